@@ -499,14 +499,14 @@ impl Build for Decomposer<'_> {
         self.graph.fact(value).clone()
     }
 
-    fn node(&mut self, op: &str, inputs: &[Option<ValueId>], attrs: Attrs) -> OpResult<ValueId> {
+    fn node(&mut self, op: &str, inputs: &[Option<ValueId>], attrs: Attrs) -> OpResult<Vec<ValueId>> {
         let row = ops::find(op).ok_or_else(|| format!("no row '{op}'"))?;
         if self.graph.len() >= MAX_NODES {
             return Err(format!("expected to take a graph to {MAX_NODES} nodes at most, found more"));
         }
         let name = format!("{}/{op}", self.name);
         let node = self.graph.add(row, &name, inputs, attrs, &[]).map_err(|e| e.to_string())?;
-        Ok(ValueId { node, port: 0 })
+        Ok((0..self.graph.node(node).outputs.len() as u32).map(|port| ValueId { node, port }).collect())
     }
 
     fn insert(&mut self, fact: Fact, elements: &dyn Fn() -> Vec<f64>) -> ValueId {

@@ -84,6 +84,12 @@ impl Attrs {
         self.0.remove(name)
     }
 
+    /// The attributes that have one of these names.
+    pub fn only(&self, names: &[&str]) -> Attrs {
+        let kept = self.0.iter().filter(|(name, _)| names.contains(&name.as_str()));
+        Attrs(kept.map(|(name, value)| (name.clone(), value.clone())).collect())
+    }
+
     /// All attributes in order of their names.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &Attr)> {
         self.0.iter().map(|(k, v)| (k.as_str(), v))

@@ -1,67 +1,66 @@
-//! Decomposition: a row builds nodes of other rows.
+//! A graph that grows, and its first error.
 
 use super::attr::Attrs;
 use super::fact::{Fact, OpResult, ValueId};
-use crate::dtype::DType;
-use crate::shape::Shape;
+use std::cell::RefCell;
 
-/// Adds nodes to the graph while a row is decomposed into others.
+/// A graph to which nodes can be added.
 pub trait Build {
     /// The fact of a value.
     fn fact(&self, value: ValueId) -> Fact;
-    /// Adds a node with one output; optional inputs that are omitted are `None`.
-    fn node(&mut self, op: &str, inputs: &[Option<ValueId>], attrs: Attrs) -> OpResult<ValueId>;
+    /// Adds a node and returns its outputs; optional inputs that are omitted are `None`.
+    fn node(&mut self, op: &str, inputs: &[Option<ValueId>], attrs: Attrs) -> OpResult<Vec<ValueId>>;
     /// Adds a constant. Its elements are computed only if the caller wants values.
     fn insert(&mut self, fact: Fact, elements: &dyn Fn() -> Vec<f64>) -> ValueId;
 }
 
-impl dyn Build + '_ {
-    /// Adds a node whose inputs are all given.
-    pub fn op(&mut self, op: &str, inputs: &[ValueId], attrs: Attrs) -> OpResult<ValueId> {
-        let inputs: Vec<_> = inputs.iter().copied().map(Some).collect();
-        self.node(op, &inputs, attrs)
+impl<B: Build + ?Sized> Build for &mut B {
+    fn fact(&self, value: ValueId) -> Fact {
+        (**self).fact(value)
     }
 
-    /// The value in another type.
-    pub fn cast(&mut self, value: ValueId, dtype: DType) -> OpResult<ValueId> {
-        if self.fact(value).dtype == dtype {
-            return Ok(value);
-        }
-        self.op("Cast", &[value], Attrs::new().with("to", dtype.onnx()))
+    fn node(&mut self, op: &str, inputs: &[Option<ValueId>], attrs: Attrs) -> OpResult<Vec<ValueId>> {
+        (**self).node(op, inputs, attrs)
     }
 
-    /// The elements of a value in the range `from..to` along an axis.
-    pub fn slice(&mut self, value: ValueId, axis: usize, from: usize, to: usize) -> OpResult<ValueId> {
-        let shape = self.fact(value).shape;
-        match shape.get(axis) {
-            Some(&extent) if (from, to) == (0, extent) => return Ok(value),
-            Some(&extent) if from <= to && to <= extent => {}
-            _ => return Err(format!("expected elements {from} to {to} along axis {axis}, found {shape}")),
-        }
-        self.op("Slice", &[value], Attrs::span(axis, from..to))
+    fn insert(&mut self, fact: Fact, elements: &dyn Fn() -> Vec<f64>) -> ValueId {
+        (**self).insert(fact, elements)
+    }
+}
+
+/// A graph that grows with each operation on its values. It keeps the first error, and builds nothing that depends
+/// on what failed.
+pub struct Scope<B: ?Sized> {
+    error: RefCell<Option<String>>,
+    build: RefCell<B>,
+}
+
+/// The graph in which values are built.
+pub type Nodes<'g> = &'g Scope<dyn Build + 'g>;
+
+impl<B> Scope<B> {
+    /// A scope without an error.
+    pub fn new(build: B) -> Scope<B> {
+        Scope { error: RefCell::default(), build: RefCell::new(build) }
     }
 
-    /// Adds a constant of these elements. Inference alone does not compute them.
-    pub fn constant(
-        &mut self,
-        dtype: DType,
-        shape: impl Into<Shape>,
-        elements: impl Fn() -> Vec<f64>,
-    ) -> OpResult<ValueId> {
-        let fact = Fact::new(dtype, shape);
-        fact.makeable()?;
-        Ok(self.insert(fact, &elements))
+    /// The graph, or the first error.
+    pub fn finish(self) -> (B, Option<String>) {
+        (self.build.into_inner(), self.error.into_inner())
+    }
+}
+
+impl<B: ?Sized> Scope<B> {
+    /// Calls a function of the graph. If it fails, there is no result, and the error is kept.
+    pub fn attempt<T>(&self, f: impl FnOnce(&mut B) -> OpResult<T>) -> Option<T> {
+        let result = f(&mut self.build.borrow_mut());
+        result.map_err(|what| _ = self.error.borrow_mut().get_or_insert(what)).ok()
     }
 
-    /// Adds a constant that counts up from `first` by 1.
-    pub fn numbers(&mut self, dtype: DType, shape: impl Into<Shape>, first: f64) -> OpResult<ValueId> {
-        let shape = shape.into();
-        let count = shape.iter().product();
-        self.constant(dtype, shape, || (0..count).map(|i| first + i as f64).collect())
-    }
-
-    /// Adds a scalar constant.
-    pub fn scalar(&mut self, value: f64, dtype: DType) -> ValueId {
-        self.insert(Fact::new(dtype, Shape::default()), &|| vec![value])
+    pub(super) fn fact(&self, value: ValueId) -> Fact
+    where
+        B: Build,
+    {
+        self.build.borrow().fact(value)
     }
 }

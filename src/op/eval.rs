@@ -1,7 +1,7 @@
 //! The reference meaning of a call, in `f64`.
 
 use super::fact::OpResult;
-use super::{Call, Eval};
+use super::{Args, Call, Eval};
 use crate::shape::{Access, advance};
 
 impl Call<'_> {
@@ -12,7 +12,7 @@ impl Call<'_> {
     pub fn eval(&self, values: &[Option<&[f64]>]) -> OpResult<Vec<Vec<f64>>> {
         let facts = self.infer()?;
         let mut outputs = match self.op.eval {
-            Eval::Tensor(f) | Eval::Move(f) => f(values, self)?,
+            Eval::Tensor(f) | Eval::Move(f) => f(&Args(values), self)?,
             Eval::Known(f) => vec![f(self)?.to_f64()],
             Eval::Scalar(f) => {
                 let shape = &facts[0].shape;

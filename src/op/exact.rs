@@ -5,7 +5,7 @@
 
 use super::fact::{Fact, OpResult};
 use super::input::Arity;
-use super::{Args, Call, Eval, Lower};
+use super::{Args, Call, Eval, Lower, Tensors};
 use crate::dtype::DType;
 use crate::expr::{self, Binary, Body, Code, Expr, Instr, Unary};
 use crate::kernel::Reduction;
@@ -59,12 +59,7 @@ impl Call<'_> {
     }
 
     /// Moves elements of any type: numbers the elements, moves the numbers in `f64`, then copies the elements.
-    fn move_elements(
-        &self,
-        rule: fn(&[Option<&[f64]>], &Call) -> OpResult<Vec<Vec<f64>>>,
-        facts: &[Fact],
-        inputs: &[Option<&Tensor>],
-    ) -> OpResult<Vec<Tensor>> {
+    fn move_elements(&self, rule: Tensors, facts: &[Fact], inputs: &[Option<&Tensor>]) -> OpResult<Vec<Tensor>> {
         let variadic = self.op.inputs.first().is_some_and(|input| input.arity == Arity::Variadic);
         let moved = if variadic { inputs.len() } else { 1 };
         let mut bytes = Vec::new();
@@ -82,7 +77,7 @@ impl Call<'_> {
             });
         }
         let values: Vec<_> = values.iter().map(|values: &Vec<f64>| Some(values.as_slice())).collect();
-        let outputs = rule(&values, self)?.into_iter().zip(facts).map(|(numbers, fact)| {
+        let outputs = rule(&Args(&values), self)?.into_iter().zip(facts).map(|(numbers, fact)| {
             let size = fact.dtype.size();
             let element = |number: &f64| &bytes[*number as usize * size..][..size];
             let bytes: Vec<u8> = numbers.iter().flat_map(element).copied().collect();

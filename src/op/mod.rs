@@ -15,14 +15,18 @@ mod eval;
 mod exact;
 mod fact;
 mod input;
+mod nodes;
 mod part;
 mod sample;
+mod var;
 
 pub use attr::{Attr, Attrs};
-pub use build::Build;
+pub use build::{Build, Nodes, Scope};
 pub use fact::{Fact, MAX_MADE, OpResult, ValueId};
 pub use input::{Arity, Input, hint, one, optional, shaping, variadic};
+pub use nodes::build;
 pub use sample::{Data, Sample, SampleInput};
+pub use var::{Operand, Var};
 
 use crate::expr::Expr;
 use crate::kernel::{Reduction, Template};
@@ -37,10 +41,10 @@ pub type Upgrade = fn(opset: i64, inputs: &mut Vec<Option<ValueId>>, attrs: &mut
 /// Splits the output along an axis into units, or refuses to.
 pub type Split = fn(&Call, axis: usize, units: usize) -> Option<Part>;
 
-/// Maps row-major values of the inputs to those of every output; an omitted optional input is `None`.
-pub type Tensors = fn(&[Option<&[f64]>], &Call) -> OpResult<Vec<Vec<f64>>>;
+/// Maps row-major values of the inputs to those of every output.
+pub type Tensors = fn(&Args<&[f64]>, &Call) -> OpResult<Vec<Vec<f64>>>;
 /// Adds nodes of other rows that stand for a call, and returns one value per output.
-pub type Nodes = fn(&mut dyn Build, &Call, &[Option<ValueId>]) -> OpResult<Vec<ValueId>>;
+pub type Rule = for<'g> fn(Nodes<'g>, &Call, &Args<Var<'g>>) -> OpResult<Vec<Var<'g>>>;
 
 /// One row of the op table.
 pub struct OpDef {
@@ -161,7 +165,7 @@ pub enum Lower {
     /// The inputs one after another along attribute `axis`.
     Concat,
     /// Nodes of other rows; returns one value per output.
-    Decompose(Nodes),
+    Decompose(Rule),
     /// A kernel template over the data inputs, whose accesses are given.
     Template(fn(&Call, &[Access]) -> OpResult<TemplateCall>),
     /// A constant, computed from constants, facts and attributes before lowering. It has no kernel.
@@ -193,24 +197,31 @@ pub struct TemplateCall {
     pub reads: Vec<(usize, Access)>,
 }
 
-/// The inputs of an elementwise row, as expressions; an omitted optional input is absent.
-pub struct Args<'a>(pub &'a [Option<Expr>]);
+/// The inputs of a call: expressions, values of a graph, or elements. An omitted optional input is absent.
+pub struct Args<'a, T = Expr>(pub &'a [Option<T>]);
 
-impl Args<'_> {
+impl<T> Args<'_, T> {
     /// An optional input.
-    pub fn get(&self, input: usize) -> Option<&Expr> {
+    pub fn get(&self, input: usize) -> Option<&T> {
         self.0.get(input)?.as_ref()
     }
 
     /// Every input given.
-    pub fn iter(&self) -> impl Iterator<Item = &Expr> {
+    pub fn iter(&self) -> impl Iterator<Item = &T> {
         self.0.iter().flatten()
     }
 }
 
-impl Index<usize> for Args<'_> {
-    type Output = Expr;
-    fn index(&self, input: usize) -> &Expr {
+impl<T: Copy> Args<'_, T> {
+    /// An optional input.
+    pub fn given(&self, input: usize) -> Option<T> {
+        self.get(input).copied()
+    }
+}
+
+impl<T> Index<usize> for Args<'_, T> {
+    type Output = T;
+    fn index(&self, input: usize) -> &T {
         self.get(input).expect("a required input is present: arity is checked first")
     }
 }

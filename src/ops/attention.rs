@@ -11,11 +11,11 @@
 //!
 //! A masked score is minus infinity where an output shows it. WGSL has no infinities: there it is the lowest number.
 
-use super::compose::{binary, given, reshape, transpose};
-use super::{expect_dtype, indices, position, same_float};
+use super::{along, expect_dtype, indices, position, same_float};
 use crate::dtype::DType;
-use crate::op::{Attrs, Build, Call, Eval, Fact, Lower, OpDef, OpResult, ValueId, one, optional};
+use crate::op::{Args, Attrs, Call, Eval, Fact, Lower, Nodes, OpDef, OpResult, Var, one, optional};
 use crate::shape::{Access, Shape};
+use std::ops::Range;
 
 const ATTENTION: &[&str] =
     &["is_causal", "kv_num_heads", "q_num_heads", "qk_matmul_output_mode", "scale", "softcap", "softmax_precision"];
@@ -189,9 +189,9 @@ fn precision(call: &Call) -> OpResult<DType> {
     }
 }
 
-fn eval(x: &[Option<&[f64]>], call: &Call) -> OpResult<Vec<Vec<f64>>> {
+fn eval(x: &Args<&[f64]>, call: &Call) -> OpResult<Vec<Vec<f64>>> {
     let e = Extents::of(call)?;
-    let value = |input: usize| x.get(input).copied().flatten();
+    let value = |input: usize| x.given(input);
     // Of [batch, heads, sequence, width], wherever the heads stand.
     let at = |input: usize, [b, h, s, i]: [usize; 4]| {
         let (values, shape) = (value(input).unwrap_or_default(), call.shape(input));
@@ -257,128 +257,101 @@ fn eval(x: &[Option<&[f64]>], call: &Call) -> OpResult<Vec<Vec<f64>>> {
 }
 
 /// An input as `[batch, heads.., sequence, width]`. Its heads may be within the last axis.
-pub(super) fn with_heads(b: &mut dyn Build, value: ValueId, heads: &[usize]) -> OpResult<ValueId> {
-    let shape = b.fact(value).shape;
+pub(super) fn with_heads<'g>(value: Var<'g>, heads: &[usize]) -> OpResult<Var<'g>> {
+    let shape = value.shape()?;
     let (count, all) = (heads.len(), heads.iter().product::<usize>());
-    if let [batch, sequence, width] = shape[..] {
-        let value = reshape(b, value, &[&[batch, sequence], heads, &[width / all.max(1)]].concat())?;
-        let perm: Vec<usize> = [0].into_iter().chain(2..2 + count).chain([1, 2 + count]).collect();
-        return transpose(b, value, &perm);
-    }
-    match count {
-        1 => Ok(value),
-        _ => reshape(b, value, &[&shape[..1], heads, &shape[2..]].concat()),
-    }
+    let [batch, sequence, width] = shape[..] else {
+        return Ok(value.shaped(&[&shape[..1], heads, &shape[2..]].concat()));
+    };
+    let perm: Vec<usize> = [0].into_iter().chain(2..2 + count).chain([1, 2 + count]).collect();
+    Ok(value.shaped(&[&[batch, sequence], heads, &[width / all.max(1)]].concat()).transpose(&perm))
 }
 
-fn nodes(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>]) -> OpResult<Vec<ValueId>> {
+fn nodes<'g>(b: Nodes<'g>, call: &Call, x: &Args<Var<'g>>) -> OpResult<Vec<Var<'g>>> {
     let (e, dtype) = (Extents::of(call)?, call.dtype(Q));
-    let [q, k, v] = [0, 1, 2].map(|i| x[i].expect("a required input is present: arity is checked first"));
     let heads = e.split();
     let rank = heads.len() + 3;
-    let q = with_heads(b, q, &heads)?;
-    let mut presents = [with_heads(b, k, &[e.heads])?, with_heads(b, v, &[e.heads])?];
+    let q = with_heads(x[Q], &heads)?;
+    let mut presents = [with_heads(x[1], &[e.heads])?, with_heads(x[2], &[e.heads])?];
     for (i, present) in presents.iter_mut().enumerate() {
-        if let Some(past) = given(x, PAST + i) {
-            *present = b.op("Concat", &[past, *present], Attrs::new().with("axis", 2))?;
+        if let Some(past) = x.given(PAST + i) {
+            *present = b.concat(&[past, *present], 2);
         }
     }
-    let mut shared = presents;
-    for value in &mut shared {
-        if e.group > 1 {
-            *value = b.op("Unsqueeze", &[*value], Attrs::new().with("axes", vec![2]))?;
-        }
-    }
-    let factor = b.scalar(scale(call, &e)?, dtype);
-    let q = binary(b, "Mul", q, factor)?;
-    let turned: Vec<usize> = (0..rank - 2).chain([rank - 1, rank - 2]).collect();
-    let keys = transpose(b, shared[0], &turned)?;
-    let raw = binary(b, "MatMul", q, keys)?;
+    let [keys, values] = presents.map(|present| if e.group > 1 { present.unsqueeze(&[2]) } else { present });
+    let transposed: Vec<usize> = (0..rank - 2).chain([rank - 1, rank - 2]).collect();
+    let raw = (q * b.scalar(scale(call, &e)?, dtype)).matmul(keys.transpose(&transposed));
     let capped = match call.float("softcap", 0.0)? {
         cap if cap > 0.0 => {
             let cap = b.scalar(cap, dtype);
-            let part = binary(b, "Div", raw, cap)?;
-            let part = b.op("Tanh", &[part], Attrs::new())?;
-            binary(b, "Mul", part, cap)?
+            (raw / cap).tanh() * cap
         }
         _ => raw,
     };
-    let scores = masked(b, call, &e, [given(x, MASK), given(x, LENGTHS)], capped)?;
-    let wide = b.cast(scores, precision(call)?)?;
-    let mut weights = b.op("Softmax", &[wide], Attrs::new().with("axis", -1))?;
+    let scores = masked(b, call, &e, [x.given(MASK), x.given(LENGTHS)], capped)?;
+    let wide = scores.cast(precision(call)?);
+    let mut weights = wide.softmax(-1);
     if call.has(MASK) || call.has(LENGTHS) {
         // Queries that see no key have no softmax, and take nothing of the values.
-        let [low, zero] = [f64::NEG_INFINITY, 0.0].map(|v| b.scalar(v, b.fact(wide).dtype));
-        let most = b.op("ReduceMax", &[wide], Attrs::new().with("axes", vec![rank as i64 - 1]).with("keepdims", 1))?;
-        let unseen = binary(b, "Equal", most, low)?;
-        weights = b.op("Where", &[unseen, zero, weights], Attrs::new())?;
+        let (low, zero) = (wide.like(f64::NEG_INFINITY), wide.like(0.0));
+        let unseen = wide.reduce_max(&[rank as i64 - 1], true).equal(low);
+        weights = unseen.select(zero, weights);
     }
-    let weights = b.cast(weights, dtype)?;
-    let y = binary(b, "MatMul", weights, shared[1])?;
+    let weights = weights.cast(dtype);
+    let y = weights.matmul(values);
     let y = match call.shape(Q).len() {
         3 => {
             let perm: Vec<usize> = [0, rank - 2].into_iter().chain(1..rank - 2).chain([rank - 1]).collect();
-            let y = transpose(b, y, &perm)?;
-            reshape(b, y, &[e.batch, e.queries, e.heads * e.group * e.value])?
+            y.transpose(&perm).shaped(&[e.batch, e.queries, e.heads * e.group * e.value])
         }
-        _ => reshape(b, y, &[e.batch, e.heads * e.group, e.queries, e.value])?,
+        _ => y.shaped(&[e.batch, e.heads * e.group, e.queries, e.value]),
     };
     let shown = [raw, capped, scores, weights][call.int("qk_matmul_output_mode", 0)? as usize];
-    Ok(vec![y, presents[0], presents[1], reshape(b, shown, &e.scores())?])
+    Ok(vec![y, presents[0], presents[1], shown.shaped(&e.scores())])
 }
 
 /// The scores with a mask applied: minus infinity where the mask hides a key.
-fn masked(
-    b: &mut dyn Build,
+fn masked<'g>(
+    b: Nodes<'g>,
     call: &Call,
     e: &Extents,
-    [mask, lengths]: [Option<ValueId>; 2],
-    mut scores: ValueId,
-) -> OpResult<ValueId> {
+    [mask, lengths]: [Option<Var<'g>>; 2],
+    mut scores: Var<'g>,
+) -> OpResult<Var<'g>> {
     let mut allowed = None;
     if let Some(mut mask) = mask {
-        let shape = b.fact(mask).shape;
+        let Fact { dtype, shape } = mask.fact()?;
         if e.group > 1 && shape.len() > 2 {
             let at = shape.len() - 3;
             let heads = if shape[at] == 1 { vec![1, 1] } else { e.split() };
-            mask = reshape(b, mask, &[&shape[..at], &heads, &shape[at + 1..]].concat())?;
+            mask = mask.shaped(&[&shape[..at], &heads, &shape[at + 1..]].concat());
         }
-        match b.fact(mask).dtype {
+        match dtype {
             DType::Bool => allowed = Some(mask),
-            _ => scores = binary(b, "Add", scores, mask)?,
+            _ => scores = scores + mask,
         }
     }
     if let Some(seen) = seen(b, call, e, lengths)? {
-        allowed = Some(match allowed {
-            Some(mask) => binary(b, "And", mask, seen)?,
-            None => seen,
-        });
+        allowed = Some(allowed.map_or(seen, |mask| mask.and(seen)));
     }
-    let Some(allowed) = allowed else { return Ok(scores) };
-    let never = b.scalar(f64::NEG_INFINITY, call.dtype(Q));
-    b.op("Where", &[allowed, scores, never], Attrs::new())
+    Ok(allowed.map_or(scores, |allowed| allowed.select(scores, f64::NEG_INFINITY)))
 }
 
 /// The keys that each query sees: those that exist, and if the row is causal, at or before the query.
-fn seen(b: &mut dyn Build, call: &Call, e: &Extents, lengths: Option<ValueId>) -> OpResult<Option<ValueId>> {
+fn seen<'g>(b: Nodes<'g>, call: &Call, e: &Extents, lengths: Option<Var<'g>>) -> OpResult<Option<Var<'g>>> {
     let causal = call.int("is_causal", 0)? != 0;
     if !causal && lengths.is_none() {
         return Ok(None);
     }
-    let mut places = |shape: [usize; 2], first: f64| b.numbers(DType::I32, shape, first);
-    let keys = places([1, e.keys], 0.0)?;
+    let places = |shape: [usize; 2], first: f64| b.numbers(DType::I32, shape, first);
+    let keys = places([1, e.keys], 0.0);
     let Some(lengths) = lengths else {
-        let queries = places([e.queries, 1], e.past as f64)?;
-        return binary(b, "LessOrEqual", keys, queries).map(Some);
+        return Ok(Some(keys.less_or_equal(places([e.queries, 1], e.past as f64))));
     };
     // The last query stands at the last key.
-    let queries = places([e.queries, 1], 1.0 - e.queries as f64)?;
-    let lengths = b.cast(lengths, DType::I32)?;
-    let mut ends = reshape(b, lengths, &[&[e.batch][..], &vec![1; e.split().len() + 2]].concat())?;
-    if causal {
-        ends = binary(b, "Add", ends, queries)?;
-    }
-    binary(b, "Less", keys, ends).map(Some)
+    let queries = places([e.queries, 1], 1.0 - e.queries as f64);
+    let ends = lengths.cast(DType::I32).shaped(&along(e.batch, e.split().len() + 3));
+    Ok(Some(keys.less(if causal { ends + queries } else { ends })))
 }
 
 /// A rotation of `[batch, heads, sequence, width]` or `[batch, sequence, heads width]`.
@@ -428,9 +401,9 @@ impl Rotation {
     }
 }
 
-fn rotate(x: &[Option<&[f64]>], call: &Call) -> OpResult<Vec<Vec<f64>>> {
+fn rotate(x: &Args<&[f64]>, call: &Call) -> OpResult<Vec<Vec<f64>>> {
     let r = Rotation::of(call)?;
-    let [data, cos, sin] = [0, 1, 2].map(|i| x[i].expect("a required input is present: arity is checked first"));
+    let [data, cos, sin] = [0, 1, 2].map(|i| x[i]);
     let [_, heads, sequence, _] = headed(call, 0, "num_heads")?;
     let mut y = data.to_vec();
     for (at, start) in (0..data.len()).step_by(r.width.max(1)).enumerate() {
@@ -441,7 +414,7 @@ fn rotate(x: &[Option<&[f64]>], call: &Call) -> OpResult<Vec<Vec<f64>>> {
         };
         // As Gather has it: from the end where negative, and held within the caches.
         let positions = (cos.len() / r.pairs.max(1)) as f64;
-        let place = x.get(3).copied().flatten().map_or(row as f64, |ids| ids[row]);
+        let place = x.given(3).map_or(row as f64, |ids| ids[row]);
         let place = if place < 0.0 { place + positions } else { place };
         let angle = place.clamp(0.0, positions.max(1.0) - 1.0) as usize * r.pairs;
         for pair in 0..r.pairs {
@@ -453,51 +426,33 @@ fn rotate(x: &[Option<&[f64]>], call: &Call) -> OpResult<Vec<Vec<f64>>> {
     Ok(vec![y])
 }
 
-fn rotation(b: &mut dyn Build, call: &Call, inputs: &[Option<ValueId>]) -> OpResult<Vec<ValueId>> {
+fn rotation<'g>(b: Nodes<'g>, call: &Call, x: &Args<Var<'g>>) -> OpResult<Vec<Var<'g>>> {
     let r = Rotation::of(call)?;
-    let [x, cos, sin] = [0, 1, 2].map(|i| inputs[i].expect("a required input is present: arity is checked first"));
     let shape = call.shape(0);
-    let (x, heads) = match shape[..] {
-        [batch, sequence, _] => (reshape(b, x, &[batch, sequence, r.heads, r.width])?, 2),
-        _ => (x, 1),
+    let (data, heads) = match shape[..] {
+        [batch, sequence, _] => (x[0].shaped(&[batch, sequence, r.heads, r.width]), 2),
+        _ => (x[0], 1),
     };
-    let mut angles = [cos, sin];
-    for angle in &mut angles {
-        if let Some(ids) = given(inputs, 3) {
-            *angle = b.op("Gather", &[*angle, ids], Attrs::new().with("axis", 0))?;
-        }
-        *angle = b.op("Unsqueeze", &[*angle], Attrs::new().with("axes", vec![heads]))?;
-    }
-    let part = |b: &mut dyn Build, from: usize, to: usize, step: i64| {
-        b.op("Slice", &[x], Attrs::span(3, from..to).with("steps", vec![step]))
-    };
+    let angle = |cache: Var<'g>| x.given(3).map_or(cache, |ids| cache.gather(ids, 0)).unsqueeze(&[heads]);
+    let (cos, sin) = (angle(x[1]), angle(x[2]));
+    let part = |range: Range<usize>, step: i64| data.op("Slice", &[], Attrs::span(3, range).with("steps", vec![step]));
     let rotated = 2 * r.pairs;
     let (first, second) = if r.interleaved {
-        (part(b, 0, rotated, 2)?, part(b, 1, rotated, 2)?)
+        (part(0..rotated, 2), part(1..rotated, 2))
     } else {
-        (part(b, 0, r.pairs, 1)?, part(b, r.pairs, rotated, 1)?)
+        (part(0..r.pairs, 1), part(r.pairs..rotated, 1))
     };
-    let [cos, sin] = angles;
-    let product = |b: &mut dyn Build, x, y| binary(b, "Mul", x, y);
-    let (a, c) = (product(b, cos, first)?, product(b, sin, second)?);
-    let real = binary(b, "Sub", a, c)?;
-    let (a, c) = (product(b, sin, first)?, product(b, cos, second)?);
-    let imaginary = binary(b, "Add", a, c)?;
-    let mut parts = vec![real, imaginary];
+    let mut parts = vec![cos * first - sin * second, sin * first + cos * second];
     if r.interleaved {
-        for part in &mut parts {
-            *part = b.op("Unsqueeze", &[*part], Attrs::new().with("axes", vec![4]))?;
-        }
-        let pairs = b.op("Concat", &parts, Attrs::new().with("axis", 4))?;
-        let mut whole = b.fact(real).shape;
+        let mut whole = parts[0].shape()?;
         whole[3] = rotated;
-        parts = vec![reshape(b, pairs, &whole)?];
+        let pairs: Vec<_> = parts.iter().map(|part| part.unsqueeze(&[4])).collect();
+        parts = vec![b.concat(&pairs, 4).shaped(&whole)];
     }
     if rotated < r.width {
-        parts.push(part(b, rotated, r.width, 1)?);
+        parts.push(part(rotated..r.width, 1));
     }
-    let y = b.op("Concat", &parts, Attrs::new().with("axis", 3))?;
-    Ok(vec![reshape(b, y, shape)?])
+    Ok(vec![b.concat(&parts, 3).shaped(shape)])
 }
 
 #[cfg(test)]

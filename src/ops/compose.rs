@@ -1,11 +1,11 @@
 //! Composed rows: a row is stated once, as the nodes that it stands for. Facts and meaning follow from these.
 
 use super::find;
-use crate::op::{Attrs, Build, Call, Eval, Fact, Input, Lower, Nodes, OpDef, OpResult, ValueId};
+use crate::op::{Args, Attrs, Build, Call, Eval, Fact, Input, Lower, OpDef, OpResult, Rule, ValueId, Var};
 use crate::tensor::Tensor;
 
 /// A row that stands for these nodes.
-pub(super) const fn composed(name: &'static str, doc: &'static str, inputs: &'static [Input], nodes: Nodes) -> OpDef {
+pub(super) const fn composed(name: &'static str, doc: &'static str, inputs: &'static [Input], rule: Rule) -> OpDef {
     OpDef::new(
         name,
         doc,
@@ -14,7 +14,7 @@ pub(super) const fn composed(name: &'static str, doc: &'static str, inputs: &'st
         Eval::Tensor(|x, call| {
             Trace::of(call, Some(x)).map(|outputs| outputs.into_iter().map(|(_, values)| values).collect())
         }),
-        Lower::Decompose(nodes),
+        Lower::Decompose(rule),
     )
 }
 
@@ -48,21 +48,21 @@ pub(crate) fn constant(call: &Call, number: usize) -> OpResult<Tensor> {
 
 impl Trace {
     /// The outputs of a composed row. They have values only if the inputs have.
-    fn of(call: &Call, x: Option<&[Option<&[f64]>]>) -> OpResult<Vec<(Fact, Vec<f64>)>> {
+    fn of(call: &Call, x: Option<&Args<&[f64]>>) -> OpResult<Vec<(Fact, Vec<f64>)>> {
         let wants = if x.is_some() { Wants::Everything } else { Wants::Nothing };
         let (trace, outputs) = Trace::run(call, x, wants)?;
         Ok(outputs.into_iter().map(|value| trace.values[value.node as usize].clone()).collect())
     }
 
-    fn run(call: &Call, x: Option<&[Option<&[f64]>]>, wants: Wants) -> OpResult<(Trace, Vec<ValueId>)> {
-        let Lower::Decompose(nodes) = call.op.lower else { return Err("it is not composed of other operators".into()) };
+    fn run(call: &Call, x: Option<&Args<&[f64]>>, wants: Wants) -> OpResult<(Trace, Vec<ValueId>)> {
+        let Lower::Decompose(rule) = call.op.lower else { return Err("it is not composed of other operators".into()) };
         let mut trace = Trace { values: Vec::new(), wants, constants: 0 };
         let mut inputs = Vec::with_capacity(call.inputs.len());
         for (input, fact) in call.inputs.iter().enumerate() {
-            let values = x.and_then(|x| x.get(input).copied().flatten()).unwrap_or_default();
+            let values = x.and_then(|x| x.given(input)).unwrap_or_default();
             inputs.push(fact.map(|fact| trace.push(fact.clone(), values.to_vec())));
         }
-        let outputs = nodes(&mut trace, call, &inputs)?;
+        let outputs = call.decompose(rule, &mut trace, &inputs)?;
         Ok((trace, outputs))
     }
 
@@ -77,7 +77,7 @@ impl Build for Trace {
         self.values[value.node as usize].0.clone()
     }
 
-    fn node(&mut self, op: &str, inputs: &[Option<ValueId>], attrs: Attrs) -> OpResult<ValueId> {
+    fn node(&mut self, op: &str, inputs: &[Option<ValueId>], attrs: Attrs) -> OpResult<Vec<ValueId>> {
         let row = find(op).ok_or_else(|| format!("there is no operator {op}"))?;
         if self.values.len() >= MAX_PARTS {
             return Err(format!("expected to be made of {MAX_PARTS} others at most, found more"));
@@ -86,13 +86,13 @@ impl Build for Trace {
         let facts: Vec<_> = operands.iter().map(|v| v.map(|(fact, _)| fact)).collect();
         let call = Call { op: row, attrs: &attrs, inputs: &facts };
         let named = |what: String| format!("as {op}: {what}");
-        let fact = call.infer().map_err(named)?.swap_remove(0);
-        let mut values = Vec::new();
+        let facts = call.infer().map_err(named)?;
+        let mut values = vec![Vec::new(); facts.len()];
         if self.wants == Wants::Everything {
             let x: Vec<_> = operands.iter().map(|v| v.map(|(_, values)| &values[..])).collect();
-            values = call.eval(&x).map_err(named)?.swap_remove(0);
+            values = call.eval(&x).map_err(named)?;
         }
-        Ok(self.push(fact, values))
+        Ok(facts.into_iter().zip(values).map(|(fact, values)| self.push(fact, values)).collect())
     }
 
     fn insert(&mut self, fact: Fact, elements: &dyn Fn() -> Vec<f64>) -> ValueId {
@@ -106,68 +106,33 @@ impl Build for Trace {
     }
 }
 
-/// All outputs of a decomposed row; a node has only the first.
-pub(super) fn outputs(b: &mut dyn Build, op: &str, inputs: &[Option<ValueId>], attrs: Attrs) -> OpResult<Vec<ValueId>> {
-    let row = find(op).ok_or_else(|| format!("there is no operator {op}"))?;
-    let Lower::Decompose(nodes) = row.lower else { return Err(format!("{op} is not composed of other operators")) };
-    let facts: Vec<_> = inputs.iter().map(|v| v.map(|v| b.fact(v))).collect();
-    let facts: Vec<_> = facts.iter().map(Option::as_ref).collect();
-    let call = Call { op: row, attrs: &attrs, inputs: &facts };
-    call.infer()?;
-    nodes(b, &call, inputs)
+/// `[n, spatial.., c]` as `[n, c, spatial..]`.
+pub(super) fn channels_first(x: Var, rank: usize) -> Var {
+    x.transpose(&[&[0, rank - 1][..], &(1..rank - 1).collect::<Vec<_>>()].concat())
 }
 
-/// An optional input.
-pub(super) fn given(x: &[Option<ValueId>], input: usize) -> Option<ValueId> {
-    x.get(input).copied().flatten()
-}
-
-/// A required input.
-pub(super) fn required(x: &[Option<ValueId>], input: usize) -> ValueId {
-    given(x, input).expect("a required input is present: arity is checked first")
-}
-
-pub(super) fn reshape(b: &mut dyn Build, value: ValueId, shape: &[usize]) -> OpResult<ValueId> {
-    b.op("Reshape", &[value], Attrs::new().with("shape", shape).with("allowzero", 1))
-}
-
-pub(super) fn transpose(b: &mut dyn Build, value: ValueId, perm: &[usize]) -> OpResult<ValueId> {
-    b.op("Transpose", &[value], Attrs::new().with("perm", perm))
-}
-
-/// A node of one input without attributes.
-pub(super) fn unary(b: &mut dyn Build, op: &str, x: ValueId) -> OpResult<ValueId> {
-    b.op(op, &[x], Attrs::new())
-}
-
-/// A node of two inputs without attributes.
-pub(super) fn binary(b: &mut dyn Build, op: &str, x: ValueId, y: ValueId) -> OpResult<ValueId> {
-    b.op(op, &[x, y], Attrs::new())
-}
-
-/// A node with two inputs: a value, and a scalar of its type.
-pub(super) fn with_number(b: &mut dyn Build, op: &str, x: ValueId, number: f64) -> OpResult<ValueId> {
-    let number = b.scalar(number, b.fact(x).dtype);
-    binary(b, op, x, number)
+/// `[n, c, spatial..]` as `[n, spatial.., c]`.
+pub(super) fn channels_last(x: Var, rank: usize) -> Var {
+    x.transpose(&[&[0][..], &(2..rank).collect::<Vec<_>>(), &[1]].concat())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::dtype::DType;
+    use crate::op::{Nodes, build};
     use crate::ops::tests::refused;
 
     #[test]
     fn constants_are_made_where_values_are_wanted() {
         let mut trace = Trace { values: Vec::new(), wants: Wants::Nothing, constants: 0 };
-        let b: &mut dyn Build = &mut trace;
-        let value = b.constant(DType::F32, [2, 3], || unreachable!("nobody asked")).expect("it is small");
-        assert_eq!(b.fact(value).to_string(), "f32[2,3]");
-        let large = b.constant(DType::I64, [1 << 28], || unreachable!("nobody asked"));
+        let made = |trace: &mut Trace, make: for<'g> fn(Nodes<'g>) -> Var<'g>| build(trace, |b| Ok(vec![make(b)]));
+        let value = made(&mut trace, |b| b.constant(DType::F32, [2, 3], || unreachable!("nobody asked")));
+        assert_eq!(trace.fact(value.expect("it is small")[0]).to_string(), "f32[2,3]");
+        let large = made(&mut trace, |b| b.constant(DType::I64, [1 << 28], || unreachable!("nobody asked")));
         assert_eq!(large, Err("expected a constant of at most 1073741824 bytes, found i64[268435456]".into()));
         trace.wants = Wants::Constant(1);
-        let b: &mut dyn Build = &mut trace;
-        let value = b.numbers(DType::I32, [2, 2], 3.0).expect("it is small");
+        let value = made(&mut trace, |b| b.numbers(DType::I32, [2, 2], 3.0)).expect("it is small")[0];
         assert_eq!(trace.values[value.node as usize].1, [3.0, 4.0, 5.0, 6.0]);
     }
 

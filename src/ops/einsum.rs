@@ -12,7 +12,7 @@
 //! reader have are the batch of the product. A letter that only one term has and nobody reads is summed first.
 
 use super::{indices, output, position, same_float};
-use crate::op::{Attrs, Build, Call, Eval, Lower, OpDef, OpResult, ValueId, variadic};
+use crate::op::{Args, Attrs, Call, Eval, Lower, OpDef, OpResult, Var, variadic};
 use crate::shape::Shape;
 
 pub(super) static OPS: &[OpDef] = &[OpDef::new(
@@ -26,7 +26,7 @@ pub(super) static OPS: &[OpDef] = &[OpDef::new(
         output(dtype, equation.shape(&equation.output))
     },
     Eval::Tensor(eval),
-    Lower::Decompose(nodes),
+    Lower::Decompose(|_, call, x| nodes(call, x)),
 )
 .sample(|s| s.floats(&[&[2, 3], &[3, 4]]).attr("equation", "ij,jk->ik"))
 .attrs(&["equation"])];
@@ -145,7 +145,7 @@ impl Equation {
     }
 }
 
-fn eval(x: &[Option<&[f64]>], call: &Call) -> OpResult<Vec<Vec<f64>>> {
+fn eval(x: &Args<&[f64]>, call: &Call) -> OpResult<Vec<Vec<f64>>> {
     let equation = Equation::of(call)?;
     let summed = equation.extents.iter().map(|(letter, _)| *letter).filter(|l| !equation.output.contains(l));
     let all: Vec<_> = equation.output.iter().copied().chain(summed).collect();
@@ -159,7 +159,7 @@ fn eval(x: &[Option<&[f64]>], call: &Call) -> OpResult<Vec<Vec<f64>>> {
                 if extent == 1 { 0 } else { index[k] }
             };
             let at: Vec<_> = term.iter().zip(call.shape(i).iter()).map(along).collect();
-            product *= x[i].ok_or("an input has no value")?[position(&at, call.shape(i))];
+            product *= x[i][position(&at, call.shape(i))];
         }
         y[position(&index[..result.len()], &result)] += product;
     }
@@ -167,93 +167,73 @@ fn eval(x: &[Option<&[f64]>], call: &Call) -> OpResult<Vec<Vec<f64>>> {
 }
 
 /// A value and the letters of its axes.
-struct Term {
-    value: ValueId,
+struct Term<'g> {
+    value: Var<'g>,
     letters: Vec<Letter>,
 }
 
-impl Term {
+impl<'g> Term<'g> {
     fn has(&self, letter: &Letter) -> bool {
         self.letters.contains(letter)
     }
 
     /// Sums the axes for which `drop` holds.
-    fn sum(mut self, b: &mut dyn Build, drop: impl Fn(usize, Letter) -> bool) -> OpResult<Term> {
+    fn sum(mut self, drop: impl Fn(usize, Letter) -> bool) -> Term<'g> {
         let axes: Vec<_> = (0..self.letters.len()).filter(|&k| drop(k, self.letters[k])).collect();
         if !axes.is_empty() {
             let attrs = Attrs::new().with("axes", &axes[..]).with("keepdims", 0);
-            self.value = b.op("ReduceSum", &[self.value], attrs)?;
+            self.value = self.value.op("ReduceSum", &[], attrs);
             self.letters = (0..self.letters.len()).filter(|k| !axes.contains(k)).map(|k| self.letters[k]).collect();
         }
-        Ok(self)
+        self
     }
 
     /// Transposes the axes to this order.
-    fn turn(&self, b: &mut dyn Build, letters: &[Letter]) -> OpResult<ValueId> {
+    fn transposed(&self, letters: &[Letter]) -> Var<'g> {
         if self.letters == letters {
-            return Ok(self.value);
+            return self.value;
         }
-        let at = |letter| self.letters.iter().position(|other| other == letter).expect("a permutation") as i64;
-        b.op("Transpose", &[self.value], Attrs::new().with("perm", letters.iter().map(at).collect::<Vec<_>>()))
+        let at = |letter| self.letters.iter().position(|other| other == letter).expect("a permutation");
+        self.value.transpose(&letters.iter().map(at).collect::<Vec<_>>())
     }
 
     /// Reshapes to the matrices of a product: the axes of `batch`, with extent 1 if absent, then one axis for each of
     /// `groups`.
-    fn matrices(
-        &self,
-        b: &mut dyn Build,
-        equation: &Equation,
-        batch: &[Letter],
-        groups: [&[Letter]; 2],
-    ) -> OpResult<ValueId> {
+    fn matrices(&self, equation: &Equation, batch: &[Letter], groups: [&[Letter]; 2]) -> Var<'g> {
         let own: Vec<_> = batch.iter().copied().filter(|l| self.has(l)).collect();
-        let value = self.turn(b, &[&own[..], groups[0], groups[1]].concat())?;
+        let value = self.transposed(&[&own[..], groups[0], groups[1]].concat());
         let along = |l: &Letter| if self.has(l) { equation.shape(&[*l])[0] } else { 1 };
         let shape: Vec<_> = batch.iter().map(along).chain(groups.map(|group| equation.shape(group).numel())).collect();
-        reshape(b, value, &shape)
+        value.shaped(&shape)
     }
 }
 
-fn reshape(b: &mut dyn Build, value: ValueId, shape: &[usize]) -> OpResult<ValueId> {
-    if b.fact(value).shape[..] == *shape {
-        return Ok(value);
-    }
-    b.op("Reshape", &[value], Attrs::new().with("shape", shape).with("allowzero", 1))
-}
-
-fn nodes(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>]) -> OpResult<Vec<ValueId>> {
+fn nodes<'g>(call: &Call, x: &Args<Var<'g>>) -> OpResult<Vec<Var<'g>>> {
     let equation = Equation::of(call)?;
     let mut joined: Option<Term> = None;
     for (i, letters) in equation.terms.iter().enumerate() {
-        let value = x[i].expect("a required input is present: arity is checked first");
         let later = &equation.terms[i + 1..];
         let asked = |l: Letter| equation.output.contains(&l) || later.iter().any(|term| term.contains(&l));
         // An axis with one element broadcasts, so another term gives the extent.
-        let (shape, term) = (call.shape(i), Term { value, letters: letters.clone() });
+        let (shape, term) = (call.shape(i), Term { value: x[i], letters: letters.clone() });
         let before = joined.as_ref();
-        let term = term.sum(b, |k, l| {
+        let term = term.sum(|k, l| {
             let repeats = shape[k] == 1 && equation.extent(l) != Some(1);
             repeats || !asked(l) && !before.is_some_and(|before| before.has(&l))
-        })?;
+        });
         joined = Some(match joined {
             None => term,
-            Some(left) => join(b, &equation, left, term, &asked)?,
+            Some(left) => join(&equation, left, term, &asked),
         });
     }
     let joined = joined.ok_or("expected at least one input, found none")?;
-    let joined = joined.sum(b, |_, l| !equation.output.contains(&l))?;
-    Ok(vec![joined.turn(b, &equation.output)?])
+    let joined = joined.sum(|_, l| !equation.output.contains(&l));
+    Ok(vec![joined.transposed(&equation.output)])
 }
 
 /// The product of two terms, summed over the letters that both have and nobody else reads.
-fn join(
-    b: &mut dyn Build,
-    equation: &Equation,
-    left: Term,
-    right: Term,
-    asked: &dyn Fn(Letter) -> bool,
-) -> OpResult<Term> {
-    let left = left.sum(b, |_, l| !asked(l) && !right.has(&l))?;
+fn join<'g>(equation: &Equation, left: Term<'g>, right: Term<'g>, asked: &dyn Fn(Letter) -> bool) -> Term<'g> {
+    let left = left.sum(|_, l| !asked(l) && !right.has(&l));
     let of = |term: &Term, keep: &dyn Fn(&Letter) -> bool| -> Vec<Letter> {
         term.letters.iter().copied().filter(|l| keep(l)).collect()
     };
@@ -261,23 +241,11 @@ fn join(
     let summed = of(&left, &|l| right.has(l) && !asked(*l));
     let (rows, columns) = (of(&left, &|l| !right.has(l)), of(&right, &|l| !left.has(l)));
     let letters = [&batch[..], &rows, &columns].concat();
-    let (value, shape) = (
-        match &summed[..] {
-            // Nothing is summed: the product is elementwise.
-            [] => {
-                let a = left.matrices(b, equation, &batch, [&rows, &[]])?;
-                let c = right.matrices(b, equation, &batch, [&[], &columns])?;
-                b.op("Mul", &[a, c], Attrs::new())?
-            }
-            _ => {
-                let a = left.matrices(b, equation, &batch, [&rows, &summed])?;
-                let c = right.matrices(b, equation, &batch, [&summed, &columns])?;
-                b.op("MatMul", &[a, c], Attrs::new())?
-            }
-        },
-        equation.shape(&letters),
-    );
-    Ok(Term { value: reshape(b, value, &shape)?, letters })
+    let a = left.matrices(equation, &batch, [&rows, &summed]);
+    let c = right.matrices(equation, &batch, [&summed, &columns]);
+    // If nothing is summed, the product is elementwise.
+    let value = if summed.is_empty() { a * c } else { a.matmul(c) };
+    Term { value: value.shaped(&equation.shape(&letters)), letters }
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@
 use super::{broadcast, expect_dtype, output, same_dtype};
 use crate::dtype::DType;
 use crate::expr::{Expr, maximum, minimum};
-use crate::op::{Args, Attrs, Call, Eval, Fact, Infer, Input, Lower, OpDef, OpResult, Sample, one, optional, variadic};
+use crate::op::{Args, Call, Eval, Fact, Infer, Input, Lower, OpDef, OpResult, Sample, one, optional, variadic};
 use std::f64::consts::{FRAC_1_SQRT_2, PI};
 
 mod circular;
@@ -214,12 +214,9 @@ pub(super) static OPS: &[OpDef] = &[
     OpDef::new("CastLike", "x in the other input's type", &[one("input"), one("target_type")],
         |c| output(c.dtype(1), c.shape(0).clone()),
         Eval::Tensor(|x, c| {
-            let x = x[0].ok_or("input 'input' has no value")?;
-            Ok(vec![x.iter().map(|&x| convert(x, c.dtype(1))).collect()])
+            Ok(vec![x[0].iter().map(|&x| convert(x, c.dtype(1))).collect()])
         }),
-        Lower::Decompose(|b, c, x| {
-            Ok(vec![b.node("Cast", &x[..1], Attrs::new().with("to", c.dtype(1).onnx()))?])
-        }))
+        Lower::Decompose(|_, c, x| Ok(vec![x[0].cast(c.dtype(1))])))
         .sample(|s| s.uniform(-3.0, 3.0).input(DType::I64, &[5], 0.0, 1.0))
         .attrs(&["saturate", "round_mode"]),
 ];
@@ -399,7 +396,7 @@ fn pow_infer(call: &Call) -> OpResult<Vec<Fact>> {
 }
 
 /// The largest finite value of a float type.
-fn most(dtype: DType) -> f64 {
+pub(super) fn most(dtype: DType) -> f64 {
     match dtype {
         DType::F16 => f64::from(half::f16::MAX),
         DType::BF16 => f64::from(half::bf16::MAX),

@@ -1,9 +1,9 @@
 //! Rows of ONNX Runtime's domain that its optimizer fuses from several operators.
 
-use super::compose::{binary, composed, given, required, reshape, transpose, unary, with_number};
+use super::compose::{channels_first, channels_last, composed};
 use super::{expect_dtype, find};
 use crate::dtype::DType;
-use crate::op::{Attr, Attrs, Build, Call, Lower, OpDef, OpResult, ValueId, one, optional};
+use crate::op::{Args, Attr, Attrs, Call, Lower, Nodes, OpDef, OpResult, Var, one, optional};
 
 const GEMM: &[&str] =
     &["activation", "activation_alpha", "activation_beta", "activation_gamma", "alpha", "beta", "transA", "transB"];
@@ -16,16 +16,16 @@ pub(super) static OPS: &[OpDef] = &[
         "FusedMatMul",
         "alpha A' B', where A' and B' may have their last axes swapped, and their first one put before the last",
         &[one("A"), one("B")],
-        product,
+        |_, call, x| product(call, x),
     )
     .sample(|s| s.floats(&[&[3, 4], &[4, 5]]).attr("alpha", 0.5))
     .attrs(&["alpha", "transA", "transB", "transBatchA", "transBatchB"]),
     composed("FusedGemm", "An activation of Gemm", &[one("A"), one("B"), optional("C")], |b, call, x| {
-        let y = b.node("Gemm", x, known("Gemm", call))?;
+        let y = b.op("Gemm", x.0, known("Gemm", call));
         let names = ["activation_alpha", "activation_beta", "activation_gamma"];
         let given = names.iter().filter(|&&name| call.attrs.get(name).is_some());
         let parameters = given.map(|name| call.float(name, 0.0)).collect::<OpResult<Vec<_>>>()?;
-        Ok(vec![activated(b, call, y, &parameters)?])
+        Ok(vec![activated(call, y, &parameters)?])
     })
     .sample(|s| s.floats(&[&[3, 4], &[4, 5], &[5]]).attr("activation", "Relu").attr("alpha", 0.5).attr("beta", 2.0))
     .attrs(GEMM),
@@ -34,13 +34,10 @@ pub(super) static OPS: &[OpDef] = &[
         "An activation of Conv, to which Z may be added before",
         &[one("X"), one("W"), optional("B"), optional("Z")],
         |b, call, x| {
-            let y = b.node("Conv", &x[..x.len().min(3)], known("Conv", call))?;
-            let y = match given(x, 3) {
-                Some(z) => binary(b, "Add", y, z)?,
-                None => y,
-            };
+            let y = b.op("Conv", &x.0[..x.0.len().min(3)], known("Conv", call));
+            let y = x.given(3).map_or(y, |z| y + z);
             let parameters = call.floats("activation_params")?.unwrap_or_default();
-            Ok(vec![activated(b, call, y, &parameters)?])
+            Ok(vec![activated(call, y, &parameters)?])
         },
     )
     .sample(|s| s.floats(&[&[1, 3, 7, 8], &[4, 3, 3, 3], &[4]]).attr("activation", "Relu").ints("pads", &[1, 1, 1, 1]))
@@ -55,33 +52,28 @@ pub(super) static OPS: &[OpDef] = &[
                 let (x, w) = (call.shape(0), call.shape(1));
                 return Err(format!("expected images and filters of one rank, 3 or more, found {x} and {w}"));
             }
-            let first = [&[0, rank - 1][..], &(1..rank - 1).collect::<Vec<_>>()].concat();
-            let operands = [transpose(b, required(x, 0), &first)?, transpose(b, required(x, 1), &first)?];
-            let inputs = [Some(operands[0]), Some(operands[1]), given(x, 2)];
-            let y = b.node("Conv", &inputs, call.attrs.clone())?;
-            Ok(vec![transpose(b, y, &[&[0][..], &(2..rank).collect::<Vec<_>>(), &[1]].concat())?])
+            let inputs = [Some(channels_first(x[0], rank)), Some(channels_first(x[1], rank)), x.given(2)];
+            Ok(vec![channels_last(b.op("Conv", &inputs, call.attrs.clone()), rank)])
         },
     )
     .sample(|s| s.floats(&[&[1, 9, 2], &[3, 3, 2]]).attr("auto_pad", "SAME_UPPER").ints("dilations", &[2]))
     .attrs(&["auto_pad", "dilations", "group", "kernel_shape", "pads", "strides"]),
-    composed("BiasAdd", "The sum X + bias + skip", &[one("X"), one("bias"), one("skip")], |b, _, x| {
-        let y = binary(b, "Add", required(x, 0), required(x, 1))?;
-        Ok(vec![binary(b, "Add", y, required(x, 2))?])
+    composed("BiasAdd", "The sum X + bias + skip", &[one("X"), one("bias"), one("skip")], |_, _, x| {
+        Ok(vec![x[0] + x[1] + x[2]])
     })
     .sample(|s| s.floats(&[&[2, 3, 4], &[4], &[2, 3, 4]])),
     composed(
         "BiasSplitGelu",
         "The first half of X + bias along the last axis times Gelu of the second",
         &[one("X"), one("bias")],
-        |b, call, x| {
+        |_, call, x| {
             let (axis, width) = match call.shape(0)[..] {
                 [.., width] if width % 2 == 0 => (call.shape(0).len() - 1, width),
                 _ => return Err(format!("input 'X': expected an even last axis, found {}", call.shape(0))),
             };
-            let sum = binary(b, "Add", required(x, 0), required(x, 1))?;
-            let (left, right) = (b.slice(sum, axis, 0, width / 2)?, b.slice(sum, axis, width / 2, width)?);
-            let gate = unary(b, "Gelu", right)?;
-            Ok(vec![binary(b, "Mul", left, gate)?])
+            let sum = x[0] + x[1];
+            let (left, right) = (sum.part(axis, 0..width / 2), sum.part(axis, width / 2..width));
+            Ok(vec![left * right.gelu()])
         },
     )
     .sample(|s| s.floats(&[&[2, 3, 8], &[8]])),
@@ -117,7 +109,7 @@ pub(super) static OPS: &[OpDef] = &[
         "GroupNormalization of channels that stand last unless `channels_last` is 0, and Swish of it where \
          `activation` is 1",
         &[one("X"), one("gamma"), one("beta")],
-        |b, call, x| Ok(vec![grouped(b, call, x, required(x, 0))?]),
+        |_, call, x| Ok(vec![grouped(call, x, x[0])?]),
     )
     .sample(|s| s.floats(&[&[2, 4, 3, 6], &[6], &[6]]).attr("groups", 2).attr("activation", 1).attr("epsilon", 0.1))
     .attrs(GROUP),
@@ -125,19 +117,17 @@ pub(super) static OPS: &[OpDef] = &[
         "SkipGroupNorm",
         "GroupNorm of the sum of X, skip and bias, and the sum",
         &[one("X"), one("gamma"), one("beta"), one("skip"), optional("bias")],
-        |b, call, x| {
-            let mut skip = required(x, 3);
+        |_, call, x| {
+            let mut skip = x[3];
             if let ([n, c], rank @ 3..) = (&call.shape(3)[..], call.shape(0).len()) {
                 let last = call.int("channels_last", 1)? != 0;
                 let mut shape = vec![1; rank];
                 (shape[0], shape[if last { rank - 1 } else { 1 }]) = (*n, *c);
-                skip = reshape(b, skip, &shape)?;
+                skip = skip.shaped(&shape);
             }
-            let mut sum = binary(b, "Add", required(x, 0), skip)?;
-            if let Some(bias) = given(x, 4) {
-                sum = binary(b, "Add", sum, bias)?;
-            }
-            Ok(vec![grouped(b, call, x, sum)?, sum])
+            let sum = x[0] + skip;
+            let sum = x.given(4).map_or(sum, |bias| sum + bias);
+            Ok(vec![grouped(call, x, sum)?, sum])
         },
     )
     .sample(|s| s.floats(&[&[2, 4, 3, 6], &[6], &[6], &[2, 6], &[6]]).attr("groups", 2).attr("activation", 1))
@@ -155,13 +145,11 @@ pub(super) static OPS: &[OpDef] = &[
 
 /// The call's attributes that a row knows.
 fn known(row: &str, call: &Call) -> Attrs {
-    let names = find(row).map_or(&[][..], |row| row.attrs);
-    let kept = call.attrs.iter().filter(|(name, _)| names.contains(name));
-    kept.fold(Attrs::new(), |attrs, (name, value)| attrs.with(name, value.clone()))
+    call.attrs.only(find(row).map_or(&[], |row| row.attrs))
 }
 
 /// The function that `activation` names, with its parameters in the order of its attributes.
-fn activated(b: &mut dyn Build, call: &Call, y: ValueId, parameters: &[f64]) -> OpResult<ValueId> {
+fn activated<'g>(call: &Call, y: Var<'g>, parameters: &[f64]) -> OpResult<Var<'g>> {
     let name = call.str("activation", "")?;
     if name.is_empty() {
         return Ok(y);
@@ -169,11 +157,11 @@ fn activated(b: &mut dyn Build, call: &Call, y: ValueId, parameters: &[f64]) -> 
     let row = find(name).filter(|row| matches!(row.lower, Lower::Map(_)) && row.arity().0 == 1);
     let row = row.ok_or_else(|| format!("attribute 'activation': expected a function of one value, found {name}"))?;
     let named = row.attrs.iter().zip(parameters);
-    b.op(name, &[y], named.fold(Attrs::new(), |attrs, (name, &value)| attrs.with(name, value)))
+    Ok(y.op(name, &[], named.fold(Attrs::new(), |attrs, (name, &value)| attrs.with(name, value))))
 }
 
-fn product(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>]) -> OpResult<Vec<ValueId>> {
-    let mut operands = [required(x, 0), required(x, 1)];
+fn product<'g>(call: &Call, x: &Args<Var<'g>>) -> OpResult<Vec<Var<'g>>> {
+    let mut operands = [x[0], x[1]];
     for (i, [batch, matrix]) in [["transBatchA", "transA"], ["transBatchB", "transB"]].into_iter().enumerate() {
         let rank = call.shape(i).len();
         let mut axes: Vec<usize> = (0..rank).collect();
@@ -184,25 +172,24 @@ fn product(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>]) -> OpResult<Ve
             axes.swap(rank - 2, rank - 1);
         }
         if !axes.is_sorted() {
-            operands[i] = transpose(b, operands[i], &axes)?;
+            operands[i] = operands[i].transpose(&axes);
         }
     }
-    let y = binary(b, "MatMul", operands[0], operands[1])?;
+    let y = operands[0].matmul(operands[1]);
     match call.float("alpha", 1.0)? {
         1.0 => Ok(vec![y]),
-        alpha => Ok(vec![with_number(b, "Mul", y, alpha)?]),
+        alpha => Ok(vec![y * alpha]),
     }
 }
 
-fn embedded(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>]) -> OpResult<Vec<ValueId>> {
+fn embedded<'g>(b: Nodes<'g>, call: &Call, x: &Args<Var<'g>>) -> OpResult<Vec<Var<'g>>> {
     let [batch, sequence] = call.shape(0)[..] else {
         return Err(format!("input 'input_ids': expected [batch, sequence], found {}", call.shape(0)));
     };
-    let lookup = |b: &mut dyn Build, table: usize, ids: ValueId| binary(b, "Gather", required(x, table), ids);
-    let words = lookup(b, 2, required(x, 0))?;
-    let positions = match given(x, 8) {
-        Some(ids) => lookup(b, 3, ids)?,
-        None if call.shape(3).first().is_some_and(|&n| n >= sequence) => b.slice(required(x, 3), 0, 0, sequence)?,
+    let words = x[2].gather(x[0], 0);
+    let positions = match x.given(8) {
+        Some(ids) => x[3].gather(ids, 0),
+        None if call.shape(3).first().is_some_and(|&n| n >= sequence) => x[3].part(0, 0..sequence),
         None => {
             return Err(format!(
                 "input 'position_embedding': expected {sequence} or more rows, found {}",
@@ -210,22 +197,20 @@ fn embedded(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>]) -> OpResult<V
             ));
         }
     };
-    let mut sum = binary(b, "Add", words, positions)?;
-    if let (Some(ids), true) = (given(x, 1), call.has(4)) {
-        let segments = lookup(b, 4, ids)?;
-        sum = binary(b, "Add", sum, segments)?;
+    let mut sum = words + positions;
+    if let (Some(ids), Some(segments)) = (x.given(1), x.given(4)) {
+        sum = sum + segments.gather(ids, 0);
     }
-    let attrs = Attrs::new().with("axis", -1).with("epsilon", call.float("epsilon", 1e-12)?);
-    let y = b.op("LayerNormalization", &[sum, required(x, 5), required(x, 6)], attrs)?;
+    let y = sum.layer_norm(x[5], Some(x[6]), -1, call.float("epsilon", 1e-12)?);
     call.int("mask_index_type", 0)?;
-    let left = match given(x, 7) {
-        Some(mask) => b.op("ReduceSum", &[mask], Attrs::new().with("axes", vec![1]).with("keepdims", 0))?,
-        None => b.constant(DType::I32, [batch], || vec![0.0; batch])?,
+    let left = match x.given(7) {
+        Some(mask) => mask.reduce_sum(&[1], false),
+        None => b.constant(DType::I32, [batch], || vec![0.0; batch]),
     };
     Ok(vec![y, left, sum])
 }
 
-fn grouped(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>], sum: ValueId) -> OpResult<ValueId> {
+fn grouped<'g>(call: &Call, x: &Args<Var<'g>>, sum: Var<'g>) -> OpResult<Var<'g>> {
     let dtype = expect_dtype(call, 0, "a float type", DType::is_float)?;
     for parameter in [1, 2] {
         expect_dtype(call, parameter, "a float type", DType::is_float)?;
@@ -235,23 +220,19 @@ fn grouped(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>], sum: ValueId) 
         return Err(format!("input 'X': expected a batch of images, found {}", call.shape(0)));
     }
     let last = call.int("channels_last", 1)? != 0;
-    let first =
-        if last { transpose(b, sum, &[&[0, rank - 1][..], &(1..rank - 1).collect::<Vec<_>>()].concat())? } else { sum };
-    let parameters = [b.cast(required(x, 1), dtype)?, b.cast(required(x, 2), dtype)?];
+    let first = if last { channels_first(sum, rank) } else { sum };
     let groups = call.attrs.get("groups").cloned().unwrap_or(Attr::Int(0));
     let attrs = Attrs::new().with("num_groups", groups).with("epsilon", call.float("epsilon", 1e-5)?);
-    let mut y = b.op("GroupNormalization", &[first, parameters[0], parameters[1]], attrs)?;
-    if last {
-        y = transpose(b, y, &[&[0][..], &(2..rank).collect::<Vec<_>>(), &[1]].concat())?;
-    }
+    let y = first.op("GroupNormalization", &[x[1].cast(dtype), x[2].cast(dtype)], attrs);
+    let y = if last { channels_last(y, rank) } else { y };
     match call.int("activation", 0)? {
         0 => Ok(y),
-        1 => unary(b, "Swish", y),
+        1 => Ok(y.op("Swish", &[], Attrs::new())),
         other => Err(format!("attribute 'activation': expected 0 or 1, found {other}")),
     }
 }
 
-fn causal(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>]) -> OpResult<Vec<ValueId>> {
+fn causal<'g>(b: Nodes<'g>, call: &Call, x: &Args<Var<'g>>) -> OpResult<Vec<Var<'g>>> {
     let (&[_, channels, _], &[_, _, kernel @ (1..)]) = (&call.shape(0)[..], &call.shape(1)[..]) else {
         let (x, w) = (call.shape(0), call.shape(1));
         return Err(format!("expected [n, c, steps] and a filter per channel, found {x} and {w}"));
@@ -263,19 +244,17 @@ fn causal(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>]) -> OpResult<Vec
         }
     }
     let before = kernel - 1;
-    let steps = match given(x, 3) {
-        Some(past) if b.fact(past).shape.get(2) == Some(&before) => {
-            b.op("Concat", &[past, required(x, 0)], Attrs::new().with("axis", 2))?
-        }
+    let steps = match x.given(3) {
+        Some(past) if past.shape()?.get(2) == Some(&before) => b.concat(&[past, x[0]], 2),
         Some(_) => return Err(format!("input 'past_state': expected {before} steps, found {}", call.shape(3))),
-        None => b.op("Pad", &[required(x, 0)], Attrs::new().with("pads", vec![0, 0, before as i64, 0, 0, 0]))?,
+        None => x[0].op("Pad", &[], Attrs::new().with("pads", vec![0, 0, before as i64, 0, 0, 0])),
     };
-    let y = b.node("Conv", &[Some(steps), x[1], given(x, 2)], Attrs::new().with("group", channels as i64))?;
+    let y = b.op("Conv", &[Some(steps), x.0[1], x.given(2)], Attrs::new().with("group", channels as i64));
     let y = match call.str("activation", "none")? {
         "none" | "" => y,
-        "silu" | "swish" => unary(b, "Swish", y)?,
+        "silu" | "swish" => y.op("Swish", &[], Attrs::new()),
         other => return Err(format!("attribute 'activation': expected none, silu or swish, found {other}")),
     };
-    let all = b.fact(steps).shape[2];
-    Ok(vec![y, b.slice(steps, 2, all - before, all)?])
+    let all = steps.shape()?[2];
+    Ok(vec![y, steps.part(2, all - before..all)])
 }

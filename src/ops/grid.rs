@@ -1,9 +1,9 @@
 //! The row that samples an image at the points of a grid.
 
-use super::compose::{binary, composed, required, reshape, transpose};
+use super::compose::{channels_first, channels_last, composed};
 use super::{indices, output, position, required_ints, same_float};
 use crate::dtype::DType;
-use crate::op::{Attrs, Build, Call, Eval, Fact, Lower, OpDef, OpResult, ValueId, one, shaping};
+use crate::op::{Args, Attrs, Call, Eval, Fact, Lower, Nodes, OpDef, OpResult, Var, one, shaping};
 use crate::shape::Shape;
 
 pub(super) static OPS: &[OpDef] = &[
@@ -28,7 +28,7 @@ pub(super) static OPS: &[OpDef] = &[
     .attrs(&["align_corners"]),
 ];
 
-fn moved(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>]) -> OpResult<Vec<ValueId>> {
+fn moved<'g>(b: Nodes<'g>, call: &Call, x: &Args<Var<'g>>) -> OpResult<Vec<Var<'g>>> {
     let dtype = same_float(call)?;
     let size = required_ints(call, "size")?;
     let size: Vec<usize> = size.iter().map(|&n| usize::try_from(n).unwrap_or(0)).collect();
@@ -59,10 +59,9 @@ fn moved(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>]) -> OpResult<Vec<
             base.push(1.0);
         }
         base
-    })?;
-    let theta = transpose(b, required(x, 0), &[0, 2, 1])?;
-    let grid = binary(b, "MatMul", base, theta)?;
-    Ok(vec![reshape(b, grid, &[&[size[0]][..], &image, &[axes]].concat())?])
+    });
+    let grid = base.matmul(x[0].transpose(&[0, 2, 1]));
+    Ok(vec![grid.shaped(&[&[size[0]][..], &image, &[axes]].concat())])
 }
 
 /// The attributes of a GridSample.
@@ -102,8 +101,8 @@ impl Sampling {
     }
 }
 
-fn eval(x: &[Option<&[f64]>], call: &Call) -> OpResult<Vec<Vec<f64>>> {
-    let [image, grid] = [0, 1].map(|i| x[i].expect("a required input is present: arity is checked first"));
+fn eval(x: &Args<&[f64]>, call: &Call) -> OpResult<Vec<Vec<f64>>> {
+    let [image, grid] = [0, 1].map(|i| x[i]);
     let (sampling, fact) = Sampling::of(call)?;
     let (shape, points) = (call.shape(0), call.shape(1));
     let element = |index: &[usize]| {
@@ -133,71 +132,51 @@ fn eval(x: &[Option<&[f64]>], call: &Call) -> OpResult<Vec<Vec<f64>>> {
 }
 
 /// The elements that a point reads along one axis: the position of each, and its weight unless that is 1.
-fn along(
-    b: &mut dyn Build,
-    sampling: Sampling,
-    grid: ValueId,
-    part: usize,
-    extent: usize,
-) -> OpResult<Vec<(ValueId, Option<ValueId>)>> {
-    let dtype = b.fact(grid).dtype;
-    let at = b.slice(grid, 3, part, part + 1)?;
+fn read<'g>(sampling: Sampling, grid: Var<'g>, part: usize, extent: usize) -> Vec<(Var<'g>, Option<Var<'g>>)> {
+    let at = grid.part(3, part..part + 1);
     let (factor, summand) = sampling.scale(extent);
-    let (factor, summand) = (b.scalar(factor, dtype), b.scalar(summand, dtype));
-    let at = b.op("Mul", &[at, factor], Attrs::new())?;
-    let mut at = b.op("Add", &[at, summand], Attrs::new())?;
+    let (factor, summand) = (grid.like(factor), grid.like(summand));
+    let mut at = at * factor + summand;
     if sampling.border {
-        at = b.op("Clip", &[at], Attrs::new().with("min", 0.0).with("max", extent as f64 - 1.0))?;
+        at = at.clip(0.0, extent as f64 - 1.0);
     }
     if sampling.nearest {
-        return Ok(vec![(b.op("Round", &[at], Attrs::new())?, None)]);
+        return vec![(at.round(), None)];
     }
-    let one = b.scalar(1.0, dtype);
-    let first = b.op("Floor", &[at], Attrs::new())?;
-    let second = b.op("Add", &[first, one], Attrs::new())?;
-    let behind = b.op("Sub", &[at, first], Attrs::new())?;
-    let before = b.op("Sub", &[one, behind], Attrs::new())?;
-    Ok(vec![(first, Some(before)), (second, Some(behind))])
+    let one = grid.like(1.0);
+    let first = at.floor();
+    let second = first + one;
+    let behind = at - first;
+    vec![(first, Some(one - behind)), (second, Some(behind))]
 }
 
-fn nodes(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>]) -> OpResult<Vec<ValueId>> {
-    let [image, grid] = [0, 1].map(|i| x[i].expect("a required input is present: arity is checked first"));
+fn nodes<'g>(b: Nodes<'g>, call: &Call, x: &Args<Var<'g>>) -> OpResult<Vec<Var<'g>>> {
     let ((sampling, _), shape) = (Sampling::of(call)?, call.shape(0));
-    let turned = |b: &mut dyn Build, value, perm: [i64; 4]| {
-        b.op("Transpose", &[value], Attrs::new().with("perm", perm.to_vec()))
-    };
     // f16 cannot represent each position in a large image.
     let wide = if call.dtype(0).is_half() { DType::F32 } else { call.dtype(0) };
-    let grid = b.cast(grid, wide)?;
-    let image = turned(b, image, [0, 2, 3, 1])?;
-    let rows = along(b, sampling, grid, 1, shape[2])?;
-    let columns = along(b, sampling, grid, 0, shape[3])?;
-    let mut sum: Option<ValueId> = None;
+    let (grid, image) = (x[1].cast(wide), channels_last(x[0], 4));
+    let rows = read(sampling, grid, 1, shape[2]);
+    let columns = read(sampling, grid, 0, shape[3]);
+    let mut sum: Option<Var> = None;
     for &(y, by_row) in &rows {
         for &(x, by_column) in &columns {
             let (mut index, mut inside) = (Vec::new(), Vec::new());
             for (at, extent) in [(y, shape[2]), (x, shape[3])] {
-                let held = b.op("Clip", &[at], Attrs::new().with("min", 0.0).with("max", extent as f64 - 1.0))?;
-                inside.push(b.op("Equal", &[at, held], Attrs::new())?);
-                index.push(b.op("Cast", &[held], Attrs::new().with("to", DType::I64.onnx()))?);
+                let held = at.clip(0.0, extent as f64 - 1.0);
+                inside.push(at.equal(held));
+                index.push(held.cast(DType::I64));
             }
-            let index = b.op("Concat", &index, Attrs::new().with("axis", 3))?;
-            let mut value = b.op("GatherND", &[image, index], Attrs::new().with("batch_dims", 1))?;
-            value = b.cast(value, wide)?;
+            let attrs = Attrs::new().with("batch_dims", 1);
+            let mut value = image.op("GatherND", &[b.concat(&index, 3)], attrs).cast(wide);
             for weight in [by_row, by_column].into_iter().flatten() {
-                value = b.op("Mul", &[value, weight], Attrs::new())?;
+                value = value * weight;
             }
-            let inside = b.op("And", &inside, Attrs::new())?;
-            let zero = b.scalar(0.0, wide);
-            let value = b.op("Where", &[inside, value, zero], Attrs::new())?;
-            sum = Some(match sum {
-                Some(others) => b.op("Add", &[others, value], Attrs::new())?,
-                None => value,
-            });
+            let value = inside[0].and(inside[1]).select(value, 0.0);
+            sum = Some(sum.map_or(value, |others| others + value));
         }
     }
-    let sum = b.cast(sum.expect("a point reads at least one element"), call.dtype(0))?;
-    Ok(vec![turned(b, sum, [0, 3, 1, 2])?])
+    let sum = sum.expect("a point reads at least one element").cast(call.dtype(0));
+    Ok(vec![channels_first(sum, 4)])
 }
 
 #[cfg(test)]

@@ -1,11 +1,11 @@
 //! Rows of ONNX Runtime's domain that fuse attention with its projections, biases, rotations, caches and masks.
 
 use super::attention::with_heads;
-use super::compose::{binary, composed, given, outputs, required, reshape, transpose, unary, with_number};
+use super::compose::composed;
 use super::{expect_dtype, input_name};
 use crate::dtype::DType;
-use crate::op::{Attrs, Build, Call, Fact, OpDef, OpResult, ValueId, hint, one, optional};
-use std::ops::Range;
+use crate::op::{Args, Attrs, Call, Fact, Nodes, OpDef, OpResult, Var, hint, one, optional};
+use crate::shape::Shape;
 
 pub(super) static OPS: &[OpDef] = &[
     composed(
@@ -28,9 +28,8 @@ pub(super) static OPS: &[OpDef] = &[
             optional("attention_bias"),
         ],
         |b, call, x| {
-            let projected = binary(b, "MatMul", required(x, 0), required(x, 1))?;
-            let projected = added(b, projected, given(x, 2))?;
-            attended(b, call, projected, [given(x, 3), given(x, 4), given(x, 5)])
+            let projected = added(x[0].matmul(x[1]), x.given(2));
+            attended(b, call, projected, [x.given(3), x.given(4), x.given(5)])
         },
     )
     .sample(|s| s.floats(&[&[2, 4, 6], &[6, 24], &[24]]).attr("num_heads", 2).attr("unidirectional", 1))
@@ -58,10 +57,9 @@ pub(super) static OPS: &[OpDef] = &[
             optional("past"),
         ],
         |b, call, x| {
-            let product = [Some(required(x, 0)), Some(required(x, 1)), Some(required(x, 3)), Some(required(x, 4))];
-            let product = [&product[..], &[given(x, 6), given(x, 7), Some(required(x, 2))]].concat();
-            let projected = b.node("MatMulIntegerToFloat", &product, Attrs::new())?;
-            attended(b, call, projected, [given(x, 5), given(x, 8), None])
+            let product = [x.0[0], x.0[1], x.0[3], x.0[4], x.given(6), x.given(7), x.0[2]];
+            let projected = b.op("MatMulIntegerToFloat", &product, Attrs::new());
+            attended(b, call, projected, [x.given(5), x.given(8), None])
         },
     )
     .sample(|s| {
@@ -160,12 +158,13 @@ fn refuse(call: &Call, names: &[&str]) -> OpResult<()> {
     }
 }
 
-fn whole(b: &mut dyn Build, shape: &[usize], numbers: Range<usize>) -> OpResult<ValueId> {
-    b.numbers(DType::I64, shape, numbers.start as f64)
+/// The positions from `first` on.
+fn places<'g>(b: Nodes<'g>, shape: &[usize], first: usize) -> Var<'g> {
+    b.numbers(DType::I64, shape, first as f64)
 }
 
-fn added(b: &mut dyn Build, x: ValueId, bias: Option<ValueId>) -> OpResult<ValueId> {
-    bias.map_or(Ok(x), |bias| binary(b, "Add", x, bias))
+fn added<'g>(x: Var<'g>, bias: Option<Var<'g>>) -> Var<'g> {
+    bias.map_or(x, |bias| x + bias)
 }
 
 /// The attributes of ONNX's Attention. A scale of 0 means none.
@@ -178,7 +177,7 @@ fn attributes(call: &Call, heads: [usize; 2], causal: bool) -> OpResult<Attrs> {
     })
 }
 
-fn rotated(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>]) -> OpResult<Vec<ValueId>> {
+fn rotated<'g>(b: Nodes<'g>, call: &Call, x: &Args<Var<'g>>) -> OpResult<Vec<Var<'g>>> {
     refuse(call, &["is_packed_batching"])?;
     // ONNX Runtime's kernels accept a scale and ignore it.
     call.float("scale", 1.0)?;
@@ -201,52 +200,39 @@ fn rotated(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>]) -> OpResult<Ve
             ));
         }
     };
-    let mut ids = required(x, 1);
+    let mut ids = x[1];
     if call.shape(1).len() < 2 {
-        let places = whole(b, &[1, sequence], 0..sequence)?;
-        let first = b.cast(ids, DType::I64)?;
-        ids = binary(b, "Add", first, places)?;
-        ids = b.op("Expand", &[ids], Attrs::new().with("shape", vec![batch as i64, sequence as i64]))?;
+        let places = places(b, &[1, sequence], 0);
+        ids = (ids.cast(DType::I64) + places).expand(&[batch, sequence]);
     }
     let attrs = Attrs::new().with("num_heads", heads).with("interleaved", call.int("interleaved", 0)?);
     let attrs = attrs.with("rotary_embedding_dim", call.int("rotary_embedding_dim", 0)?);
-    Ok(vec![b.op("RotaryEmbedding", &[required(x, 0), required(x, 2), required(x, 3), ids], attrs)?])
+    Ok(vec![x[0].op("RotaryEmbedding", &[x[2], x[3], ids], attrs)])
 }
 
 /// The values that a mask adds to scores `[batch, heads, queries, keys]`: 0, or `mask_filter_value` for a hidden key.
 ///
 /// A mask lists a truth per key, or per query and key, or the number of visible keys of each row. After these numbers
 /// it may list where the visible keys of each row begin, or where rows would begin without padding.
-fn hidden(
-    b: &mut dyn Build,
+fn hidden<'g>(
+    b: Nodes<'g>,
     call: &Call,
-    mask: ValueId,
+    mask: Var<'g>,
     [batch, queries, keys]: [usize; 3],
     dtype: DType,
-) -> OpResult<ValueId> {
-    let shape = b.fact(mask).shape;
-    let row = |b: &mut dyn Build, mask, from| {
-        let part = b.slice(mask, 0, from, from + batch)?;
-        let part = b.cast(part, DType::I64)?;
-        reshape(b, part, &[batch, 1, 1, 1])
-    };
+) -> OpResult<Var<'g>> {
+    let shape = mask.shape()?;
+    let row = |from| mask.part(0, from..from + batch).cast(DType::I64).shaped(&[batch, 1, 1, 1]);
     let seen = match shape[..] {
         [n] if n == batch || n == 2 * batch || n == 3 * batch + 2 => {
-            let (end, places) = (row(b, mask, 0)?, whole(b, &[keys], 0..keys)?);
-            let before = binary(b, "Less", places, end)?;
-            if n == 2 * batch {
-                let start = row(b, mask, batch)?;
-                let behind = binary(b, "GreaterOrEqual", places, start)?;
-                binary(b, "And", before, behind)?
-            } else {
-                before
-            }
+            let (end, places) = (row(0), places(b, &[keys], 0));
+            let before = places.less(end);
+            if n == 2 * batch { before.and(places.greater_or_equal(row(batch))) } else { before }
         }
-        [n, k] if n == batch && k == keys => reshape(b, mask, &[batch, 1, 1, keys])?,
-        [n, q, k] if n == batch && q == queries && k == keys => reshape(b, mask, &[batch, 1, queries, keys])?,
+        [n, k] if n == batch && k == keys => mask.shaped(&[batch, 1, 1, keys]),
+        [n, q, k] if n == batch && q == queries && k == keys => mask.shaped(&[batch, 1, queries, keys]),
         [n, 1, most, k] if n == batch && most == k && k >= keys && keys >= queries => {
-            let rows = b.slice(mask, 2, keys - queries, keys)?;
-            b.slice(rows, 3, 0, keys)?
+            mask.part(2, keys - queries..keys).part(3, 0..keys)
         }
         _ => {
             return Err(format!(
@@ -254,22 +240,21 @@ fn hidden(
             ));
         }
     };
-    let (seen, zero) = (b.cast(seen, DType::Bool)?, b.scalar(0.0, dtype));
-    let never = b.scalar(call.float("mask_filter_value", -10000.0)?, dtype);
-    b.op("Where", &[seen, zero, never], Attrs::new())
+    let (seen, zero) = (seen.cast(DType::Bool), b.scalar(0.0, dtype));
+    Ok(seen.select(zero, call.float("mask_filter_value", -10000.0)?))
 }
 
 /// Attention of queries, keys and values that are packed side by side. The second output is the past keys and values
 /// followed by the new ones.
-fn attended(
-    b: &mut dyn Build,
+fn attended<'g>(
+    b: Nodes<'g>,
     call: &Call,
-    projected: ValueId,
-    [mask, past, bias]: [Option<ValueId>; 3],
-) -> OpResult<Vec<ValueId>> {
+    projected: Var<'g>,
+    [mask, past, bias]: [Option<Var<'g>>; 3],
+) -> OpResult<Vec<Var<'g>>> {
     refuse(call, &["do_rotary", "past_present_share_buffer"])?;
     let heads = count(call, "num_heads")?;
-    let fact = b.fact(projected);
+    let fact = projected.fact()?;
     let [batch, queries, width] = fact.shape[..] else {
         return Err(format!("input 'input': expected [batch, sequence, width], found {}", call.shape(0)));
     };
@@ -285,132 +270,106 @@ fn attended(
     let mut inputs = Vec::new();
     let mut from = 0;
     for size in sizes {
-        inputs.push(Some(b.slice(projected, 2, from, from + size as usize)?));
+        inputs.push(Some(projected.part(2, from..from + size as usize)));
         from += size as usize;
     }
     let mut keys = queries;
     let mut caches = [None; 2];
     if let Some(past) = past {
-        let &[2, n, h, before, width] = &b.fact(past).shape[..] else {
-            return Err(format!("input 'past': expected [2, batch, heads, sequence, width], found {}", b.fact(past)));
+        let &[2, n, h, before, width] = &past.shape()?[..] else {
+            return Err(format!("input 'past': expected [2, batch, heads, sequence, width], found {}", past.fact()?));
         };
         keys += before;
-        for (i, cache) in caches.iter_mut().enumerate() {
-            let part = b.slice(past, 0, i, i + 1)?;
-            *cache = Some(reshape(b, part, &[n, h, before, width])?);
-        }
+        caches = [0, 1].map(|i| Some(past.part(0, i..i + 1).shaped(&[n, h, before, width])));
     }
     // A mask of one truth for all keys hides none of them from the others.
-    let mask = mask.filter(|&mask| !matches!(b.fact(mask).shape[..], [n, 1] if n == batch || n == 1));
+    let one_for_all = |shape: &[usize]| matches!(*shape, [n, 1] if n == batch || n == 1);
     let mask = match mask {
-        Some(mask) => {
+        Some(mask) if !one_for_all(&mask.shape()?) => {
             let hidden = hidden(b, call, mask, [batch, queries, keys], fact.dtype)
                 .map_err(|what| format!("input 'mask_index': {what}"))?;
-            Some(added(b, hidden, bias)?)
+            Some(added(hidden, bias))
         }
-        None => bias,
+        _ => bias,
     };
     inputs.extend([mask, caches[0], caches[1]]);
     let attrs = attributes(call, [heads; 2], call.int("unidirectional", 0)? != 0)?;
-    let y = outputs(b, "Attention", &inputs, attrs)?;
-    let mut presents = [y[1], y[2]];
-    for present in &mut presents {
-        *present = b.op("Unsqueeze", &[*present], Attrs::new().with("axes", vec![0]))?;
-    }
+    let [y, key, value] = b.outputs("Attention", &inputs, attrs);
+    let presents = [key, value].map(|present| present.unsqueeze(&[0]));
     // Keys and values of different widths have no common present.
-    if b.fact(presents[0]) != b.fact(presents[1]) {
-        return Ok(vec![y[0]]);
+    if key.fact()? != value.fact()? {
+        return Ok(vec![y]);
     }
-    Ok(vec![y[0], b.op("Concat", &presents, Attrs::new().with("axis", 0))?])
+    Ok(vec![y, b.concat(&presents, 0)])
 }
 
 /// Splits an input that packs several parts per head, each as `[batch, sequence, heads width]`.
-fn unpacked(b: &mut dyn Build, value: ValueId, parts: usize) -> OpResult<Vec<ValueId>> {
-    let shape = b.fact(value).shape;
-    let &[batch, sequence, heads, found, width] = &shape[..] else {
-        return Err(format!("expected [batch, sequence, heads, {parts}, width], found {shape}"));
-    };
-    if found != parts {
-        return Err(format!("expected [batch, sequence, heads, {parts}, width], found {shape}"));
+fn unpacked<const N: usize>(value: Var) -> OpResult<[Var; N]> {
+    match value.shape()?[..] {
+        [batch, sequence, heads, found, width] if found == N => {
+            let part = |i| value.part(3, i..i + 1).shaped(&[batch, sequence, heads * width]);
+            Ok(std::array::from_fn(part))
+        }
+        ref shape => Err(format!("expected [batch, sequence, heads, {N}, width], found {}", Shape::new(shape))),
     }
-    let part = |i| {
-        let part = b.slice(value, 3, i, i + 1)?;
-        reshape(b, part, &[batch, sequence, heads * width])
-    };
-    (0..parts).map(part).collect()
 }
 
 /// Joins both masks: `mask` where keys are seen, minus infinity elsewhere.
-fn shown(b: &mut dyn Build, seen: ValueId, mask: Option<ValueId>, dtype: DType) -> OpResult<ValueId> {
-    let Some(mask) = mask else { return Ok(seen) };
-    let never = b.scalar(f64::NEG_INFINITY, dtype);
-    b.op("Where", &[seen, mask, never], Attrs::new())
+fn shown<'g>(seen: Var<'g>, mask: Option<Var<'g>>) -> Var<'g> {
+    mask.map_or(seen, |mask| seen.select(mask, f64::NEG_INFINITY))
 }
 
-fn many(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>]) -> OpResult<Vec<ValueId>> {
+fn many<'g>(b: Nodes<'g>, call: &Call, x: &Args<Var<'g>>) -> OpResult<Vec<Var<'g>>> {
     let heads = count(call, "num_heads")?;
     let dtype = expect_dtype(call, 0, "a float type", DType::is_float)?;
-    let mut qkv = match (given(x, 1), given(x, 2)) {
-        (None, None) => unpacked(b, required(x, 0), 3).map_err(|what| format!("input 'query': {what}"))?,
+    let mut qkv = match (x.given(1), x.given(2)) {
+        (None, None) => unpacked(x[0]).map_err(|what| format!("input 'query': {what}"))?,
         (Some(key), None) => {
-            let pair = unpacked(b, key, 2).map_err(|what| format!("input 'key': {what}"))?;
-            vec![required(x, 0), pair[0], pair[1]]
+            let [key, value] = unpacked(key).map_err(|what| format!("input 'key': {what}"))?;
+            [x[0], key, value]
         }
-        (Some(key), Some(value)) => vec![required(x, 0), key, value],
+        (Some(key), Some(value)) => [x[0], key, value],
         (None, Some(_)) => return Err("expected input 'key' before input 'value', found none".into()),
     };
-    let facts: Vec<_> = qkv.iter().map(|&value| b.fact(value).shape).collect();
+    let facts = qkv.iter().map(|value| value.shape()).collect::<OpResult<Vec<_>>>()?;
     let (&[batch, queries, _], Some(&new)) = (&facts[0][..], facts[1].iter().rev().nth(1)) else {
         return Err(format!("expected queries [batch, sequence, width] and keys, found {} and {}", facts[0], facts[1]));
     };
-    if let Some(bias) = given(x, 3) {
+    if let Some(bias) = x.given(3) {
         let mut from = 0;
         for (value, shape) in qkv.iter_mut().zip(&facts) {
             // Heads that stand apart come from another row, which has added its bias.
             let apart = shape.len() == 4;
             let width = if apart { shape[1] * shape[3] } else { shape.last().copied().unwrap_or(0) };
             if !apart {
-                let part = b.slice(bias, 0, from, from + width)?;
-                *value = binary(b, "Add", *value, part)?;
+                *value = *value + bias.part(0, from..from + width);
             }
             from += width;
         }
     }
     let before = if call.has(6) { call.shape(6).get(2).copied().unwrap_or(0) } else { 0 };
     let keys = before.checked_add(new).ok_or("more keys than can be counted")?;
-    let mut mask = match given(x, 4) {
+    let mut mask = match x.given(4) {
         Some(mask) => {
             let space = [batch, queries, keys];
             let hidden =
                 hidden(b, call, mask, space, dtype).map_err(|what| format!("input 'key_padding_mask': {what}"))?;
-            Some(added(b, hidden, given(x, 5))?)
+            Some(added(hidden, x.given(5)))
         }
-        None => given(x, 5),
+        None => x.given(5),
     };
     let mut causal = call.int("unidirectional", 0)? != 0;
     if causal && queries < new {
         // If there are more keys than queries, the last query sees them all.
         causal = false;
         if queries > 1 {
-            let (places, keys) = (whole(b, &[queries, 1], before..before + queries)?, whole(b, &[keys], 0..keys)?);
-            let (up_to, last) = (binary(b, "LessOrEqual", keys, places)?, (before + queries - 1) as f64);
-            let last = with_number(b, "GreaterOrEqual", places, last)?;
-            let seen = binary(b, "Or", up_to, last)?;
-            mask = Some(shown(b, seen, mask, dtype)?);
+            let (places, keys) = (places(b, &[queries, 1], before), places(b, &[keys], 0));
+            let last = (before + queries - 1) as f64;
+            mask = Some(shown(keys.less_or_equal(places).or(places.greater_or_equal(last)), mask));
         }
     }
-    let mut inputs: Vec<_> = qkv.into_iter().map(Some).collect();
-    inputs.extend([mask, given(x, 6), given(x, 7)]);
-    let mut y = outputs(b, "Attention", &inputs, attributes(call, [heads; 2], causal)?)?;
-    y.truncate(3);
-    Ok(y)
-}
-
-/// The positions of a GroupQueryAttention's new tokens, `[1 or batch, sequence]`: from `first` of each row, `[batch,
-/// 1]`, or from 0.
-fn places(b: &mut dyn Build, first: Option<ValueId>, sequence: usize) -> OpResult<ValueId> {
-    let places = whole(b, &[1, sequence], 0..sequence)?;
-    first.map_or(Ok(places), |first| binary(b, "Add", first, places))
+    let inputs = [Some(qkv[0]), Some(qkv[1]), Some(qkv[2]), mask, x.given(6), x.given(7)];
+    Ok(b.outputs::<3, _>("Attention", &inputs, attributes(call, [heads; 2], causal)?).into())
 }
 
 const PAST: usize = 3;
@@ -471,143 +430,131 @@ impl Grouped {
     }
 }
 
-fn shared(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>]) -> OpResult<Vec<ValueId>> {
-    let dtype = expect_dtype(call, 0, "a float type", DType::is_float)?;
+fn shared<'g>(b: Nodes<'g>, call: &Call, x: &Args<Var<'g>>) -> OpResult<Vec<Var<'g>>> {
+    expect_dtype(call, 0, "a float type", DType::is_float)?;
     expect_dtype(call, LENGTHS, "i32", |d| d == DType::I32)?;
     let g = Grouped::of(call)?;
     // After a prompt, each row has its own number of keys, which may be less than the total.
-    let mut first = None;
-    if g.total > g.sequence {
-        let lengths = b.cast(required(x, LENGTHS), DType::I64)?;
-        let lengths = reshape(b, lengths, &[g.batch, 1])?;
-        let mut place = with_number(b, "Sub", lengths, g.sequence as f64 - 1.0)?;
-        if g.sequence > 1 {
-            // It may be a prompt. The rows of a prompt begin at position 0, even if they are short.
-            place = with_number(b, "Max", place, 0.0)?;
-        }
-        first = Some(place);
-    }
-    let [mut q, mut k, v] = match (given(x, 1), given(x, 2)) {
-        (Some(k), Some(v)) => [required(x, 0), k, v],
+    let first = (g.total > g.sequence).then(|| {
+        let place = x[LENGTHS].cast(DType::I64).shaped(&[g.batch, 1]) - (g.sequence as f64 - 1.0);
+        // It may be a prompt. The rows of a prompt begin at position 0, even if they are short.
+        if g.sequence > 1 { place.max(0.0) } else { place }
+    });
+    let [mut q, mut k, v] = match (x.given(1), x.given(2)) {
+        (Some(k), Some(v)) => [x[0], k, v],
         _ => {
             let (own, other) = (g.heads[0] * g.width, g.heads[1] * g.width);
-            let part = |b: &mut dyn Build, from, to| b.slice(required(x, 0), 2, from, to);
-            [part(b, 0, own)?, part(b, own, own + other)?, part(b, own + other, own + 2 * other)?]
+            [0..own, own..own + other, own + other..own + 2 * other].map(|range| x[0].part(2, range))
         }
     };
     if call.int("do_rotary", 0)? != 0 {
-        (q, k) = (turned(b, call, x, &g, first, q, g.heads[0])?, turned(b, call, x, &g, first, k, g.heads[1])?);
+        q = turned(b, call, x, &g, first, q, g.heads[0])?;
+        k = turned(b, call, x, &g, first, k, g.heads[1])?;
     }
     let attrs = attributes(call, g.heads, first.is_none())?.with("softcap", call.float("softcap", 0.0)?);
-    let seen = seen(b, call, &g, first)?;
-    let mask = match seen {
-        Some(seen) => Some(shown(b, seen, given(x, BIAS), dtype)?),
-        None => given(x, BIAS),
-    };
-    let past = [given(x, PAST), given(x, PAST + 1)];
     let attrs = attrs.with("qk_matmul_output_mode", 2);
-    let mut y = match first {
+    let mask = match seen(b, call, &g, first)? {
+        Some(seen) => Some(shown(seen, x.given(BIAS))),
+        None => x.given(BIAS),
+    };
+    let past = [x.given(PAST), x.given(PAST + 1)];
+    let [y, key, value, scores] = match first {
         None => {
-            let mut y = outputs(b, "Attention", &[Some(q), Some(k), Some(v), mask], attrs)?;
-            for (present, past) in y[1..3].iter_mut().zip(past) {
-                if let Some(past) = past.filter(|_| g.past > g.total) {
-                    let rest = b.slice(past, 2, g.total, g.past)?;
-                    *present = b.op("Concat", &[*present, rest], Attrs::new().with("axis", 2))?;
-                }
-            }
-            y
+            let [y, key, value, scores] = b.outputs("Attention", &[Some(q), Some(k), Some(v), mask], attrs);
+            let longer = |present, past: Option<Var<'g>>| match past {
+                Some(past) if g.past > g.total => b.concat(&[present, past.part(2, g.total..g.past)], 2),
+                _ => present,
+            };
+            [y, longer(key, past[0]), longer(value, past[1]), scores]
         }
         Some(first) => {
-            let before = reshape(b, first, &[g.batch])?;
-            let (mut presents, mut visible) = ([k, v], [None; 2]);
-            for (i, present) in presents.iter_mut().enumerate() {
-                let mut cache = past[i]
+            let before = first.shaped(&[g.batch]);
+            let cached = |new, past: Option<Var<'g>>| -> OpResult<Var<'g>> {
+                let mut cache = past
                     .ok_or("expected input 'past_key' and input 'past_value' where tokens follow others, found none")?;
                 if let Some(room) = g.total.checked_sub(g.past).filter(|&room| room > 0) {
                     let pads = [0, 0, 0, 0, 0, 0, room as i64, 0];
-                    cache = b.op("Pad", &[cache], Attrs::new().with("pads", pads.to_vec()))?;
+                    cache = cache.op("Pad", &[], Attrs::new().with("pads", pads.to_vec()));
                 }
-                let new = with_heads(b, *present, &[g.heads[1]])?;
-                *present = b.op("TensorScatter", &[cache, new, before], Attrs::new())?;
-                visible[i] = Some(b.slice(*present, 2, 0, g.total)?);
-            }
-            let mut y = outputs(b, "Attention", &[Some(q), visible[0], visible[1], mask], attrs)?;
-            y[1..3].copy_from_slice(&presents);
-            y
+                Ok(cache.op("TensorScatter", &[with_heads(new, &[g.heads[1]])?, before], Attrs::new()))
+            };
+            let visible = |cache: Var<'g>| Some(cache.part(2, 0..g.total));
+            let key = cached(k, past[0])?;
+            let keys = visible(key);
+            let value = cached(v, past[1])?;
+            let [y, _, _, scores] = b.outputs("Attention", &[Some(q), keys, visible(value), mask], attrs);
+            [y, key, value, scores]
         }
     };
     if call.has(SINK) || call.int("smooth_softmax", 0)? != 0 {
-        y[0] = sunk(b, &g, y[0], y[3], given(x, SINK))?;
+        return Ok(vec![sunk(&g, y, scores, x.given(SINK))?, key, value]);
     }
-    y.truncate(3);
-    Ok(y)
+    Ok(vec![y, key, value])
 }
 
 /// Scales the result as if the softmax had one more score, of the head or 0, whose value is zero.
-fn sunk(b: &mut dyn Build, g: &Grouped, y: ValueId, scores: ValueId, sink: Option<ValueId>) -> OpResult<ValueId> {
-    let Fact { dtype, shape } = b.fact(y);
+fn sunk<'g>(g: &Grouped, y: Var<'g>, scores: Var<'g>, sink: Option<Var<'g>>) -> OpResult<Var<'g>> {
+    let Fact { dtype, shape } = y.fact()?;
     let wide = if dtype == DType::F64 { dtype } else { DType::F32 };
-    let scores = b.cast(scores, wide)?;
-    let mut ahead = b.op("ReduceLogSumExp", &[scores], Attrs::new().with("axes", vec![3]).with("keepdims", 1))?;
+    let axes = Attrs::new().with("axes", vec![3]).with("keepdims", 1);
+    let mut ahead = scores.cast(wide).op("ReduceLogSumExp", &[], axes);
     if let Some(sink) = sink {
-        let sink = b.cast(sink, wide)?;
-        let sink = reshape(b, sink, &[g.heads[0], 1, 1])?;
-        ahead = binary(b, "Sub", ahead, sink)?;
+        ahead = ahead - sink.cast(wide).shaped(&[g.heads[0], 1, 1]);
     }
-    let part = unary(b, "Sigmoid", ahead)?;
-    let part = transpose(b, part, &[0, 2, 1, 3])?;
-    let part = b.cast(part, dtype)?;
-    let y = reshape(b, y, &[g.batch, g.sequence, g.heads[0], g.width])?;
-    let y = binary(b, "Mul", y, part)?;
-    reshape(b, y, &shape)
+    let part = ahead.sigmoid().transpose(&[0, 2, 1, 3]).cast(dtype);
+    Ok((y.shaped(&[g.batch, g.sequence, g.heads[0], g.width]) * part).shaped(&shape))
+}
+
+/// The positions of a GroupQueryAttention's new tokens, `[1 or batch, sequence]`: from `first` of each row, `[batch,
+/// 1]`, or from 0.
+fn new_places<'g>(b: Nodes<'g>, first: Option<Var<'g>>, sequence: usize) -> Var<'g> {
+    let places = places(b, &[1, sequence], 0);
+    first.map_or(places, |first| first + places)
 }
 
 /// Rotates queries or keys by their positions.
-fn turned(
-    b: &mut dyn Build,
+fn turned<'g>(
+    b: Nodes<'g>,
     call: &Call,
-    x: &[Option<ValueId>],
+    x: &Args<Var<'g>>,
     g: &Grouped,
-    first: Option<ValueId>,
-    value: ValueId,
+    first: Option<Var<'g>>,
+    value: Var<'g>,
     heads: usize,
-) -> OpResult<ValueId> {
-    let (Some(cos), Some(sin)) = (given(x, COS), given(x, COS + 1)) else {
+) -> OpResult<Var<'g>> {
+    let (Some(cos), Some(sin)) = (x.given(COS), x.given(COS + 1)) else {
         return Err("expected input 'cos_cache' and input 'sin_cache' where 'do_rotary' is 1, found none".into());
     };
-    let ids = match given(x, PLACES) {
+    let ids = match x.given(PLACES) {
         Some(ids) if first.is_some() => ids,
         // In a prompt, all rows have the positions of the first.
         Some(ids) => {
-            let (row, places) = (b.slice(ids, 0, 0, 1)?, places(b, None, g.sequence)?);
-            let place = b.slice(row, 1, 0, 1)?;
-            binary(b, "Add", places, place)?
+            let (row, places) = (ids.part(0, 0..1), new_places(b, None, g.sequence));
+            places + row.part(1, 0..1)
         }
-        None => places(b, first, g.sequence)?,
+        None => new_places(b, first, g.sequence),
     };
-    let ids = b.op("Expand", &[ids], Attrs::new().with("shape", &[g.batch, g.sequence][..]))?;
-    let pairs = b.fact(cos).shape.last().copied().unwrap_or(0);
+    let ids = ids.expand(&[g.batch, g.sequence]);
+    let pairs = cos.shape()?.last().copied().unwrap_or(0);
     let attrs = Attrs::new().with("num_heads", heads as i64).with("rotary_embedding_dim", 2 * pairs as i64);
-    b.op("RotaryEmbedding", &[value, cos, sin, ids], attrs.with("interleaved", call.int("rotary_interleaved", 0)?))
+    let attrs = attrs.with("interleaved", call.int("rotary_interleaved", 0)?);
+    Ok(value.op("RotaryEmbedding", &[cos, sin, ids], attrs))
 }
 
 /// The keys that each query sees, `[1 or batch, 1, sequence, total]`. `None` if the causal mask of Attention suffices.
-fn seen(b: &mut dyn Build, call: &Call, g: &Grouped, first: Option<ValueId>) -> OpResult<Option<ValueId>> {
+fn seen<'g>(b: Nodes<'g>, call: &Call, g: &Grouped, first: Option<Var<'g>>) -> OpResult<Option<Var<'g>>> {
     let window = usize::try_from(call.int("local_window_size", -1)?).ok().filter(|&n| n < g.total);
     if window.is_none() && first.is_none() {
         return Ok(None);
     }
-    let places = places(b, first, g.sequence)?;
-    let rows = b.fact(places).shape[0];
-    let places = reshape(b, places, &[rows, 1, g.sequence, 1])?;
-    let keys = whole(b, &[g.total], 0..g.total)?;
-    let mut seen = binary(b, "LessOrEqual", keys, places)?;
-    if let Some(window) = window {
-        let last = with_number(b, "Add", keys, window as f64)?;
-        let near = binary(b, "Greater", last, places)?;
-        seen = binary(b, "And", seen, near)?;
-    }
-    Ok(Some(seen))
+    let new = new_places(b, first, g.sequence);
+    let new = new.shaped(&[new.shape()?[0], 1, g.sequence, 1]);
+    let keys = places(b, &[g.total], 0);
+    let seen = keys.less_or_equal(new);
+    Ok(Some(match window {
+        Some(window) => seen.and((keys + window as f64).greater(new)),
+        None => seen,
+    }))
 }
 
 #[cfg(test)]

@@ -1,12 +1,12 @@
 //! Rows that compute constants from shapes, and rows that read elements by index.
 
-use super::compose::{composed, required};
-use super::{expect_dtype, indices, input_name, moving, output, position, required_ints, row};
+use super::compose::composed;
+use super::{along, expect_dtype, indices, input_name, moving, output, position, required_ints, row};
 use crate::dtype::DType;
 use crate::expr::Expr;
 use crate::kernel::{PadMode, Template};
 use crate::op::{
-    Args, Attr, Attrs, Build, Call, Eval, Fact, Infer, Input, Lower, OpDef, OpResult, Part, TemplateCall, ValueId, one,
+    Args, Attr, Attrs, Call, Eval, Fact, Infer, Input, Lower, Nodes, OpDef, OpResult, Part, TemplateCall, Var, one,
     shaping,
 };
 use crate::shape::{Access, Shape};
@@ -153,7 +153,7 @@ pub(super) static OPS: &[OpDef] = &[
         &[one("indices"), shaping("depth"), one("values")], one_hot,
         |x, c| {
             let (axis, depth) = one_hot_axis(c)?;
-            let [at, values] = [x[0].ok_or("an input has no value")?, x[1].ok_or("an input has no value")?];
+            let [at, values] = [x[0], x[1]];
             let hot = |mut i: Vec<usize>| {
                 let place = i.remove(axis) as f64;
                 let named = at[position(&i, c.shape(0))].trunc();
@@ -168,7 +168,7 @@ pub(super) static OPS: &[OpDef] = &[
         &[one("input"), shaping("k")], trilu,
         |x, c| {
             let (k, upper) = (c.int("k", 0)?, c.int("upper", 1)? != 0);
-            let x = x[0].ok_or("input 'input' has no value")?.iter();
+            let x = x[0].iter();
             let keep = |i: &[usize]| if upper { diagonal(i) >= k } else { diagonal(i) <= k };
             Ok(vec![x.zip(indices(c.shape(0))).map(|(&x, i)| if keep(&i) { x } else { 0.0 }).collect()])
         },
@@ -177,12 +177,12 @@ pub(super) static OPS: &[OpDef] = &[
         .attrs(&["upper"])
         .part(|c, axis, _| Part::of([Some(axis)]).filter(|_| axis + 2 < c.shape(0).len())),
     composed("CenterCropPad", "The middle of the data, or the data in the middle of zeros, along `axes`, where `shape` says how many",
-        &[one("input_data"), shaping("shape")], centred)
+        &[one("input_data"), shaping("shape")], |_, c, x| centred(c, x[0]))
         .sample(|s| s.floats(&[&[10, 7, 3]]).ints("shape", &[4, 10, 3]))
         .attrs(&["axes"]),
 ];
 
-fn centred(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>]) -> OpResult<Vec<ValueId>> {
+fn centred<'g>(call: &Call, mut y: Var<'g>) -> OpResult<Vec<Var<'g>>> {
     let (data, wanted) = (call.shape(0), as_shape(&required_ints(call, "shape")?)?);
     let all: Vec<i64> = (0..data.len() as i64).collect();
     let axes = call.ints("axes")?.unwrap_or(all.into());
@@ -190,12 +190,11 @@ fn centred(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>]) -> OpResult<Ve
         return Err(format!("'shape': expected {} extents, found {wanted}", axes.len()));
     }
     let mut pads = vec![0; 2 * data.len()];
-    let mut y = required(x, 0);
     for (&axis, &extent) in axes.iter().zip(wanted.iter()) {
         let axis = data.axis(axis).ok_or_else(|| format!("attribute 'axes': axis {axis} is outside {data}"))?;
         let (found, at) = (data[axis], data[axis].abs_diff(extent) / 2);
         if found > extent {
-            y = b.slice(y, axis, at, at + extent)?;
+            y = y.part(axis, at..(at + extent));
         }
         (pads[axis], pads[data.len() + axis]) = match extent.checked_sub(found) {
             Some(missing) => (at as i64, (missing - at) as i64),
@@ -203,7 +202,7 @@ fn centred(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>]) -> OpResult<Ve
         };
     }
     if pads.iter().any(|&n| n > 0) {
-        y = b.op("Pad", &[y], Attrs::new().with("pads", pads))?;
+        y = y.op("Pad", &[], Attrs::new().with("pads", pads));
     }
     Ok(vec![y])
 }
@@ -403,11 +402,11 @@ fn gather_nd(call: &Call) -> OpResult<Vec<Fact>> {
 /// Fills the output from input 0: `source` gives the index to read for an index of the output, with a function that
 /// reads input 1 at an index and resolves what it finds along an axis of the given extent.
 fn lookup(
-    x: &[Option<&[f64]>],
+    x: &Args<&[f64]>,
     call: &Call,
     source: impl Fn(&[usize], &dyn Fn(&[usize], usize) -> usize) -> Vec<usize>,
 ) -> OpResult<Vec<Vec<f64>>> {
-    let [data, at] = [x[0].ok_or("input 'data' has no value")?, x[1].ok_or("input 'indices' has no value")?];
+    let [data, at] = [x[0], x[1]];
     let named = |index: &[usize], extent: usize| {
         let i = at[position(index, call.shape(1))];
         (if i < 0.0 { i + extent as f64 } else { i }).clamp(0.0, extent as f64 - 1.0) as usize
@@ -496,8 +495,8 @@ fn pad(call: &Call) -> OpResult<Vec<Fact>> {
     output(call.dtype(0), cropped(call)?.into_iter().zip(pads(call)?).map(grow).collect::<OpResult<Shape>>()?)
 }
 
-fn pad_eval(x: &[Option<&[f64]>], call: &Call) -> OpResult<Vec<Vec<f64>>> {
-    let (x, mode) = (x[0].ok_or("input 'data' has no value")?, pad_mode(call)?);
+fn pad_eval(x: &Args<&[f64]>, call: &Call) -> OpResult<Vec<Vec<f64>>> {
+    let (x, mode) = (x[0], pad_mode(call)?);
     let (crops, pads) = (cropped(call)?, pads(call)?);
     // Along one axis: the element of the data at output index `i`, if there is one.
     let source = |k: usize, i: usize| {
@@ -562,25 +561,18 @@ fn one_hot(call: &Call) -> OpResult<Vec<Fact>> {
     output(call.dtype(1), shape)
 }
 
-fn one_hot_nodes(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>]) -> OpResult<Vec<ValueId>> {
-    let [at, values] = [0, 1].map(|i| x[i].expect("a required input is present: arity is checked first"));
+fn one_hot_nodes<'g>(b: Nodes<'g>, call: &Call, x: &Args<Var<'g>>) -> OpResult<Vec<Var<'g>>> {
     let (axis, depth) = one_hot_axis(call)?;
-    let at = b.op("Cast", &[at], Attrs::new().with("to", DType::I64.onnx()))?;
-    let [zero, extent] = [0, depth].map(|n| b.scalar(n as f64, DType::I64));
-    let below = b.op("Less", &[at, zero], Attrs::new())?;
-    let raised = b.op("Add", &[at, extent], Attrs::new())?;
-    let at = b.op("Where", &[below, raised, at], Attrs::new())?;
-    let at = b.op("Unsqueeze", &[at], Attrs::new().with("axes", vec![axis as i64]))?;
-    let mut along = vec![1; call.shape(0).len() + 1 - axis];
-    along[0] = depth;
-    let places = b.numbers(DType::I64, along, 0.0)?;
-    let hit = b.op("Equal", &[at, places], Attrs::new())?;
-    let mut value = |i: i64| {
-        let attrs = Attrs::new().with("starts", vec![i]).with("ends", vec![i + 1]);
-        b.op("Slice", &[values], attrs)
-    };
-    let [off, on] = [value(0)?, value(1)?];
-    Ok(vec![b.op("Where", &[hit, on, off], Attrs::new())?])
+    let at = from_start(x[0].cast(DType::I64), depth).unsqueeze(&[axis as i64]);
+    let hit = at.equal(b.numbers(DType::I64, along(depth, call.shape(0).len() + 1 - axis), 0.0));
+    let (off, on) = (x[1].part(0, 0..1), x[1].part(0, 1..2));
+    Ok(vec![hit.select(on, off)])
+}
+
+/// Indices counted from the start of an axis of this extent. A negative index counts from the end.
+pub(crate) fn from_start(at: Var, extent: usize) -> Var {
+    let (zero, extent) = (at.like(0.0), at.like(extent as f64));
+    at.less(zero).select(at + extent, at)
 }
 
 fn trilu(call: &Call) -> OpResult<Vec<Fact>> {

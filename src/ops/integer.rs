@@ -3,12 +3,12 @@
 //! An 8-bit integer minus its zero point is a whole number, and so are products of these. `f32` holds a sum of few
 //! such products exactly. So kernels of float products compute partial sums, which are added as `i32`.
 
-use super::compose::{binary, with_number};
 use super::quantize::{bounds, spread, spread_node};
 use super::{expect_dtype, find, indices, output};
 use crate::dtype::DType;
-use crate::op::{Attrs, Build, Call, Eval, Fact, Input, Lower, OpDef, OpResult, ValueId, one, optional};
+use crate::op::{Args, Call, Eval, Fact, Input, Lower, Nodes, OpDef, OpResult, Var, one, optional};
 use crate::shape::{Access, Shape};
+use std::ops::Range;
 
 /// Number of products of differences of 8-bit integers that `f32` adds up exactly: `EXACT * 255 * 255 < 2^24`.
 const EXACT: usize = 258;
@@ -69,7 +69,7 @@ pub(super) static OPS: &[OpDef] = &[
         QLINEAR_MATRICES,
         |call| MATRICES.linear_infer(call),
         Eval::Tensor(|x, call| MATRICES.linear_eval(x, call)),
-        Lower::Decompose(|b, call, x| MATRICES.linear_nodes(b, call, x)),
+        Lower::Decompose(|_, call, x| MATRICES.linear_nodes(call, x)),
     )
     .sample(|s| {
         s.input(DType::U8, &[2, 3, 40], 0.0, 255.0)
@@ -88,7 +88,7 @@ pub(super) static OPS: &[OpDef] = &[
         QLINEAR,
         |call| FILTERS.linear_infer(call),
         Eval::Tensor(|x, call| FILTERS.linear_eval(x, call)),
-        Lower::Decompose(|b, call, x| FILTERS.linear_nodes(b, call, x)),
+        Lower::Decompose(|_, call, x| FILTERS.linear_nodes(call, x)),
     )
     .sample(|s| {
         s.input(DType::U8, &[2, 4, 6, 5], 0.0, 255.0)
@@ -111,7 +111,7 @@ struct Product {
     /// the result for a left and a right parameter.
     behind: fn(&Call, [usize; 2]) -> [usize; 4],
     /// Splits a product into parts whose sums are exact in `f32`.
-    parts: fn(&mut dyn Build, &Call, [ValueId; 2]) -> OpResult<Vec<ValueId>>,
+    parts: for<'g> fn(Nodes<'g>, &Call, [Var<'g>; 2]) -> OpResult<Vec<Var<'g>>>,
 }
 
 static MATRICES: Product = Product { row: "MatMul", behind: |_, _| [1, 0, 1, 0], parts: matrix_parts };
@@ -124,14 +124,6 @@ static FILTERS: Product = Product {
     },
     parts: filter_parts,
 };
-
-fn given(x: &[Option<ValueId>], input: usize) -> OpResult<ValueId> {
-    x.get(input).copied().flatten().ok_or_else(|| format!("input {input} is missing"))
-}
-
-fn values<'a>(x: &[Option<&'a [f64]>], input: usize) -> OpResult<&'a [f64]> {
-    x.get(input).copied().flatten().ok_or_else(|| format!("input {input} has no value"))
-}
 
 /// Refuses parameters that do not broadcast to `shape`.
 fn fits(call: &Call, input: usize, shape: &Shape, behind: usize) -> OpResult<()> {
@@ -169,7 +161,7 @@ impl Product {
     /// The product in `f64`, of the operands minus their zero points.
     fn eval(
         &self,
-        x: &[Option<&[f64]>],
+        x: &Args<&[f64]>,
         call: &Call,
         operands: [usize; 2],
         zeros: [usize; 2],
@@ -179,8 +171,8 @@ impl Product {
         let mut whole = Vec::new();
         for i in 0..2 {
             let (at, shape) = (operands[i], call.shape(operands[i]));
-            let zero = x.get(zeros[i]).copied().flatten().map(|v| (v, spread(call.shape(zeros[i]), behind[i])));
-            whole.push(differences(values(x, at)?, shape, zero));
+            let zero = x.given(zeros[i]).map(|v| (v, spread(call.shape(zeros[i]), behind[i])));
+            whole.push(differences(x[at], shape, zero));
         }
         let mut facts = operands.map(|input| Fact::new(DType::F32, call.shape(input).clone())).to_vec();
         facts.extend(bias.map(|bias| Fact::new(DType::F32, [bias.len()])));
@@ -190,25 +182,20 @@ impl Product {
     }
 
     /// The operands in `f32`, minus their zero points.
-    fn whole(
+    fn whole<'g>(
         &self,
-        b: &mut dyn Build,
         call: &Call,
-        x: &[Option<ValueId>],
+        x: &Args<Var<'g>>,
         operands: [usize; 2],
         zeros: [usize; 2],
-    ) -> OpResult<[ValueId; 2]> {
+    ) -> OpResult<[Var<'g>; 2]> {
         let behind = (self.behind)(call, operands);
-        let mut whole = [given(x, operands[0])?, given(x, operands[1])?];
-        for ((operand, zero), behind) in whole.iter_mut().zip(zeros).zip(behind) {
-            *operand = b.cast(*operand, DType::F32)?;
-            if let Some(&Some(zero)) = x.get(zero) {
-                let zero = b.cast(zero, DType::F32)?;
-                let zero = spread_node(b, zero, behind)?;
-                *operand = b.op("Sub", &[*operand, zero], Attrs::new())?;
-            }
-        }
-        Ok(whole)
+        let whole = |i: usize| {
+            let operand = x[operands[i]].cast(DType::F32);
+            let zero = x.given(zeros[i]).map(|zero| spread_node(zero.cast(DType::F32), behind[i])).transpose()?;
+            OpResult::Ok(zero.map_or(operand, |zero| operand - zero))
+        };
+        Ok([whole(0)?, whole(1)?])
     }
 
     fn exact_infer(&self, call: &Call) -> OpResult<Vec<Fact>> {
@@ -220,21 +207,14 @@ impl Product {
         output(DType::I32, shape)
     }
 
-    fn exact_eval(&self, x: &[Option<&[f64]>], call: &Call) -> OpResult<Vec<Vec<f64>>> {
+    fn exact_eval(&self, x: &Args<&[f64]>, call: &Call) -> OpResult<Vec<Vec<f64>>> {
         Ok(vec![self.eval(x, call, [0, 1], [2, 3], None)?])
     }
 
-    fn exact_nodes(&self, b: &mut dyn Build, call: &Call, x: &[Option<ValueId>]) -> OpResult<Vec<ValueId>> {
-        let operands = self.whole(b, call, x, [0, 1], [2, 3])?;
-        let mut sum = None;
-        for part in (self.parts)(b, call, operands)? {
-            let part = b.cast(part, DType::I32)?;
-            sum = Some(match sum {
-                Some(sum) => b.op("Add", &[sum, part], Attrs::new())?,
-                None => part,
-            });
-        }
-        sum.map(|sum| vec![sum]).ok_or_else(|| "a product has at least one part".into())
+    fn exact_nodes<'g>(&self, b: Nodes<'g>, call: &Call, x: &Args<Var<'g>>) -> OpResult<Vec<Var<'g>>> {
+        let parts = (self.parts)(b, call, self.whole(call, x, [0, 1], [2, 3])?)?;
+        let sum = parts.iter().map(|part| part.cast(DType::I32)).reduce(|sum, part| sum + part);
+        Ok(vec![sum.expect("a product has at least one part")])
     }
 
     fn linear_infer(&self, call: &Call) -> OpResult<Vec<Fact>> {
@@ -263,15 +243,15 @@ impl Product {
         [(1, left), (4, right), (6, left)]
     }
 
-    fn linear_eval(&self, x: &[Option<&[f64]>], call: &Call) -> OpResult<Vec<Vec<f64>>> {
+    fn linear_eval(&self, x: &Args<&[f64]>, call: &Call) -> OpResult<Vec<Vec<f64>>> {
         let fact = self.linear_infer(call)?.swap_remove(0);
-        let sums = self.eval(x, call, [0, 3], [2, 5], x.get(8).copied().flatten())?;
+        let sums = self.eval(x, call, [0, 3], [2, 5], x.given(8))?;
         let [of_x, of_w, of_y] = self.scales(call);
         let at = |(input, behind): (usize, usize)| {
             let access = Access::contiguous(spread(call.shape(input), behind)).broadcast(&fact.shape);
-            values(x, input).map(|v| (v, access))
+            (x[input], access)
         };
-        let (x_scale, w_scale, y_scale, zero) = (at(of_x)?, at(of_w)?, at(of_y)?, at((7, of_y.1))?);
+        let (x_scale, w_scale, y_scale, zero) = (at(of_x), at(of_w), at(of_y), at((7, of_y.1)));
         let (low, high) = bounds(fact.dtype);
         let y = sums.into_iter().zip(indices(&fact.shape)).map(|(sum, index)| {
             let value = |(values, access): &(&[f64], Access)| values[access.at(&index) as usize];
@@ -281,28 +261,16 @@ impl Product {
         Ok(vec![y.collect()])
     }
 
-    fn linear_nodes(&self, b: &mut dyn Build, call: &Call, x: &[Option<ValueId>]) -> OpResult<Vec<ValueId>> {
-        let operands = self.whole(b, call, x, [0, 3], [2, 5])?;
-        let mut inputs = operands.to_vec();
-        if let Some(Some(bias)) = x.get(8) {
-            inputs.push(b.cast(*bias, DType::F32)?);
-        }
-        let sum = b.op(self.row, &inputs, call.attrs.clone())?;
-        let mut scales = Vec::new();
-        for (input, behind) in self.scales(call) {
-            let scale = b.cast(given(x, input)?, DType::F32)?;
-            scales.push(spread_node(b, scale, behind)?);
-        }
-        let scale = b.op("Mul", &scales[..2], Attrs::new())?;
-        let scale = b.op("Div", &[scale, scales[2]], Attrs::new())?;
-        let ratio = b.op("Mul", &[sum, scale], Attrs::new())?;
-        let whole = b.op("Round", &[ratio], Attrs::new())?;
-        let zero = b.cast(given(x, 7)?, DType::F32)?;
-        let zero = spread_node(b, zero, self.scales(call)[2].1)?;
-        let whole = b.op("Add", &[whole, zero], Attrs::new())?;
+    fn linear_nodes<'g>(&self, call: &Call, x: &Args<Var<'g>>) -> OpResult<Vec<Var<'g>>> {
+        let [left, right] = self.whole(call, x, [0, 3], [2, 5])?;
+        let bias: Vec<_> = x.given(8).iter().map(|bias| bias.cast(DType::F32)).collect();
+        let sum = left.op(self.row, &[&[right], &bias[..]].concat(), call.attrs.clone());
+        let spread = |(input, behind): (usize, usize)| spread_node(x[input].cast(DType::F32), behind);
+        let [of_x, of_w, of_y] = self.scales(call);
+        let (x_scale, w_scale, y_scale) = (spread(of_x)?, spread(of_w)?, spread(of_y)?);
+        let whole = (sum * (x_scale * w_scale / y_scale)).round();
         let (low, high) = bounds(call.dtype(7));
-        let held = b.op("Clip", &[whole], Attrs::new().with("min", low).with("max", high))?;
-        Ok(vec![b.cast(held, call.dtype(7))?])
+        Ok(vec![(whole + spread((7, of_y.1))?).clip(low, high).cast(call.dtype(7))])
     }
 }
 
@@ -313,21 +281,14 @@ fn differences(x: &[f64], shape: &Shape, zero: Option<(&[f64], Shape)>) -> Vec<f
     x.iter().zip(indices(shape)).map(|(x, index)| x - zero[access.at(&index) as usize]).collect()
 }
 
-fn matrix_parts(b: &mut dyn Build, _: &Call, [x, w]: [ValueId; 2]) -> OpResult<Vec<ValueId>> {
-    let (x_shape, w_shape) = (b.fact(x).shape, b.fact(w).shape);
+fn matrix_parts<'g>(_: Nodes<'g>, _: &Call, [x, w]: [Var<'g>; 2]) -> OpResult<Vec<Var<'g>>> {
+    let (x_shape, w_shape) = (x.shape()?, w.shape()?);
     let (columns, rows) = (x_shape.len() - 1, w_shape.len().saturating_sub(2));
     let terms = x_shape[columns];
-    if terms <= EXACT {
-        return Ok(vec![b.op("MatMul", &[x, w], Attrs::new())?]);
-    }
     few(terms.div_ceil(EXACT))?;
-    let mut parts = Vec::new();
-    for from in (0..terms).step_by(EXACT) {
-        let to = terms.min(from + EXACT);
-        let (x, w) = (b.slice(x, columns, from, to)?, b.slice(w, rows, from, to)?);
-        parts.push(b.op("MatMul", &[x, w], Attrs::new())?);
-    }
-    Ok(parts)
+    let part = |range: Range<usize>| x.part(columns, range.clone()).matmul(w.part(rows, range));
+    // Without terms there is one part all the same.
+    Ok((0..terms.max(1)).step_by(EXACT).map(|from| part(from..terms.min(from + EXACT))).collect())
 }
 
 /// Refuses sums of more parts than a plan should hold.
@@ -341,50 +302,42 @@ fn few(parts: usize) -> OpResult<()> {
 }
 
 /// Splits a convolution by channels: each part has some channels of every group.
-fn filter_parts(b: &mut dyn Build, call: &Call, [x, w]: [ValueId; 2]) -> OpResult<Vec<ValueId>> {
-    let (x_shape, w_shape) = (b.fact(x).shape, b.fact(w).shape);
+fn filter_parts<'g>(b: Nodes<'g>, call: &Call, [x, w]: [Var<'g>; 2]) -> OpResult<Vec<Var<'g>>> {
+    let (x_shape, w_shape) = (x.shape()?, w.shape()?);
     let (channels, taps) = (w_shape[1], w_shape[2..].iter().product::<usize>());
+    let conv = |x: Var<'g>, w| x.op("Conv", &[w], call.attrs.clone());
     if channels * taps <= EXACT {
-        return Ok(vec![b.op("Conv", &[x, w], call.attrs.clone())?]);
+        return Ok(vec![conv(x, w)]);
     }
     if taps > EXACT {
         return tap_parts(b, call, [x, w]);
     }
     let groups = x_shape[1] / channels;
     let grouped = |channels: &[usize]| [&x_shape[..1], channels, &x_shape[2..]].concat();
-    let reshape = |b: &mut dyn Build, x, shape: Vec<usize>| {
-        b.op("Reshape", &[x], Attrs::new().with("shape", &shape[..]).with("allowzero", 1))
-    };
     few(channels.div_ceil(EXACT / taps))?;
-    let split = reshape(b, x, grouped(&[groups, channels]))?;
-    let mut parts = Vec::new();
-    for from in (0..channels).step_by(EXACT / taps) {
-        let to = channels.min(from + EXACT / taps);
-        let x = b.slice(split, 2, from, to)?;
-        let x = reshape(b, x, grouped(&[groups * (to - from)]))?;
-        let w = b.slice(w, 1, from, to)?;
-        parts.push(b.op("Conv", &[x, w], call.attrs.clone())?);
-    }
-    Ok(parts)
+    let split = x.shaped(&grouped(&[groups, channels]));
+    let part = |range: Range<usize>| {
+        let x = split.part(2, range.clone()).shaped(&grouped(&[groups * range.len()]));
+        conv(x, w.part(1, range))
+    };
+    let step = EXACT / taps;
+    Ok((0..channels).step_by(step).map(|from| part(from..channels.min(from + step))).collect())
 }
 
 /// Splits a convolution whose single channels are too long: each part has one channel of every group and some taps;
 /// the other taps are 0.
-fn tap_parts(b: &mut dyn Build, call: &Call, [x, w]: [ValueId; 2]) -> OpResult<Vec<ValueId>> {
-    let shape = b.fact(w).shape;
+fn tap_parts<'g>(b: Nodes<'g>, call: &Call, [x, w]: [Var<'g>; 2]) -> OpResult<Vec<Var<'g>>> {
+    let shape = w.shape()?;
     let taps = shape[2..].iter().product::<usize>();
     few(shape[1].saturating_mul(taps.div_ceil(EXACT)))?;
-    let at = b.numbers(DType::I32, [&[1], &shape[1..]].concat(), 0.0)?;
-    let nothing = b.scalar(0.0, b.fact(w).dtype);
+    let at = b.numbers(DType::I32, [&[1], &shape[1..]].concat(), 0.0);
+    let nothing = w.like(0.0);
     let mut parts = Vec::new();
     for channel in 0..shape[1] {
         for from in (0..taps).step_by(EXACT) {
-            let bounds = [from, taps.min(from + EXACT)].map(|tap| (channel * taps + tap) as f64);
-            let behind = with_number(b, "GreaterOrEqual", at, bounds[0])?;
-            let before = with_number(b, "Less", at, bounds[1])?;
-            let counted = binary(b, "And", behind, before)?;
-            let w = b.op("Where", &[counted, w, nothing], Attrs::new())?;
-            parts.push(b.op("Conv", &[x, w], call.attrs.clone())?);
+            let [first, end] = [from, taps.min(from + EXACT)].map(|tap| (channel * taps + tap) as f64);
+            let counted = at.greater_or_equal(first).and(at.less(end));
+            parts.push(x.op("Conv", &[counted.select(w, nothing)], call.attrs.clone()));
         }
     }
     Ok(parts)

@@ -2,7 +2,7 @@
 
 use super::{indices, moving, output, position, required_ints, same_dtype};
 use crate::dtype::DType;
-use crate::op::{Attrs, Build, Call, Eval, Fact, Input, Lower, OpDef, OpResult, Part, ValueId, one, shaping, variadic};
+use crate::op::{Args, Attrs, Call, Eval, Fact, Input, Lower, OpDef, OpResult, Part, Var, one, shaping, variadic};
 use crate::shape::{Access, Shape};
 
 const DATA: &[Input] = &[one("data")];
@@ -80,8 +80,7 @@ pub(super) static OPS: &[OpDef] = &[
         &[one("data"), shaping("ratio"), shaping("training_mode")], dropout,
         Eval::Tensor(|x, c| Ok([same(x, c)?, vec![vec![1.0; c.shape(0).numel()]]].concat())),
         Lower::Decompose(|b, c, x| {
-            let all = b.scalar(1.0, DType::Bool);
-            Ok(vec![data(x), b.op("Expand", &[all], Attrs::new().with("shape", &c.shape(0)[..]))?])
+            Ok(vec![x[0], b.scalar(1.0, DType::Bool).expand(c.shape(0))])
         }))
         .sample(|s| s.floats(&[&[2, 3]]))
         .attrs(&["seed"]),
@@ -100,18 +99,15 @@ pub(super) static OPS: &[OpDef] = &[
             }
             Ok(outputs)
         },
-        Lower::Decompose(|b, c, x| {
+        Lower::Decompose(|_, c, x| {
             let (axis, sizes) = parts(c)?;
             let mut end = 0;
             let part = |size: usize| {
                 let start = end;
                 end += size;
-                let bounds = |name, at: usize| (name, [at]);
-                let attrs = [bounds("starts", start), bounds("ends", end), bounds("axes", axis)];
-                let attrs = attrs.iter().fold(Attrs::new(), |attrs, (name, at)| attrs.with(name, &at[..]));
-                b.op("Slice", &[data(x)], attrs)
+                x[0].op("Slice", &[], Attrs::span(axis, start..end))
             };
-            sizes.into_iter().map(part).collect()
+            Ok(sizes.into_iter().map(part).collect())
         }))
         .sample(|s| s.floats(&[&[7, 2]]).attr("num_outputs", 3))
         .attrs(&["axis", "num_outputs"]),
@@ -126,13 +122,13 @@ pub(super) static OPS: &[OpDef] = &[
                 vec![i[0], channel, i[2] / block, i[3] / block]
             })
         },
-        Lower::Decompose(|b, c, x| {
+        Lower::Decompose(|_, c, x| {
             let (s, k) = (c.shape(0), blocksize(c)?);
             let depth = s[1] / (k * k);
             if columns_first(c)? {
-                shuffle(b, c, x, &[s[0], depth, k, k, s[2], s[3]], &[0, 1, 4, 2, 5, 3])
+                shuffle(c, x[0], &[s[0], depth, k, k, s[2], s[3]], &[0, 1, 4, 2, 5, 3])
             } else {
-                shuffle(b, c, x, &[s[0], k, k, depth, s[2], s[3]], &[0, 3, 4, 1, 5, 2])
+                shuffle(c, x[0], &[s[0], k, k, depth, s[2], s[3]], &[0, 3, 4, 1, 5, 2])
             }
         }))
         .sample(|s| s.floats(&[&[1, 9, 1, 2]]).attr("blocksize", 3))
@@ -147,16 +143,16 @@ pub(super) static OPS: &[OpDef] = &[
                 vec![i[0], channel, i[2] * block + at / block, i[3] * block + at % block]
             })
         },
-        Lower::Decompose(|b, c, x| {
+        Lower::Decompose(|_, c, x| {
             let (s, k) = (c.shape(0), blocksize(c)?);
             let perm = if columns_first(c)? { [0, 1, 3, 5, 2, 4] } else { [0, 3, 5, 1, 2, 4] };
-            shuffle(b, c, x, &[s[0], s[1], s[2] / k, k, s[3] / k, k], &perm)
+            shuffle(c, x[0], &[s[0], s[1], s[2] / k, k, s[3] / k, k], &perm)
         }))
         .sample(|s| s.floats(&[&[2, 3, 4, 6]]).attr("blocksize", 2))
         .attrs(&["blocksize", "mode"]),
     moving("Tile", "The input repeated along each axis", &[one("input"), shaping("repeats")], tile,
         |x, c| rearrange(x, c, |index, shape| index.iter().zip(shape.iter()).map(|(&i, &d)| i % d).collect()),
-        Lower::Decompose(|b, c, x| {
+        Lower::Decompose(|_, c, x| {
             let (from, to) = (c.shape(0), &tile(c)?[0].shape);
             let (mut once, mut often) = (Vec::new(), Vec::new());
             for (&d, &n) in from.iter().zip(to.iter()) {
@@ -164,9 +160,7 @@ pub(super) static OPS: &[OpDef] = &[
                 once.extend([1, d]);
                 often.extend([repeats, d]);
             }
-            let once = b.op("Reshape", &[data(x)], whole(&once))?;
-            let often = b.op("Expand", &[once], Attrs::new().with("shape", &often[..]))?;
-            Ok(vec![b.op("Reshape", &[often], whole(to))?])
+            Ok(vec![x[0].shaped(&once).expand(&often).shaped(to)])
         })).sample(|s| s.floats(&[&[2, 3]]).ints("repeats", &[2, 2])),
 ];
 
@@ -182,14 +176,14 @@ fn regrouped(call: &Call, axis: usize, units: usize) -> Option<Part> {
     Part::of([Some((0..from.len()).find(same)?)])
 }
 
-fn same(x: &[Option<&[f64]>], _: &Call) -> OpResult<Vec<Vec<f64>>> {
-    Ok(vec![x[0].ok_or("the first input has no value")?.to_vec()])
+fn same(x: &Args<&[f64]>, _: &Call) -> OpResult<Vec<Vec<f64>>> {
+    Ok(vec![x[0].to_vec()])
 }
 
 /// Fills the first output from input 0: `source` gives the index to read for an index of the output and the input's
 /// shape.
 fn rearrange(
-    x: &[Option<&[f64]>],
+    x: &Args<&[f64]>,
     call: &Call,
     source: impl Fn(&[usize], &Shape) -> Vec<usize>,
 ) -> OpResult<Vec<Vec<f64>>> {
@@ -197,35 +191,18 @@ fn rearrange(
 }
 
 fn pick(
-    x: &[Option<&[f64]>],
+    x: &Args<&[f64]>,
     from: &Shape,
     to: &Shape,
     source: impl Fn(&[usize], &Shape) -> Vec<usize>,
 ) -> OpResult<Vec<f64>> {
-    let x = x[0].ok_or("the first input has no value")?;
+    let x = x[0];
     Ok(indices(to).map(|index| x[position(&source(&index, from), from)]).collect())
 }
 
-fn data(inputs: &[Option<ValueId>]) -> ValueId {
-    inputs[0].expect("a required input is present: arity is checked first")
-}
-
-/// Attributes of a Reshape to exactly this shape, extents of 0 included.
-fn whole(shape: &[usize]) -> Attrs {
-    Attrs::new().with("shape", shape).with("allowzero", 1)
-}
-
 /// Reshapes, transposes, and reshapes to what the row infers.
-fn shuffle(
-    b: &mut dyn Build,
-    call: &Call,
-    x: &[Option<ValueId>],
-    split: &[usize],
-    perm: &[usize],
-) -> OpResult<Vec<ValueId>> {
-    let apart = b.op("Reshape", &[data(x)], whole(split))?;
-    let moved = b.op("Transpose", &[apart], Attrs::new().with("perm", perm))?;
-    Ok(vec![b.op("Reshape", &[moved], whole(&call.infer()?[0].shape))?])
+fn shuffle<'g>(call: &Call, x: Var<'g>, split: &[usize], perm: &[usize]) -> OpResult<Vec<Var<'g>>> {
+    Ok(vec![x.shaped(split).transpose(perm).shaped(&call.infer()?[0].shape)])
 }
 
 fn flatten(call: &Call) -> OpResult<Vec<Fact>> {
@@ -386,7 +363,7 @@ fn concat(call: &Call) -> OpResult<Vec<Fact>> {
     output(dtype, out)
 }
 
-fn concat_eval(x: &[Option<&[f64]>], call: &Call) -> OpResult<Vec<Vec<f64>>> {
+fn concat_eval(x: &Args<&[f64]>, call: &Call) -> OpResult<Vec<Vec<f64>>> {
     let (axis, shape) = (call.axis("axis", 0, call.shape(0))?, &call.infer()?[0].shape);
     let element = |mut index: Vec<usize>| {
         let mut input = 0;
@@ -394,9 +371,9 @@ fn concat_eval(x: &[Option<&[f64]>], call: &Call) -> OpResult<Vec<Vec<f64>>> {
             index[axis] -= call.shape(input)[axis];
             input += 1;
         }
-        Ok(x[input].ok_or("an input has no value")?[position(&index, call.shape(input))])
+        x[input][position(&index, call.shape(input))]
     };
-    Ok(vec![indices(shape).map(element).collect::<OpResult<_>>()?])
+    Ok(vec![indices(shape).map(element).collect()])
 }
 
 fn dropout(call: &Call) -> OpResult<Vec<Fact>> {

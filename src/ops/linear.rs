@@ -2,7 +2,7 @@
 
 use super::{indices, output, same_float};
 use crate::kernel::Template;
-use crate::op::{Attrs, Build, Call, Eval, Fact, Lower, OpDef, OpResult, Part, TemplateCall, ValueId, one, optional};
+use crate::op::{Args, Call, Eval, Fact, Lower, OpDef, OpResult, Part, TemplateCall, Var, one, optional};
 use crate::shape::{Access, Shape};
 
 pub(super) static OPS: &[OpDef] = &[
@@ -23,7 +23,7 @@ pub(super) static OPS: &[OpDef] = &[
         &[one("A"), one("B"), optional("C")],
         infer_gemm,
         Eval::Tensor(eval_gemm),
-        Lower::Decompose(decompose_gemm),
+        Lower::Decompose(|_, call, x| decompose_gemm(call, x)),
     )
     .sample(|s| s.floats(&[&[2, 3], &[3, 4], &[4]]))
     .attrs(&["alpha", "beta", "transA", "transB"]),
@@ -78,8 +78,8 @@ fn infer_matmul(call: &Call) -> OpResult<Vec<Fact>> {
     output(dtype, shape)
 }
 
-fn eval_matmul(inputs: &[Option<&[f64]>], call: &Call) -> OpResult<Vec<Vec<f64>>> {
-    let (a, b) = (inputs[0].expect("required"), inputs[1].expect("required"));
+fn eval_matmul(inputs: &Args<&[f64]>, call: &Call) -> OpResult<Vec<Vec<f64>>> {
+    let (a, b) = (inputs[0], inputs[1]);
     let Product { batch, m, k, n } = Product::new(call)?;
     // For each index of the batch, the operand's matrix.
     let matrices = |operand: &Shape| {
@@ -158,8 +158,8 @@ fn infer_gemm(call: &Call) -> OpResult<Vec<Fact>> {
     output(dtype, shape)
 }
 
-fn eval_gemm(inputs: &[Option<&[f64]>], call: &Call) -> OpResult<Vec<Vec<f64>>> {
-    let (a, b) = (inputs[0].expect("required"), inputs[1].expect("required"));
+fn eval_gemm(inputs: &Args<&[f64]>, call: &Call) -> OpResult<Vec<Vec<f64>>> {
+    let (a, b) = (inputs[0], inputs[1]);
     let ([m, k, n], [flip_a, flip_b]) = gemm(call)?;
     let (alpha, beta) = (call.float("alpha", 1.0)?, call.float("beta", 1.0)?);
     let mut y = Vec::with_capacity(m * n);
@@ -168,7 +168,7 @@ fn eval_gemm(inputs: &[Option<&[f64]>], call: &Call) -> OpResult<Vec<Vec<f64>>> 
             let a = |l: usize| if flip_a { a[l * m + i] } else { a[i * k + l] };
             let b = |l: usize| if flip_b { b[j * k + l] } else { b[l * n + j] };
             let mut value = alpha * (0..k).map(|l| a(l) * b(l)).sum::<f64>();
-            if let Some(Some(c)) = inputs.get(2) {
+            if let Some(c) = inputs.given(2) {
                 let (rows, columns) = match call.shape(2)[..] {
                     [] => (1, 1),
                     [columns] => (1, columns),
@@ -182,27 +182,11 @@ fn eval_gemm(inputs: &[Option<&[f64]>], call: &Call) -> OpResult<Vec<Vec<f64>>> 
     Ok(vec![y])
 }
 
-fn decompose_gemm(b: &mut dyn Build, call: &Call, inputs: &[Option<ValueId>]) -> OpResult<Vec<ValueId>> {
-    let dtype = call.dtype(0);
+fn decompose_gemm<'g>(call: &Call, x: &Args<Var<'g>>) -> OpResult<Vec<Var<'g>>> {
     let (_, flip) = gemm(call)?;
-    let mut matrices = [0, 1].map(|i| inputs[i].expect("required"));
-    for (matrix, flip) in matrices.iter_mut().zip(flip) {
-        if flip {
-            *matrix = b.op("Transpose", &[*matrix], Attrs::new().with("perm", vec![1i64, 0]))?;
-        }
-    }
-    let scaled = |b: &mut dyn Build, value, factor| {
-        if factor == 1.0 {
-            return Ok(value);
-        }
-        let factor = b.scalar(factor, dtype);
-        b.op("Mul", &[value, factor], Attrs::new())
-    };
-    let product = b.op("MatMul", &matrices, Attrs::new())?;
-    let mut y = scaled(b, product, call.float("alpha", 1.0)?)?;
-    if let Some(Some(c)) = inputs.get(2) {
-        let c = scaled(b, *c, call.float("beta", 1.0)?)?;
-        y = b.op("Add", &[y, c], Attrs::new())?;
-    }
-    Ok(vec![y])
+    let [a, b] = [0, 1].map(|i| if flip[i] { x[i].transpose(&[1, 0]) } else { x[i] });
+    let scaled = |value: Var<'g>, factor| if factor == 1.0 { value } else { value * factor };
+    let y = scaled(a.matmul(b), call.float("alpha", 1.0)?);
+    let beta = call.float("beta", 1.0)?;
+    Ok(vec![x.given(2).map_or(y, |c| y + scaled(c, beta))])
 }

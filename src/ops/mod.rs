@@ -6,6 +6,7 @@ use crate::shape::{Shape, indices};
 use std::borrow::Cow;
 
 pub(crate) use compose::constant as made_constant;
+pub(crate) use index::from_start;
 
 mod attention;
 mod compose;
@@ -171,6 +172,13 @@ fn output(dtype: DType, shape: impl Into<Shape>) -> OpResult<Vec<Fact>> {
 /// A constant list of integers that the row cannot do without.
 fn required_ints<'a>(call: &Call<'a>, name: &str) -> OpResult<Cow<'a, [i64]>> {
     call.ints(name)?.ok_or_else(|| format!("'{name}' is required and must be a constant"))
+}
+
+/// The shape of a vector of `extent` elements that broadcasts along the first of `rank` axes.
+fn along(extent: usize, rank: usize) -> Vec<usize> {
+    let mut shape = vec![1; rank];
+    shape[0] = extent;
+    shape
 }
 
 /// The row-major position of an index.

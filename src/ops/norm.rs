@@ -1,8 +1,8 @@
 //! Normalizations: rescale values to a common mean and deviation, or to a sum of 1.
 
-use super::{expect_dtype, indices, input_name, position, same_float};
+use super::{along, expect_dtype, indices, input_name, position, same_float};
 use crate::dtype::DType;
-use crate::op::{Attr, Attrs, Build, Call, Eval, Fact, Lower, OpDef, OpResult, ValueId, one, optional};
+use crate::op::{Args, Attr, Attrs, Call, Eval, Fact, Lower, Nodes, OpDef, OpResult, ValueId, Var, one, optional};
 use crate::shape::{Access, Shape};
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -15,7 +15,7 @@ pub(super) static OPS: &[OpDef] = &[
         &[one("X"), one("scale"), one("B"), one("input_mean"), one("input_var")],
         infer_batch,
         Eval::Tensor(eval_batch),
-        Lower::Decompose(decompose_batch),
+        Lower::Decompose(|_, call, x| decompose_batch(call, x)),
     )
     .sample(|s| s.floats(&[&[2, 3, 4, 5], &[3], &[3], &[3]]).input(DType::F32, &[3], 0.5, 2.0))
     .attrs(&["epsilon", "momentum", "spatial", "training_mode"]),
@@ -25,7 +25,7 @@ pub(super) static OPS: &[OpDef] = &[
         &[one("input"), one("scale"), one("B")],
         |call| infer_groups(call, 3, None),
         Eval::Tensor(|inputs, call| eval_groups(inputs, call, call.shape(0)[1].max(1))),
-        Lower::Decompose(decompose_instance),
+        Lower::Decompose(|_, call, x| decompose_instance(call, x)),
     )
     .sample(|s| s.floats(&[&[2, 3, 4, 5], &[3], &[3]]))
     .attrs(&["epsilon"]),
@@ -36,7 +36,7 @@ pub(super) static OPS: &[OpDef] = &[
         &[one("X"), one("scale"), one("bias")],
         |call| infer_groups(call, 2, Some(groups(call)?)),
         Eval::Tensor(|inputs, call| eval_groups(inputs, call, groups(call)?)),
-        Lower::Decompose(decompose_group),
+        Lower::Decompose(|_, call, x| decompose_group(call, x)),
     )
     .sample(|s| s.floats(&[&[2, 6, 4, 3], &[6], &[6]]).attr("num_groups", 2))
     .attrs(&["epsilon", "num_groups", "stash_type"]),
@@ -47,7 +47,7 @@ pub(super) static OPS: &[OpDef] = &[
         &[one("X"), one("Scale"), optional("B")],
         |call| infer_layer(call, 2),
         Eval::Tensor(|inputs, call| eval_layer(inputs, call, true)),
-        Lower::Decompose(|b, call, inputs| decompose_layer(b, call, inputs, true)),
+        Lower::Decompose(|_, call, x| decompose_layer(call, x, true)),
     )
     .sample(|s| s.floats(&[&[2, 5, 48], &[48], &[48]]))
     .attrs(&["axis", "epsilon", "stash_type"]),
@@ -57,7 +57,7 @@ pub(super) static OPS: &[OpDef] = &[
         &[one("X"), one("scale")],
         |call| infer_layer(call, 0),
         Eval::Tensor(|inputs, call| eval_layer(inputs, call, false).map(|mut y| y.drain(..1).collect())),
-        Lower::Decompose(|b, call, inputs| decompose_layer(b, call, inputs, false).map(|mut y| y.drain(..1).collect())),
+        Lower::Decompose(|_, call, x| decompose_layer(call, x, false).map(|mut y| y.drain(..1).collect())),
     )
     .sample(|s| s.floats(&[&[2, 5, 48], &[48]]))
     .attrs(&["axis", "epsilon", "stash_type"]),
@@ -67,7 +67,7 @@ pub(super) static OPS: &[OpDef] = &[
         &[one("X"), one("scale")],
         |call| infer_layer(call, 1),
         Eval::Tensor(|inputs, call| eval_layer(inputs, call, false)),
-        Lower::Decompose(|b, call, inputs| decompose_layer(b, call, inputs, false)),
+        Lower::Decompose(|_, call, x| decompose_layer(call, x, false)),
     )
     .sample(|s| s.floats(&[&[2, 5, 48], &[48]]).attr("axis", -1).attr("epsilon", 0.01))
     .attrs(&["axis", "epsilon", "stash_type"]),
@@ -78,7 +78,7 @@ pub(super) static OPS: &[OpDef] = &[
         &[one("X")],
         |call| neighbours(call).map(|_| vec![call.fact(0).clone()]),
         Eval::Tensor(eval_neighbours),
-        Lower::Decompose(decompose_neighbours),
+        Lower::Decompose(|_, call, x| decompose_neighbours(call, x[0])),
     )
     .sample(|s| s.floats(&[&[2, 7, 3, 2]]).attr("size", 5))
     .attrs(&["alpha", "beta", "bias", "size"]),
@@ -93,12 +93,11 @@ pub(super) static OPS: &[OpDef] = &[
                 Box::new(move |x| (x - mean) * inverse)
             })
         }),
-        Lower::Decompose(|b, call, inputs| {
+        Lower::Decompose(|_, call, x| {
             // f16 has no number this small.
             let wide = if call.dtype(0).is_half() { DType::F32 } else { call.dtype(0) };
-            let x = b.cast(inputs[0].expect("required"), wide)?;
-            let (y, ..) = normalize(b, x, &mean_axes(call)?, DEVIATION * DEVIATION, true)?;
-            Ok(vec![b.cast(y, call.dtype(0))?])
+            let (y, ..) = normalize(x[0].cast(wide), &mean_axes(call)?, DEVIATION * DEVIATION, true);
+            Ok(vec![y.cast(call.dtype(0))])
         }),
     )
     .sample(|s| s.floats(&[&[2, 3, 4, 5]]))
@@ -120,13 +119,10 @@ pub(super) static OPS: &[OpDef] = &[
                 Box::new(move |x| if length == 0.0 { 0.0 } else { x / length })
             })
         }),
-        Lower::Decompose(|b, call, inputs| {
-            let x = inputs[0].expect("required");
-            let length = reduce(b, length(call)?, x, &axis_alone(call)?)?;
+        Lower::Decompose(|b, call, x| {
+            let length = reduce(length(call)?, x[0], &axis_alone(call)?);
             let (zero, one) = (b.scalar(0.0, call.dtype(0)), b.scalar(1.0, call.dtype(0)));
-            let none = binary(b, "Equal", length, zero)?;
-            let length = b.op("Where", &[none, one, length], Attrs::new())?;
-            Ok(vec![binary(b, "Div", x, length)?])
+            Ok(vec![x[0] / length.equal(zero).select(one, length)])
         }),
     )
     .sample(|s| s.floats(&[&[2, 3, 5]]))
@@ -152,7 +148,7 @@ pub(super) static OPS: &[OpDef] = &[
         &[one("input")],
         infer_softmax,
         Eval::Tensor(|inputs, call| eval_softmax(inputs, call, |x, max, sum| (x - max).exp() / sum)),
-        Lower::Decompose(|b, call, inputs| decompose_softmax(b, call, inputs, false)),
+        Lower::Decompose(|_, call, x| decompose_softmax(call, x[0], false)),
     )
     .sample(|s| s.input(DType::F32, &[2, 3, 4], -20.0, 20.0).attr("axis", 1))
     .attrs(&["axis", "flatten"])
@@ -163,7 +159,7 @@ pub(super) static OPS: &[OpDef] = &[
         &[one("input")],
         infer_softmax,
         Eval::Tensor(|inputs, call| eval_softmax(inputs, call, |x, max, sum| x - max - sum.ln())),
-        Lower::Decompose(|b, call, inputs| decompose_softmax(b, call, inputs, true)),
+        Lower::Decompose(|_, call, x| decompose_softmax(call, x[0], true)),
     )
     .sample(|s| s.input(DType::F32, &[2, 3, 4], -20.0, 20.0).attr("axis", 1))
     .attrs(&["axis", "flatten"])
@@ -202,12 +198,12 @@ fn infer_over(call: &Call, axes: Axes) -> OpResult<Vec<Fact>> {
 
 /// Applies a function to each element. It is made from all elements along some axes.
 fn eval_over(
-    inputs: &[Option<&[f64]>],
+    inputs: &Args<&[f64]>,
     call: &Call,
     axes: Axes,
     of: impl Fn(&[f64]) -> Box<dyn Fn(f64) -> f64>,
 ) -> OpResult<Vec<Vec<f64>>> {
-    let x = inputs[0].expect("required");
+    let x = inputs[0];
     let axes = axes(call)?;
     let mut rows: BTreeMap<Vec<usize>, Vec<usize>> = BTreeMap::new();
     for (i, mut index) in indices(call.shape(0)).enumerate() {
@@ -223,30 +219,28 @@ fn eval_over(
     Ok(vec![y])
 }
 
-fn eval_hardmax(inputs: &[Option<&[f64]>], call: &Call) -> OpResult<Vec<Vec<f64>>> {
+fn eval_hardmax(inputs: &Args<&[f64]>, call: &Call) -> OpResult<Vec<Vec<f64>>> {
     // Elements are numbered, to tell each from the others of its row.
-    let x = inputs[0].expect("required");
+    let x = inputs[0];
     let places: Vec<f64> = (0..x.len()).map(|i| i as f64).collect();
     let data = x.to_vec();
-    eval_over(&[Some(&places)], call, softmax_axes, move |row| {
+    eval_over(&Args(&[Some(&places)]), call, softmax_axes, move |row| {
         let first = |best: usize, &i: &f64| if data[i as usize] > data[best] { i as usize } else { best };
         let best = row.first().map_or(0, |&start| row.iter().fold(start as usize, first));
         Box::new(move |i| f64::from(u8::from(i as usize == best)))
     })
 }
 
-fn decompose_hardmax(b: &mut dyn Build, call: &Call, inputs: &[Option<ValueId>]) -> OpResult<Vec<ValueId>> {
-    let (x, shape) = (inputs[0].expect("required"), call.shape(0));
-    let axes = softmax_axes(call)?;
+fn decompose_hardmax<'g>(b: Nodes<'g>, call: &Call, x: &Args<Var<'g>>) -> OpResult<Vec<Var<'g>>> {
+    let (shape, axes) = (call.shape(0), softmax_axes(call)?);
     // The axes as one, which stands where the first of them does.
     let first = axes.first().copied().unwrap_or(shape.len());
     let row: usize = axes.iter().map(|&axis| shape[axis]).product();
-    let rest = &shape[first + axes.len()..];
-    let rows = reshape(b, x, &[&shape[..first], &[row], rest].concat())?;
-    let best = b.op("ArgMax", &[rows], Attrs::new().with("axis", first as i64).with("keepdims", 0))?;
-    let values = b.numbers(call.dtype(0), [2], 0.0)?;
-    let hot = b.op("OneHot", &[best, values], Attrs::new().with("depth", row as i64).with("axis", first as i64))?;
-    Ok(vec![reshape(b, hot, shape)?])
+    let rows = x[0].shaped(&[&shape[..first], &[row], &shape[first + axes.len()..]].concat());
+    let best = rows.op("ArgMax", &[], Attrs::new().with("axis", first as i64).with("keepdims", 0));
+    let values = b.numbers(call.dtype(0), [2], 0.0);
+    let hot = best.op("OneHot", &[values], Attrs::new().with("depth", row as i64).with("axis", first as i64));
+    Ok(vec![hot.shaped(shape)])
 }
 
 fn epsilon(call: &Call) -> OpResult<f64> {
@@ -260,54 +254,26 @@ fn stash(call: &Call) -> OpResult<DType> {
     float.ok_or_else(|| format!("attribute 'stash_type': expected a floating-point type such as 1 (f32), found {code}"))
 }
 
-fn reshape(b: &mut dyn Build, value: ValueId, shape: &[usize]) -> OpResult<ValueId> {
-    if b.fact(value).shape[..] == *shape {
-        return Ok(value);
-    }
-    b.op("Reshape", &[value], Attrs::new().with("shape", shape).with("allowzero", 1))
-}
-
-fn binary(b: &mut dyn Build, op: &str, x: ValueId, y: ValueId) -> OpResult<ValueId> {
-    b.op(op, &[x, y], Attrs::new())
-}
-
-fn reduce(b: &mut dyn Build, op: &str, x: ValueId, axes: &[usize]) -> OpResult<ValueId> {
-    b.op(op, &[x], Attrs::new().with("axes", axes).with("keepdims", 1))
+fn reduce<'g>(op: &str, x: Var<'g>, axes: &[usize]) -> Var<'g> {
+    x.op(op, &[], Attrs::new().with("axes", axes).with("keepdims", 1))
 }
 
 /// `1 / sqrt(variance + epsilon)`.
-fn inverse_deviation(b: &mut dyn Build, variance: ValueId, epsilon: f64) -> OpResult<ValueId> {
-    let epsilon = b.scalar(epsilon, b.fact(variance).dtype);
-    let sum = binary(b, "Add", variance, epsilon)?;
-    let root = b.op("Sqrt", &[sum], Attrs::new())?;
-    b.op("Reciprocal", &[root], Attrs::new())
+fn inverse_deviation(variance: Var, epsilon: f64) -> Var {
+    (variance + epsilon).sqrt().reciprocal()
 }
 
 /// The values normalized over `axes`, their mean (if `centred`) and their inverse deviation.
-fn normalize(
-    b: &mut dyn Build,
-    mut x: ValueId,
-    axes: &[usize],
-    epsilon: f64,
-    centred: bool,
-) -> OpResult<(ValueId, Option<ValueId>, ValueId)> {
-    let mut mean = None;
-    if centred {
-        let m = reduce(b, "ReduceMean", x, axes)?;
-        x = binary(b, "Sub", x, m)?;
-        mean = Some(m);
-    }
-    let square = binary(b, "Mul", x, x)?;
-    let variance = reduce(b, "ReduceMean", square, axes)?;
-    let inverse = inverse_deviation(b, variance, epsilon)?;
-    Ok((binary(b, "Mul", x, inverse)?, mean, inverse))
+fn normalize<'g>(x: Var<'g>, axes: &[usize], epsilon: f64, centred: bool) -> (Var<'g>, Option<Var<'g>>, Var<'g>) {
+    let mean = centred.then(|| reduce("ReduceMean", x, axes));
+    let x = mean.map_or(x, |mean| x - mean);
+    let inverse = inverse_deviation(reduce("ReduceMean", x * x, axes), epsilon);
+    (x * inverse, mean, inverse)
 }
 
 /// A per-channel parameter in the shape that broadcasts along axis 1 of [n, c, spatial..].
-fn along_channels(b: &mut dyn Build, parameter: ValueId, rank: usize) -> OpResult<ValueId> {
-    let mut shape = vec![1; rank - 1];
-    shape[0] = b.fact(parameter).shape[0];
-    reshape(b, parameter, &shape)
+fn along_channels(parameter: Var, rank: usize) -> OpResult<Var> {
+    Ok(parameter.shaped(&along(parameter.shape()?[0], rank - 1)))
 }
 
 /// Mean and inverse deviation.
@@ -341,8 +307,8 @@ fn infer_batch(call: &Call) -> OpResult<Vec<Fact>> {
     Ok(vec![x.clone()])
 }
 
-fn eval_batch(inputs: &[Option<&[f64]>], call: &Call) -> OpResult<Vec<Vec<f64>>> {
-    let [x, scale, bias, mean, var] = [0, 1, 2, 3, 4].map(|i: usize| inputs[i].expect("required"));
+fn eval_batch(inputs: &Args<&[f64]>, call: &Call) -> OpResult<Vec<Vec<f64>>> {
+    let [x, scale, bias, mean, var] = [0, 1, 2, 3, 4].map(|i: usize| inputs[i]);
     let (shape, epsilon) = (call.shape(0), epsilon(call)?);
     let per_value = shape.len() > 1 && call.shape(1).len() + 1 == shape.len();
     let per_channel: usize = shape.iter().skip(2).product();
@@ -355,27 +321,16 @@ fn eval_batch(inputs: &[Option<&[f64]>], call: &Call) -> OpResult<Vec<Vec<f64>>>
 }
 
 /// Computes factor and shift per channel as nodes of their own, so that constant statistics fold away.
-fn decompose_batch(b: &mut dyn Build, call: &Call, inputs: &[Option<ValueId>]) -> OpResult<Vec<ValueId>> {
-    let [x, scale, bias, mean, var] = [0, 1, 2, 3, 4].map(|i: usize| inputs[i].expect("required"));
-    let [scale, bias, mean, var] = {
-        // Halves are rounded once, at the end.
-        let common = if call.dtype(3).size() < 4 { DType::F32 } else { call.dtype(3) };
-        let mut cast = |v| b.cast(v, common);
-        [cast(scale)?, cast(bias)?, cast(mean)?, cast(var)?]
-    };
-    let inverse = inverse_deviation(b, var, epsilon(call)?)?;
-    let factor = binary(b, "Mul", scale, inverse)?;
-    let shift = binary(b, "Mul", mean, factor)?;
-    let shift = binary(b, "Sub", bias, shift)?;
-    let mut parameters = [factor, shift];
-    for p in &mut parameters {
-        if call.shape(1).len() == 1 && call.shape(0).len() > 1 {
-            *p = along_channels(b, *p, call.shape(0).len())?;
-        }
-        *p = b.cast(*p, call.dtype(0))?;
-    }
-    let y = binary(b, "Mul", x, parameters[0])?;
-    Ok(vec![binary(b, "Add", y, parameters[1])?])
+fn decompose_batch<'g>(call: &Call, x: &Args<Var<'g>>) -> OpResult<Vec<Var<'g>>> {
+    // Halves are rounded once, at the end.
+    let common = if call.dtype(3).size() < 4 { DType::F32 } else { call.dtype(3) };
+    let [scale, bias, mean, var] = [1, 2, 3, 4].map(|i| x[i].cast(common));
+    let factor = scale * inverse_deviation(var, epsilon(call)?);
+    let shift = bias - mean * factor;
+    let rank = call.shape(0).len();
+    let spread = |p| if call.shape(1).len() == 1 && rank > 1 { along_channels(p, rank) } else { Ok(p) };
+    let [factor, shift] = [factor, shift].map(|p| spread(p).map(|p| p.cast(call.dtype(0))));
+    Ok(vec![x[0] * factor? + shift?])
 }
 
 /// The number of groups; it divides the number of channels.
@@ -407,8 +362,8 @@ fn infer_groups(call: &Call, rank: usize, groups: Option<usize>) -> OpResult<Vec
     Ok(vec![x.clone()])
 }
 
-fn eval_groups(inputs: &[Option<&[f64]>], call: &Call, groups: usize) -> OpResult<Vec<Vec<f64>>> {
-    let [x, scale, bias] = [0, 1, 2].map(|i: usize| inputs[i].expect("required"));
+fn eval_groups(inputs: &Args<&[f64]>, call: &Call, groups: usize) -> OpResult<Vec<Vec<f64>>> {
+    let [x, scale, bias] = [0, 1, 2].map(|i: usize| inputs[i]);
     let (shape, epsilon) = (call.shape(0), epsilon(call)?);
     let channels = shape[1];
     let image: usize = shape[2..].iter().product();
@@ -425,35 +380,28 @@ fn eval_groups(inputs: &[Option<&[f64]>], call: &Call, groups: usize) -> OpResul
     Ok(vec![y])
 }
 
-fn decompose_instance(b: &mut dyn Build, call: &Call, inputs: &[Option<ValueId>]) -> OpResult<Vec<ValueId>> {
-    let [x, scale, bias] = [0, 1, 2].map(|i: usize| inputs[i].expect("required"));
+fn decompose_instance<'g>(call: &Call, x: &Args<Var<'g>>) -> OpResult<Vec<Var<'g>>> {
     let rank = call.shape(0).len();
     let axes: Vec<usize> = (2..rank).collect();
-    let (y, ..) = normalize(b, x, &axes, epsilon(call)?, true)?;
-    let scale = along_channels(b, scale, rank)?;
-    let bias = along_channels(b, bias, rank)?;
-    let y = binary(b, "Mul", y, scale)?;
-    Ok(vec![binary(b, "Add", y, bias)?])
+    let (y, ..) = normalize(x[0], &axes, epsilon(call)?, true);
+    let (scale, bias) = (along_channels(x[1], rank)?, along_channels(x[2], rank)?);
+    Ok(vec![y * scale + bias])
 }
 
-fn decompose_group(b: &mut dyn Build, call: &Call, inputs: &[Option<ValueId>]) -> OpResult<Vec<ValueId>> {
-    let [x, scale, bias] = [0, 1, 2].map(|i: usize| inputs[i].expect("required"));
-    let (shape, dtype, groups) = (call.shape(0), call.dtype(0), groups(call)?);
+fn decompose_group<'g>(call: &Call, x: &Args<Var<'g>>) -> OpResult<Vec<Var<'g>>> {
+    let (shape, groups) = (call.shape(0), groups(call)?);
     // [n, groups, c / groups, spatial..]
     let mut split = shape[..].to_vec();
     split.splice(1..2, [groups, shape[1] / groups]);
     let axes: Vec<usize> = (2..split.len()).collect();
-    let x = reshape(b, x, &split)?;
-    let x = b.cast(x, stash(call)?)?;
-    let (y, ..) = normalize(b, x, &axes, epsilon(call)?, true)?;
-    let mut y = b.cast(y, dtype)?;
-    for (op, p, len) in [("Mul", scale, call.shape(1)[0]), ("Add", bias, call.shape(2)[0])] {
-        let mut per_group = vec![1; split.len() - 1];
-        per_group[..2].copy_from_slice(&[groups, len / groups]);
-        let p = reshape(b, p, &per_group)?;
-        y = binary(b, op, y, p)?;
-    }
-    Ok(vec![reshape(b, y, shape)?])
+    let (y, ..) = normalize(x[0].shaped(&split).cast(stash(call)?), &axes, epsilon(call)?, true);
+    let per_group = |p: usize| {
+        let mut own = vec![1; split.len() - 1];
+        own[..2].copy_from_slice(&[groups, call.shape(p)[0] / groups]);
+        x[p].shaped(&own)
+    };
+    let y = y.cast(call.dtype(0)) * per_group(1) + per_group(2);
+    Ok(vec![y.shaped(shape)])
 }
 
 /// The facts of the normalized values and of this many statistics of each row.
@@ -478,8 +426,8 @@ fn infer_layer(call: &Call, statistics: usize) -> OpResult<Vec<Fact>> {
     Ok(outputs)
 }
 
-fn eval_layer(inputs: &[Option<&[f64]>], call: &Call, centred: bool) -> OpResult<Vec<Vec<f64>>> {
-    let x = inputs[0].expect("required");
+fn eval_layer(inputs: &Args<&[f64]>, call: &Call, centred: bool) -> OpResult<Vec<Vec<f64>>> {
+    let x = inputs[0];
     let (shape, epsilon) = (call.shape(0), epsilon(call)?);
     let (outer, inner) = shape.split_at(call.axis("axis", -1, shape)?);
     let (rows, row): (usize, usize) = (outer.iter().product(), inner.iter().product());
@@ -494,7 +442,7 @@ fn eval_layer(inputs: &[Option<&[f64]>], call: &Call, centred: bool) -> OpResult
         inverses.push(inverse);
     }
     let parameter = |input: usize| {
-        let values = inputs.get(input).copied().flatten()?;
+        let values = inputs.given(input)?;
         Some((values, Access::contiguous(call.shape(input).clone()).broadcast(shape)))
     };
     let parameters = [parameter(1), parameter(2)];
@@ -508,21 +456,13 @@ fn eval_layer(inputs: &[Option<&[f64]>], call: &Call, centred: bool) -> OpResult
     Ok(if centred { vec![y, means, inverses] } else { vec![y, inverses] })
 }
 
-fn decompose_layer(
-    b: &mut dyn Build,
-    call: &Call,
-    inputs: &[Option<ValueId>],
-    centred: bool,
-) -> OpResult<Vec<ValueId>> {
+fn decompose_layer<'g>(call: &Call, x: &Args<Var<'g>>, centred: bool) -> OpResult<Vec<Var<'g>>> {
     let shape = call.shape(0);
     let axes: Vec<usize> = (call.axis("axis", -1, shape)?..shape.len()).collect();
-    let x = b.cast(inputs[0].expect("required"), stash(call)?)?;
-    let (y, mean, inverse) = normalize(b, x, &axes, epsilon(call)?, centred)?;
-    let mut y = b.cast(y, call.dtype(0))?;
-    for (op, p) in ["Mul", "Add"].iter().zip(&inputs[1..]) {
-        if let Some(p) = *p {
-            y = binary(b, op, y, p)?;
-        }
+    let (y, mean, inverse) = normalize(x[0].cast(stash(call)?), &axes, epsilon(call)?, centred);
+    let mut y = y.cast(call.dtype(0)) * x[1];
+    if let Some(bias) = x.given(2) {
+        y = y + bias;
     }
     Ok([Some(y), mean, Some(inverse)].into_iter().flatten().collect())
 }
@@ -543,8 +483,8 @@ fn neighbours(call: &Call) -> OpResult<(usize, usize)> {
     }
 }
 
-fn eval_neighbours(inputs: &[Option<&[f64]>], call: &Call) -> OpResult<Vec<Vec<f64>>> {
-    let (x, shape, (size, before)) = (inputs[0].expect("required"), call.shape(0), neighbours(call)?);
+fn eval_neighbours(inputs: &Args<&[f64]>, call: &Call) -> OpResult<Vec<Vec<f64>>> {
+    let (x, shape, (size, before)) = (inputs[0], call.shape(0), neighbours(call)?);
     let (alpha, beta, bias) = (call.float("alpha", 1e-4)?, call.float("beta", 0.75)?, call.float("bias", 1.0)?);
     let (channels, inner): (usize, usize) = (shape[1], shape[2..].iter().product());
     let scaled = |(i, value): (usize, &f64)| {
@@ -557,24 +497,19 @@ fn eval_neighbours(inputs: &[Option<&[f64]>], call: &Call) -> OpResult<Vec<Vec<f
 }
 
 /// Computes the mean over channels by a pool, for which the channels are rows of an image.
-fn decompose_neighbours(b: &mut dyn Build, call: &Call, inputs: &[Option<ValueId>]) -> OpResult<Vec<ValueId>> {
-    let (x, shape, (size, before)) = (inputs[0].expect("required"), call.shape(0), neighbours(call)?);
+fn decompose_neighbours<'g>(call: &Call, x: Var<'g>) -> OpResult<Vec<Var<'g>>> {
+    let (shape, (size, before)) = (call.shape(0), neighbours(call)?);
     if shape.numel() == 0 {
-        return Ok(vec![b.op("Identity", &[x], Attrs::new())?]);
+        return Ok(vec![x]);
     }
-    let square = binary(b, "Mul", x, x)?;
-    let rows = reshape(b, square, &[shape[0], 1, shape[1], shape[2..].iter().product()])?;
+    let rows = (x * x).shaped(&[shape[0], 1, shape[1], shape[2..].iter().product()]);
     let window = Attrs::new()
         .with("kernel_shape", vec![size as i64, 1])
         .with("pads", vec![before as i64, 0, (size - 1 - before) as i64, 0])
         .with("count_include_pad", 1);
-    let mean = b.op("AveragePool", &[rows], window)?;
-    let mut sum = reshape(b, mean, shape)?;
-    for (op, name, default) in [("Mul", "alpha", 1e-4), ("Add", "bias", 1.0), ("Pow", "beta", 0.75)] {
-        let parameter = b.scalar(call.float(name, default)?, call.dtype(0));
-        sum = binary(b, op, sum, parameter)?;
-    }
-    Ok(vec![binary(b, "Div", x, sum)?])
+    let mean = rows.op("AveragePool", &[], window).shaped(shape);
+    let (alpha, bias) = (call.float("alpha", 1e-4)?, call.float("bias", 1.0)?);
+    Ok(vec![x / (mean * alpha + bias).pow(call.float("beta", 0.75)?)])
 }
 
 /// Upgrades opsets before 13, which flatten the input to two axes at `axis`, by default 1.
@@ -605,8 +540,8 @@ fn infer_softmax(call: &Call) -> OpResult<Vec<Fact>> {
     Ok(vec![call.fact(0).clone()])
 }
 
-fn eval_softmax(inputs: &[Option<&[f64]>], call: &Call, finish: fn(f64, f64, f64) -> f64) -> OpResult<Vec<Vec<f64>>> {
-    let x = inputs[0].expect("required");
+fn eval_softmax(inputs: &Args<&[f64]>, call: &Call, finish: fn(f64, f64, f64) -> f64) -> OpResult<Vec<Vec<f64>>> {
+    let x = inputs[0];
     let (shape, axes) = (call.shape(0), softmax_axes(call)?);
     // Rows are numbered by where they start.
     let mut rows = Vec::with_capacity(x.len());
@@ -624,24 +559,17 @@ fn eval_softmax(inputs: &[Option<&[f64]>], call: &Call, finish: fn(f64, f64, f64
     Ok(vec![rows.iter().zip(x).map(|(&r, &x)| finish(x, max[r], sum[r])).collect()])
 }
 
-fn decompose_softmax(b: &mut dyn Build, call: &Call, inputs: &[Option<ValueId>], log: bool) -> OpResult<Vec<ValueId>> {
-    let x = inputs[0].expect("required");
+fn decompose_softmax<'g>(call: &Call, x: Var<'g>, log: bool) -> OpResult<Vec<Var<'g>>> {
     let axes = softmax_axes(call)?;
     if axes.is_empty() {
         // The only member of a row: 1, or 0 as a logarithm.
-        let zero = binary(b, "Sub", x, x)?;
-        return Ok(vec![if log { zero } else { b.op("Exp", &[zero], Attrs::new())? }]);
+        let zero = x.op("Sub", &[x], Attrs::new());
+        return Ok(vec![if log { zero } else { zero.exp() }]);
     }
-    let max = reduce(b, "ReduceMax", x, &axes)?;
-    let shifted = binary(b, "Sub", x, max)?;
-    let exp = b.op("Exp", &[shifted], Attrs::new())?;
-    let sum = reduce(b, "ReduceSum", exp, &axes)?;
-    Ok(vec![if log {
-        let log = b.op("Log", &[sum], Attrs::new())?;
-        binary(b, "Sub", shifted, log)?
-    } else {
-        binary(b, "Div", exp, sum)?
-    }])
+    let shifted = x - reduce("ReduceMax", x, &axes);
+    let exp = shifted.exp();
+    let sum = reduce("ReduceSum", exp, &axes);
+    Ok(vec![if log { shifted - sum.log() } else { exp / sum }])
 }
 
 #[cfg(test)]

@@ -1,11 +1,11 @@
 //! Rows of ONNX Runtime's domain for weights of few bits: products of small integers with scales, and numbers packed
 //! into bytes.
 
-use super::compose::{binary, composed, given, outputs, required, reshape, transpose, with_number};
-use super::index::as_shape;
+use super::compose::composed;
+use super::index::{as_shape, from_start};
 use super::{expect_dtype, input_name, output, required_ints};
 use crate::dtype::DType;
-use crate::op::{Attrs, Build, Call, Eval, Fact, Lower, OpDef, OpResult, ValueId, one, optional, variadic};
+use crate::op::{Args, Attrs, Call, Eval, Fact, Lower, Nodes, OpDef, OpResult, Var, one, optional, variadic};
 
 const BLOCKS: &[&str] = &["K", "N", "bits", "block_size"];
 
@@ -24,13 +24,9 @@ pub(super) static OPS: &[OpDef] = &[
         ],
         |b, call, x| {
             let dtype = scale_type(call, &[2, 3, 6])?;
-            let product = b.node("MatMulInteger", &[x[0], x[1], given(x, 4), given(x, 5)], Attrs::new())?;
-            let mut y = scaled(b, product, required(x, 2), required(x, 3))?;
-            if let Some(bias) = given(x, 6) {
-                let bias = b.cast(bias, DType::F32)?;
-                y = binary(b, "Add", y, bias)?;
-            }
-            Ok(vec![b.cast(y, dtype)?])
+            let product = b.op("MatMulInteger", &[x.0[0], x.0[1], x.given(4), x.given(5)], Attrs::new());
+            let y = scaled(product, x[2], x[3]);
+            Ok(vec![x.given(6).map_or(y, |bias| y + bias.cast(DType::F32)).cast(dtype)])
         },
     )
     .sample(|s| {
@@ -44,9 +40,9 @@ pub(super) static OPS: &[OpDef] = &[
         "MatMulIntegerToFloat of DynamicQuantizeLinear",
         &[one("A"), one("B"), one("b_scale"), optional("b_zero_point"), optional("bias")],
         |b, _, x| {
-            let a = outputs(b, "DynamicQuantizeLinear", &x[..1], Attrs::new())?;
-            let inputs = [Some(a[0]), x[1], Some(a[1]), x[2], Some(a[2]), given(x, 3), given(x, 4)];
-            Ok(vec![b.node("MatMulIntegerToFloat", &inputs, Attrs::new())?])
+            let [a, scale, zero] = b.outputs("DynamicQuantizeLinear", &[x[0]], Attrs::new());
+            let inputs = [Some(a), x.0[1], Some(scale), x.0[2], Some(zero), x.given(3), x.given(4)];
+            Ok(vec![b.op("MatMulIntegerToFloat", &inputs, Attrs::new())])
         },
     )
     .sample(|s| s.floats(&[&[2, 3, 8]]).input(DType::I8, &[8, 5], -128.0, 127.0).given(DType::F32, &[], &[0.0625])),
@@ -81,16 +77,16 @@ pub(super) static OPS: &[OpDef] = &[
         "QuantizeLinear of Concat of DequantizeLinears: each input is followed by its scale and its zero point",
         &[one("Y_scale"), one("Y_zero_point"), variadic("inputs")],
         |b, call, x| {
-            let parts = x[2..].chunks(3).enumerate().map(|(i, part)| match part.len() {
-                3 => b.node("DequantizeLinear", part, Attrs::new()),
+            let parts = x.0[2..].chunks(3).enumerate().map(|(i, part)| match part.len() {
+                3 => Ok(b.op("DequantizeLinear", part, Attrs::new())),
                 _ => Err(format!(
                     "{}: expected a scale and a zero point behind it, found none",
                     input_name(call, 2 + 3 * i)
                 )),
             });
             let parts = parts.collect::<OpResult<Vec<_>>>()?;
-            let y = b.op("Concat", &parts, call.attrs.clone())?;
-            Ok(vec![b.node("QuantizeLinear", &[Some(y), x[0], x[1]], Attrs::new())?])
+            let y = b.op("Concat", &parts, call.attrs.clone());
+            Ok(vec![y.op("QuantizeLinear", &[x[0], x[1]], Attrs::new())])
         },
     )
     .sample(|s| {
@@ -112,10 +108,10 @@ pub(super) static OPS: &[OpDef] = &[
         &[one("X"), one("X_scale"), optional("x_zero_point"), one("y_scale"), one("y_zero_point")],
         |b, call, x| {
             let flat = call.int("opset", 13)? < 13;
-            let numbers = b.node("DequantizeLinear", &x[..3], Attrs::new())?;
+            let numbers = b.op("DequantizeLinear", &x.0[..3], Attrs::new());
             let axis = call.int("axis", if flat { 1 } else { -1 })?;
-            let y = b.op("Softmax", &[numbers], Attrs::new().with("axis", axis).with("flatten", i64::from(flat)))?;
-            Ok(vec![b.node("QuantizeLinear", &[Some(y), x[3], x[4]], Attrs::new())?])
+            let y = numbers.op("Softmax", &[], Attrs::new().with("axis", axis).with("flatten", i64::from(flat)));
+            Ok(vec![y.op("QuantizeLinear", &[x[3], x[4]], Attrs::new())])
         },
     )
     .sample(|s| {
@@ -143,12 +139,9 @@ pub(super) static OPS: &[OpDef] = &[
             one("z_zero_point"),
         ],
         |b, _, x| {
-            let (yes, no) = (
-                b.node("DequantizeLinear", &x[1..4], Attrs::new())?,
-                b.node("DequantizeLinear", &x[4..7], Attrs::new())?,
-            );
-            let y = b.op("Where", &[required(x, 0), yes, no], Attrs::new())?;
-            Ok(vec![b.node("QuantizeLinear", &[Some(y), x[7], x[8]], Attrs::new())?])
+            let number = |first: usize| b.op("DequantizeLinear", &x.0[first..first + 3], Attrs::new());
+            let y = x[0].select(number(1), number(4));
+            Ok(vec![y.op("QuantizeLinear", &[x[7], x[8]], Attrs::new())])
         },
     )
     .sample(|s| {
@@ -205,7 +198,7 @@ pub(super) static OPS: &[OpDef] = &[
         &[one("bytes")],
         |call| Packed::of(call).map(|p| vec![p.fact]),
         Eval::Tensor(|x, call| Packed::of(call)?.eval(x)),
-        Lower::Decompose(|b, call, x| Packed::of(call)?.nodes(b, x)),
+        Lower::Decompose(|b, call, x| Packed::of(call)?.nodes(b, x[0])),
     )
     .sample(|s| s.input(DType::U8, &[8], 0.0, 255.0).ints("shape", &[3, 5]).attr("bits", 4).attr("signed", 1))
     .attrs(&["bits", "shape", "signed"]),
@@ -228,7 +221,7 @@ pub(super) static OPS: &[OpDef] = &[
     .attrs(&["bits", "block_size", "gather_axis", "quantize_axis"]),
 ];
 
-fn looked_up(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>]) -> OpResult<Vec<ValueId>> {
+fn looked_up<'g>(b: Nodes<'g>, call: &Call, x: &Args<Var<'g>>) -> OpResult<Vec<Var<'g>>> {
     let dtype = expect_dtype(call, 2, "a float type", DType::is_float)?;
     let held = expect_dtype(call, 0, "u8 or i8", |d| matches!(d, DType::U8 | DType::I8))?;
     let (data, indices) = (call.shape(0), call.shape(1).len());
@@ -262,69 +255,55 @@ fn looked_up(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>]) -> OpResult<
     if call.has(3) {
         expect(3, held, blocks.div_ceil(per))?;
     }
-    let at = required(x, 1);
-    let take = |b: &mut dyn Build, table: usize, at| {
-        b.op("Gather", &[required(x, table), at], Attrs::new().with("axis", gather as i64))
-    };
-    let mut numbers = take(b, 0, at)?;
+    let at = x[1];
+    let take = |table: usize, at| x[table].gather(at, gather as i64);
+    let mut numbers = take(0, at);
     // If indices are along the axis of the blocks, each index has its own block.
     let each = gather == quantize;
-    let mut of = at;
-    if each {
-        let end = with_number(b, "Add", at, data[gather] as f64)?;
-        let behind = with_number(b, "Less", at, 0.0)?;
-        let from_start = b.op("Where", &[behind, end, at], Attrs::new())?;
-        of = with_number(b, "Div", from_start, block as f64)?;
-    }
-    let mut parameters = [Some(take(b, 2, of)?), None];
-    if call.has(3) {
-        parameters[1] = Some(take(b, 3, of)?);
-    }
+    let of = if each { from_start(at, data[gather]) / block as f64 } else { at };
+    let mut scale = take(2, of);
+    let mut zero = x.given(3).map(|_| take(3, of));
     if per > 1 {
         numbers = unpacked(b, numbers, bits)?;
-        if let Some(zero) = &mut parameters[1] {
+        if let Some(zero) = &mut zero {
             let all = unpacked(b, *zero, bits)?;
-            *zero = b.slice(all, b.fact(all).shape.len() - 1, 0, blocks)?;
+            *zero = all.part(all.shape()?.len() - 1, 0..blocks);
         }
     }
-    let shape = b.fact(numbers).shape;
+    let shape = numbers.shape()?;
     let along = if quantize < gather { quantize } else { quantize + indices - usize::from(quantize > gather) };
     if !each {
-        let (before, behind) = (&shape[..along], &shape[along + 1..]);
         let missing = blocks * block - shape[along];
         if missing > 0 {
             let mut pads = vec![0; 2 * shape.len()];
             pads[shape.len() + along] = missing as i64;
-            numbers = b.op("Pad", &[numbers], Attrs::new().with("pads", pads))?;
+            numbers = numbers.op("Pad", &[], Attrs::new().with("pads", pads));
         }
-        numbers = reshape(b, numbers, &[before, &[blocks, block], behind].concat())?;
-        for parameter in parameters.iter_mut().flatten() {
-            *parameter = reshape(b, *parameter, &[before, &[blocks, 1], behind].concat())?;
-        }
+        let split =
+            |value: Var<'g>, within| value.shaped(&[&shape[..along], &[blocks, within], &shape[along + 1..]].concat());
+        numbers = split(numbers, block);
+        scale = split(scale, 1);
+        zero = zero.map(|zero| split(zero, 1));
     }
-    let numbers = b.cast(numbers, dtype)?;
-    let zero = match (parameters[1], held) {
-        (Some(zero), _) => b.cast(zero, dtype)?,
+    let numbers = numbers.cast(dtype);
+    let zero = match (zero, held) {
+        (Some(zero), _) => zero.cast(dtype),
         (None, DType::U8) => b.scalar(f64::from(1u32 << (bits - 1)), dtype),
         (None, _) => b.scalar(0.0, dtype),
     };
-    let centred = binary(b, "Sub", numbers, zero)?;
-    let mut y = binary(b, "Mul", centred, parameters[0].expect("scales are required"))?;
-    if !each {
-        let mut padded = shape.clone();
-        padded[along] = blocks * block;
-        y = reshape(b, y, &padded)?;
-        y = b.slice(y, along, 0, shape[along])?;
+    let y = (numbers - zero) * scale;
+    if each {
+        return Ok(vec![y]);
     }
-    Ok(vec![y])
+    let mut padded = shape.clone();
+    padded[along] = blocks * block;
+    Ok(vec![y.shaped(&padded).part(along, 0..shape[along])])
 }
 
 /// Scales a product of integers in `f32`. A half could not hold every sum, whatever the type of the scales.
-fn scaled(b: &mut dyn Build, product: ValueId, left: ValueId, right: ValueId) -> OpResult<ValueId> {
-    let (left, right) = (b.cast(left, DType::F32)?, b.cast(right, DType::F32)?);
-    let scale = binary(b, "Mul", left, right)?;
-    let numbers = b.cast(product, DType::F32)?;
-    binary(b, "Mul", numbers, scale)
+fn scaled<'g>(product: Var<'g>, left: Var<'g>, right: Var<'g>) -> Var<'g> {
+    let scale = left.cast(DType::F32) * right.cast(DType::F32);
+    product.cast(DType::F32) * scale
 }
 
 /// The common type of the scales and of the inputs beside them.
@@ -339,54 +318,43 @@ fn scale_type(call: &Call, inputs: &[usize]) -> OpResult<DType> {
     }
 }
 
-fn gemm(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>]) -> OpResult<Vec<ValueId>> {
+fn gemm<'g>(b: Nodes<'g>, call: &Call, x: &Args<Var<'g>>) -> OpResult<Vec<Var<'g>>> {
     let dtype = scale_type(call, &[1, 4, 7])?;
-    let mut matrices = [required(x, 0), required(x, 3)];
+    let mut matrices = [x[0], x[3]];
     for (matrix, (input, flip)) in matrices.iter_mut().zip([(0, "transA"), (3, "transB")]) {
         if call.shape(input).len() != 2 {
             return Err(format!("input '{}': expected a matrix, found {}", input_name(call, input), call.shape(input)));
         }
         if call.int(flip, 0)? != 0 {
-            *matrix = transpose(b, *matrix, &[1, 0])?;
+            *matrix = matrix.transpose(&[1, 0]);
         }
     }
-    let mut sums = b.node("MatMulInteger", &[Some(matrices[0]), Some(matrices[1]), x[2], x[5]], Attrs::new())?;
-    if let Some(c) = given(x, 6) {
-        sums = binary(b, "Add", sums, c)?;
-    }
-    let mut y = scaled(b, sums, required(x, 1), required(x, 4))?;
+    let sums = b.op("MatMulInteger", &[Some(matrices[0]), Some(matrices[1]), x.0[2], x.0[5]], Attrs::new());
+    let sums = x.given(6).map_or(sums, |c| sums + c);
+    let y = scaled(sums, x[1], x[4]);
     let alpha = call.float("alpha", 1.0)?;
-    if alpha != 1.0 {
-        y = with_number(b, "Mul", y, alpha)?;
-    }
-    let Some(scale) = given(x, 7) else { return Ok(vec![b.cast(y, dtype)?]) };
-    let scale = b.cast(scale, DType::F32)?;
-    let to = match given(x, 8) {
+    let y = if alpha == 1.0 { y } else { y * alpha };
+    let Some(scale) = x.given(7) else { return Ok(vec![y.cast(dtype)]) };
+    let to = match x.given(8) {
         Some(_) => Attrs::new(),
         None => Attrs::new().with("output_dtype", call.dtype(0).onnx()),
     };
-    Ok(vec![b.node("QuantizeLinear", &[Some(y), Some(scale), given(x, 8)], to)?])
+    Ok(vec![b.op("QuantizeLinear", &[Some(y), Some(scale.cast(DType::F32)), x.given(8)], to)])
 }
 
 /// Unpacks numbers of `bits` bits from bytes along the last axis, the lowest bits first.
-fn unpacked(b: &mut dyn Build, bytes: ValueId, bits: usize) -> OpResult<ValueId> {
-    let mut shape = b.fact(bytes).shape.to_vec();
-    let mut parts = Vec::new();
-    for lowest in (0..8).step_by(bits) {
-        let mut part = bytes;
-        if lowest > 0 {
-            part = with_number(b, "Div", part, f64::from(1u32 << lowest))?;
-        }
-        if lowest + bits < 8 {
-            part = with_number(b, "Mod", part, f64::from(1u32 << bits))?;
-        }
-        parts.push(b.op("Unsqueeze", &[part], Attrs::new().with("axes", vec![-1]))?);
-    }
-    let together = b.op("Concat", &parts, Attrs::new().with("axis", -1))?;
+fn unpacked<'g>(b: Nodes<'g>, bytes: Var<'g>, bits: usize) -> OpResult<Var<'g>> {
+    let mut shape = bytes.shape()?;
+    let part = |lowest: usize| {
+        let above = if lowest > 0 { bytes / f64::from(1u32 << lowest) } else { bytes };
+        let own = if lowest + bits < 8 { above % f64::from(1u32 << bits) } else { above };
+        own.unsqueeze(&[-1])
+    };
+    let parts: Vec<_> = (0..8).step_by(bits).map(part).collect();
     if let Some(last) = shape.last_mut() {
         *last *= 8 / bits;
     }
-    reshape(b, together, &shape)
+    Ok(b.concat(&parts, -1).shaped(&shape))
 }
 
 /// Integers packed into bytes.
@@ -413,8 +381,8 @@ impl Packed {
         }
     }
 
-    fn eval(&self, x: &[Option<&[f64]>]) -> OpResult<Vec<Vec<f64>>> {
-        let bytes = x[0].ok_or("input 'bytes' has no value")?;
+    fn eval(&self, x: &Args<&[f64]>) -> OpResult<Vec<Vec<f64>>> {
+        let bytes = x[0];
         let (per, values) = (8 / self.bits, 1 << self.bits);
         let number = |at: usize| {
             let bits = bytes[at / per] as i32 >> (at % per * self.bits) & (values - 1);
@@ -423,17 +391,14 @@ impl Packed {
         Ok(vec![(0..self.fact.shape.numel()).map(number).collect()])
     }
 
-    fn nodes(&self, b: &mut dyn Build, x: &[Option<ValueId>]) -> OpResult<Vec<ValueId>> {
-        let all = unpacked(b, required(x, 0), self.bits)?;
-        let mut y = b.slice(all, 0, 0, self.fact.shape.numel())?;
+    fn nodes<'g>(&self, b: Nodes<'g>, bytes: Var<'g>) -> OpResult<Vec<Var<'g>>> {
+        let mut y = unpacked(b, bytes, self.bits)?.part(0, 0..self.fact.shape.numel());
         if self.signed {
             let values = f64::from(1u32 << self.bits);
-            let low = b.cast(y, DType::I8)?;
-            let negative = with_number(b, "GreaterOrEqual", low, values / 2.0)?;
-            let lowered = with_number(b, "Sub", low, values)?;
-            y = b.op("Where", &[negative, lowered, low], Attrs::new())?;
+            let low = y.cast(DType::I8);
+            y = low.greater_or_equal(values / 2.0).select(low - values, low);
         }
-        Ok(vec![reshape(b, y, &self.fact.shape)?])
+        Ok(vec![y.shaped(&self.fact.shape)])
     }
 }
 
@@ -500,10 +465,9 @@ impl Weights {
         f64::from(1u32 << (self.bits - 1))
     }
 
-    fn eval(&self, x: &[Option<&[f64]>], call: &Call) -> OpResult<Vec<Vec<f64>>> {
-        let [bytes, scales] =
-            [BYTES, SCALES].map(|i| x[i].expect("a required input is present: arity is checked first"));
-        let given = |input: usize| x.get(input).copied().flatten();
+    fn eval(&self, x: &Args<&[f64]>, call: &Call) -> OpResult<Vec<Vec<f64>>> {
+        let [bytes, scales] = [BYTES, SCALES].map(|i| x[i]);
+        let given = |input: usize| x.given(input);
         let few = |bytes: &[f64], at: usize| {
             let per = 8 / self.bits;
             f64::from(bytes[at / per] as u32 >> (at % per * self.bits) & ((1 << self.bits) - 1))
@@ -526,44 +490,31 @@ impl Weights {
         Ok(vec![weights])
     }
 
-    fn nodes(&self, b: &mut dyn Build, call: &Call, x: &[Option<ValueId>]) -> OpResult<ValueId> {
+    fn nodes<'g>(&self, b: Nodes<'g>, call: &Call, x: &Args<Var<'g>>) -> OpResult<Var<'g>> {
         let &Weights { n, k, bits, block, blocks, dtype } = self;
-        let bytes = reshape(b, required(x, BYTES), &[n, blocks * block * bits / 8])?;
-        let whole = unpacked(b, bytes, bits)?;
-        let numbers = b.cast(whole, dtype)?;
-        let zero = match given(x, ZEROS) {
+        let numbers = unpacked(b, x[BYTES].shaped(&[n, blocks * block * bits / 8]), bits)?.cast(dtype);
+        // The parameter of each number: that of its block, or of the group that lists it.
+        let shape = if call.has(GROUPS) { [n, k, 1] } else { [n, blocks, block] };
+        let each = |parameter: Var<'g>| {
+            let listed = x.given(GROUPS).map_or(parameter, |groups| parameter.gather(groups.part(0, 0..k), 1));
+            listed.shaped(&[n, shape[1], 1])
+        };
+        let zero = match x.given(ZEROS) {
             None => b.scalar(self.middle(), dtype),
             Some(zero) if call.dtype(ZEROS) == DType::U8 => {
-                let zero = reshape(b, zero, &[n, self.zero_bytes()])?;
-                let zero = unpacked(b, zero, bits)?;
-                let zero = b.slice(zero, 1, 0, blocks)?;
-                b.cast(zero, dtype)?
+                let zero = unpacked(b, zero.shaped(&[n, self.zero_bytes()]), bits)?;
+                each(zero.part(1, 0..blocks).cast(dtype))
             }
-            Some(zero) => reshape(b, zero, &[n, blocks])?,
+            Some(zero) => each(zero.shaped(&[n, blocks])),
         };
-        // The parameter of each number: that of its block, or of the group that lists it.
-        let mut parameters = [zero, reshape(b, required(x, SCALES), &[n, blocks])?];
-        let shape = if call.has(GROUPS) { [n, k, 1] } else { [n, blocks, block] };
-        for parameter in parameters.iter_mut() {
-            if b.fact(*parameter).shape.is_empty() {
-                continue;
-            }
-            if let Some(groups) = given(x, GROUPS) {
-                let groups = b.slice(groups, 0, 0, k)?;
-                *parameter = b.op("Gather", &[*parameter, groups], Attrs::new().with("axis", 1))?;
-            }
-            *parameter = reshape(b, *parameter, &[n, shape[1], 1])?;
-        }
-        let numbers = if call.has(GROUPS) { b.slice(numbers, 1, 0, k)? } else { numbers };
-        let numbers = reshape(b, numbers, &shape)?;
-        let centred = binary(b, "Sub", numbers, parameters[0])?;
-        let weights = binary(b, "Mul", centred, parameters[1])?;
-        let weights = reshape(b, weights, &[n, shape[1] * shape[2]])?;
-        b.slice(weights, 1, 0, k)
+        let scale = each(x[SCALES].shaped(&[n, blocks]));
+        let numbers = if call.has(GROUPS) { numbers.part(1, 0..k) } else { numbers };
+        let weights = (numbers.shaped(&shape) - zero) * scale;
+        Ok(weights.shaped(&[n, shape[1] * shape[2]]).part(1, 0..k))
     }
 }
 
-fn few_bits(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>]) -> OpResult<Vec<ValueId>> {
+fn few_bits<'g>(b: Nodes<'g>, call: &Call, x: &Args<Var<'g>>) -> OpResult<Vec<Var<'g>>> {
     if call.int("weight_prepacked", 0)? != 0 {
         return Err(
             "attribute 'weight_prepacked': expected 0, found another: weights come as the specification has them"
@@ -571,15 +522,11 @@ fn few_bits(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>]) -> OpResult<V
         );
     }
     call.int("accuracy_level", 0)?;
-    let kept = call.attrs.iter().filter(|(name, _)| BLOCKS.contains(name));
-    let attrs = kept.fold(Attrs::new(), |attrs, (name, value)| attrs.with(name, value.clone()));
-    let mut inputs = x[1..x.len().min(5)].to_vec();
-    while inputs.last() == Some(&None) {
+    let mut inputs = x.0[1..x.0.len().min(5)].to_vec();
+    while matches!(inputs.last(), Some(None)) {
         inputs.pop();
     }
-    let weights = b.node("plimsoll.Weights", &inputs, attrs)?;
-    let weights = b.cast(weights, call.dtype(0))?;
-    let weights = transpose(b, weights, &[1, 0])?;
-    let y = binary(b, "MatMul", required(x, 0), weights)?;
-    Ok(vec![given(x, 5).map_or(Ok(y), |bias| binary(b, "Add", y, bias))?])
+    let weights = b.op("plimsoll.Weights", &inputs, call.attrs.only(BLOCKS));
+    let y = x[0].matmul(weights.cast(call.dtype(0)).transpose(&[1, 0]));
+    Ok(vec![x.given(5).map_or(y, |bias| y + bias)])
 }

@@ -2,7 +2,7 @@
 
 use super::{expect_dtype, indices, output, position};
 use crate::dtype::DType;
-use crate::op::{Attrs, Build, Call, Eval, Fact, Input, Lower, OpDef, OpResult, ValueId, one, optional};
+use crate::op::{Args, Attrs, Call, Eval, Fact, Input, Lower, Nodes, OpDef, OpResult, Var, one, optional};
 use crate::shape::Shape;
 
 const QUANTIZE: &[Input] = &[one("x"), one("y_scale"), optional("y_zero_point")];
@@ -22,15 +22,10 @@ pub(super) static OPS: &[OpDef] = &[
         }),
         Lower::Decompose(|b, call, x| {
             let to = quantize(call)?[0].dtype;
-            let ([x, scale, zero], (low, high)) = (operands(b, call, x, DType::is_float)?, bounds(to));
-            let x = x.expect("a required input is present: arity is checked first");
-            let ratio = b.node("Div", &[Some(x), scale], Attrs::new())?;
-            let mut whole = b.op("Round", &[ratio], Attrs::new())?;
-            if zero.is_some() {
-                whole = b.node("Add", &[Some(whole), zero], Attrs::new())?;
-            }
-            let held = b.op("Clip", &[whole], Attrs::new().with("min", low).with("max", high))?;
-            Ok(vec![b.op("Cast", &[held], Attrs::new().with("to", to.onnx()))?])
+            let ((x, scale, zero), (low, high)) = (operands(b, call, x, DType::is_float)?, bounds(to));
+            let whole = (x / scale).round();
+            let whole = zero.map_or(whole, |zero| whole + zero);
+            Ok(vec![whole.clip(low, high).cast(to)])
         }),
     )
     .sample(|s| {
@@ -49,13 +44,8 @@ pub(super) static OPS: &[OpDef] = &[
         Eval::Tensor(|x, call| each(x, call, |x, scale, zero| (x - zero) * scale)),
         Lower::Decompose(|b, call, x| {
             // Sums of products are exact; floats of their size are not.
-            let [x, scale, zero] = operands(b, call, x, |dtype| dtype == DType::I32)?;
-            let x = match zero {
-                Some(_) => b.node("Sub", &[x, zero], Attrs::new())?,
-                None => x.expect("a required input is present: arity is checked first"),
-            };
-            let x = b.cast(x, call.dtype(1))?;
-            Ok(vec![b.node("Mul", &[Some(x), scale], Attrs::new())?])
+            let (x, scale, zero) = operands(b, call, x, |dtype| dtype == DType::I32)?;
+            Ok(vec![zero.map_or(x, |zero| x - zero).cast(call.dtype(1)) * scale])
         }),
     )
     .sample(|s| s.input(DType::U8, &[2, 3, 4], 0.0, 99.0).given(DType::F32, &[], &[0.25]))
@@ -69,7 +59,7 @@ pub(super) static OPS: &[OpDef] = &[
             Ok(vec![Fact::new(DType::U8, call.shape(0).clone()), Fact::new(dtype, []), Fact::new(DType::U8, [])])
         },
         Eval::Tensor(|x, _| {
-            let x = x[0].ok_or("input 'x' has no value")?;
+            let x = x[0];
             let low = x.iter().copied().fold(0.0, f64::min);
             let range = x.iter().copied().fold(0.0, f64::max) - low;
             let scale = if range > 0.0 { range / 255.0 } else { 1.0 };
@@ -83,27 +73,19 @@ pub(super) static OPS: &[OpDef] = &[
 ];
 
 /// Like `eval` above. As in ONNX Runtime, data of zeros has the scale 1.
-fn fit(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>]) -> OpResult<Vec<ValueId>> {
-    let x = x[0].expect("a required input is present: arity is checked first");
-    let (zero, one, steps) = (b.scalar(0.0, DType::F32), b.scalar(1.0, DType::F32), b.scalar(255.0, DType::F32));
-    let plain = Attrs::new;
-    let mut ends = [zero; 2];
+fn fit<'g>(b: Nodes<'g>, call: &Call, x: &Args<Var<'g>>) -> OpResult<Vec<Var<'g>>> {
+    let x = x[0];
+    let [zero, one, steps] = [0.0, 1.0, 255.0].map(|n| b.scalar(n, DType::F32));
+    let (mut low, mut high) = (zero, zero);
     if call.shape(0).numel() > 0 {
-        for (end, (reduce, join)) in ends.iter_mut().zip([("ReduceMin", "Min"), ("ReduceMax", "Max")]) {
-            let most = b.op(reduce, &[x], plain().with("keepdims", 0))?;
-            *end = b.op(join, &[most, zero], plain())?;
-        }
+        low = x.reduce_min(&[], false).min(zero);
+        high = x.reduce_max(&[], false).max(zero);
     }
-    let range = b.op("Sub", &[ends[1], ends[0]], plain())?;
-    let wide = b.op("Greater", &[range, zero], plain())?;
-    let scale = b.op("Div", &[range, steps], plain())?;
-    let scale = b.op("Where", &[wide, scale, one], plain())?;
-    let below = b.op("Div", &[ends[0], scale], plain())?;
-    let below = b.op("Neg", &[below], plain())?;
-    let below = b.op("Round", &[below], plain())?;
-    let below = b.op("Clip", &[below], plain().with("min", 0.0).with("max", 255.0))?;
-    let point = b.cast(below, DType::U8)?;
-    Ok(vec![b.op("QuantizeLinear", &[x, scale, point], plain())?, scale, point])
+    let range = high - low;
+    let wide = range.greater(zero);
+    let scale = wide.select(range / steps, one);
+    let point = (-(low / scale)).round().clip(0.0, 255.0).cast(DType::U8);
+    Ok(vec![x.op("QuantizeLinear", &[scale, point], Attrs::new()), scale, point])
 }
 
 /// The smallest and the largest value of a small integer type.
@@ -125,9 +107,8 @@ pub(super) fn spread(shape: &Shape, behind: usize) -> Shape {
 }
 
 /// Reshapes a parameter by [`spread`].
-pub(super) fn spread_node(b: &mut dyn Build, value: ValueId, behind: usize) -> OpResult<ValueId> {
-    let shape = spread(&b.fact(value).shape, behind);
-    b.op("Reshape", &[value], Attrs::new().with("shape", &shape[..]))
+pub(super) fn spread_node(value: Var, behind: usize) -> OpResult<Var> {
+    Ok(value.shaped(&spread(&value.shape()?, behind)))
 }
 
 /// How scales and zero points are shared among the elements.
@@ -201,9 +182,9 @@ fn dequantize(call: &Call) -> OpResult<Vec<Fact>> {
 }
 
 /// Applies `f` to every element with its scale and its zero point.
-fn each(x: &[Option<&[f64]>], call: &Call, number: impl Fn(f64, f64, f64) -> f64) -> OpResult<Vec<Vec<f64>>> {
-    let [values, scale] = [0, 1].map(|i| x[i].expect("a required input is present: arity is checked first"));
-    let (differ, zero) = (differ(call)?, x.get(2).copied().flatten());
+fn each(x: &Args<&[f64]>, call: &Call, number: impl Fn(f64, f64, f64) -> f64) -> OpResult<Vec<Vec<f64>>> {
+    let [values, scale] = [0, 1].map(|i| x[i]);
+    let (differ, zero) = (differ(call)?, x.given(2));
     let one = |(mut index, &x): (Vec<usize>, &f64)| {
         let at = match differ {
             Differ::Nowhere => 0,
@@ -220,32 +201,26 @@ fn each(x: &[Option<&[f64]>], call: &Call, number: impl Fn(f64, f64, f64) -> f64
 
 /// The data, the scale and the zero point in the scale's type and in shapes that broadcast. Data stays in its type if
 /// `keep` says so.
-fn operands(
-    b: &mut dyn Build,
+fn operands<'g>(
+    b: Nodes<'g>,
     call: &Call,
-    x: &[Option<ValueId>],
+    x: &Args<Var<'g>>,
     keep: fn(DType) -> bool,
-) -> OpResult<[Option<ValueId>; 3]> {
-    let to = Attrs::new().with("to", call.dtype(1).onnx());
+) -> OpResult<(Var<'g>, Var<'g>, Option<Var<'g>>)> {
     let (differ, shape) = (differ(call)?, call.shape(0));
-    let mut operands = [x[0], x[1], x.get(2).copied().flatten()];
-    for (i, operand) in operands.iter_mut().enumerate() {
-        let Some(value) = operand else { continue };
-        if i != 1 && !keep(b.fact(*value).dtype) {
-            *value = b.op("Cast", &[*value], to.clone())?;
+    let cast = |value: Var<'g>| OpResult::Ok(if keep(value.fact()?.dtype) { value } else { value.cast(call.dtype(1)) });
+    let shared = |value: Var<'g>| match differ {
+        Differ::Nowhere => spread_node(value, 0),
+        Differ::Along(axis) => spread_node(value, shape.len() - axis - 1),
+        Differ::Blocks(axis, block) => {
+            let number = |k: usize| (k / block) as f64;
+            let blocks = b.constant(DType::I64, [shape[axis]], || (0..shape[axis]).map(number).collect());
+            Ok(value.gather(blocks, axis as i64))
         }
-        *value = match differ {
-            _ if i == 0 => *value,
-            Differ::Nowhere => spread_node(b, *value, 0)?,
-            Differ::Along(axis) => spread_node(b, *value, shape.len() - axis - 1)?,
-            Differ::Blocks(axis, block) => {
-                let number = |k: usize| (k / block) as f64;
-                let blocks = b.constant(DType::I64, [shape[axis]], || (0..shape[axis]).map(number).collect())?;
-                b.op("Gather", &[*value, blocks], Attrs::new().with("axis", axis as i64))?
-            }
-        };
-    }
-    Ok(operands)
+    };
+    let data = cast(x[0])?;
+    let scale = shared(x[1])?;
+    Ok((data, scale, x.given(2).map(|zero| shared(cast(zero)?)).transpose()?))
 }
 
 #[cfg(test)]

@@ -11,8 +11,9 @@
 use super::{output, same_float};
 use crate::dtype::DType;
 use crate::op::{
-    Attr, Attrs, Build, Call, Eval, Fact, Infer, Input, Lower, Nodes, OpDef, OpResult, Tensors, ValueId, one, optional,
+    Args, Attr, Call, Eval, Fact, Infer, Input, Lower, Nodes, OpDef, OpResult, Rule, Tensors, Var, one, optional,
 };
+use std::ops::Range;
 
 /// Upper bound of the sequence length: each step is a cell of the graph.
 const LONGEST: usize = 1 << 12;
@@ -69,7 +70,7 @@ const fn row(
     inputs: &'static [Input],
     infer: Infer,
     eval: Tensors,
-    nodes: Nodes,
+    nodes: Rule,
 ) -> OpDef {
     let attrs = &["activations", "direction", "hidden_size", "input_forget", "layout", "linear_before_reset"];
     let (eval, lower) = (Eval::Tensor(eval), Lower::Decompose(nodes));
@@ -88,7 +89,7 @@ struct Cell {
     /// the product of a state with R, and the peepholes.
     step: fn(&Call, &[f64], &State, &dyn Fn(&[f64]) -> Vec<f64>, Option<&[f64]>) -> OpResult<State>,
     /// Builds the nodes of the next state.
-    nodes: fn(&mut dyn Build, &Call, ValueId, &[ValueId], &Recurrence) -> OpResult<Vec<ValueId>>,
+    nodes: for<'g> fn(&Call, Var<'g>, &[Var<'g>], &Recurrence<'g>) -> OpResult<Vec<Var<'g>>>,
 }
 
 /// The hidden state of a row, and its cell state.
@@ -103,10 +104,9 @@ static SIMPLE: Cell = Cell {
         let next = |(x, r): (&f64, f64)| if relu { (x + r).max(0.0) } else { (x + r).tanh() };
         Ok([x.iter().zip(recur(h)).map(next).collect(), Vec::new()])
     },
-    nodes: |b, call, x, state, recurrence| {
-        let sum = recurrence.product(b, state[0], 0..1)?;
-        let sum = b.op("Add", &[x, sum], Attrs::new())?;
-        Ok(vec![b.op(if relu(call) { "Relu" } else { "Tanh" }, &[sum], Attrs::new())?])
+    nodes: |call, x, state, recurrence| {
+        let sum = x + recurrence.product(state[0], 0..1);
+        Ok(vec![if relu(call) { sum.relu() } else { sum.tanh() }])
     },
 };
 
@@ -128,29 +128,15 @@ static GATED: Cell = Cell {
         };
         Ok([(0..n).map(|j| (1.0 - z[j]) * hidden(j) + z[j] * h[j]).collect(), Vec::new()])
     },
-    nodes: |b, call, x, state, recurrence| {
+    nodes: |call, x, state, recurrence| {
         let (h, linear) = (state[0], call.int("linear_before_reset", 0)? != 0);
-        let old = recurrence.product(b, h, 0..if linear { 3 } else { 2 })?;
-        let gate = |b: &mut dyn Build, k: usize| {
-            let (x, old) = (recurrence.gate(b, x, k)?, recurrence.gate(b, old, k)?);
-            let sum = b.op("Add", &[x, old], Attrs::new())?;
-            b.op("Sigmoid", &[sum], Attrs::new())
-        };
-        let (z, r) = (gate(b, 0)?, gate(b, 1)?);
-        let reset = if linear {
-            let old = recurrence.gate(b, old, 2)?;
-            b.op("Mul", &[r, old], Attrs::new())?
-        } else {
-            let reset = b.op("Mul", &[r, h], Attrs::new())?;
-            recurrence.product(b, reset, 2..3)?
-        };
-        let x = recurrence.gate(b, x, 2)?;
-        let hidden = b.op("Add", &[x, reset], Attrs::new())?;
-        let hidden = b.op("Tanh", &[hidden], Attrs::new())?;
+        let old = recurrence.product(h, 0..if linear { 3 } else { 2 });
+        let gate = |k: usize| (recurrence.gate(x, k) + recurrence.gate(old, k)).sigmoid();
+        let (z, r) = (gate(0), gate(1));
+        let reset = if linear { r * recurrence.gate(old, 2) } else { recurrence.product(r * h, 2..3) };
+        let hidden = (recurrence.gate(x, 2) + reset).tanh();
         // (1 - z) hidden + z h
-        let change = b.op("Sub", &[h, hidden], Attrs::new())?;
-        let change = b.op("Mul", &[z, change], Attrs::new())?;
-        Ok(vec![b.op("Add", &[hidden, change], Attrs::new())?])
+        Ok(vec![hidden + z * (h - hidden)])
     },
 };
 
@@ -167,27 +153,18 @@ static LONG: Cell = Cell {
         let c: Vec<_> = (0..n).map(cell).collect();
         Ok([(0..n).map(|j| gate(1, j, c[j]) * c[j].tanh()).collect(), c])
     },
-    nodes: |b, _, x, state, recurrence| {
-        let old = recurrence.product(b, state[0], 0..4)?;
-        let sum = b.op("Add", &[x, old], Attrs::new())?;
-        let gate = |b: &mut dyn Build, k: usize, c: ValueId| {
-            let mut gate = recurrence.gate(b, sum, k)?;
-            if let Some(peepholes) = recurrence.peepholes {
-                let peephole = b.slice(peepholes, 0, k * recurrence.hidden, (k + 1) * recurrence.hidden)?;
-                let seen = b.op("Mul", &[peephole, c], Attrs::new())?;
-                gate = b.op("Add", &[gate, seen], Attrs::new())?;
-            }
-            b.op("Sigmoid", &[gate], Attrs::new())
+    nodes: |_, x, state, recurrence| {
+        let sum = x + recurrence.product(state[0], 0..4);
+        let gate = |k: usize, c| {
+            let gate = recurrence.gate(sum, k);
+            let hidden = recurrence.hidden;
+            let seen = recurrence.peepholes.map(|all| all.part(0, k * hidden..(k + 1) * hidden));
+            seen.map_or(gate, |seen| gate + seen * c).sigmoid()
         };
-        let (i, f) = (gate(b, 0, state[1])?, gate(b, 2, state[1])?);
-        let g = recurrence.gate(b, sum, 3)?;
-        let g = b.op("Tanh", &[g], Attrs::new())?;
-        let kept = b.op("Mul", &[f, state[1]], Attrs::new())?;
-        let added = b.op("Mul", &[i, g], Attrs::new())?;
-        let c = b.op("Add", &[kept, added], Attrs::new())?;
-        let o = gate(b, 1, c)?;
-        let shown = b.op("Tanh", &[c], Attrs::new())?;
-        Ok(vec![b.op("Mul", &[o, shown], Attrs::new())?, c])
+        let (i, f) = (gate(0, state[1]), gate(2, state[1]));
+        let g = recurrence.gate(sum, 3).tanh();
+        let c = f * state[1] + i * g;
+        Ok(vec![gate(1, c) * c.tanh(), c])
     },
 };
 
@@ -291,10 +268,10 @@ fn infer(call: &Call, cell: &Cell) -> OpResult<Vec<Fact>> {
     Ok(facts)
 }
 
-fn eval(x: &[Option<&[f64]>], call: &Call, cell: &Cell) -> OpResult<Vec<Vec<f64>>> {
+fn eval(x: &Args<&[f64]>, call: &Call, cell: &Cell) -> OpResult<Vec<Vec<f64>>> {
     let Extents { steps, batch, input, hidden, reversed } = Extents::of(call, cell)?;
     let rows = cell.gates * hidden;
-    let part = |i: usize, at: usize, len: usize| x.get(i).copied().flatten().map(|v| &v[at * len..][..len]);
+    let part = |i: usize, at: usize, len: usize| x.given(i).map(|v| &v[at * len..][..len]);
     let times = |matrix: &[f64], vector: &[f64], bias: Option<&[f64]>| -> Vec<f64> {
         let row = |k: usize| matrix[k * vector.len()..][..vector.len()].iter().zip(vector).map(|(a, b)| a * b);
         (0..rows).map(|k| row(k).sum::<f64>() + bias.map_or(0.0, |bias| bias[k])).collect()
@@ -308,7 +285,7 @@ fn eval(x: &[Option<&[f64]>], call: &Call, cell: &Cell) -> OpResult<Vec<Vec<f64>
         for row in 0..batch {
             let start = |i: usize| part(i, d * batch + row, hidden).map_or(vec![0.0; hidden], <[f64]>::to_vec);
             let mut state = [start(INITIAL), start(INITIAL + 1)];
-            let length = x.get(LENGTHS).copied().flatten().map_or(steps as f64, |lengths| lengths[row]);
+            let length = x.given(LENGTHS).map_or(steps as f64, |lengths| lengths[row]);
             for t in 0..steps {
                 let t = if reversed_here { steps - 1 - t } else { t };
                 if t as f64 >= length {
@@ -332,13 +309,13 @@ fn eval(x: &[Option<&[f64]>], call: &Call, cell: &Cell) -> OpResult<Vec<Vec<f64>
 
 /// The values that all cells of one direction share. Products of halves are computed in halves; gates and states are
 /// `f32` then.
-struct Recurrence {
+struct Recurrence<'g> {
     /// `[hidden, gates hidden]`.
-    weights: ValueId,
+    weights: Var<'g>,
     /// `[gates hidden]`, of the states' type.
-    bias: Option<ValueId>,
+    bias: Option<Var<'g>>,
     /// `[3 hidden]`, of the states' type: the weights of the cell state for the gates i, o and f.
-    peepholes: Option<ValueId>,
+    peepholes: Option<Var<'g>>,
     hidden: usize,
     /// The weights' type.
     stored: DType,
@@ -346,139 +323,93 @@ struct Recurrence {
     wide: DType,
 }
 
-impl Recurrence {
+impl<'g> Recurrence<'g> {
     /// The share of a state `[batch, hidden]` in these gates.
-    fn product(&self, b: &mut dyn Build, state: ValueId, gates: std::ops::Range<usize>) -> OpResult<ValueId> {
-        let (from, to) = (gates.start * self.hidden, gates.end * self.hidden);
-        let weights = b.slice(self.weights, 1, from, to)?;
-        let state = b.cast(state, self.stored)?;
-        let product = b.op("MatMul", &[state, weights], Attrs::new())?;
-        let product = b.cast(product, self.wide)?;
-        let Some(bias) = self.bias else { return Ok(product) };
-        let bias = b.slice(bias, 0, from, to)?;
-        b.op("Add", &[product, bias], Attrs::new())
+    fn product(&self, state: Var<'g>, gates: Range<usize>) -> Var<'g> {
+        let gates = gates.start * self.hidden..gates.end * self.hidden;
+        let weights = self.weights.part(1, gates.clone());
+        let product = state.cast(self.stored).matmul(weights).cast(self.wide);
+        self.bias.map_or(product, |bias| product + bias.part(0, gates))
     }
 
     /// One gate of `[batch, gates hidden]`.
-    fn gate(&self, b: &mut dyn Build, gates: ValueId, gate: usize) -> OpResult<ValueId> {
-        b.slice(gates, 1, gate * self.hidden, (gate + 1) * self.hidden)
+    fn gate(&self, gates: Var<'g>, gate: usize) -> Var<'g> {
+        gates.part(1, gate * self.hidden..(gate + 1) * self.hidden)
     }
 }
 
 /// The element `at` of axis 0, without that axis.
-fn element(b: &mut dyn Build, value: ValueId, at: usize) -> OpResult<ValueId> {
-    let value = b.slice(value, 0, at, at + 1)?;
-    b.op("Squeeze", &[value], Attrs::new().with("axes", vec![0]))
+fn element(value: Var, at: usize) -> Var {
+    value.part(0, at..at + 1).squeeze(&[0])
 }
 
 /// Concatenates the values along an axis, each with the axes `new` of extent 1 inserted before.
-fn stack(b: &mut dyn Build, values: &[ValueId], axis: usize, new: &[usize]) -> OpResult<ValueId> {
-    let mut wide = Vec::with_capacity(values.len());
-    for &value in values {
-        wide.push(match new {
-            [] => value,
-            new => b.op("Unsqueeze", &[value], Attrs::new().with("axes", new))?,
-        });
-    }
-    b.op("Concat", &wide, Attrs::new().with("axis", axis as i64))
+fn stack<'g>(b: Nodes<'g>, values: &[Var<'g>], axis: i64, new: &[i64]) -> Var<'g> {
+    let wide: Vec<_> = values.iter().map(|value| value.unsqueeze(new)).collect();
+    b.concat(&wide, axis)
 }
 
-fn nodes(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>], cell: &Cell) -> OpResult<Vec<ValueId>> {
+fn nodes<'g>(b: Nodes<'g>, call: &Call, x: &Args<Var<'g>>, cell: &Cell) -> OpResult<Vec<Var<'g>>> {
     let extents = Extents::of(call, cell)?;
     let (mut all, mut last) = (Vec::new(), vec![Vec::new(); cell.states]);
     for d in 0..extents.reversed.len() {
         let (states, end) = direction(b, call, x, cell, &extents, d)?;
-        all.push(stack(b, &states, 0, &[0, 1])?);
+        all.push(stack(b, &states, 0, &[0, 1]));
         last.iter_mut().zip(end).for_each(|(last, state)| last.push(state));
     }
-    let mut outputs = vec![stack(b, &all, 1, &[])?];
-    for states in last {
-        outputs.push(stack(b, &states, 0, &[0])?);
-    }
+    let mut outputs = vec![b.concat(&all, 1)];
+    outputs.extend(last.iter().map(|states| stack(b, states, 0, &[0])));
     Ok(outputs)
 }
 
 /// The hidden states of one direction, in order of the sequence, and the last state.
-fn direction(
-    b: &mut dyn Build,
+fn direction<'g>(
+    b: Nodes<'g>,
     call: &Call,
-    x: &[Option<ValueId>],
+    x: &Args<Var<'g>>,
     cell: &Cell,
     extents: &Extents,
     d: usize,
-) -> OpResult<(Vec<ValueId>, Vec<ValueId>)> {
-    let [input, w, r] = [0, 1, 2].map(|i| x[i].expect("a required input is present: arity is checked first"));
-    let given = |i: usize| x.get(i).copied().flatten();
-    let (hidden, rows) = (extents.hidden, cell.gates * extents.hidden);
-    let turned = |b: &mut dyn Build, weights| {
-        let weights = element(b, weights, d)?;
-        b.op("Transpose", &[weights], Attrs::new().with("perm", vec![1, 0]))
-    };
-    let (w, weights) = (turned(b, w)?, turned(b, r)?);
-    let stored = call.dtype(0);
+) -> OpResult<(Vec<Var<'g>>, Vec<Var<'g>>)> {
+    let (hidden, rows, stored) = (extents.hidden, cell.gates * extents.hidden, call.dtype(0));
     let wide = if stored.is_half() { DType::F32 } else { stored };
-    let inputs = b.op("MatMul", &[input, w], Attrs::new())?;
-    let mut inputs = b.cast(inputs, wide)?;
+    let transposed = |weights| element(weights, d).transpose(&[1, 0]);
+    let (w, weights) = (transposed(x[1]), transposed(x[2]));
+    let mut inputs = x[0].matmul(w).cast(wide);
     let mut bias = None;
-    if let Some(both) = given(3) {
-        let both = element(b, both, d)?;
-        let both = b.cast(both, wide)?;
-        let own = b.slice(both, 0, 0, rows)?;
-        inputs = b.op("Add", &[inputs, own], Attrs::new())?;
-        bias = Some(b.slice(both, 0, rows, 2 * rows)?);
+    if let Some(both) = x.given(3) {
+        let both = element(both, d).cast(wide);
+        inputs = inputs + both.part(0, 0..rows);
+        bias = Some(both.part(0, rows..2 * rows));
     }
-    let peepholes = match given(PEEPHOLES) {
-        Some(all) => {
-            let own = element(b, all, d)?;
-            Some(b.cast(own, wide)?)
-        }
-        None => None,
-    };
+    let peepholes = x.given(PEEPHOLES).map(|all| element(all, d).cast(wide));
     let recurrence = Recurrence { weights, bias, peepholes, hidden, stored, wide };
-    let mut state = Vec::with_capacity(cell.states);
-    for i in 0..cell.states {
-        state.push(match given(INITIAL + i) {
-            Some(initial) => {
-                let initial = element(b, initial, d)?;
-                b.cast(initial, wide)?
-            }
-            // One row serves the whole batch, so its size does not depend on the batch.
-            None => b.constant(wide, [1, hidden], || vec![0.0; hidden])?,
-        });
-    }
-    let lengths = match given(LENGTHS) {
-        Some(lengths) => {
-            let lengths = b.cast(lengths, DType::I32)?;
-            Some(b.op("Unsqueeze", &[lengths], Attrs::new().with("axes", vec![1]))?)
-        }
-        None => None,
+    let start = |i: usize| match x.given(INITIAL + i) {
+        Some(initial) => element(initial, d).cast(wide),
+        // One row serves the whole batch, so its size does not depend on the batch.
+        None => b.constant(wide, [1, hidden], || vec![0.0; hidden]),
     };
+    let mut state: Vec<_> = (0..cell.states).map(start).collect();
+    let lengths = x.given(LENGTHS).map(|lengths| lengths.cast(DType::I32).unsqueeze(&[1]));
     let nothing = b.scalar(0.0, wide);
     let mut steps = Vec::with_capacity(extents.steps);
     for t in 0..extents.steps {
         let t = if extents.reversed[d] { extents.steps - 1 - t } else { t };
-        let input = element(b, inputs, t)?;
-        let mut next = (cell.nodes)(b, call, input, &state, &recurrence)?;
+        let mut next = (cell.nodes)(call, element(inputs, t), &state, &recurrence)?;
         let mut shown = next[0];
         if let Some(lengths) = lengths {
             // A row that has ended keeps its state, and its outputs are zero.
-            let at = b.scalar(t as f64, DType::I32);
-            let lives = b.op("Less", &[at, lengths], Attrs::new())?;
-            shown = b.op("Where", &[lives, next[0], nothing], Attrs::new())?;
-            for (next, old) in next.iter_mut().zip(&state) {
-                *next = b.op("Where", &[lives, *next, *old], Attrs::new())?;
-            }
+            let lives = b.scalar(t as f64, DType::I32).less(lengths);
+            shown = lives.select(next[0], nothing);
+            next.iter_mut().zip(&state).for_each(|(next, &old)| *next = lives.select(*next, old));
         }
         state = next;
-        steps.push(b.cast(shown, stored)?);
+        steps.push(shown.cast(stored));
     }
     if extents.reversed[d] {
         steps.reverse();
     }
-    for state in &mut state {
-        *state = b.cast(*state, stored)?;
-    }
-    Ok((steps, state))
+    Ok((steps, state.into_iter().map(|state| state.cast(stored)).collect()))
 }
 
 #[cfg(test)]

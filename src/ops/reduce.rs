@@ -1,10 +1,13 @@
 //! Reductions over axes.
 
-use super::{expect_dtype, indices, output, position};
+use super::elementwise::most;
+use super::{along, expect_dtype, indices, output, position};
 use crate::dtype::DType;
 use crate::expr::{maximum, minimum};
 use crate::kernel::Reduction;
-use crate::op::{Attrs, Build, Call, Eval, Fact, Infer, Input, Lower, OpDef, OpResult, Tensors, ValueId, one, shaping};
+use crate::op::{
+    Args, Attrs, Call, Eval, Fact, Infer, Input, Lower, Nodes, OpDef, OpResult, Tensors, Var, one, shaping,
+};
 use crate::shape::Shape;
 
 const ONE: &[Input] = &[one("data")];
@@ -22,46 +25,36 @@ pub(super) static OPS: &[OpDef] = &[
         |x, c| fold(x, c, |x, _| x.iter().sum()), Lower::Reduce(Reduction::Sum)),
     row("ReduceL1", "The sum of magnitudes along axes", number,
         |x, c| fold(x, c, |x, _| x.iter().map(|x| x.abs()).sum()),
-        Lower::Decompose(|b, c, x| {
-            let abs = b.op("Abs", &[data(x)], Attrs::new())?;
-            reduce(b, c, "ReduceSum", abs)
-        })),
+        Lower::Decompose(|_, c, x| Ok(vec![reduce(c, "ReduceSum", x[0].abs())?]))),
     row("ReduceL2", "The root of the sum of squares along axes", float,
         |x, c| fold(x, c, |x, _| x.iter().map(|x| x * x).sum::<f64>().sqrt()),
-        Lower::Decompose(|b, c, x| {
-            let sum = sum_square(b, c, data(x))?;
-            Ok(vec![b.op("Sqrt", &[sum], Attrs::new())?])
-        })),
+        Lower::Decompose(|_, c, x| Ok(vec![sum_square(c, x[0])?.sqrt()]))),
     row("ReduceLogSum", "The logarithm of the sum along axes", float,
         |x, c| fold(x, c, |x, _| x.iter().sum::<f64>().ln()),
-        Lower::Decompose(|b, c, x| {
-            let sum = reduce(b, c, "ReduceSum", data(x))?[0];
-            Ok(vec![b.op("Log", &[sum], Attrs::new())?])
-        })).sample(|s| s.input(DType::F32, &[3, 4, 5], 0.5, 3.0).ints("axes", &[1]).attr("keepdims", 0)),
+        Lower::Decompose(|_, c, x| Ok(vec![reduce(c, "ReduceSum", x[0])?.log()])))
+        .sample(|s| s.input(DType::F32, &[3, 4, 5], 0.5, 3.0).ints("axes", &[1]).attr("keepdims", 0)),
     row("ReduceLogSumExp", "The logarithm of the sum of exponentials along axes", float,
         |x, c| fold(x, c, |x, _| {
             let max = x.iter().copied().fold(f64::MIN, f64::max).min(f64::MAX);
             max + x.iter().map(|x| (x - max).exp()).sum::<f64>().ln()
         }),
-        Lower::Decompose(log_sum_exp)),
+        Lower::Decompose(|_, c, x| log_sum_exp(c, x[0]))),
     row("ReduceMean", "The mean along axes", number,
         |x, c| fold(x, c, |x, _| x.iter().sum::<f64>() / x.len() as f64),
-        Lower::Decompose(|b, c, x| {
-            let sum = reduce(b, c, "ReduceSum", data(x))?[0];
+        Lower::Decompose(|_, c, x| {
             let count: usize = c.reduced_axes()?.into_iter().map(|axis| c.shape(0)[axis]).product();
-            let count = b.scalar(count as f64, c.dtype(0));
-            Ok(vec![b.op("Div", &[sum, count], Attrs::new())?])
+            Ok(vec![reduce(c, "ReduceSum", x[0])? / count as f64])
         })),
     row("ReduceSumSquare", "The sum of squares along axes", number,
         |x, c| fold(x, c, |x, _| x.iter().map(|x| x * x).sum()),
-        Lower::Decompose(|b, c, x| Ok(vec![sum_square(b, c, data(x))?]))),
+        Lower::Decompose(|_, c, x| Ok(vec![sum_square(c, x[0])?]))),
     argument("ArgMax", "The index of the largest value along `axis`",
-        |x, c| position_of(x, c, |a, b| a > b), Lower::Decompose(|b, c, x| locate(b, c, x, "ReduceMax"))),
+        |x, c| position_of(x, c, |a, b| a > b), Lower::Decompose(|b, c, x| locate(b, c, x[0], "ReduceMax"))),
     argument("ArgMin", "The index of the smallest value along `axis`",
-        |x, c| position_of(x, c, |a, b| a < b), Lower::Decompose(|b, c, x| locate(b, c, x, "ReduceMin"))),
+        |x, c| position_of(x, c, |a, b| a < b), Lower::Decompose(|b, c, x| locate(b, c, x[0], "ReduceMin"))),
     OpDef::new("CumSum",
         "The sum of the elements up to each along `axis`, without itself (`exclusive`), or from the end (`reverse`)",
-        &[one("x"), shaping("axis")], running_infer, Eval::Tensor(running), Lower::Decompose(running_sums))
+        &[one("x"), shaping("axis")], running_infer, Eval::Tensor(running), Lower::Decompose(|b, c, x| running_sums(b, c, x[0])))
         .sample(|s| s.input(DType::F32, &[3, 4, 5], -3.0, 3.0).attr("axis", 0))
         .attrs(&["exclusive", "reverse"]),
 ];
@@ -144,14 +137,14 @@ fn groups(values: &[f64], shape: &Shape, axes: &[usize]) -> Vec<Vec<f64>> {
     groups
 }
 
-fn fold(x: &[Option<&[f64]>], call: &Call, f: fn(&[f64], DType) -> f64) -> OpResult<Vec<Vec<f64>>> {
-    let x = x[0].ok_or("input 'data' has no value")?;
+fn fold(x: &Args<&[f64]>, call: &Call, f: fn(&[f64], DType) -> f64) -> OpResult<Vec<Vec<f64>>> {
+    let x = x[0];
     let groups = groups(x, call.shape(0), &call.reduced_axes()?);
     Ok(vec![groups.iter().map(|group| f(group, call.dtype(0))).collect()])
 }
 
-fn position_of(x: &[Option<&[f64]>], call: &Call, better: fn(f64, f64) -> bool) -> OpResult<Vec<Vec<f64>>> {
-    let x = x[0].ok_or("input 'data' has no value")?;
+fn position_of(x: &Args<&[f64]>, call: &Call, better: fn(f64, f64) -> bool) -> OpResult<Vec<Vec<f64>>> {
+    let x = x[0];
     let last = call.int("select_last_index", 0)? != 0;
     let best = |group: Vec<f64>| {
         let mut at = 0;
@@ -166,14 +159,9 @@ fn position_of(x: &[Option<&[f64]>], call: &Call, better: fn(f64, f64) -> bool) 
     Ok(vec![groups.into_iter().map(best).collect()])
 }
 
-fn data(inputs: &[Option<ValueId>]) -> ValueId {
-    inputs[0].expect("a required input is present: arity is checked first")
-}
-
 /// A reduction of `x` over the axes of `call`.
-fn reduce(b: &mut dyn Build, call: &Call, op: &str, x: ValueId) -> OpResult<Vec<ValueId>> {
-    let attrs = over(&call.reduced_axes()?, call.int("keepdims", 1)?);
-    Ok(vec![b.op(op, &[x], attrs)?])
+fn reduce<'g>(call: &Call, op: &str, x: Var<'g>) -> OpResult<Var<'g>> {
+    Ok(x.op(op, &[], over(&call.reduced_axes()?, call.int("keepdims", 1)?)))
 }
 
 /// Attributes of a reduction over exactly these axes.
@@ -181,48 +169,31 @@ fn over(axes: &[usize], keepdims: i64) -> Attrs {
     Attrs::new().with("axes", axes).with("keepdims", keepdims).with("noop_with_empty_axes", 1)
 }
 
-fn sum_square(b: &mut dyn Build, call: &Call, x: ValueId) -> OpResult<ValueId> {
-    let square = b.op("Mul", &[x, x], Attrs::new())?;
-    Ok(reduce(b, call, "ReduceSum", square)?[0])
+fn sum_square<'g>(call: &Call, x: Var<'g>) -> OpResult<Var<'g>> {
+    reduce(call, "ReduceSum", x * x)
 }
 
 /// `m + ln(sum(e^(x - m)))` with the largest value `m`, which is kept finite so that no infinities are subtracted.
-fn log_sum_exp(b: &mut dyn Build, call: &Call, inputs: &[Option<ValueId>]) -> OpResult<Vec<ValueId>> {
-    let (x, axes) = (data(inputs), call.reduced_axes()?);
-    let finite = match call.dtype(0) {
-        DType::F16 => half::f16::MAX.to_f64(),
-        DType::BF16 => half::bf16::MAX.to_f64(),
-        DType::F32 => f32::MAX.into(),
-        _ => f64::MAX,
-    };
-    let max = b.op("ReduceMax", &[x], over(&axes, 1))?;
-    let max = b.op("Clip", &[max], Attrs::new().with("min", -finite).with("max", finite))?;
-    let shifted = b.op("Sub", &[x, max], Attrs::new())?;
-    let exp = b.op("Exp", &[shifted], Attrs::new())?;
-    let sum = b.op("ReduceSum", &[exp], over(&axes, 1))?;
-    let log = b.op("Log", &[sum], Attrs::new())?;
-    let out = b.op("Add", &[log, max], Attrs::new())?;
+fn log_sum_exp<'g>(call: &Call, x: Var<'g>) -> OpResult<Vec<Var<'g>>> {
+    let (axes, finite) = (call.reduced_axes()?, most(call.dtype(0)));
+    let max = x.op("ReduceMax", &[], over(&axes, 1)).clip(-finite, finite);
+    let out = (x - max).exp().op("ReduceSum", &[], over(&axes, 1)).log() + max;
     match call.int("keepdims", 1)? {
-        0 if !axes.is_empty() => Ok(vec![b.op("Squeeze", &[out], Attrs::new().with("axes", &axes[..]))?]),
+        0 if !axes.is_empty() => Ok(vec![out.op("Squeeze", &[], Attrs::new().with("axes", &axes[..]))]),
         _ => Ok(vec![out]),
     }
 }
 
 /// The first index, or the last, at which the extreme value stands.
-fn locate(b: &mut dyn Build, call: &Call, inputs: &[Option<ValueId>], extreme: &str) -> OpResult<Vec<ValueId>> {
-    let (x, shape) = (data(inputs), call.shape(0));
+fn locate<'g>(b: Nodes<'g>, call: &Call, x: Var<'g>, extreme: &str) -> OpResult<Vec<Var<'g>>> {
+    let shape = call.shape(0);
     let axis = call.axis("axis", 0, shape)?;
     let last = call.int("select_last_index", 0)? != 0;
-    let best = b.op(extreme, &[x], over(&[axis], 1))?;
-    let hit = b.op("Equal", &[x, best], Attrs::new())?;
-    let mut along = vec![1; shape.len() - axis];
-    along[0] = shape[axis];
-    let count = b.numbers(DType::I64, along, 0.0)?;
+    let hit = x.equal(x.op(extreme, &[], over(&[axis], 1)));
+    let count = b.numbers(DType::I64, along(shape[axis], shape.len() - axis), 0.0);
     // If the extreme is NaN, nothing equals it. The index must be within the axis all the same.
     let (miss, pick) = if last { (0.0, "ReduceMax") } else { (shape[axis] as f64 - 1.0, "ReduceMin") };
-    let miss = b.scalar(miss, DType::I64);
-    let index = b.op("Where", &[hit, count, miss], Attrs::new())?;
-    Ok(vec![b.op(pick, &[index], over(&[axis], call.int("keepdims", 1)?))?])
+    Ok(vec![hit.select(count, miss).op(pick, &[], over(&[axis], call.int("keepdims", 1)?))])
 }
 
 /// Upper bound of the axis length: every sum reads the whole axis, masked by a constant with one row per element.
@@ -245,8 +216,8 @@ fn summed(call: &Call) -> OpResult<impl Fn(usize, usize) -> bool> {
     Ok(move |from: usize, to: usize| if from == to { !exclusive } else { (from > to) == reverse })
 }
 
-fn running(x: &[Option<&[f64]>], call: &Call) -> OpResult<Vec<Vec<f64>>> {
-    let (x, shape) = (x[0].ok_or("input 'x' has no value")?, call.shape(0));
+fn running(x: &Args<&[f64]>, call: &Call) -> OpResult<Vec<Vec<f64>>> {
+    let (x, shape) = (x[0], call.shape(0));
     let (axis, summed) = (call.axis("axis", 0, shape)?, summed(call)?);
     let sum = |index: Vec<usize>| {
         let at = |from: usize| {
@@ -260,19 +231,17 @@ fn running(x: &[Option<&[f64]>], call: &Call) -> OpResult<Vec<Vec<f64>>> {
 }
 
 /// Repeats each element along a new axis, masks, and sums along the old one.
-fn running_sums(b: &mut dyn Build, call: &Call, inputs: &[Option<ValueId>]) -> OpResult<Vec<ValueId>> {
+fn running_sums<'g>(b: Nodes<'g>, call: &Call, x: Var<'g>) -> OpResult<Vec<Var<'g>>> {
     let shape = call.shape(0);
     let (axis, summed) = (call.axis("axis", 0, shape)?, summed(call)?);
     let n = shape[axis];
-    let x = b.op("Unsqueeze", &[data(inputs)], Attrs::new().with("axes", &[axis][..]))?;
+    let x = x.unsqueeze(&[axis as i64]);
     let mask = |i: usize| f64::from(u8::from(summed(i % n, i / n)));
     // [to, from], then the axes behind.
-    let mut along = vec![1; shape.len() - axis + 1];
-    along[..2].fill(n);
-    let mask = b.constant(DType::Bool, along, || (0..n * n).map(mask).collect())?;
-    let zero = b.scalar(0.0, call.dtype(0));
-    let part = b.op("Where", &[mask, x, zero], Attrs::new())?;
-    Ok(vec![b.op("ReduceSum", &[part], over(&[axis + 1], 0))?])
+    let mut square = along(n, shape.len() - axis + 1);
+    square[1] = n;
+    let mask = b.constant(DType::Bool, square, || (0..n * n).map(mask).collect());
+    Ok(vec![mask.select(x, 0.0).op("ReduceSum", &[], over(&[axis + 1], 0))])
 }
 
 #[cfg(test)]

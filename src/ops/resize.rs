@@ -1,10 +1,10 @@
 //! Interpolation.
 
-use super::{indices, output, same_float};
+use super::{along, indices, output, same_float};
 use crate::dtype::DType;
 use crate::kernel::{Nearest, ResizeMode, Template};
 use crate::op::{
-    Attr, Attrs, Build, Call, Eval, Fact, Lower, OpDef, OpResult, Part, TemplateCall, ValueId, one, shaping,
+    Args, Attr, Attrs, Call, Eval, Fact, Lower, Nodes, OpDef, OpResult, Part, TemplateCall, ValueId, Var, one, shaping,
 };
 use crate::shape::{Access, Shape};
 
@@ -48,7 +48,10 @@ pub(super) static OPS: &[OpDef] = &[
         &[one("X"), shaping("scales")],
         infer_resize,
         Eval::Tensor(eval_resize),
-        Lower::Decompose(decompose_upsample),
+        Lower::Decompose(|_, call, x| {
+            let attrs = call.attrs.clone().with("coordinate_transformation_mode", "asymmetric");
+            Ok(vec![x[0].op("Resize", &[], attrs.with("nearest_mode", "floor"))])
+        }),
     )
     .sample(|s| s.floats(&[&[1, 2, 3, 4]]).attr("scales", vec![1.0, 1.0, 2.0, 3.0]))
     .attrs(&["mode"]),
@@ -76,66 +79,58 @@ fn upgrade_resize(opset: i64, inputs: &mut Vec<Option<ValueId>>, attrs: &mut Att
     }
 }
 
-fn decompose_upsample(b: &mut dyn Build, call: &Call, inputs: &[Option<ValueId>]) -> OpResult<Vec<ValueId>> {
-    let mut attrs = call.attrs.clone();
-    attrs.set("coordinate_transformation_mode", "asymmetric");
-    attrs.set("nearest_mode", "floor");
-    Ok(vec![b.node("Resize", &inputs[..1], attrs)?])
-}
-
 /// Uses the kernel template, except with antialias: then a matrix product per axis, since neighbours and weights are
 /// constants. Coordinates outside the data get the extrapolation value.
-fn decompose_resize(b: &mut dyn Build, call: &Call, inputs: &[Option<ValueId>]) -> OpResult<Vec<ValueId>> {
-    let (mode, axes) = (mode(call)?, axes(call)?);
-    let mut y = inputs[0].ok_or("input 'X' is required")?;
-    if axes.iter().any(|a| a.blur < 1.0) {
-        let mut shape = call.shape(0).clone();
-        for (k, &axis) in axes.iter().enumerate().filter(|(_, a)| !a.stays()) {
-            let dtype = b.fact(y).dtype;
-            let (outer, inner): (usize, usize) = (shape[..k].iter().product(), shape[k + 1..].iter().product());
-            // `at(i, j)` is the position of the weight of data element `j` in result element `i`.
-            let weights = |b: &mut dyn Build, shape: [usize; 2], at: &dyn Fn(usize, usize) -> usize| {
-                b.constant(dtype, shape, || {
-                    let mut weights = vec![0.0; axis.out * axis.len];
-                    for i in 0..axis.out {
-                        neighbours(axis, mode, i).iter().for_each(|&(j, w)| weights[at(i, j)] += w);
-                    }
-                    weights
-                })
-            };
-            let flat = |dims: &[usize]| Attrs::new().with("shape", dims).with("allowzero", 1);
-            y = if inner == 1 {
-                let weights = weights(b, [axis.len, axis.out], &|i, j| j * axis.out + i)?;
-                let rows = b.op("Reshape", &[y], flat(&[outer, axis.len]))?;
-                b.op("MatMul", &[rows, weights], Attrs::new())?
-            } else {
-                let weights = weights(b, [axis.out, axis.len], &|i, j| i * axis.len + j)?;
-                let rows = b.op("Reshape", &[y], flat(&[outer, axis.len, inner]))?;
-                b.op("MatMul", &[weights, rows], Attrs::new())?
-            };
-            shape[k] = axis.out;
-            y = b.op("Reshape", &[y], flat(&shape))?;
-        }
+fn decompose_resize<'g>(b: Nodes<'g>, call: &Call, x: &Args<Var<'g>>) -> OpResult<Vec<Var<'g>>> {
+    let axes = axes(call)?;
+    let mut y = if axes.iter().any(|a| a.blur < 1.0) {
+        blurred(b, call, &axes, x[0])?
     } else {
         let mut attrs = call.attrs.clone();
         for name in ["antialias", "extrapolation_value"] {
             attrs.remove(name);
         }
-        y = b.op("plimsoll.Resize", &[y], attrs)?;
-    }
+        x[0].op("plimsoll.Resize", &[], attrs)
+    };
     let value = call.float("extrapolation_value", 0.0)?;
     for (k, axis) in axes.iter().enumerate() {
         // Coordinates ascend, or descend.
         if axis.out > 0 && !(axis.reads(0) && axis.reads(axis.out - 1)) {
-            let mut along = vec![1; axes.len() - k];
-            along[0] = axis.out;
             let inside = |i| f64::from(u8::from(axis.reads(i)));
-            let inside = b.constant(DType::Bool, along, || (0..axis.out).map(inside).collect())?;
-            let value = b.scalar(value, b.fact(y).dtype);
-            y = b.op("Where", &[inside, y, value], Attrs::new())?;
+            let along = along(axis.out, axes.len() - k);
+            let inside = b.constant(DType::Bool, along, || (0..axis.out).map(inside).collect());
+            y = inside.select(y, value);
         }
     }
     Ok(vec![y])
+}
+
+/// Resizes with antialias: one matrix product per axis.
+fn blurred<'g>(b: Nodes<'g>, call: &Call, axes: &[Axis], mut y: Var<'g>) -> OpResult<Var<'g>> {
+    let (mode, mut shape) = (mode(call)?, call.shape(0).clone());
+    for (k, &axis) in axes.iter().enumerate().filter(|(_, a)| !a.stays()) {
+        let (outer, inner): (usize, usize) = (shape[..k].iter().product(), shape[k + 1..].iter().product());
+        // `at(i, j)` is the position of the weight of data element `j` in result element `i`.
+        let weights = |shape: [usize; 2], at: &dyn Fn(usize, usize) -> usize| {
+            b.constant(call.dtype(0), shape, || {
+                let mut weights = vec![0.0; axis.out * axis.len];
+                for i in 0..axis.out {
+                    neighbours(axis, mode, i).iter().for_each(|&(j, w)| weights[at(i, j)] += w);
+                }
+                weights
+            })
+        };
+        y = if inner == 1 {
+            let weights = weights([axis.len, axis.out], &|i, j| j * axis.out + i);
+            y.shaped(&[outer, axis.len]).matmul(weights)
+        } else {
+            let weights = weights([axis.out, axis.len], &|i, j| i * axis.len + j);
+            weights.matmul(y.shaped(&[outer, axis.len, inner]))
+        };
+        shape[k] = axis.out;
+        y = y.shaped(&shape);
+    }
+    Ok(y)
 }
 
 /// Splits along axes that are not resized.
@@ -417,9 +412,9 @@ fn spread(axis: Axis, x: f64, reach: f64, inside: bool, weight: impl Fn(f64) -> 
 }
 
 /// Resizes axis by axis.
-fn eval_resize(inputs: &[Option<&[f64]>], call: &Call) -> OpResult<Vec<Vec<f64>>> {
+fn eval_resize(inputs: &Args<&[f64]>, call: &Call) -> OpResult<Vec<Vec<f64>>> {
     let (mode, axes, outside) = (mode(call)?, axes(call)?, call.float("extrapolation_value", 0.0)?);
-    let (mut values, mut shape) = (inputs[0].expect("required").to_vec(), call.shape(0).clone());
+    let (mut values, mut shape) = (inputs[0].to_vec(), call.shape(0).clone());
     for (k, &axis) in axes.iter().enumerate() {
         let inner: usize = shape[k + 1..].iter().product();
         shape[k] = axis.out;

@@ -3,7 +3,7 @@
 use super::quantize::{bounds, spread_node};
 use super::{expect_dtype, find, indices, same_float};
 use crate::dtype::DType;
-use crate::op::{Attrs, Build, Call, Eval, Fact, Input, Lower, OpDef, OpResult, Sample, ValueId, one, optional};
+use crate::op::{Args, Attrs, Call, Eval, Fact, Input, Lower, Nodes, OpDef, OpResult, Sample, Var, one, optional};
 use crate::shape::{Access, Shape};
 
 const UNARY: &[Input] = &[one("X"), one("X_scale"), optional("X_zero_point"), one("Y_scale"), optional("Y_zero_point")];
@@ -106,25 +106,24 @@ impl Quantized {
         if !matches!(dtype, DType::U8 | DType::I8) {
             return Err(format!("input '{}': expected u8 or i8, found {dtype}", call.op.inputs[last + 1].name));
         }
-        let known = call.attrs.iter().filter(|(name, _)| row.attrs.contains(name));
-        let attrs = known.fold(Attrs::new(), |attrs, (name, value)| attrs.with(name, value.clone()));
+        let attrs = call.attrs.only(row.attrs);
         let given: Vec<_> = facts.iter().map(Some).collect();
         let shape = Call { op: row, attrs: &attrs, inputs: &given }.infer()?.swap_remove(0).shape;
         Ok(Quantized { row, attrs, facts, result: Fact::new(dtype, shape) })
     }
 }
 
-fn quantized_eval(x: &[Option<&[f64]>], call: &Call) -> OpResult<Vec<Vec<f64>>> {
+fn quantized_eval(x: &Args<&[f64]>, call: &Call) -> OpResult<Vec<Vec<f64>>> {
     let Quantized { row, attrs, facts, result } = Quantized::of(call)?;
     let last = call.op.inputs.len() - 2;
     let parameters = |scale: usize| -> OpResult<(f64, f64)> {
-        let number = |input: usize| x.get(input).copied().flatten().and_then(|v| v.first().copied());
+        let number = |input: usize| x.given(input).and_then(|v| v.first().copied());
         Ok((number(scale).ok_or("a scale has no value")?, number(scale + 1).unwrap_or(0.0)))
     };
     let mut numbers = Vec::new();
     for data in (0..last).step_by(3) {
         let (scale, zero) = parameters(data + 1)?;
-        numbers.push(x[data].ok_or("an input has no value")?.iter().map(|q| (q - zero) * scale).collect::<Vec<_>>());
+        numbers.push(x[data].iter().map(|q| (q - zero) * scale).collect::<Vec<_>>());
     }
     let facts: Vec<_> = facts.iter().map(Some).collect();
     let numbers: Vec<_> = numbers.iter().map(|numbers| Some(&numbers[..])).collect();
@@ -133,25 +132,21 @@ fn quantized_eval(x: &[Option<&[f64]>], call: &Call) -> OpResult<Vec<Vec<f64>>> 
     Ok(vec![y.iter().map(|y| ((y / scale).round_ties_even() + zero).clamp(low, high)).collect()])
 }
 
-fn quantized_nodes(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>]) -> OpResult<Vec<ValueId>> {
+fn quantized_nodes<'g>(b: Nodes<'g>, call: &Call, x: &Args<Var<'g>>) -> OpResult<Vec<Var<'g>>> {
     let Quantized { row, attrs, result, .. } = Quantized::of(call)?;
     let last = call.op.inputs.len() - 2;
-    let mut given: Vec<_> = (0..last + 2).map(|input| x.get(input).copied().flatten()).collect();
-    for (input, value) in given.iter_mut().enumerate() {
-        if let Some(parameter) = value.filter(|_| input >= last || input % 3 > 0) {
-            *value = Some(spread_node(b, parameter, 0)?);
-        }
-    }
-    let mut numbers = Vec::new();
-    for data in (0..last).step_by(3) {
-        numbers.push(b.node("DequantizeLinear", &given[data..data + 3], Attrs::new())?);
-    }
-    let y = b.op(row.name, &numbers, attrs)?;
+    let one = |input: usize| match x.given(input) {
+        Some(parameter) if input >= last || !input.is_multiple_of(3) => spread_node(parameter, 0).map(Some),
+        value => Ok(value),
+    };
+    let given = (0..last + 2).map(one).collect::<OpResult<Vec<_>>>()?;
+    let data = given[..last].chunks(3).map(|data| b.op("DequantizeLinear", data, Attrs::new()));
+    let y = b.op(row.name, &data.collect::<Vec<_>>(), attrs);
     let to = match given[last + 1] {
         Some(_) => Attrs::new(),
         None => Attrs::new().with("output_dtype", result.dtype.onnx()),
     };
-    Ok(vec![b.node("QuantizeLinear", &[Some(y), given[last], given[last + 1]], to)?])
+    Ok(vec![b.op("QuantizeLinear", &[Some(y), given[last], given[last + 1]], to)])
 }
 
 /// A normalization of the sum of a branch and its skip connection.
@@ -206,19 +201,18 @@ impl Skip {
     }
 }
 
-fn skip_eval(x: &[Option<&[f64]>], call: &Call) -> OpResult<Vec<Vec<f64>>> {
+fn skip_eval(x: &Args<&[f64]>, call: &Call) -> OpResult<Vec<Vec<f64>>> {
     let (Skip { row, attrs, beta, bias }, facts) = Skip::of(call)?;
     let shape = call.shape(0);
-    let mut sum = x[0].ok_or("input 'input' has no value")?.to_vec();
+    let mut sum = x[0].to_vec();
     for input in [1, bias].into_iter().filter(|&input| call.has(input)) {
         let (addend, access) = (x[input], Access::contiguous(call.shape(input).clone()).broadcast(shape));
-        let addend = addend.ok_or("an input has no value")?;
         sum.iter_mut().zip(indices(shape)).for_each(|(sum, index)| *sum += addend[access.at(&index) as usize]);
     }
     let mut inputs = vec![Some(&facts[3]), call.inputs[2]];
     inputs.extend(beta.map(|input| call.inputs[input]));
-    let mut values = vec![Some(&sum[..]), x[2]];
-    values.extend(beta.map(|input| x[input]));
+    let mut values = vec![Some(&sum[..]), Some(x[2])];
+    values.extend(beta.map(|input| Some(x[input])));
     let mut y = Call { op: row, attrs: &attrs, inputs: &inputs }.eval(&values)?;
     if beta.is_none() && y.len() == 2 {
         let width = shape.last().copied().unwrap_or(1).max(1);
@@ -228,21 +222,15 @@ fn skip_eval(x: &[Option<&[f64]>], call: &Call) -> OpResult<Vec<Vec<f64>>> {
     Ok(y)
 }
 
-fn skip_nodes(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>]) -> OpResult<Vec<ValueId>> {
+fn skip_nodes<'g>(b: Nodes<'g>, call: &Call, x: &Args<Var<'g>>) -> OpResult<Vec<Var<'g>>> {
     let (Skip { row, attrs, beta, bias }, facts) = Skip::of(call)?;
-    let mut sum = x[0].expect("a required input is present: arity is checked first");
-    for addend in [1, bias].into_iter().filter_map(|input| x.get(input).copied().flatten()) {
-        sum = b.op("Add", &[sum, addend], Attrs::new())?;
-    }
-    let mut inputs = vec![Some(sum), x[2]];
+    let addends = [1, bias].into_iter().filter_map(|input| x.given(input));
+    let sum = addends.fold(x[0], |sum, addend| sum + addend);
+    let mut inputs = vec![sum, x[2]];
     inputs.extend(beta.map(|input| x[input]));
-    let facts_of: Vec<_> = inputs.iter().map(|value| value.map(|value| b.fact(value))).collect();
-    let facts_of: Vec<_> = facts_of.iter().map(Option::as_ref).collect();
-    let Lower::Decompose(rule) = row.lower else { return Err("normalizations are decomposed".into()) };
-    let mut y = rule(b, &Call { op: row, attrs: &attrs, inputs: &facts_of }, &inputs)?;
+    let mut y = b.all_outputs(row.name, &inputs, attrs);
     if row.name != "LayerNormalization" {
-        let mean = b.op("ReduceMean", &[sum], Attrs::new().with("axes", vec![-1]))?;
-        y.insert(1, b.cast(mean, facts[1].dtype)?);
+        y.insert(1, sum.reduce_mean(&[-1], true).cast(facts[1].dtype));
     }
     y.push(sum);
     Ok(y)

@@ -8,11 +8,12 @@
 //! 0..d_j ------------------------------> [d_j, 1] --'-> hit [d_0 .. d_k-1, n] --fold over n--> the last that hits, or a sum, ...
 //! ```
 
-use super::compose::{binary, composed, given, required, reshape, transpose, with_number};
-use super::{expect_dtype, indices, output, position};
+use super::compose::composed;
+use super::index::from_start;
+use super::{along, expect_dtype, indices, output, position};
 use crate::dtype::DType;
 use crate::expr::{maximum, minimum};
-use crate::op::{Attrs, Build, Call, Eval, Fact, Lower, OpDef, OpResult, ValueId, one, optional};
+use crate::op::{Args, Attrs, Call, Eval, Fact, Lower, Nodes, OpDef, OpResult, Var, one, optional};
 use crate::shape::Shape;
 
 pub(super) static OPS: &[OpDef] = &[
@@ -42,7 +43,7 @@ pub(super) static OPS: &[OpDef] = &[
         "Scatter",
         "ScatterElements under its name before opset 11",
         &[one("data"), one("indices"), one("updates")],
-        |b, call, x| Ok(vec![b.node("ScatterElements", x, call.attrs.clone())?]),
+        |_, call, x| Ok(vec![x[0].op("ScatterElements", &[x[1], x[2]], call.attrs.clone())]),
     )
     .sample(|s| s.floats(&[&[3, 5]]).given(DType::I64, &[1, 2], &[1.0, 3.0]).floats(&[&[1, 2]]).attr("axis", 1))
     .attrs(&["axis"]),
@@ -57,7 +58,7 @@ pub(super) static OPS: &[OpDef] = &[
     .attrs(&["axis", "mode"]),
 ];
 
-fn tensor_scatter_nodes(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>]) -> OpResult<Vec<ValueId>> {
+fn tensor_scatter_nodes<'g>(b: Nodes<'g>, call: &Call, x: &Args<Var<'g>>) -> OpResult<Vec<Var<'g>>> {
     let (cache, update, rank) = (call.shape(0), call.shape(1), call.shape(0).len());
     let axis = call.axis("axis", -2, cache)?;
     let other = |shape: &Shape| (0..shape.len()).filter(|&k| k != axis).map(|k| shape[k]).collect::<Vec<_>>();
@@ -72,33 +73,21 @@ fn tensor_scatter_nodes(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>]) -
         return Err(format!("input 'write_indices': expected integers [{batch}], found {}", call.fact(2)));
     }
     if new == 0 || cache.contains(&0) {
-        return Ok(vec![required(x, 0)]);
+        return Ok(vec![x[0]]);
     }
     // The element of the update for each place: [batch, extent].
-    let mut at = b.numbers(DType::I64, [1, extent], 0.0)?;
-    if let Some(first) = given(x, 2) {
-        let first = b.cast(first, DType::I64)?;
-        let first = reshape(b, first, &[batch, 1])?;
-        at = binary(b, "Sub", at, first)?;
-    }
-    if circular {
-        at = with_number(b, "Mod", at, extent as f64)?;
-    }
-    let (from, to) = (with_number(b, "GreaterOrEqual", at, 0.0)?, with_number(b, "Less", at, new as f64)?);
-    let inside = binary(b, "And", from, to)?;
-    let at = with_number(b, "Max", at, 0.0)?;
-    let at = with_number(b, "Min", at, new as f64 - 1.0)?;
-    let at = b.op("Expand", &[at], Attrs::new().with("shape", &[batch, extent][..]))?;
-    let at = reshape(b, at, &[batch, extent, 1])?;
+    let places = b.numbers(DType::I64, [1, extent], 0.0);
+    let at = x.given(2).map_or(places, |first| places - first.cast(DType::I64).shaped(&[batch, 1]));
+    let at = if circular { at % extent as f64 } else { at };
+    let inside = at.greater_or_equal(0.0).and(at.less(new as f64));
+    let written = if x.given(2).is_some() { batch } else { 1 };
+    let at = at.max(0.0).min(new as f64 - 1.0).expand(&[batch, extent]).shaped(&[batch, extent, 1]);
     let ahead: Vec<usize> = [0, axis].into_iter().chain((1..rank).filter(|&k| k != axis)).collect();
     let back: Vec<usize> = (0..rank).map(|k| ahead.iter().position(|&a| a == k).expect("axes are permuted")).collect();
-    let rows = transpose(b, required(x, 1), &ahead)?;
-    let rows = b.op("GatherND", &[rows, at], Attrs::new().with("batch_dims", 1))?;
-    let rows = transpose(b, rows, &back)?;
-    let mut along = vec![1; rank];
-    (along[0], along[axis]) = (b.fact(inside).shape[0], extent);
-    let inside = reshape(b, inside, &along)?;
-    Ok(vec![b.op("Where", &[inside, rows, required(x, 0)], Attrs::new())?])
+    let rows = x[1].transpose(&ahead).op("GatherND", &[at], Attrs::new().with("batch_dims", 1)).transpose(&back);
+    let mut row = vec![1; rank];
+    (row[0], row[axis]) = (written, extent);
+    Ok(vec![inside.shaped(&row).select(rows, x[0])])
 }
 
 /// How an element and its updates combine.
@@ -181,8 +170,8 @@ fn scatter_nd(call: &Call) -> OpResult<Vec<Fact>> {
     }
 }
 
-fn scatter_nd_eval(x: &[Option<&[f64]>], call: &Call) -> OpResult<Vec<Vec<f64>>> {
-    let [data, at, updates] = [0, 1, 2].map(|i| x[i].expect("a required input is present: arity is checked first"));
+fn scatter_nd_eval(x: &Args<&[f64]>, call: &Call) -> OpResult<Vec<Vec<f64>>> {
+    let [data, at, updates] = [0, 1, 2].map(|i| x[i]);
     let (combine, tuple, shape) = (combine(call)?, tuple(call)?, call.shape(0));
     let outer = call.shape(1).len() - 1;
     let mut result = data.to_vec();
@@ -200,42 +189,32 @@ fn scatter_nd_eval(x: &[Option<&[f64]>], call: &Call) -> OpResult<Vec<Vec<f64>>>
     Ok(vec![result])
 }
 
-fn scatter_nd_nodes(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>]) -> OpResult<Vec<ValueId>> {
-    let [data, at, updates] = [0, 1, 2].map(|i| x[i].expect("a required input is present: arity is checked first"));
+fn scatter_nd_nodes<'g>(b: Nodes<'g>, call: &Call, x: &Args<Var<'g>>) -> OpResult<Vec<Var<'g>>> {
+    let [data, at, updates] = [0, 1, 2].map(|i| x[i]);
     let (combine, tuple, shape) = (combine(call)?, tuple(call)?, call.shape(0));
     let count: usize = call.shape(1)[..call.shape(1).len() - 1].iter().product();
     if count == 0 || shape.contains(&0) {
-        return Ok(vec![b.op("Identity", &[data], Attrs::new())?]);
+        return Ok(vec![data]);
     }
-    let ints = |values: &[usize]| values.iter().map(|&v| v as i64).collect::<Vec<_>>();
     let (places, rest) = shape.split_at(tuple);
-    let updates = b.op("Reshape", &[updates], Attrs::new().with("shape", ints(&[&[count], rest].concat())))?;
+    let updates = updates.shaped(&[&[count], rest].concat());
     // Behind the places come the axes of a slice where slices are reduced, and then the updates.
     let inner = if combine == Combine::None { 0 } else { rest.len() };
     let hit = hits(b, call, at, count, inner)?;
-    let last = |keep: i64| Attrs::new().with("axes", vec![(tuple + inner) as i64]).with("keepdims", keep);
+    let last = Attrs::new().with("axes", vec![(tuple + inner) as i64]).with("keepdims", 0);
     if combine == Combine::None {
-        let numbers = b.numbers(DType::I64, [count], 0.0)?;
-        let none = b.scalar(-1.0, DType::I64);
-        let number = b.op("Where", &[hit, numbers, none], Attrs::new())?;
-        let number = b.op("ReduceMax", &[number], last(0))?;
+        let (numbers, none) = (b.numbers(DType::I64, [count], 0.0), b.scalar(-1.0, DType::I64));
+        let number = hit.select(numbers, none).op("ReduceMax", &[], last);
         // Where there is none, any update will do.
-        let update = b.op("Gather", &[updates, number], Attrs::new().with("axis", 0))?;
-        let wide =
-            b.op("Reshape", &[number], Attrs::new().with("shape", ints(&[places, &vec![1; rest.len()]].concat())))?;
-        let found = b.op("Greater", &[wide, none], Attrs::new())?;
-        return Ok(vec![b.op("Where", &[found, update, data], Attrs::new())?]);
+        let update = updates.gather(number, 0);
+        let wide = number.shaped(&[places, &vec![1; rest.len()]].concat());
+        return Ok(vec![wide.greater(none).select(update, data)]);
     }
-    let turned: Vec<i64> = (1..=rest.len() as i64).chain([0]).collect();
-    let updates = b.op("Transpose", &[updates], Attrs::new().with("perm", turned))?;
+    let first_last: Vec<usize> = (1..=rest.len()).chain([0]).collect();
+    let updates = updates.transpose(&first_last);
     let (fold, join, neutral) = combine.rows();
-    let neutral = match neutral {
-        Some(number) => b.scalar(number, call.dtype(0)),
-        None => b.op("Unsqueeze", &[data], Attrs::new().with("axes", vec![shape.len() as i64]))?,
-    };
-    let update = b.op("Where", &[hit, updates, neutral], Attrs::new())?;
-    let update = b.op(fold, &[update], last(0))?;
-    Ok(vec![b.op(join, &[data, update], Attrs::new())?])
+    let neutral = neutral.map_or_else(|| data.unsqueeze(&[shape.len() as i64]), |number| data.like(number));
+    Ok(vec![data.op(join, &[hit.select(updates, neutral).op(fold, &[], last)], Attrs::new())])
 }
 
 fn scatter_elements(call: &Call) -> OpResult<Vec<Fact>> {
@@ -251,8 +230,8 @@ fn scatter_elements(call: &Call) -> OpResult<Vec<Fact>> {
     }
 }
 
-fn scatter_elements_eval(x: &[Option<&[f64]>], call: &Call) -> OpResult<Vec<Vec<f64>>> {
-    let [data, at, updates] = [0, 1, 2].map(|i| x[i].expect("a required input is present: arity is checked first"));
+fn scatter_elements_eval(x: &Args<&[f64]>, call: &Call) -> OpResult<Vec<Vec<f64>>> {
+    let [data, at, updates] = [0, 1, 2].map(|i| x[i]);
     let (combine, shape) = (combine(call)?, call.shape(0));
     let axis = call.axis("axis", 0, shape)?;
     let mut result = data.to_vec();
@@ -269,86 +248,54 @@ fn scatter_elements_eval(x: &[Option<&[f64]>], call: &Call) -> OpResult<Vec<Vec<
 }
 
 /// Like ScatterND, but an update can only meet places along the axis: `hit [.., places, updates, ..]`.
-fn scatter_elements_nodes(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>]) -> OpResult<Vec<ValueId>> {
-    let [data, at, updates] = [0, 1, 2].map(|i| x[i].expect("a required input is present: arity is checked first"));
+fn scatter_elements_nodes<'g>(b: Nodes<'g>, call: &Call, x: &Args<Var<'g>>) -> OpResult<Vec<Var<'g>>> {
+    let data = x[0];
     let (combine, shape, given) = (combine(call)?, call.shape(0), call.shape(1));
     let axis = call.axis("axis", 0, shape)?;
     if given.contains(&0) || shape.contains(&0) {
-        return Ok(vec![b.op("Identity", &[data], Attrs::new())?]);
+        return Ok(vec![data]);
     }
-    let (count, extent, dtype) = (given[axis], shape[axis], call.dtype(1));
-    let (zero, extents) = (b.scalar(0.0, dtype), b.scalar(extent as f64, dtype));
-    let below = b.op("Less", &[at, zero], Attrs::new())?;
-    let raised = b.op("Add", &[at, extents], Attrs::new())?;
-    let at = b.op("Where", &[below, raised, at], Attrs::new())?;
+    let (count, extent) = (given[axis], shape[axis]);
     // Where the data extends beyond the updates, the indices are padded with one that matches no element.
     let missing: Vec<_> = (0..shape.len()).map(|k| if k == axis { 0 } else { (shape[k] - given[k]) as i64 }).collect();
     let pads = [vec![0; shape.len()], missing].concat();
-    let pad = |b: &mut dyn Build, value: ValueId, filler: f64| {
+    let pad = |value: Var<'g>, filler: f64| {
         if pads.iter().all(|&n| n == 0) {
-            Ok(value)
-        } else {
-            b.op("Pad", &[value], Attrs::new().with("pads", pads.clone()).with("constant_value", filler))
+            return value;
         }
+        value.op("Pad", &[], Attrs::new().with("pads", pads.clone()).with("constant_value", filler))
     };
-    let (at, updates) = (pad(b, at, -1.0)?, pad(b, updates, 0.0)?);
-    let wide = |b: &mut dyn Build, value: ValueId, axis: usize| {
-        b.op("Unsqueeze", &[value], Attrs::new().with("axes", vec![axis as i64]))
-    };
-    let numbers = |b: &mut dyn Build, dtype: DType, along: [usize; 2]| {
+    let (at, updates) = (pad(from_start(x[1], extent), -1.0), pad(x[2], 0.0));
+    let numbers = |dtype: DType, along: [usize; 2]| {
         b.numbers(dtype, [&along[..], &vec![1; shape.len() - axis - 1]].concat(), 0.0)
     };
-    let (at, places) = (wide(b, at, axis)?, numbers(b, dtype, [extent, 1])?);
-    let hit = b.op("Equal", &[at, places], Attrs::new())?;
-    let over = || Attrs::new().with("axes", vec![axis as i64 + 1]).with("keepdims", 0);
+    let (places, behind) = ([axis as i64], [axis as i64 + 1]);
+    let hit = at.unsqueeze(&places).equal(numbers(call.dtype(1), [extent, 1]));
     if combine == Combine::None {
-        let (number, none) = (numbers(b, DType::I64, [1, count])?, b.scalar(-1.0, DType::I64));
-        let number = b.op("Where", &[hit, number, none], Attrs::new())?;
-        let number = b.op("ReduceMax", &[number], over())?;
+        let (number, none) = (numbers(DType::I64, [1, count]), b.scalar(-1.0, DType::I64));
+        let number = hit.select(number, none).reduce_max(&behind, false);
         // Where there is none, any update will do.
-        let update = b.op("GatherElements", &[updates, number], Attrs::new().with("axis", axis as i64))?;
-        let found = b.op("Greater", &[number, none], Attrs::new())?;
-        return Ok(vec![b.op("Where", &[found, update, data], Attrs::new())?]);
+        let update = updates.op("GatherElements", &[number], Attrs::new().with("axis", axis as i64));
+        return Ok(vec![number.greater(none).select(update, data)]);
     }
     let (fold, join, neutral) = combine.rows();
-    let neutral = match neutral {
-        Some(number) => b.scalar(number, call.dtype(0)),
-        None => wide(b, data, axis + 1)?,
-    };
-    let update = wide(b, updates, axis)?;
-    let update = b.op("Where", &[hit, update, neutral], Attrs::new())?;
-    let update = b.op(fold, &[update], over())?;
-    Ok(vec![b.op(join, &[data, update], Attrs::new())?])
+    let neutral = neutral.map_or_else(|| data.unsqueeze(&behind), |number| data.like(number));
+    let over = Attrs::new().with("axes", behind.to_vec()).with("keepdims", 0);
+    let update = hit.select(updates.unsqueeze(&places), neutral).op(fold, &[], over);
+    Ok(vec![data.op(join, &[update], Attrs::new())])
 }
 
 /// True where an update is for a place: `[places.., 1 (inner times).., count]`.
-fn hits(b: &mut dyn Build, call: &Call, at: ValueId, count: usize, inner: usize) -> OpResult<ValueId> {
-    let (tuple, dtype) = (tuple(call)?, call.dtype(1));
-    let flat = Attrs::new().with("shape", vec![count as i64, tuple as i64]).with("allowzero", 1);
-    let at = b.op("Reshape", &[at], flat)?;
-    let zero = b.scalar(0.0, dtype);
-    let mut all: Option<ValueId> = None;
-    for (j, &extent) in call.shape(0)[..tuple].iter().enumerate() {
-        let column = b.slice(at, 1, j, j + 1)?;
-        let column = b.op("Reshape", &[column], Attrs::new().with("shape", vec![count as i64]))?;
-        let extents = b.scalar(extent as f64, dtype);
-        let below = b.op("Less", &[column, zero], Attrs::new())?;
-        let raised = b.op("Add", &[column, extents], Attrs::new())?;
-        let column = b.op("Where", &[below, raised, column], Attrs::new())?;
-        let mut along = vec![1; tuple - j + inner + 1];
-        along[0] = extent;
-        let coordinates = b.numbers(dtype, along, 0.0)?;
-        let equal = b.op("Equal", &[column, coordinates], Attrs::new())?;
-        all = Some(match all {
-            Some(others) => b.op("And", &[others, equal], Attrs::new())?,
-            None => equal,
-        });
-    }
-    match all {
-        Some(all) => Ok(all),
-        // Without a tuple every update goes everywhere.
-        None => b.constant(DType::Bool, vec![1; inner + 1], || vec![1.0]),
-    }
+fn hits<'g>(b: Nodes<'g>, call: &Call, at: Var<'g>, count: usize, inner: usize) -> OpResult<Var<'g>> {
+    let tuple = tuple(call)?;
+    let at = at.shaped(&[count, tuple]);
+    let equal = |(j, &extent): (usize, &usize)| {
+        let column = from_start(at.part(1, j..j + 1).shaped(&[count]), extent);
+        column.equal(b.numbers(call.dtype(1), along(extent, tuple - j + inner + 1), 0.0))
+    };
+    let all = call.shape(0)[..tuple].iter().enumerate().map(equal).reduce(|others, equal| others.and(equal));
+    // Without a tuple every update goes everywhere.
+    Ok(all.unwrap_or_else(|| b.constant(DType::Bool, vec![1; inner + 1], || vec![1.0])))
 }
 
 #[cfg(test)]

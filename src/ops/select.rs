@@ -2,7 +2,7 @@
 
 use super::{expect_dtype, indices, output, position};
 use crate::dtype::DType;
-use crate::op::{Attr, Attrs, Build, Call, Eval, Lower, OpDef, OpResult, ValueId, one, shaping};
+use crate::op::{Args, Attr, Attrs, Call, Eval, Lower, Nodes, OpDef, OpResult, Var, one, shaping};
 use crate::shape::Shape;
 use crate::tensor::Tensor;
 
@@ -18,7 +18,7 @@ pub(super) static OPS: &[OpDef] = &[
             output(call.dtype(0), shape)
         },
         Eval::Move(|x, call| {
-            let (x, shape, (axis, kept)) = (x[0].ok_or("input 'input' has no value")?, flat(call)?, kept(call)?);
+            let (x, shape, (axis, kept)) = (x[0], flat(call)?, kept(call)?);
             let mut taken = shape.clone();
             taken[axis] = kept.len();
             let element = |mut index: Vec<usize>| {
@@ -29,10 +29,8 @@ pub(super) static OPS: &[OpDef] = &[
         }),
         Lower::Decompose(|b, call, x| {
             let (axis, kept) = kept(call)?;
-            let x = x[0].expect("a required input is present: arity is checked first");
-            let x = b.op("Reshape", &[x], Attrs::new().with("shape", &flat(call)?[..]).with("allowzero", 1))?;
-            let at = b.constant(DType::I64, [kept.len()], || kept.iter().map(|&i| i as f64).collect())?;
-            Ok(vec![b.op("Gather", &[x, at], Attrs::new().with("axis", axis as i64))?])
+            let at = b.constant(DType::I64, [kept.len()], || kept.iter().map(|&i| i as f64).collect());
+            Ok(vec![x[0].shaped(&flat(call)?).gather(at, axis as i64)])
         }),
     )
     .sample(|s| s.floats(&[&[3, 4, 2]]).ints("condition", &[1, 0, 1, 1]).attr("axis", 1))
@@ -54,7 +52,7 @@ pub(super) static OPS: &[OpDef] = &[
         |call| sequences(call).map(|_| vec![call.fact(0).clone()]),
         Eval::Move(|x, call| {
             let ([batch, time], shape) = (sequences(call)?, call.shape(0));
-            let [x, lengths] = [x[0].ok_or("input 'input' has no value")?, x[1].ok_or("'sequence_lens' has no value")?];
+            let [x, lengths] = [x[0], x[1]];
             let element = |mut index: Vec<usize>| {
                 let (at, length) = (index[time], (lengths[index[batch]].max(0.0) as usize).min(shape[time]));
                 index[time] = if at < length { length - 1 - at } else { at };
@@ -117,22 +115,13 @@ fn sequences(call: &Call) -> OpResult<[usize; 2]> {
     }
 }
 
-fn turned(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>]) -> OpResult<Vec<ValueId>> {
-    let [x, lengths] = [0, 1].map(|i| x[i].expect("a required input is present: arity is checked first"));
+fn turned<'g>(b: Nodes<'g>, call: &Call, x: &Args<Var<'g>>) -> OpResult<Vec<Var<'g>>> {
     let ([batch, time], shape) = (sequences(call)?, call.shape(0));
     let along = |axis: usize| -> Shape { (0..shape.len()).map(|k| if k == axis { shape[k] } else { 1 }).collect() };
-    let at = b.numbers(DType::I64, along(time), 0.0)?;
-    let lengths = b.cast(lengths, DType::I64)?;
-    let lengths = b.op("Reshape", &[lengths], Attrs::new().with("shape", &along(batch)[..]).with("allowzero", 1))?;
-    let most = b.scalar(shape[time] as f64, DType::I64);
-    let lengths = b.op("Min", &[lengths, most], Attrs::new())?;
-    let one = b.scalar(1.0, DType::I64);
-    let inside = b.op("Less", &[at, lengths], Attrs::new())?;
-    let last = b.op("Sub", &[lengths, one], Attrs::new())?;
-    let back = b.op("Sub", &[last, at], Attrs::new())?;
-    let from = b.op("Where", &[inside, back, at], Attrs::new())?;
-    let from = b.op("Expand", &[from], Attrs::new().with("shape", &shape[..]))?;
-    Ok(vec![b.op("GatherElements", &[x, from], Attrs::new().with("axis", time as i64))?])
+    let at = b.numbers(DType::I64, along(time), 0.0);
+    let lengths = x[1].cast(DType::I64).shaped(&along(batch)).min(shape[time] as f64);
+    let from = at.less(lengths).select(lengths - 1.0 - at, at).expand(shape);
+    Ok(vec![x[0].op("GatherElements", &[from], Attrs::new().with("axis", time as i64))])
 }
 
 #[cfg(test)]

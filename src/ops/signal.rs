@@ -1,10 +1,10 @@
 //! Rows of signals: windows and filters as constants, and Fourier transforms as matrix products.
 
-use super::compose::{binary, composed, given, required, reshape, transpose};
+use super::compose::composed;
 use super::index::known;
 use super::{expect_dtype, output, required_ints};
 use crate::dtype::DType;
-use crate::op::{Attrs, Build, Call, Fact, Input, OpDef, OpResult, ValueId, one, optional, shaping};
+use crate::op::{Args, Attrs, Call, Fact, Input, Nodes, OpDef, OpResult, Var, one, optional, shaping};
 use crate::tensor::Tensor;
 use std::f64::consts::TAU;
 
@@ -186,7 +186,7 @@ fn matrix(samples: usize, parts: usize, bins: usize, length: usize, inverse: boo
     weights
 }
 
-fn transform(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>]) -> OpResult<Vec<ValueId>> {
+fn transform<'g>(b: Nodes<'g>, call: &Call, x: &Args<Var<'g>>) -> OpResult<Vec<Var<'g>>> {
     let dtype = expect_dtype(call, 0, "a float type", DType::is_float)?;
     let (shape, rank) = (call.shape(0), call.shape(0).len());
     let axis = call.axis("axis", -2, shape)?;
@@ -204,20 +204,17 @@ fn transform(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>]) -> OpResult<
     }
     let bins = if onesided { length / 2 + 1 } else { length };
     let samples = shape[axis].min(length);
-    let cut = b.slice(required(x, 0), axis, 0, samples)?;
     let last: Vec<usize> = (0..rank).filter(|&k| k != axis && k + 1 < rank).chain([axis, rank - 1]).collect();
     let back: Vec<usize> = (0..rank).map(|k| last.iter().position(|&l| l == k).expect("axes are permuted")).collect();
-    let rows = transpose(b, cut, &last)?;
     let others: Vec<usize> = last[..rank - 2].iter().map(|&k| shape[k]).collect();
-    let rows = reshape(b, rows, &[&others[..], &[samples * parts]].concat())?;
+    let rows = x[0].part(axis, 0..samples).transpose(&last);
+    let rows = rows.shaped(&[&others[..], &[samples * parts]].concat());
     let weights = [samples * parts, bins * 2];
-    let weights = b.constant(dtype, weights, || matrix(samples, parts, bins, length, inverse))?;
-    let y = binary(b, "MatMul", rows, weights)?;
-    let y = reshape(b, y, &[&others[..], &[bins, 2]].concat())?;
-    Ok(vec![transpose(b, y, &back)?])
+    let weights = b.constant(dtype, weights, || matrix(samples, parts, bins, length, inverse));
+    Ok(vec![rows.matmul(weights).shaped(&[&others[..], &[bins, 2]].concat()).transpose(&back)])
 }
 
-fn frames(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>]) -> OpResult<Vec<ValueId>> {
+fn frames<'g>(b: Nodes<'g>, call: &Call, x: &Args<Var<'g>>) -> OpResult<Vec<Var<'g>>> {
     let (batch, extent, parts) = match call.shape(0)[..] {
         [batch, extent] => (batch, extent, 1),
         [batch, extent, parts] => (batch, extent, parts),
@@ -236,13 +233,11 @@ fn frames(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>]) -> OpResult<Vec
     }
     let count = (extent - frame) / step + 1;
     let place = |i: usize| (i / frame * step + i % frame) as f64;
-    let places = b.constant(DType::I64, [count, frame], || (0..count * frame).map(place).collect())?;
-    let signal = reshape(b, required(x, 0), &[batch, extent, parts])?;
-    let mut rows = b.op("Gather", &[signal, places], Attrs::new().with("axis", 1))?;
-    if let Some(window) = given(x, 1) {
-        let window = reshape(b, window, &[frame, 1])?;
-        rows = binary(b, "Mul", rows, window)?;
+    let places = b.constant(DType::I64, [count, frame], || (0..count * frame).map(place).collect());
+    let mut rows = x[0].shaped(&[batch, extent, parts]).gather(places, 1);
+    if let Some(window) = x.given(1) {
+        rows = rows * window.shaped(&[frame, 1]);
     }
     let onesided = call.int("onesided", 1)?;
-    Ok(vec![b.op("DFT", &[rows], Attrs::new().with("axis", 2).with("onesided", onesided))?])
+    Ok(vec![rows.op("DFT", &[], Attrs::new().with("axis", 2).with("onesided", onesided))])
 }

@@ -11,7 +11,7 @@
 
 use super::{expect_dtype, indices, position};
 use crate::dtype::DType;
-use crate::op::{Attrs, Build, Call, Eval, Fact, Lower, OpDef, OpResult, ValueId, one, shaping};
+use crate::op::{Args, Attrs, Call, Eval, Fact, Lower, Nodes, OpDef, OpResult, Var, one, shaping};
 use std::cmp::Ordering;
 
 /// Upper bound of the axis length: each element is compared with every other.
@@ -55,8 +55,8 @@ fn extent(call: &Call) -> OpResult<(usize, usize)> {
     }
 }
 
-fn eval(x: &[Option<&[f64]>], call: &Call) -> OpResult<Vec<Vec<f64>>> {
-    let (x, shape) = (x[0].ok_or("input 'X' has no value")?, call.shape(0));
+fn eval(x: &Args<&[f64]>, call: &Call) -> OpResult<Vec<Vec<f64>>> {
+    let (x, shape) = (x[0], call.shape(0));
     let ((axis, k), largest) = (extent(call)?, call.int("largest", 1)? != 0);
     let (n, inner) = (shape[axis], shape[axis + 1..].iter().product::<usize>());
     let taken = call.infer()?.swap_remove(0).shape;
@@ -78,35 +78,26 @@ fn eval(x: &[Option<&[f64]>], call: &Call) -> OpResult<Vec<Vec<f64>>> {
     Ok(vec![values, at])
 }
 
-fn nodes(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>]) -> OpResult<Vec<ValueId>> {
-    let (x, shape) = (x[0].expect("a required input is present: arity is checked first"), call.shape(0));
+fn nodes<'g>(b: Nodes<'g>, call: &Call, x: &Args<Var<'g>>) -> OpResult<Vec<Var<'g>>> {
+    let (x, shape) = (x[0], call.shape(0));
     let ((axis, k), largest) = (extent(call)?, call.int("largest", 1)? != 0);
     let n = shape[axis];
     // Numbers of type `dtype` along the axis, behind which there are as many as in the input.
-    let count = |b: &mut dyn Build, dtype: DType, along: [usize; 2]| {
+    let count = |dtype: DType, along: [usize; 2]| {
         b.numbers(dtype, [&along[..], &vec![1; shape.len() - axis - 1]].concat(), 0.0)
     };
-    let at = |axis: usize| Attrs::new().with("axes", vec![axis as i64]);
+    let (at, behind) = ([axis as i64], [axis as i64 + 1]);
     // [.., each, others, ..]
-    let each = b.op("Unsqueeze", &[x], at(axis + 1))?;
-    let others = b.op("Unsqueeze", &[x], at(axis))?;
-    let before = b.op(if largest { "Greater" } else { "Less" }, &[others, each], Attrs::new())?;
-    let equal = b.op("Equal", &[others, each], Attrs::new())?;
-    let (rows, columns) = (count(b, DType::I32, [n, 1])?, count(b, DType::I32, [1, n])?);
-    let earlier = b.op("Less", &[columns, rows], Attrs::new())?;
-    let tie = b.op("And", &[equal, earlier], Attrs::new())?;
-    let before = b.op("Or", &[before, tie], Attrs::new())?;
-    let before = b.op("Cast", &[before], Attrs::new().with("to", DType::I32.onnx()))?;
-    let rank = b.op("ReduceSum", &[before], at(axis + 1).with("keepdims", 0))?;
+    let (each, others) = (x.unsqueeze(&behind), x.unsqueeze(&at));
+    let before = if largest { others.greater(each) } else { others.less(each) };
+    let equal = others.equal(each);
+    let (rows, columns) = (count(DType::I32, [n, 1]), count(DType::I32, [1, n]));
+    let before = before.or(equal.and(columns.less(rows))).cast(DType::I32);
     // [.., places, each, ..]
-    let rank = b.op("Unsqueeze", &[rank], at(axis))?;
-    let places = count(b, DType::I32, [k, 1])?;
-    let hit = b.op("Equal", &[rank, places], Attrs::new())?;
-    let (numbers, none) = (count(b, DType::I64, [1, n])?, b.scalar(0.0, DType::I64));
-    let index = b.op("Where", &[hit, numbers, none], Attrs::new())?;
-    let index = b.op("ReduceMax", &[index], at(axis + 1).with("keepdims", 0))?;
-    let value = b.op("GatherElements", &[x, index], Attrs::new().with("axis", axis as i64))?;
-    Ok(vec![value, index])
+    let rank = before.reduce_sum(&behind, false).unsqueeze(&at);
+    let hit = rank.equal(count(DType::I32, [k, 1]));
+    let index = hit.select(count(DType::I64, [1, n]), 0.0).reduce_max(&behind, false);
+    Ok(vec![x.op("GatherElements", &[index], Attrs::new().with("axis", axis as i64)), index])
 }
 
 #[cfg(test)]

@@ -1,9 +1,9 @@
 //! Windows that slide over `[n, c, spatial..]`: convolutions and pools of one to three spatial axes.
 
-use super::{indices, output, position, same_float};
+use super::{along, indices, output, position, same_float};
 use crate::dtype::DType;
 use crate::kernel::{Pool, Template, Window};
-use crate::op::{Attrs, Build, Call, Eval, Fact, Lower, OpDef, OpResult, Part, TemplateCall, ValueId, one, optional};
+use crate::op::{Args, Attrs, Call, Eval, Fact, Lower, Nodes, OpDef, OpResult, Part, TemplateCall, Var, one, optional};
 use crate::shape::{Access, Shape};
 use std::iter::zip;
 
@@ -16,10 +16,10 @@ pub(super) static OPS: &[OpDef] = &[
         &[one("X"), one("W"), optional("B")],
         infer_conv,
         Eval::Tensor(eval_conv),
-        Lower::Decompose(|b, call, inputs| {
+        Lower::Decompose(|_, call, x| {
             let (_, group, sides) = conv(call)?;
             let attrs = window_attrs(&sides).with("group", group as i64);
-            decompose_biased(b, call, inputs, "plimsoll.Conv", attrs)
+            decompose_biased(x, "plimsoll.Conv", attrs)
         }),
     )
     .sample(|s| s.floats(&[&[2, 3, 8, 9], &[4, 3, 3, 2], &[4]]).ints("strides", &[2, 3]).ints("pads", &[1, 0, 2, 1]))
@@ -52,11 +52,11 @@ pub(super) static OPS: &[OpDef] = &[
         &[one("X"), one("W"), optional("B")],
         infer_conv_transpose,
         Eval::Tensor(eval_conv_transpose),
-        Lower::Decompose(|b, call, inputs| {
+        Lower::Decompose(|_, call, x| {
             let (_, group, sides) = conv_transpose(call)?;
             let surplus: Vec<i64> = sides.iter().map(|s| s.surplus as i64).collect();
             let attrs = window_attrs(&sides).with("group", group as i64).with("output_padding", surplus);
-            decompose_biased(b, call, inputs, "plimsoll.ConvTranspose", attrs)
+            decompose_biased(x, "plimsoll.ConvTranspose", attrs)
         }),
     )
     .sample(|s| {
@@ -107,10 +107,10 @@ pub(super) static OPS: &[OpDef] = &[
             Ok(vec![values, indices])
         },
         Eval::Tensor(|inputs, call| Ok(vec![eval_max(inputs, call)?.remove(0), first_max(inputs, call)?])),
-        Lower::Decompose(|b, call, inputs| {
+        Lower::Decompose(|_, call, x| {
             // Unread indices are dropped before they are decomposed in turn.
-            let values = b.node("plimsoll.MaxPool", inputs, call.attrs.clone())?;
-            Ok(vec![values, b.node("plimsoll.MaxPoolIndices", &[inputs[0], Some(values)], call.attrs.clone())?])
+            let values = x[0].op("plimsoll.MaxPool", &[], call.attrs.clone());
+            Ok(vec![values, x[0].op("plimsoll.MaxPoolIndices", &[values], call.attrs.clone())])
         }),
     )
     .sample(|s| {
@@ -177,7 +177,7 @@ pub(super) static OPS: &[OpDef] = &[
         Eval::Tensor(|inputs, call| {
             Ok(vec![each_image(inputs, call, |x| x.iter().copied().fold(f64::NEG_INFINITY, f64::max))])
         }),
-        Lower::Decompose(|b, call, inputs| decompose_global(b, call, inputs, "ReduceMax")),
+        Lower::Decompose(|_, call, x| Ok(vec![x[0].reduce_max(&image_axes(call), true)])),
     )
     .sample(|s| s.floats(&[&[2, 3, 4, 5]])),
     OpDef::new(
@@ -186,7 +186,7 @@ pub(super) static OPS: &[OpDef] = &[
         &[one("X")],
         infer_global,
         Eval::Tensor(|inputs, call| Ok(vec![each_image(inputs, call, |x| x.iter().sum::<f64>() / x.len() as f64)])),
-        Lower::Decompose(|b, call, inputs| decompose_global(b, call, inputs, "ReduceMean")),
+        Lower::Decompose(|_, call, x| Ok(vec![x[0].reduce_mean(&image_axes(call), true)])),
     )
     .sample(|s| s.floats(&[&[2, 3, 4, 5]])),
 ];
@@ -487,21 +487,10 @@ fn infer_conv_transpose(call: &Call) -> OpResult<Vec<Fact>> {
 }
 
 /// Decomposes into the row without bias, and adds the bias along axis 1.
-fn decompose_biased(
-    b: &mut dyn Build,
-    call: &Call,
-    inputs: &[Option<ValueId>],
-    core: &str,
-    attrs: Attrs,
-) -> OpResult<Vec<ValueId>> {
-    let mut y = b.node(core, &inputs[..2], attrs)?;
-    if let Some(Some(bias)) = inputs.get(2) {
-        let mut shape = vec![1; call.shape(0).len() - 1];
-        shape[0] = call.shape(2)[0];
-        let bias = b.op("Reshape", &[*bias], Attrs::new().with("shape", &shape[..]).with("allowzero", 1))?;
-        y = b.op("Add", &[y, bias], Attrs::new())?;
-    }
-    Ok(vec![y])
+fn decompose_biased<'g>(x: &Args<Var<'g>>, core: &str, attrs: Attrs) -> OpResult<Vec<Var<'g>>> {
+    let y = x[0].op(core, &[x[1]], attrs);
+    let Some(bias) = x.given(2) else { return Ok(vec![y]) };
+    Ok(vec![y + bias.shaped(&along(bias.shape()?[0], y.shape()?.len() - 1))])
 }
 
 /// The position within the input's image of tap `t` of window `o`. `None` if it is padding.
@@ -520,8 +509,8 @@ fn taps(sides: &[Side]) -> (Shape, Vec<Vec<usize>>) {
     (kernel, taps)
 }
 
-fn eval_conv(inputs: &[Option<&[f64]>], call: &Call) -> OpResult<Vec<Vec<f64>>> {
-    let (x, w) = (inputs[0].expect("required"), inputs[1].expect("required"));
+fn eval_conv(inputs: &Args<&[f64]>, call: &Call) -> OpResult<Vec<Vec<f64>>> {
+    let (x, w) = (inputs[0], inputs[1]);
     let (shape, group, sides) = conv(call)?;
     let (kernel, taps) = taps(&sides);
     let (image, channels, per_group) = (spatial(call)?.iter().product::<usize>(), call.shape(0)[1], call.shape(1)[1]);
@@ -529,7 +518,7 @@ fn eval_conv(inputs: &[Option<&[f64]>], call: &Call) -> OpResult<Vec<Vec<f64>>> 
     for index in indices(&shape) {
         let (n, o) = (index[0], index[1]);
         let first = o / (shape[1] / group) * per_group;
-        let mut sum = inputs.get(2).copied().flatten().map_or(0.0, |bias| bias[o]);
+        let mut sum = inputs.given(2).map_or(0.0, |bias| bias[o]);
         for t in &taps {
             let Some(at) = tap(&sides, &index[2..], t) else { continue };
             let t = position(t, &kernel);
@@ -543,14 +532,14 @@ fn eval_conv(inputs: &[Option<&[f64]>], call: &Call) -> OpResult<Vec<Vec<f64>>> 
 }
 
 /// Follows the definition: every input element is spread over its window.
-fn eval_conv_transpose(inputs: &[Option<&[f64]>], call: &Call) -> OpResult<Vec<Vec<f64>>> {
-    let (x, w) = (inputs[0].expect("required"), inputs[1].expect("required"));
+fn eval_conv_transpose(inputs: &Args<&[f64]>, call: &Call) -> OpResult<Vec<Vec<f64>>> {
+    let (x, w) = (inputs[0], inputs[1]);
     let (shape, group, sides) = conv_transpose(call)?;
     let (kernel, taps) = taps(&sides);
     let (input, per_group) = (call.shape(0), call.shape(1)[1]);
     let image = Shape::new(&shape[2..]);
     let mut y = vec![0.0; shape.numel()];
-    if let Some(Some(bias)) = inputs.get(2) {
+    if let Some(bias) = inputs.given(2) {
         y.chunks_exact_mut(image.numel()).enumerate().for_each(|(i, y)| y.fill(bias[i % shape[1]]));
     }
     for (value, index) in zip(x, indices(input)) {
@@ -610,13 +599,13 @@ fn lower_pool(call: &Call, at: &[Access], kind: impl Fn(&[Side]) -> Pool) -> OpR
 }
 
 fn eval_pool(
-    inputs: &[Option<&[f64]>],
+    inputs: &Args<&[f64]>,
     call: &Call,
     start: f64,
     fold: fn(f64, f64) -> f64,
     finish: fn(f64, usize) -> f64,
 ) -> OpResult<Vec<Vec<f64>>> {
-    let x = inputs[0].expect("required");
+    let x = inputs[0];
     let (shape, sides) = pool(call)?;
     let padded = call.int("count_include_pad", 0)? != 0;
     // Unlike a filter, a window may have more elements than memory has room for.
@@ -641,14 +630,14 @@ fn eval_pool(
     Ok(vec![y])
 }
 
-fn eval_max(inputs: &[Option<&[f64]>], call: &Call) -> OpResult<Vec<Vec<f64>>> {
+fn eval_max(inputs: &Args<&[f64]>, call: &Call) -> OpResult<Vec<Vec<f64>>> {
     eval_pool(inputs, call, f64::NEG_INFINITY, f64::max, |max, _| max)
 }
 
 /// The index of the first maximum of each window, in the whole input: row-major, or with the spatial axes in reverse
 /// order.
-fn first_max(inputs: &[Option<&[f64]>], call: &Call) -> OpResult<Vec<f64>> {
-    let x = inputs[0].expect("required");
+fn first_max(inputs: &Args<&[f64]>, call: &Call) -> OpResult<Vec<f64>> {
+    let x = inputs[0];
     let (shape, sides) = pool(call)?;
     let reversed = call.int("storage_order", 0)? != 0;
     let kernel: Shape = sides.iter().map(|s| s.kernel).collect();
@@ -675,9 +664,8 @@ fn first_max(inputs: &[Option<&[f64]>], call: &Call) -> OpResult<Vec<f64>> {
 
 /// The smallest index of an element in the window that equals its maximum. Each element of the window is one slice of
 /// the input.
-fn decompose_indices(b: &mut dyn Build, call: &Call, inputs: &[Option<ValueId>]) -> OpResult<Vec<ValueId>> {
+fn decompose_indices<'g>(b: Nodes<'g>, call: &Call, x: &Args<Var<'g>>) -> OpResult<Vec<Var<'g>>> {
     const MOST: usize = 512;
-    let [Some(x), Some(y)] = *inputs else { return Err("both inputs are required".into()) };
     let (shape, sides) = pool(call)?;
     let kernel: Shape = sides.iter().map(|s| s.kernel).collect();
     if kernel.numel() > MOST {
@@ -686,26 +674,21 @@ fn decompose_indices(b: &mut dyn Build, call: &Call, inputs: &[Option<ValueId>])
     let image: usize = sides.iter().map(|s| s.len).product();
     // Padding reaches as far as the last window does.
     let behind = |s: &Side| ((s.out - 1) * s.stride + s.reach()).saturating_sub(s.before + s.len);
-    let pads = [sides.iter().map(|s| s.before).collect(), sides.iter().map(behind).collect::<Vec<_>>()];
+    let pads = [sides.iter().map(|s| s.before).collect(), sides.iter().map(behind).collect::<Vec<_>>()].concat();
     let axes: Vec<usize> = (2..shape.len()).collect();
-    let padded = if pads.concat().iter().all(|&p| p == 0) {
-        x
-    } else {
-        b.op("Pad", &[x], Attrs::new().with("pads", &pads.concat()[..]).with("axes", &axes[..]))?
-    };
+    let mut padded = x[0];
+    if pads.iter().any(|&p| p > 0) {
+        padded = padded.op("Pad", &[], Attrs::new().with("pads", &pads[..]).with("axes", &axes[..]));
+    }
     // The position along one axis, as its part of the element's row-major number; too large if it is padding.
-    let along = |b: &mut dyn Build, axis: usize, t: usize| {
+    let share = |axis: usize, t: usize| {
         let side = &sides[axis];
         let inner: usize = sides[axis + 1..].iter().map(|s| s.len).product();
         let share = |o| side.tap(o, t).map_or(image, |i| i * inner) as f64;
-        let mut dims = vec![1; sides.len() - axis];
-        dims[0] = side.out;
-        b.constant(DType::I64, dims, || (0..side.out).map(share).collect())
+        b.constant(DType::I64, along(side.out, sides.len() - axis), || (0..side.out).map(share).collect())
     };
-    let mut shares = Vec::with_capacity(sides.len());
-    for (axis, side) in sides.iter().enumerate() {
-        shares.push((0..side.kernel).map(|t| along(b, axis, t)).collect::<OpResult<Vec<_>>>()?);
-    }
+    let shares: Vec<Vec<_>> =
+        sides.iter().enumerate().map(|(axis, side)| (0..side.kernel).map(|t| share(axis, t)).collect()).collect();
     let none = b.scalar(image as f64, DType::I64);
     let mut first = none;
     for t in indices(&kernel) {
@@ -715,35 +698,30 @@ fn decompose_indices(b: &mut dyn Build, call: &Call, inputs: &[Option<ValueId>])
             .with("ends", &ints(|s, t| t * s.dilation + (s.out - 1) * s.stride + 1)[..])
             .with("steps", &ints(|s, _| s.stride)[..])
             .with("axes", &axes[..]);
-        let seen = b.op("Slice", &[padded], slice)?;
-        let hit = b.op("Equal", &[seen, y], Attrs::new())?;
-        let mut at = shares[0][t[0]];
-        for (axis, &t) in t.iter().enumerate().skip(1) {
-            at = b.op("Add", &[at, shares[axis][t]], Attrs::new())?;
-        }
-        let at = b.op("Where", &[hit, at, none], Attrs::new())?;
-        first = b.op("Min", &[first, at], Attrs::new())?;
+        let hit = padded.op("Slice", &[], slice).equal(x[1]);
+        let at = zip(&shares, &t).map(|(shares, &t)| shares[t]).reduce(|sum, share| sum + share);
+        first = first.min(hit.select(at.unwrap_or(none), none));
     }
     if call.int("storage_order", 0)? != 0 {
-        let (mut rest, mut number) = (first, None);
-        for (axis, side) in sides.iter().enumerate().rev() {
-            let outer: usize = sides[..axis].iter().map(|s| s.len).product();
-            let (len, outer) = (b.scalar(side.len as f64, DType::I64), b.scalar(outer as f64, DType::I64));
-            let index = b.op("Mod", &[rest, len], Attrs::new())?;
-            let share = b.op("Mul", &[index, outer], Attrs::new())?;
-            rest = b.op("Div", &[rest, len], Attrs::new())?;
-            number = Some(match number {
-                None => share,
-                Some(sum) => b.op("Add", &[sum, share], Attrs::new())?,
-            });
-        }
-        first = number.unwrap_or(first);
+        first = transposed(&sides, first);
     }
-    let mut dims = vec![1; shape.len()];
-    dims[..2].copy_from_slice(&shape[..2]);
+    let mut planes = vec![1; shape.len()];
+    planes[..2].copy_from_slice(&shape[..2]);
     let plane = |p: usize| (p * image) as f64;
-    let planes = b.constant(DType::I64, dims, || (0..shape[0] * shape[1]).map(plane).collect())?;
-    Ok(vec![b.op("Add", &[first, planes], Attrs::new())?])
+    Ok(vec![first + b.constant(DType::I64, planes, || (0..shape[0] * shape[1]).map(plane).collect())])
+}
+
+/// Row-major numbers as numbers with the axes in reverse order.
+fn transposed<'g>(sides: &[Side], numbers: Var<'g>) -> Var<'g> {
+    let (mut rest, mut sum) = (numbers, None);
+    for (axis, side) in sides.iter().enumerate().rev() {
+        let outer: usize = sides[..axis].iter().map(|s| s.len).product();
+        let (len, outer) = (rest.like(side.len as f64), rest.like(outer as f64));
+        let share = rest % len * outer;
+        rest = rest / len;
+        sum = Some(sum.map_or(share, |sum: Var<'g>| sum + share));
+    }
+    sum.unwrap_or(numbers)
 }
 
 fn infer_global(call: &Call) -> OpResult<Vec<Fact>> {
@@ -753,14 +731,13 @@ fn infer_global(call: &Call) -> OpResult<Vec<Fact>> {
     output(same_float(call)?, shape)
 }
 
-fn decompose_global(b: &mut dyn Build, call: &Call, inputs: &[Option<ValueId>], op: &str) -> OpResult<Vec<ValueId>> {
-    let axes: Vec<usize> = (2..call.shape(0).len()).collect();
-    Ok(vec![b.node(op, &inputs[..1], Attrs::new().with("axes", &axes[..]))?])
+fn image_axes(call: &Call) -> Vec<i64> {
+    (2..call.shape(0).len() as i64).collect()
 }
 
 /// Computes one value per channel of each image.
-fn each_image(inputs: &[Option<&[f64]>], call: &Call, f: impl Fn(&[f64]) -> f64) -> Vec<f64> {
-    let (x, shape) = (inputs[0].expect("required"), call.shape(0));
+fn each_image(inputs: &Args<&[f64]>, call: &Call, f: impl Fn(&[f64]) -> f64) -> Vec<f64> {
+    let (x, shape) = (inputs[0], call.shape(0));
     let image: usize = shape[2..].iter().product();
     (0..shape[0] * shape[1]).map(|i| f(&x[i * image..][..image])).collect()
 }

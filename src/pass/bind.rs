@@ -12,7 +12,8 @@ use super::Context;
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::graph::{Decomposer, Graph};
-use crate::op::{Attrs, Build, Lower, OpResult, ValueId};
+use crate::op::{Lower, OpResult, ValueId, Var, build};
+use crate::ops::from_start;
 use crate::target::Target;
 
 /// The most parts in which a tensor is read.
@@ -25,7 +26,9 @@ pub fn run(graph: &mut Graph, context: &Context) -> Result<()> {
         let node = graph.node(id);
         let parts = match node.op().map(|op| op.name) {
             Some("Gather") => lookup,
-            Some("MatMul") => product,
+            Some("MatMul") if !is_transposed(graph, graph.operands(id)[1].expect("a product has two operands")) => {
+                product
+            }
             _ => continue,
         };
         let operands: Vec<ValueId> = graph.operands(id).into_iter().flatten().collect();
@@ -36,9 +39,11 @@ pub fn run(graph: &mut Graph, context: &Context) -> Result<()> {
         });
         let axis = axis.map_err(|what| node.error(what))?;
         graph.insert_at(id);
-        let mut build = Decomposer::new(graph, name);
-        let made = parts(&mut build, context.target, &operands, axis).map_err(|what| graph.node(id).error(what))?;
-        if let Some(made) = made {
+        let made = build(Decomposer::new(graph, name), |b| {
+            let operands: Vec<_> = operands.iter().map(|&value| b.value(value)).collect();
+            Ok(parts(context.target, &operands, axis)?.into_iter().collect())
+        });
+        if let [made] = made.map_err(|what| graph.node(id).error(what))?[..] {
             graph.replace(ValueId { node: id, port: 0 }, made);
             changed = true;
         }
@@ -62,65 +67,49 @@ fn rows(target: &Target, dtype: DType, rows: usize, elements: usize) -> Option<u
 }
 
 /// Splits a Gather along the outermost axis of more than one element.
-fn lookup(b: &mut Decomposer, target: &Target, x: &[ValueId], axis: usize) -> OpResult<Option<ValueId>> {
-    let b: &mut dyn Build = b;
-    let (table, at) = (b.fact(x[0]), b.fact(x[1]));
+fn lookup<'g>(target: &Target, x: &[Var<'g>], axis: usize) -> OpResult<Option<Var<'g>>> {
+    let (table, at) = (x[0].fact()?, x[1].fact()?);
     let extent = table.shape[axis];
     let outermost = table.shape[..axis].iter().all(|&d| d == 1);
     let Some(most) = rows(target, table.dtype, extent, table.shape[axis + 1..].iter().product()).filter(|_| outermost)
     else {
         return Ok(None);
     };
-    let [zero, whole] = [0, extent].map(|n| b.scalar(n as f64, at.dtype));
-    let below = b.op("Less", &[x[1], zero], Attrs::new())?;
-    let raised = b.op("Add", &[x[1], whole], Attrs::new())?;
-    let raised = b.op("Where", &[below, raised, x[1]], Attrs::new())?;
-    let at_least = b.op("Max", &[raised, zero], Attrs::new())?;
+    let at_least = from_start(x[1], extent).max(0.0);
     // The condition needs the axes of the result that stand behind those of the indices.
     let behind: Vec<i64> = (0..(table.shape.len() - axis - 1) as i64).map(|k| k + at.shape.len() as i64).collect();
-    let wide = b.op("Unsqueeze", &[at_least], Attrs::new().with("axes", behind))?;
-    let mut found: Option<ValueId> = None;
+    let wide = at_least.unsqueeze(&behind);
+    let mut found: Option<Var> = None;
     for start in (0..extent).step_by(most) {
-        let part = b.slice(x[0], axis, start, extent.min(start + most))?;
-        let from = b.scalar(start as f64, at.dtype);
-        let own = b.op("Sub", &[at_least, from], Attrs::new())?;
-        let read = b.op("Gather", &[part, own], Attrs::new().with("axis", axis as i64))?;
-        found = Some(match found {
-            None => read,
-            Some(others) => {
-                let here = b.op("GreaterOrEqual", &[wide, from], Attrs::new())?;
-                b.op("Where", &[here, read, others], Attrs::new())?
-            }
-        });
+        let part = x[0].part(axis, start..extent.min(start + most));
+        let from = at_least.like(start as f64);
+        let read = part.gather(at_least - from, axis as i64);
+        found = Some(found.map_or(read, |others| wide.greater_or_equal(from).select(read, others)));
     }
     Ok(found)
 }
 
 /// Splits a product whose right operand lies row by row.
-fn product(b: &mut Decomposer, target: &Target, x: &[ValueId], _: usize) -> OpResult<Option<ValueId>> {
-    let transposed = |view: Option<&str>| view == Some("Transpose");
-    let made = b.graph.node(x[1].node).op().filter(|op| matches!(op.lower, Lower::View(_)));
-    let viewed = b.graph.as_constant(x[1]).and_then(|constant| constant.view());
-    if transposed(made.map(|op| op.name)) || transposed(viewed.map(|(op, ..)| op.name)) {
-        return Ok(None);
-    }
-    let b: &mut dyn Build = b;
-    let [left, right] = [x[0], x[1]].map(|v| b.fact(v));
+fn product<'g>(target: &Target, x: &[Var<'g>], _: usize) -> OpResult<Option<Var<'g>>> {
+    let (left, right) = (x[0].fact()?, x[1].fact()?);
     let (rank, ranks) = (left.shape.len(), right.shape.len());
     if rank < 2 || ranks < 2 || left.dtype != right.dtype {
         return Ok(None);
     }
     let inner = right.shape[ranks - 2];
     let Some(most) = rows(target, right.dtype, inner, right.shape[ranks - 1]) else { return Ok(None) };
-    let mut sum: Option<ValueId> = None;
-    for start in (0..inner).step_by(most) {
-        let end = inner.min(start + most);
-        let (rows, columns) = (b.slice(x[1], ranks - 2, start, end)?, b.slice(x[0], rank - 1, start, end)?);
-        let part = b.op("MatMul", &[columns, rows], Attrs::new())?;
-        sum = Some(match sum {
-            None => part,
-            Some(others) => b.op("Add", &[part, others], Attrs::new())?,
-        });
-    }
-    Ok(sum)
+    let part = |start: usize| {
+        let range = start..inner.min(start + most);
+        let rows = x[1].part(ranks - 2, range.clone());
+        x[0].part(rank - 1, range).matmul(rows)
+    };
+    Ok((0..inner).step_by(most).map(part).reduce(|others, part| others + part))
+}
+
+/// True if a value is another one with its axes in another order.
+fn is_transposed(graph: &Graph, value: ValueId) -> bool {
+    let transposed = |view: Option<&str>| view == Some("Transpose");
+    let made = graph.node(value.node).op().filter(|op| matches!(op.lower, Lower::View(_)));
+    let viewed = graph.as_constant(value).and_then(|constant| constant.view());
+    transposed(made.map(|op| op.name)) || transposed(viewed.map(|(op, ..)| op.name))
 }

@@ -42,7 +42,7 @@ fn decompose(graph: &mut Graph, id: u32) -> Result<()> {
     let call = Call { op, attrs: &node.attrs, inputs: &facts };
     graph.insert_at(id);
     let mut build = Decomposer::new(graph, node.name.clone()).of(&call);
-    let values = rule(&mut build, &call, &operands).map_err(|what| node.error(what))?;
+    let values = call.decompose(rule, &mut build, &operands).map_err(|what| node.error(what))?;
     for (port, value) in values.into_iter().enumerate() {
         graph.replace(ValueId { node: id, port: port as u32 }, value);
     }

@@ -83,7 +83,7 @@ impl<'a> Context<'a> {
         attrs: Attrs,
     ) -> Result<ValueId> {
         let mut build = Decomposer::new(graph, name.to_owned());
-        let value = build.node(op, inputs, attrs).map_err(Error::graph)?;
+        let value = build.node(op, inputs, attrs).map_err(Error::graph)?.swap_remove(0);
         Ok(fold_node(graph, value.node, &self.decisions)?.map_or(value, |made| made[0]))
     }
 }

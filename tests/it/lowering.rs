@@ -41,7 +41,7 @@ impl Machine {
         let outputs = call.infer()?;
         match op.lower {
             Lower::Decompose(decompose) if lowered => {
-                let parts = decompose(self, &call, inputs)?;
+                let parts = call.decompose(decompose, self, inputs)?;
                 let facts: Vec<_> = parts.iter().map(|v| self.values[v.node as usize].0.clone()).collect();
                 assert_eq!(facts, outputs, "{name}: what it infers and what its parts infer");
                 Ok(parts)
@@ -65,8 +65,8 @@ impl Build for Machine {
         self.values[value.node as usize].0.clone()
     }
 
-    fn node(&mut self, op: &str, inputs: &[Option<ValueId>], attrs: Attrs) -> OpResult<ValueId> {
-        Ok(self.add(op, inputs, &attrs, true)?[0])
+    fn node(&mut self, op: &str, inputs: &[Option<ValueId>], attrs: Attrs) -> OpResult<Vec<ValueId>> {
+        self.add(op, inputs, &attrs, true)
     }
 
     fn insert(&mut self, fact: Fact, elements: &dyn Fn() -> Vec<f64>) -> ValueId {

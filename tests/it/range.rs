@@ -569,7 +569,7 @@ fn random_graph(drawn: &[Drawn], binding: [usize; 2]) -> Graph {
                     axes.swap(0, rank - 1);
                 }
                 let turned = axes.iter().map(|&a| shape[a]).collect();
-                (x.transpose(&axes.iter().map(|&a| a as i64).collect::<Vec<_>>()), turned)
+                (x.transpose(&axes), turned)
             }
             9 if r % 3 == 0 => {
                 let at = q % (rank + 1);

@@ -336,7 +336,7 @@ fn random_graph(choices: &[Choices], joined: bool) -> Graph {
                 let y = match shape(y)[..] {
                     [k, _] if k == depth => y,
                     _ => {
-                        let mut axes: Vec<i64> = (0..rank as i64).collect();
+                        let mut axes: Vec<usize> = (0..rank).collect();
                         axes.swap(rank - 1, rank - 2);
                         x.transpose(&axes)
                     }
@@ -366,7 +366,7 @@ fn random_graph(choices: &[Choices], joined: bool) -> Graph {
                 x.slice(axis(q) as i64, start as i64..end as i64)
             }
             8 if rank >= 2 => {
-                let mut axes: Vec<i64> = (0..rank as i64).collect();
+                let mut axes: Vec<usize> = (0..rank).collect();
                 axes.rotate_left(q % rank);
                 if r % 2 == 0 {
                     axes.swap(0, rank - 1);

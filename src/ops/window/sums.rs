@@ -1,8 +1,8 @@
 //! Rows of sums over windows: norms of windows, and images summed from windows.
 
 use super::{pool, sizes, spatial};
-use crate::op::{Attrs, Build, Call, OpDef, OpResult, ValueId, one, shaping};
-use crate::ops::compose::{binary, composed, required, reshape, unary, with_number};
+use crate::op::{Args, Attrs, Call, Nodes, OpDef, OpResult, Var, one, shaping};
+use crate::ops::compose::composed;
 use crate::ops::{required_ints, same_float};
 use crate::shape::Shape;
 
@@ -21,13 +21,11 @@ pub(in crate::ops) static OPS: &[OpDef] = &[
         "GlobalLpPool",
         "The root of the sum of `p`-th powers of magnitudes over all spatial axes, which stay with extent 1",
         &[one("X")],
-        |b, call, x| {
+        |_, call, x| {
             spatial(call)?;
             let p = power(call)?;
-            let raised = raised(b, required(x, 0), p)?;
-            let axes: Vec<usize> = (2..call.shape(0).len()).collect();
-            let sum = b.op("ReduceSum", &[raised], Attrs::new().with("axes", &axes[..]))?;
-            Ok(vec![rooted(b, sum, p)?])
+            let axes: Vec<i64> = (2..call.shape(0).len() as i64).collect();
+            Ok(vec![rooted(raised(x[0], p).reduce_sum(&axes, true), p)])
         },
     )
     .sample(|s| s.floats(&[&[1, 2, 7, 8]]))
@@ -52,43 +50,40 @@ fn power(call: &Call) -> OpResult<f64> {
     }
 }
 
-fn raised(b: &mut dyn Build, x: ValueId, p: f64) -> OpResult<ValueId> {
-    let size = unary(b, "Abs", x)?;
+fn raised(x: Var, p: f64) -> Var {
     match p {
-        1.0 => Ok(size),
-        2.0 => binary(b, "Mul", x, x),
-        p => with_number(b, "Pow", size, p),
+        1.0 => x.abs(),
+        2.0 => x * x,
+        p => x.abs().pow(p),
     }
 }
 
-fn rooted(b: &mut dyn Build, sum: ValueId, p: f64) -> OpResult<ValueId> {
+fn rooted(sum: Var, p: f64) -> Var {
     match p {
-        1.0 => Ok(sum),
-        2.0 => unary(b, "Sqrt", sum),
-        p => with_number(b, "Pow", sum, 1.0 / p),
+        1.0 => sum,
+        2.0 => sum.sqrt(),
+        p => sum.pow(1.0 / p),
     }
 }
 
 /// Computes the sum as a mean times the number of elements.
-fn power_pool(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>]) -> OpResult<Vec<ValueId>> {
+fn power_pool<'g>(b: Nodes<'g>, call: &Call, x: &Args<Var<'g>>) -> OpResult<Vec<Var<'g>>> {
     let dtype = same_float(call)?;
     let (p, (shape, sides)) = (power(call)?, pool(call)?);
     let mut attrs = call.attrs.clone();
     attrs.remove("p");
-    let powers = raised(b, required(x, 0), p)?;
-    let mut sum = b.op("AveragePool", &[powers], attrs)?;
+    let mut sum = raised(x[0], p).op("AveragePool", &[], attrs);
     for (axis, side) in sides.iter().enumerate() {
         let inside = |o| side.taps(o).len() as f64;
         let mut along = vec![1; shape.len()];
         along[axis + 2] = side.out;
-        let counts = b.constant(dtype, along, || (0..side.out).map(inside).collect())?;
-        sum = binary(b, "Mul", sum, counts)?;
+        sum = sum * b.constant(dtype, along, || (0..side.out).map(inside).collect());
     }
-    Ok(vec![rooted(b, sum, p)?])
+    Ok(vec![rooted(sum, p)])
 }
 
 /// Computes the image as a transposed convolution with one-hot filters.
-fn image(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>]) -> OpResult<Vec<ValueId>> {
+fn image<'g>(b: Nodes<'g>, call: &Call, x: &Args<Var<'g>>) -> OpResult<Vec<Var<'g>>> {
     let dtype = same_float(call)?;
     let list = |name: &str| -> OpResult<Vec<usize>> {
         let axes = required_ints(call, name)?.len();
@@ -119,11 +114,11 @@ fn image(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>]) -> OpResult<Vec<
     if Shape::new(&counts[..]).checked_len() != Some(windows) {
         return Err(format!("input 'input': expected {counts:?} windows, found {windows}"));
     }
-    let data = reshape(b, required(x, 0), &[&[n, all][..], &counts].concat())?;
+    let data = x[0].shaped(&[&[n, all][..], &counts].concat());
     let one = |i: usize| f64::from(u8::from(i / window % window == i % window));
     let filters = [&[all, 1][..], &block].concat();
-    let filters = b.constant(dtype, filters, || (0..all * window).map(one).collect())?;
+    let filters = b.constant(dtype, filters, || (0..all * window).map(one).collect());
     let attrs = Attrs::new().with("group", (all / window) as i64).with("strides", &strides[..]);
     let attrs = attrs.with("dilations", &dilations[..]).with("pads", &pads[..]).with("output_padding", &rests[..]);
-    Ok(vec![b.op("ConvTranspose", &[data, filters], attrs)?])
+    Ok(vec![data.op("ConvTranspose", &[filters], attrs)])
 }
