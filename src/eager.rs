@@ -30,7 +30,7 @@ pub mod compare;
 #[derive(Debug)]
 pub struct Program {
     draft: Draft,
-    /// Buffers that are allocated once, before the first run: constants that a step reads, then inputs.
+    /// Buffers that are allocated once, before the first run: constants that a step reads, then states, then inputs.
     resident: Vec<BufferIdx>,
     /// Per step, the buffers to allocate before it: those that it writes first.
     allocs: Vec<Vec<BufferIdx>>,
@@ -48,17 +48,24 @@ impl Program {
     /// # Errors
     /// The target has no type for a value, or a node has no kernel.
     pub fn new(prepared: &Prepared, target: &Target) -> Result<Program> {
-        let draft = lower(prepared, target, Options { join: false })?;
+        let mut draft = lower(prepared, target, Options { join: false })?;
+        // Steps are in an order in which an update takes its state's place.
+        let over: Vec<_> = draft.buffers.iter().map(|buffer| buffer.over).collect();
+        for buffer in draft.steps.iter_mut().flat_map(|step| step.reads.iter_mut().chain(&mut step.writes)) {
+            *buffer = over[*buffer].unwrap_or(*buffer);
+        }
         let Prepared { graph, indexes, .. } = prepared;
         let mut last = vec![None; draft.buffers.len()];
         for (s, step) in draft.steps.iter().enumerate() {
             step.reads.iter().chain(&step.writes).for_each(|&b| last[b] = Some(s));
         }
         let read = draft.constants.iter().map(|c| c.buffer).filter(|&b| last[b].is_some());
-        let resident: Vec<BufferIdx> = read.chain(draft.inputs.iter().map(|&(_, b)| b)).collect();
+        let states = draft.states.iter().map(|state| state.buffer);
+        let resident: Vec<BufferIdx> = read.chain(states.clone()).chain(draft.inputs.iter().map(|&(_, b)| b)).collect();
         let mut allocs = vec![Vec::new(); draft.steps.len()];
         let mut frees = vec![Vec::new(); draft.steps.len()];
         let mut seen = vec![false; draft.buffers.len()];
+        states.for_each(|b| seen[b] = true);
         for (s, step) in draft.steps.iter().enumerate() {
             for &b in &step.writes {
                 if !std::mem::replace(&mut seen[b], true) {
@@ -82,13 +89,13 @@ impl Program {
         let inputs = draft.inputs.iter().map(|&(v, b)| port(graph.value_name(v), v, b)).collect();
         let outputs = draft.outputs.iter().map(|(name, v, b)| port(name, *v, *b)).collect();
         let sum = |class| {
-            let of = draft.buffers.iter().zip(&last);
-            let of = of.filter(|(b, last)| b.class == class && (last.is_some() || class == Class::Input));
+            let of = draft.buffers.iter().zip(&last).filter(|(b, last)| {
+                let kept = last.is_some() || matches!(class, Class::Input | Class::State);
+                b.class == class && b.over.is_none() && kept
+            });
             of.map(|(buffer, _)| buffer.bytes.next_multiple_of(target.alignment)).sum()
         };
-        let transfers =
-            TransferBytes { constants: sum(Class::Constant), inputs: sum(Class::Input), outputs: sum(Class::Output) };
-        let staging = transfers.staging(target).collect();
+        let staging = TransferBytes::of(sum).staging(target).collect();
         Ok(Program { draft, resident, allocs, frees, inputs, outputs, staging })
     }
 
@@ -307,6 +314,10 @@ impl<'a> Eager<'a> {
             let (stored, at) = eager.place(constant.buffer);
             let packed = constant.packed.and_then(|(kernel, operand)| Some((&draft.kernels[kernel?], operand)));
             exec::write_constant(&mut *eager.device.backend, at, stored, packed, &constant.constant)?;
+        }
+        for state in &draft.states {
+            let (stored, at) = eager.place(state.buffer);
+            exec::write_initial(&mut *eager.device.backend, at, stored, state.initial.as_deref())?;
         }
         for kernel in &draft.kernels {
             eager.kernels.push(eager.device.backend.compile(kernel)?);

@@ -6,7 +6,7 @@ use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::kernel::{Kernel, cpu};
 use crate::plan::index::Per;
-use crate::plan::{BufferIdx, Indexes, KernelIdx, Plan, Port, SegmentIdx, Spot, Step};
+use crate::plan::{BufferIdx, Indexes, KernelIdx, Plan, Port, SegmentIdx, Spot, StatePort, Step};
 use crate::tensor::Tensor;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -26,6 +26,8 @@ pub struct Exec {
     loaded: Loaded,
     /// True if the inputs are written and not yet overwritten.
     ready: bool,
+    /// The elements that states begin with, of those that have them given.
+    initial: Vec<Arc<Constant>>,
     shared: Option<Box<Shared>>,
 }
 
@@ -79,8 +81,8 @@ impl std::fmt::Debug for Exec {
 }
 
 impl Exec {
-    /// Allocates the plan's segments, uploads constants (one per entry of [`Plan::constants`]), clears the state and records the steps.
-    /// Calls `progress` as each constant arrives.
+    /// Allocates the plan's segments, uploads its data, as [`Compiled`](crate::plan::Compiled) has it, and records the steps. Calls
+    /// `progress` as each constant arrives.
     ///
     /// # Errors
     /// When `constants` are not the plan's, one cannot be fetched, or the device refuses. All that was allocated is freed.
@@ -94,7 +96,8 @@ impl Exec {
         match Self::prepare(&mut *backend, plan, constants, &mut segments, progress) {
             Ok(loaded) => {
                 let ready = loaded.plan.inputs.is_empty();
-                Ok(Exec { backend, segments, loaded, ready, shared: None })
+                let initial = constants[loaded.plan.constants.len()..].to_vec();
+                Ok(Exec { backend, segments, loaded, ready, initial, shared: None })
             }
             Err(error) => {
                 segments.into_iter().for_each(|s| backend.free(s));
@@ -125,10 +128,7 @@ impl Exec {
             write_constant(backend, at, stored, packed, constant)?;
             progress(index + 1);
         }
-        for port in &plan.state {
-            let (_, at) = place(&plan, segments, port.buffer);
-            backend.write(at, &vec![0; at.bytes as usize])?;
-        }
+        reset(backend, &plan, segments, &constants[plan.constants.len()..])?;
         let mut kernels = Vec::with_capacity(plan.kernels.len());
         for kernel in &plan.kernels {
             kernels.push(backend.compile(kernel)?);
@@ -294,6 +294,41 @@ impl Exec {
         read_outputs(&mut **backend, &plan.outputs, &|b| place(plan, segments, b))
     }
 
+    /// A state's elements.
+    ///
+    /// # Errors
+    /// When the plan has no such state, or the device fails.
+    pub fn state(&mut self, name: &str) -> Result<Tensor> {
+        let Exec { backend, loaded: Loaded { plan, .. }, segments, .. } = self;
+        let port = &state_port(plan, name)?.port;
+        let found = read_outputs(&mut **backend, std::slice::from_ref(port), &|b| place(plan, segments, b))?;
+        Ok(found.into_iter().next().expect("one port has one tensor"))
+    }
+
+    /// Gives a state elements. Inputs that were written stay as they are.
+    ///
+    /// # Errors
+    /// When the plan has no such state, or the tensor is not of its type and shape; the state is then as before. When the device fails.
+    pub fn set_state(&mut self, name: &str, tensor: &Tensor) -> Result<()> {
+        let Exec { backend, loaded: Loaded { plan, .. }, segments, .. } = self;
+        let Port { dtype, shape, buffer, .. } = &state_port(plan, name)?.port;
+        if (tensor.dtype(), tensor.shape()) != (*dtype, shape) {
+            let found = (tensor.dtype(), tensor.shape());
+            return Err(Error::usage(format!("state '{name}': expected {dtype}{shape}, found {}{}", found.0, found.1)));
+        }
+        let (stored, at) = place(plan, segments, *buffer);
+        let bytes = tensor.store(stored, name)?;
+        backend.write(Slice { bytes: bytes.len() as u64, ..at }, &bytes)
+    }
+
+    /// Gives all states the elements that they began with.
+    ///
+    /// # Errors
+    /// When these cannot be fetched, or the device fails.
+    pub fn reset_state(&mut self) -> Result<()> {
+        reset(&mut *self.backend, &self.loaded.plan, &self.segments, &self.initial)
+    }
+
     /// Runs once: writes the inputs, runs all steps, reads the outputs, in the plan's order.
     ///
     /// # Errors
@@ -343,6 +378,44 @@ impl Content {
     }
 }
 
+/// Gives all states the elements that they begin with: those given, in order, or zeros.
+fn reset(backend: &mut dyn Backend, plan: &Plan, segments: &[SegmentId], given: &[Arc<Constant>]) -> Result<()> {
+    let mut given = given.iter();
+    for state in &plan.state {
+        let (stored, at) = place(plan, segments, state.port.buffer);
+        let data = || given.next().expect("there is data for each state that has it given");
+        write_initial(backend, at, stored, state.given.then(data).map(|data| &**data))?;
+    }
+    Ok(())
+}
+
+/// Writes the elements that a state begins with, or zeros.
+pub(crate) fn write_initial(
+    backend: &mut dyn Backend,
+    at: Slice,
+    stored: DType,
+    initial: Option<&Constant>,
+) -> Result<()> {
+    const CHUNK: u64 = 1 << 20;
+    if let Some(initial) = initial {
+        return write_constant(backend, at, stored, None, initial);
+    }
+    let zeros = vec![0; at.bytes.min(CHUNK) as usize];
+    (0..at.bytes).step_by(CHUNK as usize).try_for_each(|offset| {
+        let bytes = CHUNK.min(at.bytes - offset);
+        backend.write(Slice { offset: at.offset + offset, bytes, ..at }, &zeros[..bytes as usize])
+    })
+}
+
+fn state_port<'a>(plan: &'a Plan, name: &str) -> Result<&'a StatePort> {
+    plan.state.iter().find(|state| state.port.name == name).ok_or_else(|| {
+        let known: Vec<_> = plan.state.iter().map(|state| state.port.name.as_str()).collect();
+        let known =
+            if known.is_empty() { "it has none".to_owned() } else { format!("its states: {}", known.join(", ")) };
+        Error::usage(format!("state '{name}': not a state of the graph; {known}"))
+    })
+}
+
 fn launch(plan: &Plan, segments: &[SegmentId], kernels: &[KernelId], step: &Step) -> Launch {
     let slots = 0..step.reads.len() + step.writes.len();
     Launch {
@@ -363,7 +436,8 @@ fn argument(plan: &Plan, segments: &[SegmentId], step: &Step, slot: usize) -> Sl
 
 /// Returns an error if these are not a plan's constants. With one of them missing, it would run on unknown bytes.
 fn are_constants(plan: &Plan, constants: &[Arc<Constant>]) -> Result<()> {
-    let (expected, found) = (plan.constants.len(), constants.len());
+    let given = plan.state.iter().filter(|state| state.given).count();
+    let (expected, found) = (plan.constants.len() + given, constants.len());
     if expected != found {
         return Err(Error::plan(format!("'{}': expected {expected} constants, found {found}", plan.name)));
     }

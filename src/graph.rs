@@ -24,6 +24,8 @@ pub enum Kind {
     Input,
     /// A tensor known before the run.
     Constant(Arc<Constant>),
+    /// A tensor that lasts from one run to the next: its elements before the first run, or zeros.
+    State(Option<Arc<Constant>>),
     /// An operator of the table.
     Op(&'static OpDef),
 }
@@ -42,7 +44,7 @@ pub struct Output {
 pub struct Node {
     /// Name, for people.
     pub name: String,
-    /// Input, constant or operator.
+    /// Input, constant, state or operator.
     pub kind: Kind,
     /// Its attributes.
     pub attrs: Attrs,
@@ -53,7 +55,7 @@ pub struct Node {
 }
 
 impl Node {
-    /// The operator's row; `None` for an input or a constant.
+    /// The operator's row; `None` for an input, a constant or a state.
     pub fn op(&self) -> Option<&'static OpDef> {
         match self.kind {
             Kind::Op(op) => Some(op),
@@ -61,11 +63,12 @@ impl Node {
         }
     }
 
-    /// The operator's name, or "input" or "constant".
+    /// The operator's name, or "input", "constant" or "state".
     pub fn op_name(&self) -> &'static str {
         match self.kind {
             Kind::Input => "input",
             Kind::Constant(_) => "constant",
+            Kind::State(_) => "state",
             Kind::Op(op) => op.name,
         }
     }
@@ -93,6 +96,7 @@ pub struct Graph {
     dag: StableDiGraph<Node, Use>,
     inputs: Vec<ValueId>,
     outputs: Vec<(String, ValueId)>,
+    states: Vec<State>,
     cursor: u32,
     known: Known,
 }
@@ -103,6 +107,15 @@ struct Known {
     order: OnceLock<Vec<u32>>,
     verified: OnceLock<()>,
     swept: bool,
+}
+
+/// A value that lasts from one run to the next. All readers of a run see the elements from before the run.
+#[derive(Clone, Copy, Debug)]
+pub struct State {
+    /// The value at the start of a run.
+    pub value: ValueId,
+    /// The value that it has after the run; `None` if it stays the same.
+    pub update: Option<ValueId>,
 }
 
 fn index(node: u32) -> NodeIndex {
@@ -149,6 +162,67 @@ impl Graph {
         let output = Output { name: constant.name.clone(), fact: constant.fact.clone() };
         let node = self.insert(constant.name.clone(), Kind::Constant(constant), Attrs::new(), vec![output], &[]);
         ValueId { node, port: 0 }
+    }
+
+    /// Adds a state. It begins with the elements of `initial`, or with zeros.
+    pub fn state(&mut self, name: impl Into<String>, fact: Fact, initial: Option<Arc<Constant>>) -> ValueId {
+        let name = name.into();
+        let node = self.insert(name.clone(), Kind::State(initial), Attrs::new(), vec![Output { name, fact }], &[]);
+        let value = ValueId { node, port: 0 };
+        self.states.push(State { value, update: None });
+        value
+    }
+
+    /// Gives a state the elements of a value after each run.
+    ///
+    /// # Errors
+    /// When `state` is no state, has an update already, or has another type or shape than `value`.
+    pub fn update(&mut self, state: ValueId, value: ValueId) -> OpResult<()> {
+        let (fact, found) = (self.fact(state), self.fact(value));
+        let (name, new) = (self.value_name(state), self.value_name(value));
+        let fail = |what: String| Err(format!("state '{name}': {what}"));
+        if fact != found {
+            return fail(format!("expected an update of {fact}, found '{new}' of {found}"));
+        }
+        match self.states.iter().position(|s| s.value == state) {
+            None => fail("not a state of the graph".into()),
+            Some(at) if self.states[at].update.is_some() => fail(format!("updated twice, the second time by '{new}'")),
+            Some(at) => {
+                self.known = Known::default();
+                self.states[at].update = Some(value);
+                Ok(())
+            }
+        }
+    }
+
+    /// Makes a state of an input and an output: the input reads it, and the output is its update. Neither is a port of the graph any
+    /// more.
+    ///
+    /// # Errors
+    /// When one is missing, they have other types or shapes, or the output is the update of another state.
+    pub fn pair(&mut self, input: &str, output: &str) -> Result<()> {
+        let names = |found: Vec<&str>| found.join(", ");
+        let Some(at) = self.inputs.iter().position(|&v| self.value_name(v) == input) else {
+            let known = names(self.inputs.iter().map(|&v| self.value_name(v)).collect());
+            return Err(Error::usage(format!("state '{input}={output}': no input '{input}'; the inputs: {known}")));
+        };
+        let Some(end) = self.outputs.iter().position(|(name, _)| name == output) else {
+            let known = names(self.outputs.iter().map(|(name, _)| name.as_str()).collect());
+            return Err(Error::usage(format!("state '{input}={output}': no output '{output}'; the outputs: {known}")));
+        };
+        let (state, update) = (self.inputs[at], self.outputs[end].1);
+        let (fact, found) = (self.fact(state), self.fact(update));
+        if fact != found {
+            return Err(Error::usage(format!(
+                "state '{input}={output}': input '{input}' is {fact}, but output '{output}' is {found}"
+            )));
+        }
+        self.known = Known::default();
+        self.inputs.remove(at);
+        self.outputs.remove(end);
+        self.dag[index(state.node)].kind = Kind::State(None);
+        self.states.push(State { value: state, update: Some(update) });
+        Ok(())
     }
 
     /// Declares a value as an output of the graph.
@@ -224,6 +298,16 @@ impl Graph {
     /// The names and values of the graph's outputs.
     pub fn outputs(&self) -> &[(String, ValueId)] {
         &self.outputs
+    }
+
+    /// The graph's states in order of declaration.
+    pub fn states(&self) -> &[State] {
+        &self.states
+    }
+
+    /// The values that must be there at the end of a run: those of the outputs, then the updates of states.
+    pub fn results(&self) -> impl Iterator<Item = ValueId> {
+        self.outputs.iter().map(|(_, value)| *value).chain(self.states.iter().filter_map(|s| s.update))
     }
 
     /// A node.
@@ -307,9 +391,9 @@ impl Graph {
         users
     }
 
-    /// True if a value is an output of the graph.
+    /// True if a value is an output of the graph, or the update of a state.
     pub fn is_output(&self, value: ValueId) -> bool {
-        self.outputs.iter().any(|(_, v)| *v == value)
+        self.results().any(|v| v == value)
     }
 
     /// True if the one reader of a constant could read a new constant instead, and no more would be held. Nothing else may read it. All
@@ -334,7 +418,7 @@ impl Graph {
         Some(perm.map_or_else(reversed, |p| p.iter().map(|&axis| axis as usize).collect()))
     }
 
-    /// Makes every reader of `old` read `new` instead, outputs of the graph included.
+    /// Makes every reader of `old` read `new` instead, outputs of the graph and updates of states included.
     pub fn replace(&mut self, old: ValueId, new: ValueId) {
         self.known = Known::default();
         let edges = self.dag.edges_directed(index(old.node), Direction::Outgoing);
@@ -344,26 +428,28 @@ impl Graph {
                 self.dag.add_edge(index(new.node), target, Use { port: new.port, slot: Some(slot) });
             }
         }
-        for (_, value) in &mut self.outputs {
+        let outputs = self.outputs.iter_mut().map(|(_, value)| value);
+        for value in outputs.chain(self.states.iter_mut().filter_map(|s| s.update.as_mut())) {
             if *value == old {
                 *value = new;
             }
         }
     }
 
-    /// Removes every node that no output depends on; inputs stay.
+    /// Removes every node that no output and no state depends on; inputs and states stay.
     pub fn sweep(&mut self) {
         if self.known.swept {
             return;
         }
         let mut live = vec![false; self.bound()];
-        let mut stack: Vec<NodeIndex> = self.outputs.iter().map(|(_, v)| index(v.node)).collect();
+        let mut stack: Vec<NodeIndex> = self.results().map(|v| index(v.node)).collect();
         while let Some(node) = stack.pop() {
             if !std::mem::replace(&mut live[node.index()], true) {
                 stack.extend(self.uses(node, Direction::Incoming).map(|(source, ..)| source));
             }
         }
-        self.inputs.iter().for_each(|v| live[v.node as usize] = true);
+        let states = self.states.iter().map(|state| &state.value);
+        self.inputs.iter().chain(states).for_each(|v| live[v.node as usize] = true);
         let dag = std::mem::take(&mut self.dag);
         let kept = |node: NodeIndex, weight| live[node.index()].then_some(weight);
         self.dag = dag.filter_map_owned(kept, |_, edge: Use| edge.slot.is_some().then_some(edge));
@@ -466,6 +552,15 @@ impl Graph {
             let node = self.dag.node_weight(index(value.node));
             if node.is_none_or(|n| value.port as usize >= n.outputs.len()) {
                 return Err(Error::graph(format!("output '{name}' reads a value that does not exist")));
+            }
+        }
+        for State { value, update } in &self.states {
+            let fact = |v: &ValueId| Some(&self.dag.node_weight(index(v.node))?.outputs.get(v.port as usize)?.fact);
+            if fact(value).is_none() || update.as_ref().is_some_and(|update| fact(update) != fact(value)) {
+                let name = self.dag.node_weight(index(value.node)).map_or("", |n| &n.name);
+                return Err(Error::graph(format!(
+                    "state '{name}': its update does not exist, or is of another type or shape"
+                )));
             }
         }
         self.known.verified.get_or_init(|| ());

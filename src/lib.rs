@@ -89,7 +89,7 @@ pub use kernel::Kernel;
 pub use op::{Attr, Attrs, Fact, ValueId};
 pub use plan::{
     BindRange, Buffer, BufferIdx, Candidate, Class, ConstantPort, Dim, KernelIdx, Limits, Measured, Plan, Port, Recipe,
-    Segment, SegmentIdx, Step, StepIdx, Summary,
+    Segment, SegmentIdx, StatePort, Step, StepIdx, Summary,
 };
 pub use session::{Choice, Options, Session};
 pub use shape::{Extent, Shape};

@@ -3,18 +3,39 @@
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::expr;
-use crate::graph::{Graph, Kind};
-use crate::op::{Call, ValueId};
+use crate::graph::{Graph, Kind, State};
+use crate::op::{Call, Fact, ValueId};
 use crate::tensor::Tensor;
 use std::collections::HashMap;
 
-/// Computes the graph's outputs, in order. Inputs are in the order of [`Graph::inputs`].
+/// Computes the graph's outputs, in order. Inputs are in the order of [`Graph::inputs`]. States have the elements they begin with.
 ///
 /// Integers and 16-bit floats are rounded at every node, outputs to their types.
 ///
 /// # Errors
 /// An input has another type or shape than the graph needs, or an operator refuses its values.
 pub fn run(graph: &Graph, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
+    step(graph, inputs, &mut initial(graph)?)
+}
+
+/// The elements that the graph's states begin with, in the order of [`Graph::states`].
+///
+/// # Errors
+/// An initial value cannot be fetched.
+pub fn initial(graph: &Graph) -> Result<Vec<Tensor>> {
+    let zeros = |fact: &Fact| Tensor::from_f64(fact.dtype, fact.shape.clone(), &vec![0.0; fact.shape.numel()]);
+    let initial = |state: &State| match &graph.node(state.value.node).kind {
+        Kind::State(Some(constant)) => constant.fetch(),
+        _ => Ok(zeros(graph.fact(state.value))),
+    };
+    graph.states().iter().map(initial).collect()
+}
+
+/// As [`run`], from the given elements of the states, which it replaces by their updates.
+///
+/// # Errors
+/// As [`run`].
+pub fn step(graph: &Graph, inputs: &[Tensor], states: &mut [Tensor]) -> Result<Vec<Tensor>> {
     if inputs.len() != graph.inputs().len() {
         return Err(Error::usage(format!("expected {} inputs, found {}", graph.inputs().len(), inputs.len())));
     }
@@ -27,10 +48,13 @@ pub fn run(graph: &Graph, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
         }
         values.insert(value, tensor.to_f64());
     }
+    for (state, tensor) in graph.states().iter().zip(&*states) {
+        values.insert(state.value, tensor.to_f64());
+    }
     for id in graph.order()? {
         let node = graph.node(id);
         match &node.kind {
-            Kind::Input => {}
+            Kind::Input | Kind::State(_) => {}
             Kind::Constant(constant) => {
                 values.insert(ValueId { node: id, port: 0 }, constant.value()?.to_f64());
             }
@@ -48,11 +72,16 @@ pub fn run(graph: &Graph, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
             }
         }
     }
-    let tensors = graph.outputs().iter().map(|(_, value)| {
+    let tensor = |value: &ValueId| {
         let fact = graph.fact(*value);
         Tensor::from_f64(fact.dtype, fact.shape.clone(), &values[value])
-    });
-    Ok(tensors.collect())
+    };
+    for (state, held) in graph.states().iter().zip(states) {
+        if let Some(update) = &state.update {
+            *held = tensor(update);
+        }
+    }
+    Ok(graph.outputs().iter().map(|(_, value)| tensor(value)).collect())
 }
 
 /// Rounds values of a 16-bit float type, and wraps or saturates small integers. `from_floats` says which: floats saturate.

@@ -47,6 +47,9 @@ pub struct Options {
     pub libraries: bool,
     /// True to let CUDA round `f32` operands of products and convolutions to TF32.
     pub allow_tf32: bool,
+    /// States of a model's file: pairs of an input, which reads the state, and an output, which updates it. One `*` in both stands for the
+    /// same text: `("past_*", "present_*")`.
+    pub state: Vec<(String, String)>,
     /// Named dims, each with an extent or a range of extents.
     pub dims: Vec<(String, Extent)>,
     /// Number of CPU threads; 0 means one per core of the host.
@@ -66,6 +69,7 @@ impl Default for Options {
             device: None,
             libraries: true,
             allow_tf32: false,
+            state: Vec::new(),
             dims: Vec::new(),
             threads: 0,
             recipe: Recipe::default(),
@@ -239,7 +243,7 @@ impl Session {
     /// When the file is not a graph, the plan exceeds the limit, or the device is not there.
     pub fn from_path(path: impl AsRef<Path>, options: &Options) -> Result<Session> {
         let path = path.as_ref();
-        let model = onnx::load(path)?;
+        let model = onnx::load(path)?.with_state(&options.state);
         let session = match options.fixed() {
             Some(dims) => onnx::import(&model, &dims).and_then(|graph| Session::from_graph(graph, options)),
             None => Session::from_source(source(model), options),
@@ -366,6 +370,30 @@ impl Session {
             run(&mut state.exec, &ordered)
         })?;
         Ok(self.plan.outputs.iter().map(|p| p.name.clone()).zip(outputs).collect())
+    }
+
+    /// The elements of a state, after the last run.
+    ///
+    /// # Errors
+    /// When the graph has no such state, or the device fails.
+    pub fn state(&self, name: &str) -> Result<Tensor> {
+        self.with(|exec| exec.state(name))
+    }
+
+    /// Gives a state elements, for the next run.
+    ///
+    /// # Errors
+    /// When the graph has no such state, or the tensor is not of its type and shape: the state is then as before.
+    pub fn set_state(&self, name: &str, tensor: &Tensor) -> Result<()> {
+        self.with(|exec| exec.set_state(name, tensor))
+    }
+
+    /// Gives all states the elements that they began with.
+    ///
+    /// # Errors
+    /// When these cannot be fetched, or the device fails.
+    pub fn reset_state(&self) -> Result<()> {
+        self.with(Exec::reset_state)
     }
 
     /// The binding of the range that inputs of these shapes select. A dim that the shapes do not determine has its largest extent. Empty if

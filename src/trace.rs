@@ -9,6 +9,7 @@ use crate::ops;
 use crate::shape::Shape;
 use crate::tensor::Tensor;
 use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
 
 pub use crate::op::Var;
 
@@ -110,6 +111,39 @@ impl Trace {
         });
     }
 
+    /// A state: a value that lasts from one run to the next. It begins with the elements of `initial`.
+    ///
+    /// ```
+    /// use plimsoll::{Choice, DType, Options, Session, Tensor, Trace};
+    /// let g = Trace::new("counter");
+    /// let count = g.state("count", Tensor::from_f64(DType::F32, [1], &[0.0]));
+    /// let next = count + 1.0;
+    /// g.update(count, next);
+    /// g.output("now", next);
+    /// let session = Session::from_graph(g.finish()?, &Options::default().on(Choice::Cpu))?;
+    /// session.run(&[])?;
+    /// assert_eq!(session.run(&[])?[0].1.to_f64(), [2.0]);
+    /// # Ok::<(), plimsoll::Error>(())
+    /// ```
+    pub fn state(&self, name: &str, initial: Tensor) -> Var<'_> {
+        let fact = Fact::new(initial.dtype(), initial.shape().clone());
+        self.made(|state| {
+            let own = |s: &crate::graph::State| state.graph.value_name(s.value) == name;
+            if state.graph.states().iter().any(own) {
+                return Err(format!("two states are called '{name}'"));
+            }
+            Ok(state.graph.state(name, fact, Some(Arc::new(Constant::new(name, initial)))))
+        })
+    }
+
+    /// Gives a state the elements of a value after each run. Until then, all readers see the old ones.
+    pub fn update<'g>(&'g self, state: Var<'g>, value: Var<'g>) {
+        self.0.attempt(|trace| {
+            let (state, value) = (state.id(self.nodes())?, value.id(self.nodes())?);
+            trace.graph.update(state, value)
+        });
+    }
+
     /// Concatenates values along an axis.
     pub fn concat<'g>(&'g self, vars: &[Var<'g>], axis: i64) -> Var<'g> {
         self.nodes().concat(vars, axis)
@@ -129,12 +163,14 @@ impl Trace {
     /// The graph.
     ///
     /// # Errors
-    /// The first error of the trace, or that it has no output.
+    /// The first error of the trace, or that it has no output and updates no state.
     pub fn finish(self) -> Result<Graph> {
         match self.0.finish() {
             (State { error: Some(error), .. }, Some(what)) if error.to_string() == what => Err(error),
             (_, Some(what)) => Err(Error::graph(what)),
-            (State { graph, .. }, _) if graph.outputs().is_empty() => Err(Error::graph("it has no outputs".into())),
+            (State { graph, .. }, _) if graph.results().next().is_none() => {
+                Err(Error::graph("it has no outputs, and updates no state".into()))
+            }
             (State { mut graph, .. }, _) => {
                 graph.sweep();
                 Ok(graph)

@@ -26,6 +26,10 @@ pub(super) struct Model {
     /// given sets the dims of its shape, too.
     #[arg(long = "set", value_name = "DIM=N", value_parser = binding)]
     pub(super) dims: Vec<(String, Extent)>,
+    /// Keep a state on the device from one run to the next: an input that reads it, and the output that updates it. It begins as zeros. One
+    /// * in both stands for the same text: --state 'past_*=present_*'.
+    #[arg(long, value_name = "INPUT=OUTPUT", value_parser = pair)]
+    pub(super) state: Vec<(String, String)>,
     /// Refuse a plan that takes more memory than this (512, 20KiB, 1.5GB ...), with exit code 2. For `max-batch`, the memory to fill.
     #[arg(long, value_name = "SIZE", value_parser = limit, allow_hyphen_values = true)]
     pub(super) memory_limit: Option<u64>,
@@ -117,6 +121,7 @@ impl Model {
             device: on.device.clone(),
             libraries: !self.no_libraries,
             allow_tf32: self.allow_tf32,
+            state: self.state.clone(),
             dims: self.dims.clone(),
             threads: self.threads.map_or(0, usize::from),
             recipe: self.recipe(),
@@ -169,9 +174,11 @@ impl Model {
 
     /// The first flag given that changes how the model is planned, if any is.
     pub(super) fn flag(&self) -> Option<&'static str> {
-        let Model { model: _, dims, memory_limit, no_fuse, f16, chunks, threads, no_libraries, allow_tf32 } = self;
+        let Model { model: _, dims, state, memory_limit, no_fuse, f16, chunks, threads, no_libraries, allow_tf32 } =
+            self;
         let flags = [
             ("--set", !dims.is_empty()),
+            ("--state", !state.is_empty()),
             ("--memory-limit", memory_limit.is_some()),
             ("--no-fuse", *no_fuse),
             ("--f16", *f16),
@@ -202,7 +209,7 @@ impl Model {
 
     /// Loads as [`load`](Self::load) does, with dims that may have ranges.
     pub(super) fn load_range(&self, given: &[Given]) -> Result<(onnx::Model, Vec<(String, Extent)>)> {
-        let model = onnx::load(&self.model)?;
+        let model = onnx::load(&self.model)?.with_state(&self.state);
         let inputs: Vec<&str> = model.proto.graph.iter().flat_map(|g| &g.input).map(|i| i.name.as_str()).collect();
         if let Some(Given { name, .. }) = given.iter().find(|g| !inputs.contains(&g.name.as_str())) {
             let what = format!("--input {name}: not an input of the graph; its inputs: {}", inputs.join(", "));
@@ -240,6 +247,15 @@ impl Model {
         Ok(graph)
     }
 
+    /// Says which inputs and outputs look like states, if none is made one.
+    pub(super) fn mention_states(&self, graph: &Graph) {
+        let likely = if self.state.is_empty() { onnx::likely_states(graph) } else { Vec::new() };
+        if let Some((input, output)) = likely.first() {
+            let count = likely.len();
+            tracing::info!("{count} pairs look like states, such as --state {input}={output}");
+        }
+    }
+
     /// The graph, with named dims bound by `--set` and by the shapes of the inputs that are given.
     pub(super) fn graph(&self, given: &[Given]) -> Result<Graph> {
         let (model, dims) = self.load(given)?;
@@ -273,6 +289,7 @@ impl Model {
         let (model, extents) = self.load_range(given)?;
         let dims = largest(&extents);
         let graph = if self.has_range() { None } else { Some(self.import(&model, &dims, given)?) };
+        graph.iter().for_each(|graph| self.mention_states(graph));
         let (device, name) = session::open(&options)?;
         tracing::info!("backend: {name}");
         let bar = progress("weights");
@@ -338,6 +355,16 @@ pub(super) fn targets() -> String {
     let files = "  FILE         one device, from `devices cuda:0`, or the one GPU of `devices --json`
   FILE#cuda:0  this device of such a list";
     format!("Targets:\n{table}{files}")
+}
+
+/// A state's input and output.
+fn pair(text: &str) -> Result<(String, String), String> {
+    let (input, output) = text.split_once('=').ok_or("expected INPUT=OUTPUT")?;
+    let stars = |text: &str| text.matches('*').count();
+    if stars(input) > 1 || stars(input) != stars(output) {
+        return Err(format!("expected one * in both names or in none, found '{text}'"));
+    }
+    Ok((input.to_owned(), output.to_owned()))
 }
 
 fn binding(text: &str) -> Result<(String, Extent), String> {

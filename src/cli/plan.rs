@@ -59,6 +59,7 @@ impl Plan {
         let case = self.model.case(&model, dims, target);
         let limit = self.model.memory_limit;
         let graph = case.graph(limit).map_err(in_file)?;
+        self.model.mention_states(&graph.graph);
         let tuned = self.tuned.as_deref().map(tuned).transpose()?.flatten();
         let (limits, refuse) = (self.model.limits(), |e| args::refuse(&case, in_file(e), json));
         let planned = |limits: &Limits| {

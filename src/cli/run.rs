@@ -10,8 +10,10 @@ use crate::session::Session;
 use crate::tensor::Tensor;
 use crate::{file, npy};
 use clap::Args;
+use serde::Serialize;
 use serde_json::{Value, json};
 use std::path::PathBuf;
+use std::time::Instant;
 
 #[derive(Args)]
 pub(super) struct Run {
@@ -23,6 +25,9 @@ pub(super) struct Run {
     on: On,
     #[command(flatten)]
     measured: Measured,
+    /// Run N times in a row, on the same inputs. States go on from run to run; the outputs are those of the last one.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    iters: u32,
     /// Write each output to DIR/NAME.npy. Characters of names outside [A-Za-z0-9._-] become '_'. The end of an overlong name becomes a hash.
     #[arg(long, value_name = "DIR")]
     output_dir: Option<PathBuf>,
@@ -71,7 +76,7 @@ impl Run {
             }
         }
         let (plan, inputs) = args::select(&session, given, self.inputs.seed)?;
-        let outputs = session.with(|exec| if self.poison { exec.run_poisoned(&inputs) } else { exec.run(&inputs) })?;
+        let (outputs, repeats) = self.repeat(&session, &inputs)?;
         let outputs: Vec<_> = names.iter().map(|name| (*name).to_owned()).zip(outputs).collect();
         let usage = session.usage();
         let notes = session.with(|exec| exec.notes());
@@ -103,6 +108,9 @@ impl Run {
                 "outputs": outputs.collect::<Vec<_>>(),
                 "memory": memory(&plan, usage),
             });
+            if self.iters > 1 {
+                value["runs"] = json!(repeats);
+            }
             for (part, bytes) in session.overhead() {
                 value["memory"]["overhead"][part] = json!(bytes);
             }
@@ -121,9 +129,48 @@ impl Run {
         } else {
             let placed = || format!("all steps on {}\n\n{}\n", session.device(), report::placement(&plan, &notes));
             let placement = if self.placement { placed() } else { String::new() };
-            let text = placement + &run_text(&session, &plan, &outputs, score.as_ref(), usage);
+            let repeats = if self.iters > 1 { repeats.to_string() } else { String::new() };
+            let text = placement + &run_text(&session, &plan, &outputs, score.as_ref(), usage) + &repeats;
             Ok(text + &self.model.answer_text(&plan))
         }
+    }
+}
+
+impl Run {
+    /// Runs as often as asked, and gives the last run's outputs.
+    fn repeat(&self, session: &Session, inputs: &[Tensor]) -> Result<(Vec<Tensor>, Repeats)> {
+        let bar = args::progress("runs");
+        bar.set_length(self.iters.into());
+        let start = Instant::now();
+        let mut outputs =
+            session.with(|exec| if self.poison { exec.run_poisoned(inputs) } else { exec.run(inputs) })?;
+        let allocated_bytes_first = session.usage().bytes;
+        for _ in 1..self.iters {
+            bar.inc(1);
+            outputs = session.with(|exec| exec.run(inputs))?;
+        }
+        bar.finish_and_clear();
+        let (seconds, allocated_bytes_last) = (start.elapsed().as_secs_f64(), session.usage().bytes);
+        let (count, per_second) = (self.iters, f64::from(self.iters) / seconds);
+        Ok((outputs, Repeats { count, seconds, per_second, allocated_bytes_first, allocated_bytes_last }))
+    }
+}
+
+/// Runs in a row: their time, and the bytes that the device held after the first and the last.
+#[derive(Serialize)]
+struct Repeats {
+    count: u32,
+    seconds: f64,
+    per_second: f64,
+    allocated_bytes_first: u64,
+    allocated_bytes_last: u64,
+}
+
+impl std::fmt::Display for Repeats {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Repeats { count, seconds, per_second, allocated_bytes_first: first, allocated_bytes_last: last } = self;
+        writeln!(f, "\n{count} runs in {seconds:.3} s, {per_second:.1} per second")?;
+        writeln!(f, "allocated after run 1: {first} bytes, after run {count}: {last} bytes")
     }
 }
 

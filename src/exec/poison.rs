@@ -141,8 +141,8 @@ impl Exec {
     fn keep_state(&mut self) -> Result<Vec<Vec<u8>>> {
         let Exec { backend, loaded: Loaded { plan, .. }, segments, .. } = self;
         let mut kept = Vec::with_capacity(plan.state.len());
-        for port in &plan.state {
-            let slice = place(plan, segments, port.buffer).1;
+        for state in &plan.state {
+            let slice = place(plan, segments, state.port.buffer).1;
             let mut bytes = vec![0; slice.bytes as usize];
             backend.read(slice, &mut bytes)?;
             kept.push(bytes);
@@ -153,7 +153,7 @@ impl Exec {
     fn restore_state(&mut self, kept: &[Vec<u8>]) -> Result<()> {
         let Exec { backend, loaded: Loaded { plan, .. }, segments, .. } = self;
         let mut ports = plan.state.iter().zip(kept);
-        ports.try_for_each(|(port, bytes)| backend.write(place(plan, segments, port.buffer).1, bytes))
+        ports.try_for_each(|(state, bytes)| backend.write(place(plan, segments, state.port.buffer).1, bytes))
     }
 }
 

@@ -60,6 +60,7 @@ pub fn import_as(model: &Model, dims: &[(String, usize)], decisions: Decisions) 
         importer.check_operators()?;
         importer.run(proto, dims)?;
         importer.graph.sweep();
+        model.pair(&mut importer.graph)?;
         Ok(importer.graph)
     };
     run().map_err(|e| model.name_file(e))
@@ -574,7 +575,7 @@ impl<'a> Importer<'a> {
                 continue;
             }
             match self.graph.node(value.node).kind {
-                Kind::Input => _ = inputs.insert(format!("'{}'", self.graph.value_name(value))),
+                Kind::Input | Kind::State(_) => _ = inputs.insert(format!("'{}'", self.graph.value_name(value))),
                 _ => work.extend(self.graph.operands(value.node).into_iter().flatten()),
             }
         }

@@ -21,9 +21,11 @@ use std::path::{Path, PathBuf};
 mod dims;
 mod import;
 pub mod proto;
+mod state;
 pub mod text;
 
 pub use import::{import, import_as};
+pub use state::likely_states;
 
 /// A decoded ONNX file and its path.
 #[derive(Clone, Debug)]
@@ -32,6 +34,8 @@ pub struct Model {
     pub proto: ModelProto,
     /// The file that errors name. External data lies in its folder.
     path: Option<PathBuf>,
+    /// Inputs and outputs that become states, or patterns of them.
+    states: Vec<(String, String)>,
 }
 
 /// Reads a model: text from `.onnxtxt`, protobuf from `.onnx`. Any other name is judged by its content.
@@ -62,7 +66,7 @@ pub fn load(path: &Path) -> Result<Model> {
     } else {
         ModelProto::decode(bytes).map_err(|e| fail("not an ONNX model, or only a part of one", e.into()))?
     };
-    let model = Model { proto, path: Some(path.to_owned()) };
+    let model = Model { proto, path: Some(path.to_owned()), states: Vec::new() };
     model.check().map_err(|e| e.in_file(path))?;
     Ok(model)
 }
@@ -105,7 +109,7 @@ fn map(path: &Path) -> Result<Bytes> {
 impl Model {
     /// Makes a model from messages in memory. Its external data lies in the current folder.
     pub fn new(proto: ModelProto) -> Model {
-        Model { proto, path: None }
+        Model { proto, path: None, states: Vec::new() }
     }
 
     fn graph(&self) -> Result<&GraphProto> {

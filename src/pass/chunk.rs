@@ -226,7 +226,7 @@ impl Region {
     /// Adds nodes that depend on no chunk of an input but are read in chunks only: embeddings of constants, masks.
     fn add_sources(&mut self, graph: &Graph, order: &[u32]) {
         // Per value, the one axis along which all readers read chunks of it.
-        let mut axes: HashMap<ValueId, Option<usize>> = graph.outputs().iter().map(|(_, v)| (*v, None)).collect();
+        let mut axes: HashMap<ValueId, Option<usize>> = graph.results().map(|v| (v, None)).collect();
         for &id in order.iter().rev() {
             let axis = axes.get(&ValueId { node: id, port: 0 }).copied().flatten();
             if let (Some(axis), false) = (axis, self.nodes.contains_key(&id)) {
@@ -249,7 +249,7 @@ impl Region {
         for &id in order {
             self.reads(graph, id).for_each(|(v, chunked)| readers.entry(v).or_default()[usize::from(!chunked)] += 1);
         }
-        graph.outputs().iter().for_each(|(_, v)| readers.entry(*v).or_default()[1] += 1);
+        graph.results().for_each(|v| readers.entry(v).or_default()[1] += 1);
         for &id in order.iter().rev() {
             let (value, op) = (ValueId { node: id, port: 0 }, graph.node(id).op());
             if !self.nodes.contains_key(&id) || !op.is_some_and(|op| matches!(op.lower, Lower::View(_))) {
@@ -306,7 +306,7 @@ fn live(Prepared { graph, groups, .. }: &Prepared, order: &[u32]) -> HashMap<u32
     let ends: HashMap<usize, usize> = order.iter().enumerate().filter_map(|(at, &id)| Some((group(id)?, at))).collect();
     let runs = |id: u32, at: usize| group(id).map_or(at, |group| ends[&group]);
     // Per value, the last kernel that reads it or a view or concatenation of it.
-    let mut last: HashMap<ValueId, usize> = graph.outputs().iter().map(|(_, v)| (*v, order.len())).collect();
+    let mut last: HashMap<ValueId, usize> = graph.results().map(|v| (v, order.len())).collect();
     let mut change = vec![0i128; order.len() + 2];
     for (at, &id) in order.iter().enumerate().rev() {
         let (runs, node) = (runs(id, at), graph.node(id));
@@ -316,7 +316,7 @@ fn live(Prepared { graph, groups, .. }: &Prepared, order: &[u32]) -> HashMap<u32
             let last = last.entry(value).or_insert(until);
             *last = until.max(*last);
         }
-        if stands || matches!(node.kind, Kind::Constant(_)) {
+        if stands || matches!(node.kind, Kind::Constant(_) | Kind::State(_)) {
             continue;
         }
         let from = if matches!(node.kind, Kind::Input) { 0 } else { runs };
@@ -368,6 +368,14 @@ impl<'a> Chunking<'a> {
             let made = self.to.input(self.from.value_name(input), self.from.fact(input).clone());
             self.whole.insert(input, made);
         }
+        for state in self.from.states() {
+            let Kind::State(initial) = &self.from.node(state.value.node).kind else {
+                unreachable!("it is listed as a state")
+            };
+            let fact = self.from.fact(state.value).clone();
+            let made = self.to.state(self.from.value_name(state.value), fact, initial.clone());
+            self.whole.insert(state.value, made);
+        }
         let stretches = self.region.stretches(self.from, order);
         // Per node and chunk, the order of computing; whole nodes go first.
         let mut turns = Vec::with_capacity(order.len());
@@ -390,6 +398,12 @@ impl<'a> Chunking<'a> {
         for (name, value) in self.from.outputs() {
             let made = self.whole(*value)?;
             self.to.output(name.clone(), made);
+        }
+        for (old, new) in self.from.states().iter().zip(self.to.states().to_vec()) {
+            if let Some(update) = old.update {
+                let made = self.whole(update)?;
+                self.to.update(new.value, made).map_err(Error::graph)?;
+            }
         }
         let Prepared { indexes, decisions, spares_memory, .. } = self.prepared;
         let indexes = indexes.iter().map(|(input, indexes)| (self.whole[input], indexes.clone())).collect();

@@ -8,8 +8,8 @@ use crate::ops;
 use crate::target::Target;
 use std::collections::HashMap;
 
-/// Stores all `f32` values and weights as `f16`. Inputs and outputs of the graph keep their types and are cast. This is no part of the
-/// pipeline, because it changes results.
+/// Stores all `f32` values and weights as `f16`. Inputs, outputs and states of the graph keep their types and are cast. This is no part
+/// of the pipeline, because it changes results.
 ///
 /// # Errors
 /// When the target does not store `f16` as such, no value is `f32`, or an operator does not take `f16`.
@@ -26,17 +26,25 @@ pub fn run(graph: &mut Graph, target: &Target) -> Result<()> {
         let made = half.to.input(graph.value_name(input), graph.fact(input).clone());
         half.narrow(input, made)?;
     }
+    for state in graph.states() {
+        let Kind::State(initial) = &graph.node(state.value.node).kind else { unreachable!("it is listed as a state") };
+        let (name, fact) = (graph.value_name(state.value), graph.fact(state.value).clone());
+        let made = half.to.state(name, fact, initial.clone());
+        half.narrow(state.value, made)?;
+    }
     for id in graph.order()? {
         half.to.append();
         half.node(id, graph.node(id))?;
     }
     for (name, value) in graph.outputs() {
-        let made = half.values[value];
-        let wide = match graph.fact(*value).dtype {
-            DType::F32 => half.cast(made, DType::F32)?,
-            _ => made,
-        };
+        let wide = half.wide(*value)?;
         half.to.output(name.clone(), wide);
+    }
+    for (old, new) in graph.states().iter().zip(half.to.states().to_vec()) {
+        if let Some(update) = old.update {
+            let wide = half.wide(update)?;
+            half.to.update(new.value, wide).map_err(Error::graph)?;
+        }
     }
     *graph = half.to;
     Ok(())
@@ -59,6 +67,12 @@ impl Halving<'_> {
         Ok(ValueId { node, port: 0 })
     }
 
+    /// A value in the type that it has outside.
+    fn wide(&mut self, value: ValueId) -> Result<ValueId> {
+        let made = self.values[&value];
+        if self.from.fact(value).dtype == DType::F32 { self.cast(made, DType::F32) } else { Ok(made) }
+    }
+
     /// Makes `made` stand for `value`, as `f16` if it is `f32`.
     fn narrow(&mut self, value: ValueId, made: ValueId) -> Result<()> {
         let made = if self.to.fact(made).dtype == DType::F32 { self.cast(made, DType::F16)? } else { made };
@@ -74,7 +88,7 @@ impl Halving<'_> {
 
     fn node(&mut self, id: u32, node: &Node) -> Result<()> {
         let made = match &node.kind {
-            Kind::Input => return Ok(()),
+            Kind::Input | Kind::State(_) => return Ok(()),
             Kind::Constant(constant) => self.to.constant(constant.clone()).node,
             Kind::Op(op) => {
                 let operands: Vec<_> = self.from.operands(id).iter().map(|v| v.map(|v| self.values[&v])).collect();

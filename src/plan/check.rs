@@ -11,7 +11,7 @@
 //! A buffer *holds* its bytes from the first write to it until another buffer that shares some of them is written. If a buffer is
 //! written in parts, only these parts may be read.
 
-use super::{BindRange, Buffer, BufferIdx, Class, KernelIdx, Plan, Port, Step, StepIdx, VERSION};
+use super::{BindRange, Buffer, BufferIdx, Class, KernelIdx, Plan, Port, StatePort, Step, StepIdx, VERSION};
 use crate::dtype::DType;
 use crate::elements::Set;
 use crate::error::{Error, Result};
@@ -69,6 +69,8 @@ struct Checker<'a> {
     /// Per segment, the buffers that hold their bytes, by offset. They do not overlap.
     holders: Vec<BTreeMap<u64, BufferIdx>>,
     clock: Clock,
+    /// Per buffer, the update that takes its bytes over, if it is a state with one.
+    updates: Vec<Option<BufferIdx>>,
     /// Changes of the arena's live bytes from one step to the next.
     live: Vec<i128>,
 }
@@ -127,6 +129,7 @@ impl<'a> Checker<'a> {
             held: plan.buffers.iter().map(|_| None).collect(),
             holders: vec![BTreeMap::new(); plan.segments.len()],
             clock: Clock::new(plan)?,
+            updates: vec![None; plan.buffers.len()],
             live: vec![0; plan.steps.len() + 1],
         };
         checker.segments()?;
@@ -151,6 +154,12 @@ impl<'a> Checker<'a> {
             if let Some(held) = &mut self.held[port.buffer] {
                 held.span.1 = last;
             }
+        }
+        for StatePort { port, update, .. } in &self.plan.state {
+            let Some(update) = *update else { continue };
+            let whole = Set::first(self.elements(update));
+            let written = whole.is_none_or(|whole| self.held[update].as_ref().is_some_and(|h| h.has(&whole)));
+            ensure(written, || format!("state '{}': no step writes all of {}", port.name, self.name(update)))?;
         }
         for buffer in BufferIdx::all(&self.plan.buffers) {
             self.release(buffer);
@@ -216,8 +225,8 @@ impl<'a> Checker<'a> {
         let bytes = |classes: &[Class]| -> u128 {
             self.plan.buffers.iter().filter(|b| classes.contains(&b.class)).map(|b| u128::from(b.bytes)).sum()
         };
-        let up = bytes(&[Class::Constant, Class::Input]);
-        for (memory, moved) in [(Memory::Upload, up), (Memory::Download, bytes(&[Class::Output]))] {
+        let up = bytes(&[Class::Constant, Class::State, Class::Input]);
+        for (memory, moved) in [(Memory::Upload, up), (Memory::Download, bytes(&[Class::State, Class::Output]))] {
             let found = self.plan.segments.iter().filter(|s| s.memory == memory).count();
             let right = found == 1 || found == 0 && moved == 0;
             ensure(right, || {
@@ -258,10 +267,14 @@ impl<'a> Checker<'a> {
             })?;
             self.packed[port.buffer] = port.packed;
         }
-        ensure(!plan.outputs.is_empty(), || "it has no outputs".into())?;
-        for (ports, class) in
-            [(&plan.state, Class::State), (&plan.inputs, Class::Input), (&plan.outputs, Class::Output)]
-        {
+        let updated = plan.state.iter().any(|state| state.update.is_some());
+        ensure(updated || !plan.outputs.is_empty(), || "it has no outputs, and updates no state".into())?;
+        let states: Vec<&Port> = plan.state.iter().map(|state| &state.port).collect();
+        for (ports, class) in [
+            (states, Class::State),
+            (plan.inputs.iter().collect(), Class::Input),
+            (plan.outputs.iter().collect(), Class::Output),
+        ] {
             let mut names = HashSet::new();
             for Port { name, dtype, shape, buffer, .. } in ports {
                 fill(self, name, *dtype, *buffer, class)?;
@@ -274,6 +287,26 @@ impl<'a> Checker<'a> {
                 })?;
             }
         }
+        self.updates()
+    }
+
+    /// Checks that each update is a buffer of its own at the bytes of its state. As any buffer, the state then loses its bytes to the first
+    /// write of its update, so that no later step can read the old elements.
+    fn updates(&mut self) -> Verdict {
+        let plan = self.plan;
+        let mut taken: HashSet<BufferIdx> = plan.state.iter().map(|state| state.port.buffer).collect();
+        for StatePort { port, update, .. } in &plan.state {
+            let Some(update) = *update else { continue };
+            let named = |e: String| format!("state '{}': its update, buffer {update}: {e}", port.name);
+            let Some(found) = plan.buffers.get(update.index()) else {
+                return Err(named(format!("one of {} buffers", plan.buffers.len())));
+            };
+            ensure(taken.insert(update), || named("it has another purpose, too".into()))?;
+            let old = &plan.buffers[port.buffer];
+            let same = Buffer { name: found.name.clone(), ..old.clone() } == *found;
+            ensure(same, || named(format!("expected what {} is, found {found:?}", self.name(port.buffer))))?;
+            self.updates[port.buffer] = Some(update);
+        }
         Ok(())
     }
 
@@ -282,6 +315,7 @@ impl<'a> Checker<'a> {
         let plan = self.plan;
         let target = &plan.target;
         let mut lasting = Vec::new();
+        let updates: HashSet<BufferIdx> = self.updates.iter().flatten().copied().collect();
         for (i, b) in BufferIdx::enumerate(&plan.buffers) {
             let name = |e: String| format!("{}: {e}", self.name(i));
             let Some(segment) = plan.segments.get(b.segment.index()) else {
@@ -309,10 +343,12 @@ impl<'a> Checker<'a> {
                 name(format!("{}{} takes {needed} bytes, found {}", b.dtype, b.shape, b.bytes))
             })?;
             // All inputs are live at the start, so they must not overlap.
-            if (!self.is_arena(i) || b.class == Class::Input) && b.bytes > 0 {
+            let update = updates.contains(&i);
+            if (!self.is_arena(i) || b.class == Class::Input) && b.bytes > 0 && !update {
                 lasting.push((b.segment, b.offset, i));
             }
-            if b.class == Class::Input && b.bytes > 0 && self.held[i].is_some() {
+            let lent = b.class == Class::Input || self.updates[i].is_some();
+            if lent && b.bytes > 0 && self.held[i].is_some() {
                 self.holders[b.segment].insert(b.offset, i);
             }
         }
@@ -397,7 +433,8 @@ impl<'a> Checker<'a> {
             ensure(buffer.dtype == operand.dtype, || {
                 name(format!("expected {}, found {}", operand.dtype, buffer.dtype))
             })?;
-            let fixed = verb == "writes" && matches!(buffer.class, Class::Constant | Class::Input);
+            let lasts = matches!(buffer.class, Class::Constant | Class::Input) || self.updates[b].is_some();
+            let fixed = verb == "writes" && lasts;
             let usable = buffer.class != Class::Workspace && !fixed;
             ensure(usable, || name(format!("a buffer of class {}", buffer.class.name())))?;
             let (all, size) = (self.elements(b), buffer.dtype.size() as u64);

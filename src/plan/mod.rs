@@ -40,7 +40,7 @@ pub const VERSION: u32 = 2;
 pub enum Class {
     /// Written once when the plan is loaded.
     Constant,
-    /// Zeros when the plan is loaded, kept from one run to the next and written by steps.
+    /// Written when the plan is loaded, kept from one run to the next and written by steps.
     State,
     /// Written by the caller before each run; no step writes it. In the arena until its last reader has run.
     Input,
@@ -160,6 +160,20 @@ pub struct Port {
     /// The axis that an input's elements index, if they are indices.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub indexes: Option<Indexes>,
+}
+
+/// A state and its buffers.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct StatePort {
+    /// Its name, type and extents, and the buffer with the elements from before the run.
+    #[serde(flatten)]
+    pub port: Port,
+    /// The buffer with the elements from behind the run, at the same bytes. If there is none, steps may write the state's own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub update: Option<BufferIdx>,
+    /// True if its elements before the first run are given; else they are zeros.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub given: bool,
 }
 
 /// The bytes of a buffer that an argument of a step binds.
@@ -294,7 +308,7 @@ pub struct Plan {
     /// Constants, written at load.
     pub constants: Vec<ConstantPort>,
     /// State, kept between runs.
-    pub state: Vec<Port>,
+    pub state: Vec<StatePort>,
     /// Inputs of the graph.
     pub inputs: Vec<Port>,
     /// Outputs of the graph.
@@ -367,7 +381,7 @@ impl Plan {
     }
 }
 
-/// A plan and the data of its constants: one entry per entry of [`Plan::constants`].
+/// A plan and its data: one entry per entry of [`Plan::constants`], then one per state whose elements are given.
 pub type Compiled = (Plan, Vec<Arc<Constant>>);
 
 /// The limits of a plan.

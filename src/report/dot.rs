@@ -31,5 +31,8 @@ pub fn dot(Prepared { graph, groups: kernels, .. }: &Prepared) -> Result<String>
     for (name, value) in graph.outputs() {
         edges += &format!("  n{} -> {};\n", value.node, quote(name));
     }
+    for (state, update) in graph.states().iter().filter_map(|s| Some((s.value, s.update?))) {
+        edges += &format!("  n{} -> n{} [style=dashed label=update];\n", update.node, state.node);
+    }
     Ok(text + &edges + "}\n")
 }

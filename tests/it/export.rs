@@ -3,7 +3,7 @@
 use plimsoll::internals::graph::{Kind, Node};
 use plimsoll::internals::onnx::proto::*;
 use plimsoll::internals::op::{Arity, Attr, Fact, OpDef, ValueId};
-use plimsoll::{DType, Graph, Result, Tensor};
+use plimsoll::{DType, Error, Graph, Result, Tensor};
 use std::collections::{HashMap, HashSet};
 
 /// The version of ONNX's operators that the rows of the op table describe.
@@ -61,6 +61,7 @@ impl Exporter<'_> {
             let node = graph.node(id);
             match &node.kind {
                 Kind::Input => {}
+                Kind::State(_) => return Err(Error::usage("a state has no form in an inference export".into())),
                 Kind::Constant(constant) => {
                     let name = self.name(ValueId { node: id, port: 0 }, &constant.name);
                     self.proto.initializer.push(tensor(&name, constant.value()?)?);

@@ -66,6 +66,7 @@ mod picture;
 mod report;
 mod scenarios;
 mod session;
+mod state;
 
 // The project's rules about itself.
 mod tidy;

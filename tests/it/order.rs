@@ -4,9 +4,10 @@ use crate::common;
 use plimsoll::internals::op::ValueId;
 use plimsoll::internals::pass::Prepared;
 use plimsoll::internals::place::{Effort, Item, Problem, place};
+use plimsoll::internals::plan::lower::Dag;
 use plimsoll::internals::plan::lower::{Draft, DraftBuffer, DraftStep};
 use plimsoll::internals::plan::make::liveness::live;
-use plimsoll::internals::plan::make::order::{Dag, orders};
+use plimsoll::internals::plan::make::order::orders;
 use plimsoll::internals::plan::make::streams::Streams;
 use plimsoll::internals::plan::{BufferIdx, Class, KernelIdx, Limits, StepIdx};
 use plimsoll::internals::trace::{Trace, Var};
@@ -281,5 +282,12 @@ fn work_grows_with_the_steps_and_not_with_their_square() {
 }
 
 fn buffer(name: &str, class: Class, bytes: usize) -> DraftBuffer {
-    DraftBuffer { name: name.into(), dtype: DType::U8, shape: Shape::new([bytes]), bytes: bytes as u64, class }
+    DraftBuffer {
+        name: name.into(),
+        dtype: DType::U8,
+        shape: Shape::new([bytes]),
+        bytes: bytes as u64,
+        class,
+        over: None,
+    }
 }

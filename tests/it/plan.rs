@@ -5,7 +5,6 @@ mod run;
 
 use crate::{common, samples};
 use mutate::{Kind, Mutant, Random};
-use plimsoll::Recipe;
 use plimsoll::internals::dtype::DType;
 use plimsoll::internals::error::Error;
 use plimsoll::internals::expr::{Body, Expr};
@@ -17,12 +16,13 @@ use plimsoll::internals::kernel::{
 use plimsoll::internals::op::{Fact, ValueId};
 use plimsoll::internals::plan::check::{Span, check, dead};
 use plimsoll::internals::plan::{
-    Buffer, BufferIdx, Candidate, Class, ConstantPort, KernelIdx, Limits, Plan, Port, Segment, SegmentIdx, Step,
-    Summary, VERSION, plan,
+    Buffer, BufferIdx, Candidate, Class, ConstantPort, KernelIdx, Limits, Plan, Port, Segment, SegmentIdx, StatePort,
+    Step, Summary, VERSION, plan,
 };
 use plimsoll::internals::shape::{Access, Shape};
 use plimsoll::internals::target::{Memory, Target};
 use plimsoll::internals::{onnx, ops};
+use plimsoll::{Recipe, Trace};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
@@ -74,7 +74,7 @@ impl Maker {
             Class::Constant => {
                 plan.constants.push(ConstantPort { name: name.into(), dtype, buffer: number, packed: None });
             }
-            Class::State => plan.state.push(port(number)),
+            Class::State => plan.state.push(StatePort { port: port(number), update: None, given: false }),
             Class::Input => plan.inputs.push(port(number)),
             Class::Output => plan.outputs.push(port(number)),
             Class::Activation | Class::Workspace | Class::Staging => {}
@@ -416,10 +416,34 @@ fn planned() -> Vec<Plan> {
     plans
 }
 
+/// Plans with states: one is updated in place, one behind its readers; two are exchanged, and one is needed after its update.
+fn stateful() -> Vec<Plan> {
+    let plans = [Target::cpu(1), Target { streams: 4, ..Target::wgpu() }].map(|target| {
+        let g = Trace::new(&format!("stateful on {}, {} streams", target.name, target.streams));
+        let x = g.input("x", F32, [4, 4]);
+        let state = |name: &str, first: f64| g.state(name, plimsoll::Tensor::from_f64(F32, [4, 4], &[first; 16]));
+        let (mean, product, one, other, late) =
+            (state("mean", 0.5), state("product", 1.0), state("one", 1.0), state("other", 2.0), state("late", 3.0));
+        g.update(mean, mean * 0.5 + x * 0.5);
+        let next = x.matmul(one);
+        g.update(product, next);
+        g.output("y", product.matmul(x) - next);
+        g.update(one, other);
+        g.update(other, one);
+        let (first, second) = (x + 1.0, x.matmul(late));
+        g.update(late, first.matmul(first));
+        g.output("z", first.matmul(first).matmul(late) + second);
+        let graph = Recipe::default().whole(g.finish().expect("it is sound"), &target).expect("passes run");
+        plan(&graph, &target, &Limits { memory: None }).expect("it can be planned")
+    });
+    plans.to_vec()
+}
+
 /// Good plans, small enough to be run many times.
 fn seeds() -> Vec<Plan> {
     let mut seeds = vec![chain(), concat(), matmul(), behind(), gather(), windows()];
     seeds.extend(planned());
+    seeds.extend(stateful());
     seeds
 }
 

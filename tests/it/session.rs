@@ -241,7 +241,7 @@ fn state_starts_as_zeros() {
     (buffer.class, buffer.segment, buffer.offset) = (Class::State, segment, 0);
     let bytes = buffer.bytes;
     plan.segments.push(plan::Segment { class: Class::State, memory: Memory::Device, bytes });
-    plan.state.push(port);
+    plan.state.push(plan::StatePort { port, update: None, given: false });
     let mut exec = Exec::load(Box::new(Used(Cpu::new(1))), plan, &constants, &|_| {}).expect("it loads");
     let zeros = exec.run(&[Tensor::from_f64(DType::F32, [6, 40], &[0.0; 240])]).expect("it runs");
     assert!(zeros[0].to_f64().iter().all(|&y| y == 0.0), "{:?}", zeros[0].to_f64());

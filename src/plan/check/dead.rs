@@ -1,7 +1,7 @@
 //! Finds the dead bytes of each step: those that no later step may read. Poison fills them to find wrong reads.
 
 use crate::plan::{BufferIdx, Class, Plan, SegmentIdx};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 
 /// A range of a segment's bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,7 +36,9 @@ pub fn dead(plan: &Plan) -> Vec<Vec<Span>> {
         life.died.push(Span { segment, offset: 0, bytes: plan.segments[segment].bytes });
     }
     let given = |class| matches!(class, Class::Constant | Class::State | Class::Input);
-    BufferIdx::all(&plan.buffers).filter(|&b| given(plan.buffers[b].class)).for_each(|b| life.hold(b));
+    let updates: HashSet<BufferIdx> = plan.state.iter().filter_map(|state| state.update).collect();
+    let begins = |&b: &BufferIdx| given(plan.buffers[b].class) && !updates.contains(&b);
+    BufferIdx::all(&plan.buffers).filter(begins).for_each(|b| life.hold(b));
     let read = |b: BufferIdx| plan.steps.iter().any(|step| step.reads.contains(&b));
     let idle = |&b: &BufferIdx| plan.buffers[b].class == Class::Input && !read(b);
     BufferIdx::all(&plan.buffers).filter(idle).for_each(|b| life.release(b));

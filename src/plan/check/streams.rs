@@ -1,6 +1,6 @@
 //! Checks that steps which may run at the same time do not use the same bytes, unless both only read them.
 
-use super::{BufferIdx, Plan, StepIdx, Verdict, ensure};
+use super::{Buffer, BufferIdx, Class, Plan, StepIdx, Verdict, ensure};
 
 /// The order in which steps run, as far as the plan fixes it.
 pub struct Clock {
@@ -93,9 +93,9 @@ impl Clock {
                 first[b][stream] = first[b][stream].min(self.rank[at]);
             }
         }
-        let mut arena: Vec<_> = BufferIdx::all(&plan.buffers)
-            .filter(|&b| plan.buffers[b].class.in_arena() && plan.buffers[b].bytes > 0)
-            .collect();
+        // Beside the arena's buffers, those of states share bytes with their updates.
+        let shares = |b: &Buffer| (b.class.in_arena() || b.class == Class::State) && b.bytes > 0;
+        let mut arena: Vec<_> = BufferIdx::all(&plan.buffers).filter(|&b| shares(&plan.buffers[b])).collect();
         arena.sort_by_key(|&b| (plan.buffers[b].segment, plan.buffers[b].offset));
         // True if every use of `a` is over when the first use of `b` starts. A step may overwrite its operand in place.
         let precedes = |a: BufferIdx, b: BufferIdx| {

@@ -3,10 +3,9 @@
 use crate::error::Result;
 use crate::kernel::schedule;
 use crate::pass::Prepared;
-use crate::plan::lower::Draft;
+use crate::plan::lower::{Dag, Draft};
 use crate::plan::make::arrange::{draft, drafts};
 use crate::plan::make::offsets::TransferBytes;
-use crate::plan::make::order::Dag;
 use crate::plan::{BufferIdx, Class, StepIdx};
 use crate::target::Target;
 use serde::Serialize;
@@ -45,12 +44,10 @@ pub fn bound(graph: &Prepared, target: &Target) -> Result<Bound> {
 fn of(draft: &Draft, target: &Target) -> Bound {
     let used = draft.used();
     let sum = |class: Class| -> u64 {
-        let kept = draft.buffers.iter().zip(&used).filter(|(b, used)| **used && b.class == class);
+        let kept = draft.buffers.iter().zip(&used).filter(|(b, used)| **used && b.class == class && b.over.is_none());
         kept.map(|(b, _)| b.bytes).sum()
     };
-    let transfers =
-        TransferBytes { constants: sum(Class::Constant), inputs: sum(Class::Input), outputs: sum(Class::Output) };
-    let staging: u64 = transfers.staging(target).map(|s| s.bytes).sum();
+    let staging: u64 = TransferBytes::of(sum).staging(target).map(|s| s.bytes).sum();
     let lasting = Class::ALL.into_iter().filter(|class| !class.in_arena());
     let held_bytes = lasting.map(sum).sum::<u64>() + staging;
     let across = across(draft);

@@ -11,8 +11,15 @@ use crate::plan::Class;
 use crate::shape::Access;
 
 impl Lowering<'_> {
-    /// Gives every output a buffer; the first output of a value that a kernel produces is written there directly.
+    /// Gives every output a buffer; the first update or output of a value that a kernel produces is written there directly.
     pub(super) fn choose_outputs(&mut self) -> Result<()> {
+        for at in 0..self.draft.states.len() {
+            let (Some(value), Some(buffer)) = (self.graph.states()[at].update, self.draft.states[at].update) else {
+                continue;
+            };
+            let access = Access::contiguous(self.graph.fact(value).shape.clone());
+            self.aim(value, BufferView { buffer, access });
+        }
         for (name, value) in self.graph.outputs() {
             let buffer = self.buffer(*value, Class::Output)?;
             self.draft.buffers[buffer].name = name.clone();

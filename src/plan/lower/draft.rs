@@ -24,6 +24,8 @@ pub struct DraftBuffer {
     pub bytes: u64,
     /// The class of its data.
     pub class: Class,
+    /// The state's buffer whose bytes it takes over, if it holds the update of a state.
+    pub over: Option<BufferIdx>,
 }
 
 impl Per<BufferIdx> for DraftBuffer {}
@@ -58,6 +60,19 @@ pub struct DraftConstant {
     pub packed: Option<(Option<KernelIdx>, usize)>,
 }
 
+/// A state and its buffers.
+#[derive(Clone, Debug)]
+pub struct DraftState {
+    /// The state.
+    pub value: ValueId,
+    /// The buffer with the elements from before a run.
+    pub buffer: BufferIdx,
+    /// The buffer with its update, at the same bytes.
+    pub update: Option<BufferIdx>,
+    /// The elements that it begins with; `None` means zeros.
+    pub initial: Option<Arc<Constant>>,
+}
+
 /// Kernels and buffers of a graph, in the order of the file.
 #[derive(Clone, Debug, Default)]
 pub struct Draft {
@@ -69,6 +84,8 @@ pub struct Draft {
     pub steps: Vec<DraftStep>,
     /// Constants.
     pub constants: Vec<DraftConstant>,
+    /// States of the graph.
+    pub states: Vec<DraftState>,
     /// Inputs of the graph: value and buffer.
     pub inputs: Vec<(ValueId, BufferIdx)>,
     /// Outputs of the graph: name, value and buffer.
@@ -98,7 +115,8 @@ impl Draft {
         let mut used = vec![false; self.buffers.len()];
         let steps = self.steps.iter().flat_map(|step| step.reads.iter().chain(&step.writes)).copied();
         let ports = self.inputs.iter().map(|p| p.1).chain(self.outputs.iter().map(|p| p.2));
-        steps.chain(ports).for_each(|b| used[b] = true);
+        let states = self.states.iter().flat_map(|s| [Some(s.buffer), s.update]).flatten();
+        steps.chain(ports).chain(states).for_each(|b| used[b] = true);
         used
     }
 

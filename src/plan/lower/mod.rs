@@ -7,6 +7,7 @@
 //! fuse_prologue                    then group by group: elementwise code that a template takes along,
 //! group                            or a kernel's template, its body, its operands
 //! launch, parts                    and its library call, its workspace, its parts where a binding does not hold a buffer
+//! state                            last: updates of states are written in place, behind all that reads the old elements
 //! ```
 //!
 //! A view is a value whose access differs from its source's and whose buffer is the same. A concatenation is a buffer
@@ -42,6 +43,7 @@ mod channels;
 mod code;
 mod constant;
 mod copy;
+mod dag;
 mod destination;
 mod draft;
 mod fuse_prologue;
@@ -50,10 +52,12 @@ mod map;
 mod outline;
 mod row;
 mod split;
+mod state;
 mod template;
 mod view;
 
-pub use draft::{Draft, DraftBuffer, DraftConstant, DraftStep};
+pub use dag::Dag;
+pub use draft::{Draft, DraftBuffer, DraftConstant, DraftState, DraftStep};
 
 /// Decisions of lowering that change memory, not results.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -122,6 +126,7 @@ impl Lowering<'_> {
             let access = Access::contiguous(self.graph.fact(value).shape.clone());
             self.places.insert(value, BufferView { buffer, access });
         }
+        self.add_states()?;
         self.share_constants(&order);
         self.choose_layouts(&order)?;
         self.choose_outputs()?;
@@ -149,15 +154,17 @@ impl Lowering<'_> {
                 }
             }
         }
-        for index in 0..self.draft.outputs.len() {
-            let (_, value, buffer) = self.draft.outputs[index];
+        let states = self.graph.states().iter().zip(&self.draft.states);
+        let updates = states.filter_map(|(state, draft)| Some((state.update?, draft.update?)));
+        let outputs = self.draft.outputs.iter().map(|(_, value, buffer)| (*value, *buffer));
+        for (value, buffer) in updates.chain(outputs).collect::<Vec<_>>() {
             let place = self.place(value)?;
             if place.buffer != buffer {
                 let access = Access::contiguous(place.access.shape.clone());
                 self.copy(value, &place, BufferView { buffer, access })?;
             }
         }
-        Ok(())
+        self.order_updates()
     }
 
     /// Makes the kernel of a group.
@@ -182,7 +189,7 @@ impl Lowering<'_> {
 
     fn add_buffer(&mut self, name: String, dtype: DType, shape: Shape, class: Class) -> BufferIdx {
         let bytes = (shape.numel() * dtype.size()).next_multiple_of(4).max(4) as u64;
-        self.draft.buffers.push(DraftBuffer { name, dtype, shape, bytes, class });
+        self.draft.buffers.push(DraftBuffer { name, dtype, shape, bytes, class, over: None });
         BufferIdx::new(self.draft.buffers.len() - 1)
     }
 }

@@ -8,7 +8,7 @@ use crate::pass::Prepared;
 use crate::place::{Item, Problem};
 use crate::plan::lower::{Draft, DraftBuffer, DraftStep};
 use crate::plan::{
-    Buffer, BufferIdx, Class, Compiled, ConstantPort, Measured, Plan, Port, Spot, Step, Summary, VERSION,
+    Buffer, BufferIdx, Class, Compiled, ConstantPort, Measured, Plan, Port, Spot, StatePort, Step, Summary, VERSION,
 };
 use crate::target::Target;
 
@@ -32,7 +32,7 @@ pub fn assemble(
         let place = whole[b].and_then(|b| places[b]);
         let Spot { segment, offset } = place.expect("what a draft uses has its place");
         numbers[b] = Some(BufferIdx::new(buffers.len()));
-        let DraftBuffer { name, dtype, shape, bytes, class } = draft.buffers[b].clone();
+        let DraftBuffer { name, dtype, shape, bytes, class, .. } = draft.buffers[b].clone();
         buffers.push(Buffer { name, dtype, shape, segment, offset, bytes, class });
     }
     let number = |b: BufferIdx| numbers[b].expect("a draft uses the buffers that it names");
@@ -43,8 +43,15 @@ pub fn assemble(
     };
     let inputs: Vec<_> = draft.inputs.iter().map(|&(v, b)| port(graph.value_name(v), v, b)).collect();
     let outputs: Vec<_> = draft.outputs.iter().map(|(name, v, b)| port(name, *v, *b)).collect();
+    let states = draft.states.iter().map(|s| StatePort {
+        port: port(graph.value_name(s.value), s.value, s.buffer),
+        update: s.update.map(number),
+        given: s.initial.is_some(),
+    });
+    let states: Vec<_> = states.collect();
     let kept = || draft.constants.iter().filter(|c| used[c.buffer]);
-    let data = kept().map(|c| c.constant.clone()).collect();
+    let initial = draft.states.iter().filter_map(|s| s.initial.clone());
+    let data = kept().map(|c| c.constant.clone()).chain(initial).collect();
     let constants = kept().map(|c| ConstantPort {
         name: c.constant.name.clone(),
         dtype: c.constant.fact.dtype,
@@ -78,7 +85,7 @@ pub fn assemble(
         segments: segments.clone(),
         buffers,
         constants,
-        state: Vec::new(),
+        state: states,
         inputs,
         outputs,
         kernels: draft.kernels.clone(),

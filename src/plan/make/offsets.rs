@@ -5,7 +5,7 @@ use super::streams::Streams;
 use crate::error::{Error, Result};
 use crate::place::{self, Effort, Item, Problem};
 use crate::plan::lower::{Draft, DraftBuffer};
-use crate::plan::{Class, Segment, SegmentIdx, Spot, StepIdx};
+use crate::plan::{BufferIdx, Class, Segment, SegmentIdx, Spot, StepIdx};
 use crate::target::{Memory, Target};
 
 /// An order and the offsets it leads to.
@@ -102,6 +102,7 @@ impl Stack<'_> {
 /// Bytes that move between the host and the device, including the padding for alignment.
 pub struct TransferBytes {
     pub constants: u64,
+    pub states: u64,
     pub inputs: u64,
     pub outputs: u64,
 }
@@ -109,16 +110,26 @@ pub struct TransferBytes {
 impl TransferBytes {
     pub fn new<'a>(buffers: impl Iterator<Item = &'a DraftBuffer> + Clone, target: &Target) -> TransferBytes {
         let aligned = |b: &DraftBuffer| b.bytes.next_multiple_of(target.alignment);
-        let bytes = |class| buffers.clone().filter(|b| b.class == class).map(aligned).sum();
-        TransferBytes { constants: bytes(Class::Constant), inputs: bytes(Class::Input), outputs: bytes(Class::Output) }
+        TransferBytes::of(|class| {
+            let own = |b: &&DraftBuffer| b.class == class && b.over.is_none();
+            buffers.clone().filter(own).map(aligned).sum()
+        })
+    }
+
+    /// From the bytes of all buffers of a class.
+    pub fn of(bytes: impl Fn(Class) -> u64) -> TransferBytes {
+        let (constants, states) = (bytes(Class::Constant), bytes(Class::State));
+        TransferBytes { constants, states, inputs: bytes(Class::Input), outputs: bytes(Class::Output) }
     }
 
     /// The staging segments, sized by [`Target::staged`].
     ///
-    /// Every run moves all inputs at once, and all outputs. Constants move only once, so they may take up to sixteen parts rather
-    /// than a segment of their own size.
+    /// Every run moves all inputs at once, and all outputs. Constants move only once, and states seldom, so they may take up to sixteen
+    /// parts rather than a segment of their own size.
     pub fn staging(&self, target: &Target) -> impl Iterator<Item = Segment> + use<> {
-        let slots = [(Memory::Upload, self.inputs.max(self.constants.div_ceil(16))), (Memory::Download, self.outputs)];
+        let states = self.states.div_ceil(16);
+        let up = self.inputs.max(self.constants.div_ceil(16)).max(states);
+        let slots = [(Memory::Upload, up), (Memory::Download, self.outputs.max(states))];
         let slots = slots.map(|(memory, bytes)| Segment { class: Class::Staging, memory, bytes: target.staged(bytes) });
         slots.into_iter().filter(|s| s.bytes > 0)
     }
@@ -138,17 +149,18 @@ pub fn stack(target: &Target, draft: &Draft, layout: &Layout) -> (Vec<Segment>, 
     segments.extend(arena.filter(|s| s.bytes > 0));
     let stack = |class| Stack { target, class, open: None };
     let mut stacks = Class::ALL.map(stack);
-    let places = draft.buffers.iter().zip(&used).zip(&layout.live.range).map(|((buffer, used), range)| {
-        let place = || match *range {
-            Some(range) => layout.offsets[range],
-            None => {
+    let mut places: Vec<Option<Spot>> = vec![None; draft.buffers.len()];
+    for b in BufferIdx::all(&draft.buffers).filter(|&b| used[b]) {
+        let buffer = &draft.buffers[b];
+        places[b] = match (layout.live.range[b], buffer.over) {
+            (Some(range), _) => Some(layout.offsets[range]),
+            (None, Some(state)) => places[state],
+            (None, None) => {
                 let stack = stacks.iter_mut().find(|s| s.class == buffer.class).expect("every class has a stack");
-                stack.push(&mut segments, buffer.bytes)
+                Some(stack.push(&mut segments, buffer.bytes))
             }
         };
-        used.then(place)
-    });
-    let places = places.collect();
+    }
     let there = draft.buffers.iter().zip(used).filter(|(_, used)| *used).map(|(buffer, _)| buffer);
     segments.extend(TransferBytes::new(there, target).staging(target));
     (segments, places)

@@ -10,9 +10,8 @@
 //! respects this order. So the live range of a buffer is stretched over all steps that may run at the same time as one that uses
 //! it. If two such ranges are disjoint, the uses are ordered.
 
-use super::order::Dag;
 use crate::plan::StepIdx;
-use crate::plan::lower::Draft;
+use crate::plan::lower::{Dag, Draft};
 
 /// The streams of steps. All indices are positions in the order that the streams were made for.
 #[derive(Clone, Debug)]
@@ -142,7 +141,8 @@ mod tests {
         let mut draft = Draft::default();
         for s in 0..steps {
             let (name, shape) = (format!("b{s}"), vec![1].into());
-            draft.buffers.push(DraftBuffer { name, dtype: DType::F32, shape, bytes: 4, class: Class::Activation });
+            let (dtype, class) = (DType::F32, Class::Activation);
+            draft.buffers.push(DraftBuffer { name, dtype, shape, bytes: 4, class, over: None });
             let reads = if s == 0 { Vec::new() } else { (0..below(3)).map(|_| BufferIdx::new(below(s))).collect() };
             let name = format!("s{s}");
             let (writes, bind_ranges) = (vec![BufferIdx::new(s)], Vec::new());

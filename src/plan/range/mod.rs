@@ -515,7 +515,18 @@ fn correspond(whole: &mut Draft, own: &Draft, grow: bool) -> Result<Vec<Option<B
     let mut map = Map { whole, own, to: vec![None; own.buffers.len()], grow };
     let inputs: Vec<_> = map.whole.inputs.iter().map(|p| p.1).zip(own.inputs.iter().map(|p| p.1)).collect();
     let outputs: Vec<_> = map.whole.outputs.iter().map(|p| p.2).zip(own.outputs.iter().map(|p| p.2)).collect();
-    for (whole, own) in inputs.into_iter().chain(outputs) {
+    for (whole, own) in map.whole.states.iter().zip(&own.states) {
+        let (planned, found) = (&map.whole.buffers[whole.buffer], &map.own.buffers[own.buffer]);
+        if planned.shape != found.shape {
+            let (name, shape) = (&planned.name, &planned.shape);
+            return Err(format!("state '{name}' is {} here and {shape} there: a state has one shape", found.shape));
+        }
+    }
+    let states = map.whole.states.iter().zip(&own.states).flat_map(|(whole, own)| {
+        [Some((whole.buffer, own.buffer)), whole.update.zip(own.update)].into_iter().flatten()
+    });
+    let states: Vec<_> = states.collect();
+    for (whole, own) in states.into_iter().chain(inputs).chain(outputs) {
         map.set(own, whole)?;
     }
     map.constants()?;

@@ -263,8 +263,9 @@ fn plan_wide(nursery: &mut Nursery) {
 
 fn steps(nursery: &mut Nursery) {
     let seed = nursery.seed;
-    // An accepted order computes the same, unless state is read both before and after it is written.
-    let order = if seed.state.is_empty() { Kind::Layout } else { Kind::Meaning };
+    // An accepted order computes the same, unless steps write to what holds a state before the run.
+    let apart = seed.state.iter().all(|state| state.update.is_some());
+    let order = if apart { Kind::Layout } else { Kind::Meaning };
     for s in 0..seed.steps.len() {
         for other in 0..s {
             nursery.add(order, format!("steps {other} and {s} swapped"), |p| p.steps.swap(other, s));
@@ -340,7 +341,8 @@ fn ports(nursery: &mut Nursery) {
             nursery.add(Kind::Meaning, format!("output {i} in {b}"), |p| p.outputs[i].buffer = b);
         }
         for i in 0..seed.state.len() {
-            nursery.add(Kind::Meaning, format!("state {i} in {b}"), |p| p.state[i].buffer = b);
+            nursery.add(Kind::Meaning, format!("state {i} in {b}"), |p| p.state[i].port.buffer = b);
+            nursery.add(Kind::Meaning, format!("update {i} in {b}"), |p| p.state[i].update = Some(b));
         }
     }
     for i in 0..seed.constants.len() {
@@ -358,6 +360,11 @@ fn ports(nursery: &mut Nursery) {
         nursery.add(Kind::Meaning, format!("input {i} gone"), |p| drop(p.inputs.remove(i)));
         nursery.add(Kind::Layout, format!("input {i} f64"), |p| p.inputs[i].dtype = DType::F64);
         nursery.add(Kind::Layout, format!("input {i} longer"), |p| p.inputs[i].shape.push(2));
+    }
+    for i in 0..seed.state.len() {
+        nursery.add(Kind::Meaning, format!("state {i} without update"), |p| p.state[i].update = None);
+        nursery.add(Kind::Meaning, format!("state {i} gone"), |p| drop(p.state.remove(i)));
+        nursery.add(Kind::Layout, format!("state {i} longer"), |p| p.state[i].port.shape.push(2));
     }
     for i in 0..seed.outputs.len() {
         nursery.add(Kind::Layout, format!("output {i} f64"), |p| p.outputs[i].dtype = DType::F64);

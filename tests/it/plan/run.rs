@@ -220,12 +220,14 @@ fn runs<M: Memory>(
     for (i, port) in plan.constants.iter().enumerate().filter(|(_, c)| c.packed.is_none()) {
         fill(memory, port.buffer, i, 0);
     }
-    for port in &plan.state {
-        fill(memory, port.buffer, 0, 0);
+    for state in &plan.state {
+        fill(memory, state.port.buffer, 0, 0);
     }
     for run in 0..2 {
+        let updates: Vec<_> = plan.state.iter().filter_map(|s| Some((s.port.buffer, s.update?))).collect();
         for (b, buffer) in BufferIdx::enumerate(&plan.buffers) {
-            reset(memory, b, matches!(buffer.class, Class::Constant | Class::State));
+            let update = updates.iter().any(|&(_, update)| update == b);
+            reset(memory, b, matches!(buffer.class, Class::Constant | Class::State) && !update);
         }
         for (i, port) in plan.inputs.iter().enumerate() {
             fill(memory, port.buffer, 5 + i, run);
@@ -236,9 +238,19 @@ fn runs<M: Memory>(
             memory.commit();
         }
         memory.before(plan.steps.len());
-        for port in plan.outputs.iter().chain(&plan.state) {
-            results.push((0..elements(port.buffer)).map(|e| memory.get(port.buffer, e as isize).to_bits()).collect());
+        for port in plan.outputs.iter().chain(plan.state.iter().map(|state| &state.port)) {
+            let updated = updates.iter().find(|&&(state, _)| state == port.buffer);
+            let buffer = updated.map_or(port.buffer, |&(_, update)| update);
+            results.push((0..elements(buffer)).map(|e| memory.get(buffer, e as isize).to_bits()).collect());
         }
+        // The next run begins with the updates.
+        for (state, update) in updates {
+            for e in 0..elements(state) as isize {
+                let value = memory.get(update, e);
+                memory.set(state, e, value);
+            }
+        }
+        memory.commit();
     }
     results
 }

@@ -1,7 +1,7 @@
 //! Depth-first orders, from the results back: the inputs of a step are computed right before it.
 
-use super::Dag;
 use super::live_bytes::Uses;
+use crate::plan::lower::Dag;
 use crate::plan::{BufferIdx, StepIdx};
 use std::cmp::Reverse;
 

@@ -1,7 +1,7 @@
 //! List schedules: of the steps that are ready, the one with the fewest live bytes after it is next.
 
-use super::Dag;
 use super::live_bytes::{LiveBytes, Uses};
+use crate::plan::lower::Dag;
 use crate::plan::{BufferIdx, StepIdx};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;

@@ -4,8 +4,8 @@
 //! the possible sets by size, and keeps the least peak that leads to each. A set is possible if it has all steps that its
 //! steps depend on. If one size has too many sets, only those with the fewest live bytes go on, and the search is not exact.
 
-use super::Dag;
 use super::live_bytes::{Level, Uses};
+use crate::plan::lower::Dag;
 use crate::plan::{BufferIdx, StepIdx};
 use std::collections::HashMap;
 use std::ops::Range;

@@ -1,0 +1,224 @@
+//! States: values that last from one run to the next.
+
+use crate::common::{self, Folder};
+use plimsoll::internals::eager::alloc::Kind;
+use plimsoll::internals::eager::{Eager, Program};
+use plimsoll::internals::plan::Class;
+use plimsoll::internals::session::{Choice, Options, Session};
+use plimsoll::internals::{onnx, reference};
+use plimsoll::{DType, Graph, Limits, Recipe, Target, Tensor, Trace};
+
+const F32: DType = DType::F32;
+
+fn options() -> Options {
+    Options { threads: 2, ..Options::default() }.on(Choice::Cpu)
+}
+
+fn filled(shape: impl Into<plimsoll::Shape>, value: f64) -> Tensor {
+    let shape = shape.into();
+    let values = vec![value; shape.numel()];
+    Tensor::from_f64(F32, shape, &values)
+}
+
+/// A moving mean in place, a product of the old elements, two states that are exchanged, one that is read behind its update, one that
+/// never changes, and one that an output shows.
+fn mixed() -> Graph {
+    let g = Trace::new("mixed");
+    let x = g.input("x", F32, [8, 8]);
+    let state = |name: &str, first: f64| g.state(name, filled([8, 8], first));
+    let (mean, product, one, other) =
+        (state("mean", 0.0), state("product", 0.5), state("one", 0.1), state("other", 0.2));
+    let (late, fixed, shown) = (state("late", 0.3), state("fixed", 0.4), state("shown", 0.6));
+    g.update(mean, mean * 0.9 + x * 0.1);
+    let next = x.matmul(one) * 0.1;
+    g.update(product, next);
+    g.output("y", product.matmul(x) - next);
+    g.update(one, other);
+    g.update(other, one);
+    let changed = (x + fixed).tanh();
+    g.update(late, changed);
+    // The old elements are needed by what needs the new ones.
+    g.output("z", changed.matmul(late));
+    let seen = shown.matmul(x) * 0.1;
+    g.update(shown, seen);
+    g.output("shown", seen);
+    g.output("before", shown);
+    g.finish().expect("the graph is sound")
+}
+
+/// Runs a graph several times on a backend beside the reference, and compares outputs and states.
+fn follows_the_reference(graph: &Graph, (name, open): &common::Opener, recipe: Recipe) {
+    let backend = open();
+    if recipe.f16 && backend.target().storage(DType::F16).ok() != Some(DType::F16) {
+        return;
+    }
+    let options = Options { recipe, ..options() };
+    let session =
+        Session::on_backend(graph.clone(), backend, (*name).to_owned(), &options, &|_, _| {}).expect("it loads");
+    assert_eq!(session.usage().bytes, session.plan().bytes(), "{name}");
+    let mut states = reference::initial(graph).expect("the elements are there");
+    let mut seed = 7;
+    let tolerance = if recipe.f16 { 3e-2 } else { 1e-4 };
+    for run in 0..6 {
+        let inputs: Vec<_> = graph.inputs().iter().map(|&v| common::random(&mut seed, &graph.fact(v).shape)).collect();
+        let named: Vec<_> = graph.inputs().iter().map(|&v| graph.value_name(v)).zip(inputs.iter().cloned()).collect();
+        let expected = reference::step(graph, &inputs, &mut states).expect("the reference runs");
+        let found = if run == 3 { session.run_poisoned(&named) } else { session.run(&named) }.expect("it runs");
+        for ((output, found), expected) in found.iter().zip(&expected) {
+            common::agrees(found, expected, tolerance).unwrap_or_else(|e| panic!("{name}, run {run}, '{output}': {e}"));
+        }
+        for (state, expected) in graph.states().iter().zip(&states) {
+            let state = graph.value_name(state.value);
+            let found = session.state(state).expect("it is a state");
+            common::agrees(&found, expected, tolerance)
+                .unwrap_or_else(|e| panic!("{name}, run {run}, state '{state}': {e}"));
+        }
+    }
+}
+
+#[test]
+fn states_follow_the_reference_on_every_backend() {
+    for opener in common::backends() {
+        for fuse in [true, false] {
+            follows_the_reference(&mixed(), &opener, Recipe { fuse, ..Recipe::default() });
+        }
+        follows_the_reference(&mixed(), &opener, Recipe { chunks: 2, ..Recipe::default() });
+        follows_the_reference(&mixed(), &opener, Recipe { f16: true, ..Recipe::default() });
+    }
+}
+
+/// Runs through an allocator keep states, too, and give the same results.
+#[test]
+fn eager_runs_keep_states() {
+    let graph = mixed();
+    let backend = common::backends()[0].1();
+    let recipe = Recipe { fuse: false, ..Recipe::default() };
+    let passed = recipe.whole(graph.clone(), backend.target()).expect("the passes run");
+    let program = Program::new(&passed, backend.target()).expect("it is lowered");
+    let mut eager = Eager::load(&program, backend, Kind::Caching, None, None).expect("it loads");
+    let session = Session::from_graph(graph, &Options { recipe, ..options() }).expect("it loads");
+    for run in 0..4 {
+        let x = filled([8, 8], 0.25 * f64::from(run));
+        let planned = session.run(&[("x", x.clone())]).expect("it runs");
+        let found = eager.run(&[x]).expect("it runs");
+        assert!(planned.iter().zip(&found).all(|((_, a), b)| a.bytes() == b.bytes()), "run {run}");
+    }
+}
+
+#[test]
+fn an_update_is_in_place_where_all_readers_come_first() {
+    let g = Trace::new("steps");
+    let x = g.input("x", F32, [16, 16]);
+    let w = g.state("w", filled([16, 16], 1.0));
+    let m = g.state("m", filled([16, 16], 0.0));
+    let y = x.matmul(w);
+    g.output("y", y);
+    let momentum = m * 0.9 + y * 0.1;
+    g.update(m, momentum);
+    g.update(w, w - momentum * 0.01);
+    let graph = g.finish().expect("the graph is sound");
+    for target in [Target::cpu(2), Target::cuda(), Target::wgpu()] {
+        let plan = Recipe::default().plan(graph.clone(), &target, &Limits { memory: None }).expect("it is planned");
+        assert_eq!(plan.summary.state_bytes, 2 * 1024, "{}", target.name);
+        assert_eq!(plan.state.len(), 2);
+        assert!(!plan.steps.iter().any(|step| step.name.starts_with("copy")), "{}: {:#?}", target.name, plan.steps);
+        for state in &plan.state {
+            let update = &plan.buffers[state.update.expect("both are updated")];
+            let old = &plan.buffers[state.port.buffer];
+            assert_eq!((update.segment, update.offset, update.class), (old.segment, old.offset, Class::State));
+        }
+    }
+}
+
+#[test]
+fn states_are_read_written_and_reset_by_name() {
+    let g = Trace::new("sum");
+    let (x, total) = (g.input("x", F32, [3]), g.state("total", filled([3], 2.0)));
+    g.update(total, total + x);
+    let session = Session::from_graph(g.finish().expect("a state is enough"), &options()).expect("it loads");
+    let run = || session.run(&[("x", filled([3], 1.0))]).expect("it runs");
+    let total = || session.state("total").expect("it is a state").to_f64();
+    assert_eq!(total(), [2.0; 3]);
+    assert!(run().is_empty() && run().is_empty());
+    assert_eq!(total(), [4.0; 3]);
+    session.set_state("total", &filled([3], 10.0)).expect("it fits");
+    run();
+    assert_eq!(total(), [11.0; 3]);
+    let wrong = session.set_state("total", &filled([4], 0.0)).unwrap_err().to_string();
+    assert_eq!(wrong, "state 'total': expected f32[3], found f32[4]");
+    let missing = session.state("sum").unwrap_err().to_string();
+    assert_eq!(missing, "state 'sum': not a state of the graph; its states: total");
+    assert_eq!(total(), [11.0; 3], "a refused change leaves it as before");
+    session.reset_state().expect("it is reset");
+    assert_eq!(total(), [2.0; 3]);
+}
+
+const DECODER: &str = r#"<ir_version: 8, opset_import: ["" : 17]>
+cached (float[2, n] x, float[2, 4] past_a, float[2, 4] past_b) => (float[2, n] y, float[2, 4] present_a, float[2, 4] present_b) {
+    present_a = Tanh (past_a)
+    both = Add (past_a, past_b)
+    present_b = Sin (both)
+    sum = ReduceSum <keepdims = 1> (both)
+    y = Mul (x, sum)
+}"#;
+
+#[test]
+fn inputs_and_outputs_of_files_become_states() {
+    let folder = Folder::new("state-pairs");
+    let path = folder.file("cached.onnxtxt", DECODER);
+    let pair = |a: &str, b: &str| (a.to_owned(), b.to_owned());
+    for state in [vec![pair("past_*", "present_*")], vec![pair("past_a", "present_a"), pair("past_b", "present_b")]] {
+        for dims in [options().set("n", 3), options().set("n", 1..=5)] {
+            let session = Session::from_path(&path, &Options { state: state.clone(), ..dims }).expect("it loads");
+            let names: Vec<_> = session.plan().state.iter().map(|s| s.port.name.as_str()).collect();
+            assert_eq!(names, ["past_a", "past_b"]);
+            assert_eq!((session.plan().inputs.len(), session.plan().outputs.len()), (1, 1));
+            session.set_state("past_a", &filled([2, 4], 1.0)).expect("it fits");
+            let mut states = [1.0f64, 0.0];
+            for run in 0..4 {
+                let y = session.run(&[("x", filled([2, 3], 1.0))]).expect("it runs");
+                let expected = 8.0 * (states[0] + states[1]);
+                assert!((y[0].1.to_f64()[0] - expected).abs() < 1e-5, "run {run}: {:?}, {expected}", y[0].1.to_f64());
+                states = [states[0].tanh(), (states[0] + states[1]).sin()];
+            }
+        }
+    }
+    let refused = |a: &str, b: &str| {
+        let options = Options { state: vec![pair(a, b)], ..options().set("n", 3) };
+        Session::from_path(&path, &options).unwrap_err().to_string().rsplit_once(": state ").map(|(_, e)| e.to_owned())
+    };
+    let is = |found: Option<String>, expected: &str| assert_eq!(found.as_deref(), Some(expected));
+    is(refused("past_c", "present_a"), "'past_c=present_a': no input 'past_c'; the inputs: x, past_a, past_b");
+    is(refused("past_a", "present"), "'past_a=present': no output 'present'; the outputs: y, present_a, present_b");
+    is(refused("x", "present_a"), "'x=present_a': input 'x' is f32[2,3], but output 'present_a' is f32[2,4]");
+    is(refused("old_*", "new_*"), "'old_*=new_*': no input is like 'old_*'; the inputs: x, past_a, past_b");
+}
+
+#[test]
+fn likely_states_are_found() {
+    let model = onnx::load(Folder::new("likely").file("cached.onnxtxt", DECODER).as_ref()).expect("it is a model");
+    let graph = onnx::import(&model, &[("n".into(), 2)]).expect("it is a graph");
+    let pairs = [("past_a", "present_a"), ("past_b", "present_b")];
+    assert_eq!(onnx::likely_states(&graph), pairs.map(|(a, b)| (a.to_owned(), b.to_owned())));
+}
+
+#[test]
+fn wrong_updates_are_refused() {
+    let refused = |make: &dyn Fn(&Trace)| {
+        let g = Trace::new("wrong");
+        make(&g);
+        g.finish().unwrap_err().to_string()
+    };
+    let shape = |g: &Trace| g.update(g.state("s", filled([2], 0.0)), g.input("x", F32, [3]));
+    assert_eq!(refused(&shape), "graph: state 's': expected an update of f32[2], found 'x' of f32[3]");
+    let twice = |g: &Trace| {
+        let (s, x) = (g.state("s", filled([2], 0.0)), g.input("x", F32, [2]));
+        g.update(s, x);
+        g.update(s, x + x);
+    };
+    assert!(refused(&twice).starts_with("graph: state 's': updated twice"), "{}", refused(&twice));
+    let none = |g: &Trace| g.update(g.input("x", F32, [2]), g.input("y", F32, [2]));
+    assert_eq!(refused(&none), "graph: state 'x': not a state of the graph");
+    let names = |g: &Trace| _ = (g.state("s", filled([2], 0.0)), g.state("s", filled([2], 0.0)));
+    assert_eq!(refused(&names), "graph: two states are called 's'");
+}
