@@ -217,7 +217,9 @@ fn run_text(
         let [min, mean, max] = figures;
         table.row([name.clone(), tensor.dtype().to_string(), tensor.shape().to_string(), min, mean, max]);
     }
-    text += &table.to_string();
+    if !outputs.is_empty() {
+        text += &table.to_string();
+    }
     if let Some(score) = score {
         text += "\npredicted classes\n";
         for row in score.predicted.chunks(40) {

@@ -41,7 +41,8 @@ fn filled(input: &str, output: &str, name: &str) -> Option<String> {
 }
 
 /// Words of exporters for a state before and after a run.
-const WORDS: [(&str, &str); 8] = [
+const WORDS: [(&str, &str); 9] = [
+    ("", "next_"),
     ("past_key_values", "present"),
     ("past", "present"),
     ("in", "out"),

@@ -52,7 +52,8 @@ fn the_readmes_commands_run() {
     for line in readme.lines().filter_map(|line| line.strip_prefix("    plimsoll ")) {
         let (command, comment) = line.split_once(" # ").unwrap_or((line, "exit code 0"));
         let expected = comment.strip_prefix("exit code ").and_then(|code| code.parse().ok());
-        let (code, _, err) = run(&folder, &command.split_whitespace().collect::<Vec<_>>());
+        let words = command.split_whitespace().map(|word| word.trim_matches('\''));
+        let (code, _, err) = run(&folder, &words.collect::<Vec<_>>());
         assert_eq!(code, expected, "plimsoll {command}: {err}");
         ran += 1;
     }
@@ -82,6 +83,27 @@ fn the_last_run_has_the_bytes_of_the_first() {
     let found = json("loop", "bench graphs/mlp.onnxtxt --set batch=64 --iters 100 --backend cpu --threads 2");
     assert_eq!(found["allocations_in_runs"], 0, "{found}");
     assert_eq!(found["planned_bytes"], found["allocated_bytes"]);
+}
+
+/// A decoder's cache stays on the device, in the bytes that were planned, from the first token to the thousandth.
+#[test]
+fn a_decoder_keeps_its_cache() {
+    let states = "--state token=next_token --state position=next_position --state past_*=present_*";
+    let sizes = "graphs/generate.onnxtxt --set batch=2 --set capacity=1024";
+    let found = json("generate", &format!("run {sizes} {states} --iters 1000 --backend cpu --threads 2"));
+    let (runs, memory) = (&found["runs"], &found["memory"]);
+    assert_eq!(runs["count"], 1000);
+    assert_eq!(runs["allocated_bytes_first"], runs["allocated_bytes_last"], "{runs}");
+    assert_eq!(memory["planned_bytes"], memory["allocated_bytes"], "{memory}");
+    // Keys and values of two heads of 16 for both rows, a token and a position for each.
+    assert_eq!(memory["state_bytes"], 2 * (2 * 2 * 1024 * 16 * 4 + 256), "{memory}");
+    let plan = json("generate", &format!("plan {sizes} {states}"));
+    let copies = plan["steps"]
+        .as_array()
+        .expect("it has steps")
+        .iter()
+        .filter(|s| s["name"].as_str().unwrap_or("").starts_with("copy"));
+    assert_eq!(copies.count(), 0);
 }
 
 /// 3: out of memory although enough bytes are free in total.
