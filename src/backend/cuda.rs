@@ -15,6 +15,7 @@
 //! - [`Usage::overhead`] is the memory that the driver takes beside the segments, by the free memory that it reports before and after.
 
 use super::records::Records;
+use super::segments::{Segment, Segments};
 use super::{Backend, DeviceMemory, KernelId, Launch, RecordId, SegmentId, Slice, Usage};
 use crate::error::{Error, Result};
 use crate::kernel::Kernel;
@@ -35,7 +36,7 @@ use library::{Found, Search};
 use program::Compiler;
 use record::{Chosen, Record};
 use staging::Slot;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::ffi::{CStr, c_int};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -90,11 +91,11 @@ pub fn machine_code(search: &Search, arch: &str, texts: &[&str]) -> Result<Vec<u
     compiler.build(&program::join(texts).0)
 }
 
-struct Segment {
+/// The memory of a segment.
+#[derive(Clone, Copy)]
+struct Made {
     /// Of memory where kernels work; 0 where that is none.
     pointer: CUdeviceptr,
-    bytes: u64,
-    memory: Memory,
     /// From the driver's pool.
     pooled: bool,
 }
@@ -133,12 +134,10 @@ pub struct Cuda {
     driver_version: c_int,
     /// The driver's and the libraries' names and versions.
     versions: Vec<String>,
-    usage: Usage,
     taken: Taken,
     /// Memory that was free when the device was opened.
     free_at_open: u64,
-    segments: BTreeMap<u32, Segment>,
-    next: u32,
+    segments: Segments<Made>,
     /// The driver's pool keeps freed memory.
     keeps: bool,
     upload: Option<Slot>,
@@ -207,11 +206,9 @@ impl Cuda {
             info,
             driver_version: version,
             versions,
-            usage: Usage::default(),
             taken,
             free_at_open: 0,
-            segments: BTreeMap::new(),
-            next: 0,
+            segments: Segments::default(),
             keeps: false,
             upload: None,
             download: None,
@@ -272,20 +269,18 @@ impl Cuda {
 
     /// The address of a slice; an error if it is not within its segment.
     fn resolve(&self, at: Slice) -> Result<CUdeviceptr> {
-        let segment = self.segments.get(&at.segment.0).filter(|s| s.memory.is_device());
-        let segment = segment.ok_or_else(|| failed(format!("there is no segment {}", at.segment.0)))?;
-        if at.offset.checked_add(at.bytes).is_none_or(|end| end > segment.bytes) {
-            let Slice { offset, bytes, .. } = at;
-            return Err(failed(format!("{bytes} bytes at {offset} do not lie in {} bytes", segment.bytes)));
-        }
-        Ok(segment.pointer + at.offset)
+        Ok(self.segments.find(at).map_err(failed)?.pointer + at.offset)
     }
 
     /// The error for an allocation that the driver refused.
     fn refused(&self, refusal: Refusal, bytes: u64) -> Error {
         match self.free_bytes() {
             Ok(room) if refusal.code == CUresult::CUDA_ERROR_OUT_OF_MEMORY as c_int => Error::Fit {
-                what: format!("an allocation on {} with {} bytes taken before", self.info.name, self.usage.bytes),
+                what: format!(
+                    "an allocation on {} with {} bytes taken before",
+                    self.info.name,
+                    self.segments.usage().bytes
+                ),
                 needed: bytes,
                 limit: room.free,
                 file: None,
@@ -388,12 +383,12 @@ impl Backend for Cuda {
 
     fn usage(&self) -> Usage {
         let overhead = self.overhead().iter().map(|(_, bytes)| bytes).sum::<i64>();
-        Usage { overhead: overhead.max(0) as u64, ..self.usage }
+        Usage { overhead: overhead.max(0) as u64, ..self.segments.usage() }
     }
 
     fn overhead(&self) -> Vec<(&'static str, i64)> {
         let Taken { context, libraries, modules, graphs, since } = self.taken;
-        let held: u64 = self.segments.values().filter(|s| s.memory.is_device()).map(|s| s.bytes).sum();
+        let held: u64 = self.segments.all().filter(|s| s.memory.is_device()).map(|s| s.bytes).sum();
         let rounding = since - libraries - modules - graphs - held as i64;
         let parts = [("context", context), ("libraries", libraries), ("modules", modules), ("graphs", graphs)];
         // Before the first record, nothing has been measured.
@@ -407,11 +402,10 @@ impl Backend for Cuda {
 
     fn alloc(&mut self, bytes: u64, memory: Memory) -> Result<SegmentId> {
         self.enter().map_err(failed)?;
-        let id = self.next;
-        let next = id.checked_add(1).ok_or_else(|| failed("too many segments"))?;
-        let mut segment = Segment { pointer: 0, bytes, memory, pooled: false };
+        let id = self.segments.next().map_err(failed)?;
+        let mut pointer = 0;
         match memory {
-            Memory::Device => segment.pointer = self.take(bytes)?,
+            Memory::Device => pointer = self.take(bytes)?,
             Memory::Upload | Memory::Download => {
                 let slot = if memory == Memory::Upload { &mut self.upload } else { &mut self.download };
                 if bytes == 0 || slot.is_some() {
@@ -422,11 +416,8 @@ impl Backend for Cuda {
                 *slot = Some(Slot::new(Arc::clone(&self.driver), bytes as usize).map_err(failed)?);
             }
         }
-        self.next = next;
-        self.usage.bytes += bytes;
-        self.usage.allocations += 1;
-        self.segments.insert(id, segment);
-        Ok(SegmentId(id))
+        self.segments.insert(bytes, memory, Made { pointer, pooled: false });
+        Ok(id)
     }
 
     fn pools(&self) -> bool {
@@ -436,8 +427,7 @@ impl Backend for Cuda {
     fn alloc_pooled(&mut self, bytes: u64) -> Result<SegmentId> {
         self.enter().map_err(failed)?;
         self.keep_pool().map_err(failed)?;
-        let id = self.next;
-        let next = id.checked_add(1).ok_or_else(|| failed("too many segments"))?;
+        let id = self.segments.next().map_err(failed)?;
         let mut pointer = 0;
         let size = usize::try_from(bytes).map_err(failed)?;
         if bytes > 0 {
@@ -445,16 +435,14 @@ impl Backend for Cuda {
             let made = unsafe { self.driver.cuMemAllocAsync(&mut pointer, size, self.stream) };
             made.map_err(|refusal| self.refused(refusal, bytes))?;
         }
-        self.next = next;
-        self.usage.bytes += bytes;
-        self.usage.allocations += 1;
-        self.segments.insert(id, Segment { pointer, bytes, memory: Memory::Device, pooled: true });
-        Ok(SegmentId(id))
+        self.segments.insert(bytes, Memory::Device, Made { pointer, pooled: true });
+        Ok(id)
     }
 
     fn free(&mut self, segment: SegmentId) {
-        let Some(Segment { pointer, bytes, memory, pooled }) = self.segments.remove(&segment.0) else { return };
-        self.usage.bytes -= bytes;
+        let Some(Segment { memory, made: Made { pointer, pooled }, .. }) = self.segments.remove(segment) else {
+            return;
+        };
         // A device that fails now has failed before, and its answer cannot be reported.
         let _ = self.enter();
         if pooled && pointer != 0 {
@@ -587,7 +575,7 @@ impl Drop for Cuda {
             for module in &self.modules {
                 let _ = driver.cuModuleUnload(*module);
             }
-            for segment in self.segments.values().filter(|s| s.pointer != 0) {
+            for segment in self.segments.all().map(|s| s.made).filter(|s| s.pointer != 0) {
                 let _ = if segment.pooled {
                     driver.cuMemFreeAsync(segment.pointer, self.stream)
                 } else {

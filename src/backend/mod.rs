@@ -11,6 +11,7 @@ pub mod cpu;
 #[cfg(feature = "cuda")]
 pub mod cuda;
 mod records;
+mod segments;
 #[cfg(any(feature = "cuda", feature = "wgpu"))]
 mod staged;
 #[cfg(feature = "wgpu")]

@@ -12,6 +12,7 @@
 //!   others as well.
 
 use super::records::Records;
+use super::segments::{Segment, Segments};
 use super::{Backend, KernelId, Launch, RecordId, SegmentId, Slice, Usage};
 use crate::error::Result;
 use crate::kernel::Kernel;
@@ -20,15 +21,13 @@ use crate::target::{Memory, Target};
 use clock::Clock;
 pub use gpu::{Adapter, adapters};
 use gpu::{Gpu, describe, failed};
-use record::{Device, Pipelines, Step};
-use segments::{Segment, Segments};
+use record::{Device, Pipelines, Step, buffer};
 use staging::Upload;
 use std::time::Duration;
 
 mod clock;
 mod gpu;
 mod record;
-mod segments;
 mod staging;
 
 /// A wgpu device as a backend.
@@ -37,8 +36,7 @@ pub struct Wgpu {
     clock: Option<Clock>,
     adapter: Adapter,
     target: Target,
-    usage: Usage,
-    segments: Segments,
+    segments: Segments<wgpu::Buffer>,
     upload: Option<Upload>,
     download: Option<wgpu::Buffer>,
     kernels: Vec<Kernel>,
@@ -93,7 +91,6 @@ impl Wgpu {
             gpu,
             target: adapter.target.clone(),
             adapter,
-            usage: Usage::default(),
             segments: Segments::default(),
             upload: None,
             download: None,
@@ -173,8 +170,8 @@ impl Backend for Wgpu {
 
     fn usage(&self) -> Usage {
         let reserved = self.gpu.reserved().filter(|_| self.gpu.own);
-        let overhead = reserved.map_or(0, |bytes| bytes.saturating_sub(self.usage.bytes));
-        Usage { overhead, ..self.usage }
+        let usage = self.segments.usage();
+        Usage { overhead: reserved.map_or(0, |bytes| bytes.saturating_sub(usage.bytes)), ..usage }
     }
 
     fn alloc(&mut self, bytes: u64, memory: Memory) -> Result<SegmentId> {
@@ -186,21 +183,19 @@ impl Backend for Wgpu {
         if !memory.is_device() && (bytes == 0 || self.segments.has(memory)) {
             return Err(failed(format!("cannot allocate {bytes} bytes of {memory:?} memory: one segment, not empty")));
         }
-        let id = self.segments.next()?;
+        let id = self.segments.next().map_err(failed)?;
         let buffer = self.zeros(bytes, memory)?;
         match memory {
             Memory::Device => {}
             Memory::Upload => self.upload = Some(Upload::new(buffer.clone())),
             Memory::Download => self.download = Some(buffer.clone()),
         }
-        self.segments.insert(Segment { buffer, memory });
-        self.usage.bytes += bytes;
-        self.usage.allocations += 1;
+        self.segments.insert(bytes, memory, buffer);
         Ok(id)
     }
 
     fn free(&mut self, segment: SegmentId) {
-        let Some(Segment { buffer, memory }) = self.segments.remove(segment) else { return };
+        let Some(Segment { memory, made: buffer, .. }) = self.segments.remove(segment) else { return };
         self.records.free(segment);
         self.ahead = None;
         match memory {
@@ -208,7 +203,6 @@ impl Backend for Wgpu {
             Memory::Upload => self.upload = None,
             Memory::Download => self.download = None,
         }
-        self.usage.bytes -= buffer.size();
         if let Err(error) = self.gpu.scoped("free", || buffer.destroy()) {
             tracing::warn!(target: "plimsoll::wgpu", "{error}");
         }
@@ -216,7 +210,7 @@ impl Backend for Wgpu {
 
     fn write(&mut self, at: Slice, data: &[u8]) -> Result<()> {
         self.gpu.alive()?;
-        let buffer = self.segments.buffer(at)?.clone();
+        let buffer = buffer(&self.segments, at)?.clone();
         if data.len() as u64 != at.bytes {
             return Err(failed(format!("{} bytes do not fill {}", data.len(), at.bytes)));
         }
@@ -240,7 +234,7 @@ impl Backend for Wgpu {
         self.gpu.alive()?;
         let mut from = Vec::with_capacity(pieces.len());
         for (at, data) in pieces.iter() {
-            from.push((self.segments.buffer(*at)?.clone(), at.offset));
+            from.push((buffer(&self.segments, *at)?.clone(), at.offset));
             if data.len() as u64 != at.bytes {
                 return Err(failed(format!("{} bytes do not take {}", data.len(), at.bytes)));
             }

@@ -315,31 +315,11 @@ pub enum Way {
 impl Schedule {
     /// The numbers of the algorithm, each after its name. Of a library call, its operation, element type and epilogue.
     pub fn numbers(&self) -> String {
-        let value = match self {
-            Schedule::Open => return String::new(),
-            Schedule::Library(call) => return call.to_string(),
-            Schedule::Text(text) => json!(text),
-            Schedule::Cpu(cpu) => json!(cpu),
-        };
-        let mut numbers = Vec::new();
-        leaves(&value, &mut numbers);
-        numbers.join(" ")
-    }
-}
-
-/// Lists the fields of an object that are no objects themselves. A flag is named only if it is set.
-fn leaves(value: &Value, out: &mut Vec<String>) {
-    for (name, value) in value.as_object().into_iter().flatten() {
-        match value {
-            Value::Object(_) => leaves(value, out),
-            Value::Bool(false) | Value::Null => {}
-            Value::Bool(true) => out.push(name.clone()),
-            Value::Array(values) => {
-                let values: Vec<String> = values.iter().map(Value::to_string).collect();
-                out.push(format!("{name} {}", values.join(if value[0].is_boolean() { "," } else { "x" })));
-            }
-            Value::String(text) => out.push(text.clone()),
-            Value::Number(number) => out.push(format!("{name} {number}")),
+        match self {
+            Schedule::Open => String::new(),
+            Schedule::Library(call) => call.to_string(),
+            Schedule::Text(text) => words(&json!(text), false).join(" "),
+            Schedule::Cpu(cpu) => words(&json!(cpu), false).join(" "),
         }
     }
 }
@@ -347,28 +327,31 @@ fn leaves(value: &Value, out: &mut Vec<String>) {
 impl fmt::Display for Schedule {
     /// The names and numbers of the algorithm, in one line.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let value = match self {
-            Schedule::Open => return f.write_str("open"),
-            Schedule::Library(call) => return f.write_str(call.library()),
-            Schedule::Text(text) => serde_json::to_value(text),
-            Schedule::Cpu(cpu) => serde_json::to_value(cpu),
-        };
-        words(&value.map_err(|_| fmt::Error)?, f)
+        match self {
+            Schedule::Open => f.write_str("open"),
+            Schedule::Library(call) => f.write_str(call.library()),
+            Schedule::Text(text) => f.write_str(&words(&json!(text), true).join(" ")),
+            Schedule::Cpu(cpu) => f.write_str(&words(&json!(cpu), true).join(" ")),
+        }
     }
 }
 
-/// Writes the names in a value and their values, separated by blanks. Numbers of a list are separated by 'x'.
-fn words(value: &Value, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-    match value {
-        Value::Object(fields) => fields.iter().enumerate().try_for_each(|(i, (name, value))| {
-            write!(f, "{}{name} ", if i > 0 { " " } else { "" })?;
-            words(value, f)
-        }),
-        Value::Array(values) => values.iter().enumerate().try_for_each(|(i, value)| {
-            f.write_str(if i > 0 { "x" } else { "" })?;
-            words(value, f)
-        }),
-        Value::String(text) => f.write_str(text),
-        other => write!(f, "{other}"),
-    }
+/// The fields of a value that are no objects themselves, each after its name, and with `names` the names of the objects. A flag is named
+/// only if it is set.
+fn words(value: &Value, names: bool) -> Vec<String> {
+    let Value::Object(fields) = value else {
+        return value.as_str().filter(|_| names).map(str::to_owned).into_iter().collect();
+    };
+    let field = |(name, value): (&String, &Value)| match value {
+        Value::Object(_) => [name.clone()].into_iter().filter(|_| names).chain(words(value, names)).collect(),
+        Value::Bool(false) | Value::Null => Vec::new(),
+        Value::Bool(true) => vec![name.clone()],
+        Value::Array(values) => {
+            let values: Vec<String> = values.iter().map(Value::to_string).collect();
+            vec![format!("{name} {}", values.join(if value[0].is_boolean() { "," } else { "x" }))]
+        }
+        Value::String(text) => vec![text.clone()],
+        Value::Number(number) => vec![format!("{name} {number}")],
+    };
+    fields.iter().flat_map(field).collect()
 }

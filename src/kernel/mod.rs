@@ -155,7 +155,7 @@ pub fn check_prologues(kernel: &Kernel) -> Result<(), String> {
 
 /// The most elements of an index space. Texts count elements in `i32`. They also count those beyond the end in a grid's last workgroups
 /// and in a row's last block.
-pub(crate) const MOST_ELEMENTS: usize = i32::MAX as usize - (1 << 16);
+pub const MOST_ELEMENTS: usize = i32::MAX as usize - (1 << 16);
 
 /// Checks that the indices of a kernel's elements fit `i32`, as GPU texts count them.
 ///

@@ -53,6 +53,7 @@ mod emulate;
 mod library;
 #[cfg(feature = "cuda")]
 mod nvrtc;
+mod render;
 mod templates;
 mod tune;
 

@@ -1,10 +1,11 @@
 //! Segments: from the system's allocator, or carved from a region that the host program lends.
 
+use crate::backend::segments::{Segment, Segments};
 use crate::backend::{SegmentId, Slice, Usage};
 use crate::error::{Error, Result};
+use crate::target::Memory as Place;
 use std::alloc::Layout;
 use std::any::Any;
-use std::collections::BTreeMap;
 use std::ptr::NonNull;
 
 /// The error of a call that this backend refuses.
@@ -55,50 +56,42 @@ impl Region {
     }
 }
 
-struct Segment {
-    ptr: NonNull<u8>,
-    bytes: u64,
-}
-
 /// All segments of a device.
+#[derive(Default)]
 pub(super) struct Memory {
-    segments: BTreeMap<u32, Segment>,
-    next: u32,
+    segments: Segments<NonNull<u8>>,
     arena: Option<Region>,
-    allocations: u64,
 }
 
 impl Memory {
     pub fn system() -> Memory {
-        Memory { segments: BTreeMap::new(), next: 0, arena: None, allocations: 0 }
+        Memory::default()
     }
 
     pub fn within(arena: Region) -> Memory {
-        Memory { segments: BTreeMap::new(), next: 0, arena: Some(arena), allocations: 0 }
+        Memory { segments: Segments::default(), arena: Some(arena) }
     }
 
     pub fn usage(&self) -> Usage {
-        let bytes = self.segments.values().map(|s| s.bytes).sum();
-        Usage { bytes, allocations: self.allocations, overhead: 0 }
+        self.segments.usage()
     }
 
     pub fn alloc(&mut self, bytes: u64) -> Result<SegmentId> {
-        let next = self.next.checked_add(1).ok_or_else(|| refuse("too many segments"))?;
+        let id = self.segments.next().map_err(refuse)?;
         let ptr = match &self.arena {
             Some(arena) => self.carve(arena, bytes)?,
             None => system_alloc(bytes)?,
         };
-        self.allocations += 1;
-        let id = std::mem::replace(&mut self.next, next);
-        self.segments.insert(id, Segment { ptr, bytes });
-        Ok(SegmentId(id))
+        // All of it is the host's, and kernels work there.
+        self.segments.insert(bytes, Place::Device, ptr);
+        Ok(id)
     }
 
     /// The lowest gap of the arena that is large enough, zeroed.
     fn carve(&self, arena: &Region, bytes: u64) -> Result<NonNull<u8>> {
         let base = arena.ptr.as_ptr() as u64;
         let mut taken: Vec<(u64, u64)> =
-            self.segments.values().map(|s| (s.ptr.as_ptr() as u64 - base, s.bytes)).collect();
+            self.segments.all().map(|s| (s.made.as_ptr() as u64 - base, s.bytes)).collect();
         taken.sort_unstable();
         let mut offset = 0u64;
         for (start, len) in taken {
@@ -121,7 +114,7 @@ impl Memory {
     }
 
     pub fn free(&mut self, segment: SegmentId) {
-        let Some(segment) = self.segments.remove(&segment.0) else { return };
+        let Some(segment) = self.segments.remove(segment) else { return };
         if self.arena.is_none() {
             system_free(&segment);
         }
@@ -129,21 +122,16 @@ impl Memory {
 
     /// The address of a slice that lies within its segment.
     pub fn resolve(&self, slice: Slice) -> Result<*mut u8> {
-        let segment = self.segments.get(&slice.segment.0);
-        let segment = segment.ok_or_else(|| refuse(format!("no segment {}", slice.segment.0)))?;
-        if slice.offset.checked_add(slice.bytes).is_none_or(|end| end > segment.bytes) {
-            let Slice { offset, bytes, .. } = slice;
-            return Err(refuse(format!("bytes {offset}+{bytes} of a segment of {}", segment.bytes)));
-        }
+        let segment = self.segments.find(slice).map_err(refuse)?;
         // SAFETY: within the segment.
-        Ok(unsafe { segment.ptr.add(slice.offset as usize) }.as_ptr())
+        Ok(unsafe { segment.add(slice.offset as usize) }.as_ptr())
     }
 }
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        while let Some((&id, _)) = self.segments.first_key_value() {
-            self.free(SegmentId(id));
+        if self.arena.is_none() {
+            self.segments.all().for_each(system_free);
         }
     }
 }
@@ -162,11 +150,11 @@ fn system_alloc(bytes: u64) -> Result<NonNull<u8>> {
     NonNull::new(unsafe { std::alloc::alloc_zeroed(layout) }).ok_or_else(refused)
 }
 
-fn system_free(segment: &Segment) {
+fn system_free(segment: &Segment<NonNull<u8>>) {
     let layout = layout(segment.bytes).expect("a segment was allocated with this layout");
     if segment.bytes > 0 {
         // SAFETY: allocated by `system_alloc` with the same layout, and freed once.
-        unsafe { std::alloc::dealloc(segment.ptr.as_ptr(), layout) }
+        unsafe { std::alloc::dealloc(segment.made.as_ptr(), layout) }
     }
 }
 

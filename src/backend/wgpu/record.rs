@@ -1,8 +1,8 @@
 //! Launches made ready: shaders compiled, operands bound.
 
 use super::gpu::{Gpu, failed};
-use super::segments::Segments;
 use crate::backend::bound::{Text, Texts, bind};
+use crate::backend::segments::Segments;
 use crate::backend::{Launch, SegmentId, Slice};
 use crate::error::Result;
 use crate::kernel::Kernel;
@@ -36,14 +36,22 @@ pub(super) struct Device<'a> {
     pub gpu: &'a Gpu,
     pub target: &'a Target,
     pub kernels: &'a [Kernel],
-    pub segments: &'a Segments,
+    pub segments: &'a Segments<wgpu::Buffer>,
+}
+
+/// The buffer that holds a slice, which is one of words.
+pub(super) fn buffer(segments: &Segments<wgpu::Buffer>, at: Slice) -> Result<&wgpu::Buffer> {
+    if !at.offset.is_multiple_of(4) || !at.bytes.is_multiple_of(4) {
+        return Err(failed(format!("{} bytes at {} are no words", at.bytes, at.offset)));
+    }
+    segments.find(at).map_err(failed)
 }
 
 impl Device<'_> {
     /// Finds the arguments of a launch that share a binding, and the slice of each binding.
     fn bind(&self, kernel: &Kernel, launch: &Launch, written: &HashSet<SegmentId>) -> Result<(Bindings, Vec<Slice>)> {
         let place = |at: Slice, high: u64, _| {
-            self.segments.buffer(at)?;
+            buffer(self.segments, at)?;
             let fits = high < at.bytes / 4 && at.bytes <= self.target.max_binding;
             Ok(fits.then_some((at.segment, at.offset)))
         };
@@ -196,7 +204,7 @@ impl Pipelines {
                 let entries = slices.iter().enumerate().map(|(binding, at)| wgpu::BindGroupEntry {
                     binding: binding as u32,
                     resource: wgpu::BindingResource::Buffer(wgpu::BufferBinding {
-                        buffer: segments.buffer(*at).expect("`bind` has found the slice in its segment"),
+                        buffer: buffer(segments, *at).expect("`bind` has found the slice in its segment"),
                         offset: at.offset,
                         size: wgpu::BufferSize::new(at.bytes),
                     }),

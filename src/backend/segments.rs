@@ -1,0 +1,69 @@
+//! Segments of a backend: the memory that each lies in, and how much they take.
+
+use super::{SegmentId, Slice, Usage};
+use crate::target::Memory;
+use std::collections::BTreeMap;
+
+/// A segment, and what the backend made for it.
+pub(super) struct Segment<M> {
+    pub bytes: u64,
+    pub memory: Memory,
+    pub made: M,
+}
+
+/// Segments of a backend. Ids rise and are never given twice.
+pub(super) struct Segments<M> {
+    next: u32,
+    segments: BTreeMap<u32, Segment<M>>,
+}
+
+impl<M> Default for Segments<M> {
+    fn default() -> Self {
+        Segments { next: 0, segments: BTreeMap::new() }
+    }
+}
+
+impl<M> Segments<M> {
+    /// The next segment's id.
+    ///
+    /// # Errors
+    /// When ids have run out.
+    pub fn next(&self) -> Result<SegmentId, String> {
+        if self.next == u32::MAX { Err("too many segments".into()) } else { Ok(SegmentId(self.next)) }
+    }
+
+    /// Adds a segment by the [next](Self::next) id.
+    pub fn insert(&mut self, bytes: u64, memory: Memory, made: M) {
+        self.segments.insert(self.next, Segment { bytes, memory, made });
+        self.next += 1;
+    }
+
+    pub fn remove(&mut self, id: SegmentId) -> Option<Segment<M>> {
+        self.segments.remove(&id.0)
+    }
+
+    pub fn all(&self) -> impl Iterator<Item = &Segment<M>> {
+        self.segments.values()
+    }
+
+    /// True if there is a segment of this memory.
+    pub fn has(&self, memory: Memory) -> bool {
+        self.all().any(|segment| segment.memory == memory)
+    }
+
+    /// Bytes held now, and allocations made so far.
+    pub fn usage(&self) -> Usage {
+        Usage { bytes: self.all().map(|s| s.bytes).sum(), allocations: self.next.into(), overhead: 0 }
+    }
+
+    /// What was made for the segment of a slice, in memory where kernels work.
+    ///
+    /// # Errors
+    /// When there is no such segment, or the slice is not within it.
+    pub fn find(&self, at: Slice) -> Result<&M, String> {
+        let segment = self.segments.get(&at.segment.0).filter(|s| s.memory.is_device());
+        let Segment { bytes, made, .. } = segment.ok_or_else(|| format!("there is no segment {}", at.segment.0))?;
+        let within = at.offset.checked_add(at.bytes).is_some_and(|end| end <= *bytes);
+        if within { Ok(made) } else { Err(format!("{} bytes at {} do not lie in {bytes} bytes", at.bytes, at.offset)) }
+    }
+}
