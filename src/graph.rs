@@ -441,7 +441,8 @@ impl Graph {
         if self.known.swept {
             return;
         }
-        let mut live = vec![false; self.bound()];
+        let bound = self.bound();
+        let mut live = vec![false; bound];
         let mut stack: Vec<NodeIndex> = self.results().map(|v| index(v.node)).collect();
         while let Some(node) = stack.pop() {
             if !std::mem::replace(&mut live[node.index()], true) {
@@ -453,7 +454,8 @@ impl Graph {
         let dag = std::mem::take(&mut self.dag);
         let kept = |node: NodeIndex, weight| live[node.index()].then_some(weight);
         self.dag = dag.filter_map_owned(kept, |_, edge: Use| edge.slot.is_some().then_some(edge));
-        self.known = Known { swept: true, ..Known::default() };
+        // Free numbers behind the last node are forgotten by the next sweep, and new nodes take the numbers that are left.
+        self.known = Known { swept: self.bound() == bound, ..Known::default() };
     }
 
     /// All nodes, each behind the nodes that it reads; otherwise in the order of the file.

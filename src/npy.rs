@@ -14,6 +14,18 @@ use std::path::Path;
 
 const MAGIC: &[u8; 6] = b"\x93NUMPY";
 
+/// NumPy's names of element types.
+const TYPES: [(&str, DType); 8] = [
+    ("<f4", DType::F32),
+    ("<f2", DType::F16),
+    ("<f8", DType::F64),
+    ("<i8", DType::I64),
+    ("<i4", DType::I32),
+    ("|u1", DType::U8),
+    ("|i1", DType::I8),
+    ("|b1", DType::Bool),
+];
+
 /// The header ends at a multiple of this, so that the elements are aligned in a mapped file.
 const ALIGNMENT: usize = 64;
 
@@ -28,16 +40,8 @@ pub fn read(path: &Path) -> Result<Tensor> {
     let mut file = BufReader::new(file);
     let Header { descr, fortran, shape } = Header::read(&mut file).map_err(fail)?;
     let bad = |what: String| fail(invalid(what));
-    let dtype = match descr.as_str() {
-        "<f4" => DType::F32,
-        "<f2" => DType::F16,
-        "<f8" => DType::F64,
-        "<i8" => DType::I64,
-        "<i4" => DType::I32,
-        "|u1" => DType::U8,
-        "|i1" => DType::I8,
-        "|b1" => DType::Bool,
-        other => return Err(bad(format!("elements of type {other} are not supported; convert them to f4, i8, ..."))),
+    let Some(&(_, dtype)) = TYPES.iter().find(|(name, _)| *name == descr) else {
+        return Err(bad(format!("elements of type {descr} are not supported; convert them to f4, i8, ...")));
     };
     let mut shape = Shape::new(shape);
     let size = shape.checked_len().and_then(|n| n.checked_mul(dtype.size())).filter(|&n| n as u64 <= length);
@@ -64,17 +68,9 @@ pub fn read(path: &Path) -> Result<Tensor> {
 /// # Errors
 /// The file cannot be written.
 pub fn write(path: &Path, tensor: &Tensor) -> Result<()> {
-    let descr = match tensor.dtype() {
-        DType::F32 | DType::BF16 => "<f4",
-        DType::F16 => "<f2",
-        DType::F64 => "<f8",
-        DType::I64 => "<i8",
-        DType::I32 => "<i4",
-        DType::U8 => "|u1",
-        DType::I8 => "|i1",
-        DType::Bool => "|b1",
-    };
-    let header = Header { descr: descr.into(), fortran: false, shape: tensor.shape().to_vec() };
+    let stored = if tensor.dtype() == DType::BF16 { DType::F32 } else { tensor.dtype() };
+    let (descr, _) = TYPES.iter().find(|(_, dtype)| *dtype == stored).expect("every other type has a name");
+    let header = Header { descr: (*descr).into(), fortran: false, shape: tensor.shape().to_vec() };
     file::write_whole(path, "write the array", |file| {
         file.write_all(&header.to_bytes())?;
         match tensor.dtype() {
