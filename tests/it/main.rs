@@ -28,7 +28,7 @@ mod syntax;
 // Passes.
 mod attention;
 mod chunk;
-mod halves;
+mod half;
 mod layout;
 mod passes;
 mod prologue;

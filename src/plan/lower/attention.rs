@@ -2,6 +2,7 @@
 
 use super::Lowering;
 use super::code::Code;
+use super::destination::unreachable;
 use super::outline::Outline;
 use super::view::split_batch;
 use crate::error::Result;
@@ -31,7 +32,7 @@ impl Lowering<'_> {
         let result = &graph.fact(value).shape;
         shape.extend_from_slice(&result[result.len() - 2..]);
         let place = self.place(values)?;
-        let access = split_batch(&place.access, batch, &split).ok_or_else(|| self.unreachable(sink))?;
+        let access = split_batch(&place.access, batch, &split).ok_or_else(|| unreachable(graph, sink))?;
         reads.push((place.buffer, self.operand(place.buffer, access)));
 
         let products = ValueId { node: found.products, port: 0 };

@@ -1,83 +1,89 @@
 //! Chooses the values that have their channels last, around convolutions that cuDNN computes on tensor cores.
 
 use super::buffer_view::BufferView;
+use super::outline::build;
 use super::{DraftConstant, Lowering};
 use crate::constant::Constant;
 use crate::dtype::DType;
 use crate::error::Result;
-use crate::graph::Kind;
+use crate::graph::{Graph, Kind};
 use crate::kernel::{Template, library};
 use crate::op::{Fact, Lower, ValueId};
+use crate::pass::Groups;
 use crate::plan::Class;
 use crate::shape::Access;
+use crate::target::Target;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-impl Lowering<'_> {
-    /// True for a convolution that wants its operands' channels last.
-    pub(super) fn wants_channels_last(&self, template: &Template, dtype: DType) -> bool {
-        let served = self.target.prefers_channels_last();
-        served && library::on_tensor_cores(dtype, self.target) && matches!(template, Template::Conv { .. })
-    }
+/// True for a convolution that wants its operands' channels last.
+pub(super) fn wants_channels_last(template: &Template, dtype: DType, target: &Target) -> bool {
+    let served = target.prefers_channels_last();
+    served && library::on_tensor_cores(dtype, target) && matches!(template, Template::Conv { .. })
+}
 
-    /// Decides which values have their channels last: those of convolutions that want it. Further, values that are computed from these or
-    /// for these alone, if their kernels can write either layout.
-    pub(super) fn choose_layouts(&mut self, order: &[u32]) -> Result<()> {
-        if !self.target.prefers_channels_last() {
-            return Ok(());
+/// Decides which values have their channels last: those of convolutions that want it. Further, values that are computed from these or
+/// for these alone, if their kernels can write either layout.
+pub(super) fn channels_last(
+    graph: &Graph,
+    groups: &Groups,
+    order: &[u32],
+    target: &Target,
+) -> Result<HashMap<ValueId, bool>> {
+    let mut chosen: HashMap<ValueId, bool> = HashMap::new();
+    if !target.prefers_channels_last() {
+        return Ok(chosen);
+    }
+    let template = |id: u32| {
+        let operands: Vec<_> = graph.operands(id).into_iter().flatten().collect();
+        let dense: Vec<_> = operands.iter().map(|&v| Access::contiguous(graph.fact(v).shape.clone())).collect();
+        build(graph, id, &dense, None).map(|call| call.template)
+    };
+    for &id in order {
+        let Kind::Op(op) = graph.node(id).kind else { continue };
+        let alone = [id];
+        let group = groups.of(id).map_or(&alone[..], |group| &group.nodes);
+        let value = ValueId { node: id, port: 0 };
+        let Fact { dtype, shape } = graph.fact(value);
+        if group.last() != Some(&id) || !library::on_tensor_cores(*dtype, target) || shape.len() < 3 {
+            continue;
         }
-        let graph = self.graph;
-        let template = |id: u32| {
-            let operands: Vec<_> = graph.operands(id).into_iter().flatten().collect();
-            let dense: Vec<_> = operands.iter().map(|&v| Access::contiguous(graph.fact(v).shape.clone())).collect();
-            self.build(id, &dense, None).map(|call| call.template)
+        let lower = |n: u32| graph.node(n).op().map(|op| &op.lower);
+        let called = group.iter().copied().find(|&n| matches!(lower(n), Some(Lower::Template(_))));
+        let from = |nodes: &[u32]| {
+            let mut operands = nodes.iter().flat_map(|&n| graph.operands(n)).flatten();
+            operands.any(|v| chosen.contains_key(&v) && graph.fact(v).shape.len() == shape.len())
         };
-        let mut chosen: HashMap<ValueId, bool> = HashMap::new();
-        for &id in order {
-            let Kind::Op(op) = graph.node(id).kind else { continue };
-            let alone = [id];
-            let group = self.groups.of(id).map_or(&alone[..], |group| &group.nodes);
-            let value = ValueId { node: id, port: 0 };
-            let Fact { dtype, shape } = graph.fact(value);
-            if group.last() != Some(&id) || !library::on_tensor_cores(*dtype, self.target) || shape.len() < 3 {
-                continue;
+        let convolved = |user: &u32| match lower(*user) {
+            Some(Lower::Template(_)) if graph.operands(*user).first() == Some(&Some(value)) => {
+                template(*user).is_ok_and(|t| wants_channels_last(&t, *dtype, target))
             }
-            let lower = |n: u32| graph.node(n).op().map(|op| &op.lower);
-            let called = group.iter().copied().find(|&n| matches!(lower(n), Some(Lower::Template(_))));
-            let from = |nodes: &[u32]| {
-                let mut operands = nodes.iter().flat_map(|&n| graph.operands(n)).flatten();
-                operands.any(|v| chosen.contains_key(&v) && graph.fact(v).shape.len() == shape.len())
-            };
-            let convolved = |user: &u32| match lower(*user) {
-                Some(Lower::Template(_)) if graph.operands(*user).first() == Some(&Some(value)) => {
-                    template(*user).is_ok_and(|t| self.wants_channels_last(&t, *dtype))
-                }
-                _ => false,
-            };
-            let users = graph.users(value);
-            let fixed = match (op.lower, called) {
-                (_, Some(called)) => match template(called)? {
-                    ref t if self.wants_channels_last(t, *dtype) => Some(true),
-                    Template::ConvTranspose { .. } | Template::Pool { .. } if from(&[called]) => Some(false),
-                    _ => None,
-                },
-                (Lower::Map(_), None) => {
-                    // An elementwise reader beside a convolution reads either layout.
-                    let either = |user: &u32| convolved(user) || matches!(lower(*user), Some(Lower::Map(_)));
-                    let meant = users.iter().any(convolved) && users.iter().all(either);
-                    (meant || from(group)).then_some(false)
-                }
-                (Lower::Concat, None) => from(&[id]).then_some(false),
+            _ => false,
+        };
+        let users = graph.users(value);
+        let fixed = match (op.lower, called) {
+            (_, Some(called)) => match template(called)? {
+                ref t if wants_channels_last(t, *dtype, target) => Some(true),
+                Template::ConvTranspose { .. } | Template::Pool { .. } if from(&[called]) => Some(false),
                 _ => None,
-            };
-            if let Some(fixed) = fixed {
-                chosen.insert(value, fixed);
+            },
+            (Lower::Map(_), None) => {
+                // An elementwise reader beside a convolution reads either layout.
+                let either = |user: &u32| convolved(user) || matches!(lower(*user), Some(Lower::Map(_)));
+                let meant = users.iter().any(convolved) && users.iter().all(either);
+                (meant || from(group)).then_some(false)
             }
+            (Lower::Concat, None) => from(&[id]).then_some(false),
+            _ => None,
+        };
+        if let Some(fixed) = fixed {
+            chosen.insert(value, fixed);
         }
-        self.channels_last = chosen;
-        Ok(())
     }
+    Ok(chosen)
+}
 
+impl Lowering<'_> {
     /// The layout of a value in a buffer of its own.
     pub(super) fn layout(&self, value: ValueId) -> Access {
         let shape = self.graph.fact(value).shape.clone();

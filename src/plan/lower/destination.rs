@@ -4,6 +4,7 @@
 use super::buffer_view::BufferView;
 use super::{Lowering, Options};
 use crate::error::{Error, Result};
+use crate::graph::Graph;
 use crate::kernel::cpu::same_elements;
 use crate::op::{Lower, ValueId};
 use crate::pass::{Group, GroupKind};
@@ -147,8 +148,8 @@ impl Lowering<'_> {
         self.places.insert(value, place.clone());
         Ok(place)
     }
+}
 
-    pub(super) fn unreachable(&self, node: u32) -> Error {
-        self.graph.node(node).error("its result cannot be written where it is needed")
-    }
+pub(super) fn unreachable(graph: &Graph, node: u32) -> Error {
+    graph.node(node).error("its result cannot be written where it is needed")
 }

@@ -4,6 +4,7 @@ use super::Lowering;
 use super::buffer_view::{BufferView, Read};
 use super::channels::is_dense_image;
 use super::code::Code;
+use super::outline::build;
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::expr::{self, Body};
@@ -134,7 +135,7 @@ impl Lowering<'_> {
         let Some(input) = operands.iter().position(|&v| v == value) else { return Ok(None) };
         let dense = |v: &ValueId| Access::contiguous(graph.fact(*v).shape.clone());
         let accesses: Vec<_> = operands.iter().map(dense).collect();
-        let call = self.build(node, &accesses, None)?;
+        let call = build(graph, node, &accesses, None)?;
         let operand = call.reads.iter().position(|(i, _)| *i == input);
         let takes = |&o: &usize| match &call.template {
             Template::MatMul => true,
@@ -206,7 +207,7 @@ impl Lowering<'_> {
         }
         for (k, place) in reads.iter().enumerate() {
             accesses[input] = place.access.clone();
-            let access = self.build(node, &accesses, None)?.reads.swap_remove(operand).1;
+            let access = build(graph, node, &accesses, None)?.reads.swap_remove(operand).1;
             let read = self.operand(place.buffer, access);
             match k {
                 0 => kernel.reads[operand] = read,

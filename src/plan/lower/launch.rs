@@ -2,6 +2,7 @@
 //! Results are written in place if possible.
 
 use super::buffer_view::{BufferView, Read};
+use super::destination::unreachable;
 use super::outline::Outline;
 use super::{DraftStep, Lowering, split};
 use crate::dtype::DType;
@@ -26,7 +27,7 @@ impl Lowering<'_> {
         seen: impl FnOnce(&Access) -> Option<Access>,
     ) -> Result<()> {
         let BufferView { buffer, access } = self.destination(ValueId { node: sink, port: 0 })?;
-        let access = seen(&access).ok_or_else(|| self.unreachable(sink))?;
+        let access = seen(&access).ok_or_else(|| unreachable(self.graph, sink))?;
         self.step(self.graph.node(sink).name.clone(), outline, reads, BufferView { buffer, access })
     }
 

@@ -33,6 +33,7 @@ use crate::plan::{BufferIdx, Class, KernelIdx};
 use crate::shape::{Access, Shape};
 use crate::target::Target;
 use buffer_view::BufferView;
+use channels::channels_last;
 use fuse_prologue::FusedPrologue;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -128,7 +129,7 @@ impl Lowering<'_> {
         }
         self.add_states()?;
         self.share_constants(&order);
-        self.choose_layouts(&order)?;
+        self.channels_last = channels_last(self.graph, self.groups, &order, self.target)?;
         self.choose_outputs()?;
         self.choose_destinations(&order, options)?;
         self.choose_transposed(&order)?;

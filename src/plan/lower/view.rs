@@ -3,15 +3,17 @@
 use super::Lowering;
 use super::buffer_view::BufferView;
 use crate::error::Result;
+use crate::graph::Graph;
 use crate::op::ValueId;
 use crate::shape::{Access, Shape};
+use std::collections::HashMap;
 
 impl Lowering<'_> {
     /// Gives a view its source's buffer, or a copy if strides cannot express the view.
     pub(super) fn view(&mut self, id: u32) -> Result<()> {
         let source = self.graph.operands(id)[0].expect("a view has a source");
         let mut place = self.place(source)?;
-        let finer = self.finer(id, &place.access);
+        let finer = finer(self.graph, id, &place.access, &self.destinations);
         let seen = finer.or_else(|| self.graph.view_access(id, &place.access));
         let access = match self.decisions.if_found("view", id, seen) {
             Some(access) => access,
@@ -23,49 +25,6 @@ impl Lowering<'_> {
         };
         self.places.insert(ValueId { node: id, port: 0 }, BufferView { buffer: place.buffer, access });
         Ok(())
-    }
-
-    /// The access of a view that joins repeated batch axes, such as keys that several heads share. Strides cannot express it, so the axes
-    /// stay apart. Only matrix products may read the value, because they can have their batch axes apart, too.
-    fn finer(&self, id: u32, source: &Access) -> Option<Access> {
-        let graph = self.graph;
-        let shape = &graph.node(id).outputs[0].fact.shape;
-        let rank = shape.len();
-        let before = &graph.fact(graph.operands(id)[0]?).shape;
-        if source.shape != *before {
-            // Its axes are apart already. Only the matrix may be transposed.
-            let mut axes: Vec<usize> = (0..source.shape.len()).collect();
-            let last = axes.len() - 2;
-            axes.swap(last, last + 1);
-            return Some(source.permute(&axes));
-        }
-        let batch = |shape: &Shape| shape.len().checked_sub(2).map(|axes| shape[..axes].to_vec());
-        let (split, joined) = (batch(&source.shape)?, batch(shape)?);
-        let matrices = rank >= 3 && source.shape[split.len()..] == shape[joined.len()..] && !shape.contains(&0);
-        if !matrices || graph.view_access(id, source).is_some() || !is_split(&joined, &split) {
-            return None;
-        }
-        let mut values = vec![ValueId { node: id, port: 0 }];
-        while let Some(value) = values.pop() {
-            if graph.is_output(value) || self.destinations.contains_key(&value) {
-                return None;
-            }
-            for user in graph.users(value) {
-                let name = graph.node(user).op()?.name;
-                let result = &graph.node(user).outputs[0].fact.shape;
-                let transposed = || {
-                    let plain = graph.view_access(user, &Access::contiguous(shape.clone()));
-                    let axes: Vec<usize> = (0..rank - 2).chain([rank - 1, rank - 2]).collect();
-                    plain == Some(Access::contiguous(shape.clone()).permute(&axes))
-                };
-                match name {
-                    "MatMul" if result.len() == rank && result[..rank - 2] == joined => {}
-                    "Transpose" if value.node == id && transposed() => values.push(ValueId { node: user, port: 0 }),
-                    _ => return None,
-                }
-            }
-        }
-        Some(source.clone())
     }
 
     /// The split batch axes of products of these values, if one value is read that way. A value that is split otherwise is copied.
@@ -89,6 +48,48 @@ impl Lowering<'_> {
         }
         Ok(found)
     }
+}
+
+/// The access of a view that joins repeated batch axes, such as keys that several heads share. Strides cannot express it, so the axes
+/// stay apart. Only matrix products may read the value, because they can have their batch axes apart, too.
+fn finer(graph: &Graph, id: u32, source: &Access, destinations: &HashMap<ValueId, BufferView>) -> Option<Access> {
+    let shape = &graph.node(id).outputs[0].fact.shape;
+    let rank = shape.len();
+    let before = &graph.fact(graph.operands(id)[0]?).shape;
+    if source.shape != *before {
+        // Its axes are apart already. Only the matrix may be transposed.
+        let mut axes: Vec<usize> = (0..source.shape.len()).collect();
+        let last = axes.len() - 2;
+        axes.swap(last, last + 1);
+        return Some(source.permute(&axes));
+    }
+    let batch = |shape: &Shape| shape.len().checked_sub(2).map(|axes| shape[..axes].to_vec());
+    let (split, joined) = (batch(&source.shape)?, batch(shape)?);
+    let matrices = rank >= 3 && source.shape[split.len()..] == shape[joined.len()..] && !shape.contains(&0);
+    if !matrices || graph.view_access(id, source).is_some() || !is_split(&joined, &split) {
+        return None;
+    }
+    let mut values = vec![ValueId { node: id, port: 0 }];
+    while let Some(value) = values.pop() {
+        if graph.is_output(value) || destinations.contains_key(&value) {
+            return None;
+        }
+        for user in graph.users(value) {
+            let name = graph.node(user).op()?.name;
+            let result = &graph.node(user).outputs[0].fact.shape;
+            let transposed = || {
+                let plain = graph.view_access(user, &Access::contiguous(shape.clone()));
+                let axes: Vec<usize> = (0..rank - 2).chain([rank - 1, rank - 2]).collect();
+                plain == Some(Access::contiguous(shape.clone()).permute(&axes))
+            };
+            match name {
+                "MatMul" if result.len() == rank && result[..rank - 2] == joined => {}
+                "Transpose" if value.node == id && transposed() => values.push(ValueId { node: user, port: 0 }),
+                _ => return None,
+            }
+        }
+    }
+    Some(source.clone())
 }
 
 /// True if `split` is `joined` with axes split.

@@ -17,19 +17,16 @@
 use super::liveness::Range;
 use super::offsets::Layout;
 use crate::kernel::call::Call;
-use crate::kernel::schedule;
-use crate::plan::lower::{Draft, DraftStep};
-use crate::plan::{BufferIdx, SegmentIdx, Spot, StepIdx};
+use crate::kernel::{Kernel, schedule};
+use crate::plan::lower::Draft;
+use crate::plan::{BufferIdx, KernelIdx, SegmentIdx, Spot, StepIdx};
 use crate::shape::Shape;
 use crate::target::Target;
 use std::cmp::Reverse;
 
 /// Leaves every library call the least workspace that it runs with.
 pub fn shrink(draft: &mut Draft) {
-    for kernel in draft.kernels.iter_mut().filter(|k| k.schedule.call().is_some()) {
-        kernel.workspace = schedule::workspace(kernel);
-    }
-    resize(draft);
+    resize(draft, |_, kernel| schedule::workspace(kernel));
 }
 
 /// Gives every library call the bytes of the arena that are free while it runs, up to the most that it can use.
@@ -46,11 +43,13 @@ pub fn grow(draft: &mut Draft, layout: &mut Layout, target: &Target) {
     let mut beside: Vec<usize> = Vec::new();
     let mut next = by_start.into_iter().peekable();
     let mut given = most.clone();
-    for &step in &layout.order {
-        let kernel = draft.steps[step].kernel;
-        let Some(own) = draft.workspace(step).filter(|_| most[kernel] > 0).and_then(|b| layout.live.range[b]) else {
-            continue;
-        };
+    // Per call, its kernel and the range of its workspace.
+    let calls = layout.order.iter().filter_map(|&step| {
+        let (kernel, own) = (draft.steps[step].kernel, layout.live.range[draft.workspace(step)?]?);
+        (most[kernel] > 0).then_some((kernel, own))
+    });
+    let calls: Vec<_> = calls.collect();
+    for &(kernel, own) in &calls {
         let Range { lower, upper, .. } = ranges[own];
         while let Some(range) = next.next_if(|&r| ranges[r].lower < upper) {
             beside.push(range);
@@ -66,16 +65,8 @@ pub fn grow(draft: &mut Draft, layout: &mut Layout, target: &Target) {
         }
         given[kernel] = given[kernel].min(ranges[own].bytes);
     }
-    for (kernel, &bytes) in draft.kernels.iter_mut().zip(&given).filter(|(k, _)| k.schedule.call().is_some()) {
-        kernel.workspace = bytes;
-    }
-    resize(draft);
-    for &step in &layout.order {
-        let DraftStep { kernel, .. } = draft.steps[step];
-        if let Some(own) = draft.workspace(step).filter(|_| most[kernel] > 0).and_then(|b| layout.live.range[b]) {
-            layout.live.ranges[own].bytes = given[kernel];
-        }
-    }
+    resize(draft, |kernel, _| given[kernel]);
+    calls.iter().for_each(|&(kernel, own)| ranges[own].bytes = given[kernel]);
     // A workspace that lay behind all else has perhaps left its place, or ends before it did.
     let mut ends = vec![0; layout.segments.len()];
     for (range, &Spot { segment, offset }) in layout.live.ranges.iter().zip(&layout.offsets) {
@@ -95,10 +86,7 @@ pub fn take(draft: &mut Draft, layout: &Layout, whole: &[Option<BufferIdx>]) {
             given[kernel] = given[kernel].min(layout.live.ranges[range].bytes);
         }
     }
-    for (kernel, bytes) in draft.kernels.iter_mut().zip(given).filter(|(k, _)| k.schedule.call().is_some()) {
-        kernel.workspace = bytes;
-    }
-    resize(draft);
+    resize(draft, |kernel, _| given[kernel]);
 }
 
 /// The largest stretch between ranges that are sorted by offset: its bytes, a multiple of the alignment, and where it begins.
@@ -122,8 +110,11 @@ fn roomiest(taken: &[usize], ranges: &[Range], offsets: &[Spot], segments: &[u64
     best
 }
 
-/// Workspaces have the bytes that their kernels ask for.
-fn resize(draft: &mut Draft) {
+/// Gives each library call these bytes of workspace.
+fn resize(draft: &mut Draft, bytes: impl Fn(KernelIdx, &Kernel) -> u64) {
+    for (k, kernel) in draft.kernels.iter_mut().enumerate().filter(|(_, kernel)| kernel.schedule.call().is_some()) {
+        kernel.workspace = bytes(KernelIdx::new(k), kernel);
+    }
     for step in StepIdx::all(&draft.steps) {
         let kernel = &draft.kernels[draft.steps[step].kernel];
         let (called, bytes) = (kernel.schedule.call().is_some(), kernel.workspace);
