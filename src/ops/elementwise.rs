@@ -3,6 +3,7 @@
 //! A row states its function twice: in `f64`, as the specification writes it, and as the expression of the kernels.
 //! The expression avoids overflow in intermediate values, because shaders may lack infinities.
 
+use super::compose::composed;
 use super::{broadcast, expect_dtype, output, same_dtype};
 use crate::dtype::DType;
 use crate::expr::{Expr, maximum, minimum};
@@ -211,12 +212,8 @@ pub(super) static OPS: &[OpDef] = &[
         |x, c| x[0].cast(target(c)))
         .sample(|s| s.uniform(-3.0, 3.0).attr("to", DType::I32.onnx()))
         .attrs(&["to", "saturate", "round_mode"]),
-    OpDef::new("CastLike", "x in the other input's type", &[one("input"), one("target_type")],
-        |c| output(c.dtype(1), c.shape(0).clone()),
-        Eval::Tensor(|x, c| {
-            Ok(vec![x[0].iter().map(|&x| convert(x, c.dtype(1))).collect()])
-        }),
-        Lower::Decompose(|_, c, x| Ok(vec![x[0].cast(c.dtype(1))])))
+    composed("CastLike", "x in the other input's type", &[one("input"), one("target_type")],
+        |_, c, x| Ok(vec![x[0].cast(c.dtype(1))]))
         .sample(|s| s.uniform(-3.0, 3.0).input(DType::I64, &[5], 0.0, 1.0))
         .attrs(&["saturate", "round_mode"]),
 ];

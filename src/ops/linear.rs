@@ -1,6 +1,6 @@
 //! Matrix products.
 
-use super::{indices, output, same_float};
+use super::{broadcasts_to, indices, output, same_float};
 use crate::kernel::Template;
 use crate::op::{Args, Call, Eval, Fact, Lower, OpDef, OpResult, Part, TemplateCall, Var, one, optional};
 use crate::shape::{Access, Shape};
@@ -152,9 +152,7 @@ fn infer_gemm(call: &Call) -> OpResult<Vec<Fact>> {
     call.float("alpha", 1.0)?;
     call.float("beta", 1.0)?;
     let shape = Shape::new([m, n]);
-    if call.has(2) && Shape::broadcast([&shape, call.shape(2)]).as_ref() != Some(&shape) {
-        return Err(format!("input 'C': expected a shape that broadcasts to {shape}, found {}", call.shape(2)));
-    }
+    broadcasts_to(call, 2, &shape)?;
     output(dtype, shape)
 }
 

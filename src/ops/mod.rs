@@ -113,6 +113,15 @@ fn same_dtype(call: &Call) -> OpResult<DType> {
     }
 }
 
+/// Refuses an optional input that does not broadcast to a shape.
+fn broadcasts_to(call: &Call, input: usize, shape: &Shape) -> OpResult<()> {
+    if call.has(input) && Shape::broadcast([shape, call.shape(input)]).as_ref() != Some(shape) {
+        let (name, found) = (input_name(call, input), call.shape(input));
+        return Err(format!("input '{name}': expected a shape that broadcasts to {shape}, found {found}"));
+    }
+    Ok(())
+}
+
 /// The name of a data input. A variadic one is numbered.
 fn input_name(call: &Call, input: usize) -> String {
     let data: Vec<_> = call.op.inputs.iter().filter(|i| !i.shapes()).collect();

@@ -1,6 +1,6 @@
 //! Normalizations: rescale values to a common mean and deviation, or to a sum of 1.
 
-use super::{along, expect_dtype, indices, input_name, position, same_float};
+use super::{along, broadcasts_to, expect_dtype, indices, input_name, position, same_float};
 use crate::dtype::DType;
 use crate::op::{Args, Attr, Attrs, Call, Eval, Fact, Lower, Nodes, OpDef, OpResult, ValueId, Var, one, optional};
 use crate::shape::{Access, Shape};
@@ -411,14 +411,8 @@ fn infer_layer(call: &Call, statistics: usize) -> OpResult<Vec<Fact>> {
     stash(call)?;
     let x = call.fact(0);
     let axis = call.axis("axis", -1, &x.shape)?;
-    for input in (1..call.inputs.len()).filter(|&i| call.has(i)) {
-        if Shape::broadcast([&x.shape, call.shape(input)]).as_ref() != Some(&x.shape) {
-            let name = input_name(call, input);
-            return Err(format!(
-                "input '{name}': expected a shape that broadcasts to {x}, found {}",
-                call.shape(input)
-            ));
-        }
+    for input in 1..call.inputs.len() {
+        broadcasts_to(call, input, &x.shape)?;
     }
     let rows: Shape = x.shape.iter().enumerate().map(|(k, &d)| if k < axis { d } else { 1 }).collect();
     let mut outputs = vec![x.clone()];

@@ -1,5 +1,6 @@
 //! Interpolation.
 
+use super::compose::composed;
 use super::{along, indices, output, same_float};
 use crate::dtype::DType;
 use crate::kernel::{Nearest, ResizeMode, Template};
@@ -41,17 +42,15 @@ pub(super) static OPS: &[OpDef] = &[
     .sample(|s| s.floats(&[&[1, 2, 3, 4]]).ints("sizes", &[1, 2, 6, 3]).attr("mode", "linear"))
     .attrs(CORE_ATTRS)
     .part(part_resize),
-    OpDef::new(
+    composed(
         "Upsample",
         "Resize before opset 10: by `scales`, with coordinates divided by them and the nearest element \
          rounded down",
         &[one("X"), shaping("scales")],
-        infer_resize,
-        Eval::Tensor(eval_resize),
-        Lower::Decompose(|_, call, x| {
+        |_, call, x| {
             let attrs = call.attrs.clone().with("coordinate_transformation_mode", "asymmetric");
             Ok(vec![x[0].op("Resize", &[], attrs.with("nearest_mode", "floor"))])
-        }),
+        },
     )
     .sample(|s| s.floats(&[&[1, 2, 3, 4]]).attr("scales", vec![1.0, 1.0, 2.0, 3.0]))
     .attrs(&["mode"]),
@@ -176,15 +175,7 @@ impl Axis {
     }
 }
 
-/// The value of a choice attribute; Upsample has no choice.
-fn choice<'a>(call: &Call<'a>, name: &str, default: &'a str, upsample: &'a str) -> OpResult<&'a str> {
-    if call.op.name == "Upsample" { Ok(upsample) } else { call.str(name, default) }
-}
-
 fn nearest(call: &Call) -> OpResult<Nearest> {
-    if call.op.name == "Upsample" {
-        return Ok(Nearest::Floor);
-    }
     let words = [
         ("round_prefer_floor", Nearest::RoundPreferFloor),
         ("round_prefer_ceil", Nearest::RoundPreferCeil),
@@ -277,7 +268,7 @@ fn resized(call: &Call, named: &[usize]) -> OpResult<Vec<(usize, f64)>> {
 fn axes(call: &Call) -> OpResult<Vec<Axis>> {
     let (x, named) = (call.shape(0), named_axes(call)?);
     let resized = resized(call, &named)?;
-    let transform = choice(call, "coordinate_transformation_mode", "half_pixel", "asymmetric")?;
+    let transform = call.str("coordinate_transformation_mode", "half_pixel")?;
     let whole = |&len: &usize| Axis { len, out: len, step: 1.0, offset: 0.0, blur: 1.0, crop: false };
     let mut axes: Vec<Axis> = x.iter().map(whole).collect();
     let crop = if transform == "tf_crop_and_resize" { regions(call, named.len())? } else { Vec::new() };

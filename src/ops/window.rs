@@ -1,5 +1,6 @@
 //! Windows that slide over `[n, c, spatial..]`: convolutions and pools of one to three spatial axes.
 
+use super::compose::composed;
 use super::{along, indices, output, position, same_float};
 use crate::dtype::DType;
 use crate::kernel::{Pool, Template, Window};
@@ -97,21 +98,15 @@ pub(super) static OPS: &[OpDef] = &[
     })
     .attrs(&["dilations", "group", "output_padding", "pads", "strides"])
     .part(images),
-    OpDef::new(
+    composed(
         "MaxPool",
         "The maximum of each window of [n, c, spatial..], and where in the input it stands first",
         &[one("X")],
-        |call| {
-            let values = infer_pool(call)?.remove(0);
-            let indices = Fact::new(DType::I64, values.shape.clone());
-            Ok(vec![values, indices])
-        },
-        Eval::Tensor(|inputs, call| Ok(vec![eval_max(inputs, call)?.remove(0), first_max(inputs, call)?])),
-        Lower::Decompose(|_, call, x| {
+        |_, call, x| {
             // Unread indices are dropped before they are decomposed in turn.
             let values = x[0].op("plimsoll.MaxPool", &[], call.attrs.clone());
             Ok(vec![values, x[0].op("plimsoll.MaxPoolIndices", &[values], call.attrs.clone())])
-        }),
+        },
     )
     .sample(|s| {
         s.floats(&[&[1, 3, 8, 7]]).ints("kernel_shape", &[3, 2]).ints("strides", &[2, 2]).ints("pads", &[1, 0, 1, 1])
@@ -169,24 +164,18 @@ pub(super) static OPS: &[OpDef] = &[
     })
     .attrs(&["auto_pad", "ceil_mode", "count_include_pad", "dilations", "kernel_shape", "pads", "strides"])
     .part(planes),
-    OpDef::new(
+    composed(
         "GlobalMaxPool",
         "The maximum over all spatial axes of [n, c, spatial..], which stay with extent 1",
         &[one("X")],
-        infer_global,
-        Eval::Tensor(|inputs, call| {
-            Ok(vec![each_image(inputs, call, |x| x.iter().copied().fold(f64::NEG_INFINITY, f64::max))])
-        }),
-        Lower::Decompose(|_, call, x| Ok(vec![x[0].reduce_max(&image_axes(call), true)])),
+        |_, call, x| Ok(vec![x[0].reduce_max(&image_axes(call)?, true)]),
     )
     .sample(|s| s.floats(&[&[2, 3, 4, 5]])),
-    OpDef::new(
+    composed(
         "GlobalAveragePool",
         "The mean over all spatial axes of [n, c, spatial..], which stay with extent 1",
         &[one("X")],
-        infer_global,
-        Eval::Tensor(|inputs, call| Ok(vec![each_image(inputs, call, |x| x.iter().sum::<f64>() / x.len() as f64)])),
-        Lower::Decompose(|_, call, x| Ok(vec![x[0].reduce_mean(&image_axes(call), true)])),
+        |_, call, x| Ok(vec![x[0].reduce_mean(&image_axes(call)?, true)]),
     )
     .sample(|s| s.floats(&[&[2, 3, 4, 5]])),
 ];
@@ -724,20 +713,8 @@ fn transposed<'g>(sides: &[Side], numbers: Var<'g>) -> Var<'g> {
     sum.unwrap_or(numbers)
 }
 
-fn infer_global(call: &Call) -> OpResult<Vec<Fact>> {
-    let x = call.shape(0);
-    spatial(call)?;
-    let shape: Shape = [x[0], x[1]].into_iter().chain(x[2..].iter().map(|_| 1)).collect();
-    output(same_float(call)?, shape)
-}
-
-fn image_axes(call: &Call) -> Vec<i64> {
-    (2..call.shape(0).len() as i64).collect()
-}
-
-/// Computes one value per channel of each image.
-fn each_image(inputs: &Args<&[f64]>, call: &Call, f: impl Fn(&[f64]) -> f64) -> Vec<f64> {
-    let (x, shape) = (inputs[0], call.shape(0));
-    let image: usize = shape[2..].iter().product();
-    (0..shape[0] * shape[1]).map(|i| f(&x[i * image..][..image])).collect()
+/// The spatial axes of a float input.
+fn image_axes(call: &Call) -> OpResult<Vec<i64>> {
+    same_float(call)?;
+    Ok((2..spatial(call)?.len() as i64 + 2).collect())
 }

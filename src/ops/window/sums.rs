@@ -1,6 +1,6 @@
 //! Rows of sums over windows: norms of windows, and images summed from windows.
 
-use super::{pool, sizes, spatial};
+use super::{image_axes, pool, sizes};
 use crate::op::{Args, Attrs, Call, Nodes, OpDef, OpResult, Var, one, shaping};
 use crate::ops::compose::composed;
 use crate::ops::{required_ints, same_float};
@@ -22,10 +22,8 @@ pub(in crate::ops) static OPS: &[OpDef] = &[
         "The root of the sum of `p`-th powers of magnitudes over all spatial axes, which stay with extent 1",
         &[one("X")],
         |_, call, x| {
-            spatial(call)?;
             let p = power(call)?;
-            let axes: Vec<i64> = (2..call.shape(0).len() as i64).collect();
-            Ok(vec![rooted(raised(x[0], p).reduce_sum(&axes, true), p)])
+            Ok(vec![rooted(raised(x[0], p).reduce_sum(&image_axes(call)?, true), p)])
         },
     )
     .sample(|s| s.floats(&[&[1, 2, 7, 8]]))
