@@ -110,6 +110,14 @@ impl<'a> Call<'a> {
         shape.axis(axis).ok_or_else(|| format!("attribute '{name}': axis {axis} is outside {shape}"))
     }
 
+    /// The axes of the first input that attribute `axes` lists, if it is set.
+    pub fn listed_axes(&self) -> OpResult<Option<Vec<usize>>> {
+        let shape = self.shape(0);
+        let outside = |axis: i64| format!("attribute 'axes': axis {axis} is outside {shape}");
+        let axis = |&axis: &i64| shape.axis(axis).ok_or_else(|| outside(axis));
+        self.ints("axes")?.map(|axes| axes.iter().map(axis).collect()).transpose()
+    }
+
     /// Facts of the outputs, as the row infers them.
     pub fn infer(&self) -> OpResult<Vec<Fact>> {
         for (slot, fact) in self.inputs.iter().enumerate() {
@@ -132,11 +140,8 @@ impl<'a> Call<'a> {
     /// `noop_with_empty_axes`.
     pub fn reduced_axes(&self) -> OpResult<Vec<usize>> {
         let shape = self.shape(0);
-        let mut axes = match self.ints("axes")? {
-            Some(axes) if !axes.is_empty() => axes
-                .iter()
-                .map(|&a| shape.axis(a).ok_or_else(|| format!("attribute 'axes': axis {a} is outside {shape}")))
-                .collect::<OpResult<Vec<_>>>()?,
+        let mut axes = match self.listed_axes()? {
+            Some(axes) if !axes.is_empty() => axes,
             _ if self.int("noop_with_empty_axes", 0)? != 0 => Vec::new(),
             _ => (0..shape.len()).collect(),
         };

@@ -64,6 +64,11 @@ impl Sample {
         self
     }
 
+    /// Two more inputs: an `f32` scale, and a `u8` zero point.
+    pub fn quantized(self, scale: f64, zero: f64) -> Sample {
+        self.given(DType::F32, &[], &[scale]).given(DType::U8, &[], &[zero])
+    }
+
     /// An optional input left out.
     pub fn omitted(mut self) -> Sample {
         self.inputs.push(None);

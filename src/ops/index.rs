@@ -184,14 +184,12 @@ pub(super) static OPS: &[OpDef] = &[
 
 fn centred<'g>(call: &Call, mut y: Var<'g>) -> OpResult<Vec<Var<'g>>> {
     let (data, wanted) = (call.shape(0), as_shape(&required_ints(call, "shape")?)?);
-    let all: Vec<i64> = (0..data.len() as i64).collect();
-    let axes = call.ints("axes")?.unwrap_or(all.into());
+    let axes = call.listed_axes()?.unwrap_or_else(|| (0..data.len()).collect());
     if axes.len() != wanted.len() {
         return Err(format!("'shape': expected {} extents, found {wanted}", axes.len()));
     }
     let mut pads = vec![0; 2 * data.len()];
     for (&axis, &extent) in axes.iter().zip(wanted.iter()) {
-        let axis = data.axis(axis).ok_or_else(|| format!("attribute 'axes': axis {axis} is outside {data}"))?;
         let (found, at) = (data[axis], data[axis].abs_diff(extent) / 2);
         if found > extent {
             y = y.part(axis, at..(at + extent));

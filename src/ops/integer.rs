@@ -73,8 +73,7 @@ pub(super) static OPS: &[OpDef] = &[
     )
     .sample(|s| {
         s.input(DType::U8, &[2, 3, 40], 0.0, 255.0)
-            .given(DType::F32, &[], &[0.0625])
-            .given(DType::U8, &[], &[3.0])
+            .quantized(0.0625, 3.0)
             .input(DType::U8, &[40, 5], 0.0, 255.0)
             .given(DType::F32, &[1], &[0.5])
             .given(DType::U8, &[1], &[2.0])
@@ -92,13 +91,11 @@ pub(super) static OPS: &[OpDef] = &[
     )
     .sample(|s| {
         s.input(DType::U8, &[2, 4, 6, 5], 0.0, 255.0)
-            .given(DType::F32, &[], &[0.25])
-            .given(DType::U8, &[], &[100.0])
+            .quantized(0.25, 100.0)
             .input(DType::U8, &[4, 4, 3, 3], 0.0, 255.0)
             .given(DType::F32, &[4], &[0.5, 0.25, 1.0, 0.125])
             .given(DType::U8, &[1], &[2.0])
-            .given(DType::F32, &[], &[64.0])
-            .given(DType::U8, &[], &[7.0])
+            .quantized(64.0, 7.0)
     })
     .attrs(CONV),
 ];

@@ -241,17 +241,13 @@ fn reshape(call: &Call) -> OpResult<Vec<Fact>> {
 
 fn squeeze(call: &Call) -> OpResult<Vec<Fact>> {
     let shape = call.shape(0);
-    let axes: Vec<usize> = match call.ints("axes")? {
+    let axes = match call.listed_axes()? {
         None => (0..shape.len()).filter(|&k| shape[k] == 1).collect(),
-        Some(axes) => {
-            let axis = |&a: &i64| match shape.axis(a) {
-                Some(k) if shape[k] == 1 => Ok(k),
-                Some(k) => Err(format!("attribute 'axes': expected extent 1 at axis {a}, found {}", shape[k])),
-                None => Err(format!("attribute 'axes': axis {a} is outside {shape}")),
-            };
-            axes.iter().map(axis).collect::<OpResult<_>>()?
-        }
+        Some(axes) => axes,
     };
+    if let Some(axis) = axes.iter().find(|&&k| shape[k] != 1) {
+        return Err(format!("attribute 'axes': expected extent 1 at axis {axis}, found {}", shape[*axis]));
+    }
     let kept = (0..shape.len()).filter(|k| !axes.contains(k)).map(|k| shape[k]);
     output(call.dtype(0), kept.collect::<Shape>())
 }

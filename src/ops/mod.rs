@@ -190,6 +190,17 @@ fn along(extent: usize, rank: usize) -> Vec<usize> {
     shape
 }
 
+/// The positions of the elements that differ only along `axes`, group by group, in row-major order.
+fn groups(shape: &Shape, axes: &[usize]) -> Vec<Vec<usize>> {
+    let kept: Shape = shape.iter().enumerate().map(|(k, &d)| if axes.contains(&k) { 1 } else { d }).collect();
+    let mut groups = vec![Vec::new(); kept.numel()];
+    for (at, mut index) in indices(shape).enumerate() {
+        axes.iter().for_each(|&axis| index[axis] = 0);
+        groups[position(&index, &kept)].push(at);
+    }
+    groups
+}
+
 /// The row-major position of an index.
 fn position(index: &[usize], shape: &Shape) -> usize {
     index.iter().zip(shape.iter()).fold(0, |at, (&i, &d)| at * d + i)

@@ -1,11 +1,9 @@
 //! Normalizations: rescale values to a common mean and deviation, or to a sum of 1.
 
-use super::{along, broadcasts_to, expect_dtype, indices, input_name, position, same_float};
+use super::{along, broadcasts_to, expect_dtype, indices, input_name, same_float};
 use crate::dtype::DType;
 use crate::op::{Args, Attr, Attrs, Call, Eval, Fact, Lower, Nodes, OpDef, OpResult, ValueId, Var, one, optional};
 use crate::shape::{Access, Shape};
-use std::borrow::Cow;
-use std::collections::BTreeMap;
 
 pub(super) static OPS: &[OpDef] = &[
     OpDef::new(
@@ -176,9 +174,11 @@ fn axis_alone(call: &Call) -> OpResult<Vec<usize>> {
 }
 
 fn mean_axes(call: &Call) -> OpResult<Vec<usize>> {
-    let (shape, axes) = (call.shape(0), call.ints("axes")?.unwrap_or(Cow::Borrowed(&[0, 2, 3])));
-    let outside = |axis: i64| format!("attribute 'axes': axis {axis} is outside {shape}");
-    axes.iter().map(|&axis| shape.axis(axis).ok_or_else(|| outside(axis))).collect()
+    match call.listed_axes()? {
+        Some(axes) => Ok(axes),
+        None if call.shape(0).len() > 3 => Ok(vec![0, 2, 3]),
+        None => Err(format!("attribute 'axes': expected axes of {}, found none", call.shape(0))),
+    }
 }
 
 /// The reduction that computes the norm `p`.
@@ -204,14 +204,8 @@ fn eval_over(
     of: impl Fn(&[f64]) -> Box<dyn Fn(f64) -> f64>,
 ) -> OpResult<Vec<Vec<f64>>> {
     let x = inputs[0];
-    let axes = axes(call)?;
-    let mut rows: BTreeMap<Vec<usize>, Vec<usize>> = BTreeMap::new();
-    for (i, mut index) in indices(call.shape(0)).enumerate() {
-        axes.iter().for_each(|&axis| index[axis] = 0);
-        rows.entry(index).or_default().push(i);
-    }
     let mut y = vec![0.0; x.len()];
-    for row in rows.values() {
+    for row in super::groups(call.shape(0), &axes(call)?) {
         let values: Vec<f64> = row.iter().map(|&i| x[i]).collect();
         let make = of(&values);
         row.iter().for_each(|&i| y[i] = make(x[i]));
@@ -535,22 +529,11 @@ fn infer_softmax(call: &Call) -> OpResult<Vec<Fact>> {
 }
 
 fn eval_softmax(inputs: &Args<&[f64]>, call: &Call, finish: fn(f64, f64, f64) -> f64) -> OpResult<Vec<Vec<f64>>> {
-    let x = inputs[0];
-    let (shape, axes) = (call.shape(0), softmax_axes(call)?);
-    // Rows are numbered by where they start.
-    let mut rows = Vec::with_capacity(x.len());
-    for mut index in indices(shape) {
-        axes.iter().for_each(|&k| index[k] = 0);
-        rows.push(position(&index, shape));
-    }
-    let (mut max, mut sum) = (vec![f64::NEG_INFINITY; x.len()], vec![0.0; x.len()]);
-    for (&r, &x) in rows.iter().zip(x) {
-        max[r] = max[r].max(x);
-    }
-    for (&r, &x) in rows.iter().zip(x) {
-        sum[r] += (x - max[r]).exp();
-    }
-    Ok(vec![rows.iter().zip(x).map(|(&r, &x)| finish(x, max[r], sum[r])).collect()])
+    eval_over(inputs, call, softmax_axes, |row| {
+        let max = row.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        let sum: f64 = row.iter().map(|x| (x - max).exp()).sum();
+        Box::new(move |x| finish(x, max, sum))
+    })
 }
 
 fn decompose_softmax<'g>(call: &Call, x: Var<'g>, log: bool) -> OpResult<Vec<Var<'g>>> {

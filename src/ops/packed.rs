@@ -65,11 +65,9 @@ pub(super) static OPS: &[OpDef] = &[
     )
     .sample(|s| {
         s.input(DType::U8, &[3, 8], 0.0, 255.0)
-            .given(DType::F32, &[], &[0.125])
-            .given(DType::U8, &[], &[120.0])
+            .quantized(0.125, 120.0)
             .input(DType::U8, &[8, 5], 0.0, 255.0)
-            .given(DType::F32, &[], &[0.0625])
-            .given(DType::U8, &[], &[3.0])
+            .quantized(0.0625, 3.0)
     })
     .attrs(&["alpha", "transA", "transB"]),
     composed(
@@ -90,14 +88,11 @@ pub(super) static OPS: &[OpDef] = &[
         },
     )
     .sample(|s| {
-        s.given(DType::F32, &[], &[0.25])
-            .given(DType::U8, &[], &[10.0])
+        s.quantized(0.25, 10.0)
             .input(DType::U8, &[2, 3], 0.0, 255.0)
-            .given(DType::F32, &[], &[0.125])
-            .given(DType::U8, &[], &[9.0])
+            .quantized(0.125, 9.0)
             .input(DType::U8, &[2, 3], 0.0, 255.0)
-            .given(DType::F32, &[], &[0.5])
-            .given(DType::U8, &[], &[2.0])
+            .quantized(0.5, 2.0)
             .attr("axis", 1)
             .element(DType::U8)
     })
@@ -116,10 +111,8 @@ pub(super) static OPS: &[OpDef] = &[
     )
     .sample(|s| {
         s.input(DType::U8, &[2, 3, 4], 0.0, 255.0)
-            .given(DType::F32, &[], &[0.03125])
-            .given(DType::U8, &[], &[100.0])
-            .given(DType::F32, &[], &[0.00390625])
-            .given(DType::U8, &[], &[0.0])
+            .quantized(0.03125, 100.0)
+            .quantized(0.00390625, 0.0)
             .attr("opset", 13)
             .attr("axis", 1)
     })
@@ -147,13 +140,10 @@ pub(super) static OPS: &[OpDef] = &[
     .sample(|s| {
         s.input(DType::Bool, &[2, 3], 0.0, 1.0)
             .input(DType::U8, &[2, 3], 0.0, 255.0)
-            .given(DType::F32, &[], &[0.5])
-            .given(DType::U8, &[], &[7.0])
+            .quantized(0.5, 7.0)
             .input(DType::U8, &[2, 3], 0.0, 255.0)
-            .given(DType::F32, &[], &[0.25])
-            .given(DType::U8, &[], &[90.0])
-            .given(DType::F32, &[], &[0.5])
-            .given(DType::U8, &[], &[50.0])
+            .quantized(0.25, 90.0)
+            .quantized(0.5, 50.0)
             .element(DType::U8)
     }),
     composed(

@@ -128,13 +128,8 @@ fn highest(dtype: DType) -> f64 {
 
 /// The elements that each output element reduces, in row-major order.
 fn groups(values: &[f64], shape: &Shape, axes: &[usize]) -> Vec<Vec<f64>> {
-    let kept: Shape = shape.iter().enumerate().map(|(k, &d)| if axes.contains(&k) { 1 } else { d }).collect();
-    let mut groups = vec![Vec::new(); kept.numel()];
-    for (mut index, &value) in indices(shape).zip(values) {
-        axes.iter().for_each(|&axis| index[axis] = 0);
-        groups[position(&index, &kept)].push(value);
-    }
-    groups
+    let values = |group: &Vec<usize>| group.iter().map(|&at| values[at]).collect();
+    super::groups(shape, axes).iter().map(values).collect()
 }
 
 fn fold(x: &Args<&[f64]>, call: &Call, f: fn(&[f64], DType) -> f64) -> OpResult<Vec<Vec<f64>>> {

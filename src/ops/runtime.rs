@@ -51,14 +51,14 @@ const fn quantized(name: &'static str, doc: &'static str, inputs: &'static [Inpu
 
 /// Inputs of a sample with one operand, up to the result's zero point.
 fn of_one(s: Sample, shape: &[usize], scale: f64) -> Sample {
-    let s = s.input(DType::U8, shape, 0.0, 120.0).given(DType::F32, &[], &[0.0625]).given(DType::U8, &[], &[60.0]);
+    let s = s.input(DType::U8, shape, 0.0, 120.0).quantized(0.0625, 60.0);
     s.given(DType::F32, &[1], &[scale]).given(DType::U8, &[1], &[3.0])
 }
 
 /// Inputs of a sample with two operands.
 fn of_two(s: Sample) -> Sample {
-    let s = s.input(DType::U8, &[2, 3, 5], 0.0, 120.0).given(DType::F32, &[], &[0.0625]).given(DType::U8, &[], &[60.0]);
-    let s = s.input(DType::U8, &[3, 1], 0.0, 120.0).given(DType::F32, &[], &[0.125]).given(DType::U8, &[], &[7.0]);
+    let s = s.input(DType::U8, &[2, 3, 5], 0.0, 120.0).quantized(0.0625, 60.0);
+    let s = s.input(DType::U8, &[3, 1], 0.0, 120.0).quantized(0.125, 7.0);
     s.given(DType::F32, &[1], &[0.25]).given(DType::U8, &[1], &[3.0])
 }
 

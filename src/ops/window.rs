@@ -33,8 +33,7 @@ pub(super) static OPS: &[OpDef] = &[
         Eval::Tensor(eval_conv),
         Lower::Template(|call, at| {
             let (shape, groups, sides) = conv(call)?;
-            let template = Template::Conv { groups, window: window(&sides) };
-            Ok(TemplateCall { template, shape: widen(&shape), reads: vec![(0, widened(&at[0])), (1, widened(&at[1]))] })
+            Ok(widened(Template::Conv { groups, window: window(&sides) }, &shape, at))
         }),
     )
     .sample(|s| {
@@ -84,8 +83,7 @@ pub(super) static OPS: &[OpDef] = &[
         Eval::Tensor(eval_conv_transpose),
         Lower::Template(|call, at| {
             let (shape, groups, sides) = conv_transpose(call)?;
-            let template = Template::ConvTranspose { groups, window: window(&sides) };
-            Ok(TemplateCall { template, shape: widen(&shape), reads: vec![(0, widened(&at[0])), (1, widened(&at[1]))] })
+            Ok(widened(Template::ConvTranspose { groups, window: window(&sides) }, &shape, at))
         }),
     )
     .sample(|s| {
@@ -398,8 +396,10 @@ fn widen(shape: &[usize]) -> Shape {
     shape[..2].iter().copied().chain(units).chain(shape[2..].iter().copied()).collect()
 }
 
-fn widened(access: &Access) -> Access {
-    access.reshape(&widen(&access.shape)).expect("a unit axis needs no copy")
+/// A template whose result and operands have three spatial axes.
+fn widened(template: Template, shape: &[usize], at: &[Access]) -> TemplateCall {
+    let read = |access: &Access| access.reshape(&widen(&access.shape)).expect("a unit axis needs no copy");
+    TemplateCall { template, shape: widen(shape), reads: at.iter().map(read).enumerate().collect() }
 }
 
 /// The filters' shape, checked against the data's rank, and the number of groups.
@@ -583,8 +583,7 @@ fn infer_pool(call: &Call) -> OpResult<Vec<Fact>> {
 
 fn lower_pool(call: &Call, at: &[Access], kind: impl Fn(&[Side]) -> Pool) -> OpResult<TemplateCall> {
     let (shape, sides) = pool(call)?;
-    let template = Template::Pool { window: window(&sides), pool: kind(&sides) };
-    Ok(TemplateCall { template, shape: widen(&shape), reads: vec![(0, widened(&at[0]))] })
+    Ok(widened(Template::Pool { window: window(&sides), pool: kind(&sides) }, &shape, at))
 }
 
 fn eval_pool(

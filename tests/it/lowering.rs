@@ -260,7 +260,7 @@ fn refusals_say_what_was_expected_and_what_was_found() {
             call("GroupNormalization", &[&[2, 3, 4], &[3], &[3]]).attr("num_groups", 2),
             "a divisor of the channels of [2,3,4], found 2",
         ),
-        (call("LayerNormalization", &[&[2, 3], &[2]]), "broadcasts to f32[2,3], found [2]"),
+        (call("LayerNormalization", &[&[2, 3], &[2]]), "broadcasts to [2,3], found [2]"),
         (call("LayerNormalization", &[&[2, 3], &[3]]).attr("axis", 2), "axis 2 is outside [2,3]"),
         (
             call("LayerNormalization", &[&[2, 3], &[3]]).attr("stash_type", 7),
