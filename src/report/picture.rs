@@ -42,22 +42,27 @@ pub enum Kind {
     Computed(Work),
 }
 
+/// Every kind in the order of legends, with its word and its fill colour.
+const LOOKS: [(Kind, &str, &str); 12] = [
+    (Kind::Computed(Work::Product), "matrix product", "#77aadd"),
+    (Kind::Computed(Work::Convolution), "convolution", "#ee8866"),
+    (Kind::Computed(Work::Window), "pooling, resizing", "#ffaabb"),
+    (Kind::Computed(Work::Row), "reduction, norm", "#44bb99"),
+    (Kind::Computed(Work::Elementwise), "elementwise", "#eedd88"),
+    (Kind::Computed(Work::Movement), "gather, pad", "#bbcc33"),
+    (Kind::Workspace, "workspace", "#aab2bd"),
+    (Kind::Constant, "constants", "#8792a0"),
+    (Kind::State, "state", "#98a2ae"),
+    (Kind::Input, "inputs", "#a9b3be"),
+    (Kind::Output, "outputs", "#c6cdd5"),
+    (Kind::Staging, "staging", "#dfe3e8"),
+];
+
 impl Kind {
     /// Every kind, in the order of legends.
-    pub const ALL: [Kind; 12] = [
-        Kind::Computed(Work::Product),
-        Kind::Computed(Work::Convolution),
-        Kind::Computed(Work::Window),
-        Kind::Computed(Work::Row),
-        Kind::Computed(Work::Elementwise),
-        Kind::Computed(Work::Movement),
-        Kind::Workspace,
-        Kind::Constant,
-        Kind::State,
-        Kind::Input,
-        Kind::Output,
-        Kind::Staging,
-    ];
+    pub fn all() -> impl Iterator<Item = Kind> {
+        LOOKS.into_iter().map(|(kind, ..)| kind)
+    }
 
     /// The kind of buffers in segments of a class. In the arena it is the producer's kind instead.
     pub fn resident(class: Class) -> Option<Kind> {
@@ -74,30 +79,17 @@ impl Kind {
 
     /// The word in legends.
     pub fn label(self) -> &'static str {
-        self.look().0
+        self.look().1
     }
 
     /// The fill colour. Results of steps have Paul Tol's light colours: people of every colour vision can tell them apart, and
     /// black text is readable on them. The rest is grey.
     pub fn fill(self) -> &'static str {
-        self.look().1
+        self.look().2
     }
 
-    fn look(self) -> (&'static str, &'static str) {
-        match self {
-            Kind::Computed(Work::Product) => ("matrix product", "#77aadd"),
-            Kind::Computed(Work::Convolution) => ("convolution", "#ee8866"),
-            Kind::Computed(Work::Window) => ("pooling, resizing", "#ffaabb"),
-            Kind::Computed(Work::Row) => ("reduction, norm", "#44bb99"),
-            Kind::Computed(Work::Elementwise) => ("elementwise", "#eedd88"),
-            Kind::Computed(Work::Movement) => ("gather, pad", "#bbcc33"),
-            Kind::Workspace => ("workspace", "#aab2bd"),
-            Kind::Constant => ("constants", "#8792a0"),
-            Kind::State => ("state", "#98a2ae"),
-            Kind::Input => ("inputs", "#a9b3be"),
-            Kind::Output => ("outputs", "#c6cdd5"),
-            Kind::Staging => ("staging", "#dfe3e8"),
-        }
+    fn look(self) -> (Kind, &'static str, &'static str) {
+        LOOKS.into_iter().find(|(kind, ..)| *kind == self).expect("every kind is in the table")
     }
 }
 
@@ -339,7 +331,7 @@ impl Scene {
     /// The kinds of its buffers.
     pub fn kinds(&self) -> Vec<Kind> {
         let used = |kind: &Kind| self.buffers.iter().any(|b| b.kind == *kind);
-        Kind::ALL.into_iter().filter(used).collect()
+        Kind::all().filter(used).collect()
     }
 }
 

@@ -297,8 +297,7 @@ impl Sketch<'_> {
         let kinds = |kind: &Kind| {
             scene.steps.iter().any(|s| s.kind == *kind) || *kind == Kind::Workspace && scene.kinds().contains(kind)
         };
-        let mut entries: Vec<_> =
-            Kind::ALL.into_iter().filter(kinds).map(|k| (k.fill(), k.label().to_owned())).collect();
+        let mut entries: Vec<_> = Kind::all().filter(kinds).map(|k| (k.fill(), k.label().to_owned())).collect();
         if scene.spaces.iter().flat_map(|s| &s.rects).any(|r| r.held != r.time) {
             entries.push((PALE, "pale: held, but not in use".to_owned()));
         }

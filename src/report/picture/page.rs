@@ -48,7 +48,7 @@ pub fn page(plan: &Plan, graph: Option<&Graph>, limit: Option<u64>) -> String {
 
 /// A page of scenes. `data` has a `title` and `scenes`; page.js reads the rest.
 fn document(data: &Value) -> String {
-    let palette: Vec<_> = Kind::ALL.iter().map(|k| json!({"kind": k, "label": k.label(), "fill": k.fill()})).collect();
+    let palette: Vec<_> = Kind::all().map(|k| json!({"kind": k, "label": k.label(), "fill": k.fill()})).collect();
     let title = escape(data["title"].as_str().unwrap_or_default());
     let mut data = data.clone();
     data["palette"] = json!(palette);
