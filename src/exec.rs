@@ -128,20 +128,29 @@ impl Exec {
             write_constant(backend, at, stored, packed, constant)?;
             progress(index + 1);
         }
-        reset(backend, &plan, segments, &constants[plan.constants.len()..])?;
         let mut kernels = Vec::with_capacity(plan.kernels.len());
         for kernel in &plan.kernels {
             kernels.push(backend.compile(kernel)?);
         }
-        Loaded::new(backend, plan, segments, kernels)
+        let loaded = Loaded::new(backend, plan, segments, kernels)?;
+        // Recording may have run steps.
+        reset(backend, &loaded.plan, segments, &constants[loaded.plan.constants.len()..])?;
+        Ok(loaded)
     }
 
-    /// Makes another plan over the same segments ready to run, and returns its number. The plan of [`load`](Self::load), whose constants
+    /// Makes another plan over the same segments ready to run, and returns its number. States stay as they are. The plan of [`load`](Self::load), whose constants
     /// are `first`, has number 0. The plan that runs stays the same.
     ///
     /// # Errors
     /// When the plan has other segments, a list of constants is not its plan's, or the device refuses.
     pub fn add(&mut self, plan: Plan, constants: &[Arc<Constant>], first: &[Arc<Constant>]) -> Result<usize> {
+        let state = self.keep_state()?;
+        let added = self.add_beside(plan, constants, first);
+        self.restore_state(&state)?;
+        added
+    }
+
+    fn add_beside(&mut self, plan: Plan, constants: &[Arc<Constant>], first: &[Arc<Constant>]) -> Result<usize> {
         let (expected, found) = (&self.loaded.plan.segments, &plan.segments);
         if expected != found {
             return Err(Error::plan(format!("expected the segments that are there, {expected:?}, found {found:?}")));
@@ -256,12 +265,13 @@ impl Exec {
         self.backend.time(self.loaded.record)
     }
 
-    /// Runs the steps one by one, in order, on what the inputs hold now. Returns how long each took by itself.
+    /// Runs the steps one by one, in order, on what the inputs hold now. Returns how long each took by itself. States stay as they are.
     ///
     /// # Errors
     /// When the device fails.
     pub fn profile(&mut self) -> Result<Vec<Duration>> {
         self.ready &= !self.loaded.consumes;
+        let state = self.keep_state()?;
         let records = self.record_steps()?;
         let backend = &mut self.backend;
         let mut times = Vec::with_capacity(records.len());
@@ -273,6 +283,7 @@ impl Exec {
             }
             tracing::debug!(round, steps = times.len(), "profiled");
         }
+        self.restore_state(&state)?;
         Ok(times)
     }
 
@@ -441,11 +452,13 @@ fn are_constants(plan: &Plan, constants: &[Arc<Constant>]) -> Result<()> {
     if expected != found {
         return Err(Error::plan(format!("'{}': expected {expected} constants, found {found}", plan.name)));
     }
-    for (port, constant) in plan.constants.iter().zip(constants) {
-        let shape = &plan.buffers[port.buffer].shape;
+    let ports = plan.constants.iter().map(|port| (&port.name, port.dtype, port.buffer));
+    let states = plan.state.iter().filter(|state| state.given).map(|state| &state.port);
+    let states = states.map(|port| (&port.name, port.dtype, port.buffer));
+    for ((expected, dtype, buffer), constant) in ports.chain(states).zip(constants) {
+        let shape = &plan.buffers[buffer].shape;
         let Constant { name, fact, .. } = &**constant;
-        if (&port.name, port.dtype, shape.numel()) != (name, fact.dtype, fact.shape.numel()) {
-            let (expected, dtype) = (&port.name, port.dtype);
+        if (expected, dtype, shape.numel()) != (name, fact.dtype, fact.shape.numel()) {
             let what = format!("expected constant '{expected}' ({dtype}{shape}), found '{name}' ({fact})");
             return Err(Error::plan(format!("'{}': {what}", plan.name)));
         }

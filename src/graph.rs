@@ -107,15 +107,18 @@ struct Known {
     order: OnceLock<Vec<u32>>,
     verified: OnceLock<()>,
     swept: bool,
+    results: OnceLock<HashSet<ValueId>>,
 }
 
 /// A value that lasts from one run to the next. All readers of a run see the elements from before the run.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct State {
     /// The value at the start of a run.
     pub value: ValueId,
     /// The value that it has after the run; `None` if it stays the same.
     pub update: Option<ValueId>,
+    /// The name that the update had as an output of the file.
+    output: Option<String>,
 }
 
 fn index(node: u32) -> NodeIndex {
@@ -165,11 +168,16 @@ impl Graph {
     }
 
     /// Adds a state. It begins with the elements of `initial`, or with zeros.
+    ///
+    /// # Panics
+    /// When the elements given are of another type or shape.
     pub fn state(&mut self, name: impl Into<String>, fact: Fact, initial: Option<Arc<Constant>>) -> ValueId {
         let name = name.into();
+        let fits = initial.as_ref().is_none_or(|initial| initial.fact == fact);
+        assert!(fits, "state '{name}' begins with elements of its type and shape, {fact}");
         let node = self.insert(name.clone(), Kind::State(initial), Attrs::new(), vec![Output { name, fact }], &[]);
         let value = ValueId { node, port: 0 };
-        self.states.push(State { value, update: None });
+        self.states.push(State { value, update: None, output: None });
         value
     }
 
@@ -199,9 +207,14 @@ impl Graph {
     /// more.
     ///
     /// # Errors
-    /// When one is missing, they have other types or shapes, or the output is the update of another state.
+    /// When one is missing or belongs to another pair, or they have other types or shapes.
     pub fn pair(&mut self, input: &str, output: &str) -> Result<()> {
         let names = |found: Vec<&str>| found.join(", ");
+        let earlier = |s: &&State| self.value_name(s.value) == input || s.output.as_deref() == Some(output);
+        if let Some(State { value, output: Some(by), .. }) = self.states.iter().find(earlier) {
+            let what = format!("'{}={by}' is a state already", self.value_name(*value));
+            return Err(Error::usage(format!("state '{input}={output}': {what}")));
+        }
         let Some(at) = self.inputs.iter().position(|&v| self.value_name(v) == input) else {
             let known = names(self.inputs.iter().map(|&v| self.value_name(v)).collect());
             return Err(Error::usage(format!("state '{input}={output}': no input '{input}'; the inputs: {known}")));
@@ -221,7 +234,7 @@ impl Graph {
         self.inputs.remove(at);
         self.outputs.remove(end);
         self.dag[index(state.node)].kind = Kind::State(None);
-        self.states.push(State { value: state, update: Some(update) });
+        self.states.push(State { value: state, update: Some(update), output: Some(output.to_owned()) });
         Ok(())
     }
 
@@ -393,7 +406,7 @@ impl Graph {
 
     /// True if a value is an output of the graph, or the update of a state.
     pub fn is_output(&self, value: ValueId) -> bool {
-        self.results().any(|v| v == value)
+        self.known.results.get_or_init(|| self.results().collect()).contains(&value)
     }
 
     /// True if the one reader of a constant could read a new constant instead, and no more would be held. Nothing else may read it. All
@@ -556,7 +569,7 @@ impl Graph {
                 return Err(Error::graph(format!("output '{name}' reads a value that does not exist")));
             }
         }
-        for State { value, update } in &self.states {
+        for State { value, update, .. } in &self.states {
             let fact = |v: &ValueId| Some(&self.dag.node_weight(index(v.node))?.outputs.get(v.port as usize)?.fact);
             if fact(value).is_none() || update.as_ref().is_some_and(|update| fact(update) != fact(value)) {
                 let name = self.dag.node_weight(index(value.node)).map_or("", |n| &n.name);

@@ -117,7 +117,7 @@ pub trait Backend: Send {
     }
     /// Prepares a kernel.
     fn compile(&mut self, kernel: &Kernel) -> Result<KernelId>;
-    /// Prepares a sequence of launches, so that a replay repeats no work.
+    /// Prepares a sequence of launches, so that a replay repeats no work. It may run some of them: what they write is unknown after it.
     fn record(&mut self, launches: &[Launch]) -> Result<RecordId>;
     /// Runs a recorded sequence, in order. Allocates nothing.
     fn replay(&mut self, record: RecordId) -> Result<()>;

@@ -252,7 +252,9 @@ impl Model {
         let likely = if self.state.is_empty() { onnx::likely_states(graph) } else { Vec::new() };
         if let Some((input, output)) = likely.first() {
             let count = likely.len();
-            tracing::info!("{count} pairs look like states, such as --state {input}={output}");
+            let pairs =
+                if count == 1 { "1 pair looks like a state".into() } else { format!("{count} pairs look like states") };
+            tracing::info!("{pairs}; to keep them on the device: --state {input}={output}");
         }
     }
 

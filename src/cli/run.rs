@@ -1,4 +1,4 @@
-//! `run`: runs a graph once.
+//! `run`: runs a graph once, or several times in a row.
 
 use super::args::{self, Given, Inputs, Measured, Model, On, tolerance};
 use super::{Failure, line};
@@ -78,6 +78,8 @@ impl Run {
         let (plan, inputs) = args::select(&session, given, self.inputs.seed)?;
         let (outputs, repeats) = self.repeat(&session, &inputs)?;
         let outputs: Vec<_> = names.iter().map(|name| (*name).to_owned()).zip(outputs).collect();
+        let states = plan.state.iter().map(|state| Ok((state.port.name.clone(), session.state(&state.port.name)?)));
+        let states = states.collect::<Result<Vec<_>>>()?;
         let usage = session.usage();
         let notes = session.with(|exec| exec.notes());
         if let Some(path) = &self.trace {
@@ -98,16 +100,19 @@ impl Run {
             same.map_err(|what| Error::differ(format!("output '{name}': {what}")))?;
         }
         if json {
-            let outputs = outputs.iter().map(|(name, t)| {
+            let figures = |(name, t): &(String, Tensor)| {
                 let [min, mean, max] = spread(t);
                 json!({"name": name, "dtype": t.dtype().name(), "shape": t.shape(), "min": min, "mean": mean, "max": max})
-            });
+            };
             let mut value = json!({
                 "model": plan.name,
                 "device": session.device(),
-                "outputs": outputs.collect::<Vec<_>>(),
+                "outputs": outputs.iter().map(figures).collect::<Vec<_>>(),
                 "memory": memory(&plan, usage),
             });
+            if !states.is_empty() {
+                value["states"] = states.iter().map(figures).collect();
+            }
             if self.iters > 1 {
                 value["runs"] = json!(repeats);
             }
@@ -130,7 +135,7 @@ impl Run {
             let placed = || format!("all steps on {}\n\n{}\n", session.device(), report::placement(&plan, &notes));
             let placement = if self.placement { placed() } else { String::new() };
             let repeats = if self.iters > 1 { repeats.to_string() } else { String::new() };
-            let text = placement + &run_text(&session, &plan, &outputs, score.as_ref(), usage) + &repeats;
+            let text = placement + &run_text(&session, &plan, &outputs, &states, score.as_ref(), usage) + &repeats;
             Ok(text + &self.model.answer_text(&plan))
         }
     }
@@ -141,17 +146,23 @@ impl Run {
     fn repeat(&self, session: &Session, inputs: &[Tensor]) -> Result<(Vec<Tensor>, Repeats)> {
         let bar = args::progress("runs");
         bar.set_length(self.iters.into());
-        let start = Instant::now();
-        let mut outputs =
-            session.with(|exec| if self.poison { exec.run_poisoned(inputs) } else { exec.run(inputs) })?;
-        let allocated_bytes_first = session.usage().bytes;
-        for _ in 1..self.iters {
+        let (start, mut seconds, mut allocated_bytes_first) = (Instant::now(), 0.0, 0);
+        let mut outputs = Vec::new();
+        for run in 1..=self.iters {
+            // Poison is for the last run, when states have grown. It repeats that run, which takes time of its own.
+            let poisoned = self.poison && run == self.iters;
+            outputs = session.with(|exec| if poisoned { exec.run_poisoned(inputs) } else { exec.run(inputs) })?;
             bar.inc(1);
-            outputs = session.with(|exec| exec.run(inputs))?;
+            if !poisoned {
+                seconds = start.elapsed().as_secs_f64();
+            }
+            if run == 1 {
+                allocated_bytes_first = session.usage().bytes;
+            }
         }
         bar.finish_and_clear();
-        let (seconds, allocated_bytes_last) = (start.elapsed().as_secs_f64(), session.usage().bytes);
-        let (count, per_second) = (self.iters, f64::from(self.iters) / seconds);
+        let (count, allocated_bytes_last) = (self.iters, session.usage().bytes);
+        let per_second = f64::from(count - u32::from(self.poison)) / seconds;
         Ok((outputs, Repeats { count, seconds, per_second, allocated_bytes_first, allocated_bytes_last }))
     }
 }
@@ -206,20 +217,14 @@ fn run_text(
     session: &Session,
     plan: &Plan,
     outputs: &[(String, Tensor)],
+    states: &[(String, Tensor)],
     score: Option<&Score>,
     usage: Usage,
 ) -> String {
     let mut text = format!("{} on {}\n\n", plan.name, session.device());
-    let mut table = Table::new("<<<>");
-    table.row(["output", "type", "shape", "min", "mean", "max"]);
-    for (name, tensor) in outputs {
-        let figures = spread(tensor).map(|v| v.map_or("-".into(), |v| format!("{v:.6}")));
-        let [min, mean, max] = figures;
-        table.row([name.clone(), tensor.dtype().to_string(), tensor.shape().to_string(), min, mean, max]);
-    }
-    if !outputs.is_empty() {
-        text += &table.to_string();
-    }
+    let tables = [("output", outputs), ("state", states)].map(|(kind, tensors)| tensor_table(kind, tensors));
+    let tables: Vec<_> = tables.into_iter().filter(|table| !table.is_empty()).collect();
+    text += &tables.join("\n");
     if let Some(score) = score {
         text += "\npredicted classes\n";
         for row in score.predicted.chunks(40) {
@@ -230,6 +235,17 @@ fn run_text(
         text += &format!("accuracy {:.2} % ({} of {of} right)\n", 100.0 * score.right as f64 / of as f64, score.right);
     }
     text + "\n" + &report::memory(plan, Some(usage)) + &report::overhead(&session.overhead())
+}
+
+/// Tensors of a kind with their figures; empty if there are none.
+fn tensor_table(kind: &str, tensors: &[(String, Tensor)]) -> String {
+    let mut table = Table::new("<<<>");
+    table.row([kind, "type", "shape", "min", "mean", "max"]);
+    for (name, tensor) in tensors {
+        let [min, mean, max] = spread(tensor).map(|v| v.map_or("-".into(), |v| format!("{v:.6}")));
+        table.row([name.clone(), tensor.dtype().to_string(), tensor.shape().to_string(), min, mean, max]);
+    }
+    if tensors.is_empty() { String::new() } else { table.to_string() }
 }
 
 /// Smallest, mean and largest element; none of an empty tensor.

@@ -138,7 +138,7 @@ impl Exec {
         format!("step {at} '{}' (kernel {}, {kernel})", step.name, step.kernel)
     }
 
-    fn keep_state(&mut self) -> Result<Vec<Vec<u8>>> {
+    pub(super) fn keep_state(&mut self) -> Result<Vec<Vec<u8>>> {
         let Exec { backend, loaded: Loaded { plan, .. }, segments, .. } = self;
         let mut kept = Vec::with_capacity(plan.state.len());
         for state in &plan.state {
@@ -150,7 +150,7 @@ impl Exec {
         Ok(kept)
     }
 
-    fn restore_state(&mut self, kept: &[Vec<u8>]) -> Result<()> {
+    pub(super) fn restore_state(&mut self, kept: &[Vec<u8>]) -> Result<()> {
         let Exec { backend, loaded: Loaded { plan, .. }, segments, .. } = self;
         let mut ports = plan.state.iter().zip(kept);
         ports.try_for_each(|(state, bytes)| backend.write(place(plan, segments, state.port.buffer).1, bytes))

@@ -3,6 +3,8 @@
 use super::Model;
 use crate::error::{Error, Result};
 use crate::graph::Graph;
+use crate::op::ValueId;
+use std::collections::HashMap;
 
 impl Model {
     /// This model with states. Each pair names an input, which reads the state, and an output, which updates it. One `*` in both stands for
@@ -41,29 +43,23 @@ fn filled(input: &str, output: &str, name: &str) -> Option<String> {
 }
 
 /// Words of exporters for a state before and after a run.
-const WORDS: [(&str, &str); 9] = [
+const WORDS: [(&str, &str); 6] = [
     ("", "next_"),
     ("past_key_values", "present"),
     ("past", "present"),
-    ("in", "out"),
-    ("input", "output"),
     ("old", "new"),
     ("prev", "next"),
     ("state", "stateN"),
-    ("0", "n"),
 ];
 
 /// The pairs of inputs and outputs that look like states: names that differ by such a word, types and shapes that are equal.
 pub fn likely_states(graph: &Graph) -> Vec<(String, String)> {
-    let pair = |input: &str, output: &str| {
-        let as_output = |(old, new): &(&str, &str)| input.replacen(old, new, 1) == output && input.contains(old);
-        WORDS.iter().any(as_output)
+    let outputs: HashMap<&str, ValueId> = graph.outputs().iter().map(|(name, value)| (name.as_str(), *value)).collect();
+    let pair = |&input: &ValueId| {
+        let name = graph.value_name(input);
+        let output = |(old, new): &(&str, &str)| name.contains(old).then(|| name.replacen(old, new, 1));
+        let same = |output: &String| outputs.get(output.as_str()).is_some_and(|&o| graph.fact(o) == graph.fact(input));
+        Some((name.to_owned(), WORDS.iter().filter_map(output).find(same)?))
     };
-    let mut found = Vec::new();
-    for &value in graph.inputs() {
-        let name = graph.value_name(value);
-        let output = graph.outputs().iter().find(|(o, v)| graph.fact(*v) == graph.fact(value) && pair(name, o));
-        found.extend(output.map(|(output, _)| (name.to_owned(), output.clone())));
-    }
-    found
+    graph.inputs().iter().filter_map(pair).collect()
 }

@@ -69,8 +69,8 @@ struct Checker<'a> {
     /// Per segment, the buffers that hold their bytes, by offset. They do not overlap.
     holders: Vec<BTreeMap<u64, BufferIdx>>,
     clock: Clock,
-    /// Per buffer, the update that takes its bytes over, if it is a state with one.
-    updates: Vec<Option<BufferIdx>>,
+    /// The buffers of updates, which take the bytes of their states over. No step writes a state's own buffer.
+    updates: HashSet<BufferIdx>,
     /// Changes of the arena's live bytes from one step to the next.
     live: Vec<i128>,
 }
@@ -129,7 +129,7 @@ impl<'a> Checker<'a> {
             held: plan.buffers.iter().map(|_| None).collect(),
             holders: vec![BTreeMap::new(); plan.segments.len()],
             clock: Clock::new(plan)?,
-            updates: vec![None; plan.buffers.len()],
+            updates: HashSet::new(),
             live: vec![0; plan.steps.len() + 1],
         };
         checker.segments()?;
@@ -305,7 +305,7 @@ impl<'a> Checker<'a> {
             let old = &plan.buffers[port.buffer];
             let same = Buffer { name: found.name.clone(), ..old.clone() } == *found;
             ensure(same, || named(format!("expected what {} is, found {found:?}", self.name(port.buffer))))?;
-            self.updates[port.buffer] = Some(update);
+            self.updates.insert(update);
         }
         Ok(())
     }
@@ -315,7 +315,6 @@ impl<'a> Checker<'a> {
         let plan = self.plan;
         let target = &plan.target;
         let mut lasting = Vec::new();
-        let updates: HashSet<BufferIdx> = self.updates.iter().flatten().copied().collect();
         for (i, b) in BufferIdx::enumerate(&plan.buffers) {
             let name = |e: String| format!("{}: {e}", self.name(i));
             let Some(segment) = plan.segments.get(b.segment.index()) else {
@@ -343,11 +342,11 @@ impl<'a> Checker<'a> {
                 name(format!("{}{} takes {needed} bytes, found {}", b.dtype, b.shape, b.bytes))
             })?;
             // All inputs are live at the start, so they must not overlap.
-            let update = updates.contains(&i);
+            let update = self.updates.contains(&i);
             if (!self.is_arena(i) || b.class == Class::Input) && b.bytes > 0 && !update {
                 lasting.push((b.segment, b.offset, i));
             }
-            let lent = b.class == Class::Input || self.updates[i].is_some();
+            let lent = b.class == Class::Input || b.class == Class::State && !update;
             if lent && b.bytes > 0 && self.held[i].is_some() {
                 self.holders[b.segment].insert(b.offset, i);
             }
@@ -433,8 +432,11 @@ impl<'a> Checker<'a> {
             ensure(buffer.dtype == operand.dtype, || {
                 name(format!("expected {}, found {}", operand.dtype, buffer.dtype))
             })?;
-            let lasts = matches!(buffer.class, Class::Constant | Class::Input) || self.updates[b].is_some();
-            let fixed = verb == "writes" && lasts;
+            let fixed = match buffer.class {
+                Class::Constant | Class::Input => verb == "writes",
+                Class::State => verb == "writes" && !self.updates.contains(&b),
+                Class::Activation | Class::Output | Class::Workspace | Class::Staging => false,
+            };
             let usable = buffer.class != Class::Workspace && !fixed;
             ensure(usable, || name(format!("a buffer of class {}", buffer.class.name())))?;
             let (all, size) = (self.elements(b), buffer.dtype.size() as u64);

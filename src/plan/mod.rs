@@ -168,7 +168,7 @@ pub struct StatePort {
     /// Its name, type and extents, and the buffer with the elements from before the run.
     #[serde(flatten)]
     pub port: Port,
-    /// The buffer with the elements from behind the run, at the same bytes. If there is none, steps may write the state's own.
+    /// The buffer with the elements from after the run, at the same bytes. If there is none, the state stays as it is.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub update: Option<BufferIdx>,
     /// True if its elements before the first run are given; else they are zeros.

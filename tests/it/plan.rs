@@ -89,6 +89,15 @@ impl Maker {
         self.at(end, name, class, dtype, shape)
     }
 
+    /// The update of a state.
+    fn update(&mut self, name: &str, state: BufferIdx) -> BufferIdx {
+        let update = Buffer { name: name.into(), ..self.0.buffers[state].clone() };
+        self.0.buffers.push(update);
+        let update = BufferIdx::new(self.0.buffers.len() - 1);
+        self.0.state.iter_mut().filter(|s| s.port.buffer == state).for_each(|s| s.update = Some(update));
+        update
+    }
+
     /// The whole of a buffer.
     fn whole(&self, buffer: BufferIdx) -> (BufferIdx, Access) {
         (buffer, Access::contiguous(self.0.buffers[buffer].shape.clone()))
@@ -278,6 +287,7 @@ fn gather() -> Plan {
     let table = m.add("table", Class::Constant, F32, &[5, 8]);
     let ids = m.add("ids", Class::Input, DType::I64, &[3]);
     let total = m.add("total", Class::State, F32, &[3, 8]);
+    let sum = m.update("sum", total);
     let g = m.at(0, "rows", Class::Activation, F32, &[3, 8]);
     let mask = m.at(256, "mask", Class::Activation, DType::Bool, &[3, 8]);
     let size = m.at(512, "size", Class::Activation, F32, &[3, 8]);
@@ -285,7 +295,7 @@ fn gather() -> Plan {
     let y = m.add("y", Class::Output, F32, &[3, 8]);
     let counts = m.add("counts", Class::Output, DType::I64, &[3]);
     let shape = Shape::new([3, 8]);
-    let [gs, ms, zs, ts, ys, is, os, cs] = [g, mask, size, total, y, ids, odd, counts].map(|b| m.whole(b));
+    let [gs, ms, zs, old, ts, ys, is, os, cs] = [g, mask, size, total, sum, y, ids, odd, counts].map(|b| m.whole(b));
     let row = (table, Access { shape: shape.clone(), strides: vec![0, 1], offset: 0 });
     let per_row = (ids, m.whole(ids).1.reshape(&Shape::new([3, 1])).unwrap().broadcast(&shape));
     let template = Template::Gather { strides: vec![8], extents: vec![5] };
@@ -293,7 +303,7 @@ fn gather() -> Plan {
     let results = [x(0).lt(&x(0).like(0.0)), x(0).abs()];
     m.step(Template::Map, &shape, std::slice::from_ref(&gs), &[ms.clone(), zs.clone()], &results);
     let chosen = Expr::input(0, DType::Bool).select(&x(1), &x(2));
-    m.step(Template::Map, &shape, &[ms, gs, ts.clone()], std::slice::from_ref(&ts), &[&chosen + &x(2)]);
+    m.step(Template::Map, &shape, &[ms, gs, old], std::slice::from_ref(&ts), &[&chosen + &x(2)]);
     let i = Expr::input(0, DType::I64);
     m.step(Template::Map, &[3], std::slice::from_ref(&is), std::slice::from_ref(&os), &[&i * &Expr::index(0)]);
     let count = Expr::reduction(0, DType::I64) + Expr::input(1, DType::I64);
@@ -308,12 +318,15 @@ fn gather() -> Plan {
     m.step(Template::Map, &shape, &[ts.clone(), zs], std::slice::from_ref(&ss), &[x(0) * x(1)]);
     m.step(Template::Map, &shape, &[ss], std::slice::from_ref(&bs), &[x(0).lt(&x(0).like(0.25))]);
     m.step(Template::Map, &shape, &[bs, ts], &[ys], &[Expr::input(0, DType::Bool).select(&x(1), &-x(1))]);
-    // State with a part that is updated in place, and with two parts updated at once.
-    let ring = m.add("ring", Class::State, F32, &[17]);
+    // An output with a part that is updated in place, and with two parts updated at once.
+    let ring = m.add("ring", Class::Output, F32, &[17]);
+    let first = (table, Access { shape: Shape::new([17]), strides: vec![1], offset: 5 });
+    let all = m.whole(ring);
+    m.step(Template::Map, &[17], &[first], &[all], &[x(0) - 0.5]);
     let part = |start, len| (ring, Access { shape: Shape::new([len]), strides: vec![1], offset: start });
     m.step(Template::Map, &[16], &[part(0, 16)], &[part(0, 16)], &[x(0) + 1.0]);
     m.step(Template::Map, &[4], &[part(2, 4)], &[part(2, 4), part(8, 4)], &[x(0) * 0.5, x(0) - 1.0]);
-    let some = (total, Access { shape: Shape::new([4]), strides: vec![1], offset: 3 });
+    let some = (sum, Access { shape: Shape::new([4]), strides: vec![1], offset: 3 });
     m.step(Template::Map, &[4], &[some], &[part(2, 4), part(8, 4)], &[x(0) * 0.5, x(0) - 1.0]);
     m.done()
 }

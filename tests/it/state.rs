@@ -96,7 +96,9 @@ fn eager_runs_keep_states() {
     let passed = recipe.whole(graph.clone(), backend.target()).expect("the passes run");
     let program = Program::new(&passed, backend.target()).expect("it is lowered");
     let mut eager = Eager::load(&program, backend, Kind::Caching, None, None).expect("it loads");
-    let session = Session::from_graph(graph, &Options { recipe, ..options() }).expect("it loads");
+    let options = Options { recipe, ..options() };
+    let session = Session::on_backend(graph, common::backends()[0].1(), "a device".to_owned(), &options, &|_, _| {});
+    let session = session.expect("it loads");
     for run in 0..4 {
         let x = filled([8, 8], 0.25 * f64::from(run));
         let planned = session.run(&[("x", x.clone())]).expect("it runs");
@@ -191,6 +193,10 @@ fn inputs_and_outputs_of_files_become_states() {
     is(refused("past_c", "present_a"), "'past_c=present_a': no input 'past_c'; the inputs: x, past_a, past_b");
     is(refused("past_a", "present"), "'past_a=present': no output 'present'; the outputs: y, present_a, present_b");
     is(refused("x", "present_a"), "'x=present_a': input 'x' is f32[2,3], but output 'present_a' is f32[2,4]");
+    let twice =
+        Options { state: vec![pair("past_a", "present_a"), pair("past_b", "present_a")], ..options().set("n", 3) };
+    let twice = Session::from_path(&path, &twice).unwrap_err().to_string();
+    assert!(twice.ends_with("state 'past_b=present_a': 'past_a=present_a' is a state already"), "{twice}");
     is(refused("old_*", "new_*"), "'old_*=new_*': no input is like 'old_*'; the inputs: x, past_a, past_b");
 }
 

@@ -519,7 +519,10 @@ fn correspond(whole: &mut Draft, own: &Draft, grow: bool) -> Result<Vec<Option<B
         let (planned, found) = (&map.whole.buffers[whole.buffer], &map.own.buffers[own.buffer]);
         if planned.shape != found.shape {
             let (name, shape) = (&planned.name, &planned.shape);
-            return Err(format!("state '{name}' is {} here and {shape} there: a state has one shape", found.shape));
+            return Err(format!(
+                "state '{name}' is {} here and {shape} there, but has one shape: give its dims one extent each",
+                found.shape
+            ));
         }
     }
     let states = map.whole.states.iter().zip(&own.states).flat_map(|(whole, own)| {

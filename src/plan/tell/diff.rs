@@ -1,10 +1,10 @@
 //! Compares two plans buffer by buffer.
 
 use super::peak::{Peak, peak};
-use crate::plan::{Buffer, Class, Plan, SegmentIdx};
+use crate::plan::{Buffer, BufferIdx, Class, Plan, SegmentIdx};
 use serde::Serialize;
 use std::cmp::Reverse;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 /// The kind of difference of a buffer between two plans.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -119,5 +119,8 @@ fn keyed(plan: &Plan) -> Vec<(Key<'_>, &Buffer)> {
         *count += 1;
         (key.0, key.1, *count)
     };
-    keys.map(&mut count).zip(&plan.buffers).collect()
+    // An update has the bytes of its state.
+    let updates: HashSet<BufferIdx> = plan.state.iter().filter_map(|state| state.update).collect();
+    let all = keys.map(&mut count).zip(BufferIdx::enumerate(&plan.buffers));
+    all.filter(|(_, (b, _))| !updates.contains(b)).map(|(key, (_, buffer))| (key, buffer)).collect()
 }

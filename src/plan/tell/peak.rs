@@ -2,9 +2,10 @@
 
 use super::timeline::Timeline;
 use crate::graph::Graph;
-use crate::plan::{Class, Plan, StepIdx};
+use crate::plan::{BufferIdx, Class, Plan, StepIdx};
 use serde::Serialize;
-use std::collections::HashMap;
+use std::cmp::Reverse;
+use std::collections::{HashMap, HashSet};
 
 /// A buffer that holds data at the peak.
 #[derive(Clone, Debug, Serialize)]
@@ -101,12 +102,17 @@ pub fn peak(plan: &Plan, graph: Option<&Graph>) -> Peak {
         let (operator, kernel) = (made(&operator), made(&|s| kernel(s).to_owned()));
         live.push(Holder { name: buffer.name.clone(), operator, kernel, class: buffer.class, bytes });
     }
+    // An update has the bytes of its state.
+    let updates: HashSet<BufferIdx> = plan.state.iter().filter_map(|state| state.update).collect();
     let held = Class::ALL.into_iter().filter(|&class| class.segment() == class && class != Class::Activation);
     let held = held.filter_map(|class| {
         let bytes = plan.class_bytes(class);
-        let of = || plan.buffers.iter().filter(|b| plan.segments[b.segment].class == class);
+        let of = || {
+            let own = BufferIdx::enumerate(&plan.buffers).filter(|(b, _)| !updates.contains(b));
+            own.map(|(_, buffer)| buffer).filter(|b| plan.segments[b.segment].class == class)
+        };
         // The first of equals.
-        let largest = of().rev().max_by_key(|b| b.bytes).map(|b| b.name.clone());
+        let largest = of().min_by_key(|b| Reverse(b.bytes)).map(|b| b.name.clone());
         (bytes > 0).then(|| Rest { class, count: of().count(), bytes, largest })
     });
     Peak {
