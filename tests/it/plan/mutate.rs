@@ -4,7 +4,7 @@ use plimsoll::internals::dtype::DType;
 use plimsoll::internals::expr::{Body, Code};
 use plimsoll::internals::kernel::algorithm::{Cpu, Schedule};
 use plimsoll::internals::kernel::{Kernel, Operand, Template, schedule};
-use plimsoll::internals::plan::{BufferIdx, Class, KernelIdx, Plan, Segment, SegmentIdx, Summary};
+use plimsoll::internals::plan::{BufferIdx, Class, KernelIdx, Plan, Segment, SegmentIdx, Step, Summary};
 use plimsoll::internals::target::Memory;
 
 /// The part of a plan's meaning that a mutation may change, if the checker lets it through.
@@ -263,8 +263,9 @@ fn plan_wide(nursery: &mut Nursery) {
 
 fn steps(nursery: &mut Nursery) {
     let seed = nursery.seed;
-    // An accepted order computes the same.
-    let order = Kind::Layout;
+    // An accepted order computes the same, unless a step changes a buffer that it reads: twice is another result then.
+    let changes = |step: &Step| step.reads.iter().any(|b| step.writes.contains(b));
+    let order = if seed.steps.iter().any(changes) { Kind::Meaning } else { Kind::Layout };
     for s in 0..seed.steps.len() {
         for other in 0..s {
             nursery.add(order, format!("steps {other} and {s} swapped"), |p| p.steps.swap(other, s));
