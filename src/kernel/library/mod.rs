@@ -34,11 +34,13 @@ pub fn absorb(kernel: &Kernel, target: &Target) -> Option<(Call, u32)> {
     if !there || !kernel.prologues.is_empty() || kernel.writes.len() != 1 || kernel.body.results.len() != 1 {
         return None;
     }
-    match &kernel.template {
+    let found = match &kernel.template {
         Template::MatMul if target.libraries.cublaslt => matmul::call(kernel, target),
         Template::Conv { groups, window } if target.libraries.cudnn => conv::call(kernel, *groups, window, target),
         _ => None,
-    }
+    };
+    // Its workspace is one binding.
+    found.filter(|(call, _)| call.least_workspace() <= target.max_binding)
 }
 
 /// True if libraries compute products of this type on tensor cores.
