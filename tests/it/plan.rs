@@ -710,6 +710,13 @@ fn rules_that_only_devices_would_notice() {
     };
     refused(&matmul, &|p| p.steps[0].writes[0] = buffer(p, "x"), "a buffer of class input");
     refused(&matmul, &|p| p.steps[1].writes[0] = buffer(p, "w"), "a buffer of class constant");
+    let gather = gather();
+    let own = |p: &mut Plan| {
+        let (own, update) = (buffer(p, "total"), buffer(p, "sum"));
+        p.steps.iter_mut().flat_map(|step| &mut step.writes).filter(|b| **b == update).for_each(|b| *b = own);
+    };
+    refused(&gather, &own, "writes buffer 2 'total': a buffer of class state");
+    refused(&gather, &|p| p.state[0].update = None, "'sum' overlaps buffer 2 'total'");
     refused(&matmul, &|p| p.steps[1].writes[1] = buffer(p, "residual"), "a buffer of class activation");
     refused(&matmul, &|p| p.steps[1].writes[0] = buffer(p, "scratch"), "expected f32, found u8");
     let numbers = |p: &mut Plan| {

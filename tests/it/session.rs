@@ -7,7 +7,8 @@ use plimsoll::internals::eager::alloc::Kind;
 use plimsoll::internals::eager::{Eager, Program};
 use plimsoll::internals::exec::Exec;
 use plimsoll::internals::kernel::Kernel;
-use plimsoll::internals::plan::{BufferIdx, Class, Limits, Plan, Recipe, SegmentIdx, Step, StepIdx, check};
+use plimsoll::internals::plan::range::Source;
+use plimsoll::internals::plan::{BufferIdx, Class, Limits, Plan, Recipe, Step, StepIdx, check};
 use plimsoll::internals::session::{Choice, Options, Session};
 use plimsoll::internals::target::Memory;
 use plimsoll::internals::trace::{Trace, Var};
@@ -17,6 +18,7 @@ use proptest::prelude::*;
 use proptest::test_runner::{TestRng, TestRunner};
 use std::cell::Cell;
 use std::path::Path;
+use std::sync::Arc;
 
 fn cpu() -> Box<dyn Backend> {
     Box::new(Cpu::new(2))
@@ -188,7 +190,7 @@ fn constants_are_those_of_the_plan() {
     refused(&[short, constants[1].clone()], "found 'w' (f32[40,23])");
 }
 
-/// A device whose memory is full of NaN.
+/// A device whose memory is full of NaN, and which runs steps to record them, as CUDA does with library calls.
 struct Used(Cpu);
 
 impl Backend for Used {
@@ -219,32 +221,55 @@ impl Backend for Used {
         self.0.compile(kernel)
     }
     fn record(&mut self, launches: &[Launch]) -> plimsoll::Result<RecordId> {
-        self.0.record(launches)
+        let record = self.0.record(launches)?;
+        self.0.replay(record)?;
+        Ok(record)
     }
     fn replay(&mut self, record: RecordId) -> plimsoll::Result<()> {
         self.0.replay(record)
     }
 }
 
-/// State, which is kept between runs, starts as zeros, whatever the memory had before.
-#[test]
-fn state_starts_as_zeros() {
+/// The sum of all rows so far, of `rows` rows in each run; and a count, which begins with 2.
+fn counting(rows: usize) -> Graph {
     let g = Trace::new("sum");
-    let [x, total] = ["x", "total"].map(|name| g.input(name, DType::F32, [6, 40]));
-    g.output("y", x.matmul(g.constant("w", random([40, 40], 2))) + total);
-    let graph = g.finish().expect("the graph is sound");
-    let target = Target::cpu(1);
-    let graph = Recipe::default().whole(graph, &target).expect("the passes run");
-    let (mut plan, constants) = plan::compile(&graph, &target, &Limits { memory: None }).expect("it is planned");
-    let port = plan.inputs.remove(1);
-    let (segment, buffer) = (SegmentIdx::new(plan.segments.len()), &mut plan.buffers[port.buffer]);
-    (buffer.class, buffer.segment, buffer.offset) = (Class::State, segment, 0);
-    let bytes = buffer.bytes;
-    plan.segments.push(plan::Segment { class: Class::State, memory: Memory::Device, bytes });
-    plan.state.push(plan::StatePort { port, update: None, given: false });
-    let mut exec = Exec::load(Box::new(Used(Cpu::new(1))), plan, &constants, &|_| {}).expect("it loads");
-    let zeros = exec.run(&[Tensor::from_f64(DType::F32, [6, 40], &[0.0; 240])]).expect("it runs");
-    assert!(zeros[0].to_f64().iter().all(|&y| y == 0.0), "{:?}", zeros[0].to_f64());
+    let [x, total] = [("x", rows), ("total", 1)].map(|(name, rows)| g.input(name, DType::F32, [rows, 40]));
+    let count = g.state("count", Tensor::from_f64(DType::F32, [1], &[2.0]));
+    g.update(count, count + 1.0);
+    g.output("next", total + x.reduce_sum(&[0], true));
+    g.output("old", total);
+    g.output("count", count);
+    let mut graph = g.finish().expect("the graph is sound");
+    graph.pair("total", "next").expect("they are alike");
+    graph
+}
+
+/// Runs on rows of ones, and gives the sum and the count from before the run.
+fn counted(session: &Session, rows: usize) -> (f64, f64) {
+    let x = Tensor::from_f64(DType::F32, [rows, 40], &vec![1.0; rows * 40]);
+    let found = session.run(&[("x", x)]).expect("it runs");
+    let sum = found[0].1.to_f64();
+    assert!(sum.iter().all(|&element| element == sum[0]), "{sum:?}");
+    (sum[0], found[1].1.to_f64()[0])
+}
+
+/// States begin as zeros, or as given, whatever the memory had before and whatever a device runs to record.
+#[test]
+fn states_begin_as_declared() {
+    let session = Session::on_backend(counting(6), Box::new(Used(Cpu::new(1))), "used".into(), &options(), &|_, _| {});
+    let session = session.expect("it loads");
+    assert_eq!([counted(&session, 6), counted(&session, 6)], [(0.0, 2.0), (6.0, 3.0)]);
+}
+
+/// A binding that is prepared later, which records its steps, leaves the states as they are.
+#[test]
+fn states_last_over_the_bindings_of_a_range() {
+    let source: Source = Arc::new(|dims, _| Ok(counting(dims[0].1)));
+    let options = options().set("rows", 1..=6);
+    let session = Session::range_on_backend(source, Box::new(Used(Cpu::new(1))), "used".into(), &options, &|_, _| {});
+    let session = session.expect("it loads");
+    let found = [6, 2, 3, 2].map(|rows| counted(&session, rows));
+    assert_eq!(found, [(0.0, 2.0), (6.0, 3.0), (8.0, 4.0), (11.0, 5.0)]);
 }
 
 /// The README's example, word for word.
