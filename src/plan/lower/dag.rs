@@ -17,20 +17,20 @@ impl Dag {
     /// If several steps write a buffer, all steps that read or write it keep the file's order. So do those that read a state and those that
     /// write its update over it.
     pub fn new(draft: &Draft) -> Dag {
-        let mut writers = vec![0usize; draft.buffers.len()];
-        for step in &draft.steps {
-            step.writes.iter().for_each(|&b| writers[b] += 1);
+        // Per buffer, true if a write to its bytes comes behind reads of it.
+        let mut rewritten = vec![false; draft.buffers.len()];
+        let mut written = vec![false; draft.buffers.len()];
+        for &b in draft.steps.iter().flat_map(|step| &step.writes) {
+            rewritten[b] |= std::mem::replace(&mut written[b], true);
         }
-        for state in draft.buffers.iter().filter_map(|buffer| buffer.over) {
-            writers[state] += 2;
-        }
+        draft.buffers.iter().filter_map(|buffer| buffer.over).for_each(|state| rewritten[state] = true);
         let mut wrote: Vec<Option<StepIdx>> = vec![None; draft.buffers.len()];
         let mut read: Vec<Vec<StepIdx>> = vec![Vec::new(); draft.buffers.len()];
         let mut before: Vec<Vec<StepIdx>> = vec![Vec::new(); draft.steps.len()];
         for (s, step) in StepIdx::enumerate(&draft.steps) {
             for &b in &step.reads {
                 before[s].extend(wrote[b]);
-                if writers[b] > 1 {
+                if rewritten[b] {
                     read[b].push(s);
                 }
             }

@@ -46,7 +46,8 @@ impl Lowering<'_> {
     pub(super) fn order_updates(&mut self) -> Result<()> {
         let dag = Dag::new(&self.draft);
         let (reads, writes) = (self.uses(|step| &step.reads), self.uses(|step| &step.writes));
-        // Per step, the steps that write over a state that it reads.
+        // Per step, the steps that write over a state that it reads: edges beside those of `dag`. Those of one more state are safe if no
+        // reader comes behind a writer by the edges so far.
         let mut overwrites: Vec<Vec<StepIdx>> = vec![Vec::new(); self.draft.steps.len()];
         for at in 0..self.draft.states.len() {
             let DraftState { value, buffer, update: Some(update), .. } = self.draft.states[at] else { continue };
