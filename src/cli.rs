@@ -62,7 +62,7 @@ enum Format {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Run a graph once and show its outputs and its memory.
+    /// Run a graph, once or several times in a row, and show its outputs, its states and its memory.
     Run(run::Run),
     /// Plan a graph's memory, with no device and no weights.
     Plan(plan::Plan),

@@ -15,6 +15,9 @@ use serde_json::{Value, json};
 use std::path::PathBuf;
 use std::time::Instant;
 
+/// States of more elements stay on the device: their figures are not worth the host's memory.
+const MOST_SHOWN: usize = 1 << 20;
+
 #[derive(Args)]
 pub(super) struct Run {
     #[command(flatten)]
@@ -25,7 +28,7 @@ pub(super) struct Run {
     on: On,
     #[command(flatten)]
     measured: Measured,
-    /// Run N times in a row, on the same inputs. States go on from run to run; the outputs are those of the last one.
+    /// Run N times in a row, on the same inputs. States go on from run to run. The outputs are those of the last run.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     iters: u32,
     /// Write each output to DIR/NAME.npy. Characters of names outside [A-Za-z0-9._-] become '_'. The end of an overlong name becomes a hash.
@@ -78,7 +81,8 @@ impl Run {
         let (plan, inputs) = args::select(&session, given, self.inputs.seed)?;
         let (outputs, repeats) = self.repeat(&session, &inputs)?;
         let outputs: Vec<_> = names.iter().map(|name| (*name).to_owned()).zip(outputs).collect();
-        let states = plan.state.iter().map(|state| Ok((state.port.name.clone(), session.state(&state.port.name)?)));
+        let shown = plan.state.iter().map(|state| &state.port).filter(|port| port.shape.numel() <= MOST_SHOWN);
+        let states = shown.map(|port| Ok((port.name.clone(), session.state(&port.name)?)));
         let states = states.collect::<Result<Vec<_>>>()?;
         let usage = session.usage();
         let notes = session.with(|exec| exec.notes());
