@@ -42,6 +42,7 @@ mod prologue;
 mod reduction;
 mod rewrite;
 mod row;
+mod scatter;
 mod shares;
 pub mod simd;
 mod slide;
@@ -166,6 +167,7 @@ fn compile(kernel: &Kernel, isa: Isa, threads: usize) -> Result<Box<dyn Compiled
         Template::Conv { .. } | Template::ConvTranspose { .. } | Template::Pool { .. } => {
             Box::new(slide::Sliding::new(kernel, isa, threads)?)
         }
+        Template::Scatter { .. } => Box::new(scatter::Scatter::new(kernel, threads)?),
         _ => Box::new(map::Map::new(kernel, isa, threads, Some(index::core(kernel)?))?),
     })
 }

@@ -32,6 +32,18 @@ pub enum Order {
     Backwards,
 }
 
+/// The place of a row's values in what is written.
+#[derive(Clone, Copy, Default)]
+pub enum To {
+    /// At the row's index.
+    #[default]
+    Index,
+    /// In this element of the buffer.
+    Element(isize),
+    /// They are not stored.
+    Nowhere,
+}
+
 /// The values that a template computes for a row.
 #[derive(Default)]
 pub struct Row {
@@ -39,6 +51,8 @@ pub struct Row {
     pub core: Vec<f64>,
     /// The reductions.
     pub reductions: Vec<f64>,
+    /// Where they go.
+    pub to: To,
 }
 
 /// The elements of the operands that a kernel reads.
@@ -134,11 +148,16 @@ pub fn run(kernel: &Kernel, order: Order, memory: &mut dyn Memory) {
     let mut elements = Elements::new(kernel, memory);
     for row in indices(outer, order) {
         elements.memory.begin_row();
-        let Row { core, reductions } = meaning(kernel, &row, &mut elements);
+        let Row { core, reductions, to } = meaning(kernel, &row, &mut elements);
         let write = |elements: &mut Elements, inputs: &[f64], index: &[usize]| {
             let results = kernel.body.eval(inputs, index, &reductions);
             for (w, (operand, value)) in kernel.writes.iter().zip(results).enumerate() {
-                elements.memory.store(w, operand.access.at(index), value);
+                let element = match to {
+                    To::Index => operand.access.at(index),
+                    To::Element(element) => element,
+                    To::Nowhere => continue,
+                };
+                elements.memory.store(w, element, value);
             }
         };
         if rows.written_once {
@@ -162,16 +181,22 @@ pub fn run(kernel: &Kernel, order: Order, memory: &mut dyn Memory) {
 
 /// The values of every operand written, over its index space in row-major order; `reads` are the buffers of the operands read.
 pub fn evaluate(kernel: &Kernel, reads: &[Vec<f64>]) -> Vec<Vec<f64>> {
+    let values = |stored: Vec<(isize, f64)>| stored.into_iter().map(|(_, value)| value).collect();
+    stores(kernel, reads).into_iter().map(values).collect()
+}
+
+/// The elements of every operand written and what is stored there, in row-major order of the index space.
+pub fn stores(kernel: &Kernel, reads: &[Vec<f64>]) -> Vec<Vec<(isize, f64)>> {
     struct Buffers<'a> {
         reads: &'a [Vec<f64>],
-        written: Vec<Vec<f64>>,
+        written: Vec<Vec<(isize, f64)>>,
     }
     impl Memory for Buffers<'_> {
         fn load(&mut self, read: usize, element: isize) -> f64 {
             self.reads[read][element as usize]
         }
-        fn store(&mut self, write: usize, _: isize, value: f64) {
-            self.written[write].push(value);
+        fn store(&mut self, write: usize, element: isize, value: f64) {
+            self.written[write].push((element, value));
         }
         fn is_apart(&self) -> bool {
             true
@@ -183,7 +208,7 @@ pub fn evaluate(kernel: &Kernel, reads: &[Vec<f64>]) -> Vec<Vec<f64>> {
 }
 
 pub(super) fn single(value: f64) -> Row {
-    Row { core: vec![value], reductions: Vec::new() }
+    Row { core: vec![value], ..Row::default() }
 }
 
 pub(super) fn dot(a: &[f64], b: &[f64]) -> f64 {

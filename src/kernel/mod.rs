@@ -69,7 +69,7 @@ pub struct Kernel {
     pub shape: Shape,
     /// Operands read: those of the core, of the body, of the prologues.
     pub reads: Vec<Operand>,
-    /// Operands written. No two elements of the index space share an address.
+    /// Operands written. No two elements of the index space share an address, unless data chooses the elements.
     pub writes: Vec<Operand>,
     /// The prologues, at most one per core operand, in the operands' order.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -162,9 +162,9 @@ pub const MOST_ELEMENTS: usize = i32::MAX as usize - (1 << 16);
 /// # Errors
 /// The operand or the extent that is too large.
 pub fn fits_i32(kernel: &Kernel) -> Result<(), String> {
-    for (slot, operand) in kernel.reads.iter().chain(&kernel.writes).enumerate() {
+    for slot in 0..kernel.reads.len() + kernel.writes.len() {
         let far = |(low, high): &(isize, isize)| *low < 0 || *high >= i32::MAX as isize;
-        if let Some((low, high)) = operand.access.span().filter(far) {
+        if let Some((low, high)) = kernel.reach(slot).span().filter(far) {
             return Err(format!("operand {slot} reaches from element {low} to {high}"));
         }
     }

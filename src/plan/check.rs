@@ -69,7 +69,7 @@ struct Checker<'a> {
     /// Per segment, the buffers that hold their bytes, by offset. They do not overlap.
     holders: Vec<BTreeMap<u64, BufferIdx>>,
     clock: Clock,
-    /// The buffers of updates, which take the bytes of their states over. No step writes a state's own buffer.
+    /// The buffers of updates, and of what becomes one, which take the bytes of their states over. No step writes a state's own buffer.
     updates: HashSet<BufferIdx>,
     /// Changes of the arena's live bytes from one step to the next.
     live: Vec<i128>,
@@ -307,6 +307,19 @@ impl<'a> Checker<'a> {
             ensure(same, || named(format!("expected what {} is, found {found:?}", self.name(port.buffer))))?;
             self.updates.insert(update);
         }
+        // An update may be made in several steps, each of which changes some elements.
+        let updated: Vec<_> =
+            plan.state.iter().filter(|s| s.update.is_some()).map(|s| &plan.buffers[s.port.buffer]).collect();
+        for (b, found) in
+            BufferIdx::enumerate(&plan.buffers).filter(|(b, found)| found.class == Class::State && !taken.contains(b))
+        {
+            let same =
+                |old: &&&Buffer| (old.segment, old.offset, old.bytes) == (found.segment, found.offset, found.bytes);
+            ensure(updated.iter().any(|old| same(&old)), || {
+                format!("{}: expected the bytes of a state that is updated, found {found:?}", self.name(b))
+            })?;
+            self.updates.insert(b);
+        }
         Ok(())
     }
 
@@ -497,6 +510,7 @@ impl<'a> Checker<'a> {
         let mut args: Vec<Arg> = step.reads.iter().enumerate().map(|(i, &b)| arg(false, i, b)).collect();
         args.extend(step.writes.iter().enumerate().map(|(i, &b)| arg(true, i, b)));
         self.slices(step, &args)?;
+        let kept = self.kept(step)?;
         for arg in args.iter().filter(|a| !a.written) {
             let found = match (&arg.set, &self.held[arg.buffer]) {
                 (None, _) => true,
@@ -514,7 +528,31 @@ impl<'a> Checker<'a> {
         for arg in args.iter().filter(|a| a.written) {
             self.write(at, arg);
         }
+        if let (Some(kept), Some(held)) = (kept, &mut self.held[step.writes[0]]) {
+            held.parts = kept;
+        }
         Ok(())
+    }
+
+    /// The elements that the result of a kernel in place has from its data, at whose bytes it must be. Those that it may write are not
+    /// sure to be written.
+    fn kept(&self, step: &Step) -> Verdict<Option<Option<Vec<Set>>>> {
+        let kernel = &self.plan.kernels[step.kernel];
+        if !kernel.is_in_place() {
+            return Ok(None);
+        }
+        let (data, result) = (step.reads[0], step.writes[0]);
+        let [from, to] = [data, result].map(|b| &self.plan.buffers[b]);
+        let place = |b: &Buffer, slot, buffer| (b.segment, b.offset, b.bytes, self.bind_range(step, slot, buffer));
+        let same = place(from, 0, data) == place(to, kernel.reads.len(), result);
+        ensure(same && self.elements(data) == self.elements(result), || {
+            format!(
+                "writes some of {}: expected the place of {}, whose others stay",
+                self.name(result),
+                self.name(data)
+            )
+        })?;
+        Ok(Some(self.held[data].as_ref().map_or(Some(Vec::new()), |held| held.parts.clone())))
     }
 
     /// Checks that the slices of two arguments are equal or disjoint, and that no write destroys data that is still read.
@@ -566,6 +604,10 @@ impl<'a> Checker<'a> {
     fn may_share(&self, step: &Step, w: &Arg, other: &Arg) -> bool {
         let (Some(to), Some(from)) = (w.accessed, other.accessed) else { return false };
         let kernel = &self.plan.kernels[step.kernel];
+        // A kernel in place leaves its data where it is.
+        if kernel.is_in_place() && !other.written && other.operand == 0 {
+            return true;
+        }
         if !other.written && from.at_index {
             let (a, b) = (&kernel.reads[other.operand], &kernel.writes[w.operand]);
             let strides = |(k, &extent): (usize, &usize)| extent == 1 || a.access.strides[k] == b.access.strides[k];

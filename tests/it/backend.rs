@@ -99,7 +99,9 @@ fn every_case_has_a_meaning() {
     for case in cases() {
         let written = evaluate(&case.kernel, &case.inputs);
         for (values, write) in written.iter().zip(&case.kernel.writes) {
-            assert_eq!(values.len(), write.access.shape.numel(), "{}", case.name);
+            let all = write.access.shape.numel();
+            let right = if case.kernel.is_in_place() { values.len() <= all } else { values.len() == all };
+            assert!(right, "{}: {} of {all}", case.name, values.len());
             assert!(values.iter().all(|v| v.is_finite()), "{}: {values:?}", case.name);
         }
     }

@@ -15,7 +15,7 @@ use plimsoll::internals::dtype::DType;
 use plimsoll::internals::error::Error;
 use plimsoll::internals::expr::{Body, Expr};
 use plimsoll::internals::kernel::algorithm::{self, Schedule};
-use plimsoll::internals::kernel::meaning::evaluate;
+use plimsoll::internals::kernel::meaning::{evaluate, stores};
 use plimsoll::internals::kernel::{Kernel, Operand, Template, cpu as packing, schedule};
 use plimsoll::internals::shape::{Access, Shape};
 use plimsoll::internals::target::{Memory, Target};
@@ -63,13 +63,13 @@ fn run(cpu: &mut Cpu, case: &Case, packed: bool) -> Result<Vec<Vec<f64>>, String
     let id = cpu.compile(&kernel).map_err(|e| e.to_string())?;
     let record = cpu.record(&[Launch::new(id, args.clone())]).map_err(|e| e.to_string())?;
     cpu.replay(record).map_err(|e| e.to_string())?;
-    let mut out = Vec::new();
+    let (mut out, mut stored) = (Vec::new(), stores(&case.kernel, &case.inputs));
     for (write, slice) in kernel.writes.iter().zip(&args[kernel.reads.len()..]) {
         let mut bytes = vec![0; slice.bytes as usize];
         cpu.read(*slice, &mut bytes).map_err(|e| e.to_string())?;
         let tensor = Tensor::new(write.dtype, vec![bytes.len() / write.dtype.size()], bytes).expect("whole elements");
         let values = tensor.to_f64();
-        out.push(kernels::indices(&write.access.shape).iter().map(|i| values[write.access.at(i) as usize]).collect());
+        out.push(stored.remove(0).into_iter().map(|(element, _)| values[element as usize]).collect());
     }
     cpu.free(segment);
     Ok(out)

@@ -112,7 +112,7 @@ fn run(library: &Library, number: usize, case: &Case, source: &Source) -> Result
     }
     for (w, operand) in kernel.writes.iter().enumerate() {
         let Some(b) = bindings.of[kernel.reads.len() + w] else { continue };
-        let len = elements(&operand.access) * operand.dtype.size();
+        let len = elements(&kernel.reach(kernel.reads.len() + w)) * operand.dtype.size();
         case.judge(kernel, w, bytemuck::cast_slice::<_, u8>(&buffers[b])[..len].to_vec())?;
     }
     Ok(())
@@ -172,6 +172,7 @@ fn cuda_kernels_compute_what_the_interpreter_does() {
         "attention_mma",
         "conv_direct",
         "gather",
+        "scatter",
     ] {
         let head = format!("// {template}\n");
         assert!(jobs.iter().any(|job| job.source.text.starts_with(&head)), "no case reaches {template}");

@@ -1,12 +1,12 @@
 //! The template table: each row's columns agree with each other and with the row's meaning, on the row's samples.
 
 use crate::kernels::elements;
-use plimsoll::internals::kernel::meaning::{self, Memory, Order, evaluate};
+use plimsoll::internals::kernel::meaning::{self, Memory, Order, evaluate, stores};
 use plimsoll::internals::kernel::templates::{Along, TEMPLATES};
 use plimsoll::internals::kernel::{Kernel, Operand, Pool, Template, Window};
-use plimsoll::internals::shape::{Access, Shape, advance};
+use plimsoll::internals::shape::{Access, advance};
 use plimsoll::internals::target::Family;
-use std::collections::{BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 /// Every row's samples, with names.
 fn samples() -> Vec<(String, Kernel)> {
@@ -78,7 +78,8 @@ fn is_free(template: &Template, operand: usize, axis: usize) -> bool {
         | Template::Row { .. }
         | Template::MatMul
         | Template::Attention { .. }
-        | Template::Gather { .. } => false,
+        | Template::Gather { .. }
+        | Template::Scatter { .. } => false,
     }
 }
 
@@ -135,6 +136,10 @@ fn broken_templates(template: &Template) -> Vec<Template> {
                 of(strides, &[&[0], rest].concat()),
                 of(strides, &[&[usize::MAX], rest].concat()),
             ]
+        }
+        &Template::Scatter { axis, stride, extent, unique } => {
+            let of = |axis, extent| Template::Scatter { axis, stride, extent, unique };
+            vec![of(axis + 1, extent), of(9, extent), of(usize::MAX, extent), of(axis, 0), of(axis, usize::MAX)]
         }
         Template::Pad { before, mode } => {
             let of = |before: &[isize]| Template::Pad { before: before.to_vec(), mode: *mode };
@@ -260,7 +265,8 @@ fn kernels_touch_what_they_reach() {
             for (slot, touched) in touched {
                 let reach = elements_of(&kernel.reach(slot));
                 assert!(touched.is_subset(&reach), "{name}: argument {slot} touches {touched:?}, reaches {reach:?}");
-                let all = slot >= reads.len() || kernel.further().contains(&slot);
+                let chosen = kernel.is_in_place();
+                let all = slot >= reads.len() && !chosen || kernel.further().contains(&slot);
                 assert!(!all || *touched == reach, "{name}: argument {slot} touches {touched:?}, of {reach:?}");
             }
         }
@@ -290,20 +296,22 @@ fn parts_of_a_kernel_compute_what_the_whole_does() {
     let mut cut = BTreeSet::new();
     for (name, kernel) in samples() {
         let reads = buffers(&kernel);
-        let whole = evaluate(&kernel, &reads).concat();
-        let written = Shape::new(kernel.written());
+        let whole = stores(&kernel, &reads);
+        let mut parts: BTreeMap<(usize, usize), BTreeSet<isize>> = BTreeMap::new();
         for axis in 0..kernel.shape.len() {
             for start in 0..kernel.shape[axis] {
                 let Some(part) = part(&kernel, axis, start) else { continue };
                 part.validate(Family::Wgpu).unwrap_or_else(|e| panic!("{name} cut along {axis}: {e}"));
-                let own = Access::contiguous(written.clone()).slice(axis, start, 1, 1);
-                let mut index = vec![0; own.shape.len()];
-                for found in evaluate(&part, &reads).concat() {
-                    assert_eq!(found, whole[own.at(&index) as usize], "{name} at {start} along {axis}: {index:?}");
-                    advance(&mut index, &own.shape);
+                for (write, found) in stores(&part, &reads).into_iter().enumerate() {
+                    let strange = found.iter().find(|stored| !whole[write].contains(stored));
+                    assert_eq!(strange, None, "{name} at {start} along {axis}");
+                    parts.entry((axis, write)).or_default().extend(found.into_iter().map(|(element, _)| element));
                 }
                 cut.insert(kernel.template.name());
             }
+        }
+        for ((axis, write), parts) in parts {
+            assert!(whole[write].iter().all(|(element, _)| parts.contains(element)), "{name} cut along {axis}");
         }
     }
     let rows: BTreeSet<_> = TEMPLATES.iter().map(|row| row.name).collect();

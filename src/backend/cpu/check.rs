@@ -49,8 +49,8 @@ fn is_disjoint(kernel: &Kernel, read: usize, write: usize) -> Result<bool, Strin
     if from.packed || from.dtype.size() != to.dtype.size() {
         return Ok(false);
     }
-    let set = |access: &Access| Set::new(access, std::iter::empty());
-    Ok(matches!((set(&kernel.reach(read))?, set(&to.access)?), (Some(a), Some(b)) if a.is_disjoint(&b)))
+    let set = |slot: usize| Set::new(&kernel.reach(slot), std::iter::empty());
+    Ok(matches!((set(read)?, set(kernel.reads.len() + write)?), (Some(a), Some(b)) if a.is_disjoint(&b)))
 }
 
 /// True if the element that one operand reads at an index is the one that another writes there. A row that is written once
@@ -80,7 +80,7 @@ impl Check {
         let Kernel { template, reads, writes, .. } = kernel;
         let prologues = kernel.prologues.iter().map(|p| &p.body);
         template.bodies().into_iter().chain(prologues).chain([&kernel.body]).try_for_each(straight)?;
-        for Operand { access: Access { shape, strides, .. }, .. } in writes {
+        for Operand { access: Access { shape, strides, .. }, .. } in writes.iter().filter(|_| !kernel.is_in_place()) {
             let still = shape.iter().zip(strides).any(|(&d, &s)| d > 1 && s == 0);
             ensure(!still || shape.contains(&0), || "a write that stands still".into())?;
         }
@@ -100,7 +100,8 @@ impl Check {
         let mut in_place = Vec::new();
         for w in 0..writes.len() {
             for r in 0..reads.len() {
-                if is_disjoint(kernel, r, w)? || kernel.further().contains(&r) && is_overwritten(kernel, r, w) {
+                let data = kernel.is_in_place() && (r, w) == (0, 0);
+                if data || is_disjoint(kernel, r, w)? || kernel.further().contains(&r) && is_overwritten(kernel, r, w) {
                     in_place.push((r, reads.len() + w));
                 }
             }

@@ -5,12 +5,16 @@ use super::scalar::Type::{F32, I32, I64};
 use super::scalar::{convert, literal};
 use super::{Module, kernels};
 use crate::kernel::meaning::mismatch;
+use crate::kernel::space::Space;
 use crate::kernel::{Nearest, PadMode, ResizeMode, Template};
 use std::collections::BTreeSet;
 
 kernels! {
     |module, _| module.gather() => {
         gather "gather.wgsl": "elements chosen by index operands",
+    }
+    |module, _| module.scatter() => {
+        scatter "scatter.wgsl": "updates stored where an index operand says",
     }
     |module, _| module.pad() => {
         pad "pad.wgsl": "data surrounded by a constant, its edge, its mirror image or itself",
@@ -51,21 +55,61 @@ impl Module<'_> {
         self.loader("data", 0);
         let space = self.flat();
         for (k, (&stride, &extent)) in strides.iter().zip(extents).enumerate() {
-            let slot = 1 + k;
-            let (mut body, address) = self.address(slot, &space);
-            let (mut at, ty) = (self.load(slot, &address), self.value[slot]);
-            if ty == I64 {
-                // An index that is far outside stays outside.
-                let [low, high] = I32.bounds().into();
-                at = format!("clamp({at}, {}, {})", literal(low, I64), literal(high, I64));
-            }
-            body.push(format!("return {};", convert(&at, ty, I32)));
+            let (mut body, at) = self.index(1 + k, &space);
+            body.push(format!("return {at};"));
             self.function(&format!("index{k}"), &[("i", I32)], Some(I32), body);
             self.int(format!("EXTENT{k}"), extent as isize);
             self.int(format!("STRIDE{k}"), stride);
         }
         self.lists.insert("index", vec![Vec::new(); strides.len()]);
         self.store(&space, Some(self.value[0]), None, &[])?;
+        self.per_element();
+        Ok(())
+    }
+
+    /// An index that an operand holds at a point of a space, as `i32`.
+    fn index(&self, slot: usize, space: &Space) -> (Vec<String>, String) {
+        let (body, address) = self.address(slot, space);
+        let (mut at, ty) = (self.load(slot, &address), self.value[slot]);
+        if ty == I64 {
+            // An index that is far outside stays outside.
+            let [low, high] = I32.bounds().into();
+            at = format!("clamp({at}, {}, {})", literal(low, I64), literal(high, I64));
+        }
+        (body, convert(&at, ty, I32))
+    }
+
+    fn scatter(&mut self) -> Result<(), String> {
+        let &Template::Scatter { axis, stride, extent, unique } = &self.kernel.template else {
+            mismatch(&self.kernel.template)
+        };
+        let space = self.flat();
+        let (mut body, at) = self.index(1, &space);
+        let from_start = "return select(raw, raw + EXTENT, raw < 0);";
+        body.extend([format!("let raw = {at};"), from_start.into()]);
+        self.function("chosen", &[("i", I32)], Some(I32), body);
+        let (mut body, address) = self.address(2, &space);
+        body.push(format!("return {};", self.load(2, &address)));
+        self.function("update", &[("i", I32)], Some(self.value[2]), body);
+        self.int("EXTENT", extent as isize);
+        if !unique {
+            self.flags.push("REPEATS");
+            self.ints(&[
+                ("UPDATES", self.kernel.shape[axis]),
+                ("STEP", self.kernel.shape[axis + 1..].iter().product()),
+            ]);
+            let located = locate(&space, &[], &BTreeSet::from([axis]));
+            let mut body = located.statements;
+            body.push(format!("return {};", located.coordinates[&axis]));
+            self.function("coordinate", &[("i", I32)], Some(I32), body);
+        }
+        let result = self.kernel.reads.len();
+        if let Some(binding) = self.bindings.of[result] {
+            let (mut body, base) = self.address(result, &space);
+            let value = self.stored(result, binding, "value", self.value[2]);
+            body.push(format!("b{binding}[{base} + place * {stride}] = {value};"));
+            self.function("store", &[("i", I32), ("place", I32), ("value", self.value[2])], None, body);
+        }
         self.per_element();
         Ok(())
     }

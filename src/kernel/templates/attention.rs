@@ -83,5 +83,5 @@ fn attention(kernel: &Kernel, row: &[usize], elements: &mut Elements) -> Row {
         if weightless { 0.0 } else { dot(&powers, &values) / total }
     };
     let core = (0..kernel.shape[row.len()]).map(&mut value).collect();
-    Row { core, reductions: Vec::new() }
+    Row { core, ..Row::default() }
 }

@@ -5,7 +5,7 @@
 //! variant does not compile without its row.
 
 use super::algorithm::Schedule;
-use super::meaning::{Elements, Order, Row, dot, indices, mismatch, single};
+use super::meaning::{Elements, Order, Row, To, dot, indices, mismatch, single};
 use super::validate::{MOST_EXTENT, Verdict, ensure, is_countable};
 use super::{Kernel, Operand};
 use crate::dtype::DType;
@@ -21,6 +21,7 @@ mod matmul;
 mod pad;
 mod resize;
 mod row;
+mod scatter;
 mod window;
 
 pub use attention::Guard;
@@ -93,6 +94,20 @@ pub enum Template {
         /// Per index operand, the extent of the indexed axis.
         extents: Vec<usize>,
     },
+    /// reads\[0\] with reads\[2\], the updates, stored where reads\[1\], integer indices, say: the update of index `i` goes to
+    /// `access(i) + reads[1](i) * stride` of the data's buffer. All have the kernel's shape; the data's access gives each base. Negative
+    /// indices count from the end of the indexed axis; an update outside is left out. Of several for one element, the last along `axis`
+    /// counts. The result lies at the bytes of the data: the kernel stores updates, and touches nothing else.
+    Scatter {
+        /// The axis of the index space along which indices may choose one element twice.
+        axis: usize,
+        /// The stride of the indexed axis in elements of the data's buffer.
+        stride: isize,
+        /// The extent of the indexed axis.
+        extent: usize,
+        /// True if no two indices along `axis` are the same, so that no update has to look for later ones.
+        unique: bool,
+    },
     /// reads\[0\] surrounded: index `i` reads `i - before`, outside of the data's extents as `mode` says.
     Pad {
         /// Elements before each axis; negative removes elements.
@@ -123,6 +138,8 @@ pub struct TemplateDef {
     pub core_reads: fn(&Template) -> usize,
     /// The axes that are computed together.
     pub rows: fn(&Template) -> Rows,
+    /// True if the one result lies at the bytes of operand 0, and the kernel writes only elements that data chooses: the others stay.
+    pub in_place: bool,
     /// The template's own code, beside the kernel's body and prologues.
     pub bodies: fn(&Template) -> Vec<&Body>,
     /// Checks the core operands and the parameters. Operands are enough, and have countable extents with a stride per axis.
@@ -199,6 +216,7 @@ templates! {
     Template::ConvTranspose { .. } => window::CONV_TRANSPOSE,
     Template::Pool { .. } => window::POOL,
     Template::Gather { .. } => gather::GATHER,
+    Template::Scatter { .. } => scatter::SCATTER,
     Template::Pad { .. } => pad::PAD,
     Template::Resize { .. } => resize::RESIZE,
 }
@@ -210,6 +228,7 @@ const PLAIN: TemplateDef = TemplateDef {
     kind: Kind::Movement,
     core_reads: |_| 1,
     rows: |_| Rows { axes: 0, written_once: false },
+    in_place: false,
     bodies: |_| Vec::new(),
     check: |_, _| Ok(()),
     axis_of: |_, _, _| Along::Tied,
@@ -245,6 +264,8 @@ impl Kernel {
     /// chooses the element. The arguments are the reads, then the writes.
     pub fn reach(&self, slot: usize) -> Access {
         let mut access = self.operand(slot).access.clone();
+        // A result in place reaches what the data does.
+        let slot = if self.is_in_place() && slot >= self.reads.len() { 0 } else { slot };
         if slot < self.template.core_reads() {
             for (extent, stride) in (self.template.def().reach)(&self.template, slot) {
                 access.shape.push(extent);
@@ -252,6 +273,11 @@ impl Kernel {
             }
         }
         access
+    }
+
+    /// True if the result lies at the bytes of operand 0, of which the kernel changes elements that data chooses.
+    pub fn is_in_place(&self) -> bool {
+        self.template.def().in_place
     }
 
     /// How an argument, one of the reads or then of the writes, lies along an axis of the index space.

@@ -73,5 +73,5 @@ fn row(kernel: &Kernel, row: &[usize], elements: &mut Elements) -> Row {
         });
         reduced.push(value);
     }
-    Row { core: Vec::new(), reductions: reduced }
+    Row { reductions: reduced, ..Row::default() }
 }

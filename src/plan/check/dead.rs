@@ -35,9 +35,9 @@ pub fn dead(plan: &Plan) -> Vec<Vec<Span>> {
     for segment in SegmentIdx::all(&plan.segments).filter(|&s| plan.segments[s].memory.is_device()) {
         life.died.push(Span { segment, offset: 0, bytes: plan.segments[segment].bytes });
     }
-    let given = |class| matches!(class, Class::Constant | Class::State | Class::Input);
-    let updates: HashSet<BufferIdx> = plan.state.iter().filter_map(|state| state.update).collect();
-    let begins = |&b: &BufferIdx| given(plan.buffers[b].class) && !updates.contains(&b);
+    let given = |class| matches!(class, Class::Constant | Class::Input);
+    let states: HashSet<BufferIdx> = plan.state.iter().map(|state| state.port.buffer).collect();
+    let begins = |&b: &BufferIdx| given(plan.buffers[b].class) || states.contains(&b);
     BufferIdx::all(&plan.buffers).filter(begins).for_each(|b| life.hold(b));
     let read = |b: BufferIdx| plan.steps.iter().any(|step| step.reads.contains(&b));
     let idle = |&b: &BufferIdx| plan.buffers[b].class == Class::Input && !read(b);

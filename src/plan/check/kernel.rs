@@ -6,6 +6,7 @@ use crate::kernel::schedule::{self, prologue};
 use crate::kernel::validate::{Verdict, ensure};
 use crate::kernel::{Kernel, Operand, Template, check_prologues, cpu};
 use crate::plan::index::{KernelIdx, Per};
+use crate::shape::Access;
 use crate::target::Target;
 
 /// An operand's use of its buffer.
@@ -36,7 +37,7 @@ pub fn check(kernel: &Kernel, target: &Target) -> Verdict<Needs> {
     check_prologues(kernel)?;
     kernel.validate(target.family)?;
     for (i, Operand { access, .. }) in writes.iter().enumerate() {
-        ensure(is_injective(access), || {
+        ensure(is_injective(&apart(kernel, access)), || {
             format!("operand {i} written: elements share addresses under strides {:?}", access.strides)
         })?;
     }
@@ -64,22 +65,40 @@ pub fn check(kernel: &Kernel, target: &Target) -> Verdict<Needs> {
         needs.reads.push(Accessed { set, at_index });
     }
     for (i, operand) in writes.iter().enumerate() {
-        let set = Set::new(&operand.access, std::iter::empty());
+        let set = Set::new(&operand.access, chosen(kernel, 0).filter(|_| kernel.is_in_place()));
         let set = set.map_err(|e| format!("operand {i} written: reaches {e}"))?;
         needs.writes.push(Accessed { set, at_index: false });
     }
     Ok(needs)
 }
 
+/// The elements that a kernel writes, each once. Updates of one element are of one index along the axis that counts them, and only the last
+/// of them is stored.
+fn apart(kernel: &Kernel, written: &Access) -> Access {
+    let mut access = written.clone();
+    if let Template::Scatter { axis, stride, extent, .. } = kernel.template {
+        access.shape[axis] = extent;
+        access.strides[axis] = stride;
+    }
+    access
+}
+
+/// Axes, by extent and stride, along which indices choose any element of operand `i`.
+fn chosen(kernel: &Kernel, i: usize) -> impl Iterator<Item = (usize, isize)> {
+    let axes: Vec<_> = match &kernel.template {
+        Template::Gather { strides, extents } if i == 0 => {
+            extents.iter().copied().zip(strides.iter().copied()).collect()
+        }
+        &Template::Scatter { stride, extent, .. } if i == 0 => vec![(extent, stride)],
+        _ => Vec::new(),
+    };
+    axes.into_iter()
+}
+
 /// The elements that operand `i` may read. This is the checker's own rule, apart from the one by which plans are made.
 fn elements_read(kernel: &Kernel, i: usize) -> Verdict<Option<Set>> {
     let mut access = kernel.reads[i].access.clone();
-    let mut chosen = Vec::new();
     match &kernel.template {
-        // Indices choose any element along the axes that they count.
-        Template::Gather { strides, extents } if i == 0 => {
-            chosen.extend(extents.iter().copied().zip(strides.iter().copied()));
-        }
         // Even if rows are empty, operands that do not move along a row are read.
         Template::Row { inner, per_row: true, .. } => {
             let outer = kernel.shape.len() - inner;
@@ -95,8 +114,9 @@ fn elements_read(kernel: &Kernel, i: usize) -> Verdict<Option<Set>> {
         | Template::ConvTranspose { .. }
         | Template::Pool { .. }
         | Template::Gather { .. }
+        | Template::Scatter { .. }
         | Template::Pad { .. }
         | Template::Resize { .. } => {}
     }
-    Set::new(&access, chosen.into_iter())
+    Set::new(&access, chosen(kernel, i))
 }

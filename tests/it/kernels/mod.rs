@@ -6,7 +6,7 @@ pub mod variants;
 use plimsoll::internals::dtype::DType;
 use plimsoll::internals::expr::{Body, Expr};
 use plimsoll::internals::kernel::algorithm::Schedule;
-use plimsoll::internals::kernel::meaning::evaluate;
+use plimsoll::internals::kernel::meaning::{evaluate, stores};
 use plimsoll::internals::kernel::schedule::prologue;
 use plimsoll::internals::kernel::templates::TEMPLATES;
 use plimsoll::internals::kernel::{
@@ -37,9 +37,10 @@ impl Case {
     /// sums of `f32` are held to 1e-5 of the largest value, those with halves anywhere to 1e-2.
     pub fn judge(&self, kernel: &Kernel, write: usize, found: Vec<u8>) -> Result<(), String> {
         let operand = &kernel.writes[write];
-        let len = elements(&operand.access);
+        let len = found.len() / operand.dtype.size();
         let found = Tensor::new(operand.dtype, [len], found).expect("whole elements").to_f64();
-        let exact = evaluate(&self.kernel, &self.inputs).swap_remove(write);
+        let stores = stores(&self.kernel, &self.inputs).swap_remove(write);
+        let (places, exact): (Vec<isize>, Vec<f64>) = stores.into_iter().unzip();
         let half = kernel.reads.iter().chain(&kernel.writes).any(|o| matches!(o.dtype, DType::F16 | DType::BF16));
         // A value beyond the range of f16 becomes infinite.
         let expected = if half { Tensor::from_f64(operand.dtype, [exact.len()], &exact).to_f64() } else { exact };
@@ -50,17 +51,21 @@ impl Case {
             false => 0.0,
         };
         let mut touched = vec![false; len];
-        for (index, want) in indices(&operand.access.shape).iter().zip(expected) {
-            let address = operand.access.at(index) as usize;
-            touched[address] = true;
+        for (address, want) in places.into_iter().zip(expected) {
+            let address = address as usize;
+            assert!(!std::mem::replace(&mut touched[address], true), "element {address} is written twice");
             let got = found[address];
             let none = got.is_nan() && want.is_nan();
             if got != want && !none && ((got - want).is_nan() || (got - want).abs() > room) {
-                return Err(format!("write {write} at {index:?}: expected {want}, found {got} (peak {peak})"));
+                return Err(format!("write {write}, element {address}: expected {want}, found {got} (peak {peak})"));
             }
         }
-        let in_place = self.in_place.is_some_and(|(w, _)| w == write);
-        let stray = touched.iter().zip(&found).position(|(t, v)| !t && *v != UNTOUCHED && !in_place);
+        let before = |address: usize| match self.in_place {
+            Some((w, _)) if w == write && kernel.is_in_place() => self.inputs[0][address],
+            Some((w, _)) if w == write => found[address],
+            _ => UNTOUCHED,
+        };
+        let stray = (0..len).find(|&address| !touched[address] && found[address] != before(address));
         stray.map_or(Ok(()), |address| Err(format!("write {write} touched element {address}, which is not its own")))
     }
 }
@@ -284,6 +289,7 @@ pub fn cases() -> Vec<Case> {
     conv_behind(&mut c);
     pool(&mut c);
     gather(&mut c);
+    scatter(&mut c);
     pad(&mut c);
     resize(&mut c);
     samples(&mut c);
@@ -296,7 +302,8 @@ fn samples(c: &mut Cases) {
         for (i, kernel) in (row.samples)().into_iter().enumerate() {
             let sizes = (0..kernel.reads.len()).map(|slot| elements(&kernel.reach(slot)));
             let inputs = kernel.reads.iter().zip(sizes).map(|(r, size)| c.random.values(r.dtype, size)).collect();
-            c.cases.push(Case { name: format!("sample {i} of {}", row.name), kernel, inputs, in_place: None });
+            let in_place = kernel.is_in_place().then_some((0, 0));
+            c.cases.push(Case { name: format!("sample {i} of {}", row.name), kernel, inputs, in_place });
         }
     }
 }
@@ -905,6 +912,60 @@ fn gather(c: &mut Cases) {
     let data = Access { offset: 8, ..data };
     let case = c.add("gather by two", template, &[4, 5], vec![f32s(data), index.clone(), index], &[x(0)]);
     case.inputs[0] = (0..60).map(|v| f64::from(v) * 0.25).collect();
+}
+
+fn scatter(c: &mut Cases) {
+    use DType::{I32, I64};
+    let mut add = |name: &str, template, [base, index]: [Operand; 2], shape: &[usize], indices: &[f64]| {
+        let updates = typed(base.dtype, dense(shape));
+        let Template::Scatter { stride, extent, .. } = template else { unreachable!("it is a scatter") };
+        let mut whole = base.access.clone();
+        (whole.shape.push(extent), whole.strides.push(stride));
+        let data = c.random.values(base.dtype, elements(&whole));
+        let (reads, body) = (vec![base.clone(), index, updates], Expr::input(0, base.dtype));
+        let case = c.add_writing(name, template, shape, reads, vec![base], &[body]);
+        case.in_place = Some((0, 0));
+        (case.inputs[0], case.inputs[1]) = (data, indices.to_vec());
+    };
+    let rows = |n| Access { shape: Shape::new([n, 16]), strides: vec![0, 1], offset: 0 };
+    let of = |axis, stride, extent, unique| Template::Scatter { axis, stride, extent, unique };
+    let index = |dtype, n| typed(dtype, spread(&[n, 1], &[n, 16]));
+    let places = [0.0, 9.0, -1.0, 3.0, -10.0, 12.0, 3.0, -11.0, 9.0];
+    add("scatter rows", of(0, 16, 10, false), [f32s(rows(9)), index(I64, 9)], &[9, 16], &places);
+    add(
+        "scatter different rows",
+        of(0, 16, 10, true),
+        [f32s(rows(4)), index(I32, 4)],
+        &[4, 16],
+        &[7.0, -4.0, 10.0, 0.0],
+    );
+    add("scatter integers", of(0, 16, 10, false), [typed(I64, rows(9)), index(I32, 9)], &[9, 16], &places);
+    let far = f64::from(u32::MAX);
+    let base = Access { shape: Shape::new([5]), strides: vec![0], offset: 2 };
+    let places = [far + 4.0, -far - 6.0, far * far, -far * far, 9.0];
+    add(
+        "scatter far outside",
+        of(0, -1, 3, false),
+        [f32s(Access { offset: 4, ..base.clone() }), typed(I64, dense(&[5]))],
+        &[5],
+        &places,
+    );
+    add(
+        "scatter one by one",
+        of(0, 3, 300, false),
+        [f32s(base.clone()), typed(I64, dense(&[5]))],
+        &[5],
+        &[7.0, 299.0, 7.0, 0.0, -1.0],
+    );
+    // As ScatterElements has it: an index for each element, in a buffer that is turned.
+    let turned = Access { shape: Shape::new([3, 5, 4]), strides: vec![1, 0, 30], offset: 0 };
+    let indices: Vec<f64> = (0..60).map(|i| f64::from(i * 7 % 13) - 6.0).collect();
+    add("scatter elements", of(1, 3, 10, false), [f32s(turned), typed(I64, dense(&[3, 5, 4]))], &[3, 5, 4], &indices);
+    let caches = Access { shape: Shape::new([2, 8, 1, 64]), strides: vec![8 * 640, 640, 0, 1], offset: 0 };
+    let start = typed(I64, spread(&[2, 1, 1, 1], &[2, 8, 1, 64]));
+    add("scatter a token", of(2, 64, 10, true), [f32s(caches), start], &[2, 8, 1, 64], &[4.0, 9.0]);
+    let none = Access { shape: Shape::new([0, 4]), strides: vec![0, 1], offset: 0 };
+    add("scatter nothing", of(0, 4, 3, false), [f32s(none), typed(I64, dense(&[0, 4]))], &[0, 4], &[]);
 }
 
 fn pad(c: &mut Cases) {

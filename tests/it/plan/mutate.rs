@@ -539,6 +539,24 @@ fn template(kernel: &Kernel, add: &mut dyn FnMut(String, &dyn Fn(&mut Kernel))) 
                 extents.pop();
             });
         }
+        Template::Scatter { .. } => {
+            for by in [-16isize, -3, -1, 1, 3, 16] {
+                add(format!("indexed stride {by:+}"), &|k| {
+                    let Template::Scatter { stride, .. } = &mut k.template else { return };
+                    *stride += by;
+                });
+                add(format!("indexed extent {by:+}"), &|k| {
+                    let Template::Scatter { extent, .. } = &mut k.template else { return };
+                    *extent = extent.wrapping_add_signed(by);
+                });
+            }
+            for other in [0, 1, 2, 3, usize::MAX] {
+                add(format!("updates along {other}"), &|k| {
+                    let Template::Scatter { axis, .. } = &mut k.template else { return };
+                    *axis = other;
+                });
+            }
+        }
         Template::Conv { .. } | Template::Pool { .. } => {
             for value in [0, 1, 2, 3, 5, 1 << 40, usize::MAX] {
                 for field in 0..13 {

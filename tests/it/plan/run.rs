@@ -19,6 +19,8 @@ trait Memory {
     fn set(&mut self, buffer: BufferIdx, element: isize, value: f64);
     /// The kernel uses that many bytes of its workspace.
     fn scribble(&mut self, _buffer: BufferIdx, _bytes: u64) {}
+    /// A result begins with the elements of this operand, over which it lies.
+    fn keep(&mut self, _from: BufferIdx, _to: BufferIdx) {}
     /// The step is over.
     fn commit(&mut self) {}
     /// This step is next, or nothing is.
@@ -53,6 +55,10 @@ impl Memory for Private<'_> {
 
     fn set(&mut self, buffer: BufferIdx, element: isize, value: f64) {
         self.staged.push((buffer, element, value));
+    }
+
+    fn keep(&mut self, from: BufferIdx, to: BufferIdx) {
+        self.written[to] = self.written[from].clone();
     }
 
     fn commit(&mut self) {
@@ -162,7 +168,7 @@ fn work(plan: &Plan) -> u128 {
         let space = size(&k.shape);
         match k.template {
             Template::MatMul => space.saturating_mul(k.reads[0].access.shape.last().copied().unwrap_or(1) as u128),
-            Template::Gather { .. } | Template::Map | Template::Row { .. } => space,
+            Template::Gather { .. } | Template::Scatter { .. } | Template::Map | Template::Row { .. } => space,
             Template::Attention { .. }
             | Template::Conv { .. }
             | Template::ConvTranspose { .. }
@@ -295,5 +301,8 @@ impl<M: Memory> meaning::Memory for Operands<'_, M> {
 
 fn launch<M: Memory>(kernel: &Kernel, step: &Step, memory: &mut M, backwards: bool) {
     let order = if backwards { Order::Backwards } else { Order::Forwards };
+    if kernel.is_in_place() {
+        memory.keep(step.reads[0], step.writes[0]);
+    }
     meaning::run(kernel, order, &mut Operands { kernel, step, memory, seen: 0.0 });
 }

@@ -1,0 +1,83 @@
+//! Updates that go where indices say. The rest of the data stays, and is not touched.
+//!
+//! ```text
+//! data   [a b c d e]     indices [3 1]     updates [x y]
+//! result [a y c x e]     at the data's bytes: d and b are the only elements that change
+//! ```
+
+use super::*;
+
+pub(super) static SCATTER: TemplateDef = TemplateDef {
+    name: "scatter",
+    doc: "updates at the places that indices choose, over the data",
+    core_reads: |_| 3,
+    in_place: true,
+    check: |kernel, _| {
+        let &Template::Scatter { axis, extent, .. } = &kernel.template else { mismatch(&kernel.template) };
+        let Kernel { shape, reads, writes, body, .. } = kernel;
+        (0..3).try_for_each(|i| kernel.reads_extents(i, shape))?;
+        ensure(axis < shape.len(), || format!("updates along axis {axis} of {shape}"))?;
+        ensure(reads[1].dtype.is_int(), || {
+            format!("operand 1 read: expected integer indices, found {}", reads[1].dtype)
+        })?;
+        ensure(extent > 0 || kernel.is_empty(), || "an index into an empty axis".into())?;
+        ensure(is_countable(&Shape::new([extent])), || format!("an indexed extent of {extent} is too large"))?;
+        let [result] = &writes[..] else { return Err(format!("expected one result, found {}", writes.len())) };
+        let [data, _, updates] = [0, 1, 2].map(|i| &reads[i]);
+        let same = result == data && updates.dtype == data.dtype;
+        ensure(same, || "expected a result that lies as the data does, and updates of its type".into())?;
+        let still = shape[axis] < 2 || data.access.strides[axis] == 0;
+        ensure(still, || format!("the data moves along axis {axis}, which counts updates"))?;
+        ensure(reads.len() == 3 && body.is_identity(), || "expected updates that are stored as they are".into())
+    },
+    axis_of: |kernel, _, k| {
+        let &Template::Scatter { axis, unique, .. } = &kernel.template else { mismatch(&kernel.template) };
+        // An update must know the later ones.
+        if k == axis && !unique { Along::Tied } else { Along::Axis(k) }
+    },
+    reach: |t, operand| {
+        let &Template::Scatter { stride, extent, .. } = t else { mismatch(t) };
+        if operand == 0 { vec![(extent, stride)] } else { Vec::new() }
+    },
+    meaning: scatter,
+    samples: || {
+        let index = |shape: &[usize], strides: &[isize]| Operand {
+            access: Access { shape: Shape::new(shape), strides: strides.to_vec(), offset: 0 },
+            dtype: DType::I64,
+            packed: false,
+        };
+        let of = |template, shape: &[usize], base: Access, index: Operand| {
+            let data = Operand { access: base, ..floats(shape) };
+            let reads = vec![data.clone(), index, floats(shape)];
+            let kernel = sample(template, shape, reads, Expr::input(0, DType::F32));
+            Kernel { writes: vec![data], ..kernel }
+        };
+        // Rows of [7, 3], several of which may be the same. Then two rows from a start on in each of the caches of [2, 3, 5, 4].
+        let rows = Template::Scatter { axis: 0, stride: 3, extent: 7, unique: false };
+        let caches = Template::Scatter { axis: 2, stride: 4, extent: 5, unique: true };
+        let base = |shape: &[usize], strides: &[isize]| Access {
+            shape: Shape::new(shape),
+            strides: strides.to_vec(),
+            offset: 0,
+        };
+        vec![
+            of(rows, &[9, 3], base(&[9, 3], &[0, 1]), index(&[9, 3], &[1, 0])),
+            of(caches, &[2, 3, 2, 4], base(&[2, 3, 2, 4], &[60, 20, 0, 1]), index(&[2, 3, 2, 4], &[2, 0, 1, 0])),
+        ]
+    },
+    ..PLAIN
+};
+
+fn scatter(kernel: &Kernel, index: &[usize], elements: &mut Elements) -> Row {
+    let &Template::Scatter { axis, stride, extent, unique } = &kernel.template else { mismatch(&kernel.template) };
+    let place = |i: f64| {
+        let i = if i < 0.0 { i + extent as f64 } else { i };
+        (0.0..extent as f64).contains(&i).then_some(i as isize)
+    };
+    let own = place(elements.at(1, index));
+    let later =
+        if unique { Vec::new() } else { elements.along(1, &[&index[..axis], &[0], &index[axis + 1..]].concat(), axis) };
+    let last = later.into_iter().skip(index[axis] + 1).all(|other| place(other) != own);
+    let to = own.filter(|_| last).map(|i| kernel.reads[0].access.at(index) + i * stride);
+    Row { core: vec![elements.at(2, index)], to: to.map_or(To::Nowhere, To::Element), ..Row::default() }
+}
