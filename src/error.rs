@@ -7,6 +7,11 @@ use std::path::{Path, PathBuf};
 /// Shorthand for results of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
+/// Refuses with `error` unless `holds`.
+pub(crate) fn ensure<E>(holds: bool, error: impl FnOnce() -> E) -> Result<(), E> {
+    if holds { Ok(()) } else { Err(error()) }
+}
+
 /// The error of every function of this crate: what went wrong, where, and what was expected instead.
 ///
 /// A variant is the same whether the graph came from a file or not: the file is one of its fields. [`Display`] says all of it, the file and

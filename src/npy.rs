@@ -3,7 +3,7 @@
 //! Format: <https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html>.
 
 use crate::dtype::DType;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, ensure};
 use crate::file;
 use crate::shape::Shape;
 use crate::tensor::Tensor;
@@ -103,9 +103,7 @@ impl Header {
         let mut start = [0; MAGIC.len() + 2];
         file.read_exact(&mut start)?;
         let (magic, version) = start.split_at(MAGIC.len());
-        if magic != MAGIC {
-            return Err(invalid("not a NumPy array file"));
-        }
+        ensure(magic == MAGIC, || invalid("not a NumPy array file"))?;
         let length = match version[0] {
             1 => {
                 let mut length = [0; 2];

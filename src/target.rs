@@ -1,7 +1,7 @@
 //! Targets describe devices as plain data, so that a plan can be made without the device.
 
 use crate::dtype::DType;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, ensure};
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 
@@ -414,14 +414,10 @@ impl Target {
             ("streams", self.streams.into(), 1),
             ("threads", self.threads.into(), 1),
         ] {
-            if value < min {
-                return Err(format!("{name}: expected at least {min}, found {value}"));
-            }
+            ensure(value >= min, || format!("{name}: expected at least {min}, found {value}"))?;
         }
         for (name, value) in [("threads", self.threads), ("streams", self.streams)] {
-            if value > 4096 {
-                return Err(format!("{name}: expected at most 4096, found {value}"));
-            }
+            ensure(value <= 4096, || format!("{name}: expected at most 4096, found {value}"))?;
         }
         if !self.staging.is_multiple_of(self.alignment) {
             return Err(format!("staging: expected a multiple of {}, found {}", self.alignment, self.staging));

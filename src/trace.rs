@@ -2,7 +2,7 @@
 
 use crate::constant::Constant;
 use crate::dtype::DType;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, ensure};
 use crate::graph::Graph;
 use crate::op::{Attrs, Build, Fact, Nodes, OpResult, Scope, ValueId};
 use crate::ops;
@@ -81,9 +81,7 @@ impl Trace {
     pub fn input(&self, name: &str, dtype: DType, shape: impl Into<Shape>) -> Var<'_> {
         let fact = Fact::new(dtype, shape);
         self.made(|state| {
-            if !state.inputs.insert(name.into()) {
-                return Err(format!("two inputs are called '{name}'"));
-            }
+            ensure(state.inputs.insert(name.into()), || format!("two inputs are called '{name}'"))?;
             fact.countable().map_err(|what| format!("input '{name}': {what}"))?;
             Ok(state.graph.input(name, fact))
         })
@@ -129,9 +127,7 @@ impl Trace {
         let fact = Fact::new(initial.dtype(), initial.shape().clone());
         self.made(|state| {
             let own = |s: &crate::graph::State| state.graph.value_name(s.value) == name;
-            if state.graph.states().iter().any(own) {
-                return Err(format!("two states are called '{name}'"));
-            }
+            ensure(!state.graph.states().iter().any(own), || format!("two states are called '{name}'"))?;
             Ok(state.graph.state(name, fact, Some(Arc::new(Constant::new(name, initial)))))
         })
     }

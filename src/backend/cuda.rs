@@ -17,7 +17,7 @@
 use super::records::Records;
 use super::segments::{Segment, Segments};
 use super::{Backend, DeviceMemory, KernelId, Launch, RecordId, SegmentId, Slice, Usage};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, ensure};
 use crate::kernel::Kernel;
 use crate::kernel::render::{self, Bindings, Dialect};
 use crate::target::{Libraries, Memory, Target};
@@ -408,11 +408,9 @@ impl Backend for Cuda {
             Memory::Device => pointer = self.take(bytes)?,
             Memory::Upload | Memory::Download => {
                 let slot = if memory == Memory::Upload { &mut self.upload } else { &mut self.download };
-                if bytes == 0 || slot.is_some() {
-                    return Err(failed(format!(
-                        "cannot allocate {bytes} bytes of {memory:?} memory: one segment, not empty"
-                    )));
-                }
+                ensure(bytes != 0 && slot.is_none(), || {
+                    failed(format!("cannot allocate {bytes} bytes of {memory:?} memory: one segment, not empty"))
+                })?;
                 *slot = Some(Slot::new(Arc::clone(&self.driver), bytes as usize).map_err(failed)?);
             }
         }
@@ -465,9 +463,7 @@ impl Backend for Cuda {
     fn write(&mut self, at: Slice, data: &[u8]) -> Result<()> {
         self.enter().map_err(failed)?;
         let to = self.resolve(at)?;
-        if data.len() as u64 != at.bytes {
-            return Err(failed(format!("{} bytes do not fill {}", data.len(), at.bytes)));
-        }
+        ensure(data.len() as u64 == at.bytes, || failed(format!("{} bytes do not fill {}", data.len(), at.bytes)))?;
         let slot = self.upload.as_mut().ok_or_else(|| failed("there is no segment to upload from"))?;
         slot.upload(to, data, self.stream).map_err(failed)
     }
@@ -481,9 +477,7 @@ impl Backend for Cuda {
         let mut from = Vec::with_capacity(pieces.len());
         for (at, data) in pieces.iter() {
             from.push(self.resolve(*at)?);
-            if data.len() as u64 != at.bytes {
-                return Err(failed(format!("{} bytes do not take {}", data.len(), at.bytes)));
-            }
+            ensure(data.len() as u64 == at.bytes, || failed(format!("{} bytes do not take {}", data.len(), at.bytes)))?;
         }
         let slot = self.download.as_mut().ok_or_else(|| failed("there is no segment to download to"))?;
         let mut data: Vec<&mut [u8]> = pieces.iter_mut().map(|(_, data)| &mut **data).collect();

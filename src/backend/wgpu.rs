@@ -14,7 +14,7 @@
 use super::records::Records;
 use super::segments::{Segment, Segments};
 use super::{Backend, KernelId, Launch, RecordId, SegmentId, Slice, Usage};
-use crate::error::Result;
+use crate::error::{Result, ensure};
 use crate::kernel::Kernel;
 use crate::kernel::render::{self, Bindings, Dialect};
 use crate::target::{Memory, Target};
@@ -52,9 +52,7 @@ pub struct Wgpu {
 /// When there is none.
 pub fn open(adapter: Option<&str>, software: bool) -> Result<(Box<dyn Backend>, String)> {
     let wgpu = Wgpu::new(adapter)?;
-    if wgpu.adapter.software && !software {
-        return Err(failed(format!("{} is no GPU", wgpu.adapter)));
-    }
+    ensure(!wgpu.adapter.software || software, || failed(format!("{} is no GPU", wgpu.adapter)))?;
     let name = format!("wgpu, {}", wgpu.adapter);
     Ok((Box::new(wgpu), name))
 }
@@ -211,9 +209,7 @@ impl Backend for Wgpu {
     fn write(&mut self, at: Slice, data: &[u8]) -> Result<()> {
         self.gpu.alive()?;
         let buffer = buffer(&self.segments, at)?.clone();
-        if data.len() as u64 != at.bytes {
-            return Err(failed(format!("{} bytes do not fill {}", data.len(), at.bytes)));
-        }
+        ensure(data.len() as u64 == at.bytes, || failed(format!("{} bytes do not fill {}", data.len(), at.bytes)))?;
         let mut done = 0;
         while done < data.len() {
             let upload = self.upload.as_mut().ok_or_else(|| failed("there is no segment to upload from"))?;
@@ -235,9 +231,7 @@ impl Backend for Wgpu {
         let mut from = Vec::with_capacity(pieces.len());
         for (at, data) in pieces.iter() {
             from.push((buffer(&self.segments, *at)?.clone(), at.offset));
-            if data.len() as u64 != at.bytes {
-                return Err(failed(format!("{} bytes do not take {}", data.len(), at.bytes)));
-            }
+            ensure(data.len() as u64 == at.bytes, || failed(format!("{} bytes do not take {}", data.len(), at.bytes)))?;
         }
         let slot = self.download.as_ref().ok_or_else(|| failed("there is no segment to download to"))?;
         let mut data: Vec<&mut [u8]> = pieces.iter_mut().map(|(_, data)| &mut **data).collect();

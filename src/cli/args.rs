@@ -3,7 +3,7 @@
 use super::Failure;
 use crate::advise::{Answer, Case, advise};
 use crate::dtype::DType;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, ensure};
 use crate::graph::Graph;
 use crate::plan::{Limits, Plan, Recipe};
 use crate::report::{Table, human};
@@ -405,9 +405,7 @@ pub(super) fn limit(text: &str) -> Result<u64, String> {
 pub(super) fn size(text: &str) -> Result<u64, String> {
     let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
     let (number, unit) = text.split_at(digits);
-    if number.is_empty() {
-        return Err(format!("expected a size such as 512MiB, found '{text}'"));
-    }
+    ensure(!number.is_empty(), || format!("expected a size such as 512MiB, found '{text}'"))?;
     let scale: u64 = match unit.trim().to_ascii_lowercase().as_str() {
         "" | "b" => 1,
         "kb" => 1000,

@@ -2,7 +2,7 @@
 
 use super::args::{duration, size};
 use super::{line, print, tell};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, ensure};
 use crate::file;
 use crate::place::{self, Effort};
 use crate::plan::check;
@@ -138,9 +138,7 @@ impl Place {
                     let found = folder.filter_map(|entry| Some(entry.ok()?.path()));
                     let mut found: Vec<_> = found.filter(|file| file.extension().is_some_and(|e| e == "csv")).collect();
                     found.sort();
-                    if found.is_empty() {
-                        return Err(Error::usage("the folder has no .csv file".into()).in_file(path));
-                    }
+                    ensure(!found.is_empty(), || Error::usage("the folder has no .csv file".into()).in_file(path))?;
                     files.append(&mut found);
                 }
                 Err(_) => files.push(path.clone()),

@@ -4,6 +4,7 @@
 //! buffer the kernel reaches.
 
 use super::{Kernel, Operand, Window};
+use crate::error::ensure;
 use crate::shape::{Access, Shape};
 use crate::target::Family;
 
@@ -14,11 +15,6 @@ const MOST_WINDOW: u128 = 1 << 36;
 
 /// `Err`: expected and found.
 pub(crate) type Verdict<T = ()> = Result<T, String>;
-
-/// Refuses with `what` unless `holds`.
-pub(crate) fn ensure(holds: bool, what: impl FnOnce() -> String) -> Verdict {
-    if holds { Ok(()) } else { Err(what()) }
-}
 
 /// True if extents are few enough to count with, empty axes aside.
 pub fn is_countable(shape: &Shape) -> bool {
@@ -35,7 +31,7 @@ impl Kernel {
         let core = template.core_reads();
         ensure(is_countable(shape), || format!("an index space of {shape} is too large"))?;
         ensure(reads.len() >= core, || format!("expected at least {core} operands to read, found {}", reads.len()))?;
-        ensure(!writes.is_empty(), || "it writes nothing".into())?;
+        ensure(!writes.is_empty(), || "it writes nothing".to_owned())?;
         let rows = template.rows();
         ensure(rows.axes <= shape.len(), || format!("rows of {} axes in {shape}", rows.axes))?;
         for (i, operand) in reads.iter().enumerate() {

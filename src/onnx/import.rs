@@ -12,7 +12,7 @@ use super::dims::{bind, check_output};
 use super::proto::*;
 use crate::decisions::Decisions;
 use crate::dtype::DType;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, ensure};
 use crate::graph::{Graph, Kind, MAX_NODES};
 use crate::op::{Arity, Attr, Attrs, Input, OpDef, ValueId};
 use crate::ops;
@@ -426,11 +426,9 @@ impl<'a> Importer<'a> {
         }
         let mut attrs = self.attributes(call)?;
         let is_unpacked = |input: &Option<ValueId>| input.is_some_and(|value| self.unpacked.contains(&value));
-        if op.name == "QuantizeLinear" && inputs.get(2).is_some_and(is_unpacked) {
-            return Err(
-                call.fail("input 'y_zero_point': expected u8 or i8, found fewer bits: only constants may have them")
-            );
-        }
+        ensure(op.name != "QuantizeLinear" || !inputs.get(2).is_some_and(is_unpacked), || {
+            call.fail("input 'y_zero_point': expected u8 or i8, found fewer bits: only constants may have them")
+        })?;
         if op.name == "GatherBlockQuantized" {
             // This row reads u8 as packed elements, so unpacked ones must not be u8.
             for input in inputs.iter_mut() {
@@ -487,19 +485,15 @@ impl<'a> Importer<'a> {
     fn shaping(&mut self, declared: &Input, call: &Call<'_, 'a>, value: ValueId) -> Result<Option<Attr>> {
         let input = declared.name;
         let Some(constant) = self.graph.as_constant(value) else {
-            if declared.arity != Arity::Hint {
-                return Err(call.fail(self.not_constant(input, value)));
-            }
+            ensure(declared.arity == Arity::Hint, || call.fail(self.not_constant(input, value)))?;
             if self.unused_hints.insert(value) {
                 tracing::warn!(node = call.name, input, "not a constant: the plan follows from shapes instead");
             }
             return Ok(None);
         };
-        if constant.fact.shape.numel() > MAX_SHAPING {
-            return Err(
-                call.fail(format!("input '{input}': expected at most {MAX_SHAPING} numbers, found {}", constant.fact))
-            );
-        }
+        ensure(constant.fact.shape.numel() <= MAX_SHAPING, || {
+            call.fail(format!("input '{input}': expected at most {MAX_SHAPING} numbers, found {}", constant.fact))
+        })?;
         let tensor = constant.value().map_err(|e| call.fail(needed(input, &e)))?;
         Ok(Some(Attr::shaping(tensor)))
     }
@@ -536,9 +530,7 @@ impl<'a> Importer<'a> {
     fn attributes(&self, call: &Call<'_, 'a>) -> Result<Attrs> {
         let mut attrs = Attrs::new();
         for &(key, attribute) in &call.attributes {
-            if attrs.get(key).is_some() {
-                return Err(call.fail(format!("attribute '{key}' is given twice")));
-            }
+            ensure(attrs.get(key).is_none(), || call.fail(format!("attribute '{key}' is given twice")))?;
             let attr = self.attribute(attribute);
             attrs.set(key, attr.map_err(|what| call.fail(format!("attribute '{key}': {what}")))?);
         }

@@ -5,7 +5,7 @@
 //! [op table](crate::ops), and nowhere here.
 
 use crate::constant::Constant;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, ensure};
 use crate::graph::Graph;
 use crate::op::Fact;
 use crate::tensor::Tensor;
@@ -94,9 +94,7 @@ fn map(path: &Path) -> Result<Bytes> {
     let fail = |e| Error::file(path, "read it", e);
     let file = File::open(path).map_err(fail)?;
     let metadata = file.metadata().map_err(fail)?;
-    if !metadata.is_file() {
-        return Err(Error::File { path: path.to_owned(), what: "not a file".into(), source: None });
-    }
+    ensure(metadata.is_file(), || Error::File { path: path.to_owned(), what: "not a file".into(), source: None })?;
     if metadata.len() == 0 {
         return Err(Error::File { path: path.to_owned(), what: "the file is empty".into(), source: None });
     }

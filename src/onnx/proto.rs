@@ -6,7 +6,7 @@
 #![allow(missing_docs, reason = "fields have the name and the meaning they have in onnx.proto")]
 
 use crate::dtype::DType;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, ensure};
 use bytes::Bytes;
 
 /// Declares messages. Before a field stand its kind and its number.
@@ -430,9 +430,7 @@ impl TensorProto {
         let inside = std::path::Path::new(location)
             .components()
             .all(|c| matches!(c, std::path::Component::Normal(_) | std::path::Component::CurDir));
-        if !inside {
-            return Err(self.error(format!("external data: location '{location}' leaves the model's folder")));
-        }
+        ensure(inside, || self.error(format!("external data: location '{location}' leaves the model's folder")))?;
         let needed = self.byte_len()?;
         let length = number("length")?.unwrap_or(needed);
         self.expect_len("bytes of external data", needed, length)?;
@@ -458,9 +456,7 @@ impl TensorProto {
             }
         };
         if !self.raw_data.is_empty() {
-            if found > 0 {
-                return Err(self.error(format!("it has both raw_data and {field}")));
-            }
+            ensure(found == 0, || self.error(format!("it has both raw_data and {field}")))?;
             self.expect_len("bytes of raw_data", self.byte_len()?, self.raw_data.len())?;
             return Ok(self.raw_data.clone());
         }

@@ -11,7 +11,7 @@
 //!
 //! A masked score is minus infinity where an output shows it. WGSL has no infinities: there it is the lowest number.
 
-use super::{along, expect_dtype, indices, position, same_float};
+use super::{along, ensure, expect_dtype, indices, position, same_float};
 use crate::dtype::DType;
 use crate::op::{Args, Attrs, Call, Eval, Fact, Lower, Nodes, OpDef, OpResult, Var, one, optional};
 use crate::shape::{Access, Shape};
@@ -153,12 +153,9 @@ fn infer(call: &Call) -> OpResult<Vec<Fact>> {
     }
     if call.has(LENGTHS) {
         let lengths = call.fact(LENGTHS);
-        if !lengths.dtype.is_int() || lengths.shape[..] != [e.batch] || call.has(PAST) {
-            return Err(format!(
-                "input 'nonpad_kv_seqlen': expected integers [{}] and no past, found {lengths}",
-                e.batch
-            ));
-        }
+        ensure(lengths.dtype.is_int() && lengths.shape[..] == [e.batch] && !call.has(PAST), || {
+            format!("input 'nonpad_kv_seqlen': expected integers [{}] and no past, found {lengths}", e.batch)
+        })?;
     }
     scale(call, &e)?;
     call.float("softcap", 0.0)?;
@@ -372,11 +369,9 @@ impl Rotation {
             0 => width,
             n => usize::try_from(n).unwrap_or(usize::MAX),
         };
-        if rotated > width || !rotated.is_multiple_of(2) {
-            return Err(format!(
-                "expected an even number of at most {width} elements that are rotated, found {rotated}"
-            ));
-        }
+        ensure(rotated <= width && rotated.is_multiple_of(2), || {
+            format!("expected an even number of at most {width} elements that are rotated, found {rotated}")
+        })?;
         let pairs = rotated / 2;
         for input in [1, 2] {
             let fits = match (call.has(3), &call.shape(input)[..]) {
@@ -391,12 +386,9 @@ impl Rotation {
                 return Err(format!("input '{name}': expected {expected}, found {found}"));
             }
         }
-        if call.has(3) && (!call.dtype(3).is_int() || call.shape(3)[..] != [batch, sequence]) {
-            return Err(format!(
-                "input 'position_ids': expected integers [{batch},{sequence}], found {}",
-                call.fact(3)
-            ));
-        }
+        ensure(!call.has(3) || call.dtype(3).is_int() && call.shape(3)[..] == [batch, sequence], || {
+            format!("input 'position_ids': expected integers [{batch},{sequence}], found {}", call.fact(3))
+        })?;
         Ok(Rotation { heads, width, pairs, interleaved: call.int("interleaved", 0)? != 0 })
     }
 }

@@ -11,7 +11,7 @@
 //! Terms are joined from the left, two at a time, by one matrix product each. Letters that both terms and a later
 //! reader have are the batch of the product. A letter that only one term has and nobody reads is summed first.
 
-use super::{indices, output, position, same_float};
+use super::{ensure, indices, output, position, same_float};
 use crate::op::{Args, Attrs, Call, Eval, Lower, OpDef, OpResult, Var, variadic};
 use crate::shape::Shape;
 
@@ -96,11 +96,9 @@ impl Equation {
             }
         };
         for (i, letter) in equation.output.iter().enumerate() {
-            if equation.extent(*letter).is_none() || equation.output[..i].contains(letter) {
-                return Err(format!(
-                    "attribute 'equation': expected each letter of the output once and in an input, found '{text}'"
-                ));
-            }
+            ensure(equation.extent(*letter).is_some() && !equation.output[..i].contains(letter), || {
+                format!("attribute 'equation': expected each letter of the output once and in an input, found '{text}'")
+            })?;
         }
         Ok(equation)
     }
@@ -116,11 +114,9 @@ impl Equation {
             .flat_map(|c| c.map_or((0..dots).rev().map(Letter::Dots).collect(), |c| vec![Letter::Of(c)]))
             .collect();
         for (i, (&letter, &extent)) in axes.iter().zip(shape.iter()).enumerate() {
-            if axes[..i].contains(&letter) {
-                return Err(format!(
-                    "attribute 'equation': a letter twice in one term is not supported, found '{text}'"
-                ));
-            }
+            ensure(!axes[..i].contains(&letter), || {
+                format!("attribute 'equation': a letter twice in one term is not supported, found '{text}'")
+            })?;
             match self.extents.iter_mut().find(|(other, _)| *other == letter) {
                 None => self.extents.push((letter, extent)),
                 Some((_, other)) if *other == extent || extent == 1 => {}

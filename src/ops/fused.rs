@@ -1,7 +1,7 @@
 //! Rows of ONNX Runtime's domain that its optimizer fuses from several operators.
 
 use super::compose::{channels_first, channels_last, composed};
-use super::{expect_dtype, find};
+use super::{ensure, expect_dtype, find};
 use crate::dtype::DType;
 use crate::op::{Args, Attr, Attrs, Call, Lower, Nodes, OpDef, OpResult, Var, one, optional};
 
@@ -216,9 +216,7 @@ fn grouped<'g>(call: &Call, x: &Args<Var<'g>>, sum: Var<'g>) -> OpResult<Var<'g>
         expect_dtype(call, parameter, "a float type", DType::is_float)?;
     }
     let rank = call.shape(0).len();
-    if rank < 3 {
-        return Err(format!("input 'X': expected a batch of images, found {}", call.shape(0)));
-    }
+    ensure(rank >= 3, || format!("input 'X': expected a batch of images, found {}", call.shape(0)))?;
     let last = call.int("channels_last", 1)? != 0;
     let first = if last { channels_first(sum, rank) } else { sum };
     let groups = call.attrs.get("groups").cloned().unwrap_or(Attr::Int(0));
@@ -239,9 +237,7 @@ fn causal<'g>(b: Nodes<'g>, call: &Call, x: &Args<Var<'g>>) -> OpResult<Vec<Var<
     };
     for (name, only) in [("channels_last", 0), ("dilation", 1), ("ndim", 1), ("state_window", 0)] {
         let found = call.int(name, only)?;
-        if found != only {
-            return Err(format!("attribute '{name}': expected {only}, found {found}"));
-        }
+        ensure(found == only, || format!("attribute '{name}': expected {only}, found {found}"))?;
     }
     let before = kernel - 1;
     let steps = match x.given(3) {

@@ -1,7 +1,7 @@
 //! The row that samples an image at the points of a grid.
 
 use super::compose::{channels_first, channels_last, composed};
-use super::{indices, output, position, required_ints, same_float};
+use super::{ensure, indices, output, position, required_ints, same_float};
 use crate::dtype::DType;
 use crate::op::{Args, Attrs, Call, Eval, Fact, Lower, Nodes, OpDef, OpResult, Var, one, shaping};
 use crate::shape::Shape;
@@ -33,12 +33,9 @@ fn moved<'g>(b: Nodes<'g>, call: &Call, x: &Args<Var<'g>>) -> OpResult<Vec<Var<'
     let size = required_ints(call, "size")?;
     let size: Vec<usize> = size.iter().map(|&n| usize::try_from(n).unwrap_or(0)).collect();
     let axes = size.len().saturating_sub(2);
-    if !(2..=3).contains(&axes) || call.shape(0)[..] != [size[0], axes, axes + 1] {
-        return Err(format!(
-            "input 'theta': expected [n, axes, axes + 1] for images of {size:?}, found {}",
-            call.shape(0)
-        ));
-    }
+    ensure((2..=3).contains(&axes) && call.shape(0)[..] == [size[0], axes, axes + 1], || {
+        format!("input 'theta': expected [n, axes, axes + 1] for images of {size:?}, found {}", call.shape(0))
+    })?;
     let corners = call.int("align_corners", 0)? != 0;
     let image = Shape::new(&size[2..]);
     let points = image.checked_len().ok_or_else(|| format!("'size': found {image}, larger than any memory"))?;
@@ -85,12 +82,8 @@ impl Sampling {
         let (&[n, c, h, w], &[points, rows, columns, 2]) = (&x[..], &grid[..]) else {
             return Err(format!("expected an image [n, c, h, w] and a grid [n, .., .., 2], found {x} and {grid}"));
         };
-        if h == 0 || w == 0 {
-            return Err(format!("input 'X': expected elements along h and w, found {x}"));
-        }
-        if points != n {
-            return Err(format!("input 'grid': expected one per image of {x}, found {grid}"));
-        }
+        ensure(h != 0 && w != 0, || format!("input 'X': expected elements along h and w, found {x}"))?;
+        ensure(points == n, || format!("input 'grid': expected one per image of {x}, found {grid}"))?;
         Ok((Sampling { corners, nearest, border }, output(dtype, [n, c, rows, columns])?.remove(0)))
     }
 

@@ -1,7 +1,7 @@
 //! Rows that compute constants from shapes, and rows that read elements by index.
 
 use super::compose::composed;
-use super::{along, expect_dtype, indices, input_name, moving, output, position, required_ints, row};
+use super::{along, ensure, expect_dtype, indices, input_name, moving, output, position, required_ints, row};
 use crate::dtype::DType;
 use crate::expr::Expr;
 use crate::kernel::{PadMode, Template};
@@ -185,9 +185,7 @@ pub(super) static OPS: &[OpDef] = &[
 fn centred<'g>(call: &Call, mut y: Var<'g>) -> OpResult<Vec<Var<'g>>> {
     let (data, wanted) = (call.shape(0), as_shape(&required_ints(call, "shape")?)?);
     let axes = call.listed_axes()?.unwrap_or_else(|| (0..data.len()).collect());
-    if axes.len() != wanted.len() {
-        return Err(format!("'shape': expected {} extents, found {wanted}", axes.len()));
-    }
+    ensure(axes.len() == wanted.len(), || format!("'shape': expected {} extents, found {wanted}", axes.len()))?;
     let mut pads = vec![0; 2 * data.len()];
     for (&axis, &extent) in axes.iter().zip(wanted.iter()) {
         let (found, at) = (data[axis], data[axis].abs_diff(extent) / 2);
@@ -439,9 +437,7 @@ fn pads(call: &Call) -> OpResult<Vec<(i64, i64)>> {
     let mut out: Vec<Option<(i64, i64)>> = vec![None; shape.len()];
     for (&axis, (&before, &behind)) in axes.iter().zip(pads.iter().zip(&pads[axes.len()..])) {
         let at = shape.axis(axis).ok_or_else(|| format!("input 'axes': axis {axis} is outside {shape}"))?;
-        if out[at].replace((before, behind)).is_some() {
-            return Err(format!("input 'axes': axis {axis} is given twice"));
-        }
+        ensure(out[at].replace((before, behind)).is_none(), || format!("input 'axes': axis {axis} is given twice"))?;
     }
     Ok(out.into_iter().map(Option::unwrap_or_default).collect())
 }
@@ -538,9 +534,7 @@ fn one_hot_axis(call: &Call) -> OpResult<(usize, usize)> {
     let rank = call.shape(0).len() as i64 + 1;
     let (axis, depth) = (call.int("axis", -1)?, call.float("depth", -1.0)?);
     let at = if axis < 0 { axis.saturating_add(rank) } else { axis };
-    if !(0..rank).contains(&at) {
-        return Err(format!("attribute 'axis': axis {axis} is outside rank {rank}"));
-    }
+    ensure((0..rank).contains(&at), || format!("attribute 'axis': axis {axis} is outside rank {rank}"))?;
     if depth >= 1.0 && depth <= f64::from(i32::MAX) {
         Ok((at as usize, depth as usize))
     } else {
@@ -551,9 +545,7 @@ fn one_hot_axis(call: &Call) -> OpResult<(usize, usize)> {
 fn one_hot(call: &Call) -> OpResult<Vec<Fact>> {
     expect_dtype(call, 0, "a float or integer type", |d| d != DType::Bool)?;
     let (axis, depth) = one_hot_axis(call)?;
-    if call.shape(1)[..] != [2] {
-        return Err(format!("input 'values': expected [2], found {}", call.shape(1)));
-    }
+    ensure(call.shape(1)[..] == [2], || format!("input 'values': expected [2], found {}", call.shape(1)))?;
     let mut shape = call.shape(0).clone();
     shape.insert(axis, depth);
     output(call.dtype(1), shape)

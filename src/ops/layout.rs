@@ -1,6 +1,6 @@
 //! Rows that move elements and compute nothing. Most are views, which cost nothing.
 
-use super::{indices, moving, output, position, required_ints, same_dtype};
+use super::{ensure, indices, moving, output, position, required_ints, same_dtype};
 use crate::dtype::DType;
 use crate::op::{Args, Attrs, Call, Eval, Fact, Input, Lower, OpDef, OpResult, Part, Var, one, shaping, variadic};
 use crate::shape::{Access, Shape};
@@ -208,9 +208,7 @@ fn shuffle<'g>(call: &Call, x: Var<'g>, split: &[usize], perm: &[usize]) -> OpRe
 fn flatten(call: &Call) -> OpResult<Vec<Fact>> {
     let (shape, axis) = (call.shape(0), call.int("axis", 1)?);
     let rank = shape.len() as i64;
-    if axis < -rank || axis > rank {
-        return Err(format!("attribute 'axis': axis {axis} is outside {shape}"));
-    }
+    ensure(axis >= -rank && axis <= rank, || format!("attribute 'axis': axis {axis} is outside {shape}"))?;
     let (outer, inner) = shape.split_at(if axis < 0 { axis + rank } else { axis } as usize);
     output(call.dtype(0), vec![outer.iter().product(), inner.iter().product()])
 }
@@ -344,9 +342,7 @@ fn transpose(call: &Call) -> OpResult<Vec<Fact>> {
 
 fn concat(call: &Call) -> OpResult<Vec<Fact>> {
     let (dtype, first) = (same_dtype(call)?, call.shape(0));
-    if call.attrs.get("axis").is_none() {
-        return Err("attribute 'axis' is required".into());
-    }
+    ensure(call.attrs.get("axis").is_some(), || "attribute 'axis' is required".to_owned())?;
     let axis = call.axis("axis", 0, first)?;
     let mut out = first.clone();
     for input in 1..call.inputs.len() {
@@ -448,9 +444,7 @@ fn space_to_depth(call: &Call) -> OpResult<Vec<Fact>> {
 fn tile(call: &Call) -> OpResult<Vec<Fact>> {
     let (shape, repeats) = (call.shape(0), required_ints(call, "repeats")?);
     let refuse = || format!("input 'repeats': expected a count for each axis of {shape}, found {repeats:?}");
-    if repeats.len() != shape.len() {
-        return Err(refuse());
-    }
+    ensure(repeats.len() == shape.len(), refuse)?;
     let extent = |(&d, &n): (&usize, &i64)| usize::try_from(n).ok().and_then(|n| d.checked_mul(n)).ok_or_else(refuse);
     output(call.dtype(0), shape.iter().zip(repeats.iter()).map(extent).collect::<OpResult<Shape>>()?)
 }

@@ -1,6 +1,6 @@
 //! Matrix products.
 
-use super::{broadcasts_to, indices, output, same_float};
+use super::{broadcasts_to, ensure, indices, output, same_float};
 use crate::kernel::Template;
 use crate::op::{Args, Call, Eval, Fact, Lower, OpDef, OpResult, Part, TemplateCall, Var, one, optional};
 use crate::shape::{Access, Shape};
@@ -51,9 +51,7 @@ impl Product {
             [k] => (&[][..], k, 1),
             [ref batch @ .., k, n] => (batch, k, n),
         };
-        if k != rows {
-            return Err(format!("expected as many rows of B as columns of A, found {a} and {b}"));
-        }
+        ensure(k == rows, || format!("expected as many rows of B as columns of A, found {a} and {b}"))?;
         let batch = Shape::broadcast([&Shape::new(batch_a), &Shape::new(batch_b)])
             .ok_or_else(|| format!("expected leading axes that broadcast, found {a} and {b}"))?;
         Ok(Product { batch, m, k, n })

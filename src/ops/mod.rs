@@ -1,6 +1,7 @@
 //! The op table: one row per operator, by family.
 
 use crate::dtype::DType;
+use crate::error::ensure;
 use crate::op::{Arity, Call, Eval, Fact, Infer, Input, Lower, OpDef, OpResult, Tensors};
 use crate::shape::{Shape, indices};
 use std::borrow::Cow;

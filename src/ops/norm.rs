@@ -1,6 +1,6 @@
 //! Normalizations: rescale values to a common mean and deviation, or to a sum of 1.
 
-use super::{along, broadcasts_to, expect_dtype, indices, input_name, same_float};
+use super::{along, broadcasts_to, ensure, expect_dtype, indices, input_name, same_float};
 use crate::dtype::DType;
 use crate::op::{Args, Attr, Attrs, Call, Eval, Fact, Lower, Nodes, OpDef, OpResult, ValueId, Var, one, optional};
 use crate::shape::{Access, Shape};
@@ -462,9 +462,7 @@ fn neighbours(call: &Call) -> OpResult<(usize, usize)> {
         call.float(name, 0.0)?;
     }
     let (shape, size) = (call.shape(0), call.int("size", 0)?);
-    if shape.len() < 2 {
-        return Err(format!("input 'X': expected [n, c, spatial..], found {shape}"));
-    }
+    ensure(shape.len() >= 2, || format!("input 'X': expected [n, c, spatial..], found {shape}"))?;
     match usize::try_from(size) {
         Ok(size @ 1..=0xffff) => Ok((size, (size - 1) / 2)),
         _ => Err(format!("attribute 'size': expected 1 to 65535 channels, found {size}")),

@@ -3,7 +3,7 @@
 
 use super::compose::composed;
 use super::index::{as_shape, from_start};
-use super::{expect_dtype, input_name, output, required_ints};
+use super::{ensure, expect_dtype, input_name, output, required_ints};
 use crate::dtype::DType;
 use crate::op::{Args, Attrs, Call, Eval, Fact, Lower, Nodes, OpDef, OpResult, Var, one, optional, variadic};
 
@@ -505,12 +505,9 @@ impl Weights {
 }
 
 fn few_bits<'g>(b: Nodes<'g>, call: &Call, x: &Args<Var<'g>>) -> OpResult<Vec<Var<'g>>> {
-    if call.int("weight_prepacked", 0)? != 0 {
-        return Err(
-            "attribute 'weight_prepacked': expected 0, found another: weights come as the specification has them"
-                .into(),
-        );
-    }
+    ensure(call.int("weight_prepacked", 0)? == 0, || {
+        "attribute 'weight_prepacked': expected 0, found another: weights come as the specification has them".to_owned()
+    })?;
     call.int("accuracy_level", 0)?;
     let mut inputs = x.0[1..x.0.len().min(5)].to_vec();
     while matches!(inputs.last(), Some(None)) {

@@ -2,7 +2,7 @@
 
 use super::compose::composed;
 use super::quantize::spread_node;
-use super::{broadcasts_to, expect_dtype, find, same_float};
+use super::{broadcasts_to, ensure, expect_dtype, find, same_float};
 use crate::dtype::DType;
 use crate::op::{Args, Attrs, Call, Input, Nodes, OpDef, OpResult, Sample, Var, one, optional};
 
@@ -65,9 +65,7 @@ fn of_two(s: Sample) -> Sample {
 /// Refuses quantized inputs that do not fit, and finds the type of the result. Inputs come in threes: data, scale, zero
 /// point. The result's scale and zero point come last.
 fn quantized_type(call: &Call) -> OpResult<DType> {
-    if call.int("channels_last", 0)? != 0 {
-        return Err("attribute 'channels_last': expected 0, found 1".into());
-    }
+    ensure(call.int("channels_last", 0)? == 0, || "attribute 'channels_last': expected 0, found 1".to_owned())?;
     let last = call.op.inputs.len() - 2;
     for scale in (1..=last).step_by(3).chain([last]) {
         expect_dtype(call, scale, "f32", |d| d == DType::F32)?;

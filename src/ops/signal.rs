@@ -2,7 +2,7 @@
 
 use super::compose::composed;
 use super::index::known;
-use super::{expect_dtype, output, required_ints};
+use super::{ensure, expect_dtype, output, required_ints};
 use crate::dtype::DType;
 use crate::op::{Args, Attrs, Call, Fact, Input, Nodes, OpDef, OpResult, Var, one, optional, shaping};
 use crate::tensor::Tensor;
@@ -226,11 +226,9 @@ fn frames<'g>(b: Nodes<'g>, call: &Call, x: &Args<Var<'g>>) -> OpResult<Vec<Var<
         (Some(_), _) => length(call, "frame_length")?,
         (None, window) => window.unwrap_or(extent),
     };
-    if frame == 0 || frame > extent || window.is_some_and(|n| n != frame) {
-        return Err(format!(
-            "expected frames and a window of the same length, 1 to {extent}, found {frame} and {window:?}"
-        ));
-    }
+    ensure(frame != 0 && frame <= extent && window.is_none_or(|n| n == frame), || {
+        format!("expected frames and a window of the same length, 1 to {extent}, found {frame} and {window:?}")
+    })?;
     let count = (extent - frame) / step + 1;
     let place = |i: usize| (i / frame * step + i % frame) as f64;
     let places = b.constant(DType::I64, [count, frame], || (0..count * frame).map(place).collect());

@@ -1,7 +1,7 @@
 //! Windows that slide over `[n, c, spatial..]`: convolutions and pools of one to three spatial axes.
 
 use super::compose::composed;
-use super::{along, indices, output, position, same_float};
+use super::{along, ensure, indices, output, position, same_float};
 use crate::dtype::DType;
 use crate::kernel::{Pool, Template, Window};
 use crate::op::{Args, Attrs, Call, Eval, Fact, Lower, Nodes, OpDef, OpResult, Part, TemplateCall, Var, one, optional};
@@ -220,9 +220,7 @@ fn spatial<'a>(call: &Call<'a>) -> OpResult<&'a [usize]> {
 /// An attribute with `axes` integers, none below `least`.
 fn sizes(call: &Call, name: &str, axes: usize, default: usize, least: i64) -> OpResult<Vec<usize>> {
     let Some(values) = call.ints(name)? else { return Ok(vec![default; axes]) };
-    if values.len() != axes {
-        return Err(format!("attribute '{name}': expected {axes} values, found {values:?}"));
-    }
+    ensure(values.len() == axes, || format!("attribute '{name}': expected {axes} values, found {values:?}"))?;
     // The bound keeps sums and products of attributes and extents far from overflow.
     let checked = |&v: &i64| (least..=i64::from(i32::MAX)).contains(&v).then_some(v as usize);
     values
@@ -405,9 +403,7 @@ fn widened(template: Template, shape: &[usize], at: &[Access]) -> TemplateCall {
 /// The filters' shape, checked against the data's rank, and the number of groups.
 fn filters<'a>(call: &Call<'a>) -> OpResult<(&'a Shape, usize)> {
     let (x, w) = (call.shape(0), call.shape(1));
-    if w.len() != spatial(call)?.len() + 2 {
-        return Err(format!("input 'W': expected as many axes as X {x}, found {w}"));
-    }
+    ensure(w.len() == spatial(call)?.len() + 2, || format!("input 'W': expected as many axes as X {x}, found {w}"))?;
     match call.int("group", 1)? {
         group @ 1.. => Ok((w, group as usize)),
         group => Err(format!("attribute 'group': expected 1 or more, found {group}")),
@@ -457,13 +453,9 @@ fn conv_transpose(call: &Call) -> OpResult<(Shape, usize, Vec<Side>)> {
 
 fn biased(call: &Call, shape: Shape) -> OpResult<Vec<Fact>> {
     let dtype = same_float(call)?;
-    if call.has(2) && call.shape(2)[..] != [shape[1]] {
-        return Err(format!(
-            "input 'B': expected [{}], one bias per output channel, found {}",
-            shape[1],
-            call.shape(2)
-        ));
-    }
+    ensure(!call.has(2) || call.shape(2)[..] == [shape[1]], || {
+        format!("input 'B': expected [{}], one bias per output channel, found {}", shape[1], call.shape(2))
+    })?;
     output(dtype, shape)
 }
 

@@ -1,7 +1,7 @@
 //! Stores `f32` values as `f16`.
 
 use crate::dtype::DType;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, ensure};
 use crate::graph::{Graph, Kind, Node};
 use crate::op::{Attr, Attrs, Fact, ValueId};
 use crate::ops;
@@ -18,9 +18,7 @@ pub fn run(graph: &mut Graph, target: &Target) -> Result<()> {
         DType::F16 => {}
         wider => return Err(Error::usage(format!("target '{}' stores f16 as {wider}", target.name))),
     }
-    if !graph.dtypes().contains(&DType::F32) {
-        return Err(Error::usage("no value is f32".into()));
-    }
+    ensure(graph.dtypes().contains(&DType::F32), || Error::usage("no value is f32".into()))?;
     let mut half = Halving { from: graph, to: Graph::new(graph.name.clone()), values: HashMap::new() };
     for &input in graph.inputs() {
         let made = half.to.input(graph.value_name(input), graph.fact(input).clone());

@@ -14,9 +14,10 @@
 use super::{BindRange, Buffer, BufferIdx, Class, KernelIdx, Plan, Port, StatePort, Step, StepIdx, VERSION};
 use crate::dtype::DType;
 use crate::elements::Set;
+use crate::error::ensure;
 use crate::error::{Error, Result};
 use crate::kernel::algorithm::{Cpu, Schedule, Way};
-use crate::kernel::validate::{Verdict, ensure, is_countable};
+use crate::kernel::validate::{Verdict, is_countable};
 use crate::kernel::{Kernel, Template, cpu, schedule};
 use crate::shape::Access;
 use crate::target::Memory;
@@ -213,7 +214,7 @@ impl<'a> Checker<'a> {
             })?;
         }
         let total = self.plan.segments.iter().try_fold(0u64, |sum, s| sum.checked_add(s.bytes));
-        ensure(total.is_some(), || "the sum of the segments' sizes overflows 64 bits".into())?;
+        ensure(total.is_some(), || "the sum of the segments' sizes overflows 64 bits".to_owned())?;
         self.staging()
     }
 
@@ -268,7 +269,7 @@ impl<'a> Checker<'a> {
             self.packed[port.buffer] = port.packed;
         }
         let updated = plan.state.iter().any(|state| state.update.is_some());
-        ensure(updated || !plan.outputs.is_empty(), || "it has no outputs, and updates no state".into())?;
+        ensure(updated || !plan.outputs.is_empty(), || "it has no outputs, and updates no state".to_owned())?;
         let states: Vec<&Port> = plan.state.iter().map(|state| &state.port).collect();
         for (ports, class) in [
             (states, Class::State),

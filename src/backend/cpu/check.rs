@@ -5,9 +5,9 @@ use super::operands::stored;
 use crate::backend::Slice;
 use crate::dtype::DType;
 use crate::elements::Set;
+use crate::error::ensure;
 use crate::expr::{Body, Instr};
 use crate::kernel::cpu::{packed_bytes, same_elements};
-use crate::kernel::validate::ensure;
 use crate::kernel::{Kernel, Operand, check_prologues};
 use crate::shape::Access;
 use crate::target::Family;
@@ -34,9 +34,7 @@ fn extent(access: &Access, dtype: DType) -> Result<u64, String> {
         if reach < 0 { low += reach } else { high += reach }
     }
     let bytes = (high + 1) * dtype.size() as i128;
-    if low < 0 || bytes > isize::MAX as i128 {
-        return Err(format!("an operand reaches from element {low} to {high}"));
-    }
+    ensure(low >= 0 && bytes <= isize::MAX as i128, || format!("an operand reaches from element {low} to {high}"))?;
     Ok(bytes as u64)
 }
 
@@ -82,7 +80,7 @@ impl Check {
         template.bodies().into_iter().chain(prologues).chain([&kernel.body]).try_for_each(straight)?;
         for Operand { access: Access { shape, strides, .. }, .. } in writes.iter().filter(|_| !kernel.is_in_place()) {
             let still = shape.iter().zip(strides).any(|(&d, &s)| d > 1 && s == 0);
-            ensure(!still || shape.contains(&0), || "a write that stands still".into())?;
+            ensure(!still || shape.contains(&0), || "a write that stands still".to_owned())?;
         }
         let mut bytes = Vec::new();
         for (k, operand) in reads.iter().chain(writes).enumerate() {
@@ -115,12 +113,9 @@ impl Check {
             return Err(format!("a launch with {} arguments for {}", args.len(), self.bytes.len()));
         }
         for (k, (slice, &bytes)) in args.iter().zip(&self.bytes).enumerate() {
-            if slice.bytes < bytes || slice.offset % 64 != 0 {
-                return Err(format!(
-                    "argument {k} needs {bytes} bytes at a multiple of 64, has {} at {}",
-                    slice.bytes, slice.offset
-                ));
-            }
+            ensure(slice.bytes >= bytes && slice.offset % 64 == 0, || {
+                format!("argument {k} needs {bytes} bytes at a multiple of 64, has {} at {}", slice.bytes, slice.offset)
+            })?;
         }
         let end = |s: &Slice| s.offset.saturating_add(s.bytes);
         for w in self.reads..args.len() {

@@ -7,6 +7,7 @@ use super::nest::Motion;
 use super::operands::stored;
 use super::program::literal;
 use super::task::Args;
+use crate::error::ensure;
 use crate::kernel::{Kernel, Nearest, PadMode, ResizeMode, Template};
 use crate::shape::Shape;
 
@@ -27,9 +28,7 @@ fn gather<'a>(kernel: &Kernel, strides: &[isize], extents: &[usize]) -> Result<C
     let mut axes = Vec::new();
     for ((operand, &stride), &extent) in indices.iter().zip(strides).zip(extents) {
         let repr = stored(operand)?;
-        if !matches!(repr, Repr::I64 | Repr::I32) {
-            return Err(format!("indices of type {}", operand.dtype));
-        }
+        ensure(matches!(repr, Repr::I64 | Repr::I32), || format!("indices of type {}", operand.dtype))?;
         axes.push(Indexed {
             wide: repr == Repr::I64,
             extent: extent as i64,
@@ -184,9 +183,7 @@ fn resize<'a>(kernel: &'a Kernel, scales: &[f64], offsets: &[f64], mode: ResizeM
     if let ResizeMode::Nearest(rule) = mode {
         return mapped(kernel, (0..rank).map(|axis| resizing.nearest(axis, rule)).collect(), 0.0);
     }
-    if stored(&kernel.reads[0])? != Repr::F32 {
-        return Err(format!("interpolation of {}", kernel.reads[0].dtype));
-    }
+    ensure(stored(&kernel.reads[0])? == Repr::F32, || format!("interpolation of {}", kernel.reads[0].dtype))?;
     let access = &kernel.reads[0].access;
     let mut data_motion = Motion { steps: vec![0; rank], start: 4 * access.offset };
     let (mut motions, mut axes) = (Vec::new(), Vec::new());

@@ -6,6 +6,7 @@
 use super::block::{BLOCK, Form, Kind, Loc, Op, Repr, exec};
 use super::simd::Isa;
 use crate::dtype::DType;
+use crate::error::ensure;
 use crate::expr::{Binary, Body, Code, Instr, Unary};
 use std::collections::BTreeMap;
 
@@ -231,9 +232,7 @@ impl Builder<'_> {
             let wrong = || format!("instruction {i} of a body is malformed: {instr:?}");
             let repr = Repr::computed(instr.dtype).ok_or_else(|| format!("no kernels for {}", instr.dtype))?;
             let operands = || instr.code.operands();
-            if operands().any(|a| a as usize >= i) {
-                return Err(wrong());
-            }
+            ensure(!operands().any(|a| a as usize >= i), wrong)?;
             let of = |a: u32| self.value(a).repr;
             let typed = match instr.code {
                 Code::Const(_) | Code::Cast(_) => true,
@@ -242,9 +241,7 @@ impl Builder<'_> {
                 Code::Binary(op, a, b) => of(a) == of(b) && (of(a) == repr || (op.compares() && repr == Repr::Bool)),
                 Code::Select(c, a, b) => of(c) == Repr::Bool && of(a) == repr && of(b) == repr,
             };
-            if !typed {
-                return Err(wrong());
-            }
+            ensure(typed, wrong)?;
             let is_still = match self.source(instr.code) {
                 Some(k) => self.frame.sources[k].still,
                 None => operands().all(|a| self.value(a).is_still),

@@ -7,6 +7,7 @@ use super::program::{Frame, Program, Sink, Source, source};
 use super::simd::Isa;
 use super::task::{Args, Needs};
 use crate::dtype::DType;
+use crate::error::ensure;
 use crate::kernel::Kernel;
 use crate::shape::Access;
 use std::ops::Range;
@@ -61,16 +62,12 @@ impl Prologue {
         frame.sources.push(Source { repr: Repr::F32, still: false, padded: false });
         frame.inputs[0] = Some(0);
         let (mut reads, mut start, mut own, mut staged) = (Vec::new(), Vec::new(), Vec::new(), 0);
-        if kernel.reads[operand].packed {
-            return Err("a prologue of a packed operand".into());
-        }
+        ensure(!kernel.reads[operand].packed, || "a prologue of a packed operand".to_owned())?;
         for j in leaves([&prologue.body]).0.into_iter().filter(|&j| j > 0) {
             let read = range.start + j as usize - 1;
             let operand = kernel.reads.get(read).filter(|_| read < range.end);
             let operand = operand.ok_or_else(|| format!("a prologue reads operand {j} of too few"))?;
-            if operand.dtype != DType::F32 {
-                return Err(format!("a prologue of {}", operand.dtype));
-            }
+            ensure(operand.dtype == DType::F32, || format!("a prologue of {}", operand.dtype))?;
             let [image, depth, lane] = steps(&operand.access).ok_or("a prologue whose operand does not move evenly")?;
             let still = depth == 0 && lane == 0;
             frame.inputs[j as usize] = Some(frame.sources.len());

@@ -2,6 +2,7 @@
 
 use super::memory::Line;
 use super::shares::portion;
+use crate::error::ensure;
 use crate::kernel::Kernel;
 use crate::kernel::cpu::{Slots, slots};
 use std::ops::Range;
@@ -112,9 +113,7 @@ impl Workspace {
             Some(rest) => rest / each,
             None => 0,
         };
-        if count == 0 {
-            return Err(format!("a workspace of {} bytes, at least {} needed", kernel.workspace, shared + each));
-        }
+        ensure(count != 0, || format!("a workspace of {} bytes, at least {} needed", kernel.workspace, shared + each))?;
         let tasks = if count >= threads as u64 { tasks } else { tasks.min(count as usize) };
         Ok(Workspace { arg, shared, each, count, tasks })
     }

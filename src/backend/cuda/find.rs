@@ -2,7 +2,7 @@
 
 use super::api::{BlasLt, Dnn, Driver, Nvml, Nvrtc, Refusal, failed};
 use super::library::{self, Found, Search};
-use crate::error::Error;
+use crate::error::{Error, ensure};
 use crate::target::Target;
 use cudarc::driver::sys::{CUdevice, CUdevice_attribute as Attribute};
 use serde::Serialize;
@@ -122,9 +122,7 @@ pub(super) fn find_cudnn(search: &Search, driver: c_int) -> (Option<Dnn>, Found)
         let dnn = Dnn::bind(library)?;
         // SAFETY: both take nothing.
         let (version, cuda) = unsafe { (dnn.cudnnGetVersion(), dnn.cudnnGetCudartVersion()) };
-        if version / 10_000 != 9 {
-            return Err(format!("it is version {version}, 9.x is needed"));
-        }
+        ensure(version / 10_000 == 9, || format!("it is version {version}, 9.x is needed"))?;
         suits(cuda / 1000, driver)?;
         Ok((dnn, format!("{}.{}.{}", version / 10_000, version / 100 % 100, version % 100)))
     })
@@ -153,9 +151,7 @@ pub(super) fn devices(driver: &Driver) -> Result<Vec<Device>, String> {
     let mut count = 0;
     // SAFETY: it writes a number.
     unsafe { driver.cuDeviceGetCount(&mut count) }?;
-    if count == 0 {
-        return Err("it has no device".into());
-    }
+    ensure(count != 0, || "it has no device".to_owned())?;
     (0..count).map(|index| Ok(describe(driver, index)?)).collect()
 }
 

@@ -18,7 +18,7 @@ use super::schedule::{self, Launch};
 use super::space::{Space, beyond, over};
 use super::{Kernel, Operand};
 use crate::dtype::DType;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, ensure};
 use crate::expr::{Body, Code, Instr};
 use crate::shape::Access;
 use crate::target::{Family, Target};
@@ -196,9 +196,7 @@ impl<'a> Module<'a> {
         let mut storage = Vec::new();
         let mut bound = vec![None; bindings.read_only.len()];
         for (slot, operand) in kernel.reads.iter().chain(&kernel.writes).enumerate() {
-            if operand.packed {
-                return Err("a packed operand is for the CPU".into());
-            }
+            ensure(!operand.packed, || "a packed operand is for the CPU".to_owned())?;
             let stored = target.storage(operand.dtype).map_err(|e| e.to_string())?;
             let ty = Type::stored(stored, target.family)
                 .ok_or_else(|| format!("'{}' has no kernels for operands of type {stored}", target.name))?;

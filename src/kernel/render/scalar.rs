@@ -2,6 +2,7 @@
 
 use super::Dialect;
 use crate::dtype::DType;
+use crate::error::ensure;
 use crate::expr::{Binary, Unary};
 use crate::target::Family;
 use Type::{BF16, Bool, F16, F32, F64, I8, I32, I64, U8, Vec2, Vec4};
@@ -187,9 +188,7 @@ pub(super) fn unary(op: Unary, (x, ty): (String, Type)) -> Result<String, String
 }
 
 pub(super) fn binary(op: Binary, (a, ty): (String, Type), (b, other): (String, Type)) -> Result<String, String> {
-    if ty != other {
-        return Err(format!("{op:?} of a {} and a {}", ty.name(), other.name()));
-    }
+    ensure(ty == other, || format!("{op:?} of a {} and a {}", ty.name(), other.name()))?;
     let name = ty.name();
     let logical = |op: &str| format!("{} {op} {}", convert(&a, ty, Bool), convert(&b, ty, Bool));
     Ok(match (op, ty) {

@@ -1,12 +1,12 @@
 //! How the CPU computes a kernel.
 
 use crate::dtype::DType;
+use crate::error::ensure;
 use crate::kernel::algorithm::{Cpu, Schedule, Way};
 use crate::kernel::cpu::attention::{Attention, FEWEST_ROWS};
 use crate::kernel::cpu::conv::LANES;
 use crate::kernel::cpu::gemm::PANEL_ROWS;
 use crate::kernel::cpu::{Product, TILE_BYTES, Windowed};
-use crate::kernel::validate::ensure;
 use crate::kernel::{Kernel, Template};
 use crate::target::Target;
 
@@ -47,13 +47,13 @@ impl Cpu {
             }
             (Cpu::Conv { way, .. }, Template::Conv { groups, .. }) => {
                 ensure(*way != Way::Depthwise || is_depthwise(kernel, *groups), || {
-                    "a depthwise convolution has one input channel per group, and at most four outputs".into()
+                    "a depthwise convolution has one input channel per group, and at most four outputs".to_owned()
                 })?;
                 Windowed::new(kernel).map(drop)
             }
             (Cpu::Attention { strip, .. }, Template::Attention { .. }) => {
                 let floats = kernel.reads[..3].iter().all(|o| o.dtype == DType::F32 && !o.packed);
-                ensure(floats, || "expected queries, keys and values of f32".into())?;
+                ensure(floats, || "expected queries, keys and values of f32".to_owned())?;
                 let most = Attention::new(kernel, *strip).m.next_multiple_of(PANEL_ROWS).max(PANEL_ROWS);
                 ensure(strip.is_multiple_of(PANEL_ROWS) && (PANEL_ROWS..=most).contains(strip), || {
                     format!("expected strips of a multiple of {PANEL_ROWS} rows up to {most}, found {strip}")

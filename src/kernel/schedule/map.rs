@@ -1,6 +1,7 @@
 //! How GPUs walk an index space element by element, or several elements at a time.
 
 use super::Launch;
+use crate::error::ensure;
 use crate::expr::{Body, Code};
 use crate::kernel::Kernel;
 use crate::kernel::algorithm::Elements;
@@ -27,9 +28,7 @@ impl Elements {
                 if target.family != Family::Cuda || !fits {
                     return Err(format!("map_vec: {width} neighbours are not moved at once; the widest is {widest}"));
                 }
-                if !matches!(rounds, 1 | 2 | 4) {
-                    return Err(format!("map_vec: expected 1, 2 or 4 rounds, found {rounds}"));
-                }
+                ensure(matches!(rounds, 1 | 2 | 4), || format!("map_vec: expected 1, 2 or 4 rounds, found {rounds}"))?;
                 threads
             }
         };

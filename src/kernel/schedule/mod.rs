@@ -12,6 +12,7 @@ use super::call::Call;
 use super::library;
 use super::product::Product;
 use super::{Kernel, Template, check_prologues, fits_i32};
+use crate::error::ensure;
 use crate::target::{Family, Target};
 use std::iter::once_with;
 
@@ -152,9 +153,7 @@ impl Text {
                 direct.check(kernel, *groups, window, target)?;
             }
             (&Text::ConvTranspose { tiling }, Template::ConvTranspose { window, .. }) => {
-                if !conv::has_phases(window) {
-                    return Err("its window's taps have no phases".into());
-                }
+                ensure(conv::has_phases(window), || "its window's taps have no phases".to_owned())?;
                 self.check_tiling(kernel, tiling, target)?;
             }
             (Text::Attention(cut), Template::Attention { .. }) => cut.check(kernel, target)?,

@@ -6,9 +6,10 @@
 
 use super::algorithm::Schedule;
 use super::meaning::{Elements, Order, Row, To, dot, indices, mismatch, single};
-use super::validate::{MOST_EXTENT, Verdict, ensure, is_countable};
+use super::validate::{MOST_EXTENT, Verdict, is_countable};
 use super::{Kernel, Operand};
 use crate::dtype::DType;
+use crate::error::ensure;
 use crate::expr::{Body, Expr, maximum, minimum};
 use crate::shape::{Access, Shape};
 use crate::target::Family;

@@ -6,6 +6,7 @@
 use super::sequence::Named;
 use super::*;
 use crate::constant::Constant;
+use crate::error::ensure;
 use crate::op::Fact;
 use crate::shape::Shape;
 use crate::tensor::Tensor;
@@ -96,11 +97,9 @@ impl<'a> Importer<'a> {
             if !going || i >= limit {
                 break;
             }
-            if i == MAX_ITERATIONS {
-                return Err(call.fail(format!(
-                    "it runs more than {MAX_ITERATIONS} times: expected an 'M' or a 'cond' that ends it"
-                )));
-            }
+            ensure(i != MAX_ITERATIONS, || {
+                call.fail(format!("it runs more than {MAX_ITERATIONS} times: expected an 'M' or a 'cond' that ends it"))
+            })?;
             let mut outputs = self.iteration(call, &body, i, &carried)?.into_iter();
             going = match outputs.next() {
                 Some(Named::Tensor(condition)) => self.is_true(call, "cond", condition)?,
@@ -155,9 +154,7 @@ impl<'a> Importer<'a> {
     }
 
     fn inline_scan(&mut self, call: &Call<'_, 'a>) -> Result<Vec<Named>> {
-        if call.scope.opset < 9 {
-            return Err(call.fail(format!("expected opset 9 or newer, found {}", call.scope.opset)));
-        }
+        ensure(call.scope.opset >= 9, || call.fail(format!("expected opset 9 or newer, found {}", call.scope.opset)))?;
         let body = self.body(call, call.body("body")?)?;
         let scanned = call.attribute("num_scan_inputs").map_or(0, |a| a.i);
         let states = usize::try_from(scanned).ok().filter(|&n| n > 0).and_then(|n| call.inputs.len().checked_sub(n));

@@ -5,7 +5,7 @@
 
 use super::{Call, Importer, needed};
 use crate::constant::Constant;
-use crate::error::Result;
+use crate::error::{Result, ensure};
 use crate::op::{Attr, Attrs, ValueId};
 use crate::tensor::Tensor;
 use std::rc::Rc;
@@ -120,9 +120,7 @@ fn insert(importer: &mut Importer, operands: &Operands) -> Result<Named, String>
         None => values.len(),
     };
     values.insert(at, value);
-    if values.len() > MAX_TENSORS {
-        return Err(format!("expected a sequence of {MAX_TENSORS} tensors or fewer"));
-    }
+    ensure(values.len() <= MAX_TENSORS, || format!("expected a sequence of {MAX_TENSORS} tensors or fewer"))?;
     importer.same_types(&[values[0], *values.last().expect("one was inserted"), value])?;
     Ok(Named::Sequence(values.into()))
 }
@@ -135,9 +133,7 @@ fn length(importer: &mut Importer, operands: &Operands) -> Result<Named, String>
 
 fn concat(importer: &mut Importer, operands: &Operands) -> Result<Named, String> {
     let values = operands.sequence(0)?;
-    if values.is_empty() {
-        return Err("the sequence is empty: expected tensors to put together".into());
-    }
+    ensure(!values.is_empty(), || "the sequence is empty: expected tensors to put together".to_owned())?;
     let axis = operands.int("axis")?.ok_or("attribute 'axis' is missing")?;
     if operands.int("new_axis")?.unwrap_or(0) != 0 {
         return importer.stack(&operands.name, values, axis).map(Named::Tensor);

@@ -3,7 +3,7 @@
 use super::super::proto::*;
 use super::scan::{Fault, Parse, Parser, clip};
 use super::{ATTRIBUTE_TYPES, attribute_type_name, is_special_float, is_type_word};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, ensure};
 use bytes::Bytes;
 use std::path::Path;
 
@@ -388,9 +388,7 @@ impl Parser<'_> {
         self.expect(b'{', "'{' before nodes")?;
         let mut nodes = Vec::new();
         while !self.eat(b'}') {
-            if self.peek().is_none() {
-                return Err(self.expected("a node or '}'"));
-            }
+            ensure(self.peek().is_some(), || self.expected("a node or '}'"))?;
             nodes.push(self.node()?);
         }
         Ok(nodes)
@@ -398,9 +396,7 @@ impl Parser<'_> {
 
     fn arrow(&mut self) -> Parse<()> {
         let arrow = self.eat(b'=') && self.text[self.at..].starts_with('>');
-        if !arrow {
-            return Err(self.expected("'=>' and outputs"));
-        }
+        ensure(arrow, || self.expected("'=>' and outputs"))?;
         self.at += 1;
         Ok(())
     }

@@ -1,6 +1,7 @@
 //! Scans characters, names and literals for [`parse`](super::parse).
 
 use super::{is_special_float, is_word_byte};
+use crate::error::ensure;
 use std::str::FromStr;
 
 /// The deepest nesting of graphs and types.
@@ -161,9 +162,7 @@ impl<'a> Parser<'a> {
             }
         } else {
             end += bytes[end..].iter().take_while(|&&b| is_word_byte(b)).count();
-            if !is_special_float(&rest[unsigned..end]) {
-                return Err(self.expected(expected));
-            }
+            ensure(is_special_float(&rest[unsigned..end]), || self.expected(expected))?;
         }
         self.at += end;
         Ok(&rest[..end])
@@ -202,9 +201,7 @@ impl<'a> Parser<'a> {
             if self.eat(close) {
                 return Ok(items);
             }
-            if !self.eat(b',') {
-                return Err(self.expected(&format!("',' or '{}' after {what}", close as char)));
-            }
+            ensure(self.eat(b','), || self.expected(&format!("',' or '{}' after {what}", close as char)))?;
         }
     }
 

@@ -1,8 +1,9 @@
 //! Checks the code of a kernel: instructions use earlier ones of the right types, and inputs, indices and reductions that exist.
 
 use crate::dtype::DType;
+use crate::error::ensure;
 use crate::expr::{Binary, Body, Code, Unary};
-use crate::kernel::validate::{Verdict, ensure};
+use crate::kernel::validate::Verdict;
 use crate::kernel::{Kernel, Operand, RowReduction, Template};
 use crate::shape::Shape;
 use crate::target::Target;

@@ -2,8 +2,9 @@
 
 use super::body;
 use crate::elements::{Set, is_injective};
+use crate::error::ensure;
 use crate::kernel::schedule::{self, prologue};
-use crate::kernel::validate::{Verdict, ensure};
+use crate::kernel::validate::Verdict;
 use crate::kernel::{Kernel, Operand, Template, check_prologues, cpu};
 use crate::plan::index::{KernelIdx, Per};
 use crate::shape::Access;
