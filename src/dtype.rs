@@ -74,6 +74,18 @@ impl DType {
         Self::ALL.into_iter().find(|d| d.onnx() == number)
     }
 
+    /// The least and the greatest value, which are infinite for floating-point types.
+    pub const fn range(self) -> (f64, f64) {
+        match self {
+            DType::I64 => (i64::MIN as f64, i64::MAX as f64),
+            DType::I32 => (i32::MIN as f64, i32::MAX as f64),
+            DType::I8 => (i8::MIN as f64, i8::MAX as f64),
+            DType::U8 => (u8::MIN as f64, u8::MAX as f64),
+            DType::Bool => (0.0, 1.0),
+            _ => (f64::NEG_INFINITY, f64::INFINITY),
+        }
+    }
+
     /// True for floating-point types.
     pub const fn is_float(self) -> bool {
         matches!(self, DType::F32 | DType::F16 | DType::BF16 | DType::F64)

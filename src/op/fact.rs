@@ -1,6 +1,7 @@
 //! Facts: the element type and the shape of a value, known before anything runs.
 
 use crate::dtype::DType;
+use crate::error::ensure;
 use crate::shape::Shape;
 
 /// The error is the reason why a row refuses a node: expected and found. The graph adds the node's name and operator.
@@ -49,11 +50,9 @@ impl Fact {
     /// # Errors
     /// Expected and found.
     pub fn makeable(&self) -> OpResult<()> {
-        if self.countable().is_ok() && self.bytes() <= MAX_MADE {
-            Ok(())
-        } else {
-            Err(format!("expected a constant of at most {MAX_MADE} bytes, found {self}"))
-        }
+        ensure(self.countable().is_ok() && self.bytes() <= MAX_MADE, || {
+            format!("expected a constant of at most {MAX_MADE} bytes, found {self}")
+        })
     }
 }
 

@@ -4,6 +4,7 @@ use super::attr::Attrs;
 use super::build::Nodes;
 use super::fact::{Fact, OpResult, ValueId};
 use crate::dtype::DType;
+use crate::error::ensure;
 use crate::shape::Shape;
 use std::ops::{Add, Div, Mul, Neg, Range, Rem, Sub};
 
@@ -109,11 +110,8 @@ impl<'g> Var<'g> {
 
     /// The value in the graph `scope`.
     pub(crate) fn id(self, scope: Nodes<'g>) -> OpResult<ValueId> {
-        if std::ptr::addr_eq(self.scope, scope) {
-            self.value.ok_or_else(|| "an error came before this value".into())
-        } else {
-            Err("a value of another trace is used".into())
-        }
+        ensure(std::ptr::addr_eq(self.scope, scope), || "a value of another trace is used".to_owned())?;
+        self.value.ok_or_else(|| "an error came before this value".into())
     }
 
     /// Element type and shape.

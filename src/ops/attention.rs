@@ -11,7 +11,7 @@
 //!
 //! A masked score is minus infinity where an output shows it. WGSL has no infinities: there it is the lowest number.
 
-use super::{along, ensure, expect_dtype, indices, position, same_float};
+use super::{along, ensure, expect_dtype, expect_shape, expect_type_of, indices, position, same_float};
 use crate::dtype::DType;
 use crate::op::{Args, Attrs, Call, Eval, Fact, Lower, Nodes, OpDef, OpResult, Var, one, optional};
 use crate::shape::{Access, Shape};
@@ -135,11 +135,8 @@ fn headed(call: &Call, input: usize, heads: &str) -> OpResult<[usize; 4]> {
 
 fn infer(call: &Call) -> OpResult<Vec<Fact>> {
     let dtype = expect_dtype(call, Q, "a float type", DType::is_float)?;
-    for input in [1, 2, PAST, PAST + 1].into_iter().filter(|&input| call.has(input)) {
-        if call.dtype(input) != dtype {
-            let (name, found) = (call.op.inputs[input].name, call.dtype(input));
-            return Err(format!("input '{name}': expected {dtype} as input 'Q', found {found}"));
-        }
+    for input in [1, 2, PAST, PAST + 1] {
+        expect_type_of(call, input, dtype, "input 'Q'")?;
     }
     let e = Extents::of(call)?;
     if call.has(MASK) {
@@ -379,12 +376,8 @@ impl Rotation {
                 (false, found) => *found == [batch, sequence, pairs],
                 _ => false,
             };
-            if !fits {
-                let (name, found) = (call.op.inputs[input].name, call.shape(input));
-                let expected =
-                    if call.has(3) { format!("[.., {pairs}]") } else { format!("[{batch},{sequence},{pairs}]") };
-                return Err(format!("input '{name}': expected {expected}, found {found}"));
-            }
+            let expected = if call.has(3) { format!("[.., {pairs}]") } else { format!("[{batch},{sequence},{pairs}]") };
+            expect_shape(call, input, fits, format_args!("{expected}"))?;
         }
         ensure(!call.has(3) || call.dtype(3).is_int() && call.shape(3)[..] == [batch, sequence], || {
             format!("input 'position_ids': expected integers [{batch},{sequence}], found {}", call.fact(3))

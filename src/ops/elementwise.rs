@@ -4,7 +4,7 @@
 //! The expression avoids overflow in intermediate values, because shaders may lack infinities.
 
 use super::compose::composed;
-use super::{broadcast, expect_dtype, output, same_dtype};
+use super::{broadcast, ensure, expect_dtype, expect_type_of, output, same_dtype};
 use crate::dtype::DType;
 use crate::expr::{Expr, maximum, minimum};
 use crate::op::{Args, Call, Eval, Fact, Infer, Input, Lower, OpDef, OpResult, Sample, one, optional, variadic};
@@ -96,7 +96,7 @@ pub(super) static OPS: &[OpDef] = &[
         |x, c| exponential(&x[0], param(c, "alpha", 1.0), 1.0 / param(c, "alpha", 1.0)))
         .sample(|s| s.uniform(-4.0, 4.0))
         .attrs(&["alpha"]),
-    map("Clip", "x, but at least `min` and at most `max`", CLIP, clip_infer, clip, clip_expr)
+    map("Clip", "x, but at least `min` and at most `max`", CLIP, keeps_shape, clip, clip_expr)
         .sample(|s| s.uniform(-5.0, 5.0).given(DType::F32, &[], &[-1.5]).given(DType::F32, &[], &[1.5])).attrs(&["min", "max"]),
     map("Elu", "x, or alpha (e^x - 1) where x < 0", X, float,
         |x, c| if x[0] < 0.0 { param(c, "alpha", 1.0) * x[0].exp_m1() } else { x[0] },
@@ -125,7 +125,7 @@ pub(super) static OPS: &[OpDef] = &[
         .attrs(&["alpha"]),
     map("Mish", "x tanh(ln(1 + e^x))", X, float, |x, _| x[0] * x[0].exp().ln_1p().tanh(), mish)
         .sample(|s| s.uniform(-6.0, 6.0)),
-    map("PRelu", "x, or slope x where x < 0", &[one("X"), one("slope")], prelu_infer,
+    map("PRelu", "x, or slope x where x < 0", &[one("X"), one("slope")], keeps_shape,
         |x, _| if x[0] < 0.0 { x[1] * x[0] } else { x[0] },
         |x, _| negative(&x[0]).select(&(&x[0] * &x[1]), &x[0])),
     map("QuickGelu", "x / (1 + e^(-alpha x)), alpha being 1.702", X, float,
@@ -438,24 +438,12 @@ fn pow(args: &Args, _: &Call) -> Expr {
     x.cast(wide).pow(&y.cast(wide)).cast(x.dtype())
 }
 
-fn prelu_infer(call: &Call) -> OpResult<Vec<Fact>> {
-    number(call)?;
-    keeps_shape(call)
-}
-
 /// The first input's fact, if the others broadcast to its shape.
 fn keeps_shape(call: &Call) -> OpResult<Vec<Fact>> {
-    let found = broadcast(call)?;
-    if found == *call.shape(0) {
-        Ok(vec![call.fact(0).clone()])
-    } else {
-        Err(format!("expected shapes that broadcast to {}, found {found}", call.shape(0)))
-    }
-}
-
-fn clip_infer(call: &Call) -> OpResult<Vec<Fact>> {
     number(call)?;
-    keeps_shape(call)
+    let found = broadcast(call)?;
+    ensure(found == *call.shape(0), || format!("expected shapes that broadcast to {}, found {found}", call.shape(0)))?;
+    Ok(vec![call.fact(0).clone()])
 }
 
 fn clip(x: &[f64], call: &Call) -> f64 {
@@ -474,8 +462,8 @@ fn clip_expr(x: &Args, call: &Call) -> Expr {
 
 fn where_infer(call: &Call) -> OpResult<Vec<Fact>> {
     expect_dtype(call, 0, "bool", |d| d == DType::Bool)?;
-    let (x, y) = (call.dtype(1), call.dtype(2));
-    if x == y { output(x, broadcast(call)?) } else { Err(format!("input 'Y': expected {x} as input 'X', found {y}")) }
+    expect_type_of(call, 2, call.dtype(1), "input 'X'")?;
+    output(call.dtype(1), broadcast(call)?)
 }
 
 fn cast_infer(call: &Call) -> OpResult<Vec<Fact>> {

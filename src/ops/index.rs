@@ -313,11 +313,10 @@ fn range(call: &Call) -> OpResult<(DType, usize)> {
         }
         Bounds::Others(dtype, [start, limit, delta]) => {
             let count = ((limit - start) / delta).ceil().max(0.0);
-            if delta != 0.0 && count.is_finite() {
-                Ok((dtype, count as usize))
-            } else {
-                Err(format!("expected finite steps, found {delta} from {start} to {limit}"))
-            }
+            ensure(delta != 0.0 && count.is_finite(), || {
+                format!("expected finite steps, found {delta} from {start} to {limit}")
+            })?;
+            Ok((dtype, count as usize))
         }
     }
 }
@@ -353,11 +352,10 @@ fn integer_indices(call: &Call) -> OpResult<()> {
 
 /// Refuses to read along axes without elements.
 fn inhabited(call: &Call, axes: std::ops::Range<usize>, out: Shape) -> OpResult<Vec<Fact>> {
-    if call.shape(0)[axes].contains(&0) && !out.contains(&0) {
-        Err(format!("input '{}': expected elements to gather, found {}", input_name(call, 0), call.shape(0)))
-    } else {
-        output(call.dtype(0), out)
-    }
+    ensure(!call.shape(0)[axes].contains(&0) || out.contains(&0), || {
+        format!("input '{}': expected elements to gather, found {}", input_name(call, 0), call.shape(0))
+    })?;
+    output(call.dtype(0), out)
 }
 
 fn gather(call: &Call) -> OpResult<Vec<Fact>> {
@@ -535,11 +533,10 @@ fn one_hot_axis(call: &Call) -> OpResult<(usize, usize)> {
     let (axis, depth) = (call.int("axis", -1)?, call.float("depth", -1.0)?);
     let at = if axis < 0 { axis.saturating_add(rank) } else { axis };
     ensure((0..rank).contains(&at), || format!("attribute 'axis': axis {axis} is outside rank {rank}"))?;
-    if depth >= 1.0 && depth <= f64::from(i32::MAX) {
-        Ok((at as usize, depth as usize))
-    } else {
-        Err(format!("'depth' is required and must be a constant of at least 1, found {depth}"))
-    }
+    ensure(depth >= 1.0 && depth <= f64::from(i32::MAX), || {
+        format!("'depth' is required and must be a constant of at least 1, found {depth}")
+    })?;
+    Ok((at as usize, depth as usize))
 }
 
 fn one_hot(call: &Call) -> OpResult<Vec<Fact>> {

@@ -3,8 +3,8 @@
 //! An 8-bit integer minus its zero point is a whole number, and so are products of these. `f32` holds a sum of few
 //! such products exactly. So kernels of float products compute partial sums, which are added as `i32`.
 
-use super::quantize::{bounds, spread, spread_node};
-use super::{expect_dtype, find, indices, output};
+use super::quantize::{spread, spread_node};
+use super::{ensure, expect_dtype, expect_shape, expect_type_of, find, indices, output};
 use crate::dtype::DType;
 use crate::op::{Args, Call, Eval, Fact, Input, Lower, Nodes, OpDef, OpResult, Var, one, optional};
 use crate::shape::{Access, Shape};
@@ -124,27 +124,15 @@ static FILTERS: Product = Product {
 
 /// Refuses parameters that do not broadcast to `shape`.
 fn fits(call: &Call, input: usize, shape: &Shape, behind: usize) -> OpResult<()> {
-    if call.has(input) && Shape::broadcast([shape, &spread(call.shape(input), behind)]).as_ref() != Some(shape) {
-        let (name, found) = (call.op.inputs[input].name, call.shape(input));
-        return Err(format!("input '{name}': expected one value or one along an axis of {shape}, found {found}"));
-    }
-    Ok(())
-}
-
-/// Refuses a zero point of another type than its operand.
-fn alike(call: &Call, operand: usize, zero: usize) -> OpResult<()> {
-    if call.has(zero) && call.dtype(zero) != call.dtype(operand) {
-        let (name, found) = (call.op.inputs[zero].name, call.dtype(zero));
-        return Err(format!("input '{name}': expected {} as its operand, found {found}", call.dtype(operand)));
-    }
-    Ok(())
+    let fits = || Shape::broadcast([shape, &spread(call.shape(input), behind)]).as_ref() == Some(shape);
+    expect_shape(call, input, !call.has(input) || fits(), format_args!("one value or one along an axis of {shape}"))
 }
 
 impl Product {
     /// The shape of the product of two inputs.
     fn shape(&self, call: &Call, operands: [usize; 2]) -> OpResult<Shape> {
         for input in operands {
-            expect_dtype(call, input, "u8 or i8", |d| matches!(d, DType::U8 | DType::I8))?;
+            expect_dtype(call, input, "u8 or i8", DType::is_small_int)?;
         }
         let facts = operands.map(|input| Fact::new(DType::F32, call.shape(input).clone()));
         Ok(self.call(call, &facts.each_ref().map(Some)).infer()?.swap_remove(0).shape)
@@ -199,7 +187,7 @@ impl Product {
         let (shape, behind) = (self.shape(call, [0, 1])?, (self.behind)(call, [0, 1]));
         for (operand, zero) in [(0, 2), (1, 3)] {
             fits(call, zero, call.shape(operand), behind[operand])?;
-            alike(call, operand, zero)?;
+            expect_type_of(call, zero, call.dtype(operand), "its operand")?;
         }
         output(DType::I32, shape)
     }
@@ -224,13 +212,14 @@ impl Product {
         for (scale, behind) in self.scales(call) {
             fits(call, scale, &shape, behind)?;
         }
-        alike(call, 0, 2)?;
-        alike(call, 3, 5)?;
+        for (operand, zero) in [(0, 2), (3, 5)] {
+            expect_type_of(call, zero, call.dtype(operand), "its operand")?;
+        }
         if call.has(8) && (call.dtype(8) != DType::I32 || call.shape(8)[..] != call.shape(3)[..1]) {
             let found = call.fact(8);
             return Err(format!("input 'B': expected i32[{}], one value per filter, found {found}", call.shape(3)[0]));
         }
-        output(expect_dtype(call, 7, "u8 or i8", |d| matches!(d, DType::U8 | DType::I8))?, shape)
+        output(expect_dtype(call, 7, "u8 or i8", DType::is_small_int)?, shape)
     }
 
     /// The inputs that are scales, of the operands and of the result, each with the number of result axes that follow
@@ -249,7 +238,7 @@ impl Product {
             (x[input], access)
         };
         let (x_scale, w_scale, y_scale, zero) = (at(of_x), at(of_w), at(of_y), at((7, of_y.1)));
-        let (low, high) = bounds(fact.dtype);
+        let (low, high) = fact.dtype.range();
         let y = sums.into_iter().zip(indices(&fact.shape)).map(|(sum, index)| {
             let value = |(values, access): &(&[f64], Access)| values[access.at(&index) as usize];
             let scale = value(&x_scale) * value(&w_scale) / value(&y_scale);
@@ -266,7 +255,7 @@ impl Product {
         let [of_x, of_w, of_y] = self.scales(call);
         let (x_scale, w_scale, y_scale) = (spread(of_x)?, spread(of_w)?, spread(of_y)?);
         let whole = (sum * (x_scale * w_scale / y_scale)).round();
-        let (low, high) = bounds(call.dtype(7));
+        let (low, high) = call.dtype(7).range();
         Ok(vec![(whole + spread((7, of_y.1))?).clip(low, high).cast(call.dtype(7))])
     }
 }
@@ -291,11 +280,9 @@ fn matrix_parts<'g>(_: Nodes<'g>, _: &Call, [x, w]: [Var<'g>; 2]) -> OpResult<Ve
 /// Refuses sums of more parts than a plan should hold.
 fn few(parts: usize) -> OpResult<()> {
     const MOST: usize = 1 << 12;
-    if parts <= MOST {
-        Ok(())
-    } else {
-        Err(format!("expected sums of up to {MOST} parts of {EXACT} products each, found {parts} parts"))
-    }
+    ensure(parts <= MOST, || {
+        format!("expected sums of up to {MOST} parts of {EXACT} products each, found {parts} parts")
+    })
 }
 
 /// Splits a convolution by channels: each part has some channels of every group.

@@ -329,11 +329,10 @@ fn permutation(call: &Call) -> OpResult<Vec<usize>> {
     let rank = call.shape(0).len();
     let Some(perm) = call.ints("perm")? else { return Ok((0..rank).rev().collect()) };
     let axes: Vec<_> = perm.iter().filter_map(|&a| usize::try_from(a).ok()).collect();
-    if axes.len() == rank && perm.len() == rank && (0..rank).all(|k| axes.contains(&k)) {
-        Ok(axes)
-    } else {
-        Err(format!("attribute 'perm': expected a permutation of {rank} axes, found {perm:?}"))
-    }
+    ensure(axes.len() == rank && perm.len() == rank && (0..rank).all(|k| axes.contains(&k)), || {
+        format!("attribute 'perm': expected a permutation of {rank} axes, found {perm:?}")
+    })?;
+    Ok(axes)
 }
 
 fn transpose(call: &Call) -> OpResult<Vec<Fact>> {

@@ -5,6 +5,7 @@ use crate::error::ensure;
 use crate::op::{Arity, Call, Eval, Fact, Infer, Input, Lower, OpDef, OpResult, Tensors};
 use crate::shape::{Shape, indices};
 use std::borrow::Cow;
+use std::fmt;
 
 pub(crate) use compose::constant as made_constant;
 pub(crate) use index::from_start;
@@ -116,11 +117,20 @@ fn same_dtype(call: &Call) -> OpResult<DType> {
 
 /// Refuses an optional input that does not broadcast to a shape.
 fn broadcasts_to(call: &Call, input: usize, shape: &Shape) -> OpResult<()> {
-    if call.has(input) && Shape::broadcast([shape, call.shape(input)]).as_ref() != Some(shape) {
-        let (name, found) = (input_name(call, input), call.shape(input));
-        return Err(format!("input '{name}': expected a shape that broadcasts to {shape}, found {found}"));
-    }
-    Ok(())
+    let fits = !call.has(input) || Shape::broadcast([shape, call.shape(input)]).as_ref() == Some(shape);
+    expect_shape(call, input, fits, format_args!("a shape that broadcasts to {shape}"))
+}
+
+/// Refuses an input by its shape unless `fits`.
+fn expect_shape(call: &Call, input: usize, fits: bool, expected: fmt::Arguments) -> OpResult<()> {
+    ensure(fits, || format!("input '{}': expected {expected}, found {}", input_name(call, input), call.shape(input)))
+}
+
+/// Refuses an input that is given in another type than `of`, which has type `dtype`.
+fn expect_type_of(call: &Call, input: usize, dtype: DType, of: &str) -> OpResult<()> {
+    ensure(!call.has(input) || call.dtype(input) == dtype, || {
+        format!("input '{}': expected {dtype} as {of}, found {}", input_name(call, input), call.dtype(input))
+    })
 }
 
 /// The name of a data input. A variadic one is numbered.
@@ -137,11 +147,8 @@ fn input_name(call: &Call, input: usize) -> String {
 /// Refuses an input whose type is not allowed.
 fn expect_dtype(call: &Call, input: usize, expected: &str, allowed: fn(DType) -> bool) -> OpResult<DType> {
     let dtype = call.dtype(input);
-    if allowed(dtype) {
-        Ok(dtype)
-    } else {
-        Err(format!("input '{}': expected {expected}, found {dtype}", input_name(call, input)))
-    }
+    ensure(allowed(dtype), || format!("input '{}': expected {expected}, found {dtype}", input_name(call, input)))?;
+    Ok(dtype)
 }
 
 /// The one floating-point type of all given inputs.

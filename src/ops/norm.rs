@@ -1,6 +1,6 @@
 //! Normalizations: rescale values to a common mean and deviation, or to a sum of 1.
 
-use super::{along, broadcasts_to, ensure, expect_dtype, indices, input_name, same_float};
+use super::{along, broadcasts_to, ensure, expect_dtype, expect_shape, indices, input_name, same_float};
 use crate::dtype::DType;
 use crate::op::{Args, Attr, Attrs, Call, Eval, Fact, Lower, Nodes, OpDef, OpResult, ValueId, Var, one, optional};
 use crate::shape::{Access, Shape};
@@ -293,10 +293,7 @@ fn infer_batch(call: &Call) -> OpResult<Vec<Fact>> {
         (_, false) => Shape::new(&x.shape[1..]),
     };
     for input in 1..5 {
-        if *call.shape(input) != expected {
-            let name = input_name(call, input);
-            return Err(format!("input '{name}': expected {expected}, found {}", call.shape(input)));
-        }
+        expect_shape(call, input, *call.shape(input) == expected, format_args!("{expected}"))?;
     }
     Ok(vec![x.clone()])
 }
@@ -348,10 +345,8 @@ fn infer_groups(call: &Call, rank: usize, groups: Option<usize>) -> OpResult<Vec
     }
     for input in [1, 2] {
         let (parameter, channels) = (call.shape(input), x.shape[1]);
-        if parameter[..] != [channels] && groups.is_none_or(|groups| parameter[..] != [groups]) {
-            let name = input_name(call, input);
-            return Err(format!("input '{name}': expected [{channels}], one value per channel, found {parameter}"));
-        }
+        let fits = parameter[..] == [channels] || groups.is_some_and(|groups| parameter[..] == [groups]);
+        expect_shape(call, input, fits, format_args!("[{channels}], one value per channel"))?;
     }
     Ok(vec![x.clone()])
 }
@@ -521,9 +516,7 @@ fn softmax_axes(call: &Call) -> OpResult<Vec<usize>> {
 }
 
 fn infer_softmax(call: &Call) -> OpResult<Vec<Fact>> {
-    same_float(call)?;
-    softmax_axes(call)?;
-    Ok(vec![call.fact(0).clone()])
+    infer_over(call, softmax_axes)
 }
 
 fn eval_softmax(inputs: &Args<&[f64]>, call: &Call, finish: fn(f64, f64, f64) -> f64) -> OpResult<Vec<Vec<f64>>> {

@@ -3,7 +3,7 @@
 
 use super::compose::composed;
 use super::index::{as_shape, from_start};
-use super::{ensure, expect_dtype, input_name, output, required_ints};
+use super::{ensure, expect_dtype, expect_shape, input_name, output, required_ints};
 use crate::dtype::DType;
 use crate::op::{Args, Attrs, Call, Eval, Fact, Lower, Nodes, OpDef, OpResult, Var, one, optional, variadic};
 
@@ -198,7 +198,7 @@ pub(super) static OPS: &[OpDef] = &[
          point: numbers of `bits` bits each, of which u8 holds several and the rows that are read are \
          unpacked, or whole ones, i8",
         &[one("data"), one("indices"), one("scales"), optional("zero_points")],
-        looked_up,
+        gathered,
     )
     .sample(|s| {
         s.input(DType::U8, &[12, 24], 0.0, 255.0)
@@ -211,40 +211,53 @@ pub(super) static OPS: &[OpDef] = &[
     .attrs(&["bits", "block_size", "gather_axis", "quantize_axis"]),
 ];
 
-fn looked_up<'g>(b: Nodes<'g>, call: &Call, x: &Args<Var<'g>>) -> OpResult<Vec<Var<'g>>> {
-    let dtype = expect_dtype(call, 2, "a float type", DType::is_float)?;
-    let held = expect_dtype(call, 0, "u8 or i8", |d| matches!(d, DType::U8 | DType::I8))?;
-    let (data, indices) = (call.shape(0), call.shape(1).len());
-    let (gather, quantize) = (call.axis("gather_axis", 0, data)?, call.axis("quantize_axis", 1, data)?);
-    if held == DType::U8 && (gather != 0 || quantize + 1 != data.len() || quantize == 0) {
-        return Err(format!(
-            "expected rows along axis 0 whose blocks lie along the last one, found axes {gather} and {quantize} \
-         of {data}"
-        ));
-    }
-    let (bits, block) = (call.int("bits", 4)?, call.int("block_size", 128)?);
-    let (bits, block) = match (bits, usize::try_from(block)) {
-        (2 | 4 | 8, Ok(block @ 1..)) => (bits as usize, block),
-        _ => return Err(format!("expected blocks of numbers of 2, 4 or 8 bits, found {block} of {bits}")),
-    };
-    // Numbers per byte, and the number of blocks along the axis.
-    let per = if held == DType::U8 { 8 / bits } else { 1 };
-    let extent = data[quantize].checked_mul(per).ok_or("more numbers than can be counted")?;
-    let (block, blocks) = (block.min(extent.max(1)), extent.div_ceil(block));
-    let expect = |input: usize, dtype: DType, extent: usize| {
-        let mut shape = data.clone();
-        shape[quantize] = extent;
-        let (expected, found) = (Fact::new(dtype, shape), call.fact(input));
-        if *found == expected {
-            Ok(())
-        } else {
-            Err(format!("input '{}': expected {expected}, found {found}", input_name(call, input)))
+/// Numbers whose scales and zero points are shared by blocks along an axis, of which rows are gathered.
+struct Blocked {
+    dtype: DType,
+    held: DType,
+    gather: usize,
+    quantize: usize,
+    bits: usize,
+    /// Numbers per byte.
+    per: usize,
+    block: usize,
+    blocks: usize,
+}
+
+impl Blocked {
+    fn of(call: &Call) -> OpResult<Blocked> {
+        let dtype = expect_dtype(call, 2, "a float type", DType::is_float)?;
+        let held = expect_dtype(call, 0, "u8 or i8", DType::is_small_int)?;
+        let data = call.shape(0);
+        let (gather, quantize) = (call.axis("gather_axis", 0, data)?, call.axis("quantize_axis", 1, data)?);
+        ensure(held != DType::U8 || gather == 0 && quantize + 1 == data.len() && quantize != 0, || {
+            format!(
+                "expected rows along axis 0 whose blocks lie along the last one, found axes {gather} and {quantize} \
+                 of {data}"
+            )
+        })?;
+        let (bits, block) = (call.int("bits", 4)?, call.int("block_size", 128)?);
+        let (bits, block) = match (bits, usize::try_from(block)) {
+            (2 | 4 | 8, Ok(block @ 1..)) => (bits as usize, block),
+            _ => return Err(format!("expected blocks of numbers of 2, 4 or 8 bits, found {block} of {bits}")),
+        };
+        let per = if held == DType::U8 { 8 / bits } else { 1 };
+        let extent = data[quantize].checked_mul(per).ok_or("more numbers than can be counted")?;
+        let (block, blocks) = (block.min(extent.max(1)), extent.div_ceil(block));
+        for (input, dtype, extent) in [(2, dtype, blocks), (3, held, blocks.div_ceil(per))] {
+            let mut expected = Fact::new(dtype, data.clone());
+            expected.shape[quantize] = extent;
+            ensure(!call.has(input) || *call.fact(input) == expected, || {
+                format!("input '{}': expected {expected}, found {}", input_name(call, input), call.fact(input))
+            })?;
         }
-    };
-    expect(2, dtype, blocks)?;
-    if call.has(3) {
-        expect(3, held, blocks.div_ceil(per))?;
+        Ok(Blocked { dtype, held, gather, quantize, bits, per, block, blocks })
     }
+}
+
+fn gathered<'g>(b: Nodes<'g>, call: &Call, x: &Args<Var<'g>>) -> OpResult<Vec<Var<'g>>> {
+    let Blocked { dtype, held, gather, quantize, bits, per, block, blocks } = Blocked::of(call)?;
+    let (data, indices) = (call.shape(0), call.shape(1).len());
     let at = x[1];
     let take = |table: usize, at| x[table].gather(at, gather as i64);
     let mut numbers = take(0, at);
@@ -312,9 +325,7 @@ fn gemm<'g>(b: Nodes<'g>, call: &Call, x: &Args<Var<'g>>) -> OpResult<Vec<Var<'g
     let dtype = scale_type(call, &[1, 4, 7])?;
     let mut matrices = [x[0], x[3]];
     for (matrix, (input, flip)) in matrices.iter_mut().zip([(0, "transA"), (3, "transB")]) {
-        if call.shape(input).len() != 2 {
-            return Err(format!("input '{}': expected a matrix, found {}", input_name(call, input), call.shape(input)));
-        }
+        expect_shape(call, input, call.shape(input).len() == 2, format_args!("a matrix"))?;
         if call.int(flip, 0)? != 0 {
             *matrix = matrix.transpose(&[1, 0]);
         }
@@ -423,10 +434,8 @@ impl Weights {
         }
         let w = Weights { n, k, bits, block, blocks: k.div_ceil(block), dtype };
         let expect = |input: usize, shape: &[usize]| {
-            if call.shape(input).numel() == shape.iter().product::<usize>() {
-                return Ok(());
-            }
-            Err(format!("input '{}': expected {shape:?}, found {}", input_name(call, input), call.shape(input)))
+            let fits = call.shape(input).numel() == shape.iter().product::<usize>();
+            expect_shape(call, input, fits, format_args!("{shape:?}"))
         };
         expect(BYTES, &[n, w.blocks, block * bits / 8])?;
         expect(SCALES, &[n, w.blocks])?;

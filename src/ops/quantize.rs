@@ -1,6 +1,6 @@
 //! Rows that quantize numbers to small integers and back: `x = (q - zero point) scale`.
 
-use super::{expect_dtype, indices, output, position};
+use super::{expect_dtype, expect_shape, expect_type_of, indices, input_name, output, position};
 use crate::dtype::DType;
 use crate::op::{Args, Attrs, Call, Eval, Fact, Input, Lower, Nodes, OpDef, OpResult, Var, one, optional};
 use crate::shape::Shape;
@@ -16,13 +16,13 @@ pub(super) static OPS: &[OpDef] = &[
         QUANTIZE,
         quantize,
         Eval::Tensor(|x, call| {
-            let (low, high) = bounds(quantize(call)?[0].dtype);
+            let (low, high) = quantize(call)?[0].dtype.range();
             let number = |x: f64, scale: f64, zero: f64| ((x / scale).round_ties_even() + zero).clamp(low, high);
             each(x, call, number)
         }),
         Lower::Decompose(|b, call, x| {
             let to = quantize(call)?[0].dtype;
-            let ((x, scale, zero), (low, high)) = (operands(b, call, x, DType::is_float)?, bounds(to));
+            let ((x, scale, zero), (low, high)) = (operands(b, call, x, DType::is_float)?, to.range());
             let whole = (x / scale).round();
             let whole = zero.map_or(whole, |zero| whole + zero);
             Ok(vec![whole.clip(low, high).cast(to)])
@@ -88,14 +88,6 @@ fn fit<'g>(b: Nodes<'g>, call: &Call, x: &Args<Var<'g>>) -> OpResult<Vec<Var<'g>
     Ok(vec![x.op("QuantizeLinear", &[scale, point], Attrs::new()), scale, point])
 }
 
-/// The smallest and the largest value of a small integer type.
-pub(super) fn bounds(dtype: DType) -> (f64, f64) {
-    match dtype {
-        DType::I8 => (i8::MIN.into(), i8::MAX.into()),
-        _ => (u8::MIN.into(), u8::MAX.into()),
-    }
-}
-
 /// The shape in which a parameter broadcasts: a scalar if it has one element; a vector is followed by `behind` axes of
 /// extent 1.
 pub(super) fn spread(shape: &Shape, behind: usize) -> Shape {
@@ -140,15 +132,12 @@ fn differ(call: &Call) -> OpResult<Differ> {
     let Some(differ) = differ else {
         return Err(format!(
             "input '{}': expected one scale or one along the axis of {x}, found {scale}",
-            call.op.inputs[1].name
+            input_name(call, 1)
         ));
     };
     // A single zero point may be a scalar or a vector of one element.
     let alike = |zero: &Shape| zero == scale || (zero.len() < 2 && zero.numel() == 1 && differ == Differ::Nowhere);
-    if call.has(2) && !alike(call.shape(2)) {
-        let (name, found) = (call.op.inputs[2].name, call.shape(2));
-        return Err(format!("input '{name}': expected {scale} as the scale, found {found}"));
-    }
+    expect_shape(call, 2, !call.has(2) || alike(call.shape(2)), format_args!("{scale} as the scale"))?;
     Ok(differ)
 }
 
@@ -161,20 +150,16 @@ fn quantize(call: &Call) -> OpResult<Vec<Fact>> {
         (false, 0) => Some(DType::U8),
         (false, code) => DType::from_onnx(code),
     };
-    match to.filter(|to| matches!(to, DType::U8 | DType::I8)) {
-        Some(to) if call.dtype(1) == dtype => output(to, call.shape(0).clone()),
-        Some(_) => Err(format!("input 'y_scale': expected {dtype} as input 'x', found {}", call.dtype(1))),
-        None => Err("expected a zero point, or 'output_dtype', of u8 or i8".into()),
-    }
+    let to = to.filter(|to| to.is_small_int()).ok_or("expected a zero point, or 'output_dtype', of u8 or i8")?;
+    expect_type_of(call, 1, dtype, "input 'x'")?;
+    output(to, call.shape(0).clone())
 }
 
 fn dequantize(call: &Call) -> OpResult<Vec<Fact>> {
     let dtype = expect_dtype(call, 0, "u8, i8 or i32", |d| matches!(d, DType::U8 | DType::I8 | DType::I32))?;
     let to = expect_dtype(call, 1, "a float type", DType::is_float)?;
     differ(call)?;
-    if call.has(2) && call.dtype(2) != dtype {
-        return Err(format!("input 'x_zero_point': expected {dtype} as input 'x', found {}", call.dtype(2)));
-    }
+    expect_type_of(call, 2, dtype, "input 'x'")?;
     match call.int("output_dtype", 0)? {
         code if code == 0 || code == to.onnx() => output(to, call.shape(0).clone()),
         code => Err(format!("attribute 'output_dtype': expected {} as the scale has it, found {code}", to.onnx())),

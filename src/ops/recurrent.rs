@@ -8,7 +8,7 @@
 //!                               state t-1 --x R'---'
 //! ```
 
-use super::{output, same_float};
+use super::{expect_shape, output, same_float};
 use crate::dtype::DType;
 use crate::op::{
     Args, Attr, Call, Eval, Fact, Infer, Input, Lower, Nodes, OpDef, OpResult, Rule, Tensors, Var, one, optional,
@@ -214,18 +214,17 @@ impl Extents {
     fn check(&self, call: &Call, cell: &Cell) -> OpResult<()> {
         let (directions, rows) = (self.reversed.len(), cell.gates.saturating_mul(self.hidden));
         let state = [directions, self.batch, self.hidden];
-        let expected: [(usize, &str, &[usize]); 6] = [
-            (1, "W", &[directions, rows, self.input]),
-            (2, "R", &[directions, rows, self.hidden]),
-            (3, "B", &[directions, rows.saturating_mul(2)]),
-            (INITIAL, "initial_h", &state),
-            (INITIAL + 1, "initial_c", &state),
-            (PEEPHOLES, "P", &[directions, self.hidden.saturating_mul(3)]),
+        let expected: [(usize, &[usize]); 6] = [
+            (1, &[directions, rows, self.input]),
+            (2, &[directions, rows, self.hidden]),
+            (3, &[directions, rows.saturating_mul(2)]),
+            (INITIAL, &state),
+            (INITIAL + 1, &state),
+            (PEEPHOLES, &[directions, self.hidden.saturating_mul(3)]),
         ];
-        for (input, name, expected) in expected {
-            if call.has(input) && call.shape(input)[..] != *expected {
-                return Err(format!("input '{name}': expected {expected:?}, found {}", call.shape(input)));
-            }
+        for (input, expected) in expected {
+            let fits = !call.has(input) || call.shape(input)[..] == *expected;
+            expect_shape(call, input, fits, format_args!("{expected:?}"))?;
         }
         let given = call.int("hidden_size", self.hidden as i64)?;
         if given != self.hidden as i64 {

@@ -16,37 +16,37 @@ const DATA: &[Input] = &[one("data"), shaping("axes")];
 #[rustfmt::skip] // A table: one row, one line, where it fits.
 pub(super) static OPS: &[OpDef] = &[
     row("ReduceMax", "The largest value along axes", logical,
-        |x, c| fold(x, c, |x, d| x.iter().copied().fold(lowest(d), maximum)), Lower::Reduce(Reduction::Max)),
+        |x, c| reduced_by(x, c, |x, d| x.iter().copied().fold(d.range().0, maximum)), Lower::Reduce(Reduction::Max)),
     row("ReduceMin", "The smallest value along axes", logical,
-        |x, c| fold(x, c, |x, d| x.iter().copied().fold(highest(d), minimum)), Lower::Reduce(Reduction::Min)),
+        |x, c| reduced_by(x, c, |x, d| x.iter().copied().fold(d.range().1, minimum)), Lower::Reduce(Reduction::Min)),
     row("ReduceProd", "The product along axes", number,
-        |x, c| fold(x, c, |x, _| x.iter().product()), Lower::Reduce(Reduction::Prod)),
+        |x, c| reduced_by(x, c, |x, _| x.iter().product()), Lower::Reduce(Reduction::Prod)),
     row("ReduceSum", "The sum along axes", number,
-        |x, c| fold(x, c, |x, _| x.iter().sum()), Lower::Reduce(Reduction::Sum)),
+        |x, c| reduced_by(x, c, |x, _| x.iter().sum()), Lower::Reduce(Reduction::Sum)),
     row("ReduceL1", "The sum of magnitudes along axes", number,
-        |x, c| fold(x, c, |x, _| x.iter().map(|x| x.abs()).sum()),
+        |x, c| reduced_by(x, c, |x, _| x.iter().map(|x| x.abs()).sum()),
         Lower::Decompose(|_, c, x| Ok(vec![reduce(c, "ReduceSum", x[0].abs())?]))),
     row("ReduceL2", "The root of the sum of squares along axes", float,
-        |x, c| fold(x, c, |x, _| x.iter().map(|x| x * x).sum::<f64>().sqrt()),
+        |x, c| reduced_by(x, c, |x, _| x.iter().map(|x| x * x).sum::<f64>().sqrt()),
         Lower::Decompose(|_, c, x| Ok(vec![sum_square(c, x[0])?.sqrt()]))),
     row("ReduceLogSum", "The logarithm of the sum along axes", float,
-        |x, c| fold(x, c, |x, _| x.iter().sum::<f64>().ln()),
+        |x, c| reduced_by(x, c, |x, _| x.iter().sum::<f64>().ln()),
         Lower::Decompose(|_, c, x| Ok(vec![reduce(c, "ReduceSum", x[0])?.log()])))
         .sample(|s| s.input(DType::F32, &[3, 4, 5], 0.5, 3.0).ints("axes", &[1]).attr("keepdims", 0)),
     row("ReduceLogSumExp", "The logarithm of the sum of exponentials along axes", float,
-        |x, c| fold(x, c, |x, _| {
+        |x, c| reduced_by(x, c, |x, _| {
             let max = x.iter().copied().fold(f64::MIN, f64::max).min(f64::MAX);
             max + x.iter().map(|x| (x - max).exp()).sum::<f64>().ln()
         }),
         Lower::Decompose(|_, c, x| log_sum_exp(c, x[0]))),
     row("ReduceMean", "The mean along axes", number,
-        |x, c| fold(x, c, |x, _| x.iter().sum::<f64>() / x.len() as f64),
+        |x, c| reduced_by(x, c, |x, _| x.iter().sum::<f64>() / x.len() as f64),
         Lower::Decompose(|_, c, x| {
             let count: usize = c.reduced_axes()?.into_iter().map(|axis| c.shape(0)[axis]).product();
             Ok(vec![reduce(c, "ReduceSum", x[0])? / count as f64])
         })),
     row("ReduceSumSquare", "The sum of squares along axes", number,
-        |x, c| fold(x, c, |x, _| x.iter().map(|x| x * x).sum()),
+        |x, c| reduced_by(x, c, |x, _| x.iter().map(|x| x * x).sum()),
         Lower::Decompose(|_, c, x| Ok(vec![sum_square(c, x[0])?]))),
     argument("ArgMax", "The index of the largest value along `axis`",
         |x, c| position_of(x, c, |a, b| a > b), Lower::Decompose(|b, c, x| locate(b, c, x[0], "ReduceMax"))),
@@ -105,34 +105,13 @@ fn reduced(call: &Call, axes: &[usize]) -> OpResult<Shape> {
     Ok(dims.filter(|(k, _)| keep || !axes.contains(k)).map(|(k, &d)| if axes.contains(&k) { 1 } else { d }).collect())
 }
 
-fn lowest(dtype: DType) -> f64 {
-    match dtype {
-        DType::I64 => i64::MIN as f64,
-        DType::I32 => i32::MIN.into(),
-        DType::I8 => i8::MIN.into(),
-        DType::U8 | DType::Bool => 0.0,
-        _ => f64::NEG_INFINITY,
-    }
-}
-
-fn highest(dtype: DType) -> f64 {
-    match dtype {
-        DType::I64 => i64::MAX as f64,
-        DType::I32 => i32::MAX.into(),
-        DType::I8 => i8::MAX.into(),
-        DType::U8 => u8::MAX.into(),
-        DType::Bool => 1.0,
-        _ => f64::INFINITY,
-    }
-}
-
 /// The elements that each output element reduces, in row-major order.
 fn groups(values: &[f64], shape: &Shape, axes: &[usize]) -> Vec<Vec<f64>> {
     let values = |group: &Vec<usize>| group.iter().map(|&at| values[at]).collect();
     super::groups(shape, axes).iter().map(values).collect()
 }
 
-fn fold(x: &Args<&[f64]>, call: &Call, f: fn(&[f64], DType) -> f64) -> OpResult<Vec<Vec<f64>>> {
+fn reduced_by(x: &Args<&[f64]>, call: &Call, f: fn(&[f64], DType) -> f64) -> OpResult<Vec<Vec<f64>>> {
     let x = x[0];
     let groups = groups(x, call.shape(0), &call.reduced_axes()?);
     Ok(vec![groups.iter().map(|group| f(group, call.dtype(0))).collect()])

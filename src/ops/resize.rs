@@ -1,7 +1,7 @@
 //! Interpolation.
 
 use super::compose::composed;
-use super::{along, indices, output, same_float};
+use super::{along, ensure, indices, output, same_float};
 use crate::dtype::DType;
 use crate::kernel::{Nearest, ResizeMode, Template};
 use crate::op::{
@@ -313,11 +313,10 @@ fn regions(call: &Call, named: usize) -> OpResult<Vec<(f64, f64)>> {
     let roi = call.floats("roi")?.unwrap_or_default();
     // Farther away, coordinates lose their meaning in single precision.
     let near = roi.iter().all(|v| v.abs() <= 1024.0);
-    if roi.len() == 2 * named && near {
-        Ok((0..named).map(|k| (roi[k], roi[named + k])).collect())
-    } else {
-        Err(format!("attribute 'roi': expected {named} starts, then as many ends, within -1024 to 1024, found {roi:?}"))
-    }
+    ensure(roi.len() == 2 * named && near, || {
+        format!("attribute 'roi': expected {named} starts, then as many ends, within -1024 to 1024, found {roi:?}")
+    })?;
+    Ok((0..named).map(|k| (roi[k], roi[named + k])).collect())
 }
 
 fn infer_resize(call: &Call) -> OpResult<Vec<Fact>> {

@@ -2,7 +2,7 @@
 
 use super::compose::composed;
 use super::quantize::spread_node;
-use super::{broadcasts_to, ensure, expect_dtype, find, same_float};
+use super::{broadcasts_to, ensure, expect_dtype, expect_shape, expect_type_of, find, same_float};
 use crate::dtype::DType;
 use crate::op::{Args, Attrs, Call, Input, Nodes, OpDef, OpResult, Sample, Var, one, optional};
 
@@ -70,23 +70,14 @@ fn quantized_type(call: &Call) -> OpResult<DType> {
     for scale in (1..=last).step_by(3).chain([last]) {
         expect_dtype(call, scale, "f32", |d| d == DType::F32)?;
         for parameter in [scale, scale + 1].into_iter().filter(|&input| call.has(input)) {
-            if call.shape(parameter).numel() != 1 {
-                let (name, found) = (call.op.inputs[parameter].name, call.shape(parameter));
-                return Err(format!("input '{name}': expected one element, found {found}"));
-            }
+            expect_shape(call, parameter, call.shape(parameter).numel() == 1, format_args!("one element"))?;
         }
     }
     for data in (0..last).step_by(3) {
-        let dtype = expect_dtype(call, data, "u8 or i8", |d| matches!(d, DType::U8 | DType::I8))?;
-        if call.has(data + 2) && call.dtype(data + 2) != dtype {
-            let (name, found) = (call.op.inputs[data + 2].name, call.dtype(data + 2));
-            return Err(format!("input '{name}': expected {dtype} as its operand, found {found}"));
-        }
+        let dtype = expect_dtype(call, data, "u8 or i8", DType::is_small_int)?;
+        expect_type_of(call, data + 2, dtype, "its operand")?;
     }
-    match if call.has(last + 1) { call.dtype(last + 1) } else { call.dtype(0) } {
-        dtype @ (DType::U8 | DType::I8) => Ok(dtype),
-        dtype => Err(format!("input '{}': expected u8 or i8, found {dtype}", call.op.inputs[last + 1].name)),
-    }
+    expect_dtype(call, if call.has(last + 1) { last + 1 } else { 0 }, "u8 or i8", DType::is_small_int)
 }
 
 fn quantized_nodes<'g>(b: Nodes<'g>, call: &Call, x: &Args<Var<'g>>) -> OpResult<Vec<Var<'g>>> {

@@ -1,6 +1,6 @@
 //! Rows that select elements by a constant condition, and that reverse sequences.
 
-use super::{expect_dtype, indices, output, position};
+use super::{ensure, expect_dtype, indices, output, position};
 use crate::dtype::DType;
 use crate::op::{Args, Attr, Attrs, Call, Eval, Lower, Nodes, OpDef, OpResult, Var, one, shaping};
 use crate::shape::Shape;
@@ -46,7 +46,7 @@ pub(super) static OPS: &[OpDef] = &[
     .sample(|s| s.attr("X", Tensor::from_f64(DType::F32, [2, 3], &[0.0, 1.0, 2.0, 0.0, 0.0, -3.0]))),
     OpDef::new(
         "ReverseSequence",
-        "Each sequence along `time_axis` turned around up to its length; there is one per element of \
+        "Each sequence along `time_axis` reversed around up to its length; there is one per element of \
          `batch_axis`",
         &[one("input"), one("sequence_lens")],
         |call| sequences(call).map(|_| vec![call.fact(0).clone()]),
@@ -60,7 +60,7 @@ pub(super) static OPS: &[OpDef] = &[
             };
             Ok(vec![indices(shape).map(element).collect()])
         }),
-        Lower::Decompose(turned),
+        Lower::Decompose(reversed),
     )
     .sample(|s| s.floats(&[&[5, 3, 2]]).given(DType::I64, &[3], &[3.0, 0.0, 5.0]))
     .attrs(&["batch_axis", "time_axis"]),
@@ -104,18 +104,17 @@ fn sequences(call: &Call) -> OpResult<[usize; 2]> {
     let shape = call.shape(0);
     let axes = [call.axis("batch_axis", 1, shape)?, call.axis("time_axis", 0, shape)?];
     expect_dtype(call, 1, "i64 or i32", |d| matches!(d, DType::I64 | DType::I32))?;
-    if axes[0] != axes[1] && call.shape(1)[..] == [shape[axes[0]]] {
-        Ok(axes)
-    } else {
-        Err(format!(
+    ensure(axes[0] != axes[1] && call.shape(1)[..] == [shape[axes[0]]], || {
+        format!(
             "input 'sequence_lens': expected one length per element of 'batch_axis', which is not 'time_axis', \
          of {shape}, found {}",
             call.shape(1)
-        ))
-    }
+        )
+    })?;
+    Ok(axes)
 }
 
-fn turned<'g>(b: Nodes<'g>, call: &Call, x: &Args<Var<'g>>) -> OpResult<Vec<Var<'g>>> {
+fn reversed<'g>(b: Nodes<'g>, call: &Call, x: &Args<Var<'g>>) -> OpResult<Vec<Var<'g>>> {
     let ([batch, time], shape) = (sequences(call)?, call.shape(0));
     let along = |axis: usize| -> Shape { (0..shape.len()).map(|k| if k == axis { shape[k] } else { 1 }).collect() };
     let at = b.numbers(DType::I64, along(time), 0.0);

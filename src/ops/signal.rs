@@ -128,11 +128,10 @@ impl Mel {
         let mel = Mel { bins, spectrum: dft / 2 + 1, dft, rate, low, step: (high - low) / (bins + 2) as f64 };
         // Those between them ascend, too.
         let ends = [0, bins + 1].map(|i| mel.edge(i));
-        if ends.is_sorted() && ends.iter().all(|e| (0.0..mel.spectrum as f64).contains(e)) {
-            Ok(mel)
-        } else {
-            Err("expected edges that ascend from 0 to half the sample rate, found others".into())
-        }
+        ensure(ends.is_sorted() && ends.iter().all(|e| (0.0..mel.spectrum as f64).contains(e)), || {
+            "expected edges that ascend from 0 to half the sample rate, found others".to_owned()
+        })?;
+        Ok(mel)
     }
 
     /// Edge `i`: triangle `i` begins, triangle `i - 1` has its peak, and triangle `i - 2` ends there.

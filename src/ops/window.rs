@@ -1,10 +1,12 @@
 //! Windows that slide over `[n, c, spatial..]`: convolutions and pools of one to three spatial axes.
 
 use super::compose::composed;
-use super::{along, ensure, indices, output, position, same_float};
+use super::{along, ensure, expect_shape, indices, output, position, same_float};
 use crate::dtype::DType;
 use crate::kernel::{Pool, Template, Window};
-use crate::op::{Args, Attrs, Call, Eval, Fact, Lower, Nodes, OpDef, OpResult, Part, TemplateCall, Var, one, optional};
+use crate::op::{
+    Args, Attrs, Call, Eval, Fact, Lower, Nodes, OpDef, OpResult, Part, Sample, TemplateCall, Var, one, optional,
+};
 use crate::shape::{Access, Shape};
 use std::iter::zip;
 
@@ -106,9 +108,7 @@ pub(super) static OPS: &[OpDef] = &[
             Ok(vec![values, x[0].op("plimsoll.MaxPoolIndices", &[values], call.attrs.clone())])
         },
     )
-    .sample(|s| {
-        s.floats(&[&[1, 3, 8, 7]]).ints("kernel_shape", &[3, 2]).ints("strides", &[2, 2]).ints("pads", &[1, 0, 1, 1])
-    })
+    .sample(POOLED)
     .attrs(MAX_POOL_ATTRS),
     OpDef::new(
         "plimsoll.MaxPool",
@@ -127,11 +127,10 @@ pub(super) static OPS: &[OpDef] = &[
         &[one("X"), one("Y")],
         |call| {
             let expected = infer_pool(call)?.remove(0);
-            if *call.fact(1) == expected {
-                output(DType::I64, expected.shape)
-            } else {
-                Err(format!("input 'Y': expected {expected}, the maxima of X, found {}", call.fact(1)))
-            }
+            ensure(*call.fact(1) == expected, || {
+                format!("input 'Y': expected {expected}, the maxima of X, found {}", call.fact(1))
+            })?;
+            output(DType::I64, expected.shape)
         },
         Eval::Tensor(|inputs, call| Ok(vec![first_max(inputs, call)?])),
         Lower::Decompose(decompose_indices),
@@ -157,9 +156,7 @@ pub(super) static OPS: &[OpDef] = &[
             lower_pool(call, at, mean)
         }),
     )
-    .sample(|s| {
-        s.floats(&[&[1, 3, 8, 7]]).ints("kernel_shape", &[3, 2]).ints("strides", &[2, 2]).ints("pads", &[1, 0, 1, 1])
-    })
+    .sample(POOLED)
     .attrs(&["auto_pad", "ceil_mode", "count_include_pad", "dilations", "kernel_shape", "pads", "strides"])
     .part(planes),
     composed(
@@ -188,6 +185,8 @@ fn planes(_: &Call, axis: usize, _: usize) -> Option<Part> {
     if axis < 2 { Part::of([Some(axis)]) } else { None }
 }
 
+const POOLED: fn(Sample) -> Sample =
+    |s| s.floats(&[&[1, 3, 8, 7]]).ints("kernel_shape", &[3, 2]).ints("strides", &[2, 2]).ints("pads", &[1, 0, 1, 1]);
 const MAX_POOL_ATTRS: &[&str] =
     &["auto_pad", "ceil_mode", "dilations", "kernel_shape", "pads", "storage_order", "strides"];
 
@@ -453,9 +452,8 @@ fn conv_transpose(call: &Call) -> OpResult<(Shape, usize, Vec<Side>)> {
 
 fn biased(call: &Call, shape: Shape) -> OpResult<Vec<Fact>> {
     let dtype = same_float(call)?;
-    ensure(!call.has(2) || call.shape(2)[..] == [shape[1]], || {
-        format!("input 'B': expected [{}], one bias per output channel, found {}", shape[1], call.shape(2))
-    })?;
+    let fits = !call.has(2) || call.shape(2)[..] == [shape[1]];
+    expect_shape(call, 2, fits, format_args!("[{}], one bias per output channel", shape[1]))?;
     output(dtype, shape)
 }
 
@@ -483,9 +481,14 @@ fn tap(sides: &[Side], o: &[usize], t: &[usize]) -> Option<usize> {
     Some(at)
 }
 
+/// The extents of a window.
+fn kernel(sides: &[Side]) -> Shape {
+    sides.iter().map(|s| s.kernel).collect()
+}
+
 /// The extents of the window, and every index within it.
 fn taps(sides: &[Side]) -> (Shape, Vec<Vec<usize>>) {
-    let kernel: Shape = sides.iter().map(|s| s.kernel).collect();
+    let kernel = kernel(sides);
     let taps = indices(&kernel).collect();
     (kernel, taps)
 }
@@ -589,7 +592,7 @@ fn eval_pool(
     let (shape, sides) = pool(call)?;
     let padded = call.int("count_include_pad", 0)? != 0;
     // Unlike a filter, a window may have more elements than memory has room for.
-    let kernel: Shape = sides.iter().map(|s| s.kernel).collect();
+    let kernel = kernel(&sides);
     let image: usize = spatial(call)?.iter().product();
     let mut y = Vec::with_capacity(shape.numel());
     for index in indices(&shape) {
@@ -620,7 +623,7 @@ fn first_max(inputs: &Args<&[f64]>, call: &Call) -> OpResult<Vec<f64>> {
     let x = inputs[0];
     let (shape, sides) = pool(call)?;
     let reversed = call.int("storage_order", 0)? != 0;
-    let kernel: Shape = sides.iter().map(|s| s.kernel).collect();
+    let kernel = kernel(&sides);
     let extents: Shape = sides.iter().map(|s| s.len).collect();
     let image = extents.numel();
     let mut y = Vec::with_capacity(shape.numel());
@@ -629,7 +632,7 @@ fn first_max(inputs: &Args<&[f64]>, call: &Call) -> OpResult<Vec<f64>> {
         let taps = indices(&kernel).filter_map(|t| tap(&sides, &index[2..], &t));
         let best = taps.reduce(|best, at| if x[first + at] > x[first + best] { at } else { best });
         let best = best.ok_or("a window without data")?;
-        let turned = || {
+        let by_columns = || {
             let (mut rest, mut number) = (best, 0);
             for (axis, side) in sides.iter().enumerate().rev() {
                 number += rest % side.len * extents[..axis].iter().product::<usize>();
@@ -637,7 +640,7 @@ fn first_max(inputs: &Args<&[f64]>, call: &Call) -> OpResult<Vec<f64>> {
             }
             number
         };
-        y.push((first + if reversed { turned() } else { best }) as f64);
+        y.push((first + if reversed { by_columns() } else { best }) as f64);
     }
     Ok(y)
 }
@@ -647,7 +650,7 @@ fn first_max(inputs: &Args<&[f64]>, call: &Call) -> OpResult<Vec<f64>> {
 fn decompose_indices<'g>(b: Nodes<'g>, call: &Call, x: &Args<Var<'g>>) -> OpResult<Vec<Var<'g>>> {
     const MOST: usize = 512;
     let (shape, sides) = pool(call)?;
-    let kernel: Shape = sides.iter().map(|s| s.kernel).collect();
+    let kernel = kernel(&sides);
     if kernel.numel() > MOST {
         return Err(format!("output 'Indices': expected windows of up to {MOST} elements, found {kernel}"));
     }
