@@ -46,7 +46,7 @@ pub(super) static OPS: &[OpDef] = &[
     .sample(|s| s.attr("X", Tensor::from_f64(DType::F32, [2, 3], &[0.0, 1.0, 2.0, 0.0, 0.0, -3.0]))),
     OpDef::new(
         "ReverseSequence",
-        "Each sequence along `time_axis` reversed around up to its length; there is one per element of \
+        "Each sequence along `time_axis` turned around up to its length; there is one per element of \
          `batch_axis`",
         &[one("input"), one("sequence_lens")],
         |call| sequences(call).map(|_| vec![call.fact(0).clone()]),
