@@ -20,12 +20,12 @@ pub(super) static SCATTER: TemplateDef = TemplateDef {
         ensure(reads[1].dtype.is_int(), || {
             format!("operand 1 read: expected integer indices, found {}", reads[1].dtype)
         })?;
-        ensure(extent > 0 || kernel.is_empty(), || "an index into an empty axis".into())?;
+        ensure(extent > 0 || kernel.is_empty(), || "an index into an empty axis".to_owned())?;
         ensure(is_countable(&Shape::new([extent])), || format!("an indexed extent of {extent} is too large"))?;
         let [result] = &writes[..] else { return Err(format!("expected one result, found {}", writes.len())) };
         let [data, _, updates] = [0, 1, 2].map(|i| &reads[i]);
         let same = result == data && updates.dtype == data.dtype;
-        ensure(same, || "expected a result that lies as the data does, and updates of its type".into())?;
+        ensure(same, || "expected a result that lies as the data does, and updates of its type".to_owned())?;
         let still = shape[axis] < 2 || data.access.strides[axis] == 0;
         ensure(still, || format!("the data moves along axis {axis}, which counts updates"))?;
         ensure(reads.len() == 3 && body.is_identity(), || "expected updates that are stored as they are".into())
