@@ -20,7 +20,7 @@ use crate::plan::{BufferIdx, Class, Port, Segment, TransferBytes};
 use crate::target::{Memory, Target};
 use crate::tensor::Tensor;
 use alloc::{Allocator, Block, Driver, Event, Kind, Stats};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::mem::take;
 
 pub mod alloc;
@@ -49,10 +49,13 @@ impl Program {
     /// The target has no type for a value, or a node has no kernel.
     pub fn new(prepared: &Prepared, target: &Target) -> Result<Program> {
         let mut draft = lower(prepared, target, Options { join: false })?;
-        // Steps are in an order in which an update takes its state's place.
-        let over: Vec<_> = draft.buffers.iter().map(|buffer| buffer.over).collect();
+        // Steps are in an order in which results take the places of what they lie over.
+        let own: Vec<BufferIdx> = BufferIdx::all(&draft.buffers).map(|b| draft.root(b)).collect();
+        for (_, _, output) in &mut draft.outputs {
+            *output = own[*output];
+        }
         for buffer in draft.steps.iter_mut().flat_map(|step| step.reads.iter_mut().chain(&mut step.writes)) {
-            *buffer = over[*buffer].unwrap_or(*buffer);
+            *buffer = own[*buffer];
         }
         let Prepared { graph, indexes, .. } = prepared;
         let mut last = vec![None; draft.buffers.len()];
@@ -61,16 +64,17 @@ impl Program {
         }
         let read = draft.constants.iter().map(|c| c.buffer).filter(|&b| last[b].is_some());
         let states = draft.states.iter().map(|state| state.buffer);
-        let resident: Vec<BufferIdx> = read.chain(states.clone()).chain(draft.inputs.iter().map(|&(_, b)| b)).collect();
+        let resident: Vec<BufferIdx> = read.chain(states).chain(draft.inputs.iter().map(|&(_, b)| b)).collect();
+        let kept: HashSet<BufferIdx> = draft.outputs.iter().map(|&(_, _, b)| b).collect();
         let mut allocs = vec![Vec::new(); draft.steps.len()];
         let mut frees = vec![Vec::new(); draft.steps.len()];
         let mut seen = vec![false; draft.buffers.len()];
-        states.for_each(|b| seen[b] = true);
+        resident.iter().for_each(|&b| seen[b] = true);
         for (s, step) in draft.steps.iter().enumerate() {
             for &b in &step.writes {
                 if !std::mem::replace(&mut seen[b], true) {
                     allocs[s].push(b);
-                    if draft.buffers[b].class != Class::Output {
+                    if !kept.contains(&b) {
                         frees[last[b].expect("a buffer that a step writes has a last step")].push(b);
                     }
                 }
@@ -91,7 +95,7 @@ impl Program {
         let sum = |class| {
             let of = draft.buffers.iter().zip(&last).filter(|(b, last)| {
                 let kept = last.is_some() || matches!(class, Class::Input | Class::State);
-                b.class == class && b.over.is_none() && kept
+                b.class == class && !b.is_update() && kept
             });
             of.map(|(buffer, _)| buffer.bytes.next_multiple_of(target.alignment)).sum()
         };
@@ -129,7 +133,8 @@ impl Program {
                 trace.extend(allocs.iter().map(alloc));
                 trace.extend(frees.iter().map(free));
             }
-            trace.extend(self.outputs.iter().map(|p| free(&p.buffer)));
+            let own = self.outputs.iter().filter(|p| !self.resident.contains(&p.buffer));
+            trace.extend(own.map(|p| free(&p.buffer)));
         }
         trace
     }

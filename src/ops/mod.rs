@@ -9,6 +9,7 @@ use std::fmt;
 
 pub(crate) use compose::constant as made_constant;
 pub(crate) use index::from_start;
+pub(crate) use scatter::SCATTER;
 
 mod attention;
 mod compose;

@@ -1,11 +1,13 @@
 //! Rows that write elements by index.
 //!
-//! They become reductions: each place of the data finds the updates that are for it. So no two invocations write one
+//! Without a reduction an update goes to its place: `plimsoll.Scatter` writes nothing else.
+//!
+//! With one they become reductions: each place of the data finds the updates that are for it. So no two invocations write one
 //! place, and the result is the same on every device:
 //!
 //! ```text
 //! indices [n, k] --column j, raised--> [1.., n] --. equal, for all j
-//! 0..d_j ------------------------------> [d_j, 1] --'-> hit [d_0 .. d_k-1, n] --fold over n--> the last that hits, or a sum, ...
+//! 0..d_j ------------------------------> [d_j, 1] --'-> hit [d_0 .. d_k-1, n] --fold over n--> a sum, a maximum, ...
 //! ```
 
 use super::compose::composed;
@@ -13,10 +15,36 @@ use super::index::from_start;
 use super::{along, expect_dtype, indices, output, position};
 use crate::dtype::DType;
 use crate::expr::{maximum, minimum};
-use crate::op::{Args, Attrs, Call, Eval, Fact, Lower, Nodes, OpDef, OpResult, Var, one, optional};
-use crate::shape::Shape;
+use crate::kernel::Template;
+use crate::op::{Args, Attrs, Call, Eval, Fact, Lower, Nodes, OpDef, OpResult, TemplateCall, Var, one, optional};
+use crate::shape::{Access, Shape};
+
+/// The row whose kernel writes its updates alone.
+pub(crate) const SCATTER: &str = "plimsoll.Scatter";
 
 pub(super) static OPS: &[OpDef] = &[
+    OpDef::new(
+        SCATTER,
+        "ScatterElements of indices that broadcast to the updates; with `unique_indices`, no two along `axis` are the same",
+        &[one("data"), one("indices"), one("updates")],
+        scatter_rows,
+        Eval::Tensor(scatter_elements_eval),
+        Lower::Template(|call, x| {
+            let (axis, shape) = (call.axis("axis", 0, call.shape(0))?, call.shape(2).clone());
+            let (data, indices) = (&x[0], x[1].broadcast(&shape));
+            let template = Template::Scatter {
+                axis,
+                stride: data.strides[axis],
+                extent: data.shape[axis],
+                unique: call.int("unique_indices", 0)? != 0,
+            };
+            let mut base = Access { shape: shape.clone(), ..data.clone() };
+            base.strides[axis] = 0;
+            Ok(TemplateCall { template, shape, reads: vec![(0, base), (1, indices), (2, x[2].clone())] })
+        }),
+    )
+    .sample(|s| s.floats(&[&[2, 5, 3]]).input(DType::I64, &[2, 4, 1], -5.0, 4.0).floats(&[&[2, 4, 3]]).attr("axis", 1))
+    .attrs(&["axis", "unique_indices"]),
     OpDef::new(
         "ScatterND",
         "The data with updates at the places that the tuples along the last axis of the indices name; the \
@@ -75,19 +103,18 @@ fn tensor_scatter_nodes<'g>(b: Nodes<'g>, call: &Call, x: &Args<Var<'g>>) -> OpR
     if new == 0 || cache.contains(&0) {
         return Ok(vec![x[0]]);
     }
-    // The element of the update for each place: [batch, extent].
-    let places = b.numbers(DType::I64, [1, extent], 0.0);
-    let at = x.given(2).map_or(places, |first| places - first.cast(DType::I64).shaped(&[batch, 1]));
-    let at = if circular { at % extent as f64 } else { at };
-    let inside = at.greater_or_equal(0.0).and(at.less(new as f64));
-    let written = if x.given(2).is_some() { batch } else { 1 };
-    let at = at.max(0.0).min(new as f64 - 1.0).expand(&[batch, extent]).shaped(&[batch, extent, 1]);
-    let ahead: Vec<usize> = [0, axis].into_iter().chain((1..rank).filter(|&k| k != axis)).collect();
-    let back: Vec<usize> = (0..rank).map(|k| ahead.iter().position(|&a| a == k).expect("axes are permuted")).collect();
-    let rows = x[1].transpose(&ahead).op("GatherND", &[at], Attrs::new().with("batch_dims", 1)).transpose(&back);
+    // The place of each row of the update, [1 or batch, new].
+    let mut at = b.numbers(DType::I64, [1, new], 0.0);
+    if let Some(first) = x.given(2) {
+        let first = first.cast(DType::I64).shaped(&[batch, 1]);
+        at = if new == 1 { first } else { first + at };
+        // A place before the start is none, and does not count from the end.
+        at = if circular { at % extent as f64 } else { at.less(0.0).select(extent as f64, at) };
+    }
     let mut row = vec![1; rank];
-    (row[0], row[axis]) = (written, extent);
-    Ok(vec![inside.shaped(&row).select(rows, x[0])])
+    (row[0], row[axis]) = (if x.given(2).is_some() { batch } else { 1 }, new);
+    let attrs = Attrs::new().with("axis", axis as i64).with("unique_indices", 1);
+    Ok(vec![x[0].op(SCATTER, &[at.shaped(&row), x[1]], attrs)])
 }
 
 /// How an element and its updates combine.
@@ -198,18 +225,15 @@ fn scatter_nd_nodes<'g>(b: Nodes<'g>, call: &Call, x: &Args<Var<'g>>) -> OpResul
     }
     let (places, rest) = shape.split_at(tuple);
     let updates = updates.shaped(&[&[count], rest].concat());
-    // Behind the places come the axes of a slice where slices are reduced, and then the updates.
-    let inner = if combine == Combine::None { 0 } else { rest.len() };
+    if combine == Combine::None {
+        let at = numbered(b, at.shaped(&[count, tuple]), places)?.shaped(&along(count, 1 + rest.len()));
+        let rows = data.shaped(&[&[places.iter().product()], rest].concat());
+        return Ok(vec![rows.op(SCATTER, &[at, updates], Attrs::new()).shaped(shape)]);
+    }
+    // Behind the places come the axes of a slice, and then the updates.
+    let inner = rest.len();
     let hit = hits(b, call, at, count, inner)?;
     let last = Attrs::new().with("axes", vec![(tuple + inner) as i64]).with("keepdims", 0);
-    if combine == Combine::None {
-        let (numbers, none) = (b.numbers(DType::I64, [count], 0.0), b.scalar(-1.0, DType::I64));
-        let number = hit.select(numbers, none).op("ReduceMax", &[], last);
-        // Where there is none, any update will do.
-        let update = updates.gather(number, 0);
-        let wide = number.shaped(&[places, &vec![1; rest.len()]].concat());
-        return Ok(vec![wide.greater(none).select(update, data)]);
-    }
     let first_last: Vec<usize> = (1..=rest.len()).chain([0]).collect();
     let updates = updates.transpose(&first_last);
     let (fold, join, neutral) = combine.rows();
@@ -230,13 +254,31 @@ fn scatter_elements(call: &Call) -> OpResult<Vec<Fact>> {
     }
 }
 
+fn scatter_rows(call: &Call) -> OpResult<Vec<Fact>> {
+    let dtype = updated(call)?;
+    let (data, at, updates) = (call.shape(0), call.shape(1), call.shape(2));
+    let axis = call.axis("axis", 0, data)?;
+    call.int("unique_indices", 0)?;
+    let fits = |k: usize| (k == axis || updates[k] <= data[k]) && (at[k] == updates[k] || at[k] == 1);
+    if [at.len(), updates.len()] == [data.len(); 2]
+        && (0..data.len()).all(fits)
+        && (data[axis] > 0 || updates.contains(&0))
+    {
+        output(dtype, data.clone())
+    } else {
+        Err(format!("expected indices and updates within {data} but for axis {axis}, found {at} and {updates}"))
+    }
+}
+
 fn scatter_elements_eval(x: &Args<&[f64]>, call: &Call) -> OpResult<Vec<Vec<f64>>> {
     let [data, at, updates] = [0, 1, 2].map(|i| x[i]);
     let (combine, shape) = (combine(call)?, call.shape(0));
     let axis = call.axis("axis", 0, shape)?;
     let mut result = data.to_vec();
-    for ((mut index, &named), &update) in indices(call.shape(1)).zip(at).zip(updates) {
-        let extent = shape[axis] as f64;
+    for (mut index, &update) in indices(call.shape(2)).zip(updates) {
+        // One index may serve several updates.
+        let own: Vec<usize> = index.iter().zip(call.shape(1).iter()).map(|(&i, &extent)| i.min(extent - 1)).collect();
+        let (named, extent) = (at[position(&own, call.shape(1))], shape[axis] as f64);
         let place = if named < 0.0 { named + extent } else { named };
         if (0.0..extent).contains(&place) {
             index[axis] = place as usize;
@@ -255,7 +297,10 @@ fn scatter_elements_nodes<'g>(b: Nodes<'g>, call: &Call, x: &Args<Var<'g>>) -> O
     if given.contains(&0) || shape.contains(&0) {
         return Ok(vec![data]);
     }
-    let (count, extent) = (given[axis], shape[axis]);
+    if combine == Combine::None {
+        return Ok(vec![data.op(SCATTER, &[x[1], x[2]], Attrs::new().with("axis", axis as i64))]);
+    }
+    let extent = shape[axis];
     // Where the data extends beyond the updates, the indices are padded with one that matches no element.
     let missing: Vec<_> = (0..shape.len()).map(|k| if k == axis { 0 } else { (shape[k] - given[k]) as i64 }).collect();
     let pads = [vec![0; shape.len()], missing].concat();
@@ -266,23 +311,31 @@ fn scatter_elements_nodes<'g>(b: Nodes<'g>, call: &Call, x: &Args<Var<'g>>) -> O
         value.op("Pad", &[], Attrs::new().with("pads", pads.clone()).with("constant_value", filler))
     };
     let (at, updates) = (pad(from_start(x[1], extent), -1.0), pad(x[2], 0.0));
-    let numbers = |dtype: DType, along: [usize; 2]| {
-        b.numbers(dtype, [&along[..], &vec![1; shape.len() - axis - 1]].concat(), 0.0)
-    };
+    let numbers = b.numbers(call.dtype(1), along(extent, shape.len() - axis + 1), 0.0);
     let (places, behind) = ([axis as i64], [axis as i64 + 1]);
-    let hit = at.unsqueeze(&places).equal(numbers(call.dtype(1), [extent, 1]));
-    if combine == Combine::None {
-        let (number, none) = (numbers(DType::I64, [1, count]), b.scalar(-1.0, DType::I64));
-        let number = hit.select(number, none).reduce_max(&behind, false);
-        // Where there is none, any update will do.
-        let update = updates.op("GatherElements", &[number], Attrs::new().with("axis", axis as i64));
-        return Ok(vec![number.greater(none).select(update, data)]);
-    }
+    let hit = at.unsqueeze(&places).equal(numbers);
     let (fold, join, neutral) = combine.rows();
     let neutral = neutral.map_or_else(|| data.unsqueeze(&behind), |number| data.like(number));
     let over = Attrs::new().with("axes", behind.to_vec()).with("keepdims", 0);
     let update = hit.select(updates.unsqueeze(&places), neutral).op(fold, &[], over);
     Ok(vec![data.op(join, &[update], Attrs::new())])
+}
+
+/// The number of the place that each tuple of `[count, tuple]` names, or how many there are if it names none.
+fn numbered<'g>(b: Nodes<'g>, at: Var<'g>, places: &[usize]) -> OpResult<Var<'g>> {
+    let [count, tuple] = at.shape()?[..] else { return Err("expected tuples".into()) };
+    if tuple == 1 {
+        return Ok(at);
+    }
+    // Without a tuple every update goes everywhere, which is one place.
+    let (mut number, mut inside) = (b.constant(DType::I64, vec![count], || vec![0.0; count]), None);
+    for (j, &extent) in places.iter().enumerate() {
+        let column = from_start(at.part(1, j..j + 1).shaped(&[count]).cast(DType::I64), extent);
+        let own = column.greater_or_equal(0.0).and(column.less(extent as f64));
+        number = if j == 0 { column } else { number * extent as f64 + column };
+        inside = Some(inside.map_or(own, |others: Var<'g>| others.and(own)));
+    }
+    Ok(inside.map_or(number, |inside| inside.select(number, places.iter().product::<usize>() as f64)))
 }
 
 /// True where an update is for a place: `[places.., 1 (inner times).., count]`.

@@ -7,6 +7,7 @@ use crate::dtype::DType;
 use crate::error::Result;
 use crate::graph::Graph;
 use crate::op::{Call, Lower, ValueId};
+use crate::ops::SCATTER;
 use crate::shape::Shape;
 use std::collections::BTreeSet;
 
@@ -49,8 +50,14 @@ pub(super) fn run(graph: &Graph, context: &Context) -> Result<Groups> {
         fuser.attend(node);
     }
     for node in templates.into_iter().filter(|&n| fuser.is_free(n)).collect::<Vec<_>>() {
+        let kind = GroupKind::Template { call: node };
+        if graph.node(node).op().is_some_and(|op| op.name == SCATTER) {
+            // Its kernel computes some of its value's elements.
+            fuser.seal(&[node], kind);
+            continue;
+        }
         let space = Space { full: fuser.shape(node).clone(), row: None };
-        fuser.grow_down(node, &space, GroupKind::Template { call: node });
+        fuser.grow_down(node, &space, kind);
     }
     for node in reductions {
         if fuser.is_free(node) {

@@ -5,7 +5,7 @@ use crate::samples::Sample;
 use plimsoll::internals::dtype::DType;
 use plimsoll::internals::expr::Body;
 use plimsoll::internals::kernel::algorithm::Schedule;
-use plimsoll::internals::kernel::meaning::evaluate;
+use plimsoll::internals::kernel::meaning::{evaluate, stores};
 use plimsoll::internals::kernel::{Kernel, Operand};
 use plimsoll::internals::op::{Attr, Attrs, Build, Call, Fact, Lower, OpResult, TemplateCall, ValueId};
 use plimsoll::internals::ops;
@@ -51,7 +51,7 @@ impl Machine {
                 let at: Vec<_> = stored.iter().map(|(access, _)| access.clone()).collect();
                 let call = template(&call, &at)?;
                 let buffers: Vec<_> = call.reads.iter().map(|&(input, _)| stored[input].1.clone()).collect();
-                let values = evaluate(&kernel(&call), &buffers).remove(0);
+                let values = written(&kernel(&call), &at[0], &buffers);
                 self.templates += 1;
                 Ok(vec![self.push(outputs[0].clone(), values)])
             }
@@ -97,12 +97,25 @@ fn kernel(call: &TemplateCall) -> Kernel {
         template: call.template.clone(),
         shape: call.shape.clone(),
         reads: call.reads.iter().map(|(_, access)| operand(access.clone())).collect(),
-        writes: vec![operand(Access::contiguous(call.shape.clone()))],
+        writes: vec![operand(match call.template.def().in_place {
+            true => call.reads[0].1.clone(),
+            false => Access::contiguous(call.shape.clone()),
+        })],
         prologues: Vec::new(),
         body: Body::identity(DType::F64),
         workspace: 0,
         schedule: Schedule::Open,
     }
+}
+
+/// The values of a kernel's result: those that it computes, or all of the data after its stores.
+fn written(kernel: &Kernel, data: &Access, buffers: &[Vec<f64>]) -> Vec<f64> {
+    if !kernel.is_in_place() {
+        return evaluate(kernel, buffers).remove(0);
+    }
+    let mut result = buffers[0].clone();
+    stores(kernel, buffers).remove(0).into_iter().for_each(|(element, value)| result[element as usize] = value);
+    data.elements().map(|element| result[element as usize]).collect()
 }
 
 /// The facts and the values of a sample's outputs.

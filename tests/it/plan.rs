@@ -13,7 +13,7 @@ use plimsoll::internals::kernel::algorithm::Schedule;
 use plimsoll::internals::kernel::{
     Kernel, Operand, Pool, Prologue, Reduction, RowReduction, Template, Window, schedule,
 };
-use plimsoll::internals::op::{Fact, ValueId};
+use plimsoll::internals::op::{Attrs, Fact, ValueId};
 use plimsoll::internals::plan::check::{Span, check, dead};
 use plimsoll::internals::plan::{
     Buffer, BufferIdx, Candidate, Class, ConstantPort, KernelIdx, Limits, Plan, Port, Segment, SegmentIdx, StatePort,
@@ -452,11 +452,36 @@ fn stateful() -> Vec<Plan> {
     plans.to_vec()
 }
 
+/// Plans with scatters: over a state, in one step and in two, over data that dies, and over a copy of data that is read later.
+fn scattering() -> Vec<Plan> {
+    let plans = [Target::cpu(1), Target { streams: 4, ..Target::wgpu() }].map(|target| {
+        let g = Trace::new(&format!("scattering on {}, {} streams", target.name, target.streams));
+        let (x, at) = (g.input("x", F32, [3, 4]), g.input("at", DType::I64, [3, 1]));
+        let state = |name: &str| g.state(name, plimsoll::Tensor::from_f64(F32, [4, 4], &[0.5; 16]));
+        let (once, twice) = (state("once"), state("twice"));
+        let write = |data, rows| g.op("ScatterND", &[Some(data), Some(at), Some(rows)], Attrs::new());
+        g.output("before", once.reduce_sum(&[0], false));
+        let written = write(once, x);
+        g.update(once, written);
+        g.output("behind", written.reduce_sum(&[0], false));
+        let first = write(twice, x * 2.0);
+        g.output("between", first.reduce_sum(&[0], false));
+        g.update(twice, write(first, x + 1.0));
+        let (dies, lives) = (x.tanh(), x.abs());
+        g.output("over", write(dies, x));
+        g.output("late", write(lives, x) * lives);
+        let graph = Recipe::default().whole(g.finish().expect("it is sound"), &target).expect("passes run");
+        plan(&graph, &target, &Limits { memory: None }).expect("it can be planned")
+    });
+    plans.to_vec()
+}
+
 /// Good plans, small enough to be run many times.
 fn seeds() -> Vec<Plan> {
     let mut seeds = vec![chain(), concat(), matmul(), behind(), gather(), windows()];
     seeds.extend(planned());
     seeds.extend(stateful());
+    seeds.extend(scattering());
     seeds
 }
 
@@ -716,7 +741,35 @@ fn rules_that_only_devices_would_notice() {
         p.steps.iter_mut().flat_map(|step| &mut step.writes).filter(|b| **b == update).for_each(|b| *b = own);
     };
     refused(&gather, &own, "writes buffer 2 'total': a buffer of class state");
-    refused(&gather, &|p| p.state[0].update = None, "'sum' overlaps buffer 2 'total'");
+    refused(&gather, &|p| p.state[0].update = None, "'sum': expected the bytes of a state that is updated");
+    let scatter = scattering().swap_remove(0);
+    let step = |p: &Plan, state: &str| {
+        let data = buffer(p, state);
+        let scatters = |s: &Step| p.kernels[s.kernel].is_in_place() && s.reads[0] == data;
+        p.steps.iter().position(scatters).expect("it is scattered")
+    };
+    // The result somewhere else, and the data somewhere else.
+    let apart = |p: &mut Plan| {
+        let at = step(p, "once");
+        p.steps[at].reads[0] = buffer(p, "twice");
+    };
+    refused(&scatter, &apart, "expected the place of buffer");
+    let over = scattered(&scatter);
+    refused(&scatter, &|p| p.buffers[over].offset += 1 << 12, "expected the place of buffer");
+    // A reader of the old elements behind the scatter.
+    let late = |p: &mut Plan| {
+        let (at, old) = (step(p, "once"), buffer(p, "once"));
+        let reader = p.steps.iter().position(|s| s.reads == [old]).expect("an output shows it");
+        p.steps[reader..=at].rotate_left(1);
+    };
+    refused(&scatter, &late, "'once': bytes that were not written, or were overwritten by another buffer");
+    // A scatter alone does not make all elements.
+    let unread = |p: &mut Plan| {
+        let first =
+            p.steps.iter().position(|s| s.writes.contains(&p.steps[made_by(p, over)].reads[0])).expect("it is made");
+        p.steps.remove(first);
+    };
+    refused(&scatter, &unread, "bytes that were not written");
     refused(&matmul, &|p| p.steps[1].writes[1] = buffer(p, "residual"), "a buffer of class activation");
     refused(&matmul, &|p| p.steps[1].writes[0] = buffer(p, "scratch"), "expected f32, found u8");
     let numbers = |p: &mut Plan| {
@@ -778,6 +831,17 @@ fn rules_that_only_devices_would_notice() {
     refused(&windows, &conv(|_, w| w.kernel[1] = 2), "expected extents [2,1,1,2,3]");
     refused(&windows, &conv(|g, _| *g = 0), "expected groups that divide 2 channels, found 0");
     refused(&windows, &|p| p.kernels[0].reads[0].access.strides.swap(3, 4), "each image must be contiguous");
+}
+
+/// The step that scatters over an activation, by its result.
+fn made_by(plan: &Plan, result: BufferIdx) -> usize {
+    plan.steps.iter().position(|s| s.writes.contains(&result)).expect("it is written")
+}
+
+/// The result of a scatter over an activation.
+fn scattered(plan: &Plan) -> BufferIdx {
+    let over = |s: &&Step| plan.kernels[s.kernel].is_in_place() && plan.buffers[s.reads[0]].class == Class::Activation;
+    plan.steps.iter().find(over).expect("there is one").writes[0]
 }
 
 /// Each part of a concatenation is computed from all earlier parts, as in a DenseNet.

@@ -3,10 +3,12 @@
 use crate::common::{self, Folder};
 use plimsoll::internals::eager::alloc::Kind;
 use plimsoll::internals::eager::{Eager, Program};
-use plimsoll::internals::plan::Class;
+use plimsoll::internals::op::Attrs;
+use plimsoll::internals::plan::{Class, Step};
 use plimsoll::internals::session::{Choice, Options, Session};
 use plimsoll::internals::{onnx, reference};
-use plimsoll::{DType, Graph, Limits, Recipe, Target, Tensor, Trace};
+use plimsoll::{DType, Graph, Limits, Recipe, Target, Tensor, Trace, Var};
+use std::collections::BTreeSet;
 
 const F32: DType = DType::F32;
 
@@ -43,6 +45,86 @@ fn mixed() -> Graph {
     g.update(shown, seen);
     g.output("shown", seen);
     g.output("before", shown);
+    g.finish().expect("the graph is sound")
+}
+
+/// A `TensorScatter` of a row per sequence.
+fn scattered<'g>(cache: Var<'g>, row: Var<'g>, position: Var<'g>, mode: &str) -> Var<'g> {
+    cache.op("TensorScatter", &[row.shaped(&[2, 1, 4]), position], Attrs::new().with("axis", 1).with("mode", mode))
+}
+
+/// Caches of which each run writes rows: read before, between and behind the writes, shown, in a ring, in several steps, through views, and
+/// one whose update is another value.
+fn caches() -> Graph {
+    let g = Trace::new("caches");
+    let x = g.input("x", F32, [2, 4]);
+    let state = |name: &str, first: f64| g.state(name, filled([2, 5, 4], first));
+    let position = g.state("position", Tensor::from_i64([2], &[0, 3]).expect("two numbers"));
+    g.update(position, position + 1.0);
+    let row = (x * 2.0).tanh();
+
+    let behind = state("behind", 0.1);
+    let written = scattered(behind, row, position, "linear");
+    g.update(behind, written);
+    g.output("behind sum", written.reduce_sum(&[1], false));
+
+    let ring = state("ring", 0.2);
+    g.output("ring before", ring.reduce_sum(&[1], false));
+    g.update(ring, scattered(ring, x, position, "circular"));
+
+    // The old elements are needed by what needs the new ones.
+    let late = state("late", 0.3);
+    let written = scattered(late, row, position, "circular");
+    g.update(late, written);
+    g.output("late sum", (late * written).reduce_sum(&[1], false));
+
+    let shown = state("shown", 0.4);
+    let written = scattered(shown, x, position, "circular");
+    g.update(shown, written);
+    g.output("shown now", written);
+    g.output("shown before", shown);
+
+    // Two of the tuples are the same: the last one counts. Then there is a step more, in another shape.
+    let steps = state("steps", 0.5);
+    let tuples = g.concat(&[position % 2.0, position % 2.0], 0).shaped(&[4, 1]);
+    let rows = g.concat(&[x, row], 0).shaped(&[4, 1, 4]).expand(&[4, 5, 4]);
+    let first = steps.op("ScatterND", &[tuples, rows], Attrs::new());
+    g.output("between", first.reduce_sum(&[1], false));
+    let at = (position % 40.0).shaped(&[2, 1]);
+    let second = first.shaped(&[40]).op("ScatterND", &[at, x.part(1, 0..1).shaped(&[2])], Attrs::new());
+    g.update(steps, second.shaped(&[2, 5, 4]));
+
+    let aside = state("aside", 0.6);
+    let written = scattered(aside, x, position, "linear");
+    g.update(aside, written * 0.5 + aside * 0.5);
+    g.finish().expect("the graph is sound")
+}
+
+/// Scatters over what is no state: an input, activations that die, live on, or are read for the updates, a constant, one value twice; and
+/// results that are outputs, parts of another value, and data again.
+fn scatters() -> Graph {
+    let g = Trace::new("scatters");
+    let (x, rows) = (g.input("x", F32, [6, 4]), g.input("rows", F32, [3, 4]));
+    let at = g.constant("at", Tensor::from_i64([3, 1], &[4, -2, 9]).expect("three numbers"));
+    let write = |data, updates| g.op("ScatterND", &[Some(data), Some(at), Some(updates)], Attrs::new());
+    g.output("over an input", write(x, rows));
+    let dies = (x * 2.0).tanh();
+    g.output("over what dies", write(dies, rows) * 3.0);
+    let lives = x.matmul(rows.transpose(&[1, 0]));
+    let written = write(lives, rows.part(1, 0..3));
+    g.output("over what lives on", written.matmul(lives.transpose(&[1, 0])));
+    let own = x.abs();
+    g.output("updates of the data", write(own, own.part(0, 1..4)));
+    let zeros = g.constant("zeros", filled([6, 4], 0.0));
+    g.output("over a constant", write(zeros, rows));
+    let shared = x.sin();
+    g.output("one", write(shared, rows));
+    g.output("other", write(shared, rows * 2.0));
+    g.output("joined", g.concat(&[write(x.cos(), rows), x], 0));
+    let along = g.constant("along", Tensor::from_i64([2, 4], &[0, 5, -1, 3, 0, 5, 2, 7]).expect("eight numbers"));
+    let elements =
+        write(x.exp(), rows).op("ScatterElements", &[along, rows.part(0, 0..2)], Attrs::new().with("axis", 0));
+    g.output("again", elements);
     g.finish().expect("the graph is sound")
 }
 
@@ -87,10 +169,45 @@ fn states_follow_the_reference_on_every_backend() {
     }
 }
 
+#[test]
+fn scatters_follow_the_reference_on_every_backend() {
+    for opener in common::backends() {
+        for graph in [caches(), scatters()] {
+            for fuse in [true, false] {
+                follows_the_reference(&graph, &opener, Recipe { fuse, ..Recipe::default() });
+            }
+            follows_the_reference(&graph, &opener, Recipe { chunks: 2, ..Recipe::default() });
+            follows_the_reference(&graph, &opener, Recipe { f16: true, ..Recipe::default() });
+        }
+    }
+}
+
+/// The steps that copy, and the buffers of states, of a plan of `caches`: only what an output shows, what is read too late, and what is no
+/// update takes a copy.
+#[test]
+fn a_cache_is_written_where_it_is() {
+    for target in [Target::cpu(2), Target::cuda(), Target::wgpu()] {
+        let plan = Recipe::default().plan(caches(), &target, &Limits { memory: None }).expect("it is planned");
+        let is_cache = |step: &&Step| plan.buffers[step.writes[0]].shape.numel() == 40;
+        let copied: BTreeSet<&str> =
+            plan.steps.iter().filter(is_cache).filter_map(|step| step.name.strip_prefix("copy of ")).collect();
+        let [output] = copied.iter().filter(|name| name.starts_with("TensorScatter")).collect::<Vec<_>>()[..] else {
+            panic!("{}: expected a copy for the output, found {copied:?}", target.name)
+        };
+        assert_eq!(copied, BTreeSet::from([*output, "aside", "late", "shown"]), "{}", target.name);
+    }
+}
+
 /// Runs through an allocator keep states, too, and give the same results.
 #[test]
 fn eager_runs_keep_states() {
-    let graph = mixed();
+    eager_is_as_planned(mixed(), |run| vec![filled([8, 8], 0.25 * f64::from(run))]);
+    eager_is_as_planned(caches(), |run| vec![filled([2, 4], 0.25 * f64::from(run))]);
+    eager_is_as_planned(scatters(), |run| vec![filled([6, 4], 0.25 * f64::from(run)), filled([3, 4], 0.5)]);
+}
+
+fn eager_is_as_planned(graph: Graph, inputs: impl Fn(i32) -> Vec<Tensor>) {
+    let names: Vec<String> = graph.inputs().iter().map(|&v| graph.value_name(v).to_owned()).collect();
     let backend = common::backends()[0].1();
     let recipe = Recipe { fuse: false, ..Recipe::default() };
     let passed = recipe.whole(graph.clone(), backend.target()).expect("the passes run");
@@ -100,9 +217,10 @@ fn eager_runs_keep_states() {
     let session = Session::on_backend(graph, common::backends()[0].1(), "a device".to_owned(), &options, &|_, _| {});
     let session = session.expect("it loads");
     for run in 0..4 {
-        let x = filled([8, 8], 0.25 * f64::from(run));
-        let planned = session.run(&[("x", x.clone())]).expect("it runs");
-        let found = eager.run(&[x]).expect("it runs");
+        let inputs = inputs(run);
+        let named: Vec<_> = names.iter().map(String::as_str).zip(inputs.iter().cloned()).collect();
+        let planned = session.run(&named).expect("it runs");
+        let found = eager.run(&inputs).expect("it runs");
         assert!(planned.iter().zip(&found).all(|((_, a), b)| a.bytes() == b.bytes()), "run {run}");
     }
 }

@@ -44,7 +44,7 @@ pub fn bound(graph: &Prepared, target: &Target) -> Result<Bound> {
 fn of(draft: &Draft, target: &Target) -> Bound {
     let used = draft.used();
     let sum = |class: Class| -> u64 {
-        let kept = draft.buffers.iter().zip(&used).filter(|(b, used)| **used && b.class == class && b.over.is_none());
+        let kept = draft.buffers.iter().zip(&used).filter(|(b, used)| **used && b.class == class && !b.is_update());
         kept.map(|(b, _)| b.bytes).sum()
     };
     let staging: u64 = TransferBytes::of(sum).staging(target).map(|s| s.bytes).sum();

@@ -2,6 +2,7 @@
 //! whole, heads of attentions side by side.
 
 use super::buffer_view::BufferView;
+use super::scatter::keeps_order;
 use super::{Lowering, Options};
 use crate::error::{Error, Result};
 use crate::graph::Graph;
@@ -46,11 +47,8 @@ impl Lowering<'_> {
             };
             // Only views that keep the elements' order are undone: the source is written under its own shape.
             let source = self.graph.operands(value.node)[0].expect("a view has a source");
-            let contiguous = Access::contiguous(self.graph.fact(source).shape.clone());
-            let seen = self.graph.view_access(value.node, &contiguous);
-            let kept = Access::contiguous(node.outputs[0].fact.shape.clone());
-            let keeps = seen.is_some_and(|seen| seen.shape == kept.shape && same_elements(&seen, &kept));
-            let access = place.access.reshape(&contiguous.shape).filter(|_| keeps);
+            let keeps = keeps_order(self.graph, value.node);
+            let access = place.access.reshape(&self.graph.fact(source).shape).filter(|_| keeps);
             let Some(access) = self.decisions.if_found("aim", value.node, access) else { return };
             place = BufferView { buffer: place.buffer, access };
             value = source;

@@ -24,8 +24,15 @@ pub struct DraftBuffer {
     pub bytes: u64,
     /// The class of its data.
     pub class: Class,
-    /// The state's buffer whose bytes it takes over, if it holds the update of a state.
+    /// The buffer whose bytes it takes over: a state's, if it holds the update, or that of the data whose other elements it keeps.
     pub over: Option<BufferIdx>,
+}
+
+impl DraftBuffer {
+    /// True if it has the bytes of a state, which is another buffer.
+    pub fn is_update(&self) -> bool {
+        self.class == Class::State && self.over.is_some()
+    }
 }
 
 impl Per<BufferIdx> for DraftBuffer {}
@@ -108,6 +115,14 @@ impl Draft {
             ))),
             None => Ok(()),
         }
+    }
+
+    /// The buffer that gives a buffer its bytes: itself, unless it lies over another.
+    pub fn root(&self, mut buffer: BufferIdx) -> BufferIdx {
+        while let Some(over) = self.buffers[buffer].over {
+            buffer = over;
+        }
+        buffer
     }
 
     /// Per buffer, true if a step or the caller uses it.

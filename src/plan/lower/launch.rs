@@ -68,7 +68,12 @@ impl Lowering<'_> {
             let parts = parts.expect("it is within bindings, or was cut");
             let parts = split::pad(&kernel, parts, most as usize, &slots);
             for split::Part { kernel, bind_ranges } in parts {
+                let in_place = kernel.is_in_place();
                 self.launch(name.clone(), kernel, buffers.clone(), to, bind_ranges)?;
+                if in_place {
+                    // What lay there is a part of the result by now.
+                    buffers[0] = to;
+                }
             }
             return Ok(());
         }
@@ -191,7 +196,12 @@ impl Lowering<'_> {
             let slots = buffers.iter().chain([&to]).zip(&bind_ranges).filter(|(slot, _)| **slot == b);
             slots.into_iter().all(|(_, w)| (w.offset, w.bytes) == (0, bytes(b)))
         };
-        reusable.retain(|&b| whole(b) && whole(to) && !per_row && bytes(b) == bytes(to) && same(b));
+        if kernel.is_in_place() {
+            reusable = vec![buffers[0]];
+            reusable.retain(|&data| data != to);
+        } else {
+            reusable.retain(|&b| whole(b) && whole(to) && !per_row && bytes(b) == bytes(to) && same(b));
+        }
         if kernel.workspace > self.target.max_binding {
             let (found, most) = (kernel.workspace, self.target.max_binding);
             let what = format!(

@@ -6,6 +6,7 @@
 //! constant, channels, destination  decided first: what is held once, what has its channels last, what is written where
 //! fuse_prologue                    then group by group: elementwise code that a template takes along,
 //! group                            or a kernel's template, its body, its operands
+//! scatter                          a kernel that writes some elements lies over its data
 //! launch, parts                    and its library call, its workspace, its parts where a binding does not hold a buffer
 //! state                            last: updates of states are written in place, behind all that reads the old elements
 //! ```
@@ -35,6 +36,7 @@ use crate::target::Target;
 use buffer_view::BufferView;
 use channels::channels_last;
 use fuse_prologue::FusedPrologue;
+use scatter::{Scatters, is_scatter};
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
@@ -52,6 +54,7 @@ mod launch;
 mod map;
 mod outline;
 mod row;
+mod scatter;
 mod split;
 mod state;
 mod template;
@@ -89,6 +92,7 @@ struct Lowering<'a> {
     /// Constants that are read as views of another one, which is held anyway.
     shared: HashMap<*const Constant, (Arc<Constant>, Access)>,
     kernels: HashMap<String, KernelIdx>,
+    scatters: Scatters,
 }
 
 /// Lowers a graph whose passes have run.
@@ -113,6 +117,7 @@ pub fn lower(prepared: &Prepared, target: &Target, options: Options) -> Result<D
         constants: HashMap::new(),
         shared: HashMap::new(),
         kernels: HashMap::new(),
+        scatters: Scatters::default(),
     };
     lowering.run(options)?;
     Ok(lowering.draft)
@@ -132,6 +137,7 @@ impl Lowering<'_> {
         self.channels_last = channels_last(self.graph, self.groups, &order, self.target)?;
         self.choose_outputs()?;
         self.choose_destinations(&order, options)?;
+        self.choose_scatters();
         self.choose_transposed(&order)?;
         for &id in &order {
             let node = self.graph.node(id);
@@ -173,6 +179,7 @@ impl Lowering<'_> {
         match &group.kind {
             GroupKind::Map => self.map(group),
             GroupKind::Row { reduction } => self.rows(group, *reduction),
+            GroupKind::Template { call } if is_scatter(self.graph, *call) => self.scatter(*call),
             GroupKind::Template { call } => self.template(group, *call),
             GroupKind::Attention(attention) => self.attention(group, attention),
         }

@@ -42,15 +42,19 @@ impl Lowering<'_> {
         BufferIdx::new(self.draft.buffers.len() - 1)
     }
 
-    /// Puts each step that writes an update behind all steps that read the old elements. An update that has to be there earlier is copied.
+    /// Puts each step that writes over data behind all other steps that read it: a scatter, or what writes an update. An update that has to
+    /// be there earlier is copied.
     pub(super) fn order_updates(&mut self) -> Result<()> {
+        // Per step, the steps that write over data that it reads: edges beside those of `dag`. Those of one more state are safe if no
+        // reader comes behind a writer by the edges so far.
+        let mut overwrites = self.order_scatters()?;
         let dag = Dag::new(&self.draft);
         let (reads, writes) = (self.uses(|step| &step.reads), self.uses(|step| &step.writes));
-        // Per step, the steps that write over a state that it reads: edges beside those of `dag`. Those of one more state are safe if no
-        // reader comes behind a writer by the edges so far.
-        let mut overwrites: Vec<Vec<StepIdx>> = vec![Vec::new(); self.draft.steps.len()];
         for at in 0..self.draft.states.len() {
             let DraftState { value, buffer, update: Some(update), .. } = self.draft.states[at] else { continue };
+            if self.scatters.replaces(buffer) {
+                continue;
+            }
             let (readers, writers) = (&reads[buffer], &writes[update]);
             let in_place = writers.iter().filter(|s| readers.contains(s)).all(|&s| {
                 let step = &self.draft.steps[s];
@@ -115,13 +119,13 @@ impl Lowering<'_> {
                 }
             }
         }
-        assert_eq!(sorted.len(), missing.len(), "no step that reads a state depends on one that overwrites it");
+        assert_eq!(sorted.len(), missing.len(), "no step depends on one that overwrites what it reads");
         self.draft.steps = sorted;
     }
 }
 
 /// All steps that come behind these.
-fn reached(from: &[StepIdx], dag: &Dag, overwrites: &[Vec<StepIdx>]) -> HashSet<StepIdx> {
+pub(super) fn reached(from: &[StepIdx], dag: &Dag, overwrites: &[Vec<StepIdx>]) -> HashSet<StepIdx> {
     let (mut found, mut stack) = (HashSet::new(), from.to_vec());
     while let Some(s) = stack.pop() {
         // A copy of an update has no step behind it.

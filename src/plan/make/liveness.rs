@@ -62,8 +62,9 @@ pub fn live(draft: &Draft, order: &[StepIdx], streams: &Streams) -> Live {
                 let dies = last == at && others.iter().all(|&u| streams.precedes(u, at));
                 (dies && owner[range] == r).then_some(range)
             };
+            let over = draft.buffers[b].over.and_then(|data| live.range[data]);
             let taken = if slot == 0 { step.reusable.iter().find_map(dying) } else { None };
-            match taken {
+            match over.or(taken) {
                 Some(range) => {
                     let upper = &mut live.ranges[range].upper;
                     *upper = ends(b).max(*upper);

@@ -111,7 +111,7 @@ impl TransferBytes {
     pub fn new<'a>(buffers: impl Iterator<Item = &'a DraftBuffer> + Clone, target: &Target) -> TransferBytes {
         let aligned = |b: &DraftBuffer| b.bytes.next_multiple_of(target.alignment);
         TransferBytes::of(|class| {
-            let own = |b: &&DraftBuffer| b.class == class && b.over.is_none();
+            let own = |b: &&DraftBuffer| b.class == class && !b.is_update();
             buffers.clone().filter(own).map(aligned).sum()
         })
     }
@@ -152,14 +152,18 @@ pub fn stack(target: &Target, draft: &Draft, layout: &Layout) -> (Vec<Segment>, 
     let mut places: Vec<Option<Spot>> = vec![None; draft.buffers.len()];
     for b in BufferIdx::all(&draft.buffers).filter(|&b| used[b]) {
         let buffer = &draft.buffers[b];
-        places[b] = match (layout.live.range[b], buffer.over) {
-            (Some(range), _) => Some(layout.offsets[range]),
-            (None, Some(state)) => places[state],
-            (None, None) => {
+        places[b] = match layout.live.range[b] {
+            Some(range) => Some(layout.offsets[range]),
+            // Placed with its state below.
+            None if buffer.is_update() => None,
+            None => {
                 let stack = stacks.iter_mut().find(|s| s.class == buffer.class).expect("every class has a stack");
                 Some(stack.push(&mut segments, buffer.bytes))
             }
         };
+    }
+    for b in BufferIdx::all(&draft.buffers).filter(|&b| used[b] && draft.buffers[b].is_update()) {
+        places[b] = places[draft.root(b)];
     }
     let there = draft.buffers.iter().zip(used).filter(|(_, used)| *used).map(|(buffer, _)| buffer);
     segments.extend(TransferBytes::new(there, target).staging(target));

@@ -920,7 +920,8 @@ fn scatter(c: &mut Cases) {
         let updates = typed(base.dtype, dense(shape));
         let Template::Scatter { stride, extent, .. } = template else { unreachable!("it is a scatter") };
         let mut whole = base.access.clone();
-        (whole.shape.push(extent), whole.strides.push(stride));
+        whole.shape.push(extent);
+        whole.strides.push(stride);
         let data = c.random.values(base.dtype, elements(&whole));
         let (reads, body) = (vec![base.clone(), index, updates], Expr::input(0, base.dtype));
         let case = c.add_writing(name, template, shape, reads, vec![base], &[body]);
