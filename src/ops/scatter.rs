@@ -19,7 +19,7 @@ use crate::kernel::Template;
 use crate::op::{Args, Attrs, Call, Eval, Fact, Lower, Nodes, OpDef, OpResult, TemplateCall, Var, one, optional};
 use crate::shape::{Access, Shape};
 
-/// The row whose kernel writes its updates alone.
+/// The row whose kernel writes its updates alone. Its result lies over the data, so computing it in parts would only add copies of these.
 pub(crate) const SCATTER: &str = "plimsoll.Scatter";
 
 pub(super) static OPS: &[OpDef] = &[
