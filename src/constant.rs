@@ -118,6 +118,15 @@ impl Constant {
         Ok(constant)
     }
 
+    /// If an operator derives this constant from others: the operator, its attributes, its inputs and the port.
+    #[expect(clippy::type_complexity, reason = "the parts of a node")]
+    pub(crate) fn derivation(&self) -> Option<(&'static OpDef, &Attrs, &[Option<Arc<Constant>>], usize)> {
+        match &self.source {
+            Source::Derived { op, attrs, inputs, port, .. } => Some((op, attrs, inputs, *port)),
+            _ => None,
+        }
+    }
+
     /// If this constant is a view of another: the operator, its attributes and the other constant.
     pub fn view(&self) -> Option<(&'static OpDef, &Attrs, &Arc<Constant>)> {
         match &self.source {

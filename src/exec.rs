@@ -8,10 +8,12 @@ use crate::kernel::{Kernel, cpu};
 use crate::plan::index::Per;
 use crate::plan::{BufferIdx, Indexes, KernelIdx, Plan, Port, SegmentIdx, Spot, StatePort, Step};
 use crate::tensor::Tensor;
+use count::Counts;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+mod count;
 pub mod poison;
 
 impl Per<SegmentIdx> for SegmentId {}
@@ -28,6 +30,7 @@ pub struct Exec {
     ready: bool,
     /// The elements that states begin with, of those that have them given.
     initial: Vec<Arc<Constant>>,
+    counts: Counts,
     shared: Option<Box<Shared>>,
 }
 
@@ -97,7 +100,9 @@ impl Exec {
             Ok(loaded) => {
                 let ready = loaded.plan.inputs.is_empty();
                 let initial = constants[loaded.plan.constants.len()..].to_vec();
-                Ok(Exec { backend, segments, loaded, ready, initial, shared: None })
+                let mut counts = Counts::default();
+                counts.begin(&loaded.plan, &initial)?;
+                Ok(Exec { backend, segments, loaded, ready, initial, counts, shared: None })
             }
             Err(error) => {
                 segments.into_iter().for_each(|s| backend.free(s));
@@ -247,22 +252,29 @@ impl Exec {
     /// Runs all steps once, on the inputs that were written last.
     ///
     /// # Errors
-    /// When the device fails, no inputs were written since the plan was loaded or selected, or an earlier run has overwritten them.
+    /// When the device fails, no inputs were written since the plan was loaded or selected, or an earlier run has overwritten them. When a
+    /// state that counts would pass its bound: then nothing runs.
     pub fn replay(&mut self) -> Result<()> {
         if !self.ready {
             return Err(Error::usage("the inputs have to be written before each run, which may overwrite them".into()));
         }
+        self.counts.check(&self.loaded.plan)?;
         self.ready = !self.loaded.consumes;
-        self.backend.replay(self.loaded.record)
+        self.backend.replay(self.loaded.record)?;
+        self.counts.advance(&self.loaded.plan);
+        Ok(())
     }
 
     /// Runs all steps once, on what the inputs hold now. Returns how long they took, by the device's clock if it has one.
     ///
     /// # Errors
-    /// When the device fails.
+    /// When the device fails, or a state that counts would pass its bound.
     pub fn time(&mut self) -> Result<Duration> {
+        self.counts.check(&self.loaded.plan)?;
         self.ready &= !self.loaded.consumes;
-        self.backend.time(self.loaded.record)
+        let time = self.backend.time(self.loaded.record)?;
+        self.counts.advance(&self.loaded.plan);
+        Ok(time)
     }
 
     /// Runs the steps one by one, in order, on what the inputs hold now. Returns how long each took by itself. States stay as they are.
@@ -327,9 +339,12 @@ impl Exec {
             let found = (tensor.dtype(), tensor.shape());
             return Err(Error::usage(format!("state '{name}': expected {dtype}{shape}, found {}{}", found.0, found.1)));
         }
+        let count = Counts::of(plan, name, tensor)?;
         let (stored, at) = place(plan, segments, *buffer);
         let bytes = tensor.store(stored, name)?;
-        backend.write(Slice { bytes: bytes.len() as u64, ..at }, &bytes)
+        backend.write(Slice { bytes: bytes.len() as u64, ..at }, &bytes)?;
+        self.counts.set(name, count);
+        Ok(())
     }
 
     /// Gives all states the elements that they began with.
@@ -337,7 +352,8 @@ impl Exec {
     /// # Errors
     /// When these cannot be fetched, or the device fails.
     pub fn reset_state(&mut self) -> Result<()> {
-        reset(&mut *self.backend, &self.loaded.plan, &self.segments, &self.initial)
+        reset(&mut *self.backend, &self.loaded.plan, &self.segments, &self.initial)?;
+        self.counts.begin(&self.loaded.plan, &self.initial)
     }
 
     /// Runs once: writes the inputs, runs all steps, reads the outputs, in the plan's order.
@@ -345,6 +361,7 @@ impl Exec {
     /// # Errors
     /// As [`write`](Self::write), [`replay`](Self::replay) and [`read`](Self::read).
     pub fn run(&mut self, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
+        self.counts.check(&self.loaded.plan)?;
         self.write(inputs)?;
         self.replay()?;
         self.read()

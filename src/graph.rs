@@ -10,6 +10,7 @@ use crate::tensor::Tensor;
 use petgraph::Direction;
 use petgraph::stable_graph::{NodeIndex, StableDiGraph};
 use petgraph::visit::{EdgeRef, IntoEdgeReferences};
+use serde::{Deserialize, Serialize};
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashSet};
 use std::sync::{Arc, OnceLock};
@@ -117,8 +118,19 @@ pub struct State {
     pub value: ValueId,
     /// The value that it has after the run; `None` if it stays the same.
     pub update: Option<ValueId>,
+    /// The bound of a state that counts.
+    pub count: Option<Count>,
     /// The name that the update had as an output of the file.
     output: Option<String>,
+}
+
+/// The bound of a state that counts, such as the number of rows in a cache. Whoever runs the graph refuses a run that would pass it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Count {
+    /// What each run adds.
+    pub by: u64,
+    /// The most that the state may hold.
+    pub most: u64,
 }
 
 fn index(node: u32) -> NodeIndex {
@@ -177,7 +189,7 @@ impl Graph {
         assert!(fits, "state '{name}' begins with elements of its type and shape, {fact}");
         let node = self.insert(name.clone(), Kind::State(initial), Attrs::new(), vec![Output { name, fact }], &[]);
         let value = ValueId { node, port: 0 };
-        self.states.push(State { value, update: None, output: None });
+        self.states.push(State { value, update: None, count: None, output: None });
         value
     }
 
@@ -201,6 +213,28 @@ impl Graph {
                 Ok(())
             }
         }
+    }
+
+    /// Bounds a state that counts, or frees it.
+    ///
+    /// # Panics
+    /// When `state` is no state.
+    pub fn bound_count(&mut self, state: ValueId, count: Option<Count>) {
+        let found = self.states.iter_mut().find(|s| s.value == state);
+        found.expect("only a state counts from run to run").count = count;
+    }
+
+    /// Takes an input that no node reads from the graph.
+    pub(crate) fn withdraw_input(&mut self, input: ValueId) {
+        self.known = Known::default();
+        self.inputs.retain(|&other| other != input);
+    }
+
+    /// Takes an output from the graph, and returns its value. `None` if there is none of this name.
+    pub(crate) fn withdraw_output(&mut self, name: &str) -> Option<ValueId> {
+        self.known = Known::default();
+        let at = self.outputs.iter().position(|(output, _)| output == name)?;
+        Some(self.outputs.remove(at).1)
     }
 
     /// Makes a state of an input and an output: the input reads it, and the output is its update. Neither is a port of the graph any
@@ -234,7 +268,8 @@ impl Graph {
         self.inputs.remove(at);
         self.outputs.remove(end);
         self.dag[index(state.node)].kind = Kind::State(None);
-        self.states.push(State { value: state, update: Some(update), output: Some(output.to_owned()) });
+        let output = Some(output.to_owned());
+        self.states.push(State { value: state, update: Some(update), count: None, output });
         Ok(())
     }
 

@@ -48,7 +48,8 @@ pub struct Options {
     /// True to let CUDA round `f32` operands of products and convolutions to TF32.
     pub allow_tf32: bool,
     /// States of a model's file: pairs of an input, which reads the state, and an output, which updates it. One `*` in both stands for the
-    /// same text: `("past_*", "present_*")`.
+    /// same text: `("past_*", "present_*")`. If the output is the input with new rows behind it, a range in `dims` is the number of rows:
+    /// room for the most is planned once.
     pub state: Vec<(String, String)>,
     /// Named dims, each with an extent or a range of extents.
     pub dims: Vec<(String, Extent)>,
@@ -243,7 +244,8 @@ impl Session {
     /// When the file is not a graph, the plan exceeds the limit, or the device is not there.
     pub fn from_path(path: impl AsRef<Path>, options: &Options) -> Result<Session> {
         let path = path.as_ref();
-        let model = onnx::load(path)?.with_state(&options.state);
+        let (model, dims) = onnx::load(path)?.with_state(&options.state).grow(options.dims.clone())?;
+        let options = &Options { dims, ..options.clone() };
         let session = match options.fixed() {
             Some(dims) => onnx::import(&model, &dims).and_then(|graph| Session::from_graph(graph, options)),
             None => Session::from_source(source(model), options),

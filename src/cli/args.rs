@@ -28,6 +28,10 @@ pub(super) struct Model {
     pub(super) dims: Vec<(String, Extent)>,
     /// Keep a state on the device from one run to the next: an input that reads it, and the output that updates it. It begins as zeros. One
     /// * in both stands for the same text: --state 'past_*=present_*'.
+    ///
+    /// If the output is the input with new rows behind it (a Concat), give the dim of the rows a range, such as --set past=0..4096. Room for
+    /// 4096 rows is planned once, and each run writes its new rows. Their number is a state of the dim's name. Other inputs that have as many
+    /// rows as there are after a run take 4096.
     #[arg(long, value_name = "INPUT=OUTPUT", value_parser = pair)]
     pub(super) state: Vec<(String, String)>,
     /// Refuse a plan that takes more memory than this (512, 20KiB, 1.5GB ...), with exit code 2. For `max-batch`, the memory to fill.
@@ -190,11 +194,6 @@ impl Model {
         flags.into_iter().find_map(|(flag, given)| given.then_some(flag))
     }
 
-    /// True if a dim has a range.
-    pub(super) fn has_range(&self) -> bool {
-        self.dims.iter().any(|(_, extent)| extent.fixed().is_none())
-    }
-
     /// Loads the model. Each named dim has one extent, from `--set` or from the shape of a given input.
     pub(super) fn load(&self, given: &[Given]) -> Result<(onnx::Model, Vec<(String, usize)>)> {
         let fixed = |(name, extent): (String, Extent)| match extent.fixed() {
@@ -209,13 +208,12 @@ impl Model {
 
     /// Loads as [`load`](Self::load) does, with dims that may have ranges.
     pub(super) fn load_range(&self, given: &[Given]) -> Result<(onnx::Model, Vec<(String, Extent)>)> {
-        let model = onnx::load(&self.model)?.with_state(&self.state);
+        let (model, mut dims) = onnx::load(&self.model)?.with_state(&self.state).grow(self.dims.clone())?;
         let inputs: Vec<&str> = model.proto.graph.iter().flat_map(|g| &g.input).map(|i| i.name.as_str()).collect();
         if let Some(Given { name, .. }) = given.iter().find(|g| !inputs.contains(&g.name.as_str())) {
             let what = format!("--input {name}: not an input of the graph; its inputs: {}", inputs.join(", "));
             return Err(Error::usage(what).in_file(&self.model));
         }
-        let mut dims = self.dims.clone();
         for Given { name, tensor, flag } in given {
             if let Some(expected) = model.other_rank(name, tensor.shape()) {
                 let (dtype, shape) = (tensor.dtype(), tensor.shape());
@@ -290,7 +288,7 @@ impl Model {
         let mut options = Options { tuned: !no_tuned, ..self.options(on)? };
         let (model, extents) = self.load_range(given)?;
         let dims = largest(&extents);
-        let graph = if self.has_range() { None } else { Some(self.import(&model, &dims, given)?) };
+        let graph = if has_range(&extents) { None } else { Some(self.import(&model, &dims, given)?) };
         graph.iter().for_each(|graph| self.mention_states(graph));
         let (device, name) = session::open(&options)?;
         tracing::info!("backend: {name}");
@@ -310,6 +308,11 @@ impl Model {
         bar.finish_and_clear();
         session.map_err(|e| refuse(&self.case(&model, dims, target), e.in_file(&self.model), json))
     }
+}
+
+/// True if a dim has a range.
+pub(super) fn has_range(dims: &[(String, Extent)]) -> bool {
+    dims.iter().any(|(_, extent)| extent.fixed().is_none())
 }
 
 /// Dims at their largest extents.

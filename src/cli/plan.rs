@@ -63,7 +63,7 @@ impl Plan {
         let tuned = self.tuned.as_deref().map(tuned).transpose()?.flatten();
         let (limits, refuse) = (self.model.limits(), |e| args::refuse(&case, in_file(e), json));
         let planned = |limits: &Limits| {
-            if !self.model.has_range() {
+            if !args::has_range(&extents) {
                 let plan = match &tuned {
                     Some(tuned) => tune::plan(graph.clone(), &case.target, limits, tuned, false)?.0,
                     None => plan::plan(&graph, &case.target, limits)?,

@@ -74,6 +74,13 @@ impl Model {
         open.collect()
     }
 
+    /// The inputs with an axis that is this dim alone, not a sum or product of it.
+    pub(super) fn inputs_along(&self, dim: &str) -> impl Iterator<Item = &str> {
+        let along = move |d: &Dim| matches!(d, Dim::Open(text) if text == dim);
+        let has = move |i: &&ValueInfoProto| declared(i).is_ok_and(|(_, dims)| dims.iter().any(along));
+        self.open_inputs().filter(has).map(|input| input.name.as_str())
+    }
+
     /// The graph's name.
     pub fn name(&self) -> &str {
         self.proto.graph.as_ref().map_or("", |g| &g.name)

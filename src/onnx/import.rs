@@ -37,33 +37,14 @@ const MAX_NAME: usize = 1 << 10;
 /// The most numbers in an input that shapes a computation.
 const MAX_SHAPING: usize = 1 << 16;
 
-/// Imports a model as a graph and binds its dims.
-///
-/// A named dim is bound by its name, an unnamed dim of an input as `input.axis`. A dim that an input writes as a sum or
-/// product of other dims (`past + 1`) may be left out.
-///
-/// # Errors
-/// The first node that breaks a rule of ONNX or of the op table; all operators without a row, in one message;
-/// dims that are not bound, or that the graph does not have.
-pub fn import(model: &Model, dims: &[(String, usize)]) -> Result<Graph> {
-    import_as(model, dims, Decisions::default())
-}
-
-/// Imports a model as [`import`] does, where what is folded follows `decisions`.
-///
-/// # Errors
-/// As [`import`].
-pub fn import_as(model: &Model, dims: &[(String, usize)], decisions: Decisions) -> Result<Graph> {
-    let run = || {
-        let proto = model.graph()?;
-        let mut importer = Importer::new(model, &proto.name, decisions);
-        importer.check_operators()?;
-        importer.run(proto, dims)?;
-        importer.graph.sweep();
-        model.pair(&mut importer.graph)?;
-        Ok(importer.graph)
-    };
-    run().map_err(|e| model.name_file(e))
+/// Imports a model whose inputs and outputs stay what they are. What is folded follows `decisions`.
+pub(super) fn import_ports(model: &Model, dims: &[(String, usize)], decisions: Decisions) -> Result<Graph> {
+    let proto = model.graph()?;
+    let mut importer = Importer::new(model, &proto.name, decisions);
+    importer.check_operators()?;
+    importer.run(proto, dims)?;
+    importer.graph.sweep();
+    Ok(importer.graph)
 }
 
 struct Importer<'a> {

@@ -5,6 +5,7 @@
 //! [op table](crate::ops), and nowhere here.
 
 use crate::constant::Constant;
+use crate::decisions::Decisions;
 use crate::error::{Error, Result, ensure};
 use crate::graph::Graph;
 use crate::op::Fact;
@@ -19,12 +20,12 @@ use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
 mod dims;
+mod grow;
 mod import;
 pub mod proto;
 mod state;
 pub mod text;
 
-pub use import::{import, import_as};
 pub use state::likely_states;
 
 /// A decoded ONNX file and its path.
@@ -36,6 +37,8 @@ pub struct Model {
     path: Option<PathBuf>,
     /// Inputs and outputs that become states, or patterns of them.
     states: Vec<(String, String)>,
+    /// The dim along which states grow from run to run.
+    growth: Option<grow::Growth>,
 }
 
 /// Reads a model: text from `.onnxtxt`, protobuf from `.onnx`. Any other name is judged by its content.
@@ -66,9 +69,37 @@ pub fn load(path: &Path) -> Result<Model> {
     } else {
         ModelProto::decode(bytes).map_err(|e| fail("not an ONNX model, or only a part of one", e.into()))?
     };
-    let model = Model { proto, path: Some(path.to_owned()), states: Vec::new() };
+    let model = Model { proto, path: Some(path.to_owned()), states: Vec::new(), growth: None };
     model.check().map_err(|e| e.in_file(path))?;
     Ok(model)
+}
+
+/// Imports a model as a graph and binds its dims.
+///
+/// A named dim is bound by its name, an unnamed dim of an input as `input.axis`. A dim that an input writes as a sum or
+/// product of other dims (`past + 1`) may be left out.
+///
+/// # Errors
+/// The first node that breaks a rule of ONNX or of the op table; all operators without a row, in one message;
+/// dims that are not bound, or that the graph does not have.
+pub fn import(model: &Model, dims: &[(String, usize)]) -> Result<Graph> {
+    import_as(model, dims, Decisions::default())
+}
+
+/// Imports a model as [`import`] does, where what is folded follows `decisions`.
+///
+/// # Errors
+/// As [`import`].
+pub fn import_as(model: &Model, dims: &[(String, usize)], decisions: Decisions) -> Result<Graph> {
+    let run = || match &model.growth {
+        Some(growth) => grow::import(model, growth, dims),
+        None => {
+            let mut graph = import::import_ports(model, dims, decisions)?;
+            model.pair(&mut graph)?;
+            Ok(graph)
+        }
+    };
+    run().map_err(|e| model.name_file(e))
 }
 
 impl Graph {
@@ -107,7 +138,7 @@ fn map(path: &Path) -> Result<Bytes> {
 impl Model {
     /// Makes a model from messages in memory. Its external data lies in the current folder.
     pub fn new(proto: ModelProto) -> Model {
-        Model { proto, path: None, states: Vec::new() }
+        Model { proto, path: None, states: Vec::new(), growth: None }
     }
 
     fn graph(&self) -> Result<&GraphProto> {

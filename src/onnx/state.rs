@@ -16,6 +16,17 @@ impl Model {
 
     /// Makes states of the inputs and outputs that are paired.
     pub(super) fn pair(&self, graph: &mut Graph) -> Result<()> {
+        self.pairs(graph)?.iter().try_for_each(|(input, output)| graph.pair(input, output))
+    }
+
+    /// True if an input of this name is to become a state.
+    pub(super) fn is_state(&self, name: &str) -> bool {
+        self.states.iter().any(|(input, output)| input == name || filled(input, output, name).is_some())
+    }
+
+    /// The inputs and outputs that are paired, with the texts that `*` stands for.
+    pub(super) fn pairs(&self, graph: &Graph) -> Result<Vec<(String, String)>> {
+        let mut pairs = Vec::new();
         for (input, output) in &self.states {
             let names = graph.inputs().iter().map(|&v| graph.value_name(v));
             let matches: Vec<_> =
@@ -27,11 +38,9 @@ impl Model {
                 return Err(Error::usage(what));
             }
             let plain = || vec![(input.clone(), output.clone())];
-            for (input, output) in if input.contains('*') { matches } else { plain() } {
-                graph.pair(&input, &output)?;
-            }
+            pairs.extend(if input.contains('*') { matches } else { plain() });
         }
-        Ok(())
+        Ok(pairs)
     }
 }
 

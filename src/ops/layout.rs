@@ -274,14 +274,14 @@ fn expand(call: &Call) -> OpResult<Vec<Fact>> {
 }
 
 /// The elements that a Slice takes along one axis.
-struct Span {
-    start: usize,
-    step: i64,
-    len: usize,
+pub(crate) struct Span {
+    pub start: usize,
+    pub step: i64,
+    pub len: usize,
 }
 
 /// The spans of a Slice along all axes, clamped as the specification says.
-fn spans(call: &Call) -> OpResult<Vec<Span>> {
+pub(crate) fn spans(call: &Call) -> OpResult<Vec<Span>> {
     let shape = call.shape(0);
     let (starts, ends) = (required_ints(call, "starts")?, required_ints(call, "ends")?);
     let (axes, steps) = (call.ints("axes")?, call.ints("steps")?);

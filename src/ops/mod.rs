@@ -9,6 +9,8 @@ use std::fmt;
 
 pub(crate) use compose::constant as made_constant;
 pub(crate) use index::from_start;
+pub(crate) use layout::spans;
+pub(crate) use norm::softmax_axes;
 pub(crate) use scatter::SCATTER;
 
 mod attention;

@@ -504,7 +504,7 @@ fn flattened(opset: i64, _: &mut Vec<Option<ValueId>>, attrs: &mut Attrs) {
 }
 
 /// The axes along which values sum to one.
-fn softmax_axes(call: &Call) -> OpResult<Vec<usize>> {
+pub(crate) fn softmax_axes(call: &Call) -> OpResult<Vec<usize>> {
     let shape = call.shape(0);
     let flatten = call.int("flatten", 0)? != 0;
     // Flattened at the end, every value is a row of its own.

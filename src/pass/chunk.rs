@@ -404,6 +404,7 @@ impl<'a> Chunking<'a> {
                 let made = self.whole(update)?;
                 self.to.update(new.value, made).map_err(Error::graph)?;
             }
+            self.to.bound_count(new.value, old.count);
         }
         let Prepared { indexes, decisions, spares_memory, .. } = self.prepared;
         let indexes = indexes.iter().map(|(input, indexes)| (self.whole[input], indexes.clone())).collect();

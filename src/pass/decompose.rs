@@ -32,7 +32,8 @@ pub fn run(graph: &mut Graph, context: &Context) -> Result<()> {
     }
 }
 
-fn decompose(graph: &mut Graph, id: u32) -> Result<()> {
+/// Replaces a node by those that its row names, if it names any.
+pub fn decompose(graph: &mut Graph, id: u32) -> Result<()> {
     let node = graph.node(id).clone();
     let Some(op) = node.op() else { return Ok(()) };
     let Lower::Decompose(rule) = op.lower else { return Ok(()) };

@@ -43,6 +43,7 @@ pub fn run(graph: &mut Graph, target: &Target) -> Result<()> {
             let wide = half.wide(update)?;
             half.to.update(new.value, wide).map_err(Error::graph)?;
         }
+        half.to.bound_count(new.value, old.count);
     }
     *graph = half.to;
     Ok(())

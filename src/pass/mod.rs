@@ -27,6 +27,7 @@ mod scale;
 mod simplify;
 mod views;
 
+pub use decompose::decompose;
 pub use fold::fold_node;
 pub use group::{Group, GroupKind, Groups};
 pub use indexes::Indexes;

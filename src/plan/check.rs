@@ -11,7 +11,7 @@
 //! A buffer *holds* its bytes from the first write to it until another buffer that shares some of them is written. If a buffer is
 //! written in parts, only these parts may be read.
 
-use super::{BindRange, Buffer, BufferIdx, Class, KernelIdx, Plan, Port, StatePort, Step, StepIdx, VERSION};
+use super::{BindRange, Buffer, BufferIdx, Class, Count, KernelIdx, Plan, Port, StatePort, Step, StepIdx, VERSION};
 use crate::dtype::DType;
 use crate::elements::Set;
 use crate::error::ensure;
@@ -296,7 +296,13 @@ impl<'a> Checker<'a> {
     fn updates(&mut self) -> Verdict {
         let plan = self.plan;
         let mut taken: HashSet<BufferIdx> = plan.state.iter().map(|state| state.port.buffer).collect();
-        for StatePort { port, update, .. } in &plan.state {
+        for StatePort { port, update, count, .. } in &plan.state {
+            let counts = |count: Count| {
+                count.by <= count.most && port.dtype == DType::I64 && port.shape.numel() == 1 && update.is_some()
+            };
+            ensure(count.is_none_or(counts), || {
+                format!("state '{}': {count:?} is no bound of {}{}, which it counts", port.name, port.dtype, port.shape)
+            })?;
             let Some(update) = *update else { continue };
             let named = |e: String| format!("state '{}': its update, buffer {update}: {e}", port.name);
             let Some(found) = plan.buffers.get(update.index()) else {

@@ -12,6 +12,7 @@
 use crate::constant::Constant;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
+pub use crate::graph::Count;
 use crate::kernel::Kernel;
 pub use crate::pass::{Indexes, Recipe};
 use crate::shape::Shape;
@@ -174,6 +175,9 @@ pub struct StatePort {
     /// True if its elements before the first run are given; else they are zeros.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub given: bool,
+    /// If the state counts: what each run adds, and the most that it may hold.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub count: Option<Count>,
 }
 
 /// The bytes of a buffer that an argument of a step binds.

@@ -35,6 +35,7 @@ mod prologue;
 mod rotary;
 
 // Plans: lowering, order, placement, the checker, limits.
+mod grow;
 mod limit;
 mod memory;
 mod order;

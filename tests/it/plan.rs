@@ -74,7 +74,7 @@ impl Maker {
             Class::Constant => {
                 plan.constants.push(ConstantPort { name: name.into(), dtype, buffer: number, packed: None });
             }
-            Class::State => plan.state.push(StatePort { port: port(number), update: None, given: false }),
+            Class::State => plan.state.push(StatePort { port: port(number), update: None, given: false, count: None }),
             Class::Input => plan.inputs.push(port(number)),
             Class::Output => plan.outputs.push(port(number)),
             Class::Activation | Class::Workspace | Class::Staging => {}

@@ -47,6 +47,7 @@ pub fn assemble(
         port: port(graph.value_name(s.value), s.value, s.buffer),
         update: s.update.map(number),
         given: s.initial.is_some(),
+        count: graph.states().iter().find(|state| state.value == s.value).and_then(|state| state.count),
     });
     let states: Vec<_> = states.collect();
     let kept = || draft.constants.iter().filter(|c| used[c.buffer]);

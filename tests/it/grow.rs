@@ -1,0 +1,297 @@
+//! States that grow: caches of decoders that append by Concat, with a capacity that is planned once.
+
+use crate::common::{self, Folder};
+use plimsoll::internals::session::{Choice, Options, Session};
+use plimsoll::internals::{onnx, reference};
+use plimsoll::{DType, Error, Extent, Graph, Shape, Tensor};
+
+const CAPACITY: usize = 13;
+
+/// A step of a decoder of two heads, which attends to the rows of its cache and to those before it among the new rows. Positions, angles
+/// and masks are computed from the cache's extent, as exporters do.
+const DECODER: &str = r#"<ir_version: 8, opset_import: ["" : 18]>
+decoder (
+    float[1, t, 8] x, int64[1, total] mask, float[1, 2, past, 4] past_k, float[1, 2, past, 4] past_v
+) => (float[1, t, 8] y, float[1, 2, all, 4] present_k, float[1, 2, all, 4] present_v)
+<
+    int64 zero = {0}, int64 one = {1}, int64 two = {2}, float low = {-1e9}, float none = {0}, float half = {0.5},
+    int64[4] heads = {0, 0, 2, 4}, int64[3] joined = {0, 0, 8}, int64[1] first = {0}, int64[1] second = {1}, int64[1] third = {2},
+    int64[2] column = {-1, 1}, int64[2] ahead = {0, 1}, int64[2] table = {40, 1}, int64 rows = {40}
+>
+{
+    past_shape = Shape (past_k)
+    rows_before = Gather (past_shape, two)
+    x_shape = Shape (x)
+    rows_new = Gather (x_shape, one)
+    rows_after = Add (rows_before, rows_new)
+    positions = Range (rows_before, rows_after, one)
+    numbers = Range (zero, rows, one)
+    floats = Cast <to = 1> (numbers)
+    cosines = Cos (floats)
+    embeddings = Reshape (cosines, table)
+    embedded = Gather (embeddings, positions)
+    placed = Cast <to = 1> (positions)
+    scaled = Mul (placed, half)
+    angles = Sin (scaled)
+    wide = Unsqueeze (angles, second)
+    x_placed = Add (x, embedded)
+    x_turned = Add (x_placed, wide)
+    split = Reshape (x_turned, heads)
+    query = Transpose <perm = [0, 2, 1, 3]> (split)
+    key = Tanh (query)
+    value = Neg (query)
+    only_past = Concat <axis = -2> (past_k)
+    present_k = Concat <axis = -2> (only_past, key)
+    present_v = Concat <axis = 2> (past_v, value)
+    columns = Transpose <perm = [0, 1, 3, 2]> (present_k)
+    products = MatMul (query, columns)
+    places = Range (zero, rows_after, one)
+    row_places = Reshape (positions, column)
+    seen = LessOrEqual (places, row_places)
+    bias = Where (seen, none, low)
+    causal = Add (products, bias)
+    given = Cast <to = 9> (mask)
+    allowed = Unsqueeze (given, ahead)
+    scores = Where (allowed, causal, low)
+    weights = Softmax <axis = -1> (scores)
+    attended = MatMul (weights, present_v)
+    last = Transpose <perm = [0, 2, 1, 3]> (attended)
+    merged = Reshape (last, joined)
+    y = Add (x_turned, merged)
+}"#;
+
+/// Reductions, searches and slices over the rows of a cache.
+const REDUCTIONS: &str = r#"<ir_version: 8, opset_import: ["" : 18]>
+reductions (float[1, t, 4] x, float[1, past, 4] old) => (
+    float[1, all, 4] new, float[1, 4] mean, float[1, 4] whole, float[1, 4] least, float[1, 4] most, float[1, 1, 4] product, float log,
+    float[1, 4] end, float[1, 1, 4] before, float[1, 4] early, int64[1, 1, 4] place, float[1, 2, 4] best, float[1, t, 4] square,
+    float[1, 4, 4] gram, float[1, 1, 4] sums, float[1, 1, 4] back, float[1, 4] prior, float[1, t, 4] rest
+)
+<
+    int64[1] axis = {1}, int64[3] all = {0, 1, 2}, int64 last = {-1}, int64[1] end_at = {9223372036854775807}, int64[1] from = {-1},
+    int64[1] k = {2}, int64[1] first = {0}, int64[1] one = {1}, int64 two = {2}, float quarter = {0.25}, int64 unit = {1}
+>
+{
+    new = Concat <axis = 1> (old, x)
+    mean = ReduceMean <keepdims = 0> (new, axis)
+    whole = ReduceSum <keepdims = 0> (new, axis)
+    least = ReduceMin <keepdims = 0> (new, axis)
+    most = ReduceMax <keepdims = 0> (new, axis)
+    shifted = Mul (new, quarter)
+    product = ReduceL2 <keepdims = 1> (shifted, axis)
+    log = ReduceLogSumExp <keepdims = 0> (new, all)
+    end = Gather <axis = 1> (new, last)
+    before = Slice (new, from, end_at, axis)
+    early = Gather <axis = 1> (new, unit)
+    place = ArgMax <axis = 1> (new)
+    best, best_places = TopK <axis = 1> (new, k)
+    columns = Transpose <perm = [0, 2, 1]> (shifted)
+    gram = MatMul (columns, new)
+    folded = MatMul (x, gram)
+    square = Tanh (folded)
+    running = CumSum (new, one)
+    sums = Slice (running, from, end_at, axis)
+    reversed = CumSum <reverse = 1> (new, one)
+    back = Slice (reversed, first, one, axis)
+    soft = Softmax <axis = 1> (new)
+    weighted = Mul (soft, new)
+    prior = ReduceSum <keepdims = 0> (weighted, axis)
+    behind = Concat <axis = 1> (new, x)
+    x_shape = Shape (x)
+    x_rows = Slice (x_shape, axis, k)
+    minus = Neg (x_rows)
+    rest = Slice (behind, minus, end_at, axis)
+}"#;
+
+fn pairs(list: &[(&str, &str)]) -> Vec<(String, String)> {
+    list.iter().map(|(a, b)| ((*a).to_owned(), (*b).to_owned())).collect()
+}
+
+fn dims(list: &[(&str, usize)]) -> Vec<(String, usize)> {
+    list.iter().map(|(name, extent)| ((*name).to_owned(), *extent)).collect()
+}
+
+/// The graph of a file whose states grow.
+fn grown(path: &str, states: &[(&str, &str)], ranges: &[(&str, Extent)], t: usize) -> plimsoll::Result<Graph> {
+    let extents = ranges.iter().map(|(name, extent)| ((*name).to_owned(), *extent)).collect();
+    let (model, left) = onnx::load(path.as_ref())?.with_state(&pairs(states)).grow(extents)?;
+    assert!(left.is_empty(), "every range is of what grows: {left:?}");
+    onnx::import(&model, &dims(&[("t", t)]))
+}
+
+fn zeros(dtype: DType, shape: impl Into<Shape>) -> Tensor {
+    let shape = shape.into();
+    let values = vec![0.0; shape.numel()];
+    Tensor::from_f64(dtype, shape, &values)
+}
+
+/// The first elements along an axis.
+fn head(tensor: &Tensor, axis: usize, count: usize) -> Tensor {
+    let access = plimsoll::internals::shape::Access::contiguous(tensor.shape().clone());
+    tensor.gather(&access.slice(axis, 0, 1, count))
+}
+
+/// Runs a file whose states grow beside one whose caches the host feeds back, on the reference and on every backend, until it is full.
+fn grows_as_the_host_would(text: &str, states: &[(&str, &str)], ranges: &[(&str, Extent)], axis: usize, t: usize) {
+    let folder = Folder::new("grow");
+    let path = folder.file("model.onnxtxt", text);
+    let graph = grown(&path, states, ranges, t).expect("it grows");
+    let model = onnx::load(path.as_ref()).expect("it is a model");
+    let open = |(name, open): common::Opener| {
+        let options = Options { threads: 2, ..Options::default() };
+        let session = Session::on_backend(graph.clone(), open(), name.to_owned(), &options, &|_, _| {});
+        (name, session.unwrap_or_else(|e| panic!("{name}: {e}")))
+    };
+    let sessions: Vec<_> = common::backends().into_iter().map(open).collect();
+    let mut held = reference::initial(&graph).expect("states begin with zeros");
+    let mut fed: Vec<Tensor> = Vec::new();
+    let mut seed = 5;
+    let mask: Vec<f64> = (0..CAPACITY).map(|i| f64::from(u8::from(i != 2))).collect();
+    for rows in (0..=CAPACITY - t).step_by(t) {
+        let after = ranges.iter().skip(1).map(|(name, _)| (*name, rows + t));
+        let plain =
+            onnx::import(&model, &dims(&[&[("t", t), ("past", rows)], &after.collect::<Vec<_>>()[..]].concat()));
+        let plain = plain.expect("it is a graph");
+        let x = common::random(&mut seed, &plain.fact(plain.inputs()[0]).shape);
+        let given = |graph: &Graph| -> Vec<(String, Tensor)> {
+            let one = |&v: &_| match (graph.value_name(v), graph.fact(v)) {
+                ("x", _) => x.clone(),
+                // Behind the length there is rubbish.
+                (_, fact) => {
+                    let count = fact.shape.numel();
+                    let garbage = |i: usize| if i < rows + t { mask[i] } else { 77.0 };
+                    Tensor::from_f64(DType::I64, fact.shape.clone(), &(0..count).map(garbage).collect::<Vec<_>>())
+                }
+            };
+            let inputs = graph.inputs().iter().filter(|&&v| !states.iter().any(|(s, _)| *s == graph.value_name(v)));
+            inputs.map(|v| (graph.value_name(*v).to_owned(), one(v))).collect()
+        };
+        if fed.is_empty() {
+            let caches = states.iter().map(|(name, _)| {
+                let value = plain.inputs().iter().find(|&&v| plain.value_name(v) == *name).expect("it is an input");
+                zeros(DType::F32, plain.fact(*value).shape.clone())
+            });
+            fed = caches.collect();
+        }
+        let inputs: Vec<_> = given(&plain).into_iter().map(|(_, tensor)| tensor).chain(fed.clone()).collect();
+        let expected = reference::run(&plain, &inputs).expect("the reference runs");
+        let names: Vec<_> = plain.outputs().iter().map(|(name, _)| name.clone()).collect();
+        let expect = |name: &str| &expected[names.iter().position(|n| n == name).expect("it is an output")];
+        fed = states.iter().map(|(_, new)| expect(new).clone()).collect();
+
+        let inputs = given(&graph);
+        let plain_inputs: Vec<_> = inputs.iter().map(|(_, tensor)| tensor.clone()).collect();
+        let found = reference::step(&graph, &plain_inputs, &mut held).expect("the reference runs");
+        for ((name, _), found) in graph.outputs().iter().zip(&found) {
+            common::agrees(found, expect(name), 1e-5)
+                .unwrap_or_else(|e| panic!("reference, {rows} rows, '{name}': {e}"));
+        }
+        let named: Vec<_> = inputs.iter().map(|(name, tensor)| (name.as_str(), tensor.clone())).collect();
+        for (backend, session) in &sessions {
+            let bytes = session.usage().bytes;
+            let found = if rows == 2 * t { session.run_poisoned(&named) } else { session.run(&named) };
+            for (name, found) in found.unwrap_or_else(|e| panic!("{backend}, {rows} rows: {e}")) {
+                common::agrees(&found, expect(&name), 1e-4)
+                    .unwrap_or_else(|e| panic!("{backend}, {rows} rows, '{name}': {e}"));
+            }
+            for ((name, _), expected) in states.iter().zip(&fed) {
+                let found = head(&session.state(name).expect("it is a state"), axis, rows + t);
+                common::agrees(&found, expected, 1e-4)
+                    .unwrap_or_else(|e| panic!("{backend}, {rows} rows, '{name}': {e}"));
+            }
+            assert_eq!(session.state("past").expect("it is the length").to_f64(), [(rows + t) as f64]);
+            assert_eq!((session.usage().bytes, bytes), (session.plan().bytes(), bytes));
+        }
+    }
+}
+
+#[test]
+fn a_decoder_appends_to_its_caches_in_place() {
+    let ranges = [("past", Extent::from(0..=CAPACITY)), ("total", Extent::from(1..=CAPACITY))];
+    for t in [1, 3] {
+        grows_as_the_host_would(DECODER, &[("past_k", "present_k"), ("past_v", "present_v")], &ranges, 2, t);
+    }
+}
+
+#[test]
+fn reductions_over_rows_end_at_the_length() {
+    for t in [2, 3] {
+        grows_as_the_host_would(REDUCTIONS, &[("old", "new")], &[("past", Extent::from(0..=CAPACITY))], 1, t);
+    }
+}
+
+/// Options that grow the decoder's caches.
+fn options(states: &[(&str, &str)], capacity: usize) -> Options {
+    let options = Options { state: pairs(states), threads: 1, ..Options::default() }.on(Choice::Cpu);
+    options.set("past", 0..=capacity).set("total", 1..=capacity).set("t", 2)
+}
+
+#[test]
+fn a_run_beyond_the_capacity_is_refused_before_it_writes() {
+    let folder = Folder::new("grow-beyond");
+    let path = folder.file("decoder.onnxtxt", DECODER);
+    let session = Session::from_path(&path, &options(&[("past_*", "present_*")], 5)).expect("it loads");
+    let state = &session.plan().state[0];
+    assert_eq!((state.port.name.as_str(), state.count.map(|c| (c.by, c.most))), ("past", Some((2, 5))));
+    let inputs = || {
+        [
+            ("x", common::random(&mut 3, &Shape::new([1, 2, 8]))),
+            ("mask", Tensor::from_i64([1, 5], &[1; 5]).expect("it fits")),
+        ]
+    };
+    let run = || session.run(&inputs());
+    let (first, length) = (run().expect("it runs"), || session.state("past").expect("it is a state").to_f64());
+    run().expect("it runs");
+    assert_eq!(length(), [4.0]);
+    let before = session.state("past_k").expect("it is a state");
+    let refused =
+        "state 'past' is 4, and a run adds 2: expected at most 5 after it; reset the states, or plan a larger capacity";
+    for refusal in [run(), session.run_poisoned(&inputs())] {
+        assert_eq!(refusal.unwrap_err().to_string(), refused);
+    }
+    assert_eq!((length(), session.state("past_k").expect("it is a state")), (vec![4.0], before), "all is as before");
+    let integer = |n: i64| Tensor::from_i64([], &[n]).expect("it fits");
+    for wrong in [-1, 6] {
+        let refusal = session.set_state("past", &integer(wrong)).unwrap_err().to_string();
+        assert_eq!(refusal, format!("state 'past': expected 0 to 5, found {wrong}"));
+    }
+    session.set_state("past", &integer(3)).expect("it fits");
+    run().expect("three rows and two");
+    assert!(run().is_err());
+    session.reset_state().expect("it is reset");
+    assert_eq!(run().expect("it runs again"), first);
+}
+
+#[test]
+fn states_that_cannot_grow_are_refused_by_name() {
+    let folder = Folder::new("grow-refused");
+    let refused = |text: &str, states: &[(&str, &str)], capacity: usize| {
+        let path = folder.file("model.onnxtxt", text);
+        let error = Session::from_path(&path, &options(states, capacity)).expect_err("it cannot grow");
+        assert!(!matches!(error, Error::Plan { .. }), "{error}");
+        error.to_string().split_once("onnxtxt: ").expect("it names the file").1.to_owned()
+    };
+    let both = [("past_*", "present_*")];
+    assert_eq!(refused(DECODER, &both, 2), "dim 'past', 0..2: a run adds 2 rows to 0: expected a capacity of more");
+    assert_eq!(
+        refused(DECODER, &[("past_k", "present_k"), ("past_v", "y")], 8),
+        "state 'past_v=y': input 'past_v' is f32[1,2,6,4], but output 'y' is f32[1,2,8]: expected more rows along one axis"
+    );
+    let changed = |from: &str, to: &str| DECODER.replacen(from, to, 1);
+    let read = refused(&changed("value = Neg (query)", "value = Neg (query)\n    seen_before = ReduceSum <keepdims = 0> (past_v)\n    unused = Add (seen_before, none)").replace("y = Add (x_turned, merged)", "y_before = Add (x_turned, merged)\n    y = Add (y_before, unused)"), &both, 8);
+    assert!(read.contains("reads state 'past_v' before it has grown: expected a Concat alone"), "{read}");
+    let other = refused(
+        &changed(
+            "present_v = Concat <axis = 2> (past_v, value)",
+            "joined_v = Concat <axis = 2> (past_v, value)\n    present_v = Neg (joined_v)",
+        ),
+        &both,
+        8,
+    );
+    assert!(
+        other.contains("state 'past_v=present_v': expected 'present_v' to be a Concat of 'past_v' and new rows"),
+        "{other}"
+    );
+    let flat = refused(&changed("columns = Transpose <perm = [0, 1, 3, 2]> (present_k)", "order = Reshape (present_k, column)\n    columns = Transpose <perm = [0, 1, 3, 2]> (present_k)").replace("y = Add (x_turned, merged)", "y_before = Add (x_turned, merged)\n    order_sum = ReduceSum <keepdims = 0> (order)\n    y = Add (y_before, order_sum)"), &both, 8);
+    assert!(flat.contains("node 'order' (Reshape)") && flat.contains("expected one element per row"), "{flat}");
+}
