@@ -462,7 +462,8 @@ fn shared<'g>(b: Nodes<'g>, call: &Call, x: &Args<Var<'g>>) -> OpResult<Vec<Var<
         None => {
             let [y, key, value, scores] = b.outputs("Attention", &[Some(q), Some(k), Some(v), mask], attrs);
             let longer = |present, past: Option<Var<'g>>| match past {
-                Some(past) if g.past > g.total => b.concat(&[present, past.part(2, g.total..g.past)], 2),
+                // A prompt is written to the start of the caches.
+                Some(past) if g.past > g.total => past.op("TensorScatter", &[present], Attrs::new()),
                 _ => present,
             };
             [y, longer(key, past[0]), longer(value, past[1]), scores]

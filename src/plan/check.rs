@@ -9,7 +9,8 @@
 //! ```
 //!
 //! A buffer *holds* its bytes from the first write to it until another buffer that shares some of them is written. If a buffer is
-//! written in parts, only these parts may be read.
+//! written in parts, only these parts may be read. A kernel in place writes some elements of its result, which has the bytes of its data: it
+//! holds what the data held.
 
 use super::{BindRange, Buffer, BufferIdx, Class, Count, KernelIdx, Plan, Port, StatePort, Step, StepIdx, VERSION};
 use crate::dtype::DType;

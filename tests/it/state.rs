@@ -3,10 +3,12 @@
 use crate::common::{self, Folder};
 use plimsoll::internals::eager::alloc::Kind;
 use plimsoll::internals::eager::{Eager, Program};
+use plimsoll::internals::exec::Exec;
+use plimsoll::internals::kernel::{Kernel, Template};
 use plimsoll::internals::op::Attrs;
 use plimsoll::internals::plan::{Class, Step};
 use plimsoll::internals::session::{Choice, Options, Session};
-use plimsoll::internals::{onnx, reference};
+use plimsoll::internals::{onnx, plan, reference};
 use plimsoll::{DType, Graph, Limits, Recipe, Target, Tensor, Trace, Var};
 use std::collections::BTreeSet;
 
@@ -195,6 +197,71 @@ fn a_cache_is_written_where_it_is() {
             panic!("{}: expected a copy for the output, found {copied:?}", target.name)
         };
         assert_eq!(copied, BTreeSet::from([*output, "aside", "late", "shown"]), "{}", target.name);
+    }
+}
+
+/// A cache that no binding holds is written part by part, at the same bytes. Where the row may be anywhere in it, it is refused by name.
+#[test]
+fn caches_are_larger_than_a_binding() {
+    let graph = |anywhere: bool| {
+        let g = Trace::new("large");
+        let (x, cache) = (g.input("x", F32, [4, 2, 1, 16]), g.state("cache", filled([4, 2, 8, 16], 0.5)));
+        let position = g.state("position", Tensor::from_i64([4], &[0, 6, 3, 7]).expect("four numbers"));
+        g.update(position, position + 1.0);
+        let written = if anywhere {
+            let tuples = (position % 4.0).shaped(&[4, 1]);
+            cache.op("ScatterND", &[tuples, x.expand(&[4, 2, 8, 16])], Attrs::new())
+        } else {
+            cache.op("TensorScatter", &[x, position], Attrs::new().with("mode", "circular"))
+        };
+        g.update(cache, written);
+        g.output("sums", written.reduce_sum(&[2], false));
+        g.finish().expect("the graph is sound")
+    };
+    for (name, open) in common::backends() {
+        let backend = open();
+        let target = Target { max_binding: 1024, ..backend.target().clone() };
+        let passed = |anywhere| Recipe::default().whole(graph(anywhere), &target).expect("the passes run");
+        let error =
+            plan::compile(&passed(true), &target, &Limits { memory: None }).expect_err("it is too large").to_string();
+        assert!(error.contains("binds at most 1024, and kernel 'scatter' cannot be split"), "{name}: {error}");
+        let whole = passed(false);
+        let (plan, constants) = plan::compile(&whole, &target, &Limits { memory: None }).expect("it is planned");
+        let parts = plan.steps.iter().filter(|step| plan.kernels[step.kernel].is_in_place());
+        assert_eq!(parts.filter(|step| !step.bind_ranges.is_empty()).count(), 4, "{name}");
+        let mut exec = Exec::load(backend, plan, &constants, &|_| {}).expect("it loads");
+        let (mut states, mut seed) = (reference::initial(&whole.graph).expect("they are there"), 3);
+        for run in 0..5 {
+            let x = [common::random(&mut seed, &[4, 2, 1, 16].into())];
+            let expected = reference::step(&whole.graph, &x, &mut states).expect("the reference runs");
+            let found = exec.run(&x).expect("it runs");
+            common::agrees(&found[0], &expected[0], 1e-4).unwrap_or_else(|e| panic!("{name}, run {run}: {e}"));
+        }
+    }
+}
+
+/// A token costs as much in a long cache as in a short one, apart from attention: its row is written, and nothing else.
+#[test]
+fn a_token_writes_its_row_alone() {
+    let graph = |capacity: usize| {
+        let model = onnx::load("graphs/generate.onnxtxt".as_ref()).expect("it is a model");
+        let pair = |a: &str, b: &str| (a.to_owned(), b.to_owned());
+        let states = [pair("token", "next_token"), pair("position", "next_position"), pair("past_*", "present_*")];
+        onnx::import(&model.with_state(&states), &[("batch".into(), 2), ("capacity".into(), capacity)])
+            .expect("a graph")
+    };
+    for target in [Target::cpu(2), Target::cuda(), Target::wgpu()] {
+        let work = [64, 4096].map(|capacity| {
+            let plan =
+                Recipe::default().plan(graph(capacity), &target, &Limits { memory: None }).expect("it is planned");
+            let kernels = plan.steps.iter().map(|step| &plan.kernels[step.kernel]);
+            let attends = |k: &Kernel| matches!(k.template, Template::Attention { .. });
+            // Attention reads a truth per row and place.
+            let masks = |k: &Kernel| k.template == Template::Map && k.shape.numel() == 2 * capacity;
+            let others = kernels.filter(|k| !attends(k) && !masks(k));
+            others.map(|k| k.shape.numel()).sum::<usize>()
+        });
+        assert_eq!(work[0], work[1], "{}", target.name);
     }
 }
 
