@@ -221,7 +221,7 @@ impl Model {
                 return Err(Error::usage(what).in_file(&self.model));
             }
             for (dim, extent) in model.dims_of(name, tensor.shape()) {
-                if !dims.iter().any(|(d, _)| *d == dim) {
+                if !model.grows_along(&dim) && !dims.iter().any(|(d, _)| *d == dim) {
                     dims.push((dim, extent.into()));
                 }
             }

@@ -80,6 +80,13 @@ impl Model {
     }
 }
 
+impl Model {
+    /// True if a dim is the rows of states that grow, before or after a run.
+    pub fn grows_along(&self, dim: &str) -> bool {
+        self.growth.as_ref().is_some_and(|growth| growth.dim == dim || growth.after.iter().any(|after| after == dim))
+    }
+}
+
 impl Growth {
     /// All dims, where the states have so many rows before a run that adds `by`.
     fn bind(&self, dims: &[(String, usize)], rows: usize, by: usize) -> Vec<(String, usize)> {
@@ -132,8 +139,10 @@ impl Growth {
     fn probe(&self, model: &Model, dims: &[(String, usize)]) -> Result<(Vec<Grown>, Vec<Pair>, usize)> {
         let mut refused = None;
         for by in BTreeSet::from_iter(dims.iter().map(|(_, extent)| *extent).chain([1])) {
-            let found = import_ports(model, &self.bind(dims, self.most.saturating_sub(by), by), Decisions::default());
-            match found.and_then(|graph| self.pairs(model, &graph)) {
+            let dims = self.bind(dims, self.most.saturating_sub(by), by);
+            match quietly(|| import_ports(model, &dims, Decisions::default()))
+                .and_then(|graph| self.pairs(model, &graph))
+            {
                 Ok(found) if self.after.is_empty() || found.2 == by => return Ok(found),
                 Ok(_) => {}
                 Err(error @ Error::Usage { .. }) => return Err(error),
@@ -152,6 +161,11 @@ impl Growth {
     }
 }
 
+/// Imports without warnings: the import for the largest length gives them.
+fn quietly<T>(import: impl FnOnce() -> T) -> T {
+    tracing::subscriber::with_default(tracing::subscriber::NoSubscriber::default(), import)
+}
+
 /// Imports a model whose states grow.
 pub(super) fn import(model: &Model, growth: &Growth, dims: &[(String, usize)]) -> Result<Graph> {
     let Growth { dim, least, most, .. } = growth;
@@ -167,8 +181,8 @@ pub(super) fn import(model: &Model, growth: &Growth, dims: &[(String, usize)]) -
     let (mut graphs, mut lengths) = (vec![largest], vec![most - by]);
     let between = [most - by - 1, (most - by) / 2, 1];
     for rows in BTreeSet::from(between).into_iter().rev().filter(|&rows| rows < most - by) {
-        let decisions = Decisions::follow(&record);
-        graphs.push(import_ports(model, &growth.bind(dims, rows, by), decisions)?);
+        let dims = growth.bind(dims, rows, by);
+        graphs.push(quietly(|| import_ports(model, &dims, Decisions::follow(&record)))?);
         lengths.push(rows);
     }
     let mut members = Members { graphs, lengths, dim: dim.clone() };

@@ -3,7 +3,7 @@
 use crate::common::{self, Folder};
 use plimsoll::internals::session::{Choice, Options, Session};
 use plimsoll::internals::{onnx, reference};
-use plimsoll::{DType, Error, Extent, Graph, Shape, Tensor};
+use plimsoll::{DType, Error, Extent, Graph, Shape, Target, Tensor};
 
 const CAPACITY: usize = 13;
 
@@ -103,6 +103,35 @@ reductions (float[1, t, 4] x, float[1, past, 4] old) => (
     rest = Slice (behind, minus, end_at, axis)
 }"#;
 
+/// Attention with caches of its own, as ONNX has it since opset 23.
+const ATTENTION: &str = r#"<ir_version: 8, opset_import: ["" : 23]>
+attention (float[1, t, 8] x, float[1, 2, past, 4] past_k, float[1, 2, past, 4] past_v) => (
+    float[1, t, 8] y, float[1, 2, all, 4] present_k, float[1, 2, all, 4] present_v
+)
+{
+    k = Tanh (x)
+    v = Neg (x)
+    y, present_k, present_v = Attention <q_num_heads = 2, kv_num_heads = 2, is_causal = 1> (x, k, v, , past_k, past_v)
+}"#;
+
+/// Attention of ONNX Runtime's decoders, whose lengths are sums of a mask.
+const GROUPED: &str = r#"<ir_version: 8, opset_import: ["" : 18, "com.microsoft" : 1]>
+grouped (float[1, t, 16] x, int64[1, total] mask, float[1, 1, past, 4] past_k, float[1, 1, past, 4] past_v) => (
+    float[1, t, 8] y, float[1, 1, all, 4] present_k, float[1, 1, all, 4] present_v
+)
+<int64[1] axis = {1}, int64 one = {1}, int64 place = {1}>
+{
+    counted = ReduceSum <keepdims = 0> (mask, axis)
+    last = Sub (counted, one)
+    lengths = Cast <to = 6> (last)
+    mask_shape = Shape (mask)
+    all_keys = Gather (mask_shape, place)
+    total_keys = Cast <to = 6> (all_keys)
+    y, present_k, present_v = com.microsoft.GroupQueryAttention <num_heads = 2, kv_num_heads = 1> (
+        x, , , past_k, past_v, lengths, total_keys
+    )
+}"#;
+
 fn pairs(list: &[(&str, &str)]) -> Vec<(String, String)> {
     list.iter().map(|(a, b)| ((*a).to_owned(), (*b).to_owned())).collect()
 }
@@ -146,7 +175,9 @@ fn grows_as_the_host_would(text: &str, states: &[(&str, &str)], ranges: &[(&str,
     let mut held = reference::initial(&graph).expect("states begin with zeros");
     let mut fed: Vec<Tensor> = Vec::new();
     let mut seed = 5;
-    let mask: Vec<f64> = (0..CAPACITY).map(|i| f64::from(u8::from(i != 2))).collect();
+    // The lengths of grouped attention are sums of the mask.
+    let hidden = if text == GROUPED { CAPACITY } else { 2 };
+    let mask: Vec<f64> = (0..CAPACITY).map(|i| f64::from(u8::from(i != hidden))).collect();
     for rows in (0..=CAPACITY - t).step_by(t) {
         let after = ranges.iter().skip(1).map(|(name, _)| (*name, rows + t));
         let plain =
@@ -210,6 +241,36 @@ fn a_decoder_appends_to_its_caches_in_place() {
     let ranges = [("past", Extent::from(0..=CAPACITY)), ("total", Extent::from(1..=CAPACITY))];
     for t in [1, 3] {
         grows_as_the_host_would(DECODER, &[("past_k", "present_k"), ("past_v", "present_v")], &ranges, 2, t);
+    }
+}
+
+#[test]
+fn operators_with_caches_grow_them_in_place() {
+    let states = [("past_k", "present_k"), ("past_v", "present_v")];
+    let ranges = [("past", Extent::from(0..=CAPACITY)), ("total", Extent::from(1..=CAPACITY))];
+    for t in [1, 2] {
+        grows_as_the_host_would(ATTENTION, &states, &ranges[..1], 2, t);
+    }
+    grows_as_the_host_would(GROUPED, &states, &ranges, 2, 1);
+}
+
+/// New rows are written into the states: no step copies one.
+#[test]
+fn no_step_copies_what_grows() {
+    let folder = Folder::new("grow-steps");
+    let states = [("past_k", "present_k"), ("past_v", "present_v")];
+    let (past, total) = (("past", Extent::from(0..=64)), ("total", Extent::from(1..=64)));
+    for (text, ranges) in [(DECODER, &[past, total][..]), (ATTENTION, &[past]), (GROUPED, &[past, total])] {
+        let graph = grown(&folder.file("model.onnxtxt", text), &states, ranges, 1).expect("it grows");
+        for target in [Target::cpu(1), Target::wgpu(), Target::cuda()] {
+            let plan = common::planned(&graph, &target);
+            let rows =
+                |state: &str| plan.state.iter().find(|s| s.port.name == state).expect("it is a state").port.shape[2];
+            assert_eq!([rows("past_k"), rows("past_v")], [64; 2]);
+            let kernels = plan.steps.iter().map(|step| (&step.name, &plan.kernels[step.kernel].shape));
+            let large: Vec<_> = kernels.filter(|(_, shape)| shape.numel() >= 64 * 4).collect();
+            assert!(large.is_empty(), "{} on {}: {large:?}", graph.name, target.name);
+        }
     }
 }
 

@@ -29,6 +29,7 @@ const RULES: &[&str] = &[
     "Identity",
     "LogSoftmax",
     "MatMul",
+    "Pad",
     "ReduceL1",
     "ReduceL2",
     "ReduceLogSum",
@@ -43,6 +44,7 @@ const RULES: &[&str] = &[
     "Slice",
     "Softmax",
     "Squeeze",
+    "TensorScatter",
     "TopK",
     "Transpose",
     "Trilu",
@@ -299,6 +301,8 @@ impl<'a> Rules<'a> {
             "Gather" | "GatherElements" | "GatherND" => self.gather(id, op.name),
             "MatMul" => self.product(id),
             "Trilu" => self.triangle(id),
+            "Pad" => self.pad(id),
+            "TensorScatter" => self.scatter(id),
             "CumSum" if self.call(id, |call| call.int("reverse", 0))? == 0 => self.only(id, &[]).map(|()| Vec::new()),
             name if has_rule(name) => self.reduce(id, name),
             _ => match op.lower {
@@ -464,6 +468,35 @@ impl<'a> Rules<'a> {
             value = self.write(id, value, operand, axis, behind)?;
         }
         Ok(vec![value])
+    }
+
+    /// A cache with room for new rows is its state.
+    fn pad(&mut self, id: u32) -> Result<Vec<ValueId>> {
+        self.only(id, &[])?;
+        let (input, value) = (value_of(&self.operands(id), 0), ValueId { node: id, port: 0 });
+        let grows = |cache: &&Cache| self.graph.fact(value) == self.graph.fact(cache.state);
+        let pads = self.call(id, |call| Ok(call.ints("pads")?.unwrap_or_default().into_owned()))?;
+        let behind = |cache: &&Cache| pads.iter().enumerate().all(|(k, &n)| n == 0 || k == pads.len() / 2 + cache.axis);
+        match self.caches.get(&input).filter(grows).filter(behind) {
+            Some(cache) => Ok(vec![cache.state]),
+            None => {
+                Err(self.members.fail(id, "pads what grows: expected a state, and room for its new rows behind it"))
+            }
+        }
+    }
+
+    /// Rows are written at places that the data name.
+    fn scatter(&mut self, id: u32) -> Result<Vec<ValueId>> {
+        self.only(id, &[])?;
+        let (input, value) = (value_of(&self.operands(id), 0), ValueId { node: id, port: 0 });
+        if self.call(id, |call| Ok(call.str("mode", "linear")? != "linear"))? {
+            return Err(self.members.fail(id, "goes on at the start of what grows: expected mode 'linear'"));
+        }
+        if let Some(cache) = self.caches.values_mut().find(|cache| cache.state == input && cache.updated.is_none()) {
+            cache.updated = Some(value);
+            self.kept.insert(value);
+        }
+        Ok(Vec::new())
     }
 
     /// Writes rows over those of a value from the length plus a number on.
