@@ -6,10 +6,12 @@ use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::kernel::{Kernel, cpu};
 use crate::plan::index::Per;
-use crate::plan::{BufferIdx, Indexes, KernelIdx, Plan, Port, SegmentIdx, Spot, StatePort, Step};
+use crate::plan::{
+    BufferIdx, Compiled, ConstantPort, Indexes, KernelIdx, Plan, Port, SegmentIdx, Spot, StatePort, Step, check,
+};
 use crate::tensor::Tensor;
-use count::Counts;
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,36 +21,32 @@ pub mod poison;
 impl Per<SegmentIdx> for SegmentId {}
 impl Per<KernelIdx> for KernelId {}
 
-/// A plan on a device: allocated, filled with its constants, recorded. Further plans may share its segments; one of them is current and
-/// runs.
+/// Plans on a device: allocated, filled with their constants, recorded. They share their segments; one of them is current and runs.
 pub struct Exec {
     backend: Box<dyn Backend>,
     segments: Vec<SegmentId>,
-    /// The plan that runs.
-    loaded: Loaded,
-    /// True if the inputs are written and not yet overwritten.
-    ready: bool,
-    /// The elements that states begin with, of those that have them given.
-    initial: Vec<Arc<Constant>>,
-    counts: Counts,
-    shared: Option<Box<Shared>>,
-}
-
-/// Plans that share segments.
-#[derive(Default)]
-struct Shared {
+    /// The plans, by their numbers.
+    loaded: Vec<Loaded>,
     /// The number of the plan that runs.
     current: usize,
-    /// The plans that do not run, by their numbers.
-    idle: Vec<Option<Loaded>>,
-    /// Per plan, the place of each of its constants, and the number of the constant's content in `contents`.
+    /// True if the inputs are written and not yet overwritten.
+    ready: bool,
+    /// The states of all plans, each once.
+    states: Vec<Lasting>,
+    /// Compiled kernels by their content, if there is more than one plan.
+    compiled: HashMap<String, KernelId>,
+    contents: Option<Box<Contents>>,
+}
+
+/// The constants of plans that want different contents at the same place: bindings of a range.
+#[derive(Default)]
+struct Contents {
+    /// Per plan, the place of each of its constants, and the number of the constant's content in `wanted`.
     constants: Vec<Vec<(Spot, usize)>>,
     /// Per place, the contents that plans want there.
-    contents: HashMap<Spot, Vec<Content>>,
+    wanted: HashMap<Spot, Vec<Content>>,
     /// Per place, the number of the content that lies there.
     held: HashMap<Spot, usize>,
-    /// Compiled kernels, by their content.
-    compiled: HashMap<String, KernelId>,
 }
 
 /// A plan that is ready to run.
@@ -60,13 +58,16 @@ struct Loaded {
     consumes: bool,
 }
 
-impl Loaded {
-    /// Records the steps of a plan, whose kernels are compiled.
-    fn new(backend: &mut dyn Backend, plan: Plan, segments: &[SegmentId], kernels: Vec<KernelId>) -> Result<Loaded> {
-        let launches: Vec<Launch> = plan.steps.iter().map(|step| launch(&plan, segments, &kernels, step)).collect();
-        let record = backend.record(&launches)?;
-        Ok(Loaded { consumes: plan.consumes_inputs(), plan, kernels, record })
-    }
+/// A state, and the elements that it begins with if they are given.
+struct Lasting {
+    port: Port,
+    at: Slice,
+    stored: DType,
+    initial: Option<Arc<Constant>>,
+    /// If the state counts: the most that it may hold.
+    most: Option<u64>,
+    /// The host's copy of its element, if the state counts.
+    count: u64,
 }
 
 /// A constant in the form that a plan wants.
@@ -79,72 +80,143 @@ struct Content {
 
 impl std::fmt::Debug for Exec {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Exec").field("plan", &self.loaded.plan.name).finish_non_exhaustive()
+        f.debug_struct("Exec").field("plan", &self.plan().name).finish_non_exhaustive()
     }
 }
 
 impl Exec {
-    /// Allocates the plan's segments, uploads its data, as [`Compiled`](crate::plan::Compiled) has it, and records the steps. Calls
-    /// `progress` as each constant arrives.
+    /// Allocates the plan's segments, uploads its data, as [`Compiled`] has it, and records the steps. Calls `progress` as each constant
+    /// arrives.
     ///
     /// # Errors
-    /// When `constants` are not the plan's, one cannot be fetched, or the device refuses. All that was allocated is freed.
+    /// As [`load_all`](Self::load_all).
     pub fn load(
-        mut backend: Box<dyn Backend>,
+        backend: Box<dyn Backend>,
         plan: Plan,
         constants: &[Arc<Constant>],
         progress: &dyn Fn(usize),
     ) -> Result<Exec> {
-        let mut segments = Vec::with_capacity(plan.segments.len());
-        match Self::prepare(&mut *backend, plan, constants, &mut segments, progress) {
-            Ok(loaded) => {
-                let ready = loaded.plan.inputs.is_empty();
-                let initial = constants[loaded.plan.constants.len()..].to_vec();
-                let mut counts = Counts::default();
-                counts.begin(&loaded.plan, &initial)?;
-                Ok(Exec { backend, segments, loaded, ready, initial, counts, shared: None })
+        Exec::load_all(backend, vec![(plan, constants.to_vec())], progress)
+    }
+
+    /// Loads plans that share their segments. The first one is current.
+    ///
+    /// # Errors
+    /// When the plans do not fit together, the constants are not a plan's, one cannot be fetched, or the device refuses. All that was
+    /// allocated is freed.
+    pub fn load_all(backend: Box<dyn Backend>, plans: Vec<Compiled>, progress: &dyn Fn(usize)) -> Result<Exec> {
+        if plans.len() > 1 {
+            check::programs(plans.iter().map(|(plan, _)| plan))?;
+        }
+        let mut exec = Exec {
+            backend,
+            segments: Vec::new(),
+            loaded: Vec::new(),
+            current: 0,
+            ready: false,
+            states: Vec::new(),
+            compiled: HashMap::new(),
+            contents: None,
+        };
+        // If it fails, dropping it frees what it has allocated.
+        exec.prepare(plans, progress)?;
+        exec.ready = exec.plan().inputs.is_empty();
+        Ok(exec)
+    }
+
+    fn prepare(&mut self, plans: Vec<Compiled>, progress: &dyn Fn(usize)) -> Result<()> {
+        let Some((first, _)) = plans.first() else { return Err(Error::plan("expected a plan, found none".into())) };
+        let needed = first.segments.iter().filter(|s| s.memory.is_device()).map(|s| s.bytes).sum();
+        if let Some(room) = self.backend.room().filter(|room| room.free < needed) {
+            let what = format!("the plan of '{}' in what is free on '{}'", first.title(), first.target.name);
+            return Err(Error::Fit { what, needed, limit: room.free, file: None });
+        }
+        for (plan, constants) in &plans {
+            are_constants(plan, constants)?;
+        }
+        for segment in &first.segments {
+            self.segments.push(self.backend.alloc(segment.bytes, segment.memory)?);
+        }
+        self.write_constants(&plans, progress)?;
+        for (plan, constants) in plans {
+            self.know_states(&plan, &constants[plan.constants.len()..]);
+            self.record(plan)?;
+        }
+        // Recording may have run steps.
+        self.reset_state()
+    }
+
+    /// Writes the constants of all plans, each once.
+    fn write_constants(&mut self, plans: &[Compiled], progress: &dyn Fn(usize)) -> Result<()> {
+        let mut written: HashMap<Spot, Content> = HashMap::new();
+        let mut done = 0;
+        for (plan, constants) in plans {
+            for (port, constant) in plan.constants.iter().zip(constants) {
+                let spot = plan.buffers[port.buffer].spot();
+                done += 1;
+                progress(done);
+                // One plan has no constant twice.
+                if plans.len() > 1 {
+                    let content = Content::new(plan, port, constant, &self.segments);
+                    if let Some(other) = written.get(&spot) {
+                        if !other.is_same(&content) {
+                            let names = (&other.constant.name, &constant.name);
+                            let what =
+                                format!("constants '{}' and '{}' differ, but share their bytes", names.0, names.1);
+                            return Err(Error::plan(format!("'{}': {what}", plan.title())));
+                        }
+                        continue;
+                    }
+                    written.insert(spot, content);
+                }
+                let (stored, at) = place(plan, &self.segments, port.buffer);
+                let packed = port.packed.map(|(kernel, operand)| (&plan.kernels[kernel], operand));
+                write_constant(&mut *self.backend, at, stored, packed, constant)?;
             }
-            Err(error) => {
-                segments.into_iter().for_each(|s| backend.free(s));
-                Err(error)
+        }
+        Ok(())
+    }
+
+    /// Notes the states of a plan that no earlier plan has. `given` has the elements of those that have them given.
+    fn know_states(&mut self, plan: &Plan, given: &[Arc<Constant>]) {
+        let mut given = given.iter();
+        for StatePort { port, given: is_given, count, .. } in &plan.state {
+            let initial =
+                is_given.then(|| given.next().expect("there is data for each state that has it given").clone());
+            let most = count.map(|count| count.most);
+            if let Some(known) = self.states.iter_mut().find(|known| known.port.name == port.name) {
+                known.most = known.most.or(most);
+            } else {
+                let (stored, at) = place(plan, &self.segments, port.buffer);
+                self.states.push(Lasting { port: port.clone(), at, stored, initial, most, count: 0 });
             }
         }
     }
 
-    fn prepare(
-        backend: &mut dyn Backend,
-        plan: Plan,
-        constants: &[Arc<Constant>],
-        segments: &mut Vec<SegmentId>,
-        progress: &dyn Fn(usize),
-    ) -> Result<Loaded> {
-        are_constants(&plan, constants)?;
-        let needed = plan.segments.iter().filter(|s| s.memory.is_device()).map(|s| s.bytes).sum();
-        if let Some(room) = backend.room().filter(|room| room.free < needed) {
-            let what = format!("the plan of '{}' in what is free on '{}'", plan.name, plan.target.name);
-            return Err(Error::Fit { what, needed, limit: room.free, file: None });
-        }
-        for segment in &plan.segments {
-            segments.push(backend.alloc(segment.bytes, segment.memory)?);
-        }
-        for (index, (port, constant)) in plan.constants.iter().zip(constants).enumerate() {
-            let (stored, at) = place(&plan, segments, port.buffer);
-            let packed = port.packed.map(|(kernel, operand)| (&plan.kernels[kernel], operand));
-            write_constant(backend, at, stored, packed, constant)?;
-            progress(index + 1);
+    /// Compiles the kernels of a plan that no earlier plan has, records its steps, and returns its number.
+    fn record(&mut self, plan: Plan) -> Result<usize> {
+        if let ([only], true) = (&self.loaded[..], self.compiled.is_empty()) {
+            self.compiled.extend(only.plan.kernels.iter().map(Kernel::key).zip(only.kernels.iter().copied()));
         }
         let mut kernels = Vec::with_capacity(plan.kernels.len());
         for kernel in &plan.kernels {
-            kernels.push(backend.compile(kernel)?);
+            if self.loaded.is_empty() {
+                kernels.push(self.backend.compile(kernel)?);
+                continue;
+            }
+            kernels.push(match self.compiled.entry(kernel.key()) {
+                Entry::Occupied(known) => *known.get(),
+                Entry::Vacant(new) => *new.insert(self.backend.compile(kernel)?),
+            });
         }
-        let loaded = Loaded::new(backend, plan, segments, kernels)?;
-        // Recording may have run steps.
-        reset(backend, &loaded.plan, segments, &constants[loaded.plan.constants.len()..])?;
-        Ok(loaded)
+        let launches: Vec<Launch> = plan.steps.iter().map(|s| launch(&plan, &self.segments, &kernels, s)).collect();
+        let record = self.backend.record(&launches)?;
+        self.loaded.push(Loaded { consumes: plan.consumes_inputs(), plan, kernels, record });
+        Ok(self.loaded.len() - 1)
     }
 
-    /// Makes another plan over the same segments ready to run, and returns its number. States stay as they are. The plan of [`load`](Self::load), whose constants
-    /// are `first`, has number 0. The plan that runs stays the same.
+    /// Makes another plan over the same segments ready to run, and returns its number. States stay as they are. The plan of
+    /// [`load`](Self::load), whose constants are `first`, has number 0. The plan that runs stays the same.
     ///
     /// # Errors
     /// When the plan has other segments, a list of constants is not its plan's, or the device refuses.
@@ -156,39 +228,23 @@ impl Exec {
     }
 
     fn add_beside(&mut self, plan: Plan, constants: &[Arc<Constant>], first: &[Arc<Constant>]) -> Result<usize> {
-        let (expected, found) = (&self.loaded.plan.segments, &plan.segments);
+        let (expected, found) = (&self.loaded[0].plan.segments, &plan.segments);
         if expected != found {
             return Err(Error::plan(format!("expected the segments that are there, {expected:?}, found {found:?}")));
         }
         are_constants(&plan, constants)?;
-        if self.shared.is_none() {
-            are_constants(&self.loaded.plan, first)?;
+        if self.contents.is_none() {
+            let plan = &self.loaded[0].plan;
+            are_constants(plan, first)?;
+            let mut contents = Box::<Contents>::default();
+            contents.know(plan, &self.segments, first);
+            contents.held.extend(contents.constants[0].iter().copied());
+            self.contents = Some(contents);
         }
-        let shared = self.shared.get_or_insert_with(|| {
-            let mut shared = Box::new(Shared { idle: vec![None], ..Shared::default() });
-            shared
-                .compiled
-                .extend(self.loaded.plan.kernels.iter().map(Kernel::key).zip(self.loaded.kernels.iter().copied()));
-            shared.know(&self.loaded.plan, &self.segments, first);
-            shared.held.extend(shared.constants[0].iter().copied());
-            shared
-        });
-        let mut kernels = Vec::with_capacity(plan.kernels.len());
-        for kernel in &plan.kernels {
-            let text = kernel.key();
-            kernels.push(match shared.compiled.get(&text) {
-                Some(kernel) => *kernel,
-                None => {
-                    let made = self.backend.compile(kernel)?;
-                    shared.compiled.insert(text, made);
-                    made
-                }
-            });
-        }
-        let loaded = Loaded::new(&mut *self.backend, plan, &self.segments, kernels)?;
-        shared.know(&loaded.plan, &self.segments, constants);
-        shared.idle.push(Some(loaded));
-        Ok(shared.idle.len() - 1)
+        let number = self.record(plan)?;
+        let contents = self.contents.as_mut().expect("it was made above");
+        contents.know(&self.loaded[number].plan, &self.segments, constants);
+        Ok(number)
     }
 
     /// Makes a plan the one that runs. This writes those constants of it that other plans have overwritten. Its inputs have to be written
@@ -200,33 +256,20 @@ impl Exec {
     /// # Panics
     /// When no plan has this number.
     pub fn select(&mut self, number: usize) -> Result<()> {
-        let Some(shared) = &mut self.shared else {
-            assert_eq!(number, 0, "one plan is loaded");
-            return Ok(());
-        };
-        let Shared { current, idle, constants, contents, held, .. } = &mut **shared;
-        for (spot, content) in &constants[number] {
-            if held.get(spot) == Some(content) {
-                continue;
-            }
-            // Until the constant has arrived as a whole, these bytes are unknown.
-            held.remove(spot);
-            let Content { constant, at, stored, packed } = &contents[spot][*content];
-            let packed = packed.as_ref().map(|(kernel, operand)| (kernel, *operand));
-            write_constant(&mut *self.backend, *at, *stored, packed, constant)?;
-            held.insert(*spot, *content);
+        assert!(number < self.loaded.len(), "plan {number} is loaded");
+        if let Some(contents) = &mut self.contents {
+            contents.select(number, &mut *self.backend)?;
         }
-        if let Some(loaded) = idle[number].take() {
-            self.ready = loaded.plan.inputs.is_empty();
-            idle[*current] = Some(std::mem::replace(&mut self.loaded, loaded));
-            *current = number;
+        if self.current != number {
+            self.current = number;
+            self.ready = self.plan().inputs.is_empty();
         }
         Ok(())
     }
 
     /// The plan that runs.
     pub fn plan(&self) -> &Plan {
-        &self.loaded.plan
+        &self.loaded[self.current].plan
     }
 
     /// The device.
@@ -243,7 +286,8 @@ impl Exec {
     /// # Errors
     /// When an input is not of the planned type and shape, or holds a value that the device's type cannot hold.
     pub fn write(&mut self, inputs: &[Tensor]) -> Result<()> {
-        let Exec { backend, loaded: Loaded { plan, .. }, segments, .. } = self;
+        let Exec { backend, loaded, current, segments, .. } = self;
+        let plan = &loaded[*current].plan;
         write_inputs(&mut **backend, &plan.inputs, &|b| place(plan, segments, b), inputs)?;
         self.ready = true;
         Ok(())
@@ -258,10 +302,11 @@ impl Exec {
         if !self.ready {
             return Err(Error::usage("the inputs have to be written before each run, which may overwrite them".into()));
         }
-        self.counts.check(&self.loaded.plan)?;
-        self.ready = !self.loaded.consumes;
-        self.backend.replay(self.loaded.record)?;
-        self.counts.advance(&self.loaded.plan);
+        let Loaded { plan, consumes, record, .. } = &self.loaded[self.current];
+        count::check(&self.states, plan)?;
+        self.ready = !consumes;
+        self.backend.replay(*record)?;
+        count::advance(&mut self.states, plan);
         Ok(())
     }
 
@@ -270,10 +315,11 @@ impl Exec {
     /// # Errors
     /// When the device fails, or a state that counts would pass its bound.
     pub fn time(&mut self) -> Result<Duration> {
-        self.counts.check(&self.loaded.plan)?;
-        self.ready &= !self.loaded.consumes;
-        let time = self.backend.time(self.loaded.record)?;
-        self.counts.advance(&self.loaded.plan);
+        let Loaded { plan, consumes, record, .. } = &self.loaded[self.current];
+        count::check(&self.states, plan)?;
+        self.ready &= !consumes;
+        let time = self.backend.time(*record)?;
+        count::advance(&mut self.states, plan);
         Ok(time)
     }
 
@@ -282,7 +328,7 @@ impl Exec {
     /// # Errors
     /// When the device fails.
     pub fn profile(&mut self) -> Result<Vec<Duration>> {
-        self.ready &= !self.loaded.consumes;
+        self.ready &= !self.loaded[self.current].consumes;
         let state = self.keep_state()?;
         let records = self.record_steps()?;
         let backend = &mut self.backend;
@@ -301,7 +347,7 @@ impl Exec {
 
     /// Per step, its algorithm, and the device's note on it.
     pub fn notes(&self) -> Vec<String> {
-        let (mut words, notes) = (self.loaded.plan.algorithms(), self.backend.notes(self.loaded.record));
+        let (mut words, notes) = (self.plan().algorithms(), self.backend.notes(self.loaded[self.current].record));
         for (words, note) in words.iter_mut().zip(&notes).filter(|(_, note)| !note.is_empty()) {
             *words += &format!(", {note}");
         }
@@ -313,37 +359,36 @@ impl Exec {
     /// # Errors
     /// When the device fails.
     pub fn read(&mut self) -> Result<Vec<Tensor>> {
-        let Exec { backend, loaded: Loaded { plan, .. }, segments, .. } = self;
+        let Exec { backend, loaded, current, segments, .. } = self;
+        let plan = &loaded[*current].plan;
         read_outputs(&mut **backend, &plan.outputs, &|b| place(plan, segments, b))
     }
 
     /// A state's elements.
     ///
     /// # Errors
-    /// When the plan has no such state, or the device fails.
+    /// When no plan has such a state, or the device fails.
     pub fn state(&mut self, name: &str) -> Result<Tensor> {
-        let Exec { backend, loaded: Loaded { plan, .. }, segments, .. } = self;
-        let port = &state_port(plan, name)?.port;
-        let found = read_outputs(&mut **backend, std::slice::from_ref(port), &|b| place(plan, segments, b))?;
+        let Lasting { port, at, stored, .. } = lasting(&mut self.states, name)?;
+        let found = read_outputs(&mut *self.backend, std::slice::from_ref(port), &|_| (*stored, *at))?;
         Ok(found.into_iter().next().expect("one port has one tensor"))
     }
 
     /// Gives a state elements. Inputs that were written stay as they are.
     ///
     /// # Errors
-    /// When the plan has no such state, or the tensor is not of its type and shape; the state is then as before. When the device fails.
+    /// When no plan has such a state, or the tensor is not of its type and shape; the state is then as before. When the device fails.
     pub fn set_state(&mut self, name: &str, tensor: &Tensor) -> Result<()> {
-        let Exec { backend, loaded: Loaded { plan, .. }, segments, .. } = self;
-        let Port { dtype, shape, buffer, .. } = &state_port(plan, name)?.port;
+        let state = lasting(&mut self.states, name)?;
+        let Port { dtype, shape, .. } = &state.port;
         if (tensor.dtype(), tensor.shape()) != (*dtype, shape) {
             let found = (tensor.dtype(), tensor.shape());
             return Err(Error::usage(format!("state '{name}': expected {dtype}{shape}, found {}{}", found.0, found.1)));
         }
-        let count = Counts::of(plan, name, tensor)?;
-        let (stored, at) = place(plan, segments, *buffer);
-        let bytes = tensor.store(stored, name)?;
-        backend.write(Slice { bytes: bytes.len() as u64, ..at }, &bytes)?;
-        self.counts.set(name, count);
+        let count = state.counted(tensor)?;
+        let bytes = tensor.store(state.stored, name)?;
+        self.backend.write(Slice { bytes: bytes.len() as u64, ..state.at }, &bytes)?;
+        state.count = count;
         Ok(())
     }
 
@@ -352,8 +397,11 @@ impl Exec {
     /// # Errors
     /// When these cannot be fetched, or the device fails.
     pub fn reset_state(&mut self) -> Result<()> {
-        reset(&mut *self.backend, &self.loaded.plan, &self.segments, &self.initial)?;
-        self.counts.begin(&self.loaded.plan, &self.initial)
+        for state in &mut self.states {
+            state.count = state.initial.as_ref().map_or(Ok(0), |first| state.counted(first.value()?))?;
+            write_initial(&mut *self.backend, state.at, state.stored, state.initial.as_deref())?;
+        }
+        Ok(())
     }
 
     /// Runs once: writes the inputs, runs all steps, reads the outputs, in the plan's order.
@@ -361,7 +409,7 @@ impl Exec {
     /// # Errors
     /// As [`write`](Self::write), [`replay`](Self::replay) and [`read`](Self::read).
     pub fn run(&mut self, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
-        self.counts.check(&self.loaded.plan)?;
+        count::check(&self.states, self.plan())?;
         self.write(inputs)?;
         self.replay()?;
         self.read()
@@ -374,29 +422,49 @@ impl Drop for Exec {
     }
 }
 
-impl Shared {
-    /// Records where a plan's constants lie, and which of them earlier plans have, too.
+impl Contents {
+    /// Notes where a plan's constants lie, and which of them earlier plans have, too.
     fn know(&mut self, plan: &Plan, segments: &[SegmentId], constants: &[Arc<Constant>]) {
         let known = plan.constants.iter().zip(constants).map(|(port, constant)| {
-            let buffer = &plan.buffers[port.buffer];
-            let (stored, at) = place(plan, segments, port.buffer);
-            let packed = port.packed.map(|(kernel, operand)| (plan.kernels[kernel].clone(), operand));
-            let content = Content { constant: constant.clone(), at, stored, packed };
-            let spot = Spot { segment: buffer.segment, offset: buffer.offset };
-            let contents = self.contents.entry(spot).or_default();
-            let same = contents.iter().position(|other| other.is_same(&content));
-            let number = same.unwrap_or(contents.len());
+            let spot = plan.buffers[port.buffer].spot();
+            let content = Content::new(plan, port, constant, segments);
+            let wanted = self.wanted.entry(spot).or_default();
+            let same = wanted.iter().position(|other| other.is_same(&content));
+            let number = same.unwrap_or(wanted.len());
             if same.is_none() {
-                contents.push(content);
+                wanted.push(content);
             }
             (spot, number)
         });
         let known = known.collect();
         self.constants.push(known);
     }
+
+    /// Writes the constants of a plan that are not in their places.
+    fn select(&mut self, number: usize, backend: &mut dyn Backend) -> Result<()> {
+        let Contents { constants, wanted, held } = self;
+        for (spot, content) in &constants[number] {
+            if held.get(spot) == Some(content) {
+                continue;
+            }
+            // Until the constant has arrived as a whole, these bytes are unknown.
+            held.remove(spot);
+            let Content { constant, at, stored, packed } = &wanted[spot][*content];
+            let packed = packed.as_ref().map(|(kernel, operand)| (kernel, *operand));
+            write_constant(backend, *at, *stored, packed, constant)?;
+            held.insert(*spot, *content);
+        }
+        Ok(())
+    }
 }
 
 impl Content {
+    fn new(plan: &Plan, port: &ConstantPort, constant: &Arc<Constant>, segments: &[SegmentId]) -> Content {
+        let (stored, at) = place(plan, segments, port.buffer);
+        let packed = port.packed.map(|(kernel, operand)| (plan.kernels[kernel].clone(), operand));
+        Content { constant: constant.clone(), at, stored, packed }
+    }
+
     fn is_same(&self, other: &Content) -> bool {
         let packed = match (&self.packed, &other.packed) {
             (Some((a, operand)), Some((b, o))) => operand == o && cpu::packs_alike(a, b, *operand),
@@ -404,17 +472,6 @@ impl Content {
         };
         packed && self.stored == other.stored && self.constant.same(&other.constant)
     }
-}
-
-/// Gives all states the elements that they begin with: those given, in order, or zeros.
-fn reset(backend: &mut dyn Backend, plan: &Plan, segments: &[SegmentId], given: &[Arc<Constant>]) -> Result<()> {
-    let mut given = given.iter();
-    for state in &plan.state {
-        let (stored, at) = place(plan, segments, state.port.buffer);
-        let data = || given.next().expect("there is data for each state that has it given");
-        write_initial(backend, at, stored, state.given.then(data).map(|data| &**data))?;
-    }
-    Ok(())
 }
 
 /// Writes the elements that a state begins with, or zeros.
@@ -435,13 +492,14 @@ pub(crate) fn write_initial(
     })
 }
 
-fn state_port<'a>(plan: &'a Plan, name: &str) -> Result<&'a StatePort> {
-    plan.state.iter().find(|state| state.port.name == name).ok_or_else(|| {
-        let known: Vec<_> = plan.state.iter().map(|state| state.port.name.as_str()).collect();
+fn lasting<'a>(states: &'a mut [Lasting], name: &str) -> Result<&'a mut Lasting> {
+    let Some(found) = states.iter().position(|state| state.port.name == name) else {
+        let known: Vec<_> = states.iter().map(|state| state.port.name.as_str()).collect();
         let known =
             if known.is_empty() { "it has none".to_owned() } else { format!("its states: {}", known.join(", ")) };
-        Error::usage(format!("state '{name}': not a state of the graph; {known}"))
-    })
+        return Err(Error::usage(format!("state '{name}': not a state of the graph; {known}")));
+    };
+    Ok(&mut states[found])
 }
 
 fn launch(plan: &Plan, segments: &[SegmentId], kernels: &[KernelId], step: &Step) -> Launch {

@@ -91,7 +91,7 @@ pub use plan::{
     BindRange, Buffer, BufferIdx, Candidate, Class, ConstantPort, Dim, KernelIdx, Limits, Measured, Plan, Port, Recipe,
     Segment, SegmentIdx, StatePort, Step, StepIdx, Summary,
 };
-pub use session::{Choice, Options, Session};
+pub use session::{Choice, Options, Program, Session};
 pub use shape::{Extent, Shape};
 pub use target::{Family, Libraries, Memory, Target};
 pub use tensor::Tensor;

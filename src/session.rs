@@ -207,7 +207,7 @@ fn tell_measured(plan: &Plan) {
     }
 }
 
-/// A planned graph, loaded on a device. Threads can share it; it runs one call at a time.
+/// A planned graph, loaded on a device; or several, which share their memory as programs. Threads can share it; it runs one call at a time.
 ///
 /// ```
 /// use plimsoll::{Choice, DType, Options, Session, Tensor};
@@ -224,7 +224,8 @@ fn tell_measured(plan: &Plan) {
 /// ```
 #[derive(Debug)]
 pub struct Session {
-    plan: Plan,
+    /// One plan per program; a single one if there are no programs.
+    plans: Vec<Plan>,
     device: String,
     range: Option<ShapeRange>,
     state: Mutex<State>,
@@ -285,7 +286,7 @@ impl Session {
         let exec = Exec::load(backend, plan.clone(), constants, &|n| progress(n, constants.len()))?;
         let largest = range.dims().iter().map(|d| d.most).collect();
         let state = State { exec, ready: BTreeMap::from([(largest, 0)]) };
-        Ok(Session { plan: plan.clone(), device, range: Some(range), state: Mutex::new(state) })
+        Ok(Session { plans: vec![plan.clone()], device, range: Some(range), state: Mutex::new(state) })
     }
 
     /// Plans a graph and loads it.
@@ -317,12 +318,83 @@ impl Session {
         tell_measured(&plan);
         let exec = Exec::load(backend, plan.clone(), &constants, &|n| progress(n, constants.len()))?;
         let state = State { exec, ready: BTreeMap::new() };
-        Ok(Session { plan, device, range: None, state: Mutex::new(state) })
+        Ok(Session { plans: vec![plan], device, range: None, state: Mutex::new(state) })
     }
 
-    /// The plan that runs; for a range, the plan of the largest binding.
+    /// Plans graphs as programs: they run one at a time, in one arena. Constants with the same content and states of one name are there once.
+    ///
+    /// ```
+    /// use plimsoll::{Choice, DType, Options, Session, Tensor, Trace};
+    /// let [set, add] = [false, true].map(|adds| {
+    ///     let trace = Trace::new("sum");
+    ///     let (x, sum) = (trace.input("x", DType::F32, [4]), trace.state("sum", DType::F32, [4]));
+    ///     trace.update(&sum, &if adds { &sum + &x } else { x });
+    ///     trace.finish().expect("the graph is sound")
+    /// });
+    /// let session = Session::from_graphs([("set", set), ("add", add)], &Options::default().on(Choice::Cpu))?;
+    /// let x = Tensor::from_f32([4], &[1.0; 4])?;
+    /// session.program("set")?.run(&[("x", x.clone())])?;
+    /// session.program("add")?.run(&[("x", x)])?;
+    /// assert_eq!(session.state("sum")?.to_f64(), [2.0; 4]);
+    /// # Ok::<(), plimsoll::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// When all together exceed the limit, states of one name differ, two programs have one name, or the device is not there.
+    pub fn from_graphs<N: Into<String>>(
+        programs: impl IntoIterator<Item = (N, Graph)>,
+        options: &Options,
+    ) -> Result<Session> {
+        let (backend, device) = open(options)?;
+        let programs = programs.into_iter().map(|(name, graph)| (name.into(), graph)).collect();
+        Session::programs_on_backend(programs, backend, device, options, &|_, _| {})
+    }
+
+    /// As [`on_backend`](Self::on_backend), for programs.
+    ///
+    /// # Errors
+    /// As [`from_graphs`](Self::from_graphs).
+    #[doc(hidden)]
+    pub fn programs_on_backend(
+        programs: Vec<(String, Graph)>,
+        mut backend: Box<dyn Backend>,
+        device: String,
+        options: &Options,
+        progress: &dyn Fn(usize, usize),
+    ) -> Result<Session> {
+        check_limit(&*backend, options.memory_limit)?;
+        let limits = Limits { memory: options.memory_limit };
+        let tuned = measured(&*backend, options);
+        let compiled = tune::compile_programs(programs, options.recipe, &mut *backend, &limits, tuned.as_ref())?;
+        let plans: Vec<Plan> = compiled.iter().map(|(plan, _)| plan.clone()).collect();
+        plans.iter().for_each(tell_measured);
+        let count = compiled.iter().map(|(_, constants)| constants.len()).sum();
+        let exec = Exec::load_all(backend, compiled, &|n| progress(n, count))?;
+        let state = State { exec, ready: BTreeMap::new() };
+        Ok(Session { plans, device, range: None, state: Mutex::new(state) })
+    }
+
+    /// The plan that runs; for a range, the plan of the largest binding; for programs, the plan of the first.
     pub fn plan(&self) -> &Plan {
-        &self.plan
+        &self.plans[0]
+    }
+
+    /// A program by its name.
+    ///
+    /// # Errors
+    /// When the session has no such program.
+    pub fn program(&self, name: &str) -> Result<Program<'_>> {
+        let found = self.plans.iter().position(|plan| plan.title() == name);
+        let number = found.ok_or_else(|| {
+            let known: Vec<_> = self.plans.iter().map(Plan::title).collect();
+            Error::usage(format!("no program '{name}'; the programs: {}", known.join(", ")))
+        })?;
+        Ok(Program { session: self, number })
+    }
+
+    /// All programs, in order: one, if the session was made of one graph.
+    pub fn programs(&self) -> impl Iterator<Item = Program<'_>> {
+        (0..self.plans.len()).map(|number| Program { session: self, number })
     }
 
     /// The device in one line, and why it was chosen.
@@ -341,12 +413,12 @@ impl Session {
     }
 
     /// Runs once: takes inputs by name in any order, gives outputs by name in the graph's order. For a range, the inputs' shapes select the
-    /// binding.
+    /// binding. Of several [programs](Self::program), the first one runs.
     ///
     /// # Errors
     /// When an input is missing, unknown, given twice, or not of the type and shape that were planned.
     pub fn run(&self, inputs: &[(&str, Tensor)]) -> Result<Vec<(String, Tensor)>> {
-        self.run_by(inputs, Exec::run)
+        self.run_by(0, inputs, Exec::run)
     }
 
     /// Runs as [`run`](Self::run) does, then again step by step with unused memory overwritten. It finds a step that reads such memory.
@@ -354,24 +426,28 @@ impl Session {
     /// # Errors
     /// As [`run`](Self::run); [`Error::Differ`] when a step reads memory that is dead.
     pub fn run_poisoned(&self, inputs: &[(&str, Tensor)]) -> Result<Vec<(String, Tensor)>> {
-        self.run_by(inputs, Exec::run_poisoned)
+        self.run_by(0, inputs, Exec::run_poisoned)
     }
 
-    /// Runs the binding that the inputs' shapes select.
+    /// Runs a program, or the binding that the inputs' shapes select.
     fn run_by(
         &self,
+        program: usize,
         inputs: &[(&str, Tensor)],
         run: fn(&mut Exec, &[Tensor]) -> Result<Vec<Tensor>>,
     ) -> Result<Vec<(String, Tensor)>> {
-        let ordered = arrange(&self.plan, inputs)?;
+        let plan = &self.plans[program];
+        let ordered = arrange(plan, inputs)?;
         let outputs = self.lend(|state| {
             if let Some(range) = &self.range {
                 let shapes: Vec<_> = ordered.iter().map(|tensor| Some(tensor.shape())).collect();
                 state.select(range, &range.binding(&shapes)?)?;
+            } else {
+                state.exec.select(program)?;
             }
             run(&mut state.exec, &ordered)
         })?;
-        Ok(self.plan.outputs.iter().map(|p| p.name.clone()).zip(outputs).collect())
+        Ok(plan.outputs.iter().map(|p| p.name.clone()).zip(outputs).collect())
     }
 
     /// The elements of a state, after the last run.
@@ -406,7 +482,7 @@ impl Session {
     pub fn binding(&self, inputs: &[(&str, &Shape)]) -> Result<Vec<(String, usize)>> {
         let Some(range) = &self.range else { return Ok(Vec::new()) };
         let shape = |port: &plan::Port| inputs.iter().find(|(name, _)| *name == port.name).map(|(_, shape)| *shape);
-        let shapes: Vec<_> = self.plan.inputs.iter().map(shape).collect();
+        let shapes: Vec<_> = self.plan().inputs.iter().map(shape).collect();
         let extents = range.binding(&shapes)?;
         Ok(range.dims().iter().map(|d| d.name.clone()).zip(extents).collect())
     }
@@ -449,6 +525,48 @@ impl Session {
     fn lend<T>(&self, f: impl FnOnce(&mut State) -> T) -> T {
         // A panic in another thread leaves no half-written state that a new run would not overwrite.
         f(&mut self.state.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+/// A program of a [`Session`].
+#[derive(Clone, Copy, Debug)]
+pub struct Program<'a> {
+    session: &'a Session,
+    number: usize,
+}
+
+impl<'a> Program<'a> {
+    /// The program's plan. Its segments are those of all programs.
+    pub fn plan(self) -> &'a Plan {
+        &self.session.plans[self.number]
+    }
+
+    /// Runs once, as [`Session::run`] does.
+    ///
+    /// # Errors
+    /// As [`Session::run`].
+    pub fn run(self, inputs: &[(&str, Tensor)]) -> Result<Vec<(String, Tensor)>> {
+        self.session.run_by(self.number, inputs, Exec::run)
+    }
+
+    /// Runs as [`Session::run_poisoned`] does.
+    ///
+    /// # Errors
+    /// As [`Session::run_poisoned`].
+    pub fn run_poisoned(self, inputs: &[(&str, Tensor)]) -> Result<Vec<(String, Tensor)>> {
+        self.session.run_by(self.number, inputs, Exec::run_poisoned)
+    }
+
+    /// Makes it the program that runs, and lends it to a caller that times or repeats its parts.
+    ///
+    /// # Errors
+    /// When the device fails.
+    #[doc(hidden)]
+    pub fn with<T>(self, f: impl FnOnce(&mut Exec) -> T) -> Result<T> {
+        self.session.lend(|state| {
+            state.exec.select(self.number)?;
+            Ok(f(&mut state.exec))
+        })
     }
 }
 

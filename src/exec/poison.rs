@@ -9,10 +9,11 @@
 //! something else: one that reads beyond its operands, or the old contents of its workspace, or a buffer whose bytes another
 //! buffer has overwritten.
 
-use super::{Exec, Loaded, argument, launch, place};
+use super::{Exec, Lasting, Loaded, argument, launch};
 use crate::backend::{Launch, RecordId, Slice};
 use crate::error::{Error, Result};
 use crate::kernel::Operand;
+use crate::plan::Plan;
 use crate::plan::check::{self, Span};
 use crate::tensor::Tensor;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -46,7 +47,8 @@ impl Exec {
         let state = self.keep_state()?;
         let outputs = self.run(inputs)?;
         let records = self.record_steps()?;
-        let dead = check::dead(&self.loaded.plan);
+        let mut dead = check::dead(self.plan());
+        check::spare(&mut dead[0], self.beside());
         self.restore_state(&state)?;
         let plain = self.trace(inputs, &records, None)?;
         for pattern in PATTERNS {
@@ -69,7 +71,8 @@ impl Exec {
 
     /// One record per step, so that each step runs by itself.
     pub(super) fn record_steps(&mut self) -> Result<Vec<RecordId>> {
-        let Exec { backend, loaded: Loaded { plan, kernels, .. }, segments, .. } = self;
+        let Exec { backend, loaded, current, segments, .. } = self;
+        let Loaded { plan, kernels, .. } = &loaded[*current];
         let alone = |step| Launch { stream: 0, waits: Vec::new(), ..launch(plan, segments, kernels, step) };
         plan.steps.iter().map(|step| backend.record(&[alone(step)])).collect()
     }
@@ -85,7 +88,7 @@ impl Exec {
         }
         fill(self, records.len())?;
         // Dead bytes have been filled, including those of inputs, so a run must write the inputs again.
-        self.ready = self.loaded.plan.inputs.is_empty();
+        self.ready = self.plan().inputs.is_empty();
         Ok(Trace { notes, outputs: self.read()? })
     }
 
@@ -110,7 +113,8 @@ impl Exec {
 
     /// A hash of all elements that a step writes. Bytes between them do not count.
     fn note(&mut self, at: usize) -> Result<u64> {
-        let Exec { backend, loaded: Loaded { plan, .. }, segments, .. } = self;
+        let Exec { backend, loaded, current, segments, .. } = self;
+        let plan = &loaded[*current].plan;
         let step = &plan.steps[at];
         let mut hasher = DefaultHasher::new();
         for (w, operand) in plan.kernels[step.kernel].writes.iter().enumerate() {
@@ -124,7 +128,7 @@ impl Exec {
 
     /// Compares outputs. The error names the first one that differs and the other run.
     fn compare(&self, expected: &[Tensor], found: &[Tensor], other: impl Fn() -> String) -> Result<()> {
-        for ((port, expected), found) in self.loaded.plan.outputs.iter().zip(expected).zip(found) {
+        for ((port, expected), found) in self.plan().outputs.iter().zip(expected).zip(found) {
             if expected.bytes() != found.bytes() {
                 return Err(Error::differ(format!("output '{}' is not the same with {}", port.name, other())));
             }
@@ -133,27 +137,30 @@ impl Exec {
     }
 
     fn step_name(&self, at: usize) -> String {
-        let step = &self.loaded.plan.steps[at];
-        let kernel = self.loaded.plan.kernels[step.kernel].template.name();
+        let step = &self.plan().steps[at];
+        let kernel = self.plan().kernels[step.kernel].template.name();
         format!("step {at} '{}' (kernel {}, {kernel})", step.name, step.kernel)
     }
 
+    /// The plans that share the segments with the one that runs.
+    fn beside(&self) -> impl Iterator<Item = &Plan> {
+        let others = self.loaded.iter().enumerate().filter(|(number, _)| *number != self.current);
+        others.map(|(_, loaded)| &loaded.plan)
+    }
+
     pub(super) fn keep_state(&mut self) -> Result<Vec<Vec<u8>>> {
-        let Exec { backend, loaded: Loaded { plan, .. }, segments, .. } = self;
-        let mut kept = Vec::with_capacity(plan.state.len());
-        for state in &plan.state {
-            let slice = place(plan, segments, state.port.buffer).1;
-            let mut bytes = vec![0; slice.bytes as usize];
-            backend.read(slice, &mut bytes)?;
-            kept.push(bytes);
-        }
-        Ok(kept)
+        let Exec { backend, states, .. } = self;
+        let keep = |state: &Lasting| {
+            let mut bytes = vec![0; state.at.bytes as usize];
+            backend.read(state.at, &mut bytes)?;
+            Ok(bytes)
+        };
+        states.iter().map(keep).collect()
     }
 
     pub(super) fn restore_state(&mut self, kept: &[Vec<u8>]) -> Result<()> {
-        let Exec { backend, loaded: Loaded { plan, .. }, segments, .. } = self;
-        let mut ports = plan.state.iter().zip(kept);
-        ports.try_for_each(|(state, bytes)| backend.write(place(plan, segments, state.port.buffer).1, bytes))
+        let Exec { backend, states, .. } = self;
+        states.iter().zip(kept).try_for_each(|(state, bytes)| backend.write(state.at, bytes))
     }
 }
 

@@ -31,10 +31,12 @@ mod body;
 mod dead;
 mod kernel;
 mod placement;
+mod programs;
 pub(super) mod streams;
 
-pub use dead::{Span, dead};
+pub use dead::{Span, dead, spare};
 pub use placement::placement;
+pub use programs::programs;
 
 /// Checks a plan.
 ///
@@ -686,23 +688,10 @@ impl<'a> Checker<'a> {
         }
     }
 
-    /// Checks that segments end with their last buffers, up to alignment. The segments of a range are as large as its largest
-    /// binding needs, so they are not checked.
+    /// Checks that segments end with their last buffers. The segments of a range are as large as its largest binding needs, so they are
+    /// not checked. Those of programs are checked together.
     fn filled(&self) -> Verdict {
-        let plan = self.plan;
-        if !plan.dims.is_empty() {
-            return Ok(());
-        }
-        let mut ends = vec![0; plan.segments.len()];
-        plan.buffers.iter().for_each(|b| ends[b.segment] = ends[b.segment].max(b.offset + b.bytes));
-        let device = plan.segments.iter().zip(ends).enumerate().filter(|(_, (s, _))| s.memory.is_device());
-        for (i, (segment, end)) in device {
-            ensure(i128::from(segment.bytes) <= self.aligned(end), || {
-                let (class, bytes) = (segment.class.name(), segment.bytes);
-                format!("segment {i} of class {class}: expected {end} bytes, where its last buffer ends, found {bytes}")
-            })?;
-        }
-        Ok(())
+        if self.plan.dims.is_empty() && self.plan.program.is_none() { programs::filled(&[self.plan]) } else { Ok(()) }
     }
 
     /// Checks the figures of the summary.
@@ -742,7 +731,8 @@ impl<'a> Checker<'a> {
         }
         // The plan has the best order that was tried. But with several streams, it may take more.
         let least = found.orders.iter().map(|order| order.peak).min();
-        let best = least.is_none_or(|least| least == found.arena_bytes || !self.clock.is_single());
+        let own = |least| if plan.program.is_none() { least == found.arena_bytes } else { least <= found.arena_bytes };
+        let best = least.is_none_or(|least| own(least) || !self.clock.is_single());
         ensure(best, || format!("summary: orders: the least peak is {least:?}, the arena's is {}", found.arena_bytes))
     }
 }

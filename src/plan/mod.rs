@@ -19,6 +19,7 @@ use crate::shape::Shape;
 use crate::target::{Memory, Target};
 pub use index::{BufferIdx, KernelIdx, SegmentIdx, Spot, StepIdx};
 pub(crate) use make::offsets::TransferBytes;
+pub use make::programs::compile_programs;
 pub use make::{compile, plan};
 use serde::{Deserialize, Serialize};
 use std::path::Path;
@@ -126,6 +127,11 @@ pub struct Buffer {
 }
 
 impl Buffer {
+    /// The buffer's first byte.
+    pub(crate) fn spot(&self) -> Spot {
+        Spot { segment: self.segment, offset: self.offset }
+    }
+
     /// True if both have bytes in common.
     pub fn overlaps(&self, other: &Buffer) -> bool {
         let (start, end) = (self.offset, self.offset + self.bytes);
@@ -295,6 +301,9 @@ pub struct Plan {
     pub version: u32,
     /// The graph's name.
     pub name: String,
+    /// The name of the program, if the plan is one of several that share their segments.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub program: Option<String>,
     /// The device that the plan was made for.
     pub target: Target,
     /// Named dims that the plan was made for. Each has a range, of which the plan shows the largest extent, or one extent of such a range.
@@ -324,6 +333,11 @@ pub struct Plan {
 }
 
 impl Plan {
+    /// The program's name if the plan is one of several, else the graph's.
+    pub fn title(&self) -> &str {
+        self.program.as_ref().unwrap_or(&self.name)
+    }
+
     /// Bytes that will be allocated, all classes together.
     pub fn bytes(&self) -> u64 {
         self.segments.iter().map(|s| s.bytes).sum()

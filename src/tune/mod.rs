@@ -438,20 +438,59 @@ pub fn compile(
         return Ok(compiled);
     }
     let measured = compiled.0.tuned;
+    prepared.tuned = Some(Arc::new(without(&refused, &prepared, &target, tuned)?));
+    let (mut plan, constants) = plan::compile(&prepared, &target, limits)?;
+    plan.tuned = measured;
+    Ok((plan, constants))
+}
+
+/// As [`compile`], for programs that share their segments. Measured schedules are used if all together take no more bytes for it.
+///
+/// # Errors
+/// As [`plan::compile_programs`].
+pub fn compile_programs(
+    programs: Vec<(String, Graph)>,
+    recipe: Recipe,
+    backend: &mut dyn Backend,
+    limits: &Limits,
+    tuned: Option<&Arc<Tuned>>,
+) -> Result<Vec<Compiled>> {
+    let target = backend.target().clone();
+    let prepare = |(name, graph)| Ok((name, recipe.graph(graph, &target, limits)?));
+    let mut programs = programs.into_iter().map(prepare).collect::<Result<Vec<(String, Prepared)>>>()?;
+    let mut compiled = plan::compile_programs(&programs, &target, limits)?;
+    if let Some(tuned) = tuned {
+        let mut fast = programs.clone();
+        fast.iter_mut().for_each(|(_, prepared)| prepared.tuned = Some(Arc::clone(tuned)));
+        let within = Limits { memory: compiled.first().map(|(plan, _)| plan.bytes()) };
+        compiled = plan::compile_programs(&fast, &target, &within).unwrap_or(compiled);
+    }
+    let refused: Vec<Call> = compiled.iter().flat_map(|(plan, _)| refused(backend, plan)).collect();
+    if refused.is_empty() {
+        return Ok(compiled);
+    }
+    for (_, prepared) in &mut programs {
+        prepared.tuned = Some(Arc::new(without(&refused, prepared, &target, tuned)?));
+    }
+    let measured: Vec<_> = compiled.into_iter().map(|(plan, _)| plan.tuned).collect();
+    let mut compiled = plan::compile_programs(&programs, &target, limits)?;
+    compiled.iter_mut().zip(measured).for_each(|((plan, _), measured)| plan.tuned = measured);
+    Ok(compiled)
+}
+
+/// Measured schedules, with texts for the library calls that a device refuses.
+fn without(refused: &[Call], prepared: &Prepared, target: &Target, tuned: Option<&Arc<Tuned>>) -> Result<Tuned> {
     let mut table = Tuned::new(tuned.map_or("", |tuned| &tuned.device));
-    for (kernel, _) in kernels(&prepared, &target)? {
+    for (kernel, _) in kernels(prepared, target)? {
         let known = tuned.and_then(|tuned| tuned.find(&kernel));
-        let split = schedule::split(&kernel, &target);
+        let split = schedule::split(&kernel, target);
         let is_refused = split.is_some_and(|split| refused.contains(split.library()));
-        let text = || schedule::candidates(&kernel, &target, &|_| true).into_iter().find(|s| s.call().is_none());
+        let text = || schedule::candidates(&kernel, target, &|_| true).into_iter().find(|s| s.call().is_none());
         if let Some(schedule) = if is_refused { text() } else { known.cloned() } {
             table.insert(&kernel, schedule);
         }
     }
-    prepared.tuned = Some(Arc::new(table));
-    let (mut plan, constants) = plan::compile(&prepared, &target, limits)?;
-    plan.tuned = measured;
-    Ok((plan, constants))
+    Ok(table)
 }
 
 /// The library calls of a plan that a device refuses, each with a line in the log.

@@ -65,6 +65,7 @@ mod eager;
 mod front;
 mod golden;
 mod picture;
+mod programs;
 mod report;
 mod scenarios;
 mod session;

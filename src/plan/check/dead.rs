@@ -52,6 +52,30 @@ pub fn dead(plan: &Plan) -> Vec<Vec<Span>> {
     all
 }
 
+/// Takes from dead bytes those that constants and states of other plans over the same segments hold.
+pub fn spare<'a>(dead: &mut Vec<Span>, others: impl Iterator<Item = &'a Plan>) {
+    let mut kept: Vec<Span> = Vec::new();
+    for plan in others {
+        let lasting = plan.buffers.iter().filter(|b| matches!(b.class, Class::Constant | Class::State));
+        kept.extend(lasting.map(|b| Span { segment: b.segment, offset: b.offset, bytes: b.bytes }));
+    }
+    kept.sort_unstable_by_key(|span| (span.segment, span.offset));
+    kept.dedup();
+    for Span { segment, offset, bytes } in std::mem::take(dead) {
+        let (mut from, end) = (offset, offset + bytes);
+        let first = kept.partition_point(|k| (k.segment, k.offset + k.bytes) <= (segment, from));
+        for k in kept[first..].iter().take_while(|k| k.segment == segment && k.offset < end) {
+            if k.offset > from {
+                dead.push(Span { segment, offset: from, bytes: k.offset - from });
+            }
+            from = from.max(k.offset + k.bytes);
+        }
+        if from < end {
+            dead.push(Span { segment, offset: from, bytes: end - from });
+        }
+    }
+}
+
 struct Life<'a> {
     plan: &'a Plan,
     /// Per segment, the live buffers by offset, each with its end. They do not overlap.

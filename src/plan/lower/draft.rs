@@ -3,7 +3,7 @@
 use crate::constant::Constant;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::kernel::Kernel;
+use crate::kernel::{Kernel, cpu};
 use crate::op::ValueId;
 use crate::plan::index::Per;
 use crate::plan::{BindRange, BufferIdx, Class, KernelIdx, StepIdx};
@@ -133,6 +133,19 @@ impl Draft {
         let states = self.states.iter().flat_map(|s| [Some(s.buffer), s.update]).flatten();
         steps.chain(ports).chain(states).for_each(|b| used[b] = true);
         used
+    }
+
+    /// True if a constant of this draft takes the same bytes, with the same content, as one of another draft.
+    pub fn holds_alike(&self, own: &DraftConstant, other: &Draft, constant: &DraftConstant) -> bool {
+        let (a, b) = (&self.buffers[own.buffer], &other.buffers[constant.buffer]);
+        let packed = match (own.packed, constant.packed) {
+            (None, None) => true,
+            (Some((Some(kernel), operand)), Some((Some(k), o))) => {
+                operand == o && cpu::packs_alike(&self.kernels[kernel], &other.kernels[k], operand)
+            }
+            _ => false,
+        };
+        packed && (a.dtype, a.bytes) == (b.dtype, b.bytes) && own.constant.same(&constant.constant)
     }
 
     /// The buffer in which a step works, if it needs one.

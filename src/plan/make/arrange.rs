@@ -42,7 +42,8 @@ pub fn arrange(target: &Target, limits: &Limits, draft: impl FnMut(Options) -> R
         order.peak = layout.peak;
         order.bound = order.bound.min(layout.peak);
     }
-    let (segments, places) = stack(target, &draft, &layout);
+    let (segments, mut places) = stack(target, &[(&draft, &layout)]);
+    let places = places.swap_remove(0);
     Ok(Arrangement { draft, options, layout, orders, segments, places })
 }
 

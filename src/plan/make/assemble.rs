@@ -78,6 +78,7 @@ pub fn assemble(
     let mut plan = Plan {
         version: VERSION,
         name: graph.name.clone(),
+        program: None,
         target: target.clone(),
         dims: Vec::new(),
         tuned: measured,

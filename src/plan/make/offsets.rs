@@ -4,9 +4,10 @@ use super::liveness::{self, Live};
 use super::streams::Streams;
 use crate::error::{Error, Result};
 use crate::place::{self, Effort, Item, Problem};
-use crate::plan::lower::{Draft, DraftBuffer};
+use crate::plan::lower::{Draft, DraftBuffer, DraftConstant};
 use crate::plan::{BufferIdx, Class, Segment, SegmentIdx, Spot, StepIdx};
 use crate::target::{Memory, Target};
+use std::collections::HashMap;
 
 /// An order and the offsets it leads to.
 pub struct Layout {
@@ -116,6 +117,14 @@ impl TransferBytes {
         })
     }
 
+    /// Adds those of another program over the same segments. Programs run one at a time.
+    fn add(&mut self, other: &TransferBytes) {
+        self.constants += other.constants;
+        self.states += other.states;
+        self.inputs = self.inputs.max(other.inputs);
+        self.outputs = self.outputs.max(other.outputs);
+    }
+
     /// From the bytes of all buffers of a class.
     pub fn of(bytes: impl Fn(Class) -> u64) -> TransferBytes {
         let (constants, states) = (bytes(Class::Constant), bytes(Class::State));
@@ -137,35 +146,90 @@ impl TransferBytes {
 
 /// The sum of the bytes of all segments.
 pub fn total(target: &Target, draft: &Draft, layout: &Layout) -> u64 {
-    stack(target, draft, layout).0.iter().map(|segment| segment.bytes).sum()
+    stack(target, &[(draft, layout)]).0.iter().map(|segment| segment.bytes).sum()
 }
 
-/// The segments, and the segment and offset of each buffer that is used.
-pub fn stack(target: &Target, draft: &Draft, layout: &Layout) -> (Vec<Segment>, Vec<Option<Spot>>) {
-    let used = draft.used();
-    let mut segments: Vec<Segment> = Vec::new();
-    let arena =
-        layout.segments.iter().map(|&bytes| Segment { class: Class::Activation, memory: Memory::Device, bytes });
-    segments.extend(arena.filter(|s| s.bytes > 0));
-    let stack = |class| Stack { target, class, open: None };
-    let mut stacks = Class::ALL.map(stack);
-    let mut places: Vec<Option<Spot>> = vec![None; draft.buffers.len()];
-    for b in BufferIdx::all(&draft.buffers).filter(|&b| used[b]) {
-        let buffer = &draft.buffers[b];
-        places[b] = match layout.live.range[b] {
-            Some(range) => Some(layout.offsets[range]),
-            // Placed with its state below.
-            None if buffer.is_update() => None,
-            None => {
-                let stack = stacks.iter_mut().find(|s| s.class == buffer.class).expect("every class has a stack");
-                Some(stack.push(&mut segments, buffer.bytes))
+/// The segments of drafts that share them, and per draft, the segment and offset of each buffer that is used. The drafts run one at a time:
+/// the arena is that of the largest. Constants with the same content lie in one place, and so do states of one name.
+pub fn stack(target: &Target, drafts: &[(&Draft, &Layout)]) -> (Vec<Segment>, Vec<Vec<Option<Spot>>>) {
+    let mut arena: Vec<u64> = Vec::new();
+    for (_, layout) in drafts {
+        arena.resize(arena.len().max(layout.segments.len()), 0);
+        arena.iter_mut().zip(&layout.segments).for_each(|(most, &bytes)| *most = bytes.max(*most));
+    }
+    let arena = arena.into_iter().filter(|&bytes| bytes > 0);
+    let mut segments: Vec<Segment> =
+        arena.map(|bytes| Segment { class: Class::Activation, memory: Memory::Device, bytes }).collect();
+    let mut stacks = Class::ALL.map(|class| Stack { target, class, open: None });
+    let mut shared = Shared::default();
+    let mut moved = TransferBytes { constants: 0, states: 0, inputs: 0, outputs: 0 };
+    let mut all = Vec::with_capacity(drafts.len());
+    for (draft, layout) in drafts {
+        let used = draft.used();
+        let known = if drafts.len() > 1 { shared.places(draft) } else { vec![None; draft.buffers.len()] };
+        let mut places: Vec<Option<Spot>> = vec![None; draft.buffers.len()];
+        let mut new = known.iter().map(Option::is_none).collect::<Vec<_>>();
+        for b in BufferIdx::all(&draft.buffers).filter(|&b| used[b]) {
+            let buffer = &draft.buffers[b];
+            places[b] = match (layout.live.range[b], known[b]) {
+                (Some(range), _) => Some(layout.offsets[range]),
+                // Placed with its state below.
+                (None, _) if buffer.is_update() => None,
+                (None, Some(spot)) => Some(spot),
+                (None, None) => {
+                    let stack = stacks.iter_mut().find(|s| s.class == buffer.class).expect("every class has a stack");
+                    Some(stack.push(&mut segments, buffer.bytes))
+                }
+            };
+        }
+        for b in BufferIdx::all(&draft.buffers).filter(|&b| used[b] && draft.buffers[b].is_update()) {
+            places[b] = places[draft.root(b)];
+        }
+        if drafts.len() > 1 {
+            shared.note(draft, &places);
+        }
+        new.iter_mut().zip(used).for_each(|(new, used)| *new &= used);
+        let own = draft.buffers.iter().zip(new).filter(|(_, new)| *new).map(|(buffer, _)| buffer);
+        moved.add(&TransferBytes::new(own, target));
+        all.push(places);
+    }
+    segments.extend(moved.staging(target));
+    (segments, all)
+}
+
+/// The places of what drafts share.
+#[derive(Default)]
+struct Shared<'a> {
+    /// By a mark of their content.
+    constants: HashMap<String, Vec<(&'a Draft, &'a DraftConstant, Spot)>>,
+    /// By name.
+    states: HashMap<&'a str, Spot>,
+}
+
+impl<'a> Shared<'a> {
+    /// Per buffer of a draft, its place if an earlier draft has the same constant or state.
+    fn places(&self, draft: &Draft) -> Vec<Option<Spot>> {
+        let mut places = vec![None; draft.buffers.len()];
+        for constant in &draft.constants {
+            let alike = self.constants.get(&constant.constant.mark()).into_iter().flatten();
+            let found = alike.into_iter().find(|(other, known, _)| other.holds_alike(known, draft, constant));
+            places[constant.buffer] = found.map(|(.., spot)| *spot);
+        }
+        for state in &draft.states {
+            places[state.buffer] = self.states.get(draft.buffers[state.buffer].name.as_str()).copied();
+        }
+        places
+    }
+
+    fn note(&mut self, draft: &'a Draft, places: &[Option<Spot>]) {
+        for constant in &draft.constants {
+            if let Some(spot) = places[constant.buffer.index()] {
+                self.constants.entry(constant.constant.mark()).or_default().push((draft, constant, spot));
             }
-        };
+        }
+        for state in &draft.states {
+            let spot = places[state.buffer.index()].expect("every state has a place");
+            self.states.insert(&draft.buffers[state.buffer].name, spot);
+        }
     }
-    for b in BufferIdx::all(&draft.buffers).filter(|&b| used[b] && draft.buffers[b].is_update()) {
-        places[b] = places[draft.root(b)];
-    }
-    let there = draft.buffers.iter().zip(used).filter(|(_, used)| *used).map(|(buffer, _)| buffer);
-    segments.extend(TransferBytes::new(there, target).staging(target));
-    (segments, places)
 }

@@ -1,0 +1,245 @@
+//! Programs: graphs that share segments, constants and states, and run one at a time.
+
+use crate::common;
+use plimsoll::internals::plan::{self, check};
+use plimsoll::internals::session::{Choice, Options, Session};
+use plimsoll::{Class, DType, Error, Graph, Limits, Plan, Recipe, Target, Tensor, Trace};
+use std::sync::Arc;
+
+const F32: DType = DType::F32;
+
+fn options() -> Options {
+    Options { threads: 2, ..Options::default() }.on(Choice::Cpu)
+}
+
+fn numbers(rows: usize, columns: usize, seed: u64) -> Tensor {
+    common::random(&mut seed.wrapping_mul(0x9e37_79b9_7f4a_7c15).max(1), &[rows, columns].into())
+}
+
+/// A graph over weights that others have, too: `rows` of x through `depth` products, with a weight of its own at the end.
+fn part(name: &str, rows: usize, depth: usize, own: usize) -> Graph {
+    let g = Trace::new(name);
+    let mut value = g.input("x", F32, [rows, 32]);
+    for layer in 0..depth {
+        value = value.matmul(g.constant(&format!("w{layer}"), numbers(32, 32, layer as u64 + 1))).tanh();
+    }
+    g.output("y", value.matmul(g.constant("own", numbers(32, own, own as u64))));
+    g.finish().expect("the graph is sound")
+}
+
+/// Three graphs, the second of which has the largest arena.
+fn three() -> Vec<(String, Graph)> {
+    let parts = [("small", 4, 2, 8), ("large", 64, 3, 40), ("middle", 16, 3, 24)];
+    parts.map(|(name, rows, depth, own)| (name.to_owned(), part(name, rows, depth, own))).into()
+}
+
+fn alone(graph: &Graph, target: &Target) -> Plan {
+    Recipe::default().plan(graph.clone(), target, &Limits { memory: None }).expect("it is planned")
+}
+
+#[test]
+fn the_arena_is_the_largest_and_constants_are_there_once() {
+    for (name, open) in common::backends() {
+        let session = Session::programs_on_backend(three(), open(), name.to_owned(), &options(), &|_, _| {});
+        let session = session.expect("the programs load");
+        let plan = session.plan();
+        assert_eq!(session.usage().bytes, plan.bytes(), "{name}");
+        let plans: Vec<Plan> = three().iter().map(|(_, graph)| alone(graph, &plan.target)).collect();
+        let largest = plans.iter().map(|plan| plan.class_bytes(Class::Activation)).max();
+        assert_eq!(Some(plan.class_bytes(Class::Activation)), largest, "{name}");
+        // Three weights that are shared, and one of each program.
+        let align = plan.target.alignment;
+        let own: u64 = [8, 40, 24].iter().map(|columns: &u64| (32 * columns * 4).next_multiple_of(align)).sum();
+        let union = 3 * 32 * 32 * 4 + own;
+        // The CPU packs the operands of products, which takes no more than a few columns each.
+        assert!((union..union + union / 4).contains(&plan.class_bytes(Class::Constant)), "{name}");
+        let sum: u64 = plans.iter().map(|plan| plan.class_bytes(Class::Constant)).sum();
+        assert!(plan.class_bytes(Class::Constant) < sum, "{name}");
+        for plan in session.programs().map(|program| program.plan()) {
+            check::check(plan).expect("each is sound by itself");
+        }
+    }
+}
+
+#[test]
+fn results_are_those_of_each_alone() {
+    for (name, open) in common::backends() {
+        let session = Session::programs_on_backend(three(), open(), name.to_owned(), &options(), &|_, _| {});
+        let session = session.expect("the programs load");
+        let expected = three().into_iter().map(|(_, graph)| {
+            let rows = graph.fact(graph.inputs()[0]).shape[0];
+            let alone = Session::on_backend(graph, open(), name.to_owned(), &options(), &|_, _| {}).expect("it loads");
+            let x = numbers(rows, 32, rows as u64);
+            (alone.run(&[("x", x.clone())]).expect("it runs"), x)
+        });
+        let expected: Vec<_> = expected.collect();
+        for round in 0..3 {
+            for (program, (expected, x)) in session.programs().zip(&expected) {
+                let inputs = [("x", x.clone())];
+                let found = if round == 1 { program.run_poisoned(&inputs) } else { program.run(&inputs) };
+                assert_eq!(found.expect("it runs"), *expected, "{name}, {}", program.plan().title());
+            }
+        }
+        assert_eq!(session.usage().bytes, session.plan().bytes(), "{name}");
+    }
+}
+
+/// One program writes a row of hidden elements, another takes them through a layer and counts, a third shows them.
+fn stateful() -> Vec<(String, Graph)> {
+    let program = |name: &str| {
+        let g = Trace::new(name);
+        let hidden = g.state("hidden", Tensor::from_f64(F32, [2, 16], &[0.5; 32]));
+        let count = g.state("count", Tensor::from_f64(F32, [1], &[0.0]));
+        match name {
+            "encode" => {
+                g.update(hidden, g.input("x", F32, [2, 16]) * 0.5);
+                g.update(count, count * 0.0);
+            }
+            "decode" => {
+                let next = hidden.matmul(g.constant("w", numbers(16, 16, 3))).tanh();
+                g.update(hidden, next);
+                g.update(count, count + 1.0);
+                g.output("sum", next.reduce_sum(&[1], false));
+            }
+            _ => g.output("shown", hidden * 1.0),
+        }
+        (name.to_owned(), g.finish().expect("the graph is sound"))
+    };
+    ["encode", "decode", "show"].map(program).into()
+}
+
+#[test]
+fn programs_share_states_by_name() {
+    let mut first: Option<Vec<Tensor>> = None;
+    for (name, open) in common::backends() {
+        let session = Session::programs_on_backend(stateful(), open(), name.to_owned(), &options(), &|_, _| {});
+        let session = session.expect("the programs load");
+        let run = |program: &str, inputs: &[(&str, Tensor)]| {
+            session.program(program).expect("it is there").run_poisoned(inputs).expect("it runs")
+        };
+        assert_eq!(run("show", &[])[0].1.to_f64(), [0.5; 32], "{name}");
+        run("encode", &[("x", numbers(2, 16, 9))]);
+        (0..4).for_each(|_| drop(run("decode", &[])));
+        let found = vec![session.state("hidden").expect("it is a state"), session.state("count").expect("it is one")];
+        assert_eq!(found[1].to_f64(), [4.0], "{name}");
+        assert_eq!(run("show", &[])[0].1, found[0], "{name}");
+        let expected = first.get_or_insert_with(|| found.clone());
+        common::agrees(&found[0], &expected[0], 1e-5).unwrap_or_else(|e| panic!("{name}: {e}"));
+        session.reset_state().expect("they are reset");
+        assert_eq!(session.state("hidden").expect("it is a state").to_f64(), [0.5; 32], "{name}");
+    }
+}
+
+#[test]
+fn programs_that_do_not_fit_together_are_refused() {
+    let refused = |programs: Vec<(&str, Graph)>, options: &Options| {
+        Session::from_graphs(programs, options).expect_err("they do not fit together")
+    };
+    let twice = refused(vec![("a", part("a", 2, 1, 8)), ("a", part("b", 2, 1, 8))], &options());
+    assert_eq!(twice.to_string(), "two programs have the name 'a': expected a name for each");
+    let state = |extent: usize, first: f64| {
+        let g = Trace::new("g");
+        let s = g.state("s", Tensor::from_f64(F32, [extent], &vec![first; extent]));
+        g.update(s, s + 1.0);
+        g.finish().expect("the graph is sound")
+    };
+    let shapes = refused(vec![("a", state(2, 0.0)), ("b", state(3, 0.0))], &options());
+    assert_eq!(shapes.to_string(), "state 's' is f32[2] in program 'a', and f32[3] in 'b'");
+    let begins = refused(vec![("a", state(2, 0.0)), ("b", state(2, 1.0))], &options());
+    assert_eq!(begins.to_string(), "state 's' begins with other elements in program 'a' than in 'b'");
+    let limit = Options { memory_limit: Some(4096), ..options() };
+    let beyond = Session::from_graphs(three(), &limit).expect_err("they do not fit");
+    let Error::Fit { needed, limit: 4096, .. } = beyond else { panic!("{beyond}") };
+    let fits = Options { memory_limit: Some(needed), ..options() };
+    let session = Session::from_graphs(three(), &fits).expect("they fit what was said");
+    assert!(session.plan().bytes() <= needed);
+    let unknown = session.program("tiny").expect_err("it has none").to_string();
+    assert_eq!(unknown, "no program 'tiny'; the programs: small, large, middle");
+    refused(Vec::new(), &options());
+}
+
+/// Plans that do not fit together are found from the plans alone.
+#[test]
+fn edited_programs_are_refused() {
+    let target = Target::named("cpu").expect("it is a target");
+    let prepare = |(name, graph): (String, Graph)| {
+        (name, Recipe::default().graph(graph, &target, &Limits { memory: None }).expect("it is prepared"))
+    };
+    let planned = |programs: Vec<(String, Graph)>| -> Vec<Plan> {
+        let programs: Vec<_> = programs.into_iter().map(prepare).collect();
+        let compiled = plan::compile_programs(&programs, &target, &Limits { memory: None }).expect("they are planned");
+        compiled.into_iter().map(|(plan, _)| plan).collect()
+    };
+    let plans = planned(stateful());
+    check::programs(&plans).expect("they fit together");
+    let refused = |edit: &dyn Fn(&mut Plan)| {
+        let mut plans = plans.clone();
+        edit(&mut plans[1]);
+        check::programs(&plans).expect_err("they do not fit together").to_string()
+    };
+    let found = [
+        refused(&|plan| plan.program = Some("encode".into())),
+        refused(&|plan| plan.program = None),
+        refused(&|plan| plan.target.alignment *= 2),
+        refused(&|plan| plan.segments[0].bytes += plan.target.alignment),
+        refused(&|plan| plan.state[0].port.name = "other".into()),
+        refused(&|plan| plan.state[0].given = false),
+        refused(&|plan| {
+            let [a, b] = &mut plan.state[..] else { unreachable!("it has two states") };
+            std::mem::swap(&mut a.port.name, &mut b.port.name);
+        }),
+        refused(&|plan| {
+            let (a, b) = (plan.state[0].port.buffer, plan.state[1].port.buffer);
+            plan.buffers[a].offset = plan.buffers[b].offset;
+        }),
+        refused(&|plan| {
+            let buffer = plan.state[0].port.buffer;
+            plan.buffers[buffer].offset += plan.target.alignment;
+        }),
+    ];
+    for text in &found {
+        assert!(text.contains("program '") || text.contains("one of several"), "{text}");
+    }
+}
+
+/// Constants of programs that are equal, but are other tensors, are held once; those that differ in one element are not.
+#[test]
+fn equal_constants_are_held_once() {
+    let graph = |name: &str, change: f64| {
+        let g = Trace::new(name);
+        let mut values = numbers(1, 4096, 5).to_f64();
+        values[4095] += change;
+        let w = g.constant(name, Tensor::from_f64(F32, [1, 4096], &values));
+        g.output("y", g.input("x", F32, [1, 4096]) * w);
+        g.finish().expect("the graph is sound")
+    };
+    let bytes = |change: f64| {
+        let programs = [("a", graph("a", 0.0)), ("b", graph("b", change))];
+        let session = Session::from_graphs(programs, &options()).expect("they load");
+        let x = Tensor::from_f64(F32, [1, 4096], &vec![1.0; 4096]);
+        let run = |name: &str| session.program(name).expect("it is there").run(&[("x", x.clone())]).expect("it runs");
+        let [a, b] = ["a", "b"].map(|name| run(name)[0].1.to_f64()[4095]);
+        assert!((b - a - change).abs() < 1e-6, "{a} {b}");
+        session.plan().class_bytes(Class::Constant)
+    };
+    assert_eq!([bytes(0.0), bytes(1.0)], [4096 * 4, 2 * 4096 * 4]);
+}
+
+/// Threads run several programs of one session.
+#[test]
+fn threads_share_programs() {
+    let session = Arc::new(Session::from_graphs(three(), &options()).expect("the programs load"));
+    let expected: Vec<_> = ["small", "large", "middle"].into_iter().zip([4, 64, 16]).collect();
+    std::thread::scope(|scope| {
+        for (name, rows) in expected {
+            let session = Arc::clone(&session);
+            scope.spawn(move || {
+                let program = session.program(name).expect("it is there");
+                let first = program.run(&[("x", numbers(rows, 32, 1))]).expect("it runs");
+                for _ in 0..20 {
+                    assert_eq!(program.run(&[("x", numbers(rows, 32, 1))]).expect("it runs"), first, "{name}");
+                }
+            });
+        }
+    });
+}
