@@ -88,22 +88,26 @@ fn the_last_run_has_the_bytes_of_the_first() {
 /// A decoder's cache stays on the device, in the bytes that were planned, from the first token to the thousandth.
 #[test]
 fn a_decoder_keeps_its_cache() {
-    let states = "--state token=next_token --state position=next_position --state past_*=present_*";
-    let sizes = "graphs/generate.onnxtxt --set batch=2 --set capacity=1024";
-    let found = json("generate", &format!("run {sizes} {states} --iters 1000 --backend cpu --threads 2"));
-    let (runs, memory) = (&found["runs"], &found["memory"]);
-    assert_eq!(runs["count"], 1000);
-    assert_eq!(runs["allocated_bytes_first"], runs["allocated_bytes_last"], "{runs}");
-    assert_eq!(memory["planned_bytes"], memory["allocated_bytes"], "{memory}");
-    // Keys and values of two heads of 16 for both rows, a token and a position for each.
-    assert_eq!(memory["state_bytes"], 2 * (2 * 2 * 1024 * 16 * 4 + 256), "{memory}");
-    let plan = json("generate", &format!("plan {sizes} {states}"));
-    let copies = plan["steps"]
-        .as_array()
-        .expect("it has steps")
-        .iter()
-        .filter(|s| s["name"].as_str().unwrap_or("").starts_with("copy"));
-    assert_eq!(copies.count(), 0);
+    let generate = "graphs/generate.onnxtxt --set batch=2 --set capacity=1024 --state position=next_position";
+    let append = "graphs/append.onnxtxt --set batch=2 --set past=0..1024";
+    // Keys and values of two heads of 16 for both rows, and each row's token. Beside them each row's position, or the number of rows.
+    let caches = 2 * 2 * 2 * 1024 * 16 * 4;
+    for (name, sizes, bytes) in [("generate", generate, caches + 2 * 256), ("append", append, caches + 256 + 16)] {
+        let states = "--state token=next_token --state past_*=present_*";
+        let found = json(name, &format!("run {sizes} {states} --iters 1000 --backend cpu --threads 2"));
+        let (runs, memory) = (&found["runs"], &found["memory"]);
+        assert_eq!(runs["count"], 1000);
+        assert_eq!(runs["allocated_bytes_first"], runs["allocated_bytes_last"], "{runs}");
+        assert_eq!(memory["planned_bytes"], memory["allocated_bytes"], "{memory}");
+        assert_eq!(memory["state_bytes"], bytes, "{memory}");
+        let plan = json(name, &format!("plan {sizes} {states}"));
+        let copies = plan["steps"]
+            .as_array()
+            .expect("it has steps")
+            .iter()
+            .filter(|s| s["name"].as_str().unwrap_or("").starts_with("copy"));
+        assert_eq!(copies.count(), 0);
+    }
 }
 
 /// 3: out of memory although enough bytes are free in total.
