@@ -356,3 +356,45 @@ fn states_that_cannot_grow_are_refused_by_name() {
     let flat = refused(&changed("columns = Transpose <perm = [0, 1, 3, 2]> (present_k)", "order = Reshape (present_k, column)\n    columns = Transpose <perm = [0, 1, 3, 2]> (present_k)").replace("y = Add (x_turned, merged)", "y_before = Add (x_turned, merged)\n    order_sum = ReduceSum <keepdims = 0> (order)\n    y = Add (y_before, order_sum)"), &both, 8);
     assert!(flat.contains("node 'order' (Reshape)") && flat.contains("expected one element per row"), "{flat}");
 }
+
+/// A prompt of several tokens and single tokens are two graphs of one file: their states are the same, whichever comes first.
+#[test]
+fn a_prompt_and_tokens_share_what_grows() {
+    let folder = Folder::new("grow-programs");
+    let path = folder.file("decoder.onnxtxt", DECODER);
+    let states = [("past_k", "present_k"), ("past_v", "present_v")];
+    let ranges = [("past", Extent::from(0..=CAPACITY)), ("total", Extent::from(1..=CAPACITY))];
+    let parts =
+        || [("prompt", 3), ("token", 1)].map(|(name, t)| (name, grown(&path, &states, &ranges, t).expect("it grows")));
+    let x = common::random(&mut 9, &Shape::new([1, CAPACITY, 8]));
+    let mask = Tensor::from_i64([1, CAPACITY], &[1; CAPACITY]).expect("it fits");
+    let rows = |from: usize, count: usize| {
+        let access = plimsoll::internals::shape::Access::contiguous(x.shape().clone());
+        vec![("x", x.gather(&access.slice(1, from, 1, count))), ("mask", mask.clone())]
+    };
+    for (name, open) in common::backends() {
+        let options = Options { threads: 2, ..Options::default() };
+        let named = parts().map(|(name, graph)| (name.to_owned(), graph)).to_vec();
+        let session =
+            Session::programs_on_backend(named, open(), name.to_owned(), &options, &|_, _| {}).expect("it loads");
+        let single = Session::on_backend(parts()[1].1.clone(), open(), name.to_owned(), &options, &|_, _| {});
+        let single = single.expect("it loads");
+        let program = |name: &str| session.program(name).expect("it is one");
+        let mut at = 0;
+        for (part, count) in [("prompt", 3), ("token", 1), ("token", 1), ("prompt", 3), ("token", 1), ("prompt", 3)] {
+            let found = program(part).run(&rows(at, count)).expect("it runs").remove(0).1;
+            for row in 0..count {
+                let expected = single.run(&rows(at + row, 1)).expect("it runs").remove(0).1;
+                let access = plimsoll::internals::shape::Access::contiguous(found.shape().clone());
+                let found = found.gather(&access.slice(1, row, 1, 1));
+                common::agrees(&found, &expected, 1e-4).unwrap_or_else(|e| panic!("{name}, row {}: {e}", at + row));
+            }
+            at += count;
+        }
+        let refused = program("prompt").run(&rows(0, 3)).unwrap_err().to_string();
+        assert!(refused.contains("state 'past' is 12, and a run adds 3: expected at most 13 after it"), "{refused}");
+        program("token").run(&rows(12, 1)).expect("there is room for one");
+        assert_eq!(session.state("past").expect("it is a state").to_f64(), [13.0]);
+        assert_eq!(session.usage().bytes, session.plan().bytes(), "{name}");
+    }
+}
