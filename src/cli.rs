@@ -21,6 +21,7 @@ mod max_batch;
 mod ops;
 mod place;
 mod plan;
+mod programs;
 mod run;
 mod support;
 mod tune;

@@ -273,6 +273,23 @@ impl Graph {
         Ok(())
     }
 
+    /// Makes a state of an input without an update, or of an output that updates what this graph does not read. The state has the input's
+    /// name, as in the other programs that share it.
+    pub(crate) fn share(&mut self, input: &str, output: &str) {
+        self.known = Known::default();
+        if let Some(at) = self.inputs.iter().position(|&v| self.value_name(v) == input) {
+            let value = self.inputs.remove(at);
+            self.dag[index(value.node)].kind = Kind::State(None);
+            self.states.push(State { value, update: None, count: None, output: None });
+        } else if let Some(at) = self.outputs.iter().position(|(name, _)| name == output) {
+            let update = self.outputs.remove(at).1;
+            let value = self.state(input, self.fact(update).clone(), None);
+            let state = self.states.last_mut().expect("it was declared above");
+            assert_eq!(state.value, value, "a new state is the last");
+            (state.update, state.output) = (Some(update), Some(output.to_owned()));
+        }
+    }
+
     /// Declares a value as an output of the graph.
     pub fn output(&mut self, name: impl Into<String>, value: ValueId) {
         self.known = Known::default();

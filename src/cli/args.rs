@@ -18,7 +18,7 @@ use serde_json::json;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-#[derive(Args)]
+#[derive(Args, Clone)]
 pub(super) struct Model {
     /// The graph: an .onnx or .onnxtxt file.
     pub(super) model: PathBuf,
@@ -105,7 +105,7 @@ pub(super) struct On {
 pub(super) struct Measured {
     /// Do not use the schedules that `tune` measured on this device.
     #[arg(long)]
-    no_tuned: bool,
+    pub(super) no_tuned: bool,
 }
 
 impl Model {
@@ -208,7 +208,17 @@ impl Model {
 
     /// Loads as [`load`](Self::load) does, with dims that may have ranges.
     pub(super) fn load_range(&self, given: &[Given]) -> Result<(onnx::Model, Vec<(String, Extent)>)> {
-        let (model, mut dims) = onnx::load(&self.model)?.with_state(&self.state).grow(self.dims.clone())?;
+        let (model, dims) = onnx::load(&self.model)?.with_state(&self.state).grow(self.dims.clone())?;
+        self.bind(model, dims, given)
+    }
+
+    /// Adds the dims that the shapes of given inputs set.
+    pub(super) fn bind(
+        &self,
+        model: onnx::Model,
+        mut dims: Vec<(String, Extent)>,
+        given: &[Given],
+    ) -> Result<(onnx::Model, Vec<(String, Extent)>)> {
         let inputs: Vec<&str> = model.proto.graph.iter().flat_map(|g| &g.input).map(|i| i.name.as_str()).collect();
         if let Some(Given { name, .. }) = given.iter().find(|g| !inputs.contains(&g.name.as_str())) {
             let what = format!("--input {name}: not an input of the graph; its inputs: {}", inputs.join(", "));
@@ -447,6 +457,7 @@ pub(super) fn tolerance(text: &str) -> Result<f64, String> {
 }
 
 /// A tensor that a flag gives, by name.
+#[derive(Clone)]
 pub(super) struct Given {
     pub(super) name: String,
     pub(super) tensor: Tensor,

@@ -1,6 +1,7 @@
 //! `plan` and `check`: plan a graph's memory, and check a plan, with no device.
 
 use super::args::{self, Model};
+use super::programs::{self, More};
 use super::{Failure, line};
 use crate::advise::advise;
 use crate::error::{Error, Result};
@@ -9,6 +10,7 @@ use crate::kernel::tuned::Tuned;
 use crate::plan::range::{ShapeRange, Tried};
 use crate::plan::tell::peak::peak;
 use crate::plan::{self, Limits};
+use crate::target::Target;
 use crate::tune::{self, cache};
 use crate::{file, report, session};
 use clap::Args;
@@ -21,6 +23,8 @@ use std::sync::Arc;
 pub(super) struct Plan {
     #[command(flatten)]
     model: Model,
+    #[command(flatten)]
+    more: More,
     /// The target to plan for: one of those below.
     #[arg(long, default_value = "cpu")]
     target: String,
@@ -53,6 +57,9 @@ impl Plan {
         let files = [("--output", &self.output), ("--html", &self.html), ("--svg", &self.svg)];
         args::distinct(files.into_iter().filter_map(|(flag, path)| Some((flag, path.as_deref()?))))?;
         let target = self.model.target(&self.target)?;
+        if !self.more.is_empty() {
+            return self.run_programs(&target, json);
+        }
         let in_file = |e: Error| e.in_file(&self.model.model);
         let (model, extents) = self.model.load_range(&[])?;
         let dims = args::largest(&extents);
@@ -143,6 +150,45 @@ impl Plan {
         Ok(text)
     }
 
+    /// Plans several graphs together.
+    fn run_programs(&self, target: &Target, json: bool) -> Result<String, Failure> {
+        let flags = [
+            ("--advise", self.advise),
+            ("--html", self.html.is_some()),
+            ("--svg", self.svg.is_some()),
+            ("--tuned", self.tuned.is_some()),
+        ];
+        if let Some((flag, _)) = flags.into_iter().find(|(_, given)| *given) {
+            return Err(Error::usage(format!("{flag}: expected one model; plan each program by itself for it")).into());
+        }
+        let (limits, recipe) = (self.model.limits(), self.model.recipe());
+        let (mut prepared, mut apart) = (Vec::new(), 0);
+        for (name, graph) in self.more.graphs(&self.model, &[])? {
+            let graph = recipe.graph(graph, target, &limits)?;
+            apart += plan::plan(&graph, target, &Limits { memory: None })?.bytes();
+            prepared.push((name, graph));
+        }
+        let compiled = plan::compile_programs(&prepared, target, &limits)?;
+        let plans: Vec<plan::Plan> = compiled.into_iter().map(|(plan, _)| plan).collect();
+        if let Some(path) = &self.output {
+            let text = plan::Plan::all_to_json(&plans);
+            file::write_whole(path, "write the plan", |out| out.write_all(text.as_bytes()))?;
+        }
+        if let Some(limit) = self.assert_peak.filter(|&limit| plans[0].bytes() > limit) {
+            let what = "--assert-peak: the plan of all programs".to_owned();
+            return Err(Error::Fit { what, needed: plans[0].bytes(), limit, file: None }.into());
+        }
+        if json {
+            return Ok(plan::Plan::all_to_json(&plans));
+        }
+        let table = programs::table(&plans.iter().collect::<Vec<_>>(), apart);
+        let mut text = format!("{} programs for {}\n\n{table}", plans.len(), target.name);
+        for plan in plans.iter().filter(|_| self.placement) {
+            text += &format!("\n{}\n{}", plan.title(), report::placement(plan, &plan.algorithms()));
+        }
+        Ok(text + &self.model.answer_text(&plans[0]))
+    }
+
     fn draw(&self, plan: &plan::Plan, graph: &Graph) -> Result<()> {
         let limit = self.model.memory_limit;
         if let Some(path) = &self.html {
@@ -177,16 +223,25 @@ pub(super) struct Check {
 
 impl Check {
     pub(super) fn run(&self, json: bool) -> Result<String> {
-        let plan = read(&self.plan)?;
+        let plans = plan::Plan::all_from_json(&text_of(&self.plan)?, &self.plan)?;
+        let record = |plan: &plan::Plan| json!({"plan": plan.title(), "steps": plan.steps.len(), "ok": true});
         if json {
-            return Ok(line(&json!({"plan": plan.name, "steps": plan.steps.len(), "ok": true})));
+            let all = || json!({"programs": plans.iter().map(record).collect::<Vec<_>>(), "ok": true});
+            return Ok(line(&if let [plan] = &plans[..] { record(plan) } else { all() }));
         }
-        Ok(format!("{}: sound: {} steps, {} buffers\n", plan.name, plan.steps.len(), plan.buffers.len()))
+        let sound = |plan: &plan::Plan| {
+            format!("{}: sound: {} steps, {} buffers\n", plan.title(), plan.steps.len(), plan.buffers.len())
+        };
+        let together = if plans.len() > 1 { "together: sound\n" } else { "" };
+        Ok(plans.iter().map(sound).collect::<String>() + together)
     }
 }
 
 /// A plan from its file, checked.
 pub(super) fn read(path: &Path) -> Result<plan::Plan> {
-    let text = std::fs::read_to_string(path).map_err(|e| Error::file(path, "read the plan", e))?;
-    plan::Plan::from_json(&text, path)
+    plan::Plan::from_json(&text_of(path)?, path)
+}
+
+fn text_of(path: &Path) -> Result<String> {
+    std::fs::read_to_string(path).map_err(|e| Error::file(path, "read the plan", e))
 }

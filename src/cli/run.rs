@@ -1,6 +1,7 @@
 //! `run`: runs a graph once, or several times in a row.
 
 use super::args::{self, Given, Inputs, Measured, Model, On, tolerance};
+use super::programs::More;
 use super::{Failure, line};
 use crate::backend::Usage;
 use crate::error::{Error, Result};
@@ -22,6 +23,12 @@ const MOST_SHOWN: usize = 1 << 20;
 pub(super) struct Run {
     #[command(flatten)]
     model: Model,
+    #[command(flatten)]
+    more: More,
+    /// The program to run, of several graphs. Given several times: they run one after another, and --iters repeats the last. Default: the
+    /// first.
+    #[arg(long, value_name = "NAME")]
+    program: Vec<String>,
     #[command(flatten)]
     inputs: Inputs,
     #[command(flatten)]
@@ -63,8 +70,14 @@ impl Run {
         let given = args::given("--input", &self.inputs.inputs)?;
         let expected = args::given("--expect", &self.expect)?;
         let labels = self.labels.as_deref().map(npy::read).transpose()?;
-        let session = self.model.session(&self.on, &self.measured, &given, json)?;
-        let names: Vec<&str> = session.plan().outputs.iter().map(|p| p.name.as_str()).collect();
+        let session = if self.more.is_empty() {
+            self.model.session(&self.on, &self.measured, &given, json)?
+        } else {
+            self.more.session(&self.model, &self.on, &self.measured, &given)?
+        };
+        let programs = self.program.iter().map(|name| session.program(name)).collect::<Result<Vec<_>>>()?;
+        let last = programs.last().map_or(session.plan(), |program| program.plan());
+        let names: Vec<&str> = last.outputs.iter().map(|p| p.name.as_str()).collect();
         if let Some(Given { name, .. }) = expected.iter().find(|e| !names.contains(&e.name.as_str())) {
             let what = format!("--expect {name}: not an output of the graph; its outputs: {}", names.join(", "));
             return Err(Error::usage(what).into());
@@ -78,7 +91,18 @@ impl Run {
                 }
             }
         }
-        let (plan, inputs) = args::select(&session, given, self.inputs.seed)?;
+        let (plan, inputs) = if self.more.is_empty() {
+            args::select(&session, given, self.inputs.seed)?
+        } else {
+            for program in programs.iter().take(programs.len().saturating_sub(1)) {
+                let inputs = args::fill(program.plan(), own(program.plan(), &given), self.inputs.seed)?;
+                program.with(|exec| if self.poison { exec.run_poisoned(&inputs) } else { exec.run(&inputs) })??;
+            }
+            if let Some(program) = programs.last() {
+                program.with(|_| ())?;
+            }
+            (last.clone(), args::fill(last, own(last, &given), self.inputs.seed)?)
+        };
         let (outputs, repeats) = self.repeat(&session, &inputs)?;
         let outputs: Vec<_> = names.iter().map(|name| (*name).to_owned()).zip(outputs).collect();
         let shown = plan.state.iter().map(|state| &state.port).filter(|port| port.shape.numel() <= MOST_SHOWN);
@@ -109,7 +133,7 @@ impl Run {
                 json!({"name": name, "dtype": t.dtype().name(), "shape": t.shape(), "min": min, "mean": mean, "max": max})
             };
             let mut value = json!({
-                "model": plan.name,
+                "model": plan.title(),
                 "device": session.device(),
                 "outputs": outputs.iter().map(figures).collect::<Vec<_>>(),
                 "memory": memory(&plan, usage),
@@ -189,6 +213,11 @@ impl std::fmt::Display for Repeats {
     }
 }
 
+/// The inputs that a plan has, of those that are given to several programs.
+fn own(plan: &Plan, given: &[Given]) -> Vec<Given> {
+    given.iter().filter(|given| plan.inputs.iter().any(|port| port.name == given.name)).cloned().collect()
+}
+
 /// The node and the algorithm of each step.
 pub(super) fn placement(plan: &Plan, notes: &[String]) -> Value {
     plan.steps.iter().zip(notes).map(|(step, note)| json!({"node": step.name, "kernel": note})).collect()
@@ -225,7 +254,7 @@ fn run_text(
     score: Option<&Score>,
     usage: Usage,
 ) -> String {
-    let mut text = format!("{} on {}\n\n", plan.name, session.device());
+    let mut text = format!("{} on {}\n\n", plan.title(), session.device());
     let tables = [("output", outputs), ("state", states)].map(|(kind, tensors)| tensor_table(kind, tensors));
     let tables: Vec<_> = tables.into_iter().filter(|table| !table.is_empty()).collect();
     text += &tables.join("\n");

@@ -37,6 +37,8 @@ pub struct Model {
     path: Option<PathBuf>,
     /// Inputs and outputs that become states, or patterns of them.
     states: Vec<(String, String)>,
+    /// States of which the model has the input alone, or the output alone. Another program has the other.
+    shared: Vec<(String, String)>,
     /// The dim along which states grow from run to run.
     growth: Option<grow::Growth>,
 }
@@ -69,7 +71,7 @@ pub fn load(path: &Path) -> Result<Model> {
     } else {
         ModelProto::decode(bytes).map_err(|e| fail("not an ONNX model, or only a part of one", e.into()))?
     };
-    let model = Model { proto, path: Some(path.to_owned()), states: Vec::new(), growth: None };
+    let model = Model { proto, path: Some(path.to_owned()), states: Vec::new(), shared: Vec::new(), growth: None };
     model.check().map_err(|e| e.in_file(path))?;
     Ok(model)
 }
@@ -138,7 +140,7 @@ fn map(path: &Path) -> Result<Bytes> {
 impl Model {
     /// Makes a model from messages in memory. Its external data lies in the current folder.
     pub fn new(proto: ModelProto) -> Model {
-        Model { proto, path: None, states: Vec::new(), growth: None }
+        Model { proto, path: None, states: Vec::new(), shared: Vec::new(), growth: None }
     }
 
     fn graph(&self) -> Result<&GraphProto> {

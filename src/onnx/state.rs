@@ -14,9 +14,33 @@ impl Model {
         self
     }
 
+    /// This model as one of several programs, with the states that it shares. Of a pair, it may have the input alone, which reads the state,
+    /// or the output alone, which updates it. The pairs that it has any half of come second.
+    pub fn with_shared_state(mut self, pairs: &[(String, String)]) -> (Model, Vec<bool>) {
+        let graph = self.proto.graph.iter();
+        let inputs: Vec<String> = graph.clone().flat_map(|g| &g.input).map(|value| value.name.clone()).collect();
+        let outputs: Vec<String> = graph.flat_map(|g| &g.output).map(|value| value.name.clone()).collect();
+        let mut has = Vec::with_capacity(pairs.len());
+        for (input, output) in pairs {
+            let read = inputs.iter().filter_map(|name| Some((name.clone(), named(input, output, name)?)));
+            let written = outputs.iter().filter_map(|name| Some((named(output, input, name)?, name.clone())));
+            let mut found: Vec<_> = read.chain(written).collect();
+            found.sort();
+            found.dedup();
+            has.push(!found.is_empty());
+            for (input, output) in found {
+                let whole = inputs.contains(&input) && outputs.contains(&output);
+                if whole { &mut self.states } else { &mut self.shared }.push((input, output));
+            }
+        }
+        (self, has)
+    }
+
     /// Makes states of the inputs and outputs that are paired.
     pub(super) fn pair(&self, graph: &mut Graph) -> Result<()> {
-        self.pairs(graph)?.iter().try_for_each(|(input, output)| graph.pair(input, output))
+        self.pairs(graph)?.iter().try_for_each(|(input, output)| graph.pair(input, output))?;
+        self.shared.iter().for_each(|(input, output)| graph.share(input, output));
+        Ok(())
     }
 
     /// True if an input of this name is to become a state.
@@ -42,6 +66,11 @@ impl Model {
         }
         Ok(pairs)
     }
+}
+
+/// The other name of a pair of names or patterns, for a name that is the first.
+fn named(first: &str, second: &str, name: &str) -> Option<String> {
+    if first.contains('*') { filled(first, second, name) } else { (first == name).then(|| second.to_owned()) }
 }
 
 /// The output's pattern, with the text that its `*` stands for in the input's; `None` if the name is not like the input's pattern.

@@ -379,6 +379,22 @@ impl Plan {
     /// # Errors
     /// When the text is not a plan, is of another version, or breaks a rule of [`check::check`].
     pub fn from_json(text: &str, path: &Path) -> Result<Plan> {
+        let mut plans = Plan::all_from_json(text, path)?;
+        let plan = plans.pop().filter(|_| plans.is_empty());
+        plan.ok_or_else(|| Error::plan("expected one plan, found several programs".into()).in_file(path))
+    }
+
+    /// Programs as JSON: plans that share their segments.
+    pub fn all_to_json(programs: &[Plan]) -> String {
+        let all = serde_json::json!({"version": VERSION, "programs": programs});
+        format!("{all:#}\n")
+    }
+
+    /// The plan, or the programs, of a JSON text, checked each by itself and together.
+    ///
+    /// # Errors
+    /// As [`from_json`](Self::from_json), and when programs do not fit together.
+    pub fn all_from_json(text: &str, path: &Path) -> Result<Vec<Plan>> {
         let syntax = |e| Error::json(path, &e);
         let head: serde_json::Value = serde_json::from_str(text).map_err(syntax)?;
         match head.get("version").and_then(serde_json::Value::as_u64) {
@@ -393,9 +409,19 @@ impl Plan {
             }
             None => return Err(Error::plan("not a plan: it has no version".into()).in_file(path)),
         }
-        let plan: Plan = serde_json::from_str(text).map_err(syntax)?;
-        check::check(&plan).map_err(|e| e.in_file(path))?;
-        Ok(plan)
+        let plans: Vec<Plan> = if head.get("programs").is_some() {
+            #[derive(Deserialize)]
+            struct Programs {
+                programs: Vec<Plan>,
+            }
+            serde_json::from_str::<Programs>(text).map_err(syntax)?.programs
+        } else {
+            vec![serde_json::from_str(text).map_err(syntax)?]
+        };
+        let checked = plans.iter().try_for_each(check::check);
+        let together = || if plans.len() > 1 { check::programs(&plans) } else { Ok(()) };
+        checked.and_then(|()| together()).map_err(|e| e.in_file(path))?;
+        Ok(plans)
     }
 }
 

@@ -4,6 +4,7 @@ use crate::common;
 use plimsoll::internals::plan::{self, check};
 use plimsoll::internals::session::{Choice, Options, Session};
 use plimsoll::{Class, DType, Error, Graph, Limits, Plan, Recipe, Target, Tensor, Trace};
+use std::process::Command;
 use std::sync::Arc;
 
 const F32: DType = DType::F32;
@@ -242,4 +243,79 @@ fn threads_share_programs() {
             });
         }
     });
+}
+
+/// Runs the program; gives its exit code, stdout and stderr.
+fn plimsoll(arguments: &[&str]) -> (Option<i32>, String, String) {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_plimsoll"));
+    let command = command.args(arguments).current_dir(env!("CARGO_MANIFEST_DIR")).env_remove("RUST_LOG");
+    let output = command.output().expect("the program starts");
+    let text = |bytes| String::from_utf8(bytes).expect("the output is text");
+    (output.status.code(), text(output.stdout), text(output.stderr))
+}
+
+fn json(arguments: &[&str]) -> serde_json::Value {
+    let (code, out, err) = plimsoll(&[arguments, &["--json"]].concat());
+    assert_eq!(code, Some(0), "{arguments:?}: {err}");
+    serde_json::from_str(&out).expect("the output is JSON")
+}
+
+const ENCODE: &str = r#"< ir_version: 8, opset_import: ["" : 17] >
+encode (float[2, rows] x) => (float[2, rows] encoded)
+{
+   two = Constant <value = float {2.0}> ()
+   encoded = Mul (x, two)
+}"#;
+
+const DECODE: &str = r#"< ir_version: 8, opset_import: ["" : 17] >
+decode (float[2, rows] hidden, float[1, 1] total) => (float[2, rows] seen, float[1, 1] next_total)
+{
+   seen = Neg (hidden)
+   sum = ReduceSum (hidden)
+   next_total = Add (total, sum)
+}"#;
+
+/// A state may be the output of one file and the input of another. Each flag has to be of use to a program.
+#[test]
+fn files_share_states() {
+    let folder = common::Folder::new("programs");
+    let (encode, decode) = (folder.file("encode.onnxtxt", ENCODE), folder.file("decode.onnxtxt", DECODE));
+    let files = [&encode[..], &decode, "--set", "rows=3"];
+    let states = ["--state", "hidden=encoded", "--state", "total=next_total"];
+    let on = ["--backend", "cpu", "--threads", "2", "--input", "x=2x3xf32=0.5", "--poison"];
+    let run = ["--program", "encode", "--program", "decode", "--iters", "4"];
+    let found = json(&[&["run"], &files[..], &states, &on, &run].concat());
+    assert_eq!(found["model"], "decode");
+    assert_eq!(found["outputs"][0]["max"], -1.0, "{found}");
+    assert_eq!(found["states"].as_array().map(Vec::len), Some(2), "{found}");
+    let total = found["states"].as_array().into_iter().flatten().find(|s| s["name"] == "total").cloned();
+    assert_eq!(total.expect("it is a state")["max"], 24.0, "{found}");
+    assert_eq!(found["memory"]["planned_bytes"], found["memory"]["allocated_bytes"], "{found}");
+    // A plan of several programs is checked again from its file.
+    let plan = folder.path("plan.json");
+    let (code, out, err) = plimsoll(&[&["plan"], &files[..], &states, &["-o", &plan]].concat());
+    assert_eq!(code, Some(0), "{err}");
+    assert!(out.contains("2 programs for cpu") && out.contains("planned together"), "{out}");
+    let (code, out, err) = plimsoll(&["check", &plan]);
+    assert_eq!((code, out.lines().last()), (Some(0), Some("together: sound")), "{err}");
+    let refused = |arguments: &[&str]| {
+        let (code, _, err) = plimsoll(&[&["plan"], &files[..], arguments].concat());
+        assert_eq!(code, Some(1), "{arguments:?}: {err}");
+        err
+    };
+    for (arguments, words) in [
+        (&["--set", "columns=3"][..], "--set columns=3: no program has such a dim; the programs: encode, decode"),
+        (&["--set", "encode:columns=3"], "--set encode:columns=3: no program has such a dim"),
+        (&["--set", "decode:rows=1..4"], "--set rows=1..4: expected one extent, as programs take no range"),
+        (&["--state", "cache=present"], "--state cache=present: no program has such an input or output"),
+        (&["--advise"], "--advise: expected one model"),
+    ] {
+        let found = refused(arguments);
+        assert!(found.contains(words), "{found}");
+    }
+    let differ = ["--state", "hidden=encoded", "--set", "decode:rows=4"];
+    assert!(refused(&differ).contains("state 'hidden' is f32[2,3] in program 'encode', and f32[2,4] in 'decode'"));
+    let (code, _, err) = plimsoll(&[&["run"], &files[..], &on, &["--program", "train"]].concat());
+    assert_eq!(code, Some(1));
+    assert!(err.contains("no program 'train'; the programs: encode, decode"), "{err}");
 }

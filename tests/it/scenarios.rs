@@ -110,6 +110,21 @@ fn a_decoder_keeps_its_cache() {
     }
 }
 
+/// A server of one model keeps its weights once, whatever the batches that it answers.
+#[test]
+fn batches_share_their_weights() {
+    let files = "small=graphs/digits.onnx large=graphs/digits.onnx --set small:batch=1 --set large:batch=64";
+    let together = json("digits", &format!("plan {files}"));
+    let bytes = |value: &Value, field: &str| value["summary"][field].as_u64().expect("it is a number");
+    let alone = [1, 64].map(|batch| json("digits", &format!("plan graphs/digits.onnx --set batch={batch}")));
+    let shared = &together["programs"][0];
+    assert_eq!(bytes(shared, "constant_bytes"), bytes(&alone[1], "constant_bytes"));
+    assert_eq!(bytes(shared, "arena_bytes"), bytes(&alone[1], "arena_bytes"));
+    assert_eq!(bytes(shared, "planned_bytes"), bytes(&alone[1], "planned_bytes"), "the smaller one costs nothing");
+    let found = json("digits", &format!("run {files} --program small --backend cpu --threads 2"));
+    assert_eq!(found["memory"]["planned_bytes"], found["memory"]["allocated_bytes"], "{found}");
+}
+
 /// 3: out of memory although enough bytes are free in total.
 #[test]
 fn what_fits_in_total_fits() {

@@ -1,0 +1,141 @@
+//! Several graphs in one command: programs, which share their memory.
+
+use super::Failure;
+use super::args::{self, Given, Measured, Model, On};
+use crate::error::{Error, Result};
+use crate::graph::Graph;
+use crate::onnx;
+use crate::plan::{Class, Plan};
+use crate::report::{Table, grouped, human};
+use crate::session::{self, Options, Session};
+use clap::Args;
+use std::path::{Path, PathBuf};
+
+#[derive(Args)]
+pub(super) struct More {
+    /// Further graphs. With the first, they are programs that run one at a time: they share one arena, and each constant and each state is
+    /// there once. A program has the name of its file, or NAME if it is given as NAME=FILE. --set NAME:DIM=N sets a dim of one program.
+    #[arg(value_name = "MODEL")]
+    more: Vec<PathBuf>,
+}
+
+/// A program's name and its file.
+fn named(text: &Path) -> Result<(String, PathBuf)> {
+    let given = text.to_str().filter(|_| !text.exists()).and_then(|text| text.split_once('='));
+    if let Some((name, path)) = given {
+        return Ok((name.to_owned(), path.into()));
+    }
+    let name = text.file_stem().map(|stem| stem.to_string_lossy().into_owned());
+    let name = name.ok_or_else(|| Error::usage(format!("{}: expected a file", text.display())))?;
+    Ok((name, text.to_owned()))
+}
+
+impl More {
+    /// True if there is one graph alone.
+    pub(super) fn is_empty(&self) -> bool {
+        self.more.is_empty()
+    }
+
+    /// The graphs of all programs. Inputs are given to those that have them.
+    pub(super) fn graphs(&self, first: &Model, given: &[Given]) -> Result<Vec<(String, Graph)>> {
+        let files = [&first.model].into_iter().chain(&self.more).map(|text| named(text));
+        let files = files.collect::<Result<Vec<_>>>()?;
+        let mut used = vec![false; first.dims.len() + first.state.len() + given.len()];
+        let mut graphs = Vec::with_capacity(files.len());
+        for (name, path) in &files {
+            let (graph, uses) = program(first, given, name, path).map_err(|e| e.in_file(path))?;
+            used.iter_mut().zip(uses).for_each(|(used, uses)| *used |= uses);
+            graphs.push((name.clone(), graph));
+        }
+        let Some(unused) = used.iter().position(|used| !used) else { return Ok(graphs) };
+        let names: Vec<_> = files.iter().map(|(name, _)| name.as_str()).collect();
+        let flags = first.dims.iter().map(|(dim, extent)| format!("--set {dim}={extent}: no program has such a dim"));
+        let states =
+            first.state.iter().map(|(i, o)| format!("--state {i}={o}: no program has such an input or output"));
+        let inputs = given.iter().map(|g| format!("--input {}: no program has such an input", g.name));
+        let what = flags.chain(states).chain(inputs).nth(unused).expect("there is one per flag");
+        Err(Error::usage(format!("{what}; the programs: {}", names.join(", "))))
+    }
+
+    /// Opens the device, plans the programs, and loads their weights under a progress bar.
+    pub(super) fn session(
+        &self,
+        model: &Model,
+        on: &On,
+        measured: &Measured,
+        given: &[Given],
+    ) -> Result<Session, Failure> {
+        let options = Options { tuned: !measured.no_tuned, ..model.options(on)? };
+        let graphs = self.graphs(model, given)?;
+        let (device, name) = session::open(&options)?;
+        tracing::info!("backend: {name}");
+        let bar = args::progress("weights");
+        let report = |done: usize, of: usize| {
+            bar.set_length(of as u64);
+            bar.set_position(done as u64);
+        };
+        let session = Session::programs_on_backend(graphs, device, name, &options, &report);
+        bar.finish_and_clear();
+        Ok(session?)
+    }
+}
+
+/// The graph of a program; and per flag of `--set` and `--state`, and per given input, whether the program has use for it.
+fn program(all: &Model, given: &[Given], name: &str, path: &Path) -> Result<(Graph, Vec<bool>)> {
+    let (model, states) = onnx::load(path)?.with_shared_state(&all.state);
+    let open = model.open_dims()?;
+    let (mut dims, mut used) = (Vec::new(), Vec::new());
+    for (dim, extent) in &all.dims {
+        let own = dim.split_once(':').filter(|(program, _)| *program == name).map(|(_, dim)| dim);
+        let dim = own.unwrap_or(dim);
+        used.push(open.iter().any(|open| open == dim));
+        if own.is_some() {
+            dims.retain(|(other, _)| other != dim);
+        }
+        let shadowed = own.is_none() && dims.iter().any(|(other, _)| other == dim);
+        if used.last() == Some(&true) && !shadowed {
+            dims.push((dim.to_owned(), *extent));
+        }
+    }
+    used.extend(states);
+    let inputs: Vec<&str> = model.proto.graph.iter().flat_map(|g| &g.input).map(|i| i.name.as_str()).collect();
+    used.extend(given.iter().map(|g| inputs.contains(&g.name.as_str())));
+    let own: Vec<Given> = given.iter().filter(|g| inputs.contains(&g.name.as_str())).cloned().collect();
+    let one = Model { model: path.to_owned(), ..all.clone() };
+    let (model, dims) = model.grow(dims)?;
+    let (model, dims) = one.bind(model, dims, &own)?;
+    if let Some((dim, extent)) = dims.iter().find(|(_, extent)| extent.fixed().is_none()) {
+        return Err(Error::usage(format!("--set {dim}={extent}: expected one extent, as programs take no range")));
+    }
+    Ok((one.import(&model, &args::largest(&dims), &own)?, used))
+}
+
+/// A table of programs, and the bytes that they share. `apart` is the sum of their bytes as plans of their own.
+pub(super) fn table(plans: &[&Plan], apart: u64) -> String {
+    let mut table = Table::new("<>>>>>");
+    table.row(["program", "steps", "least arena", "constants", "inputs", "outputs"]);
+    for plan in plans {
+        let bytes = |class| human(plan.buffer_bytes(class));
+        let (steps, least) = (plan.steps.len().to_string(), human(plan.summary.lower_bound));
+        let [constants, inputs, outputs] = [Class::Constant, Class::Input, Class::Output].map(bytes);
+        table.row([plan.title().to_owned(), steps, least, constants, inputs, outputs]);
+    }
+    let mut shared = Table::new("<>>");
+    let mut line = |label: &str, bytes: u64| {
+        shared.row([label.to_owned(), human(bytes), format!("{} bytes", grouped(bytes))]);
+    };
+    line("planned together", plans[0].bytes());
+    for (class, label) in [
+        (Class::Constant, "  constants"),
+        (Class::State, "  state"),
+        (Class::Activation, "  arena"),
+        (Class::Staging, "  staging"),
+    ] {
+        match plans[0].class_bytes(class) {
+            0 => {}
+            bytes => line(label, bytes),
+        }
+    }
+    line("planned apart", apart);
+    format!("{table}\n{shared}")
+}
