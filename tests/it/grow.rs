@@ -4,6 +4,7 @@ use crate::common::{self, Folder};
 use plimsoll::internals::session::{Choice, Options, Session};
 use plimsoll::internals::{onnx, reference};
 use plimsoll::{DType, Error, Extent, Graph, Shape, Target, Tensor};
+use std::collections::HashMap;
 
 const CAPACITY: usize = 13;
 
@@ -160,6 +161,54 @@ fn head(tensor: &Tensor, axis: usize, count: usize) -> Tensor {
     tensor.gather(&access.slice(axis, 0, 1, count))
 }
 
+/// A file whose caches the host feeds back.
+struct Host<'a> {
+    model: onnx::Model,
+    states: &'a [(&'a str, &'a str)],
+    ranges: &'a [(&'a str, Extent)],
+    t: usize,
+    mask: Vec<f64>,
+    caches: Vec<Tensor>,
+}
+
+impl Host<'_> {
+    /// The graph where the caches have so many rows.
+    fn graph(&self, rows: usize) -> Graph {
+        let after = self.ranges.iter().skip(1).map(|(name, _)| (*name, rows + self.t));
+        let all: Vec<_> = [("t", self.t), ("past", rows)].into_iter().chain(after).collect();
+        onnx::import(&self.model, &dims(&all)).expect("it is a graph")
+    }
+
+    /// The inputs of a graph beside caches. Behind the rows that there are, a mask holds rubbish.
+    fn inputs(&self, graph: &Graph, x: &Tensor, rows: usize) -> Vec<(String, Tensor)> {
+        let element = |i: usize| if i < rows + self.t { self.mask[i] } else { 77.0 };
+        let one = |name: &str, shape: &Shape| match name {
+            "x" => x.clone(),
+            _ => Tensor::from_f64(DType::I64, shape.clone(), &(0..shape.numel()).map(element).collect::<Vec<_>>()),
+        };
+        let inputs = graph.inputs().iter().map(|&v| (graph.value_name(v), &graph.fact(v).shape));
+        let inputs = inputs.filter(|(name, _)| self.states.iter().all(|(state, _)| state != name));
+        inputs.map(|(name, shape)| (name.to_owned(), one(name, shape))).collect()
+    }
+
+    /// The outputs of a run on caches of so many rows, by name.
+    fn run(&mut self, x: &Tensor, rows: usize) -> HashMap<String, Tensor> {
+        let graph = self.graph(rows);
+        if self.caches.is_empty() {
+            let empty =
+                |name: &str| graph.inputs().iter().find(|&&v| graph.value_name(v) == name).expect("it is an input");
+            let empty = |(name, _): &(&str, &str)| zeros(DType::F32, graph.fact(*empty(name)).shape.clone());
+            self.caches = self.states.iter().map(empty).collect();
+        }
+        let others = self.inputs(&graph, x, rows).into_iter().map(|(_, tensor)| tensor);
+        let inputs: Vec<_> = others.chain(self.caches.drain(..)).collect();
+        let found = reference::run(&graph, &inputs).expect("the reference runs");
+        let found: HashMap<_, _> = graph.outputs().iter().map(|(name, _)| name.clone()).zip(found).collect();
+        self.caches = self.states.iter().map(|(_, new)| found[*new].clone()).collect();
+        found
+    }
+}
+
 /// Runs a file whose states grow beside one whose caches the host feeds back, on the reference and on every backend, until it is full.
 fn grows_as_the_host_would(text: &str, states: &[(&str, &str)], ranges: &[(&str, Extent)], axis: usize, t: usize) {
     let folder = Folder::new("grow");
@@ -172,63 +221,33 @@ fn grows_as_the_host_would(text: &str, states: &[(&str, &str)], ranges: &[(&str,
         (name, session.unwrap_or_else(|e| panic!("{name}: {e}")))
     };
     let sessions: Vec<_> = common::backends().into_iter().map(open).collect();
-    let mut held = reference::initial(&graph).expect("states begin with zeros");
-    let mut fed: Vec<Tensor> = Vec::new();
-    let mut seed = 5;
+    let (mut held, mut seed) = (reference::initial(&graph).expect("states begin with zeros"), 5);
     // The lengths of grouped attention are sums of the mask.
     let hidden = if text == GROUPED { CAPACITY } else { 2 };
     let mask: Vec<f64> = (0..CAPACITY).map(|i| f64::from(u8::from(i != hidden))).collect();
+    let mut host = Host { model, states, ranges, t, mask, caches: Vec::new() };
+    let is = |backend: &str, rows: usize, name: &str, found: &Tensor, expected: &Tensor| {
+        common::agrees(found, expected, 1e-4).unwrap_or_else(|e| panic!("{backend}, {rows} rows, '{name}': {e}"));
+    };
     for rows in (0..=CAPACITY - t).step_by(t) {
-        let after = ranges.iter().skip(1).map(|(name, _)| (*name, rows + t));
-        let plain =
-            onnx::import(&model, &dims(&[&[("t", t), ("past", rows)], &after.collect::<Vec<_>>()[..]].concat()));
-        let plain = plain.expect("it is a graph");
-        let x = common::random(&mut seed, &plain.fact(plain.inputs()[0]).shape);
-        let given = |graph: &Graph| -> Vec<(String, Tensor)> {
-            let one = |&v: &_| match (graph.value_name(v), graph.fact(v)) {
-                ("x", _) => x.clone(),
-                // Behind the length there is rubbish.
-                (_, fact) => {
-                    let count = fact.shape.numel();
-                    let garbage = |i: usize| if i < rows + t { mask[i] } else { 77.0 };
-                    Tensor::from_f64(DType::I64, fact.shape.clone(), &(0..count).map(garbage).collect::<Vec<_>>())
-                }
-            };
-            let inputs = graph.inputs().iter().filter(|&&v| !states.iter().any(|(s, _)| *s == graph.value_name(v)));
-            inputs.map(|v| (graph.value_name(*v).to_owned(), one(v))).collect()
-        };
-        if fed.is_empty() {
-            let caches = states.iter().map(|(name, _)| {
-                let value = plain.inputs().iter().find(|&&v| plain.value_name(v) == *name).expect("it is an input");
-                zeros(DType::F32, plain.fact(*value).shape.clone())
-            });
-            fed = caches.collect();
-        }
-        let inputs: Vec<_> = given(&plain).into_iter().map(|(_, tensor)| tensor).chain(fed.clone()).collect();
-        let expected = reference::run(&plain, &inputs).expect("the reference runs");
-        let names: Vec<_> = plain.outputs().iter().map(|(name, _)| name.clone()).collect();
-        let expect = |name: &str| &expected[names.iter().position(|n| n == name).expect("it is an output")];
-        fed = states.iter().map(|(_, new)| expect(new).clone()).collect();
-
-        let inputs = given(&graph);
-        let plain_inputs: Vec<_> = inputs.iter().map(|(_, tensor)| tensor.clone()).collect();
-        let found = reference::step(&graph, &plain_inputs, &mut held).expect("the reference runs");
+        let x = common::random(&mut seed, &graph.fact(graph.inputs()[0]).shape);
+        let expected = host.run(&x, rows);
+        let inputs = host.inputs(&graph, &x, rows);
+        let tensors: Vec<_> = inputs.iter().map(|(_, tensor)| tensor.clone()).collect();
+        let found = reference::step(&graph, &tensors, &mut held).expect("the reference runs");
         for ((name, _), found) in graph.outputs().iter().zip(&found) {
-            common::agrees(found, expect(name), 1e-5)
-                .unwrap_or_else(|e| panic!("reference, {rows} rows, '{name}': {e}"));
+            is("reference", rows, name, found, &expected[name]);
         }
         let named: Vec<_> = inputs.iter().map(|(name, tensor)| (name.as_str(), tensor.clone())).collect();
         for (backend, session) in &sessions {
             let bytes = session.usage().bytes;
             let found = if rows == 2 * t { session.run_poisoned(&named) } else { session.run(&named) };
             for (name, found) in found.unwrap_or_else(|e| panic!("{backend}, {rows} rows: {e}")) {
-                common::agrees(&found, expect(&name), 1e-4)
-                    .unwrap_or_else(|e| panic!("{backend}, {rows} rows, '{name}': {e}"));
+                is(backend, rows, &name, &found, &expected[&name]);
             }
-            for ((name, _), expected) in states.iter().zip(&fed) {
+            for ((name, _), expected) in states.iter().zip(&host.caches) {
                 let found = head(&session.state(name).expect("it is a state"), axis, rows + t);
-                common::agrees(&found, expected, 1e-4)
-                    .unwrap_or_else(|e| panic!("{backend}, {rows} rows, '{name}': {e}"));
+                is(backend, rows, name, &found, expected);
             }
             assert_eq!(session.state("past").expect("it is the length").to_f64(), [(rows + t) as f64]);
             assert_eq!((session.usage().bytes, bytes), (session.plan().bytes(), bytes));
@@ -321,6 +340,10 @@ fn a_run_beyond_the_capacity_is_refused_before_it_writes() {
     assert!(run().is_err());
     session.reset_state().expect("it is reset");
     assert_eq!(run().expect("it runs again"), first);
+    let later = Options { dims: Vec::new(), ..options(&[("past_*", "present_*")], 5) };
+    let later = Session::from_path(&path, &later.set("past", 4..=6).set("total", 1..=6).set("t", 2)).expect("it loads");
+    assert_eq!(later.state("past").expect("it is a state").to_f64(), [4.0], "it begins with the least");
+    assert!(later.run(&inputs()).is_err(), "a mask of another capacity");
 }
 
 #[test]
