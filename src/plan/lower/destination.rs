@@ -2,7 +2,7 @@
 //! whole, heads of attentions side by side.
 
 use super::buffer_view::BufferView;
-use super::scatter::keeps_order;
+use super::view::keeps_order;
 use super::{Lowering, Options};
 use crate::error::{Error, Result};
 use crate::graph::Graph;

@@ -11,12 +11,13 @@
 
 use super::buffer_view::BufferView;
 use super::outline::{Outline, build};
+use super::view::keeps_order;
 use super::{Dag, Lowering, state::reached};
 use crate::error::Result;
 use crate::expr::Body;
 use crate::graph::Graph;
-use crate::kernel::cpu::same_elements;
-use crate::op::{Lower, ValueId};
+
+use crate::op::ValueId;
 use crate::ops::SCATTER;
 use crate::plan::{BufferIdx, Class, StepIdx};
 use crate::shape::Access;
@@ -43,17 +44,6 @@ pub(super) fn is_scatter(graph: &Graph, id: u32) -> bool {
     graph.node(id).op().is_some_and(|op| op.name == SCATTER)
 }
 
-/// True if a node is a view that keeps the order of all elements.
-pub(super) fn keeps_order(graph: &Graph, id: u32) -> bool {
-    let is_view = graph.node(id).op().is_some_and(|op| matches!(op.lower, Lower::View(_)));
-    is_view && {
-        let source = graph.operands(id)[0].expect("a view has a source");
-        let seen = graph.view_access(id, &Access::contiguous(graph.fact(source).shape.clone()));
-        let kept = Access::contiguous(graph.node(id).outputs[0].fact.shape.clone());
-        seen.is_some_and(|seen| seen.shape == kept.shape && same_elements(&seen, &kept))
-    }
-}
-
 impl Lowering<'_> {
     /// Finds the states that scatters alone update. Nothing on the way from the old elements to the update has another place.
     pub(super) fn choose_scatters(&mut self) {
@@ -62,10 +52,10 @@ impl Lowering<'_> {
             let (mut value, mut nodes) = (update, Vec::new());
             while value != state.value {
                 let node = value.node;
-                match is_scatter(self.graph, node) {
-                    true => nodes.push(node),
-                    false if keeps_order(self.graph, node) => {}
-                    false => break,
+                if is_scatter(self.graph, node) {
+                    nodes.push(node);
+                } else if !keeps_order(self.graph, node) {
+                    break;
                 }
                 value = self.graph.operands(node)[0].expect("it has data");
             }
