@@ -9,6 +9,7 @@ use plimsoll::{DType, Graph, Plan, Recipe, Shape, Target};
 use std::collections::HashMap;
 use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 /// A backend's name and how to open it.
@@ -113,9 +114,11 @@ pub fn core_seconds(mut work: impl FnMut()) -> f64 {
 pub struct Folder(pub PathBuf);
 
 impl Folder {
-    /// `name` is that of one test.
+    /// A folder of its own, whatever its name: tests run side by side.
     pub fn new(name: &str) -> Folder {
-        let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}-{}", std::process::id()));
+        static MADE: AtomicUsize = AtomicUsize::new(0);
+        let (process, number) = (std::process::id(), MADE.fetch_add(1, Ordering::Relaxed));
+        let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}-{process}-{number}"));
         std::fs::create_dir_all(&path).expect("a temporary folder");
         Folder(path)
     }
