@@ -1,14 +1,20 @@
 //! Constants: tensors that are known before a run. Their elements are read or computed only when they are needed.
 
 use crate::error::{Error, Result};
-use crate::op::{Attrs, Call, Fact, Lower, OpDef};
+use crate::file;
+use crate::op::{Attrs, Call, Eval, Fact, Lower, OpDef};
 use crate::ops;
-use crate::shape::Shape;
+use crate::shape::{Access, Shape};
 use crate::tensor::Tensor;
+use pieces::{Map, PIECE};
 use std::fs::File;
-use std::io::{ErrorKind, Read, Seek, SeekFrom};
+use std::io::ErrorKind;
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
+
+mod pieces;
+
+pub use pieces::Pieces;
 
 /// A tensor that is known before the run.
 ///
@@ -227,6 +233,61 @@ impl Constant {
         }
     }
 
+    /// The elements, to be taken range by range. What views and elementwise operators make of other constants is computed with its range,
+    /// so that it is never held as a whole.
+    ///
+    /// # Errors
+    /// Those of [`value`](Self::value).
+    pub fn pieces(&self) -> Result<Pieces> {
+        const MOST_MAPS: usize = 8;
+        self.pieces_of(&mut { MOST_MAPS })
+    }
+
+    /// As [`pieces`](Self::pieces), with at most `maps` elementwise operators: a constant may be asked for by several of them.
+    fn pieces_of(&self, maps: &mut usize) -> Result<Pieces> {
+        let Source::Derived { op, attrs, inputs, port: 0, .. } = &self.source else { return self.held() };
+        if self.value.get().is_some() || self.fact.shape.numel() <= PIECE {
+            return self.held();
+        }
+        let facts: Vec<_> = inputs.iter().map(|c| c.as_deref().map(|c| &c.fact)).collect();
+        match (op.lower, op.eval, &inputs[..]) {
+            (Lower::View(view), _, [Some(input)]) => {
+                let Pieces::Held(tensor, access) = input.pieces_of(maps)? else { return self.held() };
+                let access = view(&Call { op, attrs, inputs: &facts }, &access);
+                match access.filter(|access| access.shape == self.fact.shape) {
+                    Some(access) => Ok(Pieces::Held(tensor, access)),
+                    None => self.held(),
+                }
+            }
+            (Lower::Map(_), Eval::Scalar(_), _) if *maps > 0 => {
+                *maps -= 1;
+                let mut operands = Vec::with_capacity(inputs.len());
+                for input in inputs {
+                    let operand = |input: &Arc<Constant>| input.broadcast(&self.fact.shape, maps);
+                    operands.push(input.as_ref().map(operand).transpose()?);
+                }
+                match Map::new(&self.name, op, attrs, operands, &self.fact) {
+                    Some(map) => Ok(Pieces::Map(Box::new(map))),
+                    None => self.held(),
+                }
+            }
+            _ => self.held(),
+        }
+    }
+
+    /// The elements, repeated to fill a shape.
+    fn broadcast(&self, shape: &Shape, maps: &mut usize) -> Result<Pieces> {
+        Ok(match self.pieces_of(maps)? {
+            Pieces::Held(tensor, access) => Pieces::Held(tensor, access.broadcast(shape)),
+            map if self.fact.shape == *shape => map,
+            _ => Pieces::Held(self.value()?.clone(), Access::contiguous(self.fact.shape.clone()).broadcast(shape)),
+        })
+    }
+
+    fn held(&self) -> Result<Pieces> {
+        Ok(Pieces::Held(self.fetch()?, Access::contiguous(self.fact.shape.clone())))
+    }
+
     /// The elements as [`value`](Self::value) returns them, but without keeping them in the constant.
     ///
     /// # Errors
@@ -250,16 +311,14 @@ impl Constant {
                         _ => Error::file(path, &format!("read {what}"), e),
                     }
                 };
-                let mut file = File::open(path).map_err(fail)?;
+                let file = File::open(path).map_err(fail)?;
                 let len = file.metadata().map_err(fail)?.len();
                 if offset.checked_add(bytes as u64).is_none_or(|end| end > len) {
                     let what =
                         format!("tensor '{}' needs {bytes} bytes from {offset} on, but the file has {len}", self.name);
                     return Err(Error::File { path: path.clone(), what, source: None });
                 }
-                file.seek(SeekFrom::Start(*offset)).map_err(fail)?;
-                let mut data = vec![0; bytes];
-                file.read_exact(&mut data).map_err(fail)?;
+                let data = file::map(&file, *offset, bytes).map_err(fail)?;
                 Tensor::new(self.fact.dtype, self.fact.shape.clone(), data)
             }
             Source::Derived { op, attrs, inputs, port, .. } => {

@@ -554,20 +554,48 @@ pub(crate) fn write_constant(
     packed: Option<(&Kernel, usize)>,
     constant: &Constant,
 ) -> Result<()> {
-    let value = constant.fetch()?;
-    let bytes = match packed {
-        Some((kernel, operand)) => {
-            let plain = value.store(kernel.reads[operand].dtype, &constant.name)?;
-            cpu::pack(kernel, operand, &plain).into()
-        }
-        None => value.store(stored, &constant.name)?,
-    };
-    let found = bytes.len() as u64;
+    let pieces = constant.pieces()?;
+    let wide = packed.map_or(stored, |(kernel, operand)| kernel.reads[operand].dtype);
+    let plain = (constant.fact.shape.numel() * wide.size()) as u64;
+    let found = packed.map_or(Some(plain), |(kernel, operand)| cpu::packed_bytes(kernel, operand));
+    let found = found.expect("a plan that was checked packs what has a packed form");
     if found > at.bytes {
         let (name, expected) = (&constant.name, at.bytes);
         return Err(Error::plan(format!("constant '{name}': expected at most {expected} bytes, found {found}")));
     }
-    backend.write(Slice { bytes: found, ..at }, &bytes)
+    let whole = pieces.at_once().filter(|tensor| tensor.dtype() == wide);
+    let at = Slice { bytes: found, ..at };
+    match (packed, whole) {
+        (None, Some(whole)) => backend.write(at, whole.bytes()),
+        (None, None) => {
+            let mut to = Slice { bytes: 0, ..at };
+            pieces.each(|piece| {
+                let bytes = piece.store(wide, &constant.name)?;
+                to = Slice { offset: to.offset + to.bytes, bytes: bytes.len() as u64, ..to };
+                backend.write(to, &bytes)
+            })
+        }
+        (Some((kernel, operand)), Some(whole)) => write_packed(backend, at, kernel, operand, whole.bytes()),
+        (Some((kernel, operand)), None) => {
+            let mut all = Vec::with_capacity(plain as usize);
+            pieces.each(|piece| {
+                all.extend_from_slice(&piece.store(wide, &constant.name)?);
+                Ok(())
+            })?;
+            write_packed(backend, at, kernel, operand, &all)
+        }
+    }
+}
+
+/// Packs an operand, at its place if the host can write there.
+fn write_packed(backend: &mut dyn Backend, at: Slice, kernel: &Kernel, operand: usize, plain: &[u8]) -> Result<()> {
+    if let Some(place) = backend.host_bytes(at)? {
+        cpu::pack(kernel, operand, plain, place);
+        return Ok(());
+    }
+    let mut packed = vec![0; at.bytes as usize];
+    cpu::pack(kernel, operand, plain, &mut packed);
+    backend.write(at, &packed)
 }
 
 /// Checks all inputs against their ports, then copies them to their buffers. `place` returns where a buffer lies, and its stored type.

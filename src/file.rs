@@ -1,6 +1,7 @@
-//! Files of this crate: atomic writes, where a file gets its name when it is complete, and the folder of its caches.
+//! Files: atomic writes, where a file gets its name when it is complete, mapped files, and the folder of the caches.
 
 use crate::error::{Error, Result};
+use bytes::Bytes;
 use std::fs::{self, File};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::{self, BufWriter, Write};
@@ -43,6 +44,24 @@ pub fn try_write_whole(path: &Path, put: impl FnOnce(&mut dyn Write) -> io::Resu
         let _ = fs::remove_file(&partial);
     }
     result
+}
+
+/// Maps `bytes` bytes of a file from `offset` on. They take no memory of the process: the system reads them when they are used, and can drop
+/// them again. The file must not change while they are in use.
+///
+/// # Errors
+/// The system's error, and [`UnexpectedEof`](io::ErrorKind::UnexpectedEof) if the file is too short.
+pub fn map(file: &File, offset: u64, bytes: usize) -> io::Result<Bytes> {
+    if offset.checked_add(bytes as u64).is_none_or(|end| file.metadata().is_ok_and(|m| end > m.len())) {
+        return Err(io::ErrorKind::UnexpectedEof.into());
+    }
+    if bytes == 0 {
+        return Ok(Bytes::new());
+    }
+    // SAFETY: the map is read-only and private, and lives as long as the last `Bytes` into it. Nothing can prevent others from changing or
+    // truncating the file meanwhile; the documentation says that they must not.
+    let map = unsafe { memmap2::MmapOptions::new().offset(offset).len(bytes).map(file)? };
+    Ok(Bytes::from_owner(map))
 }
 
 /// The cache's folder: `PLIMSOLL_CACHE_DIR`, else below the user's own.

@@ -6,6 +6,7 @@ use crate::shape::{Access, Shape};
 use bytes::Bytes;
 use half::{bf16, f16};
 use std::borrow::Cow;
+use std::ops::Range;
 
 /// A dense row-major array in host memory, little-endian. Cheap to clone; its bytes may lie in a mapped file.
 ///
@@ -180,35 +181,56 @@ impl Tensor {
     /// # Panics
     /// The access reads outside the tensor.
     pub fn gather(&self, access: &Access) -> Tensor {
-        let size = self.dtype.size();
-        if access.is_contiguous() {
-            let len = access.shape.numel() * size;
-            let start = if len == 0 { 0 } else { access.offset as usize * size };
-            let bytes = self.bytes.slice(start..start + len);
-            return Tensor { dtype: self.dtype, shape: access.shape.clone(), bytes };
+        let Tensor { dtype, bytes, .. } = self.gather_range(access, 0..access.shape.numel());
+        Tensor { dtype, shape: access.shape.clone(), bytes }
+    }
+
+    /// A range of the elements that `access` reads, row-major, as a tensor of one axis. If they are contiguous, the result shares this
+    /// tensor's bytes.
+    ///
+    /// # Panics
+    /// The access reads outside the tensor, or the range ends outside the access.
+    pub fn gather_range(&self, access: &Access, elements: Range<usize>) -> Tensor {
+        let (size, count) = (self.dtype.size(), elements.len());
+        assert!(elements.end <= access.shape.numel(), "a range of the elements that the access reads");
+        let row = |bytes| Tensor { dtype: self.dtype, shape: Shape::new([count]), bytes };
+        if count == 0 {
+            return row(Bytes::new());
         }
-        let mut bytes = Vec::with_capacity(access.shape.numel() * size);
+        if access.is_contiguous() {
+            let start = (access.offset as usize + elements.start) * size;
+            return row(self.bytes.slice(start..start + count * size));
+        }
+        let mut bytes = Vec::with_capacity(count * size);
         let (inner, step) = match (access.shape.last(), access.strides.last()) {
             (Some(&d), Some(&s)) => (d, s),
             _ => (1, 1),
         };
         let outer = &access.shape[..access.shape.len().saturating_sub(1)];
         let mut index = vec![0; access.shape.len()];
-        let rows = access.shape.numel().checked_div(inner).unwrap_or(0);
-        for _ in 0..rows {
-            let start = access.at(&index);
+        let mut rest = elements.start / inner;
+        for (index, extent) in index[..outer.len()].iter_mut().zip(outer).rev() {
+            *index = rest % extent;
+            rest /= extent;
+        }
+        let mut first = elements.start % inner;
+        let mut left = count;
+        while left > 0 {
+            let run = left.min(inner - first);
+            let start = access.at(&index) + first as isize * step;
             if step == 1 {
                 let start = start as usize * size;
-                bytes.extend_from_slice(&self.bytes[start..start + inner * size]);
+                bytes.extend_from_slice(&self.bytes[start..start + run * size]);
             } else {
-                for i in 0..inner as isize {
+                for i in 0..run as isize {
                     let at = (start + i * step) as usize * size;
                     bytes.extend_from_slice(&self.bytes[at..at + size]);
                 }
             }
             crate::shape::advance(&mut index[..outer.len()], outer);
+            (first, left) = (0, left - run);
         }
-        Tensor { dtype: self.dtype, shape: access.shape.clone(), bytes: bytes.into() }
+        row(bytes.into())
     }
 
     /// Compares this tensor with an expected one: type and shape equal, every element within `atol + rtol * |expected|`.

@@ -205,6 +205,12 @@ impl Backend for Cpu {
         Ok(())
     }
 
+    fn host_bytes(&mut self, at: Slice) -> Result<Option<&mut [u8]>> {
+        let to = self.memory.resolve(at)?;
+        // SAFETY: the slice is within a segment, which is initialised from the start; nothing else uses it while `self` is borrowed.
+        Ok(Some(unsafe { std::slice::from_raw_parts_mut(to, at.bytes as usize) }))
+    }
+
     fn read(&mut self, at: Slice, data: &mut [u8]) -> Result<()> {
         let from = self.memory.resolve(at)?;
         if data.len() as u64 != at.bytes {

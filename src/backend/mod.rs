@@ -109,6 +109,11 @@ pub trait Backend: Send {
     fn free(&mut self, segment: SegmentId);
     /// Copies host bytes to the device, before any record that is replayed later.
     fn write(&mut self, at: Slice, data: &[u8]) -> Result<()>;
+    /// Bytes of the device, if they are memory of the host: to be written in place, before any record that is replayed later.
+    fn host_bytes(&mut self, at: Slice) -> Result<Option<&mut [u8]>> {
+        let _ = at;
+        Ok(None)
+    }
     /// Copies device bytes to the host, after all replayed records.
     fn read(&mut self, at: Slice, data: &mut [u8]) -> Result<()>;
     /// As [`read`](Self::read), of many slices at once.

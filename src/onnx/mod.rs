@@ -7,6 +7,7 @@
 use crate::constant::Constant;
 use crate::decisions::Decisions;
 use crate::error::{Error, Result, ensure};
+use crate::file;
 use crate::graph::Graph;
 use crate::op::Fact;
 use crate::tensor::Tensor;
@@ -131,10 +132,8 @@ fn map(path: &Path) -> Result<Bytes> {
     if metadata.len() == 0 {
         return Err(Error::File { path: path.to_owned(), what: "the file is empty".into(), source: None });
     }
-    // SAFETY: the map is read-only and private, and lives as long as the last `Bytes` into it. Nothing can prevent others
-    // from changing or truncating the file meanwhile; `load` documents that they must not.
-    let map = unsafe { memmap2::Mmap::map(&file) }.map_err(fail)?;
-    Ok(Bytes::from_owner(map))
+    let bytes = usize::try_from(metadata.len()).map_err(|e| fail(io::Error::new(ErrorKind::OutOfMemory, e)))?;
+    file::map(&file, 0, bytes).map_err(fail)
 }
 
 impl Model {

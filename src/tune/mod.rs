@@ -248,7 +248,9 @@ impl<'a> Bench<'a> {
                     bound.push(slots[slot]);
                     continue;
                 }
-                let bytes = cpu::pack(kernel, at, &values(kernel.operand(at).dtype, slots[slot].bytes, slot).concat());
+                let plain = values(kernel.operand(at).dtype, slots[slot].bytes, slot).concat();
+                let mut bytes = vec![0; cpu::packed_bytes(kernel, at).unwrap_or_default() as usize];
+                cpu::pack(kernel, at, &plain, &mut bytes);
                 let there = packed.iter().find(|(other, _)| *other == bytes).map(|(_, slice)| *slice);
                 bound.push(match there {
                     Some(slice) => slice,

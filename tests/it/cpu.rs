@@ -28,8 +28,10 @@ fn run(cpu: &mut Cpu, case: &Case, packed: bool) -> Result<Vec<Vec<f64>>, String
     for (r, values) in case.inputs.iter().enumerate() {
         let dtype = kernel.reads[r].dtype;
         let mut bytes = Tensor::from_f64(dtype, vec![values.len()], values).bytes().to_vec();
-        if packed && packing::packed_bytes(&kernel, r).is_some() && kernel.prologue(r).is_none() {
-            bytes = packing::pack(&kernel, r, &bytes);
+        let size = packing::packed_bytes(&kernel, r).filter(|_| packed && kernel.prologue(r).is_none());
+        if let Some(size) = size {
+            let plain = std::mem::replace(&mut bytes, vec![0; size as usize]);
+            packing::pack(&kernel, r, &plain, &mut bytes);
             kernel.reads[r].packed = true;
         }
         buffers.push(bytes);

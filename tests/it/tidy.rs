@@ -237,7 +237,7 @@ fn libraries_stay_where_they_belong() {
             ("clap::", &["cli"]),
             ("tracing_subscriber::", &["cli"]),
             ("libloading::", &["backend::cuda", "backend::wgpu"]),
-            ("memmap2::", &["onnx"]),
+            ("memmap2::", &["file"]),
             ("indicatif::", &["cli"]),
         ];
         for (library, allowed) in confined {
@@ -251,7 +251,7 @@ fn libraries_stay_where_they_belong() {
                 wrong.push(format!("{} names {library}", path.display()));
             }
         }
-        let mapped = module == "onnx" || module.starts_with("onnx::");
+        let mapped = module == "file";
         if !module.starts_with("backend") && !mapped && code.contains("unsafe ") {
             wrong.push(format!("{} is unsafe", path.display()));
         }

@@ -91,14 +91,13 @@ pub fn packed_bytes(kernel: &Kernel, operand: usize) -> Option<u64> {
     Some(bytes as u64)
 }
 
-/// The packed form of a constant operand, whose buffer is given.
+/// Writes the packed form of a constant operand, whose buffer is given.
 ///
 /// # Panics
-/// When [`packed_bytes`] is `None`, or the operand reaches outside its buffer.
-pub fn pack(kernel: &Kernel, operand: usize, bytes: &[u8]) -> Vec<u8> {
-    let total = packed_bytes(kernel, operand).expect("an operand with a packed form");
+/// When `packed` has not [`packed_bytes`], or the operand reaches outside its buffer.
+pub fn pack(kernel: &Kernel, operand: usize, bytes: &[u8], packed: &mut [u8]) {
+    assert_eq!(packed_bytes(kernel, operand), Some(packed.len() as u64), "the bytes of the packed form");
     let access = &kernel.reads[operand].access;
-    let mut packed = vec![0u8; total as usize];
     match &kernel.template {
         Template::MatMul => {
             let batch = access.shape.len() - 2;
@@ -118,13 +117,12 @@ pub fn pack(kernel: &Kernel, operand: usize, bytes: &[u8]) -> Vec<u8> {
         _ => {
             let windowed = Windowed::new(kernel).expect("a kernel with a packed form is well-formed");
             if access.is_contiguous() {
-                windowed.pack(bytes, access.offset, &mut packed);
+                windowed.pack(bytes, access.offset, packed);
             } else {
-                windowed.pack(&gather(access, bytes), 0, &mut packed);
+                windowed.pack(&gather(access, bytes), 0, packed);
             }
         }
     }
-    packed
 }
 
 /// The matrices of an access without the batch axes along which they are repeated.
