@@ -1,6 +1,7 @@
 //! `bench`: times a graph's runs.
 
 use super::args::{self, Given, Inputs, Measured, Model, On};
+use super::programs::More;
 use super::{Failure, line};
 use crate::error::{Error, Result};
 use crate::exec::Exec;
@@ -15,6 +16,11 @@ use std::time::{Duration, Instant};
 pub(super) struct Bench {
     #[command(flatten)]
     model: Model,
+    #[command(flatten)]
+    more: More,
+    /// The program to time, of several graphs. Given several times: those before the last run once. Default: the first.
+    #[arg(long, value_name = "NAME")]
+    program: Vec<String>,
     #[command(flatten)]
     inputs: Inputs,
     #[command(flatten)]
@@ -35,11 +41,11 @@ pub(super) struct Bench {
 impl Bench {
     pub(super) fn run(&self, json: bool) -> Result<String, Failure> {
         let given = args::given("--input", &self.inputs.inputs)?;
-        let session = self.model.session(&self.on, &self.measured, &given, json)?;
+        let session = self.more.session(&self.model, &self.on, &self.measured, &given, json)?;
         if !self.at.is_empty() {
             return self.run_range(&session, &given, json);
         }
-        let (plan, inputs) = args::select(&session, given, self.inputs.seed)?;
+        let (plan, inputs) = self.more.select(&session, &self.program, given, self.inputs.seed)?;
         let (warmup, iters) = (u64::from(self.warmup), u64::from(self.iters));
         let bar = args::progress("runs");
         bar.set_length(warmup + iters);
@@ -60,7 +66,7 @@ impl Bench {
         let usage = session.usage();
         if json {
             let mut value = json!({
-                "model": plan.name,
+                "model": plan.title(),
                 "device": session.device(),
                 "first_ms": first,
                 "median_ms": whole.median,
@@ -89,7 +95,7 @@ impl Bench {
         let runs = warmup + 2 * iters;
         let head = format!(
             "{} on {}\n\n{table}\nallocations: {before} when loading, {after} in {runs} runs\n\n",
-            plan.name,
+            plan.title(),
             session.device()
         );
         let memory = report::memory(&plan, Some(usage)) + &report::overhead(&session.overhead());
@@ -162,7 +168,7 @@ impl Bench {
         let before = loaded.allocations;
         let head = format!(
             "{} on {}\n\n{table}\nallocations: {before} when loading, {allocations} in {runs} runs, which took {grown} bytes more\n\n",
-            plan.name,
+            plan.title(),
             session.device()
         );
         Ok(head + &report::memory(plan, Some(usage)) + &report::overhead(&session.overhead()))

@@ -8,6 +8,7 @@ use crate::onnx;
 use crate::plan::{Class, Plan};
 use crate::report::{Table, grouped, human};
 use crate::session::{self, Options, Session};
+use crate::tensor::Tensor;
 use clap::Args;
 use std::path::{Path, PathBuf};
 
@@ -31,6 +32,33 @@ fn named(text: &Path) -> Result<(String, PathBuf)> {
 }
 
 impl More {
+    /// Makes ready what runs, and gives its plan and its inputs: the last of the named programs, behind one run of each that comes before it.
+    /// By default it is the first program. Of one graph, it is the binding that the given inputs select.
+    pub(super) fn select(
+        &self,
+        session: &Session,
+        names: &[String],
+        given: Vec<Given>,
+        seed: u64,
+    ) -> Result<(Plan, Vec<Tensor>)> {
+        let programs = names.iter().map(|name| session.program(name)).collect::<Result<Vec<_>>>()?;
+        if self.more.is_empty() {
+            return args::select(session, given, seed);
+        }
+        let inputs = |plan: &Plan| {
+            let is_own = |given: &&Given| plan.inputs.iter().any(|port| port.name == given.name);
+            args::fill(plan, given.iter().filter(is_own).cloned().collect(), seed)
+        };
+        let first = session.programs().next().expect("there are several");
+        let (last, before) = programs.split_last().unwrap_or((&first, &[]));
+        for program in before {
+            let inputs = inputs(program.plan())?;
+            program.with(|exec| exec.run(&inputs))??;
+        }
+        last.with(|_| ())?;
+        Ok((last.plan().clone(), inputs(last.plan())?))
+    }
+
     /// True if there is one graph alone.
     pub(super) fn is_empty(&self) -> bool {
         self.more.is_empty()
@@ -57,14 +85,18 @@ impl More {
         Err(Error::usage(format!("{what}; the programs: {}", names.join(", "))))
     }
 
-    /// Opens the device, plans the programs, and loads their weights under a progress bar.
+    /// Opens the device, plans the graph or the programs, and loads their weights under a progress bar.
     pub(super) fn session(
         &self,
         model: &Model,
         on: &On,
         measured: &Measured,
         given: &[Given],
+        json: bool,
     ) -> Result<Session, Failure> {
+        if self.more.is_empty() {
+            return model.session(on, measured, given, json);
+        }
         let options = Options { tuned: !measured.no_tuned, ..model.options(on)? };
         let graphs = self.graphs(model, given)?;
         let (device, name) = session::open(&options)?;

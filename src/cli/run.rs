@@ -70,13 +70,9 @@ impl Run {
         let given = args::given("--input", &self.inputs.inputs)?;
         let expected = args::given("--expect", &self.expect)?;
         let labels = self.labels.as_deref().map(npy::read).transpose()?;
-        let session = if self.more.is_empty() {
-            self.model.session(&self.on, &self.measured, &given, json)?
-        } else {
-            self.more.session(&self.model, &self.on, &self.measured, &given)?
-        };
-        let programs = self.program.iter().map(|name| session.program(name)).collect::<Result<Vec<_>>>()?;
-        let last = programs.last().map_or(session.plan(), |program| program.plan());
+        let session = self.more.session(&self.model, &self.on, &self.measured, &given, json)?;
+        let last =
+            self.program.last().map_or(Ok(session.plan()), |name| Ok::<_, Error>(session.program(name)?.plan()))?;
         let names: Vec<&str> = last.outputs.iter().map(|p| p.name.as_str()).collect();
         if let Some(Given { name, .. }) = expected.iter().find(|e| !names.contains(&e.name.as_str())) {
             let what = format!("--expect {name}: not an output of the graph; its outputs: {}", names.join(", "));
@@ -91,18 +87,7 @@ impl Run {
                 }
             }
         }
-        let (plan, inputs) = if self.more.is_empty() {
-            args::select(&session, given, self.inputs.seed)?
-        } else {
-            for program in programs.iter().take(programs.len().saturating_sub(1)) {
-                let inputs = args::fill(program.plan(), own(program.plan(), &given), self.inputs.seed)?;
-                program.with(|exec| if self.poison { exec.run_poisoned(&inputs) } else { exec.run(&inputs) })??;
-            }
-            if let Some(program) = programs.last() {
-                program.with(|_| ())?;
-            }
-            (last.clone(), args::fill(last, own(last, &given), self.inputs.seed)?)
-        };
+        let (plan, inputs) = self.more.select(&session, &self.program, given, self.inputs.seed)?;
         let (outputs, repeats) = self.repeat(&session, &inputs)?;
         let outputs: Vec<_> = names.iter().map(|name| (*name).to_owned()).zip(outputs).collect();
         let shown = plan.state.iter().map(|state| &state.port).filter(|port| port.shape.numel() <= MOST_SHOWN);
@@ -211,11 +196,6 @@ impl std::fmt::Display for Repeats {
         writeln!(f, "\n{count} runs in {seconds:.3} s, {per_second:.1} per second")?;
         writeln!(f, "allocated after run 1: {first} bytes, after run {count}: {last} bytes")
     }
-}
-
-/// The inputs that a plan has, of those that are given to several programs.
-fn own(plan: &Plan, given: &[Given]) -> Vec<Given> {
-    given.iter().filter(|given| plan.inputs.iter().any(|port| port.name == given.name)).cloned().collect()
 }
 
 /// The node and the algorithm of each step.

@@ -291,6 +291,8 @@ fn files_share_states() {
     let total = found["states"].as_array().into_iter().flatten().find(|s| s["name"] == "total").cloned();
     assert_eq!(total.expect("it is a state")["max"], 24.0, "{found}");
     assert_eq!(found["memory"]["planned_bytes"], found["memory"]["allocated_bytes"], "{found}");
+    let timed = json(&[&["bench"], &files[..], &states, &on[..6], &["--program", "decode", "--iters", "2"]].concat());
+    assert_eq!(timed["model"], "decode");
     // A plan of several programs is checked again from its file.
     let plan = folder.path("plan.json");
     let (code, out, err) = plimsoll(&[&["plan"], &files[..], &states, &["-o", &plan]].concat());
