@@ -1,16 +1,17 @@
-//! `diff`: compares two plans.
+//! `diff`: compares two plans, or the programs of two.
 
 use super::{line, plan};
-use crate::error::Result;
+use crate::error::{Error, Result};
+use crate::plan::Plan;
 use crate::plan::tell::diff::diff;
 use crate::report;
 use clap::Args;
-use serde_json::json;
+use serde_json::{Value, json};
 use std::path::PathBuf;
 
 #[derive(Args)]
 pub(super) struct Diff {
-    /// A plan, as `plan -o` writes it.
+    /// A plan, as `plan -o` writes it; or one of several programs, each of which is compared with the one of its name.
     before: PathBuf,
     /// Another plan.
     after: PathBuf,
@@ -18,7 +19,24 @@ pub(super) struct Diff {
 
 impl Diff {
     pub(super) fn run(&self, json: bool) -> Result<String> {
-        let diff = diff(&plan::read(&self.before)?, &plan::read(&self.after)?);
-        Ok(if json { line(&json!(diff)) } else { report::diff(&diff) })
+        let (before, after) = (plan::read_all(&self.before)?, plan::read_all(&self.after)?);
+        if let ([before], [after]) = (&before[..], &after[..]) {
+            let diff = diff(before, after);
+            return Ok(if json { line(&json!(diff)) } else { report::diff(&diff) });
+        }
+        let names = |plans: &[Plan]| plans.iter().map(|plan| plan.title().to_owned()).collect::<Vec<_>>();
+        let mut sorted = [names(&before), names(&after)];
+        sorted.iter_mut().for_each(|names| names.sort());
+        if sorted[0] != sorted[1] {
+            let [one, other] = sorted.map(|names| names.join(", "));
+            return Err(Error::usage(format!("expected the same programs in both, found {one} and {other}")));
+        }
+        let other = |plan: &Plan| after.iter().find(|other| other.title() == plan.title()).expect("it is in both");
+        let diffs = before.iter().map(|plan| (plan.title(), diff(plan, other(plan))));
+        if json {
+            let programs: Vec<Value> = diffs.map(|(name, diff)| json!({"program": name, "diff": diff})).collect();
+            return Ok(line(&json!({"programs": programs})));
+        }
+        Ok(diffs.map(|(name, diff)| format!("program {name}\n{}", report::diff(&diff))).collect::<Vec<_>>().join("\n"))
     }
 }

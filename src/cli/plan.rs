@@ -223,7 +223,7 @@ pub(super) struct Check {
 
 impl Check {
     pub(super) fn run(&self, json: bool) -> Result<String> {
-        let plans = plan::Plan::all_from_json(&text_of(&self.plan)?, &self.plan)?;
+        let plans = read_all(&self.plan)?;
         let record = |plan: &plan::Plan| json!({"plan": plan.title(), "steps": plan.steps.len(), "ok": true});
         if json {
             let all = || json!({"programs": plans.iter().map(record).collect::<Vec<_>>(), "ok": true});
@@ -237,11 +237,8 @@ impl Check {
     }
 }
 
-/// A plan from its file, checked.
-pub(super) fn read(path: &Path) -> Result<plan::Plan> {
-    plan::Plan::from_json(&text_of(path)?, path)
-}
-
-fn text_of(path: &Path) -> Result<String> {
-    std::fs::read_to_string(path).map_err(|e| Error::file(path, "read the plan", e))
+/// A plan, or the plans of programs, from a file, checked.
+pub(super) fn read_all(path: &Path) -> Result<Vec<plan::Plan>> {
+    let text = std::fs::read_to_string(path).map_err(|e| Error::file(path, "read the plan", e))?;
+    plan::Plan::all_from_json(&text, path)
 }

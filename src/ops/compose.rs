@@ -143,7 +143,7 @@ mod tests {
         for (op, inputs, attrs) in [
             ("DFT", vec![f32(&[1, 1 << 16, 1])], Attrs::new()),
             ("AffineGrid", vec![f32(&[1, 2, 3])], ints("size", &[1, 1, 1 << 20, 1 << 20])),
-            ("TensorScatter", vec![f32(&[1, 1 << 40, 1]), f32(&[1, 1, 1])], Attrs::new()),
+            ("TensorScatter", vec![f32(&[1, 1 << 40, 1]), f32(&[1, 1 << 40, 1])], Attrs::new()),
             ("EyeLike", vec![f32(&[1 << 16, 1 << 16])], Attrs::new()),
             ("Range", vec![], Attrs::new().with("start", 0).with("limit", 1i64 << 40).with("delta", 1)),
             ("ConstantOfShape", vec![], ints("input", &[1 << 16, 1 << 16])),

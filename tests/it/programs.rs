@@ -300,6 +300,8 @@ fn files_share_states() {
     assert!(out.contains("2 programs for cpu") && out.contains("planned together"), "{out}");
     let (code, out, err) = plimsoll(&["check", &plan]);
     assert_eq!((code, out.lines().last()), (Some(0), Some("together: sound")), "{err}");
+    let (code, out, err) = plimsoll(&["diff", &plan, &plan]);
+    assert_eq!((code, out.matches("program ").count()), (Some(0), 2), "{err}");
     let refused = |arguments: &[&str]| {
         let (code, _, err) = plimsoll(&[&["plan"], &files[..], arguments].concat());
         assert_eq!(code, Some(1), "{arguments:?}: {err}");
