@@ -275,8 +275,17 @@ impl Graph {
 
     /// Makes a state of an input without an update, or of an output that updates what this graph does not read. The state has the input's
     /// name, as in the other programs that share it.
-    pub(crate) fn share(&mut self, input: &str, output: &str) {
+    ///
+    /// # Errors
+    /// When another pair has the input or the output.
+    pub(crate) fn share(&mut self, input: &str, output: &str) -> Result<()> {
         self.known = Known::default();
+        let taken = |state: &&State| self.value_name(state.value) == input || state.output.as_deref() == Some(output);
+        if let Some(state) = self.states.iter().find(taken) {
+            let (name, by) = (self.value_name(state.value), state.output.as_deref());
+            let by = by.map_or(String::new(), |by| format!(", which output '{by}' updates"));
+            return Err(Error::usage(format!("state '{input}={output}': there is a state '{name}' already{by}")));
+        }
         if let Some(at) = self.inputs.iter().position(|&v| self.value_name(v) == input) {
             let value = self.inputs.remove(at);
             self.dag[index(value.node)].kind = Kind::State(None);
@@ -288,6 +297,7 @@ impl Graph {
             assert_eq!(state.value, value, "a new state is the last");
             (state.update, state.output) = (Some(update), Some(output.to_owned()));
         }
+        Ok(())
     }
 
     /// Declares a value as an output of the graph.

@@ -24,6 +24,9 @@ pub(super) struct More {
 fn named(text: &Path) -> Result<(String, PathBuf)> {
     let given = text.to_str().filter(|_| !text.exists()).and_then(|text| text.split_once('='));
     if let Some((name, path)) = given {
+        if name.is_empty() || path.is_empty() {
+            return Err(Error::usage(format!("'{}': expected FILE or NAME=FILE", text.display())));
+        }
         return Ok((name.to_owned(), path.into()));
     }
     let name = text.file_stem().map(|stem| stem.to_string_lossy().into_owned());
@@ -80,7 +83,8 @@ impl More {
         let flags = first.dims.iter().map(|(dim, extent)| format!("--set {dim}={extent}: no program has such a dim"));
         let states =
             first.state.iter().map(|(i, o)| format!("--state {i}={o}: no program has such an input or output"));
-        let inputs = given.iter().map(|g| format!("--input {}: no program has such an input", g.name));
+        let inputs =
+            given.iter().map(|g| format!("--input {}: no program has such an input, apart from states", g.name));
         let what = flags.chain(states).chain(inputs).nth(unused).expect("there is one per flag");
         Err(Error::usage(format!("{what}; the programs: {}", names.join(", "))))
     }
@@ -130,7 +134,8 @@ fn program(all: &Model, given: &[Given], name: &str, path: &Path) -> Result<(Gra
         }
     }
     used.extend(states);
-    let inputs: Vec<&str> = model.proto.graph.iter().flat_map(|g| &g.input).map(|i| i.name.as_str()).collect();
+    let inputs = model.proto.graph.iter().flat_map(|g| &g.input).map(|i| i.name.as_str());
+    let inputs: Vec<&str> = inputs.filter(|name| !model.is_state(name)).collect();
     used.extend(given.iter().map(|g| inputs.contains(&g.name.as_str())));
     let own: Vec<Given> = given.iter().filter(|g| inputs.contains(&g.name.as_str())).cloned().collect();
     let one = Model { model: path.to_owned(), ..all.clone() };

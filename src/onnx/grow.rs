@@ -192,5 +192,6 @@ pub(super) fn import(model: &Model, growth: &Growth, dims: &[(String, usize)]) -
     graph.sweep();
     graph.verify()?;
     others.iter().try_for_each(|(input, output)| graph.pair(input, output))?;
+    model.share(&mut graph)?;
     Ok(graph)
 }

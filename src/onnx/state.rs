@@ -39,13 +39,18 @@ impl Model {
     /// Makes states of the inputs and outputs that are paired.
     pub(super) fn pair(&self, graph: &mut Graph) -> Result<()> {
         self.pairs(graph)?.iter().try_for_each(|(input, output)| graph.pair(input, output))?;
-        self.shared.iter().for_each(|(input, output)| graph.share(input, output));
-        Ok(())
+        self.share(graph)
+    }
+
+    /// Makes states of the inputs and outputs whose other half another program has.
+    pub(super) fn share(&self, graph: &mut Graph) -> Result<()> {
+        self.shared.iter().try_for_each(|(input, output)| graph.share(input, output))
     }
 
     /// True if an input of this name is to become a state.
-    pub(super) fn is_state(&self, name: &str) -> bool {
-        self.states.iter().any(|(input, output)| input == name || filled(input, output, name).is_some())
+    pub fn is_state(&self, name: &str) -> bool {
+        let mut pairs = self.states.iter().chain(&self.shared);
+        pairs.any(|(input, output)| input == name || filled(input, output, name).is_some())
     }
 
     /// The inputs and outputs that are paired, with the texts that `*` stands for.

@@ -44,6 +44,10 @@ pub(super) static OPS: &[OpDef] = &[
         }),
     )
     .sample(|s| s.floats(&[&[2, 5, 3]]).input(DType::I64, &[2, 4, 1], -5.0, 4.0).floats(&[&[2, 4, 3]]).attr("axis", 1))
+    .sample(|s| {
+        let s = s.floats(&[&[2, 5, 3]]).given(DType::I64, &[1, 4, 1], &[0.0, -1.0, 5.0, 2.0]);
+        s.floats(&[&[2, 4, 3]]).attr("axis", 1).attr("unique_indices", 1)
+    })
     .attrs(&["axis", "unique_indices"]),
     OpDef::new(
         "ScatterND",

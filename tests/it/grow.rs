@@ -378,9 +378,22 @@ fn states_that_cannot_grow_are_refused_by_name() {
     );
     let flat = refused(&changed("columns = Transpose <perm = [0, 1, 3, 2]> (present_k)", "order = Reshape (present_k, column)\n    columns = Transpose <perm = [0, 1, 3, 2]> (present_k)").replace("y = Add (x_turned, merged)", "y_before = Add (x_turned, merged)\n    order_sum = ReduceSum <keepdims = 0> (order)\n    y = Add (y_before, order_sum)"), &both, 8);
     assert!(flat.contains("node 'order' (Reshape)") && flat.contains("expected one element per row"), "{flat}");
+    // An output that grows and is no state: the rows from before, the rows behind, and those of an input.
+    for (node, words) in [
+        ("past", "output 'other', f32[7,4], grows along dim 'rows'"),
+        ("present", "output 'other', f32[8,4], grows along dim 'rows'"),
+    ] {
+        let text = format!(
+            "< ir_version: 8, opset_import: [\"\" : 18] >\nplain (float[rows, 4] past, float[1, 4] new) => (float[all, 4] present, float[some, 4] other) \
+             {{\n present = Concat <axis = 0> (past, new)\n other = Identity ({node})\n}}"
+        );
+        let path = folder.file("plain.onnxtxt", &text);
+        let options = Options { state: pairs(&[("past", "present")]), ..Options::default() }.on(Choice::Cpu);
+        let error = Session::from_path(&path, &options.set("rows", 0..=8)).expect_err("it cannot grow").to_string();
+        assert!(error.contains(words), "{error}");
+    }
 }
 
-/// A prompt of several tokens and single tokens are two graphs of one file: their states are the same, whichever comes first.
 #[test]
 fn a_prompt_and_tokens_share_what_grows() {
     let folder = Folder::new("grow-programs");

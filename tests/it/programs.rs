@@ -1,6 +1,7 @@
 //! Programs: graphs that share segments, constants and states, and run one at a time.
 
 use crate::common;
+use plimsoll::internals::graph::Count;
 use plimsoll::internals::plan::{self, check};
 use plimsoll::internals::session::{Choice, Options, Session};
 use plimsoll::{Class, DType, Error, Graph, Limits, Plan, Recipe, Target, Tensor, Trace};
@@ -148,6 +149,22 @@ fn programs_that_do_not_fit_together_are_refused() {
     assert_eq!(shapes.to_string(), "state 's' is f32[2] in program 'a', and f32[3] in 'b'");
     let begins = refused(vec![("a", state(2, 0.0)), ("b", state(2, 1.0))], &options());
     assert_eq!(begins.to_string(), "state 's' begins with other elements in program 'a' than in 'b'");
+    let counts = |most: Option<u64>| {
+        let g = Trace::new("g");
+        let s = g.state("s", Tensor::from_f64(DType::I64, [1], &[0.0]));
+        g.update(s, s + 1.0);
+        let mut graph = g.finish().expect("the graph is sound");
+        let state = graph.states()[0].value;
+        graph.bound_count(state, most.map(|most| Count { by: 1, most }));
+        graph
+    };
+    Session::from_graphs([("a", counts(Some(4))), ("b", counts(Some(4)))], &options()).expect("they count alike");
+    let expected = "state 's' counts to 4 in program 'a', and program 'b' updates it otherwise: expected the same dims \
+                    with the same ranges in both";
+    for most in [None, Some(5)] {
+        let error = refused(vec![("a", counts(Some(4))), ("b", counts(most))], &options());
+        assert_eq!(error.to_string(), expected);
+    }
     let limit = Options { memory_limit: Some(4096), ..options() };
     let beyond = Session::from_graphs(three(), &limit).expect_err("they do not fit");
     let Error::Fit { needed, limit: 4096, .. } = beyond else { panic!("{beyond}") };
@@ -274,6 +291,43 @@ decode (float[2, rows] hidden, float[1, 1] total) => (float[2, rows] seen, float
    sum = ReduceSum (hidden)
    next_total = Add (total, sum)
 }"#;
+
+const SUM: &str = r#"< ir_version: 8, opset_import: ["" : 18] >
+sum (float[rows, 4] cache, float[1, 4] new) => (float[all, 4] grown, float[4] sums)
+<int64[1] axis = {0}>
+{
+   grown = Concat <axis = 0> (cache, new)
+   sums = ReduceSum <keepdims = 0> (grown, axis)
+}"#;
+
+const DOUBLE: &str = r#"< ir_version: 8, opset_import: ["" : 17] >
+double (float[4] shared, float[4] more) => (float[4] doubled)
+{
+   twice = Add (shared, shared)
+   doubled = Add (twice, more)
+}"#;
+
+/// A program whose cache grows may update a state that only another program reads.
+#[test]
+fn a_growing_program_shares_its_results() {
+    let folder = common::Folder::new("programs-grow");
+    let files = [folder.file("sum.onnxtxt", SUM), folder.file("double.onnxtxt", DOUBLE)];
+    let grows = ["--state", "cache=grown", "--state", "shared=sums", "--set", "rows=0..8"];
+    let on = ["--backend", "cpu", "--threads", "1", "--input", "new=1x4xf32=1", "--poison"];
+    let run = ["--input", "more=4xf32=0.5", "--program", "sum", "--program", "sum", "--program", "double"];
+    let found = json(&[&["run", &files[0], &files[1]], &grows[..], &on, &run].concat());
+    let states = found["states"].as_array().cloned().unwrap_or_default();
+    let shared = states.iter().find(|state| state["name"] == "shared").expect("it is a state");
+    assert_eq!((&shared["max"], &found["outputs"][0]["max"]), (&2.0.into(), &4.5.into()), "{found}");
+    for (arguments, words) in [
+        (["--state", "more=sums"], "state 'more=sums': there is a state 'shared' already, which output 'sums' updates"),
+        (["--input", "shared=4xf32=1"], "--input shared: no program has such an input, apart from states"),
+    ] {
+        let (code, _, err) = plimsoll(&[&["run", &files[0], &files[1]], &grows[..], &arguments].concat());
+        assert_eq!(code, Some(1), "{err}");
+        assert!(err.contains(words), "{err}");
+    }
+}
 
 /// A state may be the output of one file and the input of another. Each flag has to be of use to a program.
 #[test]

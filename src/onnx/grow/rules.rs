@@ -124,7 +124,7 @@ impl<'a> Rules<'a> {
         for (name, value) in self.members.largest().outputs() {
             let left = self.graph.outputs().iter().any(|(output, _)| output == name);
             if left && !self.members.ragged(*value)?.is_empty() {
-                let (dim, fact) = (&self.members.dim, self.graph.fact(*value));
+                let (dim, fact) = (&self.members.dim, self.members.largest().fact(*value));
                 return Err(Error::usage(format!(
                     "output '{name}', {fact}, grows along dim '{dim}': expected an output of one shape, or a pair of a state"
                 )));

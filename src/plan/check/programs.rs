@@ -47,12 +47,12 @@ fn together(plans: &[&Plan]) -> Verdict {
             let place = |state: &StatePort, plan: &Plan| plan.buffers[state.port.buffer].spot();
             let figures = |state: &StatePort| (state.port.dtype, state.port.shape.clone(), state.given);
             let held = *names_at.entry(place(state, plan)).or_insert(&state.port.name);
-            let bounds = other.count.zip(state.count).is_none_or(|(a, b)| a.most == b.most);
-            let same = bounds && figures(other) == figures(state) && place(other, of) == place(state, plan);
+            let same = figures(other) == figures(state) && place(other, of) == place(state, plan);
             ensure(held == state.port.name, || named(format!("state '{}' lies where '{held}' does", state.port.name)))?;
             ensure(same, || named(format!("state '{}' is not that of '{}'", state.port.name, of.title())))?;
         }
     }
+    counts(plans)?;
     for ((spot, (a, of)), (next, (b, other))) in lasting.iter().zip(lasting.iter().skip(1)) {
         let apart = spot.segment != next.segment || spot.offset + a.bytes <= next.offset;
         ensure(apart, || {
@@ -60,6 +60,28 @@ fn together(plans: &[&Plan]) -> Verdict {
         })?;
     }
     filled(plans)
+}
+
+/// Checks that every program that updates a state which counts counts it too, to the same bound.
+fn counts(plans: &[&Plan]) -> Verdict {
+    let all = || plans.iter().flat_map(|plan| plan.state.iter().map(move |state| (*plan, state)));
+    let mut bounds: HashMap<&str, (u64, &Plan)> = HashMap::new();
+    for (plan, state) in all() {
+        if let Some(count) = state.count {
+            bounds.entry(&state.port.name).or_insert((count.most, plan));
+        }
+    }
+    for (plan, state) in all().filter(|(_, state)| state.update.is_some()) {
+        let Some((most, of)) = bounds.get(&state.port.name[..]) else { continue };
+        ensure(state.count.is_some_and(|count| count.most == *most), || {
+            let (name, of) = (&state.port.name, of.title());
+            format!(
+                "program '{}': it updates state '{name}' otherwise than '{of}', which counts to {most}",
+                plan.title()
+            )
+        })?;
+    }
+    Ok(())
 }
 
 /// Checks that the segments of plans end with their last buffers, up to alignment.

@@ -92,5 +92,24 @@ fn agree(programs: &[(String, Prepared)], found: &[Arrangement]) -> Result<()> {
             }
         }
     }
+    count_alike(programs)
+}
+
+/// Refuses programs that update a state otherwise than the one that counts it: no bound would hold any more.
+fn count_alike(programs: &[(String, Prepared)]) -> Result<()> {
+    let updated = programs.iter().flat_map(|(program, Prepared { graph, .. })| {
+        let states = graph.states().iter().filter(|state| state.update.is_some());
+        states.map(move |state| (&program[..], graph.value_name(state.value), state.count.map(|count| count.most)))
+    });
+    let updated: Vec<_> = updated.collect();
+    for &(counting, name, most) in updated.iter().filter(|(.., most)| most.is_some()) {
+        let other = updated.iter().find(|&&(_, of, bound)| of == name && bound != most);
+        if let (Some((program, ..)), Some(most)) = (other, most) {
+            return Err(Error::usage(format!(
+                "state '{name}' counts to {most} in program '{counting}', and program '{program}' updates it \
+                 otherwise: expected the same dims with the same ranges in both"
+            )));
+        }
+    }
     Ok(())
 }
