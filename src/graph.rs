@@ -306,6 +306,33 @@ impl Graph {
         self.outputs.push((name.into(), value));
     }
 
+    /// Leaves out all outputs but these, and what nothing else needs. The inputs stay. An empty list leaves out nothing.
+    ///
+    /// # Errors
+    /// When the graph has no output of a name.
+    pub(crate) fn keep_outputs(&mut self, names: &[String]) -> Result<()> {
+        if names.is_empty() {
+            return Ok(());
+        }
+        let known = |name: &str| self.outputs.iter().any(|(output, _)| output == name);
+        if let Some(name) = names.iter().find(|name| !known(name)) {
+            let updates = |state: &&State| state.output.as_ref() == Some(name);
+            let state = self.states.iter().find(updates).map(|state| self.value_name(state.value));
+            let what = match state {
+                Some(state) => format!("it updates state '{state}', which is read by that name"),
+                None => {
+                    let known: Vec<_> = self.outputs.iter().map(|(name, _)| &name[..]).collect();
+                    format!("not an output of the graph; its outputs: {}", known.join(", "))
+                }
+            };
+            return Err(Error::usage(format!("output '{name}': {what}")));
+        }
+        self.known = Known::default();
+        self.outputs.retain(|(output, _)| names.contains(output));
+        self.sweep();
+        Ok(())
+    }
+
     /// Adds a node. `inputs` holds only the data inputs; shaping inputs are attributes.
     ///
     /// # Errors

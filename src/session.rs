@@ -51,6 +51,8 @@ pub struct Options {
     /// same text: `("past_*", "present_*")`. If the output is the input with new rows behind it, a range in `dims` is the number of rows:
     /// room for the most is planned once.
     pub state: Vec<(String, String)>,
+    /// The outputs to compute; empty for all. What only others need is not computed. Of programs, one that has none of these computes all.
+    pub outputs: Vec<String>,
     /// Named dims, each with an extent or a range of extents.
     pub dims: Vec<(String, Extent)>,
     /// Number of CPU threads; 0 means one per core of the host.
@@ -71,6 +73,7 @@ impl Default for Options {
             libraries: true,
             allow_tf32: false,
             state: Vec::new(),
+            outputs: Vec::new(),
             dims: Vec::new(),
             threads: 0,
             recipe: Recipe::default(),
@@ -245,8 +248,9 @@ impl Session {
     /// When the file is not a graph, the plan exceeds the limit, or the device is not there.
     pub fn from_path(path: impl AsRef<Path>, options: &Options) -> Result<Session> {
         let path = path.as_ref();
-        let (model, dims) = onnx::load(path)?.with_state(&options.state).grow(options.dims.clone())?;
-        let options = &Options { dims, ..options.clone() };
+        let (model, dims) =
+            onnx::load(path)?.with_state(&options.state).with_outputs(&options.outputs).grow(options.dims.clone())?;
+        let options = &Options { dims, outputs: Vec::new(), ..options.clone() };
         let session = match options.fixed() {
             Some(dims) => onnx::import(&model, &dims).and_then(|graph| Session::from_graph(graph, options)),
             None => Session::from_source(source(model), options),
@@ -293,7 +297,8 @@ impl Session {
     ///
     /// # Errors
     /// When the plan exceeds the limit, or the device is not there.
-    pub fn from_graph(graph: Graph, options: &Options) -> Result<Session> {
+    pub fn from_graph(mut graph: Graph, options: &Options) -> Result<Session> {
+        graph.keep_outputs(&options.outputs)?;
         let (backend, device) = open(options)?;
         Session::on_backend(graph, backend, device, options, &|_, _| {})
     }
@@ -346,7 +351,17 @@ impl Session {
         options: &Options,
     ) -> Result<Session> {
         let (backend, device) = open(options)?;
-        let programs = programs.into_iter().map(|(name, graph)| (name.into(), graph)).collect();
+        let mut programs: Vec<_> = programs.into_iter().map(|(name, graph)| (name.into(), graph)).collect();
+        let has = |graph: &Graph, name: &String| graph.outputs().iter().any(|(output, _)| output == name);
+        if let Some(name) = options.outputs.iter().find(|name| !programs.iter().any(|(_, graph)| has(graph, name))) {
+            let known: Vec<_> = programs.iter().map(|(name, _)| &name[..]).collect();
+            let known = known.join(", ");
+            return Err(Error::usage(format!("output '{name}': no program has such an output; the programs: {known}")));
+        }
+        for (_, graph) in &mut programs {
+            let own: Vec<String> = options.outputs.iter().filter(|name| has(graph, name)).cloned().collect();
+            graph.keep_outputs(&own)?;
+        }
         Session::programs_on_backend(programs, backend, device, options, &|_, _| {})
     }
 

@@ -34,6 +34,9 @@ pub(super) struct Model {
     /// rows as there are after a run take 4096.
     #[arg(long, value_name = "INPUT=OUTPUT", value_parser = pair)]
     pub(super) state: Vec<(String, String)>,
+    /// Compute this output alone; give it several times for several. What only other outputs need is not computed, except updates of states.
+    #[arg(long = "output", value_name = "NAME")]
+    pub(super) outputs: Vec<String>,
     /// Refuse a plan that takes more memory than this (512, 20KiB, 1.5GB ...), with exit code 2. For `max-batch`, the memory to fill.
     #[arg(long, value_name = "SIZE", value_parser = limit, allow_hyphen_values = true)]
     pub(super) memory_limit: Option<u64>,
@@ -126,6 +129,7 @@ impl Model {
             libraries: !self.no_libraries,
             allow_tf32: self.allow_tf32,
             state: self.state.clone(),
+            outputs: self.outputs.clone(),
             dims: self.dims.clone(),
             threads: self.threads.map_or(0, usize::from),
             recipe: self.recipe(),
@@ -178,11 +182,23 @@ impl Model {
 
     /// The first flag given that changes how the model is planned, if any is.
     pub(super) fn flag(&self) -> Option<&'static str> {
-        let Model { model: _, dims, state, memory_limit, no_fuse, f16, chunks, threads, no_libraries, allow_tf32 } =
-            self;
+        let Model {
+            model: _,
+            dims,
+            state,
+            outputs,
+            memory_limit,
+            no_fuse,
+            f16,
+            chunks,
+            threads,
+            no_libraries,
+            allow_tf32,
+        } = self;
         let flags = [
             ("--set", !dims.is_empty()),
             ("--state", !state.is_empty()),
+            ("--output", !outputs.is_empty()),
             ("--memory-limit", memory_limit.is_some()),
             ("--no-fuse", *no_fuse),
             ("--f16", *f16),
@@ -208,7 +224,8 @@ impl Model {
 
     /// Loads as [`load`](Self::load) does, with dims that may have ranges.
     pub(super) fn load_range(&self, given: &[Given]) -> Result<(onnx::Model, Vec<(String, Extent)>)> {
-        let (model, dims) = onnx::load(&self.model)?.with_state(&self.state).grow(self.dims.clone())?;
+        let model = onnx::load(&self.model)?.with_state(&self.state).with_outputs(&self.outputs);
+        let (model, dims) = model.grow(self.dims.clone())?;
         self.bind(model, dims, given)
     }
 

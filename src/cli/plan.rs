@@ -29,13 +29,13 @@ pub(super) struct Plan {
     #[arg(long, default_value = "cpu")]
     target: String,
     /// Write the plan as JSON, for `check`.
-    #[arg(short, long, value_name = "FILE")]
-    output: Option<PathBuf>,
+    #[arg(short = 'o', long, value_name = "FILE")]
+    save: Option<PathBuf>,
     /// List the tensors that are live at the peak, and the bytes that each remedy would save: half the extent, f16, smaller workspaces, chunks.
     #[arg(long)]
     advise: bool,
     /// For tests: fail with exit code 2 if the plan takes more than this, and list the tensors that are live at its peak. Unlike a limit,
-    /// this does not change the plan, and --output is written.
+    /// this does not change the plan, and --save is written.
     #[arg(long, value_name = "SIZE", value_parser = args::limit, allow_hyphen_values = true)]
     assert_peak: Option<u64>,
     /// List the kernel of each step, and the algorithm that computes it.
@@ -54,7 +54,7 @@ pub(super) struct Plan {
 
 impl Plan {
     pub(super) fn run(&self, json: bool) -> Result<String, Failure> {
-        let files = [("--output", &self.output), ("--html", &self.html), ("--svg", &self.svg)];
+        let files = [("--save", &self.save), ("--html", &self.html), ("--svg", &self.svg)];
         args::distinct(files.into_iter().filter_map(|(flag, path)| Some((flag, path.as_deref()?))))?;
         let target = self.model.target(&self.target)?;
         if !self.more.is_empty() {
@@ -88,7 +88,7 @@ impl Plan {
             self.draw(&plan, &graph.graph)?;
         }
         let (plan, range) = plan.map_err(refuse)?;
-        if let Some(path) = &self.output {
+        if let Some(path) = &self.save {
             file::write_whole(path, "write the plan", |out| out.write_all(plan.to_json().as_bytes()))?;
         }
         self.draw(&plan, &graph.graph)?;
@@ -170,7 +170,7 @@ impl Plan {
         }
         let compiled = plan::compile_programs(&prepared, target, &limits)?;
         let plans: Vec<plan::Plan> = compiled.into_iter().map(|(plan, _)| plan).collect();
-        if let Some(path) = &self.output {
+        if let Some(path) = &self.save {
             let text = plan::Plan::all_to_json(&plans);
             file::write_whole(path, "write the plan", |out| out.write_all(text.as_bytes()))?;
         }

@@ -71,7 +71,7 @@ impl More {
     pub(super) fn graphs(&self, first: &Model, given: &[Given]) -> Result<Vec<(String, Graph)>> {
         let files = [&first.model].into_iter().chain(&self.more).map(|text| named(text));
         let files = files.collect::<Result<Vec<_>>>()?;
-        let mut used = vec![false; first.dims.len() + first.state.len() + given.len()];
+        let mut used = vec![false; first.dims.len() + first.state.len() + first.outputs.len() + given.len()];
         let mut graphs = Vec::with_capacity(files.len());
         for (name, path) in &files {
             let (graph, uses) = program(first, given, name, path).map_err(|e| e.in_file(path))?;
@@ -83,9 +83,10 @@ impl More {
         let flags = first.dims.iter().map(|(dim, extent)| format!("--set {dim}={extent}: no program has such a dim"));
         let states =
             first.state.iter().map(|(i, o)| format!("--state {i}={o}: no program has such an input or output"));
+        let outputs = first.outputs.iter().map(|name| format!("--output {name}: no program has such an output"));
         let inputs =
             given.iter().map(|g| format!("--input {}: no program has such an input, apart from states", g.name));
-        let what = flags.chain(states).chain(inputs).nth(unused).expect("there is one per flag");
+        let what = flags.chain(states).chain(outputs).chain(inputs).nth(unused).expect("there is one per flag");
         Err(Error::usage(format!("{what}; the programs: {}", names.join(", "))))
     }
 
@@ -116,7 +117,7 @@ impl More {
     }
 }
 
-/// The graph of a program; and per flag of `--set` and `--state`, and per given input, whether the program has use for it.
+/// The graph of a program; and per flag of `--set`, `--state` and `--output`, and per given input, whether the program has use for it.
 fn program(all: &Model, given: &[Given], name: &str, path: &Path) -> Result<(Graph, Vec<bool>)> {
     let (model, states) = onnx::load(path)?.with_shared_state(&all.state);
     let open = model.open_dims()?;
@@ -134,12 +135,16 @@ fn program(all: &Model, given: &[Given], name: &str, path: &Path) -> Result<(Gra
         }
     }
     used.extend(states);
+    let outputs = model.proto.graph.iter().flat_map(|g| &g.output).map(|o| o.name.as_str());
+    let outputs: Vec<String> =
+        outputs.filter(|name| all.outputs.iter().any(|o| o == name)).map(str::to_owned).collect();
+    used.extend(all.outputs.iter().map(|name| outputs.contains(name)));
     let inputs = model.proto.graph.iter().flat_map(|g| &g.input).map(|i| i.name.as_str());
     let inputs: Vec<&str> = inputs.filter(|name| !model.is_state(name)).collect();
     used.extend(given.iter().map(|g| inputs.contains(&g.name.as_str())));
     let own: Vec<Given> = given.iter().filter(|g| inputs.contains(&g.name.as_str())).cloned().collect();
     let one = Model { model: path.to_owned(), ..all.clone() };
-    let (model, dims) = model.grow(dims)?;
+    let (model, dims) = model.with_outputs(&outputs).grow(dims)?;
     let (model, dims) = one.bind(model, dims, &own)?;
     if let Some((dim, extent)) = dims.iter().find(|(_, extent)| extent.fixed().is_none()) {
         return Err(Error::usage(format!("--set {dim}={extent}: expected one extent, as programs take no range")));

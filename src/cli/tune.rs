@@ -38,8 +38,8 @@ pub(super) struct Tune {
     #[command(flatten)]
     on: On,
     /// Write the tuned plan as JSON.
-    #[arg(short, long, value_name = "FILE")]
-    output: Option<PathBuf>,
+    #[arg(short = 'o', long, value_name = "FILE")]
+    save: Option<PathBuf>,
     /// Time no further kernels after this many seconds. Kernels that take the most time come first.
     #[arg(long, value_name = "N", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     seconds: u64,
@@ -112,7 +112,7 @@ impl Tune {
         entries.extend(found.iter().cloned());
         let kept = cache::save(&identity, entries);
         let ((untuned, _), (tuned, _)) = (untuned, tuned);
-        if let Some(path) = &self.output {
+        if let Some(path) = &self.save {
             file::write_whole(path, "write the plan", |out| out.write_all(tuned.to_json().as_bytes()))?;
         }
         let outcome = Outcome { device: name, untuned, tuned, asked: asked.len(), found, runs, kept };

@@ -239,7 +239,7 @@ impl<'a> Importer<'a> {
         }
         self.nodes(&proto.node, &mut scope)?;
         let mut names = HashSet::new();
-        for output in &proto.output {
+        for output in proto.output.iter().filter(|output| self.model.wants(&output.name)) {
             let name = output.name.as_str();
             let value = match scope.find(name) {
                 Some(Named::Tensor(value)) => value,
@@ -258,7 +258,7 @@ impl<'a> Importer<'a> {
                 tracing::warn!(output = name, "listed twice");
             }
         }
-        if names.is_empty() { Err(Error::graph("it has no outputs".into())) } else { Ok(()) }
+        if proto.output.is_empty() { Err(Error::graph("it has no outputs".into())) } else { Ok(()) }
     }
 
     fn initializers(&mut self, proto: &'a GraphProto, scope: &mut Scope<'_, 'a>) -> Result<()> {

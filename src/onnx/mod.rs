@@ -42,6 +42,8 @@ pub struct Model {
     shared: Vec<(String, String)>,
     /// The dim along which states grow from run to run.
     growth: Option<grow::Growth>,
+    /// The outputs to compute; empty for all.
+    outputs: Vec<String>,
 }
 
 /// Reads a model: text from `.onnxtxt`, protobuf from `.onnx`. Any other name is judged by its content.
@@ -72,7 +74,7 @@ pub fn load(path: &Path) -> Result<Model> {
     } else {
         ModelProto::decode(bytes).map_err(|e| fail("not an ONNX model, or only a part of one", e.into()))?
     };
-    let model = Model { proto, path: Some(path.to_owned()), states: Vec::new(), shared: Vec::new(), growth: None };
+    let model = Model { path: Some(path.to_owned()), ..Model::new(proto) };
     model.check().map_err(|e| e.in_file(path))?;
     Ok(model)
 }
@@ -94,13 +96,17 @@ pub fn import(model: &Model, dims: &[(String, usize)]) -> Result<Graph> {
 /// # Errors
 /// As [`import`].
 pub fn import_as(model: &Model, dims: &[(String, usize)], decisions: Decisions) -> Result<Graph> {
-    let run = || match &model.growth {
-        Some(growth) => grow::import(model, growth, dims),
-        None => {
-            let mut graph = import::import_ports(model, dims, decisions)?;
-            model.pair(&mut graph)?;
-            Ok(graph)
-        }
+    let run = || {
+        let mut graph = match &model.growth {
+            Some(growth) => grow::import(model, growth, dims)?,
+            None => {
+                let mut graph = import::import_ports(model, dims, decisions)?;
+                model.pair(&mut graph)?;
+                graph
+            }
+        };
+        graph.keep_outputs(&model.outputs)?;
+        Ok(graph)
     };
     run().map_err(|e| model.name_file(e))
 }
@@ -139,7 +145,7 @@ fn map(path: &Path) -> Result<Bytes> {
 impl Model {
     /// Makes a model from messages in memory. Its external data lies in the current folder.
     pub fn new(proto: ModelProto) -> Model {
-        Model { proto, path: None, states: Vec::new(), shared: Vec::new(), growth: None }
+        Model { proto, path: None, states: Vec::new(), shared: Vec::new(), growth: None, outputs: Vec::new() }
     }
 
     fn graph(&self) -> Result<&GraphProto> {

@@ -14,6 +14,20 @@ impl Model {
         self
     }
 
+    /// This model with these outputs alone, and the updates of its states; with all if the list is empty.
+    pub fn with_outputs(mut self, names: &[String]) -> Model {
+        self.outputs = names.to_vec();
+        self
+    }
+
+    /// True if an output is asked for, or updates a state.
+    pub(super) fn wants(&self, output: &str) -> bool {
+        let mut pairs = self.states.iter().chain(&self.shared);
+        self.outputs.is_empty()
+            || self.outputs.iter().any(|name| name == output)
+            || pairs.any(|(input, update)| named(update, input, output).is_some())
+    }
+
     /// This model as one of several programs, with the states that it shares. Of a pair, it may have the input alone, which reads the state,
     /// or the output alone, which updates it. The pairs that it has any half of come second.
     pub fn with_shared_state(mut self, pairs: &[(String, String)]) -> (Model, Vec<bool>) {

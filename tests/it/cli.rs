@@ -589,7 +589,7 @@ fn two_results_need_two_files() {
     let folder = Folder::new("twice");
     let file = folder.path("x");
     for other in [&file, &format!("{}/./x", folder.path(""))] {
-        let words = &["--output and --html would both write", "expected a file for each"];
+        let words = &["--save and --html would both write", "expected a file for each"];
         fails(1, &[&["plan"], MLP, &["-o", &file, "--html", other]], words);
         fails(1, &[&["plan"], MLP, &["--html", &file, "--svg", other]], &["--html and --svg"]);
     }

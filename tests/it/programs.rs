@@ -347,6 +347,8 @@ fn files_share_states() {
     assert_eq!(found["memory"]["planned_bytes"], found["memory"]["allocated_bytes"], "{found}");
     let timed = json(&[&["bench"], &files[..], &states, &on[..6], &["--program", "decode", "--iters", "2"]].concat());
     assert_eq!(timed["model"], "decode");
+    let one = json(&[&["run"], &files[..], &on, &["--program", "decode", "--output", "seen"]].concat());
+    assert_eq!(one["outputs"].as_array().map(Vec::len), Some(1), "{one}");
     // A plan of several programs is checked again from its file.
     let plan = folder.path("plan.json");
     let (code, out, err) = plimsoll(&[&["plan"], &files[..], &states, &["-o", &plan]].concat());
@@ -365,6 +367,7 @@ fn files_share_states() {
         (&["--set", "columns=3"][..], "--set columns=3: no program has such a dim; the programs: encode, decode"),
         (&["--set", "encode:columns=3"], "--set encode:columns=3: no program has such a dim"),
         (&["--set", "decode:rows=1..4"], "--set rows=1..4: expected one extent, as programs take no range"),
+        (&["--output", "logits"], "--output logits: no program has such an output; the programs: encode, decode"),
         (&["--state", "cache=present"], "--state cache=present: no program has such an input or output"),
         (&["--advise"], "--advise: expected one model"),
     ] {

@@ -144,6 +144,53 @@ fn the_host_provides_the_memory() {
     assert!(load(lines - 1).is_err(), "it does not fit into less");
 }
 
+const HEADS: &str = r#"< ir_version: 8, opset_import: ["" : 11] >
+heads (float[n, 4] x, float[n, 4] total) => (float[n, 4] wide, float[n, 1] sum, float[n, 4] next_total)
+{
+   bent = Exp (x)
+   wide = Neg (bent)
+   sum = ReduceSum <axes = [1]> (x)
+   next_total = Add (total, x)
+}"#;
+
+/// A caller names the outputs that it wants. What only others need is no step, and states are updated all the same.
+#[test]
+fn outputs_that_nobody_asks_for_are_not_computed() {
+    let folder = common::Folder::new("outputs");
+    let path = folder.file("heads.onnxtxt", HEADS);
+    let asked = |names: &[&str]| Options {
+        outputs: names.iter().map(|&name| name.to_owned()).collect(),
+        state: vec![("total".into(), "next_total".into())],
+        ..options()
+    };
+    let x = ("x", random([3, 4], 5));
+    let all = Session::from_path(&path, &asked(&[]).set("n", 3)).expect("it loads");
+    let expected = all.run(std::slice::from_ref(&x)).expect("it runs");
+    for one in [asked(&["sum"]).set("n", 3), asked(&["sum"]).set("n", 1..=3)] {
+        // A state of the range's rows is refused for another reason.
+        let one = if one.fixed().is_none() { Options { state: Vec::new(), ..one } } else { one };
+        let session = Session::from_path(&path, &one).expect("it loads");
+        assert!(session.plan().steps.len() < all.plan().steps.len());
+        assert_eq!(session.plan().outputs.len(), 1);
+        let total = ("total", random([3, 4], 6));
+        let inputs = if one.state.is_empty() { vec![x.clone(), total] } else { vec![x.clone()] };
+        assert_eq!(session.run(&inputs).expect("it runs"), expected[1..2]);
+        if !one.state.is_empty() {
+            assert_eq!(session.state("total").expect("it is a state"), all.state("total").expect("it is a state"));
+        }
+    }
+    let graph = Graph::from_path(&path, &[("n", 3)]).expect("it is a graph");
+    let session = Session::from_graph(graph, &asked(&["sum", "wide"])).expect("it loads");
+    assert_eq!(session.plan().outputs.iter().map(|o| &o.name[..]).collect::<Vec<_>>(), ["wide", "sum"]);
+    for (name, words) in [
+        ("product", "output 'product': not an output of the graph; its outputs: "),
+        ("next_total", "output 'next_total': it updates state 'total', which is read by that name"),
+    ] {
+        let error = Session::from_path(&path, &asked(&[name]).set("n", 3)).expect_err("it is no output").to_string();
+        assert!(error.contains(words), "{error}");
+    }
+}
+
 /// Two products of one input, so that no step overwrites it.
 fn kept() -> (Plan, Vec<std::sync::Arc<plimsoll::internals::constant::Constant>>) {
     let g = Trace::new("kept");
