@@ -1,12 +1,16 @@
 //! `compare`: eager beside planned.
 
-use super::args::{self, Inputs, Model, On};
+use super::args::{self, Given, Inputs, Model, On};
+use super::programs::More;
 use super::{Failure, line, print};
-use crate::eager::compare::{Observed, Setup, compare};
+use crate::eager::compare::{Comparison, Observed, Setup, compare};
 use crate::error::{Error, Result};
 use crate::graph::Graph;
+use crate::plan::Limits;
 use crate::report::picture::{Scene, comparison_page};
-use crate::session;
+use crate::report::{grouped, human};
+use crate::session::{self, Options};
+use crate::tensor::Tensor;
 use crate::{file, report};
 use clap::Args;
 use serde_json::json;
@@ -19,6 +23,8 @@ use std::path::PathBuf;
 pub(super) struct Compare {
     #[command(flatten)]
     model: Model,
+    #[command(flatten)]
+    more: More,
     #[command(flatten)]
     inputs: Inputs,
     #[command(flatten)]
@@ -46,6 +52,9 @@ impl Compare {
             return Err(Error::usage("--no-fuse: `compare` always runs with and without fusion".into()).into());
         }
         let given = args::given("--input", &self.inputs.inputs)?;
+        if !self.more.is_empty() {
+            return self.run_programs(&given, json);
+        }
         let (model, dims) = self.model.load(&given)?;
         let graph = self.model.import(&model, &dims, &given)?;
         let options = self.model.options(&self.on)?;
@@ -62,9 +71,6 @@ impl Compare {
         let inputs = args::fill(&plan, given, self.inputs.seed)?;
         let ways = WAYS + u64::from(device.pools());
         drop(device);
-        let open = || session::open(&options).map(|(backend, _)| backend);
-        let bar = args::progress("ways");
-        bar.set_length(ways);
         let scenes = RefCell::new(Vec::new());
         let observe = |name: &str, graph: &Graph, observed: Observed| {
             let scene = match observed {
@@ -73,17 +79,8 @@ impl Compare {
             };
             scenes.borrow_mut().push(scene);
         };
-        let setup = Setup {
-            open: &open,
-            memory_limit: self.model.memory_limit,
-            iters: self.iters as usize,
-            poison: self.poison,
-            recipe: options.recipe,
-            progress: &|_| bar.inc(1),
-            observe: self.html.is_some().then_some(&observe),
-        };
-        let result = compare(&graph, &inputs, &setup);
-        bar.finish_and_clear();
+        let observe: Option<&dyn Fn(&str, &Graph, Observed)> = if self.html.is_some() { Some(&observe) } else { None };
+        let result = self.compared(&graph, &inputs, &options, ways, observe);
         let result = result.map_err(|e| e.in_file(&self.model.model))?;
         if let Some(path) = &self.html {
             let page = comparison_page(&result, scenes.into_inner().into_iter().collect::<Result<_>>()?);
@@ -100,6 +97,67 @@ impl Compare {
         };
         print(&text)?;
         result.verdict(FUSED_TOLERANCE)?;
+        Ok(String::new())
+    }
+
+    /// Runs a graph in every way, under a progress bar.
+    fn compared(
+        &self,
+        graph: &Graph,
+        inputs: &[Tensor],
+        options: &Options,
+        ways: u64,
+        observe: Option<&dyn Fn(&str, &Graph, Observed)>,
+    ) -> Result<Comparison> {
+        let bar = args::progress("ways");
+        bar.set_length(ways);
+        let setup = Setup {
+            open: &|| session::open(options).map(|(backend, _)| backend),
+            memory_limit: self.model.memory_limit,
+            iters: self.iters as usize,
+            poison: self.poison,
+            recipe: options.recipe,
+            progress: &|_| bar.inc(1),
+            observe,
+        };
+        let result = compare(graph, inputs, &setup);
+        bar.finish_and_clear();
+        result
+    }
+
+    /// Compares the ways to run each of several graphs, and says what they take if they are planned together.
+    fn run_programs(&self, given: &[Given], json: bool) -> Result<String, Failure> {
+        if self.html.is_some() {
+            return Err(Error::usage("--html: expected one model; compare each program by itself for it".into()).into());
+        }
+        let options = self.model.options(&self.on)?;
+        let (device, name) = session::open(&options)?;
+        tracing::info!("backend: {name}");
+        session::check_limit(&*device, options.memory_limit)?;
+        let (target, ways) = (device.target().clone(), WAYS + u64::from(device.pools()));
+        drop(device);
+        let together = self.more.bytes(&self.model, &target, self.model.memory_limit.unwrap_or(u64::MAX))?;
+        if let Some(limit) = self.model.memory_limit.filter(|&limit| together > limit) {
+            let what = "the plan of all programs".to_owned();
+            return Err(Error::Fit { what, needed: together, limit, file: None }.into());
+        }
+        let mut results = Vec::new();
+        for (name, graph) in self.more.graphs(&self.model, given)? {
+            let plan = options.recipe.plan(graph.clone(), &target, &Limits { memory: None })?;
+            let own = given.iter().filter(|given| plan.inputs.iter().any(|port| port.name == given.name));
+            let inputs = args::fill(&plan, own.cloned().collect(), self.inputs.seed)?;
+            let result = self.compared(&graph, &inputs, &options, ways, None)?;
+            results.push(Comparison { model: name, ..result });
+        }
+        let text = if json {
+            line(&json!({"programs": results, "planned_together_bytes": together}))
+        } else {
+            let all: Vec<_> = results.iter().map(report::comparison).collect();
+            let bytes = format!("planned together: {} ({} bytes)\n", human(together), grouped(together));
+            format!("{}\n{bytes}", all.join("\n"))
+        };
+        print(&text)?;
+        results.iter().try_for_each(|result| result.verdict(FUSED_TOLERANCE))?;
         Ok(String::new())
     }
 }

@@ -1,10 +1,12 @@
 //! `max-batch`: finds the largest extent of a dim that fits a limit.
 
 use super::args::{self, Model};
+use super::programs::More;
 use super::{Failure, line};
-use crate::advise::{Size, Taken, largest_binding};
+use crate::advise::{Largest, Size, Taken, largest, largest_binding};
 use crate::error::{Error, Result};
 use crate::report;
+use crate::target::Target;
 use clap::Args;
 use serde_json::json;
 
@@ -13,7 +15,9 @@ use serde_json::json;
 pub(super) struct MaxBatch {
     #[command(flatten)]
     model: Model,
-    /// The dim to enlarge. Default: the one that --set leaves open.
+    #[command(flatten)]
+    more: More,
+    /// The dim to enlarge; of one program NAME:DIM. Default: the one that --set leaves open.
     #[arg(long, value_name = "DIM")]
     dim: Option<String>,
     /// The target to plan for: one of those below.
@@ -27,52 +31,52 @@ impl MaxBatch {
             return Err(Error::usage("max-batch: expected --memory-limit SIZE".into()).into());
         };
         let target = self.model.target(&self.target)?;
+        if !self.more.is_empty() {
+            return self.run_programs(&target, limit, json);
+        }
         let (model, dims) = self.model.load(&[])?;
         let in_file = |e: Error| e.in_file(&self.model.model);
-        let dim = self.dim(&model).map_err(in_file)?;
+        let dim = self.dim(&model.open_dims().map_err(in_file)?, &model.declared_inputs());
+        let dim = dim.map_err(in_file)?;
         let case = self.model.case(&model, dims, target);
         // An error that no binding can avoid is the model's. The search would report it for every extent.
         let found = largest_binding(&case, &dim, limit).map_err(in_file)?;
-        let Some(Size { extent, bytes: Taken::Bytes(taken) }) = &found.fits else {
-            return Err(match &found.next.bytes {
-                Taken::Bytes(needed) => {
-                    let what = format!("the plan at {dim}={}", found.next.extent);
-                    let error = in_file(Error::Fit { what, needed: *needed, limit, file: None });
-                    args::refuse(&case.with_dim(&dim, found.next.extent), error, json)
-                }
-                // The error names its file already.
-                Taken::Fails(error) => Error::usage(error.clone()).into(),
-            });
-        };
-        if !json {
-            let name = model.name();
-            return Ok(format!("{name} for {}\n\n{}", case.target.name, report::largest(&found, limit)));
-        }
-        let next = match &found.next.bytes {
-            Taken::Bytes(bytes) => {
-                json!({"extent": found.next.extent, "planned_bytes": bytes, "deficit_bytes": bytes.saturating_sub(limit)})
-            }
-            Taken::Fails(error) => json!({"extent": found.next.extent, "error": error}),
-        };
-        Ok(line(&json!({
-            "model": model.name(),
-            "target": case.target.name,
-            "dim": dim,
-            "limit_bytes": limit,
-            "largest": {"extent": extent, "planned_bytes": taken},
-            "next": next,
-            "plans": found.plans,
-        })))
+        let (name, target) = (model.name(), &case.target.name);
+        told(name, target, &found, limit, json).map_err(|error| match error {
+            Error::Fit { .. } => args::refuse(&case.with_dim(&dim, found.next.extent), in_file(error), json),
+            error => error.into(),
+        })
     }
 
-    /// The dim that is asked for, or the only one that is left.
-    fn dim(&self, model: &crate::onnx::Model) -> Result<String> {
-        let known = model.open_dims()?;
+    /// Enlarges a dim of several graphs, which are planned together.
+    fn run_programs(&self, target: &Target, limit: u64, json: bool) -> Result<String, Failure> {
+        let programs = self.more.open_dims(&self.model)?;
+        let mut known: Vec<String> = programs.iter().flat_map(|(_, dims, _)| dims.clone()).collect();
+        if let Some((program, dim)) = self.dim.as_deref().and_then(|dim| dim.split_once(':')) {
+            let own = programs.iter().find(|(name, ..)| name == program);
+            known.extend(own.filter(|(_, dims, _)| dims.iter().any(|d| d == dim)).map(|_| format!("{program}:{dim}")));
+        }
+        known.sort();
+        known.dedup();
+        let declared: Vec<_> = programs.iter().map(|(name, _, inputs)| format!("{name}: {inputs}")).collect();
+        let dim = self.dim(&known, &declared.join("; "))?;
+        let below = self.model.dims.iter().find(|(d, _)| *d == dim).map(|(_, extent)| extent.most());
+        let found = largest(&dim, limit, below, &mut |extent| {
+            let mut model = self.model.clone();
+            model.dims.push((dim.clone(), extent.into()));
+            let silent = tracing::subscriber::NoSubscriber::default();
+            tracing::subscriber::with_default(silent, || self.more.bytes(&model, target, limit))
+        })?;
+        let names: Vec<_> = programs.iter().map(|(name, ..)| &name[..]).collect();
+        Ok(told(&names.join(", "), &target.name, &found, limit, json)?)
+    }
+
+    /// The dim that is asked for, or the only one that is left of those that are known.
+    fn dim(&self, known: &[String], declared: &str) -> Result<String> {
         if known.is_empty() {
             let dim = self.dim.as_deref().unwrap_or("batch");
             return Err(Error::usage(format!(
-                "it has no dim '{dim}' to vary: all sizes of its inputs are numbers in the file ({}); export it with that axis dynamic",
-                model.declared_inputs()
+                "it has no dim '{dim}' to vary: all sizes of its inputs are numbers in the file ({declared}); export it with that axis dynamic"
             )));
         }
         let list = |names: &[&String]| names.iter().map(|n| format!("'{n}'")).collect::<Vec<_>>().join(", ");
@@ -80,8 +84,8 @@ impl MaxBatch {
         let set = |name: &str| self.model.dims.iter().any(|(d, _)| d == name);
         match &self.dim {
             Some(dim) if !known.contains(dim) => {
-                let declared = model.declared_inputs();
-                Err(Error::usage(format!("the graph has no dim '{dim}'; its dims: {} ({declared})", list(&all))))
+                let nobody = if self.more.is_empty() { "the graph has no dim" } else { "no program has a dim" };
+                Err(Error::usage(format!("{nobody} '{dim}'; the dims: {} ({declared})", list(&all))))
             }
             Some(dim) if set(dim) => Err(Error::usage(format!("dim '{dim}' is bound by --set and sought by --dim"))),
             Some(dim) => Ok(dim.clone()),
@@ -95,4 +99,40 @@ impl MaxBatch {
             },
         }
     }
+}
+
+/// The report of a search.
+///
+/// # Errors
+/// [`Error::Fit`] when no extent fits.
+fn told(name: &str, target: &str, found: &Largest, limit: u64, json: bool) -> Result<String> {
+    let (dim, next) = (&found.dim, &found.next);
+    let Some(Size { extent, bytes: Taken::Bytes(taken) }) = &found.fits else {
+        return Err(match &next.bytes {
+            Taken::Bytes(needed) => {
+                let what = format!("the plan at {dim}={}", next.extent);
+                Error::Fit { what, needed: *needed, limit, file: None }
+            }
+            // The error names its file already.
+            Taken::Fails(error) => Error::usage(error.clone()),
+        });
+    };
+    if !json {
+        return Ok(format!("{name} for {target}\n\n{}", report::largest(found, limit)));
+    }
+    let next = match &next.bytes {
+        Taken::Bytes(bytes) => {
+            json!({"extent": next.extent, "planned_bytes": bytes, "deficit_bytes": bytes.saturating_sub(limit)})
+        }
+        Taken::Fails(error) => json!({"extent": next.extent, "error": error}),
+    };
+    Ok(line(&json!({
+        "model": name,
+        "target": target,
+        "dim": dim,
+        "limit_bytes": limit,
+        "largest": {"extent": extent, "planned_bytes": taken},
+        "next": next,
+        "plans": found.plans,
+    })))
 }

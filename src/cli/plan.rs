@@ -7,6 +7,7 @@ use crate::advise::advise;
 use crate::error::{Error, Result};
 use crate::graph::Graph;
 use crate::kernel::tuned::Tuned;
+use crate::pass::Prepared;
 use crate::plan::range::{ShapeRange, Tried};
 use crate::plan::tell::peak::peak;
 use crate::plan::{self, Limits};
@@ -152,31 +153,37 @@ impl Plan {
 
     /// Plans several graphs together.
     fn run_programs(&self, target: &Target, json: bool) -> Result<String, Failure> {
-        let flags = [
-            ("--advise", self.advise),
-            ("--html", self.html.is_some()),
-            ("--svg", self.svg.is_some()),
-            ("--tuned", self.tuned.is_some()),
-        ];
+        let flags = [("--advise", self.advise), ("--svg", self.svg.is_some()), ("--tuned", self.tuned.is_some())];
         if let Some((flag, _)) = flags.into_iter().find(|(_, given)| *given) {
             return Err(Error::usage(format!("{flag}: expected one model; plan each program by itself for it")).into());
         }
-        let (limits, recipe) = (self.model.limits(), self.model.recipe());
-        let (mut prepared, mut apart) = (Vec::new(), 0);
-        for (name, graph) in self.more.graphs(&self.model, &[])? {
-            let graph = recipe.graph(graph, target, &limits)?;
-            apart += plan::plan(&graph, target, &Limits { memory: None })?.bytes();
-            prepared.push((name, graph));
+        let prepared = self.more.prepared(&self.model, target)?;
+        let planned = |limits: &Limits| -> Result<Vec<plan::Plan>> {
+            let compiled = plan::compile_programs(&prepared, target, limits)?;
+            Ok(compiled.into_iter().map(|(plan, _)| plan).collect())
+        };
+        let plans = planned(&self.model.limits());
+        if let (Err(Error::Fit { .. }), true) = (&plans, self.html.is_some()) {
+            self.draw_programs(&planned(&Limits { memory: None })?, &prepared)?;
         }
-        let compiled = plan::compile_programs(&prepared, target, &limits)?;
-        let plans: Vec<plan::Plan> = compiled.into_iter().map(|(plan, _)| plan).collect();
+        let plans = plans?;
+        self.draw_programs(&plans, &prepared)?;
+        let alone = prepared.iter().map(|(_, graph)| plan::plan(graph, target, &Limits { memory: None }));
+        let apart = alone.map(|plan| Ok(plan?.bytes())).sum::<Result<u64>>()?;
         if let Some(path) = &self.save {
             let text = plan::Plan::all_to_json(&plans);
             file::write_whole(path, "write the plan", |out| out.write_all(text.as_bytes()))?;
         }
         if let Some(limit) = self.assert_peak.filter(|&limit| plans[0].bytes() > limit) {
             let what = "--assert-peak: the plan of all programs".to_owned();
-            return Err(Error::Fit { what, needed: plans[0].bytes(), limit, file: None }.into());
+            let needed = plans[0].bytes();
+            let largest = plans.iter().zip(&prepared).max_by_key(|(plan, _)| plan.summary.lower_bound);
+            let (plan, (name, graph)) = largest.expect("there are several");
+            let peak = peak(plan, Some(&graph.graph));
+            let record = json!({"limit_bytes": limit, "needed_bytes": needed, "deficit_bytes": needed - limit,
+                "program": name, "peak": peak});
+            let text = format!("program '{name}' needs the most arena\n{}", report::peak(&peak));
+            return Err(Failure::explained(Error::Fit { what, needed, limit, file: None }, json, record, text));
         }
         if json {
             return Ok(plan::Plan::all_to_json(&plans));
@@ -187,6 +194,13 @@ impl Plan {
             text += &format!("\n{}\n{}", plan.title(), report::placement(plan, &plan.algorithms()));
         }
         Ok(text + &self.model.answer_text(&plans[0]))
+    }
+
+    fn draw_programs(&self, plans: &[plan::Plan], graphs: &[(String, Prepared)]) -> Result<()> {
+        let Some(path) = &self.html else { return Ok(()) };
+        let scenes: Vec<_> = plans.iter().zip(graphs).map(|(plan, (_, graph))| (plan, &graph.graph)).collect();
+        let page = report::picture::programs_page(&scenes, self.model.memory_limit);
+        file::write_whole(path, "write the page", |out| out.write_all(page.as_bytes()))
     }
 
     fn draw(&self, plan: &plan::Plan, graph: &Graph) -> Result<()> {

@@ -5,9 +5,11 @@ use super::args::{self, Given, Measured, Model, On};
 use crate::error::{Error, Result};
 use crate::graph::Graph;
 use crate::onnx;
-use crate::plan::{Class, Plan};
+use crate::pass::Prepared;
+use crate::plan::{self, Class, Limits, Plan};
 use crate::report::{Table, grouped, human};
 use crate::session::{self, Options, Session};
+use crate::target::Target;
 use crate::tensor::Tensor;
 use clap::Args;
 use std::path::{Path, PathBuf};
@@ -88,6 +90,34 @@ impl More {
             given.iter().map(|g| format!("--input {}: no program has such an input, apart from states", g.name));
         let what = flags.chain(states).chain(outputs).chain(inputs).nth(unused).expect("there is one per flag");
         Err(Error::usage(format!("{what}; the programs: {}", names.join(", "))))
+    }
+
+    /// The graphs of all programs, as they are planned for a target.
+    pub(super) fn prepared(&self, first: &Model, target: &Target) -> Result<Vec<(String, Prepared)>> {
+        let graphs = self.graphs(first, &[])?.into_iter();
+        let (recipe, limits) = (first.recipe(), first.limits());
+        graphs.map(|(name, graph)| Ok((name, recipe.graph(graph, target, &limits)?))).collect()
+    }
+
+    /// The bytes that all programs need on a target if they are planned under a limit. They exceed the limit if they do not fit.
+    pub(super) fn bytes(&self, first: &Model, target: &Target, limit: u64) -> Result<u64> {
+        let compiled = plan::compile_programs(&self.prepared(first, target)?, target, &Limits { memory: Some(limit) });
+        match compiled {
+            Ok(compiled) => Ok(compiled[0].0.bytes()),
+            Err(Error::Fit { needed, .. }) => Ok(needed),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Per program, its name, its dims without a number in the file, and its inputs as the file declares them.
+    pub(super) fn open_dims(&self, first: &Model) -> Result<Vec<(String, Vec<String>, String)>> {
+        let files = [&first.model].into_iter().chain(&self.more).map(|text| named(text));
+        let open = |(name, path): (String, PathBuf)| {
+            let (model, _) = onnx::load(&path)?.with_shared_state(&first.state);
+            let dims = model.open_dims().map_err(|e| e.in_file(&path))?;
+            Ok((name, dims, model.declared_inputs()))
+        };
+        files.map(|file| file.and_then(open)).collect()
     }
 
     /// Opens the device, plans the graph or the programs, and loads their weights under a progress bar.

@@ -329,6 +329,43 @@ fn a_growing_program_shares_its_results() {
     }
 }
 
+/// Commands that plan know programs: the largest extent that fits, a page, eager beside planned.
+#[test]
+fn commands_know_programs() {
+    let folder = common::Folder::new("programs-commands");
+    let (encode, decode) = (folder.file("encode.onnxtxt", ENCODE), folder.file("decode.onnxtxt", DECODE));
+    let files = [&encode[..], &decode, "--state", "hidden=encoded", "--state", "total=next_total"];
+    let planned = |rows: &str| -> u64 {
+        let plan = json(&[&["plan"], &files[..], &["--set", &format!("rows={rows}")]].concat());
+        let segments = plan["programs"][0]["segments"].as_array().cloned().expect("they have segments");
+        segments.iter().map(|segment| segment["bytes"].as_u64().expect("it is a number")).sum()
+    };
+    let found = json(&[&["max-batch"], &files[..], &["--memory-limit", "64KiB"]].concat());
+    let rows = found["largest"]["extent"].as_u64().expect("one fits");
+    assert_eq!(
+        (&found["dim"], &found["largest"]["planned_bytes"]),
+        (&"rows".into(), &planned(&rows.to_string()).into())
+    );
+    assert!(planned(&rows.to_string()) <= 65536 && planned(&(rows + 8).to_string()) > 65536, "{found}");
+    let (code, _, err) = plimsoll(&[&["max-batch"], &files[..], &["--memory-limit", "64"]].concat());
+    assert_eq!((code, err.contains("the plan at rows=1: needs")), (Some(2), true), "{err}");
+    let (code, _, err) =
+        plimsoll(&[&["max-batch"], &files[..], &["--memory-limit", "64KiB", "--dim", "columns"]].concat());
+    assert_eq!((code, err.contains("no program has a dim 'columns'; the dims: 'rows'")), (Some(1), true), "{err}");
+    let page = folder.path("page.html");
+    let (code, _, err) = plimsoll(&[&["plan"], &files[..], &["--set", "rows=3", "--html", &page]].concat());
+    assert_eq!(code, Some(0), "{err}");
+    let page = std::fs::read_to_string(&page).expect("it was written");
+    assert!(page.contains("encode, decode on cpu") && page.matches("\"arena\":").count() > 2);
+    let on = ["--set", "rows=3", "--backend", "cpu", "--threads", "1", "--poison"];
+    let compared = json(&[&["compare"], &files[..], &on].concat());
+    assert_eq!(compared["programs"].as_array().map(Vec::len), Some(2), "{compared}");
+    assert_eq!(compared["planned_together_bytes"], planned("3"), "{compared}");
+    let beyond = [&["plan"], &files[..], &["--set", "rows=3", "--assert-peak", "64"]].concat();
+    let (code, _, err) = plimsoll(&beyond);
+    assert_eq!((code, err.contains("needs the most arena")), (Some(2), true), "{err}");
+}
+
 /// A state may be the output of one file and the input of another. Each flag has to be of use to a program.
 #[test]
 fn files_share_states() {

@@ -46,6 +46,19 @@ pub fn page(plan: &Plan, graph: Option<&Graph>, limit: Option<u64>) -> String {
     document(&json!({"title": title, "scenes": [scene], "summary": plan.summary}))
 }
 
+/// The page of programs: their scenes, one below another.
+pub fn programs_page(plans: &[(&Plan, &Graph)], limit: Option<u64>) -> String {
+    let scene = |&(plan, graph): &(&Plan, &Graph)| {
+        let name = plan.title().to_owned();
+        Scene { name, ..Scene::of(plan, Some(graph), limit) }
+    };
+    let names: Vec<_> = plans.iter().map(|(plan, _)| plan.title()).collect();
+    let target = plans.first().map_or("", |(plan, _)| &plan.target.name);
+    let note = "Programs run one at a time, in the same segments. Each is drawn with what it uses of them.";
+    let scenes: Vec<_> = plans.iter().map(scene).collect();
+    document(&json!({"title": format!("{} on {target}", names.join(", ")), "scenes": scenes, "notes": [note]}))
+}
+
 /// A page of scenes. `data` has a `title` and `scenes`; page.js reads the rest.
 fn document(data: &Value) -> String {
     let palette: Vec<_> = Kind::all().map(|k| json!({"kind": k, "label": k.label(), "fill": k.fill()})).collect();
