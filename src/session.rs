@@ -332,8 +332,8 @@ impl Session {
     /// use plimsoll::{Choice, DType, Options, Session, Tensor, Trace};
     /// let [set, add] = [false, true].map(|adds| {
     ///     let trace = Trace::new("sum");
-    ///     let (x, sum) = (trace.input("x", DType::F32, [4]), trace.state("sum", DType::F32, [4]));
-    ///     trace.update(&sum, &if adds { &sum + &x } else { x });
+    ///     let (x, sum) = (trace.input("x", DType::F32, [4]), trace.state("sum", Tensor::from_f64(DType::F32, [4], &[0.0; 4])));
+    ///     trace.update(sum, if adds { sum + x } else { x });
     ///     trace.finish().expect("the graph is sound")
     /// });
     /// let session = Session::from_graphs([("set", set), ("add", add)], &Options::default().on(Choice::Cpu))?;

@@ -91,10 +91,10 @@ pub fn import(model: &Model, dims: &[(String, usize)]) -> Result<Graph> {
     import_as(model, dims, Decisions::default())
 }
 
-/// Imports a model as [`import`] does, where what is folded follows `decisions`.
+/// Imports a model as [`import()`] does, where what is folded follows `decisions`.
 ///
 /// # Errors
-/// As [`import`].
+/// As [`import()`].
 pub fn import_as(model: &Model, dims: &[(String, usize)], decisions: Decisions) -> Result<Graph> {
     let run = || {
         let mut graph = match &model.growth {
