@@ -17,6 +17,7 @@ use std::time::Duration;
 
 mod count;
 pub mod poison;
+mod saved;
 
 impl Per<SegmentIdx> for SegmentId {}
 impl Per<KernelIdx> for KernelId {}
@@ -385,11 +386,8 @@ impl Exec {
             let found = (tensor.dtype(), tensor.shape());
             return Err(Error::usage(format!("state '{name}': expected {dtype}{shape}, found {}{}", found.0, found.1)));
         }
-        let count = state.counted(tensor)?;
-        let bytes = tensor.store(state.stored, name)?;
-        self.backend.write(Slice { bytes: bytes.len() as u64, ..state.at }, &bytes)?;
-        state.count = count;
-        Ok(())
+        state.admits(tensor)?;
+        state.give(&mut *self.backend, tensor)
     }
 
     /// Gives all states the elements that they began with.

@@ -60,6 +60,7 @@ mod place;
 mod plan;
 mod reference;
 mod report;
+mod safetensors;
 mod session;
 mod shape;
 mod target;
@@ -75,7 +76,7 @@ pub mod internals {
     }
     modules! {
         advise backend constant decisions dtype eager elements error exec expr file graph kernel npy onnx op ops
-        pass place plan reference report session shape target tensor trace tune
+        pass place plan reference report safetensors session shape target tensor trace tune
     }
 }
 

@@ -489,6 +489,40 @@ impl Session {
         self.with(Exec::reset_state)
     }
 
+    /// Writes all states to a safetensors file, by name and in their own types. A reader sees the old file or the complete new one.
+    ///
+    /// ```
+    /// use plimsoll::{Choice, DType, Options, Session, Tensor, Trace};
+    /// let trace = Trace::new("counter");
+    /// let count = trace.state("count", Tensor::from_f32([1], &[0.0])?);
+    /// trace.update(count, count + 1.0);
+    /// let session = Session::from_graph(trace.finish()?, &Options::default().on(Choice::Cpu))?;
+    /// session.run(&[])?;
+    /// let path = std::env::temp_dir().join(format!("counter-{}.safetensors", std::process::id()));
+    /// session.save_states(&path)?;
+    /// session.reset_state()?;
+    /// session.load_states(&path)?;
+    /// assert_eq!(session.state("count")?.to_f64(), [1.0]);
+    /// # std::fs::remove_file(path).expect("it was written");
+    /// # Ok::<(), plimsoll::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// When the graph has no states, the file cannot be written, or the device fails.
+    pub fn save_states(&self, path: impl AsRef<Path>) -> Result<()> {
+        self.with(|exec| exec.save_states(path.as_ref()))
+    }
+
+    /// Gives all states the elements that a safetensors file has under their names, for the next run. The file is mapped, not read as a
+    /// whole.
+    ///
+    /// # Errors
+    /// When the file does not have exactly the states of this session, each of its type and shape, or holds a length beyond its capacity:
+    /// all states are then as before. When the device fails.
+    pub fn load_states(&self, path: impl AsRef<Path>) -> Result<()> {
+        self.with(|exec| exec.load_states(path.as_ref()))
+    }
+
     /// The binding of the range that inputs of these shapes select. A dim that the shapes do not determine has its largest extent. Empty if
     /// no dim has a range.
     ///

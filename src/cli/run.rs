@@ -38,6 +38,13 @@ pub(super) struct Run {
     /// Run N times in a row, on the same inputs. States go on from run to run. The outputs are those of the last run.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     iters: u32,
+    /// Begin with the states of a safetensors file, such as one of --save-states. It must have all states of the graph or the programs, and
+    /// no others. Lengths of caches that grow are among them.
+    #[arg(long, value_name = "FILE")]
+    load_states: Option<PathBuf>,
+    /// After the last run, write all states to a safetensors file, by name. A later run goes on with --load-states.
+    #[arg(long, value_name = "FILE")]
+    save_states: Option<PathBuf>,
     /// Write each output to DIR/NAME.npy. Characters of names outside [A-Za-z0-9._-] become '_'. The end of an overlong name becomes a hash.
     #[arg(long, value_name = "DIR")]
     output_dir: Option<PathBuf>,
@@ -73,6 +80,11 @@ impl Run {
         let session = self.more.session(&self.model, &self.on, &self.measured, &given, json)?;
         let last =
             self.program.last().map_or(Ok(session.plan()), |name| Ok::<_, Error>(session.program(name)?.plan()))?;
+        for (flag, path) in [("--load-states", &self.load_states), ("--save-states", &self.save_states)] {
+            if path.is_some() && session.programs().all(|program| program.plan().state.is_empty()) {
+                return Err(Error::usage(format!("{flag}: the graph has no states; --state makes them")).into());
+            }
+        }
         let names: Vec<&str> = last.outputs.iter().map(|p| p.name.as_str()).collect();
         if let Some(Given { name, .. }) = expected.iter().find(|e| !names.contains(&e.name.as_str())) {
             let what = format!("--expect {name}: not an output of the graph; its outputs: {}", names.join(", "));
@@ -87,12 +99,18 @@ impl Run {
                 }
             }
         }
+        if let Some(path) = &self.load_states {
+            session.load_states(path)?;
+        }
         let (plan, inputs) = self.more.select(&session, &self.program, given, self.inputs.seed)?;
         let (outputs, repeats) = self.repeat(&session, &inputs)?;
         let outputs: Vec<_> = names.iter().map(|name| (*name).to_owned()).zip(outputs).collect();
         let shown = plan.state.iter().map(|state| &state.port).filter(|port| port.shape.numel() <= MOST_SHOWN);
         let states = shown.map(|port| Ok((port.name.clone(), session.state(&port.name)?)));
         let states = states.collect::<Result<Vec<_>>>()?;
+        if let Some(path) = &self.save_states {
+            session.save_states(path)?;
+        }
         let usage = session.usage();
         let notes = session.with(|exec| exec.notes());
         if let Some(path) = &self.trace {

@@ -630,6 +630,8 @@ fn wrong_flags_are_named() {
         ("--input", "x=4294967296x4294967296xf32=0", "larger than any memory"),
         ("--input", "x=1048576x1048576x1024xf32=0", "the host has no"),
         ("--expect", "scores", "--expect scores"),
+        ("--load-states", "graphs/none.safetensors", "the graph has no states; --state makes them"),
+        ("--save-states", "states.safetensors", "the graph has no states; --state makes them"),
         ("--labels", "graphs/none.npy", "graphs/none.npy"),
         ("--labels", "graphs/digits.onnx", "graphs/digits.onnx"),
     ] {

@@ -67,6 +67,7 @@ mod golden;
 mod picture;
 mod programs;
 mod report;
+mod saved;
 mod scenarios;
 mod session;
 mod state;

@@ -110,6 +110,20 @@ fn a_decoder_keeps_its_cache() {
     }
 }
 
+/// A decoder goes on in another process where its states were saved.
+#[test]
+fn states_outlive_the_process() {
+    let model = "run graphs/append.onnxtxt --set batch=2 --set past=0..1024 --state token=next_token \
+        --state past_*=present_* --backend cpu --threads 2";
+    let run = |more: &str| json("outlive", &format!("{model} {more}"));
+    let first = run("--iters 500 --save-states cache.safetensors");
+    let second = run("--iters 500 --load-states cache.safetensors");
+    let whole = run("--iters 1000");
+    assert_eq!(second["states"], whole["states"]);
+    assert_eq!(second["outputs"], whole["outputs"]);
+    assert_ne!(first["states"], whole["states"]);
+}
+
 /// A server of one model keeps its weights once, whatever the batches that it answers.
 #[test]
 fn batches_share_their_weights() {
