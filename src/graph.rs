@@ -215,6 +215,24 @@ impl Graph {
         }
     }
 
+    /// Gives a state the elements that it begins with.
+    ///
+    /// # Errors
+    /// When there is no state of this name, or it has another type or shape.
+    pub(crate) fn begin(&mut self, name: &str, tensor: Tensor) -> Result<()> {
+        let Some(state) = self.states.iter().map(|s| s.value).find(|&v| self.value_name(v) == name) else {
+            let known: Vec<_> = self.states.iter().map(|s| self.value_name(s.value)).collect();
+            return Err(Error::usage(format!("state '{name}': no such state; the states: {}", known.join(", "))));
+        };
+        let (expected, found) = (self.fact(state), Fact::new(tensor.dtype(), tensor.shape().clone()));
+        if *expected != found {
+            return Err(Error::usage(format!("state '{name}': expected to begin with {expected}, found {found}")));
+        }
+        self.known = Known::default();
+        self.dag[index(state.node)].kind = Kind::State(Some(Arc::new(Constant::new(name, tensor))));
+        Ok(())
+    }
+
     /// Bounds a state that counts, or frees it.
     ///
     /// # Panics

@@ -63,7 +63,8 @@ pub(super) struct Model {
 
 #[derive(Args)]
 pub(super) struct Inputs {
-    /// Give an input: NAME=FILE.npy, or NAME=2x784xf32=0.5 for equal elements. Inputs that are not given are random.
+    /// Give an input: NAME=FILE.npy, or NAME=2x784xf32=0.5 for equal elements. Inputs that are not given are random. A state begins with
+    /// what is given; a cache that grows may have fewer rows than there is room for.
     #[arg(long = "input", value_name = "NAME=VALUE")]
     pub(super) inputs: Vec<String>,
     /// Seed of the random inputs.
@@ -229,15 +230,15 @@ impl Model {
         self.bind(model, dims, given)
     }
 
-    /// Adds the dims that the shapes of given inputs set.
+    /// Adds the dims that the shapes of given inputs set, and the elements of those that are states.
     pub(super) fn bind(
         &self,
         model: onnx::Model,
         mut dims: Vec<(String, Extent)>,
         given: &[Given],
     ) -> Result<(onnx::Model, Vec<(String, Extent)>)> {
-        let inputs: Vec<&str> = model.proto.graph.iter().flat_map(|g| &g.input).map(|i| i.name.as_str()).collect();
-        if let Some(Given { name, .. }) = given.iter().find(|g| !inputs.contains(&g.name.as_str())) {
+        if let Some(Given { name, .. }) = given.iter().find(|g| !model.takes(&g.name)) {
+            let inputs: Vec<&str> = model.proto.graph.iter().flat_map(|g| &g.input).map(|i| i.name.as_str()).collect();
             let what = format!("--input {name}: not an input of the graph; its inputs: {}", inputs.join(", "));
             return Err(Error::usage(what).in_file(&self.model));
         }
@@ -253,7 +254,9 @@ impl Model {
                 }
             }
         }
-        Ok((model, dims))
+        let states = given.iter().filter(|g| model.is_state(&g.name)).map(|g| (g.name.clone(), g.tensor.clone()));
+        let states = states.collect();
+        Ok((model.with_first(states), dims))
     }
 
     /// The graph of a loaded model.
@@ -525,10 +528,11 @@ pub(super) fn select(session: &Session, given: Vec<Given>, seed: u64) -> Result<
     Ok((plan, inputs))
 }
 
-/// Inputs in the plan's order: those given, random ones for the rest.
+/// Inputs in the plan's order: those given, random ones for the rest. What is given to states is in the graph.
 pub(super) fn fill(plan: &Plan, given: Vec<Given>, seed: u64) -> Result<Vec<Tensor>> {
     let mut random = Random(seed);
-    let mut inputs: Vec<_> = given.into_iter().map(|g| (g.name, g.tensor)).collect();
+    let is_state = |given: &Given| plan.state.iter().any(|state| state.port.name == given.name);
+    let mut inputs: Vec<_> = given.into_iter().filter(|g| !is_state(g)).map(|g| (g.name, g.tensor)).collect();
     for port in &plan.inputs {
         if !inputs.iter().any(|(name, _)| *name == port.name) {
             let most = port.indexes.as_ref().map_or(f64::INFINITY, |indexes| indexes.extent as f64 - 1.0);

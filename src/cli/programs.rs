@@ -86,8 +86,7 @@ impl More {
         let states =
             first.state.iter().map(|(i, o)| format!("--state {i}={o}: no program has such an input or output"));
         let outputs = first.outputs.iter().map(|name| format!("--output {name}: no program has such an output"));
-        let inputs =
-            given.iter().map(|g| format!("--input {}: no program has such an input, apart from states", g.name));
+        let inputs = given.iter().map(|g| format!("--input {}: no program has such an input or state", g.name));
         let what = flags.chain(states).chain(outputs).chain(inputs).nth(unused).expect("there is one per flag");
         Err(Error::usage(format!("{what}; the programs: {}", names.join(", "))))
     }
@@ -169,12 +168,10 @@ fn program(all: &Model, given: &[Given], name: &str, path: &Path) -> Result<(Gra
     let outputs: Vec<String> =
         outputs.filter(|name| all.outputs.iter().any(|o| o == name)).map(str::to_owned).collect();
     used.extend(all.outputs.iter().map(|name| outputs.contains(name)));
-    let inputs = model.proto.graph.iter().flat_map(|g| &g.input).map(|i| i.name.as_str());
-    let inputs: Vec<&str> = inputs.filter(|name| !model.is_state(name)).collect();
-    used.extend(given.iter().map(|g| inputs.contains(&g.name.as_str())));
-    let own: Vec<Given> = given.iter().filter(|g| inputs.contains(&g.name.as_str())).cloned().collect();
-    let one = Model { model: path.to_owned(), ..all.clone() };
     let (model, dims) = model.with_outputs(&outputs).grow(dims)?;
+    used.extend(given.iter().map(|g| model.takes(&g.name)));
+    let own: Vec<Given> = given.iter().filter(|g| model.takes(&g.name)).cloned().collect();
+    let one = Model { model: path.to_owned(), ..all.clone() };
     let (model, dims) = one.bind(model, dims, &own)?;
     if let Some((dim, extent)) = dims.iter().find(|(_, extent)| extent.fixed().is_none()) {
         return Err(Error::usage(format!("--set {dim}={extent}: expected one extent, as programs take no range")));

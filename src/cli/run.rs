@@ -80,11 +80,6 @@ impl Run {
         let session = self.more.session(&self.model, &self.on, &self.measured, &given, json)?;
         let last =
             self.program.last().map_or(Ok(session.plan()), |name| Ok::<_, Error>(session.program(name)?.plan()))?;
-        for (flag, path) in [("--load-states", &self.load_states), ("--save-states", &self.save_states)] {
-            if path.is_some() && session.programs().all(|program| program.plan().state.is_empty()) {
-                return Err(Error::usage(format!("{flag}: the graph has no states; --state makes them")).into());
-            }
-        }
         let names: Vec<&str> = last.outputs.iter().map(|p| p.name.as_str()).collect();
         if let Some(Given { name, .. }) = expected.iter().find(|e| !names.contains(&e.name.as_str())) {
             let what = format!("--expect {name}: not an output of the graph; its outputs: {}", names.join(", "));
@@ -99,9 +94,7 @@ impl Run {
                 }
             }
         }
-        if let Some(path) = &self.load_states {
-            session.load_states(path)?;
-        }
+        self.load(&session, &given)?;
         let (plan, inputs) = self.more.select(&session, &self.program, given, self.inputs.seed)?;
         let (outputs, repeats) = self.repeat(&session, &inputs)?;
         let outputs: Vec<_> = names.iter().map(|name| (*name).to_owned()).zip(outputs).collect();
@@ -173,6 +166,22 @@ impl Run {
 }
 
 impl Run {
+    /// Loads the states, if a file has them. Refuses flags that have no use.
+    fn load(&self, session: &Session, given: &[Given]) -> Result<()> {
+        let states = || session.programs().flat_map(|program| &program.plan().state);
+        for (flag, path) in [("--load-states", &self.load_states), ("--save-states", &self.save_states)] {
+            if path.is_some() && states().next().is_none() {
+                return Err(Error::usage(format!("{flag}: the graph has no states; --state makes them")));
+            }
+        }
+        let Some(path) = &self.load_states else { return Ok(()) };
+        let is_state = |g: &&Given| states().any(|state| state.port.name == g.name);
+        if let Some(Given { name, .. }) = given.iter().find(is_state) {
+            return Err(Error::usage(format!("--input {name}: --load-states gives the elements of all states")));
+        }
+        session.load_states(path)
+    }
+
     /// Runs as often as asked, and gives the last run's outputs.
     fn repeat(&self, session: &Session, inputs: &[Tensor]) -> Result<(Vec<Tensor>, Repeats)> {
         let bar = args::progress("runs");

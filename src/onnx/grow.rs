@@ -81,6 +81,11 @@ impl Model {
 }
 
 impl Model {
+    /// The name of the state that is the length of those that grow, if any do.
+    pub(super) fn length(&self) -> Option<&str> {
+        self.growth.as_ref().map(|growth| growth.dim.as_str())
+    }
+
     /// True if a dim is the rows of states that grow, before or after a run.
     pub fn grows_along(&self, dim: &str) -> bool {
         self.growth.as_ref().is_some_and(|growth| growth.dim == dim || growth.after.iter().any(|after| after == dim))

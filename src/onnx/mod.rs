@@ -44,6 +44,8 @@ pub struct Model {
     growth: Option<grow::Growth>,
     /// The outputs to compute; empty for all.
     outputs: Vec<String>,
+    /// The elements that states begin with, by name.
+    first: Vec<(String, Tensor)>,
 }
 
 /// Reads a model: text from `.onnxtxt`, protobuf from `.onnx`. Any other name is judged by its content.
@@ -106,6 +108,7 @@ pub fn import_as(model: &Model, dims: &[(String, usize)], decisions: Decisions) 
             }
         };
         graph.keep_outputs(&model.outputs)?;
+        model.begin(&mut graph)?;
         Ok(graph)
     };
     run().map_err(|e| model.name_file(e))
@@ -145,7 +148,15 @@ fn map(path: &Path) -> Result<Bytes> {
 impl Model {
     /// Makes a model from messages in memory. Its external data lies in the current folder.
     pub fn new(proto: ModelProto) -> Model {
-        Model { proto, path: None, states: Vec::new(), shared: Vec::new(), growth: None, outputs: Vec::new() }
+        Model {
+            proto,
+            path: None,
+            states: Vec::new(),
+            shared: Vec::new(),
+            growth: None,
+            outputs: Vec::new(),
+            first: Vec::new(),
+        }
     }
 
     fn graph(&self) -> Result<&GraphProto> {

@@ -1,9 +1,11 @@
 //! States of models: inputs and outputs that belong together, such as a decoder's cache before and after a token.
 
 use super::Model;
+use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::graph::Graph;
 use crate::op::ValueId;
+use crate::tensor::Tensor;
 use std::collections::HashMap;
 
 impl Model {
@@ -18,6 +20,72 @@ impl Model {
     pub fn with_outputs(mut self, names: &[String]) -> Model {
         self.outputs = names.to_vec();
         self
+    }
+
+    /// This model with elements that states begin with, by name. Of a cache that grows, they are its first rows; their number is then its
+    /// length, unless the length is given, too.
+    pub fn with_first(mut self, elements: Vec<(String, Tensor)>) -> Model {
+        self.first = elements;
+        self
+    }
+
+    /// Gives states the elements that they begin with.
+    pub(super) fn begin(&self, graph: &mut Graph) -> Result<()> {
+        let mut length: Option<(&str, usize)> = None;
+        for (at, (name, tensor)) in self.first.iter().enumerate() {
+            if self.first[..at].iter().any(|(other, _)| other == name) {
+                return Err(Error::usage(format!("input '{name}' is given twice")));
+            }
+            let (tensor, rows) = self.filled_up(graph, name, tensor);
+            let Some(rows) = rows else {
+                graph.begin(name, tensor)?;
+                continue;
+            };
+            if let Some((other, expected)) = length.filter(|(_, expected)| *expected != rows) {
+                let what = format!("expected {expected} rows, as state '{other}' begins with, found {rows}");
+                return Err(Error::usage(format!("state '{name}': {what}")));
+            }
+            length = Some((name, rows));
+            graph.begin(name, tensor)?;
+        }
+        match (self.length(), length) {
+            (Some(dim), Some((_, rows))) if !self.first.iter().any(|(name, _)| name == dim) => {
+                graph.begin(dim, Tensor::from_f64(DType::I64, [], &[rows as f64]))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The elements of a state; of a cache that grows, with zeros behind its rows, and the number of these.
+    fn filled_up(&self, graph: &Graph, name: &str, tensor: &Tensor) -> (Tensor, Option<usize>) {
+        let dims = self.dims_of(name, tensor.shape());
+        let rows = dims.into_iter().find(|(dim, _)| self.length() == Some(dim)).map(|(_, rows)| rows);
+        let state = graph.states().iter().map(|s| s.value).find(|&v| graph.value_name(v) == name);
+        let (Some(rows), Some(state)) = (rows, state) else { return (tensor.clone(), None) };
+        let (found, whole) = (tensor.shape(), &graph.fact(state).shape);
+        let Some(axis) = (0..found.len()).find(|&axis| found[axis] != whole[axis]) else {
+            return (tensor.clone(), Some(rows));
+        };
+        // Whatever else differs is found when the state gets the elements.
+        if found[axis] > whole[axis]
+            || found[axis + 1..] != whole[axis + 1..]
+            || tensor.dtype() != graph.fact(state).dtype
+        {
+            return (tensor.clone(), Some(rows));
+        }
+        let inner: usize = whole[axis + 1..].iter().product::<usize>() * tensor.dtype().size();
+        let mut bytes = Vec::with_capacity(whole.numel() * tensor.dtype().size());
+        for block in tensor.bytes().chunks(found[axis] * inner) {
+            bytes.extend_from_slice(block);
+            bytes.resize(bytes.len() + (whole[axis] - found[axis]) * inner, 0);
+        }
+        (Tensor::new(tensor.dtype(), whole.clone(), bytes).expect("each block is filled up"), Some(rows))
+    }
+
+    /// True if an input or a state has this name.
+    pub fn takes(&self, name: &str) -> bool {
+        let mut inputs = self.proto.graph.iter().flat_map(|g| &g.input);
+        inputs.any(|input| input.name == name) || self.is_state(name)
     }
 
     /// True if an output is asked for, or updates a state.
@@ -61,10 +129,11 @@ impl Model {
         self.shared.iter().try_for_each(|(input, output)| graph.share(input, output))
     }
 
-    /// True if an input of this name is to become a state.
+    /// True if an input of this name is to become a state, or if it is the length of states that grow.
     pub fn is_state(&self, name: &str) -> bool {
         let mut pairs = self.states.iter().chain(&self.shared);
         pairs.any(|(input, output)| input == name || filled(input, output, name).is_some())
+            || self.length() == Some(name)
     }
 
     /// The inputs and outputs that are paired, with the texts that `*` stands for.

@@ -319,9 +319,18 @@ fn a_growing_program_shares_its_results() {
     let states = found["states"].as_array().cloned().unwrap_or_default();
     let shared = states.iter().find(|state| state["name"] == "shared").expect("it is a state");
     assert_eq!((&shared["max"], &found["outputs"][0]["max"]), (&2.0.into(), &4.5.into()), "{found}");
+    // States that are given, and rows of the cache. One run of `sum` follows.
+    let given = ["--input", "shared=4xf32=3", "--input", "cache=2x4xf32=0.5"];
+    let run = ["--input", "more=4xf32=0.5", "--program", "double"];
+    let found = json(&[&["run", &files[0], &files[1]], &grows[..], &on, &given, &run].concat());
+    assert_eq!(found["outputs"][0]["max"], 6.5, "{found}");
+    let run = [&run[..2], &["--program", "sum", "--program", "double"]].concat();
+    let found = json(&[&["run", &files[0], &files[1]], &grows[..], &on, &given, &run].concat());
+    assert_eq!(found["outputs"][0]["max"], 4.5, "{found}");
     for (arguments, words) in [
         (["--state", "more=sums"], "state 'more=sums': there is a state 'shared' already, which output 'sums' updates"),
-        (["--input", "shared=4xf32=1"], "--input shared: no program has such an input, apart from states"),
+        (["--input", "shared=5xf32=1"], "state 'shared': expected to begin with f32[4], found f32[5]"),
+        (["--input", "sums=4xf32=1"], "--input sums: no program has such an input or state"),
     ] {
         let (code, _, err) = plimsoll(&[&["run", &files[0], &files[1]], &grows[..], &arguments].concat());
         assert_eq!(code, Some(1), "{err}");

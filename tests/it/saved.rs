@@ -1,11 +1,14 @@
 //! States in files: saved and loaded by name, as safetensors.
 
 use crate::common::{self, Folder};
+use plimsoll::internals::npy;
 use plimsoll::internals::safetensors::SafeTensors;
 use plimsoll::internals::session::{Choice, Options, Session};
 use plimsoll::{DType, Graph, Recipe, Shape, Target, Tensor, Trace};
+use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fs;
+use std::process::Command;
 
 fn options() -> Options {
     Options { threads: 2, ..Options::default() }.on(Choice::Cpu)
@@ -390,4 +393,78 @@ fn programs_share_a_file() {
         let words = "expected the states of 'add', which has states of 'add, take': found 'own', which is none of its";
         assert!(error.contains(words), "{error}");
     }
+}
+
+/// The command's JSON, or its message if it fails.
+fn run(arguments: &[&str]) -> Result<Value, String> {
+    let output = Command::new(env!("CARGO_BIN_EXE_plimsoll"))
+        .args(["--json", arguments[0]])
+        .args(&arguments[1..])
+        .args(["--backend", "cpu", "--threads", "2"])
+        .output()
+        .expect("the program starts");
+    let text = |bytes| String::from_utf8(bytes).expect("the output is text");
+    match output.status.code() {
+        Some(0) => Ok(serde_json::from_str(&text(output.stdout)).expect("the output is JSON")),
+        _ => Err(text(output.stderr)),
+    }
+}
+
+fn largest(found: &Value, kind: &str, name: &str) -> f64 {
+    let all = found[kind].as_array().unwrap_or_else(|| panic!("no {kind}: {found}"));
+    let one = all.iter().find(|one| one["name"] == name).unwrap_or_else(|| panic!("no '{name}': {found}"));
+    one["max"].as_f64().unwrap_or_else(|| panic!("no elements: {one}"))
+}
+
+/// `--input` gives the first elements of a state; of a cache that grows, its first rows.
+#[test]
+fn states_begin_with_what_is_given() {
+    let folder = Folder::new("begin");
+    let model = folder.file("sums.onnxtxt", DECODER);
+    let cache = folder.path("cache.npy");
+    npy::write(cache.as_ref(), &Tensor::from_f32([1, 3, 2], &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]).expect("six numbers"))
+        .expect("it is written");
+    let base = [&model, "--state", "old=new", "--set", "past=0..5", "--input", "x=1x1x2xf32=1"];
+    let with = |command: &str, more: &[&str]| run(&[&[command], &base[..], more].concat());
+    let given = format!("old={cache}");
+    let found = with("run", &["--input", &given, "--iters", "2"]).expect("there is room");
+    assert_eq!([largest(&found, "outputs", "sum"), largest(&found, "states", "past")], [14.0, 5.0]);
+    // The length may be given as well, and rows behind it are none.
+    let found =
+        with("run", &["--input", "old=1x5x2xf32=7", "--input", "past=i64=1", "--poison"]).expect("there is room");
+    assert_eq!([largest(&found, "outputs", "sum"), largest(&found, "states", "past")], [8.0, 2.0]);
+    for (more, words) in [
+        (&["--input", "old=1x6x2xf32=1"][..], "state 'old': expected to begin with f32[1,5,2], found f32[1,6,2]"),
+        (&["--input", "old=1x3x3xf32=1"], "state 'old': expected to begin with f32[1,5,2], found f32[1,3,3]"),
+        (&["--input", "old=1x3x2xf16=1"], "state 'old': expected to begin with f32[1,5,2], found f16[1,3,2]"),
+        (&["--input", "old=1x5x2xf32=1"], "state 'past' is 5, and a run adds 1: expected at most 5 after it"),
+        (&["--input", "past=i64=6"], "state 'past': expected 0 to 5, found 6"),
+        (&["--input", "past=1xi64=3"], "state 'past': expected to begin with i64[], found i64[1]"),
+        (&["--input", "old=3xf32=1"], "input 'old': expected f32[1,past,2], found f32[3]"),
+        (&["--input", "older=3xf32=1"], "--input older: not an input of the graph; its inputs: x, old"),
+        (&["--input", &given, "--load-states", "x"], "--input old: --load-states gives the elements of all states"),
+    ] {
+        let error = with("run", more).expect_err("it is refused");
+        assert!(error.contains(words), "{error}");
+    }
+}
+
+const COUNTER: &str = r#"<ir_version: 8, opset_import: ["" : 18]>
+counter (float[n] x, float[n] total) => (float[n] next) { next = Add (total, x) }"#;
+
+#[test]
+fn given_states_are_those_of_every_command() {
+    let folder = Folder::new("counter");
+    let model = folder.file("counter.onnxtxt", COUNTER);
+    let base = [&model, "--state", "total=next", "--input", "x=3xf32=1", "--input", "total=3xf32=5"];
+    let found = run(&[&["run"], &base[..], &["--iters", "4"]].concat()).expect("it runs");
+    assert_eq!(largest(&found, "states", "total"), 9.0);
+    // The dims that the inputs do not give are those of the state.
+    let only = [&model, "--state", "total=next", "--input", "total=3xf32=5"];
+    assert_eq!(run(&[&["run"], &only[..]].concat()).expect("it runs")["states"][0]["shape"], serde_json::json!([3]));
+    for command in ["bench", "compare", "tune"] {
+        run(&[&[command], &base[..]].concat()).unwrap_or_else(|e| panic!("{command}: {e}"));
+    }
+    let error = run(&[&["run"], &base[..], &["--input", "total=3xf32=1"]].concat()).expect_err("it is given twice");
+    assert!(error.contains("input 'total' is given twice"), "{error}");
 }
