@@ -216,30 +216,32 @@ impl Exec {
         Ok(self.loaded.len() - 1)
     }
 
-    /// Makes another plan over the same segments ready to run, and returns its number. States stay as they are. The plan of
-    /// [`load`](Self::load), whose constants are `first`, has number 0. The plan that runs stays the same.
+    /// Makes another plan over the same segments ready to run, and returns its number. States stay as they are. `before` has the constants
+    /// of the plans that were [loaded](Self::load_all), which have the first numbers. The plan that runs stays the same.
     ///
     /// # Errors
     /// When the plan has other segments, a list of constants is not its plan's, or the device refuses.
-    pub fn add(&mut self, plan: Plan, constants: &[Arc<Constant>], first: &[Arc<Constant>]) -> Result<usize> {
+    pub fn add(&mut self, plan: Plan, constants: &[Arc<Constant>], before: &[&[Arc<Constant>]]) -> Result<usize> {
         let state = self.keep_state()?;
-        let added = self.add_beside(plan, constants, first);
+        let added = self.add_beside(plan, constants, before);
         self.restore_state(&state)?;
         added
     }
 
-    fn add_beside(&mut self, plan: Plan, constants: &[Arc<Constant>], first: &[Arc<Constant>]) -> Result<usize> {
+    fn add_beside(&mut self, plan: Plan, constants: &[Arc<Constant>], before: &[&[Arc<Constant>]]) -> Result<usize> {
         let (expected, found) = (&self.loaded[0].plan.segments, &plan.segments);
         if expected != found {
             return Err(Error::plan(format!("expected the segments that are there, {expected:?}, found {found:?}")));
         }
         are_constants(&plan, constants)?;
         if self.contents.is_none() {
-            let plan = &self.loaded[0].plan;
-            are_constants(plan, first)?;
+            assert_eq!(before.len(), self.loaded.len(), "constants of all plans before");
             let mut contents = Box::<Contents>::default();
-            contents.know(plan, &self.segments, first);
-            contents.held.extend(contents.constants[0].iter().copied());
+            for (Loaded { plan, .. }, constants) in self.loaded.iter().zip(before) {
+                are_constants(plan, constants)?;
+                contents.know(plan, &self.segments, constants);
+            }
+            contents.held.extend(contents.constants.iter().flatten().copied());
             self.contents = Some(contents);
         }
         let number = self.record(plan)?;

@@ -1,14 +1,16 @@
 //! The front door: a path or a graph in, a plan that runs out.
 
 use crate::backend::{Backend, Usage, cpu::Cpu};
+use crate::constant::Constant;
 use crate::error::{Error, Result};
 use crate::exec::Exec;
 use crate::graph::Graph;
 use crate::kernel::tuned::Tuned;
 use crate::onnx;
-use crate::plan::range::{ShapeRange, Source};
+use crate::plan::range::{Bindings, ShapeRange, Source};
 use crate::plan::{self, Limits, Plan, Recipe};
 use crate::shape::{Extent, Shape};
+use crate::target::Target;
 use crate::tensor::Tensor;
 use crate::tune;
 use std::collections::BTreeMap;
@@ -227,18 +229,26 @@ fn tell_measured(plan: &Plan) {
 /// ```
 #[derive(Debug)]
 pub struct Session {
-    /// One plan per program; a single one if there are no programs.
-    plans: Vec<Plan>,
+    /// The programs; a single one if it was made of one graph.
+    programs: Vec<Loaded>,
     device: String,
-    range: Option<ShapeRange>,
     state: Mutex<State>,
+}
+
+/// What a session knows of a program.
+#[derive(Debug)]
+struct Loaded {
+    plan: Plan,
+    range: Option<ShapeRange>,
+    /// The plan's constants, if any program has a range: its bindings may want other constants in their places.
+    constants: Vec<Arc<Constant>>,
 }
 
 #[derive(Debug)]
 struct State {
     exec: Exec,
-    /// Bindings of a range that are ready, and the numbers of their plans.
-    ready: BTreeMap<Vec<usize>, usize>,
+    /// Programs and bindings that are ready, and the numbers of their plans.
+    ready: BTreeMap<(usize, Vec<usize>), usize>,
 }
 
 impl Session {
@@ -288,9 +298,8 @@ impl Session {
         let (plan, constants) = range.largest();
         tell_measured(plan);
         let exec = Exec::load(backend, plan.clone(), constants, &|n| progress(n, constants.len()))?;
-        let largest = range.dims().iter().map(|d| d.most).collect();
-        let state = State { exec, ready: BTreeMap::from([(largest, 0)]) };
-        Ok(Session { plans: vec![plan.clone()], device, range: Some(range), state: Mutex::new(state) })
+        let (plan, constants) = range.largest().clone();
+        Ok(Session::of(vec![Loaded { plan, range: Some(range), constants }], device, exec))
     }
 
     /// Plans a graph and loads it.
@@ -322,8 +331,14 @@ impl Session {
         let (plan, constants) = tune::compile(graph, options.recipe, &mut *backend, &limits, tuned.as_ref())?;
         tell_measured(&plan);
         let exec = Exec::load(backend, plan.clone(), &constants, &|n| progress(n, constants.len()))?;
-        let state = State { exec, ready: BTreeMap::new() };
-        Ok(Session { plans: vec![plan], device, range: None, state: Mutex::new(state) })
+        Ok(Session::of(vec![Loaded { plan, range: None, constants: Vec::new() }], device, exec))
+    }
+
+    /// A session over programs that are loaded, in their order.
+    fn of(programs: Vec<Loaded>, device: String, exec: Exec) -> Session {
+        let largest = |part: &Loaded| part.range.iter().flat_map(ShapeRange::dims).map(|dim| dim.most).collect();
+        let ready = programs.iter().enumerate().map(|(number, part)| ((number, largest(part)), number)).collect();
+        Session { programs, device, state: Mutex::new(State { exec, ready }) }
     }
 
     /// Plans graphs as programs: they run one at a time, in one arena. Constants with the same content and states of one name are there once.
@@ -370,8 +385,8 @@ impl Session {
     /// # Errors
     /// As [`from_graphs`](Self::from_graphs).
     #[doc(hidden)]
-    pub fn programs_on_backend(
-        programs: Vec<(String, Graph)>,
+    pub fn programs_on_backend<G: Into<Graphs>>(
+        programs: Vec<(String, G)>,
         mut backend: Box<dyn Backend>,
         device: String,
         options: &Options,
@@ -380,18 +395,27 @@ impl Session {
         check_limit(&*backend, options.memory_limit)?;
         let limits = Limits { memory: options.memory_limit };
         let tuned = measured(&*backend, options);
-        let compiled = tune::compile_programs(programs, options.recipe, &mut *backend, &limits, tuned.as_ref())?;
-        let plans: Vec<Plan> = compiled.iter().map(|(plan, _)| plan.clone()).collect();
-        plans.iter().for_each(tell_measured);
-        let count = compiled.iter().map(|(_, constants)| constants.len()).sum();
+        let parts = programs.into_iter().map(|(name, graphs)| {
+            let part = graphs.into().part(options.recipe, backend.target(), &limits)?;
+            Ok((name, part))
+        });
+        let parts = parts.collect::<Result<Vec<_>>>()?;
+        let planned = tune::compile_programs(parts, &mut *backend, &limits, tuned.as_ref())?;
+        planned.iter().for_each(|program| tell_measured(program.plan()));
+        let count = planned.iter().map(|program| program.compiled.1.len()).sum();
+        let compiled = planned.iter().map(|program| program.compiled.clone()).collect();
         let exec = Exec::load_all(backend, compiled, &|n| progress(n, count))?;
-        let state = State { exec, ready: BTreeMap::new() };
-        Ok(Session { plans, device, range: None, state: Mutex::new(state) })
+        let ranges = planned.iter().any(|program| program.range.is_some());
+        let part = |plan::Planned { compiled: (plan, constants), range }| {
+            let constants = if ranges { constants } else { Vec::new() };
+            Loaded { plan, range, constants }
+        };
+        Ok(Session::of(planned.into_iter().map(part).collect(), device, exec))
     }
 
     /// The plan that runs; for a range, the plan of the largest binding; for programs, the plan of the first.
     pub fn plan(&self) -> &Plan {
-        &self.plans[0]
+        &self.programs[0].plan
     }
 
     /// A program by its name.
@@ -399,9 +423,9 @@ impl Session {
     /// # Errors
     /// When the session has no such program.
     pub fn program(&self, name: &str) -> Result<Program<'_>> {
-        let found = self.plans.iter().position(|plan| plan.title() == name);
+        let found = self.programs.iter().position(|program| program.plan.title() == name);
         let number = found.ok_or_else(|| {
-            let known: Vec<_> = self.plans.iter().map(Plan::title).collect();
+            let known: Vec<_> = self.programs.iter().map(|program| program.plan.title()).collect();
             Error::usage(format!("no program '{name}'; the programs: {}", known.join(", ")))
         })?;
         Ok(Program { session: self, number })
@@ -409,7 +433,7 @@ impl Session {
 
     /// All programs, in order: one, if the session was made of one graph.
     pub fn programs(&self) -> impl Iterator<Item = Program<'_>> {
-        (0..self.plans.len()).map(|number| Program { session: self, number })
+        (0..self.programs.len()).map(|number| Program { session: self, number })
     }
 
     /// The device in one line, and why it was chosen.
@@ -451,15 +475,12 @@ impl Session {
         inputs: &[(&str, Tensor)],
         run: fn(&mut Exec, &[Tensor]) -> Result<Vec<Tensor>>,
     ) -> Result<Vec<(String, Tensor)>> {
-        let plan = &self.plans[program];
+        let Loaded { plan, range, .. } = &self.programs[program];
         let ordered = arrange(plan, inputs)?;
+        let shapes: Vec<_> = ordered.iter().map(|tensor| Some(tensor.shape())).collect();
+        let binding = range.as_ref().map_or(Ok(Vec::new()), |range| range.binding(&shapes))?;
         let outputs = self.lend(|state| {
-            if let Some(range) = &self.range {
-                let shapes: Vec<_> = ordered.iter().map(|tensor| Some(tensor.shape())).collect();
-                state.select(range, &range.binding(&shapes)?)?;
-            } else {
-                state.exec.select(program)?;
-            }
+            self.make_current(state, program, binding)?;
             run(&mut state.exec, &ordered)
         })?;
         Ok(plan.outputs.iter().map(|p| p.name.clone()).zip(outputs).collect())
@@ -524,16 +545,12 @@ impl Session {
     }
 
     /// The binding of the range that inputs of these shapes select. A dim that the shapes do not determine has its largest extent. Empty if
-    /// no dim has a range.
+    /// no dim has a range. Of several [programs](Self::program), it is the first one's.
     ///
     /// # Errors
     /// When an input is outside of the range.
     pub fn binding(&self, inputs: &[(&str, &Shape)]) -> Result<Vec<(String, usize)>> {
-        let Some(range) = &self.range else { return Ok(Vec::new()) };
-        let shape = |port: &plan::Port| inputs.iter().find(|(name, _)| *name == port.name).map(|(_, shape)| *shape);
-        let shapes: Vec<_> = self.plan().inputs.iter().map(shape).collect();
-        let extents = range.binding(&shapes)?;
-        Ok(range.dims().iter().map(|d| d.name.clone()).zip(extents).collect())
+        self.first().binding(inputs)
     }
 
     /// Prepares a binding of the range, and gives its plan. A dim that is not given has its largest extent. The binding's kernels are compiled
@@ -551,18 +568,28 @@ impl Session {
     /// As [`select`](Self::select).
     #[doc(hidden)]
     pub fn selected<T>(&self, binding: &[(String, usize)], f: impl FnOnce(&mut Exec) -> T) -> Result<T> {
-        let dims = self.range.as_ref().map_or(&[][..], ShapeRange::dims);
-        if let Some((name, extent)) = binding.iter().find(|(name, _)| dims.iter().all(|d| d.name != *name)) {
-            return Err(Error::usage(format!("{name}={extent}: no range was planned for a dim '{name}'")));
-        }
-        let extent = |dim: &plan::Dim| binding.iter().find(|(name, _)| *name == dim.name).map_or(dim.most, |b| b.1);
-        let extents: Vec<usize> = dims.iter().map(extent).collect();
-        self.lend(|state| {
-            if let Some(range) = &self.range {
-                state.select(range, &extents)?;
+        self.first().selected(binding, f)
+    }
+
+    fn first(&self) -> Program<'_> {
+        Program { session: self, number: 0 }
+    }
+
+    /// Makes a binding's plan the next to run, and plans it first if it is new.
+    fn make_current(&self, state: &mut State, program: usize, binding: Vec<usize>) -> Result<()> {
+        let key = (program, binding);
+        let number = match state.ready.get(&key) {
+            Some(&number) => number,
+            None => {
+                let range = self.programs[program].range.as_ref().expect("one graph is ready");
+                let (plan, constants) = range.at(&key.1)?;
+                let before: Vec<_> = self.programs.iter().map(|part| &part.constants[..]).collect();
+                let number = state.exec.add(plan, &constants, &before)?;
+                state.ready.insert(key, number);
+                number
             }
-            Ok(f(&mut state.exec))
-        })
+        };
+        state.exec.select(number)
     }
 
     /// Lends the loaded plan, for callers that time or repeat its parts. For a range, it is the plan that ran last.
@@ -587,7 +614,7 @@ pub struct Program<'a> {
 impl<'a> Program<'a> {
     /// The program's plan. Its segments are those of all programs.
     pub fn plan(self) -> &'a Plan {
-        &self.session.plans[self.number]
+        &self.session.programs[self.number].plan
     }
 
     /// Runs once, as [`Session::run`] does.
@@ -606,32 +633,64 @@ impl<'a> Program<'a> {
         self.session.run_by(self.number, inputs, Exec::run_poisoned)
     }
 
-    /// Makes it the program that runs, and lends it to a caller that times or repeats its parts.
+    /// As [`Session::binding`].
     ///
     /// # Errors
-    /// When the device fails.
+    /// When an input is outside of the range.
+    pub fn binding(self, inputs: &[(&str, &Shape)]) -> Result<Vec<(String, usize)>> {
+        let Loaded { plan, range: Some(range), .. } = &self.session.programs[self.number] else {
+            return Ok(Vec::new());
+        };
+        let shape = |port: &plan::Port| inputs.iter().find(|(name, _)| *name == port.name).map(|(_, shape)| *shape);
+        let shapes: Vec<_> = plan.inputs.iter().map(shape).collect();
+        let extents = range.binding(&shapes)?;
+        Ok(range.dims().iter().map(|d| d.name.clone()).zip(extents).collect())
+    }
+
+    /// Makes it the program that runs, by this binding, and lends it to a caller that times or repeats its parts.
+    ///
+    /// # Errors
+    /// As [`Session::select`].
     #[doc(hidden)]
-    pub fn with<T>(self, f: impl FnOnce(&mut Exec) -> T) -> Result<T> {
+    pub fn selected<T>(self, binding: &[(String, usize)], f: impl FnOnce(&mut Exec) -> T) -> Result<T> {
+        let dims = self.session.programs[self.number].range.as_ref().map_or(&[][..], ShapeRange::dims);
+        if let Some((name, extent)) = binding.iter().find(|(name, _)| dims.iter().all(|d| d.name != *name)) {
+            return Err(Error::usage(format!("{name}={extent}: no range was planned for a dim '{name}'")));
+        }
+        let extent = |dim: &plan::Dim| binding.iter().find(|(name, _)| *name == dim.name).map_or(dim.most, |b| b.1);
+        let extents: Vec<usize> = dims.iter().map(extent).collect();
         self.session.lend(|state| {
-            state.exec.select(self.number)?;
+            self.session.make_current(state, self.number, extents)?;
             Ok(f(&mut state.exec))
         })
     }
 }
 
-impl State {
-    /// Makes a binding's plan the next to run, and plans it first if it is new.
-    fn select(&mut self, range: &ShapeRange, binding: &[usize]) -> Result<()> {
-        let number = match self.ready.get(binding) {
-            Some(&number) => number,
-            None => {
-                let (plan, constants) = range.at(binding)?;
-                let number = self.exec.add(plan, &constants, &range.largest().1)?;
-                self.ready.insert(binding.to_vec(), number);
-                number
-            }
-        };
-        self.exec.select(number)
+/// The graphs of a program.
+#[doc(hidden)]
+pub enum Graphs {
+    /// One graph.
+    One(Graph),
+    /// A graph per binding of dims that have ranges.
+    Range(Source, Vec<(String, Extent)>),
+}
+
+impl From<Graph> for Graphs {
+    fn from(graph: Graph) -> Graphs {
+        Graphs::One(graph)
+    }
+}
+
+impl Graphs {
+    /// These graphs, as they are planned for a target.
+    ///
+    /// # Errors
+    /// When a pass refuses a graph.
+    pub fn part(self, recipe: Recipe, target: &Target, limits: &Limits) -> Result<plan::Part> {
+        Ok(match self {
+            Graphs::One(graph) => plan::Part::Graph(recipe.graph(graph, target, limits)?),
+            Graphs::Range(source, dims) => plan::Part::Range(Bindings { source, dims, recipe, tuned: None }),
+        })
     }
 }
 

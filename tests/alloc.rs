@@ -136,7 +136,7 @@ fn a_range_of_bindings_allocates_nothing() {
     let mut exec = Exec::load(Box::new(Cpu::new(2)), plan.clone(), constants, &|_| {}).expect("it loads");
     let turns = [32, 16, 64, 1, 32].map(|batch| {
         let (plan, own) = range.at(&[batch]).expect("a plan");
-        let number = exec.add(plan, &own, constants).expect("it runs in the same bytes");
+        let number = exec.add(plan, &own, &[constants]).expect("it runs in the same bytes");
         (number, [Tensor::from_f64(DType::F32, [batch, 1, 8, 8], &vec![0.25; batch * 64])])
     });
     let round = |exec: &mut Exec| {

@@ -9,7 +9,7 @@ use crate::graph::Graph;
 use crate::plan::Limits;
 use crate::report::picture::{Scene, comparison_page};
 use crate::report::{grouped, human};
-use crate::session::{self, Options};
+use crate::session::{self, Graphs, Options};
 use crate::tensor::Tensor;
 use crate::{file, report};
 use clap::Args;
@@ -142,7 +142,12 @@ impl Compare {
             return Err(Error::Fit { what, needed: together, limit, file: None }.into());
         }
         let mut results = Vec::new();
-        for (name, graph) in self.more.graphs(&self.model, given)? {
+        for (name, graphs) in self.more.graphs(&self.model, given)? {
+            let Graphs::One(graph) = graphs else {
+                let what =
+                    format!("program '{name}': expected one extent for each dim, as this command takes no range");
+                return Err(Error::usage(what).into());
+            };
             let plan = options.recipe.plan(graph.clone(), &target, &Limits { memory: None })?;
             let own = given.iter().filter(|given| plan.inputs.iter().any(|port| port.name == given.name));
             let inputs = args::fill(&plan, own.cloned().collect(), self.inputs.seed)?;

@@ -7,7 +7,6 @@ use crate::advise::advise;
 use crate::error::{Error, Result};
 use crate::graph::Graph;
 use crate::kernel::tuned::Tuned;
-use crate::pass::Prepared;
 use crate::plan::range::{ShapeRange, Tried};
 use crate::plan::tell::peak::peak;
 use crate::plan::{self, Limits};
@@ -157,19 +156,20 @@ impl Plan {
         if let Some((flag, _)) = flags.into_iter().find(|(_, given)| *given) {
             return Err(Error::usage(format!("{flag}: expected one model; plan each program by itself for it")).into());
         }
-        let prepared = self.more.prepared(&self.model, target)?;
+        let parts = self.more.parts(&self.model, target)?;
         let planned = |limits: &Limits| -> Result<Vec<plan::Plan>> {
-            let compiled = plan::compile_programs(&prepared, target, limits)?;
-            Ok(compiled.into_iter().map(|(plan, _)| plan).collect())
+            let planned = plan::compile_programs(&parts, target, limits)?;
+            Ok(planned.into_iter().map(|program| program.compiled.0).collect())
         };
+        let graphs = parts.iter().map(|(_, part)| Ok(part.graph(target)?.graph)).collect::<Result<Vec<Graph>>>()?;
         let plans = planned(&self.model.limits());
         if let (Err(Error::Fit { .. }), true) = (&plans, self.html.is_some()) {
-            self.draw_programs(&planned(&Limits { memory: None })?, &prepared)?;
+            self.draw_programs(&planned(&Limits { memory: None })?, &graphs)?;
         }
         let plans = plans?;
-        self.draw_programs(&plans, &prepared)?;
-        let alone = prepared.iter().map(|(_, graph)| plan::plan(graph, target, &Limits { memory: None }));
-        let apart = alone.map(|plan| Ok(plan?.bytes())).sum::<Result<u64>>()?;
+        self.draw_programs(&plans, &graphs)?;
+        let alone = |part| plan::compile_programs(std::slice::from_ref(part), target, &Limits { memory: None });
+        let apart = parts.iter().map(|part| Ok(alone(part)?[0].plan().bytes())).sum::<Result<u64>>()?;
         if let Some(path) = &self.save {
             let text = plan::Plan::all_to_json(&plans);
             file::write_whole(path, "write the plan", |out| out.write_all(text.as_bytes()))?;
@@ -177,9 +177,9 @@ impl Plan {
         if let Some(limit) = self.assert_peak.filter(|&limit| plans[0].bytes() > limit) {
             let what = "--assert-peak: the plan of all programs".to_owned();
             let needed = plans[0].bytes();
-            let largest = plans.iter().zip(&prepared).max_by_key(|(plan, _)| plan.summary.lower_bound);
-            let (plan, (name, graph)) = largest.expect("there are several");
-            let peak = peak(plan, Some(&graph.graph));
+            let largest = plans.iter().zip(&graphs).max_by_key(|(plan, _)| plan.summary.lower_bound);
+            let (plan, graph) = largest.expect("there are several");
+            let (name, peak) = (plan.title(), peak(plan, Some(graph)));
             let record = json!({"limit_bytes": limit, "needed_bytes": needed, "deficit_bytes": needed - limit,
                 "program": name, "peak": peak});
             let text = format!("program '{name}' needs the most arena\n{}", report::peak(&peak));
@@ -196,9 +196,9 @@ impl Plan {
         Ok(text + &self.model.answer_text(&plans[0]))
     }
 
-    fn draw_programs(&self, plans: &[plan::Plan], graphs: &[(String, Prepared)]) -> Result<()> {
+    fn draw_programs(&self, plans: &[plan::Plan], graphs: &[Graph]) -> Result<()> {
         let Some(path) = &self.html else { return Ok(()) };
-        let scenes: Vec<_> = plans.iter().zip(graphs).map(|(plan, (_, graph))| (plan, &graph.graph)).collect();
+        let scenes: Vec<_> = plans.iter().zip(graphs).collect();
         let page = report::picture::programs_page(&scenes, self.model.memory_limit);
         file::write_whole(path, "write the page", |out| out.write_all(page.as_bytes()))
     }

@@ -3,12 +3,10 @@
 use super::Failure;
 use super::args::{self, Given, Measured, Model, On};
 use crate::error::{Error, Result};
-use crate::graph::Graph;
 use crate::onnx;
-use crate::pass::Prepared;
-use crate::plan::{self, Class, Limits, Plan};
+use crate::plan::{self, Class, Limits, Part, Plan};
 use crate::report::{Table, grouped, human};
-use crate::session::{self, Options, Session};
+use crate::session::{self, Graphs, Options, Program, Session};
 use crate::target::Target;
 use crate::tensor::Tensor;
 use clap::Args;
@@ -50,18 +48,23 @@ impl More {
         if self.more.is_empty() {
             return args::select(session, given, seed);
         }
-        let inputs = |plan: &Plan| {
-            let is_own = |given: &&Given| plan.inputs.iter().any(|port| port.name == given.name);
-            args::fill(plan, given.iter().filter(is_own).cloned().collect(), seed)
+        let ready = |program: &Program| {
+            let is_own = |given: &&Given| program.plan().inputs.iter().any(|port| port.name == given.name);
+            let own: Vec<Given> = given.iter().filter(is_own).cloned().collect();
+            let shapes: Vec<_> = own.iter().map(|g| (g.name.as_str(), g.tensor.shape())).collect();
+            let binding = program.binding(&shapes)?;
+            let plan = program.selected(&binding, |exec| exec.plan().clone())?;
+            let inputs = args::fill(&plan, own, seed)?;
+            Ok::<_, Error>((binding, plan, inputs))
         };
         let first = session.programs().next().expect("there are several");
         let (last, before) = programs.split_last().unwrap_or((&first, &[]));
         for program in before {
-            let inputs = inputs(program.plan())?;
-            program.with(|exec| exec.run(&inputs))??;
+            let (binding, _, inputs) = ready(program)?;
+            program.selected(&binding, |exec| exec.run(&inputs))??;
         }
-        last.with(|_| ())?;
-        Ok((last.plan().clone(), inputs(last.plan())?))
+        let (_, plan, inputs) = ready(last)?;
+        Ok((plan, inputs))
     }
 
     /// True if there is one graph alone.
@@ -70,7 +73,7 @@ impl More {
     }
 
     /// The graphs of all programs. Inputs are given to those that have them.
-    pub(super) fn graphs(&self, first: &Model, given: &[Given]) -> Result<Vec<(String, Graph)>> {
+    pub(super) fn graphs(&self, first: &Model, given: &[Given]) -> Result<Vec<(String, Graphs)>> {
         let files = [&first.model].into_iter().chain(&self.more).map(|text| named(text));
         let files = files.collect::<Result<Vec<_>>>()?;
         let mut used = vec![false; first.dims.len() + first.state.len() + first.outputs.len() + given.len()];
@@ -92,17 +95,16 @@ impl More {
     }
 
     /// The graphs of all programs, as they are planned for a target.
-    pub(super) fn prepared(&self, first: &Model, target: &Target) -> Result<Vec<(String, Prepared)>> {
+    pub(super) fn parts(&self, first: &Model, target: &Target) -> Result<Vec<(String, Part)>> {
         let graphs = self.graphs(first, &[])?.into_iter();
         let (recipe, limits) = (first.recipe(), first.limits());
-        graphs.map(|(name, graph)| Ok((name, recipe.graph(graph, target, &limits)?))).collect()
+        graphs.map(|(name, graphs)| Ok((name, graphs.part(recipe, target, &limits)?))).collect()
     }
 
     /// The bytes that all programs need on a target if they are planned under a limit. They exceed the limit if they do not fit.
     pub(super) fn bytes(&self, first: &Model, target: &Target, limit: u64) -> Result<u64> {
-        let compiled = plan::compile_programs(&self.prepared(first, target)?, target, &Limits { memory: Some(limit) });
-        match compiled {
-            Ok(compiled) => Ok(compiled[0].0.bytes()),
+        match plan::compile_programs(&self.parts(first, target)?, target, &Limits { memory: Some(limit) }) {
+            Ok(planned) => Ok(planned[0].plan().bytes()),
             Err(Error::Fit { needed, .. }) => Ok(needed),
             Err(error) => Err(error),
         }
@@ -147,7 +149,7 @@ impl More {
 }
 
 /// The graph of a program; and per flag of `--set`, `--state` and `--output`, and per given input, whether the program has use for it.
-fn program(all: &Model, given: &[Given], name: &str, path: &Path) -> Result<(Graph, Vec<bool>)> {
+fn program(all: &Model, given: &[Given], name: &str, path: &Path) -> Result<(Graphs, Vec<bool>)> {
     let (model, states) = onnx::load(path)?.with_shared_state(&all.state);
     let open = model.open_dims()?;
     let (mut dims, mut used) = (Vec::new(), Vec::new());
@@ -173,10 +175,10 @@ fn program(all: &Model, given: &[Given], name: &str, path: &Path) -> Result<(Gra
     let own: Vec<Given> = given.iter().filter(|g| model.takes(&g.name)).cloned().collect();
     let one = Model { model: path.to_owned(), ..all.clone() };
     let (model, dims) = one.bind(model, dims, &own)?;
-    if let Some((dim, extent)) = dims.iter().find(|(_, extent)| extent.fixed().is_none()) {
-        return Err(Error::usage(format!("--set {dim}={extent}: expected one extent, as programs take no range")));
+    if args::has_range(&dims) {
+        return Ok((Graphs::Range(session::source(model), dims), used));
     }
-    Ok((one.import(&model, &args::largest(&dims), &own)?, used))
+    Ok((Graphs::One(one.import(&model, &args::largest(&dims), &own)?), used))
 }
 
 /// A table of programs, and the bytes that they share. `apart` is the sum of their bytes as plans of their own.

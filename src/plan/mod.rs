@@ -7,7 +7,7 @@
 //! ```
 //!
 //! The [`Recipe`] prepares the graph. [`make`] tries lowerings, orders and streams, and writes the plan of the best. [`range`] plans a graph
-//! for a range of shapes, and [`tell`] says what a finished plan holds.
+//! for a range of shapes, [`programs`] plans several in one memory, and [`tell`] says what a finished plan holds.
 
 use crate::constant::Constant;
 use crate::dtype::DType;
@@ -19,8 +19,8 @@ use crate::shape::Shape;
 use crate::target::{Memory, Target};
 pub use index::{BufferIdx, KernelIdx, SegmentIdx, Spot, StepIdx};
 pub(crate) use make::offsets::TransferBytes;
-pub use make::programs::compile_programs;
 pub use make::{compile, plan};
+pub use programs::{Part, Planned, compile_programs};
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 use std::sync::Arc;
@@ -30,6 +30,7 @@ pub mod fit;
 pub(crate) mod index;
 pub mod lower;
 pub mod make;
+pub mod programs;
 pub mod range;
 pub mod tell;
 

@@ -19,7 +19,7 @@ use crate::kernel::tuned::Tuned;
 use crate::kernel::{Kernel, Template, cpu};
 use crate::pass::{Prepared, Recipe};
 use crate::plan::lower::lower;
-use crate::plan::{self, Compiled, Limits, Plan};
+use crate::plan::{self, Compiled, Limits, Part, Plan, Planned};
 use crate::shape::Access;
 use crate::target::{Memory, Target};
 use crate::tensor::Tensor;
@@ -446,37 +446,36 @@ pub fn compile(
     Ok((plan, constants))
 }
 
-/// As [`compile`], for programs that share their segments. Measured schedules are used if all together take no more bytes for it.
+/// As [`compile`], for programs that share their segments. Measured schedules are used if all together take no more bytes for it. A library
+/// call that the device refuses has no text in its place in a range.
 ///
 /// # Errors
 /// As [`plan::compile_programs`].
 pub fn compile_programs(
-    programs: Vec<(String, Graph)>,
-    recipe: Recipe,
+    mut programs: Vec<(String, Part)>,
     backend: &mut dyn Backend,
     limits: &Limits,
     tuned: Option<&Arc<Tuned>>,
-) -> Result<Vec<Compiled>> {
+) -> Result<Vec<Planned>> {
     let target = backend.target().clone();
-    let prepare = |(name, graph)| Ok((name, recipe.graph(graph, &target, limits)?));
-    let mut programs = programs.into_iter().map(prepare).collect::<Result<Vec<(String, Prepared)>>>()?;
     let mut compiled = plan::compile_programs(&programs, &target, limits)?;
     if let Some(tuned) = tuned {
-        let mut fast = programs.clone();
-        fast.iter_mut().for_each(|(_, prepared)| prepared.tuned = Some(Arc::clone(tuned)));
-        let within = Limits { memory: compiled.first().map(|(plan, _)| plan.bytes()) };
+        let fast: Vec<_> = programs.iter().map(|(name, part)| (name.clone(), part.clone().tuned(tuned))).collect();
+        let within = Limits { memory: compiled.first().map(|program| program.plan().bytes()) };
         compiled = plan::compile_programs(&fast, &target, &within).unwrap_or(compiled);
     }
-    let refused: Vec<Call> = compiled.iter().flat_map(|(plan, _)| refused(backend, plan)).collect();
+    let refused: Vec<Call> = compiled.iter().flat_map(|program| refused(backend, program.plan())).collect();
     if refused.is_empty() {
         return Ok(compiled);
     }
-    for (_, prepared) in &mut programs {
-        prepared.tuned = Some(Arc::new(without(&refused, prepared, &target, tuned)?));
+    for (_, part) in &mut programs {
+        if let Part::Graph(prepared) = part {
+            prepared.tuned = Some(Arc::new(without(&refused, prepared, &target, tuned)?));
+        }
     }
-    let measured: Vec<_> = compiled.into_iter().map(|(plan, _)| plan.tuned).collect();
+    let measured: Vec<_> = compiled.into_iter().map(|program| program.compiled.0.tuned).collect();
     let mut compiled = plan::compile_programs(&programs, &target, limits)?;
-    compiled.iter_mut().zip(measured).for_each(|((plan, _), measured)| plan.tuned = measured);
+    compiled.iter_mut().zip(measured).for_each(|(program, measured)| program.compiled.0.tuned = measured);
     Ok(compiled)
 }
 

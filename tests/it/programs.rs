@@ -2,8 +2,10 @@
 
 use crate::common;
 use plimsoll::internals::graph::Count;
+use plimsoll::internals::plan::range::Source;
 use plimsoll::internals::plan::{self, check};
-use plimsoll::internals::session::{Choice, Options, Session};
+use plimsoll::internals::session::{Choice, Graphs, Options, Session};
+use plimsoll::internals::shape::Extent;
 use plimsoll::{Class, DType, Error, Graph, Limits, Plan, Recipe, Target, Tensor, Trace};
 use std::process::Command;
 use std::sync::Arc;
@@ -83,6 +85,51 @@ fn results_are_those_of_each_alone() {
             }
         }
         assert_eq!(session.usage().bytes, session.plan().bytes(), "{name}");
+    }
+}
+
+/// A program may have a range of shapes: its bindings run in the same segments as the other programs.
+#[test]
+fn a_range_is_a_program() {
+    let source = |depth: usize| -> Source {
+        Arc::new(move |dims, _| {
+            Ok(part("range", dims.iter().find(|(name, _)| name == "rows").expect("it is set").1, depth, 8))
+        })
+    };
+    let rows = |least: usize, most: usize| vec![("rows".to_owned(), Extent::from(least..=most))];
+    for (name, open) in common::backends() {
+        let programs = vec![
+            ("many".to_owned(), Graphs::Range(source(2), rows(1, 40))),
+            ("one".to_owned(), Graphs::One(part("one", 24, 3, 24))),
+            ("few".to_owned(), Graphs::Range(source(3), rows(2, 5))),
+        ];
+        let session = Session::programs_on_backend(programs, open(), name.to_owned(), &options(), &|_, _| {});
+        let session = session.expect("the programs load");
+        let bytes = session.plan().bytes();
+        for (round, (program, depth, own, rows)) in [
+            ("many", 2, 8, 7),
+            ("one", 3, 24, 24),
+            ("few", 3, 8, 3),
+            ("many", 2, 8, 40),
+            ("one", 3, 24, 24),
+            ("many", 2, 8, 7),
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            let alone =
+                Session::on_backend(part("alone", rows, depth, own), open(), name.to_owned(), &options(), &|_, _| {});
+            let inputs = [("x", numbers(rows, 32, round as u64 + 1))];
+            let expected = alone.expect("it loads").run(&inputs).expect("it runs");
+            let program = session.program(program).expect("it is there");
+            let found = if round % 2 == 0 { program.run_poisoned(&inputs) } else { program.run(&inputs) };
+            let found = found.expect("it runs");
+            common::agrees(&found[0].1, &expected[0].1, 1e-6).unwrap_or_else(|e| panic!("{name}, {rows} rows: {e}"));
+        }
+        assert_eq!((session.usage().bytes, session.plan().bytes()), (bytes, bytes), "{name}");
+        let beyond = session.program("few").expect("it is there").run(&[("x", numbers(6, 32, 1))]);
+        let beyond = beyond.expect_err("it is outside of the range").to_string();
+        assert!(beyond.contains("expected 2 to 5, as was planned, found 6"), "{beyond}");
     }
 }
 
@@ -181,12 +228,13 @@ fn programs_that_do_not_fit_together_are_refused() {
 fn edited_programs_are_refused() {
     let target = Target::named("cpu").expect("it is a target");
     let prepare = |(name, graph): (String, Graph)| {
-        (name, Recipe::default().graph(graph, &target, &Limits { memory: None }).expect("it is prepared"))
+        let graph = Recipe::default().graph(graph, &target, &Limits { memory: None }).expect("it is prepared");
+        (name, plan::Part::Graph(graph))
     };
     let planned = |programs: Vec<(String, Graph)>| -> Vec<Plan> {
         let programs: Vec<_> = programs.into_iter().map(prepare).collect();
         let compiled = plan::compile_programs(&programs, &target, &Limits { memory: None }).expect("they are planned");
-        compiled.into_iter().map(|(plan, _)| plan).collect()
+        compiled.into_iter().map(|program| program.compiled.0).collect()
     };
     let plans = planned(stateful());
     check::programs(&plans).expect("they fit together");
@@ -370,6 +418,16 @@ fn commands_know_programs() {
     let compared = json(&[&["compare"], &files[..], &on].concat());
     assert_eq!(compared["programs"].as_array().map(Vec::len), Some(2), "{compared}");
     assert_eq!(compared["planned_together_bytes"], planned("3"), "{compared}");
+    // A range of one program: the shapes of a run's inputs select the binding.
+    let ranged = [&files[..2], &["--set", "encode:rows=1..6", "--set", "decode:rows=3"]].concat();
+    let page = folder.path("range.html");
+    let plan = json(&[&["plan"], &ranged[..], &["--html", &page]].concat());
+    assert_eq!(plan["programs"][0]["dims"][0]["most"], 6, "{plan}");
+    let run = ["--backend", "cpu", "--threads", "1", "--input", "x=2x5xf32=0.5", "--program", "encode", "--poison"];
+    let run = json(&[&["run"], &ranged[..], &run].concat());
+    assert_eq!((&run["outputs"][0]["shape"][1], &run["outputs"][0]["max"]), (&5.into(), &1.0.into()), "{run}");
+    let (code, _, err) = plimsoll(&[&["compare"], &ranged[..]].concat());
+    assert_eq!((code, err.contains("program 'encode': expected one extent for each dim")), (Some(1), true), "{err}");
     let beyond = [&["plan"], &files[..], &["--set", "rows=3", "--assert-peak", "64"]].concat();
     let (code, _, err) = plimsoll(&beyond);
     assert_eq!((code, err.contains("needs the most arena")), (Some(2), true), "{err}");
@@ -412,7 +470,7 @@ fn files_share_states() {
     for (arguments, words) in [
         (&["--set", "columns=3"][..], "--set columns=3: no program has such a dim; the programs: encode, decode"),
         (&["--set", "encode:columns=3"], "--set encode:columns=3: no program has such a dim"),
-        (&["--set", "decode:rows=1..4"], "--set rows=1..4: expected one extent, as programs take no range"),
+        (&["--state", "hidden=encoded", "--set", "decode:rows=1..4"], "dim 'rows' has a range, but no state grows"),
         (&["--output", "logits"], "--output logits: no program has such an output; the programs: encode, decode"),
         (&["--state", "cache=present"], "--state cache=present: no program has such an input or output"),
         (&["--advise"], "--advise: expected one model"),

@@ -253,7 +253,7 @@ fn replays(range: &ShapeRange, make: &Make, backend: Box<dyn Backend>, bindings:
         let (own, data) = range.at(binding).expect("it is in the range");
         check(&own).expect("sound");
         assert_eq!(own.segments, plan.segments);
-        let number = exec.add(own, &data, constants).expect("it is made ready");
+        let number = exec.add(own, &data, &[constants]).expect("it is made ready");
         exec.select(number).expect("it is selected");
         let dims: Vec<_> = range.dims().iter().map(|d| d.name.clone()).zip(binding.iter().copied()).collect();
         let graph = make(&dims, Decisions::default()).expect("a graph");

@@ -22,6 +22,7 @@ const LAYERS: &[&[&str]] = &[
     &["plan::make"],
     &["plan::fit"],
     &["plan::range"],
+    &["plan::programs"],
     &["plan::tell"],
     &["backend"],
     &["backend::records", "backend::staged"],

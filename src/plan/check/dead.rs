@@ -60,7 +60,14 @@ pub fn spare<'a>(dead: &mut Vec<Span>, others: impl Iterator<Item = &'a Plan>) {
         kept.extend(lasting.map(|b| Span { segment: b.segment, offset: b.offset, bytes: b.bytes }));
     }
     kept.sort_unstable_by_key(|span| (span.segment, span.offset));
-    kept.dedup();
+    // Constants of two bindings may share a part of their bytes.
+    kept.dedup_by(|next, before| {
+        let joined = next.segment == before.segment && next.offset < before.offset + before.bytes;
+        if joined {
+            before.bytes = before.bytes.max(next.offset + next.bytes - before.offset);
+        }
+        joined
+    });
     for Span { segment, offset, bytes } in std::mem::take(dead) {
         let (mut from, end) = (offset, offset + bytes);
         let first = kept.partition_point(|k| (k.segment, k.offset + k.bytes) <= (segment, from));

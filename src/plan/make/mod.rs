@@ -17,7 +17,6 @@ pub(super) mod assemble;
 pub mod liveness;
 pub(super) mod offsets;
 pub mod order;
-pub mod programs;
 pub mod streams;
 pub(super) mod workspace;
 

@@ -44,6 +44,30 @@ const MOST_UNEVEN: usize = 256;
 /// Makes the graph of a binding, where what is folded follows the decisions. Graphs of different bindings differ in extents only.
 pub type Source = Arc<dyn Fn(&[(String, usize)], Decisions) -> Result<Graph> + Send + Sync>;
 
+/// A range to plan.
+#[derive(Clone)]
+pub struct Bindings {
+    /// Makes the graphs.
+    pub source: Source,
+    /// The dims, each with an extent or a range.
+    pub dims: Vec<(String, Extent)>,
+    /// How the graphs are prepared, the same for each binding.
+    pub recipe: Recipe,
+    /// Measured schedules.
+    pub tuned: Option<Arc<Tuned>>,
+}
+
+impl Bindings {
+    /// The graph of the largest binding, before it is cut into chunks.
+    ///
+    /// # Errors
+    /// When it cannot be made.
+    pub fn graph(&self, target: &Target) -> Result<Prepared> {
+        let maker = Maker::new(self.clone(), target)?;
+        maker.graph(&maker.largest(), Decisions::default())
+    }
+}
+
 /// A binding that was tried.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tried {
@@ -64,9 +88,20 @@ pub struct ShapeRange {
     dim_sources: Vec<Vec<(usize, usize)>>,
 }
 
+/// A range whose steps are ordered and whose buffers have places.
+pub struct Arranged {
+    maker: Maker,
+    record: Arc<Record>,
+    /// The decisions about all bindings that are tried. Another user of the segments may give it other places.
+    pub arrangement: Arrangement,
+    members: Vec<Member>,
+}
+
 /// Makes the graph and the draft of a binding.
 #[derive(Clone)]
 struct Maker {
+    /// The name of the program.
+    program: Option<String>,
     source: Source,
     fixed: Vec<(String, usize)>,
     dims: Vec<Dim>,
@@ -121,62 +156,15 @@ impl ShapeRange {
         limits: &Limits,
         tuned: Option<&Arc<Tuned>>,
     ) -> Result<ShapeRange> {
-        for (i, (name, extent)) in dims.iter().enumerate() {
-            if dims[..i].iter().any(|(other, e)| other == name && e != extent) {
-                return Err(Error::usage(format!("dim '{name}' is set twice, to different values")));
-            }
-        }
-        if let Some((name, extent)) = dims.iter().find(|(_, e)| e.least() > e.most()) {
-            return Err(Error::usage(format!(
-                "dim '{name}': the range {extent} is empty: expected the smaller extent first"
-            )));
-        }
-        let (mut fixed, mut ranges): (Vec<_>, Vec<Dim>) = (Vec::new(), Vec::new());
-        for (name, extent) in dims {
-            match extent.fixed() {
-                Some(extent) => fixed.push((name.clone(), extent)),
-                None if ranges.iter().any(|d| d.name == *name) => {}
-                None => ranges.push(Dim { name: name.clone(), least: extent.least(), most: extent.most() }),
-            }
-        }
-        let target = target.clone();
-        let mut maker = Maker { source, fixed, dims: ranges, target, recipe, chunked: None, tuned: None };
-        if recipe.chunks > 1 {
-            // Other bindings may need more than the largest, so everything that chunks make smaller is in chunks, whatever the limit.
-            let largest = maker.graph(&maker.largest(), Decisions::default())?;
-            maker.chunked = chunks::threshold(&largest, &maker.target, &Limits { memory: None }, recipe.chunks)?;
-        }
-        let plain = ShapeRange::of(maker.clone(), limits)?;
-        let Some(tuned) = tuned.filter(|tuned| !tuned.is_empty()) else { return Ok(plain) };
+        let (dims, tuned) = (dims.to_vec(), tuned.filter(|tuned| !tuned.is_empty()));
+        let bindings = Bindings { source, dims, recipe, tuned: None };
+        let plain = Arranged::new(bindings.clone(), target, limits)?.finish(None)?;
+        limits.check(plain.plan())?;
+        let Some(tuned) = tuned else { return Ok(plain) };
         let within = Limits { memory: Some(plain.plan().bytes()) };
-        Ok(ShapeRange::of(Maker { tuned: Some(Arc::clone(tuned)), ..maker }, &within).unwrap_or(plain))
-    }
-
-    fn of(maker: Maker, limits: &Limits) -> Result<ShapeRange> {
-        let mut found: Vec<(Options, Arc<Record>, Vec<Member>)> = Vec::new();
-        let arrangement = arrange(&maker.target, limits, |options| {
-            let (record, whole, members) = maker.all(options)?;
-            found.push((options, record, members));
-            Ok(whole)
-        })?;
-        let chosen = found.into_iter().find(|(options, ..)| *options == arrangement.options);
-        let (_, record, members) = chosen.expect("what is arranged was made");
-        let dim_sources = dim_sources(&members, maker.dims.len());
-        let mut tried = Vec::with_capacity(members.len());
-        let mut largest = None;
-        for member in members {
-            let compiled = maker.compile(&arrangement, &member)?;
-            let plan = &compiled.0;
-            tried.push(Tried { binding: member.binding, live: plan.summary.lower_bound });
-            if largest.is_none() {
-                limits.check(plan)?;
-                largest = Some(compiled);
-            }
-        }
-        let mut largest = largest.expect("the largest binding is tried first");
-        largest.0.dims.clone_from(&maker.dims);
-        tried.sort_by(|a, b| a.binding.cmp(&b.binding));
-        Ok(ShapeRange { maker, record, arrangement, largest, tried, dim_sources })
+        let tuned = Arranged::new(Bindings { tuned: Some(Arc::clone(tuned)), ..bindings }, target, &within);
+        let tuned = tuned.and_then(|tuned| tuned.finish(None)).ok().filter(|tuned| within.check(tuned.plan()).is_ok());
+        Ok(tuned.unwrap_or(plain))
     }
 
     /// The dims and their ranges.
@@ -288,7 +276,81 @@ impl ShapeRange {
     }
 }
 
+impl Arranged {
+    /// Orders and places the largest sizes of the bindings that are tried.
+    ///
+    /// # Errors
+    /// As [`ShapeRange::new`], except that the limit is an aim alone.
+    pub fn new(bindings: Bindings, target: &Target, limits: &Limits) -> Result<Arranged> {
+        let maker = Maker::new(bindings, target)?;
+        let mut found: Vec<(Options, Arc<Record>, Vec<Member>)> = Vec::new();
+        let arrangement = arrange(&maker.target, limits, |options| {
+            let (record, whole, members) = maker.all(options)?;
+            found.push((options, record, members));
+            Ok(whole)
+        })?;
+        let chosen = found.into_iter().find(|(options, ..)| *options == arrangement.options);
+        let (_, record, members) = chosen.expect("what is arranged was made");
+        Ok(Arranged { maker, record, arrangement, members })
+    }
+
+    /// The graph of the largest binding.
+    pub fn graph(&self) -> &Prepared {
+        &self.members[0].graph
+    }
+
+    /// Plans the bindings that were tried, each of which is checked.
+    ///
+    /// # Errors
+    /// When a plan is not sound.
+    pub fn finish(self, program: Option<String>) -> Result<ShapeRange> {
+        let Arranged { mut maker, record, arrangement, members } = self;
+        maker.program = program;
+        let dim_sources = dim_sources(&members, maker.dims.len());
+        let mut tried = Vec::with_capacity(members.len());
+        let mut largest = None;
+        for member in members {
+            let compiled = maker.compile(&arrangement, &member)?;
+            tried.push(Tried { binding: member.binding, live: compiled.0.summary.lower_bound });
+            largest.get_or_insert(compiled);
+        }
+        let mut largest = largest.expect("the largest binding is tried first");
+        largest.0.dims.clone_from(&maker.dims);
+        tried.sort_by(|a, b| a.binding.cmp(&b.binding));
+        Ok(ShapeRange { maker, record, arrangement, largest, tried, dim_sources })
+    }
+}
+
 impl Maker {
+    fn new(Bindings { source, dims, recipe, tuned }: Bindings, target: &Target) -> Result<Maker> {
+        for (i, (name, extent)) in dims.iter().enumerate() {
+            if dims[..i].iter().any(|(other, e)| other == name && e != extent) {
+                return Err(Error::usage(format!("dim '{name}' is set twice, to different values")));
+            }
+        }
+        if let Some((name, extent)) = dims.iter().find(|(_, e)| e.least() > e.most()) {
+            return Err(Error::usage(format!(
+                "dim '{name}': the range {extent} is empty: expected the smaller extent first"
+            )));
+        }
+        let (mut fixed, mut ranges): (Vec<_>, Vec<Dim>) = (Vec::new(), Vec::new());
+        for (name, extent) in dims {
+            match extent.fixed() {
+                Some(extent) => fixed.push((name, extent)),
+                None if ranges.iter().any(|d| d.name == name) => {}
+                None => ranges.push(Dim { name, least: extent.least(), most: extent.most() }),
+            }
+        }
+        let target = target.clone();
+        let mut maker = Maker { program: None, source, fixed, dims: ranges, target, recipe, chunked: None, tuned };
+        if recipe.chunks > 1 {
+            // Other bindings may need more than the largest, so everything that chunks make smaller is in chunks, whatever the limit.
+            let largest = maker.graph(&maker.largest(), Decisions::default())?;
+            maker.chunked = chunks::threshold(&largest, &maker.target, &Limits { memory: None }, recipe.chunks)?;
+        }
+        Ok(maker)
+    }
+
     fn largest(&self) -> Vec<usize> {
         self.dims.iter().map(|d| d.most).collect()
     }
@@ -473,6 +535,7 @@ impl Maker {
         let (mut plan, constants) = assemble(graph, &self.target, arrangement, &draft, whole)?;
         let own = |(dim, &extent): (&Dim, &usize)| Dim { name: dim.name.clone(), least: extent, most: extent };
         plan.dims = self.dims.iter().zip(binding).map(own).collect();
+        plan.program.clone_from(&self.program);
         check::check(&plan)?;
         Ok((plan, constants))
     }

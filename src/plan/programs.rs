@@ -1,0 +1,218 @@
+//! Programs: graphs, or ranges of bindings of graphs, that share their memory, and run one at a time.
+//!
+//! ```text
+//! encode --lower, order, place--> arena of 3 MB -.     the arena is the larger one; constants with the same content
+//! decode --lower, order, place--> arena of 5 MB -'---> lie in one place, and so do states of one name
+//! ```
+
+use super::lower::{Draft, DraftState};
+use super::make::arrange::{Arrangement, arrange, draft};
+use super::make::assemble::assemble;
+use super::make::offsets::stack;
+use super::range::{Arranged, Bindings, ShapeRange};
+use super::{BufferIdx, Compiled, Limits, Segment, Spot, check};
+use crate::error::{Error, Result};
+use crate::kernel::tuned::Tuned;
+use crate::pass::Prepared;
+use crate::target::Target;
+use std::collections::HashMap;
+use std::sync::Arc;
+
+/// The graphs of a program.
+#[derive(Clone)]
+pub enum Part {
+    /// One graph.
+    Graph(Prepared),
+    /// A graph per binding of a range.
+    Range(Bindings),
+}
+
+impl Part {
+    /// The graph as it is lowered; of a range, that of the largest binding.
+    ///
+    /// # Errors
+    /// When the graph of the binding cannot be made.
+    pub fn graph(&self, target: &Target) -> Result<Prepared> {
+        match self {
+            Part::Graph(graph) => Ok(graph.clone()),
+            Part::Range(bindings) => bindings.graph(target),
+        }
+    }
+
+    /// This part with measured schedules.
+    pub fn tuned(self, tuned: &Arc<Tuned>) -> Part {
+        match self {
+            Part::Graph(graph) => Part::Graph(Prepared { tuned: Some(Arc::clone(tuned)), ..graph }),
+            Part::Range(bindings) => Part::Range(Bindings { tuned: Some(Arc::clone(tuned)), ..bindings }),
+        }
+    }
+}
+
+/// A planned program.
+#[derive(Debug)]
+pub struct Planned {
+    /// The plan, of the largest binding, and its constants.
+    pub compiled: Compiled,
+    /// The range, which plans the other bindings.
+    pub range: Option<ShapeRange>,
+}
+
+impl Planned {
+    /// The plan.
+    pub fn plan(&self) -> &super::Plan {
+        &self.compiled.0
+    }
+}
+
+/// Plans programs, which share one set of segments, each with its name. Every plan can be checked by itself, and all together.
+///
+/// # Errors
+/// As [`compile`](super::compile) and [`ShapeRange::new`], for any of them. [`Error::Fit`] when all together exceed the limit. [`Error::Usage`] when two
+/// programs have one name, or states of one name that differ.
+pub fn compile_programs(programs: &[(String, Part)], target: &Target, limits: &Limits) -> Result<Vec<Planned>> {
+    for (at, (name, _)) in programs.iter().enumerate() {
+        if programs[..at].iter().any(|(other, _)| other == name) {
+            return Err(Error::usage(format!("two programs have the name '{name}': expected a name for each")));
+        }
+    }
+    let compiled = compile_within(programs, target, limits)?;
+    let Some(limit) = limits.memory.filter(|&limit| bytes(&compiled) > limit) else { return Ok(compiled) };
+    // Each program may take more than its least, for speed.
+    let compiled = compile_within(programs, target, &Limits { memory: Some(0) })?;
+    let needed = bytes(&compiled);
+    if needed > limit {
+        let names: Vec<_> = programs.iter().map(|(name, _)| format!("'{name}'")).collect();
+        let what = format!("the plan of the programs {}", names.join(", "));
+        return Err(Error::Fit { what, needed, limit, file: None });
+    }
+    Ok(compiled)
+}
+
+/// The bytes of all programs: their segments are the same.
+fn bytes(planned: &[Planned]) -> u64 {
+    planned.first().map_or(0, |planned| planned.plan().bytes())
+}
+
+/// A part whose steps are ordered and whose buffers have places.
+enum Ready<'a> {
+    Graph(&'a Prepared, Arrangement),
+    Range(Arranged),
+}
+
+impl<'a> Ready<'a> {
+    fn new(part: &'a Part, target: &Target, limits: &Limits) -> Result<Ready<'a>> {
+        Ok(match part {
+            Part::Graph(graph) => {
+                Ready::Graph(graph, arrange(target, limits, |options| draft(graph, target, options))?)
+            }
+            Part::Range(bindings) => Ready::Range(Arranged::new(bindings.clone(), target, limits)?),
+        })
+    }
+
+    fn arrangement(&self) -> &Arrangement {
+        match self {
+            Ready::Graph(_, arrangement) => arrangement,
+            Ready::Range(range) => &range.arrangement,
+        }
+    }
+
+    /// The graph, of the largest binding.
+    fn graph(&self) -> &Prepared {
+        match self {
+            Ready::Graph(graph, _) => graph,
+            Ready::Range(range) => range.graph(),
+        }
+    }
+
+    /// The plan with these segments and places.
+    fn finish(
+        mut self,
+        name: &str,
+        target: &Target,
+        segments: &[Segment],
+        places: Vec<Option<Spot>>,
+    ) -> Result<Planned> {
+        let arrangement = match &mut self {
+            Ready::Graph(_, arrangement) => arrangement,
+            Ready::Range(range) => &mut range.arrangement,
+        };
+        (arrangement.segments, arrangement.places) = (segments.to_vec(), places);
+        match self {
+            Ready::Graph(graph, found) => {
+                let same: Vec<_> = BufferIdx::all(&found.draft.buffers).map(Some).collect();
+                let (mut plan, constants) = assemble(graph, target, &found, &found.draft, &same)?;
+                plan.program = Some(name.to_owned());
+                check::check(&plan)?;
+                Ok(Planned { compiled: (plan, constants), range: None })
+            }
+            Ready::Range(range) => {
+                let range = range.finish(Some(name.to_owned()))?;
+                Ok(Planned { compiled: range.largest().clone(), range: Some(range) })
+            }
+        }
+    }
+}
+
+/// Plans with each program arranged as if it had the memory of `own` for itself.
+fn compile_within(programs: &[(String, Part)], target: &Target, own: &Limits) -> Result<Vec<Planned>> {
+    let ready = programs.iter().map(|(_, part)| Ready::new(part, target, own)).collect::<Result<Vec<_>>>()?;
+    let named: Vec<_> = programs.iter().map(|(name, _)| &name[..]).zip(&ready).collect();
+    agree(&named)?;
+    let drafts: Vec<_> = ready.iter().map(|part| (&part.arrangement().draft, &part.arrangement().layout)).collect();
+    let (segments, places) = stack(target, &drafts);
+    let parts = programs.iter().zip(ready).zip(places);
+    let planned = parts.map(|(((name, _), part), places)| part.finish(name, target, &segments, places));
+    let planned = planned.collect::<Result<Vec<_>>>()?;
+    check::programs(planned.iter().map(Planned::plan))?;
+    Ok(planned)
+}
+
+/// Refuses states of one name that differ.
+fn agree(programs: &[(&str, &Ready)]) -> Result<()> {
+    let mut known: HashMap<&str, (&str, &Draft, &DraftState)> = HashMap::new();
+    for (program, part) in programs {
+        let draft = &part.arrangement().draft;
+        for state in &draft.states {
+            let buffer = &draft.buffers[state.buffer];
+            let (other, of, first) = known.entry(&buffer.name).or_insert((program, draft, state));
+            let before = &of.buffers[first.buffer];
+            let (a, b) = (format!("{}{}", before.dtype, before.shape), format!("{}{}", buffer.dtype, buffer.shape));
+            let name = &buffer.name;
+            if a != b {
+                return Err(Error::usage(format!(
+                    "state '{name}' is {a} in program '{other}', and {b} in '{program}'"
+                )));
+            }
+            let same = match (&first.initial, &state.initial) {
+                (Some(a), Some(b)) => a.same(b),
+                (a, b) => a.is_none() && b.is_none(),
+            };
+            if !same {
+                return Err(Error::usage(format!(
+                    "state '{name}' begins with other elements in program '{other}' than in '{program}'"
+                )));
+            }
+        }
+    }
+    count_alike(programs)
+}
+
+/// Refuses programs that update a state otherwise than the one that counts it: no bound would hold any more.
+fn count_alike(programs: &[(&str, &Ready)]) -> Result<()> {
+    let updated = programs.iter().flat_map(|(program, part)| {
+        let graph = &part.graph().graph;
+        let states = graph.states().iter().filter(|state| state.update.is_some());
+        states.map(move |state| (*program, graph.value_name(state.value), state.count.map(|count| count.most)))
+    });
+    let updated: Vec<_> = updated.collect();
+    for &(counting, name, most) in updated.iter().filter(|(.., most)| most.is_some()) {
+        let other = updated.iter().find(|&&(_, of, bound)| of == name && bound != most);
+        if let (Some((program, ..)), Some(most)) = (other, most) {
+            return Err(Error::usage(format!(
+                "state '{name}' counts to {most} in program '{counting}', and program '{program}' updates it \
+                 otherwise: expected the same dims with the same ranges in both"
+            )));
+        }
+    }
+    Ok(())
+}
