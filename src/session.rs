@@ -670,14 +670,14 @@ impl<'a> Program<'a> {
 #[doc(hidden)]
 pub enum Graphs {
     /// One graph.
-    One(Graph),
+    One(Box<Graph>),
     /// A graph per binding of dims that have ranges.
     Range(Source, Vec<(String, Extent)>),
 }
 
 impl From<Graph> for Graphs {
     fn from(graph: Graph) -> Graphs {
-        Graphs::One(graph)
+        Graphs::One(Box::new(graph))
     }
 }
 
@@ -688,7 +688,7 @@ impl Graphs {
     /// When a pass refuses a graph.
     pub fn part(self, recipe: Recipe, target: &Target, limits: &Limits) -> Result<plan::Part> {
         Ok(match self {
-            Graphs::One(graph) => plan::Part::Graph(recipe.graph(graph, target, limits)?),
+            Graphs::One(graph) => plan::Part::Graph(Box::new(recipe.graph(*graph, target, limits)?)),
             Graphs::Range(source, dims) => plan::Part::Range(Bindings { source, dims, recipe, tuned: None }),
         })
     }

@@ -148,7 +148,7 @@ impl Compare {
                     format!("program '{name}': expected one extent for each dim, as this command takes no range");
                 return Err(Error::usage(what).into());
             };
-            let plan = options.recipe.plan(graph.clone(), &target, &Limits { memory: None })?;
+            let plan = options.recipe.plan((*graph).clone(), &target, &Limits { memory: None })?;
             let own = given.iter().filter(|given| plan.inputs.iter().any(|port| port.name == given.name));
             let inputs = args::fill(&plan, own.cloned().collect(), self.inputs.seed)?;
             let result = self.compared(&graph, &inputs, &options, ways, None)?;

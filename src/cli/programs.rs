@@ -178,7 +178,7 @@ fn program(all: &Model, given: &[Given], name: &str, path: &Path) -> Result<(Gra
     if args::has_range(&dims) {
         return Ok((Graphs::Range(session::source(model), dims), used));
     }
-    Ok((Graphs::One(one.import(&model, &args::largest(&dims), &own)?), used))
+    Ok((one.import(&model, &args::largest(&dims), &own)?.into(), used))
 }
 
 /// A table of programs, and the bytes that they share. `apart` is the sum of their bytes as plans of their own.

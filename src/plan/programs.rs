@@ -22,7 +22,7 @@ use std::sync::Arc;
 #[derive(Clone)]
 pub enum Part {
     /// One graph.
-    Graph(Prepared),
+    Graph(Box<Prepared>),
     /// A graph per binding of a range.
     Range(Bindings),
 }
@@ -34,7 +34,7 @@ impl Part {
     /// When the graph of the binding cannot be made.
     pub fn graph(&self, target: &Target) -> Result<Prepared> {
         match self {
-            Part::Graph(graph) => Ok(graph.clone()),
+            Part::Graph(graph) => Ok((**graph).clone()),
             Part::Range(bindings) => bindings.graph(target),
         }
     }
@@ -42,7 +42,7 @@ impl Part {
     /// This part with measured schedules.
     pub fn tuned(self, tuned: &Arc<Tuned>) -> Part {
         match self {
-            Part::Graph(graph) => Part::Graph(Prepared { tuned: Some(Arc::clone(tuned)), ..graph }),
+            Part::Graph(graph) => Part::Graph(Box::new(Prepared { tuned: Some(Arc::clone(tuned)), ..*graph })),
             Part::Range(bindings) => Part::Range(Bindings { tuned: Some(Arc::clone(tuned)), ..bindings }),
         }
     }
@@ -95,17 +95,17 @@ fn bytes(planned: &[Planned]) -> u64 {
 
 /// A part whose steps are ordered and whose buffers have places.
 enum Ready<'a> {
-    Graph(&'a Prepared, Arrangement),
-    Range(Arranged),
+    Graph(&'a Prepared, Box<Arrangement>),
+    Range(Box<Arranged>),
 }
 
 impl<'a> Ready<'a> {
     fn new(part: &'a Part, target: &Target, limits: &Limits) -> Result<Ready<'a>> {
         Ok(match part {
             Part::Graph(graph) => {
-                Ready::Graph(graph, arrange(target, limits, |options| draft(graph, target, options))?)
+                Ready::Graph(graph, Box::new(arrange(target, limits, |options| draft(graph, target, options))?))
             }
-            Part::Range(bindings) => Ready::Range(Arranged::new(bindings.clone(), target, limits)?),
+            Part::Range(bindings) => Ready::Range(Box::new(Arranged::new(bindings.clone(), target, limits)?)),
         })
     }
 

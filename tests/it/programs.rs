@@ -100,7 +100,7 @@ fn a_range_is_a_program() {
     for (name, open) in common::backends() {
         let programs = vec![
             ("many".to_owned(), Graphs::Range(source(2), rows(1, 40))),
-            ("one".to_owned(), Graphs::One(part("one", 24, 3, 24))),
+            ("one".to_owned(), part("one", 24, 3, 24).into()),
             ("few".to_owned(), Graphs::Range(source(3), rows(2, 5))),
         ];
         let session = Session::programs_on_backend(programs, open(), name.to_owned(), &options(), &|_, _| {});
@@ -229,7 +229,7 @@ fn edited_programs_are_refused() {
     let target = Target::named("cpu").expect("it is a target");
     let prepare = |(name, graph): (String, Graph)| {
         let graph = Recipe::default().graph(graph, &target, &Limits { memory: None }).expect("it is prepared");
-        (name, plan::Part::Graph(graph))
+        (name, plan::Part::Graph(Box::new(graph)))
     };
     let planned = |programs: Vec<(String, Graph)>| -> Vec<Plan> {
         let programs: Vec<_> = programs.into_iter().map(prepare).collect();
