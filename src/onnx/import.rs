@@ -238,6 +238,7 @@ impl<'a> Importer<'a> {
             }
         }
         self.nodes(&proto.node, &mut scope)?;
+        self.model.knows_outputs(proto)?;
         let mut names = HashSet::new();
         for output in proto.output.iter().filter(|output| self.model.wants(&output.name)) {
             let name = output.name.as_str();

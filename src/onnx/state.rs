@@ -1,6 +1,7 @@
 //! States of models: inputs and outputs that belong together, such as a decoder's cache before and after a token.
 
 use super::Model;
+use super::proto::GraphProto;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::graph::Graph;
@@ -86,6 +87,18 @@ impl Model {
     pub fn takes(&self, name: &str) -> bool {
         let mut inputs = self.proto.graph.iter().flat_map(|g| &g.input);
         inputs.any(|input| input.name == name) || self.is_state(name)
+    }
+
+    /// Refuses an output that is asked for and that the graph does not have.
+    pub(super) fn knows_outputs(&self, graph: &GraphProto) -> Result<()> {
+        let known: Vec<&str> = graph.output.iter().map(|output| output.name.as_str()).collect();
+        match self.outputs.iter().find(|name| !known.contains(&name.as_str())) {
+            None => Ok(()),
+            Some(name) => {
+                let known = known.join(", ");
+                Err(Error::usage(format!("output '{name}': not an output of the graph; its outputs: {known}")))
+            }
+        }
     }
 
     /// True if an output is asked for, or updates a state.

@@ -183,7 +183,7 @@ fn outputs_that_nobody_asks_for_are_not_computed() {
     let session = Session::from_graph(graph, &asked(&["sum", "wide"])).expect("it loads");
     assert_eq!(session.plan().outputs.iter().map(|o| &o.name[..]).collect::<Vec<_>>(), ["wide", "sum"]);
     for (name, words) in [
-        ("product", "output 'product': not an output of the graph; its outputs: "),
+        ("product", "output 'product': not an output of the graph; its outputs: wide, sum, next_total"),
         ("next_total", "output 'next_total': it updates state 'total', which is read by that name"),
     ] {
         let error = Session::from_path(&path, &asked(&[name]).set("n", 3)).expect_err("it is no output").to_string();
