@@ -53,6 +53,9 @@ pub struct Options {
     /// same text: `("past_*", "present_*")`. If the output is the input with new rows behind it, a range in `dims` is the number of rows:
     /// room for the most is planned once.
     pub state: Vec<(String, String)>,
+    /// True to run the training step of a model's file: its graph and the algorithm of its `training_info`, in one. Initializers that the
+    /// step updates are states. Otherwise the graph runs alone, and they are constants.
+    pub training: bool,
     /// The outputs to compute; empty for all. What only others need is not computed. Of programs, one that has none of these computes all.
     pub outputs: Vec<String>,
     /// Named dims, each with an extent or a range of extents.
@@ -75,6 +78,7 @@ impl Default for Options {
             libraries: true,
             allow_tf32: false,
             state: Vec::new(),
+            training: false,
             outputs: Vec::new(),
             dims: Vec::new(),
             threads: 0,
@@ -258,8 +262,10 @@ impl Session {
     /// When the file is not a graph, the plan exceeds the limit, or the device is not there.
     pub fn from_path(path: impl AsRef<Path>, options: &Options) -> Result<Session> {
         let path = path.as_ref();
+        let model = onnx::load(path)?;
+        let model = if options.training { model.with_training()? } else { model };
         let (model, dims) =
-            onnx::load(path)?.with_state(&options.state).with_outputs(&options.outputs).grow(options.dims.clone())?;
+            model.with_state(&options.state).with_outputs(&options.outputs).grow(options.dims.clone())?;
         let options = &Options { dims, outputs: Vec::new(), ..options.clone() };
         let session = match options.fixed() {
             Some(dims) => onnx::import(&model, &dims).and_then(|graph| Session::from_graph(graph, options)),

@@ -34,6 +34,10 @@ pub(super) struct Model {
     /// rows as there are after a run take 4096.
     #[arg(long, value_name = "INPUT=OUTPUT", value_parser = pair)]
     pub(super) state: Vec<(String, String)>,
+    /// Run the training step of the file: the graph and the algorithm of its training_info. Initializers that the step updates are states,
+    /// which go on from run to run and which --save-states writes. Without it, the graph runs alone.
+    #[arg(long)]
+    pub(super) training: bool,
     /// Compute this output alone; give it several times for several. What only other outputs need is not computed, except updates of states.
     #[arg(long = "output", value_name = "NAME")]
     pub(super) outputs: Vec<String>,
@@ -130,6 +134,7 @@ impl Model {
             libraries: !self.no_libraries,
             allow_tf32: self.allow_tf32,
             state: self.state.clone(),
+            training: self.training,
             outputs: self.outputs.clone(),
             dims: self.dims.clone(),
             threads: self.threads.map_or(0, usize::from),
@@ -187,6 +192,7 @@ impl Model {
             model: _,
             dims,
             state,
+            training,
             outputs,
             memory_limit,
             no_fuse,
@@ -199,6 +205,7 @@ impl Model {
         let flags = [
             ("--set", !dims.is_empty()),
             ("--state", !state.is_empty()),
+            ("--training", *training),
             ("--output", !outputs.is_empty()),
             ("--memory-limit", memory_limit.is_some()),
             ("--no-fuse", *no_fuse),
@@ -225,7 +232,12 @@ impl Model {
 
     /// Loads as [`load`](Self::load) does, with dims that may have ranges.
     pub(super) fn load_range(&self, given: &[Given]) -> Result<(onnx::Model, Vec<(String, Extent)>)> {
-        let model = onnx::load(&self.model)?.with_state(&self.state).with_outputs(&self.outputs);
+        let model = onnx::load(&self.model)?;
+        let model = if self.training { model.with_training()? } else { model };
+        if model.offers_training() {
+            tracing::info!("the file has a training step, which --training runs");
+        }
+        let model = model.with_state(&self.state).with_outputs(&self.outputs);
         let (model, dims) = model.grow(self.dims.clone())?;
         self.bind(model, dims, given)
     }

@@ -76,7 +76,8 @@ impl More {
     pub(super) fn graphs(&self, first: &Model, given: &[Given]) -> Result<Vec<(String, Graphs)>> {
         let files = [&first.model].into_iter().chain(&self.more).map(|text| named(text));
         let files = files.collect::<Result<Vec<_>>>()?;
-        let mut used = vec![false; first.dims.len() + first.state.len() + first.outputs.len() + given.len()];
+        let flags = first.dims.len() + first.state.len() + first.outputs.len() + usize::from(first.training);
+        let mut used = vec![false; flags + given.len()];
         let mut graphs = Vec::with_capacity(files.len());
         for (name, path) in &files {
             let (graph, uses) = program(first, given, name, path).map_err(|e| e.in_file(path))?;
@@ -90,7 +91,14 @@ impl More {
             first.state.iter().map(|(i, o)| format!("--state {i}={o}: no program has such an input or output"));
         let outputs = first.outputs.iter().map(|name| format!("--output {name}: no program has such an output"));
         let inputs = given.iter().map(|g| format!("--input {}: no program has such an input or state", g.name));
-        let what = flags.chain(states).chain(outputs).chain(inputs).nth(unused).expect("there is one per flag");
+        let training = first.training.then(|| "--training: no program has a training step".to_owned());
+        let what = flags
+            .chain(states)
+            .chain(outputs)
+            .chain(training)
+            .chain(inputs)
+            .nth(unused)
+            .expect("there is one per flag");
         Err(Error::usage(format!("{what}; the programs: {}", names.join(", "))))
     }
 
@@ -114,7 +122,7 @@ impl More {
     pub(super) fn open_dims(&self, first: &Model) -> Result<Vec<(String, Vec<String>, String)>> {
         let files = [&first.model].into_iter().chain(&self.more).map(|text| named(text));
         let open = |(name, path): (String, PathBuf)| {
-            let (model, _) = onnx::load(&path)?.with_shared_state(&first.state);
+            let (model, _) = load(&path, first.training)?.0.with_shared_state(&first.state);
             let dims = model.open_dims().map_err(|e| e.in_file(&path))?;
             Ok((name, dims, model.declared_inputs()))
         };
@@ -148,9 +156,17 @@ impl More {
     }
 }
 
-/// The graph of a program; and per flag of `--set`, `--state` and `--output`, and per given input, whether the program has use for it.
+/// The model of a program, with its training step if that is wanted and there is one. True comes second if it has it.
+fn load(path: &Path, training: bool) -> Result<(onnx::Model, bool)> {
+    let model = onnx::load(path)?;
+    if training && model.offers_training() { Ok((model.with_training()?, true)) } else { Ok((model, false)) }
+}
+
+/// The graph of a program; and per flag of `--set`, `--state`, `--output` and `--training`, and per given input, whether the program has use
+/// for it.
 fn program(all: &Model, given: &[Given], name: &str, path: &Path) -> Result<(Graphs, Vec<bool>)> {
-    let (model, states) = onnx::load(path)?.with_shared_state(&all.state);
+    let (model, training) = load(path, all.training)?;
+    let (model, states) = model.with_shared_state(&all.state);
     let open = model.open_dims()?;
     let (mut dims, mut used) = (Vec::new(), Vec::new());
     for (dim, extent) in &all.dims {
@@ -171,6 +187,7 @@ fn program(all: &Model, given: &[Given], name: &str, path: &Path) -> Result<(Gra
         outputs.filter(|name| all.outputs.iter().any(|o| o == name)).map(str::to_owned).collect();
     used.extend(all.outputs.iter().map(|name| outputs.contains(name)));
     let (model, dims) = model.with_outputs(&outputs).grow(dims)?;
+    used.extend(all.training.then_some(training));
     used.extend(given.iter().map(|g| model.takes(&g.name)));
     let own: Vec<Given> = given.iter().filter(|g| model.takes(&g.name)).cloned().collect();
     let one = Model { model: path.to_owned(), ..all.clone() };

@@ -14,15 +14,17 @@ use crate::decisions::Decisions;
 use crate::dtype::DType;
 use crate::error::{Error, Result, ensure};
 use crate::graph::{Graph, Kind, MAX_NODES};
-use crate::op::{Arity, Attr, Attrs, Input, OpDef, ValueId};
+use crate::op::{Arity, Attr, Attrs, Fact, Input, OpDef, ValueId};
 use crate::ops;
 use crate::pass::fold_node;
 use prost::Message;
 use sequence::Named;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use training::Initial;
 
 mod bodies;
 mod sequence;
+mod training;
 
 /// The oldest version of ONNX's operators that rows can [`upgrade`](OpDef::upgrade).
 const OLDEST_OPSET: i64 = 7;
@@ -229,7 +231,9 @@ impl<'a> Importer<'a> {
             .ok_or_else(|| Error::graph("not a whole ONNX model: it does not say which opset it uses".into()))?;
         let mut scope = Scope::new(String::new(), opset, 0);
         scope.values.reserve(proto.node.len() + proto.initializer.len());
-        self.initializers(proto, &mut scope)?;
+        let training = self.model.training.as_ref();
+        let initial = training.map_or(Ok(Initial::new()), |training| self.initial(training, opset))?;
+        self.initializers(proto, &initial, &mut scope)?;
         // Up to IR version 3, every initializer was listed as an input, too. The initializer is then the input's value.
         let inputs: Vec<_> = proto.input.iter().filter(|i| !scope.values.contains_key(i.name.as_str())).collect();
         for (name, fact) in bind(&inputs, dims)? {
@@ -239,6 +243,7 @@ impl<'a> Importer<'a> {
         }
         self.nodes(&proto.node, &mut scope)?;
         self.model.knows_outputs(proto)?;
+        training.map_or(Ok(()), |training| self.update(training, &scope))?;
         let mut names = HashSet::new();
         for output in proto.output.iter().filter(|output| self.model.wants(&output.name)) {
             let name = output.name.as_str();
@@ -259,19 +264,32 @@ impl<'a> Importer<'a> {
                 tracing::warn!(output = name, "listed twice");
             }
         }
-        if proto.output.is_empty() { Err(Error::graph("it has no outputs".into())) } else { Ok(()) }
+        let updates = training.is_some_and(|training| !training.updates.is_empty());
+        if proto.output.is_empty() && !updates { Err(Error::graph("it has no outputs".into())) } else { Ok(()) }
     }
 
-    fn initializers(&mut self, proto: &'a GraphProto, scope: &mut Scope<'_, 'a>) -> Result<()> {
-        if let Some(sparse) = proto.sparse_initializer.first() {
-            let name = sparse.values.as_ref().map_or("", |v| &v.name);
-            return Err(Error::graph(format!("initializer '{name}': expected a dense tensor, found a sparse one")));
+    /// Adds the initializers of a graph. Those of the model's graph begin as its training step says.
+    fn initializers(&mut self, proto: &'a GraphProto, initial: &Initial<'a>, scope: &mut Scope<'_, 'a>) -> Result<()> {
+        let model = self.model;
+        let is_main = model.graph().is_ok_and(|main| std::ptr::eq(main, proto));
+        let training = model.training.as_ref().filter(|_| is_main);
+        let is_trained = |name: &str| {
+            training.is_some_and(|training| training.updates.contains_key(name)) || initial.contains_key(name)
+        };
+        for sparse in &proto.sparse_initializer {
+            let (name, fact) = (sparse.name(), Fact::new(sparse.dtype()?, sparse.shape()?));
+            let value = if is_trained(name) { self.trained(name, fact, None, initial) } else { self.zeros(name, fact) };
+            scope.take(name, value?)?;
         }
         for tensor in &proto.initializer {
-            let constant = self.constant(tensor, &scope.name(&tensor.name))?;
-            if scope.values.insert(&tensor.name, Named::Tensor(constant)).is_some() {
-                return Err(Error::graph(format!("two initializers are called '{}'", tensor.name)));
-            }
+            let name = tensor.name.as_str();
+            let value = if is_trained(name) {
+                let own = self.model.constant(tensor, name.into())?;
+                self.trained(name, own.fact.clone(), Some(own), initial)
+            } else {
+                self.constant(tensor, &scope.name(name))
+            };
+            scope.take(name, value?)?;
         }
         Ok(())
     }
@@ -592,6 +610,12 @@ impl<'a> Scope<'_, 'a> {
     /// The name in the graph of a node or value with this name in the file.
     fn name(&self, own: &str) -> String {
         shortened(format!("{}{own}", self.prefix))
+    }
+
+    /// Notes an initializer.
+    fn take(&mut self, name: &'a str, value: ValueId) -> Result<()> {
+        let is_new = self.values.insert(name, Named::Tensor(value)).is_none();
+        ensure(is_new, || Error::graph(format!("two initializers are called '{name}'")))
     }
 
     /// The value with this name, here or in a scope around this one.

@@ -26,6 +26,7 @@ mod import;
 pub mod proto;
 mod state;
 pub mod text;
+mod training;
 
 pub use state::likely_states;
 
@@ -46,6 +47,8 @@ pub struct Model {
     outputs: Vec<String>,
     /// The elements that states begin with, by name.
     first: Vec<(String, Tensor)>,
+    /// The training step, if the model has taken it.
+    training: Option<training::Training>,
 }
 
 /// Reads a model: text from `.onnxtxt`, protobuf from `.onnx`. Any other name is judged by its content.
@@ -156,6 +159,7 @@ impl Model {
             growth: None,
             outputs: Vec::new(),
             first: Vec::new(),
+            training: None,
         }
     }
 
@@ -207,6 +211,8 @@ impl Model {
             Ok(())
         };
         in_graph(self.graph()?, &mut check)?;
+        let steps = self.proto.training_info.iter().flat_map(|info| info.initialization.iter().chain(&info.algorithm));
+        steps.into_iter().try_for_each(|graph| in_graph(graph, &mut check))?;
         self.proto.functions.iter().try_for_each(|f| in_nodes(&f.node, &mut check))
     }
 

@@ -1,7 +1,7 @@
 //! The messages of `onnx.proto` (ONNX 1.23, IR version 14) as structs, and the rules of the format that need no graph.
 //!
 //! Field numbers and names are ONNX's. An absent scalar and its default are the same, as in ONNX's proto3 variant. Reading
-//! skips `training_info`, device configurations and `Segment`. Decoding from [`Bytes`] copies no `raw_data`: the field
+//! skips device configurations and `Segment`. Decoding from [`Bytes`] copies no `raw_data`: the field
 //! refers to the bytes of the file.
 #![allow(missing_docs, reason = "fields have the name and the meaning they have in onnx.proto")]
 
@@ -30,7 +30,17 @@ messages! {
         (message, optional, tag = "7") graph: Option<GraphProto>,
         (message, repeated, tag = "8") opset_import: Vec<OperatorSetIdProto>,
         (message, repeated, tag = "14") metadata_props: Vec<StringStringEntryProto>,
+        (message, repeated, tag = "20") training_info: Vec<TrainingInfoProto>,
         (message, repeated, tag = "25") functions: Vec<FunctionProto>,
+    }
+
+    /// A training step: a graph that goes on where the model's graph ends, and the initializers that its outputs update; and a graph
+    /// without inputs, whose outputs initializers begin with.
+    TrainingInfoProto {
+        (message, optional, tag = "1") initialization: Option<GraphProto>,
+        (message, optional, tag = "2") algorithm: Option<GraphProto>,
+        (message, repeated, tag = "3") initialization_binding: Vec<StringStringEntryProto>,
+        (message, repeated, tag = "4") update_binding: Vec<StringStringEntryProto>,
     }
 
     /// A set of operators (`""` is ONNX's own) and its version.
@@ -351,7 +361,52 @@ pub struct External<'a> {
     pub length: u64,
 }
 
+impl SparseTensorProto {
+    /// Makes the tensor `name` of zeros.
+    pub fn zeros(name: &str, dtype: DType, dims: &[usize]) -> SparseTensorProto {
+        let values = TensorProto {
+            name: name.into(),
+            dims: vec![0],
+            data_type: DataType::from(dtype) as i32,
+            ..Default::default()
+        };
+        let dims = dims.iter().map(|&d| d as i64).collect();
+        SparseTensorProto { values: Some(values), indices: None, dims }
+    }
+
+    /// The tensor's name.
+    pub fn name(&self) -> &str {
+        self.values.as_ref().map_or("", |values| &values.name)
+    }
+
+    /// The element type.
+    ///
+    /// # Errors
+    /// This crate has no such element type, or some elements are not zero.
+    pub fn dtype(&self) -> Result<DType> {
+        let Some(values) = &self.values else { return Err(Error::graph("a sparse initializer has no values".into())) };
+        ensure(values.dims.contains(&0), || {
+            Error::graph(format!("initializer '{}': expected a dense tensor, found a sparse one", values.name))
+        })?;
+        values.dtype()
+    }
+
+    /// The sizes of the dimensions.
+    ///
+    /// # Errors
+    /// One of them is negative.
+    pub fn shape(&self) -> Result<Vec<usize>> {
+        TensorProto { name: self.name().into(), dims: self.dims.clone(), ..Default::default() }.shape()
+    }
+}
+
 impl TensorProto {
+    /// True if it has one element, which is zero.
+    pub fn is_zero(&self) -> bool {
+        let one = self.len().is_ok_and(|len| len == 1) && self.external_data.is_empty();
+        one && self.bytes().is_ok_and(|bytes| bytes.iter().all(|&byte| byte == 0))
+    }
+
     /// Makes the tensor `name` from its elements, row-major and little-endian.
     ///
     /// # Errors

@@ -142,8 +142,11 @@ impl Model {
         self.shared.iter().try_for_each(|(input, output)| graph.share(input, output))
     }
 
-    /// True if an input of this name is to become a state, or if it is the length of states that grow.
+    /// True if an input of this name is to become a state, if it is the length of states that grow, or if a training step updates it.
     pub fn is_state(&self, name: &str) -> bool {
+        if self.training.as_ref().is_some_and(|training| training.updates.contains_key(name)) {
+            return true;
+        }
         let mut pairs = self.states.iter().chain(&self.shared);
         pairs.any(|(input, output)| input == name || filled(input, output, name).is_some())
             || self.length() == Some(name)

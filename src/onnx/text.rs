@@ -3,7 +3,8 @@
 //! `parse` accepts every text that `onnx.parser` accepts, and `print` writes texts that both accept.
 //!
 //! ```text
-//! model    ::= header? graph function*
+//! model    ::= header? graph (training | function)*
+//! training ::= '<' ('update_binding' | 'initialization_binding') ':' '[' (string ':' string),* ']' '>' graph
 //! header   ::= '<' (key ':' value),* '>'
 //! graph    ::= name '(' input,* ')' '=>' '(' value,* ')' ('<' (value | initializer),* '>')? nodes
 //! function ::= header? name ('<' (name | attr),* '>')? '(' value,* ')' '=>' '(' value,* ')' ('<' value,* '>')? nodes
@@ -15,7 +16,7 @@
 //! tensor   ::= type name? '='? data
 //! value    ::= type? name
 //! input    ::= value ('=' data)?
-//! initializer ::= value '=' data
+//! initializer ::= value '=' data | 'sparse_tensor' '(' type ')' name '=' '{' '}'
 //! data     ::= '{' (number | string),* '}' | '[' (string ':' string),* ']'
 //! type     ::= elem ('[' dim,* ']')? | ('seq' | 'map' | ...) '(' type,* ')'
 //! dim      ::= '?' | name | number
@@ -26,7 +27,8 @@
 //! `#` starts a comment.
 //!
 //! This syntax extends that of `onnx.parser`, so that every model can be printed and read back. Any name, domain or
-//! operator may be quoted. Lists of tensors, graphs and types keep their elements. `undefined` is an element type. Every
+//! operator may be quoted. A training step has bindings before its algorithm, and before its initialization if it has one. A sparse
+//! initializer is one of zeros. Lists of tensors, graphs and types keep their elements. `undefined` is an element type. Every
 //! list may be empty. One rule is stricter: a tensor has as many values as its shape needs, each in the range of its type.
 
 use super::proto::{AttributeType, DataType};

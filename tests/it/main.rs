@@ -71,6 +71,7 @@ mod saved;
 mod scenarios;
 mod session;
 mod state;
+mod training;
 
 // The project's rules about itself.
 mod tidy;

@@ -7,7 +7,6 @@ use super::sequence::Named;
 use super::*;
 use crate::constant::Constant;
 use crate::error::ensure;
-use crate::op::Fact;
 use crate::shape::Shape;
 use crate::tensor::Tensor;
 
@@ -224,7 +223,7 @@ impl<'a> Importer<'a> {
         let mut scope = Scope { outer: Some(call.scope), ..inner };
         let work = proto.initializer.iter().map(|tensor| 1 + copied(tensor) / BYTES_PER_UNIT).sum();
         self.spend(work).map_err(|what| call.fail(what))?;
-        self.initializers(proto, &mut scope)?;
+        self.initializers(proto, &Initial::new(), &mut scope)?;
         Ok(Body { proto, scope })
     }
 

@@ -45,6 +45,21 @@ impl Value {
     }
 }
 
+/// An initializer, by its elements.
+enum Initializer {
+    Dense(Box<TensorProto>),
+    Zeros(Box<SparseTensorProto>),
+}
+
+impl Initializer {
+    fn add_to(self, graph: &mut GraphProto) {
+        match self {
+            Initializer::Dense(tensor) => graph.initializer.push(*tensor),
+            Initializer::Zeros(tensor) => graph.sparse_initializer.push(*tensor),
+        }
+    }
+}
+
 // Types, values and tensors.
 impl Parser<'_> {
     fn next_is_type(&mut self) -> bool {
@@ -136,18 +151,41 @@ impl Parser<'_> {
     }
 
     /// A value and, if `=` follows, its tensor.
-    fn value_or_initializer(&mut self) -> Parse<(ValueInfoProto, Option<TensorProto>)> {
+    fn value_or_initializer(&mut self) -> Parse<(ValueInfoProto, Option<Initializer>)> {
         let start = self.start();
         let value = self.value_info()?;
         if !self.eat(b'=') {
             return Ok((value, None));
         }
+        if let Some(TypeValue::SparseTensor(r#type)) = value.r#type.as_ref().and_then(|t| t.value.as_ref()) {
+            let r#type = TypeProto { value: Some(TypeValue::Tensor(r#type.clone())), ..Default::default() };
+            let tensor = TensorProto { name: value.name.clone(), ..self.tensor_type_of(start, Some(&r#type))? };
+            self.expect(b'{', "'{}', as all elements of a sparse initializer are zero")?;
+            self.expect(b'}', "'}', as all elements of a sparse initializer are zero")?;
+            let TensorProto { dims, .. } = tensor;
+            let values = Some(TensorProto { dims: vec![0], ..tensor });
+            let sparse = SparseTensorProto { values, indices: None, dims };
+            return Ok((value, Some(Initializer::Zeros(Box::new(sparse)))));
+        }
         let tensor = self.tensor(start, value.r#type.as_ref(), value.name.clone())?;
-        Ok((value, Some(tensor)))
+        Ok((value, Some(Initializer::Dense(Box::new(tensor)))))
     }
 
     /// The rest of a tensor after its type, which starts at `start`, and its name.
     fn tensor(&mut self, start: usize, r#type: Option<&TypeProto>, name: String) -> Parse<TensorProto> {
+        let mut tensor = TensorProto { name, ..self.tensor_type_of(start, r#type)? };
+        if self.eat(b'[') {
+            tensor.data_location = DataLocation::External as i32;
+            tensor.external_data = self.string_pairs()?;
+        } else {
+            self.expect(b'{', "'{' and values, or '[' and where they are")?;
+            self.values(&mut tensor)?;
+        }
+        Ok(tensor)
+    }
+
+    /// A tensor of a type, which starts at `start`, without its name and its values.
+    fn tensor_type_of(&self, start: usize, r#type: Option<&TypeProto>) -> Parse<TensorProto> {
         let fault = |what: &str| Err(Fault { at: start, what: format!("expected {what}") });
         let Some(TypeValue::Tensor(TensorType { elem_type, shape })) = r#type.and_then(|t| t.value.as_ref()) else {
             return fault("an element type and a shape before the name of a tensor");
@@ -162,15 +200,7 @@ impl Parser<'_> {
         let Some(dims) = shape.dim.iter().map(size).collect() else {
             return fault("a tensor whose dimensions are all numbers");
         };
-        let mut tensor = TensorProto { name, data_type: *elem_type, dims, ..Default::default() };
-        if self.eat(b'[') {
-            tensor.data_location = DataLocation::External as i32;
-            tensor.external_data = self.string_pairs()?;
-        } else {
-            self.expect(b'{', "'{' and values, or '[' and where they are")?;
-            self.values(&mut tensor)?;
-        }
-        Ok(tensor)
+        Ok(TensorProto { data_type: *elem_type, dims, ..Default::default() })
     }
 
     /// The values of a tensor, after `{`.
@@ -412,7 +442,7 @@ impl Parser<'_> {
             if p.eat(b'(') {
                 for (value, tensor) in p.items(b')', "an input", Self::value_or_initializer)? {
                     graph.input.push(value);
-                    graph.initializer.extend(tensor);
+                    tensor.into_iter().for_each(|tensor| tensor.add_to(&mut graph));
                 }
             }
             p.arrow()?;
@@ -420,7 +450,7 @@ impl Parser<'_> {
             if p.eat(b'<') {
                 for (value, tensor) in p.items(b'>', "a value or an initializer", Self::value_or_initializer)? {
                     match tensor {
-                        Some(tensor) => graph.initializer.push(tensor),
+                        Some(tensor) => tensor.add_to(&mut graph),
                         None => graph.value_info.push(value),
                     }
                 }
@@ -491,6 +521,34 @@ impl Parser<'_> {
         Ok(f)
     }
 
+    /// A graph of a training step, if its bindings come next.
+    fn training(&mut self, infos: &mut Vec<TrainingInfoProto>) -> Parse<bool> {
+        let start = self.at;
+        let field = if self.eat(b'<') { self.peek_word() } else { None };
+        let Some(field @ ("update_binding" | "initialization_binding")) = field else {
+            self.at = start;
+            return Ok(false);
+        };
+        let is_update = field == "update_binding";
+        self.word();
+        self.expect(b':', "':' after a key")?;
+        self.expect(b'[', "'[' and pairs of strings")?;
+        let pairs = self.string_pairs()?;
+        self.expect(b'>', "'>' after the bindings of a training step")?;
+        let graph = Some(self.graph()?);
+        match infos.last_mut().filter(|info| !is_update && info.initialization.is_none()) {
+            Some(info) => (info.initialization, info.initialization_binding) = (graph, pairs),
+            None if is_update => {
+                infos.push(TrainingInfoProto { algorithm: graph, update_binding: pairs, ..Default::default() });
+            }
+            None => {
+                let (initialization, initialization_binding) = (graph, pairs);
+                infos.push(TrainingInfoProto { initialization, initialization_binding, ..Default::default() });
+            }
+        }
+        Ok(true)
+    }
+
     fn model(&mut self) -> Parse<ModelProto> {
         let mut m = ModelProto::default();
         let keys = "ir_version, opset_import, producer_name, producer_version, domain, model_version, doc_string or \
@@ -514,7 +572,9 @@ impl Parser<'_> {
         })?;
         m.graph = Some(self.graph()?);
         while self.peek().is_some() {
-            m.functions.push(self.function()?);
+            if !self.training(&mut m.training_info)? {
+                m.functions.push(self.function()?);
+            }
         }
         Ok(m)
     }

@@ -15,7 +15,7 @@ const WIDTH: usize = 110;
 ///
 /// Raw data comes back as the same values in typed fields. The syntax has no place for some fields, so they are lost:
 /// documentation and metadata of graphs, nodes and values, metadata of functions, denotations, quantization annotations,
-/// sparse initializers and the payload of a NaN. A sparse attribute is written as `...`, which neither parser accepts.
+/// elements of sparse initializers and the payload of a NaN. A sparse attribute is written as `...`, which neither parser accepts.
 /// Bytes of a string that are not UTF-8 become U+FFFD.
 pub fn print(model: &ModelProto) -> String {
     let mut printer = Printer { out: String::new(), indent: 0, line: 0 };
@@ -210,13 +210,27 @@ impl Printer {
         self.string(&pair.value);
     }
 
-    fn tensor(&mut self, t: &TensorProto, initializer: bool) {
-        self.elem_type(t.data_type);
-        for (i, dim) in t.dims.iter().enumerate() {
+    fn extents(&mut self, dims: &[i64]) {
+        for (i, dim) in dims.iter().enumerate() {
             self.put(if i == 0 { "[" } else { ", " });
             self.display(dim);
         }
-        self.put(if t.dims.is_empty() { "" } else { "]" });
+        self.put(if dims.is_empty() { "" } else { "]" });
+    }
+
+    /// A sparse initializer, as one of zeros.
+    fn sparse(&mut self, t: &SparseTensorProto) {
+        self.put("sparse_tensor(");
+        self.elem_type(t.values.as_ref().map_or(0, |values| values.data_type));
+        self.extents(&t.dims);
+        self.put(") ");
+        self.name(t.name());
+        self.put(" = {}");
+    }
+
+    fn tensor(&mut self, t: &TensorProto, initializer: bool) {
+        self.elem_type(t.data_type);
+        self.extents(&t.dims);
         let external = t.data_location == DataLocation::External as i32;
         if initializer || !t.name.is_empty() {
             self.put(" ");
@@ -379,13 +393,20 @@ impl Printer {
         self.put(") => (");
         self.list(&graph.output, Self::value_info);
         self.put(")");
-        let tensors = graph.initializer.iter().map(|tensor| (Some(tensor), None));
-        let values = graph.value_info.iter().map(|value| (None, Some(value)));
-        if !graph.initializer.is_empty() || !graph.value_info.is_empty() {
+        enum Item<'a> {
+            Tensor(&'a TensorProto),
+            Sparse(&'a SparseTensorProto),
+            Value(&'a ValueInfoProto),
+        }
+        let tensors = graph.initializer.iter().map(Item::Tensor);
+        let sparse = graph.sparse_initializer.iter().map(Item::Sparse);
+        let mut items = tensors.chain(sparse).chain(graph.value_info.iter().map(Item::Value)).peekable();
+        if items.peek().is_some() {
             self.put(" ");
-            self.block("<", ">", tensors.chain(values), |p, (tensor, value)| {
-                tensor.into_iter().for_each(|tensor| p.tensor(tensor, true));
-                value.into_iter().for_each(|value| p.value_info(value));
+            self.block("<", ">", items, |p, item| match item {
+                Item::Tensor(tensor) => p.tensor(tensor, true),
+                Item::Sparse(sparse) => p.sparse(sparse),
+                Item::Value(value) => p.value_info(value),
             });
         }
         self.nodes(&graph.node);
@@ -450,6 +471,23 @@ impl Printer {
         self.put("\n");
     }
 
+    fn training(&mut self, info: &TrainingInfoProto) {
+        let TrainingInfoProto { initialization, algorithm, initialization_binding, update_binding } = info;
+        let mut part = |key: &str, pairs: &[StringStringEntryProto], graph: &Option<GraphProto>| {
+            self.put("<");
+            self.put(key);
+            self.put(": [");
+            self.list(pairs, Self::string_pair);
+            self.put("]>\n");
+            self.graph(graph.as_ref().unwrap_or(&GraphProto::default()));
+            self.put("\n");
+        };
+        part("update_binding", update_binding, algorithm);
+        if initialization.is_some() || !initialization_binding.is_empty() {
+            part("initialization_binding", initialization_binding, initialization);
+        }
+    }
+
     fn model(&mut self, m: &ModelProto) {
         self.put("<");
         self.indent = INDENT;
@@ -474,6 +512,7 @@ impl Printer {
         self.put(">\n");
         m.graph.iter().for_each(|graph| self.graph(graph));
         self.put("\n");
+        m.training_info.iter().for_each(|info| self.training(info));
         m.functions.iter().for_each(|function| self.function(function));
     }
 }
