@@ -16,7 +16,7 @@ use crate::error::{Error, Result};
 use crate::exec;
 use crate::pass::Prepared;
 use crate::plan::lower::{Draft, Options, lower};
-use crate::plan::{BufferIdx, Class, Port, Segment, TransferBytes};
+use crate::plan::{BufferIdx, Class, Port, Segment, TransferBytes, own_segments};
 use crate::target::{Memory, Target};
 use crate::tensor::Tensor;
 use alloc::{Allocator, Block, Driver, Event, Kind, Stats};
@@ -38,7 +38,7 @@ pub struct Program {
     frees: Vec<Vec<BufferIdx>>,
     inputs: Vec<Port>,
     outputs: Vec<Port>,
-    /// The staging segments that a plan would have.
+    /// The staging segments that a plan would have, and those of the backend's own.
     staging: Vec<Segment>,
 }
 
@@ -99,7 +99,7 @@ impl Program {
             });
             of.map(|(buffer, _)| buffer.bytes.next_multiple_of(target.alignment)).sum()
         };
-        let staging = TransferBytes::of(sum).staging(target).collect();
+        let staging = TransferBytes::of(sum).staging(target).chain(own_segments(target, &[&draft])).collect();
         Ok(Program { draft, resident, allocs, frees, inputs, outputs, staging })
     }
 
@@ -113,7 +113,7 @@ impl Program {
         self.draft.steps.len()
     }
 
-    /// Bytes of the staging segments. They are the same with every allocator.
+    /// Bytes of the staging segments, and of the backend's own. They are the same with every allocator.
     pub fn staging_bytes(&self) -> u64 {
         self.staging.iter().map(|s| s.bytes).sum()
     }
@@ -284,7 +284,7 @@ impl<'a> Eager<'a> {
         let limit = limit.unwrap_or(u64::MAX);
         let (draft, staging_bytes) = (&program.draft, program.staging_bytes());
         let limit = limit.checked_sub(staging_bytes).ok_or_else(|| Error::Fit {
-            what: "staging".into(),
+            what: "staging and the backend's own".into(),
             needed: staging_bytes,
             limit,
             file: None,

@@ -39,6 +39,10 @@ pub enum Memory {
     Upload,
     /// Host-visible memory that the device copies to and the host reads.
     Download,
+    /// Memory of the host in which its threads compute.
+    Scratch,
+    /// Memory of the host that a backend takes when it is opened and when it compiles: stacks of threads, tables of kernels.
+    Own,
 }
 
 impl Memory {
@@ -50,6 +54,9 @@ impl Memory {
 
 /// Bytes of staging memory, each way, on devices with memory of their own. More hardly speeds up copies.
 pub const STAGING: u64 = 4 << 20;
+
+/// Bytes of the stack of a thread that the CPU backend starts.
+pub const STACK: u64 = 256 << 10;
 
 /// The limits and abilities of a device: all that planning knows of it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -375,6 +382,11 @@ impl Target {
     /// True if elementwise kernels are faster when neighbours in the index space are neighbours in memory.
     pub fn prefers_written_order(&self) -> bool {
         self.family == Family::Cuda
+    }
+
+    /// Bytes of the stacks of the threads that the backend starts beside the caller's own.
+    pub fn stack_bytes(&self) -> u64 {
+        if self.family == Family::Cpu { u64::from(self.threads.max(1) - 1) * STACK } else { 0 }
     }
 
     /// Bytes of the staging segment for copies of `bytes` bytes. More than [`staging`](Self::staging) are copied in parts.

@@ -7,12 +7,13 @@
 //! ```
 //!
 //! Kernels read and write segments, whose bytes the plan knows. Each thread also has registers for block programs and tile memory for blocks
-//! of products. It takes them when the device is opened or a kernel is compiled; [`Usage::overhead`] counts them.
+//! of products. They lie in a segment of [`Memory::Scratch`](Place::Scratch), which a plan has. Without one, the backend takes them when it
+//! records, and [`Usage::overhead`] counts them. Stacks of threads and tables of kernels are a segment of [`Memory::Own`](Place::Own), or
+//! overhead, too.
 
 use super::records::Records;
 use super::{Backend, KernelId, Launch, RecordId, SegmentId, Slice, Usage};
 use crate::error::Result;
-use crate::kernel::cpu::TILE_BYTES;
 use crate::kernel::{Kernel, Template};
 use crate::target::{Memory as Place, Target};
 use check::Check;
@@ -81,7 +82,32 @@ pub struct Cpu {
     records: Records<Vec<Step>>,
     /// One per thread, used by that thread alone.
     scratch: Vec<UnsafeCell<Scratch>>,
-    scratch_bytes: u64,
+    /// Bytes of scratch memory that each thread has.
+    thread_bytes: u64,
+    /// Bytes that it must have for the compiled kernels.
+    needed: u64,
+    /// The segment of the scratch memory.
+    scratch_segment: Option<SegmentId>,
+    /// The scratch memory if no segment has room for it.
+    own_scratch: Vec<Line>,
+    /// Bytes of the kernels' tables.
+    tables: u64,
+}
+
+/// Bytes that the backend takes for itself to run a kernel.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct OwnBytes {
+    /// Scratch memory of each thread.
+    pub thread: u64,
+    /// Tables, whatever the number of threads.
+    pub tables: u64,
+}
+
+/// The bytes that the backend takes for itself to run a kernel. Those of a kernel that it refuses are none.
+pub fn own_bytes(kernel: &Kernel, threads: usize) -> OwnBytes {
+    let checked = Check::new(kernel).and_then(|_| compile(kernel, Isa::PORTABLE, threads, true));
+    let needs = checked.map_or(Needs::default(), |compiled| compiled.needs());
+    OwnBytes { thread: needs.thread_bytes(), tables: needs.tables }
 }
 
 /// The scratch memory of all threads, of which each takes its own.
@@ -113,20 +139,20 @@ impl Cpu {
 
     fn build(threads: usize, memory: Memory) -> Cpu {
         let pool = ThreadPool::new(threads);
-        let tile = || vec![Line::ZERO; TILE_BYTES as usize / size_of::<Line>()];
-        let scratch = |worker| UnsafeCell::new(Scratch { worker, tile: tile(), ..Scratch::default() });
-        let mut cpu = Cpu {
+        Cpu {
             target: Target::cpu(pool.threads() as u32),
             isa: Isa::detect(),
             memory,
             kernels: Vec::new(),
             records: Records::default(),
-            scratch: (0..pool.threads()).map(scratch).collect(),
-            scratch_bytes: 0,
+            scratch: (0..pool.threads()).map(|worker| UnsafeCell::new(Scratch::new(worker))).collect(),
+            thread_bytes: 0,
+            needed: 0,
+            scratch_segment: None,
+            own_scratch: Vec::new(),
+            tables: 0,
             pool,
-        };
-        cpu.count_scratch();
-        cpu
+        }
     }
 
     /// Uses kernels for this instruction set from now on instead of the best one. Results may differ in their last bits.
@@ -134,13 +160,31 @@ impl Cpu {
         self.isa = isa;
     }
 
-    /// Counts the bytes that the threads hold now: their tile memory and their registers.
-    fn count_scratch(&mut self) {
-        let bytes = |s: &mut UnsafeCell<Scratch>| {
-            let s = s.get_mut();
-            (size_of_val(&s.tile[..]) + size_of_val(&s.mem[..])) as u64
-        };
-        self.scratch_bytes = self.scratch.iter_mut().map(bytes).sum();
+    /// Gives each thread its part of the scratch memory at `start`.
+    fn share_scratch(&mut self, start: *mut u8, bytes: u64) {
+        let line = size_of::<Line>() as u64;
+        self.thread_bytes = bytes / self.scratch.len() as u64 / line * line;
+        let each = self.thread_bytes as usize;
+        for (worker, scratch) in self.scratch.iter_mut().enumerate() {
+            let scratch = scratch.get_mut();
+            scratch.mem = start.wrapping_add(worker * each);
+            scratch.end = scratch.mem.wrapping_add(each);
+        }
+    }
+
+    /// Takes scratch memory, unless the threads have enough for the compiled kernels.
+    fn provide_scratch(&mut self) {
+        if self.thread_bytes < self.needed {
+            let bytes = self.needed * self.scratch.len() as u64;
+            self.own_scratch = vec![Line::ZERO; bytes as usize / size_of::<Line>()];
+            let start = self.own_scratch.as_mut_ptr().cast();
+            self.share_scratch(start, bytes);
+        }
+    }
+
+    /// Stacks and tables that no segment counts; negative if segments count more than there are.
+    fn uncounted(&self) -> i64 {
+        (self.target.stack_bytes() + self.tables) as i64 - self.memory.own_bytes() as i64
     }
 }
 
@@ -151,8 +195,8 @@ fn processor() -> String {
     model.map_or(std::env::consts::ARCH, |(_, name)| name.trim()).to_owned()
 }
 
-/// Compiles a kernel by its template.
-fn compile(kernel: &Kernel, isa: Isa, threads: usize) -> Result<Box<dyn Compiled>, String> {
+/// Compiles a kernel by its template. An outline does not run: it has no tables.
+fn compile(kernel: &Kernel, isa: Isa, threads: usize, outline: bool) -> Result<Box<dyn Compiled>, String> {
     if kernel.writes.iter().all(|write| write.access.shape.contains(&0)) {
         return Ok(Box::new(Nothing));
     }
@@ -168,7 +212,11 @@ fn compile(kernel: &Kernel, isa: Isa, threads: usize) -> Result<Box<dyn Compiled
             Box::new(slide::Sliding::new(kernel, isa, threads)?)
         }
         Template::Scatter { .. } => Box::new(scatter::Scatter::new(kernel, threads)?),
-        _ => Box::new(map::Map::new(kernel, isa, threads, Some(index::core(kernel)?))?),
+        _ => {
+            let core = index::core(kernel)?;
+            let core = if outline { core.outline() } else { core };
+            Box::new(map::Map::new(kernel, isa, threads, Some(core))?)
+        }
     })
 }
 
@@ -182,16 +230,38 @@ impl Backend for Cpu {
     }
 
     fn usage(&self) -> Usage {
-        Usage { overhead: self.scratch_bytes, ..self.memory.usage() }
+        let overhead = size_of_val(&self.own_scratch[..]) as u64 + self.uncounted().max(0) as u64;
+        Usage { overhead, ..self.memory.usage() }
     }
 
-    fn alloc(&mut self, bytes: u64, _: Place) -> Result<SegmentId> {
-        // All of its memory is the host's.
-        self.memory.alloc(bytes)
+    fn alloc(&mut self, bytes: u64, place: Place) -> Result<SegmentId> {
+        if place == Place::Own {
+            return self.memory.note_own(bytes);
+        }
+        // All other memory is the host's, and kernels work there.
+        let place = if place == Place::Scratch { place } else { Place::Device };
+        let (segment, start) = self.memory.alloc(bytes, place)?;
+        if place == Place::Scratch {
+            self.share_scratch(start, bytes);
+            (self.scratch_segment, self.own_scratch) = (Some(segment), Vec::new());
+        }
+        Ok(segment)
+    }
+
+    fn overhead(&self) -> Vec<(&'static str, i64)> {
+        let scratch = size_of_val(&self.own_scratch[..]) as i64;
+        let parts = [("threads' scratch memory", scratch), ("stacks and tables", self.uncounted())];
+        parts.into_iter().filter(|part| part.1 != 0).collect()
     }
 
     fn free(&mut self, segment: SegmentId) {
         self.records.free(segment);
+        if self.scratch_segment == Some(segment) {
+            // Every record uses it.
+            self.records.clear();
+            self.scratch_segment = None;
+            self.share_scratch(std::ptr::null_mut(), 0);
+        }
         self.memory.free(segment);
     }
 
@@ -224,11 +294,13 @@ impl Backend for Cpu {
     fn compile(&mut self, kernel: &Kernel) -> Result<KernelId> {
         let malformed = |what: String| refuse(format!("kernel {}: {what}", kernel.template.name()));
         let check = Check::new(kernel).map_err(malformed)?;
-        let compiled = compile(kernel, self.isa, self.pool.threads()).map_err(malformed)?;
+        let compiled = compile(kernel, self.isa, self.pool.threads(), false).map_err(malformed)?;
+        let needs = compiled.needs();
         for scratch in &mut self.scratch {
-            scratch.get_mut().provide(compiled.needs());
+            scratch.get_mut().provide(needs);
         }
-        self.count_scratch();
+        self.needed = self.needed.max(needs.thread_bytes());
+        self.tables += needs.tables;
         self.kernels.push((compiled, check));
         Ok(KernelId(self.kernels.len() as u32 - 1))
     }
@@ -242,6 +314,7 @@ impl Backend for Cpu {
             let args = launch.args.iter().map(|&slice| self.memory.resolve(slice)).collect::<Result<_>>()?;
             steps.push(Step { kernel, args: Args(args) });
         }
+        self.provide_scratch();
         let segments = launches.iter().flat_map(|launch| &launch.args).map(|at| at.segment);
         self.records.insert(steps, segments).ok_or_else(|| refuse("too many records"))
     }
@@ -253,8 +326,8 @@ impl Backend for Cpu {
         for step in steps {
             let kernel = &*kernels[step.kernel].0;
             let scratch = &scratch;
-            // SAFETY: the launch was checked when it was recorded and its segments are not freed. Scratch memory was provided when the kernel
-            // was compiled, and the pool gives each thread a number of its own.
+            // SAFETY: the launch was checked when it was recorded and its segments are not freed. Scratch memory was provided then, too,
+            // and the pool gives each thread a number of its own.
             for phase in 0..kernel.phases() {
                 pool.run(kernel.tasks(phase), &|task, worker| unsafe {
                     kernel.run(phase, task, &step.args, &mut *scratch.of(worker));

@@ -413,6 +413,7 @@ impl Backend for Cuda {
                 })?;
                 *slot = Some(Slot::new(Arc::clone(&self.driver), bytes as usize).map_err(failed)?);
             }
+            Memory::Scratch | Memory::Own => return Err(failed(format!("{memory:?} memory is the CPU's"))),
         }
         self.segments.insert(bytes, memory, Made { pointer, pooled: false });
         Ok(id)
@@ -457,6 +458,7 @@ impl Backend for Cuda {
             Memory::Device => drop(unsafe { self.driver.cuMemFree_v2(pointer) }),
             Memory::Upload => self.upload = None,
             Memory::Download => self.download = None,
+            Memory::Scratch | Memory::Own => unreachable!("no segment has it"),
         }
     }
 

@@ -68,8 +68,8 @@ pub struct Usage {
     pub bytes: u64,
     /// Allocations made so far, those given back included.
     pub allocations: u64,
-    /// Bytes that the backend and its driver hold beside the plan, as far as they are known: threads' tile memory and registers, blocks that
-    /// an allocator has reserved.
+    /// Bytes that the backend and its driver hold beside the segments, as far as they are known, such as blocks that an allocator has
+    /// reserved.
     pub overhead: u64,
 }
 
@@ -94,7 +94,7 @@ pub trait Backend: Send {
     fn room(&self) -> Option<DeviceMemory> {
         None
     }
-    /// Allocates exactly `bytes` bytes of this memory, zero-filled. If the target asks for [staging](Target::staging), [`write`](Self::write)
+    /// Allocates exactly `bytes` bytes of this memory, zero-filled. That of [`Memory::Own`] is there already: it is counted from then on. If the target asks for [staging](Target::staging), [`write`](Self::write)
     /// and [`read`](Self::read) need a segment of [`Memory::Upload`] and [`Memory::Download`], and move data through nothing else.
     fn alloc(&mut self, bytes: u64, memory: Memory) -> Result<SegmentId>;
     /// True if the device has an allocator of its own, which keeps freed memory.

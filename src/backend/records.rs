@@ -35,6 +35,12 @@ impl<R> Records<R> {
         self.records.get(&id).map(|(record, _)| record)
     }
 
+    /// Drops all records.
+    pub fn clear(&mut self) {
+        self.records.clear();
+        self.users.clear();
+    }
+
     /// Drops the records that use a segment.
     pub fn free(&mut self, segment: SegmentId) {
         for id in self.users.remove(&segment).unwrap_or_default() {

@@ -134,10 +134,10 @@ impl Wgpu {
     fn zeros(&self, bytes: u64, memory: Memory) -> Result<wgpu::Buffer> {
         use wgpu::BufferUsages as U;
         let usage = match memory {
-            Memory::Device => U::STORAGE | U::COPY_SRC | U::COPY_DST,
             Memory::Upload => U::MAP_WRITE | U::COPY_SRC,
             Memory::Download if self.clock.is_some() => U::MAP_READ | U::COPY_DST | U::QUERY_RESOLVE,
             Memory::Download => U::MAP_READ | U::COPY_DST,
+            _ => U::STORAGE | U::COPY_SRC | U::COPY_DST,
         };
         self.gpu.scoped("allocation", || {
             let buffer = self.gpu.device.create_buffer(&wgpu::BufferDescriptor {
@@ -181,12 +181,15 @@ impl Backend for Wgpu {
         if !memory.is_device() && (bytes == 0 || self.segments.has(memory)) {
             return Err(failed(format!("cannot allocate {bytes} bytes of {memory:?} memory: one segment, not empty")));
         }
+        if matches!(memory, Memory::Scratch | Memory::Own) {
+            return Err(failed(format!("{memory:?} memory is the CPU's")));
+        }
         let id = self.segments.next().map_err(failed)?;
         let buffer = self.zeros(bytes, memory)?;
         match memory {
-            Memory::Device => {}
             Memory::Upload => self.upload = Some(Upload::new(buffer.clone())),
             Memory::Download => self.download = Some(buffer.clone()),
+            _ => {}
         }
         self.segments.insert(bytes, memory, buffer);
         Ok(id)
@@ -197,9 +200,9 @@ impl Backend for Wgpu {
         self.records.free(segment);
         self.ahead = None;
         match memory {
-            Memory::Device => self.upload.iter_mut().for_each(|upload| upload.forget(segment)),
             Memory::Upload => self.upload = None,
             Memory::Download => self.download = None,
+            _ => self.upload.iter_mut().for_each(|upload| upload.forget(segment)),
         }
         if let Err(error) = self.gpu.scoped("free", || buffer.destroy()) {
             tracing::warn!(target: "plimsoll::wgpu", "{error}");

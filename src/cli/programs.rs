@@ -218,6 +218,7 @@ pub(super) fn table(plans: &[&Plan], apart: u64) -> String {
         (Class::State, "  state"),
         (Class::Activation, "  arena"),
         (Class::Staging, "  staging"),
+        (Class::Backend, "  the backend's own"),
     ] {
         match plans[0].class_bytes(class) {
             0 => {}

@@ -40,7 +40,7 @@ pub enum Observed<'a> {
 
 /// The figures of eager and planned runs of one graph.
 ///
-/// All bytes count constants, inputs, outputs, activations, workspaces and staging, in every column.
+/// All bytes count constants, inputs, outputs, activations, workspaces, staging and the backend's own, in every column.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Comparison {
     /// The graph's name.
@@ -66,7 +66,7 @@ pub struct Column {
     pub exact: bool,
     /// Kernel launches per run.
     pub launches: usize,
-    /// Bytes of the staging segments. All other figures include them.
+    /// Bytes of the staging segments, and of the backend's own. All other figures include them.
     pub staging_bytes: u64,
     /// Bytes of the smallest device that the column runs on. Planned: the bytes of the plan. Eager: found by simulating two
     /// runs on devices of growing size, whose own allocator wastes nothing.
@@ -235,7 +235,8 @@ fn planned(
 ) -> Result<(Column, Option<Vec<Tensor>>)> {
     (setup.progress)(name);
     let (plan, constants) = plan::compile(graph, target, &Limits { memory: None })?;
-    let (launches, needed, staging_bytes) = (plan.steps.len(), plan.bytes(), plan.class_bytes(Class::Staging));
+    let (launches, needed, staging_bytes) =
+        (plan.steps.len(), plan.bytes(), plan.class_bytes(Class::Staging) + plan.class_bytes(Class::Backend));
     let ran = match setup.memory_limit {
         Some(limit) if needed > limit => {
             Err(Error::Fit { what: format!("the plan of '{}'", plan.name), needed, limit, file: None })

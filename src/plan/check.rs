@@ -13,6 +13,7 @@
 //! holds what the data held.
 
 use super::{BindRange, Buffer, BufferIdx, Class, Count, KernelIdx, Plan, Port, StatePort, Step, StepIdx, VERSION};
+use crate::backend::cpu::{OwnBytes, own_bytes};
 use crate::dtype::DType;
 use crate::elements::Set;
 use crate::error::ensure;
@@ -21,7 +22,7 @@ use crate::kernel::algorithm::{Cpu, Schedule, Way};
 use crate::kernel::validate::{Verdict, is_countable};
 use crate::kernel::{Kernel, Template, cpu, schedule};
 use crate::shape::Access;
-use crate::target::Memory;
+use crate::target::{Family, Memory};
 use body::stores;
 use kernel::{Accessed, Needs};
 use std::collections::{BTreeMap, HashSet};
@@ -170,6 +171,7 @@ impl<'a> Checker<'a> {
         }
         self.clock.check(self.plan)?;
         self.filled()?;
+        self.backend()?;
         self.summary()
     }
 
@@ -208,7 +210,12 @@ impl<'a> Checker<'a> {
             })?;
             let named = || format!("segment {i} of class {}", segment.class.name());
             let staging = segment.class == Class::Staging;
-            ensure(staging != segment.memory.is_device(), || format!("{}: in {:?} memory", named(), segment.memory))?;
+            let right = match segment.memory {
+                Memory::Device => !staging && segment.class != Class::Backend,
+                Memory::Upload | Memory::Download => staging,
+                Memory::Scratch | Memory::Own => segment.class == Class::Backend,
+            };
+            ensure(right, || format!("{}: in {:?} memory", named(), segment.memory))?;
             let (slot, cap) = (segment.bytes, self.plan.target.staging);
             let whole = !staging || slot > 0 && slot <= cap && slot.is_multiple_of(self.plan.target.alignment);
             ensure(whole, || {
@@ -235,6 +242,30 @@ impl<'a> Checker<'a> {
             let right = found == 1 || found == 0 && moved == 0;
             ensure(right, || {
                 format!("{moved} bytes to stage: expected one segment in {memory:?} memory, found {found}")
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Checks that the CPU's threads and kernels have the memory that the backend takes for itself, and no other device has any.
+    fn backend(&self) -> Verdict {
+        let Plan { target, kernels, segments, .. } = self.plan;
+        let own = kernels.iter().filter(|_| target.family == Family::Cpu);
+        let own: Vec<OwnBytes> = own.map(|kernel| own_bytes(kernel, target.threads as usize)).collect();
+        let thread = own.iter().map(|own| own.thread).max().unwrap_or(0);
+        let tables = own.iter().map(|own| own.tables).try_fold(target.stack_bytes(), u64::checked_add);
+        for (memory, needed) in [(Memory::Scratch, thread.checked_mul(target.threads.into())), (Memory::Own, tables)] {
+            let needed = needed.ok_or_else(|| format!("{memory:?} memory: its bytes overflow 64 bits"))?;
+            let found: Vec<u64> = segments.iter().filter(|s| s.memory == memory).map(|s| s.bytes).collect();
+            let right = match found[..] {
+                [] => needed == 0,
+                [bytes] => bytes >= needed && target.family == Family::Cpu,
+                _ => false,
+            };
+            ensure(right, || {
+                format!(
+                    "{memory:?} memory: expected one segment of {needed} bytes or none for 0, found {found:?}; plan the model again"
+                )
             })?;
         }
         Ok(())
@@ -343,7 +374,8 @@ impl<'a> Checker<'a> {
             let Some(segment) = plan.segments.get(b.segment.index()) else {
                 return Err(name(format!("segment {} of {}", b.segment, plan.segments.len())));
             };
-            ensure(b.class != Class::Staging, || name("a buffer of class staging".into()))?;
+            let holds = !matches!(b.class, Class::Staging | Class::Backend);
+            ensure(holds, || name(format!("a buffer of class {}", b.class.name())))?;
             ensure(segment.class == b.class.segment(), || {
                 name(format!("class {} in a segment of class {}", b.class.name(), segment.class.name()))
             })?;
@@ -458,7 +490,7 @@ impl<'a> Checker<'a> {
             let fixed = match buffer.class {
                 Class::Constant | Class::Input => verb == "writes",
                 Class::State => verb == "writes" && !self.updates.contains(&b),
-                Class::Activation | Class::Output | Class::Workspace | Class::Staging => false,
+                Class::Activation | Class::Output | Class::Workspace | Class::Staging | Class::Backend => false,
             };
             let usable = buffer.class != Class::Workspace && !fixed;
             ensure(usable, || name(format!("a buffer of class {}", buffer.class.name())))?;
@@ -717,6 +749,7 @@ impl<'a> Checker<'a> {
             ("input_bytes", buffers(Class::Input), found.input_bytes),
             ("output_bytes", buffers(Class::Output), found.output_bytes),
             ("staging_bytes", class(Class::Staging), found.staging_bytes),
+            ("backend_bytes", class(Class::Backend), found.backend_bytes),
             ("unshared_bytes", unshared, found.unshared_bytes),
             ("steps", plan.steps.len() as i128, found.steps as u64),
         ];

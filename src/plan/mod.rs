@@ -18,7 +18,7 @@ pub use crate::pass::{Indexes, Recipe};
 use crate::shape::Shape;
 use crate::target::{Memory, Target};
 pub use index::{BufferIdx, KernelIdx, SegmentIdx, Spot, StepIdx};
-pub(crate) use make::offsets::TransferBytes;
+pub(crate) use make::offsets::{TransferBytes, own_segments};
 pub use make::{compile, plan};
 pub use programs::{Part, Planned, compile_programs};
 use serde::{Deserialize, Serialize};
@@ -55,11 +55,13 @@ pub enum Class {
     Workspace,
     /// Memory through which data passes between the host and the device. A segment without buffers.
     Staging,
+    /// Memory that the backend takes for itself: scratch memory of its threads, their stacks, tables of kernels. A segment without buffers.
+    Backend,
 }
 
 impl Class {
     /// Every class.
-    pub const ALL: [Class; 7] = [
+    pub const ALL: [Class; 8] = [
         Class::Constant,
         Class::State,
         Class::Input,
@@ -67,6 +69,7 @@ impl Class {
         Class::Activation,
         Class::Workspace,
         Class::Staging,
+        Class::Backend,
     ];
 
     /// The name used in plans and tables.
@@ -79,6 +82,7 @@ impl Class {
             Class::Activation => "activation",
             Class::Workspace => "workspace",
             Class::Staging => "staging",
+            Class::Backend => "backend",
         }
     }
 
@@ -101,7 +105,8 @@ impl Class {
 pub struct Segment {
     /// The class of its buffers; [`Class::Activation`] is the arena.
     pub class: Class,
-    /// The kind of its memory. [`Class::Staging`] is visible to the host, all other segments are the device's.
+    /// The kind of its memory. That of [`Class::Staging`] is visible to the host, that of [`Class::Backend`] is the host's, and all other
+    /// segments are the device's.
     #[serde(default, skip_serializing_if = "Memory::is_device")]
     pub memory: Memory,
     /// Size in bytes.
@@ -219,6 +224,10 @@ pub struct Step {
     pub waits: Vec<StepIdx>,
 }
 
+fn is_none(bytes: &u64) -> bool {
+    *bytes == 0
+}
+
 fn is_first(stream: &u32) -> bool {
     *stream == 0
 }
@@ -265,6 +274,9 @@ pub struct Summary {
     /// Bytes of the staging segments.
     #[serde(default)]
     pub staging_bytes: u64,
+    /// Bytes of the segments that the backend takes for itself.
+    #[serde(default, skip_serializing_if = "is_none")]
+    pub backend_bytes: u64,
     /// Bytes of the arena if no buffers shared bytes.
     pub unshared_bytes: u64,
     /// Number of steps.

@@ -28,7 +28,7 @@ pub fn comparison(comparison: &Comparison) -> String {
     row("smallest device that fits", &|c| human(c.smallest_device_bytes));
     row("  bytes", &|c| grouped(c.smallest_device_bytes));
     if columns.iter().any(|c| c.staging_bytes > 0) {
-        row("staging in all of these", &|c| human(c.staging_bytes));
+        row("staging, backend in all", &|c| human(c.staging_bytes));
         row("  bytes", &|c| grouped(c.staging_bytes));
     }
     row("fragmentation", &|c| ran(c, &|m| format!("{:.1} %", 100.0 * m.fragmentation)));
@@ -43,7 +43,7 @@ pub fn comparison(comparison: &Comparison) -> String {
     });
     out += &table.to_string();
 
-    out += "\nBytes: constants, inputs, outputs, activations, workspaces and staging, in every column.\n";
+    out += "\nBytes: constants, inputs, outputs, activations, workspaces, staging and the backend's own, in every column.\n";
     out += "Smallest device: eager by simulation, on a device that wastes nothing itself; planned by the plan.\n";
     if reference.is_some() {
         out += "Equal: bit for bit like the reference. Off: the largest difference over the peak of the reference's output.\n";

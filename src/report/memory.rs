@@ -25,10 +25,16 @@ pub fn memory(plan: &Plan, usage: Option<Usage>) -> String {
         (Class::State, "  state"),
         (Class::Activation, "  arena"),
         (Class::Staging, "  staging"),
+        (Class::Backend, "  the backend's own"),
     ] {
         let bytes = plan.class_bytes(class);
         if bytes > 0 || class == Class::Activation {
-            line(label, bytes, format!("{:>7}", percent(bytes, planned)));
+            let of = match plan.target.threads {
+                _ if class != Class::Backend => String::new(),
+                1 => "  of 1 thread".into(),
+                threads => format!("  of {threads} threads"),
+            };
+            line(label, bytes, format!("{:>7}{of}", percent(bytes, planned)));
         }
         let within = [(Class::Input, "    inputs in it"), (Class::Output, "    outputs in it")];
         for (class, label) in within.into_iter().filter(|_| class == Class::Activation) {

@@ -71,7 +71,7 @@ impl Kind {
             Class::State => Some(Kind::State),
             Class::Input => Some(Kind::Input),
             Class::Output => Some(Kind::Output),
-            Class::Staging => Some(Kind::Staging),
+            Class::Staging | Class::Backend => Some(Kind::Staging),
             Class::Workspace => Some(Kind::Workspace),
             Class::Activation => None,
         }
@@ -262,6 +262,8 @@ impl Scene {
                     Memory::Device => title(s.class).into(),
                     Memory::Upload => "staging up".into(),
                     Memory::Download => "staging down".into(),
+                    Memory::Scratch => "threads' scratch memory".into(),
+                    Memory::Own => "stacks and tables".into(),
                 },
                 class: Some(s.class),
                 bytes: s.bytes,
@@ -344,6 +346,7 @@ pub fn title(class: Class) -> &'static str {
         Class::Input => "inputs",
         Class::Output => "outputs",
         Class::Staging => "staging",
+        Class::Backend => "the backend's own",
     }
 }
 

@@ -168,7 +168,7 @@ fn the_main_job_classifies_digits_it_never_saw() {
     assert_eq!(memory["planned_bytes"], memory["allocated_bytes"]);
     assert!(memory["lower_bound"].as_u64() <= memory["arena_bytes"].as_u64());
     let share = |class: &str| memory[class].as_u64().expect("it is a number of bytes");
-    let sum: u64 = ["arena_bytes", "constant_bytes", "state_bytes"].map(share).iter().sum();
+    let sum: u64 = ["arena_bytes", "constant_bytes", "state_bytes", "backend_bytes"].map(share).iter().sum();
     assert_eq!(sum, share("planned_bytes"));
 }
 

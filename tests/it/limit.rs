@@ -551,15 +551,16 @@ fn a_dim_that_must_be_a_multiple_is_found() {
     };
     for of in [2usize, 3, 6, 20, 48] {
         let file = File::new(&format!("of-{of}.onnxtxt"), &source(of));
-        let search: &[&str] = &["max-batch", file.path(), "--memory-limit"];
+        // One thread has no stack of its own.
+        let search: &[&str] = &["max-batch", file.path(), "--threads", "1", "--memory-limit"];
         let found = ok_json(&[search, &["1KiB"]]);
         let extent = bytes(&found["largest"]["extent"]);
-        let planned = |n: u64| planned(&[&[file.path(), "--set", &format!("N={n}")]]);
+        let planned = |n: u64| planned(&[&[file.path(), "--threads", "1", "--set", &format!("N={n}")]]);
         assert_eq!(bytes(&found["largest"]["planned_bytes"]), planned(extent));
         assert_eq!(bytes(&found["next"]["extent"]), extent + of as u64);
         assert!(planned(extent) <= 1024 && 1024 < planned(extent + of as u64), "{found}");
         // A plan that exceeds the limit gets the same advice.
-        let refusal = refused(&[&["plan", file.path(), "--set", "N=4800", "--memory-limit", "1KiB"]]);
+        let refusal = refused(&[&["plan", file.path(), "--threads", "1", "--set", "N=4800", "--memory-limit", "1KiB"]]);
         assert_eq!(refusal["verdict"], "fits_smaller");
         assert_eq!(refusal["smaller"][0]["fits"]["extent"], extent);
         // Nothing fits: the smallest extent is reported, once.
@@ -572,7 +573,7 @@ fn a_dim_that_must_be_a_multiple_is_found() {
     let file = File::new("prime.onnxtxt", &source(127));
     let refusal = refused(&[&["plan", file.path(), "--set", "N=127", "--memory-limit", "8"]]);
     assert_eq!((&refusal["verdict"], &refusal["rigid"][0]["dim"]), (&json!("not_found"), &json!("N")));
-    let found = ok_json(&[&["max-batch", file.path(), "--memory-limit", "4KiB"]]);
+    let found = ok_json(&[&["max-batch", file.path(), "--threads", "1", "--memory-limit", "4KiB"]]);
     assert_eq!((bytes(&found["largest"]["extent"]), bytes(&found["next"]["extent"])), (1016, 1143));
     let far = File::new("far.onnxtxt", &source(5003));
     fails(&[&["max-batch", far.path(), "--memory-limit", "8"]], &["cannot reshape [1] to [-1, 5003]"]);

@@ -78,7 +78,7 @@ impl Maker {
             Class::State => plan.state.push(StatePort { port: port(number), update: None, given: false, count: None }),
             Class::Input => plan.inputs.push(port(number)),
             Class::Output => plan.outputs.push(port(number)),
-            Class::Activation | Class::Workspace | Class::Staging => {}
+            Class::Activation | Class::Workspace | Class::Staging | Class::Backend => {}
         }
         plan.buffers.push(Buffer { name: name.into(), dtype, shape, segment, offset, bytes, class });
         number

@@ -203,7 +203,8 @@ impl Compiled for Attention {
         let of = |e: &Option<Epilogue>| e.as_ref().map_or(Needs::default(), Epilogue::needs);
         let (a, b) = (of(&self.score), of(&self.body));
         let (rank, motions) = (self.nest.rank(), self.nest.start.len());
-        Needs { bytes: a.bytes.max(b.bytes), bases: a.bases.max(b.bases), rank, motions }
+        let (bytes, bases, tile) = (a.bytes.max(b.bytes), a.bases.max(b.bases), self.workspace.tile_bytes());
+        Needs { bytes, bases, rank, motions, tile, tables: 0 }
     }
 
     fn tasks(&self, _: usize) -> usize {
@@ -215,7 +216,7 @@ impl Compiled for Attention {
         let mut buffers = self.buffers(unsafe { self.workspace.slot(args, task, scratch) });
         let Scratch { mem, bases, index, at, .. } = scratch;
         let (index, at) = (&mut index[..self.nest.rank()], &mut at[..self.nest.start.len()]);
-        let mut space = Space { mem: mem.as_mut_ptr().cast(), bases };
+        let mut space = Space { mem: *mem, bases };
         let Cut { m, n, strip, .. } = self.cut;
         let items = self.workspace.share(self.items, task);
         let strips = self.cut.strips();

@@ -85,6 +85,9 @@ impl Check {
         let mut bytes = Vec::new();
         for (k, operand) in reads.iter().chain(writes).enumerate() {
             stored(operand)?;
+            // An axis of one element may have any stride, but its bytes are counted.
+            let far = operand.access.strides.iter().find(|s| s.unsigned_abs() > isize::MAX as usize / 64);
+            ensure(far.is_none(), || format!("operand {k} has a stride of {far:?} elements"))?;
             bytes.push(if operand.packed {
                 let packed = packed_bytes(kernel, k).filter(|_| k < template.core_reads());
                 packed.ok_or_else(|| format!("operand {k} has no packed layout"))?

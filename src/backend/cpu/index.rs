@@ -41,6 +41,7 @@ fn gather<'a>(kernel: &Kernel, strides: &[isize], extents: &[usize]) -> Result<C
         repr,
         motions,
         cost: 0.5,
+        tables: 0,
         build: Box::new(move |steps, _| Box::new(Gather { axes, size, steps: steps.to_vec() })),
     })
 }
@@ -109,14 +110,14 @@ const OUTSIDE: isize = isize::MIN;
 
 fn pad<'a>(kernel: &'a Kernel, before: &[isize], mode: PadMode) -> Result<CoreSpec<'a>, String> {
     let data = &kernel.reads[0].access.shape;
-    let mut maps = Vec::new();
+    let mut maps: Vec<Option<AxisMap>> = Vec::new();
     for ((&extent, &n), &before) in kernel.shape.iter().zip(data.iter()).zip(before) {
         if before == 0 && extent == n {
             maps.push(None);
             continue;
         }
         let n = n as i64;
-        let source = |i: usize| {
+        let source = move |i: usize| {
             let i = i as i64 - before as i64;
             Some(match mode {
                 _ if (0..n).contains(&i) => i as usize,
@@ -130,13 +131,17 @@ fn pad<'a>(kernel: &'a Kernel, before: &[isize], mode: PadMode) -> Result<CoreSp
                 }
             })
         };
-        maps.push(Some((0..extent).map(source).collect()));
+        maps.push(Some(Box::new(source)));
     }
     let value = if let PadMode::Constant(value) = mode { value } else { 0.0 };
     mapped(kernel, maps, value)
 }
 
+/// The coordinate of the data that an index of an axis reads; `None` if it is outside.
+type AxisMap<'a> = Box<dyn Fn(usize) -> Option<usize> + 'a>;
+
 /// A resize: per axis, the index of the data as a function of that of the result.
+#[derive(Clone, Copy)]
 struct Resizing<'a> {
     kernel: &'a Kernel,
     data: &'a Shape,
@@ -144,7 +149,7 @@ struct Resizing<'a> {
     offsets: &'a [f64],
 }
 
-impl Resizing<'_> {
+impl<'a> Resizing<'a> {
     /// True if an axis stays as it is.
     fn is_still(&self, axis: usize) -> bool {
         self.scales[axis] == 1.0 && self.offsets[axis] == 0.0 && self.data[axis] == self.kernel.shape[axis]
@@ -159,17 +164,17 @@ impl Resizing<'_> {
     }
 
     /// The element that each index of an axis reads; `None` if the axis stays as it is.
-    fn nearest(&self, axis: usize, rule: Nearest) -> Option<Vec<Option<usize>>> {
-        let source = |i: usize| Some(self.clamp(axis, rule.choose(self.position(axis, i))));
-        (!self.is_still(axis)).then(|| (0..self.kernel.shape[axis]).map(source).collect())
+    fn nearest(self, axis: usize, rule: Nearest) -> Option<AxisMap<'a>> {
+        let source = move |i: usize| Some(self.clamp(axis, rule.choose(self.position(axis, i))));
+        (!self.is_still(axis)).then(|| Box::new(source) as AxisMap)
     }
 
     /// The elements that make up each index of an axis, `step` bytes apart.
     fn taps(&self, axis: usize, mode: ResizeMode, step: isize) -> Taps {
-        let (mut taps, mut count) = (Vec::new(), 0);
+        let count = taps_of(mode);
+        let mut taps = Vec::with_capacity(self.kernel.shape[axis] * count);
         for i in 0..self.kernel.shape[axis] {
             let found = neighbours(mode, self.position(axis, i), self.data[axis]);
-            count = found.len();
             taps.extend(found.into_iter().map(|(i, w)| (self.clamp(axis, i) as isize * step, w as f32)));
         }
         Taps { taps, count }
@@ -177,7 +182,12 @@ impl Resizing<'_> {
 }
 
 /// Prepares interpolation.
-fn resize<'a>(kernel: &'a Kernel, scales: &[f64], offsets: &[f64], mode: ResizeMode) -> Result<CoreSpec<'a>, String> {
+fn resize<'a>(
+    kernel: &'a Kernel,
+    scales: &'a [f64],
+    offsets: &'a [f64],
+    mode: ResizeMode,
+) -> Result<CoreSpec<'a>, String> {
     let (data, rank) = (&kernel.reads[0].access.shape, kernel.shape.len());
     let resizing = Resizing { kernel, data, scales, offsets };
     if let ResizeMode::Nearest(rule) = mode {
@@ -193,16 +203,18 @@ fn resize<'a>(kernel: &'a Kernel, scales: &[f64], offsets: &[f64], mode: ResizeM
             data_motion.steps[axis] = step;
         } else {
             motions.push(Motion::index(axis, rank));
-            axes.push(resizing.taps(axis, mode, step));
+            axes.push((axis, step));
         }
     }
     motions.insert(0, data_motion);
-    let cost = axes.iter().map(|a| a.count as f64).product();
+    let rows: usize = axes.iter().map(|&(axis, _)| kernel.shape[axis]).sum();
     Ok(CoreSpec {
         repr: Repr::F32,
         motions,
-        cost,
+        cost: (taps_of(mode) as f64).powi(axes.len() as i32),
+        tables: (rows as u64).saturating_mul((taps_of(mode) * size_of::<(isize, f32)>()) as u64),
         build: Box::new(move |steps, _| {
+            let axes: Vec<Taps> = axes.into_iter().map(|(axis, step)| resizing.taps(axis, mode, step)).collect();
             let inner = axes.iter().enumerate().position(|(k, _)| steps[1 + k] != 0);
             Box::new(Blend { step: steps[0], inner, axes })
         }),
@@ -231,8 +243,14 @@ fn neighbours(mode: ResizeMode, x: f64, n: usize) -> Vec<(f64, f64)> {
     taps
 }
 
-/// Prepares a core that reads one element per index. `maps` has, per axis, the coordinate that each index reads, or none for `value`.
-fn mapped<'a>(kernel: &'a Kernel, maps: Vec<Option<Vec<Option<usize>>>>, value: f64) -> Result<CoreSpec<'a>, String> {
+/// The number of coordinates that [`neighbours`] returns.
+fn taps_of(mode: ResizeMode) -> usize {
+    if matches!(mode, ResizeMode::Cubic { .. }) { 4 } else { 2 }
+}
+
+/// Prepares a core that reads one element per index. `maps` has, per axis that does not stay as it is, the coordinate that each index
+/// reads, or none for `value`.
+fn mapped<'a>(kernel: &'a Kernel, maps: Vec<Option<AxisMap<'a>>>, value: f64) -> Result<CoreSpec<'a>, String> {
     let operand = &kernel.reads[0];
     let (rank, repr) = (kernel.shape.len(), stored(operand)?);
     let size = repr.size();
@@ -245,17 +263,23 @@ fn mapped<'a>(kernel: &'a Kernel, maps: Vec<Option<Vec<Option<usize>>>>, value: 
             None => data.steps[axis] = step,
             Some(map) => {
                 motions.push(Motion::index(axis, rank));
-                let offset = |i: Option<usize>| i.map_or(OUTSIDE, |i| i as isize * step);
-                tables.push(Table::new(map.into_iter().map(offset).collect(), size as isize));
+                tables.push((kernel.shape[axis], step, map));
             }
         }
     }
     motions.insert(0, data);
+    let rows: usize = tables.iter().map(|table| table.0).sum();
     Ok(CoreSpec {
         repr,
         motions,
         cost: 0.3,
+        tables: (rows as u64).saturating_mul((size_of::<isize>() + size_of::<u32>()) as u64),
         build: Box::new(move |steps, _| {
+            let table = |(extent, step, map): (usize, isize, AxisMap)| {
+                let offsets = (0..extent).map(|i| map(i).map_or(OUTSIDE, |i| i as isize * step)).collect();
+                Table::new(offsets, size as isize)
+            };
+            let tables: Vec<Table> = tables.into_iter().map(table).collect();
             let inner = tables.iter().enumerate().position(|(k, _)| steps[1 + k] != 0);
             Box::new(Mapped { tables, inner, step: steps[0], size, value: literal(value, repr) })
         }),

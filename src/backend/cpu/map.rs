@@ -40,8 +40,26 @@ pub struct CoreSpec<'a> {
     pub motions: Vec<Motion>,
     /// Nanoseconds per value.
     pub cost: f64,
-    /// Makes the core, given its motions' steps along the innermost axis and that axis' extent.
+    /// Bytes of the core's tables.
+    pub tables: u64,
+    /// Makes the core and its tables, given its motions' steps along the innermost axis and that axis' extent.
     pub build: Box<dyn FnOnce(&[isize], usize) -> Box<dyn Core> + 'a>,
+}
+
+/// A core that is never asked for values.
+struct Outline;
+
+impl Core for Outline {
+    unsafe fn feed(&self, _: &Args, _: &[isize], _: usize, _: usize, _: *mut u8) -> *const u8 {
+        unreachable!("an outline does not run")
+    }
+}
+
+impl CoreSpec<'_> {
+    /// The same without tables, for a kernel that does not run.
+    pub fn outline(self) -> Self {
+        CoreSpec { build: Box::new(|_, _| Box::new(Outline)), ..self }
+    }
 }
 
 /// The order of blocks over the index space.
@@ -144,12 +162,12 @@ impl Map {
         let mut operands = Operands::new(kernel, body, core.as_ref().map(|core| core.repr))?;
         let core_at = operands.motions.len();
         let mut motions = std::mem::take(&mut operands.motions);
-        let (core_cost, build) = match core {
+        let (core_cost, tables, build) = match core {
             Some(core) => {
                 motions.extend(core.motions);
-                (core.cost, Some(core.build))
+                (core.cost, core.tables, Some(core.build))
             }
-            None => (0.0, None),
+            None => (0.0, 0, None),
         };
         let first_out = operands.first_out();
         let mut nest = Nest::new(&kernel.shape, &motions, Some(first_out));
@@ -180,6 +198,8 @@ impl Map {
             bases: source(sources.len() + outs.len()),
             rank: nest.rank(),
             motions: motions.len(),
+            tables,
+            ..Needs::default()
         };
         let core = build.map(|build| build(&inner_steps[core_at..], inner));
         Ok(Map { isa, order, nest, sources, outs, program, core, core_at, registers, shares, needs })
@@ -407,7 +427,7 @@ impl Compiled for Map {
     unsafe fn run(&self, _: usize, task: usize, args: &Args, scratch: &mut Scratch) {
         let Scratch { mem, bases, index, at, .. } = scratch;
         let (index, at) = (&mut index[..self.nest.rank()], &mut at[..self.needs.motions]);
-        let mem = mem.as_mut_ptr().cast::<u8>();
+        let mem = *mem;
         self.program.bind(mem.wrapping_add(self.registers), bases);
         let mut walk = Walk { args, index, at, mem, bases };
         let items = self.shares.of(task);

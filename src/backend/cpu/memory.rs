@@ -76,22 +76,34 @@ impl Memory {
         self.segments.usage()
     }
 
-    pub fn alloc(&mut self, bytes: u64) -> Result<SegmentId> {
+    /// Allocates a segment. Returns where it begins, too.
+    pub fn alloc(&mut self, bytes: u64, place: Place) -> Result<(SegmentId, *mut u8)> {
         let id = self.segments.next().map_err(refuse)?;
         let ptr = match &self.arena {
             Some(arena) => self.carve(arena, bytes)?,
             None => system_alloc(bytes)?,
         };
-        // All of it is the host's, and kernels work there.
-        self.segments.insert(bytes, Place::Device, ptr);
+        self.segments.insert(bytes, place, ptr);
+        Ok((id, ptr.as_ptr()))
+    }
+
+    /// Notes a segment that the backend has taken already.
+    pub fn note_own(&mut self, bytes: u64) -> Result<SegmentId> {
+        let id = self.segments.next().map_err(refuse)?;
+        self.segments.insert(bytes, Place::Own, NonNull::<Line>::dangling().cast());
         Ok(id)
+    }
+
+    /// Bytes of the segments that the backend has taken itself.
+    pub fn own_bytes(&self) -> u64 {
+        self.segments.all().filter(|s| s.memory == Place::Own).map(|s| s.bytes).sum()
     }
 
     /// The lowest gap of the arena that is large enough, zeroed.
     fn carve(&self, arena: &Region, bytes: u64) -> Result<NonNull<u8>> {
         let base = arena.ptr.as_ptr() as u64;
-        let mut taken: Vec<(u64, u64)> =
-            self.segments.all().map(|s| (s.made.as_ptr() as u64 - base, s.bytes)).collect();
+        let lent = self.segments.all().filter(|s| s.memory != Place::Own);
+        let mut taken: Vec<(u64, u64)> = lent.map(|s| (s.made.as_ptr() as u64 - base, s.bytes)).collect();
         taken.sort_unstable();
         let mut offset = 0u64;
         for (start, len) in taken {
@@ -152,7 +164,7 @@ fn system_alloc(bytes: u64) -> Result<NonNull<u8>> {
 
 fn system_free(segment: &Segment<NonNull<u8>>) {
     let layout = layout(segment.bytes).expect("a segment was allocated with this layout");
-    if segment.bytes > 0 {
+    if segment.bytes > 0 && segment.memory != Place::Own {
         // SAFETY: allocated by `system_alloc` with the same layout, and freed once.
         unsafe { std::alloc::dealloc(segment.made.as_ptr(), layout) }
     }
@@ -165,17 +177,21 @@ mod tests {
     #[test]
     fn an_arena_is_carved_and_reused() {
         let mut memory = Memory::within(Region::new(vec![Line([7; ALIGN]); 4]));
-        let a = memory.alloc(300).expect("fits");
-        let b = memory.alloc(256).expect("fits");
-        assert!(matches!(memory.alloc(257), Err(Error::Fit { needed: 257, limit: 256, .. })));
-        assert_eq!(memory.usage(), Usage { bytes: 556, allocations: 2, overhead: 0 });
-        let beyond = Memory::system().alloc(1 << 62).expect_err("no host has as much");
+        let own = memory.note_own(1 << 20).expect("an id");
+        assert_eq!((memory.usage().bytes, memory.own_bytes()), (1 << 20, 1 << 20));
+        memory.free(own);
+        let mut alloc = |bytes| Ok::<_, Error>(memory.alloc(bytes, Place::Device)?.0);
+        let a = alloc(300).expect("fits");
+        let b = alloc(256).expect("fits");
+        assert!(matches!(alloc(257), Err(Error::Fit { needed: 257, limit: 256, .. })));
+        assert_eq!(memory.usage(), Usage { bytes: 556, allocations: 3, overhead: 0 });
+        let beyond = Memory::system().alloc(1 << 62, Place::Device).expect_err("no host has as much");
         assert!(matches!(beyond, Error::Memory { needed, .. } if needed == 1 << 62) && beyond.exit_code() == 2);
         let slice = |segment, offset, bytes| Slice { segment, offset, bytes };
         let at = memory.resolve(slice(b, 0, 256)).expect("inside");
         assert!(memory.resolve(slice(a, 256, 45)).is_err() && memory.resolve(slice(a, u64::MAX, 2)).is_err());
         memory.free(a);
-        let c = memory.alloc(512).expect("in the gap");
+        let c = memory.alloc(512, Place::Device).expect("in the gap").0;
         let c = memory.resolve(slice(c, 0, 512)).expect("inside");
         // SAFETY: both lie in the region; `c` is 512 bytes of zeros.
         assert!(unsafe { c.add(512) == at && (0..512).all(|i| *c.add(i) == 0) });

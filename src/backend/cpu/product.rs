@@ -93,7 +93,7 @@ impl Compiled for MatMul {
     fn needs(&self) -> Needs {
         let needs = self.epilogue.as_ref().map_or(Needs::default(), Epilogue::needs);
         let needs = self.prologues.iter().flatten().fold(needs, |needs, (prologue, _)| prologue.needs_beside(needs));
-        Needs { rank: self.nest.rank(), motions: self.nest.start.len(), ..needs }
+        Needs { rank: self.nest.rank(), motions: self.nest.start.len(), tile: self.workspace.tile_bytes(), ..needs }
     }
 
     fn tasks(&self, _: usize) -> usize {
@@ -108,7 +108,7 @@ impl Compiled for MatMul {
         let Scratch { mem, bases, index, at, .. } = scratch;
         let (index, at) = (&mut index[..self.nest.rank()], &mut at[..self.nest.start.len()]);
         self.nest.seek(items.start / self.grid.len(), index, at);
-        let mut space = Space { mem: mem.as_mut_ptr().cast(), bases };
+        let mut space = Space { mem: *mem, bases };
         let lent = self.prologues.each_ref().map(|p| p.as_ref().map(|(prologue, _)| prologue.take(&mut space)));
         let Space { mem, bases } = space;
         for item in items {

@@ -377,6 +377,7 @@ impl Row {
             bases: source(draft.frame.sources.len() + 2 * hoisted + sinks.len().max(1 + kept.len())),
             rank: blocks.outer.rank() + blocks.inner.rank(),
             motions: 2 * (sources.len() + outs.len()),
+            ..Needs::default()
         };
         let staged = sources.iter().filter(|s| matches!(s.place, Place::Staged(_))).count();
         let ns = phases.iter().map(|p| p.program.cost + 0.1).sum::<f64>() + staged as f64;
@@ -794,8 +795,7 @@ impl Compiled for Row {
         let Scratch { mem, bases, index, at, .. } = scratch;
         let (at, add) = at[..self.needs.motions].split_at_mut(self.needs.motions / 2);
         let (row, index) = index[..self.needs.rank].split_at_mut(self.blocks.outer.rank());
-        let mem = mem.as_mut_ptr().cast::<u8>();
-        let mut walk = Walk { args, row, at, index, add, transposed: Group::default(), mem, bases };
+        let mut walk = Walk { args, row, at, index, add, transposed: Group::default(), mem: *mem, bases };
         let items = self.shares.of(task);
         // SAFETY: guaranteed by the caller.
         unsafe {

@@ -141,7 +141,7 @@ impl Compiled for Sliding {
     fn needs(&self) -> Needs {
         let needs = self.epilogue.as_ref().map_or(Needs::default(), Epilogue::needs);
         let needs = self.prologue.iter().fold(needs, |needs, prologue| prologue.needs_beside(needs));
-        Needs { motions: self.images.len(), ..needs }
+        Needs { motions: self.images.len(), tile: self.workspace.tile_bytes(), ..needs }
     }
 
     fn phases(&self) -> usize {
@@ -174,7 +174,7 @@ impl Compiled for Sliding {
         } else {
             args.at(1, self.offsets[1]).cast_const().cast()
         };
-        let mut space = Space { mem: mem.as_mut_ptr().cast(), bases };
+        let mut space = Space { mem: *mem, bases };
         let prologue = self.prologue.as_ref().map(|p| p.bind(args, &p.start, p.take(&mut space)));
         let Space { mem, bases } = space;
         let tensors = Tensors { x, weights, y, prologue };

@@ -34,30 +34,45 @@ pub struct Needs {
     pub rank: usize,
     /// Operands of its nest.
     pub motions: usize,
+    /// Bytes of tile memory for the blocks of products and windows.
+    pub tile: u64,
+    /// Bytes of tables that the kernel holds, whatever the number of threads.
+    pub tables: u64,
 }
 
-/// A thread's own memory: block registers and loop counters.
-#[derive(Default)]
+impl Needs {
+    /// Bytes of scratch memory per thread: registers, then tile memory.
+    pub fn thread_bytes(&self) -> u64 {
+        let whole = |bytes: u64| bytes.next_multiple_of(size_of::<Line>() as u64);
+        whole(self.bytes as u64) + whole(self.tile)
+    }
+}
+
+/// A thread's own memory: block registers from its start on, tile memory up to its end, and loop counters.
 pub struct Scratch {
     /// The thread's number.
     pub worker: usize,
-    /// Tile memory for the blocks of products and windows.
-    pub tile: Vec<Line>,
-    pub mem: Vec<Line>,
+    /// Aligned to 256 bytes, as is the end.
+    pub mem: *mut u8,
+    pub end: *mut u8,
     pub bases: Vec<*mut u8>,
     pub index: Vec<usize>,
     pub at: Vec<isize>,
 }
 
 impl Scratch {
-    /// Grows to the needs of a kernel.
+    pub fn new(worker: usize) -> Scratch {
+        let none = std::ptr::null_mut();
+        Scratch { worker, mem: none, end: none, bases: Vec::new(), index: Vec::new(), at: Vec::new() }
+    }
+
+    /// Grows the loop counters to the needs of a kernel.
     pub fn provide(&mut self, needs: Needs) {
         fn grow<T: Clone>(list: &mut Vec<T>, len: usize, value: T) {
             if list.len() < len {
                 list.resize(len, value);
             }
         }
-        grow(&mut self.mem, needs.bytes.div_ceil(size_of::<Line>()), Line::ZERO);
         grow(&mut self.bases, needs.bases, std::ptr::null_mut());
         grow(&mut self.index, needs.rank, 0);
         grow(&mut self.at, needs.motions, 0);
@@ -118,6 +133,11 @@ impl Workspace {
         Ok(Workspace { arg, shared, each, count, tasks })
     }
 
+    /// Bytes of a slot in the threads' tile memory, if it serves.
+    pub fn tile_bytes(&self) -> u64 {
+        if self.count == 0 { self.each } else { 0 }
+    }
+
     /// The share of `items` that is a task's.
     pub fn share(&self, items: usize, task: usize) -> Range<usize> {
         portion(items, task, self.tasks)
@@ -132,8 +152,10 @@ impl Workspace {
             return &mut [];
         }
         if self.count == 0 {
-            // SAFETY: the tile memory is `TILE_BYTES` long, which no slot exceeds, and the worker's own until the task ends.
-            return unsafe { std::slice::from_raw_parts_mut(scratch.tile.as_mut_ptr().cast(), self.each as usize / 4) };
+            let bytes = self.each.next_multiple_of(size_of::<Line>() as u64) as usize;
+            let tile = scratch.end.wrapping_sub(bytes);
+            // SAFETY: the scratch memory has room for the slot behind the registers, by `Needs`; it is the worker's own until the task ends.
+            return unsafe { std::slice::from_raw_parts_mut(tile.cast(), self.each as usize / 4) };
         }
         let worker = scratch.worker;
         let slot = if self.tasks as u64 <= self.count { task as u64 } else { worker as u64 };

@@ -65,8 +65,8 @@ pub fn slots(kernel: &Kernel) -> Slots {
     }
 }
 
-/// Bytes of tile memory that every thread of the CPU backend owns, as a workgroup of a GPU owns its shared memory. It is taken when the
-/// device is opened, whatever runs later. Blocks of operands are packed there on their way into the registers.
+/// The most bytes of tile memory per thread of the CPU backend, as a workgroup of a GPU has shared memory. Blocks of operands are packed
+/// there on their way into the registers.
 pub const TILE_BYTES: u64 = 256 << 10;
 
 /// Bytes of workspace that a kernel needs: none when its slots fit into the threads' tile memory.

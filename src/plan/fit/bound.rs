@@ -5,7 +5,7 @@ use crate::kernel::schedule;
 use crate::pass::Prepared;
 use crate::plan::lower::{Dag, Draft};
 use crate::plan::make::arrange::{draft, drafts};
-use crate::plan::make::offsets::TransferBytes;
+use crate::plan::make::offsets::{TransferBytes, own_segments};
 use crate::plan::{BufferIdx, Class, StepIdx};
 use crate::target::Target;
 use serde::Serialize;
@@ -16,7 +16,7 @@ use std::cmp::Reverse;
 pub struct Bound {
     /// Bytes of all segments together.
     pub bytes: u64,
-    /// Bytes that are held throughout, such as constants, state, staging.
+    /// Bytes that are held throughout, such as constants, state, staging, the backend's own.
     pub held_bytes: u64,
     /// Bytes of the arena that must hold data at once.
     pub arena_bytes: u64,
@@ -49,7 +49,8 @@ fn of(draft: &Draft, target: &Target) -> Bound {
     };
     let staging: u64 = TransferBytes::of(sum).staging(target).map(|s| s.bytes).sum();
     let lasting = Class::ALL.into_iter().filter(|class| !class.in_arena());
-    let held_bytes = lasting.map(sum).sum::<u64>() + staging;
+    let own: u64 = own_segments(target, &[draft]).map(|s| s.bytes).sum();
+    let held_bytes = lasting.map(sum).sum::<u64>() + staging + own;
     let across = across(draft);
     let worst = StepIdx::all(&draft.steps).map(|s| (touched(draft, s) + across[s], s));
     // The first of equals, so that the same graph names the same step.

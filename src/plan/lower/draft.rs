@@ -1,5 +1,6 @@
 //! The result of lowering: kernels, and buffers that have no offsets yet.
 
+use crate::backend::cpu::OwnBytes;
 use crate::constant::Constant;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -87,6 +88,10 @@ pub struct Draft {
     pub buffers: Vec<DraftBuffer>,
     /// Kernels, each once.
     pub kernels: Vec<Kernel>,
+    /// Per kernel, the bytes that the CPU backend takes for itself; empty on other targets.
+    pub own: Vec<OwnBytes>,
+    /// The least to plan for it: what other bindings of a range need.
+    pub least_own: OwnBytes,
     /// Launches.
     pub steps: Vec<DraftStep>,
     /// Constants.

@@ -22,6 +22,7 @@
 //! An elementwise group whose value only a template reads makes no kernel if the template's kernel can apply it to each element it reads.
 //! The group is then the prologue of that operand.
 
+use crate::backend::cpu;
 use crate::constant::Constant;
 use crate::decisions::Decisions;
 use crate::dtype::DType;
@@ -32,7 +33,7 @@ use crate::op::{Lower, ValueId};
 use crate::pass::{Group, GroupKind, Groups, Prepared};
 use crate::plan::{BufferIdx, Class, KernelIdx};
 use crate::shape::{Access, Shape};
-use crate::target::Target;
+use crate::target::{Family, Target};
 use buffer_view::BufferView;
 use channels::channels_last;
 use fuse_prologue::FusedPrologue;
@@ -120,7 +121,11 @@ pub fn lower(prepared: &Prepared, target: &Target, options: Options) -> Result<D
         scatters: Scatters::default(),
     };
     lowering.run(options)?;
-    Ok(lowering.draft)
+    let mut draft = lowering.draft;
+    if target.family == Family::Cpu {
+        draft.own = draft.kernels.iter().map(|kernel| cpu::own_bytes(kernel, target.threads as usize)).collect();
+    }
+    Ok(draft)
 }
 
 impl Lowering<'_> {

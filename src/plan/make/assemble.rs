@@ -102,6 +102,7 @@ pub fn assemble(
         input_bytes: plan.buffer_bytes(Class::Input),
         output_bytes: plan.buffer_bytes(Class::Output),
         staging_bytes: plan.class_bytes(Class::Staging),
+        backend_bytes: plan.class_bytes(Class::Backend),
         unshared_bytes: plan.buffers.iter().filter(|b| b.class.in_arena()).map(aligned).sum(),
         steps: plan.steps.len(),
         orders: orders.clone(),

@@ -144,6 +144,23 @@ impl TransferBytes {
     }
 }
 
+/// The segments that the CPU backend takes for itself: scratch memory of its threads, then their stacks and the tables of kernels.
+pub fn own_segments(target: &Target, drafts: &[&Draft]) -> impl Iterator<Item = Segment> + use<> {
+    let least = drafts.iter().map(|draft| &draft.least_own);
+    let threads = drafts.iter().flat_map(|draft| &draft.own).chain(least.clone()).map(|own| own.thread);
+    let thread = threads.max().unwrap_or(0);
+    let kernels =
+        drafts.iter().flat_map(|draft| draft.kernels.iter().zip(&draft.own)).filter(|(_, own)| own.tables > 0);
+    // Equal kernels are compiled once.
+    let tables: HashMap<String, u64> = kernels.map(|(kernel, own)| (kernel.key(), own.tables)).collect();
+    let tables = tables.values().fold(0, |sum: u64, &bytes| sum.saturating_add(bytes));
+    let tables = least.map(|own| own.tables).fold(tables, u64::max);
+    let own = target.stack_bytes().saturating_add(tables);
+    let bytes = [(Memory::Scratch, thread * u64::from(target.threads)), (Memory::Own, own)];
+    let segments = bytes.map(|(memory, bytes)| Segment { class: Class::Backend, memory, bytes });
+    segments.into_iter().filter(|segment| segment.bytes > 0)
+}
+
 /// The sum of the bytes of all segments.
 pub fn total(target: &Target, draft: &Draft, layout: &Layout) -> u64 {
     stack(target, &[(draft, layout)]).0.iter().map(|segment| segment.bytes).sum()
@@ -194,6 +211,7 @@ pub fn stack(target: &Target, drafts: &[(&Draft, &Layout)]) -> (Vec<Segment>, Ve
         all.push(places);
     }
     segments.extend(moved.staging(target));
+    segments.extend(own_segments(target, &drafts.iter().map(|(draft, _)| *draft).collect::<Vec<_>>()));
     (segments, all)
 }
 

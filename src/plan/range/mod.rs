@@ -25,14 +25,16 @@ use super::make::assemble::assemble;
 use super::make::offsets::{Layout, layout};
 use super::make::workspace;
 use super::{BufferIdx, Class, Compiled, Dim, Limits, Plan, Recipe, StepIdx, check};
+use crate::backend::cpu::OwnBytes;
 use crate::decisions::{Decisions, Divergence, Record};
 use crate::error::{Error, Result};
 use crate::graph::Graph;
+use crate::kernel::cpu::TILE_BYTES;
 use crate::kernel::tuned::Tuned;
 use crate::pass::Prepared;
 use crate::pass::chunk;
 use crate::shape::{Extent, Shape};
-use crate::target::Target;
+use crate::target::{Family, Target};
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
@@ -524,8 +526,18 @@ impl Maker {
                 let map = correspond(&mut whole, &draft, true).map_err(|what| self.differs(binding, &what))?;
                 members.push(Member { binding: binding.clone(), graph, draft, whole: map });
             }
+            whole.least_own = self.own_bytes(&members);
             return Ok((record, whole, members));
         }
+    }
+
+    /// What the CPU backend takes for itself with any binding. If not all were tried, threads get room for another tile.
+    fn own_bytes(&self, members: &[Member]) -> OwnBytes {
+        let all = self.dims.iter().map(|dim| (dim.most - dim.least).saturating_add(1)).fold(1, usize::saturating_mul);
+        let room = if members.len() < all && self.target.family == Family::Cpu { TILE_BYTES } else { 0 };
+        let thread = members.iter().flat_map(|m| &m.draft.own).map(|own| own.thread).max().unwrap_or(0);
+        let tables = members.iter().map(|m| m.draft.own.iter().map(|own| own.tables).sum());
+        OwnBytes { thread: thread + room, tables: tables.max().unwrap_or(0) }
     }
 
     fn compile(&self, arrangement: &Arrangement, member: &Member) -> Result<Compiled> {

@@ -1,11 +1,12 @@
 //! Corrupts plans in many ways.
 
+use plimsoll::internals::backend::cpu::own_bytes;
 use plimsoll::internals::dtype::DType;
 use plimsoll::internals::expr::{Body, Code};
 use plimsoll::internals::kernel::algorithm::{Cpu, Schedule};
 use plimsoll::internals::kernel::{Kernel, Operand, Template, schedule};
 use plimsoll::internals::plan::{BufferIdx, Class, KernelIdx, Plan, Segment, SegmentIdx, Step, Summary};
-use plimsoll::internals::target::Memory;
+use plimsoll::internals::target::{Family, Memory};
 
 /// The part of a plan's meaning that a mutation may change, if the checker lets it through.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -40,6 +41,24 @@ impl Random {
 /// A position that no list has.
 const FAR: usize = u32::MAX as usize;
 
+/// Makes the backend's own segments as large as the kernels need.
+pub fn backend(plan: &mut Plan) {
+    if plan.target.family != Family::Cpu {
+        return;
+    }
+    let own: Vec<_> = plan.kernels.iter().map(|kernel| own_bytes(kernel, plan.target.threads as usize)).collect();
+    let thread = own.iter().map(|own| own.thread).max().unwrap_or(0);
+    let tables = own.iter().fold(plan.target.stack_bytes(), |sum, own| sum.saturating_add(own.tables));
+    let scratch = thread.saturating_mul(plan.target.threads.into());
+    for (memory, needed) in [(Memory::Scratch, scratch), (Memory::Own, tables)] {
+        match plan.segments.iter_mut().find(|s| s.memory == memory) {
+            Some(segment) => segment.bytes = segment.bytes.max(needed),
+            None if needed == 0 => {}
+            None => plan.segments.push(Segment { class: Class::Backend, memory, bytes: needed }),
+        }
+    }
+}
+
 /// Makes the figures follow from the rest again, and the segments hold their buffers, so that a mutant is not refused for those alone.
 pub fn repair(plan: &mut Plan) {
     // None is refused for its algorithm alone, unless that is what was corrupted.
@@ -53,6 +72,7 @@ pub fn repair(plan: &mut Plan) {
             segment.bytes = segment.bytes.max(end);
         }
     }
+    backend(plan);
     let sum = |class: Option<Class>| {
         let of = plan.segments.iter().filter(|s| class.is_none_or(|c| c == s.class));
         of.fold(0u64, |n, s| n.saturating_add(s.bytes))
@@ -95,6 +115,7 @@ pub fn repair(plan: &mut Plan) {
         input_bytes: class(Class::Input),
         output_bytes: class(Class::Output),
         staging_bytes: sum(Some(Class::Staging)),
+        backend_bytes: sum(Some(Class::Backend)),
         unshared_bytes: all.clone().filter(arena).fold(0, |n, b| n.saturating_add(size(b))),
         steps: plan.steps.len(),
         orders: Vec::new(),
