@@ -233,6 +233,14 @@ impl Graph {
         Ok(())
     }
 
+    /// Sorts the states by numbers of their names.
+    pub(crate) fn sort_states(&mut self, number: impl Fn(&str) -> Option<usize>) {
+        let mut states = std::mem::take(&mut self.states);
+        states.sort_by_key(|state| number(self.value_name(state.value)));
+        self.states = states;
+        self.known = Known::default();
+    }
+
     /// Bounds a state that counts, or frees it.
     ///
     /// # Panics

@@ -3,22 +3,31 @@
 use super::args::{self, Model};
 use super::line;
 use crate::error::{Error, Result};
+use crate::file;
 use crate::kernel::render::{Bindings, Dialect, PRELUDE, render};
+use crate::onnx::proto::ModelProto;
 use crate::onnx::{self, text};
 use crate::plan::KernelIdx;
 use crate::report;
 use crate::target::{Family, Target};
 use clap::{Args, ValueEnum};
 use serde_json::json;
+use std::path::PathBuf;
 
 #[derive(Args)]
 #[command(after_help = args::targets())]
 pub(super) struct Emit {
     #[command(flatten)]
     model: Model,
-    /// The form to print. onnxtxt: the file as text; dot: the graph after the passes; wgsl, cuda: the kernels.
+    /// The form to print. onnxtxt, onnx: the file as text or as protobuf; dot: the graph after the passes; wgsl, cuda: the kernels.
+    ///
+    /// With --state or --training, onnxtxt and onnx are the graph with its states: initializers that a training_info updates. Run it with
+    /// --training.
     #[arg(value_enum)]
     form: Form,
+    /// Write to a file instead. onnx needs one.
+    #[arg(short = 'o', long, value_name = "FILE")]
+    save: Option<PathBuf>,
     /// The target to plan for: one of those below. Kernels need a target that runs them. Default: wgpu, or cuda for CUDA kernels.
     #[arg(long)]
     target: Option<String>,
@@ -27,35 +36,61 @@ pub(super) struct Emit {
 #[derive(Clone, Copy, ValueEnum)]
 pub(super) enum Form {
     Onnxtxt,
+    Onnx,
     Dot,
     Wgsl,
     Cuda,
 }
 
+impl Form {
+    fn name(self) -> &'static str {
+        match self {
+            Form::Onnxtxt => "onnxtxt",
+            Form::Onnx => "onnx",
+            Form::Dot => "dot",
+            Form::Wgsl => "wgsl",
+            Form::Cuda => "cuda",
+        }
+    }
+}
+
 impl Emit {
     pub(super) fn run(&self, json: bool) -> Result<String> {
         self.refuse_flags()?;
-        let (form, text) = match self.form {
-            Form::Onnxtxt => ("onnxtxt", text::print(&onnx::load(&self.model.model)?.proto)),
-            Form::Dot => ("dot", self.dot(&self.target(None)?)?),
-            Form::Wgsl => ("wgsl", self.kernels(&self.target(Some(Family::Wgpu))?, Dialect::Wgsl)?),
-            Form::Cuda => ("cuda", self.kernels(&self.target(Some(Family::Cuda))?, Dialect::Cuda)?),
+        let content = match self.form {
+            Form::Onnxtxt => text::print(&self.proto()?).into_bytes(),
+            Form::Onnx => onnx::encode(&self.proto()?).map_err(|e| e.in_file(&self.model.model))?,
+            Form::Dot => self.dot(&self.target(None)?)?.into_bytes(),
+            Form::Wgsl => self.kernels(&self.target(Some(Family::Wgpu))?, Dialect::Wgsl)?.into_bytes(),
+            Form::Cuda => self.kernels(&self.target(Some(Family::Cuda))?, Dialect::Cuda)?.into_bytes(),
         };
-        if json {
-            return Ok(line(&json!({"model": self.model.model.display().to_string(), "form": form, "text": text})));
+        let (model, form) = (self.model.model.display().to_string(), self.form.name());
+        if let Some(path) = &self.save {
+            file::write_whole(path, "write the graph", |out| out.write_all(&content))?;
+            let value = json!({"model": model, "form": form, "bytes": content.len()});
+            return Ok(if json { line(&value) } else { String::new() });
         }
-        Ok(text)
+        let text = String::from_utf8(content).map_err(|_| Error::usage("onnx: expected --save FILE".into()))?;
+        Ok(if json { line(&json!({"model": model, "form": form, "text": text})) } else { text })
     }
 }
 
 impl Emit {
     /// Refuses flags that the form has no use for.
     fn refuse_flags(&self) -> Result<()> {
+        if let (Form::Onnx, None) = (self.form, &self.save) {
+            return Err(Error::usage("onnx: expected --save FILE, as it is no text".into()));
+        }
         let target = self.target.as_ref().map(|_| "--target");
-        match (self.form, target.or(self.model.flag())) {
-            (Form::Onnxtxt, Some(flag)) => {
+        // States make another graph of the file, which its dims and outputs are part of.
+        let others =
+            Model { dims: Vec::new(), outputs: Vec::new(), state: Vec::new(), training: false, ..self.model.clone() };
+        let model = if self.has_states() { &others } else { &self.model };
+        match (self.form, target.or(model.flag())) {
+            (Form::Onnxtxt | Form::Onnx, Some(flag)) => {
+                let form = self.form.name();
                 let what =
-                    format!("{flag}: onnxtxt is the file as it is; `emit MODEL dot` shows the graph after the passes");
+                    format!("{flag}: {form} is the file as it is; `emit MODEL dot` shows the graph after the passes");
                 Err(Error::usage(what))
             }
             (Form::Dot, _) if self.model.memory_limit.is_some() => {
@@ -63,6 +98,18 @@ impl Emit {
             }
             _ => Ok(()),
         }
+    }
+
+    fn has_states(&self) -> bool {
+        self.model.training || !self.model.state.is_empty()
+    }
+
+    /// The file as it is; or its graph with states, if some are asked for.
+    fn proto(&self) -> Result<ModelProto> {
+        if !self.has_states() {
+            return Ok(onnx::load(&self.model.model)?.proto);
+        }
+        onnx::export(&self.model.graph(&[])?).map_err(|e| e.in_file(&self.model.model))
     }
 
     /// The target that is asked for, of this family if kernels are wanted.

@@ -274,7 +274,7 @@ impl<'a> Importer<'a> {
         let is_main = model.graph().is_ok_and(|main| std::ptr::eq(main, proto));
         let training = model.training.as_ref().filter(|_| is_main);
         let is_trained = |name: &str| {
-            training.is_some_and(|training| training.updates.contains_key(name)) || initial.contains_key(name)
+            training.is_some_and(|training| training.numbers.contains_key(name)) || initial.contains_key(name)
         };
         for sparse in &proto.sparse_initializer {
             let (name, fact) = (sparse.name(), Fact::new(sparse.dtype()?, sparse.shape()?));

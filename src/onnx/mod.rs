@@ -1,4 +1,4 @@
-//! Reads ONNX files, and writes them as text. No other module knows protobuf.
+//! Reads and writes ONNX files. No other module knows protobuf.
 //!
 //! [`load`] reads a `.onnx` or `.onnxtxt` file into a [`Model`]. [`import`] turns a model into a [`Graph`](crate::Graph). Operators
 //! have ONNX's names and meanings throughout the crate, so it is a loop over nodes. An operator is defined by its row of the
@@ -21,6 +21,7 @@ use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
 mod dims;
+mod export;
 mod grow;
 mod import;
 pub mod proto;
@@ -28,6 +29,7 @@ mod state;
 pub mod text;
 mod training;
 
+pub use export::{encode, export};
 pub use state::likely_states;
 
 /// A decoded ONNX file and its path.

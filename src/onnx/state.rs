@@ -144,7 +144,7 @@ impl Model {
 
     /// True if an input of this name is to become a state, if it is the length of states that grow, or if a training step updates it.
     pub fn is_state(&self, name: &str) -> bool {
-        if self.training.as_ref().is_some_and(|training| training.updates.contains_key(name)) {
+        if self.training.as_ref().is_some_and(|training| training.numbers.contains_key(name)) {
             return true;
         }
         let mut pairs = self.states.iter().chain(&self.shared);

@@ -11,17 +11,19 @@ use super::Model;
 use super::proto::*;
 use crate::dtype::DType;
 use crate::error::{Error, Result, ensure};
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{HashMap, HashSet};
 
 /// A training step that has been joined to its model's graph.
 #[derive(Clone, Debug)]
 pub(super) struct Training {
     /// Initializers, and the outputs that update them. One that names itself stays as it is.
-    pub(super) updates: BTreeMap<String, String>,
+    pub(super) updates: Vec<(String, String)>,
+    /// The numbers of these initializers in the order of the file, which is that of the states.
+    pub(super) numbers: HashMap<String, usize>,
     /// A graph without inputs, which computes what initializers begin with.
     pub(super) initialization: GraphProto,
     /// Initializers, and the values of that graph that they begin with.
-    pub(super) bindings: BTreeMap<String, String>,
+    pub(super) bindings: Vec<(String, String)>,
     /// Initializers that begin with zeros.
     pub(super) zeros: Vec<Zeros>,
 }
@@ -70,7 +72,7 @@ fn join(model: &mut ModelProto, infos: Vec<TrainingInfoProto>) -> Result<Trainin
             "update_binding '{state}={value}': '{value}' is no output of the algorithm or of the graph"
         ));
     }
-    let updating: HashSet<&str> = updates.values().map(String::as_str).collect();
+    let updating: HashSet<&str> = updates.iter().map(|(_, value)| value.as_str()).collect();
     graph.output.extend(algorithm.output.into_iter().filter(|output| !updating.contains(output.name.as_str())));
     graph.node.extend(algorithm.node);
     graph.initializer.extend(algorithm.initializer);
@@ -85,21 +87,21 @@ fn join(model: &mut ModelProto, infos: Vec<TrainingInfoProto>) -> Result<Trainin
     }
     let mut initialization = info.initialization.unwrap_or_default();
     let zeros = take_zeros(&mut initialization, &mut bindings);
-    Ok(Training { updates, initialization, bindings, zeros })
+    let numbers = updates.iter().enumerate().map(|(number, (name, _))| (name.clone(), number)).collect();
+    Ok(Training { updates, numbers, initialization, bindings, zeros })
 }
 
 /// Keys with a value each.
-fn pairs(entries: Vec<StringStringEntryProto>, field: &str) -> Result<BTreeMap<String, String>, String> {
-    let mut pairs = BTreeMap::new();
-    for StringStringEntryProto { key, value } in entries {
-        ensure(!pairs.contains_key(&key), || format!("{field}: '{key}' is bound twice"))?;
-        pairs.insert(key, value);
+fn pairs(entries: Vec<StringStringEntryProto>, field: &str) -> Result<Vec<(String, String)>, String> {
+    let mut keys = HashSet::new();
+    for StringStringEntryProto { key, .. } in &entries {
+        ensure(keys.insert(key), || format!("{field}: '{key}' is bound twice"))?;
     }
-    Ok(pairs)
+    Ok(entries.into_iter().map(|entry| (entry.key, entry.value)).collect())
 }
 
 /// Takes the bindings of zeros from the others, and from the graph the nodes that make these zeros alone.
-fn take_zeros(graph: &mut GraphProto, bindings: &mut BTreeMap<String, String>) -> Vec<Zeros> {
+fn take_zeros(graph: &mut GraphProto, bindings: &mut Vec<(String, String)>) -> Vec<Zeros> {
     let mut fills: HashMap<&str, (DType, &str)> = HashMap::new();
     for node in graph.node.iter().filter(|node| node.op_type == "ConstantOfShape" && node.domain.is_empty()) {
         let dtype = match &node.attribute[..] {
@@ -118,7 +120,7 @@ fn take_zeros(graph: &mut GraphProto, bindings: &mut BTreeMap<String, String>) -
         }
     }
     let mut made: HashSet<String> = fills.into_keys().map(str::to_owned).collect();
-    bindings.retain(|_, value| !made.contains(value));
+    bindings.retain(|(_, value)| !made.contains(value));
     // Another node may read the zeros, too.
     graph.node.iter().flat_map(|node| &node.input).for_each(|input| _ = made.remove(input));
     graph.node.retain(|node| !node.output.iter().any(|output| made.contains(output)));

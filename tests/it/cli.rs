@@ -1,7 +1,6 @@
 //! The command line from outside: its output, its exit codes, and the files that it writes.
 
 use crate::common::Folder;
-use crate::export::export;
 use plimsoll::internals::onnx;
 use plimsoll::internals::onnx::proto::{DataLocation, StringStringEntryProto};
 use plimsoll::internals::plan::{Limits, plan};
@@ -498,7 +497,7 @@ fn names_of_outputs_become_names_of_files() {
             g.output(name, x + k as f32);
         }
         let graph = g.finish().expect("the graph is sound");
-        folder.file(file, export(&graph).expect("it is exported").encode_to_vec())
+        folder.file(file, onnx::export(&graph).expect("it is exported").encode_to_vec())
     };
     let out = folder.path("out");
     let good = model("good.onnx", &["layer/0:out", "../../up", "größe x"]);
@@ -565,7 +564,7 @@ fn names_reach_the_terminal_without_control_characters() {
     let g = Trace::new(name);
     g.output(name, g.input("x\u{1b}]0;t\u{7}", DType::F32, [2]).relu());
     let graph = g.finish().expect("the graph is sound");
-    let model = folder.file("control.onnx", export(&graph).expect("it is exported").encode_to_vec());
+    let model = folder.file("control.onnx", onnx::export(&graph).expect("it is exported").encode_to_vec());
     let harmless = |text: &str| !text.chars().any(|c| c.is_control() && c != '\n');
     for args in [
         &["run", &model, "--backend", "cpu"][..],

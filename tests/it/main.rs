@@ -4,10 +4,9 @@
 //!
 //! Long searches run in part unless `PLIMSOLL_LONG=1` is set; stderr then names what was left out. `BLESS=1` writes goldens anew.
 
-// Shared by several modules: backends and comparisons; graphs as models; graph files; kernels with their meaning; a call of every
+// Shared by several modules: backends and comparisons; graph files; kernels with their meaning; a call of every
 // operator.
 mod common;
-mod export;
 mod graphs;
 mod kernels;
 mod samples;

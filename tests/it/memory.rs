@@ -3,10 +3,11 @@
 
 use crate::common;
 #[cfg(target_os = "linux")]
-use crate::{common::Folder, export::export};
+use crate::common::Folder;
 use plimsoll::Recipe;
 use plimsoll::internals::dtype::DType::{F32, I64};
 use plimsoll::internals::graph::Graph;
+use plimsoll::internals::onnx;
 use plimsoll::internals::plan::{Class, Limits, Plan};
 use plimsoll::internals::session::{self, Options, Session};
 use plimsoll::internals::target::{Libraries, Target};
@@ -207,7 +208,7 @@ fn inputs_make_room_and_are_written_before_each_run() {
 fn runs_within_the_plan(name: &str, graph: &Graph) {
     use prost::Message;
     let folder = Folder::new(&format!("whole-{name}"));
-    let file = folder.file("model.onnx", export(graph).expect("it is exported").encode_to_vec());
+    let file = folder.file("model.onnx", onnx::export(graph).expect("it is exported").encode_to_vec());
     let bytes = planned(graph, &Target::cpu(2)).bytes();
     let limit = (bytes + bytes / 50 + (8 << 20)) >> 10;
     let command = format!("ulimit -d {limit}; exec \"$0\" run \"$1\" --backend cpu --threads 2");

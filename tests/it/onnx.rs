@@ -1,11 +1,10 @@
 //! ONNX files from outside: those that are read, and those that are refused with a message.
 
-use crate::export::export;
 use plimsoll::internals::backend::cpu::Cpu;
 use plimsoll::internals::exec::Exec;
 use plimsoll::internals::graph::{Graph, Kind};
 use plimsoll::internals::onnx::proto::{DataLocation, DataType, ModelProto, StringStringEntryProto};
-use plimsoll::internals::onnx::{Model, import, load, text};
+use plimsoll::internals::onnx::{Model, export, import, load, text};
 use plimsoll::internals::plan::Recipe;
 use plimsoll::internals::session::{Choice, Options, Session};
 use plimsoll::internals::{npy, plan, reference};

@@ -26,7 +26,7 @@ fn filled(shape: impl Into<plimsoll::Shape>, value: f64) -> Tensor {
 
 /// A moving mean in place, a product of the old elements, two states that are exchanged, one that is read behind its update, one that
 /// never changes, and one that an output shows.
-fn mixed() -> Graph {
+pub fn mixed() -> Graph {
     let g = Trace::new("mixed");
     let x = g.input("x", F32, [8, 8]);
     let state = |name: &str, first: f64| g.state(name, filled([8, 8], first));
@@ -57,7 +57,7 @@ fn scattered<'g>(cache: Var<'g>, row: Var<'g>, position: Var<'g>, mode: &str) ->
 
 /// Caches of which each run writes rows: read before, between and behind the writes, shown, in a ring, in several steps, through views, and
 /// one whose update is another value.
-fn caches() -> Graph {
+pub fn caches() -> Graph {
     let g = Trace::new("caches");
     let x = g.input("x", F32, [2, 4]);
     let state = |name: &str, first: f64| g.state(name, filled([2, 5, 4], first));

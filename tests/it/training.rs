@@ -1,10 +1,11 @@
 //! Training steps in files: `training_info`, whose updates make states of initializers.
 
 use crate::common::{self, Folder};
+use crate::state::{caches, mixed};
 use plimsoll::internals::onnx::{self, proto::*};
 use plimsoll::internals::session::{Choice, Options, Session};
 use plimsoll::internals::{onnx::Model, reference};
-use plimsoll::{DType, Graph, Limits, Recipe, Target, Tensor};
+use plimsoll::{DType, Graph, Limits, Plan, Recipe, Target, Tensor, Trace};
 use prost::Message;
 use serde_json::Value;
 use std::process::Command;
@@ -269,4 +270,129 @@ fn programs_train() {
     assert!(found.contains("\"outputs\""), "{err}");
     let (_, err) = run(&["--training"], &[&files[1], &format!("again={}", files[1])]);
     assert!(err.contains("--training: no program has a training step; the programs: other, again"), "{err}");
+}
+
+/// The graph behind a file that it was written to.
+fn read(graph: &Graph, form: &str) -> Graph {
+    let folder = Folder::new("training-written");
+    let path = folder.path(form);
+    graph.save(&path).expect("it is written");
+    let read = onnx::load(path.as_ref()).and_then(Model::with_training).expect("it has a step");
+    onnx::import(&read, &[]).expect("it is a graph")
+}
+
+/// A graph with states that was written and read again takes the same bytes in as many steps, and computes the same bits.
+#[test]
+fn graphs_with_states_are_written() {
+    let small = Trace::new("small");
+    let (x, count) =
+        (small.input("x", DType::F32, [2]), small.state("count", Tensor::from_i64([1], &[5]).expect("one number")));
+    small.update(count, count + 1.0);
+    let last = small.state("last", Tensor::from_f32([2], &[0.0; 2]).expect("two numbers"));
+    small.update(last, x);
+    let graphs = [mixed(), caches(), step(LINEAR).expect("it is a step"), small.finish().expect("states are enough")];
+    for (number, graph) in graphs.iter().enumerate() {
+        for form in ["graph.onnx", "graph.onnxtxt"] {
+            let again = read(graph, form);
+            let plan = |graph: &Graph| {
+                Recipe::default().plan(graph.clone(), &Target::cpu(2), &Limits { memory: None }).expect("it is planned")
+            };
+            let (first, second) = (plan(graph), plan(&again));
+            let ports = |plan: &Plan| {
+                let state = |s: &plimsoll::StatePort| {
+                    (s.port.name.clone(), s.port.dtype, s.port.shape.to_vec(), s.update.is_some())
+                };
+                let mut states: Vec<_> = plan.state.iter().map(state).collect();
+                states.sort();
+                let ports = |ports: &[plimsoll::Port]| {
+                    // An output is renamed if a state has its name.
+                    let name = |p: &plimsoll::Port| p.name.trim_end_matches("_3").to_owned();
+                    let mut ports: Vec<_> = ports.iter().map(|p| (name(p), p.dtype, p.shape.to_vec())).collect();
+                    ports.sort();
+                    ports
+                };
+                (states, ports(&plan.inputs), ports(&plan.outputs))
+            };
+            assert_eq!(ports(&first), ports(&second), "graph {number}, {form}");
+            assert_eq!(first.bytes(), second.bytes(), "graph {number}, {form}");
+            assert_eq!(first.steps.len(), second.steps.len(), "graph {number}, {form}");
+            let sessions =
+                [graph, &again].map(|graph| Session::from_graph(graph.clone(), &options()).expect("it loads"));
+            let mut seed = 3;
+            for _ in 0..4 {
+                let random = |p: &plimsoll::Port| (p.name.clone(), common::random(&mut seed, &p.shape));
+                let inputs: Vec<_> = first.inputs.iter().map(random).collect();
+                let inputs: Vec<_> = inputs.iter().map(|(name, tensor)| (&name[..], tensor.clone())).collect();
+                let [a, b] = [0, 1].map(|at: usize| {
+                    let outputs = sessions[at].run(&inputs).expect("it runs");
+                    outputs.into_iter().map(|(_, tensor)| tensor).collect::<Vec<_>>()
+                });
+                assert_eq!(a, b, "graph {number}, {form}");
+            }
+            for state in &first.state {
+                let [a, b] = [0, 1].map(|at: usize| sessions[at].state(&state.port.name).expect("it is a state"));
+                assert_eq!(a, b, "graph {number}, {form}: '{}'", state.port.name);
+            }
+            // Without its step it is a graph of the same outputs.
+            if !first.outputs.is_empty() {
+                let folder = Folder::new("training-plain");
+                graph.save(folder.path(form)).expect("it is written");
+                let plain = Graph::from_path(folder.path(form), &[]).expect("it is a graph");
+                assert!(plain.states().is_empty());
+            }
+        }
+    }
+}
+
+/// The command writes states that its flags make, and zeros of any size in a few bytes.
+#[test]
+fn the_command_writes_steps() {
+    let folder = Folder::new("training-emit");
+    let path = folder.path("decoder.onnx");
+    let run = |arguments: &[&str]| {
+        let output = Command::new(env!("CARGO_BIN_EXE_plimsoll")).args(arguments).output().expect("the program starts");
+        let text = |bytes| String::from_utf8(bytes).expect("the output is text");
+        (output.status.code(), text(output.stdout), text(output.stderr))
+    };
+    let model = ["graphs/generate.onnxtxt", "--set", "batch=2", "--set", "capacity=100000"];
+    let states = ["--state", "token=next_token", "--state", "position=next_position", "--state", "past_*=present_*"];
+    let (code, out, err) = run(&[&["emit"], &model[..], &["onnx", "--save", &path], &states].concat());
+    assert_eq!((code, &out[..]), (Some(0), ""), "{err}");
+    assert!(std::fs::metadata(&path).expect("it is written").len() < 1 << 20, "its caches have 51 MB");
+    let bytes = |arguments: &[&str]| {
+        let (_, out, err) = run(&[&["plan", "--json"], arguments].concat());
+        let plan: Value = serde_json::from_str(&out).unwrap_or_else(|e| panic!("{e}: {err}"));
+        let steps = plan["steps"].as_array().map(Vec::len);
+        (plan["summary"]["planned_bytes"].clone(), plan["summary"]["state_bytes"].clone(), steps)
+    };
+    assert_eq!(bytes(&[&path, "--training"]), bytes(&[&model[..], &states].concat()));
+    let text = folder.path("decoder.onnxtxt");
+    let (_, out, err) = run(&["emit", &path, "onnxtxt"]);
+    std::fs::write(&text, &out).expect("it is written");
+    assert!(out.contains("<update_binding: [") && out.contains("sparse_tensor(float"), "{err}");
+    assert_eq!(bytes(&[&text, "--training"]), bytes(&[&path, "--training"]));
+    // A cache that grows has its length, whose bound ONNX cannot say.
+    let grows = [
+        "emit",
+        "graphs/append.onnxtxt",
+        "--set",
+        "batch=1",
+        "--set",
+        "past=0..8",
+        "onnxtxt",
+        "--state",
+        "past_*=present_*",
+    ];
+    let (code, _, err) = run(&grows);
+    assert_eq!(code, Some(1));
+    assert!(err.contains("state 'past' counts the rows of caches that grow, for which ONNX has no form"), "{err}");
+    for (arguments, words) in [
+        (&["emit", "graphs/mlp.onnxtxt", "onnx"][..], "onnx: expected --save FILE"),
+        (&["emit", "graphs/sgd.onnxtxt", "onnxtxt", "--training", "--f16"], "--f16: onnxtxt is the file as it is"),
+        (&["emit", "graphs/mlp.onnxtxt", "onnxtxt", "--training"], "expected a file with one training step"),
+    ] {
+        let (code, _, err) = run(arguments);
+        assert_eq!(code, Some(1), "{err}");
+        assert!(err.contains(words), "{err}");
+    }
 }

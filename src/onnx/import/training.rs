@@ -83,7 +83,7 @@ impl<'a> Importer<'a> {
             Some(First::Zeros(_)) => None,
             None => own.map(Arc::new),
         };
-        let updated = self.model.training.as_ref().is_some_and(|training| training.updates.contains_key(name));
+        let updated = self.model.training.as_ref().is_some_and(|training| training.numbers.contains_key(name));
         match first {
             first if updated => Ok(self.graph.state(name, fact, first)),
             Some(constant) => Ok(self.graph.constant(constant)),
@@ -111,6 +111,7 @@ impl<'a> Importer<'a> {
             let (old, new) = (find(state)?, find(value)?);
             self.graph.update(old, new).map_err(fail)?;
         }
+        self.graph.sort_states(|name| training.numbers.get(name).copied());
         Ok(())
     }
 }

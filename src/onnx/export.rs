@@ -1,0 +1,333 @@
+//! A graph as a model: nodes, constants, and states as a training step.
+//!
+//! ```text
+//! graph         what the outputs need, with the states that it reads as initializers
+//! algorithm     what only updates need, with the states that it reads alone; its outputs are the updates
+//! ```
+
+use super::proto::*;
+use super::text;
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::file;
+use crate::graph::{Graph, Kind, Node, State};
+use crate::op::{Arity, Attr, Fact, OpDef, ValueId};
+use crate::tensor::Tensor;
+use prost::Message;
+use std::collections::{HashMap, HashSet};
+use std::ffi::OsStr;
+use std::path::Path;
+
+/// The version of ONNX's operators that the rows of the op table describe.
+const OPSET: i64 = 24;
+/// The version of the file format that was released with [`OPSET`].
+const IR_VERSION: i64 = 12;
+/// The domain of ONNX Runtime's operators.
+const MICROSOFT: &str = "com.microsoft";
+/// The longest message of protobuf.
+const MAX_BYTES: usize = i32::MAX as usize;
+/// Zeros of more bytes than this are written without their elements.
+const MAX_ZEROS: usize = 1 << 10;
+
+/// Exports a graph as a model that holds all constants itself. States are initializers of a training step (`training_info`), which
+/// [`with_training`](super::Model::with_training) takes.
+///
+/// Attributes that ONNX has as inputs become constant inputs again. If two values share a name, one of them is renamed: inputs and states of
+/// the graph keep their names, and so do outputs, unless an input or a state has the name of one.
+///
+/// # Errors
+/// A constant's elements cannot be read, a state counts rows, or the graph has a cycle.
+pub fn export(graph: &Graph) -> Result<ModelProto> {
+    let own = needed(graph);
+    let (names, used) = (HashMap::new(), HashSet::new());
+    let mut export = Exporter { graph, own, names, used, main: GraphProto::default(), step: GraphProto::default() };
+    let update_binding = export.run()?;
+    let Exporter { main, step, .. } = export;
+    let is_microsoft = |graph: &GraphProto| graph.node.iter().any(|node| node.domain == MICROSOFT);
+    let mut opset_import = vec![OperatorSetIdProto { domain: String::new(), version: OPSET }];
+    if is_microsoft(&main) || is_microsoft(&step) {
+        opset_import.push(OperatorSetIdProto { domain: MICROSOFT.into(), version: 1 });
+    }
+    let algorithm = Some(step);
+    let training = TrainingInfoProto { algorithm, update_binding, ..Default::default() };
+    Ok(ModelProto {
+        ir_version: IR_VERSION,
+        producer_name: env!("CARGO_PKG_NAME").into(),
+        producer_version: env!("CARGO_PKG_VERSION").into(),
+        opset_import,
+        graph: Some(main),
+        training_info: if graph.states().is_empty() { Vec::new() } else { vec![training] },
+        ..Default::default()
+    })
+}
+
+/// Per node, true if outputs depend on it; of a graph without states, true for all.
+fn needed(graph: &Graph) -> Vec<bool> {
+    let mut needed = vec![graph.states().is_empty(); graph.bound()];
+    let mut work: Vec<u32> = graph.outputs().iter().map(|(_, value)| value.node).collect();
+    while let Some(node) = work.pop() {
+        if !std::mem::replace(&mut needed[node as usize], true) {
+            work.extend(graph.operands(node).into_iter().flatten().map(|value| value.node));
+        }
+    }
+    needed
+}
+
+struct Exporter<'g> {
+    graph: &'g Graph,
+    /// Per node, true if it belongs to the model's graph, and false if to the algorithm.
+    own: Vec<bool>,
+    names: HashMap<ValueId, String>,
+    used: HashSet<String>,
+    main: GraphProto,
+    step: GraphProto,
+}
+
+impl Exporter<'_> {
+    /// Fills both graphs, and returns the bindings of updates.
+    fn run(&mut self) -> Result<Vec<StringStringEntryProto>> {
+        let graph = self.graph;
+        self.main.name = if graph.name.is_empty() { "graph".into() } else { graph.name.clone() };
+        self.step.name = "step".into();
+        for &input in graph.inputs() {
+            let name = self.name(input, graph.value_name(input));
+            let is_own = self.own[input.node as usize] || graph.users(input).is_empty();
+            let proto = if is_own { &mut self.main } else { &mut self.step };
+            proto.input.push(value_info(name, graph.fact(input)));
+        }
+        for State { value, .. } in graph.states() {
+            self.name(*value, graph.value_name(*value));
+        }
+        let mut copies = Vec::new();
+        for (name, value) in graph.outputs() {
+            let given = self.name(*value, name);
+            let shown = if given == *name { given } else { self.unique(name) };
+            if self.names[value] != shown {
+                copies.push(identity(&self.names[value], &shown));
+            }
+            self.main.output.push(value_info(shown, graph.fact(*value)));
+        }
+        for id in graph.order()? {
+            let node = graph.node(id);
+            match &node.kind {
+                Kind::Input => {}
+                Kind::State(initial) => {
+                    let first = initial.as_ref().map(|initial| initial.value()).transpose()?;
+                    self.state(ValueId { node: id, port: 0 }, first)?;
+                }
+                Kind::Constant(constant) => {
+                    let name = self.name(ValueId { node: id, port: 0 }, &constant.name);
+                    self.proto(id).initializer.push(tensor(&name, constant.value()?)?);
+                }
+                Kind::Op(op) => self.node(id, op, node)?,
+            }
+        }
+        self.main.node.extend(copies);
+        graph.states().iter().map(|state| self.update(state)).collect()
+    }
+
+    /// The graph that a node belongs to.
+    fn proto(&mut self, node: u32) -> &mut GraphProto {
+        if self.own[node as usize] { &mut self.main } else { &mut self.step }
+    }
+
+    /// Adds a state as an initializer. Many zeros are written without their elements.
+    fn state(&mut self, value: ValueId, first: Option<&Tensor>) -> Result<()> {
+        let (name, fact) = (self.names[&value].clone(), self.graph.fact(value));
+        let proto = self.proto(value.node);
+        match first {
+            Some(first) => proto.initializer.push(tensor(&name, first)?),
+            None if fact.bytes() > MAX_ZEROS => {
+                proto.sparse_initializer.push(SparseTensorProto::zeros(&name, fact.dtype, &fact.shape));
+            }
+            None => {
+                let zeros = Tensor::new(fact.dtype, fact.shape.clone(), vec![0; fact.bytes()])?;
+                proto.initializer.push(tensor(&name, &zeros)?);
+            }
+        }
+        Ok(())
+    }
+
+    /// Binds a state to an output that updates it. One without an update is bound to itself.
+    fn update(&mut self, state: &State) -> Result<StringStringEntryProto> {
+        let (graph, key) = (self.graph, self.names[&state.value].clone());
+        if state.count.is_some() {
+            let what = format!("state '{key}' counts the rows of caches that grow, for which ONNX has no form");
+            return Err(Error::usage(format!("{what}: give their dim one extent")));
+        }
+        let new = state.update.unwrap_or(state.value);
+        let mut value = self.names[&new].clone();
+        if new != state.value && graph.node(new.node).op().is_none() {
+            let copy = self.unique(&format!("next {key}"));
+            self.step.node.push(identity(&value, &copy));
+            value = copy;
+        }
+        let mut outputs = self.main.output.iter().chain(&self.step.output);
+        if !outputs.any(|output| output.name == value) {
+            self.step.output.push(value_info(value.clone(), graph.fact(new)));
+        }
+        Ok(StringStringEntryProto { key, value })
+    }
+
+    /// The name of a value. A value without one gets `wanted`, or a variant of it that is free.
+    fn name(&mut self, value: ValueId, wanted: &str) -> String {
+        if let Some(name) = self.names.get(&value) {
+            return name.clone();
+        }
+        let name = self.unique(wanted);
+        self.names.insert(value, name.clone());
+        name
+    }
+
+    fn unique(&mut self, wanted: &str) -> String {
+        let wanted = if wanted.is_empty() { "value" } else { wanted };
+        let numbered = (2..).map(|n| format!("{wanted}_{n}"));
+        let mut names = std::iter::once(wanted.to_owned()).chain(numbered);
+        let name = names.find(|n| !self.used.contains(n)).expect("numbers do not end");
+        self.used.insert(name.clone());
+        name
+    }
+
+    fn node(&mut self, id: u32, op: &OpDef, node: &Node) -> Result<()> {
+        let mut data = self.graph.operands(id).into_iter();
+        let mut input = Vec::new();
+        for declared in op.inputs {
+            let count = if declared.arity == Arity::Variadic { data.len() } else { 1 };
+            match node.attrs.get(declared.name) {
+                Some(attr) if declared.shapes() => {
+                    let name = self.unique(&format!("{}.{}", node.name, declared.name));
+                    let shaping = tensor(&name, &shaping(attr, node)?)?;
+                    self.proto(id).initializer.push(shaping);
+                    input.push(name);
+                }
+                None if declared.shapes() => input.push(String::new()),
+                _ => {
+                    let names = &self.names;
+                    let name = |v: Option<ValueId>| v.map_or(String::new(), |v| names[&v].clone());
+                    input.extend((0..count).map(|_| name(data.next().flatten())));
+                }
+            }
+        }
+        while input.last().is_some_and(String::is_empty) {
+            input.pop();
+        }
+        let ports = 0..node.outputs.len() as u32;
+        let output = ports.map(|port| self.name(ValueId { node: id, port }, &node.outputs[port as usize].name));
+        let output = output.collect();
+        let is_input = |name: &str| op.inputs.iter().any(|i| i.name == name);
+        let kept = node.attrs.iter().filter(|(name, _)| !is_input(name));
+        let attribute = kept.map(|(name, attr)| attribute(name, attr)).collect::<Result<_>>()?;
+        let name = node.name.clone();
+        let (domain, op_type) = match op.name.split_once("com.microsoft.") {
+            Some(("", own)) => (MICROSOFT.to_owned(), own.to_owned()),
+            _ => (String::new(), op.name.to_owned()),
+        };
+        self.proto(id).node.push(NodeProto { input, output, name, op_type, domain, attribute, ..Default::default() });
+        Ok(())
+    }
+}
+
+fn identity(input: &str, output: &str) -> NodeProto {
+    let (input, output) = (vec![input.to_owned()], vec![output.to_owned()]);
+    NodeProto { op_type: "Identity".into(), input, output, ..Default::default() }
+}
+
+/// The constant input for a shaping attribute. Numbers become scalars, lists become tensors of one axis.
+fn shaping(attr: &Attr, node: &Node) -> Result<Tensor> {
+    match attr {
+        Attr::Int(v) => Tensor::from_i64(vec![], &[*v]),
+        Attr::Ints(v) => Tensor::from_i64([v.len()], v),
+        Attr::Float(v) => Ok(Tensor::from_f64(DType::F32, vec![], &[*v])),
+        Attr::Floats(v) => Ok(Tensor::from_f64(DType::F32, [v.len()], v)),
+        Attr::Tensor(tensor) => Ok(tensor.clone()),
+        Attr::Str(_) | Attr::Strs(_) => Err(node.error("expected numbers for an input, found text")),
+    }
+}
+
+fn tensor(name: &str, tensor: &Tensor) -> Result<TensorProto> {
+    TensorProto::new(name, tensor.dtype(), tensor.shape(), tensor.bytes().clone())
+}
+
+fn attribute(name: &str, attr: &Attr) -> Result<AttributeProto> {
+    let mut proto = AttributeProto { name: name.into(), ..Default::default() };
+    let kind = match attr {
+        Attr::Int(v) => {
+            proto.i = *v;
+            AttributeType::Int
+        }
+        Attr::Float(v) => {
+            proto.f = *v as f32;
+            AttributeType::Float
+        }
+        Attr::Str(v) => {
+            proto.s = v.clone().into();
+            AttributeType::String
+        }
+        Attr::Ints(v) => {
+            proto.ints = v.clone();
+            AttributeType::Ints
+        }
+        Attr::Floats(v) => {
+            proto.floats = v.iter().map(|&v| v as f32).collect();
+            AttributeType::Floats
+        }
+        Attr::Strs(v) => {
+            proto.strings = v.iter().map(|v| v.clone().into()).collect();
+            AttributeType::Strings
+        }
+        Attr::Tensor(v) => {
+            proto.t = Some(Box::new(tensor("", v)?));
+            AttributeType::Tensor
+        }
+    };
+    proto.set_type(kind);
+    Ok(proto)
+}
+
+fn value_info(name: String, fact: &Fact) -> ValueInfoProto {
+    let dim = |&d: &usize| Dimension { value: Some(DimensionValue::DimValue(d as i64)), ..Default::default() };
+    let shape = Some(TensorShapeProto { dim: fact.shape.iter().map(dim).collect() });
+    let tensor = TensorType { elem_type: DataType::from(fact.dtype) as i32, shape };
+    let r#type = Some(TypeProto { value: Some(TypeValue::Tensor(tensor)), ..Default::default() });
+    ValueInfoProto { name, r#type, ..Default::default() }
+}
+
+impl Graph {
+    /// Writes the graph as a model that holds its constants: `.onnxtxt` as text, any other name as protobuf. Its states become a training
+    /// step, which [`Options::training`](crate::Options::training) runs. A reader sees the old file or the complete new one.
+    ///
+    /// ```
+    /// use plimsoll::{Choice, Options, Session, Tensor, Trace};
+    /// let trace = Trace::new("counter");
+    /// let count = trace.state("count", Tensor::from_f32([1], &[2.0])?);
+    /// trace.update(count, count + 1.0);
+    /// let path = std::env::temp_dir().join(format!("counter-{}.onnx", std::process::id()));
+    /// trace.finish()?.save(&path)?;
+    /// let session = Session::from_path(&path, &Options { training: true, ..Options::default().on(Choice::Cpu) })?;
+    /// session.run(&[])?;
+    /// assert_eq!(session.state("count")?.to_f64(), [3.0]);
+    /// # std::fs::remove_file(path).expect("it was written");
+    /// # Ok::<(), plimsoll::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// A constant's elements cannot be read, a state counts the rows of a cache that grows, or the file cannot be written.
+    pub fn save(&self, path: impl AsRef<Path>) -> Result<()> {
+        let (model, path) = (export(self)?, path.as_ref());
+        let is_text = path.extension().and_then(OsStr::to_str) == Some("onnxtxt");
+        let content = if is_text { text::print(&model).into_bytes() } else { encode(&model)? };
+        file::write_whole(path, "write the graph", |out| out.write_all(&content))
+    }
+}
+
+/// A model as protobuf.
+///
+/// # Errors
+/// The model is larger than protobuf can be.
+pub fn encode(model: &ModelProto) -> Result<Vec<u8>> {
+    let bytes = model.encoded_len();
+    if bytes > MAX_BYTES {
+        return Err(Error::usage(format!("the model takes {bytes} bytes, and an .onnx file has at most {MAX_BYTES}")));
+    }
+    Ok(model.encode_to_vec())
+}
