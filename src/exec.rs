@@ -7,7 +7,8 @@ use crate::error::{Error, Result};
 use crate::kernel::{Kernel, cpu};
 use crate::plan::index::Per;
 use crate::plan::{
-    BufferIdx, Compiled, ConstantPort, Indexes, KernelIdx, Plan, Port, SegmentIdx, Spot, StatePort, Step, check,
+    BufferIdx, Class, Compiled, ConstantPort, Indexes, KernelIdx, Plan, Port, Segment, SegmentIdx, Spot, StatePort,
+    Step, check,
 };
 use crate::tensor::Tensor;
 use std::collections::HashMap;
@@ -60,6 +61,7 @@ struct Loaded {
 }
 
 /// A state, and the elements that it begins with if they are given.
+#[derive(Clone)]
 struct Lasting {
     port: Port,
     at: Slice,
@@ -109,7 +111,15 @@ impl Exec {
         if plans.len() > 1 {
             check::programs(plans.iter().map(|(plan, _)| plan))?;
         }
-        let mut exec = Exec {
+        let mut exec = Exec::new(backend);
+        // If it fails, dropping it frees what it has allocated.
+        exec.prepare(plans, progress)?;
+        exec.ready = exec.plan().inputs.is_empty();
+        Ok(exec)
+    }
+
+    fn new(backend: Box<dyn Backend>) -> Exec {
+        Exec {
             backend,
             segments: Vec::new(),
             loaded: Vec::new(),
@@ -118,16 +128,13 @@ impl Exec {
             states: Vec::new(),
             compiled: HashMap::new(),
             contents: None,
-        };
-        // If it fails, dropping it frees what it has allocated.
-        exec.prepare(plans, progress)?;
-        exec.ready = exec.plan().inputs.is_empty();
-        Ok(exec)
+        }
     }
 
     fn prepare(&mut self, plans: Vec<Compiled>, progress: &dyn Fn(usize)) -> Result<()> {
         let Some((first, _)) = plans.first() else { return Err(Error::plan("expected a plan, found none".into())) };
-        let needed = first.segments.iter().filter(|s| s.memory.is_device()).map(|s| s.bytes).sum();
+        let device = first.segments.iter().filter(|s| s.memory.is_device());
+        let needed = device.map(|s| s.bytes * first.copies(s.class)).sum();
         if let Some(room) = self.backend.room().filter(|room| room.free < needed) {
             let what = format!("the plan of '{}' in what is free on '{}'", first.title(), first.target.name);
             return Err(Error::Fit { what, needed, limit: room.free, file: None });
@@ -214,6 +221,37 @@ impl Exec {
         let record = self.backend.record(&launches)?;
         self.loaded.push(Loaded { consumes: plan.consumes_inputs(), plan, kernels, record });
         Ok(self.loaded.len() - 1)
+    }
+
+    /// The same plans, ready to run at the same time as these: on the same constants, with all other segments and states of their own, which
+    /// begin as those did. It has to be dropped before this one.
+    ///
+    /// # Errors
+    /// When the device refuses, or bindings of a range write constants.
+    pub fn fork(&mut self) -> Result<Exec> {
+        if self.contents.is_some() {
+            return Err(Error::usage("the bindings of a range write constants: expected one run at once".into()));
+        }
+        let plan = &self.loaded[0].plan;
+        let own = |segment: &Segment| segment.class != Class::Constant;
+        let shared = SegmentIdx::enumerate(&plan.segments).filter(|(_, segment)| !own(segment));
+        let backend = self.backend.fork(&shared.map(|(at, _)| self.segments[at]).collect::<Vec<_>>())?;
+        let mut fork = Exec::new(backend);
+        for (at, segment) in SegmentIdx::enumerate(&plan.segments) {
+            let id = if own(segment) { fork.backend.alloc(segment.bytes, segment.memory)? } else { self.segments[at] };
+            fork.segments.push(id);
+        }
+        for state in &self.states {
+            let at = self.segments.iter().position(|&segment| segment == state.at.segment);
+            let segment = fork.segments[at.expect("a state lies in a segment")];
+            fork.states.push(Lasting { at: Slice { segment, ..state.at }, ..state.clone() });
+        }
+        for Loaded { plan, .. } in &self.loaded {
+            fork.record(plan.clone())?;
+        }
+        fork.reset_state()?;
+        fork.ready = fork.plan().inputs.is_empty();
+        Ok(fork)
     }
 
     /// Makes another plan over the same segments ready to run, and returns its number. States stay as they are. `before` has the constants

@@ -7,6 +7,7 @@ use crate::exec::Exec;
 use crate::graph::Graph;
 use crate::kernel::tuned::Tuned;
 use crate::onnx;
+use crate::plan::forks::at_once;
 use crate::plan::range::{Bindings, ShapeRange, Source};
 use crate::plan::{self, Limits, Plan, Recipe};
 use crate::shape::{Extent, Shape};
@@ -66,6 +67,8 @@ pub struct Options {
     pub recipe: Recipe,
     /// The most bytes the plan may take.
     pub memory_limit: Option<u64>,
+    /// Runs at once: the session and its [forks](Session::fork). Constants are there once, all other memory once per run.
+    pub forks: u32,
     /// True to use the schedules that `plimsoll tune` measured on this device, if there are any. The plan takes no more bytes for it.
     pub tuned: bool,
 }
@@ -84,6 +87,7 @@ impl Default for Options {
             threads: 0,
             recipe: Recipe::default(),
             memory_limit: None,
+            forks: 1,
             tuned: true,
         }
     }
@@ -209,6 +213,11 @@ fn measured(backend: &dyn Backend, options: &Options) -> Option<Arc<Tuned>> {
     Some(Arc::new(tuned))
 }
 
+/// The error for several runs at once of a range: its bindings write constants, which the runs would share.
+pub(crate) fn one_run() -> Error {
+    Error::usage("forks: a range of shapes has one run at once; give each dim one extent".into())
+}
+
 /// Says in the log that a plan has used measurements.
 fn tell_measured(plan: &Plan) {
     if let Some(plan::Measured { steps, .. }) = plan.tuned {
@@ -233,10 +242,35 @@ fn tell_measured(plan: &Plan) {
 /// ```
 #[derive(Debug)]
 pub struct Session {
+    family: Arc<Family>,
+    /// The number of its run.
+    run: usize,
+}
+
+/// A session and its forks: runs at once on the same constants.
+#[derive(Debug)]
+struct Family {
     /// The programs; a single one if it was made of one graph.
     programs: Vec<Loaded>,
     device: String,
-    state: Mutex<State>,
+    /// The runs that were planned. Constants are the first one's, so it is dropped last.
+    runs: Vec<Mutex<State>>,
+    /// What each run had taken when it was loaded.
+    taken: Vec<Usage>,
+    /// The numbers of runs that no session has.
+    idle: Mutex<Vec<usize>>,
+}
+
+impl Drop for Family {
+    fn drop(&mut self) {
+        while self.runs.pop().is_some() {}
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        self.family.idle.lock().unwrap_or_else(PoisonError::into_inner).push(self.run);
+    }
 }
 
 /// What a session knows of a program.
@@ -297,6 +331,9 @@ impl Session {
         progress: &dyn Fn(usize, usize),
     ) -> Result<Session> {
         check_limit(&*backend, options.memory_limit)?;
+        if options.forks > 1 {
+            return Err(one_run());
+        }
         let limits = Limits { memory: options.memory_limit };
         let tuned = measured(&*backend, options);
         let range =
@@ -305,7 +342,7 @@ impl Session {
         tell_measured(plan);
         let exec = Exec::load(backend, plan.clone(), constants, &|n| progress(n, constants.len()))?;
         let (plan, constants) = range.largest().clone();
-        Ok(Session::of(vec![Loaded { plan, range: Some(range), constants }], device, exec))
+        Session::of(vec![Loaded { plan, range: Some(range), constants }], device, exec)
     }
 
     /// Plans a graph and loads it.
@@ -334,17 +371,60 @@ impl Session {
         check_limit(&*backend, options.memory_limit)?;
         let limits = Limits { memory: options.memory_limit };
         let tuned = measured(&*backend, options);
-        let (plan, constants) = tune::compile(graph, options.recipe, &mut *backend, &limits, tuned.as_ref())?;
+        let mut graph = graph;
+        let mut make = |limits: &Limits| {
+            let graph = if options.forks > 1 { graph.clone() } else { std::mem::take(&mut graph) };
+            tune::compile(graph, options.recipe, &mut *backend, limits, tuned.as_ref())
+        };
+        let (plan, constants) = at_once(options.forks, &limits, &mut make, &|made| vec![&mut made.0])?;
         tell_measured(&plan);
         let exec = Exec::load(backend, plan.clone(), &constants, &|n| progress(n, constants.len()))?;
-        Ok(Session::of(vec![Loaded { plan, range: None, constants: Vec::new() }], device, exec))
+        Session::of(vec![Loaded { plan, range: None, constants: Vec::new() }], device, exec)
     }
 
-    /// A session over programs that are loaded, in their order.
-    fn of(programs: Vec<Loaded>, device: String, exec: Exec) -> Session {
+    /// A session over programs that are loaded, in their order, and all runs at once that were planned.
+    fn of(programs: Vec<Loaded>, device: String, mut exec: Exec) -> Result<Session> {
         let largest = |part: &Loaded| part.range.iter().flat_map(ShapeRange::dims).map(|dim| dim.most).collect();
-        let ready = programs.iter().enumerate().map(|(number, part)| ((number, largest(part)), number)).collect();
-        Session { programs, device, state: Mutex::new(State { exec, ready }) }
+        let ready = || programs.iter().enumerate().map(|(number, part)| ((number, largest(part)), number)).collect();
+        let forks = programs[0].plan.forks as usize;
+        let mut execs = (1..forks).map(|_| exec.fork()).collect::<Result<Vec<_>>>()?;
+        execs.insert(0, exec);
+        let taken = execs.iter().map(|exec| exec.backend().usage()).collect();
+        let runs = execs.into_iter().map(|exec| Mutex::new(State { exec, ready: ready() })).collect();
+        let idle = Mutex::new((1..forks).rev().collect());
+        Ok(Session { family: Arc::new(Family { programs, device, runs, taken, idle }), run: 0 })
+    }
+
+    /// A session that runs at the same time as this one: on the same constants, with an arena and states of its own, which begin as this
+    /// one's did. [`Options::forks`] plans how many there can be; their memory is taken when the first is loaded. One that is dropped makes
+    /// room for another.
+    ///
+    /// ```
+    /// use plimsoll::{Choice, Options, Session, Tensor};
+    /// let options = Options { forks: 2, ..Options::default() }.on(Choice::Cpu).set("batch", 1);
+    /// let session = Session::from_path("graphs/mlp.onnxtxt", &options)?;
+    /// assert_eq!(session.usage().bytes, session.plan().bytes());
+    /// let fork = session.fork()?;
+    /// std::thread::spawn(move || fork.plan().inputs.len()).join().expect("it runs beside the session");
+    /// # Ok::<(), plimsoll::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Usage`] when all runs that were planned are taken.
+    pub fn fork(&self) -> Result<Session> {
+        let run = self.family.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let Some(run) = run else {
+            let plan = self.plan();
+            let (forks, more) = (plan.forks, plan.fork_bytes());
+            return Err(Error::usage(format!(
+                "'{}': all of its {forks} runs at once are taken; one more takes {more} bytes: plan it with the option forks",
+                plan.title()
+            )));
+        };
+        // If what follows fails, dropping it gives the run back.
+        let fork = Session { family: Arc::clone(&self.family), run };
+        fork.reset_state()?;
+        Ok(fork)
     }
 
     /// Plans graphs as programs: they run one at a time, in one arena. Constants with the same content and states of one name are there once.
@@ -406,7 +486,13 @@ impl Session {
             Ok((name, part))
         });
         let parts = parts.collect::<Result<Vec<_>>>()?;
-        let planned = tune::compile_programs(parts, &mut *backend, &limits, tuned.as_ref())?;
+        if options.forks > 1 && parts.iter().any(|(_, part)| matches!(part, plan::Part::Range(_))) {
+            return Err(one_run());
+        }
+        let mut make = |limits: &Limits| tune::compile_programs(parts.clone(), &mut *backend, limits, tuned.as_ref());
+        let planned = at_once(options.forks, &limits, &mut make, &|made| {
+            made.iter_mut().map(|program| &mut program.compiled.0).collect()
+        })?;
         planned.iter().for_each(|program| tell_measured(program.plan()));
         let count = planned.iter().map(|program| program.compiled.1.len()).sum();
         let compiled = planned.iter().map(|program| program.compiled.clone()).collect();
@@ -416,12 +502,12 @@ impl Session {
             let constants = if ranges { constants } else { Vec::new() };
             Loaded { plan, range, constants }
         };
-        Ok(Session::of(planned.into_iter().map(part).collect(), device, exec))
+        Session::of(planned.into_iter().map(part).collect(), device, exec)
     }
 
     /// The plan that runs; for a range, the plan of the largest binding; for programs, the plan of the first.
     pub fn plan(&self) -> &Plan {
-        &self.programs[0].plan
+        &self.family.programs[0].plan
     }
 
     /// A program by its name.
@@ -429,9 +515,9 @@ impl Session {
     /// # Errors
     /// When the session has no such program.
     pub fn program(&self, name: &str) -> Result<Program<'_>> {
-        let found = self.programs.iter().position(|program| program.plan.title() == name);
+        let found = self.family.programs.iter().position(|program| program.plan.title() == name);
         let number = found.ok_or_else(|| {
-            let known: Vec<_> = self.programs.iter().map(|program| program.plan.title()).collect();
+            let known: Vec<_> = self.family.programs.iter().map(|program| program.plan.title()).collect();
             Error::usage(format!("no program '{name}'; the programs: {}", known.join(", ")))
         })?;
         Ok(Program { session: self, number })
@@ -439,17 +525,23 @@ impl Session {
 
     /// All programs, in order: one, if the session was made of one graph.
     pub fn programs(&self) -> impl Iterator<Item = Program<'_>> {
-        (0..self.programs.len()).map(|number| Program { session: self, number })
+        (0..self.family.programs.len()).map(|number| Program { session: self, number })
     }
 
     /// The device in one line, and why it was chosen.
     pub fn device(&self) -> &str {
-        &self.device
+        &self.family.device
     }
 
-    /// The memory that the session has taken from the device.
+    /// The memory that the session has taken from the device, for all runs at once.
     pub fn usage(&self) -> Usage {
-        self.with(|exec| exec.backend().usage())
+        let own = self.with(|exec| exec.backend().usage());
+        let others = self.family.taken.iter().enumerate().filter(|(run, _)| *run != self.run);
+        others.fold(own, |sum, (_, taken)| Usage {
+            bytes: sum.bytes + taken.bytes,
+            allocations: sum.allocations + taken.allocations,
+            overhead: sum.overhead + taken.overhead,
+        })
     }
 
     /// Memory that the backend and its driver have taken beside the plan, part by part, as far as it is known.
@@ -481,7 +573,7 @@ impl Session {
         inputs: &[(&str, Tensor)],
         run: fn(&mut Exec, &[Tensor]) -> Result<Vec<Tensor>>,
     ) -> Result<Vec<(String, Tensor)>> {
-        let Loaded { plan, range, .. } = &self.programs[program];
+        let Loaded { plan, range, .. } = &self.family.programs[program];
         let ordered = arrange(plan, inputs)?;
         let shapes: Vec<_> = ordered.iter().map(|tensor| Some(tensor.shape())).collect();
         let binding = range.as_ref().map_or(Ok(Vec::new()), |range| range.binding(&shapes))?;
@@ -587,9 +679,9 @@ impl Session {
         let number = match state.ready.get(&key) {
             Some(&number) => number,
             None => {
-                let range = self.programs[program].range.as_ref().expect("one graph is ready");
+                let range = self.family.programs[program].range.as_ref().expect("one graph is ready");
                 let (plan, constants) = range.at(&key.1)?;
-                let before: Vec<_> = self.programs.iter().map(|part| &part.constants[..]).collect();
+                let before: Vec<_> = self.family.programs.iter().map(|part| &part.constants[..]).collect();
                 let number = state.exec.add(plan, &constants, &before)?;
                 state.ready.insert(key, number);
                 number
@@ -606,7 +698,7 @@ impl Session {
 
     fn lend<T>(&self, f: impl FnOnce(&mut State) -> T) -> T {
         // A panic in another thread leaves no half-written state that a new run would not overwrite.
-        f(&mut self.state.lock().unwrap_or_else(PoisonError::into_inner))
+        f(&mut self.family.runs[self.run].lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
@@ -620,7 +712,7 @@ pub struct Program<'a> {
 impl<'a> Program<'a> {
     /// The program's plan. Its segments are those of all programs.
     pub fn plan(self) -> &'a Plan {
-        &self.session.programs[self.number].plan
+        &self.session.family.programs[self.number].plan
     }
 
     /// Runs once, as [`Session::run`] does.
@@ -644,7 +736,7 @@ impl<'a> Program<'a> {
     /// # Errors
     /// When an input is outside of the range.
     pub fn binding(self, inputs: &[(&str, &Shape)]) -> Result<Vec<(String, usize)>> {
-        let Loaded { plan, range: Some(range), .. } = &self.session.programs[self.number] else {
+        let Loaded { plan, range: Some(range), .. } = &self.session.family.programs[self.number] else {
             return Ok(Vec::new());
         };
         let shape = |port: &plan::Port| inputs.iter().find(|(name, _)| *name == port.name).map(|(_, shape)| *shape);
@@ -659,7 +751,7 @@ impl<'a> Program<'a> {
     /// As [`Session::select`].
     #[doc(hidden)]
     pub fn selected<T>(self, binding: &[(String, usize)], f: impl FnOnce(&mut Exec) -> T) -> Result<T> {
-        let dims = self.session.programs[self.number].range.as_ref().map_or(&[][..], ShapeRange::dims);
+        let dims = self.session.family.programs[self.number].range.as_ref().map_or(&[][..], ShapeRange::dims);
         if let Some((name, extent)) = binding.iter().find(|(name, _)| dims.iter().all(|d| d.name != *name)) {
             return Err(Error::usage(format!("{name}={extent}: no range was planned for a dim '{name}'")));
         }

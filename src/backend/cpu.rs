@@ -254,6 +254,12 @@ impl Backend for Cpu {
         parts.into_iter().filter(|part| part.1 != 0).collect()
     }
 
+    fn fork(&self, shared: &[SegmentId]) -> Result<Box<dyn Backend>> {
+        let mut fork = Cpu::build(self.pool.threads(), self.memory.lend(shared)?);
+        fork.set_isa(self.isa);
+        Ok(Box::new(fork))
+    }
+
     fn free(&mut self, segment: SegmentId) {
         self.records.free(segment);
         if self.scratch_segment == Some(segment) {

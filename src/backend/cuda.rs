@@ -111,10 +111,24 @@ struct Taken {
     since: i64,
 }
 
+/// An opened device, and what was found to use it.
+struct Parts {
+    driver: Arc<Driver>,
+    compiler: Arc<Compiler>,
+    lt: Option<Arc<BlasLt>>,
+    dnn: Option<Arc<Dnn>>,
+    device: CUdevice,
+    /// Retained once.
+    context: CUcontext,
+    info: Device,
+    driver_version: c_int,
+    versions: Vec<String>,
+}
+
 /// A CUDA device as a backend.
 pub struct Cuda {
     driver: Arc<Driver>,
-    compiler: Compiler,
+    compiler: Arc<Compiler>,
     lt: Option<Arc<BlasLt>>,
     dnn: Option<Arc<Dnn>>,
     /// Handles of the libraries, made when a kernel first needs them.
@@ -189,24 +203,34 @@ impl Cuda {
         })?;
         info.target.libraries = Libraries { cublaslt: lt.is_some(), cudnn: dnn.is_some() };
         info.target.allow_tf32 = settings.allow_tf32;
+        let (compiler, device) = (Arc::new(compiler), handle);
+        let parts = Parts { driver, compiler, lt, dnn, device, context, info, driver_version: version, versions };
+        let mut cuda = Cuda::of(parts)?;
+        cuda.taken = taken;
+        Ok(cuda)
+    }
+
+    /// A backend without segments, which releases the context when it goes.
+    fn of(parts: Parts) -> Result<Cuda> {
+        let Parts { driver, compiler, lt, dnn, device, context, info, driver_version, versions } = parts;
         let mut cuda = Cuda {
             driver,
             compiler,
             lt,
             dnn,
+            device,
+            context,
+            info,
+            driver_version,
+            versions,
             blas: None,
             cudnn: None,
             chosen: HashMap::new(),
             calls: HashMap::new(),
-            device: handle,
-            context,
             stream: std::ptr::null_mut(),
             others: Vec::new(),
             timers: Vec::new(),
-            info,
-            driver_version: version,
-            versions,
-            taken,
+            taken: Taken::default(),
             free_at_open: 0,
             segments: Segments::default(),
             keeps: false,
@@ -438,8 +462,31 @@ impl Backend for Cuda {
         Ok(id)
     }
 
+    /// Kernels that this device has loaded stay loaded, and serve the other one, too.
+    fn fork(&self, shared: &[SegmentId]) -> Result<Box<dyn Backend>> {
+        self.enter().map_err(failed)?;
+        let mut context = std::ptr::null_mut();
+        // SAFETY: the device is there; the new backend releases the context when it is dropped.
+        unsafe { self.driver.cuDevicePrimaryCtxRetain(&mut context, self.device) }.map_err(failed)?;
+        let mut fork = Cuda::of(Parts {
+            driver: Arc::clone(&self.driver),
+            compiler: Arc::clone(&self.compiler),
+            lt: self.lt.clone(),
+            dnn: self.dnn.clone(),
+            device: self.device,
+            context,
+            info: self.info.clone(),
+            driver_version: self.driver_version,
+            versions: self.versions.clone(),
+        })?;
+        fork.segments = self.segments.lend(shared);
+        fork.functions.clone_from(&self.functions);
+        Ok(Box::new(fork))
+    }
+
     fn free(&mut self, segment: SegmentId) {
-        let Some(Segment { memory, made: Made { pointer, pooled }, .. }) = self.segments.remove(segment) else {
+        let Some(Segment { memory, borrowed, made: Made { pointer, pooled }, .. }) = self.segments.remove(segment)
+        else {
             return;
         };
         // A device that fails now has failed before, and its answer cannot be reported.
@@ -453,7 +500,7 @@ impl Backend for Cuda {
         let _ = self.sync();
         self.records.free(segment);
         match memory {
-            Memory::Device if pointer == 0 => {}
+            Memory::Device if pointer == 0 || borrowed => {}
             // SAFETY: records that use it are gone, and work has been waited for.
             Memory::Device => drop(unsafe { self.driver.cuMemFree_v2(pointer) }),
             Memory::Upload => self.upload = None,
@@ -571,7 +618,8 @@ impl Drop for Cuda {
             for module in &self.modules {
                 let _ = driver.cuModuleUnload(*module);
             }
-            for segment in self.segments.all().map(|s| s.made).filter(|s| s.pointer != 0) {
+            let own = self.segments.all().filter(|segment| !segment.borrowed);
+            for segment in own.map(|segment| segment.made).filter(|made| made.pointer != 0) {
                 let _ = if segment.pooled {
                     driver.cuMemFreeAsync(segment.pointer, self.stream)
                 } else {

@@ -1,6 +1,6 @@
 //! Devices. A backend knows kernels and bytes; no operators, no graphs.
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::kernel::Kernel;
 use crate::target::{Memory, Target};
 use std::time::{Duration, Instant};
@@ -105,7 +105,16 @@ pub trait Backend: Send {
     fn alloc_pooled(&mut self, bytes: u64) -> Result<SegmentId> {
         self.alloc(bytes, Memory::Device)
     }
-    /// Frees a segment, and drops the records that use it.
+    /// A further device over the same processor or card, which runs at the same time as this one. It has segments of its own, and those of
+    /// `shared` by the same ids, which nobody writes from now on. It has to be dropped before this one.
+    ///
+    /// # Errors
+    /// When the device has only one run at a time, or refuses.
+    fn fork(&self, shared: &[SegmentId]) -> Result<Box<dyn Backend>> {
+        let _ = shared;
+        Err(Error::usage(format!("'{}' has one run at a time", self.target().name)))
+    }
+    /// Frees a segment, and drops the records that use it. One that is shared stays.
     fn free(&mut self, segment: SegmentId);
     /// Copies host bytes to the device, before any record that is replayed later.
     fn write(&mut self, at: Slice, data: &[u8]) -> Result<()>;

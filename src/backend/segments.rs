@@ -8,18 +8,22 @@ use std::collections::BTreeMap;
 pub(super) struct Segment<M> {
     pub bytes: u64,
     pub memory: Memory,
+    /// True if another backend has made it, and frees it.
+    pub borrowed: bool,
     pub made: M,
 }
 
 /// Segments of a backend. Ids rise and are never given twice.
 pub(super) struct Segments<M> {
     next: u32,
+    /// Number of segments made so far.
+    made: u64,
     segments: BTreeMap<u32, Segment<M>>,
 }
 
 impl<M> Default for Segments<M> {
     fn default() -> Self {
-        Segments { next: 0, segments: BTreeMap::new() }
+        Segments { next: 0, made: 0, segments: BTreeMap::new() }
     }
 }
 
@@ -34,8 +38,21 @@ impl<M> Segments<M> {
 
     /// Adds a segment by the [next](Self::next) id.
     pub fn insert(&mut self, bytes: u64, memory: Memory, made: M) {
-        self.segments.insert(self.next, Segment { bytes, memory, made });
+        self.segments.insert(self.next, Segment { bytes, memory, borrowed: false, made });
         self.next += 1;
+        self.made += 1;
+    }
+
+    /// Segments of another backend, which borrows some of these.
+    pub fn lend(&self, shared: &[SegmentId]) -> Segments<M>
+    where
+        M: Clone,
+    {
+        let lent = self.segments.iter().filter(|(id, _)| shared.contains(&SegmentId(**id)));
+        let borrow = |(&id, s): (&u32, &Segment<M>)| {
+            (id, Segment { bytes: s.bytes, memory: s.memory, borrowed: true, made: s.made.clone() })
+        };
+        Segments { next: self.next, made: 0, segments: lent.map(borrow).collect() }
     }
 
     pub fn remove(&mut self, id: SegmentId) -> Option<Segment<M>> {
@@ -53,7 +70,8 @@ impl<M> Segments<M> {
 
     /// Bytes held now, and allocations made so far.
     pub fn usage(&self) -> Usage {
-        Usage { bytes: self.all().map(|s| s.bytes).sum(), allocations: self.next.into(), overhead: 0 }
+        let own = self.all().filter(|segment| !segment.borrowed).map(|segment| segment.bytes);
+        Usage { bytes: own.sum(), allocations: self.made, overhead: 0 }
     }
 
     /// What was made for the segment of a slice, in memory where kernels work.

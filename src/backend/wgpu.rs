@@ -195,14 +195,23 @@ impl Backend for Wgpu {
         Ok(id)
     }
 
+    fn fork(&self, shared: &[SegmentId]) -> Result<Box<dyn Backend>> {
+        self.gpu.alive()?;
+        let fork = Wgpu::assemble(self.gpu.share(), self.adapter.clone(), self.pipelines.checked());
+        Ok(Box::new(Wgpu { segments: self.segments.lend(shared), pipelines: self.pipelines.clone(), ..fork }))
+    }
+
     fn free(&mut self, segment: SegmentId) {
-        let Some(Segment { memory, made: buffer, .. }) = self.segments.remove(segment) else { return };
+        let Some(Segment { memory, borrowed, made: buffer, .. }) = self.segments.remove(segment) else { return };
         self.records.free(segment);
         self.ahead = None;
         match memory {
             Memory::Upload => self.upload = None,
             Memory::Download => self.download = None,
             _ => self.upload.iter_mut().for_each(|upload| upload.forget(segment)),
+        }
+        if borrowed {
+            return;
         }
         if let Err(error) = self.gpu.scoped("free", || buffer.destroy()) {
             tracing::warn!(target: "plimsoll::wgpu", "{error}");

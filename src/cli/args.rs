@@ -41,6 +41,9 @@ pub(super) struct Model {
     /// Compute this output alone; give it several times for several. What only other outputs need is not computed, except updates of states.
     #[arg(long = "output", value_name = "NAME")]
     pub(super) outputs: Vec<String>,
+    /// Runs at once; no flag of its own, but one of the commands that have a use for it.
+    #[arg(skip = 1u32)]
+    pub(super) forks: u32,
     /// Refuse a plan that takes more memory than this (512, 20KiB, 1.5GB ...), with exit code 2. For `max-batch`, the memory to fill.
     #[arg(long, value_name = "SIZE", value_parser = limit, allow_hyphen_values = true)]
     pub(super) memory_limit: Option<u64>,
@@ -140,6 +143,7 @@ impl Model {
             threads: self.threads.map_or(0, usize::from),
             recipe: self.recipe(),
             memory_limit: self.memory_limit,
+            forks: self.forks,
             tuned: true,
         })
     }
@@ -194,6 +198,7 @@ impl Model {
             state,
             training,
             outputs,
+            forks: _,
             memory_limit,
             no_fuse,
             f16,

@@ -33,6 +33,9 @@ pub(super) struct Bench {
     /// Number of timed runs.
     #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..))]
     iters: u32,
+    /// Time N runs at once, in a thread each, beside one run at a time. They share the constants; each has --threads threads of its own.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=65536))]
+    forks: u32,
     /// Extents to run at, one after another, for a dim that --set gives a range.
     #[arg(long, value_name = "DIM=N,N,..", value_parser = args::extents)]
     at: Vec<(String, Vec<usize>)>,
@@ -41,7 +44,11 @@ pub(super) struct Bench {
 impl Bench {
     pub(super) fn run(&self, json: bool) -> Result<String, Failure> {
         let given = args::given("--input", &self.inputs.inputs)?;
-        let session = self.more.session(&self.model, &self.on, &self.measured, &given, json)?;
+        let model = Model { forks: self.forks, ..self.model.clone() };
+        let session = self.more.session(&model, &self.on, &self.measured, &given, json)?;
+        if self.forks > 1 {
+            return self.run_forks(session, &given, json);
+        }
         if !self.at.is_empty() {
             return self.run_range(&session, &given, json);
         }
@@ -100,6 +107,59 @@ impl Bench {
         );
         let memory = report::memory(&plan, Some(usage)) + &report::overhead(&session.overhead());
         Ok(head + &memory + &self.model.answer_text(&plan))
+    }
+}
+
+impl Bench {
+    /// Times runs at once beside one run at a time.
+    fn run_forks(&self, session: Session, given: &[Given], json: bool) -> Result<String, Failure> {
+        let forks = (1..self.forks).map(|_| session.fork()).collect::<Result<Vec<_>>>()?;
+        let sessions: Vec<Session> = std::iter::once(session).chain(forks).collect();
+        let mut inputs = Vec::new();
+        for session in &sessions {
+            inputs = self.more.select(session, &self.program, given.to_vec(), self.inputs.seed)?.1;
+        }
+        let runs = |session: &Session, count: u32| -> Result<()> {
+            (0..count).try_for_each(|_| session.with(|exec| exec.run(&inputs)).map(drop))
+        };
+        let at_once = |sessions: &[Session]| -> Result<f64> {
+            let start = Instant::now();
+            std::thread::scope(|scope| {
+                let threads: Vec<_> =
+                    sessions.iter().map(|session| scope.spawn(|| runs(session, self.iters))).collect();
+                threads.into_iter().try_for_each(|thread| thread.join().expect("a run does not panic"))
+            })?;
+            Ok(f64::from(self.iters) * sessions.len() as f64 / start.elapsed().as_secs_f64())
+        };
+        sessions.iter().try_for_each(|session| runs(session, self.warmup))?;
+        let before = sessions[0].usage();
+        // By turns, so that both ways see the same machine.
+        let (mut one, mut all) = (0.0, 0.0);
+        for _ in 0..3 {
+            one = f64::max(one, at_once(&sessions[..1])?);
+            all = f64::max(all, at_once(&sessions)?);
+        }
+        let session = &sessions[0];
+        let (usage, plan) = (session.usage(), session.plan());
+        if json {
+            return Ok(line(&json!({
+                "model": plan.title(),
+                "device": session.device(),
+                "forks": self.forks,
+                "one_per_second": one,
+                "all_per_second": all,
+                "planned_bytes": plan.bytes(),
+                "allocated_bytes": usage.bytes,
+                "fork_bytes": plan.fork_bytes(),
+                "allocations_in_runs": usage.allocations - before.allocations,
+            })));
+        }
+        let mut table = Table::new("<>>");
+        table.row([format!("{} runs each", self.iters), "runs per second".into(), String::new()]);
+        table.row(["one at a time".to_owned(), format!("{one:.1}"), String::new()]);
+        table.row([format!("{} at once", self.forks), format!("{all:.1}"), format!("{:.2} x", all / one)]);
+        let head = format!("{} on {}\n\n{table}\n", plan.title(), session.device());
+        Ok(head + &report::memory(plan, Some(usage)))
     }
 }
 

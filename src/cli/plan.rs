@@ -7,9 +7,10 @@ use crate::advise::advise;
 use crate::error::{Error, Result};
 use crate::graph::Graph;
 use crate::kernel::tuned::Tuned;
+use crate::plan::forks::at_once;
 use crate::plan::range::{ShapeRange, Tried};
 use crate::plan::tell::peak::peak;
-use crate::plan::{self, Limits};
+use crate::plan::{self, Class, Limits, Part};
 use crate::target::Target;
 use crate::tune::{self, cache};
 use crate::{file, report, session};
@@ -31,6 +32,9 @@ pub(super) struct Plan {
     /// Write the plan as JSON, for `check`.
     #[arg(short = 'o', long, value_name = "FILE")]
     save: Option<PathBuf>,
+    /// Plan N runs at once, which share the constants: each has an arena, states and staging of its own. In Rust, `Session::fork` gives them.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=65536))]
+    forks: u32,
     /// List the tensors that are live at the peak, and the bytes that each remedy would save: half the extent, f16, smaller workspaces, chunks.
     #[arg(long)]
     advise: bool,
@@ -71,11 +75,14 @@ impl Plan {
         let (limits, refuse) = (self.model.limits(), |e| args::refuse(&case, in_file(e), json));
         let planned = |limits: &Limits| {
             if !args::has_range(&extents) {
-                let plan = match &tuned {
-                    Some(tuned) => tune::plan(graph.clone(), &case.target, limits, tuned, false)?.0,
-                    None => plan::plan(&graph, &case.target, limits)?,
+                let mut one = |limits: &Limits| match &tuned {
+                    Some(tuned) => Ok(tune::plan(graph.clone(), &case.target, limits, tuned, false)?.0),
+                    None => plan::plan(&graph, &case.target, limits),
                 };
-                return Ok((plan, None));
+                return Ok((at_once(self.forks, limits, &mut one, &|plan| vec![plan])?, None));
+            }
+            if self.forks > 1 {
+                return Err(session::one_run());
             }
             let source = session::source(model.clone());
             let range = ShapeRange::tuned(source, &extents, &case.target, case.recipe, limits, tuned.as_ref())?;
@@ -157,8 +164,14 @@ impl Plan {
             return Err(Error::usage(format!("{flag}: expected one model; plan each program by itself for it")).into());
         }
         let parts = self.more.parts(&self.model, target)?;
+        if self.forks > 1 && parts.iter().any(|(_, part)| matches!(part, Part::Range(_))) {
+            return Err(session::one_run().into());
+        }
         let planned = |limits: &Limits| -> Result<Vec<plan::Plan>> {
-            let planned = plan::compile_programs(&parts, target, limits)?;
+            let mut all = |limits: &Limits| plan::compile_programs(&parts, target, limits);
+            let planned = at_once(self.forks, limits, &mut all, &|planned| {
+                planned.iter_mut().map(|program| &mut program.compiled.0).collect()
+            })?;
             Ok(planned.into_iter().map(|program| program.compiled.0).collect())
         };
         let graphs = parts.iter().map(|(_, part)| Ok(part.graph(target)?.graph)).collect::<Result<Vec<Graph>>>()?;
@@ -169,7 +182,12 @@ impl Plan {
         let plans = plans?;
         self.draw_programs(&plans, &graphs)?;
         let alone = |part| plan::compile_programs(std::slice::from_ref(part), target, &Limits { memory: None });
-        let apart = parts.iter().map(|part| Ok(alone(part)?[0].plan().bytes())).sum::<Result<u64>>()?;
+        let apart = parts.iter().map(|part| {
+            let alone = alone(part)?;
+            let plan = alone[0].plan();
+            Ok(plan.class_bytes(Class::Constant) + u64::from(self.forks) * plan.fork_bytes())
+        });
+        let apart = apart.sum::<Result<u64>>()?;
         if let Some(path) = &self.save {
             let text = plan::Plan::all_to_json(&plans);
             file::write_whole(path, "write the plan", |out| out.write_all(text.as_bytes()))?;

@@ -220,10 +220,13 @@ pub(super) fn table(plans: &[&Plan], apart: u64) -> String {
         (Class::Staging, "  staging"),
         (Class::Backend, "  the backend's own"),
     ] {
-        match plans[0].class_bytes(class) {
+        match plans[0].class_bytes(class) * plans[0].copies(class) {
             0 => {}
             bytes => line(label, bytes),
         }
+    }
+    if plans[0].forks > 1 {
+        line(&format!("each of {} runs", plans[0].forks), plans[0].fork_bytes());
     }
     line("planned apart", apart);
     format!("{table}\n{shared}")

@@ -223,7 +223,9 @@ impl<'a> Checker<'a> {
                 format!("{}: expected a multiple of {alignment} up to {cap}, found {slot}", named())
             })?;
         }
-        let total = self.plan.segments.iter().try_fold(0u64, |sum, s| sum.checked_add(s.bytes));
+        let forks = u64::from(self.plan.forks);
+        ensure(forks > 0, || "expected at least one run at once, found 0".to_owned())?;
+        let total = self.plan.segments.iter().try_fold(0u64, |sum, s| sum.checked_add(s.bytes.checked_mul(forks)?));
         ensure(total.is_some(), || "the sum of the segments' sizes overflows 64 bits".to_owned())?;
         self.staging()
     }

@@ -27,6 +27,7 @@ use std::sync::Arc;
 
 pub mod check;
 pub mod fit;
+pub mod forks;
 pub(crate) mod index;
 pub mod lower;
 pub mod make;
@@ -325,6 +326,9 @@ pub struct Plan {
     /// The device on which schedules of this plan were measured, if any were.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tuned: Option<Measured>,
+    /// Runs at once. They share the constants; each has all other segments for itself.
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    pub forks: u32,
     /// Figures that follow from the rest.
     pub summary: Summary,
     /// Allocations.
@@ -345,20 +349,39 @@ pub struct Plan {
     pub steps: Vec<Step>,
 }
 
+fn one() -> u32 {
+    1
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref)]
+fn is_one(number: &u32) -> bool {
+    *number == 1
+}
+
 impl Plan {
     /// The program's name if the plan is one of several, else the graph's.
     pub fn title(&self) -> &str {
         self.program.as_ref().unwrap_or(&self.name)
     }
 
-    /// Bytes that will be allocated, all classes together.
+    /// Bytes that will be allocated, all classes and all runs at once together.
     pub fn bytes(&self) -> u64 {
-        self.segments.iter().map(|s| s.bytes).sum()
+        self.segments.iter().map(|s| s.bytes * self.copies(s.class)).sum()
     }
 
-    /// Bytes of the segments of one class.
+    /// Bytes of the segments of one class, for one run.
     pub fn class_bytes(&self, class: Class) -> u64 {
         self.segments.iter().filter(|s| s.class == class).map(|s| s.bytes).sum()
+    }
+
+    /// Bytes that one more run at once takes.
+    pub fn fork_bytes(&self) -> u64 {
+        self.segments.iter().map(|s| s.bytes).sum::<u64>() - self.class_bytes(Class::Constant)
+    }
+
+    /// Number of segments of a class, for each that the plan lists: runs at once share the constants.
+    pub fn copies(&self, class: Class) -> u64 {
+        if class == Class::Constant { 1 } else { self.forks.into() }
     }
 
     /// Bytes of the buffers of one class, each rounded up to the alignment. Bytes that buffers share count for each of them.

@@ -27,7 +27,7 @@ pub fn memory(plan: &Plan, usage: Option<Usage>) -> String {
         (Class::Staging, "  staging"),
         (Class::Backend, "  the backend's own"),
     ] {
-        let bytes = plan.class_bytes(class);
+        let bytes = plan.class_bytes(class) * plan.copies(class);
         if bytes > 0 || class == Class::Activation {
             let of = match plan.target.threads {
                 _ if class != Class::Backend => String::new(),
@@ -43,6 +43,10 @@ pub fn memory(plan: &Plan, usage: Option<Usage>) -> String {
                 bytes => line(label, bytes, String::new()),
             }
         }
+    }
+    if plan.forks > 1 {
+        let note = format!("{} at once, which share the constants", plan.forks);
+        line("each of the runs", plan.fork_bytes(), note);
     }
     let (arena, summary) = (plan.class_bytes(Class::Activation), &plan.summary);
     let over = arena.saturating_sub(summary.lower_bound);

@@ -61,6 +61,7 @@ mod tune;
 mod allocators;
 mod cli;
 mod eager;
+mod forks;
 mod front;
 mod golden;
 mod picture;

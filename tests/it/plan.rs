@@ -34,6 +34,7 @@ struct Maker(Plan);
 impl Maker {
     fn new(name: &str) -> Maker {
         Maker(Plan {
+            forks: 1,
             program: None,
             version: VERSION,
             name: name.into(),

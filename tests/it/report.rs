@@ -41,6 +41,7 @@ fn cells_line_up() {
 fn the_memory_block_adds_up() {
     let segment = |class, bytes| Segment { class, memory: Memory::Device, bytes };
     let mut plan = Plan {
+        forks: 1,
         program: None,
         version: plan::VERSION,
         name: "m".into(),

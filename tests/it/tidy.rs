@@ -27,7 +27,7 @@ const LAYERS: &[&[&str]] = &[
     &["plan::make"],
     &["plan::fit"],
     &["plan::range"],
-    &["plan::programs"],
+    &["plan::programs", "plan::forks"],
     &["plan::tell"],
     &["exec", "eager", "tune"],
     &["session", "advise", "report", "cli"],

@@ -72,6 +72,14 @@ impl Memory {
         Memory { segments: Segments::default(), arena: Some(arena) }
     }
 
+    /// Memory of another device, which borrows some of these segments.
+    pub fn lend(&self, shared: &[SegmentId]) -> Result<Memory> {
+        if self.arena.is_some() {
+            return Err(refuse("memory that the host program lends serves one run at a time"));
+        }
+        Ok(Memory { segments: self.segments.lend(shared), arena: None })
+    }
+
     pub fn usage(&self) -> Usage {
         self.segments.usage()
     }
@@ -127,7 +135,7 @@ impl Memory {
 
     pub fn free(&mut self, segment: SegmentId) {
         let Some(segment) = self.segments.remove(segment) else { return };
-        if self.arena.is_none() {
+        if self.arena.is_none() && !segment.borrowed {
             system_free(&segment);
         }
     }
@@ -143,7 +151,7 @@ impl Memory {
 impl Drop for Memory {
     fn drop(&mut self) {
         if self.arena.is_none() {
-            self.segments.all().for_each(system_free);
+            self.segments.all().filter(|segment| !segment.borrowed).for_each(system_free);
         }
     }
 }

@@ -191,6 +191,11 @@ impl Gpu {
         Gpu { device, queue, own: false, lost: Arc::default() }
     }
 
+    /// The same device, for another backend. What its allocator has reserved is told by this one alone.
+    pub fn share(&self) -> Gpu {
+        Gpu { device: self.device.clone(), queue: self.queue.clone(), own: false, lost: Arc::clone(&self.lost) }
+    }
+
     /// Fails once the device has been lost.
     pub fn alive(&self) -> Result<()> {
         match &*self.lost.lock().unwrap_or_else(|e| e.into_inner()) {

@@ -11,6 +11,7 @@ use crate::target::Target;
 use std::collections::{HashMap, HashSet};
 
 /// The layouts that pipelines with the same binding modes share.
+#[derive(Clone)]
 pub(super) struct Layout {
     group: wgpu::BindGroupLayout,
     pipeline: wgpu::PipelineLayout,
@@ -90,7 +91,8 @@ impl Device<'_> {
     }
 }
 
-/// Compiled texts. They are kept after the records that use them, for the next records.
+/// Compiled texts, which may be those of another backend of the device. They are kept after the records that use them, for the next records.
+#[derive(Clone)]
 pub(super) struct Pipelines {
     /// Kernels check every index at run time.
     checked: bool,
@@ -102,6 +104,11 @@ pub(super) struct Pipelines {
 impl Pipelines {
     pub fn new(checked: bool) -> Pipelines {
         Pipelines { checked, layouts: HashMap::new(), pipelines: HashMap::new() }
+    }
+
+    /// True if kernels check every index at run time.
+    pub fn checked(&self) -> bool {
+        self.checked
     }
 
     fn layout(&mut self, gpu: &Gpu, modes: &[bool]) -> Result<()> {

@@ -35,6 +35,9 @@ fn together(plans: &[&Plan]) -> Verdict {
                 plan.segments
             ))
         })?;
+        ensure(plan.forks == plans[0].forks, || {
+            named(format!("{} runs at once, but '{}' has {}", plan.forks, plans[0].title(), plans[0].forks))
+        })?;
         for buffer in plan.buffers.iter().filter(|b| matches!(b.class, Class::Constant | Class::State)) {
             let (other, of) = lasting.entry(buffer.spot()).or_insert((buffer, plan));
             let same = (other.class, other.dtype, other.bytes) == (buffer.class, buffer.dtype, buffer.bytes);

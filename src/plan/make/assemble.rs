@@ -82,6 +82,7 @@ pub fn assemble(
         target: target.clone(),
         dims: Vec::new(),
         tuned: measured,
+        forks: 1,
         summary: Summary::default(),
         steps: steps.collect(),
         segments: segments.clone(),

@@ -1,0 +1,243 @@
+//! Forks: runs at once, on the same constants.
+
+use crate::common;
+use plimsoll::internals::backend::cpu::{Cpu, Line, Region};
+use plimsoll::internals::session::{Choice, Options, Session};
+use plimsoll::{Class, DType, Error, Graph, Tensor, Trace};
+use std::process::Command;
+use std::thread;
+
+const F32: DType = DType::F32;
+
+fn options(forks: u32) -> Options {
+    Options { threads: 1, forks, ..Options::default() }.on(Choice::Cpu)
+}
+
+fn numbers(rows: usize, columns: usize, seed: u64) -> Tensor {
+    common::random(&mut seed.wrapping_mul(0x9e37_79b9_7f4a_7c15).max(1), &[rows, columns].into())
+}
+
+/// tanh(x w0) w1 ..., and a state that counts and one that keeps the mean of what has been seen.
+fn net(depth: usize) -> Graph {
+    let g = Trace::new("net");
+    let mut value = g.input("x", F32, [8, 48]);
+    for layer in 0..depth {
+        value = value.matmul(g.constant(&format!("w{layer}"), numbers(48, 48, layer as u64 + 1))).tanh();
+    }
+    let count = g.state("count", Tensor::from_f64(F32, [1], &[0.0]));
+    let seen = g.state("seen", Tensor::from_f64(F32, [8, 48], &[0.25; 8 * 48]));
+    g.update(count, count + 1.0);
+    g.update(seen, seen * 0.5 + value);
+    g.output("y", value + seen);
+    g.output("runs", count * 1.0);
+    g.finish().expect("the graph is sound")
+}
+
+fn open(forks: u32) -> impl Iterator<Item = (&'static str, Session)> {
+    common::backends().into_iter().map(move |(name, open)| {
+        let session = Session::on_backend(net(3), open(), name.to_owned(), &options(forks), &|_, _| {});
+        (name, session.expect("it loads"))
+    })
+}
+
+/// Results of `count` runs in a row, on inputs that depend on `who`.
+fn series(session: &Session, who: u64, count: u64) -> Vec<Vec<(String, Tensor)>> {
+    (0..count).map(|at| session.run(&[("x", numbers(8, 48, 100 * who + at + 7))]).expect("it runs")).collect()
+}
+
+#[test]
+fn runs_at_once_give_what_they_give_alone() {
+    for (name, session) in open(3) {
+        let plan = session.plan();
+        assert_eq!(plan.bytes(), plan.class_bytes(Class::Constant) + 3 * plan.fork_bytes(), "{name}");
+        assert_eq!(session.usage().bytes, plan.bytes(), "{name}: before there is a fork");
+        let alone = Session::on_backend(
+            net(3),
+            common::backends().into_iter().find(|(other, _)| *other == name).expect("it is there").1(),
+            name.to_owned(),
+            &options(1),
+            &|_, _| {},
+        );
+        let alone = alone.expect("it loads");
+        let expected: Vec<_> = (0..3)
+            .map(|who| {
+                alone.reset_state().expect("they are reset");
+                series(&alone, who, 6)
+            })
+            .collect();
+        let sessions = [session.fork().expect("it was planned"), session.fork().expect("it was planned")];
+        let refused = session.fork().expect_err("no more were planned").to_string();
+        let more = plan.fork_bytes();
+        assert!(refused.contains("all of its 3 runs at once are taken") && refused.contains(&format!("{more} bytes")));
+        thread::scope(|scope| {
+            for (who, session) in [&session, &sessions[0], &sessions[1]].into_iter().enumerate() {
+                let expected = &expected[who];
+                scope.spawn(move || assert_eq!(series(session, who as u64, 6), *expected, "{name}, run {who}"));
+            }
+        });
+        assert_eq!(session.usage().bytes, plan.bytes(), "{name}");
+        // States are apart: resetting one leaves the others.
+        sessions[0].reset_state().expect("they are reset");
+        assert_eq!(sessions[0].state("count").expect("it is one").to_f64(), [0.0], "{name}");
+        assert_eq!(sessions[1].state("count").expect("it is one").to_f64(), [6.0], "{name}");
+        let x = [("x", numbers(8, 48, 5))];
+        sessions[0].run_poisoned(&x).expect("no step reads dead memory");
+        assert_eq!(session.state("count").expect("it is one").to_f64(), [6.0], "{name}");
+    }
+}
+
+/// Sessions and forks go in any order. One that goes makes room for another, which begins anew.
+#[test]
+fn forks_outlive_the_session() {
+    for (name, session) in open(2) {
+        let first = series(&session, 1, 2);
+        let fork = session.fork().expect("it was planned");
+        drop(session);
+        assert_eq!(series(&fork, 1, 2), first, "{name}");
+        let again = fork.fork().expect("the session's run is free");
+        assert_eq!(series(&again, 1, 2), first, "{name}: it begins as the first did");
+        drop(fork);
+        assert_eq!(thread::spawn(move || series(&again, 2, 1).len()).join().expect("it runs elsewhere"), 1, "{name}");
+    }
+}
+
+#[test]
+fn what_does_not_fit_is_refused() {
+    let one = Session::from_graph(net(3), &options(1)).expect("it loads");
+    let (bytes, each) = (one.plan().bytes(), one.plan().fork_bytes());
+    let limited = |limit: u64| {
+        let options = Options { memory_limit: Some(limit), ..options(4) };
+        Session::from_graph(net(3), &options)
+    };
+    let session = limited(bytes + 3 * each).expect("it fits exactly");
+    assert_eq!(session.usage().bytes, bytes + 3 * each);
+    let Err(Error::Fit { what, needed, limit, .. }) = limited(bytes + 2 * each) else { panic!("it does not fit") };
+    assert_eq!((what.as_str(), limit), ("the plan of 4 runs at once of 'net'", bytes + 2 * each));
+    assert!(needed > limit && needed <= bytes + 3 * each);
+    let region = Region::new(vec![Line([0xff; 256]); 4096]);
+    let lent =
+        Session::on_backend(net(1), Box::new(Cpu::with_arena(1, region)), "lent".into(), &options(2), &|_, _| {});
+    assert!(lent.expect_err("it has one run").to_string().contains("serves one run at a time"));
+    let range = Session::from_path("graphs/mlp.onnxtxt", &options(2).set("batch", 1..=4)).expect_err("it has one run");
+    assert!(range.to_string().contains("a range of shapes has one run at once"), "{range}");
+}
+
+/// Programs have forks, too: each has all of the programs and states of its own.
+#[test]
+fn programs_have_forks() {
+    let add = |name: &str, by: f64| {
+        let g = Trace::new(name);
+        let sum = g.state("sum", Tensor::from_f64(F32, [4], &[0.0; 4]));
+        g.update(sum, sum + g.constant("by", Tensor::from_f64(F32, [4], &[by; 4])));
+        g.finish().expect("the graph is sound")
+    };
+    let programs = [("one", add("one", 1.0)), ("ten", add("ten", 10.0))];
+    let session = Session::from_graphs(programs, &options(2)).expect("they load");
+    assert_eq!(session.usage().bytes, session.plan().bytes());
+    let fork = session.fork().expect("it was planned");
+    let run =
+        |session: &Session, name: &str| drop(session.program(name).expect("it is there").run(&[]).expect("it runs"));
+    (0..3).for_each(|_| run(&session, "one"));
+    (0..2).for_each(|_| run(&fork, "ten"));
+    run(&fork, "one");
+    assert_eq!(session.state("sum").expect("it is one").to_f64(), [3.0; 4]);
+    assert_eq!(fork.state("sum").expect("it is one").to_f64(), [21.0; 4]);
+}
+
+/// Bytes of anonymous memory, open files and threads of this process.
+#[cfg(target_os = "linux")]
+fn held() -> (u64, usize, usize) {
+    let count = |folder: &str| std::fs::read_dir(folder).expect("Linux has it").count();
+    let rollup = std::fs::read_to_string("/proc/self/smaps_rollup").expect("Linux has it");
+    let anonymous = rollup.lines().find_map(|line| line.strip_prefix("Anonymous:")).expect("it is a line");
+    let kib: u64 = anonymous.trim().trim_end_matches(" kB").parse().expect("it is a number");
+    (kib * 1024, count("/proc/self/fd"), count("/proc/self/task"))
+}
+
+/// One round: runs on a session and two forks in threads, on memory that the host lends, and with inputs that are refused.
+#[cfg(target_os = "linux")]
+fn round(session: &Session, lent: &Session, at: u64) {
+    let forks = [session.fork().expect("it was planned"), session.fork().expect("it was planned")];
+    thread::scope(|scope| {
+        for session in [session, &forks[0], &forks[1]] {
+            scope.spawn(move || {
+                for turn in 0..8 {
+                    series(session, at, 1);
+                    let wrong = [("x", numbers(8, 47, turn + 1))];
+                    assert!(session.run(&wrong).is_err() && session.run(&[]).is_err());
+                }
+            });
+        }
+    });
+    assert!(session.fork().is_err() && lent.fork().is_err());
+    lent.run(&[("x", numbers(8, 48, at + 1))]).expect("it runs");
+}
+
+/// Bytes, files and threads stay what they are. The test runs in a process of its own, as others make threads, too.
+#[cfg(target_os = "linux")]
+#[test]
+fn ten_thousand_runs_hold_what_the_first_ones_held() {
+    const CHILD: &str = "PLIMSOLL_SOAK";
+    const ROUND: u64 = 25;
+    let Ok(runs) = std::env::var(CHILD) else {
+        let all = common::runs_long("9 of 10 runs of forks");
+        let mut child = Command::new(std::env::current_exe().expect("it has a path"));
+        let child =
+            child.args(["--exact", "forks::ten_thousand_runs_hold_what_the_first_ones_held", "--test-threads=1"]);
+        let output = child.env(CHILD, if all { "10000" } else { "1000" }).output().expect("it starts");
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        assert!(output.status.success(), "{}{}", text(&output.stdout), text(&output.stderr));
+        return;
+    };
+    let rounds = runs.parse::<u64>().expect("it is a number") / ROUND;
+    let session = Session::from_graph(net(2), &options(3)).expect("it loads");
+    let region = Region::new(vec![Line([0xff; 256]); 1024]);
+    let lent =
+        Session::on_backend(net(2), Box::new(Cpu::with_arena(1, region)), "lent".into(), &options(1), &|_, _| {});
+    let lent = lent.expect("it loads");
+    (0..8).for_each(|at| round(&session, &lent, at));
+    let (bytes, files, threads) = held();
+    let taken = (session.usage(), lent.usage());
+    (8..rounds).for_each(|at| round(&session, &lent, at));
+    let (last, files_last, threads_last) = held();
+    assert_eq!((files_last, threads_last), (files, threads));
+    assert_eq!((session.usage(), lent.usage()), taken);
+    // The allocator may keep a few pages more for threads that have ended.
+    assert!(last <= bytes + (1 << 20), "{bytes} bytes at first, {last} at last");
+}
+
+fn plimsoll(arguments: &[&str]) -> (Option<i32>, String, String) {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_plimsoll"));
+    let command = command.args(arguments).current_dir(env!("CARGO_MANIFEST_DIR")).env_remove("RUST_LOG");
+    let output = command.output().expect("the program starts");
+    let text = |bytes| String::from_utf8(bytes).expect("the output is text");
+    (output.status.code(), text(output.stdout), text(output.stderr))
+}
+
+/// The bytes of several runs are known from the plan, and are what they take.
+#[test]
+fn the_command_line_plans_runs_at_once() {
+    let json = |arguments: &[&str]| -> serde_json::Value {
+        let (code, out, err) = plimsoll(&[arguments, &["--json"]].concat());
+        assert_eq!(code, Some(0), "{err}");
+        serde_json::from_str(&out).expect("the output is JSON")
+    };
+    let model = ["graphs/digits.onnx", "--set", "batch=8", "--threads", "1"];
+    let plan = json(&[&["plan"], &model[..], &["--forks", "4"]].concat());
+    assert_eq!(plan["forks"], 4);
+    let segments = plan["segments"].as_array().expect("it has segments");
+    let bytes = |segment: &serde_json::Value| segment["bytes"].as_u64().expect("it is a number");
+    let (constants, rest): (Vec<_>, Vec<_>) = segments.iter().partition(|segment| segment["class"] == "constant");
+    let sum = |list: &[&serde_json::Value]| list.iter().map(|segment| bytes(segment)).sum::<u64>();
+    let expected = sum(&constants) + 4 * sum(&rest);
+    let limit = |bytes: u64| {
+        [&["plan"], &model[..], &["--forks", "4", "--memory-limit", &bytes.to_string()]].concat().join(" ")
+    };
+    let limited = |bytes: u64| plimsoll(&limit(bytes).split(' ').collect::<Vec<_>>());
+    assert_eq!(limited(expected).0, Some(0));
+    let (code, _, err) = limited(sum(&constants) + 3 * sum(&rest));
+    assert_eq!((code, err.contains("4 runs at once of")), (Some(2), true), "{err}");
+    let timed = json(&[&["bench"], &model[..], &["--backend", "cpu", "--forks", "4", "--iters", "3"]].concat());
+    assert_eq!((&timed["planned_bytes"], &timed["allocated_bytes"]), (&expected.into(), &expected.into()), "{timed}");
+    assert_eq!(timed["allocations_in_runs"], 0);
+}
