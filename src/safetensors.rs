@@ -23,6 +23,10 @@ const LENGTH: usize = size_of::<u64>();
 const MAX_HEADER: u64 = 100_000_000;
 /// The most axes of a tensor.
 const MAX_AXES: usize = 64;
+/// The longest name of a tensor, in bytes.
+const MAX_NAME: usize = 1 << 12;
+/// The most entries that describe the whole file.
+const MAX_METADATA: usize = 1 << 12;
 /// The key of the entries that describe the whole file.
 const METADATA: &str = "__metadata__";
 
@@ -70,9 +74,13 @@ struct Entry {
 /// The header as it is written.
 #[derive(Default)]
 struct Header {
-    metadata: BTreeMap<String, String>,
+    metadata: Metadata,
     tensors: BTreeMap<String, Entry>,
 }
+
+/// The entries that describe the whole file.
+#[derive(Default)]
+struct Metadata(BTreeMap<String, String>);
 
 impl SafeTensors {
     /// Maps a file, and reads its header.
@@ -92,7 +100,7 @@ impl SafeTensors {
         let Header { metadata, tensors } =
             serde_json::from_slice(&header).map_err(|e| refuse(format!("the header: {e}")))?;
         check_places(&tensors, data.len() as u64).map_err(refuse)?;
-        Ok(SafeTensors { path: path.to_owned(), metadata, tensors, data })
+        Ok(SafeTensors { path: path.to_owned(), metadata: metadata.0, tensors, data })
     }
 
     /// An entry that describes the whole file.
@@ -179,8 +187,10 @@ pub fn write(
     tensors: &[(&str, DType, &Shape)],
     mut elements: impl FnMut(usize, &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()>,
 ) -> Result<()> {
-    if tensors.iter().any(|(name, ..)| *name == METADATA) {
-        return Err(Error::usage(format!("'{METADATA}' cannot be a tensor's name in a safetensors file")));
+    if let Some((name, ..)) = tensors.iter().find(|(name, ..)| *name == METADATA || name.len() > MAX_NAME) {
+        let name: String = name.chars().take(METADATA.len()).collect();
+        let what = format!("'{name}' cannot be a tensor's name in a safetensors file");
+        return Err(Error::usage(format!("{what}: expected at most {MAX_NAME} bytes, and not '{METADATA}'")));
     }
     // Types in order of their size keep every tensor aligned in a mapped file.
     let mut order: Vec<usize> = (0..tensors.len()).collect();
@@ -243,6 +253,10 @@ impl<'de> Visitor<'de> for HeaderVisitor {
                 described = true;
                 header.metadata = map.next_value()?;
             } else {
+                ensure(name.len() <= MAX_NAME, || {
+                    let found = name.len();
+                    de::Error::custom(format!("expected names of at most {MAX_NAME} bytes, found one of {found}"))
+                })?;
                 let entry = map.next_value()?;
                 ensure(!header.tensors.contains_key(&name), || {
                     de::Error::custom(format!("two tensors are called '{name}'"))
@@ -293,7 +307,33 @@ impl<'de> Deserialize<'de> for Kind {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Kind, D::Error> {
         let name = String::deserialize(deserializer)?;
         let found = TYPES.iter().position(|(known, ..)| *known == name);
-        found.map(Kind).ok_or_else(|| de::Error::custom(format!("'{name}' is not one of the format's element types")))
+        let shown = || name.chars().take(16).collect::<String>();
+        found.map(Kind).ok_or_else(|| de::Error::custom(format!("'{}' is none of the format's element types", shown())))
+    }
+}
+
+impl<'de> Deserialize<'de> for Metadata {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Metadata, D::Error> {
+        deserializer.deserialize_map(MetadataVisitor)
+    }
+}
+
+struct MetadataVisitor;
+
+impl<'de> Visitor<'de> for MetadataVisitor {
+    type Value = Metadata;
+
+    fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        write!(f, "at most {MAX_METADATA} texts by name")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Metadata, A::Error> {
+        let mut entries = BTreeMap::new();
+        while let Some((key, value)) = map.next_entry()? {
+            ensure(entries.len() < MAX_METADATA, || de::Error::invalid_length(entries.len() + 1, &self))?;
+            entries.insert(key, value);
+        }
+        Ok(Metadata(entries))
     }
 }
 

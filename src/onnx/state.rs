@@ -37,7 +37,7 @@ impl Model {
             if self.first[..at].iter().any(|(other, _)| other == name) {
                 return Err(Error::usage(format!("input '{name}' is given twice")));
             }
-            let (tensor, rows) = self.filled_up(graph, name, tensor);
+            let (tensor, rows) = self.filled_up(graph, name, tensor)?;
             let Some(rows) = rows else {
                 graph.begin(name, tensor)?;
                 continue;
@@ -58,29 +58,33 @@ impl Model {
     }
 
     /// The elements of a state; of a cache that grows, with zeros behind its rows, and the number of these.
-    fn filled_up(&self, graph: &Graph, name: &str, tensor: &Tensor) -> (Tensor, Option<usize>) {
+    fn filled_up(&self, graph: &Graph, name: &str, tensor: &Tensor) -> Result<(Tensor, Option<usize>)> {
         let dims = self.dims_of(name, tensor.shape());
         let rows = dims.into_iter().find(|(dim, _)| self.length() == Some(dim)).map(|(_, rows)| rows);
         let state = graph.states().iter().map(|s| s.value).find(|&v| graph.value_name(v) == name);
-        let (Some(rows), Some(state)) = (rows, state) else { return (tensor.clone(), None) };
+        let (Some(rows), Some(state)) = (rows, state) else { return Ok((tensor.clone(), None)) };
         let (found, whole) = (tensor.shape(), &graph.fact(state).shape);
         let Some(axis) = (0..found.len()).find(|&axis| found[axis] != whole[axis]) else {
-            return (tensor.clone(), Some(rows));
+            return Ok((tensor.clone(), Some(rows)));
         };
         // Whatever else differs is found when the state gets the elements.
-        if found[axis] > whole[axis]
-            || found[axis + 1..] != whole[axis + 1..]
-            || tensor.dtype() != graph.fact(state).dtype
-        {
-            return (tensor.clone(), Some(rows));
+        let is_part = found[axis] < whole[axis] && found[axis + 1..] == whole[axis + 1..];
+        if !is_part || tensor.dtype() != graph.fact(state).dtype {
+            return Ok((tensor.clone(), Some(rows)));
         }
-        let inner: usize = whole[axis + 1..].iter().product::<usize>() * tensor.dtype().size();
-        let mut bytes = Vec::with_capacity(whole.numel() * tensor.dtype().size());
-        for block in tensor.bytes().chunks(found[axis] * inner) {
-            bytes.extend_from_slice(block);
-            bytes.resize(bytes.len() + (whole[axis] - found[axis]) * inner, 0);
+        let inner = whole[axis + 1..].iter().product::<usize>() * tensor.dtype().size();
+        let (needed, mut bytes) = (graph.fact(state).bytes(), Vec::new());
+        bytes.try_reserve_exact(needed).map_err(|_| Error::Memory {
+            what: format!("state '{name}' as it begins"),
+            needed: needed as u64,
+            file: None,
+        })?;
+        let given = found[axis] * inner;
+        for block in 0..whole[..axis].iter().product() {
+            bytes.extend_from_slice(&tensor.bytes()[block * given..][..given]);
+            bytes.resize((block + 1) * whole[axis] * inner, 0);
         }
-        (Tensor::new(tensor.dtype(), whole.clone(), bytes).expect("each block is filled up"), Some(rows))
+        Ok((Tensor::new(tensor.dtype(), whole.clone(), bytes)?, Some(rows)))
     }
 
     /// True if an input or a state has this name.

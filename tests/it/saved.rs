@@ -196,7 +196,7 @@ fn hostile_files_are_refused() {
         |dtype: &str, shape: &str, at: &str| format!(r#"{{"dtype":"{dtype}","shape":{shape},"data_offsets":{at}}}"#);
     let one = |dtype: &str, shape: &str, at: &str| format!("{{\"a\":{}}}", entry(dtype, shape, at));
     let two = |first: &str, a: &str, second: &str, b: &str| format!("{{\"{first}\":{a},\"{second}\":{b}}}");
-    header(&one("F128", "[14]", "[0,14]"), "the header: 'F128' is not one of the format's element types");
+    header(&one("F128", "[14]", "[0,14]"), "the header: 'F128' is none of the format's element types");
     header(&one("I8", "[-14]", "[0,14]"), "the header: invalid value: integer `-14`, expected usize");
     header(
         &one("I8", &format!("[{}14]", "1,".repeat(64)), "[0,14]"),
@@ -235,6 +235,11 @@ fn hostile_files_are_refused() {
         "tensor 'b' at bytes 8..14 leaves a gap before it: expected it at byte 7",
     );
     header(&two("__metadata__", "{}", "__metadata__", "{}"), "the header: two entries '__metadata__'");
+    let long = format!("{{\"{}\":{low}}}", "a".repeat(5000));
+    header(&long, "the header: expected names of at most 4096 bytes, found one of 5000");
+    let many: Vec<_> = (0..5000).map(|n| format!("\"{n}\":\"\"")).collect();
+    let many = format!("{{\"__metadata__\":{{{}}}}}", many.join(","));
+    header(&many, "the header: invalid length 4097, expected at most 4096 texts by name");
     header(&two("__metadata__", "{\"graph\":{}}", "a", &low), "the header: invalid type: map, expected a string");
 
     // A tensor of a type that is only known by its name is no state, and no tensor here.
@@ -292,7 +297,10 @@ fn what_cannot_be_saved_is_said() {
     g.update(own, own + 1.0);
     let session = Session::from_graph(g.finish().expect("a state is enough"), &options()).expect("it loads");
     let error = session.save_states(&path).unwrap_err().to_string();
-    assert_eq!(error, "'__metadata__' cannot be a tensor's name in a safetensors file");
+    assert_eq!(
+        error,
+        "'__metadata__' cannot be a tensor's name in a safetensors file: expected at most 4096 bytes, and not '__metadata__'"
+    );
     let error = small().save_states(folder.path("missing/states")).unwrap_err().to_string();
     assert!(error.contains("missing/states: cannot write the states: "), "{error}");
     assert_eq!(fs::read_dir(&folder.0).expect("it is there").count(), 0, "nothing is written");
@@ -429,6 +437,8 @@ fn states_begin_with_what_is_given() {
     let given = format!("old={cache}");
     let found = with("run", &["--input", &given, "--iters", "2"]).expect("there is room");
     assert_eq!([largest(&found, "outputs", "sum"), largest(&found, "states", "past")], [14.0, 5.0]);
+    let found = with("run", &["--input", "old=1x0x2xf32=1"]).expect("there is room");
+    assert_eq!([largest(&found, "outputs", "sum"), largest(&found, "states", "past")], [1.0, 1.0]);
     // The length may be given as well, and rows behind it are none.
     let found =
         with("run", &["--input", "old=1x5x2xf32=7", "--input", "past=i64=1", "--poison"]).expect("there is room");
