@@ -81,7 +81,7 @@ enum Command {
     Bench(bench::Bench),
     /// Time the algorithms of a graph's kernels on a device, and keep the fastest for `run` and `bench`.
     Tune(tune::Tune),
-    /// Print a graph as text or in Graphviz's language, or its kernels as WGSL or CUDA C++.
+    /// Print a graph as ONNX, as text or in Graphviz's language, or its kernels as WGSL or CUDA C++.
     Emit(emit::Emit),
     /// List the devices of this machine, and the CUDA libraries that were found.
     Devices(devices::Devices),
