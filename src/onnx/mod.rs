@@ -132,9 +132,28 @@ impl Graph {
     /// # Errors
     /// When the file is not a graph. [`Error::Unbound`] when a dim has no extent.
     pub fn from_path(path: impl AsRef<Path>, dims: &[(&str, usize)]) -> Result<Graph> {
-        let path = path.as_ref();
+        let model = load(path.as_ref())?;
+        Graph::from_model(&model, dims)
+    }
+
+    /// Reads a graph file as [`from_path`](Self::from_path) does, with its training step: initializers that the step updates are states.
+    ///
+    /// ```
+    /// let graph = plimsoll::Graph::training_from_path("graphs/sgd.onnxtxt", &[("batch", 8)])?;
+    /// assert_eq!(graph.states().len(), 3);
+    /// # Ok::<(), plimsoll::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`from_path`](Self::from_path), and when the file does not have one training step (`training_info`).
+    pub fn training_from_path(path: impl AsRef<Path>, dims: &[(&str, usize)]) -> Result<Graph> {
+        let model = load(path.as_ref())?.with_training()?;
+        Graph::from_model(&model, dims)
+    }
+
+    fn from_model(model: &Model, dims: &[(&str, usize)]) -> Result<Graph> {
         let dims: Vec<_> = dims.iter().map(|(name, extent)| ((*name).to_owned(), *extent)).collect();
-        import(&load(path)?, &dims).map_err(|error| error.in_file(path))
+        import(model, &dims)
     }
 }
 

@@ -478,3 +478,28 @@ fn given_states_are_those_of_every_command() {
     let error = run(&[&["run"], &base[..], &["--input", "total=3xf32=1"]].concat()).expect_err("it is given twice");
     assert!(error.contains("input 'total' is given twice"), "{error}");
 }
+
+/// A fork has states of its own: it goes on where another run was saved, and leaves that one as it is.
+#[test]
+fn a_fork_goes_on_elsewhere() {
+    let folder = Folder::new("saved-forks");
+    let path = folder.path("states.safetensors");
+    for opener in common::backends() {
+        let options = Options { forks: 2, ..options() };
+        let graph = every_type("forked", opener.1().target());
+        let session = Session::on_backend(graph, opener.1(), "a device".to_owned(), &options, &|_, _| {});
+        let session = session.expect("it loads");
+        let sum = |session: &Session| session.state("sum").expect("it is a state").to_f64();
+        session.run(&one(0.5)).expect("it runs");
+        session.save_states(&path).expect("it is written");
+        session.run(&one(10.0)).expect("it runs");
+        let fork = session.fork().expect("it was planned");
+        assert_eq!(sum(&fork), [0.0, 1.0, 2.0], "{}", opener.0);
+        fork.load_states(&path).expect("it has the same states");
+        fork.run(&one(1.0)).expect("it runs");
+        assert_eq!((sum(&fork), sum(&session)), (vec![1.5, 2.5, 3.5], vec![10.5, 11.5, 12.5]), "{}", opener.0);
+        fork.save_states(&path).expect("it is written");
+        session.load_states(&path).expect("it has the same states");
+        assert_eq!(states(&session), states(&fork), "{}", opener.0);
+    }
+}
