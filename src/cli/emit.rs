@@ -109,7 +109,9 @@ impl Emit {
         if !self.has_states() {
             return Ok(onnx::load(&self.model.model)?.proto);
         }
-        onnx::export(&self.model.graph(&[])?).map_err(|e| e.in_file(&self.model.model))
+        let (model, dims) = self.model.load(&[])?;
+        let graph = self.model.import(&model, &dims, &[])?;
+        onnx::export_step(&graph, model.step_outputs()).map_err(|e| e.in_file(&self.model.model))
     }
 
     /// The target that is asked for, of this family if kernels are wanted.

@@ -38,9 +38,19 @@ const MAX_ZEROS: usize = 1 << 10;
 /// # Errors
 /// A constant's elements cannot be read, a state counts rows, or the graph has a cycle.
 pub fn export(graph: &Graph) -> Result<ModelProto> {
-    let own = needed(graph);
+    export_step(graph, &[])
+}
+
+/// Exports as [`export`] does. Outputs of these names, such as a loss, are the training step's.
+///
+/// # Errors
+/// As [`export`].
+pub fn export_step(graph: &Graph, outputs: &[String]) -> Result<ModelProto> {
+    let outputs: HashSet<&str> = outputs.iter().map(String::as_str).collect();
+    let own = needed(graph, &outputs);
     let (names, used) = (HashMap::new(), HashSet::new());
-    let mut export = Exporter { graph, own, names, used, main: GraphProto::default(), step: GraphProto::default() };
+    let (main, step) = (GraphProto::default(), GraphProto::default());
+    let mut export = Exporter { graph, outputs, own, names, used, main, step };
     let update_binding = export.run()?;
     let Exporter { main, step, .. } = export;
     let is_microsoft = |graph: &GraphProto| graph.node.iter().any(|node| node.domain == MICROSOFT);
@@ -48,6 +58,7 @@ pub fn export(graph: &Graph) -> Result<ModelProto> {
     if is_microsoft(&main) || is_microsoft(&step) {
         opset_import.push(OperatorSetIdProto { domain: MICROSOFT.into(), version: 1 });
     }
+    let is_none = update_binding.is_empty() && step.output.is_empty();
     let algorithm = Some(step);
     let training = TrainingInfoProto { algorithm, update_binding, ..Default::default() };
     Ok(ModelProto {
@@ -56,15 +67,16 @@ pub fn export(graph: &Graph) -> Result<ModelProto> {
         producer_version: env!("CARGO_PKG_VERSION").into(),
         opset_import,
         graph: Some(main),
-        training_info: if graph.states().is_empty() { Vec::new() } else { vec![training] },
+        training_info: if is_none { Vec::new() } else { vec![training] },
         ..Default::default()
     })
 }
 
-/// Per node, true if outputs depend on it; of a graph without states, true for all.
-fn needed(graph: &Graph) -> Vec<bool> {
+/// Per node, true if outputs depend on it that are not the step's; of a graph without states, true for all.
+fn needed(graph: &Graph, step: &HashSet<&str>) -> Vec<bool> {
     let mut needed = vec![graph.states().is_empty(); graph.bound()];
-    let mut work: Vec<u32> = graph.outputs().iter().map(|(_, value)| value.node).collect();
+    let outputs = graph.outputs().iter().filter(|(name, _)| !step.contains(&name[..]));
+    let mut work: Vec<u32> = outputs.map(|(_, value)| value.node).collect();
     while let Some(node) = work.pop() {
         if !std::mem::replace(&mut needed[node as usize], true) {
             work.extend(graph.operands(node).into_iter().flatten().map(|value| value.node));
@@ -75,6 +87,8 @@ fn needed(graph: &Graph) -> Vec<bool> {
 
 struct Exporter<'g> {
     graph: &'g Graph,
+    /// The outputs of the algorithm that update nothing.
+    outputs: HashSet<&'g str>,
     /// Per node, true if it belongs to the model's graph, and false if to the algorithm.
     own: Vec<bool>,
     names: HashMap<ValueId, String>,
@@ -98,14 +112,16 @@ impl Exporter<'_> {
         for State { value, .. } in graph.states() {
             self.name(*value, graph.value_name(*value));
         }
-        let mut copies = Vec::new();
+        let mut copies = [Vec::new(), Vec::new()];
         for (name, value) in graph.outputs() {
             let given = self.name(*value, name);
             let shown = if given == *name { given } else { self.unique(name) };
+            let is_step = self.outputs.contains(&name[..]);
             if self.names[value] != shown {
-                copies.push(identity(&self.names[value], &shown));
+                copies[usize::from(is_step)].push(identity(&self.names[value], &shown));
             }
-            self.main.output.push(value_info(shown, graph.fact(*value)));
+            let proto = if is_step { &mut self.step } else { &mut self.main };
+            proto.output.push(value_info(shown, graph.fact(*value)));
         }
         for id in graph.order()? {
             let node = graph.node(id);
@@ -122,7 +138,9 @@ impl Exporter<'_> {
                 Kind::Op(op) => self.node(id, op, node)?,
             }
         }
-        self.main.node.extend(copies);
+        let [main, step] = copies;
+        self.main.node.extend(main);
+        self.step.node.extend(step);
         graph.states().iter().map(|state| self.update(state)).collect()
     }
 

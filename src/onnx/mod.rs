@@ -29,7 +29,7 @@ mod state;
 pub mod text;
 mod training;
 
-pub use export::{encode, export};
+pub use export::{encode, export, export_step};
 pub use state::likely_states;
 
 /// A decoded ONNX file and its path.

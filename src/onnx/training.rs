@@ -18,6 +18,8 @@ use std::collections::{HashMap, HashSet};
 pub(super) struct Training {
     /// Initializers, and the outputs that update them. One that names itself stays as it is.
     pub(super) updates: Vec<(String, String)>,
+    /// The outputs of the algorithm that update nothing, such as a loss.
+    pub(super) outputs: Vec<String>,
     /// The numbers of these initializers in the order of the file, which is that of the states.
     pub(super) numbers: HashMap<String, usize>,
     /// A graph without inputs, which computes what initializers begin with.
@@ -41,6 +43,11 @@ impl Model {
     /// True if the file has a training step that the model does not take.
     pub fn offers_training(&self) -> bool {
         !self.proto.training_info.is_empty()
+    }
+
+    /// The outputs of the training step that update nothing.
+    pub fn step_outputs(&self) -> &[String] {
+        self.training.as_ref().map_or(&[], |training| &training.outputs)
     }
 
     /// This model with its file's training step: one graph, whose states are the initializers that the step updates. Outputs of the step
@@ -73,7 +80,10 @@ fn join(model: &mut ModelProto, infos: Vec<TrainingInfoProto>) -> Result<Trainin
         ));
     }
     let updating: HashSet<&str> = updates.iter().map(|(_, value)| value.as_str()).collect();
-    graph.output.extend(algorithm.output.into_iter().filter(|output| !updating.contains(output.name.as_str())));
+    let own =
+        algorithm.output.into_iter().filter(|output| !updating.contains(output.name.as_str())).collect::<Vec<_>>();
+    let outputs = own.iter().map(|output| output.name.clone()).collect();
+    graph.output.extend(own);
     graph.node.extend(algorithm.node);
     graph.initializer.extend(algorithm.initializer);
     graph.sparse_initializer.extend(algorithm.sparse_initializer);
@@ -88,7 +98,7 @@ fn join(model: &mut ModelProto, infos: Vec<TrainingInfoProto>) -> Result<Trainin
     let mut initialization = info.initialization.unwrap_or_default();
     let zeros = take_zeros(&mut initialization, &mut bindings);
     let numbers = updates.iter().enumerate().map(|(number, (name, _))| (name.clone(), number)).collect();
-    Ok(Training { updates, numbers, initialization, bindings, zeros })
+    Ok(Training { updates, outputs, numbers, initialization, bindings, zeros })
 }
 
 /// Keys with a value each.

@@ -371,6 +371,19 @@ fn the_command_writes_steps() {
     std::fs::write(&text, &out).expect("it is written");
     assert!(out.contains("<update_binding: [") && out.contains("sparse_tensor(float"), "{err}");
     assert_eq!(bytes(&[&text, "--training"]), bytes(&[&path, "--training"]));
+    // Inference of a step that was bound needs no target, as before.
+    let bound = folder.path("bound.onnxtxt");
+    let (_, out, err) = run(&["emit", "graphs/sgd.onnxtxt", "onnxtxt", "--training", "--set", "batch=4", "-o", &bound]);
+    assert_eq!(out, "", "{err}");
+    let ports = |training: bool| {
+        let read = if training { Graph::training_from_path } else { Graph::from_path };
+        let graph = read(bound.as_ref() as &std::path::Path, &[]).expect("it is a graph");
+        let inputs: Vec<_> = graph.inputs().iter().map(|&v| graph.value_name(v).to_owned()).collect();
+        (inputs, graph.outputs().iter().map(|(name, _)| name.clone()).collect::<Vec<_>>())
+    };
+    let names = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect::<Vec<_>>();
+    assert_eq!(ports(false), (names(&["x"]), names(&["y"])));
+    assert_eq!(ports(true), (names(&["x", "target"]), names(&["y", "loss"])));
     // A cache that grows has its length, whose bound ONNX cannot say.
     let grows = [
         "emit",
