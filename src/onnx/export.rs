@@ -141,7 +141,9 @@ impl Exporter<'_> {
         let [main, step] = copies;
         self.main.node.extend(main);
         self.step.node.extend(step);
-        graph.states().iter().map(|state| self.update(state)).collect()
+        let outputs = self.main.output.iter().chain(&self.step.output);
+        let mut listed: HashSet<String> = outputs.map(|output| output.name.clone()).collect();
+        graph.states().iter().map(|state| self.update(state, &mut listed)).collect()
     }
 
     /// The graph that a node belongs to.
@@ -166,8 +168,8 @@ impl Exporter<'_> {
         Ok(())
     }
 
-    /// Binds a state to an output that updates it. One without an update is bound to itself.
-    fn update(&mut self, state: &State) -> Result<StringStringEntryProto> {
+    /// Binds a state to an output that updates it, which is added if it is not listed yet. A state without an update is bound to itself.
+    fn update(&mut self, state: &State, listed: &mut HashSet<String>) -> Result<StringStringEntryProto> {
         let (graph, key) = (self.graph, self.names[&state.value].clone());
         if state.count.is_some() {
             let what = format!("state '{key}' counts the rows of caches that grow, for which ONNX has no form");
@@ -180,8 +182,7 @@ impl Exporter<'_> {
             self.step.node.push(identity(&value, &copy));
             value = copy;
         }
-        let mut outputs = self.main.output.iter().chain(&self.step.output);
-        if !outputs.any(|output| output.name == value) {
+        if listed.insert(value.clone()) {
             self.step.output.push(value_info(value.clone(), graph.fact(new)));
         }
         Ok(StringStringEntryProto { key, value })
