@@ -533,8 +533,9 @@ pub fn advise(case: &Case, limit: Option<u64>) -> Result<Advice> {
 ///
 /// `None` if that is less than the plan: its steps may run at the same time, which takes more.
 fn in_the_files_order(plan: &Plan) -> Option<u64> {
-    let resident = plan.bytes() - plan.class_bytes(Class::Activation);
+    let copies = plan.copies(Class::Activation);
+    let resident = plan.bytes() - copies * plan.class_bytes(Class::Activation);
     let of_the_file = plan.summary.orders.iter().filter(|order| order.is_of_the_file());
-    let least = resident + of_the_file.map(|order| order.bound).min()?;
+    let least = resident + copies * of_the_file.map(|order| order.bound).min()?;
     (least >= plan.bytes()).then_some(least)
 }

@@ -331,7 +331,7 @@ impl Session {
         progress: &dyn Fn(usize, usize),
     ) -> Result<Session> {
         check_limit(&*backend, options.memory_limit)?;
-        if options.forks > 1 {
+        if options.forks != 1 {
             return Err(one_run());
         }
         let limits = Limits { memory: options.memory_limit };
@@ -372,11 +372,11 @@ impl Session {
         let limits = Limits { memory: options.memory_limit };
         let tuned = measured(&*backend, options);
         let mut graph = graph;
-        let mut make = |limits: &Limits| {
+        let mut make = |limits: &Limits, measured: bool| {
             let graph = if options.forks > 1 { graph.clone() } else { std::mem::take(&mut graph) };
-            tune::compile(graph, options.recipe, &mut *backend, limits, tuned.as_ref())
+            tune::compile(graph, options.recipe, &mut *backend, limits, tuned.as_ref().filter(|_| measured))
         };
-        let (plan, constants) = at_once(options.forks, &limits, &mut make, &|made| vec![&mut made.0])?;
+        let (plan, constants) = at_once(options.forks, &limits, tuned.is_some(), &mut make, &|made| vec![&mut made.0])?;
         tell_measured(&plan);
         let exec = Exec::load(backend, plan.clone(), &constants, &|n| progress(n, constants.len()))?;
         Session::of(vec![Loaded { plan, range: None, constants: Vec::new() }], device, exec)
@@ -486,11 +486,13 @@ impl Session {
             Ok((name, part))
         });
         let parts = parts.collect::<Result<Vec<_>>>()?;
-        if options.forks > 1 && parts.iter().any(|(_, part)| matches!(part, plan::Part::Range(_))) {
+        if options.forks != 1 && parts.iter().any(|(_, part)| matches!(part, plan::Part::Range(_))) {
             return Err(one_run());
         }
-        let mut make = |limits: &Limits| tune::compile_programs(parts.clone(), &mut *backend, limits, tuned.as_ref());
-        let planned = at_once(options.forks, &limits, &mut make, &|made| {
+        let mut make = |limits: &Limits, measured: bool| {
+            tune::compile_programs(parts.clone(), &mut *backend, limits, tuned.as_ref().filter(|_| measured))
+        };
+        let planned = at_once(options.forks, &limits, tuned.is_some(), &mut make, &|made| {
             made.iter_mut().map(|program| &mut program.compiled.0).collect()
         })?;
         planned.iter().for_each(|program| tell_measured(program.plan()));

@@ -254,7 +254,7 @@ impl Backend for Cpu {
         parts.into_iter().filter(|part| part.1 != 0).collect()
     }
 
-    fn fork(&self, shared: &[SegmentId]) -> Result<Box<dyn Backend>> {
+    fn fork(&mut self, shared: &[SegmentId]) -> Result<Box<dyn Backend>> {
         let mut fork = Cpu::build(self.pool.threads(), self.memory.lend(shared)?);
         fork.set_isa(self.isa);
         Ok(Box::new(fork))

@@ -413,6 +413,7 @@ impl Backend for Cuda {
     fn overhead(&self) -> Vec<(&'static str, i64)> {
         let Taken { context, libraries, modules, graphs, since } = self.taken;
         let held: u64 = self.segments.all().filter(|s| s.memory.is_device()).map(|s| s.bytes).sum();
+        let held = held + self.segments.beside();
         let rounding = since - libraries - modules - graphs - held as i64;
         let parts = [("context", context), ("libraries", libraries), ("modules", modules), ("graphs", graphs)];
         // Before the first record, nothing has been measured.
@@ -463,8 +464,9 @@ impl Backend for Cuda {
     }
 
     /// Kernels that this device has loaded stay loaded, and serve the other one, too.
-    fn fork(&self, shared: &[SegmentId]) -> Result<Box<dyn Backend>> {
-        self.enter().map_err(failed)?;
+    fn fork(&mut self, shared: &[SegmentId]) -> Result<Box<dyn Backend>> {
+        // Streams do not wait for each other, so that what was written must be there.
+        self.wait()?;
         let mut context = std::ptr::null_mut();
         // SAFETY: the device is there; the new backend releases the context when it is dropped.
         unsafe { self.driver.cuDevicePrimaryCtxRetain(&mut context, self.device) }.map_err(failed)?;

@@ -106,11 +106,11 @@ pub trait Backend: Send {
         self.alloc(bytes, Memory::Device)
     }
     /// A further device over the same processor or card, which runs at the same time as this one. It has segments of its own, and those of
-    /// `shared` by the same ids, which nobody writes from now on. It has to be dropped before this one.
+    /// `shared` by the same ids, which nobody writes from now on. What was written to them has arrived. It has to be dropped before this one.
     ///
     /// # Errors
     /// When the device has only one run at a time, or refuses.
-    fn fork(&self, shared: &[SegmentId]) -> Result<Box<dyn Backend>> {
+    fn fork(&mut self, shared: &[SegmentId]) -> Result<Box<dyn Backend>> {
         let _ = shared;
         Err(Error::usage(format!("'{}' has one run at a time", self.target().name)))
     }

@@ -169,7 +169,10 @@ impl Backend for Wgpu {
     fn usage(&self) -> Usage {
         let reserved = self.gpu.reserved().filter(|_| self.gpu.own);
         let usage = self.segments.usage();
-        Usage { overhead: reserved.map_or(0, |bytes| bytes.saturating_sub(usage.bytes)), ..usage }
+        Usage {
+            overhead: reserved.map_or(0, |bytes| bytes.saturating_sub(usage.bytes + self.segments.beside())),
+            ..usage
+        }
     }
 
     fn alloc(&mut self, bytes: u64, memory: Memory) -> Result<SegmentId> {
@@ -195,8 +198,9 @@ impl Backend for Wgpu {
         Ok(id)
     }
 
-    fn fork(&self, shared: &[SegmentId]) -> Result<Box<dyn Backend>> {
-        self.gpu.alive()?;
+    fn fork(&mut self, shared: &[SegmentId]) -> Result<Box<dyn Backend>> {
+        // The last writes wait in the slot, and this backend may submit nothing before the other one runs.
+        staging::submit(&self.gpu, &mut self.upload, "upload", None)?;
         let fork = Wgpu::assemble(self.gpu.share(), self.adapter.clone(), self.pipelines.checked());
         Ok(Box::new(Wgpu { segments: self.segments.lend(shared), pipelines: self.pipelines.clone(), ..fork }))
     }

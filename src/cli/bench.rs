@@ -132,7 +132,9 @@ impl Bench {
             Ok(f64::from(self.iters) * sessions.len() as f64 / start.elapsed().as_secs_f64())
         };
         sessions.iter().try_for_each(|session| runs(session, self.warmup))?;
-        let before = sessions[0].usage();
+        let allocations =
+            || sessions.iter().map(|one| one.with(|exec| exec.backend().usage().allocations)).sum::<u64>();
+        let before = allocations();
         // By turns, so that both ways see the same machine.
         let (mut one, mut all) = (0.0, 0.0);
         for _ in 0..3 {
@@ -151,7 +153,7 @@ impl Bench {
                 "planned_bytes": plan.bytes(),
                 "allocated_bytes": usage.bytes,
                 "fork_bytes": plan.fork_bytes(),
-                "allocations_in_runs": usage.allocations - before.allocations,
+                "allocations_in_runs": allocations() - before,
             })));
         }
         let mut table = Table::new("<>>");

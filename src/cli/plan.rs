@@ -60,6 +60,9 @@ impl Plan {
     pub(super) fn run(&self, json: bool) -> Result<String, Failure> {
         let files = [("--save", &self.save), ("--html", &self.html), ("--svg", &self.svg)];
         args::distinct(files.into_iter().filter_map(|(flag, path)| Some((flag, path.as_deref()?))))?;
+        if self.advise && self.forks > 1 {
+            return Err(Error::usage("--advise: expected one run; plan it without --forks for it".into()).into());
+        }
         let target = self.model.target(&self.target)?;
         if !self.more.is_empty() {
             return self.run_programs(&target, json);
@@ -72,29 +75,37 @@ impl Plan {
         let graph = case.graph(limit).map_err(in_file)?;
         self.model.mention_states(&graph.graph);
         let tuned = self.tuned.as_deref().map(tuned).transpose()?.flatten();
-        let (limits, refuse) = (self.model.limits(), |e| args::refuse(&case, in_file(e), json));
+        // Advice is about one run.
+        let explained = |e: Error| if self.forks > 1 { e.into() } else { args::refuse(&case, e, json) };
+        let (limits, refuse) = (self.model.limits(), |e| explained(in_file(e)));
         let planned = |limits: &Limits| {
             if !args::has_range(&extents) {
-                let mut one = |limits: &Limits| match &tuned {
-                    Some(tuned) => Ok(tune::plan(graph.clone(), &case.target, limits, tuned, false)?.0),
-                    None => plan::plan(&graph, &case.target, limits),
+                let mut one = |limits: &Limits, measured: bool| {
+                    // Each of several runs has a part of the limit, which may want other chunks.
+                    let graph = if self.forks > 1 { case.graph(limits.memory)? } else { graph.clone() };
+                    let plan = match tuned.as_ref().filter(|_| measured) {
+                        Some(tuned) => tune::plan(graph.clone(), &case.target, limits, tuned, false)?.0,
+                        None => plan::plan(&graph, &case.target, limits)?,
+                    };
+                    Ok((plan, graph))
                 };
-                return Ok((at_once(self.forks, limits, &mut one, &|plan| vec![plan])?, None));
+                let (plan, graph) = at_once(self.forks, limits, tuned.is_some(), &mut one, &|(plan, _)| vec![plan])?;
+                return Ok((plan, None, graph));
             }
             if self.forks > 1 {
                 return Err(session::one_run());
             }
             let source = session::source(model.clone());
             let range = ShapeRange::tuned(source, &extents, &case.target, case.recipe, limits, tuned.as_ref())?;
-            Ok((range.plan().clone(), Some(range)))
+            Ok((range.plan().clone(), Some(range), graph.clone()))
         };
         let plan = planned(&limits);
         if let (Err(Error::Fit { .. }), true) = (&plan, self.html.is_some() || self.svg.is_some()) {
             // The picture helps most if the plan does not fit.
-            let (plan, _) = planned(&Limits { memory: None }).map_err(in_file)?;
+            let (plan, _, graph) = planned(&Limits { memory: None }).map_err(in_file)?;
             self.draw(&plan, &graph.graph)?;
         }
-        let (plan, range) = plan.map_err(refuse)?;
+        let (plan, range, graph) = plan.map_err(refuse)?;
         if let Some(path) = &self.save {
             file::write_whole(path, "write the plan", |out| out.write_all(plan.to_json().as_bytes()))?;
         }
@@ -168,8 +179,8 @@ impl Plan {
             return Err(session::one_run().into());
         }
         let planned = |limits: &Limits| -> Result<Vec<plan::Plan>> {
-            let mut all = |limits: &Limits| plan::compile_programs(&parts, target, limits);
-            let planned = at_once(self.forks, limits, &mut all, &|planned| {
+            let mut all = |limits: &Limits, _| plan::compile_programs(&parts, target, limits);
+            let planned = at_once(self.forks, limits, false, &mut all, &|planned| {
                 planned.iter_mut().map(|program| &mut program.compiled.0).collect()
             })?;
             Ok(planned.into_iter().map(|program| program.compiled.0).collect())

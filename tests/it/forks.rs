@@ -2,10 +2,16 @@
 
 use crate::common;
 use plimsoll::internals::backend::cpu::{Cpu, Line, Region};
+use plimsoll::internals::backend::{Backend, KernelId, Launch, RecordId, SegmentId, Slice};
+use plimsoll::internals::plan::forks::at_once;
+use plimsoll::internals::plan::{Limits, Plan, Segment};
 use plimsoll::internals::session::{Choice, Options, Session};
-use plimsoll::{Class, DType, Error, Graph, Tensor, Trace};
+use plimsoll::{Class, DType, Error, Graph, Kernel, Memory, Target, Tensor, Trace, Usage};
+use std::collections::HashMap;
 use std::process::Command;
+use std::sync::{Arc, Mutex};
 use std::thread;
+use std::time::Duration;
 
 const F32: DType = DType::F32;
 
@@ -144,10 +150,212 @@ fn programs_have_forks() {
     assert_eq!(fork.state("sum").expect("it is one").to_f64(), [21.0; 4]);
 }
 
-/// Bytes of anonymous memory, open files and threads of this process.
+/// Constants have arrived when a fork runs, even if the session has not run yet.
+#[test]
+fn a_fork_runs_before_the_session() {
+    for opener @ (name, _) in common::backends() {
+        let graph = || {
+            let g = Trace::new("first");
+            g.output("y", g.input("x", F32, [8, 48]).matmul(g.constant("w", numbers(48, 48, 3))));
+            g.finish().expect("the graph is sound")
+        };
+        let load = |forks| {
+            let session = Session::on_backend(graph(), opener.1(), name.to_owned(), &options(forks), &|_, _| {});
+            session.expect("it loads")
+        };
+        let expected = series(&load(1), 1, 1);
+        let session = load(3);
+        let forks = [session.fork().expect("it was planned"), session.fork().expect("it was planned")];
+        for fork in &forks {
+            assert_eq!(series(fork, 1, 1), expected, "{name}");
+        }
+        assert_eq!(series(&session, 1, 1), expected, "{name}");
+    }
+}
+
+/// What runs at once take is planned: it is none of the bytes beside the plan.
+#[test]
+fn bytes_of_forks_are_not_beside_the_plan() {
+    for (name, open) in common::backends() {
+        let beside = |forks| {
+            let g = Trace::new("wide");
+            g.output("y", g.input("x", F32, [2048, 2048]).tanh());
+            let graph = g.finish().expect("the graph is sound");
+            let session = Session::on_backend(graph, open(), name.to_owned(), &options(forks), &|_, _| {});
+            let session = session.expect("it loads");
+            assert_eq!(session.usage().bytes, session.plan().bytes(), "{name}");
+            (session.usage().overhead, session.plan().fork_bytes())
+        };
+        let ((alone, _), (all, each)) = (beside(1), beside(4));
+        assert!(all < alone + each, "{name}: {all} bytes beside 4 runs of {each}, {alone} beside one");
+    }
+}
+
+/// Bytes that are beyond counting are refused, as are no runs.
+#[test]
+fn runs_are_counted() {
+    let graph = |rows: usize| {
+        let g = Trace::new("wide");
+        g.output("y", g.input("x", F32, [rows]).tanh());
+        g.finish().expect("the graph is sound")
+    };
+    let refused = |rows, forks, memory_limit| {
+        let options = Options { memory_limit, ..options(forks) };
+        Session::from_graph(graph(rows), &options).expect_err("there are too many, or none").to_string()
+    };
+    assert!(refused(4, 0, None).contains("expected at least one run at once, found 0"));
+    assert!(refused(1 << 42, u32::MAX, None).contains("beyond 63 bits"));
+    assert!(refused(1 << 42, u32::MAX, Some(1 << 20)).contains("the limit is 1048576 bytes"));
+}
+
+/// The bytes that all backends hold together, up to a limit.
+struct Held {
+    bytes: u64,
+    limit: u64,
+}
+
+/// A device of little memory, which its forks share.
+struct Scarce {
+    device: Box<dyn Backend>,
+    held: Arc<Mutex<Held>>,
+    own: HashMap<SegmentId, u64>,
+}
+
+impl Scarce {
+    fn over(device: Box<dyn Backend>, held: &Arc<Mutex<Held>>) -> Box<dyn Backend> {
+        Box::new(Scarce { device, held: Arc::clone(held), own: HashMap::new() })
+    }
+}
+
+impl Backend for Scarce {
+    fn target(&self) -> &Target {
+        self.device.target()
+    }
+    fn identity(&self) -> String {
+        self.device.identity()
+    }
+    fn usage(&self) -> Usage {
+        self.device.usage()
+    }
+    fn alloc(&mut self, bytes: u64, memory: Memory) -> plimsoll::Result<SegmentId> {
+        let mut held = self.held.lock().expect("nobody panics");
+        if held.bytes + bytes > held.limit {
+            let (needed, limit) = (bytes, held.limit - held.bytes);
+            return Err(Error::Fit { what: "a segment".into(), needed, limit, file: None });
+        }
+        let segment = self.device.alloc(bytes, memory)?;
+        held.bytes += bytes;
+        self.own.insert(segment, bytes);
+        Ok(segment)
+    }
+    fn fork(&mut self, shared: &[SegmentId]) -> plimsoll::Result<Box<dyn Backend>> {
+        Ok(Scarce::over(self.device.fork(shared)?, &self.held))
+    }
+    fn free(&mut self, segment: SegmentId) {
+        self.held.lock().expect("nobody panics").bytes -= self.own.remove(&segment).unwrap_or(0);
+        self.device.free(segment);
+    }
+    fn write(&mut self, at: Slice, data: &[u8]) -> plimsoll::Result<()> {
+        self.device.write(at, data)
+    }
+    fn read(&mut self, at: Slice, data: &mut [u8]) -> plimsoll::Result<()> {
+        self.device.read(at, data)
+    }
+    fn compile(&mut self, kernel: &Kernel) -> plimsoll::Result<KernelId> {
+        self.device.compile(kernel)
+    }
+    fn record(&mut self, launches: &[Launch]) -> plimsoll::Result<RecordId> {
+        self.device.record(launches)
+    }
+    fn replay(&mut self, record: RecordId) -> plimsoll::Result<()> {
+        self.device.replay(record)
+    }
+}
+
+/// Wherever memory ends while the runs are loaded, all that was taken is given back.
+#[test]
+fn what_was_taken_is_given_back() {
+    for (name, open) in common::backends() {
+        let load = |limit: u64| {
+            let held = Arc::new(Mutex::new(Held { bytes: 0, limit }));
+            let session =
+                Session::on_backend(net(1), Scarce::over(open(), &held), name.to_owned(), &options(3), &|_, _| {});
+            (session, held)
+        };
+        let bytes = |held: &Mutex<Held>| held.lock().expect("nobody panics").bytes;
+        let (session, held) = load(u64::MAX);
+        let session = session.expect("it loads");
+        let (all, each) = (session.plan().bytes(), session.plan().fork_bytes());
+        assert_eq!(bytes(&held), all, "{name}");
+        drop(session);
+        assert_eq!(bytes(&held), 0, "{name}");
+        for limit in [all - 1, all - each, all - each - 1, all - 2 * each, all - 2 * each - 1, 0] {
+            let (session, held) = load(limit);
+            let refused = session.expect_err("memory ends").to_string();
+            assert!(refused.contains("needs") && refused.contains("the limit is"), "{name}: {refused}");
+            assert_eq!(bytes(&held), 0, "{name}: with {limit} of {all} bytes");
+        }
+        assert!(load(all).0.is_ok(), "{name}");
+    }
+}
+
+/// A thread that panics while it has a run takes nothing from the others, nor from the next user of its own.
+#[test]
+fn a_panic_leaves_runs_usable() {
+    for (name, session) in open(2) {
+        let fork = session.fork().expect("it was planned");
+        let x = |seed| [("x", numbers(8, 48, seed))];
+        let panicked = thread::scope(|scope| {
+            let held = || session.with(|exec| exec.replay().map(|()| panic!("as planned")));
+            scope.spawn(held).join().is_err()
+                || scope.spawn(|| session.with(|_| -> () { panic!("as planned") })).join().is_err()
+        });
+        assert!(panicked, "{name}");
+        assert_eq!(fork.run(&x(1)).expect("it runs"), session.run(&x(1)).expect("it runs"), "{name}");
+        drop(session);
+        assert_eq!(fork.fork().expect("it is free").run(&x(1)).expect("it runs").len(), 2, "{name}");
+    }
+}
+
+/// One run that takes as many bytes may take fewer for its constants, and more for the rest. Four of them then take more.
+#[test]
+fn measured_schedules_take_no_more_for_all_runs() {
+    let one = common::planned(&net(1), &Target::cpu(1));
+    let of = |constants: u64, rest: u64| {
+        let segment = |class, bytes| Segment { class, memory: Memory::Device, bytes };
+        let segments = vec![segment(Class::Constant, constants), segment(Class::Activation, rest)];
+        Plan { segments, ..one.clone() }
+    };
+    let planned = |measured: (u64, u64), forks, memory| {
+        let mut make = |limits: &Limits, is_measured: bool| {
+            let (constants, rest) = if is_measured { measured } else { (1000, 100) };
+            let plan = of(constants, rest);
+            limits.memory.filter(|&limit| limit < plan.bytes()).map_or(Ok(plan.clone()), |limit| {
+                Err(Error::Fit { what: "one".into(), needed: plan.bytes(), limit, file: None })
+            })
+        };
+        at_once(forks, &Limits { memory }, true, &mut make, &|plan| vec![plan]).map(|plan| plan.bytes())
+    };
+    assert_eq!(planned((100, 900), 1, None).expect("it fits"), 1000);
+    assert_eq!(planned((100, 900), 4, None).expect("it fits"), 1400);
+    assert_eq!(planned((100, 900), 4, Some(1400)).expect("it fits"), 1400);
+    assert_eq!(planned((100, 325), 4, Some(1400)).expect("it fits"), 1400);
+    assert_eq!(planned((100, 300), 4, Some(1400)).expect("it fits"), 1300);
+    assert!(planned((100, 900), 4, Some(1399)).is_err());
+}
+
+/// Entries of a folder that Linux has for this process.
 #[cfg(target_os = "linux")]
-fn held() -> (u64, usize, usize) {
-    let count = |folder: &str| std::fs::read_dir(folder).expect("Linux has it").count();
+fn count(folder: &str) -> usize {
+    std::fs::read_dir(folder).expect("Linux has it").count()
+}
+
+/// Bytes of anonymous memory, open files and threads of this process. A thread that has been joined may still be listed for a moment: it
+/// waits until there are no more than `threads`.
+#[cfg(target_os = "linux")]
+fn held(threads: usize) -> (u64, usize, usize) {
+    let settled = |_: &u32| count("/proc/self/task") <= threads;
+    (0..2000).take_while(|turn| !settled(turn)).for_each(|_| thread::sleep(Duration::from_millis(1)));
     let rollup = std::fs::read_to_string("/proc/self/smaps_rollup").expect("Linux has it");
     let anonymous = rollup.lines().find_map(|line| line.strip_prefix("Anonymous:")).expect("it is a line");
     let kib: u64 = anonymous.trim().trim_end_matches(" kB").parse().expect("it is a number");
@@ -190,17 +398,18 @@ fn ten_thousand_runs_hold_what_the_first_ones_held() {
         return;
     };
     let rounds = runs.parse::<u64>().expect("it is a number") / ROUND;
+    let threads = count("/proc/self/task");
     let session = Session::from_graph(net(2), &options(3)).expect("it loads");
     let region = Region::new(vec![Line([0xff; 256]); 1024]);
     let lent =
         Session::on_backend(net(2), Box::new(Cpu::with_arena(1, region)), "lent".into(), &options(1), &|_, _| {});
     let lent = lent.expect("it loads");
     (0..8).for_each(|at| round(&session, &lent, at));
-    let (bytes, files, threads) = held();
+    let (bytes, files, threads_first) = held(threads);
     let taken = (session.usage(), lent.usage());
     (8..rounds).for_each(|at| round(&session, &lent, at));
-    let (last, files_last, threads_last) = held();
-    assert_eq!((files_last, threads_last), (files, threads));
+    let (last, files_last, threads_last) = held(threads);
+    assert_eq!((files_last, threads_first, threads_last), (files, threads, threads));
     assert_eq!((session.usage(), lent.usage()), taken);
     // The allocator may keep a few pages more for threads that have ended.
     assert!(last <= bytes + (1 << 20), "{bytes} bytes at first, {last} at last");
@@ -225,6 +434,16 @@ fn the_command_line_plans_runs_at_once() {
     let model = ["graphs/digits.onnx", "--set", "batch=8", "--threads", "1"];
     let plan = json(&[&["plan"], &model[..], &["--forks", "4"]].concat());
     assert_eq!(plan["forks"], 4);
+    let folder = common::Folder::new("forks");
+    let file = folder.file("plan.json", plan.to_string());
+    let (code, _, err) = plimsoll(&["check", &file]);
+    assert_eq!(code, Some(0), "{err}");
+    for forks in [serde_json::json!(0), serde_json::json!(5), serde_json::json!(u32::MAX), serde_json::json!(-1)] {
+        let mut wrong = plan.clone();
+        wrong["forks"] = forks;
+        let (code, _, err) = plimsoll(&["check", &folder.file("wrong.json", wrong.to_string())]);
+        assert!(code == Some(1) && err.contains("wrong.json"), "{err}");
+    }
     let segments = plan["segments"].as_array().expect("it has segments");
     let bytes = |segment: &serde_json::Value| segment["bytes"].as_u64().expect("it is a number");
     let (constants, rest): (Vec<_>, Vec<_>) = segments.iter().partition(|segment| segment["class"] == "constant");
@@ -234,9 +453,12 @@ fn the_command_line_plans_runs_at_once() {
         [&["plan"], &model[..], &["--forks", "4", "--memory-limit", &bytes.to_string()]].concat().join(" ")
     };
     let limited = |bytes: u64| plimsoll(&limit(bytes).split(' ').collect::<Vec<_>>());
+    assert_eq!(plan["summary"]["planned_bytes"], expected);
     assert_eq!(limited(expected).0, Some(0));
     let (code, _, err) = limited(sum(&constants) + 3 * sum(&rest));
     assert_eq!((code, err.contains("4 runs at once of")), (Some(2), true), "{err}");
+    let (code, _, err) = plimsoll(&[&["plan"], &model[..], &["--forks", "4", "--advise"]].concat());
+    assert!(code == Some(1) && err.contains("--advise: expected one run"), "{err}");
     let timed = json(&[&["bench"], &model[..], &["--backend", "cpu", "--forks", "4", "--iters", "3"]].concat());
     assert_eq!((&timed["planned_bytes"], &timed["allocated_bytes"]), (&expected.into(), &expected.into()), "{timed}");
     assert_eq!(timed["allocations_in_runs"], 0);
