@@ -63,6 +63,9 @@ pub struct Decomposed {
 /// Constants of decompositions with up to this many elements are computed at once, because passes look at them.
 const MADE_AT_ONCE: usize = 1 << 12;
 
+/// The operator whose elements are all one number.
+pub const FILL: &str = "ConstantOfShape";
+
 /// The longest chain of derived constants. A longer one is evaluated at once, so that fetching and dropping recurse only so far.
 const MAX_DERIVED_DEPTH: usize = 64;
 
@@ -252,10 +255,12 @@ impl Constant {
         let facts: Vec<_> = inputs.iter().map(|c| c.as_deref().map(|c| &c.fact)).collect();
         match (op.lower, op.eval, &inputs[..]) {
             (Lower::View(view), _, [Some(input)]) => {
-                let Pieces::Held(tensor, access) = input.pieces_of(maps)? else { return self.held() };
-                let access = view(&Call { op, attrs, inputs: &facts }, &access);
-                match access.filter(|access| access.shape == self.fact.shape) {
-                    Some(access) => Ok(Pieces::Held(tensor, access)),
+                let view = |access: &Access| {
+                    let access = view(&Call { op, attrs, inputs: &facts }, access);
+                    access.filter(|access| access.shape == self.fact.shape)
+                };
+                match input.pieces_of(maps)?.viewed(&view) {
+                    Some(pieces) => Ok(pieces),
                     None => self.held(),
                 }
             }
@@ -270,6 +275,14 @@ impl Constant {
                     Some(map) => Ok(Pieces::Map(Box::new(map))),
                     None => self.held(),
                 }
+            }
+            (_, Eval::Known(fill), _) if op.name == FILL => {
+                // One element stands for all.
+                let attrs = attrs.clone().with("input", Vec::<i64>::new());
+                let fail = |what| Error::Node { node: self.name.clone(), op: op.name.into(), what, file: None };
+                let one = fill(&Call { op, attrs: &attrs, inputs: &[] }).map_err(fail)?;
+                let all = Access::contiguous(one.shape().clone()).broadcast(&self.fact.shape);
+                Ok(Pieces::Held(one, all))
             }
             _ => self.held(),
         }
@@ -286,6 +299,39 @@ impl Constant {
 
     fn held(&self) -> Result<Pieces> {
         Ok(Pieces::Held(self.fetch()?, Access::contiguous(self.fact.shape.clone())))
+    }
+
+    /// The result of an operator, computed part by part along its first axis: operators compute in 64-bit numbers, of which few are then held
+    /// at a time. `None` if there are few anyway, or the operator cannot be split there.
+    fn in_parts(&self, call: &Call, values: &[Option<&Tensor>]) -> Result<Option<Tensor>, String> {
+        let Fact { dtype, shape } = &self.fact;
+        let largest = call.inputs.iter().flatten().map(|fact| fact.shape.numel()).fold(shape.numel(), usize::max);
+        let Some(axis) = shape.iter().position(|&extent| extent > 1).filter(|_| largest > PIECE) else {
+            return Ok(None);
+        };
+        let extent = shape[axis];
+        let units = (1..extent).find(|units| extent.is_multiple_of(*units) && largest / units <= PIECE);
+        let units = units.unwrap_or(extent);
+        let Some(part) = call.part(axis, units) else { return Ok(None) };
+        let mut own = shape.clone();
+        own[axis] = extent / units;
+        let attrs = part.attrs(call.attrs, &own);
+        let mut bytes = Vec::with_capacity(shape.numel() * dtype.size());
+        for unit in 0..units {
+            let piece = |(value, along): (&Option<&Tensor>, &Option<usize>)| {
+                let (value, Some(axis)) = ((*value)?, *along) else { return value.cloned() };
+                let len = value.shape()[axis] / units;
+                Some(value.gather(&Access::contiguous(value.shape().clone()).slice(axis, unit * len, 1, len)))
+            };
+            let pieces: Vec<_> = values.iter().zip(&part.inputs).map(piece).collect();
+            let facts: Vec<_> =
+                pieces.iter().map(|piece| piece.as_ref().map(|p| Fact::new(p.dtype(), p.shape().clone()))).collect();
+            let facts: Vec<_> = facts.iter().map(Option::as_ref).collect();
+            let pieces: Vec<_> = pieces.iter().map(Option::as_ref).collect();
+            let made = Call { op: call.op, attrs: &attrs, inputs: &facts }.compute(&pieces)?;
+            bytes.extend_from_slice(made[0].bytes());
+        }
+        Tensor::new(*dtype, shape.clone(), bytes).map(Some).map_err(|e| e.to_string())
     }
 
     /// The elements as [`value`](Self::value) returns them, but without keeping them in the constant.
@@ -334,7 +380,11 @@ impl Constant {
                 }
                 let values: Vec<_> = values.iter().map(Option::as_ref).collect();
                 let fail = |what| Error::Node { node: self.name.clone(), op: op.name.into(), what, file: None };
-                Ok(Call { op, attrs, inputs: &facts }.compute(&values).map_err(fail)?.swap_remove(*port))
+                let call = Call { op, attrs, inputs: &facts };
+                if let Some(made) = self.in_parts(&call, &values).map_err(fail)? {
+                    return Ok(made);
+                }
+                Ok(call.compute(&values).map_err(fail)?.swap_remove(*port))
             }
             Source::Part { of, number } => {
                 let facts: Vec<_> = of.inputs.iter().map(Option::as_ref).collect();

@@ -4,7 +4,8 @@ use crate::backend::{Backend, KernelId, Launch, RecordId, SegmentId, Slice};
 use crate::constant::Constant;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::kernel::{Kernel, cpu};
+use crate::kernel::Kernel;
+use crate::kernel::cpu::{self, Plain};
 use crate::plan::index::Per;
 use crate::plan::{
     BufferIdx, Class, Compiled, ConstantPort, Indexes, KernelIdx, Plan, Port, Segment, SegmentIdx, Spot, StatePort,
@@ -615,6 +616,18 @@ pub(crate) fn write_constant(
         }
         (Some((kernel, operand)), Some(whole)) => write_packed(backend, at, kernel, operand, whole.bytes()),
         (Some((kernel, operand)), None) => {
+            if cpu::packs_in_parts(kernel, operand)
+                && let Some(place) = backend.host_bytes(at)?
+            {
+                place.fill(0);
+                let mut first = 0;
+                return pieces.each(|piece| {
+                    let bytes = piece.store(wide, &constant.name)?;
+                    cpu::pack(kernel, operand, Plain { first, bytes: &bytes }, place);
+                    first += piece.shape().numel();
+                    Ok(())
+                });
+            }
             let mut all = Vec::with_capacity(plain as usize);
             pieces.each(|piece| {
                 all.extend_from_slice(&piece.store(wide, &constant.name)?);
@@ -628,11 +641,11 @@ pub(crate) fn write_constant(
 /// Packs an operand, at its place if the host can write there.
 fn write_packed(backend: &mut dyn Backend, at: Slice, kernel: &Kernel, operand: usize, plain: &[u8]) -> Result<()> {
     if let Some(place) = backend.host_bytes(at)? {
-        cpu::pack(kernel, operand, plain, place);
+        cpu::pack(kernel, operand, Plain::whole(plain), place);
         return Ok(());
     }
     let mut packed = vec![0; at.bytes as usize];
-    cpu::pack(kernel, operand, plain, &mut packed);
+    cpu::pack(kernel, operand, Plain::whole(plain), &mut packed);
     backend.write(at, &packed)
 }
 

@@ -69,6 +69,21 @@ impl Pieces {
         }
     }
 
+    /// The elements of a view. An elementwise operator then has views of its operands. `None` if there is no such view.
+    pub fn viewed(self, view: &dyn Fn(&Access) -> Option<Access>) -> Option<Pieces> {
+        match self {
+            Pieces::Held(tensor, access) => Some(Pieces::Held(tensor, view(&access)?)),
+            Pieces::Map(map) => {
+                let Map { name, op, attrs, operands, fact } = *map;
+                let shape = view(&Access::contiguous(fact.shape))?.shape;
+                let operand = |operand: Option<Pieces>| operand.map_or(Some(None), |o| o.viewed(view).map(Some));
+                let operands = operands.into_iter().map(operand).collect::<Option<_>>()?;
+                let map = Map::new(&name, op, &attrs, operands, &Fact::new(fact.dtype, shape))?;
+                Some(Pieces::Map(Box::new(map)))
+            }
+        }
+    }
+
     /// All elements, if they are there, one after another.
     pub fn at_once(&self) -> Option<Tensor> {
         match self {

@@ -1,7 +1,7 @@
 //! Constant folding: computes values that depend on constants and shapes alone before the run.
 
 use super::Context;
-use crate::constant::Constant;
+use crate::constant::{Constant, FILL};
 use crate::decisions::Decisions;
 use crate::error::Result;
 use crate::graph::Graph;
@@ -36,6 +36,10 @@ pub fn fold_node(graph: &mut Graph, id: u32, decisions: &Decisions) -> Result<Op
     match op.lower {
         // The value is a fact: it is computed at once, from facts and attributes alone.
         Lower::Const => {
+            // A fill is made where it is needed, so that it is never held as a whole.
+            if op.name == FILL && output > MAX_EXPANDED {
+                return graph.make_constant(id).map(Some);
+            }
             let tensors = graph.with_call(id, |call| call.compute(&vec![None; operands.len()])).expect("an operator");
             let tensors = tensors.map_err(|what| node.error(what))?;
             let made = node.outputs.iter().zip(tensors).map(|(o, tensor)| Constant::new(o.name.clone(), tensor));

@@ -250,7 +250,7 @@ impl<'a> Bench<'a> {
                 }
                 let plain = values(kernel.operand(at).dtype, slots[slot].bytes, slot).concat();
                 let mut bytes = vec![0; cpu::packed_bytes(kernel, at).unwrap_or_default() as usize];
-                cpu::pack(kernel, at, &plain, &mut bytes);
+                cpu::pack(kernel, at, cpu::Plain::whole(&plain), &mut bytes);
                 let there = packed.iter().find(|(other, _)| *other == bytes).map(|(_, slice)| *slice);
                 bound.push(match there {
                     Some(slice) => slice,

@@ -31,7 +31,7 @@ fn run(cpu: &mut Cpu, case: &Case, packed: bool) -> Result<Vec<Vec<f64>>, String
         let size = packing::packed_bytes(&kernel, r).filter(|_| packed && kernel.prologue(r).is_none());
         if let Some(size) = size {
             let plain = std::mem::replace(&mut bytes, vec![0; size as usize]);
-            packing::pack(&kernel, r, &plain, &mut bytes);
+            packing::pack(&kernel, r, packing::Plain::whole(&plain), &mut bytes);
             kernel.reads[r].packed = true;
         }
         buffers.push(bytes);

@@ -42,6 +42,8 @@ mod place;
 mod plan;
 mod range;
 mod target;
+#[cfg(target_os = "linux")]
+mod whole;
 
 // Kernels and backends.
 mod backend;

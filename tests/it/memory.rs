@@ -2,12 +2,9 @@
 //! last use.
 
 use crate::common;
-#[cfg(target_os = "linux")]
-use crate::common::Folder;
 use plimsoll::Recipe;
 use plimsoll::internals::dtype::DType::{F32, I64};
 use plimsoll::internals::graph::Graph;
-use plimsoll::internals::onnx;
 use plimsoll::internals::plan::{Class, Limits, Plan};
 use plimsoll::internals::session::{self, Options, Session};
 use plimsoll::internals::target::{Libraries, Target};
@@ -200,46 +197,4 @@ fn inputs_make_room_and_are_written_before_each_run() {
     assert_eq!(session.run(&input).expect("it runs"), first);
     // Outputs stay live.
     assert_eq!(session.with(|exec| exec.read()).expect("they are there")[0], first[0].1);
-}
-
-/// Loads and runs a file in a process whose own memory is limited. The limit is what the plan says, 8 MiB, and 2 %. Its size is that of
-/// memory that only this process can hold: pages of a mapped file are the system's.
-#[cfg(target_os = "linux")]
-fn runs_within_the_plan(name: &str, graph: &Graph) {
-    use prost::Message;
-    let folder = Folder::new(&format!("whole-{name}"));
-    let file = folder.file("model.onnx", onnx::export(graph).expect("it is exported").encode_to_vec());
-    let bytes = planned(graph, &Target::cpu(2)).bytes();
-    let limit = (bytes + bytes / 50 + (8 << 20)) >> 10;
-    let command = format!("ulimit -d {limit}; exec \"$0\" run \"$1\" --backend cpu --threads 2");
-    let program = env!("CARGO_BIN_EXE_plimsoll");
-    let output = std::process::Command::new("sh").args(["-c", &command, program, &file]).output().expect("sh runs");
-    let error = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{name}: {bytes} bytes planned, {limit} KiB allowed: {error}");
-    std::fs::remove_dir_all(&folder.0).expect("the folder is there");
-}
-
-/// A constant comes from its file to its place without a copy beside it, whatever is computed on the way.
-#[cfg(target_os = "linux")]
-#[test]
-fn a_process_needs_no_more_than_its_plan_says() {
-    const SIDE: usize = 1536;
-    type Make = for<'g> fn(&'g Trace, Var<'g>, Var<'g>) -> Var<'g>;
-    let cases: [(&str, Make); 4] = [
-        ("packed", |_, w, x| x.matmul(w)),
-        ("transposed", |g, w, _| w.transpose(&[1, 0]).gather(g.input("rows", I64, [4]), 0)),
-        ("scaled", |g, w, _| (w * 0.5f32).gather(g.input("rows", I64, [4]), 0)),
-        ("broadcast", |g, w, _| {
-            let row = g.constant("row", floats(&[SIDE], 2));
-            (w * row).gather(g.input("rows", I64, [4]), 0)
-        }),
-    ];
-    for (name, make) in cases {
-        let g = Trace::new(name);
-        let (w, x) = (g.constant("w", floats(&[SIDE, 2 * SIDE], 1)), g.input("x", F32, [8, SIDE]));
-        let made = if name == "broadcast" { w.reshape(&[2 * SIDE as i64, SIDE as i64]) } else { w };
-        g.output("y", make(&g, made, x));
-        g.output("z", x.relu());
-        runs_within_the_plan(name, &g.finish().expect("the graph is sound"));
-    }
 }

@@ -11,7 +11,7 @@ use super::tile::Epilogue;
 use super::window::{self, Plane, slide};
 use crate::dtype::DType;
 use crate::kernel::algorithm::Way;
-use crate::kernel::cpu::{Slide, Windowed, slots};
+use crate::kernel::cpu::{Plain, Slide, Windowed, slots};
 use crate::kernel::schedule::prologue::per_position;
 use crate::kernel::{Kernel, Pool};
 use crate::shape::Access;
@@ -127,7 +127,7 @@ impl Sliding {
                 from = to.cast();
             }
             let to = from_raw_parts_mut(workspace(self.packed_at()), self.windowed.packed_bytes());
-            self.windowed.pack(from_raw_parts(from, 4 * count), 0, to);
+            self.windowed.pack(Plain::whole(from_raw_parts(from, 4 * count)), 0, to);
         }
     }
 

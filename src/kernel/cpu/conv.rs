@@ -1,6 +1,6 @@
 //! The shapes of convolutions on the CPU: which way they are computed, and what packed weights and workspaces take.
 
-use super::gemm::{self, PANEL_COLS, PANEL_ROWS};
+use super::gemm::{self, PANEL_COLS, PANEL_ROWS, Plain};
 use super::window::Window;
 use crate::kernel::algorithm::Way;
 
@@ -49,15 +49,15 @@ impl Conv {
         }
     }
 
-    /// Packs dense weights that start at element `start`.
-    pub fn pack(&self, from: &[u8], start: isize, to: &mut [u8]) {
+    /// Packs what a part has of dense weights that start at element `start`.
+    pub fn pack(&self, from: Plain, start: isize, to: &mut [u8]) {
         let (m, n, k) = self.product();
         let outputs = self.out_channels / self.groups;
         let size = (self.packed_weight_bytes() / self.groups).max(1);
         for (group, to) in to.chunks_exact_mut(size).enumerate() {
             let start = start + (group * outputs * k) as isize;
             match self.way {
-                Way::Depthwise => to.copy_from_slice(&from[4 * start as usize..][..to.len()]),
+                Way::Depthwise => gemm::pack_lines(from, start, (1, 0), (to.len() / 4, 1), 1, false, to),
                 Way::WeightsLeft => gemm::pack_lines(from, start, (m, k as isize), (k, 1), PANEL_ROWS, false, to),
                 Way::WeightsRight => gemm::pack_lines(from, start, (n, k as isize), (k, 1), PANEL_COLS, true, to),
             }
@@ -122,8 +122,8 @@ impl ConvTranspose {
         gemm::packed_a_bytes(self.out_channels * self.window.taps(), self.in_channels / self.groups)
     }
 
-    /// Packs dense weights that start at element `start`.
-    pub fn pack(&self, from: &[u8], start: isize, mut to: &mut [u8]) {
+    /// Packs what a part has of dense weights that start at element `start`.
+    pub fn pack(&self, from: Plain, start: isize, mut to: &mut [u8]) {
         let (inputs, outputs) = (self.in_channels / self.groups, self.out_channels / self.groups);
         let taps = self.window.taps();
         for group in 0..self.groups {

@@ -1,5 +1,7 @@
 //! How a matrix product on the CPU is cut into blocks, and what its packed operands and workspace take.
 
+use std::ops::Range;
+
 /// Rows per panel of packed `A`. Ranges of rows start at a multiple of it.
 pub const PANEL_ROWS: usize = 12;
 /// Columns per panel of packed `B`. Ranges of columns start at a multiple of it.
@@ -29,7 +31,7 @@ pub fn packed_b_bytes(k: usize, n: usize) -> usize {
 /// Packs `lines`: rows of a left operand, or columns of a right one. A panel has `unit` lines side by side, element by element of their
 /// `depth`. Both come with their step in the source, which starts at element `start`. The last panel is narrower, or `padded` with zeros.
 pub(super) fn pack_lines(
-    from: &[u8],
+    from: Plain,
     start: isize,
     (lines, line_step): (usize, isize),
     (depth, depth_step): (usize, isize),
@@ -37,6 +39,10 @@ pub(super) fn pack_lines(
     padded: bool,
     to: &mut [u8],
 ) {
+    if !from.has_all(start, (lines, line_step), (depth, depth_step)) {
+        return pack_some(from, start, (lines, line_step), (depth, depth_step), unit, padded, to);
+    }
+    let (start, from) = (start - from.first as isize, from.bytes);
     for (panel, first) in to.chunks_mut((4 * unit * depth).max(1)).zip((0..lines).step_by(unit)) {
         let width = unit.min(lines - first);
         let stride = if padded { unit } else { width };
@@ -53,6 +59,74 @@ pub(super) fn pack_lines(
                 to.copy_from_slice(&from[at..at + 4]);
             }
         }
+    }
+}
+
+/// Packs the elements that a part has, as [`pack_lines`] does. Others stay as they are.
+fn pack_some(
+    from: Plain,
+    start: isize,
+    lines: (usize, isize),
+    depth: (usize, isize),
+    unit: usize,
+    padded: bool,
+    to: &mut [u8],
+) {
+    // The axis with the smaller step is walked within the other one.
+    let by_line = lines.1 >= depth.1;
+    let (outer, inner) = if by_line { (lines, depth) } else { (depth, lines) };
+    let reach = (inner.0.max(1) as isize - 1) * inner.1;
+    for o in from.within(start, outer, reach) {
+        let line = start + o as isize * outer.1;
+        for i in from.within(line, inner, 0) {
+            let (l, p) = if by_line { (o, i) } else { (i, o) };
+            let (first, within) = (l / unit * unit, l % unit);
+            let stride = if padded { unit } else { unit.min(lines.0 - first) };
+            let to = &mut to[4 * (first * depth.0 + p * stride + within)..][..4];
+            let at = 4 * (line + i as isize * inner.1 - from.first as isize) as usize;
+            to.copy_from_slice(&from.bytes[at..at + 4]);
+        }
+    }
+}
+
+/// The 4-byte elements of a buffer, or some that follow one another.
+#[derive(Clone, Copy, Debug)]
+pub struct Plain<'a> {
+    /// The first element.
+    pub first: usize,
+    /// It and those that follow.
+    pub bytes: &'a [u8],
+}
+
+impl<'a> Plain<'a> {
+    /// All elements.
+    pub fn whole(bytes: &'a [u8]) -> Plain<'a> {
+        Plain { first: 0, bytes }
+    }
+
+    fn end(self) -> isize {
+        (self.first + self.bytes.len() / 4) as isize
+    }
+
+    /// True if all elements of lines of a depth are there.
+    fn has_all(self, start: isize, lines: (usize, isize), depth: (usize, isize)) -> bool {
+        let reach = |(count, step): (usize, isize)| (count as isize - 1) * step;
+        let (low, high) = [lines, depth]
+            .map(reach)
+            .iter()
+            .fold((start, start), |(low, high), &reach| (low + reach.min(0), high + reach.max(0)));
+        lines.0 == 0 || depth.0 == 0 || (self.first as isize) <= low && high < self.end()
+    }
+
+    /// The indices of an axis with steps forward of which the part has the element at `start`, or one up to `reach` behind it.
+    fn within(self, start: isize, (count, step): (usize, isize), reach: isize) -> Range<usize> {
+        // The first index whose element is not before `bound`.
+        let from = |bound: isize| match (bound - start, step) {
+            (ahead, _) if ahead <= 0 => 0,
+            (_, 0) => count,
+            (ahead, step) => (ahead as usize).div_ceil(step as usize).min(count),
+        };
+        from(self.first as isize - reach)..from(self.end())
     }
 }
 

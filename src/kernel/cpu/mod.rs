@@ -17,6 +17,7 @@ pub mod window;
 
 use attention::Attention;
 use conv::{Conv, ConvTranspose};
+pub use gemm::Plain;
 use gemm::{PANEL_COLS, PANEL_ROWS, pack_lines, packed_a_bytes, packed_b_bytes};
 use window::Window;
 
@@ -91,11 +92,18 @@ pub fn packed_bytes(kernel: &Kernel, operand: usize) -> Option<u64> {
     Some(bytes as u64)
 }
 
-/// Writes the packed form of a constant operand, whose buffer is given.
+/// True if a constant operand can be [packed](pack) part by part.
+pub fn packs_in_parts(kernel: &Kernel, operand: usize) -> bool {
+    let access = &kernel.reads[operand].access;
+    access.strides.iter().all(|&s| s >= 0) && (kernel.template == Template::MatMul || access.is_contiguous())
+}
+
+/// Writes the packed form of a constant operand, whose buffer is given: as a whole, or part by part over zeros.
 ///
 /// # Panics
-/// When `packed` has not [`packed_bytes`], or the operand reaches outside its buffer.
-pub fn pack(kernel: &Kernel, operand: usize, bytes: &[u8], packed: &mut [u8]) {
+/// When `packed` has not [`packed_bytes`], or the operand reaches outside its buffer. When a part is given of an operand that cannot be
+/// [packed in parts](packs_in_parts).
+pub fn pack(kernel: &Kernel, operand: usize, from: Plain, packed: &mut [u8]) {
     assert_eq!(packed_bytes(kernel, operand), Some(packed.len() as u64), "the bytes of the packed form");
     let access = &kernel.reads[operand].access;
     match &kernel.template {
@@ -109,17 +117,18 @@ pub fn pack(kernel: &Kernel, operand: usize, bytes: &[u8], packed: &mut [u8]) {
             let starts = access.permute(&moving);
             for (start, matrix) in starts.elements().zip(packed.chunks_exact_mut(size.max(1))) {
                 match operand {
-                    0 => pack_lines(bytes, start, (rows, rs), (cols, cs), PANEL_ROWS, false, matrix),
-                    _ => pack_lines(bytes, start, (cols, cs), (rows, rs), PANEL_COLS, true, matrix),
+                    0 => pack_lines(from, start, (rows, rs), (cols, cs), PANEL_ROWS, false, matrix),
+                    _ => pack_lines(from, start, (cols, cs), (rows, rs), PANEL_COLS, true, matrix),
                 }
             }
         }
         _ => {
             let windowed = Windowed::new(kernel).expect("a kernel with a packed form is well-formed");
             if access.is_contiguous() {
-                windowed.pack(bytes, access.offset, packed);
+                windowed.pack(from, access.offset, packed);
             } else {
-                windowed.pack(&gather(access, bytes), 0, packed);
+                assert_eq!(from.first, 0, "weights that do not lie one after another are packed as a whole");
+                windowed.pack(Plain::whole(&gather(access, from.bytes)), 0, packed);
             }
         }
     }
@@ -402,8 +411,8 @@ impl Windowed {
         }
     }
 
-    /// Packs dense weights that start at element `start`.
-    pub fn pack(&self, from: &[u8], start: isize, to: &mut [u8]) {
+    /// Packs what a part has of dense weights that start at element `start`.
+    pub fn pack(&self, from: Plain, start: isize, to: &mut [u8]) {
         match self.slide {
             Slide::Pool(_) => {}
             Slide::Conv(conv) => conv.pack(from, start, to),

@@ -5,6 +5,7 @@ use plimsoll::internals::backend::cpu::gemm::Tile;
 use plimsoll::internals::backend::cpu::simd::Isa;
 use plimsoll::internals::backend::cpu::window::Window;
 use plimsoll::internals::kernel::algorithm::Way;
+use plimsoll::internals::kernel::cpu::Plain;
 
 fn values(len: usize, seed: usize) -> Vec<f32> {
     (0..len).map(|i| ((i * 7919 + seed * 104_729) % 61) as f32 / 4.0 - 7.0).collect()
@@ -57,7 +58,7 @@ fn check(conv: &Conv, parts: usize, direct: bool) {
     }
     let want: Vec<f32> = want.into_iter().map(|x| 2.0 * x as f32).collect();
     let mut packed = vec![f32::NAN; conv.packed_weight_bytes() / 4];
-    conv.pack(bytemuck::cast_slice(&weights), 0, bytemuck::cast_slice_mut(&mut packed));
+    conv.pack(Plain::whole(bytemuck::cast_slice(&weights)), 0, bytemuck::cast_slice_mut(&mut packed));
     for isa in Isa::available() {
         let mut y = vec![f32::NAN; want.len()];
         let image = Image {
@@ -157,7 +158,7 @@ fn transposed_convolutions_of_every_kind() {
                     }
                     let want: Vec<f32> = want.into_iter().map(|x| -x as f32).collect();
                     let mut packed = vec![f32::NAN; conv.packed_weight_bytes() / 4];
-                    conv.pack(bytemuck::cast_slice(&weights), 0, bytemuck::cast_slice_mut(&mut packed));
+                    conv.pack(Plain::whole(bytemuck::cast_slice(&weights)), 0, bytemuck::cast_slice_mut(&mut packed));
                     for isa in Isa::available() {
                         let mut y = vec![f32::NAN; want.len()];
                         let from = Image { ptr: x.as_ptr(), batch_stride: in_channels * n, channel_stride: n };
