@@ -57,8 +57,8 @@ pub fn memory(plan: &Plan, usage: Option<Usage>) -> String {
     line("arena's lower bound", summary.lower_bound, gap);
     let share = format!("the arena is {}", percent(arena, summary.unshared_bytes));
     line("arena without sharing", summary.unshared_bytes, share);
-    if let Some(Usage { overhead, .. }) = usage {
-        line("beside the plan", overhead, "the backend's own".into());
+    if let Some(Usage { overhead, .. }) = usage.filter(|usage| usage.overhead > 0) {
+        line("beside the plan", overhead, "the driver's".into());
     }
     table.to_string()
 }
