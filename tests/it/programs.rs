@@ -88,6 +88,54 @@ fn results_are_those_of_each_alone() {
     }
 }
 
+/// A constant of a range that depends on the binding shares its place with one of another program. Both are there when their plan runs.
+#[test]
+fn a_binding_overwrites_a_constant_that_programs_share() {
+    let scaled = |rows: usize, seed: usize| {
+        let g = Trace::new("scaled");
+        let sum = g.state("sum", numbers(1, 32, 9));
+        let y = (g.input("x", F32, [rows, 32]) * g.constant("scale", numbers(1, 32, seed as u64))).tanh();
+        g.update(sum, sum + y.reduce_sum(&[0], true));
+        g.output("y", y + sum);
+        g.finish().expect("the graph is sound")
+    };
+    let extent = |dims: &[(String, usize)]| dims.iter().find(|(name, _)| name == "rows").expect("it is set").1;
+    for (name, open) in common::backends() {
+        let source: Source = Arc::new(move |dims, _| Ok(scaled(extent(dims), extent(dims))));
+        let programs = vec![
+            ("many".to_owned(), Graphs::Range(source, vec![("rows".to_owned(), Extent::from(1..=6))])),
+            ("one".to_owned(), scaled(4, 6).into()),
+        ];
+        let session = Session::programs_on_backend(programs, open(), name.to_owned(), &options(), &|_, _| {});
+        let session = session.expect("the programs load");
+        let constants = session.plan().class_bytes(Class::Constant);
+        assert!(constants < 2 * 32 * 4, "{name}: {constants} bytes of constants");
+        let mut kept = numbers(1, 32, 9);
+        for (round, (program, rows, seed)) in [
+            ("one", 4, 6),
+            ("many", 2, 2),
+            ("one", 4, 6),
+            ("many", 6, 6),
+            ("many", 3, 3),
+            ("many", 2, 2),
+            ("one", 4, 6),
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            let alone = Session::on_backend(scaled(rows, seed), open(), name.to_owned(), &options(), &|_, _| {});
+            let alone = alone.expect("it loads");
+            alone.set_state("sum", &kept).expect("it is one");
+            let x = [("x", numbers(rows, 32, round as u64 + 1))];
+            let program = session.program(program).expect("it is there");
+            let found = if round % 2 == 1 { program.run_poisoned(&x) } else { program.run(&x) };
+            assert_eq!(found.expect("it runs"), alone.run(&x).expect("it runs"), "{name}, round {round}");
+            kept = session.state("sum").expect("it is one");
+            assert_eq!(kept, alone.state("sum").expect("it is one"), "{name}, round {round}");
+        }
+    }
+}
+
 /// A program may have a range of shapes: its bindings run in the same segments as the other programs.
 #[test]
 fn a_range_is_a_program() {
