@@ -81,7 +81,7 @@ pub mod internals {
 }
 
 // The documented names; a test counts them.
-pub use backend::Usage;
+pub use backend::{Place, Usage};
 pub use constant::Constant;
 pub use dtype::DType;
 pub use error::{Error, Result};

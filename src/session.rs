@@ -1,6 +1,6 @@
 //! The front door: a path or a graph in, a plan that runs out.
 
-use crate::backend::{Backend, Usage, cpu::Cpu};
+use crate::backend::{Backend, Place, Usage, cpu::Cpu};
 use crate::constant::Constant;
 use crate::error::{Error, Result};
 use crate::exec::Exec;
@@ -560,6 +560,25 @@ impl Session {
         self.run_by(0, inputs, Exec::run)
     }
 
+    /// Runs once, with inputs and outputs in memory of the caller. No tensor is made, and nothing is allocated for elements that the device
+    /// stores in their own type. Of several [programs](Self::program), the first one runs.
+    ///
+    /// ```
+    /// use plimsoll::{Choice, Options, Place, Session};
+    /// let session = Session::from_path("graphs/product.onnxtxt", &Options::default().on(Choice::Cpu).set("n", 2))?;
+    /// let (a, b, mut y) = ([0u8; 16], [0u8; 16], [1u8; 16]);
+    /// session.run_in_place(&[("a", Place::bytes(&a)), ("b", Place::bytes(&b))], &mut [("y", Place::bytes_mut(&mut y))])?;
+    /// assert_eq!(y, [0; 16]);
+    /// # Ok::<(), plimsoll::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// When a place is missing, unknown, given twice, not of its tensor's length, not in memory of the host or of the device that runs, or
+    /// overlaps another; when indices come from a device; when a dim has a range. Then nothing runs.
+    pub fn run_in_place(&self, inputs: &[(&str, Place)], outputs: &mut [(&str, Place)]) -> Result<()> {
+        self.first().run_in_place(inputs, outputs)
+    }
+
     /// Runs as [`run`](Self::run) does, then again step by step with unused memory overwritten. It finds a step that reads such memory.
     ///
     /// # Errors
@@ -723,6 +742,18 @@ impl<'a> Program<'a> {
     /// As [`Session::run`].
     pub fn run(self, inputs: &[(&str, Tensor)]) -> Result<Vec<(String, Tensor)>> {
         self.session.run_by(self.number, inputs, Exec::run)
+    }
+
+    /// Runs once, as [`Session::run_in_place`] does.
+    ///
+    /// # Errors
+    /// As [`Session::run_in_place`].
+    pub fn run_in_place(self, inputs: &[(&str, Place)], outputs: &mut [(&str, Place)]) -> Result<()> {
+        if self.session.family.programs[self.number].range.is_some() {
+            let what = "a place has no shape, and a dim has a range: expected one extent for each dim";
+            return Err(Error::usage(what.into()));
+        }
+        self.selected(&[], |exec| exec.run_in_place(inputs, outputs))?
     }
 
     /// Runs as [`Session::run_poisoned`] does.

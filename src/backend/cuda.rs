@@ -14,9 +14,10 @@
 //! - The plan's streams are forked from and joined with the first one while launches are captured.
 //! - [`Usage::overhead`] is the memory that the driver takes beside the segments, by the free memory that it reports before and after.
 
+use super::lent::Lent;
 use super::records::Records;
 use super::segments::{Segment, Segments};
-use super::{Backend, DeviceMemory, KernelId, Launch, RecordId, SegmentId, Slice, Usage};
+use super::{Backend, DeviceMemory, KernelId, Launch, Outside, RecordId, SegmentId, Slice, Usage};
 use crate::error::{Error, Result, ensure};
 use crate::kernel::Kernel;
 use crate::kernel::render::{self, Bindings, Dialect};
@@ -24,8 +25,8 @@ use crate::target::{Libraries, Memory, Target};
 use api::{BlasLt, Dnn, Driver, Nvml, Nvrtc, Refusal, failed};
 use blas::Blas;
 use cudarc::driver::sys::{
-    CUcontext, CUdevice, CUdeviceptr, CUevent, CUfunction, CUmemPool_attribute, CUmodule, CUresult, CUstream,
-    CUstream_flags,
+    CUcontext, CUdevice, CUdeviceptr, CUevent, CUfunction, CUmemPool_attribute, CUmemorytype, CUmodule,
+    CUpointer_attribute, CUresult, CUstream, CUstream_flags,
 };
 use dnn::CudnnHandle;
 use find::{
@@ -91,13 +92,22 @@ pub fn machine_code(search: &Search, arch: &str, texts: &[&str]) -> Result<Vec<u
     compiler.build(&program::join(texts).0)
 }
 
+/// Whose memory a segment lies in.
+#[derive(Clone, Copy, PartialEq)]
+enum Origin {
+    Driver,
+    /// The driver's pool.
+    Pool,
+    /// The host program's.
+    Lent,
+}
+
 /// The memory of a segment.
 #[derive(Clone, Copy)]
 struct Made {
     /// Of memory where kernels work; 0 where that is none.
     pointer: CUdeviceptr,
-    /// From the driver's pool.
-    pooled: bool,
+    origin: Origin,
 }
 
 /// Bytes that the driver was seen to take, by purpose.
@@ -152,6 +162,8 @@ pub struct Cuda {
     /// Memory that was free when the device was opened.
     free_at_open: u64,
     segments: Segments<Made>,
+    /// Memory of the host program, in which segments lie.
+    lent: Option<Lent>,
     /// The driver's pool keeps freed memory.
     keeps: bool,
     upload: Option<Slot>,
@@ -233,6 +245,7 @@ impl Cuda {
             taken: Taken::default(),
             free_at_open: 0,
             segments: Segments::default(),
+            lent: None,
             keeps: false,
             upload: None,
             download: None,
@@ -243,6 +256,47 @@ impl Cuda {
         };
         cuda.prepare().map_err(failed)?;
         Ok(cuda)
+    }
+
+    /// Puts segments into memory of the host program from now on: `bytes` bytes of this device at an address. They are not freed here.
+    ///
+    /// # Errors
+    /// When the address is not aligned, the memory is not this device's or ends before, or a part of it is lent already.
+    ///
+    /// # Safety
+    /// Nobody else uses the memory, and nobody frees it, until this backend is dropped.
+    pub unsafe fn lend(&mut self, pointer: u64, bytes: u64) -> Result<()> {
+        self.enter().map_err(failed)?;
+        self.owns(pointer, bytes)?;
+        self.lent = Some(Lent::new("cuda", pointer, bytes, self.info.target.alignment).map_err(failed)?);
+        Ok(())
+    }
+
+    /// Checks that memory is this device's, and that it does not go on beyond its allocation.
+    fn owns(&self, pointer: CUdeviceptr, bytes: u64) -> Result<()> {
+        let named = || format!("memory of {bytes} bytes at {pointer:#x}");
+        let ordinal = CUpointer_attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL as u32;
+        let kind = CUpointer_attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE as u32;
+        let (mut device, mut memory, mut base, mut size) = (-1 as c_int, 0u32, 0, 0);
+        // SAFETY: the driver writes an int, an unsigned int, an address and a length.
+        let asked = unsafe {
+            let driver = &self.driver;
+            let asked = driver.cuPointerGetAttribute(std::ptr::from_mut(&mut memory).cast(), kind, pointer);
+            let asked = asked
+                .and_then(|()| driver.cuPointerGetAttribute(std::ptr::from_mut(&mut device).cast(), ordinal, pointer));
+            asked.and_then(|()| driver.cuMemGetAddressRange_v2(&mut base, &mut size, pointer))
+        };
+        asked.map_err(|refusal| failed(format!("{}: the driver does not know it: {refusal}", named())))?;
+        ensure(memory == CUmemorytype::CU_MEMORYTYPE_DEVICE as u32, || {
+            failed(format!("{}: expected memory of a device", named()))
+        })?;
+        ensure(device == self.device, || {
+            failed(format!("{}: expected memory of device {}, found device {device}", named(), self.device))
+        })?;
+        let end = pointer.checked_add(bytes);
+        ensure(end.is_some_and(|end| end <= base + size as u64), || {
+            failed(format!("{}: its allocation has {size} bytes at {base:#x}", named()))
+        })
     }
 
     fn describe(&self) -> String {
@@ -334,16 +388,28 @@ impl Cuda {
         if bytes == 0 {
             return Ok(0);
         }
-        // SAFETY: the memory is given back when the segment is freed, and filled before anybody reads it.
-        let made = unsafe { driver.cuMemAlloc_v2(&mut pointer, size) };
-        made.map_err(|refusal| self.refused(refusal, bytes))?;
+        if let Some(lent) = &self.lent {
+            let taken =
+                self.segments.all().filter(|segment| segment.made.origin == Origin::Lent && segment.made.pointer != 0);
+            let taken = taken.map(|segment| (segment.made.pointer, segment.bytes));
+            pointer = lent.place(taken, bytes, self.info.target.alignment).map_err(|limit| {
+                let what = format!("a segment of {bytes} bytes in the memory that the host lends");
+                Error::Fit { what, needed: bytes, limit, file: None }
+            })?;
+        } else {
+            // SAFETY: the memory is given back when the segment is freed, and filled before anybody reads it.
+            let made = unsafe { driver.cuMemAlloc_v2(&mut pointer, size) };
+            made.map_err(|refusal| self.refused(refusal, bytes))?;
+        }
         // SAFETY: the range has just been allocated.
         let filled = unsafe { driver.cuMemsetD8Async(pointer, 0, size, self.stream) };
         match filled.and_then(|()| self.sync()) {
             Ok(()) => Ok(pointer),
             Err(refusal) => {
-                // SAFETY: nothing uses it.
-                let _ = unsafe { driver.cuMemFree_v2(pointer) };
+                if self.lent.is_none() {
+                    // SAFETY: nothing uses it.
+                    let _ = unsafe { driver.cuMemFree_v2(pointer) };
+                }
                 Err(failed(refusal))
             }
         }
@@ -440,7 +506,11 @@ impl Backend for Cuda {
             }
             Memory::Scratch | Memory::Own => return Err(failed(format!("{memory:?} memory is the CPU's"))),
         }
-        self.segments.insert(bytes, memory, Made { pointer, pooled: false });
+        self.segments.insert(
+            bytes,
+            memory,
+            Made { pointer, origin: if self.lent.is_some() { Origin::Lent } else { Origin::Driver } },
+        );
         Ok(id)
     }
 
@@ -459,12 +529,13 @@ impl Backend for Cuda {
             let made = unsafe { self.driver.cuMemAllocAsync(&mut pointer, size, self.stream) };
             made.map_err(|refusal| self.refused(refusal, bytes))?;
         }
-        self.segments.insert(bytes, Memory::Device, Made { pointer, pooled: true });
+        self.segments.insert(bytes, Memory::Device, Made { pointer, origin: Origin::Pool });
         Ok(id)
     }
 
     /// Kernels that this device has loaded stay loaded, and serve the other one, too.
     fn fork(&mut self, shared: &[SegmentId]) -> Result<Box<dyn Backend>> {
+        ensure(self.lent.is_none(), || failed("memory that the host program lends serves one run at a time"))?;
         // Streams do not wait for each other, so that what was written must be there.
         self.wait()?;
         let mut context = std::ptr::null_mut();
@@ -487,13 +558,13 @@ impl Backend for Cuda {
     }
 
     fn free(&mut self, segment: SegmentId) {
-        let Some(Segment { memory, borrowed, made: Made { pointer, pooled }, .. }) = self.segments.remove(segment)
+        let Some(Segment { memory, borrowed, made: Made { pointer, origin }, .. }) = self.segments.remove(segment)
         else {
             return;
         };
         // A device that fails now has failed before, and its answer cannot be reported.
         let _ = self.enter();
-        if pooled && pointer != 0 {
+        if origin == Origin::Pool && pointer != 0 {
             self.records.free(segment);
             // SAFETY: the driver takes it back behind the work that uses it, which is in the same stream.
             let _ = unsafe { self.driver.cuMemFreeAsync(pointer, self.stream) };
@@ -502,7 +573,7 @@ impl Backend for Cuda {
         let _ = self.sync();
         self.records.free(segment);
         match memory {
-            Memory::Device if pointer == 0 || borrowed => {}
+            Memory::Device if pointer == 0 || borrowed || origin == Origin::Lent => {}
             // SAFETY: records that use it are gone, and work has been waited for.
             Memory::Device => drop(unsafe { self.driver.cuMemFree_v2(pointer) }),
             Memory::Upload => self.upload = None,
@@ -533,6 +604,29 @@ impl Backend for Cuda {
         let slot = self.download.as_mut().ok_or_else(|| failed("there is no segment to download to"))?;
         let mut data: Vec<&mut [u8]> = pieces.iter_mut().map(|(_, data)| &mut **data).collect();
         slot.download(&mut data, &from, self.stream).map_err(failed)
+    }
+
+    fn reaches(&self, place: &Outside, _: bool) -> Result<()> {
+        let (pointer, bytes) = place.cuda().ok_or_else(|| place.refused(self.target()))?;
+        self.enter().map_err(failed)?;
+        self.owns(pointer, bytes)
+    }
+
+    fn copy_in(&mut self, at: Slice, from: &Outside) -> Result<()> {
+        self.reaches(from, false)?;
+        let (pointer, bytes) = from.cuda().ok_or_else(|| from.refused(self.target()))?;
+        let (to, size) = (self.resolve(at)?, usize::try_from(bytes.min(at.bytes)).map_err(failed)?);
+        // SAFETY: both ranges lie in memory of this device.
+        unsafe { self.driver.cuMemcpyDtoDAsync_v2(to, pointer, size, self.stream) }.map_err(failed)
+    }
+
+    fn copy_out(&mut self, at: Slice, to: &Outside) -> Result<()> {
+        self.reaches(to, true)?;
+        let (pointer, bytes) = to.cuda().ok_or_else(|| to.refused(self.target()))?;
+        let (from, size) = (self.resolve(at)?, usize::try_from(bytes.min(at.bytes)).map_err(failed)?);
+        // SAFETY: as above.
+        let copied = unsafe { self.driver.cuMemcpyDtoDAsync_v2(pointer, from, size, self.stream) };
+        copied.and_then(|()| self.sync()).map_err(failed)
     }
 
     fn compile(&mut self, kernel: &Kernel) -> Result<KernelId> {
@@ -621,8 +715,9 @@ impl Drop for Cuda {
                 let _ = driver.cuModuleUnload(*module);
             }
             let own = self.segments.all().filter(|segment| !segment.borrowed);
-            for segment in own.map(|segment| segment.made).filter(|made| made.pointer != 0) {
-                let _ = if segment.pooled {
+            let own = own.map(|segment| segment.made).filter(|made| made.pointer != 0 && made.origin != Origin::Lent);
+            for segment in own {
+                let _ = if segment.origin == Origin::Pool {
                     driver.cuMemFreeAsync(segment.pointer, self.stream)
                 } else {
                     driver.cuMemFree_v2(segment.pointer)

@@ -10,12 +10,17 @@ mod bound;
 pub mod cpu;
 #[cfg(feature = "cuda")]
 pub mod cuda;
+mod lent;
+mod outside;
 mod records;
 mod segments;
 #[cfg(any(feature = "cuda", feature = "wgpu"))]
 mod staged;
 #[cfg(feature = "wgpu")]
 pub mod wgpu;
+
+pub(crate) use outside::Kind;
+pub use outside::{Outside, Place};
 
 /// A segment that a backend allocated, by a number of its choice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -128,6 +133,21 @@ pub trait Backend: Send {
     /// As [`read`](Self::read), of many slices at once.
     fn read_all(&mut self, pieces: &mut [(Slice, &mut [u8])]) -> Result<()> {
         pieces.iter_mut().try_for_each(|(at, data)| self.read(*at, data))
+    }
+    /// Checks that memory of the host program is this device's, as a whole, and can be read, or written.
+    fn reaches(&self, place: &Outside, written: bool) -> Result<()> {
+        let _ = written;
+        Err(place.refused(self.target()))
+    }
+    /// Copies memory that it [reaches](Self::reaches) to the device, before any record that is replayed later.
+    fn copy_in(&mut self, at: Slice, from: &Outside) -> Result<()> {
+        let _ = at;
+        Err(from.refused(self.target()))
+    }
+    /// Copies device bytes to memory that it [reaches](Self::reaches), after all replayed records, and waits for it.
+    fn copy_out(&mut self, at: Slice, to: &Outside) -> Result<()> {
+        let _ = at;
+        Err(to.refused(self.target()))
     }
     /// Prepares a kernel.
     fn compile(&mut self, kernel: &Kernel) -> Result<KernelId>;

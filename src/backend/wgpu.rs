@@ -13,8 +13,8 @@
 
 use super::records::Records;
 use super::segments::{Segment, Segments};
-use super::{Backend, KernelId, Launch, RecordId, SegmentId, Slice, Usage};
-use crate::error::{Result, ensure};
+use super::{Backend, KernelId, Launch, Outside, RecordId, SegmentId, Slice, Usage};
+use crate::error::{Error, Result, ensure};
 use crate::kernel::Kernel;
 use crate::kernel::render::{self, Bindings, Dialect};
 use crate::target::{Memory, Target};
@@ -23,6 +23,8 @@ pub use gpu::{Adapter, adapters};
 use gpu::{Gpu, describe, failed};
 use record::{Device, Pipelines, Step, buffer};
 use staging::Upload;
+use std::collections::VecDeque;
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 mod clock;
@@ -37,6 +39,12 @@ pub struct Wgpu {
     adapter: Adapter,
     target: Target,
     segments: Segments<wgpu::Buffer>,
+    /// Buffers of the host program that no segment has yet, if segments lie in such.
+    lent: Option<VecDeque<wgpu::Buffer>>,
+    /// Segments in buffers of the host program.
+    in_lent: Vec<SegmentId>,
+    /// All buffers of the host program.
+    all_lent: Vec<wgpu::Buffer>,
     upload: Option<Upload>,
     download: Option<wgpu::Buffer>,
     kernels: Vec<Kernel>,
@@ -44,6 +52,37 @@ pub struct Wgpu {
     /// The record that ran last. Once it has run twice in a row, it is encoded for its next replay.
     ahead: Option<(RecordId, Option<wgpu::CommandBuffer>)>,
     pipelines: Pipelines,
+}
+
+/// The buffers that are lent now.
+static LENT: Mutex<Vec<wgpu::Buffer>> = Mutex::new(Vec::new());
+
+impl Drop for Wgpu {
+    fn drop(&mut self) {
+        let mut lent = LENT.lock().unwrap_or_else(PoisonError::into_inner);
+        lent.retain(|buffer| !self.all_lent.contains(buffer));
+    }
+}
+
+/// An error about a buffer of the host program, which says so if the buffer is of another device.
+fn foreign(error: Error) -> Error {
+    let text = error.to_string();
+    if text.contains("different device") || text.contains("doesn't match") || text.contains("DeviceMismatch") {
+        return failed(format!("it is of another device ({})", text.lines().last().unwrap_or_default().trim()));
+    }
+    error
+}
+
+/// A part of a buffer of the host program, which has to be words of it, and to have a usage.
+fn part<'a>(place: &'a Outside, usage: wgpu::BufferUsages, target: &Target) -> Result<(&'a wgpu::Buffer, u64, u64)> {
+    let Outside::Wgpu { buffer, offset, bytes } = place else { return Err(place.refused(target)) };
+    let named = || format!("{bytes} bytes at {offset} of a buffer of {}", buffer.size());
+    let inside = offset.checked_add(*bytes).is_some_and(|end| end <= buffer.size());
+    ensure(inside, || failed(format!("{}: they end beyond it", named())))?;
+    let words = offset.is_multiple_of(4) && bytes.is_multiple_of(4);
+    ensure(words, || failed(format!("{}: expected multiples of 4", named())))?;
+    ensure(buffer.usage().contains(usage), || failed(format!("{}: it lacks the usage {usage:?}", named())))?;
+    Ok((buffer, *offset, *bytes))
 }
 
 /// Opens a device as [`Wgpu::new`] does. Returns its name, too. Software devices are refused unless `software` allows them.
@@ -83,6 +122,54 @@ impl Wgpu {
         Wgpu::assemble(Gpu::lent(device, queue), adapter, false)
     }
 
+    /// As [`from_device`](Self::from_device), with segments in buffers of the host program: one each, in the order of the plan's segments of
+    /// device memory. A buffer may be larger than its segment; what lies behind the segment is left alone. wgpu tracks uses per buffer, so two
+    /// segments cannot share one.
+    ///
+    /// # Errors
+    /// When a buffer lacks a usage, or is lent already. One that is too small, or of another device, is refused when its segment is allocated.
+    /// wgpu does not tell buffers of two of its instances apart.
+    pub fn with_buffers(device: wgpu::Device, queue: wgpu::Queue, buffers: Vec<wgpu::Buffer>) -> Result<Wgpu> {
+        use wgpu::BufferUsages as U;
+        let mut all = LENT.lock().unwrap_or_else(PoisonError::into_inner);
+        for (number, buffer) in buffers.iter().enumerate() {
+            let missing = (U::STORAGE | U::COPY_SRC | U::COPY_DST) - buffer.usage();
+            ensure(missing.is_empty(), || {
+                failed(format!(
+                    "lent buffer {number}: expected the usages STORAGE, COPY_SRC and COPY_DST, it lacks {missing:?}"
+                ))
+            })?;
+            let twice = all.contains(buffer) || buffers[..number].contains(buffer);
+            ensure(!twice, || failed(format!("lent buffer {number}: it is lent already")))?;
+        }
+        all.extend(buffers.iter().cloned());
+        drop(all);
+        let mut wgpu = Wgpu::from_device(device, queue);
+        wgpu.all_lent.clone_from(&buffers);
+        wgpu.lent = Some(buffers.into());
+        Ok(wgpu)
+    }
+
+    /// The next lent buffer, with zeros where its segment lies.
+    fn next_lent(&mut self, bytes: u64) -> Result<Option<wgpu::Buffer>> {
+        let Some(lent) = &mut self.lent else { return Ok(None) };
+        let number = self.all_lent.len() - lent.len();
+        let Some(buffer) = lent.front().cloned() else {
+            let what = format!("a segment of {bytes} bytes: all {number} lent buffers have one");
+            return Err(Error::Fit { what, needed: bytes, limit: 0, file: None });
+        };
+        if buffer.size() < bytes {
+            let what = format!("a segment of {bytes} bytes in lent buffer {number}");
+            return Err(Error::Fit { what, needed: bytes, limit: buffer.size(), file: None });
+        }
+        let whose = |error: Error| failed(format!("lent buffer {number}: {}", foreign(error)));
+        let cleared = self.gpu.encode("lent buffer", |encoder| encoder.clear_buffer(&buffer, 0, Some(bytes)));
+        let commands = cleared.map_err(whose)?;
+        self.gpu.scoped("lent buffer", || self.gpu.queue.submit([commands])).map_err(whose)?;
+        lent.pop_front();
+        Ok(Some(buffer))
+    }
+
     fn assemble(gpu: Gpu, adapter: Adapter, checked: bool) -> Wgpu {
         Wgpu {
             clock: Clock::new(&gpu),
@@ -90,6 +177,9 @@ impl Wgpu {
             target: adapter.target.clone(),
             adapter,
             segments: Segments::default(),
+            lent: None,
+            in_lent: Vec::new(),
+            all_lent: Vec::new(),
             upload: None,
             download: None,
             kernels: Vec::new(),
@@ -188,7 +278,14 @@ impl Backend for Wgpu {
             return Err(failed(format!("{memory:?} memory is the CPU's")));
         }
         let id = self.segments.next().map_err(failed)?;
-        let buffer = self.zeros(bytes, memory)?;
+        let lent = if memory.is_device() { self.next_lent(bytes)? } else { None };
+        let buffer = match lent {
+            Some(buffer) => {
+                self.in_lent.push(id);
+                buffer
+            }
+            None => self.zeros(bytes, memory)?,
+        };
         match memory {
             Memory::Upload => self.upload = Some(Upload::new(buffer.clone())),
             Memory::Download => self.download = Some(buffer.clone()),
@@ -199,10 +296,12 @@ impl Backend for Wgpu {
     }
 
     fn fork(&mut self, shared: &[SegmentId]) -> Result<Box<dyn Backend>> {
+        ensure(self.lent.is_none(), || failed("memory that the host program lends serves one run at a time"))?;
         // The last writes wait in the slot, and this backend may submit nothing before the other one runs.
         staging::submit(&self.gpu, &mut self.upload, "upload", None)?;
-        let fork = Wgpu::assemble(self.gpu.share(), self.adapter.clone(), self.pipelines.checked());
-        Ok(Box::new(Wgpu { segments: self.segments.lend(shared), pipelines: self.pipelines.clone(), ..fork }))
+        let mut fork = Wgpu::assemble(self.gpu.share(), self.adapter.clone(), self.pipelines.checked());
+        (fork.segments, fork.pipelines) = (self.segments.lend(shared), self.pipelines.clone());
+        Ok(Box::new(fork))
     }
 
     fn free(&mut self, segment: SegmentId) {
@@ -214,7 +313,7 @@ impl Backend for Wgpu {
             Memory::Download => self.download = None,
             _ => self.upload.iter_mut().for_each(|upload| upload.forget(segment)),
         }
-        if borrowed {
+        if borrowed || self.in_lent.contains(&segment) {
             return;
         }
         if let Err(error) = self.gpu.scoped("free", || buffer.destroy()) {
@@ -252,6 +351,38 @@ impl Backend for Wgpu {
         let slot = self.download.as_ref().ok_or_else(|| failed("there is no segment to download to"))?;
         let mut data: Vec<&mut [u8]> = pieces.iter_mut().map(|(_, data)| &mut **data).collect();
         staging::read(&self.gpu, &mut self.upload, slot, &from, &mut data)
+    }
+
+    fn reaches(&self, place: &Outside, written: bool) -> Result<()> {
+        use wgpu::BufferUsages as U;
+        self.gpu.alive()?;
+        let (buffer, ..) = part(place, if written { U::COPY_DST } else { U::COPY_SRC }, self.target())?;
+        let Some(own) = self.segments.all().find(|segment| segment.memory.is_device()) else { return Ok(()) };
+        // A copy of nothing is refused if one of the buffers is not this device's.
+        let (from, to) = if written { (&own.made, buffer) } else { (buffer, &own.made) };
+        let tried = self.gpu.encode("place", |encoder| encoder.copy_buffer_to_buffer(from, 0, to, 0, 0));
+        tried.map(drop).map_err(foreign)
+    }
+
+    fn copy_in(&mut self, at: Slice, from: &Outside) -> Result<()> {
+        self.gpu.alive()?;
+        let (source, offset, bytes) = part(from, wgpu::BufferUsages::COPY_SRC, self.target())?;
+        let to = buffer(&self.segments, at)?.clone();
+        let copy = self.gpu.encode("input", |encoder| {
+            encoder.copy_buffer_to_buffer(source, offset, &to, at.offset, bytes.min(at.bytes));
+        })?;
+        staging::submit(&self.gpu, &mut self.upload, "input", Some(copy))
+    }
+
+    fn copy_out(&mut self, at: Slice, to: &Outside) -> Result<()> {
+        self.gpu.alive()?;
+        let (target, offset, bytes) = part(to, wgpu::BufferUsages::COPY_DST, self.target())?;
+        let from = buffer(&self.segments, at)?.clone();
+        let copy = self.gpu.encode("output", |encoder| {
+            encoder.copy_buffer_to_buffer(&from, at.offset, target, offset, bytes.min(at.bytes));
+        })?;
+        staging::submit(&self.gpu, &mut self.upload, "output", Some(copy))?;
+        self.gpu.wait()
     }
 
     fn compile(&mut self, kernel: &Kernel) -> Result<KernelId> {

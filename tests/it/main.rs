@@ -52,6 +52,7 @@ mod cpu;
 mod cuda;
 #[cfg(target_os = "linux")]
 mod emulate;
+mod lent;
 mod library;
 #[cfg(feature = "cuda")]
 mod nvrtc;

@@ -1,5 +1,6 @@
 //! Segments: from the system's allocator, or carved from a region that the host program lends.
 
+use crate::backend::lent::Lent;
 use crate::backend::segments::{Segment, Segments};
 use crate::backend::{SegmentId, Slice, Usage};
 use crate::error::{Error, Result};
@@ -29,7 +30,7 @@ impl Line {
 /// Memory that the host program lends to a device.
 pub struct Region {
     ptr: NonNull<u8>,
-    bytes: u64,
+    lent: Lent,
     /// Keeps the memory alive.
     _owner: Option<Box<dyn Any + Send>>,
 }
@@ -42,17 +43,21 @@ impl Region {
     pub fn new(lines: Vec<Line>) -> Region {
         let mut lines = lines;
         let bytes = size_of_val(&lines[..]) as u64;
-        let ptr = NonNull::from(&mut lines[..]).cast();
-        Region { ptr, bytes, _owner: Some(Box::new(lines)) }
+        let ptr: NonNull<u8> = NonNull::from(&mut lines[..]).cast();
+        let lent = Lent::new("cpu", ptr.as_ptr() as u64, bytes, ALIGN as u64);
+        Region { ptr, lent: lent.expect("lines are aligned, and nobody else has these"), _owner: Some(Box::new(lines)) }
     }
 
     /// The region at an address.
     ///
+    /// # Errors
+    /// When `ptr` is not aligned to 256 bytes, or a part of the memory is lent already.
+    ///
     /// # Safety
-    /// `ptr` must be aligned to 256 bytes, and the bytes behind it initialised and used by nobody else for as long as the region or the
-    /// device it was given to lives.
-    pub unsafe fn from_raw(ptr: NonNull<u8>, bytes: u64) -> Region {
-        Region { ptr, bytes, _owner: None }
+    /// The bytes behind `ptr` must be initialised, and used by nobody else for as long as the region or the device it was given to lives.
+    pub unsafe fn from_raw(ptr: NonNull<u8>, bytes: u64) -> Result<Region> {
+        let lent = Lent::new("cpu", ptr.as_ptr() as u64, bytes, ALIGN as u64).map_err(refuse)?;
+        Ok(Region { ptr, lent, _owner: None })
     }
 }
 
@@ -109,22 +114,13 @@ impl Memory {
 
     /// The lowest gap of the arena that is large enough, zeroed.
     fn carve(&self, arena: &Region, bytes: u64) -> Result<NonNull<u8>> {
-        let base = arena.ptr.as_ptr() as u64;
         let lent = self.segments.all().filter(|s| s.memory != Place::Own);
-        let mut taken: Vec<(u64, u64)> = lent.map(|s| (s.made.as_ptr() as u64 - base, s.bytes)).collect();
-        taken.sort_unstable();
-        let mut offset = 0u64;
-        for (start, len) in taken {
-            if start >= offset && start - offset >= bytes {
-                break;
-            }
-            offset = offset.max((start + len).next_multiple_of(ALIGN as u64));
-        }
-        let free = arena.bytes.saturating_sub(offset);
-        if bytes > free {
-            let what = "a segment in the host's memory".into();
-            return Err(Error::Fit { what, needed: bytes, limit: free, file: None });
-        }
+        let taken = lent.map(|s| (s.made.as_ptr() as u64, s.bytes));
+        let at = arena.lent.place(taken, bytes, ALIGN as u64).map_err(|limit| {
+            let what = format!("a segment of {bytes} bytes in the memory that the host lends");
+            Error::Fit { what, needed: bytes, limit, file: None }
+        })?;
+        let offset = at - arena.ptr.as_ptr() as u64;
         // SAFETY: `offset + bytes` is within the region, no segment lies there, and nobody else uses the region.
         unsafe {
             let ptr = arena.ptr.add(offset as usize);

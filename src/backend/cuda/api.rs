@@ -149,6 +149,9 @@ table! {
         fn cuMemHostAlloc(pointer: *mut *mut c_void, bytes: usize, flags: c_uint);
         fn cuMemFreeHost(pointer: *mut c_void);
         fn cuMemsetD8Async(at: CUdeviceptr, value: u8, count: usize, stream: CUstream);
+        fn cuMemcpyDtoDAsync_v2(to: CUdeviceptr, from: CUdeviceptr, bytes: usize, stream: CUstream);
+        fn cuMemGetAddressRange_v2(base: *mut CUdeviceptr, bytes: *mut usize, at: CUdeviceptr);
+        fn cuPointerGetAttribute(value: *mut c_void, attribute: c_uint, at: CUdeviceptr);
         fn cuMemcpyHtoDAsync_v2(to: CUdeviceptr, from: *const c_void, bytes: usize, stream: CUstream);
         fn cuMemcpyDtoHAsync_v2(to: *mut c_void, from: CUdeviceptr, bytes: usize, stream: CUstream);
         fn cuStreamCreate(stream: *mut CUstream, flags: c_uint);

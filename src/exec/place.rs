@@ -1,0 +1,119 @@
+//! Runs whose inputs come from, and whose outputs go to, memory of the caller.
+
+use super::{Exec, count, fits, place};
+use crate::backend::{Kind, Outside, Place, Slice};
+use crate::error::{Error, Result};
+use crate::plan::Port;
+use crate::tensor::Tensor;
+
+/// The number of a port's place in a list of places.
+fn find(ports: &[Port], places: &[(&str, Place)], what: &str) -> Result<Vec<usize>> {
+    for (at, (name, _)) in places.iter().enumerate() {
+        if !ports.iter().any(|port| port.name == *name) {
+            let known: Vec<_> = ports.iter().map(|port| &port.name[..]).collect();
+            let known = known.join(", ");
+            return Err(Error::usage(format!("{what} '{name}': not an {what} of the graph; its {what}s: {known}")));
+        }
+        if places[..at].iter().any(|(other, _)| other == name) {
+            return Err(Error::usage(format!("{what} '{name}' is given twice")));
+        }
+    }
+    let place = |port: &Port| {
+        let found = places.iter().position(|(name, _)| *name == port.name);
+        found.ok_or_else(|| Error::usage(format!("{what} '{}' has no place", port.name)))
+    };
+    ports.iter().map(place).collect()
+}
+
+impl Exec {
+    /// Runs once, with inputs and outputs in memory of the caller: a place for each. Nothing is allocated for elements that the device
+    /// stores in their own type.
+    ///
+    /// # Errors
+    /// When a place is missing, unknown, given twice, not of the port's length, or not where the device can reach it; when two places
+    /// overlap; when indices come from a device, where nobody can check them. Then nothing runs.
+    pub fn run_in_place(&mut self, inputs: &[(&str, Place)], outputs: &mut [(&str, Place)]) -> Result<()> {
+        let order = [find(&self.plan().inputs, inputs, "input")?, find(&self.plan().outputs, outputs, "output")?];
+        self.check_places(inputs, outputs, &order)?;
+        count::check(&self.states, self.plan())?;
+        let Exec { backend, loaded, current, segments, .. } = self;
+        let plan = &loaded[*current].plan;
+        for (port, &at) in plan.inputs.iter().zip(&order[0]) {
+            let (stored, to) = place(plan, segments, port.buffer);
+            let to = Slice { bytes: (port.shape.numel() * stored.size()) as u64, ..to };
+            match &inputs[at].1.0 {
+                Kind::Device(from) => backend.copy_in(to, from)?,
+                Kind::Read(bytes) if stored == port.dtype => backend.write(to, bytes)?,
+                Kind::Read(bytes) => {
+                    let tensor = Tensor::new(port.dtype, port.shape.clone(), bytes.to_vec())?;
+                    backend.write(to, &tensor.store(stored, &port.name)?)?;
+                }
+                Kind::Write(_) => unreachable!("places were checked"),
+            }
+        }
+        self.ready = true;
+        self.replay()?;
+        let Exec { backend, loaded, current, segments, .. } = self;
+        let plan = &loaded[*current].plan;
+        backend.wait()?;
+        for (port, &at) in plan.outputs.iter().zip(&order[1]) {
+            let (stored, from) = place(plan, segments, port.buffer);
+            let from = Slice { bytes: (port.shape.numel() * stored.size()) as u64, ..from };
+            match &mut outputs[at].1.0 {
+                Kind::Device(to) => backend.copy_out(from, to)?,
+                Kind::Write(bytes) if stored == port.dtype => backend.read(from, bytes)?,
+                Kind::Write(bytes) => {
+                    let mut found = vec![0; from.bytes as usize];
+                    backend.read(from, &mut found)?;
+                    bytes.copy_from_slice(Tensor::load(stored, found, port.dtype, port.shape.clone())?.bytes());
+                }
+                Kind::Read(_) => unreachable!("places were checked"),
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks lengths, kinds and overlaps, and the elements that are indices. Places are in the order of the ports.
+    fn check_places(&self, inputs: &[(&str, Place)], outputs: &[(&str, Place)], order: &[Vec<usize>; 2]) -> Result<()> {
+        for (at, (name, given)) in outputs.iter().enumerate() {
+            let others = inputs.iter().chain(&outputs[..at]);
+            let over = |other: &Outside| given.device().is_some_and(|given| given.overlaps(other));
+            if let Some((other, _)) = others.into_iter().find(|(_, place)| place.device().is_some_and(over)) {
+                return Err(Error::usage(format!("output '{name}': its place overlaps that of '{other}'")));
+            }
+        }
+        let plan = self.plan();
+        let ports = plan.inputs.iter().zip(&order[0]).map(|(port, &at)| ("input", port, &inputs[at].1));
+        let ports = ports.chain(plan.outputs.iter().zip(&order[1]).map(|(port, &at)| ("output", port, &outputs[at].1)));
+        for (what, port, given) in ports {
+            let Port { name, dtype, shape, .. } = port;
+            let (expected, found) = ((shape.numel() * dtype.size()) as u64, given.length());
+            let fail = |why: String| Err(Error::usage(format!("{what} '{name}', {dtype}{shape}: {why}")));
+            if expected != found {
+                return fail(format!("expected a place of {expected} bytes, found {found}"));
+            }
+            let stored = place(plan, &self.segments, port.buffer).0;
+            match (&given.0, what) {
+                (Kind::Read(_), "output") => return fail("expected a place that can be written".into()),
+                (Kind::Write(_), "input") => return fail("expected a place to read, found one to write".into()),
+                (Kind::Device(_), _) if stored != *dtype => {
+                    return fail(format!("the device stores it as {stored}: expected a place of the host"));
+                }
+                (Kind::Device(outside), _) if port.indexes.is_none() => {
+                    let reached = self.backend.reaches(outside, what == "output");
+                    reached.or_else(|error| fail(error.to_string()))?;
+                }
+                (Kind::Device(_), _) if port.indexes.is_some() => {
+                    return fail(
+                        "it holds indices, which are checked on the host: expected a place of the host".into(),
+                    );
+                }
+                (Kind::Read(bytes), _) if port.indexes.is_some() => {
+                    fits(port, &Tensor::new(*dtype, shape.clone(), bytes.to_vec())?)?;
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+}
