@@ -17,6 +17,8 @@ enum { OK = 0, INVALID = 1, NO_MEMORY = 2, CAPTURED = 900 };
 typedef unsigned long long address;
 static size_t used = TAKEN;
 static int current, capturing, launched;
+// What is allocated: an address knows its allocation.
+static struct { address start; size_t bytes; } blocks[4096];
 // Sizes stand before what is allocated.
 static size_t *head(void *pointer) { return (size_t *)pointer - 32; }
 
@@ -60,14 +62,30 @@ int cuMemAlloc_v2(address *pointer, size_t bytes) {
     *head(block + 256) = rounded;
     used += rounded;
     *pointer = (address)(block + 256);
+    for (int i = 0; i < 4096; i++)
+        if (!blocks[i].bytes) { blocks[i].start = *pointer; blocks[i].bytes = bytes; break; }
     return OK;
 }
 int cuMemFree_v2(address pointer) {
     NEEDS_CONTEXT; FORBIDDEN_IN_CAPTURE;
     used -= *head((void *)pointer);
+    for (int i = 0; i < 4096; i++) if (blocks[i].start == pointer) blocks[i].start = blocks[i].bytes = 0;
     free((char *)pointer - 256);
     return OK;
 }
+int cuMemGetAddressRange_v2(address *start, size_t *bytes, address pointer) {
+    NEEDS_CONTEXT;
+    for (int i = 0; i < 4096; i++)
+        if (pointer - blocks[i].start < blocks[i].bytes) { *start = blocks[i].start; *bytes = blocks[i].bytes; return OK; }
+    return INVALID;
+}
+int cuPointerGetAttribute(void *value, unsigned attribute, address pointer) {
+    address start; size_t bytes;
+    if (cuMemGetAddressRange_v2(&start, &bytes, pointer)) return INVALID;
+    *(int *)value = attribute == 2 ? 2 : 7; // device memory, of the one device
+    return attribute == 2 || attribute == 9 ? OK : INVALID;
+}
+int cuMemcpyDtoDAsync_v2(address to, address from, size_t bytes, void *stream) { NEEDS_CONTEXT; memcpy((void *)to, (void *)from, bytes); return stream ? OK : INVALID; }
 int cuDeviceGetDefaultMemPool(void **pool, int device) { *pool = &used; return OK; }
 int cuMemPoolSetAttribute(void *pool, unsigned attribute, void *value) { return pool == &used && attribute == 4 ? OK : INVALID; }
 int cuMemAllocAsync(address *pointer, size_t bytes, void *stream) { return cuMemAlloc_v2(pointer, bytes); }
