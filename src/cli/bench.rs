@@ -46,11 +46,11 @@ impl Bench {
         let given = args::given("--input", &self.inputs.inputs)?;
         let model = Model { forks: self.forks, ..self.model.clone() };
         let session = self.more.session(&model, &self.on, &self.measured, &given, json)?;
-        if self.forks > 1 {
-            return self.run_forks(session, &given, json);
-        }
         if !self.at.is_empty() {
             return self.run_range(&session, &given, json);
+        }
+        if self.forks > 1 {
+            return self.run_forks(session, &given, json);
         }
         let (plan, inputs) = self.more.select(&session, &self.program, given, self.inputs.seed)?;
         let (warmup, iters) = (u64::from(self.warmup), u64::from(self.iters));

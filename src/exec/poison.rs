@@ -13,7 +13,7 @@ use super::{Exec, Lasting, Loaded, argument, launch};
 use crate::backend::{Launch, RecordId, Slice};
 use crate::error::{Error, Result};
 use crate::kernel::Operand;
-use crate::plan::Plan;
+use crate::plan::{Class, Plan};
 use crate::plan::check::{self, Span};
 use crate::tensor::Tensor;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -48,6 +48,11 @@ impl Exec {
         let outputs = self.run(inputs)?;
         let records = self.record_steps()?;
         let mut dead = check::dead(self.plan());
+        if self.plan().forks > 1 {
+            // Other runs read that segment now, and may poison it, too.
+            let segments = &self.plan().segments;
+            dead[0].retain(|span| segments[span.segment].class != Class::Constant);
+        }
         check::spare(&mut dead[0], self.beside());
         self.restore_state(&state)?;
         let plain = self.trace(inputs, &records, None)?;

@@ -142,6 +142,20 @@ fn batches_share_their_weights() {
     assert_eq!(found["memory"]["planned_bytes"], found["memory"]["allocated_bytes"], "{found}");
 }
 
+/// Requests that are answered at once share the weights.
+#[test]
+fn runs_at_once_share_their_weights() {
+    let model = "graphs/digits.onnx --set batch=64 --threads 1";
+    let one = json("forks", &format!("plan {model}"));
+    let bytes = |field: &str| one["summary"][field].as_u64().expect("it is a number");
+    let four = json("forks", &format!("plan {model} --forks 4"));
+    let expected = bytes("constant_bytes") + 4 * (bytes("planned_bytes") - bytes("constant_bytes"));
+    assert_eq!(four["summary"]["planned_bytes"], expected);
+    let found = json("forks", &format!("bench {model} --forks 2 --backend cpu --iters 3"));
+    assert_eq!(found["planned_bytes"], found["allocated_bytes"], "{found}");
+    assert_eq!(found["allocations_in_runs"], 0, "{found}");
+}
+
 /// 3: out of memory although enough bytes are free in total.
 #[test]
 fn what_fits_in_total_fits() {

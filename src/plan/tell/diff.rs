@@ -42,7 +42,7 @@ pub struct Changed {
 pub struct Total {
     /// The class of the segments.
     pub class: Class,
-    /// Bytes of these segments in each plan.
+    /// Bytes of these segments in each plan, of all runs at once.
     pub bytes: [u64; 2],
 }
 
@@ -68,7 +68,7 @@ pub struct Diff {
 /// Compares two plans buffer by buffer.
 pub fn diff(a: &Plan, b: &Plan) -> Diff {
     let plans = [a, b];
-    let total = |class| Total { class, bytes: plans.map(|p| p.class_bytes(class)) };
+    let total = |class| Total { class, bytes: plans.map(|p| p.class_bytes(class) * p.copies(class)) };
     let classes = Class::ALL.into_iter().map(total).filter(|t| t.bytes != [0, 0]).collect();
     let [before, after] = plans.map(keyed);
     let numbers: HashMap<_, _> = after.iter().copied().collect();
