@@ -68,7 +68,7 @@ pub struct Target {
     pub family: Family,
     /// Every buffer starts at a multiple of this many bytes.
     pub alignment: u64,
-    /// The largest allocation, in bytes.
+    /// The largest segment, in bytes. It does not hold for [`Memory::Scratch`] and [`Memory::Own`], which no buffer lies in.
     pub max_segment: u64,
     /// The largest range that one binding can cover, in bytes.
     pub max_binding: u64,

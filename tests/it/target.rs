@@ -355,7 +355,8 @@ fn edited_targets_never_panic() {
                 Ok(plan) => {
                     planned += 1;
                     let target = &plan.target;
-                    assert!(plan.segments.iter().all(|s| s.bytes <= target.max_segment), "{text}");
+                    let mut placed = plan.segments.iter().filter(|s| s.class != Class::Backend);
+                    assert!(placed.all(|s| s.bytes <= target.max_segment), "{text}");
                     assert!(plan.buffers.iter().all(|b| b.offset.is_multiple_of(target.alignment)), "{text}");
                 }
                 Err(Error::Plan { what, .. }) => panic!("{file} on {text}: {what}"),
