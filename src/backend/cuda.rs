@@ -14,7 +14,7 @@
 //! - The plan's streams are forked from and joined with the first one while launches are captured.
 //! - [`Usage::overhead`] is the memory that the driver takes beside the segments, by the free memory that it reports before and after.
 
-use super::lent::Lent;
+use super::lent::{Lent, is_lent};
 use super::records::Records;
 use super::segments::{Segment, Segments};
 use super::{Backend, DeviceMemory, KernelId, Launch, Outside, RecordId, SegmentId, Slice, Usage};
@@ -478,7 +478,8 @@ impl Backend for Cuda {
 
     fn overhead(&self) -> Vec<(&'static str, i64)> {
         let Taken { context, libraries, modules, graphs, since } = self.taken;
-        let held: u64 = self.segments.all().filter(|s| s.memory.is_device()).map(|s| s.bytes).sum();
+        let own = self.segments.all().filter(|s| s.memory.is_device() && s.made.origin != Origin::Lent);
+        let held: u64 = own.map(|s| s.bytes).sum();
         let held = held + self.segments.beside();
         let rounding = since - libraries - modules - graphs - held as i64;
         let parts = [("context", context), ("libraries", libraries), ("modules", modules), ("graphs", graphs)];
@@ -487,7 +488,11 @@ impl Backend for Cuda {
         parts.into_iter().chain([("allocations rounded up", measured)]).collect()
     }
 
+    /// In lent memory, the room on the card says nothing.
     fn room(&self) -> Option<DeviceMemory> {
+        if self.lent.is_some() {
+            return None;
+        }
         self.enter().and_then(|()| self.free_bytes()).ok()
     }
 
@@ -609,7 +614,12 @@ impl Backend for Cuda {
     fn reaches(&self, place: &Outside, _: bool) -> Result<()> {
         let (pointer, bytes) = place.cuda().ok_or_else(|| place.refused(self.target()))?;
         self.enter().map_err(failed)?;
-        self.owns(pointer, bytes)
+        self.owns(pointer, bytes)?;
+        let end = pointer + bytes;
+        let over =
+            |s: &&Segment<Made>| s.memory.is_device() && pointer < s.made.pointer + s.bytes && s.made.pointer < end;
+        let taken = self.segments.all().find(over).is_some() || is_lent("cuda", pointer, end);
+        ensure(!taken, || failed(format!("{bytes} bytes at {pointer:#x}: segments of a plan lie there")))
     }
 
     fn copy_in(&mut self, at: Slice, from: &Outside) -> Result<()> {

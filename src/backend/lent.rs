@@ -53,6 +53,13 @@ impl Lent {
     }
 }
 
+/// True if memory of an address space, from an address to an end, is lent to a device.
+#[cfg(feature = "cuda")]
+pub(super) fn is_lent(space: &str, base: u64, end: u64) -> bool {
+    let lent = LENT.lock().unwrap_or_else(PoisonError::into_inner);
+    lent.iter().any(|(other, from, to)| *other == space && base < *to && *from < end)
+}
+
 impl Drop for Lent {
     fn drop(&mut self) {
         let mut lent = LENT.lock().unwrap_or_else(PoisonError::into_inner);

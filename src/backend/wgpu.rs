@@ -20,7 +20,7 @@ use crate::kernel::render::{self, Bindings, Dialect};
 use crate::target::{Memory, Target};
 use clock::Clock;
 pub use gpu::{Adapter, adapters};
-use gpu::{Gpu, describe, failed};
+use gpu::{Gpu, address, describe, failed};
 use record::{Device, Pipelines, Step, buffer};
 use staging::Upload;
 use std::collections::VecDeque;
@@ -43,8 +43,8 @@ pub struct Wgpu {
     lent: Option<VecDeque<wgpu::Buffer>>,
     /// Segments in buffers of the host program.
     in_lent: Vec<SegmentId>,
-    /// All buffers of the host program.
-    all_lent: Vec<wgpu::Buffer>,
+    /// The addresses of all buffers of the host program.
+    all_lent: Vec<u64>,
     upload: Option<Upload>,
     download: Option<wgpu::Buffer>,
     kernels: Vec<Kernel>,
@@ -54,13 +54,13 @@ pub struct Wgpu {
     pipelines: Pipelines,
 }
 
-/// The buffers that are lent now.
-static LENT: Mutex<Vec<wgpu::Buffer>> = Mutex::new(Vec::new());
+/// The addresses of the buffers that are lent now.
+static LENT: Mutex<Vec<u64>> = Mutex::new(Vec::new());
 
 impl Drop for Wgpu {
     fn drop(&mut self) {
         let mut lent = LENT.lock().unwrap_or_else(PoisonError::into_inner);
-        lent.retain(|buffer| !self.all_lent.contains(buffer));
+        lent.retain(|address| !self.all_lent.contains(address));
     }
 }
 
@@ -131,21 +131,23 @@ impl Wgpu {
     /// wgpu does not tell buffers of two of its instances apart.
     pub fn with_buffers(device: wgpu::Device, queue: wgpu::Queue, buffers: Vec<wgpu::Buffer>) -> Result<Wgpu> {
         use wgpu::BufferUsages as U;
-        let mut all = LENT.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut addresses = Vec::with_capacity(buffers.len());
+        let mut lent = LENT.lock().unwrap_or_else(PoisonError::into_inner);
         for (number, buffer) in buffers.iter().enumerate() {
+            let refuse = |what: String| failed(format!("lent buffer {number}: {what}"));
             let missing = (U::STORAGE | U::COPY_SRC | U::COPY_DST) - buffer.usage();
             ensure(missing.is_empty(), || {
-                failed(format!(
-                    "lent buffer {number}: expected the usages STORAGE, COPY_SRC and COPY_DST, it lacks {missing:?}"
-                ))
+                refuse(format!("expected the usages STORAGE, COPY_SRC and COPY_DST, it lacks {missing:?}"))
             })?;
-            let twice = all.contains(buffer) || buffers[..number].contains(buffer);
-            ensure(!twice, || failed(format!("lent buffer {number}: it is lent already")))?;
+            let address = address(buffer).map_err(|error| refuse(error.to_string()))?;
+            let twice = lent.contains(&address) || addresses.contains(&address);
+            ensure(!twice, || refuse("it is lent already".into()))?;
+            addresses.push(address);
         }
-        all.extend(buffers.iter().cloned());
-        drop(all);
+        lent.extend(&addresses);
+        drop(lent);
         let mut wgpu = Wgpu::from_device(device, queue);
-        wgpu.all_lent.clone_from(&buffers);
+        wgpu.all_lent = addresses;
         wgpu.lent = Some(buffers.into());
         Ok(wgpu)
     }
@@ -357,6 +359,8 @@ impl Backend for Wgpu {
         use wgpu::BufferUsages as U;
         self.gpu.alive()?;
         let (buffer, ..) = part(place, if written { U::COPY_DST } else { U::COPY_SRC }, self.target())?;
+        let taken = LENT.lock().unwrap_or_else(PoisonError::into_inner).contains(&address(buffer)?);
+        ensure(!taken, || failed("a segment of a plan lies in this buffer"))?;
         let Some(own) = self.segments.all().find(|segment| segment.memory.is_device()) else { return Ok(()) };
         // A copy of nothing is refused if one of the buffers is not this device's.
         let (from, to) = if written { (&own.made, buffer) } else { (buffer, &own.made) };

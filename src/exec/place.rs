@@ -2,6 +2,7 @@
 
 use super::{Exec, count, fits, place};
 use crate::backend::{Kind, Outside, Place, Slice};
+use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::plan::Port;
 use crate::tensor::Tensor;
@@ -36,19 +37,19 @@ impl Exec {
         let order = [find(&self.plan().inputs, inputs, "input")?, find(&self.plan().outputs, outputs, "output")?];
         self.check_places(inputs, outputs, &order)?;
         count::check(&self.states, self.plan())?;
+        let converted = self.converted(inputs, &order[0])?;
+        // Until all inputs are there, none of them is good for a run.
+        self.ready = false;
         let Exec { backend, loaded, current, segments, .. } = self;
         let plan = &loaded[*current].plan;
-        for (port, &at) in plan.inputs.iter().zip(&order[0]) {
+        for ((port, &at), converted) in plan.inputs.iter().zip(&order[0]).zip(converted) {
             let (stored, to) = place(plan, segments, port.buffer);
             let to = Slice { bytes: (port.shape.numel() * stored.size()) as u64, ..to };
-            match &inputs[at].1.0 {
-                Kind::Device(from) => backend.copy_in(to, from)?,
-                Kind::Read(bytes) if stored == port.dtype => backend.write(to, bytes)?,
-                Kind::Read(bytes) => {
-                    let tensor = Tensor::new(port.dtype, port.shape.clone(), bytes.to_vec())?;
-                    backend.write(to, &tensor.store(stored, &port.name)?)?;
-                }
-                Kind::Write(_) => unreachable!("places were checked"),
+            match (&inputs[at].1.0, converted) {
+                (_, Some(bytes)) => backend.write(to, &bytes)?,
+                (Kind::Device(from), None) => backend.copy_in(to, from)?,
+                (Kind::Read(bytes), None) => backend.write(to, bytes)?,
+                (Kind::Write(_), None) => unreachable!("places were checked"),
             }
         }
         self.ready = true;
@@ -71,6 +72,23 @@ impl Exec {
             }
         }
         Ok(())
+    }
+
+    /// Per input, its bytes as the device stores them, if these are others than the caller's.
+    fn converted(&self, inputs: &[(&str, Place)], order: &[usize]) -> Result<Vec<Option<Vec<u8>>>> {
+        let plan = self.plan();
+        let convert = |(port, &at): (&Port, &usize)| {
+            let stored = place(plan, &self.segments, port.buffer).0;
+            match &inputs[at].1.0 {
+                // A bool is 0 or 1 on a device, whatever the caller's byte.
+                Kind::Read(bytes) if stored != port.dtype || stored == DType::Bool => {
+                    let tensor = Tensor::new(port.dtype, port.shape.clone(), bytes.to_vec())?;
+                    Ok(Some(tensor.store(stored, &port.name)?.into_owned()))
+                }
+                _ => Ok(None),
+            }
+        };
+        plan.inputs.iter().zip(order).map(convert).collect()
     }
 
     /// Checks lengths, kinds and overlaps, and the elements that are indices. Places are in the order of the ports.

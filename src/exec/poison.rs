@@ -13,8 +13,8 @@ use super::{Exec, Lasting, Loaded, argument, launch};
 use crate::backend::{Launch, RecordId, Slice};
 use crate::error::{Error, Result};
 use crate::kernel::Operand;
-use crate::plan::{Class, Plan};
 use crate::plan::check::{self, Span};
+use crate::plan::{Class, Plan};
 use crate::tensor::Tensor;
 use std::hash::{DefaultHasher, Hash, Hasher};
 

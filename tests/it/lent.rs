@@ -127,13 +127,23 @@ fn elements_are_converted_and_checked() {
         let table = g.constant("table", Tensor::from_f64(DType::F32, [3, 2], &[0.0, 1.0, 2.0, 3.0, 4.0, 5.0]));
         g.output("rows", table.gather(at, 0));
         g.output("same", at * 2.0);
+        let flag = g.input("flag", DType::Bool, [4]);
+        g.output("count", flag.cast(DType::F32) * 1.0);
         let graph = g.finish().expect("the graph is sound");
         let session = Session::on_backend(graph, open(), name.to_owned(), &options(), &|_, _| {}).expect("it loads");
         let run = |at: [i64; 2]| {
             let bytes: Vec<u8> = at.iter().flat_map(|index| index.to_le_bytes()).collect();
             let (mut rows, mut same) = ([0u8; 16], [0u8; 16]);
-            let mut outputs = [("rows", Place::bytes_mut(&mut rows)), ("same", Place::bytes_mut(&mut same))];
-            session.run_in_place(&[("at", Place::bytes(&bytes))], &mut outputs)?;
+            let mut count = [0u8; 16];
+            let mut outputs = [
+                ("rows", Place::bytes_mut(&mut rows)),
+                ("same", Place::bytes_mut(&mut same)),
+                ("count", Place::bytes_mut(&mut count)),
+            ];
+            session
+                .run_in_place(&[("at", Place::bytes(&bytes)), ("flag", Place::bytes(&[0, 1, 7, 255]))], &mut outputs)?;
+            let count = Tensor::new(DType::F32, [4], count.to_vec()).expect("it is one");
+            assert_eq!(count.to_f64(), [0.0, 1.0, 1.0, 1.0], "{name}");
             Ok::<_, Error>((rows, same))
         };
         let (rows, same) = run([2, 0]).expect("it runs");
@@ -196,6 +206,12 @@ mod buffers {
         assert_eq!(session.usage().bytes, session.plan().bytes());
         let twice = open(buffers.clone()).err().expect("they are lent").to_string();
         assert!(twice.contains("lent buffer 0: it is lent already"), "{twice}");
+        let mut more = [0u8; 384];
+        let mut outputs = [("y", Place::wgpu(&buffers[0], 0, 192)), ("more", Place::bytes_mut(&mut more))];
+        let inside = session.run_in_place(&[("x", Place::bytes(x(1).bytes()))], &mut outputs);
+        assert!(
+            inside.expect_err("a segment lies there").to_string().contains("a segment of a plan lies in this buffer")
+        );
         drop(session);
         for (buffer, bytes) in buffers.iter().zip(&sizes) {
             assert_eq!(read(&device, &queue, buffer)[*bytes as usize..], [GUARD; 64], "it was not destroyed");

@@ -153,6 +153,21 @@ fn find(wanted: Option<&str>) -> Result<wgpu::Adapter> {
     }
 }
 
+/// An address that no other buffer of the process has while this one lives. Numbers of buffers repeat from one instance of wgpu to another.
+pub fn address(buffer: &wgpu::Buffer) -> Result<u64> {
+    fn of<A: wgpu::hal::Api>(buffer: &wgpu::Buffer) -> Option<u64> {
+        // SAFETY: only the address of wgpu's own record of the buffer is looked at.
+        unsafe { buffer.as_hal::<A>() }.map(|raw| std::ptr::from_ref(&*raw) as u64)
+    }
+    #[cfg(target_vendor = "apple")]
+    let found = of::<wgpu::hal::api::Metal>(buffer);
+    #[cfg(windows)]
+    let found = of::<wgpu::hal::api::Vulkan>(buffer).or_else(|| of::<wgpu::hal::api::Dx12>(buffer));
+    #[cfg(not(any(target_vendor = "apple", windows)))]
+    let found = of::<wgpu::hal::api::Vulkan>(buffer);
+    found.ok_or_else(|| failed("the buffer is destroyed"))
+}
+
 impl Gpu {
     /// Opens the adapter that [`find`] finds.
     pub fn open(wanted: Option<&str>) -> Result<(Gpu, Adapter)> {
