@@ -702,6 +702,8 @@ impl Graph {
 pub struct Decomposer<'a> {
     /// The graph that grows.
     pub graph: &'a mut Graph,
+    /// The operators that were added, in order.
+    pub made: Vec<u32>,
     name: String,
     of: Option<Arc<Decomposed>>,
     constants: usize,
@@ -710,7 +712,7 @@ pub struct Decomposer<'a> {
 impl<'a> Decomposer<'a> {
     /// Builds nodes under this name.
     pub fn new(graph: &'a mut Graph, name: String) -> Decomposer<'a> {
-        Decomposer { graph, name, of: None, constants: 0 }
+        Decomposer { graph, made: Vec::new(), name, of: None, constants: 0 }
     }
 
     /// Builds only the nodes that the row's rule makes of a call. Large constants are made from the call when they are asked for.
@@ -731,6 +733,7 @@ impl Build for Decomposer<'_> {
         }
         let name = format!("{}/{op}", self.name);
         let node = self.graph.add(row, &name, inputs, attrs, &[]).map_err(|e| e.to_string())?;
+        self.made.push(node);
         Ok((0..self.graph.node(node).outputs.len() as u32).map(|port| ValueId { node, port }).collect())
     }
 

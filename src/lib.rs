@@ -35,6 +35,7 @@
 pub mod architecture {}
 
 mod advise;
+mod autodiff;
 mod backend;
 #[cfg(feature = "cli")]
 #[doc(hidden)]

@@ -39,18 +39,36 @@ pub fn step(graph: &Graph, inputs: &[Tensor], states: &mut [Tensor]) -> Result<V
     if inputs.len() != graph.inputs().len() {
         return Err(Error::usage(format!("expected {} inputs, found {}", graph.inputs().len(), inputs.len())));
     }
-    let mut values: HashMap<ValueId, Vec<f64>> = HashMap::new();
+    let mut given: HashMap<ValueId, Vec<f64>> = HashMap::new();
     for (&value, tensor) in graph.inputs().iter().zip(inputs) {
         let fact = graph.fact(value);
         if tensor.dtype() != fact.dtype || *tensor.shape() != fact.shape {
             let (name, found) = (graph.value_name(value), (tensor.dtype(), tensor.shape()));
             return Err(Error::usage(format!("input '{name}': expected {fact}, found {}{}", found.0, found.1)));
         }
-        values.insert(value, tensor.to_f64());
+        given.insert(value, tensor.to_f64());
     }
     for (state, tensor) in graph.states().iter().zip(&*states) {
-        values.insert(state.value, tensor.to_f64());
+        given.insert(state.value, tensor.to_f64());
     }
+    let values = values(graph, given)?;
+    let tensor = |value: &ValueId| {
+        let fact = graph.fact(*value);
+        Tensor::from_f64(fact.dtype, fact.shape.clone(), &values[value])
+    };
+    for (state, held) in graph.states().iter().zip(states) {
+        if let Some(update) = &state.update {
+            *held = tensor(update);
+        }
+    }
+    Ok(graph.outputs().iter().map(|(_, value)| tensor(value)).collect())
+}
+
+/// All values of a graph, from the elements of its inputs and states. Nothing is rounded to `f32`.
+///
+/// # Errors
+/// A constant cannot be fetched, or an operator refuses its values.
+pub fn values(graph: &Graph, mut values: HashMap<ValueId, Vec<f64>>) -> Result<HashMap<ValueId, Vec<f64>>> {
     for id in graph.order()? {
         let node = graph.node(id);
         match &node.kind {
@@ -72,16 +90,7 @@ pub fn step(graph: &Graph, inputs: &[Tensor], states: &mut [Tensor]) -> Result<V
             }
         }
     }
-    let tensor = |value: &ValueId| {
-        let fact = graph.fact(*value);
-        Tensor::from_f64(fact.dtype, fact.shape.clone(), &values[value])
-    };
-    for (state, held) in graph.states().iter().zip(states) {
-        if let Some(update) = &state.update {
-            *held = tensor(update);
-        }
-    }
-    Ok(graph.outputs().iter().map(|(_, value)| tensor(value)).collect())
+    Ok(values)
 }
 
 /// Rounds values of a 16-bit float type, and wraps or saturates small integers. `from_floats` says which: floats saturate.

@@ -1,5 +1,6 @@
 //! Graphs from Rust code that reads like the computation.
 
+use crate::autodiff;
 use crate::constant::Constant;
 use crate::dtype::DType;
 use crate::error::{Error, Result, ensure};
@@ -138,6 +139,41 @@ impl Trace {
             let (state, value) = (state.id(self.nodes())?, value.id(self.nodes())?);
             trace.graph.update(state, value)
         });
+    }
+
+    /// The derivatives of a value of one element by others, each in the shape of its own; zeros where nothing leads from one to the value.
+    ///
+    /// ```
+    /// use plimsoll::{Choice, DType, Options, Session, Tensor, Trace};
+    /// let g = Trace::new("slope");
+    /// let w = g.state("w", Tensor::from_f64(DType::F32, [2], &[3.0, 4.0]));
+    /// let loss = (w * w).reduce_sum(&[], false);
+    /// let slope = g.grad(loss, &[w])[0];
+    /// g.update(w, w - slope * 0.5);
+    /// g.output("loss", loss);
+    /// let session = Session::from_graph(g.finish()?, &Options::default().on(Choice::Cpu))?;
+    /// assert_eq!(session.run(&[])?[0].1.to_f64(), [25.0]);
+    /// assert_eq!(session.state("w")?.to_f64(), [0.0, 0.0]);
+    /// # Ok::<(), plimsoll::Error>(())
+    /// ```
+    pub fn grad<'g>(&'g self, loss: Var<'g>, by: &[Var<'g>]) -> Vec<Var<'g>> {
+        let made = self.0.attempt(|state| {
+            let values: Vec<_> = by.iter().map(|var| var.id(self.nodes())).collect::<OpResult<_>>()?;
+            let made = autodiff::gradients(&mut state.graph, loss.id(self.nodes())?, &values);
+            made.map_err(|error| {
+                let what = error.to_string();
+                state.error.get_or_insert(error);
+                what
+            })
+        });
+        let gradient = |(at, var): (usize, &Var<'g>)| match made.as_ref().map(|made| made[at]) {
+            Some(None) => match var.shape() {
+                Ok(shape) => var.like(0.0).expand(&shape),
+                Err(_) => *var,
+            },
+            found => self.nodes().maybe(found.flatten()),
+        };
+        by.iter().enumerate().map(gradient).collect()
     }
 
     /// Concatenates values along an axis.

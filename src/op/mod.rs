@@ -14,6 +14,7 @@ mod call;
 mod eval;
 mod exact;
 mod fact;
+mod grad;
 mod input;
 mod nodes;
 mod part;
@@ -23,6 +24,7 @@ mod var;
 pub use attr::{Attr, Attrs};
 pub use build::{Build, Nodes, Scope};
 pub use fact::{Fact, MAX_MADE, OpResult, ValueId};
+pub use grad::{Back, Grad};
 pub use input::{Arity, Input, hint, one, optional, shaping, variadic};
 pub use nodes::build;
 pub use sample::{Data, Sample, SampleInput};
@@ -69,6 +71,8 @@ pub struct OpDef {
     /// Splits the output along an axis into units: see [`Call::part`]. `None` if the rule follows from `lower`, or if
     /// no part can be computed without the rest.
     pub part: Option<Split>,
+    /// The derivatives by the inputs.
+    pub grad: Grad,
     /// Adds inputs and attributes to an empty sample: see [`OpDef::example`].
     pub sample: fn(Sample) -> Sample,
 }
@@ -89,7 +93,8 @@ impl OpDef {
         eval: Eval,
         lower: Lower,
     ) -> OpDef {
-        OpDef { name, doc, inputs, attrs: &[], infer, eval, lower, upgrade: None, part: None, sample: |s| s }
+        let grad = Grad::Derived;
+        OpDef { name, doc, inputs, attrs: &[], infer, eval, lower, upgrade: None, part: None, grad, sample: |s| s }
     }
 
     /// Sets the names of the attributes.
@@ -105,6 +110,16 @@ impl OpDef {
     /// Sets the rule that splits the output.
     pub(crate) const fn part(self, part: Split) -> OpDef {
         OpDef { part: Some(part), ..self }
+    }
+
+    /// Sets the rule of the derivatives.
+    pub(crate) const fn grad(self, rule: grad::GradRule) -> OpDef {
+        OpDef { grad: Grad::Rule(rule), ..self }
+    }
+
+    /// States why a row that computes floats has no derivatives.
+    pub(crate) const fn no_grad(self, why: &'static str) -> OpDef {
+        OpDef { grad: Grad::None(why), ..self }
     }
 
     /// Sets inputs and attributes of the sample.

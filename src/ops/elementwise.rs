@@ -7,7 +7,7 @@ use super::compose::composed;
 use super::{broadcast, ensure, expect_dtype, expect_type_of, output, same_dtype};
 use crate::dtype::DType;
 use crate::expr::{Expr, maximum, minimum};
-use crate::op::{Args, Call, Eval, Fact, Infer, Input, Lower, OpDef, OpResult, Sample, one, optional, variadic};
+use crate::op::{Args, Back, Call, Eval, Fact, Infer, Input, Lower, Nodes, OpDef, OpResult, Sample, Var, one, optional, variadic};
 use std::f64::consts::{FRAC_1_SQRT_2, PI};
 
 mod circular;
@@ -97,7 +97,8 @@ pub(super) static OPS: &[OpDef] = &[
         .sample(|s| s.uniform(-4.0, 4.0))
         .attrs(&["alpha"]),
     map("Clip", "x, but at least `min` and at most `max`", CLIP, keeps_shape, clip, clip_expr)
-        .sample(|s| s.uniform(-5.0, 5.0).given(DType::F32, &[], &[-1.5]).given(DType::F32, &[], &[1.5])).attrs(&["min", "max"]),
+        .sample(|s| s.uniform(-5.0, 5.0).given(DType::F32, &[], &[-1.5]).given(DType::F32, &[], &[1.5])).attrs(&["min", "max"])
+        .grad(clip_grad),
     map("Elu", "x, or alpha (e^x - 1) where x < 0", X, float,
         |x, c| if x[0] < 0.0 { param(c, "alpha", 1.0) * x[0].exp_m1() } else { x[0] },
         |x, c| exponential(&x[0], param(c, "alpha", 1.0), 1.0))
@@ -133,7 +134,11 @@ pub(super) static OPS: &[OpDef] = &[
         |x, c| &x[0] * sigmoid(&(&x[0] * param(c, "alpha", 1.702))))
         .sample(|s| s.uniform(-5.0, 5.0))
         .attrs(&["alpha"]),
-    map("Relu", "max(x, 0)", X, number, |x, _| maximum(x[0], 0.0), |x, _| x[0].max(&x[0].like(0.0))),
+    map("Relu", "max(x, 0)", X, number, |x, _| maximum(x[0], 0.0), |x, _| x[0].max(&x[0].like(0.0)))
+        .grad(|_, _, back| {
+            let dy = back.first()?;
+            Ok(vec![Some(back.y[0].greater(0.0).select(dy, 0.0))])
+        }),
     map("Selu", "gamma x, or gamma alpha (e^x - 1) where x < 0", X, float,
         |x, c| {
             let (alpha, gamma) = (param(c, "alpha", SELU_ALPHA), param(c, "gamma", SELU_GAMMA));
@@ -154,6 +159,7 @@ pub(super) static OPS: &[OpDef] = &[
         })
         .attrs(&["bias", "lambd"]),
     map("Sigmoid", "1 / (1 + e^-x)", X, float, |x, _| 1.0 / (1.0 + (-x[0]).exp()), |x, _| sigmoid(&x[0]))
+        .grad(|_, _, back| Ok(vec![Some(back.first()? * (back.y[0] * (1.0 - back.y[0])))]))
         .sample(|s| s.uniform(-9.0, 9.0)),
     map("Softplus", "ln(1 + e^x)", X, float,
         |x, _| if x[0] > 40.0 { x[0] } else { x[0].exp().ln_1p() },
@@ -458,6 +464,19 @@ fn clip_expr(x: &Args, call: &Call) -> Expr {
     };
     let raised = bound(1, "min").map_or(x[0].clone(), |low| x[0].max(&low));
     bound(2, "max").map_or(raised.clone(), |high| raised.min(&high))
+}
+
+/// The gradient reaches x within the bounds, and on them; a bound where x is beyond it.
+fn clip_grad<'g>(_: Nodes<'g>, call: &Call, back: &Back<'_, 'g>) -> OpResult<Vec<Option<Var<'g>>>> {
+    let (x, dy) = (back.x[0], back.first()?);
+    let bound = |slot: usize, name: &str| {
+        let attribute = || call.attrs.get(name).map(|_| x.like(param(call, name, 0.0)));
+        back.x.given(slot).or_else(attribute)
+    };
+    let beyond = [bound(1, "min").map(|low| x.less(low)), bound(2, "max").map(|high| x.greater(high))];
+    let within = beyond.iter().flatten().fold(dy, |dy, beyond| beyond.select(0.0, dy));
+    let [low, high] = beyond.map(|beyond| beyond.map(|beyond| beyond.select(dy, 0.0)));
+    Ok(vec![Some(within), low, high][..call.inputs.len()].to_vec())
 }
 
 fn where_infer(call: &Call) -> OpResult<Vec<Fact>> {

@@ -1,12 +1,12 @@
 //! Rows that compute constants from shapes, and rows that read elements by index.
 
 use super::compose::composed;
-use super::{along, ensure, expect_dtype, indices, input_name, moving, output, position, required_ints, row};
+use super::{along, ensure, expect_dtype, indices, input_name, moving, output, position, required_ints, row, transposed_map};
 use crate::dtype::DType;
 use crate::expr::Expr;
 use crate::kernel::{PadMode, Template};
 use crate::op::{
-    Args, Attr, Attrs, Call, Eval, Fact, Infer, Input, Lower, Nodes, OpDef, OpResult, Part, TemplateCall, Var, one,
+    Args, Attr, Attrs, Back, Call, Eval, Fact, Infer, Input, Lower, Nodes, OpDef, OpResult, Part, TemplateCall, Var, one,
     shaping,
 };
 use crate::shape::{Access, Shape};
@@ -74,6 +74,7 @@ pub(super) static OPS: &[OpDef] = &[
         }))
         .sample(|s| s.floats(&[&[5, 3]]).input(DType::I64, &[2, 4], -5.0, 4.0))
         .attrs(&["axis"])
+        .grad(gather_grad)
         .part(|c, axis, _| {
             let (at, rank) = (c.axis("axis", 0, c.shape(0)).ok()?, c.shape(1).len());
             Part::of(match axis {
@@ -99,6 +100,11 @@ pub(super) static OPS: &[OpDef] = &[
         }))
         .sample(|s| s.floats(&[&[4, 3]]).input(DType::I64, &[2, 6], -3.0, 2.0).attr("axis", 1))
         .attrs(&["axis"])
+        .grad(|b, c, back| {
+            let (zeros, dy) = (b.scalar(0.0, c.dtype(0)).expand(c.shape(0)), back.first()?);
+            let attrs = Attrs::new().with("axis", c.axis("axis", 0, c.shape(0))? as i64).with("reduction", "add");
+            Ok(vec![Some(zeros.op("ScatterElements", &[back.x[1], dy], attrs)), None])
+        })
         .part(|c, axis, _| {
             let along = c.axis("axis", 0, c.shape(0)).ok()?;
             let alike = c.shape(0)[axis] == c.shape(1)[axis];
@@ -129,6 +135,19 @@ pub(super) static OPS: &[OpDef] = &[
         }))
         .sample(|s| s.floats(&[&[3, 3]]).input(DType::I64, &[4, 2], -3.0, 2.0))
         .attrs(&["batch_dims"])
+        .grad(|b, c, back| {
+            // Tuples name the batch, too.
+            let mut indices = back.x[1];
+            let mut one = c.shape(1).clone();
+            *one.last_mut().expect("indices have an axis of tuples") = 1;
+            for axis in (0..tuples(c)?.0).rev() {
+                let numbers = b.numbers(c.dtype(1), along(one[axis], one.len() - axis), 0.0).expand(&one);
+                indices = b.concat(&[numbers, indices], -1);
+            }
+            let zeros = b.scalar(0.0, c.dtype(0)).expand(c.shape(0));
+            let attrs = Attrs::new().with("reduction", "add");
+            Ok(vec![Some(zeros.op("ScatterND", &[indices, back.first()?], attrs)), None])
+        })
         .part(|c, axis, _| {
             let ((batch, tuple), outer) = (tuples(c).ok()?, c.shape(1).len() - 1);
             Part::of(match axis {
@@ -141,6 +160,7 @@ pub(super) static OPS: &[OpDef] = &[
         Lower::Template(pad_core))
         .sample(|s| s.floats(&[&[3, 4]]).ints("pads", &[0, 2, 1, 0]))
         .attrs(&["mode"])
+        .grad(pad_grad)
         .upgrade(|_, _, attrs| {
             // Before opset 11.
             if let Some(value) = attrs.remove("value") {
@@ -173,6 +193,7 @@ pub(super) static OPS: &[OpDef] = &[
             Ok(vec![x.zip(indices(c.shape(0))).map(|(&x, i)| if keep(&i) { x } else { 0.0 }).collect()])
         },
         Lower::Map(trilu_expr))
+        .grad(|_, c, back| Ok(vec![Some(back.first()?.op("Trilu", &[], c.attrs.clone()))]))
         .sample(|s| s.floats(&[&[2, 4, 5]]).attr("k", 1))
         .attrs(&["upper"])
         .part(|c, axis, _| Part::of([Some(axis)]).filter(|_| axis + 2 < c.shape(0).len())),
@@ -181,6 +202,43 @@ pub(super) static OPS: &[OpDef] = &[
         .sample(|s| s.floats(&[&[10, 7, 3]]).ints("shape", &[4, 10, 3]))
         .attrs(&["axes"]),
 ];
+
+/// The gradients of the elements that each index names, added up: a row of the table per index, in the order of the indices.
+fn gather_grad<'g>(b: Nodes<'g>, call: &Call, back: &Back<'_, 'g>) -> OpResult<Vec<Option<Var<'g>>>> {
+    let (data, dy) = (call.shape(0), back.first()?);
+    let (axis, rank) = (call.axis("axis", 0, data)?, call.shape(1).len());
+    let count = call.shape(1).numel();
+    // The axis first, in the data as in the gradient.
+    let mut order: Vec<usize> = (axis..axis + rank).collect();
+    order.extend((0..data.len() - 1 + rank).filter(|k| !(axis..axis + rank).contains(k)));
+    let mut inner: Vec<usize> = data.to_vec();
+    let extent = inner.remove(axis);
+    let rows = dy.transpose(&order).shaped(&[&[count], &inner[..]].concat());
+    let zeros = b.scalar(0.0, call.dtype(0)).expand(&[&[extent], &inner[..]].concat());
+    let indices = back.x[1].shaped(&[count, 1]);
+    let sums = zeros.op("ScatterND", &[indices, rows], Attrs::new().with("reduction", "add"));
+    let mut order: Vec<usize> = (1..data.len()).collect();
+    order.insert(axis, 0);
+    Ok(vec![Some(sums.transpose(&order)), None])
+}
+
+/// The gradient of each element of the data: the sum of those of its copies.
+fn pad_grad<'g>(b: Nodes<'g>, call: &Call, back: &Back<'_, 'g>) -> OpResult<Vec<Option<Var<'g>>>> {
+    let (mode, crops, pads) = (pad_mode(call)?, cropped(call)?, pads(call)?);
+    let mut dx = back.first()?;
+    for (axis, (&(start, left), &(before, after))) in crops.iter().zip(&pads).enumerate() {
+        let extent = call.shape(0)[axis];
+        if let PadMode::Constant(_) = mode {
+            let first = before.max(0) as usize;
+            dx = super::layout::pad(dx.part(axis, first..first + left), axis, start, extent - start - left);
+        } else if (before, after) != (0, 0) {
+            let out = dx.shape()?[axis];
+            let source = |i: usize| pad_source(mode, left, i as i64 - before.max(0)).map(|at| (start + at, 1.0));
+            dx = transposed_map(b, dx, axis, [out, extent], |i| source(i).into_iter().collect())?;
+        }
+    }
+    Ok(vec![Some(dx)])
+}
 
 fn centred<'g>(call: &Call, mut y: Var<'g>) -> OpResult<Vec<Var<'g>>> {
     let (data, wanted) = (call.shape(0), as_shape(&required_ints(call, "shape")?)?);
@@ -492,20 +550,8 @@ fn pad_eval(x: &Args<&[f64]>, call: &Call) -> OpResult<Vec<Vec<f64>>> {
     let (crops, pads) = (cropped(call)?, pads(call)?);
     // Along one axis: the element of the data at output index `i`, if there is one.
     let source = |k: usize, i: usize| {
-        let (start, left) = (crops[k].0, crops[k].1 as i64);
-        let mut at = i as i64 - pads[k].0.max(0);
-        match mode {
-            PadMode::Constant(_) if at < 0 || at >= left => return None,
-            PadMode::Constant(_) => {}
-            PadMode::Edge => at = at.clamp(0, left - 1),
-            PadMode::Wrap => at = at.rem_euclid(left),
-            PadMode::Reflect => {
-                let period = (2 * (left - 1)).max(1);
-                at = at.rem_euclid(period);
-                at = if at < left { at } else { period - at };
-            }
-        }
-        Some(start + at as usize)
+        let (start, left) = crops[k];
+        pad_source(mode, left, i as i64 - pads[k].0.max(0)).map(|at| start + at)
     };
     let element = |index: Vec<usize>| {
         let inside: Option<Vec<_>> = index.iter().enumerate().map(|(k, &i)| source(k, i)).collect();
@@ -519,6 +565,23 @@ fn pad_eval(x: &Args<&[f64]>, call: &Call) -> OpResult<Vec<Vec<f64>>> {
 }
 
 /// Negative pads are a slice of the data, so the template only adds elements.
+/// The element of an axis of `extent` that stands at this place, which may be outside.
+fn pad_source(mode: PadMode, extent: usize, at: i64) -> Option<usize> {
+    let extent = extent as i64;
+    let at = match mode {
+        PadMode::Constant(_) if at < 0 || at >= extent => return None,
+        PadMode::Constant(_) => at,
+        PadMode::Edge => at.clamp(0, extent - 1),
+        PadMode::Wrap => at.rem_euclid(extent),
+        PadMode::Reflect => {
+            let period = (2 * (extent - 1)).max(1);
+            let at = at.rem_euclid(period);
+            if at < extent { at } else { period - at }
+        }
+    };
+    Some(at as usize)
+}
+
 fn pad_core(call: &Call, x: &[Access]) -> OpResult<TemplateCall> {
     let crops = cropped(call)?;
     let data = crops.iter().enumerate().fold(x[0].clone(), |a, (k, &(start, left))| a.slice(k, start, 1, left));

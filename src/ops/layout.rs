@@ -2,7 +2,7 @@
 
 use super::{ensure, indices, moving, output, position, required_ints, same_dtype};
 use crate::dtype::DType;
-use crate::op::{Args, Attrs, Call, Eval, Fact, Input, Lower, OpDef, OpResult, Part, Var, one, shaping, variadic};
+use crate::op::{Args, Attrs, Back, Call, Eval, Fact, Input, Lower, Nodes, OpDef, OpResult, Part, Var, one, shaping, variadic};
 use crate::shape::{Access, Shape};
 
 const DATA: &[Input] = &[one("data")];
@@ -39,6 +39,7 @@ pub(super) static OPS: &[OpDef] = &[
             shape.iter().zip(&index[skip..]).map(|(&d, &i)| if d == 1 { 0 } else { i }).collect()
         }),
         Lower::View(|c, a| Some(a.broadcast(&expand(c).ok()?[0].shape))))
+        .grad(|_, _, back| Ok(vec![Some(back.first()?)]))
         .sample(|s| s.floats(&[&[3, 1]]).ints("shape", &[2, 3, 4]))
         .part(|c, axis, _| {
             Some(Part { extents: Some("shape"), ..c.broadcast_part(&expand(c).ok()?[0].shape, axis) })
@@ -53,6 +54,7 @@ pub(super) static OPS: &[OpDef] = &[
             let spans = spans(c).ok()?;
             Some(spans.iter().enumerate().fold(a.clone(), |a, (k, s)| a.slice(k, s.start, s.step as isize, s.len)))
         }))
+        .grad(slice_grad)
         .sample(|s| s.floats(&[&[4, 3, 5]]).ints("starts", &[1, 0]).ints("ends", &[3, 4]).ints("axes", &[0, 2]).ints("steps", &[1, 2]))
         .part(|c, axis, _| {
             let Span { start, step, len } = spans(c).ok()?.swap_remove(axis);
@@ -68,6 +70,11 @@ pub(super) static OPS: &[OpDef] = &[
             })
         },
         Lower::View(|c, a| Some(a.permute(&permutation(c).ok()?))))
+        .grad(|_, c, back| {
+            let perm = permutation(c)?;
+            let inverse: Vec<_> = (0..perm.len()).map(|axis| perm.iter().position(|&p| p == axis).expect("it is one of them")).collect();
+            Ok(vec![Some(back.first()?.transpose(&inverse))])
+        })
         .sample(|s| s.floats(&[&[2, 3, 4, 5]]).ints("perm", &[0, 2, 1, 3]))
         .attrs(&["perm"])
         .part(|c, axis, _| Part::of([Some(permutation(c).ok()?[axis])])),
@@ -280,6 +287,14 @@ pub(crate) struct Span {
     pub len: usize,
 }
 
+impl Span {
+    /// The elements of the span along an axis, at steps forward.
+    pub fn of<'g>(&self, x: Var<'g>, axis: usize) -> Var<'g> {
+        let end = self.start + self.len.saturating_sub(1) * self.step as usize + 1;
+        x.op("Slice", &[], Attrs::span(axis, self.start..end).with("steps", vec![self.step]))
+    }
+}
+
 /// The spans of a Slice along all axes, clamped as the specification says.
 pub(crate) fn spans(call: &Call) -> OpResult<Vec<Span>> {
     let shape = call.shape(0);
@@ -319,6 +334,54 @@ fn span(start: i64, end: i64, step: i64, extent: usize) -> Span {
     let len = (distance + s.abs() - 1).div_euclid(s.abs()).max(0);
     // With at most one element the step is never taken, and may be too large for a stride.
     Span { start: start as usize, step: if len > 1 { step } else { 1 }, len: len as usize }
+}
+
+/// Zeros between and around the elements that the slice takes.
+fn slice_grad<'g>(_: Nodes<'g>, call: &Call, back: &Back<'_, 'g>) -> OpResult<Vec<Option<Var<'g>>>> {
+    let mut dx = back.first()?;
+    for (axis, span) in spans(call)?.iter().enumerate() {
+        dx = spread(dx, axis, span, call.shape(0)[axis])?;
+    }
+    Ok(vec![Some(dx)])
+}
+
+/// The inverse of a slice along one axis: its elements where they were taken from, and zeros elsewhere.
+pub(crate) fn spread<'g>(x: Var<'g>, axis: usize, span: &Span, extent: usize) -> OpResult<Var<'g>> {
+    let &Span { start, step, len } = span;
+    if (start, step, len) == (0, 1, extent) {
+        return Ok(x);
+    }
+    let stride = step.unsigned_abs() as usize;
+    let mut y = x;
+    let mut start = start;
+    if step < 0 && len > 1 {
+        let attrs = Attrs::new().with("axes", vec![axis as i64]).with("steps", vec![-1]);
+        y = y.op("Slice", &[], attrs.with("starts", vec![i64::MAX]).with("ends", vec![i64::MIN]));
+        start -= (len - 1) * stride;
+    }
+    let mut taken = len;
+    if stride > 1 && len > 1 {
+        // A column of zeros behind each element, but the last.
+        let mut split = x.shape()?.to_vec();
+        split.insert(axis + 1, 1);
+        let wide = pad(y.shaped(&split), axis + 1, 0, stride - 1);
+        split.remove(axis + 1);
+        split[axis] = len * stride;
+        taken = (len - 1) * stride + 1;
+        y = wide.shaped(&split).part(axis, 0..taken);
+    }
+    Ok(pad(y, axis, start, extent - start - taken))
+}
+
+/// Zeros before and after a value, along one axis.
+pub(super) fn pad(x: Var, axis: usize, before: usize, after: usize) -> Var {
+    let Ok(shape) = x.shape() else { return x };
+    if (before, after) == (0, 0) {
+        return x;
+    }
+    let mut pads = vec![0; 2 * shape.len()];
+    (pads[axis], pads[shape.len() + axis]) = (before as i64, after as i64);
+    x.op("Pad", &[], Attrs::new().with("pads", pads))
 }
 
 fn slice(call: &Call) -> OpResult<Vec<Fact>> {

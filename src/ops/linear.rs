@@ -2,7 +2,7 @@
 
 use super::{broadcasts_to, ensure, indices, output, same_float};
 use crate::kernel::Template;
-use crate::op::{Args, Call, Eval, Fact, Lower, OpDef, OpResult, Part, TemplateCall, Var, one, optional};
+use crate::op::{Args, Back, Call, Eval, Fact, Lower, Nodes, OpDef, OpResult, Part, TemplateCall, Var, one, optional};
 use crate::shape::{Access, Shape};
 
 pub(super) static OPS: &[OpDef] = &[
@@ -15,6 +15,7 @@ pub(super) static OPS: &[OpDef] = &[
         Eval::Tensor(eval_matmul),
         Lower::Template(lower_matmul),
     )
+    .grad(matmul_grad)
     .sample(|s| s.floats(&[&[2, 3], &[3, 4]]))
     .part(part_matmul),
     OpDef::new(
@@ -74,6 +75,38 @@ fn infer_matmul(call: &Call) -> OpResult<Vec<Fact>> {
         shape.remove(p.batch.len());
     }
     output(dtype, shape)
+}
+
+/// The gradients `dy Bᵀ` and `Aᵀ dy`. Of a matrix that multiplies a batch, the second is one product over all rows of the batch.
+fn matmul_grad<'g>(_: Nodes<'g>, call: &Call, back: &Back<'_, 'g>) -> OpResult<Vec<Option<Var<'g>>>> {
+    let p = Product::new(call)?;
+    let promoted = |x: Var<'g>, shape: &Shape, vector: [usize; 2]| if shape.len() == 1 { x.shaped(&vector) } else { x };
+    let a = promoted(back.x[0], call.shape(0), [1, p.k]);
+    let b = promoted(back.x[1], call.shape(1), [p.k, 1]);
+    let dy = back.first()?.shaped(&p.with(p.m, p.n));
+    let turned = |x: Var<'g>| -> OpResult<Var<'g>> {
+        let rank = x.shape()?.len();
+        let mut axes: Vec<usize> = (0..rank).collect();
+        axes.swap(rank - 2, rank - 1);
+        Ok(x.transpose(&axes))
+    };
+    let da = dy.matmul(turned(b)?);
+    let rows = p.batch.numel() * p.m;
+    let db = if b.shape()?.len() == 2 && a.shape()?.numel() == rows * p.k {
+        turned(a.shaped(&[rows, p.k]))?.matmul(dy.shaped(&[rows, p.n]))
+    } else {
+        turned(a)?.matmul(dy)
+    };
+    let unpromoted = |gradient: Var<'g>, shape: &Shape| -> OpResult<Var<'g>> {
+        if shape.len() != 1 {
+            return Ok(gradient);
+        }
+        // A vector is summed over the batch before its axis is alone again.
+        let axes: Vec<i64> = (0..gradient.shape()?.len() as i64 - 2).collect();
+        let sum = if axes.is_empty() { gradient } else { gradient.reduce_sum(&axes, false) };
+        Ok(sum.shaped(shape))
+    };
+    Ok(vec![Some(unpromoted(da, call.shape(0))?), Some(unpromoted(db, call.shape(1))?)])
 }
 
 fn eval_matmul(inputs: &Args<&[f64]>, call: &Call) -> OpResult<Vec<Vec<f64>>> {

@@ -2,7 +2,7 @@
 
 use crate::dtype::DType;
 use crate::error::ensure;
-use crate::op::{Arity, Call, Eval, Fact, Infer, Input, Lower, OpDef, OpResult, Tensors};
+use crate::op::{Arity, Call, Eval, Fact, Infer, Input, Lower, Nodes, OpDef, OpResult, Tensors, Var};
 use crate::shape::{Shape, indices};
 use std::borrow::Cow;
 use std::fmt;
@@ -192,6 +192,29 @@ fn output(dtype: DType, shape: impl Into<Shape>) -> OpResult<Vec<Fact>> {
 /// A constant list of integers that the row cannot do without.
 fn required_ints<'a>(call: &Call<'a>, name: &str) -> OpResult<Cow<'a, [i64]>> {
     call.ints(name)?.ok_or_else(|| format!("'{name}' is required and must be a constant"))
+}
+
+/// The gradient of a linear map along an axis: `weights(i)` lists the elements that output element `i` reads, with their weights.
+fn transposed_map<'g>(
+    b: Nodes<'g>,
+    dy: Var<'g>,
+    axis: usize,
+    [out, extent]: [usize; 2],
+    weights: impl Fn(usize) -> Vec<(usize, f64)>,
+) -> OpResult<Var<'g>> {
+    let fact = dy.fact()?;
+    let (outer, inner): (usize, usize) =
+        (fact.shape[..axis].iter().product(), fact.shape[axis + 1..].iter().product());
+    let matrix = b.constant(fact.dtype, [extent, out], || {
+        let mut matrix = vec![0.0; extent * out];
+        for i in 0..out {
+            weights(i).into_iter().for_each(|(j, weight)| matrix[j * out + i] += weight);
+        }
+        matrix
+    });
+    let mut shape = fact.shape;
+    shape[axis] = extent;
+    Ok(matrix.matmul(dy.shaped(&[outer, out, inner])).shaped(&shape))
 }
 
 /// The shape of a vector of `extent` elements that broadcasts along the first of `rank` axes.

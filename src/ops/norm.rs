@@ -148,6 +148,11 @@ pub(super) static OPS: &[OpDef] = &[
         Eval::Tensor(|inputs, call| eval_softmax(inputs, call, |x, max, sum| (x - max).exp() / sum)),
         Lower::Decompose(|_, call, x| decompose_softmax(call, x[0], false)),
     )
+    .grad(|_, call, back| {
+        let (y, dy, axes) = (back.y[0], back.first()?, softmax_axes(call)?);
+        let mean = if axes.is_empty() { y * dy } else { reduce("ReduceSum", y * dy, &axes) };
+        Ok(vec![Some(y * (dy - mean))])
+    })
     .sample(|s| s.input(DType::F32, &[2, 3, 4], -20.0, 20.0).attr("axis", 1))
     .attrs(&["axis", "flatten"])
     .upgrade(flattened),
@@ -159,6 +164,11 @@ pub(super) static OPS: &[OpDef] = &[
         Eval::Tensor(|inputs, call| eval_softmax(inputs, call, |x, max, sum| x - max - sum.ln())),
         Lower::Decompose(|_, call, x| decompose_softmax(call, x[0], true)),
     )
+    .grad(|_, call, back| {
+        let (y, dy, axes) = (back.y[0], back.first()?, softmax_axes(call)?);
+        let sum = if axes.is_empty() { dy } else { reduce("ReduceSum", dy, &axes) };
+        Ok(vec![Some(dy - y.exp() * sum)])
+    })
     .sample(|s| s.input(DType::F32, &[2, 3, 4], -20.0, 20.0).attr("axis", 1))
     .attrs(&["axis", "flatten"])
     .upgrade(flattened),

@@ -1,7 +1,7 @@
 //! Interpolation.
 
 use super::compose::composed;
-use super::{along, ensure, indices, output, same_float};
+use super::{along, ensure, indices, output, same_float, transposed_map};
 use crate::dtype::DType;
 use crate::kernel::{Nearest, ResizeMode, Template};
 use crate::op::{
@@ -39,6 +39,13 @@ pub(super) static OPS: &[OpDef] = &[
         Eval::Tensor(eval_resize),
         Lower::Template(lower_resize),
     )
+    .grad(|b, call, back| {
+        let (mode, mut dx) = (mode(call)?, back.first()?);
+        for (k, &axis) in axes(call)?.iter().enumerate().filter(|(_, axis)| !axis.stays()) {
+            dx = transposed_map(b, dx, k, [axis.out, axis.len], |i| neighbours(axis, mode, i))?;
+        }
+        Ok(vec![Some(dx)])
+    })
     .sample(|s| s.floats(&[&[1, 2, 3, 4]]).ints("sizes", &[1, 2, 6, 3]).attr("mode", "linear"))
     .attrs(CORE_ATTRS)
     .part(part_resize),

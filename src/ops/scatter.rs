@@ -43,6 +43,18 @@ pub(super) static OPS: &[OpDef] = &[
             Ok(TemplateCall { template, shape, reads: vec![(0, base), (1, indices), (2, x[2].clone())] })
         }),
     )
+    .grad(|b, call, back| {
+        let (dy, data, updates) = (back.first()?, call.shape(0), call.shape(2));
+        let attrs = Attrs::new().with("axis", call.axis("axis", 0, data)? as i64);
+        let zeros = b.scalar(0.0, call.dtype(2)).expand(updates);
+        let kept = dy.op(SCATTER, &[back.x[1], zeros], call.attrs.clone());
+        // An update has a part in the result if its number is what a scatter of numbers leaves at its place.
+        let numbers = b.numbers(DType::I32, updates.clone(), 0.0);
+        let places = back.x[1].expand(updates);
+        let left = b.scalar(-1.0, DType::I32).expand(data).op(SCATTER, &[places, numbers], attrs.clone());
+        let stays = left.op("GatherElements", &[places], attrs.clone()).equal(numbers);
+        Ok(vec![Some(kept), None, Some(stays.select(dy.op("GatherElements", &[places], attrs), 0.0))])
+    })
     .sample(|s| s.floats(&[&[2, 5, 3]]).input(DType::I64, &[2, 4, 1], -5.0, 4.0).floats(&[&[2, 4, 3]]).attr("axis", 1))
     .sample(|s| {
         let s = s.floats(&[&[2, 5, 3]]).given(DType::I64, &[1, 4, 1], &[0.0, -1.0, 5.0, 2.0]);

@@ -1,11 +1,12 @@
 //! Windows that slide over `[n, c, spatial..]`: convolutions and pools of one to three spatial axes.
 
 use super::compose::composed;
+use super::layout::{Span, spread};
 use super::{along, ensure, expect_shape, indices, output, position, same_float};
 use crate::dtype::DType;
 use crate::kernel::{Pool, Template, Window};
 use crate::op::{
-    Args, Attrs, Call, Eval, Fact, Lower, Nodes, OpDef, OpResult, Part, Sample, TemplateCall, Var, one, optional,
+    Args, Attrs, Back, Call, Eval, Fact, Lower, Nodes, OpDef, OpResult, Part, Sample, TemplateCall, Var, one, optional,
 };
 use crate::shape::{Access, Shape};
 use std::iter::zip;
@@ -38,6 +39,12 @@ pub(super) static OPS: &[OpDef] = &[
             Ok(widened(Template::Conv { groups, window: window(&sides) }, &shape, at))
         }),
     )
+    .grad(|_, call, back| {
+        let (_, group, sides) = conv(call)?;
+        let (x, w, dy) = (back.x[0], back.x[1], back.first()?);
+        let dx = dy.op("plimsoll.ConvTranspose", &[w], adjoint(&sides).with("group", group as i64));
+        Ok(vec![Some(dx), Some(filter_grad(x, dy, group, &sides)?)])
+    })
     .sample(|s| {
         s.floats(&[&[1, 4, 6, 6], &[4, 2, 3, 3]])
             .attr("group", 2)
@@ -88,6 +95,16 @@ pub(super) static OPS: &[OpDef] = &[
             Ok(widened(Template::ConvTranspose { groups, window: window(&sides) }, &shape, at))
         }),
     )
+    .grad(|_, call, back| {
+        let (_, group, sides) = conv_transpose(call)?;
+        let (x, w, dy) = (back.x[0], back.x[1], back.first()?);
+        let dx = dy.op("plimsoll.Conv", &[w], window_attrs(&sides).with("group", group as i64));
+        // Of the convolution whose gradient this row is, `dy` is the input.
+        let reversed = |side: &Side| Side { len: side.out, out: side.len, ..*side };
+        let sides: Vec<_> = sides.iter().map(reversed).collect();
+        let dx = sides.iter().enumerate().fold(dx, |dx, (k, side)| dx.part(k + 2, 0..side.out));
+        Ok(vec![Some(dx), Some(filter_grad(dy, x, group, &sides)?)])
+    })
     .sample(|s| {
         s.floats(&[&[1, 4, 3, 3], &[4, 1, 3, 2]])
             .attr("group", 2)
@@ -118,6 +135,7 @@ pub(super) static OPS: &[OpDef] = &[
         Eval::Tensor(eval_max),
         Lower::Template(|call, at| lower_pool(call, at, |_| Pool::Max)),
     )
+    .grad(max_grad)
     .sample(|s| s.floats(&[&[1, 2, 5, 5]]).ints("kernel_shape", &[2, 2]).ints("strides", &[2, 2]))
     .attrs(MAX_POOL_ATTRS)
     .part(planes),
@@ -156,6 +174,7 @@ pub(super) static OPS: &[OpDef] = &[
             lower_pool(call, at, mean)
         }),
     )
+    .grad(average_grad)
     .sample(POOLED)
     .attrs(&["auto_pad", "ceil_mode", "count_include_pad", "dilations", "kernel_shape", "pads", "strides"])
     .part(planes),
@@ -705,6 +724,97 @@ fn transposed<'g>(sides: &[Side], numbers: Var<'g>) -> Var<'g> {
         sum = Some(sum.map_or(share, |sum: Var<'g>| sum + share));
     }
     sum.unwrap_or(numbers)
+}
+
+/// The attributes of the transposed convolution that hands gradients back through a window.
+fn adjoint(sides: &[Side]) -> Attrs {
+    let side = |side: &Side| {
+        let spread = (side.out - 1) * side.stride + side.reach();
+        let (after, surplus) = (spread.saturating_sub(side.before + side.len), (side.before + side.len).saturating_sub(spread));
+        Side { after, surplus, ..*side }
+    };
+    let sides: Vec<_> = sides.iter().map(side).collect();
+    let surplus: Vec<usize> = sides.iter().map(|side| side.surplus).collect();
+    window_attrs(&sides).with("output_padding", &surplus[..])
+}
+
+/// The gradient of a convolution by its filters: a convolution of the input by the gradient, over the images.
+///
+/// ```text
+/// x [n, g c, in..]  -> [c, g n, in..]  --.
+/// dy [g o, n.., out..] ------------------'-> [c, g o, kernel..] -> [g o, c, kernel..]
+/// ```
+fn filter_grad<'g>(x: Var<'g>, dy: Var<'g>, group: usize, sides: &[Side]) -> OpResult<Var<'g>> {
+    let (input, rank) = (x.shape()?, sides.len() + 2);
+    let (images, channels) = (input[0], input[1] / group);
+    let mut axes: Vec<usize> = (0..rank + 1).collect();
+    axes.swap(0, 2);
+    let split = x.shaped(&[&[images, group, channels], &input[2..]].concat()).transpose(&axes);
+    let data = split.shaped(&[&[channels, group * images], &input[2..]].concat());
+    let mut axes: Vec<usize> = (0..rank).collect();
+    axes.swap(0, 1);
+    let turned: Vec<_> = sides.iter().map(|s| Side { stride: s.dilation, dilation: s.stride, ..*s }).collect();
+    let attrs = window_attrs(&turned).with("group", group as i64);
+    let dw = data.op("plimsoll.Conv", &[dy.transpose(&axes)], attrs);
+    // Elements that no window reaches make it larger.
+    let dw = sides.iter().enumerate().fold(dw, |dw, (k, side)| dw.part(k + 2, 0..side.kernel));
+    Ok(dw.transpose(&axes))
+}
+
+/// Each mean is handed back in equal parts to the elements of its window.
+fn average_grad<'g>(b: Nodes<'g>, call: &Call, back: &Back<'_, 'g>) -> OpResult<Vec<Option<Var<'g>>>> {
+    let (shape, sides) = pool(call)?;
+    let padded = call.int("count_include_pad", 0)? != 0;
+    let mut dy = back.first()?;
+    for (k, side) in sides.iter().enumerate() {
+        let count = |o: usize| {
+            let within = |t: &usize| o * side.stride + t * side.dilation < side.before + side.len + side.after;
+            let count = if padded { (0..side.kernel).filter(within).count() } else { side.taps(o).len() };
+            1.0 / count as f64
+        };
+        dy = dy * b.constant(call.dtype(0), along(side.out, sides.len() - k), || (0..side.out).map(count).collect());
+    }
+    let window = [&[shape[1], 1], &kernel(&sides)[..]].concat();
+    let ones = b.scalar(1.0, call.dtype(0)).expand(&window);
+    let attrs = adjoint(&sides).with("group", shape[1] as i64);
+    Ok(vec![Some(dy.op("plimsoll.ConvTranspose", &[ones], attrs))])
+}
+
+/// Each maximum is handed back to where it stands first in its window.
+fn max_grad<'g>(_: Nodes<'g>, call: &Call, back: &Back<'_, 'g>) -> OpResult<Vec<Option<Var<'g>>>> {
+    let (_, sides) = pool(call)?;
+    let (x, y, dy) = (back.x[0], back.y[0], back.first()?);
+    let behind = |s: &Side| ((s.out - 1) * s.stride + s.reach()).saturating_sub(s.before + s.len);
+    let mut padded = x;
+    for (k, side) in sides.iter().enumerate() {
+        padded = lowest(padded, k + 2, side.before, behind(side));
+    }
+    let extents = padded.shape()?;
+    let (mut rest, mut sum) = (dy, None);
+    for t in indices(&kernel(&sides)) {
+        let spans = || zip(&sides, &t).map(|(s, &t)| Span { start: t * s.dilation, step: s.stride as i64, len: s.out });
+        let taken = spans().enumerate().fold(padded, |taken, (k, span)| span.of(taken, k + 2));
+        let hit = taken.equal(y);
+        let mut part = hit.select(rest, 0.0);
+        rest = hit.select(0.0, rest);
+        for (k, span) in spans().enumerate() {
+            part = spread(part, k + 2, &span, extents[k + 2])?;
+        }
+        sum = Some(sum.map_or(part, |sum: Var<'g>| sum + part));
+    }
+    let sum = sum.expect("a window has elements");
+    let inside = sides.iter().enumerate().fold(sum, |sum, (k, s)| sum.part(k + 2, s.before..s.before + s.len));
+    Ok(vec![Some(inside)])
+}
+
+/// The lowest number before and after a value, along one axis.
+fn lowest(x: Var, axis: usize, before: usize, after: usize) -> Var {
+    if (before, after) == (0, 0) {
+        return x;
+    }
+    let attrs = Attrs::new().with("pads", &[before, after][..]).with("axes", &[axis][..]);
+    let least = x.fact().map_or(0.0, |fact| fact.dtype.range().0);
+    x.op("Pad", &[], attrs.with("constant_value", least))
 }
 
 /// The spatial axes of a float input.

@@ -26,6 +26,7 @@ mod syntax;
 
 // Passes.
 mod attention;
+mod autodiff;
 mod chunk;
 mod half;
 mod layout;

@@ -10,7 +10,7 @@ const LAYERS: &[&[&str]] = &[
     &["error", "file", "hash", "dtype", "shape", "elements", "tensor", "npy", "safetensors", "target"],
     &["expr", "kernel", "op", "ops"],
     &["decisions", "constant", "graph"],
-    &["trace", "onnx", "reference", "pass"],
+    &["autodiff", "trace", "onnx", "reference", "pass"],
     &["kernel::library"],
     &["kernel::cpu"],
     &["kernel::schedule"],

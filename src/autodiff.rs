@@ -1,0 +1,220 @@
+//! Gradients: a graph grows by the nodes that compute the derivatives of one value by others.
+//!
+//! The graph is walked backwards from the value. Each node on the way hands the gradients of its outputs to its inputs, as its row's
+//! [`Grad`] says. Most rows state nothing:
+//!
+//! - an elementwise row is derived from its expression ([`scalar`]);
+//! - a row that decomposes is derived node by node. These nodes are added beside the row, and are computed once with those of the forward
+//!   computation, because equal nodes are;
+//! - a reduction, a concatenation and a view have one rule each.
+//!
+//! A rule may read inputs and outputs freely. What is kept from the forward computation is a matter of the plan.
+
+mod fixed;
+mod scalar;
+
+use crate::error::{Error, Result};
+use crate::graph::{Decomposer, Graph};
+use crate::op::{Args, Back, Call, Fact, Grad, Lower, Nodes, OpResult, ValueId, Var, build};
+use crate::shape::Shape;
+use std::collections::{HashMap, HashSet};
+
+/// Adds the nodes that compute the derivatives of `of`, which has one element, by each of `by`. Where nothing leads from one of these to
+/// `of`, there is no derivative.
+///
+/// # Errors
+/// When `of` is not one float, or a node between has no derivatives: its name, its operator, and the way from `of` to it.
+pub fn gradients(graph: &mut Graph, of: ValueId, by: &[ValueId]) -> Result<Vec<Option<ValueId>>> {
+    let fact = graph.fact(of);
+    if !fact.dtype.is_float() || fact.shape.numel() != 1 {
+        let found = format!("gradients of '{}': expected one float, found {fact}", graph.value_name(of));
+        return Err(Error::graph(found));
+    }
+    let (dtype, shape) = (fact.dtype, fact.shape.clone());
+    let order = graph.order()?;
+    let mut sweep = Sweep { graph, active: by.iter().copied().collect(), found: HashMap::new(), of };
+    order.iter().for_each(|&node| sweep.activate(node));
+    if sweep.active.contains(&of) {
+        let one = build(sweep.nodes_of("gradients"), |b| Ok(vec![b.constant(dtype, shape.clone(), || vec![1.0])]));
+        sweep.add(of, one.map_err(Error::graph)?[0]);
+    }
+    for &node in order.iter().rev() {
+        sweep.back(node)?;
+    }
+    by.iter().map(|&value| sweep.total(value)).collect()
+}
+
+/// The walk from a value to what it depends on.
+struct Sweep<'a> {
+    graph: &'a mut Graph,
+    /// The floats that depend on one of the values to derive by.
+    active: HashSet<ValueId>,
+    /// The gradients that the readers of a value have given so far.
+    found: HashMap<ValueId, Vec<ValueId>>,
+    /// The value that is derived.
+    of: ValueId,
+}
+
+impl Sweep<'_> {
+    /// Marks the float outputs of a node that reads an active value.
+    fn activate(&mut self, node: u32) {
+        let reads = self.graph.operands(node).into_iter().flatten().any(|value| self.active.contains(&value));
+        if reads {
+            let outputs = self.graph.node(node).outputs.iter().enumerate();
+            let floats = outputs.filter(|(_, output)| output.fact.dtype.is_float());
+            self.active.extend(floats.map(|(port, _)| ValueId { node, port: port as u32 }));
+        }
+    }
+
+    fn nodes_of(&mut self, name: &str) -> Decomposer<'_> {
+        self.graph.append();
+        Decomposer::new(self.graph, name.to_owned())
+    }
+
+    /// Adds to the gradient of a value.
+    fn add(&mut self, value: ValueId, gradient: ValueId) {
+        if self.active.contains(&value) {
+            self.found.entry(value).or_default().push(gradient);
+        }
+    }
+
+    /// The sum of the gradients that the readers of a value gave.
+    fn total(&mut self, value: ValueId) -> Result<Option<ValueId>> {
+        let Some(parts) = self.found.remove(&value) else { return Ok(None) };
+        let name = format!("gradient of {}", self.graph.value_name(value));
+        let sum = build(self.nodes_of(&name), |b| {
+            let parts = parts.iter().map(|&part| b.value(part));
+            Ok(parts.reduce(|sum, part| sum + part).into_iter().collect())
+        });
+        let sum = sum.map_err(Error::graph)?[0];
+        // Others may ask again.
+        self.found.insert(value, vec![sum]);
+        Ok(Some(sum))
+    }
+
+    /// Hands the gradients of a node's outputs to its inputs.
+    fn back(&mut self, id: u32) -> Result<()> {
+        let outputs = 0..self.graph.node(id).outputs.len() as u32;
+        let dy: Vec<_> = outputs.map(|port| self.total(ValueId { node: id, port })).collect::<Result<_>>()?;
+        let Some(op) = self.graph.node(id).op().filter(|_| dy.iter().any(Option::is_some)) else { return Ok(()) };
+        match (op.grad, op.lower) {
+            (Grad::None(why), _) => Err(self.refuse(id, why)),
+            (Grad::Derived, Lower::Decompose(_)) => self.pieces(id, &dy),
+            (Grad::Derived, Lower::Const) => Ok(()),
+            (Grad::Derived, Lower::Template(_)) => Err(self.refuse(id, "its row states none")),
+            (Grad::Rule(rule), _) => self.apply(id, &dy, rule),
+            (Grad::Derived, Lower::Map(map)) => self.apply(id, &dy, |b, call, back| scalar::gradients(b, call, map, back)),
+            (Grad::Derived, Lower::Reduce(reduction)) => {
+                self.apply(id, &dy, |_, call, back| fixed::reduction(call, reduction, back))
+            }
+            (Grad::Derived, Lower::View(_)) => self.apply(id, &dy, |_, call, back| fixed::view(call, back)),
+            (Grad::Derived, Lower::Concat) => self.apply(id, &dy, |_, call, back| fixed::parts(call, back)),
+        }
+    }
+
+    /// Calls a rule, and gives each input its gradient.
+    fn apply(
+        &mut self,
+        id: u32,
+        dy: &[Option<ValueId>],
+        rule: impl for<'g> Fn(Nodes<'g>, &Call, &Back<'_, 'g>) -> OpResult<Vec<Option<Var<'g>>>>,
+    ) -> Result<()> {
+        let (node, operands) = (self.graph.node(id).clone(), self.graph.operands(id));
+        let facts: Vec<_> = operands.iter().map(|v| v.map(|v| self.graph.fact(v).clone())).collect();
+        let facts: Vec<Option<&Fact>> = facts.iter().map(Option::as_ref).collect();
+        let call = Call { op: node.op().expect("it is an operator"), attrs: &node.attrs, inputs: &facts };
+        let active = |value: &ValueId| self.active.contains(value);
+        let wanted: Vec<_> = operands.iter().map(|value| value.filter(active)).collect();
+        let mut given = Vec::new();
+        let made = build(self.nodes_of(&format!("gradient of {}", node.name)), |b| {
+            let x: Vec<_> = operands.iter().map(|value| value.map(|value| b.value(value))).collect();
+            let outputs = 0..node.outputs.len() as u32;
+            let y: Vec<_> = outputs.map(|port| b.value(ValueId { node: id, port })).collect();
+            let dy: Vec<_> = dy.iter().map(|value| value.map(|value| b.value(value))).collect();
+            let found = rule(b, &call, &Back { x: Args(&x), y: &y, dy: &dy })?;
+            let mut gradients = Vec::new();
+            for ((gradient, wanted), fact) in found.into_iter().zip(&wanted).zip(&facts) {
+                if let (Some(gradient), Some(value), Some(fact)) = (gradient, wanted, fact) {
+                    gradients.push(fitted(gradient, &fact.shape)?);
+                    given.push(*value);
+                }
+            }
+            Ok(gradients)
+        });
+        let made = made.map_err(|what| self.refuse(id, &what))?;
+        given.into_iter().zip(made).for_each(|(value, gradient)| self.add(value, gradient));
+        Ok(())
+    }
+
+    /// Derives a row by the nodes that it decomposes into.
+    fn pieces(&mut self, id: u32, dy: &[Option<ValueId>]) -> Result<()> {
+        let (node, operands) = (self.graph.node(id).clone(), self.graph.operands(id));
+        let op = node.op().expect("it is an operator");
+        let Lower::Decompose(rule) = op.lower else { unreachable!("the row decomposes") };
+        let facts: Vec<_> = operands.iter().map(|v| v.map(|v| self.graph.fact(v).clone())).collect();
+        let facts: Vec<Option<&Fact>> = facts.iter().map(Option::as_ref).collect();
+        let call = Call { op, attrs: &node.attrs, inputs: &facts };
+        self.graph.insert_at(id);
+        let mut pieces = Decomposer::new(self.graph, node.name.clone()).of(&call);
+        let values = call.decompose(rule, &mut pieces, &operands).map_err(|what| node.error(what))?;
+        let made = pieces.made;
+        made.iter().for_each(|&piece| self.activate(piece));
+        for (value, gradient) in values.into_iter().zip(dy) {
+            gradient.iter().for_each(|&gradient| self.add(value, gradient));
+        }
+        made.into_iter().rev().try_for_each(|piece| self.back(piece))
+    }
+
+    /// The error of a node without derivatives, with the way that leads to it.
+    fn refuse(&self, id: u32, why: &str) -> Error {
+        let graph = &*self.graph;
+        let mut way = Vec::new();
+        let mut at = id;
+        let mut seen = HashSet::from([id]);
+        // Readers of active values lead to the value that is derived.
+        let reads = |node: u32| {
+            let outputs = 0..graph.node(node).outputs.len() as u32;
+            outputs.flat_map(move |port| graph.users(ValueId { node, port }))
+        };
+        let reaches = self.ancestors();
+        while at != self.of.node {
+            let Some(next) = reads(at).find(|user| reaches.contains(user) && seen.insert(*user)) else { break };
+            way.push(format!("'{}'", graph.node(next).name));
+            at = next;
+        }
+        way.reverse();
+        let way = if way.is_empty() { String::new() } else { format!("; on the way {}", way.join(" <- ")) };
+        graph.node(id).error(format!("no derivatives: {why}{way}"))
+    }
+
+    /// The nodes that the derived value depends on.
+    fn ancestors(&self) -> HashSet<u32> {
+        let (mut found, mut stack) = (HashSet::new(), vec![self.of.node]);
+        while let Some(node) = stack.pop() {
+            if found.insert(node) {
+                stack.extend(self.graph.operands(node).into_iter().flatten().map(|value| value.node));
+            }
+        }
+        found
+    }
+}
+
+/// A gradient in the shape of its input: summed where the input was broadcast, and broadcast where the gradient is.
+fn fitted<'g>(gradient: Var<'g>, shape: &Shape) -> OpResult<Var<'g>> {
+    let found = gradient.shape()?;
+    if found == *shape {
+        return Ok(gradient);
+    }
+    let front = found.len().saturating_sub(shape.len());
+    let summed = |&axis: &usize| axis < front || shape[axis - front] == 1 && found[axis] != 1;
+    let axes: Vec<i64> = (0..found.len()).filter(summed).map(|axis| axis as i64).collect();
+    let sum = if axes.is_empty() { gradient } else { gradient.reduce_sum(&axes, true) };
+    let kept: Vec<usize> = sum.shape()?[front..].to_vec();
+    let sum = sum.shaped(&kept);
+    Ok(if kept == shape[..] { sum } else { sum.expand(shape) })
+}
+
+/// The attributes of a reduction over these axes, which stay with extent 1.
+fn over(axes: &[usize]) -> Vec<i64> {
+    axes.iter().map(|&axis| axis as i64).collect()
+}

@@ -1,0 +1,136 @@
+//! Gradients beside central differences.
+
+use plimsoll::internals::ops;
+use plimsoll::internals::op::{Data, Grad, OpDef, Sample};
+use plimsoll::internals::reference;
+use plimsoll::{DType, Graph, Tensor, Trace, ValueId, Var};
+use std::collections::HashMap;
+
+/// Rows that compute floats from floats, and have no derivatives.
+const WITHOUT: &[&str] = &[];
+
+struct Random(u64);
+
+impl Random {
+    /// A number in 0..1.
+    fn unit(&mut self) -> f64 {
+        self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (self.0 >> 11) as f64 / (1u64 << 53) as f64
+    }
+
+    fn draw(&mut self, low: f64, high: f64, count: usize) -> Vec<f64> {
+        (0..count).map(|_| low + (high - low) * self.unit()).collect()
+    }
+}
+
+/// The sum of all float outputs of a row, each element with a weight of its own. `None` if there are none.
+fn weighted<'g>(g: &'g Trace, sample: &Sample, inputs: &[Option<Var<'g>>]) -> Option<Var<'g>> {
+    let mut random = Random(7);
+    let mut loss: Option<Var> = None;
+    for output in g.outputs(sample.op, inputs, sample.attrs.clone()) {
+        let fact = output.fact().ok()?;
+        if fact.dtype != DType::F32 {
+            continue;
+        }
+        let weights = random.draw(-1.0, 1.0, fact.shape.numel());
+        let weights = g.constant("weights", Tensor::from_f64(DType::F32, fact.shape.clone(), &weights));
+        let sum = (output * weights).reduce_sum(&[], false);
+        loss = Some(loss.map_or(sum, |loss| loss + sum));
+    }
+    loss
+}
+
+/// The graph of a sample's weighted sum, with its derivatives by the float inputs if these are wanted.
+fn graph(sample: &Sample, derive: bool) -> Option<plimsoll::Result<Graph>> {
+    let g = Trace::new(sample.op);
+    let mut inputs = Vec::new();
+    for (slot, input) in sample.inputs.iter().enumerate() {
+        inputs.push(input.as_ref().map(|input| g.input(&format!("x{slot}"), input.dtype, &input.shape[..])));
+    }
+    let loss = weighted(&g, sample, &inputs)?;
+    g.output("loss", loss);
+    if derive {
+        let floats: Vec<_> =
+            inputs.iter().flatten().copied().filter(|x| x.fact().is_ok_and(|f| f.dtype == DType::F32)).collect();
+        for (number, gradient) in g.grad(loss, &floats).into_iter().enumerate() {
+            g.output(&format!("d{number}"), gradient);
+        }
+    }
+    Some(g.finish())
+}
+
+fn values(graph: &Graph, inputs: &[Vec<f64>]) -> HashMap<ValueId, Vec<f64>> {
+    let given = graph.inputs().iter().copied().zip(inputs.iter().cloned()).collect();
+    reference::values(graph, given).expect("the sample is computed")
+}
+
+fn loss(graph: &Graph, inputs: &[Vec<f64>]) -> f64 {
+    values(graph, inputs)[&graph.outputs()[0].1][0]
+}
+
+/// Compares derivatives along random directions, and by single elements, with central differences.
+fn compare(op: &OpDef, sample: &Sample) -> Result<bool, String> {
+    let Some(forward) = graph(sample, false) else { return Ok(false) };
+    let forward = forward.expect("the sample is sound");
+    let floats: Vec<usize> = sample.inputs.iter().flatten().enumerate().filter(|(_, i)| i.dtype == DType::F32).map(|(k, _)| k).collect();
+    if floats.is_empty() {
+        return Ok(false);
+    }
+    let both = graph(sample, true).expect("it has a loss").map_err(|error| error.to_string())?;
+    both.verify().map_err(|error| error.to_string())?;
+    let mut random = Random(op.name.len() as u64);
+    let mut inputs = Vec::new();
+    for input in sample.inputs.iter().flatten() {
+        let count = input.shape.iter().product();
+        inputs.push(match &input.data {
+            Data::Each(values) => values.clone(),
+            Data::Uniform(low, high) if input.dtype.is_float() => random.draw(*low, *high, count),
+            Data::Uniform(low, high) => random.draw(*low, *high + 1.0, count).iter().map(|v| v.floor().min(*high)).collect(),
+        });
+    }
+    let found = values(&both, &inputs);
+    for (number, &slot) in floats.iter().enumerate() {
+        let gradient = &found[&both.outputs()[1 + number].1];
+        let count = inputs[slot].len();
+        let mut directions = vec![random.draw(-1.0, 1.0, count)];
+        for _ in 0..24.min(count) {
+            let mut one = vec![0.0; count];
+            one[(random.unit() * count as f64) as usize] = 1.0;
+            directions.push(one);
+        }
+        for direction in directions {
+            let step = 1e-6;
+            let at = |step: f64| {
+                let mut moved = inputs.clone();
+                moved[slot].iter_mut().zip(&direction).for_each(|(x, d)| *x += step * d);
+                loss(&forward, &moved)
+            };
+            let expected = (at(step) - at(-step)) / (2.0 * step);
+            let found: f64 = gradient.iter().zip(&direction).map(|(g, d)| g * d).sum();
+            let error = (found - expected).abs() / expected.abs().max(1.0);
+            if error.is_nan() || error > 1e-6 {
+                return Err(format!("input {slot}: expected {expected}, found {found}"));
+            }
+        }
+    }
+    Ok(true)
+}
+
+#[test]
+fn every_row_has_the_derivatives_that_differences_show() {
+    let mut wrong = Vec::new();
+    let (mut derived, mut without) = (0, Vec::new());
+    for op in ops::all() {
+        if matches!(op.grad, Grad::None(_)) {
+            without.push(op.name);
+            continue;
+        }
+        match compare(op, &op.example()) {
+            Ok(compared) => derived += usize::from(compared),
+            Err(what) => wrong.push(format!("{}: {what}", op.name)),
+        }
+    }
+    eprintln!("{derived} rows have derivatives");
+    assert!(wrong.is_empty(), "{}\n{}", wrong.len(), wrong.join("\n"));
+    assert_eq!(without, WITHOUT);
+}
