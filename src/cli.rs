@@ -24,6 +24,7 @@ mod plan;
 mod programs;
 mod run;
 mod support;
+mod train;
 mod tune;
 
 const AFTER_HELP: &str = "A first look:
@@ -81,6 +82,8 @@ enum Command {
     Bench(bench::Bench),
     /// Time the algorithms of a graph's kernels on a device, and keep the fastest for `run` and `bench`.
     Tune(tune::Tune),
+    /// Train the weights of a model on rows of data.
+    Train(Box<train::Train>),
     /// Print a graph as ONNX, as text or in Graphviz's language, or its kernels as WGSL or CUDA C++.
     Emit(emit::Emit),
     /// List the devices of this machine, and the CUDA libraries that were found.
@@ -121,6 +124,7 @@ pub fn main() -> ExitCode {
         Command::Compare(c) => c.run(json),
         Command::Bench(c) => c.run(json),
         Command::Tune(c) => c.run(json),
+        Command::Train(c) => c.run(json),
         Command::Emit(c) => c.run(json).map_err(Failure::from),
         Command::Devices(c) => c.run(json).map_err(Failure::from),
         Command::Ops => ops::run(json).map_err(Failure::from),

@@ -64,6 +64,13 @@ pub fn map(file: &File, offset: u64, bytes: usize) -> io::Result<Bytes> {
     Ok(Bytes::from_owner(map))
 }
 
+/// True if a name fits a pattern, in which `*` stands for any text.
+pub fn glob(pattern: &str, name: &str) -> bool {
+    let Some((first, rest)) = pattern.split_once('*') else { return pattern == name };
+    let Some(name) = name.strip_prefix(first) else { return false };
+    (0..=name.len()).any(|at| name.get(at..).is_some_and(|tail| glob(rest, tail)))
+}
+
 /// The cache's folder: `PLIMSOLL_CACHE_DIR`, else below the user's own.
 pub fn cache_folder() -> Option<PathBuf> {
     let set = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);

@@ -233,6 +233,27 @@ impl Graph {
         Ok(())
     }
 
+    /// Makes a state of a constant, which is what it begins with.
+    ///
+    /// # Errors
+    /// When the value is no constant.
+    pub(crate) fn keep(&mut self, value: ValueId) -> Result<()> {
+        let Some(constant) = self.as_constant(value).cloned() else {
+            return Err(self.node(value.node).error("only a constant becomes a state"));
+        };
+        self.known = Known::default();
+        self.dag[index(value.node)].kind = Kind::State(Some(constant));
+        self.states.push(State { value, update: None, count: None, output: None });
+        Ok(())
+    }
+
+    /// Gives a node and its first value another name.
+    pub(crate) fn rename(&mut self, value: ValueId, name: String) {
+        let node = &mut self.dag[index(value.node)];
+        node.outputs[value.port as usize].name.clone_from(&name);
+        node.name = name;
+    }
+
     /// Sorts the states by numbers of their names.
     pub(crate) fn sort_states(&mut self, number: impl Fn(&str) -> Option<usize>) {
         let mut states = std::mem::take(&mut self.states);

@@ -67,6 +67,7 @@ mod shape;
 mod target;
 mod tensor;
 mod trace;
+mod train;
 mod tune;
 
 /// The parts, for the tests of this project. They may change at any time.
@@ -77,7 +78,7 @@ pub mod internals {
     }
     modules! {
         advise backend constant decisions dtype eager elements error exec expr file graph kernel npy onnx op ops
-        pass place plan reference report safetensors session shape target tensor trace tune
+        pass place plan reference report safetensors session shape target tensor trace train tune
     }
 }
 

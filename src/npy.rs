@@ -7,9 +7,10 @@ use crate::error::{Error, Result, ensure};
 use crate::file;
 use crate::shape::Shape;
 use crate::tensor::Tensor;
+use bytes::Bytes;
 use half::bf16;
 use std::fs::File;
-use std::io::{self, BufReader, ErrorKind, Read};
+use std::io::{self, BufReader, ErrorKind, Read, Seek};
 use std::path::Path;
 
 const MAGIC: &[u8; 6] = b"\x93NUMPY";
@@ -28,6 +29,26 @@ const TYPES: [(&str, DType); 8] = [
 
 /// The header ends at a multiple of this, so that the elements are aligned in a mapped file.
 const ALIGNMENT: usize = 64;
+
+/// Maps an `.npy` file in C order: its elements' type and shape, and the elements. They take no memory of the process.
+///
+/// # Errors
+/// As [`read`], and when the array is in Fortran order.
+pub fn map(path: &Path) -> Result<(DType, Shape, Bytes)> {
+    let fail = |e| Error::file(path, "read the array", e);
+    let mut file = File::open(path).map_err(|e| Error::file(path, "open", e))?;
+    let Header { descr, fortran, shape } = Header::read(&mut file).map_err(fail)?;
+    let start = file.stream_position().map_err(fail)?;
+    let bad = |what: String| fail(invalid(what));
+    let dtype = TYPES.iter().find(|(name, _)| *name == descr).map(|(_, dtype)| *dtype);
+    let dtype = dtype.ok_or_else(|| bad(format!("elements of type {descr} are not supported")))?;
+    ensure(!fortran, || bad("expected the rows one after another (C order), found Fortran order".into()))?;
+    let shape = Shape::new(shape);
+    let length = file.metadata().map_err(fail)?.len() - start;
+    let size = shape.checked_len().and_then(|n| n.checked_mul(dtype.size())).filter(|&n| n as u64 == length);
+    let size = size.ok_or_else(|| bad(format!("the header says {dtype}{shape}, but {length} bytes follow it")))?;
+    Ok((dtype, shape, file::map(&file, start, size).map_err(fail)?))
+}
 
 /// Reads an `.npy` file, in C or Fortran order.
 ///

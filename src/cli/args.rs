@@ -419,7 +419,7 @@ fn pair(text: &str) -> Result<(String, String), String> {
     Ok((input.to_owned(), output.to_owned()))
 }
 
-fn binding(text: &str) -> Result<(String, Extent), String> {
+pub(super) fn binding(text: &str) -> Result<(String, Extent), String> {
     // A dim's name may contain '='.
     let (name, extent) = text.rsplit_once('=').ok_or("expected DIM=N")?;
     let number = |text: &str| {

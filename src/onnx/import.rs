@@ -10,6 +10,7 @@
 use super::Model;
 use super::dims::{bind, check_output};
 use super::proto::*;
+use super::weights::is_weight;
 use crate::decisions::Decisions;
 use crate::dtype::DType;
 use crate::error::{Error, Result, ensure};
@@ -59,6 +60,8 @@ struct Importer<'a> {
     unpacked: HashSet<ValueId>,
     /// Values of [hints](Arity::Hint) that are no constants. Each is reported once.
     unused_hints: HashSet<ValueId>,
+    /// Initializers that are trained.
+    weights: HashSet<ValueId>,
     /// Work that inlining may still do, in the units of [`MAX_WORK`].
     work_left: usize,
 }
@@ -169,6 +172,7 @@ impl<'a> Importer<'a> {
             decisions,
             unpacked: HashSet::new(),
             unused_hints: HashSet::new(),
+            weights: HashSet::new(),
             // Reading the whole file once is free.
             work_left: MAX_WORK + model.proto.encoded_len() / BYTES_PER_UNIT,
         }
@@ -289,7 +293,11 @@ impl<'a> Importer<'a> {
             } else {
                 self.constant(tensor, &scope.name(name))
             };
-            scope.take(name, value?)?;
+            let value = value?;
+            if is_main && model.trains && is_weight(tensor) {
+                self.weights.insert(value);
+            }
+            scope.take(name, value)?;
         }
         Ok(())
     }
@@ -316,7 +324,7 @@ impl<'a> Importer<'a> {
         Ok(self.add(self.rows["Cast"], &format!("{name}.i8"), &[Some(value)], attrs, &[])?[0])
     }
 
-    /// Adds a node and returns its outputs. A node whose inputs are all constants is folded into constants.
+    /// Adds a node and returns its outputs. A node whose inputs are all constants is folded into constants, unless one is trained.
     fn add(
         &mut self,
         op: &'static OpDef,
@@ -327,6 +335,9 @@ impl<'a> Importer<'a> {
     ) -> Result<Vec<ValueId>> {
         let node = self.graph.add(op, name, inputs, attrs, outputs)?;
         let ports = self.graph.node(node).outputs.len() as u32;
+        if inputs.iter().flatten().any(|value| self.weights.contains(value)) {
+            return Ok((0..ports).map(|port| ValueId { node, port }).collect());
+        }
         let folded = fold_node(&mut self.graph, node, &self.decisions)?;
         Ok(folded.unwrap_or_else(|| (0..ports).map(|port| ValueId { node, port }).collect()))
     }
@@ -484,6 +495,7 @@ impl<'a> Importer<'a> {
     /// The attribute that an input becomes. A hint that is no constant becomes none.
     fn shaping(&mut self, declared: &Input, call: &Call<'_, 'a>, value: ValueId) -> Result<Option<Attr>> {
         let input = declared.name;
+        let value = self.folded(value)?;
         let Some(constant) = self.graph.as_constant(value) else {
             ensure(declared.arity == Arity::Hint, || call.fail(self.not_constant(input, value)))?;
             if self.unused_hints.insert(value) {
@@ -496,6 +508,18 @@ impl<'a> Importer<'a> {
         })?;
         let tensor = constant.value().map_err(|e| call.fail(needed(input, &e)))?;
         Ok(Some(Attr::shaping(tensor)))
+    }
+
+    /// Folds what a value depends on, if these are weights alone: what shapes the computation is not trained.
+    fn folded(&mut self, value: ValueId) -> Result<ValueId> {
+        if self.weights.is_empty() || self.graph.node(value.node).op().is_none() {
+            return Ok(value);
+        }
+        for operand in self.graph.operands(value.node).into_iter().flatten() {
+            self.folded(operand)?;
+        }
+        let made = fold_node(&mut self.graph, value.node, &self.decisions)?;
+        Ok(made.map_or(value, |made| made[value.port as usize]))
     }
 
     /// Inlines the nodes of a function.

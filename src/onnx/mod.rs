@@ -28,6 +28,7 @@ pub mod proto;
 mod state;
 pub mod text;
 mod training;
+mod weights;
 
 pub use export::{encode, export, export_step};
 pub use state::likely_states;
@@ -51,6 +52,8 @@ pub struct Model {
     first: Vec<(String, Tensor)>,
     /// The training step, if the model has taken it.
     training: Option<training::Training>,
+    /// True if the initializers are to be trained: nodes that read nothing else are not folded.
+    trains: bool,
 }
 
 /// Reads a model: text from `.onnxtxt`, protobuf from `.onnx`. Any other name is judged by its content.
@@ -181,6 +184,7 @@ impl Model {
             outputs: Vec::new(),
             first: Vec::new(),
             training: None,
+            trains: false,
         }
     }
 

@@ -114,6 +114,11 @@ impl<'g> Var<'g> {
         self.value.ok_or_else(|| "an error came before this value".into())
     }
 
+    /// The graph that the value is in.
+    pub(crate) fn scope(self) -> Nodes<'g> {
+        self.scope
+    }
+
     /// Element type and shape.
     ///
     /// # Errors

@@ -10,7 +10,7 @@ const LAYERS: &[&[&str]] = &[
     &["error", "file", "hash", "dtype", "shape", "elements", "tensor", "npy", "safetensors", "target"],
     &["expr", "kernel", "op", "ops"],
     &["decisions", "constant", "graph"],
-    &["autodiff", "trace", "onnx", "reference", "pass"],
+    &["autodiff", "trace", "onnx", "reference", "pass", "train"],
     &["kernel::library"],
     &["kernel::cpu"],
     &["kernel::schedule"],
@@ -30,7 +30,7 @@ const LAYERS: &[&[&str]] = &[
     &["plan::programs", "plan::forks"],
     &["plan::tell"],
     &["exec", "eager", "tune"],
-    &["session", "advise", "report", "cli"],
+    &["session", "train::run", "advise", "report", "cli"],
 ];
 
 /// Modules of which none may use another.

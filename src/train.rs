@@ -1,0 +1,402 @@
+//! Training steps: a model's graph becomes a graph whose states are its weights, and which updates them in each run.
+//!
+//! ```text
+//! model -> norm (statistics of the batch) -> loss -> autodiff -> clip -> optimizer -> updates of states
+//! ```
+//!
+//! [`programs`] builds the graphs. What is planned, and runs, are graphs with states as any other: planner, backends and executor know
+//! nothing of training.
+//!
+//! With accumulation an update has several parts, which are programs over the same states: `first` writes the sums of the gradients, `next`
+//! adds to them, `last` adds to them and updates. There is no run that sets sums to zero.
+
+pub mod data;
+mod loss;
+mod norm;
+mod optimizer;
+mod rate;
+pub mod run;
+
+pub use loss::Loss;
+pub use optimizer::Optimizer;
+pub use rate::{Rate, Schedule};
+
+use crate::autodiff;
+use crate::dtype::DType;
+use crate::error::{Error, Result, ensure};
+use crate::graph::{Decomposer, Graph, Kind};
+use crate::op::{Fact, Nodes, OpResult, ValueId, Var, build};
+use std::collections::HashSet;
+
+/// The name of the input that holds the right answers.
+pub const LABELS: &str = "labels";
+
+/// How a model is trained.
+#[derive(Clone, Debug)]
+pub struct Training {
+    /// What is made small. It is the mean over the batch of an update.
+    pub loss: Loss,
+    /// The share of the label that all classes have together (label smoothing).
+    pub smoothing: f64,
+    /// How a gradient changes a weight.
+    pub optimizer: Optimizer,
+    /// The learning rate at each step.
+    pub rate: Rate,
+    /// The weights' decay: AdamW takes it from the weights, others add it to the gradients.
+    pub decay: f64,
+    /// Weights of fewer axes do not decay.
+    pub decay_dims: usize,
+    /// The largest norm of all gradients together.
+    pub clip: Option<f64>,
+    /// Parts of an update's batch, which run one after another.
+    pub accumulate: usize,
+    /// The decay of the weights' moving averages.
+    pub ema: Option<f64>,
+    /// Weights that stay as they are: names, in which `*` stands for any text.
+    pub freeze: Vec<String>,
+    /// True to compute the norm of all gradients together.
+    pub norm: bool,
+}
+
+/// The programs that train a model.
+#[derive(Debug)]
+pub struct Programs {
+    /// The parts of an update, in the order in which they run: `step`, or `first`, `next` and `last`.
+    pub parts: Vec<(&'static str, Graph)>,
+    /// The model with the same weights, as in inference: outputs `loss` and, of classes, `correct`.
+    pub evaluate: Graph,
+    /// The weights that are trained.
+    pub trained: Vec<String>,
+    /// Weights that stay as they are, and the reason.
+    pub fixed: Vec<(String, &'static str)>,
+}
+
+/// The part of an update that a program computes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Part {
+    Whole,
+    First,
+    Next,
+    Last,
+}
+
+impl Part {
+    /// The parts of an update with this many micro-batches.
+    fn all(accumulate: usize) -> &'static [(&'static str, Part)] {
+        match accumulate {
+            1 => &[("step", Part::Whole)],
+            2 => &[("first", Part::First), ("last", Part::Last)],
+            _ => &[("first", Part::First), ("next", Part::Next), ("last", Part::Last)],
+        }
+    }
+}
+
+/// Builds the programs that train a model, whose first output is what the loss judges. `weights` names the constants that may be trained.
+///
+/// # Errors
+/// When the loss cannot judge the output, no weight can be trained, or an operator on the way has no derivatives.
+pub fn programs(model: &Graph, weights: &[String], classes: Option<usize>, training: &Training) -> Result<Programs> {
+    let mut fixed = Vec::new();
+    let (mut parts, mut trained) = (Vec::new(), Vec::new());
+    for &(name, part) in Part::all(training.accumulate) {
+        let mut builder = Builder::new(model, training, classes)?;
+        let (candidates, reasons) = builder.candidates(weights)?;
+        fixed = reasons;
+        let (gradients, loss) = builder.differentiate(&candidates, training.accumulate)?;
+        for ((name, _), gradient) in candidates.iter().zip(&gradients) {
+            if gradient.is_none() {
+                fixed.push((name.clone(), "the loss does not depend on it"));
+            }
+        }
+        let weights: Vec<Weight> = candidates
+            .into_iter()
+            .zip(gradients)
+            .filter_map(|((name, value), gradient)| Some(Weight { name, value, gradient: gradient? }))
+            .collect();
+        ensure(!weights.is_empty(), || Error::usage("no weight can be trained: see the reasons above".to_owned()))?;
+        trained = weights.iter().map(|weight| weight.name.clone()).collect();
+        parts.push((name, builder.finish(name, part, weights, loss)?));
+    }
+    let evaluate = evaluate(model, &trained, classes, training)?;
+    Ok(Programs { parts, evaluate, trained, fixed })
+}
+
+/// A constant that becomes a state, and its gradient.
+struct Weight {
+    name: String,
+    value: ValueId,
+    gradient: ValueId,
+}
+
+/// A step that grows.
+struct Builder<'a> {
+    graph: Graph,
+    training: &'a Training,
+    /// The value that the loss judges, and the labels.
+    judged: [ValueId; 2],
+    classes: Option<usize>,
+    /// States of running statistics, and their updates.
+    running: Vec<(ValueId, ValueId)>,
+}
+
+/// The sum of the losses of a part's batch, and what it is to be divided by.
+struct Sum {
+    loss: ValueId,
+    /// The number of elements that count, if it depends on the labels.
+    count: Option<ValueId>,
+}
+
+impl<'a> Builder<'a> {
+    fn new(model: &Graph, training: &'a Training, classes: Option<usize>) -> Result<Builder<'a>> {
+        let mut graph = model.clone();
+        let judged = judge(&mut graph, training, classes)?;
+        let running = norm::train(&mut graph)?;
+        Ok(Builder { graph, training, judged, classes, running })
+    }
+
+    /// The constants that may be trained, with their names, and those that may not, with the reason.
+    fn candidates(&self, weights: &[String]) -> Result<(Vec<(String, ValueId)>, Vec<(String, &'static str)>)> {
+        let graph = &self.graph;
+        let (mut found, mut fixed) = (Vec::new(), Vec::new());
+        let mut seen = HashSet::new();
+        for node in graph.order()? {
+            let value = ValueId { node, port: 0 };
+            let Some(constant) = graph.as_constant(value).filter(|c| weights.contains(&c.name)) else { continue };
+            let name = constant.name.clone();
+            let dtype = constant.fact.dtype;
+            let why = if self.training.freeze.iter().any(|pattern| crate::file::glob(pattern, &name)) {
+                Some("it is frozen")
+            } else if dtype != DType::F32 {
+                Some("its elements are not f32")
+            } else {
+                None
+            };
+            match why {
+                Some(why) => fixed.push((name, why)),
+                None if seen.insert(name.clone()) => found.push((name, value)),
+                None => return Err(Error::graph(format!("two weights are called '{name}'"))),
+            }
+        }
+        Ok((found, fixed))
+    }
+
+    /// Adds the loss, and its derivatives by each candidate.
+    fn differentiate(
+        &mut self,
+        candidates: &[(String, ValueId)],
+        accumulate: usize,
+    ) -> Result<(Vec<Option<ValueId>>, Sum)> {
+        let (training, [judged, labels], classes) = (self.training, self.judged, self.classes);
+        let made = grow(&mut self.graph, "loss", |b| {
+            let (sum, count) = training.loss.sum(b.value(judged), b.value(labels), classes, training.smoothing)?;
+            Ok(match (count, accumulate) {
+                // The count of one part is that of the update.
+                (loss::Count::Counted(count), 1) => vec![sum / count],
+                (loss::Count::Counted(count), _) => vec![sum, count],
+                (loss::Count::Known(count), parts) => vec![sum / (count * parts) as f64],
+            })
+        })?;
+        let values: Vec<ValueId> = candidates.iter().map(|(_, value)| *value).collect();
+        let gradients = autodiff::gradients(&mut self.graph, made[0], &values)?;
+        Ok((gradients, Sum { loss: made[0], count: made.get(1).copied() }))
+    }
+
+    /// Adds the updates.
+    fn finish(mut self, name: &str, part: Part, weights: Vec<Weight>, sum: Sum) -> Result<Graph> {
+        let training = self.training;
+        for weight in &weights {
+            self.graph.keep(weight.value)?;
+        }
+        let scalar = Fact::new(DType::F32, []);
+        let graph = &mut self.graph;
+        let accumulates = part != Part::Whole;
+        // The sums of the parts so far, each with what this part adds.
+        let mut sums: Vec<(ValueId, ValueId)> = Vec::new();
+        if accumulates {
+            sums.push((graph.state("accumulated/loss", scalar.clone(), None), sum.loss));
+            if let Some(count) = sum.count {
+                sums.push((graph.state("accumulated/count", scalar.clone(), None), count));
+            }
+            for weight in &weights {
+                let fact = graph.fact(weight.gradient).clone();
+                sums.push((graph.state(format!("accumulated/{}", weight.name), fact, None), weight.gradient));
+            }
+        }
+        for (state, update) in std::mem::take(&mut self.running) {
+            graph.update(state, update).map_err(Error::graph)?;
+        }
+        if matches!(part, Part::First | Part::Next) {
+            let totals = match part {
+                Part::First => sums.iter().map(|(_, more)| *more).collect(),
+                _ => grow(graph, "accumulate", |b| Ok(totals(b, &sums)))?,
+            };
+            for ((state, _), total) in sums.into_iter().zip(totals) {
+                graph.update(state, total).map_err(Error::graph)?;
+            }
+            graph.name = name.to_owned();
+            graph.sweep();
+            return Ok(self.graph);
+        }
+        let step = graph.state("step", scalar.clone(), None);
+        let slots: Vec<Vec<ValueId>> = weights
+            .iter()
+            .map(|weight| {
+                let fact = graph.fact(weight.value).clone();
+                let slots = training.optimizer.slots().iter();
+                slots.map(|slot| graph.state(format!("{slot}/{}", weight.name), fact.clone(), None)).collect()
+            })
+            .collect();
+        let powers: Vec<ValueId> = training
+            .optimizer
+            .corrections()
+            .iter()
+            .map(|name| graph.state(format!("optimizer/{name}"), scalar.clone(), None))
+            .collect();
+        let averages: Vec<ValueId> = match training.ema {
+            None => Vec::new(),
+            Some(_) => weights
+                .iter()
+                .map(|weight| {
+                    let Kind::State(initial) = graph.node(weight.value.node).kind.clone() else {
+                        unreachable!("weights are states")
+                    };
+                    let fact = graph.fact(weight.value).clone();
+                    graph.state(format!("ema/{}", weight.name), fact, initial)
+                })
+                .collect(),
+        };
+        let mut updated = vec![step];
+        updated.extend(&powers);
+        for (weight, slots) in weights.iter().zip(&slots) {
+            updated.push(weight.value);
+            updated.extend(slots);
+        }
+        updated.extend(&averages);
+        let shows_norm = training.norm || training.clip.is_some();
+        let made = grow(graph, "update", |b| {
+            let (mut loss, mut gradients): (Var, Vec<Var>) =
+                (b.value(sum.loss), weights.iter().map(|weight| b.value(weight.gradient)).collect());
+            if accumulates {
+                let mut all = totals(b, &sums).into_iter();
+                loss = all.next().expect("the loss is the first sum");
+                let count = sum.count.map(|_| all.next().expect("the count is the second sum"));
+                gradients = all.collect();
+                if let Some(count) = count {
+                    loss = loss / count;
+                    gradients = gradients.into_iter().map(|gradient| gradient / count).collect();
+                }
+            }
+            let step = b.value(step);
+            let rate = training.rate.at(step);
+            let norm = shows_norm.then(|| norm_of(&gradients));
+            if let (Some(most), Some(norm)) = (training.clip, norm) {
+                let scale = (most / (norm + 1e-6)).min(1.0);
+                gradients = gradients.into_iter().map(|gradient| gradient * scale).collect();
+            }
+            let mut next = vec![step + 1.0];
+            let powers: Vec<Var> = training.optimizer.corrected(powers.iter().map(|&power| b.value(power)));
+            next.extend(&powers);
+            let mut new_weights = Vec::new();
+            for ((weight, slots), gradient) in weights.iter().zip(&slots).zip(gradients) {
+                let old = b.value(weight.value);
+                let decay = if old.shape()?.len() >= training.decay_dims { training.decay } else { 0.0 };
+                let slots: Vec<Var> = slots.iter().map(|&slot| b.value(slot)).collect();
+                let (new, slots) = training.optimizer.update(old, gradient, &slots, rate, decay, &powers);
+                next.push(new);
+                next.extend(slots);
+                new_weights.push(new);
+            }
+            if let Some(decay) = training.ema {
+                for (&average, new) in averages.iter().zip(new_weights) {
+                    next.push(b.value(average) * decay + new * (1.0 - decay));
+                }
+            }
+            let mut outputs = vec![loss, rate];
+            outputs.extend(norm);
+            Ok([outputs, next].concat())
+        })?;
+        let shown = made.len() - updated.len();
+        for (name, &value) in ["loss", "lr", "grad_norm"].into_iter().zip(&made[..shown]) {
+            graph.output(name, value);
+        }
+        for (&state, &value) in updated.iter().zip(&made[shown..]) {
+            graph.update(state, value).map_err(Error::graph)?;
+        }
+        graph.name = name.to_owned();
+        graph.sweep();
+        Ok(self.graph)
+    }
+}
+
+/// The model as in inference, with the states that training has: its loss as a sum, the number of elements that count, and of classes, the
+/// number of right answers.
+fn evaluate(model: &Graph, trained: &[String], classes: Option<usize>, training: &Training) -> Result<Graph> {
+    let mut graph = model.clone();
+    let [judged, labels] = judge(&mut graph, training, classes)?;
+    norm::share(&mut graph)?;
+    for node in graph.order()? {
+        let value = ValueId { node, port: 0 };
+        let Some(name) = graph.as_constant(value).map(|c| c.name.clone()).filter(|name| trained.contains(name)) else {
+            continue;
+        };
+        graph.keep(value)?;
+        if training.ema.is_some() {
+            graph.rename(value, format!("ema/{name}"));
+        }
+    }
+    let made = grow(&mut graph, "loss", |b| {
+        let (judged, labels) = (b.value(judged), b.value(labels));
+        let (sum, count) = training.loss.sum(judged, labels, classes, 0.0)?;
+        let mut made = vec![sum, match count {
+            loss::Count::Known(count) => sum.like(count as f64),
+            loss::Count::Counted(count) => count,
+        }];
+        made.extend(training.loss.correct(judged, labels, classes)?);
+        Ok(made)
+    })?;
+    for (name, &value) in ["loss", "count", "correct"].into_iter().zip(&made) {
+        graph.output(name, value);
+    }
+    graph.name = "evaluate".to_owned();
+    graph.sweep();
+    Ok(graph)
+}
+
+/// Takes the outputs from a graph, and adds the labels: the value that the loss judges, and they.
+fn judge(graph: &mut Graph, training: &Training, classes: Option<usize>) -> Result<[ValueId; 2]> {
+    let Some((_, judged)) = graph.outputs().first().cloned() else {
+        return Err(Error::graph("it has no output that a loss could judge".into()));
+    };
+    for name in graph.outputs().iter().map(|(name, _)| name.clone()).collect::<Vec<_>>() {
+        graph.withdraw_output(&name);
+    }
+    let fact = training.loss.labels(graph.fact(judged), classes).map_err(Error::graph)?;
+    Ok([judged, graph.input(LABELS, fact)])
+}
+
+/// The class axis of an output, by the shape of the labels; `None` if they do not fit it.
+pub fn class_axis(output: &[usize], labels: &[usize]) -> Option<usize> {
+    let without = |axis: usize| [&output[..axis], &output[axis + 1..]].concat();
+    let last = output.len().checked_sub(1)?;
+    [1, last].into_iter().find(|&axis| axis <= last && axis > 0 && without(axis)[1..] == labels[1..])
+}
+
+/// Adds nodes to a graph under a name.
+fn grow(
+    graph: &mut Graph,
+    name: &str,
+    make: impl for<'g> FnOnce(Nodes<'g>) -> OpResult<Vec<Var<'g>>>,
+) -> Result<Vec<ValueId>> {
+    graph.append();
+    build(Decomposer::new(graph, name.to_owned()), make).map_err(Error::graph)
+}
+
+fn totals<'g>(b: Nodes<'g>, sums: &[(ValueId, ValueId)]) -> Vec<Var<'g>> {
+    sums.iter().map(|&(state, more)| b.value(state) + b.value(more)).collect()
+}
+
+/// The norm of all gradients together.
+fn norm_of<'g>(gradients: &[Var<'g>]) -> Var<'g> {
+    let squares = gradients.iter().map(|&gradient| (gradient * gradient).reduce_sum(&[], false));
+    squares.reduce(|sum, square| sum + square).expect("there is a weight").sqrt()
+}

@@ -1,0 +1,117 @@
+//! Losses: how far the model's output is from the labels.
+
+use crate::dtype::DType;
+use crate::error::ensure;
+use crate::op::{Fact, OpResult, Var};
+
+/// What judges the model's first output.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Loss {
+    /// The negative logarithm of the probability of the right class. The output is not yet a softmax. A label of -100 does not count.
+    CrossEntropy,
+    /// The square of the difference.
+    Mse,
+    /// The negative logarithm of the probability of a label of 0 or 1. The output is not yet a sigmoid.
+    BceLogits,
+    /// The magnitude of the difference.
+    L1,
+    /// Half the square of a difference up to 1, and beyond that its magnitude less a half.
+    Huber,
+}
+
+/// The label of elements that do not count.
+const IGNORED: f64 = -100.0;
+
+/// The number of elements that a sum of losses is divided by.
+pub(super) enum Count<'g> {
+    Known(usize),
+    /// It depends on the labels.
+    Counted(Var<'g>),
+}
+
+impl Loss {
+    /// The axis of the classes: that which the data showed, else the last of three, else the second.
+    fn axis(output: &Fact, classes: Option<usize>) -> OpResult<usize> {
+        let rank = output.shape.len();
+        ensure(rank >= 2, || format!("cross_entropy: expected an output [batch, classes, ..], found {output}"))?;
+        Ok(classes.unwrap_or(if rank == 3 { 2 } else { 1 }))
+    }
+
+    /// The fact of the labels for an output.
+    pub(super) fn labels(self, output: &Fact, classes: Option<usize>) -> OpResult<Fact> {
+        ensure(output.dtype == DType::F32, || format!("expected a model whose first output is f32, found {output}"))?;
+        if self != Loss::CrossEntropy {
+            return Ok(output.clone());
+        }
+        let mut shape = output.shape.clone();
+        shape.remove(Loss::axis(output, classes)?);
+        Ok(Fact::new(DType::I64, shape))
+    }
+
+    /// The sum of the losses of all elements that count, and their number.
+    pub(super) fn sum<'g>(
+        self,
+        output: Var<'g>,
+        labels: Var<'g>,
+        classes: Option<usize>,
+        smoothing: f64,
+    ) -> OpResult<(Var<'g>, Count<'g>)> {
+        let each = match self {
+            Loss::CrossEntropy => return cross_entropy(output, labels, classes, smoothing),
+            Loss::Mse => {
+                let difference = output - labels;
+                difference * difference
+            }
+            Loss::BceLogits => output.relu() - output * labels + ((-output.abs()).exp() + 1.0).log(),
+            Loss::L1 => (output - labels).abs(),
+            Loss::Huber => {
+                let difference = (output - labels).abs();
+                difference.less(1.0).select(difference * difference * 0.5, difference - 0.5)
+            }
+        };
+        let count = each.shape()?.numel();
+        Ok((each.reduce_sum(&[], false), Count::Known(count)))
+    }
+
+    /// The number of right answers, of a loss that judges classes.
+    pub(super) fn correct<'g>(
+        self,
+        output: Var<'g>,
+        labels: Var<'g>,
+        classes: Option<usize>,
+    ) -> OpResult<Option<Var<'g>>> {
+        if self != Loss::CrossEntropy {
+            return Ok(None);
+        }
+        let axis = Loss::axis(&output.fact()?, classes)?;
+        let attrs = crate::op::Attrs::new().with("axis", axis as i64).with("keepdims", 0);
+        let right = output.op("ArgMax", &[], attrs).equal(labels);
+        Ok(Some(right.cast(DType::F32).reduce_sum(&[], false)))
+    }
+}
+
+/// The loss of an element is that of the right class, or with smoothing, partly the mean of all classes.
+fn cross_entropy<'g>(
+    output: Var<'g>,
+    labels: Var<'g>,
+    classes: Option<usize>,
+    smoothing: f64,
+) -> OpResult<(Var<'g>, Count<'g>)> {
+    let fact = output.fact()?;
+    let axis = Loss::axis(&fact, classes)?;
+    let count = fact.shape[axis];
+    let logs = output.log_softmax(axis as i64);
+    let labels = labels.unsqueeze(&[axis as i64]);
+    let mut along = vec![1; fact.shape.len()];
+    along[axis] = count;
+    let numbers = labels.scope().numbers(DType::I64, along, 0.0);
+    let right = labels.equal(numbers);
+    let counts = labels.equal(labels.like(IGNORED));
+    let mut each = right.select(logs * -(1.0 - smoothing), 0.0);
+    if smoothing > 0.0 {
+        let all = counts.select(0.0, logs * -(smoothing / count as f64));
+        each = each + all;
+    }
+    let counted = counts.select(logs.like(0.0), logs.like(1.0)).reduce_sum(&[], false);
+    Ok((each.reduce_sum(&[], false), Count::Counted(counted)))
+}

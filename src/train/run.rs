@@ -1,0 +1,229 @@
+//! Runs training steps: batches of rows go in, losses come out, the weights stay on the device.
+
+use super::data::{Order, Rows};
+use super::{LABELS, Loss, Programs, Training, class_axis, programs};
+use crate::backend::Place;
+use crate::error::{Error, Result, ensure};
+use crate::onnx::{self, Model};
+use crate::op::Fact;
+use crate::session::{self, Options, Session};
+use crate::tensor::Tensor;
+
+/// The data of a model: the rows of each input by its name, and the labels.
+#[derive(Debug)]
+pub struct Data {
+    /// The rows of the inputs.
+    pub inputs: Vec<(String, Rows)>,
+    /// The labels.
+    pub labels: Rows,
+}
+
+impl Data {
+    /// Refuses files of different numbers of rows.
+    ///
+    /// # Errors
+    /// Both numbers.
+    pub fn check(&self) -> Result<usize> {
+        let count = self.labels.count();
+        match self.inputs.iter().find(|(_, rows)| rows.count() != count) {
+            Some((_, rows)) => Err(self.labels.fail(format!("expected {} labels, one per row, found {count}", rows.count()))),
+            None => Ok(count),
+        }
+    }
+
+    /// All columns: those of the inputs, then the labels.
+    fn columns(&self) -> impl Iterator<Item = (&str, &Rows)> {
+        self.inputs.iter().map(|(name, rows)| (&name[..], rows)).chain([(LABELS, &self.labels)])
+    }
+}
+
+/// A model in training.
+#[derive(Debug)]
+pub struct Trainer {
+    session: Session,
+    model: Model,
+    training: Training,
+    trained: Vec<String>,
+    fixed: Vec<(String, &'static str)>,
+    /// The facts of a micro-batch, in the order of the columns.
+    facts: Vec<Fact>,
+    buffers: Vec<Vec<u8>>,
+    parts: Vec<&'static str>,
+    batch: usize,
+}
+
+/// What a step has shown.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Shown {
+    /// The mean loss over the batch, before the update.
+    pub loss: f32,
+    /// The learning rate.
+    pub rate: f32,
+    /// The norm of all gradients together, if it is computed.
+    pub norm: Option<f32>,
+}
+
+/// What an evaluation has shown.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Score {
+    /// The mean loss.
+    pub loss: f64,
+    /// The share of right answers, of classes.
+    pub accuracy: Option<f64>,
+    /// Rows at the end that do not fill a batch, and are left out.
+    pub left_out: usize,
+}
+
+impl Trainer {
+    /// Plans the training of a model on batches of `batch` rows, and loads it.
+    ///
+    /// # Errors
+    /// When data and model do not fit each other, an operator has no derivatives, or the plan exceeds the limit.
+    pub fn new(model: Model, data: &Data, batch: usize, training: Training, options: &Options) -> Result<Trainer> {
+        let rows = data.check()?;
+        ensure(batch <= rows, || data.labels.fail(format!("expected at least {batch} rows, one batch, found {rows}")))?;
+        ensure(batch.is_multiple_of(training.accumulate), || {
+            Error::usage(format!("a batch of {batch} has no {} equal parts", training.accumulate))
+        })?;
+        let micro = batch / training.accumulate;
+        let model = model.with_weights();
+        let mut dims = options.fixed().ok_or_else(|| Error::usage("training takes no range of a dim".to_owned()))?;
+        for (name, rows) in &data.inputs {
+            let mut shape = rows.shape().clone();
+            shape[0] = micro;
+            for (dim, extent) in model.dims_of(name, &shape) {
+                if !dims.iter().any(|(known, _)| *known == dim) {
+                    dims.push((dim, extent));
+                }
+            }
+        }
+        let graph = onnx::import(&model, &dims)?;
+        let output = graph.outputs().first().map(|(_, value)| graph.fact(*value).shape.clone());
+        let classes = output.and_then(|output| class_axis(&output, data.labels.shape()));
+        let Programs { parts, evaluate, trained, fixed } = programs(&graph, &model.weights(), classes, &training)?;
+        let facts: Vec<Fact> = data.columns().map(|(name, rows)| {
+            let input = parts[0].1.inputs().iter().find(|&&input| parts[0].1.value_name(input) == name);
+            let input = input.ok_or_else(|| Error::usage(format!("the model has no input '{name}'")))?;
+            let fact = parts[0].1.fact(*input).clone();
+            ensure(fact.shape.first() == Some(&micro), || {
+                Error::usage(format!("input '{name}' is {fact}: expected a batch of {micro} on its first axis; export the model with a dim for the batch"))
+            })?;
+            rows.suit(name, &fact)?;
+            Ok(fact)
+        }).collect::<Result<_>>()?;
+        if training.loss == Loss::CrossEntropy {
+            let axis = classes.unwrap_or(1);
+            let output = graph.outputs()[0].1;
+            data.labels.check_labels(graph.fact(output).shape[axis])?;
+        }
+        let names = parts.iter().map(|(name, _)| *name).collect();
+        let mut all: Vec<(String, session::Graphs)> =
+            parts.into_iter().map(|(name, graph)| (name.to_owned(), graph.into())).collect();
+        all.push(("evaluate".to_owned(), evaluate.into()));
+        let (backend, device) = session::open(options)?;
+        let session = Session::programs_on_backend(all, backend, device, options, &|_, _| {})?;
+        let buffers = vec![Vec::new(); facts.len()];
+        Ok(Trainer { session, model, training, trained, fixed, facts, buffers, parts: names, batch })
+    }
+
+    /// The session that runs the steps.
+    pub fn session(&self) -> &Session {
+        &self.session
+    }
+
+    /// The names of the weights that are trained.
+    pub fn trained(&self) -> &[String] {
+        &self.trained
+    }
+
+    /// Weights that stay as they are, and the reason.
+    pub fn fixed(&self) -> &[(String, &'static str)] {
+        &self.fixed
+    }
+
+    /// Steps per epoch: whole batches.
+    pub fn steps_per_epoch(&self, data: &Data) -> u64 {
+        (data.labels.count() / self.batch) as u64
+    }
+
+    /// Runs the step with this number, counted from 0.
+    ///
+    /// # Errors
+    /// When a row is not finite, or the device fails.
+    pub fn step(&mut self, data: &Data, number: u64, seed: Option<u64>) -> Result<Shown> {
+        let per_epoch = self.steps_per_epoch(data);
+        let order = Order::new(data.labels.count(), seed, number / per_epoch);
+        let micro = self.batch / self.training.accumulate;
+        let mut shown = [[0u8; 4]; 3];
+        for part in 0..self.training.accumulate {
+            let first = (number % per_epoch) as usize * self.batch + part * micro;
+            self.fill(data, (first..first + micro).map(|place| order.row(place)))?;
+            let name = match part {
+                0 => self.parts[0],
+                part if part + 1 == self.training.accumulate => *self.parts.last().expect("there is a part"),
+                _ => "next",
+            };
+            self.run(data, name, ["loss", "lr", "grad_norm"], &mut shown)?;
+        }
+        let [loss, rate, norm] = shown.map(f32::from_le_bytes);
+        let norm = (self.training.norm || self.training.clip.is_some()).then_some(norm);
+        Ok(Shown { loss, rate, norm })
+    }
+
+    /// The loss and the accuracy on other data.
+    ///
+    /// # Errors
+    /// When the data does not fit the model, or the device fails.
+    pub fn evaluate(&mut self, data: &Data) -> Result<Score> {
+        let rows = data.check()?;
+        for ((name, rows), fact) in data.columns().zip(&self.facts) {
+            rows.suit(name, fact)?;
+        }
+        let micro = self.batch / self.training.accumulate;
+        let (mut loss, mut count, mut correct) = (0.0, 0.0, 0.0);
+        for first in (0..rows / micro).map(|part| part * micro) {
+            self.fill(data, first..first + micro)?;
+            let mut shown = [[0u8; 4]; 3];
+            self.run(data, "evaluate", ["loss", "count", "correct"], &mut shown)?;
+            let [own, number, right] = shown.map(|bytes| f64::from(f32::from_le_bytes(bytes)));
+            (loss, count, correct) = (loss + own, count + number, correct + right);
+        }
+        let accuracy = (self.training.loss == Loss::CrossEntropy).then_some(correct / count);
+        Ok(Score { loss: loss / count, accuracy, left_out: rows % micro })
+    }
+
+    fn fill(&mut self, data: &Data, places: impl Iterator<Item = usize> + Clone) -> Result<()> {
+        for (((_, rows), fact), buffer) in data.columns().zip(&self.facts).zip(&mut self.buffers) {
+            rows.fill(places.clone(), fact, buffer)?;
+        }
+        Ok(())
+    }
+
+    /// Runs a program on the rows in the buffers.
+    fn run(&self, data: &Data, program: &str, names: [&str; 3], shown: &mut [[u8; 4]; 3]) -> Result<()> {
+        let program = self.session.program(program)?;
+        let takes = |name: &str| program.plan().inputs.iter().any(|port| port.name == name);
+        let columns = data.columns().map(|(name, _)| name).zip(&self.buffers);
+        let inputs: Vec<_> =
+            columns.filter(|(name, _)| takes(name)).map(|(name, bytes)| (name, Place::bytes(bytes))).collect();
+        let gives = |name: &str| program.plan().outputs.iter().any(|port| port.name == name);
+        let outputs = names.into_iter().zip(shown).filter(|(name, _)| gives(name));
+        let mut outputs: Vec<_> = outputs.map(|(name, bytes)| (name, Place::bytes_mut(bytes))).collect();
+        program.run_in_place(&inputs, &mut outputs)
+    }
+
+    /// The model's file with the weights as they are now: their moving averages, if there are any.
+    ///
+    /// # Errors
+    /// When the device fails.
+    pub fn model(&self) -> Result<onnx::proto::ModelProto> {
+        let states: Vec<String> =
+            self.session.programs().flat_map(|p| &p.plan().state).map(|state| state.port.name.clone()).collect();
+        self.model.replaced(|name| {
+            let average = format!("ema/{name}");
+            let state = if states.contains(&average) { average } else { name.to_owned() };
+            let found = states.contains(&state).then(|| self.session.state(&state)).transpose()?;
+            Ok::<Option<Tensor>, Error>(found)
+        })
+    }
+}
