@@ -127,6 +127,15 @@ impl Constant {
         Ok(constant)
     }
 
+    /// The same elements under another name.
+    ///
+    /// # Errors
+    /// As of [`derived`](Self::derived).
+    pub(crate) fn named(self: &Arc<Self>, name: String) -> Result<Constant> {
+        let identity = crate::ops::find("Identity").expect("the table has the row");
+        Constant::derived(name, identity, Attrs::new(), vec![Some(Arc::clone(self))], 0, self.fact.clone())
+    }
+
     /// If an operator derives this constant from others: the operator, its attributes, its inputs and the port.
     #[expect(clippy::type_complexity, reason = "the parts of a node")]
     pub(crate) fn derivation(&self) -> Option<(&'static OpDef, &Attrs, &[Option<Arc<Constant>>], usize)> {

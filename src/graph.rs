@@ -233,25 +233,24 @@ impl Graph {
         Ok(())
     }
 
-    /// Makes a state of a constant, which is what it begins with.
+    /// Makes a state of a constant, which is what it begins with. It has the name of the constant, or this one.
     ///
     /// # Errors
     /// When the value is no constant.
-    pub(crate) fn keep(&mut self, value: ValueId) -> Result<()> {
-        let Some(constant) = self.as_constant(value).cloned() else {
+    pub(crate) fn keep(&mut self, value: ValueId, name: Option<String>) -> Result<()> {
+        let Some(mut constant) = self.as_constant(value).cloned() else {
             return Err(self.node(value.node).error("only a constant becomes a state"));
         };
+        if let Some(name) = name {
+            constant = Arc::new(constant.named(name)?);
+        }
         self.known = Known::default();
-        self.dag[index(value.node)].kind = Kind::State(Some(constant));
+        let node = &mut self.dag[index(value.node)];
+        node.outputs[0].name.clone_from(&constant.name);
+        node.name.clone_from(&constant.name);
+        node.kind = Kind::State(Some(constant));
         self.states.push(State { value, update: None, count: None, output: None });
         Ok(())
-    }
-
-    /// Gives a node and its first value another name.
-    pub(crate) fn rename(&mut self, value: ValueId, name: String) {
-        let node = &mut self.dag[index(value.node)];
-        node.outputs[value.port as usize].name.clone_from(&name);
-        node.name = name;
     }
 
     /// Sorts the states by numbers of their names.

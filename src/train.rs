@@ -27,6 +27,7 @@ use crate::error::{Error, Result, ensure};
 use crate::graph::{Decomposer, Graph, Kind};
 use crate::op::{Fact, Nodes, OpResult, ValueId, Var, build};
 use std::collections::HashSet;
+use std::sync::Arc;
 
 /// The name of the input that holds the right answers.
 pub const LABELS: &str = "labels";
@@ -205,7 +206,7 @@ impl<'a> Builder<'a> {
     fn finish(mut self, name: &str, part: Part, weights: Vec<Weight>, sum: Sum) -> Result<Graph> {
         let training = self.training;
         for weight in &weights {
-            self.graph.keep(weight.value)?;
+            self.graph.keep(weight.value, None)?;
         }
         let scalar = Fact::new(DType::F32, []);
         let graph = &mut self.graph;
@@ -257,13 +258,14 @@ impl<'a> Builder<'a> {
             Some(_) => weights
                 .iter()
                 .map(|weight| {
-                    let Kind::State(initial) = graph.node(weight.value.node).kind.clone() else {
+                    let Kind::State(Some(initial)) = &graph.node(weight.value.node).kind else {
                         unreachable!("weights are states")
                     };
-                    let fact = graph.fact(weight.value).clone();
-                    graph.state(format!("ema/{}", weight.name), fact, initial)
+                    let (name, fact) = (format!("ema/{}", weight.name), initial.fact.clone());
+                    let initial = Arc::new(initial.named(name.clone())?);
+                    Ok(graph.state(name, fact, Some(initial)))
                 })
-                .collect(),
+                .collect::<Result<_>>()?,
         };
         let mut updated = vec![step];
         updated.extend(&powers);
@@ -339,10 +341,7 @@ fn evaluate(model: &Graph, trained: &[String], classes: Option<usize>, training:
         let Some(name) = graph.as_constant(value).map(|c| c.name.clone()).filter(|name| trained.contains(name)) else {
             continue;
         };
-        graph.keep(value)?;
-        if training.ema.is_some() {
-            graph.rename(value, format!("ema/{name}"));
-        }
+        graph.keep(value, training.ema.map(|_| format!("ema/{name}")))?;
     }
     let made = grow(&mut graph, "loss", |b| {
         let (judged, labels) = (b.value(judged), b.value(labels));

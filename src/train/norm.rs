@@ -17,7 +17,7 @@ pub(super) fn share(graph: &mut Graph) -> Result<()> {
     for node in nodes(graph)? {
         for value in graph.operands(node)[3..5].iter().flatten() {
             if graph.as_constant(*value).is_some() {
-                graph.keep(*value)?;
+                graph.keep(*value, None)?;
             }
         }
     }

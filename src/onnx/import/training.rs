@@ -77,8 +77,7 @@ impl<'a> Importer<'a> {
                 return Err(Error::graph(format!("initialization_binding: {what}")));
             }
             Some(First::Constant(constant)) => {
-                let (identity, from) = (self.rows["Identity"], vec![Some(constant.clone())]);
-                Some(Constant::derived(name.into(), identity, Attrs::new(), from, 0, fact.clone())?.into())
+                Some(constant.named(name.into())?.into())
             }
             Some(First::Zeros(_)) => None,
             None => own.map(Arc::new),
