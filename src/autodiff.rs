@@ -103,7 +103,9 @@ impl Sweep<'_> {
             (Grad::Derived, Lower::Const) => Ok(()),
             (Grad::Derived, Lower::Template(_)) => Err(self.refuse(id, "its row states none")),
             (Grad::Rule(rule), _) => self.apply(id, &dy, rule),
-            (Grad::Derived, Lower::Map(map)) => self.apply(id, &dy, |b, call, back| scalar::gradients(b, call, map, back)),
+            (Grad::Derived, Lower::Map(map)) => {
+                self.apply(id, &dy, |b, call, back| scalar::gradients(b, call, map, back))
+            }
             (Grad::Derived, Lower::Reduce(reduction)) => {
                 self.apply(id, &dy, |_, call, back| fixed::reduction(call, reduction, back))
             }

@@ -18,6 +18,7 @@ mod devices;
 mod diff;
 mod emit;
 mod max_batch;
+mod method;
 mod ops;
 mod place;
 mod plan;

@@ -346,10 +346,13 @@ fn evaluate(model: &Graph, trained: &[String], classes: Option<usize>, training:
     let made = grow(&mut graph, "loss", |b| {
         let (judged, labels) = (b.value(judged), b.value(labels));
         let (sum, count) = training.loss.sum(judged, labels, classes, 0.0)?;
-        let mut made = vec![sum, match count {
-            loss::Count::Known(count) => sum.like(count as f64),
-            loss::Count::Counted(count) => count,
-        }];
+        let mut made = vec![
+            sum,
+            match count {
+                loss::Count::Known(count) => sum.like(count as f64),
+                loss::Count::Counted(count) => count,
+            },
+        ];
         made.extend(training.loss.correct(judged, labels, classes)?);
         Ok(made)
     })?;

@@ -5,11 +5,7 @@ use crate::kernel::Reduction;
 use crate::op::{Back, Call, OpResult, Var};
 
 /// The gradient of a reduction. Equal extremes share it.
-pub fn reduction<'g>(
-    call: &Call,
-    reduction: Reduction,
-    back: &Back<'_, 'g>,
-) -> OpResult<Vec<Option<Var<'g>>>> {
+pub fn reduction<'g>(call: &Call, reduction: Reduction, back: &Back<'_, 'g>) -> OpResult<Vec<Option<Var<'g>>>> {
     let axes = call.reduced_axes()?;
     let kept: Vec<usize> =
         call.shape(0).iter().enumerate().map(|(axis, &extent)| if axes.contains(&axis) { 1 } else { extent }).collect();

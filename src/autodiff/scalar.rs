@@ -60,7 +60,9 @@ fn derivatives(body: &Body, dy: &Expr, inputs: usize) -> Vec<Option<Expr>> {
                 unary(op, &values[a as usize], &values[at], &g).into_iter().for_each(|gradient| add(a, gradient));
             }
             Code::Binary(op, a, b) => {
-                for (operand, gradient) in [a, b].into_iter().zip(binary(op, [a, b].map(|i| &values[i as usize]), &values[at], &g)) {
+                for (operand, gradient) in
+                    [a, b].into_iter().zip(binary(op, [a, b].map(|i| &values[i as usize]), &values[at], &g))
+                {
                     gradient.into_iter().for_each(|gradient| add(operand, gradient));
                 }
             }

@@ -7,7 +7,9 @@ use super::compose::composed;
 use super::{broadcast, ensure, expect_dtype, expect_type_of, output, same_dtype};
 use crate::dtype::DType;
 use crate::expr::{Expr, maximum, minimum};
-use crate::op::{Args, Back, Call, Eval, Fact, Infer, Input, Lower, Nodes, OpDef, OpResult, Sample, Var, one, optional, variadic};
+use crate::op::{
+    Args, Back, Call, Eval, Fact, Infer, Input, Lower, Nodes, OpDef, OpResult, Sample, Var, one, optional, variadic,
+};
 use std::f64::consts::{FRAC_1_SQRT_2, PI};
 
 mod circular;

@@ -1,13 +1,15 @@
 //! Rows that compute constants from shapes, and rows that read elements by index.
 
 use super::compose::composed;
-use super::{along, ensure, expect_dtype, indices, input_name, moving, output, position, required_ints, row, transposed_map};
+use super::{
+    along, ensure, expect_dtype, indices, input_name, moving, output, position, required_ints, row, transposed_map,
+};
 use crate::dtype::DType;
 use crate::expr::Expr;
 use crate::kernel::{PadMode, Template};
 use crate::op::{
-    Args, Attr, Attrs, Back, Call, Eval, Fact, Infer, Input, Lower, Nodes, OpDef, OpResult, Part, TemplateCall, Var, one,
-    shaping,
+    Args, Attr, Attrs, Back, Call, Eval, Fact, Infer, Input, Lower, Nodes, OpDef, OpResult, Part, TemplateCall, Var,
+    one, shaping,
 };
 use crate::shape::{Access, Shape};
 use crate::tensor::Tensor;

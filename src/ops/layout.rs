@@ -2,7 +2,9 @@
 
 use super::{ensure, indices, moving, output, position, required_ints, same_dtype};
 use crate::dtype::DType;
-use crate::op::{Args, Attrs, Back, Call, Eval, Fact, Input, Lower, Nodes, OpDef, OpResult, Part, Var, one, shaping, variadic};
+use crate::op::{
+    Args, Attrs, Back, Call, Eval, Fact, Input, Lower, Nodes, OpDef, OpResult, Part, Var, one, shaping, variadic,
+};
 use crate::shape::{Access, Shape};
 
 const DATA: &[Input] = &[one("data")];

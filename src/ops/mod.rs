@@ -203,8 +203,7 @@ fn transposed_map<'g>(
     weights: impl Fn(usize) -> Vec<(usize, f64)>,
 ) -> OpResult<Var<'g>> {
     let fact = dy.fact()?;
-    let (outer, inner): (usize, usize) =
-        (fact.shape[..axis].iter().product(), fact.shape[axis + 1..].iter().product());
+    let (outer, inner): (usize, usize) = (fact.shape[..axis].iter().product(), fact.shape[axis + 1..].iter().product());
     let matrix = b.constant(fact.dtype, [extent, out], || {
         let mut matrix = vec![0.0; extent * out];
         for i in 0..out {

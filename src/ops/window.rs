@@ -730,7 +730,8 @@ fn transposed<'g>(sides: &[Side], numbers: Var<'g>) -> Var<'g> {
 fn adjoint(sides: &[Side]) -> Attrs {
     let side = |side: &Side| {
         let spread = (side.out - 1) * side.stride + side.reach();
-        let (after, surplus) = (spread.saturating_sub(side.before + side.len), (side.before + side.len).saturating_sub(spread));
+        let (after, surplus) =
+            (spread.saturating_sub(side.before + side.len), (side.before + side.len).saturating_sub(spread));
         Side { after, surplus, ..*side }
     };
     let sides: Vec<_> = sides.iter().map(side).collect();

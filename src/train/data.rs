@@ -78,7 +78,8 @@ impl Rows {
             }
             if batch.dtype == DType::F32 {
                 let start = out.len() - bytes / self.dtype.size() * 4;
-                let finite = |element: &[u8]| f32::from_le_bytes([element[0], element[1], element[2], element[3]]).is_finite();
+                let finite =
+                    |element: &[u8]| f32::from_le_bytes([element[0], element[1], element[2], element[3]]).is_finite();
                 if let Some(at) = out[start..].chunks_exact(4).position(|element| !finite(element)) {
                     return Err(self.fail(format!("row {row}: element {at} is not a finite number")));
                 }
@@ -94,7 +95,8 @@ impl Rows {
     pub fn check_labels(&self, classes: usize) -> Result<()> {
         let bytes = self.bytes.len() / self.count();
         for row in 0..self.count() {
-            let own = Tensor::new(self.dtype, [bytes / self.dtype.size()], self.bytes[row * bytes..][..bytes].to_vec())?;
+            let own =
+                Tensor::new(self.dtype, [bytes / self.dtype.size()], self.bytes[row * bytes..][..bytes].to_vec())?;
             let wrong = |label: &f64| *label != -100.0 && !(0.0..classes as f64).contains(label);
             if let Some(label) = own.to_f64().into_iter().find(wrong) {
                 let range = format!("0 to {}, or -100 for one that does not count", classes - 1);

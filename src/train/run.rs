@@ -26,7 +26,9 @@ impl Data {
     pub fn check(&self) -> Result<usize> {
         let count = self.labels.count();
         match self.inputs.iter().find(|(_, rows)| rows.count() != count) {
-            Some((_, rows)) => Err(self.labels.fail(format!("expected {} labels, one per row, found {count}", rows.count()))),
+            Some((_, rows)) => {
+                Err(self.labels.fail(format!("expected {} labels, one per row, found {count}", rows.count())))
+            }
             None => Ok(count),
         }
     }

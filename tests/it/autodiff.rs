@@ -1,7 +1,7 @@
 //! Gradients beside central differences.
 
-use plimsoll::internals::ops;
 use plimsoll::internals::op::{Data, Grad, OpDef, Sample};
+use plimsoll::internals::ops;
 use plimsoll::internals::reference;
 use plimsoll::{DType, Graph, Tensor, Trace, ValueId, Var};
 use std::collections::HashMap;
@@ -72,7 +72,8 @@ fn loss(graph: &Graph, inputs: &[Vec<f64>]) -> f64 {
 fn compare(op: &OpDef, sample: &Sample) -> Result<bool, String> {
     let Some(forward) = graph(sample, false) else { return Ok(false) };
     let forward = forward.expect("the sample is sound");
-    let floats: Vec<usize> = sample.inputs.iter().flatten().enumerate().filter(|(_, i)| i.dtype == DType::F32).map(|(k, _)| k).collect();
+    let floats: Vec<usize> =
+        sample.inputs.iter().flatten().enumerate().filter(|(_, i)| i.dtype == DType::F32).map(|(k, _)| k).collect();
     if floats.is_empty() {
         return Ok(false);
     }
@@ -85,7 +86,9 @@ fn compare(op: &OpDef, sample: &Sample) -> Result<bool, String> {
         inputs.push(match &input.data {
             Data::Each(values) => values.clone(),
             Data::Uniform(low, high) if input.dtype.is_float() => random.draw(*low, *high, count),
-            Data::Uniform(low, high) => random.draw(*low, *high + 1.0, count).iter().map(|v| v.floor().min(*high)).collect(),
+            Data::Uniform(low, high) => {
+                random.draw(*low, *high + 1.0, count).iter().map(|v| v.floor().min(*high)).collect()
+            }
         });
     }
     let found = values(&both, &inputs);

@@ -76,9 +76,7 @@ impl<'a> Importer<'a> {
                 let what = format!("initializer '{name}' is {fact}, but is to begin with {}", first.fact());
                 return Err(Error::graph(format!("initialization_binding: {what}")));
             }
-            Some(First::Constant(constant)) => {
-                Some(constant.named(name.into())?.into())
-            }
+            Some(First::Constant(constant)) => Some(constant.named(name.into())?.into()),
             Some(First::Zeros(_)) => None,
             None => own.map(Arc::new),
         };

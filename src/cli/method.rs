@@ -1,0 +1,136 @@
+//! Flags that say how a model is trained.
+
+use crate::train::{Loss, Optimizer, Rate, Schedule, Training};
+use clap::{Args, ValueEnum};
+
+#[derive(Clone, Copy, PartialEq, ValueEnum)]
+#[value(rename_all = "snake_case")]
+enum LossName {
+    /// Classes: the labels are whole numbers, and -100 does not count. The model ends before its softmax.
+    CrossEntropy,
+    /// The mean square of the difference.
+    Mse,
+    /// Labels of 0 and 1. The model ends before its sigmoid.
+    BceLogits,
+    /// The mean magnitude of the difference.
+    L1,
+    /// Half the square of a difference up to 1, beyond that its magnitude less a half.
+    Huber,
+}
+
+#[derive(Clone, Copy, PartialEq, ValueEnum)]
+enum OptimizerName {
+    Sgd,
+    Adam,
+    Adamw,
+}
+
+#[derive(Clone, Copy, PartialEq, ValueEnum)]
+enum ScheduleName {
+    /// The rate stays.
+    Constant,
+    /// Half a cosine, down to 0.
+    Cosine,
+    /// A line, down to 0.
+    Linear,
+    /// A tenth after each third of the steps.
+    Step,
+}
+
+#[derive(Args)]
+pub(super) struct Method {
+    /// What is made small.
+    #[arg(long, value_enum)]
+    loss: LossName,
+    /// The share of the label that all classes have together, for cross_entropy.
+    #[arg(long, value_name = "S", default_value_t = 0.0)]
+    label_smoothing: f64,
+    /// How a gradient changes a weight.
+    #[arg(long, value_enum, default_value_t = OptimizerName::Adam)]
+    optimizer: OptimizerName,
+    /// For sgd: the share of the moving sum that is kept.
+    #[arg(long, value_name = "M", default_value_t = 0.0)]
+    momentum: f64,
+    /// For sgd: look ahead by one momentum.
+    #[arg(long)]
+    nesterov: bool,
+    /// For adam and adamw: the share of the mean that is kept.
+    #[arg(long, value_name = "B", default_value_t = 0.9)]
+    beta1: f64,
+    /// For adam and adamw: the share of the mean square that is kept.
+    #[arg(long, value_name = "B", default_value_t = 0.999)]
+    beta2: f64,
+    /// For adam and adamw: added to the root of the mean square.
+    #[arg(long, value_name = "E", default_value_t = 1e-8)]
+    eps: f64,
+    /// The weights' decay: adamw takes it from the weights, the others add it to the gradients.
+    #[arg(long, value_name = "W", default_value_t = 0.0)]
+    weight_decay: f64,
+    /// Only weights with at least N axes decay.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    decay_dims: usize,
+    /// The learning rate, at its largest.
+    #[arg(long, value_name = "R")]
+    lr: f64,
+    /// How the rate falls after the warmup.
+    #[arg(long, value_enum, default_value_t = ScheduleName::Constant)]
+    schedule: ScheduleName,
+    /// Steps in which the rate rises.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    warmup: u64,
+    /// Rows per update.
+    #[arg(long, value_name = "B", value_parser = clap::value_parser!(u64).range(1..))]
+    pub(super) batch: u64,
+    /// Compute an update in K parts, one after another: their activations take a K-th of the memory.
+    #[arg(long, value_name = "K", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
+    accumulate: u64,
+    /// Scale the gradients so that their norm, all together, is at most C.
+    #[arg(long, value_name = "C")]
+    clip_norm: Option<f64>,
+    /// Keep moving averages of the weights, of which each step keeps the share D. Validation and --output use them.
+    #[arg(long, value_name = "D")]
+    ema: Option<f64>,
+    /// Weights that stay as they are: names, in which * stands for any text.
+    #[arg(long, value_name = "GLOB")]
+    freeze: Vec<String>,
+}
+
+impl Method {
+    /// How a model is trained for a number of steps. `norm` asks for the norm of the gradients.
+    pub(super) fn training(&self, steps: u64, norm: bool) -> Training {
+        let optimizer = match self.optimizer {
+            OptimizerName::Sgd => Optimizer::Sgd { momentum: self.momentum, nesterov: self.nesterov },
+            name => Optimizer::Adam {
+                beta1: self.beta1,
+                beta2: self.beta2,
+                eps: self.eps,
+                decoupled: name == OptimizerName::Adamw,
+            },
+        };
+        let schedule = match self.schedule {
+            ScheduleName::Constant => Schedule::Constant,
+            ScheduleName::Cosine => Schedule::Cosine,
+            ScheduleName::Linear => Schedule::Linear,
+            ScheduleName::Step => Schedule::Step,
+        };
+        Training {
+            loss: match self.loss {
+                LossName::CrossEntropy => Loss::CrossEntropy,
+                LossName::Mse => Loss::Mse,
+                LossName::BceLogits => Loss::BceLogits,
+                LossName::L1 => Loss::L1,
+                LossName::Huber => Loss::Huber,
+            },
+            smoothing: self.label_smoothing,
+            optimizer,
+            rate: Rate { most: self.lr, schedule, warmup: self.warmup, steps },
+            decay: self.weight_decay,
+            decay_dims: self.decay_dims,
+            clip: self.clip_norm,
+            accumulate: self.accumulate as usize,
+            ema: self.ema,
+            freeze: self.freeze.clone(),
+            norm,
+        }
+    }
+}
