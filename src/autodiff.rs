@@ -98,7 +98,6 @@ impl Sweep<'_> {
         let dy: Vec<_> = outputs.map(|port| self.total(ValueId { node: id, port })).collect::<Result<_>>()?;
         let Some(op) = self.graph.node(id).op().filter(|_| dy.iter().any(Option::is_some)) else { return Ok(()) };
         match (op.grad, op.lower) {
-            (Grad::None(why), _) => Err(self.refuse(id, why)),
             (Grad::Derived, Lower::Decompose(_)) => self.pieces(id, &dy),
             (Grad::Derived, Lower::Const) => Ok(()),
             (Grad::Derived, Lower::Template(_)) => Err(self.refuse(id, "its row states none")),

@@ -15,8 +15,6 @@ pub enum Grad {
     Derived,
     /// The row states them.
     Rule(GradRule),
-    /// There are none: the reason.
-    None(&'static str),
 }
 
 /// A call whose outputs have gradients, as its rule sees it.

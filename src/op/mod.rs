@@ -117,11 +117,6 @@ impl OpDef {
         OpDef { grad: Grad::Rule(rule), ..self }
     }
 
-    /// States why a row that computes floats has no derivatives.
-    pub(crate) const fn no_grad(self, why: &'static str) -> OpDef {
-        OpDef { grad: Grad::None(why), ..self }
-    }
-
     /// Sets inputs and attributes of the sample.
     pub(crate) const fn sample(self, sample: fn(Sample) -> Sample) -> OpDef {
         OpDef { sample, ..self }

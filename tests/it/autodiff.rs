@@ -1,13 +1,10 @@
 //! Gradients beside central differences.
 
-use plimsoll::internals::op::{Data, Grad, OpDef, Sample};
+use plimsoll::internals::op::{Data, OpDef, Sample};
 use plimsoll::internals::ops;
 use plimsoll::internals::reference;
 use plimsoll::{DType, Graph, Tensor, Trace, ValueId, Var};
 use std::collections::HashMap;
-
-/// Rows that compute floats from floats, and have no derivatives.
-const WITHOUT: &[&str] = &[];
 
 struct Random(u64);
 
@@ -122,18 +119,13 @@ fn compare(op: &OpDef, sample: &Sample) -> Result<bool, String> {
 #[test]
 fn every_row_has_the_derivatives_that_differences_show() {
     let mut wrong = Vec::new();
-    let (mut derived, mut without) = (0, Vec::new());
+    let mut derived = 0;
     for op in ops::all() {
-        if matches!(op.grad, Grad::None(_)) {
-            without.push(op.name);
-            continue;
-        }
         match compare(op, &op.example()) {
             Ok(compared) => derived += usize::from(compared),
             Err(what) => wrong.push(format!("{}: {what}", op.name)),
         }
     }
-    eprintln!("{derived} rows have derivatives");
     assert!(wrong.is_empty(), "{}\n{}", wrong.len(), wrong.join("\n"));
-    assert_eq!(without, WITHOUT);
+    assert!(derived > 150, "{derived} rows compute floats from floats");
 }
