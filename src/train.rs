@@ -169,6 +169,8 @@ impl<'a> Builder<'a> {
                 Some("it is frozen")
             } else if dtype != DType::F32 {
                 Some("its elements are not f32")
+            } else if constant.fact.shape.numel() == 1 && is_numbered(&name) {
+                Some("it is a number that the exporter wrote out")
             } else {
                 None
             };
@@ -374,6 +376,12 @@ fn judge(graph: &mut Graph, training: &Training, classes: Option<usize>) -> Resu
     }
     let fact = training.loss.labels(graph.fact(judged), classes).map_err(Error::graph)?;
     Ok([judged, graph.input(LABELS, fact)])
+}
+
+/// True for names that exporters give to what has none in the program: `val_12`, `onnx::Mul_34`, `12`.
+fn is_numbered(name: &str) -> bool {
+    let digits = name.trim_end_matches(|c: char| c.is_ascii_digit());
+    digits.len() < name.len() && (digits.is_empty() || digits == "val_" || name.starts_with("onnx::"))
 }
 
 /// The class axis of an output, by the shape of the labels; `None` if they do not fit it.
