@@ -546,7 +546,8 @@ impl Session {
         })
     }
 
-    /// Memory that the backend and its driver have taken beside the plan, part by part, as far as it is known.
+    /// Memory that the backend and its driver have taken beside the plan, part by part, as far as it is known. What a GPU's driver has taken
+    /// for all runs at once is told by the session that was loaded, not by its forks.
     pub fn overhead(&self) -> Vec<(&'static str, i64)> {
         self.with(|exec| exec.backend().overhead())
     }

@@ -39,7 +39,7 @@ use record::{Chosen, Record};
 use staging::Slot;
 use std::collections::HashMap;
 use std::ffi::{CStr, c_int};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 mod api;
@@ -110,15 +110,19 @@ struct Made {
     origin: Origin,
 }
 
-/// Bytes that the driver was seen to take, by purpose.
+/// Bytes that the driver was seen to take for a device and its forks, by purpose.
 #[derive(Clone, Copy, Default)]
 struct Taken {
+    /// Memory that was free when the device was opened.
+    free_at_open: i64,
+    /// All since then.
+    since: i64,
+    /// What segments were asked for, but for those in memory of the host program.
+    segments: i64,
     context: i64,
     libraries: i64,
     modules: i64,
     graphs: i64,
-    /// All since the context was made.
-    since: i64,
 }
 
 /// An opened device, and what was found to use it.
@@ -133,6 +137,8 @@ struct Parts {
     info: Device,
     driver_version: c_int,
     versions: Vec<String>,
+    /// That of the device which is forked, if one is.
+    taken: Option<Arc<Mutex<Taken>>>,
 }
 
 /// A CUDA device as a backend.
@@ -158,9 +164,9 @@ pub struct Cuda {
     driver_version: c_int,
     /// The driver's and the libraries' names and versions.
     versions: Vec<String>,
-    taken: Taken,
-    /// Memory that was free when the device was opened.
-    free_at_open: u64,
+    taken: Arc<Mutex<Taken>>,
+    /// True if it was forked from a device, which tells what was taken for both.
+    is_fork: bool,
     segments: Segments<Made>,
     /// Memory of the host program, in which segments lie.
     lent: Option<Lent>,
@@ -216,15 +222,16 @@ impl Cuda {
         info.target.libraries = Libraries { cublaslt: lt.is_some(), cudnn: dnn.is_some() };
         info.target.allow_tf32 = settings.allow_tf32;
         let (compiler, device) = (Arc::new(compiler), handle);
-        let parts = Parts { driver, compiler, lt, dnn, device, context, info, driver_version: version, versions };
-        let mut cuda = Cuda::of(parts)?;
-        cuda.taken = taken;
+        let parts =
+            Parts { driver, compiler, lt, dnn, device, context, info, driver_version: version, versions, taken: None };
+        let cuda = Cuda::of(parts)?;
+        cuda.taken().context = taken;
         Ok(cuda)
     }
 
     /// A backend without segments, which releases the context when it goes.
     fn of(parts: Parts) -> Result<Cuda> {
-        let Parts { driver, compiler, lt, dnn, device, context, info, driver_version, versions } = parts;
+        let Parts { driver, compiler, lt, dnn, device, context, info, driver_version, versions, taken } = parts;
         let mut cuda = Cuda {
             driver,
             compiler,
@@ -242,8 +249,8 @@ impl Cuda {
             stream: std::ptr::null_mut(),
             others: Vec::new(),
             timers: Vec::new(),
-            taken: Taken::default(),
-            free_at_open: 0,
+            is_fork: taken.is_some(),
+            taken: taken.unwrap_or_default(),
             segments: Segments::default(),
             lent: None,
             keeps: false,
@@ -307,7 +314,9 @@ impl Cuda {
     /// Makes the stream and events.
     fn prepare(&mut self) -> Result<(), Refusal> {
         self.enter()?;
-        self.free_at_open = self.free_bytes()?.free;
+        if !self.is_fork {
+            self.taken().free_at_open = self.free_bytes()?.free as i64;
+        }
         let driver = &self.driver;
         // SAFETY: the context is current; the stream and events are destroyed when the backend is dropped.
         unsafe {
@@ -338,11 +347,19 @@ impl Cuda {
         Ok(DeviceMemory { free: free as u64, total: total as u64 })
     }
 
-    /// Notes the bytes taken since the device was opened. Returns those taken since `before`.
-    fn measure(&mut self, before: u64) -> Result<i64, Refusal> {
-        let free = self.free_bytes()?.free;
-        self.taken.since = self.free_at_open as i64 - free as i64;
-        Ok(before as i64 - free as i64)
+    fn taken(&self) -> MutexGuard<'_, Taken> {
+        self.taken.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Notes the bytes taken since the device was opened. Those taken since the last time are of this part, if one is named.
+    fn measure(&self, part: Option<fn(&mut Taken) -> &mut i64>) -> Result<(), Refusal> {
+        let mut taken = self.taken();
+        let since = taken.free_at_open - self.free_bytes()?.free as i64;
+        let fresh = since - std::mem::replace(&mut taken.since, since);
+        if let Some(part) = part {
+            *part(&mut taken) += fresh;
+        }
+        Ok(())
     }
 
     /// The address of a slice; an error if it is not within its segment.
@@ -446,7 +463,7 @@ fn compiler(nvrtc: Option<(Nvrtc, String)>, found: Found, device: &Device) -> Re
 }
 
 /// Makes the device's primary context. Returns the memory that it took, too, if NVML tells.
-fn retain(driver: &Driver, device: CUdevice, nvml: Option<&Nvml>) -> Result<(CUcontext, Taken), Refusal> {
+fn retain(driver: &Driver, device: CUdevice, nvml: Option<&Nvml>) -> Result<(CUcontext, i64), Refusal> {
     let mut pci = [0u8; 32];
     // SAFETY: the text is cut to the buffer, with its zero.
     unsafe { driver.cuDeviceGetPCIBusId(pci.as_mut_ptr().cast(), pci.len() as c_int, device) }?;
@@ -457,7 +474,7 @@ fn retain(driver: &Driver, device: CUdevice, nvml: Option<&Nvml>) -> Result<(CUc
     // SAFETY: the device is there; the caller releases the context.
     unsafe { driver.cuDevicePrimaryCtxRetain(&mut context, device) }?;
     let taken = before.zip(free()).map_or(0, |(before, after)| before as i64 - after as i64);
-    Ok((context, Taken { context: taken, ..Taken::default() }))
+    Ok((context, taken))
 }
 
 impl Backend for Cuda {
@@ -477,11 +494,11 @@ impl Backend for Cuda {
     }
 
     fn overhead(&self) -> Vec<(&'static str, i64)> {
-        let Taken { context, libraries, modules, graphs, since } = self.taken;
-        let own = self.segments.all().filter(|s| s.memory.is_device() && s.made.origin != Origin::Lent);
-        let held: u64 = own.map(|s| s.bytes).sum();
-        let held = held + self.segments.beside();
-        let rounding = since - libraries - modules - graphs - held as i64;
+        if self.is_fork {
+            return Vec::new();
+        }
+        let Taken { since, segments, context, libraries, modules, graphs, .. } = *self.taken();
+        let rounding = since - libraries - modules - graphs - segments;
         let parts = [("context", context), ("libraries", libraries), ("modules", modules), ("graphs", graphs)];
         // Before the first record, nothing has been measured.
         let measured = if since == 0 { 0 } else { rounding };
@@ -511,11 +528,11 @@ impl Backend for Cuda {
             }
             Memory::Scratch | Memory::Own => return Err(failed(format!("{memory:?} memory is the CPU's"))),
         }
-        self.segments.insert(
-            bytes,
-            memory,
-            Made { pointer, origin: if self.lent.is_some() { Origin::Lent } else { Origin::Driver } },
-        );
+        let origin = if self.lent.is_some() { Origin::Lent } else { Origin::Driver };
+        if memory.is_device() && origin == Origin::Driver {
+            self.taken().segments += bytes as i64;
+        }
+        self.segments.insert(bytes, memory, Made { pointer, origin });
         Ok(id)
     }
 
@@ -534,6 +551,7 @@ impl Backend for Cuda {
             let made = unsafe { self.driver.cuMemAllocAsync(&mut pointer, size, self.stream) };
             made.map_err(|refusal| self.refused(refusal, bytes))?;
         }
+        self.taken().segments += bytes as i64;
         self.segments.insert(bytes, Memory::Device, Made { pointer, origin: Origin::Pool });
         Ok(id)
     }
@@ -556,6 +574,7 @@ impl Backend for Cuda {
             info: self.info.clone(),
             driver_version: self.driver_version,
             versions: self.versions.clone(),
+            taken: Some(Arc::clone(&self.taken)),
         })?;
         fork.segments = self.segments.lend(shared);
         fork.functions.clone_from(&self.functions);
@@ -563,10 +582,11 @@ impl Backend for Cuda {
     }
 
     fn free(&mut self, segment: SegmentId) {
-        let Some(Segment { memory, borrowed, made: Made { pointer, origin }, .. }) = self.segments.remove(segment)
-        else {
-            return;
-        };
+        let Some(Segment { bytes, memory, borrowed, made }) = self.segments.remove(segment) else { return };
+        let Made { pointer, origin } = made;
+        if memory.is_device() && !borrowed && origin != Origin::Lent {
+            self.taken().segments -= bytes as i64;
+        }
         // A device that fails now has failed before, and its answer cannot be reported.
         let _ = self.enter();
         if origin == Origin::Pool && pointer != 0 {

@@ -111,7 +111,8 @@ pub trait Backend: Send {
         self.alloc(bytes, Memory::Device)
     }
     /// A further device over the same processor or card, which runs at the same time as this one. It has segments of its own, and those of
-    /// `shared` by the same ids, which nobody writes from now on. What was written to them has arrived. It has to be dropped before this one.
+    /// `shared` by the same ids, which nobody writes from now on. What was written to them has arrived. It has to be dropped before this one,
+    /// which tells what the driver has taken for both beside the segments.
     ///
     /// # Errors
     /// When the device has only one run at a time, or refuses.

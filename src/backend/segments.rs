@@ -3,8 +3,6 @@
 use super::{SegmentId, Slice, Usage};
 use crate::target::Memory;
 use std::collections::BTreeMap;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A segment, and what the backend made for it.
 pub(super) struct Segment<M> {
@@ -21,15 +19,11 @@ pub(super) struct Segments<M> {
     /// Number of segments made so far.
     made: u64,
     segments: BTreeMap<u32, Segment<M>>,
-    /// Bytes of the segments of backends that borrow some of these.
-    beside: Arc<AtomicU64>,
-    /// The count that these are a part of, if they borrow some of another backend's.
-    within: Option<Arc<AtomicU64>>,
 }
 
 impl<M> Default for Segments<M> {
     fn default() -> Self {
-        Segments { next: 0, made: 0, segments: BTreeMap::new(), beside: Arc::default(), within: None }
+        Segments { next: 0, made: 0, segments: BTreeMap::new() }
     }
 }
 
@@ -47,7 +41,6 @@ impl<M> Segments<M> {
         self.segments.insert(self.next, Segment { bytes, memory, borrowed: false, made });
         self.next += 1;
         self.made += 1;
-        self.within.iter().for_each(|all| _ = all.fetch_add(bytes, Ordering::Relaxed));
     }
 
     /// Segments of another backend, which borrows some of these.
@@ -59,15 +52,11 @@ impl<M> Segments<M> {
         let borrow = |(&id, s): (&u32, &Segment<M>)| {
             (id, Segment { bytes: s.bytes, memory: s.memory, borrowed: true, made: s.made.clone() })
         };
-        let within = Some(Arc::clone(&self.beside));
-        Segments { next: self.next, segments: lent.map(borrow).collect(), within, ..Segments::default() }
+        Segments { next: self.next, made: 0, segments: lent.map(borrow).collect() }
     }
 
     pub fn remove(&mut self, id: SegmentId) -> Option<Segment<M>> {
-        let found = self.segments.remove(&id.0)?;
-        let own = self.within.iter().filter(|_| !found.borrowed);
-        own.for_each(|all| _ = all.fetch_sub(found.bytes, Ordering::Relaxed));
-        Some(found)
+        self.segments.remove(&id.0)
     }
 
     pub fn all(&self) -> impl Iterator<Item = &Segment<M>> {
@@ -77,11 +66,6 @@ impl<M> Segments<M> {
     /// True if there is a segment of this memory.
     pub fn has(&self, memory: Memory) -> bool {
         self.all().any(|segment| segment.memory == memory)
-    }
-
-    /// Bytes that backends which borrow some of these hold now.
-    pub fn beside(&self) -> u64 {
-        self.beside.load(Ordering::Relaxed)
     }
 
     /// Bytes held now, and allocations made so far.

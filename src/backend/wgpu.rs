@@ -24,6 +24,7 @@ use gpu::{Gpu, address, describe, failed};
 use record::{Device, Pipelines, Step, buffer};
 use staging::Upload;
 use std::collections::VecDeque;
+use std::sync::atomic::Ordering;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
@@ -260,11 +261,8 @@ impl Backend for Wgpu {
 
     fn usage(&self) -> Usage {
         let reserved = self.gpu.reserved().filter(|_| self.gpu.own);
-        let usage = self.segments.usage();
-        Usage {
-            overhead: reserved.map_or(0, |bytes| bytes.saturating_sub(usage.bytes + self.segments.beside())),
-            ..usage
-        }
+        let held = self.gpu.held.load(Ordering::Relaxed);
+        Usage { overhead: reserved.map_or(0, |bytes| bytes.saturating_sub(held)), ..self.segments.usage() }
     }
 
     fn alloc(&mut self, bytes: u64, memory: Memory) -> Result<SegmentId> {
@@ -286,7 +284,11 @@ impl Backend for Wgpu {
                 self.in_lent.push(id);
                 buffer
             }
-            None => self.zeros(bytes, memory)?,
+            None => {
+                let buffer = self.zeros(bytes, memory)?;
+                self.gpu.held.fetch_add(bytes, Ordering::Relaxed);
+                buffer
+            }
         };
         match memory {
             Memory::Upload => self.upload = Some(Upload::new(buffer.clone())),
@@ -307,7 +309,7 @@ impl Backend for Wgpu {
     }
 
     fn free(&mut self, segment: SegmentId) {
-        let Some(Segment { memory, borrowed, made: buffer, .. }) = self.segments.remove(segment) else { return };
+        let Some(Segment { bytes, memory, borrowed, made: buffer }) = self.segments.remove(segment) else { return };
         self.records.free(segment);
         self.ahead = None;
         match memory {
@@ -318,6 +320,7 @@ impl Backend for Wgpu {
         if borrowed || self.in_lent.contains(&segment) {
             return;
         }
+        self.gpu.held.fetch_sub(bytes, Ordering::Relaxed);
         if let Err(error) = self.gpu.scoped("free", || buffer.destroy()) {
             tracing::warn!(target: "plimsoll::wgpu", "{error}");
         }

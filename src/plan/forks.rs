@@ -33,25 +33,25 @@ fn within<T>(forks: u32, limits: &Limits, make: &mut dyn FnMut(&Limits) -> Resul
     if forks == 0 {
         return Err(Error::usage("forks: expected at least one run at once, found 0".into()));
     }
+    let runs = u64::from(forks);
     let mut made = make(limits)?;
-    let Some((bytes, constants)) = set(forks, &mut made, plans)? else { return Ok(made) };
-    let Some(limit) = limits.memory.filter(|&limit| bytes > limit) else { return Ok(made) };
-    let forks64 = u64::from(forks);
-    // One run may have taken more than its least, for speed.
-    let each = Limits { memory: Some(constants + limit.saturating_sub(constants) / forks64) };
-    let needed = match make(&each) {
-        Ok(mut made) => match set(forks, &mut made, plans)? {
-            Some((bytes, _)) if bytes > limit => bytes,
-            _ => return Ok(made),
-        },
-        Err(Error::Fit { needed, .. }) => {
-            constants.saturating_add(needed.saturating_sub(constants).saturating_mul(forks64))
-        }
-        Err(error) => return Err(error),
-    };
-    let title = plans(&mut made).first().map(|plan| plan.title().to_owned()).unwrap_or_default();
-    let what = format!("the plan of {forks} runs at once of '{title}'");
-    Err(Error::Fit { what, needed, limit, file: None })
+    while let Some((bytes, constants)) = set(forks, &mut made, plans)?
+        && let Some(limit) = limits.memory.filter(|&limit| bytes > limit)
+    {
+        // One run may have taken more than its least, for speed. If the next one is too large, too, it has fewer constants than this one, so
+        // that this ends.
+        let each = constants + limit.saturating_sub(constants) / runs;
+        made = make(&Limits { memory: Some(each) }).map_err(|error| match error {
+            Error::Fit { needed, .. } => {
+                let needed = constants.saturating_add(needed.saturating_sub(constants).saturating_mul(runs));
+                let title = plans(&mut made).first().map(|plan| plan.title().to_owned()).unwrap_or_default();
+                let what = format!("the plan of {forks} runs at once of '{title}'");
+                Error::Fit { what, needed, limit, file: None }
+            }
+            error => error,
+        })?;
+    }
+    Ok(made)
 }
 
 /// Notes the number of runs in plans. Returns the bytes of all runs, and those of the constants.

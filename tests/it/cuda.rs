@@ -229,6 +229,38 @@ fn memory_is_what_was_planned() {
     assert_eq!(part("allocations rounded up"), rounded as i64);
 }
 
+/// What the driver takes for runs at once is counted once, part by part, and the segments of all are planned.
+#[test]
+fn forks_share_what_the_driver_takes() {
+    let folder = Folder::new("forks");
+    let Some(search) = paper(&folder, &[]) else { return };
+    let (backend, name) = open(&search, &BARE).expect("the device opens");
+    let graph =
+        onnx::import(&onnx::load(Path::new(MODEL)).expect("a graph"), &[("batch".into(), 4)]).expect("it is imported");
+    let options = Options { forks: 3, ..Options::default() };
+    let session = Session::on_backend(graph, backend, name, &options, &|_, _| {}).expect("it is loaded");
+    let plan = session.plan();
+    let forks = [session.fork().expect("it was planned"), session.fork().expect("it was planned")];
+    let input = Tensor::from_f64(DType::F32, [4, 1, 8, 8], &[0.5; 256]);
+    let segments = plan.segments.iter().filter(|s| s.memory.is_device());
+    let rounded = segments.map(|s| plan.copies(s.class) * (s.bytes.next_multiple_of(2 << 20) - s.bytes));
+    // The forks use the kernels that are loaded; each run has a graph of its own.
+    let expected = [
+        ("context", 0),
+        ("libraries", 0),
+        ("modules", 1 << 20),
+        ("graphs", 3 * (64 << 10)),
+        ("allocations rounded up", rounded.sum::<u64>() as i64),
+    ];
+    for run in [&forks[1], &session, &forks[0]] {
+        run.run(&[(plan.inputs[0].name.as_str(), input.clone())]).expect("it runs");
+        assert_eq!(session.overhead(), expected);
+        assert_eq!(run.usage().bytes, plan.bytes());
+        assert_eq!(run.usage().overhead as i64, expected.iter().map(|part| part.1).sum::<i64>());
+    }
+    assert_eq!(forks[0].overhead(), []);
+}
+
 /// Bindings of a range use the memory of the largest by turns. The driver takes memory for kernels and graphs in the first run of each.
 #[test]
 fn a_range_runs_in_the_memory_of_its_largest_binding() {

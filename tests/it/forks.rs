@@ -344,6 +344,30 @@ fn measured_schedules_take_no_more_for_all_runs() {
     assert!(planned((100, 900), 4, Some(1399)).is_err());
 }
 
+/// With fewer constants than the first plan has, there is less room for each run than it seemed: more chunks may still fit.
+#[test]
+fn further_chunks_are_tried_before_a_refusal() {
+    let one = common::planned(&net(1), &Target::cpu(1));
+    let of = |(constants, rest): (u64, u64)| {
+        let segment = |class, bytes| Segment { class, memory: Memory::Device, bytes };
+        let segments = vec![segment(Class::Constant, constants), segment(Class::Activation, rest)];
+        Plan { segments, ..one.clone() }
+    };
+    let planned = |limit: u64| {
+        let mut make = |limits: &Limits, _: bool| {
+            let limit = limits.memory.expect("there is one");
+            let chunked = [(500, 100), (200, 250), (150, 120)].map(of).into_iter().find(|plan| plan.bytes() <= limit);
+            chunked.ok_or_else(|| Error::Fit { what: "one".into(), needed: 270, limit, file: None })
+        };
+        at_once(4, &Limits { memory: Some(limit) }, false, &mut make, &|plan| vec![plan]).map(|plan| plan.bytes())
+    };
+    assert_eq!(planned(900).expect("it fits as it is"), 900);
+    assert_eq!(planned(700).expect("it fits in more chunks"), 150 + 4 * 120);
+    assert_eq!(planned(630).expect("it fits exactly"), 630);
+    let Err(Error::Fit { needed, limit, .. }) = planned(629) else { panic!("it does not fit") };
+    assert!(limit == 629 && needed > limit, "{needed} bytes");
+}
+
 /// Entries of a folder that Linux has for this process.
 #[cfg(target_os = "linux")]
 fn count(folder: &str) -> usize {

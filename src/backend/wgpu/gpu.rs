@@ -3,6 +3,7 @@
 use crate::error::{Error, Result};
 use crate::target::Target;
 use std::fmt::Display;
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
 
 /// An error of this backend.
@@ -49,6 +50,8 @@ pub(super) struct Gpu {
     pub own: bool,
     /// The device's first error that no scope caught, its loss among them.
     lost: Arc<Mutex<Option<String>>>,
+    /// Bytes of the segments of all backends that share the device.
+    pub held: Arc<AtomicU64>,
 }
 
 fn instance() -> wgpu::Instance {
@@ -181,7 +184,7 @@ impl Gpu {
         };
         let (device, queue) = pollster::block_on(found.request_device(&descriptor))
             .map_err(|e| failed(format!("{}: {e}", found.get_info().name)))?;
-        let gpu = Gpu { device, queue, own: true, lost: Arc::default() };
+        let gpu = Gpu { device, queue, own: true, lost: Arc::default(), held: Arc::default() };
         let note = || {
             let lost = Arc::clone(&gpu.lost);
             move |what: String| _ = lost.lock().unwrap_or_else(|e| e.into_inner()).get_or_insert(what)
@@ -203,12 +206,13 @@ impl Gpu {
 
     /// A device that the host program owns, which keeps its own error handlers.
     pub fn lent(device: wgpu::Device, queue: wgpu::Queue) -> Gpu {
-        Gpu { device, queue, own: false, lost: Arc::default() }
+        Gpu { device, queue, own: false, lost: Arc::default(), held: Arc::default() }
     }
 
     /// The same device, for another backend. What its allocator has reserved is told by this one alone.
     pub fn share(&self) -> Gpu {
-        Gpu { device: self.device.clone(), queue: self.queue.clone(), own: false, lost: Arc::clone(&self.lost) }
+        let (lost, held) = (Arc::clone(&self.lost), Arc::clone(&self.held));
+        Gpu { device: self.device.clone(), queue: self.queue.clone(), own: false, lost, held }
     }
 
     /// Fails once the device has been lost.
