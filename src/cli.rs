@@ -87,7 +87,7 @@ enum Command {
     Train(Box<train::Train>),
     /// Print a graph as ONNX, as text or in Graphviz's language, or its kernels as WGSL or CUDA C++.
     Emit(emit::Emit),
-    /// List the devices of this machine, and the CUDA libraries that were found.
+    /// List the devices of this machine, the CUDA libraries that were found, and what drivers take beside plans.
     Devices(devices::Devices),
     /// List the operators, and the element types that each device takes.
     Ops,

@@ -80,6 +80,31 @@ pub fn cache_folder() -> Option<PathBuf> {
         .or_else(|| set("HOME").map(|home| home.join(".cache/plimsoll")))
 }
 
+/// The file of a device in a folder of the cache. `None` if the user has no cache folder.
+pub fn cached(folder: &str, device: &str) -> Option<PathBuf> {
+    let safe = |c: char| if c.is_ascii_alphanumeric() || "._-".contains(c) { c } else { '_' };
+    let name: String = device.chars().map(safe).take(100).collect();
+    let file = format!("{name}-{:016x}.json", fnv(device.as_bytes()) as u64);
+    Some(cache_folder()?.join(folder).join(file))
+}
+
+/// Writes a [file of the cache](cached). Returns its path, or `None` if it could not be written, with a line in the log that names `what`.
+pub fn keep(path: Option<PathBuf>, what: &str, text: &str) -> Option<PathBuf> {
+    let Some(path) = path else {
+        tracing::warn!("{what} not kept: the user has no cache folder; PLIMSOLL_CACHE_DIR names one");
+        return None;
+    };
+    let folder = path.parent().expect("it is in a folder");
+    let made = fs::create_dir_all(folder).map_err(|e| Error::file(folder, "create the folder", e));
+    match made.and_then(|()| write_whole(&path, "keep it", |out| out.write_all(text.as_bytes()))) {
+        Ok(()) => Some(path),
+        Err(error) => {
+            tracing::warn!("{what} not kept: {error}");
+            None
+        }
+    }
+}
+
 /// FNV-1a of 128 bits (Fowler, Noll, Vo). It names files; the content of a file proves that it is the right one.
 pub fn fnv(bytes: &[u8]) -> u128 {
     let step =

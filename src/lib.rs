@@ -37,6 +37,7 @@ pub mod architecture {}
 mod advise;
 mod autodiff;
 mod backend;
+mod beside;
 #[cfg(feature = "cli")]
 #[doc(hidden)]
 pub mod cli;
@@ -77,7 +78,7 @@ pub mod internals {
         ($($name:ident)*) => { $(pub mod $name { pub use crate::$name::*; })* };
     }
     modules! {
-        advise backend constant decisions dtype eager elements error exec expr file graph kernel npy onnx op ops
+        advise backend beside constant decisions dtype eager elements error exec expr file graph kernel npy onnx op ops
         pass place plan reference report safetensors session shape target tensor trace train tune
     }
 }

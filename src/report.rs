@@ -15,7 +15,7 @@ pub use advice::{advice, answer, largest, peak};
 pub use comparison::comparison;
 pub use diff::diff;
 pub use dot::dot;
-pub use memory::{memory, overhead};
+pub use memory::{beside, memory, overhead};
 pub use orders::orders;
 pub use range::range;
 pub use steps::{algorithms, placement, trace};

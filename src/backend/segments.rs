@@ -63,11 +63,6 @@ impl<M> Segments<M> {
         self.segments.values()
     }
 
-    /// True if there is a segment of this memory.
-    pub fn has(&self, memory: Memory) -> bool {
-        self.all().any(|segment| segment.memory == memory)
-    }
-
     /// Bytes held now, and allocations made so far.
     pub fn usage(&self) -> Usage {
         let own = self.all().filter(|segment| !segment.borrowed).map(|segment| segment.bytes);

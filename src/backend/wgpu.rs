@@ -271,7 +271,8 @@ impl Backend for Wgpu {
             let most = self.target.max_segment;
             return Err(failed(format!("cannot allocate {bytes} bytes: at most {most}, in words")));
         }
-        if !memory.is_device() && (bytes == 0 || self.segments.has(memory)) {
+        let is_there = self.segments.all().any(|segment| segment.memory == memory);
+        if !memory.is_device() && (bytes == 0 || is_there) {
             return Err(failed(format!("cannot allocate {bytes} bytes of {memory:?} memory: one segment, not empty")));
         }
         if matches!(memory, Memory::Scratch | Memory::Own) {

@@ -1,9 +1,10 @@
 //! `devices`: lists the devices of this machine.
 
 use super::line;
+use crate::beside::{self, Beside};
 use crate::error::{Error, Result};
-use crate::report::Table;
-use crate::session::Options;
+use crate::report::{Table, human};
+use crate::session::{self, Choice, Options};
 use crate::target::{self, Target};
 use clap::Args;
 use serde_json::{Value, json};
@@ -27,21 +28,34 @@ impl Devices {
             let row = row.ok_or_else(|| Error::usage(format!("no device '{wanted}' among: {names}")))?;
             return Ok(serde_json::to_string_pretty(&row.target).expect("a target is plain data") + "\n");
         }
+        let beside: Vec<_> = rows.iter().map(Row::beside).collect();
         if json {
-            let rows: Vec<_> = rows
-                .iter()
-                .map(|Row { name, device, status, target }| {
-                    let backend = name.split(':').next();
-                    json!({"backend": backend, "name": name, "device": device, "status": status, "target": target})
-                })
-                .collect();
+            let row = |(Row { name, device, status, target }, beside): (&Row, &Option<Beside>)| {
+                let backend = name.split(':').next();
+                json!({"backend": backend, "name": name, "device": device, "status": status, "target": target, "beside": beside})
+            };
+            let rows: Vec<_> = rows.iter().zip(&beside).map(row).collect();
             return Ok(line(&json!({"devices": rows, "libraries": found})));
+        }
+        let mut measured = Table::new("<>");
+        measured.row(["beside plans", "context", "cuBLASLt", "cuDNN", "each kernel", "each step"]);
+        for (row, Beside { context, cublaslt, cudnn, kernel, step, .. }) in
+            rows.iter().zip(&beside).filter_map(|(row, found)| Some((row, found.as_ref()?)))
+        {
+            let bytes = [context, cublaslt, cudnn, kernel, step].map(|bytes| human(*bytes));
+            measured.row([row.name.clone()].into_iter().chain(bytes));
         }
         let mut table = Table::new("<");
         table.row(["name", "device", "status"]);
         rows.into_iter().for_each(|row| table.row([row.name, row.device, row.status]));
-        let libraries = libraries.to_string();
-        Ok(if libraries.is_empty() { table.to_string() } else { format!("{table}\n{libraries}") })
+        let mut text = table.to_string();
+        if !libraries.to_string().is_empty() {
+            text += &format!("\n{libraries}");
+        }
+        if beside.iter().any(Option::is_some) {
+            text += &format!("\n{measured}");
+        }
+        Ok(text)
     }
 }
 
@@ -52,6 +66,17 @@ struct Row {
     device: String,
     status: String,
     target: Target,
+}
+
+impl Row {
+    /// What the device's driver takes beside plans, if it is a GPU that can be used. If it refuses, the log says why.
+    fn beside(&self) -> Option<Beside> {
+        let (backend, number) = self.name.split_once(':').filter(|_| self.status == target::Device::AVAILABLE)?;
+        let backend = if backend == "cuda" { Choice::Cuda } else { Choice::Wgpu };
+        let options = Options { device: Some(number.into()), ..Options::default() }.on(backend);
+        let found = beside::known(&|| Ok(session::open(&options)?.0));
+        found.inspect_err(|error| tracing::warn!("{}: what is beside plans is not measured: {error}", self.name)).ok()
+    }
 }
 
 fn cpu() -> Row {
@@ -68,7 +93,6 @@ fn cpu() -> Row {
 #[cfg(feature = "cuda")]
 fn cuda() -> (Vec<Row>, Table, Value) {
     use crate::backend::cuda::{Device, library::Found, library::Search, report};
-    use crate::report::human;
 
     let report = report(&Search::here());
     let mut libraries = Table::new("<");

@@ -4,6 +4,7 @@ use super::args::{self, Model};
 use super::programs::{self, More};
 use super::{Failure, line};
 use crate::advise::advise;
+use crate::beside;
 use crate::error::{Error, Result};
 use crate::graph::Graph;
 use crate::kernel::tuned::Tuned;
@@ -11,7 +12,7 @@ use crate::plan::forks::at_once;
 use crate::plan::range::{ShapeRange, Tried};
 use crate::plan::tell::peak::peak;
 use crate::plan::{self, Class, Limits, Part};
-use crate::target::Target;
+use crate::target::{Family, Target};
 use crate::tune::{self, cache};
 use crate::{file, report, session};
 use clap::Args;
@@ -128,7 +129,8 @@ impl Plan {
         }
         if json {
             let answer = self.model.answer(&plan);
-            if answer.is_none() && advice.is_none() && range.is_none() && !self.placement {
+            let beside = beside::find(&case.target).map(|found| found.estimate(&[&plan]));
+            if answer.is_none() && advice.is_none() && range.is_none() && beside.is_none() && !self.placement {
                 return Ok(plan.to_json());
             }
             // The file can still be read as a plan, because readers ignore the added fields.
@@ -138,6 +140,9 @@ impl Plan {
                 let binding = |tried: &Tried| -> Value { names().zip(tried.binding.iter().copied()).collect() };
                 let tried = range.tried().iter();
                 value["range"] = tried.map(|t| json!({"binding": binding(t), "live_bytes": t.live})).collect();
+            }
+            if let Some(beside) = beside {
+                value["beside"] = json!(beside);
             }
             if let Some(answer) = answer {
                 value["answer"] = json!(answer);
@@ -150,7 +155,8 @@ impl Plan {
             }
             return Ok(line(&value));
         }
-        let (memory, orders) = (report::memory(&plan, None), report::orders(&plan));
+        let memory = report::memory(&plan, None) + &beside_text(&case.target, &[&plan]);
+        let orders = report::orders(&plan);
         let algorithms =
             if self.placement { report::placement(&plan, &plan.algorithms()) } else { report::algorithms(&plan) };
         let range = range.map_or(String::new(), |range| format!("\n{}", report::range(&range)));
@@ -214,10 +220,15 @@ impl Plan {
             let text = format!("program '{name}' needs the most arena\n{}", report::peak(&peak));
             return Err(Failure::explained(Error::Fit { what, needed, limit, file: None }, json, record, text));
         }
+        let all: Vec<_> = plans.iter().collect();
         if json {
-            return Ok(plan::Plan::all_to_json(&plans));
+            let text = plan::Plan::all_to_json(&plans);
+            let Some(beside) = beside::find(target) else { return Ok(text) };
+            let mut value: Value = serde_json::from_str(&text).expect("plans are JSON");
+            value["beside"] = json!(beside.estimate(&all));
+            return Ok(line(&value));
         }
-        let table = programs::table(&plans.iter().collect::<Vec<_>>(), apart);
+        let table = programs::table(&all, apart) + &beside_text(target, &all);
         let mut text = format!("{} programs for {}\n\n{table}", plans.len(), target.name);
         for plan in plans.iter().filter(|_| self.placement) {
             text += &format!("\n{}\n{}", plan.title(), report::placement(plan, &plan.algorithms()));
@@ -243,6 +254,17 @@ impl Plan {
             file::write_whole(path, "write the picture", |out| out.write_all(picture.as_bytes()))?;
         }
         Ok(())
+    }
+}
+
+/// What a driver will take beside plans, or how to know it.
+fn beside_text(target: &Target, plans: &[&plan::Plan]) -> String {
+    match beside::find(target) {
+        Some(found) => report::beside(&found.estimate(plans)),
+        None if target.family == Family::Cuda => {
+            "beside the plan  not measured: `plimsoll devices` does it on a machine that has the device\n".into()
+        }
+        None => String::new(),
     }
 }
 

@@ -2,6 +2,7 @@
 
 use super::{Table, grouped, human, percent};
 use crate::backend::Usage;
+use crate::beside::Estimate;
 use crate::plan::{Class, Plan};
 
 /// The plan's bytes by class, and how close the arena is to its lower bound. With `usage`, the bytes that the device reports.
@@ -61,6 +62,16 @@ pub fn memory(plan: &Plan, usage: Option<Usage>) -> String {
         line("beside the plan", overhead, "the driver's".into());
     }
     table.to_string()
+}
+
+/// What a driver will take beside plans.
+pub fn beside(estimate: &Estimate) -> String {
+    let Estimate { bytes, context, libraries, modules, graphs, device } = estimate;
+    let parts = [("context", context), ("libraries", libraries), ("modules", modules), ("graphs", graphs)];
+    let parts =
+        parts.into_iter().filter(|(_, bytes)| **bytes > 0).map(|(part, bytes)| format!("{part} {}", human(*bytes)));
+    let parts: Vec<_> = parts.collect();
+    format!("beside the plan  about {}: {} (measured on {device})\n", human(*bytes), parts.join(", "))
 }
 
 /// The bytes that a device holds beside the plan, part by part.

@@ -28,10 +28,7 @@ struct Content {
 
 /// The file of a device in the user's cache folder. `None` if there is no such folder.
 pub fn path(device: &str) -> Option<PathBuf> {
-    let safe = |c: char| if c.is_ascii_alphanumeric() || "._-".contains(c) { c } else { '_' };
-    let name: String = device.chars().map(safe).take(100).collect();
-    let file = format!("{name}-{:016x}.json", file::fnv(device.as_bytes()) as u64);
-    Some(file::cache_folder()?.join("tuned").join(file))
+    file::cached("tuned", device)
 }
 
 /// The table that a file holds.
@@ -80,22 +77,8 @@ pub fn load(device: &str) -> Option<(Tuned, Vec<Entry>)> {
 
 /// Writes the measured schedules of a device. Returns the file, or `None` if it could not be written, with a line in the log.
 pub fn save(device: &str, kernels: Vec<Entry>) -> Option<PathBuf> {
-    let Some(path) = path(device) else {
-        tracing::warn!("measured schedules are not kept: the user has no cache folder; PLIMSOLL_CACHE_DIR names one");
-        return None;
-    };
     let content =
         Content { version: VERSION, plimsoll: env!("CARGO_PKG_VERSION").into(), device: device.into(), kernels };
     let text = serde_json::to_string(&content).expect("measured schedules have only finite numbers and text keys");
-    let folder = path.parent().expect("it is in a folder");
-    let made = std::fs::create_dir_all(folder).map_err(|e| Error::file(folder, "create the folder", e));
-    let written =
-        made.and_then(|()| file::write_whole(&path, "keep measured schedules", |out| out.write_all(text.as_bytes())));
-    match written {
-        Ok(()) => Some(path),
-        Err(error) => {
-            tracing::warn!("measured schedules are not kept: {error}");
-            None
-        }
-    }
+    file::keep(path(device), "measured schedules are", &text)
 }

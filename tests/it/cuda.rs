@@ -367,6 +367,94 @@ fn compiled_kernels_are_kept() {
     assert!(log.contains("WARN") && log.contains("compiled kernels are not kept"), "{log}");
 }
 
+/// What the driver takes beside plans is measured once, kept, and estimated for plans without the device.
+#[test]
+fn what_is_beside_plans_is_measured_once() {
+    let folder = Folder::new("beside");
+    if paper(&folder, &[]).is_none() {
+        return;
+    }
+    let cache = folder.0.join("cache");
+    let ok = |args: &[&str]| {
+        let (code, out, log) = plimsoll(&folder, args, &cache);
+        assert_eq!(code, Some(0), "{log}");
+        (out, log)
+    };
+    let list = || -> serde_json::Value { serde_json::from_str(&ok(&["devices", "--json"]).0).expect("it is JSON") };
+    let measured = list()["devices"][1]["beside"].clone();
+    // The stub driver takes 1 MiB for the module of 48 kernels, and 64 KiB for the graph of 384 steps.
+    assert_eq!((&measured["kernel"], &measured["step"]), (&((1 << 20) / 48).into(), &((64 << 10) / 384).into()));
+    let entries = std::fs::read_dir(cache.join("beside")).expect("a folder").map(|e| e.expect("an entry").path());
+    let [file] = &entries.collect::<Vec<_>>()[..] else { panic!("one file") };
+    let text = std::fs::read_to_string(file).expect("it is text");
+    assert!(text.contains("Paper GPU, CUDA 13.0"), "{text}");
+
+    // Later calls read the file.
+    let changed = text.replace("\"context\": 0", "\"context\": 3145728");
+    std::fs::write(file, &changed).expect("it is written");
+    assert_eq!(list()["devices"][1]["beside"]["context"], 3 << 20);
+    let (devices, _) = ok(&["devices"]);
+    assert!(devices.contains("\ncuda:0        3.00 MiB"), "{devices}");
+    let plan = |target: &str| ok(&["plan", MODEL, "--set", "batch=4", "--target", target]);
+    let line = |out: &str| out.lines().find(|line| line.starts_with("beside the plan")).map(str::to_owned);
+    let found = line(&plan("cuda").0).expect("it is estimated");
+    assert!(
+        found.contains("context 3.00 MiB, modules ") && found.contains("(measured on Paper GPU, CUDA 13.0"),
+        "{found}"
+    );
+    assert_eq!(line(&plan("cpu").0), None);
+    let target = |name: &str, target: &str| {
+        let path = folder.0.join(name);
+        std::fs::write(&path, target).expect("it is written");
+        path.to_str().expect("it is text").to_owned()
+    };
+    let here = ok(&["devices", "cuda:0"]).0;
+    assert_eq!(line(&plan(&target("here", &here)).0).expect("it is estimated"), found);
+    let other = target("other", &here.replace("cuda: Paper GPU", "cuda: Tin GPU"));
+    assert!(line(&plan(&other).0).expect("it is told").contains("not measured: `plimsoll devices`"));
+
+    // It is no part of the plan.
+    let path = folder.0.join("plan.json");
+    let save =
+        ["plan", MODEL, "--set", "batch=4", "--target", "cuda", "--json", "-o", path.to_str().expect("it is text")];
+    let mut answer: serde_json::Value = serde_json::from_str(&ok(&save).0).expect("it is JSON");
+    let beside = answer.as_object_mut().expect("it is a plan").remove("beside").expect("it is estimated");
+    let part = |name: &str| beside[name].as_u64().expect("it is a number");
+    assert_eq!(part("bytes"), (3 << 20) + part("modules") + part("graphs"));
+    let steps = answer["steps"].as_array().expect("it has steps").len() as u64;
+    assert_eq!((part("graphs"), part("libraries")), (steps * ((64 << 10) / 384), 0));
+    let saved: serde_json::Value = serde_json::from_slice(&std::fs::read(&path).expect("it is there")).expect("JSON");
+    assert_eq!(answer, saved);
+    let programs = ok(&[
+        "plan",
+        MODEL,
+        concat!(env!("CARGO_MANIFEST_DIR"), "/graphs/mlp.onnxtxt"),
+        "--set",
+        "batch=4",
+        "--target",
+        "cuda",
+        "--json",
+    ]);
+    let programs: serde_json::Value = serde_json::from_str(&programs.0).expect("it is JSON");
+    assert!(programs["beside"]["bytes"].as_u64().expect("it is estimated") > part("bytes"), "{}", programs["beside"]);
+
+    // A file that is cut off or of another version is left out, in one line, and replaced.
+    for broken in
+        [&text[..text.len() / 2], &text.replace("\"version\": 1", "\"version\": 0"), &text.replace("step", "stop")]
+    {
+        std::fs::write(file, broken).expect("it is written");
+        let (out, log) = plan("cuda");
+        let lines = log.lines().filter(|line| line.contains("WARN")).count();
+        assert!(lines == 1 && log.contains("is not used") && out.contains("not measured: "), "{out}{log}");
+        assert_eq!(list()["devices"][1]["beside"], measured);
+        assert_eq!(std::fs::read_to_string(file).expect("it is text"), text);
+    }
+    // Where nothing can be kept, it is measured all the same.
+    let nowhere = target("file", "");
+    let (code, out, log) = plimsoll(&folder, &["devices"], Path::new(&nowhere));
+    assert!(code == Some(0) && out.contains("beside plans") && log.contains("is not kept"), "{out}{log}");
+}
+
 /// On a real card: what is gone of its memory, as another user of it sees that, is what was planned and what was said to be beside the
 /// plan; and 10,000 runs take nothing.
 #[test]

@@ -12,7 +12,7 @@ use plimsoll::internals::plan::{BufferIdx, Class, Limits, Plan, Recipe, Step, St
 use plimsoll::internals::session::{Choice, Options, Session};
 use plimsoll::internals::target::Memory;
 use plimsoll::internals::trace::{Trace, Var};
-use plimsoll::internals::{plan, reference};
+use plimsoll::internals::{beside, plan, reference};
 use plimsoll::{DType, Error, Graph, Target, Tensor};
 use proptest::prelude::*;
 use proptest::test_runner::{TestRng, TestRunner};
@@ -782,4 +782,22 @@ fn binds_ranges(plan: &Plan, step: &Step) -> bool {
 /// True if several steps write one buffer, as they do with the parts of a concatenation.
 fn is_joined(plan: &Plan, buffer: BufferIdx) -> bool {
     plan.steps.iter().filter(|step| step.writes.contains(&buffer)).count() > 1
+}
+
+/// What a driver takes beside plans is measured on whatever device is here.
+#[test]
+fn what_is_beside_plans_is_measured() {
+    for (name, open) in common::backends() {
+        let found = beside::measure(&|| Ok(open())).expect("small graphs run");
+        let device = open();
+        let target = device.target();
+        assert_eq!((&found.device, &found.target, found.family), (&device.identity(), &target.name, target.family));
+        let g = Trace::new("sum");
+        g.output("y", g.input("x", DType::F32, [8]) + 1.0);
+        let plan = common::planned(&g.finish().expect("the graph is sound"), target);
+        let estimate = found.estimate(&[&plan]);
+        assert_eq!((estimate.context, estimate.libraries), (found.context, 0), "{name}");
+        assert_eq!((estimate.modules, estimate.graphs), (found.kernel, found.step), "{name}");
+        assert_eq!(estimate.bytes, found.context + found.kernel + found.step, "{name}");
+    }
 }
