@@ -10,6 +10,7 @@ pub mod picture;
 mod range;
 mod steps;
 mod svg;
+mod training;
 
 pub use advice::{advice, answer, largest, peak};
 pub use comparison::comparison;
@@ -20,6 +21,7 @@ pub use orders::orders;
 pub use range::range;
 pub use steps::{algorithms, placement, trace};
 pub use svg::svg;
+pub use training::training;
 
 /// Rows of cells in columns.
 #[derive(Clone, Debug)]

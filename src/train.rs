@@ -10,6 +10,7 @@
 //! With accumulation an update has several parts, which are programs over the same states: `first` writes the sums of the gradients, `next`
 //! adds to them, `last` adds to them and updates. There is no run that sets sums to zero.
 
+pub mod classes;
 pub mod data;
 mod loss;
 mod norm;
@@ -25,6 +26,7 @@ use crate::autodiff;
 use crate::dtype::DType;
 use crate::error::{Error, Result, ensure};
 use crate::graph::{Decomposer, Graph, Kind};
+use crate::onnx::{self, Model};
 use crate::op::{Fact, Nodes, OpResult, ValueId, Var, build};
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -59,6 +61,18 @@ pub struct Training {
     pub norm: bool,
 }
 
+impl Training {
+    /// The rows of one part of an update, of a batch of so many rows.
+    ///
+    /// # Errors
+    /// When the parts would not be equal.
+    pub fn rows_of_part(&self, batch: usize) -> Result<usize> {
+        let parts = self.accumulate;
+        ensure(batch.is_multiple_of(parts), || Error::usage(format!("a batch of {batch} has no {parts} equal parts")))?;
+        Ok(batch / parts)
+    }
+}
+
 /// The programs that train a model.
 #[derive(Debug)]
 pub struct Programs {
@@ -70,6 +84,13 @@ pub struct Programs {
     pub trained: Vec<String>,
     /// Weights that stay as they are, and the reason.
     pub fixed: Vec<(String, &'static str)>,
+}
+
+impl Programs {
+    /// All programs, each with its name, as they are planned: the parts of an update, then `evaluate`.
+    pub fn named(self) -> impl Iterator<Item = (String, Graph)> {
+        self.parts.into_iter().chain([("evaluate", self.evaluate)]).map(|(name, graph)| (name.to_owned(), graph))
+    }
 }
 
 /// The part of an update that a program computes.
@@ -120,6 +141,37 @@ pub fn programs(model: &Graph, weights: &[String], classes: Option<usize>, train
     }
     let evaluate = evaluate(model, &trained, classes, training)?;
     Ok(Programs { parts, evaluate, trained, fixed })
+}
+
+/// Builds the programs that train a file's model on batches of `batch` rows, without data. The open dim on the first axis of the first input
+/// is the rows of a part; `dims` has the others.
+///
+/// # Errors
+/// As [`programs`], and when the first input has another number of rows.
+pub fn programs_of_file(
+    model: Model,
+    mut dims: Vec<(String, usize)>,
+    batch: usize,
+    training: &Training,
+) -> Result<Programs> {
+    let (model, rows) = (model.with_weights(), training.rows_of_part(batch)?);
+    if let Some(dim) = model.batch_dim().filter(|dim| !dims.iter().any(|(known, _)| known == dim)) {
+        dims.push((dim, rows));
+    }
+    let graph = onnx::import(&model, &dims)?;
+    if let Some(&input) = graph.inputs().first() {
+        check_rows(graph.value_name(input), graph.fact(input), rows)?;
+    }
+    programs(&graph, &model.weights(), None, training)
+}
+
+/// Refuses an input that has not so many rows.
+fn check_rows(name: &str, fact: &Fact, rows: usize) -> Result<()> {
+    ensure(fact.shape.first() == Some(&rows), || {
+        Error::usage(format!(
+            "input '{name}' is {fact}: expected a batch of {rows} on its first axis; export the model with a dim for the batch"
+        ))
+    })
 }
 
 /// A constant that becomes a state, and its gradient.

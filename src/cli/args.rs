@@ -223,6 +223,21 @@ impl Model {
         flags.into_iter().find_map(|(flag, given)| given.then_some(flag))
     }
 
+    /// Refuses flags that the training of a model has no use for.
+    pub(super) fn suits_training(&self) -> Result<()> {
+        let flags = [
+            ("--state", !self.state.is_empty()),
+            ("--training", self.training),
+            ("--output", !self.outputs.is_empty()),
+            ("--f16", self.f16),
+            ("--chunks", self.chunks > 1),
+        ];
+        match flags.into_iter().find(|(_, given)| *given) {
+            Some((flag, _)) => Err(Error::usage(format!("{flag}: --train has no use for it"))),
+            None => Ok(()),
+        }
+    }
+
     /// Loads the model. Each named dim has one extent, from `--set` or from the shape of a given input.
     pub(super) fn load(&self, given: &[Given]) -> Result<(onnx::Model, Vec<(String, usize)>)> {
         let fixed = |(name, extent): (String, Extent)| match extent.fixed() {

@@ -1,6 +1,10 @@
 //! Flags that say how a model is trained.
 
-use crate::train::{Loss, Optimizer, Rate, Schedule, Training};
+use super::args::Model;
+use crate::error::{Error, Result};
+use crate::onnx;
+use crate::session::Options;
+use crate::train::{self, Loss, Optimizer, Programs, Rate, Schedule, Training};
 use clap::{Args, ValueEnum};
 
 #[derive(Clone, Copy, PartialEq, ValueEnum)]
@@ -37,10 +41,14 @@ enum ScheduleName {
     Step,
 }
 
-#[derive(Args)]
+/// The learning rate where nothing is trained.
+const ANY_RATE: f64 = 1e-3;
+
+/// Flags of a method. Where they are optional as a group, clap asks for those that are needed once one is given.
+#[derive(Args, Clone)]
 pub(super) struct Method {
     /// What is made small.
-    #[arg(long, value_enum)]
+    #[arg(long, value_enum, required = false)]
     loss: LossName,
     /// The share of the label that all classes have together, for cross_entropy.
     #[arg(long, value_name = "S", default_value_t = 0.0)]
@@ -71,7 +79,7 @@ pub(super) struct Method {
     decay_dims: usize,
     /// The learning rate, at its largest.
     #[arg(long, value_name = "R")]
-    lr: f64,
+    lr: Option<f64>,
     /// How the rate falls after the warmup.
     #[arg(long, value_enum, default_value_t = ScheduleName::Constant)]
     schedule: ScheduleName,
@@ -79,11 +87,11 @@ pub(super) struct Method {
     #[arg(long, value_name = "N", default_value_t = 0)]
     warmup: u64,
     /// Rows per update.
-    #[arg(long, value_name = "B", value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, value_name = "B", required = false, value_parser = clap::value_parser!(u64).range(1..))]
     pub(super) batch: u64,
     /// Compute an update in K parts, one after another: their activations take a K-th of the memory.
     #[arg(long, value_name = "K", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
-    accumulate: u64,
+    pub(super) accumulate: u64,
     /// Scale the gradients so that their norm, all together, is at most C.
     #[arg(long, value_name = "C")]
     clip_norm: Option<f64>,
@@ -95,7 +103,32 @@ pub(super) struct Method {
     freeze: Vec<String>,
 }
 
+/// Flags of commands that take the training of a model, too.
+#[derive(Args)]
+#[command(mut_group("Method", |group| group.requires("train")))]
+pub(super) struct Trained {
+    /// Take the training of the model: the programs that `train` runs, with the same bytes. It needs no data: the open dim on the first axis
+    /// of the first input is the batch, and --set binds the others. --loss and --batch are needed, too.
+    #[arg(long, requires = "loss")]
+    train: bool,
+    #[command(flatten)]
+    pub(super) method: Option<Method>,
+}
+
 impl Method {
+    /// The programs that train a model for a number of steps.
+    ///
+    /// # Errors
+    /// Those of the model and its loss; a flag that `train` has no use for.
+    pub(super) fn programs(&self, model: &Model, steps: u64) -> Result<Programs> {
+        model.suits_training()?;
+        let options = Options { dims: model.dims.clone(), ..Options::default() };
+        let dims = options.fixed().ok_or_else(|| Error::usage("--set: training takes no range of a dim".to_owned()))?;
+        let programs =
+            train::programs_of_file(onnx::load(&model.model)?, dims, self.batch as usize, &self.training(steps, false));
+        programs.map_err(|e| e.in_file(&model.model))
+    }
+
     /// How a model is trained for a number of steps. `norm` asks for the norm of the gradients.
     pub(super) fn training(&self, steps: u64, norm: bool) -> Training {
         let optimizer = match self.optimizer {
@@ -123,7 +156,7 @@ impl Method {
             },
             smoothing: self.label_smoothing,
             optimizer,
-            rate: Rate { most: self.lr, schedule, warmup: self.warmup, steps },
+            rate: Rate { most: self.lr.unwrap_or(ANY_RATE), schedule, warmup: self.warmup, steps },
             decay: self.weight_decay,
             decay_dims: self.decay_dims,
             clip: self.clip_norm,

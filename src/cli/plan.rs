@@ -1,6 +1,7 @@
 //! `plan` and `check`: plan a graph's memory, and check a plan, with no device.
 
 use super::args::{self, Model};
+use super::method::Trained;
 use super::programs::{self, More};
 use super::{Failure, line};
 use crate::advise::advise;
@@ -13,9 +14,11 @@ use crate::plan::range::{ShapeRange, Tried};
 use crate::plan::tell::peak::peak;
 use crate::plan::{self, Class, Limits, Part};
 use crate::target::{Family, Target};
+use crate::train::classes::{Classes, States};
 use crate::tune::{self, cache};
 use crate::{file, report, session};
 use clap::Args;
+use serde::Serialize;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -27,6 +30,8 @@ pub(super) struct Plan {
     model: Model,
     #[command(flatten)]
     more: More,
+    #[command(flatten)]
+    trained: Trained,
     /// The target to plan for: one of those below.
     #[arg(long, default_value = "cpu")]
     target: String,
@@ -65,8 +70,9 @@ impl Plan {
             return Err(Error::usage("--advise: expected one run; plan it without --forks for it".into()).into());
         }
         let target = self.model.target(&self.target)?;
-        if !self.more.is_empty() {
-            return self.run_programs(&target, json);
+        let more = self.more.or_training(self.trained.method.clone());
+        if !more.is_empty() {
+            return self.run_programs(&more, &target, json);
         }
         let in_file = |e: Error| e.in_file(&self.model.model);
         let (model, extents) = self.model.load_range(&[])?;
@@ -175,12 +181,23 @@ impl Plan {
     }
 
     /// Plans several graphs together.
-    fn run_programs(&self, target: &Target, json: bool) -> Result<String, Failure> {
+    fn run_programs(&self, more: &More, target: &Target, json: bool) -> Result<String, Failure> {
+        if more.method.is_some() && self.forks > 1 {
+            return Err(Error::usage("--forks: --train has no use for it".into()).into());
+        }
         let flags = [("--advise", self.advise), ("--svg", self.svg.is_some()), ("--tuned", self.tuned.is_some())];
         if let Some((flag, _)) = flags.into_iter().find(|(_, given)| *given) {
             return Err(Error::usage(format!("{flag}: expected one model; plan each program by itself for it")).into());
         }
-        let parts = self.more.parts(&self.model, target)?;
+        let (graphs, weights) = match &more.method {
+            Some(method) => {
+                let training = more.training(method, &self.model)?;
+                let weights = (training.trained.clone(), training.fixed.clone());
+                (programs::of_training(training, &[])?, Some(weights))
+            }
+            None => (more.graphs(&self.model, &[])?, None),
+        };
+        let parts = programs::parts(graphs, &self.model, target)?;
         if self.forks > 1 && parts.iter().any(|(_, part)| matches!(part, Part::Range(_))) {
             return Err(session::one_run().into());
         }
@@ -198,13 +215,6 @@ impl Plan {
         }
         let plans = plans?;
         self.draw_programs(&plans, &graphs)?;
-        let alone = |part| plan::compile_programs(std::slice::from_ref(part), target, &Limits { memory: None });
-        let apart = parts.iter().map(|part| {
-            let alone = alone(part)?;
-            let plan = alone[0].plan();
-            Ok(plan.class_bytes(Class::Constant) + u64::from(self.forks) * plan.fork_bytes())
-        });
-        let apart = apart.sum::<Result<u64>>()?;
         if let Some(path) = &self.save {
             let text = plan::Plan::all_to_json(&plans);
             file::write_whole(path, "write the plan", |out| out.write_all(text.as_bytes()))?;
@@ -220,20 +230,32 @@ impl Plan {
             let text = format!("program '{name}' needs the most arena\n{}", report::peak(&peak));
             return Err(Failure::explained(Error::Fit { what, needed, limit, file: None }, json, record, text));
         }
-        let all: Vec<_> = plans.iter().collect();
+        let all: Vec<&plan::Plan> = plans.iter().collect();
+        let training = weights.map(|(trained, fixed)| Training::of(&all, trained, fixed));
         if json {
-            let text = plan::Plan::all_to_json(&plans);
-            let Some(beside) = beside::find(target) else { return Ok(text) };
-            let mut value: Value = serde_json::from_str(&text).expect("plans are JSON");
-            value["beside"] = json!(beside.estimate(&all));
-            return Ok(line(&value));
+            return Ok(programs_json(&plans, training.as_ref(), target));
         }
-        let table = programs::table(&all, apart) + &beside_text(target, &all);
-        let mut text = format!("{} programs for {}\n\n{table}", plans.len(), target.name);
+        let bytes = match &training {
+            Some(training) => training.text(),
+            None => programs::shared(&all, self.apart(&parts, target)?),
+        };
+        let bytes = bytes + &beside_text(target, &all);
+        let mut text = format!("{} programs for {}\n\n{}\n{bytes}", plans.len(), target.name, programs::table(&all));
         for plan in plans.iter().filter(|_| self.placement) {
             text += &format!("\n{}\n{}", plan.title(), report::placement(plan, &plan.algorithms()));
         }
         Ok(text + &self.model.answer_text(&plans[0]))
+    }
+
+    /// The sum of the bytes of programs as plans of their own.
+    fn apart(&self, parts: &[(String, Part)], target: &Target) -> Result<u64> {
+        let alone = |part| plan::compile_programs(std::slice::from_ref(part), target, &Limits { memory: None });
+        let bytes = parts.iter().map(|part| {
+            let alone = alone(part)?;
+            let plan = alone[0].plan();
+            Ok(plan.class_bytes(Class::Constant) + u64::from(self.forks) * plan.fork_bytes())
+        });
+        bytes.sum()
     }
 
     fn draw_programs(&self, plans: &[plan::Plan], graphs: &[Graph]) -> Result<()> {
@@ -265,6 +287,48 @@ fn beside_text(target: &Target, plans: &[&plan::Plan]) -> String {
             "beside the plan  not measured: `plimsoll devices` does it on a machine that has the device\n".into()
         }
         None => String::new(),
+    }
+}
+
+/// Programs as JSON, with what is said of them. It can still be read as a plan, because readers ignore the added fields.
+fn programs_json(plans: &[plan::Plan], training: Option<&Training>, target: &Target) -> String {
+    let beside = beside::find(target).map(|found| found.estimate(&plans.iter().collect::<Vec<_>>()));
+    if training.is_none() && beside.is_none() {
+        return plan::Plan::all_to_json(plans);
+    }
+    let mut value = training.map_or_else(|| json!({}), |training| json!(training));
+    value["version"] = plan::VERSION.into();
+    value["programs"] = json!(plans);
+    if let Some(beside) = beside {
+        value["beside"] = json!(beside);
+    }
+    line(&value)
+}
+
+/// What is said of a training beside its plans.
+#[derive(Serialize)]
+struct Training {
+    planned_bytes: u64,
+    classes: Classes,
+    states: States,
+    trained: Vec<String>,
+    /// Weights that stay as they are, and the reason.
+    fixed: Vec<(String, &'static str)>,
+}
+
+impl Training {
+    fn of(plans: &[&plan::Plan], trained: Vec<String>, fixed: Vec<(String, &'static str)>) -> Training {
+        let (classes, states) = (Classes::of(plans), States::of(plans, &trained));
+        Training { planned_bytes: plans[0].bytes(), classes, states, trained, fixed }
+    }
+
+    fn text(&self) -> String {
+        let mut text = report::training(&self.classes, &self.states);
+        text += &format!("\n{} weights are trained\n", self.trained.len());
+        for (name, why) in &self.fixed {
+            text += &format!("  not '{name}': {why}\n");
+        }
+        text
     }
 }
 

@@ -2,22 +2,28 @@
 
 use super::Failure;
 use super::args::{self, Given, Measured, Model, On};
+use super::method::Method;
 use crate::error::{Error, Result};
+use crate::graph::Graph;
 use crate::onnx;
 use crate::plan::{self, Class, Limits, Part, Plan};
 use crate::report::{Table, grouped, human};
 use crate::session::{self, Graphs, Options, Program, Session};
 use crate::target::Target;
 use crate::tensor::Tensor;
+use crate::train::Programs as Training;
 use clap::Args;
 use std::path::{Path, PathBuf};
 
-#[derive(Args)]
+#[derive(Args, Clone)]
 pub(super) struct More {
     /// Further graphs. With the first, they are programs that run one at a time: they share one arena, and each constant and each state is
     /// there once. A program has the name of its file, or NAME if it is given as NAME=FILE. --set NAME:DIM=N sets a dim of one program.
     #[arg(value_name = "MODEL")]
     more: Vec<PathBuf>,
+    /// How the model is trained, if its training takes its place; no flag of its own, but some of the commands that have a use for it.
+    #[arg(skip)]
+    pub(super) method: Option<Method>,
 }
 
 /// A program's name and its file.
@@ -45,7 +51,7 @@ impl More {
         seed: u64,
     ) -> Result<(Plan, Vec<Tensor>)> {
         let programs = names.iter().map(|name| session.program(name)).collect::<Result<Vec<_>>>()?;
-        if self.more.is_empty() {
+        if self.is_empty() {
             return args::select(session, given, seed);
         }
         let ready = |program: &Program| {
@@ -69,11 +75,28 @@ impl More {
 
     /// True if there is one graph alone.
     pub(super) fn is_empty(&self) -> bool {
-        self.more.is_empty()
+        self.more.is_empty() && self.method.is_none()
+    }
+
+    /// These graphs, or the training of the model by a method.
+    pub(super) fn or_training(&self, method: Option<Method>) -> More {
+        More { method, ..self.clone() }
+    }
+
+    /// The programs of the model's training.
+    pub(super) fn training(&self, method: &Method, model: &Model) -> Result<Training> {
+        match self.more.first() {
+            Some(other) => Err(Error::usage(format!("--train: expected one model, found '{}', too", other.display()))),
+            // No byte depends on the number of steps.
+            None => method.programs(model, 1),
+        }
     }
 
     /// The graphs of all programs. Inputs are given to those that have them.
     pub(super) fn graphs(&self, first: &Model, given: &[Given]) -> Result<Vec<(String, Graphs)>> {
+        if let Some(method) = &self.method {
+            return of_training(self.training(method, first)?, given);
+        }
         let files = [&first.model].into_iter().chain(&self.more).map(|text| named(text));
         let files = files.collect::<Result<Vec<_>>>()?;
         let flags = first.dims.len() + first.state.len() + first.outputs.len() + usize::from(first.training);
@@ -102,16 +125,10 @@ impl More {
         Err(Error::usage(format!("{what}; the programs: {}", names.join(", "))))
     }
 
-    /// The graphs of all programs, as they are planned for a target.
-    pub(super) fn parts(&self, first: &Model, target: &Target) -> Result<Vec<(String, Part)>> {
-        let graphs = self.graphs(first, &[])?.into_iter();
-        let (recipe, limits) = (first.recipe(), first.limits());
-        graphs.map(|(name, graphs)| Ok((name, graphs.part(recipe, target, &limits)?))).collect()
-    }
-
     /// The bytes that all programs need on a target if they are planned under a limit. They exceed the limit if they do not fit.
     pub(super) fn bytes(&self, first: &Model, target: &Target, limit: u64) -> Result<u64> {
-        match plan::compile_programs(&self.parts(first, target)?, target, &Limits { memory: Some(limit) }) {
+        let parts = parts(self.graphs(first, &[])?, first, target)?;
+        match plan::compile_programs(&parts, target, &Limits { memory: Some(limit) }) {
             Ok(planned) => Ok(planned[0].plan().bytes()),
             Err(Error::Fit { needed, .. }) => Ok(needed),
             Err(error) => Err(error),
@@ -138,7 +155,7 @@ impl More {
         given: &[Given],
         json: bool,
     ) -> Result<Session, Failure> {
-        if self.more.is_empty() {
+        if self.is_empty() {
             return model.session(on, measured, given, json);
         }
         let options = Options { tuned: !measured.no_tuned, ..model.options(on)? };
@@ -153,6 +170,22 @@ impl More {
         let session = Session::programs_on_backend(graphs, device, name, &options, &report);
         bar.finish_and_clear();
         Ok(session?)
+    }
+}
+
+/// The graphs of programs, as they are planned for a target.
+pub(super) fn parts(graphs: Vec<(String, Graphs)>, flags: &Model, target: &Target) -> Result<Vec<(String, Part)>> {
+    let (recipe, limits) = (flags.recipe(), flags.limits());
+    graphs.into_iter().map(|(name, graphs)| Ok((name, graphs.part(recipe, target, &limits)?))).collect()
+}
+
+/// The graphs of a training, which has an input for all that is given.
+pub(super) fn of_training(training: Training, given: &[Given]) -> Result<Vec<(String, Graphs)>> {
+    let programs: Vec<(String, Graph)> = training.named().collect();
+    let takes = |graph: &Graph, name: &str| graph.inputs().iter().any(|&input| graph.value_name(input) == name);
+    match given.iter().find(|given| !programs.iter().any(|(_, graph)| takes(graph, &given.name))) {
+        Some(unknown) => Err(Error::usage(format!("{}: the training has no such input", unknown.flag))),
+        None => Ok(programs.into_iter().map(|(name, graph)| (name, graph.into())).collect()),
     }
 }
 
@@ -198,8 +231,8 @@ fn program(all: &Model, given: &[Given], name: &str, path: &Path) -> Result<(Gra
     Ok((one.import(&model, &args::largest(&dims), &own)?.into(), used))
 }
 
-/// A table of programs, and the bytes that they share. `apart` is the sum of their bytes as plans of their own.
-pub(super) fn table(plans: &[&Plan], apart: u64) -> String {
+/// A table of programs.
+pub(super) fn table(plans: &[&Plan]) -> String {
     let mut table = Table::new("<>>>>>");
     table.row(["program", "steps", "least arena", "constants", "inputs", "outputs"]);
     for plan in plans {
@@ -208,6 +241,11 @@ pub(super) fn table(plans: &[&Plan], apart: u64) -> String {
         let [constants, inputs, outputs] = [Class::Constant, Class::Input, Class::Output].map(bytes);
         table.row([plan.title().to_owned(), steps, least, constants, inputs, outputs]);
     }
+    table.to_string()
+}
+
+/// A table of the bytes that programs share. `apart` is the sum of their bytes as plans of their own.
+pub(super) fn shared(plans: &[&Plan], apart: u64) -> String {
     let mut shared = Table::new("<>>");
     let mut line = |label: &str, bytes: u64| {
         shared.row([label.to_owned(), human(bytes), format!("{} bytes", grouped(bytes))]);
@@ -229,5 +267,5 @@ pub(super) fn table(plans: &[&Plan], apart: u64) -> String {
         line(&format!("each of {} runs", plans[0].forks), plans[0].fork_bytes());
     }
     line("planned apart", apart);
-    format!("{table}\n{shared}")
+    shared.to_string()
 }

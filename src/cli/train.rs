@@ -19,6 +19,9 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 #[derive(Args)]
+#[command(mut_arg("loss", |flag| flag.required(true)))]
+#[command(mut_arg("lr", |flag| flag.required(true)))]
+#[command(mut_arg("batch", |flag| flag.required(true)))]
 pub(super) struct Train {
     /// The model: an .onnx or .onnxtxt file, as it was exported for inference.
     model: PathBuf,

@@ -66,12 +66,20 @@ impl Model {
         else {
             return Vec::new();
         };
-        let single = |text: &str| !text.contains(|c: char| c.is_whitespace() || "+-*/()".contains(c));
         let open = dims.into_iter().zip(shape.iter()).filter_map(|(dim, &size)| match dim {
-            Dim::Open(text) if single(&text) => Some((text, size)),
+            Dim::Open(text) if is_single(&text) => Some((text, size)),
             _ => None,
         });
         open.collect()
+    }
+
+    /// The open dim that is the first axis of the first input: a single name, or `input.axis`.
+    pub fn batch_dim(&self) -> Option<String> {
+        let input = self.open_inputs().next()?;
+        match declared(input).ok()?.1.into_iter().next()? {
+            Dim::Open(text) if is_single(&text) => Some(text),
+            _ => None,
+        }
     }
 
     /// The inputs with an axis that is this dim alone, not a sum or product of it.
@@ -124,6 +132,11 @@ impl Model {
         let declared = declared(self.open_inputs().find(|i| i.name == input)?).ok()?;
         (declared.1.len() != shape.len()).then(|| written(&declared))
     }
+}
+
+/// True if a dim's text is one name, not a sum or product.
+fn is_single(text: &str) -> bool {
+    !text.contains(|c: char| c.is_whitespace() || "+-*/()".contains(c))
 }
 
 /// A declared type as text: `f32[batch,784]`.

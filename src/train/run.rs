@@ -1,7 +1,7 @@
 //! Runs training steps: batches of rows go in, losses come out, the weights stay on the device.
 
 use super::data::{Order, Rows};
-use super::{LABELS, Loss, Programs, Training, class_axis, programs};
+use super::{LABELS, Loss, Programs, Training, check_rows, class_axis, programs};
 use crate::backend::Place;
 use crate::error::{Error, Result, ensure};
 use crate::onnx::{self, Model};
@@ -84,10 +84,7 @@ impl Trainer {
     pub fn new(model: Model, data: &Data, batch: usize, training: Training, options: &Options) -> Result<Trainer> {
         let rows = data.check()?;
         ensure(batch <= rows, || data.labels.fail(format!("expected at least {batch} rows, one batch, found {rows}")))?;
-        ensure(batch.is_multiple_of(training.accumulate), || {
-            Error::usage(format!("a batch of {batch} has no {} equal parts", training.accumulate))
-        })?;
-        let micro = batch / training.accumulate;
+        let micro = training.rows_of_part(batch)?;
         let model = model.with_weights();
         let mut dims = options.fixed().ok_or_else(|| Error::usage("training takes no range of a dim".to_owned()))?;
         for (name, rows) in &data.inputs {
@@ -103,16 +100,17 @@ impl Trainer {
         let output = graph.outputs().first().map(|(_, value)| graph.fact(*value).shape.clone());
         let classes = output.and_then(|output| class_axis(&output, data.labels.shape()));
         let Programs { parts, evaluate, trained, fixed } = programs(&graph, &model.weights(), classes, &training)?;
-        let facts: Vec<Fact> = data.columns().map(|(name, rows)| {
-            let input = parts[0].1.inputs().iter().find(|&&input| parts[0].1.value_name(input) == name);
-            let input = input.ok_or_else(|| Error::usage(format!("the model has no input '{name}'")))?;
-            let fact = parts[0].1.fact(*input).clone();
-            ensure(fact.shape.first() == Some(&micro), || {
-                Error::usage(format!("input '{name}' is {fact}: expected a batch of {micro} on its first axis; export the model with a dim for the batch"))
-            })?;
-            rows.suit(name, &fact)?;
-            Ok(fact)
-        }).collect::<Result<_>>()?;
+        let facts: Vec<Fact> = data
+            .columns()
+            .map(|(name, rows)| {
+                let input = parts[0].1.inputs().iter().find(|&&input| parts[0].1.value_name(input) == name);
+                let input = input.ok_or_else(|| Error::usage(format!("the model has no input '{name}'")))?;
+                let fact = parts[0].1.fact(*input).clone();
+                check_rows(name, &fact, micro)?;
+                rows.suit(name, &fact)?;
+                Ok(fact)
+            })
+            .collect::<Result<_>>()?;
         if training.loss == Loss::CrossEntropy {
             let axis = classes.unwrap_or(1);
             let output = graph.outputs()[0].1;

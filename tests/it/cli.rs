@@ -48,13 +48,13 @@ fn finish(mut command: Command) -> Ran {
 }
 
 /// The result of a command that succeeds.
-fn ok(args: &[&[&str]]) -> String {
+pub fn ok(args: &[&[&str]]) -> String {
     let ran = finish(program(&args.concat()));
     assert_eq!(ran.code, Some(0), "{args:?}: {}", ran.err);
     ran.out
 }
 
-fn ok_json(args: &[&[&str]]) -> Value {
+pub fn ok_json(args: &[&[&str]]) -> Value {
     let [short, long] = [&["--json"][..], &["--format", "json"]].map(|flag| ok(&[args, &[flag]].concat()));
     for text in [&short, &long] {
         assert!(text.ends_with('\n') && serde_json::from_str::<Value>(text).is_ok(), "{args:?}: {text}");
@@ -64,7 +64,7 @@ fn ok_json(args: &[&[&str]]) -> Value {
 
 /// A command that must fail with this exit code, an error that contains all words, and nothing on stdout.
 #[track_caller]
-fn fails(code: i32, args: &[&[&str]], words: &[&str]) {
+pub fn fails(code: i32, args: &[&[&str]], words: &[&str]) {
     let ran = finish(program(&args.concat()));
     assert_eq!((ran.code, ran.out.as_str()), (Some(code), ""), "{args:?}: {}", ran.err);
     let error = ran.err.split_once("error: ").unwrap_or_else(|| panic!("{args:?}: no error in {}", ran.err)).1;

@@ -75,6 +75,7 @@ mod saved;
 mod scenarios;
 mod session;
 mod state;
+mod train_plan;
 mod training;
 
 // The project's rules about itself.

@@ -1,0 +1,145 @@
+//! What the bytes of a training hold.
+//!
+//! A plan knows of no gradients. The names of its steps and states tell: those of the backward computation and of the update begin with
+//! words that the file's nodes do not have. A value that the forward computation makes and a step of the backward one reads is kept for it;
+//! one that the backward computation makes and the update reads is a weight's gradient.
+
+use crate::plan::tell::timeline::Timeline;
+use crate::plan::{BufferIdx, Class, Plan, StepIdx};
+use serde::Serialize;
+use std::collections::HashMap;
+
+/// The bytes of a training by what they hold. Their sum is what is planned. Those of the arena are of its peak, in the part of an update that
+/// needs the most.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Classes {
+    /// Constants, such as weights that stay as they are.
+    pub constant: u64,
+    /// All states.
+    pub state: u64,
+    /// Gradients of weights, in the arena.
+    pub gradient: u64,
+    /// Values of the forward computation that the backward one reads.
+    pub kept: u64,
+    /// Other values of the arena.
+    pub activation: u64,
+    /// Scratch memory of the step at the peak.
+    pub workspace: u64,
+    /// Inputs and labels, in the arena.
+    pub input: u64,
+    /// Outputs, in the arena.
+    pub output: u64,
+    /// Bytes of the arena without data: alignment and gaps.
+    pub idle: u64,
+    /// Memory through which data passes between the host and the device.
+    pub staging: u64,
+    /// Memory that the backend takes for itself.
+    pub backend: u64,
+}
+
+/// The bytes of the states by what they hold.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct States {
+    /// Weights that are trained.
+    pub weight: u64,
+    /// What the optimizer keeps, and the number of the step.
+    pub optimizer: u64,
+    /// Sums of gradients over the parts of an update.
+    pub gradient: u64,
+    /// Moving averages of the weights.
+    pub average: u64,
+    /// Running statistics.
+    pub statistic: u64,
+    /// Bytes between states: alignment.
+    pub idle: u64,
+}
+
+/// The part of a step that a kernel computes.
+#[derive(Clone, Copy, PartialEq)]
+enum Phase {
+    Forward,
+    Backward,
+    Update,
+}
+
+impl Phase {
+    fn of(step: &str) -> Phase {
+        let step = step.strip_prefix("copy of ").unwrap_or(step);
+        if step.starts_with("gradient of ") {
+            Phase::Backward
+        } else if step.starts_with("update/") || step.starts_with("accumulate/") {
+            Phase::Update
+        } else {
+            Phase::Forward
+        }
+    }
+}
+
+impl Classes {
+    /// The classes of the programs of a training, the last of which evaluates.
+    ///
+    /// # Panics
+    /// When there is no program.
+    pub fn of(programs: &[&Plan]) -> Classes {
+        let parts = &programs[..programs.len().saturating_sub(1).max(1)];
+        let plan = parts.iter().max_by_key(|plan| plan.summary.lower_bound).expect("an update has a part");
+        let segment = |class| plan.class_bytes(class);
+        let mut classes = Classes {
+            constant: segment(Class::Constant),
+            state: segment(Class::State),
+            staging: segment(Class::Staging),
+            backend: segment(Class::Backend),
+            ..Classes::default()
+        };
+        let timeline = Timeline::of(plan);
+        let held = timeline.peak().map_or(Vec::new(), |step| timeline.holders(plan, step));
+        for buffer in &held {
+            *classes.place(plan, *buffer) += plan.buffers[*buffer].bytes;
+        }
+        let held: u64 = held.iter().map(|&b| plan.buffers[b].bytes).sum();
+        classes.idle = segment(Class::Activation).saturating_sub(held);
+        classes
+    }
+
+    /// The figure that a buffer of the arena counts for.
+    fn place(&mut self, plan: &Plan, buffer: BufferIdx) -> &mut u64 {
+        let phases = |uses: &dyn Fn(StepIdx) -> bool| -> Vec<Phase> {
+            let steps = StepIdx::all(&plan.steps).filter(|&step| uses(step));
+            steps.map(|step| Phase::of(&plan.steps[step].name)).collect()
+        };
+        let makers = phases(&|step| plan.steps[step].writes.contains(&buffer));
+        let readers = phases(&|step| plan.steps[step].reads.contains(&buffer));
+        match (plan.buffers[buffer].class, makers.first()) {
+            (Class::Workspace, _) => &mut self.workspace,
+            (Class::Input, _) => &mut self.input,
+            (Class::Output, _) => &mut self.output,
+            (_, Some(Phase::Forward)) if readers.contains(&Phase::Backward) => &mut self.kept,
+            (_, Some(Phase::Backward)) if readers.contains(&Phase::Update) => &mut self.gradient,
+            _ => &mut self.activation,
+        }
+    }
+}
+
+impl States {
+    /// The states of the programs of a training, in which these weights are trained.
+    pub fn of(programs: &[&Plan], trained: &[String]) -> States {
+        let mut states = States::default();
+        let all = programs.iter().flat_map(|plan| plan.state.iter().map(move |state| (plan, &state.port)));
+        let bytes: HashMap<&str, u64> =
+            all.map(|(plan, port)| (&port.name[..], plan.buffers[port.buffer].bytes)).collect();
+        let held: u64 = bytes.values().sum();
+        states.idle = programs.first().map_or(0, |plan| plan.class_bytes(Class::State)).saturating_sub(held);
+        for (name, bytes) in bytes {
+            let figure = match name.split_once('/') {
+                _ if trained.iter().any(|weight| weight == name) => &mut states.weight,
+                Some(("optimizer", _)) => &mut states.optimizer,
+                Some(("accumulated", _)) => &mut states.gradient,
+                Some(("ema", _)) => &mut states.average,
+                None if name == "step" => &mut states.optimizer,
+                _ => &mut states.statistic,
+            };
+            *figure += bytes;
+        }
+        states
+    }
+}

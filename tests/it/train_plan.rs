@@ -1,0 +1,171 @@
+//! Training without data: its plans, their classes, the batch that fits, its graphs, its timing and its comparison.
+
+use crate::cli::{fails, ok, ok_json};
+use crate::common::{Folder, random};
+use plimsoll::internals::onnx::proto::{DataLocation, ModelProto, StringStringEntryProto};
+use plimsoll::{DType, Trace};
+use prost::Message;
+use serde_json::Value;
+
+const DIGITS: &str = "graphs/digits.onnx";
+const METHOD: &[&str] = &["--loss", "cross_entropy", "--batch", "12"];
+const PLAN: &[&str] = &["plan", "--train", DIGITS, "--threads", "2"];
+const DATA: &[&str] = &["--data", "graphs/digits-images.npy", "--labels", "graphs/digits-labels.npy"];
+const CPU: &[&str] = &["--backend", "cpu", "--threads", "2"];
+
+/// Methods with other states and programs each.
+const METHODS: &[&[&str]] = &[
+    &["--optimizer", "sgd"],
+    &["--accumulate", "3", "--optimizer", "adamw", "--weight-decay", "0.1"],
+    &["--ema", "0.9", "--clip-norm", "1", "--freeze", "head*"],
+];
+
+fn number(value: &Value) -> u64 {
+    value.as_u64().unwrap_or_else(|| panic!("expected a number, found {value}"))
+}
+
+fn sum(value: &Value) -> u64 {
+    value.as_object().expect("figures").values().map(number).sum()
+}
+
+#[test]
+fn a_plan_has_the_bytes_that_training_takes() {
+    for method in METHODS {
+        let planned = ok_json(&[PLAN, METHOD, method]);
+        let trained = ok_json(&[&["train", DIGITS, "--steps", "1", "--lr", "0.1"], DATA, CPU, METHOD, method]);
+        assert_eq!(planned["planned_bytes"], trained["planned_bytes"], "{method:?}");
+        assert_eq!(planned["trained"], trained["trained"], "{method:?}");
+        assert_eq!(planned["programs"][0]["summary"]["planned_bytes"], planned["planned_bytes"]);
+    }
+}
+
+#[test]
+fn classes_add_up_to_what_is_planned() {
+    for method in METHODS {
+        let plan = ok_json(&[PLAN, METHOD, method]);
+        assert_eq!(sum(&plan["classes"]), number(&plan["planned_bytes"]), "{method:?}");
+        assert_eq!(sum(&plan["states"]), number(&plan["classes"]["state"]), "{method:?}");
+        assert!(number(&plan["classes"]["kept"]) > 0, "{method:?}");
+    }
+    let [sgd, accumulated, clipped] = [0, 1, 2].map(|at| ok_json(&[PLAN, METHOD, METHODS[at]]));
+    let weights = number(&sgd["states"]["weight"]);
+    // The number of the step alone.
+    assert_eq!(number(&sgd["states"]["optimizer"]), 4);
+    assert_eq!(number(&sgd["states"]["gradient"]), 0);
+    assert!(number(&accumulated["states"]["optimizer"]) >= 2 * weights);
+    assert!(number(&accumulated["states"]["gradient"]) >= weights);
+    assert_eq!(clipped["states"]["average"], clipped["states"]["weight"]);
+    for plan in [sgd, accumulated, clipped] {
+        // Means and variances of 16, 32 and 32 channels in three layers.
+        assert!(number(&plan["states"]["statistic"]) > 0);
+    }
+}
+
+/// The norm of all gradients needs them at once. Without it, each dies in the update of its weight.
+#[test]
+fn gradients_are_held_where_their_norm_is_computed() {
+    let folder = Folder::new("gradients");
+    let trace = Trace::new("mlp");
+    let mut value = trace.input("x", DType::F32, [2, 64]);
+    for layer in 0..3 {
+        value = value.matmul(trace.constant(&format!("w{layer}"), random(&mut 7, &[64, 64].into()))).tanh();
+    }
+    trace.output("y", value);
+    let path = folder.path("mlp.onnx");
+    trace.finish().expect("a graph").save(&path).expect("it is written");
+    let gradients = |more: &[&str]| {
+        let plan = ok_json(&[&["plan", "--train", &path, "--loss", "mse", "--batch", "2"], more]);
+        (number(&plan["classes"]["gradient"]), number(&plan["states"]["weight"]))
+    };
+    let (one, weights) = gradients(&[]);
+    assert_eq!(weights, 3 * 64 * 64 * 4);
+    assert!(one <= weights / 3, "{one} of {weights} bytes");
+    assert_eq!(gradients(&["--clip-norm", "1"]).0, weights);
+}
+
+#[test]
+fn a_plan_in_words_names_its_parts() {
+    let text = ok(&[PLAN, METHOD, METHODS[2]]);
+    for words in [
+        "2 programs",
+        "step",
+        "evaluate",
+        "weights",
+        "optimizer",
+        "running statistics",
+        "gradients",
+        "kept for backward",
+    ] {
+        assert!(text.contains(words), "{words} missing in\n{text}");
+    }
+    assert!(text.contains("weights are trained\n  not 'head.0.weight': it is frozen\n"), "{text}");
+    let text = ok(&[PLAN, METHOD, METHODS[1]]);
+    for words in ["4 programs", "first", "next", "last", "sums of gradients"] {
+        assert!(text.contains(words), "{words} missing in\n{text}");
+    }
+}
+
+#[test]
+fn no_weights_are_needed() {
+    let folder = Folder::new("weightless-training");
+    let mut proto = ModelProto::decode(&std::fs::read(DIGITS).expect("it is there")[..]).expect("a model");
+    for tensor in &mut proto.graph.as_mut().expect("a graph").initializer {
+        if tensor.name.ends_with("weight") {
+            tensor.float_data.clear();
+            tensor.raw_data = Vec::new().into();
+            tensor.data_location = DataLocation::External as i32;
+            tensor.external_data = vec![StringStringEntryProto { key: "location".into(), value: "w.bin".into() }];
+        }
+    }
+    let model = folder.file("model.onnx", proto.encode_to_vec());
+    let args = ["plan", "--train", &model, "--threads", "2"];
+    assert_eq!(
+        ok_json(&[&args, METHOD])["planned_bytes"],
+        ok_json(&[PLAN, METHOD])["planned_bytes"],
+        "bytes with and without weights"
+    );
+}
+
+#[test]
+fn flags_that_do_not_fit_training_are_named() {
+    fails(1, &[&["plan", DIGITS, "--loss", "mse"]], &["--train"]);
+    fails(1, &[PLAN], &["--loss"]);
+    fails(1, &[PLAN, &["--loss", "mse"]], &["batch"]);
+    fails(1, &[PLAN, METHOD, &["--f16"]], &["--f16: --train has no use for it"]);
+    fails(1, &[PLAN, METHOD, &["graphs/mlp.onnxtxt"]], &["--train: expected one model"]);
+    fails(1, &[PLAN, METHOD, &["--accumulate", "5"]], &["a batch of 12 has no 5 equal parts"]);
+    fails(1, &[PLAN, METHOD, &["--set", "batch=1..4"]], &["--set: training takes no range"]);
+    fails(1, &[PLAN, METHOD, &["--set", "batch=4"]], &["expected a batch of 12 on its first axis"]);
+    fails(1, &[PLAN, METHOD, &["--forks", "2"]], &["--forks: --train has no use for it"]);
+}
+
+#[test]
+fn plans_of_training_are_saved_checked_drawn_and_compared() {
+    let folder = Folder::new("training-plans");
+    let [plan, other, page] = ["plan.json", "other.json", "page.html"].map(|name| folder.path(name));
+    ok(&[PLAN, METHOD, METHODS[1], &["-o", &plan, "--html", &page]]);
+    ok(&[PLAN, &["--loss", "cross_entropy", "--batch", "24"], METHODS[1], &["-o", &other]]);
+    let checked = ok_json(&[&["check", &plan]]);
+    let names: Vec<&str> = checked["programs"].as_array().expect("programs").iter().map(name).collect();
+    assert_eq!(names, ["first", "next", "last", "evaluate"]);
+    // What is printed is a plan, too.
+    let printed = folder.file("printed.json", ok(&[PLAN, METHOD, METHODS[1], &["--json"]]));
+    let words = ok(&[&["diff", &printed, &plan]]);
+    assert!(words.contains("program last"), "{words}");
+    let differs = ok_json(&[&["diff", &plan, &other]]);
+    let changes = differs["programs"].as_array().expect("programs");
+    assert_eq!(changes.len(), 4);
+    assert!(ok(&[&["diff", &plan, &other]]).contains("gradient of"), "a gradient took more");
+    let drawn = std::fs::read_to_string(&page).expect("it is drawn");
+    for words in ["first", "evaluate", "gradient of", "accumulated/"] {
+        assert!(drawn.contains(words), "{words} missing in the page");
+    }
+    let planned = ok_json(&[PLAN, METHOD])["planned_bytes"].to_string();
+    ok(&[PLAN, METHOD, &["--assert-peak", &planned]]);
+    fails(2, &[PLAN, METHOD, &["--assert-peak", "1000"]], &["--assert-peak", "program 'step' needs the most arena"]);
+    fails(2, &[PLAN, METHOD, &["--memory-limit", "1000"]], &["'step', 'evaluate'", "the limit is 1000 bytes"]);
+}
+
+fn name(plan: &Value) -> &str {
+    plan["plan"].as_str().expect("a name")
+}
