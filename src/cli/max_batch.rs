@@ -1,6 +1,7 @@
 //! `max-batch`: finds the largest extent of a dim that fits a limit.
 
 use super::args::{self, Model};
+use super::method::{Method, Trained};
 use super::programs::More;
 use super::{Failure, line};
 use crate::advise::{Largest, Size, Taken, largest, largest_binding};
@@ -10,13 +11,25 @@ use crate::target::Target;
 use clap::Args;
 use serde_json::json;
 
+/// The value of --batch without which all batches are tried.
+const ANY: &str = "18446744073709551615";
+
+/// The help of --batch.
+const BATCH: &str =
+    "Rows per update, which --train enlarges: all parts of an update together. If given, only fewer are tried";
+
 #[derive(Args)]
 #[command(after_help = args::targets())]
+#[command(mut_arg("batch", |flag| {
+    flag.default_value(ANY).hide_default_value(true).help(BATCH)
+}))]
 pub(super) struct MaxBatch {
     #[command(flatten)]
     model: Model,
     #[command(flatten)]
     more: More,
+    #[command(flatten)]
+    trained: Trained,
     /// The dim to enlarge; of one program NAME:DIM. Default: the one that --set leaves open.
     #[arg(long, value_name = "DIM")]
     dim: Option<String>,
@@ -31,6 +44,9 @@ impl MaxBatch {
             return Err(Error::usage("max-batch: expected --memory-limit SIZE".into()).into());
         };
         let target = self.model.target(&self.target)?;
+        if let Some(method) = &self.trained.method {
+            return self.run_training(method, &target, limit, json);
+        }
         if !self.more.is_empty() {
             return self.run_programs(&target, limit, json);
         }
@@ -69,6 +85,24 @@ impl MaxBatch {
         })?;
         let names: Vec<_> = programs.iter().map(|(name, ..)| &name[..]).collect();
         Ok(told(&names.join(", "), &target.name, &found, limit, json)?)
+    }
+
+    /// Enlarges the batch of a training. The search is over the rows of one part of an update, which decide about the bytes.
+    fn run_training(&self, method: &Method, target: &Target, limit: u64, json: bool) -> Result<String, Failure> {
+        if self.dim.is_some() {
+            return Err(Error::usage("--dim: --train enlarges the batch".into()).into());
+        }
+        let parts = method.accumulate as usize;
+        let below = (method.batch.to_string() != ANY).then_some((method.batch as usize).div_ceil(parts));
+        let mut found = largest("batch", limit, below, &mut |rows| {
+            let more = self.more.or_training(Some(method.on_batch(rows.saturating_mul(parts) as u64)));
+            let silent = tracing::subscriber::NoSubscriber::default();
+            tracing::subscriber::with_default(silent, || more.bytes(&self.model, target, limit))
+        })?;
+        for size in found.fits.iter_mut().chain([&mut found.next]) {
+            size.extent = size.extent.saturating_mul(parts);
+        }
+        Ok(told(&self.model.model.display().to_string(), &target.name, &found, limit, json)?)
     }
 
     /// The dim that is asked for, or the only one that is left of those that are known.

@@ -116,6 +116,11 @@ pub(super) struct Trained {
 }
 
 impl Method {
+    /// This method with so many rows per update.
+    pub(super) fn on_batch(&self, batch: u64) -> Method {
+        Method { batch, ..self.clone() }
+    }
+
     /// The programs that train a model for a number of steps.
     ///
     /// # Errors

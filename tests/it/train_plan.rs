@@ -169,3 +169,29 @@ fn plans_of_training_are_saved_checked_drawn_and_compared() {
 fn name(plan: &Value) -> &str {
     plan["plan"].as_str().expect("a name")
 }
+
+#[test]
+fn the_largest_batch_fits_and_the_next_does_not() {
+    let folder = Folder::new("batches");
+    let source = "<ir_version: 9, opset_import: [\"\" : 20]>
+        g (float[batch, 3] x) => (float[batch, 2] y) <float[3, 2] w = {1, 2, 3, 4, 5, 6}> { y = MatMul (x, w) }";
+    let model = folder.file("model.onnxtxt", source);
+    for parts in ["1", "3"] {
+        let method = &[&model, "--threads", "2", "--train", "--loss", "mse", "--accumulate", parts];
+        let planned = |batch: &str| number(&ok_json(&[&["plan"], method, &["--batch", batch]])["planned_bytes"]);
+        let limit = planned("300");
+        let found = ok_json(&[&["max-batch", "--memory-limit", &limit.to_string()], method]);
+        assert_eq!(found["dim"], "batch");
+        let [largest, next] = ["largest", "next"].map(|size| &found[size]["extent"]);
+        assert!(number(largest) >= 300, "{largest}");
+        assert!(planned(&largest.to_string()) <= limit && planned(&next.to_string()) > limit, "{largest} and {next}");
+        let fewer = ok_json(&[&["max-batch", "--memory-limit", &limit.to_string(), "--batch", "30"], method]);
+        assert_eq!(number(&fewer["largest"]["extent"]) + parts.parse::<u64>().expect("a number"), 30);
+        fails(2, &[&["max-batch", "--memory-limit", "100"], method], &[&format!("batch={parts}")]);
+        fails(
+            1,
+            &[&["max-batch", "--memory-limit", "1MiB", "--dim", "batch"], method],
+            &["--train enlarges the batch"],
+        );
+    }
+}
