@@ -2,8 +2,10 @@
 
 use super::args::{self, Model};
 use super::line;
+use super::method::Trained;
 use crate::error::{Error, Result};
 use crate::file;
+use crate::graph::Graph;
 use crate::kernel::render::{Bindings, Dialect, PRELUDE, render};
 use crate::onnx::proto::ModelProto;
 use crate::onnx::{self, text};
@@ -19,10 +21,18 @@ use std::path::PathBuf;
 pub(super) struct Emit {
     #[command(flatten)]
     model: Model,
+    #[command(flatten)]
+    trained: Trained,
+    /// The program of a training: step and evaluate, or with --accumulate, first, next, last and evaluate. Default: step.
+    #[arg(long, value_name = "NAME", requires = "train", default_value = "step")]
+    program: String,
+    /// The number of updates over which the learning rate falls.
+    #[arg(long, value_name = "N", requires = "train", default_value_t = 1)]
+    steps: u64,
     /// The form to print. onnxtxt, onnx: the file as text or as protobuf; dot: the graph after the passes; wgsl, cuda: the kernels.
     ///
-    /// With --state or --training, onnxtxt and onnx are the graph with its states: initializers that a training_info updates. Run it with
-    /// --training.
+    /// With --state, --training or --train, onnxtxt and onnx are the graph with its states: initializers that a training_info updates. Run
+    /// it with --training.
     #[arg(value_enum)]
     form: Form,
     /// Write to a file instead. onnx needs one.
@@ -101,13 +111,29 @@ impl Emit {
     }
 
     fn has_states(&self) -> bool {
-        self.model.training || !self.model.state.is_empty()
+        self.model.training || !self.model.state.is_empty() || self.trained.method.is_some()
+    }
+
+    /// The graph of the model, or a program of its training.
+    fn graph(&self) -> Result<Graph> {
+        let Some(method) = &self.trained.method else { return self.model.graph(&[]) };
+        let mut programs: Vec<_> = method.programs(&self.model, self.steps)?.named().collect();
+        match programs.iter().position(|(name, _)| *name == self.program) {
+            Some(at) => Ok(programs.swap_remove(at).1),
+            None => {
+                let names: Vec<_> = programs.iter().map(|(name, _)| &name[..]).collect();
+                Err(Error::usage(format!("--program {}: expected one of {}", self.program, names.join(", "))))
+            }
+        }
     }
 
     /// The file as it is; or its graph with states, if some are asked for.
     fn proto(&self) -> Result<ModelProto> {
         if !self.has_states() {
             return Ok(onnx::load(&self.model.model)?.proto);
+        }
+        if self.trained.method.is_some() {
+            return onnx::export(&self.graph()?).map_err(|e| e.in_file(&self.model.model));
         }
         let (model, dims) = self.model.load(&[])?;
         let graph = self.model.import(&model, &dims, &[])?;
@@ -131,14 +157,14 @@ impl Emit {
 
     /// The graph after the passes.
     fn dot(&self, target: &Target) -> Result<String> {
-        let graph = self.model.graph(&[])?;
+        let graph = self.graph()?;
         let made = self.model.recipe().graph(graph, target, &self.model.limits());
         report::dot(&made.map_err(|e| e.in_file(&self.model.model))?)
     }
 
     /// The text of a plan's kernels. A library call is printed as its arguments.
     fn kernels(&self, target: &Target, dialect: Dialect) -> Result<String> {
-        let graph = self.model.graph(&[])?;
+        let graph = self.graph()?;
         let plan = self.model.recipe().plan(graph, target, &self.model.limits());
         let plan = plan.map_err(|e| e.in_file(&self.model.model))?;
         let mut text = if dialect == Dialect::Cuda { format!("{PRELUDE}\n") } else { String::new() };

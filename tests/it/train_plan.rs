@@ -195,3 +195,26 @@ fn the_largest_batch_fits_and_the_next_does_not() {
         );
     }
 }
+
+#[test]
+fn a_training_prints_as_a_file_that_trains() {
+    let folder = Folder::new("emitted");
+    let data = &["--input", "image=12x1x8x8xf32=0.5", "--input", "labels=12xi64=3"];
+    let mut losses = Vec::new();
+    for (form, name) in [("onnx", "step.onnx"), ("onnxtxt", "step.onnxtxt")] {
+        let path = folder.path(name);
+        ok(&[&["emit", "--train", DIGITS, form, "-o", &path, "--lr", "0.01"], METHOD]);
+        let loss = |iters| {
+            let run = ok_json(&[&["run", &path, "--training", "--iters", iters], data, CPU]);
+            let outputs = run["outputs"].as_array().expect("outputs");
+            let loss = outputs.iter().find(|output| output["name"] == "loss").expect("a loss");
+            loss["mean"].as_f64().expect("a number")
+        };
+        assert!(loss("5") < loss("1"), "{form}");
+        losses.push(loss("5"));
+    }
+    assert_eq!(losses[0], losses[1]);
+    let dot = ok(&[&["emit", "--train", DIGITS, "dot", "--program", "evaluate"], METHOD]);
+    assert!(dot.contains("ArgMax"), "{dot}");
+    fails(1, &[&["emit", "--train", DIGITS, "dot", "--program", "next"], METHOD], &["expected one of step, evaluate"]);
+}
