@@ -1,23 +1,27 @@
 //! `bench`: times a graph's runs.
 
 use super::args::{self, Given, Inputs, Measured, Model, On};
+use super::method::Trained;
 use super::programs::More;
 use super::{Failure, line};
 use crate::error::{Error, Result};
 use crate::exec::Exec;
 use crate::report::{self, Table};
-use crate::session::Session;
+use crate::session::{Program, Session};
 use crate::tensor::Tensor;
 use clap::Args;
 use serde_json::json;
 use std::time::{Duration, Instant};
 
 #[derive(Args)]
+#[command(mut_arg("warmup", |flag| flag.long("rate-warmup").hide(true)))]
 pub(super) struct Bench {
     #[command(flatten)]
     model: Model,
     #[command(flatten)]
     more: More,
+    #[command(flatten)]
+    trained: Trained,
     /// The program to time, of several graphs. Given several times: those before the last run once. Default: the first.
     #[arg(long, value_name = "NAME")]
     program: Vec<String>,
@@ -28,9 +32,9 @@ pub(super) struct Bench {
     #[command(flatten)]
     measured: Measured,
     /// Number of untimed runs before the timed ones.
-    #[arg(long, value_name = "N", default_value_t = 3)]
+    #[arg(id = "untimed", long = "warmup", value_name = "N", default_value_t = 3)]
     warmup: u32,
-    /// Number of timed runs.
+    /// Number of timed runs. With --train, a run is an update of the weights: all of its parts.
     #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..))]
     iters: u32,
     /// Time N runs at once, in a thread each, beside one run at a time. They share the constants; each has --threads threads of its own.
@@ -44,6 +48,9 @@ pub(super) struct Bench {
 impl Bench {
     pub(super) fn run(&self, json: bool) -> Result<String, Failure> {
         let given = args::given("--input", &self.inputs.inputs)?;
+        if self.trained.method.is_some() {
+            return self.run_training(&given, json);
+        }
         let model = Model { forks: self.forks, ..self.model.clone() };
         let session = self.more.session(&model, &self.on, &self.measured, &given, json)?;
         if !self.at.is_empty() {
@@ -162,6 +169,81 @@ impl Bench {
         table.row([format!("{} at once", self.forks), format!("{all:.1}"), format!("{:.2} x", all / one)]);
         let head = format!("{} on {}\n\n{table}\n", plan.title(), session.device());
         Ok(head + &report::memory(plan, Some(usage)))
+    }
+}
+
+impl Bench {
+    /// Times the updates of a training.
+    fn run_training(&self, given: &[Given], json: bool) -> Result<String, Failure> {
+        let flags =
+            [("--program", !self.program.is_empty()), ("--forks", self.forks > 1), ("--at", !self.at.is_empty())];
+        if let Some((flag, _)) = flags.into_iter().find(|(_, given)| *given) {
+            return Err(Error::usage(format!("{flag}: --train has no use for it")).into());
+        }
+        let more = self.more.or_training(self.trained.method.clone());
+        let session = more.session(&self.model, &self.on, &self.measured, given, json)?;
+        let parts = self.parts(&session, given)?;
+        let (warmup, iters) = (u64::from(self.warmup), u64::from(self.iters));
+        let bar = args::progress("updates");
+        bar.set_length(warmup + iters);
+        let loaded = session.usage();
+        let mut times = Vec::new();
+        for _ in 0..warmup + iters {
+            let start = Instant::now();
+            for (program, inputs) in &parts {
+                program.selected(&[], |exec| exec.run(inputs))??;
+            }
+            times.push(start.elapsed());
+            bar.inc(1);
+        }
+        bar.finish_and_clear();
+        let times = Times::new(times.split_off(self.warmup as usize));
+        let (usage, plan) = (session.usage(), session.plan());
+        let (per_second, allocations) = (1e3 / times.median, usage.allocations - loaded.allocations);
+        if json {
+            return Ok(line(&json!({
+                "model": self.model.model,
+                "device": session.device(),
+                "steps_per_second": per_second,
+                "median_ms": times.median,
+                "min_ms": times.min,
+                "max_ms": times.max,
+                "iters": iters,
+                "planned_bytes": plan.bytes(),
+                "allocated_bytes": usage.bytes,
+                "allocations_in_load": loaded.allocations,
+                "allocations_in_runs": allocations,
+            })));
+        }
+        let mut table = Table::new("<>");
+        table.row([format!("{iters} updates"), "median".into(), "min".into(), "max".into()]);
+        table.row(times.row(&format!("{per_second:.1} per second")));
+        let head = format!(
+            "{} on {}\n\n{table}\nallocations: {} when loading, {allocations} in {} updates\n\n",
+            self.model.model.display(),
+            session.device(),
+            loaded.allocations,
+            warmup + iters
+        );
+        Ok(head + &report::memory(plan, Some(usage)) + &report::overhead(&session.overhead()))
+    }
+
+    /// The programs of an update in the order in which they run, each with its inputs.
+    fn parts<'s>(&self, session: &'s Session, given: &[Given]) -> Result<Vec<(Program<'s>, Vec<Tensor>)>> {
+        let count = self.trained.method.as_ref().map_or(1, |method| method.accumulate as usize);
+        let names = (0..count).map(|part| match part {
+            _ if count == 1 => "step",
+            0 => "first",
+            part if part + 1 == count => "last",
+            _ => "next",
+        });
+        let ready = |name: &str| {
+            let program = session.program(name)?;
+            let takes = |name: &str| program.plan().inputs.iter().any(|port| port.name == name);
+            let own = given.iter().filter(|given| takes(&given.name)).cloned().collect();
+            Ok((program, args::fill(program.plan(), own, self.inputs.seed)?))
+        };
+        names.map(ready).collect()
     }
 }
 

@@ -218,3 +218,14 @@ fn a_training_prints_as_a_file_that_trains() {
     assert!(dot.contains("ArgMax"), "{dot}");
     fails(1, &[&["emit", "--train", DIGITS, "dot", "--program", "next"], METHOD], &["expected one of step, evaluate"]);
 }
+
+#[test]
+fn updates_are_timed() {
+    for method in METHODS {
+        let timed = ok_json(&[&["bench", "--train", DIGITS, "--iters", "1", "--warmup", "1"], CPU, METHOD, method]);
+        assert!(timed["steps_per_second"].as_f64() > Some(0.0));
+        assert_eq!(timed["planned_bytes"], ok_json(&[PLAN, METHOD, method])["planned_bytes"]);
+        assert_eq!((&timed["allocated_bytes"], &timed["allocations_in_runs"]), (&timed["planned_bytes"], &0.into()));
+    }
+    fails(1, &[&["bench", "--train", DIGITS, "--program", "step"], METHOD], &["--program: --train has no use for it"]);
+}
