@@ -38,6 +38,7 @@ pub struct Program {
     frees: Vec<Vec<BufferIdx>>,
     inputs: Vec<Port>,
     outputs: Vec<Port>,
+    states: Vec<Port>,
     /// The staging segments that a plan would have, and those of the backend's own.
     staging: Vec<Segment>,
 }
@@ -92,6 +93,8 @@ impl Program {
         };
         let inputs = draft.inputs.iter().map(|&(v, b)| port(graph.value_name(v), v, b)).collect();
         let outputs = draft.outputs.iter().map(|(name, v, b)| port(name, *v, *b)).collect();
+        let states =
+            draft.states.iter().map(|state| port(graph.value_name(state.value), state.value, state.buffer)).collect();
         let sum = |class| {
             let of = draft.buffers.iter().zip(&last).filter(|(b, last)| {
                 let kept = last.is_some() || matches!(class, Class::Input | Class::State);
@@ -100,7 +103,7 @@ impl Program {
             of.map(|(buffer, _)| buffer.bytes.next_multiple_of(target.alignment)).sum()
         };
         let staging = TransferBytes::of(sum).staging(target).chain(own_segments(target, &[&draft])).collect();
-        Ok(Program { draft, resident, allocs, frees, inputs, outputs, staging })
+        Ok(Program { draft, resident, allocs, frees, inputs, outputs, states, staging })
     }
 
     /// The kernels and buffers.
@@ -345,6 +348,16 @@ impl<'a> Eager<'a> {
             self.log = Some(log);
         }
         outputs
+    }
+
+    /// The states as they are now, in the graph's order.
+    ///
+    /// # Errors
+    /// When the device fails.
+    pub fn states(&mut self) -> Result<Vec<Tensor>> {
+        let states = &self.program.states;
+        let places: BTreeMap<BufferIdx, _> = states.iter().map(|p| (p.buffer, self.place(p.buffer))).collect();
+        exec::read_outputs(&mut *self.device.backend, states, &|b| places[&b])
     }
 
     /// The history of memory up to the end of the first run, if that is over and was logged.

@@ -1,6 +1,7 @@
 //! `compare`: eager beside planned.
 
 use super::args::{self, Given, Inputs, Model, On};
+use super::method::Trained;
 use super::programs::More;
 use super::{Failure, line, print};
 use crate::eager::compare::{Comparison, Observed, Setup, compare};
@@ -25,6 +26,8 @@ pub(super) struct Compare {
     model: Model,
     #[command(flatten)]
     more: More,
+    #[command(flatten)]
+    trained: Trained,
     #[command(flatten)]
     inputs: Inputs,
     #[command(flatten)]
@@ -52,8 +55,9 @@ impl Compare {
             return Err(Error::usage("--no-fuse: `compare` always runs with and without fusion".into()).into());
         }
         let given = args::given("--input", &self.inputs.inputs)?;
-        if !self.more.is_empty() {
-            return self.run_programs(&given, json);
+        let more = self.more.or_training(self.trained.method.clone());
+        if !more.is_empty() {
+            return self.run_programs(&more, &given, json);
         }
         let (model, dims) = self.model.load(&given)?;
         let graph = self.model.import(&model, &dims, &given)?;
@@ -126,7 +130,7 @@ impl Compare {
     }
 
     /// Compares the ways to run each of several graphs, and says what they take if they are planned together.
-    fn run_programs(&self, given: &[Given], json: bool) -> Result<String, Failure> {
+    fn run_programs(&self, more: &More, given: &[Given], json: bool) -> Result<String, Failure> {
         if self.html.is_some() {
             return Err(Error::usage("--html: expected one model; compare each program by itself for it".into()).into());
         }
@@ -136,13 +140,13 @@ impl Compare {
         session::check_limit(&*device, options.memory_limit)?;
         let (target, ways) = (device.target().clone(), WAYS + u64::from(device.pools()));
         drop(device);
-        let together = self.more.bytes(&self.model, &target, self.model.memory_limit.unwrap_or(u64::MAX))?;
+        let together = more.bytes(&self.model, &target, self.model.memory_limit.unwrap_or(u64::MAX))?;
         if let Some(limit) = self.model.memory_limit.filter(|&limit| together > limit) {
             let what = "the plan of all programs".to_owned();
             return Err(Error::Fit { what, needed: together, limit, file: None }.into());
         }
         let mut results = Vec::new();
-        for (name, graphs) in self.more.graphs(&self.model, given)? {
+        for (name, graphs) in more.graphs(&self.model, given)? {
             let Graphs::One(graph) = graphs else {
                 let what =
                     format!("program '{name}': expected one extent for each dim, as this command takes no range");

@@ -108,12 +108,12 @@ pub struct Measured {
 /// How results agree with those of the reference.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Agreement {
-    /// True if every output is equal to the reference bit for bit.
+    /// True if every output is equal to the reference bit for bit, and, if the kernels are the same, every state after the last run.
     pub equal: bool,
     /// The largest difference of two elements, divided by the largest magnitude in the reference's output. The largest over
     /// all outputs.
     pub difference: f64,
-    /// The output with this difference.
+    /// The output or state with this difference.
     pub output: String,
 }
 
@@ -164,7 +164,8 @@ pub fn compare(graph: &Graph, inputs: &[Tensor], setup: &Setup) -> Result<Compar
             reference: None,
             columns: Vec::new(),
         },
-        names: program.outputs.iter().map(|p| p.name.clone()).collect(),
+        names: program.outputs.iter().chain(&program.states).map(|p| p.name.clone()).collect(),
+        outputs: program.outputs.len(),
         reference: None,
     };
     for kind in Kind::ALL.into_iter().chain(pools.then_some(Kind::Async)) {
@@ -179,17 +180,23 @@ pub fn compare(graph: &Graph, inputs: &[Tensor], setup: &Setup) -> Result<Compar
 /// The comparison so far, with the outputs that the next columns are compared with.
 struct Columns {
     comparison: Comparison,
-    /// Names of the outputs.
+    /// Names of the outputs, then of the states.
     names: Vec<String>,
+    /// Number of outputs.
+    outputs: usize,
     reference: Option<Vec<Tensor>>,
 }
 
 impl Columns {
-    /// Adds a column and, if it ran, its outputs.
+    /// Adds a column and, if it ran, its outputs and states. States go on from run to run, and small differences grow in them: they are
+    /// compared if the kernels are the same.
     fn add(&mut self, (mut column, outputs): (Column, Option<Vec<Tensor>>)) {
         if let (Outcome::Ran(measured), Some(outputs)) = (&mut column.outcome, outputs) {
+            let compared = if column.exact { self.names.len() } else { self.outputs };
             match &self.reference {
-                Some(reference) => measured.agreement = Some(agreement(&self.names, reference, &outputs)),
+                Some(reference) => {
+                    measured.agreement = Some(agreement(&self.names[..compared], reference, &outputs));
+                }
                 None => {
                     self.comparison.reference = Some(column.name.clone());
                     self.reference = Some(outputs);
@@ -269,6 +276,8 @@ fn outcome(ran: Result<(Measured, Vec<Tensor>)>) -> Result<(Outcome, Option<Vec<
 /// A loaded graph that can be run and measured.
 trait Runs {
     fn run(&mut self, inputs: &[Tensor]) -> Result<Vec<Tensor>>;
+    /// The states, in the graph's order.
+    fn states(&mut self) -> Result<Vec<Tensor>>;
     /// Calls of the driver so far that take or give back memory.
     fn driver_calls(&self) -> u64;
     /// The most bytes live at once, and the most reserved at once.
@@ -280,6 +289,10 @@ trait Runs {
 impl Runs for Eager<'_> {
     fn run(&mut self, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
         Eager::run(self, inputs)
+    }
+
+    fn states(&mut self) -> Result<Vec<Tensor>> {
+        Eager::states(self)
     }
 
     fn driver_calls(&self) -> u64 {
@@ -301,6 +314,11 @@ impl Runs for Exec {
         Exec::run(self, inputs)
     }
 
+    fn states(&mut self) -> Result<Vec<Tensor>> {
+        let names: Vec<String> = self.plan().state.iter().map(|state| state.port.name.clone()).collect();
+        names.iter().map(|name| self.state(name)).collect()
+    }
+
     // A plan gives nothing back before the end, so only allocations count.
     fn driver_calls(&self) -> u64 {
         self.backend().usage().allocations
@@ -320,6 +338,7 @@ fn peak_live(plan: &Plan) -> u64 {
     plan.bytes() - plan.class_bytes(Class::Activation) + plan.summary.lower_bound
 }
 
+/// Runs a way several times. Returns the figures, the outputs of the last run, and behind them the states after it.
 fn measure(way: &mut dyn Runs, inputs: &[Tensor], iters: usize) -> Result<(Measured, Vec<Tensor>)> {
     let mut outputs = way.run(inputs)?;
     let driver_calls_first = way.driver_calls();
@@ -345,6 +364,7 @@ fn measure(way: &mut dyn Runs, inputs: &[Tensor], iters: usize) -> Result<(Measu
         median_ms,
         agreement: None,
     };
+    outputs.extend(way.states()?);
     Ok((measured, outputs))
 }
 

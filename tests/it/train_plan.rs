@@ -229,3 +229,13 @@ fn updates_are_timed() {
     }
     fails(1, &[&["bench", "--train", DIGITS, "--program", "step"], METHOD], &["--program: --train has no use for it"]);
 }
+
+#[test]
+fn eager_and_planned_updates_agree() {
+    let args = &["compare", "--train", DIGITS, "--iters", "1", "--optimizer", "sgd", "--momentum", "0.9"];
+    let text = ok(&[args, METHOD, CPU]);
+    for words in ["step on cpu", "evaluate on cpu", "smallest device that fits", "planned together"] {
+        assert!(text.contains(words), "{words} missing in\n{text}");
+    }
+    assert!(text.contains("reference          equal"), "{text}");
+}
