@@ -14,7 +14,8 @@ A case is a model with random weights and random data. Its folder, which --from 
 --bytes: what a step takes above weights, optimizer state and batch. Of PyTorch it is the highest sum of all live storages in the second
 step (forward, loss, backward, update, gradients set to None), by the profiler's record of its allocator. Of plimsoll it is the arena of
 the plan; the batch lies in it. The column "fused" is PyTorch with scaled_dot_product_attention, which does not keep the scores.
---limit-curve adds the least arena at a tenth and at a third of extra work, as shares of PyTorch's peak.
+--limit-curve adds the least arena at a tenth and at a third of extra work, as shares of PyTorch's peak. The work of a step is three times
+that of its forward products and convolutions, as PyTorch counts it.
 
 --speed: both take turns, --rounds times per case. A turn's figure is the median time of a step without the first three; the case's is the
 median over the turns. Both read the loss of each step, and take the rows in the order of the file.
@@ -212,6 +213,17 @@ def eager_peak(case, folder, fused=False):
     return peak
 
 
+def eager_flop(case, folder):
+    """Of the products and convolutions of a step: a backward one for each operand of a forward one."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    eager = Eager(case, folder)
+    # Of the forward computation alone: the counter takes the gradients of grouped convolutions for those of whole ones.
+    with FlopCounterMode(display=False) as counter:
+        eager.model(eager.batch(0)[0])
+    return 3 * counter.get_total_flops()
+
+
 # ---- plimsoll ----
 
 
@@ -245,8 +257,15 @@ def arena_of_plan(record):
 
 def resident(case, folder, trained):
     """Bytes of weights, constants and optimizer state."""
-    weights = {tensor.name: numpy_helper.to_array(tensor).nbytes for tensor in onnx.load(folder / "model.onnx").graph.initializer}
-    return sum(weights.values()) + case.slots() * sum(weights.get(name, 0) for name in trained)
+    graph = onnx.load(folder / "model.onnx").graph
+    sizes = {tensor.name: numpy_helper.to_array(tensor).nbytes for tensor in graph.initializer}
+    # Equal initializers are written once; the others have a name by an Identity.
+    for node in graph.node:
+        if node.op_type == "Identity" and node.input[0] in sizes:
+            sizes.setdefault(node.output[0], sizes[node.input[0]])
+    weights = {name: sizes[name] for name in trained}
+    fixed = sum(tensor.ByteSize() for tensor in graph.initializer if tensor.name not in weights)
+    return (1 + case.slots()) * sum(weights.values()) + fixed
 
 
 def arena(args, case, folder):
@@ -267,27 +286,45 @@ def arena(args, case, folder):
         return record["planned_bytes"] - resident(case, folder, record["trained"]), "rest"
 
 
-def points(record):
-    """(share of extra work, bytes of the arena) along the curve."""
-    curve = record.get("curve") or record.get("points") or []
-    for point in curve:
-        work = point.get("recompute", point)
-        share = next((work[key] for key in ("extra", "extra_share", "extra_work") if key in work), None)
-        if share is None and "extra_flop" in work:
-            share = work["extra_flop"] / (work.get("flop") or record["flop"])
-        if share is None or "arena_bytes" not in point:
-            raise zoo.Failed(f"a point of the curve has {' '.join(point)}: expected arena_bytes and extra")
-        yield share, point["arena_bytes"]
+def points(args, case, folder):
+    """(share of extra work, bytes of the arena) of plans under limits: those of --curve, or of limits tried here."""
+    words = plan_words(folder, "--threads", args.threads)
+    whole = run(args.plimsoll, folder, words)
+    beside = whole["planned_bytes"] - arena_of_plan(whole)
+    try:
+        found = run(args.plimsoll, folder, [*words, "--curve"])["curve"]
+    except zoo.Failed:
+        found = list(sweep(args, folder, words, whole["planned_bytes"], arena_of_plan(whole)))
+    pairs = []
+    for point in found:
+        work = point.get("recompute") or point
+        if "extra_flop" not in work or not {"arena_bytes", "planned_bytes"} & set(point):
+            raise zoo.Failed(f"a point of the curve has {' '.join(point)}: expected planned_bytes or arena_bytes, and extra_flop")
+        pairs.append((work["extra_flop"], point.get("arena_bytes") or point["planned_bytes"] - beside))
+    flop = eager_flop(case, folder)
+    return [(extra / flop, size) for extra, size in pairs]
+
+
+def sweep(args, folder, words, planned, arena):
+    """Plans under limits, a twentieth of the arena apart, until one is refused."""
+    for part in range(20):
+        limit = planned - part * arena // 20
+        try:
+            record = run(args.plimsoll, folder, [*words, "--memory-limit", limit])
+        except zoo.Failed:
+            return
+        if record["planned_bytes"] > limit:
+            raise zoo.Failed(f"planned {record['planned_bytes']} bytes under a limit of {limit}")
+        yield record
 
 
 # ---- tables ----
 
 
-def limits(program, case, folder, threads, peak):
+def limits(args, case, folder, peak):
     """The least arena at a tenth and at a third of extra work, as shares of PyTorch's peak."""
-    found = list(points(run(program, folder, plan_words(folder, "--threads", threads, "--curve"))))
-    least = lambda most: min((size for share, size in found if share <= most), default=math.inf) / peak
-    return [least(0.10), least(0.33)]
+    found = points(args, case, folder)
+    return [min((size for share, size in found if share <= most), default=math.inf) / peak for most in (0.10, 1 / 3)]
 
 
 def mean_line(what, ratios, worst=True):
@@ -311,7 +348,7 @@ def compare_bytes(args, cases, folder):
             fused_ratios.append(size / fused)
             row += [f"{size / 1e6:.1f}", f"{size / peak:.3f}", f"{size / fused:.3f}" if case.attention else "", source]
             if args.limit_curve:
-                curve.append(limits(args.plimsoll, case, folder / case.name, args.threads, peak))
+                curve.append(limits(args, case, folder / case.name, peak))
                 row += [f"{share:.3f}" for share in curve[-1]]
         except zoo.Failed as error:
             notes.append(f"{case.title}: {error}")
