@@ -400,9 +400,6 @@ def measure(args, case, folder):
 
 
 def compare_speed(args, cases, folder):
-    import torch
-
-    torch.set_num_threads(args.threads)
     rows, notes, ratios = [], [], {}
     for case in cases:
         zoo.progress(case.title)
@@ -446,6 +443,9 @@ def main():
         sys.exit("expected --bytes, --speed or --export-only")
     if not args.export_only and not args.plimsoll.is_file():
         sys.exit(f"no {args.plimsoll}: build it with `cargo build --release`, or say where it is with --plimsoll PATH")
+    import torch
+
+    torch.set_num_threads(args.threads)
     with tempfile.TemporaryDirectory() as made:
         folder = args.export_only or args.folder or Path(made)
         if not args.folder or args.export_only:
