@@ -143,7 +143,7 @@ def export(case, folder):
             dynamic_axes={"x": {0: "batch"}, "output": {0: "batch"}},
             opset_version=17,
             dynamo=False,
-            # In its own words: batch normalisations stay as they are, and as they are for inference.
+            # PRESERVE leaves batch normalisations as nodes, in the form of the model, which is that of inference.
             training=torch.onnx.TrainingMode.PRESERVE,
             do_constant_folding=False,
         )

@@ -335,13 +335,13 @@ def export(case, model, x, path):
 
     example = (torch.from_numpy(x[:3]),)
     common = dict(input_names=["x"], output_names=["output"])
-    # Both exporters chat.
+    # Both exporters print notes.
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         warnings.simplefilter("ignore")
         if case.exporter == "ts":
             common |= dict(dynamic_axes={"x": {0: "batch"}, "output": {0: "batch"}}, opset_version=case.opset or 17)
             common |= dict(do_constant_folding=case.fold and not case.norms)
-            # In its own words EVAL folds batch normalisations into convolutions, and PRESERVE leaves both as they are.
+            # EVAL folds batch normalisations into convolutions; PRESERVE leaves both as they are.
             mode = torch.onnx.TrainingMode.PRESERVE if case.norms else torch.onnx.TrainingMode.EVAL
             torch.onnx.export(model, example, path, dynamo=False, training=mode, **common)
         else:
@@ -566,10 +566,6 @@ def write_case(case, folder):
 # ---- comparison ----
 
 
-class Failed(Exception):
-    """What to say in the last column."""
-
-
 def distance(tensors, found, expected, initial, noise, least=None):
     """Norms of difference over movement: of all tensors together, of the worst one, and its name.
 
@@ -603,7 +599,7 @@ def train(plimsoll, folder, backend, extra):
         (folder / name).unlink(missing_ok=True)
     done = subprocess.run([plimsoll, *words, *extra], check=False, cwd=folder, capture_output=True, text=True)
     if done.returncode:
-        raise Failed(f"exit {done.returncode}: {(done.stderr.strip().splitlines() or ['no message'])[-1]}")
+        raise zoo.Failed(f"exit {done.returncode}: {(done.stderr.strip().splitlines() or ['no message'])[-1]}")
     lines = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
     return [line for line in lines if "loss" in line], initializers(folder / "trained.onnx")
 
@@ -619,13 +615,13 @@ def compare(folder, lines, trained):
     wrong = []
 
     if len(lines) != record["steps"]:
-        raise Failed(f"{len(lines)} steps in the log, not {record['steps']}")
+        raise zoo.Failed(f"{len(lines)} steps in the log, not {record['steps']}")
     missing = sorted(set(record["tensors"]) - set(trained))
     if missing:
-        raise Failed(f"not in trained.onnx: {' '.join(missing)}")
+        raise zoo.Failed(f"not in trained.onnx: {' '.join(missing)}")
     shapes = [name for name in record["tensors"] if trained[name].shape != final[name].shape]
     if shapes:
-        raise Failed(f"another shape in trained.onnx: {' '.join(shapes)}")
+        raise zoo.Failed(f"another shape in trained.onnx: {' '.join(shapes)}")
 
     weights, statistics = kinds("weight"), kinds("statistic")
     expected = {name: averages.get(name, final[name]) for name in final}
@@ -681,7 +677,7 @@ def run_case(args, case, folder):
     start, cells = time.monotonic(), [""] * 9
     try:
         cells, wrong = compare(folder, *train(args.plimsoll, folder, args.backend, args.flags))
-    except Failed as problem:
+    except zoo.Failed as problem:
         wrong = [str(problem)]
     except (OSError, KeyError, ValueError) as problem:
         wrong = [f"{type(problem).__name__}: {problem}"]
