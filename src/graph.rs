@@ -99,6 +99,10 @@ pub struct Graph {
     outputs: Vec<(String, ValueId)>,
     states: Vec<State>,
     cursor: u32,
+    /// The last place that a node was appended at.
+    end: u32,
+    /// The place from which on nodes belong to the backward computation.
+    backward: Option<u32>,
     known: Known,
 }
 
@@ -644,7 +648,24 @@ impl Graph {
 
     /// Places nodes added from now on behind all others in the order of the file.
     pub fn append(&mut self) {
-        self.cursor += 1;
+        self.end += 1;
+        self.cursor = self.end;
+    }
+
+    /// Begins the backward computation: what is appended from now on.
+    pub fn begin_backward(&mut self) {
+        self.append();
+        self.backward = Some(self.cursor);
+    }
+
+    /// True if the graph has a backward computation.
+    pub fn has_backward(&self) -> bool {
+        self.backward.is_some()
+    }
+
+    /// True if a node belongs to the backward computation, or comes after it.
+    pub fn is_backward(&self, node: u32) -> bool {
+        self.backward.is_some_and(|first| self.node(node).position >= first)
     }
 
     /// Replaces a node whose inputs are all constants by constants, which are computed when first asked for. Returns the values that stand
@@ -665,6 +686,27 @@ impl Graph {
             self.replace(ValueId { node, port: port as u32 }, values[port]);
         }
         Ok(values)
+    }
+
+    /// Adds a node like another, which reads other values and stands where `at` stands.
+    pub(crate) fn copy(&mut self, node: u32, operands: &[Option<ValueId>], at: u32) -> u32 {
+        let Node { name, kind, attrs, outputs, .. } = self.node(node).clone();
+        self.insert_at(at);
+        let again = |name: String| format!("{name} again");
+        let outputs = outputs.into_iter().map(|o| Output { name: again(o.name), fact: o.fact }).collect();
+        self.insert(again(name), kind, attrs, outputs, operands)
+    }
+
+    /// Makes a node read other values.
+    pub(crate) fn read(&mut self, node: u32, operands: &[Option<ValueId>]) {
+        self.known = Known::default();
+        let edges: Vec<_> = self.dag.edges_directed(index(node), Direction::Incoming).map(|edge| edge.id()).collect();
+        edges.into_iter().for_each(|edge| self.dag[edge].slot = None);
+        for (slot, value) in operands.iter().enumerate() {
+            if let Some(value) = value {
+                self.dag.add_edge(index(value.node), index(node), Use { port: value.port, slot: Some(slot as u32) });
+            }
+        }
     }
 
     /// Checks every invariant of the graph. It is acyclic, each slot is fed once and by an existing port, and every node's facts are those
@@ -716,6 +758,29 @@ impl Graph {
         self.known.verified.get_or_init(|| ());
         Ok(())
     }
+}
+
+/// The nodes on the sink's side of a minimum cut of a network, as few as there can be. An edge has a start, an end and a capacity.
+pub(crate) fn min_cut(nodes: usize, edges: &[(u32, u32, u64)], source: u32, sink: u32) -> Vec<bool> {
+    let mut network = petgraph::Graph::<(), u64>::with_capacity(nodes, edges.len());
+    (0..nodes).for_each(|_| _ = network.add_node(()));
+    for &(from, to, capacity) in edges {
+        network.add_edge(index(from), index(to), capacity);
+    }
+    let (_, flows) = petgraph::algo::dinics(&network, index(source), index(sink));
+    // What reaches the sink over edges with capacity left is on its side.
+    let mut reaches = vec![false; nodes];
+    let mut stack = vec![index(sink)];
+    while let Some(node) = stack.pop() {
+        if std::mem::replace(&mut reaches[node.index()], true) {
+            continue;
+        }
+        let free = network.edges_directed(node, Direction::Incoming);
+        stack.extend(free.filter(|e| flows[e.id().index()] < *e.weight()).map(|e| e.source()));
+        let used = network.edges_directed(node, Direction::Outgoing);
+        stack.extend(used.filter(|e| flows[e.id().index()] > 0).map(|e| e.target()));
+    }
+    reaches
 }
 
 /// Builds the nodes into which one node decomposes, under its name.

@@ -251,6 +251,7 @@ impl<'a> Builder<'a> {
                 (loss::Count::Known(count), parts) => vec![sum / (count * parts) as f64],
             })
         })?;
+        self.graph.begin_backward();
         let values: Vec<ValueId> = candidates.iter().map(|(_, value)| *value).collect();
         let gradients = autodiff::gradients(&mut self.graph, made[0], &values)?;
         Ok((gradients, Sum { loss: made[0], count: made.get(1).copied() }))

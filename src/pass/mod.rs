@@ -22,6 +22,7 @@ mod horizontal;
 mod indexes;
 mod merge;
 mod rotary;
+pub mod recompute;
 mod round;
 mod scale;
 mod simplify;
@@ -173,6 +174,18 @@ pub fn run(mut graph: Graph, context: &Context) -> Result<Prepared> {
 pub fn group(graph: Graph, context: &Context) -> Result<Prepared> {
     let groups = if context.recipe.fuse { fuse::run(&graph, context)? } else { Groups::default() };
     Ok(Prepared { groups, decisions: context.decisions.clone(), ..Prepared::from(graph) })
+}
+
+/// Groups the nodes of a graph anew, after nodes were added.
+///
+/// # Errors
+/// As [`group`].
+pub fn regroup(prepared: &mut Prepared, target: &Target, fuse: bool) -> Result<()> {
+    if fuse {
+        let context = Context { target, recipe: Recipe::default(), decisions: prepared.decisions.clone() };
+        prepared.groups = fuse::run(&prepared.graph, &context)?;
+    }
+    Ok(())
 }
 
 /// Constants that grow to at most this many bytes are not logged.

@@ -3,3 +3,4 @@
 pub mod bound;
 pub mod chunks;
 pub mod recipe;
+pub mod recompute;

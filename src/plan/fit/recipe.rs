@@ -6,7 +6,7 @@
 //!
 //! A recipe has the choices for the graph. The [target](Target) has those for the device: libraries, TF32, streams, threads.
 
-use super::chunks;
+use super::{chunks, recompute};
 use crate::decisions::Decisions;
 use crate::error::Result;
 use crate::graph::Graph;
@@ -41,6 +41,9 @@ impl Recipe {
     /// As [`whole`](Self::whole), and as [`chunks::run`].
     pub fn graph(self, graph: Graph, target: &Target, limits: &Limits) -> Result<Prepared> {
         let mut graph = self.whole(graph, target)?;
+        if std::env::var("NOREC").is_err() {
+            recompute::run(&mut graph, target, self.fuse)?;
+        }
         chunks::run(&mut graph, target, limits, self.chunks)?;
         Ok(graph)
     }
