@@ -13,10 +13,12 @@
 mod fixed;
 mod scalar;
 
+use crate::constant::Constant;
 use crate::error::{Error, Result};
 use crate::graph::{Decomposer, Graph};
 use crate::op::{Args, Back, Call, Fact, Grad, Lower, Nodes, OpResult, ValueId, Var, build};
 use crate::shape::Shape;
+use crate::tensor::Tensor;
 use std::collections::{HashMap, HashSet};
 
 /// Adds the nodes that compute the derivatives of `of`, which has one element, by each of `by`. Where nothing leads from one of these to
@@ -32,12 +34,12 @@ pub fn gradients(graph: &mut Graph, of: ValueId, by: &[ValueId]) -> Result<Vec<O
     }
     let (dtype, shape) = (fact.dtype, fact.shape.clone());
     let order = graph.order()?;
-    let mut sweep = Sweep { graph, active: by.iter().copied().collect(), found: HashMap::new(), of };
+    graph.begin_backward();
+    graph.append();
+    let seed = graph.constant(Constant::new("gradients", Tensor::from_f64(dtype, shape, &[1.0])));
+    let mut sweep = Sweep { graph, active: by.iter().copied().collect(), found: HashMap::new(), of, seed };
     order.iter().for_each(|&node| sweep.activate(node));
-    if sweep.active.contains(&of) {
-        let one = build(sweep.nodes_of("gradients"), |b| Ok(vec![b.constant(dtype, shape.clone(), || vec![1.0])]));
-        sweep.add(of, one.map_err(Error::graph)?[0]);
-    }
+    sweep.add(of, seed);
     for &node in order.iter().rev() {
         sweep.back(node)?;
     }
@@ -53,6 +55,8 @@ struct Sweep<'a> {
     found: HashMap<ValueId, Vec<ValueId>>,
     /// The value that is derived.
     of: ValueId,
+    /// Its gradient: 1.
+    seed: ValueId,
 }
 
 impl Sweep<'_> {
@@ -127,7 +131,9 @@ impl Sweep<'_> {
         let active = |value: &ValueId| self.active.contains(value);
         let wanted: Vec<_> = operands.iter().map(|value| value.filter(active)).collect();
         let mut given = Vec::new();
-        let made = build(self.nodes_of(&format!("gradient of {}", node.name)), |b| {
+        let seed = self.seed;
+        let mut nodes = self.nodes_of(&format!("gradient of {}", node.name));
+        let made = build(&mut nodes, |b| {
             let x: Vec<_> = operands.iter().map(|value| value.map(|value| b.value(value))).collect();
             let outputs = 0..node.outputs.len() as u32;
             let y: Vec<_> = outputs.map(|port| b.value(ValueId { node: id, port })).collect();
@@ -142,6 +148,8 @@ impl Sweep<'_> {
             }
             Ok(gradients)
         });
+        // What depends on forward values alone may be kept instead of these.
+        nodes.hoist(seed);
         let made = made.map_err(|what| self.refuse(id, &what))?;
         given.into_iter().zip(made).for_each(|(value, gradient)| self.add(value, gradient));
         Ok(())

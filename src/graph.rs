@@ -652,10 +652,33 @@ impl Graph {
         self.cursor = self.end;
     }
 
-    /// Begins the backward computation: what is appended from now on.
-    pub fn begin_backward(&mut self) {
+    /// Begins the backward computation, unless it has begun: what is appended from now on.
+    pub(crate) fn begin_backward(&mut self) {
         self.append();
-        self.backward = Some(self.cursor);
+        self.backward.get_or_insert(self.cursor);
+    }
+
+    /// Places a node behind the nodes that it reads, constants left out but for the seed of the gradients, if none of these belongs to the
+    /// backward computation.
+    pub(crate) fn hoist(&mut self, node: u32, seed: ValueId) {
+        let operands = self.operands(node).into_iter().flatten().map(|value| value.node);
+        let counts = |n: &u32| *n == seed.node || !matches!(self.node(*n).kind, Kind::Constant(_));
+        let operands: Vec<u32> = operands.filter(counts).collect();
+        let last = operands.iter().map(|&operand| self.node(operand).position).max();
+        if let Some(last) = last.filter(|_| !operands.iter().any(|&operand| self.is_backward(operand))) {
+            self.known = Known::default();
+            // A constant behind it would hold it back.
+            let constants = self.operands(node).into_iter().flatten().map(|value| value.node);
+            let constants: Vec<u32> = constants.filter(|operand| !operands.contains(operand)).collect();
+            for node in constants.into_iter().chain([node]) {
+                self.dag[index(node)].position = last;
+            }
+        }
+    }
+
+    /// Places nodes added from now on at the beginning of the backward computation.
+    pub(crate) fn insert_backward(&mut self) {
+        self.cursor = self.backward.unwrap_or(self.cursor);
     }
 
     /// True if the graph has a backward computation.
@@ -803,6 +826,13 @@ impl<'a> Decomposer<'a> {
     /// Builds only the nodes that the row's rule makes of a call. Large constants are made from the call when they are asked for.
     pub fn of(self, call: &Call) -> Decomposer<'a> {
         Decomposer { of: Some(Decomposed::new(call)), ..self }
+    }
+}
+
+impl Decomposer<'_> {
+    /// [Hoists](Graph::hoist) the nodes that were added.
+    pub(crate) fn hoist(self, seed: ValueId) {
+        self.made.iter().for_each(|&node| self.graph.hoist(node, seed));
     }
 }
 

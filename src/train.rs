@@ -251,138 +251,147 @@ impl<'a> Builder<'a> {
                 (loss::Count::Known(count), parts) => vec![sum / (count * parts) as f64],
             })
         })?;
-        self.graph.begin_backward();
         let values: Vec<ValueId> = candidates.iter().map(|(_, value)| *value).collect();
         let gradients = autodiff::gradients(&mut self.graph, made[0], &values)?;
         Ok((gradients, Sum { loss: made[0], count: made.get(1).copied() }))
     }
 
-    /// Adds the updates.
-    fn finish(mut self, name: &str, part: Part, weights: Vec<Weight>, sum: Sum) -> Result<Graph> {
-        let training = self.training;
+    /// Adds the updates. Each stands where its gradient does, so that a gradient need not be kept.
+    fn finish(mut self, name: &str, part: Part, mut weights: Vec<Weight>, mut sum: Sum) -> Result<Graph> {
         for weight in &weights {
             self.graph.keep(weight.value, None)?;
         }
-        let scalar = Fact::new(DType::F32, []);
-        let graph = &mut self.graph;
-        let accumulates = part != Part::Whole;
-        // The sums of the parts so far, each with what this part adds.
-        let mut sums: Vec<(ValueId, ValueId)> = Vec::new();
-        if accumulates {
-            sums.push((graph.state("accumulated/loss", scalar.clone(), None), sum.loss));
-            if let Some(count) = sum.count {
-                sums.push((graph.state("accumulated/count", scalar.clone(), None), count));
-            }
-            for weight in &weights {
-                let fact = graph.fact(weight.gradient).clone();
-                sums.push((graph.state(format!("accumulated/{}", weight.name), fact, None), weight.gradient));
-            }
-        }
         for (state, update) in std::mem::take(&mut self.running) {
-            graph.update(state, update).map_err(Error::graph)?;
+            self.graph.update(state, update).map_err(Error::graph)?;
         }
-        if matches!(part, Part::First | Part::Next) {
-            let totals = match part {
-                Part::First => sums.iter().map(|(_, more)| *more).collect(),
-                _ => grow(graph, "accumulate", |b| Ok(totals(b, &sums)))?,
-            };
-            for ((state, _), total) in sums.into_iter().zip(totals) {
-                graph.update(state, total).map_err(Error::graph)?;
+        if part != Part::Whole {
+            let values = [Some(&mut sum.loss), sum.count.as_mut()].into_iter().flatten();
+            let named = ["loss", "count"].into_iter().zip(values).map(|(name, value)| (name.to_owned(), value));
+            let gradients = weights.iter_mut().map(|weight| (weight.name.clone(), &mut weight.gradient));
+            for (name, value) in named.chain(gradients) {
+                accumulate(&mut self.graph, part, &name, value)?;
             }
-            graph.name = name.to_owned();
-            graph.sweep();
-            return Ok(self.graph);
         }
-        let step = graph.state("step", scalar.clone(), None);
-        let slots: Vec<Vec<ValueId>> = weights
-            .iter()
-            .map(|weight| {
-                let fact = graph.fact(weight.value).clone();
-                let slots = training.optimizer.slots().iter();
-                slots.map(|slot| graph.state(format!("{slot}/{}", weight.name), fact.clone(), None)).collect()
-            })
-            .collect();
-        let powers: Vec<ValueId> = training
-            .optimizer
-            .corrections()
-            .iter()
-            .map(|name| graph.state(format!("optimizer/{name}"), scalar.clone(), None))
-            .collect();
-        let averages: Vec<ValueId> = match training.ema {
-            None => Vec::new(),
-            Some(_) => weights
-                .iter()
-                .map(|weight| {
-                    let Kind::State(Some(initial)) = &graph.node(weight.value.node).kind else {
-                        unreachable!("weights are states")
-                    };
-                    let (name, fact) = (format!("ema/{}", weight.name), initial.fact.clone());
-                    let initial = Arc::new(initial.named(name.clone())?);
-                    Ok(graph.state(name, fact, Some(initial)))
-                })
-                .collect::<Result<_>>()?,
-        };
-        let mut updated = vec![step];
-        updated.extend(&powers);
-        for (weight, slots) in weights.iter().zip(&slots) {
-            updated.push(weight.value);
-            updated.extend(slots);
+        if matches!(part, Part::Whole | Part::Last) {
+            self.update(&weights, &sum)?;
         }
-        updated.extend(&averages);
-        let shows_norm = training.norm || training.clip.is_some();
-        let made = grow(graph, "update", |b| {
-            let (mut loss, mut gradients): (Var, Vec<Var>) =
-                (b.value(sum.loss), weights.iter().map(|weight| b.value(weight.gradient)).collect());
-            if accumulates {
-                let mut all = totals(b, &sums).into_iter();
-                loss = all.next().expect("the loss is the first sum");
-                let count = sum.count.map(|_| all.next().expect("the count is the second sum"));
-                gradients = all.collect();
-                if let Some(count) = count {
-                    loss = loss / count;
-                    gradients = gradients.into_iter().map(|gradient| gradient / count).collect();
-                }
-            }
-            let step = b.value(step);
-            let rate = training.rate.at(step);
-            let norm = shows_norm.then(|| norm_of(&gradients));
-            if let (Some(most), Some(norm)) = (training.clip, norm) {
-                let scale = (most / (norm + 1e-6)).min(1.0);
-                gradients = gradients.into_iter().map(|gradient| gradient * scale).collect();
-            }
-            let mut next = vec![step + 1.0];
-            let powers: Vec<Var> = training.optimizer.corrected(powers.iter().map(|&power| b.value(power)));
-            next.extend(&powers);
-            let mut new_weights = Vec::new();
-            for ((weight, slots), gradient) in weights.iter().zip(&slots).zip(gradients) {
-                let old = b.value(weight.value);
-                let decay = if old.shape()?.len() >= training.decay_dims { training.decay } else { 0.0 };
-                let slots: Vec<Var> = slots.iter().map(|&slot| b.value(slot)).collect();
-                let (new, slots) = training.optimizer.update(old, gradient, &slots, rate, decay, &powers);
-                next.push(new);
-                next.extend(slots);
-                new_weights.push(new);
-            }
-            if let Some(decay) = training.ema {
-                for (&average, new) in averages.iter().zip(new_weights) {
-                    next.push(b.value(average) * decay + new * (1.0 - decay));
-                }
-            }
-            let mut outputs = vec![loss, rate];
-            outputs.extend(norm);
-            Ok([outputs, next].concat())
-        })?;
-        let shown = made.len() - updated.len();
-        for (name, &value) in ["loss", "lr", "grad_norm"].into_iter().zip(&made[..shown]) {
-            graph.output(name, value);
-        }
-        for (&state, &value) in updated.iter().zip(&made[shown..]) {
-            graph.update(state, value).map_err(Error::graph)?;
-        }
-        graph.name = name.to_owned();
-        graph.sweep();
+        self.graph.name = name.to_owned();
+        self.graph.sweep();
         Ok(self.graph)
     }
+
+    /// Adds the update of the weights, by the gradients of a whole batch.
+    fn update(&mut self, weights: &[Weight], sum: &Sum) -> Result<()> {
+        let Training { optimizer, rate, .. } = self.training;
+        let graph = &mut self.graph;
+        let scalar = Fact::new(DType::F32, []);
+        let mut states = vec![graph.state("step", scalar.clone(), None)];
+        let factors = optimizer.corrections().iter();
+        states.extend(factors.map(|name| graph.state(format!("optimizer/{name}"), scalar.clone(), None)));
+        graph.insert_backward();
+        let mut made = grown(graph, "update", |b| {
+            let step = b.value(states[0]);
+            let factors = optimizer.corrected(states[1..].iter().map(|&factor| b.value(factor)));
+            Ok([vec![rate.at(step), step + 1.0], factors].concat())
+        })?;
+        let rate = made.remove(0);
+        for (&state, &next) in states.iter().zip(&made) {
+            graph.update(state, next).map_err(Error::graph)?;
+        }
+        let (scale, norm) = self.scale(weights, sum)?;
+        let graph = &mut self.graph;
+        let loss = match sum.count {
+            Some(count) => grow(graph, "update", |b| Ok(vec![b.value(sum.loss) / b.value(count)]))?[0],
+            None => sum.loss,
+        };
+        graph.output("loss", loss);
+        graph.output("lr", rate);
+        norm.into_iter().for_each(|norm| graph.output("grad_norm", norm));
+        for weight in weights {
+            self.change(weight, scale, rate, &made[1..])?;
+        }
+        Ok(())
+    }
+
+    /// The factor of all gradients, and their norm, as far as these are asked for.
+    fn scale(&mut self, weights: &[Weight], sum: &Sum) -> Result<(Option<ValueId>, Option<ValueId>)> {
+        let Training { clip, norm, .. } = *self.training;
+        let squares = weights.iter().map(|weight| {
+            self.graph.insert_at(weight.gradient.node);
+            let square = grown(&mut self.graph, "update", |b| {
+                let gradient = b.value(weight.gradient);
+                Ok(vec![(gradient * gradient).reduce_sum(&[], false)])
+            });
+            Ok(square?[0])
+        });
+        let squares = if norm || clip.is_some() { squares.collect::<Result<Vec<_>>>()? } else { Vec::new() };
+        let made = grow(&mut self.graph, "update", |b| {
+            let inverse = sum.count.map(|count| b.value(count).reciprocal());
+            let total = squares.iter().map(|&square| b.value(square)).reduce(|sum, square| sum + square);
+            let norm = total.map(|total| match inverse {
+                Some(inverse) => total.sqrt() * inverse,
+                None => total.sqrt(),
+            });
+            let clipped = clip.zip(norm).map(|(most, norm)| (most / (norm + 1e-6)).min(1.0));
+            let scale = match (clipped, inverse) {
+                (Some(clipped), Some(inverse)) => Some(clipped * inverse),
+                (clipped, inverse) => clipped.or(inverse),
+            };
+            Ok(scale.into_iter().chain(norm).collect())
+        })?;
+        let mut made = made.into_iter();
+        let scale = if clip.is_some() || sum.count.is_some() { made.next() } else { None };
+        Ok((scale, made.next()))
+    }
+
+    /// Adds the change of a weight, of what the optimizer keeps for it, and of its moving average.
+    fn change(&mut self, weight: &Weight, scale: Option<ValueId>, rate: ValueId, factors: &[ValueId]) -> Result<()> {
+        let Training { optimizer, decay, decay_dims, ema, .. } = *self.training;
+        let graph = &mut self.graph;
+        let fact = graph.fact(weight.value).clone();
+        let mut states = vec![weight.value];
+        let slots = optimizer.slots().iter();
+        states.extend(slots.map(|slot| graph.state(format!("{slot}/{}", weight.name), fact.clone(), None)));
+        if ema.is_some() {
+            let Kind::State(Some(initial)) = &graph.node(weight.value.node).kind else {
+                unreachable!("weights are states")
+            };
+            let name = format!("ema/{}", weight.name);
+            let initial = Arc::new(initial.named(name.clone())?);
+            states.push(graph.state(name, fact, Some(initial)));
+        }
+        graph.insert_at(weight.gradient.node);
+        let made = grown(graph, "update", |b| {
+            let values: Vec<Var> = states.iter().map(|&state| b.value(state)).collect();
+            let (old, slots) = (values[0], &values[1..1 + optimizer.slots().len()]);
+            let gradient = b.value(weight.gradient);
+            let gradient = scale.map_or(gradient, |scale| gradient * b.value(scale));
+            let decay = if old.shape()?.len() >= decay_dims { decay } else { 0.0 };
+            let factors: Vec<Var> = factors.iter().map(|&factor| b.value(factor)).collect();
+            let (new, slots) = optimizer.update(old, gradient, slots, b.value(rate), decay, &factors);
+            let average = ema.map(|kept| values[values.len() - 1] * kept + new * (1.0 - kept));
+            Ok([new].into_iter().chain(slots).chain(average).collect())
+        })?;
+        for (&state, &next) in states.iter().zip(&made) {
+            graph.update(state, next).map_err(Error::graph)?;
+        }
+        Ok(())
+    }
+}
+
+/// Adds a value of this part to the sum of those before, which is a state. The last part takes the whole sum for the value.
+fn accumulate(graph: &mut Graph, part: Part, name: &str, value: &mut ValueId) -> Result<()> {
+    let fact = graph.fact(*value).clone();
+    let state = graph.state(format!("accumulated/{name}"), fact, None);
+    if part != Part::First {
+        graph.insert_at(value.node);
+        let own = *value;
+        *value = grown(graph, "accumulate", |b| Ok(vec![b.value(state) + b.value(own)]))?[0];
+    }
+    if part != Part::Last {
+        graph.update(state, *value).map_err(Error::graph)?;
+    }
+    Ok(())
 }
 
 /// The model as in inference, with the states that training has: its loss as a sum, the number of elements that count, and of classes, the
@@ -444,22 +453,21 @@ pub fn class_axis(output: &[usize], labels: &[usize]) -> Option<usize> {
     [1, last].into_iter().find(|&axis| axis <= last && axis > 0 && without(axis)[1..] == labels[1..])
 }
 
-/// Adds nodes to a graph under a name.
+/// Adds nodes to a graph under a name, behind all others.
 fn grow(
     graph: &mut Graph,
     name: &str,
     make: impl for<'g> FnOnce(Nodes<'g>) -> OpResult<Vec<Var<'g>>>,
 ) -> Result<Vec<ValueId>> {
     graph.append();
+    grown(graph, name, make)
+}
+
+/// Adds nodes to a graph under a name, at the place that was chosen.
+fn grown(
+    graph: &mut Graph,
+    name: &str,
+    make: impl for<'g> FnOnce(Nodes<'g>) -> OpResult<Vec<Var<'g>>>,
+) -> Result<Vec<ValueId>> {
     build(Decomposer::new(graph, name.to_owned()), make).map_err(Error::graph)
-}
-
-fn totals<'g>(b: Nodes<'g>, sums: &[(ValueId, ValueId)]) -> Vec<Var<'g>> {
-    sums.iter().map(|&(state, more)| b.value(state) + b.value(more)).collect()
-}
-
-/// The norm of all gradients together.
-fn norm_of<'g>(gradients: &[Var<'g>]) -> Var<'g> {
-    let squares = gradients.iter().map(|&gradient| (gradient * gradient).reduce_sum(&[], false));
-    squares.reduce(|sum, square| sum + square).expect("there is a weight").sqrt()
 }

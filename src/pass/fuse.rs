@@ -235,9 +235,11 @@ impl Fuser<'_> {
         self.graph.is_output(value) || self.graph.users(value).iter().any(|&u| !members.contains(u))
     }
 
-    /// True if a group with this node reads no more values from outside than a group may.
+    /// True if a group with this node reads no more values from outside than a group may. What is kept for the backward computation is
+    /// computed with the forward one.
     fn may_join(&self, members: &Members, node: u32) -> bool {
-        members.reads_with(self.graph, node).len() <= self.max_reads
+        let same = self.graph.is_backward(members.nodes[0]) == self.graph.is_backward(node);
+        same && members.reads_with(self.graph, node).len() <= self.max_reads
     }
 
     /// Adds elementwise producers of the group's shape that nothing else reads.

@@ -20,9 +20,10 @@ pub mod group;
 pub mod half;
 mod horizontal;
 mod indexes;
+pub mod live;
 mod merge;
-mod rotary;
 pub mod recompute;
+mod rotary;
 mod round;
 mod scale;
 mod simplify;
@@ -105,6 +106,13 @@ pub struct Prepared {
     pub spares_memory: bool,
     /// Measured schedules, which lowering takes where they are legal.
     pub tuned: Option<Arc<Tuned>>,
+}
+
+impl Prepared {
+    /// True if a node belongs to the backward computation, or to a kernel that does.
+    pub fn is_backward(&self, node: u32) -> bool {
+        self.graph.is_backward(self.groups.of(node).map_or(node, |group| group.sink))
+    }
 }
 
 impl From<Graph> for Prepared {

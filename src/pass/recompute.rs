@@ -6,45 +6,44 @@
 //! ```
 //!
 //! The copy of a node stands where its first reader of the backward computation stands. It reads the kept values, and copies of the others.
-//! It is the same kernel on the same elements, so no bit changes. Which values are kept is a matter of memory and of time:
-//! [`fit::recompute`](crate::plan::fit) decides.
+//! Which values are kept is a matter of memory and of time: [plans](crate::plan::fit::recompute) are asked for it.
 
+use super::{Groups, Prepared};
 use crate::error::Result;
 use crate::graph::Graph;
 use crate::op::ValueId;
 use std::collections::{HashMap, HashSet};
 
-/// Makes the backward computation read copies of all forward values that are not kept.
+/// Makes the backward computation read copies of all forward values that are not kept. A group is copied as a group: it is the same kernel
+/// on the same elements, so no bit changes. Returns the nodes that were copied.
 ///
 /// # Errors
 /// When the graph has a cycle.
-pub fn run(graph: &mut Graph, kept: &HashSet<ValueId>) -> Result<()> {
-    let order = graph.order()?;
+pub fn run(prepared: &mut Prepared, kept: &HashSet<ValueId>) -> Result<Vec<u32>> {
+    let order = prepared.graph.order()?;
+    let forward: HashSet<u32> = order.iter().copied().filter(|&node| !prepared.is_backward(node)).collect();
+    let graph = &mut prepared.graph;
     let copied = |graph: &Graph, value: ValueId| {
-        graph.node(value.node).op().is_some() && !graph.is_backward(value.node) && !kept.contains(&value)
+        graph.node(value.node).op().is_some() && forward.contains(&value.node) && !kept.contains(&value)
     };
-    let mut copies: HashMap<u32, u32> = HashMap::new();
     let rank: HashMap<u32, usize> = order.iter().enumerate().map(|(at, &node)| (node, at)).collect();
+    let mut copies: HashMap<u32, u32> = HashMap::new();
     for &id in &order {
-        if !graph.is_backward(id) {
+        if forward.contains(&id) {
             continue;
         }
-        let operands = graph.operands(id);
-        let mut wanted: Vec<u32> =
-            operands.iter().flatten().filter(|value| copied(graph, **value)).map(|value| value.node).collect();
-        if wanted.is_empty() {
-            continue;
-        }
-        // Nodes are copied behind those that they read.
-        let mut stack = wanted.clone();
-        wanted.clear();
+        let mut wanted = Vec::new();
         let mut seen = HashSet::new();
+        let mut stack = vec![id];
         while let Some(node) = stack.pop() {
-            if !copies.contains_key(&node) && seen.insert(node) {
-                wanted.push(node);
-                stack.extend(graph.operands(node).iter().flatten().filter(|v| copied(graph, **v)).map(|v| v.node));
+            for value in graph.operands(node).into_iter().flatten().filter(|value| copied(graph, *value)) {
+                if !copies.contains_key(&value.node) && seen.insert(value.node) {
+                    wanted.push(value.node);
+                    stack.push(value.node);
+                }
             }
         }
+        // Nodes are copied behind those that they read.
         wanted.sort_by_key(|node| rank[node]);
         for node in wanted {
             let read = moved(graph, node, &copies, &copied);
@@ -52,10 +51,24 @@ pub fn run(graph: &mut Graph, kept: &HashSet<ValueId>) -> Result<()> {
             copies.insert(node, copy);
         }
         let read = moved(graph, id, &copies, &copied);
-        graph.read(id, &read);
+        if read != graph.operands(id) {
+            graph.read(id, &read);
+        }
     }
     graph.sweep();
-    graph.verify()
+    graph.verify()?;
+    let mut groups = Groups::default();
+    for group in prepared.groups.iter() {
+        // A value that the backward computation alone read is computed there alone.
+        if graph.name_of(group.sink).is_some() {
+            groups.push(group.clone());
+        }
+        if copies.contains_key(&group.sink) {
+            groups.push(group.renumbered(|node| copies[&node]));
+        }
+    }
+    prepared.groups = groups;
+    Ok(copies.into_keys().collect())
 }
 
 /// The operands of a node, with copies for those that are copied.
@@ -65,10 +78,9 @@ fn moved(
     copies: &HashMap<u32, u32>,
     copied: &impl Fn(&Graph, ValueId) -> bool,
 ) -> Vec<Option<ValueId>> {
-    let operands = graph.operands(node).into_iter();
     let copy = |value: ValueId| match copies.get(&value.node).filter(|_| copied(graph, value)) {
         Some(&node) => ValueId { node, ..value },
         None => value,
     };
-    operands.map(|value| value.map(copy)).collect()
+    graph.operands(node).into_iter().map(|value| value.map(copy)).collect()
 }

@@ -57,6 +57,7 @@ mod lent;
 mod library;
 #[cfg(feature = "cuda")]
 mod nvrtc;
+mod recompute;
 mod render;
 mod templates;
 mod tune;

@@ -93,7 +93,7 @@ fn thresholds(levels: &[u64], most: usize) -> Vec<u64> {
 }
 
 /// Bytes of a graph's plan, and those of the arena in it, with one step after another.
-fn bytes(graph: &Prepared, target: &Target, limits: &Limits) -> Result<(u64, u64)> {
+pub(super) fn bytes(graph: &Prepared, target: &Target, limits: &Limits) -> Result<(u64, u64)> {
     let target = Target { streams: 1, ..target.clone() };
     let graph = Prepared { decisions: Decisions::default(), ..graph.clone() };
     let found = arrange(&target, limits, |options| draft(&graph, &target, options))?;

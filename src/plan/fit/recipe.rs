@@ -4,6 +4,8 @@
 //! Graph --f16 if asked for--> --passes, fuse unless told otherwise--> whole --chunks if asked for--> --lower, order, place--> Plan
 //! ```
 //!
+//! A graph with a backward computation [computes values again](recompute) between passes and chunks.
+//!
 //! A recipe has the choices for the graph. The [target](Target) has those for the device: libraries, TF32, streams, threads.
 
 use super::{chunks, recompute};
@@ -35,15 +37,13 @@ impl Recipe {
         pass::run(graph, &Context { target, recipe: self, decisions })
     }
 
-    /// The graph that is lowered: after the passes, in chunks if they are asked for.
+    /// The graph that is lowered: after the passes, with values computed again for a backward computation, in chunks if they are asked for.
     ///
     /// # Errors
     /// As [`whole`](Self::whole), and as [`chunks::run`].
     pub fn graph(self, graph: Graph, target: &Target, limits: &Limits) -> Result<Prepared> {
         let mut graph = self.whole(graph, target)?;
-        if std::env::var("NOREC").is_err() {
-            recompute::run(&mut graph, target, self.fuse)?;
-        }
+        recompute::run(&mut graph, target, limits, self.fuse)?;
         chunks::run(&mut graph, target, limits, self.chunks)?;
         Ok(graph)
     }

@@ -9,79 +9,295 @@
 //! (operand there) --unbounded---------'
 //! ```
 //!
-//! Products and convolutions are not computed again: the edge from the source has no bound.
+//! Always: what takes no product and no convolution is computed again, where that saves memory. Products have no bound there.
+//!
+//! Under a limit: products are computed again, too. A value that is computed again is live from then on, so a long stretch of them would
+//! save nothing. Therefore the forward computation is cut into segments at narrow places, whose values are kept. Numbers of segments and
+//! prices of work are tried. The least work whose plan fits wins. If none fits, the smallest plan does.
 
+use super::chunks::bytes as planned;
 use crate::error::Result;
 use crate::graph::{Graph, min_cut};
 use crate::op::{Lower, ValueId};
-use crate::pass::{Prepared, recompute, regroup};
+use crate::pass::{Prepared, live, recompute, regroup};
+use crate::plan::Limits;
 use crate::target::Target;
 use std::collections::{HashMap, HashSet};
 
 /// An element that is computed again counts as one byte in so many.
-const WORK: u64 = 16;
+const ELEMENTS: f64 = 1.0 / 16.0;
 /// More than the bytes of any graph.
 const UNBOUNDED: u64 = 1 << 60;
+/// The numbers of segments that are tried.
+const SEGMENTS: [usize; 13] = [1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48];
+/// The bytes that all work together is as dear as, in shares of all bytes kept.
+const PRICES: [f64; 5] = [4.0, 1.0, 0.3, 0.1, 0.0];
+/// The most choices that are planned.
+const PLANNED: usize = 8;
 
-/// Computes again what takes no product and no convolution, and would take memory.
+/// Computes again what saves memory: without products and convolutions, and, if the plan then exceeds the limit, with them.
 ///
 /// # Errors
 /// When the graph has a cycle.
-pub fn run(graph: &mut Prepared, target: &Target, fuse: bool) -> Result<()> {
+pub fn run(graph: &mut Prepared, target: &Target, limits: &Limits, fuse: bool) -> Result<()> {
     if !graph.graph.has_backward() {
         return Ok(());
     }
-    let kept = kept(&graph.graph)?;
-    recompute::run(&mut graph.graph, &kept)?;
-    regroup(graph, target, fuse)
+    free(graph, target, fuse)?;
+    let Some(limit) = limits.memory else { return Ok(()) };
+    let (whole, arena) = planned(graph, target, limits)?;
+    if whole <= limit {
+        return Ok(());
+    }
+    let room = limit.saturating_sub(whole - arena);
+    if let Some(best) = within(graph, target, limits, limit, room)? {
+        *graph = best;
+    }
+    Ok(())
 }
 
-/// The values that are kept.
-fn kept(graph: &Graph) -> Result<HashSet<ValueId>> {
-    let order = graph.order()?;
-    let (source, sink) = (0, 1);
-    let mut edges = Vec::new();
-    let mut numbers: HashMap<ValueId, u32> = HashMap::new();
-    let mut values = Vec::new();
-    // The two ends of a value: computed, and there.
-    let forward = |node: u32| graph.node(node).op().is_some() && !graph.is_backward(node);
-    for &node in order.iter().filter(|&&node| forward(node)) {
-        for port in 0..graph.node(node).outputs.len() as u32 {
-            let value = ValueId { node, port };
-            let number = 2 + 2 * values.len() as u32;
-            numbers.insert(value, number);
-            values.push(value);
-            let view = matches!(graph.node(node).op().map(|op| op.lower), Some(Lower::View(_)));
-            let fact = graph.fact(value);
-            let numel = fact.shape.numel() as u64;
-            let work = if is_product(graph, node) { UNBOUNDED } else { 1 + if view { 0 } else { numel / WORK } };
-            edges.push((source, number, work));
-            edges.push((number, number + 1, if graph.is_output(value) { 0 } else { fact.bytes() as u64 + 1 }));
-            for operand in graph.operands(node).into_iter().flatten() {
-                if let Some(&operand) = numbers.get(&operand) {
-                    edges.push((operand + 1, number, UNBOUNDED));
-                }
+/// Computes again what takes no product, by the number of segments with the least live bytes. Kernels are fused anew.
+fn free(graph: &mut Prepared, target: &Target, fuse: bool) -> Result<()> {
+    let order = graph.graph.order()?;
+    let mut best = (peak(graph)?, graph.clone());
+    for segments in SEGMENTS {
+        let forced = borders(graph, &order, segments);
+        let mut made = Prepared { groups: Default::default(), ..graph.clone() };
+        let kept = Choice::new(&made, forced, None)?.kept()?;
+        recompute::run(&mut made, &kept)?;
+        regroup(&mut made, target, fuse)?;
+        let peak = peak(&made)?;
+        tracing::debug!(segments, peak, "computed again, without products");
+        // Among equals, the fewest segments.
+        if peak < best.0 {
+            best = (peak, made);
+        }
+    }
+    *graph = best.1;
+    Ok(())
+}
+
+/// The most bytes that are live at once, in the order of the file.
+fn peak(graph: &Prepared) -> Result<u64> {
+    let order = graph.graph.order()?;
+    Ok(live::bytes(graph, &order).into_values().max().unwrap_or(0))
+}
+
+/// A choice that was tried.
+struct Tried {
+    graph: Prepared,
+    /// The work that is done again.
+    work: f64,
+    /// The most bytes that are live at once.
+    peak: u64,
+}
+
+/// The graph with the least further work whose plan fits, else the one with the smallest plan.
+fn within(graph: &Prepared, target: &Target, limits: &Limits, limit: u64, room: u64) -> Result<Option<Prepared>> {
+    let order = graph.graph.order()?;
+    let mut tried: Vec<Tried> = Vec::new();
+    let mut seen = HashSet::new();
+    for segments in SEGMENTS {
+        let forced = borders(graph, &order, segments);
+        for price in PRICES {
+            let kept = Choice::new(graph, forced.clone(), Some(price))?.kept()?;
+            let mut key: Vec<ValueId> = kept.iter().copied().collect();
+            key.sort_unstable();
+            if !seen.insert(key) {
+                continue;
+            }
+            let mut made = graph.clone();
+            let copied = recompute::run(&mut made, &kept)?;
+            let work = copied.iter().map(|&node| work(&graph.graph, node)).sum();
+            let peak = peak(&made)?;
+            tried.push(Tried { graph: made, work, peak });
+        }
+    }
+    // Live bytes are what a placement reaches, or a little less. The least work among those that may fit, then the smallest.
+    tried.sort_by(|a, b| {
+        (a.peak > room, a.work, a.peak).partial_cmp(&(b.peak > room, b.work, b.peak)).expect("work is a number")
+    });
+    let may = tried.iter().filter(|tried| tried.peak <= room).count();
+    tried[may..].sort_by_key(|tried| tried.peak);
+    let mut smallest: Option<(u64, Prepared)> = None;
+    for Tried { graph: made, work, peak } in tried.into_iter().take(PLANNED) {
+        let (bytes, _) = planned(&made, target, limits)?;
+        tracing::debug!(bytes, peak, work, limit, "computed again");
+        if bytes <= limit {
+            return Ok(Some(made));
+        }
+        if smallest.as_ref().is_none_or(|(least, _)| bytes < *least) {
+            smallest = Some((bytes, made));
+        }
+    }
+    Ok(smallest.map(|(_, graph)| graph))
+}
+
+/// The values that cross narrow places between this many segments of about equal bytes.
+fn borders(prepared: &Prepared, order: &[u32], segments: usize) -> HashSet<ValueId> {
+    let graph = &prepared.graph;
+    let forward: Vec<u32> =
+        order.iter().copied().filter(|&n| graph.node(n).op().is_some() && !graph.is_backward(n)).collect();
+    let place: HashMap<u32, usize> = forward.iter().enumerate().map(|(at, &node)| (node, at)).collect();
+    // Per value, where it is made and where it is read last in the forward computation.
+    let mut spans: Vec<(usize, usize, ValueId, u64)> = Vec::new();
+    for (at, &node) in forward.iter().enumerate() {
+        let value = ValueId { node, port: 0 };
+        if !is_stored(prepared, value) {
+            continue;
+        }
+        let last = last_reader(graph, value, &place, at);
+        spans.push((at, last, value, graph.fact(value).bytes() as u64));
+    }
+    let mut made = vec![0u64; forward.len() + 1];
+    let mut crossing = vec![0i128; forward.len() + 2];
+    for &(from, last, _, bytes) in &spans {
+        made[from + 1] += bytes;
+        crossing[from + 1] += i128::from(bytes);
+        crossing[last + 1] -= i128::from(bytes);
+    }
+    for at in 1..made.len() {
+        made[at] += made[at - 1];
+    }
+    for at in 1..crossing.len() {
+        crossing[at] += crossing[at - 1];
+    }
+    let total = *made.last().expect("there is a place before the first node") as f64;
+    let mut found = HashSet::new();
+    for border in 1..segments {
+        let middle = total * border as f64 / segments as f64;
+        let reach = total / segments as f64 / 2.0;
+        let near = (1..forward.len()).filter(|&at| (made[at] as f64 - middle).abs() <= reach);
+        let Some(at) = near.min_by_key(|&at| crossing[at]) else { continue };
+        found.extend(spans.iter().filter(|&&(from, last, ..)| from < at && last >= at).map(|(_, _, value, _)| *value));
+    }
+    found
+}
+
+/// The last place of the forward computation that reads a value or a view of it.
+fn last_reader(graph: &Graph, value: ValueId, place: &HashMap<u32, usize>, own: usize) -> usize {
+    let mut last = own;
+    let mut stack = vec![value];
+    while let Some(value) = stack.pop() {
+        for user in graph.users(value) {
+            let Some(&at) = place.get(&user) else { continue };
+            last = last.max(at);
+            if is_view(graph, user) {
+                stack.push(ValueId { node: user, port: 0 });
             }
         }
     }
-    let mut read = HashSet::new();
-    for &node in order.iter().filter(|&&node| graph.is_backward(node)) {
-        for operand in graph.operands(node).into_iter().flatten() {
-            if let Some(&number) = numbers.get(&operand).filter(|_| read.insert(operand)) {
-                edges.push((number + 1, sink, UNBOUNDED));
-            }
+    last
+}
+
+/// True if a node computes a value of the forward computation.
+fn is_forward(prepared: &Prepared, node: u32) -> bool {
+    prepared.graph.node(node).op().is_some() && !prepared.is_backward(node)
+}
+
+fn is_view(graph: &Graph, node: u32) -> bool {
+    matches!(graph.node(node).op().map(|op| op.lower), Some(Lower::View(_)))
+}
+
+/// True if a value has bytes of its own: it is no view, and not within a group.
+fn is_stored(prepared: &Prepared, value: ValueId) -> bool {
+    let within = prepared.groups.of(value.node).is_some_and(|group| group.sink != value.node);
+    !within && !is_view(&prepared.graph, value.node)
+}
+
+/// The work of a node: two per multiplication of a product, one per element of what is none.
+fn work(graph: &Graph, node: u32) -> f64 {
+    let numel = graph.fact(ValueId { node, port: 0 }).shape.numel() as f64;
+    let operand = |slot: usize| graph.operands(node)[slot].map(|value| graph.fact(value).shape.clone());
+    match graph.node(node).op_name() {
+        "MatMul" => 2.0 * numel * operand(0).and_then(|shape| shape.last().copied()).unwrap_or(1) as f64,
+        "plimsoll.Conv" => 2.0 * numel * operand(1).map_or(1, |shape| shape[1..].iter().product()) as f64,
+        "plimsoll.ConvTranspose" => {
+            let taps = operand(1).map_or(1, |shape| shape[1..].iter().product());
+            2.0 * operand(0).map_or(0, |shape| shape.numel()) as f64 * taps as f64
         }
+        _ if is_view(graph, node) => 0.0,
+        _ => numel,
     }
-    let wanted = min_cut(2 + 2 * values.len(), &edges, source, sink);
-    let keeps = |value: &ValueId| {
-        let number = numbers[value] as usize;
-        !wanted[number]
-    };
-    Ok(values.into_iter().filter(keeps).collect())
 }
 
 /// True if a node is a product or a convolution.
 fn is_product(graph: &Graph, node: u32) -> bool {
-    let products = ["MatMul", "plimsoll.Conv", "plimsoll.ConvTranspose"];
-    products.contains(&graph.node(node).op_name())
+    ["MatMul", "plimsoll.Conv", "plimsoll.ConvTranspose"].contains(&graph.node(node).op_name())
+}
+
+/// What a minimum cut decides.
+struct Choice<'a> {
+    /// The graph. Kernels stay as they are: no value within one is kept.
+    prepared: &'a Prepared,
+    /// Values that are kept in any case.
+    forced: HashSet<ValueId>,
+    /// The bytes that a unit of work is as dear as; `None` if products are not computed again.
+    price: Option<f64>,
+}
+
+impl<'a> Choice<'a> {
+    /// A choice among all values. `price` is that of all work together, in shares of all bytes.
+    fn new(prepared: &'a Prepared, forced: HashSet<ValueId>, price: Option<f64>) -> Result<Choice<'a>> {
+        let (mut bytes, mut all) = (0.0, 0.0);
+        let graph = &prepared.graph;
+        for node in graph.order()? {
+            if is_forward(prepared, node) && !is_view(graph, node) {
+                bytes += graph.fact(ValueId { node, port: 0 }).bytes() as f64;
+                all += work(graph, node);
+            }
+        }
+        Ok(Choice { prepared, forced, price: price.map(|price| price * bytes / f64::max(all, 1.0)) })
+    }
+
+    /// The bytes that it is as dear as to compute a node again.
+    fn dear(&self, node: u32) -> u64 {
+        match self.price {
+            None if is_product(&self.prepared.graph, node) => UNBOUNDED,
+            None => 1 + (work(&self.prepared.graph, node) * ELEMENTS) as u64,
+            Some(price) => 1 + (work(&self.prepared.graph, node) * price) as u64,
+        }
+    }
+
+    /// The bytes that it takes to keep a value.
+    fn bytes(&self, value: ValueId) -> u64 {
+        let graph = &self.prepared.graph;
+        if graph.is_output(value) || self.forced.contains(&value) {
+            0
+        } else if self.prepared.groups.of(value.node).is_none_or(|group| group.sink == value.node) {
+            graph.fact(value).bytes() as u64 + 1
+        } else {
+            UNBOUNDED
+        }
+    }
+
+    /// The values that are kept.
+    fn kept(&self) -> Result<HashSet<ValueId>> {
+        let graph = &self.prepared.graph;
+        let order = graph.order()?;
+        let (source, sink) = (0, 1);
+        let mut edges = Vec::new();
+        // Per value, the number of its first end: computed. The next one is: there.
+        let mut numbers: HashMap<ValueId, u32> = HashMap::new();
+        for &node in order.iter().filter(|&&node| is_forward(self.prepared, node)) {
+            for port in 0..graph.node(node).outputs.len() as u32 {
+                let value = ValueId { node, port };
+                let number = 2 + 2 * numbers.len() as u32;
+                edges.push((source, number, self.dear(node)));
+                edges.push((number, number + 1, self.bytes(value)));
+                let read = graph.operands(node).into_iter().flatten();
+                edges.extend(read.filter_map(|operand| Some((numbers.get(&operand)? + 1, number, UNBOUNDED))));
+                numbers.insert(value, number);
+            }
+        }
+        let mut wanted = HashSet::new();
+        for &node in order.iter().filter(|&&node| self.prepared.is_backward(node)) {
+            wanted.extend(graph.operands(node).iter().flatten().filter_map(|operand| numbers.get(operand)));
+        }
+        let mut wanted: Vec<u32> = wanted.into_iter().collect();
+        wanted.sort_unstable();
+        edges.extend(wanted.into_iter().map(|number| (number + 1, sink, UNBOUNDED)));
+        let again = min_cut(2 + 2 * numbers.len(), &edges, source, sink);
+        Ok(numbers.into_iter().filter(|(_, number)| !again[*number as usize]).map(|(value, _)| value).collect())
+    }
 }

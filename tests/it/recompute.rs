@@ -1,0 +1,81 @@
+//! Values that are computed again: they change the memory, and no result.
+
+use plimsoll::{Choice, DType, Error, Graph, Options, Session, Tensor, Trace};
+
+struct Random(u64);
+
+impl Random {
+    fn draw(&mut self, count: usize, scale: f64) -> Vec<f64> {
+        let mut next = || {
+            self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            (self.0 >> 11) as f64 / (1u64 << 53) as f64 - 0.5
+        };
+        (0..count).map(|_| next() * scale).collect()
+    }
+}
+
+/// Residual blocks of two products, trained by plain steps on one batch.
+fn blocks(count: usize) -> Graph {
+    let (rows, width) = (128, 32);
+    let g = Trace::new("blocks");
+    let mut random = Random(1);
+    let x = g.input("x", DType::F32, [rows, width]);
+    let mut weights = Vec::new();
+    let mut y = x;
+    for block in 0..count {
+        let mut weight = |name: &str| {
+            let values = random.draw(width * width, 0.3);
+            let weight = g.state(&format!("{name}{block}"), Tensor::from_f64(DType::F32, [width, width], &values));
+            weights.push(weight);
+            weight
+        };
+        let (a, b) = (weight("a"), weight("b"));
+        y = y + y.matmul(a).tanh().matmul(b).sigmoid();
+    }
+    let loss = (y * y).reduce_mean(&[], false);
+    for (weight, gradient) in weights.iter().zip(g.grad(loss, &weights)) {
+        g.update(*weight, *weight - gradient * 0.1);
+    }
+    g.output("loss", loss);
+    g.finish().expect("the graph is sound")
+}
+
+fn session(limit: Option<u64>) -> plimsoll::Result<Session> {
+    let options = Options { threads: 1, memory_limit: limit, ..Options::default() }.on(Choice::Cpu);
+    Session::from_graph(blocks(12), &options)
+}
+
+/// The losses of some steps, and a weight behind them.
+fn trained(session: &Session) -> (Vec<Vec<u8>>, Vec<u8>) {
+    let x = Tensor::from_f64(DType::F32, [128, 32], &Random(2).draw(128 * 32, 2.0));
+    let step = || session.run(&[("x", x.clone())]).expect("it runs")[0].1.bytes().to_vec();
+    let losses: Vec<_> = (0..4).map(|_| step()).collect();
+    (losses, session.state("a3").expect("it is a state").bytes().to_vec())
+}
+
+#[test]
+fn a_limit_changes_bytes_and_no_bit_of_a_result() {
+    let whole = session(None).expect("it is planned");
+    let bytes = whole.plan().bytes();
+    let expected = trained(&whole);
+    assert!(expected.0[3] != expected.0[0], "the loss moves");
+    let mut least = bytes;
+    let mut reached = Vec::new();
+    for percent in (6..20).rev().map(|fifth| 5 * fifth) {
+        let limit = bytes * percent / 100;
+        match session(Some(limit)) {
+            Ok(session) => {
+                let planned = session.plan().bytes();
+                assert!(planned <= limit, "{percent} %: {planned} of {limit}");
+                assert_eq!(session.usage().bytes, planned);
+                assert!(trained(&session) == expected, "{percent} %: other results");
+                assert!(planned <= least, "{percent} %: a smaller limit gave a larger plan");
+                least = planned;
+                reached.push(percent);
+            }
+            Err(Error::Fit { needed, .. }) => assert!(needed > limit),
+            Err(error) => panic!("{error}"),
+        }
+    }
+    assert!(least * 10 < bytes * 7, "{least} of {bytes}: {reached:?}");
+}
