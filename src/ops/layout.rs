@@ -289,14 +289,6 @@ pub(crate) struct Span {
     pub len: usize,
 }
 
-impl Span {
-    /// The elements of the span along an axis, at steps forward.
-    pub fn of<'g>(&self, x: Var<'g>, axis: usize) -> Var<'g> {
-        let end = self.start + self.len.saturating_sub(1) * self.step as usize + 1;
-        x.op("Slice", &[], Attrs::span(axis, self.start..end).with("steps", vec![self.step]))
-    }
-}
-
 /// The spans of a Slice along all axes, clamped as the specification says.
 pub(crate) fn spans(call: &Call) -> OpResult<Vec<Span>> {
     let shape = call.shape(0);

@@ -1,7 +1,6 @@
 //! Windows that slide over `[n, c, spatial..]`: convolutions and pools of one to three spatial axes.
 
 use super::compose::composed;
-use super::layout::{Span, spread};
 use super::{along, ensure, expect_shape, indices, output, position, same_float};
 use crate::dtype::DType;
 use crate::kernel::{Pool, Template, Window};
@@ -135,10 +134,54 @@ pub(super) static OPS: &[OpDef] = &[
         Eval::Tensor(eval_max),
         Lower::Template(|call, at| lower_pool(call, at, |_| Pool::Max)),
     )
-    .grad(max_grad)
+    .grad(|_, call, back| {
+        let dx = back.x[0].op("plimsoll.MaxPoolGrad", &[back.y[0], back.first()?], call.attrs.clone());
+        Ok(vec![Some(dx)])
+    })
     .sample(|s| s.floats(&[&[1, 2, 5, 5]]).ints("kernel_shape", &[2, 2]).ints("strides", &[2, 2]))
     .attrs(MAX_POOL_ATTRS)
     .part(planes),
+    OpDef::new(
+        "plimsoll.MaxPoolGrad",
+        "The gradient of MaxPool by its input X, from the maxima Y and their gradient; the first maximum of a window has it",
+        &[one("X"), one("Y"), one("dY")],
+        |call| {
+            let expected = infer_pool(call)?.remove(0);
+            for (input, name) in [(1, "Y"), (2, "dY")] {
+                ensure(*call.fact(input) == expected, || {
+                    format!("input '{name}': expected {expected}, found {}", call.fact(input))
+                })?;
+            }
+            output(call.dtype(0), call.shape(0).clone())
+        },
+        Eval::Tensor(eval_max_grad),
+        Lower::Template(|call, at| {
+            let (_, sides) = pool(call)?;
+            Ok(widened(Template::PoolGrad { window: window(&sides) }, call.shape(0), at))
+        }),
+    )
+    .sample(|s| {
+        let x = [3.0, 9.0, 1.0, 12.0, 7.0, 2.0, 14.0, 5.0, 10.0, 16.0, 4.0, 8.0, 6.0, 11.0, 13.0, 15.0];
+        let reversed = x.into_iter().rev();
+        let y = [9.0, 14.0, 14.0, 16.0, 16.0, 15.0, 15.0, 16.0, 16.0, 14.0, 16.0, 16.0];
+        let dy = [0.5, -2.0, 1.0, 3.0, 4.0, -1.0, 2.5, 1.5, -3.0, 0.75, 5.0, 6.0];
+        s.given(DType::F32, &[1, 2, 4, 4], &x.into_iter().chain(reversed).collect::<Vec<_>>())
+            .given(DType::F32, &[1, 2, 2, 3], &y)
+            .given(DType::F32, &[1, 2, 2, 3], &dy)
+            .ints("kernel_shape", &[3, 2])
+            .ints("strides", &[2, 1])
+            .ints("pads", &[1, 0, 0, 0])
+    })
+    .attrs(MAX_POOL_ATTRS)
+    .grad(|_, call, back| {
+        // What a maximum's gradient weighs is the derivative by the element that has it.
+        let mut attrs = call.attrs.clone();
+        attrs.remove("storage_order");
+        let at = back.x[0].op("plimsoll.MaxPoolIndices", &[back.x[1]], attrs);
+        let weights = back.first()?.shaped(&[call.shape(0).numel()]).op("Gather", &[at], Attrs::new());
+        Ok(vec![None, None, Some(weights)])
+    })
+    .part(|_, axis, _| if axis < 2 { Part::of([Some(axis), Some(axis), Some(axis)]) } else { None }),
     OpDef::new(
         "plimsoll.MaxPoolIndices",
         "The second output of MaxPool, from its input and its first output",
@@ -781,41 +824,20 @@ fn average_grad<'g>(b: Nodes<'g>, call: &Call, back: &Back<'_, 'g>) -> OpResult<
     Ok(vec![Some(dy.op("plimsoll.ConvTranspose", &[ones], attrs))])
 }
 
-/// Each maximum is handed back to where it stands first in its window.
-fn max_grad<'g>(_: Nodes<'g>, call: &Call, back: &Back<'_, 'g>) -> OpResult<Vec<Option<Var<'g>>>> {
-    let (_, sides) = pool(call)?;
-    let (x, y, dy) = (back.x[0], back.y[0], back.first()?);
-    let behind = |s: &Side| ((s.out - 1) * s.stride + s.reach()).saturating_sub(s.before + s.len);
-    let mut padded = x;
-    for (k, side) in sides.iter().enumerate() {
-        padded = lowest(padded, k + 2, side.before, behind(side));
+/// Follows the definition: each window hands its gradient to its first maximum.
+fn eval_max_grad(inputs: &Args<&[f64]>, call: &Call) -> OpResult<Vec<Vec<f64>>> {
+    let (x, dy) = (inputs[0], inputs[2]);
+    let (shape, sides) = pool(call)?;
+    let image: usize = sides.iter().map(|s| s.len).product();
+    let kernel = kernel(&sides);
+    let mut dx = vec![0.0; x.len()];
+    for (index, gradient) in zip(indices(&shape), dy) {
+        let first = (index[0] * shape[1] + index[1]) * image;
+        let taps = indices(&kernel).filter_map(|t| tap(&sides, &index[2..], &t));
+        let best = taps.reduce(|best, at| if x[first + at] > x[first + best] { at } else { best });
+        dx[first + best.ok_or("a window without data")?] += gradient;
     }
-    let extents = padded.shape()?;
-    let (mut rest, mut sum) = (dy, None);
-    for t in indices(&kernel(&sides)) {
-        let spans = || zip(&sides, &t).map(|(s, &t)| Span { start: t * s.dilation, step: s.stride as i64, len: s.out });
-        let taken = spans().enumerate().fold(padded, |taken, (k, span)| span.of(taken, k + 2));
-        let hit = taken.equal(y);
-        let mut part = hit.select(rest, 0.0);
-        rest = hit.select(0.0, rest);
-        for (k, span) in spans().enumerate() {
-            part = spread(part, k + 2, &span, extents[k + 2])?;
-        }
-        sum = Some(sum.map_or(part, |sum: Var<'g>| sum + part));
-    }
-    let sum = sum.expect("a window has elements");
-    let inside = sides.iter().enumerate().fold(sum, |sum, (k, s)| sum.part(k + 2, s.before..s.before + s.len));
-    Ok(vec![Some(inside)])
-}
-
-/// The lowest number before and after a value, along one axis.
-fn lowest(x: Var, axis: usize, before: usize, after: usize) -> Var {
-    if (before, after) == (0, 0) {
-        return x;
-    }
-    let attrs = Attrs::new().with("pads", &[before, after][..]).with("axes", &[axis][..]);
-    let least = x.fact().map_or(0.0, |fact| fact.dtype.range().0);
-    x.op("Pad", &[], attrs.with("constant_value", least))
+    Ok(vec![dx])
 }
 
 /// The spatial axes of a float input.

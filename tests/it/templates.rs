@@ -74,7 +74,8 @@ fn is_free(template: &Template, operand: usize, axis: usize) -> bool {
     match template {
         Template::Pad { .. } | Template::Resize { .. } => true,
         Template::Conv { .. } | Template::ConvTranspose { .. } | Template::Pool { .. } => operand == 0 && axis >= 2,
-        Template::Map
+        Template::PoolGrad { .. }
+        | Template::Map
         | Template::Row { .. }
         | Template::MatMul
         | Template::Attention { .. }
@@ -112,6 +113,9 @@ fn broken_templates(template: &Template) -> Vec<Template> {
             let windows = broken_windows(window).into_iter().map(|window| Template::Conv { groups: *groups, window });
             let groups = [0, 3, 5, usize::MAX].map(|groups| Template::Conv { groups, window: window.clone() });
             windows.chain(groups).collect()
+        }
+        Template::PoolGrad { window } => {
+            broken_windows(window).into_iter().map(|window| Template::PoolGrad { window }).collect()
         }
         Template::ConvTranspose { groups, window } => {
             let of = |groups, window: &Window| Template::ConvTranspose { groups, window: window.clone() };

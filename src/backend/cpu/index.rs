@@ -1,4 +1,4 @@
-//! Cores whose values are elements of another index: gather, pad and resize.
+//! Cores whose values are elements of another index: gather, pad, resize, and the gradient of a maximum of windows.
 
 use super::block::Repr;
 use super::map::{Core, CoreSpec};
@@ -8,7 +8,7 @@ use super::operands::stored;
 use super::program::literal;
 use super::task::Args;
 use crate::error::ensure;
-use crate::kernel::{Kernel, Nearest, PadMode, ResizeMode, Template};
+use crate::kernel::{Kernel, Nearest, PadMode, ResizeMode, Template, Window};
 use crate::shape::Shape;
 
 /// Prepares the core of a template whose values are found one by one.
@@ -17,6 +17,7 @@ pub fn core(kernel: &Kernel) -> Result<CoreSpec<'_>, String> {
         Template::Gather { strides, extents } => gather(kernel, strides, extents),
         Template::Pad { before, mode } => pad(kernel, before, *mode),
         Template::Resize { scales, offsets, mode } => resize(kernel, scales, offsets, *mode),
+        Template::PoolGrad { window } => pool_grad(kernel, window),
         other => Err(format!("a core of template '{}'", other.name())),
     }
 }
@@ -435,5 +436,125 @@ unsafe fn blend<const T: usize>(taps: &[(isize, f32)], n: usize, weight: f32, fr
         }
         // SAFETY: `i < n`.
         unsafe { *sums.add(i) += weight * sum }
+    }
+}
+
+/// Prepares the gradient of a maximum of windows.
+fn pool_grad<'a>(kernel: &'a Kernel, window: &'a Window) -> Result<CoreSpec<'a>, String> {
+    let rank = kernel.shape.len();
+    let operands = &kernel.reads[..3];
+    for operand in operands {
+        ensure(stored(operand)? == Repr::F32, || format!("gradients of maxima of {}", operand.dtype))?;
+    }
+    // By image and channel. Along the spatial axes the core itself moves.
+    let base = |operand| {
+        let mut motion = Motion::bytes(operand, 0..rank);
+        motion.steps[2..].fill(0);
+        motion
+    };
+    let motions = operands.iter().map(base).chain((2..rank).map(|axis| Motion::index(axis, rank))).collect();
+    let spatial = |i: usize| {
+        let access = &operands[i].access;
+        let strides = &access.strides[2..];
+        [4 * strides[0], 4 * strides[1], 4 * strides[2]]
+    };
+    let data = &operands[0].access.shape;
+    let places = &operands[1].access.shape;
+    Ok(CoreSpec {
+        repr: Repr::F32,
+        motions,
+        cost: 4.0 * window.kernel.iter().product::<usize>() as f64,
+        tables: 0,
+        build: Box::new(move |steps, _| {
+            Box::new(PoolGrad {
+                window: window.clone(),
+                data: [data[2], data[3], data[4]],
+                places: [places[2], places[3], places[4]],
+                strides: [spatial(0), spatial(1), spatial(2)],
+                steps: steps.try_into().expect("six motions"),
+            })
+        }),
+    })
+}
+
+struct PoolGrad {
+    window: Window,
+    /// The spatial extents of the input, and the number of windows along each axis.
+    data: [usize; 3],
+    places: [usize; 3],
+    /// Per operand, bytes along the spatial axes: of the input, the maxima, their gradients.
+    strides: [[isize; 3]; 3],
+    /// Along the innermost axis: those of the operands, then of the spatial indices.
+    steps: [isize; 6],
+}
+
+impl PoolGrad {
+    /// The windows along an axis that cover element `at`, each with the tap that lies there, the first window first.
+    fn covering(&self, axis: usize, at: usize) -> impl Iterator<Item = (usize, usize)> {
+        let Window { kernel, strides, dilations, pads } = &self.window;
+        let (kernel, stride, dilation) = (kernel[axis], strides[axis], dilations[axis]);
+        let at = at + pads[axis];
+        let first = at.saturating_sub((kernel - 1) * dilation).div_ceil(stride);
+        let last = (at / stride + 1).min(self.places[axis]);
+        (first..last).filter_map(move |place| {
+            let behind = at - place * stride;
+            behind.is_multiple_of(dilation).then_some((place, behind / dilation))
+        })
+    }
+
+    /// Bytes of an operand to an index.
+    fn to(&self, operand: usize, index: [usize; 3]) -> isize {
+        (0..3).map(|k| index[k] as isize * self.strides[operand][k]).sum()
+    }
+
+    /// True if no element before `tap` of the window at `place` is `most`.
+    ///
+    /// # Safety
+    /// `image` must be that of the input.
+    unsafe fn is_first(&self, image: *const u8, place: [usize; 3], tap: [usize; 3], most: f32) -> bool {
+        let Window { kernel, strides, dilations, pads } = &self.window;
+        let number = (tap[0] * kernel[1] + tap[1]) * kernel[2] + tap[2];
+        (0..number).all(|t| {
+            let tap = [t / (kernel[1] * kernel[2]), t / kernel[2] % kernel[1], t % kernel[2]];
+            let mut at = [0; 3];
+            for k in 0..3 {
+                let behind = place[k] * strides[k] + tap[k] * dilations[k];
+                match behind.checked_sub(pads[k]).filter(|&at| at < self.data[k]) {
+                    Some(inside) => at[k] = inside,
+                    None => return true,
+                }
+            }
+            // SAFETY: the index is inside the input, which was checked to span its memory.
+            unsafe { image.offset(self.to(0, at)).cast::<f32>().read() != most }
+        })
+    }
+}
+
+impl Core for PoolGrad {
+    unsafe fn feed(&self, args: &Args, at: &[isize], start: usize, n: usize, to: *mut u8) -> *const u8 {
+        let sums = to.cast::<f32>();
+        for i in 0..n {
+            let moved = |k: usize| at[k] + (start + i) as isize * self.steps[k];
+            let [image, maxima, gradients] = [0, 1, 2].map(|k| args.at(k, moved(k)).cast_const());
+            let index = [3, 4, 5].map(|k| moved(k) as usize);
+            let mut sum = 0.0;
+            // SAFETY: all indices are inside the operands, which were checked to span their memory; `to` has room for `n` elements.
+            unsafe {
+                let own = image.offset(self.to(0, index)).cast::<f32>().read();
+                for (z, r) in self.covering(0, index[0]) {
+                    for (y, s) in self.covering(1, index[1]) {
+                        for (x, t) in self.covering(2, index[2]) {
+                            let place = [z, y, x];
+                            let most = maxima.offset(self.to(1, place)).cast::<f32>().read();
+                            if own == most && self.is_first(image, place, [r, s, t], most) {
+                                sum += gradients.offset(self.to(2, place)).cast::<f32>().read();
+                            }
+                        }
+                    }
+                }
+                sums.add(i).write(sum);
+            }
+        }
+        to
     }
 }

@@ -1,5 +1,6 @@
 //! Windows that slide over images.
 
+use super::locate::sum;
 use super::scalar::Type::{F32, I32};
 use super::scalar::extreme;
 use super::{Module, kernels};
@@ -9,6 +10,9 @@ use crate::kernel::{Pool, Template, Window};
 kernels! {
     |module, _| module.pool() => {
         pool "pool.wgsl": "maximum or mean of a window",
+    }
+    |module, _| module.pool_grad() => {
+        pool_grad "pool_grad.wgsl": "gradient of a maximum of windows",
     }
 }
 
@@ -71,6 +75,35 @@ impl Module<'_> {
             self.flags.push("CHANNELS_LAST");
         }
         self.store(&self.flat(), Some(ty), None, &[])?;
+        self.per_element();
+        Ok(())
+    }
+
+    fn pool_grad(&mut self) -> Result<(), String> {
+        let Template::PoolGrad { window } = &self.kernel.template else { mismatch(&self.kernel.template) };
+        let data = self.access(0).clone();
+        let places = self.access(1).shape.clone();
+        self.int("DATA_0", data.offset);
+        for (k, axis) in ["N", "C", "Z", "Y", "X"].into_iter().enumerate() {
+            self.int(format!("IN_{axis}"), data.shape[k] as isize);
+            self.int(format!("DATA_{axis}"), data.strides[k]);
+            if let Some(a) = k.checked_sub(2) {
+                self.int(format!("OUT_{axis}"), places[k] as isize);
+                self.int(format!("KERNEL_{axis}"), window.kernel[a] as isize);
+                self.int(format!("STRIDE_{axis}"), window.strides[a] as isize);
+                self.int(format!("DILATION_{axis}"), window.dilations[a] as isize);
+                self.int(format!("PAD_{axis}"), window.pads[a] as isize);
+            }
+        }
+        self.loader("data", 0);
+        for (name, slot) in [("maximum", 1), ("gradient", 2)] {
+            let names = ["n", "c", "z", "y", "x"];
+            let access = self.access(slot);
+            let terms: Vec<_> = names.into_iter().zip(access.strides.iter().copied()).collect();
+            let value = format!("return {};", self.load(slot, &sum(access.offset, &terms)));
+            self.function(name, &names.map(|name| (name, I32)), Some(self.value[slot]), vec![value]);
+        }
+        self.store(&self.flat(), Some(F32), None, &[])?;
         self.per_element();
         Ok(())
     }

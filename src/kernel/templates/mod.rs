@@ -86,6 +86,12 @@ pub enum Template {
         /// How the window's elements combine.
         pool: Pool,
     },
+    /// The gradient of [`Pool::Max`] by its input: reads\[0\] is the input, of the kernel's shape `[n, c, d, h, w]`, reads\[1\] the maxima
+    /// and reads\[2\] their gradients, `[n, c, d', h', w']`. A gradient goes to the first element of its window that is the maximum.
+    PoolGrad {
+        /// The window.
+        window: Window,
+    },
     /// `data[access(i) + sum(index_j(i) * strides[j])]`: reads\[0\] is the data, whose access has the kernel's shape and gives
     /// each element's base; reads\[1..=n\] are integer indices of the kernel's shape. Negative indices count from the end of the
     /// axis; one outside is clamped to it.
@@ -216,6 +222,7 @@ templates! {
     Template::Conv { .. } => window::CONV,
     Template::ConvTranspose { .. } => window::CONV_TRANSPOSE,
     Template::Pool { .. } => window::POOL,
+    Template::PoolGrad { .. } => window::POOL_GRAD,
     Template::Gather { .. } => gather::GATHER,
     Template::Scatter { .. } => scatter::SCATTER,
     Template::Pad { .. } => pad::PAD,

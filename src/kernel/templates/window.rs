@@ -157,6 +157,58 @@ fn pool(kernel: &Kernel, index: &[usize], elements: &mut Elements) -> Row {
     })
 }
 
+pub(super) static POOL_GRAD: TemplateDef = TemplateDef {
+    name: "pool_grad",
+    doc: "gradient of a maximum of windows by its input",
+    kind: Kind::Window,
+    core_reads: |_| 3,
+    check: |kernel, _| {
+        let Template::PoolGrad { window } = &kernel.template else { mismatch(&kernel.template) };
+        let shape = &kernel.shape;
+        ensure(shape.len() == 5, || format!("expected 5 axes, found {shape}"))?;
+        kernel.reads_extents(0, shape)?;
+        kernel.reads_axes(1, 5)?;
+        let places = &kernel.reads[1].access.shape;
+        kernel.reads_extents(1, &[&shape[..2], &places[2..]].concat())?;
+        kernel.reads_extents(2, places)?;
+        window.validate(places, shape)?;
+        kernel.reads_floats(3)
+    },
+    axis_of: |_, _, axis| if axis < 2 { Along::Axis(axis) } else { Along::Tied },
+    meaning: pool_grad,
+    samples: || {
+        let grad = |kernel, strides, dilations, pads, places: [usize; 3]| {
+            let window = Window { kernel, strides, dilations, pads };
+            let reads = vec![floats(&[2, 2, 1, 5, 4]), floats(&[&[2, 2], &places[..]].concat())];
+            let reads = [reads.clone(), vec![reads[1].clone()]].concat();
+            sample(Template::PoolGrad { window }, &[2, 2, 1, 5, 4], reads, Expr::input(0, DType::F32))
+        };
+        vec![
+            grad([1, 3, 2], [1, 2, 1], [1; 3], [0, 1, 1], [1, 3, 5]),
+            grad([1, 2, 2], [1, 1, 2], [1, 2, 1], [0; 3], [1, 3, 2]),
+        ]
+    },
+    ..PLAIN
+};
+
+fn pool_grad(kernel: &Kernel, index: &[usize], elements: &mut Elements) -> Row {
+    let Template::PoolGrad { window } = &kernel.template else { mismatch(&kernel.template) };
+    let &[n, c, ref spatial @ ..] = index else { panic!("pooling has five axes") };
+    let (own, mut sum) = (elements.at(0, index), 0.0);
+    let taps = indices(&window.kernel, Order::Forwards);
+    for (number, t) in taps.iter().enumerate() {
+        let Some(place) = place(window, spatial, t, &elements.shape(1)[2..]) else { continue };
+        let [z, y, x] = place;
+        let most = elements.at(1, &[n, c, z, y, x]);
+        let earlier = taps[..number].iter().filter_map(|t| source(window, &place, t, &kernel.shape[2..]));
+        let earlier: Vec<f64> = earlier.map(|[z, y, x]| elements.at(0, &[n, c, z, y, x])).collect();
+        if own == most && !earlier.contains(&most) {
+            sum += elements.at(2, &[n, c, z, y, x]);
+        }
+    }
+    single(sum)
+}
+
 /// Where element `tap` of the window at `place` is on data of these spatial extents; `None` is outside.
 fn source(window: &Window, place: &[usize], tap: &[usize], data: &[usize]) -> Option<[usize; 3]> {
     let mut at = [0; 3];

@@ -114,6 +114,7 @@ fn elements_read(kernel: &Kernel, i: usize) -> Verdict<Option<Set>> {
         | Template::Conv { .. }
         | Template::ConvTranspose { .. }
         | Template::Pool { .. }
+        | Template::PoolGrad { .. }
         | Template::Gather { .. }
         | Template::Scatter { .. }
         | Template::Pad { .. }

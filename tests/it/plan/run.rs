@@ -173,6 +173,7 @@ fn work(plan: &Plan) -> u128 {
             | Template::Conv { .. }
             | Template::ConvTranspose { .. }
             | Template::Pool { .. }
+            | Template::PoolGrad { .. }
             | Template::Pad { .. }
             | Template::Resize { .. } => space.saturating_mul(core),
         }
