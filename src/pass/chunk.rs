@@ -11,7 +11,7 @@
 //! threshold. A chunk of a whole value is a slice of it; a whole value of chunks is their concatenation. Along the outermost axis neither
 //! moves a byte. Constants are shared.
 
-use super::{Groups, Prepared, live};
+use super::{Groups, Prepared};
 use crate::error::{Error, Result};
 use crate::graph::{Graph, Kind};
 use crate::op::{Attrs, Lower, Part, ValueId};
@@ -58,7 +58,7 @@ pub fn levels(whole: &Prepared) -> Result<(usize, Vec<u64>)> {
     let Prepared { graph, .. } = whole;
     let order = graph.order()?;
     let (_, region) = largest(whole, &order).ok_or_else(|| nothing(graph))?;
-    let live = live::bytes(whole, &order);
+    let live = live(whole, &order);
     let levels: BTreeSet<u64> = region.nodes.keys().filter(|&&id| makes(graph, id)).map(|id| live[id]).collect();
     Ok((region.units, levels.into_iter().collect()))
 }
@@ -217,7 +217,7 @@ impl Region {
     /// Removes nodes that run while fewer bytes are live.
     fn keep_live(&mut self, whole: &Prepared, order: &[u32], least: u64) {
         let Prepared { graph, groups, .. } = whole;
-        let live = live::bytes(whole, order);
+        let live = live(whole, order);
         let alone = |id| !makes(graph, id) && groups.number(id).is_none();
         self.nodes.retain(|&id, _| alone(id) || live[&id] >= least);
         self.release_views(graph, order);
@@ -296,6 +296,46 @@ fn bytes(graph: &Graph, value: ValueId) -> u64 {
 /// True if a node computes a value of its own, and is no view.
 fn makes(graph: &Graph, id: u32) -> bool {
     !matches!(graph.node(id).op().map(|op| &op.lower), Some(Lower::View(_)))
+}
+
+/// Per node, the bytes that are live while its kernel runs, one kernel after another in the order of the file. Only concatenations count as
+/// written in place.
+fn live(Prepared { graph, groups, .. }: &Prepared, order: &[u32]) -> HashMap<u32, u64> {
+    // A kernel of several nodes runs where the last of them stands.
+    let group = |id: u32| groups.number(id);
+    let ends: HashMap<usize, usize> = order.iter().enumerate().filter_map(|(at, &id)| Some((group(id)?, at))).collect();
+    let runs = |id: u32, at: usize| group(id).map_or(at, |group| ends[&group]);
+    // Per value, the last kernel that reads it or a view or concatenation of it.
+    let mut last: HashMap<ValueId, usize> = graph.results().map(|v| (v, order.len())).collect();
+    let mut change = vec![0i128; order.len() + 2];
+    for (at, &id) in order.iter().enumerate().rev() {
+        let (runs, node) = (runs(id, at), graph.node(id));
+        let stands = node.op().is_some_and(|op| matches!(op.lower, Lower::View(_) | Lower::Concat));
+        let until = last.get(&ValueId { node: id, port: 0 }).copied().filter(|_| stands).unwrap_or(runs);
+        for value in graph.operands(id).into_iter().flatten() {
+            let last = last.entry(value).or_insert(until);
+            *last = until.max(*last);
+        }
+        if stands || matches!(node.kind, Kind::Constant(_) | Kind::State(_)) {
+            continue;
+        }
+        let from = if matches!(node.kind, Kind::Input) { 0 } else { runs };
+        for value in (0..node.outputs.len() as u32).map(|port| ValueId { node: id, port }) {
+            // A value that only its own kernel reads is never stored.
+            let until = last.get(&value).copied().filter(|&until| until > runs || group(id).is_none());
+            if let Some(until) = until {
+                change[from] += i128::from(bytes(graph, value));
+                change[until + 1] -= i128::from(bytes(graph, value));
+            }
+        }
+    }
+    let mut now = 0;
+    let sums = change.into_iter().map(|change| {
+        now += change;
+        u64::try_from(now).unwrap_or(u64::MAX)
+    });
+    let sums: Vec<u64> = sums.collect();
+    order.iter().enumerate().map(|(at, &id)| (id, sums[runs(id, at)])).collect()
 }
 
 /// The graph with a region in chunks, while it grows.

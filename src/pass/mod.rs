@@ -20,7 +20,6 @@ pub mod group;
 pub mod half;
 mod horizontal;
 mod indexes;
-pub mod live;
 mod merge;
 pub mod recompute;
 mod rotary;

@@ -19,8 +19,9 @@ use super::chunks::bytes as planned;
 use crate::error::Result;
 use crate::graph::{Graph, min_cut};
 use crate::op::{Lower, ValueId};
-use crate::pass::{Prepared, live, recompute, regroup};
+use crate::pass::{Prepared, recompute, regroup};
 use crate::plan::Limits;
+use crate::plan::make::arrange::estimate;
 use crate::target::Target;
 use std::collections::{HashMap, HashSet};
 
@@ -59,14 +60,14 @@ pub fn run(graph: &mut Prepared, target: &Target, limits: &Limits, fuse: bool) -
 /// Computes again what takes no product, by the number of segments with the least live bytes. Kernels are fused anew.
 fn free(graph: &mut Prepared, target: &Target, fuse: bool) -> Result<()> {
     let order = graph.graph.order()?;
-    let mut best = (peak(graph)?, graph.clone());
+    let mut best = (estimate(graph, target)?, graph.clone());
     for segments in SEGMENTS {
         let forced = borders(graph, &order, segments);
         let mut made = Prepared { groups: Default::default(), ..graph.clone() };
         let kept = Choice::new(&made, forced, None)?.kept()?;
         recompute::run(&mut made, &kept)?;
         regroup(&mut made, target, fuse)?;
-        let peak = peak(&made)?;
+        let peak = estimate(&made, target)?;
         tracing::debug!(segments, peak, "computed again, without products");
         // Among equals, the fewest segments.
         if peak < best.0 {
@@ -75,12 +76,6 @@ fn free(graph: &mut Prepared, target: &Target, fuse: bool) -> Result<()> {
     }
     *graph = best.1;
     Ok(())
-}
-
-/// The most bytes that are live at once, in the order of the file.
-fn peak(graph: &Prepared) -> Result<u64> {
-    let order = graph.graph.order()?;
-    Ok(live::bytes(graph, &order).into_values().max().unwrap_or(0))
 }
 
 /// A choice that was tried.
@@ -109,7 +104,7 @@ fn within(graph: &Prepared, target: &Target, limits: &Limits, limit: u64, room: 
             let mut made = graph.clone();
             let copied = recompute::run(&mut made, &kept)?;
             let work = copied.iter().map(|&node| work(&graph.graph, node)).sum();
-            let peak = peak(&made)?;
+            let peak = estimate(&made, target)?;
             tried.push(Tried { graph: made, work, peak });
         }
     }

@@ -56,6 +56,12 @@ pub fn drafts(mut draft: impl FnMut(Options) -> Result<Draft>) -> Result<Vec<Dra
     Ok(vec![joined, draft(Options { join: false })?])
 }
 
+/// About the bytes of the arena, without a placement.
+pub fn estimate(graph: &Prepared, target: &Target) -> Result<u64> {
+    let draft = draft(graph, target, Options { join: true })?;
+    Ok(order::peak(&draft, target.alignment).unwrap_or(u64::MAX))
+}
+
 /// Copies of parts into concatenations take time: they are made only where they save more than one in this many bytes of the plan, or
 /// where it would not fit without.
 const COPIES_SAVE: u64 = 64;

@@ -59,6 +59,17 @@ pub fn orders(draft: &Draft, align: u64) -> Vec<Order> {
     found
 }
 
+/// The least bytes that are live at once in the file's order and in a few others: what the arena takes at least, found without a search.
+/// `None` if the sum of all bytes overflows.
+pub fn peak(draft: &Draft, align: u64) -> Option<u64> {
+    let uses = Uses::new(draft, align)?;
+    let dag = Dag::new(draft);
+    let file: Vec<_> = StepIdx::all(&draft.steps).collect();
+    let late = late(&uses, &dag, &file);
+    let least = list(&uses, &dag, Next::Least, false);
+    [file, late, least].iter().map(|steps| uses.peak(steps)).min()
+}
+
 /// Delays each step that frees no more than it allocates until its first reader is next.
 fn late(uses: &Uses, dag: &Dag, order: &[StepIdx]) -> Vec<StepIdx> {
     let mut live = LiveBytes::new(uses, false);
