@@ -35,7 +35,7 @@ pub enum Unary {
 }
 
 /// Operations on two values of one type. Comparisons return `bool`. Logical operations work on `bool`, or bit by bit
-/// on integers. `Max` and `Min` of a NaN are NaN.
+/// on integers. Shifts work on `i32`, by the second value modulo 32. `Max` and `Min` of a NaN are NaN.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[allow(missing_docs)]
@@ -56,6 +56,10 @@ pub enum Binary {
     And,
     Or,
     Xor,
+    /// To the left; zeros come in.
+    Shl,
+    /// To the right; zeros come in, whatever the sign.
+    Shr,
 }
 
 impl Binary {
@@ -226,7 +230,7 @@ macro_rules! methods {
 methods! {
     unary: abs Abs, sign Sign, exp Exp, log Log, sqrt Sqrt, recip Recip, sin Sin, cos Cos, tanh Tanh, erf Erf,
         floor Floor, ceil Ceil, round Round, not Not;
-    binary: pow Pow, max Max, min Min, rem Rem, lt Lt, le Le, eq Eq, and And, or Or, xor Xor
+    binary: pow Pow, max Max, min Min, rem Rem, lt Lt, le Le, eq Eq, and And, or Or, xor Xor, shl Shl, shr Shr
 }
 
 macro_rules! operators {
@@ -271,6 +275,12 @@ impl ops::Neg for Expr {
     fn neg(self) -> Expr {
         self.unary(Unary::Neg)
     }
+}
+
+/// True if the result on small integers may leave their range, or needs the bits of an `i32`.
+fn leaves_range(op: Binary) -> bool {
+    use Binary::{Add, Div, Mul, Pow, Shl, Shr, Sub};
+    matches!(op, Add | Sub | Mul | Div | Pow | Shl | Shr)
 }
 
 /// Interns instructions while a body is built.
@@ -319,7 +329,7 @@ impl Interner {
         }
         let wide = match code {
             Code::Unary(op @ (Unary::Neg | Unary::Abs), a) => Code::Unary(op, self.push(Code::Cast(a), DType::I32)),
-            Code::Binary(op @ (Binary::Add | Binary::Sub | Binary::Mul | Binary::Div | Binary::Pow), a, b) => {
+            Code::Binary(op, a, b) if leaves_range(op) => {
                 let [a, b] = [a, b].map(|value| self.push(Code::Cast(value), DType::I32));
                 Code::Binary(op, a, b)
             }
@@ -414,7 +424,10 @@ impl Body {
                 Code::Index(axis) => index[axis as usize] as f64,
                 Code::Reduction(i) => reductions[i as usize],
                 Code::Unary(op, a) => unary(op, v(a)),
-                Code::Binary(op, a, b) => binary(op, v(a), v(b), int),
+                Code::Binary(op, a, b) => match binary(op, v(a), v(b), int) {
+                    value if instr.dtype == DType::I32 && value.is_finite() => (value as i64 as i32).into(),
+                    value => value,
+                },
                 Code::Select(c, a, b) => v(if v(c) != 0.0 { a } else { b }),
                 Code::Cast(a) => match instr.dtype {
                     DType::Bool => f64::from(v(a) != 0.0),
@@ -513,6 +526,15 @@ pub(crate) fn binary(op: Binary, a: f64, b: f64, int: bool) -> f64 {
         Binary::And => f64::from(a != 0.0 && b != 0.0),
         Binary::Or => f64::from(a != 0.0 || b != 0.0),
         Binary::Xor => f64::from((a != 0.0) != (b != 0.0)),
+        Binary::Shl | Binary::Shr => shift(op, a as i64 as i32, b as i64 as i32).into(),
+    }
+}
+
+/// A shift of 32 bits; of other operations, none.
+pub(crate) fn shift(op: Binary, bits: i32, count: i32) -> i32 {
+    match op {
+        Binary::Shl => bits.wrapping_shl(count as u32),
+        _ => (bits as u32).wrapping_shr(count as u32) as i32,
     }
 }
 

@@ -60,6 +60,7 @@ mod ops;
 mod pass;
 mod place;
 mod plan;
+mod random;
 mod reference;
 mod report;
 mod safetensors;
@@ -79,7 +80,7 @@ pub mod internals {
     }
     modules! {
         advise backend beside constant decisions dtype eager elements error exec expr file graph kernel npy onnx op ops
-        pass place plan reference report safetensors session shape target tensor trace train tune
+        pass place plan random reference report safetensors session shape target tensor trace train tune
     }
 }
 

@@ -1,7 +1,7 @@
 //! Training steps: a model's graph becomes a graph whose states are its weights, and which updates them in each run.
 //!
 //! ```text
-//! model -> norm (statistics of the batch) -> loss -> autodiff -> clip -> optimizer -> updates of states
+//! model -> norm (statistics of the batch), dropout -> loss -> autodiff -> clip -> optimizer -> updates of states
 //! ```
 //!
 //! [`programs`] builds the graphs. What is planned, and runs, are graphs with states as any other: planner, backends and executor know
@@ -12,6 +12,7 @@
 
 pub mod classes;
 pub mod data;
+mod dropout;
 mod loss;
 mod norm;
 mod optimizer;
@@ -59,6 +60,8 @@ pub struct Training {
     pub freeze: Vec<String>,
     /// True to compute the norm of all gradients together.
     pub norm: bool,
+    /// The seed of the elements that a Dropout drops.
+    pub seed: u64,
 }
 
 impl Training {
@@ -188,7 +191,7 @@ struct Builder<'a> {
     /// The value that the loss judges, and the labels.
     judged: [ValueId; 2],
     classes: Option<usize>,
-    /// States of running statistics, and their updates.
+    /// States that every part updates, as running statistics, and their updates.
     running: Vec<(ValueId, ValueId)>,
 }
 
@@ -202,8 +205,10 @@ struct Sum {
 impl<'a> Builder<'a> {
     fn new(model: &Graph, training: &'a Training, classes: Option<usize>) -> Result<Builder<'a>> {
         let mut graph = model.clone();
+        // The output may be a node that these replace.
+        let mut running = norm::train(&mut graph)?;
+        running.extend(dropout::train(&mut graph, training.seed)?);
         let judged = judge(&mut graph, training, classes)?;
-        let running = norm::train(&mut graph)?;
         Ok(Builder { graph, training, judged, classes, running })
     }
 
@@ -398,8 +403,9 @@ fn accumulate(graph: &mut Graph, part: Part, name: &str, value: &mut ValueId) ->
 /// number of right answers.
 fn evaluate(model: &Graph, trained: &[String], classes: Option<usize>, training: &Training) -> Result<Graph> {
     let mut graph = model.clone();
-    let [judged, labels] = judge(&mut graph, training, classes)?;
     norm::share(&mut graph)?;
+    dropout::infer(&mut graph)?;
+    let [judged, labels] = judge(&mut graph, training, classes)?;
     for node in graph.order()? {
         let value = ValueId { node, port: 0 };
         let Some(name) = graph.as_constant(value).map(|c| c.name.clone()).filter(|name| trained.contains(name)) else {

@@ -124,7 +124,8 @@ fn binary(op: Binary, [a, b]: [&Expr; 2], y: &Expr, g: &Expr) -> [Option<Expr>; 
         }
         Binary::Max => [chosen(b.lt(a)), chosen(a.lt(b))],
         Binary::Min => [chosen(a.lt(b)), chosen(b.lt(a))],
-        Binary::Lt | Binary::Le | Binary::Eq | Binary::And | Binary::Or | Binary::Xor => [None, None],
+        Binary::Lt | Binary::Le | Binary::Eq => [None, None],
+        Binary::And | Binary::Or | Binary::Xor | Binary::Shl | Binary::Shr => [None, None],
     }
 }
 
@@ -138,7 +139,9 @@ fn nodes<'g>(b: Nodes<'g>, body: &Body, inputs: &[Option<Var<'g>>]) -> OpResult<
             Code::Const(value) => b.scalar(value, dtype),
             Code::Input(input) => inputs[input as usize].ok_or("a derivative reads an omitted input")?,
             Code::Unary(op, a) => apply(unary_row(op), &[at(a)]),
-            Code::Binary(op @ (Binary::And | Binary::Or | Binary::Xor), ..) if dtype != DType::Bool => {
+            Code::Binary(op @ (Binary::And | Binary::Or | Binary::Xor | Binary::Shl | Binary::Shr), ..)
+                if dtype != DType::Bool =>
+            {
                 return Err(format!("no derivative of {op:?} on {dtype}"));
             }
             Code::Binary(Binary::Rem, a, c) => b.op("Mod", &[at(a), at(c)], Attrs::new().with("fmod", 1)),
@@ -188,5 +191,6 @@ fn binary_row(op: Binary) -> &'static str {
         Binary::And => "And",
         Binary::Or => "Or",
         Binary::Xor => "Xor",
+        Binary::Shl | Binary::Shr => "BitShift",
     }
 }

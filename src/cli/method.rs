@@ -169,6 +169,7 @@ impl Method {
             ema: self.ema,
             freeze: self.freeze.clone(),
             norm,
+            seed: 0,
         }
     }
 }

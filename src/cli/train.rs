@@ -9,6 +9,7 @@ use crate::onnx;
 use crate::report::human;
 use crate::session::Options;
 use crate::shape::Extent;
+use crate::train::Training;
 use crate::train::data::Rows;
 use crate::train::run::{Data, Score, Trainer};
 use clap::Args;
@@ -48,7 +49,7 @@ pub(super) struct Train {
     /// Take the rows in the order of the file.
     #[arg(long)]
     no_shuffle: bool,
-    /// Seed of the order of the rows.
+    /// Seed of the order of the rows, and of what Dropout drops.
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
     /// Write a JSON object per step: step, loss, lr, grad_norm, allocated_bytes, ms.
@@ -87,7 +88,7 @@ impl Train {
             memory_limit: self.memory_limit,
             ..Options::default()
         };
-        let training = self.method.training(steps, self.log.is_some());
+        let training = Training { seed: self.seed, ..self.method.training(steps, self.log.is_some()) };
         let mut trainer = Trainer::new(model, &data, self.method.batch as usize, training, &options)
             .map_err(|e| e.in_file(&self.model))?;
         let bytes = trainer.session().plan().bytes();

@@ -276,6 +276,7 @@ fn integers(op: Binary, a: i64, b: i64) -> i64 {
         Binary::And => a & b,
         Binary::Or => a | b,
         Binary::Xor => a ^ b,
+        Binary::Shl | Binary::Shr => expr::shift(op, a as i32, b as i32).into(),
     }
 }
 

@@ -6,7 +6,7 @@
 use super::compose::composed;
 use super::{broadcast, ensure, expect_dtype, expect_type_of, output, same_dtype};
 use crate::dtype::DType;
-use crate::expr::{Expr, maximum, minimum};
+use crate::expr::{self, Binary, Expr, maximum, minimum};
 use crate::op::{
     Args, Back, Call, Eval, Fact, Infer, Input, Lower, Nodes, OpDef, OpResult, Sample, Var, one, optional, variadic,
 };
@@ -214,6 +214,14 @@ pub(super) static OPS: &[OpDef] = &[
         .sample(INTEGERS),
     map("BitwiseXor", "The bits that either a or b has", AB, integer, |x, _| bits(x, |a, b| a ^ b), |x, _| x[0].xor(&x[1]))
         .sample(INTEGERS),
+    map("BitShift", "The bits of a, moved by b places to the side that `direction` names", &[one("X"), one("Y")], shifted,
+        |x, c| {
+            let bits = expr::shift(direction(c), x[0] as i64 as i32, x[1] as i64 as i32);
+            if c.dtype(0) == DType::U8 { f64::from(bits as u8) } else { bits.into() }
+        },
+        |x, c| x[0].binary(direction(c), &x[1]))
+        .sample(|s| INTEGERS(s).attr("direction", "RIGHT"))
+        .attrs(&["direction"]),
     // Conversion
     map("Cast", "x as type `to`: to integers by truncation, to bool by comparing with zero", IN, cast_infer,
         |x, c| convert(x[0], target(c)),
@@ -259,6 +267,19 @@ fn number(call: &Call) -> OpResult<Vec<Fact>> {
 
 fn integer(call: &Call) -> OpResult<Vec<Fact>> {
     same(call, "an integer type", DType::is_int)
+}
+
+fn shifted(call: &Call) -> OpResult<Vec<Fact>> {
+    call.choice("direction", DIRECTIONS)?;
+    expect_dtype(call, 0, "u8 or i32", |dtype| matches!(dtype, DType::U8 | DType::I32))?;
+    output(same_dtype(call)?, broadcast(call)?)
+}
+
+/// The first is that of a node that names none.
+const DIRECTIONS: &[(&str, Binary)] = &[("LEFT", Binary::Shl), ("RIGHT", Binary::Shr)];
+
+fn direction(call: &Call) -> Binary {
+    call.choice("direction", DIRECTIONS).expect("attributes are checked when facts are inferred")
 }
 
 fn logical(call: &Call) -> OpResult<Vec<Fact>> {

@@ -1,9 +1,8 @@
 //! Rows that move elements and compute nothing. Most are views, which cost nothing.
 
 use super::{ensure, indices, moving, output, position, required_ints, same_dtype};
-use crate::dtype::DType;
 use crate::op::{
-    Args, Attrs, Back, Call, Eval, Fact, Input, Lower, Nodes, OpDef, OpResult, Part, Var, one, shaping, variadic,
+    Args, Attrs, Back, Call, Fact, Input, Lower, Nodes, OpDef, OpResult, Part, Var, one, shaping, variadic,
 };
 use crate::shape::{Access, Shape};
 
@@ -85,14 +84,6 @@ pub(super) static OPS: &[OpDef] = &[
         Lower::Concat)
         .sample(|s| s.floats(&[&[2, 3], &[2, 4]]).attr("axis", 1))
         .attrs(&["axis"]),
-    OpDef::new("Dropout", "The input, as in inference, and a mask that keeps all of it",
-        &[one("data"), shaping("ratio"), shaping("training_mode")], dropout,
-        Eval::Tensor(|x, c| Ok([same(x, c)?, vec![vec![1.0; c.shape(0).numel()]]].concat())),
-        Lower::Decompose(|b, c, x| {
-            Ok(vec![x[0], b.scalar(1.0, DType::Bool).expand(c.shape(0))])
-        }))
-        .sample(|s| s.floats(&[&[2, 3]]))
-        .attrs(&["seed"]),
     moving("Split", "Consecutive parts along `axis`", &[one("input"), shaping("split")], split,
         |x, c| {
             let (axis, sizes) = parts(c)?;
@@ -422,13 +413,6 @@ fn concat_eval(x: &Args<&[f64]>, call: &Call) -> OpResult<Vec<Vec<f64>>> {
         x[input][position(&index, call.shape(input))]
     };
     Ok(vec![indices(shape).map(element).collect()])
-}
-
-fn dropout(call: &Call) -> OpResult<Vec<Fact>> {
-    if call.int("training_mode", 0)? != 0 && call.float("ratio", 0.5)? != 0.0 {
-        return Err("input 'training_mode': expected false, found true".into());
-    }
-    Ok(vec![call.fact(0).clone(), Fact::new(DType::Bool, call.shape(0).clone())])
 }
 
 /// Upper bound of the outputs of a Split.

@@ -11,6 +11,7 @@ pub(crate) use compose::constant as made_constant;
 pub(crate) use index::from_start;
 pub(crate) use layout::spans;
 pub(crate) use norm::softmax_axes;
+pub(crate) use random::{dropout, dropped, ratio};
 pub(crate) use scatter::SCATTER;
 
 mod attention;
@@ -27,6 +28,7 @@ mod linear;
 mod norm;
 mod packed;
 mod quantize;
+mod random;
 mod recurrent;
 mod reduce;
 mod resize;
@@ -38,7 +40,7 @@ mod sort;
 mod window;
 
 /// Every row, by family; names are unique.
-pub static OPS: [&[OpDef]; 23] = [
+pub static OPS: [&[OpDef]; 24] = [
     elementwise::OPS,
     reduce::OPS,
     layout::OPS,
@@ -58,6 +60,7 @@ pub static OPS: [&[OpDef]; 23] = [
     integer::OPS,
     attention::OPS,
     runtime::OPS,
+    random::OPS,
     fused::OPS,
     packed::OPS,
     heads::OPS,

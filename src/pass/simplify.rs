@@ -7,6 +7,7 @@ use crate::error::Result;
 use crate::graph::{Graph, Kind};
 use crate::hash::FastMap;
 use crate::op::{Attrs, ValueId};
+use crate::ops;
 use crate::shape::Shape;
 use std::collections::HashMap;
 
@@ -109,7 +110,7 @@ fn forwards(graph: &Graph, id: u32) -> Result<Option<u32>> {
     let is = |v: Option<ValueId>, neutral: f64| scalar(graph, v).map(|s| s.is_some_and(|s| alike(s, neutral)));
     Ok(match op.name {
         "Identity" | "Cast" | "Reshape" | "Expand" | "Flatten" | "Squeeze" | "Unsqueeze" => same(0),
-        "Dropout" if node.outputs.len() == 1 => same(0),
+        "Dropout" if node.outputs.len() == 1 && !drops(graph, id)? => same(0),
         "Concat" | "Sum" | "Max" | "Min" | "Mean" if operands.len() == 1 => same(0),
         "Add" if is(b, -0.0)? => same(0),
         "Sub" if is(b, 0.0)? => same(0),
@@ -127,6 +128,12 @@ fn forwards(graph: &Graph, id: u32) -> Result<Option<u32>> {
         }
         _ => None,
     })
+}
+
+/// True if a Dropout is in training mode, and drops elements.
+fn drops(graph: &Graph, id: u32) -> Result<bool> {
+    let found = graph.with_call(id, ops::dropped).expect("it is an operator");
+    found.map(|ratio| ratio.is_some()).map_err(|what| graph.node(id).error(what))
 }
 
 /// A node with one reader, no output of the graph, of the given operator.

@@ -32,6 +32,7 @@ mod half;
 mod layout;
 mod passes;
 mod prologue;
+mod random;
 mod rotary;
 
 // Plans: lowering, order, placement, the checker, limits.

@@ -14,6 +14,9 @@ use std::slice::{from_raw_parts, from_raw_parts_mut};
 /// Elements per block: registers of a typical fused body stay in the L1 cache, and the cost of an instruction's dispatch is spread thin.
 pub const BLOCK: usize = 1024;
 
+/// The checker of plans holds to it.
+const SHIFTS: &str = "shifts are of i32";
+
 /// Elements of the widest vector of `f32`. Blocks are padded to it.
 pub const VECTOR: usize = 16;
 
@@ -259,8 +262,8 @@ unsafe fn registers<L: Lanes>(n: usize, form: Form, p: &Ptrs, f: impl Fn(L, L) -
 /// # Safety
 /// Operands readable for `n` elements, or one where the form says so; `to` writable for `n`.
 #[inline(always)]
-unsafe fn formed<R: Copy>(n: usize, form: Form, p: &Ptrs, f: impl Fn(f32, f32) -> R) {
-    let (a, b, to) = (p.args[0].cast::<f32>(), p.args[1].cast::<f32>(), p.to.cast::<R>());
+unsafe fn formed<T: Copy, R: Copy>(n: usize, form: Form, p: &Ptrs, f: impl Fn(T, T) -> R) {
+    let (a, b, to) = (p.args[0].cast::<T>(), p.args[1].cast::<T>(), p.to.cast::<R>());
     // SAFETY: guaranteed by the caller.
     unsafe {
         match form {
@@ -325,6 +328,16 @@ unsafe fn one_body<L: Lanes>(isa: Isa, kind: Kind, n: usize, p: &Ptrs) {
         match kind {
             Kind::Unary(op, Repr::F32) => unary_f32(isa, op, n, p),
             Kind::Binary(op, Repr::F32, form) => binary_f32::<L>(isa, op, form, n, p),
+            Kind::Binary(Binary::Add, Repr::I32, form) => formed(n, form, p, i32::wrapping_add),
+            Kind::Binary(Binary::Or, Repr::I32, form) => formed(n, form, p, |a: i32, b| a | b),
+            Kind::Binary(Binary::Xor, Repr::I32, form) => formed(n, form, p, |a: i32, b| a ^ b),
+            Kind::Binary(op @ (Binary::Shl | Binary::Shr), Repr::I32, form) => {
+                if op == Binary::Shl {
+                    formed(n, form, p, |a, b| expr::shift(Binary::Shl, a, b));
+                } else {
+                    formed(n, form, p, |a, b| expr::shift(Binary::Shr, a, b));
+                }
+            }
             Kind::Select(4, a, b) => select::<u32>(n, p, a, b),
             Kind::Binary(op @ (Binary::And | Binary::Or | Binary::Xor), Repr::Bool, _) => {
                 let (a, b, to) = (p.args[0].cast_const(), p.args[1].cast_const(), p.to);
@@ -421,14 +434,15 @@ unsafe fn binary_f32<L: Lanes>(isa: Isa, op: Binary, form: Form, n: usize, p: &P
             Binary::Div => registers::<L>(n, form, p, |a, b| a.div(b)),
             Binary::Max => registers::<L>(n, form, p, |a, b| a.maximum(b)),
             Binary::Min => registers::<L>(n, form, p, |a, b| a.minimum(b)),
-            Binary::Lt => formed(n, form, p, |a, b| u8::from(a < b)),
-            Binary::Le => formed(n, form, p, |a, b| u8::from(a <= b)),
-            Binary::Eq => formed(n, form, p, |a, b| u8::from(a == b)),
+            Binary::Lt => formed(n, form, p, |a: f32, b: f32| u8::from(a < b)),
+            Binary::Le => formed(n, form, p, |a: f32, b: f32| u8::from(a <= b)),
+            Binary::Eq => formed(n, form, p, |a: f32, b: f32| u8::from(a == b)),
             Binary::Rem => formed(n, form, p, |a: f32, b| a % b),
             Binary::Pow => power(isa, form, n, p),
-            Binary::And => formed(n, form, p, |a, b| f32::from(u8::from(a != 0.0 && b != 0.0))),
-            Binary::Or => formed(n, form, p, |a, b| f32::from(u8::from(a != 0.0 || b != 0.0))),
-            Binary::Xor => formed(n, form, p, |a, b| f32::from(u8::from((a != 0.0) != (b != 0.0)))),
+            Binary::And => formed(n, form, p, |a: f32, b: f32| f32::from(u8::from(a != 0.0 && b != 0.0))),
+            Binary::Or => formed(n, form, p, |a: f32, b: f32| f32::from(u8::from(a != 0.0 || b != 0.0))),
+            Binary::Xor => formed(n, form, p, |a: f32, b: f32| f32::from(u8::from((a != 0.0) != (b != 0.0)))),
+            Binary::Shl | Binary::Shr => unreachable!("{SHIFTS}"),
         }
     }
 }
@@ -462,6 +476,7 @@ unsafe fn exec_plain(kind: Kind, n: usize, p: &Ptrs) {
                     Binary::Div => truth(|a, b| a & b),
                     Binary::Rem => truth(|_, _| false),
                     Binary::Pow => truth(|a, b| a | !b),
+                    Binary::Shl | Binary::Shr => unreachable!("{SHIFTS}"),
                 }
             }
             Kind::Select(1, a, b) => select::<u8>(n, p, a, b),
@@ -558,6 +573,7 @@ unsafe fn binary_int<T: Int>(op: Binary, n: usize, p: &Ptrs) {
             Binary::And => each2(n, a, b, to, T::bitand),
             Binary::Or => each2(n, a, b, to, T::bitor),
             Binary::Xor => each2(n, a, b, to, T::bitxor),
+            Binary::Shl | Binary::Shr => unreachable!("{SHIFTS}"),
         }
     }
 }
@@ -584,6 +600,7 @@ unsafe fn binary_f64(op: Binary, n: usize, p: &Ptrs) {
             Binary::And => each2(n, a, b, to, |a, b| truth(a != 0.0 && b != 0.0)),
             Binary::Or => each2(n, a, b, to, |a, b| truth(a != 0.0 || b != 0.0)),
             Binary::Xor => each2(n, a, b, to, |a, b| truth((a != 0.0) != (b != 0.0))),
+            Binary::Shl | Binary::Shr => unreachable!("{SHIFTS}"),
         }
     }
 }

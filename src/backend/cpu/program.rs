@@ -310,8 +310,8 @@ impl Builder<'_> {
             Code::Binary(op, a, b) => {
                 let (x, y) = (self.value(a), self.value(b));
                 let form = match (x.is_still, y.is_still) {
-                    (false, true) if x.repr == Repr::F32 => Form::VS,
-                    (true, false) if x.repr == Repr::F32 => Form::SV,
+                    (false, true) if has_forms(op, x.repr) => Form::VS,
+                    (true, false) if has_forms(op, x.repr) => Form::SV,
                     _ => Form::VV,
                 };
                 let (to_x, to_y) = if form == Form::VV && !still {
@@ -476,6 +476,12 @@ pub fn literal(value: f64, repr: Repr) -> u64 {
 }
 
 /// Nanoseconds per element, to the nearest factor of two or so.
+/// True if an instruction can take one value for the whole block.
+fn has_forms(op: Binary, repr: Repr) -> bool {
+    use Binary::{Add, Or, Shl, Shr, Xor};
+    repr == Repr::F32 || repr == Repr::I32 && matches!(op, Add | Or | Xor | Shl | Shr)
+}
+
 fn cost(code: Code) -> f64 {
     match code {
         Code::Const(_) | Code::Input(_) | Code::Index(_) | Code::Reduction(_) => 0.0,

@@ -333,7 +333,7 @@ impl<'a> Module<'a> {
                     // Literals alone would be computed by the shader compiler, which refuses overflow.
                     let literal = |o: &u32| matches!(body.code[*o as usize].code, Code::Const(_));
                     let all = code.operands().all(|o| literal(&o));
-                    for o in code.operands().filter(|_| all) {
+                    for o in code.operands().filter(|_| all).collect::<BTreeSet<_>>() {
                         statements.push(format!("let c{i}_{o} = {};", names[o as usize].0));
                     }
                     let name = |o: u32| {

@@ -201,7 +201,11 @@ pub(super) fn binary(op: Binary, (a, ty): (String, Type), (b, other): (String, T
         (Binary::Eq, _) => format!("{a} == {b}"),
         (Binary::Max, Bool) => logical("||"),
         (Binary::Min, Bool) => logical("&&"),
-        (_, Bool | Vec2 | Vec4 | F16 | BF16 | U8 | I8) => return Err(format!("{op:?} of a {name}")),
+        (Binary::Shl, I32) => format!("bitcast<i32>(bitcast<u32>({a}) << (u32({b}) & 31u))"),
+        (Binary::Shr, I32) => format!("bitcast<i32>(bitcast<u32>({a}) >> (u32({b}) & 31u))"),
+        (Binary::Shl | Binary::Shr, _) | (_, Bool | Vec2 | Vec4 | F16 | BF16 | U8 | I8) => {
+            return Err(format!("{op:?} of a {name}"));
+        }
         (Binary::Add, _) => format!("{a} + {b}"),
         (Binary::Sub, _) => format!("{a} - {b}"),
         (Binary::Mul, _) => format!("{a} * {b}"),

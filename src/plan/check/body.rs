@@ -158,6 +158,9 @@ impl<'a> Scope<'a> {
             Code::Binary(Binary::And | Binary::Or | Binary::Xor, a, b) if !dtype.is_int() => {
                 expect(a, DType::Bool).and(expect(b, DType::Bool)).and(result(DType::Bool))
             }
+            Code::Binary(Binary::Shl | Binary::Shr, a, b) => {
+                expect(a, DType::I32).and(expect(b, DType::I32)).and(result(DType::I32))
+            }
             Code::Binary(op, a, b) if op.compares() => expect(b, of(a)?).and(result(DType::Bool)),
             Code::Binary(_, a, b) => expect(a, dtype).and(expect(b, dtype)),
             Code::Select(c, a, b) => expect(c, DType::Bool).and(expect(a, dtype)).and(expect(b, dtype)),

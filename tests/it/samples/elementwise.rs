@@ -70,6 +70,12 @@ pub fn samples() -> Vec<Sample> {
             ["BitwiseAnd", "BitwiseOr", "BitwiseXor"].map(|op| some(op, &[3, 5]).input(dtype, &[5], low, low + 255.0)),
         );
     }
+    for (direction, dtype, low, high) in
+        [("LEFT", U8, 0.0, 255.0), ("RIGHT", U8, 0.0, 255.0), ("LEFT", I32, -1e9, 1e9), ("RIGHT", I32, -1e9, 1e9)]
+    {
+        let bits = Sample::new("BitShift").input(dtype, &[3, 50], low, high);
+        all.push(bits.input(dtype, &[50], 0.0, 31.0).attr("direction", direction));
+    }
     for op in ["Abs", "Neg", "Sign", "Relu"] {
         all.extend([I64, I32].map(|d| Sample::new(op).input(d, &[17], -9.0, 9.0)));
     }

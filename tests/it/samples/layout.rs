@@ -74,6 +74,15 @@ fn several() -> Vec<Sample> {
     all.push(Sample::new("Concat").attr("axis", 0).input(I64, &[3], -9.0, 9.0));
     all.push(Sample::new("Concat").attr("axis", 0).input(Bool, &[3], 0.0, 1.0).input(Bool, &[2], 0.0, 1.0));
     all.push(data("Dropout", &[2, 3]).attr("ratio", 0.25).attr("training_mode", 0).attr("seed", 7));
+    all.push(data("Dropout", &[2, 300]).attr("ratio", 0.25).attr("training_mode", 1).attr("seed", 7));
+    for shape in [&[][..], &[1], &[5, 1, 300], &[3, 0]] {
+        let drawn = Sample::new("plimsoll.Random").given(I32, &[], &[-7.0]).ints("key", &[-17, 1 << 31]);
+        all.push(drawn.attr("shape", shape));
+    }
+    for ratio in [0.5, 1.0, 0.0] {
+        let dropped = data("plimsoll.Dropout", &[2, 1, 200]);
+        all.push(dropped.given(I32, &[], &[4.0]).ints("key", &[9, 2]).attr("ratio", ratio));
+    }
     all.push(data("Split", &[2, 6]).attr("num_outputs", 2).attr("axis", -1));
     all.push(data("Split", &[2, 6, 3]).ints("split", &[1, 0, 5]).attr("axis", 1));
     for mode in ["DCR", "CRD"] {
