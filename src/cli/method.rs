@@ -24,8 +24,11 @@ enum LossName {
 
 #[derive(Clone, Copy, PartialEq, ValueEnum)]
 enum OptimizerName {
+    /// Gradient descent, with --momentum if it is given.
     Sgd,
+    /// By the moving mean and mean square of the gradients.
     Adam,
+    /// Adam with decoupled weight decay.
     Adamw,
 }
 
@@ -47,55 +50,56 @@ const ANY_RATE: f64 = 1e-3;
 /// Flags of a method. Where they are optional as a group, clap asks for those that are needed once one is given.
 #[derive(Args, Clone)]
 pub(super) struct Method {
-    /// What is made small.
+    /// The loss: what training makes small.
     #[arg(long, value_enum, required = false)]
     loss: LossName,
-    /// The share of the label that all classes have together, for cross_entropy.
+    /// Label smoothing, for cross_entropy: this share of each label is spread over all classes.
     #[arg(long, value_name = "S", default_value_t = 0.0)]
     label_smoothing: f64,
-    /// How a gradient changes a weight.
+    /// The optimizer: how a gradient changes a weight.
     #[arg(long, value_enum, default_value_t = OptimizerName::Adam)]
     optimizer: OptimizerName,
-    /// For sgd: the share of the moving sum that is kept.
+    /// Momentum, for sgd: the share of the moving sum of gradients that is kept.
     #[arg(long, value_name = "M", default_value_t = 0.0)]
     momentum: f64,
-    /// For sgd: look ahead by one momentum.
+    /// Nesterov's momentum, for sgd: look ahead by one momentum.
     #[arg(long)]
     nesterov: bool,
-    /// For adam and adamw: the share of the mean that is kept.
+    /// For adam and adamw: the share of the gradients' moving mean that is kept.
     #[arg(long, value_name = "B", default_value_t = 0.9)]
     beta1: f64,
-    /// For adam and adamw: the share of the mean square that is kept.
+    /// For adam and adamw: the share of their moving mean square that is kept.
     #[arg(long, value_name = "B", default_value_t = 0.999)]
     beta2: f64,
     /// For adam and adamw: added to the root of the mean square.
     #[arg(long, value_name = "E", default_value_t = 1e-8)]
     eps: f64,
-    /// The weights' decay: adamw takes it from the weights, the others add it to the gradients.
+    /// Weight decay: adamw takes it from the weights, the others add it to the gradients.
     #[arg(long, value_name = "W", default_value_t = 0.0)]
     weight_decay: f64,
-    /// Only weights with at least N axes decay.
+    /// Only weights with at least N axes decay: 2 leaves out biases and the scales of norms.
     #[arg(long, value_name = "N", default_value_t = 0)]
     decay_dims: usize,
-    /// The learning rate, at its largest.
+    /// The learning rate. With a warmup or a schedule, its largest value.
     #[arg(long, value_name = "R")]
     lr: Option<f64>,
-    /// How the rate falls after the warmup.
+    /// The schedule: how the learning rate falls after the warmup.
     #[arg(long, value_enum, default_value_t = ScheduleName::Constant)]
     schedule: ScheduleName,
-    /// Steps in which the rate rises.
+    /// Warmup: steps in which the learning rate rises to --lr.
     #[arg(long, value_name = "N", default_value_t = 0)]
     warmup: u64,
-    /// Rows per update.
+    /// Batch size: rows per update.
     #[arg(long, value_name = "B", required = false, value_parser = clap::value_parser!(u64).range(1..))]
     pub(super) batch: u64,
-    /// Compute an update in K parts, one after another: their activations take a K-th of the memory.
+    /// Gradient accumulation: compute an update in K parts, one after another. Their activations take a K-th of the memory; the sums of the
+    /// gradients take as much as the weights.
     #[arg(long, value_name = "K", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
     pub(super) accumulate: u64,
-    /// Scale the gradients so that their norm, all together, is at most C.
+    /// Gradient clipping: scale the gradients so that their norm, all together, is at most C.
     #[arg(long, value_name = "C")]
     clip_norm: Option<f64>,
-    /// Keep moving averages of the weights, of which each step keeps the share D. Validation and --output use them.
+    /// Moving averages of the weights, of which each step keeps the share D. Validation and --output use them.
     #[arg(long, value_name = "D")]
     ema: Option<f64>,
     /// Weights that stay as they are: names, in which * stands for any text.

@@ -19,7 +19,13 @@ use std::io::{BufWriter, Write};
 use std::path::PathBuf;
 use std::time::Instant;
 
+/// A whole command, behind the flags.
+const EXAMPLE: &str = "Example: a classifier, validated after each of 10 epochs
+  plimsoll train model.onnx --data x.npy --labels y.npy --loss cross_entropy --lr 0.001 --batch 64 --epochs 10 \\
+    --valid valid-x.npy --valid-labels valid-y.npy --output trained.onnx";
+
 #[derive(Args)]
+#[command(after_help = EXAMPLE)]
 #[command(mut_arg("loss", |flag| flag.required(true)))]
 #[command(mut_arg("lr", |flag| flag.required(true)))]
 #[command(mut_arg("batch", |flag| flag.required(true)))]
@@ -34,7 +40,7 @@ pub(super) struct Train {
     labels: PathBuf,
     #[command(flatten)]
     method: Method,
-    /// The number of updates.
+    /// The number of steps: updates of the weights.
     #[arg(long, value_name = "N", required_unless_present = "epochs", conflicts_with = "epochs")]
     steps: Option<u64>,
     /// The number of times that all rows are used. The rows of a last batch that is not full are left out.
@@ -52,7 +58,7 @@ pub(super) struct Train {
     /// Seed of the order of the rows, and of what Dropout drops.
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
-    /// Write a JSON object per step: step, loss, lr, grad_norm, allocated_bytes, ms.
+    /// Write a JSON object per step: step, loss, lr, grad_norm, allocated_bytes, ms. The norm of the gradients is computed for it.
     #[arg(long, value_name = "FILE")]
     log: Option<PathBuf>,
     /// Write the trained model: the file with new weights under their names.

@@ -1,5 +1,7 @@
 //! The README's commands run and end as it says: one for each problem with device memory, and the others.
 
+mod training;
+
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -31,8 +33,13 @@ fn run(folder: &Path, args: &[&str]) -> (Option<i32>, String, String) {
 }
 
 fn json(name: &str, command: &str) -> Value {
-    let args: Vec<&str> = command.split(' ').chain(["--json"]).collect();
-    let (code, out, err) = run(&folder(name), &args);
+    json_in(&folder(name), command)
+}
+
+/// What a command prints that runs in a folder.
+fn json_in(folder: &Path, command: &str) -> Value {
+    let args: Vec<&str> = command.split_whitespace().chain(["--json"]).collect();
+    let (code, out, err) = run(folder, &args);
     assert_eq!(code, Some(0), "{command}: {err}");
     serde_json::from_str(&out).unwrap_or_else(|e| panic!("{command}: {e}: {out}"))
 }
