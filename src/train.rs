@@ -14,6 +14,7 @@ pub mod classes;
 pub mod data;
 mod dropout;
 mod loss;
+pub mod losses;
 mod norm;
 mod optimizer;
 mod rate;

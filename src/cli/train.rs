@@ -6,11 +6,12 @@ use super::{Failure, line};
 use crate::error::{Error, Result};
 use crate::file;
 use crate::onnx;
-use crate::report::human;
-use crate::session::Options;
+use crate::report::{human, picture};
+use crate::session::{Options, Program};
 use crate::shape::Extent;
 use crate::train::Training;
 use crate::train::data::Rows;
+use crate::train::losses::Losses;
 use crate::train::run::{Data, Score, Trainer};
 use clap::Args;
 use serde_json::json;
@@ -61,6 +62,9 @@ pub(super) struct Train {
     /// Write a JSON object per step: step, loss, lr, grad_norm, allocated_bytes, ms. The norm of the gradients is computed for it.
     #[arg(long, value_name = "FILE")]
     log: Option<PathBuf>,
+    /// Draw the losses over the steps, and the memory of a step, as one HTML file that needs no network.
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
     /// Write the trained model: the file with new weights under their names.
     #[arg(long, value_name = "FILE")]
     output: Option<PathBuf>,
@@ -79,6 +83,8 @@ pub(super) struct Train {
 
 impl Train {
     pub(super) fn run(&self, json: bool) -> Result<String, Failure> {
+        let files = [("--log", &self.log), ("--html", &self.html), ("--output", &self.output)];
+        args::distinct(files.into_iter().filter_map(|(flag, path)| Some((flag, path.as_deref()?))))?;
         let model = onnx::load(&self.model)?;
         let first = model.first_input().unwrap_or_default().to_owned();
         let data = rows(&self.data, &self.labels, &first)?;
@@ -120,12 +126,14 @@ impl Train {
         bar.set_length(steps);
         let seed = (!self.no_shuffle).then_some(self.seed);
         let (mut last, mut score) = (Default::default(), None);
+        let mut losses = Losses::default();
         let begin = Instant::now();
         for step in 0..steps {
             let start = Instant::now();
             let shown = trainer.step(&data, step, seed)?;
             let ms = start.elapsed().as_secs_f64() * 1e3;
             last = shown;
+            losses.push(shown.loss);
             if let (Some(log), Some(path)) = (&mut log, &self.log) {
                 let record = json!({
                     "step": step, "loss": shown.loss, "lr": shown.rate, "grad_norm": shown.norm,
@@ -141,6 +149,7 @@ impl Train {
             let ends = (step + 1).is_multiple_of(per_epoch.max(1)) || step + 1 == steps;
             if let (true, Some(valid)) = (ends, &valid) {
                 let found = trainer.evaluate(valid)?;
+                losses.validated(found.loss, found.accuracy);
                 if !json {
                     bar.println(epoch_line((step + 1).div_ceil(per_epoch), shown.loss, &found));
                 }
@@ -156,6 +165,7 @@ impl Train {
             let bytes = onnx::encode(&trainer.model()?)?;
             file::write_whole(path, "write the trained model", |out| out.write_all(&bytes))?;
         }
+        self.draw(&trainer, &losses)?;
         let usage = trainer.session().usage();
         if json {
             let mut record = json!({
@@ -180,6 +190,17 @@ impl Train {
             human(bytes),
             human(usage.bytes)
         ))
+    }
+}
+
+impl Train {
+    /// Draws the run, if that is wanted.
+    fn draw(&self, trainer: &Trainer, losses: &Losses) -> Result<()> {
+        let Some(path) = &self.html else { return Ok(()) };
+        let plans: Vec<_> = trainer.session().programs().map(Program::plan).collect();
+        let model = self.model.file_stem().unwrap_or_default().to_string_lossy();
+        let page = picture::training_page(&model, &plans, trainer.trained(), losses, self.memory_limit);
+        file::write_whole(path, "write the page", |out| out.write_all(page.as_bytes()))
     }
 }
 

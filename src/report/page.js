@@ -365,7 +365,8 @@
     if (several) {
       words(scene.name, panel.x, panel.y - 32, "left", colour.ink, true);
       const most = list => human(list.reduce((a, b) => Math.max(a, b), 0));
-      words(`${most(scene.reserved)} reserved, ${most(scene.live)} live`, panel.x, panel.y - 14, "left", colour.muted);
+      const reserved = scene.reserved.length ? `${most(scene.reserved)} reserved, ` : "";
+      words(`${reserved}${most(scene.live)} live`, panel.x, panel.y - 14, "left", colour.muted);
     } else if (peak) {
       const told = `peak: ${human(peak.bytes)} live at step ${peak.step}`, half = wide(told) * .6;
       const over = scene.arena - scene.bound;
@@ -575,6 +576,63 @@
         make("td", {}, o.name), make("td", { class: "n" }, human(o.bound)), make("td", { class: "n" }, human(o.peak)))));
       $("orders").replaceChildren(make("h2", {}, "Orders that were tried"), table);
     }
+  }
+
+  // ---- Training
+
+  /** Draws the losses over the steps, those of validation too, and lists the bytes. Falls of a factor of ten and more are on a scale of powers. */
+  function training() {
+    if (!data.training) return;
+    const { losses: { each, points, steps, valid }, bytes } = data.training;
+    $("training").hidden = false;
+    const table = make("table", {});
+    for (const [label, size] of bytes) {
+      table.append(make("tr", {}, make("td", {}, label), make("td", { class: "n" }, human(size)), make("td", { class: "n muted" }, share(size, bytes[0][1]))));
+    }
+    $("bytes").replaceChildren(table);
+    const width = 1000, height = 240, left = 64, right = 12, top = 14, bottom = 24;
+    const element = (tag, attributes, text) => {
+      const node = document.createElementNS("http://www.w3.org/2000/svg", tag);
+      for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
+      if (text !== undefined) node.textContent = text;
+      return node;
+    };
+    const values = points.concat(valid.map(v => v.loss)).filter(Number.isFinite);
+    const low = Math.min(...values), high = Math.max(...values);
+    const powers = low > 0 && high >= 10 * low;
+    const up = value => powers ? Math.log10(value) : value;
+    const [from, to] = high > low ? [up(low), up(high)] : [up(high) - 1, up(high) + 1];
+    const x = step => left + (width - left - right) * step / Math.max(1, steps);
+    const y = value => top + (height - top - bottom) * (to - up(value)) / (to - from);
+    const svg = element("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `Loss over ${steps} steps` });
+    for (let i = 0; i <= 4; i++) {
+      const level = from + (to - from) * i / 4, value = powers ? 10 ** level : level;
+      svg.append(element("line", { x1: left, x2: width - right, y1: y(value), y2: y(value) }));
+      svg.append(element("text", { x: left - 8, y: y(value) + 4, "text-anchor": "end" }, value.toPrecision(3)));
+      svg.append(element("text", { x: x(steps * i / 4), y: height - 8, "text-anchor": i === 4 ? "end" : i ? "middle" : "start" }, grouped(Math.round(steps * i / 4))));
+    }
+    // A point is the mean of `each` steps, and stands in their middle.
+    const curve = points.map((loss, i) => [(i + .5) * each, loss]);
+    const line = (shown, name) => element("polyline", { class: name, points: shown.map(([step, loss]) => `${x(step).toFixed(1)},${y(loss).toFixed(1)}`).join(" ") });
+    svg.append(line(curve, "loss"), line(valid.map(v => [v.step, v.loss]), "valid"));
+    for (const v of valid) svg.append(element("circle", { cx: x(v.step).toFixed(1), cy: y(v.loss).toFixed(1), r: 2.5 }));
+    const told = make("ul", { class: "muted" });
+    const number = value => value.toPrecision(4);
+    const last = valid[valid.length - 1];
+    const rightShare = v => v.accuracy === null ? "" : `, accuracy ${(100 * v.accuracy).toFixed(2)} %`;
+    const whole = () => told.replaceChildren(swatch("var(--mark)", "loss"), ...(last ? [swatch("var(--limit)", `validation: ${number(last.loss)}${rightShare(last)} at the end`)] : []));
+    svg.addEventListener("pointermove", event => {
+      const box = svg.getBoundingClientRect();
+      const step = ((event.clientX - box.left) / box.width * width - left) / (width - left - right) * steps;
+      const near = curve[Math.max(0, Math.min(curve.length - 1, Math.floor(step / each)))];
+      if (!near) return;
+      const first = near[0] - each / 2, seen = valid.filter(v => v.step <= step).pop();
+      const at = each > 1 ? `steps ${grouped(first)} to ${grouped(first + each - 1)}` : `step ${grouped(first)}`;
+      told.textContent = `${at}: loss ${number(near[1])}${seen ? `; validation after ${grouped(seen.step)} steps: ${number(seen.loss)}${rightShare(seen)}` : ""}`;
+    });
+    svg.addEventListener("pointerleave", whole);
+    whole();
+    $("losses").replaceChildren(make("h2", {}, "Loss over the steps"), svg, told);
   }
 
   let most = 200;
@@ -798,6 +856,7 @@
   }).observe($("plot"));
   $("all").addEventListener("toggle", rows);
   summary();
+  training();
   layout();
   theme();
   pin(null);

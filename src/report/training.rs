@@ -3,13 +3,13 @@
 use super::{Table, grouped, human, percent};
 use crate::train::classes::{Classes, States};
 
-/// The bytes of a training by what they hold. Those of the arena are of its peak.
-pub fn training(classes: &Classes, states: &States) -> String {
+/// The bytes of a training by what they hold, with their labels: all of them first. Those of the arena are of its peak.
+pub(super) fn rows(classes: &Classes, states: &States) -> Vec<(&'static str, u64)> {
     let Classes { constant, state, gradient, kept, activation, workspace, input, output, idle, staging, backend } =
         *classes;
     let arena = gradient + kept + activation + workspace + input + output + idle;
     let planned = constant + state + arena + staging + backend;
-    let rows = [
+    let mut rows = vec![
         ("planned", planned),
         ("  weights", states.weight),
         ("  optimizer", states.optimizer),
@@ -29,8 +29,16 @@ pub fn training(classes: &Classes, states: &States) -> String {
         ("  staging", staging),
         ("  the backend's own", backend),
     ];
+    rows.retain(|(_, bytes)| *bytes > 0);
+    rows
+}
+
+/// The bytes of a training by what they hold.
+pub fn training(classes: &Classes, states: &States) -> String {
+    let rows = rows(classes, states);
+    let planned = rows.first().map_or(0, |(_, bytes)| *bytes);
     let mut table = Table::new("<>>>");
-    for (label, bytes) in rows.into_iter().filter(|(_, bytes)| *bytes > 0) {
+    for (label, bytes) in rows {
         let size = format!("{} bytes", grouped(bytes));
         table.row([label.to_owned(), human(bytes), size, percent(bytes, planned)]);
     }

@@ -443,6 +443,60 @@ fn streams_staging_and_several_ways_are_drawn() {
 
 /// Names come from files. All of them must end up as text.
 #[test]
+fn the_losses_of_a_training_are_drawn_beside_its_memory() {
+    let folder = Folder::new("training");
+    let [page, log] = ["training.html", "log.jsonl"].map(|name| folder.path(name));
+    let [images, labels] = ["images", "labels"].map(|name| format!("graphs/digits-train-{name}.npy"));
+    let args = ["train", "graphs/digits-fresh.onnx", "--data", &images, "--labels", &labels, "--json"];
+    let method = ["--loss", "cross_entropy", "--lr", "0.01", "--batch", "180", "--epochs", "3", "--backend", "cpu"];
+    let valid = ["--valid", "graphs/digits-images.npy", "--valid-labels", "graphs/digits-labels.npy"];
+    let files = ["--html", page.to_str().expect("text"), "--log", log.to_str().expect("text")];
+    let found = plimsoll(&[&args[..], &method, &valid, &files].concat());
+    let found: Value = serde_json::from_str(&found).expect("an object");
+    let log = std::fs::read_to_string(&log).expect("there is a log");
+    let losses: Vec<f64> =
+        log.lines().map(|line| field(&serde_json::from_str(line).expect("a step"), "loss")).collect();
+    assert_eq!(losses.len(), 21);
+
+    let Some(mut browser) = Chromium::start("training") else { return };
+    browser.open(&page);
+    // From left to right, and a larger loss is above a smaller one.
+    let drawn =
+        "[...document.querySelectorAll('#losses polyline.loss')].flatMap(l => [...l.points].map(p => [p.x, p.y]))";
+    let drawn = browser.eval(drawn);
+    let drawn: Vec<[f64; 2]> = serde_json::from_value(drawn).expect("points");
+    assert_eq!(drawn.len(), losses.len());
+    assert!(drawn.windows(2).all(|pair| pair[0][0] < pair[1][0]), "{drawn:?}");
+    for (one, other) in (0..21).flat_map(|i| (0..21).map(move |j| (i, j))) {
+        let above = drawn[one][1] <= drawn[other][1];
+        assert!(losses[one] < losses[other] || above, "{losses:?} are drawn as {drawn:?}");
+    }
+    assert_eq!(browser.eval("document.querySelectorAll('#losses circle').length"), json!(3));
+    let legend = text(&mut browser, "losses");
+    let accuracy = format!("accuracy {:.2} %", 100.0 * field(&found, "valid_accuracy"));
+    assert!(legend.contains(&accuracy), "{accuracy} in {legend}");
+    let bytes = text(&mut browser, "bytes");
+    for words in ["planned", "weights", "optimizer", "kept for backward", &human(field(&found, "planned_bytes") as u64)]
+    {
+        assert!(bytes.contains(words), "{words} in {bytes}");
+    }
+    assert_eq!(browser.eval("plimsoll.data.scenes.map(s => s.name)"), json!(["step", "evaluate"]));
+    // The pointer shows the step below it.
+    let middle = "(b => [b.left + b.width / 2, b.top + b.height / 2])(document.querySelector('#losses svg').getBoundingClientRect())";
+    let [x, y]: [f64; 2] = serde_json::from_value(browser.eval(middle)).expect("a point");
+    browser.mouse("mouseMoved", (x, y), json!({}));
+    browser.settle();
+    let shown = text(&mut browser, "losses");
+    let near = [9, 10, 11].map(|step| (format!("step {step}: loss "), losses[step]));
+    let right = near.iter().any(|(words, loss)| {
+        let told = shown.split_once(words).and_then(|(_, rest)| rest.split(';').next()?.trim().parse::<f64>().ok());
+        told.is_some_and(|told| (told - loss).abs() < 1e-3)
+    });
+    assert!(right, "{shown}");
+    assert_eq!(browser.complaints(), Vec::<String>::new());
+}
+
+#[test]
 fn names_are_text() {
     const NAMES: [&str; 7] = [
         "</script><script>window.hacked = 1</script>",

@@ -1,10 +1,12 @@
 //! Writes scenes as an HTML page: one file without references to others.
 
-use super::super::human;
+use super::super::{human, training};
 use super::{ARENA, Kind, Scene};
 use crate::eager::compare::{Comparison, Outcome};
 use crate::graph::Graph;
 use crate::plan::Plan;
+use crate::train::classes::{Classes, States};
+use crate::train::losses::Losses;
 use serde_json::{Value, json};
 
 /// The page of a comparison: one scene per column that ran, all on one scale of time and of bytes.
@@ -48,15 +50,30 @@ pub fn page(plan: &Plan, graph: Option<&Graph>, limit: Option<u64>) -> String {
 
 /// The page of programs: their scenes, one below another.
 pub fn programs_page(plans: &[(&Plan, &Graph)], limit: Option<u64>) -> String {
-    let scene = |&(plan, graph): &(&Plan, &Graph)| {
+    let plans: Vec<_> = plans.iter().map(|&(plan, graph)| (plan, Some(graph))).collect();
+    document(&programs(&plans, limit))
+}
+
+/// The page of a training: the losses of its steps, the bytes by what they hold, and the scenes of its programs.
+pub fn training_page(model: &str, plans: &[&Plan], trained: &[String], losses: &Losses, limit: Option<u64>) -> String {
+    let scenes: Vec<_> = plans.iter().map(|&plan| (plan, None)).collect();
+    let mut data = programs(&scenes, limit);
+    let bytes = training::rows(&Classes::of(plans), &States::of(plans, trained));
+    data["title"] = format!("Training of {model}: {}", data["title"].as_str().unwrap_or_default()).into();
+    data["training"] = json!({"losses": losses, "bytes": bytes});
+    document(&data)
+}
+
+fn programs(plans: &[(&Plan, Option<&Graph>)], limit: Option<u64>) -> Value {
+    let scene = |&(plan, graph): &(&Plan, Option<&Graph>)| {
         let name = plan.title().to_owned();
-        Scene { name, ..Scene::of(plan, Some(graph), limit) }
+        Scene { name, ..Scene::of(plan, graph, limit) }
     };
     let names: Vec<_> = plans.iter().map(|(plan, _)| plan.title()).collect();
     let target = plans.first().map_or("", |(plan, _)| &plan.target.name);
     let note = "Programs run one at a time, in the same segments. Each is drawn with what it uses of them.";
     let scenes: Vec<_> = plans.iter().map(scene).collect();
-    document(&json!({"title": format!("{} on {target}", names.join(", ")), "scenes": scenes, "notes": [note]}))
+    json!({"title": format!("{} on {target}", names.join(", ")), "scenes": scenes, "notes": [note]})
 }
 
 /// A page of scenes. `data` has a `title` and `scenes`; page.js reads the rest.
