@@ -11,6 +11,7 @@
 //! adds to them, `last` adds to them and updates. There is no run that sets sums to zero.
 
 pub mod classes;
+pub mod curve;
 pub mod data;
 mod dropout;
 mod loss;
@@ -78,7 +79,7 @@ impl Training {
 }
 
 /// The programs that train a model.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Programs {
     /// The parts of an update, in the order in which they run: `step`, or `first`, `next` and `last`.
     pub parts: Vec<(&'static str, Graph)>,

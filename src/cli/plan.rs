@@ -9,12 +9,15 @@ use crate::beside;
 use crate::error::{Error, Result};
 use crate::graph::Graph;
 use crate::kernel::tuned::Tuned;
+use crate::pass::recompute::Recompute;
 use crate::plan::forks::at_once;
 use crate::plan::range::{ShapeRange, Tried};
 use crate::plan::tell::peak::peak;
 use crate::plan::{self, Class, Limits, Part};
 use crate::target::{Family, Target};
+use crate::train::Programs;
 use crate::train::classes::{Classes, States};
+use crate::train::curve::{Point, curve, recompute};
 use crate::tune::{self, cache};
 use crate::{file, report, session};
 use clap::Args;
@@ -57,6 +60,9 @@ pub(super) struct Plan {
     /// Use measured schedules, from the file that `tune` names. Without one, the plan is the same on every machine.
     #[arg(long, value_name = "FILE")]
     tuned: Option<PathBuf>,
+    /// With --train, plan under ever smaller limits, too: the bytes of each plan, and what it computes again for them.
+    #[arg(long, requires = "train")]
+    curve: bool,
     /// Draw the plan as a static picture.
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
@@ -189,15 +195,12 @@ impl Plan {
         if let Some((flag, _)) = flags.into_iter().find(|(_, given)| *given) {
             return Err(Error::usage(format!("{flag}: expected one model; plan each program by itself for it")).into());
         }
-        let (graphs, weights) = match &more.method {
-            Some(method) => {
-                let training = more.training(method, &self.model)?;
-                let weights = (training.trained.clone(), training.fixed.clone());
-                (programs::of_training(training, &[])?, Some(weights))
-            }
-            None => (more.graphs(&self.model, &[])?, None),
+        let training = more.method.as_ref().map(|method| more.training(method, &self.model)).transpose()?;
+        let graphs = match &training {
+            Some(training) => programs::of_training(training.clone(), &[])?,
+            None => more.graphs(&self.model, &[])?,
         };
-        let parts = programs::parts(graphs, &self.model, target)?;
+        let parts = programs::parts(graphs, &self.model, &self.model.limits(), target)?;
         if self.forks > 1 && parts.iter().any(|(_, part)| matches!(part, Part::Range(_))) {
             return Err(session::one_run().into());
         }
@@ -231,7 +234,7 @@ impl Plan {
             return Err(Failure::explained(Error::Fit { what, needed, limit, file: None }, json, record, text));
         }
         let all: Vec<&plan::Plan> = plans.iter().collect();
-        let training = weights.map(|(trained, fixed)| Training::of(&all, trained, fixed));
+        let training = training.map(|programs| self.training(programs, more, target, &all)).transpose()?;
         if json {
             return Ok(programs_json(&plans, training.as_ref(), target));
         }
@@ -245,6 +248,28 @@ impl Plan {
             text += &format!("\n{}\n{}", plan.title(), report::placement(plan, &plan.algorithms()));
         }
         Ok(text + &self.model.answer_text(&plans[0]))
+    }
+
+    /// What is said of a training beside its plans.
+    fn training(&self, programs: Programs, more: &More, target: &Target, plans: &[&plan::Plan]) -> Result<Training> {
+        let parts = more.method.as_ref().map_or(1, |method| method.accumulate as usize);
+        let points = self.curve.then(|| {
+            curve(parts, |limits| {
+                let graphs = programs::of_training(programs.clone(), &[])?;
+                let parts = programs::parts(graphs, &self.model, limits, target)?;
+                let planned = plan::compile_programs(&parts, target, limits)?;
+                Ok(planned.into_iter().map(|program| program.compiled.0).collect())
+            })
+        });
+        Ok(Training {
+            planned_bytes: plans[0].bytes(),
+            classes: Classes::of(plans),
+            states: States::of(plans, &programs.trained),
+            recompute: recompute(plans, parts),
+            curve: points.transpose()?,
+            trained: programs.trained,
+            fixed: programs.fixed,
+        })
     }
 
     /// The sum of the bytes of programs as plans of their own.
@@ -311,19 +336,21 @@ struct Training {
     planned_bytes: u64,
     classes: Classes,
     states: States,
+    recompute: Recompute,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    curve: Option<Vec<Point>>,
     trained: Vec<String>,
     /// Weights that stay as they are, and the reason.
     fixed: Vec<(String, &'static str)>,
 }
 
 impl Training {
-    fn of(plans: &[&plan::Plan], trained: Vec<String>, fixed: Vec<(String, &'static str)>) -> Training {
-        let (classes, states) = (Classes::of(plans), States::of(plans, &trained));
-        Training { planned_bytes: plans[0].bytes(), classes, states, trained, fixed }
-    }
-
     fn text(&self) -> String {
         let mut text = report::training(&self.classes, &self.states);
+        text += &report::recompute(&self.recompute);
+        if let Some(points) = &self.curve {
+            text += &format!("\n{}", report::curve(points));
+        }
         text += &format!("\n{} weights are trained\n", self.trained.len());
         for (name, why) in &self.fixed {
             text += &format!("  not '{name}': {why}\n");

@@ -127,7 +127,7 @@ impl More {
 
     /// The bytes that all programs need on a target if they are planned under a limit. They exceed the limit if they do not fit.
     pub(super) fn bytes(&self, first: &Model, target: &Target, limit: u64) -> Result<u64> {
-        let parts = parts(self.graphs(first, &[])?, first, target)?;
+        let parts = parts(self.graphs(first, &[])?, first, &first.limits(), target)?;
         match plan::compile_programs(&parts, target, &Limits { memory: Some(limit) }) {
             Ok(planned) => Ok(planned[0].plan().bytes()),
             Err(Error::Fit { needed, .. }) => Ok(needed),
@@ -174,9 +174,14 @@ impl More {
 }
 
 /// The graphs of programs, as they are planned for a target.
-pub(super) fn parts(graphs: Vec<(String, Graphs)>, flags: &Model, target: &Target) -> Result<Vec<(String, Part)>> {
-    let (recipe, limits) = (flags.recipe(), flags.limits());
-    graphs.into_iter().map(|(name, graphs)| Ok((name, graphs.part(recipe, target, &limits)?))).collect()
+pub(super) fn parts(
+    graphs: Vec<(String, Graphs)>,
+    flags: &Model,
+    limits: &Limits,
+    target: &Target,
+) -> Result<Vec<(String, Part)>> {
+    let recipe = flags.recipe();
+    graphs.into_iter().map(|(name, graphs)| Ok((name, graphs.part(recipe, target, limits)?))).collect()
 }
 
 /// The graphs of a training, which has an input for all that is given.

@@ -73,6 +73,8 @@ pub struct OpDef {
     pub part: Option<Split>,
     /// The derivatives by the inputs.
     pub grad: Grad,
+    /// The floating-point operations of a product or convolution; `None` for all others.
+    pub flop: Option<fn(&Call) -> f64>,
     /// Adds inputs and attributes to an empty sample: see [`OpDef::example`].
     pub sample: fn(Sample) -> Sample,
 }
@@ -94,7 +96,8 @@ impl OpDef {
         lower: Lower,
     ) -> OpDef {
         let grad = Grad::Derived;
-        OpDef { name, doc, inputs, attrs: &[], infer, eval, lower, upgrade: None, part: None, grad, sample: |s| s }
+        let (upgrade, part, flop) = (None, None, None);
+        OpDef { name, doc, inputs, attrs: &[], infer, eval, lower, upgrade, part, grad, flop, sample: |s| s }
     }
 
     /// Sets the names of the attributes.
@@ -115,6 +118,11 @@ impl OpDef {
     /// Sets the rule of the derivatives.
     pub(crate) const fn grad(self, rule: grad::GradRule) -> OpDef {
         OpDef { grad: Grad::Rule(rule), ..self }
+    }
+
+    /// Sets the count of floating-point operations.
+    pub(crate) const fn flop(self, count: fn(&Call) -> f64) -> OpDef {
+        OpDef { flop: Some(count), ..self }
     }
 
     /// Sets inputs and attributes of the sample.

@@ -16,6 +16,7 @@ pub(super) static OPS: &[OpDef] = &[
         Lower::Template(lower_matmul),
     )
     .grad(matmul_grad)
+    .flop(|call| Product::new(call).map_or(0.0, |p| 2.0 * p.batch.numel() as f64 * (p.m * p.k * p.n) as f64))
     .sample(|s| s.floats(&[&[2, 3], &[3, 4]]))
     .part(part_matmul),
     OpDef::new(

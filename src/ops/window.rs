@@ -44,6 +44,7 @@ pub(super) static OPS: &[OpDef] = &[
         let dx = dy.op("plimsoll.ConvTranspose", &[w], adjoint(&sides).with("group", group as i64));
         Ok(vec![Some(dx), Some(filter_grad(x, dy, group, &sides)?)])
     })
+    .flop(|call| conv(call).map_or(0.0, |(shape, ..)| 2.0 * shape.numel() as f64 * taps_of(call)))
     .sample(|s| {
         s.floats(&[&[1, 4, 6, 6], &[4, 2, 3, 3]])
             .attr("group", 2)
@@ -104,6 +105,7 @@ pub(super) static OPS: &[OpDef] = &[
         let dx = sides.iter().enumerate().fold(dx, |dx, (k, side)| dx.part(k + 2, 0..side.out));
         Ok(vec![Some(dx), Some(filter_grad(dy, x, group, &sides)?)])
     })
+    .flop(|call| 2.0 * call.shape(0).numel() as f64 * taps_of(call))
     .sample(|s| {
         s.floats(&[&[1, 4, 3, 3], &[4, 1, 3, 2]])
             .attr("group", 2)
@@ -469,6 +471,11 @@ fn filters<'a>(call: &Call<'a>) -> OpResult<(&'a Shape, usize)> {
         group @ 1.. => Ok((w, group as usize)),
         group => Err(format!("attribute 'group': expected 1 or more, found {group}")),
     }
+}
+
+/// The elements of the filters that one element of a convolution's output, or of a transposed one's input, meets.
+fn taps_of(call: &Call) -> f64 {
+    call.shape(1)[1..].iter().product::<usize>() as f64
 }
 
 /// Output shape, groups and sides of a convolution.

@@ -406,10 +406,11 @@ impl<'a> Chunking<'a> {
             }
             self.to.bound_count(new.value, old.count);
         }
-        let Prepared { indexes, decisions, spares_memory, .. } = self.prepared;
+        let Prepared { indexes, decisions, spares_memory, recompute, .. } = self.prepared;
         let indexes = indexes.iter().map(|(input, indexes)| (self.whole[input], indexes.clone())).collect();
-        let (decisions, spares_memory) = (decisions.clone(), *spares_memory);
-        Ok(Prepared { groups: self.groups()?, graph: self.to, indexes, decisions, spares_memory, tuned: None })
+        let (decisions, spares_memory, recompute) = (decisions.clone(), *spares_memory, *recompute);
+        let groups = self.groups()?;
+        Ok(Prepared { groups, graph: self.to, indexes, decisions, spares_memory, tuned: None, recompute })
     }
 
     /// One group for each chunk of a group, and one for each group that is computed as a whole.

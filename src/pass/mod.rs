@@ -7,6 +7,7 @@ use crate::graph::{Decomposer, Graph};
 use crate::kernel::tuned::Tuned;
 use crate::op::{Attrs, Build, ValueId};
 use crate::target::Target;
+use recompute::Recompute;
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -105,6 +106,8 @@ pub struct Prepared {
     pub spares_memory: bool,
     /// Measured schedules, which lowering takes where they are legal.
     pub tuned: Option<Arc<Tuned>>,
+    /// The work of values that are computed again.
+    pub recompute: Option<Recompute>,
 }
 
 impl Prepared {
@@ -186,7 +189,7 @@ pub fn group(graph: Graph, context: &Context) -> Result<Prepared> {
 /// Groups the nodes of a graph anew, after nodes were added.
 ///
 /// # Errors
-/// As [`group`].
+/// When the graph has a cycle.
 pub fn regroup(prepared: &mut Prepared, target: &Target, fuse: bool) -> Result<()> {
     if fuse {
         let context = Context { target, recipe: Recipe::default(), decisions: prepared.decisions.clone() };

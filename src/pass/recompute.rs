@@ -11,15 +11,79 @@
 use super::{Groups, Prepared};
 use crate::error::Result;
 use crate::graph::Graph;
-use crate::op::ValueId;
+use crate::op::{Call, Lower, ValueId};
+use serde::{Deserialize, Serialize};
 use std::collections::{HashMap, HashSet};
 
+/// The work of values that are computed again.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Recompute {
+    /// Floating-point operations for values that are computed again.
+    pub extra_flop: u64,
+    /// Bytes that kernels read and write for them.
+    pub extra_bytes: u64,
+    /// All other floating-point operations. An element of what is no product counts as one.
+    pub flop: u64,
+}
+
+impl Recompute {
+    /// The work of copies, each with its original. An original that is not there any more was moved, and is no further work.
+    ///
+    /// # Errors
+    /// When the graph has a cycle.
+    pub fn of(prepared: &Prepared, copies: &HashMap<u32, u32>) -> Result<Recompute> {
+        let Prepared { graph, groups, .. } = prepared;
+        let is_there = |node: u32| graph.name_of(node).is_some();
+        let (mut extra, mut all, mut bytes) = (0.0, 0.0, 0);
+        for node in graph.order()?.into_iter().filter(|&node| graph.node(node).op().is_some()) {
+            let work = work(graph, node);
+            all += work;
+            if !copies.get(&node).is_some_and(|&original| is_there(original)) || is_view(graph, node) {
+                continue;
+            }
+            extra += work;
+            let own = groups.number(node);
+            let within = |value: &ValueId| own.is_some() && groups.number(value.node) == own;
+            let read = graph.operands(node).into_iter().flatten().filter(|value| !within(value));
+            bytes += read.map(|value| graph.fact(value).bytes() as u64).sum::<u64>();
+            if groups.of(node).is_none_or(|group| group.sink == node) {
+                bytes += graph.node(node).outputs.iter().map(|output| output.fact.bytes() as u64).sum::<u64>();
+            }
+        }
+        Ok(Recompute { extra_flop: extra as u64, extra_bytes: bytes, flop: (all - extra) as u64 })
+    }
+
+    /// The further operations, in shares of all others.
+    pub fn share(&self) -> f64 {
+        self.extra_flop as f64 / self.flop.max(1) as f64
+    }
+}
+
+/// The floating-point operations of a node: those of a product, else one per element. A view has none.
+pub fn work(graph: &Graph, node: u32) -> f64 {
+    let Some(op) = graph.node(node).op() else { return 0.0 };
+    if is_view(graph, node) {
+        return 0.0;
+    }
+    let operands = graph.operands(node);
+    let inputs: Vec<_> = operands.iter().map(|value| value.map(|value| graph.fact(value))).collect();
+    match op.flop {
+        Some(count) => count(&Call { op, attrs: &graph.node(node).attrs, inputs: &inputs }),
+        None => graph.fact(ValueId { node, port: 0 }).shape.numel() as f64,
+    }
+}
+
+/// True if a node moves no byte.
+pub fn is_view(graph: &Graph, node: u32) -> bool {
+    matches!(graph.node(node).op().map(|op| op.lower), Some(Lower::View(_)))
+}
+
 /// Makes the backward computation read copies of all forward values that are not kept. A group is copied as a group: it is the same kernel
-/// on the same elements, so no bit changes. Returns the nodes that were copied.
+/// on the same elements, so no bit changes. Returns the copies, each with its original.
 ///
 /// # Errors
 /// When the graph has a cycle.
-pub fn run(prepared: &mut Prepared, kept: &HashSet<ValueId>) -> Result<Vec<u32>> {
+pub fn run(prepared: &mut Prepared, kept: &HashSet<ValueId>) -> Result<HashMap<u32, u32>> {
     let order = prepared.graph.order()?;
     let forward: HashSet<u32> = order.iter().copied().filter(|&node| !prepared.is_backward(node)).collect();
     let graph = &mut prepared.graph;
@@ -68,7 +132,7 @@ pub fn run(prepared: &mut Prepared, kept: &HashSet<ValueId>) -> Result<Vec<u32>>
         }
     }
     prepared.groups = groups;
-    Ok(copies.into_keys().collect())
+    Ok(copies.into_iter().map(|(original, copy)| (copy, original)).collect())
 }
 
 /// The operands of a node, with copies for those that are copied.

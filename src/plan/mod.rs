@@ -14,6 +14,7 @@ use crate::dtype::DType;
 use crate::error::{Error, Result};
 pub use crate::graph::Count;
 use crate::kernel::Kernel;
+use crate::pass::recompute::Recompute;
 pub use crate::pass::{Indexes, Recipe};
 use crate::shape::Shape;
 use crate::target::{Memory, Target};
@@ -329,6 +330,9 @@ pub struct Plan {
     /// Runs at once. They share the constants; each has all other segments for itself.
     #[serde(default = "one", skip_serializing_if = "is_one")]
     pub forks: u32,
+    /// The work of values that are computed again for a backward computation.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub recompute: Option<Recompute>,
     /// Figures that follow from the rest.
     pub summary: Summary,
     /// Allocations.

@@ -1,7 +1,9 @@
 //! Reports what the bytes of a training hold.
 
 use super::{Table, grouped, human, percent};
+use crate::pass::recompute::Recompute;
 use crate::train::classes::{Classes, States};
+use crate::train::curve::Point;
 
 /// The bytes of a training by what they hold, with their labels: all of them first. Those of the arena are of its peak.
 pub(super) fn rows(classes: &Classes, states: &States) -> Vec<(&'static str, u64)> {
@@ -41,6 +43,31 @@ pub fn training(classes: &Classes, states: &States) -> String {
     for (label, bytes) in rows {
         let size = format!("{} bytes", grouped(bytes));
         table.row([label.to_owned(), human(bytes), size, percent(bytes, planned)]);
+    }
+    table.to_string()
+}
+
+/// What an update computes again.
+pub fn recompute(recompute: &Recompute) -> String {
+    if recompute.extra_flop == 0 {
+        return "\nnothing is computed again\n".to_owned();
+    }
+    let (share, bytes) = (100.0 * recompute.share(), human(recompute.extra_bytes));
+    format!("\ncomputed again for the backward computation: {share:.1} % more operations, {bytes} read and written\n")
+}
+
+/// The bytes of plans under ever smaller limits, and what an update computes again in each.
+pub fn curve(points: &[Point]) -> String {
+    let mut table = Table::new(">>>>>");
+    table.row(["planned", "", "of it arena", "more operations", "read and written for them"].map(String::from));
+    for Point { planned_bytes, arena_bytes, recompute } in points {
+        table.row([
+            human(*planned_bytes),
+            format!("{} bytes", grouped(*planned_bytes)),
+            human(*arena_bytes),
+            format!("{:.1} %", 100.0 * recompute.share()),
+            human(recompute.extra_bytes),
+        ]);
     }
     table.to_string()
 }

@@ -35,6 +35,7 @@ impl Maker {
     fn new(name: &str) -> Maker {
         Maker(Plan {
             forks: 1,
+            recompute: None,
             program: None,
             version: VERSION,
             name: name.into(),

@@ -42,6 +42,7 @@ fn the_memory_block_adds_up() {
     let segment = |class, bytes| Segment { class, memory: Memory::Device, bytes };
     let mut plan = Plan {
         forks: 1,
+        recompute: None,
         program: None,
         version: plan::VERSION,
         name: "m".into(),

@@ -30,7 +30,7 @@ const LAYERS: &[&[&str]] = &[
     &["plan::programs", "plan::forks"],
     &["plan::tell"],
     &["exec", "eager", "tune"],
-    &["session", "train::run", "train::classes", "beside", "advise", "report", "cli"],
+    &["session", "train::run", "train::classes", "train::curve", "beside", "advise", "report", "cli"],
 ];
 
 /// Modules of which none may use another.

@@ -61,6 +61,29 @@ fn classes_add_up_to_what_is_planned() {
     }
 }
 
+/// Each point of the curve is a plan that is made under a limit of its bytes, and the work of an update is that of all its parts.
+#[test]
+fn the_curve_is_one_of_plans() {
+    for method in [&["--optimizer", "sgd"][..], &["--optimizer", "sgd", "--accumulate", "3"]] {
+        let plan = ok_json(&[PLAN, METHOD, method, &["--curve"]]);
+        let points = plan["curve"].as_array().expect("points");
+        assert!(points.len() > 1, "{points:?}");
+        assert_eq!(points[0]["planned_bytes"], plan["planned_bytes"]);
+        assert_eq!(points[0]["extra_flop"], plan["recompute"]["extra_flop"]);
+        for pair in points.windows(2) {
+            assert!(number(&pair[1]["planned_bytes"]) < number(&pair[0]["planned_bytes"]));
+            assert!(number(&pair[1]["extra_flop"]) > number(&pair[0]["extra_flop"]));
+        }
+        for point in points {
+            let limit = point["planned_bytes"].to_string();
+            let within = ok_json(&[PLAN, METHOD, method, &["--memory-limit", &limit]]);
+            assert!(number(&within["planned_bytes"]) <= number(&point["planned_bytes"]));
+        }
+        let least = number(&points[points.len() - 1]["planned_bytes"]);
+        fails(2, &[PLAN, METHOD, method, &["--memory-limit", &(least / 4).to_string()]], &["does not fit"]);
+    }
+}
+
 /// The norm of all gradients needs them at once. Without it, each dies in the update of its weight.
 #[test]
 fn gradients_are_held_where_their_norm_is_computed() {

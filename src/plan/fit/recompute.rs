@@ -18,7 +18,8 @@
 use super::chunks::bytes as planned;
 use crate::error::Result;
 use crate::graph::{Graph, min_cut};
-use crate::op::{Lower, ValueId};
+use crate::op::ValueId;
+use crate::pass::recompute::{Recompute, is_view, work};
 use crate::pass::{Prepared, recompute, regroup};
 use crate::plan::Limits;
 use crate::plan::make::arrange::estimate;
@@ -32,7 +33,9 @@ const UNBOUNDED: u64 = 1 << 60;
 /// The numbers of segments that are tried.
 const SEGMENTS: [usize; 13] = [1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48];
 /// The bytes that all work together is as dear as, in shares of all bytes kept.
-const PRICES: [f64; 5] = [4.0, 1.0, 0.3, 0.1, 0.0];
+const PRICES: [f64; 6] = [4.0, 1.0, 0.3, 0.1, 0.03, 0.0];
+/// The most values that are tried one by one.
+const REFINED: usize = 64;
 /// The most choices that are planned.
 const PLANNED: usize = 8;
 
@@ -44,51 +47,90 @@ pub fn run(graph: &mut Prepared, target: &Target, limits: &Limits, fuse: bool) -
     if !graph.graph.has_backward() {
         return Ok(());
     }
-    free(graph, target, fuse)?;
-    let Some(limit) = limits.memory else { return Ok(()) };
-    let (whole, arena) = planned(graph, target, limits)?;
-    if whole <= limit {
-        return Ok(());
+    let mut copies = free(graph, target, fuse)?;
+    if let Some(limit) = limits.memory {
+        let (whole, arena) = planned(graph, target, limits)?;
+        let room = limit.saturating_sub(whole - arena);
+        if let Some(found) = (whole > limit).then(|| within(graph, target, limits, limit, room)).transpose()?.flatten()
+        {
+            *graph = found.graph;
+            copies.extend(found.copies);
+        }
     }
-    let room = limit.saturating_sub(whole - arena);
-    if let Some(best) = within(graph, target, limits, limit, room)? {
-        *graph = best;
-    }
+    graph.recompute = Some(Recompute::of(graph, &copies)?);
     Ok(())
 }
 
-/// Computes again what takes no product, by the number of segments with the least live bytes. Kernels are fused anew.
-fn free(graph: &mut Prepared, target: &Target, fuse: bool) -> Result<()> {
+/// Computes again what takes no product, by the number of segments with the least live bytes. Kernels are fused anew. Returns the copies,
+/// each with its original.
+fn free(graph: &mut Prepared, target: &Target, fuse: bool) -> Result<HashMap<u32, u32>> {
     let order = graph.graph.order()?;
-    let mut best = (estimate(graph, target)?, graph.clone());
+    let mut best = (estimate(graph, target)?, graph.clone(), HashMap::new());
     for segments in SEGMENTS {
         let forced = borders(graph, &order, segments);
         let mut made = Prepared { groups: Default::default(), ..graph.clone() };
         let kept = Choice::new(&made, forced, None)?.kept()?;
-        recompute::run(&mut made, &kept)?;
+        let copies = recompute::run(&mut made, &kept)?;
         regroup(&mut made, target, fuse)?;
         let peak = estimate(&made, target)?;
         tracing::debug!(segments, peak, "computed again, without products");
         // Among equals, the fewest segments.
         if peak < best.0 {
-            best = (peak, made);
+            best = (peak, made, copies);
         }
     }
-    *graph = best.1;
-    Ok(())
+    let (_, made, copies) = best;
+    *graph = made;
+    Ok(copies)
 }
 
 /// A choice that was tried.
 struct Tried {
+    kept: HashSet<ValueId>,
     graph: Prepared,
-    /// The work that is done again.
+    /// The nodes that are computed again, each with its original.
+    copies: HashMap<u32, u32>,
+    /// The operations that are done again.
     work: f64,
-    /// The most bytes that are live at once.
+    /// About the bytes of the arena.
     peak: u64,
 }
 
-/// The graph with the least further work whose plan fits, else the one with the smallest plan.
-fn within(graph: &Prepared, target: &Target, limits: &Limits, limit: u64, room: u64) -> Result<Option<Prepared>> {
+impl Tried {
+    fn new(graph: &Prepared, target: &Target, kept: HashSet<ValueId>) -> Result<Tried> {
+        let mut made = graph.clone();
+        let copies = recompute::run(&mut made, &kept)?;
+        let further = copies.iter().filter(|(_, original)| made.graph.name_of(**original).is_some());
+        let work = further.map(|(&copy, _)| work(&made.graph, copy)).sum();
+        let peak = estimate(&made, target)?;
+        Ok(Tried { kept, graph: made, copies, work, peak })
+    }
+
+    /// Keeps more values, as long as there is room: those first that take the most work for their bytes.
+    fn refined(&self, graph: &Prepared, target: &Target, room: u64) -> Result<Option<Tried>> {
+        let mut values: Vec<(f64, u32)> = Vec::new();
+        for &original in self.copies.values().filter(|&&original| is_product(&graph.graph, original)) {
+            let sink = graph.groups.of(original).map_or(original, |group| group.sink);
+            let bytes = graph.graph.fact(ValueId { node: sink, port: 0 }).bytes();
+            values.push((work(&graph.graph, original) / bytes.max(1) as f64, sink));
+        }
+        values.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
+        let mut best: Option<Tried> = None;
+        for (_, sink) in values.into_iter().take(REFINED) {
+            let now = best.as_ref().unwrap_or(self);
+            let ports = 0..graph.graph.node(sink).outputs.len() as u32;
+            let kept = now.kept.iter().copied().chain(ports.map(|port| ValueId { node: sink, port })).collect();
+            let more = Tried::new(graph, target, kept)?;
+            if more.peak <= room && more.work < now.work {
+                best = Some(more);
+            }
+        }
+        Ok(best)
+    }
+}
+
+/// The choice with the least further work whose plan fits, else the one with the smallest plan.
+fn within(graph: &Prepared, target: &Target, limits: &Limits, limit: u64, room: u64) -> Result<Option<Tried>> {
     let order = graph.graph.order()?;
     let mut tried: Vec<Tried> = Vec::new();
     let mut seen = HashSet::new();
@@ -98,34 +140,30 @@ fn within(graph: &Prepared, target: &Target, limits: &Limits, limit: u64, room: 
             let kept = Choice::new(graph, forced.clone(), Some(price))?.kept()?;
             let mut key: Vec<ValueId> = kept.iter().copied().collect();
             key.sort_unstable();
-            if !seen.insert(key) {
-                continue;
+            if seen.insert(key) {
+                tried.push(Tried::new(graph, target, kept)?);
             }
-            let mut made = graph.clone();
-            let copied = recompute::run(&mut made, &kept)?;
-            let work = copied.iter().map(|&node| work(&graph.graph, node)).sum();
-            let peak = estimate(&made, target)?;
-            tried.push(Tried { graph: made, work, peak });
         }
     }
     // Live bytes are what a placement reaches, or a little less. The least work among those that may fit, then the smallest.
-    tried.sort_by(|a, b| {
-        (a.peak > room, a.work, a.peak).partial_cmp(&(b.peak > room, b.work, b.peak)).expect("work is a number")
-    });
-    let may = tried.iter().filter(|tried| tried.peak <= room).count();
-    tried[may..].sort_by_key(|tried| tried.peak);
-    let mut smallest: Option<(u64, Prepared)> = None;
-    for Tried { graph: made, work, peak } in tried.into_iter().take(PLANNED) {
-        let (bytes, _) = planned(&made, target, limits)?;
-        tracing::debug!(bytes, peak, work, limit, "computed again");
+    let (mut fit, mut rest): (Vec<Tried>, Vec<Tried>) = tried.into_iter().partition(|tried| tried.peak <= room);
+    fit.sort_by(|a, b| a.work.total_cmp(&b.work).then(a.peak.cmp(&b.peak)));
+    rest.sort_by_key(|tried| tried.peak);
+    let refined = fit.iter().take(2).map(|tried| tried.refined(graph, target, room));
+    let mut refined: Vec<Tried> = refined.filter_map(Result::transpose).collect::<Result<_>>()?;
+    refined.sort_by(|a, b| a.work.total_cmp(&b.work));
+    let mut smallest: Option<(u64, Tried)> = None;
+    for tried in refined.into_iter().chain(fit).chain(rest).take(PLANNED) {
+        let (bytes, _) = planned(&tried.graph, target, limits)?;
+        tracing::debug!(bytes, peak = tried.peak, work = tried.work, limit, "computed again");
         if bytes <= limit {
-            return Ok(Some(made));
+            return Ok(Some(tried));
         }
         if smallest.as_ref().is_none_or(|(least, _)| bytes < *least) {
-            smallest = Some((bytes, made));
+            smallest = Some((bytes, tried));
         }
     }
-    Ok(smallest.map(|(_, graph)| graph))
+    Ok(smallest.map(|(_, tried)| tried))
 }
 
 /// The values that cross narrow places between this many segments of about equal bytes.
@@ -190,35 +228,15 @@ fn is_forward(prepared: &Prepared, node: u32) -> bool {
     prepared.graph.node(node).op().is_some() && !prepared.is_backward(node)
 }
 
-fn is_view(graph: &Graph, node: u32) -> bool {
-    matches!(graph.node(node).op().map(|op| op.lower), Some(Lower::View(_)))
-}
-
 /// True if a value has bytes of its own: it is no view, and not within a group.
 fn is_stored(prepared: &Prepared, value: ValueId) -> bool {
     let within = prepared.groups.of(value.node).is_some_and(|group| group.sink != value.node);
     !within && !is_view(&prepared.graph, value.node)
 }
 
-/// The work of a node: two per multiplication of a product, one per element of what is none.
-fn work(graph: &Graph, node: u32) -> f64 {
-    let numel = graph.fact(ValueId { node, port: 0 }).shape.numel() as f64;
-    let operand = |slot: usize| graph.operands(node)[slot].map(|value| graph.fact(value).shape.clone());
-    match graph.node(node).op_name() {
-        "MatMul" => 2.0 * numel * operand(0).and_then(|shape| shape.last().copied()).unwrap_or(1) as f64,
-        "plimsoll.Conv" => 2.0 * numel * operand(1).map_or(1, |shape| shape[1..].iter().product()) as f64,
-        "plimsoll.ConvTranspose" => {
-            let taps = operand(1).map_or(1, |shape| shape[1..].iter().product());
-            2.0 * operand(0).map_or(0, |shape| shape.numel()) as f64 * taps as f64
-        }
-        _ if is_view(graph, node) => 0.0,
-        _ => numel,
-    }
-}
-
 /// True if a node is a product or a convolution.
 fn is_product(graph: &Graph, node: u32) -> bool {
-    ["MatMul", "plimsoll.Conv", "plimsoll.ConvTranspose"].contains(&graph.node(node).op_name())
+    graph.node(node).op().is_some_and(|op| op.flop.is_some())
 }
 
 /// What a minimum cut decides.

@@ -18,7 +18,7 @@ use crate::target::Target;
 /// # Errors
 /// When the sizes cannot be counted.
 pub fn assemble(
-    Prepared { graph, indexes, tuned, .. }: &Prepared,
+    Prepared { graph, indexes, tuned, recompute, .. }: &Prepared,
     target: &Target,
     arrangement: &Arrangement,
     draft: &Draft,
@@ -83,6 +83,7 @@ pub fn assemble(
         dims: Vec::new(),
         tuned: measured,
         forks: 1,
+        recompute: *recompute,
         summary: Summary::default(),
         steps: steps.collect(),
         segments: segments.clone(),
