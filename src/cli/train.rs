@@ -10,6 +10,8 @@ use crate::report::{human, picture};
 use crate::session::{Options, Program};
 use crate::shape::Extent;
 use crate::train::Training;
+use crate::train::classes::{Classes, States};
+use crate::train::curve::Point;
 use crate::train::data::Rows;
 use crate::train::losses::Losses;
 use crate::train::run::{Data, Score, Trainer};
@@ -168,10 +170,13 @@ impl Train {
         self.draw(&trainer, &losses)?;
         let usage = trainer.session().usage();
         if json {
+            let plans: Vec<_> = trainer.session().programs().map(Program::plan).collect();
+            let Point { arena_bytes, recompute, .. } = Point::of(&plans, self.method.accumulate as usize);
             let mut record = json!({
                 "model": self.model, "device": trainer.session().device(), "steps": steps, "loss": last.loss,
-                "planned_bytes": bytes, "allocated_bytes": usage.bytes, "seconds": seconds,
-                "trained": trainer.trained(),
+                "planned_bytes": bytes, "allocated_bytes": usage.bytes, "arena_bytes": arena_bytes,
+                "classes": Classes::of(&plans), "states": States::of(&plans, trainer.trained()), "recompute": recompute,
+                "seconds": seconds, "trained": trainer.trained(),
             });
             if let Some(score) = score {
                 record["valid_loss"] = score.loss.into();

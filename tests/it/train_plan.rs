@@ -33,8 +33,10 @@ fn a_plan_has_the_bytes_that_training_takes() {
     for method in METHODS {
         let planned = ok_json(&[PLAN, METHOD, method]);
         let trained = ok_json(&[&["train", DIGITS, "--steps", "1", "--lr", "0.1"], DATA, CPU, METHOD, method]);
-        assert_eq!(planned["planned_bytes"], trained["planned_bytes"], "{method:?}");
-        assert_eq!(planned["trained"], trained["trained"], "{method:?}");
+        for figure in ["planned_bytes", "classes", "states", "recompute", "trained"] {
+            assert_eq!(planned[figure], trained[figure], "{figure} of {method:?}");
+        }
+        assert_eq!(planned["programs"][0]["summary"]["arena_bytes"], trained["arena_bytes"], "{method:?}");
         assert_eq!(planned["programs"][0]["summary"]["planned_bytes"], planned["planned_bytes"]);
     }
 }
