@@ -21,7 +21,7 @@ pub use orders::orders;
 pub use range::range;
 pub use steps::{algorithms, placement, trace};
 pub use svg::svg;
-pub use training::{curve, recompute, training};
+pub use training::{curve, precisions, recompute, training};
 
 /// Rows of cells in columns.
 #[derive(Clone, Debug)]

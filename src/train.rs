@@ -18,11 +18,14 @@ mod loss;
 pub mod losses;
 mod norm;
 mod optimizer;
+mod precision;
 mod rate;
 pub mod run;
+mod scaling;
 
 pub use loss::Loss;
 pub use optimizer::Optimizer;
+pub use precision::stored;
 pub use rate::{Rate, Schedule};
 
 use crate::autodiff;
@@ -31,6 +34,7 @@ use crate::error::{Error, Result, ensure};
 use crate::graph::{Decomposer, Graph, Kind};
 use crate::onnx::{self, Model};
 use crate::op::{Fact, Nodes, OpResult, ValueId, Var, build};
+use crate::target::Target;
 use std::collections::HashSet;
 use std::sync::Arc;
 
@@ -64,9 +68,22 @@ pub struct Training {
     pub norm: bool,
     /// The seed of the elements that a Dropout drops.
     pub seed: u64,
+    /// The type of the values between: `f32`, or one of 16 bits.
+    pub precision: DType,
 }
 
 impl Training {
+    /// This method on a device. One that stores halves as `f32` has no use for them.
+    #[must_use]
+    pub fn on(self, target: &Target) -> Training {
+        Training { precision: precision::stored(self.precision, target), ..self }
+    }
+
+    /// True if the loss is scaled, so that small gradients are not rounded to zero.
+    fn scales_loss(&self) -> bool {
+        self.precision == DType::F16
+    }
+
     /// The rows of one part of an update, of a batch of so many rows.
     ///
     /// # Errors
@@ -89,6 +106,8 @@ pub struct Programs {
     pub trained: Vec<String>,
     /// Weights that stay as they are, and the reason.
     pub fixed: Vec<(String, &'static str)>,
+    /// With values of 16 bits: those that stay `f32`, with their operators.
+    pub wide: Vec<(String, &'static str)>,
 }
 
 impl Programs {
@@ -124,11 +143,12 @@ impl Part {
 /// When the loss cannot judge the output, no weight can be trained, or an operator on the way has no derivatives.
 pub fn programs(model: &Graph, weights: &[String], classes: Option<usize>, training: &Training) -> Result<Programs> {
     let mut fixed = Vec::new();
-    let (mut parts, mut trained) = (Vec::new(), Vec::new());
+    let (mut parts, mut trained, mut wide) = (Vec::new(), Vec::new(), Vec::new());
     for &(name, part) in Part::all(training.accumulate) {
         let mut builder = Builder::new(model, training, classes)?;
         let (candidates, reasons) = builder.candidates(weights)?;
         fixed = reasons;
+        wide = std::mem::take(&mut builder.wide);
         let (gradients, loss) = builder.differentiate(&candidates, training.accumulate)?;
         for ((name, _), gradient) in candidates.iter().zip(&gradients) {
             if gradient.is_none() {
@@ -145,7 +165,7 @@ pub fn programs(model: &Graph, weights: &[String], classes: Option<usize>, train
         parts.push((name, builder.finish(name, part, weights, loss)?));
     }
     let evaluate = evaluate(model, &trained, classes, training)?;
-    Ok(Programs { parts, evaluate, trained, fixed })
+    Ok(Programs { parts, evaluate, trained, fixed, wide })
 }
 
 /// Builds the programs that train a file's model on batches of `batch` rows, without data. The open dim on the first axis of the first input
@@ -195,6 +215,20 @@ struct Builder<'a> {
     classes: Option<usize>,
     /// States that every part updates, as running statistics, and their updates.
     running: Vec<(ValueId, ValueId)>,
+    /// Values that stay `f32` among those of 16 bits.
+    wide: Vec<(String, &'static str)>,
+    /// The state that the loss is multiplied by before it is derived.
+    scale: Option<ValueId>,
+}
+
+/// What is done with all gradients alike.
+struct Factor {
+    /// They are multiplied by it.
+    scale: Option<ValueId>,
+    /// Their norm.
+    norm: Option<ValueId>,
+    /// True if all are finite. Without it they are taken for finite.
+    finite: Option<ValueId>,
 }
 
 /// The sum of the losses of a part's batch, and what it is to be divided by.
@@ -207,11 +241,16 @@ struct Sum {
 impl<'a> Builder<'a> {
     fn new(model: &Graph, training: &'a Training, classes: Option<usize>) -> Result<Builder<'a>> {
         let mut graph = model.clone();
+        let wide = match training.precision {
+            DType::F32 => Vec::new(),
+            half => precision::narrow(&mut graph, half)?,
+        };
         // The output may be a node that these replace.
         let mut running = norm::train(&mut graph)?;
         running.extend(dropout::train(&mut graph, training.seed)?);
         let judged = judge(&mut graph, training, classes)?;
-        Ok(Builder { graph, training, judged, classes, running })
+        let scale = training.scales_loss().then(|| scaling::state(&mut graph)).transpose()?;
+        Ok(Builder { graph, training, judged, classes, running, wide, scale })
     }
 
     /// The constants that may be trained, with their names, and those that may not, with the reason.
@@ -248,19 +287,21 @@ impl<'a> Builder<'a> {
         candidates: &[(String, ValueId)],
         accumulate: usize,
     ) -> Result<(Vec<Option<ValueId>>, Sum)> {
-        let (training, [judged, labels], classes) = (self.training, self.judged, self.classes);
+        let (training, [judged, labels], classes, scale) = (self.training, self.judged, self.classes, self.scale);
         let made = grow(&mut self.graph, "loss", |b| {
             let (sum, count) = training.loss.sum(b.value(judged), b.value(labels), classes, training.smoothing)?;
-            Ok(match (count, accumulate) {
+            let (loss, count) = match (count, accumulate) {
                 // The count of one part is that of the update.
-                (loss::Count::Counted(count), 1) => vec![sum / count],
-                (loss::Count::Counted(count), _) => vec![sum, count],
-                (loss::Count::Known(count), parts) => vec![sum / (count * parts) as f64],
-            })
+                (loss::Count::Counted(count), 1) => (sum / count, None),
+                (loss::Count::Counted(count), _) => (sum, Some(count)),
+                (loss::Count::Known(count), parts) => (sum / (count * parts) as f64, None),
+            };
+            let derived = scale.map_or(loss, |scale| loss * b.value(scale));
+            Ok([loss, derived].into_iter().chain(count).collect())
         })?;
         let values: Vec<ValueId> = candidates.iter().map(|(_, value)| *value).collect();
-        let gradients = autodiff::gradients(&mut self.graph, made[0], &values)?;
-        Ok((gradients, Sum { loss: made[0], count: made.get(1).copied() }))
+        let gradients = autodiff::gradients(&mut self.graph, made[1], &values)?;
+        Ok((gradients, Sum { loss: made[0], count: made.get(2).copied() }))
     }
 
     /// Adds the updates. Each stands where its gradient does, so that a gradient need not be kept.
@@ -302,11 +343,18 @@ impl<'a> Builder<'a> {
             Ok([vec![rate.at(step), step + 1.0], factors].concat())
         })?;
         let rate = made.remove(0);
-        for (&state, &next) in states.iter().zip(&made) {
+        let Factor { scale, norm, finite } = self.factor(weights, sum)?;
+        let graph = &mut self.graph;
+        let next = match finite {
+            None => made.clone(),
+            Some(finite) => grow(graph, "update", |b| Ok(scaling::held(b, finite, &states, &made)))?,
+        };
+        for (&state, &next) in states.iter().zip(&next) {
             graph.update(state, next).map_err(Error::graph)?;
         }
-        let (scale, norm) = self.scale(weights, sum)?;
-        let graph = &mut self.graph;
+        if let (Some(scale), Some(finite)) = (self.scale, finite) {
+            scaling::update(graph, scale, finite)?;
+        }
         let loss = match sum.count {
             Some(count) => grow(graph, "update", |b| Ok(vec![b.value(sum.loss) / b.value(count)]))?[0],
             None => sum.loss,
@@ -315,14 +363,15 @@ impl<'a> Builder<'a> {
         graph.output("lr", rate);
         norm.into_iter().for_each(|norm| graph.output("grad_norm", norm));
         for weight in weights {
-            self.change(weight, scale, rate, &made[1..])?;
+            self.change(weight, [scale, finite], rate, &made[1..])?;
         }
         Ok(())
     }
 
-    /// The factor of all gradients, and their norm, as far as these are asked for.
-    fn scale(&mut self, weights: &[Weight], sum: &Sum) -> Result<(Option<ValueId>, Option<ValueId>)> {
+    /// The factor of all gradients, as far as it is asked for.
+    fn factor(&mut self, weights: &[Weight], sum: &Sum) -> Result<Factor> {
         let Training { clip, norm, .. } = *self.training;
+        let shows = norm || clip.is_some();
         let squares = weights.iter().map(|weight| {
             self.graph.insert_at(weight.gradient.node);
             let square = grown(&mut self.graph, "update", |b| {
@@ -331,11 +380,14 @@ impl<'a> Builder<'a> {
             });
             Ok(square?[0])
         });
-        let squares = if norm || clip.is_some() { squares.collect::<Result<Vec<_>>>()? } else { Vec::new() };
+        let squares = if shows || self.scale.is_some() { squares.collect::<Result<Vec<_>>>()? } else { Vec::new() };
+        let scale = self.scale;
         let made = grow(&mut self.graph, "update", |b| {
-            let inverse = sum.count.map(|count| b.value(count).reciprocal());
+            let divisors = [sum.count, scale].into_iter().flatten().map(|divisor| b.value(divisor));
+            let inverse = divisors.reduce(|product, divisor| product * divisor).map(|product| product.reciprocal());
             let total = squares.iter().map(|&square| b.value(square)).reduce(|sum, square| sum + square);
-            let norm = total.map(|total| match inverse {
+            let finite = total.filter(|_| scale.is_some()).map(|total| total.less(f64::from(f32::MAX)));
+            let norm = total.filter(|_| shows).map(|total| match inverse {
                 Some(inverse) => total.sqrt() * inverse,
                 None => total.sqrt(),
             });
@@ -344,15 +396,22 @@ impl<'a> Builder<'a> {
                 (Some(clipped), Some(inverse)) => Some(clipped * inverse),
                 (clipped, inverse) => clipped.or(inverse),
             };
-            Ok(scale.into_iter().chain(norm).collect())
+            Ok([scale, norm, finite].into_iter().flatten().collect())
         })?;
         let mut made = made.into_iter();
-        let scale = if clip.is_some() || sum.count.is_some() { made.next() } else { None };
-        Ok((scale, made.next()))
+        let mut next = |is_made: bool| if is_made { made.next() } else { None };
+        let scale = next(clip.is_some() || sum.count.is_some() || scale.is_some());
+        Ok(Factor { scale, norm: next(shows), finite: next(self.scale.is_some()) })
     }
 
     /// Adds the change of a weight, of what the optimizer keeps for it, and of its moving average.
-    fn change(&mut self, weight: &Weight, scale: Option<ValueId>, rate: ValueId, factors: &[ValueId]) -> Result<()> {
+    fn change(
+        &mut self,
+        weight: &Weight,
+        [scale, finite]: [Option<ValueId>; 2],
+        rate: ValueId,
+        factors: &[ValueId],
+    ) -> Result<()> {
         let Training { optimizer, decay, decay_dims, ema, .. } = *self.training;
         let graph = &mut self.graph;
         let fact = graph.fact(weight.value).clone();
@@ -377,7 +436,9 @@ impl<'a> Builder<'a> {
             let factors: Vec<Var> = factors.iter().map(|&factor| b.value(factor)).collect();
             let (new, slots) = optimizer.update(old, gradient, slots, b.value(rate), decay, &factors);
             let average = ema.map(|kept| values[values.len() - 1] * kept + new * (1.0 - kept));
-            Ok([new].into_iter().chain(slots).chain(average).collect())
+            let next = [new].into_iter().chain(slots).chain(average);
+            let Some(finite) = finite else { return Ok(next.collect()) };
+            Ok(next.zip(values).map(|(next, old)| b.value(finite).select(next, old)).collect())
         })?;
         for (&state, &next) in states.iter().zip(&made) {
             graph.update(state, next).map_err(Error::graph)?;

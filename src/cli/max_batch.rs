@@ -95,7 +95,7 @@ impl MaxBatch {
         let parts = method.accumulate as usize;
         let below = (method.batch.to_string() != ANY).then_some((method.batch as usize).div_ceil(parts));
         let mut found = largest("batch", limit, below, &mut |rows| {
-            let more = self.more.or_training(Some(method.on_batch(rows.saturating_mul(parts) as u64)));
+            let more = self.more.or_training(Some(method.on_batch(rows.saturating_mul(parts) as u64).on(target)));
             let silent = tracing::subscriber::NoSubscriber::default();
             tracing::subscriber::with_default(silent, || more.bytes(&self.model, target, limit))
         })?;

@@ -1,9 +1,11 @@
 //! Flags that say how a model is trained.
 
 use super::args::Model;
+use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::onnx;
 use crate::session::Options;
+use crate::target::Target;
 use crate::train::{self, Loss, Optimizer, Programs, Rate, Schedule, Training};
 use clap::{Args, ValueEnum};
 
@@ -42,6 +44,23 @@ enum ScheduleName {
     Linear,
     /// A tenth after each third of the steps.
     Step,
+}
+
+#[derive(Clone, Copy, PartialEq, ValueEnum)]
+pub(super) enum Precision {
+    F32,
+    Bf16,
+    F16,
+}
+
+impl Precision {
+    pub(super) fn dtype(self) -> DType {
+        match self {
+            Precision::F32 => DType::F32,
+            Precision::Bf16 => DType::BF16,
+            Precision::F16 => DType::F16,
+        }
+    }
 }
 
 /// The learning rate where nothing is trained.
@@ -102,6 +121,9 @@ pub(super) struct Method {
     /// Moving averages of the weights, of which each step keeps the share D. Validation and --output use them.
     #[arg(long, value_name = "D")]
     ema: Option<f64>,
+    /// Precision of the values between. Weights and other states stay f32, and so do sums, softmax, norms and losses. f16 scales the loss.
+    #[arg(long, value_enum, default_value_t = Precision::F32)]
+    pub(super) precision: Precision,
     /// Weights that stay as they are: names, in which * stands for any text.
     #[arg(long, value_name = "GLOB")]
     freeze: Vec<String>,
@@ -123,6 +145,17 @@ impl Method {
     /// This method with so many rows per update.
     pub(super) fn on_batch(&self, batch: u64) -> Method {
         Method { batch, ..self.clone() }
+    }
+
+    /// This method in `f32`, if it is of another precision.
+    pub(super) fn in_f32(&self) -> Option<Method> {
+        (self.precision != Precision::F32).then(|| Method { precision: Precision::F32, ..self.clone() })
+    }
+
+    /// This method on a device, which may store halves as `f32`.
+    pub(super) fn on(&self, target: &Target) -> Method {
+        let stored = train::stored(self.precision.dtype(), target);
+        Method { precision: if stored.is_half() { self.precision } else { Precision::F32 }, ..self.clone() }
     }
 
     /// The programs that train a model for a number of steps.
@@ -174,6 +207,7 @@ impl Method {
             freeze: self.freeze.clone(),
             norm,
             seed: 0,
+            precision: self.precision.dtype(),
         }
     }
 }

@@ -1,11 +1,12 @@
 //! `plan` and `check`: plan a graph's memory, and check a plan, with no device.
 
 use super::args::{self, Model};
-use super::method::Trained;
+use super::method::{Method, Trained};
 use super::programs::{self, More};
 use super::{Failure, line};
 use crate::advise::advise;
 use crate::beside;
+use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::graph::Graph;
 use crate::kernel::tuned::Tuned;
@@ -76,7 +77,7 @@ impl Plan {
             return Err(Error::usage("--advise: expected one run; plan it without --forks for it".into()).into());
         }
         let target = self.model.target(&self.target)?;
-        let more = self.more.or_training(self.trained.method.clone());
+        let more = self.more.or_training(self.trained.method.as_ref().map(|method| method.on(&target)));
         if !more.is_empty() {
             return self.run_programs(&more, &target, json);
         }
@@ -261,15 +262,28 @@ impl Plan {
                 Ok(planned.into_iter().map(|program| program.compiled.0).collect())
             })
         });
+        let method = more.method.as_ref();
         Ok(Training {
-            planned_bytes: plans[0].bytes(),
-            classes: Classes::of(plans),
-            states: States::of(plans, &programs.trained),
+            bytes: Bytes::of(plans, &programs.trained),
+            precision: method.map_or(DType::F32, |method| method.precision.dtype()).name(),
+            f32: method.map(|method| self.in_f32(method, target)).transpose()?.flatten(),
+            wide: programs.wide,
             recompute: recompute(plans, parts),
             curve: points.transpose()?,
             trained: programs.trained,
             fixed: programs.fixed,
         })
+    }
+
+    /// The bytes of a training in `f32`, if it is of another precision.
+    fn in_f32(&self, method: &Method, target: &Target) -> Result<Option<Bytes>> {
+        let Some(wide) = method.in_f32() else { return Ok(None) };
+        let (programs, limits) = (wide.programs(&self.model, 1)?, Limits { memory: None });
+        let trained = programs.trained.clone();
+        let parts = programs::parts(programs::of_training(programs, &[])?, &self.model, &limits, target)?;
+        let planned = plan::compile_programs(&parts, target, &limits)?;
+        let plans: Vec<&plan::Plan> = planned.iter().map(|program| program.plan()).collect();
+        Ok(Some(Bytes::of(&plans, &trained)))
     }
 
     /// The sum of the bytes of programs as plans of their own.
@@ -330,23 +344,44 @@ fn programs_json(plans: &[plan::Plan], training: Option<&Training>, target: &Tar
     line(&value)
 }
 
-/// What is said of a training beside its plans.
+/// The bytes of a training.
 #[derive(Serialize)]
-struct Training {
+struct Bytes {
     planned_bytes: u64,
     classes: Classes,
     states: States,
+}
+
+impl Bytes {
+    fn of(plans: &[&plan::Plan], trained: &[String]) -> Bytes {
+        Bytes { planned_bytes: plans[0].bytes(), classes: Classes::of(plans), states: States::of(plans, trained) }
+    }
+}
+
+/// What is said of a training beside its plans.
+#[derive(Serialize)]
+struct Training {
+    #[serde(flatten)]
+    bytes: Bytes,
     recompute: Recompute,
     #[serde(skip_serializing_if = "Option::is_none")]
     curve: Option<Vec<Point>>,
     trained: Vec<String>,
     /// Weights that stay as they are, and the reason.
     fixed: Vec<(String, &'static str)>,
+    /// The type of the values between.
+    precision: &'static str,
+    /// The bytes in `f32`, of another precision.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    f32: Option<Bytes>,
+    /// Values that stay `f32` in another precision, with their operators.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    wide: Vec<(String, &'static str)>,
 }
 
 impl Training {
     fn text(&self) -> String {
-        let mut text = report::training(&self.classes, &self.states);
+        let mut text = report::training(&self.bytes.classes, &self.bytes.states);
         text += &report::recompute(&self.recompute);
         if let Some(points) = &self.curve {
             text += &format!("\n{}", report::curve(points));
@@ -354,6 +389,13 @@ impl Training {
         text += &format!("\n{} weights are trained\n", self.trained.len());
         for (name, why) in &self.fixed {
             text += &format!("  not '{name}': {why}\n");
+        }
+        let Some(before) = &self.f32 else { return text };
+        let both = [before, &self.bytes].map(|bytes| (&bytes.classes, &bytes.states));
+        text += &format!("\n{}", report::precisions(self.precision, both));
+        text += &format!("\n{} values stay f32 beside the states:\n", self.wide.len());
+        for (name, op) in &self.wide {
+            text += &format!("  '{name}' ({op})\n");
         }
         text
     }

@@ -103,6 +103,7 @@ impl Train {
             ..Options::default()
         };
         let training = Training { seed: self.seed, ..self.method.training(steps, self.log.is_some()) };
+        let precision = training.precision;
         let mut trainer = Trainer::new(model, &data, self.method.batch as usize, training, &options)
             .map_err(|e| e.in_file(&self.model))?;
         let bytes = trainer.session().plan().bytes();
@@ -117,6 +118,9 @@ impl Train {
                 },
                 human(bytes)
             );
+            if trainer.precision() != precision {
+                eprintln!("  {} stores {precision} as f32: all values are f32", trainer.session().device());
+            }
             for (name, why) in trainer.fixed() {
                 eprintln!("  not trained: '{name}': {why}");
             }

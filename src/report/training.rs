@@ -7,11 +7,18 @@ use crate::train::curve::Point;
 
 /// The bytes of a training by what they hold, with their labels: all of them first. Those of the arena are of its peak.
 pub(super) fn rows(classes: &Classes, states: &States) -> Vec<(&'static str, u64)> {
+    let mut rows = figures(classes, states).to_vec();
+    rows.retain(|(_, bytes)| *bytes > 0);
+    rows
+}
+
+/// All figures, with their labels.
+fn figures(classes: &Classes, states: &States) -> [(&'static str, u64); 18] {
     let Classes { constant, state, gradient, kept, activation, workspace, input, output, idle, staging, backend } =
         *classes;
     let arena = gradient + kept + activation + workspace + input + output + idle;
     let planned = constant + state + arena + staging + backend;
-    let mut rows = vec![
+    [
         ("planned", planned),
         ("  weights", states.weight),
         ("  optimizer", states.optimizer),
@@ -30,9 +37,18 @@ pub(super) fn rows(classes: &Classes, states: &States) -> Vec<(&'static str, u64
         ("    no data", idle),
         ("  staging", staging),
         ("  the backend's own", backend),
-    ];
-    rows.retain(|(_, bytes)| *bytes > 0);
-    rows
+    ]
+}
+
+/// The bytes of a training in `f32` and with values of 16 bits, where they differ.
+pub fn precisions(name: &str, [wide, narrow]: [(&Classes, &States); 2]) -> String {
+    let [before, after] = [wide, narrow].map(|(classes, states)| figures(classes, states));
+    let mut table = Table::new("<>>");
+    table.row(["", "f32", name].map(String::from));
+    for ((label, before), (_, after)) in before.into_iter().zip(after).filter(|(before, after)| before != after) {
+        table.row([label.to_owned(), human(before), human(after)]);
+    }
+    table.to_string()
 }
 
 /// The bytes of a training by what they hold.

@@ -42,7 +42,7 @@ pub struct Classes {
 pub struct States {
     /// Weights that are trained.
     pub weight: u64,
-    /// What the optimizer keeps, and the number of the step.
+    /// What the optimizer keeps, the number of the step, the factor of the loss, and the count of draws of Dropout.
     pub optimizer: u64,
     /// Sums of gradients over the parts of an update.
     pub gradient: u64,
@@ -132,7 +132,7 @@ impl States {
         for (name, bytes) in bytes {
             let figure = match name.split_once('/') {
                 _ if trained.iter().any(|weight| weight == name) => &mut states.weight,
-                Some(("optimizer", _)) => &mut states.optimizer,
+                Some(("optimizer" | "scale" | "dropout", _)) => &mut states.optimizer,
                 Some(("accumulated", _)) => &mut states.gradient,
                 Some(("ema", _)) => &mut states.average,
                 None if name == "step" => &mut states.optimizer,

@@ -3,6 +3,7 @@
 use super::data::{Order, Rows};
 use super::{LABELS, Loss, Programs, Training, check_rows, class_axis, programs};
 use crate::backend::Place;
+use crate::dtype::DType;
 use crate::error::{Error, Result, ensure};
 use crate::onnx::{self, Model};
 use crate::op::Fact;
@@ -99,7 +100,9 @@ impl Trainer {
         let graph = onnx::import(&model, &dims)?;
         let output = graph.outputs().first().map(|(_, value)| graph.fact(*value).shape.clone());
         let classes = output.and_then(|output| class_axis(&output, data.labels.shape()));
-        let Programs { parts, evaluate, trained, fixed } = programs(&graph, &model.weights(), classes, &training)?;
+        let (backend, device) = session::open(options)?;
+        let training = training.on(backend.target());
+        let Programs { parts, evaluate, trained, fixed, .. } = programs(&graph, &model.weights(), classes, &training)?;
         let facts: Vec<Fact> = data
             .columns()
             .map(|(name, rows)| {
@@ -120,7 +123,6 @@ impl Trainer {
         let mut all: Vec<(String, session::Graphs)> =
             parts.into_iter().map(|(name, graph)| (name.to_owned(), graph.into())).collect();
         all.push(("evaluate".to_owned(), evaluate.into()));
-        let (backend, device) = session::open(options)?;
         let session = Session::programs_on_backend(all, backend, device, options, &|_, _| {})?;
         let buffers = vec![Vec::new(); facts.len()];
         Ok(Trainer { session, model, training, trained, fixed, facts, buffers, parts: names, batch })
@@ -129,6 +131,11 @@ impl Trainer {
     /// The session that runs the steps.
     pub fn session(&self) -> &Session {
         &self.session
+    }
+
+    /// The type of the values between, as the device stores it.
+    pub fn precision(&self) -> DType {
+        self.training.precision
     }
 
     /// The names of the weights that are trained.

@@ -31,6 +31,7 @@ mod chunk;
 mod half;
 mod layout;
 mod passes;
+mod precision;
 mod prologue;
 mod random;
 mod rotary;

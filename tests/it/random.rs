@@ -80,6 +80,7 @@ fn method(accumulate: usize, seed: u64) -> Training {
         freeze: Vec::new(),
         norm: true,
         seed,
+        precision: DType::F32,
     }
 }
 
