@@ -209,11 +209,23 @@ impl Search<'_> {
         Grid { smallest, step, last: (most - smallest) / step }
     }
 
+    /// The last point between two others, of which one fits and the other does not, that fits if bytes grow evenly. `None` if the bytes of
+    /// one are not known.
+    fn even(&self, grid: &Grid, low: usize, high: usize) -> Option<usize> {
+        let bytes = |point| match self.known.get(&grid.extent(point)) {
+            Some(Taken::Bytes(bytes)) => Some(*bytes),
+            _ => None,
+        };
+        let (less, more) = (bytes(low)?, bytes(high)?);
+        let part = self.limit.saturating_sub(less) as f64 / more.saturating_sub(less).max(1) as f64;
+        Some((low + ((high - low) as f64 * part) as usize).clamp(low + 1, high - 1))
+    }
+
     /// The largest point of the grid that fits. Point 0 must fit.
     ///
-    /// Doubling finds a point that does not fit, and bisection the border below it. Both assume that a larger extent takes no
-    /// fewer bytes, which is nearly always so. So some points above the border are tried, too, and the search goes on from one
-    /// that fits.
+    /// Doubling finds a point that does not fit. The border below it is sought where it would be if bytes grew evenly; each third point halves
+    /// the rest instead. Both assume that a larger extent takes no fewer bytes, which is nearly always so. So some points above the border
+    /// are tried, too, and the search goes on from one that fits.
     fn climb(&mut self, grid: &Grid) -> usize {
         let (mut low, mut high) = (0, grid.last + 1);
         let mut point = 1;
@@ -226,8 +238,12 @@ impl Search<'_> {
             point = point.saturating_mul(2).saturating_add(1);
         }
         loop {
-            while high - low > 1 {
-                let middle = low + (high - low) / 2;
+            for turn in 1.. {
+                if high - low <= 1 {
+                    break;
+                }
+                let even = if turn % 3 == 0 { None } else { self.even(grid, low, high) };
+                let middle = even.unwrap_or(low + (high - low) / 2);
                 if self.fits(grid.extent(middle)) { low = middle } else { high = middle }
             }
             let Some(further) = grid.beyond(low).into_iter().filter(|&point| self.fits(grid.extent(point))).max()
