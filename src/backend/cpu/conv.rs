@@ -20,7 +20,7 @@ use crate::kernel::cpu::conv::*;
 pub use crate::kernel::cpu::conv::{Conv, ConvTranspose};
 use std::ops::Range;
 
-/// Taps up to which patches are cut out with precomputed masks.
+/// Taps of which patches are cut out with one table of masks.
 const MAX_TAPS: usize = 64;
 
 /// An image in memory: `[batch, channels, positions]` with contiguous positions.
@@ -234,12 +234,13 @@ struct PanelLanes {
     /// lanes.
     runs: [(isize, u16); LANES],
     run_count: usize,
-    /// By tap: its offset, and the lanes that are inside the image under it.
+    /// By tap of a range: its offset, and the lanes that are inside the image under it.
     taps: [(isize, u16); MAX_TAPS],
 }
 
 impl PanelLanes {
-    fn new(window: &Window, lanes: Range<usize>) -> PanelLanes {
+    /// The table of at most [`MAX_TAPS`] taps.
+    fn new(window: &Window, lanes: Range<usize>, taps: Range<usize>) -> PanelLanes {
         let [_, height, width] = window.output;
         let mut at = [lanes.start / width / height, lanes.start / width % height, lanes.start % width];
         let mut this = PanelLanes { runs: [(0, 0); LANES], run_count: 0, taps: [(0, 0); MAX_TAPS] };
@@ -247,6 +248,12 @@ impl PanelLanes {
         let [input_depth, input_height, input_width] = window.input.map(|len| len as isize);
         let first = |dim: usize, at: usize| (at * window.strides[dim]) as isize - window.pads[dim] as isize;
         let shift = |dim: usize, tap: usize| (tap * window.dilations[dim]) as isize;
+        let [_, high, wide] = window.kernel;
+        let places = || taps.clone().map(|tap| [tap / wide / high, tap / wide % high, tap % wide]).enumerate();
+        for (index, tap) in places() {
+            let [z, y, x] = [0, 1, 2].map(|dim| shift(dim, tap[dim]));
+            this.taps[index].0 = (z * input_height + y) * input_width + x;
+        }
         let mut lane = 0;
         // Row by row of the output: in one, depth and height are the same for all lanes.
         while lane < lanes.len() {
@@ -259,38 +266,20 @@ impl PanelLanes {
                 this.run_count += 1;
             }
             this.runs[this.run_count - 1].1 |= mask(lane, lane + count);
-            for tap in 0..window.kernel[2] {
-                // Lane `lane + i` reads column `w + i * stride + shift`.
-                let column = w + shift(2, tap);
+            for (index, tap) in places() {
+                let [deep, row, column] = [d + shift(0, tap[0]), h + shift(1, tap[1]), w + shift(2, tap[2])];
+                if !(0..input_depth).contains(&deep) || !(0..input_height).contains(&row) {
+                    continue;
+                }
+                // Lane `lane + i` reads column `column + i * stride`.
                 let until = |limit: isize| {
                     let left = (limit - column).max(0) as usize;
                     (if stride == 1 { left } else { left.div_ceil(stride as usize) }).min(count)
                 };
-                let inside = mask(lane + until(0), lane + until(input_width));
-                for plane in 0..window.kernel[0] {
-                    let deep = d + shift(0, plane);
-                    if deep < 0 || deep >= input_depth {
-                        continue;
-                    }
-                    for row in 0..window.kernel[1] {
-                        let high = h + shift(1, row);
-                        if high >= 0 && high < input_height {
-                            this.taps[(plane * window.kernel[1] + row) * window.kernel[2] + tap].1 |= inside;
-                        }
-                    }
-                }
+                this.taps[index].1 |= mask(lane + until(0), lane + until(input_width));
             }
             lane += count;
             at = if at[1] + 1 < height { [at[0], at[1] + 1, 0] } else { [at[0] + 1, 0, 0] };
-        }
-        let mut index = 0;
-        for plane in 0..window.kernel[0] {
-            for row in 0..window.kernel[1] {
-                for tap in 0..window.kernel[2] {
-                    this.taps[index].0 = (shift(0, plane) * input_height + shift(1, row)) * input_width + shift(2, tap);
-                    index += 1;
-                }
-            }
         }
         this
     }
@@ -320,11 +309,14 @@ per_isa! {
 #[inline(always)]
 unsafe fn panel_by<F: Fetch>(patches: &Patches, k: Range<usize>, lanes: Range<usize>, step: usize, panel: *mut f32) {
     let (window, taps) = (patches.window, patches.window.taps());
-    if taps > MAX_TAPS || window.strides[2] > if F::PAIRS { 2 } else { 1 } {
+    if window.strides[2] > if F::PAIRS { 2 } else { 1 } {
         // SAFETY: guaranteed by the caller.
         return unsafe { patches.panel_slowly(k, lanes, step, panel) };
     }
-    let lanes = PanelLanes::new(window, lanes);
+    let table = |tap: usize| PanelLanes::new(window, lanes.clone(), tap..(tap + MAX_TAPS).min(taps));
+    // The first tap of the table.
+    let mut since = k.start % taps / MAX_TAPS * MAX_TAPS;
+    let mut lanes = table(since);
     let all = mask(0, step);
     let mut channel = patches.ptr.wrapping_add(k.start / taps * patches.channel_stride);
     let mut tap = k.start % taps;
@@ -332,11 +324,16 @@ unsafe fn panel_by<F: Fetch>(patches: &Patches, k: Range<usize>, lanes: Range<us
     let mut left = k.len();
     // Each run has a loop of its own, so that values which are the same for all taps and channels stay in registers.
     while left > 0 {
-        let here = left.min(taps - tap);
+        if since != tap / MAX_TAPS * MAX_TAPS {
+            since = tap / MAX_TAPS * MAX_TAPS;
+            lanes = table(since);
+        }
+        let until = (since + MAX_TAPS).min(taps);
+        let here = left.min(until - tap);
         for (i, &(origin, run)) in lanes.runs[..lanes.run_count].iter().enumerate() {
             let from = channel.wrapping_offset(origin);
             let mut to = to;
-            for &(offset, inside) in &lanes.taps[tap..tap + here] {
+            for &(offset, inside) in &lanes.taps[tap - since..tap - since + here] {
                 let from = from.wrapping_offset(offset);
                 // SAFETY: masked lanes are inside the image, `step` lanes inside the panel.
                 unsafe {
@@ -352,13 +349,16 @@ unsafe fn panel_by<F: Fetch>(patches: &Patches, k: Range<usize>, lanes: Range<us
         }
         to = to.wrapping_add(here * step);
         left -= here;
-        tap = 0;
-        channel = channel.wrapping_add(patches.channel_stride);
+        tap += here;
+        if tap == taps {
+            tap = 0;
+            channel = channel.wrapping_add(patches.channel_stride);
+        }
     }
 }
 
 impl Patches<'_> {
-    /// Wide strides, and kernels of more taps than anyone uses.
+    /// Wide strides.
     ///
     /// # Safety
     /// As for [`Produce::panel`].

@@ -762,7 +762,7 @@ fn conv(c: &mut Cases) {
     // name, input, output channels and extents, groups, window
     type Row = (&'static str, [usize; 5], [usize; 4], usize, Window);
     let three = window([1, 3, 3], one, one, [0, 1, 1]);
-    let rows: [Row; 28] = [
+    let rows: [Row; 31] = [
         ("1-D", [2, 3, 1, 1, 20], [5, 1, 1, 18], 1, window([1, 1, 3], one, one, [0; 3])),
         ("2-D", [2, 3, 1, 9, 8], [4, 1, 9, 8], 1, window([1, 3, 3], one, one, [0, 1, 1])),
         ("strided", [1, 20, 1, 11, 13], [70, 1, 6, 7], 1, window([1, 3, 3], [1, 2, 2], one, [0, 1, 1])),
@@ -775,6 +775,9 @@ fn conv(c: &mut Cases) {
         ("1-D, many", [2, 8, 1, 1, 20], [9, 1, 1, 18], 1, window([1, 1, 3], one, one, [0; 3])),
         ("3-D, many", [1, 8, 3, 6, 5], [9, 4, 3, 5], 1, window([2, 3, 3], [1, 2, 1], one, [1, 1, 1])),
         ("of few outputs", [2, 9, 1, 7, 8], [4, 1, 7, 8], 1, window([1, 3, 3], one, one, [0, 1, 1])),
+        ("of many taps", [3, 5, 1, 16, 18], [20, 1, 3, 3], 1, window([1, 16, 18], one, one, [0, 1, 1])),
+        ("of many taps, many", [2, 3, 1, 16, 18], [32, 1, 3, 3], 1, window([1, 16, 18], one, one, [0, 1, 1])),
+        ("of many taps apart", [2, 6, 1, 17, 18], [32, 1, 3, 3], 2, window([1, 8, 9], one, [1, 2, 2], [0, 1, 1])),
         ("patches", [2, 3, 1, 35, 40], [70, 1, 4, 5], 1, window([1, 8, 8], [1, 8, 8], one, [0; 3])),
         ("patches that overlap", [3, 2, 1, 7, 96], [140, 1, 3, 6], 2, window([1, 3, 16], [1, 2, 16], one, [0; 3])),
         ("strips", [2, 8, 1, 20, 18], [8, 1, 20, 18], 8, three.clone()),
