@@ -24,6 +24,7 @@ mod place;
 mod plan;
 mod programs;
 mod run;
+mod stop;
 mod support;
 mod train;
 mod tune;

@@ -36,7 +36,8 @@ pub fn try_write_whole(path: &Path, put: impl FnOnce(&mut dyn Write) -> io::Resu
         }
         let mut out = BufWriter::new(file);
         put(&mut out)?;
-        out.flush()
+        // The bytes are on the disk before the name is: a machine that stops in between has the old file.
+        out.into_inner().map_err(io::IntoInnerError::into_error)?.sync_all()
     });
     let result = written.and_then(|()| fs::rename(&partial, path));
     if result.is_err() {
@@ -67,8 +68,14 @@ pub fn map(file: &File, offset: u64, bytes: usize) -> io::Result<Bytes> {
 /// True if a name fits a pattern, in which `*` stands for any text.
 pub fn glob(pattern: &str, name: &str) -> bool {
     let Some((first, rest)) = pattern.split_once('*') else { return pattern == name };
-    let Some(name) = name.strip_prefix(first) else { return false };
-    (0..=name.len()).any(|at| name.get(at..).is_some_and(|tail| glob(rest, tail)))
+    let (middle, last) = rest.rsplit_once('*').unwrap_or(("", rest));
+    let Some(name) = name.strip_prefix(first).and_then(|name| name.strip_suffix(last)) else { return false };
+    // The first place of each part leaves the most for those behind it.
+    let mut left = Some(name);
+    for part in middle.split('*') {
+        left = left.and_then(|name| name.split_once(part)).map(|(_, behind)| behind);
+    }
+    left.is_some()
 }
 
 /// The cache's folder: `PLIMSOLL_CACHE_DIR`, else below the user's own.

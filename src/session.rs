@@ -651,7 +651,7 @@ impl Session {
     /// # Errors
     /// When the graph has no states, the file cannot be written, or the device fails.
     pub fn save_states(&self, path: impl AsRef<Path>) -> Result<()> {
-        self.with(|exec| exec.save_states(path.as_ref()))
+        self.with(|exec| exec.save_states(path.as_ref(), &[]))
     }
 
     /// Gives all states the elements that a safetensors file has under their names, for the next run. The file is mapped, not read as a

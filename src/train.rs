@@ -10,6 +10,7 @@
 //! With accumulation an update has several parts, which are programs over the same states: `first` writes the sums of the gradients, `next`
 //! adds to them, `last` adds to them and updates. There is no run that sets sums to zero.
 
+pub mod checkpoint;
 pub mod classes;
 pub mod curve;
 pub mod data;
@@ -35,6 +36,7 @@ use crate::graph::{Decomposer, Graph, Kind};
 use crate::onnx::{self, Model};
 use crate::op::{Fact, Nodes, OpResult, ValueId, Var, build};
 use crate::target::Target;
+use serde::Serialize;
 use std::collections::HashSet;
 use std::sync::Arc;
 
@@ -42,7 +44,7 @@ use std::sync::Arc;
 pub const LABELS: &str = "labels";
 
 /// How a model is trained.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize)]
 pub struct Training {
     /// What is made small. It is the mean over the batch of an update.
     pub loss: Loss,

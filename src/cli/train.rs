@@ -2,7 +2,7 @@
 
 use super::args::{self, On, limit};
 use super::method::Method;
-use super::{Failure, line};
+use super::{Failure, line, stop};
 use crate::error::{Error, Result};
 use crate::file;
 use crate::onnx;
@@ -10,16 +10,17 @@ use crate::report::{human, picture};
 use crate::session::{Options, Program};
 use crate::shape::Extent;
 use crate::train::Training;
+use crate::train::checkpoint::{Folder, Place};
 use crate::train::classes::{Classes, States};
 use crate::train::curve::Point;
 use crate::train::data::Rows;
 use crate::train::losses::Losses;
 use crate::train::run::{Data, Score, Trainer};
 use clap::Args;
-use serde_json::json;
+use serde_json::{Value, json};
 use std::fs::File;
 use std::io::{BufWriter, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 /// A whole command, behind the flags.
@@ -67,6 +68,17 @@ pub(super) struct Train {
     /// Draw the losses over the steps, and the memory of a step, as one HTML file that needs no network.
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
+    /// Write checkpoints to this folder: all states, and the place in the training. The last two stay, and the one with the least validation
+    /// loss, best.safetensors.
+    #[arg(long, value_name = "DIR")]
+    checkpoint: Option<PathBuf>,
+    /// Write a checkpoint after every N steps, beside one at the end. Without it, after each epoch.
+    #[arg(long, value_name = "N", requires = "checkpoint", value_parser = clap::value_parser!(u64).range(1..))]
+    save_every: Option<u64>,
+    /// Go on from the last checkpoint of the folder, bit for bit as if the training had not been interrupted. Without a checkpoint there, it
+    /// begins anew.
+    #[arg(long, requires = "checkpoint")]
+    resume: bool,
     /// Write the trained model: the file with new weights under their names.
     #[arg(long, value_name = "FILE")]
     output: Option<PathBuf>,
@@ -125,16 +137,26 @@ impl Train {
                 eprintln!("  not trained: '{name}': {why}");
             }
         }
-        let mut log =
-            self.log.as_ref().map(|path| File::create(path).map_err(|e| Error::file(path, "write the log", e)));
-        let mut log = log.take().transpose()?.map(BufWriter::new);
+        let seed = (!self.no_shuffle).then_some(self.seed);
+        let mut place = Place { step: 0, best: None, method: trainer.identity(&data, seed) };
+        let folder = self.checkpoint.as_deref().map(Folder::open).transpose()?;
+        if let Some(found) =
+            folder.as_ref().filter(|_| self.resume).map(|folder| folder.resume(trainer.session(), &place))
+        {
+            place = found?.unwrap_or(place);
+            if !json {
+                eprintln!("{} of {steps} steps were done", place.step);
+            }
+        }
+        let mut log = self.log.as_deref().map(|path| open_log(path, place.step)).transpose()?;
         let bar = args::progress("loss");
         bar.set_length(steps);
-        let seed = (!self.no_shuffle).then_some(self.seed);
+        bar.set_position(place.step);
+        stop::catch();
         let (mut last, mut score) = (Default::default(), None);
         let mut losses = Losses::default();
         let begin = Instant::now();
-        for step in 0..steps {
+        for step in place.step..steps {
             let start = Instant::now();
             let shown = trainer.step(&data, step, seed)?;
             let ms = start.elapsed().as_secs_f64() * 1e3;
@@ -161,6 +183,22 @@ impl Train {
                 }
                 score = Some(found);
             }
+            place.step = step + 1;
+            let stops = stop::is_asked();
+            if let Some(folder) = &folder {
+                let least = score.filter(|score| ends && place.best.is_none_or(|best| score.loss < best));
+                if let Some(score) = least {
+                    place.best = Some(score.loss);
+                    folder.save_best(trainer.session(), &place)?;
+                }
+                let is_due = self.save_every.map_or(ends, |every| place.step.is_multiple_of(every));
+                if is_due || stops || place.step == steps {
+                    folder.save(trainer.session(), &place)?;
+                }
+            }
+            if stops {
+                break;
+            }
         }
         bar.finish_and_clear();
         if let (Some(log), Some(path)) = (&mut log, &self.log) {
@@ -177,7 +215,7 @@ impl Train {
             let plans: Vec<_> = trainer.session().programs().map(Program::plan).collect();
             let Point { arena_bytes, recompute, .. } = Point::of(&plans, self.method.accumulate as usize);
             let mut record = json!({
-                "model": self.model, "device": trainer.session().device(), "steps": steps, "loss": last.loss,
+                "model": self.model, "device": trainer.session().device(), "steps": place.step, "loss": last.loss,
                 "planned_bytes": bytes, "allocated_bytes": usage.bytes, "arena_bytes": arena_bytes,
                 "classes": Classes::of(&plans), "states": States::of(&plans, trainer.trained()), "recompute": recompute,
                 "seconds": seconds, "trained": trainer.trained(),
@@ -192,6 +230,10 @@ impl Train {
             let accuracy = score.accuracy.map_or(String::new(), |share| format!(", accuracy {:.2} %", share * 100.0));
             format!("; validation loss {:.4}{accuracy}", score.loss)
         });
+        let steps = match place.step < steps {
+            true => format!("stopped after {} of {steps}", place.step),
+            false => steps.to_string(),
+        };
         Ok(format!(
             "{steps} steps in {seconds:.1} s on {}: loss {:.4}{valid}\nplanned {}, allocated {}\n",
             trainer.session().device(),
@@ -211,6 +253,19 @@ impl Train {
         let page = picture::training_page(&model, &plans, trainer.trained(), losses, self.memory_limit);
         file::write_whole(path, "write the page", |out| out.write_all(page.as_bytes()))
     }
+}
+
+/// Opens the log for the steps from `first` on. What an interrupted training wrote of the steps before stays.
+fn open_log(path: &Path, first: u64) -> Result<BufWriter<File>> {
+    let fail = |e| Error::file(path, "write the log", e);
+    let before = if first > 0 { std::fs::read_to_string(path).unwrap_or_default() } else { String::new() };
+    let is_before = |text: &&str| {
+        let step = serde_json::from_str::<Value>(text).ok().and_then(|record| record["step"].as_u64());
+        step.is_some_and(|step| step < first)
+    };
+    let mut log = BufWriter::new(File::create(path).map_err(fail)?);
+    before.lines().filter(is_before).try_for_each(|text| writeln!(log, "{text}")).map_err(fail)?;
+    Ok(log)
 }
 
 /// Maps the files of data and labels. A file without a name is the first input's.

@@ -20,17 +20,19 @@ const MAX_NAMES: usize = 8;
 const GRAPH: &str = "graph";
 
 impl Exec {
-    /// Writes all states to a safetensors file, by name and in their own types. A reader never sees a part of the file.
+    /// Writes all states to a safetensors file, by name and in their own types, with further entries that describe the file. A reader never
+    /// sees a part of the file.
     ///
     /// # Errors
     /// When no plan has a state, the file cannot be written, or the device fails.
-    pub fn save_states(&mut self, path: &Path) -> Result<()> {
+    pub fn save_states(&mut self, path: &Path, further: &[(&str, String)]) -> Result<()> {
         let title = self.titles();
         let Exec { backend, states, .. } = self;
         if states.is_empty() {
             return Err(Error::usage(format!("'{title}' has no states to save")));
         }
-        let metadata = BTreeMap::from([(GRAPH, title), ("producer", env!("CARGO_PKG_NAME").to_owned())]);
+        let mut metadata = BTreeMap::from([(GRAPH, title), ("producer", env!("CARGO_PKG_NAME").to_owned())]);
+        metadata.extend(further.iter().cloned());
         let ports = states.iter().map(|state| &state.port);
         let tensors: Vec<_> = ports.map(|Port { name, dtype, shape, .. }| (&name[..], *dtype, shape)).collect();
         safetensors::write(path, "write the states", &metadata, &tensors, |number, put| {

@@ -3,9 +3,10 @@
 use crate::dtype::DType;
 use crate::error::ensure;
 use crate::op::{Fact, OpResult, Var};
+use serde::Serialize;
 
 /// What judges the model's first output.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub enum Loss {
     /// The negative logarithm of the probability of the right class. The output is not yet a softmax. A label of -100 does not count.
     CrossEntropy,

@@ -1,9 +1,10 @@
 //! Optimizers: the elementwise change of a weight by its gradient. Their constants are PyTorch's.
 
 use crate::op::Var;
+use serde::Serialize;
 
 /// How a gradient changes a weight.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub enum Optimizer {
     /// Against the gradient, or a moving sum of gradients.
     Sgd {

@@ -1,10 +1,11 @@
 //! The learning rate, as a function of the step.
 
 use crate::op::Var;
+use serde::Serialize;
 use std::f64::consts::PI;
 
 /// How the rate falls.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub enum Schedule {
     /// It stays.
     Constant,
@@ -17,7 +18,7 @@ pub enum Schedule {
 }
 
 /// The learning rate.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Serialize)]
 pub struct Rate {
     /// The largest rate.
     pub most: f64,

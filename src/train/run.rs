@@ -1,7 +1,8 @@
 //! Runs training steps: batches of rows go in, losses come out, the weights stay on the device.
 
+use super::checkpoint::fingerprint;
 use super::data::{Order, Rows};
-use super::{LABELS, Loss, Programs, Training, check_rows, class_axis, programs};
+use super::{LABELS, Loss, Programs, Schedule, Training, check_rows, class_axis, programs};
 use crate::backend::Place;
 use crate::dtype::DType;
 use crate::error::{Error, Result, ensure};
@@ -9,6 +10,7 @@ use crate::onnx::{self, Model};
 use crate::op::Fact;
 use crate::session::{self, Options, Session};
 use crate::tensor::Tensor;
+use serde_json::{Value, json};
 
 /// The data of a model: the rows of each input by its name, and the labels.
 #[derive(Debug)]
@@ -53,6 +55,8 @@ pub struct Trainer {
     buffers: Vec<Vec<u8>>,
     parts: Vec<&'static str>,
     batch: usize,
+    /// Tells the model's graph from others.
+    fingerprint: String,
 }
 
 /// What a step has shown.
@@ -100,6 +104,7 @@ impl Trainer {
         let graph = onnx::import(&model, &dims)?;
         let output = graph.outputs().first().map(|(_, value)| graph.fact(*value).shape.clone());
         let classes = output.and_then(|output| class_axis(&output, data.labels.shape()));
+        let fingerprint = fingerprint(&graph)?;
         let (backend, device) = session::open(options)?;
         let training = training.on(backend.target());
         let Programs { parts, evaluate, trained, fixed, .. } = programs(&graph, &model.weights(), classes, &training)?;
@@ -125,7 +130,7 @@ impl Trainer {
         all.push(("evaluate".to_owned(), evaluate.into()));
         let session = Session::programs_on_backend(all, backend, device, options, &|_, _| {})?;
         let buffers = vec![Vec::new(); facts.len()];
-        Ok(Trainer { session, model, training, trained, fixed, facts, buffers, parts: names, batch })
+        Ok(Trainer { session, model, training, trained, fixed, facts, buffers, parts: names, batch, fingerprint })
     }
 
     /// The session that runs the steps.
@@ -136,6 +141,22 @@ impl Trainer {
     /// The type of the values between, as the device stores it.
     pub fn precision(&self) -> DType {
         self.training.precision
+    }
+
+    /// What must be the same for a training to go on: the model, the method, and the rows and their order.
+    pub fn identity(&self, data: &Data, seed: Option<u64>) -> Value {
+        let mut identity = json!(self.training);
+        if self.training.rate.schedule == Schedule::Constant {
+            // It depends on no number of steps.
+            identity["rate"]["steps"] = Value::Null;
+        }
+        // The norm of the gradients is shown, and changes nothing.
+        identity["norm"] = Value::Null;
+        identity["batch"] = self.batch.into();
+        identity["rows"] = data.labels.count().into();
+        identity["shuffled by seed"] = json!(seed);
+        identity["graph"] = self.fingerprint.clone().into();
+        identity
     }
 
     /// The names of the weights that are trained.

@@ -27,6 +27,7 @@ mod syntax;
 // Passes.
 mod attention;
 mod autodiff;
+mod checkpoint;
 mod chunk;
 mod half;
 mod layout;

@@ -1,0 +1,154 @@
+//! Trainings that are interrupted, and go on: no bit differs from one that was not.
+
+use crate::cli::{fails, ok, ok_json};
+use crate::common::Folder;
+use std::fs;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+const TRAIN: &[&str] = &["train", "graphs/digits.onnx", "--loss", "cross_entropy", "--lr", "0.001", "--batch", "12"];
+const DATA: &[&str] = &["--data", "graphs/digits-images.npy", "--labels", "graphs/digits-labels.npy"];
+const CPU: &[&str] = &["--backend", "cpu", "--threads", "1"];
+
+fn child(args: &[&[&str]]) -> Child {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_plimsoll"));
+    command.args(args.concat()).current_dir(env!("CARGO_MANIFEST_DIR"));
+    command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("the program starts")
+}
+
+/// The steps of a folder's checkpoints.
+fn steps(folder: &str) -> Vec<u64> {
+    let names = fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.file_name());
+    let step = |name: std::ffi::OsString| name.to_str()?.strip_prefix("step-")?.split('.').next()?.parse().ok();
+    let mut found: Vec<u64> = names.filter_map(step).collect();
+    found.sort_unstable();
+    found
+}
+
+/// Waits until a step's checkpoint is there, or the process has ended.
+fn wait_for(folder: &str, step: u64, child: &mut Child) {
+    let begin = Instant::now();
+    while steps(folder).last().is_none_or(|&last| last < step) && child.try_wait().expect("it is ours").is_none() {
+        assert!(begin.elapsed() < Duration::from_secs(120), "no checkpoint of step {step}");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+#[test]
+fn a_training_that_is_killed_goes_on_bit_for_bit() {
+    let folder = Folder::new("killed");
+    let method: &[&str] = &["--accumulate", "2", "--ema", "0.9", "--clip-norm", "1", "--steps", "12"];
+    let whole = folder.path("whole.onnx");
+    ok(&[TRAIN, DATA, CPU, method, &["--output", &whole]]);
+    let (points, log) = (folder.path("points"), folder.path("log"));
+    let parts: &[&str] = &["--checkpoint", &points, "--save-every", "1", "--resume", "--log", &log];
+    for step in [1, 3, 4, 7, 10] {
+        let mut running = child(&[TRAIN, DATA, CPU, method, parts]);
+        wait_for(&points, step, &mut running);
+        running.kill().expect("it is ours");
+        running.wait().expect("it has ended");
+        assert!(steps(&points).len() <= 3, "{:?}", steps(&points));
+    }
+    let last = folder.path("last.onnx");
+    ok(&[TRAIN, DATA, CPU, method, parts, &["--output", &last]]);
+    assert!(fs::read(&whole).expect("it was written") == fs::read(&last).expect("it was written"), "other weights");
+    assert_eq!(steps(&points), [11, 12]);
+    let text = fs::read_to_string(&log).expect("it was written");
+    let logged: Vec<u64> = text
+        .lines()
+        .map(|line| serde_json::from_str::<serde_json::Value>(line).expect("JSON")["step"].as_u64().expect("a number"))
+        .collect();
+    assert!(logged.windows(2).all(|pair| pair[0] < pair[1]) && logged.last() == Some(&11), "{logged:?}");
+    // All of it is done: nothing runs, and the same model is written.
+    let record = ok_json(&[TRAIN, DATA, CPU, method, parts, &["--output", &last]]);
+    assert_eq!(record["steps"], 12);
+    assert!(fs::read(&whole).expect("it was written") == fs::read(&last).expect("it was written"), "other weights");
+    let left: Vec<_> = folder.names("points").into_iter().filter(|name| name.contains("partial")).collect();
+    assert!(left.is_empty(), "{left:?}");
+}
+
+#[cfg(unix)]
+#[test]
+fn an_interrupted_training_finishes_its_step_and_writes_a_checkpoint() {
+    let folder = Folder::new("interrupted");
+    let points = folder.path("points");
+    let steps_of = |count: &'static str| ["--steps", count];
+    let parts: &[&str] = &["--checkpoint", &points, "--save-every", "1000"];
+    for (run, signal) in ["-INT", "-TERM"].into_iter().enumerate() {
+        let mut running =
+            child(&[TRAIN, DATA, CPU, parts, &steps_of("100000"), &["--resume", "--log", &folder.path("log")]]);
+        let begin = Instant::now();
+        // A step is in hand once the log is there.
+        while !Path::new(&folder.path("log")).exists() {
+            assert!(begin.elapsed() < Duration::from_secs(60), "no log");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        std::thread::sleep(Duration::from_millis(200));
+        let sent = Command::new("kill").args([signal, &running.id().to_string()]).status().expect("kill runs");
+        assert!(sent.success() && running.wait().expect("it ends").success(), "{signal}: it ends by itself");
+        assert!(!steps(&points).is_empty(), "{signal}: a checkpoint");
+        fs::remove_file(folder.path("log")).unwrap_or_else(|e| panic!("{run}: {e}"));
+    }
+}
+
+#[test]
+fn checkpoints_of_other_trainings_and_damaged_ones_are_refused() {
+    let folder = Folder::new("refused");
+    let points = folder.path("points");
+    let again: &[&str] = &["--checkpoint", &points, "--resume"];
+    ok(&[TRAIN, DATA, CPU, &["--steps", "2", "--checkpoint", &points]]);
+    let file = format!("{points}/step-000000002.safetensors");
+    let sgd: &[&str] = &["--optimizer", "sgd", "--momentum", "0.9"];
+    fails(1, &[TRAIN, DATA, CPU, again, &["--steps", "4"], sgd], &[&file, "another training", "optimizer", "Adam"]);
+    fails(1, &[TRAIN, DATA, CPU, again, &["--steps", "4", "--seed", "1"]], &[&file, "seed: expected 0, found 1"]);
+    fails(1, &[TRAIN, DATA, CPU, again, &["--steps", "4", "--freeze", "c*"]], &[&file, "freeze"]);
+    let good = fs::read(&file).expect("it was written");
+    fs::write(&file, &good[..good.len() - 100]).expect("it can be written");
+    fails(1, &[TRAIN, DATA, CPU, again, &["--steps", "4"]], &[&file, "part of one"]);
+    fs::write(&file, &good).expect("it can be written");
+    assert_eq!(ok_json(&[TRAIN, DATA, CPU, again, &["--steps", "4"]])["steps"], 4);
+    fails(1, &[TRAIN, DATA, CPU, &["--steps", "4", "--resume"]], &["--checkpoint"]);
+}
+
+/// The best checkpoint is that of the least validation loss, whatever comes after it.
+#[test]
+fn the_best_checkpoint_stays() {
+    let folder = Folder::new("best");
+    let points = folder.path("points");
+    let valid: &[&str] =
+        &["--valid", "graphs/digits-images.npy", "--valid-labels", "graphs/digits-labels.npy", "--batch", "120"];
+    let train: &[&str] = &["train", "graphs/digits.onnx", "--loss", "cross_entropy", "--lr", "0.001"];
+    ok(&[train, DATA, CPU, valid, &["--epochs", "1", "--checkpoint", &points]]);
+    let best = format!("{points}/best.safetensors");
+    let first = fs::read(&best).expect("it was written");
+    // A rate that ruins the model.
+    let folder = Folder::new("worse");
+    let worse = folder.path("points");
+    let ruin: &[&str] = &["train", "graphs/digits.onnx", "--loss", "cross_entropy", "--lr", "1"];
+    ok(&[ruin, DATA, CPU, valid, &["--epochs", "3", "--checkpoint", &worse]]);
+    let record = fs::read(format!("{worse}/best.safetensors")).expect("it was written");
+    assert!(!first.is_empty() && !record.is_empty());
+    assert_eq!(steps(&worse), [6, 9]);
+}
+
+/// A disk that takes no more bytes: the error says so, and the last checkpoint is still there.
+#[cfg(unix)]
+#[test]
+fn a_full_disk_leaves_the_last_checkpoint() {
+    let folder = Folder::new("full");
+    let points = folder.path("points");
+    let method = [TRAIN, DATA, CPU, &["--checkpoint", &points, "--save-every", "1", "--resume"]].concat();
+    ok(&[&method, &["--steps", "2"]]);
+    let before = fs::read(format!("{points}/step-000000002.safetensors")).expect("it was written");
+    // Files of at most 16 blocks of 512 or 1024 bytes, which a checkpoint is larger than.
+    let words =
+        format!("trap '' XFSZ; ulimit -f 16; exec {} {} --steps 4", env!("CARGO_BIN_EXE_plimsoll"), method.join(" "));
+    let ran =
+        Command::new("sh").args(["-c", &words]).current_dir(env!("CARGO_MANIFEST_DIR")).output().expect("sh runs");
+    let error = String::from_utf8_lossy(&ran.stderr);
+    assert!(!ran.status.success() && error.contains("write the states"), "{error}");
+    assert_eq!(folder.names("points"), ["step-000000001.safetensors", "step-000000002.safetensors"]);
+    assert!(fs::read(format!("{points}/step-000000002.safetensors")).expect("it is there") == before);
+    assert_eq!(ok_json(&[&method, &["--steps", "4"]])["steps"], 4);
+}
