@@ -89,6 +89,9 @@ fn texts() -> BTreeMap<String, String> {
     for (file, dims) in graphs::GRAPHS {
         (1..=2).for_each(|chunks| planned(file, graphs::import(file, dims), chunks, &mut texts));
     }
+    for precision in [DType::F16, DType::BF16] {
+        planned(&format!("a step in {precision}"), crate::precision::step(precision), 1, &mut texts);
+    }
     texts
 }
 

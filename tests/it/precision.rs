@@ -70,6 +70,11 @@ fn programs(training: &Training) -> Programs {
     train::programs(&graph, &weights, None, training).expect("it trains")
 }
 
+/// A step of training.
+pub fn step(precision: DType) -> Graph {
+    programs(&method(precision)).parts.remove(0).1
+}
+
 fn batch(seed: &mut u64) -> [Tensor; 2] {
     let x = common::random(seed, &[8, 2, 6, 6].into());
     let labels: Vec<f64> =
@@ -88,10 +93,10 @@ fn losses(graph: &Graph, steps: usize) -> Vec<f64> {
 /// Sums of `f32` beside values of 16 bits: the loss goes the way that it goes in `f32`. A rounding of bf16 is 2^-9 of a value, of f16 2^-12.
 #[test]
 fn trajectories_stay_beside_those_of_f32() {
-    let whole = losses(&programs(&method(DType::F32)).parts[0].1, 25);
+    let whole = losses(&step(DType::F32), 25);
     assert!(whole[24] < whole[0] * 0.9, "{whole:?}");
     for (precision, tolerance) in [(DType::F16, 0.005), (DType::BF16, 0.03)] {
-        let graph = programs(&method(precision)).parts.remove(0).1;
+        let graph = step(precision);
         let found = losses(&graph, 25);
         for (step, (found, whole)) in found.iter().zip(&whole).enumerate() {
             assert!((found - whole).abs() < tolerance * whole, "{precision}, step {step}: {found}, in f32 {whole}");
@@ -136,7 +141,7 @@ fn named<'a>(graph: &Graph, states: &'a mut [Tensor], name: &str) -> &'a mut Ten
 /// A step whose gradients are not finite leaves everything as it is but the scale, and that is halved. After 2000 finite ones it doubles.
 #[test]
 fn the_scale_of_the_loss_is_found() {
-    let graph = programs(&method(DType::F16)).parts.remove(0).1;
+    let graph = step(DType::F16);
     let mut states = reference::initial(&graph).expect("the elements are there");
     let (mut seed, scalar) = (3, |value: f64| Tensor::from_f64(DType::F32, [], &[value]));
     assert_eq!(named(&graph, &mut states, "scale/value").to_f64(), [65536.0]);
@@ -162,7 +167,7 @@ fn the_scale_of_the_loss_is_found() {
     }
     assert_ne!(before[0], states[0]);
     assert_eq!(named(&graph, &mut states, "step").to_f64(), [3.0]);
-    let bf16 = programs(&method(DType::BF16)).parts.remove(0).1;
+    let bf16 = step(DType::BF16);
     assert!(bf16.states().iter().all(|state| !bf16.value_name(state.value).starts_with("scale/")));
 }
 

@@ -293,6 +293,7 @@ pub fn cases() -> Vec<Case> {
     pad(&mut c);
     resize(&mut c);
     samples(&mut c);
+    shifts(&mut c);
     c.cases
 }
 
@@ -306,6 +307,14 @@ fn samples(c: &mut Cases) {
             c.cases.push(Case { name: format!("sample {i} of {}", row.name), kernel, inputs, in_place });
         }
     }
+}
+
+/// Bits of both signs, moved to both sides.
+fn shifts(c: &mut Cases) {
+    let bits = Expr::index(0).cast(DType::I32) * 65_599.0;
+    let by = |count: f64| bits.like(count);
+    let turned = bits.shl(&by(13.0)).or(&bits.shr(&by(19.0))).xor(&(-&bits).shr(&by(3.0)));
+    c.add("map shifts", Template::Map, &[2100], vec![f32s(dense(&[2100]))], &[turned + x(0).cast(DType::I32)]);
 }
 
 fn map(c: &mut Cases) {

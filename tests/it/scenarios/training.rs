@@ -211,6 +211,23 @@ fn a_residual_net_trains_in_three_fifths_of_its_bytes() {
     assert!(number(&plan["recompute"]["extra_flop"]) > 0.0, "{}", plan["recompute"]);
 }
 
+/// The bytes before and after are those of plans in either precision.
+#[test]
+fn precision_shows_what_it_saves() {
+    let folder = folder("precision");
+    let model = root().join("graphs/digits.onnx").display().to_string();
+    let plan = |precision: &str| {
+        let method = "--loss cross_entropy --batch 4096 --target cuda";
+        json_in(&folder, &format!("plan --train {model} {method} --precision {precision}"))
+    };
+    let (wide, narrow) = (plan("f32"), plan("bf16"));
+    assert_eq!(narrow["f32"]["planned_bytes"], wide["planned_bytes"]);
+    let share = |of: &dyn Fn(&Value) -> f64| of(&narrow) / of(&wide);
+    let (all, kept) = (share(&|plan| number(&plan["planned_bytes"])), share(&|plan| number(&plan["classes"]["kept"])));
+    assert!(all < 0.72 && kept < 0.56, "{all} of all bytes, {kept} of those kept");
+    assert_eq!((&narrow["states"], narrow["wide"].is_null()), (&wide["states"], true));
+}
+
 /// Digits that the network never saw, after 20 epochs from random weights.
 #[test]
 fn digits_are_learnt_from_scratch() {
