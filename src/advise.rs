@@ -325,9 +325,8 @@ pub type Change<'a> = (String, Case<'a>);
 
 /// The remedies: a name, and a function that returns the changed cases, none if the remedy does not apply.
 ///
-/// Every change can be made on the command line. Rematerialisation would be one more row and a field of the [recipe](Recipe).
-/// Its pass would compute values again near a late reader instead of keeping them, and would choose them by the
-/// [bytes across](crate::plan::tell::peak) the peak. Its nodes would be ordered, placed and judged like all others.
+/// Every change can be made on the command line. What planning does by itself under a limit is no remedy: it computes values of a training
+/// again.
 pub const REMEDIES: &[(&str, for<'a> fn(&Case<'a>) -> Vec<Change<'a>>)] = &[
     ("half the extent", halved),
     ("f16 values", narrowed),
