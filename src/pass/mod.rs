@@ -28,6 +28,7 @@ mod round;
 mod scale;
 mod simplify;
 mod views;
+mod widen;
 
 pub use decompose::decompose;
 pub use fold::fold_node;
@@ -151,6 +152,7 @@ pub const PASSES: &[(&str, Pass, When)] = &[
     ("merge", merge::run, When::Always),
     ("horizontal", horizontal::run, When::Always),
     ("round", round::run, When::Always),
+    ("widen", widen::run, When::Fused),
 ];
 
 /// Runs the pipeline, then groups the nodes that become one kernel. Without fusion only the passes that [always](When::Always) run do, and
