@@ -92,8 +92,9 @@ fn parts_are_parts(call: &Call, inputs: &[Option<Vec<f64>>]) -> usize {
     found
 }
 
-/// Operators with a kernel that cannot be computed in parts. A scatter takes no memory beside its data.
-const WHOLE: &[&str] = &["plimsoll.Scatter"];
+/// Operators with a kernel that cannot be computed in parts. Random numbers are drawn by the number of the element in the whole; a scatter takes
+/// no memory beside its data.
+const WHOLE: &[&str] = &["plimsoll.Dropout", "plimsoll.Random", "plimsoll.Scatter"];
 
 #[test]
 fn what_rows_say_of_parts_is_so() {
