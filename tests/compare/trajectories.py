@@ -663,7 +663,9 @@ def compare(folder, lines, trained):
     if not loss <= loss_limit:
         at = next(i for i, (f, e) in enumerate(zip(losses, record["losses"])) if not abs(f / e - 1) <= loss_limit)
         wrong.append(f"loss {losses[at]:.6g}, not {record['losses'][at]:.6g}, at step {at}")
-    norm = worst_ratio([line["grad_norm"] for line in lines], record["grad_norms"]) if "grad_norm" in lines[0] else None
+    # A step whose f16 gradients overflow has no norm and is skipped.
+    norms = [(line["grad_norm"], norm) for line, norm in zip(lines, record["grad_norms"]) if line.get("grad_norm") is not None]
+    norm = worst_ratio(*zip(*norms)) if norms else None
     norm32 = worst_ratio(record["grad_norms_f32"], record["grad_norms"])
     if norm is not None and not norm <= max(10 * loss_limit, 3 * norm32):
         wrong.append("norms")
@@ -707,7 +709,7 @@ def run_case(args, case, folder):
         cells, wrong, good = compare(folder, *train(args.plimsoll, folder, args.backend, args.flags))
     except zoo.Failed as problem:
         wrong = [str(problem)]
-    except (OSError, KeyError, ValueError) as problem:
+    except (OSError, KeyError, TypeError, ValueError) as problem:
         wrong = [f"{type(problem).__name__}: {problem}"]
     return [case, *cells, f"{time.monotonic() - start:.1f}", "; ".join(wrong) or good], not wrong
 
@@ -741,6 +743,7 @@ def main():
             zoo.progress(folder.name)
             row, good = run_case(args, folder.name, folder)
             rows.append(row)
+            print("  ".join(str(cell) for cell in row), file=sys.stderr, flush=True)
             failed += [] if good else [folder.name]
     else:
         import torch
