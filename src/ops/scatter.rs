@@ -2,7 +2,9 @@
 //!
 //! Without a reduction an update goes to its place: `plimsoll.Scatter` writes nothing else.
 //!
-//! With one they become reductions: each place of the data finds the updates that are for it. So no two invocations write one
+//! With a sum, floating-point updates that have the same index are added up: `plimsoll.SumByIndex`.
+//!
+//! All others become reductions: each place of the data finds the updates that are for it. So no two invocations write one
 //! place, and the result is the same on every device:
 //!
 //! ```text
@@ -16,11 +18,14 @@ use super::{along, expect_dtype, indices, output, position};
 use crate::dtype::DType;
 use crate::expr::{maximum, minimum};
 use crate::kernel::Template;
-use crate::op::{Args, Attrs, Call, Eval, Fact, Lower, Nodes, OpDef, OpResult, TemplateCall, Var, one, optional};
+use crate::op::{Args, Attrs, Call, Eval, Fact, Lower, Nodes, OpDef, OpResult, Part, TemplateCall, Var, one, optional};
 use crate::shape::{Access, Shape};
 
 /// The row whose kernel writes its updates alone. Its result lies over the data, so computing it in parts would only add copies of these.
 pub(crate) const SCATTER: &str = "plimsoll.Scatter";
+
+/// The row whose kernel adds updates up by their indices.
+const SUM_BY_INDEX: &str = "plimsoll.SumByIndex";
 
 pub(super) static OPS: &[OpDef] = &[
     OpDef::new(
@@ -61,6 +66,28 @@ pub(super) static OPS: &[OpDef] = &[
         s.floats(&[&[2, 4, 3]]).attr("axis", 1).attr("unique_indices", 1)
     })
     .attrs(&["axis", "unique_indices"]),
+    OpDef::new(
+        SUM_BY_INDEX,
+        "For each index below `extent`, the sum of the updates that have it; of indices [n] and updates [n, ..]",
+        &[one("indices"), one("updates")],
+        sum_by_index,
+        Eval::Tensor(sum_by_index_eval),
+        Lower::Template(|call, x| {
+            let shape = sum_by_index(call)?.remove(0).shape;
+            let reads = x.iter().cloned().enumerate().collect();
+            Ok(TemplateCall { template: Template::SumByIndex, shape, reads })
+        }),
+    )
+    .grad(|_, call, back| {
+        let (updates, extent) = (call.shape(1), call.int("extent", 0)?);
+        let at = from_start(back.x[0], extent as usize);
+        let inside = at.greater_or_equal(0.0).and(at.less(extent as f64));
+        let rows = back.first()?.op("Gather", &[back.x[0]], Attrs::new());
+        Ok(vec![None, Some(inside.shaped(&along(updates[0], updates.len())).select(rows, 0.0))])
+    })
+    .sample(|s| s.given(DType::I64, &[6], &[1.0, -1.0, 4.0, 1.0, -5.0, 2.0]).floats(&[&[6, 2, 3]]).attr("extent", 4))
+    .attrs(&["extent"])
+    .part(|_, axis, _| if axis == 0 { None } else { Part::of([None, Some(axis)]) }),
     OpDef::new(
         "ScatterND",
         "The data with updates at the places that the tuples along the last axis of the indices name; the \
@@ -246,6 +273,12 @@ fn scatter_nd_nodes<'g>(b: Nodes<'g>, call: &Call, x: &Args<Var<'g>>) -> OpResul
         let rows = data.shaped(&[&[places.iter().product()], rest].concat());
         return Ok(vec![rows.op(SCATTER, &[at, updates], Attrs::new()).shaped(shape)]);
     }
+    if combine == Combine::Add && has_sums(call.dtype(0)) {
+        let at = numbered(b, at.shaped(&[count, tuple]), places)?;
+        let extent = places.iter().product::<usize>() as i64;
+        let sums = at.op(SUM_BY_INDEX, &[updates], Attrs::new().with("extent", extent)).shaped(shape);
+        return Ok(vec![data + sums]);
+    }
     // Behind the places come the axes of a slice, and then the updates.
     let inner = rest.len();
     let hit = hits(b, call, at, count, inner)?;
@@ -268,6 +301,37 @@ fn scatter_elements(call: &Call) -> OpResult<Vec<Fact>> {
     } else {
         Err(format!("input 'updates': expected {at} as input 'indices', found {}", call.shape(2)))
     }
+}
+
+/// True if the CPU, too, has a kernel that adds up such updates.
+fn has_sums(dtype: DType) -> bool {
+    matches!(dtype, DType::F32 | DType::F16 | DType::BF16)
+}
+
+fn sum_by_index(call: &Call) -> OpResult<Vec<Fact>> {
+    let dtype = expect_dtype(call, 1, "a floating-point type", DType::is_float)?;
+    expect_dtype(call, 0, "i64 or i32", |d| matches!(d, DType::I64 | DType::I32))?;
+    let (at, updates) = (call.shape(0), call.shape(1));
+    if at.len() != 1 || updates.first() != at.first() {
+        return Err(format!("expected indices [n] and updates [n, ..], found {at} and {updates}"));
+    }
+    match call.int("extent", 0)? {
+        extent @ 1.. => output(dtype, [&[extent as usize], &updates[1..]].concat()),
+        extent => Err(format!("attribute 'extent': expected 1 or more, found {extent}")),
+    }
+}
+
+fn sum_by_index_eval(x: &Args<&[f64]>, call: &Call) -> OpResult<Vec<Vec<f64>>> {
+    let shape = sum_by_index(call)?.remove(0).shape;
+    let mut sums = vec![0.0; shape.numel()];
+    for (index, &update) in indices(call.shape(1)).zip(x[1]) {
+        let (named, extent) = (x[0][index[0]], shape[0] as f64);
+        let place = if named < 0.0 { named + extent } else { named };
+        if (0.0..extent).contains(&place) {
+            sums[position(&[&[place as usize], &index[1..]].concat(), &shape)] += update;
+        }
+    }
+    Ok(vec![sums])
 }
 
 fn scatter_rows(call: &Call) -> OpResult<Vec<Fact>> {

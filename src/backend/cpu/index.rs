@@ -1,4 +1,4 @@
-//! Cores whose values are elements of another index: gather, pad, resize, and the gradient of a maximum of windows.
+//! Cores whose values are elements of another index: gather, pad, resize, sums by index, and the gradient of a maximum of windows.
 
 use super::block::Repr;
 use super::map::{Core, CoreSpec};
@@ -18,6 +18,7 @@ pub fn core(kernel: &Kernel) -> Result<CoreSpec<'_>, String> {
         Template::Pad { before, mode } => pad(kernel, before, *mode),
         Template::Resize { scales, offsets, mode } => resize(kernel, scales, offsets, *mode),
         Template::PoolGrad { window } => pool_grad(kernel, window),
+        Template::SumByIndex => sum_by_index(kernel),
         other => Err(format!("a core of template '{}'", other.name())),
     }
 }
@@ -553,6 +554,146 @@ impl Core for PoolGrad {
                     }
                 }
                 sums.add(i).write(sum);
+            }
+        }
+        to
+    }
+}
+
+/// Prepares sums of the updates that have the same index.
+fn sum_by_index<'a>(kernel: &'a Kernel) -> Result<CoreSpec<'a>, String> {
+    let [indices, updates] = [&kernel.reads[0], &kernel.reads[1]];
+    ensure(stored(updates)? == Repr::F32, || format!("sums by index of {}", updates.dtype))?;
+    let repr = stored(indices)?;
+    ensure(matches!(repr, Repr::I64 | Repr::I32), || format!("indices of type {}", indices.dtype))?;
+    let rank = kernel.shape.len();
+    // Along the first axis the core itself moves, over the updates.
+    let mut inner = Motion::bytes(updates, 0..rank);
+    inner.steps[0] = 0;
+    let count = indices.access.shape[0];
+    Ok(CoreSpec {
+        repr: Repr::F32,
+        motions: vec![Motion::index(0, rank), inner],
+        // A block's look at all indices is shared by its elements.
+        cost: 1.0 + 0.01 * count as f64,
+        tables: 0,
+        build: Box::new(move |steps, _| {
+            Box::new(SumByIndex {
+                count,
+                extent: kernel.shape[0] as i64,
+                wide: repr == Repr::I64,
+                first: indices.access.offset * repr.size() as isize,
+                index_step: indices.access.strides[0] * repr.size() as isize,
+                update_step: updates.access.strides[0] * size_of::<f32>() as isize,
+                steps: [steps[0], steps[1]],
+            })
+        }),
+    })
+}
+
+struct SumByIndex {
+    /// Updates.
+    count: usize,
+    /// The extent of the axis that indices name.
+    extent: i64,
+    /// True if indices are `i64`; else they are `i32`.
+    wide: bool,
+    /// Bytes to the first index, from one index to the next, and from one update to the next.
+    first: isize,
+    index_step: isize,
+    update_step: isize,
+    /// Along the innermost axis: the place's, and bytes of an update.
+    steps: [isize; 2],
+}
+
+impl SumByIndex {
+    /// Calls `f` with the number of every update for `place`, in order.
+    ///
+    /// # Safety
+    /// `first` must lead to `count` readable indices.
+    #[inline(always)]
+    unsafe fn each(&self, first: *const u8, place: i64, mut f: impl FnMut(usize)) {
+        if self.wide {
+            // SAFETY: guaranteed by the caller.
+            unsafe { self.each_of::<i64>(first, place, f) }
+        } else {
+            // SAFETY: guaranteed by the caller. No index of 32 bits is further outside.
+            unsafe { self.each_of::<i32>(first, place as i32, |u| f(u)) }
+        }
+    }
+
+    /// The same for one type of indices. Indices that lie side by side are compared many at a time.
+    ///
+    /// # Safety
+    /// As for [`SumByIndex::each`].
+    #[inline(always)]
+    unsafe fn each_of<T: Index>(&self, first: *const u8, place: T, mut f: impl FnMut(usize)) {
+        const MANY: usize = 32;
+        let from_end = place.wrapping_sub(self.extent);
+        // SAFETY: `u` is below `count`.
+        let at = |u: usize| unsafe { first.offset(u as isize * self.index_step).cast::<T>().read_unaligned() };
+        let is_dense = self.index_step == size_of::<T>() as isize;
+        let mut u = 0;
+        while u < self.count {
+            let n = MANY.min(self.count - u);
+            if is_dense && n == MANY {
+                // SAFETY: `MANY` indices from `u` on are below `count`.
+                let some = unsafe { first.cast::<T>().add(u).cast::<[T; MANY]>().read_unaligned() };
+                if !some.iter().fold(false, |any, &i| any | (i == place) | (i == from_end)) {
+                    u += MANY;
+                    continue;
+                }
+            }
+            (u..u + n).filter(|&u| at(u) == place || at(u) == from_end).for_each(&mut f);
+            u += n;
+        }
+    }
+}
+
+/// An integer that chooses a place.
+trait Index: Copy + PartialEq {
+    /// `self - extent`, where no index is below it.
+    fn wrapping_sub(self, extent: i64) -> Self;
+}
+
+impl Index for i64 {
+    fn wrapping_sub(self, extent: i64) -> i64 {
+        i64::wrapping_sub(self, extent)
+    }
+}
+
+impl Index for i32 {
+    fn wrapping_sub(self, extent: i64) -> i32 {
+        i32::wrapping_sub(self, extent as i32)
+    }
+}
+
+impl Core for SumByIndex {
+    unsafe fn feed(&self, args: &Args, at: &[isize], start: usize, n: usize, to: *mut u8) -> *const u8 {
+        let (first, sums) = (args.at(0, self.first).cast_const(), to.cast::<f32>());
+        let [place_step, step] = self.steps;
+        let updates = args.at(1, at[1] + start as isize * step).cast_const();
+        // SAFETY: operands were checked to span their memory; `to` has room for `n` elements.
+        unsafe {
+            to.write_bytes(0, n * size_of::<f32>());
+            // Along a row the place stays, and all of an update is added at once. Else each element is a place.
+            let (places, len) = if place_step == 0 { (1, n) } else { (n, 1) };
+            for p in 0..places {
+                let place = at[0] + (start + p) as isize * place_step;
+                let (sums, updates) = (sums.add(p), updates.offset(p as isize * step));
+                self.each(first, place as i64, |u| {
+                    let row = updates.offset(u as isize * self.update_step);
+                    if step == size_of::<f32>() as isize {
+                        let row = row.cast::<f32>();
+                        for i in 0..len {
+                            *sums.add(i) += row.add(i).read_unaligned();
+                        }
+                    } else {
+                        for i in 0..len {
+                            *sums.add(i) += row.offset(i as isize * step).cast::<f32>().read_unaligned();
+                        }
+                    }
+                });
             }
         }
         to

@@ -4,8 +4,9 @@ use super::locate::locate;
 use super::scalar::Type::{F32, I32, I64};
 use super::scalar::{convert, literal};
 use super::{Module, kernels};
+use crate::kernel::algorithm::Text;
 use crate::kernel::meaning::mismatch;
-use crate::kernel::space::Space;
+use crate::kernel::space::{Space, over};
 use crate::kernel::{Nearest, PadMode, ResizeMode, Template};
 use std::collections::BTreeSet;
 
@@ -16,6 +17,9 @@ kernels! {
     |module, _| module.scatter() => {
         scatter "scatter.wgsl": "updates stored where an index operand says",
     }
+    |module, text| module.sum_by_index(text) => {
+        sum_by_index "sum_by_index.wgsl": "updates added up by an index operand",
+    }
     |module, _| module.pad() => {
         pad "pad.wgsl": "data surrounded by a constant, its edge, its mirror image or itself",
     }
@@ -23,6 +27,12 @@ kernels! {
         resize "resize.wgsl": "nearest, linear or cubic interpolation",
     }
 }
+
+/// Indices that one integer has a bit for.
+const NOTED: usize = 31;
+
+/// The end of a function that gives an index from the start of its axis.
+const FROM_START: &str = "return select(raw, raw + EXTENT, raw < 0);";
 
 impl Module<'_> {
     /// Axes apart from those `still`: function `base(i)` for the address that the latter add up to, and per other axis
@@ -79,14 +89,33 @@ impl Module<'_> {
         (body, convert(&at, ty, I32))
     }
 
+    fn sum_by_index(&mut self, text: &Text) -> Result<(), String> {
+        let [indices, updates] = [0, 1].map(|slot| &self.access(slot).shape);
+        let (mut body, at) = self.index(0, &vec![over("u", indices, 0..1)]);
+        body.extend([format!("let raw = {at};"), FROM_START.into()]);
+        self.function("chosen", &[("u", I32)], Some(I32), body);
+        let space = vec![over("u", updates, 0..1), over("rest", updates, 1..updates.len())];
+        let (mut body, address) = self.address(1, &space);
+        body.push(format!("return {};", self.load(1, &address)));
+        let ty = self.value[1];
+        self.function("update", &[("u", I32), ("rest", I32)], Some(ty), body);
+        let shape = &self.kernel.shape;
+        self.ints(&[("EXTENT", shape[0]), ("INNER", shape[1..].iter().product()), ("UPDATES", indices[0])]);
+        self.constant("ZERO", 0.0, ty);
+        self.int("BITS", NOTED as isize);
+        self.shared.push(("notes", I32, text.launch(self.kernel, self.target).threads as usize));
+        self.store(&self.flat(), Some(ty), None, &[])?;
+        self.per_element();
+        Ok(())
+    }
+
     fn scatter(&mut self) -> Result<(), String> {
         let &Template::Scatter { axis, stride, extent, unique } = &self.kernel.template else {
             mismatch(&self.kernel.template)
         };
         let space = self.flat();
         let (mut body, at) = self.index(1, &space);
-        let from_start = "return select(raw, raw + EXTENT, raw < 0);";
-        body.extend([format!("let raw = {at};"), from_start.into()]);
+        body.extend([format!("let raw = {at};"), FROM_START.into()]);
         self.function("chosen", &[("i", I32)], Some(I32), body);
         let (mut body, address) = self.address(2, &space);
         body.push(format!("return {};", self.load(2, &address)));

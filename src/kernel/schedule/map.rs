@@ -3,9 +3,9 @@
 use super::Launch;
 use crate::error::ensure;
 use crate::expr::{Body, Code};
-use crate::kernel::Kernel;
 use crate::kernel::algorithm::Elements;
 use crate::kernel::space::{Along, BYTES, along, is_aligned};
+use crate::kernel::{Kernel, Template};
 use crate::target::{Family, Target};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,7 +16,9 @@ impl Elements {
             Elements::One { threads } => (threads, 1),
             Elements::Vector { width, rounds, threads } => (threads, (width * rounds) as u64),
         };
-        Launch { threads, groups: count.div_ceil(u64::from(threads).max(1) * each.max(1)), cluster: 1, shared: 0 }
+        // Invocations that add up by indices note for each other what they find: an integer each.
+        let notes = if kernel.template == Template::SumByIndex { 4 * u64::from(threads) } else { 0 };
+        Launch { threads, groups: count.div_ceil(u64::from(threads).max(1) * each.max(1)), cluster: 1, shared: notes }
     }
 
     pub(in crate::kernel) fn check(&self, kernel: &Kernel, target: &Target) -> Result<(), String> {

@@ -115,6 +115,10 @@ pub enum Template {
         /// True if no two indices along `axis` are the same, so that no update has to look for later ones.
         unique: bool,
     },
+    /// The updates of each index, added up in their order: reads\[0\] are integer indices `[n]`, reads\[1\] updates `[n, ..]`, and index
+    /// `[i, ..]` of the kernel's shape sums those whose index is `i`. Negative indices count from the end of the first axis; an update
+    /// outside is left out.
+    SumByIndex,
     /// reads\[0\] surrounded: index `i` reads `i - before`, outside of the data's extents as `mode` says.
     Pad {
         /// Elements before each axis; negative removes elements.
@@ -225,6 +229,7 @@ templates! {
     Template::PoolGrad { .. } => window::POOL_GRAD,
     Template::Gather { .. } => gather::GATHER,
     Template::Scatter { .. } => scatter::SCATTER,
+    Template::SumByIndex => scatter::SUM_BY_INDEX,
     Template::Pad { .. } => pad::PAD,
     Template::Resize { .. } => resize::RESIZE,
 }

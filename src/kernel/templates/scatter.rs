@@ -4,6 +4,12 @@
 //! data   [a b c d e]     indices [3 1]     updates [x y]
 //! result [a y c x e]     at the data's bytes: d and b are the only elements that change
 //! ```
+//!
+//! Or updates that are added up by their indices, over zeros:
+//!
+//! ```text
+//! indices [3 1 3]     updates [x y z]     result [0 y 0 x+z 0]
+//! ```
 
 use super::*;
 
@@ -80,4 +86,49 @@ fn scatter(kernel: &Kernel, index: &[usize], elements: &mut Elements) -> Row {
     let last = later.into_iter().skip(index[axis] + 1).all(|other| place(other) != own);
     let to = own.filter(|_| last).map(|i| kernel.reads[0].access.at(index) + i * stride);
     Row { core: vec![elements.at(2, index)], to: to.map_or(To::Nowhere, To::Element), ..Row::default() }
+}
+
+pub(super) static SUM_BY_INDEX: TemplateDef = TemplateDef {
+    name: "sum_by_index",
+    doc: "sums of the updates that have the same index",
+    core_reads: |_| 2,
+    check: |kernel, _| {
+        let Kernel { shape, reads, .. } = kernel;
+        ensure(!shape.is_empty(), || "expected an axis that indices name, found a scalar".to_owned())?;
+        kernel.reads_axes(0, 1)?;
+        ensure(reads[0].dtype.is_int(), || {
+            format!("operand 0 read: expected integer indices, found {}", reads[0].dtype)
+        })?;
+        kernel.reads_extents(1, &[&reads[0].access.shape[..], &shape[1..]].concat())?;
+        let float = reads[1].dtype.is_float();
+        ensure(float, || format!("operand 1 read: expected updates of a floating-point type, found {}", reads[1].dtype))
+    },
+    axis_of: |_, operand, axis| match (operand, axis) {
+        (_, 0) => Along::Tied,
+        (0, _) => Along::Whole,
+        _ => Along::Axis(axis),
+    },
+    meaning: sum_by_index,
+    samples: || {
+        let index = |n: usize| Operand { dtype: DType::I64, ..floats(&[n]) };
+        let of = |n: usize, shape: &[usize]| {
+            let updates = floats(&[&[n], &shape[1..]].concat());
+            sample(Template::SumByIndex, shape, vec![index(n), updates], Expr::input(0, DType::F32))
+        };
+        vec![of(9, &[4, 3]), of(40, &[5, 2, 70]), of(3, &[6])]
+    },
+    ..PLAIN
+};
+
+fn sum_by_index(kernel: &Kernel, index: &[usize], elements: &mut Elements) -> Row {
+    let extent = kernel.shape[0] as f64;
+    let mut sum = 0.0;
+    for update in 0..kernel.reads[0].access.shape[0] {
+        let i = elements.at(0, &[update]);
+        let i = if i < 0.0 { i + extent } else { i };
+        if i == index[0] as f64 {
+            sum += elements.at(1, &[&[update], &index[1..]].concat());
+        }
+    }
+    single(sum)
 }

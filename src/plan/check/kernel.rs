@@ -117,6 +117,7 @@ fn elements_read(kernel: &Kernel, i: usize) -> Verdict<Option<Set>> {
         | Template::PoolGrad { .. }
         | Template::Gather { .. }
         | Template::Scatter { .. }
+        | Template::SumByIndex
         | Template::Pad { .. }
         | Template::Resize { .. } => {}
     }

@@ -174,6 +174,7 @@ fn work(plan: &Plan) -> u128 {
             | Template::ConvTranspose { .. }
             | Template::Pool { .. }
             | Template::PoolGrad { .. }
+            | Template::SumByIndex
             | Template::Pad { .. }
             | Template::Resize { .. } => space.saturating_mul(core),
         }

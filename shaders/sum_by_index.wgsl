@@ -1,0 +1,39 @@
+// One invocation per element. The invocations of a workgroup share the look at the indices: each notes which of its own are for the places
+// of the workgroup, a bit per index, and all read the notes of all.
+let i = group * SIZE + thread;
+let place = i / INNER;
+let rest = i % INNER;
+let first = group * SIZE / INNER;
+let last = (group * SIZE + SIZE - 1) / INNER;
+var sum = ZERO;
+for (var start = 0; start < UPDATES; start = start + BITS * SIZE) {
+    var own = 0;
+    for (var bit = 0; bit < BITS; bit++) {
+        let u = start + bit * SIZE + thread;
+        if (u < UPDATES) {
+            let at = chosen(u);
+            if (at >= first && at <= last) {
+                own = own | (1 << u32(bit));
+            }
+        }
+    }
+    notes[thread] = own;
+    workgroupBarrier();
+    for (var other = 0; other < SIZE; other++) {
+        let note = notes[other];
+        if (note != 0) {
+            for (var bit = 0; bit < BITS; bit++) {
+                let u = start + bit * SIZE + other;
+                if (((note >> u32(bit)) & 1) != 0) {
+                    if (chosen(u) == place) {
+                        sum = sum + update(u, rest);
+                    }
+                }
+            }
+        }
+    }
+    workgroupBarrier();
+}
+if (i < COUNT) {
+    store(i, sum);
+}
