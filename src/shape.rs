@@ -181,6 +181,13 @@ impl Access {
         self.shape.len() > 1 && self.permute(&channels_last(self.shape.len())[1..]).is_contiguous()
     }
 
+    /// True if each plane of `[n, c, spatial..]` has no gaps. There may be gaps between planes.
+    pub fn has_dense_planes(&self) -> bool {
+        let planes: Vec<usize> = (2..self.shape.len()).collect();
+        let outer = |k: &usize| self.shape[*k] == 1 || self.strides[*k] >= 0;
+        self.shape.len() > 2 && self.permute(&planes).is_contiguous() && [0, 1].iter().all(outer)
+    }
+
     /// True if only the index along `axis` selects the element, and neighbours are adjacent.
     pub fn moves_only_along(&self, axis: usize) -> bool {
         let expected = |k: usize| isize::from(k == axis);

@@ -310,6 +310,8 @@ pub enum Way {
     WeightsLeft,
     /// As a product. The weights are its right operand.
     WeightsRight,
+    /// As one product over all images, whose operands are cut out of memory.
+    WholeBatch,
 }
 
 impl Schedule {

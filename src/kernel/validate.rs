@@ -76,16 +76,16 @@ impl Kernel {
         odd.map_or(Ok(()), |o| Err(format!("expected operands of a floating-point type, found {}", o.dtype)))
     }
 
-    /// Each image of operand 0 is contiguous, or, where that is allowed, has its channels last.
-    pub(super) fn reads_images(&self, channels_last: bool) -> Verdict {
+    /// Each image of operand 0 is contiguous, or, where that is allowed, has its channels last, or gaps between its planes.
+    pub(super) fn reads_images(&self, channels_last: bool, gaps: bool) -> Verdict {
         let data = &self.reads[0].access;
         let mut image = data.clone();
         if image.shape.len() > 1 {
             image.shape.remove(0);
             image.strides.remove(0);
         }
-        let dense = image.is_contiguous() || channels_last && data.has_channels_last();
-        ensure(dense, || "operand 0 read: each image must be contiguous".into())
+        let laid_out = image.is_contiguous() || channels_last && data.has_channels_last();
+        ensure(laid_out || gaps && data.has_dense_planes(), || "operand 0 read: each image must be contiguous".into())
     }
 }
 

@@ -1,10 +1,11 @@
 //! Convolution of rank 1 to 3 in f32 on NCHW data, and its transpose.
 //!
-//! The shapes alone choose one of three ways, so that the packed weights are the same everywhere:
+//! The shapes, and whether the weights are constant, choose one of four ways, so that packed weights are the same everywhere:
 //! - *depthwise* (a group has one input channel and few outputs): a [`Window`] slides over each plane;
 //! - *weights on the left*: `Y[channels, positions] = W[channels, taps] * patches[taps, positions]`, a matrix product whose right operand
 //!   is never stored: panels of it are cut out of the image when they are needed;
-//! - *weights on the right*: the same product transposed, for images so small that their positions would fill a vector badly.
+//! - *weights on the right*: the same product transposed, for images so small that their positions would fill a vector badly;
+//! - *whole batch*: one product over all images, for weights that are computed.
 //!
 //! Nothing here allocates. Results do not depend on how the work is split.
 
@@ -19,6 +20,8 @@ use crate::kernel::algorithm::Way;
 use crate::kernel::cpu::conv::*;
 pub use crate::kernel::cpu::conv::{Conv, ConvTranspose};
 use std::ops::Range;
+
+mod whole_batch;
 
 /// Taps of which patches are cut out with one table of masks.
 const MAX_TAPS: usize = 64;
@@ -44,8 +47,10 @@ unsafe impl<P> Sync for Image<P> {}
 pub struct Tensors<'a> {
     /// The data.
     pub x: Image<*const f32>,
-    /// The packed weights.
+    /// The packed weights, or, for a whole batch, those in memory.
     pub weights: *const f32,
+    /// Elements of weights in memory from one output channel to the next, and from one input channel to the next.
+    pub weight_steps: [isize; 2],
     /// The result; `None` if the epilogue stores it.
     pub y: Option<Image<*mut f32>>,
     /// The body that the data passes as it is read: of pointwise convolutions only.
@@ -69,7 +74,8 @@ impl Conv {
         let (_, grid) = self.split(parts);
         match self.way {
             Way::Depthwise => grid.len(),
-            _ => self.batch * self.groups * grid.len(),
+            Way::WholeBatch => self.groups * grid.len(),
+            Way::WeightsLeft | Way::WeightsRight => self.batch * self.groups * grid.len(),
         }
     }
 
@@ -83,8 +89,8 @@ impl Conv {
                 let cuts = if planes >= parts { 1 } else { parts.div_ceil(planes.max(1)) };
                 (planes, Grid::even(planes, rows, parts.min(planes.max(1)), cuts.min(rows.max(1))))
             }
-            _ => {
-                let products = self.batch * self.groups;
+            Way::WeightsLeft | Way::WeightsRight | Way::WholeBatch => {
+                let products = if self.way == Way::WholeBatch { self.groups } else { self.batch * self.groups };
                 (products, Grid::new(m, n, parts.div_ceil(products.max(1))))
             }
         }
@@ -114,6 +120,7 @@ impl Conv {
             match self.way {
                 Way::Depthwise => self.depthwise(share, tensors, workspace, epilogue),
                 Way::WeightsLeft | Way::WeightsRight => self.by_product(share, tensors, workspace, epilogue),
+                Way::WholeBatch => self.whole_batch(share, tensors, workspace, epilogue),
             }
         }
     }
@@ -157,7 +164,7 @@ impl Conv {
     unsafe fn by_product(
         &self,
         Share { isa, parts, task }: Share,
-        Tensors { x, weights, y, prologue }: &Tensors,
+        Tensors { x, weights, y, prologue, .. }: &Tensors,
         workspace: &mut [f32],
         epilogue: &mut dyn FnMut(usize, Tile),
     ) {

@@ -2,9 +2,10 @@
 
 use super::block::Repr;
 use super::conv::{Image, Share, Tensors};
-use super::gemm::{Grid, Tile};
+use super::gemm::{Grid, PANEL_COLS, PANEL_ROWS, Tile, View, pack_a, pack_b};
 use super::operands::Operands;
 use super::prologue::{Prologue, Space};
+use super::shares::portion;
 use super::simd::Isa;
 use super::task::{Args, Compiled, Needs, Scratch, Workspace};
 use super::tile::Epilogue;
@@ -104,36 +105,86 @@ impl Sliding {
         if self.windowed.dense { 0 } else { (self.workspace.shared / 2) as isize }
     }
 
-    /// Packs weights that are computed, not constant.
+    /// Packs a task's part of weights that are computed, not constant. Dense ones are packed panel by panel; others by one task, which makes
+    /// them dense first.
     ///
     /// # Safety
     /// As for [`Compiled::run`].
-    unsafe fn pack(&self, args: &Args) {
+    unsafe fn pack(&self, args: &Args, task: usize) {
         let workspace = |at: isize| args.at(self.workspace.arg, at);
-        let mut from = args.at(1, self.offsets[1]).cast_const();
-        let count: usize = self.weights.iter().map(|axis| axis.0).product();
+        let from = args.at(1, self.offsets[1]).cast_const();
         // SAFETY: the weights were checked to span their memory, and the shared part of the workspace is theirs.
         unsafe {
-            if !self.windowed.dense {
-                let to = workspace(0).cast::<u32>();
-                for i in 0..count {
-                    let (mut rest, mut position) = (i, 0);
-                    for &(dim, step) in self.weights.iter().rev() {
-                        position += (rest % dim) as isize * step;
-                        rest /= dim;
-                    }
-                    to.add(i).write(from.offset(position).cast::<u32>().read());
+            if self.windowed.dense {
+                let to = workspace(self.packed_at()).cast();
+                return pack_panels(&self.windowed.slide, from.cast(), to, task, self.tasks(0));
+            }
+            let count: usize = self.weights.iter().map(|axis| axis.0).product();
+            let dense = workspace(0).cast::<u32>();
+            for i in 0..count {
+                let (mut rest, mut position) = (i, 0);
+                for &(dim, step) in self.weights.iter().rev() {
+                    position += (rest % dim) as isize * step;
+                    rest /= dim;
                 }
-                from = to.cast();
+                dense.add(i).write(from.offset(position).cast::<u32>().read());
             }
             let to = from_raw_parts_mut(workspace(self.packed_at()), self.windowed.packed_bytes());
-            self.windowed.pack(Plain::whole(from_raw_parts(from, 4 * count)), 0, to);
+            self.windowed.pack(Plain::whole(from_raw_parts(dense.cast(), 4 * count)), 0, to);
         }
     }
 
     fn packs(&self) -> bool {
         // Weights of no elements have no place in the workspace.
-        !self.windowed.packed && self.workspace.shared > 0 && !matches!(self.windowed.slide, Slide::Pool(_))
+        !self.windowed.packed && self.workspace.shared > 0 && self.windowed.packs_weights()
+    }
+}
+
+/// Packs the panels of dense weights that are a task's, of so many.
+///
+/// # Safety
+/// `from` must be readable for the weights, `to` writable for their packed form. No other thread may use the task's panels.
+unsafe fn pack_panels(slide: &Slide, from: *const f32, to: *mut f32, task: usize, tasks: usize) {
+    match slide {
+        Slide::Conv(conv) => {
+            let outputs = conv.out_channels / conv.groups;
+            let (_, _, k) = conv.product();
+            let unit = match conv.way {
+                // Packed as they are.
+                Way::Depthwise => outputs.max(1),
+                Way::WeightsLeft => PANEL_ROWS,
+                Way::WeightsRight => PANEL_COLS,
+                Way::WholeBatch => return,
+            };
+            let panels = outputs.div_ceil(unit);
+            let size = conv.packed_weight_bytes() / size_of::<f32>() / conv.groups.max(1);
+            for panel in portion(conv.groups * panels, task, tasks) {
+                let (group, first) = (panel / panels, panel % panels * unit);
+                let lines = first..outputs.min(first + unit);
+                let (from, to) = (from.wrapping_add(group * outputs * k), to.wrapping_add(group * size));
+                // SAFETY: guaranteed by the caller.
+                unsafe {
+                    match conv.way {
+                        Way::Depthwise => to.copy_from_nonoverlapping(from, outputs * k),
+                        Way::WeightsLeft => pack_a(View { ptr: from, rs: k as isize, cs: 1 }, lines, k, to),
+                        _ => pack_b(View { ptr: from, rs: 1, cs: k as isize }, k, lines, to),
+                    }
+                }
+            }
+        }
+        Slide::ConvTranspose(conv) => {
+            let (inputs, outputs) = (conv.in_channels / conv.groups, conv.out_channels / conv.groups);
+            let taps = conv.window.taps();
+            for item in portion(conv.groups * conv.blocks(), task, tasks) {
+                let (group, first) = (item / conv.blocks(), item % conv.blocks() * conv.block());
+                let rows = conv.block().min(outputs - first) * taps;
+                let ptr = from.wrapping_add((group * inputs * outputs + first) * taps);
+                let to = to.wrapping_add((group * outputs + first) * taps * inputs);
+                // SAFETY: guaranteed by the caller.
+                unsafe { pack_a(View { ptr, rs: 1, cs: (outputs * taps) as isize }, 0..rows, inputs, to) }
+            }
+        }
+        Slide::Pool(_) => {}
     }
 }
 
@@ -149,13 +200,17 @@ impl Compiled for Sliding {
     }
 
     fn tasks(&self, phase: usize) -> usize {
-        if phase + 1 < self.phases() { self.items.min(1) } else { self.workspace.tasks }
+        match phase + 1 < self.phases() {
+            true if self.windowed.dense => self.items.min(self.parts),
+            true => self.items.min(1),
+            false => self.workspace.tasks,
+        }
     }
 
     unsafe fn run(&self, phase: usize, task: usize, args: &Args, scratch: &mut Scratch) {
         if phase + 1 < self.phases() {
             // SAFETY: guaranteed by the caller.
-            return unsafe { self.pack(args) };
+            return unsafe { self.pack(args, task) };
         }
         // SAFETY: the task's own, by the contract of `run`.
         let workspace = unsafe { self.workspace.slot(args, task, scratch) };
@@ -177,7 +232,8 @@ impl Compiled for Sliding {
         let mut space = Space { mem: *mem, bases };
         let prologue = self.prologue.as_ref().map(|p| p.bind(args, &p.start, p.take(&mut space)));
         let Space { mem, bases } = space;
-        let tensors = Tensors { x, weights, y, prologue };
+        let weight_steps = [0, 1].map(|axis| self.weights.get(axis).map_or(0, |(_, step)| step / 4));
+        let tensors = Tensors { x, weights, weight_steps, y, prologue };
         let mut finish = |image: usize, tile: Tile| {
             let Some(epilogue) = &self.epilogue else { return };
             for (at, (step, start)) in at.iter_mut().zip(&self.images) {

@@ -32,20 +32,25 @@ impl Conv {
         w.taps() == 1 && w.strides == [1; 3] && w.pads == [0; 3] && w.input == w.output
     }
 
-    /// Rows, columns and depth of the matrix product of one group of one image.
+    /// Rows, columns and depth of the matrix product of one group of one image, or of all images.
     pub(crate) fn product(&self) -> (usize, usize, usize) {
         let (outputs, positions) = (self.out_channels / self.groups, self.window.output_len());
         let k = self.in_channels / self.groups * self.window.taps();
-        if self.way == Way::WeightsRight { (positions, outputs, k) } else { (outputs, positions, k) }
+        match self.way {
+            Way::Depthwise | Way::WeightsLeft => (outputs, positions, k),
+            Way::WeightsRight => (positions, outputs, k),
+            Way::WholeBatch => (outputs, self.batch * positions, k),
+        }
     }
 
-    /// Bytes of the packed weights.
+    /// Bytes of the packed weights; none if they are read where they are.
     pub fn packed_weight_bytes(&self) -> usize {
         let (m, n, k) = self.product();
         match self.way {
             Way::Depthwise => 4 * self.out_channels * k,
             Way::WeightsLeft => self.groups * gemm::packed_a_bytes(m, k),
             Way::WeightsRight => self.groups * gemm::packed_b_bytes(k, n),
+            Way::WholeBatch => 0,
         }
     }
 
@@ -60,6 +65,7 @@ impl Conv {
                 Way::Depthwise => gemm::pack_lines(from, start, (1, 0), (to.len() / 4, 1), 1, false, to),
                 Way::WeightsLeft => gemm::pack_lines(from, start, (m, k as isize), (k, 1), PANEL_ROWS, false, to),
                 Way::WeightsRight => gemm::pack_lines(from, start, (n, k as isize), (k, 1), PANEL_COLS, true, to),
+                Way::WholeBatch => {}
             }
         }
     }
@@ -76,6 +82,7 @@ impl Conv {
             Way::WeightsRight => {
                 gemm::workspace_bytes(m, n, k, false, true, false) + if direct { 0 } else { 4 * self.transposed() }
             }
+            Way::WholeBatch => gemm::workspace_bytes(m, n, k, false, false, false),
         }
     }
 

@@ -86,7 +86,13 @@ pub fn packed_bytes(kernel: &Kernel, operand: usize) -> Option<u64> {
             matrices(access, 0..rank - 2)
                 * if operand == 0 { packed_a_bytes(rows, cols) } else { packed_b_bytes(rows, cols) }
         }
-        (Template::Conv { .. } | Template::ConvTranspose { .. }, 1) => Windowed::new(kernel).ok()?.packed_bytes(),
+        (Template::Conv { .. } | Template::ConvTranspose { .. }, 1) => {
+            let windowed = Windowed::new(kernel).ok()?;
+            if !windowed.packs_weights() {
+                return None;
+            }
+            windowed.packed_bytes()
+        }
         _ => return None,
     };
     Some(bytes as u64)
@@ -378,6 +384,11 @@ impl Windowed {
         }
     }
 
+    /// True if weights have a packed form, in which they are read.
+    pub fn packs_weights(&self) -> bool {
+        !matches!(self.slide, Slide::Pool(_) | Slide::Conv(Conv { way: Way::WholeBatch, .. }))
+    }
+
     /// Bytes of the packed weights.
     pub fn packed_bytes(&self) -> usize {
         match self.slide {
@@ -389,7 +400,7 @@ impl Windowed {
 
     /// Weights that come unpacked are packed before each use, and made dense before that.
     fn shared_bytes(&self) -> usize {
-        match (self.packed, self.dense) {
+        match (self.packed || !self.packs_weights(), self.dense) {
             (true, _) => 0,
             (false, true) => self.packed_bytes(),
             (false, false) => 2 * self.packed_bytes().next_multiple_of(64),
@@ -423,12 +434,8 @@ impl Windowed {
 
 /// Elements between images and between channels, if the planes of `[n, c, d, h, w]` have no gaps.
 fn image_steps(access: &Access) -> Option<[usize; 2]> {
-    let mut expected = 1isize;
-    for k in (2..5).rev().filter(|&k| access.shape[k] != 1) {
-        if access.strides[k] != expected {
-            return None;
-        }
-        expected *= access.shape[k] as isize;
+    if !access.has_dense_planes() {
+        return None;
     }
     let step = |k: usize| if access.shape[k] == 1 { Some(0) } else { usize::try_from(access.strides[k]).ok() };
     Some([step(0)?, step(1)?])

@@ -13,6 +13,9 @@ use crate::target::Target;
 /// The time, in nanoseconds, below which one thread is faster than several.
 const SHORT: f64 = 20e3;
 
+/// Positions of an image up to which a product over the whole batch cuts its patches out of long rows.
+const MOST_POSITIONS: usize = 128;
+
 impl Cpu {
     fn threads_mut(&mut self) -> Option<&mut u32> {
         match self {
@@ -49,6 +52,9 @@ impl Cpu {
                 ensure(*way != Way::Depthwise || is_depthwise(kernel, *groups), || {
                     "a depthwise convolution has one input channel per group, and at most four outputs".to_owned()
                 })?;
+                ensure(*way != Way::WholeBatch || has_plain_taps(kernel), || {
+                    "a whole batch reads weights in memory, whose taps follow one another".to_owned()
+                })?;
                 Windowed::new(kernel).map(drop)
             }
             (Cpu::Attention { strip, .. }, Template::Attention { .. }) => {
@@ -70,6 +76,21 @@ fn is_depthwise(kernel: &Kernel, groups: usize) -> bool {
     inputs == Some(&1) && kernel.shape.get(1).is_some_and(|o| o / groups.max(1) <= 4)
 }
 
+/// True if the weights of a convolution are not packed, and the taps of each filter lie one after another.
+fn has_plain_taps(kernel: &Kernel) -> bool {
+    let weights = &kernel.reads[1];
+    !weights.packed && weights.access.has_dense_planes()
+}
+
+/// True if one product over all images is expected to be fastest: of computed weights at few positions, with windows of long rows, or with
+/// images that do not fill a vector.
+fn is_whole_batch(kernel: &Kernel, groups: usize, positions: usize) -> bool {
+    let window = &kernel.reads[1].access.shape[2..];
+    let (taps, several) = (window.iter().product::<usize>(), kernel.shape[0] > 1 || groups > 1);
+    let is_long = window[2] >= 4 && taps >= LANES && positions <= MOST_POSITIONS;
+    has_plain_taps(kernel) && several && taps > 1 && (is_long || positions < LANES)
+}
+
 /// The way of a convolution that is expected to be fastest.
 fn conv(kernel: &Kernel, groups: usize) -> Way {
     if is_depthwise(kernel, groups) {
@@ -79,6 +100,9 @@ fn conv(kernel: &Kernel, groups: usize) -> Way {
     let positions = kernel.shape.iter().skip(2).product();
     // The used share of the vectors, in percent.
     let fill = |len: usize| 100 * len / len.next_multiple_of(LANES).max(1);
+    if is_whole_batch(kernel, groups, positions) {
+        return Way::WholeBatch;
+    }
     if positions <= 64 && fill(outputs) > fill(positions) + 10 { Way::WeightsRight } else { Way::WeightsLeft }
 }
 
@@ -135,7 +159,8 @@ pub(super) fn all(kernel: &Kernel, target: &Target) -> Vec<Cpu> {
     let mut all = vec![best];
     match best {
         Cpu::Conv { threads, .. } => {
-            all.extend([Way::Depthwise, Way::WeightsLeft, Way::WeightsRight].map(|way| Cpu::Conv { way, threads }));
+            let ways = [Way::Depthwise, Way::WeightsLeft, Way::WeightsRight, Way::WholeBatch];
+            all.extend(ways.map(|way| Cpu::Conv { way, threads }));
         }
         Cpu::Attention { strip, threads } => {
             let strips = [1, 2, 4, 8, 16, 32].map(|panels| panels * PANEL_ROWS);

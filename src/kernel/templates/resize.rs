@@ -59,7 +59,7 @@ pub(super) static RESIZE: TemplateDef = TemplateDef {
         ensure(finite, || format!("expected finite numbers, found scales {scales:?} and offsets {offsets:?}"))?;
         let data = &kernel.reads[0].access.shape;
         ensure(kernel.is_empty() || !data.contains(&0), || format!("nothing of {data} to resize"))?;
-        kernel.reads_images(false)
+        kernel.reads_images(false, false)
     },
     axis_of: |kernel, _, axis| if axis < 2 && stays(kernel, axis) { Along::Axis(axis) } else { Along::Tied },
     meaning: resize,

@@ -41,7 +41,7 @@ pub(super) static CONV: TemplateDef = TemplateDef {
         let (c, o) = channels(kernel, *groups)?;
         kernel.reads_extents(1, &[&[o, c / groups], &window.kernel[..]].concat())?;
         window.validate(&kernel.shape, &kernel.reads[0].access.shape)?;
-        kernel.reads_images(family == Family::Cuda)?;
+        kernel.reads_images(family == Family::Cuda, family == Family::Cpu)?;
         kernel.reads_floats(2)
     },
     axis_of: |kernel, operand, axis| axis_of(kernel, 0, operand, axis),
@@ -77,7 +77,7 @@ pub(super) static CONV_TRANSPOSE: TemplateDef = TemplateDef {
         kernel.reads_extents(1, &[&[c, o / groups], &window.kernel[..]].concat())?;
         // The window slides over the result.
         window.validate(&kernel.reads[0].access.shape, &kernel.shape)?;
-        kernel.reads_images(family == Family::Cuda)?;
+        kernel.reads_images(family == Family::Cuda, family == Family::Cpu)?;
         kernel.reads_floats(2)
     },
     axis_of: |kernel, operand, axis| axis_of(kernel, 1, operand, axis),
@@ -120,7 +120,7 @@ pub(super) static POOL: TemplateDef = TemplateDef {
             let small = pads_end.iter().all(|&p| p <= MOST_EXTENT);
             ensure(small, || format!("padding of {pads_end:?} is too large"))?;
         }
-        kernel.reads_images(family == Family::Cuda)?;
+        kernel.reads_images(family == Family::Cuda, family == Family::Cpu)?;
         if *pool == Pool::Max { Ok(()) } else { kernel.reads_floats(1) }
     },
     axis_of: |_, _, axis| if axis < 2 { Along::Axis(axis) } else { Along::Tied },

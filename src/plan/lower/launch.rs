@@ -83,8 +83,8 @@ impl Lowering<'_> {
         }
         walk_as_written(&mut kernel, self.target);
         if self.target.packs_constants() {
-            // The packed form of a constant depends on the algorithm.
-            kernel.schedule = self.schedule(&name, &kernel, &buffers)?;
+            // The packed form of a constant depends on the algorithm, which depends on whether there is one.
+            kernel.schedule = self.schedule(&name, &self.with_packed(&kernel, &buffers), &buffers)?;
             self.pack(&mut kernel, &mut buffers);
         }
         let mut split = schedule::split(&kernel, self.target);
@@ -128,16 +128,21 @@ impl Lowering<'_> {
         })
     }
 
+    /// The kernel with the constants packed that may be.
+    fn with_packed(&self, kernel: &Kernel, buffers: &[BufferIdx]) -> Kernel {
+        let mut packed = kernel.clone();
+        if self.target.packs_constants() {
+            for (operand, &buffer) in buffers.iter().enumerate().take(kernel.template.core_reads()) {
+                packed.reads[operand].packed = self.may_pack(kernel, operand, buffer);
+            }
+        }
+        packed
+    }
+
     /// The measured algorithm of a kernel, if there is one that is legal for these buffers.
     fn measured(&self, kernel: &Kernel, buffers: &[BufferIdx]) -> Option<Schedule> {
         let tuned = self.tuned?;
-        let mut open = kernel.clone();
-        if self.target.packs_constants() {
-            for (operand, &buffer) in buffers.iter().enumerate().take(kernel.template.core_reads()) {
-                open.reads[operand].packed = self.may_pack(kernel, operand, buffer);
-            }
-        }
-        let schedule = tuned.find(&open)?.clone();
+        let schedule = tuned.find(&self.with_packed(kernel, buffers))?.clone();
         if let Schedule::Library(call) = &schedule {
             let split = schedule::split(kernel, self.target)?;
             return (split.library() == call).then_some(schedule);

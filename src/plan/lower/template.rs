@@ -13,6 +13,7 @@ use crate::kernel::{Prologue, Template};
 use crate::op::{TemplateCall, ValueId};
 use crate::pass::Group;
 use crate::shape::Shape;
+use crate::target::Family;
 
 impl Lowering<'_> {
     /// Makes one kernel of a template call and what is computed of its value.
@@ -74,7 +75,11 @@ impl Lowering<'_> {
             call.template,
             Template::Conv { .. } | Template::ConvTranspose { .. } | Template::Pool { .. } | Template::Resize { .. }
         );
-        if windowed && !channels_last && !self.decisions.if_valid("dense", id, is_dense_image(&call.reads[0].1)) {
+        let data = &call.reads[0].1;
+        // The CPU's windows step from plane to plane.
+        let by_plane = self.target.family == Family::Cpu && !matches!(call.template, Template::Resize { .. });
+        let dense = is_dense_image(data) || by_plane && data.has_dense_planes();
+        if windowed && !channels_last && !self.decisions.if_valid("dense", id, dense) {
             let input = call.reads[0].0;
             places[input] = self.contiguous(operands[input], &places[input])?;
             call = build(self.graph, id, &accesses(&places), split)?;

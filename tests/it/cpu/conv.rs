@@ -59,6 +59,8 @@ fn check(conv: &Conv, parts: usize, direct: bool) {
     let want: Vec<f32> = want.into_iter().map(|x| 2.0 * x as f32).collect();
     let mut packed = vec![f32::NAN; conv.packed_weight_bytes() / 4];
     conv.pack(Plain::whole(bytemuck::cast_slice(&weights)), 0, bytemuck::cast_slice_mut(&mut packed));
+    let read = if conv.way == Way::WholeBatch { &weights } else { &packed };
+    let weight_steps = [inputs * w.taps(), w.taps()].map(|step| step as isize);
     for isa in Isa::available() {
         let mut y = vec![f32::NAN; want.len()];
         let image = Image {
@@ -82,7 +84,7 @@ fn check(conv: &Conv, parts: usize, direct: bool) {
                 }
             };
             let y = direct.then_some(image);
-            let tensors = Tensors { x: from, weights: packed.as_ptr(), y, prologue: None };
+            let tensors = Tensors { x: from, weights: read.as_ptr(), weight_steps, y, prologue: None };
             // SAFETY: as above.
             unsafe { conv.run(Share { isa, parts, task }, &tensors, &mut space, &mut double) }
         }
@@ -101,7 +103,7 @@ fn convolutions_of_every_kind() {
                 {
                     let Some(window) = window(input, kernel, stride, dilation, pad) else { continue };
                     let is_depthwise = in_channels == groups && out_channels / groups <= 4;
-                    let products = [Way::WeightsLeft, Way::WeightsRight];
+                    let products = [Way::WeightsLeft, Way::WeightsRight, Way::WholeBatch];
                     for way in products.into_iter().chain(is_depthwise.then_some(Way::Depthwise)) {
                         let conv = Conv { batch: 2, in_channels, out_channels, groups, window, way };
                         ways.push(way);
@@ -112,8 +114,22 @@ fn convolutions_of_every_kind() {
             }
         }
     }
-    for way in [Way::Depthwise, Way::WeightsLeft, Way::WeightsRight] {
+    for way in [Way::Depthwise, Way::WeightsLeft, Way::WeightsRight, Way::WholeBatch] {
         assert!(ways.iter().filter(|&&w| w == way).count() > 50, "{way:?}");
+    }
+}
+
+#[test]
+fn windows_as_large_as_images() {
+    for (input, pad) in [([1, 1, 17], 0), ([1, 4, 5], 0), ([1, 4, 16], 1), ([2, 3, 4], 0), ([1, 9, 70], 2)] {
+        for (dilation, groups, outputs) in [(1, 1, 1), (1, 3, 1), (1, 1, 13), (1, 2, 30), (2, 3, 2)] {
+            let kernel = input.map(|len| (len - 1) / dilation + 1);
+            let window = window(input, kernel, 1, dilation, pad).expect("the window fits");
+            let (in_channels, out_channels) = (2 * groups, outputs * groups);
+            let conv = Conv { batch: 3, in_channels, out_channels, groups, window, way: Way::WholeBatch };
+            check(&conv, 2, true);
+            check(&conv, 5, false);
+        }
     }
 }
 
@@ -123,7 +139,7 @@ fn deep_convolutions() {
         [(7, 130, 64, 3), (20, 70, 30, 3), (16, 300, 20, 1), (2, 600, 40, 1)]
     {
         let window = window([1, size, size], [1, kernel, kernel], 1, 1, kernel / 2).expect("the kernel fits");
-        for way in [Way::WeightsLeft, Way::WeightsRight] {
+        for way in [Way::WeightsLeft, Way::WeightsRight, Way::WholeBatch] {
             let conv = Conv { batch: 1, in_channels, out_channels, groups: 1, window, way };
             check(&conv, 2, true);
             check(&conv, 3, false);
@@ -172,7 +188,13 @@ fn transposed_convolutions_of_every_kind() {
                                 }
                             };
                             let share = Share { isa, parts: 1, task };
-                            let tensors = Tensors { x: from, weights: packed.as_ptr(), y: Some(to), prologue: None };
+                            let tensors = Tensors {
+                                x: from,
+                                weights: packed.as_ptr(),
+                                weight_steps: [0; 2],
+                                y: Some(to),
+                                prologue: None,
+                            };
                             // SAFETY: as above.
                             unsafe { conv.run(share, &tensors, &mut space, &mut negate) }
                         }
