@@ -18,6 +18,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 mod count;
+pub(crate) mod finite;
 mod place;
 pub mod poison;
 mod saved;

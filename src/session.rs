@@ -4,6 +4,7 @@ use crate::backend::{Backend, Place, Usage, cpu::Cpu};
 use crate::constant::Constant;
 use crate::error::{Error, Result};
 use crate::exec::Exec;
+use crate::exec::finite::NotFinite;
 use crate::graph::Graph;
 use crate::kernel::tuned::Tuned;
 use crate::onnx;
@@ -763,6 +764,16 @@ impl<'a> Program<'a> {
     /// As [`Session::run_poisoned`].
     pub fn run_poisoned(self, inputs: &[(&str, Tensor)]) -> Result<Vec<(String, Tensor)>> {
         self.session.run_by(self.number, inputs, Exec::run_poisoned)
+    }
+
+    /// Runs step by step, and returns the first result that has a value that is not finite: where a run went wrong. Updates of states stay.
+    ///
+    /// # Errors
+    /// As [`Session::run`].
+    #[doc(hidden)]
+    pub fn first_not_finite(self, inputs: &[(&str, Tensor)]) -> Result<Option<NotFinite>> {
+        let ordered = arrange(self.plan(), inputs)?;
+        self.selected(&[], |exec| exec.first_not_finite(&ordered))?
     }
 
     /// As [`Session::binding`].

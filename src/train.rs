@@ -229,8 +229,8 @@ struct Factor {
     scale: Option<ValueId>,
     /// Their norm.
     norm: Option<ValueId>,
-    /// True if all are finite. Without it they are taken for finite.
-    finite: Option<ValueId>,
+    /// True if they may change the weights: the loss is finite, and so is their norm, if it is known.
+    finite: ValueId,
 }
 
 /// The sum of the losses of a part's batch, and what it is to be divided by.
@@ -311,8 +311,15 @@ impl<'a> Builder<'a> {
         for weight in &weights {
             self.graph.keep(weight.value, None)?;
         }
-        for (state, update) in std::mem::take(&mut self.running) {
-            self.graph.update(state, update).map_err(Error::graph)?;
+        let (states, updates): (Vec<_>, Vec<_>) = std::mem::take(&mut self.running).into_iter().unzip();
+        if !states.is_empty() {
+            let made = grow(&mut self.graph, "update", |b| {
+                let finite = is_finite(b.value(sum.loss));
+                Ok(held(b, finite, &states, &updates))
+            })?;
+            for (&state, next) in states.iter().zip(made) {
+                self.graph.update(state, next).map_err(Error::graph)?;
+            }
         }
         if part != Part::Whole {
             let values = [Some(&mut sum.loss), sum.count.as_mut()].into_iter().flatten();
@@ -347,14 +354,11 @@ impl<'a> Builder<'a> {
         let rate = made.remove(0);
         let Factor { scale, norm, finite } = self.factor(weights, sum)?;
         let graph = &mut self.graph;
-        let next = match finite {
-            None => made.clone(),
-            Some(finite) => grow(graph, "update", |b| Ok(scaling::held(b, finite, &states, &made)))?,
-        };
+        let next = grow(graph, "update", |b| Ok(held(b, b.value(finite), &states, &made)))?;
         for (&state, &next) in states.iter().zip(&next) {
             graph.update(state, next).map_err(Error::graph)?;
         }
-        if let (Some(scale), Some(finite)) = (self.scale, finite) {
+        if let Some(scale) = self.scale {
             scaling::update(graph, scale, finite)?;
         }
         let loss = match sum.count {
@@ -365,7 +369,7 @@ impl<'a> Builder<'a> {
         graph.output("lr", rate);
         norm.into_iter().for_each(|norm| graph.output("grad_norm", norm));
         for weight in weights {
-            self.change(weight, [scale, finite], rate, &made[1..])?;
+            self.change(weight, scale, finite, rate, &made[1..])?;
         }
         Ok(())
     }
@@ -388,7 +392,8 @@ impl<'a> Builder<'a> {
             let divisors = [sum.count, scale].into_iter().flatten().map(|divisor| b.value(divisor));
             let inverse = divisors.reduce(|product, divisor| product * divisor).map(|product| product.reciprocal());
             let total = squares.iter().map(|&square| b.value(square)).reduce(|sum, square| sum + square);
-            let finite = total.filter(|_| scale.is_some()).map(|total| total.less(f64::from(f32::MAX)));
+            let finite = is_finite(b.value(sum.loss));
+            let finite = total.map_or(finite, |total| finite.and(is_finite(total)));
             let norm = total.filter(|_| shows).map(|total| match inverse {
                 Some(inverse) => total.sqrt() * inverse,
                 None => total.sqrt(),
@@ -398,19 +403,21 @@ impl<'a> Builder<'a> {
                 (Some(clipped), Some(inverse)) => Some(clipped * inverse),
                 (clipped, inverse) => clipped.or(inverse),
             };
-            Ok([scale, norm, finite].into_iter().flatten().collect())
+            Ok([finite].into_iter().chain(scale).chain(norm).collect())
         })?;
-        let mut made = made.into_iter();
+        let finite = made[0];
+        let mut made = made[1..].iter().copied();
         let mut next = |is_made: bool| if is_made { made.next() } else { None };
         let scale = next(clip.is_some() || sum.count.is_some() || scale.is_some());
-        Ok(Factor { scale, norm: next(shows), finite: next(self.scale.is_some()) })
+        Ok(Factor { scale, norm: next(shows), finite })
     }
 
     /// Adds the change of a weight, of what the optimizer keeps for it, and of its moving average.
     fn change(
         &mut self,
         weight: &Weight,
-        [scale, finite]: [Option<ValueId>; 2],
+        scale: Option<ValueId>,
+        finite: ValueId,
         rate: ValueId,
         factors: &[ValueId],
     ) -> Result<()> {
@@ -439,7 +446,6 @@ impl<'a> Builder<'a> {
             let (new, slots) = optimizer.update(old, gradient, slots, b.value(rate), decay, &factors);
             let average = ema.map(|kept| values[values.len() - 1] * kept + new * (1.0 - kept));
             let next = [new].into_iter().chain(slots).chain(average);
-            let Some(finite) = finite else { return Ok(next.collect()) };
             Ok(next.zip(values).map(|(next, old)| b.value(finite).select(next, old)).collect())
         })?;
         for (&state, &next) in states.iter().zip(&made) {
@@ -447,6 +453,16 @@ impl<'a> Builder<'a> {
         }
         Ok(())
     }
+}
+
+/// True if a number is neither infinite nor NaN.
+fn is_finite(number: Var<'_>) -> Var<'_> {
+    number.abs().less_or_equal(f64::from(f32::MAX))
+}
+
+/// The values of states after a step: the old ones unless all is finite.
+fn held<'g>(b: Nodes<'g>, finite: Var<'g>, states: &[ValueId], next: &[ValueId]) -> Vec<Var<'g>> {
+    states.iter().zip(next).map(|(&state, &next)| finite.select(b.value(next), b.value(state))).collect()
 }
 
 /// Adds a value of this part to the sum of those before, which is a state. The last part takes the whole sum for the value.

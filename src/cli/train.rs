@@ -169,8 +169,17 @@ impl Train {
                 });
                 writeln!(log, "{record}").map_err(|e| Error::file(path, "write the log", e))?;
             }
-            if !shown.loss.is_finite() {
-                return Err(Error::differ(format!("step {step}: the loss is {}", shown.loss)).into());
+            if trainer.refuses(&shown) {
+                let what = match shown.loss.is_finite() {
+                    true => format!("the norm of the gradients is {}", shown.norm.unwrap_or_default()),
+                    false => format!("the loss is {}", shown.loss),
+                };
+                let first = match trainer.not_finite(&data, step, seed)? {
+                    Some(found) => format!("the first value that is not finite is {found}"),
+                    None => "run again, all values of the step are finite".to_owned(),
+                };
+                let advice = "the weights are those before this step; a smaller --lr, or --clip-norm, may help";
+                return Err(Error::differ(format!("step {step}: {what}; {first}; {advice}")).into());
             }
             bar.set_message(format!("loss {:.4}", shown.loss));
             bar.inc(1);

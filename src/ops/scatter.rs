@@ -274,7 +274,7 @@ fn scatter_nd_nodes<'g>(b: Nodes<'g>, call: &Call, x: &Args<Var<'g>>) -> OpResul
         return Ok(vec![rows.op(SCATTER, &[at, updates], Attrs::new()).shaped(shape)]);
     }
     if combine == Combine::Add && has_sums(call.dtype(0)) {
-        let at = numbered(b, at.shaped(&[count, tuple]), places)?;
+        let at = numbered(b, at.shaped(&[count, tuple]), places)?.shaped(&[count]);
         let extent = places.iter().product::<usize>() as i64;
         let sums = at.op(SUM_BY_INDEX, &[updates], Attrs::new().with("extent", extent)).shaped(shape);
         return Ok(vec![data + sums]);

@@ -6,6 +6,7 @@ use super::{LABELS, Loss, Programs, Schedule, Training, check_rows, class_axis, 
 use crate::backend::Place;
 use crate::dtype::DType;
 use crate::error::{Error, Result, ensure};
+use crate::exec::finite::NotFinite;
 use crate::onnx::{self, Model};
 use crate::op::Fact;
 use crate::session::{self, Options, Session};
@@ -159,6 +160,13 @@ impl Trainer {
         identity
     }
 
+    /// True if a step changed nothing and cannot be gone on from: its loss is not finite, or the norm of its gradients. With loss scaling, a
+    /// norm that is not finite only makes the next step use a smaller factor.
+    pub fn refuses(&self, shown: &Shown) -> bool {
+        let skips = self.training.scales_loss();
+        !shown.loss.is_finite() || !skips && shown.norm.is_some_and(|norm| !norm.is_finite())
+    }
+
     /// The names of the weights that are trained.
     pub fn trained(&self) -> &[String] {
         &self.trained
@@ -174,28 +182,53 @@ impl Trainer {
         (data.labels.count() / self.batch) as u64
     }
 
-    /// Runs the step with this number, counted from 0.
+    /// Runs the step with this number, counted from 0. If its loss is not finite, or the norm of its gradients, no state changes.
     ///
     /// # Errors
     /// When a row is not finite, or the device fails.
     pub fn step(&mut self, data: &Data, number: u64, seed: Option<u64>) -> Result<Shown> {
-        let per_epoch = self.steps_per_epoch(data);
-        let order = Order::new(data.labels.count(), seed, number / per_epoch);
-        let micro = self.batch / self.training.accumulate;
         let mut shown = [[0u8; 4]; 3];
         for part in 0..self.training.accumulate {
-            let first = (number % per_epoch) as usize * self.batch + part * micro;
-            self.fill(data, (first..first + micro).map(|place| order.row(place)))?;
-            let name = match part {
-                0 => self.parts[0],
-                part if part + 1 == self.training.accumulate => *self.parts.last().expect("there is a part"),
-                _ => "next",
-            };
+            let name = self.fill_part(data, number, part, seed)?;
             self.run(data, name, ["loss", "lr", "grad_norm"], &mut shown)?;
         }
         let [loss, rate, norm] = shown.map(f32::from_le_bytes);
         let norm = (self.training.norm || self.training.clip.is_some()).then_some(norm);
         Ok(Shown { loss, rate, norm })
+    }
+
+    /// The first value of a step that is not finite, found by running the step again on the same rows. A step whose loss is not finite has
+    /// changed no state, so it can be run again. `None` if all values are finite this time.
+    ///
+    /// # Errors
+    /// As [`step`](Self::step).
+    pub fn not_finite(&mut self, data: &Data, number: u64, seed: Option<u64>) -> Result<Option<NotFinite>> {
+        for part in 0..self.training.accumulate {
+            let program = self.fill_part(data, number, part, seed)?;
+            let program = self.session.program(program)?;
+            let takes = |name: &str| program.plan().inputs.iter().any(|port| port.name == name);
+            let columns = data.columns().zip(&self.facts).zip(&self.buffers).filter(|(((name, _), _), _)| takes(name));
+            let tensor = |fact: &Fact, bytes: &[u8]| Tensor::new(fact.dtype, fact.shape.clone(), bytes.to_vec());
+            let inputs = columns.map(|(((name, _), fact), bytes)| Ok((name, tensor(fact, bytes)?)));
+            if let Some(found) = program.first_not_finite(&inputs.collect::<Result<Vec<_>>>()?)? {
+                return Ok(Some(found));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Fills the buffers with the rows of a part of a step. Returns the part's program.
+    fn fill_part(&mut self, data: &Data, number: u64, part: usize, seed: Option<u64>) -> Result<&'static str> {
+        let per_epoch = self.steps_per_epoch(data);
+        let order = Order::new(data.labels.count(), seed, number / per_epoch);
+        let micro = self.batch / self.training.accumulate;
+        let first = (number % per_epoch) as usize * self.batch + part * micro;
+        self.fill(data, (first..first + micro).map(|place| order.row(place)))?;
+        Ok(match part {
+            0 => self.parts[0],
+            part if part + 1 == self.training.accumulate => self.parts.last().expect("there is a part"),
+            _ => "next",
+        })
     }
 
     /// The loss and the accuracy on other data.

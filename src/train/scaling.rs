@@ -6,7 +6,7 @@ use crate::constant::Constant;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::graph::Graph;
-use crate::op::{Fact, Nodes, ValueId, Var};
+use crate::op::{Fact, ValueId};
 use crate::tensor::Tensor;
 use std::sync::Arc;
 
@@ -20,12 +20,6 @@ pub(super) fn state(graph: &mut Graph) -> Result<ValueId> {
     let fact = Fact::new(DType::F32, []);
     let first = Constant::new("scale/value", Tensor::from_f64(DType::F32, [], &[FIRST]));
     Ok(graph.state("scale/value", fact, Some(Arc::new(first))))
-}
-
-/// The values of states after a step: the old ones if a gradient is not finite.
-pub(super) fn held<'g>(b: Nodes<'g>, finite: ValueId, states: &[ValueId], next: &[ValueId]) -> Vec<Var<'g>> {
-    let each = states.iter().zip(next);
-    each.map(|(&state, &next)| b.value(finite).select(b.value(next), b.value(state))).collect()
 }
 
 /// Adds the update of the factor, by whether the gradients were finite.

@@ -10,6 +10,7 @@ use super::task::Args;
 use crate::error::ensure;
 use crate::kernel::{Kernel, Nearest, PadMode, ResizeMode, Template, Window};
 use crate::shape::Shape;
+use std::ops::Range;
 
 /// Prepares the core of a template whose values are found one by one.
 pub fn core(kernel: &Kernel) -> Result<CoreSpec<'_>, String> {
@@ -464,7 +465,7 @@ fn pool_grad<'a>(kernel: &'a Kernel, window: &'a Window) -> Result<CoreSpec<'a>,
     Ok(CoreSpec {
         repr: Repr::F32,
         motions,
-        cost: 4.0 * window.kernel.iter().product::<usize>() as f64,
+        cost: 2.0 * window.kernel.iter().product::<usize>() as f64,
         tables: 0,
         build: Box::new(move |steps, _| {
             Box::new(PoolGrad {
@@ -508,52 +509,85 @@ impl PoolGrad {
         (0..3).map(|k| index[k] as isize * self.strides[operand][k]).sum()
     }
 
-    /// True if no element before `tap` of the window at `place` is `most`.
+    /// Adds the gradients that go to elements `columns` of a row of an image to `sums`. Each window that covers some of them is searched for the
+    /// first element that is its maximum.
     ///
     /// # Safety
-    /// `image` must be that of the input.
-    unsafe fn is_first(&self, image: *const u8, place: [usize; 3], tap: [usize; 3], most: f32) -> bool {
+    /// The addresses must be those of one image in each operand.
+    unsafe fn add_row(
+        &self,
+        [image, maxima, gradients]: [*const u8; 3],
+        row: [usize; 2],
+        columns: Range<usize>,
+        sums: *mut f32,
+    ) {
         let Window { kernel, strides, dilations, pads } = &self.window;
-        let number = (tap[0] * kernel[1] + tap[1]) * kernel[2] + tap[2];
-        (0..number).all(|t| {
-            let tap = [t / (kernel[1] * kernel[2]), t / kernel[2] % kernel[1], t % kernel[2]];
-            let mut at = [0; 3];
-            for k in 0..3 {
-                let behind = place[k] * strides[k] + tap[k] * dilations[k];
-                match behind.checked_sub(pads[k]).filter(|&at| at < self.data[k]) {
-                    Some(inside) => at[k] = inside,
-                    None => return true,
+        // Where tap `tap` of window `place` is, if it is in the image.
+        let under = |axis: usize, place: usize, tap: usize| {
+            (place * strides[axis] + tap * dilations[axis]).checked_sub(pads[axis]).filter(|&i| i < self.data[axis])
+        };
+        let first = (columns.start + pads[2]).saturating_sub((kernel[2] - 1) * dilations[2]).div_ceil(strides[2]);
+        let last = ((columns.end - 1 + pads[2]) / strides[2] + 1).min(self.places[2]);
+        for (z, own_z) in self.covering(0, row[0]) {
+            for (y, own_y) in self.covering(1, row[1]) {
+                for x in first..last {
+                    let place = [z, y, x];
+                    // SAFETY: places and elements are inside the operands.
+                    unsafe {
+                        let most = maxima.offset(self.to(1, place)).cast::<f32>().read();
+                        let column = self.first_in(image, most, [own_z, own_y], |tap| {
+                            Some([under(0, z, tap[0])?, under(1, y, tap[1])?, under(2, x, tap[2])?])
+                        });
+                        if let Some(column) = column.filter(|column| columns.contains(column)) {
+                            *sums.add(column - columns.start) +=
+                                gradients.offset(self.to(2, place)).cast::<f32>().read();
+                        }
+                    }
                 }
             }
-            // SAFETY: the index is inside the input, which was checked to span its memory.
-            unsafe { image.offset(self.to(0, at)).cast::<f32>().read() != most }
-        })
+        }
+    }
+
+    /// The column of a window's first element that is `most`, if it is in the row of taps `own`.
+    ///
+    /// # Safety
+    /// `under` must lead to elements of the image.
+    #[inline(always)]
+    unsafe fn first_in(
+        &self,
+        image: *const u8,
+        most: f32,
+        own: [usize; 2],
+        under: impl Fn([usize; 3]) -> Option<[usize; 3]>,
+    ) -> Option<usize> {
+        let [_, height, width] = self.window.kernel;
+        for row in 0..=own[0] * height + own[1] {
+            for column in 0..width {
+                let Some(at) = under([row / height, row % height, column]) else { continue };
+                // SAFETY: guaranteed by the caller.
+                if unsafe { image.offset(self.to(0, at)).cast::<f32>().read() } == most {
+                    return (row == own[0] * height + own[1]).then_some(at[2]);
+                }
+            }
+        }
+        None
     }
 }
 
 impl Core for PoolGrad {
     unsafe fn feed(&self, args: &Args, at: &[isize], start: usize, n: usize, to: *mut u8) -> *const u8 {
         let sums = to.cast::<f32>();
-        for i in 0..n {
-            let moved = |k: usize| at[k] + (start + i) as isize * self.steps[k];
-            let [image, maxima, gradients] = [0, 1, 2].map(|k| args.at(k, moved(k)).cast_const());
-            let index = [3, 4, 5].map(|k| moved(k) as usize);
-            let mut sum = 0.0;
-            // SAFETY: all indices are inside the operands, which were checked to span their memory; `to` has room for `n` elements.
-            unsafe {
-                let own = image.offset(self.to(0, index)).cast::<f32>().read();
-                for (z, r) in self.covering(0, index[0]) {
-                    for (y, s) in self.covering(1, index[1]) {
-                        for (x, t) in self.covering(2, index[2]) {
-                            let place = [z, y, x];
-                            let most = maxima.offset(self.to(1, place)).cast::<f32>().read();
-                            if own == most && self.is_first(image, place, [r, s, t], most) {
-                                sum += gradients.offset(self.to(2, place)).cast::<f32>().read();
-                            }
-                        }
-                    }
-                }
-                sums.add(i).write(sum);
+        // Along a row of the image all is added at once; else each element is a row of its own.
+        let is_row = self.steps == [0, 0, 0, 0, 0, 1];
+        let (rows, len) = if is_row { (1, n) } else { (n, 1) };
+        // SAFETY: all indices are inside the operands, which were checked to span their memory; `to` has room for `n` elements.
+        unsafe {
+            to.write_bytes(0, n * size_of::<f32>());
+            for r in 0..rows {
+                let moved = |k: usize| at[k] + (start + r) as isize * self.steps[k];
+                let images = [0, 1, 2].map(|k| args.at(k, moved(k)).cast_const());
+                let [z, y, x] = [3, 4, 5].map(|k| moved(k) as usize);
+                self.add_row(images, [z, y], x..x + len, sums.add(r));
             }
         }
         to
