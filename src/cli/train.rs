@@ -179,7 +179,7 @@ impl Train {
                     None => "run again, all values of the step are finite".to_owned(),
                 };
                 let advice = "the weights are those before this step; a smaller --lr, or --clip-norm, may help";
-                return Err(Error::differ(format!("step {step}: {what}; {first}; {advice}")).into());
+                return Err(Error::usage(format!("step {step}: {what}; {first}; {advice}")).into());
             }
             bar.set_message(format!("loss {:.4}", shown.loss));
             bar.inc(1);

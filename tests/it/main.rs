@@ -79,6 +79,7 @@ mod saved;
 mod scenarios;
 mod session;
 mod state;
+mod train;
 mod train_plan;
 mod training;
 
