@@ -74,7 +74,7 @@ pub(super) static OPS: &[OpDef] = &[
         Eval::Tensor(sum_by_index_eval),
         Lower::Template(|call, x| {
             let shape = sum_by_index(call)?.remove(0).shape;
-            let reads = x.iter().cloned().enumerate().collect();
+            let reads = [1, 0].map(|input| (input, x[input].clone())).into();
             Ok(TemplateCall { template: Template::SumByIndex, shape, reads })
         }),
     )

@@ -1,14 +1,15 @@
-//! Training steps that go wrong: what they leave, and what they say.
+//! Training steps on every backend, and those that go wrong: what they leave, and what they say.
 
 use crate::cli::fails;
-use crate::common::Folder;
+use crate::common::{self, Folder};
 use plimsoll::internals::npy;
-use plimsoll::internals::onnx;
-use plimsoll::internals::session::{Choice, Options};
+use plimsoll::internals::onnx::{self, Model};
+use plimsoll::internals::reference;
+use plimsoll::internals::session::{Choice, Options, Session};
 use plimsoll::internals::train::data::Rows;
 use plimsoll::internals::train::run::{Data, Trainer};
-use plimsoll::internals::train::{Loss, Optimizer, Rate, Schedule, Training};
-use plimsoll::{DType, Tensor};
+use plimsoll::internals::train::{self, Loss, Optimizer, Rate, Schedule, Training};
+use plimsoll::{DType, Graph, Tensor};
 use std::path::Path;
 
 fn training(rate: f64, accumulate: usize) -> Training {
@@ -82,4 +83,85 @@ fn the_command_names_the_step_and_the_first_value_that_is_not_finite() {
     let words =
         ["step 1: the loss is inf", "the first value that is not finite is inf in the result of", "elements", "--lr"];
     fails(1, &[files, method], &words);
+}
+
+/// Rows of a table, some of them several times, whose gradients meet those of a product.
+const WORDS: &str = r#"<ir_version: 10, opset_import: ["" : 20]>
+    words (int64[batch, 5] x) => (float[batch, 3] y)
+    <float[7, 4] table = {F28}, float[20, 3] last = {F60}>
+    {
+        rows = Gather (table, x)
+        flat = Flatten (rows)
+        y = MatMul (flat, last)
+    }"#;
+
+/// Convolutions of every kind: with a stride, of planes, of one tap, with a window as large as the image.
+const IMAGES: &str = r#"<ir_version: 10, opset_import: ["" : 20]>
+    images (float[batch, 2, 9, 9] x) => (float[batch, 3] y)
+    <float[4, 2, 3, 3] first = {F72}, float[4, 1, 3, 3] planes = {F36}, float[6, 4, 1, 1] mixed = {F24}, float[6] bias = {F6},
+     float[8, 3, 3, 3] groups = {F216}, float[3, 8, 2, 2] last = {F96}>
+    {
+        a = Conv <pads = [1, 1, 1, 1], strides = [2, 2]> (x, first)
+        b = Tanh (a)
+        c = Conv <pads = [1, 1, 1, 1], group = 4> (b, planes)
+        d = Conv (c, mixed, bias)
+        e = Tanh (d)
+        f = MaxPool <kernel_shape = [3, 3], strides = [2, 2], pads = [1, 1, 1, 1]> (e)
+        g = Conv <pads = [1, 1, 1, 1], strides = [2, 2], group = 2> (f, groups)
+        h = Tanh (g)
+        i = Conv (h, last)
+        y = Flatten (i)
+    }"#;
+
+/// The step of a file's training. `F12` stands for 12 numbers.
+fn program(text: &str) -> Graph {
+    let mut text = text.to_owned();
+    for count in [216, 96, 72, 60, 36, 28, 24, 6] {
+        let number = |at: usize| format!("{}", ((at * 7919 + count * 31) % 97) as f64 / 60.0 - 0.8);
+        let list: Vec<String> = (0..count).map(number).collect();
+        text = text.replace(&format!("F{count}}}"), &format!("{}}}", list.join(", ")));
+    }
+    let model = Model::new(onnx::text::parse(&text, "net.onnxtxt".as_ref()).expect("the text is sound")).with_weights();
+    let weights = model.weights();
+    let graph = onnx::import(&model, &[("batch".into(), 6)]).expect("it is a graph");
+    let programs = train::programs(&graph, &weights, None, &training(0.05, 1)).expect("it can be trained");
+    programs.parts.into_iter().next().expect("there is a step").1
+}
+
+#[test]
+fn steps_follow_the_reference_on_every_backend() {
+    for text in [WORDS, IMAGES] {
+        let graph = program(text);
+        let words = [3.0, 0.0, 6.0, 3.0, -1.0, 2.0, 2.0, 2.0, 5.0, 0.0];
+        let mut seed = 9;
+        let inputs: Vec<(String, Tensor)> = graph
+            .inputs()
+            .iter()
+            .map(|&input| {
+                let fact = graph.fact(input);
+                let given: Vec<f64> = words.iter().copied().cycle().take(fact.shape.numel()).collect();
+                let tensor = match fact.dtype {
+                    DType::I64 => Tensor::from_f64(DType::I64, fact.shape.clone(), &given),
+                    _ => common::random(&mut seed, &fact.shape),
+                };
+                (graph.value_name(input).to_owned(), tensor)
+            })
+            .collect();
+        let given: Vec<(&str, Tensor)> = inputs.iter().map(|(name, tensor)| (name.as_str(), tensor.clone())).collect();
+        let ordered: Vec<Tensor> = inputs.iter().map(|(_, tensor)| tensor.clone()).collect();
+        let mut states = reference::initial(&graph).expect("the elements are there");
+        let step = |_| reference::step(&graph, &ordered, &mut states).expect("the reference runs")[0].to_f64()[0];
+        let expected: Vec<f64> = (0..8).map(step).collect();
+        assert!(expected[7] < 0.8 * expected[0], "{expected:?}");
+        for (name, open) in common::backends() {
+            let session = Session::on_backend(graph.clone(), open(), name.to_owned(), &Options::default(), &|_, _| {});
+            let session = session.expect("it loads");
+            assert_eq!(session.usage().bytes, session.plan().bytes());
+            for (step, expected) in expected.iter().enumerate() {
+                let run = if step == 3 { session.run_poisoned(&given) } else { session.run(&given) };
+                let found = run.expect("it runs")[0].1.to_f64()[0];
+                assert!((found - expected).abs() < 1e-4 * expected, "{name}, {step}: {found}, not {expected}");
+            }
+        }
+    }
 }

@@ -596,7 +596,7 @@ impl Core for PoolGrad {
 
 /// Prepares sums of the updates that have the same index.
 fn sum_by_index<'a>(kernel: &'a Kernel) -> Result<CoreSpec<'a>, String> {
-    let [indices, updates] = [&kernel.reads[0], &kernel.reads[1]];
+    let [updates, indices] = [&kernel.reads[0], &kernel.reads[1]];
     ensure(stored(updates)? == Repr::F32, || format!("sums by index of {}", updates.dtype))?;
     let repr = stored(indices)?;
     ensure(matches!(repr, Repr::I64 | Repr::I32), || format!("indices of type {}", indices.dtype))?;
@@ -704,9 +704,9 @@ impl Index for i32 {
 
 impl Core for SumByIndex {
     unsafe fn feed(&self, args: &Args, at: &[isize], start: usize, n: usize, to: *mut u8) -> *const u8 {
-        let (first, sums) = (args.at(0, self.first).cast_const(), to.cast::<f32>());
+        let (first, sums) = (args.at(1, self.first).cast_const(), to.cast::<f32>());
         let [place_step, step] = self.steps;
-        let updates = args.at(1, at[1] + start as isize * step).cast_const();
+        let updates = args.at(0, at[1] + start as isize * step).cast_const();
         // SAFETY: operands were checked to span their memory; `to` has room for `n` elements.
         unsafe {
             to.write_bytes(0, n * size_of::<f32>());

@@ -90,14 +90,14 @@ impl Module<'_> {
     }
 
     fn sum_by_index(&mut self, text: &Text) -> Result<(), String> {
-        let [indices, updates] = [0, 1].map(|slot| &self.access(slot).shape);
-        let (mut body, at) = self.index(0, &vec![over("u", indices, 0..1)]);
+        let [updates, indices] = [0, 1].map(|slot| &self.access(slot).shape);
+        let (mut body, at) = self.index(1, &vec![over("u", indices, 0..1)]);
         body.extend([format!("let raw = {at};"), FROM_START.into()]);
         self.function("chosen", &[("u", I32)], Some(I32), body);
         let space = vec![over("u", updates, 0..1), over("rest", updates, 1..updates.len())];
-        let (mut body, address) = self.address(1, &space);
-        body.push(format!("return {};", self.load(1, &address)));
-        let ty = self.value[1];
+        let (mut body, address) = self.address(0, &space);
+        body.push(format!("return {};", self.load(0, &address)));
+        let ty = self.value[0];
         self.function("update", &[("u", I32), ("rest", I32)], Some(ty), body);
         let shape = &self.kernel.shape;
         self.ints(&[("EXTENT", shape[0]), ("INNER", shape[1..].iter().product()), ("UPDATES", indices[0])]);

@@ -95,25 +95,24 @@ pub(super) static SUM_BY_INDEX: TemplateDef = TemplateDef {
     check: |kernel, _| {
         let Kernel { shape, reads, .. } = kernel;
         ensure(!shape.is_empty(), || "expected an axis that indices name, found a scalar".to_owned())?;
-        kernel.reads_axes(0, 1)?;
-        ensure(reads[0].dtype.is_int(), || {
-            format!("operand 0 read: expected integer indices, found {}", reads[0].dtype)
+        kernel.reads_axes(1, 1)?;
+        ensure(reads[1].dtype.is_int(), || {
+            format!("operand 1 read: expected integer indices, found {}", reads[1].dtype)
         })?;
-        kernel.reads_extents(1, &[&reads[0].access.shape[..], &shape[1..]].concat())?;
-        let float = reads[1].dtype.is_float();
-        ensure(float, || format!("operand 1 read: expected updates of a floating-point type, found {}", reads[1].dtype))
+        kernel.reads_extents(0, &[&reads[1].access.shape[..], &shape[1..]].concat())?;
+        kernel.reads_floats(1)
     },
     axis_of: |_, operand, axis| match (operand, axis) {
         (_, 0) => Along::Tied,
-        (0, _) => Along::Whole,
-        _ => Along::Axis(axis),
+        (0, _) => Along::Axis(axis),
+        _ => Along::Whole,
     },
     meaning: sum_by_index,
     samples: || {
         let index = |n: usize| Operand { dtype: DType::I64, ..floats(&[n]) };
         let of = |n: usize, shape: &[usize]| {
             let updates = floats(&[&[n], &shape[1..]].concat());
-            sample(Template::SumByIndex, shape, vec![index(n), updates], Expr::input(0, DType::F32))
+            sample(Template::SumByIndex, shape, vec![updates, index(n)], Expr::input(0, DType::F32))
         };
         vec![of(9, &[4, 3]), of(40, &[5, 2, 70]), of(3, &[6])]
     },
@@ -123,11 +122,11 @@ pub(super) static SUM_BY_INDEX: TemplateDef = TemplateDef {
 fn sum_by_index(kernel: &Kernel, index: &[usize], elements: &mut Elements) -> Row {
     let extent = kernel.shape[0] as f64;
     let mut sum = 0.0;
-    for update in 0..kernel.reads[0].access.shape[0] {
-        let i = elements.at(0, &[update]);
+    for update in 0..kernel.reads[1].access.shape[0] {
+        let i = elements.at(1, &[update]);
         let i = if i < 0.0 { i + extent } else { i };
         if i == index[0] as f64 {
-            sum += elements.at(1, &[&[update], &index[1..]].concat());
+            sum += elements.at(0, &[&[update], &index[1..]].concat());
         }
     }
     single(sum)
