@@ -574,13 +574,22 @@ impl ConvTranspose {
             for c in 0..channels {
                 to.add(c * y.channel_stride).write_bytes(0, size);
             }
-            let mut scatter = |tile: Tile| {
-                for (i, row) in tile.rows.clone().enumerate() {
-                    let plane = to.wrapping_add(row / taps * y.channel_stride);
-                    self.scatter(row % taps, tile.cols.clone(), tile.ptr.wrapping_add(i * tile.stride), plane);
+            let plane = |row: usize| to.wrapping_add(row / taps * y.channel_stride);
+            if inputs == 1 {
+                // The product of one column and one row.
+                for row in 0..gemm.m {
+                    let weight = *weights.add(channel * taps + row);
+                    self.scatter(row % taps, 0..n, (from, weight), plane(row));
                 }
-            };
-            gemm.run(isa, 0..gemm.m, 0..n, workspace, &mut scatter);
+            } else {
+                let mut scatter = |tile: Tile| {
+                    for (i, row) in tile.rows.clone().enumerate() {
+                        let from = tile.ptr.wrapping_add(i * tile.stride).cast_const();
+                        self.scatter(row % taps, tile.cols.clone(), (from, 1.0), plane(row));
+                    }
+                };
+                gemm.run(isa, 0..gemm.m, 0..n, workspace, &mut scatter);
+            }
         }
         for c in 0..channels {
             let ptr = to.wrapping_add(c * y.channel_stride);
@@ -589,11 +598,11 @@ impl ConvTranspose {
         }
     }
 
-    /// Adds what positions `cols` contribute through one tap to an output plane.
+    /// Adds what positions `cols` contribute through one tap to an output plane: elements from an address, times a weight.
     ///
     /// # Safety
     /// `from` must be readable for `cols.len()` elements, `plane` writable for a plane.
-    unsafe fn scatter(&self, tap: usize, cols: Range<usize>, from: *const f32, plane: *mut f32) {
+    unsafe fn scatter(&self, tap: usize, cols: Range<usize>, (from, weight): (*const f32, f32), plane: *mut f32) {
         let w = &self.window;
         let tap = [tap / w.kernel[2] / w.kernel[1], tap / w.kernel[2] % w.kernel[1], tap % w.kernel[2]];
         let place = |dim: usize, at: usize| {
@@ -615,7 +624,7 @@ impl ConvTranspose {
                     let line = plane.add((d * w.input[1] + h) * w.input[2]);
                     for at in low..high {
                         let to = line.add(at * w.strides[2] + shift - w.pads[2]);
-                        *to += *from.add(col - cols.start + at - start);
+                        *to += weight * *from.add(col - cols.start + at - start);
                     }
                 }
             }

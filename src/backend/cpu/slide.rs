@@ -1,7 +1,7 @@
 //! Convolutions, transposed convolutions and pooling, with the body as their epilogue.
 
 use super::block::Repr;
-use super::conv::{Image, Share, Tensors};
+use super::conv::{Conv, Image, Share, Tensors};
 use super::gemm::{Grid, PANEL_COLS, PANEL_ROWS, Tile, View, pack_a, pack_b};
 use super::operands::Operands;
 use super::prologue::{Prologue, Space};
@@ -116,8 +116,11 @@ impl Sliding {
         // SAFETY: the weights were checked to span their memory, and the shared part of the workspace is theirs.
         unsafe {
             if self.windowed.dense {
-                let to = workspace(self.packed_at()).cast();
-                return pack_panels(&self.windowed.slide, from.cast(), to, task, self.tasks(0));
+                let (to, share) = (workspace(self.packed_at()).cast(), (task, self.tasks(0)));
+                return match self.windowed.slide {
+                    Slide::Conv(conv) if self.windowed.turned => pack_turned(&conv, from.cast(), to, share),
+                    slide => pack_panels(&slide, from.cast(), to, share),
+                };
             }
             let count: usize = self.weights.iter().map(|axis| axis.0).product();
             let dense = workspace(0).cast::<u32>();
@@ -144,7 +147,7 @@ impl Sliding {
 ///
 /// # Safety
 /// `from` must be readable for the weights, `to` writable for their packed form. No other thread may use the task's panels.
-unsafe fn pack_panels(slide: &Slide, from: *const f32, to: *mut f32, task: usize, tasks: usize) {
+unsafe fn pack_panels(slide: &Slide, from: *const f32, to: *mut f32, (task, tasks): (usize, usize)) {
     match slide {
         Slide::Conv(conv) => {
             let outputs = conv.out_channels / conv.groups;
@@ -185,6 +188,44 @@ unsafe fn pack_panels(slide: &Slide, from: *const f32, to: *mut f32, task: usize
             }
         }
         Slide::Pool(_) => {}
+    }
+}
+
+/// Packs the panels that are a task's of the dense weights `[in_channels, out_channels / groups, kernel]` of a transposed convolution, with
+/// channels exchanged and taps in reverse.
+///
+/// # Safety
+/// As for [`pack_panels`].
+unsafe fn pack_turned(conv: &Conv, from: *const f32, to: *mut f32, (task, tasks): (usize, usize)) {
+    let (inputs, outputs) = (conv.in_channels / conv.groups, conv.out_channels / conv.groups);
+    let (taps, k) = (conv.window.taps(), inputs * conv.window.taps());
+    // Lines of a panel, and of each step of it.
+    let (unit, padded) = match conv.way {
+        Way::Depthwise => (1, false),
+        Way::WeightsLeft => (PANEL_ROWS, false),
+        Way::WeightsRight => (PANEL_COLS, true),
+        Way::WholeBatch => return,
+    };
+    let panels = outputs.div_ceil(unit);
+    let size = conv.packed_weight_bytes() / size_of::<f32>() / conv.groups.max(1);
+    for panel in portion(conv.groups * panels, task, tasks) {
+        let (group, first) = (panel / panels, panel % panels * unit);
+        let lines = unit.min(outputs - first);
+        let step = if padded { unit } else { lines };
+        let to = to.wrapping_add(group * size + first * k);
+        for input in 0..inputs {
+            let filters = from.wrapping_add(((group * inputs + input) * outputs + first) * taps);
+            for tap in 0..taps {
+                let to = to.wrapping_add((input * taps + tap) * step);
+                // SAFETY: guaranteed by the caller.
+                unsafe {
+                    for line in 0..lines {
+                        *to.add(line) = *filters.add(line * taps + taps - 1 - tap);
+                    }
+                    to.add(lines).write_bytes(0, step - lines);
+                }
+            }
+        }
     }
 }
 

@@ -88,7 +88,8 @@ pub fn packed_bytes(kernel: &Kernel, operand: usize) -> Option<u64> {
         }
         (Template::Conv { .. } | Template::ConvTranspose { .. }, 1) => {
             let windowed = Windowed::new(kernel).ok()?;
-            if !windowed.packs_weights() {
+            // Filters that are turned around are those of gradients, and never constant.
+            if windowed.turned || !windowed.packs_weights() {
                 return None;
             }
             windowed.packed_bytes()
@@ -310,6 +311,8 @@ pub struct Windowed {
     pub packed: bool,
     /// True if unpacked weights lie row-major.
     pub dense: bool,
+    /// True for a transposed convolution that is computed as a convolution, by its filters turned around.
+    pub turned: bool,
 }
 
 impl Windowed {
@@ -340,8 +343,15 @@ impl Windowed {
             pads_end,
         };
         let (batch, in_channels, out_channels) = (shape[0], data.shape[1], shape[1]);
+        let mut turned = false;
         let slide = match (template, &kernel.schedule) {
             (&Template::Conv { groups, .. }, &Schedule::Cpu(Cpu::Conv { way, .. })) => {
+                Slide::Conv(Conv { batch, in_channels, out_channels, groups, window, way })
+            }
+            (&Template::ConvTranspose { groups, .. }, &Schedule::Cpu(Cpu::Conv { way, .. })) => {
+                turned = true;
+                let window =
+                    window.turned().ok_or("a transposed convolution with strides, or with less than nothing around")?;
                 Slide::Conv(Conv { batch, in_channels, out_channels, groups, window, way })
             }
             (&Template::ConvTranspose { groups, .. }, _) => {
@@ -350,6 +360,7 @@ impl Windowed {
             (&Template::Pool { pool, .. }, _) => Slide::Pool(pool),
             _ => return Err("a convolution whose schedule is not the CPU's".into()),
         };
+        let window = if let Slide::Conv(conv) = slide { conv.window } else { window };
         let direct = collects_in_place(kernel, |w| image_steps(&w.access).is_some());
         Ok(Windowed {
             slide,
@@ -359,6 +370,7 @@ impl Windowed {
             direct: image_steps(&writes[0].access).filter(|_| direct),
             packed: core > 1 && reads[1].packed,
             dense: core > 1 && reads[1].access.is_contiguous(),
+            turned,
         })
     }
 
@@ -384,7 +396,7 @@ impl Windowed {
         }
     }
 
-    /// True if weights have a packed form, in which they are read.
+    /// True if the weights of a kernel are packed before they are read.
     pub fn packs_weights(&self) -> bool {
         !matches!(self.slide, Slide::Pool(_) | Slide::Conv(Conv { way: Way::WholeBatch, .. }))
     }

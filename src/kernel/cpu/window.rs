@@ -39,6 +39,20 @@ pub(crate) struct Ring {
 }
 
 impl Window {
+    /// The window that reads an output plane and gives an input plane, with its taps in reverse: what a transposed convolution with this
+    /// window computes. `None` if windows are more than one element apart, or the plane would have to be cut.
+    pub fn turned(&self) -> Option<Window> {
+        let around = |dim: usize| (self.dilations[dim] * (self.kernel[dim] - 1)).checked_sub(self.pads[dim]);
+        let pads = [around(0)?, around(1)?, around(2)?];
+        (self.strides == [1; 3]).then_some(Window {
+            input: self.output,
+            output: self.input,
+            pads,
+            pads_end: [0; 3],
+            ..*self
+        })
+    }
+
     /// Elements of one output plane.
     pub fn output_len(&self) -> usize {
         self.output.iter().product()

@@ -53,7 +53,15 @@ impl Cpu {
                     "a depthwise convolution has one input channel per group, and at most four outputs".to_owned()
                 })?;
                 ensure(*way != Way::WholeBatch || has_plain_taps(kernel), || {
-                    "a whole batch reads weights in memory, whose taps follow one another".to_owned()
+                    "a whole batch reads data and weights in memory as they are, and the taps of a filter follow one another".to_owned()
+                })?;
+                Windowed::new(kernel).map(drop)
+            }
+            (Cpu::Conv { way, .. }, Template::ConvTranspose { groups, .. }) => {
+                let is_known = *way != Way::WholeBatch && (*way != Way::Depthwise || is_depthwise(kernel, *groups));
+                ensure(is_known && turns(kernel), || {
+                    "filters are turned around if they are computed and dense, and windows are one element apart"
+                        .to_owned()
                 })?;
                 Windowed::new(kernel).map(drop)
             }
@@ -72,14 +80,20 @@ impl Cpu {
 
 /// True if each group of a convolution has one input channel and few outputs.
 fn is_depthwise(kernel: &Kernel, groups: usize) -> bool {
-    let inputs = kernel.reads.get(1).and_then(|w| w.access.shape.get(1));
-    inputs == Some(&1) && kernel.shape.get(1).is_some_and(|o| o / groups.max(1) <= 4)
+    let inputs = kernel.reads.first().and_then(|data| data.access.shape.get(1));
+    inputs == Some(&groups) && kernel.shape.get(1).is_some_and(|o| o / groups.max(1) <= 4)
 }
 
 /// True if the weights of a convolution are not packed, and the taps of each filter lie one after another.
 fn has_plain_taps(kernel: &Kernel) -> bool {
     let weights = &kernel.reads[1];
-    !weights.packed && weights.access.has_dense_planes()
+    !weights.packed && kernel.prologues.is_empty() && weights.access.has_dense_planes()
+}
+
+/// True if a transposed convolution may be computed as a convolution by its filters turned around.
+fn turns(kernel: &Kernel) -> bool {
+    let scheduled = |way| Kernel { schedule: Schedule::Cpu(Cpu::Conv { way, threads: 1 }), ..kernel.clone() };
+    !kernel.reads[1].packed && Windowed::new(&scheduled(Way::WeightsLeft)).is_ok_and(|windowed| windowed.dense)
 }
 
 /// True if one product over all images is expected to be fastest: of computed weights at few positions, with windows of long rows, or with
@@ -88,7 +102,8 @@ fn is_whole_batch(kernel: &Kernel, groups: usize, positions: usize) -> bool {
     let window = &kernel.reads[1].access.shape[2..];
     let (taps, several) = (window.iter().product::<usize>(), kernel.shape[0] > 1 || groups > 1);
     let is_long = window[2] >= 4 && taps >= LANES && positions <= MOST_POSITIONS;
-    has_plain_taps(kernel) && several && taps > 1 && (is_long || positions < LANES)
+    let is_conv = matches!(kernel.template, Template::Conv { .. });
+    is_conv && has_plain_taps(kernel) && several && taps > 1 && (is_long || positions < LANES)
 }
 
 /// The way of a convolution that is expected to be fastest.
@@ -142,6 +157,7 @@ fn way(kernel: &Kernel) -> Cpu {
     match &kernel.template {
         Template::MatMul => Cpu::Matmul { threads: 1 },
         Template::Conv { groups, .. } => Cpu::Conv { way: conv(kernel, *groups), threads: 1 },
+        Template::ConvTranspose { groups, .. } if turns(kernel) => Cpu::Conv { way: conv(kernel, *groups), threads: 1 },
         Template::ConvTranspose { .. } | Template::Pool { .. } => Cpu::Window { threads: 1 },
         Template::Attention { .. } => Cpu::Attention { strip: strip(kernel), threads: 1 },
         _ => Cpu::Loops,
@@ -161,6 +177,7 @@ pub(super) fn all(kernel: &Kernel, target: &Target) -> Vec<Cpu> {
         Cpu::Conv { threads, .. } => {
             let ways = [Way::Depthwise, Way::WeightsLeft, Way::WeightsRight, Way::WholeBatch];
             all.extend(ways.map(|way| Cpu::Conv { way, threads }));
+            all.push(Cpu::Window { threads });
         }
         Cpu::Attention { strip, threads } => {
             let strips = [1, 2, 4, 8, 16, 32].map(|panels| panels * PANEL_ROWS);
