@@ -237,6 +237,12 @@ impl Graph {
         Ok(())
     }
 
+    /// Gives a constant other elements, in its place.
+    pub(crate) fn fill(&mut self, value: ValueId, constant: Constant) {
+        self.known = Known::default();
+        self.dag[index(value.node)].kind = Kind::Constant(Arc::new(constant));
+    }
+
     /// Makes a state of a constant, which is what it begins with. It has the name of the constant, or this one.
     ///
     /// # Errors

@@ -54,6 +54,7 @@ mod graph;
 mod hash;
 mod kernel;
 mod npy;
+mod npz;
 mod onnx;
 mod op;
 mod ops;
@@ -79,8 +80,8 @@ pub mod internals {
         ($($name:ident)*) => { $(pub mod $name { pub use crate::$name::*; })* };
     }
     modules! {
-        advise backend beside constant decisions dtype eager elements error exec expr file graph kernel npy onnx op ops
-        pass place plan random reference report safetensors session shape target tensor trace train tune
+        advise backend beside constant decisions dtype eager elements error exec expr file graph kernel npy npz onnx op
+        ops pass place plan random reference report safetensors session shape target tensor trace train tune
     }
 }
 

@@ -10,7 +10,7 @@ use crate::tensor::Tensor;
 use bytes::Bytes;
 use half::bf16;
 use std::fs::File;
-use std::io::{self, BufReader, ErrorKind, Read, Seek};
+use std::io::{self, BufReader, ErrorKind, Read};
 use std::path::Path;
 
 const MAGIC: &[u8; 6] = b"\x93NUMPY";
@@ -36,18 +36,27 @@ const ALIGNMENT: usize = 64;
 /// As [`read`], and when the array is in Fortran order.
 pub fn map(path: &Path) -> Result<(DType, Shape, Bytes)> {
     let fail = |e| Error::file(path, "read the array", e);
-    let mut file = File::open(path).map_err(|e| Error::file(path, "open", e))?;
-    let Header { descr, fortran, shape } = Header::read(&mut file).map_err(fail)?;
-    let start = file.stream_position().map_err(fail)?;
-    let bad = |what: String| fail(invalid(what));
+    let file = File::open(path).map_err(|e| Error::file(path, "open", e))?;
+    let length = file.metadata().map_err(fail)?.len();
+    let length =
+        usize::try_from(length).map_err(|_| fail(invalid(format!("{length} bytes are more than an address"))))?;
+    parts(&file::map(&file, 0, length).map_err(fail)?).map_err(fail)
+}
+
+/// The parts of an array file in C order: its elements' type and shape, and the elements, which are not copied.
+///
+/// # Errors
+/// As [`map`], without a file's name.
+pub fn parts(whole: &Bytes) -> io::Result<(DType, Shape, Bytes)> {
+    let mut rest = &whole[..];
+    let Header { descr, fortran, shape } = Header::read(&mut rest)?;
     let dtype = TYPES.iter().find(|(name, _)| *name == descr).map(|(_, dtype)| *dtype);
-    let dtype = dtype.ok_or_else(|| bad(format!("elements of type {descr} are not supported")))?;
-    ensure(!fortran, || bad("expected the rows one after another (C order), found Fortran order".into()))?;
-    let shape = Shape::new(shape);
-    let length = file.metadata().map_err(fail)?.len() - start;
-    let size = shape.checked_len().and_then(|n| n.checked_mul(dtype.size())).filter(|&n| n as u64 == length);
-    let size = size.ok_or_else(|| bad(format!("the header says {dtype}{shape}, but {length} bytes follow it")))?;
-    Ok((dtype, shape, file::map(&file, start, size).map_err(fail)?))
+    let dtype = dtype.ok_or_else(|| invalid(format!("elements of type {descr} are not supported")))?;
+    ensure(!fortran, || invalid("expected the rows one after another (C order), found Fortran order"))?;
+    let (shape, length) = (Shape::new(shape), rest.len());
+    let size = shape.checked_len().and_then(|n| n.checked_mul(dtype.size()));
+    ensure(size == Some(length), || invalid(format!("the header says {dtype}{shape}, but {length} bytes follow it")))?;
+    Ok((dtype, shape, whole.slice(whole.len() - length..)))
 }
 
 /// Reads an `.npy` file, in C or Fortran order.
@@ -58,30 +67,39 @@ pub fn read(path: &Path) -> Result<Tensor> {
     let fail = |e| Error::file(path, "read the array", e);
     let file = File::open(path).map_err(|e| Error::file(path, "open", e))?;
     let length = file.metadata().map_err(fail)?.len();
-    let mut file = BufReader::new(file);
-    let Header { descr, fortran, shape } = Header::read(&mut file).map_err(fail)?;
-    let bad = |what: String| fail(invalid(what));
+    read_from(&mut BufReader::new(file), length).map_err(fail)
+}
+
+/// Reads an array file of `length` bytes, in C or Fortran order.
+///
+/// # Errors
+/// As [`read`], without a file's name.
+pub fn read_from(file: &mut impl Read, length: u64) -> io::Result<Tensor> {
+    let Header { descr, fortran, shape } = Header::read(file)?;
     let Some(&(_, dtype)) = TYPES.iter().find(|(name, _)| *name == descr) else {
-        return Err(bad(format!("elements of type {descr} are not supported; convert them to f4, i8, ...")));
+        return Err(invalid(format!("elements of type {descr} are not supported; convert them to f4, i8, ...")));
     };
     let mut shape = Shape::new(shape);
     let size = shape.checked_len().and_then(|n| n.checked_mul(dtype.size())).filter(|&n| n as u64 <= length);
     let Some(size) = size else {
-        return Err(bad(format!("the header says {dtype}{shape}, but the file has only {length} bytes")));
+        return Err(invalid(format!("the header says {dtype}{shape}, but the file has only {length} bytes")));
     };
     let mut bytes = vec![0; size];
-    file.read_exact(&mut bytes).map_err(fail)?;
-    if file.read(&mut [0]).map_err(fail)? > 0 {
-        return Err(bad(format!("the header says {dtype}{shape}, but the file has more bytes: expected one array")));
+    file.read_exact(&mut bytes)?;
+    if file.read(&mut [0])? > 0 {
+        return Err(invalid(format!(
+            "the header says {dtype}{shape}, but the file has more bytes: expected one array"
+        )));
     }
     if let (DType::Bool, Some(byte)) = (dtype, bytes.iter().find(|&&byte| byte > 1)) {
-        return Err(bad(format!("expected 0 or 1 for a bool, found {byte}")));
+        return Err(invalid(format!("expected 0 or 1 for a bool, found {byte}")));
     }
+    let made = |shape, bytes| Tensor::new(dtype, shape, bytes).map_err(|e| invalid(e.to_string()));
     if !fortran {
-        return Tensor::new(dtype, shape, bytes);
+        return made(shape, bytes);
     }
     shape.reverse();
-    Ok(Tensor::new(dtype, shape, bytes)?.transposed())
+    Ok(made(shape, bytes)?.transposed())
 }
 
 /// Writes an `.npy` file. A reader never sees a part of it. `bf16` is written as `f4`.

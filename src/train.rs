@@ -15,6 +15,7 @@ pub mod classes;
 pub mod curve;
 pub mod data;
 mod dropout;
+pub mod init;
 mod loss;
 pub mod losses;
 mod norm;

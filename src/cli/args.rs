@@ -11,7 +11,7 @@ use crate::session::{self, Choice, Options, Session};
 use crate::shape::{Extent, Shape};
 use crate::target::{Family, Libraries, PRESETS, Preset, Target};
 use crate::tensor::Tensor;
-use crate::{npy, onnx, report};
+use crate::{npz, onnx, report};
 use clap::{Args, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
@@ -70,8 +70,8 @@ pub(super) struct Model {
 
 #[derive(Args)]
 pub(super) struct Inputs {
-    /// Give an input: NAME=FILE.npy, or NAME=2x784xf32=0.5 for equal elements. Inputs that are not given are random. A state begins with
-    /// what is given; a cache that grows may have fewer rows than there is room for.
+    /// Give an input: NAME=FILE.npy, NAME=FILE.npz:MEMBER, or NAME=2x784xf32=0.5 for equal elements. Inputs that are not given are random.
+    /// A state begins with what is given; a cache that grows may have fewer rows than there is room for.
     #[arg(long = "input", value_name = "NAME=VALUE")]
     pub(super) inputs: Vec<String>,
     /// Seed of the random inputs.
@@ -522,11 +522,12 @@ pub(super) fn given(flag: &str, values: &[String]) -> Result<Vec<Given>> {
 }
 
 fn value(flag: &str, text: &str) -> Result<Given> {
-    let bad = || Error::usage(format!("{flag} {text}: expected NAME=FILE.npy or NAME=2x784xf32=0.5"));
+    let bad =
+        || Error::usage(format!("{flag} {text}: expected NAME=FILE.npy, NAME=FILE.npz:MEMBER or NAME=2x784xf32=0.5"));
     let (name, value) = text.split_once('=').ok_or_else(bad)?;
     let (name, flag) = (name.to_owned(), format!("{flag} {text}"));
     let Some((spec, fill)) = value.split_once('=').filter(|_| !Path::new(value).exists()) else {
-        return Ok(Given { name, tensor: npy::read(Path::new(value))?, flag });
+        return Ok(Given { name, tensor: npz::read(Path::new(value))?, flag });
     };
     let mut parts: Vec<&str> = spec.split('x').collect();
     let dtype = parts.pop().and_then(DType::from_name).ok_or_else(bad)?;

@@ -9,7 +9,7 @@ use crate::plan::Plan;
 use crate::report::{self, Table};
 use crate::session::Session;
 use crate::tensor::Tensor;
-use crate::{file, npy};
+use crate::{file, npy, npz};
 use clap::Args;
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -76,7 +76,7 @@ impl Run {
     pub(super) fn run(&self, json: bool) -> Result<String, Failure> {
         let given = args::given("--input", &self.inputs.inputs)?;
         let expected = args::given("--expect", &self.expect)?;
-        let labels = self.labels.as_deref().map(npy::read).transpose()?;
+        let labels = self.labels.as_deref().map(npz::read).transpose()?;
         let session = self.more.session(&self.model, &self.on, &self.measured, &given, json)?;
         let last =
             self.program.last().map_or(Ok(session.plan()), |name| Ok::<_, Error>(session.program(name)?.plan()))?;

@@ -36,10 +36,11 @@ const EXAMPLE: &str = "Example: a classifier, validated after each of 10 epochs
 pub(super) struct Train {
     /// The model: an .onnx or .onnxtxt file, as it was exported for inference.
     model: PathBuf,
-    /// The data: an .npy file with a row per example. A model of several inputs takes NAME=FILE for each.
+    /// The data: an array with a row per example. FILE is an .npy file; an array of an archive, FILE.npz:NAME; or a folder of such files, whose
+    /// rows come one after another, part2 before part10. A model of several inputs takes NAME=FILE for each.
     #[arg(long, value_name = "FILE", required = true)]
     data: Vec<String>,
-    /// The right answers: an .npy file with a row per example.
+    /// The right answers: a FILE as of --data, with a row per example.
     #[arg(long, value_name = "FILE")]
     labels: PathBuf,
     #[command(flatten)]
@@ -50,16 +51,20 @@ pub(super) struct Train {
     /// The number of times that all rows are used. The rows of a last batch that is not full are left out.
     #[arg(long, value_name = "E")]
     epochs: Option<u64>,
-    /// Data to validate on after each epoch.
+    /// Data to validate on after each epoch: as --data.
     #[arg(long, value_name = "FILE", requires = "valid_labels")]
     valid: Vec<String>,
-    /// The right answers of the data to validate on.
+    /// The right answers of the data to validate on: as --labels.
     #[arg(long, value_name = "FILE", requires = "valid")]
     valid_labels: Option<PathBuf>,
-    /// Take the rows in the order of the file.
+    /// Take the rows in the order of the files.
     #[arg(long)]
     no_shuffle: bool,
-    /// Seed of the order of the rows, and of what Dropout drops.
+    /// Draw the weights anew by PyTorch's rules for their layers, with --seed, before the first step. Frozen ones stay as they are. Their
+    /// elements need not be in the file.
+    #[arg(long)]
+    init: bool,
+    /// Seed of the order of the rows, of what Dropout drops, and of --init.
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
     /// Write a JSON object per step: step, loss, lr, grad_norm, allocated_bytes, ms. The norm of the gradients is computed for it.
@@ -116,8 +121,14 @@ impl Train {
         };
         let training = Training { seed: self.seed, ..self.method.training(steps, self.log.is_some()) };
         let precision = training.precision;
-        let mut trainer = Trainer::new(model, &data, self.method.batch as usize, training, &options)
-            .map_err(|e| e.in_file(&self.model))?;
+        let folder = self.checkpoint.as_deref().map(Folder::open).transpose()?;
+        let resumed = folder.as_ref().filter(|_| self.resume).map(Folder::is_begun).transpose()?.unwrap_or(false);
+        let batch = self.method.batch as usize;
+        let trainer = match self.init && !resumed {
+            true => Trainer::drawn(model, &data, batch, training, &options, self.seed),
+            false => Trainer::new(model, &data, batch, training, &options),
+        };
+        let mut trainer = trainer.map_err(|e| e.in_file(&self.model))?;
         let bytes = trainer.session().plan().bytes();
         if !json {
             eprintln!(
@@ -136,10 +147,15 @@ impl Train {
             for (name, why) in trainer.fixed() {
                 eprintln!("  not trained: '{name}': {why}");
             }
+            for (name, reader) in trainer.undrawn() {
+                eprintln!(
+                    "  not drawn: '{name}': no rule for a weight that {reader} reads; it begins with the file's elements: give the file those \
+                     that it is to begin with"
+                );
+            }
         }
         let seed = (!self.no_shuffle).then_some(self.seed);
         let mut place = Place { step: 0, best: None, method: trainer.identity(&data, seed) };
-        let folder = self.checkpoint.as_deref().map(Folder::open).transpose()?;
         if let Some(found) =
             folder.as_ref().filter(|_| self.resume).map(|folder| folder.resume(trainer.session(), &place))
         {

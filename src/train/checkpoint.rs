@@ -72,6 +72,14 @@ impl Folder {
         Ok(found)
     }
 
+    /// True if there is a checkpoint to go on from.
+    ///
+    /// # Errors
+    /// The system's error.
+    pub fn is_begun(&self) -> Result<bool> {
+        Ok(!self.steps()?.is_empty())
+    }
+
     /// Writes a checkpoint, and removes those before the last ones.
     ///
     /// # Errors

@@ -1,35 +1,70 @@
-//! Rows of training data: mapped files, the order of the rows, batches.
+//! Rows of training data: mapped files and folders of them, the order of the rows, batches.
 
 use crate::dtype::DType;
 use crate::error::{Error, Result, ensure};
-use crate::npy;
+use crate::npz;
 use crate::op::Fact;
 use crate::shape::Shape;
 use crate::tensor::Tensor;
 use bytes::Bytes;
 use std::path::{Path, PathBuf};
 
-/// A file whose first axis counts rows. It is mapped: its rows take no memory of the process.
+/// Arrays whose first axis counts rows, one after another. They are mapped: their rows take no memory of the process.
 #[derive(Clone, Debug)]
 pub struct Rows {
+    /// The file, or the folder of the files.
     path: PathBuf,
     dtype: DType,
     shape: Shape,
+    /// Bytes of a row.
+    row_bytes: usize,
+    files: Vec<Part>,
+}
+
+/// A file's rows.
+#[derive(Clone, Debug)]
+struct Part {
+    path: PathBuf,
+    /// The number of the first row among all rows.
+    first: usize,
     bytes: Bytes,
 }
 
 impl Rows {
-    /// Maps an `.npy` file.
+    /// Maps an `.npy` file, a member of an `.npz` archive (`FILE.npz:NAME`, or `FILE.npz` if it has one member), or all such files of a
+    /// folder, which are one array along the first axis. Numbers in the files' names give their order: `part2` comes before `part10`.
     ///
     /// # Errors
-    /// When it is no array, or has no rows.
+    /// When it is no array, has no rows, or is deflated; when two files of a folder have rows of different types or shapes.
     pub fn open(path: &Path) -> Result<Rows> {
-        let (dtype, shape, bytes) = npy::map(path)?;
-        let rows = Rows { path: path.to_owned(), dtype, shape, bytes };
-        ensure(rows.shape.first().is_some_and(|&count| count > 0), || {
-            rows.fail(format!("expected an array of rows, found {dtype}{}", rows.shape))
-        })?;
-        Ok(rows)
+        let paths = if path.is_dir() { shards(path)? } else { vec![path.to_owned()] };
+        let mut all: Option<Rows> = None;
+        for file in paths {
+            let (dtype, shape, bytes) = npz::map(&file)?;
+            let fail = |what: String| Error::File { path: file.clone(), what, source: None };
+            ensure(shape.first().is_some_and(|&count| count > 0), || {
+                fail(format!("expected an array of rows, found {dtype}{shape}"))
+            })?;
+            match &mut all {
+                None => {
+                    let row_bytes = bytes.len() / shape[0];
+                    let files = vec![Part { path: file, first: 0, bytes }];
+                    all = Some(Rows { path: path.to_owned(), dtype, shape, row_bytes, files });
+                }
+                Some(all) => {
+                    ensure(dtype == all.dtype && shape[1..] == all.shape[1..], || {
+                        let (other, found) = (Fact::new(all.dtype, &all.shape[1..]), Fact::new(dtype, &shape[1..]));
+                        fail(format!("expected rows of {other}, as in {}, found {found}", all.files[0].path.display()))
+                    })?;
+                    all.files.push(Part { path: file, first: all.shape[0], bytes });
+                    all.shape[0] += shape[0];
+                }
+            }
+        }
+        all.ok_or_else(|| {
+            let what = "expected a folder with .npy or .npz files, found none in it".to_owned();
+            Error::File { path: path.to_owned(), what, source: None }
+        })
     }
 
     /// The number of rows.
@@ -42,9 +77,26 @@ impl Rows {
         &self.shape
     }
 
-    /// An error that names the file.
+    /// An error that names the file, or the folder.
     pub fn fail(&self, what: String) -> Error {
         Error::File { path: self.path.clone(), what, source: None }
+    }
+
+    /// The file that has a row.
+    fn part_of(&self, row: usize) -> &Part {
+        &self.files[self.files.partition_point(|part| part.first <= row) - 1]
+    }
+
+    /// The bytes of a row.
+    fn row(&self, row: usize) -> &[u8] {
+        let part = self.part_of(row);
+        &part.bytes[(row - part.first) * self.row_bytes..][..self.row_bytes]
+    }
+
+    /// An error that names a row and its file.
+    fn fail_at(&self, row: usize, what: &str) -> Error {
+        let part = self.part_of(row);
+        Error::File { path: part.path.clone(), what: format!("row {}: {what}", row - part.first), source: None }
     }
 
     /// Refuses rows that are not those of a batch of this fact.
@@ -66,10 +118,10 @@ impl Rows {
     /// # Errors
     /// When a row has an element that is not finite: its number.
     pub fn fill(&self, rows: impl Iterator<Item = usize>, batch: &Fact, out: &mut Vec<u8>) -> Result<()> {
-        let bytes = self.bytes.len() / self.count();
+        let bytes = self.row_bytes;
         out.clear();
         for row in rows {
-            let from = &self.bytes[row * bytes..][..bytes];
+            let from = self.row(row);
             if self.dtype == batch.dtype {
                 out.extend_from_slice(from);
             } else {
@@ -81,7 +133,7 @@ impl Rows {
                 let finite =
                     |element: &[u8]| f32::from_le_bytes([element[0], element[1], element[2], element[3]]).is_finite();
                 if let Some(at) = out[start..].chunks_exact(4).position(|element| !finite(element)) {
-                    return Err(self.fail(format!("row {row}: element {at} is not a finite number")));
+                    return Err(self.fail_at(row, &format!("element {at} is not a finite number")));
                 }
             }
         }
@@ -93,18 +145,50 @@ impl Rows {
     /// # Errors
     /// The first row with such a label.
     pub fn check_labels(&self, classes: usize) -> Result<()> {
-        let bytes = self.bytes.len() / self.count();
         for row in 0..self.count() {
-            let own =
-                Tensor::new(self.dtype, [bytes / self.dtype.size()], self.bytes[row * bytes..][..bytes].to_vec())?;
+            let own = Tensor::new(self.dtype, [self.row_bytes / self.dtype.size()], self.row(row).to_vec())?;
             let wrong = |label: &f64| *label != -100.0 && !(0.0..classes as f64).contains(label);
             if let Some(label) = own.to_f64().into_iter().find(wrong) {
                 let range = format!("0 to {}, or -100 for one that does not count", classes - 1);
-                return Err(self.fail(format!("row {row}: expected a label of {range}, found {label}")));
+                return Err(self.fail_at(row, &format!("expected a label of {range}, found {label}")));
             }
         }
         Ok(())
     }
+}
+
+/// The arrays of a folder, in the order of the numbers in their names. Hidden files and others are left out.
+fn shards(folder: &Path) -> Result<Vec<PathBuf>> {
+    let fail = |e| Error::file(folder, "list the files", e);
+    let mut found = Vec::new();
+    for entry in folder.read_dir().map_err(fail)? {
+        let path = entry.map_err(fail)?.path();
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        if npz::is_array(&path) && !name.starts_with('.') && path.is_file() {
+            found.push((natural(&name), name, path));
+        }
+    }
+    found.sort();
+    Ok(found.into_iter().map(|(_, _, path)| path).collect())
+}
+
+/// What a name is sorted by: its text, and its numbers, which come before text. Of a number's digits, the count decides first.
+fn natural(name: &str) -> Vec<(bool, usize, String)> {
+    let mut parts: Vec<(bool, usize, String)> = Vec::new();
+    for letter in name.chars() {
+        let is_text = !letter.is_ascii_digit();
+        match parts.last_mut() {
+            Some((last, _, text)) if *last == is_text => text.push(letter),
+            _ => parts.push((is_text, 0, letter.into())),
+        }
+    }
+    for (is_text, digits, text) in &mut parts {
+        if !*is_text {
+            *text = text.trim_start_matches('0').to_owned();
+            *digits = text.len();
+        }
+    }
+    parts
 }
 
 /// The order of the rows in an epoch: a permutation that takes no memory.
@@ -153,6 +237,13 @@ fn mix(number: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn numbers_in_names_are_numbers() {
+        let mut names = ["b1", "a10", "a2", "a", "a02b", "10", "9", "a100000000000000000000000", "a2b10", "a2b9"];
+        names.sort_by_key(|name| natural(name));
+        assert_eq!(names, ["9", "10", "a", "a2", "a02b", "a2b9", "a2b10", "a10", "a100000000000000000000000", "b1"]);
+    }
 
     #[test]
     fn every_row_has_one_place() {

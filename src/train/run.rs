@@ -2,6 +2,7 @@
 
 use super::checkpoint::fingerprint;
 use super::data::{Order, Rows};
+use super::init::{self, Init};
 use super::{LABELS, Loss, Programs, Schedule, Training, check_rows, class_axis, programs};
 use crate::backend::Place;
 use crate::dtype::DType;
@@ -12,6 +13,7 @@ use crate::op::Fact;
 use crate::session::{self, Options, Session};
 use crate::tensor::Tensor;
 use serde_json::{Value, json};
+use std::collections::HashSet;
 
 /// The data of a model: the rows of each input by its name, and the labels.
 #[derive(Debug)]
@@ -51,6 +53,8 @@ pub struct Trainer {
     training: Training,
     trained: Vec<String>,
     fixed: Vec<(String, &'static str)>,
+    /// Weights that no rule draws, where weights are drawn, and an operator that reads them.
+    undrawn: Vec<(String, &'static str)>,
     /// The facts of a micro-batch, in the order of the columns.
     facts: Vec<Fact>,
     buffers: Vec<Vec<u8>>,
@@ -88,6 +92,33 @@ impl Trainer {
     /// # Errors
     /// When data and model do not fit each other, an operator has no derivatives, or the plan exceeds the limit.
     pub fn new(model: Model, data: &Data, batch: usize, training: Training, options: &Options) -> Result<Trainer> {
+        Trainer::load(model, data, batch, training, options, None)
+    }
+
+    /// As [`new`](Self::new), with weights that are drawn by a seed, as [`init`] tells. What no rule draws, and what is frozen, begins with the
+    /// elements of the model.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn drawn(
+        model: Model,
+        data: &Data,
+        batch: usize,
+        training: Training,
+        options: &Options,
+        seed: u64,
+    ) -> Result<Trainer> {
+        Trainer::load(model, data, batch, training, options, Some(seed))
+    }
+
+    fn load(
+        model: Model,
+        data: &Data,
+        batch: usize,
+        training: Training,
+        options: &Options,
+        seed: Option<u64>,
+    ) -> Result<Trainer> {
         let rows = data.check()?;
         ensure(batch <= rows, || data.labels.fail(format!("expected at least {batch} rows, one batch, found {rows}")))?;
         let micro = training.rows_of_part(batch)?;
@@ -102,13 +133,19 @@ impl Trainer {
                 }
             }
         }
-        let graph = onnx::import(&model, &dims)?;
+        let mut graph = onnx::import(&model, &dims)?;
         let output = graph.outputs().first().map(|(_, value)| graph.fact(*value).shape.clone());
         let classes = output.and_then(|output| class_axis(&output, data.labels.shape()));
         let fingerprint = fingerprint(&graph)?;
+        let weights = model.weights();
+        let mut init = Init::default();
+        if seed.is_some() {
+            init = init::rules(&graph, &weights, &training)?;
+            init::forget(&mut graph, &init)?;
+        }
         let (backend, device) = session::open(options)?;
         let training = training.on(backend.target());
-        let Programs { parts, evaluate, trained, fixed, .. } = programs(&graph, &model.weights(), classes, &training)?;
+        let Programs { parts, evaluate, trained, fixed, .. } = programs(&graph, &weights, classes, &training)?;
         let facts: Vec<Fact> = data
             .columns()
             .map(|(name, rows)| {
@@ -131,7 +168,45 @@ impl Trainer {
         all.push(("evaluate".to_owned(), evaluate.into()));
         let session = Session::programs_on_backend(all, backend, device, options, &|_, _| {})?;
         let buffers = vec![Vec::new(); facts.len()];
-        Ok(Trainer { session, model, training, trained, fixed, facts, buffers, parts: names, batch, fingerprint })
+        init.unknown.retain(|(name, _)| trained.contains(name));
+        let undrawn = std::mem::take(&mut init.unknown);
+        let trainer = Trainer {
+            session,
+            model,
+            training,
+            trained,
+            fixed,
+            undrawn,
+            facts,
+            buffers,
+            parts: names,
+            batch,
+            fingerprint,
+        };
+        if let Some(seed) = seed {
+            trainer.draw(&init, seed)?;
+        }
+        Ok(trainer)
+    }
+
+    /// Gives the states of drawn weights their elements, and their moving averages the same.
+    fn draw(&self, init: &Init, seed: u64) -> Result<()> {
+        let states = self.states();
+        for drawn in &init.drawn {
+            let average = format!("ema/{}", drawn.name);
+            let names = [&drawn.name, &average].into_iter().filter(|name| states.contains(*name));
+            let mut names = names.peekable();
+            if names.peek().is_some() {
+                let tensor = drawn.tensor(seed)?;
+                names.try_for_each(|name| self.session.set_state(name, &tensor))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The names of all states.
+    fn states(&self) -> HashSet<String> {
+        self.session.programs().flat_map(|p| &p.plan().state).map(|state| state.port.name.clone()).collect()
     }
 
     /// The session that runs the steps.
@@ -175,6 +250,11 @@ impl Trainer {
     /// Weights that stay as they are, and the reason.
     pub fn fixed(&self) -> &[(String, &'static str)] {
         &self.fixed
+    }
+
+    /// Weights that were to be drawn, but begin with the elements of the model, because no rule draws what this operator reads.
+    pub fn undrawn(&self) -> &[(String, &'static str)] {
+        &self.undrawn
     }
 
     /// Steps per epoch: whole batches.
@@ -278,8 +358,7 @@ impl Trainer {
     /// # Errors
     /// When the device fails.
     pub fn model(&self) -> Result<onnx::proto::ModelProto> {
-        let states: Vec<String> =
-            self.session.programs().flat_map(|p| &p.plan().state).map(|state| state.port.name.clone()).collect();
+        let states = self.states();
         self.model.replaced(|name| {
             let average = format!("ema/{name}");
             let state = if states.contains(&average) { average } else { name.to_owned() };

@@ -68,6 +68,7 @@ mod tune;
 // The library and the program from outside.
 mod allocators;
 mod cli;
+mod data;
 mod eager;
 mod forks;
 mod front;
