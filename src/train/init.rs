@@ -144,9 +144,8 @@ pub fn forget(graph: &mut Graph, init: &Init) -> Result<()> {
 /// Zeros that take no memory before they are needed.
 fn zeros(name: &str, fact: &Fact) -> Result<Constant> {
     let fill = ops::find(FILL).expect("the table has the row");
-    let extents: Vec<f64> = fact.shape.iter().map(|&extent| extent as f64).collect();
-    let extents = Constant::new("shape", Tensor::from_f64(DType::I64, [extents.len()], &extents));
-    Constant::derived(name.to_owned(), fill, Attrs::new(), vec![Some(Arc::new(extents))], 0, fact.clone())
+    let extents: Vec<i64> = fact.shape.iter().map(|&extent| extent as i64).collect();
+    Constant::derived(name.to_owned(), fill, Attrs::new().with("input", extents), Vec::new(), 0, fact.clone())
 }
 
 /// Operators that hand the elements of a weight on.
