@@ -225,7 +225,7 @@ fn a_folder_of_files_is_one_array() {
         fails(1, &[DIGITS, CPU, &["--steps", "1", "--data", data, "--labels", &y]], words);
     };
     folder.file("x/part11.npy", array(2, 0));
-    refused(&x, &["part11.npy: expected rows of f32[64], as in ", "part2.npy, found u8[3]"]);
+    refused(&x, &["part11.npy: expected rows of f32[1,8,8], as in ", "part2.npy, found u8[3]"]);
     folder.file("x/part11.npy", cut(&images, 360, 0, 1));
     refused(&x, &["/y: expected 361 labels, one per row, found 360"]);
     // An element that is not finite is named by its own file.
