@@ -48,7 +48,7 @@ pub(super) struct Run {
     /// Write each output to DIR/NAME.npy. Characters of names outside [A-Za-z0-9._-] become '_'. The end of an overlong name becomes a hash.
     #[arg(long, value_name = "DIR")]
     output_dir: Option<PathBuf>,
-    /// Compare an output with a file: NAME=FILE.npy. Exit code 3 if they differ.
+    /// Compare an output with a file: NAME=FILE.npy or NAME=FILE.npz:MEMBER. Exit code 3 if they differ.
     #[arg(long, value_name = "NAME=FILE")]
     expect: Vec<String>,
     /// Relative tolerance of --expect.
@@ -57,7 +57,7 @@ pub(super) struct Run {
     /// Absolute tolerance of --expect.
     #[arg(long, default_value_t = 1e-5, value_parser = tolerance)]
     atol: f64,
-    /// The right classes, as an .npy file of integers. The report shows the predictions of the first output, and their accuracy.
+    /// The right classes, as an array of integers: FILE.npy or FILE.npz:MEMBER. The report shows the predictions of the first output, and their accuracy.
     #[arg(long, value_name = "FILE")]
     labels: Option<PathBuf>,
     /// After the run, time each step by itself, and write the times and live bytes in Chrome's trace format (for Perfetto).
