@@ -282,7 +282,7 @@ fn directory(bytes: &[u8]) -> io::Result<(usize, Vec<Member>)> {
 
 /// Takes numbers of 64 bits from the extra field 1 of a member: those that its line has no room for, in order.
 fn lengthen(numbers: &mut [u64; 3], mut extra: Fields) -> io::Result<()> {
-    let mut is_long = numbers.iter().any(|&number| number == IS_LONG);
+    let mut is_long = numbers.contains(&IS_LONG);
     while is_long && !extra.0.is_empty() {
         let (kind, length) = (extra.number(0, 2)?, extra.number(2, 2)? as usize);
         let field = Fields(extra.slice(4, length)?);

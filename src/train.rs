@@ -314,10 +314,8 @@ impl<'a> Builder<'a> {
         }
         let (states, updates): (Vec<_>, Vec<_>) = std::mem::take(&mut self.running).into_iter().unzip();
         if !states.is_empty() {
-            let made = grow(&mut self.graph, "update", |b| {
-                let finite = is_finite(b.value(sum.loss));
-                Ok(held(b, finite, &states, &updates))
-            })?;
+            let finite = self.finite(sum.loss)?;
+            let made = grow(&mut self.graph, "update", |b| Ok(held(b, b.value(finite), &states, &updates)))?;
             for (&state, next) in states.iter().zip(made) {
                 self.graph.update(state, next).map_err(Error::graph)?;
             }
@@ -370,9 +368,15 @@ impl<'a> Builder<'a> {
         graph.output("lr", rate);
         norm.into_iter().for_each(|norm| graph.output("grad_norm", norm));
         for weight in weights {
-            self.change(weight, scale, finite, rate, &made[1..])?;
+            self.change(weight, scale, finite, rate, &next[1..])?;
         }
         Ok(())
+    }
+
+    /// True if a loss is neither infinite nor NaN: known as soon as the loss is, so that no gradient waits for it.
+    fn finite(&mut self, loss: ValueId) -> Result<ValueId> {
+        self.graph.insert_at(loss.node);
+        Ok(grown(&mut self.graph, "update", |b| Ok(vec![is_finite(b.value(loss))]))?[0])
     }
 
     /// The factor of all gradients, as far as it is asked for.
@@ -389,12 +393,12 @@ impl<'a> Builder<'a> {
         });
         let squares = if shows || self.scale.is_some() { squares.collect::<Result<Vec<_>>>()? } else { Vec::new() };
         let scale = self.scale;
+        let loss = self.finite(sum.loss)?;
         let made = grow(&mut self.graph, "update", |b| {
             let divisors = [sum.count, scale].into_iter().flatten().map(|divisor| b.value(divisor));
             let inverse = divisors.reduce(|product, divisor| product * divisor).map(|product| product.reciprocal());
             let total = squares.iter().map(|&square| b.value(square)).reduce(|sum, square| sum + square);
-            let finite = is_finite(b.value(sum.loss));
-            let finite = total.map_or(finite, |total| finite.and(is_finite(total)));
+            let finite = total.map(|total| b.value(loss).and(is_finite(total)));
             let norm = total.filter(|_| shows).map(|total| match inverse {
                 Some(inverse) => total.sqrt() * inverse,
                 None => total.sqrt(),
@@ -404,11 +408,11 @@ impl<'a> Builder<'a> {
                 (Some(clipped), Some(inverse)) => Some(clipped * inverse),
                 (clipped, inverse) => clipped.or(inverse),
             };
-            Ok([finite].into_iter().chain(scale).chain(norm).collect())
+            Ok([finite, scale, norm].into_iter().flatten().collect())
         })?;
-        let finite = made[0];
-        let mut made = made[1..].iter().copied();
+        let mut made = made.into_iter();
         let mut next = |is_made: bool| if is_made { made.next() } else { None };
+        let finite = next(shows || scale.is_some()).unwrap_or(loss);
         let scale = next(clip.is_some() || sum.count.is_some() || scale.is_some());
         Ok(Factor { scale, norm: next(shows), finite })
     }
@@ -444,10 +448,13 @@ impl<'a> Builder<'a> {
             let gradient = scale.map_or(gradient, |scale| gradient * b.value(scale));
             let decay = if old.shape()?.len() >= decay_dims { decay } else { 0.0 };
             let factors: Vec<Var> = factors.iter().map(|&factor| b.value(factor)).collect();
-            let (new, slots) = optimizer.update(old, gradient, slots, b.value(rate), decay, &factors);
-            let average = ema.map(|kept| values[values.len() - 1] * kept + new * (1.0 - kept));
-            let next = [new].into_iter().chain(slots).chain(average);
-            Ok(next.zip(values).map(|(next, old)| b.value(finite).select(next, old)).collect())
+            let finite = b.value(finite);
+            let (new, slots) = optimizer.update(old, gradient, slots, b.value(rate), decay, &factors, finite);
+            let average = ema.map(|kept| {
+                let old = values[values.len() - 1];
+                finite.select(old * kept + new * (1.0 - kept), old)
+            });
+            Ok([new].into_iter().chain(slots).chain(average).collect())
         })?;
         for (&state, &next) in states.iter().zip(&made) {
             graph.update(state, next).map_err(Error::graph)?;

@@ -54,7 +54,9 @@ impl Optimizer {
         }
     }
 
-    /// The new weight, and the new values of its slots.
+    /// The new weight, and the new values of its slots; the old ones unless all is `finite`. The weight follows from the slots' values as they
+    /// are kept, so that no others are needed.
+    #[expect(clippy::too_many_arguments, reason = "each is a term of the formula")]
     pub(super) fn update<'g>(
         self,
         weight: Var<'g>,
@@ -63,15 +65,17 @@ impl Optimizer {
         rate: Var<'g>,
         decay: f64,
         factors: &[Var<'g>],
+        finite: Var<'g>,
     ) -> (Var<'g>, Vec<Var<'g>>) {
+        let old = weight;
         let decayed = || if decay == 0.0 { gradient } else { gradient + weight * decay };
         match self {
-            Optimizer::Sgd { momentum: 0.0, .. } => (weight - decayed() * rate, Vec::new()),
+            Optimizer::Sgd { momentum: 0.0, .. } => (finite.select(weight - decayed() * rate, old), Vec::new()),
             Optimizer::Sgd { momentum, nesterov } => {
                 let gradient = decayed();
-                let sum = slots[0] * momentum + gradient;
+                let sum = finite.select(slots[0] * momentum + gradient, slots[0]);
                 let change = if nesterov { gradient + sum * momentum } else { sum };
-                (weight - change * rate, vec![sum])
+                (finite.select(weight - change * rate, old), vec![sum])
             }
             Optimizer::Adam { beta1, beta2, eps, decoupled } => {
                 let (gradient, weight) = match decoupled {
@@ -79,10 +83,10 @@ impl Optimizer {
                     true => (gradient, weight),
                     false => (decayed(), weight),
                 };
-                let mean = slots[0] * beta1 + gradient * (1.0 - beta1);
-                let square = slots[1] * beta2 + gradient * gradient * (1.0 - beta2);
+                let mean = finite.select(slots[0] * beta1 + gradient * (1.0 - beta1), slots[0]);
+                let square = finite.select(slots[1] * beta2 + gradient * gradient * (1.0 - beta2), slots[1]);
                 let root = square.sqrt() / factors[1].sqrt() + eps;
-                (weight - rate / factors[0] * (mean / root), vec![mean, square])
+                (finite.select(weight - rate / factors[0] * (mean / root), old), vec![mean, square])
             }
         }
     }

@@ -646,13 +646,13 @@ impl SumByIndex {
     /// # Safety
     /// `first` must lead to `count` readable indices.
     #[inline(always)]
-    unsafe fn each(&self, first: *const u8, place: i64, mut f: impl FnMut(usize)) {
+    unsafe fn each(&self, first: *const u8, place: i64, f: impl FnMut(usize)) {
         if self.wide {
             // SAFETY: guaranteed by the caller.
             unsafe { self.each_of::<i64>(first, place, f) }
         } else {
             // SAFETY: guaranteed by the caller. No index of 32 bits is further outside.
-            unsafe { self.each_of::<i32>(first, place as i32, |u| f(u)) }
+            unsafe { self.each_of::<i32>(first, place as i32, f) }
         }
     }
 
