@@ -11,6 +11,7 @@ use crate::plan::{self, Class, Limits, Plan, Recipe};
 use crate::target::{Family, Target};
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::{self, Bound::Excluded, Bound::Included, Bound::Unbounded};
 
 /// A model and the settings to plan it with. A remedy is another case of the same model.
 #[derive(Clone, Debug)]
@@ -109,8 +110,9 @@ pub struct Largest {
     pub dim: String,
     /// The largest extent found that fits, if one does.
     pub fits: Option<Size>,
-    /// The next larger extent that can be planned, or that cannot. If nothing fits, the smallest that can be planned.
-    pub next: Size,
+    /// The next larger extent that can be planned, or that cannot; `None` if no larger one was asked for. If nothing fits, the smallest that
+    /// can be planned.
+    pub next: Option<Size>,
     /// Number of plans that the search made.
     pub plans: usize,
 }
@@ -126,8 +128,8 @@ const ROUND: [usize; 4] = [16, 32, 64, 128];
 
 /// Extents that are likely to be plannable, the smallest first.
 ///
-/// They are small extents, extents with small prime factors only, which people choose most, and fractions of `below`.
-fn seeds(below: Option<usize>) -> BTreeSet<usize> {
+/// They are small extents, extents with small prime factors only, which people choose most, and fractions of `given`.
+fn seeds(given: Option<usize>) -> BTreeSet<usize> {
     let smooth = |extent: &usize| {
         let divided = |mut rest: usize, prime: usize| {
             while rest.is_multiple_of(prime) {
@@ -137,7 +139,7 @@ fn seeds(below: Option<usize>) -> BTreeSet<usize> {
         };
         [2, 3, 5, 7].into_iter().fold(*extent, divided) == 1
     };
-    let fractions = (1..=EACH).filter_map(|part| below.filter(|b| b.is_multiple_of(part)).map(|b| b / part));
+    let fractions = (1..=EACH).filter_map(|part| given.filter(|g| g.is_multiple_of(part)).map(|g| g / part));
     (1..=EACH).chain((EACH..=EVERY).filter(smooth)).chain(fractions).collect()
 }
 
@@ -190,9 +192,9 @@ impl Search<'_> {
     }
 
     /// An extent that can be planned, if one is found.
-    fn any(&mut self, below: Option<usize>) -> Option<usize> {
+    fn any(&mut self, given: Option<usize>) -> Option<usize> {
         let most = self.most;
-        let seed = seeds(below).into_iter().filter(|&extent| extent <= most).find(|&extent| self.is_planned(extent));
+        let seed = seeds(given).into_iter().filter(|&extent| extent <= most).find(|&extent| self.is_planned(extent));
         // If all small extents fail in the same way, the extent is not the reason, and others fail as well.
         if seed.is_none() && (2..=EACH.min(most)).any(|extent| self.take(extent) != self.take(1)) {
             return (EACH..=EVERY.min(most)).find(|&extent| self.is_planned(extent));
@@ -277,7 +279,9 @@ impl Grid {
     }
 }
 
-/// Finds the largest extent, from 1 on and less than `below`, whose plan is within `limit`. `measure` plans an extent.
+/// Finds the largest extent, from 1 on and up to `most`, whose plan is within `limit`. `measure` plans an extent.
+///
+/// An excluded `most` may still be reported as the next larger extent. Nothing above an included one is planned.
 ///
 /// A model may need a multiple of some number, or a least extent. So the search first finds the two smallest extents that can
 /// be planned, and then looks only at extents that are as far apart as these two. A number that must divide the extent divides
@@ -288,22 +292,27 @@ impl Grid {
 pub fn largest(
     dim: &str,
     limit: u64,
-    below: Option<usize>,
+    most: ops::Bound<usize>,
     measure: &mut dyn FnMut(usize) -> Result<u64>,
 ) -> Result<Largest> {
-    let most = below.map_or(usize::MAX, |below| below.saturating_sub(1)).max(1);
-    let mut search = Search { limit, most, measure, known: BTreeMap::new(), error: None };
-    let Some(found) = search.any(below) else { return Err(search.error.expect("1 was tried")) };
+    let (given, most, end) = match most {
+        Included(given) => (Some(given), given, given),
+        Excluded(given) => (Some(given), given.saturating_sub(1), usize::MAX),
+        Unbounded => (None, usize::MAX, usize::MAX),
+    };
+    let mut search = Search { limit, most: most.max(1), measure, known: BTreeMap::new(), error: None };
+    let Some(found) = search.any(given) else { return Err(search.error.expect("1 was tried")) };
     let mut least = divisors(found).into_iter();
     let smallest = least.find(|&extent| search.is_planned(extent)).expect("itself can be planned");
-    let (mut fits, mut next) = (None, search.size(smallest));
+    let (mut fits, mut next) = (None, Some(search.size(smallest)));
     if search.fits(smallest) {
         let grid = search.grid(smallest);
         let low = search.climb(&grid);
-        let mut above = (1..=NEIGHBOURS).map(|more| grid.extent(low.saturating_add(more)));
-        let planned = above.find(|&extent| search.is_planned(extent));
+        let above = (1..=NEIGHBOURS).map(|more| grid.extent(low.saturating_add(more)));
+        let above: Vec<usize> = above.filter(|&extent| extent <= end).collect();
+        let planned = above.iter().copied().find(|&extent| search.is_planned(extent));
         fits = Some(search.size(grid.extent(low)));
-        next = search.size(planned.unwrap_or(grid.extent(low.saturating_add(1))));
+        next = planned.or(above.first().copied()).map(|extent| search.size(extent));
     }
     Ok(Largest { dim: dim.to_owned(), fits, next, plans: search.known.len() })
 }
@@ -314,7 +323,7 @@ pub fn largest(
 /// # Errors
 /// Those of [`largest`].
 pub fn largest_binding(case: &Case, dim: &str, limit: u64) -> Result<Largest> {
-    let below = case.dims.iter().find(|(name, _)| name == dim).map(|(_, extent)| *extent);
+    let below = case.dims.iter().find(|(name, _)| name == dim).map_or(Unbounded, |(_, extent)| Excluded(*extent));
     largest(dim, limit, below, &mut |extent| case.with_dim(dim, extent).bytes(Some(limit)))
 }
 

@@ -18,6 +18,9 @@ use std::sync::{Arc, OnceLock};
 /// The most nodes that a graph may grow to when operators are decomposed or a file's functions are expanded.
 pub const MAX_NODES: usize = 1 << 18;
 
+/// What the names of nodes end with that compute forward values again, for the backward computation.
+pub const AGAIN: &str = " again";
+
 /// The kinds of nodes.
 #[derive(Clone, Debug)]
 pub enum Kind {
@@ -697,6 +700,11 @@ impl Graph {
         self.backward.is_some_and(|first| self.node(node).position >= first)
     }
 
+    /// True if a node is a view, which moves no byte.
+    pub fn is_view(&self, node: u32) -> bool {
+        self.node(node).op().is_some_and(|op| matches!(op.lower, Lower::View(_)))
+    }
+
     /// Replaces a node whose inputs are all constants by constants, which are computed when first asked for. Returns the values that stand
     /// for its outputs. An input or a constant stays as it is, and the list is empty.
     ///
@@ -717,11 +725,11 @@ impl Graph {
         Ok(values)
     }
 
-    /// Adds a node like another, which reads other values and stands where `at` stands.
+    /// Adds a node like another, which reads other values and stands where `at` stands. Its name ends with [`AGAIN`].
     pub(crate) fn copy(&mut self, node: u32, operands: &[Option<ValueId>], at: u32) -> u32 {
         let Node { name, kind, attrs, outputs, .. } = self.node(node).clone();
         self.insert_at(at);
-        let again = |name: String| format!("{name} again");
+        let again = |name: String| name + AGAIN;
         let outputs = outputs.into_iter().map(|o| Output { name: again(o.name), fact: o.fact }).collect();
         self.insert(again(name), kind, attrs, outputs, operands)
     }

@@ -10,13 +10,14 @@ use crate::report;
 use crate::target::Target;
 use clap::Args;
 use serde_json::json;
+use std::ops::Bound::{Excluded, Included, Unbounded};
 
 /// The value of --batch without which all batches are tried.
 const ANY: &str = "18446744073709551615";
 
 /// The help of --batch.
 const BATCH: &str =
-    "Rows per update, which --train enlarges: all parts of an update together. If given, only fewer are tried";
+    "Rows per update, which --train enlarges: all parts of an update together. If given, no more are tried";
 
 #[derive(Args)]
 #[command(after_help = args::targets())]
@@ -59,7 +60,10 @@ impl MaxBatch {
         let found = largest_binding(&case, &dim, limit).map_err(in_file)?;
         let (name, target) = (model.name(), &case.target.name);
         told(name, target, &found, limit, json).map_err(|error| match error {
-            Error::Fit { .. } => args::refuse(&case.with_dim(&dim, found.next.extent), in_file(error), json),
+            Error::Fit { .. } => {
+                let least = found.next.as_ref().map_or(1, |next| next.extent);
+                args::refuse(&case.with_dim(&dim, least), in_file(error), json)
+            }
             error => error.into(),
         })
     }
@@ -76,7 +80,8 @@ impl MaxBatch {
         known.dedup();
         let declared: Vec<_> = programs.iter().map(|(name, _, inputs)| format!("{name}: {inputs}")).collect();
         let dim = self.dim(&known, &declared.join("; "))?;
-        let below = self.model.dims.iter().find(|(d, _)| *d == dim).map(|(_, extent)| extent.most());
+        let below =
+            self.model.dims.iter().find(|(d, _)| *d == dim).map_or(Unbounded, |(_, extent)| Excluded(extent.most()));
         let found = largest(&dim, limit, below, &mut |extent| {
             let mut model = self.model.clone();
             model.dims.push((dim.clone(), extent.into()));
@@ -93,13 +98,17 @@ impl MaxBatch {
             return Err(Error::usage("--dim: --train enlarges the batch".into()).into());
         }
         let parts = method.accumulate as usize;
-        let below = (method.batch.to_string() != ANY).then_some((method.batch as usize).div_ceil(parts));
-        let mut found = largest("batch", limit, below, &mut |rows| {
+        let most = match method.batch as usize / parts {
+            _ if method.batch.to_string() == ANY => Unbounded,
+            0 => return Err(Error::usage(format!("a batch of {} has no {parts} equal parts", method.batch)).into()),
+            rows => Included(rows),
+        };
+        let mut found = largest("batch", limit, most, &mut |rows| {
             let more = self.more.or_training(Some(method.on_batch(rows.saturating_mul(parts) as u64).on(target)));
             let silent = tracing::subscriber::NoSubscriber::default();
             tracing::subscriber::with_default(silent, || more.bytes(&self.model, target, limit))
         })?;
-        for size in found.fits.iter_mut().chain([&mut found.next]) {
+        for size in found.fits.iter_mut().chain(&mut found.next) {
             size.extent = size.extent.saturating_mul(parts);
         }
         Ok(told(&self.model.model.display().to_string(), &target.name, &found, limit, json)?)
@@ -142,9 +151,10 @@ impl MaxBatch {
 fn told(name: &str, target: &str, found: &Largest, limit: u64, json: bool) -> Result<String> {
     let (dim, next) = (&found.dim, &found.next);
     let Some(Size { extent, bytes: Taken::Bytes(taken) }) = &found.fits else {
-        return Err(match &next.bytes {
+        let least = next.as_ref().expect("if nothing fits, the smallest is known");
+        return Err(match &least.bytes {
             Taken::Bytes(needed) => {
-                let what = format!("the plan at {dim}={}", next.extent);
+                let what = format!("the plan at {dim}={}", least.extent);
                 Error::Fit { what, needed: *needed, limit, file: None }
             }
             // The error names its file already.
@@ -154,12 +164,12 @@ fn told(name: &str, target: &str, found: &Largest, limit: u64, json: bool) -> Re
     if !json {
         return Ok(format!("{name} for {target}\n\n{}", report::largest(found, limit)));
     }
-    let next = match &next.bytes {
+    let next = next.as_ref().map(|next| match &next.bytes {
         Taken::Bytes(bytes) => {
             json!({"extent": next.extent, "planned_bytes": bytes, "deficit_bytes": bytes.saturating_sub(limit)})
         }
         Taken::Fails(error) => json!({"extent": next.extent, "error": error}),
-    };
+    });
     Ok(line(&json!({
         "model": name,
         "target": target,

@@ -174,7 +174,7 @@ fn all(graph: &Graph, value: ValueId, number: f64) -> bool {
 /// reads the value and each view on the way.
 fn repeated(graph: &Graph, mut value: ValueId) -> Option<bool> {
     let mut alone = true;
-    while let Some(Lower::View(_)) = graph.node(value.node).op().map(|op| &op.lower) {
+    while graph.is_view(value.node) {
         let source = graph.operands(value.node)[0]?;
         alone &= !graph.is_output(value) && graph.users(value).len() == 1;
         if graph.fact(source).shape.numel() < graph.fact(value).shape.numel() {

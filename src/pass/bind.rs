@@ -12,7 +12,7 @@ use super::Context;
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::graph::{Decomposer, Graph};
-use crate::op::{Lower, OpResult, ValueId, Var, build};
+use crate::op::{OpResult, ValueId, Var, build};
 use crate::ops::from_start;
 use crate::target::Target;
 
@@ -109,7 +109,7 @@ fn product<'g>(target: &Target, x: &[Var<'g>], _: usize) -> OpResult<Option<Var<
 /// True if a value is another one with its axes in another order.
 fn is_transposed(graph: &Graph, value: ValueId) -> bool {
     let transposed = |view: Option<&str>| view == Some("Transpose");
-    let made = graph.node(value.node).op().filter(|op| matches!(op.lower, Lower::View(_)));
+    let made = graph.node(value.node).op().filter(|_| graph.is_view(value.node));
     let viewed = graph.as_constant(value).and_then(|constant| constant.view());
     transposed(made.map(|op| op.name)) || transposed(viewed.map(|(op, ..)| op.name))
 }

@@ -59,7 +59,7 @@ pub fn levels(whole: &Prepared) -> Result<(usize, Vec<u64>)> {
     let order = graph.order()?;
     let (_, region) = largest(whole, &order).ok_or_else(|| nothing(graph))?;
     let live = live(whole, &order);
-    let levels: BTreeSet<u64> = region.nodes.keys().filter(|&&id| makes(graph, id)).map(|id| live[id]).collect();
+    let levels: BTreeSet<u64> = region.nodes.keys().filter(|&&id| !graph.is_view(id)).map(|id| live[id]).collect();
     Ok((region.units, levels.into_iter().collect()))
 }
 
@@ -218,7 +218,7 @@ impl Region {
     fn keep_live(&mut self, whole: &Prepared, order: &[u32], least: u64) {
         let Prepared { graph, groups, .. } = whole;
         let live = live(whole, order);
-        let alone = |id| !makes(graph, id) && groups.number(id).is_none();
+        let alone = |id| graph.is_view(id) && groups.number(id).is_none();
         self.nodes.retain(|&id, _| alone(id) || live[&id] >= least);
         self.release_views(graph, order);
     }
@@ -251,8 +251,8 @@ impl Region {
         }
         graph.results().for_each(|v| readers.entry(v).or_default()[1] += 1);
         for &id in order.iter().rev() {
-            let (value, op) = (ValueId { node: id, port: 0 }, graph.node(id).op());
-            if !self.nodes.contains_key(&id) || !op.is_some_and(|op| matches!(op.lower, Lower::View(_))) {
+            let value = ValueId { node: id, port: 0 };
+            if !self.nodes.contains_key(&id) || !graph.is_view(id) {
                 continue;
             }
             let (source, chunked) = self.reads(graph, id).next().expect("a view has a source");
@@ -269,7 +269,7 @@ impl Region {
 
     /// Bytes of the values that are computed in chunks.
     fn bytes(&self, graph: &Graph) -> u64 {
-        self.nodes.keys().filter(|&&id| makes(graph, id)).map(|&node| bytes(graph, ValueId { node, port: 0 })).sum()
+        self.nodes.keys().filter(|&&id| !graph.is_view(id)).map(|&node| bytes(graph, ValueId { node, port: 0 })).sum()
     }
 
     /// Per node, the number of its stretch of chunks, counted from the last. A node that needs a whole value of chunks waits for the
@@ -291,11 +291,6 @@ impl Region {
 fn bytes(graph: &Graph, value: ValueId) -> u64 {
     let fact = graph.fact(value);
     (fact.shape.numel() * fact.dtype.size()) as u64
-}
-
-/// True if a node computes a value of its own, and is no view.
-fn makes(graph: &Graph, id: u32) -> bool {
-    !matches!(graph.node(id).op().map(|op| &op.lower), Some(Lower::View(_)))
 }
 
 /// Per node, the bytes that are live while its kernel runs, one kernel after another in the order of the file. Only concatenations count as

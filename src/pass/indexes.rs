@@ -3,7 +3,7 @@
 
 use crate::dtype::DType;
 use crate::graph::Graph;
-use crate::op::{Call, Lower, ValueId};
+use crate::op::{Call, ValueId};
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 
@@ -53,7 +53,7 @@ fn looked_up(graph: &Graph, input: ValueId) -> Option<Indexes> {
                 }
                 "Cast" if keeps_indexes(graph.fact(value).dtype, graph.fact(result).dtype) => values.push(result),
                 "Slice" => {}
-                _ if matches!(op.lower, Lower::View(_)) && keeps() => values.push(result),
+                _ if graph.is_view(user) && keeps() => values.push(result),
                 _ => {}
             }
         }

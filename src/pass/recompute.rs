@@ -11,7 +11,7 @@
 use super::{Groups, Prepared};
 use crate::error::Result;
 use crate::graph::Graph;
-use crate::op::{Call, Lower, ValueId};
+use crate::op::{Call, ValueId};
 use serde::{Deserialize, Serialize};
 use std::collections::{HashMap, HashSet};
 
@@ -38,7 +38,7 @@ impl Recompute {
         for node in graph.order()?.into_iter().filter(|&node| graph.node(node).op().is_some()) {
             let work = work(graph, node);
             all += work;
-            if !copies.get(&node).is_some_and(|&original| is_there(original)) || is_view(graph, node) {
+            if !copies.get(&node).is_some_and(|&original| is_there(original)) || graph.is_view(node) {
                 continue;
             }
             extra += work;
@@ -62,7 +62,7 @@ impl Recompute {
 /// The floating-point operations of a node: those of a product, else one per element. A view has none.
 pub fn work(graph: &Graph, node: u32) -> f64 {
     let Some(op) = graph.node(node).op() else { return 0.0 };
-    if is_view(graph, node) {
+    if graph.is_view(node) {
         return 0.0;
     }
     let operands = graph.operands(node);
@@ -71,11 +71,6 @@ pub fn work(graph: &Graph, node: u32) -> f64 {
         Some(count) => count(&Call { op, attrs: &graph.node(node).attrs, inputs: &inputs }),
         None => graph.fact(ValueId { node, port: 0 }).shape.numel() as f64,
     }
-}
-
-/// True if a node moves no byte.
-pub fn is_view(graph: &Graph, node: u32) -> bool {
-    matches!(graph.node(node).op().map(|op| op.lower), Some(Lower::View(_)))
 }
 
 /// Makes the backward computation read copies of all forward values that are not kept. A group is copied as a group: it is the same kernel

@@ -33,22 +33,19 @@ fn explained(answer: &Answer, helps: bool) -> String {
         Verdict::Cannot => "does not fit as asked\n".to_owned(),
         Verdict::NotFound => "no plan was found that fits\n".to_owned(),
     };
-    for found in &answer.smaller {
-        text += &match &found.fits {
-            Some(Size { extent, bytes: Taken::Bytes(taken) }) => {
-                let next = match &found.next.bytes {
-                    Taken::Bytes(next) => format!("{} takes {}", found.next.extent, bytes(*next)),
-                    Taken::Fails(error) => format!("{}: {error}", found.next.extent),
-                };
-                format!("  --set {}={extent} takes {}; {next}\n", found.dim, bytes(*taken))
-            }
-            _ => match &found.next.bytes {
-                Taken::Bytes(least) => {
-                    format!("  not even at {}={}: {}\n", found.dim, found.next.extent, bytes(*least))
-                }
-                Taken::Fails(error) => format!("  not even at {}={}: {error}\n", found.dim, found.next.extent),
-            },
-        };
+    for Largest { dim, fits, next, .. } in &answer.smaller {
+        if let Some(Size { extent, bytes: Taken::Bytes(taken) }) = fits {
+            let next = next.as_ref().map_or(String::new(), |next| match &next.bytes {
+                Taken::Bytes(taken) => format!("; {} takes {}", next.extent, bytes(*taken)),
+                Taken::Fails(error) => format!("; {}: {error}", next.extent),
+            });
+            text += &format!("  --set {dim}={extent} takes {}{next}\n", bytes(*taken));
+        } else if let Some(Size { extent, bytes: taken }) = next {
+            text += &match taken {
+                Taken::Bytes(least) => format!("  not even at {dim}={extent}: {}\n", bytes(*least)),
+                Taken::Fails(error) => format!("  not even at {dim}={extent}: {error}\n"),
+            };
+        }
     }
     for Rigid { dim, error } in &answer.rigid {
         text += &format!("  no smaller {dim} was found that can be planned: {error}\n");
@@ -141,16 +138,21 @@ fn remedies(advice: &Advice) -> String {
     text
 }
 
-/// The largest binding that fits, and the next larger one.
+/// The largest binding that fits, and the next larger one, if one was asked for.
 pub fn largest(found: &Largest, limit: u64) -> String {
     let mut table = Table::new(">>><");
     table.row([found.dim.as_str(), "planned"]);
-    for (size, largest) in found.fits.iter().map(|size| (size, true)).chain([(&found.next, false)]) {
+    for (size, largest) in found.fits.iter().map(|size| (size, true)).chain(found.next.iter().map(|size| (size, false)))
+    {
         let cells = match &size.bytes {
             Taken::Bytes(bytes) => {
                 let over = bytes.checked_sub(limit).filter(|over| *over > 0);
                 let note = over.map_or("fits".to_owned(), |over| format!("{} over", human(over)));
-                let note = if largest { "the largest that fits".to_owned() } else { note };
+                let note = match (largest, &found.next) {
+                    (true, Some(_)) => "the largest that fits".to_owned(),
+                    (true, None) => "fits; no more is asked for".to_owned(),
+                    (false, _) => note,
+                };
                 [human(*bytes), format!("{} bytes", grouped(*bytes)), note]
             }
             Taken::Fails(error) => ["-".into(), String::new(), error.clone()],

@@ -2,8 +2,10 @@
 //!
 //! A plan knows of no gradients. The names of its steps and states tell: those of the backward computation and of the update begin with
 //! words that the file's nodes do not have. A value that the forward computation makes and a step of the backward one reads is kept for it;
-//! one that the backward computation makes and the update reads is a weight's gradient.
+//! one that the backward computation makes and the update reads is a weight's gradient. Steps that compute a forward value again, whose names
+//! end with [`AGAIN`], belong to the backward computation: what they read is kept for it, and what they write is neither.
 
+use crate::graph::AGAIN;
 use crate::plan::tell::timeline::Timeline;
 use crate::plan::{BufferIdx, Class, Plan, StepIdx};
 use serde::Serialize;
@@ -59,13 +61,17 @@ pub struct States {
 enum Phase {
     Forward,
     Backward,
+    /// A value of the forward computation, among the backward one.
+    Again,
     Update,
 }
 
 impl Phase {
     fn of(step: &str) -> Phase {
         let step = step.strip_prefix("copy of ").unwrap_or(step);
-        if step.starts_with("gradient of ") {
+        if step.ends_with(AGAIN) {
+            Phase::Again
+        } else if step.starts_with("gradient of ") {
             Phase::Backward
         } else if step.starts_with("update/") || step.starts_with("accumulate/") {
             Phase::Update
@@ -113,7 +119,9 @@ impl Classes {
             (Class::Workspace, _) => &mut self.workspace,
             (Class::Input, _) => &mut self.input,
             (Class::Output, _) => &mut self.output,
-            (_, Some(Phase::Forward)) if readers.contains(&Phase::Backward) => &mut self.kept,
+            (_, Some(Phase::Forward)) if readers.iter().any(|p| matches!(p, Phase::Backward | Phase::Again)) => {
+                &mut self.kept
+            }
             (_, Some(Phase::Backward)) if readers.contains(&Phase::Update) => &mut self.gradient,
             _ => &mut self.activation,
         }

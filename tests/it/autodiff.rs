@@ -1,9 +1,10 @@
 //! Gradients beside central differences.
 
+use crate::common;
 use plimsoll::internals::op::{Data, OpDef, Sample};
 use plimsoll::internals::ops;
 use plimsoll::internals::reference;
-use plimsoll::{DType, Graph, Tensor, Trace, ValueId, Var};
+use plimsoll::{Attrs, DType, Graph, Options, Session, Tensor, Trace, ValueId, Var};
 use std::collections::HashMap;
 
 struct Random(u64);
@@ -114,6 +115,68 @@ fn compare(op: &OpDef, sample: &Sample) -> Result<bool, String> {
         }
     }
     Ok(true)
+}
+
+/// The gradient of a maximum of windows by the definition: each window gives its own to the first element that is its maximum, in the order
+/// of the rows, as PyTorch does.
+fn first_maxima(image: &[f64], side: usize, [window, stride, pad]: [usize; 3], gradient: &[f64]) -> Vec<f64> {
+    let places = (side + 2 * pad - window) / stride + 1;
+    let mut sums = vec![0.0; side * side];
+    for (place, gradient) in gradient.iter().enumerate() {
+        let first = |place: usize| (place * stride) as isize - pad as isize;
+        let (top, left) = (first(place / places), first(place % places));
+        let mut best: Option<usize> = None;
+        for row in top..top + window as isize {
+            for column in left..left + window as isize {
+                let inside = |at: isize| (0..side as isize).contains(&at);
+                if inside(row) && inside(column) {
+                    let at = row as usize * side + column as usize;
+                    if best.is_none_or(|best| image[at] > image[best]) {
+                        best = Some(at);
+                    }
+                }
+            }
+        }
+        sums[best.expect("a window covers an element")] += gradient;
+    }
+    sums
+}
+
+/// Elements of a few values, so that most windows have their maximum several times: whole images of one value, too.
+#[test]
+fn of_equal_maxima_the_first_has_the_gradient_on_every_backend() {
+    let (images, side) = (3, 9);
+    let values: Vec<f64> = (0..images * side * side)
+        .map(|at| match at / (side * side) {
+            0 => 1.5,
+            1 => (at * 7919 % 97 % 3) as f64 - 1.0,
+            _ => -((at % 2) as f64),
+        })
+        .collect();
+    for [window, stride, pad] in [[2, 2, 0], [3, 1, 1], [3, 2, 1], [4, 3, 2], [5, 1, 2]] {
+        let g = Trace::new("ties");
+        let x = g.input("x", DType::F32, [1, images, side, side]);
+        let list = |value: usize, count: usize| vec![value as i64; count];
+        let attrs = Attrs::new().with("kernel_shape", list(window, 2));
+        let y = x.op("MaxPool", &[], attrs.with("strides", list(stride, 2)).with("pads", list(pad, 4)));
+        let places = (side + 2 * pad - window) / stride + 1;
+        let given: Vec<f64> = (0..images * places * places).map(|at| (at % 23) as f64 / 4.0 + 0.25).collect();
+        let weights = g.constant("weights", Tensor::from_f64(DType::F32, [1, images, places, places], &given));
+        let loss = (y * weights).reduce_sum(&[], false);
+        g.output("dx", g.grad(loss, &[x])[0]);
+        let graph = g.finish().expect("the graph is sound");
+        let parts = values.chunks(side * side).zip(given.chunks(places * places));
+        let expected: Vec<f64> =
+            parts.flat_map(|(image, gradient)| first_maxima(image, side, [window, stride, pad], gradient)).collect();
+        let x = Tensor::from_f64(DType::F32, [1, images, side, side], &values);
+        for (name, open) in common::backends() {
+            let session = Session::on_backend(graph.clone(), open(), name.to_owned(), &Options::default(), &|_, _| {})
+                .expect("it loads");
+            let found = session.run(&[("x", x.clone())]).expect("it runs");
+            // Multiples of a quarter, whose sums are exact.
+            assert_eq!(found[0].1.to_f64(), expected, "{name}: window {window}, stride {stride}, pad {pad}");
+        }
+    }
 }
 
 #[test]

@@ -17,6 +17,7 @@ use plimsoll::internals::trace::Trace;
 use plimsoll::internals::{onnx, reference};
 use plimsoll::{DType, Error, Graph, Tensor};
 use serde_json::{Value, json};
+use std::ops::Bound::{Excluded, Included, Unbounded};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -419,8 +420,38 @@ fn the_peak_adds_up() {
 /// The result of a search, and the number of plans that it took.
 fn search(limit: u64, most: usize, take: impl Fn(usize) -> Result<u64, String>) -> (Option<usize>, usize, usize) {
     let mut measure = |extent: usize| take(extent).map_err(Error::usage);
-    let found = largest("n", limit, most.checked_add(1), &mut measure).expect("something can be planned");
-    (found.fits.map(|size| size.extent), found.next.extent, found.plans)
+    let most = most.checked_add(1).map_or(Unbounded, Excluded);
+    let found = largest("n", limit, most, &mut measure).expect("something can be planned");
+    (found.fits.map(|size| size.extent), found.next.expect("there is a larger one").extent, found.plans)
+}
+
+/// An extent that may be the answer is tried, and none above it is.
+#[test]
+fn no_more_is_planned_than_is_asked_for() {
+    for (limit, most, step, fits, next) in [
+        (1000, 7, 1, Some(7), None),
+        (7, 7, 1, Some(7), None),
+        (6, 7, 1, Some(6), Some(7)),
+        (1000, 30, 8, Some(24), None),
+        (20, 30, 8, Some(16), Some(24)),
+        (5, 30, 8, None, Some(8)),
+        (1000, 1, 1, Some(1), None),
+        // It can be planned although no small extent can.
+        (100_000, 30_011 * 2, 30_011, Some(60_022), None),
+    ] {
+        let mut tried = 0;
+        let mut measure = |extent: usize| {
+            tried = tried.max(extent);
+            if extent.is_multiple_of(step) {
+                Ok(extent as u64)
+            } else {
+                Err(Error::usage(format!("{extent} of {step}")))
+            }
+        };
+        let found = largest("n", limit, Included(most), &mut measure).expect("something can be planned");
+        assert_eq!((found.fits.map(|size| size.extent), found.next.map(|size| size.extent)), (fits, next), "{most}");
+        assert!(tried <= most, "{tried} of {most}");
+    }
 }
 
 #[test]
@@ -464,7 +495,7 @@ fn the_largest_extent_is_found() {
     assert_eq!(search(100, usize::MAX, from), (None, 134, search(100, usize::MAX, from).2));
     // If the extent does not matter, the search stops when it has seen that.
     let mut tries = 0;
-    let never = largest("n", 10, None, &mut |_| {
+    let never = largest("n", 10, Unbounded, &mut |_| {
         tries += 1;
         Err(Error::usage("no such operator".into()))
     });
@@ -480,7 +511,7 @@ fn the_largest_extent_is_found() {
     assert_eq!(search(1234, usize::MAX, two).0, Some(10));
     let ends = |n: usize| if n < 1000 { Ok(n as u64) } else { Err("too large".into()) };
     assert_eq!(search(u64::MAX, usize::MAX, ends).0, Some(999));
-    let nothing = largest("n", 10, None, &mut |n| Err(Error::usage(format!("not {n}"))));
+    let nothing = largest("n", 10, Unbounded, &mut |n| Err(Error::usage(format!("not {n}"))));
     assert_eq!(nothing.expect_err("nothing can be planned").to_string(), "not 1");
 }
 

@@ -31,6 +31,7 @@ mod checkpoint;
 mod chunk;
 mod half;
 mod layout;
+mod optimizers;
 mod passes;
 mod precision;
 mod prologue;

@@ -1,6 +1,8 @@
 //! Values that are computed again: they change the memory, and no result.
 
-use plimsoll::{Choice, DType, Error, Graph, Options, Session, Tensor, Trace};
+use plimsoll::internals::graph::AGAIN;
+use plimsoll::internals::train::classes::Classes;
+use plimsoll::{Choice, DType, Error, Graph, Limits, Options, Recipe, Session, Target, Tensor, Trace};
 
 struct Random(u64);
 
@@ -78,4 +80,26 @@ fn a_limit_changes_bytes_and_no_bit_of_a_result() {
         }
     }
     assert!(least * 10 < bytes * 8, "{least} of {bytes}: {reached:?}");
+}
+
+/// A value that is computed again is not kept for the backward computation, and is no gradient. If it were taken for one of the forward
+/// computation, it would be counted so.
+#[test]
+fn what_is_computed_again_is_not_kept() {
+    let plan = |limit| {
+        let recipe = Recipe::default();
+        recipe.plan(blocks(8), &Target::cpu(1), &Limits { memory: limit }).expect("it is planned")
+    };
+    let bytes = plan(None).bytes();
+    let plan = plan(Some(bytes * 8 / 10));
+    let copies = plan.steps.iter().filter(|step| step.name.ends_with(AGAIN)).count();
+    assert!(copies > 0, "nothing is computed again");
+    let mut renamed = plan.clone();
+    for step in &mut renamed.steps {
+        step.name = step.name.trim_end_matches(AGAIN).to_owned();
+    }
+    let (found, taken) = (Classes::of(&[&plan]), Classes::of(&[&renamed]));
+    assert!(found.kept > 0 && found.kept < taken.kept, "{found:?} and {taken:?}");
+    assert_eq!(found.kept + found.activation, taken.kept + taken.activation, "{found:?} and {taken:?}");
+    assert_eq!(Classes { kept: 0, activation: 0, ..found }, Classes { kept: 0, activation: 0, ..taken });
 }

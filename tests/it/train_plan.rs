@@ -210,8 +210,20 @@ fn the_largest_batch_fits_and_the_next_does_not() {
         let [largest, next] = ["largest", "next"].map(|size| &found[size]["extent"]);
         assert!(number(largest) >= 300, "{largest}");
         assert!(planned(&largest.to_string()) <= limit && planned(&next.to_string()) > limit, "{largest} and {next}");
-        let fewer = ok_json(&[&["max-batch", "--memory-limit", &limit.to_string(), "--batch", "30"], method]);
-        assert_eq!(number(&fewer["largest"]["extent"]) + parts.parse::<u64>().expect("a number"), 30);
+        // A batch that is given is the largest that is asked for, and fits. All parts of an update are equal.
+        for (batch, most) in [("30", 30), ("32", if parts == "3" { 30 } else { 32 })] {
+            let asked: &[&str] = &["max-batch", "--memory-limit", &limit.to_string(), "--batch", batch];
+            let found = ok_json(&[asked, method]);
+            assert_eq!((number(&found["largest"]["extent"]), &found["next"]), (most, &Value::Null), "{found}");
+            assert_eq!(number(&found["largest"]["planned_bytes"]), planned(&most.to_string()));
+            let text = ok(&[asked, method]);
+            assert!(text.contains(&format!("\n   {most}  ")) && text.contains("fits; no more is asked for"), "{text}");
+        }
+        let beyond = ok_json(&[&["max-batch", "--memory-limit", &limit.to_string(), "--batch", "30000"], method]);
+        assert_eq!((&beyond["largest"], &beyond["next"]), (&found["largest"], &found["next"]));
+        if parts == "3" {
+            fails(1, &[&["max-batch", "--memory-limit", "1MiB", "--batch", "2"], method], &["2 has no 3 equal parts"]);
+        }
         fails(2, &[&["max-batch", "--memory-limit", "100"], method], &[&format!("batch={parts}")]);
         fails(
             1,

@@ -19,7 +19,7 @@ use super::chunks::bytes as planned;
 use crate::error::Result;
 use crate::graph::{Graph, min_cut};
 use crate::op::ValueId;
-use crate::pass::recompute::{Recompute, is_view, work};
+use crate::pass::recompute::{Recompute, work};
 use crate::pass::{Prepared, recompute, regroup};
 use crate::plan::Limits;
 use crate::plan::make::arrange::estimate;
@@ -215,7 +215,7 @@ fn last_reader(graph: &Graph, value: ValueId, place: &HashMap<u32, usize>, own: 
         for user in graph.users(value) {
             let Some(&at) = place.get(&user) else { continue };
             last = last.max(at);
-            if is_view(graph, user) {
+            if graph.is_view(user) {
                 stack.push(ValueId { node: user, port: 0 });
             }
         }
@@ -231,7 +231,7 @@ fn is_forward(prepared: &Prepared, node: u32) -> bool {
 /// True if a value has bytes of its own: it is no view, and not within a group.
 fn is_stored(prepared: &Prepared, value: ValueId) -> bool {
     let within = prepared.groups.of(value.node).is_some_and(|group| group.sink != value.node);
-    !within && !is_view(&prepared.graph, value.node)
+    !within && !prepared.graph.is_view(value.node)
 }
 
 /// True if a node is a product or a convolution.
@@ -255,7 +255,7 @@ impl<'a> Choice<'a> {
         let (mut bytes, mut all) = (0.0, 0.0);
         let graph = &prepared.graph;
         for node in graph.order()? {
-            if is_forward(prepared, node) && !is_view(graph, node) {
+            if is_forward(prepared, node) && !graph.is_view(node) {
                 bytes += graph.fact(ValueId { node, port: 0 }).bytes() as f64;
                 all += work(graph, node);
             }

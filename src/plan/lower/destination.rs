@@ -82,10 +82,7 @@ impl Lowering<'_> {
     pub(super) fn choose_transposed(&mut self, order: &[u32]) -> Result<()> {
         let graph = self.graph;
         for &id in order {
-            let lower = |n: u32| graph.node(n).op().map(|op| &op.lower);
-            let (Some(Lower::View(_)), Some(&Some(transposed))) = (lower(id), graph.operands(id).first()) else {
-                continue;
-            };
+            let (true, Some(&Some(transposed))) = (graph.is_view(id), graph.operands(id).first()) else { continue };
             let Some(perm) = graph.permutation(transposed.node) else { continue };
             let value = graph.operands(transposed.node)[0].expect("a view has a source");
             let attends = |group: &Group| matches!(group.kind, GroupKind::Attention(_));

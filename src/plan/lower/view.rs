@@ -5,14 +5,13 @@ use super::buffer_view::BufferView;
 use crate::error::Result;
 use crate::graph::Graph;
 use crate::kernel::cpu::same_elements;
-use crate::op::{Lower, ValueId};
+use crate::op::ValueId;
 use crate::shape::{Access, Shape};
 use std::collections::HashMap;
 
 /// True if a node is a view that keeps the order of all elements.
 pub(super) fn keeps_order(graph: &Graph, id: u32) -> bool {
-    let is_view = graph.node(id).op().is_some_and(|op| matches!(op.lower, Lower::View(_)));
-    is_view && {
+    graph.is_view(id) && {
         let source = graph.operands(id)[0].expect("a view has a source");
         let seen = graph.view_access(id, &Access::contiguous(graph.fact(source).shape.clone()));
         let kept = Access::contiguous(graph.node(id).outputs[0].fact.shape.clone());
