@@ -83,8 +83,8 @@ impl Lowering<'_> {
         }
         walk_as_written(&mut kernel, self.target);
         if self.target.packs_constants() {
-            // The packed form of a constant depends on the algorithm, which depends on whether there is one.
-            kernel.schedule = self.schedule(&name, &self.with_packed(&kernel, &buffers), &buffers)?;
+            // The packed form of a constant depends on the algorithm.
+            kernel.schedule = self.schedule(&name, &kernel, &buffers)?;
             self.pack(&mut kernel, &mut buffers);
         }
         let mut split = schedule::split(&kernel, self.target);
@@ -122,7 +122,8 @@ impl Lowering<'_> {
             return Ok(measured);
         }
         let own = |slot: usize| buffers.iter().filter(|&&b| b == buffers[slot]).count() == 1;
-        schedule::choose(kernel, self.target, &own).map_err(|why| {
+        // What is best may depend on which operands are packed.
+        schedule::choose(&self.with_packed(kernel, buffers), self.target, &own).map_err(|why| {
             let (template, target) = (kernel.template.name(), &self.target.name);
             Error::usage(format!("node '{name}': target '{target}' has no kernel '{template}' for it: {why}"))
         })

@@ -223,8 +223,11 @@ fn precision_shows_what_it_saves() {
     let (wide, narrow) = (plan("f32"), plan("bf16"));
     assert_eq!(narrow["f32"]["planned_bytes"], wide["planned_bytes"]);
     let share = |of: &dyn Fn(&Value) -> f64| of(&narrow) / of(&wide);
-    let (all, kept) = (share(&|plan| number(&plan["planned_bytes"])), share(&|plan| number(&plan["classes"]["kept"])));
-    assert!(all < 0.56 && kept < 0.3, "{all} of all bytes, {kept} of those kept");
+    // Some values are computed again, so not all that lie between are kept.
+    let between =
+        |plan: &Value| ["kept", "activation", "gradient"].map(|class| number(&plan["classes"][class])).iter().sum();
+    let (all, between) = (share(&|plan| number(&plan["planned_bytes"])), share(&between));
+    assert!(all < 0.56 && between < 0.56, "{all} of all bytes, {between} of those between");
     assert_eq!((&narrow["states"], narrow["wide"].is_null()), (&wide["states"], true));
 }
 
