@@ -1,5 +1,5 @@
-// One invocation per element. The invocations of a workgroup share the look at the indices: each notes which of its own are for the places
-// of the workgroup, a bit per index, and all read the notes of all.
+// One invocation per element. The invocations of a workgroup look through the indices together. Each notes, a bit per index, which of its
+// share are for the workgroup's places. Then all read the notes of all.
 let i = group * SIZE + thread;
 let place = i / INNER;
 let rest = i % INNER;

@@ -235,8 +235,8 @@ impl Trainer {
         identity
     }
 
-    /// True if a step changed nothing and cannot be gone on from: its loss is not finite, or the norm of its gradients. With loss scaling, a
-    /// norm that is not finite only makes the next step use a smaller factor.
+    /// True if a training cannot go on behind a step: its loss is not finite, or the norm of its gradients. With loss scaling, a norm that is not
+    /// finite only makes the next step use a smaller factor.
     pub fn refuses(&self, shown: &Shown) -> bool {
         let skips = self.training.scales_loss();
         !shown.loss.is_finite() || !skips && shown.norm.is_some_and(|norm| !norm.is_finite())
@@ -262,7 +262,8 @@ impl Trainer {
         (data.labels.count() / self.batch) as u64
     }
 
-    /// Runs the step with this number, counted from 0. If its loss is not finite, or the norm of its gradients, no state changes.
+    /// Runs the step with this number, counted from 0. If its loss is not finite, or the norm of its gradients where it is computed, no weight
+    /// changes, and nothing that the optimizer keeps.
     ///
     /// # Errors
     /// When a row is not finite, or the device fails.
@@ -277,8 +278,8 @@ impl Trainer {
         Ok(Shown { loss, rate, norm })
     }
 
-    /// The first value of a step that is not finite, found by running the step again on the same rows. A step whose loss is not finite has
-    /// changed no state, so it can be run again. `None` if all values are finite this time.
+    /// The first value of a step that is not finite, found by running the step again on the same rows. Its weights are still those of the first
+    /// time. With accumulation, running statistics and Dropouts have gone on in the parts that were finite. `None` if all values are finite this time.
     ///
     /// # Errors
     /// As [`step`](Self::step).

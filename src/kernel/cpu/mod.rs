@@ -351,7 +351,7 @@ impl Windowed {
             (&Template::ConvTranspose { groups, .. }, &Schedule::Cpu(Cpu::Conv { way, .. })) => {
                 turned = true;
                 let window =
-                    window.turned().ok_or("a transposed convolution with strides, or with less than nothing around")?;
+                    window.turned().ok_or("a transposed convolution with strides, or one that cuts its result")?;
                 Slide::Conv(Conv { batch, in_channels, out_channels, groups, window, way })
             }
             (&Template::ConvTranspose { groups, .. }, _) => {

@@ -115,7 +115,7 @@ pub enum Template {
         /// True if no two indices along `axis` are the same, so that no update has to look for later ones.
         unique: bool,
     },
-    /// The updates of each index, added up in their order: reads\[0\] are updates `[n, ..]`, reads\[1\] their integer indices `[n]`, and index
+    /// The updates of each index, added up: reads\[0\] are updates `[n, ..]`, reads\[1\] their integer indices `[n]`, and index
     /// `[i, ..]` of the kernel's shape sums those whose index is `i`. Negative indices count from the end of the first axis; an update
     /// outside is left out.
     SumByIndex,
