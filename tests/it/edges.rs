@@ -444,6 +444,31 @@ fn scores_may_hold_an_operand_of_their_product() {
     assert!(found[0].iter().all(|y| (y - 1.0 / 3.0).abs() < 1e-6), "{found:?}");
 }
 
+/// Queries, keys and values that are constants. Products have packed forms of such operands, attention has none.
+#[test]
+fn attention_may_read_constants() {
+    let text = |query: &str, key: &str, value: &str| {
+        format!(
+            "g (float[3, 3] x) => (float[3, 3] y)
+            <float[3, 3] zeros = {{0, 0, 0, 0, 0, 0, 0, 0, 0}}, float[3, 3] rows = {{0, 0, 0, 3, 3, 3, -1, -2, -3}}> {{
+                products = MatMul ({query}, {key})
+                weights = Softmax <axis = -1> (products)
+                y = MatMul (weights, {value})
+            }}"
+        )
+    };
+    let rows = tensor(&[3, 3], &[0.0, 0.0, 0.0, 3.0, 3.0, 3.0, -1.0, -2.0, -3.0]);
+    for (names, x) in
+        [(["zeros", "x", "rows"], &rows), (["x", "zeros", "rows"], &rows), (["zeros", "rows", "x"], &rows)]
+    {
+        let [query, key, value] = names;
+        let found = outputs(&text(query, key, value), &[("x", x.clone())]);
+        // All scores are zeros, so every result is the mean of a column.
+        let means = [2.0 / 3.0, 1.0 / 3.0, 0.0];
+        assert!(found[0].iter().zip(means.iter().cycle()).all(|(y, m)| (y - m).abs() < 1e-6), "{names:?}: {found:?}");
+    }
+}
+
 /// Groups of heads that share a matrix are separate axes until they are joined, at any rank, and differently on both sides.
 #[test]
 fn heads_share_matrices_in_groups() {

@@ -99,6 +99,15 @@ pub fn packed_bytes(kernel: &Kernel, operand: usize) -> Option<u64> {
     Some(bytes as u64)
 }
 
+/// True if the template has packed forms for this operand, whatever the schedule.
+pub fn has_packed_forms(template: &Template, operand: usize) -> bool {
+    match template {
+        Template::MatMul => true,
+        Template::Conv { .. } | Template::ConvTranspose { .. } => operand == 1,
+        _ => false,
+    }
+}
+
 /// True if a constant operand can be [packed](pack) part by part.
 pub fn packs_in_parts(kernel: &Kernel, operand: usize) -> bool {
     let access = &kernel.reads[operand].access;

@@ -49,7 +49,9 @@ impl Lowering<'_> {
 
     /// True if an operand in this buffer may have a packed layout.
     pub(super) fn may_pack(&self, kernel: &Kernel, operand: usize, buffer: BufferIdx) -> bool {
-        self.draft.buffers[buffer].class == Class::Constant && kernel.prologue(operand).is_none()
+        self.draft.buffers[buffer].class == Class::Constant
+            && kernel.prologue(operand).is_none()
+            && cpu::has_packed_forms(&kernel.template, operand)
     }
 
     /// Gives constants that the CPU's kernels want in their own layout a buffer in that layout.
