@@ -25,6 +25,54 @@ pub struct Tensor {
     bytes: Bytes,
 }
 
+/// Every element of some bytes as `f64`.
+fn widen(dtype: DType, bytes: &[u8], values: &mut [f64]) {
+    fn map<T: bytemuck::AnyBitPattern>(bytes: &[u8], values: &mut [f64], f: impl Fn(T) -> f64) {
+        let elements = bytes.chunks_exact(size_of::<T>());
+        values.iter_mut().zip(elements).for_each(|(value, c)| *value = f(bytemuck::pod_read_unaligned(c)));
+    }
+    match dtype {
+        DType::F32 => map(bytes, values, |v: f32| v.into()),
+        DType::F16 => map(bytes, values, |v: f16| v.to_f64()),
+        DType::BF16 => map(bytes, values, |v: bf16| v.to_f64()),
+        DType::F64 => map(bytes, values, |v: f64| v),
+        DType::I64 => map(bytes, values, |v: i64| v as f64),
+        DType::I32 => map(bytes, values, |v: i32| v.into()),
+        DType::U8 => map(bytes, values, |v: u8| v.into()),
+        DType::I8 => map(bytes, values, |v: i8| v.into()),
+        DType::Bool => map(bytes, values, |v: u8| f64::from(v != 0)),
+    }
+}
+
+/// The bytes of values that are rounded to `dtype`. Integers are truncated and saturated.
+fn narrow(dtype: DType, values: &[f64], bytes: &mut [u8]) {
+    fn map<T: bytemuck::NoUninit>(values: &[f64], bytes: &mut [u8], f: impl Fn(f64) -> T) {
+        let elements = bytes.chunks_exact_mut(size_of::<T>());
+        elements.zip(values).for_each(|(c, &v)| c.copy_from_slice(bytemuck::bytes_of(&f(v))));
+    }
+    match dtype {
+        DType::F32 => map(values, bytes, |v| v as f32),
+        DType::F16 => map(values, bytes, f16::from_f64),
+        DType::BF16 => map(values, bytes, bf16::from_f64),
+        DType::F64 => map(values, bytes, |v| v),
+        DType::I64 => map(values, bytes, |v| v as i64),
+        DType::I32 => map(values, bytes, |v| v as i32),
+        DType::U8 => map(values, bytes, |v| v as u8),
+        DType::I8 => map(values, bytes, |v| v as i8),
+        DType::Bool => map(values, bytes, |v| u8::from(v != 0.0)),
+    }
+}
+
+/// Elements of one type as those of another, as [`Tensor::to_f64`] and [`Tensor::from_f64`] have them. It takes no memory for it.
+pub(crate) fn convert(from: DType, bytes: &[u8], to: DType, out: &mut [u8]) {
+    const BLOCK: usize = 64;
+    for (bytes, out) in bytes.chunks(BLOCK * from.size()).zip(out.chunks_mut(BLOCK * to.size())) {
+        let values = &mut [0.0; BLOCK][..bytes.len() / from.size()];
+        widen(from, bytes, values);
+        narrow(to, values, out);
+    }
+}
+
 impl Tensor {
     /// Makes a tensor of bytes. A `bool` is true if its byte is not 0; it is then stored as 1.
     ///
@@ -69,24 +117,8 @@ impl Tensor {
     /// # Panics
     /// The number of values is not that of the shape's elements.
     pub fn from_f64(dtype: DType, shape: impl Into<Shape>, values: &[f64]) -> Tensor {
-        fn collect<T: bytemuck::NoUninit>(values: &[f64], f: impl Fn(f64) -> T) -> Vec<u8> {
-            let mut bytes = Vec::with_capacity(size_of_val(values) / 8 * size_of::<T>());
-            for &v in values {
-                bytes.extend_from_slice(bytemuck::bytes_of(&f(v)));
-            }
-            bytes
-        }
-        let bytes = match dtype {
-            DType::F32 => collect(values, |v| v as f32),
-            DType::F16 => collect(values, f16::from_f64),
-            DType::BF16 => collect(values, bf16::from_f64),
-            DType::F64 => collect(values, |v| v),
-            DType::I64 => collect(values, |v| v as i64),
-            DType::I32 => collect(values, |v| v as i32),
-            DType::U8 => collect(values, |v| v as u8),
-            DType::I8 => collect(values, |v| v as i8),
-            DType::Bool => collect(values, |v| u8::from(v != 0.0)),
-        };
+        let mut bytes = vec![0; values.len() * dtype.size()];
+        narrow(dtype, values, &mut bytes);
         Tensor::new(dtype, shape, bytes).expect("as many values as the shape has elements")
     }
 
@@ -107,20 +139,9 @@ impl Tensor {
 
     /// Every element as `f64` (an `i64` beyond 2^53 is rounded).
     pub fn to_f64(&self) -> Vec<f64> {
-        fn map<T: bytemuck::AnyBitPattern>(bytes: &[u8], f: impl Fn(T) -> f64) -> Vec<f64> {
-            bytes.chunks_exact(size_of::<T>()).map(|c| f(bytemuck::pod_read_unaligned(c))).collect()
-        }
-        match self.dtype {
-            DType::F32 => map(&self.bytes, |v: f32| v.into()),
-            DType::F16 => map(&self.bytes, |v: f16| v.to_f64()),
-            DType::BF16 => map(&self.bytes, |v: bf16| v.to_f64()),
-            DType::F64 => map(&self.bytes, |v: f64| v),
-            DType::I64 => map(&self.bytes, |v: i64| v as f64),
-            DType::I32 => map(&self.bytes, |v: i32| v.into()),
-            DType::U8 => map(&self.bytes, |v: u8| v.into()),
-            DType::I8 => map(&self.bytes, |v: i8| v.into()),
-            DType::Bool => map(&self.bytes, |v: u8| f64::from(v != 0)),
-        }
+        let mut values = vec![0.0; self.bytes.len() / self.dtype.size()];
+        widen(self.dtype, &self.bytes, &mut values);
+        values
     }
 
     /// Every element as `i64`, exactly, if this is an integer or `bool` tensor.

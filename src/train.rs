@@ -10,6 +10,7 @@
 //! With accumulation an update has several parts, which are programs over the same states: `first` writes the sums of the gradients, `next`
 //! adds to them, `last` adds to them and updates. There is no run that sets sums to zero.
 
+mod ahead;
 pub mod checkpoint;
 pub mod classes;
 pub mod curve;

@@ -21,7 +21,7 @@ use serde_json::{Value, json};
 use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// A whole command, behind the flags.
 const EXAMPLE: &str = "Example: a classifier, validated after each of 10 epochs
@@ -67,7 +67,8 @@ pub(super) struct Train {
     /// Seed of the order of the rows, of what Dropout drops, and of --init.
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
-    /// Write a JSON object per step: step, loss, lr, grad_norm, allocated_bytes, ms. The norm of the gradients is computed for it.
+    /// Write a JSON object per step: step, loss, lr, grad_norm, allocated_bytes, ms, and wait_ms, the part of it that the step waited for its
+    /// rows. The norm of the gradients is computed for it.
     #[arg(long, value_name = "FILE")]
     log: Option<PathBuf>,
     /// Draw the losses over the steps, and the memory of a step, as one HTML file that needs no network.
@@ -171,17 +172,20 @@ impl Train {
         stop::catch();
         let (mut last, mut score) = (Default::default(), None);
         let mut losses = Losses::default();
-        let begin = Instant::now();
-        for step in place.step..steps {
+        let (begin, mut waited) = (Instant::now(), Duration::ZERO);
+        let first = place.step;
+        for step in first..steps {
             let start = Instant::now();
             let shown = trainer.step(&data, step, seed)?;
             let ms = start.elapsed().as_secs_f64() * 1e3;
             last = shown;
+            waited += shown.waited;
             losses.push(shown.loss);
             if let (Some(log), Some(path)) = (&mut log, &self.log) {
                 let record = json!({
                     "step": step, "loss": shown.loss, "lr": shown.rate, "grad_norm": shown.norm,
                     "allocated_bytes": trainer.session().usage().bytes, "ms": ms,
+                    "wait_ms": shown.waited.as_secs_f64() * 1e3,
                 });
                 writeln!(log, "{record}").map_err(|e| Error::file(path, "write the log", e))?;
             }
@@ -197,7 +201,14 @@ impl Train {
                 let advice = "the weights are those before this step; a smaller --lr, or --clip-norm, may help";
                 return Err(Error::usage(format!("step {step}: {what}; {first}; {advice}")).into());
             }
-            bar.set_message(format!("loss {:.4}", shown.loss));
+            let (done, share) = (step + 1 - first, percent(waited, begin.elapsed()));
+            let pace = done as f64 / begin.elapsed().as_secs_f64();
+            bar.set_message(format!(
+                "loss {:.4}  lr {:.1e}  {pace:.1} steps/s  data {share:.0} %  {}",
+                shown.loss,
+                shown.rate,
+                human(bytes)
+            ));
             bar.inc(1);
             let ends = (step + 1).is_multiple_of(per_epoch.max(1)) || step + 1 == steps;
             if let (true, Some(valid)) = (ends, &valid) {
@@ -229,7 +240,7 @@ impl Train {
         if let (Some(log), Some(path)) = (&mut log, &self.log) {
             log.flush().map_err(|e| Error::file(path, "write the log", e))?;
         }
-        let seconds = begin.elapsed().as_secs_f64();
+        let (seconds, wait_seconds) = (begin.elapsed().as_secs_f64(), waited.as_secs_f64());
         if let Some(path) = &self.output {
             let bytes = onnx::encode(&trainer.model()?)?;
             file::write_whole(path, "write the trained model", |out| out.write_all(&bytes))?;
@@ -243,7 +254,7 @@ impl Train {
                 "model": self.model, "device": trainer.session().device(), "steps": place.step, "loss": last.loss,
                 "planned_bytes": bytes, "allocated_bytes": usage.bytes, "arena_bytes": arena_bytes,
                 "classes": Classes::of(&plans), "states": States::of(&plans, trainer.trained()), "recompute": recompute,
-                "seconds": seconds, "trained": trainer.trained(),
+                "seconds": seconds, "wait_seconds": wait_seconds, "trained": trainer.trained(),
             });
             if let Some(score) = score {
                 record["valid_loss"] = score.loss.into();
@@ -300,6 +311,11 @@ fn rows(data: &[String], labels: &std::path::Path, first: &str) -> Result<Data> 
         None => Ok((first.to_owned(), Rows::open(given.as_ref())?)),
     });
     Ok(Data { inputs: inputs.collect::<Result<_>>()?, labels: Rows::open(labels)? })
+}
+
+/// A part of a time, in percent.
+fn percent(part: Duration, whole: Duration) -> f64 {
+    100.0 * part.as_secs_f64() / whole.as_secs_f64().max(f64::MIN_POSITIVE)
 }
 
 fn epoch_line(epoch: u64, loss: f32, score: &Score) -> String {

@@ -37,12 +37,38 @@ impl Exec {
         let order = [find(&self.plan().inputs, inputs, "input")?, find(&self.plan().outputs, outputs, "output")?];
         self.check_places(inputs, outputs, &order)?;
         count::check(&self.states, self.plan())?;
-        let converted = self.converted(inputs, &order[0])?;
+        self.take_in(inputs, &order[0])?;
+        self.replay()?;
+        self.give_out(outputs, &order[1])
+    }
+
+    /// Copies inputs from memory of the caller, which is free again then, for the next [replay](Self::replay).
+    ///
+    /// # Errors
+    /// As [`run_in_place`](Self::run_in_place).
+    pub fn write_in_place(&mut self, inputs: &[(&str, Place)]) -> Result<()> {
+        let order = [find(&self.plan().inputs, inputs, "input")?, Vec::new()];
+        self.check_places(inputs, &[], &order)?;
+        self.take_in(inputs, &order[0])
+    }
+
+    /// Waits for the device, and copies outputs to memory of the caller.
+    ///
+    /// # Errors
+    /// As [`run_in_place`](Self::run_in_place).
+    pub fn read_in_place(&mut self, outputs: &mut [(&str, Place)]) -> Result<()> {
+        let order = [Vec::new(), find(&self.plan().outputs, outputs, "output")?];
+        self.check_places(&[], outputs, &order)?;
+        self.give_out(outputs, &order[1])
+    }
+
+    fn take_in(&mut self, inputs: &[(&str, Place)], order: &[usize]) -> Result<()> {
+        let converted = self.converted(inputs, order)?;
         // Until all inputs are there, none of them is good for a run.
         self.ready = false;
         let Exec { backend, loaded, current, segments, .. } = self;
         let plan = &loaded[*current].plan;
-        for ((port, &at), converted) in plan.inputs.iter().zip(&order[0]).zip(converted) {
+        for ((port, &at), converted) in plan.inputs.iter().zip(order).zip(converted) {
             let (stored, to) = place(plan, segments, port.buffer);
             let to = Slice { bytes: (port.shape.numel() * stored.size()) as u64, ..to };
             match (&inputs[at].1.0, converted) {
@@ -53,11 +79,14 @@ impl Exec {
             }
         }
         self.ready = true;
-        self.replay()?;
+        Ok(())
+    }
+
+    fn give_out(&mut self, outputs: &mut [(&str, Place)], order: &[usize]) -> Result<()> {
         let Exec { backend, loaded, current, segments, .. } = self;
         let plan = &loaded[*current].plan;
         backend.wait()?;
-        for (port, &at) in plan.outputs.iter().zip(&order[1]) {
+        for (port, &at) in plan.outputs.iter().zip(order) {
             let (stored, from) = place(plan, segments, port.buffer);
             let from = Slice { bytes: (port.shape.numel() * stored.size()) as u64, ..from };
             match &mut outputs[at].1.0 {

@@ -5,13 +5,20 @@ use crate::error::{Error, Result, ensure};
 use crate::npz;
 use crate::op::Fact;
 use crate::shape::Shape;
-use crate::tensor::Tensor;
+use crate::tensor::{Tensor, convert};
 use bytes::Bytes;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-/// Arrays whose first axis counts rows, one after another. They are mapped: their rows take no memory of the process.
+/// Arrays whose first axis counts rows, one after another. They are mapped: their rows take no memory of the process. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Rows {
+    array: Arc<Array>,
+}
+
+/// The arrays as one.
+#[derive(Debug)]
+struct Array {
     /// The file, or the folder of the files.
     path: PathBuf,
     dtype: DType,
@@ -22,7 +29,7 @@ pub struct Rows {
 }
 
 /// A file's rows.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 struct Part {
     path: PathBuf,
     /// The number of the first row among all rows.
@@ -38,7 +45,7 @@ impl Rows {
     /// When it is no array, has no rows, or is deflated; when two files of a folder have rows of different types or shapes.
     pub fn open(path: &Path) -> Result<Rows> {
         let paths = if path.is_dir() { shards(path)? } else { vec![path.to_owned()] };
-        let mut all: Option<Rows> = None;
+        let mut all: Option<Array> = None;
         for file in paths {
             let (dtype, shape, bytes) = npz::map(&file)?;
             let fail = |what: String| Error::File { path: file.clone(), what, source: None };
@@ -49,7 +56,7 @@ impl Rows {
                 None => {
                     let row_bytes = bytes.len() / shape[0];
                     let files = vec![Part { path: file, first: 0, bytes }];
-                    all = Some(Rows { path: path.to_owned(), dtype, shape, row_bytes, files });
+                    all = Some(Array { path: path.to_owned(), dtype, shape, row_bytes, files });
                 }
                 Some(all) => {
                     ensure(dtype == all.dtype && shape[1..] == all.shape[1..], || {
@@ -61,7 +68,7 @@ impl Rows {
                 }
             }
         }
-        all.ok_or_else(|| {
+        all.map(|array| Rows { array: Arc::new(array) }).ok_or_else(|| {
             let what = "expected a folder with .npy or .npz files, found none in it".to_owned();
             Error::File { path: path.to_owned(), what, source: None }
         })
@@ -69,28 +76,33 @@ impl Rows {
 
     /// The number of rows.
     pub fn count(&self) -> usize {
-        self.shape[0]
+        self.array.shape[0]
     }
 
     /// The shape, with the rows' axis first.
     pub fn shape(&self) -> &Shape {
-        &self.shape
+        &self.array.shape
+    }
+
+    /// True if both are one array that was opened once.
+    pub fn is_same(&self, other: &Rows) -> bool {
+        Arc::ptr_eq(&self.array, &other.array)
     }
 
     /// An error that names the file, or the folder.
     pub fn fail(&self, what: String) -> Error {
-        Error::File { path: self.path.clone(), what, source: None }
+        Error::File { path: self.array.path.clone(), what, source: None }
     }
 
     /// The file that has a row.
     fn part_of(&self, row: usize) -> &Part {
-        &self.files[self.files.partition_point(|part| part.first <= row) - 1]
+        &self.array.files[self.array.files.partition_point(|part| part.first <= row) - 1]
     }
 
     /// The bytes of a row.
     fn row(&self, row: usize) -> &[u8] {
         let part = self.part_of(row);
-        &part.bytes[(row - part.first) * self.row_bytes..][..self.row_bytes]
+        &part.bytes[(row - part.first) * self.array.row_bytes..][..self.array.row_bytes]
     }
 
     /// An error that names a row and its file.
@@ -104,35 +116,38 @@ impl Rows {
     /// # Errors
     /// Expected and found.
     pub fn suit(&self, name: &str, batch: &Fact) -> Result<()> {
-        let [expected, found] = [&batch.shape, &self.shape].map(|shape| shape[1..].iter().product::<usize>());
-        let converts = self.dtype == batch.dtype || batch.dtype.is_float() || self.dtype.is_int();
+        let [expected, found] = [&batch.shape, &self.array.shape].map(|shape| shape[1..].iter().product::<usize>());
+        let converts = self.array.dtype == batch.dtype || batch.dtype.is_float() || self.array.dtype.is_int();
         ensure(expected == found && converts, || {
             let row = Fact::new(batch.dtype, &batch.shape[1..]);
-            let own = Fact::new(self.dtype, &self.shape[1..]);
+            let own = Fact::new(self.array.dtype, &self.array.shape[1..]);
             self.fail(format!("'{name}': expected rows of {row}, found {own}"))
         })
     }
 
-    /// Writes rows one after another, in the type of a batch.
+    /// Writes rows one after another, in the type of a batch, to memory that has room for exactly these.
     ///
     /// # Errors
-    /// When a row has an element that is not finite: its number.
-    pub fn fill(&self, rows: impl Iterator<Item = usize>, batch: &Fact, out: &mut Vec<u8>) -> Result<()> {
-        let bytes = self.row_bytes;
-        out.clear();
-        for row in rows {
+    /// When a row has an element that is not finite: its number. When the rows do not fill the memory.
+    pub fn fill(&self, rows: impl ExactSizeIterator<Item = usize>, batch: &Fact, out: &mut [u8]) -> Result<()> {
+        let Array { dtype, row_bytes, .. } = *self.array;
+        let bytes = row_bytes / dtype.size() * batch.dtype.size();
+        let (expected, found) = (rows.len() * bytes, out.len());
+        ensure(expected == found, || self.fail(format!("expected a batch of {expected} bytes, found {found}")))?;
+        if bytes == 0 {
+            return Ok(());
+        }
+        for (row, to) in rows.zip(out.chunks_exact_mut(bytes)) {
             let from = self.row(row);
-            if self.dtype == batch.dtype {
-                out.extend_from_slice(from);
+            if dtype == batch.dtype {
+                to.copy_from_slice(from);
             } else {
-                let own = Tensor::new(self.dtype, [bytes / self.dtype.size()], from.to_vec())?;
-                out.extend_from_slice(Tensor::from_f64(batch.dtype, own.shape().clone(), &own.to_f64()).bytes());
+                convert(dtype, from, batch.dtype, to);
             }
             if batch.dtype == DType::F32 {
-                let start = out.len() - bytes / self.dtype.size() * 4;
                 let finite =
                     |element: &[u8]| f32::from_le_bytes([element[0], element[1], element[2], element[3]]).is_finite();
-                if let Some(at) = out[start..].chunks_exact(4).position(|element| !finite(element)) {
+                if let Some(at) = to.chunks_exact(4).position(|element| !finite(element)) {
                     return Err(self.fail_at(row, &format!("element {at} is not a finite number")));
                 }
             }
@@ -146,7 +161,11 @@ impl Rows {
     /// The first row with such a label.
     pub fn check_labels(&self, classes: usize) -> Result<()> {
         for row in 0..self.count() {
-            let own = Tensor::new(self.dtype, [self.row_bytes / self.dtype.size()], self.row(row).to_vec())?;
+            let own = Tensor::new(
+                self.array.dtype,
+                [self.array.row_bytes / self.array.dtype.size()],
+                self.row(row).to_vec(),
+            )?;
             let wrong = |label: &f64| *label != -100.0 && !(0.0..classes as f64).contains(label);
             if let Some(label) = own.to_f64().into_iter().find(wrong) {
                 let range = format!("0 to {}, or -100 for one that does not count", classes - 1);
@@ -192,7 +211,7 @@ fn natural(name: &str) -> Vec<(bool, usize, String)> {
 }
 
 /// The order of the rows in an epoch: a permutation that takes no memory.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Order {
     count: usize,
     /// `None` keeps the order of the file.

@@ -1,5 +1,6 @@
 //! Runs training steps: batches of rows go in, losses come out, the weights stay on the device.
 
+use super::ahead::{Ahead, Batch};
 use super::checkpoint::fingerprint;
 use super::data::{Order, Rows};
 use super::init::{self, Init};
@@ -14,6 +15,7 @@ use crate::session::{self, Options, Session};
 use crate::tensor::Tensor;
 use serde_json::{Value, json};
 use std::collections::HashSet;
+use std::time::Duration;
 
 /// The data of a model: the rows of each input by its name, and the labels.
 #[derive(Debug)]
@@ -39,8 +41,13 @@ impl Data {
         }
     }
 
+    /// The rows of all columns.
+    fn rows(&self) -> impl Iterator<Item = &Rows> + Clone {
+        self.columns().map(|(_, rows)| rows)
+    }
+
     /// All columns: those of the inputs, then the labels.
-    fn columns(&self) -> impl Iterator<Item = (&str, &Rows)> {
+    fn columns(&self) -> impl Iterator<Item = (&str, &Rows)> + Clone {
         self.inputs.iter().map(|(name, rows)| (&name[..], rows)).chain([(LABELS, &self.labels)])
     }
 }
@@ -57,7 +64,8 @@ pub struct Trainer {
     undrawn: Vec<(String, &'static str)>,
     /// The facts of a micro-batch, in the order of the columns.
     facts: Vec<Fact>,
-    buffers: Vec<Vec<u8>>,
+    /// The rows of a micro-batch, and the thread that makes the next one ready.
+    ahead: Ahead,
     parts: Vec<&'static str>,
     batch: usize,
     /// Tells the model's graph from others.
@@ -73,6 +81,8 @@ pub struct Shown {
     pub rate: f32,
     /// The norm of all gradients together, if it is computed.
     pub norm: Option<f32>,
+    /// How long the step has waited for its rows.
+    pub waited: Duration,
 }
 
 /// What an evaluation has shown.
@@ -167,7 +177,8 @@ impl Trainer {
             parts.into_iter().map(|(name, graph)| (name.to_owned(), graph.into())).collect();
         all.push(("evaluate".to_owned(), evaluate.into()));
         let session = Session::programs_on_backend(all, backend, device, options, &|_, _| {})?;
-        let buffers = vec![Vec::new(); facts.len()];
+        let bytes = facts.iter().map(|fact| fact.shape.numel() * fact.dtype.size()).sum();
+        let ahead = Ahead::new(&facts, vec![0; bytes]);
         init.unknown.retain(|(name, _)| trained.contains(name));
         let undrawn = std::mem::take(&mut init.unknown);
         let trainer = Trainer {
@@ -178,7 +189,7 @@ impl Trainer {
             fixed,
             undrawn,
             facts,
-            buffers,
+            ahead,
             parts: names,
             batch,
             fingerprint,
@@ -269,13 +280,17 @@ impl Trainer {
     /// When a row is not finite, or the device fails.
     pub fn step(&mut self, data: &Data, number: u64, seed: Option<u64>) -> Result<Shown> {
         let mut shown = [[0u8; 4]; 3];
-        for part in 0..self.training.accumulate {
-            let name = self.fill_part(data, number, part, seed)?;
-            self.run(data, name, ["loss", "lr", "grad_norm"], &mut shown)?;
+        let mut waited = Duration::ZERO;
+        let parts = self.training.accumulate;
+        for part in 0..parts {
+            let next = if part + 1 < parts { (number, part + 1) } else { (number + 1, 0) };
+            let [batch, next] = [(number, part), next].map(|(number, part)| self.batch(data, number, part, seed));
+            let program = self.program(part);
+            waited += self.run(data, batch, Some(next), program, ["loss", "lr", "grad_norm"], &mut shown)?;
         }
         let [loss, rate, norm] = shown.map(f32::from_le_bytes);
         let norm = (self.training.norm || self.training.clip.is_some()).then_some(norm);
-        Ok(Shown { loss, rate, norm })
+        Ok(Shown { loss, rate, norm, waited })
     }
 
     /// The first value of a step that is not finite, found by running the step again on the same rows. Its weights are still those of the first
@@ -285,12 +300,13 @@ impl Trainer {
     /// As [`step`](Self::step).
     pub fn not_finite(&mut self, data: &Data, number: u64, seed: Option<u64>) -> Result<Option<NotFinite>> {
         for part in 0..self.training.accumulate {
-            let program = self.fill_part(data, number, part, seed)?;
-            let program = self.session.program(program)?;
+            self.ahead.wait(data.rows(), self.batch(data, number, part, seed))?;
+            let program = self.session.program(self.program(part))?;
             let takes = |name: &str| program.plan().inputs.iter().any(|port| port.name == name);
-            let columns = data.columns().zip(&self.facts).zip(&self.buffers).filter(|(((name, _), _), _)| takes(name));
+            let columns = data.columns().map(|(name, _)| name).zip(self.ahead.columns());
             let tensor = |fact: &Fact, bytes: &[u8]| Tensor::new(fact.dtype, fact.shape.clone(), bytes.to_vec());
-            let inputs = columns.map(|(((name, _), fact), bytes)| Ok((name, tensor(fact, bytes)?)));
+            let inputs = columns.filter(|(name, _)| takes(name));
+            let inputs = inputs.map(|(name, (fact, bytes))| Ok((name, tensor(fact, bytes)?)));
             if let Some(found) = program.first_not_finite(&inputs.collect::<Result<Vec<_>>>()?)? {
                 return Ok(Some(found));
             }
@@ -298,18 +314,21 @@ impl Trainer {
         Ok(None)
     }
 
-    /// Fills the buffers with the rows of a part of a step. Returns the part's program.
-    fn fill_part(&mut self, data: &Data, number: u64, part: usize, seed: Option<u64>) -> Result<&'static str> {
+    /// The rows of a part of a step.
+    fn batch(&self, data: &Data, number: u64, part: usize, seed: Option<u64>) -> Batch {
         let per_epoch = self.steps_per_epoch(data);
         let order = Order::new(data.labels.count(), seed, number / per_epoch);
-        let micro = self.batch / self.training.accumulate;
-        let first = (number % per_epoch) as usize * self.batch + part * micro;
-        self.fill(data, (first..first + micro).map(|place| order.row(place)))?;
-        Ok(match part {
+        let count = self.batch / self.training.accumulate;
+        Batch { order, first: (number % per_epoch) as usize * self.batch + part * count, count }
+    }
+
+    /// The program of a part of a step.
+    fn program(&self, part: usize) -> &'static str {
+        match part {
             0 => self.parts[0],
             part if part + 1 == self.training.accumulate => self.parts.last().expect("there is a part"),
             _ => "next",
-        })
+        }
     }
 
     /// The loss and the accuracy on other data.
@@ -323,10 +342,12 @@ impl Trainer {
         }
         let micro = self.batch / self.training.accumulate;
         let (mut loss, mut count, mut correct) = (0.0, 0.0, 0.0);
-        for first in (0..rows / micro).map(|part| part * micro) {
-            self.fill(data, first..first + micro)?;
+        let order = Order::new(rows, None, 0);
+        for part in 0..rows / micro {
             let mut shown = [[0u8; 4]; 3];
-            self.run(data, "evaluate", ["loss", "count", "correct"], &mut shown)?;
+            let [batch, next] = [part, part + 1].map(|part| Batch { order, first: part * micro, count: micro });
+            let next = (part + 1 < rows / micro).then_some(next);
+            self.run(data, batch, next, "evaluate", ["loss", "count", "correct"], &mut shown)?;
             let [own, number, right] = shown.map(|bytes| f64::from(f32::from_le_bytes(bytes)));
             (loss, count, correct) = (loss + own, count + number, correct + right);
         }
@@ -334,24 +355,33 @@ impl Trainer {
         Ok(Score { loss: loss / count, accuracy, left_out: rows % micro })
     }
 
-    fn fill(&mut self, data: &Data, places: impl Iterator<Item = usize> + Clone) -> Result<()> {
-        for (((_, rows), fact), buffer) in data.columns().zip(&self.facts).zip(&mut self.buffers) {
-            rows.fill(places.clone(), fact, buffer)?;
-        }
-        Ok(())
-    }
-
-    /// Runs a program on the rows in the buffers.
-    fn run(&self, data: &Data, program: &str, names: [&str; 3], shown: &mut [[u8; 4]; 3]) -> Result<()> {
-        let program = self.session.program(program)?;
+    /// Runs a program on some rows, and has the next ones made ready meanwhile. Returns how long it has waited for the rows.
+    fn run(
+        &mut self,
+        data: &Data,
+        batch: Batch,
+        next: Option<Batch>,
+        program: &str,
+        names: [&str; 3],
+        shown: &mut [[u8; 4]; 3],
+    ) -> Result<Duration> {
+        let Trainer { session, ahead, .. } = self;
+        let waited = ahead.wait(data.rows(), batch)?;
+        let program = session.program(program)?;
         let takes = |name: &str| program.plan().inputs.iter().any(|port| port.name == name);
-        let columns = data.columns().map(|(name, _)| name).zip(&self.buffers);
-        let inputs: Vec<_> =
-            columns.filter(|(name, _)| takes(name)).map(|(name, bytes)| (name, Place::bytes(bytes))).collect();
         let gives = |name: &str| program.plan().outputs.iter().any(|port| port.name == name);
-        let outputs = names.into_iter().zip(shown).filter(|(name, _)| gives(name));
-        let mut outputs: Vec<_> = outputs.map(|(name, bytes)| (name, Place::bytes_mut(bytes))).collect();
-        program.run_in_place(&inputs, &mut outputs)
+        program.selected(&[], |exec| {
+            let columns = data.columns().map(|(name, _)| name).zip(ahead.columns());
+            let inputs = columns.filter(|(name, _)| takes(name));
+            exec.write_in_place(&inputs.map(|(name, (_, bytes))| (name, Place::bytes(bytes))).collect::<Vec<_>>())?;
+            if let Some(next) = next {
+                ahead.ask(data.rows(), next);
+            }
+            exec.replay()?;
+            let outputs = names.into_iter().zip(shown).filter(|(name, _)| gives(name));
+            exec.read_in_place(&mut outputs.map(|(name, bytes)| (name, Place::bytes_mut(bytes))).collect::<Vec<_>>())
+        })??;
+        Ok(waited)
     }
 
     /// The model's file with the weights as they are now: their moving averages, if there are any.
