@@ -11,6 +11,7 @@ use crate::plan::{
     BufferIdx, Class, Compiled, ConstantPort, Indexes, KernelIdx, Plan, Port, Segment, SegmentIdx, Spot, StatePort,
     Step, check,
 };
+use crate::target::{AHEAD_STACK, Memory};
 use crate::tensor::Tensor;
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -41,6 +42,8 @@ pub struct Exec {
     /// Compiled kernels by their content, if there is more than one plan.
     compiled: HashMap<String, KernelId>,
     contents: Option<Box<Contents>>,
+    /// Where the inputs of the next run are made ready, until somebody takes it.
+    ahead: Vec<u8>,
 }
 
 /// The constants of plans that want different contents at the same place: bindings of a range.
@@ -131,6 +134,7 @@ impl Exec {
             states: Vec::new(),
             compiled: HashMap::new(),
             contents: None,
+            ahead: Vec::new(),
         }
     }
 
@@ -146,7 +150,8 @@ impl Exec {
             are_constants(plan, constants)?;
         }
         for segment in &first.segments {
-            self.segments.push(self.backend.alloc(segment.bytes, segment.memory)?);
+            let id = self.alloc(segment)?;
+            self.segments.push(id);
         }
         self.write_constants(&plans, progress)?;
         for (plan, constants) in plans {
@@ -155,6 +160,19 @@ impl Exec {
         }
         // Recording may have run steps.
         self.reset_state()
+    }
+
+    fn alloc(&mut self, segment: &Segment) -> Result<SegmentId> {
+        if segment.memory == Memory::Ahead {
+            self.ahead = host_memory(segment.bytes.saturating_sub(AHEAD_STACK))?;
+        }
+        self.backend.alloc(segment.bytes, segment.memory)
+    }
+
+    /// The planned memory for the inputs of the next run, for whoever makes them ready while one runs. It may be taken once, and it is counted
+    /// for as long as the plan is loaded.
+    pub(crate) fn take_ahead(&mut self) -> Vec<u8> {
+        std::mem::take(&mut self.ahead)
     }
 
     /// Writes the constants of all plans, each once.
@@ -241,7 +259,7 @@ impl Exec {
         let backend = self.backend.fork(&shared.map(|(at, _)| self.segments[at]).collect::<Vec<_>>())?;
         let mut fork = Exec::new(backend);
         for (at, segment) in SegmentIdx::enumerate(&plan.segments) {
-            let id = if own(segment) { fork.backend.alloc(segment.bytes, segment.memory)? } else { self.segments[at] };
+            let id = if own(segment) { fork.alloc(segment)? } else { self.segments[at] };
             fork.segments.push(id);
         }
         for state in &self.states {
@@ -531,6 +549,19 @@ pub(crate) fn write_initial(
         let bytes = CHUNK.min(at.bytes - offset);
         backend.write(Slice { offset: at.offset + offset, bytes, ..at }, &zeros[..bytes as usize])
     })
+}
+
+/// Bytes of the host's memory for rows.
+///
+/// # Errors
+/// When the host has not so many.
+pub(crate) fn host_memory(bytes: u64) -> Result<Vec<u8>> {
+    let refused = || Error::Memory { what: "the next rows".into(), needed: bytes, file: None };
+    let len = usize::try_from(bytes).map_err(|_| refused())?;
+    let mut memory = Vec::new();
+    memory.try_reserve_exact(len).map_err(|_| refused())?;
+    memory.resize(len, 0);
+    Ok(memory)
 }
 
 fn lasting<'a>(states: &'a mut [Lasting], name: &str) -> Result<&'a mut Lasting> {

@@ -106,6 +106,8 @@ pub struct Graph {
     end: u32,
     /// The place from which on nodes belong to the backward computation.
     backward: Option<u32>,
+    /// True if whoever runs the graph makes the inputs of the next run ready while one runs.
+    pub(crate) reads_ahead: bool,
     known: Known,
 }
 

@@ -43,6 +43,8 @@ pub enum Memory {
     Scratch,
     /// Memory of the host that a backend takes when it is opened and when it compiles: stacks of threads, tables of kernels.
     Own,
+    /// Memory of the host in which the inputs of the next run are made ready while one runs, and the stack of the thread that does it.
+    Ahead,
 }
 
 impl Memory {
@@ -58,6 +60,9 @@ pub const STAGING: u64 = 4 << 20;
 /// Bytes of the stack of a thread that the CPU backend starts.
 pub const STACK: u64 = 256 << 10;
 
+/// Bytes of the stack of the thread that makes the inputs of the next run ready. It copies and converts, and does nothing else.
+pub const AHEAD_STACK: u64 = 64 << 10;
+
 /// The limits and abilities of a device: all that planning knows of it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -68,7 +73,8 @@ pub struct Target {
     pub family: Family,
     /// Every buffer starts at a multiple of this many bytes.
     pub alignment: u64,
-    /// The largest segment, in bytes. It does not hold for [`Memory::Scratch`] and [`Memory::Own`], which no buffer lies in.
+    /// The largest segment, in bytes. It does not hold for [`Memory::Scratch`], [`Memory::Own`] and
+    /// [`Memory::Ahead`], which no buffer lies in.
     pub max_segment: u64,
     /// The largest range that one binding can cover, in bytes.
     pub max_binding: u64,

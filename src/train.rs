@@ -10,7 +10,7 @@
 //! With accumulation an update has several parts, which are programs over the same states: `first` writes the sums of the gradients, `next`
 //! adds to them, `last` adds to them and updates. There is no run that sets sums to zero.
 
-mod ahead;
+pub mod ahead;
 pub mod checkpoint;
 pub mod classes;
 pub mod curve;
@@ -168,7 +168,10 @@ pub fn programs(model: &Graph, weights: &[String], classes: Option<usize>, train
         trained = weights.iter().map(|weight| weight.name.clone()).collect();
         parts.push((name, builder.finish(name, part, weights, loss)?));
     }
-    let evaluate = evaluate(model, &trained, classes, training)?;
+    let mut evaluate = evaluate(model, &trained, classes, training)?;
+    // A thread fills the rows of the next part in while one is computed.
+    let all = parts.iter_mut().map(|(_, graph): &mut (_, Graph)| graph).chain([&mut evaluate]);
+    all.for_each(|graph| graph.reads_ahead = true);
     Ok(Programs { parts, evaluate, trained, fixed, wide })
 }
 

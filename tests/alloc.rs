@@ -225,3 +225,30 @@ fn a_thousand_runs_on_wgpu_allocate_nothing() {
     eprintln!("{usage:?}; the host's heap grew by {grown} bytes in 900 runs");
     assert!(grown < 900, "the host's heap grew by {grown} bytes in 900 runs");
 }
+
+/// A trainer's rows move into the same slot, converted, in this thread and in its own.
+#[test]
+fn rows_made_ready_ahead_allocate_nothing() {
+    use plimsoll::internals::npy;
+    use plimsoll::internals::train::ahead::{Ahead, Batch};
+    use plimsoll::internals::train::data::{Order, Rows};
+    use plimsoll::{Fact, Tensor};
+    let _alone = ALONE.lock();
+    let path = std::env::temp_dir().join(format!("plimsoll-rows-{}.npy", std::process::id()));
+    let values: Vec<f64> = (0..64 * 300).map(|at| f64::from(at % 251)).collect();
+    npy::write(&path, &Tensor::from_f64(DType::U8, [64, 300], &values)).expect("it is written");
+    let rows = Rows::open(&path).expect("it is an array of rows");
+    let facts = [DType::F32, DType::U8].map(|dtype| Fact::new(dtype, [8, 300]));
+    let mut ahead = Ahead::new(&facts, vec![0; 8 * 300 * 5]);
+    let columns = || [&rows, &rows].into_iter();
+    let batch = |at: usize| Batch { order: Order::new(64, Some(1), 0), first: at % 8 * 8, count: 8 };
+    let mut turns = |turns: usize| {
+        for at in 0..turns {
+            ahead.wait(columns(), batch(at)).expect("they are finite");
+            ahead.ask(columns(), batch(at + 1 + usize::from(at % 5 == 0)));
+        }
+    };
+    turns(100);
+    assert_eq!(calls(|| turns(1000)), 0, "calls of the allocator");
+    std::fs::remove_file(path).expect("it was written");
+}

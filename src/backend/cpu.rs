@@ -235,8 +235,8 @@ impl Backend for Cpu {
     }
 
     fn alloc(&mut self, bytes: u64, place: Place) -> Result<SegmentId> {
-        if place == Place::Own {
-            return self.memory.note_own(bytes);
+        if matches!(place, Place::Own | Place::Ahead) {
+            return self.memory.note(bytes, place);
         }
         // All other memory is the host's, and kernels work there.
         let place = if place == Place::Scratch { place } else { Place::Device };

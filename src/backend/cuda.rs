@@ -526,7 +526,9 @@ impl Backend for Cuda {
                 })?;
                 *slot = Some(Slot::new(Arc::clone(&self.driver), bytes as usize).map_err(failed)?);
             }
-            Memory::Scratch | Memory::Own => return Err(failed(format!("{memory:?} memory is the CPU's"))),
+            Memory::Scratch | Memory::Own | Memory::Ahead => {
+                return Err(failed(format!("{memory:?} memory is the CPU's")));
+            }
         }
         let origin = if self.lent.is_some() { Origin::Lent } else { Origin::Driver };
         if memory.is_device() && origin == Origin::Driver {
@@ -603,7 +605,7 @@ impl Backend for Cuda {
             Memory::Device => drop(unsafe { self.driver.cuMemFree_v2(pointer) }),
             Memory::Upload => self.upload = None,
             Memory::Download => self.download = None,
-            Memory::Scratch | Memory::Own => unreachable!("no segment has it"),
+            Memory::Scratch | Memory::Own | Memory::Ahead => unreachable!("no segment has it"),
         }
     }
 

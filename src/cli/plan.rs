@@ -17,7 +17,7 @@ use crate::plan::tell::peak::peak;
 use crate::plan::{self, Class, Limits, Part};
 use crate::target::{Family, Target};
 use crate::train::Programs;
-use crate::train::classes::{Classes, States};
+use crate::train::classes::{Classes, States, host_bytes};
 use crate::train::curve::{Point, curve, recompute};
 use crate::tune::{self, cache};
 use crate::{file, report, session};
@@ -348,13 +348,21 @@ fn programs_json(plans: &[plan::Plan], training: Option<&Training>, target: &Tar
 #[derive(Serialize)]
 struct Bytes {
     planned_bytes: u64,
+    /// Bytes of the host beside them.
+    host_bytes: u64,
     classes: Classes,
     states: States,
 }
 
 impl Bytes {
     fn of(plans: &[&plan::Plan], trained: &[String]) -> Bytes {
-        Bytes { planned_bytes: plans[0].bytes(), classes: Classes::of(plans), states: States::of(plans, trained) }
+        let host_bytes = host_bytes(plans);
+        Bytes {
+            planned_bytes: plans[0].bytes(),
+            host_bytes,
+            classes: Classes::of(plans),
+            states: States::of(plans, trained),
+        }
     }
 }
 
@@ -382,6 +390,9 @@ struct Training {
 impl Training {
     fn text(&self) -> String {
         let mut text = report::training(&self.bytes.classes, &self.bytes.states);
+        if self.bytes.host_bytes > 0 {
+            text += &format!("beside the plan  {} of the host: the next rows\n", report::human(self.bytes.host_bytes));
+        }
         text += &report::recompute(&self.recompute);
         if let Some(points) = &self.curve {
             text += &format!("\n{}", report::curve(points));

@@ -254,7 +254,7 @@ impl Train {
                 "model": self.model, "device": trainer.session().device(), "steps": place.step, "loss": last.loss,
                 "planned_bytes": bytes, "allocated_bytes": usage.bytes, "arena_bytes": arena_bytes,
                 "classes": Classes::of(&plans), "states": States::of(&plans, trainer.trained()), "recompute": recompute,
-                "seconds": seconds, "wait_seconds": wait_seconds, "trained": trainer.trained(),
+                "host_bytes": trainer.host_bytes(), "seconds": seconds, "wait_seconds": wait_seconds, "trained": trainer.trained(),
             });
             if let Some(score) = score {
                 record["valid_loss"] = score.loss.into();

@@ -353,7 +353,8 @@ struct Chunking<'a> {
 impl<'a> Chunking<'a> {
     fn new(prepared: &'a Prepared, region: &'a Region, chunks: Vec<Range<usize>>) -> Chunking<'a> {
         let from = &prepared.graph;
-        let to = Graph::new(from.name.clone());
+        let mut to = Graph::new(from.name.clone());
+        to.reads_ahead = from.reads_ahead;
         let (whole, parts, members) = (HashMap::new(), HashMap::new(), HashMap::new());
         Chunking { prepared, from, region, chunks, to, whole, parts, members, grown: Vec::new() }
     }

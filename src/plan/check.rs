@@ -205,19 +205,22 @@ impl<'a> Checker<'a> {
         for (i, segment) in self.plan.segments.iter().enumerate() {
             let own = segment.class.segment() == segment.class;
             ensure(own, || format!("segment {i}: no segment is of class {}", segment.class.name()))?;
-            ensure(segment.bytes <= most || segment.class == Class::Backend, || {
-                format!("segment {i}: expected at most {most} bytes, found {}", segment.bytes)
-            })?;
+            ensure(
+                segment.bytes <= most || segment.class == Class::Backend || segment.memory == Memory::Ahead,
+                || format!("segment {i}: expected at most {most} bytes, found {}", segment.bytes),
+            )?;
             let named = || format!("segment {i} of class {}", segment.class.name());
             let staging = segment.class == Class::Staging;
             let right = match segment.memory {
                 Memory::Device => !staging && segment.class != Class::Backend,
                 Memory::Upload | Memory::Download => staging,
                 Memory::Scratch | Memory::Own => segment.class == Class::Backend,
+                Memory::Ahead => staging && self.plan.target.family == Family::Cpu,
             };
             ensure(right, || format!("{}: in {:?} memory", named(), segment.memory))?;
             let (slot, cap) = (segment.bytes, self.plan.target.staging);
-            let whole = !staging || slot > 0 && slot <= cap && slot.is_multiple_of(self.plan.target.alignment);
+            let passes = matches!(segment.memory, Memory::Upload | Memory::Download);
+            let whole = !passes || slot > 0 && slot <= cap && slot.is_multiple_of(self.plan.target.alignment);
             ensure(whole, || {
                 let alignment = self.plan.target.alignment;
                 format!("{}: expected a multiple of {alignment} up to {cap}, found {slot}", named())
@@ -725,7 +728,9 @@ impl<'a> Checker<'a> {
     /// Checks that segments end with their last buffers. The segments of a range are as large as its largest binding needs, so they are
     /// not checked. Those of programs are checked together.
     fn filled(&self) -> Verdict {
-        if self.plan.dims.is_empty() && self.plan.program.is_none() { programs::filled(&[self.plan]) } else { Ok(()) }
+        let is_one = self.plan.dims.is_empty() && self.plan.program.is_none();
+        programs::ahead(&[self.plan], is_one)?;
+        if is_one { programs::filled(&[self.plan]) } else { Ok(()) }
     }
 
     /// Checks the figures of the summary.

@@ -264,6 +264,7 @@ impl Scene {
                     Memory::Download => "staging down".into(),
                     Memory::Scratch => "threads' scratch memory".into(),
                     Memory::Own => "stacks and tables".into(),
+                    Memory::Ahead => "the next rows".into(),
                 },
                 class: Some(s.class),
                 bytes: s.bytes,

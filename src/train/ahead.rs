@@ -11,14 +11,12 @@
 use super::data::{Order, Rows};
 use crate::error::Result;
 use crate::op::Fact;
+use crate::target::AHEAD_STACK;
 use std::ops::Range;
 use std::panic::resume_unwind;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
-
-/// Bytes of the thread's stack. The thread copies and converts rows, and does nothing else.
-pub const STACK: u64 = 64 << 10;
 
 /// The rows of a micro-batch: those at consecutive places of an order.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -113,7 +111,7 @@ impl Ahead {
                 }
             }
         };
-        let thread = Builder::new().name("rows ahead".to_owned()).stack_size(STACK as usize).spawn(work);
+        let thread = Builder::new().name("rows ahead".to_owned()).stack_size(AHEAD_STACK as usize).spawn(work);
         let (ask, thread) = thread.ok().map(|thread| (ask, thread)).unzip();
         Ahead { slot: Some(Slot { columns, bytes, batch: None, filled: Ok(()) }), ask, back, thread }
     }

@@ -8,6 +8,7 @@
 use crate::graph::AGAIN;
 use crate::plan::tell::timeline::Timeline;
 use crate::plan::{BufferIdx, Class, Plan, StepIdx};
+use crate::target::{AHEAD_STACK, Family};
 use serde::Serialize;
 use std::collections::HashMap;
 
@@ -33,7 +34,7 @@ pub struct Classes {
     pub output: u64,
     /// Bytes of the arena without data: alignment and gaps.
     pub idle: u64,
-    /// Memory through which data passes between the host and the device.
+    /// Memory through which data passes between the host and the device; on the CPU, the rows of the next micro-batch.
     pub staging: u64,
     /// Memory that the backend takes for itself.
     pub backend: u64,
@@ -126,6 +127,18 @@ impl Classes {
             _ => &mut self.activation,
         }
     }
+}
+
+/// Bytes of the host beside the plan of a training: where rows are made ready, and the stack of the thread that does it. On the CPU they are
+/// part of the plan.
+pub fn host_bytes(programs: &[&Plan]) -> u64 {
+    if programs.iter().any(|plan| plan.target.family == Family::Cpu) {
+        return 0;
+    }
+    let ports = programs.iter().flat_map(|plan| &plan.inputs);
+    let inputs: HashMap<&str, u64> =
+        ports.map(|port| (&port.name[..], (port.shape.numel() * port.dtype.size()) as u64)).collect();
+    AHEAD_STACK + inputs.values().sum::<u64>()
 }
 
 impl States {

@@ -2,6 +2,7 @@
 
 use super::ahead::{Ahead, Batch};
 use super::checkpoint::fingerprint;
+use super::classes::host_bytes;
 use super::data::{Order, Rows};
 use super::init::{self, Init};
 use super::{LABELS, Loss, Programs, Schedule, Training, check_rows, class_axis, programs};
@@ -9,9 +10,11 @@ use crate::backend::Place;
 use crate::dtype::DType;
 use crate::error::{Error, Result, ensure};
 use crate::exec::finite::NotFinite;
+use crate::exec::{Exec, host_memory};
 use crate::onnx::{self, Model};
 use crate::op::Fact;
-use crate::session::{self, Options, Session};
+use crate::session::{self, Options, Program, Session};
+use crate::target::AHEAD_STACK;
 use crate::tensor::Tensor;
 use serde_json::{Value, json};
 use std::collections::HashSet;
@@ -66,6 +69,8 @@ pub struct Trainer {
     facts: Vec<Fact>,
     /// The rows of a micro-batch, and the thread that makes the next one ready.
     ahead: Ahead,
+    /// What they take of the host's memory, where that is no part of the plan.
+    host_bytes: u64,
     parts: Vec<&'static str>,
     batch: usize,
     /// Tells the model's graph from others.
@@ -177,8 +182,11 @@ impl Trainer {
             parts.into_iter().map(|(name, graph)| (name.to_owned(), graph.into())).collect();
         all.push(("evaluate".to_owned(), evaluate.into()));
         let session = Session::programs_on_backend(all, backend, device, options, &|_, _| {})?;
-        let bytes = facts.iter().map(|fact| fact.shape.numel() * fact.dtype.size()).sum();
-        let ahead = Ahead::new(&facts, vec![0; bytes]);
+        // A device with memory of its own plans that alone: the slot is the host's.
+        let planned = session.with(Exec::take_ahead);
+        let host = host_bytes(&session.programs().map(Program::plan).collect::<Vec<_>>());
+        let slot = if host > 0 { host_memory(host - AHEAD_STACK)? } else { planned };
+        let ahead = Ahead::new(&facts, slot);
         init.unknown.retain(|(name, _)| trained.contains(name));
         let undrawn = std::mem::take(&mut init.unknown);
         let trainer = Trainer {
@@ -190,6 +198,7 @@ impl Trainer {
             undrawn,
             facts,
             ahead,
+            host_bytes: host,
             parts: names,
             batch,
             fingerprint,
@@ -223,6 +232,11 @@ impl Trainer {
     /// The session that runs the steps.
     pub fn session(&self) -> &Session {
         &self.session
+    }
+
+    /// Bytes of the host beside the plan: on a device with memory of its own, rows are made ready in the host's. On the CPU, they are planned.
+    pub fn host_bytes(&self) -> u64 {
+        self.host_bytes
     }
 
     /// The type of the values between, as the device stores it.

@@ -67,6 +67,7 @@ mod templates;
 mod tune;
 
 // The library and the program from outside.
+mod ahead;
 mod allocators;
 mod cli;
 mod data;

@@ -100,10 +100,10 @@ impl Memory {
         Ok((id, ptr.as_ptr()))
     }
 
-    /// Notes a segment that the backend has taken already.
-    pub fn note_own(&mut self, bytes: u64) -> Result<SegmentId> {
+    /// Notes a segment that the backend, or whoever loads a plan, has taken already.
+    pub fn note(&mut self, bytes: u64, place: Place) -> Result<SegmentId> {
         let id = self.segments.next().map_err(refuse)?;
-        self.segments.insert(bytes, Place::Own, NonNull::<Line>::dangling().cast());
+        self.segments.insert(bytes, place, NonNull::<Line>::dangling().cast());
         Ok(id)
     }
 
@@ -114,7 +114,7 @@ impl Memory {
 
     /// The lowest gap of the arena that is large enough, zeroed.
     fn carve(&self, arena: &Region, bytes: u64) -> Result<NonNull<u8>> {
-        let lent = self.segments.all().filter(|s| s.memory != Place::Own);
+        let lent = self.segments.all().filter(|s| !is_noted(s.memory));
         let taken = lent.map(|s| (s.made.as_ptr() as u64, s.bytes));
         let at = arena.lent.place(taken, bytes, ALIGN as u64).map_err(|limit| {
             let what = format!("a segment of {bytes} bytes in the memory that the host lends");
@@ -152,6 +152,11 @@ impl Drop for Memory {
     }
 }
 
+/// True for memory that no segment was allocated for.
+fn is_noted(place: Place) -> bool {
+    matches!(place, Place::Own | Place::Ahead)
+}
+
 fn layout(bytes: u64) -> Option<Layout> {
     Layout::from_size_align(usize::try_from(bytes).ok()?, ALIGN).ok()
 }
@@ -168,7 +173,7 @@ fn system_alloc(bytes: u64) -> Result<NonNull<u8>> {
 
 fn system_free(segment: &Segment<NonNull<u8>>) {
     let layout = layout(segment.bytes).expect("a segment was allocated with this layout");
-    if segment.bytes > 0 && segment.memory != Place::Own {
+    if segment.bytes > 0 && !is_noted(segment.memory) {
         // SAFETY: allocated by `system_alloc` with the same layout, and freed once.
         unsafe { std::alloc::dealloc(segment.made.as_ptr(), layout) }
     }
@@ -181,7 +186,7 @@ mod tests {
     #[test]
     fn an_arena_is_carved_and_reused() {
         let mut memory = Memory::within(Region::new(vec![Line([7; ALIGN]); 4]));
-        let own = memory.note_own(1 << 20).expect("an id");
+        let own = memory.note(1 << 20, Place::Own).expect("an id");
         assert_eq!((memory.usage().bytes, memory.own_bytes()), (1 << 20, 1 << 20));
         memory.free(own);
         let mut alloc = |bytes| Ok::<_, Error>(memory.alloc(bytes, Place::Device)?.0);

@@ -2,7 +2,8 @@
 
 use crate::error::{Error, Result, ensure};
 use crate::kernel::validate::Verdict;
-use crate::plan::{Buffer, Class, Plan, Spot, StatePort};
+use crate::plan::{Buffer, Class, Plan, Port, Spot, StatePort};
+use crate::target::{AHEAD_STACK, Memory};
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 /// Checks that plans fit together: they have the same target and segments, and names of their own. Constants and states of two plans are
@@ -62,7 +63,26 @@ fn together(plans: &[&Plan]) -> Verdict {
             format!("'{}' of program '{}' overlaps '{}' of program '{}'", b.name, other.title(), a.name, of.title())
         })?;
     }
+    ahead(plans, plans.iter().all(|plan| plan.dims.is_empty()))?;
     filled(plans)
+}
+
+/// Checks the memory in which the inputs of the next run are made ready, if there is some: it holds each input of these plans once, and a
+/// stack. It may hold others if they are not `all`.
+pub(super) fn ahead(plans: &[&Plan], all: bool) -> Verdict {
+    let Some(Plan { segments, .. }) = plans.first() else { return Ok(()) };
+    let found: Vec<u64> = segments.iter().filter(|s| s.memory == Memory::Ahead).map(|s| s.bytes).collect();
+    if found.is_empty() {
+        return Ok(());
+    }
+    let ports = plans.iter().flat_map(|plan| &plan.inputs);
+    let bytes = |port: &Port| port.shape.iter().map(|&d| d as u128).product::<u128>() * port.dtype.size() as u128;
+    let inputs: HashMap<&str, u128> = ports.map(|port| (&port.name[..], bytes(port))).collect();
+    let needed = inputs.values().sum::<u128>() + u128::from(AHEAD_STACK);
+    let right = matches!(found[..], [bytes] if u128::from(bytes) == needed || !all && u128::from(bytes) > needed);
+    ensure(right, || {
+        format!("Ahead memory: expected one segment of {needed} bytes, found {found:?}; plan the model again")
+    })
 }
 
 /// Checks that every program that updates a state which counts counts it too, to the same bound.

@@ -92,6 +92,8 @@ pub struct Draft {
     pub own: Vec<OwnBytes>,
     /// The least to plan for it: what other bindings of a range need.
     pub least_own: OwnBytes,
+    /// The inputs that are made ready for the next run in planned memory, and the bytes of each, as the host has it.
+    pub ahead: Vec<(String, u64)>,
     /// Launches.
     pub steps: Vec<DraftStep>,
     /// Constants.

@@ -29,7 +29,7 @@ use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::graph::{Graph, Kind};
 use crate::kernel::tuned::Tuned;
-use crate::op::{Lower, ValueId};
+use crate::op::{Fact, Lower, ValueId};
 use crate::pass::{Group, GroupKind, Groups, Prepared};
 use crate::plan::{BufferIdx, Class, KernelIdx};
 use crate::shape::{Access, Shape};
@@ -123,6 +123,10 @@ pub fn lower(prepared: &Prepared, target: &Target, options: Options) -> Result<D
     lowering.run(options)?;
     let mut draft = lowering.draft;
     if target.family == Family::Cpu {
+        // Other devices have memory of their own, and the plan is of that.
+        let inputs = graph.inputs().iter().filter(|_| graph.reads_ahead);
+        let bytes = |fact: &Fact| (fact.shape.numel() * fact.dtype.size()) as u64;
+        draft.ahead = inputs.map(|&input| (graph.value_name(input).to_owned(), bytes(graph.fact(input)))).collect();
         draft.own = draft.kernels.iter().map(|kernel| cpu::own_bytes(kernel, target.threads as usize)).collect();
     }
     Ok(draft)

@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 use crate::place::{self, Effort, Item, Problem};
 use crate::plan::lower::{Draft, DraftBuffer, DraftConstant};
 use crate::plan::{BufferIdx, Class, Segment, SegmentIdx, Spot, StepIdx};
-use crate::target::{Memory, Target};
+use crate::target::{AHEAD_STACK, Memory, Target};
 use std::collections::HashMap;
 
 /// An order and the offsets it leads to.
@@ -144,7 +144,8 @@ impl TransferBytes {
     }
 }
 
-/// The segments that the CPU backend takes for itself: scratch memory of its threads, then their stacks and the tables of kernels.
+/// The segments of the CPU that hold no buffers: the inputs that are made ready for the next run, with the stack of the thread that does it;
+/// then what the backend takes for itself, which is scratch memory of its threads, their stacks and the tables of kernels.
 pub fn own_segments(target: &Target, drafts: &[&Draft]) -> impl Iterator<Item = Segment> + use<> {
     let least = drafts.iter().map(|draft| &draft.least_own);
     let threads = drafts.iter().flat_map(|draft| &draft.own).chain(least.clone()).map(|own| own.thread);
@@ -156,8 +157,16 @@ pub fn own_segments(target: &Target, drafts: &[&Draft]) -> impl Iterator<Item = 
     let tables = tables.values().fold(0, |sum: u64, &bytes| sum.saturating_add(bytes));
     let tables = least.map(|own| own.tables).fold(tables, u64::max);
     let own = target.stack_bytes().saturating_add(tables);
-    let bytes = [(Memory::Scratch, thread * u64::from(target.threads)), (Memory::Own, own)];
-    let segments = bytes.map(|(memory, bytes)| Segment { class: Class::Backend, memory, bytes });
+    // Programs take the inputs of one name from one place.
+    let ahead: HashMap<&str, u64> =
+        drafts.iter().flat_map(|draft| &draft.ahead).map(|(name, bytes)| (&name[..], *bytes)).collect();
+    let ahead = if ahead.is_empty() { 0 } else { AHEAD_STACK + ahead.values().sum::<u64>() };
+    let segments = [
+        (Class::Staging, Memory::Ahead, ahead),
+        (Class::Backend, Memory::Scratch, thread * u64::from(target.threads)),
+        (Class::Backend, Memory::Own, own),
+    ];
+    let segments = segments.map(|(class, memory, bytes)| Segment { class, memory, bytes });
     segments.into_iter().filter(|segment| segment.bytes > 0)
 }
 

@@ -1,0 +1,286 @@
+//! Rows that are made ready while a step is computed: results and errors are those of rows that are read in turn, their memory is planned,
+//! and the thread ends with the trainer.
+
+use crate::cli::{fails, ok, ok_json};
+use crate::common::Folder;
+use plimsoll::internals::npy;
+use plimsoll::internals::onnx;
+use plimsoll::internals::plan::check;
+use plimsoll::internals::target::{AHEAD_STACK, Memory};
+use plimsoll::internals::train::ahead::{Ahead, Batch};
+use plimsoll::internals::train::data::{Order, Rows};
+use plimsoll::internals::train::run::{Data, Trainer};
+use plimsoll::internals::train::{self, Loss, Optimizer, Rate, Schedule, Training};
+use plimsoll::{Choice, Class, DType, Fact, Options, Place, Plan, Session, Tensor};
+use std::path::Path;
+
+const LINEAR: &str = "graphs/linear.onnxtxt";
+
+fn training(accumulate: usize) -> Training {
+    Training {
+        loss: Loss::Mse,
+        smoothing: 0.0,
+        optimizer: Optimizer::Sgd { momentum: 0.9, nesterov: false },
+        rate: Rate { most: 0.01, schedule: Schedule::Constant, warmup: 0, steps: 8 },
+        decay: 0.0,
+        decay_dims: 0,
+        clip: None,
+        accumulate,
+        ema: None,
+        freeze: Vec::new(),
+        norm: false,
+        seed: 0,
+        precision: DType::F32,
+    }
+}
+
+/// 24 rows for `graphs/linear.onnxtxt`, stored as `dtype`. The row `bad` is not finite.
+fn data(folder: &Folder, dtype: DType, bad: Option<usize>) -> Data {
+    let mut x: Vec<f64> = (0..240).map(|i| f64::from(i * 37 % 19) / 4.0 - 2.0).collect();
+    let y: Vec<f64> = x.chunks(10).map(|row| row[0] - row[3] + 0.5).collect();
+    if let Some(row) = bad {
+        x[10 * row + 4] = f64::NAN;
+    }
+    let open = |name: &str, tensor: Tensor| {
+        let path = folder.path(name);
+        npy::write(Path::new(&path), &tensor).expect("it can be written");
+        Rows::open(Path::new(&path)).expect("it is an array of rows")
+    };
+    let inputs = vec![("x".to_owned(), open("x.npy", Tensor::from_f64(dtype, [24, 10], &x)))];
+    Data { inputs, labels: open("y.npy", Tensor::from_f64(DType::F32, [24, 1], &y)) }
+}
+
+fn trainer(data: &Data, accumulate: usize, backend: Choice) -> plimsoll::Result<Trainer> {
+    let model = onnx::load(Path::new(LINEAR)).expect("it is a model");
+    Trainer::new(model, data, 12, training(accumulate), &Options::default().on(backend))
+}
+
+/// The losses of some steps, and the weights after them, of a loop that reads rows and runs programs by turns.
+fn by_turns(data: &Data, accumulate: usize, backend: Choice, steps: u64, seed: Option<u64>) -> (Vec<u32>, Tensor) {
+    let model = onnx::load(Path::new(LINEAR)).expect("it is a model");
+    let made = train::programs_of_file(model, Vec::new(), 12, &training(accumulate)).expect("it can be trained");
+    let session = Session::from_graphs(made.named(), &Options::default().on(backend)).expect("it loads");
+    let micro = 12 / accumulate;
+    let facts = [10, 1].map(|columns| Fact::new(DType::F32, [micro, columns]));
+    let mut losses = Vec::new();
+    for step in 0..steps {
+        let order = Order::new(24, seed, step / 2);
+        let mut loss = [0; 4];
+        for part in 0..accumulate {
+            let first = step as usize % 2 * 12 + part * micro;
+            let columns = [&data.inputs[0].1, &data.labels].into_iter().zip(&facts);
+            let [x, y]: [Vec<u8>; 2] = columns
+                .map(|(rows, fact)| {
+                    let mut bytes = vec![0; fact.shape.numel() * 4];
+                    let places = (first..first + micro).map(|place| order.row(place));
+                    rows.fill(places, fact, &mut bytes).expect("the rows are finite");
+                    bytes
+                })
+                .collect::<Vec<_>>()
+                .try_into()
+                .expect("two columns");
+            let name = match part {
+                _ if accumulate == 1 => "step",
+                0 => "first",
+                part if part + 1 == accumulate => "last",
+                _ => "next",
+            };
+            let program = session.program(name).expect("it is one of them");
+            let inputs = [("x", Place::bytes(&x)), ("labels", Place::bytes(&y))];
+            let mut rate = [0; 4];
+            let mut outputs = vec![("loss", Place::bytes_mut(&mut loss)), ("lr", Place::bytes_mut(&mut rate))];
+            outputs.retain(|(name, _)| program.plan().outputs.iter().any(|port| port.name == *name));
+            program.run_in_place(&inputs, &mut outputs).expect("it runs");
+        }
+        losses.push(u32::from_le_bytes(loss));
+    }
+    (losses, session.state("w").expect("it is a state"))
+}
+
+#[test]
+fn results_are_those_of_rows_that_are_read_by_turns() {
+    let folder = Folder::new("ahead-bits");
+    for backend in [Choice::Cpu, Choice::Wgpu] {
+        for (dtype, accumulate, seed) in
+            [(DType::F32, 1, None), (DType::F32, 3, Some(7)), (DType::F64, 1, Some(7)), (DType::F32, 4, None)]
+        {
+            let data = data(&folder, dtype, None);
+            let Ok(mut trainer) = trainer(&data, accumulate, backend) else {
+                assert_ne!(backend, Choice::Cpu, "the CPU is always there");
+                continue;
+            };
+            let mut losses = Vec::new();
+            for step in 0..7 {
+                losses.push(trainer.step(&data, step, seed).expect("it runs").loss.to_bits());
+                if step % 3 == 1 {
+                    // Other rows take the place of those that were made ready.
+                    trainer.evaluate(&data).expect("it runs");
+                }
+            }
+            let weights = trainer.session().state("w").expect("it is a state");
+            let (expected, other) = by_turns(&data, accumulate, backend, 7, seed);
+            assert_eq!(losses, expected, "{backend:?}, {dtype}, {accumulate}");
+            assert!(weights == other, "{backend:?}, {dtype}, {accumulate}: weights differ");
+        }
+    }
+}
+
+#[test]
+fn a_row_that_is_not_finite_fails_the_step_that_takes_it() {
+    let folder = Folder::new("ahead-bad");
+    // With 3 parts, it is in the last one of the second step.
+    let data = data(&folder, DType::F32, Some(21));
+    for accumulate in [1, 3] {
+        let mut trainer = trainer(&data, accumulate, Choice::Cpu).expect("it loads");
+        trainer.step(&data, 0, None).expect("its rows are finite");
+        for _ in 0..2 {
+            let error = trainer.step(&data, 1, None).expect_err("a row is not finite").to_string();
+            assert!(error.contains("x.npy") && error.contains("row 21: element 4 is not a finite"), "{error}");
+            assert!(trainer.evaluate(&data).is_err(), "it takes all rows");
+            trainer.step(&data, 2, None).expect("its rows are finite");
+        }
+    }
+    let (x, y) = (folder.path("x.npy"), folder.path("y.npy"));
+    let command: &[&str] = &["train", LINEAR, "--data", &x, "--labels", &y, "--loss", "mse", "--lr", "0.01"];
+    let rest: &[&str] = &["--batch", "12", "--no-shuffle", "--backend", "cpu"];
+    // It is made ready, but no step takes it.
+    ok(&[command, rest, &["--steps", "1"]]);
+    fails(1, &[command, rest, &["--steps", "2"]], &["x.npy", "row 21: element 4"]);
+}
+
+#[test]
+fn the_rows_are_planned_and_allocated() {
+    let folder = Folder::new("ahead-bytes");
+    let data = data(&folder, DType::F64, None);
+    for accumulate in [1, 3] {
+        let rows = 12 / accumulate as u64 * (10 + 1) * 4;
+        let mut trainer = trainer(&data, accumulate, Choice::Cpu).expect("it loads");
+        trainer.step(&data, 0, Some(1)).expect("it runs");
+        let plans: Vec<Plan> = trainer.session().programs().map(|program| program.plan().clone()).collect();
+        assert_eq!(plans[0].class_bytes(Class::Staging), AHEAD_STACK + rows);
+        assert_eq!((trainer.session().usage().bytes, trainer.host_bytes()), (plans[0].bytes(), 0));
+        check::programs(&plans).expect("they are sound");
+        // The checker counts them itself.
+        for by in [-1i64, 1, 256, -(AHEAD_STACK as i64)] {
+            let mut wrong = plans.clone();
+            for segment in wrong.iter_mut().flat_map(|plan| &mut plan.segments) {
+                if segment.memory == Memory::Ahead {
+                    segment.bytes = segment.bytes.wrapping_add_signed(by);
+                }
+            }
+            let error = check::programs(&wrong).expect_err("it is not the inputs' number").to_string();
+            assert!(error.contains("Ahead memory: expected one segment of"), "{error}");
+        }
+        let mut twice = plans.clone();
+        for plan in &mut twice {
+            let own = plan.segments.iter().find(|s| s.memory == Memory::Ahead).expect("there is one").clone();
+            plan.segments.push(own);
+        }
+        check::programs(&twice).expect_err("one is enough");
+    }
+    // On a device of its own memory, they are the host's.
+    let method: &[&str] = &["plan", "--train", LINEAR, "--loss", "mse", "--batch", "12"];
+    let [cpu, cuda] = ["cpu", "cuda"].map(|target| ok_json(&[method, &["--target", target]]));
+    let rows = 12 * 11 * 4 + AHEAD_STACK;
+    assert_eq!((&cpu["classes"]["staging"], &cpu["host_bytes"]), (&rows.into(), &0.into()));
+    assert_eq!(cuda["host_bytes"], rows);
+    let memory = |plan: &serde_json::Value| plan["programs"][0]["segments"].to_string().contains("ahead");
+    assert!(memory(&cpu) && !memory(&cuda));
+    assert!(ok(&[method, &["--target", "cuda"]]).contains("of the host: the next rows"));
+}
+
+#[test]
+fn a_log_has_the_time_that_a_step_waits() {
+    let folder = Folder::new("ahead-log");
+    drop(data(&folder, DType::F32, None));
+    let [x, y, log] = ["x.npy", "y.npy", "log.jsonl"].map(|name| folder.path(name));
+    let found = ok_json(&[
+        &["train", LINEAR, "--data", &x, "--labels", &y, "--loss", "mse", "--lr", "0.01", "--batch", "12"],
+        &["--steps", "5", "--backend", "cpu", "--log", &log],
+    ]);
+    let text = std::fs::read_to_string(log).expect("it is written");
+    let mut sum = 0.0;
+    for line in text.lines() {
+        let step: serde_json::Value = serde_json::from_str(line).expect("an object");
+        let [wait, all] = ["wait_ms", "ms"].map(|name| step[name].as_f64().expect("a number"));
+        assert!((0.0..=all).contains(&wait), "{line}");
+        sum += wait / 1e3;
+    }
+    assert_eq!(text.lines().count(), 5);
+    let total = found["wait_seconds"].as_f64().expect("a number");
+    assert!((total - sum).abs() < 1e-9 && total > 0.0, "{total} and {sum}");
+}
+
+/// Bytes of anonymous memory, and threads, once there are at most `threads`.
+#[cfg(target_os = "linux")]
+fn held(threads: usize) -> (u64, usize) {
+    let count = || std::fs::read_dir("/proc/self/task").expect("Linux has it").count();
+    let wait = || std::thread::sleep(std::time::Duration::from_millis(1));
+    (0..2000).take_while(|_| count() > threads).for_each(|_| wait());
+    let rollup = std::fs::read_to_string("/proc/self/smaps_rollup").expect("Linux has it");
+    let line = rollup.lines().find_map(|line| line.strip_prefix("Anonymous:")).expect("it is a line");
+    let kib: u64 = line.trim().trim_end_matches(" kB").parse().expect("it is a number");
+    (kib << 10, count())
+}
+
+/// No thread and no memory stays of trainers, whether their last step failed or left rows that nobody took. The test runs in a process of its
+/// own, as others make threads, too.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_thousand_trainers_leave_nothing() {
+    const CHILD: &str = "PLIMSOLL_TRAINERS";
+    if std::env::var_os(CHILD).is_none() {
+        let mut child = std::process::Command::new(std::env::current_exe().expect("it has a path"));
+        let child = child.args(["--exact", "ahead::a_thousand_trainers_leave_nothing", "--test-threads=1"]);
+        let output = child.env(CHILD, "1").output().expect("it starts");
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        assert!(output.status.success(), "{}{}", text(&output.stdout), text(&output.stderr));
+        return;
+    }
+    let folder = Folder::new("ahead-leak");
+    let data = data(&folder, DType::F32, Some(21));
+    let threads = held(usize::MAX).1;
+    let round = |at: u64| {
+        let mut trainer = trainer(&data, 1, Choice::Cpu).expect("it loads");
+        assert_eq!(trainer.step(&data, at % 2, None).is_err(), at % 2 == 1);
+    };
+    (0..50).for_each(round);
+    let before = held(threads);
+    assert_eq!(before.1, threads);
+    (50..1000).for_each(round);
+    let after = held(threads);
+    assert_eq!(after.1, threads);
+    assert!(after.0 <= before.0 + (1 << 20), "{} bytes at first, {} at last", before.0, after.0);
+}
+
+/// A slot may be asked for other rows than those that it has, or dropped while it is filled.
+#[test]
+fn a_slot_has_what_was_asked_for() {
+    let folder = Folder::new("ahead-slot");
+    let data = data(&folder, DType::F64, None);
+    let facts = [10, 1].map(|columns| Fact::new(DType::F32, [4, columns]));
+    let rows = || [&data.inputs[0].1, &data.labels].into_iter();
+    let batch = |first: usize, seed: u64| Batch { order: Order::new(24, Some(seed), 0), first, count: 4 };
+    let expected = |batch: Batch| {
+        rows().zip(&facts).map(move |(rows, fact)| {
+            let mut bytes = vec![0; fact.shape.numel() * 4];
+            let places = (batch.first..batch.first + 4).map(|place| batch.order.row(place));
+            rows.fill(places, fact, &mut bytes).expect("they are finite");
+            bytes
+        })
+    };
+    let mut ahead = Ahead::new(&facts, vec![0; 4 * 11 * 4]);
+    for at in 0..200 {
+        let wanted = batch(at % 5 * 4, at as u64 / 20);
+        ahead.wait(rows(), wanted).expect("they are finite");
+        assert!(ahead.columns().map(|(_, bytes)| bytes.to_vec()).eq(expected(wanted)), "{at}");
+        let next = (at + 1 + usize::from(at % 7 == 0)) % 5 * 4;
+        ahead.ask(rows(), batch(next, at as u64 / 20));
+        if at % 11 == 0 {
+            ahead.ask(rows(), batch(20, 3));
+        }
+    }
+    // Rows of another length are refused, not cut.
+    let error = ahead.wait([&data.labels, &data.labels].into_iter(), batch(0, 0)).expect_err("too short").to_string();
+    assert!(error.contains("y.npy") && error.contains("expected a batch of"), "{error}");
+}
