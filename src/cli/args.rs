@@ -599,6 +599,7 @@ impl Random {
 
 /// A bar on a terminal, nothing elsewhere.
 pub(super) fn progress(what: &'static str) -> ProgressBar {
-    let style = ProgressStyle::with_template("{msg:>10} [{bar:40}] {pos}/{len} {eta}").expect("the template is valid");
+    let style =
+        ProgressStyle::with_template("{msg:>10} [{wide_bar}] {pos}/{len} {eta}").expect("the template is valid");
     ProgressBar::new(0).with_style(style.progress_chars("=> ")).with_message(what)
 }

@@ -194,10 +194,11 @@ fn a_log_has_the_time_that_a_step_waits() {
     let folder = Folder::new("ahead-log");
     drop(data(&folder, DType::F32, None));
     let [x, y, log] = ["x.npy", "y.npy", "log.jsonl"].map(|name| folder.path(name));
-    let found = ok_json(&[
+    let found = ok(&[
         &["train", LINEAR, "--data", &x, "--labels", &y, "--loss", "mse", "--lr", "0.01", "--batch", "12"],
-        &["--steps", "5", "--backend", "cpu", "--log", &log],
+        &["--steps", "5", "--backend", "cpu", "--log", &log, "--json"],
     ]);
+    let found: serde_json::Value = serde_json::from_str(&found).expect("an object");
     let text = std::fs::read_to_string(log).expect("it is written");
     let mut sum = 0.0;
     for line in text.lines() {
