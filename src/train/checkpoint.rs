@@ -80,6 +80,18 @@ impl Folder {
         Ok(!self.steps()?.is_empty())
     }
 
+    /// Refuses a folder with checkpoints, which those of another training would be mixed with.
+    ///
+    /// # Errors
+    /// That there are some.
+    pub fn expect_new(&self) -> Result<()> {
+        ensure(!self.is_begun()?, || {
+            let what =
+                "it has checkpoints of a training: expected an empty folder, or --resume to go on from the last one";
+            Error::File { path: self.path.clone(), what: what.to_owned(), source: None }
+        })
+    }
+
     /// Writes a checkpoint, and removes those before the last ones.
     ///
     /// # Errors
