@@ -98,35 +98,37 @@ impl Training {
     /// Refuses numbers that no training can have, and those that this loss or optimizer would not use.
     fn check(&self) -> Result<()> {
         let Training { loss, smoothing, rate, decay, clip, ema, .. } = self;
-        let refuse = |flag: &str, expected: &str, found: f64| {
-            Err(Error::usage(format!("--{flag}: expected {expected}, found {found}")))
+        let refuse = |name: &str, expected: &str, found: f64| {
+            Err(Error::usage(format!("{name}: expected {expected}, found {found}")))
         };
-        let counts = |flag: &str, number: f64| match number.is_finite() && number >= 0.0 {
+        let counts = |name: &str, number: f64| match number.is_finite() && number >= 0.0 {
             true => Ok(()),
-            false => refuse(flag, "a finite number of at least 0", number),
+            false => refuse(name, "a finite number of at least 0", number),
         };
-        let share = |flag: &str, number: f64| match (0.0..1.0).contains(&number) {
+        let share = |name: &str, number: f64| match (0.0..1.0).contains(&number) {
             true => Ok(()),
-            false => refuse(flag, "a number of at least 0 and below 1", number),
+            false => refuse(name, "a number of at least 0 and below 1", number),
         };
-        counts("lr", rate.most)?;
-        counts("weight-decay", *decay)?;
+        counts("learning rate", rate.most)?;
+        counts("weight decay", *decay)?;
         if !(0.0..=1.0).contains(smoothing) {
-            return refuse("label-smoothing", "a number from 0 to 1", *smoothing);
+            return refuse("label smoothing", "a number from 0 to 1", *smoothing);
         }
         ensure(*smoothing == 0.0 || *loss == Loss::CrossEntropy, || {
-            Error::usage("--label-smoothing: expected --loss cross_entropy: no other loss has classes".to_owned())
+            Error::usage("label smoothing: expected the loss cross_entropy: no other has classes".to_owned())
         })?;
         match clip {
-            Some(most) if most.is_nan() || *most <= 0.0 => refuse("clip-norm", "a number above 0", *most)?,
+            Some(most) if most.is_nan() || *most <= 0.0 => {
+                refuse("largest norm of the gradients", "a number above 0", *most)?
+            }
             _ => {}
         }
-        ema.map_or(Ok(()), |kept| share("ema", kept))?;
+        ema.map_or(Ok(()), |kept| share("share of the moving averages", kept))?;
         match self.optimizer {
             Optimizer::Sgd { momentum, nesterov } => {
                 counts("momentum", momentum)?;
                 ensure(!nesterov || momentum > 0.0, || {
-                    Error::usage("--nesterov: expected a --momentum above 0, which it looks ahead by".to_owned())
+                    Error::usage("nesterov: expected a momentum above 0, which it looks ahead by".to_owned())
                 })
             }
             Optimizer::Adam { beta1, beta2, eps, .. } => {
@@ -141,7 +143,10 @@ impl Training {
     fn check_frozen(&self, weights: &[String]) -> Result<()> {
         let fits = |pattern: &&String| weights.iter().any(|name| crate::file::glob(pattern, name));
         let Some(pattern) = self.freeze.iter().find(|pattern| !fits(pattern)) else { return Ok(()) };
-        Err(Error::usage(format!("--freeze '{pattern}': it fits none of the weights: {}", listed(weights))))
+        Err(Error::usage(format!(
+            "frozen weights '{pattern}': expected names of weights, found none that fits among {}",
+            listed(weights)
+        )))
     }
 
     /// This method on a device. One that stores halves as `f32` has no use for them.
@@ -162,7 +167,7 @@ impl Training {
     pub fn rows_of_part(&self, batch: usize) -> Result<usize> {
         let parts = self.accumulate;
         ensure(parts > 0 && batch.is_multiple_of(parts), || {
-            Error::usage(format!("--accumulate: a batch of {batch} has no {parts} equal parts"))
+            Error::usage(format!("accumulation: a batch of {batch} has no {parts} equal parts"))
         })?;
         Ok(batch / parts)
     }
@@ -272,7 +277,7 @@ fn check_rows(name: &str, fact: &Fact, rows: usize) -> Result<()> {
         let what = if name == LABELS { "the first output".to_owned() } else { format!("input '{name}'") };
         let mut advice = "export the model with a dim for the batch".to_owned();
         if let Some(own) = fact.shape.first() {
-            advice = format!("{advice}, or take parts of {own} rows, as --batch {own}");
+            advice = format!("{advice}, or take parts of {own} rows");
         }
         Error::usage(format!("{what} is {fact}: expected a batch of {rows} on its first axis; {advice}"))
     })

@@ -168,7 +168,7 @@ impl Trainer {
         let given = |input: &str| data.inputs.iter().any(|(name, _)| name == input);
         let inputs = parts[0].1.inputs().iter().map(|&input| parts[0].1.value_name(input));
         if let Some(name) = inputs.clone().find(|&name| name != LABELS && !given(name)) {
-            return Err(Error::usage(format!("the model's input '{name}' has no data: expected --data {name}=FILE")));
+            return Err(Error::usage(format!("the model's input '{name}' has no data")));
         }
         let labels = match training.loss {
             Loss::CrossEntropy => {
@@ -350,14 +350,14 @@ impl Trainer {
         ensure(data.columns().map(|(name, _)| name).eq(self.names.iter().map(String::as_str)), || {
             let found: Vec<_> = data.inputs.iter().map(|(name, _)| name.clone()).collect();
             let [expected, found] = [&self.names[..self.names.len() - 1], &found].map(super::listed);
-            Error::usage(format!("--valid: expected data of {expected}, found {found}"))
+            Error::usage(format!("the data to validate on: expected inputs {expected}, found {found}"))
         })?;
         for ((name, rows), fact) in data.columns().zip(&self.facts) {
             rows.suit(name, fact)?;
         }
         let micro = self.batch / self.training.accumulate;
         ensure(rows >= micro, || {
-            let advice = "give more rows, a smaller --batch, or a larger --accumulate";
+            let advice = "give more rows, a smaller batch, or more parts of it";
             data.labels.fail(format!(
                 "expected at least {micro} rows to validate on, one part of a batch, found {rows}; {advice}"
             ))

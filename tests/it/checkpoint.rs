@@ -107,12 +107,25 @@ fn checkpoints_of_other_trainings_and_damaged_ones_are_refused() {
     let good = fs::read(&file).expect("it was written");
     fs::write(&file, &good[..good.len() - 100]).expect("it can be written");
     fails(1, &[TRAIN, DATA, CPU, again, &["--steps", "4"]], &[&file, "part of one"]);
+    // A bit of the states, and one of the place.
+    let place = br#"\"step\":2"#;
+    let digit = good.windows(place.len()).position(|text| text == place).expect("it is there") + place.len() - 1;
+    for (at, bit) in [(good.len() - 100, 4), (digit, 1)] {
+        let mut flipped = good.clone();
+        flipped[at] ^= bit;
+        fs::write(&file, &flipped).expect("it can be written");
+        fails(1, &[TRAIN, DATA, CPU, again, &["--steps", "4"]], &[&file, "it is damaged"]);
+    }
     fs::write(&file, &good).expect("it can be written");
     assert_eq!(ok_json(&[TRAIN, DATA, CPU, again, &["--steps", "4"]])["steps"], 4);
     fails(1, &[TRAIN, DATA, CPU, &["--steps", "4", "--resume"]], &["--checkpoint"]);
     // Checkpoints of another training would be taken for those of this one.
     let before = folder.names("points");
-    fails(1, &[TRAIN, DATA, CPU, &["--steps", "1", "--checkpoint", &points]], &[&points, "--resume"]);
+    fails(
+        1,
+        &[TRAIN, DATA, CPU, &["--steps", "1", "--checkpoint", &points]],
+        &[&points, "it has checkpoints of a training", "resumed"],
+    );
     assert_eq!(folder.names("points"), before);
 }
 

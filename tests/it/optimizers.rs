@@ -19,7 +19,7 @@ const LINEAR: &str = r#"<ir_version: 10, opset_import: ["" : 20]>
 const FIRST: [f64; COLUMNS + 1] = [0.5, -1.25, 0.75, 2.0, -0.5];
 
 fn method(optimizer: Optimizer) -> Training {
-    Training { norm: true, ..Training::new(Loss::Mse, optimizer, Rate::constant(0.03)) }
+    Training { norm: true, ..Training::new(Loss::Mse, optimizer, Rate { steps: STEPS as u64, ..Rate::constant(0.03) }) }
 }
 
 fn sgd(momentum: f64, nesterov: bool) -> Optimizer {

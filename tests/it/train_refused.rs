@@ -24,19 +24,23 @@ fn array(folder: &Folder, name: &str, dtype: DType, shape: impl Into<Shape>, val
 fn numbers_out_of_their_range_are_named() {
     let without_rate = &CPU[..6];
     for rate in ["nan", "-1", "inf"] {
-        fails(1, &[TRAIN, DATA, without_rate, &["--lr", rate]], &["--lr: expected a finite number of at least 0"]);
+        fails(
+            1,
+            &[TRAIN, DATA, without_rate, &["--lr", rate]],
+            &["learning rate: expected a finite number of at least 0"],
+        );
     }
     for (flags, words) in [
-        ("--momentum -1 --optimizer sgd", "--momentum: expected a finite number of at least 0, found -1"),
-        ("--beta1 1", "--beta1: expected a number of at least 0 and below 1, found 1"),
-        ("--beta2 -0.5", "--beta2: expected a number of at least 0 and below 1, found -0.5"),
-        ("--eps nan", "--eps: expected a finite number"),
-        ("--weight-decay -0.1", "--weight-decay: expected a finite number"),
-        ("--label-smoothing 1.5", "--label-smoothing: expected a number from 0 to 1, found 1.5"),
-        ("--clip-norm 0", "--clip-norm: expected a number above 0, found 0"),
-        ("--clip-norm nan", "--clip-norm: expected a number above 0, found NaN"),
-        ("--ema 1", "--ema: expected a number of at least 0 and below 1, found 1"),
-        ("--accumulate 5", "--accumulate: a batch of 12 has no 5 equal parts"),
+        ("--momentum -1 --optimizer sgd", "momentum: expected a finite number of at least 0, found -1"),
+        ("--beta1 1", "beta1: expected a number of at least 0 and below 1, found 1"),
+        ("--beta2 -0.5", "beta2: expected a number of at least 0 and below 1, found -0.5"),
+        ("--eps nan", "eps: expected a finite number"),
+        ("--weight-decay -0.1", "weight decay: expected a finite number"),
+        ("--label-smoothing 1.5", "label smoothing: expected a number from 0 to 1, found 1.5"),
+        ("--clip-norm 0", "largest norm of the gradients: expected a number above 0, found 0"),
+        ("--clip-norm nan", "largest norm of the gradients: expected a number above 0, found NaN"),
+        ("--ema 1", "share of the moving averages: expected a number of at least 0 and below 1, found 1"),
+        ("--accumulate 5", "accumulation: a batch of 12 has no 5 equal parts"),
         ("--threads 5000", "5000 is not in 1..=4096"),
     ] {
         let flags: Vec<&str> = flags.split(' ').collect();
@@ -51,16 +55,19 @@ fn flags_without_effect_are_refused() {
     for (flags, words) in [
         ("--momentum 0.9", "--momentum: expected --optimizer sgd"),
         ("--nesterov --optimizer adamw", "--nesterov: expected --optimizer sgd"),
-        ("--nesterov --optimizer sgd", "--nesterov: expected a --momentum above 0"),
+        ("--nesterov --optimizer sgd", "nesterov: expected a momentum above 0"),
         ("--beta1 0.8 --optimizer sgd", "--beta1: expected --optimizer adam or adamw"),
         ("--eps 0.1 --optimizer sgd", "--eps: expected --optimizer adam or adamw"),
-        ("--freeze tail*", "--freeze 'tail*': it fits none of the weights: 'stem.0.weight', "),
+        (
+            "--freeze tail*",
+            "frozen weights 'tail*': expected names of weights, found none that fits among 'stem.0.weight', ",
+        ),
     ] {
         fails(1, &[TRAIN, DATA, CPU, &flags.split(' ').collect::<Vec<_>>()], &[words]);
     }
     let mse = &["train", "graphs/linear.onnxtxt", "--data", "graphs/linear-x.npy", "--labels", "graphs/linear-y.npy"];
     let smoothing = &["--loss", "mse", "--batch", "8", "--label-smoothing", "0.1"];
-    fails(1, &[mse, CPU, smoothing], &["--label-smoothing: expected --loss cross_entropy"]);
+    fails(1, &[mse, CPU, smoothing], &["label smoothing: expected the loss cross_entropy"]);
     fails(1, &[TRAIN, DATA, CPU, &["--freeze", "*"]], &["no weight can be trained: it is frozen: 'stem.0.weight'"]);
     let plan = &["plan", "--train", "graphs/digits.onnx", "--batch", "12", "--loss", "cross_entropy"];
     fails(1, &[plan, &["--momentum", "0.9"]], &["--momentum: expected --optimizer sgd"]);
@@ -83,7 +90,7 @@ fn data_to_validate_on_is_judged_before_the_first_step() {
         (some.clone(), &wrong, "wrong.npy: row 17: expected a label of 0 to 9"),
         (some.clone(), &none, "none.npy: all labels are -100"),
         (format!("picture={some}"), &five, "expected 24 labels"),
-        (format!("picture={some}"), &none, "--valid: expected data of 'image', found 'picture'"),
+        (format!("picture={some}"), &none, "the data to validate on: expected inputs 'image', found 'picture'"),
     ] {
         fails(1, &[TRAIN, DATA, CPU, &["--log", &log, "--valid", &valid, "--valid-labels", right]], &[words]);
         assert!(!Path::new(&log).exists(), "{words}: no step was done");
