@@ -47,6 +47,17 @@ pub fn try_write_whole(path: &Path, put: impl FnOnce(&mut dyn Write) -> io::Resu
     result
 }
 
+/// Opens a file of data. A pipe has no end that could be known, and to open one may take forever.
+///
+/// # Errors
+/// The system's error, and [`InvalidInput`](io::ErrorKind::InvalidInput) if it is no file.
+pub fn open(path: &Path) -> io::Result<File> {
+    if !path.metadata()?.is_file() {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "expected a file, found a folder, a pipe or a device"));
+    }
+    File::open(path)
+}
+
 /// Maps `bytes` bytes of a file from `offset` on. They take no memory of the process: the system reads them when they are used, and can drop
 /// them again. The file must not change while they are in use.
 ///

@@ -9,7 +9,6 @@ use crate::shape::Shape;
 use crate::tensor::Tensor;
 use bytes::Bytes;
 use half::bf16;
-use std::fs::File;
 use std::io::{self, BufReader, ErrorKind, Read};
 use std::path::Path;
 
@@ -36,7 +35,7 @@ const ALIGNMENT: usize = 64;
 /// As [`read`], and when the array is in Fortran order.
 pub fn map(path: &Path) -> Result<(DType, Shape, Bytes)> {
     let fail = |e| Error::file(path, "read the array", e);
-    let file = File::open(path).map_err(|e| Error::file(path, "open", e))?;
+    let file = file::open(path).map_err(|e| Error::file(path, "open", e))?;
     let length = file.metadata().map_err(fail)?.len();
     let length =
         usize::try_from(length).map_err(|_| fail(invalid(format!("{length} bytes are more than an address"))))?;
@@ -51,8 +50,12 @@ pub fn parts(whole: &Bytes) -> io::Result<(DType, Shape, Bytes)> {
     let mut rest = &whole[..];
     let Header { descr, fortran, shape } = Header::read(&mut rest)?;
     let dtype = TYPES.iter().find(|(name, _)| *name == descr).map(|(_, dtype)| *dtype);
-    let dtype = dtype.ok_or_else(|| invalid(format!("elements of type {descr} are not supported")))?;
-    ensure(!fortran, || invalid("expected the rows one after another (C order), found Fortran order"))?;
+    let dtype = dtype.ok_or_else(|| unsupported(&descr))?;
+    ensure(!fortran, || {
+        invalid(
+            "expected the rows one after another (C order), found Fortran order; write numpy.ascontiguousarray of it",
+        )
+    })?;
     let (shape, length) = (Shape::new(shape), rest.len());
     let size = shape.checked_len().and_then(|n| n.checked_mul(dtype.size()));
     ensure(size == Some(length), || invalid(format!("the header says {dtype}{shape}, but {length} bytes follow it")))?;
@@ -65,7 +68,7 @@ pub fn parts(whole: &Bytes) -> io::Result<(DType, Shape, Bytes)> {
 /// The file cannot be read, is too short, or has elements of a type that no [`DType`] stands for.
 pub fn read(path: &Path) -> Result<Tensor> {
     let fail = |e| Error::file(path, "read the array", e);
-    let file = File::open(path).map_err(|e| Error::file(path, "open", e))?;
+    let file = file::open(path).map_err(|e| Error::file(path, "open", e))?;
     let length = file.metadata().map_err(fail)?.len();
     read_from(&mut BufReader::new(file), length).map_err(fail)
 }
@@ -77,7 +80,7 @@ pub fn read(path: &Path) -> Result<Tensor> {
 pub fn read_from(file: &mut impl Read, length: u64) -> io::Result<Tensor> {
     let Header { descr, fortran, shape } = Header::read(file)?;
     let Some(&(_, dtype)) = TYPES.iter().find(|(name, _)| *name == descr) else {
-        return Err(invalid(format!("elements of type {descr} are not supported; convert them to f4, i8, ...")));
+        return Err(unsupported(&descr));
     };
     let mut shape = Shape::new(shape);
     let size = shape.checked_len().and_then(|n| n.checked_mul(dtype.size())).filter(|&n| n as u64 <= length);
@@ -127,6 +130,11 @@ fn invalid(what: impl Into<String>) -> io::Error {
     io::Error::new(ErrorKind::InvalidData, what.into())
 }
 
+fn unsupported(descr: &str) -> io::Error {
+    let names = TYPES.map(|(name, _)| name).join(", ");
+    invalid(format!("elements of type {descr} are not supported: expected one of {names}; convert them by astype"))
+}
+
 /// The description of an array, which comes before its elements.
 #[derive(Debug, PartialEq)]
 struct Header {
@@ -140,7 +148,10 @@ struct Header {
 impl Header {
     fn read(file: &mut impl Read) -> io::Result<Header> {
         let mut start = [0; MAGIC.len() + 2];
-        file.read_exact(&mut start)?;
+        file.read_exact(&mut start).map_err(|e| match e.kind() {
+            ErrorKind::UnexpectedEof => invalid("not a NumPy array file: it ends too early"),
+            _ => e,
+        })?;
         let (magic, version) = start.split_at(MAGIC.len());
         ensure(magic == MAGIC, || invalid("not a NumPy array file"))?;
         let length = match version[0] {

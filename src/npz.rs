@@ -17,7 +17,6 @@ use crate::tensor::Tensor;
 use crate::{file, npy};
 use bytes::Bytes;
 use miniz_oxide::inflate::decompress_to_vec_with_limit;
-use std::fs::File;
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
@@ -120,7 +119,7 @@ struct Member {
 impl Archive {
     fn open(path: &Path) -> Result<Archive> {
         let fail = |e| Error::file(path, "read the archive", e);
-        let file = File::open(path).map_err(|e| Error::file(path, "open", e))?;
+        let file = file::open(path).map_err(|e| Error::file(path, "open", e))?;
         let length = file.metadata().map_err(fail)?.len();
         let length =
             usize::try_from(length).map_err(|_| fail(invalid("it has more bytes than an address can tell")))?;

@@ -77,6 +77,79 @@ pub struct Training {
 }
 
 impl Training {
+    /// A method of a loss, an optimizer and a learning rate, with nothing around them.
+    pub fn new(loss: Loss, optimizer: Optimizer, rate: Rate) -> Training {
+        Training {
+            loss,
+            smoothing: 0.0,
+            optimizer,
+            rate,
+            decay: 0.0,
+            decay_dims: 0,
+            clip: None,
+            accumulate: 1,
+            ema: None,
+            freeze: Vec::new(),
+            norm: false,
+            seed: 0,
+            precision: DType::F32,
+        }
+    }
+
+    /// Refuses numbers that no training can have, and those that this loss or optimizer would not use.
+    fn check(&self) -> Result<()> {
+        let Training { loss, smoothing, rate, decay, clip, ema, .. } = self;
+        let refuse = |name: &str, expected: &str, found: f64| {
+            Err(Error::usage(format!("{name}: expected {expected}, found {found}")))
+        };
+        let counts = |name: &str, number: f64| match number.is_finite() && number >= 0.0 {
+            true => Ok(()),
+            false => refuse(name, "a finite number of at least 0", number),
+        };
+        let share = |name: &str, number: f64| match (0.0..1.0).contains(&number) {
+            true => Ok(()),
+            false => refuse(name, "a number of at least 0 and below 1", number),
+        };
+        counts("learning rate", rate.most)?;
+        counts("weight decay", *decay)?;
+        if !(0.0..=1.0).contains(smoothing) {
+            return refuse("label smoothing", "a number from 0 to 1", *smoothing);
+        }
+        ensure(*smoothing == 0.0 || *loss == Loss::CrossEntropy, || {
+            Error::usage("label smoothing: expected the loss cross_entropy: no other has classes".to_owned())
+        })?;
+        match clip {
+            Some(most) if most.is_nan() || *most <= 0.0 => {
+                refuse("largest norm of the gradients", "a number above 0", *most)?
+            }
+            _ => {}
+        }
+        ema.map_or(Ok(()), |kept| share("share of the moving averages", kept))?;
+        match self.optimizer {
+            Optimizer::Sgd { momentum, nesterov } => {
+                counts("momentum", momentum)?;
+                ensure(!nesterov || momentum > 0.0, || {
+                    Error::usage("nesterov: expected a momentum above 0, which it looks ahead by".to_owned())
+                })
+            }
+            Optimizer::Adam { beta1, beta2, eps, .. } => {
+                share("beta1", beta1)?;
+                share("beta2", beta2)?;
+                counts("eps", eps)
+            }
+        }
+    }
+
+    /// Refuses a pattern of frozen weights that fits none: it would train what was to stay.
+    fn check_frozen(&self, weights: &[String]) -> Result<()> {
+        let fits = |pattern: &&String| weights.iter().any(|name| crate::file::glob(pattern, name));
+        let Some(pattern) = self.freeze.iter().find(|pattern| !fits(pattern)) else { return Ok(()) };
+        Err(Error::usage(format!(
+            "frozen weights '{pattern}': expected names of weights, found none that fits among {}",
+            listed(weights)
+        )))
+    }
+
     /// This method on a device. One that stores halves as `f32` has no use for them.
     #[must_use]
     pub fn on(self, target: &Target) -> Training {
@@ -94,7 +167,9 @@ impl Training {
     /// When the parts would not be equal.
     pub fn rows_of_part(&self, batch: usize) -> Result<usize> {
         let parts = self.accumulate;
-        ensure(batch.is_multiple_of(parts), || Error::usage(format!("a batch of {batch} has no {parts} equal parts")))?;
+        ensure(parts > 0 && batch.is_multiple_of(parts), || {
+            Error::usage(format!("accumulation: a batch of {batch} has no {parts} equal parts"))
+        })?;
         Ok(batch / parts)
     }
 }
@@ -144,8 +219,11 @@ impl Part {
 /// Builds the programs that train a model, whose first output is what the loss judges. `weights` names the constants that may be trained.
 ///
 /// # Errors
-/// When the loss cannot judge the output, no weight can be trained, or an operator on the way has no derivatives.
+/// When a number of the method is out of its range, the loss cannot judge the output, no weight can be trained, or an operator on the way
+/// has no derivatives.
 pub fn programs(model: &Graph, weights: &[String], classes: Option<usize>, training: &Training) -> Result<Programs> {
+    training.check()?;
+    training.check_frozen(weights)?;
     let mut fixed = Vec::new();
     let (mut parts, mut trained, mut wide) = (Vec::new(), Vec::new(), Vec::new());
     for &(name, part) in Part::all(training.accumulate) {
@@ -164,7 +242,7 @@ pub fn programs(model: &Graph, weights: &[String], classes: Option<usize>, train
             .zip(gradients)
             .filter_map(|((name, value), gradient)| Some(Weight { name, value, gradient: gradient? }))
             .collect();
-        ensure(!weights.is_empty(), || Error::usage("no weight can be trained: see the reasons above".to_owned()))?;
+        ensure(!weights.is_empty(), || Error::usage(format!("no weight can be trained: {}", reasons_of(&fixed))))?;
         trained = weights.iter().map(|weight| weight.name.clone()).collect();
         parts.push((name, builder.finish(name, part, weights, loss)?));
     }
@@ -197,13 +275,43 @@ pub fn programs_of_file(
     programs(&graph, &model.weights(), None, training)
 }
 
-/// Refuses an input that has not so many rows.
+/// Refuses an input that has not so many rows. The labels have those of the model's output.
 fn check_rows(name: &str, fact: &Fact, rows: usize) -> Result<()> {
     ensure(fact.shape.first() == Some(&rows), || {
-        Error::usage(format!(
-            "input '{name}' is {fact}: expected a batch of {rows} on its first axis; export the model with a dim for the batch"
-        ))
+        let what = if name == LABELS { "the first output".to_owned() } else { format!("input '{name}'") };
+        let mut advice = "export the model with a dim for the batch".to_owned();
+        if let Some(own) = fact.shape.first() {
+            advice = format!("{advice}, or take parts of {own} rows");
+        }
+        Error::usage(format!("{what} is {fact}: expected a batch of {rows} on its first axis; {advice}"))
     })
+}
+
+/// The most names in an error.
+const LISTED: usize = 8;
+
+/// The first of some names, and how many more there are.
+fn listed(names: &[String]) -> String {
+    let first = names.iter().take(LISTED).map(|name| format!("'{name}'")).collect::<Vec<_>>().join(", ");
+    match names.len().saturating_sub(LISTED) {
+        0 => first,
+        more => format!("{first} and {more} more"),
+    }
+}
+
+/// Why no weight is trained: each reason once, with the weights that it holds for.
+fn reasons_of(fixed: &[(String, &'static str)]) -> String {
+    let mut reasons: Vec<(&str, Vec<String>)> = Vec::new();
+    for (name, why) in fixed {
+        match reasons.iter_mut().find(|(reason, _)| reason == why) {
+            Some((_, names)) => names.push(name.clone()),
+            None => reasons.push((why, vec![name.clone()])),
+        }
+    }
+    if reasons.is_empty() {
+        return "expected initializers of floats with axes that the first output depends on, found none".to_owned();
+    }
+    reasons.iter().map(|(why, names)| format!("{why}: {}", listed(names))).collect::<Vec<_>>().join("; ")
 }
 
 /// A constant that becomes a state, and its gradient.
@@ -337,7 +445,15 @@ impl<'a> Builder<'a> {
         }
         self.graph.name = name.to_owned();
         self.graph.sweep();
-        Ok(self.graph)
+        let mut names = HashSet::new();
+        let twice =
+            self.graph.states().iter().map(|state| self.graph.value_name(state.value)).find(|n| !names.insert(*n));
+        match twice {
+            Some(name) => {
+                Err(Error::graph(format!("a weight is called '{name}', as a state of the training: rename it")))
+            }
+            None => Ok(self.graph),
+        }
     }
 
     /// Adds the update of the weights, by the gradients of a whole batch.
@@ -535,6 +651,11 @@ fn judge(graph: &mut Graph, training: &Training, classes: Option<usize>) -> Resu
     for name in graph.outputs().iter().map(|(name, _)| name.clone()).collect::<Vec<_>>() {
         graph.withdraw_output(&name);
     }
+    ensure(graph.inputs().iter().all(|&input| graph.value_name(input) != LABELS), || {
+        Error::graph(format!(
+            "it has an input '{LABELS}', as the one that training adds: rename it, or export without it"
+        ))
+    })?;
     let fact = training.loss.labels(graph.fact(judged), classes).map_err(Error::graph)?;
     Ok([judged, graph.input(LABELS, fact)])
 }

@@ -400,6 +400,19 @@ pub(super) fn distinct<'a>(files: impl Iterator<Item = (&'static str, &'a Path)>
     Ok(())
 }
 
+/// Refuses a file that could not be written, before the work that it is to hold.
+pub(super) fn has_place(path: &Path) -> Result<()> {
+    let fail = |what: String| Err(Error::File { path: path.to_owned(), what, source: None });
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    if path.is_dir() {
+        return fail("expected a file to write, found a folder".to_owned());
+    }
+    if !folder.is_dir() {
+        return fail(format!("cannot be written: there is no folder {}", folder.display()));
+    }
+    Ok(())
+}
+
 /// Explains an [`Error::Fit`]: what would fit, what is live at the peak, what would help.
 pub(super) fn refuse(case: &Case, error: Error, json: bool) -> Failure {
     let Error::Fit { limit, .. } = error else { return error.into() };

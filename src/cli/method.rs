@@ -65,42 +65,46 @@ impl Precision {
 
 /// The learning rate where nothing is trained.
 const ANY_RATE: f64 = 1e-3;
+/// Adam's constants, unless flags say otherwise.
+const BETA1: f64 = 0.9;
+const BETA2: f64 = 0.999;
+const EPS: f64 = 1e-8;
 
 /// Flags of a method. Where they are optional as a group, clap asks for those that are needed once one is given.
 #[derive(Args, Clone)]
 pub(super) struct Method {
-    /// The loss: what training makes small.
+    /// The loss: what training makes small. It judges the model's first output.
     #[arg(long, value_enum, required = false)]
     loss: LossName,
     /// Label smoothing, for cross_entropy: this share of each label is spread over all classes.
-    #[arg(long, value_name = "S", default_value_t = 0.0)]
+    #[arg(long, value_name = "S", default_value_t = 0.0, allow_negative_numbers = true)]
     label_smoothing: f64,
     /// The optimizer: how a gradient changes a weight.
     #[arg(long, value_enum, default_value_t = OptimizerName::Adam)]
     optimizer: OptimizerName,
     /// Momentum, for sgd: the share of the moving sum of gradients that is kept.
-    #[arg(long, value_name = "M", default_value_t = 0.0)]
+    #[arg(long, value_name = "M", default_value_t = 0.0, allow_negative_numbers = true)]
     momentum: f64,
     /// Nesterov's momentum, for sgd: look ahead by one momentum.
     #[arg(long)]
     nesterov: bool,
     /// For adam and adamw: the share of the gradients' moving mean that is kept.
-    #[arg(long, value_name = "B", default_value_t = 0.9)]
+    #[arg(long, value_name = "B", default_value_t = BETA1, allow_negative_numbers = true)]
     beta1: f64,
     /// For adam and adamw: the share of their moving mean square that is kept.
-    #[arg(long, value_name = "B", default_value_t = 0.999)]
+    #[arg(long, value_name = "B", default_value_t = BETA2, allow_negative_numbers = true)]
     beta2: f64,
     /// For adam and adamw: added to the root of the mean square.
-    #[arg(long, value_name = "E", default_value_t = 1e-8)]
+    #[arg(long, value_name = "E", default_value_t = EPS, allow_negative_numbers = true)]
     eps: f64,
     /// Weight decay: adamw takes it from the weights, the others add it to the gradients.
-    #[arg(long, value_name = "W", default_value_t = 0.0)]
+    #[arg(long, value_name = "W", default_value_t = 0.0, allow_negative_numbers = true)]
     weight_decay: f64,
     /// Only weights with at least N axes decay: 2 leaves out biases and the scales of norms.
     #[arg(long, value_name = "N", default_value_t = 0)]
     decay_dims: usize,
     /// The learning rate. With a warmup or a schedule, its largest value.
-    #[arg(long, value_name = "R")]
+    #[arg(long, value_name = "R", allow_negative_numbers = true)]
     lr: Option<f64>,
     /// The schedule: how the learning rate falls after the warmup.
     #[arg(long, value_enum, default_value_t = ScheduleName::Constant)]
@@ -116,10 +120,10 @@ pub(super) struct Method {
     #[arg(long, value_name = "K", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
     pub(super) accumulate: u64,
     /// Gradient clipping: scale the gradients so that their norm, all together, is at most C.
-    #[arg(long, value_name = "C")]
+    #[arg(long, value_name = "C", allow_negative_numbers = true)]
     clip_norm: Option<f64>,
     /// Moving averages of the weights, of which each step keeps the share D. Validation and --output use them.
-    #[arg(long, value_name = "D")]
+    #[arg(long, value_name = "D", allow_negative_numbers = true)]
     ema: Option<f64>,
     /// Precision of the values between. Weights and other states stay f32, and so do sums, softmax, norms and losses. f16 scales the loss.
     #[arg(long, value_enum, default_value_t = Precision::F32)]
@@ -166,13 +170,30 @@ impl Method {
         model.suits_training()?;
         let options = Options { dims: model.dims.clone(), ..Options::default() };
         let dims = options.fixed().ok_or_else(|| Error::usage("--set: training takes no range of a dim".to_owned()))?;
-        let programs =
-            train::programs_of_file(onnx::load(&model.model)?, dims, self.batch as usize, &self.training(steps, false));
+        let programs = train::programs_of_file(
+            onnx::load(&model.model)?,
+            dims,
+            self.batch as usize,
+            &self.training(steps, false)?,
+        );
         programs.map_err(|e| e.in_file(&model.model))
     }
 
     /// How a model is trained for a number of steps. `norm` asks for the norm of the gradients.
-    pub(super) fn training(&self, steps: u64, norm: bool) -> Training {
+    ///
+    /// # Errors
+    /// A flag of another optimizer.
+    pub(super) fn training(&self, steps: u64, norm: bool) -> Result<Training> {
+        let is_sgd = self.optimizer == OptimizerName::Sgd;
+        let of_sgd = [("--momentum", self.momentum != 0.0), ("--nesterov", self.nesterov)];
+        let of_adam = [("--beta1", self.beta1 != BETA1), ("--beta2", self.beta2 != BETA2), ("--eps", self.eps != EPS)];
+        let (others, named) = match is_sgd {
+            true => (&of_adam[..], "adam or adamw"),
+            false => (&of_sgd[..], "sgd"),
+        };
+        if let Some((flag, _)) = others.iter().find(|(_, is_given)| *is_given) {
+            return Err(Error::usage(format!("{flag}: expected --optimizer {named}: the other has no use for it")));
+        }
         let optimizer = match self.optimizer {
             OptimizerName::Sgd => Optimizer::Sgd { momentum: self.momentum, nesterov: self.nesterov },
             name => Optimizer::Adam {
@@ -188,7 +209,7 @@ impl Method {
             ScheduleName::Linear => Schedule::Linear,
             ScheduleName::Step => Schedule::Step,
         };
-        Training {
+        Ok(Training {
             loss: match self.loss {
                 LossName::CrossEntropy => Loss::CrossEntropy,
                 LossName::Mse => Loss::Mse,
@@ -208,6 +229,6 @@ impl Method {
             norm,
             seed: 0,
             precision: self.precision.dtype(),
-        }
+        })
     }
 }

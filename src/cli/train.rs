@@ -94,9 +94,9 @@ pub(super) struct Train {
     /// Refuse a plan that takes more memory than this, with exit code 2.
     #[arg(long, value_name = "SIZE", value_parser = limit, allow_hyphen_values = true)]
     memory_limit: Option<u64>,
-    /// Number of CPU threads.
-    #[arg(long, value_name = "T", default_value_t = 0)]
-    threads: usize,
+    /// Number of CPU threads. Default: the host's cores.
+    #[arg(long, value_name = "T", value_parser = clap::value_parser!(u16).range(1..=4096))]
+    threads: Option<u16>,
     #[command(flatten)]
     on: On,
 }
@@ -104,25 +104,30 @@ pub(super) struct Train {
 impl Train {
     pub(super) fn run(&self, json: bool) -> Result<String, Failure> {
         let files = [("--log", &self.log), ("--html", &self.html), ("--output", &self.output)];
-        args::distinct(files.into_iter().filter_map(|(flag, path)| Some((flag, path.as_deref()?))))?;
+        let files = files.into_iter().filter_map(|(flag, path)| Some((flag, path.as_deref()?)));
+        args::distinct(files.clone())?;
+        files.into_iter().try_for_each(|(_, path)| args::has_place(path))?;
         let model = onnx::load(&self.model)?;
         let first = model.first_input().unwrap_or_default().to_owned();
         let data = rows(&self.data, &self.labels, &first)?;
         let valid = self.valid_labels.as_ref().map(|labels| rows(&self.valid, labels, &first)).transpose()?;
         let count = data.check()? as u64;
         let per_epoch = count / self.method.batch;
-        let steps = self.steps.unwrap_or_else(|| self.epochs.unwrap_or(1) * per_epoch);
+        let steps = self.steps.unwrap_or_else(|| self.epochs.unwrap_or(1).saturating_mul(per_epoch));
         let options = Options {
             backend: self.on.backend.into(),
             device: self.on.device.clone(),
             dims: self.dims.clone(),
-            threads: self.threads,
+            threads: self.threads.map_or(0, usize::from),
             memory_limit: self.memory_limit,
             ..Options::default()
         };
-        let training = Training { seed: self.seed, ..self.method.training(steps, self.log.is_some()) };
+        let training = Training { seed: self.seed, ..self.method.training(steps, self.log.is_some())? };
         let precision = training.precision;
         let folder = self.checkpoint.as_deref().map(Folder::open).transpose()?;
+        if let Some(folder) = folder.as_ref().filter(|_| !self.resume) {
+            folder.expect_new()?;
+        }
         let resumed = folder.as_ref().filter(|_| self.resume).map(Folder::is_begun).transpose()?.unwrap_or(false);
         let batch = self.method.batch as usize;
         let trainer = match self.init && !resumed {
@@ -131,6 +136,7 @@ impl Train {
         };
         let mut trainer = trainer.map_err(|e| e.in_file(&self.model))?;
         let bytes = trainer.session().plan().bytes();
+        let left_out = valid.as_ref().map(|valid| trainer.admits(valid)).transpose()?.unwrap_or(0);
         if !json {
             eprintln!(
                 "{} weights, {} rows, {per_epoch} steps per epoch{}; {} planned",
@@ -142,6 +148,9 @@ impl Train {
                 },
                 human(bytes)
             );
+            if left_out > 0 {
+                eprintln!("  the last {left_out} rows to validate on are left out: they do not fill a part of a batch");
+            }
             if trainer.precision() != precision {
                 eprintln!("  {} stores {precision} as f32: all values are f32", trainer.session().device());
             }
@@ -165,12 +174,13 @@ impl Train {
                 eprintln!("{} of {steps} steps were done", place.step);
             }
         }
-        let mut log = self.log.as_deref().map(|path| open_log(path, place.step)).transpose()?;
+        let mut log =
+            self.log.as_deref().map(|path| Ok::<_, Error>((path, open_log(path, place.step)?))).transpose()?;
         let bar = args::progress("loss");
         bar.set_length(steps);
         bar.set_position(place.step);
         stop::catch();
-        let (mut last, mut score) = (Default::default(), None);
+        let (mut last, mut score) = (None, None);
         let mut losses = Losses::default();
         let (begin, mut waited) = (Instant::now(), Duration::ZERO);
         let first = place.step;
@@ -178,10 +188,10 @@ impl Train {
             let start = Instant::now();
             let shown = trainer.step(&data, step, seed)?;
             let ms = start.elapsed().as_secs_f64() * 1e3;
-            last = shown;
+            last = Some(shown.loss);
             waited += shown.waited;
             losses.push(shown.loss);
-            if let (Some(log), Some(path)) = (&mut log, &self.log) {
+            if let Some((path, log)) = &mut log {
                 let record = json!({
                     "step": step, "loss": shown.loss, "lr": shown.rate, "grad_norm": shown.norm,
                     "allocated_bytes": trainer.session().usage().bytes, "ms": ms,
@@ -194,6 +204,17 @@ impl Train {
                     true => format!("the norm of the gradients is {}", shown.norm.unwrap_or_default()),
                     false => format!("the loss is {}", shown.loss),
                 };
+                if let Some(name) = trainer.broken_weight()? {
+                    return Err(Error::usage(format!(
+                        "step {step}: {what}: weight '{name}' has values that are not finite before this step"
+                    ))
+                    .into());
+                }
+                if trainer.ignores_all(&data, step, seed) {
+                    let advice =
+                        "no label of its batch counts: all are -100; take a larger --batch, or leave such rows out";
+                    return Err(Error::usage(format!("step {step}: {what}: {advice}")).into());
+                }
                 let first = match trainer.not_finite(&data, step, seed)? {
                     Some(found) => format!("the first value that is not finite is {found}"),
                     None => "run again, all values of the step are finite".to_owned(),
@@ -222,13 +243,17 @@ impl Train {
             place.step = step + 1;
             let stops = stop::is_asked();
             if let Some(folder) = &folder {
-                let least = score.filter(|score| ends && place.best.is_none_or(|best| score.loss < best));
+                let is_least =
+                    |score: &Score| score.loss.is_finite() && place.best.is_none_or(|best| score.loss < best);
+                let least = score.filter(|score| ends && is_least(score));
                 if let Some(score) = least {
                     place.best = Some(score.loss);
                     folder.save_best(trainer.session(), &place)?;
                 }
                 let is_due = self.save_every.map_or(ends, |every| place.step.is_multiple_of(every));
                 if is_due || stops || place.step == steps {
+                    // The log has all steps before a checkpoint, whatever ends the process.
+                    flush(&mut log)?;
                     folder.save(trainer.session(), &place)?;
                 }
             }
@@ -237,9 +262,7 @@ impl Train {
             }
         }
         bar.finish_and_clear();
-        if let (Some(log), Some(path)) = (&mut log, &self.log) {
-            log.flush().map_err(|e| Error::file(path, "write the log", e))?;
-        }
+        flush(&mut log)?;
         let (seconds, wait_seconds) = (begin.elapsed().as_secs_f64(), waited.as_secs_f64());
         if let Some(path) = &self.output {
             let bytes = onnx::encode(&trainer.model()?)?;
@@ -251,7 +274,7 @@ impl Train {
             let plans: Vec<_> = trainer.session().programs().map(Program::plan).collect();
             let Point { arena_bytes, recompute, .. } = Point::of(&plans, self.method.accumulate as usize);
             let mut record = json!({
-                "model": self.model, "device": trainer.session().device(), "steps": place.step, "loss": last.loss,
+                "model": self.model, "device": trainer.session().device(), "steps": place.step, "loss": last,
                 "planned_bytes": bytes, "allocated_bytes": usage.bytes, "arena_bytes": arena_bytes,
                 "classes": Classes::of(&plans), "states": States::of(&plans, trainer.trained()), "recompute": recompute,
                 "host_bytes": trainer.host_bytes(), "seconds": seconds, "wait_seconds": wait_seconds, "trained": trainer.trained(),
@@ -270,10 +293,10 @@ impl Train {
             true => format!("stopped after {} of {steps}", place.step),
             false => steps.to_string(),
         };
+        let loss = last.map_or("no step was left to do".to_owned(), |loss| format!("loss {loss:.4}"));
         Ok(format!(
-            "{steps} steps in {seconds:.1} s on {}: loss {:.4}{valid}\nplanned {}, allocated {}\n",
+            "{steps} steps in {seconds:.1} s on {}: {loss}{valid}\nplanned {}, allocated {}\n",
             trainer.session().device(),
-            last.loss,
             human(bytes),
             human(usage.bytes)
         ))
@@ -299,9 +322,18 @@ fn open_log(path: &Path, first: u64) -> Result<BufWriter<File>> {
         let step = serde_json::from_str::<Value>(text).ok().and_then(|record| record["step"].as_u64());
         step.is_some_and(|step| step < first)
     };
-    let mut log = BufWriter::new(File::create(path).map_err(fail)?);
-    before.lines().filter(is_before).try_for_each(|text| writeln!(log, "{text}")).map_err(fail)?;
-    Ok(log)
+    if first == 0 {
+        return Ok(BufWriter::new(File::create(path).map_err(fail)?));
+    }
+    let mut before = before.lines().filter(is_before);
+    file::write_whole(path, "write the log", |out| before.try_for_each(|text| writeln!(out, "{text}")))?;
+    Ok(BufWriter::new(File::options().append(true).open(path).map_err(fail)?))
+}
+
+/// Hands the lines of a log to the system.
+fn flush(log: &mut Option<(&Path, BufWriter<File>)>) -> Result<()> {
+    let Some((path, log)) = log else { return Ok(()) };
+    log.flush().map_err(|e| Error::file(path, "write the log", e))
 }
 
 /// Maps the files of data and labels. A file without a name is the first input's.
@@ -310,7 +342,16 @@ fn rows(data: &[String], labels: &std::path::Path, first: &str) -> Result<Data> 
         Some((name, path)) => Ok((name.to_owned(), Rows::open(path.as_ref())?)),
         None => Ok((first.to_owned(), Rows::open(given.as_ref())?)),
     });
-    Ok(Data { inputs: inputs.collect::<Result<_>>()?, labels: Rows::open(labels)? })
+    let mut inputs = inputs.collect::<Result<Vec<_>>>()?;
+    // The data to validate on may name them in another order.
+    inputs.sort_by(|(a, _), (b, _)| a.cmp(b));
+    if let Some(pair) = inputs.windows(2).find(|pair| pair[0].0 == pair[1].0) {
+        return Err(Error::usage(format!(
+            "input '{}' has data twice: expected NAME=FILE once for each input",
+            pair[0].0
+        )));
+    }
+    Ok(Data { inputs, labels: Rows::open(labels)? })
 }
 
 /// A part of a time, in percent.

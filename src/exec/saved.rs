@@ -4,11 +4,13 @@ use super::{Exec, Lasting};
 use crate::backend::{Backend, Slice};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
+use crate::hash::Fast;
 use crate::plan::Port;
 use crate::safetensors::{self, SafeTensors};
 use crate::shape::{Access, Shape};
 use crate::tensor::Tensor;
 use std::collections::BTreeMap;
+use std::hash::Hasher;
 use std::ops::Range;
 use std::path::Path;
 
@@ -58,6 +60,24 @@ impl Exec {
             state.give(&mut **backend, tensor)?;
         }
         Ok(())
+    }
+
+    /// A number that tells all states apart from others, and from these with other bits. It does not depend on their order.
+    ///
+    /// # Errors
+    /// When the device fails.
+    pub fn checksum(&mut self) -> Result<u64> {
+        let Exec { backend, states, .. } = self;
+        let mut sum = 0u64;
+        for state in states {
+            let mut hash = Fast::default();
+            hash.write(state.port.name.as_bytes());
+            for elements in pieces(&state.port.shape, state.stored) {
+                hash.write(state.read(&mut **backend, elements)?.bytes());
+            }
+            sum = sum.wrapping_add(hash.finish());
+        }
+        Ok(sum)
     }
 
     /// The names of the graph or of the programs.

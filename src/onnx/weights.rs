@@ -10,9 +10,36 @@ pub(super) fn is_weight(tensor: &TensorProto) -> bool {
     !tensor.dims.is_empty() && tensor.packed().is_none() && tensor.dtype().is_ok_and(|dtype| dtype.is_float())
 }
 
+/// Gives each BatchNormalization running statistics of its own, if others read these in another place: a fresh model has a bias and a running
+/// mean of zeros, which exporters write once. Nodes that share all their operands are one layer that is used several times.
+fn part_statistics(graph: &mut GraphProto) {
+    let is_norm = |node: &NodeProto| node.op_type == "BatchNormalization" && node.input.len() == 5;
+    let mut parted = Vec::new();
+    for (number, node) in graph.node.iter().enumerate().filter(|(_, node)| is_norm(node)) {
+        for slot in 3..5 {
+            let is_other = |other: &NodeProto| {
+                let is_same = is_norm(other) && other.input[1..] == node.input[1..];
+                let mut reads = other.input.iter().enumerate().filter(|(_, name)| **name == node.input[slot]);
+                reads.any(|(place, _)| !is_same || place != slot)
+            };
+            let is_weight = graph.initializer.iter().any(|t| t.name == node.input[slot]);
+            if is_weight && graph.node.iter().any(is_other) {
+                parted.push((number, slot));
+            }
+        }
+    }
+    for (number, slot) in parted {
+        let what = if slot == 3 { "running_mean" } else { "running_var" };
+        let name = format!("{}.{what}", graph.node[number].output[0]);
+        let old = std::mem::replace(&mut graph.node[number].input[slot], name.clone());
+        let own = graph.initializer.iter().find(|tensor| tensor.name == old).cloned();
+        graph.initializer.extend(own.map(|tensor| TensorProto { name, ..tensor }));
+    }
+}
+
 impl Model {
-    /// This model with weights that can be trained: a node is not folded because it reads weights alone. An Identity of a weight is a
-    /// weight of its own, because exporters write equal tensors once.
+    /// This model with weights that can be trained: a node is not folded because it reads weights alone. Exporters write equal tensors once.
+    /// Therefore an Identity of a weight is a weight of its own, and so is a running statistic that something else reads, too.
     pub fn with_weights(mut self) -> Model {
         self.trains = true;
         let Some(graph) = &mut self.proto.graph else { return self };
@@ -27,6 +54,7 @@ impl Model {
             false
         });
         graph.initializer.extend(added);
+        part_statistics(graph);
         self
     }
 

@@ -293,7 +293,7 @@ fn infer_batch(call: &Call) -> OpResult<Vec<Fact>> {
         expect_dtype(call, input, "a floating-point type", DType::is_float)?;
     }
     if call.int("training_mode", 0)? != 0 {
-        return Err("attribute 'training_mode': expected 0 (inference), found 1".into());
+        return Err("attribute 'training_mode': expected 0 (inference), found 1: export the model for inference, as PyTorch's model.eval()".into());
     }
     epsilon(call)?;
     let expected = match (x.shape.len(), call.int("spatial", 1)? != 0) {

@@ -18,6 +18,8 @@ use std::path::{Path, PathBuf};
 pub const KEPT: usize = 2;
 /// The key of a file's metadata.
 const KEY: &str = "training";
+/// The key of the checksum, of the place and all states.
+const CHECKSUM: &str = "checksum";
 const EXTENSION: &str = "safetensors";
 
 /// A place in a training.
@@ -80,6 +82,17 @@ impl Folder {
         Ok(!self.steps()?.is_empty())
     }
 
+    /// Refuses a folder with checkpoints, which those of another training would be mixed with.
+    ///
+    /// # Errors
+    /// That there are some.
+    pub fn expect_new(&self) -> Result<()> {
+        ensure(!self.is_begun()?, || {
+            let what = "it has checkpoints of a training: expected an empty folder; the training itself goes on if it is resumed";
+            Error::File { path: self.path.clone(), what: what.to_owned(), source: None }
+        })
+    }
+
     /// Writes a checkpoint, and removes those before the last ones.
     ///
     /// # Errors
@@ -103,7 +116,10 @@ impl Folder {
 
     fn write(&self, path: &Path, session: &Session, place: &Place) -> Result<()> {
         let text = serde_json::to_string(place).expect("a place is data");
-        session.with(|exec| exec.save_states(path, &[(KEY, text)]))
+        session.with(|exec| {
+            let sum = checksum(&text, exec.checksum()?);
+            exec.save_states(path, &[(KEY, text), (CHECKSUM, sum)])
+        })
     }
 
     /// Gives a training the states of the last checkpoint, and returns its place; `None` if there is none. `now` is the training as it
@@ -120,8 +136,21 @@ impl Folder {
         let differ = differences(&place.method, &now.method);
         ensure(differ.is_empty(), || bad(format!("it is of another training: {}", differ.join("; "))))?;
         session.load_states(&path)?;
+        let sum = checksum(text, session.with(|exec| exec.checksum())?);
+        ensure(file.metadata(CHECKSUM).is_none_or(|expected| expected == sum), || {
+            let advice = "without this file, the training is resumed from the one before it";
+            bad(format!("it is damaged: its bytes are not those that were written; {advice}"))
+        })?;
         Ok(Some(place))
     }
+}
+
+/// The checksum of a place, as it is written, and of states with this checksum.
+fn checksum(place: &str, states: u64) -> String {
+    let mut hash = Fast::default();
+    hash.write(place.as_bytes());
+    hash.write_u64(states);
+    format!("{:016x}", hash.finish())
 }
 
 /// What differs between two objects, name by name.

@@ -1,5 +1,6 @@
 //! Rows of training data: mapped files and folders of them, the order of the rows, batches.
 
+use super::loss::IGNORED;
 use crate::dtype::DType;
 use crate::error::{Error, Result, ensure};
 use crate::npz;
@@ -116,7 +117,9 @@ impl Rows {
     /// # Errors
     /// Expected and found.
     pub fn suit(&self, name: &str, batch: &Fact) -> Result<()> {
-        let [expected, found] = [&batch.shape, &self.array.shape].map(|shape| shape[1..].iter().product::<usize>());
+        // Axes of one element change no element's place.
+        let row = |shape: &Shape| shape[1..].iter().copied().filter(|&extent| extent != 1).collect::<Vec<_>>();
+        let [expected, found] = [row(&batch.shape), row(&self.array.shape)];
         let converts = self.array.dtype == batch.dtype || batch.dtype.is_float() || self.array.dtype.is_int();
         ensure(expected == found && converts, || {
             let row = Fact::new(batch.dtype, &batch.shape[1..]);
@@ -155,25 +158,53 @@ impl Rows {
         Ok(())
     }
 
-    /// Refuses labels that name no class.
+    /// Refuses labels that a loss cannot judge.
     ///
     /// # Errors
-    /// The first row with such a label.
-    pub fn check_labels(&self, classes: usize) -> Result<()> {
+    /// The first row with such a label; that no label counts.
+    pub fn check_labels(&self, labels: Labels) -> Result<()> {
+        let mut counts = false;
         for row in 0..self.count() {
-            let own = Tensor::new(
-                self.array.dtype,
-                [self.array.row_bytes / self.array.dtype.size()],
-                self.row(row).to_vec(),
-            )?;
-            let wrong = |label: &f64| *label != -100.0 && !(0.0..classes as f64).contains(label);
-            if let Some(label) = own.to_f64().into_iter().find(wrong) {
-                let range = format!("0 to {}, or -100 for one that does not count", classes - 1);
-                return Err(self.fail_at(row, &format!("expected a label of {range}, found {label}")));
+            let range = match labels {
+                Labels::Any => return Ok(()),
+                Labels::Classes(classes) => 0.0..=classes as f64 - 1.0,
+                Labels::Shares => 0.0..=1.0,
+            };
+            let ignores = |label: f64| labels != Labels::Shares && label == IGNORED;
+            for label in self.elements(row) {
+                counts |= !ignores(label);
+                if !ignores(label) && !range.contains(&label) {
+                    let ignored = if labels == Labels::Shares { "" } else { ", or -100 for one that does not count" };
+                    let expected = format!("{} to {}{ignored}", range.start(), range.end());
+                    return Err(self.fail_at(row, &format!("expected a label of {expected}, found {label}")));
+                }
             }
         }
-        Ok(())
+        ensure(counts, || self.fail(format!("all labels are {IGNORED}: expected one that counts")))
     }
+
+    /// True if no label of a row counts.
+    pub fn is_ignored(&self, row: usize) -> bool {
+        self.elements(row).into_iter().all(|label| label == IGNORED)
+    }
+
+    /// The elements of a row.
+    fn elements(&self, row: usize) -> Vec<f64> {
+        let shape = [self.array.row_bytes / self.array.dtype.size()];
+        let row = Tensor::new(self.array.dtype, shape, self.row(row).to_vec()).expect("a row has whole elements");
+        row.to_f64()
+    }
+}
+
+/// What labels may be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Labels {
+    /// Anything.
+    Any,
+    /// The numbers of so many classes, and [`IGNORED`].
+    Classes(usize),
+    /// From 0 to 1.
+    Shares,
 }
 
 /// The arrays of a folder, in the order of the numbers in their names. Hidden files and others are left out.

@@ -21,7 +21,7 @@ pub enum Loss {
 }
 
 /// The label of elements that do not count.
-const IGNORED: f64 = -100.0;
+pub const IGNORED: f64 = -100.0;
 
 /// The number of elements that a sum of losses is divided by.
 pub(super) enum Count<'g> {
@@ -32,7 +32,7 @@ pub(super) enum Count<'g> {
 
 impl Loss {
     /// The axis of the classes: that which the data showed, else the last of three, else the second.
-    fn axis(output: &Fact, classes: Option<usize>) -> OpResult<usize> {
+    pub(super) fn axis(output: &Fact, classes: Option<usize>) -> OpResult<usize> {
         let rank = output.shape.len();
         ensure(rank >= 2, || format!("cross_entropy: expected an output [batch, classes, ..], found {output}"))?;
         Ok(classes.unwrap_or(if rank == 3 { 2 } else { 1 }))
@@ -42,6 +42,9 @@ impl Loss {
     pub(super) fn labels(self, output: &Fact, classes: Option<usize>) -> OpResult<Fact> {
         ensure(output.dtype == DType::F32, || format!("expected a model whose first output is f32, found {output}"))?;
         if self != Loss::CrossEntropy {
+            ensure(!output.shape.is_empty(), || {
+                format!("expected a first output with a row per example, found {output}")
+            })?;
             return Ok(output.clone());
         }
         let mut shape = output.shape.clone();

@@ -27,21 +27,28 @@ pub(super) fn share(graph: &mut Graph) -> Result<()> {
 /// Normalizes by the statistics of the batch. Returns the states of the running statistics with their updates.
 pub(super) fn train(graph: &mut Graph) -> Result<Vec<(ValueId, ValueId)>> {
     share(graph)?;
-    let mut running = Vec::new();
+    // Nodes that share their statistics update them one after another.
+    let mut running: Vec<(ValueId, ValueId)> = Vec::new();
     for id in nodes(graph)? {
         let node = graph.node(id).clone();
         let number = |name: &str, default: f64| graph.with_call(id, |call| call.float(name, default));
         let number = |name, default| number(name, default).expect("it is an operator").map_err(|what| node.error(what));
         let (epsilon, kept) = (number("epsilon", 1e-5)?, number("momentum", 0.9)?);
-        let operands: Vec<ValueId> = graph.operands(id).into_iter().flatten().collect();
+        let mut operands: Vec<ValueId> = graph.operands(id).into_iter().flatten().collect();
+        let states = [operands[3], operands[4]];
+        for operand in &mut operands[3..5] {
+            *operand = running.iter().find(|(state, _)| state == operand).map_or(*operand, |(_, update)| *update);
+        }
         let made = grow(graph, &node.name, |b| {
             let [x, scale, bias, mean, variance] = [0, 1, 2, 3, 4].map(|slot| b.value(operands[slot]));
             normalize(x, [scale, bias], [mean, variance], epsilon, kept)
         })?;
         graph.replace(ValueId { node: id, port: 0 }, made[0]);
-        let states = operands[3..5].iter().zip(&made[1..]);
         let is_state = |value: ValueId| graph.states().iter().any(|state| state.value == value);
-        running.extend(states.filter(|(state, _)| is_state(**state)).map(|(&state, &update)| (state, update)));
+        for (state, &update) in states.into_iter().zip(&made[1..]).filter(|(state, _)| is_state(*state)) {
+            running.retain(|(other, _)| *other != state);
+            running.push((state, update));
+        }
     }
     Ok(running)
 }

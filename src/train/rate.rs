@@ -31,6 +31,11 @@ pub struct Rate {
 }
 
 impl Rate {
+    /// A rate that stays.
+    pub fn constant(rate: f64) -> Rate {
+        Rate { most: rate, schedule: Schedule::Constant, warmup: 0, steps: 0 }
+    }
+
     /// The rate of the step with this number, counted from 0.
     pub(super) fn at(self, step: Var) -> Var {
         let rest = self.steps.saturating_sub(self.warmup).max(1) as f64;

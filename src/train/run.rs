@@ -3,7 +3,7 @@
 use super::ahead::{Ahead, Batch};
 use super::checkpoint::fingerprint;
 use super::classes::host_bytes;
-use super::data::{Order, Rows};
+use super::data::{Labels, Order, Rows};
 use super::init::{self, Init};
 use super::{LABELS, Loss, Programs, Schedule, Training, check_rows, class_axis, programs};
 use crate::backend::Place;
@@ -65,6 +65,10 @@ pub struct Trainer {
     fixed: Vec<(String, &'static str)>,
     /// Weights that no rule draws, where weights are drawn, and an operator that reads them.
     undrawn: Vec<(String, &'static str)>,
+    /// The names of the columns.
+    names: Vec<String>,
+    /// What the labels may be.
+    labels: Labels,
     /// The facts of a micro-batch, in the order of the columns.
     facts: Vec<Fact>,
     /// The rows of a micro-batch, and the thread that makes the next one ready.
@@ -148,6 +152,10 @@ impl Trainer {
                 }
             }
         }
+        // Data of another rank than the model's binds none, and is refused by its shape.
+        if let Some(dim) = model.batch_dim().filter(|dim| !dims.iter().any(|(known, _)| known == dim)) {
+            dims.push((dim, micro));
+        }
         let mut graph = onnx::import(&model, &dims)?;
         let output = graph.outputs().first().map(|(_, value)| graph.fact(*value).shape.clone());
         let classes = output.and_then(|output| class_axis(&output, data.labels.shape()));
@@ -172,11 +180,22 @@ impl Trainer {
                 Ok(fact)
             })
             .collect::<Result<_>>()?;
-        if training.loss == Loss::CrossEntropy {
-            let axis = classes.unwrap_or(1);
-            let output = graph.outputs()[0].1;
-            data.labels.check_labels(graph.fact(output).shape[axis])?;
+        let given = |input: &str| data.inputs.iter().any(|(name, _)| name == input);
+        let inputs = parts[0].1.inputs().iter().map(|&input| parts[0].1.value_name(input));
+        if let Some(name) = inputs.clone().find(|&name| name != LABELS && !given(name)) {
+            return Err(Error::usage(format!("the model's input '{name}' has no data")));
         }
+        let labels = match training.loss {
+            Loss::CrossEntropy => {
+                let output = graph.outputs()[0].1;
+                Labels::Classes(
+                    graph.fact(output).shape[Loss::axis(graph.fact(output), classes).map_err(Error::graph)?],
+                )
+            }
+            Loss::BceLogits => Labels::Shares,
+            _ => Labels::Any,
+        };
+        data.labels.check_labels(labels)?;
         let names = parts.iter().map(|(name, _)| *name).collect();
         let mut all: Vec<(String, session::Graphs)> =
             parts.into_iter().map(|(name, graph)| (name.to_owned(), graph.into())).collect();
@@ -196,6 +215,8 @@ impl Trainer {
             trained,
             fixed,
             undrawn,
+            names: data.columns().map(|(name, _)| name.to_owned()).collect(),
+            labels,
             facts,
             ahead,
             host_bytes: host,
@@ -345,15 +366,66 @@ impl Trainer {
         }
     }
 
+    /// Refuses data that [`evaluate`](Self::evaluate) would refuse, or whose labels are none that the loss can judge. Returns the number of rows
+    /// at its end that do not fill a part of a batch, and are left out.
+    ///
+    /// # Errors
+    /// The file, what was expected, and what was found.
+    pub fn admits(&self, data: &Data) -> Result<usize> {
+        let rows = self.fits(data)?;
+        data.labels.check_labels(self.labels)?;
+        Ok(rows % (self.batch / self.training.accumulate))
+    }
+
+    /// Refuses data of other columns than the training's, or of fewer rows than a part of a batch. Returns the number of rows.
+    fn fits(&self, data: &Data) -> Result<usize> {
+        let rows = data.check()?;
+        ensure(data.columns().map(|(name, _)| name).eq(self.names.iter().map(String::as_str)), || {
+            let found: Vec<_> = data.inputs.iter().map(|(name, _)| name.clone()).collect();
+            let [expected, found] = [&self.names[..self.names.len() - 1], &found].map(super::listed);
+            Error::usage(format!("the data to validate on: expected inputs {expected}, found {found}"))
+        })?;
+        for ((name, rows), fact) in data.columns().zip(&self.facts) {
+            rows.suit(name, fact)?;
+        }
+        let micro = self.batch / self.training.accumulate;
+        ensure(rows >= micro, || {
+            let advice = "give more rows, a smaller batch, or more parts of it";
+            data.labels.fail(format!(
+                "expected at least {micro} rows to validate on, one part of a batch, found {rows}; {advice}"
+            ))
+        })?;
+        Ok(rows)
+    }
+
+    /// True if no label of a step counts, so that its loss is 0 / 0.
+    pub fn ignores_all(&self, data: &Data, number: u64, seed: Option<u64>) -> bool {
+        let per_epoch = self.steps_per_epoch(data);
+        let order = Order::new(data.labels.count(), seed, number / per_epoch);
+        let first = (number % per_epoch) as usize * self.batch;
+        let mut rows = (first..first + self.batch).map(|place| order.row(place));
+        self.training.loss == Loss::CrossEntropy && rows.all(|row| data.labels.is_ignored(row))
+    }
+
+    /// The first trained weight with an element that is not finite.
+    ///
+    /// # Errors
+    /// When the device fails.
+    pub fn broken_weight(&self) -> Result<Option<&str>> {
+        for name in &self.trained {
+            if self.session.state(name)?.to_f64().iter().any(|element| !element.is_finite()) {
+                return Ok(Some(name));
+            }
+        }
+        Ok(None)
+    }
+
     /// The loss and the accuracy on other data.
     ///
     /// # Errors
     /// When the data does not fit the model, or the device fails.
     pub fn evaluate(&mut self, data: &Data) -> Result<Score> {
-        let rows = data.check()?;
-        for ((name, rows), fact) in data.columns().zip(&self.facts) {
-            rows.suit(name, fact)?;
-        }
+        let rows = self.fits(data)?;
         let micro = self.batch / self.training.accumulate;
         let (mut loss, mut count, mut correct) = (0.0, 0.0, 0.0);
         let order = Order::new(rows, None, 0);

@@ -2,6 +2,7 @@
 
 use crate::cli::{fails, ok, ok_json};
 use crate::common::Folder;
+use plimsoll::internals::safetensors::SafeTensors;
 use std::fs;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -59,7 +60,7 @@ fn a_training_that_is_killed_goes_on_bit_for_bit() {
         .lines()
         .map(|line| serde_json::from_str::<serde_json::Value>(line).expect("JSON")["step"].as_u64().expect("a number"))
         .collect();
-    assert!(logged.windows(2).all(|pair| pair[0] < pair[1]) && logged.last() == Some(&11), "{logged:?}");
+    assert!(logged.iter().copied().eq(0..12), "{logged:?}");
     // All of it is done: nothing runs, and the same model is written.
     let record = ok_json(&[TRAIN, DATA, CPU, method, parts, &["--output", &last]]);
     assert_eq!(record["steps"], 12);
@@ -102,34 +103,61 @@ fn checkpoints_of_other_trainings_and_damaged_ones_are_refused() {
     let sgd: &[&str] = &["--optimizer", "sgd", "--momentum", "0.9"];
     fails(1, &[TRAIN, DATA, CPU, again, &["--steps", "4"], sgd], &[&file, "another training", "optimizer", "Adam"]);
     fails(1, &[TRAIN, DATA, CPU, again, &["--steps", "4", "--seed", "1"]], &[&file, "seed: expected 0, found 1"]);
-    fails(1, &[TRAIN, DATA, CPU, again, &["--steps", "4", "--freeze", "c*"]], &[&file, "freeze"]);
+    fails(1, &[TRAIN, DATA, CPU, again, &["--steps", "4", "--freeze", "stem*"]], &[&file, "freeze"]);
     let good = fs::read(&file).expect("it was written");
     fs::write(&file, &good[..good.len() - 100]).expect("it can be written");
     fails(1, &[TRAIN, DATA, CPU, again, &["--steps", "4"]], &[&file, "part of one"]);
+    // A bit of the states, and one of the place.
+    let place = br#"\"step\":2"#;
+    let digit = good.windows(place.len()).position(|text| text == place).expect("it is there") + place.len() - 1;
+    for (at, bit) in [(good.len() - 100, 4), (digit, 1)] {
+        let mut flipped = good.clone();
+        flipped[at] ^= bit;
+        fs::write(&file, &flipped).expect("it can be written");
+        fails(1, &[TRAIN, DATA, CPU, again, &["--steps", "4"]], &[&file, "it is damaged"]);
+    }
     fs::write(&file, &good).expect("it can be written");
     assert_eq!(ok_json(&[TRAIN, DATA, CPU, again, &["--steps", "4"]])["steps"], 4);
     fails(1, &[TRAIN, DATA, CPU, &["--steps", "4", "--resume"]], &["--checkpoint"]);
+    // Checkpoints of another training would be taken for those of this one.
+    let before = folder.names("points");
+    fails(
+        1,
+        &[TRAIN, DATA, CPU, &["--steps", "1", "--checkpoint", &points]],
+        &[&points, "it has checkpoints of a training", "resumed"],
+    );
+    assert_eq!(folder.names("points"), before);
 }
 
-/// The best checkpoint is that of the least validation loss, whatever comes after it.
+/// The best checkpoint is that of the epoch with the least validation loss, whatever comes after it.
 #[test]
-fn the_best_checkpoint_stays() {
+fn the_best_checkpoint_is_that_of_the_least_validation_loss() {
     let folder = Folder::new("best");
-    let points = folder.path("points");
     let valid: &[&str] =
-        &["--valid", "graphs/digits-images.npy", "--valid-labels", "graphs/digits-labels.npy", "--batch", "120"];
-    let train: &[&str] = &["train", "graphs/digits.onnx", "--loss", "cross_entropy", "--lr", "0.001"];
-    ok(&[train, DATA, CPU, valid, &["--epochs", "1", "--checkpoint", &points]]);
-    let best = format!("{points}/best.safetensors");
-    let first = fs::read(&best).expect("it was written");
-    // A rate that ruins the model.
-    let folder = Folder::new("worse");
-    let worse = folder.path("points");
-    let ruin: &[&str] = &["train", "graphs/digits.onnx", "--loss", "cross_entropy", "--lr", "1"];
-    ok(&[ruin, DATA, CPU, valid, &["--epochs", "3", "--checkpoint", &worse]]);
-    let record = fs::read(format!("{worse}/best.safetensors")).expect("it was written");
-    assert!(!first.is_empty() && !record.is_empty());
-    assert_eq!(steps(&worse), [6, 9]);
+        &["--valid", "graphs/digits-images.npy", "--valid-labels", "graphs/digits-labels.npy", "--batch", "60"];
+    // A rate that makes the loss rise and fall.
+    let train: &[&str] = &["train", "graphs/digits-fresh.onnx", "--loss", "cross_entropy", "--lr", "0.05"];
+    let points = |epochs: &str| folder.path(&format!("points-{epochs}"));
+    let mut losses = Vec::new();
+    for epochs in ["1", "2", "3", "4", "5", "6", "7"] {
+        let record = ok(&[train, DATA, CPU, valid, &["--epochs", epochs, "--checkpoint", &points(epochs), "--json"]]);
+        let record: serde_json::Value = serde_json::from_str(&record).expect("JSON");
+        losses.push(record["valid_loss"].as_f64().expect("a number"));
+    }
+    let (epoch, least) = losses.iter().enumerate().min_by(|a, b| a.1.total_cmp(b.1)).expect("there are some");
+    assert!(epoch > 0 && epoch + 1 < losses.len(), "the least loss is on neither end: {losses:?}");
+    let open = |path: String| SafeTensors::open(Path::new(&path)).expect("it is a checkpoint");
+    let best = open(format!("{}/best.safetensors", points("7")));
+    let place: serde_json::Value =
+        serde_json::from_str(best.metadata("training").expect("it has a place")).expect("JSON");
+    let step = (epoch as u64 + 1) * 6;
+    assert_eq!((place["step"].as_u64(), place["best"].as_f64()), (Some(step), Some(*least)), "{losses:?}");
+    let same = open(format!("{}/step-{step:09}.safetensors", points(&(epoch + 1).to_string())));
+    for name in same.names() {
+        let [best, same] = [&best, &same].map(|file| file.tensor(name).expect("it is there"));
+        assert!(best.bytes() == same.bytes(), "{name}");
+    }
+    assert_eq!(steps(&points("7")), [36, 42]);
 }
 
 /// A disk that takes no more bytes: the error says so, and the last checkpoint is still there.

@@ -296,7 +296,7 @@ fn a_resumed_training_draws_nothing() {
 #[test]
 fn each_layer_has_its_rule() {
     use plimsoll::internals::train::init::{Rule, rules};
-    use plimsoll::internals::train::{Loss, Optimizer, Rate, Schedule, Training};
+    use plimsoll::internals::train::{Loss, Optimizer, Rate, Training};
     use plimsoll::internals::{onnx, onnx::Model};
     const LAYERS: &str = r#"<ir_version: 10, opset_import: ["" : 20]>
         layers (int64[2, 16] tokens, float[2, 3, 8, 8] image) => (float[2, 5] y, float[2, 4, 8, 8] z)
@@ -338,19 +338,8 @@ fn each_layer_has_its_rule() {
     let model: Model = onnx::load(path.as_ref()).expect("it is a model").with_weights();
     let graph = onnx::import(&model, &[]).expect("it is a graph");
     let training = Training {
-        loss: Loss::Mse,
-        smoothing: 0.0,
-        optimizer: Optimizer::Sgd { momentum: 0.0, nesterov: false },
-        rate: Rate { most: 0.1, schedule: Schedule::Constant, warmup: 0, steps: 1 },
-        decay: 0.0,
-        decay_dims: 0,
-        clip: None,
-        accumulate: 1,
-        ema: None,
         freeze: vec!["c_*".into()],
-        norm: false,
-        seed: 0,
-        precision: plimsoll::DType::F32,
+        ..Training::new(Loss::Mse, Optimizer::Sgd { momentum: 0.0, nesterov: false }, Rate::constant(0.1))
     };
     let init = rules(&graph, &model.weights(), &training).expect("it has no cycle");
     let mut found: Vec<_> = init.drawn.iter().map(|drawn| (&drawn.name[..], drawn.rule)).collect();

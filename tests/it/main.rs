@@ -84,6 +84,7 @@ mod session;
 mod state;
 mod train;
 mod train_plan;
+mod train_refused;
 mod training;
 
 // The project's rules about itself.

@@ -19,21 +19,7 @@ const LINEAR: &str = r#"<ir_version: 10, opset_import: ["" : 20]>
 const FIRST: [f64; COLUMNS + 1] = [0.5, -1.25, 0.75, 2.0, -0.5];
 
 fn method(optimizer: Optimizer) -> Training {
-    Training {
-        loss: Loss::Mse,
-        smoothing: 0.0,
-        optimizer,
-        rate: Rate { most: 0.03, schedule: Schedule::Constant, warmup: 0, steps: STEPS as u64 },
-        decay: 0.0,
-        decay_dims: 0,
-        clip: None,
-        accumulate: 1,
-        ema: None,
-        freeze: Vec::new(),
-        norm: true,
-        seed: 0,
-        precision: DType::F32,
-    }
+    Training { norm: true, ..Training::new(Loss::Mse, optimizer, Rate { steps: STEPS as u64, ..Rate::constant(0.03) }) }
 }
 
 fn sgd(momentum: f64, nesterov: bool) -> Optimizer {

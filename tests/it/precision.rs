@@ -4,7 +4,7 @@ use crate::common;
 use plimsoll::internals::onnx::{self, Model};
 use plimsoll::internals::reference;
 use plimsoll::internals::session::Session;
-use plimsoll::internals::train::{self, Loss, Optimizer, Programs, Rate, Schedule, Training};
+use plimsoll::internals::train::{self, Loss, Optimizer, Programs, Rate, Training};
 use plimsoll::{DType, Graph, Limits, Options, Plan, Recipe, Target, Tensor};
 use std::process::Command;
 
@@ -49,19 +49,15 @@ fn net() -> (Graph, Vec<String>) {
 
 fn method(precision: DType) -> Training {
     Training {
-        loss: Loss::CrossEntropy,
-        smoothing: 0.0,
-        optimizer: Optimizer::Adam { beta1: 0.9, beta2: 0.999, eps: 1e-8, decoupled: true },
-        rate: Rate { most: 0.01, schedule: Schedule::Constant, warmup: 0, steps: 100 },
         decay: 0.01,
-        decay_dims: 0,
-        clip: None,
-        accumulate: 1,
         ema: Some(0.9),
-        freeze: Vec::new(),
         norm: true,
-        seed: 0,
         precision,
+        ..Training::new(
+            Loss::CrossEntropy,
+            Optimizer::Adam { beta1: 0.9, beta2: 0.999, eps: 1e-8, decoupled: true },
+            Rate::constant(0.01),
+        )
     }
 }
 

@@ -4,7 +4,7 @@ use crate::common;
 use plimsoll::internals::onnx::{self, Model};
 use plimsoll::internals::random::{key, uniform};
 use plimsoll::internals::session::Session;
-use plimsoll::internals::train::{self, Loss, Optimizer, Programs, Rate, Schedule, Training};
+use plimsoll::internals::train::{self, Loss, Optimizer, Programs, Rate, Training};
 use plimsoll::internals::{backend::Backend, reference};
 use plimsoll::{Attrs, DType, Graph, Options, Tensor, Trace};
 use std::collections::HashMap;
@@ -68,19 +68,10 @@ fn imported(from: &str, to: &str) -> plimsoll::Result<(Graph, Vec<String>)> {
 /// Sums of magnitudes, whose gradients tell which elements stay.
 fn method(accumulate: usize, seed: u64) -> Training {
     Training {
-        loss: Loss::L1,
-        smoothing: 0.0,
-        optimizer: Optimizer::Sgd { momentum: 0.0, nesterov: false },
-        rate: Rate { most: 0.0, schedule: Schedule::Constant, warmup: 0, steps: 10 },
-        decay: 0.0,
-        decay_dims: 0,
-        clip: None,
         accumulate,
-        ema: None,
-        freeze: Vec::new(),
         norm: true,
         seed,
-        precision: DType::F32,
+        ..Training::new(Loss::L1, Optimizer::Sgd { momentum: 0.0, nesterov: false }, Rate::constant(0.0))
     }
 }
 

@@ -8,25 +8,15 @@ use plimsoll::internals::reference;
 use plimsoll::internals::session::{Choice, Options, Session};
 use plimsoll::internals::train::data::Rows;
 use plimsoll::internals::train::run::{Data, Trainer};
-use plimsoll::internals::train::{self, Loss, Optimizer, Rate, Schedule, Training};
+use plimsoll::internals::train::{self, Loss, Optimizer, Rate, Training};
 use plimsoll::{DType, Graph, Tensor};
 use std::path::Path;
 
 fn training(rate: f64, accumulate: usize) -> Training {
     Training {
-        loss: Loss::Mse,
-        smoothing: 0.0,
-        optimizer: Optimizer::Sgd { momentum: 0.9, nesterov: false },
-        rate: Rate { most: rate, schedule: Schedule::Constant, warmup: 0, steps: 8 },
-        decay: 0.0,
-        decay_dims: 0,
-        clip: None,
         accumulate,
         ema: Some(0.5),
-        freeze: Vec::new(),
-        norm: false,
-        seed: 0,
-        precision: DType::F32,
+        ..Training::new(Loss::Mse, Optimizer::Sgd { momentum: 0.9, nesterov: false }, Rate::constant(rate))
     }
 }
 
