@@ -731,7 +731,7 @@ impl Graph {
     pub(crate) fn copy(&mut self, node: u32, operands: &[Option<ValueId>], at: u32) -> u32 {
         let Node { name, kind, attrs, outputs, .. } = self.node(node).clone();
         self.insert_at(at);
-        let again = |name: String| name + AGAIN;
+        let again = |name: String| if name.ends_with(AGAIN) { name } else { name + AGAIN };
         let outputs = outputs.into_iter().map(|o| Output { name: again(o.name), fact: o.fact }).collect();
         self.insert(again(name), kind, attrs, outputs, operands)
     }

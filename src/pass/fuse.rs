@@ -57,7 +57,11 @@ pub(super) fn run(graph: &Graph, context: &Context) -> Result<Groups> {
             continue;
         }
         let space = Space { full: fuser.shape(node).clone(), row: None };
-        fuser.grow_down(node, &space, kind);
+        let members = fuser.grow_down(node, &space, kind);
+        // Behind it, the backward computation often takes the derivative of a function of what was kept.
+        if graph.is_backward(node) {
+            fuser.grow_up(members, &space.full);
+        }
     }
     for node in reductions {
         if fuser.is_free(node) {
@@ -242,14 +246,18 @@ impl Fuser<'_> {
         same && members.reads_with(self.graph, node).len() <= self.max_reads
     }
 
-    /// Adds elementwise producers of the group's shape that nothing else reads.
+    /// Adds elementwise producers of the group's shape that nothing else reads. A template's own operands stay as they are.
     fn grow_up(&mut self, mut members: Members, full: &Shape) {
         let lower = |node: u32| self.graph.node(node).op().map(|op| op.lower);
         let group = self.groups[members.nodes[0] as usize];
         let has_row = members.nodes.iter().any(|&n| matches!(lower(n), Some(Lower::Reduce(_))));
+        let is_template = |node: u32| matches!(lower(node), Some(Lower::Template(_)));
         let mut next = 0;
         while let Some(&node) = members.nodes.get(next) {
             next += 1;
+            if is_template(node) {
+                continue;
+            }
             for value in self.graph.operands(node).into_iter().flatten() {
                 let producer = value.node;
                 let Some(Lower::Map(map)) = lower(producer) else { continue };
@@ -259,6 +267,7 @@ impl Fuser<'_> {
                     && self.context.decisions.if_valid("grow", producer, self.shape(producer) == full)
                     && !self.leaves(producer, &members)
                     && !(has_row && uses_index(self.graph, producer, map))
+                    && !self.graph.users(value).into_iter().any(is_template)
                     && self.may_join(&members, producer)
                 {
                     members.add(self.graph, producer);

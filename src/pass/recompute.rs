@@ -8,12 +8,12 @@
 //! The copy of a node stands where its first reader of the backward computation stands. It reads the kept values, and copies of the others.
 //! Which values are kept is a matter of memory and of time: [plans](crate::plan::fit::recompute) are asked for it.
 
-use super::{Groups, Prepared};
+use super::{GroupKind, Groups, Prepared};
 use crate::error::Result;
-use crate::graph::Graph;
-use crate::op::{Call, ValueId};
+use crate::graph::{Graph, Kind};
+use crate::op::{Call, Lower, ValueId};
 use serde::{Deserialize, Serialize};
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 /// The work of values that are computed again.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -33,12 +33,14 @@ impl Recompute {
     /// When the graph has a cycle.
     pub fn of(prepared: &Prepared, copies: &HashMap<u32, u32>) -> Result<Recompute> {
         let Prepared { graph, groups, .. } = prepared;
-        let is_there = |node: u32| graph.name_of(node).is_some();
+        // Of several copies of a node that is not there any more, one was moved.
+        let mut moved = HashSet::new();
+        let mut is_further = |node: u32| graph.name_of(node).is_some() || !moved.insert(node);
         let (mut extra, mut all, mut bytes) = (0.0, 0.0, 0);
         for node in graph.order()?.into_iter().filter(|&node| graph.node(node).op().is_some()) {
             let work = work(graph, node);
             all += work;
-            if !copies.get(&node).is_some_and(|&original| is_there(original)) || graph.is_view(node) {
+            if graph.is_view(node) || !copies.get(&node).is_some_and(|&original| is_further(original)) {
                 continue;
             }
             extra += work;
@@ -128,6 +130,116 @@ pub fn run(prepared: &mut Prepared, kept: &HashSet<ValueId>) -> Result<HashMap<u
     }
     prepared.groups = groups;
     Ok(copies.into_iter().map(|(original, copy)| (copy, original)).collect())
+}
+
+/// The most nodes between a value and what its kernels read.
+const CHAIN: usize = 24;
+
+/// Gives each kernel that reads an elementwise value that is computed again a copy of its own, which [fusion](super::regroup) takes into the
+/// kernel: the value is stored no longer. What it is computed from must be live then anyway, or be less. Returns false if nothing changes.
+///
+/// ```text
+/// x - f' - y - dg               x -+- f' - dg
+/// |        '--------- dh        |  '- f'' ------- dh
+/// '------------------ dk        '---------------- dk
+/// ```
+///
+/// # Errors
+/// When the graph has a cycle.
+pub fn split(prepared: &mut Prepared, copies: &mut HashMap<u32, u32>) -> Result<bool> {
+    let Prepared { graph, groups, .. } = prepared;
+    let order = graph.order()?;
+    let rank: HashMap<u32, usize> = order.iter().enumerate().map(|(at, &node)| (node, at)).collect();
+    // Per value, the last node that reads it or a view of it.
+    let mut last = rank.clone();
+    for &node in order.iter().rev() {
+        for value in graph.operands(node).into_iter().flatten() {
+            let end = if graph.is_view(node) { last[&node] } else { rank[&node] };
+            last.entry(value.node).and_modify(|last| *last = end.max(*last));
+        }
+    }
+    let is_map = |graph: &Graph, node: u32| matches!(graph.node(node).op().map(|op| &op.lower), Some(Lower::Map(_)));
+    let is_reduction =
+        |graph: &Graph, node: u32| matches!(graph.node(node).op().map(|op| &op.lower), Some(Lower::Reduce(_)));
+    // The kernels of nodes that have another one than their group's.
+    let mut kernels: HashMap<u32, u32> = HashMap::new();
+    let mut is_changed = false;
+    for &node in order.iter().rev() {
+        let value = ValueId { node, port: 0 };
+        let in_map = groups.of(node).is_none_or(|group| group.kind == GroupKind::Map);
+        if !copies.contains_key(&node) || !is_map(graph, node) || !in_map || graph.is_output(value) {
+            continue;
+        }
+        // Per kernel, the readers that are part of it. What can only read a stored value reads this node's.
+        let mut readers: BTreeMap<usize, (u32, Vec<u32>)> = BTreeMap::new();
+        let mut users = graph.users(value);
+        users.dedup();
+        let mut is_stored = false;
+        for user in users {
+            if !is_map(graph, user) && !is_reduction(graph, user) {
+                is_stored = true;
+                continue;
+            }
+            let own = groups.of(user).map_or(user, |group| group.sink);
+            let kernel = kernels.get(&user).copied().unwrap_or(own);
+            readers.entry(rank[&kernel]).or_insert((kernel, Vec::new())).1.push(user);
+        }
+        let mut readers = readers.into_iter();
+        if !is_stored {
+            match readers.next() {
+                Some((_, (kernel, _))) => _ = kernels.insert(node, kernel),
+                None => continue,
+            }
+        }
+        for (at, (kernel, users)) in readers {
+            let is_copied = |node: u32| copies.contains_key(&node) && is_map(graph, node);
+            let Some((leaves, chain)) = leaves(graph, node, is_copied) else { continue };
+            let bytes = |node: u32| graph.fact(ValueId { node, port: 0 }).bytes();
+            let is_stored = |node: &u32| groups.of(*node).is_none_or(|group| group.sink == *node);
+            let less: usize = bytes(node) + chain.into_iter().filter(is_stored).map(bytes).sum::<usize>();
+            let dying = leaves.iter().filter(|leaf| last[&leaf.node] < at);
+            let longer: usize = dying.map(|&leaf| graph.fact(leaf).bytes()).sum();
+            if longer >= less {
+                continue;
+            }
+            leaves.iter().for_each(|leaf| _ = last.entry(leaf.node).and_modify(|last| *last = at.max(*last)));
+            let read = graph.operands(node);
+            let copy = graph.copy(node, &read, users[0]);
+            for &user in &users {
+                let turned =
+                    |operand: ValueId| if operand == value { ValueId { node: copy, ..value } } else { operand };
+                let read: Vec<_> = graph.operands(user).into_iter().map(|operand| operand.map(turned)).collect();
+                graph.read(user, &read);
+            }
+            kernels.insert(copy, kernel);
+            copies.insert(copy, copies[&node]);
+            is_changed = true;
+        }
+    }
+    Ok(is_changed)
+}
+
+/// The values from which a value is computed by nodes that are copied, without those that last: constants and states; and these nodes. `None`
+/// if they are too many.
+fn leaves(graph: &Graph, node: u32, is_copied: impl Fn(u32) -> bool) -> Option<(Vec<ValueId>, HashSet<u32>)> {
+    let (mut found, mut seen, mut stack) = (Vec::new(), HashSet::new(), vec![node]);
+    while let Some(node) = stack.pop() {
+        for value in graph.operands(node).into_iter().flatten() {
+            if is_copied(value.node) {
+                if seen.insert(value.node) {
+                    stack.push(value.node);
+                }
+            } else if !matches!(graph.node(value.node).kind, Kind::Constant(_) | Kind::State(_))
+                && !found.contains(&value)
+            {
+                found.push(value);
+            }
+        }
+        if seen.len() > CHAIN {
+            return None;
+        }
+    }
+    Some((found, seen))
 }
 
 /// The operands of a node, with copies for those that are copied.

@@ -66,7 +66,7 @@ fn classes_add_up_to_what_is_planned() {
 /// Each point of the curve is a plan that is made under a limit of its bytes, and the work of an update is that of all its parts.
 #[test]
 fn the_curve_is_one_of_plans() {
-    for method in [&["--optimizer", "sgd"][..], &["--optimizer", "sgd", "--accumulate", "3"]] {
+    for method in [&["--optimizer", "sgd"][..], &["--optimizer", "sgd", "--accumulate", "4"]] {
         let plan = ok_json(&[PLAN, METHOD, method, &["--curve"]]);
         let points = plan["curve"].as_array().expect("points");
         assert!(points.len() > 1, "{points:?}");

@@ -9,7 +9,8 @@
 //! (operand there) --unbounded---------'
 //! ```
 //!
-//! Always: what takes no product and no convolution is computed again, where that saves memory. Products have no bound there.
+//! Always: what takes no product and no convolution is computed again, where that saves memory. Products have no bound there. Kernels that
+//! read the same elementwise values [get copies of their own](recompute::split), if that saves more.
 //!
 //! Under a limit: products are computed again, too. A value that is computed again is live from then on, so a long stretch of them would
 //! save nothing. Therefore the forward computation is cut into segments at narrow places, whose values are kept. Numbers of segments and
@@ -34,6 +35,8 @@ const UNBOUNDED: u64 = 1 << 60;
 const SEGMENTS: [usize; 13] = [1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48];
 /// The bytes that all work together is as dear as, in shares of all bytes kept.
 const PRICES: [f64; 6] = [4.0, 1.0, 0.3, 0.1, 0.03, 0.0];
+/// Copies for each kernel take time: they are made only where they save more than one in this many bytes.
+const APART_SAVES: u64 = 64;
 /// The most values that are tried one by one.
 const REFINED: usize = 64;
 /// The most choices that are planned.
@@ -49,10 +52,8 @@ pub fn run(graph: &mut Prepared, target: &Target, limits: &Limits, fuse: bool) -
     }
     let mut copies = free(graph, target, fuse)?;
     if let Some(limit) = limits.memory {
-        let (whole, arena) = planned(graph, target, limits)?;
-        let room = limit.saturating_sub(whole - arena);
-        if let Some(found) = (whole > limit).then(|| within(graph, target, limits, limit, room)).transpose()?.flatten()
-        {
+        let (whole, _) = planned(graph, target, limits)?;
+        if let Some(found) = (whole > limit).then(|| within(graph, target, limits, limit)).transpose()?.flatten() {
             *graph = found.graph;
             copies.extend(found.copies);
         }
@@ -79,7 +80,16 @@ fn free(graph: &mut Prepared, target: &Target, fuse: bool) -> Result<HashMap<u32
             best = (peak, made, copies);
         }
     }
-    let (_, made, copies) = best;
+    let (peak, mut made, mut copies) = best;
+    let (mut apart, mut further) = (made.clone(), copies.clone());
+    if recompute::split(&mut apart, &mut further)? {
+        regroup(&mut apart, target, fuse)?;
+        let less = estimate(&apart, target)?;
+        tracing::debug!(peak, less, "a copy per kernel");
+        if less < peak - peak / APART_SAVES {
+            (made, copies) = (apart, further);
+        }
+    }
     *graph = made;
     Ok(copies)
 }
@@ -94,6 +104,8 @@ struct Tried {
     work: f64,
     /// About the bytes of the arena.
     peak: u64,
+    /// The bytes of the plan, and those of the arena in it, once it is made.
+    plan: Option<(u64, u64)>,
 }
 
 impl Tried {
@@ -103,7 +115,7 @@ impl Tried {
         let further = copies.iter().filter(|(_, original)| made.graph.name_of(**original).is_some());
         let work = further.map(|(&copy, _)| work(&made.graph, copy)).sum();
         let peak = estimate(&made, target)?;
-        Ok(Tried { kept, graph: made, copies, work, peak })
+        Ok(Tried { kept, graph: made, copies, work, peak, plan: None })
     }
 
     /// Keeps more values, as long as there is room: those first that take the most work for their bytes.
@@ -130,7 +142,7 @@ impl Tried {
 }
 
 /// The choice with the least further work whose plan fits, else the one with the smallest plan.
-fn within(graph: &Prepared, target: &Target, limits: &Limits, limit: u64, room: u64) -> Result<Option<Tried>> {
+fn within(graph: &Prepared, target: &Target, limits: &Limits, limit: u64) -> Result<Option<Tried>> {
     let order = graph.graph.order()?;
     let mut tried: Vec<Tried> = Vec::new();
     let mut seen = HashSet::new();
@@ -145,7 +157,15 @@ fn within(graph: &Prepared, target: &Target, limits: &Limits, limit: u64, room: 
             }
         }
     }
-    // Live bytes are what a placement reaches, or a little less. The least work among those that may fit, then the smallest.
+    // An order that is searched for, and what lies beside the arena, depend on the kernels. The smallest choice's plan says by how much its
+    // live bytes are off, and the others' about as much.
+    let mut room = limit;
+    if let Some(least) = tried.iter_mut().min_by(|a, b| a.peak.cmp(&b.peak).then(a.work.total_cmp(&b.work))) {
+        let (bytes, arena) = planned(&least.graph, target, limits)?;
+        least.plan = Some((bytes, arena));
+        room = within_arena(limit, least.peak, bytes, arena);
+    }
+    // The least work among those that may fit, then the smallest.
     let (mut fit, mut rest): (Vec<Tried>, Vec<Tried>) = tried.into_iter().partition(|tried| tried.peak <= room);
     fit.sort_by(|a, b| a.work.total_cmp(&b.work).then(a.peak.cmp(&b.peak)));
     rest.sort_by_key(|tried| tried.peak);
@@ -153,17 +173,40 @@ fn within(graph: &Prepared, target: &Target, limits: &Limits, limit: u64, room: 
     let mut refined: Vec<Tried> = refined.filter_map(Result::transpose).collect::<Result<_>>()?;
     refined.sort_by(|a, b| a.work.total_cmp(&b.work));
     let mut smallest: Option<(u64, Tried)> = None;
-    for tried in refined.into_iter().chain(fit).chain(rest).take(PLANNED) {
-        let (bytes, _) = planned(&tried.graph, target, limits)?;
+    let mut queue: Vec<Tried> = refined.into_iter().chain(fit).chain(rest).collect();
+    for _ in 0..PLANNED {
+        // What is above the room is left for last: it would fit only by luck.
+        let least = queue.iter().enumerate().min_by_key(|(_, tried)| tried.peak).map(|(at, _)| at);
+        let Some(at) = queue.iter().position(|tried| tried.peak <= room).or(least) else { break };
+        let tried = queue.remove(at);
+        let (bytes, arena) = match tried.plan {
+            Some(plan) => plan,
+            None => planned(&tried.graph, target, limits)?,
+        };
         tracing::debug!(bytes, peak = tried.peak, work = tried.work, limit, "computed again");
         if bytes <= limit {
             return Ok(Some(tried));
         }
+        room = room.min(within_arena(limit, tried.peak, bytes, arena));
         if smallest.as_ref().is_none_or(|(least, _)| bytes < *least) {
             smallest = Some((bytes, tried));
         }
     }
+    // The plan that was made first may be smaller than those that were tried in vain.
+    for tried in queue {
+        if let Some((bytes, _)) =
+            tried.plan.filter(|(bytes, _)| smallest.as_ref().is_none_or(|(least, _)| bytes < least))
+        {
+            smallest = Some((bytes, tried));
+        }
+    }
     Ok(smallest.map(|(_, tried)| tried))
+}
+
+/// The live bytes at which a plan would take a limit, if one of so many bytes, with so large an arena, has this peak of live bytes.
+fn within_arena(limit: u64, peak: u64, bytes: u64, arena: u64) -> u64 {
+    let room = limit.saturating_sub(bytes - arena);
+    (u128::from(room) * u128::from(peak) / u128::from(arena.max(1))) as u64
 }
 
 /// The values that cross narrow places between this many segments of about equal bytes.
