@@ -479,6 +479,9 @@ fn pool_grad<'a>(kernel: &'a Kernel, window: &'a Window) -> Result<CoreSpec<'a>,
     })
 }
 
+/// Windows that are searched side by side.
+const STRETCH: usize = 64;
+
 struct PoolGrad {
     window: Window,
     /// The spatial extents of the input, and the number of windows along each axis.
@@ -509,8 +512,16 @@ impl PoolGrad {
         (0..3).map(|k| index[k] as isize * self.strides[operand][k]).sum()
     }
 
-    /// Adds the gradients that go to elements `columns` of a row of an image to `sums`. Each window that covers some of them is searched for the
-    /// first element that is its maximum.
+    /// The windows along the rows whose tap `tap` is inside the image.
+    fn inside(&self, tap: usize) -> Range<usize> {
+        let Window { strides, dilations, pads, .. } = &self.window;
+        let (tap, end) = (tap * dilations[2], self.data[2] + pads[2]);
+        let first = pads[2].saturating_sub(tap).div_ceil(strides[2]);
+        first..end.saturating_sub(tap).div_ceil(strides[2]).clamp(first, self.places[2].max(first))
+    }
+
+    /// Adds the gradients that go to elements `columns` of a row of an image to `sums`: of each window, to the first element that is its
+    /// maximum.
     ///
     /// # Safety
     /// The addresses must be those of one image in each operand.
@@ -522,25 +533,50 @@ impl PoolGrad {
         sums: *mut f32,
     ) {
         let Window { kernel, strides, dilations, pads } = &self.window;
-        // Where tap `tap` of window `place` is, if it is in the image.
-        let under = |axis: usize, place: usize, tap: usize| {
-            (place * strides[axis] + tap * dilations[axis]).checked_sub(pads[axis]).filter(|&i| i < self.data[axis])
-        };
         let first = (columns.start + pads[2]).saturating_sub((kernel[2] - 1) * dilations[2]).div_ceil(strides[2]);
         let last = ((columns.end - 1 + pads[2]) / strides[2] + 1).min(self.places[2]);
         for (z, own_z) in self.covering(0, row[0]) {
             for (y, own_y) in self.covering(1, row[1]) {
-                for x in first..last {
-                    let place = [z, y, x];
-                    // SAFETY: places and elements are inside the operands.
-                    unsafe {
-                        let most = maxima.offset(self.to(1, place)).cast::<f32>().read();
-                        let column = self.first_in(image, most, [own_z, own_y], |tap| {
-                            Some([under(0, z, tap[0])?, under(1, y, tap[1])?, under(2, x, tap[2])?])
-                        });
-                        if let Some(column) = column.filter(|column| columns.contains(column)) {
-                            *sums.add(column - columns.start) +=
-                                gradients.offset(self.to(2, place)).cast::<f32>().read();
+                // Stretches begin at the same windows for all columns, so that sums have one order.
+                for stretch in (first / STRETCH * STRETCH..last).step_by(STRETCH) {
+                    let windows = stretch.max(first)..last.min(stretch + STRETCH);
+                    let mut most = [0f32; STRETCH];
+                    for (most, x) in most.iter_mut().zip(windows.clone()) {
+                        // SAFETY: windows are inside the operands.
+                        *most = unsafe { maxima.offset(self.to(1, [z, y, x])).cast::<f32>().read() };
+                    }
+                    let mut found = [false; STRETCH];
+                    let taps = (0..=own_z).flat_map(|tz| {
+                        let rows = if tz < own_z { kernel[1] } else { own_y };
+                        (0..rows).map(move |ty| (tz, ty))
+                    });
+                    let line = |tz: usize, ty: usize| {
+                        let line = [(0, z, tz), (1, y, ty)]
+                            .map(|(k, place, tap)| (place * strides[k] + tap * dilations[k]).checked_sub(pads[k]));
+                        let [Some(z), Some(y)] = line else { return None };
+                        (z < self.data[0] && y < self.data[1]).then(|| image.wrapping_offset(self.to(0, [z, y, 0])))
+                    };
+                    for line in taps.filter_map(|(tz, ty)| line(tz, ty)) {
+                        // SAFETY: the line is inside the image.
+                        unsafe { self.search(line, &windows, &most, &mut found) }
+                    }
+                    let line = line(own_z, own_y).expect("the row is in the image");
+                    for tap in 0..kernel[2] {
+                        let inside = self.inside(tap);
+                        for x in windows.start.max(inside.start)..windows.end.min(inside.end) {
+                            let (column, at) = (x * strides[2] + tap * dilations[2] - pads[2], x - windows.start);
+                            // SAFETY: columns and windows are inside the operands, and `sums` has the row's.
+                            unsafe {
+                                let element = line.offset(column as isize * self.strides[0][2]).cast::<f32>().read();
+                                if found[at] || element != most[at] {
+                                    continue;
+                                }
+                                found[at] = true;
+                                if columns.contains(&column) {
+                                    *sums.add(column - columns.start) +=
+                                        gradients.offset(self.to(2, [z, y, x])).cast::<f32>().read();
+                                }
+                            }
                         }
                     }
                 }
@@ -548,29 +584,45 @@ impl PoolGrad {
         }
     }
 
-    /// The column of a window's first element that is `most`, if it is in the row of taps `own`.
+    /// Notes of which windows a line of the image has the maximum.
     ///
     /// # Safety
-    /// `under` must lead to elements of the image.
-    #[inline(always)]
-    unsafe fn first_in(
+    /// The line must be one of the image.
+    unsafe fn search(
         &self,
-        image: *const u8,
-        most: f32,
-        own: [usize; 2],
-        under: impl Fn([usize; 3]) -> Option<[usize; 3]>,
-    ) -> Option<usize> {
-        let [_, height, width] = self.window.kernel;
-        for row in 0..=own[0] * height + own[1] {
-            for column in 0..width {
-                let Some(at) = under([row / height, row % height, column]) else { continue };
-                // SAFETY: guaranteed by the caller.
-                if unsafe { image.offset(self.to(0, at)).cast::<f32>().read() } == most {
-                    return (row == own[0] * height + own[1]).then_some(at[2]);
+        line: *const u8,
+        windows: &Range<usize>,
+        most: &[f32; STRETCH],
+        found: &mut [bool; STRETCH],
+    ) {
+        let Window { kernel, strides, dilations, pads } = &self.window;
+        let step = strides[2] as isize * self.strides[0][2];
+        for tap in 0..kernel[2] {
+            let inside = self.inside(tap);
+            let (start, end) = (windows.start.max(inside.start), windows.end.min(inside.end));
+            if start >= end {
+                continue;
+            }
+            let column = start * strides[2] + tap * dilations[2] - pads[2];
+            let from = line.wrapping_offset(column as isize * self.strides[0][2]);
+            let here = start - windows.start..end - windows.start;
+            let lanes = found[here.clone()].iter_mut().zip(&most[here]);
+            // Steps that are known become vectors.
+            // SAFETY: guaranteed by the caller; the taps of these windows are inside the image.
+            unsafe {
+                match step {
+                    4 => lanes
+                        .enumerate()
+                        .for_each(|(i, (found, most))| *found |= from.cast::<f32>().add(i).read() == *most),
+                    8 => lanes.enumerate().for_each(|(i, (found, most))| {
+                        *found |= from.cast::<[f32; 2]>().add(i).cast::<f32>().read() == *most;
+                    }),
+                    _ => lanes.enumerate().for_each(|(i, (found, most))| {
+                        *found |= from.offset(i as isize * step).cast::<f32>().read() == *most;
+                    }),
                 }
             }
         }
-        None
     }
 }
 

@@ -3,6 +3,7 @@
 use super::gemm::{self, PANEL_COLS, PANEL_ROWS, Plain};
 use super::window::Window;
 use crate::kernel::algorithm::Way;
+use std::ops::Range;
 
 /// Taps and positions are tracked in vectors of this many lanes.
 pub(crate) const LANES: usize = 16;
@@ -39,8 +40,48 @@ impl Conv {
         match self.way {
             Way::Depthwise | Way::WeightsLeft => (outputs, positions, k),
             Way::WeightsRight => (positions, outputs, k),
+            Way::WholeBatch if self.lanes_are_images() => (outputs, self.batch.next_multiple_of(LANES) * positions, k),
             Way::WholeBatch => (outputs, self.batch * positions, k),
         }
+    }
+
+    /// True if a vector of a product over the whole batch holds one position of [`LANES`] images, so that the columns are `(images / LANES,
+    /// position, image)` and some of the last ones stand for no image. Otherwise they are `(image, position)`.
+    pub(crate) fn lanes_are_images(&self) -> bool {
+        let columns = (self.batch.next_multiple_of(LANES), self.batch.max(1));
+        let is_flat = self.window.input[0] == 1 && self.window.kernel[0] == 1;
+        self.way == Way::WholeBatch && is_flat && self.out_channels > self.groups && 5 * columns.0 <= 6 * columns.1
+    }
+
+    /// The rows of the image, counted over all channels, that any windows read at the taps of a range of `k`.
+    pub(crate) fn rows_read(&self, k: &Range<usize>) -> Range<usize> {
+        let w = &self.window;
+        let (height, tap) = (w.input[1], |at: usize| (at / w.taps(), at % w.taps() / w.kernel[2] * w.dilations[1]));
+        if k.is_empty() {
+            return 0..0;
+        }
+        let ((first, low), (last, high)) = (tap(k.start), tap(k.end - 1));
+        let low = low.saturating_sub(w.pads[1]).min(height);
+        let high = (high + (w.output[1].max(1) - 1) * w.strides[1] + 1).saturating_sub(w.pads[1]).min(height);
+        let (low, high) = (first * height + low, last * height + high);
+        low..high.max(low)
+    }
+
+    /// Floats of the rows of [`LANES`] images, image by image within an element, of which the panels of a block of `k` are made. None if a
+    /// panel is made of the images as they are.
+    pub(crate) fn turned_len(&self) -> usize {
+        let w = &self.window;
+        if !self.lanes_are_images() || w.taps() == 0 || w.covers() {
+            return 0;
+        }
+        let (m, n, k) = self.product();
+        let depth = gemm::Layout::new(m, n, k, true, true, true).depth;
+        let within = |units: usize| depth.saturating_sub(2) / units + 2;
+        let planes = within(w.taps()).min(self.in_channels / self.groups);
+        let taps = within(w.kernel[2]).min(planes * w.kernel[1]);
+        let reach = ((w.output[1].max(1) - 1) * w.strides[1] + 1).saturating_sub(w.dilations[1]);
+        let rows = (taps * w.dilations[1] + planes * reach).min(planes * w.input[1]);
+        rows * w.input[2] * LANES
     }
 
     /// Bytes of the packed weights; none if they are read where they are.
@@ -82,7 +123,7 @@ impl Conv {
             Way::WeightsRight => {
                 gemm::workspace_bytes(m, n, k, false, true, false) + if direct { 0 } else { 4 * self.transposed() }
             }
-            Way::WholeBatch => gemm::workspace_bytes(m, n, k, false, false, false),
+            Way::WholeBatch => gemm::workspace_bytes(m, n, k, false, false, false) + 4 * self.turned_len(),
         }
     }
 

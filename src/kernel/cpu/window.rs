@@ -39,6 +39,11 @@ pub(crate) struct Ring {
 }
 
 impl Window {
+    /// True if there is one window, whose taps are the elements of the input in their order.
+    pub(crate) fn covers(&self) -> bool {
+        self.kernel == self.input && self.output_len() == 1 && self.dilations == [1; 3] && self.pads == [0; 3]
+    }
+
     /// The window that reads an output plane and gives an input plane, with its taps in reverse: what a transposed convolution with this
     /// window computes. `None` if windows are more than one element apart, or the plane would have to be cut.
     pub fn turned(&self) -> Option<Window> {

@@ -119,6 +119,24 @@ fn convolutions_of_every_kind() {
     }
 }
 
+/// Enough images that a vector holds one position of several.
+#[test]
+fn many_images() {
+    for (input, kernel) in
+        [([1, 1, 17], [1, 1, 17]), ([1, 4, 5], [1, 4, 5]), ([1, 9, 70], [1, 9, 70]), ([1, 6, 7], [1, 3, 2])]
+    {
+        for (stride, dilation, pad) in [(1, 1, 0), (1, 1, 1), (2, 1, 2), (1, 2, 3), (3, 2, 1)] {
+            for (batch, in_channels, out_channels, groups) in [(16, 20, 5, 1), (30, 3, 30, 3), (47, 24, 14, 1)] {
+                let kernel = kernel.map(|len| (len - 1) / dilation + 1);
+                let window = window(input, kernel, stride, dilation, pad).expect("the window fits");
+                let conv = Conv { batch, in_channels, out_channels, groups, window, way: Way::WholeBatch };
+                check(&conv, 2, true);
+                check(&conv, 5, false);
+            }
+        }
+    }
+}
+
 #[test]
 fn windows_as_large_as_images() {
     for (input, pad) in [([1, 1, 17], 0), ([1, 4, 5], 0), ([1, 4, 16], 1), ([2, 3, 4], 0), ([1, 9, 70], 2)] {

@@ -5,19 +5,24 @@
 //! ```
 //!
 //! It suits weights that are computed, and so cannot be packed ahead, at few positions: the gradients of filters, whose windows are as large
-//! as images. With one output channel in a group the product is a few dot products.
+//! as images. With one output channel in a group the product is a few dot products. Where there are enough images, the columns of a panel are
+//! one position of several of them: these images are turned, element by element side by side, and all positions cut their panels out of that.
 
 use super::{Image, Share, Tensors};
 use crate::backend::cpu::gemm::{Gemm, Matrix, Out, Produce, Tile, View, pack_panel};
 use crate::backend::cpu::moves;
 use crate::backend::cpu::simd::{Isa, Lanes, per_isa, transpose};
-use crate::kernel::cpu::conv::Conv;
+use crate::kernel::cpu::conv::{Conv, LANES};
 use crate::kernel::cpu::gemm::PANEL_COLS;
 use crate::kernel::cpu::window::Window;
+use std::cell::Cell;
 use std::ops::Range;
 
 /// Elements of `k` that are collected per lane before they are transposed into a panel.
 const RUN: usize = 64;
+
+/// Positions of an image that an epilogue gets together where the result is not stored before.
+const STRETCH: usize = 32;
 
 impl Conv {
     /// # Safety
@@ -42,58 +47,130 @@ impl Conv {
             steps: *weight_steps,
             taps: window.taps(),
         };
-        let mut relay = |tile: Tile| {
-            // The columns of a tile are the positions of several images.
-            let mut col = tile.cols.start;
-            while col < tile.cols.end {
-                let (image, position) = (col / positions, col % positions);
-                let count = (positions - position).min(tile.cols.end - col);
-                let from = tile.ptr.wrapping_add(col - tile.cols.start);
-                let channels = first + tile.rows.start..first + tile.rows.end;
-                let (ptr, stride) = match y {
-                    Some(y) => {
-                        let at = image * y.batch_stride + channels.start * y.channel_stride + position;
-                        (y.ptr.wrapping_add(at), y.channel_stride)
-                    }
-                    None => (from, tile.stride),
-                };
-                if y.is_some() {
-                    let (from_steps, to_steps) = ((tile.stride as isize, 1), (stride as isize, 1));
-                    // SAFETY: a part of the tile, and its place in the result.
-                    unsafe { moves::copy_2d(channels.len(), count, from, from_steps, ptr, to_steps) }
-                }
-                epilogue(image, Tile { rows: channels, cols: position..position + count, ptr, stride });
-                col += count;
-            }
-        };
+        let out = Results { y: *y, first, positions };
         if m == 1 {
             for start in cols.clone().step_by(PANEL_COLS) {
                 let cols = start..cols.end.min(start + PANEL_COLS);
                 let sums = &mut [0.0; PANEL_COLS];
                 // SAFETY: guaranteed by the caller.
                 unsafe { dots(isa, &patches, &filters, inputs, cols.clone(), sums) }
-                relay(Tile { rows: 0..1, stride: cols.len(), cols, ptr: sums.as_mut_ptr() });
+                let tile = Tile { rows: 0..1, stride: cols.len(), cols, ptr: sums.as_mut_ptr() };
+                // SAFETY: as above.
+                unsafe { out.by_image(&tile, epilogue) }
             }
             return;
         }
-        let gemm = Gemm {
-            m,
-            n,
-            k,
-            a: Matrix::Produced(&filters),
-            b: Matrix::Produced(&patches),
-            c: Out::Epilogue,
-            accumulate: false,
-        };
+        let lanes_are_images = self.lanes_are_images();
+        let (space, workspace) = workspace.split_at_mut(self.turned_len());
+        let turned = Turned { conv: self, patches: &patches, space: space.as_mut_ptr(), holds: Cell::new(None) };
+        let b: &dyn Produce = if lanes_are_images { &turned } else { &patches };
+        let (a, b) = (Matrix::Produced(&filters), Matrix::Produced(b));
+        let gemm = Gemm { m, n, k, a, b, c: Out::Epilogue, accumulate: false };
         // SAFETY: guaranteed by the caller for this group.
-        unsafe { gemm.run(isa, rows, cols, workspace, &mut relay) }
+        unsafe {
+            gemm.run(isa, rows, cols, workspace, &mut |tile| {
+                if lanes_are_images {
+                    out.by_lane(&tile, self.batch, epilogue);
+                } else {
+                    out.by_image(&tile, epilogue);
+                }
+            });
+        }
+    }
+}
+
+/// Where the tiles of the product go.
+struct Results {
+    /// The result; `None` if the epilogue stores it.
+    y: Option<Image<*mut f32>>,
+    /// The first output channel.
+    first: usize,
+    positions: usize,
+}
+
+impl Results {
+    /// Stores a tile whose columns are `(image, position)`, and calls the epilogue.
+    ///
+    /// # Safety
+    /// The result must be writable there.
+    unsafe fn by_image(&self, tile: &Tile, epilogue: &mut dyn FnMut(usize, Tile)) {
+        let mut col = tile.cols.start;
+        while col < tile.cols.end {
+            let (image, position) = (col / self.positions, col % self.positions);
+            let count = (self.positions - position).min(tile.cols.end - col);
+            let from = tile.ptr.wrapping_add(col - tile.cols.start);
+            let rows = self.first + tile.rows.start..self.first + tile.rows.end;
+            let (ptr, stride) = match self.y {
+                Some(y) => {
+                    let at = image * y.batch_stride + rows.start * y.channel_stride + position;
+                    (y.ptr.wrapping_add(at), y.channel_stride)
+                }
+                None => (from, tile.stride),
+            };
+            if self.y.is_some() {
+                let (from_steps, to_steps) = ((tile.stride as isize, 1), (stride as isize, 1));
+                // SAFETY: a part of the tile, and its place in the result.
+                unsafe { moves::copy_2d(rows.len(), count, from, from_steps, ptr, to_steps) }
+            }
+            epilogue(image, Tile { rows, cols: position..position + count, ptr, stride });
+            col += count;
+        }
+    }
+
+    /// As [`by_image`](Self::by_image), where the columns are `(images / LANES, position, image)`.
+    ///
+    /// # Safety
+    /// As for [`by_image`](Self::by_image).
+    unsafe fn by_lane(&self, tile: &Tile, batch: usize, epilogue: &mut dyn FnMut(usize, Tile)) {
+        let mut col = tile.cols.start;
+        while col < tile.cols.end {
+            let (block, position) = (col / LANES / self.positions, col / LANES % self.positions);
+            let images = block * LANES..batch.min((block + 1) * LANES);
+            let count = (self.positions - position).min((tile.cols.end - col) / LANES).min(STRETCH);
+            let cols = position..position + count;
+            let from = tile.ptr.wrapping_add(col - tile.cols.start);
+            let mut stretch = [0f32; LANES * STRETCH];
+            for row in 0..tile.rows.len() {
+                let channel = self.first + tile.rows.start + row;
+                let (ptr, step) = match self.y {
+                    Some(y) => {
+                        let at = images.start * y.batch_stride + channel * y.channel_stride + position;
+                        (y.ptr.wrapping_add(at), y.batch_stride)
+                    }
+                    None => (stretch.as_mut_ptr(), STRETCH),
+                };
+                // SAFETY: a row of the tile, and its place in the result or on the stack.
+                unsafe {
+                    let from = from.wrapping_add(row * tile.stride);
+                    if step == 1 {
+                        ptr.copy_from_nonoverlapping(from, images.len());
+                    } else {
+                        transpose(count, images.len(), from, LANES as isize, ptr, step);
+                    }
+                }
+                if self.y.is_none() {
+                    for (lane, image) in images.clone().enumerate() {
+                        let (rows, ptr) = (channel..channel + 1, ptr.wrapping_add(lane * STRETCH));
+                        epilogue(image, Tile { rows, cols: cols.clone(), ptr, stride: STRETCH });
+                    }
+                }
+            }
+            if let Some(y) = self.y {
+                let rows = self.first + tile.rows.start..self.first + tile.rows.end;
+                for image in images {
+                    let at = image * y.batch_stride + rows.start * y.channel_stride + position;
+                    let (ptr, stride) = (y.ptr.wrapping_add(at), y.channel_stride);
+                    epilogue(image, Tile { rows: rows.clone(), cols: cols.clone(), ptr, stride });
+                }
+            }
+            col += count * LANES;
+        }
     }
 }
 
 /// The same window as one row, if it covers the image and its taps follow one another in memory.
 fn lined_up(window: &Window) -> Window {
-    let covers = window.kernel == window.input && window.output_len() == 1;
-    if !covers || window.dilations != [1; 3] || window.pads != [0; 3] {
+    if !window.covers() {
         return *window;
     }
     let line = [1, 1, window.taps()];
@@ -145,24 +222,30 @@ struct Piece {
     inside: Range<usize>,
     /// The end of the piece, padding included.
     end: usize,
-    /// The first element inside, and how far apart the elements are.
-    from: *const f32,
+    /// The channel, and the first element inside, in its plane.
+    channel: usize,
+    first: isize,
+    /// How far apart the elements are.
     step: usize,
 }
 
 impl Patches<'_> {
-    /// Calls `f` with the pieces of some elements of a column, in order.
+    /// The element of an image at which a piece starts.
+    fn at(&self, image: usize, piece: &Piece) -> *const f32 {
+        let plane = image * self.image.batch_stride + piece.channel * self.image.channel_stride;
+        self.image.ptr.wrapping_add(plane).wrapping_offset(piece.first)
+    }
+
+    /// Calls `f` with the pieces of some elements of the columns of a position, in order.
     #[inline(always)]
-    fn pieces(&self, k: Range<usize>, column: usize, mut f: impl FnMut(Piece)) {
+    fn pieces(&self, k: Range<usize>, at: usize, mut f: impl FnMut(Piece)) {
         let w = self.window;
         let [depth, height, width] = w.kernel;
-        let (image, at) = (column / self.positions, column % self.positions);
         let at = [at / w.output[2] / w.output[1], at / w.output[2] % w.output[1], at % w.output[2]];
         let origin = |dim: usize| (at[dim] * w.strides[dim]) as isize - w.pads[dim] as isize;
         let origin = [origin(0), origin(1), origin(2)];
         let (mut channel, tap) = (k.start / w.taps(), k.start % w.taps());
         let [mut z, mut y, mut x] = [tap / width / height, tap / width % height, tap % width];
-        let base = self.image.ptr.wrapping_add(image * self.image.batch_stride);
         let step = w.dilations[2];
         let mut done = 0;
         while done < k.len() {
@@ -174,9 +257,8 @@ impl Patches<'_> {
             let until = |limit: isize| ((limit - first).max(0) as usize).div_ceil(step).min(count);
             let inside = if is_inside { until(0)..until(w.input[2] as isize) } else { 0..0 };
             let line = (row[0] * w.input[1] as isize + row[1]) * w.input[2] as isize;
-            let column = first + (inside.start * step) as isize;
-            let from = base.wrapping_add(channel * self.image.channel_stride).wrapping_offset(line + column);
-            f(Piece { inside: done + inside.start..done + inside.end, end: done + count, from, step });
+            let first = line + first + (inside.start * step) as isize;
+            f(Piece { inside: done + inside.start..done + inside.end, end: done + count, channel, first, step });
             done += count;
             x = 0;
             y += 1;
@@ -200,8 +282,10 @@ impl Produce for Patches<'_> {
         for start in k.clone().step_by(RUN) {
             let k_here = start..k.end.min(start + RUN);
             for (line, column) in lines.chunks_exact_mut(RUN).zip(lanes.clone()) {
-                let mut filled = 0;
-                self.pieces(k_here.clone(), column, |Piece { inside, end, from, step }| {
+                let (image, position, mut filled) = (column / self.positions, column % self.positions, 0);
+                self.pieces(k_here.clone(), position, |piece| {
+                    let from = self.at(image, &piece);
+                    let Piece { inside, end, step, .. } = piece;
                     line[filled..inside.start.max(filled)].fill(0.0);
                     line[inside.end.max(filled)..end].fill(0.0);
                     let to = &mut line[inside];
@@ -215,6 +299,103 @@ impl Produce for Patches<'_> {
             let to = panel.wrapping_add((start - k.start) * step);
             // SAFETY: guaranteed by the caller; `step` lines are at most `PANEL_COLS`.
             unsafe { transpose(step, k_here.len(), lines.as_ptr(), RUN as isize, to, step) }
+        }
+    }
+}
+
+/// The same matrix where a panel is one position of [`LANES`] images.
+struct Turned<'a> {
+    conv: &'a Conv,
+    patches: &'a Patches<'a>,
+    /// Room for [`Conv::turned_len`] floats: rows of the images of a block, element by element, and within an element image by image.
+    space: *mut f32,
+    /// The block of images and the first element of `k` whose rows are there.
+    holds: Cell<Option<(usize, usize)>>,
+}
+
+// SAFETY: the space and the note on it are those of one task.
+unsafe impl Sync for Turned<'_> {}
+
+impl Turned<'_> {
+    /// Turns some rows of the images of a block, which are counted over all channels.
+    ///
+    /// # Safety
+    /// The images must be readable, and the space writable.
+    unsafe fn turn(&self, block: usize, rows: Range<usize>) {
+        let (Patches { window, image, .. }, height) = (self.patches, self.patches.window.input[1]);
+        let width = window.input[2];
+        let images = block * LANES..self.conv.batch.min((block + 1) * LANES);
+        let mut row = rows.start;
+        while row < rows.end {
+            let (channel, line) = (row / height, row % height);
+            let count = (height - line).min(rows.end - row);
+            let at = images.start * image.batch_stride + channel * image.channel_stride + line * width;
+            let view = View { ptr: image.ptr.wrapping_add(at), rs: image.batch_stride as isize, cs: 1 };
+            // SAFETY: rows of the images, and their place in the space.
+            unsafe {
+                let to = self.space.add((row - rows.start) * width * LANES);
+                if images.len() < LANES {
+                    to.write_bytes(0, count * width * LANES);
+                }
+                pack_panel(view, images.len(), count * width, to, LANES);
+            }
+            row += count;
+        }
+    }
+}
+
+impl Produce for Turned<'_> {
+    unsafe fn panel(&self, _: Isa, k: Range<usize>, lanes: Range<usize>, step: usize, panel: *mut f32) {
+        assert!(lanes.len() == LANES && step == LANES && lanes.start.is_multiple_of(LANES), "a panel is one position");
+        let (window, positions) = (self.patches.window, self.patches.positions);
+        let (block, position) = (lanes.start / LANES / positions, lanes.start / LANES % positions);
+        if self.conv.window.covers() {
+            let images = block * LANES..self.conv.batch.min((block + 1) * LANES);
+            self.patches.pieces(k, position, |piece| {
+                let view = View {
+                    ptr: self.patches.at(images.start, &piece),
+                    rs: self.patches.image.batch_stride as isize,
+                    cs: 1,
+                };
+                // SAFETY: guaranteed by the caller.
+                unsafe {
+                    let to = panel.add(piece.inside.start * LANES);
+                    if images.len() < LANES {
+                        to.write_bytes(0, piece.inside.len() * LANES);
+                    }
+                    pack_panel(view, images.len(), piece.inside.len(), to, LANES);
+                }
+            });
+            return;
+        }
+        let rows = self.conv.rows_read(&k);
+        // SAFETY: the rows have room in the space, pieces lie in them, and the caller guarantees the panel.
+        unsafe {
+            if self.holds.replace(Some((block, k.start))) != Some((block, k.start)) {
+                self.turn(block, rows.clone());
+            }
+            let skipped = (rows.start * window.input[2]) as isize;
+            let mut filled = 0;
+            self.patches.pieces(k, position, |Piece { inside, end, channel, first, step }| {
+                let zeros = |from: usize, to: usize| {
+                    if from < to {
+                        panel.add(from * LANES).write_bytes(0, (to - from) * LANES);
+                    }
+                };
+                zeros(filled, inside.start);
+                let at = (channel * window.input[1] * window.input[2]) as isize + first - skipped;
+                let from = self.space.wrapping_offset(at * LANES as isize).cast::<[f32; LANES]>();
+                let to = panel.add(inside.start * LANES).cast::<[f32; LANES]>();
+                if step == 1 {
+                    to.copy_from_nonoverlapping(from, inside.len());
+                } else {
+                    for i in 0..inside.len() {
+                        to.add(i).write_unaligned(from.add(i * step).read_unaligned());
+                    }
+                }
+                zeros(inside.end.max(filled), end);
+                filled = end;
+            });
         }
     }
 }
@@ -244,7 +425,9 @@ unsafe fn dots_by<L: Lanes>(
             let (mut lanes, mut single) = (L::splat(0.0), 0.0);
             for channel in 0..channels {
                 let filter = filters.ptr.wrapping_offset(channel as isize * filters.steps[1]);
-                patches.pieces(channel * taps..(channel + 1) * taps, column, |Piece { inside, from, step, .. }| {
+                let (image, position) = (column / patches.positions, column % patches.positions);
+                patches.pieces(channel * taps..(channel + 1) * taps, position, |piece| {
+                    let (from, Piece { inside, step, .. }) = (patches.at(image, &piece), piece);
                     let (weights, count) = (filter.add(inside.start), inside.len());
                     if step > 1 {
                         for i in 0..count {
