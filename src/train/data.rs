@@ -201,7 +201,7 @@ impl Rows {
 pub enum Labels {
     /// Anything.
     Any,
-    /// The numbers of so many classes, and [`IGNORED`].
+    /// The numbers of so many classes, and -100, which is ignored.
     Classes(usize),
     /// From 0 to 1.
     Shares,
