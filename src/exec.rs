@@ -43,7 +43,7 @@ pub struct Exec {
     compiled: HashMap<String, KernelId>,
     contents: Option<Box<Contents>>,
     /// Where the inputs of the next run are made ready, until somebody takes it.
-    ahead: Vec<u8>,
+    ahead: Option<Vec<u8>>,
 }
 
 /// The constants of plans that want different contents at the same place: bindings of a range.
@@ -134,7 +134,7 @@ impl Exec {
             states: Vec::new(),
             compiled: HashMap::new(),
             contents: None,
-            ahead: Vec::new(),
+            ahead: None,
         }
     }
 
@@ -164,15 +164,15 @@ impl Exec {
 
     fn alloc(&mut self, segment: &Segment) -> Result<SegmentId> {
         if segment.memory == Memory::Ahead {
-            self.ahead = host_memory(segment.bytes.saturating_sub(AHEAD_STACK))?;
+            self.ahead = Some(host_memory(segment.bytes.saturating_sub(AHEAD_STACK))?);
         }
         self.backend.alloc(segment.bytes, segment.memory)
     }
 
-    /// The planned memory for the inputs of the next run, for whoever makes them ready while one runs. It may be taken once, and it is counted
-    /// for as long as the plan is loaded.
-    pub(crate) fn take_ahead(&mut self) -> Vec<u8> {
-        std::mem::take(&mut self.ahead)
+    /// The planned memory for the inputs of the next run, if there is some, for whoever makes them ready while one runs. It may be taken once,
+    /// and it is counted for as long as the plan is loaded.
+    pub(crate) fn take_ahead(&mut self) -> Option<Vec<u8>> {
+        self.ahead.take()
     }
 
     /// Writes the constants of all plans, each once.

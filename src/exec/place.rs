@@ -52,6 +52,38 @@ impl Exec {
         self.take_in(inputs, &order[0])
     }
 
+    /// Has inputs filled in where the plan has them, by a function of an input's name and the bytes of its place, for the next
+    /// [replay](Self::replay). Where the host cannot write there, and for elements that are checked or stored in another type, they pass
+    /// through memory of the host.
+    ///
+    /// # Errors
+    /// When the function fails, an index is out of range, or the device fails. Then the inputs have to be written anew.
+    pub fn fill_in_place(&mut self, fill: &mut dyn FnMut(&str, &mut [u8]) -> Result<()>) -> Result<()> {
+        self.ready = false;
+        let Exec { backend, loaded, current, segments, .. } = self;
+        let plan = &loaded[*current].plan;
+        for port in &plan.inputs {
+            let (stored, to) = place(plan, segments, port.buffer);
+            let to = Slice { bytes: (port.shape.numel() * stored.size()) as u64, ..to };
+            // A bool is 0 or 1 on a device, whatever the caller's byte.
+            if stored == port.dtype
+                && stored != DType::Bool
+                && port.indexes.is_none()
+                && let Some(place) = backend.host_bytes(to)?
+            {
+                fill(&port.name, place)?;
+                continue;
+            }
+            let mut bytes = vec![0; port.shape.numel() * port.dtype.size()];
+            fill(&port.name, &mut bytes)?;
+            let tensor = Tensor::new(port.dtype, port.shape.clone(), bytes)?;
+            fits(port, &tensor)?;
+            backend.write(to, &tensor.store(stored, &port.name)?)?;
+        }
+        self.ready = true;
+        Ok(())
+    }
+
     /// Waits for the device, and copies outputs to memory of the caller.
     ///
     /// # Errors

@@ -29,6 +29,14 @@ pub struct Batch {
     pub count: usize,
 }
 
+impl Batch {
+    /// The numbers of the rows.
+    pub fn rows(&self) -> impl ExactSizeIterator<Item = usize> + use<> {
+        let Batch { order, first, count } = *self;
+        (first..first + count).map(move |place| order.row(place))
+    }
+}
+
 /// Memory for the rows of one micro-batch, and what is in it.
 #[derive(Debug)]
 struct Slot {
@@ -64,11 +72,9 @@ impl Slot {
 
     fn fill(&mut self) {
         let Slot { columns, bytes, batch, filled } = self;
-        let Some(Batch { order, first, count }) = *batch else { return };
+        let Some(batch) = *batch else { return };
         let fill = |Column { rows, fact, range }: &Column| match rows {
-            Some(rows) => {
-                rows.fill((first..first + count).map(|place| order.row(place)), fact, &mut bytes[range.clone()])
-            }
+            Some(rows) => rows.fill(batch.rows(), fact, &mut bytes[range.clone()]),
             None => Ok(()),
         };
         *filled = columns.iter().try_for_each(fill);

@@ -18,7 +18,7 @@ use crate::target::AHEAD_STACK;
 use crate::tensor::Tensor;
 use serde_json::{Value, json};
 use std::collections::HashSet;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// The data of a model: the rows of each input by its name, and the labels.
 #[derive(Debug)]
@@ -71,8 +71,8 @@ pub struct Trainer {
     labels: Labels,
     /// The facts of a micro-batch, in the order of the columns.
     facts: Vec<Fact>,
-    /// The rows of a micro-batch, and the thread that makes the next one ready.
-    ahead: Ahead,
+    /// The rows of a micro-batch, and the thread that makes the next one ready. `None` if rows are filled in where the plan has its inputs.
+    ahead: Option<Ahead>,
     /// What they take of the host's memory, where that is no part of the plan.
     host_bytes: u64,
     parts: Vec<&'static str>,
@@ -204,8 +204,8 @@ impl Trainer {
         // A device with memory of its own plans that alone: the slot is the host's.
         let planned = session.with(Exec::take_ahead);
         let host = host_bytes(&session.programs().map(Program::plan).collect::<Vec<_>>());
-        let slot = if host > 0 { host_memory(host - AHEAD_STACK)? } else { planned };
-        let ahead = Ahead::new(&facts, slot);
+        let slot = if host > 0 { Some(host_memory(host - AHEAD_STACK)?) } else { planned };
+        let ahead = slot.map(|slot| Ahead::new(&facts, slot));
         init.unknown.retain(|(name, _)| trained.contains(name));
         let undrawn = std::mem::take(&mut init.unknown);
         let trainer = Trainer {
@@ -335,13 +335,15 @@ impl Trainer {
     /// As [`step`](Self::step).
     pub fn not_finite(&mut self, data: &Data, number: u64, seed: Option<u64>) -> Result<Option<NotFinite>> {
         for part in 0..self.training.accumulate {
-            self.ahead.wait(data.rows(), self.batch(data, number, part, seed))?;
+            let batch = self.batch(data, number, part, seed);
             let program = self.session.program(self.program(part))?;
             let takes = |name: &str| program.plan().inputs.iter().any(|port| port.name == name);
-            let columns = data.columns().map(|(name, _)| name).zip(self.ahead.columns());
-            let tensor = |fact: &Fact, bytes: &[u8]| Tensor::new(fact.dtype, fact.shape.clone(), bytes.to_vec());
-            let inputs = columns.filter(|(name, _)| takes(name));
-            let inputs = inputs.map(|(name, (fact, bytes))| Ok((name, tensor(fact, bytes)?)));
+            let columns = data.columns().zip(&self.facts).filter(|((name, _), _)| takes(name));
+            let inputs = columns.map(|((name, rows), fact)| {
+                let mut bytes = vec![0; fact.shape.numel() * fact.dtype.size()];
+                rows.fill(batch.rows(), fact, &mut bytes)?;
+                Ok((name, Tensor::new(fact.dtype, fact.shape.clone(), bytes)?))
+            });
             if let Some(found) = program.first_not_finite(&inputs.collect::<Result<Vec<_>>>()?)? {
                 return Ok(Some(found));
             }
@@ -451,17 +453,30 @@ impl Trainer {
         names: [&str; 3],
         shown: &mut [[u8; 4]; 3],
     ) -> Result<Duration> {
-        let Trainer { session, ahead, .. } = self;
-        let waited = ahead.wait(data.rows(), batch)?;
+        let Trainer { session, ahead, facts, .. } = self;
+        let mut waited = match ahead {
+            Some(ahead) => ahead.wait(data.rows(), batch)?,
+            None => Duration::ZERO,
+        };
         let program = session.program(program)?;
         let takes = |name: &str| program.plan().inputs.iter().any(|port| port.name == name);
         let gives = |name: &str| program.plan().outputs.iter().any(|port| port.name == name);
         program.selected(&[], |exec| {
-            let columns = data.columns().map(|(name, _)| name).zip(ahead.columns());
-            let inputs = columns.filter(|(name, _)| takes(name));
-            exec.write_in_place(&inputs.map(|(name, (_, bytes))| (name, Place::bytes(bytes))).collect::<Vec<_>>())?;
-            if let Some(next) = next {
-                ahead.ask(data.rows(), next);
+            if let Some(ahead) = ahead {
+                let columns = data.columns().map(|(name, _)| name).zip(ahead.columns());
+                let inputs = columns.filter(|(name, _)| takes(name));
+                exec.write_in_place(&inputs.map(|(name, (_, bytes))| (name, Place::bytes(bytes))).collect::<Vec<_>>())?;
+                if let Some(next) = next {
+                    ahead.ask(data.rows(), next);
+                }
+            } else {
+                let start = Instant::now();
+                exec.fill_in_place(&mut |input, place| {
+                    let column = data.columns().zip(&facts[..]).find(|((name, _), _)| *name == input);
+                    let ((_, rows), fact) = column.expect("a trainer has a column for each input");
+                    rows.fill(batch.rows(), fact, place)
+                })?;
+                waited = start.elapsed();
             }
             exec.replay()?;
             let outputs = names.into_iter().zip(shown).filter(|(name, _)| gives(name));

@@ -1,5 +1,5 @@
 //! Rows that are made ready while a step is computed: results and errors are those of rows that are read in turn, their memory is planned,
-//! and the thread ends with the trainer.
+//! and the thread ends with the trainer. On the CPU, few bytes of rows are filled in where the plan has its inputs.
 
 use crate::cli::{fails, ok, ok_json};
 use crate::common::Folder;
@@ -15,6 +15,10 @@ use plimsoll::{Choice, Class, DType, Fact, Options, Place, Plan, Session, Tensor
 use std::path::Path;
 
 const LINEAR: &str = "graphs/linear.onnxtxt";
+
+/// Rows that are so small that the CPU does not make them ready ahead, and so many that it does, even a third of a batch.
+const FEW: usize = 24;
+const MANY: usize = 36_000;
 
 fn training(accumulate: usize) -> Training {
     Training {
@@ -34,9 +38,9 @@ fn training(accumulate: usize) -> Training {
     }
 }
 
-/// 24 rows for `graphs/linear.onnxtxt`, stored as `dtype`. The row `bad` is not finite.
-fn data(folder: &Folder, dtype: DType, bad: Option<usize>) -> Data {
-    let mut x: Vec<f64> = (0..240).map(|i| f64::from(i * 37 % 19) / 4.0 - 2.0).collect();
+/// Rows for `graphs/linear.onnxtxt`, two batches, stored as `dtype`. The row `bad` is not finite.
+fn data(folder: &Folder, dtype: DType, rows: usize, bad: Option<usize>) -> Data {
+    let mut x: Vec<f64> = (0..10 * rows as u32).map(|i| f64::from(i * 37 % 19) / 4.0 - 2.0).collect();
     let y: Vec<f64> = x.chunks(10).map(|row| row[0] - row[3] + 0.5).collect();
     if let Some(row) = bad {
         x[10 * row + 4] = f64::NAN;
@@ -46,28 +50,29 @@ fn data(folder: &Folder, dtype: DType, bad: Option<usize>) -> Data {
         npy::write(Path::new(&path), &tensor).expect("it can be written");
         Rows::open(Path::new(&path)).expect("it is an array of rows")
     };
-    let inputs = vec![("x".to_owned(), open("x.npy", Tensor::from_f64(dtype, [24, 10], &x)))];
-    Data { inputs, labels: open("y.npy", Tensor::from_f64(DType::F32, [24, 1], &y)) }
+    let inputs = vec![("x".to_owned(), open("x.npy", Tensor::from_f64(dtype, [rows, 10], &x)))];
+    Data { inputs, labels: open("y.npy", Tensor::from_f64(DType::F32, [rows, 1], &y)) }
 }
 
 fn trainer(data: &Data, accumulate: usize, backend: Choice) -> plimsoll::Result<Trainer> {
     let model = onnx::load(Path::new(LINEAR)).expect("it is a model");
-    Trainer::new(model, data, 12, training(accumulate), &Options::default().on(backend))
+    Trainer::new(model, data, data.labels.count() / 2, training(accumulate), &Options::default().on(backend))
 }
 
 /// The losses of some steps, and the weights after them, of a loop that reads rows and runs programs by turns.
 fn by_turns(data: &Data, accumulate: usize, backend: Choice, steps: u64, seed: Option<u64>) -> (Vec<u32>, Tensor) {
     let model = onnx::load(Path::new(LINEAR)).expect("it is a model");
-    let made = train::programs_of_file(model, Vec::new(), 12, &training(accumulate)).expect("it can be trained");
+    let (rows, batch) = (data.labels.count(), data.labels.count() / 2);
+    let made = train::programs_of_file(model, Vec::new(), batch, &training(accumulate)).expect("it can be trained");
     let session = Session::from_graphs(made.named(), &Options::default().on(backend)).expect("it loads");
-    let micro = 12 / accumulate;
+    let micro = batch / accumulate;
     let facts = [10, 1].map(|columns| Fact::new(DType::F32, [micro, columns]));
     let mut losses = Vec::new();
     for step in 0..steps {
-        let order = Order::new(24, seed, step / 2);
+        let order = Order::new(rows, seed, step / 2);
         let mut loss = [0; 4];
         for part in 0..accumulate {
-            let first = step as usize % 2 * 12 + part * micro;
+            let first = step as usize % 2 * batch + part * micro;
             let columns = [&data.inputs[0].1, &data.labels].into_iter().zip(&facts);
             let [x, y]: [Vec<u8>; 2] = columns
                 .map(|(rows, fact)| {
@@ -101,10 +106,15 @@ fn by_turns(data: &Data, accumulate: usize, backend: Choice, steps: u64, seed: O
 fn results_are_those_of_rows_that_are_read_by_turns() {
     let folder = Folder::new("ahead-bits");
     for backend in [Choice::Cpu, Choice::Wgpu] {
-        for (dtype, accumulate, seed) in
-            [(DType::F32, 1, None), (DType::F32, 3, Some(7)), (DType::F64, 1, Some(7)), (DType::F32, 4, None)]
-        {
-            let data = data(&folder, dtype, None);
+        for (dtype, rows, accumulate, seed) in [
+            (DType::F32, FEW, 1, None),
+            (DType::F32, FEW, 3, Some(7)),
+            (DType::F64, FEW, 1, Some(7)),
+            (DType::F32, FEW, 4, None),
+            (DType::F32, MANY, 1, None),
+            (DType::F64, MANY, 3, Some(7)),
+        ] {
+            let data = data(&folder, dtype, rows, None);
             let Ok(mut trainer) = trainer(&data, accumulate, backend) else {
                 assert_ne!(backend, Choice::Cpu, "the CPU is always there");
                 continue;
@@ -119,8 +129,8 @@ fn results_are_those_of_rows_that_are_read_by_turns() {
             }
             let weights = trainer.session().state("w").expect("it is a state");
             let (expected, other) = by_turns(&data, accumulate, backend, 7, seed);
-            assert_eq!(losses, expected, "{backend:?}, {dtype}, {accumulate}");
-            assert!(weights == other, "{backend:?}, {dtype}, {accumulate}: weights differ");
+            assert_eq!(losses, expected, "{backend:?}, {dtype}, {rows}, {accumulate}");
+            assert!(weights == other, "{backend:?}, {dtype}, {rows}, {accumulate}: weights differ");
         }
     }
 }
@@ -128,32 +138,36 @@ fn results_are_those_of_rows_that_are_read_by_turns() {
 #[test]
 fn a_row_that_is_not_finite_fails_the_step_that_takes_it() {
     let folder = Folder::new("ahead-bad");
-    // With 3 parts, it is in the last one of the second step.
-    let data = data(&folder, DType::F32, Some(21));
-    for accumulate in [1, 3] {
+    for (rows, accumulate) in [(FEW, 1), (FEW, 3), (MANY, 1), (MANY, 3)] {
+        // With 3 parts, it is in the last one of the second step.
+        let bad = rows - 3;
+        let data = data(&folder, DType::F32, rows, Some(bad));
         let mut trainer = trainer(&data, accumulate, Choice::Cpu).expect("it loads");
         trainer.step(&data, 0, None).expect("its rows are finite");
         for _ in 0..2 {
             let error = trainer.step(&data, 1, None).expect_err("a row is not finite").to_string();
-            assert!(error.contains("x.npy") && error.contains("row 21: element 4 is not a finite"), "{error}");
+            assert!(
+                error.contains("x.npy") && error.contains(&format!("row {bad}: element 4 is not a finite")),
+                "{error}"
+            );
             assert!(trainer.evaluate(&data).is_err(), "it takes all rows");
             trainer.step(&data, 2, None).expect("its rows are finite");
         }
     }
     let (x, y) = (folder.path("x.npy"), folder.path("y.npy"));
     let command: &[&str] = &["train", LINEAR, "--data", &x, "--labels", &y, "--loss", "mse", "--lr", "0.01"];
-    let rest: &[&str] = &["--batch", "12", "--no-shuffle", "--backend", "cpu"];
+    let rest: &[&str] = &["--batch", "18000", "--no-shuffle", "--backend", "cpu"];
     // It is made ready, but no step takes it.
     ok(&[command, rest, &["--steps", "1"]]);
-    fails(1, &[command, rest, &["--steps", "2"]], &["x.npy", "row 21: element 4"]);
+    fails(1, &[command, rest, &["--steps", "2"]], &["x.npy", "row 35997: element 4"]);
 }
 
 #[test]
 fn the_rows_are_planned_and_allocated() {
     let folder = Folder::new("ahead-bytes");
-    let data = data(&folder, DType::F64, None);
+    let data = data(&folder, DType::F64, MANY, None);
     for accumulate in [1, 3] {
-        let rows = 12 / accumulate as u64 * (10 + 1) * 4;
+        let rows = MANY as u64 / 2 / accumulate as u64 * (10 + 1) * 4;
         let mut trainer = trainer(&data, accumulate, Choice::Cpu).expect("it loads");
         trainer.step(&data, 0, Some(1)).expect("it runs");
         let plans: Vec<Plan> = trainer.session().programs().map(|program| program.plan().clone()).collect();
@@ -178,21 +192,33 @@ fn the_rows_are_planned_and_allocated() {
         }
         check::programs(&twice).expect_err("one is enough");
     }
-    // On a device of its own memory, they are the host's.
-    let method: &[&str] = &["plan", "--train", LINEAR, "--loss", "mse", "--batch", "12"];
-    let [cpu, cuda] = ["cpu", "cuda"].map(|target| ok_json(&[method, &["--target", target]]));
-    let rows = 12 * 11 * 4 + AHEAD_STACK;
-    assert_eq!((&cpu["classes"]["staging"], &cpu["host_bytes"]), (&rows.into(), &0.into()));
-    assert_eq!(cuda["host_bytes"], rows);
-    let memory = |plan: &serde_json::Value| plan["programs"][0]["segments"].to_string().contains("ahead");
-    assert!(memory(&cpu) && !memory(&cuda));
-    assert!(ok(&[method, &["--target", "cuda"]]).contains("of the host: the next rows"));
+    let method: &[&str] = &["plan", "--train", LINEAR, "--loss", "mse"];
+    for (batch, is_ahead) in [(6000u64, true), (12, false)] {
+        let batch_flag = batch.to_string();
+        let plan = |target| ok_json(&[method, &["--batch", &batch_flag, "--target", target]]);
+        let [cpu, cuda] = ["cpu", "cuda"].map(plan);
+        let rows = batch * 11 * 4 + AHEAD_STACK;
+        let planned = if is_ahead { rows } else { 0 };
+        assert_eq!((&cpu["classes"]["staging"], &cpu["host_bytes"]), (&planned.into(), &0.into()));
+        // On a device of its own memory, they are the host's.
+        assert_eq!(cuda["host_bytes"], rows);
+        let memory = |plan: &serde_json::Value| plan["programs"][0]["segments"].to_string().contains("ahead");
+        assert_eq!((memory(&cpu), memory(&cuda)), (is_ahead, false));
+    }
+    assert!(ok(&[method, &["--batch", "12", "--target", "cuda"]]).contains("of the host: the next rows"));
+    // Few bytes are not read ahead: nothing is planned, and nothing taken, for a second place.
+    let data = self::data(&folder, DType::F32, FEW, None);
+    let mut trainer = trainer(&data, 1, Choice::Cpu).expect("it loads");
+    trainer.step(&data, 0, None).expect("it runs");
+    let plan = trainer.session().programs().next().expect("there is one").plan().clone();
+    assert_eq!(plan.class_bytes(Class::Staging), 0);
+    assert_eq!((trainer.session().usage().bytes, trainer.host_bytes()), (plan.bytes(), 0));
 }
 
 #[test]
 fn a_log_has_the_time_that_a_step_waits() {
     let folder = Folder::new("ahead-log");
-    drop(data(&folder, DType::F32, None));
+    drop(data(&folder, DType::F32, FEW, None));
     let [x, y, log] = ["x.npy", "y.npy", "log.jsonl"].map(|name| folder.path(name));
     let found = ok(&[
         &["train", LINEAR, "--data", &x, "--labels", &y, "--loss", "mse", "--lr", "0.01", "--batch", "12"],
@@ -228,27 +254,27 @@ fn held(threads: usize) -> (u64, usize) {
 /// own, as others make threads, too.
 #[cfg(target_os = "linux")]
 #[test]
-fn a_thousand_trainers_leave_nothing() {
+fn many_trainers_leave_nothing() {
     const CHILD: &str = "PLIMSOLL_TRAINERS";
     if std::env::var_os(CHILD).is_none() {
         let mut child = std::process::Command::new(std::env::current_exe().expect("it has a path"));
-        let child = child.args(["--exact", "ahead::a_thousand_trainers_leave_nothing", "--test-threads=1"]);
+        let child = child.args(["--exact", "ahead::many_trainers_leave_nothing", "--test-threads=1"]);
         let output = child.env(CHILD, "1").output().expect("it starts");
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         assert!(output.status.success(), "{}{}", text(&output.stdout), text(&output.stderr));
         return;
     }
     let folder = Folder::new("ahead-leak");
-    let data = data(&folder, DType::F32, Some(21));
+    let data = data(&folder, DType::F32, MANY / 3, Some(MANY / 3 - 3));
     let threads = held(usize::MAX).1;
     let round = |at: u64| {
         let mut trainer = trainer(&data, 1, Choice::Cpu).expect("it loads");
         assert_eq!(trainer.step(&data, at % 2, None).is_err(), at % 2 == 1);
     };
-    (0..50).for_each(round);
+    (0..10).for_each(round);
     let before = held(threads);
     assert_eq!(before.1, threads);
-    (50..1000).for_each(round);
+    (10..100).for_each(round);
     let after = held(threads);
     assert_eq!(after.1, threads);
     assert!(after.0 <= before.0 + (1 << 20), "{} bytes at first, {} at last", before.0, after.0);
@@ -258,7 +284,7 @@ fn a_thousand_trainers_leave_nothing() {
 #[test]
 fn a_slot_has_what_was_asked_for() {
     let folder = Folder::new("ahead-slot");
-    let data = data(&folder, DType::F64, None);
+    let data = data(&folder, DType::F64, FEW, None);
     let facts = [10, 1].map(|columns| Fact::new(DType::F32, [4, columns]));
     let rows = || [&data.inputs[0].1, &data.labels].into_iter();
     let batch = |first: usize, seed: u64| Batch { order: Order::new(24, Some(seed), 0), first, count: 4 };
