@@ -12,7 +12,7 @@
 use super::gemm::{self, Gemm, Grid, Matrix, Out, Produce, Tile, View};
 use super::moves;
 use super::prologue::Bound;
-use super::simd::{Isa, Plain, per_isa};
+use super::simd::{Isa, Lanes, Plain, per_isa};
 #[cfg(target_arch = "x86_64")]
 use super::simd::{Ymm, Zmm};
 use super::window::{Plane, Slide, Window, slide};
@@ -51,6 +51,9 @@ pub struct Tensors<'a> {
     pub weights: *const f32,
     /// Elements of weights in memory from one output channel to the next, and from one input channel to the next.
     pub weight_steps: [isize; 2],
+    /// True if weights in memory have their taps in reverse: those of a convolution whose gradient this one computes. Its output channels
+    /// are the input channels here.
+    pub turned: bool,
     /// The result; `None` if the epilogue stores it.
     pub y: Option<Image<*mut f32>>,
     /// The body that the data passes as it is read: of pointwise convolutions only.
@@ -531,10 +534,10 @@ mod x86 {
 impl ConvTranspose {
     /// Number of tasks.
     pub fn tasks(&self) -> usize {
-        self.batch * self.groups * self.blocks()
+        self.batch.div_ceil(self.together()) * self.groups * self.blocks()
     }
 
-    /// Computes one task: a few channels of one image, which are then handed to `epilogue` one by one, in place.
+    /// Computes one task: a few channels of one image, or of several small ones, which are then handed to `epilogue` one by one, in place.
     ///
     /// # Panics
     /// If there is no such task, no result, or `workspace` is shorter than [`ConvTranspose::workspace_bytes`] says.
@@ -552,57 +555,68 @@ impl ConvTranspose {
         let y = y.expect("a transposed convolution adds up where its result goes");
         let (inputs, outputs, taps) =
             (self.in_channels / self.groups, self.out_channels / self.groups, self.window.taps());
-        let (image, group, block) =
+        let (part, group, block) =
             (task / self.blocks() / self.groups, task / self.blocks() % self.groups, task % self.blocks());
+        let images = part * self.together()..self.batch.min((part + 1) * self.together());
         let first = block * self.block();
         let channels = self.block().min(outputs - first);
         let channel = group * outputs + first;
-        let (n, size) = (self.window.output_len(), self.window.input_len());
-        let to = y.ptr.wrapping_add(image * y.batch_stride + channel * y.channel_stride);
-        let from = x.ptr.wrapping_add(image * x.batch_stride + group * inputs * x.channel_stride);
-        let gemm = Gemm {
-            m: channels * taps,
-            n,
-            k: inputs,
-            a: Matrix::Packed(weights.wrapping_add(channel * taps * inputs)),
-            b: Matrix::Strided(View { ptr: from, rs: x.channel_stride as isize, cs: 1 }),
-            c: Out::Epilogue,
-            accumulate: false,
-        };
-        // SAFETY: guaranteed by the caller for these channels of this image.
+        let (positions, size) = (self.window.output_len(), self.window.input_len());
+        let to = |image: usize| y.ptr.wrapping_add(image * y.batch_stride + channel * y.channel_stride);
+        let plane = |image: usize, row: usize| to(image).wrapping_add(row / taps * y.channel_stride);
+        let from = x.ptr.wrapping_add(images.start * x.batch_stride + group * inputs * x.channel_stride);
+        // SAFETY: guaranteed by the caller for these channels of these images.
         unsafe {
-            for c in 0..channels {
-                to.add(c * y.channel_stride).write_bytes(0, size);
-            }
-            let plane = |row: usize| to.wrapping_add(row / taps * y.channel_stride);
             if inputs == 1 {
                 // The product of one column and one row.
-                for row in 0..gemm.m {
-                    let weight = *weights.add(channel * taps + row);
-                    self.scatter(row % taps, 0..n, (from, weight), plane(row));
+                for c in 0..channels {
+                    let filter = weights.add((channel + c) * taps);
+                    spread(isa, &self.window, filter, from, to(images.start).add(c * y.channel_stride));
                 }
             } else {
+                for image in images.clone() {
+                    for c in 0..channels {
+                        to(image).add(c * y.channel_stride).write_bytes(0, size);
+                    }
+                }
+                let columns = Columns { ptr: from, positions, image: *x };
+                let view = View { ptr: from, rs: x.channel_stride as isize, cs: 1 };
+                let gemm = Gemm {
+                    m: channels * taps,
+                    n: images.len() * positions,
+                    k: inputs,
+                    a: Matrix::Packed(weights.wrapping_add(channel * taps * inputs)),
+                    b: if images.len() > 1 { Matrix::Produced(&columns) } else { Matrix::Strided(view) },
+                    c: Out::Epilogue,
+                    accumulate: false,
+                };
                 let mut scatter = |tile: Tile| {
                     for (i, row) in tile.rows.clone().enumerate() {
-                        let from = tile.ptr.wrapping_add(i * tile.stride).cast_const();
-                        self.scatter(row % taps, tile.cols.clone(), (from, 1.0), plane(row));
+                        let mut from = tile.ptr.wrapping_add(i * tile.stride).cast_const();
+                        for (image, cols) in by_image(tile.cols.clone(), positions) {
+                            let count = cols.len();
+                            self.scatter(row % taps, cols, from, plane(images.start + image, row));
+                            from = from.add(count);
+                        }
                     }
                 };
-                gemm.run(isa, 0..gemm.m, 0..n, workspace, &mut scatter);
+                gemm.run(isa, 0..gemm.m, 0..gemm.n, workspace, &mut scatter);
             }
         }
-        for c in 0..channels {
-            let ptr = to.wrapping_add(c * y.channel_stride);
-            let rows = channel + c..channel + c + 1;
-            epilogue(image, Tile { rows, cols: 0..size, ptr, stride: y.channel_stride });
+        for image in images {
+            for c in 0..channels {
+                let ptr = to(image).wrapping_add(c * y.channel_stride);
+                let rows = channel + c..channel + c + 1;
+                epilogue(image, Tile { rows, cols: 0..size, ptr, stride: y.channel_stride });
+            }
         }
     }
 
-    /// Adds what positions `cols` contribute through one tap to an output plane: elements from an address, times a weight.
+    /// Adds what positions `cols` contribute through one tap to an output plane.
     ///
     /// # Safety
     /// `from` must be readable for `cols.len()` elements, `plane` writable for a plane.
-    unsafe fn scatter(&self, tap: usize, cols: Range<usize>, (from, weight): (*const f32, f32), plane: *mut f32) {
+    unsafe fn scatter(&self, tap: usize, cols: Range<usize>, from: *const f32, plane: *mut f32) {
         let w = &self.window;
         let tap = [tap / w.kernel[2] / w.kernel[1], tap / w.kernel[2] % w.kernel[1], tap % w.kernel[2]];
         let place = |dim: usize, at: usize| {
@@ -624,11 +638,141 @@ impl ConvTranspose {
                     let line = plane.add((d * w.input[1] + h) * w.input[2]);
                     for at in low..high {
                         let to = line.add(at * w.strides[2] + shift - w.pads[2]);
-                        *to += weight * *from.add(col - cols.start + at - start);
+                        *to += *from.add(col - cols.start + at - start);
                     }
                 }
             }
             col += end - start;
+        }
+    }
+}
+
+/// Columns `(image, position)`: per image, its positions among them.
+fn by_image(cols: Range<usize>, positions: usize) -> impl Iterator<Item = (usize, Range<usize>)> {
+    let mut at = cols.start;
+    std::iter::from_fn(move || {
+        let (image, first) = (at / positions, at % positions);
+        let count = (positions - first).min(cols.end - at);
+        at += count;
+        (count > 0).then_some((image, first..first + count))
+    })
+}
+
+/// The matrix of the elements of several images: row `channel`, column `(image, position)`.
+struct Columns {
+    /// The first channel of the first image.
+    ptr: *const f32,
+    positions: usize,
+    image: Image<*const f32>,
+}
+
+// SAFETY: images that the caller of `ConvTranspose::run` vouches for, and that are only read.
+unsafe impl Sync for Columns {}
+
+impl Produce for Columns {
+    unsafe fn panel(&self, _: Isa, k: Range<usize>, lanes: Range<usize>, step: usize, panel: *mut f32) {
+        let mut done = 0;
+        // SAFETY: guaranteed by the caller.
+        unsafe {
+            for (image, cols) in by_image(lanes.clone(), self.positions) {
+                let from = self.ptr.wrapping_add(image * self.image.batch_stride + cols.start);
+                let from = from.wrapping_add(k.start * self.image.channel_stride);
+                let (steps, to_steps) = ((self.image.channel_stride as isize, 1), (step as isize, 1));
+                moves::copy_2d(k.len(), cols.len(), from, steps, panel.add(done), to_steps);
+                done += cols.len();
+            }
+            if done < step {
+                for p in 0..k.len() {
+                    panel.add(p * step + done).write_bytes(0, step - done);
+                }
+            }
+        }
+    }
+}
+
+/// Columns of each phase that [`spread`] adds up together, and the most phases.
+const STRETCH: usize = 64;
+const PHASES: usize = 4;
+
+per_isa! {
+    /// Writes an output plane: the sum over all positions of an input plane of the filter's taps, times the position's element.
+    ///
+    /// A row of it is added up phase by phase, so that what neighbouring positions contribute through one tap lies side by side:
+    ///
+    /// ```text
+    ///   stride 2, three taps:   phase 0: tap 0 of positions q, tap 2 of positions q - 1     phase 1: tap 1 of positions q
+    /// ```
+    ///
+    /// # Safety
+    /// `filter` must be readable for the taps, `from` for a plane, `to` writable for one.
+    unsafe fn spread(window: &Window, filter: *const f32, from: *const f32, to: *mut f32) => spread_by
+}
+
+/// # Safety
+/// As for [`spread`], where the CPU has the instruction set of `V`.
+#[inline(always)]
+unsafe fn spread_by<V: Lanes>(window: &Window, filter: *const f32, from: *const f32, to: *mut f32) {
+    let Window { input: [depth, height, width], output, kernel, strides, dilations, pads, .. } = *window;
+    // Input positions of a line along an axis, with the taps that lie there.
+    let covering = |dim: usize, at: usize| {
+        (0..kernel[dim]).filter_map(move |tap| {
+            let behind = (at + pads[dim]).checked_sub(tap * dilations[dim])?;
+            let place = behind / strides[dim];
+            (behind.is_multiple_of(strides[dim]) && place < output[dim]).then_some((tap, place))
+        })
+    };
+    let (stride, pad) = (strides[2], pads[2]);
+    // Phases of more than these are added up one at a time.
+    let together = if stride <= PHASES { stride } else { 1 };
+    let mut sums = [0f32; PHASES * STRETCH];
+    for row in 0..depth * height {
+        let (z, y) = (row / height, row % height);
+        let line = to.wrapping_add(row * width);
+        for first in (pad / stride..(width + pad).div_ceil(stride)).step_by(STRETCH) {
+            let quotients = first..(first + STRETCH).min((width + pad).div_ceil(stride));
+            for phase in (0..stride).step_by(together) {
+                sums.chunks_exact_mut(STRETCH).take(together).for_each(|sums| sums[..quotients.len()].fill(0.0));
+                for (tz, pz) in covering(0, z) {
+                    for (ty, py) in covering(1, y) {
+                        let taps = filter.wrapping_add((tz * kernel[1] + ty) * kernel[2]);
+                        let from = from.wrapping_add((pz * output[1] + py) * output[2]);
+                        for tap in 0..kernel[2] {
+                            let (shift, own) = (tap * dilations[2] / stride, tap * dilations[2] % stride);
+                            if !(phase..phase + together).contains(&own) {
+                                continue;
+                            }
+                            let start = quotients.start.max(shift);
+                            let end = quotients.end.min(output[2] + shift);
+                            // SAFETY: positions `start - shift..end - shift` are inside the plane, and the sums have their quotients.
+                            unsafe {
+                                let weight = V::splat(*taps.add(tap));
+                                let sums = sums.as_mut_ptr().add((own - phase) * STRETCH);
+                                let mut q = start;
+                                while q < end {
+                                    let n = (end - q).min(V::LEN);
+                                    let (from, sum) = (from.add(q - shift), sums.add(q - quotients.start));
+                                    if n == V::LEN {
+                                        V::load(from).mul_add(weight, V::load(sum)).store(sum);
+                                    } else {
+                                        let x = V::load_first(from, n);
+                                        x.mul_add(weight, V::load_first(sum, n)).store_first(sum, n);
+                                    }
+                                    q += n;
+                                }
+                            }
+                        }
+                    }
+                }
+                for (i, q) in quotients.clone().enumerate() {
+                    for own in 0..together {
+                        let column = (q * stride + phase + own).wrapping_sub(pad);
+                        if column < width {
+                            // SAFETY: inside the row.
+                            unsafe { *line.add(column) = sums[own * STRETCH + i] }
+                        }
+                    }
+                }
+            }
         }
     }
 }

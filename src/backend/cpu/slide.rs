@@ -273,8 +273,10 @@ impl Compiled for Sliding {
         let mut space = Space { mem: *mem, bases };
         let prologue = self.prologue.as_ref().map(|p| p.bind(args, &p.start, p.take(&mut space)));
         let Space { mem, bases } = space;
-        let weight_steps = [0, 1].map(|axis| self.weights.get(axis).map_or(0, |(_, step)| step / 4));
-        let tensors = Tensors { x, weights, weight_steps, y, prologue };
+        let turned = self.windowed.turned;
+        let axes = if turned { [1, 0] } else { [0, 1] };
+        let weight_steps = axes.map(|axis| self.weights.get(axis).map_or(0, |(_, step)| step / 4));
+        let tensors = Tensors { x, weights, weight_steps, turned, y, prologue };
         let mut finish = |image: usize, tile: Tile| {
             let Some(epilogue) = &self.epilogue else { return };
             for (at, (step, start)) in at.iter_mut().zip(&self.images) {
@@ -293,12 +295,15 @@ impl Compiled for Sliding {
                         let split = conv.workspace_bytes().next_multiple_of(64) / 4;
                         let (space, planes) = workspace.split_at_mut(split);
                         let y = tensors.y.unwrap_or_else(|| {
-                            // The item's channels are where the workspace is, so the image begins as many before.
+                            // The item's images and channels are where the workspace is, so the first image begins as many before.
                             let (outputs, block) = (conv.out_channels / conv.groups, task % conv.blocks());
                             let channel = task / conv.blocks() % conv.groups * outputs + block * conv.block();
+                            let image = task / conv.blocks() / conv.groups * conv.together();
                             let channel_stride = self.windowed.window.input_len();
-                            let ptr = planes.as_mut_ptr().wrapping_sub(channel * channel_stride);
-                            Image { ptr, batch_stride: 0, channel_stride }
+                            let batch_stride = conv.block() * channel_stride;
+                            let before = image * batch_stride + channel * channel_stride;
+                            let ptr = planes.as_mut_ptr().wrapping_sub(before);
+                            Image { ptr, batch_stride, channel_stride }
                         });
                         conv.run(share, &Tensors { y: Some(y), ..tensors }, space, &mut finish);
                     }

@@ -7,6 +7,8 @@ use std::ops::Range;
 
 /// Taps and positions are tracked in vectors of this many lanes.
 pub(crate) const LANES: usize = 16;
+/// Images of fewer positions than this go into one product of a transposed convolution.
+const TOGETHER: usize = 64;
 /// Depthwise results go to the epilogue in bands of about this many elements.
 pub(crate) const BAND: usize = 8 << 10;
 /// The shapes of a convolution. Weights are `[out_channels, in_channels / groups, kernel]`.
@@ -165,6 +167,13 @@ impl ConvTranspose {
         (self.out_channels / self.groups).div_ceil(self.block())
     }
 
+    /// Images whose positions are the columns of one product: several small ones, which alone would not fill the vectors, and for each of
+    /// which all weights would be read again.
+    pub fn together(&self) -> usize {
+        let positions = self.window.output_len().max(1);
+        if self.in_channels == self.groups { 1 } else { (TOGETHER / positions).clamp(1, self.batch.max(1)) }
+    }
+
     /// Bytes of the packed weights.
     pub fn packed_weight_bytes(&self) -> usize {
         gemm::packed_a_bytes(self.out_channels * self.window.taps(), self.in_channels / self.groups)
@@ -189,9 +198,8 @@ impl ConvTranspose {
     /// Bytes of workspace that one call of [`ConvTranspose`] needs; each thread needs its own.
     pub fn workspace_bytes(&self) -> usize {
         let rows = |channels: usize| channels * self.window.taps();
-        let bytes = |m: usize| {
-            gemm::workspace_bytes(m, self.window.output_len(), self.in_channels / self.groups, true, false, false)
-        };
+        let columns = self.together() * self.window.output_len();
+        let bytes = |m: usize| gemm::workspace_bytes(m, columns, self.in_channels / self.groups, true, false, false);
         let last = self.out_channels / self.groups % self.block();
         bytes(rows(self.block())).max(bytes(rows(last)))
     }

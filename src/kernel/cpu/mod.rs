@@ -434,7 +434,7 @@ impl Windowed {
             Slide::Conv(conv) => conv.workspace_bytes(direct),
             Slide::ConvTranspose(conv) => {
                 conv.workspace_bytes().next_multiple_of(64)
-                    + if direct { 0 } else { 4 * conv.block() * self.window.input_len() }
+                    + if direct { 0 } else { 4 * conv.together() * conv.block() * self.window.input_len() }
             }
             Slide::Pool(_) => {
                 let band = if direct { 0 } else { 4 * self.band() * self.window.output[2] };

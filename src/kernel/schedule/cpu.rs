@@ -58,7 +58,11 @@ impl Cpu {
                 Windowed::new(kernel).map(drop)
             }
             (Cpu::Conv { way, .. }, Template::ConvTranspose { groups, .. }) => {
-                let is_known = *way != Way::WholeBatch && (*way != Way::Depthwise || is_depthwise(kernel, *groups));
+                let is_known = match way {
+                    Way::Depthwise => is_depthwise(kernel, *groups),
+                    Way::WholeBatch => has_plain_taps(kernel),
+                    Way::WeightsLeft | Way::WeightsRight => true,
+                };
                 ensure(is_known && turns(kernel), || {
                     "filters are turned around if they are computed and dense, and windows are one element apart"
                         .to_owned()
@@ -102,8 +106,7 @@ fn is_whole_batch(kernel: &Kernel, groups: usize, positions: usize) -> bool {
     let window = &kernel.reads[1].access.shape[2..];
     let (taps, several) = (window.iter().product::<usize>(), kernel.shape[0] > 1 || groups > 1);
     let is_long = window[2] >= 4 && taps >= LANES && positions <= MOST_POSITIONS;
-    let is_conv = matches!(kernel.template, Template::Conv { .. });
-    is_conv && has_plain_taps(kernel) && several && taps > 1 && (is_long || positions < LANES)
+    has_plain_taps(kernel) && several && taps > 1 && (is_long || positions < LANES)
 }
 
 /// The way of a convolution that is expected to be fastest.

@@ -61,7 +61,19 @@ fn check(conv: &Conv, parts: usize, direct: bool) {
     conv.pack(Plain::whole(bytemuck::cast_slice(&weights)), 0, bytemuck::cast_slice_mut(&mut packed));
     let read = if conv.way == Way::WholeBatch { &weights } else { &packed };
     let weight_steps = [inputs * w.taps(), w.taps()].map(|step| step as isize);
-    for isa in Isa::available() {
+    // The weights of the convolution whose gradient this one is: channels exchanged within their groups, taps in reverse.
+    let mut turned = vec![0f32; weights.len()];
+    for (at, &weight) in weights.iter().enumerate() {
+        let (o, i, tap) = (at / w.taps() / inputs, at / w.taps() % inputs, at % w.taps());
+        let (group, o) = (o / outputs, o % outputs);
+        turned[(((group * inputs + i) * outputs) + o) * w.taps() + w.taps() - 1 - tap] = weight;
+    }
+    let turned_steps = [w.taps(), outputs * w.taps()].map(|step| step as isize);
+    let mut kinds = vec![(read, weight_steps, false)];
+    kinds.extend((conv.way == Way::WholeBatch).then_some((&turned, turned_steps, true)));
+    for (isa, (read, weight_steps, turned)) in
+        Isa::available().into_iter().flat_map(|isa| kinds.iter().map(move |&kind| (isa, kind)))
+    {
         let mut y = vec![f32::NAN; want.len()];
         let image = Image {
             ptr: y.as_mut_ptr(),
@@ -84,7 +96,7 @@ fn check(conv: &Conv, parts: usize, direct: bool) {
                 }
             };
             let y = direct.then_some(image);
-            let tensors = Tensors { x: from, weights: read.as_ptr(), weight_steps, y, prologue: None };
+            let tensors = Tensors { x: from, weights: read.as_ptr(), weight_steps, turned, y, prologue: None };
             // SAFETY: as above.
             unsafe { conv.run(Share { isa, parts, task }, &tensors, &mut space, &mut double) }
         }
@@ -210,6 +222,7 @@ fn transposed_convolutions_of_every_kind() {
                                 x: from,
                                 weights: packed.as_ptr(),
                                 weight_steps: [0; 2],
+                                turned: false,
                                 y: Some(to),
                                 prologue: None,
                             };

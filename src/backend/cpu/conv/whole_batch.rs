@@ -5,7 +5,7 @@
 //! ```
 //!
 //! It suits weights that are computed, and so cannot be packed ahead, at few positions: the gradients of filters, whose windows are as large
-//! as images. With one output channel in a group the product is a few dot products. Where there are enough images, the columns of a panel are
+//! as images, and those of small images, which are convolutions by filters turned around. With one output channel in a group the product is a few dot products. Where there are enough images, the columns of a panel are
 //! one position of several of them: these images are turned, element by element side by side, and all positions cut their panels out of that.
 
 use super::{Image, Share, Tensors};
@@ -30,7 +30,7 @@ impl Conv {
     pub(super) unsafe fn whole_batch(
         &self,
         Share { isa, parts, task }: Share,
-        Tensors { x, weights, weight_steps, y, .. }: &Tensors,
+        Tensors { x, weights, weight_steps, turned, y, .. }: &Tensors,
         workspace: &mut [f32],
         epilogue: &mut dyn FnMut(usize, Tile),
     ) {
@@ -42,13 +42,16 @@ impl Conv {
         let window = lined_up(&self.window);
         let image = Image { ptr: x.ptr.wrapping_add(group * inputs * x.channel_stride), ..*x };
         let patches = Patches { window: &window, image, positions };
+        // A group is its output channels, or those of the convolution whose gradient this is: its input channels.
+        let [lines, step] = if *turned { [inputs, 1] } else { [m, 0] };
         let filters = Filters {
-            ptr: weights.wrapping_offset(first as isize * weight_steps[0]),
+            ptr: weights.wrapping_offset((group * lines) as isize * weight_steps[step]),
             steps: *weight_steps,
             taps: window.taps(),
+            turned: *turned,
         };
         let out = Results { y: *y, first, positions };
-        if m == 1 {
+        if m == 1 && !turned {
             for start in cols.clone().step_by(PANEL_COLS) {
                 let cols = start..cols.end.min(start + PANEL_COLS);
                 let sums = &mut [0.0; PANEL_COLS];
@@ -183,6 +186,8 @@ struct Filters {
     /// Elements from one output channel to the next, and from one input channel to the next.
     steps: [isize; 2],
     taps: usize,
+    /// True if the last tap is the first in memory.
+    turned: bool,
 }
 
 // SAFETY: weights that the caller of `Conv::run` vouches for, and that are only read.
@@ -190,20 +195,49 @@ unsafe impl Sync for Filters {}
 
 impl Produce for Filters {
     unsafe fn panel(&self, _: Isa, k: Range<usize>, lanes: Range<usize>, step: usize, panel: *mut f32) {
+        let Filters { ptr, steps, taps, turned } = *self;
+        // Channels that follow one another are packed at once.
+        let run = if !turned && steps[1] == taps as isize { usize::MAX } else { taps };
         let mut at = k.start;
         while at < k.end {
-            let (channel, tap) = (at / self.taps, at % self.taps);
-            let count = (self.taps - tap).min(k.end - at);
-            let from = lanes.start as isize * self.steps[0] + channel as isize * self.steps[1] + tap as isize;
-            let view = View { ptr: self.ptr.wrapping_offset(from), rs: self.steps[0], cs: 1 };
+            let (channel, tap) = (at / taps, at % taps);
+            let count = (run - tap).min(k.end - at);
+            let to = panel.wrapping_add((at - k.start) * step);
+            let filter = ptr.wrapping_offset(lanes.start as isize * steps[0] + channel as isize * steps[1]);
+            let view = |tap: usize| View { ptr: filter.wrapping_add(tap), rs: steps[0], cs: 1 };
             // SAFETY: guaranteed by the caller.
-            unsafe { pack_panel(view, lanes.len(), count, panel.add((at - k.start) * step), step) }
+            unsafe {
+                if turned {
+                    pack_turned(view(taps - tap - count), lanes.len(), count, to, step);
+                } else {
+                    pack_panel(view(tap), lanes.len(), count, to, step);
+                }
+            }
             at += count;
         }
         if lanes.len() < step {
             for p in 0..k.len() {
                 // SAFETY: as above.
                 unsafe { panel.add(p * step + lanes.len()).write_bytes(0, step - lanes.len()) }
+            }
+        }
+    }
+}
+
+/// As [`pack_panel`] of a row-major view, with its columns in reverse.
+///
+/// # Safety
+/// As for [`pack_panel`].
+unsafe fn pack_turned(from: View, width: usize, k: usize, to: *mut f32, step: usize) {
+    let mut forwards = [0f32; RUN * PANEL_COLS];
+    for start in (0..k).step_by(RUN) {
+        let count = RUN.min(k - start);
+        let view = View { ptr: from.ptr.wrapping_add(k - start - count), ..from };
+        // SAFETY: guaranteed by the caller; a panel has at most `PANEL_COLS` lanes.
+        unsafe {
+            pack_panel(view, width, count, forwards.as_mut_ptr(), PANEL_COLS);
+            for (i, line) in forwards.chunks_exact(PANEL_COLS).take(count).enumerate() {
+                to.add((start + count - 1 - i) * step).copy_from_nonoverlapping(line.as_ptr(), width);
             }
         }
     }
