@@ -448,13 +448,17 @@ fn pool_grad<'a>(kernel: &'a Kernel, window: &'a Window) -> Result<CoreSpec<'a>,
     for operand in operands {
         ensure(stored(operand)? == Repr::F32, || format!("gradients of maxima of {}", operand.dtype))?;
     }
-    // By image and channel. Along the spatial axes the core itself moves.
+    // By image and channel. Along the spatial axes the core itself moves, by the number of the element in its image.
     let base = |operand| {
         let mut motion = Motion::bytes(operand, 0..rank);
         motion.steps[2..].fill(0);
         motion
     };
-    let motions = operands.iter().map(base).chain((2..rank).map(|axis| Motion::index(axis, rank))).collect();
+    let mut number = Motion::still(rank);
+    for axis in 2..rank {
+        number.steps[axis] = kernel.shape[axis + 1..].iter().product::<usize>() as isize;
+    }
+    let motions = operands.iter().map(base).chain([number]).collect();
     let spatial = |i: usize| {
         let access = &operands[i].access;
         let strides = &access.strides[2..];
@@ -473,7 +477,7 @@ fn pool_grad<'a>(kernel: &'a Kernel, window: &'a Window) -> Result<CoreSpec<'a>,
                 data: [data[2], data[3], data[4]],
                 places: [places[2], places[3], places[4]],
                 strides: [spatial(0), spatial(1), spatial(2)],
-                steps: steps.try_into().expect("six motions"),
+                steps: steps.try_into().expect("four motions"),
             })
         }),
     })
@@ -482,6 +486,9 @@ fn pool_grad<'a>(kernel: &'a Kernel, window: &'a Window) -> Result<CoreSpec<'a>,
 /// Windows that are searched side by side.
 const STRETCH: usize = 64;
 
+/// The tap of a window whose maximum is in another row of the image.
+const NOWHERE: u32 = u32::MAX;
+
 struct PoolGrad {
     window: Window,
     /// The spatial extents of the input, and the number of windows along each axis.
@@ -489,8 +496,8 @@ struct PoolGrad {
     places: [usize; 3],
     /// Per operand, bytes along the spatial axes: of the input, the maxima, their gradients.
     strides: [[isize; 3]; 3],
-    /// Along the innermost axis: those of the operands, then of the spatial indices.
-    steps: [isize; 6],
+    /// Along the innermost axis: those of the operands, then of the element's number.
+    steps: [isize; 4],
 }
 
 impl PoolGrad {
@@ -521,7 +528,7 @@ impl PoolGrad {
     }
 
     /// Adds the gradients that go to elements `columns` of a row of an image to `sums`: of each window, to the first element that is its
-    /// maximum.
+    /// maximum. An element's windows are added in their order.
     ///
     /// # Safety
     /// The addresses must be those of one image in each operand.
@@ -537,46 +544,21 @@ impl PoolGrad {
         let last = ((columns.end - 1 + pads[2]) / strides[2] + 1).min(self.places[2]);
         for (z, own_z) in self.covering(0, row[0]) {
             for (y, own_y) in self.covering(1, row[1]) {
-                // Stretches begin at the same windows for all columns, so that sums have one order.
-                for stretch in (first / STRETCH * STRETCH..last).step_by(STRETCH) {
-                    let windows = stretch.max(first)..last.min(stretch + STRETCH);
-                    let mut most = [0f32; STRETCH];
-                    for (most, x) in most.iter_mut().zip(windows.clone()) {
-                        // SAFETY: windows are inside the operands.
-                        *most = unsafe { maxima.offset(self.to(1, [z, y, x])).cast::<f32>().read() };
-                    }
-                    let mut found = [false; STRETCH];
-                    let taps = (0..=own_z).flat_map(|tz| {
-                        let rows = if tz < own_z { kernel[1] } else { own_y };
-                        (0..rows).map(move |ty| (tz, ty))
-                    });
-                    let line = |tz: usize, ty: usize| {
-                        let line = [(0, z, tz), (1, y, ty)]
-                            .map(|(k, place, tap)| (place * strides[k] + tap * dilations[k]).checked_sub(pads[k]));
-                        let [Some(z), Some(y)] = line else { return None };
-                        (z < self.data[0] && y < self.data[1]).then(|| image.wrapping_offset(self.to(0, [z, y, 0])))
-                    };
-                    for line in taps.filter_map(|(tz, ty)| line(tz, ty)) {
-                        // SAFETY: the line is inside the image.
-                        unsafe { self.search(line, &windows, &most, &mut found) }
-                    }
-                    let line = line(own_z, own_y).expect("the row is in the image");
-                    for tap in 0..kernel[2] {
-                        let inside = self.inside(tap);
-                        for x in windows.start.max(inside.start)..windows.end.min(inside.end) {
-                            let (column, at) = (x * strides[2] + tap * dilations[2] - pads[2], x - windows.start);
-                            // SAFETY: columns and windows are inside the operands, and `sums` has the row's.
-                            unsafe {
-                                let element = line.offset(column as isize * self.strides[0][2]).cast::<f32>().read();
-                                if found[at] || element != most[at] {
-                                    continue;
-                                }
-                                found[at] = true;
-                                if columns.contains(&column) {
-                                    *sums.add(column - columns.start) +=
-                                        gradients.offset(self.to(2, [z, y, x])).cast::<f32>().read();
-                                }
-                            }
+                for start in (first..last).step_by(STRETCH) {
+                    let windows = start..last.min(start + STRETCH);
+                    // SAFETY: windows are inside the operands, and `sums` has the row's.
+                    unsafe {
+                        let maxima = maxima.offset(self.to(1, [z, y, start]));
+                        let gradients = gradients.offset(self.to(2, [z, y, start]));
+                        let taps = self.search(image, maxima, [z, y], [own_z, own_y], windows.clone());
+                        for (at, &tap) in taps[..windows.len()].iter().enumerate() {
+                            // Windows whose maximum is in another row add a zero to some element: guessing which they are costs more.
+                            let column = (start + at) * strides[2] + tap as usize * dilations[2];
+                            let column = column.wrapping_sub(pads[2] + columns.start);
+                            let is_here = tap < NOWHERE && column < columns.len();
+                            let gradient = gradients.offset(at as isize * self.strides[2][2]).cast::<f32>().read();
+                            let sum = sums.add(if is_here { column } else { 0 });
+                            *sum += if is_here { gradient } else { 0.0 };
                         }
                     }
                 }
@@ -584,63 +566,88 @@ impl PoolGrad {
         }
     }
 
-    /// Notes of which windows a line of the image has the maximum.
+    /// Of some windows of a row of windows, the tap in line `own` of their taps that is the first element which is the maximum;
+    /// [`NOWHERE`] if it is in an earlier line, or a later one.
     ///
     /// # Safety
-    /// The line must be one of the image.
+    /// The image must be one, and `maxima` the first window's.
     unsafe fn search(
         &self,
-        line: *const u8,
-        windows: &Range<usize>,
-        most: &[f32; STRETCH],
-        found: &mut [bool; STRETCH],
-    ) {
+        image: *const u8,
+        maxima: *const u8,
+        place: [usize; 2],
+        own: [usize; 2],
+        windows: Range<usize>,
+    ) -> [u32; STRETCH] {
         let Window { kernel, strides, dilations, pads } = &self.window;
-        let step = strides[2] as isize * self.strides[0][2];
-        for tap in 0..kernel[2] {
-            let inside = self.inside(tap);
-            let (start, end) = (windows.start.max(inside.start), windows.end.min(inside.end));
-            if start >= end {
-                continue;
-            }
-            let column = start * strides[2] + tap * dilations[2] - pads[2];
-            let from = line.wrapping_offset(column as isize * self.strides[0][2]);
-            let here = start - windows.start..end - windows.start;
-            let lanes = found[here.clone()].iter_mut().zip(&most[here]);
-            // Steps that are known become vectors.
-            // SAFETY: guaranteed by the caller; the taps of these windows are inside the image.
-            unsafe {
-                match step {
-                    4 => lanes
-                        .enumerate()
-                        .for_each(|(i, (found, most))| *found |= from.cast::<f32>().add(i).read() == *most),
-                    8 => lanes.enumerate().for_each(|(i, (found, most))| {
-                        *found |= from.cast::<[f32; 2]>().add(i).cast::<f32>().read() == *most;
-                    }),
-                    _ => lanes.enumerate().for_each(|(i, (found, most))| {
-                        *found |= from.offset(i as isize * step).cast::<f32>().read() == *most;
-                    }),
+        let (mut most, mut taps) = ([0f32; STRETCH], [NOWHERE; STRETCH]);
+        for (i, most) in most[..windows.len()].iter_mut().enumerate() {
+            // SAFETY: windows are inside the operand.
+            *most = unsafe { maxima.offset(i as isize * self.strides[1][2]).cast::<f32>().read() };
+        }
+        let line = |line: [usize; 2]| {
+            let at = [0, 1].map(|k| (place[k] * strides[k] + line[k] * dilations[k]).checked_sub(pads[k]));
+            let [Some(z), Some(y)] = at else { return None };
+            (z < self.data[0] && y < self.data[1]).then(|| image.wrapping_offset(self.to(0, [z, y, 0])))
+        };
+        // From the last line to the first: what is found earlier in a window overwrites what is behind it.
+        for tz in (0..=own[0]).rev() {
+            for ty in (0..if tz < own[0] { kernel[1] } else { own[1] + 1 }).rev() {
+                let Some(line) = line([tz, ty]) else { continue };
+                for tap in (0..kernel[2]).rev() {
+                    let found = if [tz, ty] == own { tap as u32 } else { NOWHERE };
+                    let inside = self.inside(tap);
+                    let (start, end) = (windows.start.max(inside.start), windows.end.min(inside.end));
+                    if start >= end {
+                        continue;
+                    }
+                    let column = start * strides[2] + tap * dilations[2] - pads[2];
+                    let from = line.wrapping_offset(column as isize * self.strides[0][2]);
+                    let here = start - windows.start..end - windows.start;
+                    let lanes = taps[here.clone()].iter_mut().zip(&most[here]);
+                    let step = strides[2] as isize * self.strides[0][2];
+                    let choose = |tap: &mut u32, is: bool| *tap = if is { found } else { *tap };
+                    // Steps that are known become vectors.
+                    // SAFETY: the line is inside the image, and so are the taps of these windows.
+                    unsafe {
+                        match step {
+                            4 => lanes
+                                .enumerate()
+                                .for_each(|(i, (tap, most))| choose(tap, from.cast::<f32>().add(i).read() == *most)),
+                            8 => lanes.enumerate().for_each(|(i, (tap, most))| {
+                                choose(tap, from.cast::<[f32; 2]>().add(i).cast::<f32>().read() == *most);
+                            }),
+                            _ => lanes.enumerate().for_each(|(i, (tap, most))| {
+                                choose(tap, from.offset(i as isize * step).cast::<f32>().read() == *most);
+                            }),
+                        }
+                    }
                 }
             }
         }
+        taps
     }
 }
 
 impl Core for PoolGrad {
     unsafe fn feed(&self, args: &Args, at: &[isize], start: usize, n: usize, to: *mut u8) -> *const u8 {
         let sums = to.cast::<f32>();
-        // Along a row of the image all is added at once; else each element is a row of its own.
-        let is_row = self.steps == [0, 0, 0, 0, 0, 1];
-        let (rows, len) = if is_row { (1, n) } else { (n, 1) };
-        // SAFETY: all indices are inside the operands, which were checked to span their memory; `to` has room for `n` elements.
-        unsafe {
-            to.write_bytes(0, n * size_of::<f32>());
-            for r in 0..rows {
-                let moved = |k: usize| at[k] + (start + r) as isize * self.steps[k];
-                let images = [0, 1, 2].map(|k| args.at(k, moved(k)).cast_const());
-                let [z, y, x] = [3, 4, 5].map(|k| moved(k) as usize);
-                self.add_row(images, [z, y], x..x + len, sums.add(r));
+        let [_, height, width] = self.data;
+        // Elements that follow one another are added row by row; else each is a row of its own.
+        let is_row = self.steps == [0, 0, 0, 1];
+        let mut done = 0;
+        while done < n {
+            let moved = |k: usize| at[k] + (start + done) as isize * self.steps[k];
+            let (row, x) = (moved(3) as usize / width, moved(3) as usize % width);
+            let len = if is_row { (width - x).min(n - done) } else { 1 };
+            let images = [0, 1, 2].map(|k| args.at(k, moved(k)).cast_const());
+            // SAFETY: all indices are inside the operands, which were checked to span their memory; `to` has room for `n` elements.
+            unsafe {
+                let sums = sums.add(done);
+                sums.write_bytes(0, len);
+                self.add_row(images, [row / height, row % height], x..x + len, sums);
             }
+            done += len;
         }
         to
     }
