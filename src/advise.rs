@@ -2,13 +2,17 @@
 //!
 //! Every figure is that of a plan or of a [lower bound](crate::plan::fit::bound).
 
+use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::onnx::{self, Model};
 use crate::pass::Prepared;
+use crate::pass::recompute::Recompute;
 use crate::plan::fit::bound::{Bound, bound};
 use crate::plan::tell::peak::{Peak, peak};
-use crate::plan::{self, Class, Limits, Plan, Recipe};
+use crate::plan::{self, Class, Fitting, Limits, Part, Plan, Planned, Recipe};
 use crate::target::{Family, Target};
+use crate::train::curve::Point;
+use crate::train::{self, Training};
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::{self, Bound::Excluded, Bound::Included, Bound::Unbounded};
@@ -562,4 +566,165 @@ fn in_the_files_order(plan: &Plan) -> Option<u64> {
     let of_the_file = plan.summary.orders.iter().filter(|order| order.is_of_the_file());
     let least = resident + copies * of_the_file.map(|order| order.bound).min()?;
     (least >= plan.bytes()).then_some(least)
+}
+
+// ---- Trainings
+
+/// The training of a model, and the settings to plan it with. A remedy is another training of the same model.
+#[derive(Clone, Debug)]
+pub struct Trained<'a> {
+    /// The model.
+    pub model: &'a Model,
+    /// The named dims and their extents, but for the batch.
+    pub dims: Vec<(String, usize)>,
+    /// The rows of an update.
+    pub batch: usize,
+    /// How it is trained.
+    pub training: Training,
+    /// The device to plan for.
+    pub target: Target,
+    /// How the graphs are prepared before they are planned.
+    pub recipe: Recipe,
+}
+
+impl Trained<'_> {
+    /// Its programs, as they are planned together.
+    ///
+    /// # Errors
+    /// Those of [`train::programs_of_file`], and those of passes.
+    pub fn fitting(&self) -> Result<Fitting<'_>> {
+        let programs = train::programs_of_file(self.model.clone(), self.dims.clone(), self.batch, &self.training)?;
+        let part = |(name, graph)| {
+            let graph = self.recipe.program(graph, &self.target, &Limits { memory: None })?;
+            Ok((name, Part::Graph(Box::new(graph))))
+        };
+        Ok(Fitting::new(programs.named().map(part).collect::<Result<_>>()?, &self.target))
+    }
+
+    /// The bytes that it needs if it is planned under a limit. They exceed the limit if it does not fit. `None` if that is known without a
+    /// plan.
+    fn bytes(&self, limit: u64) -> Result<Option<u64>> {
+        let silent = tracing::subscriber::NoSubscriber::default();
+        tracing::subscriber::with_default(silent, || {
+            let mut fitting = self.fitting()?;
+            if fitting.bound()?.bytes > limit {
+                return Ok(None);
+            }
+            let limits = Limits { memory: Some(limit) };
+            match plan::compile_programs(&fitting.parts(&limits)?, &self.target, &limits) {
+                Ok(planned) => Ok(Some(planned[0].plan().bytes())),
+                Err(Error::Fit { needed, .. }) => Ok(Some(needed)),
+                Err(error) => Err(error),
+            }
+        })
+    }
+}
+
+/// A change of a training, with the flag that makes it.
+type Retrained<'a> = (String, Trained<'a>);
+
+/// The remedies for a training: a name, and a function that returns the changed trainings, none if the remedy does not apply. Of several, the
+/// first that fits is the last that is planned; those that no plan makes fit are left out.
+pub const TRAINING_REMEDIES: &[(&str, for<'a> fn(&Trained<'a>) -> Vec<Retrained<'a>>)] =
+    &[("accumulation", accumulated), ("smaller batch", fewer_rows), ("halves", halves)];
+
+/// The most times that a batch is halved.
+const HALVED: usize = 4;
+
+/// Ever more parts of an update: an eighth of a part's rows is no longer worth their loss of speed.
+fn accumulated<'a>(case: &Trained<'a>) -> Vec<Retrained<'a>> {
+    let rows = case.batch / case.training.accumulate.max(1);
+    let more = (1..=HALVED).map(|times| 1 << times).filter(|parts| rows.is_multiple_of(*parts));
+    let with = |parts: usize| {
+        let accumulate = case.training.accumulate * parts;
+        let training = Training { accumulate, ..case.training.clone() };
+        (format!("--accumulate {accumulate}"), Trained { training, ..case.clone() })
+    };
+    more.map(with).collect()
+}
+
+fn fewer_rows<'a>(case: &Trained<'a>) -> Vec<Retrained<'a>> {
+    let parts = case.training.accumulate.max(1);
+    let fewer = (1..=HALVED).map(|times| ((case.batch / parts) >> times) * parts).filter(|&batch| batch > 0);
+    fewer.map(|batch| (format!("--batch {batch}"), Trained { batch, ..case.clone() })).collect()
+}
+
+/// Values of 16 bits, where the device stores them so.
+fn halves<'a>(case: &Trained<'a>) -> Vec<Retrained<'a>> {
+    let is_wide = case.training.precision == DType::F32;
+    if !is_wide || train::stored(DType::BF16, &case.target) != DType::BF16 {
+        return Vec::new();
+    }
+    let training = Training { precision: DType::BF16, ..case.training.clone() };
+    vec![("--precision bf16".into(), Trained { training, ..case.clone() })]
+}
+
+/// Why a training does not fit, and what would help.
+#[derive(Clone, Debug, Serialize)]
+pub struct Refusal {
+    /// The limit.
+    pub limit_bytes: u64,
+    /// Bytes of the smallest plan that was found.
+    pub needed_bytes: u64,
+    /// Its bytes over the limit.
+    pub deficit_bytes: u64,
+    /// What no plan of these kernels is below, whatever is computed again.
+    pub bound: Bound,
+    /// The bytes without a limit.
+    pub whole_bytes: u64,
+    /// The work that the smallest plan does again.
+    pub recompute: Recompute,
+    /// The remedies that were planned. The first is to compute again what the smallest plan does.
+    pub remedies: Vec<Remedy>,
+}
+
+/// Explains why a training does not fit a limit; `None` if it does.
+///
+/// # Errors
+/// The training cannot be planned at all.
+pub fn refusal(case: &Trained, limit: u64) -> Result<Option<Refusal>> {
+    let mut fitting = case.fitting()?;
+    let plan = |fitting: &mut Fitting, memory| {
+        let limits = Limits { memory };
+        plan::compile_programs(&fitting.parts(&limits)?, &case.target, &limits)
+    };
+    let needed_bytes = match plan(&mut fitting, Some(limit)) {
+        Ok(_) => return Ok(None),
+        Err(Error::Fit { needed, .. }) => needed,
+        Err(error) => return Err(error),
+    };
+    let point = |planned: Vec<Planned>| {
+        Point::of(&planned.iter().map(Planned::plan).collect::<Vec<_>>(), case.training.accumulate)
+    };
+    let whole = point(plan(&mut fitting, None)?);
+    let least = point(plan(&mut fitting, Some(needed_bytes))?);
+    let again = format!(
+        "--memory-limit {needed_bytes}: {:.1} % more operations, {:.1} % without a limit",
+        100.0 * least.recompute.share(),
+        100.0 * whole.recompute.share()
+    );
+    let mut remedies = Vec::new();
+    if least.planned_bytes < whole.planned_bytes {
+        remedies.push(Remedy { name: "recomputation", change: again, bytes: Taken::Bytes(least.planned_bytes) });
+    }
+    for &(name, remedy) in TRAINING_REMEDIES {
+        for (change, changed) in remedy(case) {
+            let Some(bytes) = changed.bytes(limit).transpose() else { continue };
+            let bytes = Taken::new(bytes);
+            let fits = bytes.within(limit).is_some();
+            remedies.push(Remedy { name, change, bytes });
+            if fits {
+                break;
+            }
+        }
+    }
+    Ok(Some(Refusal {
+        limit_bytes: limit,
+        needed_bytes,
+        deficit_bytes: needed_bytes.saturating_sub(limit),
+        bound: fitting.bound()?,
+        whole_bytes: whole.planned_bytes,
+        recompute: least.recompute,
+        remedies,
+    }))
 }

@@ -12,7 +12,7 @@ mod steps;
 mod svg;
 mod training;
 
-pub use advice::{advice, answer, largest, peak};
+pub use advice::{advice, answer, largest, peak, refusal};
 pub use comparison::comparison;
 pub use diff::diff;
 pub use dot::dot;

@@ -10,7 +10,7 @@ use crate::kernel::tuned::Tuned;
 use crate::onnx;
 use crate::plan::forks::at_once;
 use crate::plan::range::{Bindings, ShapeRange, Source};
-use crate::plan::{self, Limits, Plan, Recipe};
+use crate::plan::{self, Fitting, Limits, Plan, Recipe};
 use crate::shape::{Extent, Shape};
 use crate::target::Target;
 use crate::tensor::Tensor;
@@ -487,6 +487,8 @@ impl Session {
             Ok((name, part))
         });
         let parts = parts.collect::<Result<Vec<_>>>()?;
+        let planned_for = backend.target().clone();
+        let parts = Fitting::new(parts, &planned_for).parts(&limits)?;
         if options.forks != 1 && parts.iter().any(|(_, part)| matches!(part, plan::Part::Range(_))) {
             return Err(one_run());
         }
@@ -831,7 +833,7 @@ impl Graphs {
     /// When a pass refuses a graph.
     pub fn part(self, recipe: Recipe, target: &Target, limits: &Limits) -> Result<plan::Part> {
         Ok(match self {
-            Graphs::One(graph) => plan::Part::Graph(Box::new(recipe.graph(*graph, target, limits)?)),
+            Graphs::One(graph) => plan::Part::Graph(Box::new(recipe.program(*graph, target, limits)?)),
             Graphs::Range(source, dims) => plan::Part::Range(Bindings { source, dims, recipe, tuned: None }),
         })
     }

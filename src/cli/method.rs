@@ -1,13 +1,17 @@
 //! Flags that say how a model is trained.
 
+use super::Failure;
 use super::args::Model;
+use crate::advise::{Trained as Case, refusal};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::onnx;
+use crate::report;
 use crate::session::Options;
 use crate::target::Target;
 use crate::train::{self, Loss, Optimizer, Programs, Rate, Schedule, Training};
 use clap::{Args, ValueEnum};
+use serde_json::json;
 
 #[derive(Clone, Copy, PartialEq, ValueEnum)]
 #[value(rename_all = "snake_case")]
@@ -230,5 +234,15 @@ impl Method {
             seed: 0,
             precision: self.precision.dtype(),
         })
+    }
+}
+
+/// Explains an [`Error::Fit`] of a training: what no plan is below, and what would help. `case` makes the training.
+pub(super) fn refuse<'a>(error: Error, json: bool, case: impl FnOnce() -> Option<Case<'a>>) -> Failure {
+    let Error::Fit { limit, .. } = error else { return error.into() };
+    match case().and_then(|case| refusal(&case, limit).ok().flatten()) {
+        Some(refusal) => Failure::explained(error, json, json!(refusal), report::refusal(&refusal)),
+        // The first error says more than an error of its explanation.
+        _ => error.into(),
     }
 }

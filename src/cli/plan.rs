@@ -1,10 +1,10 @@
 //! `plan` and `check`: plan a graph's memory, and check a plan, with no device.
 
 use super::args::{self, Model};
-use super::method::{Method, Trained};
+use super::method::{self, Method, Trained};
 use super::programs::{self, More};
 use super::{Failure, line};
-use crate::advise::advise;
+use crate::advise::{Trained as Case, advise};
 use crate::beside;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -14,13 +14,14 @@ use crate::pass::recompute::Recompute;
 use crate::plan::forks::at_once;
 use crate::plan::range::{ShapeRange, Tried};
 use crate::plan::tell::peak::peak;
-use crate::plan::{self, Class, Limits, Part};
+use crate::plan::{self, Class, Fitting, Limits, Part};
+use crate::session::Options;
 use crate::target::{Family, Target};
 use crate::train::Programs;
 use crate::train::classes::{Classes, States, host_bytes};
 use crate::train::curve::{Point, curve, recompute};
 use crate::tune::{self, cache};
-use crate::{file, report, session};
+use crate::{file, onnx, report, session};
 use clap::Args;
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -202,6 +203,8 @@ impl Plan {
             None => more.graphs(&self.model, &[])?,
         };
         let parts = programs::parts(graphs, &self.model, &self.model.limits(), target)?;
+        let mut fitting = Fitting::new(parts, target);
+        let parts = fitting.parts(&self.model.limits())?;
         if self.forks > 1 && parts.iter().any(|(_, part)| matches!(part, Part::Range(_))) {
             return Err(session::one_run().into());
         }
@@ -217,7 +220,25 @@ impl Plan {
         if let (Err(Error::Fit { .. }), true) = (&plans, self.html.is_some()) {
             self.draw_programs(&planned(&Limits { memory: None })?, &graphs)?;
         }
-        let plans = plans?;
+        let plans = match (plans, &more.method) {
+            (Err(error @ Error::Fit { .. }), Some(method)) => {
+                let file = onnx::load(&self.model.model)?;
+                let case = || {
+                    Some(Case {
+                        model: &file,
+                        dims: Options { dims: self.model.dims.clone(), ..Options::default() }
+                            .fixed()
+                            .unwrap_or_default(),
+                        batch: method.batch as usize,
+                        training: method.training(1, false).ok()?.on(target),
+                        target: target.clone(),
+                        recipe: self.model.recipe(),
+                    })
+                };
+                return Err(method::refuse(error.in_file(&self.model.model), json, case));
+            }
+            (plans, _) => plans?,
+        };
         self.draw_programs(&plans, &graphs)?;
         if let Some(path) = &self.save {
             let text = plan::Plan::all_to_json(&plans);
@@ -235,7 +256,7 @@ impl Plan {
             return Err(Failure::explained(Error::Fit { what, needed, limit, file: None }, json, record, text));
         }
         let all: Vec<&plan::Plan> = plans.iter().collect();
-        let training = training.map(|programs| self.training(programs, more, target, &all)).transpose()?;
+        let training = training.map(|programs| self.training(programs, more, &mut fitting, &all)).transpose()?;
         if json {
             return Ok(programs_json(&plans, training.as_ref(), target));
         }
@@ -252,13 +273,18 @@ impl Plan {
     }
 
     /// What is said of a training beside its plans.
-    fn training(&self, programs: Programs, more: &More, target: &Target, plans: &[&plan::Plan]) -> Result<Training> {
+    fn training(
+        &self,
+        programs: Programs,
+        more: &More,
+        fitting: &mut Fitting,
+        plans: &[&plan::Plan],
+    ) -> Result<Training> {
         let parts = more.method.as_ref().map_or(1, |method| method.accumulate as usize);
+        let target = &plans[0].target;
         let points = self.curve.then(|| {
             curve(parts, |limits| {
-                let graphs = programs::of_training(programs.clone(), &[])?;
-                let parts = programs::parts(graphs, &self.model, limits, target)?;
-                let planned = plan::compile_programs(&parts, target, limits)?;
+                let planned = plan::compile_programs(&fitting.parts(limits)?, target, limits)?;
                 Ok(planned.into_iter().map(|program| program.compiled.0).collect())
             })
         });

@@ -6,7 +6,7 @@ use super::method::Method;
 use crate::error::{Error, Result};
 use crate::graph::Graph;
 use crate::onnx;
-use crate::plan::{self, Class, Limits, Part, Plan};
+use crate::plan::{self, Class, Fitting, Limits, Part, Plan};
 use crate::report::{Table, grouped, human};
 use crate::session::{self, Graphs, Options, Program, Session};
 use crate::target::Target;
@@ -127,8 +127,10 @@ impl More {
 
     /// The bytes that all programs need on a target if they are planned under a limit. They exceed the limit if they do not fit.
     pub(super) fn bytes(&self, first: &Model, target: &Target, limit: u64) -> Result<u64> {
+        let within = Limits { memory: Some(limit) };
         let parts = parts(self.graphs(first, &[])?, first, &first.limits(), target)?;
-        match plan::compile_programs(&parts, target, &Limits { memory: Some(limit) }) {
+        let parts = Fitting::new(parts, target).parts(&within)?;
+        match plan::compile_programs(&parts, target, &within) {
             Ok(planned) => Ok(planned[0].plan().bytes()),
             Err(Error::Fit { needed, .. }) => Ok(needed),
             Err(error) => Err(error),

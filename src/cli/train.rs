@@ -1,13 +1,14 @@
 //! `train`: trains the weights of a model's file.
 
 use super::args::{self, On, limit};
-use super::method::Method;
+use super::method::{self, Method};
 use super::{Failure, line, stop};
+use crate::advise::Trained as Case;
 use crate::error::{Error, Result};
 use crate::file;
-use crate::onnx;
+use crate::onnx::{self, Model};
 use crate::report::{human, picture};
-use crate::session::{Options, Program};
+use crate::session::{self, Options, Program};
 use crate::shape::Extent;
 use crate::train::Training;
 use crate::train::checkpoint::{Folder, Place};
@@ -134,7 +135,10 @@ impl Train {
             true => Trainer::drawn(model, &data, batch, training, &options, self.seed),
             false => Trainer::new(model, &data, batch, training, &options),
         };
-        let mut trainer = trainer.map_err(|e| e.in_file(&self.model))?;
+        let mut trainer = trainer.map_err(|error| {
+            let file = onnx::load(&self.model);
+            method::refuse(error.in_file(&self.model), json, || self.case(file.as_ref().ok()?, &data, &options))
+        })?;
         let bytes = trainer.session().plan().bytes();
         let left_out = valid.as_ref().map(|valid| trainer.admits(valid)).transpose()?.unwrap_or(0);
         if !json {
@@ -304,6 +308,21 @@ impl Train {
 }
 
 impl Train {
+    /// The training as it is planned; `None` if that takes more than the data's shapes.
+    fn case<'a>(&self, model: &'a Model, data: &Data, options: &Options) -> Option<Case<'a>> {
+        let target = session::open(options).ok()?.0.target().clone();
+        let mut dims = options.fixed()?;
+        let of_data = data.inputs.iter().flat_map(|(name, rows)| model.dims_of(name, rows.shape()));
+        let is_open = |dims: &[(String, usize)], dim: &str| !dims.iter().any(|(known, _)| known == dim);
+        for (dim, extent) in of_data.filter(|(dim, _)| model.batch_dim().as_ref() != Some(dim)) {
+            if is_open(&dims, &dim) {
+                dims.push((dim, extent));
+            }
+        }
+        let training = self.method.training(1, self.log.is_some()).ok()?.on(&target);
+        Some(Case { model, dims, batch: self.method.batch as usize, training, target, recipe: options.recipe })
+    }
+
     /// Draws the run, if that is wanted.
     fn draw(&self, trainer: &Trainer, losses: &Losses) -> Result<()> {
         let Some(path) = &self.html else { return Ok(()) };

@@ -406,7 +406,7 @@ impl<'a> Chunking<'a> {
         let indexes = indexes.iter().map(|(input, indexes)| (self.whole[input], indexes.clone())).collect();
         let (decisions, spares_memory, recompute) = (decisions.clone(), *spares_memory, *recompute);
         let groups = self.groups()?;
-        Ok(Prepared { groups, graph: self.to, indexes, decisions, spares_memory, tuned: None, recompute })
+        Ok(Prepared { groups, graph: self.to, indexes, decisions, spares_memory, recompute, ..Prepared::default() })
     }
 
     /// One group for each chunk of a group, and one for each group that is computed as a whole.

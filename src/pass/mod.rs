@@ -107,7 +107,9 @@ pub struct Prepared {
     pub spares_memory: bool,
     /// Measured schedules, which lowering takes where they are legal.
     pub tuned: Option<Arc<Tuned>>,
-    /// The work of values that are computed again.
+    /// The nodes that are computed again, each with its original.
+    pub copies: HashMap<u32, u32>,
+    /// Their work.
     pub recompute: Option<Recompute>,
 }
 

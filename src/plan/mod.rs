@@ -21,7 +21,7 @@ use crate::target::{Memory, Target};
 pub use index::{BufferIdx, KernelIdx, SegmentIdx, Spot, StepIdx};
 pub(crate) use make::offsets::{TransferBytes, own_segments};
 pub use make::{compile, plan};
-pub use programs::{Part, Planned, compile_programs};
+pub use programs::{Fitting, Part, Planned, compile_programs};
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 use std::sync::Arc;

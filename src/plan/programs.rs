@@ -5,6 +5,8 @@
 //! decode --lower, order, place--> arena of 5 MB -'---> lie in one place, and so do states of one name
 //! ```
 
+use super::fit::bound::{self, Bound};
+use super::fit::limit::{Program, Search};
 use super::lower::{Draft, DraftState};
 use super::make::arrange::{Arrangement, arrange, draft};
 use super::make::assemble::assemble;
@@ -45,6 +47,65 @@ impl Part {
             Part::Graph(graph) => Part::Graph(Box::new(Prepared { tuned: Some(Arc::clone(tuned)), ..*graph })),
             Part::Range(bindings) => Part::Range(Bindings { tuned: Some(Arc::clone(tuned)), ..bindings }),
         }
+    }
+}
+
+/// Programs that are planned together, under one limit or several.
+pub struct Fitting<'a> {
+    parts: Vec<(String, Part)>,
+    target: &'a Target,
+    search: Option<Search<'a>>,
+}
+
+impl<'a> Fitting<'a> {
+    /// The least that the programs take together, whatever is computed again.
+    ///
+    /// # Errors
+    /// As [`bound::together`].
+    pub fn bound(&self) -> Result<Bound> {
+        let graphs = self.parts.iter().map(|(_, part)| part.graph(self.target)).collect::<Result<Vec<_>>>()?;
+        bound::together(&graphs, self.target)
+    }
+
+    /// Programs, each with its name.
+    pub fn new(parts: Vec<(String, Part)>, target: &'a Target) -> Fitting<'a> {
+        Fitting { parts, target, search: None }
+    }
+
+    /// The programs as they are planned under a limit: their backward computations compute values [again](super::fit::limit), as far as it
+    /// takes for all programs together to fit.
+    ///
+    /// # Errors
+    /// When a program cannot be planned at all.
+    pub fn parts(&mut self, limits: &Limits) -> Result<Vec<(String, Part)>> {
+        let mut parts = self.parts.clone();
+        let has_backward = |part: &Part| matches!(part, Part::Graph(graph) if graph.graph.has_backward());
+        let Some(limit) = limits.memory.filter(|_| parts.iter().any(|(_, part)| has_backward(part))) else {
+            return Ok(parts);
+        };
+        let search = match &mut self.search {
+            Some(search) => search,
+            None => {
+                let program = |(_, part): &(String, Part)| {
+                    Ok(match part {
+                        Part::Graph(graph) => Program::Graph(graph.clone()),
+                        Part::Range(bindings) => {
+                            let arranged = Arranged::new(bindings.clone(), self.target, &Limits { memory: Some(0) })?;
+                            Program::Fixed(Box::new(arranged.arrangement))
+                        }
+                    })
+                };
+                let programs = parts.iter().map(program).collect::<Result<Vec<_>>>()?;
+                self.search.insert(Search::new(programs, self.target)?)
+            }
+        };
+        let mut graphs = search.within(limit)?.into_iter();
+        for (_, part) in &mut parts {
+            if let Part::Graph(graph) = part {
+                **graph = graphs.next().expect("there is one for each");
+            }
+        }
+        Ok(parts)
     }
 }
 

@@ -1,7 +1,7 @@
 //! Reports advice: the answer for a limit, the tensors that are live at the peak, and the remedies.
 
 use super::{Table, bytes, grouped, human};
-use crate::advise::{Advice, Answer, Largest, Rigid, Size, Taken, Verdict};
+use crate::advise::{Advice, Answer, Largest, Refusal, Remedy, Rigid, Size, Taken, Verdict};
 use crate::plan::tell::peak::{Peak, Rest};
 
 /// The answer, the peak, and the remedies.
@@ -10,7 +10,25 @@ pub fn advice(advice: &Advice) -> String {
         let helps = advice.remedies.iter().any(|remedy| remedy.bytes.within(a.limit_bytes).is_some());
         explained(a, helps) + "\n"
     });
-    answer + &peak(&advice.peak) + "\n" + &remedies(advice)
+    let limit = advice.answer.as_ref().map(|answer| answer.limit_bytes);
+    let reordered = advice.file_order_bytes;
+    answer + &peak(&advice.peak) + "\n" + &remedies(&advice.remedies, advice.peak.bytes, limit, reordered)
+}
+
+/// Why a training does not fit, and the remedies.
+pub fn refusal(refusal: &Refusal) -> String {
+    let Refusal { limit_bytes, needed_bytes, bound, whole_bytes, recompute, .. } = refusal;
+    let step = bound.step.as_ref().map_or(String::new(), |step| format!(", when '{step}' runs"));
+    let judged = if bound.bytes > *limit_bytes { "no plan fits" } else { "there is no proof that no plan fits" };
+    format!(
+        "{judged}: whatever is computed again, these kernels take at least {}{step}\n\
+         the smallest plan that was found takes {}, with {:.1} % more operations; without a limit it is {}\n\n{}",
+        bytes(bound.bytes),
+        bytes(*needed_bytes),
+        100.0 * recompute.share(),
+        bytes(*whole_bytes),
+        remedies(&refusal.remedies, *whole_bytes, Some(*limit_bytes), None)
+    )
 }
 
 /// The answer for a limit.
@@ -97,12 +115,11 @@ pub fn peak(peak: &Peak) -> String {
 }
 
 /// The remedies: a table of those that save bytes, and a line for each of the others.
-fn remedies(advice: &Advice) -> String {
+fn remedies(remedies: &[Remedy], needed: u64, limit: Option<u64>, file_order: Option<u64>) -> String {
     let mut table = Table::new("<<>><");
     let mut vain = Vec::new();
     let mut helpful = Vec::new();
-    let needed = advice.peak.bytes;
-    for remedy in &advice.remedies {
+    for remedy in remedies {
         match &remedy.bytes {
             // Saving less than a thousandth is no help.
             Taken::Bytes(bytes) if *bytes < needed - needed / 1000 => helpful.push((*bytes, remedy)),
@@ -115,7 +132,7 @@ fn remedies(advice: &Advice) -> String {
     helpful.sort_by_key(|(bytes, _)| *bytes);
     for (bytes, remedy) in helpful {
         let less = format!("{} less", human(needed - bytes));
-        let fits = match advice.answer.as_ref().map(|a| a.limit_bytes) {
+        let fits = match limit {
             Some(limit) if bytes <= limit => "fits",
             Some(_) => "does not fit",
             None => "",
@@ -123,7 +140,7 @@ fn remedies(advice: &Advice) -> String {
         let cells = [format!("  {}", remedy.name), remedy.change.clone(), human(bytes)];
         table.row(cells.into_iter().chain([less, fits.to_owned()]));
     }
-    if let Some(file) = advice.file_order_bytes.filter(|&file| file > needed) {
+    if let Some(file) = file_order.filter(|&file| file > needed) {
         let less = format!("{} less", human(file - needed));
         let cells = ["  reordering".to_owned(), "done".into(), human(needed), less];
         table.row(cells.into_iter().chain(["at least, than the file's order".to_owned()]));

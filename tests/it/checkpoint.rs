@@ -1,8 +1,9 @@
 //! Trainings that are interrupted, and go on: no bit differs from one that was not.
 
 use crate::cli::{fails, ok, ok_json};
-use crate::common::Folder;
+use crate::common::{Folder, random};
 use plimsoll::internals::safetensors::SafeTensors;
+use plimsoll::{Attrs, DType, Trace};
 use std::fs;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -36,34 +37,60 @@ fn wait_for(folder: &str, step: u64, child: &mut Child) {
     }
 }
 
+/// A model with a Dropout, for half a batch of the digits' images.
+fn dropping(folder: &Folder) -> String {
+    let trace = Trace::new("dropping");
+    let mut state = 11;
+    let mut weight = |name, shape: [usize; 2]| trace.constant(name, random(&mut state, &shape.into()));
+    let (first, head) = (weight("first", [64, 48]), weight("head", [48, 10]));
+    let image = trace.input("image", DType::F32, [6, 1, 8, 8]);
+    trace.output("y", image.flatten(1).matmul(first).relu().op("Dropout", &[], Attrs::default()).matmul(head));
+    let path = folder.path("dropping.onnx");
+    trace.finish().expect("a graph").save(&path).expect("it is written");
+    path
+}
+
+/// Killed ten times, at moments that are drawn: while it starts, within a step, while it writes a checkpoint.
 #[test]
 fn a_training_that_is_killed_goes_on_bit_for_bit() {
     let folder = Folder::new("killed");
-    let method: &[&str] = &["--accumulate", "2", "--ema", "0.9", "--clip-norm", "1", "--steps", "12"];
+    let method: &[&str] = &["--accumulate", "2", "--ema", "0.9", "--clip-norm", "1", "--steps", "40"];
+    let model = dropping(&folder);
+    let train = [&["train", &model], &TRAIN[2..]].concat();
     let whole = folder.path("whole.onnx");
-    ok(&[TRAIN, DATA, CPU, method, &["--output", &whole]]);
+    ok(&[&train, DATA, CPU, method, &["--output", &whole]]);
     let (points, log) = (folder.path("points"), folder.path("log"));
     let parts: &[&str] = &["--checkpoint", &points, "--save-every", "1", "--resume", "--log", &log];
-    for step in [1, 3, 4, 7, 10] {
-        let mut running = child(&[TRAIN, DATA, CPU, method, parts]);
-        wait_for(&points, step, &mut running);
+    let mut drawn = 17u64;
+    let mut below = |most: u64| {
+        drawn = drawn.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (drawn >> 33) % most
+    };
+    for _ in 0..10 {
+        let mut running = child(&[&train, DATA, CPU, method, parts]);
+        // Some end before their first step is done.
+        if below(5) > 0 {
+            let done = steps(&points).last().copied().unwrap_or(0);
+            wait_for(&points, (done + 1 + below(3)).min(40), &mut running);
+        }
+        std::thread::sleep(Duration::from_micros(below(20_000)));
         running.kill().expect("it is ours");
         running.wait().expect("it has ended");
         assert!(steps(&points).len() <= 3, "{:?}", steps(&points));
     }
     let last = folder.path("last.onnx");
-    ok(&[TRAIN, DATA, CPU, method, parts, &["--output", &last]]);
+    ok(&[&train, DATA, CPU, method, parts, &["--output", &last]]);
     assert!(fs::read(&whole).expect("it was written") == fs::read(&last).expect("it was written"), "other weights");
-    assert_eq!(steps(&points), [11, 12]);
+    assert_eq!(steps(&points), [39, 40]);
     let text = fs::read_to_string(&log).expect("it was written");
     let logged: Vec<u64> = text
         .lines()
         .map(|line| serde_json::from_str::<serde_json::Value>(line).expect("JSON")["step"].as_u64().expect("a number"))
         .collect();
-    assert!(logged.iter().copied().eq(0..12), "{logged:?}");
+    assert!(logged.iter().copied().eq(0..40), "{logged:?}");
     // All of it is done: nothing runs, and the same model is written.
-    let record = ok_json(&[TRAIN, DATA, CPU, method, parts, &["--output", &last]]);
-    assert_eq!(record["steps"], 12);
+    let record = ok_json(&[&train, DATA, CPU, method, parts, &["--output", &last]]);
+    assert_eq!(record["steps"], 40);
     assert!(fs::read(&whole).expect("it was written") == fs::read(&last).expect("it was written"), "other weights");
     let left: Vec<_> = folder.names("points").into_iter().filter(|name| name.contains("partial")).collect();
     assert!(left.is_empty(), "{left:?}");

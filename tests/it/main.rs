@@ -83,6 +83,7 @@ mod scenarios;
 mod session;
 mod state;
 mod train;
+mod train_limit;
 mod train_plan;
 mod train_refused;
 mod training;

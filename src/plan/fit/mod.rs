@@ -2,5 +2,6 @@
 
 pub mod bound;
 pub mod chunks;
+pub mod limit;
 pub mod recipe;
 pub mod recompute;

@@ -4,11 +4,11 @@
 //! Graph --f16 if asked for--> --passes, fuse unless told otherwise--> whole --chunks if asked for--> --lower, order, place--> Plan
 //! ```
 //!
-//! A graph with a backward computation [computes values again](recompute) between passes and chunks.
+//! A graph with a backward computation [computes values again](recompute), under a limit [more of them](limit), between passes and chunks.
 //!
 //! A recipe has the choices for the graph. The [target](Target) has those for the device: libraries, TF32, streams, threads.
 
-use super::{chunks, recompute};
+use super::{chunks, limit, recompute};
 use crate::decisions::Decisions;
 use crate::error::Result;
 use crate::graph::Graph;
@@ -43,7 +43,20 @@ impl Recipe {
     /// As [`whole`](Self::whole), and as [`chunks::run`].
     pub fn graph(self, graph: Graph, target: &Target, limits: &Limits) -> Result<Prepared> {
         let mut graph = self.whole(graph, target)?;
-        recompute::run(&mut graph, target, limits, self.fuse)?;
+        recompute::free(&mut graph, target, self.fuse)?;
+        limit::run(&mut graph, target, limits)?;
+        chunks::run(&mut graph, target, limits, self.chunks)?;
+        Ok(graph)
+    }
+
+    /// As [`graph`](Self::graph), for a program that shares memory with others. What is computed again under a limit is a matter of
+    /// [all](crate::plan::Fitting).
+    ///
+    /// # Errors
+    /// As [`graph`](Self::graph).
+    pub fn program(self, graph: Graph, target: &Target, limits: &Limits) -> Result<Prepared> {
+        let mut graph = self.whole(graph, target)?;
+        recompute::free(&mut graph, target, self.fuse)?;
         chunks::run(&mut graph, target, limits, self.chunks)?;
         Ok(graph)
     }

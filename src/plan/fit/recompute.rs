@@ -14,18 +14,19 @@
 //!
 //! Under a limit: products are computed again, too. A value that is computed again is live from then on, so a long stretch of them would
 //! save nothing. Therefore the forward computation is cut into segments at narrow places, whose values are kept. Numbers of segments and
-//! prices of work are tried. The least work whose plan fits wins. If none fits, the smallest plan does.
+//! prices of work are tried: these are the [choices](choices) among which [limits](super::limit) select.
 
-use super::chunks::bytes as planned;
 use crate::error::Result;
 use crate::graph::{Graph, min_cut};
 use crate::op::ValueId;
 use crate::pass::recompute::{Recompute, work};
 use crate::pass::{Prepared, recompute, regroup};
 use crate::plan::Limits;
-use crate::plan::make::arrange::estimate;
+use crate::plan::make::arrange::{Arrangement, arrange, draft, estimate};
 use crate::target::Target;
+use std::cell::OnceCell;
 use std::collections::{HashMap, HashSet};
+use std::rc::Rc;
 
 /// An element that is computed again counts as one byte in so many.
 const ELEMENTS: f64 = 1.0 / 16.0;
@@ -37,40 +38,27 @@ const SEGMENTS: [usize; 13] = [1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48];
 const PRICES: [f64; 6] = [4.0, 1.0, 0.3, 0.1, 0.03, 0.0];
 /// Copies for each kernel take time: they are made only where they save more than one in this many bytes.
 const APART_SAVES: u64 = 64;
-/// The most values that are tried one by one.
-const REFINED: usize = 64;
-/// The most choices that are planned.
-const PLANNED: usize = 8;
-
-/// Computes again what saves memory: without products and convolutions, and, if the plan then exceeds the limit, with them.
+/// The most choices that are tried to find what else can be kept.
+const REFINED: usize = 48;
+/// Computes again what takes no product, by the number of segments with the least live bytes. Kernels are fused anew.
 ///
 /// # Errors
 /// When the graph has a cycle.
-pub fn run(graph: &mut Prepared, target: &Target, limits: &Limits, fuse: bool) -> Result<()> {
+pub fn free(graph: &mut Prepared, target: &Target, fuse: bool) -> Result<()> {
     if !graph.graph.has_backward() {
         return Ok(());
     }
-    let mut copies = free(graph, target, fuse)?;
-    if let Some(limit) = limits.memory {
-        let (whole, _) = planned(graph, target, limits)?;
-        if let Some(found) = (whole > limit).then(|| within(graph, target, limits, limit)).transpose()?.flatten() {
-            *graph = found.graph;
-            copies.extend(found.copies);
-        }
-    }
-    graph.recompute = Some(Recompute::of(graph, &copies)?);
-    Ok(())
-}
-
-/// Computes again what takes no product, by the number of segments with the least live bytes. Kernels are fused anew. Returns the copies,
-/// each with its original.
-fn free(graph: &mut Prepared, target: &Target, fuse: bool) -> Result<HashMap<u32, u32>> {
     let order = graph.graph.order()?;
     let mut best = (estimate(graph, target)?, graph.clone(), HashMap::new());
+    let single = Prepared { groups: Default::default(), ..graph.clone() };
+    let network = Network::new(&single)?;
+    let mut seen = HashSet::new();
     for segments in SEGMENTS {
-        let forced = borders(graph, &order, segments);
-        let mut made = Prepared { groups: Default::default(), ..graph.clone() };
-        let kept = Choice::new(&made, forced, None)?.kept()?;
+        let kept = network.kept(&borders(graph, &order, segments), None);
+        if !seen.insert(sorted(&kept)) {
+            continue;
+        }
+        let mut made = single.clone();
         let copies = recompute::run(&mut made, &kept)?;
         regroup(&mut made, target, fuse)?;
         let peak = estimate(&made, target)?;
@@ -91,122 +79,142 @@ fn free(graph: &mut Prepared, target: &Target, fuse: bool) -> Result<HashMap<u32
         }
     }
     *graph = made;
-    Ok(copies)
+    note(graph, copies)
 }
 
-/// A choice that was tried.
-struct Tried {
-    kept: HashSet<ValueId>,
-    graph: Prepared,
-    /// The nodes that are computed again, each with its original.
-    copies: HashMap<u32, u32>,
-    /// The operations that are done again.
-    work: f64,
+/// Notes what is computed again, with what was before.
+fn note(graph: &mut Prepared, copies: HashMap<u32, u32>) -> Result<()> {
+    graph.copies.extend(copies);
+    graph.recompute = Some(Recompute::of(graph, &graph.copies)?);
+    Ok(())
+}
+
+/// A choice of what is kept, and what follows from it.
+pub(super) struct Choice {
+    /// The graph that computes the rest again.
+    pub(super) graph: Prepared,
     /// About the bytes of the arena.
-    peak: u64,
-    /// The bytes of the plan, and those of the arena in it, once it is made.
-    plan: Option<(u64, u64)>,
+    pub(super) peak: u64,
+    kept: HashSet<ValueId>,
+    /// The smallest plan, once it is made.
+    arrangement: OnceCell<Arrangement>,
 }
 
-impl Tried {
-    fn new(graph: &Prepared, target: &Target, kept: HashSet<ValueId>) -> Result<Tried> {
-        let mut made = graph.clone();
-        let copies = recompute::run(&mut made, &kept)?;
-        let further = copies.iter().filter(|(_, original)| made.graph.name_of(**original).is_some());
-        let work = further.map(|(&copy, _)| work(&made.graph, copy)).sum();
-        let peak = estimate(&made, target)?;
-        Ok(Tried { kept, graph: made, copies, work, peak, plan: None })
+impl Choice {
+    /// A graph as it is.
+    pub(super) fn of(graph: Prepared, target: &Target) -> Result<Choice> {
+        let peak = estimate(&graph, target)?;
+        Ok(Choice { graph, peak, kept: HashSet::new(), arrangement: OnceCell::new() })
     }
 
-    /// Keeps more values, as long as there is room: those first that take the most work for their bytes.
-    fn refined(&self, graph: &Prepared, target: &Target, room: u64) -> Result<Option<Tried>> {
+    fn new(graph: &Prepared, target: &Target, kept: HashSet<ValueId>) -> Result<Choice> {
+        let mut made = graph.clone();
+        let copies = recompute::run(&mut made, &kept)?;
+        note(&mut made, copies)?;
+        Ok(Choice { kept, ..Choice::of(made, target)? })
+    }
+
+    /// The operations that are done again.
+    pub(super) fn work(&self) -> u64 {
+        self.graph.recompute.map_or(0, |recompute| recompute.extra_flop)
+    }
+
+    /// The smallest plan. No limit changes it.
+    pub(super) fn arrangement(&self, target: &Target) -> Result<&Arrangement> {
+        if let Some(known) = self.arrangement.get() {
+            return Ok(known);
+        }
+        let made = arrange(target, &Limits { memory: Some(0) }, |options| draft(&self.graph, target, options))?;
+        Ok(self.arrangement.get_or_init(|| made))
+    }
+
+    /// The values that this choice may keep, too, as long as less than `room` is live: those first that take the most work for their bytes.
+    /// Each list is kept as a whole.
+    pub(super) fn keepable(&self, graph: &Prepared, target: &Target, room: u64) -> Result<Vec<Vec<ValueId>>> {
         let mut values: Vec<(f64, u32)> = Vec::new();
-        for &original in self.copies.values().filter(|&&original| is_product(&graph.graph, original)) {
+        let again: HashSet<u32> = self.graph.copies.values().copied().collect();
+        let is_there = |original: &u32| graph.graph.name_of(*original).is_some();
+        let is_product = |original: &u32| is_forward(graph, *original) && is_product(&graph.graph, *original);
+        for original in again.into_iter().filter(is_there).filter(is_product) {
             let sink = graph.groups.of(original).map_or(original, |group| group.sink);
             let bytes = graph.graph.fact(ValueId { node: sink, port: 0 }).bytes();
             values.push((work(&graph.graph, original) / bytes.max(1) as f64, sink));
         }
         values.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
-        let mut best: Option<Tried> = None;
-        for (_, sink) in values.into_iter().take(REFINED) {
-            let now = best.as_ref().unwrap_or(self);
-            let ports = 0..graph.graph.node(sink).outputs.len() as u32;
-            let kept = now.kept.iter().copied().chain(ports.map(|port| ValueId { node: sink, port })).collect();
-            let more = Tried::new(graph, target, kept)?;
-            if more.peak <= room && more.work < now.work {
-                best = Some(more);
+        values.dedup_by_key(|(_, sink)| *sink);
+        let mut found: Vec<Vec<ValueId>> = Vec::new();
+        let mut kept = self.kept.clone();
+        let mut work = self.work();
+        // Stretches of the list, the next one last. One that takes too much is halved.
+        let mut stretches = vec![0..values.len()];
+        for _ in 0..REFINED {
+            let Some(stretch) = stretches.pop() else { break };
+            if stretch.is_empty() {
+                continue;
+            }
+            let ports = |&(_, node): &(f64, u32)| {
+                (0..graph.graph.node(node).outputs.len() as u32).map(move |port| ValueId { node, port }).collect()
+            };
+            let more: Vec<Vec<ValueId>> = values[stretch.clone()].iter().map(ports).collect();
+            let all: HashSet<ValueId> = kept.iter().chain(more.iter().flatten()).copied().collect();
+            let tried = Choice::new(graph, target, all)?;
+            if tried.peak < room && tried.work() <= work {
+                (kept, work) = (tried.kept, tried.graph.recompute.map_or(0, |recompute| recompute.extra_flop));
+                found.extend(more);
+            } else if stretch.len() > 1 {
+                let middle = stretch.start + stretch.len().div_ceil(2);
+                stretches.push(middle..stretch.end);
+                stretches.push(stretch.start..middle);
             }
         }
-        Ok(best)
+        Ok(found)
+    }
+
+    /// This choice with more values kept.
+    pub(super) fn with(&self, graph: &Prepared, target: &Target, more: &[Vec<ValueId>]) -> Result<Choice> {
+        Choice::new(graph, target, self.kept.iter().chain(more.iter().flatten()).copied().collect())
     }
 }
 
-/// The choice with the least further work whose plan fits, else the one with the smallest plan.
-fn within(graph: &Prepared, target: &Target, limits: &Limits, limit: u64) -> Result<Option<Tried>> {
-    let order = graph.graph.order()?;
-    let mut tried: Vec<Tried> = Vec::new();
-    let mut seen = HashSet::new();
-    for segments in SEGMENTS {
-        let forced = borders(graph, &order, segments);
-        for price in PRICES {
-            let kept = Choice::new(graph, forced.clone(), Some(price))?.kept()?;
-            let mut key: Vec<ValueId> = kept.iter().copied().collect();
-            key.sort_unstable();
-            if seen.insert(key) {
-                tried.push(Tried::new(graph, target, kept)?);
+/// The choices for a graph in which [what is free](free) is computed again: this graph first. Each one does more again than the one before
+/// it, and has fewer live bytes.
+///
+/// # Errors
+/// When the graph has a cycle.
+pub(super) fn choices(first: Rc<Choice>, target: &Target) -> Result<Vec<Rc<Choice>>> {
+    let graph = &first.graph;
+    let mut found = vec![Rc::clone(&first)];
+    if graph.graph.has_backward() {
+        let order = graph.graph.order()?;
+        let network = Network::new(graph)?;
+        let (mut tried, mut forces, mut keeps) = (Vec::new(), HashSet::new(), HashSet::new());
+        for segments in SEGMENTS {
+            let forced = borders(graph, &order, segments);
+            if !forces.insert(sorted(&forced)) {
+                continue;
+            }
+            for price in PRICES {
+                let kept = network.kept(&forced, Some(price));
+                if keeps.insert(sorted(&kept)) {
+                    tried.push(Choice::new(graph, target, kept)?);
+                }
+            }
+        }
+        tracing::debug!(tried = tried.len(), "what could be computed again");
+        tried.sort_by_key(|choice| (choice.work(), choice.peak));
+        for choice in tried.into_iter().filter(|choice| choice.work() >= first.work()) {
+            if found.last().is_none_or(|last| choice.peak < last.peak) {
+                found.push(Rc::new(choice));
             }
         }
     }
-    // An order that is searched for, and what lies beside the arena, depend on the kernels. The smallest choice's plan says by how much its
-    // live bytes are off, and the others' about as much.
-    let mut room = limit;
-    if let Some(least) = tried.iter_mut().min_by(|a, b| a.peak.cmp(&b.peak).then(a.work.total_cmp(&b.work))) {
-        let (bytes, arena) = planned(&least.graph, target, limits)?;
-        least.plan = Some((bytes, arena));
-        room = within_arena(limit, least.peak, bytes, arena);
-    }
-    // The least work among those that may fit, then the smallest.
-    let (mut fit, mut rest): (Vec<Tried>, Vec<Tried>) = tried.into_iter().partition(|tried| tried.peak <= room);
-    fit.sort_by(|a, b| a.work.total_cmp(&b.work).then(a.peak.cmp(&b.peak)));
-    rest.sort_by_key(|tried| tried.peak);
-    let refined = fit.iter().take(2).map(|tried| tried.refined(graph, target, room));
-    let mut refined: Vec<Tried> = refined.filter_map(Result::transpose).collect::<Result<_>>()?;
-    refined.sort_by(|a, b| a.work.total_cmp(&b.work));
-    let mut smallest: Option<(u64, Tried)> = None;
-    let mut queue: Vec<Tried> = refined.into_iter().chain(fit).chain(rest).collect();
-    for _ in 0..PLANNED {
-        // What is above the room is left for last: it would fit only by luck.
-        let least = queue.iter().enumerate().min_by_key(|(_, tried)| tried.peak).map(|(at, _)| at);
-        let Some(at) = queue.iter().position(|tried| tried.peak <= room).or(least) else { break };
-        let tried = queue.remove(at);
-        let (bytes, arena) = match tried.plan {
-            Some(plan) => plan,
-            None => planned(&tried.graph, target, limits)?,
-        };
-        tracing::debug!(bytes, peak = tried.peak, work = tried.work, limit, "computed again");
-        if bytes <= limit {
-            return Ok(Some(tried));
-        }
-        room = room.min(within_arena(limit, tried.peak, bytes, arena));
-        if smallest.as_ref().is_none_or(|(least, _)| bytes < *least) {
-            smallest = Some((bytes, tried));
-        }
-    }
-    // The plan that was made first may be smaller than those that were tried in vain.
-    for tried in queue {
-        if let Some((bytes, _)) =
-            tried.plan.filter(|(bytes, _)| smallest.as_ref().is_none_or(|(least, _)| bytes < least))
-        {
-            smallest = Some((bytes, tried));
-        }
-    }
-    Ok(smallest.map(|(_, tried)| tried))
+    Ok(found)
 }
 
-/// The live bytes at which a plan would take a limit, if one of so many bytes, with so large an arena, has this peak of live bytes.
-fn within_arena(limit: u64, peak: u64, bytes: u64, arena: u64) -> u64 {
-    let room = limit.saturating_sub(bytes - arena);
-    (u128::from(room) * u128::from(peak) / u128::from(arena.max(1))) as u64
+fn sorted(values: &HashSet<ValueId>) -> Vec<ValueId> {
+    let mut values: Vec<ValueId> = values.iter().copied().collect();
+    values.sort_unstable();
+    values
 }
 
 /// The values that cross narrow places between this many segments of about equal bytes.
@@ -282,78 +290,77 @@ fn is_product(graph: &Graph, node: u32) -> bool {
     graph.node(node).op().is_some_and(|op| op.flop.is_some())
 }
 
-/// What a minimum cut decides.
-struct Choice<'a> {
-    /// The graph. Kernels stay as they are: no value within one is kept.
-    prepared: &'a Prepared,
-    /// Values that are kept in any case.
-    forced: HashSet<ValueId>,
-    /// The bytes that a unit of work is as dear as; `None` if products are not computed again.
-    price: Option<f64>,
+/// What a minimum cut decides. Kernels stay as they are: no value within one is kept.
+struct Network {
+    /// Per value of the forward computation: itself, the work of its node, true if that is a product, and the bytes that it takes to keep it.
+    values: Vec<(ValueId, f64, bool, u64)>,
+    /// Edges without a bound: from a value that is there to one that is computed from it.
+    reads: Vec<(u32, u32, u64)>,
+    /// The bytes of all values, for all work together.
+    rate: f64,
 }
 
-impl<'a> Choice<'a> {
-    /// A choice among all values. `price` is that of all work together, in shares of all bytes.
-    fn new(prepared: &'a Prepared, forced: HashSet<ValueId>, price: Option<f64>) -> Result<Choice<'a>> {
-        let (mut bytes, mut all) = (0.0, 0.0);
+/// The ends of a network, and the first end of a value: computed. The next one is: there.
+const SOURCE: u32 = 0;
+const SINK: u32 = 1;
+const fn computed(value: usize) -> u32 {
+    2 + 2 * value as u32
+}
+
+impl Network {
+    fn new(prepared: &Prepared) -> Result<Network> {
         let graph = &prepared.graph;
-        for node in graph.order()? {
-            if is_forward(prepared, node) && !graph.is_view(node) {
-                bytes += graph.fact(ValueId { node, port: 0 }).bytes() as f64;
-                all += work(graph, node);
-            }
-        }
-        Ok(Choice { prepared, forced, price: price.map(|price| price * bytes / f64::max(all, 1.0)) })
-    }
-
-    /// The bytes that it is as dear as to compute a node again.
-    fn dear(&self, node: u32) -> u64 {
-        match self.price {
-            None if is_product(&self.prepared.graph, node) => UNBOUNDED,
-            None => 1 + (work(&self.prepared.graph, node) * ELEMENTS) as u64,
-            Some(price) => 1 + (work(&self.prepared.graph, node) * price) as u64,
-        }
-    }
-
-    /// The bytes that it takes to keep a value.
-    fn bytes(&self, value: ValueId) -> u64 {
-        let graph = &self.prepared.graph;
-        if graph.is_output(value) || self.forced.contains(&value) {
-            0
-        } else if self.prepared.groups.of(value.node).is_none_or(|group| group.sink == value.node) {
-            graph.fact(value).bytes() as u64 + 1
-        } else {
-            UNBOUNDED
-        }
-    }
-
-    /// The values that are kept.
-    fn kept(&self) -> Result<HashSet<ValueId>> {
-        let graph = &self.prepared.graph;
         let order = graph.order()?;
-        let (source, sink) = (0, 1);
-        let mut edges = Vec::new();
-        // Per value, the number of its first end: computed. The next one is: there.
+        let (mut bytes, mut all) = (0.0, 0.0);
+        let mut made = Network { values: Vec::new(), reads: Vec::new(), rate: 0.0 };
         let mut numbers: HashMap<ValueId, u32> = HashMap::new();
-        for &node in order.iter().filter(|&&node| is_forward(self.prepared, node)) {
+        for &node in order.iter().filter(|&&node| is_forward(prepared, node)) {
+            let work = work(graph, node);
+            if !graph.is_view(node) {
+                bytes += graph.fact(ValueId { node, port: 0 }).bytes() as f64;
+                all += work;
+            }
             for port in 0..graph.node(node).outputs.len() as u32 {
                 let value = ValueId { node, port };
-                let number = 2 + 2 * numbers.len() as u32;
-                edges.push((source, number, self.dear(node)));
-                edges.push((number, number + 1, self.bytes(value)));
+                let number = computed(made.values.len());
+                let within = prepared.groups.of(node).is_some_and(|group| group.sink != node);
+                let keep = match () {
+                    () if graph.is_output(value) => 0,
+                    () if within => UNBOUNDED,
+                    () => graph.fact(value).bytes() as u64 + 1,
+                };
+                made.values.push((value, work, is_product(graph, node), keep));
                 let read = graph.operands(node).into_iter().flatten();
-                edges.extend(read.filter_map(|operand| Some((numbers.get(&operand)? + 1, number, UNBOUNDED))));
+                made.reads.extend(read.filter_map(|operand| Some((numbers.get(&operand)? + 1, number, UNBOUNDED))));
                 numbers.insert(value, number);
             }
         }
         let mut wanted = HashSet::new();
-        for &node in order.iter().filter(|&&node| self.prepared.is_backward(node)) {
+        for &node in order.iter().filter(|&&node| prepared.is_backward(node)) {
             wanted.extend(graph.operands(node).iter().flatten().filter_map(|operand| numbers.get(operand)));
         }
         let mut wanted: Vec<u32> = wanted.into_iter().collect();
         wanted.sort_unstable();
-        edges.extend(wanted.into_iter().map(|number| (number + 1, sink, UNBOUNDED)));
-        let again = min_cut(2 + 2 * numbers.len(), &edges, source, sink);
-        Ok(numbers.into_iter().filter(|(_, number)| !again[*number as usize]).map(|(value, _)| value).collect())
+        made.reads.extend(wanted.into_iter().map(|number| (number + 1, SINK, UNBOUNDED)));
+        made.rate = bytes / f64::max(all, 1.0);
+        Ok(made)
+    }
+
+    /// The values that are kept, `forced` ones in any case. `price` is that of all work together, in shares of all bytes; without it,
+    /// products are not computed again.
+    fn kept(&self, forced: &HashSet<ValueId>, price: Option<f64>) -> HashSet<ValueId> {
+        let dear = |work: f64, is_product: bool| match price {
+            None if is_product => UNBOUNDED,
+            None => 1 + (work * ELEMENTS) as u64,
+            Some(price) => 1 + (work * price * self.rate) as u64,
+        };
+        let edges = self.values.iter().enumerate().flat_map(|(at, &(value, work, is_product, keep))| {
+            let keep = if forced.contains(&value) { 0 } else { keep };
+            [(SOURCE, computed(at), dear(work, is_product)), (computed(at), computed(at) + 1, keep)]
+        });
+        let edges: Vec<_> = edges.chain(self.reads.iter().copied()).collect();
+        let again = min_cut(2 + 2 * self.values.len(), &edges, SOURCE, SINK);
+        let values = self.values.iter().enumerate();
+        values.filter(|(at, _)| !again[computed(*at) as usize]).map(|(_, (value, ..))| *value).collect()
     }
 }
