@@ -14,6 +14,7 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
@@ -25,24 +26,42 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 from transformers.cache_utils import DynamicCache
 
-SEED, LAYERS, WIDTH, HEADS, VOCABULARY = 7, 4, 256, 4, 1000
+SEED, HEAD = 7, 64
 EXPORTERS = ("ts", "dy")
 
 
-def gpt2():
-    config = GPT2Config(n_layer=LAYERS, n_embd=WIDTH, n_head=HEADS, vocab_size=VOCABULARY, n_positions=4096)
-    config.initializer_range, config._attn_implementation = 0.3, "eager"
-    return GPT2LMHeadModel(config), HEADS
+@dataclass
+class Size:
+    layers: int = 4
+    width: int = 256
+    vocabulary: int = 1000
+
+    @property
+    def heads(self):
+        return self.width // HEAD
 
 
-def llama():
-    config = LlamaConfig(hidden_size=WIDTH, intermediate_size=2 * WIDTH, num_hidden_layers=LAYERS, vocab_size=VOCABULARY)
-    config.num_attention_heads, config.num_key_value_heads, config.head_dim = HEADS, 2, WIDTH // HEADS
-    config.initializer_range, config._attn_implementation = 0.3, "eager"
-    return LlamaForCausalLM(config), 2
+def gpt2(size):
+    config = GPT2Config(n_layer=size.layers, n_embd=size.width, n_head=size.heads, vocab_size=size.vocabulary)
+    config.n_positions, config.initializer_range, config._attn_implementation = 4096, 0.3, "eager"
+    return GPT2LMHeadModel(config), size.heads
+
+
+def llama(size):
+    config = LlamaConfig(hidden_size=size.width, intermediate_size=2 * size.width, num_hidden_layers=size.layers)
+    config.vocab_size, config.num_attention_heads, config.num_key_value_heads = size.vocabulary, size.heads, size.heads // 2
+    config.head_dim, config.initializer_range, config._attn_implementation = HEAD, 0.3, "eager"
+    return LlamaForCausalLM(config), size.heads // 2
 
 
 MODELS = {"gpt2": gpt2, "llama": llama}
+
+
+def made(name, size):
+    """A model with the weights of the seed, and its heads of keys and values."""
+    torch.manual_seed(SEED)
+    model, heads = MODELS[name](size)
+    return model.eval(), heads
 
 
 class Step(torch.nn.Module):
@@ -54,7 +73,7 @@ class Step(torch.nn.Module):
 
     def forward(self, input_ids, history, *past):
         cache = DynamicCache()
-        for layer in range(LAYERS):
+        for layer in range(len(past) // 2):
             cache.update(past[2 * layer], past[2 * layer + 1], layer)
         out = self.model(input_ids=input_ids, past_key_values=cache, use_cache=True)
         present = [t for layer in out.past_key_values.layers for t in (layer.keys, layer.values)]
@@ -63,13 +82,12 @@ class Step(torch.nn.Module):
         return (token, later, later.clone(), *present)
 
 
-def export(name, exporter, tokens, path):
-    torch.manual_seed(SEED)
-    model, heads = MODELS[name]()
-    step = Step(model.eval())
-    past = [torch.randn(1, heads, 5, WIDTH // HEADS) for _ in range(2 * LAYERS)]
+def export(name, exporter, tokens, path, size=Size(), dtype=torch.float32):
+    model, heads = made(name, size)
+    step = Step(model.to(dtype))
+    past = [torch.randn(1, heads, 5, HEAD).to(dtype) for _ in range(2 * size.layers)]
     inputs = (torch.ones(1, 1, dtype=torch.int64), torch.zeros(1, tokens, dtype=torch.int64), *past)
-    caches = [f"past_key_values.{layer}.{part}" for layer in range(LAYERS) for part in ("key", "value")]
+    caches = [f"past_key_values.{layer}.{part}" for layer in range(size.layers) for part in ("key", "value")]
     presents = [cache.replace("past_key_values", "present") for cache in caches]
     names = {
         "input_names": ["input_ids", "history", *caches],
