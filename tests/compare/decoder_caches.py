@@ -3,6 +3,10 @@
 host feeds back. The tokens must be equal.
 
     python tests/compare/decoder_caches.py [--tokens 1000] [--output-dir DIR] [--only WORD]... [--backend cpu|wgpu|cuda] [--threads N]
+        [--copying]
+
+With --copying the tokens are also compared with those of the plan that copies: caches are inputs and outputs of a run, which is a process of
+its own for each token.
 
 GPT-2 and Llama with seeded random weights (4 layers of width 256, a vocabulary of 1000), by both of PyTorch's exporters. The next token
 is an ArgMax inside of the graph, and a list of the last tokens is a state, too, so that one command generates and returns them all.
@@ -21,6 +25,7 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import numpy as np
+import onnx
 import onnxruntime
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
@@ -135,6 +140,30 @@ def by_plimsoll(binary, path, tokens, backend, threads, folder):
     return np.load(folder / "tokens.npy"), json.loads(done.stdout)
 
 
+def by_copies(binary, path, tokens, backend, threads, folder):
+    """The tokens, where each run gets the caches as inputs and gives new ones as outputs."""
+    model = onnx.load(path, load_external_data=False).graph
+    feeds, held = {}, folder / "copies"
+    for value in model.input:
+        dims = value.type.tensor_type
+        dtype = np.int64 if dims.elem_type == onnx.TensorProto.INT64 else np.float32
+        feeds[value.name] = np.zeros([d.dim_value for d in dims.shape.dim], dtype)
+    threads = ["--threads", str(threads)] if backend == "cpu" else []
+    for at in range(tokens):
+        command = [str(binary), "run", str(path), "--backend", backend, *threads, "--output-dir", str(held)]
+        command += ["--set", f"past_sequence_length={at}"]
+        for number, (name, array) in enumerate(feeds.items()):
+            np.save(folder / f"copy-{number}.npy", array)
+            command += ["--input", f"{name}={folder / f'copy-{number}.npy'}"]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode != 0:
+            sys.exit(done.stderr)
+        found = lambda name: np.load(held / f"{name}.npy")
+        feeds["input_ids"], feeds["history"] = found("next_token"), found("next_history")
+        feeds.update({name: found(name.replace("past_key_values", "present")) for name in feeds if "past" in name})
+    return found("tokens")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--tokens", type=int, default=1000)
@@ -142,6 +171,7 @@ def main():
     parser.add_argument("--only", action="append", default=[])
     parser.add_argument("--backend", default="cpu")
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--copying", action="store_true", help="compare with a plan that copies the caches, too")
     parser.add_argument("--binary", default="target/release/plimsoll")
     arguments = parser.parse_args()
     tokens, folder = arguments.tokens, arguments.output_dir
@@ -163,6 +193,11 @@ def main():
             ours = runs["seconds"] / tokens
             first, last = runs["allocated_bytes_first"], runs["allocated_bytes_last"]
             failed += first != last
+            if arguments.copying:
+                copied = by_copies(arguments.binary, path, tokens, arguments.backend, arguments.threads, folder)
+                same = int((copied == found).sum())
+                failed += same != found.size
+                print(f"{label:10} {same} tokens are those of the plan that copies")
             print(f"{label:10} {tokens:6} {equal:6} {theirs * 1e6:10.0f} us {ours * 1e6:10.0f} us {first:17} {last:12}")
     sys.exit(failed > 0)
 
