@@ -102,6 +102,12 @@ impl Beside {
     }
 }
 
+/// The most anonymous memory that a process on the CPU takes beside plans of so many bytes: the program, its graph and its plan, and pieces of
+/// constants on their way from a mapped file to their place.
+pub fn process(planned: u64) -> u64 {
+    (8 << 20) + planned / 50
+}
+
 /// True if a plan calls a library.
 fn calls(plan: &Plan, library: &str) -> bool {
     plan.kernels.iter().any(|kernel| kernel.schedule.call().is_some_and(|call| call.library() == library))

@@ -426,6 +426,20 @@ impl Exec {
         read_outputs(&mut **backend, &plan.outputs, &|b| place(plan, segments, b))
     }
 
+    /// Waits for the device and copies one output, by its number in the plan, to the host.
+    ///
+    /// # Errors
+    /// When the device fails.
+    ///
+    /// # Panics
+    /// When the plan has fewer outputs.
+    pub fn output(&mut self, number: usize) -> Result<Tensor> {
+        let Exec { backend, loaded, current, segments, .. } = self;
+        let plan = &loaded[*current].plan;
+        let found = read_outputs(&mut **backend, &plan.outputs[number..=number], &|b| place(plan, segments, b))?;
+        Ok(found.into_iter().next().expect("one port has one tensor"))
+    }
+
     /// A state's elements.
     ///
     /// # Errors

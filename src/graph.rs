@@ -215,8 +215,10 @@ impl Graph {
         }
         match self.states.iter().position(|s| s.value == state) {
             None => fail("not a state of the graph".into()),
-            Some(at) if self.states[at].update.is_some() => fail(format!("updated twice, the second time by '{new}'")),
             Some(at) => {
+                if let Some(first) = self.states[at].update {
+                    return fail(format!("updated twice, by '{}' and by '{new}'", self.value_name(first)));
+                }
                 self.known = Known::default();
                 self.states[at].update = Some(value);
                 Ok(())

@@ -1,12 +1,13 @@
 //! A run allocates nothing. On the CPU the tests count calls of the allocator, over every kernel case at once, with one thread and with
-//! two. On wgpu they read its own allocator's report after each of a thousand runs, and hold the host's heap to its size.
+//! two. On wgpu they read its own allocator's report after each of a thousand runs, and hold the host's heap to its size. On GPUs constants
+//! are loaded through the staging slots of the plan, and the host's heap holds no copy of one.
 
 #[path = "it/kernels/mod.rs"]
 #[allow(dead_code, reason = "the cases serve other tests as well")]
 mod kernels;
 
 use plimsoll::internals::backend::cpu::Cpu;
-use plimsoll::internals::backend::{Backend, Launch, SegmentId, Slice};
+use plimsoll::internals::backend::{Backend, KernelId, Launch, RecordId, SegmentId, Slice};
 use plimsoll::internals::dtype::DType;
 use plimsoll::internals::expr::{Body, Expr};
 use plimsoll::internals::kernel::algorithm::Schedule;
@@ -24,6 +25,9 @@ static CALLS: AtomicUsize = AtomicUsize::new(0);
 /// Bytes allocated and not given back.
 static LIVE: AtomicIsize = AtomicIsize::new(0);
 
+/// The most that these were.
+static PEAK: AtomicIsize = AtomicIsize::new(0);
+
 /// The counts are of the whole process, so one test runs at a time.
 static ALONE: Mutex<()> = Mutex::new(());
 
@@ -31,7 +35,8 @@ static ALONE: Mutex<()> = Mutex::new(());
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         CALLS.fetch_add(1, Ordering::Relaxed);
-        LIVE.fetch_add(layout.size() as isize, Ordering::Relaxed);
+        let size = layout.size() as isize;
+        PEAK.fetch_max(LIVE.fetch_add(size, Ordering::Relaxed) + size, Ordering::Relaxed);
         // SAFETY: the caller's word.
         unsafe { System.alloc(layout) }
     }
@@ -251,4 +256,102 @@ fn rows_made_ready_ahead_allocate_nothing() {
     turns(100);
     assert_eq!(calls(|| turns(1000)), 0, "calls of the allocator");
     std::fs::remove_file(path).expect("it was written");
+}
+
+/// A card that keeps nothing, to count what the host does.
+struct Paper(Target);
+
+impl Backend for Paper {
+    fn target(&self) -> &Target {
+        &self.0
+    }
+    fn identity(&self) -> String {
+        "paper".into()
+    }
+    fn usage(&self) -> plimsoll::Usage {
+        plimsoll::Usage::default()
+    }
+    fn alloc(&mut self, _: u64, _: Memory) -> plimsoll::Result<SegmentId> {
+        Ok(SegmentId(0))
+    }
+    fn free(&mut self, _: SegmentId) {}
+    fn write(&mut self, _: Slice, _: &[u8]) -> plimsoll::Result<()> {
+        Ok(())
+    }
+    fn read(&mut self, _: Slice, _: &mut [u8]) -> plimsoll::Result<()> {
+        Ok(())
+    }
+    fn compile(&mut self, _: &Kernel) -> plimsoll::Result<KernelId> {
+        Ok(KernelId(0))
+    }
+    fn record(&mut self, _: &[Launch]) -> plimsoll::Result<RecordId> {
+        Ok(RecordId(0))
+    }
+    fn replay(&mut self, _: RecordId) -> plimsoll::Result<()> {
+        Ok(())
+    }
+}
+
+/// While a graph is planned and loaded on a device with memory of its own, the host holds the two staging slots and pieces of a constant,
+/// whatever is computed of it on the way: together no more than two slots of full size.
+#[test]
+fn loading_holds_two_staging_slots() {
+    use plimsoll::internals::exec::Exec;
+    use plimsoll::internals::plan;
+    use plimsoll::internals::target::STAGING;
+    use plimsoll::internals::trace::Var;
+    use plimsoll::{Class, Limits, Recipe, Tensor, Trace};
+    const SIDE: usize = 2048;
+    type Make = for<'g> fn(&'g Trace, Var<'g>, Var<'g>) -> Var<'g>;
+    type Open = fn() -> Option<Box<dyn Backend>>;
+    fn paper() -> Option<Box<dyn Backend>> {
+        Some(Box::new(Paper(Target::cuda())))
+    }
+    #[cfg(feature = "wgpu")]
+    fn wgpu() -> Option<Box<dyn Backend>> {
+        match plimsoll::internals::backend::wgpu::Wgpu::new(None) {
+            Ok(backend) => Some(Box::new(backend)),
+            Err(e) if std::env::var_os("PLIMSOLL_REQUIRE_WGPU").is_some() => panic!("wgpu is required: {e}"),
+            Err(e) => {
+                eprintln!("SKIPPED: {e}");
+                None
+            }
+        }
+    }
+    let cases: [(&str, Make); 7] = [
+        ("plain", |_, w, x| x.matmul(w)),
+        ("transposed", |_, w, x| x.matmul(w.transpose(&[1, 0]))),
+        ("gathered", |g, w, _| w.transpose(&[1, 0]).gather(g.input("rows", DType::I64, [4]), 0)),
+        ("scaled", |_, w, x| x.matmul(w * 0.5f32)),
+        ("scaled and transposed", |_, w, x| x.matmul((w * 0.5f32).transpose(&[1, 0]))),
+        ("cast", |_, w, x| x.matmul(w.cast(DType::F16).cast(DType::F32))),
+        ("reduced", |_, w, x| x + w.reduce_max(&[0], false)),
+    ];
+    let _alone = ALONE.lock();
+    let devices: &[(&str, Open)] = &[
+        ("cuda", paper),
+        #[cfg(feature = "wgpu")]
+        ("wgpu", wgpu),
+    ];
+    for (device, open) in devices {
+        for (name, make) in &cases {
+            let Some(backend) = open() else { continue };
+            let g = Trace::new(name);
+            let w = Tensor::new(DType::F32, [SIDE, SIDE], vec![0; SIDE * SIDE * 4]).expect("a byte for each");
+            let (w, x) = (g.constant("w", w), g.input("x", DType::F32, [8, SIDE]));
+            g.output("y", make(&g, w, x));
+            let graph = g.finish().expect("the graph is sound");
+            let before = LIVE.load(Ordering::Relaxed);
+            PEAK.store(before, Ordering::Relaxed);
+            let graph = Recipe::default().whole(graph, backend.target()).expect("the passes run");
+            let limits = Limits { memory: None };
+            let (plan, constants) = plan::compile(&graph, backend.target(), &limits).expect("it is planned");
+            let slots = plan.class_bytes(Class::Staging);
+            let exec = Exec::load(backend, plan, &constants, &|_| {}).expect("it loads");
+            let heap = (PEAK.load(Ordering::Relaxed) - before) as u64;
+            eprintln!("{device}, {name}: {heap} bytes of the heap, {slots} of staging slots");
+            assert!(heap + slots <= 2 * STAGING, "{device}, {name}: {heap} bytes beside {slots} of staging slots");
+            drop(exec);
+        }
+    }
 }

@@ -71,7 +71,8 @@ pub(super) struct Model {
 #[derive(Args)]
 pub(super) struct Inputs {
     /// Give an input: NAME=FILE.npy, NAME=FILE.npz:MEMBER, or NAME=2x784xf32=0.5 for equal elements. Inputs that are not given are random.
-    /// A state begins with what is given; a cache that grows may have fewer rows than there is room for.
+    /// A state begins with what is given; a cache that grows may have fewer rows than there is room for. Of several programs, those that have
+    /// the input take it; PROGRAM:NAME=VALUE gives it to one alone.
     #[arg(long = "input", value_name = "NAME=VALUE")]
     pub(super) inputs: Vec<String>,
     /// Seed of the random inputs.

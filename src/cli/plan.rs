@@ -264,7 +264,9 @@ impl Plan {
             Some(training) => training.text(),
             None => programs::shared(&all, self.apart(&parts, target)?),
         };
-        let bytes = bytes + &beside_text(target, &all);
+        // What a trainer's process takes beside its plans depends on its data.
+        let silent = training.is_some() && target.family == Family::Cpu;
+        let bytes = if silent { bytes } else { bytes + &beside_text(target, &all) };
         let mut text = format!("{} programs for {}\n\n{}\n{bytes}", plans.len(), target.name, programs::table(&all));
         for plan in plans.iter().filter(|_| self.placement) {
             text += &format!("\n{}\n{}", plan.title(), report::placement(plan, &plan.algorithms()));
@@ -344,9 +346,13 @@ impl Plan {
     }
 }
 
-/// What a driver will take beside plans, or how to know it.
+/// What a driver will take beside plans, or how to know it. On the CPU, what the process takes for itself.
 fn beside_text(target: &Target, plans: &[&plan::Plan]) -> String {
     match beside::find(target) {
+        _ if target.family == Family::Cpu => {
+            let bytes = report::human(beside::process(plans[0].bytes()));
+            format!("beside the plan  at most {bytes} of the process itself\n")
+        }
         Some(found) => report::beside(&found.estimate(plans)),
         None if target.family == Family::Cuda => {
             "beside the plan  not measured: `plimsoll devices` does it on a machine that has the device\n".into()

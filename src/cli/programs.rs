@@ -55,8 +55,8 @@ impl More {
             return args::select(session, given, seed);
         }
         let ready = |program: &Program| {
-            let is_own = |given: &&Given| program.plan().inputs.iter().any(|port| port.name == given.name);
-            let own: Vec<Given> = given.iter().filter(is_own).cloned().collect();
+            let plan = program.plan();
+            let own = own(&given, plan.title(), &|name| plan.inputs.iter().any(|port| port.name == name)).0;
             let shapes: Vec<_> = own.iter().map(|g| (g.name.as_str(), g.tensor.shape())).collect();
             let binding = program.binding(&shapes)?;
             let plan = program.selected(&binding, |exec| exec.plan().clone())?;
@@ -228,14 +228,28 @@ fn program(all: &Model, given: &[Given], name: &str, path: &Path) -> Result<(Gra
     used.extend(all.outputs.iter().map(|name| outputs.contains(name)));
     let (model, dims) = model.with_outputs(&outputs).grow(dims)?;
     used.extend(all.training.then_some(training));
-    used.extend(given.iter().map(|g| model.takes(&g.name)));
-    let own: Vec<Given> = given.iter().filter(|g| model.takes(&g.name)).cloned().collect();
+    let (own, uses) = own(given, name, &|input| model.takes(input));
+    used.extend(uses);
     let one = Model { model: path.to_owned(), ..all.clone() };
     let (model, dims) = one.bind(model, dims, &own)?;
     if args::has_range(&dims) {
         return Ok((Graphs::Range(session::source(model), dims), used));
     }
     Ok((one.import(&model, &args::largest(&dims), &own)?.into(), used))
+}
+
+/// What is given to a program: by its name and the input's, or else by that of the input alone. Per given input, whether it has use for it.
+fn own(given: &[Given], program: &str, takes: &dyn Fn(&str) -> bool) -> (Vec<Given>, Vec<bool>) {
+    let alone = |g: &Given| {
+        let (_, name) = g.name.split_once(':').filter(|(of, _)| *of == program)?;
+        takes(name).then(|| Given { name: name.to_owned(), ..g.clone() })
+    };
+    let mut own: Vec<Given> = given.iter().filter_map(alone).collect();
+    let uses = given.iter().map(|g| takes(&g.name) || alone(g).is_some()).collect();
+    let shared = given.iter().filter(|g| takes(&g.name) && !own.iter().any(|other| other.name == g.name));
+    let shared: Vec<Given> = shared.cloned().collect();
+    own.extend(shared);
+    (own, uses)
 }
 
 /// A table of programs.

@@ -5,7 +5,8 @@ use super::programs::More;
 use super::{Failure, line};
 use crate::backend::Usage;
 use crate::error::{Error, Result};
-use crate::plan::Plan;
+use crate::exec::Exec;
+use crate::plan::{Plan, Port};
 use crate::report::{self, Table};
 use crate::session::Session;
 use crate::tensor::Tensor;
@@ -16,7 +17,7 @@ use serde_json::{Value, json};
 use std::path::PathBuf;
 use std::time::Instant;
 
-/// States of more elements stay on the device: their figures are not worth the host's memory.
+/// States of more elements stay on the device: their figures are not worth the time.
 const MOST_SHOWN: usize = 1 << 20;
 
 #[derive(Args)]
@@ -96,14 +97,30 @@ impl Run {
         }
         self.load(&session, &given)?;
         let (plan, inputs) = self.more.select(&session, &self.program, given, self.inputs.seed)?;
-        let (outputs, repeats) = self.repeat(&session, &inputs)?;
-        let outputs: Vec<_> = names.iter().map(|name| (*name).to_owned()).zip(outputs).collect();
+        let (held, repeats) = self.repeat(&session, &inputs)?;
+        let found = Found { session: &session, held };
+        let outputs = found.figures(&plan)?;
         let shown = plan.state.iter().map(|state| &state.port).filter(|port| port.shape.numel() <= MOST_SHOWN);
-        let states = shown.map(|port| Ok((port.name.clone(), session.state(&port.name)?)));
+        let states = shown.map(|port| Figures::of_state(&session, port));
         let states = states.collect::<Result<Vec<_>>>()?;
         if let Some(path) = &self.save_states {
             session.save_states(path)?;
         }
+        // One output is held at a time, and none that nobody asks for.
+        let score = labels.filter(|_| !names.is_empty());
+        let score = score.map(|labels| Score::new(names[0], &found.whole(0)?, &labels)).transpose()?;
+        if let Some(folder) = &self.output_dir {
+            std::fs::create_dir_all(folder).map_err(|e| Error::file(folder, "create the folder", e))?;
+            for (number, name) in names.iter().enumerate() {
+                npy::write(&folder.join(file_name(name)), &found.whole(number)?)?;
+            }
+        }
+        for Given { name, tensor, .. } in &expected {
+            let number = names.iter().position(|n| n == name).expect("expected names were checked");
+            let same = found.whole(number)?.compare(tensor, self.rtol, self.atol);
+            same.map_err(|what| Error::differ(format!("output '{name}': {what}")))?;
+        }
+        drop(found);
         let usage = session.usage();
         let notes = session.with(|exec| exec.notes());
         if let Some(path) = &self.trace {
@@ -111,22 +128,12 @@ impl Run {
             let trace = report::trace(&plan, session.device(), &times, &notes);
             file::write_whole(path, "write the trace", |out| writeln!(out, "{trace}"))?;
         }
-        let score = labels.zip(outputs.first()).map(|(labels, first)| Score::new(first, &labels)).transpose()?;
-        if let Some(folder) = &self.output_dir {
-            std::fs::create_dir_all(folder).map_err(|e| Error::file(folder, "create the folder", e))?;
-            for (name, tensor) in &outputs {
-                npy::write(&folder.join(file_name(name)), tensor)?;
-            }
-        }
-        for Given { name, tensor, .. } in &expected {
-            let (_, found) = outputs.iter().find(|(n, _)| n == name).expect("expected names were checked");
-            let same = found.compare(tensor, self.rtol, self.atol);
-            same.map_err(|what| Error::differ(format!("output '{name}': {what}")))?;
-        }
         if json {
-            let figures = |(name, t): &(String, Tensor)| {
-                let [min, mean, max] = spread(t);
-                json!({"name": name, "dtype": t.dtype().name(), "shape": t.shape(), "min": min, "mean": mean, "max": max})
+            let figures = |figures: &Figures| {
+                let Figures { port, spread } = figures;
+                let [min, mean, max] = spread.values();
+                let (name, dtype, shape) = (&port.name, port.dtype.name(), &port.shape);
+                json!({"name": name, "dtype": dtype, "shape": shape, "min": min, "mean": mean, "max": max})
             };
             let mut value = json!({
                 "model": plan.title(),
@@ -182,16 +189,26 @@ impl Run {
         session.load_states(path)
     }
 
-    /// Runs as often as asked, and gives the last run's outputs.
-    fn repeat(&self, session: &Session, inputs: &[Tensor]) -> Result<(Vec<Tensor>, Repeats)> {
+    /// Runs as often as asked. Gives the last run's outputs if it was poisoned; otherwise they are on the device.
+    fn repeat(&self, session: &Session, inputs: &[Tensor]) -> Result<(Option<Vec<Tensor>>, Repeats)> {
         let bar = args::progress("runs");
         bar.set_length(self.iters.into());
         let (start, mut seconds, mut allocated_bytes_first) = (Instant::now(), 0.0, 0);
-        let mut outputs = Vec::new();
+        let mut held = None;
+        // Outputs come to the host in every run, a piece at a time: the plan has room for them on the device alone.
+        let run_once = |exec: &mut Exec| {
+            exec.write(inputs)?;
+            exec.replay()?;
+            exec.each_of_outputs(&mut |_, _| {})
+        };
         for run in 1..=self.iters {
             // Poison is for the last run, when states have grown. It repeats that run, which takes time of its own.
             let poisoned = self.poison && run == self.iters;
-            outputs = session.with(|exec| if poisoned { exec.run_poisoned(inputs) } else { exec.run(inputs) })?;
+            if poisoned {
+                held = Some(session.with(|exec| exec.run_poisoned(inputs))?);
+            } else {
+                session.with(run_once)?;
+            }
             bar.inc(1);
             if !poisoned {
                 seconds = start.elapsed().as_secs_f64();
@@ -203,7 +220,7 @@ impl Run {
         bar.finish_and_clear();
         let (count, allocated_bytes_last) = (self.iters, session.usage().bytes);
         let per_second = f64::from(count - u32::from(self.poison)) / seconds;
-        Ok((outputs, Repeats { count, seconds, per_second, allocated_bytes_first, allocated_bytes_last }))
+        Ok((held, Repeats { count, seconds, per_second, allocated_bytes_first, allocated_bytes_last }))
     }
 }
 
@@ -256,8 +273,8 @@ fn memory(plan: &Plan, usage: Usage) -> Value {
 fn run_text(
     session: &Session,
     plan: &Plan,
-    outputs: &[(String, Tensor)],
-    states: &[(String, Tensor)],
+    outputs: &[Figures],
+    states: &[Figures],
     score: Option<&Score>,
     usage: Usage,
 ) -> String {
@@ -278,25 +295,87 @@ fn run_text(
 }
 
 /// Tensors of a kind with their figures; empty if there are none.
-fn tensor_table(kind: &str, tensors: &[(String, Tensor)]) -> String {
+fn tensor_table(kind: &str, tensors: &[Figures]) -> String {
     let mut table = Table::new("<<<>");
     table.row([kind, "type", "shape", "min", "mean", "max"]);
-    for (name, tensor) in tensors {
-        let [min, mean, max] = spread(tensor).map(|v| v.map_or("-".into(), |v| format!("{v:.6}")));
-        table.row([name.clone(), tensor.dtype().to_string(), tensor.shape().to_string(), min, mean, max]);
+    for Figures { port, spread } in tensors {
+        let [min, mean, max] = spread.values().map(|v| v.map_or("-".into(), |v| format!("{v:.6}")));
+        table.row([port.name.clone(), port.dtype.to_string(), port.shape.to_string(), min, mean, max]);
     }
     if tensors.is_empty() { String::new() } else { table.to_string() }
 }
 
-/// Smallest, mean and largest element; none of an empty tensor.
-fn spread(tensor: &Tensor) -> [Option<f64>; 3] {
-    let values = tensor.to_f64();
-    if values.is_empty() {
-        return [None; 3];
+/// The outputs of the last run: on the device, unless they are held.
+struct Found<'a> {
+    session: &'a Session,
+    held: Option<Vec<Tensor>>,
+}
+
+impl Found<'_> {
+    fn whole(&self, number: usize) -> Result<Tensor> {
+        match &self.held {
+            Some(held) => Ok(held[number].clone()),
+            None => self.session.with(|exec| exec.output(number)),
+        }
     }
-    let min = values.iter().copied().fold(f64::INFINITY, f64::min);
-    let max = values.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-    [min, values.iter().sum::<f64>() / values.len() as f64, max].map(Some)
+
+    fn figures(&self, plan: &Plan) -> Result<Vec<Figures>> {
+        let mut figures: Vec<_> = plan.outputs.iter().map(Figures::new).collect();
+        let mut take = |number: usize, piece: &Tensor| figures[number].spread.take(piece);
+        match &self.held {
+            Some(held) => held.iter().enumerate().for_each(|(number, tensor)| take(number, tensor)),
+            None => self.session.with(|exec| exec.each_of_outputs(&mut take))?,
+        }
+        Ok(figures)
+    }
+}
+
+/// What is shown of a tensor.
+struct Figures {
+    port: Port,
+    spread: Spread,
+}
+
+impl Figures {
+    fn new(port: &Port) -> Figures {
+        Figures { port: port.clone(), spread: Spread::default() }
+    }
+
+    fn of_state(session: &Session, port: &Port) -> Result<Figures> {
+        let mut figures = Figures::new(port);
+        session.with(|exec| exec.each_of_state(&port.name, &mut |piece| figures.spread.take(piece)))?;
+        Ok(figures)
+    }
+}
+
+/// The extremes, the sum and the number of elements that come piece by piece.
+struct Spread {
+    min: f64,
+    sum: f64,
+    max: f64,
+    count: usize,
+}
+
+impl Default for Spread {
+    fn default() -> Spread {
+        Spread { min: f64::INFINITY, sum: -0.0, max: f64::NEG_INFINITY, count: 0 }
+    }
+}
+
+impl Spread {
+    fn take(&mut self, piece: &Tensor) {
+        for value in piece.to_f64() {
+            (self.min, self.max) = (self.min.min(value), self.max.max(value));
+            self.sum += value;
+            self.count += 1;
+        }
+    }
+
+    /// Smallest, mean and largest element; none of an empty tensor.
+    fn values(&self) -> [Option<f64>; 3] {
+        let mean = self.sum / self.count as f64;
+        [self.min, mean, self.max].map(|value| (self.count > 0).then_some(value))
+    }
 }
 
 /// Predicted classes, and the number of those that are right.
@@ -306,7 +385,7 @@ struct Score {
 }
 
 impl Score {
-    fn new((name, scores): &(String, Tensor), labels: &Tensor) -> Result<Score> {
+    fn new(name: &str, scores: &Tensor, labels: &Tensor) -> Result<Score> {
         let classes = match scores.shape()[..] {
             [rows, classes] if rows == labels.shape().numel() && classes > 0 => classes,
             _ => {

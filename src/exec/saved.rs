@@ -1,6 +1,6 @@
 //! States in files: all states of the plans that are loaded, by name.
 
-use super::{Exec, Lasting};
+use super::{Exec, Lasting, lasting, place};
 use crate::backend::{Backend, Slice};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -58,6 +58,36 @@ impl Exec {
         let found = of_file(&file, states, &title).map_err(|e| e.in_file(path))?;
         for (state, tensor) in states.iter_mut().zip(&found) {
             state.give(&mut **backend, tensor)?;
+        }
+        Ok(())
+    }
+
+    /// Calls `take` with a state's elements, some at a time, in order, as tensors of one axis.
+    ///
+    /// # Errors
+    /// When no plan has such a state, or the device fails.
+    pub fn each_of_state(&mut self, name: &str, take: &mut dyn FnMut(&Tensor)) -> Result<()> {
+        let state = lasting(&mut self.states, name)?;
+        let Lasting { port, at, stored, .. } = state;
+        each_piece(&mut *self.backend, port, *at, *stored, take)
+    }
+
+    /// Waits for the device, and calls `take` with the number of each output and its elements, as tensors of one axis: all at once where
+    /// outputs have few bytes, and otherwise some at a time, in order.
+    ///
+    /// # Errors
+    /// When the device fails.
+    pub fn each_of_outputs(&mut self, take: &mut dyn FnMut(usize, &Tensor)) -> Result<()> {
+        let Exec { backend, loaded, current, segments, .. } = self;
+        let plan = &loaded[*current].plan;
+        let bytes = |port: &Port| port.shape.numel().saturating_mul(port.dtype.size());
+        if plan.outputs.iter().map(bytes).fold(0, usize::saturating_add) <= CHUNK {
+            self.read()?.iter().enumerate().for_each(|(number, tensor)| take(number, tensor));
+            return Ok(());
+        }
+        for (number, port) in plan.outputs.iter().enumerate() {
+            let (stored, at) = place(plan, segments, port.buffer);
+            each_piece(&mut **backend, port, at, stored, &mut |piece| take(number, piece))?;
         }
         Ok(())
     }
@@ -151,10 +181,7 @@ impl Lasting {
 
     /// Elements of the state, in its own type, as a tensor of one axis.
     fn read(&self, backend: &mut dyn Backend, elements: Range<usize>) -> Result<Tensor> {
-        let shape = Shape::new([elements.len()]);
-        let mut bytes = vec![0; elements.len() * self.stored.size()];
-        backend.read(self.bytes_of(elements), &mut bytes)?;
-        Tensor::load(self.stored, bytes, self.port.dtype, shape)
+        read_piece(backend, &self.port, self.at, self.stored, elements)
     }
 
     fn each(&self, tensor: &Tensor, mut f: impl FnMut(Range<usize>, &Tensor) -> Result<()>) -> Result<()> {
@@ -165,8 +192,40 @@ impl Lasting {
 
     /// The place of elements on the device.
     fn bytes_of(&self, elements: Range<usize>) -> Slice {
-        let size = self.stored.size() as u64;
-        let (offset, bytes) = (self.at.offset + elements.start as u64 * size, elements.len() as u64 * size);
-        Slice { offset, bytes, ..self.at }
+        bytes_of(self.at, self.stored, elements)
     }
+}
+
+/// The place of elements of what lies at `at`.
+fn bytes_of(at: Slice, stored: DType, elements: Range<usize>) -> Slice {
+    let size = stored.size() as u64;
+    Slice { offset: at.offset + elements.start as u64 * size, bytes: elements.len() as u64 * size, ..at }
+}
+
+/// Elements of what lies at `at`, in the type of its port, as a tensor of one axis.
+fn read_piece(
+    backend: &mut dyn Backend,
+    port: &Port,
+    at: Slice,
+    stored: DType,
+    elements: Range<usize>,
+) -> Result<Tensor> {
+    let shape = Shape::new([elements.len()]);
+    let mut bytes = vec![0; elements.len() * stored.size()];
+    backend.read(bytes_of(at, stored, elements), &mut bytes)?;
+    Tensor::load(stored, bytes, port.dtype, shape)
+}
+
+/// Calls `take` with all elements of what lies at `at`, some at a time, in order.
+fn each_piece(
+    backend: &mut dyn Backend,
+    port: &Port,
+    at: Slice,
+    stored: DType,
+    take: &mut dyn FnMut(&Tensor),
+) -> Result<()> {
+    pieces(&port.shape, stored).try_for_each(|elements| {
+        take(&read_piece(backend, port, at, stored, elements)?);
+        Ok(())
+    })
 }

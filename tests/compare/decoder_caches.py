@@ -3,6 +3,10 @@
 host feeds back. The tokens must be equal.
 
     python tests/compare/decoder_caches.py [--tokens 1000] [--output-dir DIR] [--only WORD]... [--backend cpu|wgpu|cuda] [--threads N]
+        [--copying]
+
+With --copying the tokens are also compared with those of the plan that copies: caches are inputs and outputs of a run, which is a process of
+its own for each token.
 
 GPT-2 and Llama with seeded random weights (4 layers of width 256, a vocabulary of 1000), by both of PyTorch's exporters. The next token
 is an ArgMax inside of the graph, and a list of the last tokens is a state, too, so that one command generates and returns them all.
@@ -14,35 +18,55 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import numpy as np
+import onnx
 import onnxruntime
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 from transformers.cache_utils import DynamicCache
 
-SEED, LAYERS, WIDTH, HEADS, VOCABULARY = 7, 4, 256, 4, 1000
+SEED, HEAD = 7, 64
 EXPORTERS = ("ts", "dy")
 
 
-def gpt2():
-    config = GPT2Config(n_layer=LAYERS, n_embd=WIDTH, n_head=HEADS, vocab_size=VOCABULARY, n_positions=4096)
-    config.initializer_range, config._attn_implementation = 0.3, "eager"
-    return GPT2LMHeadModel(config), HEADS
+@dataclass
+class Size:
+    layers: int = 4
+    width: int = 256
+    vocabulary: int = 1000
+
+    @property
+    def heads(self):
+        return self.width // HEAD
 
 
-def llama():
-    config = LlamaConfig(hidden_size=WIDTH, intermediate_size=2 * WIDTH, num_hidden_layers=LAYERS, vocab_size=VOCABULARY)
-    config.num_attention_heads, config.num_key_value_heads, config.head_dim = HEADS, 2, WIDTH // HEADS
-    config.initializer_range, config._attn_implementation = 0.3, "eager"
-    return LlamaForCausalLM(config), 2
+def gpt2(size):
+    config = GPT2Config(n_layer=size.layers, n_embd=size.width, n_head=size.heads, vocab_size=size.vocabulary)
+    config.n_positions, config.initializer_range, config._attn_implementation = 4096, 0.3, "eager"
+    return GPT2LMHeadModel(config), size.heads
+
+
+def llama(size):
+    config = LlamaConfig(hidden_size=size.width, intermediate_size=2 * size.width, num_hidden_layers=size.layers)
+    config.vocab_size, config.num_attention_heads, config.num_key_value_heads = size.vocabulary, size.heads, size.heads // 2
+    config.head_dim, config.initializer_range, config._attn_implementation = HEAD, 0.3, "eager"
+    return LlamaForCausalLM(config), size.heads // 2
 
 
 MODELS = {"gpt2": gpt2, "llama": llama}
+
+
+def made(name, size):
+    """A model with the weights of the seed, and its heads of keys and values."""
+    torch.manual_seed(SEED)
+    model, heads = MODELS[name](size)
+    return model.eval(), heads
 
 
 class Step(torch.nn.Module):
@@ -54,7 +78,7 @@ class Step(torch.nn.Module):
 
     def forward(self, input_ids, history, *past):
         cache = DynamicCache()
-        for layer in range(LAYERS):
+        for layer in range(len(past) // 2):
             cache.update(past[2 * layer], past[2 * layer + 1], layer)
         out = self.model(input_ids=input_ids, past_key_values=cache, use_cache=True)
         present = [t for layer in out.past_key_values.layers for t in (layer.keys, layer.values)]
@@ -63,13 +87,12 @@ class Step(torch.nn.Module):
         return (token, later, later.clone(), *present)
 
 
-def export(name, exporter, tokens, path):
-    torch.manual_seed(SEED)
-    model, heads = MODELS[name]()
-    step = Step(model.eval())
-    past = [torch.randn(1, heads, 5, WIDTH // HEADS) for _ in range(2 * LAYERS)]
+def export(name, exporter, tokens, path, size=Size(), dtype=torch.float32):
+    model, heads = made(name, size)
+    step = Step(model.to(dtype))
+    past = [torch.randn(1, heads, 5, HEAD).to(dtype) for _ in range(2 * size.layers)]
     inputs = (torch.ones(1, 1, dtype=torch.int64), torch.zeros(1, tokens, dtype=torch.int64), *past)
-    caches = [f"past_key_values.{layer}.{part}" for layer in range(LAYERS) for part in ("key", "value")]
+    caches = [f"past_key_values.{layer}.{part}" for layer in range(size.layers) for part in ("key", "value")]
     presents = [cache.replace("past_key_values", "present") for cache in caches]
     names = {
         "input_names": ["input_ids", "history", *caches],
@@ -117,6 +140,30 @@ def by_plimsoll(binary, path, tokens, backend, threads, folder):
     return np.load(folder / "tokens.npy"), json.loads(done.stdout)
 
 
+def by_copies(binary, path, tokens, backend, threads, folder):
+    """The tokens, where each run gets the caches as inputs and gives new ones as outputs."""
+    model = onnx.load(path, load_external_data=False).graph
+    feeds, held = {}, folder / "copies"
+    for value in model.input:
+        dims = value.type.tensor_type
+        dtype = np.int64 if dims.elem_type == onnx.TensorProto.INT64 else np.float32
+        feeds[value.name] = np.zeros([d.dim_value for d in dims.shape.dim], dtype)
+    threads = ["--threads", str(threads)] if backend == "cpu" else []
+    for at in range(tokens):
+        command = [str(binary), "run", str(path), "--backend", backend, *threads, "--output-dir", str(held)]
+        command += ["--set", f"past_sequence_length={at}"]
+        for number, (name, array) in enumerate(feeds.items()):
+            np.save(folder / f"copy-{number}.npy", array)
+            command += ["--input", f"{name}={folder / f'copy-{number}.npy'}"]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode != 0:
+            sys.exit(done.stderr)
+        found = lambda name: np.load(held / f"{name}.npy")
+        feeds["input_ids"], feeds["history"] = found("next_token"), found("next_history")
+        feeds.update({name: found(name.replace("past_key_values", "present")) for name in feeds if "past" in name})
+    return found("tokens")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--tokens", type=int, default=1000)
@@ -124,6 +171,7 @@ def main():
     parser.add_argument("--only", action="append", default=[])
     parser.add_argument("--backend", default="cpu")
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--copying", action="store_true", help="compare with a plan that copies the caches, too")
     parser.add_argument("--binary", default="target/release/plimsoll")
     arguments = parser.parse_args()
     tokens, folder = arguments.tokens, arguments.output_dir
@@ -145,6 +193,11 @@ def main():
             ours = runs["seconds"] / tokens
             first, last = runs["allocated_bytes_first"], runs["allocated_bytes_last"]
             failed += first != last
+            if arguments.copying:
+                copied = by_copies(arguments.binary, path, tokens, arguments.backend, arguments.threads, folder)
+                same = int((copied == found).sum())
+                failed += same != found.size
+                print(f"{label:10} {same} tokens are those of the plan that copies")
             print(f"{label:10} {tokens:6} {equal:6} {theirs * 1e6:10.0f} us {ours * 1e6:10.0f} us {first:17} {last:12}")
     sys.exit(failed > 0)
 

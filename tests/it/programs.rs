@@ -476,6 +476,13 @@ fn commands_know_programs() {
     let run = ["--backend", "cpu", "--threads", "1", "--input", "x=2x5xf32=0.5", "--program", "encode", "--poison"];
     let run = json(&[&["run"], &ranged[..], &run].concat());
     assert_eq!((&run["outputs"][0]["shape"][1], &run["outputs"][0]["max"]), (&5.into(), &1.0.into()), "{run}");
+    // Inputs of one name and different shapes: each is given to its program.
+    let fixed = [&files[..2], &["--set", "encode:rows=2", "--set", "decode:rows=3", "--backend", "cpu"]].concat();
+    let x = ["--program", "encode", "--input", "encode:x=2x2xf32=0.5"];
+    let run = json(&[&["run"], &fixed[..], &x].concat());
+    assert_eq!(run["outputs"][0]["max"], 1.0, "{run}");
+    let (code, _, err) = plimsoll(&[&["run"], &fixed[..], &["--input", "other:x=2x2xf32=0.5"]].concat());
+    assert_eq!((code, err.contains("--input other:x: no program has such an input")), (Some(1), true), "{err}");
     let (code, _, err) = plimsoll(&[&["compare"], &ranged[..]].concat());
     assert_eq!((code, err.contains("program 'encode': expected one extent for each dim")), (Some(1), true), "{err}");
     let beyond = [&["plan"], &files[..], &["--set", "rows=3", "--assert-peak", "64"]].concat();

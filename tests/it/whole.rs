@@ -4,16 +4,14 @@
 //! memory that only this process can hold: pages of a mapped file are the system's.
 
 use crate::common::Folder;
-use plimsoll::Recipe;
+use plimsoll::internals::beside;
 use plimsoll::internals::dtype::DType::{self, F32, I64};
 use plimsoll::internals::graph::Graph;
+use plimsoll::internals::onnx;
 use plimsoll::internals::onnx::proto::StringStringEntryProto;
 use plimsoll::internals::op::{Attr, Attrs};
-use plimsoll::internals::plan::Limits;
-use plimsoll::internals::target::Target;
 use plimsoll::internals::tensor::Tensor;
 use plimsoll::internals::trace::{Trace, Var};
-use plimsoll::internals::{onnx, plan};
 use prost::Message;
 
 /// Writes a graph to a file, with its large constants in a second one. That one is sparse: their elements are zeros.
@@ -37,17 +35,20 @@ fn write(folder: &Folder, graph: &Graph) -> String {
 }
 
 /// Runs a graph in a process that may take what its plan says, 8 MiB, and 2 %.
-fn runs_within_the_plan(name: &str, graph: &Graph) {
+fn runs_within_the_plan(name: &str, graph: &Graph, flags: &[&str]) {
     let folder = Folder::new(&format!("whole-{name}"));
     let file = write(&folder, graph);
-    let model = onnx::load(file.as_ref()).expect("it is a model");
-    let (graph, target) = (onnx::import(&model, &[]).expect("it is imported"), Target::cpu(2));
-    let graph = Recipe::default().whole(graph, &target).expect("the passes run");
-    let bytes = plan::plan(&graph, &target, &Limits { memory: None }).expect("it is planned").bytes();
-    let limit = (bytes + bytes / 50 + (8 << 20)) >> 10;
-    let command = format!("ulimit -d {limit}; exec \"$0\" run \"$1\" --backend cpu --threads 2");
     let program = env!("CARGO_BIN_EXE_plimsoll");
-    let output = std::process::Command::new("sh").args(["-c", &command, program, &file]).output().expect("sh runs");
+    let states = flags.iter().take_while(|flag| **flag != "--iters");
+    let plan =
+        std::process::Command::new(program).args(["plan", &file, "--threads", "2", "--json"]).args(states).output();
+    let plan: serde_json::Value =
+        serde_json::from_slice(&plan.expect("it starts").stdout).unwrap_or_else(|e| panic!("{name}: no plan: {e}"));
+    let bytes = plan["summary"]["planned_bytes"].as_u64().expect("it is a number");
+    let limit = (bytes + beside::process(bytes)) >> 10;
+    let command = format!("ulimit -d {limit}; exec \"$0\" run \"$@\" --backend cpu --threads 2");
+    let output = std::process::Command::new("sh").args(["-c", &command, program, &file]).args(flags).output();
+    let output = output.expect("sh runs");
     let error = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{name}: {bytes} bytes planned, {limit} KiB allowed: {error}");
     std::fs::remove_dir_all(&folder.0).expect("the folder is there");
@@ -142,10 +143,10 @@ fn transformer(name: &str, words: usize, positions: usize, tied: bool) -> Graph 
 
 #[test]
 fn networks_run_within_their_plans() {
-    runs_within_the_plan("resnet-50", &resnet(false));
-    runs_within_the_plan("resnet-50-normalised", &resnet(true));
-    runs_within_the_plan("bert-base", &transformer("bert-base", 30522, 512, false));
-    runs_within_the_plan("gpt-2", &transformer("gpt-2", 50257, 1024, true));
+    runs_within_the_plan("resnet-50", &resnet(false), &[]);
+    runs_within_the_plan("resnet-50-normalised", &resnet(true), &[]);
+    runs_within_the_plan("bert-base", &transformer("bert-base", 30522, 512, false), &[]);
+    runs_within_the_plan("gpt-2", &transformer("gpt-2", 50257, 1024, true), &[]);
 }
 
 /// A constant comes from its file to its place without a copy beside it, whatever is computed on the way.
@@ -177,6 +178,19 @@ fn constants_are_computed_within_the_plan() {
         let (w, x) = (zeros(&g, "w", &[side, side]), g.input("x", F32, [8, side]));
         g.output("y", make(&g, w, x));
         g.output("z", x.relu());
-        runs_within_the_plan(name, &g.finish().expect("the graph is sound"));
+        runs_within_the_plan(name, &g.finish().expect("the graph is sound"), &[]);
     }
+}
+
+/// Outputs and states come to the host a piece at a time.
+#[test]
+fn outputs_and_states_are_seen_within_the_plan() {
+    let g = Trace::new("seen");
+    for name in ["a", "b", "c", "d", "e"] {
+        let state = g.input(name, F32, [1000, 1000]);
+        g.output(&format!("next {name}"), state + 1.0);
+        g.output(&format!("{name} now"), state.tanh());
+    }
+    let flags = ["--state", "*=next *", "--iters", "2"];
+    runs_within_the_plan("seen", &g.finish().expect("the graph is sound"), &flags);
 }
