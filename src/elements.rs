@@ -136,9 +136,9 @@ pub fn is_injective(access: &Access) -> bool {
     axes.sort_unstable();
     let mut reach = 0u128;
     axes.into_iter().all(|(stride, extent)| {
-        let apart = stride > reach;
+        let clear = stride > reach;
         reach = stride.saturating_mul(extent - 1).saturating_add(reach);
-        apart
+        clear
     })
 }
 
@@ -284,7 +284,7 @@ mod tests {
     #[test]
     fn sets_agree_with_enumeration() {
         let mut numbers = Numbers(1);
-        let (mut apart, mut covered, mut injective) = (0, 0, 0);
+        let (mut disjoint, mut covered, mut injective) = (0, 0, 0);
         for _ in 0..30_000 {
             let accesses: Vec<_> = (0..4).map(|_| numbers.access()).collect();
             let all: Vec<_> = accesses.iter().map(elements).collect();
@@ -306,7 +306,7 @@ mod tests {
             let (cover, meets) = (all[0].iter().all(|e| union.contains(e)), all[0].iter().any(|e| union.contains(e)));
             assert_eq!(first.is_covered(&parts), cover, "{accesses:?}");
             assert_eq!(parts.iter().all(|p| first.is_disjoint(p) && p.is_disjoint(first)), !meets, "{accesses:?}");
-            apart += usize::from(!meets);
+            disjoint += usize::from(!meets);
             covered += usize::from(cover);
         }
         assert!(apart > 1000 && covered > 300 && injective > 1000, "{apart} {covered} {injective}");

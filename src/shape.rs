@@ -170,9 +170,9 @@ impl Access {
     pub fn channels_last(shape: Shape) -> Access {
         let rank = shape.len();
         let order = channels_last(rank);
-        let lies = Access::contiguous(order.iter().map(|&axis| shape[axis]).collect());
+        let stored = Access::contiguous(order.iter().map(|&axis| shape[axis]).collect());
         let mut strides = vec![0; rank];
-        order.iter().zip(&lies.strides).for_each(|(&axis, &stride)| strides[axis] = stride);
+        order.iter().zip(&stored.strides).for_each(|(&axis, &stride)| strides[axis] = stride);
         Access { shape, strides, offset: 0 }
     }
 

@@ -119,8 +119,8 @@ pub struct Wave {
     pub tile: usize,
     /// Number of tiles.
     pub tiles: usize,
-    /// True if products of halves are limited by time, false if those of `f32` are.
-    pub halves: bool,
+    /// True if products of 16-bit floats are limited by time, false if those of `f32` are.
+    pub half: bool,
 }
 
 /// Libraries that a CUDA device can call.
@@ -353,9 +353,9 @@ impl Target {
     /// The tiles of matrix products that the device computes at a time, if it works on many tiles at once.
     pub fn wave(&self) -> Option<Wave> {
         match self.family {
-            Family::Cuda => Some(Wave { tile: 128, tiles: self.multiprocessors as usize, halves: true }),
+            Family::Cuda => Some(Wave { tile: 128, tiles: self.multiprocessors as usize, half: true }),
             // The device does not report its multiprocessors.
-            Family::Wgpu => Some(Wave { tile: 32, tiles: FEW_GROUPS, halves: false }),
+            Family::Wgpu => Some(Wave { tile: 32, tiles: FEW_GROUPS, half: false }),
             Family::Cpu => None,
         }
     }

@@ -160,7 +160,7 @@ impl Method {
         (self.precision != Precision::F32).then(|| Method { precision: Precision::F32, ..self.clone() })
     }
 
-    /// This method on a device, which may store halves as `f32`.
+    /// This method on a device, which may store 16-bit floats as `f32`.
     pub(super) fn on(&self, target: &Target) -> Method {
         let stored = train::stored(self.precision.dtype(), target);
         Method { precision: if stored.is_half() { self.precision } else { Precision::F32 }, ..self.clone() }
@@ -191,10 +191,7 @@ impl Method {
         let is_sgd = self.optimizer == OptimizerName::Sgd;
         let of_sgd = [("--momentum", self.momentum != 0.0), ("--nesterov", self.nesterov)];
         let of_adam = [("--beta1", self.beta1 != BETA1), ("--beta2", self.beta2 != BETA2), ("--eps", self.eps != EPS)];
-        let (others, named) = match is_sgd {
-            true => (&of_adam[..], "adam or adamw"),
-            false => (&of_sgd[..], "sgd"),
-        };
+        let (others, named) = if is_sgd { (&of_adam[..], "adam or adamw") } else { (&of_sgd[..], "sgd") };
         if let Some((flag, _)) = others.iter().find(|(_, is_given)| *is_given) {
             return Err(Error::usage(format!("{flag}: expected --optimizer {named}: the other has no use for it")));
         }

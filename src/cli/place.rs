@@ -75,10 +75,12 @@ impl Place {
         if single && let Some(fault) = faults.pop() {
             return Err(fault);
         }
-        let text = match json {
-            true if single => line(&records.remove(0)),
-            true => line(&json!(records)),
-            false => table.to_string(),
+        let text = if !json {
+            table.to_string()
+        } else if single {
+            line(&records.remove(0))
+        } else {
+            line(&json!(records))
         };
         // Bad input counts more than what does not fit. The last error is the command's.
         misfits.append(&mut faults);

@@ -4,7 +4,7 @@ use super::args::{self, Model};
 use super::method::{self, Method, Trained};
 use super::programs::{self, More};
 use super::{Failure, line};
-use crate::advise::{Trained as Case, advise};
+use crate::advise::{Advice, Trained as Case, advise};
 use crate::beside;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -127,65 +127,74 @@ impl Plan {
         self.draw(&plan, &graph.graph)?;
         let advice = if self.advise { Some(advise(&case, limit).map_err(in_file)?) } else { None };
         if let Some(limit) = self.assert_peak.filter(|&limit| plan.bytes() > limit) {
-            let what = format!("--assert-peak: the plan of '{}'", plan.name);
-            let error = in_file(Error::Fit { what, needed: plan.bytes(), limit, file: None });
-            let peak = peak(&plan, Some(&graph.graph));
-            let deficit = plan.bytes() - limit;
-            let mut record =
-                json!({"limit_bytes": limit, "needed_bytes": plan.bytes(), "deficit_bytes": deficit, "peak": peak});
-            let mut text = report::peak(&peak);
-            if let Some(advice) = advice {
-                // The advice lists the live tensors, too.
-                text = report::advice(&advice);
-                record["advice"] = json!(advice);
-            }
-            return Err(Failure::explained(error, json, record, text));
+            return Err(self.above_peak(&plan, &graph.graph, limit, advice.as_ref(), json));
         }
-        if json {
-            let answer = self.model.answer(&plan);
-            let beside = beside::find(&case.target).map(|found| found.estimate(&[&plan]));
-            if answer.is_none() && advice.is_none() && range.is_none() && beside.is_none() && !self.placement {
-                return Ok(plan.to_json());
-            }
-            // The file can still be read as a plan, because readers ignore the added fields.
-            let mut value = json!(plan);
-            if let Some(range) = range {
-                let names = || range.dims().iter().map(|dim| dim.name.as_str());
-                let binding = |tried: &Tried| -> Value { names().zip(tried.binding.iter().copied()).collect() };
-                let tried = range.tried().iter();
-                value["range"] = tried.map(|t| json!({"binding": binding(t), "live_bytes": t.live})).collect();
-            }
-            if let Some(beside) = beside {
-                value["beside"] = json!(beside);
-            }
-            if let Some(answer) = answer {
-                value["answer"] = json!(answer);
-            }
-            if let Some(advice) = advice {
-                value["advice"] = json!(advice);
-            }
-            if self.placement {
-                value["placement"] = super::run::placement(&plan, &plan.algorithms());
-            }
-            return Ok(line(&value));
+        if json { Ok(self.json(plan, range, advice)) } else { Ok(self.text(&plan, range.as_ref(), advice.as_ref())) }
+    }
+
+    /// The refusal of a plan that takes more than `--assert-peak` allows.
+    fn above_peak(&self, plan: &plan::Plan, graph: &Graph, limit: u64, advice: Option<&Advice>, json: bool) -> Failure {
+        let what = format!("--assert-peak: the plan of '{}'", plan.name);
+        let needed = plan.bytes();
+        let error = Error::Fit { what, needed, limit, file: None }.in_file(&self.model.model);
+        let peak = peak(plan, Some(graph));
+        let mut record =
+            json!({"limit_bytes": limit, "needed_bytes": needed, "deficit_bytes": needed - limit, "peak": peak});
+        let mut text = report::peak(&peak);
+        if let Some(advice) = advice {
+            // The advice lists the live tensors, too.
+            text = report::advice(advice);
+            record["advice"] = json!(advice);
         }
-        let memory = report::memory(&plan, None) + &beside_text(&case.target, &[&plan]);
-        let orders = report::orders(&plan);
+        Failure::explained(error, json, record, text)
+    }
+
+    /// The plan's file, with further fields for what else was asked. It can still be read as a plan, because readers ignore them.
+    fn json(&self, plan: plan::Plan, range: Option<ShapeRange>, advice: Option<Advice>) -> String {
+        let answer = self.model.answer(&plan);
+        let beside = beside::find(&plan.target).map(|found| found.estimate(&[&plan]));
+        if answer.is_none() && advice.is_none() && range.is_none() && beside.is_none() && !self.placement {
+            return plan.to_json();
+        }
+        let mut value = json!(plan);
+        if let Some(range) = range {
+            let names = || range.dims().iter().map(|dim| dim.name.as_str());
+            let binding = |tried: &Tried| -> Value { names().zip(tried.binding.iter().copied()).collect() };
+            let tried = range.tried().iter();
+            value["range"] = tried.map(|t| json!({"binding": binding(t), "live_bytes": t.live})).collect();
+        }
+        if let Some(beside) = beside {
+            value["beside"] = json!(beside);
+        }
+        if let Some(answer) = answer {
+            value["answer"] = json!(answer);
+        }
+        if let Some(advice) = advice {
+            value["advice"] = json!(advice);
+        }
+        if self.placement {
+            value["placement"] = super::run::placement(&plan, &plan.algorithms());
+        }
+        line(&value)
+    }
+
+    fn text(&self, plan: &plan::Plan, range: Option<&ShapeRange>, advice: Option<&Advice>) -> String {
+        let memory = report::memory(plan, None) + &beside_text(&plan.target, &[plan]);
+        let orders = report::orders(plan);
         let algorithms =
-            if self.placement { report::placement(&plan, &plan.algorithms()) } else { report::algorithms(&plan) };
-        let range = range.map_or(String::new(), |range| format!("\n{}", report::range(&range)));
+            if self.placement { report::placement(plan, &plan.algorithms()) } else { report::algorithms(plan) };
+        let range = range.map_or(String::new(), |range| format!("\n{}", report::range(range)));
         let steps = plan.steps.len();
-        let heading = format!("{} for {}, {steps} steps", plan.name, case.target.name);
+        let heading = format!("{} for {}, {steps} steps", plan.name, plan.target.name);
         let mut text = format!("{heading}\n\n{memory}{range}\n{orders}\n{algorithms}");
-        if let Some(plan::Measured { device, steps }) = &plan.tuned {
-            let of = plan.steps.len();
-            text += &format!("\nmeasured on {device}: the algorithms of {steps} of {of} steps\n");
+        if let Some(plan::Measured { device, steps: measured }) = &plan.tuned {
+            text += &format!("\nmeasured on {device}: the algorithms of {measured} of {steps} steps\n");
         }
-        match &advice {
+        match advice {
             Some(advice) => text += &format!("\n{}", report::advice(advice)),
-            None => text += &self.model.answer_text(&plan),
+            None => text += &self.model.answer_text(plan),
         }
-        Ok(text)
+        text
     }
 
     /// Plans several graphs together.

@@ -4,6 +4,7 @@ use super::args::{self, On, limit};
 use super::method::{self, Method};
 use super::{Failure, line, stop};
 use crate::advise::Trained as Case;
+use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::file;
 use crate::onnx::{self, Model};
@@ -16,7 +17,7 @@ use crate::train::classes::{Classes, States};
 use crate::train::curve::Point;
 use crate::train::data::Rows;
 use crate::train::losses::Losses;
-use crate::train::run::{Data, Score, Trainer};
+use crate::train::run::{Data, Score, Shown, Trainer};
 use clap::Args;
 use serde_json::{Value, json};
 use std::fs::File;
@@ -115,6 +116,59 @@ impl Train {
         let count = data.check()? as u64;
         let per_epoch = count / self.method.batch;
         let steps = self.steps.unwrap_or_else(|| self.epochs.unwrap_or(1).saturating_mul(per_epoch));
+        let training = Training { seed: self.seed, ..self.method.training(steps, self.log.is_some())? };
+        let precision = training.precision;
+        let folder = self.folder()?;
+        let mut trainer = self.trainer(model, &data, training, folder.as_ref(), json)?;
+        let left_out = valid.as_ref().map(|valid| trainer.admits(valid)).transpose()?.unwrap_or(0);
+        if !json {
+            let rest = match count % self.method.batch {
+                0 => String::new(),
+                rest => format!(", {rest} rows left out of each"),
+            };
+            let (weights, bytes) = (trainer.trained().len(), human(trainer.session().plan().bytes()));
+            eprintln!("{weights} weights, {count} rows, {per_epoch} steps per epoch{rest}; {bytes} planned");
+            if left_out > 0 {
+                eprintln!("  the last {left_out} rows to validate on are left out: they do not fill a part of a batch");
+            }
+            notes(&trainer, precision);
+        }
+        let seed = (!self.no_shuffle).then_some(self.seed);
+        let mut place = Place { step: 0, best: None, method: trainer.identity(&data, seed) };
+        if let Some(folder) = folder.as_ref().filter(|_| self.resume) {
+            place = folder.resume(trainer.session(), &place)?.unwrap_or(place);
+            if !json {
+                eprintln!("{} of {steps} steps were done", place.step);
+            }
+        }
+        let log = self.log.as_deref().map(|path| Log::open(path, place.step)).transpose()?;
+        let mut course = Course { data, valid, folder, seed, place, steps, per_epoch, log, seen: Seen::default() };
+        self.steps(&mut course, &mut trainer, json)?;
+        if let Some(path) = &self.output {
+            let bytes = onnx::encode(&trainer.model()?)?;
+            file::write_whole(path, "write the trained model", |out| out.write_all(&bytes))?;
+        }
+        self.draw(&trainer, &course.seen.losses)?;
+        Ok(if json { self.record(&trainer, &course) } else { summary(&trainer, &course) })
+    }
+
+    /// The folder of checkpoints, which is empty unless the training goes on.
+    fn folder(&self) -> Result<Option<Folder>> {
+        let folder = self.checkpoint.as_deref().map(Folder::open).transpose()?;
+        if let Some(folder) = folder.as_ref().filter(|_| !self.resume) {
+            folder.expect_new()?;
+        }
+        Ok(folder)
+    }
+
+    fn trainer(
+        &self,
+        model: Model,
+        data: &Data,
+        training: Training,
+        folder: Option<&Folder>,
+        json: bool,
+    ) -> Result<Trainer, Failure> {
         let options = Options {
             backend: self.on.backend.into(),
             device: self.on.device.clone(),
@@ -123,191 +177,80 @@ impl Train {
             memory_limit: self.memory_limit,
             ..Options::default()
         };
-        let training = Training { seed: self.seed, ..self.method.training(steps, self.log.is_some())? };
-        let precision = training.precision;
-        let folder = self.checkpoint.as_deref().map(Folder::open).transpose()?;
-        if let Some(folder) = folder.as_ref().filter(|_| !self.resume) {
-            folder.expect_new()?;
-        }
-        let resumed = folder.as_ref().filter(|_| self.resume).map(Folder::is_begun).transpose()?.unwrap_or(false);
+        let resumed = folder.filter(|_| self.resume).map(Folder::is_begun).transpose()?.unwrap_or(false);
         let batch = self.method.batch as usize;
-        let trainer = match self.init && !resumed {
-            true => Trainer::drawn(model, &data, batch, training, &options, self.seed),
-            false => Trainer::new(model, &data, batch, training, &options),
+        let trainer = if self.init && !resumed {
+            Trainer::drawn(model, data, batch, training, &options, self.seed)
+        } else {
+            Trainer::new(model, data, batch, training, &options)
         };
-        let mut trainer = trainer.map_err(|error| {
+        trainer.map_err(|error| {
             let file = onnx::load(&self.model);
-            method::refuse(error.in_file(&self.model), json, || self.case(file.as_ref().ok()?, &data, &options))
-        })?;
-        let bytes = trainer.session().plan().bytes();
-        let left_out = valid.as_ref().map(|valid| trainer.admits(valid)).transpose()?.unwrap_or(0);
-        if !json {
-            eprintln!(
-                "{} weights, {} rows, {per_epoch} steps per epoch{}; {} planned",
-                trainer.trained().len(),
-                count,
-                match count % self.method.batch {
-                    0 => String::new(),
-                    rest => format!(", {rest} rows left out of each"),
-                },
-                human(bytes)
-            );
-            if left_out > 0 {
-                eprintln!("  the last {left_out} rows to validate on are left out: they do not fill a part of a batch");
-            }
-            if trainer.precision() != precision {
-                eprintln!("  {} stores {precision} as f32: all values are f32", trainer.session().device());
-            }
-            for (name, why) in trainer.fixed() {
-                eprintln!("  not trained: '{name}': {why}");
-            }
-            for (name, reader) in trainer.undrawn() {
-                eprintln!(
-                    "  not drawn: '{name}': no rule for a weight that {reader} reads; it begins with the file's elements: give the file those \
-                     that it is to begin with"
-                );
-            }
-        }
-        let seed = (!self.no_shuffle).then_some(self.seed);
-        let mut place = Place { step: 0, best: None, method: trainer.identity(&data, seed) };
-        if let Some(found) =
-            folder.as_ref().filter(|_| self.resume).map(|folder| folder.resume(trainer.session(), &place))
-        {
-            place = found?.unwrap_or(place);
-            if !json {
-                eprintln!("{} of {steps} steps were done", place.step);
-            }
-        }
-        let mut log =
-            self.log.as_deref().map(|path| Ok::<_, Error>((path, open_log(path, place.step)?))).transpose()?;
+            method::refuse(error.in_file(&self.model), json, || self.case(file.as_ref().ok()?, data, &options))
+        })
+    }
+
+    /// Runs the steps that are left, until the last one or Ctrl-C.
+    fn steps(&self, course: &mut Course, trainer: &mut Trainer, json: bool) -> Result<()> {
+        let bytes = human(trainer.session().plan().bytes());
         let bar = args::progress("loss");
-        bar.set_length(steps);
-        bar.set_position(place.step);
+        bar.set_length(course.steps);
+        bar.set_position(course.place.step);
         stop::catch();
-        let (mut last, mut score) = (None, None);
-        let mut losses = Losses::default();
-        let (begin, mut waited) = (Instant::now(), Duration::ZERO);
-        let first = place.step;
-        for step in first..steps {
+        let (begin, first) = (Instant::now(), course.place.step);
+        for step in first..course.steps {
             let start = Instant::now();
-            let shown = trainer.step(&data, step, seed)?;
-            let ms = start.elapsed().as_secs_f64() * 1e3;
-            last = Some(shown.loss);
-            waited += shown.waited;
-            losses.push(shown.loss);
-            if let Some((path, log)) = &mut log {
-                let record = json!({
-                    "step": step, "loss": shown.loss, "lr": shown.rate, "grad_norm": shown.norm,
-                    "allocated_bytes": trainer.session().usage().bytes, "ms": ms,
-                    "wait_ms": shown.waited.as_secs_f64() * 1e3,
-                });
-                writeln!(log, "{record}").map_err(|e| Error::file(path, "write the log", e))?;
+            let shown = trainer.step(&course.data, step, course.seed)?;
+            if let Some(log) = &mut course.log {
+                log.write(step, &shown, start.elapsed(), trainer.session().usage().bytes)?;
             }
             if trainer.refuses(&shown) {
-                let what = match shown.loss.is_finite() {
-                    true => format!("the norm of the gradients is {}", shown.norm.unwrap_or_default()),
-                    false => format!("the loss is {}", shown.loss),
-                };
-                if let Some(name) = trainer.broken_weight()? {
-                    return Err(Error::usage(format!(
-                        "step {step}: {what}: weight '{name}' has values that are not finite before this step"
-                    ))
-                    .into());
-                }
-                if trainer.ignores_all(&data, step, seed) {
-                    let advice =
-                        "no label of its batch counts: all are -100; take a larger --batch, or leave such rows out";
-                    return Err(Error::usage(format!("step {step}: {what}: {advice}")).into());
-                }
-                let first = match trainer.not_finite(&data, step, seed)? {
-                    Some(found) => format!("the first value that is not finite is {found}"),
-                    None => "run again, all values of the step are finite".to_owned(),
-                };
-                let advice = "the weights are those before this step; a smaller --lr, or --clip-norm, may help";
-                return Err(Error::usage(format!("step {step}: {what}; {first}; {advice}")).into());
+                return Err(refusal(trainer, &course.data, step, course.seed, &shown)?);
             }
-            let (done, share) = (step + 1 - first, percent(waited, begin.elapsed()));
-            let pace = done as f64 / begin.elapsed().as_secs_f64();
-            bar.set_message(format!(
-                "loss {:.4}  lr {:.1e}  {pace:.1} steps/s  data {share:.0} %  {}",
-                shown.loss,
-                shown.rate,
-                human(bytes)
-            ));
+            course.push(&shown);
+            let elapsed = begin.elapsed();
+            let (loss, rate, share) = (shown.loss, shown.rate, percent(course.seen.waited, elapsed));
+            let pace = (course.place.step - first) as f64 / elapsed.as_secs_f64();
+            bar.set_message(format!("loss {loss:.4}  lr {rate:.1e}  {pace:.1} steps/s  data {share:.0} %  {bytes}"));
             bar.inc(1);
-            let ends = (step + 1).is_multiple_of(per_epoch.max(1)) || step + 1 == steps;
-            if let (true, Some(valid)) = (ends, &valid) {
+            if let Some(valid) = course.valid.as_ref().filter(|_| course.ends_epoch()) {
                 let found = trainer.evaluate(valid)?;
-                losses.validated(found.loss, found.accuracy);
                 if !json {
-                    bar.println(epoch_line((step + 1).div_ceil(per_epoch), shown.loss, &found));
+                    bar.println(epoch_line((step + 1).div_ceil(course.per_epoch), shown.loss, &found));
                 }
-                score = Some(found);
+                course.validated(found);
             }
-            place.step = step + 1;
             let stops = stop::is_asked();
-            if let Some(folder) = &folder {
-                let is_least =
-                    |score: &Score| score.loss.is_finite() && place.best.is_none_or(|best| score.loss < best);
-                let least = score.filter(|score| ends && is_least(score));
-                if let Some(score) = least {
-                    place.best = Some(score.loss);
-                    folder.save_best(trainer.session(), &place)?;
-                }
-                let is_due = self.save_every.map_or(ends, |every| place.step.is_multiple_of(every));
-                if is_due || stops || place.step == steps {
-                    // The log has all steps before a checkpoint, whatever ends the process.
-                    flush(&mut log)?;
-                    folder.save(trainer.session(), &place)?;
-                }
-            }
+            let is_due = self.save_every.map_or(course.ends_epoch(), |every| (step + 1).is_multiple_of(every));
+            course.keep(trainer, is_due || stops || step + 1 == course.steps)?;
             if stops {
                 break;
             }
         }
         bar.finish_and_clear();
-        flush(&mut log)?;
-        let (seconds, wait_seconds) = (begin.elapsed().as_secs_f64(), waited.as_secs_f64());
-        if let Some(path) = &self.output {
-            let bytes = onnx::encode(&trainer.model()?)?;
-            file::write_whole(path, "write the trained model", |out| out.write_all(&bytes))?;
-        }
-        self.draw(&trainer, &losses)?;
-        let usage = trainer.session().usage();
-        if json {
-            let plans: Vec<_> = trainer.session().programs().map(Program::plan).collect();
-            let Point { arena_bytes, recompute, .. } = Point::of(&plans, self.method.accumulate as usize);
-            let mut record = json!({
-                "model": self.model, "device": trainer.session().device(), "steps": place.step, "loss": last,
-                "planned_bytes": bytes, "allocated_bytes": usage.bytes, "arena_bytes": arena_bytes,
-                "classes": Classes::of(&plans), "states": States::of(&plans, trainer.trained()), "recompute": recompute,
-                "host_bytes": trainer.host_bytes(), "seconds": seconds, "wait_seconds": wait_seconds, "trained": trainer.trained(),
-            });
-            if let Some(score) = score {
-                record["valid_loss"] = score.loss.into();
-                record["valid_accuracy"] = score.accuracy.into();
-            }
-            return Ok(line(&record));
-        }
-        let valid = score.map_or(String::new(), |score| {
-            let accuracy = score.accuracy.map_or(String::new(), |share| format!(", accuracy {:.2} %", share * 100.0));
-            format!("; validation loss {:.4}{accuracy}", score.loss)
-        });
-        let steps = match place.step < steps {
-            true => format!("stopped after {} of {steps}", place.step),
-            false => steps.to_string(),
-        };
-        let loss = last.map_or("no step was left to do".to_owned(), |loss| format!("loss {loss:.4}"));
-        Ok(format!(
-            "{steps} steps in {seconds:.1} s on {}: {loss}{valid}\nplanned {}, allocated {}\n",
-            trainer.session().device(),
-            human(bytes),
-            human(usage.bytes)
-        ))
+        course.log.as_mut().map_or(Ok(()), Log::flush)?;
+        course.seen.seconds = begin.elapsed().as_secs_f64();
+        Ok(())
     }
-}
 
-impl Train {
+    /// What `--json` prints.
+    fn record(&self, trainer: &Trainer, course: &Course) -> String {
+        let plans: Vec<_> = trainer.session().programs().map(Program::plan).collect();
+        let Point { arena_bytes, recompute, .. } = Point::of(&plans, self.method.accumulate as usize);
+        let mut record = json!({
+            "model": self.model, "device": trainer.session().device(), "steps": course.place.step, "loss": course.seen.loss,
+            "planned_bytes": plans[0].bytes(), "allocated_bytes": trainer.session().usage().bytes,
+            "arena_bytes": arena_bytes, "classes": Classes::of(&plans), "states": States::of(&plans, trainer.trained()),
+            "recompute": recompute, "host_bytes": trainer.host_bytes(), "seconds": course.seen.seconds,
+            "wait_seconds": course.seen.waited.as_secs_f64(), "trained": trainer.trained(),
+        });
+        if let Some(score) = course.seen.score {
+            record["valid_loss"] = score.loss.into();
+            record["valid_accuracy"] = score.accuracy.into();
+        }
+        line(&record)
+    }
+
     /// The training as it is planned; `None` if that takes more than the data's shapes.
     fn case<'a>(&self, model: &'a Model, data: &Data, options: &Options) -> Option<Case<'a>> {
         let target = session::open(options).ok()?.0.target().clone();
@@ -333,26 +276,157 @@ impl Train {
     }
 }
 
-/// Opens the log for the steps from `first` on. What an interrupted training wrote of the steps before stays.
-fn open_log(path: &Path, first: u64) -> Result<BufWriter<File>> {
-    let fail = |e| Error::file(path, "write the log", e);
-    let before = if first > 0 { std::fs::read_to_string(path).unwrap_or_default() } else { String::new() };
-    let is_before = |text: &&str| {
-        let step = serde_json::from_str::<Value>(text).ok().and_then(|record| record["step"].as_u64());
-        step.is_some_and(|step| step < first)
-    };
-    if first == 0 {
-        return Ok(BufWriter::new(File::create(path).map_err(fail)?));
-    }
-    let mut before = before.lines().filter(is_before);
-    file::write_whole(path, "write the log", |out| before.try_for_each(|text| writeln!(out, "{text}")))?;
-    Ok(BufWriter::new(File::options().append(true).open(path).map_err(fail)?))
+/// A training on its way.
+struct Course<'a> {
+    data: Data,
+    valid: Option<Data>,
+    folder: Option<Folder>,
+    /// Of the order of the rows.
+    seed: Option<u64>,
+    place: Place,
+    /// The number of steps after which it is done.
+    steps: u64,
+    per_epoch: u64,
+    log: Option<Log<'a>>,
+    seen: Seen,
 }
 
-/// Hands the lines of a log to the system.
-fn flush(log: &mut Option<(&Path, BufWriter<File>)>) -> Result<()> {
-    let Some((path, log)) = log else { return Ok(()) };
-    log.flush().map_err(|e| Error::file(path, "write the log", e))
+/// What the steps of a run have shown.
+#[derive(Default)]
+struct Seen {
+    losses: Losses,
+    /// The loss of the last step, if one ran.
+    loss: Option<f32>,
+    /// The last validation.
+    score: Option<Score>,
+    /// The time that its steps waited for their rows, and the time of all.
+    waited: Duration,
+    seconds: f64,
+}
+
+impl Course<'_> {
+    fn push(&mut self, shown: &Shown) {
+        self.place.step += 1;
+        self.seen.loss = Some(shown.loss);
+        self.seen.waited += shown.waited;
+        self.seen.losses.push(shown.loss);
+    }
+
+    fn validated(&mut self, score: Score) {
+        self.seen.losses.validated(score.loss, score.accuracy);
+        self.seen.score = Some(score);
+    }
+
+    /// True if the last step ended an epoch, or the training.
+    fn ends_epoch(&self) -> bool {
+        self.place.step.is_multiple_of(self.per_epoch.max(1)) || self.place.step == self.steps
+    }
+
+    /// Writes the checkpoint with the least validation loss, if the last step gave it, and the one that `is_due`.
+    fn keep(&mut self, trainer: &Trainer, is_due: bool) -> Result<()> {
+        let Some(folder) = &self.folder else { return Ok(()) };
+        let is_least = |loss: f64| loss.is_finite() && self.place.best.is_none_or(|best| loss < best);
+        if let Some(score) = self.seen.score.filter(|score| self.ends_epoch() && is_least(score.loss)) {
+            self.place.best = Some(score.loss);
+            folder.save_best(trainer.session(), &self.place)?;
+        }
+        if is_due {
+            // The log has all steps before a checkpoint, whatever ends the process.
+            self.log.as_mut().map_or(Ok(()), Log::flush)?;
+            folder.save(trainer.session(), &self.place)?;
+        }
+        Ok(())
+    }
+}
+
+/// The file with an object per step.
+struct Log<'a> {
+    path: &'a Path,
+    file: BufWriter<File>,
+}
+
+impl<'a> Log<'a> {
+    /// Opens the log for the steps from `first` on. What an interrupted training wrote of the steps before stays.
+    fn open(path: &'a Path, first: u64) -> Result<Log<'a>> {
+        let fail = |e| Error::file(path, "write the log", e);
+        if first == 0 {
+            return Ok(Log { path, file: BufWriter::new(File::create(path).map_err(fail)?) });
+        }
+        let before = std::fs::read_to_string(path).unwrap_or_default();
+        let is_before = |text: &&str| {
+            let step = serde_json::from_str::<Value>(text).ok().and_then(|record| record["step"].as_u64());
+            step.is_some_and(|step| step < first)
+        };
+        let mut before = before.lines().filter(is_before);
+        file::write_whole(path, "write the log", |out| before.try_for_each(|text| writeln!(out, "{text}")))?;
+        Ok(Log { path, file: BufWriter::new(File::options().append(true).open(path).map_err(fail)?) })
+    }
+
+    fn write(&mut self, step: u64, shown: &Shown, took: Duration, allocated: u64) -> Result<()> {
+        let ms = |time: Duration| time.as_secs_f64() * 1e3;
+        let record = json!({
+            "step": step, "loss": shown.loss, "lr": shown.rate, "grad_norm": shown.norm,
+            "allocated_bytes": allocated, "ms": ms(took), "wait_ms": ms(shown.waited),
+        });
+        writeln!(self.file, "{record}").map_err(|e| Error::file(self.path, "write the log", e))
+    }
+
+    /// Hands its lines to the system.
+    fn flush(&mut self) -> Result<()> {
+        self.file.flush().map_err(|e| Error::file(self.path, "write the log", e))
+    }
+}
+
+/// Says what the training leaves as it is.
+fn notes(trainer: &Trainer, precision: DType) {
+    if trainer.precision() != precision {
+        eprintln!("  {} stores {precision} as f32: all values are f32", trainer.session().device());
+    }
+    for (name, why) in trainer.fixed() {
+        eprintln!("  not trained: '{name}': {why}");
+    }
+    for (name, reader) in trainer.undrawn() {
+        eprintln!(
+            "  not drawn: '{name}': no rule for a weight that {reader} reads; it begins with the file's elements: give the file those \
+             that it is to begin with"
+        );
+    }
+}
+
+/// Why a step was refused: its loss, or the norm of its gradients, is not finite.
+fn refusal(trainer: &mut Trainer, data: &Data, step: u64, seed: Option<u64>, shown: &Shown) -> Result<Error> {
+    let what = if shown.loss.is_finite() {
+        format!("the norm of the gradients is {}", shown.norm.unwrap_or_default())
+    } else {
+        format!("the loss is {}", shown.loss)
+    };
+    let why = if let Some(name) = trainer.broken_weight()? {
+        format!(": weight '{name}' has values that are not finite before this step")
+    } else if trainer.ignores_all(data, step, seed) {
+        ": no label of its batch counts: all are -100; take a larger --batch, or leave such rows out".to_owned()
+    } else {
+        let first = match trainer.not_finite(data, step, seed)? {
+            Some(found) => format!("the first value that is not finite is {found}"),
+            None => "run again, all values of the step are finite".to_owned(),
+        };
+        format!("; {first}; the weights are those before this step; a smaller --lr, or --clip-norm, may help")
+    };
+    Ok(Error::usage(format!("step {step}: {what}{why}")))
+}
+
+/// What is printed at the end.
+fn summary(trainer: &Trainer, course: &Course) -> String {
+    let session = trainer.session();
+    let valid = course.seen.score.map_or(String::new(), |score| {
+        let accuracy = score.accuracy.map_or(String::new(), |share| format!(", accuracy {:.2} %", share * 100.0));
+        format!("; validation loss {:.4}{accuracy}", score.loss)
+    });
+    let Course { place, steps, seen: Seen { seconds, .. }, .. } = course;
+    let steps =
+        if place.step < *steps { format!("stopped after {} of {steps}", place.step) } else { steps.to_string() };
+    let loss = course.seen.loss.map_or("no step was left to do".to_owned(), |loss| format!("loss {loss:.4}"));
+    let (device, planned, allocated) = (session.device(), human(session.plan().bytes()), human(session.usage().bytes));
+    format!("{steps} steps in {seconds:.1} s on {device}: {loss}{valid}\nplanned {planned}, allocated {allocated}\n")
 }
 
 /// Maps the files of data and labels. A file without a name is the first input's.

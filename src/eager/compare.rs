@@ -385,12 +385,12 @@ fn agreement(names: &[String], reference: &[Tensor], outputs: &[Tensor]) -> Agre
 
 /// The largest difference divided by the largest magnitude of `a`. The difference of a NaN and a number is infinite.
 fn difference(a: &[f64], b: &[f64]) -> f64 {
-    let apart = |(&x, &y): (&f64, &f64)| match x - y {
+    let distance = |(&x, &y): (&f64, &f64)| match x - y {
         _ if x == y || (x.is_nan() && y.is_nan()) => 0.0,
         d if d.is_nan() => f64::INFINITY,
         d => d.abs(),
     };
-    let largest = a.iter().zip(b).map(apart).fold(0.0, f64::max);
+    let largest = a.iter().zip(b).map(distance).fold(0.0, f64::max);
     let peak = a.iter().map(|x| x.abs()).filter(|x| x.is_finite()).fold(0.0, f64::max);
     if largest == 0.0 { 0.0 } else { largest / peak }
 }

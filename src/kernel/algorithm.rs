@@ -155,17 +155,17 @@ pub enum Tiling {
         /// Rows of a tile.
         rows: usize,
     },
-    /// Tensor cores, on halves.
+    /// Tensor cores, on 16-bit floats.
     Mma {
         /// Rows and columns of a tile.
         tile: [usize; 2],
     },
-    /// Tensor cores, on halves that are copied to workgroup memory ahead.
+    /// Tensor cores, on 16-bit floats that are copied to workgroup memory ahead.
     MmaAsync {
         /// Rows and columns of a tile.
         tile: [usize; 2],
     },
-    /// The tensor cores of compute capability 9.0, on halves that are copied to workgroup memory ahead.
+    /// The tensor cores of compute capability 9.0, on 16-bit floats that are copied to workgroup memory ahead.
     Wgmma,
 }
 
@@ -251,7 +251,7 @@ pub struct Regs {
     pub cluster: usize,
 }
 
-/// How an attention of halves is shared among the warps of a workgroup.
+/// How an attention of 16-bit floats is shared among the warps of a workgroup.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Mma {
     /// Rows of the result.

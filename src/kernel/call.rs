@@ -199,7 +199,7 @@ impl Call {
     ///
     /// Products of few tiles share the inner axis among all multiprocessors, each of which leaves a tile of `f32` there. Products of many
     /// tiles keep all multiprocessors busy without that. Convolutions of `f32` have algorithms that need almost no workspace. So have those
-    /// of halves whose channels come last and are a multiple of 8. Other convolutions of halves turn images in the workspace.
+    /// of 16-bit floats whose channels come last and are a multiple of 8. Other convolutions of 16-bit floats transpose images in the workspace.
     pub fn least_workspace(&self) -> u64 {
         match self {
             Call::MatMul(p) if p.tiles(128) >= MANY_TILES => 64 << 10,

@@ -19,7 +19,7 @@ pub trait Memory {
     /// The next row begins.
     fn begin_row(&mut self) {}
     /// True if no store changes what a load gives. Prologues then run once per element, and not at each use.
-    fn is_apart(&self) -> bool {
+    fn is_disjoint(&self) -> bool {
         false
     }
 }
@@ -66,7 +66,7 @@ pub struct Elements<'a> {
 impl Elements<'_> {
     fn new<'a>(kernel: &'a Kernel, memory: &'a mut dyn Memory) -> Elements<'a> {
         let mut elements = Elements { kernel, memory, passed: Vec::new() };
-        if elements.memory.is_apart() && !kernel.prologues.is_empty() {
+        if elements.memory.is_disjoint() && !kernel.prologues.is_empty() {
             let pass = |operand: usize| {
                 kernel.prologue(operand)?;
                 let access = Access::contiguous(kernel.reads[operand].access.shape.clone());
@@ -198,7 +198,7 @@ pub fn stores(kernel: &Kernel, reads: &[Vec<f64>]) -> Vec<Vec<(isize, f64)>> {
         fn store(&mut self, write: usize, element: isize, value: f64) {
             self.written[write].push((element, value));
         }
-        fn is_apart(&self) -> bool {
+        fn is_disjoint(&self) -> bool {
             true
         }
     }

@@ -231,7 +231,7 @@ impl Product {
     }
 }
 
-/// True if neighbouring halves of an operand, as many as 16 bytes hold, lie side by side along a variable, all of them within the
+/// True if neighbouring 16-bit floats of an operand, as many as 16 bytes hold, lie side by side along a variable, all of them within the
 /// operand's extents or none.
 fn is_part_vectorizable(kernel: &Kernel, slot: usize, space: &Space, along: &str) -> bool {
     let operand = &kernel.reads[slot];

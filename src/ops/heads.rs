@@ -448,8 +448,8 @@ fn shared<'g>(b: Nodes<'g>, call: &Call, x: &Args<Var<'g>>) -> OpResult<Vec<Var<
         }
     };
     if call.int("do_rotary", 0)? != 0 {
-        q = turned(b, call, x, &g, first, q, g.heads[0])?;
-        k = turned(b, call, x, &g, first, k, g.heads[1])?;
+        q = rotated_heads(b, call, x, &g, first, q, g.heads[0])?;
+        k = rotated_heads(b, call, x, &g, first, k, g.heads[1])?;
     }
     let attrs = attributes(call, g.heads, first.is_none())?.with("softcap", call.float("softcap", 0.0)?);
     let attrs = attrs.with("qk_matmul_output_mode", 2);
@@ -514,7 +514,7 @@ fn new_places<'g>(b: Nodes<'g>, first: Option<Var<'g>>, sequence: usize) -> Var<
 }
 
 /// Rotates queries or keys by their positions.
-fn turned<'g>(
+fn rotated_heads<'g>(
     b: Nodes<'g>,
     call: &Call,
     x: &Args<Var<'g>>,

@@ -85,18 +85,18 @@ fn matmul_grad<'g>(_: Nodes<'g>, call: &Call, back: &Back<'_, 'g>) -> OpResult<V
     let a = promoted(back.x[0], call.shape(0), [1, p.k]);
     let b = promoted(back.x[1], call.shape(1), [p.k, 1]);
     let dy = back.first()?.shaped(&p.with(p.m, p.n));
-    let turned = |x: Var<'g>| -> OpResult<Var<'g>> {
+    let transposed = |x: Var<'g>| -> OpResult<Var<'g>> {
         let rank = x.shape()?.len();
         let mut axes: Vec<usize> = (0..rank).collect();
         axes.swap(rank - 2, rank - 1);
         Ok(x.transpose(&axes))
     };
-    let da = dy.matmul(turned(b)?);
+    let da = dy.matmul(transposed(b)?);
     let rows = p.batch.numel() * p.m;
     let db = if b.shape()?.len() == 2 && a.shape()?.numel() == rows * p.k {
-        turned(a.shaped(&[rows, p.k]))?.matmul(dy.shaped(&[rows, p.n]))
+        transposed(a.shaped(&[rows, p.k]))?.matmul(dy.shaped(&[rows, p.n]))
     } else {
-        turned(a)?.matmul(dy)
+        transposed(a)?.matmul(dy)
     };
     let unpromoted = |gradient: Var<'g>, shape: &Shape| -> OpResult<Var<'g>> {
         if shape.len() != 1 {

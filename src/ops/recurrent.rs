@@ -306,7 +306,7 @@ fn eval(x: &Args<&[f64]>, call: &Call, cell: &Cell) -> OpResult<Vec<Vec<f64>>> {
     Ok([vec![y], last].concat())
 }
 
-/// The values that all cells of one direction share. Products of halves are computed in halves; gates and states are
+/// The values that all cells of one direction share. Products of 16-bit floats are computed in that type; gates and states are
 /// `f32` then.
 struct Recurrence<'g> {
     /// `[hidden, gates hidden]`.
@@ -398,9 +398,9 @@ fn direction<'g>(
         let mut shown = next[0];
         if let Some(lengths) = lengths {
             // A row that has ended keeps its state, and its outputs are zero.
-            let lives = b.scalar(t as f64, DType::I32).less(lengths);
-            shown = lives.select(next[0], nothing);
-            next.iter_mut().zip(&state).for_each(|(next, &old)| *next = lives.select(*next, old));
+            let is_running = b.scalar(t as f64, DType::I32).less(lengths);
+            shown = is_running.select(next[0], nothing);
+            next.iter_mut().zip(&state).for_each(|(next, &old)| *next = is_running.select(*next, old));
         }
         state = next;
         steps.push(shown.cast(stored));

@@ -9,7 +9,7 @@
 //!                                                                               MatMul
 //! ```
 //!
-//! The softmax of halves may be computed in f32, between two Casts. Exporters of masked attention put `Where(IsNaN(weights), 0, weights)`
+//! The softmax of 16-bit floats may be computed in f32, between two Casts. Exporters of masked attention put `Where(IsNaN(weights), 0, weights)`
 //! before the second product, for rows that see nothing. Our own decomposition has `Where(Equal(ReduceMax, -inf), 0, weights)`.
 
 use super::Context;
@@ -59,7 +59,7 @@ struct Behind {
 /// Goes from the left operand of the product that ends in `sink` to the softmax, past a Cast and a guard.
 fn behind(graph: &Graph, sink: u32, mut weights: ValueId, decisions: &Decisions) -> Option<Behind> {
     let (mut nodes, mut guarded, mut compared) = (Vec::new(), None, None);
-    // The softmax of halves may be computed in f32, as it is here.
+    // The softmax of 16-bit floats may be computed in f32, as it is here.
     if let Some(&[wide]) = named(graph, weights, "Cast").as_deref() {
         if graph.fact(wide).dtype != DType::F32 || !graph.fact(weights).dtype.is_half() {
             return None;

@@ -220,7 +220,7 @@ impl Fuser<'_> {
         members
     }
 
-    /// True if a node stores halves as `f32` for readers that can widen them themselves. Halves take half the bytes, and behind a product a
+    /// True if a node stores 16-bit floats as `f32` for readers that can widen them themselves. They take half the bytes, and behind a product a
     /// library's epilogue can store them.
     fn only_widens(&self, node: u32, seed: u32) -> bool {
         let value = ValueId { node, port: 0 };

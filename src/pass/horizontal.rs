@@ -215,11 +215,11 @@ impl Twins {
             let facts = step.values().into_iter().map(|value| graph.fact(value));
             facts.map(|fact| (fact.shape.numel() * fact.dtype.size()) as u64).sum::<u64>() <= target.max_binding
         };
-        let apart = |&end: &usize| {
+        let is_free = |&end: &usize| {
             let values = self.steps[end].values();
             values.iter().all(|&value| self.is_for_templates(graph, value)) && together(graph, &values)
         };
-        !ends.is_empty() && self.steps.iter().any(computes) && self.steps.iter().all(bound) && ends.iter().all(apart)
+        !ends.is_empty() && self.steps.iter().any(computes) && self.steps.iter().all(bound) && ends.iter().all(is_free)
     }
 
     /// True if, beside the parts' nodes, only templates read a value or views of it.

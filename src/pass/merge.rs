@@ -1,5 +1,5 @@
 //! Merges products of one value by several matrices into one product by all of them side by side, as those that make queries, keys and
-//! values. Each alone is short, and leaves much of a GPU idle. On CUDA only those of halves are merged: short ones of `f32` run side by
+//! values. Each alone is short, and leaves much of a GPU idle. On CUDA only those of 16-bit floats are merged: short ones of `f32` run side by
 //! side as they are.
 //!
 //! ```text
@@ -45,7 +45,7 @@ pub fn run(graph: &mut Graph, context: &Context) -> Result<()> {
         if !computes {
             continue;
         }
-        let product = product(graph, id, wave.halves);
+        let product = product(graph, id, wave.half);
         if !product.as_ref().is_some_and(|p| row.first().is_some_and(|first| joins(graph, first, p))) {
             merge(graph, &std::mem::take(&mut row), &wave, context)?;
         }
@@ -57,12 +57,12 @@ pub fn run(graph: &mut Graph, context: &Context) -> Result<()> {
 }
 
 /// A product of this type that may be merged.
-fn product(graph: &Graph, node: u32, halves: bool) -> Option<Product> {
+fn product(graph: &Graph, node: u32, half: bool) -> Option<Product> {
     let result = ValueId { node, port: 0 };
     let &[Some(_), Some(weights)] = &graph.operands(node)[..] else { return None };
     let multiplies = graph.node(node).op()?.name == "MatMul" && graph.as_constant(weights).is_some();
     let dtype = graph.fact(result).dtype;
-    let typed = if halves { dtype.is_half() } else { dtype == DType::F32 };
+    let typed = if half { dtype.is_half() } else { dtype == DType::F32 };
     let matrix = graph.fact(weights).shape.len() == 2 && typed;
     // Weights that others read, too, would be held twice.
     if !multiplies || !matrix || graph.is_output(result) || !graph.is_alone(weights) {
@@ -126,7 +126,7 @@ fn is_cheaper(graph: &Graph, row: &[Product], wave: &Wave, target: &Target) -> b
         (shape.numel() / columns.max(1)).div_ceil(wave.tile) * columns.div_ceil(wave.tile)
     };
     let waves = |tiles: usize| tiles.div_ceil(wave.tiles.max(1));
-    let apart: usize = row.iter().map(|p| waves(tiles(p))).sum();
+    let one_by_one: usize = row.iter().map(|p| waves(tiles(p))).sum();
     let mut seen = BTreeSet::new();
     let separate = row.iter().all(|p| followers(graph, p.end).into_iter().all(|node| seen.insert(node)));
     // A tensor that no binding holds would be cut again.
@@ -136,7 +136,7 @@ fn is_cheaper(graph: &Graph, row: &[Product], wave: &Wave, target: &Target) -> b
     };
     let bound = bytes(|p| p.weights).max(bytes(|p| p.end)) <= target.max_binding;
     let ends: Vec<_> = row.iter().map(|p| p.end).collect();
-    waves(row.iter().map(tiles).sum()) < apart && separate && bound && together(graph, &ends)
+    waves(row.iter().map(tiles).sum()) < one_by_one && separate && bound && together(graph, &ends)
 }
 
 /// True if some node needs all of these values at once, none of them reduced on the way. Otherwise one value could be gone before the next

@@ -1,4 +1,4 @@
-//! Rounds halves only where they are stored, and stores in `f32` what would be rounded again and again.
+//! Rounds 16-bit floats only where they are stored, and stores in `f32` what would be rounded again and again.
 //!
 //! - Constants scale and shift a value before it is rounded, if it was computed in `f32`, as behind a normalisation: `Cast (x) * w + b`
 //!   becomes `Cast (x * w + b)`.
@@ -138,7 +138,7 @@ fn widens(graph: &Graph, id: u32) -> bool {
     graph.node(id).op_name() == "Cast" && graph.fact(result(id)).dtype == DType::F32
 }
 
-/// The operands of a sum of halves; `None` for any other node.
+/// The operands of a sum of 16-bit floats; `None` for any other node.
 fn sum(graph: &Graph, id: u32) -> Option<[ValueId; 2]> {
     let node = graph.node(id);
     let &[Some(a), Some(b)] = &graph.operands(id)[..] else { return None };

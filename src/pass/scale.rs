@@ -1,5 +1,5 @@
 //! Moves factors of an attention's queries and keys into one factor of its scores, which the kernel already has. No kernel has to multiply
-//! queries or keys, and halves are rounded once less.
+//! queries or keys, and 16-bit floats are rounded once less.
 //!
 //! ```text
 //! MatMul (q * a, Transpose (k * b))   =   MatMul (q, Transpose (k)) * (a b)
@@ -17,7 +17,7 @@ use crate::tensor::Tensor;
 /// The most nodes that the factor of the scores may take.
 const NODES: usize = 3;
 
-/// Moves such factors. Right only where what is found becomes one kernel: products of halves are not rounded before they are scaled there.
+/// Moves such factors. Right only where what is found becomes one kernel: products of 16-bit floats are not rounded before they are scaled there.
 pub fn run(graph: &mut Graph, context: &Context) -> Result<()> {
     let mut changed = false;
     for sink in graph.order()? {
@@ -59,7 +59,7 @@ fn scale(graph: &mut Graph, products: u32, context: &Context) -> Result<bool> {
     }
     let node = graph.node(products).clone();
     let dtype = node.outputs[0].fact.dtype;
-    // A factor in halves would err for all scores alike.
+    // A 16-bit factor would err for all scores alike.
     let wide = if dtype.is_half() { DType::F32 } else { dtype };
     let to = |dtype: DType| Attrs::new().with("to", dtype.onnx());
     graph.insert_at(products);

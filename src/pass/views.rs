@@ -300,11 +300,11 @@ fn sinkable(graph: &Graph, id: u32) -> Option<(Rows, ValueId, Vec<usize>)> {
     let rows = Rows::of(graph, value)?;
     let perm = graph.permutation(rows.left.node).filter(|perm| turns_rows(perm))?;
     let x = graph.operands(rows.left.node)[0]?;
-    let lies = !rearranges(graph, x.node) && graph.as_constant(x).is_none();
+    let is_kept = !rearranges(graph, x.node) && graph.as_constant(x).is_none();
     let mut back = vec![0; perm.len()];
     perm.iter().enumerate().for_each(|(to, &from)| back[from] = to);
     let transposed = Access::contiguous(back.iter().map(|&k| graph.fact(value).shape[k]).collect()).permute(&perm);
-    (lies && seen(graph, value, &transposed)).then_some((rows, x, perm))
+    (is_kept && seen(graph, value, &transposed)).then_some((rows, x, perm))
 }
 
 /// True if, starting from this access, only views and products read the value, and products alone read the views.

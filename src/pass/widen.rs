@@ -1,4 +1,4 @@
-//! Gives each kernel that widens halves a cast of its own. Shared, the `f32` values would be stored, in twice the bytes of the halves.
+//! Gives each kernel that widens 16-bit floats a cast of its own. Shared, the `f32` values would be stored, in twice the bytes of the 16-bit floats.
 
 use super::Context;
 use crate::dtype::DType;
@@ -6,7 +6,7 @@ use crate::error::Result;
 use crate::graph::Graph;
 use crate::op::{Lower, ValueId};
 
-/// Copies casts of halves to `f32` for all readers but the first that can take them in.
+/// Copies casts of 16-bit floats to `f32` for all readers but the first that can take them in.
 pub fn run(graph: &mut Graph, context: &Context) -> Result<()> {
     for id in graph.order()? {
         let value = ValueId { node: id, port: 0 };

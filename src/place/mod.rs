@@ -237,8 +237,8 @@ mod tests {
             assert_eq!(offsets[i] % items[i].align.max(problem.align()), 0);
             for j in 0..i {
                 let (a, b) = (items[i], items[j]);
-                let apart = a.upper <= b.lower || b.upper <= a.lower || end(i) <= offsets[j] || end(j) <= offsets[i];
-                assert!(apart || a.size == 0 || b.size == 0, "items {j} and {i} overlap: {problem:?} {solution:?}");
+                let disjoint = a.upper <= b.lower || b.upper <= a.lower || end(i) <= offsets[j] || end(j) <= offsets[i];
+                assert!(disjoint || a.size == 0 || b.size == 0, "items {j} and {i} overlap: {problem:?} {solution:?}");
             }
         }
     }

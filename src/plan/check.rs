@@ -414,8 +414,8 @@ impl<'a> Checker<'a> {
         lasting.sort_unstable();
         for pair in lasting.windows(2) {
             let [(segment, offset, a), (other, next, b)] = *pair else { unreachable!("windows of two") };
-            let apart = segment != other || offset + plan.buffers[a].bytes <= next;
-            ensure(apart, || {
+            let disjoint = segment != other || offset + plan.buffers[a].bytes <= next;
+            ensure(disjoint, || {
                 let class = plan.segments[segment].class.name();
                 format!("{} overlaps {} in a segment of class {class}", self.name(b), self.name(a))
             })?;

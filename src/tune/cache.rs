@@ -42,14 +42,15 @@ pub fn read(path: &Path) -> Result<(Tuned, Vec<Entry>)> {
         return Err(Error::usage(format!("expected at most {MOST_BYTES} bytes, found {bytes}")).in_file(path));
     }
     let text = std::fs::read_to_string(path).map_err(failed)?;
-    let value: serde_json::Value = serde_json::from_str(&text).map_err(|e| Error::json(path, &e))?;
-    let (version, made) = (&value["version"], &value["plimsoll"]);
+    let syntax = |e| Error::json(path, &e);
+    let head: serde_json::Value = serde_json::from_str(&text).map_err(syntax)?;
+    let (version, made) = (&head["version"], &head["plimsoll"]);
     let own = env!("CARGO_PKG_VERSION");
     if *version != VERSION || *made != own {
         let what = format!("expected version {VERSION} by plimsoll {own}, found version {version} by plimsoll {made}");
         return Err(Error::usage(what).in_file(path));
     }
-    let content: Content = serde_json::from_value(value).map_err(|e| Error::json(path, &e))?;
+    let content: Content = serde_json::from_str(&text).map_err(syntax)?;
     let mut tuned = Tuned::new(content.device);
     for Entry { kernel, schedule, .. } in &content.kernels {
         tuned.insert(kernel, schedule.clone());

@@ -42,7 +42,7 @@ const RECORD: Duration = Duration::from_millis(2);
 const MOST_LAUNCHES: u128 = 100;
 /// A schedule replaces the one that is expected to be fastest only if it takes at most this share of its time.
 const GAIN: f64 = 0.95;
-/// Results of schedules differ by at most this share of the largest element, for `f32` and for halves.
+/// Results of schedules differ by at most this share of the largest element, for `f32` and for 16-bit floats.
 const DIFFER: [f64; 2] = [1e-3, 3e-2];
 /// Elements of a result that are compared.
 const COMPARED: u64 = 1 << 18;

@@ -48,7 +48,7 @@ impl Repr {
         })
     }
 
-    /// The representation that this type is computed in: 32 bits for halves and small integers.
+    /// The representation that this type is computed in: 32 bits for 16-bit floats and small integers.
     pub fn computed(dtype: DType) -> Option<Repr> {
         match dtype {
             DType::F16 | DType::BF16 => Some(Repr::F32),

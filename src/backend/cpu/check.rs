@@ -124,10 +124,10 @@ impl Check {
         for w in self.reads..args.len() {
             for other in 0..args.len() {
                 let (a, b) = (&args[w], &args[other]);
-                let apart = a.segment != b.segment || end(a) <= b.offset || end(b) <= a.offset;
+                let disjoint = a.segment != b.segment || end(a) <= b.offset || end(b) <= a.offset;
                 // The workspace comes after the writes, and nothing may share it.
                 let allowed = w < self.reads + self.writes && a == b && self.in_place.contains(&(other, w));
-                if other != w && a.bytes > 0 && b.bytes > 0 && !apart && !allowed {
+                if other != w && a.bytes > 0 && b.bytes > 0 && !disjoint && !allowed {
                     return Err(format!("argument {other} overlaps argument {w}, which is written"));
                 }
             }

@@ -118,7 +118,7 @@ impl Sliding {
             if self.windowed.dense {
                 let (to, share) = (workspace(self.packed_at()).cast(), (task, self.tasks(0)));
                 return match self.windowed.slide {
-                    Slide::Conv(conv) if self.windowed.turned => pack_turned(&conv, from.cast(), to, share),
+                    Slide::Conv(conv) if self.windowed.flipped => pack_flipped(&conv, from.cast(), to, share),
                     slide => pack_panels(&slide, from.cast(), to, share),
                 };
             }
@@ -196,7 +196,7 @@ unsafe fn pack_panels(slide: &Slide, from: *const f32, to: *mut f32, (task, task
 ///
 /// # Safety
 /// As for [`pack_panels`].
-unsafe fn pack_turned(conv: &Conv, from: *const f32, to: *mut f32, (task, tasks): (usize, usize)) {
+unsafe fn pack_flipped(conv: &Conv, from: *const f32, to: *mut f32, (task, tasks): (usize, usize)) {
     let (inputs, outputs) = (conv.in_channels / conv.groups, conv.out_channels / conv.groups);
     let (taps, k) = (conv.window.taps(), inputs * conv.window.taps());
     // Lines of a panel, and of each step of it.

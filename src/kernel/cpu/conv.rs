@@ -71,7 +71,7 @@ impl Conv {
 
     /// Floats of the rows of [`LANES`] images, image by image within an element, of which the panels of a block of `k` are made. None if a
     /// panel is made of the images as they are.
-    pub(crate) fn turned_len(&self) -> usize {
+    pub(crate) fn transposed_len(&self) -> usize {
         let w = &self.window;
         if !self.lanes_are_images() || w.taps() == 0 || w.covers() {
             return 0;
@@ -125,7 +125,7 @@ impl Conv {
             Way::WeightsRight => {
                 gemm::workspace_bytes(m, n, k, false, true, false) + if direct { 0 } else { 4 * self.transposed() }
             }
-            Way::WholeBatch => gemm::workspace_bytes(m, n, k, false, false, false) + 4 * self.turned_len(),
+            Way::WholeBatch => gemm::workspace_bytes(m, n, k, false, false, false) + 4 * self.transposed_len(),
         }
     }
 

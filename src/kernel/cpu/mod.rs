@@ -88,8 +88,8 @@ pub fn packed_bytes(kernel: &Kernel, operand: usize) -> Option<u64> {
         }
         (Template::Conv { .. } | Template::ConvTranspose { .. }, 1) => {
             let windowed = Windowed::new(kernel).ok()?;
-            // Filters that are turned around are those of gradients, and never constant.
-            if windowed.turned || !windowed.packs_weights() {
+            // Flipped filters are those of gradients, and never constant.
+            if windowed.flipped || !windowed.packs_weights() {
                 return None;
             }
             windowed.packed_bytes()
@@ -320,8 +320,8 @@ pub struct Windowed {
     pub packed: bool,
     /// True if unpacked weights lie row-major.
     pub dense: bool,
-    /// True for a transposed convolution that is computed as a convolution, by its filters turned around.
-    pub turned: bool,
+    /// True for a transposed convolution that is computed as a convolution, by its filters flipped.
+    pub flipped: bool,
 }
 
 impl Windowed {
@@ -352,15 +352,15 @@ impl Windowed {
             pads_end,
         };
         let (batch, in_channels, out_channels) = (shape[0], data.shape[1], shape[1]);
-        let mut turned = false;
+        let mut flipped = false;
         let slide = match (template, &kernel.schedule) {
             (&Template::Conv { groups, .. }, &Schedule::Cpu(Cpu::Conv { way, .. })) => {
                 Slide::Conv(Conv { batch, in_channels, out_channels, groups, window, way })
             }
             (&Template::ConvTranspose { groups, .. }, &Schedule::Cpu(Cpu::Conv { way, .. })) => {
-                turned = true;
+                flipped = true;
                 let window =
-                    window.turned().ok_or("a transposed convolution with strides, or one that cuts its result")?;
+                    window.flipped().ok_or("a transposed convolution with strides, or one that cuts its result")?;
                 Slide::Conv(Conv { batch, in_channels, out_channels, groups, window, way })
             }
             (&Template::ConvTranspose { groups, .. }, _) => {
@@ -379,7 +379,7 @@ impl Windowed {
             direct: image_steps(&writes[0].access).filter(|_| direct),
             packed: core > 1 && reads[1].packed,
             dense: core > 1 && reads[1].access.is_contiguous(),
-            turned,
+            flipped,
         })
     }
 

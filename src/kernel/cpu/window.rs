@@ -46,7 +46,7 @@ impl Window {
 
     /// The window that reads an output plane and gives an input plane, with its taps in reverse: what a transposed convolution with this
     /// window computes. `None` if windows are more than one element apart, or the plane would have to be cut.
-    pub fn turned(&self) -> Option<Window> {
+    pub fn flipped(&self) -> Option<Window> {
         let around = |dim: usize| (self.dilations[dim] * (self.kernel[dim] - 1)).checked_sub(self.pads[dim]);
         let pads = [around(0)?, around(1)?, around(2)?];
         (self.strides == [1; 3]).then_some(Window {

@@ -19,7 +19,7 @@ kernels! {
         attention "attention.wgsl": "queries against keys and values: scores pass through workgroup memory",
         attention_vec4 "attention_vec4.wgsl": "the same with sums in registers, four neighbours at a time",
         attention_regs "attention_regs.cu": "the same with scores and sums in registers",
-        attention_mma "attention_mma.cu": "the same of halves on tensor cores",
+        attention_mma "attention_mma.cu": "the same of 16-bit floats on tensor cores",
         attention_decode "attention_decode.wgsl": "attention of at most eight rows: many invocations share keys and values",
         attention_decode_vec16b "attention_decode_vec16b.cu": "the same, 16 bytes at a time; of few heads the workgroups of a cluster share them, too",
     }

@@ -114,7 +114,7 @@ impl Module<'_> {
         Ok(())
     }
 
-    /// A function of a product's operand at a point of its space, zero where that goes beyond the operand's axes; and one of as many halves
+    /// A function of a product's operand at a point of its space, zero where that goes beyond the operand's axes; and one of as many
     /// as 16 bytes hold, if they lie so.
     fn part_operand(&mut self, name: &'static str, side: &Side, names: [&'static str; 2]) -> Result<(), String> {
         let (slot, space) = (side.slot, &side.space);
@@ -324,7 +324,7 @@ impl Module<'_> {
             0 => address.to_owned(),
             step => format!("{address} + v * {step}"),
         };
-        // Two halves are rounded at once where there is an instruction for it.
+        // Two 16-bit floats are rounded at once where there is an instruction for it.
         let pairs = |ty: Type| ty.size() == 2 && self.target.compute >= 80;
         let mut values = BTreeMap::new();
         let mut after = Vec::new();

@@ -17,7 +17,7 @@ kernels! {
         matmul_slice_k "matmul_slice_k.wgsl": "the same with the inner axis shared too, for products of few tiles",
         matmul_regs "matmul_regs.cu": "the same with 8 by 8 sums per invocation, for large products",
         matmul_slice_k_warp "matmul_slice_k_warp.cu": "products of few tiles whose operands lie 16 bytes at a time: warps share the inner axis",
-        matmul_mma "matmul_mma.cu": "products of halves on tensor cores",
+        matmul_mma "matmul_mma.cu": "products of 16-bit floats on tensor cores",
         matmul_mma_async "matmul_mma_async.cu": "the same of operands that lie 16 bytes at a time, sent to workgroup memory ahead",
         matmul_wgmma "matmul_wgmma.cu": "the same by compute capability 9.0, which multiplies what lies in workgroup memory",
         gemv "gemv.wgsl": "matrix product of at most four rows or columns: reads the other operand once",

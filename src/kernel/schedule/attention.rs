@@ -306,7 +306,7 @@ impl Problem<'_> {
         [8, 4, 2].into_iter().find(fits).unwrap_or(1)
     }
 
-    /// True if tensor cores compute the attention: of halves, by instructions that came with compute capability 8.0.
+    /// True if tensor cores compute the attention: of 16-bit floats, by instructions that came with compute capability 8.0.
     fn has_tensor_cores(&self) -> bool {
         let element = self.kernel.reads[0].dtype;
         let is_half = element.is_half() && self.kernel.reads[..3].iter().all(|o| o.dtype == element);

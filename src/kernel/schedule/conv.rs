@@ -158,7 +158,7 @@ pub fn is_direct(weights: &[usize], groups: usize) -> bool {
     matches!(weights, [o, c, taps @ ..] if *c < 8 && !unfolds(o / groups.max(1), c * taps.iter().product::<usize>()))
 }
 
-/// The columns of a convolution's weights: an order of their axes but the first. In it, the convolution is a product of halves that lie 16
+/// The columns of a convolution's weights: an order of their axes but the first. In it, the convolution is a product of 16-bit floats that lie 16
 /// bytes at a time. `None` unless windows have no padding and begin at multiples of 16 bytes, as the patches of a vision transformer.
 pub fn by_patches(kernel: &Kernel, groups: usize, window: &Window, target: &Target) -> Option<[usize; 4]> {
     let ([x, w, ..], [_, outputs, positions @ ..]) = (&kernel.reads[..], &kernel.shape[..]) else { return None };

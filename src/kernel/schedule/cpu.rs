@@ -64,8 +64,7 @@ impl Cpu {
                     Way::WeightsLeft | Way::WeightsRight => true,
                 };
                 ensure(is_known && turns(kernel), || {
-                    "filters are turned around if they are computed and dense, and windows are one element apart"
-                        .to_owned()
+                    "filters are flipped if they are computed and dense, and windows are one element apart".to_owned()
                 })?;
                 Windowed::new(kernel).map(drop)
             }
@@ -94,7 +93,7 @@ fn has_plain_taps(kernel: &Kernel) -> bool {
     !weights.packed && kernel.prologues.is_empty() && weights.access.has_dense_planes()
 }
 
-/// True if a transposed convolution may be computed as a convolution by its filters turned around.
+/// True if a transposed convolution may be computed as a convolution by its filters flipped.
 fn turns(kernel: &Kernel) -> bool {
     let scheduled = |way| Kernel { schedule: Schedule::Cpu(Cpu::Conv { way, threads: 1 }), ..kernel.clone() };
     !kernel.reads[1].packed && Windowed::new(&scheduled(Way::WeightsLeft)).is_ok_and(|windowed| windowed.dense)

@@ -131,7 +131,7 @@ impl Tiling {
         let power = |n: usize, most: usize| n.is_power_of_two() && n <= most;
         let wgsl = (target.family != Family::Cuda, "it is written for WGSL");
         let cuda = (target.family == Family::Cuda, "it is written for CUDA");
-        let halves = (p.element.is_half() && p.is_uniform, "it multiplies halves of one type");
+        let half = (p.element.is_half() && p.is_uniform, "it multiplies 16-bit floats of one type");
         let few = (p.m <= FEW_ROWS, "it has at most 4 rows");
         let async_copy = p.copies_async && target.compute >= 80;
         let copies = (async_copy, "its operands are not copied 16 bytes at a time on this target");
@@ -166,18 +166,18 @@ impl Tiling {
                 let f32s = (p.element == DType::F32, "it multiplies f32");
                 vec![cuda, copies, f32s, tile(matches!(rows, 16 | SLICE_TILE))]
             }
-            Tiling::Mma { tile: found } => vec![cuda, halves, tile(MMA.contains(&found) && found[0] == found[1])],
-            Tiling::MmaAsync { tile: found } => vec![cuda, halves, copies, tile(MMA.contains(&found))],
+            Tiling::Mma { tile: found } => vec![cuda, half, tile(MMA.contains(&found) && found[0] == found[1])],
+            Tiling::MmaAsync { tile: found } => vec![cuda, half, copies, tile(MMA.contains(&found))],
             Tiling::Wgmma => {
                 let here = (target.compute == 90, "it is for compute capability 9.0");
-                vec![cuda, halves, copies, here, (p.b.along_k, "its right operand does not lie along the inner axis")]
+                vec![cuda, half, copies, here, (p.b.along_k, "its right operand does not lie along the inner axis")]
             }
         };
         all_hold(self.text(), &rules)
     }
 }
 
-/// True if a product of halves of `m` by `k` and `k` by `n` is large enough for the tensor cores of a CUDA device.
+/// True if a product of 16-bit floats of `m` by `k` and `k` by `n` is large enough for the tensor cores of a CUDA device.
 pub fn suits_tensor_cores([m, k, n]: [usize; 3]) -> bool {
     m > 16 && n > 16 && k >= 16
 }
@@ -196,8 +196,8 @@ pub(super) fn rows(kernel: &Kernel, target: &Target) -> (usize, bool) {
     let first = first_row_axis(kernel);
     // The right operand of a few rows comes from the caches of CUDA devices; more workgroups ask for it sooner.
     let few = shape[first..=batch].iter().product::<usize>() <= FEW_ROWS;
-    let apart = target.family == Family::Cuda && kernel.reads[0].dtype.size() > 2 && few;
-    let rows = if apart { batch } else { first };
+    let separate = target.family == Family::Cuda && kernel.reads[0].dtype.size() > 2 && few;
+    let rows = if separate { batch } else { first };
     let m: usize = shape[rows..=batch].iter().product();
     let n = shape[batch + 1];
     (rows, n < m && n <= 16)
@@ -320,7 +320,7 @@ pub(super) fn all(kernel: &Kernel, p: &Product, target: &Target, own: &dyn Fn(us
     all
 }
 
-/// True if products of `batch`, `m` rows and `n` columns of halves keep the target busy in tiles of [`Tiling::Wgmma`]. They take half
+/// True if products of `batch`, `m` rows and `n` columns of 16-bit floats keep the target busy in tiles of [`Tiling::Wgmma`]. They take half
 /// the time of earlier instructions, even if the last round is nearly empty.
 pub fn fill_wgmma([batch, m, n]: [usize; 3], target: &Target) -> bool {
     let [rows, columns] = WGMMA_TILE;

@@ -99,7 +99,7 @@ pub(super) fn prefers_text(kernel: &Kernel, call: &Call, target: &Target) -> boo
     }
 }
 
-/// True for a product of halves that lie 16 bytes at a time, but whose result's rows do not. Libraries have only kernels of earlier
+/// True for a product of 16-bit floats that lie 16 bytes at a time, but whose result's rows do not. Libraries have only kernels of earlier
 /// architectures for it. On an H200, they take twice a rendered kernel's time if rows start at odd elements. At even elements they take
 /// a fifth less than it, but twice the time of [`Tiling::Wgmma`](super::Tiling::Wgmma).
 fn starts_anywhere(kernel: &Kernel, call: &MatMul, target: &Target) -> bool {

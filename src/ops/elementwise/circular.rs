@@ -29,8 +29,8 @@ fn quotient(a: &Expr, b: &Expr) -> Expr {
     let (long, middle) = ((b * (1.0 / SHORT)).lt(a), (b * SHORT).lt(a));
     let over = long.select(&-b, &middle.select(&(a - b), a));
     let under = long.select(a, &middle.select(&(a + b), b));
-    let turned = long.select(&a.like(FRAC_PI_2), &middle.select(&a.like(FRAC_PI_4), &a.like(0.0)));
-    turned + series(&(over / under), -1.0)
+    let base = long.select(&a.like(FRAC_PI_2), &middle.select(&a.like(FRAC_PI_4), &a.like(0.0)));
+    base + series(&(over / under), -1.0)
 }
 
 pub(super) fn atan(x: &Expr) -> Expr {

@@ -38,7 +38,7 @@ pub fn check(kernel: &Kernel, target: &Target) -> Verdict<Needs> {
     check_prologues(kernel)?;
     kernel.validate(target.family)?;
     for (i, Operand { access, .. }) in writes.iter().enumerate() {
-        ensure(is_injective(&apart(kernel, access)), || {
+        ensure(is_injective(&once(kernel, access)), || {
             format!("operand {i} written: elements share addresses under strides {:?}", access.strides)
         })?;
     }
@@ -75,7 +75,7 @@ pub fn check(kernel: &Kernel, target: &Target) -> Verdict<Needs> {
 
 /// The elements that a kernel writes, each once. Updates of one element are of one index along the axis that counts them, and only the last
 /// of them is stored.
-fn apart(kernel: &Kernel, written: &Access) -> Access {
+fn once(kernel: &Kernel, written: &Access) -> Access {
     let mut access = written.clone();
     if let Template::Scatter { axis, stride, extent, .. } = kernel.template {
         access.shape[axis] = extent;

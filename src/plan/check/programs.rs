@@ -58,8 +58,8 @@ fn together(plans: &[&Plan]) -> Verdict {
     }
     counts(plans)?;
     for ((spot, (a, of)), (next, (b, other))) in lasting.iter().zip(lasting.iter().skip(1)) {
-        let apart = spot.segment != next.segment || spot.offset + a.bytes <= next.offset;
-        ensure(apart, || {
+        let disjoint = spot.segment != next.segment || spot.offset + a.bytes <= next.offset;
+        ensure(disjoint, || {
             format!("'{}' of program '{}' overlaps '{}' of program '{}'", b.name, other.title(), a.name, of.title())
         })?;
     }

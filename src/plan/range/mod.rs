@@ -374,11 +374,11 @@ impl Maker {
     fn differs(&self, binding: &[usize], what: &str) -> Error {
         let (here, largest) = (self.show(binding), self.show(&self.largest()));
         let smaller = self.dims.iter().zip(binding).filter(|(dim, extent)| dim.most != **extent);
-        let apart: Vec<_> =
+        let separate: Vec<_> =
             smaller.map(|(dim, extent)| format!("'{}' up to {extent} and above it", dim.name)).collect();
-        let ranges = if apart.is_empty() { "" } else { "; plan ranges of their own for " };
-        let apart = apart.join(", or for ");
-        Error::usage(format!("the graph at {here} does not run in the plan of {largest}: {what}{ranges}{apart}"))
+        let ranges = if separate.is_empty() { "" } else { "; plan ranges of their own for " };
+        let separate = separate.join(", or for ");
+        Error::usage(format!("the graph at {here} does not run in the plan of {largest}: {what}{ranges}{separate}"))
     }
 
     fn diverges(&self, binding: &[usize], divergence: Divergence, graph: Option<&Prepared>) -> Error {

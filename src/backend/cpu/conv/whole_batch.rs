@@ -5,8 +5,9 @@
 //! ```
 //!
 //! It suits weights that are computed, and so cannot be packed ahead, at few positions: the gradients of filters, whose windows are as large
-//! as images, and those of small images, which are convolutions by filters turned around. With one output channel in a group the product is a few dot products. Where there are enough images, the columns of a panel are
-//! one position of several of them: these images are turned, element by element side by side, and all positions cut their panels out of that.
+//! as images, and those of small images, which are convolutions by filters turned around. With one output channel in a group the product is
+//! a few dot products. Where there are enough images, the columns of a panel are one position of several of them: these images are
+//! transposed, element by element side by side, and all positions cut their panels out of that.
 
 use super::{Image, Share, Tensors};
 use crate::backend::cpu::gemm::{Gemm, Matrix, Out, Produce, Tile, View, pack_panel};
@@ -64,9 +65,10 @@ impl Conv {
             return;
         }
         let lanes_are_images = self.lanes_are_images();
-        let (space, workspace) = workspace.split_at_mut(self.turned_len());
-        let turned = Turned { conv: self, patches: &patches, space: space.as_mut_ptr(), holds: Cell::new(None) };
-        let b: &dyn Produce = if lanes_are_images { &turned } else { &patches };
+        let (space, workspace) = workspace.split_at_mut(self.transposed_len());
+        let transposed =
+            Transposed { conv: self, patches: &patches, space: space.as_mut_ptr(), holds: Cell::new(None) };
+        let b: &dyn Produce = if lanes_are_images { &transposed } else { &patches };
         let (a, b) = (Matrix::Produced(&filters), Matrix::Produced(b));
         let gemm = Gemm { m, n, k, a, b, c: Out::Epilogue, accumulate: false };
         // SAFETY: guaranteed by the caller for this group.
@@ -338,19 +340,19 @@ impl Produce for Patches<'_> {
 }
 
 /// The same matrix where a panel is one position of [`LANES`] images.
-struct Turned<'a> {
+struct Transposed<'a> {
     conv: &'a Conv,
     patches: &'a Patches<'a>,
-    /// Room for [`Conv::turned_len`] floats: rows of the images of a block, element by element, and within an element image by image.
+    /// Room for [`Conv::transposed_len`] floats: rows of the images of a block, element by element, and within an element image by image.
     space: *mut f32,
     /// The block of images and the first element of `k` whose rows are there.
     holds: Cell<Option<(usize, usize)>>,
 }
 
 // SAFETY: the space and the note on it are those of one task.
-unsafe impl Sync for Turned<'_> {}
+unsafe impl Sync for Transposed<'_> {}
 
-impl Turned<'_> {
+impl Transposed<'_> {
     /// Turns some rows of the images of a block, which are counted over all channels.
     ///
     /// # Safety
@@ -378,7 +380,7 @@ impl Turned<'_> {
     }
 }
 
-impl Produce for Turned<'_> {
+impl Produce for Transposed<'_> {
     unsafe fn panel(&self, _: Isa, k: Range<usize>, lanes: Range<usize>, step: usize, panel: *mut f32) {
         assert!(lanes.len() == LANES && step == LANES && lanes.start.is_multiple_of(LANES), "a panel is one position");
         let (window, positions) = (self.patches.window, self.patches.positions);
