@@ -4,7 +4,7 @@ use crate::kernels::{cases, elements, indices};
 use plimsoll::internals::dtype::DType;
 use plimsoll::internals::expr::{Body, Expr};
 use plimsoll::internals::kernel::algorithm::Schedule;
-use plimsoll::internals::kernel::call::{Activation, Call, Conv, Image, MatMul, Matrix, Vector};
+use plimsoll::internals::kernel::call::{Activation, Call, Computes, Conv, Image, MatMul, Matrix, Vector};
 use plimsoll::internals::kernel::meaning::evaluate;
 use plimsoll::internals::kernel::{Kernel, Operand, Template, Window, schedule};
 use plimsoll::internals::shape::{Access, Shape};
@@ -50,6 +50,14 @@ fn convolution(c: &Conv, buffers: &mut Buffers) {
         (x.offset + index.iter().zip(&x.strides).map(|(&i, &s)| i as u64 * s).sum::<u64>()) as usize
     };
     let (outputs, inputs) = (c.y.dims[1] / c.groups, c.w.dims[1]);
+    let written = match c.computes {
+        Computes::Result => &c.y,
+        Computes::Filters => &c.w,
+        Computes::Images => &c.x,
+    };
+    if c.computes != Computes::Result {
+        indices(&shape(written)).iter().for_each(|index| buffers[written.slot][at(written, index)] = 0.0);
+    }
     for index in indices(&shape(&c.y)) {
         let group = index[1] as u64 / outputs;
         let mut sum = 0.0;
@@ -61,8 +69,23 @@ fn convolution(c: &Conv, buffers: &mut Buffers) {
             }
             if from.len() == index.len() && from.iter().zip(shape(&c.x)).all(|(&i, d)| i < d) {
                 let weight = [&index[1..2], &tap[..]].concat();
+                let [x, w, y] = [at(&c.x, &from), at(&c.w, &weight), at(&c.y, &index)];
+                match c.computes {
+                    Computes::Result => {}
+                    Computes::Filters => {
+                        buffers[c.w.slot][w] += buffers[c.x.slot][x] * buffers[c.y.slot][y];
+                        continue;
+                    }
+                    Computes::Images => {
+                        buffers[c.x.slot][x] += buffers[c.w.slot][w] * buffers[c.y.slot][y];
+                        continue;
+                    }
+                }
                 sum += buffers[c.x.slot][at(&c.x, &from)] * buffers[c.w.slot][at(&c.w, &weight)];
             }
+        }
+        if c.computes != Computes::Result {
+            continue;
         }
         sum += c.residual.as_ref().map_or(0.0, |r| buffers[r.slot][at(r, &index)]);
         sum += vector(&c.bias, index[1] as u64, buffers);
