@@ -221,7 +221,9 @@ impl Call {
             Call::MatMul(p) => p.partial_sums().clamp(MIB, 32 * MIB),
             Call::Conv(c) => {
                 let bytes = [&c.x, &c.w, &c.y].map(|t| t.elements().saturating_mul(t.dtype.size() as u64));
-                bytes.into_iter().fold(0, u64::saturating_add).clamp(MIB, 64 * MIB).next_multiple_of(256)
+                // Gradients by filters of `f32` copy all three, and some numbers beside them.
+                let (beside, most) = if c.computes.is_result() { (0, 64 * MIB) } else { (MIB, 256 * MIB) };
+                bytes.into_iter().fold(beside, u64::saturating_add).clamp(MIB, most).next_multiple_of(256)
             }
         }
     }

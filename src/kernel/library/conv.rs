@@ -78,8 +78,9 @@ impl Gradient<'_> {
         let known = (dtype.is_half() || dtype == DType::F32) && operands.iter().all(|o| o.dtype == dtype && !o.packed);
         let tensors = [x, w, y];
         let channels_last = on_tensor_cores(dtype, target) && tensors.iter().all(|(_, a)| a.has_channels_last());
-        // cuDNN takes dense filters alone. Of images that lie otherwise than it expects it makes copies of its own.
-        let dense = channels_last || tensors.iter().all(|(_, a)| a.is_contiguous());
+        // cuDNN takes dense filters alone, and on tensor cores nothing but channels that come last.
+        let rows = !on_tensor_cores(dtype, target) && tensors.iter().all(|(_, a)| a.is_contiguous());
+        let dense = channels_last || rows;
         if !known || !dense || !pads_evenly(window, &x.1.shape[2..], &y.1.shape[2..])? {
             return None;
         }
