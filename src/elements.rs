@@ -309,7 +309,7 @@ mod tests {
             disjoint += usize::from(!meets);
             covered += usize::from(cover);
         }
-        assert!(apart > 1000 && covered > 300 && injective > 1000, "{apart} {covered} {injective}");
+        assert!(disjoint > 1000 && covered > 300 && injective > 1000, "{disjoint} {covered} {injective}");
     }
 
     #[test]

@@ -53,7 +53,7 @@ pub struct Tensors<'a> {
     pub weight_steps: [isize; 2],
     /// True if weights in memory have their taps in reverse: those of a convolution whose gradient this one computes. Its output channels
     /// are the input channels here.
-    pub turned: bool,
+    pub flipped: bool,
     /// The result; `None` if the epilogue stores it.
     pub y: Option<Image<*mut f32>>,
     /// The body that the data passes as it is read: of pointwise convolutions only.

@@ -273,10 +273,10 @@ impl Compiled for Sliding {
         let mut space = Space { mem: *mem, bases };
         let prologue = self.prologue.as_ref().map(|p| p.bind(args, &p.start, p.take(&mut space)));
         let Space { mem, bases } = space;
-        let turned = self.windowed.turned;
-        let axes = if turned { [1, 0] } else { [0, 1] };
+        let flipped = self.windowed.flipped;
+        let axes = if flipped { [1, 0] } else { [0, 1] };
         let weight_steps = axes.map(|axis| self.weights.get(axis).map_or(0, |(_, step)| step / 4));
-        let tensors = Tensors { x, weights, weight_steps, turned, y, prologue };
+        let tensors = Tensors { x, weights, weight_steps, flipped, y, prologue };
         let mut finish = |image: usize, tile: Tile| {
             let Some(epilogue) = &self.epilogue else { return };
             for (at, (step, start)) in at.iter_mut().zip(&self.images) {

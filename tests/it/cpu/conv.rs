@@ -62,16 +62,16 @@ fn check(conv: &Conv, parts: usize, direct: bool) {
     let read = if conv.way == Way::WholeBatch { &weights } else { &packed };
     let weight_steps = [inputs * w.taps(), w.taps()].map(|step| step as isize);
     // The weights of the convolution whose gradient this one is: channels exchanged within their groups, taps in reverse.
-    let mut turned = vec![0f32; weights.len()];
+    let mut flipped = vec![0f32; weights.len()];
     for (at, &weight) in weights.iter().enumerate() {
         let (o, i, tap) = (at / w.taps() / inputs, at / w.taps() % inputs, at % w.taps());
         let (group, o) = (o / outputs, o % outputs);
-        turned[(((group * inputs + i) * outputs) + o) * w.taps() + w.taps() - 1 - tap] = weight;
+        flipped[(((group * inputs + i) * outputs) + o) * w.taps() + w.taps() - 1 - tap] = weight;
     }
     let turned_steps = [w.taps(), outputs * w.taps()].map(|step| step as isize);
     let mut kinds = vec![(read, weight_steps, false)];
-    kinds.extend((conv.way == Way::WholeBatch).then_some((&turned, turned_steps, true)));
-    for (isa, (read, weight_steps, turned)) in
+    kinds.extend((conv.way == Way::WholeBatch).then_some((&flipped, turned_steps, true)));
+    for (isa, (read, weight_steps, flipped)) in
         Isa::available().into_iter().flat_map(|isa| kinds.iter().map(move |&kind| (isa, kind)))
     {
         let mut y = vec![f32::NAN; want.len()];
@@ -96,7 +96,7 @@ fn check(conv: &Conv, parts: usize, direct: bool) {
                 }
             };
             let y = direct.then_some(image);
-            let tensors = Tensors { x: from, weights: read.as_ptr(), weight_steps, turned, y, prologue: None };
+            let tensors = Tensors { x: from, weights: read.as_ptr(), weight_steps, flipped, y, prologue: None };
             // SAFETY: as above.
             unsafe { conv.run(Share { isa, parts, task }, &tensors, &mut space, &mut double) }
         }
@@ -222,7 +222,7 @@ fn transposed_convolutions_of_every_kind() {
                                 x: from,
                                 weights: packed.as_ptr(),
                                 weight_steps: [0; 2],
-                                turned: false,
+                                flipped: false,
                                 y: Some(to),
                                 prologue: None,
                             };

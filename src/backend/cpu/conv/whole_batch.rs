@@ -5,7 +5,7 @@
 //! ```
 //!
 //! It suits weights that are computed, and so cannot be packed ahead, at few positions: the gradients of filters, whose windows are as large
-//! as images, and those of small images, which are convolutions by filters turned around. With one output channel in a group the product is
+//! as images, and those of small images, which are convolutions by flipped filters. With one output channel in a group the product is
 //! a few dot products. Where there are enough images, the columns of a panel are one position of several of them: these images are
 //! transposed, element by element side by side, and all positions cut their panels out of that.
 
@@ -31,7 +31,7 @@ impl Conv {
     pub(super) unsafe fn whole_batch(
         &self,
         Share { isa, parts, task }: Share,
-        Tensors { x, weights, weight_steps, turned, y, .. }: &Tensors,
+        Tensors { x, weights, weight_steps, flipped, y, .. }: &Tensors,
         workspace: &mut [f32],
         epilogue: &mut dyn FnMut(usize, Tile),
     ) {
@@ -44,15 +44,15 @@ impl Conv {
         let image = Image { ptr: x.ptr.wrapping_add(group * inputs * x.channel_stride), ..*x };
         let patches = Patches { window: &window, image, positions };
         // A group is its output channels, or those of the convolution whose gradient this is: its input channels.
-        let [lines, step] = if *turned { [inputs, 1] } else { [m, 0] };
+        let [lines, step] = if *flipped { [inputs, 1] } else { [m, 0] };
         let filters = Filters {
             ptr: weights.wrapping_offset((group * lines) as isize * weight_steps[step]),
             steps: *weight_steps,
             taps: window.taps(),
-            turned: *turned,
+            flipped: *flipped,
         };
         let out = Results { y: *y, first, positions };
-        if m == 1 && !turned {
+        if m == 1 && !flipped {
             for start in cols.clone().step_by(PANEL_COLS) {
                 let cols = start..cols.end.min(start + PANEL_COLS);
                 let sums = &mut [0.0; PANEL_COLS];
@@ -189,7 +189,7 @@ struct Filters {
     steps: [isize; 2],
     taps: usize,
     /// True if the last tap is the first in memory.
-    turned: bool,
+    flipped: bool,
 }
 
 // SAFETY: weights that the caller of `Conv::run` vouches for, and that are only read.
@@ -197,9 +197,9 @@ unsafe impl Sync for Filters {}
 
 impl Produce for Filters {
     unsafe fn panel(&self, _: Isa, k: Range<usize>, lanes: Range<usize>, step: usize, panel: *mut f32) {
-        let Filters { ptr, steps, taps, turned } = *self;
+        let Filters { ptr, steps, taps, flipped } = *self;
         // Channels that follow one another are packed at once.
-        let run = if !turned && steps[1] == taps as isize { usize::MAX } else { taps };
+        let run = if !flipped && steps[1] == taps as isize { usize::MAX } else { taps };
         let mut at = k.start;
         while at < k.end {
             let (channel, tap) = (at / taps, at % taps);
@@ -209,7 +209,7 @@ impl Produce for Filters {
             let view = |tap: usize| View { ptr: filter.wrapping_add(tap), rs: steps[0], cs: 1 };
             // SAFETY: guaranteed by the caller.
             unsafe {
-                if turned {
+                if flipped {
                     pack_turned(view(taps - tap - count), lanes.len(), count, to, step);
                 } else {
                     pack_panel(view(tap), lanes.len(), count, to, step);
