@@ -121,7 +121,8 @@ fn a_refused_training_is_told_what_would_help() {
         serde_json::from_str(&out).expect("it is JSON")
     };
     let flags = ["graphs/digits.onnx", "--loss", "cross_entropy", "--batch", "48", "--threads", "2"];
-    let data = ["--data", "graphs/digits-images.npy", "--labels", "graphs/digits-labels.npy", "--lr", "0.1"];
+    let data =
+        ["--data", "graphs/digits-images.npy", "--labels", "graphs/digits-labels.npy", "--lr", "0.1", "--steps", "1"];
     let planned = |more: &[&str]| number(&ok_json(&[&["plan", "--train"], &flags, more])["planned_bytes"]);
     let whole = planned(&[]);
     let limit = number(&record(&[&flags, &["--memory-limit", "1"]])["needed_bytes"]) - 1;
