@@ -146,7 +146,7 @@ impl Choice {
         let mut kept = self.kept.clone();
         let mut work = self.work();
         // Stretches of the list, the next one last. One that takes too much is halved.
-        let mut stretches = vec![0..values.len()];
+        let mut stretches: Vec<_> = std::iter::once(0..values.len()).collect();
         for _ in 0..REFINED {
             let Some(stretch) = stretches.pop() else { break };
             if stretch.is_empty() {

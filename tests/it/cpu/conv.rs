@@ -72,7 +72,7 @@ fn check(conv: &Conv, parts: usize, direct: bool) {
     let mut kinds = vec![(read, weight_steps, false)];
     kinds.extend((conv.way == Way::WholeBatch).then_some((&flipped, turned_steps, true)));
     for (isa, (read, weight_steps, flipped)) in
-        Isa::available().into_iter().flat_map(|isa| kinds.iter().map(move |&kind| (isa, kind)))
+        Isa::available().flat_map(|isa| kinds.iter().map(move |&kind| (isa, kind)))
     {
         let mut y = vec![f32::NAN; want.len()];
         let image = Image {
