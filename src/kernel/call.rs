@@ -10,7 +10,7 @@ use std::fmt;
 pub enum Call {
     /// cuBLASLt.
     MatMul(MatMul),
-    /// cuDNN: a convolution, or one of its gradients.
+    /// cuDNN, forward.
     Conv(Conv),
 }
 
@@ -106,40 +106,9 @@ pub enum Activation {
     GeluTanh,
 }
 
-/// What a call computes of a convolution `y = conv(x, w)`, from the two others.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Computes {
-    /// `y`.
-    #[default]
-    Result,
-    /// The gradient of a loss by `w`, where `y` holds the gradient by the convolution's result.
-    Filters,
-    /// The gradient of a loss by `x`, where `y` holds the gradient by the convolution's result.
-    Images,
-}
-
-impl Computes {
-    fn is_result(&self) -> bool {
-        *self == Computes::Result
-    }
-
-    fn name(self) -> &'static str {
-        match self {
-            Computes::Result => "conv",
-            Computes::Filters => "conv filters",
-            Computes::Images => "conv images",
-        }
-    }
-}
-
-/// A convolution: `y = activation(conv(x, w) + residual + bias)`, accumulated in `f32`. Or one of its gradients, which has no residual, no
-/// bias and no activation.
+/// A convolution: `y = activation(conv(x, w) + residual + bias)`, accumulated in `f32`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Conv {
-    /// Which of `x`, `w` and `y` is written.
-    #[serde(default, skip_serializing_if = "Computes::is_result")]
-    pub computes: Computes,
     /// Channel groups.
     pub groups: u64,
     /// Steps between windows, per spatial axis (two of them, or three).
@@ -221,9 +190,7 @@ impl Call {
             Call::MatMul(p) => p.partial_sums().clamp(MIB, 32 * MIB),
             Call::Conv(c) => {
                 let bytes = [&c.x, &c.w, &c.y].map(|t| t.elements().saturating_mul(t.dtype.size() as u64));
-                // Gradients by filters of `f32` copy all three, and some numbers beside them.
-                let (beside, most) = if c.computes.is_result() { (0, 64 * MIB) } else { (MIB, 256 * MIB) };
-                bytes.into_iter().fold(beside, u64::saturating_add).clamp(MIB, most).next_multiple_of(256)
+                bytes.into_iter().fold(0, u64::saturating_add).clamp(MIB, 64 * MIB).next_multiple_of(256)
             }
         }
     }
@@ -237,8 +204,6 @@ impl Call {
         match self {
             Call::MatMul(p) if p.tiles(128) >= MANY_TILES => 64 << 10,
             Call::MatMul(p) => p.partial_sums().clamp(64 << 10, 8 * MIB),
-            // A gradient shares its sums among multiprocessors, or turns its operands.
-            Call::Conv(c) if !c.computes.is_result() => self.workspace().min(16 * MIB),
             Call::Conv(c) if c.x.dtype.size() == 2 && !c.suits_tensor_cores() => self.workspace(),
             Call::Conv(_) => MIB,
         }
@@ -258,9 +223,7 @@ impl fmt::Display for Call {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (name, dtype, tf32, adds, bias, activation) = match self {
             Call::MatMul(p) => ("matmul", p.a.dtype, p.tf32, p.c.is_some(), p.bias.is_some(), p.activation),
-            Call::Conv(c) => {
-                (c.computes.name(), c.x.dtype, c.tf32, c.residual.is_some(), c.bias.is_some(), c.activation)
-            }
+            Call::Conv(c) => ("conv", c.x.dtype, c.tf32, c.residual.is_some(), c.bias.is_some(), c.activation),
         };
         write!(f, "{name} {dtype}")?;
         let (relu, gelu) = (activation == Activation::Relu, activation == Activation::GeluTanh);

@@ -795,26 +795,16 @@ fn adjoint(sides: &[Side]) -> Attrs {
 /// x [n, g c, in..]  -> [c, g n, in..]  --.
 /// dy [g o, n.., out..] ------------------'-> [c, g o, kernel..] -> [g o, c, kernel..]
 /// ```
-/// With one group, both operands and the result are transposed and nothing else, which a library's gradient of filters looks through.
 fn filter_grad<'g>(x: Var<'g>, dy: Var<'g>, group: usize, sides: &[Side]) -> OpResult<Var<'g>> {
     let (input, rank) = (x.shape()?, sides.len() + 2);
     let (images, channels) = (input[0], input[1] / group);
+    let mut axes: Vec<usize> = (0..rank + 1).collect();
+    axes.swap(0, 2);
+    let split = x.shaped(&[&[images, group, channels], &input[2..]].concat()).transpose(&axes);
+    let data = split.shaped(&[&[channels, group * images], &input[2..]].concat());
     let mut axes: Vec<usize> = (0..rank).collect();
     axes.swap(0, 1);
-    let data = if group == 1 {
-        x.transpose(&axes)
-    } else {
-        let mut axes: Vec<usize> = (0..rank + 1).collect();
-        axes.swap(0, 2);
-        let split = x.shaped(&[&[images, group, channels], &input[2..]].concat()).transpose(&axes);
-        split.shaped(&[&[channels, group * images], &input[2..]].concat())
-    };
-    // As much padding behind the data as the filter's last element needs.
-    let turned = |s: &Side| {
-        let after = ((s.out - 1) * s.stride + s.reach()).saturating_sub(s.before + s.len);
-        Side { stride: s.dilation, dilation: s.stride, after, ..*s }
-    };
-    let turned: Vec<_> = sides.iter().map(turned).collect();
+    let turned: Vec<_> = sides.iter().map(|s| Side { stride: s.dilation, dilation: s.stride, ..*s }).collect();
     let attrs = window_attrs(&turned).with("group", group as i64);
     let dw = data.op("plimsoll.Conv", &[dy.transpose(&axes)], attrs);
     // Elements that no window reaches make it larger.

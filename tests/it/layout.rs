@@ -1,13 +1,13 @@
 //! Plans for tensor cores choose where the channels of images lie, and compute the same.
 
 use crate::kernels::{elements, indices};
-use plimsoll::internals::kernel::library::{Call, Computes};
+use plimsoll::internals::kernel::library::Call;
 use plimsoll::internals::kernel::meaning::evaluate;
 use plimsoll::internals::kernel::{Kernel, Template};
 use plimsoll::internals::plan::{Limits, Plan};
 use plimsoll::internals::target::Libraries;
 use plimsoll::internals::{onnx, plan, reference};
-use plimsoll::{DType, Graph, Recipe, Target, Tensor, Trace};
+use plimsoll::{DType, Graph, Recipe, Target, Tensor};
 use std::path::Path;
 
 /// A constant whose elements all differ.
@@ -147,55 +147,4 @@ fn images_are_row_major_without_tensor_cores() {
     let images = plan.kernels.iter().filter(|k| matches!(k.template, Template::Conv { .. } | Template::Pool { .. }));
     assert!(images.clone().count() > 3);
     assert!(images.flat_map(|k| k.reads[..1].iter().chain(&k.writes)).all(|o| !o.access.has_channels_last()));
-}
-
-/// A step of three convolutions, one of them two elements apart, by plain descent: the filters go in and come out.
-fn descent(dtype: DType) -> (Graph, Vec<Tensor>) {
-    let shapes: [&[usize]; 4] = [&[4, 8, 12, 12], &[16, 8, 3, 3], &[16, 16, 1, 1], &[8, 16, 3, 3]];
-    let g = Trace::new("descent");
-    let inputs: Vec<_> =
-        shapes.iter().zip(["x", "v", "w", "u"]).map(|(s, name)| g.input(name, DType::F32, *s)).collect();
-    let [x, v, w, u] = [0, 1, 2, 3].map(|i| inputs[i].cast(dtype));
-    let y = x.conv2d(v, None, 1, 1, 1).tanh().conv2d(w, None, 1, 0, 1).tanh().conv2d(u, None, 2, 1, 1).tanh();
-    let loss = (y.cast(DType::F32) * y.cast(DType::F32)).reduce_mean(&[], false);
-    g.output("loss", loss);
-    for (i, (&input, gradient)) in inputs[1..].iter().zip(g.grad(loss, &inputs[1..])).enumerate() {
-        g.output(&format!("next {i}"), input - gradient * 0.1);
-    }
-    let wave = |(i, shape): (usize, &&[usize])| {
-        let count = shape.iter().product::<usize>();
-        let values: Vec<f64> = (0..count).map(|k| (k as f64 * (0.37 + i as f64 * 0.13)).sin() * 0.5).collect();
-        Tensor::from_f64(DType::F32, *shape, &values)
-    };
-    let tensors = shapes.iter().enumerate().map(wave).collect();
-    (g.finish().expect("the graph is sound"), tensors)
-}
-
-#[test]
-fn gradients_of_convolutions_read_and_write_images_where_they_lie() {
-    // The interpreter rounds no value to 16 bits: both plans compute what the graph in f32 does.
-    let (whole, inputs) = descent(DType::F32);
-    let expected = reference::run(&whole, &inputs).expect("the reference runs");
-    for dtype in [DType::F32, DType::BF16] {
-        let (graph, _) = descent(dtype);
-        let (plan, constants) = planned(&graph, &Target::cuda());
-        let calls: Vec<_> = plan.kernels.iter().filter_map(|k| k.schedule.call()).collect();
-        let computing = |what: Computes| {
-            let conv = |call: &&&Call| matches!(call, Call::Conv(c) if c.computes == what && c.channels_last == dtype.is_half());
-            calls.iter().filter(conv).count()
-        };
-        let counts = [Computes::Filters, Computes::Images].map(computing);
-        assert_eq!(counts, [3, 2], "{dtype}: {calls:?}");
-        // Of a value that a convolution reads there is at most one copy, by which its gradient reads it, too.
-        let copies = plan.steps.iter().filter(|step| step.name.starts_with("copy of")).count();
-        let most = if dtype.is_half() { 4 } else { 0 };
-        assert!(copies <= most, "{dtype}: {:?}", plan.steps.iter().map(|step| &step.name).collect::<Vec<_>>());
-        let found = run(&plan, &constants, &inputs);
-        for (found, expected) in found.iter().zip(&expected) {
-            let expected = expected.to_f64();
-            let peak = expected.iter().fold(0f64, |p, v| p.max(v.abs()));
-            let off = found.iter().zip(&expected).map(|(f, e)| (f - e).abs()).fold(0.0, f64::max);
-            assert!(off <= 1e-5 * peak, "{dtype}: {off} of {peak}");
-        }
-    }
 }

@@ -4,7 +4,7 @@ use crate::kernels::{cases, elements, indices};
 use plimsoll::internals::dtype::DType;
 use plimsoll::internals::expr::{Body, Expr};
 use plimsoll::internals::kernel::algorithm::Schedule;
-use plimsoll::internals::kernel::call::{Activation, Call, Computes, Conv, Image, MatMul, Matrix, Vector};
+use plimsoll::internals::kernel::call::{Activation, Call, Conv, Image, MatMul, Matrix, Vector};
 use plimsoll::internals::kernel::meaning::evaluate;
 use plimsoll::internals::kernel::{Kernel, Operand, Template, Window, schedule};
 use plimsoll::internals::shape::{Access, Shape};
@@ -50,14 +50,6 @@ fn convolution(c: &Conv, buffers: &mut Buffers) {
         (x.offset + index.iter().zip(&x.strides).map(|(&i, &s)| i as u64 * s).sum::<u64>()) as usize
     };
     let (outputs, inputs) = (c.y.dims[1] / c.groups, c.w.dims[1]);
-    let written = match c.computes {
-        Computes::Result => &c.y,
-        Computes::Filters => &c.w,
-        Computes::Images => &c.x,
-    };
-    if c.computes != Computes::Result {
-        indices(&shape(written)).iter().for_each(|index| buffers[written.slot][at(written, index)] = 0.0);
-    }
     for index in indices(&shape(&c.y)) {
         let group = index[1] as u64 / outputs;
         let mut sum = 0.0;
@@ -69,23 +61,8 @@ fn convolution(c: &Conv, buffers: &mut Buffers) {
             }
             if from.len() == index.len() && from.iter().zip(shape(&c.x)).all(|(&i, d)| i < d) {
                 let weight = [&index[1..2], &tap[..]].concat();
-                let [x, w, y] = [at(&c.x, &from), at(&c.w, &weight), at(&c.y, &index)];
-                match c.computes {
-                    Computes::Result => {}
-                    Computes::Filters => {
-                        buffers[c.w.slot][w] += buffers[c.x.slot][x] * buffers[c.y.slot][y];
-                        continue;
-                    }
-                    Computes::Images => {
-                        buffers[c.x.slot][x] += buffers[c.w.slot][w] * buffers[c.y.slot][y];
-                        continue;
-                    }
-                }
                 sum += buffers[c.x.slot][at(&c.x, &from)] * buffers[c.w.slot][at(&c.w, &weight)];
             }
-        }
-        if c.computes != Computes::Result {
-            continue;
         }
         sum += c.residual.as_ref().map_or(0.0, |r| buffers[r.slot][at(r, &index)]);
         sum += vector(&c.bias, index[1] as u64, buffers);
@@ -155,10 +132,9 @@ fn calls_compute_what_the_kernel_does() {
     for case in cases() {
         let bias_axis = match case.kernel.template {
             Template::MatMul => case.kernel.shape.len() - 1,
-            Template::Conv { .. } | Template::ConvTranspose { .. } => 1,
+            Template::Conv { .. } => 1,
             _ => continue,
         };
-        let is_gradient = matches!(case.kernel.template, Template::ConvTranspose { .. });
         let shape = &case.kernel.shape;
         let dense = Access::contiguous(shape.clone());
         let mut bias = dense.clone();
@@ -170,9 +146,7 @@ fn calls_compute_what_the_kernel_does() {
             (0..elements(access)).map(|i| ((i * 7 + seed * 3) % 11) as f64 * 0.25 - 1.0).collect()
         };
         let further = [&bias, &whole, &whole];
-        // Of a gradient's body a library computes nothing: two bodies show that.
-        let some = |name: &str| !is_gradient || ["identity", "bias, relu, gate"].contains(&name);
-        for (name, body, rest) in bodies().into_iter().filter(|(name, ..)| some(name)) {
+        for (name, body, rest) in bodies() {
             let mut kernel = case.kernel.clone();
             kernel.reads.truncate(2);
             kernel.reads.extend(further.map(operand));
@@ -189,10 +163,7 @@ fn calls_compute_what_the_kernel_does() {
             let is_product = matches!(call, Call::MatMul(_));
             // cuDNN adds a tensor only beside a bias.
             let rest = rest || !is_product && name.ends_with(", residual");
-            // A gradient leaves all of the body to a map.
-            let gradient = matches!(&call, Call::Conv(c) if c.computes != Computes::Result);
-            let rest = if gradient { !name.ends_with(", identity") } else { rest };
-            let alike = is_product || gradient || name.contains("residual");
+            let alike = is_product || name.contains("residual");
             assert!(mapped == rest || !alike || bias.strides == whole.strides, "{name}: {call:?}");
             let expected = evaluate(&kernel, &reads).swap_remove(0);
             let peak = expected.iter().fold(1e-30f64, |p, v| p.max(v.abs()));
@@ -202,84 +173,6 @@ fn calls_compute_what_the_kernel_does() {
         }
     }
     assert!(counts[1..].iter().all(|&count| count > 60), "{counts:?}");
-}
-
-/// A convolution whose operands and result are dense once their first two axes are exchanged: `data` and `window` are the extents of the
-/// images and of the gradient by the convolution's result, `result` those of the filters, all as the kernel sees them.
-fn filters(dtype: DType, [data, window, result]: [[usize; 5]; 3], places: Window, last: bool) -> Kernel {
-    let exchanged = |[a, b, z, y, x]: [usize; 5]| {
-        let shape = Shape::new([b, a, z, y, x]);
-        let lying = if last { Access::channels_last(shape) } else { Access::contiguous(shape) };
-        Operand { dtype, access: lying.permute(&[1, 0, 2, 3, 4]), packed: false }
-    };
-    Kernel {
-        template: Template::Conv { groups: 1, window: places },
-        shape: Shape::new(result),
-        reads: vec![exchanged(data), exchanged(window)],
-        writes: vec![exchanged(result)],
-        body: Body::new(&[Expr::input(0, dtype)]),
-        prologues: Vec::new(),
-        workspace: 0,
-        schedule: Schedule::Open,
-    }
-}
-
-#[test]
-fn gradients_by_filters_are_called_where_the_images_lie() {
-    let target = Target::cuda();
-    // Two images of three channels, 11 by 9, by filters of 3 by 2, two apart down, with a row of padding: 6 by 8 places of four filters.
-    let places = Window { kernel: [1, 6, 8], strides: [1, 1, 1], dilations: [1, 2, 1], pads: [0, 1, 0] };
-    let extents = [[3, 2, 1, 11, 9], [4, 2, 1, 6, 8], [3, 4, 1, 3, 2]];
-    for (dtype, last) in [(DType::F32, false), (DType::BF16, true)] {
-        let kernel = filters(dtype, extents, places.clone(), last);
-        let values = |i: usize| -> Vec<f64> {
-            (0..elements(&kernel.reads[i].access)).map(|k| ((k * 7 + i * 3) % 11) as f64 * 0.25 - 1.0).collect()
-        };
-        let reads = vec![values(0), values(1)];
-        let (found, call, mapped) = split(&kernel, &target, &reads).expect("a call");
-        let Call::Conv(conv) = &call else { panic!("{call:?}") };
-        assert_eq!((conv.computes, conv.channels_last, mapped), (Computes::Filters, last, false));
-        assert_eq!((&conv.strides[..], &conv.dilations[..]), (&[2, 1][..], &[1, 1][..]));
-        assert_eq!(found, evaluate(&kernel, &reads).swap_remove(0), "{dtype}");
-        // A part of the body stays behind.
-        let doubled = Kernel { body: Body::new(&[Expr::input(0, dtype) * 2.0]), ..kernel.clone() };
-        let (found, _, mapped) = split(&doubled, &target, &reads).expect("a call");
-        assert!(mapped && found == evaluate(&doubled, &reads).swap_remove(0), "{dtype}");
-        // Padding that differs at the ends, and images that lie otherwise, are left to a text.
-        let is_called = |kernel: &Kernel| match schedule::split(kernel, &target).as_ref().map(|split| split.library()) {
-            Some(Call::Conv(conv)) => conv.computes == Computes::Filters,
-            _ => false,
-        };
-        let uneven = Window { pads: [0, 2, 0], ..places.clone() };
-        assert!(is_called(&kernel) && !is_called(&filters(dtype, extents, uneven, last)), "{dtype}");
-        assert!(!is_called(&filters(dtype, extents, places.clone(), !last)), "{dtype}");
-    }
-}
-
-#[test]
-fn windows_side_by_side_are_no_gradient_for_a_library() {
-    let images = |size: usize, stride: usize, results: usize| {
-        let operand = |shape: [usize; 5]| Operand {
-            dtype: DType::F32,
-            access: Access::contiguous(Shape::new(shape)),
-            packed: false,
-        };
-        let shape = [2, 8, 1, results, results];
-        let steps = |n: usize| [1, n, n];
-        let window = Window { kernel: steps(size), strides: steps(stride), dilations: [1; 3], pads: [0; 3] };
-        let kernel = Kernel {
-            template: Template::ConvTranspose { groups: 1, window },
-            shape: Shape::new(shape),
-            reads: vec![operand([2, 16, 1, 5, 5]), operand([16, 8, 1, size, size])],
-            writes: vec![operand(shape)],
-            ..product_of(DType::F32, x(0))
-        };
-        matches!(called(&kernel, &Target::cuda()), Some(Call::Conv(c)) if c.computes == Computes::Images)
-    };
-    assert!(images(3, 2, 11), "windows that overlap");
-    assert!(images(1, 2, 9), "windows with gaps");
-    assert!(images(1, 1, 5), "a product");
-    assert!(!images(2, 2, 10), "a product of rows of windows");
 }
 
 fn product_of(dtype: DType, body: Expr) -> Kernel {

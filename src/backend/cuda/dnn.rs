@@ -1,8 +1,8 @@
-//! Convolutions and their gradients by cuDNN: everything is decided once, when a launch is recorded.
+//! Convolutions by cuDNN: everything is decided once, when a launch is recorded.
 
 use super::api::{Dnn, Refusal};
 use crate::dtype::DType;
-use crate::kernel::library::{Activation, Computes, Conv, Image};
+use crate::kernel::library::{Activation, Conv, Image};
 use cudarc::cudnn::sys as dnn;
 use cudarc::cudnn::sys::cudnnConvolutionFwdAlgo_t as Algo;
 use cudarc::driver::sys::{CUdeviceptr, CUstream};
@@ -34,7 +34,6 @@ struct Choice {
 pub(super) struct Convolution {
     dnn: Arc<Dnn>,
     handle: dnn::cudnnHandle_t,
-    computes: Computes,
     x: dnn::cudnnTensorDescriptor_t,
     y: dnn::cudnnTensorDescriptor_t,
     bias: dnn::cudnnTensorDescriptor_t,
@@ -96,7 +95,6 @@ impl CudnnHandle {
         let mut convolution = Convolution {
             dnn: Arc::clone(&self.dnn),
             handle: self.handle,
-            computes: call.computes,
             x: null_mut(),
             y: null_mut(),
             bias: null_mut(),
@@ -176,51 +174,25 @@ impl CudnnHandle {
     /// The algorithm that the library thinks fastest within the workspace.
     fn choose(&self, convolution: &Convolution, call: &Conv) -> Result<u32, String> {
         const ASKED: usize = 8;
-        let Convolution { x, y, w, conv, computes, .. } = *convolution;
-        let (lib, handle, asked) = (&self.dnn, self.handle, ASKED as c_int);
+        let Convolution { x, y, w, conv, .. } = *convolution;
         let mut choices = [Choice::default(); 2 * ASKED];
         let mut found = 0;
-        let results = choices.as_mut_ptr().cast();
         // SAFETY: there are as many choices as are asked for.
         unsafe {
-            match computes {
-                Computes::Result => {
-                    lib.cudnnGetConvolutionForwardAlgorithm_v7(handle, x, w, conv, y, asked, &mut found, results)
-                }
-                Computes::Filters => {
-                    lib.cudnnGetConvolutionBackwardFilterAlgorithm_v7(handle, x, y, conv, w, asked, &mut found, results)
-                }
-                Computes::Images => {
-                    lib.cudnnGetConvolutionBackwardDataAlgorithm_v7(handle, w, y, conv, x, asked, &mut found, results)
-                }
-            }
-        }?;
+            let (results, asked) = (choices.as_mut_ptr().cast(), ASKED as c_int);
+            self.dnn.cudnnGetConvolutionForwardAlgorithm_v7(self.handle, x, w, conv, y, asked, &mut found, results)?;
+        }
         let most = convolution.workspace.1;
         // With nothing to apply, the fused call knows one algorithm.
         let only = (convolution.fused.is_some() && call.activation == Activation::None)
             .then_some(Algo::CUDNN_CONVOLUTION_FWD_ALGO_IMPLICIT_PRECOMP_GEMM as u32);
-        // Some algorithms of gradients add by atomic operations: their sums differ from run to run.
-        let repeats = |choice: &Choice| {
-            computes == Computes::Result || choice.determinism == dnn::cudnnDeterminism_t::CUDNN_DETERMINISTIC as u32
-        };
         let fits = |choice: &&Choice| {
-            let (algo, mut bytes) = (choice.algo, 0);
+            let mut bytes = 0;
             // SAFETY: it writes a number.
             let told = unsafe {
-                match computes {
-                    Computes::Result => {
-                        lib.cudnnGetConvolutionForwardWorkspaceSize(handle, x, w, conv, y, algo, &mut bytes)
-                    }
-                    Computes::Filters => {
-                        lib.cudnnGetConvolutionBackwardFilterWorkspaceSize(handle, x, y, conv, w, algo, &mut bytes)
-                    }
-                    Computes::Images => {
-                        lib.cudnnGetConvolutionBackwardDataWorkspaceSize(handle, w, y, conv, x, algo, &mut bytes)
-                    }
-                }
+                self.dnn.cudnnGetConvolutionForwardWorkspaceSize(self.handle, x, w, conv, y, choice.algo, &mut bytes)
             };
-            let known = choice.status == 0 && only.is_none_or(|only| only == algo) && repeats(choice);
-            known && told.is_ok() && bytes <= most
+            choice.status == 0 && only.is_none_or(|only| only == choice.algo) && told.is_ok() && bytes <= most
         };
         let chosen = choices[..(found.max(0) as usize).min(ASKED)].iter().find(fits);
         let chosen = chosen.ok_or_else(|| format!("cuDNN has no algorithm within {most} bytes of workspace"))?;
@@ -248,36 +220,6 @@ impl Convolution {
         // within the launch's slices; the algorithm needs no more workspace than there is.
         unsafe {
             match self.fused {
-                None if self.computes == Computes::Filters => self.dnn.cudnnConvolutionBackwardFilter(
-                    self.handle,
-                    one,
-                    self.x,
-                    x,
-                    self.y,
-                    y,
-                    self.conv,
-                    self.algo,
-                    workspace,
-                    bytes,
-                    zero,
-                    self.w,
-                    w,
-                ),
-                None if self.computes == Computes::Images => self.dnn.cudnnConvolutionBackwardData(
-                    self.handle,
-                    one,
-                    self.w,
-                    w,
-                    self.y,
-                    y,
-                    self.conv,
-                    self.algo,
-                    workspace,
-                    bytes,
-                    zero,
-                    self.x,
-                    x,
-                ),
                 None => self.dnn.cudnnConvolutionForward(
                     self.handle,
                     one,

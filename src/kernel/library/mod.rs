@@ -16,7 +16,6 @@ mod conv;
 mod epilogue;
 mod matmul;
 
-pub use conv::gives_filters;
 pub use epilogue::part;
 
 fn vector(kernel: &Kernel, slot: usize) -> Option<Vector> {
@@ -38,9 +37,6 @@ pub fn absorb(kernel: &Kernel, target: &Target) -> Option<(Call, u32)> {
     let found = match &kernel.template {
         Template::MatMul if target.libraries.cublaslt => matmul::call(kernel, target),
         Template::Conv { groups, window } if target.libraries.cudnn => conv::call(kernel, *groups, window, target),
-        Template::ConvTranspose { groups, window } if target.libraries.cudnn => {
-            conv::images(kernel, *groups, window, target)
-        }
         _ => None,
     };
     // Its workspace is one binding.

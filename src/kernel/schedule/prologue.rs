@@ -37,7 +37,7 @@ pub fn is_possible(kernel: &Kernel, operand: usize, target: &Target) -> bool {
     match (&kernel.template, operand) {
         // A library computes the whole product or nothing.
         (Template::MatMul, _) if target.libraries.cublaslt => false,
-        (Template::Conv { .. } | Template::ConvTranspose { groups: 1, .. }, _) if target.libraries.cudnn => false,
+        (Template::Conv { .. }, _) if target.libraries.cudnn => false,
         (Template::MatMul, 0 | 1) => true,
         (Template::Conv { .. }, 0) if cpu => conv(kernel).is_some_and(|(conv, _)| {
             conv.is_pointwise() && conv.way != Way::Depthwise && own.iter().all(|o| per_position(&o.access).is_some())

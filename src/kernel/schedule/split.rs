@@ -5,7 +5,7 @@ use super::conv::{by_patches, is_direct, unfolds};
 use super::matmul::{EIGHT, FEW_ROWS, SLICE_TILE, few_tiles, fill_wgmma, suits_tensor_cores};
 use crate::dtype::DType;
 use crate::kernel::algorithm::Schedule;
-use crate::kernel::library::{Call, Computes, MatMul, absorb, on_tensor_cores, part};
+use crate::kernel::library::{Call, MatMul, absorb, on_tensor_cores, part};
 use crate::kernel::{Kernel, Template, fits_i32};
 use crate::target::Target;
 
@@ -81,12 +81,6 @@ pub(super) fn prefers_text(kernel: &Kernel, call: &Call, target: &Target) -> boo
         // A product of few rows or columns is limited by reading the other operand. A rendered kernel does that once, with the whole body.
         (Call::MatMul(p), ..) => {
             p.m.min(p.n) <= FEW_ROWS as u64 || starts_anywhere(kernel, p, target) || splits(kernel, p, target)
-        }
-        // A text has a tile per filter and channel alone, which leave most multiprocessors idle.
-        (Call::Conv(c), ..) if c.computes == Computes::Filters => false,
-        // Windows that lie side by side make it a product without sums beyond its inner axis.
-        (Call::Conv(c), ..) if c.computes == Computes::Images => {
-            c.strides == c.w.dims[2..] && c.strides.iter().any(|&s| s > 1)
         }
         (Call::Conv(c), &Template::Conv { groups, ref window }, [images, channels, rest @ ..], [x, w, ..]) => {
             let (outputs, depth) = (channels / groups.max(1), w.access.shape.iter().skip(1).product());

@@ -41,9 +41,7 @@ pub(super) static CONV: TemplateDef = TemplateDef {
         let (c, o) = channels(kernel, *groups)?;
         kernel.reads_extents(1, &[&[o, c / groups], &window.kernel[..]].concat())?;
         window.validate(&kernel.shape, &kernel.reads[0].access.shape)?;
-        if family != Family::Cuda || !transposes_images(&kernel.reads[0].access) {
-            kernel.reads_images(family == Family::Cuda, family == Family::Cpu)?;
-        }
+        kernel.reads_images(family == Family::Cuda, family == Family::Cpu)?;
         kernel.reads_floats(2)
     },
     axis_of: |kernel, operand, axis| axis_of(kernel, 0, operand, axis),
@@ -230,13 +228,6 @@ fn place(window: &Window, at: &[usize], tap: &[usize], places: &[usize]) -> Opti
         place[k] = (start.is_multiple_of(window.strides[k]) && steps < places[k]).then_some(steps)?;
     }
     Some(place)
-}
-
-/// True if an operand is dense images, row-major or with their channels last, whose first two axes are exchanged. Gradients of filters read
-/// them so.
-fn transposes_images(access: &Access) -> bool {
-    let images = access.permute(&[1, 0, 2, 3, 4]);
-    images.is_contiguous() || images.has_channels_last()
 }
 
 /// The channels read and written by a convolution whose data has five axes.

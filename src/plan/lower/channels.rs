@@ -11,9 +11,9 @@ use crate::kernel::{Template, library};
 use crate::op::{Fact, Lower, ValueId};
 use crate::pass::Groups;
 use crate::plan::Class;
-use crate::shape::{Access, Shape};
+use crate::shape::Access;
 use crate::target::Target;
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::sync::Arc;
 
 /// True for a convolution that wants its operands' channels last.
@@ -29,7 +29,6 @@ pub(super) fn channels_last(
     groups: &Groups,
     order: &[u32],
     target: &Target,
-    filters: &HashSet<u32>,
 ) -> Result<HashMap<ValueId, bool>> {
     let mut chosen: HashMap<ValueId, bool> = HashMap::new();
     if !target.prefers_channels_last() {
@@ -59,15 +58,10 @@ pub(super) fn channels_last(
             Some(Lower::Template(_)) if graph.operands(*user).first() == Some(&Some(value)) => {
                 template(*user).is_ok_and(|t| wants_channels_last(&t, *dtype, target))
             }
-            Some(Lower::View(_)) => {
-                let seen = ValueId { node: *user, port: 0 };
-                graph.users(seen).iter().any(|user| filters.contains(user))
-            }
             _ => false,
         };
         let users = graph.users(value);
         let fixed = match (op.lower, called) {
-            (_, Some(called)) if filters.contains(&called) => None,
             (_, Some(called)) => match template(called)? {
                 ref t if wants_channels_last(t, *dtype, target) => Some(true),
                 Template::ConvTranspose { .. } | Template::Pool { .. } if from(&[called]) => Some(false),
@@ -89,83 +83,7 @@ pub(super) fn channels_last(
     Ok(chosen)
 }
 
-/// The axes of images and filters, the first two exchanged.
-fn exchanged(rank: usize) -> Vec<usize> {
-    [1, 0].into_iter().chain(2..rank).collect()
-}
-
 impl Lowering<'_> {
-    /// Finds the convolutions that are gradients by filters: of two transposed values, without a prologue, by cuDNN.
-    pub(super) fn choose_filters(&mut self, order: &[u32]) -> Result<()> {
-        if !self.target.prefers_channels_last() {
-            return Ok(());
-        }
-        let graph = self.graph;
-        for &id in order {
-            let group = self.groups.of(id).map(|group| group.sink);
-            let (true, Some(sink)) =
-                (matches!(graph.node(id).op(), Some(op) if matches!(op.lower, Lower::Template(_))), group)
-            else {
-                continue;
-            };
-            let operands: Vec<_> = graph.operands(id).into_iter().flatten().collect();
-            let fact = |value: ValueId| graph.fact(value);
-            let (result, written) = (fact(ValueId { node: id, port: 0 }), fact(ValueId { node: sink, port: 0 }));
-            let dense: Vec<_> = operands.iter().map(|&v| Access::contiguous(fact(v).shape.clone())).collect();
-            let call = build(graph, id, &dense, None)?;
-            let gives = match &call.template {
-                Template::Conv { groups: 1, window } => library::gives_filters(window, &call.shape[2..]),
-                _ => continue,
-            };
-            let rank = result.shape.len();
-            let transposed = |v: &ValueId| graph.permutation(v.node).is_some_and(|axes| axes == exchanged(rank));
-            let known = result.dtype == DType::F32 || result.dtype.is_half();
-            let found = gives && known && result == written && operands.iter().all(transposed);
-            if self.decisions.if_valid("filters", id, found) {
-                self.filters.insert(id);
-            }
-        }
-        Ok(())
-    }
-
-    /// Lets gradients by filters write where a transposed reader finds them dense. One whose place is decided already is computed as any
-    /// convolution.
-    pub(super) fn place_filters(&mut self, order: &[u32]) -> Result<()> {
-        for &id in order.iter().filter(|id| self.filters.contains(id)).collect::<Vec<_>>() {
-            let sink = self.groups.of(id).map_or(id, |group| group.sink);
-            let value = ValueId { node: sink, port: 0 };
-            if self.destinations.contains_key(&value) {
-                self.filters.remove(&id);
-                continue;
-            }
-            let Fact { dtype, shape } = self.graph.fact(value).clone();
-            let axes = exchanged(shape.len());
-            let filters: Shape = axes.iter().map(|&axis| shape[axis]).collect();
-            let lying = if library::on_tensor_cores(dtype, self.target) {
-                Access::channels_last(filters)
-            } else {
-                Access::contiguous(filters)
-            };
-            let buffer = self.buffer(value, Class::Activation)?;
-            self.destinations.insert(value, BufferView { buffer, access: lying.permute(&axes) });
-        }
-        Ok(())
-    }
-
-    /// An operand of a gradient by filters: the images, with their first two axes exchanged.
-    pub(super) fn images(&mut self, transposed: ValueId) -> Result<BufferView> {
-        let value = self.graph.operands(transposed.node)[0].expect("a view has a source");
-        let Fact { dtype, shape } = self.graph.fact(value).clone();
-        let place = if library::on_tensor_cores(dtype, self.target) {
-            self.with_channels_last(value)?
-        } else {
-            let place = self.place(value)?;
-            let dense = self.decisions.if_valid("dense", transposed.node, place.access.is_contiguous());
-            if dense { place } else { self.contiguous(value, &place)? }
-        };
-        Ok(BufferView { buffer: place.buffer, access: place.access.permute(&exchanged(shape.len())) })
-    }
-
     /// The layout of a value in a buffer of its own.
     pub(super) fn layout(&self, value: ValueId) -> Access {
         let shape = self.graph.fact(value).shape.clone();

@@ -15,9 +15,6 @@
 //! whose parts are written in place by whoever produces them, where that is possible. What cannot be expressed so is
 //! copied by a kernel of its own.
 //!
-//! A convolution that is another one's gradient by its filters reads the images and writes the filters where they lie, with their first two
-//! axes exchanged, if cuDNN computes it.
-//!
 //! Values lie row-major, except around convolutions that cuDNN computes on tensor cores. These want the channels of a position one
 //! after another. So do rendered convolutions of the same types with few channels per group. Of their constant weights, neighbouring
 //! outputs lie side by side.
@@ -90,8 +87,6 @@ struct Lowering<'a> {
     copies: HashMap<ValueId, BufferView>,
     /// Per value that a template reads: the group that it applies to the elements itself.
     prologues: HashMap<ValueId, FusedPrologue>,
-    /// Convolutions that are gradients by filters, and that cuDNN computes.
-    filters: HashSet<u32>,
     /// Views that a template looks through.
     passed: HashSet<u32>,
     constants: HashMap<(*const Constant, Option<String>), BufferIdx>,
@@ -119,7 +114,6 @@ pub fn lower(prepared: &Prepared, target: &Target, options: Options) -> Result<D
         channels_last: HashMap::new(),
         copies: HashMap::new(),
         prologues: HashMap::new(),
-        filters: HashSet::new(),
         passed: HashSet::new(),
         constants: HashMap::new(),
         shared: HashMap::new(),
@@ -149,13 +143,11 @@ impl Lowering<'_> {
         }
         self.add_states()?;
         self.share_constants(&order);
-        self.choose_filters(&order)?;
-        self.channels_last = channels_last(self.graph, self.groups, &order, self.target, &self.filters)?;
+        self.channels_last = channels_last(self.graph, self.groups, &order, self.target)?;
         self.choose_outputs()?;
         self.choose_destinations(&order, options)?;
         self.choose_scatters();
         self.choose_transposed(&order)?;
-        self.place_filters(&order)?;
         for &id in &order {
             let node = self.graph.node(id);
             let Kind::Op(op) = node.kind else { continue };

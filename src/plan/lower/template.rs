@@ -9,7 +9,7 @@ use super::outline::{Outline, build};
 use crate::error::Result;
 use crate::expr::{Body, Expr};
 use crate::kernel::schedule::conv::is_direct;
-use crate::kernel::{Prologue, Template, library};
+use crate::kernel::{Prologue, Template};
 use crate::op::{TemplateCall, ValueId};
 use crate::pass::Group;
 use crate::shape::Shape;
@@ -54,16 +54,10 @@ impl Lowering<'_> {
                 None => self.place(value)?,
             });
         }
-        let filters = self.filters.contains(&id);
-        if filters {
-            for (place, &value) in places.iter_mut().zip(&operands) {
-                *place = self.images(value)?;
-            }
-        }
         let accesses = |places: &[BufferView]| places.iter().map(|p| p.access.clone()).collect::<Vec<_>>();
         let mut call = build(self.graph, id, &accesses(&places), split)?;
         let dtype = self.graph.node(id).outputs[0].fact.dtype;
-        let last = !filters && wants_channels_last(&call.template, dtype, self.target);
+        let last = wants_channels_last(&call.template, dtype, self.target);
         if last {
             let is_direct =
                 matches!(call.template, Template::Conv { groups, .. } if is_direct(&call.reads[1].1.shape, groups));
@@ -76,14 +70,7 @@ impl Lowering<'_> {
         let strided = matches!(call.template, Template::ConvTranspose { .. } | Template::Pool { .. });
         let either = self.target.reads_channels_last() && strided;
         let channels_last = either && call.reads[0].1.has_channels_last();
-        let channels_last = filters || last || self.decisions.if_valid("channels last", id, channels_last);
-        let gives_images = matches!(call.template, Template::ConvTranspose { groups: 1, .. });
-        if gives_images && channels_last && library::on_tensor_cores(dtype, self.target) {
-            // cuDNN computes it if its weights lie so, too.
-            let weights = call.reads[1].0;
-            places[weights] = self.with_channels_last(operands[weights])?;
-            call = build(self.graph, id, &accesses(&places), split)?;
-        }
+        let channels_last = last || self.decisions.if_valid("channels last", id, channels_last);
         let windowed = matches!(
             call.template,
             Template::Conv { .. } | Template::ConvTranspose { .. } | Template::Pool { .. } | Template::Resize { .. }
