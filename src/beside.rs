@@ -102,8 +102,9 @@ impl Beside {
     }
 }
 
-/// The most anonymous memory that a process on the CPU takes beside plans of so many bytes: the program, its graph and its plan, and pieces of
-/// constants on their way from a mapped file to their place.
+/// The most anonymous memory that a process on the CPU takes beside plans of so many bytes: for the program, its graph and its plan, and for
+/// pieces of constants on their way from a mapped file to their place. It is a bound that tests hold runs to, no measurement. Inputs that a
+/// caller holds come on top of it.
 pub fn process(planned: u64) -> u64 {
     (8 << 20) + planned / 50
 }

@@ -235,9 +235,7 @@ impl Plan {
                 let case = || {
                     Some(Case {
                         model: &file,
-                        dims: Options { dims: self.model.dims.clone(), ..Options::default() }
-                            .fixed()
-                            .unwrap_or_default(),
+                        dims: Options { dims: self.model.dims.clone(), ..Options::default() }.fixed()?,
                         batch: method.batch as usize,
                         training: method.training(1, false).ok()?.on(target),
                         target: target.clone(),

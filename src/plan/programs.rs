@@ -58,6 +58,11 @@ pub struct Fitting<'a> {
 }
 
 impl<'a> Fitting<'a> {
+    /// Programs, each with its name.
+    pub fn new(parts: Vec<(String, Part)>, target: &'a Target) -> Fitting<'a> {
+        Fitting { parts, target, search: None }
+    }
+
     /// The least that the programs take together, whatever is computed again.
     ///
     /// # Errors
@@ -65,11 +70,6 @@ impl<'a> Fitting<'a> {
     pub fn bound(&self) -> Result<Bound> {
         let graphs = self.parts.iter().map(|(_, part)| part.graph(self.target)).collect::<Result<Vec<_>>>()?;
         bound::together(&graphs, self.target)
-    }
-
-    /// Programs, each with its name.
-    pub fn new(parts: Vec<(String, Part)>, target: &'a Target) -> Fitting<'a> {
-        Fitting { parts, target, search: None }
     }
 
     /// The programs as they are planned under a limit: their backward computations compute values [again](super::fit::limit), as far as it

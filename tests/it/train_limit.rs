@@ -101,23 +101,23 @@ fn number(value: &Value) -> u64 {
     value.as_u64().unwrap_or_else(|| panic!("expected a number, found {value}"))
 }
 
-/// A command that is refused with these words in its error: what it prints.
+/// A command that is refused with these words in its error: what it prints, and its error.
 #[track_caller]
-pub fn refused(args: &[&[&str]], words: &[&str]) -> String {
+pub fn refused(args: &[&[&str]], words: &[&str]) -> [String; 2] {
     let mut command = Command::new(env!("CARGO_BIN_EXE_plimsoll"));
     let ran = command.args(args.concat()).current_dir(env!("CARGO_MANIFEST_DIR")).output().expect("the program starts");
     let [out, err] = [ran.stdout, ran.stderr].map(|text| String::from_utf8(text).expect("it is text"));
     assert_eq!(ran.status.code(), Some(2), "{args:?}: {err}");
     let missing: Vec<_> = words.iter().filter(|word| !err.contains(**word)).collect();
     assert!(missing.is_empty(), "{args:?}: {missing:?} missing in {err}");
-    out
+    [out, err]
 }
 
 /// A refusal has the bound, the smallest plan, and remedies with the bytes of their plans. What it names is accepted.
 #[test]
 fn a_refused_training_is_told_what_would_help() {
     let record = |more: &[&[&str]]| -> Value {
-        let out = refused(&[&[&["plan", "--train", "--json"][..]], more].concat(), &["does not fit"]);
+        let [out, _] = refused(&[&[&["plan", "--train", "--json"][..]], more].concat(), &["does not fit"]);
         serde_json::from_str(&out).expect("it is JSON")
     };
     let flags = ["graphs/digits.onnx", "--loss", "cross_entropy", "--batch", "48", "--threads", "2"];
@@ -165,7 +165,7 @@ fn a_refused_training_is_told_what_would_help() {
         refused(&[&["plan", "--train"], &flags, &limited], &["does not fit"]),
         refused(&[&["train"], &flags, &data, &["--backend", "cpu"], &limited], &["does not fit"]),
     ];
-    for text in texts {
+    for [_, text] in texts {
         for words in ["whatever is computed again, these kernels take at least", "what would help", "--batch 24"] {
             assert!(text.contains(words), "{words} missing in\n{text}");
         }

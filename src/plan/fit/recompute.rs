@@ -324,10 +324,12 @@ impl Network {
                 let value = ValueId { node, port };
                 let number = computed(made.values.len());
                 let within = prepared.groups.of(node).is_some_and(|group| group.sink != node);
-                let keep = match () {
-                    () if graph.is_output(value) => 0,
-                    () if within => UNBOUNDED,
-                    () => graph.fact(value).bytes() as u64 + 1,
+                let keep = if graph.is_output(value) {
+                    0
+                } else if within {
+                    UNBOUNDED
+                } else {
+                    graph.fact(value).bytes() as u64 + 1
                 };
                 made.values.push((value, work, is_product(graph, node), keep));
                 let read = graph.operands(node).into_iter().flatten();
