@@ -27,6 +27,7 @@ mod rotary;
 mod round;
 mod scale;
 mod simplify;
+mod stages;
 mod views;
 mod widen;
 
@@ -148,6 +149,7 @@ pub const PASSES: &[(&str, Pass, When)] = &[
     ("fold", fold::run, When::Always),
     ("rotary", rotary::run, When::Always),
     ("simplify", simplify::run, When::Always),
+    ("stages", stages::run, When::Always),
     // Without fusion a kernel of its own would scale the scores, which are more than the queries.
     ("scale", scale::run, When::Fused),
     ("views", views::run, When::Always),

@@ -148,8 +148,8 @@ pub fn unfolds_transposed(outputs: usize, inputs: usize, window: &Window) -> boo
 
 /// True if every tap of a transposed convolution's window belongs to one phase, the same for all positions.
 pub(super) fn has_phases(window: &Window) -> bool {
-    let Window { kernel, strides, dilations, .. } = window;
-    (0..3).all(|a| strides[a] == 1 || dilations[a] == 1 && (2..=kernel[a]).contains(&strides[a]))
+    let Window { strides, dilations, .. } = window;
+    (0..3).all(|a| strides[a] == 1 || dilations[a] == 1 && strides[a] >= 2)
 }
 
 /// True if GPUs compute a convolution with these weights by strips of results even if a library has it. It has a few channels per group.

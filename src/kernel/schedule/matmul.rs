@@ -22,6 +22,9 @@ pub(in crate::kernel) const LARGE: usize = 128;
 pub(in crate::kernel) const STEP: usize = 16;
 /// From this inner extent on, the invocations of a workgroup share the inner axis of a product of few tiles.
 const DEEP: usize = 128;
+/// So few tiles of 16-bit floats leave most multiprocessors idle. From this inner extent on, that costs more than tensor cores save.
+const FEW_TILES: usize = 32;
+const LONG: usize = 1 << 12;
 /// Rows and columns of a tile whose inner axis warps share.
 pub const SLICE_TILE: usize = 32;
 /// Rows and columns of a tile that two groups of four warps multiply by the instructions of compute capability 9.0 (wgmma), as
@@ -248,6 +251,10 @@ fn for_cuda(p: &Product, target: &Target) -> Option<Tiling> {
         DType::F16 | DType::BF16 if p.is_uniform && suits_tensor_cores([p.m, p.k, p.n]) => {
             if copies && p.b.along_k && fill_wgmma([p.batch, p.m, p.n], target) {
                 return Some(Tiling::Wgmma);
+            }
+            // Few tiles of a long inner axis, such as the gradient of filters: the invocations of a workgroup share the axis instead.
+            if !copies && tiles(64) <= FEW_TILES && p.k >= LONG {
+                return None;
             }
             let size = if tiles(128) >= 96 { 128 } else { 64 };
             Some(if copies {

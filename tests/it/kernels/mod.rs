@@ -838,7 +838,9 @@ fn conv(c: &mut Cases) {
     }
     // Enough channels for a product of matrices.
     let twos = || window([1, 2, 2], [1, 2, 2], one, [0; 3]);
-    let rows: [Row; 12] = [
+    let rows: [Row; 14] = [
+        ("1x1, 2 apart", [2, 24, 1, 5, 4], [9, 1, 10, 7], 1, window(one, [1, 2, 2], one, [0; 3])),
+        ("2x1, 3 apart", [1, 9, 1, 4, 5], [5, 1, 12, 13], 1, window([1, 2, 1], [1, 3, 3], one, [0; 3])),
         ("2x2, 2 apart", [2, 40, 1, 8, 8], [24, 1, 16, 16], 1, twos()),
         ("2x2, 2 apart, odd", [3, 19, 1, 5, 7], [7, 1, 10, 14], 1, twos()),
         ("4x4, 2 apart", [2, 8, 1, 5, 6], [8, 1, 10, 12], 1, window([1, 4, 4], [1, 2, 2], one, [0, 1, 1])),

@@ -1,0 +1,92 @@
+//! Reductions with few results take two stages on GPUs. Each result takes a workgroup, so a few results would leave most of a device idle.
+//! The first stage reduces the inner axes, the second one what is left.
+//!
+//! ```text
+//! [2048, 50257] -> []    =    [2048, 50257] -> [2048, 1] -> []
+//! ```
+
+use super::Context;
+use crate::error::Result;
+use crate::graph::Graph;
+use crate::op::{Attrs, Lower, ValueId};
+use crate::target::{FEW_GROUPS, Family};
+
+/// From so many elements per result on, two stages are faster: where a workgroup shares one result, and where it has several side by side.
+const LONG: usize = 1 << 14;
+const LONG_SIDE_BY_SIDE: usize = 1 << 10;
+/// Results that a workgroup has side by side, if rows do not lie along the innermost axis.
+const SIDE_BY_SIDE: usize = 16;
+
+/// Adds the first stages.
+pub fn run(graph: &mut Graph, context: &Context) -> Result<()> {
+    if context.target.family == Family::Cpu {
+        return Ok(());
+    }
+    let busy = 2 * (context.target.multiprocessors as usize).max(FEW_GROUPS);
+    for id in graph.order()? {
+        let Some((axes, first)) = reduced(graph, id) else { continue };
+        let inner = inner_axes(&graph.fact(first).shape, &axes, busy);
+        let own = inner.map(|count| count as u32);
+        let valid = |count: u32| (1..axes.len()).contains(&(count as usize));
+        let Some(count) = context.decisions.choose("stages", id, own, valid) else { continue };
+        let node = graph.node(id).clone();
+        let mut operands = graph.operands(id);
+        graph.insert_at(id);
+        let attrs = Attrs::new().with("axes", &axes[axes.len() - count as usize..]).with("keepdims", 1);
+        operands[0] = Some(context.add(graph, &node.name, node.op_name(), &operands[..1], attrs)?);
+        graph.insert_at(id);
+        let whole = context.add(graph, &node.name, node.op_name(), &operands, node.attrs)?;
+        graph.replace(ValueId { node: id, port: 0 }, whole);
+    }
+    graph.sweep();
+    Ok(())
+}
+
+/// The axes of a reduction over several axes, and what it reduces. 16-bit floats would be rounded once more.
+fn reduced(graph: &Graph, id: u32) -> Option<(Vec<usize>, ValueId)> {
+    let reduces = matches!(graph.node(id).op()?.lower, Lower::Reduce(_));
+    let first = graph.operands(id)[0].filter(|&value| reduces && !graph.fact(value).dtype.is_half())?;
+    let axes = graph.with_call(id, |call| call.reduced_axes())?.ok()?;
+    (axes.len() > 1).then_some((axes, first))
+}
+
+/// The number of innermost axes that the first stage reduces; `None` if one stage is as fast. `busy` workgroups fill the device.
+fn inner_axes(shape: &[usize], axes: &[usize], busy: usize) -> Option<usize> {
+    let extent = |axes: &[usize]| axes.iter().map(|&axis| shape[axis]).product::<usize>();
+    let last = shape.iter().rposition(|&extent| extent > 1)?;
+    let (long, side_by_side) = if axes.contains(&last) { (LONG, 1) } else { (LONG_SIDE_BY_SIDE, SIDE_BY_SIDE) };
+    let kept: Vec<usize> = (0..shape.len()).filter(|axis| !axes.contains(axis)).collect();
+    let groups = |outer: &[usize]| extent(&kept).saturating_mul(extent(outer)).div_ceil(side_by_side);
+    if extent(axes) < long || groups(&[]) >= busy {
+        return None;
+    }
+    // As few outer axes as fill the device, or all but one.
+    let outer = (1..axes.len()).find(|&count| groups(&axes[..count]) >= busy).unwrap_or(axes.len() - 1);
+    (extent(&axes[..outer]) > 1 && extent(&axes[outer..]) > 1).then_some(axes.len() - outer)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn few_results_of_many_elements_take_two_stages() {
+        assert_eq!(inner_axes(&[2048, 50257], &[0, 1], 264), Some(1));
+        assert_eq!(inner_axes(&[16, 128, 50257], &[0, 1, 2], 264), Some(1));
+        assert_eq!(inner_axes(&[512, 8, 500], &[0, 1, 2], 264), Some(2));
+        // The sum of a bias's gradient: 768 results side by side.
+        assert_eq!(inner_axes(&[16, 128, 768], &[0, 1], 264), Some(1));
+        // The statistics of a batch normalisation.
+        assert_eq!(inner_axes(&[32, 64, 112, 112], &[0, 2, 3], 264), Some(2));
+        for (shape, axes) in [
+            (&[2048, 50257][..], &[1][..]),
+            (&[8, 8], &[0, 1]),
+            (&[1, 1 << 20], &[0, 1]),
+            (&[32, 2048, 7, 7], &[0, 2, 3]),
+            (&[0, 3], &[0, 1]),
+        ] {
+            let found = if axes.len() > 1 { inner_axes(shape, axes, 264) } else { None };
+            assert_eq!(found, None, "{shape:?}");
+        }
+    }
+}
