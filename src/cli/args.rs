@@ -140,6 +140,7 @@ impl Model {
             state: self.state.clone(),
             training: self.training,
             outputs: self.outputs.clone(),
+            values: Vec::new(),
             dims: self.dims.clone(),
             threads: self.threads.map_or(0, usize::from),
             recipe: self.recipe(),
@@ -287,9 +288,9 @@ impl Model {
                 }
             }
         }
-        let states = given.iter().filter(|g| model.is_state(&g.name)).map(|g| (g.name.clone(), g.tensor.clone()));
-        let states = states.collect();
-        Ok((model.with_first(states), dims))
+        let given = given.iter().map(|g| (g.name.clone(), g.tensor.clone()));
+        let (states, values) = given.partition(|(name, _)| model.is_state(name));
+        Ok((model.with_first(states).with_values(values), dims))
     }
 
     /// The graph of a loaded model.
@@ -578,8 +579,9 @@ pub(super) fn select(session: &Session, given: Vec<Given>, seed: u64) -> Result<
 /// Inputs in the plan's order: those given, random ones for the rest. What is given to states is in the graph.
 pub(super) fn fill(plan: &Plan, given: Vec<Given>, seed: u64) -> Result<Vec<Tensor>> {
     let mut random = Random(seed);
-    let is_state = |given: &Given| plan.state.iter().any(|state| state.port.name == given.name);
-    let mut inputs: Vec<_> = given.into_iter().filter(|g| !is_state(g)).map(|g| (g.name, g.tensor)).collect();
+    // What else is given is a state's, or of an input that the plan is bound to.
+    let is_input = |given: &Given| plan.inputs.iter().any(|port| port.name == given.name);
+    let mut inputs: Vec<_> = given.into_iter().filter(is_input).map(|g| (g.name, g.tensor)).collect();
     for port in &plan.inputs {
         if !inputs.iter().any(|(name, _)| *name == port.name) {
             let most = port.indexes.as_ref().map_or(f64::INFINITY, |indexes| indexes.extent as f64 - 1.0);

@@ -679,7 +679,7 @@ fn graphs_that_are_none_are_named() {
         |a: usize, b: usize, body: &str| text(&format!("float[{a}] a, float[{b}] b"), &format!("float[{a}] y"), body);
     let cases: &[(String, &[&str])] = &[
         (folder.path("none.onnx"), &["none.onnx", "No such file"]),
-        (folder.path(""), &["not a file"]),
+        (folder.path(""), &["expected a file, found a folder"]),
         (file("empty.onnx", ""), &["empty.onnx", "empty"]),
         (file("words.onnx", "What is this?"), &["words.onnx", "not an ONNX model"]),
         (file("words.onnxtxt", "What is this?"), &["words.onnxtxt:1:"]),
