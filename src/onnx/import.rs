@@ -22,6 +22,7 @@ use crate::pass::fold_node;
 use crate::tensor::Tensor;
 use prost::Message;
 use sequence::Named;
+use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use training::Initial;
 
@@ -67,6 +68,27 @@ pub(super) fn import_ports(model: &Model, dims: &[(String, usize)], decisions: D
             }
         }
     }
+}
+
+/// An operator of a model.
+#[derive(Debug, Serialize)]
+pub struct Operator {
+    /// Its name, with its domain unless that is ONNX's.
+    pub name: String,
+    /// The number of nodes.
+    pub nodes: usize,
+    /// Why it is not supported, if it is not.
+    pub lacks: Option<String>,
+    /// The first of its nodes.
+    pub first: String,
+}
+
+/// Why most operators that are not supported are not.
+const NO_ROW: &str = "no such operator";
+
+/// The operators of a model, by name. Those in bodies of `If` and loops are not among them.
+pub(super) fn operators(model: &Model) -> Result<Vec<Operator>> {
+    Importer::new(model, model.name(), Decisions::default()).operators()
 }
 
 struct Importer<'a> {
@@ -218,36 +240,46 @@ impl<'a> Importer<'a> {
         }
     }
 
-    /// Refuses operators without a row. One message names them all.
-    fn check_operators(&self) -> Result<()> {
-        let mut unknown: BTreeMap<String, (usize, String)> = BTreeMap::new();
+    /// The operators of the graph and of the functions that it calls, by name.
+    fn operators(&self) -> Result<Vec<Operator>> {
+        let mut found: BTreeMap<String, Operator> = BTreeMap::new();
         let mut seen: HashSet<FunctionId> = HashSet::new();
         let mut work: Vec<&'a [NodeProto]> = vec![&self.model.graph()?.node];
         while let Some(nodes) = work.pop() {
             for (index, node) in nodes.iter().enumerate() {
-                match self.meaning(node) {
+                let meaning = self.meaning(node);
+                match meaning {
                     Some(Meaning::Function(f)) if seen.insert((&f.domain, &f.name, &f.overload)) => work.push(&f.node),
                     // A body is checked when it is inlined: the branch that is not taken may hold anything.
-                    Some(_) => {}
-                    None => unknown.entry(full_name(node)).or_insert_with(|| (0, node_name(node, index))).0 += 1,
+                    _ => {}
                 }
+                let name = full_name(node);
+                let operator = found.entry(name).or_insert_with_key(|name| {
+                    let nchwc = "it is laid out for one processor; optimize the model less";
+                    let reason = ops::unplannable(name).or(name.starts_with("com.microsoft.nchwc.").then_some(nchwc));
+                    let lacks = meaning.is_none().then(|| reason.unwrap_or(NO_ROW).to_owned());
+                    Operator { name: name.clone(), nodes: 0, lacks, first: node_name(node, index) }
+                });
+                operator.nodes += 1;
             }
         }
-        if unknown.is_empty() {
+        Ok(found.into_values().collect())
+    }
+
+    /// Refuses operators without a row. One message names them all.
+    fn check_operators(&self) -> Result<()> {
+        let unknown = |operator: Operator| {
+            let Operator { name, nodes, lacks, first } = operator;
+            let reason = lacks.map(|why| if why == NO_ROW { String::new() } else { format!(": {why}") })?;
+            Some(match nodes {
+                1 => format!("{name} (node '{first}'{reason})"),
+                count => format!("{name} ({count} nodes, the first is '{first}'{reason})"),
+            })
+        };
+        let list: Vec<_> = self.operators()?.into_iter().filter_map(unknown).collect();
+        if list.is_empty() {
             return Ok(());
         }
-        let list: Vec<_> = unknown
-            .iter()
-            .map(|(op, (count, first))| {
-                let nchwc = "it is laid out for one processor; optimize the model less";
-                let reason = ops::unplannable(op).or(op.starts_with("com.microsoft.nchwc.").then_some(nchwc));
-                let reason = reason.map_or(String::new(), |why| format!(": {why}"));
-                match count {
-                    1 => format!("{op} (node '{first}'{reason})"),
-                    count => format!("{op} ({count} nodes, the first is '{first}'{reason})"),
-                }
-            })
-            .collect();
         let opset = opset(&self.model.proto.opset_import)?.map_or("unknown".into(), |v| v.to_string());
         Err(Error::graph(format!(
             "no such operator: {}; the model's opset is {opset}, and `plimsoll ops` lists the operators there are",
@@ -268,15 +300,16 @@ impl<'a> Importer<'a> {
         for (name, fact) in bind(&inputs, dims)? {
             let value = match self.model.values.iter().find(|(given, _)| given == name && self.bound.contains(name)) {
                 None => self.graph.input(name, fact),
-                Some((_, tensor)) => {
+                Some((_, given)) => {
+                    let tensor = given.converted(fact.dtype).unwrap_or_else(|| given.clone());
                     ensure((tensor.dtype(), tensor.shape()) == (fact.dtype, &fact.shape), || {
                         Error::usage(format!(
                             "input '{name}': expected {fact}, found {}{}",
-                            tensor.dtype(),
-                            tensor.shape()
+                            given.dtype(),
+                            given.shape()
                         ))
                     })?;
-                    self.graph.constant(Constant::new(name, tensor.clone()))
+                    self.graph.constant(Constant::new(name, tensor))
                 }
             };
             if scope.values.insert(name, Named::Tensor(value)).is_some() {

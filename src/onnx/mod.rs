@@ -23,6 +23,7 @@ mod dims;
 mod export;
 mod grow;
 mod import;
+mod inspect;
 pub mod proto;
 mod state;
 pub mod text;
@@ -31,6 +32,7 @@ mod weigh;
 mod weights;
 
 pub use export::{encode, export, export_step};
+pub use inspect::Inspected;
 pub use state::likely_states;
 
 /// A decoded ONNX file and its path.
@@ -69,10 +71,16 @@ pub struct Model {
 /// The file is missing, is not a model, or would take more than 64 MiB and four times its size while it is read; or a file with external data
 /// is too short or outside the model's folder.
 pub fn load(path: &Path) -> Result<Model> {
+    let extension = path.extension().and_then(OsStr::to_str).unwrap_or_default();
     let bytes = map(path)?;
-    let is_text = match path.extension().and_then(OsStr::to_str) {
-        Some("onnx") => false,
-        Some("onnxtxt") => true,
+    // PyTorch's files are archives, whatever their names are.
+    if ["pt", "pth", "safetensors"].contains(&extension) || bytes.starts_with(b"PK\x03\x04") {
+        let what = "it has weights alone, and no graph: write one from PyTorch by torch.onnx.export(model, (example,), \"model.onnx\", dynamo=True)";
+        return Err(Error::File { path: path.to_owned(), what: what.into(), source: None });
+    }
+    let is_text = match extension {
+        "onnx" => false,
+        "onnxtxt" => true,
         // Protobuf holds control characters, its tags and lengths; text holds none.
         _ => !bytes.iter().take(1024).any(|b| b.is_ascii_control() && !b.is_ascii_whitespace()),
     };

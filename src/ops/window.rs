@@ -367,7 +367,9 @@ impl Side {
 
     /// Leaves out the elements at both ends of the window that are padding wherever it lies.
     fn cut(&mut self) {
-        let first = self.before.saturating_sub((self.out - 1) * self.stride) / self.dilation;
+        // Nothing is inside the data before this element. Padding in front is left where windows begin inside it alone.
+        let first = self.before.saturating_sub((self.out - 1) * self.stride).div_ceil(self.dilation);
+        let first = first.min(self.before / self.dilation);
         let end = (self.before + self.len).div_ceil(self.dilation).min(self.kernel);
         if self.len > 0 && first < end {
             (self.kernel, self.before) = (end - first, self.before - first * self.dilation);

@@ -166,7 +166,7 @@ fn an_input_that_must_be_known_says_on_what_it_depends() {
     );
     assert_eq!(
         message,
-        "node 'shape' (Reshape): input 'shape' must be known before the run, but 'doubled' depends on the data of 'target'"
+        "node 'shape' (Reshape): input 'shape' must be known before the run, but 'doubled' depends on the data of 'target'; where their elements are given, they are bound"
     );
 }
 
@@ -262,7 +262,7 @@ fn loops_that_can_be_counted_are_unrolled() {
     let open = counted.replace("(three, yes, start)", "(three, c, start)");
     assert_eq!(
         refusal(&graph_of(&open), &[]),
-        "node 'last' (Loop): input 'cond' must be known before the run, but 'c' depends on the data of 'c'"
+        "node 'last' (Loop): input 'cond' must be known before the run, but 'c' depends on the data of 'c'; where their elements are given, they are bound"
     );
     // Without iterations there are no parts, but their type and shape are known.
     for none in
@@ -346,7 +346,7 @@ fn a_branch_that_is_known_is_taken() {
     }";
     assert_eq!(
         refusal(open, &[]),
-        "node 'y' (If): input 'cond' must be known before the run, but 'c' depends on the data of 'c'"
+        "node 'y' (If): input 'cond' must be known before the run, but 'c' depends on the data of 'c'; where their elements are given, they are bound"
     );
 }
 

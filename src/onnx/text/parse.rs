@@ -147,13 +147,14 @@ impl Parser<'_> {
 
     fn value_info(&mut self) -> Parse<ValueInfoProto> {
         let r#type = if self.next_is_type() { Some(self.type_proto()?) } else { None };
-        self.spend_twice::<ValueInfoProto>()?;
         let expected = if r#type.is_some() { "the name of a value" } else { "a value: a type and a name" };
         Ok(ValueInfoProto { name: self.name(expected)?, r#type, ..Default::default() })
     }
 
     /// A value and, if `=` follows, its tensor.
     fn value_or_initializer(&mut self) -> Parse<(ValueInfoProto, Option<Initializer>)> {
+        // It goes on to the list of inputs, or of types.
+        self.spend_twice::<ValueInfoProto>()?;
         let start = self.start();
         let value = self.value_info()?;
         if !self.eat(b'=') {
