@@ -23,7 +23,13 @@ pub(super) static OPS: &[OpDef] = &[
         &[one("input"), one("target"), optional("weight")],
         |_, call, x| Ok(vec![loss(call, x[0], x[1], x.given(2))?]),
     )
-    .sample(|s| s.floats(&[&[2, 3, 4]]).given(DType::I64, &[2, 4], &LABELS).floats(&[&[3]]))
+    .sample(|s| {
+        s.floats(&[&[2, 3, 4]])
+            .given(DType::I64, &[2, 4], &LABELS)
+            .floats(&[&[3]])
+            .attr("ignore_index", 1)
+            .attr("reduction", "sum")
+    })
     .attrs(&["ignore_index", "reduction"]),
     composed(
         "SoftmaxCrossEntropyLoss",
@@ -34,7 +40,13 @@ pub(super) static OPS: &[OpDef] = &[
             Ok(vec![loss(call, logs, x[1], x.given(2))?, logs])
         },
     )
-    .sample(|s| s.floats(&[&[2, 3, 4]]).given(DType::I64, &[2, 4], &LABELS).floats(&[&[3]]))
+    .sample(|s| {
+        s.floats(&[&[2, 3, 4]])
+            .given(DType::I64, &[2, 4], &LABELS)
+            .floats(&[&[3]])
+            .attr("ignore_index", 1)
+            .attr("reduction", "sum")
+    })
     .attrs(&["ignore_index", "reduction"]),
 ];
 
