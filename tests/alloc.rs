@@ -454,7 +454,8 @@ fn a_model_is_read_in_memory_in_proportion_to_its_file() {
         }
     }
     std::fs::remove_dir_all(&folder).expect("it is there");
-    let slight = ["names.onnx", "dims.onnx", "numbers.onnx"];
+    // Numbers take as much as the bound gives, and no more.
+    let slight = ["names.onnx", "dims.onnx", "numbers.onnx", "floats.onnxtxt"];
     for ((name, _), refused) in crowded(1).iter().zip(refused) {
         assert!(refused || slight.contains(name), "{name}: not refused at 2^22 parts");
     }
