@@ -3,7 +3,7 @@
 use crate::error::{Error, Result};
 use crate::report;
 use clap::{Parser, Subcommand, ValueEnum};
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
 use tracing::Level;
@@ -17,6 +17,8 @@ mod compare;
 mod devices;
 mod diff;
 mod emit;
+mod expect;
+mod inspect;
 mod max_batch;
 mod method;
 mod ops;
@@ -30,6 +32,7 @@ mod train;
 mod tune;
 
 const AFTER_HELP: &str = "A first look:
+  plimsoll inspect MODEL                                 what is in it: inputs, open dims, operators, weights
   plimsoll plan MODEL --set batch=8                      how much memory it takes, without a device
   plimsoll plan MODEL --set batch=8 --memory-limit 2GiB  whether it fits, and what would help
   plimsoll run MODEL --set batch=8                       run it on random inputs
@@ -66,6 +69,8 @@ enum Format {
 
 #[derive(Subcommand)]
 enum Command {
+    /// Show what is in a model's file: inputs, outputs, open dims, operators and weights, with nothing bound.
+    Inspect(inspect::Inspect),
     /// Run a graph, once or several times in a row, and show its outputs, its states and its memory.
     Run(run::Run),
     /// Plan a graph's memory, with no device and no weights.
@@ -117,6 +122,7 @@ pub fn main() -> ExitCode {
         .init();
     let json = cli.json || cli.format == Format::Json;
     let result = match &cli.command {
+        Command::Inspect(c) => c.run(json).map_err(Failure::from),
         Command::Run(c) => c.run(json),
         Command::Plan(c) => c.run(json),
         Command::Place(c) => c.run(json).map_err(Failure::from),
@@ -134,9 +140,11 @@ pub fn main() -> ExitCode {
     match result.and_then(|text| Ok(print(&text)?)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(Failure { error, detail }) => {
-            if let Some(Detail::Record(record)) = detail.as_deref() {
-                // If stdout does not take it, the error is still told.
-                let _ = print(&line(record));
+            // If stdout does not take it, the error is still told.
+            match detail.as_deref() {
+                Some(Detail::Record(record)) => _ = print(&line(record)),
+                _ if json => _ = print(&line(&json!({"error": explain(&error), "exit_code": error.exit_code()}))),
+                _ => {}
             }
             tell(&error);
             if let Some(Detail::Text(text)) = detail.as_deref() {

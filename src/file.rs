@@ -6,6 +6,7 @@ use std::fs::{self, File};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// Writes a file atomically: a reader sees the old file or the complete new one. A device, a pipe or a link is written
 /// through, never replaced.
@@ -28,7 +29,9 @@ pub fn try_write_whole(path: &Path, put: impl FnOnce(&mut dyn Write) -> io::Resu
     // own name may already have the maximal length.
     let mut name = DefaultHasher::new();
     path.file_name().hash(&mut name);
-    let partial = path.with_file_name(format!(".{:016x}.{}.partial", name.finish(), std::process::id()));
+    let start = format!(".{:016x}.", name.finish());
+    let partial = path.with_file_name(format!("{start}{}.partial", std::process::id()));
+    remove_remains(&partial, &start);
     let written = File::create(&partial).and_then(|file| {
         // A replaced file keeps its permissions.
         if let Ok(there) = path.metadata() {
@@ -45,6 +48,21 @@ pub fn try_write_whole(path: &Path, put: impl FnOnce(&mut dyn Write) -> io::Resu
         let _ = fs::remove_file(&partial);
     }
     result
+}
+
+/// Removes partial files of the same name that writers left when they were stopped. One that still writes has written in the last hour.
+fn remove_remains(partial: &Path, start: &str) {
+    const HOUR: Duration = Duration::from_secs(3600);
+    let folder = partial.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let is_partial = name.to_str().is_some_and(|name| name.starts_with(start) && name.ends_with(".partial"));
+        let age = || entry.metadata().and_then(|data| data.modified()).ok()?.elapsed().ok();
+        if is_partial && age().is_some_and(|age| age > HOUR) {
+            // Remains that cannot be removed are no reason not to write.
+            let _ = fs::remove_file(entry.path());
+        }
+    }
 }
 
 /// Opens a file of data. A pipe has no end that could be known, and to open one may take forever.
@@ -89,13 +107,49 @@ pub fn glob(pattern: &str, name: &str) -> bool {
     left.is_some()
 }
 
-/// The cache's folder: `PLIMSOLL_CACHE_DIR`, else below the user's own.
+/// The cache's folder: `PLIMSOLL_CACHE_DIR`, else below the user's own. What is in it runs on devices: `None` if others can write there.
 pub fn cache_folder() -> Option<PathBuf> {
     let set = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-    set("PLIMSOLL_CACHE_DIR")
+    let folder = set("PLIMSOLL_CACHE_DIR")
         .or_else(|| set("XDG_CACHE_HOME").map(|folder| folder.join("plimsoll")))
         .or_else(|| set("LOCALAPPDATA").map(|folder| folder.join("plimsoll")))
-        .or_else(|| set("HOME").map(|home| home.join(".cache/plimsoll")))
+        .or_else(|| set("HOME").map(|home| home.join(".cache/plimsoll")))?;
+    if let Some(open) = open_to_others(&folder) {
+        tracing::warn!("the cache {} is not used: others can write {}", folder.display(), open.display());
+        return None;
+    }
+    Some(folder)
+}
+
+/// The folder, or one in it, that users other than this one can write: it is another's, or its mode says so.
+#[cfg(unix)]
+fn open_to_others(folder: &Path) -> Option<PathBuf> {
+    use std::os::unix::fs::MetadataExt;
+
+    // The owner of a process's own folder is its user. Where there is none, only modes are judged.
+    let user = fs::metadata("/proc/self").map(|own| own.uid()).ok();
+    let inside = fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
+    let mut folders = std::iter::once(folder.to_owned()).chain(inside.filter(|path| path.is_dir()));
+    folders.find(|path| {
+        path.metadata()
+            .is_ok_and(|data| data.mode() & 0o022 != 0 || user.is_some_and(|user| ![0, user].contains(&data.uid())))
+    })
+}
+
+#[cfg(not(unix))]
+fn open_to_others(_: &Path) -> Option<PathBuf> {
+    None
+}
+
+/// Creates a folder of the cache, which only its user can write.
+///
+/// # Errors
+/// The system's error.
+pub fn create_private(folder: &Path) -> io::Result<()> {
+    let mut builder = fs::DirBuilder::new();
+    #[cfg(unix)]
+    std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
+    builder.recursive(true).create(folder)
 }
 
 /// The file of a device in a folder of the cache. `None` if the user has no cache folder.
@@ -113,7 +167,7 @@ pub fn keep(path: Option<PathBuf>, what: &str, text: &str) -> Option<PathBuf> {
         return None;
     };
     let folder = path.parent().expect("it is in a folder");
-    let made = fs::create_dir_all(folder).map_err(|e| Error::file(folder, "create the folder", e));
+    let made = create_private(folder).map_err(|e| Error::file(folder, "create the folder", e));
     match made.and_then(|()| write_whole(&path, "keep it", |out| out.write_all(text.as_bytes()))) {
         Ok(()) => Some(path),
         Err(error) => {
@@ -151,6 +205,47 @@ mod tests {
         assert_eq!(fs::read(&path).expect("it is there"), if cfg!(unix) { b"new" } else { b"old" });
         assert_eq!(fs::read_dir(&folder).expect("it is there").count(), 1, "nothing is left behind");
         fs::remove_dir_all(&folder).expect("it is there");
+    }
+
+    #[test]
+    fn remains_of_writers_that_were_stopped_are_removed() {
+        let folder = std::env::temp_dir().join(format!("plimsoll-remains-{}", std::process::id()));
+        fs::create_dir_all(&folder).expect("a temporary folder");
+        let path = folder.join("plan.json");
+        let mut name = DefaultHasher::new();
+        path.file_name().hash(&mut name);
+        let [old, new, other] = [("old", 7200), ("new", 60), ("other", 7200)].map(|(kind, age)| {
+            let hash = name.finish() ^ u64::from(kind == "other");
+            let remains = folder.join(format!(".{hash:016x}.{age}{}.partial", kind.len()));
+            let file = File::create(&remains).expect("a file");
+            file.set_modified(std::time::SystemTime::now() - Duration::from_secs(age)).expect("a time");
+            remains
+        });
+        write_whole(&path, "write", |out| out.write_all(b"whole")).expect("it is written");
+        assert_eq!([&old, &new, &other, &path].map(|path| path.exists()), [false, true, true, true]);
+        fs::remove_dir_all(&folder).expect("it is there");
+    }
+
+    /// What a cache holds runs on a device.
+    #[cfg(unix)]
+    #[test]
+    fn a_cache_that_others_can_write_is_not_trusted() {
+        use std::os::unix::fs::PermissionsExt;
+        let folder = std::env::temp_dir().join(format!("plimsoll-open-{}", std::process::id()));
+        let inside = folder.join("tuned");
+        create_private(&inside).expect("folders");
+        for (path, mode, open) in [
+            (&folder, 0o755, false),
+            (&folder, 0o775, true),
+            (&folder, 0o1777, true),
+            (&folder, 0o700, false),
+            (&inside, 0o757, true),
+        ] {
+            fs::set_permissions(path, fs::Permissions::from_mode(mode)).expect("it is ours");
+            assert_eq!(open_to_others(&folder), open.then(|| path.clone()), "{mode:o}");
+        }
+        fs::remove_dir_all(&folder).expect("it is there");
+        assert_eq!(open_to_others(&folder), None, "there is none");
     }
 
     #[test]

@@ -49,7 +49,10 @@ impl std::fmt::Display for Table {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let columns = self.rows.iter().map(Vec::len).max().unwrap_or(0);
         let cells = |k: usize| self.rows.iter().filter_map(move |row| row.get(k));
-        let widths: Vec<usize> = (0..columns).map(|k| cells(k).map(|c| c.chars().count()).max().unwrap_or(0)).collect();
+        // Names come from files. A cell beyond any page moves its own row, and widens no other.
+        const MOST: usize = 200;
+        let width = |k: usize| cells(k).map(|c| c.chars().count()).max().unwrap_or(0).min(MOST);
+        let widths: Vec<usize> = (0..columns).map(width).collect();
         for row in &self.rows {
             let mut line = String::new();
             for (k, (cell, width)) in row.iter().zip(&widths).enumerate() {

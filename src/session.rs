@@ -60,6 +60,8 @@ pub struct Options {
     pub training: bool,
     /// The outputs to compute; empty for all. What only others need is not computed. Of programs, one that has none of these computes all.
     pub outputs: Vec<String>,
+    /// Elements of inputs that shape the computation of a model's file, such as axes or sizes: see [`bind`](Options::bind).
+    pub values: Vec<(String, Tensor)>,
     /// Named dims, each with an extent or a range of extents.
     pub dims: Vec<(String, Extent)>,
     /// Number of CPU threads; 0 means one per core of the host.
@@ -84,6 +86,7 @@ impl Default for Options {
             state: Vec::new(),
             training: false,
             outputs: Vec::new(),
+            values: Vec::new(),
             dims: Vec::new(),
             threads: 0,
             recipe: Recipe::default(),
@@ -98,6 +101,13 @@ impl Options {
     /// These options with a named dim bound, to one extent or to a range of them: `options.set("batch", 1..=64)`.
     pub fn set(mut self, dim: impl Into<String>, extent: impl Into<Extent>) -> Options {
         self.dims.push((dim.into(), extent.into()));
+        self
+    }
+
+    /// These options with the elements of an input that shapes the computation of a model's file: `options.bind("axes", axes)`. The plan is for
+    /// these elements alone, and the input is none of the session's. An input that shapes nothing stays an input.
+    pub fn bind(mut self, input: impl Into<String>, elements: Tensor) -> Options {
+        self.values.push((input.into(), elements));
         self
     }
 
@@ -299,8 +309,11 @@ impl Session {
         let path = path.as_ref();
         let model = onnx::load(path)?;
         let model = if options.training { model.with_training()? } else { model };
-        let (model, dims) =
-            model.with_state(&options.state).with_outputs(&options.outputs).grow(options.dims.clone())?;
+        let (model, dims) = model
+            .with_state(&options.state)
+            .with_outputs(&options.outputs)
+            .with_values(options.values.clone())
+            .grow(options.dims.clone())?;
         let options = &Options { dims, outputs: Vec::new(), ..options.clone() };
         let session = match options.fixed() {
             Some(dims) => onnx::import(&model, &dims).and_then(|graph| Session::from_graph(graph, options)),

@@ -254,6 +254,20 @@ impl Tensor {
         row(bytes.into())
     }
 
+    /// This tensor as another type of the same kind, floats or integers, if that has every element: `None` if it has not, and for its own type.
+    pub fn converted(&self, dtype: DType) -> Option<Tensor> {
+        let from = self.dtype;
+        if from == dtype || !(from.is_float() && dtype.is_float() || from.is_int() && dtype.is_int()) {
+            return None;
+        }
+        let values = self.to_f64();
+        // Doubles have all integers up to 2^53.
+        let exact = |value: &f64| from.is_float() || value.abs() < (1u64 << 53) as f64;
+        let other = Tensor::from_f64(dtype, self.shape.clone(), &values);
+        let same = |(a, b): (&f64, &f64)| a == b || a.is_nan() && b.is_nan();
+        (values.iter().all(exact) && values.iter().zip(&other.to_f64()).all(same)).then_some(other)
+    }
+
     /// Compares this tensor with an expected one: type and shape equal, every element within `atol + rtol * |expected|`.
     ///
     /// # Errors

@@ -41,6 +41,14 @@ unsafe impl GlobalAlloc for Counting {
         unsafe { System.alloc(layout) }
     }
 
+    unsafe fn realloc(&self, ptr: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        CALLS.fetch_add(1, Ordering::Relaxed);
+        let grown = size as isize - layout.size() as isize;
+        PEAK.fetch_max(LIVE.fetch_add(grown, Ordering::Relaxed) + grown, Ordering::Relaxed);
+        // SAFETY: the caller's word.
+        unsafe { System.realloc(ptr, layout, size) }
+    }
+
     unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
         CALLS.fetch_add(1, Ordering::Relaxed);
         LIVE.fetch_sub(layout.size() as isize, Ordering::Relaxed);
@@ -353,5 +361,102 @@ fn loading_holds_two_staging_slots() {
             assert!(heap + slots <= 2 * STAGING, "{device}, {name}: {heap} bytes beside {slots} of staging slots");
             drop(exec);
         }
+    }
+}
+
+/// A field of a message that holds bytes, as protobuf writes it.
+fn field(number: u8, body: &[u8]) -> Vec<u8> {
+    let mut wire = vec![number << 3 | 2];
+    if number > 15 {
+        wire = vec![number << 3 & 0x7f | 0x82, number >> 4];
+    }
+    let mut length = body.len();
+    while length > 0x7f {
+        wire.push(length as u8 & 0x7f | 0x80);
+        length >>= 7;
+    }
+    wire.push(length as u8);
+    [&wire, body].concat()
+}
+
+/// Files of very many parts, each as short as it can be. `number` is how many.
+fn crowded(number: usize) -> Vec<(&'static str, Vec<u8>)> {
+    // A model has its graph in field 7, its functions in 25 and its training steps in 20; the others are fields of the graph.
+    let graph = |number: u8, body: &[u8]| field(7, &field(number, body));
+    let many = |of: u8, body: &[u8]| field(of, body).repeat(number);
+    let text = |before: &str, each: &str, after: &str| {
+        format!("<ir_version: 10, opset_import: [\"\" : 17]>\ng {before}{}{after}", each.repeat(number)).into_bytes()
+    };
+    let type_of = |body: &[u8]| field(2, &field(1, &field(2, body)));
+    vec![
+        ("nodes.onnx", field(7, &many(1, &[]))),
+        ("initializers.onnx", field(7, &many(5, &[]))),
+        ("inputs.onnx", field(7, &many(11, &[]))),
+        ("annotations.onnx", field(7, &many(14, &[]))),
+        ("sparse.onnx", field(7, &many(15, &[]))),
+        ("entries.onnx", field(7, &many(16, &[]))),
+        ("names.onnx", graph(1, &many(1, &[]))),
+        ("texts.onnx", graph(1, &many(1, b"x"))),
+        ("attributes.onnx", graph(1, &many(5, &[]))),
+        ("nodes-with-one.onnx", field(7, &field(1, &field(5, &[])).repeat(number))),
+        ("strings.onnx", graph(1, &field(5, &many(9, &[])))),
+        ("tensors.onnx", graph(1, &field(5, &many(10, &[])))),
+        ("graphs.onnx", graph(1, &field(5, &many(11, &[])))),
+        ("types.onnx", graph(1, &field(5, &many(15, &[])))),
+        ("dims.onnx", graph(5, &field(1, &vec![1; number]))),
+        ("numbers.onnx", graph(5, &field(7, &vec![1; number]))),
+        ("shapes.onnx", graph(11, &type_of(&many(1, &[])))),
+        ("functions.onnx", many(25, &[])),
+        ("steps.onnx", many(20, &[])),
+        ("nodes.onnxtxt", text("() => () {", "y=R(x)", "}")),
+        ("names.onnxtxt", text("() => () {y=R(", "x,", ")}")),
+        ("empty-names.onnxtxt", text("() => () {y=R(", ",", ")}")),
+        ("inputs.onnxtxt", text("(", "x,", "y) => () {}")),
+        ("types.onnxtxt", text("(", "float x,", "y) => () {}")),
+        ("shapes.onnxtxt", text("(float[", "1,", "1] x) => () {}")),
+        ("ints.onnxtxt", text("() => () {y=R<a=[", "1,", "1]>()}")),
+        ("strings.onnxtxt", text("() => () {y=R<a=[", "\"\",", "\"\"]>()}")),
+        ("graphs.onnxtxt", text("() => () {y=R<a=[", "g()=>(){},", "g()=>(){}]>()}")),
+        ("tensors.onnxtxt", text("() => () {y=R<a=[", "int8{1},", "int8{1}]>()}")),
+        ("attributes.onnxtxt", text("() => () {y=R<", "a=1,", "a=1>()}")),
+        ("sparse.onnxtxt", text("() => () <", "sparse_tensor(int8[0]) x={},", "int8 y>{}")),
+        ("initializers.onnxtxt", text("() => () <", "int8[0] x={},", "int8 y>{}")),
+        ("floats.onnxtxt", text("() => () <float[9] x={", "1,", "1}>{}")),
+        ("functions.onnxtxt", text("() => () {}", "f () => () {}", "")),
+        ("parameters.onnxtxt", text("() => () {} f (", "x,", "x) => () {}")),
+        ("opsets.onnxtxt", [&b"<opset_import: ["[..], &b"\"\":1,".repeat(number), b"\"\":1]> g () => () {}"].concat()),
+    ]
+}
+
+/// No file takes more than 64 MiB and four times its size while it is read, whatever its parts are. Each kind of part is doubled until a file
+/// is refused for it, and the last file before that one is near the bound.
+#[test]
+fn a_model_is_read_in_memory_in_proportion_to_its_file() {
+    use plimsoll::internals::onnx;
+
+    let _alone = ALONE.lock();
+    let folder = std::env::temp_dir().join(format!("plimsoll-crowded-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).expect("a folder for the files");
+    let mut refused = vec![false; crowded(1).len()];
+    for power in [12, 14, 16, 17, 18, 19, 20, 21, 22] {
+        for (refused, (name, bytes)) in refused.iter_mut().zip(crowded(1 << power)).filter(|(refused, _)| !**refused) {
+            let path = folder.join(name);
+            std::fs::write(&path, &bytes).expect("a file");
+            let most = (64 << 20) + 4 * bytes.len() as isize;
+            drop(bytes);
+            let before = LIVE.load(Ordering::Relaxed);
+            PEAK.store(before, Ordering::Relaxed);
+            let read = onnx::load(&path);
+            let peak = PEAK.load(Ordering::Relaxed) - before;
+            assert!(peak <= most, "{name} of 2^{power} parts: {peak} bytes of at most {most}");
+            let why = read.err().map_or(String::new(), |e| e.to_string());
+            *refused = why.contains("very many and very small");
+        }
+    }
+    std::fs::remove_dir_all(&folder).expect("it is there");
+    // Numbers take as much as the bound gives, and no more.
+    let slight = ["names.onnx", "dims.onnx", "numbers.onnx", "floats.onnxtxt"];
+    for ((name, _), refused) in crowded(1).iter().zip(refused) {
+        assert!(refused || slight.contains(name), "{name}: not refused at 2^22 parts");
     }
 }

@@ -4,6 +4,7 @@ use super::Failure;
 use crate::advise::{Answer, Case, advise};
 use crate::dtype::DType;
 use crate::error::{Error, Result, ensure};
+use crate::file::fnv;
 use crate::graph::Graph;
 use crate::plan::{Limits, Plan, Recipe};
 use crate::report::{Table, human};
@@ -70,7 +71,9 @@ pub(super) struct Model {
 
 #[derive(Args)]
 pub(super) struct Inputs {
-    /// Give an input: NAME=FILE.npy, NAME=FILE.npz:MEMBER, or NAME=2x784xf32=0.5 for equal elements. Inputs that are not given are random.
+    /// Give an input: NAME=FILE.npy, NAME=FILE.npz:MEMBER, or NAME=2x784xf32=0.5 for equal elements, or
+    /// NAME=2x128xi64=random:0..99 for random integers from 0 to 99. Inputs that are not given are random; those that look up rows of a table
+    /// are indices of its rows. Another type is converted if that changes no element. What shapes the computation (axes, sizes ...) is bound.
     /// A state begins with what is given; a cache that grows may have fewer rows than there is room for. Of several programs, those that have
     /// the input take it; PROGRAM:NAME=VALUE gives it to one alone.
     #[arg(long = "input", value_name = "NAME=VALUE")]
@@ -140,6 +143,7 @@ impl Model {
             state: self.state.clone(),
             training: self.training,
             outputs: self.outputs.clone(),
+            values: Vec::new(),
             dims: self.dims.clone(),
             threads: self.threads.map_or(0, usize::from),
             recipe: self.recipe(),
@@ -287,9 +291,9 @@ impl Model {
                 }
             }
         }
-        let states = given.iter().filter(|g| model.is_state(&g.name)).map(|g| (g.name.clone(), g.tensor.clone()));
-        let states = states.collect();
-        Ok((model.with_first(states), dims))
+        let given = given.iter().map(|g| (g.name.clone(), g.tensor.clone()));
+        let (states, values) = given.partition(|(name, _)| model.is_state(name));
+        Ok((model.with_first(states).with_values(values), dims))
     }
 
     /// The graph of a loaded model.
@@ -297,8 +301,11 @@ impl Model {
         let graph = onnx::import(model, dims).map_err(|e| e.in_file(&self.model))?;
         for &input in graph.inputs() {
             let (name, fact) = (graph.value_name(input), graph.fact(input));
-            let wrong =
-                |g: &&Given| g.name == name && (g.tensor.dtype(), g.tensor.shape()) != (fact.dtype, &fact.shape);
+            let is_same = |tensor: &Tensor| {
+                *tensor.shape() == fact.shape
+                    && (tensor.dtype() == fact.dtype || tensor.converted(fact.dtype).is_some())
+            };
+            let wrong = |g: &&Given| g.name == name && !is_same(&g.tensor);
             if let Some(Given { tensor, flag, .. }) = given.iter().find(wrong) {
                 let (dtype, shape) = (tensor.dtype(), tensor.shape());
                 let what = format!("{flag}: input '{name}': expected {fact}, found {dtype}{shape}");
@@ -490,16 +497,18 @@ pub(super) fn size(text: &str) -> Result<u64, String> {
         "kb" => 1000,
         "mb" => 1_000_000,
         "gb" => 1_000_000_000,
+        "tb" => 1_000_000_000_000,
         "k" | "kib" => 1 << 10,
         "m" | "mib" => 1 << 20,
         "g" | "gib" => 1 << 30,
         "t" | "tib" => 1 << 40,
-        other => return Err(format!("unknown unit '{other}'; use B, KiB, MiB, GiB, kB, MB or GB")),
+        other => return Err(format!("unknown unit '{other}'; use B, KiB, MiB, GiB, TiB, kB, MB, GB or TB")),
     };
     if let Ok(whole) = number.parse::<u64>() {
         return whole.checked_mul(scale).ok_or_else(|| format!("'{text}' is more than 64 bits can count"));
     }
     let value: f64 = number.parse().map_err(|_| format!("expected a size such as 512MiB, found '{text}'"))?;
+    ensure(scale > 1, || format!("expected whole bytes, or a unit such as GB behind a fraction, found '{text}'"))?;
     let bytes = value * scale as f64;
     if bytes < u64::MAX as f64 { Ok(bytes as u64) } else { Err(format!("'{text}' is more than 64 bits can count")) }
 }
@@ -536,8 +545,11 @@ pub(super) fn given(flag: &str, values: &[String]) -> Result<Vec<Given>> {
 }
 
 fn value(flag: &str, text: &str) -> Result<Given> {
-    let bad =
-        || Error::usage(format!("{flag} {text}: expected NAME=FILE.npy, NAME=FILE.npz:MEMBER or NAME=2x784xf32=0.5"));
+    let bad = || {
+        Error::usage(format!(
+            "{flag} {text}: expected NAME=FILE.npy, NAME=FILE.npz:MEMBER, NAME=2x784xf32=0.5 or NAME=2x128xi64=random:0..99"
+        ))
+    };
     let (name, value) = text.split_once('=').ok_or_else(bad)?;
     let (name, flag) = (name.to_owned(), format!("{flag} {text}"));
     let Some((spec, fill)) = value.split_once('=').filter(|_| !Path::new(value).exists()) else {
@@ -546,8 +558,21 @@ fn value(flag: &str, text: &str) -> Result<Given> {
     let mut parts: Vec<&str> = spec.split('x').collect();
     let dtype = parts.pop().and_then(DType::from_name).ok_or_else(bad)?;
     let shape = parts.iter().map(|d| d.parse::<usize>().map_err(|_| bad())).collect::<Result<Vec<_>>>()?;
-    let fill: f64 = fill.parse().map_err(|_| bad())?;
-    let tensor = made(dtype, Shape::new(shape), || fill).map_err(|what| Error::usage(format!("{flag}: {what}")))?;
+    let mut fill: Box<dyn FnMut() -> f64> = match fill.strip_prefix("random:").map(|range| range.split_once("..")) {
+        Some(range) => {
+            let (least, most) = range.ok_or_else(bad)?;
+            let [least, most] = [least, most].map(|bound| bound.parse::<i64>());
+            let (Ok(least), Ok(most)) = (least, most) else { return Err(bad()) };
+            let count = most.checked_sub(least).and_then(|n| u64::try_from(n).ok()?.checked_add(1)).ok_or_else(bad)?;
+            let mut random = Random(fnv(name.as_bytes()) as u64);
+            Box::new(move || least as f64 + (random.next() % count) as f64)
+        }
+        None => {
+            let fill: f64 = fill.parse().map_err(|_| bad())?;
+            Box::new(move || fill)
+        }
+    };
+    let tensor = made(dtype, Shape::new(shape), &mut fill).map_err(|what| Error::usage(format!("{flag}: {what}")))?;
     Ok(Given { name, tensor, flag })
 }
 
@@ -578,12 +603,23 @@ pub(super) fn select(session: &Session, given: Vec<Given>, seed: u64) -> Result<
 /// Inputs in the plan's order: those given, random ones for the rest. What is given to states is in the graph.
 pub(super) fn fill(plan: &Plan, given: Vec<Given>, seed: u64) -> Result<Vec<Tensor>> {
     let mut random = Random(seed);
-    let is_state = |given: &Given| plan.state.iter().any(|state| state.port.name == given.name);
-    let mut inputs: Vec<_> = given.into_iter().filter(|g| !is_state(g)).map(|g| (g.name, g.tensor)).collect();
+    // What else is given is a state's, or of an input that the plan is bound to.
+    let is_input = |given: &Given| plan.inputs.iter().any(|port| port.name == given.name);
+    let mut inputs: Vec<_> = given.into_iter().filter(is_input).map(|g| (g.name, g.tensor)).collect();
+    for (name, tensor) in &mut inputs {
+        let port = plan.inputs.iter().find(|port| port.name == *name);
+        if let Some(same) = port.and_then(|port| tensor.converted(port.dtype)) {
+            tracing::info!("input '{name}': {} to {}, which changes no element", tensor.dtype(), same.dtype());
+            *tensor = same;
+        }
+    }
     for port in &plan.inputs {
         if !inputs.iter().any(|(name, _)| *name == port.name) {
-            let most = port.indexes.as_ref().map_or(f64::INFINITY, |indexes| indexes.extent as f64 - 1.0);
-            let tensor = made(port.dtype, port.shape.clone(), || random.value(port.dtype).min(most));
+            let extent = port.indexes.as_ref().map(|indexes| indexes.extent as u64);
+            let tensor = made(port.dtype, port.shape.clone(), || match extent {
+                Some(extent) => (random.next() % extent) as f64,
+                None => random.value(port.dtype),
+            });
             let tensor = tensor.map_err(|what| Error::usage(format!("input '{}': {what}", port.name)))?;
             inputs.push((port.name.clone(), tensor));
         }

@@ -37,6 +37,10 @@ pub(super) struct Plan {
     more: More,
     #[command(flatten)]
     trained: Trained,
+    /// Give an input: its shape sets dims, and if it shapes the computation (axes, sizes ...), the plan is for its elements. NAME=FILE.npy,
+    /// NAME=FILE.npz:MEMBER, or NAME=2xi64=1 for equal elements.
+    #[arg(long = "input", value_name = "NAME=VALUE")]
+    inputs: Vec<String>,
     /// The target to plan for: one of those below.
     #[arg(long, default_value = "cpu")]
     target: String,
@@ -80,10 +84,16 @@ impl Plan {
         let target = self.model.target(&self.target)?;
         let more = self.more.or_training(self.trained.method.as_ref().map(|method| method.on(&target)));
         if !more.is_empty() {
+            if let Some(text) = self.inputs.first() {
+                return Err(
+                    Error::usage(format!("--input {text}: of several programs, `plan` has no use for it")).into()
+                );
+            }
             return self.run_programs(&more, &target, json);
         }
         let in_file = |e: Error| e.in_file(&self.model.model);
-        let (model, extents) = self.model.load_range(&[])?;
+        let given = args::given("--input", &self.inputs)?;
+        let (model, extents) = self.model.load_range(&given)?;
         let dims = args::largest(&extents);
         let case = self.model.case(&model, dims, target);
         let limit = self.model.memory_limit;

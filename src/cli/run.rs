@@ -1,6 +1,7 @@
 //! `run`: runs a graph once, or several times in a row.
 
 use super::args::{self, Given, Inputs, Measured, Model, On, tolerance};
+use super::expect::{self, Same, Tolerance};
 use super::programs::More;
 use super::{Failure, line};
 use crate::backend::Usage;
@@ -49,15 +50,16 @@ pub(super) struct Run {
     /// Write each output to DIR/NAME.npy. Characters of names outside [A-Za-z0-9._-] become '_'. The end of an overlong name becomes a hash.
     #[arg(long, value_name = "DIR")]
     output_dir: Option<PathBuf>,
-    /// Compare an output with a file: NAME=FILE.npy or NAME=FILE.npz:MEMBER. Exit code 3 if they differ.
+    /// Compare an output with a file: NAME=FILE.npy or NAME=FILE.npz:MEMBER. Exit code 3 if they differ: if the largest difference is more than
+    /// 1e-4 of the largest expected element. Floats are compared with floats of any width, integers with integers.
     #[arg(long, value_name = "NAME=FILE")]
     expect: Vec<String>,
-    /// Relative tolerance of --expect.
-    #[arg(long, default_value_t = 1e-4, value_parser = tolerance)]
-    rtol: f64,
-    /// Absolute tolerance of --expect.
-    #[arg(long, default_value_t = 1e-5, value_parser = tolerance)]
-    atol: f64,
+    /// With --expect, compare element by element: each within ATOL + RTOL * |expected|. Default, with --atol: 1e-4.
+    #[arg(long, value_parser = tolerance)]
+    rtol: Option<f64>,
+    /// The absolute part of that. Default, with --rtol: 1e-5.
+    #[arg(long, value_parser = tolerance)]
+    atol: Option<f64>,
     /// The right classes, as an array of integers: FILE.npy or FILE.npz:MEMBER. The report shows the predictions of the first output, and their accuracy.
     #[arg(long, value_name = "FILE")]
     labels: Option<PathBuf>,
@@ -115,11 +117,11 @@ impl Run {
                 npy::write(&folder.join(file_name(name)), &found.whole(number)?)?;
             }
         }
-        for Given { name, tensor, .. } in &expected {
-            let number = names.iter().position(|n| n == name).expect("expected names were checked");
-            let same = found.whole(number)?.compare(tensor, self.rtol, self.atol);
-            same.map_err(|what| Error::differ(format!("output '{name}': {what}")))?;
-        }
+        let same = |expected: &Given| {
+            let number = names.iter().position(|name| *name == expected.name).expect("expected names were checked");
+            Same::new(&found.whole(number)?, expected, Tolerance::new(self.rtol, self.atol))
+        };
+        let same = expected.iter().map(same).collect::<Result<Vec<_>>>()?;
         drop(found);
         let usage = session.usage();
         let notes = session.with(|exec| exec.notes());
@@ -137,12 +139,17 @@ impl Run {
             };
             let mut value = json!({
                 "model": plan.title(),
+                "file": self.model.model,
+                "seconds": repeats.seconds,
                 "device": session.device(),
                 "outputs": outputs.iter().map(figures).collect::<Vec<_>>(),
                 "memory": memory(&plan, usage),
             });
             if !states.is_empty() {
                 value["states"] = states.iter().map(figures).collect();
+            }
+            if !same.is_empty() {
+                value["expected"] = same.iter().map(Same::json).collect();
             }
             if self.iters > 1 {
                 value["runs"] = json!(repeats);
@@ -165,9 +172,15 @@ impl Run {
         } else {
             let placed = || format!("all steps on {}\n\n{}\n", session.device(), report::placement(&plan, &notes));
             let placement = if self.placement { placed() } else { String::new() };
-            let repeats = if self.iters > 1 { repeats.to_string() } else { String::new() };
-            let text = placement + &run_text(&session, &plan, &outputs, &states, score.as_ref(), usage) + &repeats;
-            Ok(text + &self.model.answer_text(&plan))
+            let time = match self.iters {
+                // With poison, the one run is not timed.
+                1 if self.poison => String::new(),
+                1 => format!("\n1 run in {:.3} ms, outputs read\n", 1e3 * repeats.seconds),
+                _ => repeats.to_string(),
+            };
+            let text = format!("{}: ", self.model.model.display())
+                + &run_text(&session, &plan, &outputs, &states, score.as_ref(), usage);
+            Ok(placement + &text + &expect::table(&same) + &time + &self.model.answer_text(&plan))
         }
     }
 }

@@ -95,7 +95,7 @@ impl Model {
     }
 
     /// Inputs that have no initializer.
-    fn open_inputs(&self) -> impl Iterator<Item = &ValueInfoProto> {
+    pub(super) fn open_inputs(&self) -> impl Iterator<Item = &ValueInfoProto> {
         let graph = self.proto.graph.as_ref();
         let initializers: BTreeSet<&str> = graph.iter().flat_map(|g| &g.initializer).map(|t| t.name.as_str()).collect();
         graph.into_iter().flat_map(|g| &g.input).filter(move |i| !initializers.contains(i.name.as_str()))

@@ -235,7 +235,7 @@ impl Exporter<'_> {
         let output = output.collect();
         let is_input = |name: &str| op.inputs.iter().any(|i| i.name == name);
         let kept = node.attrs.iter().filter(|(name, _)| !is_input(name));
-        let attribute = kept.map(|(name, attr)| attribute(name, attr)).collect::<Result<_>>()?;
+        let attribute = kept.map(|(name, attr)| attribute(name, attr).map(Box::new)).collect::<Result<_>>()?;
         let name = node.name.clone();
         let (domain, op_type) = match op.name.split_once("com.microsoft.") {
             Some(("", own)) => (MICROSOFT.to_owned(), own.to_owned()),

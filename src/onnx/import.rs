@@ -11,6 +11,7 @@ use super::Model;
 use super::dims::{bind, check_output};
 use super::proto::*;
 use super::weights::is_weight;
+use crate::constant::Constant;
 use crate::decisions::Decisions;
 use crate::dtype::DType;
 use crate::error::{Error, Result, ensure};
@@ -18,17 +19,20 @@ use crate::graph::{Graph, Kind, MAX_NODES};
 use crate::op::{Arity, Attr, Attrs, Fact, Input, OpDef, ValueId};
 use crate::ops;
 use crate::pass::fold_node;
+use crate::tensor::Tensor;
 use prost::Message;
 use sequence::Named;
+use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use training::Initial;
 
 mod bodies;
+mod old;
 mod sequence;
 mod training;
 
-/// The oldest version of ONNX's operators that rows can [`upgrade`](OpDef::upgrade).
-const OLDEST_OPSET: i64 = 7;
+/// The first version of ONNX's operators.
+const OLDEST_OPSET: i64 = 1;
 /// The deepest nesting of functions and bodies.
 const MAX_DEPTH: usize = 32;
 /// The most work that inlining may repeat: one unit per node, per input and per output, each time it is inlined.
@@ -40,14 +44,51 @@ const MAX_NAME: usize = 1 << 10;
 /// The most numbers in an input that shapes a computation.
 const MAX_SHAPING: usize = 1 << 16;
 
+/// The most constant indices that are looked at.
+const MAX_INDICES: usize = 1 << 20;
+
 /// Imports a model whose inputs and outputs stay what they are. What is folded follows `decisions`.
 pub(super) fn import_ports(model: &Model, dims: &[(String, usize)], decisions: Decisions) -> Result<Graph> {
     let proto = model.graph()?;
-    let mut importer = Importer::new(model, &proto.name, decisions);
-    importer.check_operators()?;
-    importer.run(proto, dims)?;
-    importer.graph.sweep();
-    Ok(importer.graph)
+    let mut bound = BTreeSet::new();
+    loop {
+        let mut importer = Importer::new(model, &proto.name, decisions.clone());
+        importer.bound.clone_from(&bound);
+        importer.check_operators()?;
+        match importer.run(proto, dims) {
+            // Each time there is one more input that is bound.
+            Err(_) if !importer.wanted.is_empty() => bound.append(&mut importer.wanted),
+            result => {
+                result?;
+                for name in &bound {
+                    tracing::info!("input '{name}' is bound by value: the plan is for these elements alone");
+                }
+                importer.graph.sweep();
+                return Ok(importer.graph);
+            }
+        }
+    }
+}
+
+/// An operator of a model.
+#[derive(Debug, Serialize)]
+pub struct Operator {
+    /// Its name, with its domain unless that is ONNX's.
+    pub name: String,
+    /// The number of nodes.
+    pub nodes: usize,
+    /// Why it is not supported, if it is not.
+    pub lacks: Option<String>,
+    /// The first of its nodes.
+    pub first: String,
+}
+
+/// Why most operators that are not supported are not.
+const NO_ROW: &str = "no such operator";
+
+/// The operators of a model, by name. Those in bodies of `If` and loops are not among them.
+pub(super) fn operators(model: &Model) -> Result<Vec<Operator>> {
+    Importer::new(model, model.name(), Decisions::default()).operators()
 }
 
 struct Importer<'a> {
@@ -62,6 +103,10 @@ struct Importer<'a> {
     unused_hints: HashSet<ValueId>,
     /// Initializers that are trained.
     weights: HashSet<ValueId>,
+    /// Inputs whose given elements are constants, because they shape the computation.
+    bound: BTreeSet<String>,
+    /// Inputs that are to be bound: their elements are given, and were needed.
+    wanted: BTreeSet<String>,
     /// Work that inlining may still do, in the units of [`MAX_WORK`].
     work_left: usize,
 }
@@ -154,7 +199,7 @@ fn needed(input: &str, error: &Error) -> String {
 fn opset(imports: &[OperatorSetIdProto]) -> Result<Option<i64>> {
     match imports.iter().find(|i| domain(&i.domain).is_empty()).map(|i| i.version) {
         Some(version) if version < OLDEST_OPSET => {
-            Err(Error::graph(format!("opset {version} is too old: expected {OLDEST_OPSET} or newer")))
+            Err(Error::graph(format!("opset {version}: expected {OLDEST_OPSET} or newer")))
         }
         version => Ok(version),
     }
@@ -173,6 +218,8 @@ impl<'a> Importer<'a> {
             unpacked: HashSet::new(),
             unused_hints: HashSet::new(),
             weights: HashSet::new(),
+            bound: BTreeSet::new(),
+            wanted: BTreeSet::new(),
             // Reading the whole file once is free.
             work_left: MAX_WORK + model.proto.encoded_len() / BYTES_PER_UNIT,
         }
@@ -193,36 +240,46 @@ impl<'a> Importer<'a> {
         }
     }
 
-    /// Refuses operators without a row. One message names them all.
-    fn check_operators(&self) -> Result<()> {
-        let mut unknown: BTreeMap<String, (usize, String)> = BTreeMap::new();
+    /// The operators of the graph and of the functions that it calls, by name.
+    fn operators(&self) -> Result<Vec<Operator>> {
+        let mut found: BTreeMap<String, Operator> = BTreeMap::new();
         let mut seen: HashSet<FunctionId> = HashSet::new();
         let mut work: Vec<&'a [NodeProto]> = vec![&self.model.graph()?.node];
         while let Some(nodes) = work.pop() {
             for (index, node) in nodes.iter().enumerate() {
-                match self.meaning(node) {
+                let meaning = self.meaning(node);
+                match meaning {
                     Some(Meaning::Function(f)) if seen.insert((&f.domain, &f.name, &f.overload)) => work.push(&f.node),
                     // A body is checked when it is inlined: the branch that is not taken may hold anything.
-                    Some(_) => {}
-                    None => unknown.entry(full_name(node)).or_insert_with(|| (0, node_name(node, index))).0 += 1,
+                    _ => {}
                 }
+                let name = full_name(node);
+                let operator = found.entry(name).or_insert_with_key(|name| {
+                    let nchwc = "it is laid out for one processor; optimize the model less";
+                    let reason = ops::unplannable(name).or(name.starts_with("com.microsoft.nchwc.").then_some(nchwc));
+                    let lacks = meaning.is_none().then(|| reason.unwrap_or(NO_ROW).to_owned());
+                    Operator { name: name.clone(), nodes: 0, lacks, first: node_name(node, index) }
+                });
+                operator.nodes += 1;
             }
         }
-        if unknown.is_empty() {
+        Ok(found.into_values().collect())
+    }
+
+    /// Refuses operators without a row. One message names them all.
+    fn check_operators(&self) -> Result<()> {
+        let unknown = |operator: Operator| {
+            let Operator { name, nodes, lacks, first } = operator;
+            let reason = lacks.map(|why| if why == NO_ROW { String::new() } else { format!(": {why}") })?;
+            Some(match nodes {
+                1 => format!("{name} (node '{first}'{reason})"),
+                count => format!("{name} ({count} nodes, the first is '{first}'{reason})"),
+            })
+        };
+        let list: Vec<_> = self.operators()?.into_iter().filter_map(unknown).collect();
+        if list.is_empty() {
             return Ok(());
         }
-        let list: Vec<_> = unknown
-            .iter()
-            .map(|(op, (count, first))| {
-                let nchwc = "it is laid out for one processor; optimize the model less";
-                let reason = ops::unplannable(op).or(op.starts_with("com.microsoft.nchwc.").then_some(nchwc));
-                let reason = reason.map_or(String::new(), |why| format!(": {why}"));
-                match count {
-                    1 => format!("{op} (node '{first}'{reason})"),
-                    count => format!("{op} ({count} nodes, the first is '{first}'{reason})"),
-                }
-            })
-            .collect();
         let opset = opset(&self.model.proto.opset_import)?.map_or("unknown".into(), |v| v.to_string());
         Err(Error::graph(format!(
             "no such operator: {}; the model's opset is {opset}, and `plimsoll ops` lists the operators there are",
@@ -241,7 +298,21 @@ impl<'a> Importer<'a> {
         // Up to IR version 3, every initializer was listed as an input, too. The initializer is then the input's value.
         let inputs: Vec<_> = proto.input.iter().filter(|i| !scope.values.contains_key(i.name.as_str())).collect();
         for (name, fact) in bind(&inputs, dims)? {
-            if scope.values.insert(name, Named::Tensor(self.graph.input(name, fact))).is_some() {
+            let value = match self.model.values.iter().find(|(given, _)| given == name && self.bound.contains(name)) {
+                None => self.graph.input(name, fact),
+                Some((_, given)) => {
+                    let tensor = given.converted(fact.dtype).unwrap_or_else(|| given.clone());
+                    ensure((tensor.dtype(), tensor.shape()) == (fact.dtype, &fact.shape), || {
+                        Error::usage(format!(
+                            "input '{name}': expected {fact}, found {}{}",
+                            given.dtype(),
+                            given.shape()
+                        ))
+                    })?;
+                    self.graph.constant(Constant::new(name, tensor))
+                }
+            };
+            if scope.values.insert(name, Named::Tensor(value)).is_some() {
                 return Err(Error::graph(format!("two inputs are called '{name}'")));
             }
         }
@@ -446,6 +517,7 @@ impl<'a> Importer<'a> {
                 *input = input.map(|value| self.as_i8(value, call.name)).transpose()?;
             }
         }
+        self.modernize(op, call, &mut inputs, &mut attrs)?;
         if let (Some(upgrade), "") = (op.upgrade, domain(&call.node.domain)) {
             upgrade(call.scope.opset, &mut inputs, &mut attrs);
         }
@@ -455,7 +527,40 @@ impl<'a> Importer<'a> {
             attrs.set("num_outputs", outputs.len() as i64);
         }
         let outputs: Vec<_> = outputs.iter().map(String::as_str).collect();
+        self.look_up(op, &data, &attrs).map_err(|what| call.fail(what))?;
         self.add(op, call.name, &data, attrs, &outputs)
+    }
+
+    /// Refuses constant indices that are outside of what they look up. Kernels, which cannot tell, would take other elements.
+    fn look_up(&self, op: &OpDef, data: &[Option<ValueId>], attrs: &Attrs) -> Result<(), String> {
+        let number = |name| if let Some(Attr::Int(number)) = attrs.get(name) { *number } else { 0 };
+        let &[Some(data), Some(at), ..] = data else { return Ok(()) };
+        let (data, constant) = (&self.graph.fact(data).shape, self.graph.as_constant(at));
+        let Some(constant) = constant.filter(|c| c.fact.shape.numel() <= MAX_INDICES) else { return Ok(()) };
+        // The first axis that is looked up, and how many indices an element has.
+        let (first, tuple) = match op.name {
+            "Gather" | "GatherElements" | "ScatterElements" => {
+                let axis = number("axis");
+                (if axis < 0 { axis + data.len() as i64 } else { axis }, 1)
+            }
+            "GatherND" | "ScatterND" => (number("batch_dims"), constant.fact.shape.last().copied().unwrap_or(0)),
+            _ => return Ok(()),
+        };
+        // Whatever else is wrong with the node, its row says. Elements in a file that is missing are not there to plan.
+        let axes = usize::try_from(first).ok().and_then(|first| data.get(first..first.checked_add(tuple)?));
+        let (Some(axes), Some(indices)) = (axes, constant.value().ok().and_then(Tensor::to_i64)) else { return Ok(()) };
+        for (index, &extent) in indices.iter().zip(axes.iter().cycle()) {
+            let extent = extent as i64;
+            ensure((-extent..extent).contains(index), || {
+                format!(
+                    "input '{}': expected indices from {} to {}, found {index}",
+                    op.inputs[1].name,
+                    -extent,
+                    extent - 1
+                )
+            })?;
+        }
+        Ok(())
     }
 
     /// Moves the inputs that shape the computation into attributes, and returns the other inputs.
@@ -497,7 +602,9 @@ impl<'a> Importer<'a> {
         let input = declared.name;
         let value = self.folded(value)?;
         let Some(constant) = self.graph.as_constant(value) else {
-            ensure(declared.arity == Arity::Hint, || call.fail(self.not_constant(input, value)))?;
+            if declared.arity != Arity::Hint {
+                return Err(call.fail(self.not_constant(input, value)));
+            }
             if self.unused_hints.insert(value) {
                 tracing::warn!(node = call.name, input, "not a constant: the plan follows from shapes instead");
             }
@@ -583,23 +690,33 @@ impl<'a> Importer<'a> {
         })
     }
 
-    /// The message for an input that must be a constant and depends on inputs of the model.
-    fn not_constant(&self, input: &str, value: ValueId) -> String {
+    /// The message for an input that must be a constant and depends on inputs of the model. Those that are given are to be bound.
+    fn not_constant(&mut self, input: &str, value: ValueId) -> String {
         let (mut inputs, mut seen, mut work) = (BTreeSet::new(), HashSet::new(), vec![value]);
+        let mut has_state = false;
         while let Some(value) = work.pop() {
             if !seen.insert(value.node) {
                 continue;
             }
-            match self.graph.node(value.node).kind {
-                Kind::Input | Kind::State(_) => _ = inputs.insert(format!("'{}'", self.graph.value_name(value))),
+            let kind = &self.graph.node(value.node).kind;
+            has_state |= matches!(kind, Kind::State(_));
+            match kind {
+                Kind::Input | Kind::State(_) => _ = inputs.insert(self.graph.value_name(value).to_owned()),
                 _ => work.extend(self.graph.operands(value.node).into_iter().flatten()),
             }
         }
-        let inputs: Vec<_> = inputs.into_iter().collect();
+        let is_given = |name: &String| {
+            let given = self.model.values.iter().find(|(given, _)| given == name);
+            given.is_some_and(|(_, tensor)| tensor.shape().numel() <= MAX_SHAPING)
+        };
+        let quoted: Vec<_> = inputs.iter().map(|name| format!("'{name}'")).collect();
+        if !has_state && inputs.iter().all(is_given) {
+            self.wanted = inputs;
+        }
         format!(
-            "input '{input}' must be known before the run, but '{}' depends on the data of {}",
+            "input '{input}' must be known before the run, but '{}' depends on the data of {}; where their elements are given, they are bound",
             self.graph.value_name(value),
-            inputs.join(", ")
+            quoted.join(", ")
         )
     }
 }

@@ -6,7 +6,7 @@
 
 use crate::constant::Constant;
 use crate::decisions::Decisions;
-use crate::error::{Error, Result, ensure};
+use crate::error::{Error, Result};
 use crate::file;
 use crate::graph::Graph;
 use crate::op::Fact;
@@ -16,7 +16,6 @@ use prost::Message;
 use proto::{GraphProto, ModelProto, NodeProto, TensorProto};
 use std::collections::HashMap;
 use std::ffi::OsStr;
-use std::fs::File;
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
@@ -24,13 +23,16 @@ mod dims;
 mod export;
 mod grow;
 mod import;
+mod inspect;
 pub mod proto;
 mod state;
 pub mod text;
 mod training;
+mod weigh;
 mod weights;
 
 pub use export::{encode, export, export_step};
+pub use inspect::Inspected;
 pub use state::likely_states;
 
 /// A decoded ONNX file and its path.
@@ -50,6 +52,8 @@ pub struct Model {
     outputs: Vec<String>,
     /// The elements that states begin with, by name.
     first: Vec<(String, Tensor)>,
+    /// Elements of inputs, which those that shape the computation are bound to.
+    values: Vec<(String, Tensor)>,
     /// The training step, if the model has taken it.
     training: Option<training::Training>,
     /// True if the initializers are to be trained: nodes that read nothing else are not folded.
@@ -64,12 +68,19 @@ pub struct Model {
 /// fails with the name of the missing file.
 ///
 /// # Errors
-/// The file is missing or is not a model, or a file with external data is too short or outside the model's folder.
+/// The file is missing, is not a model, or would take more than 64 MiB and four times its size while it is read; or a file with external data
+/// is too short or outside the model's folder.
 pub fn load(path: &Path) -> Result<Model> {
+    let extension = path.extension().and_then(OsStr::to_str).unwrap_or_default();
     let bytes = map(path)?;
-    let is_text = match path.extension().and_then(OsStr::to_str) {
-        Some("onnx") => false,
-        Some("onnxtxt") => true,
+    // PyTorch's files are archives, whatever their names are.
+    if ["pt", "pth", "safetensors"].contains(&extension) || bytes.starts_with(b"PK\x03\x04") {
+        let what = "it has weights alone, and no graph: write one from PyTorch by torch.onnx.export(model, (example,), \"model.onnx\", dynamo=True)";
+        return Err(Error::File { path: path.to_owned(), what: what.into(), source: None });
+    }
+    let is_text = match extension {
+        "onnx" => false,
+        "onnxtxt" => true,
         // Protobuf holds control characters, its tags and lengths; text holds none.
         _ => !bytes.iter().take(1024).any(|b| b.is_ascii_control() && !b.is_ascii_whitespace()),
     };
@@ -82,6 +93,10 @@ pub fn load(path: &Path) -> Result<Model> {
         let text = std::str::from_utf8(&bytes).map_err(|e| fail("expected text", e.into()))?;
         text::parse(text, path)?
     } else {
+        let most = weigh::most(bytes.len());
+        if weigh::weigh::<ModelProto>(&bytes, most) > most {
+            return Err(Error::File { path: path.to_owned(), what: weigh::refusal(bytes.len()), source: None });
+        }
         ModelProto::decode(bytes).map_err(|e| fail("not an ONNX model, or only a part of one", e.into()))?
     };
     let model = Model { path: Some(path.to_owned()), ..Model::new(proto) };
@@ -162,9 +177,8 @@ impl Graph {
 
 fn map(path: &Path) -> Result<Bytes> {
     let fail = |e| Error::file(path, "read it", e);
-    let file = File::open(path).map_err(fail)?;
+    let file = file::open(path).map_err(fail)?;
     let metadata = file.metadata().map_err(fail)?;
-    ensure(metadata.is_file(), || Error::File { path: path.to_owned(), what: "not a file".into(), source: None })?;
     if metadata.len() == 0 {
         return Err(Error::File { path: path.to_owned(), what: "the file is empty".into(), source: None });
     }
@@ -183,6 +197,7 @@ impl Model {
             growth: None,
             outputs: Vec::new(),
             first: Vec::new(),
+            values: Vec::new(),
             training: None,
             trains: false,
         }
@@ -204,6 +219,17 @@ impl Model {
         self.path.as_deref().and_then(Path::parent).unwrap_or(Path::new("")).join(location)
     }
 
+    /// Refuses a file with data that a link leads to, unless it is in the folder of the model or of what the model is a link to.
+    fn holds(&self, path: &Path) -> io::Result<()> {
+        let Some(model) = &self.path else { return Ok(()) };
+        let data = path.canonicalize()?;
+        let folders = [self.beside(".").canonicalize()?, model.canonicalize()?.with_file_name("")];
+        if folders.iter().any(|folder| data.starts_with(folder)) {
+            return Ok(());
+        }
+        Err(io::Error::other(format!("the link leads to {}, outside the model's folder", data.display())))
+    }
+
     /// Refuses a model without a graph, or with external data that a file is too short for. Missing files are no error.
     fn check(&self) -> Result<()> {
         let mut lengths: HashMap<PathBuf, Option<u64>> = HashMap::new();
@@ -217,7 +243,9 @@ impl Model {
                         Err(e) if e.kind() == ErrorKind::NotFound => None,
                         metadata => {
                             let doing = format!("read the data of tensor '{}'", tensor.name);
-                            Some(metadata.map_err(|e| Error::file(&path, &doing, e))?.len())
+                            let metadata = metadata.map_err(|e| Error::file(&path, &doing, e))?;
+                            self.holds(&path).map_err(|e| Error::file(&path, &doing, e))?;
+                            Some(metadata.len())
                         }
                     };
                     lengths.insert(path.clone(), length);

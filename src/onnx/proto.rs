@@ -5,6 +5,7 @@
 //! refers to the bytes of the file.
 #![allow(missing_docs, reason = "fields have the name and the meaning they have in onnx.proto")]
 
+use super::weigh::{Field, Meter, Weigh, Wire, fields, tags};
 use crate::dtype::DType;
 use crate::error::{Error, Result, ensure};
 use bytes::Bytes;
@@ -15,6 +16,25 @@ macro_rules! messages {
         $(#[$doc])*
         #[derive(Clone, PartialEq, prost::Message)]
         pub struct $name { $(#[prost($($kind)*)] pub $field: $type,)* }
+
+        impl Weigh for $name {
+            fn weigh(body: &[u8], meter: &mut Meter) {
+                $(let mut $field = 0;)*
+                fields(body, meter, |number, value, meter| {
+                    $(if number < 32 && const { tags(stringify!($($kind)*)) } & 1 << number != 0 {
+                        <$type as Field>::add(number, value, &mut $field, meter);
+                    })*
+                });
+            }
+        }
+
+        impl Field for $name {
+            fn add(_: u32, value: Wire, _: &mut u64, meter: &mut Meter) {
+                if let Wire::Bytes(body) = value {
+                    $name::weigh(body, meter);
+                }
+            }
+        }
     )*};
 }
 
@@ -81,7 +101,7 @@ messages! {
         (string, repeated, tag = "2") output: Vec<String>,
         (string, tag = "3") name: String,
         (string, tag = "4") op_type: String,
-        (message, repeated, tag = "5") attribute: Vec<AttributeProto>,
+        (message, repeated, tag = "5") attribute: Vec<Box<AttributeProto>>,
         (string, tag = "6") doc_string: String,
         (string, tag = "7") domain: String,
         (string, tag = "8") overload: String,
@@ -237,6 +257,23 @@ pub enum TypeValue {
     SparseTensor(TensorType),
     #[prost(message, tag = "9")]
     Optional(ElemType),
+}
+
+impl Field for TypeValue {
+    fn add(number: u32, value: Wire, before: &mut u64, meter: &mut Meter) {
+        match number {
+            1 | 8 => TensorType::add(number, value, before, meter),
+            4 | 9 => ElemType::add(number, value, before, meter),
+            5 => MapType::add(number, value, before, meter),
+            _ => OpaqueType::add(number, value, before, meter),
+        }
+    }
+}
+
+impl Field for DimensionValue {
+    fn add(number: u32, value: Wire, before: &mut u64, meter: &mut Meter) {
+        String::add(number, value, before, meter);
+    }
 }
 
 /// A dimension's size or name.

@@ -23,6 +23,13 @@ impl Model {
         self
     }
 
+    /// This model with elements of inputs, by name. An input whose elements shape the computation (axes, a shape, sizes) becomes a constant of
+    /// the elements that are given here, and is no input of the graph; the others stay inputs, and are read when the graph runs.
+    pub fn with_values(mut self, elements: Vec<(String, Tensor)>) -> Model {
+        self.values = elements;
+        self
+    }
+
     /// This model with elements that states begin with, by name. Of a cache that grows, they are its first rows; their number is then its
     /// length, unless the length is given, too.
     pub fn with_first(mut self, elements: Vec<(String, Tensor)>) -> Model {

@@ -25,6 +25,7 @@ mod index;
 mod integer;
 mod layout;
 mod linear;
+mod loss;
 mod norm;
 mod packed;
 mod quantize;
@@ -40,7 +41,7 @@ mod sort;
 mod window;
 
 /// Every row, by family; names are unique.
-pub static OPS: [&[OpDef]; 24] = [
+pub static OPS: [&[OpDef]; 25] = [
     elementwise::OPS,
     reduce::OPS,
     layout::OPS,
@@ -53,6 +54,7 @@ pub static OPS: [&[OpDef]; 24] = [
     window::OPS,
     window::sums::OPS,
     norm::OPS,
+    loss::OPS,
     recurrent::OPS,
     resize::OPS,
     grid::OPS,

@@ -365,6 +365,17 @@ impl Side {
         before(self.before)..before(self.before + self.len)
     }
 
+    /// Leaves out the elements at both ends of the window that are padding wherever it lies.
+    fn cut(&mut self) {
+        // Nothing is inside the data before this element. Padding in front is left where windows begin inside it alone.
+        let first = self.before.saturating_sub((self.out - 1) * self.stride).div_ceil(self.dilation);
+        let first = first.min(self.before / self.dilation);
+        let end = (self.before + self.len).div_ceil(self.dilation).min(self.kernel);
+        if self.len > 0 && first < end {
+            (self.kernel, self.before) = (end - first, self.before - first * self.dilation);
+        }
+    }
+
     /// Splits `total` elements of padding, the odd one at the end for `SAME_UPPER`.
     fn split(&mut self, total: usize, auto: AutoPad) {
         self.before = if auto == AutoPad::SameUpper { total / 2 } else { total.div_ceil(2) };
@@ -646,8 +657,22 @@ fn infer_pool(call: &Call) -> OpResult<Vec<Fact>> {
 }
 
 fn lower_pool(call: &Call, at: &[Access], kind: impl Fn(&[Side]) -> Pool) -> OpResult<TemplateCall> {
-    let (shape, sides) = pool(call)?;
-    Ok(widened(Template::Pool { window: window(&sides), pool: kind(&sides) }, &shape, at))
+    let (shape, mut sides) = pool(call)?;
+    let kind = kind(&sides);
+    // A mean that counts its padding divides by the elements of the whole window.
+    if !matches!(kind, Pool::MeanPadded { .. }) {
+        sides.iter_mut().for_each(Side::cut);
+    }
+    Ok(widened(Template::Pool { window: window(&sides), pool: kind }, &shape, at))
+}
+
+/// The elements of an image that are inside a window, in the window's order. Unlike a filter, a window may have more elements than anyone
+/// could count.
+fn inside(sides: &[Side], window: &[usize]) -> Vec<usize> {
+    let taps: Vec<_> = zip(sides, window).map(|(side, &o)| side.taps(o)).collect();
+    let lens: Shape = taps.iter().map(|taps| taps.len()).collect();
+    let at = |t: Vec<usize>| zip(&taps, &t).map(|(taps, t)| taps.start + t).collect::<Vec<_>>();
+    indices(&lens).filter_map(|t| tap(sides, window, &at(t))).collect()
 }
 
 fn eval_pool(
@@ -660,23 +685,18 @@ fn eval_pool(
     let x = inputs[0];
     let (shape, sides) = pool(call)?;
     let padded = call.int("count_include_pad", 0)? != 0;
-    // Unlike a filter, a window may have more elements than memory has room for.
-    let kernel = kernel(&sides);
     let image: usize = spatial(call)?.iter().product();
     let mut y = Vec::with_capacity(shape.numel());
     for index in indices(&shape) {
         let x = &x[(index[0] * shape[1] + index[1]) * image..][..image];
-        let (mut value, mut count) = (start, 0);
-        for t in indices(&kernel) {
-            let inside = tap(&sides, &index[2..], &t);
-            if let Some(at) = inside {
-                value = fold(value, x[at]);
-            }
-            let within =
-                |(s, (&o, &t)): (&Side, (&usize, &usize))| o * s.stride + t * s.dilation < s.before + s.len + s.after;
-            let counts = inside.is_some() || padded && zip(&sides, zip(&index[2..], &t)).all(within);
-            count += usize::from(counts);
-        }
+        let within =
+            |(s, &o): (&Side, &usize)| (s.before + s.len + s.after - o * s.stride).div_ceil(s.dilation).min(s.kernel);
+        let value = inside(&sides, &index[2..]).into_iter().fold(start, |value, at| fold(value, x[at]));
+        let count = if padded {
+            zip(&sides, &index[2..]).map(within).product()
+        } else {
+            zip(&sides, &index[2..]).map(|(s, &o)| s.taps(o).len()).product()
+        };
         y.push(finish(value, count));
     }
     Ok(vec![y])
@@ -692,14 +712,14 @@ fn first_max(inputs: &Args<&[f64]>, call: &Call) -> OpResult<Vec<f64>> {
     let x = inputs[0];
     let (shape, sides) = pool(call)?;
     let reversed = call.int("storage_order", 0)? != 0;
-    let kernel = kernel(&sides);
     let extents: Shape = sides.iter().map(|s| s.len).collect();
     let image = extents.numel();
     let mut y = Vec::with_capacity(shape.numel());
     for index in indices(&shape) {
         let first = (index[0] * shape[1] + index[1]) * image;
-        let taps = indices(&kernel).filter_map(|t| tap(&sides, &index[2..], &t));
-        let best = taps.reduce(|best, at| if x[first + at] > x[first + best] { at } else { best });
+        let best = inside(&sides, &index[2..])
+            .into_iter()
+            .reduce(|best, at| if x[first + at] > x[first + best] { at } else { best });
         let best = best.ok_or("a window without data")?;
         let by_columns = || {
             let (mut rest, mut number) = (best, 0);
@@ -836,12 +856,12 @@ fn eval_max_grad(inputs: &Args<&[f64]>, call: &Call) -> OpResult<Vec<Vec<f64>>> 
     let (x, dy) = (inputs[0], inputs[2]);
     let (shape, sides) = pool(call)?;
     let image: usize = sides.iter().map(|s| s.len).product();
-    let kernel = kernel(&sides);
     let mut dx = vec![0.0; x.len()];
     for (index, gradient) in zip(indices(&shape), dy) {
         let first = (index[0] * shape[1] + index[1]) * image;
-        let taps = indices(&kernel).filter_map(|t| tap(&sides, &index[2..], &t));
-        let best = taps.reduce(|best, at| if x[first + at] > x[first + best] { at } else { best });
+        let best = inside(&sides, &index[2..])
+            .into_iter()
+            .reduce(|best, at| if x[first + at] > x[first + best] { at } else { best });
         dx[first + best.ok_or("a window without data")?] += gradient;
     }
     Ok(vec![dx])

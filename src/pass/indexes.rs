@@ -42,7 +42,7 @@ fn looked_up(graph: &Graph, input: ValueId) -> Option<Indexes> {
             let result = ValueId { node: user, port: 0 };
             let keeps = || graph.fact(result).shape.numel() >= graph.fact(value).shape.numel();
             match op.name {
-                "Gather" | "GatherElements" if operands.get(1) == Some(&Some(value)) => {
+                "Gather" | "GatherElements" | "ScatterElements" if operands.get(1) == Some(&Some(value)) => {
                     let data = &graph.fact(operands[0].expect("a required input is present")).shape;
                     let call = Call { op, attrs: &node.attrs, inputs: &[] };
                     let Ok(axis) = call.axis("axis", 0, data) else { continue };

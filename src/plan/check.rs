@@ -135,7 +135,8 @@ impl<'a> Checker<'a> {
             holders: vec![BTreeMap::new(); plan.segments.len()],
             clock: Clock::new(plan)?,
             updates: HashSet::new(),
-            live: vec![0; plan.steps.len() + 1],
+            // What a plan without steps holds is live at one moment.
+            live: vec![0; plan.steps.len().max(1) + 1],
         };
         checker.segments()?;
         checker.ports()?;

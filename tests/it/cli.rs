@@ -472,7 +472,11 @@ fn outputs_are_written_and_expected() {
     let expect = format!("scores={out}/scores.npy");
     ok(&[&["run"], MLP, CPU, &["--expect", &expect]]);
     ok(&[&["run"], MLP, CPU, &["--expect", &expect, "--no-fuse"]]);
-    fails(3, &[&["run"], MLP, CPU, &["--expect", &expect, "--seed", "1"]], &["'scores'", "rtol", "expected", "found"]);
+    fails(
+        3,
+        &[&["run"], MLP, CPU, &["--expect", &expect, "--seed", "1"]],
+        &["'scores'", "of the peak", "expected", "found"],
+    );
     fails(3, &[&["run"], MLP, CPU, &["--expect", "scores=3x11xf32=0"]], &["f32[3,11]", "f32[3,10]"]);
     ok(&[&["run"], MLP, CPU, &["--expect", &expect, "--seed", "1", "--rtol", "0", "--atol", "1e6"]]);
     fails(1, &[&["run"], MLP, CPU, &["--expect", "score=3x10xf32=0"]], &["score", "outputs: scores"]);
@@ -679,7 +683,7 @@ fn graphs_that_are_none_are_named() {
         |a: usize, b: usize, body: &str| text(&format!("float[{a}] a, float[{b}] b"), &format!("float[{a}] y"), body);
     let cases: &[(String, &[&str])] = &[
         (folder.path("none.onnx"), &["none.onnx", "No such file"]),
-        (folder.path(""), &["not a file"]),
+        (folder.path(""), &["expected a file, found a folder"]),
         (file("empty.onnx", ""), &["empty.onnx", "empty"]),
         (file("words.onnx", "What is this?"), &["words.onnx", "not an ONNX model"]),
         (file("words.onnxtxt", "What is this?"), &["words.onnxtxt:1:"]),
@@ -816,4 +820,119 @@ fn mutated_files_never_panic() {
         }
     }
     assert!((50..600).contains(&refused), "mutants are neither all harmless nor all harmful: {refused} of 600 refused");
+}
+
+/// What is in a file is shown with nothing bound, and what is not supported says so.
+#[test]
+fn a_model_is_inspected_with_nothing_bound() {
+    let found = ok_json(&[&["inspect", "graphs/mlp.onnxtxt"]]);
+    assert_eq!(found["inputs"][0], json!({"name": "x", "dtype": "float", "shape": "[batch, 784]"}));
+    assert_eq!(found["outputs"][0]["name"], "scores");
+    assert_eq!(found["open_dims"], json!(["batch"]));
+    let nodes = |name: &str| {
+        let of = found["operators"].as_array().expect("a list").iter().find(|o| o["name"] == name).cloned();
+        of.unwrap_or_else(|| panic!("{name} in {found}"))
+    };
+    assert_eq!((&nodes("Relu")["nodes"], &nodes("Relu")["lacks"]), (&json!(1), &Value::Null));
+    let digits = ok(&[&["inspect", "graphs/digits.onnx"]]);
+    for words in ["graphs/digits.onnx", "producer", "opset     ai.onnx", "open dims  --set 'batch'=N", "weights   "] {
+        assert!(digits.contains(words), "{words}: {digits}");
+    }
+    let folder = Folder::new("inspected");
+    let source = text("float[2, n] a, float[m] b", "float y", "c = Frobnicate (a)\nd = NonZero (b)\ny = Relu (c)");
+    let source = source.replace("\n{", "\n<float[3] w = [\"location\": \"none.bin\", \"offset\": \"4\"]>\n{");
+    let model = folder.file("odd.onnxtxt", source);
+    let found = ok_json(&[&["inspect", &model]]);
+    let lacks = |at: usize| found["operators"][at]["lacks"].clone();
+    assert_eq!((found["operators"][0]["name"].as_str(), lacks(0)), (Some("Frobnicate"), json!("no such operator")));
+    assert_eq!(found["open_dims"], json!(["m", "n"]));
+    fails(1, &[&["inspect", "graphs"]], &["graphs", "expected a file, found a folder"]);
+}
+
+/// Weights alone are no graph.
+#[test]
+fn files_of_weights_say_how_a_graph_is_written() {
+    let folder = Folder::new("weights");
+    for (name, content) in [("w.safetensors", "{}"), ("w.pt", "PK"), ("w.bin", "PK\u{3}\u{4}rest")] {
+        let file = folder.file(name, content);
+        fails(1, &[&["inspect", &file]], &[name, "torch.onnx.export(model, (example,), \"model.onnx\", dynamo=True)"]);
+    }
+}
+
+/// With --json, an error is a record, too.
+#[test]
+fn errors_are_json_if_that_is_asked_for() {
+    let ran = finish(program(&["run", "graphs/none.onnx", "--json"]));
+    let found: Value = serde_json::from_str(&ran.out).expect("it is JSON");
+    assert_eq!((ran.code, &found["exit_code"]), (Some(1), &json!(1)));
+    assert!(found["error"].as_str().is_some_and(|e| e.contains("none.onnx")), "{found}");
+    assert!(ran.err.contains("error: "), "{}", ran.err);
+}
+
+#[test]
+fn sizes_have_units() {
+    for size in ["1TB", "1.5GB", "900MiB"] {
+        ok(&[&["plan"], MLP, &["--memory-limit", size]]);
+    }
+    for size in ["64KiB", "0.5k", "1.5kB"] {
+        fails(2, &[&["plan"], MLP, &["--assert-peak", size]], &["bytes"]);
+    }
+    for size in ["1.5", "2.0B", "1XB"] {
+        fails(1, &[&["plan"], MLP, &["--memory-limit", size]], &["--memory-limit", size]);
+    }
+}
+
+/// Outputs are judged by their peak, unless a tolerance is given for each element. Types of one kind are compared.
+#[test]
+fn outputs_are_judged_by_their_peak() {
+    let folder = Folder::new("peak");
+    let model = folder.file("m.onnxtxt", text("float[2, 2] x", "float[2, 2] y", "y = Neg (x)"));
+    let array = |name: &str, dtype: DType, values: &[f64]| {
+        let path = folder.path(name);
+        npy::write(Path::new(&path), &Tensor::from_f64(dtype, [2, 2], values)).expect("it is written");
+        path
+    };
+    let x = format!("x={}", array("x.npy", DType::F32, &[-1.0, -1000.0, -0.25, -0.5]));
+    let run = ["run", &model, "--backend", "cpu", "--input", &x];
+    let near = format!("y={}", array("near.npy", DType::F64, &[1.05, 1000.0, 0.25, 0.5]));
+    let far = format!("y={}", array("far.npy", DType::F64, &[1.0, 1000.0, 0.5, 0.5]));
+    let text = ok(&[&run, &["--expect", &near]]);
+    assert!(text.contains("as expected") && text.contains("[0, 0]") && text.contains("1 run in "), "{text}");
+    let found = ok_json(&[&run, &["--expect", &near]]);
+    assert_eq!(found["expected"][0]["at"], json!([0, 0]));
+    assert!((found["expected"][0]["of_peak"].as_f64().expect("a number") - 5e-5).abs() < 1e-9, "{found}");
+    assert!(found["seconds"].as_f64().is_some_and(|s| s > 0.0) && found["file"] == json!(model), "{found}");
+    fails(3, &[&run, &["--expect", &far]], &["'y'", "2.500e-4 of the peak 1000", "[1, 0]", "expected 0.5, found 0.25"]);
+    fails(3, &[&run, &["--expect", &near, "--rtol", "1e-3"]], &["'y'", "rtol 0.001", "expected 1.05, found 1"]);
+    ok(&[&run, &["--expect", &far, "--atol", "0.5"]]);
+    fails(3, &[&run, &["--expect", "y=2x2xi64=0"]], &["expected i64[2,2], found f32[2,2]"]);
+    // A type that has every element is as good.
+    let wide = format!("x={}", array("wide.npy", DType::F64, &[-1.0, -1000.0, -0.25, -0.5]));
+    ok(&[&["run", &model, "--backend", "cpu", "--input", &wide, "--expect", &near]]);
+    let finer = format!("x={}", array("finer.npy", DType::F64, &[-0.1, 0.0, 0.0, 0.0]));
+    fails(1, &[&["run", &model, "--backend", "cpu", "--input", &finer]], &["'x'", "expected f32[2,2], found f64[2,2]"]);
+}
+
+/// What shapes the computation is bound from --input, and random integers have a range.
+#[test]
+fn inputs_shape_the_computation_and_look_up_rows() {
+    let folder = Folder::new("shaping");
+    let source = text("float[2, 3] x, int64[1] axes", "y", "y = ReduceSum <keepdims = 0> (x, axes)");
+    let model = folder.file("sum.onnxtxt", source.replace("20", "18"));
+    for command in ["plan", "run"] {
+        fails(1, &[&[command, &model]], &["'axes' must be known", "where their elements are given"]);
+    }
+    let on = ["--backend", "cpu", "--input", "x=2x3xf32=1"];
+    ok(&[&["run", &model], &on, &["--input", "axes=1xi64=0", "--expect", "y=3xf32=2"]]);
+    ok(&[&["run", &model], &on, &["--input", "axes=1xi32=1", "--expect", "y=2xf32=3"]]);
+    let plan = ok_json(&[&["plan", &model, "--input", "axes=1xi64=1"]]);
+    assert_eq!(plan["inputs"].as_array().map(Vec::len), Some(1), "{plan}");
+    let rows = folder.file("rows.onnxtxt", text("float[50, 2] t, int64[400] i", "y", "y = Gather (t, i)"));
+    let ids = folder.file("ids.onnxtxt", text("int64[400] i", "y", "y = Identity (i)"));
+    let most = |args: &[&str]| ok_json(&[args, &["--backend", "cpu"]])["outputs"][0]["max"].as_f64();
+    let given = most(&["run", &ids, "--input", "i=400xi64=random:-3..9"]);
+    assert_eq!(given, Some(9.0));
+    ok(&[&["run", &rows, "--backend", "cpu", "--input", "i=400xi64=random:0..49"]]);
+    fails(1, &[&["run", &rows, "--backend", "cpu", "--input", "i=400xi64=random:0..90"]], &["'i'", "from -50 to 49"]);
+    fails(1, &[&["run", &rows, "--input", "i=400xi64=random:9..0"]], &["--input i=400xi64=random:9..0"]);
 }

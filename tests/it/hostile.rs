@@ -1,13 +1,23 @@
 //! Graphs whose extents exceed, or nearly exceed, any memory. Each is planned or refused, with work that does not grow with the extents.
 
+use crate::common::Folder;
 use plimsoll::Tensor;
+use plimsoll::internals::backend::cpu::Cpu;
+use plimsoll::internals::backend::{Backend, Launch, SegmentId, Slice};
 use plimsoll::internals::constant::Constant;
 use plimsoll::internals::dtype::DType;
+use plimsoll::internals::expr::{Body, Expr};
 use plimsoll::internals::graph::Graph;
+use plimsoll::internals::kernel::algorithm::Schedule;
+use plimsoll::internals::kernel::{Kernel, Operand, Template, schedule};
 use plimsoll::internals::onnx;
+use plimsoll::internals::plan::check::check;
+use plimsoll::internals::plan::tell::diff::diff;
 use plimsoll::internals::plan::{Limits, Plan, Recipe};
+use plimsoll::internals::report;
 use plimsoll::internals::session::{Choice, Options, Session};
-use plimsoll::internals::target::Target;
+use plimsoll::internals::shape::{Access, Shape};
+use plimsoll::internals::target::{Memory, Target};
 use plimsoll::internals::trace::Trace;
 use std::path::Path;
 
@@ -205,4 +215,144 @@ fn what_loops_repeat_is_bounded() {
         assert!(refused.starts_with(&format!("node '{}", &name[..1])), "{refused}");
         assert!(refused.len() < 2000, "{} bytes", refused.len());
     }
+}
+
+/// A plan may have nothing to do: its outputs have no elements.
+#[test]
+fn plans_without_steps_are_checked() {
+    let text = "g (float[3] x, float[0] z) => (float[0] y) { y = Relu (z) }";
+    let mut plan = planned(imported(text, &[]).expect("a graph"), &Target::cpu(1)).expect("a plan");
+    plan.steps.clear();
+    plan.kernels.clear();
+    plan.summary.steps = 0;
+    check(&plan).expect("nothing is to be computed");
+    assert!(report::diff(&diff(&plan, &plan)).contains("3 buffers are the same"));
+}
+
+/// A plan that says where the columns of a product go may say that they are apart. The product is then collected elsewhere, and has room.
+#[test]
+fn a_product_that_is_written_by_columns_has_its_workspace() {
+    let (m, n, k) = (200, 72, 100);
+    let operand =
+        |shape: [usize; 2]| Operand { dtype: DType::F32, access: Access::contiguous(Shape::new(shape)), packed: false };
+    let mut write = operand([m, n]);
+    write.access.strides = [1, m as isize].into_iter().collect();
+    let kernel = Kernel {
+        template: Template::MatMul,
+        shape: Shape::new([m, n]),
+        reads: vec![operand([m, k]), operand([k, n])],
+        writes: vec![write],
+        body: Body::new(&[Expr::input(0, DType::F32)]),
+        prologues: Vec::new(),
+        workspace: 0,
+        schedule: Schedule::Open,
+    };
+    let kernel = schedule::scheduled(&kernel, &Target::cpu(1)).expect("it has a schedule");
+    let mut cpu = Cpu::new(1);
+    let sizes = [m * k, k * n, m * n].map(|elements| 4 * elements as u64);
+    let mut args = Vec::new();
+    let mut bytes = 0;
+    for size in sizes.into_iter().chain((kernel.workspace > 0).then_some(kernel.workspace)) {
+        args.push(Slice { segment: SegmentId(0), offset: bytes, bytes: size });
+        bytes = (bytes + size).next_multiple_of(256);
+    }
+    let result = args[2];
+    let mut launch = Launch::new(cpu.compile(&kernel).expect("it compiles"), args);
+    let segment = cpu.alloc(bytes, Memory::Device).expect("memory");
+    launch.args.iter_mut().for_each(|arg| arg.segment = segment);
+    let values = |count: usize, value: fn(usize) -> f64| {
+        Tensor::from_f64(DType::F32, [count], &(0..count).map(value).collect::<Vec<_>>())
+    };
+    let (a, b) = (values(m * k, |i| (i % 7) as f64 - 3.0), values(k * n, |i| (i % 5) as f64 - 2.0));
+    for (arg, tensor) in launch.args.iter().zip([&a, &b]) {
+        cpu.write(*arg, tensor.bytes()).expect("it is written");
+    }
+    let record = cpu.record(std::slice::from_ref(&launch)).expect("it is recorded");
+    cpu.replay(record).expect("it runs");
+    let mut found = vec![0; result.bytes as usize];
+    cpu.read(Slice { segment, ..result }, &mut found).expect("it is read");
+    let found = Tensor::new(DType::F32, [n, m], found).expect("its bytes").to_f64();
+    let (a, b) = (a.to_f64(), b.to_f64());
+    for (i, j) in (0..m).flat_map(|i| (0..n).map(move |j| (i, j))) {
+        let expected: f64 = (0..k).map(|l| a[i * k + l] * b[l * n + j]).sum();
+        assert_eq!(found[j * m + i], expected, "row {i}, column {j}");
+    }
+}
+
+/// A window takes no memory for padding that it reads wherever it lies, and no time.
+#[test]
+fn windows_far_beyond_their_data_are_cut() {
+    for (pool, expected) in [
+        ("MaxPool <kernel_shape = [536870912], auto_pad = \"SAME_UPPER\"> (x)", [4.0, 4.0, 4.0, 4.0]),
+        ("AveragePool <kernel_shape = [536870912], pads = [268435456, 268435455]> (x)", [2.5, 2.5, 2.5, 2.5]),
+        ("AveragePool <kernel_shape = [536870911], pads = [536870910, 0]> (x)", [1.0, 1.5, 2.0, 2.5]),
+        ("MaxPool <kernel_shape = [3], dilations = [268435456], pads = [536870912, 0]> (x)", [1.0, 2.0, 3.0, 4.0]),
+    ] {
+        for x in ["x", "c"] {
+            let text = format!(
+                "g (float[1, 1, 4] x) => (float[n, c, w] y) <float[1, 1, 4] c = {{1, 2, 3, 4}}> {{ y = {} }}",
+                pool.replace("(x)", &format!("({x})"))
+            );
+            let session =
+                Session::from_graph(imported(&text, &[]).expect("a graph"), &Options::default().on(Choice::Cpu));
+            let session = session.expect("a plan");
+            assert!(session.plan().bytes() < 1 << 20, "{pool}: {} bytes", session.plan().bytes());
+            let x = Tensor::from_f64(DType::F32, [1, 1, 4], &[1.0, 2.0, 3.0, 4.0]);
+            assert_eq!(session.run(&[("x", x)]).expect("it runs")[0].1.to_f64(), expected, "{pool}");
+        }
+    }
+}
+
+/// Kernels cannot tell that an index is outside of what it looks up.
+#[test]
+fn constant_indices_outside_are_refused() {
+    for (values, node, range) in [
+        ("int64[2] i = {1, 3}", "Gather (x, i)", "-3 to 2, found 3"),
+        ("int64[2] i = {-4, 1}", "Gather (x, i)", "-3 to 2, found -4"),
+        ("int64[1, 2] i = {0, 4}", "Gather <axis = -1> (x, i)", "-4 to 3, found 4"),
+        ("int64[1, 2] i = {0, 4}", "GatherElements <axis = 1> (x, i)", "-4 to 3, found 4"),
+        ("int64[2, 2] i = {2, 3, 0, 4}", "GatherND (x, i)", "-4 to 3, found 4"),
+        ("int64[3, 1] i = {2, 3, -5}", "GatherND <batch_dims = 1> (x, i)", "-4 to 3, found -5"),
+        ("int64[1, 2] i = {3, 0}, float[1] u = {0}", "ScatterND (x, i, u)", "-3 to 2, found 3"),
+        ("int64[1, 1] i = {9}, float[1, 1] u = {0}", "ScatterElements <axis = 1> (x, i, u)", "-4 to 3, found 9"),
+    ] {
+        let text = format!("g (float[3, 4] x) => (y) <{values}> {{ y = {node} }}");
+        let refused = imported(&text, &[]).expect_err("an index is outside");
+        assert!(refused.contains(&format!("input 'indices': expected indices from {range}")), "{refused}");
+    }
+    let text = "g (float[3, 4] x) => (y) <int64[2, 2] i = {2, 3, -3, -4}> { y = GatherND (x, i) }";
+    imported(text, &[]).expect("each index is inside");
+}
+
+/// A link may lead to any file that the user can read. The caches of model hubs hold models as links into a folder with all of their files.
+#[cfg(unix)]
+#[test]
+fn data_outside_of_the_models_folder_is_refused() {
+    use std::os::unix::fs::symlink;
+
+    let folder = Folder::new("links");
+    let [blobs, models] = ["blobs", "models"].map(|name| folder.path(name));
+    [&blobs, &models].into_iter().for_each(|folder| std::fs::create_dir(folder).expect("a folder"));
+    let text = "<ir_version: 10, opset_import: [\"\" : 17]>\ng () => (float[2] y) <float[2] w = [\"location\": \"w.bin\"]> { y = Identity (w) }";
+    let model = folder.file("models/model.onnxtxt", text);
+    folder.file("blobs/1", text);
+    let data = folder.file("blobs/2", [0; 8]);
+    let link = Path::new(&models).join("w.bin");
+    symlink(&data, &link).expect("a link");
+    let refused = onnx::load(Path::new(&model)).expect_err("it leads out").to_string();
+    assert!(refused.contains("outside the model's folder") && refused.contains("w.bin"), "{refused}");
+    std::fs::remove_file(&model).expect("it is there");
+    symlink(Path::new(&blobs).join("1"), &model).expect("a link");
+    onnx::load(Path::new(&model)).expect("both are links to one folder");
+}
+
+/// A pipe that nobody writes to would be waited for, for ever.
+#[cfg(unix)]
+#[test]
+fn a_pipe_is_no_model() {
+    let folder = Folder::new("pipes");
+    let pipe = folder.path("model.onnx");
+    assert!(std::process::Command::new("mkfifo").arg(&pipe).status().expect("mkfifo runs").success());
+    let refused = onnx::load(Path::new(&pipe)).expect_err("it is no file").to_string();
+    assert!(refused.contains("expected a file, found a folder, a pipe or a device"), "{refused}");
 }

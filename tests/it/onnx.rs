@@ -166,7 +166,7 @@ fn an_input_that_must_be_known_says_on_what_it_depends() {
     );
     assert_eq!(
         message,
-        "node 'shape' (Reshape): input 'shape' must be known before the run, but 'doubled' depends on the data of 'target'"
+        "node 'shape' (Reshape): input 'shape' must be known before the run, but 'doubled' depends on the data of 'target'; where their elements are given, they are bound"
     );
 }
 
@@ -262,7 +262,7 @@ fn loops_that_can_be_counted_are_unrolled() {
     let open = counted.replace("(three, yes, start)", "(three, c, start)");
     assert_eq!(
         refusal(&graph_of(&open), &[]),
-        "node 'last' (Loop): input 'cond' must be known before the run, but 'c' depends on the data of 'c'"
+        "node 'last' (Loop): input 'cond' must be known before the run, but 'c' depends on the data of 'c'; where their elements are given, they are bound"
     );
     // Without iterations there are no parts, but their type and shape are known.
     for none in
@@ -346,7 +346,7 @@ fn a_branch_that_is_known_is_taken() {
     }";
     assert_eq!(
         refusal(open, &[]),
-        "node 'y' (If): input 'cond' must be known before the run, but 'c' depends on the data of 'c'"
+        "node 'y' (If): input 'cond' must be known before the run, but 'c' depends on the data of 'c'; where their elements are given, they are bound"
     );
 }
 
@@ -373,7 +373,7 @@ fn opsets_from_7_on_mean_what_they_meant() {
         )
     };
     assert_eq!(run(&graph(&source(9), &[])), [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]);
-    assert_eq!(refusal(&source(6), &[]), "graph: opset 6 is too old: expected 7 or newer");
+    assert_eq!(refusal(&source(0), &[]), "graph: opset 0: expected 1 or newer");
     let none = "<ir_version: 7, opset_import: [\"other\" : 1]> g (float[1] x) => (float[1] y) { y = Relu (x) }";
     assert_eq!(refusal(none, &[]), "graph: not a whole ONNX model: it does not say which opset it uses");
     let parts = graph("g (float[7] x) => (float[4] a, float[3] b) { a, b = Split <num_outputs = 2> (x) }", &[]);
@@ -626,7 +626,7 @@ fn files_that_are_no_models_are_named() {
     assert!(refused("bytes.onnxtxt", &[0xff, 0xfe, 0]).contains("expected text"));
     let missing = folder.join("missing.onnx");
     assert!(load(&missing).expect_err("it is missing").to_string().starts_with(&missing.display().to_string()));
-    assert!(load(&folder).expect_err("it is a folder").to_string().contains("not a file"));
+    assert!(load(&folder).expect_err("it is a folder").to_string().contains("found a folder"));
     // Without an extension, the content decides.
     let text = folder.join("text");
     fs::copy(graphs("mlp.onnxtxt"), &text).expect("writable");
@@ -849,4 +849,56 @@ fn operators_that_no_plan_can_hold_say_why() {
     // ONNX has an operator with this name and another meaning.
     let found = of("com.microsoft.Attention");
     assert!(found.contains("com.microsoft.Attention") && found.contains("expected 2 to 6 inputs, found 1"), "{found}");
+}
+
+/// An input that shapes the computation is bound to the elements that are given for it; the others are inputs.
+#[test]
+fn inputs_that_shape_the_computation_are_bound_by_value() {
+    let source = "<ir_version: 10, opset_import: [\"\" : 18]>
+        g (float[2, 3] x, int64[1] axes, int64[2] shape, float[2] unused) => (y, z) {
+            y = ReduceSum <keepdims = 0> (x, axes)
+            two = Constant <value_ints = [1, 1]> ()
+            doubled = Mul (shape, two)
+            z = Reshape (x, doubled)
+        }";
+    let refused = refusal(source, &[]);
+    assert!(refused.contains("input 'axes' must be known before the run") && refused.contains("'axes'"), "{refused}");
+    let number = |name: &str, values: &[i64]| {
+        (name.to_owned(), Tensor::from_i64([values.len()], values).expect("a number per element"))
+    };
+    let given = |axis: i64| {
+        let unused = ("unused".to_owned(), Tensor::from_f64(plimsoll::DType::F32, [2], &[0.0, 0.0]));
+        model(source).with_values(vec![number("axes", &[axis]), number("shape", &[3, 2]), unused])
+    };
+    let bound = |axis| import(&given(axis), &[]).expect("what is needed is given");
+    assert_eq!(facts(&bound(0)), ["x f32[2,3]", "unused f32[2]", "y f32[3]", "z f32[3,2]"]);
+    assert_eq!(facts(&bound(-1)), ["x f32[2,3]", "unused f32[2]", "y f32[2]", "z f32[3,2]"]);
+    let wrong = model(source).with_values(vec![number("axes", &[0, 1]), number("shape", &[3, 2])]);
+    let refused = import(&wrong, &[]).expect_err("two axes").to_string();
+    assert!(refused.contains("input 'axes': expected i64[1], found i64[2]"), "{refused}");
+}
+
+/// Operators of opsets 1 to 6 said how they broadcast, and by which types.
+#[test]
+fn opsets_before_7_mean_what_they_meant() {
+    let of = |opset: i64, inputs: &str, node: &str| {
+        format!("<ir_version: 3, opset_import: [\"\" : {opset}]> g ({inputs}) => (y) {{ y = {node} }}")
+    };
+    let tens = "<float[2] c = {10, 20}> {";
+    let run_with =
+        |opset, inputs, node| run(&graph(&of(opset, inputs, node).replace("(y) {", &format!("(y) {tens}")), &[]));
+    assert_eq!(run_with(6, "float[2, 2] x", "Add <broadcast = 1, axis = 0> (x, c)"), [[11.0, 12.0, 23.0, 24.0]]);
+    assert_eq!(run_with(6, "float[2, 2] x", "Add <broadcast = 1> (x, c)"), [[11.0, 22.0, 13.0, 24.0]]);
+    assert_eq!(run_with(6, "float[1, 2, 2] x", "Mul <broadcast = 1, axis = -2> (x, c)"), [[10.0, 20.0, 60.0, 80.0]]);
+    assert_eq!(run_with(1, "float[2, 2] x", "Relu <consumed_inputs = [0]> (x)"), [[1.0, 2.0, 3.0, 4.0]]);
+    assert_eq!(
+        run_with(2, "float[1, 2] x", "Pad <paddings = [0, 1, 0, 0], mode = \"constant\"> (x)"),
+        [[0.0, 1.0, 2.0]]
+    );
+    assert_eq!(run_with(5, "float[2] x", "Cast <to = \"FLOAT\"> (x)"), [[1.0, 2.0]]);
+    assert_eq!(run_with(6, "float[2] x", "Dropout <is_test = 1> (x)"), [[1.0, 2.0]]);
+    let refused = refusal(&of(6, "float[2] x", "Dropout (x)"), &[]);
+    assert!(refused.contains("attribute 'is_test': expected 1 (inference), found 0"), "{refused}");
+    let refused = refusal(&of(6, "float[2, 2] x, float[2] c", "Add <broadcast = 1, axis = 2> (x, c)"), &[]);
+    assert!(refused.contains("expected a place for 1 axes among 2, found 2"), "{refused}");
 }

@@ -18,7 +18,7 @@ fn raw_data_is_a_window_into_the_file() {
     let w = TensorProto::new("w", DType::F32, &[1024], vec![7; 4096].into()).unwrap();
     let graph = GraphProto { initializer: vec![w.clone()], ..Default::default() };
     let value = AttributeProto { name: "value".into(), t: Some(Box::new(w)), ..Default::default() };
-    let node = NodeProto { attribute: vec![value], ..Default::default() };
+    let node = NodeProto { attribute: vec![Box::new(value)], ..Default::default() };
     let model = ModelProto { graph: Some(GraphProto { node: vec![node], ..graph }), ..Default::default() };
     let file = Bytes::from(model.encode_to_vec());
     let read = ModelProto::decode(file.clone()).unwrap();

@@ -125,3 +125,14 @@ results                       does not fit  reference
     assert_eq!(&text[..expected.len()], expected);
     assert!(text.ends_with("eager bfc: too large\n"), "{text}");
 }
+
+/// A name from a file may be longer than any line, and a table has it in one row alone.
+#[test]
+fn a_cell_beyond_any_page_widens_no_other() {
+    let mut table = plimsoll::internals::report::Table::new("<>");
+    table.row(["n".repeat(100_000), "1".into()]);
+    table.row(["m".to_owned(), "2".to_owned()]);
+    let text = table.to_string();
+    let lengths: Vec<_> = text.lines().map(str::len).collect();
+    assert_eq!(lengths, [100_003, 203]);
+}

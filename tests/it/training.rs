@@ -190,7 +190,7 @@ fn steps_that_are_none_are_refused() {
     assert!(step(&shaped).is_ok());
     assert_eq!(
         step(&shaped.replace("\"count\" : ", "\"shape\" : ")).unwrap_err(),
-        "node 'tiled' (Expand): input 'shape' must be known before the run, but 'shape' depends on the data of 'shape'"
+        "node 'tiled' (Expand): input 'shape' must be known before the run, but 'shape' depends on the data of 'shape'; where their elements are given, they are bound"
     );
 }
 

@@ -138,7 +138,7 @@ fn load(path: &Path, key: &str) -> Option<Vec<u8>> {
 }
 
 fn store(path: &Path, key: &str, image: &[u8]) -> io::Result<()> {
-    fs::create_dir_all(path.parent().expect("an entry has a folder"))?;
+    file::create_private(path.parent().expect("an entry has a folder"))?;
     file::try_write_whole(path, |out| out.write_all(&entry(key, image)))
 }
 

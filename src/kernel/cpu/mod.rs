@@ -226,6 +226,8 @@ pub struct Product {
     pub packed: [bool; 2],
     /// True if the result is collected in its destination, rather than tile by tile in the workspace.
     pub direct: bool,
+    /// True if the columns of the result are next to each other there. Others are collected in the workspace.
+    pub dense: bool,
 }
 
 impl Product {
@@ -260,6 +262,7 @@ impl Product {
         let rows_dense = |w: &Operand| w.access.strides[rank - 1] == 1 && w.access.strides[row_axis] >= 0;
         let plain = kernel.body.is_identity();
         let direct = collects_in_place(kernel, |w| plain || rows_dense(w));
+        let dense = n == 1 || writes[0].access.strides[rank - 1] == 1;
         let batch_axis = |axis: usize| {
             let steps = [a, b].map(|o| match o.access.strides[axis] {
                 0 => 0,
@@ -269,7 +272,7 @@ impl Product {
             BatchAxis { dim: shape[axis], axis, steps }
         };
         let batch = separate.into_iter().map(batch_axis).collect();
-        Product { batch, row_axis, m: rows, n, k, packed: [a.packed, b.packed], direct }
+        Product { batch, row_axis, m: rows, n, k, packed: [a.packed, b.packed], direct, dense }
     }
 
     /// Number of matrices.
@@ -283,7 +286,7 @@ impl Product {
     }
 
     fn slot_bytes(&self) -> usize {
-        gemm::workspace_bytes(self.m, self.n, self.k, self.packed[0], self.packed[1], self.direct)
+        gemm::workspace_bytes(self.m, self.n, self.k, self.packed[0], self.packed[1], self.direct && self.dense)
     }
 }
 

@@ -253,13 +253,13 @@ impl<'a> Importer<'a> {
     }
 
     /// The first element of a constant input.
-    fn number(&self, call: &Call<'_, 'a>, input: &str, value: ValueId) -> Result<i64> {
+    fn number(&mut self, call: &Call<'_, 'a>, input: &str, value: ValueId) -> Result<i64> {
         let numbers = self.numbers(input, value).map_err(|what| call.fail(what))?;
         numbers.first().copied().ok_or_else(|| call.fail(format!("input '{input}': expected one element, found none")))
     }
 
     /// True if a constant condition is not 0.
-    fn is_true(&self, call: &Call<'_, 'a>, input: &str, value: ValueId) -> Result<bool> {
+    fn is_true(&mut self, call: &Call<'_, 'a>, input: &str, value: ValueId) -> Result<bool> {
         self.number(call, input, value).map(|n| n != 0)
     }
 }

@@ -234,7 +234,7 @@ impl<'a> Importer<'a> {
     }
 
     /// A constant position in a sequence of `len` tensors. A negative one counts from the end.
-    fn position(&self, value: ValueId, len: usize) -> Result<usize, String> {
+    fn position(&mut self, value: ValueId, len: usize) -> Result<usize, String> {
         let found = self.numbers("position", value)?;
         let at = match found[..] {
             [at] => usize::try_from(if at < 0 { at.saturating_add(len as i64) } else { at }).ok(),
@@ -245,8 +245,8 @@ impl<'a> Importer<'a> {
     }
 
     /// The integers in an input, which must be a constant.
-    pub(super) fn numbers(&self, input: &str, value: ValueId) -> Result<Vec<i64>, String> {
-        let constant = self.graph.as_constant(value).ok_or_else(|| self.not_constant(input, value))?;
+    pub(super) fn numbers(&mut self, input: &str, value: ValueId) -> Result<Vec<i64>, String> {
+        let Some(constant) = self.graph.as_constant(value) else { return Err(self.not_constant(input, value)) };
         let tensor = constant.value().map_err(|e| needed(input, &e))?;
         tensor.to_i64().ok_or_else(|| format!("input '{input}': expected integers, found {}", constant.fact))
     }

@@ -14,7 +14,7 @@ use std::path::Path;
 /// # Errors
 /// [`Error::Syntax`] with the position, what was expected there and what was found.
 pub fn parse(text: &str, path: &Path) -> Result<ModelProto> {
-    Parser { text, at: 0, depth: 0 }.model().map_err(|Fault { at, what }| {
+    Parser::new(text).model().map_err(|Fault { at, what }| {
         let before = &text[..at];
         let line_start = before.rfind('\n').map_or(0, |newline| newline + 1);
         let line = before.matches('\n').count() + 1;
@@ -141,6 +141,7 @@ impl Parser<'_> {
         if self.peek() == Some(b')') {
             return Ok(None);
         }
+        self.spend_twice::<TypeProto>()?;
         self.nested(|p| Ok(Some(Box::new(p.type_proto()?))))
     }
 
@@ -152,6 +153,8 @@ impl Parser<'_> {
 
     /// A value and, if `=` follows, its tensor.
     fn value_or_initializer(&mut self) -> Parse<(ValueInfoProto, Option<Initializer>)> {
+        // It goes on to the list of inputs, or of types.
+        self.spend_twice::<ValueInfoProto>()?;
         let start = self.start();
         let value = self.value_info()?;
         if !self.eat(b'=') {
@@ -185,7 +188,7 @@ impl Parser<'_> {
     }
 
     /// A tensor of a type, which starts at `start`, without its name and its values.
-    fn tensor_type_of(&self, start: usize, r#type: Option<&TypeProto>) -> Parse<TensorProto> {
+    fn tensor_type_of(&mut self, start: usize, r#type: Option<&TypeProto>) -> Parse<TensorProto> {
         let fault = |what: &str| Err(Fault { at: start, what: format!("expected {what}") });
         let Some(TypeValue::Tensor(TensorType { elem_type, shape })) = r#type.and_then(|t| t.value.as_ref()) else {
             return fault("an element type and a shape before the name of a tensor");
@@ -197,6 +200,7 @@ impl Parser<'_> {
             Some(DimensionValue::DimValue(size)) => Some(size).filter(|&size| size >= 0),
             _ => None,
         };
+        self.spend_twice::<TensorProto>()?;
         let Some(dims) = shape.dim.iter().map(size).collect() else {
             return fault("a tensor whose dimensions are all numbers");
         };
@@ -274,13 +278,13 @@ impl Parser<'_> {
 
 // Attributes, nodes, graphs and models.
 impl Parser<'_> {
-    fn attributes(&mut self) -> Parse<Vec<AttributeProto>> {
+    fn attributes(&mut self) -> Parse<Vec<Box<AttributeProto>>> {
         if !self.eat(b'<') {
             return Ok(Vec::new());
         }
         self.items(b'>', "an attribute", |p| {
             let name = p.name("the name of an attribute")?;
-            p.attribute(name)
+            p.attribute(name).map(Box::new)
         })
     }
 
@@ -288,6 +292,7 @@ impl Parser<'_> {
     fn attribute(&mut self, name: String) -> Parse<AttributeProto> {
         let declared = if self.eat(b':') { self.attribute_type()? } else { AttributeType::Undefined };
         self.expect(b'=', "'=' and the value of an attribute")?;
+        self.spend_twice::<AttributeProto>()?;
         let mut a = AttributeProto { name, r#type: declared as i32, ..Default::default() };
         let start = self.start();
         if self.eat(b'@') {
@@ -295,6 +300,8 @@ impl Parser<'_> {
         } else if self.eat(b'[') {
             let mut kind = ATTRIBUTE_TYPES.iter().find(|t| t.2 == declared).map_or(declared, |t| t.1);
             let values = self.items(b']', "an element", |p| {
+                // It goes on to the list of its type, whose largest elements are strings.
+                p.spend_twice::<Bytes>()?;
                 let value = p.attribute_value(kind)?;
                 kind = value.kind();
                 Ok(value)
@@ -360,6 +367,7 @@ impl Parser<'_> {
             let r#type = self.type_proto()?;
             let tensor = expected == AttributeType::Tensor || matches!(self.peek(), Some(b'{' | b'=' | b'"'));
             if !tensor && self.peek_word().is_none() {
+                self.spend_twice::<TypeProto>()?;
                 return Ok(Value::Type(Box::new(r#type)));
             }
             let named = self.peek() == Some(b'"') || self.peek_word().is_some();
@@ -419,6 +427,7 @@ impl Parser<'_> {
         let mut nodes = Vec::new();
         while !self.eat(b'}') {
             ensure(self.peek().is_some(), || self.expected("a node or '}'"))?;
+            self.spend_for(&nodes)?;
             nodes.push(self.node()?);
         }
         Ok(nodes)
@@ -437,6 +446,7 @@ impl Parser<'_> {
     }
 
     fn graph(&mut self) -> Parse<GraphProto> {
+        self.spend_twice::<GraphProto>()?;
         self.nested(|p| {
             let mut graph = GraphProto { name: p.name("the name of a graph")?, ..Default::default() };
             if p.eat(b'(') {
@@ -486,6 +496,7 @@ impl Parser<'_> {
     }
 
     fn function(&mut self) -> Parse<FunctionProto> {
+        self.spend_twice::<FunctionProto>()?;
         let mut f = FunctionProto::default();
         self.header("domain, overload, opset_import or doc_string", |p, key| {
             match key {
@@ -511,6 +522,10 @@ impl Parser<'_> {
         let inputs = self.signature("an input")?;
         self.arrow()?;
         let outputs = self.signature("an output")?;
+        for name in inputs.iter().chain(&outputs).map(|value| &value.name) {
+            self.spend_twice::<(String, ValueInfoProto)>()?;
+            self.spend(name.len() as u64)?;
+        }
         f.input = inputs.iter().map(|value| value.name.clone()).collect();
         f.output = outputs.iter().map(|value| value.name.clone()).collect();
         f.value_info = inputs.into_iter().chain(outputs).filter(|value| value.r#type.is_some()).collect();
@@ -536,6 +551,7 @@ impl Parser<'_> {
         let pairs = self.string_pairs()?;
         self.expect(b'>', "'>' after the bindings of a training step")?;
         let graph = Some(self.graph()?);
+        self.spend_twice::<TrainingInfoProto>()?;
         match infos.last_mut().filter(|info| !is_update && info.initialization.is_none()) {
             Some(info) => (info.initialization, info.initialization_binding) = (graph, pairs),
             None if is_update => {

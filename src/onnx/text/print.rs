@@ -342,7 +342,7 @@ impl Printer {
         let graphs = node.attribute.iter().any(|a| a.g.is_some() || !a.graphs.is_empty());
         if !graphs && !node.attribute.is_empty() {
             self.put(" <");
-            self.list(&node.attribute, Self::attribute);
+            self.list(node.attribute.iter().map(Box::as_ref), Self::attribute);
             self.put("> ");
         }
         self.put("(");
@@ -350,7 +350,7 @@ impl Printer {
         self.put(")");
         if graphs {
             self.put(" ");
-            self.block("<", ">", &node.attribute, Self::attribute);
+            self.block("<", ">", node.attribute.iter().map(Box::as_ref), Self::attribute);
         }
     }
 

@@ -1,7 +1,9 @@
 //! Scans characters, names and literals for [`parse`](super::parse).
 
+use super::super::weigh::{HEADER, capacity, most, refusal};
 use super::{is_special_float, is_word_byte};
 use crate::error::ensure;
+use std::mem::size_of;
 use std::str::FromStr;
 
 /// The deepest nesting of graphs and types.
@@ -22,6 +24,8 @@ pub(super) struct Parser<'a> {
     pub(super) text: &'a str,
     pub(super) at: usize,
     pub(super) depth: usize,
+    /// The bytes that the messages may still take.
+    pub(super) room: u64,
 }
 
 /// The first 40 characters of a word.
@@ -30,6 +34,33 @@ pub(super) fn clip(ascii: &str) -> &str {
 }
 
 impl<'a> Parser<'a> {
+    pub(super) fn new(text: &'a str) -> Parser<'a> {
+        Parser { text, at: 0, depth: 0, room: most(text.len()) }
+    }
+
+    /// Takes bytes from the room that there is for messages.
+    pub(super) fn spend(&mut self, bytes: u64) -> Parse<()> {
+        let fault = || Fault { at: self.at, what: refusal(self.text.len()) };
+        self.room = self.room.checked_sub(bytes).ok_or_else(fault)?;
+        Ok(())
+    }
+
+    /// Takes room for one more value in a vector.
+    pub(super) fn spend_for<T>(&mut self, vector: &[T]) -> Parse<()> {
+        let (had, size) = (vector.len() as u64, size_of::<T>() as u64);
+        self.spend(capacity(had + 1, size) - capacity(had, size))
+    }
+
+    /// Takes room for a struct that moves from one place to another.
+    pub(super) fn spend_twice<T>(&mut self) -> Parse<()> {
+        self.spend(2 * (HEADER + size_of::<T>() as u64))
+    }
+
+    fn owned(&mut self, text: &str) -> Parse<String> {
+        self.spend(HEADER + text.len() as u64)?;
+        Ok(text.to_owned())
+    }
+
     /// The next byte after space and comments.
     pub(super) fn peek(&mut self) -> Option<u8> {
         let bytes = self.text.as_bytes();
@@ -90,7 +121,10 @@ impl<'a> Parser<'a> {
     pub(super) fn name(&mut self, expected: &str) -> Parse<String> {
         match self.peek() {
             Some(b'"') => self.string(expected),
-            _ => self.word().map(str::to_owned).ok_or_else(|| self.expected(expected)),
+            _ => match self.word() {
+                Some(word) => self.owned(word),
+                None => Err(self.expected(expected)),
+            },
         }
     }
 
@@ -98,11 +132,12 @@ impl<'a> Parser<'a> {
     pub(super) fn names(&mut self) -> Parse<Vec<String>> {
         let mut names = Vec::new();
         loop {
+            self.spend_for(&names)?;
             match self.peek() {
                 Some(b'"') => names.push(self.string("a name")?),
                 Some(b',') => names.push(String::new()),
                 _ => match self.word() {
-                    Some(word) => names.push(word.to_owned()),
+                    Some(word) => names.push(self.owned(word)?),
                     None => return Ok(names),
                 },
             }
@@ -116,10 +151,11 @@ impl<'a> Parser<'a> {
     pub(super) fn dotted(&mut self, expected: &str) -> Parse<Vec<String>> {
         let mut parts = vec![self.name(expected)?];
         while self.eat(b'.') {
+            self.spend_for(&parts)?;
             if self.peek().is_some_and(|byte| byte.is_ascii_digit()) {
                 let word = self.word_bytes();
                 self.at += word.len();
-                parts.push(word.to_owned());
+                parts.push(self.owned(word)?);
             } else {
                 parts.push(self.name(expected)?);
             }
@@ -137,6 +173,7 @@ impl<'a> Parser<'a> {
             let mut after = rest[end..].chars();
             if after.next() == Some('"') {
                 self.at = self.text.len() - after.as_str().len();
+                self.spend(HEADER + string.capacity() as u64)?;
                 return Ok(string);
             }
             string.extend(after.next());
@@ -197,6 +234,7 @@ impl<'a> Parser<'a> {
             return Ok(items);
         }
         loop {
+            self.spend_for(&items)?;
             items.push(item(self)?);
             if self.eat(close) {
                 return Ok(items);

@@ -1,0 +1,123 @@
+//! `--expect`: outputs beside what they are to be.
+
+use super::args::Given;
+use crate::error::{Error, Result};
+use crate::report::Table;
+use crate::tensor::Tensor;
+use serde_json::{Value, json};
+
+/// The largest difference, over the output's peak, that is within the rounding of floats.
+const OF_PEAK: f64 = 1e-4;
+
+/// What an output is held against.
+#[derive(Clone, Copy)]
+pub(super) enum Tolerance {
+    /// The largest difference over the largest expected element.
+    OfPeak,
+    /// Each element within `atol + rtol * |expected|`.
+    Each { rtol: f64, atol: f64 },
+}
+
+impl Tolerance {
+    /// From the flags: one of the two makes it a tolerance of each element.
+    pub(super) fn new(rtol: Option<f64>, atol: Option<f64>) -> Tolerance {
+        match (rtol, atol) {
+            (None, None) => Tolerance::OfPeak,
+            _ => Tolerance::Each { rtol: rtol.unwrap_or(1e-4), atol: atol.unwrap_or(1e-5) },
+        }
+    }
+}
+
+/// An output that is as it is to be.
+pub(super) struct Same {
+    name: String,
+    difference: f64,
+    peak: f64,
+    at: Vec<usize>,
+}
+
+impl Same {
+    /// Holds an output against what is expected. Types of the same kind are compared as doubles.
+    ///
+    /// # Errors
+    /// [`Error::Differ`], with the element that differs most.
+    pub(super) fn new(
+        found: &Tensor,
+        Given { name, tensor: expected, .. }: &Given,
+        tolerance: Tolerance,
+    ) -> Result<Same> {
+        let differ = |what: String| Error::differ(format!("output '{name}': {what}"));
+        let [of, as_expected] = [found, expected].map(Tensor::dtype);
+        let alike = of == as_expected || of.is_float() && as_expected.is_float() || of.is_int() && as_expected.is_int();
+        if !alike || found.shape() != expected.shape() {
+            let (expected, found) = (expected.shape(), found.shape());
+            return Err(differ(format!("expected {as_expected}{expected}, found {of}{found}")));
+        }
+        if of != as_expected {
+            tracing::info!("output '{name}': expected {as_expected}, found {of}: compared as f64");
+        }
+        let (found_values, expected_values) = (found.to_f64(), expected.to_f64());
+        if let Tolerance::Each { rtol, atol } = tolerance {
+            let [found, expected] =
+                [(&found_values, found), (&expected_values, expected)].map(|(values, tensor)| wide(values, tensor));
+            found.compare(&expected, rtol, atol).map_err(differ)?;
+        }
+        let finite = expected_values.iter().map(|v| v.abs()).filter(|v| v.is_finite());
+        let peak = finite.fold(0.0, f64::max);
+        let mut worst = (0.0, 0);
+        let mut beyond = 0;
+        for (i, (found, expected)) in found_values.iter().zip(&expected_values).enumerate() {
+            let same = found == expected || found.is_nan() && expected.is_nan();
+            let difference = if same { 0.0 } else { (found - expected).abs() };
+            // A NaN or an infinity on one side only is no difference that could be measured.
+            let difference = if difference.is_nan() { f64::INFINITY } else { difference };
+            beyond += usize::from(difference > OF_PEAK * peak);
+            if difference > worst.0 {
+                worst = (difference, i);
+            }
+        }
+        let (difference, at) = worst;
+        let index = index(at, found.shape());
+        if matches!(tolerance, Tolerance::OfPeak) && beyond > 0 {
+            let (wanted, found, all) = (expected_values[at], found_values[at], found_values.len());
+            return Err(differ(format!(
+                "the largest difference is {difference:.3e}, which is {:.3e} of the peak {peak:.6}: expected at most {OF_PEAK} of it; {beyond} of {all} elements differ by more, most {index:?}: expected {wanted}, found {found}",
+                difference / peak
+            )));
+        }
+        Ok(Same { name: name.clone(), difference, peak, at: index })
+    }
+
+    fn of_peak(&self) -> f64 {
+        if self.difference == 0.0 { 0.0 } else { self.difference / self.peak }
+    }
+
+    pub(super) fn json(&self) -> Value {
+        json!({"name": self.name, "difference": self.difference, "of_peak": self.of_peak(), "at": self.at})
+    }
+}
+
+/// A tensor's elements as doubles.
+fn wide(values: &[f64], tensor: &Tensor) -> Tensor {
+    Tensor::from_f64(crate::dtype::DType::F64, tensor.shape().clone(), values)
+}
+
+/// The index of a row-major element.
+fn index(mut at: usize, shape: &[usize]) -> Vec<usize> {
+    let mut index = vec![0; shape.len()];
+    for (index, &extent) in index.iter_mut().zip(shape).rev() {
+        (*index, at) = (at % extent.max(1), at / extent.max(1));
+    }
+    index
+}
+
+/// The outputs that were held against what was expected, as a table; empty if there are none.
+pub(super) fn table(found: &[Same]) -> String {
+    let mut table = Table::new("<>>");
+    table.row(["as expected", "largest difference", "of the peak", "at"]);
+    for same in found {
+        let (difference, of_peak) = (format!("{:.3e}", same.difference), format!("{:.3e}", same.of_peak()));
+        table.row([same.name.clone(), difference, of_peak, format!("{:?}", same.at)]);
+    }
+    if found.is_empty() { String::new() } else { format!("\n{table}") }
+}

@@ -1,0 +1,66 @@
+//! `inspect`: what is in a model's file, with nothing bound and nothing planned.
+
+use super::line;
+use crate::error::Result;
+use crate::onnx::{self, Inspected};
+use crate::report::{Table, human};
+use clap::Args;
+use serde_json::json;
+use std::path::PathBuf;
+
+#[derive(Args)]
+#[command(after_help = "Examples:
+  plimsoll inspect model.onnx
+  plimsoll inspect model.onnx --json | jq .operators
+  plimsoll inspect graphs/mlp.onnxtxt")]
+pub(super) struct Inspect {
+    /// The graph: an .onnx or .onnxtxt file.
+    model: PathBuf,
+}
+
+impl Inspect {
+    pub(super) fn run(&self, json: bool) -> Result<String> {
+        let found = onnx::load(&self.model)?.inspect().map_err(|e| e.in_file(&self.model))?;
+        if json {
+            let mut value = json!(found);
+            value["file"] = json!(self.model);
+            return Ok(line(&value));
+        }
+        let Inspected { graph, producer, ir_version, opsets, inputs, outputs, .. } = &found;
+        let opsets: Vec<_> = opsets.iter().map(|(domain, version)| format!("{domain} {version}")).collect();
+        let producer = if producer.is_empty() { "unknown" } else { producer };
+        let mut text = format!("{} ({graph})\n\n", self.model.display());
+        text += &format!("producer  {producer}\nopset     {}\nIR        {ir_version}\n", opsets.join(", "));
+        for (kind, values) in [("input", inputs), ("output", outputs)] {
+            let mut table = Table::new("<<<");
+            table.row([kind, "type", "shape"]);
+            for value in values {
+                table.row([value.name.clone(), value.dtype.clone(), value.shape.clone()]);
+            }
+            text += &format!("\n{table}");
+        }
+        if !found.open_dims.is_empty() {
+            let flags: Vec<_> = found.open_dims.iter().map(|dim| format!("--set '{dim}'=N")).collect();
+            text += &format!("\nopen dims  {}\n", flags.join(" "));
+        }
+        let mut table = Table::new("<><");
+        table.row(["operator", "nodes", ""]);
+        for operator in &found.operators {
+            table.row([operator.name.clone(), operator.nodes.to_string(), operator.lacks.clone().unwrap_or_default()]);
+        }
+        text += &format!("\n{table}");
+        let lacking = found.operators.iter().filter(|operator| operator.lacks.is_some()).count();
+        if lacking > 0 {
+            text += &format!("\n{lacking} of {} operators are not supported\n", found.operators.len());
+        }
+        text += &format!("\nweights   {} of {}\n", found.weights, human(found.weight_bytes));
+        for file in &found.files {
+            let there = if file.is_there { "" } else { ", which is not there: the model can be planned, not run" };
+            text += &format!("data in   {} ({}){there}\n", file.path.display(), human(file.bytes));
+        }
+        if found.training {
+            text += "training  the file has a training step, which --training runs\n";
+        }
+        Ok(text)
+    }
+}
