@@ -582,8 +582,11 @@ pub(super) fn fill(plan: &Plan, given: Vec<Given>, seed: u64) -> Result<Vec<Tens
     let mut inputs: Vec<_> = given.into_iter().filter(|g| !is_state(g)).map(|g| (g.name, g.tensor)).collect();
     for port in &plan.inputs {
         if !inputs.iter().any(|(name, _)| *name == port.name) {
-            let most = port.indexes.as_ref().map_or(f64::INFINITY, |indexes| indexes.extent as f64 - 1.0);
-            let tensor = made(port.dtype, port.shape.clone(), || random.value(port.dtype).min(most));
+            let ends = port.indexes.iter().map(|i| [i.least, i.most].map(|end| end as f64 / i.sum as f64));
+            let [least, most] = ends.fold([f64::NEG_INFINITY, f64::INFINITY], |[least, most], [low, high]| {
+                [least.max(low.ceil()), most.min(high.floor())]
+            });
+            let tensor = made(port.dtype, port.shape.clone(), || random.value(port.dtype).max(least).min(most));
             let tensor = tensor.map_err(|what| Error::usage(format!("input '{}': {what}", port.name)))?;
             inputs.push((port.name.clone(), tensor));
         }

@@ -52,6 +52,7 @@ mod whole;
 
 // Kernels and backends.
 mod backend;
+mod bounds;
 mod cpu;
 #[cfg(feature = "cuda")]
 mod cuda;
