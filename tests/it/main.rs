@@ -52,7 +52,6 @@ mod whole;
 
 // Kernels and backends.
 mod backend;
-mod bounds;
 mod cpu;
 #[cfg(feature = "cuda")]
 mod cuda;
@@ -70,6 +69,7 @@ mod tune;
 // The library and the program from outside.
 mod ahead;
 mod allocators;
+mod bounds;
 mod cli;
 mod data;
 mod eager;

@@ -5,7 +5,7 @@ use super::shares::portion;
 use crate::error::ensure;
 use crate::kernel::Kernel;
 use crate::kernel::cpu::{Slots, slots};
-use std::ops::{Deref, DerefMut, Range};
+use std::ops::Range;
 
 /// Addresses of a launch's arguments.
 pub struct Args(pub Vec<*mut u8>);
@@ -55,62 +55,27 @@ pub struct Scratch {
     /// Aligned to 256 bytes, as is the end.
     pub mem: *mut u8,
     pub end: *mut u8,
-    pub bases: Apart<*mut u8>,
-    pub index: Apart<usize>,
-    pub at: Apart<isize>,
-}
-
-/// A list that shares no cache line with what else is on the heap. Threads write their own lists all the time: two in one line would take
-/// it from each other.
-pub struct Apart<T>(Vec<T>);
-
-impl<T> Apart<T> {
-    /// Elements before and behind the list: as many as two cache lines have, which processors fetch as one.
-    const MARGIN: usize = 128 / size_of::<T>();
-
-    fn grow(&mut self, len: usize, value: T)
-    where
-        T: Clone,
-    {
-        if self.len() < len {
-            self.0.resize(len + 2 * Self::MARGIN, value);
-        }
-    }
-}
-
-impl<T> Deref for Apart<T> {
-    type Target = [T];
-
-    fn deref(&self) -> &[T] {
-        self.0.get(Self::MARGIN..self.0.len().saturating_sub(Self::MARGIN)).unwrap_or_default()
-    }
-}
-
-impl<T> DerefMut for Apart<T> {
-    fn deref_mut(&mut self) -> &mut [T] {
-        let end = self.0.len().saturating_sub(Self::MARGIN);
-        self.0.get_mut(Self::MARGIN..end).unwrap_or_default()
-    }
+    pub bases: Vec<*mut u8>,
+    pub index: Vec<usize>,
+    pub at: Vec<isize>,
 }
 
 impl Scratch {
     pub fn new(worker: usize) -> Scratch {
         let none = std::ptr::null_mut();
-        Scratch {
-            worker,
-            mem: none,
-            end: none,
-            bases: Apart(Vec::new()),
-            index: Apart(Vec::new()),
-            at: Apart(Vec::new()),
-        }
+        Scratch { worker, mem: none, end: none, bases: Vec::new(), index: Vec::new(), at: Vec::new() }
     }
 
     /// Grows the loop counters to the needs of a kernel.
     pub fn provide(&mut self, needs: Needs) {
-        self.bases.grow(needs.bases, std::ptr::null_mut());
-        self.index.grow(needs.rank, 0);
-        self.at.grow(needs.motions, 0);
+        fn grow<T: Clone>(list: &mut Vec<T>, len: usize, value: T) {
+            if list.len() < len {
+                list.resize(len, value);
+            }
+        }
+        grow(&mut self.bases, needs.bases, std::ptr::null_mut());
+        grow(&mut self.index, needs.rank, 0);
+        grow(&mut self.at, needs.motions, 0);
     }
 }
 
