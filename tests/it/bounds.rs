@@ -4,7 +4,7 @@ use crate::common;
 use plimsoll::internals::op::Attrs;
 use plimsoll::internals::session::{Choice, Options, Session};
 use plimsoll::internals::{onnx, reference};
-use plimsoll::{DType, Graph, Place, Recipe, Tensor, Trace, Var};
+use plimsoll::{DType, Graph, Place, Recipe, Tensor, Trace};
 use std::path::Path;
 
 fn integers(shape: &[usize], values: &[i64]) -> Tensor {
@@ -296,12 +296,12 @@ fn chunks_keep_bounds() {
     let cache = g.state("cache", Tensor::from_f32([4, 3, 64], &[0.0; 768]).expect("as many"));
     let position = g.state("position", integers(&[4], &[0; 4]));
     g.update(position, position + 1.0);
-    let row = |x: Var<'_>| x.shaped(&[4, 1, 64]);
-    g.update(cache, cache.op("TensorScatter", &[row(x), position], Attrs::new().with("axis", 1)));
+    let row = x.shaped(&[4, 1, 64]);
+    g.update(cache, cache.op("TensorScatter", &[row, position], Attrs::new().with("axis", 1)));
     let wide = x.shaped(&[4, 64, 1]).expand(&[4, 64, 64]).exp();
     g.output("sum", wide.reduce_sum(&[1], false));
     let zeros = g.constant("zeros", Tensor::from_f32([4, 3, 64], &[0.0; 768]).expect("as many"));
-    g.output("written", zeros.op("TensorScatter", &[row(x), at], Attrs::new().with("axis", 1)));
+    g.output("written", zeros.op("TensorScatter", &[row, at], Attrs::new().with("axis", 1)));
     let graph = g.finish().expect("the graph is sound");
     let options = Options { recipe: Recipe { chunks: 2, ..Recipe::default() }, ..Options::default() }.on(Choice::Cpu);
     let session = Session::from_graph(graph, &options).expect("it is planned");

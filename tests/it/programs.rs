@@ -258,18 +258,18 @@ fn programs_that_do_not_fit_together_are_refused() {
 /// One program counts the rows of a cache, another begins anew. The count holds for both.
 #[test]
 fn a_count_holds_across_programs() {
-    let state = |g: &Trace| g.state("rows", Tensor::from_i64([1], &[0]).expect("a number"));
+    let none = || Tensor::from_i64([1], &[0]).expect("a number");
     let g = Trace::new("write");
     let (x, cache, rows) = (
         g.input("x", F32, [1, 1, 2]),
         g.state("cache", Tensor::from_f32([1, 3, 2], &[0.0; 6]).expect("six")),
-        state(&g),
+        g.state("rows", none()),
     );
     g.update(cache, cache.op("TensorScatter", &[x, rows], Attrs::new().with("axis", 1)));
     g.update(rows, rows + 1.0);
     let write = g.finish().expect("the graph is sound");
     let g = Trace::new("set");
-    let (to, rows) = (g.input("to", DType::I64, [1]), state(&g));
+    let (to, rows) = (g.input("to", DType::I64, [1]), g.state("rows", none()));
     g.update(rows, to * 2.0);
     let set = g.finish().expect("the graph is sound");
     let session = Session::from_graphs([("write", write), ("set", set)], &options()).expect("they fit together");
