@@ -88,7 +88,7 @@ impl Program {
                 dtype: fact.dtype,
                 shape: fact.shape.clone(),
                 buffer,
-                indexes: indexes.get(&value).cloned(),
+                indexes: indexes.get(&value).cloned().unwrap_or_default(),
             }
         };
         let inputs = draft.inputs.iter().map(|&(v, b)| port(graph.value_name(v), v, b)).collect();

@@ -9,7 +9,7 @@ use crate::kernel::cpu::{self, Plain};
 use crate::plan::index::Per;
 use crate::plan::{
     BufferIdx, Class, Compiled, ConstantPort, Indexes, KernelIdx, Plan, Port, Segment, SegmentIdx, Spot, StatePort,
-    Step, check,
+    Step, Use, check,
 };
 use crate::target::{AHEAD_STACK, Memory};
 use crate::tensor::Tensor;
@@ -73,10 +73,12 @@ struct Lasting {
     at: Slice,
     stored: DType,
     initial: Option<Arc<Constant>>,
+    /// True if a plan bounds its elements.
+    watched: bool,
     /// If the state counts: the most that it may hold.
     most: Option<u64>,
-    /// The host's copy of its element, if the state counts.
-    count: u64,
+    /// The host's copy of the least and the largest element of a state that is watched; `None` if it is unknown.
+    ends: Option<count::Ends>,
 }
 
 /// A constant in the form that a plan wants.
@@ -213,11 +215,13 @@ impl Exec {
             let initial =
                 is_given.then(|| given.next().expect("there is data for each state that has it given").clone());
             let most = count.map(|count| count.most);
+            let watched = most.is_some() || !port.indexes.is_empty();
             if let Some(known) = self.states.iter_mut().find(|known| known.port.name == port.name) {
-                known.most = known.most.or(most);
+                known.watched |= watched;
+                known.most = known.most.max(most);
             } else {
                 let (stored, at) = place(plan, &self.segments, port.buffer);
-                self.states.push(Lasting { port: port.clone(), at, stored, initial, most, count: 0 });
+                self.states.push(Lasting { port: port.clone(), at, stored, initial, watched, most, ends: None });
             }
         }
     }
@@ -365,7 +369,7 @@ impl Exec {
             return Err(Error::usage("the inputs have to be written before each run, which may overwrite them".into()));
         }
         let Loaded { plan, consumes, record, .. } = &self.loaded[self.current];
-        count::check(&self.states, plan)?;
+        count::check(&mut self.states, plan, &mut *self.backend)?;
         self.ready = !consumes;
         self.backend.replay(*record)?;
         count::advance(&mut self.states, plan);
@@ -378,7 +382,7 @@ impl Exec {
     /// When the device fails, or a state that counts would pass its bound.
     pub fn time(&mut self) -> Result<Duration> {
         let Loaded { plan, consumes, record, .. } = &self.loaded[self.current];
-        count::check(&self.states, plan)?;
+        count::check(&mut self.states, plan, &mut *self.backend)?;
         self.ready &= !consumes;
         let time = self.backend.time(*record)?;
         count::advance(&mut self.states, plan);
@@ -421,9 +425,26 @@ impl Exec {
     /// # Errors
     /// When the device fails.
     pub fn read(&mut self) -> Result<Vec<Tensor>> {
-        let Exec { backend, loaded, current, segments, .. } = self;
+        let Exec { backend, loaded, current, segments, states, .. } = self;
         let plan = &loaded[*current].plan;
-        read_outputs(&mut **backend, &plan.outputs, &|b| place(plan, segments, b))
+        let own = plan.outputs.iter().map(|port| {
+            let (stored, at) = place(plan, segments, port.buffer);
+            (port, stored, at)
+        });
+        // What the next run needs to know comes on the same way.
+        let unknown = |state: &&Lasting| state.watched && state.ends.is_none();
+        let further = states.iter().filter(unknown).map(|state| (&state.port, state.stored, state.at));
+        let mut found = read_ports(&mut **backend, &own.chain(further).collect::<Vec<_>>())?;
+        let further = found.split_off(plan.outputs.len());
+        for (state, tensor) in states.iter_mut().filter(|state| unknown(&&**state)).zip(further) {
+            state.ends = Some(count::ends(&tensor));
+        }
+        Ok(found)
+    }
+
+    /// Refuses a run that would take a state beyond a bound.
+    fn check_states(&mut self) -> Result<()> {
+        count::check(&mut self.states, &self.loaded[self.current].plan, &mut *self.backend)
     }
 
     /// Waits for the device and copies one output, by its number in the plan, to the host.
@@ -471,8 +492,12 @@ impl Exec {
     /// When these cannot be fetched, or the device fails.
     pub fn reset_state(&mut self) -> Result<()> {
         for state in &mut self.states {
-            state.count = state.initial.as_ref().map_or(Ok(0), |first| state.counted(first.value()?))?;
-            write_initial(&mut *self.backend, state.at, state.stored, state.initial.as_deref())?;
+            let first = state.initial.as_deref();
+            state.ends = match first.filter(|_| state.watched) {
+                Some(first) => state.counted(first.value()?)?,
+                None => state.watched.then_some([0; 2]),
+            };
+            write_initial(&mut *self.backend, state.at, state.stored, first)?;
         }
         Ok(())
     }
@@ -482,7 +507,7 @@ impl Exec {
     /// # Errors
     /// As [`write`](Self::write), [`replay`](Self::replay) and [`read`](Self::read).
     pub fn run(&mut self, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
-        count::check(&self.states, self.plan())?;
+        self.check_states()?;
         self.write(inputs)?;
         self.replay()?;
         self.read()
@@ -723,36 +748,53 @@ pub(crate) fn read_outputs(
     ports: &[Port],
     place: &dyn Fn(BufferIdx) -> (DType, Slice),
 ) -> Result<Vec<Tensor>> {
-    let mut found: Vec<Vec<u8>> =
-        ports.iter().map(|port| vec![0; port.shape.numel() * place(port.buffer).0.size()]).collect();
-    let pieces = ports.iter().zip(&mut found).map(|(port, bytes)| {
-        let at = place(port.buffer).1;
-        (Slice { bytes: bytes.len() as u64, ..at }, bytes.as_mut_slice())
+    let placed = ports.iter().map(|port| {
+        let (stored, at) = place(port.buffer);
+        (port, stored, at)
     });
+    read_ports(backend, &placed.collect::<Vec<_>>())
+}
+
+/// Waits for the device and copies what lies in buffers, each with its stored type.
+fn read_ports(backend: &mut dyn Backend, ports: &[(&Port, DType, Slice)]) -> Result<Vec<Tensor>> {
+    let mut found: Vec<Vec<u8>> =
+        ports.iter().map(|(port, stored, _)| vec![0; port.shape.numel() * stored.size()]).collect();
+    let pieces = ports.iter().zip(&mut found);
+    let pieces = pieces.map(|((_, _, at), bytes)| (Slice { bytes: bytes.len() as u64, ..*at }, bytes.as_mut_slice()));
     backend.read_all(&mut pieces.collect::<Vec<_>>())?;
-    let load =
-        |(port, bytes): (&Port, Vec<u8>)| Tensor::load(place(port.buffer).0, bytes, port.dtype, port.shape.clone());
+    let load = |((port, stored, _), bytes): (&(&Port, DType, Slice), Vec<u8>)| {
+        Tensor::load(*stored, bytes, port.dtype, port.shape.clone())
+    };
     ports.iter().zip(found).map(load).collect()
 }
 
-/// Returns an error if an element is no index of the axis that the input looks up.
+/// What an index may be, and what a node does with it.
+fn use_of(Indexes { least, most, used, node, extent, .. }: &Indexes) -> String {
+    match used {
+        Use::LooksUp => format!("expected indices from {least} to {most}, by which node '{node}' looks up"),
+        Use::Writes => format!("expected {least} to {most}, from where node '{node}' writes along {extent} rows"),
+        Use::Sees => format!("expected {least} to {most}, as node '{node}' sees at most {extent} rows"),
+    }
+}
+
+/// Returns an error if an element, or a sum of neighbours, is not what it may be.
 fn within(name: &str, indexes: &Indexes, tensor: &Tensor) -> Result<()> {
-    let Indexes { extent, node } = indexes;
-    let extent = i64::try_from(*extent).unwrap_or(i64::MAX);
+    let Indexes { least, most, sum, .. } = indexes;
     let all = tensor.to_i64().unwrap_or_default();
-    match all.iter().enumerate().find(|(_, index)| !(-extent..extent).contains(*index)) {
+    let sums = all.chunks(*sum).map(|part| part.iter().fold(0i64, |sum, n| sum.saturating_add(*n)));
+    match sums.enumerate().find(|(_, index)| !(*least..=*most).contains(index)) {
         None => Ok(()),
-        Some((at, index)) => Err(Error::usage(format!(
-            "input '{name}': expected indices from {} to {}, by which node '{node}' looks up, found {index} (element {at})",
-            -extent,
-            extent - 1
-        ))),
+        Some((at, index)) => {
+            let first = at * sum;
+            let of = if *sum == 1 { format!("element {at}") } else { format!("sum of {sum} elements from {first} on") };
+            Err(Error::usage(format!("input '{name}': {}, found {index} ({of})", use_of(indexes))))
+        }
     }
 }
 
 fn fits(port: &Port, tensor: &Tensor) -> Result<()> {
     if tensor.dtype() == port.dtype && *tensor.shape() == port.shape {
-        return port.indexes.as_ref().map_or(Ok(()), |indexes| within(&port.name, indexes, tensor));
+        return port.indexes.iter().try_for_each(|indexes| within(&port.name, indexes, tensor));
     }
     let Port { name, dtype, shape, .. } = port;
     Err(Error::usage(format!("input '{name}': expected {dtype}{shape}, found {}{}", tensor.dtype(), tensor.shape())))

@@ -615,10 +615,18 @@ pub(super) fn fill(plan: &Plan, given: Vec<Given>, seed: u64) -> Result<Vec<Tens
     }
     for port in &plan.inputs {
         if !inputs.iter().any(|(name, _)| *name == port.name) {
-            let extent = port.indexes.as_ref().map(|indexes| indexes.extent as u64);
-            let tensor = made(port.dtype, port.shape.clone(), || match extent {
-                Some(extent) => (random.next() % extent) as f64,
-                None => random.value(port.dtype),
+            let ends = port.indexes.iter().map(|i| [i.least, i.most].map(|end| end as f64 / i.sum as f64));
+            let [least, most] = ends.fold([f64::NEG_INFINITY, f64::INFINITY], |[least, most], [low, high]| {
+                [least.max(low.ceil()), most.min(high.floor())]
+            });
+            let first = if most >= 0.0 { least.max(0.0) } else { least };
+            let tensor = made(port.dtype, port.shape.clone(), || {
+                let count = most - first + 1.0;
+                // Of what is bounded at one end alone, no range is known.
+                if !count.is_finite() || count < 1.0 {
+                    return random.value(port.dtype).max(least).min(most);
+                }
+                first + (random.next() % count as u64) as f64
             });
             let tensor = tensor.map_err(|what| Error::usage(format!("input '{}': {what}", port.name)))?;
             inputs.push((port.name.clone(), tensor));

@@ -122,31 +122,31 @@ impl Bench {
     fn run_forks(&self, session: Session, given: &[Given], json: bool) -> Result<String, Failure> {
         let forks = (1..self.forks).map(|_| session.fork()).collect::<Result<Vec<_>>>()?;
         let sessions: Vec<Session> = std::iter::once(session).chain(forks).collect();
-        let mut inputs = Vec::new();
+        // Each has inputs of its own, as callers of their own would give it.
+        let mut users = Vec::with_capacity(sessions.len());
         for session in &sessions {
-            inputs = self.more.select(session, &self.program, given.to_vec(), self.inputs.seed)?.1;
+            users.push((session, self.more.select(session, &self.program, given.to_vec(), self.inputs.seed)?.1));
         }
-        let runs = |session: &Session, count: u32| -> Result<()> {
-            (0..count).try_for_each(|_| session.with(|exec| exec.run(&inputs)).map(drop))
+        let runs = |(session, inputs): &(&Session, Vec<Tensor>), count: u32| -> Result<()> {
+            (0..count).try_for_each(|_| session.with(|exec| exec.run(inputs)).map(drop))
         };
-        let at_once = |sessions: &[Session]| -> Result<f64> {
+        let at_once = |users: &[(&Session, Vec<Tensor>)]| -> Result<f64> {
             let start = Instant::now();
             std::thread::scope(|scope| {
-                let threads: Vec<_> =
-                    sessions.iter().map(|session| scope.spawn(|| runs(session, self.iters))).collect();
+                let threads: Vec<_> = users.iter().map(|user| scope.spawn(|| runs(user, self.iters))).collect();
                 threads.into_iter().try_for_each(|thread| thread.join().expect("a run does not panic"))
             })?;
-            Ok(f64::from(self.iters) * sessions.len() as f64 / start.elapsed().as_secs_f64())
+            Ok(f64::from(self.iters) * users.len() as f64 / start.elapsed().as_secs_f64())
         };
-        sessions.iter().try_for_each(|session| runs(session, self.warmup))?;
+        users.iter().try_for_each(|user| runs(user, self.warmup))?;
         let allocations =
             || sessions.iter().map(|one| one.with(|exec| exec.backend().usage().allocations)).sum::<u64>();
         let before = allocations();
         // By turns, so that both ways see the same machine.
         let (mut one, mut all) = (0.0, 0.0);
         for _ in 0..3 {
-            one = f64::max(one, at_once(&sessions[..1])?);
-            all = f64::max(all, at_once(&sessions)?);
+            one = f64::max(one, at_once(&users[..1])?);
+            all = f64::max(all, at_once(&users)?);
         }
         let session = &sessions[0];
         let (usage, plan) = (session.usage(), session.plan());

@@ -1,43 +1,80 @@
-//! The host's copy of states that count, by which a run beyond a bound is refused before it starts.
+//! States that are places or lengths: a run that would go beyond a bound is refused before it starts.
+//!
+//! The host keeps a copy of their least and largest elements, to which it adds what a run adds. Where a run does otherwise, it reads the
+//! state again: with the outputs, or else before the next run.
 
-use super::Lasting;
+use super::{Lasting, read_ports, use_of};
+use crate::backend::Backend;
 use crate::error::{Error, Result};
-use crate::plan::{Count, Plan};
+use crate::plan::{Count, Plan, StatePort};
 use crate::tensor::Tensor;
 
+/// The least and the largest element of a state.
+pub(super) type Ends = [i64; 2];
+
+pub(super) fn ends(tensor: &Tensor) -> Ends {
+    let all = tensor.to_i64().unwrap_or_default();
+    [all.iter().min(), all.iter().max()].map(|end| end.copied().unwrap_or_default())
+}
+
 impl Lasting {
-    /// The count that a tensor holds; 0 if the state does not count.
-    pub(super) fn counted(&self, tensor: &Tensor) -> Result<u64> {
-        let Some(most) = self.most else { return Ok(0) };
-        let found = tensor.to_i64().and_then(|values| values.first().copied()).unwrap_or_default();
-        match u64::try_from(found) {
-            Ok(count) if count <= most => Ok(count),
-            _ => Err(Error::usage(format!("state '{}': expected 0 to {most}, found {found}", self.port.name))),
+    /// What the host keeps of a tensor that the state gets.
+    pub(super) fn counted(&self, tensor: &Tensor) -> Result<Option<Ends>> {
+        if !self.watched {
+            return Ok(None);
         }
+        let found = ends(tensor);
+        let allowed = |end: &i64| self.most.is_none_or(|most| u64::try_from(*end).is_ok_and(|end| end <= most));
+        match (self.most, found.into_iter().find(|end| !allowed(end))) {
+            (Some(most), Some(end)) => {
+                Err(Error::usage(format!("state '{}': expected 0 to {most}, found {end}", self.port.name)))
+            }
+            _ => Ok(Some(found)),
+        }
+    }
+
+    /// Its least and largest element, which are read if the host does not know them.
+    fn ends(&mut self, backend: &mut dyn Backend) -> Result<Ends> {
+        if self.ends.is_none() {
+            self.ends = Some(ends(&read_ports(backend, &[(&self.port, self.stored, self.at)])?[0]));
+        }
+        Ok(self.ends.expect("it was read"))
     }
 }
 
-/// What a run of a plan adds to a state.
-fn adds(state: &Lasting, plan: &Plan) -> Option<Count> {
-    plan.state.iter().find(|other| other.port.name == state.port.name)?.count
+/// The states that have bounds, and what a plan says of them.
+fn watched<'a>(states: &'a mut [Lasting], plan: &'a Plan) -> impl Iterator<Item = (&'a mut Lasting, &'a StatePort)> {
+    let own = |name: &str| plan.state.iter().find(|state| state.port.name == name);
+    states
+        .iter_mut()
+        .filter(|state| state.watched)
+        .filter_map(move |state| own(&state.port.name).map(|own| (state, own)))
 }
 
-/// Refuses a run that would take a count beyond its bound.
-pub(super) fn check(states: &[Lasting], plan: &Plan) -> Result<()> {
-    for state in states.iter().filter(|state| state.most.is_some()) {
-        let (name, now) = (&state.port.name, state.count);
-        let Some(Count { by, most }) = adds(state, plan) else { continue };
-        if now.checked_add(by).is_none_or(|after| after > most) {
-            let what = format!("state '{name}' is {now}, and a run adds {by}: expected at most {most} after it");
-            return Err(Error::usage(format!("{what}; reset the states, or plan a larger capacity")));
+/// Refuses a run that would go beyond a bound.
+pub(super) fn check(states: &mut [Lasting], plan: &Plan, backend: &mut dyn Backend) -> Result<()> {
+    const REMEDY: &str = "reset the states, or plan a larger capacity";
+    for (state, StatePort { port, count, .. }) in watched(states, plan) {
+        let ([least, most], name) = (state.ends(backend)?, &port.name);
+        for indexes in &port.indexes {
+            if let Some(end) = [least, most].into_iter().find(|end| !(indexes.least..=indexes.most).contains(end)) {
+                let what = format!("state '{name}' is {end}: {}", use_of(indexes));
+                return Err(Error::usage(format!("{what}; {REMEDY}")));
+            }
+        }
+        let Some(Count { by, most: bound }) = count else { continue };
+        if i128::from(most) + i128::from(*by) > i128::from(*bound) {
+            let what = format!("state '{name}' is {most}, and a run adds {by}: expected at most {bound} after it");
+            return Err(Error::usage(format!("{what}; {REMEDY}")));
         }
     }
     Ok(())
 }
 
-/// Counts a run.
+/// Notes what a run has done.
 pub(super) fn advance(states: &mut [Lasting], plan: &Plan) {
-    for state in states.iter_mut().filter(|state| state.most.is_some()) {
-        state.count += adds(state, plan).map_or(0, |count| count.by);
+    for (state, own) in watched(states, plan).filter(|(_, own)| own.update.is_some()) {
+        state.ends =
+            state.ends.zip(own.count).map(|(ends, count)| ends.map(|end| end.saturating_add_unsigned(count.by)));
     }
 }

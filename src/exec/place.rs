@@ -1,6 +1,6 @@
 //! Runs whose inputs come from, and whose outputs go to, memory of the caller.
 
-use super::{Exec, count, fits, place};
+use super::{Exec, fits, place};
 use crate::backend::{Kind, Outside, Place, Slice};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -36,7 +36,7 @@ impl Exec {
     pub fn run_in_place(&mut self, inputs: &[(&str, Place)], outputs: &mut [(&str, Place)]) -> Result<()> {
         let order = [find(&self.plan().inputs, inputs, "input")?, find(&self.plan().outputs, outputs, "output")?];
         self.check_places(inputs, outputs, &order)?;
-        count::check(&self.states, self.plan())?;
+        self.check_states()?;
         self.take_in(inputs, &order[0])?;
         self.replay()?;
         self.give_out(outputs, &order[1])
@@ -68,7 +68,7 @@ impl Exec {
             // A bool is 0 or 1 on a device, whatever the caller's byte.
             if stored == port.dtype
                 && stored != DType::Bool
-                && port.indexes.is_none()
+                && port.indexes.is_empty()
                 && let Some(place) = backend.host_bytes(to)?
             {
                 fill(&port.name, place)?;
@@ -178,16 +178,16 @@ impl Exec {
                 (Kind::Device(_), _) if stored != *dtype => {
                     return fail(format!("the device stores it as {stored}: expected a place of the host"));
                 }
-                (Kind::Device(outside), _) if port.indexes.is_none() => {
+                (Kind::Device(outside), _) if port.indexes.is_empty() => {
                     let reached = self.backend.reaches(outside, what == "output");
                     reached.or_else(|error| fail(error.to_string()))?;
                 }
-                (Kind::Device(_), _) if port.indexes.is_some() => {
+                (Kind::Device(_), _) if !port.indexes.is_empty() => {
                     return fail(
                         "it holds indices, which are checked on the host: expected a place of the host".into(),
                     );
                 }
-                (Kind::Read(bytes), _) if port.indexes.is_some() => {
+                (Kind::Read(bytes), _) if !port.indexes.is_empty() => {
                     fits(port, &Tensor::new(*dtype, shape.clone(), bytes.to_vec())?)?;
                 }
                 _ => {}

@@ -175,7 +175,7 @@ impl Lasting {
         self.each(tensor, |elements, piece| {
             backend.write(self.bytes_of(elements), &piece.store(self.stored, &self.port.name)?)
         })?;
-        self.count = self.counted(tensor)?;
+        self.ends = self.counted(tensor)?;
         Ok(())
     }
 

@@ -169,6 +169,11 @@ fn infer(call: &Call) -> OpResult<Vec<Fact>> {
     Ok(vec![Fact::new(dtype, y), present(e.width), present(e.value), Fact::new(dtype, e.scores())])
 }
 
+/// The input of an Attention that has the number of each row's keys, and the most that it may be.
+pub(crate) fn keys_seen(call: &Call) -> OpResult<(usize, usize)> {
+    Ok((LENGTHS, Extents::of(call)?.keys))
+}
+
 fn scale(call: &Call, e: &Extents) -> OpResult<f64> {
     call.float("scale", 1.0 / (e.width.max(1) as f64).sqrt())
 }

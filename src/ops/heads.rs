@@ -372,12 +372,17 @@ fn many<'g>(b: Nodes<'g>, call: &Call, x: &Args<Var<'g>>) -> OpResult<Vec<Var<'g
     Ok(b.outputs::<3, _>("Attention", &inputs, attributes(call, [heads; 2], causal)?).into())
 }
 
-const PAST: usize = 3;
+pub(crate) const PAST: usize = 3;
 const LENGTHS: usize = 5;
 const COS: usize = 6;
 const PLACES: usize = 8;
 const BIAS: usize = 9;
 const SINK: usize = 10;
+
+/// The input of a GroupQueryAttention that has the place of each row's last key, and the number of keys that there may be.
+pub(crate) fn key_room(call: &Call) -> OpResult<(usize, usize)> {
+    Ok((LENGTHS, Grouped::of(call)?.total))
+}
 
 /// The extents of a GroupQueryAttention.
 struct Grouped {

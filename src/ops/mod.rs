@@ -7,7 +7,9 @@ use crate::shape::{Shape, indices};
 use std::borrow::Cow;
 use std::fmt;
 
+pub(crate) use attention::keys_seen;
 pub(crate) use compose::constant as made_constant;
+pub(crate) use heads::{PAST as KEYS, key_room};
 pub(crate) use index::from_start;
 pub(crate) use layout::spans;
 pub(crate) use norm::softmax_axes;

@@ -34,7 +34,7 @@ mod widen;
 pub use decompose::decompose;
 pub use fold::fold_node;
 pub use group::{Group, GroupKind, Groups};
-pub use indexes::Indexes;
+pub use indexes::{Indexes, Use};
 
 /// The options of compilation that do not depend on the device: types, fusion, chunks. [`Recipe::plan`] plans without a device.
 ///
@@ -100,8 +100,8 @@ pub struct Prepared {
     pub graph: Graph,
     /// The nodes that become one kernel.
     pub groups: Groups,
-    /// The inputs whose elements are indices of an axis.
-    pub indexes: HashMap<ValueId, Indexes>,
+    /// The inputs and states whose elements are indices, or lengths.
+    pub indexes: HashMap<ValueId, Vec<Indexes>>,
     /// The decisions, which lowering continues to make or to follow.
     pub decisions: Decisions,
     /// True if memory comes before time: the plan takes no extra memory to run steps side by side.
@@ -167,12 +167,16 @@ pub const PASSES: &[(&str, Pass, When)] = &[
 pub fn run(mut graph: Graph, context: &Context) -> Result<Prepared> {
     graph.verify()?;
     let before = graph.constant_bytes();
-    // Later passes may add other inputs to the nodes that look them up, or turn these nodes into views.
-    let indexes = indexes::find(&graph);
+    let mut indexes = None;
     for (name, pass, _) in PASSES.iter().filter(|(.., when)| context.recipe.fuse || *when == When::Always) {
         let span = tracing::debug_span!("pass", name).entered();
         pass(&mut graph, context)?;
         graph.verify()?;
+        // Behind the first pass, which folds, what is added to indices is a constant. Later ones may add other inputs to the nodes that take
+        // them, or turn these nodes into views.
+        if indexes.is_none() {
+            indexes = Some(indexes::find(&mut graph)?);
+        }
         tracing::debug!(nodes = graph.len(), "done");
         drop(span);
     }
@@ -180,7 +184,7 @@ pub fn run(mut graph: Graph, context: &Context) -> Result<Prepared> {
     if after > before.saturating_add(before / 4).max(MENTIONED) {
         tracing::info!("constants of {before} bytes are unpacked to {after}");
     }
-    Ok(Prepared { indexes, ..group(graph, context)? })
+    Ok(Prepared { indexes: indexes.unwrap_or_default(), ..group(graph, context)? })
 }
 
 /// Groups the nodes of a graph whose passes have run, if the recipe fuses.

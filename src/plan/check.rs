@@ -338,7 +338,7 @@ impl<'a> Checker<'a> {
         let mut taken: HashSet<BufferIdx> = plan.state.iter().map(|state| state.port.buffer).collect();
         for StatePort { port, update, count, .. } in &plan.state {
             let counts = |count: Count| {
-                count.by <= count.most && port.dtype == DType::I64 && port.shape.numel() == 1 && update.is_some()
+                count.by <= count.most && port.dtype.is_int() && port.shape.numel() > 0 && update.is_some()
             };
             ensure(count.is_none_or(counts), || {
                 format!("state '{}': {count:?} is no bound of {}{}, which it counts", port.name, port.dtype, port.shape)

@@ -15,7 +15,7 @@ use crate::error::{Error, Result};
 pub use crate::graph::Count;
 use crate::kernel::Kernel;
 use crate::pass::recompute::Recompute;
-pub use crate::pass::{Indexes, Recipe};
+pub use crate::pass::{Indexes, Recipe, Use};
 use crate::shape::Shape;
 use crate::target::{Memory, Target};
 pub use index::{BufferIdx, KernelIdx, SegmentIdx, Spot, StepIdx};
@@ -172,9 +172,9 @@ pub struct Port {
     pub shape: Shape,
     /// Index of the buffer.
     pub buffer: BufferIdx,
-    /// The axis that an input's elements index, if they are indices.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub indexes: Option<Indexes>,
+    /// What the elements of an input or a state may be, if they are indices or lengths.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub indexes: Vec<Indexes>,
 }
 
 /// A state and its buffers.

@@ -177,14 +177,6 @@ impl<'a> Ready<'a> {
         }
     }
 
-    /// The graph, of the largest binding.
-    fn graph(&self) -> &Prepared {
-        match self {
-            Ready::Graph(graph, _) => graph,
-            Ready::Range(range) => range.graph(),
-        }
-    }
-
     /// The plan with these segments and places.
     fn finish(
         mut self,
@@ -253,26 +245,6 @@ fn agree(programs: &[(&str, &Ready)]) -> Result<()> {
                     "state '{name}' begins with other elements in program '{other}' than in '{program}'"
                 )));
             }
-        }
-    }
-    count_alike(programs)
-}
-
-/// Refuses programs that update a state otherwise than the one that counts it: no bound would hold any more.
-fn count_alike(programs: &[(&str, &Ready)]) -> Result<()> {
-    let updated = programs.iter().flat_map(|(program, part)| {
-        let graph = &part.graph().graph;
-        let states = graph.states().iter().filter(|state| state.update.is_some());
-        states.map(move |state| (*program, graph.value_name(state.value), state.count.map(|count| count.most)))
-    });
-    let updated: Vec<_> = updated.collect();
-    for &(counting, name, most) in updated.iter().filter(|(.., most)| most.is_some()) {
-        let other = updated.iter().find(|&&(_, of, bound)| of == name && bound != most);
-        if let (Some((program, ..)), Some(most)) = (other, most) {
-            return Err(Error::usage(format!(
-                "state '{name}' counts to {most} in program '{counting}', and program '{program}' updates it \
-                 otherwise: expected the same dims with the same ranges in both"
-            )));
         }
     }
     Ok(())

@@ -69,6 +69,7 @@ mod tune;
 // The library and the program from outside.
 mod ahead;
 mod allocators;
+mod bounds;
 mod cli;
 mod data;
 mod eager;

@@ -1,7 +1,7 @@
 //! Programs: graphs that share segments, constants and states, and run one at a time.
 
 use crate::common;
-use plimsoll::internals::graph::Count;
+use plimsoll::internals::op::Attrs;
 use plimsoll::internals::plan::range::Source;
 use plimsoll::internals::plan::{self, check};
 use plimsoll::internals::session::{Choice, Graphs, Options, Session};
@@ -244,22 +244,6 @@ fn programs_that_do_not_fit_together_are_refused() {
     assert_eq!(shapes.to_string(), "state 's' is f32[2] in program 'a', and f32[3] in 'b'");
     let begins = refused(vec![("a", state(2, 0.0)), ("b", state(2, 1.0))], &options());
     assert_eq!(begins.to_string(), "state 's' begins with other elements in program 'a' than in 'b'");
-    let counts = |most: Option<u64>| {
-        let g = Trace::new("g");
-        let s = g.state("s", Tensor::from_f64(DType::I64, [1], &[0.0]));
-        g.update(s, s + 1.0);
-        let mut graph = g.finish().expect("the graph is sound");
-        let state = graph.states()[0].value;
-        graph.bound_count(state, most.map(|most| Count { by: 1, most }));
-        graph
-    };
-    Session::from_graphs([("a", counts(Some(4))), ("b", counts(Some(4)))], &options()).expect("they count alike");
-    let expected = "state 's' counts to 4 in program 'a', and program 'b' updates it otherwise: expected the same dims \
-                    with the same ranges in both";
-    for most in [None, Some(5)] {
-        let error = refused(vec![("a", counts(Some(4))), ("b", counts(most))], &options());
-        assert_eq!(error.to_string(), expected);
-    }
     let limit = Options { memory_limit: Some(4096), ..options() };
     let beyond = Session::from_graphs(three(), &limit).expect_err("they do not fit");
     let Error::Fit { needed, limit: 4096, .. } = beyond else { panic!("{beyond}") };
@@ -269,6 +253,44 @@ fn programs_that_do_not_fit_together_are_refused() {
     let unknown = session.program("tiny").expect_err("it has none").to_string();
     assert_eq!(unknown, "no program 'tiny'; the programs: small, large, middle");
     refused(Vec::new(), &options());
+}
+
+/// One program counts the rows of a cache, another begins anew. The count holds for both.
+#[test]
+fn a_count_holds_across_programs() {
+    let none = || Tensor::from_i64([1], &[0]).expect("a number");
+    let g = Trace::new("write");
+    let (x, cache, rows) = (
+        g.input("x", F32, [1, 1, 2]),
+        g.state("cache", Tensor::from_f32([1, 3, 2], &[0.0; 6]).expect("six")),
+        g.state("rows", none()),
+    );
+    g.update(cache, cache.op("TensorScatter", &[x, rows], Attrs::new().with("axis", 1)));
+    g.update(rows, rows + 1.0);
+    let write = g.finish().expect("the graph is sound");
+    let g = Trace::new("set");
+    let (to, rows) = (g.input("to", DType::I64, [1]), g.state("rows", none()));
+    g.update(rows, to * 2.0);
+    let set = g.finish().expect("the graph is sound");
+    let session = Session::from_graphs([("write", write), ("set", set)], &options()).expect("they fit together");
+    let number = |n: i64| Tensor::from_i64([1], &[n]).expect("a number");
+    let write = || session.program("write").expect("it is one").run(&[("x", Tensor::from_f32([1, 1, 2], &[1.0; 2])?)]);
+    let set = |to: i64| session.program("set").expect("it is one").run(&[("to", number(to))]).expect("it sets");
+    (0..3).for_each(|_| drop(write().expect("there is room")));
+    let refused = || {
+        let before = [session.state("cache"), session.state("rows")].map(|state| state.expect("it is a state"));
+        let error = write().expect_err("there is none").to_string();
+        assert_eq!([session.state("cache"), session.state("rows")].map(|state| state.expect("it is a state")), before);
+        error
+    };
+    assert!(refused().starts_with("state 'rows' is 3: expected 0 to 2, from where node '"));
+    set(1);
+    write().expect("the row is the last but one");
+    assert!(refused().starts_with("state 'rows' is 3: expected 0 to 2"));
+    set(-1);
+    assert!(refused().starts_with("state 'rows' is -2: expected 0 to 2"));
+    set(0);
+    write().expect("the cache is empty");
 }
 
 /// Plans that do not fit together are found from the plans alone.

@@ -56,7 +56,6 @@ fn together(plans: &[&Plan]) -> Verdict {
             ensure(same, || named(format!("state '{}' is not that of '{}'", state.port.name, of.title())))?;
         }
     }
-    counts(plans)?;
     for ((spot, (a, of)), (next, (b, other))) in lasting.iter().zip(lasting.iter().skip(1)) {
         let disjoint = spot.segment != next.segment || spot.offset + a.bytes <= next.offset;
         ensure(disjoint, || {
@@ -83,28 +82,6 @@ pub(super) fn ahead(plans: &[&Plan], all: bool) -> Verdict {
     ensure(right, || {
         format!("Ahead memory: expected one segment of {needed} bytes, found {found:?}; plan the model again")
     })
-}
-
-/// Checks that every program that updates a state which counts counts it too, to the same bound.
-fn counts(plans: &[&Plan]) -> Verdict {
-    let all = || plans.iter().flat_map(|plan| plan.state.iter().map(move |state| (*plan, state)));
-    let mut bounds: HashMap<&str, (u64, &Plan)> = HashMap::new();
-    for (plan, state) in all() {
-        if let Some(count) = state.count {
-            bounds.entry(&state.port.name).or_insert((count.most, plan));
-        }
-    }
-    for (plan, state) in all().filter(|(_, state)| state.update.is_some()) {
-        let Some((most, of)) = bounds.get(&state.port.name[..]) else { continue };
-        ensure(state.count.is_some_and(|count| count.most == *most), || {
-            let (name, of) = (&state.port.name, of.title());
-            format!(
-                "program '{}': it updates state '{name}' otherwise than '{of}', which counts to {most}",
-                plan.title()
-            )
-        })?;
-    }
-    Ok(())
 }
 
 /// Checks that the segments of plans end with their last buffers, up to alignment.

@@ -38,7 +38,7 @@ pub fn assemble(
     let number = |b: BufferIdx| numbers[b].expect("a draft uses the buffers that it names");
     let port = |name: &str, value, buffer| {
         let fact = graph.fact(value);
-        let indexes = indexes.get(&value).cloned();
+        let indexes = indexes.get(&value).cloned().unwrap_or_default();
         Port { name: name.to_owned(), dtype: fact.dtype, shape: fact.shape.clone(), buffer: number(buffer), indexes }
     };
     let inputs: Vec<_> = draft.inputs.iter().map(|&(v, b)| port(graph.value_name(v), v, b)).collect();
