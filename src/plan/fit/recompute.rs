@@ -235,7 +235,12 @@ pub(super) fn choices(first: Rc<Choice>, target: &Target) -> Result<Vec<Rc<Choic
     worthy(&mut tried);
     // Where even segments are worth it, as many tapering ones are tried, and the next larger number.
     let near = tried.iter().flat_map(|&((number, price), _)| [(number, price), (number + 1, price)]);
-    tried.extend(cut(true, near.filter(|(number, _)| numbers.contains(number)).collect())?);
+    let tapering = cut(true, near.filter(|(number, _)| numbers.contains(number)).collect())?;
+    // Live bytes are not the plan's. So they are no reason to leave out a choice of even segments.
+    let is_between =
+        |choice: &Choice| tried.iter().all(|(_, even)| even.work() < choice.work() || even.peak < choice.peak);
+    let between: Vec<_> = tapering.into_iter().filter(|(_, choice)| is_between(choice)).collect();
+    tried.extend(between);
     worthy(&mut tried);
     tracing::debug!(tried = keeps.len(), worthy = tried.len(), "what could be computed again");
     found.extend(tried.into_iter().map(|(_, choice)| Rc::new(choice)));
