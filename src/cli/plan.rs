@@ -17,9 +17,9 @@ use crate::plan::tell::peak::peak;
 use crate::plan::{self, Class, Fitting, Limits, Part};
 use crate::session::Options;
 use crate::target::{Family, Target};
-use crate::train::Programs;
 use crate::train::classes::{Classes, States, host_bytes};
 use crate::train::curve::{Point, curve, recompute};
+use crate::train::{self, Programs};
 use crate::tune::{self, cache};
 use crate::{file, onnx, report, session};
 use clap::Args;
@@ -308,7 +308,10 @@ impl Plan {
             })
         });
         let method = more.method.as_ref();
+        let asked = self.trained.method.as_ref().map(|method| method.precision.dtype());
+        let unstored = asked.filter(|&asked| train::stored(asked, target) != asked);
         Ok(Training {
+            wide_target: unstored.map(|asked| (target.name.clone(), asked)),
             bytes: Bytes::of(plans, &programs.trained),
             precision: method.map_or(DType::F32, |method| method.precision.dtype()).name(),
             f32: method.map(|method| self.in_f32(method, target)).transpose()?.flatten(),
@@ -428,6 +431,9 @@ struct Training {
     fixed: Vec<(String, &'static str)>,
     /// The type of the values between.
     precision: &'static str,
+    /// A target that stores the precision that was asked for as `f32`, and that precision.
+    #[serde(skip)]
+    wide_target: Option<(String, DType)>,
     /// The bytes in `f32`, of another precision.
     #[serde(skip_serializing_if = "Option::is_none")]
     f32: Option<Bytes>,
@@ -449,6 +455,9 @@ impl Training {
         text += &format!("\n{} weights are trained\n", self.trained.len());
         for (name, why) in &self.fixed {
             text += &format!("  not '{name}': {why}\n");
+        }
+        if let Some((target, asked)) = &self.wide_target {
+            text += &format!("\ntarget '{target}' stores {asked} as f32: all values are f32\n");
         }
         let Some(before) = &self.f32 else { return text };
         let both = [before, &self.bytes].map(|bytes| (&bytes.classes, &bytes.states));

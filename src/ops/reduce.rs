@@ -152,8 +152,13 @@ fn log_sum_exp<'g>(call: &Call, x: Var<'g>) -> OpResult<Vec<Var<'g>>> {
     let (axes, finite) = (call.reduced_axes()?, most(call.dtype(0)));
     let max = x.op("ReduceMax", &[], over(&axes, 1)).clip(-finite, finite);
     let out = (x - max).exp().op("ReduceSum", &[], over(&axes, 1)).log() + max;
+    unkept(call, &axes, out)
+}
+
+/// A result of a call that reduces, whose reduced axes were kept: without them, if the call keeps none.
+fn unkept<'g>(call: &Call, axes: &[usize], out: Var<'g>) -> OpResult<Vec<Var<'g>>> {
     match call.int("keepdims", 1)? {
-        0 if !axes.is_empty() => Ok(vec![out.op("Squeeze", &[], Attrs::new().with("axes", &axes[..]))]),
+        0 if !axes.is_empty() => Ok(vec![out.op("Squeeze", &[], Attrs::new().with("axes", axes))]),
         _ => Ok(vec![out]),
     }
 }
@@ -167,7 +172,8 @@ fn locate<'g>(b: Nodes<'g>, call: &Call, x: Var<'g>, extreme: &str) -> OpResult<
     let count = b.numbers(DType::I64, along(shape[axis], shape.len() - axis), 0.0);
     // If the extreme is NaN, nothing equals it. The index must be within the axis all the same.
     let (miss, pick) = if last { (0.0, "ReduceMax") } else { (shape[axis] as f64 - 1.0, "ReduceMin") };
-    Ok(vec![hit.select(count, miss).op(pick, &[], over(&[axis], call.int("keepdims", 1)?))])
+    // Both reductions keep the axis: so one kernel has both, and the indices of all elements are not stored.
+    unkept(call, &[axis], hit.select(count, miss).op(pick, &[], over(&[axis], 1)))
 }
 
 /// Upper bound of the axis length: every sum reads the whole axis, masked by a constant with one row per element.

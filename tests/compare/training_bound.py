@@ -7,7 +7,7 @@ A folder is one that training.py or trajectories.py exports: model.onnx and flag
 what no plan of the same kernels is below, however many values of the forward computation are computed again:
 
   - constants, states, staging and the backend's own bytes are there throughout;
-  - while a step runs, all that it reads and writes is there. An elementwise step may write over an operand of its size;
+  - while a step runs, all that it reads and writes is there. It may write over an operand of its size;
   - a step that the loss does not depend on runs once: what it writes stays until its last reader has run, if that runs once, too. So a buffer
     is there while a step runs that lies between the two on every order. An input is there until its last such reader.
 
@@ -78,10 +78,8 @@ def arena(plan):
     for at, step in enumerate(steps):
         touched = {b for b in step["reads"] + step["writes"] if inside[b]}
         total = sum(buffers[b]["bytes"] for b in touched) + across[at]
-        template = plan["kernels"][step["kernel"]]["template"]
-        is_elementwise = "map" in json.dumps(template)[:24].lower() or "row" in json.dumps(template)[:24].lower()
         first = step["writes"][0]
-        if is_elementwise and inside[first] and any(inside[b] and buffers[b]["bytes"] == buffers[first]["bytes"] for b in step["reads"]):
+        if inside[first] and any(inside[b] and buffers[b]["bytes"] == buffers[first]["bytes"] for b in step["reads"]):
             total -= buffers[first]["bytes"]
         best = max(best, (total, step["name"]))
     return best
@@ -122,7 +120,7 @@ def check(program, folder, points):
     if plan(program, words, least - 1)[0]:
         wrong.append(f"{least - 1} fits, though {least} was named")
     work = None
-    limits = sorted({least, full - 1, full} | {least + (full - least) * i // points for i in range(points)})
+    limits = sorted({least, max(least, full - 1), full} | {least + (full - least) * i // points for i in range(points)})
     for limit in limits:
         fits, found = plan(program, words, limit)
         if not fits:

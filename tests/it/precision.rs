@@ -243,4 +243,6 @@ fn the_command_shows_what_precision_saves() {
     let text = run("bf16", "cuda", &[]);
     assert!(text.contains("kept for backward") && text.contains("stay f32 beside the states"), "{text}");
     assert_eq!(json("bf16", "cpu")["precision"], "f32");
+    let (plain, unstored) = (run("f32", "cpu", &[]), run("bf16", "cpu", &[]));
+    assert!(unstored.contains("target 'cpu' stores bf16 as f32") && !plain.contains("as f32"), "{unstored}");
 }

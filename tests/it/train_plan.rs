@@ -257,6 +257,26 @@ fn a_training_prints_as_a_file_that_trains() {
     fails(1, &[&["emit", "--train", DIGITS, "dot", "--program", "next"], METHOD], &["expected one of step, evaluate"]);
 }
 
+/// The index of the largest class is found within one kernel: as many indices as there are outputs are stored nowhere.
+#[test]
+fn right_answers_are_counted_without_an_index_per_output() {
+    let evaluate = ok_json(&[PLAN, METHOD])["programs"][1].clone();
+    assert_eq!(evaluate["program"], "evaluate");
+    let buffers = evaluate["buffers"].as_array().expect("buffers");
+    let rows = buffers.iter().find(|buffer| buffer["name"] == "labels").expect("labels")["shape"][0].as_u64();
+    let elements = |buffer: &serde_json::Value| {
+        buffer["shape"]
+            .as_array()
+            .expect("a shape")
+            .iter()
+            .map(|extent| extent.as_u64().expect("a number"))
+            .product::<u64>()
+    };
+    for buffer in buffers.iter().filter(|buffer| buffer["dtype"] == "i64") {
+        assert!(Some(elements(buffer)) <= rows, "{buffer}");
+    }
+}
+
 #[test]
 fn updates_are_timed() {
     for method in METHODS {

@@ -15,6 +15,14 @@
 //! Under a limit: products are computed again, too. A value that is computed again is live from then on, so a long stretch of them would
 //! save nothing. Therefore the forward computation is cut into segments at narrow places, whose values are kept. Numbers of segments and
 //! prices of work are tried: these are the [choices](choices) among which [limits](super::limit) select.
+//!
+//! Segments are of equal bytes, or taper. The backward computation comes to the first segment last, when the values at all other borders are
+//! dead. So the first one may be the longest:
+//!
+//! ```text
+//! even   |------|------|------|------|
+//! taper  |----------|-------|-----|--|
+//! ```
 
 use crate::error::Result;
 use crate::graph::{Graph, min_cut};
@@ -26,7 +34,10 @@ use crate::plan::make::arrange::{Arrangement, arrange, draft, estimate};
 use crate::target::Target;
 use std::cell::OnceCell;
 use std::collections::{HashMap, HashSet};
+use std::panic::resume_unwind;
 use std::rc::Rc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
 
 /// An element that is computed again counts as one byte in so many.
 const ELEMENTS: f64 = 1.0 / 16.0;
@@ -53,19 +64,30 @@ pub fn free(graph: &mut Prepared, target: &Target, fuse: bool) -> Result<()> {
     let single = Prepared { groups: Default::default(), ..graph.clone() };
     let network = Network::new(&single)?;
     let mut seen = HashSet::new();
-    for segments in SEGMENTS {
-        let kept = network.kept(&borders(graph, &order, segments), None);
-        if !seen.insert(sorted(&kept)) {
-            continue;
+    let mut number = 0usize;
+    for taper in [false, true] {
+        // Tapering segments are tried in numbers about the best one.
+        let numbers = if taper { number.saturating_sub(1)..SEGMENTS.len().min(number + 2) } else { 0..SEGMENTS.len() };
+        let mut tried = Vec::new();
+        for number in numbers {
+            let kept = network.kept(&borders(graph, &order, SEGMENTS[number], taper), None);
+            if seen.insert(sorted(&kept)) {
+                tried.push((number, kept));
+            }
         }
-        let mut made = single.clone();
-        let copies = recompute::run(&mut made, &kept)?;
-        regroup(&mut made, target, fuse)?;
-        let peak = estimate(&made, target)?;
-        tracing::debug!(segments, peak, "computed again, without products");
-        // Among equals, the fewest segments.
-        if peak < best.0 {
-            best = (peak, made, copies);
+        let made = each(&tried, |(_, kept)| {
+            let mut made = single.clone();
+            let copies = recompute::run(&mut made, kept)?;
+            regroup(&mut made, target, fuse)?;
+            Ok((estimate(&made, target)?, made, copies))
+        });
+        for ((at, _), made) in tried.into_iter().zip(made) {
+            let made = made?;
+            tracing::debug!(segments = SEGMENTS[at], taper, peak = made.0, "computed again, without products");
+            // Among equals, the fewest segments.
+            if made.0 < best.0 {
+                (best, number) = (made, at);
+            }
         }
     }
     let (peak, mut made, mut copies) = best;
@@ -184,31 +206,73 @@ impl Choice {
 pub(super) fn choices(first: Rc<Choice>, target: &Target) -> Result<Vec<Rc<Choice>>> {
     let graph = &first.graph;
     let mut found = vec![Rc::clone(&first)];
-    if graph.graph.has_backward() {
-        let order = graph.graph.order()?;
-        let network = Network::new(graph)?;
-        let (mut tried, mut forces, mut keeps) = (Vec::new(), HashSet::new(), HashSet::new());
-        for segments in SEGMENTS {
-            let forced = borders(graph, &order, segments);
-            if !forces.insert(sorted(&forced)) {
-                continue;
-            }
-            for price in PRICES {
-                let kept = network.kept(&forced, Some(price));
-                if keeps.insert(sorted(&kept)) {
-                    tried.push(Choice::new(graph, target, kept)?);
-                }
-            }
-        }
-        tracing::debug!(tried = tried.len(), "what could be computed again");
-        tried.sort_by_key(|choice| (choice.work(), choice.peak));
-        for choice in tried.into_iter().filter(|choice| choice.work() >= first.work()) {
-            if found.last().is_none_or(|last| choice.peak < last.peak) {
-                found.push(Rc::new(choice));
-            }
-        }
+    if !graph.graph.has_backward() {
+        return Ok(found);
     }
+    let (order, network) = (graph.graph.order()?, Network::new(graph)?);
+    let mut keeps = HashSet::new();
+    // Choices by their cuts: each has the place of a number in `SEGMENTS`, and a price.
+    let mut cut = |taper: bool, cuts: Vec<(usize, f64)>| -> Result<Vec<_>> {
+        let kept =
+            each(&cuts, |&(number, price)| network.kept(&borders(graph, &order, SEGMENTS[number], taper), Some(price)));
+        let fresh: Vec<_> = cuts.into_iter().zip(kept).filter(|(_, kept)| keeps.insert(sorted(kept))).collect();
+        let made = each(&fresh, |(_, kept)| Choice::new(graph, target, kept.clone()));
+        fresh.into_iter().zip(made).map(|((cut, _), made)| Ok((cut, made?))).collect()
+    };
+    // Keeps those that have fewer live bytes than all with less work.
+    let worthy = |tried: &mut Vec<((usize, f64), Choice)>| {
+        tried.sort_by_key(|(_, choice)| (choice.work(), choice.peak));
+        let mut least = first.peak;
+        tried.retain(|(_, choice)| {
+            let is_worthy = choice.work() >= first.work() && choice.peak < least;
+            least = if is_worthy { choice.peak } else { least };
+            is_worthy
+        });
+    };
+    let numbers = 0..SEGMENTS.len();
+    let all = numbers.clone().flat_map(|number| PRICES.map(|price| (number, price))).collect();
+    let mut tried = cut(false, all)?;
+    worthy(&mut tried);
+    // Where even segments are worth it, as many tapering ones are tried, and the next larger number.
+    let near = tried.iter().flat_map(|&((number, price), _)| [(number, price), (number + 1, price)]);
+    let tapering = cut(true, near.filter(|(number, _)| numbers.contains(number)).collect())?;
+    // Live bytes are not the plan's. So they are no reason to leave out a choice of even segments.
+    let is_between =
+        |choice: &Choice| tried.iter().all(|(_, even)| even.work() < choice.work() || even.peak < choice.peak);
+    let between: Vec<_> = tapering.into_iter().filter(|(_, choice)| is_between(choice)).collect();
+    tried.extend(between);
+    worthy(&mut tried);
+    tracing::debug!(tried = keeps.len(), worthy = tried.len(), "what could be computed again");
+    found.extend(tried.into_iter().map(|(_, choice)| Rc::new(choice)));
     Ok(found)
+}
+
+/// Does some work per item, on as many threads as there are cores. The results have the order of the items.
+fn each<T: Sync, R: Send>(items: &[T], work: impl Fn(&T) -> R + Sync) -> Vec<R> {
+    let next = AtomicUsize::new(0);
+    let run = || {
+        let mut done = Vec::new();
+        loop {
+            let at = next.fetch_add(1, Ordering::Relaxed);
+            match items.get(at) {
+                Some(item) => done.push((at, work(item))),
+                None => return done,
+            }
+        }
+    };
+    let beside = thread::available_parallelism().map_or(1, usize::from).min(items.len()).saturating_sub(1);
+    let mut done = thread::scope(|scope| {
+        // If the system gives no more threads, fewer do the same.
+        let others = (0..beside).map_while(|_| thread::Builder::new().spawn_scoped(scope, run).ok());
+        let others: Vec<_> = others.collect();
+        let mut done = run();
+        for other in others {
+            done.extend(other.join().unwrap_or_else(|panic| resume_unwind(panic)));
+        }
+        done
+    });
+    done.sort_by_key(|(at, _)| *at);
+    done.into_iter().map(|(_, result)| result).collect()
 }
 
 fn sorted(values: &HashSet<ValueId>) -> Vec<ValueId> {
@@ -217,8 +281,9 @@ fn sorted(values: &HashSet<ValueId>) -> Vec<ValueId> {
     values
 }
 
-/// The values that cross narrow places between this many segments of about equal bytes.
-fn borders(prepared: &Prepared, order: &[u32], segments: usize) -> HashSet<ValueId> {
+/// The values that cross narrow places between this many segments, of about equal bytes or ever shorter ones: of four, the first one has
+/// four parts in ten of all bytes, and the last one has one.
+fn borders(prepared: &Prepared, order: &[u32], segments: usize, taper: bool) -> HashSet<ValueId> {
     let graph = &prepared.graph;
     let forward: Vec<u32> =
         order.iter().copied().filter(|&n| graph.node(n).op().is_some() && !graph.is_backward(n)).collect();
@@ -248,9 +313,11 @@ fn borders(prepared: &Prepared, order: &[u32], segments: usize) -> HashSet<Value
     }
     let total = *made.last().expect("there is a place before the first node") as f64;
     let mut found = HashSet::new();
+    let parts = |segment: usize| if taper { (segments - segment) as f64 } else { 1.0 };
+    let part = total / (0..segments).map(parts).sum::<f64>();
     for border in 1..segments {
-        let middle = total * border as f64 / segments as f64;
-        let reach = total / segments as f64 / 2.0;
+        let middle = part * (0..border).map(parts).sum::<f64>();
+        let reach = part * parts(border) / 2.0;
         let near = (1..forward.len()).filter(|&at| (made[at] as f64 - middle).abs() <= reach);
         let Some(at) = near.min_by_key(|&at| crossing[at]) else { continue };
         found.extend(spans.iter().filter(|&&(from, last, ..)| from < at && last >= at).map(|(_, _, value, _)| *value));
