@@ -94,6 +94,34 @@ pub fn map(file: &File, offset: u64, bytes: usize) -> io::Result<Bytes> {
     Ok(Bytes::from_owner(map))
 }
 
+/// How the bytes of a mapped file are read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// Here and there: what is around them is not worth reading.
+    Scattered,
+    /// Soon.
+    Soon,
+}
+
+/// Tells the system how bytes of a mapped file will be read. Where the system takes no advice, nothing happens.
+pub fn advise(bytes: &[u8], access: Access) {
+    #[cfg(unix)]
+    if !bytes.is_empty() {
+        let advice = match access {
+            Access::Scattered => libc::MADV_RANDOM,
+            Access::Soon => libc::MADV_WILLNEED,
+        };
+        // SAFETY: asks for a number.
+        let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) }.max(1) as usize;
+        let before = bytes.as_ptr().addr() % page;
+        let start = bytes.as_ptr().wrapping_sub(before).cast_mut();
+        // SAFETY: these two kinds of advice change no byte, wherever they point; the pages are those of the bytes, which are mapped.
+        unsafe { libc::madvise(start.cast(), before + bytes.len(), advice) };
+    }
+    #[cfg(not(unix))]
+    let _ = (bytes, access);
+}
+
 /// True if a name fits a pattern, in which `*` stands for any text.
 pub fn glob(pattern: &str, name: &str) -> bool {
     let Some((first, rest)) = pattern.split_once('*') else { return pattern == name };

@@ -31,7 +31,7 @@ pub struct Batch {
 
 impl Batch {
     /// The numbers of the rows.
-    pub fn rows(&self) -> impl ExactSizeIterator<Item = usize> + use<> {
+    pub fn rows(&self) -> impl ExactSizeIterator<Item = usize> + Clone + use<> {
         let Batch { order, first, count } = *self;
         (first..first + count).map(move |place| order.row(place))
     }

@@ -3,6 +3,7 @@
 use super::loss::IGNORED;
 use crate::dtype::DType;
 use crate::error::{Error, Result, ensure};
+use crate::file::{Access, advise};
 use crate::npz;
 use crate::op::Fact;
 use crate::shape::Shape;
@@ -10,6 +11,9 @@ use crate::tensor::{Tensor, convert};
 use bytes::Bytes;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+
+/// Arrays of fewer bytes are left to the system, which keeps them in memory once they were read.
+const LARGE: usize = 1 << 30;
 
 /// Arrays whose first axis counts rows, one after another. They are mapped: their rows take no memory of the process. Cheap to clone.
 #[derive(Clone, Debug)]
@@ -36,6 +40,12 @@ struct Part {
     /// The number of the first row among all rows.
     first: usize,
     bytes: Bytes,
+}
+
+impl Array {
+    fn is_large(&self) -> bool {
+        self.files.iter().map(|part| part.bytes.len()).sum::<usize>() >= LARGE
+    }
 }
 
 impl Rows {
@@ -68,6 +78,10 @@ impl Rows {
                     all.shape[0] += shape[0];
                 }
             }
+        }
+        if let Some(array) = all.iter().find(|array| array.is_large()) {
+            // Each batch says which rows it needs.
+            array.files.iter().for_each(|part| advise(&part.bytes, Access::Scattered));
         }
         all.map(|array| Rows { array: Arc::new(array) }).ok_or_else(|| {
             let what = "expected a folder with .npy or .npz files, found none in it".to_owned();
@@ -132,13 +146,17 @@ impl Rows {
     ///
     /// # Errors
     /// When a row has an element that is not finite: its number. When the rows do not fill the memory.
-    pub fn fill(&self, rows: impl ExactSizeIterator<Item = usize>, batch: &Fact, out: &mut [u8]) -> Result<()> {
+    pub fn fill(&self, rows: impl ExactSizeIterator<Item = usize> + Clone, batch: &Fact, out: &mut [u8]) -> Result<()> {
         let Array { dtype, row_bytes, .. } = *self.array;
         let bytes = row_bytes / dtype.size() * batch.dtype.size();
         let (expected, found) = (rows.len() * bytes, out.len());
         ensure(expected == found, || self.fail(format!("expected a batch of {expected} bytes, found {found}")))?;
         if bytes == 0 {
             return Ok(());
+        }
+        if self.array.is_large() {
+            // All of them are on their way before the first is waited for, and nothing else is read.
+            rows.clone().for_each(|row| advise(self.row(row), Access::Soon));
         }
         for (row, to) in rows.zip(out.chunks_exact_mut(bytes)) {
             let from = self.row(row);
@@ -166,6 +184,9 @@ impl Rows {
     /// The first row with such a label; that no label counts.
     pub fn check_labels(&self, labels: Labels) -> Result<()> {
         let mut counts = false;
+        if labels != Labels::Any {
+            self.array.files.iter().for_each(|part| advise(&part.bytes, Access::Soon));
+        }
         for row in 0..self.count() {
             let range = match labels {
                 Labels::Any => return Ok(()),

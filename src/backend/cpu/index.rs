@@ -469,7 +469,7 @@ fn pool_grad<'a>(kernel: &'a Kernel, window: &'a Window) -> Result<CoreSpec<'a>,
     Ok(CoreSpec {
         repr: Repr::F32,
         motions,
-        cost: 2.0 * window.kernel.iter().product::<usize>() as f64,
+        cost: 0.5 * window.kernel.iter().product::<usize>() as f64,
         tables: 0,
         build: Box::new(move |steps, _| {
             Box::new(PoolGrad {
@@ -486,7 +486,7 @@ fn pool_grad<'a>(kernel: &'a Kernel, window: &'a Window) -> Result<CoreSpec<'a>,
 /// Windows that are searched side by side.
 const STRETCH: usize = 64;
 
-/// The tap of a window whose maximum is in another row of the image.
+/// The element of a window whose maximum is in another row of the image.
 const NOWHERE: u32 = u32::MAX;
 
 struct PoolGrad {
@@ -501,17 +501,11 @@ struct PoolGrad {
 }
 
 impl PoolGrad {
-    /// The windows along an axis that cover element `at`, each with the tap that lies there, the first window first.
-    fn covering(&self, axis: usize, at: usize) -> impl Iterator<Item = (usize, usize)> {
+    /// The windows along an axis that reach elements `from..=to`.
+    fn reaching(&self, axis: usize, from: usize, to: usize) -> Range<usize> {
         let Window { kernel, strides, dilations, pads } = &self.window;
-        let (kernel, stride, dilation) = (kernel[axis], strides[axis], dilations[axis]);
-        let at = at + pads[axis];
-        let first = at.saturating_sub((kernel - 1) * dilation).div_ceil(stride);
-        let last = (at / stride + 1).min(self.places[axis]);
-        (first..last).filter_map(move |place| {
-            let behind = at - place * stride;
-            behind.is_multiple_of(dilation).then_some((place, behind / dilation))
-        })
+        let first = (from + pads[axis]).saturating_sub((kernel[axis] - 1) * dilations[axis]).div_ceil(strides[axis]);
+        first..((to + pads[axis]) / strides[axis] + 1).min(self.places[axis])
     }
 
     /// Bytes of an operand to an index.
@@ -519,45 +513,47 @@ impl PoolGrad {
         (0..3).map(|k| index[k] as isize * self.strides[operand][k]).sum()
     }
 
-    /// The windows along the rows whose tap `tap` is inside the image.
-    fn inside(&self, tap: usize) -> Range<usize> {
-        let Window { strides, dilations, pads, .. } = &self.window;
-        let (tap, end) = (tap * dilations[2], self.data[2] + pads[2]);
-        let first = pads[2].saturating_sub(tap).div_ceil(strides[2]);
-        first..end.saturating_sub(tap).div_ceil(strides[2]).clamp(first, self.places[2].max(first))
+    /// The windows along the rows, of some, whose tap `tap` is inside the image.
+    fn inside(&self, tap: usize, windows: &Range<usize>) -> Range<usize> {
+        let (stride, pad, tap) = (self.window.strides[2], self.window.pads[2], tap * self.window.dilations[2]);
+        let end = self.data[2] + pad;
+        // Only windows at the ends of a row are cut, so the divisions are rare.
+        let is_first = windows.start * stride + tap >= pad;
+        let is_last = windows.end.saturating_sub(1) * stride + tap < end;
+        let start = if is_first { windows.start } else { (pad - tap).div_ceil(stride) };
+        start..if is_last { windows.end } else { end.saturating_sub(tap).div_ceil(stride) }
     }
 
-    /// Adds the gradients that go to elements `columns` of a row of an image to `sums`: of each window, to the first element that is its
-    /// maximum. An element's windows are added in their order.
+    /// Adds the gradients that go to elements `wanted` of an image to `sums`: of each window, to the first element that is its maximum. An
+    /// element's windows are added in their order.
     ///
     /// # Safety
     /// The addresses must be those of one image in each operand.
-    unsafe fn add_row(
-        &self,
-        [image, maxima, gradients]: [*const u8; 3],
-        row: [usize; 2],
-        columns: Range<usize>,
-        sums: *mut f32,
-    ) {
-        let Window { kernel, strides, dilations, pads } = &self.window;
-        let first = (columns.start + pads[2]).saturating_sub((kernel[2] - 1) * dilations[2]).div_ceil(strides[2]);
-        let last = ((columns.end - 1 + pads[2]) / strides[2] + 1).min(self.places[2]);
-        for (z, own_z) in self.covering(0, row[0]) {
-            for (y, own_y) in self.covering(1, row[1]) {
-                for start in (first..last).step_by(STRETCH) {
-                    let windows = start..last.min(start + STRETCH);
-                    // SAFETY: windows are inside the operands, and `sums` has the row's.
+    unsafe fn add(&self, [image, maxima, gradients]: [*const u8; 3], wanted: Range<usize>, sums: *mut f32) {
+        let [_, height, width] = self.data;
+        let (stride, pad) = (self.window.strides[2], self.window.pads[2]);
+        let rows = wanted.start / width..(wanted.end - 1) / width + 1;
+        let (first, last) = (rows.start, rows.end - 1);
+        let is_plane = first / height == last / height;
+        let (top, bottom) = if is_plane { (first % height, last % height) } else { (0, height - 1) };
+        let before = wanted.start - first * width;
+        let (left, right) = if rows.len() == 1 { (before, before + wanted.len() - 1) } else { (0, width - 1) };
+        let across = self.reaching(2, left, right);
+        for z in self.reaching(0, first / height, last / height) {
+            for y in self.reaching(1, top, bottom) {
+                for start in across.clone().step_by(STRETCH) {
+                    let windows = start..across.end.min(start + STRETCH);
+                    // SAFETY: windows are inside the operands, and `sums` has the wanted elements.
                     unsafe {
                         let maxima = maxima.offset(self.to(1, [z, y, start]));
                         let gradients = gradients.offset(self.to(2, [z, y, start]));
-                        let taps = self.search(image, maxima, [z, y], [own_z, own_y], windows.clone());
-                        for (at, &tap) in taps[..windows.len()].iter().enumerate() {
-                            // Windows whose maximum is in another row add a zero to some element: guessing which they are costs more.
-                            let column = (start + at) * strides[2] + tap as usize * dilations[2];
-                            let column = column.wrapping_sub(pads[2] + columns.start);
-                            let is_here = tap < NOWHERE && column < columns.len();
+                        let found = self.search(image, maxima, [z, y], &rows, windows.clone());
+                        for (at, &element) in found[..windows.len()].iter().enumerate() {
+                            // Windows whose maximum is elsewhere add a zero to some element: guessing which they are costs more.
+                            let to = (element as usize + (start + at) * stride).wrapping_sub(pad + before);
+                            let is_here = element < NOWHERE && to < wanted.len();
                             let gradient = gradients.offset(at as isize * self.strides[2][2]).cast::<f32>().read();
-                            let sum = sums.add(if is_here { column } else { 0 });
+                            let sum = sums.add(if is_here { to } else { 0 });
                             *sum += if is_here { gradient } else { 0.0 };
                         }
                     }
@@ -566,8 +562,8 @@ impl PoolGrad {
         }
     }
 
-    /// Of some windows of a row of windows, the tap in line `own` of their taps that is the first element which is the maximum;
-    /// [`NOWHERE`] if it is in an earlier line, or a later one.
+    /// Of some windows of a row of windows, the first element that is the maximum: its number from the first of `rows` on, as if its window
+    /// were the image's first and had no padding before it. [`NOWHERE`] if it is in another row.
     ///
     /// # Safety
     /// The image must be one, and `maxima` the first window's.
@@ -576,78 +572,78 @@ impl PoolGrad {
         image: *const u8,
         maxima: *const u8,
         place: [usize; 2],
-        own: [usize; 2],
+        rows: &Range<usize>,
         windows: Range<usize>,
     ) -> [u32; STRETCH] {
         let Window { kernel, strides, dilations, pads } = &self.window;
-        let (mut most, mut taps) = ([0f32; STRETCH], [NOWHERE; STRETCH]);
+        let (mut most, mut elements) = ([0f32; STRETCH], [NOWHERE; STRETCH]);
         for (i, most) in most[..windows.len()].iter_mut().enumerate() {
             // SAFETY: windows are inside the operand.
             *most = unsafe { maxima.offset(i as isize * self.strides[1][2]).cast::<f32>().read() };
         }
-        let line = |line: [usize; 2]| {
-            let at = [0, 1].map(|k| (place[k] * strides[k] + line[k] * dilations[k]).checked_sub(pads[k]));
-            let [Some(z), Some(y)] = at else { return None };
-            (z < self.data[0] && y < self.data[1]).then(|| image.wrapping_offset(self.to(0, [z, y, 0])))
+        let line = |axis: usize, tap: usize| {
+            let at = (place[axis] * strides[axis] + tap * dilations[axis]).checked_sub(pads[axis]);
+            at.filter(|&at| at < self.data[axis])
         };
         // From the last line to the first: what is found earlier in a window overwrites what is behind it.
-        for tz in (0..=own[0]).rev() {
-            for ty in (0..if tz < own[0] { kernel[1] } else { own[1] + 1 }).rev() {
-                let Some(line) = line([tz, ty]) else { continue };
+        for tz in (0..kernel[0]).rev() {
+            for ty in (0..kernel[1]).rev() {
+                let (Some(z), Some(y)) = (line(0, tz), line(1, ty)) else { continue };
+                let row = z * self.data[1] + y;
+                if row >= rows.end {
+                    continue;
+                }
+                let line = image.wrapping_offset(self.to(0, [z, y, 0]));
                 for tap in (0..kernel[2]).rev() {
-                    let found = if [tz, ty] == own { tap as u32 } else { NOWHERE };
-                    let inside = self.inside(tap);
-                    let (start, end) = (windows.start.max(inside.start), windows.end.min(inside.end));
+                    let Range { start, end } = self.inside(tap, &windows);
                     if start >= end {
                         continue;
                     }
+                    let ahead = row.checked_sub(rows.start).map(|row| row * self.data[2] + tap * dilations[2]);
+                    let found = ahead.map_or(NOWHERE, |ahead| ahead as u32);
                     let column = start * strides[2] + tap * dilations[2] - pads[2];
                     let from = line.wrapping_offset(column as isize * self.strides[0][2]);
                     let here = start - windows.start..end - windows.start;
-                    let lanes = taps[here.clone()].iter_mut().zip(&most[here]);
+                    let lanes = elements[here.clone()].iter_mut().zip(&most[here]);
                     let step = strides[2] as isize * self.strides[0][2];
-                    let choose = |tap: &mut u32, is: bool| *tap = if is { found } else { *tap };
+                    let choose = |element: &mut u32, is: bool| *element = if is { found } else { *element };
                     // Steps that are known become vectors.
                     // SAFETY: the line is inside the image, and so are the taps of these windows.
                     unsafe {
                         match step {
                             4 => lanes
                                 .enumerate()
-                                .for_each(|(i, (tap, most))| choose(tap, from.cast::<f32>().add(i).read() == *most)),
-                            8 => lanes.enumerate().for_each(|(i, (tap, most))| {
-                                choose(tap, from.cast::<[f32; 2]>().add(i).cast::<f32>().read() == *most);
+                                .for_each(|(i, (to, most))| choose(to, from.cast::<f32>().add(i).read() == *most)),
+                            8 => lanes.enumerate().for_each(|(i, (to, most))| {
+                                choose(to, from.cast::<[f32; 2]>().add(i).cast::<f32>().read() == *most);
                             }),
-                            _ => lanes.enumerate().for_each(|(i, (tap, most))| {
-                                choose(tap, from.offset(i as isize * step).cast::<f32>().read() == *most);
+                            _ => lanes.enumerate().for_each(|(i, (to, most))| {
+                                choose(to, from.offset(i as isize * step).cast::<f32>().read() == *most);
                             }),
                         }
                     }
                 }
             }
         }
-        taps
+        elements
     }
 }
 
 impl Core for PoolGrad {
     unsafe fn feed(&self, args: &Args, at: &[isize], start: usize, n: usize, to: *mut u8) -> *const u8 {
         let sums = to.cast::<f32>();
-        let [_, height, width] = self.data;
-        // Elements that follow one another are added row by row; else each is a row of its own.
-        let is_row = self.steps == [0, 0, 0, 1];
-        let mut done = 0;
-        while done < n {
+        // Elements that follow one another are added together; else each is alone.
+        let len = if self.steps == [0, 0, 0, 1] { n } else { 1 };
+        for done in (0..n).step_by(len) {
             let moved = |k: usize| at[k] + (start + done) as isize * self.steps[k];
-            let (row, x) = (moved(3) as usize / width, moved(3) as usize % width);
-            let len = if is_row { (width - x).min(n - done) } else { 1 };
             let images = [0, 1, 2].map(|k| args.at(k, moved(k)).cast_const());
+            let first = moved(3) as usize;
             // SAFETY: all indices are inside the operands, which were checked to span their memory; `to` has room for `n` elements.
             unsafe {
                 let sums = sums.add(done);
                 sums.write_bytes(0, len);
-                self.add_row(images, [row / height, row % height], x..x + len, sums);
+                self.add(images, first..first + len, sums);
             }
-            done += len;
         }
         to
     }

@@ -58,13 +58,12 @@ impl Conv {
     /// The rows of the image, counted over all channels, that any windows read at the taps of a range of `k`.
     pub(crate) fn rows_read(&self, k: &Range<usize>) -> Range<usize> {
         let w = &self.window;
-        let (height, tap) = (w.input[1], |at: usize| (at / w.taps(), at % w.taps() / w.kernel[2] * w.dilations[1]));
+        let (height, tap) = (w.input[1], |at: usize| (at / w.taps(), at % w.taps() / w.kernel[2]));
         if k.is_empty() {
             return 0..0;
         }
         let ((first, low), (last, high)) = (tap(k.start), tap(k.end - 1));
-        let low = low.saturating_sub(w.pads[1]).min(height);
-        let high = (high + (w.output[1].max(1) - 1) * w.strides[1] + 1).saturating_sub(w.pads[1]).min(height);
+        let (low, high) = (w.rows_under(low..low + 1).start, w.rows_under(high..high + 1).end);
         let (low, high) = (first * height + low, last * height + high);
         low..high.max(low)
     }
@@ -84,6 +83,22 @@ impl Conv {
         let reach = ((w.output[1].max(1) - 1) * w.strides[1] + 1).saturating_sub(w.dilations[1]);
         let rows = (taps * w.dilations[1] + planes * reach).min(planes * w.input[1]);
         rows * w.input[2] * LANES
+    }
+
+    /// Lines of the filters that a product of single filters treats together with channels as its lanes: as many as there is room for where a
+    /// product has its panels. None if a channel's line, or all of its plane, fills the vectors better.
+    pub(crate) fn lines_by_lane(&self) -> usize {
+        let ((m, n, k), w) = (self.product(), &self.window);
+        let is_flat = w.input[0] == 1 && w.kernel[0] == 1;
+        if m != 1 || self.batch != 1 || !is_flat || w.covers() || 2 * self.in_channels < LANES * self.groups {
+            return 0;
+        }
+        let room = gemm::workspace_bytes(m, n, k, false, false, false) / 4 / LANES;
+        let len = |lines: usize| {
+            let reach = (w.output[1].max(1) - 1) * w.strides[1] + (lines - 1) * w.dilations[1] + 1;
+            lines * w.kernel[2] + reach.min(w.input[1]) * w.input[2]
+        };
+        (1..=w.kernel[1]).rev().find(|&lines| len(lines) <= room).unwrap_or(0)
     }
 
     /// Bytes of the packed weights; none if they are read where they are.

@@ -1,5 +1,7 @@
 //! The geometry of windows that slide over a plane, and the ring of rows that the CPU keeps of it.
 
+use std::ops::Range;
+
 /// The geometry of a window over depth, height and width. Lower ranks have leading dimensions of 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Window {
@@ -56,6 +58,14 @@ impl Window {
             pads_end: [0; 3],
             ..*self
         })
+    }
+
+    /// The rows of a plane that any windows read at some lines of their taps.
+    pub(crate) fn rows_under(&self, lines: Range<usize>) -> Range<usize> {
+        let reach = (self.output[1].max(1) - 1) * self.strides[1];
+        let inside = |row: usize| row.saturating_sub(self.pads[1]).min(self.input[1]);
+        let start = inside(lines.start * self.dilations[1]);
+        start..inside((lines.end - 1) * self.dilations[1] + reach + 1).max(start)
     }
 
     /// Elements of one output plane.

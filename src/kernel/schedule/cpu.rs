@@ -105,7 +105,7 @@ fn is_whole_batch(kernel: &Kernel, groups: usize, positions: usize) -> bool {
     let window = &kernel.reads[1].access.shape[2..];
     let (taps, several) = (window.iter().product::<usize>(), kernel.shape[0] > 1 || groups > 1);
     let is_long = window[2] >= 4 && taps >= LANES && positions <= MOST_POSITIONS;
-    has_plain_taps(kernel) && several && taps > 1 && (is_long || positions < LANES)
+    has_plain_taps(kernel) && (is_long || several && taps > 1 && positions < LANES)
 }
 
 /// The way of a convolution that is expected to be fastest.

@@ -163,6 +163,25 @@ fn windows_as_large_as_images() {
     }
 }
 
+/// The gradients of depthwise filters: the channels of a group are images, and lie side by side in the vectors. Large images are cut, and more
+/// positions than a panel has are taken in parts.
+#[test]
+fn single_filters_of_many_channels() {
+    for (input, kernel) in
+        [([1, 2, 2], [1, 2, 2]), ([1, 5, 4], [1, 4, 4]), ([1, 33, 32], [1, 16, 16]), ([1, 9, 70], [1, 9, 60])]
+    {
+        for (stride, dilation, pad) in [(1, 1, 1), (2, 1, 1), (1, 2, 1), (1, 1, 3)] {
+            for (groups, channels) in [(3, 16), (2, 9), (1, 37)] {
+                let Some(window) = window(input, kernel, stride, dilation, pad) else { continue };
+                let in_channels = groups * channels;
+                let conv = Conv { batch: 1, in_channels, out_channels: groups, groups, window, way: Way::WholeBatch };
+                check(&conv, 1, true);
+                check(&conv, 2, false);
+            }
+        }
+    }
+}
+
 #[test]
 fn deep_convolutions() {
     for (size, in_channels, out_channels, kernel) in

@@ -6,7 +6,7 @@
 //!
 //! It suits weights that are computed, and so cannot be packed ahead, at few positions: the gradients of filters, whose windows are as large
 //! as images, and those of small images, which are convolutions by flipped filters. With one output channel in a group the product is
-//! a few dot products. Where there are enough images, the columns of a panel are one position of several of them: these images are
+//! a few dot products: of single filters if lines are long, else of several channels side by side. Where there are enough images, the columns of a panel are one position of several of them: these images are
 //! transposed, element by element side by side, and all positions cut their panels out of that.
 
 use super::{Image, Share, Tensors};
@@ -53,11 +53,17 @@ impl Conv {
         };
         let out = Results { y: *y, first, positions };
         if m == 1 && !flipped {
+            let lines = self.lines_by_lane();
             for start in cols.clone().step_by(PANEL_COLS) {
                 let cols = start..cols.end.min(start + PANEL_COLS);
                 let sums = &mut [0.0; PANEL_COLS];
-                // SAFETY: guaranteed by the caller.
-                unsafe { dots(isa, &patches, &filters, inputs, cols.clone(), sums) }
+                // SAFETY: guaranteed by the caller; the workspace has room for the lines.
+                unsafe {
+                    match lines {
+                        0 => dots(isa, &patches, &filters, inputs, cols.clone(), sums),
+                        _ => dots_by_lane(isa, &patches, &filters, (inputs, lines), cols.clone(), workspace, sums),
+                    }
+                }
                 let tile = Tile { rows: 0..1, stride: cols.len(), cols, ptr: sums.as_mut_ptr() };
                 // SAFETY: as above.
                 unsafe { out.by_image(&tile, epilogue) }
@@ -482,16 +488,130 @@ unsafe fn dots_by<L: Lanes>(
                     }
                 });
             }
-            let mut parts = [0f32; 16];
+            let mut parts = [0f32; LANES];
             lanes.store(parts.as_mut_ptr());
-            let mut half = L::LEN / 2;
-            while half > 0 {
-                for i in 0..half {
-                    parts[i] += parts[i + half];
-                }
-                half /= 2;
-            }
-            *sum = single + parts[0];
+            *sum = single + total(&mut parts[..L::LEN]);
         }
     }
+}
+
+/// The sum of a power of two of numbers, which are overwritten.
+#[inline(always)]
+fn total(mut parts: &mut [f32]) -> f32 {
+    while parts.len() > 1 {
+        let (left, right) = parts.split_at_mut(parts.len() / 2);
+        left.iter_mut().zip(right).for_each(|(a, b)| *a += *b);
+        parts = left;
+    }
+    parts[0]
+}
+
+per_isa! {
+    /// As [`dots`], with channels as lanes: some lines of the filters, and the rows of the image under them, are transposed together, so that
+    /// short lines fill the vectors, too. `channels` and `lines` are the numbers of both.
+    ///
+    /// # Safety
+    /// As for [`dots`]; the patches must be those of one image, and the space have room for as many lines.
+    unsafe fn dots_by_lane(
+        patches: &Patches,
+        filters: &Filters,
+        channels_lines: (usize, usize),
+        columns: Range<usize>,
+        space: &mut [f32],
+        sums: &mut [f32]
+    ) => dots_by_lane_of
+}
+
+/// # Safety
+/// As for [`dots_by_lane`], where the CPU has the instruction set of `L`.
+#[inline(always)]
+unsafe fn dots_by_lane_of<L: Lanes>(
+    Patches { window, image, .. }: &Patches,
+    filters: &Filters,
+    (channels, lines): (usize, usize),
+    columns: Range<usize>,
+    space: &mut [f32],
+    sums: &mut [f32],
+) {
+    let Window { kernel: [_, height, width], input: [_, rows, row_len], dilations, strides, pads, .. } = **window;
+    let (filter_lanes, row_lanes) = space.split_at_mut(lines * width * LANES);
+    for channel in (0..channels).step_by(LANES) {
+        for first in (0..height).step_by(lines) {
+            let lines = lines.min(height - first);
+            let under = window.rows_under(first..first + lines);
+            let filter = filters.ptr.wrapping_offset(channel as isize * filters.steps[1]).wrapping_add(first * width);
+            let plane = image.ptr.wrapping_add(channel * image.channel_stride + under.start * row_len);
+            let count = LANES.min(channels - channel);
+            // SAFETY: channels and lines that there are, and room for them.
+            unsafe {
+                turn_lanes(filter, filters.steps[1], count, &mut filter_lanes[..lines * width * LANES]);
+                turn_lanes(
+                    plane,
+                    image.channel_stride as isize,
+                    count,
+                    &mut row_lanes[..under.len() * row_len * LANES],
+                );
+            }
+            for (sum, column) in sums.iter_mut().zip(columns.clone()) {
+                let (y, x) = (column / window.output[2] * strides[1], column % window.output[2] * strides[2]);
+                // The taps that are inside the image.
+                let start = pads[2].saturating_sub(x).div_ceil(dilations[2]);
+                let end = (row_len + pads[2]).saturating_sub(x).div_ceil(dilations[2]).min(width);
+                // SAFETY: what is read is inside the lanes; the caller vouches for the instruction set.
+                unsafe {
+                    // Two sums hide the time that an addition takes.
+                    let mut even = [L::splat(0.0); LANES / 8];
+                    let mut odd = even;
+                    for line in 0..lines {
+                        let row = (y + (first + line) * dilations[1]).wrapping_sub(pads[1]);
+                        if row >= rows || start >= end {
+                            continue;
+                        }
+                        let at = (row - under.start) * row_len + x + start * dilations[2] - pads[2];
+                        let mut from = row_lanes.as_ptr().add(at * LANES);
+                        let mut tap = filter_lanes.as_ptr().add((line * width + start) * LANES);
+                        let step = dilations[2] * LANES;
+                        for _ in 0..(end - start) / 2 {
+                            add_product(&mut even, tap, from);
+                            add_product(&mut odd, tap.add(LANES), from.add(step));
+                            (tap, from) = (tap.add(2 * LANES), from.wrapping_add(2 * step));
+                        }
+                        if (end - start) % 2 == 1 {
+                            add_product(&mut even, tap, from);
+                        }
+                    }
+                    let mut parts = [0f32; LANES];
+                    for i in 0..LANES / L::LEN {
+                        even[i].add(odd[i]).store(parts.as_mut_ptr().add(i * L::LEN));
+                    }
+                    *sum += total(&mut parts);
+                }
+            }
+        }
+    }
+}
+
+/// Adds [`LANES`] products to sums.
+///
+/// # Safety
+/// As for [`Lanes`].
+#[inline(always)]
+unsafe fn add_product<L: Lanes>(sums: &mut [L; LANES / 8], a: *const f32, b: *const f32) {
+    for (i, sum) in sums.iter_mut().enumerate().take(LANES / L::LEN) {
+        // SAFETY: guaranteed by the caller.
+        unsafe { *sum = L::load(a.add(i * L::LEN)).mul_add(L::load(b.add(i * L::LEN)), *sum) }
+    }
+}
+
+/// Writes elements of `count` lines side by side, zeros where lines are missing. `step` is from line to line.
+///
+/// # Safety
+/// The lines must be readable for as many elements as there is room for.
+#[inline(always)]
+unsafe fn turn_lanes(from: *const f32, step: isize, count: usize, to: &mut [f32]) {
+    if count < LANES {
+        to.fill(0.0);
+    }
+    // SAFETY: guaranteed by the caller.
+    unsafe { pack_panel(View { ptr: from, rs: step, cs: 1 }, count, to.len() / LANES, to.as_mut_ptr(), LANES) }
 }
