@@ -15,46 +15,13 @@ use crate::ops::{self, softmax_axes};
 use crate::tensor::Tensor;
 use std::collections::{HashMap, HashSet};
 
-/// Operators that have a rule, beside those that are elementwise.
-const RULES: &[&str] = &[
-    "ArgMax",
-    "ArgMin",
-    "Concat",
-    "CumSum",
-    "Expand",
-    "Flatten",
-    "Gather",
-    "GatherElements",
-    "GatherND",
-    "Identity",
-    "LogSoftmax",
-    "MatMul",
-    "Pad",
-    "ReduceL1",
-    "ReduceL2",
-    "ReduceLogSum",
-    "ReduceLogSumExp",
-    "ReduceMax",
-    "ReduceMean",
-    "ReduceMin",
-    "ReduceProd",
-    "ReduceSum",
-    "ReduceSumSquare",
-    "Reshape",
-    "Slice",
-    "Softmax",
-    "Squeeze",
-    "TensorScatter",
-    "TopK",
-    "Transpose",
-    "Trilu",
-    "Unsqueeze",
-];
-
-/// True if an operator has a rule of its own.
+/// True if an operator has a rule of its own, beside those that are elementwise.
 pub(super) fn has_rule(op: &str) -> bool {
-    RULES.contains(&op)
+    Rules::rule_of(op).is_some()
 }
+
+/// The values that replace a node's; none if it stays.
+type Rule<'a> = fn(&mut Rules<'a>, u32) -> Result<Vec<ValueId>>;
 
 /// A state that grows.
 struct Cache {
@@ -288,36 +255,48 @@ impl<'a> Rules<'a> {
         }
     }
 
-    /// The values that replace a node's; none if it stays.
+    /// The rule of an operator.
+    fn rule_of(op: &str) -> Option<Rule<'a>> {
+        Some(match op {
+            "Reshape" | "Flatten" | "Squeeze" | "Unsqueeze" | "Identity" => Rules::regroup,
+            "Transpose" | "Expand" => |rules, id| rules.only(id, &["shape"]).map(|()| rules.follow(id)),
+            "Slice" => Rules::slice,
+            "Concat" => Rules::concat,
+            "Gather" | "GatherElements" | "GatherND" => Rules::gather,
+            "MatMul" => Rules::product,
+            "Trilu" => Rules::triangle,
+            "Pad" => Rules::pad,
+            "TensorScatter" => Rules::scatter,
+            "CumSum" => Rules::running_sum,
+            "ReduceSum" | "ReduceMean" | "ReduceMax" | "ReduceMin" | "ReduceProd" | "ReduceL1" | "ReduceL2"
+            | "ReduceLogSum" | "ReduceLogSumExp" | "ReduceSumSquare" | "ArgMax" | "ArgMin" | "TopK" | "Softmax"
+            | "LogSoftmax" => Rules::reduce,
+            _ => return None,
+        })
+    }
+
+    /// Applies the rule of a node.
     fn rule(&mut self, id: u32, op: &'static OpDef) -> Result<Vec<ValueId>> {
         for port in 0..self.members.largest().node(id).outputs.len() as u32 {
             self.members.ragged(ValueId { node: id, port })?;
         }
-        match op.name {
-            "Reshape" | "Flatten" | "Squeeze" | "Unsqueeze" | "Identity" => self.regroup(id),
-            "Transpose" | "Expand" => self.only(id, &["shape"]).map(|()| self.follow(id)),
-            "Slice" => self.slice(id),
-            "Concat" => self.concat(id),
-            "Gather" | "GatherElements" | "GatherND" => self.gather(id, op.name),
-            "MatMul" => self.product(id),
-            "Trilu" => self.triangle(id),
-            "Pad" => self.pad(id),
-            "TensorScatter" => self.scatter(id),
-            "CumSum" if self.call(id, |call| call.int("reverse", 0))? == 0 => self.only(id, &[]).map(|()| Vec::new()),
-            name if has_rule(name) => self.reduce(id, name),
-            _ => match op.lower {
-                Lower::Map(map) if !self.call(id, |call| Ok(call.uses_index(map)))? => {
-                    self.only(id, &[])?;
-                    Ok(self.elementwise(id, op.name))
-                }
-                _ => {
-                    let facts: Vec<_> =
-                        self.operands(id).into_iter().flatten().map(|v| self.graph.fact(v).to_string()).collect();
-                    let what = format!("no rule says what it makes of operands that grow, {}", facts.join(", "));
-                    Err(self.members.fail(id, what))
-                }
-            },
+        if let Some(rule) = Rules::rule_of(op.name) {
+            return rule(self, id);
         }
+        if let Lower::Map(map) = op.lower
+            && !self.call(id, |call| Ok(call.uses_index(map)))?
+        {
+            self.only(id, &[])?;
+            return Ok(self.elementwise(id, op.name));
+        }
+        let facts: Vec<_> = self.operands(id).into_iter().flatten().map(|v| self.graph.fact(v).to_string()).collect();
+        let what = format!("no rule says what it makes of operands that grow, {}", facts.join(", "));
+        Err(self.members.fail(id, what))
+    }
+
+    /// The operator of a node.
+    fn op_name(&self, id: u32) -> &'static str {
+        self.members.largest().node(id).op().expect("rules are of operators").name
     }
 
     /// A node that only moves elements: what holds behind the length of its operand holds for its value.
@@ -350,7 +329,7 @@ impl<'a> Rules<'a> {
     fn regroup(&mut self, id: u32) -> Result<Vec<ValueId>> {
         self.only(id, &["shape"])?;
         let operands = self.operands(id);
-        if self.members.largest().node(id).op_name() == "Identity" {
+        if self.op_name(id) == "Identity" {
             return Ok(vec![operands[0].expect("its input is required")]);
         }
         let before = self.ragged(id, 0)?;
@@ -517,8 +496,9 @@ impl<'a> Rules<'a> {
     }
 
     /// Indices that count from the end of a ragged axis count from the length.
-    fn gather(&mut self, id: u32, op: &str) -> Result<Vec<ValueId>> {
+    fn gather(&mut self, id: u32) -> Result<Vec<ValueId>> {
         self.only(id, &[])?;
+        let op = self.op_name(id);
         let mut operands = self.operands(id);
         let [data, indices] = [0, 1].map(|slot| operands[slot].expect("its inputs are required"));
         let tuples = op == "GatherND";
@@ -617,6 +597,15 @@ impl<'a> Rules<'a> {
         Ok(vec![made])
     }
 
+    /// A sum of the elements so far reads nothing behind the length, unless it begins at the end.
+    fn running_sum(&mut self, id: u32) -> Result<Vec<ValueId>> {
+        if self.call(id, |call| call.int("reverse", 0))? != 0 {
+            self.reduce(id)
+        } else {
+            self.only(id, &[]).map(|()| Vec::new())
+        }
+    }
+
     /// The axes that an operator reduces, and the element that does not change its result.
     fn reduced(&self, id: u32, op: &str) -> Result<(Vec<usize>, f64)> {
         let one = |default: i64| self.call(id, |call| Ok(vec![call.axis("axis", default, call.shape(0))?]));
@@ -638,8 +627,9 @@ impl<'a> Rules<'a> {
     }
 
     /// A reduction over a ragged axis takes an element behind the length that does not change its result.
-    fn reduce(&mut self, id: u32, op: &str) -> Result<Vec<ValueId>> {
+    fn reduce(&mut self, id: u32) -> Result<Vec<ValueId>> {
         self.only(id, &[])?;
+        let op = self.op_name(id);
         let (axes, element) = self.reduced(id, op)?;
         let mut along = self.ragged(id, 0)?;
         let whole = along.iter().all(|r| axes.contains(&r.axis));
