@@ -148,7 +148,7 @@ impl Sweep<'_> {
             }
             Ok(gradients)
         });
-        // What depends on forward values alone may be kept instead of these.
+        // Values that depend on forward values alone may be kept instead of these.
         nodes.hoist(seed);
         let made = made.map_err(|what| self.refuse(id, &what))?;
         given.into_iter().zip(made).for_each(|(value, gradient)| self.add(value, gradient));

@@ -18,7 +18,7 @@ use std::sync::{Arc, OnceLock};
 /// The most nodes that a graph may grow to when operators are decomposed or a file's functions are expanded.
 pub const MAX_NODES: usize = 1 << 18;
 
-/// What the names of nodes end with that compute forward values again, for the backward computation.
+/// The ending of names of nodes that compute forward values again, for the backward computation.
 pub const AGAIN: &str = " again";
 
 /// The kinds of nodes.
@@ -136,7 +136,7 @@ pub struct State {
 /// The bound of a state that counts, such as the number of rows in a cache. Whoever runs the graph refuses a run that would pass it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Count {
-    /// What each run adds.
+    /// The number that each run adds.
     pub by: u64,
     /// The most that the state may hold.
     pub most: u64,
@@ -809,7 +809,7 @@ pub(crate) fn min_cut(nodes: usize, edges: &[(u32, u32, u64)], source: u32, sink
         network.add_edge(index(from), index(to), capacity);
     }
     let (_, flows) = petgraph::algo::dinics(&network, index(source), index(sink));
-    // What reaches the sink over edges with capacity left is on its side.
+    // Nodes that reach the sink over edges with capacity left are on its side.
     let mut reaches = vec![false; nodes];
     let mut stack = vec![index(sink)];
     while let Some(node) = stack.pop() {

@@ -17,7 +17,7 @@ impl Lasting {
     }
 }
 
-/// What a run of a plan adds to a state.
+/// The number that a run of a plan adds to a state.
 fn adds(state: &Lasting, plan: &Plan) -> Option<Count> {
     plan.state.iter().find(|other| other.port.name == state.port.name)?.count
 }

@@ -9,7 +9,7 @@
 //!
 //! ```text
 //! indices [n, k] --column j, raised--> [1.., n] --. equal, for all j
-//! 0..d_j ------------------------------> [d_j, 1] --'-> hit [d_0 .. d_k-1, n] --fold over n--> a sum, a maximum, ...
+//! 0..d_j ------------------------------> [d_j, 1] --'-> hit [d_0 .. d_k-1, n] --reduce over n--> a sum, a maximum, ...
 //! ```
 
 use super::compose::composed;

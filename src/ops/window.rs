@@ -167,7 +167,7 @@ pub(super) static OPS: &[OpDef] = &[
     })
     .attrs(MAX_POOL_ATTRS)
     .grad(|_, call, back| {
-        // What a maximum's gradient weighs is the derivative by the element that has it.
+        // The derivative by a maximum's gradient is that by the element that has the maximum.
         let mut attrs = call.attrs.clone();
         attrs.remove("storage_order");
         let at = back.x[0].op("plimsoll.MaxPoolIndices", &[back.x[1]], attrs);

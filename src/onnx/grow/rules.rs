@@ -1,4 +1,4 @@
-//! What each operator does with elements behind the length.
+//! The rules by which operators are rewritten for caches that grow.
 //!
 //! Along a ragged axis, the elements before the length are those that the graph of this length has; those behind it mean nothing. A node
 //! that computes each element from elements at the same place stays. One that reduces over such an axis, or counts from its end, is

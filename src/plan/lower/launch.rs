@@ -56,7 +56,7 @@ impl Lowering<'_> {
                 let in_place = kernel.is_in_place();
                 self.launch(name.clone(), kernel, buffers.clone(), to, bind_ranges)?;
                 if in_place {
-                    // What lay there is a part of the result by now.
+                    // The data there are a part of the result by now.
                     buffers[0] = to;
                 }
             }
@@ -140,7 +140,7 @@ impl Lowering<'_> {
             return Ok(measured);
         }
         let own = |slot: usize| buffers.iter().filter(|&&b| b == buffers[slot]).count() == 1;
-        // What is best may depend on which operands are packed.
+        // The best schedule may depend on which operands are packed.
         schedule::choose(&self.with_packed(kernel, buffers), self.target, &own).map_err(|why| {
             let (template, target) = (kernel.template.name(), &self.target.name);
             Error::usage(format!("node '{name}': target '{target}' has no kernel '{template}' for it: {why}"))

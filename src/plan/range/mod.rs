@@ -531,7 +531,7 @@ impl Maker {
         }
     }
 
-    /// What the CPU backend takes for itself with any binding. If not all were tried, threads get room for another tile.
+    /// The most bytes that the CPU backend takes for itself with any binding. If not all were tried, threads get room for another tile.
     fn own_bytes(&self, members: &[Member]) -> OwnBytes {
         let all = self.dims.iter().map(|dim| (dim.most - dim.least).saturating_add(1)).fold(1, usize::saturating_mul);
         let room = if members.len() < all && self.target.family == Family::Cpu { TILE_BYTES } else { 0 };
