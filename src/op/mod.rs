@@ -23,7 +23,7 @@ mod var;
 
 pub use attr::{Attr, Attrs};
 pub use build::{Build, Nodes, Scope};
-pub use fact::{Fact, MAX_MADE, OpResult, ValueId};
+pub use fact::{Fact, MAX_MADE, NodeId, OpResult, ValueId};
 pub use grad::{Back, Grad};
 pub use input::{Arity, Input};
 pub(crate) use input::{inputs, names};

@@ -39,7 +39,7 @@ fn looked_up(graph: &Graph, input: ValueId) -> Option<Indexes> {
         for user in graph.users(value) {
             let node = graph.node(user);
             let (Some(op), operands) = (node.op(), graph.operands(user)) else { continue };
-            let result = ValueId { node: user, port: 0 };
+            let result = user.output(0);
             let keeps = || graph.fact(result).shape.numel() >= graph.fact(value).shape.numel();
             match op.name {
                 "Gather" | "GatherElements" if operands.get(1) == Some(&Some(value)) => {

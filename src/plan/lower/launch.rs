@@ -11,7 +11,7 @@ use crate::expr;
 use crate::kernel::algorithm::Schedule;
 use crate::kernel::schedule::{self, Split};
 use crate::kernel::{Kernel, Template};
-use crate::op::ValueId;
+use crate::op::NodeId;
 use crate::plan::{BindRange, BufferIdx, Class, KernelIdx};
 use crate::shape::{Access, Shape};
 use crate::target::Target;
@@ -21,12 +21,12 @@ impl Lowering<'_> {
     /// strides can express it.
     pub(super) fn write(
         &mut self,
-        sink: u32,
+        sink: NodeId,
         outline: Outline,
         reads: Vec<Read>,
         seen: impl FnOnce(&Access) -> Option<Access>,
     ) -> Result<()> {
-        let BufferView { buffer, access } = self.destination(ValueId { node: sink, port: 0 })?;
+        let BufferView { buffer, access } = self.destination(sink.output(0))?;
         let access = seen(&access).ok_or_else(|| unreachable(self.graph, sink))?;
         self.step(self.graph.node(sink).name.clone(), outline, reads, BufferView { buffer, access })
     }

@@ -383,7 +383,7 @@ impl Maker {
 
     fn diverges(&self, binding: &[usize], divergence: Divergence, graph: Option<&Prepared>) -> Error {
         let node = match (divergence, graph) {
-            (Divergence::Elsewhere(Some(node)), Some(graph)) => graph.graph.name_of(node),
+            (Divergence::Elsewhere(Some(node)), Some(graph)) => graph.graph.name_of(node.into()),
             _ => None,
         };
         let at = node.map_or(String::new(), |name| format!(", at node '{name}'"));
