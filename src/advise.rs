@@ -668,7 +668,7 @@ pub struct Refusal {
     pub needed_bytes: u64,
     /// Its bytes over the limit.
     pub deficit_bytes: u64,
-    /// What no plan of these kernels is below, whatever is computed again.
+    /// The lower bound of every plan of these kernels, whatever is computed again.
     pub bound: Bound,
     /// The bytes without a limit.
     pub whole_bytes: u64,

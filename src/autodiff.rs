@@ -16,7 +16,7 @@ mod scalar;
 use crate::constant::Constant;
 use crate::error::{Error, Result};
 use crate::graph::{Decomposer, Graph};
-use crate::op::{Args, Back, Call, Fact, Grad, Lower, Nodes, OpResult, ValueId, Var, build};
+use crate::op::{Args, Back, Call, Fact, Grad, Lower, NodeId, Nodes, OpResult, ValueId, Var, build};
 use crate::shape::Shape;
 use crate::tensor::Tensor;
 use std::collections::{HashMap, HashSet};
@@ -61,12 +61,12 @@ struct Sweep<'a> {
 
 impl Sweep<'_> {
     /// Marks the float outputs of a node that reads an active value.
-    fn activate(&mut self, node: u32) {
+    fn activate(&mut self, node: NodeId) {
         let reads = self.graph.operands(node).into_iter().flatten().any(|value| self.active.contains(&value));
         if reads {
             let outputs = self.graph.node(node).outputs.iter().enumerate();
             let floats = outputs.filter(|(_, output)| output.fact.dtype.is_float());
-            self.active.extend(floats.map(|(port, _)| ValueId { node, port: port as u32 }));
+            self.active.extend(floats.map(|(port, _)| node.output(port)));
         }
     }
 
@@ -97,7 +97,7 @@ impl Sweep<'_> {
     }
 
     /// Hands the gradients of a node's outputs to its inputs.
-    fn back(&mut self, id: u32) -> Result<()> {
+    fn back(&mut self, id: NodeId) -> Result<()> {
         let outputs = 0..self.graph.node(id).outputs.len() as u32;
         let dy: Vec<_> = outputs.map(|port| self.total(ValueId { node: id, port })).collect::<Result<_>>()?;
         let Some(op) = self.graph.node(id).op().filter(|_| dy.iter().any(Option::is_some)) else { return Ok(()) };
@@ -120,7 +120,7 @@ impl Sweep<'_> {
     /// Calls a rule, and gives each input its gradient.
     fn apply(
         &mut self,
-        id: u32,
+        id: NodeId,
         dy: &[Option<ValueId>],
         rule: impl for<'g> Fn(Nodes<'g>, &Call, &Back<'_, 'g>) -> OpResult<Vec<Option<Var<'g>>>>,
     ) -> Result<()> {
@@ -148,7 +148,7 @@ impl Sweep<'_> {
             }
             Ok(gradients)
         });
-        // What depends on forward values alone may be kept instead of these.
+        // Values that depend on forward values alone may be kept instead of these.
         nodes.hoist(seed);
         let made = made.map_err(|what| self.refuse(id, &what))?;
         given.into_iter().zip(made).for_each(|(value, gradient)| self.add(value, gradient));
@@ -156,7 +156,7 @@ impl Sweep<'_> {
     }
 
     /// Derives a row by the nodes that it decomposes into.
-    fn pieces(&mut self, id: u32, dy: &[Option<ValueId>]) -> Result<()> {
+    fn pieces(&mut self, id: NodeId, dy: &[Option<ValueId>]) -> Result<()> {
         let (node, operands) = (self.graph.node(id).clone(), self.graph.operands(id));
         let op = node.op().expect("it is an operator");
         let Lower::Decompose(rule) = op.lower else { unreachable!("the row decomposes") };
@@ -175,13 +175,13 @@ impl Sweep<'_> {
     }
 
     /// The error of a node without derivatives, with the way that leads to it.
-    fn refuse(&self, id: u32, why: &str) -> Error {
+    fn refuse(&self, id: NodeId, why: &str) -> Error {
         let graph = &*self.graph;
         let mut way = Vec::new();
         let mut at = id;
         let mut seen = HashSet::from([id]);
         // Readers of active values lead to the value that is derived.
-        let reads = |node: u32| {
+        let reads = |node: NodeId| {
             let outputs = 0..graph.node(node).outputs.len() as u32;
             outputs.flat_map(move |port| graph.users(ValueId { node, port }))
         };
@@ -197,7 +197,7 @@ impl Sweep<'_> {
     }
 
     /// The nodes that the derived value depends on.
-    fn ancestors(&self) -> HashSet<u32> {
+    fn ancestors(&self) -> HashSet<NodeId> {
         let (mut found, mut stack) = (HashSet::new(), vec![self.of.node]);
         while let Some(node) = stack.pop() {
             if found.insert(node) {

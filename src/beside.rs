@@ -1,4 +1,4 @@
-//! What a driver takes beside the segments of plans: measured once per device, and kept on disk, for estimates with no device.
+//! The memory that a driver takes beside the segments of plans: measured once per device, and kept on disk, for estimates with no device.
 //!
 //! ```text
 //! device --small graphs, each on the device opened anew--> bytes of the context, of each library, per kernel, per step --> file
@@ -41,7 +41,7 @@ const CUDNN: &str = "cuDNN";
 /// Opens a device.
 pub type Open<'a> = &'a dyn Fn() -> Result<Box<dyn Backend>>;
 
-/// What was measured on a device, in bytes.
+/// The figures that were measured on a device, in bytes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Beside {
@@ -66,7 +66,7 @@ pub struct Beside {
     pub step: u64,
 }
 
-/// What a device's driver will take beside plans, in bytes, as far as it was measured.
+/// The bytes that a device's driver will take beside plans, as far as they were measured.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Estimate {
     /// All parts.
@@ -114,7 +114,7 @@ fn calls(plan: &Plan, library: &str) -> bool {
     plan.kernels.iter().any(|kernel| kernel.schedule.call().is_some_and(|call| call.library() == library))
 }
 
-/// What was measured last on a device that a target describes: on any device of its family, if the target is a preset.
+/// The last figures of a device that a target describes: of any device of its family, if the target is a preset.
 pub fn find(target: &Target) -> Option<Beside> {
     let folder = file::cache_folder()?.join(FOLDER);
     let suits = |found: &Beside| {
@@ -130,7 +130,7 @@ pub fn find(target: &Target) -> Option<Beside> {
     files.iter().rev().filter_map(|(_, path)| read(path)).find(suits)
 }
 
-/// What was measured on a device before; otherwise measures it now, and keeps it.
+/// The figures of a device. Measures them if that was not done before, and keeps them.
 ///
 /// # Errors
 /// When the device cannot be opened, or refuses a small graph.

@@ -81,11 +81,12 @@ impl Decisions {
     pub fn choose(
         &self,
         site: &'static str,
-        node: u32,
+        node: impl Into<u32>,
         own: Option<u32>,
         valid: impl FnOnce(u32) -> bool,
     ) -> Option<u32> {
         let Some(mut state) = self.state() else { return own };
+        let node = node.into();
         let at = state.made.len();
         let chosen = match &state.followed {
             _ if state.divergence.is_some() => return own,
@@ -110,17 +111,17 @@ impl Decisions {
     }
 
     /// Decides on a step that is allowed only if `valid`. Returns true to take it.
-    pub fn if_valid(&self, site: &'static str, node: u32, valid: bool) -> bool {
+    pub fn if_valid(&self, site: &'static str, node: impl Into<u32>, valid: bool) -> bool {
         self.choose(site, node, valid.then_some(0), |_| valid).is_some()
     }
 
     /// Decides on a step that is valid only if it was found. Returns it to be taken.
-    pub fn if_found<T>(&self, site: &'static str, node: u32, found: Option<T>) -> Option<T> {
+    pub fn if_found<T>(&self, site: &'static str, node: impl Into<u32>, found: Option<T>) -> Option<T> {
         if self.if_valid(site, node, found.is_some()) { found } else { None }
     }
 
     /// Decides on a step that is always valid, and `cheaper` or not for these extents. Returns true to take it.
-    pub fn if_cheaper(&self, site: &'static str, node: u32, cheaper: bool) -> bool {
+    pub fn if_cheaper(&self, site: &'static str, node: impl Into<u32>, cheaper: bool) -> bool {
         self.choose(site, node, cheaper.then_some(0), |_| true).is_some()
     }
 }
@@ -133,29 +134,31 @@ mod tests {
     fn decisions_of_cost_are_followed_and_invalid_ones_are_found() {
         let first = Decisions::record(&BTreeSet::new());
         assert!(
-            first.if_cheaper("fold", 1, true) && first.if_valid("twin", 2, true) && !first.if_valid("view", 3, false)
+            first.if_cheaper("fold", 1u32, true)
+                && first.if_valid("twin", 2u32, true)
+                && !first.if_valid("view", 3u32, false)
         );
         let record = Arc::new(first.finish().expect("nothing to follow"));
 
         let same = Decisions::follow(&record);
-        assert!(same.if_cheaper("fold", 1, false), "cost is followed blindly");
-        assert!(same.if_valid("twin", 2, true));
-        assert!(!same.if_valid("view", 3, true), "what was left is left, even where it would be valid");
+        assert!(same.if_cheaper("fold", 1u32, false), "cost is followed blindly");
+        assert!(same.if_valid("twin", 2u32, true));
+        assert!(!same.if_valid("view", 3u32, true), "what was left is left, even where it would be valid");
         same.finish().expect("followed");
 
         let wrong = Decisions::follow(&record);
-        wrong.if_cheaper("fold", 1, true);
-        wrong.if_valid("twin", 2, false);
+        wrong.if_cheaper("fold", 1u32, true);
+        wrong.if_valid("twin", 2u32, false);
         assert_eq!(wrong.finish().err(), Some(Divergence::Invalid(1)));
 
         let other = Decisions::follow(&record);
-        other.if_cheaper("fold", 7, true);
+        other.if_cheaper("fold", 7u32, true);
         assert_eq!(other.finish().err(), Some(Divergence::Elsewhere(Some(7))));
 
         let again = Decisions::record(&BTreeSet::from([1]));
-        again.if_cheaper("fold", 1, true);
-        assert!(!again.if_valid("twin", 2, true), "forbidden");
+        again.if_cheaper("fold", 1u32, true);
+        assert!(!again.if_valid("twin", 2u32, true), "forbidden");
 
-        assert!(Decisions::default().if_valid("twin", 2, true), "alone, each graph decides for itself");
+        assert!(Decisions::default().if_valid("twin", 2u32, true), "alone, each graph decides for itself");
     }
 }

@@ -3,7 +3,7 @@
 use crate::constant::{Constant, Decomposed};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::op::{Arity, Attrs, Build, Call, Fact, Lower, OpDef, OpResult, ValueId};
+use crate::op::{Arity, Attrs, Build, Call, Fact, Lower, NodeId, OpDef, OpResult, ValueId};
 use crate::ops;
 use crate::shape::Access;
 use crate::tensor::Tensor;
@@ -18,7 +18,7 @@ use std::sync::{Arc, OnceLock};
 /// The most nodes that a graph may grow to when operators are decomposed or a file's functions are expanded.
 pub const MAX_NODES: usize = 1 << 18;
 
-/// What the names of nodes end with that compute forward values again, for the backward computation.
+/// The ending of names of nodes that compute forward values again, for the backward computation.
 pub const AGAIN: &str = " again";
 
 /// The kinds of nodes.
@@ -114,7 +114,7 @@ pub struct Graph {
 /// Properties of a graph. They are computed on request, and hold until the graph changes.
 #[derive(Clone, Debug, Default)]
 struct Known {
-    order: OnceLock<Vec<u32>>,
+    order: OnceLock<Vec<NodeId>>,
     verified: OnceLock<()>,
     swept: bool,
     results: OnceLock<HashSet<ValueId>>,
@@ -136,14 +136,14 @@ pub struct State {
 /// The bound of a state that counts, such as the number of rows in a cache. Whoever runs the graph refuses a run that would pass it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Count {
-    /// What each run adds.
+    /// The number that each run adds.
     pub by: u64,
     /// The most that the state may hold.
     pub most: u64,
 }
 
-fn index(node: u32) -> NodeIndex {
-    NodeIndex::new(node as usize)
+fn index(node: NodeId) -> NodeIndex {
+    NodeIndex::new(node.index())
 }
 
 impl Graph {
@@ -159,7 +159,7 @@ impl Graph {
         attrs: Attrs,
         outputs: Vec<Output>,
         inputs: &[Option<ValueId>],
-    ) -> u32 {
+    ) -> NodeId {
         self.known = Known::default();
         let (slots, position) = (inputs.len() as u32, self.cursor);
         let node = self.dag.add_node(Node { name, kind, attrs, outputs, slots, position });
@@ -168,14 +168,14 @@ impl Graph {
                 self.dag.add_edge(index(value.node), node, Use { port: value.port, slot: Some(slot as u32) });
             }
         }
-        node.index() as u32
+        NodeId::new(node.index())
     }
 
     /// Adds an input of the graph.
     pub fn input(&mut self, name: impl Into<String>, fact: Fact) -> ValueId {
         let name = name.into();
         let node = self.insert(name.clone(), Kind::Input, Attrs::new(), vec![Output { name, fact }], &[]);
-        let value = ValueId { node, port: 0 };
+        let value = node.output(0);
         self.inputs.push(value);
         value
     }
@@ -185,7 +185,7 @@ impl Graph {
         let constant = constant.into();
         let output = Output { name: constant.name.clone(), fact: constant.fact.clone() };
         let node = self.insert(constant.name.clone(), Kind::Constant(constant), Attrs::new(), vec![output], &[]);
-        ValueId { node, port: 0 }
+        node.output(0)
     }
 
     /// Adds a state. It begins with the elements of `initial`, or with zeros.
@@ -197,7 +197,7 @@ impl Graph {
         let fits = initial.as_ref().is_none_or(|initial| initial.fact == fact);
         assert!(fits, "state '{name}' begins with elements of its type and shape, {fact}");
         let node = self.insert(name.clone(), Kind::State(initial), Attrs::new(), vec![Output { name, fact }], &[]);
-        let value = ValueId { node, port: 0 };
+        let value = node.output(0);
         self.states.push(State { value, update: None, count: None, output: None });
         value
     }
@@ -407,7 +407,7 @@ impl Graph {
         inputs: &[Option<ValueId>],
         attrs: Attrs,
         outputs: &[&str],
-    ) -> Result<u32> {
+    ) -> Result<NodeId> {
         let facts = self.infer(op, inputs, &attrs).map_err(|what| Error::Node {
             node: name.into(),
             op: op.name.into(),
@@ -476,12 +476,12 @@ impl Graph {
     }
 
     /// A node.
-    pub fn node(&self, node: u32) -> &Node {
+    pub fn node(&self, node: NodeId) -> &Node {
         &self.dag[index(node)]
     }
 
     /// The name of the node with this number; `None` if there is none.
-    pub fn name_of(&self, node: u32) -> Option<&str> {
+    pub fn name_of(&self, node: NodeId) -> Option<&str> {
         self.dag.node_weight(index(node)).map(|n| n.name.as_str())
     }
 
@@ -520,23 +520,23 @@ impl Graph {
     }
 
     /// The values a node reads, by slot.
-    pub fn operands(&self, node: u32) -> Vec<Option<ValueId>> {
+    pub fn operands(&self, node: NodeId) -> Vec<Option<ValueId>> {
         let mut operands = vec![None; self.node(node).slots as usize];
         for (source, _, port, slot) in self.uses(index(node), Direction::Incoming) {
-            operands[slot as usize] = Some(ValueId { node: source.index() as u32, port });
+            operands[slot as usize] = Some(ValueId { node: NodeId::new(source.index()), port });
         }
         operands
     }
 
     /// The result of a function of an operator's call; `None` if the node is no operator.
-    pub fn with_call<T>(&self, node: u32, of: impl FnOnce(&Call) -> T) -> Option<T> {
+    pub fn with_call<T>(&self, node: NodeId, of: impl FnOnce(&Call) -> T) -> Option<T> {
         let (operands, Node { attrs, .. }) = (self.operands(node), self.node(node));
         let facts: Vec<_> = operands.into_iter().map(|v| v.map(|v| self.fact(v))).collect();
         Some(of(&Call { op: self.node(node).op()?, attrs, inputs: &facts }))
     }
 
     /// The access of a view whose source has this one. `None` if strides cannot express it, or if the node is no view.
-    pub fn view_access(&self, node: u32, source: &Access) -> Option<Access> {
+    pub fn view_access(&self, node: NodeId, source: &Access) -> Option<Access> {
         let Lower::View(view) = self.node(node).op()?.lower else { return None };
         self.with_call(node, |call| view(call, source))?
     }
@@ -548,10 +548,10 @@ impl Graph {
     }
 
     /// The nodes that read a value, once per use. Graph outputs are not among them.
-    pub fn users(&self, value: ValueId) -> Vec<u32> {
+    pub fn users(&self, value: ValueId) -> Vec<NodeId> {
         let uses = self.uses(index(value.node), Direction::Outgoing);
         let mut users: Vec<_> =
-            uses.filter(|(_, _, port, _)| *port == value.port).map(|(_, user, ..)| user.index() as u32).collect();
+            uses.filter(|(_, _, port, _)| *port == value.port).map(|(_, user, ..)| NodeId::new(user.index())).collect();
         users.sort_unstable();
         users
     }
@@ -575,7 +575,7 @@ impl Graph {
     }
 
     /// For each axis of a Transpose's value, the axis of its source. `None` if the node is no Transpose.
-    pub fn permutation(&self, node: u32) -> Option<Vec<usize>> {
+    pub fn permutation(&self, node: NodeId) -> Option<Vec<usize>> {
         let node = self.node(node);
         let op = node.op().filter(|op| op.name == "Transpose")?;
         let perm = Call { op, attrs: &node.attrs, inputs: &[] }.ints("perm").ok()?;
@@ -615,7 +615,7 @@ impl Graph {
             }
         }
         let states = self.states.iter().map(|state| &state.value);
-        self.inputs.iter().chain(states).for_each(|v| live[v.node as usize] = true);
+        self.inputs.iter().chain(states).for_each(|v| live[v.node.index()] = true);
         let dag = std::mem::take(&mut self.dag);
         let kept = |node: NodeIndex, weight| live[node.index()].then_some(weight);
         self.dag = dag.filter_map_owned(kept, |_, edge: Use| edge.slot.is_some().then_some(edge));
@@ -627,7 +627,7 @@ impl Graph {
     ///
     /// # Errors
     /// When the graph has a cycle.
-    pub fn order(&self) -> Result<Vec<u32>> {
+    pub fn order(&self) -> Result<Vec<NodeId>> {
         if let Some(order) = self.known.order.get() {
             return Ok(order.clone());
         }
@@ -638,7 +638,7 @@ impl Graph {
         let mut ready: BinaryHeap<_> = roots.map(|node| Reverse((self.dag[node].position, node))).collect();
         let mut order = Vec::with_capacity(self.len());
         while let Some(Reverse((_, node))) = ready.pop() {
-            order.push(node.index() as u32);
+            order.push(NodeId::new(node.index()));
             for (_, target, ..) in self.uses(node, Direction::Outgoing) {
                 let reads = &mut missing[target.index()];
                 *reads -= 1;
@@ -655,7 +655,7 @@ impl Graph {
     }
 
     /// Places nodes added from now on where `node` stands in the order of the file.
-    pub fn insert_at(&mut self, node: u32) {
+    pub fn insert_at(&mut self, node: NodeId) {
         self.cursor = self.node(node).position;
     }
 
@@ -673,16 +673,16 @@ impl Graph {
 
     /// Places a node behind the nodes that it reads, constants left out but for the seed of the gradients, if none of these belongs to the
     /// backward computation.
-    pub(crate) fn hoist(&mut self, node: u32, seed: ValueId) {
+    pub(crate) fn hoist(&mut self, node: NodeId, seed: ValueId) {
         let operands = self.operands(node).into_iter().flatten().map(|value| value.node);
-        let counts = |n: &u32| *n == seed.node || !matches!(self.node(*n).kind, Kind::Constant(_));
-        let operands: Vec<u32> = operands.filter(counts).collect();
+        let counts = |n: &NodeId| *n == seed.node || !matches!(self.node(*n).kind, Kind::Constant(_));
+        let operands: Vec<NodeId> = operands.filter(counts).collect();
         let last = operands.iter().map(|&operand| self.node(operand).position).max();
         if let Some(last) = last.filter(|_| !operands.iter().any(|&operand| self.is_backward(operand))) {
             self.known = Known::default();
             // A constant behind it would hold it back.
             let constants = self.operands(node).into_iter().flatten().map(|value| value.node);
-            let constants: Vec<u32> = constants.filter(|operand| !operands.contains(operand)).collect();
+            let constants: Vec<NodeId> = constants.filter(|operand| !operands.contains(operand)).collect();
             for node in constants.into_iter().chain([node]) {
                 self.dag[index(node)].position = last;
             }
@@ -700,12 +700,12 @@ impl Graph {
     }
 
     /// True if a node belongs to the backward computation, or comes after it.
-    pub fn is_backward(&self, node: u32) -> bool {
+    pub fn is_backward(&self, node: NodeId) -> bool {
         self.backward.is_some_and(|first| self.node(node).position >= first)
     }
 
     /// True if a node is a view, which moves no byte.
-    pub fn is_view(&self, node: u32) -> bool {
+    pub fn is_view(&self, node: NodeId) -> bool {
         self.node(node).op().is_some_and(|op| matches!(op.lower, Lower::View(_)))
     }
 
@@ -714,7 +714,7 @@ impl Graph {
     ///
     /// # Errors
     /// When an input's elements are needed and cannot be fetched.
-    pub fn make_constant(&mut self, node: u32) -> Result<Vec<ValueId>> {
+    pub fn make_constant(&mut self, node: NodeId) -> Result<Vec<ValueId>> {
         let operands = self.operands(node);
         let inputs: Vec<_> = operands.iter().map(|v| v.and_then(|v| self.as_constant(v).cloned())).collect();
         let Node { attrs, outputs, .. } = self.node(node).clone();
@@ -724,13 +724,13 @@ impl Graph {
         for (port, Output { name, fact }) in outputs.into_iter().enumerate() {
             let constant = Constant::derived(name, op, attrs.clone(), inputs.clone(), port, fact)?;
             values.push(self.constant(constant));
-            self.replace(ValueId { node, port: port as u32 }, values[port]);
+            self.replace(node.output(port), values[port]);
         }
         Ok(values)
     }
 
     /// Adds a node like another, which reads other values and stands where `at` stands. Its name ends with [`AGAIN`].
-    pub(crate) fn copy(&mut self, node: u32, operands: &[Option<ValueId>], at: u32) -> u32 {
+    pub(crate) fn copy(&mut self, node: NodeId, operands: &[Option<ValueId>], at: NodeId) -> NodeId {
         let Node { name, kind, attrs, outputs, .. } = self.node(node).clone();
         self.insert_at(at);
         let again = |name: String| if name.ends_with(AGAIN) { name } else { name + AGAIN };
@@ -739,7 +739,7 @@ impl Graph {
     }
 
     /// Makes a node read other values.
-    pub(crate) fn read(&mut self, node: u32, operands: &[Option<ValueId>]) {
+    pub(crate) fn read(&mut self, node: NodeId, operands: &[Option<ValueId>]) {
         self.known = Known::default();
         let edges: Vec<_> = self.dag.edges_directed(index(node), Direction::Incoming).map(|edge| edge.id()).collect();
         edges.into_iter().for_each(|edge| self.dag[edge].slot = None);
@@ -769,7 +769,7 @@ impl Graph {
                     return Err(node.error(format!("input {slot} reads a port that does not exist")));
                 }
                 match operands.get_mut(slot as usize) {
-                    Some(free @ None) => *free = Some(ValueId { node: source.index() as u32, port }),
+                    Some(free @ None) => *free = Some(ValueId { node: NodeId::new(source.index()), port }),
                     _ => return Err(node.error(format!("input {slot} is fed twice or does not exist"))),
                 }
             }
@@ -805,11 +805,12 @@ impl Graph {
 pub(crate) fn min_cut(nodes: usize, edges: &[(u32, u32, u64)], source: u32, sink: u32) -> Vec<bool> {
     let mut network = petgraph::Graph::<(), u64>::with_capacity(nodes, edges.len());
     (0..nodes).for_each(|_| _ = network.add_node(()));
+    let index = |node: u32| NodeIndex::new(node as usize);
     for &(from, to, capacity) in edges {
         network.add_edge(index(from), index(to), capacity);
     }
     let (_, flows) = petgraph::algo::dinics(&network, index(source), index(sink));
-    // What reaches the sink over edges with capacity left is on its side.
+    // Nodes that reach the sink over edges with capacity left are on its side.
     let mut reaches = vec![false; nodes];
     let mut stack = vec![index(sink)];
     while let Some(node) = stack.pop() {
@@ -829,7 +830,7 @@ pub struct Decomposer<'a> {
     /// The graph that grows.
     pub graph: &'a mut Graph,
     /// The operators that were added, in order.
-    pub made: Vec<u32>,
+    pub made: Vec<NodeId>,
     name: String,
     of: Option<Arc<Decomposed>>,
     constants: usize,

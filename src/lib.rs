@@ -92,7 +92,7 @@ pub use dtype::DType;
 pub use error::{Error, Result};
 pub use graph::Graph;
 pub use kernel::Kernel;
-pub use op::{Attr, Attrs, Fact, ValueId};
+pub use op::{Attr, Attrs, Fact, NodeId, ValueId};
 pub use plan::{
     BindRange, Buffer, BufferIdx, Candidate, Class, ConstantPort, Dim, KernelIdx, Limits, Measured, Plan, Port, Recipe,
     Segment, SegmentIdx, StatePort, Step, StepIdx, Summary,

@@ -74,7 +74,7 @@ pub fn values(graph: &Graph, mut values: HashMap<ValueId, Vec<f64>>) -> Result<H
         match &node.kind {
             Kind::Input | Kind::State(_) => {}
             Kind::Constant(constant) => {
-                values.insert(ValueId { node: id, port: 0 }, constant.value()?.to_f64());
+                values.insert(id.output(0), constant.value()?.to_f64());
             }
             Kind::Op(op) => {
                 let operands = graph.operands(id);
@@ -85,7 +85,7 @@ pub fn values(graph: &Graph, mut values: HashMap<ValueId, Vec<f64>>) -> Result<H
                 let floats = facts.iter().flatten().any(|fact| fact.dtype.is_float());
                 for (port, mut output) in outputs.into_iter().enumerate() {
                     round(&mut output, floats, node.outputs[port].fact.dtype);
-                    values.insert(ValueId { node: id, port: port as u32 }, output);
+                    values.insert(id.output(port), output);
                 }
             }
         }

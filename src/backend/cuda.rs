@@ -117,7 +117,7 @@ struct Taken {
     free_at_open: i64,
     /// All since then.
     since: i64,
-    /// What segments were asked for, but for those in memory of the host program.
+    /// Bytes of the segments, without those in memory that the host program lends.
     segments: i64,
     context: i64,
     libraries: i64,

@@ -69,7 +69,7 @@ impl<M> Segments<M> {
         Usage { bytes: own.sum(), allocations: self.made, overhead: 0 }
     }
 
-    /// What was made for the segment of a slice, in memory where kernels work.
+    /// The backend's own part of the segment of a slice, which is in device memory.
     ///
     /// # Errors
     /// When there is no such segment, or the slice is not within it.

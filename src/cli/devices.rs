@@ -69,7 +69,7 @@ struct Row {
 }
 
 impl Row {
-    /// What the device's driver takes beside plans, if it is a GPU that can be used. If it refuses, the log says why.
+    /// The memory that the device's driver takes beside plans, if it is a GPU that can be used. If it refuses, the log says why.
     fn beside(&self) -> Option<Beside> {
         let (backend, number) = self.name.split_once(':').filter(|_| self.status == target::Device::AVAILABLE)?;
         let backend = if backend == "cuda" { Choice::Cuda } else { Choice::Wgpu };

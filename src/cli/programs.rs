@@ -238,7 +238,8 @@ fn program(all: &Model, given: &[Given], name: &str, path: &Path) -> Result<(Gra
     Ok((one.import(&model, &args::largest(&dims), &own)?.into(), used))
 }
 
-/// What is given to a program: by its name and the input's, or else by that of the input alone. Per given input, whether it has use for it.
+/// The inputs that are given to a program: by its name and the input's, or else by that of the input alone. Per given input, true if the
+/// program reads it.
 fn own(given: &[Given], program: &str, takes: &dyn Fn(&str) -> bool) -> (Vec<Given>, Vec<bool>) {
     let alone = |g: &Given| {
         let (_, name) = g.name.split_once(':').filter(|(of, _)| *of == program)?;

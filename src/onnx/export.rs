@@ -11,7 +11,7 @@ use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::file;
 use crate::graph::{Graph, Kind, Node, State};
-use crate::op::{Arity, Attr, Fact, OpDef, ValueId};
+use crate::op::{Arity, Attr, Fact, NodeId, OpDef, ValueId};
 use crate::tensor::Tensor;
 use prost::Message;
 use std::collections::{HashMap, HashSet};
@@ -76,9 +76,9 @@ pub fn export_step(graph: &Graph, outputs: &[String]) -> Result<ModelProto> {
 fn needed(graph: &Graph, step: &HashSet<&str>) -> Vec<bool> {
     let mut needed = vec![graph.states().is_empty(); graph.bound()];
     let outputs = graph.outputs().iter().filter(|(name, _)| !step.contains(&name[..]));
-    let mut work: Vec<u32> = outputs.map(|(_, value)| value.node).collect();
+    let mut work: Vec<NodeId> = outputs.map(|(_, value)| value.node).collect();
     while let Some(node) = work.pop() {
-        if !std::mem::replace(&mut needed[node as usize], true) {
+        if !std::mem::replace(&mut needed[node.index()], true) {
             work.extend(graph.operands(node).into_iter().flatten().map(|value| value.node));
         }
     }
@@ -105,7 +105,7 @@ impl Exporter<'_> {
         self.step.name = "step".into();
         for &input in graph.inputs() {
             let name = self.name(input, graph.value_name(input));
-            let is_own = self.own[input.node as usize] || graph.users(input).is_empty();
+            let is_own = self.own[input.node.index()] || graph.users(input).is_empty();
             let proto = if is_own { &mut self.main } else { &mut self.step };
             proto.input.push(value_info(name, graph.fact(input)));
         }
@@ -129,10 +129,10 @@ impl Exporter<'_> {
                 Kind::Input => {}
                 Kind::State(initial) => {
                     let first = initial.as_ref().map(|initial| initial.value()).transpose()?;
-                    self.state(ValueId { node: id, port: 0 }, first)?;
+                    self.state(id.output(0), first)?;
                 }
                 Kind::Constant(constant) => {
-                    let name = self.name(ValueId { node: id, port: 0 }, &constant.name);
+                    let name = self.name(id.output(0), &constant.name);
                     self.proto(id).initializer.push(tensor(&name, constant.value()?)?);
                 }
                 Kind::Op(op) => self.node(id, op, node)?,
@@ -147,8 +147,8 @@ impl Exporter<'_> {
     }
 
     /// The graph that a node belongs to.
-    fn proto(&mut self, node: u32) -> &mut GraphProto {
-        if self.own[node as usize] { &mut self.main } else { &mut self.step }
+    fn proto(&mut self, node: NodeId) -> &mut GraphProto {
+        if self.own[node.index()] { &mut self.main } else { &mut self.step }
     }
 
     /// Adds a state as an initializer. Many zeros are written without their elements.
@@ -207,7 +207,7 @@ impl Exporter<'_> {
         name
     }
 
-    fn node(&mut self, id: u32, op: &OpDef, node: &Node) -> Result<()> {
+    fn node(&mut self, id: NodeId, op: &OpDef, node: &Node) -> Result<()> {
         let mut data = self.graph.operands(id).into_iter();
         let mut input = Vec::new();
         for declared in op.inputs {

@@ -105,7 +105,7 @@ impl Growth {
         for (input, output) in model.pairs(graph)? {
             let old = graph.inputs().iter().find(|&&v| graph.value_name(v) == input).map(|&v| graph.fact(v));
             let new = graph.outputs().iter().find(|(name, _)| *name == output).map(|(_, v)| graph.fact(*v));
-            // What is missing is reported when states are made.
+            // Missing pairs are reported when states are made.
             let Some((old, new)) = old.zip(new).filter(|(old, new)| old != new) else {
                 others.push((input, output));
                 continue;

@@ -62,11 +62,51 @@ impl std::fmt::Display for Fact {
     }
 }
 
+/// A node of a graph, by its number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct NodeId(u32);
+
+impl NodeId {
+    /// The node of this number, which is below 2^32.
+    #[allow(clippy::missing_panics_doc)]
+    pub fn new(number: usize) -> NodeId {
+        NodeId(u32::try_from(number).expect("a graph has fewer than 2^32 nodes"))
+    }
+
+    /// Its number.
+    pub fn index(self) -> usize {
+        self.0 as usize
+    }
+
+    /// Its output of this number.
+    pub fn output(self, port: usize) -> ValueId {
+        ValueId { node: self, port: port as u32 }
+    }
+}
+
+impl std::fmt::Display for NodeId {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl From<u32> for NodeId {
+    fn from(number: u32) -> NodeId {
+        NodeId(number)
+    }
+}
+
+impl From<NodeId> for u32 {
+    fn from(node: NodeId) -> u32 {
+        node.0
+    }
+}
+
 /// A value of a graph: output `port` of node `node`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ValueId {
-    /// The producing node's index.
-    pub node: u32,
+    /// The node that computes it.
+    pub node: NodeId,
     /// The index of the output among the node's outputs.
     pub port: u32,
 }

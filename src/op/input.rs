@@ -31,27 +31,24 @@ impl Input {
     }
 }
 
-/// A required data input.
-pub const fn one(name: &'static str) -> Input {
-    Input { name, arity: Arity::One }
+/// The inputs of a row by ONNX's names. `x` is required, `x?` may be omitted, and `x*` is repeated. `x=` becomes an attribute;
+/// `x~` is a hint.
+macro_rules! inputs {
+    (@ [$($found:expr,)*]) => { &[$($found),*] };
+    (@ $found:tt $name:ident ? $($rest:tt)*) => { inputs!(@ Optional $found $name $($rest)*) };
+    (@ $found:tt $name:ident * $($rest:tt)*) => { inputs!(@ Variadic $found $name $($rest)*) };
+    (@ $found:tt $name:ident = $($rest:tt)*) => { inputs!(@ Shaping $found $name $($rest)*) };
+    (@ $found:tt $name:ident ~ $($rest:tt)*) => { inputs!(@ Hint $found $name $($rest)*) };
+    (@ $arity:ident [$($found:tt)*] $name:ident $($rest:tt)*) => {
+        inputs!(@ [$($found)* $crate::op::Input { name: stringify!($name), arity: $crate::op::Arity::$arity },] $($rest)*)
+    };
+    (@ $found:tt $name:ident $($rest:tt)*) => { inputs!(@ One $found $name $($rest)*) };
+    ($($inputs:tt)*) => { inputs!(@ [] $($inputs)*) };
 }
 
-/// An optional data input.
-pub const fn optional(name: &'static str) -> Input {
-    Input { name, arity: Arity::Optional }
+/// Names of attributes.
+macro_rules! names {
+    ($($name:ident)*) => { &[$(stringify!($name)),*] };
 }
 
-/// A repeated data input.
-pub const fn variadic(name: &'static str) -> Input {
-    Input { name, arity: Arity::Variadic }
-}
-
-/// A constant input that becomes the attribute of its name.
-pub const fn shaping(name: &'static str) -> Input {
-    Input { name, arity: Arity::Shaping }
-}
-
-/// An input that becomes the attribute of its name if it is a constant, and is ignored otherwise.
-pub const fn hint(name: &'static str) -> Input {
-    Input { name, arity: Arity::Hint }
-}
+pub(crate) use {inputs, names};

@@ -23,9 +23,10 @@ mod var;
 
 pub use attr::{Attr, Attrs};
 pub use build::{Build, Nodes, Scope};
-pub use fact::{Fact, MAX_MADE, OpResult, ValueId};
+pub use fact::{Fact, MAX_MADE, NodeId, OpResult, ValueId};
 pub use grad::{Back, Grad};
-pub use input::{Arity, Input, hint, one, optional, shaping, variadic};
+pub use input::{Arity, Input};
+pub(crate) use input::{inputs, names};
 pub use nodes::build;
 pub use sample::{Data, Sample, SampleInput};
 pub use var::{Operand, Var};

@@ -13,27 +13,19 @@
 
 use super::{along, ensure, expect_dtype, expect_shape, expect_type_of, indices, position, same_float};
 use crate::dtype::DType;
-use crate::op::{Args, Attrs, Call, Eval, Fact, Lower, Nodes, OpDef, OpResult, Var, one, optional};
+use crate::op::{Args, Attrs, Call, Eval, Fact, Lower, Nodes, OpDef, OpResult, Var, inputs, names};
 use crate::shape::{Access, Shape};
 use std::ops::Range;
 
 const ATTENTION: &[&str] =
-    &["is_causal", "kv_num_heads", "q_num_heads", "qk_matmul_output_mode", "scale", "softcap", "softmax_precision"];
+    names![is_causal kv_num_heads q_num_heads qk_matmul_output_mode scale softcap softmax_precision];
 
 pub(super) static OPS: &[OpDef] = &[
     OpDef::new(
         "Attention",
         "Softmax of masked products of queries and keys, times values; also keys and values behind those \
          of the past, and the products",
-        &[
-            one("Q"),
-            one("K"),
-            one("V"),
-            optional("attn_mask"),
-            optional("past_key"),
-            optional("past_value"),
-            optional("nonpad_kv_seqlen"),
-        ],
+        inputs![Q K V attn_mask? past_key? past_value? nonpad_kv_seqlen?],
         infer,
         Eval::Tensor(eval),
         Lower::Decompose(nodes),
@@ -44,13 +36,13 @@ pub(super) static OPS: &[OpDef] = &[
         "RotaryEmbedding",
         "Pairs of elements of each head rotated by the angles of their position, whose cosines and sines \
          are given",
-        &[one("X"), one("cos_cache"), one("sin_cache"), optional("position_ids")],
+        inputs![X cos_cache sin_cache position_ids?],
         |call| Rotation::of(call).map(|_| vec![call.fact(0).clone()]),
         Eval::Tensor(rotate),
         Lower::Decompose(rotation),
     )
     .sample(|s| s.floats(&[&[2, 3, 5, 8], &[2, 5, 4], &[2, 5, 4]]))
-    .attrs(&["interleaved", "num_heads", "rotary_embedding_dim"]),
+    .attrs(names![interleaved num_heads rotary_embedding_dim]),
 ];
 
 const Q: usize = 0;

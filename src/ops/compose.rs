@@ -1,7 +1,7 @@
 //! Composed rows: a row is stated once, as the nodes that it stands for. Facts and meaning follow from these.
 
 use super::find;
-use crate::op::{Args, Attrs, Build, Call, Eval, Fact, Input, Lower, OpDef, OpResult, Rule, ValueId, Var};
+use crate::op::{Args, Attrs, Build, Call, Eval, Fact, Input, Lower, NodeId, OpDef, OpResult, Rule, ValueId, Var};
 use crate::tensor::Tensor;
 
 /// A row that stands for these nodes.
@@ -51,7 +51,7 @@ impl Trace {
     fn of(call: &Call, x: Option<&Args<&[f64]>>) -> OpResult<Vec<(Fact, Vec<f64>)>> {
         let wants = if x.is_some() { Wants::Everything } else { Wants::Nothing };
         let (trace, outputs) = Trace::run(call, x, wants)?;
-        Ok(outputs.into_iter().map(|value| trace.values[value.node as usize].clone()).collect())
+        Ok(outputs.into_iter().map(|value| trace.values[value.node.index()].clone()).collect())
     }
 
     fn run(call: &Call, x: Option<&Args<&[f64]>>, wants: Wants) -> OpResult<(Trace, Vec<ValueId>)> {
@@ -68,13 +68,13 @@ impl Trace {
 
     fn push(&mut self, fact: Fact, values: Vec<f64>) -> ValueId {
         self.values.push((fact, values));
-        ValueId { node: self.values.len() as u32 - 1, port: 0 }
+        NodeId::new(self.values.len() - 1).output(0)
     }
 }
 
 impl Build for Trace {
     fn fact(&self, value: ValueId) -> Fact {
-        self.values[value.node as usize].0.clone()
+        self.values[value.node.index()].0.clone()
     }
 
     fn node(&mut self, op: &str, inputs: &[Option<ValueId>], attrs: Attrs) -> OpResult<Vec<ValueId>> {
@@ -82,7 +82,7 @@ impl Build for Trace {
         if self.values.len() >= MAX_PARTS {
             return Err(format!("expected to be made of {MAX_PARTS} others at most, found more"));
         }
-        let operands: Vec<_> = inputs.iter().map(|v| v.map(|v| &self.values[v.node as usize])).collect();
+        let operands: Vec<_> = inputs.iter().map(|v| v.map(|v| &self.values[v.node.index()])).collect();
         let facts: Vec<_> = operands.iter().map(|v| v.map(|(fact, _)| fact)).collect();
         let call = Call { op: row, attrs: &attrs, inputs: &facts };
         let named = |what: String| format!("as {op}: {what}");
@@ -133,7 +133,7 @@ mod tests {
         assert_eq!(large, Err("expected a constant of at most 1073741824 bytes, found i64[268435456]".into()));
         trace.wants = Wants::Constant(1);
         let value = made(&mut trace, |b| b.numbers(DType::I32, [2, 2], 3.0)).expect("it is small")[0];
-        assert_eq!(trace.values[value.node as usize].1, [3.0, 4.0, 5.0, 6.0]);
+        assert_eq!(trace.values[value.node.index()].1, [3.0, 4.0, 5.0, 6.0]);
     }
 
     #[test]

@@ -12,14 +12,14 @@
 //! reader have are the batch of the product. A letter that only one term has and nobody reads is summed first.
 
 use super::{ensure, indices, output, position, same_float};
-use crate::op::{Args, Attrs, Call, Eval, Lower, OpDef, OpResult, Var, variadic};
+use crate::op::{Args, Attrs, Call, Eval, Lower, OpDef, OpResult, Var, inputs, names};
 use crate::shape::Shape;
 
 pub(super) static OPS: &[OpDef] = &[OpDef::new(
     "Einsum",
     "Products of the inputs' elements whose letters agree, summed over the letters that the output \
          does not have",
-    &[variadic("Inputs")],
+    inputs![Inputs*],
     |call| {
         let dtype = same_float(call)?;
         let equation = Equation::of(call)?;
@@ -29,7 +29,7 @@ pub(super) static OPS: &[OpDef] = &[OpDef::new(
     Lower::Decompose(|_, call, x| nodes(call, x)),
 )
 .sample(|s| s.floats(&[&[2, 3], &[3, 4]]).attr("equation", "ij,jk->ik"))
-.attrs(&["equation"])];
+.attrs(names![equation])];
 
 /// An axis: a letter, or one of those that `...` stands for, counted from the last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

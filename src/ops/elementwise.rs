@@ -8,17 +8,17 @@ use super::{broadcast, ensure, expect_dtype, expect_type_of, output, same_dtype}
 use crate::dtype::DType;
 use crate::expr::{self, Binary, Expr, maximum, minimum};
 use crate::op::{
-    Args, Back, Call, Eval, Fact, Infer, Input, Lower, Nodes, OpDef, OpResult, Sample, Var, one, optional, variadic,
+    Args, Back, Call, Eval, Fact, Infer, Input, Lower, Nodes, OpDef, OpResult, Sample, Var, inputs, names,
 };
 use std::f64::consts::{FRAC_1_SQRT_2, PI};
 
 mod circular;
 
-const X: &[Input] = &[one("X")];
-const IN: &[Input] = &[one("input")];
-const AB: &[Input] = &[one("A"), one("B")];
-const MANY: &[Input] = &[variadic("data_0")];
-const CLIP: &[Input] = &[one("input"), optional("min"), optional("max")];
+const X: &[Input] = inputs![X];
+const IN: &[Input] = inputs![input];
+const AB: &[Input] = inputs![A B];
+const MANY: &[Input] = inputs![data_0*];
+const CLIP: &[Input] = inputs![input min? max?];
 
 /// Samples of rows with two operands that are not floats.
 const BOOLS: fn(Sample) -> Sample = |s| s.input(DType::Bool, &[3, 5], 0.0, 1.0).input(DType::Bool, &[5], 0.0, 1.0);
@@ -42,10 +42,10 @@ pub(super) static OPS: &[OpDef] = &[
     map("Mod", "Remainder of a / b: with the sign of b, or with that of a where `fmod` is 1", AB, number, modulo,
         modulo_expr)
         .sample(|s| s.given(DType::F32, &[4], &[7.5, -7.5, 7.5, -7.5]).given(DType::F32, &[4], &[2.0, 2.0, -2.0, -2.0]))
-        .attrs(&["fmod"]),
+        .attrs(names![fmod]),
     map("Mul", "The product a b", AB, number, |x, _| x[0] * x[1], |x, _| &x[0] * &x[1]),
     map("Neg", "The negative -x", X, number, |x, _| -x[0], |x, _| -&x[0]),
-    map("Pow", "a^b, in the type of a", &[one("X"), one("Y")], pow_infer, |x, _| x[0].powf(x[1]), pow)
+    map("Pow", "a^b, in the type of a", inputs![X Y], pow_infer, |x, _| x[0].powf(x[1]), pow)
         .sample(|s| s.uniform(0.2, 3.0).uniform(-2.0, 2.0)),
     map("Reciprocal", "The reciprocal 1 / x", X, float, |x, _| 1.0 / x[0], |x, _| x[0].recip())
         .sample(|s| s.uniform(0.2, 3.0)),
@@ -97,45 +97,47 @@ pub(super) static OPS: &[OpDef] = &[
         |x, c| maximum(x[0], 0.0) + minimum(param(c, "alpha", 1.0) * (x[0] / param(c, "alpha", 1.0)).exp_m1(), 0.0),
         |x, c| exponential(&x[0], param(c, "alpha", 1.0), 1.0 / param(c, "alpha", 1.0)))
         .sample(|s| s.uniform(-4.0, 4.0))
-        .attrs(&["alpha"]),
+        .attrs(names![alpha]),
     map("Clip", "x, but at least `min` and at most `max`", CLIP, keeps_shape, clip, clip_expr)
-        .sample(|s| s.uniform(-5.0, 5.0).given(DType::F32, &[], &[-1.5]).given(DType::F32, &[], &[1.5])).attrs(&["min", "max"])
+        .sample(|s| s.uniform(-5.0, 5.0).given(DType::F32, &[], &[-1.5]).given(DType::F32, &[], &[1.5])).attrs(names![
+            min max
+        ])
         .grad(clip_grad),
     map("Elu", "x, or alpha (e^x - 1) where x < 0", X, float,
         |x, c| if x[0] < 0.0 { param(c, "alpha", 1.0) * x[0].exp_m1() } else { x[0] },
         |x, c| exponential(&x[0], param(c, "alpha", 1.0), 1.0))
         .sample(|s| s.uniform(-4.0, 4.0))
-        .attrs(&["alpha"]),
-    map("FastGelu", "The tanh approximation of Gelu, of x or x + bias", &[one("X"), optional("bias")], float,
+        .attrs(names![alpha]),
+    map("FastGelu", "The tanh approximation of Gelu, of x or x + bias", inputs![X bias?], float,
         |x, c| gelu(if c.has(1) { x[0] + x[1] } else { x[0] }, true),
         |x, _| gelu_expr(&x.get(1).map_or(x[0].clone(), |bias| &x[0] + bias), true)),
     map("Gelu", "x times the normal distribution's value at x, or its tanh approximation", X, gelu_infer,
         |x, c| gelu(x[0], approximate(c)),
         |x, c| gelu_expr(&x[0], approximate(c)))
         .sample(|s| s.uniform(-5.0, 5.0))
-        .attrs(&["approximate"]),
+        .attrs(names![approximate]),
     map("HardSigmoid", "alpha x + beta within 0..1", X, float,
         |x, c| (param(c, "alpha", 0.2) * x[0] + param(c, "beta", 0.5)).clamp(0.0, 1.0),
         |x, c| ramp(&x[0], param(c, "alpha", 0.2), param(c, "beta", 0.5)))
         .sample(|s| s.uniform(-4.0, 4.0))
-        .attrs(&["alpha", "beta"]),
+        .attrs(names![alpha beta]),
     map("HardSwish", "x times (x / 6 + 1/2 within 0..1)", X, float,
         |x, _| x[0] * (x[0] / 6.0 + 0.5).clamp(0.0, 1.0),
         |x, _| &x[0] * ramp(&x[0], 1.0 / 6.0, 0.5)).sample(|s| s.uniform(-5.0, 5.0)),
     map("LeakyRelu", "x, or alpha x where x < 0", X, float,
         |x, c| if x[0] < 0.0 { param(c, "alpha", 0.01) * x[0] } else { x[0] },
         |x, c| negative(&x[0]).select(&(&x[0] * param(c, "alpha", 0.01)), &x[0]))
-        .attrs(&["alpha"]),
+        .attrs(names![alpha]),
     map("Mish", "x tanh(ln(1 + e^x))", X, float, |x, _| x[0] * x[0].exp().ln_1p().tanh(), mish)
         .sample(|s| s.uniform(-6.0, 6.0)),
-    map("PRelu", "x, or slope x where x < 0", &[one("X"), one("slope")], keeps_shape,
+    map("PRelu", "x, or slope x where x < 0", inputs![X slope], keeps_shape,
         |x, _| if x[0] < 0.0 { x[1] * x[0] } else { x[0] },
         |x, _| negative(&x[0]).select(&(&x[0] * &x[1]), &x[0])),
     map("QuickGelu", "x / (1 + e^(-alpha x)), alpha being 1.702", X, float,
         |x, c| x[0] / (1.0 + (-param(c, "alpha", 1.702) * x[0]).exp()),
         |x, c| &x[0] * sigmoid(&(&x[0] * param(c, "alpha", 1.702))))
         .sample(|s| s.uniform(-5.0, 5.0))
-        .attrs(&["alpha"]),
+        .attrs(names![alpha]),
     map("Relu", "max(x, 0)", X, number, |x, _| maximum(x[0], 0.0), |x, _| x[0].max(&x[0].like(0.0)))
         .grad(|_, _, back| {
             let dy = back.first()?;
@@ -148,7 +150,7 @@ pub(super) static OPS: &[OpDef] = &[
         },
         |x, c| exponential(&x[0], param(c, "alpha", SELU_ALPHA), 1.0) * param(c, "gamma", SELU_GAMMA))
         .sample(|s| s.uniform(-4.0, 4.0))
-        .attrs(&["alpha", "gamma"]),
+        .attrs(names![alpha gamma]),
     map("Shrink", "x + bias where x < -lambd, x - bias where x > lambd, else 0", IN, float,
         |x, c| {
             let (bias, least) = (param(c, "bias", 0.0), param(c, "lambd", 0.5));
@@ -159,7 +161,7 @@ pub(super) static OPS: &[OpDef] = &[
             let above = x.like(least).lt(x).select(&(x + -bias), &x.like(0.0));
             x.lt(&x.like(-least)).select(&(x + bias), &above)
         })
-        .attrs(&["bias", "lambd"]),
+        .attrs(names![bias lambd]),
     map("Sigmoid", "1 / (1 + e^-x)", X, float, |x, _| 1.0 / (1.0 + (-x[0]).exp()), |x, _| sigmoid(&x[0]))
         .grad(|_, _, back| Ok(vec![Some(back.first()? * (back.y[0] * (1.0 - back.y[0])))]))
         .sample(|s| s.uniform(-9.0, 9.0)),
@@ -171,16 +173,16 @@ pub(super) static OPS: &[OpDef] = &[
     map("SwiGLU", "Swish of a times b", AB, float,
         |x, c| x[0] / (1.0 + (-param(c, "alpha", 1.0) * x[0]).exp()) * x[1],
         |x, c| &x[0] * sigmoid(&(&x[0] * param(c, "alpha", 1.0))) * &x[1])
-        .attrs(&["alpha"]),
+        .attrs(names![alpha]),
     map("Swish", "x / (1 + e^(-alpha x))", X, float,
         |x, c| x[0] / (1.0 + (-param(c, "alpha", 1.0) * x[0]).exp()),
         |x, c| &x[0] * sigmoid(&(&x[0] * param(c, "alpha", 1.0))))
         .sample(|s| s.uniform(-6.0, 6.0))
-        .attrs(&["alpha"]),
+        .attrs(names![alpha]),
     map("ThresholdedRelu", "x, or 0 where x <= alpha", X, float,
         |x, c| if x[0] > param(c, "alpha", 1.0) { x[0] } else { 0.0 },
         |x, c| x[0].like(param(c, "alpha", 1.0)).lt(&x[0]).select(&x[0], &x[0].like(0.0)))
-        .attrs(&["alpha"]),
+        .attrs(names![alpha]),
     // Comparison and logic
     map("And", "Whether both a and b hold", AB, logical, |x, _| x[0] * x[1], |x, _| x[0].and(&x[1]))
         .sample(BOOLS),
@@ -198,7 +200,7 @@ pub(super) static OPS: &[OpDef] = &[
         .sample(|s| s.input(DType::Bool, &[3, 5], 0.0, 1.0)),
     map("Or", "Whether a or b holds", AB, logical, |x, _| x[0].max(x[1]), |x, _| x[0].or(&x[1]))
         .sample(BOOLS),
-    map("Where", "x where the condition holds, else y", &[one("condition"), one("X"), one("Y")], where_infer,
+    map("Where", "x where the condition holds, else y", inputs![condition X Y], where_infer,
         |x, _| if x[0] != 0.0 { x[1] } else { x[2] },
         |x, _| x[0].select(&x[1], &x[2]))
         .sample(|s| s.input(DType::Bool, &[2, 1, 37], 0.0, 1.0).uniform(-3.0, 3.0).uniform(-3.0, 3.0).element(DType::F32)),
@@ -214,24 +216,24 @@ pub(super) static OPS: &[OpDef] = &[
         .sample(INTEGERS),
     map("BitwiseXor", "The bits that either a or b has", AB, integer, |x, _| bits(x, |a, b| a ^ b), |x, _| x[0].xor(&x[1]))
         .sample(INTEGERS),
-    map("BitShift", "The bits of a, moved by b places to the side that `direction` names", &[one("X"), one("Y")], shifted,
+    map("BitShift", "The bits of a, moved by b places to the side that `direction` names", inputs![X Y], shifted,
         |x, c| {
             let bits = expr::shift(direction(c), x[0] as i64 as i32, x[1] as i64 as i32);
             if c.dtype(0) == DType::U8 { f64::from(bits as u8) } else { bits.into() }
         },
         |x, c| x[0].binary(direction(c), &x[1]))
         .sample(|s| INTEGERS(s).attr("direction", "RIGHT"))
-        .attrs(&["direction"]),
+        .attrs(names![direction]),
     // Conversion
     map("Cast", "x as type `to`: to integers by truncation, to bool by comparing with zero", IN, cast_infer,
         |x, c| convert(x[0], target(c)),
         |x, c| x[0].cast(target(c)))
         .sample(|s| s.uniform(-3.0, 3.0).attr("to", DType::I32.onnx()))
-        .attrs(&["to", "saturate", "round_mode"]),
-    composed("CastLike", "x in the other input's type", &[one("input"), one("target_type")],
+        .attrs(names![to saturate round_mode]),
+    composed("CastLike", "x in the other input's type", inputs![input target_type],
         |_, c, x| Ok(vec![x[0].cast(c.dtype(1))]))
         .sample(|s| s.uniform(-3.0, 3.0).input(DType::I64, &[5], 0.0, 1.0))
-        .attrs(&["saturate", "round_mode"]),
+        .attrs(names![saturate round_mode]),
 ];
 
 /// An elementwise row. Its sample has one operand, or two, between -3 and 3; a row with another domain says so.

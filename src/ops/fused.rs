@@ -3,24 +3,22 @@
 use super::compose::{channels_first, channels_last, composed};
 use super::{ensure, expect_dtype, find};
 use crate::dtype::DType;
-use crate::op::{Args, Attr, Attrs, Call, Lower, Nodes, OpDef, OpResult, Var, one, optional};
+use crate::op::{Args, Attr, Attrs, Call, Lower, Nodes, OpDef, OpResult, Var, inputs, names};
 
-const GEMM: &[&str] =
-    &["activation", "activation_alpha", "activation_beta", "activation_gamma", "alpha", "beta", "transA", "transB"];
-const CONV: &[&str] =
-    &["activation", "activation_params", "auto_pad", "dilations", "group", "kernel_shape", "pads", "strides"];
-const GROUP: &[&str] = &["activation", "channels_last", "epsilon", "groups"];
+const GEMM: &[&str] = names![activation activation_alpha activation_beta activation_gamma alpha beta transA transB];
+const CONV: &[&str] = names![activation activation_params auto_pad dilations group kernel_shape pads strides];
+const GROUP: &[&str] = names![activation channels_last epsilon groups];
 
 pub(super) static OPS: &[OpDef] = &[
     composed(
         "FusedMatMul",
         "alpha A' B', where A' and B' may have their last axes swapped, and their first one put before the last",
-        &[one("A"), one("B")],
+        inputs![A B],
         |_, call, x| product(call, x),
     )
     .sample(|s| s.floats(&[&[3, 4], &[4, 5]]).attr("alpha", 0.5))
-    .attrs(&["alpha", "transA", "transB", "transBatchA", "transBatchB"]),
-    composed("FusedGemm", "An activation of Gemm", &[one("A"), one("B"), optional("C")], |b, call, x| {
+    .attrs(names![alpha transA transB transBatchA transBatchB]),
+    composed("FusedGemm", "An activation of Gemm", inputs![A B C?], |b, call, x| {
         let y = b.op("Gemm", x.0, known("Gemm", call));
         let names = ["activation_alpha", "activation_beta", "activation_gamma"];
         let given = names.iter().filter(|&&name| call.attrs.get(name).is_some());
@@ -29,43 +27,31 @@ pub(super) static OPS: &[OpDef] = &[
     })
     .sample(|s| s.floats(&[&[3, 4], &[4, 5], &[5]]).attr("activation", "Relu").attr("alpha", 0.5).attr("beta", 2.0))
     .attrs(GEMM),
-    composed(
-        "FusedConv",
-        "An activation of Conv, to which Z may be added before",
-        &[one("X"), one("W"), optional("B"), optional("Z")],
-        |b, call, x| {
-            let y = b.op("Conv", &x.0[..x.0.len().min(3)], known("Conv", call));
-            let y = x.given(3).map_or(y, |z| y + z);
-            let parameters = call.floats("activation_params")?.unwrap_or_default();
-            Ok(vec![activated(call, y, &parameters)?])
-        },
-    )
+    composed("FusedConv", "An activation of Conv, to which Z may be added before", inputs![X W B? Z?], |b, call, x| {
+        let y = b.op("Conv", &x.0[..x.0.len().min(3)], known("Conv", call));
+        let y = x.given(3).map_or(y, |z| y + z);
+        let parameters = call.floats("activation_params")?.unwrap_or_default();
+        Ok(vec![activated(call, y, &parameters)?])
+    })
     .sample(|s| s.floats(&[&[1, 3, 7, 8], &[4, 3, 3, 3], &[4]]).attr("activation", "Relu").ints("pads", &[1, 1, 1, 1]))
     .attrs(CONV),
-    composed(
-        "NhwcConv",
-        "Conv of images and by filters whose channels stand last",
-        &[one("X"), one("W"), optional("B")],
-        |b, call, x| {
-            let rank = call.shape(0).len();
-            if rank < 3 || call.shape(1).len() != rank {
-                let (x, w) = (call.shape(0), call.shape(1));
-                return Err(format!("expected images and filters of one rank, 3 or more, found {x} and {w}"));
-            }
-            let inputs = [Some(channels_first(x[0], rank)), Some(channels_first(x[1], rank)), x.given(2)];
-            Ok(vec![channels_last(b.op("Conv", &inputs, call.attrs.clone()), rank)])
-        },
-    )
-    .sample(|s| s.floats(&[&[1, 9, 2], &[3, 3, 2]]).attr("auto_pad", "SAME_UPPER").ints("dilations", &[2]))
-    .attrs(&["auto_pad", "dilations", "group", "kernel_shape", "pads", "strides"]),
-    composed("BiasAdd", "The sum X + bias + skip", &[one("X"), one("bias"), one("skip")], |_, _, x| {
-        Ok(vec![x[0] + x[1] + x[2]])
+    composed("NhwcConv", "Conv of images and by filters whose channels stand last", inputs![X W B?], |b, call, x| {
+        let rank = call.shape(0).len();
+        if rank < 3 || call.shape(1).len() != rank {
+            let (x, w) = (call.shape(0), call.shape(1));
+            return Err(format!("expected images and filters of one rank, 3 or more, found {x} and {w}"));
+        }
+        let inputs = [Some(channels_first(x[0], rank)), Some(channels_first(x[1], rank)), x.given(2)];
+        Ok(vec![channels_last(b.op("Conv", &inputs, call.attrs.clone()), rank)])
     })
-    .sample(|s| s.floats(&[&[2, 3, 4], &[4], &[2, 3, 4]])),
+    .sample(|s| s.floats(&[&[1, 9, 2], &[3, 3, 2]]).attr("auto_pad", "SAME_UPPER").ints("dilations", &[2]))
+    .attrs(names![auto_pad dilations group kernel_shape pads strides]),
+    composed("BiasAdd", "The sum X + bias + skip", inputs![X bias skip], |_, _, x| Ok(vec![x[0] + x[1] + x[2]]))
+        .sample(|s| s.floats(&[&[2, 3, 4], &[4], &[2, 3, 4]])),
     composed(
         "BiasSplitGelu",
         "The first half of X + bias along the last axis times Gelu of the second",
-        &[one("X"), one("bias")],
+        inputs![X bias],
         |_, call, x| {
             let (axis, width) = match call.shape(0)[..] {
                 [.., width] if width % 2 == 0 => (call.shape(0).len() - 1, width),
@@ -81,16 +67,8 @@ pub(super) static OPS: &[OpDef] = &[
         "EmbedLayerNormalization",
         "LayerNormalization of the sum of embeddings of words, positions and segments; how many words a \
          mask leaves, and the sum",
-        &[
-            one("input_ids"),
-            optional("segment_ids"),
-            one("word_embedding"),
-            one("position_embedding"),
-            optional("segment_embedding"),
-            one("gamma"),
-            one("beta"),
-            optional("mask"),
-            optional("position_ids"),
+        inputs![
+            input_ids segment_ids? word_embedding position_embedding segment_embedding? gamma beta mask? position_ids?
         ],
         embedded,
     )
@@ -103,12 +81,12 @@ pub(super) static OPS: &[OpDef] = &[
             .attr("epsilon", 0.1)
             .element(DType::F32)
     })
-    .attrs(&["epsilon", "mask_index_type"]),
+    .attrs(names![epsilon mask_index_type]),
     composed(
         "GroupNorm",
         "GroupNormalization of channels that stand last unless `channels_last` is 0, and Swish of it where \
          `activation` is 1",
-        &[one("X"), one("gamma"), one("beta")],
+        inputs![X gamma beta],
         |_, call, x| Ok(vec![grouped(call, x, x[0])?]),
     )
     .sample(|s| s.floats(&[&[2, 4, 3, 6], &[6], &[6]]).attr("groups", 2).attr("activation", 1).attr("epsilon", 0.1))
@@ -116,7 +94,7 @@ pub(super) static OPS: &[OpDef] = &[
     composed(
         "SkipGroupNorm",
         "GroupNorm of the sum of X, skip and bias, and the sum",
-        &[one("X"), one("gamma"), one("beta"), one("skip"), optional("bias")],
+        inputs![X gamma beta skip bias?],
         |_, call, x| {
             let mut skip = x[3];
             if let ([n, c], rank @ 3..) = (&call.shape(3)[..], call.shape(0).len()) {
@@ -136,11 +114,11 @@ pub(super) static OPS: &[OpDef] = &[
         "CausalConvWithState",
         "Conv of each channel of [n, c, steps] by itself, behind the steps of the past, and Swish of it \
          where `activation` says so; and the steps that the next one needs",
-        &[one("input"), one("weight"), optional("bias"), optional("past_state")],
+        inputs![input weight bias? past_state?],
         causal,
     )
     .sample(|s| s.floats(&[&[2, 6, 5], &[6, 1, 4]]))
-    .attrs(&["activation", "channels_last", "dilation", "ndim", "state_window"]),
+    .attrs(names![activation channels_last dilation ndim state_window]),
 ];
 
 /// The call's attributes that a row knows.

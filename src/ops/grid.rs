@@ -3,7 +3,7 @@
 use super::compose::{channels_first, channels_last, composed};
 use super::{ensure, indices, output, position, required_ints, same_float};
 use crate::dtype::DType;
-use crate::op::{Args, Attrs, Call, Eval, Fact, Lower, Nodes, OpDef, OpResult, Var, one, shaping};
+use crate::op::{Args, Attrs, Call, Eval, Fact, Lower, Nodes, OpDef, OpResult, Var, inputs, names};
 use crate::shape::Shape;
 
 pub(super) static OPS: &[OpDef] = &[
@@ -11,21 +11,21 @@ pub(super) static OPS: &[OpDef] = &[
         "GridSample",
         "The image [n, c, h, w] at points [n, .., .., 2] of -1..1 along w and h: the nearest element's \
          value, or a mean of four",
-        &[one("X"), one("grid")],
+        inputs![X grid],
         |call| Sampling::of(call).map(|(_, fact)| vec![fact]),
         Eval::Tensor(eval),
         Lower::Decompose(nodes),
     )
     .sample(|s| s.floats(&[&[2, 3, 5, 4]]).input(DType::F32, &[2, 3, 6, 2], -1.3, 1.3))
-    .attrs(&["align_corners", "mode", "padding_mode"]),
+    .attrs(names![align_corners mode padding_mode]),
     composed(
         "AffineGrid",
         "The points of -1..1 that a GridSample is to read for images moved by matrices [n, axes, axes + 1]",
-        &[one("theta"), shaping("size")],
+        inputs![theta size=],
         moved,
     )
     .sample(|s| s.floats(&[&[2, 2, 3]]).ints("size", &[2, 3, 4, 5]))
-    .attrs(&["align_corners"]),
+    .attrs(names![align_corners]),
 ];
 
 fn moved<'g>(b: Nodes<'g>, call: &Call, x: &Args<Var<'g>>) -> OpResult<Vec<Var<'g>>> {

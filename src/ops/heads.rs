@@ -4,58 +4,35 @@ use super::attention::with_heads;
 use super::compose::composed;
 use super::{expect_dtype, input_name};
 use crate::dtype::DType;
-use crate::op::{Args, Attrs, Call, Fact, Nodes, OpDef, OpResult, Var, hint, one, optional};
+use crate::op::{Args, Attrs, Call, Fact, Nodes, OpDef, OpResult, Var, inputs, names};
 use crate::shape::Shape;
 
 pub(super) static OPS: &[OpDef] = &[
     composed(
         "com.microsoft.RotaryEmbedding",
         "RotaryEmbedding of ONNX with the inputs in another order; the positions may be given by the first one",
-        &[one("input"), one("position_ids"), one("cos_cache"), one("sin_cache")],
+        inputs![input position_ids cos_cache sin_cache],
         rotated,
     )
     .sample(|s| s.floats(&[&[2, 3, 5, 8]]).input(DType::I64, &[2, 5], 0.0, 4.0).floats(&[&[9, 4], &[9, 4]]))
-    .attrs(&["interleaved", "is_packed_batching", "num_heads", "rotary_embedding_dim", "scale"]),
+    .attrs(names![interleaved is_packed_batching num_heads rotary_embedding_dim scale]),
     composed(
         "com.microsoft.Attention",
         "Attention of ONNX between projections of one input, with keys and values behind those of the past",
-        &[
-            one("input"),
-            one("weights"),
-            optional("bias"),
-            optional("mask_index"),
-            optional("past"),
-            optional("attention_bias"),
-        ],
+        inputs![input weights bias? mask_index? past? attention_bias?],
         |b, call, x| {
             let projected = added(x[0].matmul(x[1]), x.given(2));
             attended(b, call, projected, [x.given(3), x.given(4), x.given(5)])
         },
     )
     .sample(|s| s.floats(&[&[2, 4, 6], &[6, 24], &[24]]).attr("num_heads", 2).attr("unidirectional", 1))
-    .attrs(&[
-        "do_rotary",
-        "mask_filter_value",
-        "num_heads",
-        "past_present_share_buffer",
-        "qkv_hidden_sizes",
-        "scale",
-        "unidirectional",
+    .attrs(names![
+        do_rotary mask_filter_value num_heads past_present_share_buffer qkv_hidden_sizes scale unidirectional
     ]),
     composed(
         "QAttention",
         "com.microsoft.Attention whose projection is a product of small integers",
-        &[
-            one("input"),
-            one("weight"),
-            one("bias"),
-            one("input_scale"),
-            one("weight_scale"),
-            optional("mask_index"),
-            optional("input_zero_point"),
-            optional("weight_zero_point"),
-            optional("past"),
-        ],
+        inputs![input weight bias input_scale weight_scale mask_index? input_zero_point? weight_zero_point? past?],
         |b, call, x| {
             let product = [x.0[0], x.0[1], x.0[3], x.0[4], x.given(6), x.given(7), x.0[2]];
             let projected = b.op("MatMulIntegerToFloat", &product, Attrs::new());
@@ -70,50 +47,24 @@ pub(super) static OPS: &[OpDef] = &[
             .given(DType::F32, &[], &[0.0078125])
             .attr("num_heads", 2)
     })
-    .attrs(&[
-        "do_rotary",
-        "mask_filter_value",
-        "num_heads",
-        "past_present_share_buffer",
-        "scale",
-        "unidirectional",
-    ]),
+    .attrs(names![do_rotary mask_filter_value num_heads past_present_share_buffer scale unidirectional]),
     composed(
         "MultiHeadAttention",
         "Attention of ONNX of queries, keys and values that may be packed and have a bias; padding is \
          masked, and of more keys than queries the last query sees all where it is unidirectional",
-        &[
-            one("query"),
-            optional("key"),
-            optional("value"),
-            optional("bias"),
-            optional("key_padding_mask"),
-            optional("attention_bias"),
-            optional("past_key"),
-            optional("past_value"),
-        ],
+        inputs![query key? value? bias? key_padding_mask? attention_bias? past_key? past_value?],
         many,
     )
     .sample(|s| s.floats(&[&[2, 4, 8], &[2, 6, 8], &[2, 6, 12], &[28]]).attr("num_heads", 2))
-    .attrs(&["mask_filter_value", "num_heads", "scale", "unidirectional"]),
+    .attrs(names![mask_filter_value num_heads scale unidirectional]),
     composed(
         "GroupQueryAttention",
         "Causal Attention of ONNX of queries of which several share keys, rotated, with caches of keys and \
          values that may be longer than what they hold; where the total length is not known ahead, the past \
          has room for the new tokens if it is as long as they are, and grows by them if not",
-        &[
-            one("query"),
-            optional("key"),
-            optional("value"),
-            optional("past_key"),
-            optional("past_value"),
-            one("seqlens_k"),
-            hint("total_sequence_length"),
-            optional("cos_cache"),
-            optional("sin_cache"),
-            optional("position_ids"),
-            optional("attention_bias"),
-            optional("head_sink"),
+        inputs![
+            query key? value? past_key? past_value? seqlens_k total_sequence_length~ cos_cache? sin_cache?
+            position_ids? attention_bias? head_sink?
         ],
         shared,
     )
@@ -124,16 +75,7 @@ pub(super) static OPS: &[OpDef] = &[
             .attr("num_heads", 4)
             .attr("kv_num_heads", 2)
     })
-    .attrs(&[
-        "do_rotary",
-        "kv_num_heads",
-        "local_window_size",
-        "num_heads",
-        "rotary_interleaved",
-        "scale",
-        "smooth_softmax",
-        "softcap",
-    ]),
+    .attrs(names![do_rotary kv_num_heads local_window_size num_heads rotary_interleaved scale smooth_softmax softcap]),
 ];
 
 const MOST_HEADS: usize = 1 << 16;

@@ -9,16 +9,16 @@ use crate::expr::Expr;
 use crate::kernel::{PadMode, Template};
 use crate::op::{
     Args, Attr, Attrs, Back, Call, Eval, Fact, Infer, Input, Lower, Nodes, OpDef, OpResult, Part, TemplateCall, Var,
-    one, shaping,
+    inputs, names,
 };
 use crate::shape::{Access, Shape};
 use crate::tensor::Tensor;
 
-const DATA: &[Input] = &[one("data")];
-const GATHER: &[Input] = &[one("data"), one("indices")];
-const PAD: &[Input] = &[one("data"), shaping("pads"), shaping("constant_value"), shaping("axes")];
-const RANGE: &[Input] = &[shaping("start"), shaping("limit"), shaping("delta")];
-const CONSTANT: &[&str] = &["value", "value_float", "value_floats", "value_int", "value_ints"];
+const DATA: &[Input] = inputs![data];
+const GATHER: &[Input] = inputs![data indices];
+const PAD: &[Input] = inputs![data pads= constant_value= axes=];
+const RANGE: &[Input] = inputs![start= limit= delta=];
+const CONSTANT: &[&str] = names![value value_float value_floats value_int value_ints];
 
 #[rustfmt::skip] // A table: one row, one line, where it fits.
 pub(super) static OPS: &[OpDef] = &[
@@ -28,31 +28,31 @@ pub(super) static OPS: &[OpDef] = &[
         |c| constant(c.attrs))
         .sample(|s| s.attr("value", Tensor::from_f64(DType::F32, [2, 2], &[1.0, -2.0, 3.0, 4.0])))
         .attrs(CONSTANT),
-    known("ConstantOfShape", "One value everywhere", &[shaping("input")], constant_of_shape,
+    known("ConstantOfShape", "One value everywhere", inputs![input=], constant_of_shape,
         |c| {
             let (filler, shape) = (filler(c)?, constant_of_shape(c)?.remove(0).shape);
             Ok(filler.gather(&Access { strides: vec![0; shape.len()], shape, offset: 0 }))
         })
         .sample(|s| s.ints("input", &[2, 3]).attr("value", Tensor::from_f64(DType::F32, [1], &[2.5])))
-        .attrs(&["value"]),
-    known("EyeLike", "1 on the `k`-th diagonal, 0 elsewhere", &[one("input")], eye_like,
+        .attrs(names![value]),
+    known("EyeLike", "1 on the `k`-th diagonal, 0 elsewhere", inputs![input], eye_like,
         |c| {
             let (k, fact) = (c.int("k", 0)?, eye_like(c)?.remove(0));
             let eye: Vec<_> = indices(&fact.shape).map(|i| f64::from(u8::from(diagonal(&i) == k))).collect();
             Ok(Tensor::from_f64(fact.dtype, fact.shape, &eye))
         })
         .sample(|s| s.input(DType::I64, &[3, 4], 0.0, 1.0).attr("k", -1).attr("dtype", DType::F32.onnx()))
-        .attrs(&["dtype", "k"]),
+        .attrs(names![dtype k]),
     known("Range", "The numbers from `start` to `limit`, which is left out, `delta` apart", RANGE,
         |c| range(c).map(|(dtype, len)| vec![Fact::new(dtype, [len])]),
         range_values)
         .sample(|s| s.attr("start", Tensor::from_f64(DType::F32, [], &[3.0])).attr("limit", Tensor::from_f64(DType::F32, [], &[9.0])).attr("delta", Tensor::from_f64(DType::F32, [], &[3.0])))
-        .attrs(&["stash_type"]),
+        .attrs(names![stash_type]),
     known("Shape", "The extents of the input's axes `start` to `end`", DATA,
         |c| output(DType::I64, [extents(c)?.len()]),
         |c| extents(c).map(|d| whole_numbers([d.len()].into(), d)))
         .sample(|s| s.floats(&[&[2, 5, 3]]).attr("start", -2).attr("end", 2))
-        .attrs(&["start", "end"]),
+        .attrs(names![start end]),
     known("Size", "The number of the input's elements", DATA,
         |_| output(DType::I64, Shape::default()),
         |c| Ok(whole_numbers(Shape::default(), &[c.shape(0).numel()]))).sample(|s| s.floats(&[&[2, 5, 3]])),
@@ -75,7 +75,7 @@ pub(super) static OPS: &[OpDef] = &[
             Ok(gather_core(data, axis..axis + 1, shape, base, [at]))
         }))
         .sample(|s| s.floats(&[&[5, 3]]).input(DType::I64, &[2, 4], -5.0, 4.0))
-        .attrs(&["axis"])
+        .attrs(names![axis])
         .grad(gather_grad)
         .part(|c, axis, _| {
             let (at, rank) = (c.axis("axis", 0, c.shape(0)).ok()?, c.shape(1).len());
@@ -101,7 +101,7 @@ pub(super) static OPS: &[OpDef] = &[
             Ok(gather_core(&x[0], axis..axis + 1, x[1].shape.clone(), base, [x[1].clone()]))
         }))
         .sample(|s| s.floats(&[&[4, 3]]).input(DType::I64, &[2, 6], -3.0, 2.0).attr("axis", 1))
-        .attrs(&["axis"])
+        .attrs(names![axis])
         .grad(|b, c, back| {
             let (zeros, dy) = (b.scalar(0.0, c.dtype(0)).expand(c.shape(0)), back.first()?);
             let attrs = Attrs::new().with("axis", c.axis("axis", 0, c.shape(0))? as i64).with("reduction", "add");
@@ -136,7 +136,7 @@ pub(super) static OPS: &[OpDef] = &[
             Ok(gather_core(data, batch..batch + tuple, shape.clone(), base, (0..tuple).map(at)))
         }))
         .sample(|s| s.floats(&[&[3, 3]]).input(DType::I64, &[4, 2], -3.0, 2.0))
-        .attrs(&["batch_dims"])
+        .attrs(names![batch_dims])
         .grad(|b, c, back| {
             // Tuples name the batch, too.
             let mut indices = back.x[1];
@@ -161,7 +161,7 @@ pub(super) static OPS: &[OpDef] = &[
     row("Pad", "The input with more elements, or fewer, at both ends of its axes", PAD, pad, pad_eval,
         Lower::Template(pad_core))
         .sample(|s| s.floats(&[&[3, 4]]).ints("pads", &[0, 2, 1, 0]))
-        .attrs(&["mode"])
+        .attrs(names![mode])
         .grad(pad_grad)
         .upgrade(|_, _, attrs| {
             // Before opset 11.
@@ -172,7 +172,7 @@ pub(super) static OPS: &[OpDef] = &[
         .part(|c, axis, _| Part::of([Some(axis)]).filter(|_| pads(c).is_ok_and(|pads| pads[axis] == (0, 0)))),
     // Computed from the index
     row("OneHot", "`values[1]` where an index is the position along the new `axis`, else `values[0]`",
-        &[one("indices"), shaping("depth"), one("values")], one_hot,
+        inputs![indices depth= values], one_hot,
         |x, c| {
             let (axis, depth) = one_hot_axis(c)?;
             let [at, values] = [x[0], x[1]];
@@ -185,9 +185,9 @@ pub(super) static OPS: &[OpDef] = &[
         },
         Lower::Decompose(one_hot_nodes))
         .sample(|s| s.input(DType::I64, &[2, 3], -5.0, 4.0).floats(&[&[2]]).attr("depth", 4).attr("axis", 0).element(DType::F32))
-        .attrs(&["axis"]),
+        .attrs(names![axis]),
     row("Trilu", "The part on and above the `k`-th diagonal, or on and below it where `upper` is 0",
-        &[one("input"), shaping("k")], trilu,
+        inputs![input k=], trilu,
         |x, c| {
             let (k, upper) = (c.int("k", 0)?, c.int("upper", 1)? != 0);
             let x = x[0].iter();
@@ -197,12 +197,12 @@ pub(super) static OPS: &[OpDef] = &[
         Lower::Map(trilu_expr))
         .grad(|_, c, back| Ok(vec![Some(back.first()?.op("Trilu", &[], c.attrs.clone()))]))
         .sample(|s| s.floats(&[&[2, 4, 5]]).attr("k", 1))
-        .attrs(&["upper"])
+        .attrs(names![upper])
         .part(|c, axis, _| Part::of([Some(axis)]).filter(|_| axis + 2 < c.shape(0).len())),
     composed("CenterCropPad", "The middle of the data, or the data in the middle of zeros, along `axes`, where `shape` says how many",
-        &[one("input_data"), shaping("shape")], |_, c, x| centred(c, x[0]))
+        inputs![input_data shape=], |_, c, x| centred(c, x[0]))
         .sample(|s| s.floats(&[&[10, 7, 3]]).ints("shape", &[4, 10, 3]))
-        .attrs(&["axes"]),
+        .attrs(names![axes]),
 ];
 
 /// The gradients of the elements that each index names, added up: a row of the table per index, in the order of the indices.

@@ -6,42 +6,23 @@
 use super::quantize::{spread, spread_node};
 use super::{ensure, expect_dtype, expect_shape, expect_type_of, find, indices, output};
 use crate::dtype::DType;
-use crate::op::{Args, Call, Eval, Fact, Input, Lower, Nodes, OpDef, OpResult, Var, one, optional};
+use crate::op::{Args, Call, Eval, Fact, Input, Lower, Nodes, OpDef, OpResult, Var, inputs, names};
 use crate::shape::{Access, Shape};
 use std::ops::Range;
 
 /// Number of products of differences of 8-bit integers that `f32` adds up exactly: `EXACT * 255 * 255 < 2^24`.
 const EXACT: usize = 258;
 
-const CONV: &[&str] = &["auto_pad", "dilations", "group", "kernel_shape", "pads", "strides"];
-const QLINEAR: &[Input] = &[
-    one("x"),
-    one("x_scale"),
-    one("x_zero_point"),
-    one("w"),
-    one("w_scale"),
-    one("w_zero_point"),
-    one("y_scale"),
-    one("y_zero_point"),
-    optional("B"),
-];
-const QLINEAR_MATRICES: &[Input] = &[
-    one("a"),
-    one("a_scale"),
-    one("a_zero_point"),
-    one("b"),
-    one("b_scale"),
-    one("b_zero_point"),
-    one("y_scale"),
-    one("y_zero_point"),
-];
+const CONV: &[&str] = names![auto_pad dilations group kernel_shape pads strides];
+const QLINEAR: &[Input] = inputs![x x_scale x_zero_point w w_scale w_zero_point y_scale y_zero_point B?];
+const QLINEAR_MATRICES: &[Input] = inputs![a a_scale a_zero_point b b_scale b_zero_point y_scale y_zero_point];
 
 pub(super) static OPS: &[OpDef] = &[
     OpDef::new(
         "MatMulInteger",
         "The exact i32 product of matrices of u8 or i8 less their zero points, which may differ per row of \
          A and column of B",
-        &[one("A"), one("B"), optional("a_zero_point"), optional("b_zero_point")],
+        inputs![A B a_zero_point? b_zero_point?],
         |call| MATRICES.exact_infer(call),
         Eval::Tensor(|x, call| MATRICES.exact_eval(x, call)),
         Lower::Decompose(|b, call, x| MATRICES.exact_nodes(b, call, x)),
@@ -50,7 +31,7 @@ pub(super) static OPS: &[OpDef] = &[
     OpDef::new(
         "ConvInteger",
         "The exact i32 convolution of u8 or i8 less their zero points, which may differ per filter",
-        &[one("x"), one("w"), optional("x_zero_point"), optional("w_zero_point")],
+        inputs![x w x_zero_point? w_zero_point?],
         |call| FILTERS.exact_infer(call),
         Eval::Tensor(|x, call| FILTERS.exact_eval(x, call)),
         Lower::Decompose(|b, call, x| FILTERS.exact_nodes(b, call, x)),

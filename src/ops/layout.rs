@@ -1,30 +1,28 @@
 //! Rows that move elements and compute nothing. Most are views, which cost nothing.
 
 use super::{ensure, indices, moving, output, position, required_ints, same_dtype};
-use crate::op::{
-    Args, Attrs, Back, Call, Fact, Input, Lower, Nodes, OpDef, OpResult, Part, Var, one, shaping, variadic,
-};
+use crate::op::{Args, Attrs, Back, Call, Fact, Input, Lower, Nodes, OpDef, OpResult, Part, Var, inputs, names};
 use crate::shape::{Access, Shape};
 
-const DATA: &[Input] = &[one("data")];
-const INPUT: &[Input] = &[one("input")];
-const DATA_AXES: &[Input] = &[one("data"), shaping("axes")];
-const SLICE: &[Input] = &[one("data"), shaping("starts"), shaping("ends"), shaping("axes"), shaping("steps")];
+const DATA: &[Input] = inputs![data];
+const INPUT: &[Input] = inputs![input];
+const DATA_AXES: &[Input] = inputs![data axes=];
+const SLICE: &[Input] = inputs![data starts= ends= axes= steps=];
 
 #[rustfmt::skip] // A table: one row, one line, where it fits.
 pub(super) static OPS: &[OpDef] = &[
     // Views: the same elements in the same order
     moving("Flatten", "The axes before `axis` as one, and the others as one", INPUT, flatten, same, RESHAPE)
         .sample(|s| s.floats(&[&[2, 3, 4]]).attr("axis", 2))
-        .attrs(&["axis"])
+        .attrs(names![axis])
         .part(regrouped),
     moving("Identity", "The input", INPUT, |c| Ok(vec![c.fact(0).clone()]), same, RESHAPE)
         .sample(|s| s.floats(&[&[2, 3, 4]]))
         .part(regrouped),
-    moving("Reshape", "The elements in the same order under another shape", &[one("data"), shaping("shape")], reshape,
+    moving("Reshape", "The elements in the same order under another shape", inputs![data shape=], reshape,
         same, RESHAPE)
         .sample(|s| s.floats(&[&[2, 3, 4]]).ints("shape", &[4, 6]))
-        .attrs(&["allowzero"])
+        .attrs(names![allowzero])
         .part(|c, axis, units| Some(Part { extents: Some("shape"), ..regrouped(c, axis, units)? })),
     moving("Squeeze", "Without axes of extent 1", DATA_AXES, squeeze, same, RESHAPE)
         .sample(|s| s.floats(&[&[1, 3, 1, 2]]).ints("axes", &[-2]))
@@ -34,7 +32,7 @@ pub(super) static OPS: &[OpDef] = &[
         .sample(|s| s.floats(&[&[3, 2]]).ints("axes", &[0, -1]))
         .part(regrouped),
     // Views: other strides
-    moving("Expand", "Broadcast to a shape", &[one("input"), shaping("shape")], expand,
+    moving("Expand", "Broadcast to a shape", inputs![input shape=], expand,
         |x, c| rearrange(x, c, |index, shape| {
             let skip = index.len() - shape.len();
             shape.iter().zip(&index[skip..]).map(|(&d, &i)| if d == 1 { 0 } else { i }).collect()
@@ -77,14 +75,14 @@ pub(super) static OPS: &[OpDef] = &[
             Ok(vec![Some(back.first()?.transpose(&inverse))])
         })
         .sample(|s| s.floats(&[&[2, 3, 4, 5]]).ints("perm", &[0, 2, 1, 3]))
-        .attrs(&["perm"])
+        .attrs(names![perm])
         .part(|c, axis, _| Part::of([Some(permutation(c).ok()?[axis])])),
     // Several inputs or outputs
-    moving("Concat", "The inputs one after another along `axis`", &[variadic("inputs")], concat, concat_eval,
+    moving("Concat", "The inputs one after another along `axis`", inputs![inputs*], concat, concat_eval,
         Lower::Concat)
         .sample(|s| s.floats(&[&[2, 3], &[2, 4]]).attr("axis", 1))
-        .attrs(&["axis"]),
-    moving("Split", "Consecutive parts along `axis`", &[one("input"), shaping("split")], split,
+        .attrs(names![axis]),
+    moving("Split", "Consecutive parts along `axis`", inputs![input split=], split,
         |x, c| {
             let (axis, sizes) = parts(c)?;
             let mut at = 0;
@@ -110,7 +108,7 @@ pub(super) static OPS: &[OpDef] = &[
             Ok(sizes.into_iter().map(part).collect())
         }))
         .sample(|s| s.floats(&[&[7, 2]]).attr("num_outputs", 3))
-        .attrs(&["axis", "num_outputs"]),
+        .attrs(names![axis num_outputs]),
     // Rearrangements
     moving("DepthToSpace", "Blocks of channels become blocks of pixels", INPUT, depth_to_space,
         |x, c| {
@@ -132,7 +130,7 @@ pub(super) static OPS: &[OpDef] = &[
             }
         }))
         .sample(|s| s.floats(&[&[1, 9, 1, 2]]).attr("blocksize", 3))
-        .attrs(&["blocksize", "mode"]),
+        .attrs(names![blocksize mode]),
     moving("SpaceToDepth", "Blocks of pixels become blocks of channels", INPUT, space_to_depth,
         |x, c| {
             let (depth, block) = (c.shape(0)[1], blocksize(c)?);
@@ -149,8 +147,8 @@ pub(super) static OPS: &[OpDef] = &[
             shuffle(c, x[0], &[s[0], s[1], s[2] / k, k, s[3] / k, k], &perm)
         }))
         .sample(|s| s.floats(&[&[2, 3, 4, 6]]).attr("blocksize", 2))
-        .attrs(&["blocksize", "mode"]),
-    moving("Tile", "The input repeated along each axis", &[one("input"), shaping("repeats")], tile,
+        .attrs(names![blocksize mode]),
+    moving("Tile", "The input repeated along each axis", inputs![input repeats=], tile,
         |x, c| rearrange(x, c, |index, shape| index.iter().zip(shape.iter()).map(|(&i, &d)| i % d).collect()),
         Lower::Decompose(|_, c, x| {
             let (from, to) = (c.shape(0), &tile(c)?[0].shape);

@@ -2,7 +2,7 @@
 
 use super::{broadcasts_to, ensure, indices, output, same_float};
 use crate::kernel::Template;
-use crate::op::{Args, Back, Call, Eval, Fact, Lower, Nodes, OpDef, OpResult, Part, TemplateCall, Var, one, optional};
+use crate::op::{Args, Back, Call, Eval, Fact, Lower, Nodes, OpDef, OpResult, Part, TemplateCall, Var, inputs, names};
 use crate::shape::{Access, Shape};
 
 pub(super) static OPS: &[OpDef] = &[
@@ -10,7 +10,7 @@ pub(super) static OPS: &[OpDef] = &[
         "MatMul",
         "The matrix product of the last two axes, as NumPy's matmul: vectors are promoted, leading axes \
          broadcast",
-        &[one("A"), one("B")],
+        inputs![A B],
         infer_matmul,
         Eval::Tensor(eval_matmul),
         Lower::Template(lower_matmul),
@@ -22,13 +22,13 @@ pub(super) static OPS: &[OpDef] = &[
     OpDef::new(
         "Gemm",
         "alpha * A' * B' + beta * C, where A' and B' are the matrices or their transposes",
-        &[one("A"), one("B"), optional("C")],
+        inputs![A B C?],
         infer_gemm,
         Eval::Tensor(eval_gemm),
         Lower::Decompose(|_, call, x| decompose_gemm(call, x)),
     )
     .sample(|s| s.floats(&[&[2, 3], &[3, 4], &[4]]))
-    .attrs(&["alpha", "beta", "transA", "transB"]),
+    .attrs(names![alpha beta transA transB]),
 ];
 
 /// The extents of a batched product `[batch.., m, k] x [batch.., k, n]`.

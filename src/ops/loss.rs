@@ -3,7 +3,7 @@
 use super::compose::composed;
 use super::ensure;
 use crate::dtype::DType;
-use crate::op::{Call, OpDef, OpResult, Var, one, optional};
+use crate::op::{Call, OpDef, OpResult, Var, inputs, names};
 
 const REDUCTIONS: &[(&str, Reduction)] =
     &[("mean", Reduction::Mean), ("sum", Reduction::Sum), ("none", Reduction::None)];
@@ -20,7 +20,7 @@ pub(super) static OPS: &[OpDef] = &[
     composed(
         "NegativeLogLikelihoodLoss",
         "The negated element of the right class of log-probabilities [n, c, ..], weighted by class",
-        &[one("input"), one("target"), optional("weight")],
+        inputs![input target weight?],
         |_, call, x| Ok(vec![loss(call, x[0], x[1], x.given(2))?]),
     )
     .sample(|s| {
@@ -30,11 +30,11 @@ pub(super) static OPS: &[OpDef] = &[
             .attr("ignore_index", 1)
             .attr("reduction", "sum")
     })
-    .attrs(&["ignore_index", "reduction"]),
+    .attrs(names![ignore_index reduction]),
     composed(
         "SoftmaxCrossEntropyLoss",
         "The negated logarithm of the right class's softmax over axis 1, weighted by class, and the log-probabilities",
-        &[one("scores"), one("labels"), optional("weights")],
+        inputs![scores labels weights?],
         |_, call, x| {
             let logs = x[0].log_softmax(1);
             Ok(vec![loss(call, logs, x[1], x.given(2))?, logs])
@@ -47,7 +47,7 @@ pub(super) static OPS: &[OpDef] = &[
             .attr("ignore_index", 1)
             .attr("reduction", "sum")
     })
-    .attrs(&["ignore_index", "reduction"]),
+    .attrs(names![ignore_index reduction]),
 ];
 
 const LABELS: [f64; 8] = [0.0, 2.0, 1.0, 1.0, 2.0, 0.0, 0.0, 1.0];

@@ -2,7 +2,7 @@
 
 use super::{along, broadcasts_to, ensure, expect_dtype, expect_shape, indices, input_name, same_float};
 use crate::dtype::DType;
-use crate::op::{Args, Attr, Attrs, Call, Eval, Fact, Lower, Nodes, OpDef, OpResult, ValueId, Var, one, optional};
+use crate::op::{Args, Attr, Attrs, Call, Eval, Fact, Lower, Nodes, OpDef, OpResult, ValueId, Var, inputs, names};
 use crate::shape::{Access, Shape};
 
 pub(super) static OPS: &[OpDef] = &[
@@ -10,80 +10,80 @@ pub(super) static OPS: &[OpDef] = &[
         "BatchNormalization",
         "(X - mean) / sqrt(var + epsilon) * scale + B per channel (axis 1), with given statistics: \
          inference only",
-        &[one("X"), one("scale"), one("B"), one("input_mean"), one("input_var")],
+        inputs![X scale B input_mean input_var],
         infer_batch,
         Eval::Tensor(eval_batch),
         Lower::Decompose(|_, call, x| decompose_batch(call, x)),
     )
     .sample(|s| s.floats(&[&[2, 3, 4, 5], &[3], &[3], &[3]]).input(DType::F32, &[3], 0.5, 2.0))
-    .attrs(&["epsilon", "momentum", "spatial", "training_mode"]),
+    .attrs(names![epsilon momentum spatial training_mode]),
     OpDef::new(
         "InstanceNormalization",
         "Each image of [n, c, spatial..] brought to mean 0 and variance 1, then scaled and shifted per channel",
-        &[one("input"), one("scale"), one("B")],
+        inputs![input scale B],
         |call| infer_groups(call, 3, None),
         Eval::Tensor(|inputs, call| eval_groups(inputs, call, call.shape(0)[1].max(1))),
         Lower::Decompose(|_, call, x| decompose_instance(call, x)),
     )
     .sample(|s| s.floats(&[&[2, 3, 4, 5], &[3], &[3]]))
-    .attrs(&["epsilon"]),
+    .attrs(names![epsilon]),
     OpDef::new(
         "GroupNormalization",
         "Groups of channels brought to mean 0 and variance 1, then scaled and shifted per channel (or, \
          before opset 21, group)",
-        &[one("X"), one("scale"), one("bias")],
+        inputs![X scale bias],
         |call| infer_groups(call, 2, Some(groups(call)?)),
         Eval::Tensor(|inputs, call| eval_groups(inputs, call, groups(call)?)),
         Lower::Decompose(|_, call, x| decompose_group(call, x)),
     )
     .sample(|s| s.floats(&[&[2, 6, 4, 3], &[6], &[6]]).attr("num_groups", 2))
-    .attrs(&["epsilon", "num_groups", "stash_type"]),
+    .attrs(names![epsilon num_groups stash_type]),
     OpDef::new(
         "LayerNormalization",
         "The axes from `axis` on brought to mean 0 and variance 1, then scaled and shifted; with both \
          statistics",
-        &[one("X"), one("Scale"), optional("B")],
+        inputs![X Scale B?],
         |call| infer_layer(call, 2),
         Eval::Tensor(|inputs, call| eval_layer(inputs, call, true)),
         Lower::Decompose(|_, call, x| decompose_layer(call, x, true)),
     )
     .sample(|s| s.floats(&[&[2, 5, 48], &[48], &[48]]))
-    .attrs(&["axis", "epsilon", "stash_type"]),
+    .attrs(names![axis epsilon stash_type]),
     OpDef::new(
         "RMSNormalization",
         "The axes from `axis` on divided by their root mean square, then scaled",
-        &[one("X"), one("scale")],
+        inputs![X scale],
         |call| infer_layer(call, 0),
         Eval::Tensor(|inputs, call| eval_layer(inputs, call, false).map(|mut y| y.drain(..1).collect())),
         Lower::Decompose(|_, call, x| decompose_layer(call, x, false).map(|mut y| y.drain(..1).collect())),
     )
     .sample(|s| s.floats(&[&[2, 5, 48], &[48]]))
-    .attrs(&["axis", "epsilon", "stash_type"]),
+    .attrs(names![axis epsilon stash_type]),
     OpDef::new(
         "SimplifiedLayerNormalization",
         "RMSNormalization under its name in ONNX Runtime; also the inverse root mean square",
-        &[one("X"), one("scale")],
+        inputs![X scale],
         |call| infer_layer(call, 1),
         Eval::Tensor(|inputs, call| eval_layer(inputs, call, false)),
         Lower::Decompose(|_, call, x| decompose_layer(call, x, false)),
     )
     .sample(|s| s.floats(&[&[2, 5, 48], &[48]]).attr("axis", -1).attr("epsilon", 0.01))
-    .attrs(&["axis", "epsilon", "stash_type"]),
+    .attrs(names![axis epsilon stash_type]),
     OpDef::new(
         "LRN",
         "x / (bias + alpha m)^beta with the mean square m of the `size` channels around each, zeros beyond \
          the first and the last",
-        &[one("X")],
+        inputs![X],
         |call| neighbours(call).map(|_| vec![call.fact(0).clone()]),
         Eval::Tensor(eval_neighbours),
         Lower::Decompose(|_, call, x| decompose_neighbours(call, x[0])),
     )
     .sample(|s| s.floats(&[&[2, 7, 3, 2]]).attr("size", 5))
-    .attrs(&["alpha", "beta", "bias", "size"]),
+    .attrs(names![alpha beta bias size]),
     OpDef::new(
         "MeanVarianceNormalization",
         "Along `axes` (0, 2 and 3 if not given) brought to mean 0 and variance 1",
-        &[one("X")],
+        inputs![X],
         |call| infer_over(call, mean_axes),
         Eval::Tensor(|inputs, call| {
             eval_over(inputs, call, mean_axes, |x| {
@@ -99,12 +99,12 @@ pub(super) static OPS: &[OpDef] = &[
         }),
     )
     .sample(|s| s.floats(&[&[2, 3, 4, 5]]))
-    .attrs(&["axes"]),
+    .attrs(names![axes]),
     OpDef::new(
         "LpNormalization",
         "x over the sum of magnitudes along `axis` (`p` 1), or the root of the sum of squares (2); 0 where \
          that is 0",
-        &[one("input")],
+        inputs![input],
         |call| {
             length(call)?;
             infer_over(call, axis_alone)
@@ -124,12 +124,12 @@ pub(super) static OPS: &[OpDef] = &[
         }),
     )
     .sample(|s| s.floats(&[&[2, 3, 5]]))
-    .attrs(&["axis", "p"]),
+    .attrs(names![axis p]),
     OpDef::new(
         "Hardmax",
         "1 for the first largest element along `axis`, 0 for the others; with flatten (opsets before 13), \
          along all axes from `axis` on",
-        &[one("input")],
+        inputs![input],
         |call| match softmax_axes(call)?.iter().find(|&&axis| call.shape(0)[axis] == 0) {
             Some(axis) => Err(format!("input 'input': expected elements along axis {axis}, found {}", call.shape(0))),
             None => infer_softmax(call),
@@ -138,12 +138,12 @@ pub(super) static OPS: &[OpDef] = &[
         Lower::Decompose(decompose_hardmax),
     )
     .sample(|s| s.floats(&[&[2, 3, 5]]).attr("axis", 1))
-    .attrs(&["axis", "flatten"])
+    .attrs(names![axis flatten])
     .upgrade(flattened),
     OpDef::new(
         "Softmax",
         "exp(x) over its sum along `axis`; with flatten (opsets before 13), along all axes from `axis` on",
-        &[one("input")],
+        inputs![input],
         infer_softmax,
         Eval::Tensor(|inputs, call| eval_softmax(inputs, call, |x, max, sum| (x - max).exp() / sum)),
         Lower::Decompose(|_, call, x| decompose_softmax(call, x[0], false)),
@@ -154,12 +154,12 @@ pub(super) static OPS: &[OpDef] = &[
         Ok(vec![Some(y * (dy - mean))])
     })
     .sample(|s| s.input(DType::F32, &[2, 3, 4], -20.0, 20.0).attr("axis", 1))
-    .attrs(&["axis", "flatten"])
+    .attrs(names![axis flatten])
     .upgrade(flattened),
     OpDef::new(
         "LogSoftmax",
         "The logarithm of Softmax",
-        &[one("input")],
+        inputs![input],
         infer_softmax,
         Eval::Tensor(|inputs, call| eval_softmax(inputs, call, |x, max, sum| x - max - sum.ln())),
         Lower::Decompose(|_, call, x| decompose_softmax(call, x[0], true)),
@@ -170,7 +170,7 @@ pub(super) static OPS: &[OpDef] = &[
         Ok(vec![Some(dy - y.exp() * sum)])
     })
     .sample(|s| s.input(DType::F32, &[2, 3, 4], -20.0, 20.0).attr("axis", 1))
-    .attrs(&["axis", "flatten"])
+    .attrs(names![axis flatten])
     .upgrade(flattened),
 ];
 

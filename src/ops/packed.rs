@@ -5,23 +5,15 @@ use super::compose::composed;
 use super::index::{as_shape, from_start};
 use super::{ensure, expect_dtype, expect_shape, input_name, output, required_ints};
 use crate::dtype::DType;
-use crate::op::{Args, Attrs, Call, Eval, Fact, Lower, Nodes, OpDef, OpResult, Var, one, optional, variadic};
+use crate::op::{Args, Attrs, Call, Eval, Fact, Lower, Nodes, OpDef, OpResult, Var, inputs, names};
 
-const BLOCKS: &[&str] = &["K", "N", "bits", "block_size"];
+const BLOCKS: &[&str] = names![K N bits block_size];
 
 pub(super) static OPS: &[OpDef] = &[
     composed(
         "MatMulIntegerToFloat",
         "MatMulInteger times both scales, plus a bias",
-        &[
-            one("A"),
-            one("B"),
-            one("a_scale"),
-            one("b_scale"),
-            optional("a_zero_point"),
-            optional("b_zero_point"),
-            optional("bias"),
-        ],
+        inputs![A B a_scale b_scale a_zero_point? b_zero_point? bias?],
         |b, call, x| {
             let dtype = scale_type(call, &[2, 3, 6])?;
             let product = b.op("MatMulInteger", &[x.0[0], x.0[1], x.given(4), x.given(5)], Attrs::new());
@@ -38,7 +30,7 @@ pub(super) static OPS: &[OpDef] = &[
     composed(
         "DynamicQuantizeMatMul",
         "MatMulIntegerToFloat of DynamicQuantizeLinear",
-        &[one("A"), one("B"), one("b_scale"), optional("b_zero_point"), optional("bias")],
+        inputs![A B b_scale b_zero_point? bias?],
         |b, _, x| {
             let [a, scale, zero] = b.outputs("DynamicQuantizeLinear", &[x[0]], Attrs::new());
             let inputs = [Some(a), x.0[1], Some(scale), x.0[2], Some(zero), x.given(3), x.given(4)];
@@ -50,17 +42,7 @@ pub(super) static OPS: &[OpDef] = &[
         "QGemm",
         "alpha (A' B' + C) times both scales, of small integers and an i32 C; QuantizeLinear of it where \
          `y_scale` is given",
-        &[
-            one("A"),
-            one("a_scale"),
-            one("a_zero_point"),
-            one("B"),
-            one("b_scale"),
-            one("b_zero_point"),
-            optional("C"),
-            optional("y_scale"),
-            optional("y_zero_point"),
-        ],
+        inputs![A a_scale a_zero_point B b_scale b_zero_point C? y_scale? y_zero_point?],
         gemm,
     )
     .sample(|s| {
@@ -69,11 +51,11 @@ pub(super) static OPS: &[OpDef] = &[
             .input(DType::U8, &[8, 5], 0.0, 255.0)
             .quantized(0.0625, 3.0)
     })
-    .attrs(&["alpha", "transA", "transB"]),
+    .attrs(names![alpha transA transB]),
     composed(
         "QLinearConcat",
         "QuantizeLinear of Concat of DequantizeLinears: each input is followed by its scale and its zero point",
-        &[one("Y_scale"), one("Y_zero_point"), variadic("inputs")],
+        inputs![Y_scale Y_zero_point inputs*],
         |b, call, x| {
             let parts = x.0[2..].chunks(3).enumerate().map(|(i, part)| match part.len() {
                 3 => Ok(b.op("DequantizeLinear", part, Attrs::new())),
@@ -96,11 +78,11 @@ pub(super) static OPS: &[OpDef] = &[
             .attr("axis", 1)
             .element(DType::U8)
     })
-    .attrs(&["axis"]),
+    .attrs(names![axis]),
     composed(
         "QLinearSoftmax",
         "QuantizeLinear of Softmax of DequantizeLinear; before `opset` 13, over all axes from `axis` on",
-        &[one("X"), one("X_scale"), optional("x_zero_point"), one("y_scale"), one("y_zero_point")],
+        inputs![X X_scale x_zero_point? y_scale y_zero_point],
         |b, call, x| {
             let flat = call.int("opset", 13)? < 13;
             let numbers = b.op("DequantizeLinear", &x.0[..3], Attrs::new());
@@ -116,21 +98,11 @@ pub(super) static OPS: &[OpDef] = &[
             .attr("opset", 13)
             .attr("axis", 1)
     })
-    .attrs(&["axis", "opset"]),
+    .attrs(names![axis opset]),
     composed(
         "QLinearWhere",
         "QuantizeLinear of Where between DequantizeLinears",
-        &[
-            one("condition"),
-            one("X"),
-            one("x_scale"),
-            one("x_zero_point"),
-            one("Y"),
-            one("y_scale"),
-            one("y_zero_point"),
-            one("z_scale"),
-            one("z_zero_point"),
-        ],
+        inputs![condition X x_scale x_zero_point Y y_scale y_zero_point z_scale z_zero_point],
         |b, _, x| {
             let number = |first: usize| b.op("DequantizeLinear", &x.0[first..first + 3], Attrs::new());
             let y = x[0].select(number(1), number(4));
@@ -151,7 +123,7 @@ pub(super) static OPS: &[OpDef] = &[
         "A times the transpose of N rows of K numbers of `bits` bits each, of which every `block_size` \
          have a scale and a zero point; weights that are constants are unpacked once and kept in the type \
          of the scales",
-        &[one("A"), one("B"), one("scales"), optional("zero_points"), optional("g_idx"), optional("bias")],
+        inputs![A B scales zero_points? g_idx? bias?],
         few_bits,
     )
     .sample(|s| {
@@ -163,11 +135,11 @@ pub(super) static OPS: &[OpDef] = &[
             .attr("bits", 4)
             .attr("block_size", 16)
     })
-    .attrs(&["K", "N", "accuracy_level", "bits", "block_size", "weight_prepacked"]),
+    .attrs(names![K N accuracy_level bits block_size weight_prepacked]),
     OpDef::new(
         "plimsoll.Weights",
         "The weights of a MatMulNBits, [N, K]",
-        &[one("B"), one("scales"), optional("zero_points"), optional("g_idx")],
+        inputs![B scales zero_points? g_idx?],
         |call| Weights::of(call).and_then(|w| output(w.dtype, [w.n, w.k])),
         Eval::Tensor(|x, call| Weights::of(call)?.eval(x, call)),
         Lower::Decompose(|b, call, x| Ok(vec![Weights::of(call)?.nodes(b, call, x)?])),
@@ -185,19 +157,19 @@ pub(super) static OPS: &[OpDef] = &[
     OpDef::new(
         "plimsoll.Unpack",
         "The integers of `bits` bits, signed or not, that bytes hold, the lowest bits first, in a shape",
-        &[one("bytes")],
+        inputs![bytes],
         |call| Packed::of(call).map(|p| vec![p.fact]),
         Eval::Tensor(|x, call| Packed::of(call)?.eval(x)),
         Lower::Decompose(|b, call, x| Packed::of(call)?.nodes(b, x[0])),
     )
     .sample(|s| s.input(DType::U8, &[8], 0.0, 255.0).ints("shape", &[3, 5]).attr("bits", 4).attr("signed", 1))
-    .attrs(&["bits", "shape", "signed"]),
+    .attrs(names![bits shape signed]),
     composed(
         "GatherBlockQuantized",
         "Gather of numbers of which every `block_size` along `quantize_axis` have a scale and a zero \
          point: numbers of `bits` bits each, of which u8 holds several and the rows that are read are \
          unpacked, or whole ones, i8",
-        &[one("data"), one("indices"), one("scales"), optional("zero_points")],
+        inputs![data indices scales zero_points?],
         gathered,
     )
     .sample(|s| {
@@ -208,7 +180,7 @@ pub(super) static OPS: &[OpDef] = &[
             .attr("block_size", 16)
             .element(DType::F32)
     })
-    .attrs(&["bits", "block_size", "gather_axis", "quantize_axis"]),
+    .attrs(names![bits block_size gather_axis quantize_axis]),
 ];
 
 /// Numbers whose scales and zero points are shared by blocks along an axis, of which rows are gathered.

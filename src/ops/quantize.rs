@@ -2,11 +2,11 @@
 
 use super::{expect_dtype, expect_shape, expect_type_of, indices, input_name, output, position};
 use crate::dtype::DType;
-use crate::op::{Args, Attrs, Call, Eval, Fact, Input, Lower, Nodes, OpDef, OpResult, Var, one, optional};
+use crate::op::{Args, Attrs, Call, Eval, Fact, Input, Lower, Nodes, OpDef, OpResult, Var, inputs, names};
 use crate::shape::Shape;
 
-const QUANTIZE: &[Input] = &[one("x"), one("y_scale"), optional("y_zero_point")];
-const DEQUANTIZE: &[Input] = &[one("x"), one("x_scale"), optional("x_zero_point")];
+const QUANTIZE: &[Input] = inputs![x y_scale y_zero_point?];
+const DEQUANTIZE: &[Input] = inputs![x x_scale x_zero_point?];
 
 pub(super) static OPS: &[OpDef] = &[
     OpDef::new(
@@ -35,7 +35,7 @@ pub(super) static OPS: &[OpDef] = &[
             &[0.0, 1.0, -2.0],
         )
     })
-    .attrs(&["axis", "block_size", "output_dtype", "precision", "saturate"]),
+    .attrs(names![axis block_size output_dtype precision saturate]),
     OpDef::new(
         "DequantizeLinear",
         "(x - the zero point) x_scale; parameters may differ along `axis`",
@@ -49,11 +49,11 @@ pub(super) static OPS: &[OpDef] = &[
         }),
     )
     .sample(|s| s.input(DType::U8, &[2, 3, 4], 0.0, 99.0).given(DType::F32, &[], &[0.25]))
-    .attrs(&["axis", "block_size", "output_dtype"]),
+    .attrs(names![axis block_size output_dtype]),
     OpDef::new(
         "DynamicQuantizeLinear",
         "QuantizeLinear to u8 by the scale and the zero point that fit the data and zero; both are outputs, too",
-        &[one("x")],
+        inputs![x],
         |call| {
             let dtype = expect_dtype(call, 0, "f32", |d| d == DType::F32)?;
             Ok(vec![Fact::new(DType::U8, call.shape(0).clone()), Fact::new(dtype, []), Fact::new(DType::U8, [])])

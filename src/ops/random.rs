@@ -5,7 +5,7 @@ use super::{expect_dtype, output};
 use crate::dtype::DType;
 use crate::error::ensure;
 use crate::expr::Expr;
-use crate::op::{Attrs, Call, Eval, Fact, Lower, OpDef, OpResult, Var, one, shaping};
+use crate::op::{Attrs, Call, Eval, Fact, Lower, OpDef, OpResult, Var, inputs, names};
 use crate::random::{NUMBERS, PARITY, ROTATIONS, ROUNDS, key, uniform};
 use crate::shape::Shape;
 
@@ -17,7 +17,7 @@ pub(super) static OPS: &[OpDef] = &[
     OpDef::new(
         "Dropout",
         "The input, as in inference, and a mask that keeps all of it; in training mode the same elements are dropped at every run",
-        &[one("data"), shaping("ratio"), shaping("training_mode")],
+        inputs![data ratio= training_mode=],
         |c| {
             dropped(c)?;
             c.int("seed", 0)?;
@@ -39,11 +39,11 @@ pub(super) static OPS: &[OpDef] = &[
         }),
     )
     .sample(|s| s.floats(&[&[2, 3]]))
-    .attrs(&["seed"]),
+    .attrs(names![seed]),
     OpDef::new(
         RANDOM,
         "Numbers in 0..1: a function of a key, a count of draws, and the place of the element",
-        &[one("draw")],
+        inputs![draw],
         |c| {
             words(c)?;
             draw(c, 0)?;
@@ -55,12 +55,12 @@ pub(super) static OPS: &[OpDef] = &[
         }),
         Lower::Map(|x, c| number(&shape(c).expect("facts are inferred"), c, &x[0])),
     )
-    .attrs(&["key", "shape"])
+    .attrs(names![key shape])
     .sample(|s| s.given(DType::I32, &[], &[3.0]).ints("key", &[17, -4]).ints("shape", &[2, 3, 37])),
     OpDef::new(
         DROPOUT,
         "x / (1 - ratio), and 0 at a share `ratio` of the places, which depend on a key and a count of draws",
-        &[one("data"), one("draw")],
+        inputs![data draw],
         |c| {
             words(c)?;
             ratio(c)?;
@@ -78,7 +78,7 @@ pub(super) static OPS: &[OpDef] = &[
             number.like(share(ratio)).le(&number).select(&(&x[0] * scale(ratio)), &x[0].like(0.0))
         }),
     )
-    .attrs(&["key", "ratio"])
+    .attrs(names![key ratio])
     .grad(|b, c, back| {
         // The same elements are dropped again.
         Ok(vec![Some(b.op(DROPOUT, &[back.first()?, back.x[1]], c.attrs.clone())), None])

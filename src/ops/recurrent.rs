@@ -11,28 +11,19 @@
 use super::{expect_shape, output, same_float};
 use crate::dtype::DType;
 use crate::op::{
-    Args, Attr, Call, Eval, Fact, Infer, Input, Lower, Nodes, OpDef, OpResult, Rule, Tensors, Var, one, optional,
+    Args, Attr, Call, Eval, Fact, Infer, Input, Lower, Nodes, OpDef, OpResult, Rule, Tensors, Var, inputs,
 };
 use std::ops::Range;
 
 /// Upper bound of the sequence length: each step is a cell of the graph.
 const LONGEST: usize = 1 << 12;
 
-const RNN: &[Input] = &[one("X"), one("W"), one("R"), optional("B"), optional("sequence_lens"), optional("initial_h")];
+const RNN: &[Input] = inputs![X W R B? sequence_lens? initial_h?];
 /// Indices of inputs: the lengths, the first of the initial states, and the peepholes.
 const LENGTHS: usize = 4;
 const INITIAL: usize = 5;
 const PEEPHOLES: usize = 7;
-const LSTM: &[Input] = &[
-    one("X"),
-    one("W"),
-    one("R"),
-    optional("B"),
-    optional("sequence_lens"),
-    optional("initial_h"),
-    optional("initial_c"),
-    optional("P"),
-];
+const LSTM: &[Input] = inputs![X W R B? sequence_lens? initial_h? initial_c? P?];
 
 pub(super) static OPS: &[OpDef] = &[
     row(

@@ -6,12 +6,12 @@ use crate::dtype::DType;
 use crate::expr::{maximum, minimum};
 use crate::kernel::Reduction;
 use crate::op::{
-    Args, Attrs, Call, Eval, Fact, Infer, Input, Lower, Nodes, OpDef, OpResult, Tensors, Var, one, shaping,
+    Args, Attrs, Call, Eval, Fact, Infer, Input, Lower, Nodes, OpDef, OpResult, Tensors, Var, inputs, names,
 };
 use crate::shape::Shape;
 
-const ONE: &[Input] = &[one("data")];
-const DATA: &[Input] = &[one("data"), shaping("axes")];
+const ONE: &[Input] = inputs![data];
+const DATA: &[Input] = inputs![data axes=];
 
 #[rustfmt::skip] // A table: one row, one line, where it fits.
 pub(super) static OPS: &[OpDef] = &[
@@ -54,9 +54,9 @@ pub(super) static OPS: &[OpDef] = &[
         |x, c| position_of(x, c, |a, b| a < b), Lower::Decompose(|b, c, x| locate(b, c, x[0], "ReduceMin"))),
     OpDef::new("CumSum",
         "The sum of the elements up to each along `axis`, without itself (`exclusive`), or from the end (`reverse`)",
-        &[one("x"), shaping("axis")], running_infer, Eval::Tensor(running), Lower::Decompose(|b, c, x| running_sums(b, c, x[0])))
+        inputs![x axis=], running_infer, Eval::Tensor(running), Lower::Decompose(|b, c, x| running_sums(b, c, x[0])))
         .sample(|s| s.input(DType::F32, &[3, 4, 5], -3.0, 3.0).attr("axis", 0))
-        .attrs(&["exclusive", "reverse"]),
+        .attrs(names![exclusive reverse]),
 ];
 
 /// A reduction over any axes.

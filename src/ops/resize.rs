@@ -5,7 +5,7 @@ use super::{along, ensure, indices, output, same_float, transposed_map};
 use crate::dtype::DType;
 use crate::kernel::{Nearest, ResizeMode, Template};
 use crate::op::{
-    Args, Attr, Attrs, Call, Eval, Fact, Lower, Nodes, OpDef, OpResult, Part, TemplateCall, ValueId, Var, one, shaping,
+    Args, Attr, Attrs, Call, Eval, Fact, Lower, Nodes, OpDef, OpResult, Part, TemplateCall, ValueId, Var, inputs, names,
 };
 use crate::shape::{Access, Shape};
 
@@ -13,28 +13,21 @@ pub(super) static OPS: &[OpDef] = &[
     OpDef::new(
         "Resize",
         "Interpolates along every axis to `sizes`, or by `scales`",
-        &[one("X"), shaping("roi"), shaping("scales"), shaping("sizes")],
+        inputs![X roi= scales= sizes=],
         infer_resize,
         Eval::Tensor(eval_resize),
         Lower::Decompose(decompose_resize),
     )
     .sample(|s| s.floats(&[&[2, 5, 7]]).attr("scales", vec![1.0, 2.0, 1.7]).attr("mode", "linear").attr("antialias", 0))
-    .attrs(&[
-        "antialias",
-        "axes",
-        "coordinate_transformation_mode",
-        "cubic_coeff_a",
-        "exclude_outside",
-        "extrapolation_value",
-        "keep_aspect_ratio_policy",
-        "mode",
-        "nearest_mode",
+    .attrs(names![
+        antialias axes coordinate_transformation_mode cubic_coeff_a exclude_outside extrapolation_value
+        keep_aspect_ratio_policy mode nearest_mode
     ])
     .upgrade(upgrade_resize),
     OpDef::new(
         "plimsoll.Resize",
         "What Resize decomposes into: no antialias, and nothing extrapolated",
-        &[one("X"), shaping("roi"), shaping("scales"), shaping("sizes")],
+        inputs![X roi= scales= sizes=],
         infer_resize,
         Eval::Tensor(eval_resize),
         Lower::Template(lower_resize),
@@ -53,25 +46,19 @@ pub(super) static OPS: &[OpDef] = &[
         "Upsample",
         "Resize before opset 10: by `scales`, with coordinates divided by them and the nearest element \
          rounded down",
-        &[one("X"), shaping("scales")],
+        inputs![X scales=],
         |_, call, x| {
             let attrs = call.attrs.clone().with("coordinate_transformation_mode", "asymmetric");
             Ok(vec![x[0].op("Resize", &[], attrs.with("nearest_mode", "floor"))])
         },
     )
     .sample(|s| s.floats(&[&[1, 2, 3, 4]]).attr("scales", vec![1.0, 1.0, 2.0, 3.0]))
-    .attrs(&["mode"]),
+    .attrs(names![mode]),
 ];
 
 /// Attributes that the kernel template implements.
-const CORE_ATTRS: &[&str] = &[
-    "axes",
-    "coordinate_transformation_mode",
-    "cubic_coeff_a",
-    "exclude_outside",
-    "keep_aspect_ratio_policy",
-    "mode",
-    "nearest_mode",
+const CORE_ATTRS: &[&str] = names![
+    axes coordinate_transformation_mode cubic_coeff_a exclude_outside keep_aspect_ratio_policy mode nearest_mode
 ];
 
 /// Upgrades opset 10, which has neither `roi` nor a choice of coordinates.

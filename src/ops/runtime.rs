@@ -4,23 +4,13 @@ use super::compose::composed;
 use super::quantize::spread_node;
 use super::{broadcasts_to, ensure, expect_dtype, expect_shape, expect_type_of, find, same_float};
 use crate::dtype::DType;
-use crate::op::{Args, Attrs, Call, Input, Nodes, OpDef, OpResult, Sample, Var, one, optional};
+use crate::op::{Args, Attrs, Call, Input, Nodes, OpDef, OpResult, Sample, Var, inputs, names};
 
-const UNARY: &[Input] = &[one("X"), one("X_scale"), optional("X_zero_point"), one("Y_scale"), optional("Y_zero_point")];
-const BINARY: &[Input] = &[
-    one("A"),
-    one("A_scale"),
-    optional("A_zero_point"),
-    one("B"),
-    one("B_scale"),
-    optional("B_zero_point"),
-    one("C_scale"),
-    optional("C_zero_point"),
-];
-const POOL: &[&str] =
-    &["auto_pad", "ceil_mode", "channels_last", "count_include_pad", "kernel_shape", "pads", "strides"];
-const SKIP: &[Input] = &[one("input"), one("skip"), one("gamma"), optional("beta"), optional("bias")];
-const SKIP_SIMPLIFIED: &[Input] = &[one("input"), one("skip"), one("gamma"), optional("bias")];
+const UNARY: &[Input] = inputs![X X_scale X_zero_point? Y_scale Y_zero_point?];
+const BINARY: &[Input] = inputs![A A_scale A_zero_point? B B_scale B_zero_point? C_scale C_zero_point?];
+const POOL: &[&str] = names![auto_pad ceil_mode channels_last count_include_pad kernel_shape pads strides];
+const SKIP: &[Input] = inputs![input skip gamma beta? bias?];
+const SKIP_SIMPLIFIED: &[Input] = inputs![input skip gamma bias?];
 
 pub(super) static OPS: &[OpDef] = &[
     quantized("QLinearAdd", "QuantizeLinear of the sum of two DequantizeLinears", BINARY).sample(of_two),
@@ -29,18 +19,18 @@ pub(super) static OPS: &[OpDef] = &[
         .sample(|s| of_one(s, &[3, 7], 0.0078125)),
     quantized("QLinearLeakyRelu", "QuantizeLinear of LeakyRelu of DequantizeLinear", UNARY)
         .sample(|s| of_one(s, &[3, 7], 0.0625).attr("alpha", 0.25))
-        .attrs(&["alpha"]),
+        .attrs(names![alpha]),
     quantized("QLinearAveragePool", "QuantizeLinear of AveragePool of DequantizeLinear", UNARY)
         .sample(|s| of_one(s, &[1, 2, 6, 5], 0.0625).ints("kernel_shape", &[2, 2]).ints("strides", &[2, 1]))
         .attrs(POOL),
     quantized("QLinearGlobalAveragePool", "QuantizeLinear of GlobalAveragePool of DequantizeLinear", UNARY)
         .sample(|s| of_one(s, &[2, 3, 4, 4], 0.0625))
-        .attrs(&["channels_last"]),
+        .attrs(names![channels_last]),
     composed("SkipLayerNormalization", "LayerNormalization of a sum, its statistics, and the sum", SKIP, skipped)
-        .attrs(&["epsilon"])
+        .attrs(names![epsilon])
         .sample(|s| s.floats(&[&[2, 3, 8], &[2, 3, 8], &[8]])),
     composed("SkipSimplifiedLayerNormalization", "RMSNormalization of a sum, and the sum", SKIP_SIMPLIFIED, skipped)
-        .attrs(&["epsilon"])
+        .attrs(names![epsilon])
         .sample(|s| s.floats(&[&[2, 3, 8], &[2, 3, 8], &[8]])),
 ];
 

@@ -9,7 +9,7 @@
 //!
 //! ```text
 //! indices [n, k] --column j, raised--> [1.., n] --. equal, for all j
-//! 0..d_j ------------------------------> [d_j, 1] --'-> hit [d_0 .. d_k-1, n] --fold over n--> a sum, a maximum, ...
+//! 0..d_j ------------------------------> [d_j, 1] --'-> hit [d_0 .. d_k-1, n] --reduce over n--> a sum, a maximum, ...
 //! ```
 
 use super::compose::composed;
@@ -18,7 +18,7 @@ use super::{along, expect_dtype, indices, output, position};
 use crate::dtype::DType;
 use crate::expr::{maximum, minimum};
 use crate::kernel::Template;
-use crate::op::{Args, Attrs, Call, Eval, Fact, Lower, Nodes, OpDef, OpResult, Part, TemplateCall, Var, one, optional};
+use crate::op::{Args, Attrs, Call, Eval, Fact, Lower, Nodes, OpDef, OpResult, Part, TemplateCall, Var, inputs, names};
 use crate::shape::{Access, Shape};
 
 /// The row whose kernel writes its updates alone. Its result lies over the data, so computing it in parts would only add copies of these.
@@ -31,7 +31,7 @@ pub(super) static OPS: &[OpDef] = &[
     OpDef::new(
         SCATTER,
         "ScatterElements of indices that broadcast to the updates; with `unique_indices`, no two along `axis` are the same",
-        &[one("data"), one("indices"), one("updates")],
+        inputs![data indices updates],
         scatter_rows,
         Eval::Tensor(scatter_elements_eval),
         Lower::Template(|call, x| {
@@ -65,11 +65,11 @@ pub(super) static OPS: &[OpDef] = &[
         let s = s.floats(&[&[2, 5, 3]]).given(DType::I64, &[1, 4, 1], &[0.0, -1.0, 5.0, 2.0]);
         s.floats(&[&[2, 4, 3]]).attr("axis", 1).attr("unique_indices", 1)
     })
-    .attrs(&["axis", "unique_indices"]),
+    .attrs(names![axis unique_indices]),
     OpDef::new(
         SUM_BY_INDEX,
         "For each index below `extent`, the sum of the updates that have it; of indices [n] and updates [n, ..]",
-        &[one("indices"), one("updates")],
+        inputs![indices updates],
         sum_by_index,
         Eval::Tensor(sum_by_index_eval),
         Lower::Template(|call, x| {
@@ -86,47 +86,47 @@ pub(super) static OPS: &[OpDef] = &[
         Ok(vec![None, Some(inside.shaped(&along(updates[0], updates.len())).select(rows, 0.0))])
     })
     .sample(|s| s.given(DType::I64, &[6], &[1.0, -1.0, 4.0, 1.0, -5.0, 2.0]).floats(&[&[6, 2, 3]]).attr("extent", 4))
-    .attrs(&["extent"])
+    .attrs(names![extent])
     .part(|_, axis, _| if axis == 0 { None } else { Part::of([None, Some(axis)]) }),
     OpDef::new(
         "ScatterND",
         "The data with updates at the places that the tuples along the last axis of the indices name; the \
          last of several where nothing is reduced, none where an index is outside",
-        &[one("data"), one("indices"), one("updates")],
+        inputs![data indices updates],
         scatter_nd,
         Eval::Tensor(scatter_nd_eval),
         Lower::Decompose(scatter_nd_nodes),
     )
     .sample(|s| s.floats(&[&[5, 3]]).input(DType::I64, &[4, 1], -5.0, 4.0).floats(&[&[4, 3]]))
-    .attrs(&["reduction"]),
+    .attrs(names![reduction]),
     OpDef::new(
         "ScatterElements",
         "The data with each update at its own place but along `axis`, where its index says; the last of \
          several where nothing is reduced, none where an index is outside",
-        &[one("data"), one("indices"), one("updates")],
+        inputs![data indices updates],
         scatter_elements,
         Eval::Tensor(scatter_elements_eval),
         Lower::Decompose(scatter_elements_nodes),
     )
     .sample(|s| s.floats(&[&[3, 4, 2]]).input(DType::I64, &[2, 6, 1], -4.0, 3.0).floats(&[&[2, 6, 1]]).attr("axis", 1))
-    .attrs(&["axis", "reduction"]),
+    .attrs(names![axis reduction]),
     composed(
         "Scatter",
         "ScatterElements under its name before opset 11",
-        &[one("data"), one("indices"), one("updates")],
+        inputs![data indices updates],
         |_, call, x| Ok(vec![x[0].op("ScatterElements", &[x[1], x[2]], call.attrs.clone())]),
     )
     .sample(|s| s.floats(&[&[3, 5]]).given(DType::I64, &[1, 2], &[1.0, 3.0]).floats(&[&[1, 2]]).attr("axis", 1))
-    .attrs(&["axis"]),
+    .attrs(names![axis]),
     composed(
         "TensorScatter",
         "The cache with the update written along `axis`, from a place on that differs from row to row; \
          what goes beyond the end is left out, or goes on at the start where `mode` is circular",
-        &[one("past_cache"), one("update"), optional("write_indices")],
+        inputs![past_cache update write_indices?],
         tensor_scatter_nodes,
     )
     .sample(|s| s.floats(&[&[2, 3, 6, 4], &[2, 3, 2, 4]]).given(DType::I64, &[2], &[0.0, 4.0]))
-    .attrs(&["axis", "mode"]),
+    .attrs(names![axis mode]),
 ];
 
 fn tensor_scatter_nodes<'g>(b: Nodes<'g>, call: &Call, x: &Args<Var<'g>>) -> OpResult<Vec<Var<'g>>> {

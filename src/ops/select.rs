@@ -2,7 +2,7 @@
 
 use super::{ensure, expect_dtype, indices, output, position};
 use crate::dtype::DType;
-use crate::op::{Args, Attr, Attrs, Call, Eval, Lower, Nodes, OpDef, OpResult, Var, one, shaping};
+use crate::op::{Args, Attr, Attrs, Call, Eval, Lower, Nodes, OpDef, OpResult, Var, inputs, names};
 use crate::shape::Shape;
 use crate::tensor::Tensor;
 
@@ -10,7 +10,7 @@ pub(super) static OPS: &[OpDef] = &[
     OpDef::new(
         "Compress",
         "The slices along `axis`, or the elements, for which the condition holds, which is a constant",
-        &[one("input"), shaping("condition")],
+        inputs![input condition=],
         |call| {
             let (axis, kept) = kept(call)?;
             let mut shape = flat(call)?;
@@ -34,11 +34,11 @@ pub(super) static OPS: &[OpDef] = &[
         }),
     )
     .sample(|s| s.floats(&[&[3, 4, 2]]).ints("condition", &[1, 0, 1, 1]).attr("axis", 1))
-    .attrs(&["axis"]),
+    .attrs(names![axis]),
     OpDef::new(
         "NonZero",
         "The indices of the elements of a constant that are not zero, one column for each",
-        &[shaping("X")],
+        inputs![X=],
         |call| output(DType::I64, places(call)?.shape().clone()),
         Eval::Known(places),
         Lower::Const,
@@ -48,7 +48,7 @@ pub(super) static OPS: &[OpDef] = &[
         "ReverseSequence",
         "Each sequence along `time_axis` turned around up to its length; there is one per element of \
          `batch_axis`",
-        &[one("input"), one("sequence_lens")],
+        inputs![input sequence_lens],
         |call| sequences(call).map(|_| vec![call.fact(0).clone()]),
         Eval::Move(|x, call| {
             let ([batch, time], shape) = (sequences(call)?, call.shape(0));
@@ -63,7 +63,7 @@ pub(super) static OPS: &[OpDef] = &[
         Lower::Decompose(reversed),
     )
     .sample(|s| s.floats(&[&[5, 3, 2]]).given(DType::I64, &[3], &[3.0, 0.0, 5.0]))
-    .attrs(&["batch_axis", "time_axis"]),
+    .attrs(names![batch_axis time_axis]),
 ];
 
 /// The input's shape; flattened if no axis is given.

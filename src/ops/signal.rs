@@ -4,12 +4,12 @@ use super::compose::composed;
 use super::index::known;
 use super::{ensure, expect_dtype, output, required_ints};
 use crate::dtype::DType;
-use crate::op::{Args, Attrs, Call, Fact, Input, Nodes, OpDef, OpResult, Var, one, optional, shaping};
+use crate::op::{Args, Attrs, Call, Fact, Input, Nodes, OpDef, OpResult, Var, inputs, names};
 use crate::tensor::Tensor;
 use std::f64::consts::TAU;
 
-const SIZE: &[Input] = &[shaping("size")];
-const WINDOW: &[&str] = &["output_datatype", "periodic"];
+const SIZE: &[Input] = inputs![size=];
+const WINDOW: &[&str] = names![output_datatype periodic];
 
 pub(super) static OPS: &[OpDef] = &[
     known("HannWindow", "The Hann window of `size` elements", SIZE, window_fact, |c| window(c, &[0.5, 0.5]))
@@ -28,13 +28,7 @@ pub(super) static OPS: &[OpDef] = &[
     known(
         "MelWeightMatrix",
         "The weights that take a spectrum to bins of equal width in mel",
-        &[
-            shaping("num_mel_bins"),
-            shaping("dft_length"),
-            shaping("sample_rate"),
-            shaping("lower_edge_hertz"),
-            shaping("upper_edge_hertz"),
-        ],
+        inputs![num_mel_bins= dft_length= sample_rate= lower_edge_hertz= upper_edge_hertz=],
         |call| {
             let mel = Mel::of(call)?;
             output(datatype(call)?, [mel.spectrum, mel.bins])
@@ -49,15 +43,15 @@ pub(super) static OPS: &[OpDef] = &[
             .attr("upper_edge_hertz", 7000.0)
             .attr("output_datatype", DType::F32.onnx())
     })
-    .attrs(&["output_datatype"]),
+    .attrs(names![output_datatype]),
     composed(
         "DFT",
         "The discrete Fourier transform along `axis` of numbers, real or complex, whose parts are the last axis",
-        &[one("input"), shaping("dft_length"), shaping("axis")],
+        inputs![input dft_length= axis=],
         transform,
     )
     .sample(|s| s.floats(&[&[2, 8, 3, 2]]))
-    .attrs(&["inverse", "onesided"])
+    .attrs(names![inverse onesided])
     .upgrade(|opset, _, attrs| {
         if opset < 20 && attrs.get("axis").is_none() {
             attrs.set("axis", 1);
@@ -67,11 +61,11 @@ pub(super) static OPS: &[OpDef] = &[
         "STFT",
         "DFT of frames of a signal [batch, length, parts], `frame_step` apart and `frame_length` long, \
          each times a window",
-        &[one("signal"), shaping("frame_step"), optional("window"), shaping("frame_length")],
+        inputs![signal frame_step= window? frame_length=],
         frames,
     )
     .sample(|s| s.floats(&[&[2, 40, 1], &[16]]).attr("frame_step", 5))
-    .attrs(&["onesided"]),
+    .attrs(names![onesided]),
 ];
 
 /// The type that `output_datatype` names.

@@ -11,7 +11,7 @@
 
 use super::{expect_dtype, indices, position};
 use crate::dtype::DType;
-use crate::op::{Args, Attrs, Call, Eval, Fact, Lower, Nodes, OpDef, OpResult, Var, one, shaping};
+use crate::op::{Args, Attrs, Call, Eval, Fact, Lower, Nodes, OpDef, OpResult, Var, inputs, names};
 use std::cmp::Ordering;
 
 /// Upper bound of the axis length: each element is compared with every other.
@@ -21,7 +21,7 @@ pub(super) static OPS: &[OpDef] = &[OpDef::new(
     "TopK",
     "The `K` largest elements along `axis`, or the smallest, in order, the first of equal ones first; \
          and their indices",
-    &[one("X"), shaping("K")],
+    inputs![X K=],
     |call| {
         let (axis, k) = extent(call)?;
         let mut shape = call.shape(0).clone();
@@ -32,7 +32,7 @@ pub(super) static OPS: &[OpDef] = &[OpDef::new(
     Lower::Decompose(nodes),
 )
 .sample(|s| s.floats(&[&[9]]).attr("K", 4))
-.attrs(&["axis", "largest", "sorted"])
+.attrs(names![axis largest sorted])
 .upgrade(|_, _, attrs| {
     // Before opset 10.
     if let Some(k) = attrs.remove("k") {

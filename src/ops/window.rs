@@ -5,7 +5,7 @@ use super::{along, ensure, expect_shape, indices, output, position, same_float};
 use crate::dtype::DType;
 use crate::kernel::{Pool, Template, Window};
 use crate::op::{
-    Args, Attrs, Back, Call, Eval, Fact, Lower, Nodes, OpDef, OpResult, Part, Sample, TemplateCall, Var, one, optional,
+    Args, Attrs, Back, Call, Eval, Fact, Lower, Nodes, OpDef, OpResult, Part, Sample, TemplateCall, Var, inputs, names,
 };
 use crate::shape::{Access, Shape};
 use std::iter::zip;
@@ -16,7 +16,7 @@ pub(super) static OPS: &[OpDef] = &[
     OpDef::new(
         "Conv",
         "Convolution of [n, c, spatial..] with filters [o, c / group, kernel..], plus a bias per o",
-        &[one("X"), one("W"), optional("B")],
+        inputs![X W B?],
         infer_conv,
         Eval::Tensor(eval_conv),
         Lower::Decompose(|_, call, x| {
@@ -26,11 +26,11 @@ pub(super) static OPS: &[OpDef] = &[
         }),
     )
     .sample(|s| s.floats(&[&[2, 3, 8, 9], &[4, 3, 3, 2], &[4]]).ints("strides", &[2, 3]).ints("pads", &[1, 0, 2, 1]))
-    .attrs(&["auto_pad", "dilations", "group", "kernel_shape", "pads", "strides"]),
+    .attrs(names![auto_pad dilations group kernel_shape pads strides]),
     OpDef::new(
         "plimsoll.Conv",
         "What Conv decomposes into: no bias, every attribute given, pads explicit",
-        &[one("X"), one("W")],
+        inputs![X W],
         infer_conv,
         Eval::Tensor(eval_conv),
         Lower::Template(|call, at| {
@@ -52,13 +52,13 @@ pub(super) static OPS: &[OpDef] = &[
             .ints("dilations", &[2, 1])
             .ints("pads", &[1, 0, 2, 1])
     })
-    .attrs(&["dilations", "group", "pads", "strides"])
+    .attrs(names![dilations group pads strides])
     .part(images),
     OpDef::new(
         "ConvTranspose",
         "The gradient of Conv by its input: [n, c, spatial..], filters [c, o / group, kernel..], plus a \
          bias per o",
-        &[one("X"), one("W"), optional("B")],
+        inputs![X W B?],
         infer_conv_transpose,
         Eval::Tensor(eval_conv_transpose),
         Lower::Decompose(|_, call, x| {
@@ -74,20 +74,11 @@ pub(super) static OPS: &[OpDef] = &[
             .ints("pads", &[1, 0, 0, 2])
             .ints("output_padding", &[1, 2])
     })
-    .attrs(&[
-        "auto_pad",
-        "dilations",
-        "group",
-        "kernel_shape",
-        "output_padding",
-        "output_shape",
-        "pads",
-        "strides",
-    ]),
+    .attrs(names![auto_pad dilations group kernel_shape output_padding output_shape pads strides]),
     OpDef::new(
         "plimsoll.ConvTranspose",
         "What ConvTranspose decomposes into: no bias, every attribute given, pads explicit",
-        &[one("X"), one("W")],
+        inputs![X W],
         infer_conv_transpose,
         Eval::Tensor(eval_conv_transpose),
         Lower::Template(|call, at| {
@@ -114,12 +105,12 @@ pub(super) static OPS: &[OpDef] = &[
             .ints("pads", &[1, 0, 1, 1])
             .ints("output_padding", &[1, 0])
     })
-    .attrs(&["dilations", "group", "output_padding", "pads", "strides"])
+    .attrs(names![dilations group output_padding pads strides])
     .part(images),
     composed(
         "MaxPool",
         "The maximum of each window of [n, c, spatial..], and where in the input it stands first",
-        &[one("X")],
+        inputs![X],
         |_, call, x| {
             // Unread indices are dropped before they are decomposed in turn.
             let values = x[0].op("plimsoll.MaxPool", &[], call.attrs.clone());
@@ -131,7 +122,7 @@ pub(super) static OPS: &[OpDef] = &[
     OpDef::new(
         "plimsoll.MaxPool",
         "The first output of MaxPool",
-        &[one("X")],
+        inputs![X],
         infer_pool,
         Eval::Tensor(eval_max),
         Lower::Template(|call, at| lower_pool(call, at, |_| Pool::Max)),
@@ -146,7 +137,7 @@ pub(super) static OPS: &[OpDef] = &[
     OpDef::new(
         "plimsoll.MaxPoolGrad",
         "The gradient of MaxPool by its input X, from the maxima Y and their gradient; the first maximum of a window has it",
-        &[one("X"), one("Y"), one("dY")],
+        inputs![X Y dY],
         |call| {
             let expected = infer_pool(call)?.remove(0);
             for (input, name) in [(1, "Y"), (2, "dY")] {
@@ -176,7 +167,7 @@ pub(super) static OPS: &[OpDef] = &[
     })
     .attrs(MAX_POOL_ATTRS)
     .grad(|_, call, back| {
-        // What a maximum's gradient weighs is the derivative by the element that has it.
+        // The derivative by a maximum's gradient is that by the element that has the maximum.
         let mut attrs = call.attrs.clone();
         attrs.remove("storage_order");
         let at = back.x[0].op("plimsoll.MaxPoolIndices", &[back.x[1]], attrs);
@@ -187,7 +178,7 @@ pub(super) static OPS: &[OpDef] = &[
     OpDef::new(
         "plimsoll.MaxPoolIndices",
         "The second output of MaxPool, from its input and its first output",
-        &[one("X"), one("Y")],
+        inputs![X Y],
         |call| {
             let expected = infer_pool(call)?.remove(0);
             ensure(*call.fact(1) == expected, || {
@@ -208,7 +199,7 @@ pub(super) static OPS: &[OpDef] = &[
     OpDef::new(
         "AveragePool",
         "The mean of each window of [n, c, spatial..], padding left out unless count_include_pad",
-        &[one("X")],
+        inputs![X],
         infer_pool,
         Eval::Tensor(|inputs, call| eval_pool(inputs, call, 0.0, |sum, x| sum + x, |sum, n| sum / n as f64)),
         Lower::Template(|call, at| {
@@ -221,19 +212,19 @@ pub(super) static OPS: &[OpDef] = &[
     )
     .grad(average_grad)
     .sample(POOLED)
-    .attrs(&["auto_pad", "ceil_mode", "count_include_pad", "dilations", "kernel_shape", "pads", "strides"])
+    .attrs(names![auto_pad ceil_mode count_include_pad dilations kernel_shape pads strides])
     .part(planes),
     composed(
         "GlobalMaxPool",
         "The maximum over all spatial axes of [n, c, spatial..], which stay with extent 1",
-        &[one("X")],
+        inputs![X],
         |_, call, x| Ok(vec![x[0].reduce_max(&image_axes(call)?, true)]),
     )
     .sample(|s| s.floats(&[&[2, 3, 4, 5]])),
     composed(
         "GlobalAveragePool",
         "The mean over all spatial axes of [n, c, spatial..], which stay with extent 1",
-        &[one("X")],
+        inputs![X],
         |_, call, x| Ok(vec![x[0].reduce_mean(&image_axes(call)?, true)]),
     )
     .sample(|s| s.floats(&[&[2, 3, 4, 5]])),
@@ -251,8 +242,7 @@ fn planes(_: &Call, axis: usize, _: usize) -> Option<Part> {
 
 const POOLED: fn(Sample) -> Sample =
     |s| s.floats(&[&[1, 3, 8, 7]]).ints("kernel_shape", &[3, 2]).ints("strides", &[2, 2]).ints("pads", &[1, 0, 1, 1]);
-const MAX_POOL_ATTRS: &[&str] =
-    &["auto_pad", "ceil_mode", "dilations", "kernel_shape", "pads", "storage_order", "strides"];
+const MAX_POOL_ATTRS: &[&str] = names![auto_pad ceil_mode dilations kernel_shape pads storage_order strides];
 
 /// A window along one spatial axis.
 struct Side {

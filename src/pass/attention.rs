@@ -18,7 +18,7 @@ use crate::decisions::Decisions;
 use crate::dtype::DType;
 use crate::graph::Graph;
 use crate::kernel::Guard;
-use crate::op::{Call, Fact, Lower, ValueId};
+use crate::op::{Call, Fact, Lower, NodeId, ValueId};
 use crate::target::Target;
 use std::collections::HashSet;
 
@@ -27,11 +27,11 @@ use std::collections::HashSet;
 pub(super) struct Found {
     pub attention: Attention,
     /// All nodes from the first product to the second one, unordered.
-    pub nodes: HashSet<u32>,
+    pub nodes: HashSet<NodeId>,
 }
 
 /// The attention that ends in a node, if it becomes one kernel, even with `more` nodes.
-pub(super) fn as_kernel(graph: &Graph, sink: u32, context: &Context, more: usize) -> Option<Found> {
+pub(super) fn as_kernel(graph: &Graph, sink: NodeId, context: &Context, more: usize) -> Option<Found> {
     let found = ending_in(graph, sink, &context.decisions)?;
     if !context.decisions.if_cheaper("attend", sink, found.is_cheaper(graph, sink, context.target)) {
         return None;
@@ -50,14 +50,14 @@ fn named(graph: &Graph, value: ValueId, name: &str) -> Option<Vec<ValueId>> {
 struct Behind {
     /// The softmax's own result.
     weights: ValueId,
-    nodes: Vec<u32>,
+    nodes: Vec<NodeId>,
     guarded: Option<Guard>,
     /// The maximum of the scores, if a guard compares it.
     compared: Option<ValueId>,
 }
 
 /// Goes from the left operand of the product that ends in `sink` to the softmax, past a Cast and a guard.
-fn behind(graph: &Graph, sink: u32, mut weights: ValueId, decisions: &Decisions) -> Option<Behind> {
+fn behind(graph: &Graph, sink: NodeId, mut weights: ValueId, decisions: &Decisions) -> Option<Behind> {
     let (mut nodes, mut guarded, mut compared) = (Vec::new(), None, None);
     // The softmax of 16-bit floats may be computed in f32, as it is here.
     if let Some(&[wide]) = named(graph, weights, "Cast").as_deref() {
@@ -89,7 +89,7 @@ fn behind(graph: &Graph, sink: u32, mut weights: ValueId, decisions: &Decisions)
 }
 
 /// The scores whose softmax over the last axis is `weights`, their maximum, and the softmax's nodes.
-fn softmax(graph: &Graph, weights: ValueId) -> Option<(ValueId, ValueId, [u32; 5])> {
+fn softmax(graph: &Graph, weights: ValueId) -> Option<(ValueId, ValueId, [NodeId; 5])> {
     let rank = graph.fact(weights).shape.len();
     let folds_columns = |value: ValueId| {
         let (node, operand) = (graph.node(value.node), graph.operands(value.node)[0]?);
@@ -107,8 +107,8 @@ fn softmax(graph: &Graph, weights: ValueId) -> Option<(ValueId, ValueId, [u32; 5
 }
 
 /// The attention that ends in a matrix product, if nothing else reads its intermediate values.
-fn ending_in(graph: &Graph, sink: u32, decisions: &Decisions) -> Option<Found> {
-    let &[weights, values] = &named(graph, ValueId { node: sink, port: 0 }, "MatMul")?[..] else { return None };
+fn ending_in(graph: &Graph, sink: NodeId, decisions: &Decisions) -> Option<Found> {
+    let &[weights, values] = &named(graph, sink.output(0), "MatMul")?[..] else { return None };
     let Behind { weights, nodes, guarded, compared } = behind(graph, sink, weights, decisions)?;
     let space = &graph.fact(weights).shape;
     let result = &graph.node(sink).outputs[0].fact.shape;
@@ -122,10 +122,10 @@ fn ending_in(graph: &Graph, sink: u32, decisions: &Decisions) -> Option<Found> {
     if compared.is_some_and(|compared| compared != max) {
         return None;
     }
-    let mut nodes: HashSet<u32> = nodes.into_iter().chain(inner).chain([sink]).collect();
+    let mut nodes: HashSet<NodeId> = nodes.into_iter().chain(inner).chain([sink]).collect();
 
     // Up from the scores: elementwise nodes of their shape that nothing else reads, and one product.
-    let inside = |value: ValueId, nodes: &HashSet<u32>| {
+    let inside = |value: ValueId, nodes: &HashSet<NodeId>| {
         !graph.is_output(value) && graph.users(value).iter().all(|u| nodes.contains(u))
     };
     let mut products = None;
@@ -156,7 +156,7 @@ fn ending_in(graph: &Graph, sink: u32, decisions: &Decisions) -> Option<Found> {
         // The scores, or a part of them, are an operand of a product: they would have to be stored.
         return None;
     }
-    let members = nodes.iter().filter(|&&n| n != sink).map(|&node| ValueId { node, port: 0 });
+    let members = nodes.iter().filter(|&&n| n != sink).map(|&node| node.output(0));
     let closed = members.into_iter().all(|value| inside(value, &nodes));
     let (scored, multiplied) = (graph.fact(scores).dtype, graph.node(products?).outputs[0].fact.dtype);
     let same_type = scored == multiplied || multiplied.is_half() && scored == DType::F32;
@@ -188,7 +188,7 @@ fn repeated(graph: &Graph, mut value: ValueId) -> Option<bool> {
 impl Found {
     /// True if one kernel is cheaper. Repeated keys and values that are copied would all be held at once, and a few rows of scores are
     /// smaller than one copy. If nothing else reads the copies, none are made: kernels of GPUs read each key once for all its queries.
-    fn is_cheaper(&self, graph: &Graph, sink: u32, target: &Target) -> bool {
+    fn is_cheaper(&self, graph: &Graph, sink: NodeId, target: &Target) -> bool {
         let Fact { shape: result, dtype } = &graph.node(sink).outputs[0].fact;
         if !target.has_attention_for(*dtype) {
             return false;

@@ -44,7 +44,7 @@ pub fn run(graph: &mut Graph, context: &Context) -> Result<()> {
             Ok(parts(context.target, &operands, axis)?.into_iter().collect())
         });
         if let [made] = made.map_err(|what| graph.node(id).error(what))?[..] {
-            graph.replace(ValueId { node: id, port: 0 }, made);
+            graph.replace(id.output(0), made);
             changed = true;
         }
     }

@@ -14,7 +14,7 @@
 use super::{Groups, Prepared};
 use crate::error::{Error, Result};
 use crate::graph::{Graph, Kind};
-use crate::op::{Attrs, Lower, Part, ValueId};
+use crate::op::{Attrs, Lower, NodeId, Part, ValueId};
 use crate::ops;
 use crate::shape::Shape;
 use std::cmp::Reverse;
@@ -73,7 +73,12 @@ fn nothing(graph: &Graph) -> Error {
 }
 
 /// The region, and the units of each chunk.
-fn chosen(whole: &Prepared, order: &[u32], chunks: usize, least: u64) -> Result<Option<(Region, Vec<Range<usize>>)>> {
+fn chosen(
+    whole: &Prepared,
+    order: &[NodeId],
+    chunks: usize,
+    least: u64,
+) -> Result<Option<(Region, Vec<Range<usize>>)>> {
     let Prepared { graph, groups, decisions, .. } = whole;
     let mut own = largest(whole, order);
     if let Some((_, region)) = &mut own {
@@ -111,7 +116,7 @@ fn chosen(whole: &Prepared, order: &[u32], chunks: usize, least: u64) -> Result<
 }
 
 /// The region in which most bytes are computed, and the number of the first input along whose axis it is chunked.
-fn largest(whole: &Prepared, order: &[u32]) -> Option<(usize, Region)> {
+fn largest(whole: &Prepared, order: &[NodeId]) -> Option<(usize, Region)> {
     let Prepared { graph, groups, .. } = whole;
     let mut best: Option<(u64, usize, Region)> = None;
     let mut tried = BTreeSet::new();
@@ -143,7 +148,7 @@ struct Mapped {
 
 impl Mapped {
     /// The way to compute a node along this axis, which has so many units; `None` if the node's row has no way.
-    fn new(graph: &Graph, id: u32, axis: usize, units: usize) -> Option<Mapped> {
+    fn new(graph: &Graph, id: NodeId, axis: usize, units: usize) -> Option<Mapped> {
         let part = graph.with_call(id, |call| call.part(axis, units))??;
         Some(Mapped { axis, part })
     }
@@ -153,12 +158,12 @@ impl Mapped {
 struct Region {
     /// The number of equal units in each of the nodes' axes; a chunk has some of them.
     units: usize,
-    nodes: BTreeMap<u32, Mapped>,
+    nodes: BTreeMap<NodeId, Mapped>,
 }
 
 impl Region {
     /// The region of all nodes that can be computed in chunks of inputs whose outermost axes have so many elements.
-    fn new(graph: &Graph, groups: &Groups, order: &[u32], units: usize) -> Region {
+    fn new(graph: &Graph, groups: &Groups, order: &[NodeId], units: usize) -> Region {
         let mut region = Region { units, nodes: BTreeMap::new() };
         let axis = |&v: &ValueId| {
             let shape = &graph.fact(v).shape;
@@ -177,7 +182,7 @@ impl Region {
     }
 
     /// The way to compute a node in chunks. It is the one in which most of the node's reads are in chunks already.
-    fn mapped(&self, graph: &Graph, id: u32, inputs: &HashMap<ValueId, usize>) -> Option<Mapped> {
+    fn mapped(&self, graph: &Graph, id: NodeId, inputs: &HashMap<ValueId, usize>) -> Option<Mapped> {
         let operands = graph.operands(id);
         let rank = graph.node(id).outputs.first()?.fact.shape.len();
         let axis_of = |v: ValueId| inputs.get(&v).copied().or_else(|| Some(self.nodes.get(&v.node)?.axis));
@@ -192,7 +197,7 @@ impl Region {
     }
 
     /// The values that a node reads, slot by slot, each with true if the node reads existing chunks of it.
-    fn reads(&self, graph: &Graph, id: u32) -> impl Iterator<Item = (ValueId, bool)> {
+    fn reads(&self, graph: &Graph, id: NodeId) -> impl Iterator<Item = (ValueId, bool)> {
         let along = self.nodes.get(&id).map(|mapped| &mapped.part.inputs);
         let read = move |(slot, value): (usize, Option<ValueId>)| {
             let value = value?;
@@ -203,9 +208,9 @@ impl Region {
     }
 
     /// Removes kernels of which some nodes cannot be computed in chunks, or need more than a chunk of another of their nodes.
-    fn keep_groups(&mut self, graph: &Graph, groups: &Groups, order: &[u32]) {
-        let group = |id: u32| groups.number(id);
-        let broken = |&&id: &&u32| {
+    fn keep_groups(&mut self, graph: &Graph, groups: &Groups, order: &[NodeId]) {
+        let group = |id: NodeId| groups.number(id);
+        let broken = |&&id: &&NodeId| {
             !self.nodes.contains_key(&id)
                 || self.reads(graph, id).any(|(v, chunked)| group(v.node) == group(id) && !chunked)
         };
@@ -215,7 +220,7 @@ impl Region {
     }
 
     /// Removes nodes that run while fewer bytes are live.
-    fn keep_live(&mut self, whole: &Prepared, order: &[u32], least: u64) {
+    fn keep_live(&mut self, whole: &Prepared, order: &[NodeId], least: u64) {
         let Prepared { graph, groups, .. } = whole;
         let live = live(whole, order);
         let alone = |id| graph.is_view(id) && groups.number(id).is_none();
@@ -224,11 +229,11 @@ impl Region {
     }
 
     /// Adds nodes that depend on no chunk of an input but are read in chunks only: embeddings of constants, masks.
-    fn add_sources(&mut self, graph: &Graph, order: &[u32]) {
+    fn add_sources(&mut self, graph: &Graph, order: &[NodeId]) {
         // Per value, the one axis along which all readers read chunks of it.
         let mut axes: HashMap<ValueId, Option<usize>> = graph.results().map(|v| (v, None)).collect();
         for &id in order.iter().rev() {
-            let axis = axes.get(&ValueId { node: id, port: 0 }).copied().flatten();
+            let axis = axes.get(&id.output(0)).copied().flatten();
             if let (Some(axis), false) = (axis, self.nodes.contains_key(&id)) {
                 let found = Mapped::new(graph, id, axis, self.units);
                 self.nodes.extend(found.map(|mapped| (id, mapped)));
@@ -243,7 +248,7 @@ impl Region {
     }
 
     /// Removes views that are only needed as a whole and cost nothing that way.
-    fn release_views(&mut self, graph: &Graph, order: &[u32]) {
+    fn release_views(&mut self, graph: &Graph, order: &[NodeId]) {
         // Per value, the number of its reads in chunks, and of those as a whole.
         let mut readers: HashMap<ValueId, [usize; 2]> = HashMap::new();
         for &id in order {
@@ -251,7 +256,7 @@ impl Region {
         }
         graph.results().for_each(|v| readers.entry(v).or_default()[1] += 1);
         for &id in order.iter().rev() {
-            let value = ValueId { node: id, port: 0 };
+            let value = id.output(0);
             if !self.nodes.contains_key(&id) || !graph.is_view(id) {
                 continue;
             }
@@ -269,13 +274,13 @@ impl Region {
 
     /// Bytes of the values that are computed in chunks.
     fn bytes(&self, graph: &Graph) -> u64 {
-        self.nodes.keys().filter(|&&id| !graph.is_view(id)).map(|&node| bytes(graph, ValueId { node, port: 0 })).sum()
+        self.nodes.keys().filter(|&&id| !graph.is_view(id)).map(|&node| bytes(graph, node.output(0))).sum()
     }
 
     /// Per node, the number of its stretch of chunks, counted from the last. A node that needs a whole value of chunks waits for the
     /// stretch that makes it. Every node joins the first stretch that needs it, so that few other chunks are live meanwhile.
-    fn stretches(&self, graph: &Graph, order: &[u32]) -> HashMap<u32, usize> {
-        let mut stretches: HashMap<u32, usize> = order.iter().map(|&id| (id, 0)).collect();
+    fn stretches(&self, graph: &Graph, order: &[NodeId]) -> HashMap<NodeId, usize> {
+        let mut stretches: HashMap<NodeId, usize> = order.iter().map(|&id| (id, 0)).collect();
         for &id in order.iter().rev() {
             for (value, chunked) in self.reads(graph, id) {
                 let whole = self.nodes.contains_key(&value.node) && !chunked;
@@ -295,18 +300,18 @@ fn bytes(graph: &Graph, value: ValueId) -> u64 {
 
 /// Per node, the bytes that are live while its kernel runs, one kernel after another in the order of the file. Only concatenations count as
 /// written in place.
-fn live(Prepared { graph, groups, .. }: &Prepared, order: &[u32]) -> HashMap<u32, u64> {
+fn live(Prepared { graph, groups, .. }: &Prepared, order: &[NodeId]) -> HashMap<NodeId, u64> {
     // A kernel of several nodes runs where the last of them stands.
-    let group = |id: u32| groups.number(id);
+    let group = |id: NodeId| groups.number(id);
     let ends: HashMap<usize, usize> = order.iter().enumerate().filter_map(|(at, &id)| Some((group(id)?, at))).collect();
-    let runs = |id: u32, at: usize| group(id).map_or(at, |group| ends[&group]);
+    let runs = |id: NodeId, at: usize| group(id).map_or(at, |group| ends[&group]);
     // Per value, the last kernel that reads it or a view or concatenation of it.
     let mut last: HashMap<ValueId, usize> = graph.results().map(|v| (v, order.len())).collect();
     let mut change = vec![0i128; order.len() + 2];
     for (at, &id) in order.iter().enumerate().rev() {
         let (runs, node) = (runs(id, at), graph.node(id));
         let stands = node.op().is_some_and(|op| matches!(op.lower, Lower::View(_) | Lower::Concat));
-        let until = last.get(&ValueId { node: id, port: 0 }).copied().filter(|_| stands).unwrap_or(runs);
+        let until = last.get(&id.output(0)).copied().filter(|_| stands).unwrap_or(runs);
         for value in graph.operands(id).into_iter().flatten() {
             let last = last.entry(value).or_insert(until);
             *last = until.max(*last);
@@ -346,7 +351,7 @@ struct Chunking<'a> {
     /// From each value, axis and chunk to that chunk in the new graph.
     parts: HashMap<(ValueId, usize, usize), ValueId>,
     /// Per chunk of a group, or group as a whole, the new node of each old one. `grown` lists their keys, the first made first.
-    members: HashMap<(usize, usize), HashMap<u32, u32>>,
+    members: HashMap<(usize, usize), HashMap<NodeId, NodeId>>,
     grown: Vec<(usize, usize)>,
 }
 
@@ -359,7 +364,7 @@ impl<'a> Chunking<'a> {
         Chunking { prepared, from, region, chunks, to, whole, parts, members, grown: Vec::new() }
     }
 
-    fn build(mut self, order: &[u32]) -> Result<Prepared> {
+    fn build(mut self, order: &[NodeId]) -> Result<Prepared> {
         for &input in self.from.inputs() {
             let made = self.to.input(self.from.value_name(input), self.from.fact(input).clone());
             self.whole.insert(input, made);
@@ -411,7 +416,7 @@ impl<'a> Chunking<'a> {
 
     /// One group for each chunk of a group, and one for each group that is computed as a whole.
     fn groups(&self) -> Result<Groups> {
-        let position: HashMap<u32, u32> = self.to.order()?.into_iter().zip(0..).collect();
+        let position: HashMap<NodeId, u32> = self.to.order()?.into_iter().zip(0..).collect();
         let mut groups = Groups::default();
         for at in &self.grown {
             let made = &self.members[at];
@@ -470,7 +475,7 @@ impl<'a> Chunking<'a> {
     }
 
     /// Adds a node that is computed as a whole.
-    fn node(&mut self, id: u32) -> Result<()> {
+    fn node(&mut self, id: NodeId) -> Result<()> {
         let node = self.from.node(id);
         let op = node.op().expect("only operators are computed");
         let mut inputs = Vec::new();
@@ -487,7 +492,7 @@ impl<'a> Chunking<'a> {
     }
 
     /// Adds a chunk of a node.
-    fn chunk(&mut self, id: u32, chunk: usize) -> Result<()> {
+    fn chunk(&mut self, id: NodeId, chunk: usize) -> Result<()> {
         let (node, Mapped { axis, part }) = (self.from.node(id), &self.region.nodes[&id]);
         let op = node.op().expect("only operators are computed");
         let mut inputs = Vec::new();
@@ -498,12 +503,12 @@ impl<'a> Chunking<'a> {
                 (Some(value), &Some(along)) => Some(self.part(value, along, chunk)?),
             });
         }
-        let value = ValueId { node: id, port: 0 };
+        let value = id.output(0);
         let mut expected = self.from.fact(value).clone();
         expected.shape[*axis] = self.range(value, *axis, chunk).len();
         let attrs = part.attrs(&node.attrs, &expected.shape);
         let made = self.to.add(op, &self.name(&node.name, chunk), &inputs, attrs, &[])?;
-        let made = ValueId { node: made, port: 0 };
+        let made = made.output(0);
         if *self.to.fact(made) != expected {
             let found = self.to.fact(made);
             return Err(node.error(format!("a chunk along axis {axis} is {found}, expected {expected}")));
@@ -514,7 +519,7 @@ impl<'a> Chunking<'a> {
     }
 
     /// Puts a node into the kernel that its chunk of the group becomes.
-    fn join(&mut self, id: u32, chunk: usize, made: u32) {
+    fn join(&mut self, id: NodeId, chunk: usize, made: NodeId) {
         let Some(group) = self.prepared.groups.number(id) else { return };
         let grown = &mut self.grown;
         let members = self.members.entry((group, chunk)).or_insert_with(|| {

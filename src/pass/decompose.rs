@@ -4,7 +4,7 @@ use super::{Context, fold_node};
 use crate::constant::Constant;
 use crate::error::Result;
 use crate::graph::{Decomposer, Graph};
-use crate::op::{Arity, Attrs, Call, Lower, OpDef, ValueId};
+use crate::op::{Arity, Attrs, Call, Lower, NodeId, OpDef};
 use crate::shape::Shape;
 use crate::tensor::Tensor;
 
@@ -33,7 +33,7 @@ pub fn run(graph: &mut Graph, context: &Context) -> Result<()> {
 }
 
 /// Replaces a node by those that its row names, if it names any.
-pub fn decompose(graph: &mut Graph, id: u32) -> Result<()> {
+pub fn decompose(graph: &mut Graph, id: NodeId) -> Result<()> {
     let node = graph.node(id).clone();
     let Some(op) = node.op() else { return Ok(()) };
     let Lower::Decompose(rule) = op.lower else { return Ok(()) };
@@ -45,13 +45,13 @@ pub fn decompose(graph: &mut Graph, id: u32) -> Result<()> {
     let mut build = Decomposer::new(graph, node.name.clone()).of(&call);
     let values = call.decompose(rule, &mut build, &operands).map_err(|what| node.error(what))?;
     for (port, value) in values.into_iter().enumerate() {
-        graph.replace(ValueId { node: id, port: port as u32 }, value);
+        graph.replace(id.output(port), value);
     }
     Ok(())
 }
 
 /// Splits an elementwise node of too many inputs into a chain of nodes of at most `most` inputs.
-fn divide(graph: &mut Graph, id: u32, most: usize, context: &Context) -> Result<()> {
+fn divide(graph: &mut Graph, id: NodeId, most: usize, context: &Context) -> Result<()> {
     let (operands, node) = (graph.operands(id), graph.node(id));
     let variadic =
         |op: &&OpDef| matches!(op.lower, Lower::Map(_)) && op.inputs.iter().any(|i| i.arity == Arity::Variadic);
@@ -71,6 +71,6 @@ fn divide(graph: &mut Graph, id: u32, most: usize, context: &Context) -> Result<
         graph.insert_at(id);
         value = context.add(graph, &name, "Div", &[Some(value), Some(count)], Attrs::new())?;
     }
-    graph.replace(ValueId { node: id, port: 0 }, value);
+    graph.replace(id.output(0), value);
     Ok(())
 }

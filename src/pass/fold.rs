@@ -5,7 +5,7 @@ use crate::constant::{Constant, FILL};
 use crate::decisions::Decisions;
 use crate::error::Result;
 use crate::graph::Graph;
-use crate::op::{Lower, MAX_MADE, ValueId};
+use crate::op::{Lower, MAX_MADE, NodeId, ValueId};
 
 /// Views of constants that would make more than this many bytes stay views, which cost nothing. Other nodes that would make more bytes than
 /// they read, and more than [`MAX_MADE`], are left to the run.
@@ -25,7 +25,7 @@ pub fn run(graph: &mut Graph, context: &Context) -> Result<()> {
 ///
 /// # Errors
 /// When an operator refuses its values.
-pub fn fold_node(graph: &mut Graph, id: u32, decisions: &Decisions) -> Result<Option<Vec<ValueId>>> {
+pub fn fold_node(graph: &mut Graph, id: NodeId, decisions: &Decisions) -> Result<Option<Vec<ValueId>>> {
     let node = graph.node(id);
     let Some(op) = node.op() else { return Ok(None) };
     let operands = graph.operands(id);
@@ -48,7 +48,7 @@ pub fn fold_node(graph: &mut Graph, id: u32, decisions: &Decisions) -> Result<Op
             let mut values = Vec::with_capacity(made.len());
             for (port, constant) in made.into_iter().enumerate() {
                 values.push(graph.constant(constant));
-                graph.replace(ValueId { node: id, port: port as u32 }, values[port]);
+                graph.replace(id.output(port), values[port]);
             }
             Ok(Some(values))
         }

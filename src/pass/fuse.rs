@@ -6,7 +6,7 @@ use super::group::{Group, GroupKind, Groups, MAX_NODES, max_reads, uses_index};
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::graph::Graph;
-use crate::op::{Call, Lower, ValueId};
+use crate::op::{Call, Lower, NodeId, ValueId};
 use crate::ops::SCATTER;
 use crate::shape::Shape;
 use std::collections::BTreeSet;
@@ -37,7 +37,7 @@ struct Space {
 pub(super) fn run(graph: &Graph, context: &Context) -> Result<Groups> {
     let order = graph.order()?;
     let mut position = vec![0; graph.bound()];
-    order.iter().enumerate().for_each(|(at, &node)| position[node as usize] = at);
+    order.iter().enumerate().for_each(|(at, &node)| position[node.index()] = at);
     let (groups, max_reads) = (vec![None; graph.bound()], max_reads(context.target));
     let mut fuser = Fuser { graph, context, position, groups, kinds: Vec::new(), max_reads };
     let is = |f: fn(&Lower) -> bool| {
@@ -82,29 +82,29 @@ pub(super) fn run(graph: &Graph, context: &Context) -> Result<Groups> {
 /// The nodes of a growing group.
 #[derive(Default)]
 struct Members {
-    nodes: Vec<u32>,
+    nodes: Vec<NodeId>,
     /// The values from outside that they read.
     reads: Vec<ValueId>,
 }
 
 impl Members {
-    fn of(graph: &Graph, nodes: &[u32]) -> Members {
+    fn of(graph: &Graph, nodes: &[NodeId]) -> Members {
         let mut members = Members::default();
         nodes.iter().for_each(|&node| members.add(graph, node));
         members
     }
 
-    fn add(&mut self, graph: &Graph, node: u32) {
+    fn add(&mut self, graph: &Graph, node: NodeId) {
         self.reads = self.reads_with(graph, node);
         self.nodes.push(node);
     }
 
-    fn contains(&self, node: u32) -> bool {
+    fn contains(&self, node: NodeId) -> bool {
         self.nodes.contains(&node)
     }
 
     /// The values from outside that they read with another node among them.
-    fn reads_with(&self, graph: &Graph, node: u32) -> Vec<ValueId> {
+    fn reads_with(&self, graph: &Graph, node: NodeId) -> Vec<ValueId> {
         let mut reads: Vec<ValueId> = self.reads.iter().copied().filter(|v| v.node != node).collect();
         for value in graph.operands(node).into_iter().flatten() {
             if !self.contains(value.node) && !reads.contains(&value) {
@@ -116,24 +116,24 @@ impl Members {
 }
 
 impl Fuser<'_> {
-    fn is_free(&self, node: u32) -> bool {
-        self.groups[node as usize].is_none()
+    fn is_free(&self, node: NodeId) -> bool {
+        self.groups[node.index()].is_none()
     }
 
-    fn shape(&self, node: u32) -> &Shape {
+    fn shape(&self, node: NodeId) -> &Shape {
         &self.graph.node(node).outputs[0].fact.shape
     }
 
-    fn seal(&mut self, nodes: &[u32], kind: GroupKind) {
-        nodes.iter().for_each(|&node| self.groups[node as usize] = Some(self.kinds.len()));
+    fn seal(&mut self, nodes: &[NodeId], kind: GroupKind) {
+        nodes.iter().for_each(|&node| self.groups[node.index()] = Some(self.kinds.len()));
         self.kinds.push(kind);
     }
 
     /// The groups with their nodes in the order of the graph.
-    fn finish(self, order: &[u32]) -> Groups {
-        let mut members: Vec<Vec<u32>> = vec![Vec::new(); self.kinds.len()];
+    fn finish(self, order: &[NodeId]) -> Groups {
+        let mut members: Vec<Vec<NodeId>> = vec![Vec::new(); self.kinds.len()];
         for &node in order {
-            if let Some(group) = self.groups[node as usize] {
+            if let Some(group) = self.groups[node.index()] {
                 members[group].push(node);
             }
         }
@@ -146,15 +146,15 @@ impl Fuser<'_> {
     }
 
     /// Makes a group of the attention that ends in a node, if one does.
-    fn attend(&mut self, sink: u32) {
+    fn attend(&mut self, sink: NodeId) {
         let Some(found) = attention::as_kernel(self.graph, sink, self.context, 0) else { return };
         if found.nodes.iter().all(|&n| self.is_free(n)) {
-            let nodes: Vec<u32> = found.nodes.into_iter().collect();
+            let nodes: Vec<NodeId> = found.nodes.into_iter().collect();
             self.seal(&nodes, GroupKind::Attention(found.attention));
         }
     }
 
-    fn row_space(&self, node: u32) -> Space {
+    fn row_space(&self, node: NodeId) -> Space {
         let n = self.graph.node(node);
         let input = self.graph.operands(node)[0].expect("a reduction reads one value");
         let facts = [Some(self.graph.fact(input))];
@@ -164,7 +164,7 @@ impl Fuser<'_> {
     }
 
     /// True if a node can be part of a group over this space.
-    fn fits(&self, node: u32, space: &Space) -> bool {
+    fn fits(&self, node: NodeId, space: &Space) -> bool {
         let n = self.graph.node(node);
         let Some(op) = n.op() else { return false };
         match op.lower {
@@ -188,17 +188,17 @@ impl Fuser<'_> {
     }
 
     /// Adds readers that fit, in the order of the graph. Keeps the longest run of them that only one value leaves.
-    fn grow_down(&mut self, seed: u32, space: &Space, kind: GroupKind) -> Members {
+    fn grow_down(&mut self, seed: NodeId, space: &Space, kind: GroupKind) -> Members {
         let mut members = Members::of(self.graph, &[seed]);
         let mut leaving = vec![seed];
-        let mut frontier: BTreeSet<(usize, u32)> = BTreeSet::new();
+        let mut frontier: BTreeSet<(usize, NodeId)> = BTreeSet::new();
         let mut kept = 1;
         let mut joined = seed;
         while members.nodes.len() < MAX_NODES {
-            let readers = self.graph.users(ValueId { node: joined, port: 0 });
+            let readers = self.graph.users(joined.output(0));
             let free = readers.into_iter().filter(|&u| !members.contains(u) && self.is_free(u));
-            frontier.extend(free.map(|u| (self.position[u as usize], u)));
-            let fits = |&(_, n): &(usize, u32)| self.fits(n, space) && self.may_join(&members, n);
+            frontier.extend(free.map(|u| (self.position[u.index()], u)));
+            let fits = |&(_, n): &(usize, NodeId)| self.fits(n, space) && self.may_join(&members, n);
             let Some(next) = frontier.iter().copied().find(fits) else { break };
             frontier.remove(&next);
             joined = next.1;
@@ -222,36 +222,37 @@ impl Fuser<'_> {
 
     /// True if a node stores 16-bit floats as `f32` for readers that can widen them themselves. They take half the bytes, and behind a product a
     /// library's epilogue can store them.
-    fn only_widens(&self, node: u32, seed: u32) -> bool {
-        let value = ValueId { node, port: 0 };
+    fn only_widens(&self, node: NodeId, seed: NodeId) -> bool {
+        let value = node.output(0);
         let (graph, operands) = (self.graph, self.graph.operands(node));
         let [Some(from)] = operands[..] else { return false };
         let half = graph.fact(from).dtype.is_half();
         let cast = graph.node(node).op().is_some_and(|op| op.name == "Cast") && graph.fact(value).dtype == DType::F32;
-        let takes =
-            |user: &u32| matches!(graph.node(*user).op().map(|op| &op.lower), Some(Lower::Map(_) | Lower::Reduce(_)));
+        let takes = |user: &NodeId| {
+            matches!(graph.node(*user).op().map(|op| &op.lower), Some(Lower::Map(_) | Lower::Reduce(_)))
+        };
         cast && half && from.node != seed && !graph.is_output(value) && graph.users(value).iter().all(takes)
     }
 
     /// True if anything outside of the group reads the node.
-    fn leaves(&self, node: u32, members: &Members) -> bool {
-        let value = ValueId { node, port: 0 };
+    fn leaves(&self, node: NodeId, members: &Members) -> bool {
+        let value = node.output(0);
         self.graph.is_output(value) || self.graph.users(value).iter().any(|&u| !members.contains(u))
     }
 
     /// True if a group with this node reads no more values from outside than a group may. What is kept for the backward computation is
     /// computed with the forward one.
-    fn may_join(&self, members: &Members, node: u32) -> bool {
+    fn may_join(&self, members: &Members, node: NodeId) -> bool {
         let same = self.graph.is_backward(members.nodes[0]) == self.graph.is_backward(node);
         same && members.reads_with(self.graph, node).len() <= self.max_reads
     }
 
     /// Adds elementwise producers of the group's shape that nothing else reads. A template's own operands stay as they are.
     fn grow_up(&mut self, mut members: Members, full: &Shape) {
-        let lower = |node: u32| self.graph.node(node).op().map(|op| op.lower);
-        let group = self.groups[members.nodes[0] as usize];
+        let lower = |node: NodeId| self.graph.node(node).op().map(|op| op.lower);
+        let group = self.groups[members.nodes[0].index()];
         let has_row = members.nodes.iter().any(|&n| matches!(lower(n), Some(Lower::Reduce(_))));
-        let is_template = |node: u32| matches!(lower(node), Some(Lower::Template(_)));
+        let is_template = |node: NodeId| matches!(lower(node), Some(Lower::Template(_)));
         let mut next = 0;
         while let Some(&node) = members.nodes.get(next) {
             next += 1;
@@ -271,7 +272,7 @@ impl Fuser<'_> {
                     && self.may_join(&members, producer)
                 {
                     members.add(self.graph, producer);
-                    self.groups[producer as usize] = group;
+                    self.groups[producer.index()] = group;
                 }
             }
         }

@@ -6,7 +6,7 @@
 use crate::expr::Expr;
 use crate::graph::Graph;
 use crate::kernel::Guard;
-use crate::op::{Args, Call, Lower, OpDef, ValueId};
+use crate::op::{Args, Call, Lower, NodeId, OpDef, ValueId};
 use crate::target::Target;
 
 /// The most values that a group may read from outside, if the target can bind as many.
@@ -20,7 +20,7 @@ pub(super) fn max_reads(target: &Target) -> usize {
 }
 
 /// True if an elementwise node's code depends on the index, which only its own index space gives.
-pub(super) fn uses_index(graph: &Graph, node: u32, map: fn(&Args, &Call) -> Expr) -> bool {
+pub(super) fn uses_index(graph: &Graph, node: NodeId, map: fn(&Args, &Call) -> Expr) -> bool {
     graph.with_call(node, |call| call.uses_index(map)).expect("a map is an operator")
 }
 
@@ -33,12 +33,12 @@ pub enum GroupKind {
     /// normalisation is one pass over memory, however it is spelled.
     Row {
         /// The first of the reductions.
-        reduction: u32,
+        reduction: NodeId,
     },
     /// A matrix product, convolution, pooling, gather .., and the elementwise nodes behind it.
     Template {
         /// The node with the template.
-        call: u32,
+        call: NodeId,
     },
     /// Two matrix products and the softmax between them. The scores are never stored.
     Attention(Attention),
@@ -48,7 +48,7 @@ pub enum GroupKind {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Attention {
     /// The product of queries and keys.
-    pub products: u32,
+    pub products: NodeId,
     /// The scores: that product, or the result of elementwise nodes on it.
     pub scores: ValueId,
     /// The weights that count as zero though they are no numbers; `None` if there are none such.
@@ -61,14 +61,14 @@ pub struct Group {
     /// The form of the kernel.
     pub kind: GroupKind,
     /// The nodes, in the order of the graph.
-    pub nodes: Vec<u32>,
+    pub nodes: Vec<NodeId>,
     /// The last node, whose value alone is read outside of the group.
-    pub sink: u32,
+    pub sink: NodeId,
 }
 
 impl Group {
     /// A node as a group of its own; `None` if its row names no kernel.
-    pub fn alone(node: u32, op: &OpDef) -> Option<Group> {
+    pub fn alone(node: NodeId, op: &OpDef) -> Option<Group> {
         let kind = match op.lower {
             Lower::Map(_) => GroupKind::Map,
             Lower::Reduce(_) => GroupKind::Row { reduction: node },
@@ -79,7 +79,7 @@ impl Group {
     }
 
     /// The same group with each node replaced by `node` of it.
-    pub(super) fn renumbered(&self, node: impl Fn(u32) -> u32) -> Group {
+    pub(super) fn renumbered(&self, node: impl Fn(NodeId) -> NodeId) -> Group {
         let kind = match &self.kind {
             GroupKind::Map => GroupKind::Map,
             GroupKind::Row { reduction } => GroupKind::Row { reduction: node(*reduction) },
@@ -106,8 +106,8 @@ impl Groups {
     /// Adds a group.
     pub(super) fn push(&mut self, group: Group) {
         for &node in &group.nodes {
-            self.of.resize(self.of.len().max(node as usize + 1), None);
-            self.of[node as usize] = Some(self.groups.len());
+            self.of.resize(self.of.len().max(node.index() + 1), None);
+            self.of[node.index()] = Some(self.groups.len());
         }
         self.groups.push(group);
     }
@@ -123,12 +123,12 @@ impl Groups {
     }
 
     /// The number of a node's group.
-    pub fn number(&self, node: u32) -> Option<usize> {
-        self.of.get(node as usize).copied().flatten()
+    pub fn number(&self, node: NodeId) -> Option<usize> {
+        self.of.get(node.index()).copied().flatten()
     }
 
     /// A node's group.
-    pub fn of(&self, node: u32) -> Option<&Group> {
+    pub fn of(&self, node: NodeId) -> Option<&Group> {
         self.number(node).map(|number| self.get(number))
     }
 }

@@ -3,7 +3,7 @@
 use crate::dtype::DType;
 use crate::error::{Error, Result, ensure};
 use crate::graph::{Graph, Kind, Node};
-use crate::op::{Attr, Attrs, Fact, ValueId};
+use crate::op::{Attr, Attrs, Fact, NodeId, ValueId};
 use crate::ops;
 use crate::target::Target;
 use std::collections::HashMap;
@@ -64,7 +64,7 @@ impl Halving<'_> {
         if self.to.as_constant(value).is_some() {
             return Ok(self.to.make_constant(node)?[0]);
         }
-        Ok(ValueId { node, port: 0 })
+        Ok(node.output(0))
     }
 
     /// A value in the type that it has outside.
@@ -86,7 +86,7 @@ impl Halving<'_> {
         Ok(())
     }
 
-    fn node(&mut self, id: u32, node: &Node) -> Result<()> {
+    fn node(&mut self, id: NodeId, node: &Node) -> Result<()> {
         let made = match &node.kind {
             Kind::Input | Kind::State(_) => return Ok(()),
             Kind::Constant(constant) => self.to.constant(constant.clone()).node,

@@ -10,7 +10,7 @@ use super::Context;
 use super::merge::together;
 use crate::error::Result;
 use crate::graph::Graph;
-use crate::op::{Attrs, Call, Fact, Lower, ValueId};
+use crate::op::{Attrs, Call, Fact, Lower, NodeId, ValueId};
 use crate::shape::{Access, gcd};
 use crate::target::Target;
 use std::collections::{HashMap, HashSet};
@@ -27,7 +27,7 @@ pub fn run(graph: &mut Graph, context: &Context) -> Result<()> {
         return Ok(());
     }
     let order = graph.order()?;
-    let slices: Vec<u32> = order.into_iter().filter(|&id| graph.node(id).op_name() == "Slice").collect();
+    let slices: Vec<NodeId> = order.into_iter().filter(|&id| graph.node(id).op_name() == "Slice").collect();
     let mut pieces: HashMap<(ValueId, usize, usize), Piece> = HashMap::new();
     for piece in slices.iter().filter_map(|&id| Piece::of(graph, id)) {
         pieces.entry((piece.source, piece.axis, piece.span.start)).or_insert(piece);
@@ -64,7 +64,7 @@ struct Piece {
 }
 
 impl Piece {
-    fn of(graph: &Graph, id: u32) -> Option<Piece> {
+    fn of(graph: &Graph, id: NodeId) -> Option<Piece> {
         let node = graph.node(id);
         let op = node.op().filter(|op| op.name == "Slice")?;
         let (Lower::View(view), source) = (op.lower, graph.operands(id)[0]?) else { return None };
@@ -77,7 +77,7 @@ impl Piece {
             return None;
         }
         let start = usize::try_from(part.offset / whole.strides[axis]).ok()?;
-        Some(Piece { source, axis, span: start..start + part.shape[axis], value: ValueId { node: id, port: 0 } })
+        Some(Piece { source, axis, span: start..start + part.shape[axis], value: id.output(0) })
     }
 }
 
@@ -96,7 +96,7 @@ struct Twins {
 
 /// A node of each part, and the one that computes their results together.
 struct Step {
-    nodes: Vec<u32>,
+    nodes: Vec<NodeId>,
     /// The axis along which their results follow each other.
     axis: usize,
     attrs: Attrs,
@@ -104,7 +104,7 @@ struct Step {
 
 impl Step {
     fn values(&self) -> Vec<ValueId> {
-        self.nodes.iter().map(|&node| ValueId { node, port: 0 }).collect()
+        self.nodes.iter().map(|&node| node.output(0)).collect()
     }
 }
 
@@ -126,7 +126,7 @@ impl Twins {
         let mut open = vec![first.value];
         while let Some(value) = open.pop().filter(|_| twins.steps.len() < LONGEST) {
             for user in graph.users(value) {
-                let made = ValueId { node: user, port: 0 };
+                let made = user.output(0);
                 if !known.contains_key(&made)
                     && let Some(step) = twins.step(graph, user, &known)
                 {
@@ -148,7 +148,7 @@ impl Twins {
     }
 
     /// The node of the first part with those of the others that compute the same.
-    fn step(&self, graph: &Graph, id: u32, known: &HashMap<ValueId, Option<usize>>) -> Option<Step> {
+    fn step(&self, graph: &Graph, id: NodeId, known: &HashMap<ValueId, Option<usize>>) -> Option<Step> {
         let node = graph.node(id);
         let op =
             node.op().filter(|op| matches!(op.lower, Lower::Map(_) | Lower::View(_)) && node.outputs.len() == 1)?;
@@ -159,7 +159,7 @@ impl Twins {
             let expected = operands.iter().zip(&own).map(|(v, own)| own.as_ref().map(|own| own.0[part]).or(*v));
             let expected: Vec<_> = expected.collect();
             let from = own.iter().flatten().next()?.0[part];
-            let alike = |&user: &u32| graph.node(user).op_name() == op.name && graph.operands(user) == expected;
+            let alike = |&user: &NodeId| graph.node(user).op_name() == op.name && graph.operands(user) == expected;
             nodes.push(graph.users(from).into_iter().find(alike)?);
         }
         let facts: Vec<_> = operands.iter().map(|v| v.map(|v| graph.fact(v))).collect();
@@ -201,7 +201,7 @@ impl Twins {
 
     /// The steps whose results are read by other nodes than the parts'.
     fn ends(&self, graph: &Graph) -> Vec<usize> {
-        let inside = |user: &u32| self.steps.iter().any(|step| step.nodes.contains(user));
+        let inside = |user: &NodeId| self.steps.iter().any(|step| step.nodes.contains(user));
         let leaves = |v: &ValueId| graph.is_output(*v) || !graph.users(*v).iter().all(inside);
         (0..self.steps.len()).filter(|&step| self.steps[step].values().iter().any(leaves)).collect()
     }
@@ -224,7 +224,7 @@ impl Twins {
 
     /// True if, beside the parts' nodes, only templates read a value or views of it.
     fn is_for_templates(&self, graph: &Graph, value: ValueId) -> bool {
-        let inside = |user: &u32| self.steps.iter().any(|step| step.nodes.contains(user));
+        let inside = |user: &NodeId| self.steps.iter().any(|step| step.nodes.contains(user));
         let mut values = vec![value];
         while let Some(value) = values.pop() {
             if graph.is_output(value) {
@@ -233,7 +233,7 @@ impl Twins {
             for user in graph.users(value).into_iter().filter(|user| !inside(user)) {
                 match lower(graph, user) {
                     Some(Lower::Template(_)) => {}
-                    Some(Lower::View(_)) => values.push(ValueId { node: user, port: 0 }),
+                    Some(Lower::View(_)) => values.push(user.output(0)),
                     _ => return false,
                 }
             }
@@ -243,7 +243,7 @@ impl Twins {
 
     /// Adds the nodes that compute the parts together, of which the parts' results become views.
     fn compute(&self, graph: &mut Graph, context: &Context) -> Result<()> {
-        let name = |graph: &Graph, node: u32| graph.node(node).name.clone();
+        let name = |graph: &Graph, node: NodeId| graph.node(node).name.clone();
         graph.insert_at(self.parts[0].node);
         let whole = if graph.fact(self.source).shape[self.axis] == self.span.len() {
             self.source
@@ -278,6 +278,6 @@ impl Twins {
     }
 }
 
-fn lower(graph: &Graph, node: u32) -> Option<Lower> {
+fn lower(graph: &Graph, node: NodeId) -> Option<Lower> {
     graph.node(node).op().map(|op| op.lower)
 }

@@ -5,7 +5,7 @@ use crate::constant::Constant;
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::graph::{Count, Graph, Kind};
-use crate::op::{Call, ValueId};
+use crate::op::{Call, NodeId, ValueId};
 use crate::ops;
 use crate::shape::Shape;
 use serde::{Deserialize, Serialize};
@@ -79,7 +79,7 @@ fn counted(graph: &Graph, found: &Found) -> Vec<(ValueId, u64, u64)> {
 }
 
 /// The values by which a node looks up or writes, each with what its elements may be.
-fn used(graph: &Graph, id: u32) -> Vec<(ValueId, Indexes)> {
+fn used(graph: &Graph, id: NodeId) -> Vec<(ValueId, Indexes)> {
     let node = graph.node(id);
     let Some(op) = node.op() else { return Vec::new() };
     let operands = graph.operands(id);
@@ -204,7 +204,7 @@ fn note(list: &mut Vec<Indexes>, new: Indexes) {
 
 /// Of a sum of a value and a constant, or their difference, the value, and the least and the most that is added to each of its elements.
 /// `None` if not all elements get the same.
-fn sum(graph: &Graph, id: u32) -> Option<(ValueId, [i64; 2])> {
+fn sum(graph: &Graph, id: NodeId) -> Option<(ValueId, [i64; 2])> {
     let operands = graph.operands(id);
     let (left, right) = (operands.first().copied()??, operands.get(1).copied()??);
     let minus = graph.node(id).op_name() == "Sub";
@@ -260,7 +260,7 @@ fn added(graph: &Graph, state: ValueId, update: ValueId) -> Option<u64> {
 }
 
 /// True if the data that a node writes to are a state whose length nothing else bounds.
-fn writes_state(graph: &Graph, id: u32) -> bool {
+fn writes_state(graph: &Graph, id: NodeId) -> bool {
     if graph.states().iter().any(|state| state.count.is_some()) {
         return false;
     }

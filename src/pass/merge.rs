@@ -13,7 +13,7 @@ use super::simplify::addend;
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::graph::Graph;
-use crate::op::{Attrs, Lower, OpDef, ValueId};
+use crate::op::{Attrs, Lower, NodeId, OpDef, ValueId};
 use crate::ops::SCATTER;
 use crate::target::{Target, Wave};
 use std::collections::BTreeSet;
@@ -26,7 +26,7 @@ const NEAR: usize = 64;
 /// A product by a constant matrix.
 #[derive(Clone)]
 struct Product {
-    node: u32,
+    node: NodeId,
     weights: ValueId,
     /// The vector that is added to each row.
     bias: Option<ValueId>,
@@ -57,8 +57,8 @@ pub fn run(graph: &mut Graph, context: &Context) -> Result<()> {
 }
 
 /// A product of this type that may be merged.
-fn product(graph: &Graph, node: u32, half: bool) -> Option<Product> {
-    let result = ValueId { node, port: 0 };
+fn product(graph: &Graph, node: NodeId, half: bool) -> Option<Product> {
+    let result = node.output(0);
     let &[Some(_), Some(weights)] = &graph.operands(node)[..] else { return None };
     let multiplies = graph.node(node).op()?.name == "MatMul" && graph.as_constant(weights).is_some();
     let dtype = graph.fact(result).dtype;
@@ -72,7 +72,7 @@ fn product(graph: &Graph, node: u32, half: bool) -> Option<Product> {
         let [user] = graph.users(result)[..] else { return None };
         let (inner, bias) = addend(graph, user)?;
         let row = graph.fact(bias).shape[..] == graph.fact(weights).shape[1..] && graph.is_alone(bias);
-        (inner == result && row).then_some((ValueId { node: user, port: 0 }, bias))
+        (inner == result && row).then_some((user.output(0), bias))
     };
     let (end, bias) = biased().map_or((result, None), |(end, bias)| (end, Some(bias)));
     (!graph.is_output(end)).then_some(Product { node, weights, bias, end })
@@ -148,7 +148,7 @@ pub(super) fn together(graph: &Graph, values: &[ValueId]) -> bool {
             for user in graph.users(value) {
                 let reduces = graph.node(user).op().is_none_or(|op| matches!(op.lower, Lower::Reduce(_)));
                 if !reduces && found.insert(user) {
-                    values.insert(0, ValueId { node: user, port: 0 });
+                    values.insert(0, user.output(0));
                 }
             }
         }
@@ -160,15 +160,15 @@ pub(super) fn together(graph: &Graph, values: &[ValueId]) -> bool {
 }
 
 /// The elementwise nodes that compute with a value, and with what those make of it, however it is seen.
-fn followers(graph: &Graph, value: ValueId) -> BTreeSet<u32> {
+fn followers(graph: &Graph, value: ValueId) -> BTreeSet<NodeId> {
     let mut found = BTreeSet::new();
     let mut values = vec![value];
     for _ in 0..DEPTH {
-        let users: Vec<u32> = values.drain(..).flat_map(|value| graph.users(value)).collect();
+        let users: Vec<NodeId> = values.drain(..).flat_map(|value| graph.users(value)).collect();
         for user in users {
             let lower = graph.node(user).op().map(|op| &op.lower);
             if matches!(lower, Some(Lower::Map(_) | Lower::View(_))) && found.insert(user) {
-                values.push(ValueId { node: user, port: 0 });
+                values.push(user.output(0));
             }
         }
     }

@@ -5,7 +5,7 @@ use crate::decisions::Decisions;
 use crate::error::{Error, Result};
 use crate::graph::{Decomposer, Graph};
 use crate::kernel::tuned::Tuned;
-use crate::op::{Attrs, Build, ValueId};
+use crate::op::{Attrs, Build, NodeId, ValueId};
 use crate::target::Target;
 use recompute::Recompute;
 use std::collections::HashMap;
@@ -109,14 +109,14 @@ pub struct Prepared {
     /// Measured schedules, which lowering takes where they are legal.
     pub tuned: Option<Arc<Tuned>>,
     /// The nodes that are computed again, each with its original.
-    pub copies: HashMap<u32, u32>,
+    pub copies: HashMap<NodeId, NodeId>,
     /// Their work.
     pub recompute: Option<Recompute>,
 }
 
 impl Prepared {
     /// True if a node belongs to the backward computation, or to a kernel that does.
-    pub fn is_backward(&self, node: u32) -> bool {
+    pub fn is_backward(&self, node: NodeId) -> bool {
         self.graph.is_backward(self.groups.of(node).map_or(node, |group| group.sink))
     }
 }

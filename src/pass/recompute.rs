@@ -11,7 +11,7 @@
 use super::{GroupKind, Groups, Prepared};
 use crate::error::Result;
 use crate::graph::{Graph, Kind};
-use crate::op::{Call, Lower, ValueId};
+use crate::op::{Call, Lower, NodeId, ValueId};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -31,11 +31,11 @@ impl Recompute {
     ///
     /// # Errors
     /// When the graph has a cycle.
-    pub fn of(prepared: &Prepared, copies: &HashMap<u32, u32>) -> Result<Recompute> {
+    pub fn of(prepared: &Prepared, copies: &HashMap<NodeId, NodeId>) -> Result<Recompute> {
         let Prepared { graph, groups, .. } = prepared;
         // Of several copies of a node that is not there any more, one was moved.
         let mut moved = HashSet::new();
-        let mut is_further = |node: u32| graph.name_of(node).is_some() || !moved.insert(node);
+        let mut is_further = |node: NodeId| graph.name_of(node).is_some() || !moved.insert(node);
         let (mut extra, mut all, mut bytes) = (0.0, 0.0, 0);
         for node in graph.order()?.into_iter().filter(|&node| graph.node(node).op().is_some()) {
             let work = work(graph, node);
@@ -62,7 +62,7 @@ impl Recompute {
 }
 
 /// The floating-point operations of a node: those of a product, else one per element. A view has none.
-pub fn work(graph: &Graph, node: u32) -> f64 {
+pub fn work(graph: &Graph, node: NodeId) -> f64 {
     let Some(op) = graph.node(node).op() else { return 0.0 };
     if graph.is_view(node) {
         return 0.0;
@@ -71,7 +71,7 @@ pub fn work(graph: &Graph, node: u32) -> f64 {
     let inputs: Vec<_> = operands.iter().map(|value| value.map(|value| graph.fact(value))).collect();
     match op.flop {
         Some(count) => count(&Call { op, attrs: &graph.node(node).attrs, inputs: &inputs }),
-        None => graph.fact(ValueId { node, port: 0 }).shape.numel() as f64,
+        None => graph.fact(node.output(0)).shape.numel() as f64,
     }
 }
 
@@ -80,15 +80,15 @@ pub fn work(graph: &Graph, node: u32) -> f64 {
 ///
 /// # Errors
 /// When the graph has a cycle.
-pub fn run(prepared: &mut Prepared, kept: &HashSet<ValueId>) -> Result<HashMap<u32, u32>> {
+pub fn run(prepared: &mut Prepared, kept: &HashSet<ValueId>) -> Result<HashMap<NodeId, NodeId>> {
     let order = prepared.graph.order()?;
-    let forward: HashSet<u32> = order.iter().copied().filter(|&node| !prepared.is_backward(node)).collect();
+    let forward: HashSet<NodeId> = order.iter().copied().filter(|&node| !prepared.is_backward(node)).collect();
     let graph = &mut prepared.graph;
     let copied = |graph: &Graph, value: ValueId| {
         graph.node(value.node).op().is_some() && forward.contains(&value.node) && !kept.contains(&value)
     };
-    let rank: HashMap<u32, usize> = order.iter().enumerate().map(|(at, &node)| (node, at)).collect();
-    let mut copies: HashMap<u32, u32> = HashMap::new();
+    let rank: HashMap<NodeId, usize> = order.iter().enumerate().map(|(at, &node)| (node, at)).collect();
+    let mut copies: HashMap<NodeId, NodeId> = HashMap::new();
     for &id in &order {
         if forward.contains(&id) {
             continue;
@@ -146,10 +146,10 @@ const CHAIN: usize = 24;
 ///
 /// # Errors
 /// When the graph has a cycle.
-pub fn split(prepared: &mut Prepared, copies: &mut HashMap<u32, u32>) -> Result<bool> {
+pub fn split(prepared: &mut Prepared, copies: &mut HashMap<NodeId, NodeId>) -> Result<bool> {
     let Prepared { graph, groups, .. } = prepared;
     let order = graph.order()?;
-    let rank: HashMap<u32, usize> = order.iter().enumerate().map(|(at, &node)| (node, at)).collect();
+    let rank: HashMap<NodeId, usize> = order.iter().enumerate().map(|(at, &node)| (node, at)).collect();
     // Per value, the last node that reads it or a view of it.
     let mut last = rank.clone();
     for &node in order.iter().rev() {
@@ -158,20 +158,20 @@ pub fn split(prepared: &mut Prepared, copies: &mut HashMap<u32, u32>) -> Result<
             last.entry(value.node).and_modify(|last| *last = end.max(*last));
         }
     }
-    let is_map = |graph: &Graph, node: u32| matches!(graph.node(node).op().map(|op| &op.lower), Some(Lower::Map(_)));
+    let is_map = |graph: &Graph, node: NodeId| matches!(graph.node(node).op().map(|op| &op.lower), Some(Lower::Map(_)));
     let is_reduction =
-        |graph: &Graph, node: u32| matches!(graph.node(node).op().map(|op| &op.lower), Some(Lower::Reduce(_)));
+        |graph: &Graph, node: NodeId| matches!(graph.node(node).op().map(|op| &op.lower), Some(Lower::Reduce(_)));
     // The kernels of nodes that have another one than their group's.
-    let mut kernels: HashMap<u32, u32> = HashMap::new();
+    let mut kernels: HashMap<NodeId, NodeId> = HashMap::new();
     let mut is_changed = false;
     for &node in order.iter().rev() {
-        let value = ValueId { node, port: 0 };
+        let value = node.output(0);
         let in_map = groups.of(node).is_none_or(|group| group.kind == GroupKind::Map);
         if !copies.contains_key(&node) || !is_map(graph, node) || !in_map || graph.is_output(value) {
             continue;
         }
         // Per kernel, the readers that are part of it. What can only read a stored value reads this node's.
-        let mut readers: BTreeMap<usize, (u32, Vec<u32>)> = BTreeMap::new();
+        let mut readers: BTreeMap<usize, (NodeId, Vec<NodeId>)> = BTreeMap::new();
         let mut users = graph.users(value);
         users.dedup();
         let mut is_stored = false;
@@ -192,10 +192,10 @@ pub fn split(prepared: &mut Prepared, copies: &mut HashMap<u32, u32>) -> Result<
             }
         }
         for (at, (kernel, users)) in readers {
-            let is_copied = |node: u32| copies.contains_key(&node) && is_map(graph, node);
+            let is_copied = |node: NodeId| copies.contains_key(&node) && is_map(graph, node);
             let Some((leaves, chain)) = leaves(graph, node, is_copied) else { continue };
-            let bytes = |node: u32| graph.fact(ValueId { node, port: 0 }).bytes();
-            let is_stored = |node: &u32| groups.of(*node).is_none_or(|group| group.sink == *node);
+            let bytes = |node: NodeId| graph.fact(node.output(0)).bytes();
+            let is_stored = |node: &NodeId| groups.of(*node).is_none_or(|group| group.sink == *node);
             let less: usize = bytes(node) + chain.into_iter().filter(is_stored).map(bytes).sum::<usize>();
             let dying = leaves.iter().filter(|leaf| last[&leaf.node] < at);
             let longer: usize = dying.map(|&leaf| graph.fact(leaf).bytes()).sum();
@@ -221,7 +221,7 @@ pub fn split(prepared: &mut Prepared, copies: &mut HashMap<u32, u32>) -> Result<
 
 /// The values from which a value is computed by nodes that are copied, without those that last: constants and states; and these nodes. `None`
 /// if they are too many.
-fn leaves(graph: &Graph, node: u32, is_copied: impl Fn(u32) -> bool) -> Option<(Vec<ValueId>, HashSet<u32>)> {
+fn leaves(graph: &Graph, node: NodeId, is_copied: impl Fn(NodeId) -> bool) -> Option<(Vec<ValueId>, HashSet<NodeId>)> {
     let (mut found, mut seen, mut stack) = (Vec::new(), HashSet::new(), vec![node]);
     while let Some(node) = stack.pop() {
         for value in graph.operands(node).into_iter().flatten() {
@@ -245,8 +245,8 @@ fn leaves(graph: &Graph, node: u32, is_copied: impl Fn(u32) -> bool) -> Option<(
 /// The operands of a node, with copies for those that are copied.
 fn moved(
     graph: &Graph,
-    node: u32,
-    copies: &HashMap<u32, u32>,
+    node: NodeId,
+    copies: &HashMap<NodeId, NodeId>,
     copied: &impl Fn(&Graph, ValueId) -> bool,
 ) -> Vec<Option<ValueId>> {
     let copy = |value: ValueId| match copies.get(&value.node).filter(|_| copied(graph, value)) {

@@ -12,7 +12,7 @@ use super::group::uses_index;
 use crate::constant::Constant;
 use crate::error::Result;
 use crate::graph::Graph;
-use crate::op::{Attrs, Lower, ValueId};
+use crate::op::{Attrs, Lower, NodeId, ValueId};
 use crate::shape::{Access, Shape};
 use crate::tensor::Tensor;
 
@@ -44,7 +44,7 @@ pub fn run(graph: &mut Graph, context: &Context) -> Result<()> {
     Ok(())
 }
 
-fn find(graph: &Graph, id: u32) -> Option<Rotary> {
+fn find(graph: &Graph, id: NodeId) -> Option<Rotary> {
     let node = graph.node(id);
     node.op().filter(|op| op.name == "Concat")?;
     let whole = &node.outputs[0].fact;
@@ -110,7 +110,7 @@ fn part_of(graph: &Graph, value: ValueId, elements: usize) -> Option<(f64, Value
     Some((sign, source, access))
 }
 
-fn replace(graph: &mut Graph, id: u32, rotary: &Rotary, context: &Context) -> Result<()> {
+fn replace(graph: &mut Graph, id: NodeId, rotary: &Rotary, context: &Context) -> Result<()> {
     let name = graph.node(id).name.clone();
     let axis = rotary.axis as i64;
     graph.insert_at(id);
@@ -126,7 +126,7 @@ fn replace(graph: &mut Graph, id: u32, rotary: &Rotary, context: &Context) -> Re
     let signs = graph.constant(Constant::new(format!("signs of {name}"), signs));
     graph.insert_at(id);
     value = context.add(graph, &name, "Mul", &[Some(value), Some(signs)], Attrs::new())?;
-    let mut old = ValueId { node: id, port: 0 };
+    let mut old = id.output(0);
     let Some(split) = split(graph, rotary, &mut old, context) else {
         graph.replace(old, value);
         return Ok(());
@@ -137,7 +137,7 @@ fn replace(graph: &mut Graph, id: u32, rotary: &Rotary, context: &Context) -> Re
             break;
         }
         value = split.rebuild(graph, user, Some((old, value)), DEPTH)?;
-        old = ValueId { node: user, port: 0 };
+        old = user.output(0);
     }
     graph.insert_at(old.node);
     value = context.add(graph, &name, "Reshape", &[Some(value)], reshape(&split.whole))?;
@@ -159,7 +159,7 @@ fn split<'a>(graph: &Graph, rotary: &Rotary, old: &mut ValueId, context: &'a Con
     if !context.decisions.if_valid("split axis", user, joins && !graph.is_output(*old)) {
         return None;
     }
-    *old = ValueId { node: user, port: 0 };
+    *old = user.output(0);
     Some(SplitAxis { axis, parts, whole, context })
 }
 
@@ -176,7 +176,7 @@ struct SplitAxis<'a> {
 }
 
 impl SplitAxis<'_> {
-    fn is_elementwise(&self, graph: &Graph, id: u32) -> bool {
+    fn is_elementwise(&self, graph: &Graph, id: NodeId) -> bool {
         let node = graph.node(id);
         let map = match node.op().map(|op| &op.lower) {
             Some(Lower::Map(map)) => *map,
@@ -186,7 +186,13 @@ impl SplitAxis<'_> {
     }
 
     /// An elementwise node with the axis split; one of its operands may have it so already.
-    fn rebuild(&self, graph: &mut Graph, id: u32, known: Option<(ValueId, ValueId)>, depth: usize) -> Result<ValueId> {
+    fn rebuild(
+        &self,
+        graph: &mut Graph,
+        id: NodeId,
+        known: Option<(ValueId, ValueId)>,
+        depth: usize,
+    ) -> Result<ValueId> {
         let mut operands = graph.operands(id);
         for operand in operands.iter_mut().flatten() {
             *operand = match known {
@@ -200,7 +206,7 @@ impl SplitAxis<'_> {
     }
 
     /// An operand of an elementwise node, with the axis split.
-    fn operand(&self, graph: &mut Graph, value: ValueId, user: u32, depth: usize) -> Result<ValueId> {
+    fn operand(&self, graph: &mut Graph, value: ValueId, user: NodeId, depth: usize) -> Result<ValueId> {
         let mut shape = graph.fact(value).shape.clone();
         // Extents are broadcast from the last axis on: there may be none of the axis.
         let at = (self.axis + shape.len()).checked_sub(self.whole.len());

@@ -15,7 +15,7 @@ use super::simplify::{addend, only};
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::graph::Graph;
-use crate::op::{Attrs, Lower, ValueId};
+use crate::op::{Attrs, Lower, NodeId, ValueId};
 use std::collections::HashMap;
 
 /// Makes values be rounded later, and less often.
@@ -34,8 +34,8 @@ pub fn run(graph: &mut Graph, context: &Context) -> Result<()> {
 }
 
 /// The first output of a node.
-fn result(node: u32) -> ValueId {
-    ValueId { node, port: 0 }
+fn result(node: NodeId) -> ValueId {
+    node.output(0)
 }
 
 fn cast(graph: &mut Graph, name: &str, value: ValueId, dtype: DType, context: &Context) -> Result<ValueId> {
@@ -49,7 +49,7 @@ fn unrounded(graph: &Graph, value: ValueId) -> Option<ValueId> {
 }
 
 /// Applies a constant factor or addend before the rounding of the other operand.
-fn round_last(graph: &mut Graph, id: u32, context: &Context) -> Result<()> {
+fn round_last(graph: &mut Graph, id: NodeId, context: &Context) -> Result<()> {
     let Some(op) = graph.node(id).op().filter(|op| matches!(op.name, "Add" | "Mul")) else { return Ok(()) };
     let &[Some(a), Some(b)] = &graph.operands(id)[..] else { return Ok(()) };
     let rounded = match [a, b].map(|v| graph.as_constant(v).is_some()) {
@@ -84,7 +84,7 @@ struct Streams<'a> {
 
 impl Streams<'_> {
     /// Keeps a sum in `f32` if it belongs to a stream.
-    fn widen(&mut self, graph: &mut Graph, id: u32) -> Result<()> {
+    fn widen(&mut self, graph: &mut Graph, id: NodeId) -> Result<()> {
         let Some(operands) = sum(graph, id) else { return Ok(()) };
         let follows = residual(graph, id, self.context).is_some_and(|stream| self.sums.contains_key(&stream));
         if graph.is_output(result(id)) || !follows && !goes_on(graph, result(id), self.context) {
@@ -134,12 +134,12 @@ fn is_slight(graph: &Graph, constant: ValueId, context: &Context) -> bool {
 }
 
 /// True if a node casts its operand to `f32`.
-fn widens(graph: &Graph, id: u32) -> bool {
+fn widens(graph: &Graph, id: NodeId) -> bool {
     graph.node(id).op_name() == "Cast" && graph.fact(result(id)).dtype == DType::F32
 }
 
 /// The operands of a sum of 16-bit floats; `None` for any other node.
-fn sum(graph: &Graph, id: u32) -> Option<[ValueId; 2]> {
+fn sum(graph: &Graph, id: NodeId) -> Option<[ValueId; 2]> {
     let node = graph.node(id);
     let &[Some(a), Some(b)] = &graph.operands(id)[..] else { return None };
     (node.op()?.name == "Add" && node.outputs[0].fact.dtype.is_half()).then_some([a, b])
@@ -152,7 +152,7 @@ fn is_product(graph: &Graph, value: ValueId) -> bool {
 }
 
 /// The value to which a node adds a product; `None` if it adds none.
-fn residual(graph: &Graph, id: u32, context: &Context) -> Option<ValueId> {
+fn residual(graph: &Graph, id: NodeId, context: &Context) -> Option<ValueId> {
     let (stream, product) = match sum(graph, id)? {
         [stream, product] if is_product(graph, product) => (stream, product),
         [product, stream] if is_product(graph, product) => (stream, product),
@@ -165,10 +165,10 @@ fn residual(graph: &Graph, id: u32, context: &Context) -> Option<ValueId> {
 /// True if a value goes on in a stream: some reader, but not every one, adds a product to it, and each can as well read `f32`.
 fn goes_on(graph: &Graph, value: ValueId, context: &Context) -> bool {
     let users = graph.users(value);
-    let reads = |&user: &u32| {
+    let reads = |&user: &NodeId| {
         let lower = graph.node(user).op().map(|op| &op.lower);
         matches!(lower, Some(Lower::Map(_) | Lower::Reduce(_)))
     };
-    let added = |&&user: &&u32| residual(graph, user, context) == Some(value);
+    let added = |&&user: &&NodeId| residual(graph, user, context) == Some(value);
     users.iter().all(reads) && (1..users.len()).contains(&users.iter().filter(added).count())
 }

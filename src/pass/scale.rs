@@ -10,7 +10,7 @@ use crate::constant::Constant;
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::graph::Graph;
-use crate::op::{Attrs, Lower, ValueId};
+use crate::op::{Attrs, Lower, NodeId, ValueId};
 use crate::shape::Shape;
 use crate::tensor::Tensor;
 
@@ -32,7 +32,7 @@ pub fn run(graph: &mut Graph, context: &Context) -> Result<()> {
 }
 
 /// Moves the factors of a product's operands behind it.
-fn scale(graph: &mut Graph, products: u32, context: &Context) -> Result<bool> {
+fn scale(graph: &mut Graph, products: NodeId, context: &Context) -> Result<bool> {
     let mut operands = graph.operands(products);
     if operands[0] == operands[1] {
         return Ok(false);
@@ -48,12 +48,10 @@ fn scale(graph: &mut Graph, products: u32, context: &Context) -> Result<bool> {
         return Ok(false);
     }
     // Factors that already scale the product are multiplied into the same factor.
-    let mut old = ValueId { node: products, port: 0 };
+    let mut old = products.output(0);
     while let ([user], false) = (&graph.users(old)[..], graph.is_output(old)) {
         match multiplied(graph, *user)? {
-            Some((source, by)) if source == old && holds(factor * by) => {
-                (old, factor) = (ValueId { node: *user, port: 0 }, factor * by)
-            }
+            Some((source, by)) if source == old && holds(factor * by) => (old, factor) = (user.output(0), factor * by),
             _ => break,
         }
     }
@@ -83,7 +81,7 @@ struct Scaled {
     source: ValueId,
     factor: f64,
     /// The views, from the last one to the first one.
-    views: Vec<u32>,
+    views: Vec<NodeId>,
 }
 
 impl Scaled {
@@ -120,7 +118,7 @@ fn scaled(graph: &Graph, mut value: ValueId) -> Result<Option<Scaled>> {
 }
 
 /// The value that a node multiplies by a number or divides by one, and the factor.
-fn multiplied(graph: &Graph, id: u32) -> Result<Option<(ValueId, f64)>> {
+fn multiplied(graph: &Graph, id: NodeId) -> Result<Option<(ValueId, f64)>> {
     let node = graph.node(id);
     let (name, operands) = (node.op_name(), graph.operands(id));
     let (source, by) = match (name, &operands[..]) {

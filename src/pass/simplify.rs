@@ -6,7 +6,7 @@ use crate::dtype::DType;
 use crate::error::Result;
 use crate::graph::{Graph, Kind};
 use crate::hash::FastMap;
-use crate::op::{Attrs, ValueId};
+use crate::op::{Attrs, NodeId, ValueId};
 use crate::ops;
 use crate::shape::Shape;
 use std::collections::HashMap;
@@ -18,24 +18,24 @@ const MAX_UNIFORM: usize = 1 << 12;
 pub fn run(graph: &mut Graph, context: &Context) -> Result<()> {
     unite(graph, context)?;
     // Nodes by operator and operands.
-    let mut seen: FastMap<(&str, Vec<Option<ValueId>>), Vec<u32>> = FastMap::default();
+    let mut seen: FastMap<(&str, Vec<Option<ValueId>>), Vec<NodeId>> = FastMap::default();
     for id in graph.order()? {
         let slot = forwards(graph, id)?;
         if let Some(slot) = context.decisions.choose("forward", id, slot, |s| slot == Some(s)) {
             let value = graph.operands(id)[slot as usize].expect("what is forwarded is there");
-            graph.replace(ValueId { node: id, port: 0 }, value);
+            graph.replace(id.output(0), value);
             continue;
         }
         if let Some(op) = graph.node(id).op() {
             let alike = seen.entry((op.name, graph.operands(id))).or_default();
             let twin = alike.iter().copied().rfind(|&other| same_attrs(graph, id, other));
-            let same = |other: u32| {
+            let same = |other: NodeId| {
                 let is = graph.node(other).op().is_some_and(|o| o.name == op.name);
                 is && graph.operands(other) == graph.operands(id) && same_attrs(graph, id, other)
             };
-            if let Some(twin) = context.decisions.choose("twin", id, twin, same) {
-                for port in 0..graph.node(id).outputs.len() as u32 {
-                    graph.replace(ValueId { node: id, port }, ValueId { node: twin, port });
+            if let Some(twin) = context.decisions.choose("twin", id, twin.map(u32::from), |twin| same(twin.into())) {
+                for port in 0..graph.node(id).outputs.len() {
+                    graph.replace(id.output(port), NodeId::from(twin).output(port));
                 }
                 continue;
             }
@@ -53,17 +53,17 @@ pub fn run(graph: &mut Graph, context: &Context) -> Result<()> {
 fn unite(graph: &mut Graph, context: &Context) -> Result<()> {
     let mut seen: HashMap<String, Vec<ValueId>> = HashMap::new();
     for node in graph.order()? {
-        let value = ValueId { node, port: 0 };
+        let value = node.output(0);
         let Some(constant) = graph.as_constant(value) else { continue };
         let alike = seen.entry(constant.mark()).or_default();
         let twin = alike.iter().find(|&&v| graph.as_constant(v).is_some_and(|other| other.same(constant)));
-        let twin = twin.map(|v| v.node);
-        let same = |twin| {
-            let other = graph.as_constant(ValueId { node: twin, port: 0 });
+        let twin = twin.map(|v| v.node.into());
+        let same = |twin: u32| {
+            let other = graph.as_constant(NodeId::from(twin).output(0));
             other.is_some_and(|other| other.same(constant))
         };
         match context.decisions.choose("unite", node, twin, same) {
-            Some(node) => graph.replace(value, ValueId { node, port: 0 }),
+            Some(node) => graph.replace(value, NodeId::from(node).output(0)),
             None => alike.push(value),
         }
     }
@@ -71,7 +71,7 @@ fn unite(graph: &mut Graph, context: &Context) -> Result<()> {
 }
 
 /// True if two nodes have the same attributes. Two numbers are the same if they are written the same, as NaNs are, and 0 and -0 are not.
-fn same_attrs(graph: &Graph, a: u32, b: u32) -> bool {
+fn same_attrs(graph: &Graph, a: NodeId, b: NodeId) -> bool {
     let [a, b] = [a, b].map(|node| format!("{:?}", graph.node(node).attrs));
     a == b
 }
@@ -96,7 +96,7 @@ fn uniform(graph: &Graph, value: ValueId) -> Result<Option<f64>> {
 }
 
 /// The number of the operand that a node passes on unchanged, if it does.
-fn forwards(graph: &Graph, id: u32) -> Result<Option<u32>> {
+fn forwards(graph: &Graph, id: NodeId) -> Result<Option<u32>> {
     let node = graph.node(id);
     let operands = graph.operands(id);
     let fact = &node.outputs[0].fact;
@@ -131,7 +131,7 @@ fn forwards(graph: &Graph, id: u32) -> Result<Option<u32>> {
 }
 
 /// True if a Dropout is in training mode, and drops elements.
-fn drops(graph: &Graph, id: u32) -> Result<bool> {
+fn drops(graph: &Graph, id: NodeId) -> Result<bool> {
     let found = graph.with_call(id, ops::dropped).expect("it is an operator");
     found.map(|ratio| ratio.is_some()).map_err(|what| graph.node(id).error(what))
 }
@@ -144,7 +144,7 @@ pub(super) fn only(graph: &Graph, value: ValueId, ops: &[&str]) -> bool {
 }
 
 /// `(x + b) + c` with constants `b` and `c` becomes `x + (b + c)`, unless that is larger than both.
-fn join_addends(graph: &mut Graph, id: u32, context: &Context) -> Result<()> {
+fn join_addends(graph: &mut Graph, id: NodeId, context: &Context) -> Result<()> {
     let found = context.decisions.if_found("addends", id, joinable(graph, id));
     let Some([x, first, outer]) = found else { return Ok(()) };
     let name = graph.node(id).name.clone();
@@ -152,12 +152,12 @@ fn join_addends(graph: &mut Graph, id: u32, context: &Context) -> Result<()> {
     let sum = context.add(graph, &name, "Add", &[Some(first), Some(outer)], Attrs::new())?;
     graph.insert_at(id);
     let result = context.add(graph, &name, "Add", &[Some(x), Some(sum)], Attrs::new())?;
-    graph.replace(ValueId { node: id, port: 0 }, result);
+    graph.replace(id.output(0), result);
     Ok(())
 }
 
 /// The value to which two constants are added, and the two constants.
-fn joinable(graph: &Graph, id: u32) -> Option<[ValueId; 3]> {
+fn joinable(graph: &Graph, id: NodeId) -> Option<[ValueId; 3]> {
     let (inner, outer) = addend(graph, id)?;
     let shape = &graph.node(id).outputs[0].fact.shape;
     if !only(graph, inner, &["Add"]) || graph.fact(inner).shape != *shape {
@@ -170,7 +170,7 @@ fn joinable(graph: &Graph, id: u32) -> Option<[ValueId; 3]> {
 }
 
 /// The value to which a sum of floats adds a constant, and the constant.
-pub(super) fn addend(graph: &Graph, id: u32) -> Option<(ValueId, ValueId)> {
+pub(super) fn addend(graph: &Graph, id: NodeId) -> Option<(ValueId, ValueId)> {
     let node = graph.node(id);
     if node.op()?.name != "Add" || !node.outputs[0].fact.dtype.is_float() {
         return None;
@@ -188,7 +188,7 @@ pub(super) fn addend(graph: &Graph, id: u32) -> Option<(ValueId, ValueId)> {
 /// A product of rows that were collected for it and are taken apart behind it is one of the rows where they are:
 /// `Reshape(Reshape(x) * w + b)` becomes `x * w + b`, and what follows can be computed with it. Where exporters have made one reshape
 /// of several, as behind an attention's heads, `x` is seen in the rows that the result has.
-fn keep_rows(graph: &mut Graph, id: u32, context: &Context) -> Result<()> {
+fn keep_rows(graph: &mut Graph, id: NodeId, context: &Context) -> Result<()> {
     let found = context.decisions.if_found("rows", id, collected(graph, id));
     let Some(Collected { source, rows, weights, bias }) = found else { return Ok(()) };
     let name = graph.node(id).name.clone();
@@ -203,7 +203,7 @@ fn keep_rows(graph: &mut Graph, id: u32, context: &Context) -> Result<()> {
         graph.insert_at(id);
         result = context.add(graph, &name, "Add", &[Some(result), Some(bias)], Attrs::new())?;
     }
-    graph.replace(ValueId { node: id, port: 0 }, result);
+    graph.replace(id.output(0), result);
     Ok(())
 }
 
@@ -218,8 +218,8 @@ struct Collected {
 }
 
 /// The product between a reshape and this one, if that is all there is between them.
-fn collected(graph: &Graph, id: u32) -> Option<Collected> {
-    let reshaped = |id: u32| {
+fn collected(graph: &Graph, id: NodeId) -> Option<Collected> {
+    let reshaped = |id: NodeId| {
         let node = graph.node(id);
         (node.op()?.name == "Reshape").then(|| graph.operands(id)[0])?
     };
@@ -249,7 +249,7 @@ fn collected(graph: &Graph, id: u32) -> Option<Collected> {
 
 /// `(x * w + b) * c` with constant `w`, `b`, `c` becomes `x * (w c) + b c`: normalisation after a convolution or a matrix
 /// product costs nothing.
-fn scale_weights(graph: &mut Graph, id: u32, context: &Context) -> Result<()> {
+fn scale_weights(graph: &mut Graph, id: NodeId, context: &Context) -> Result<()> {
     let found = scalable(graph, id);
     let form = found.as_ref().map(|s| u32::from(s.bias.is_some()));
     if context.decisions.choose("scale", id, form, |f| form == Some(f)).is_none() {
@@ -276,7 +276,7 @@ fn scale_weights(graph: &mut Graph, id: u32, context: &Context) -> Result<()> {
     if let Some(bias) = bias {
         result = context.add(graph, &name, "Add", &[Some(result), Some(bias)], Attrs::new())?;
     }
-    graph.replace(ValueId { node: id, port: 0 }, result);
+    graph.replace(id.output(0), result);
     Ok(())
 }
 
@@ -289,7 +289,7 @@ struct Scaling {
     along: Vec<usize>,
 }
 
-fn scalable(graph: &Graph, id: u32) -> Option<Scaling> {
+fn scalable(graph: &Graph, id: NodeId) -> Option<Scaling> {
     let node = graph.node(id);
     if node.op().is_none_or(|op| op.name != "Mul") || !node.outputs[0].fact.dtype.is_float() {
         return None;

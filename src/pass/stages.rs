@@ -8,7 +8,7 @@
 use super::Context;
 use crate::error::Result;
 use crate::graph::Graph;
-use crate::op::{Attrs, Lower, ValueId};
+use crate::op::{Attrs, Lower, NodeId, ValueId};
 use crate::target::{FEW_GROUPS, Family};
 
 /// From so many elements per result on, two stages are faster: where a workgroup shares one result, and where it has several side by side.
@@ -36,14 +36,14 @@ pub fn run(graph: &mut Graph, context: &Context) -> Result<()> {
         operands[0] = Some(context.add(graph, &node.name, node.op_name(), &operands[..1], attrs)?);
         graph.insert_at(id);
         let whole = context.add(graph, &node.name, node.op_name(), &operands, node.attrs)?;
-        graph.replace(ValueId { node: id, port: 0 }, whole);
+        graph.replace(id.output(0), whole);
     }
     graph.sweep();
     Ok(())
 }
 
 /// The axes of a reduction over several axes, and what it reduces. 16-bit floats would be rounded once more.
-fn reduced(graph: &Graph, id: u32) -> Option<(Vec<usize>, ValueId)> {
+fn reduced(graph: &Graph, id: NodeId) -> Option<(Vec<usize>, ValueId)> {
     let reduces = matches!(graph.node(id).op()?.lower, Lower::Reduce(_));
     let first = graph.operands(id)[0].filter(|&value| reduces && !graph.fact(value).dtype.is_half())?;
     let axes = graph.with_call(id, |call| call.reduced_axes())?.ok()?;

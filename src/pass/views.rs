@@ -14,7 +14,7 @@ use super::Context;
 use super::simplify::{addend, only};
 use crate::error::Result;
 use crate::graph::Graph;
-use crate::op::{Attrs, Call, Lower, ValueId};
+use crate::op::{Attrs, Call, Lower, NodeId, ValueId};
 use crate::shape::{Access, Shape};
 
 /// The most indices of a Gather that are looked at.
@@ -40,7 +40,7 @@ fn shaped(shape: &Shape) -> Attrs {
 }
 
 /// Makes a Slice of a Gather.
-fn pick(graph: &mut Graph, id: u32, context: &Context) -> Result<()> {
+fn pick(graph: &mut Graph, id: NodeId, context: &Context) -> Result<()> {
     let found = context.decisions.if_found("pick", id, picked(graph, id)?);
     let Some((data, attrs)) = found else { return Ok(()) };
     let (name, shape) = (graph.node(id).name.clone(), graph.node(id).outputs[0].fact.shape.clone());
@@ -49,12 +49,12 @@ fn pick(graph: &mut Graph, id: u32, context: &Context) -> Result<()> {
     if graph.fact(value).shape != shape {
         value = context.add(graph, &name, "Reshape", &[Some(value)], shaped(&shape))?;
     }
-    graph.replace(ValueId { node: id, port: 0 }, value);
+    graph.replace(id.output(0), value);
     Ok(())
 }
 
 /// The data of a Gather, and the Slice that its indices are.
-fn picked(graph: &Graph, id: u32) -> Result<Option<(ValueId, Attrs)>> {
+fn picked(graph: &Graph, id: NodeId) -> Result<Option<(ValueId, Attrs)>> {
     let node = graph.node(id);
     let (Some(op), &[Some(data), Some(indices)]) = (node.op(), &graph.operands(id)[..]) else { return Ok(None) };
     let Some(constant) = graph.as_constant(indices).filter(|_| op.name == "Gather") else { return Ok(None) };
@@ -81,7 +81,7 @@ fn picked(graph: &Graph, id: u32) -> Result<Option<(ValueId, Attrs)>> {
 }
 
 /// True if a node is a view that has each element of its source once.
-fn rearranges(graph: &Graph, id: u32) -> bool {
+fn rearranges(graph: &Graph, id: NodeId) -> bool {
     matches!(graph.node(id).op_name(), "Reshape" | "Flatten" | "Squeeze" | "Unsqueeze" | "Transpose")
 }
 
@@ -182,13 +182,13 @@ impl Straight {
 }
 
 /// Makes one Reshape, one Transpose and one Reshape at most of a chain of more.
-fn straighten(graph: &mut Graph, id: u32, context: &Context) -> Result<()> {
+fn straighten(graph: &mut Graph, id: NodeId, context: &Context) -> Result<()> {
     straight(graph, id, context).map(|_| ())
 }
 
 /// As [`straighten`]; returns the value that then stands for the node's.
-fn straight(graph: &mut Graph, id: u32, context: &Context) -> Result<ValueId> {
-    let old = ValueId { node: id, port: 0 };
+fn straight(graph: &mut Graph, id: NodeId, context: &Context) -> Result<ValueId> {
+    let old = id.output(0);
     let found = shorter(graph, id);
     let own = found.as_ref().map(Straight::code);
     if context.decisions.choose("straighten", id, own, |code| own == Some(code)).is_none() {
@@ -211,8 +211,8 @@ fn straight(graph: &mut Graph, id: u32, context: &Context) -> Result<ValueId> {
 }
 
 /// A chain of views that ends in a node with fewer of them.
-fn shorter(graph: &Graph, id: u32) -> Option<Straight> {
-    let (mut source, mut chain) = (ValueId { node: id, port: 0 }, Vec::new());
+fn shorter(graph: &Graph, id: NodeId) -> Option<Straight> {
+    let (mut source, mut chain) = (id.output(0), Vec::new());
     while rearranges(graph, source.node) && chain.len() < MAX_VIEWS {
         chain.push(source.node);
         source = graph.operands(source.node)[0]?;
@@ -267,7 +267,7 @@ impl Rows {
     }
 
     /// The same of other rows.
-    fn with(&self, graph: &mut Graph, id: u32, left: ValueId, context: &Context) -> Result<ValueId> {
+    fn with(&self, graph: &mut Graph, id: NodeId, left: ValueId, context: &Context) -> Result<ValueId> {
         let name = graph.node(id).name.clone();
         let product = context.add(graph, &name, "MatMul", &[Some(left), Some(self.weights)], Attrs::new())?;
         match self.bias {
@@ -284,19 +284,19 @@ fn turns_rows(perm: &[usize]) -> bool {
 
 /// Moves a Transpose of rows from a product's left operand to its result, if only products read the result, through views that can see it
 /// so.
-fn sink(graph: &mut Graph, id: u32, context: &Context) -> Result<()> {
+fn sink(graph: &mut Graph, id: NodeId, context: &Context) -> Result<()> {
     let found = context.decisions.if_found("sink", id, sinkable(graph, id));
     let Some((rows, x, perm)) = found else { return Ok(()) };
     let name = graph.node(id).name.clone();
     graph.insert_at(id);
     let result = rows.with(graph, id, x, context)?;
     let result = context.add(graph, &name, "Transpose", &[Some(result)], transpose(&perm))?;
-    graph.replace(ValueId { node: id, port: 0 }, result);
+    graph.replace(id.output(0), result);
     Ok(())
 }
 
-fn sinkable(graph: &Graph, id: u32) -> Option<(Rows, ValueId, Vec<usize>)> {
-    let value = ValueId { node: id, port: 0 };
+fn sinkable(graph: &Graph, id: NodeId) -> Option<(Rows, ValueId, Vec<usize>)> {
+    let value = id.output(0);
     let rows = Rows::of(graph, value)?;
     let perm = graph.permutation(rows.left.node).filter(|perm| turns_rows(perm))?;
     let x = graph.operands(rows.left.node)[0]?;
@@ -319,7 +319,7 @@ fn seen(graph: &Graph, value: ValueId, access: &Access) -> bool {
             let Some(op) = graph.node(user).op() else { return false };
             match op.lower {
                 Lower::View(_) => match graph.view_access(user, &access) {
-                    Some(access) => work.push((ValueId { node: user, port: 0 }, access)),
+                    Some(access) => work.push((user.output(0), access)),
                     None => return false,
                 },
                 _ if op.name == "MatMul" && !rearranged(graph, value).0 => {}
@@ -341,7 +341,7 @@ fn rearranged(graph: &Graph, mut value: ValueId) -> (bool, bool) {
 }
 
 /// Moves a Transpose of rows from a product's result to its left operand, if that is a transposed value anyway.
-fn lift(graph: &mut Graph, id: u32, context: &Context) -> Result<()> {
+fn lift(graph: &mut Graph, id: NodeId, context: &Context) -> Result<()> {
     let found = context.decisions.if_found("lift", id, liftable(graph, id));
     let Some((rows, perm)) = found else { return Ok(()) };
     let name = graph.node(id).name.clone();
@@ -350,11 +350,11 @@ fn lift(graph: &mut Graph, id: u32, context: &Context) -> Result<()> {
     let left = straight(graph, left.node, context)?;
     graph.insert_at(id);
     let result = rows.with(graph, id, left, context)?;
-    graph.replace(ValueId { node: id, port: 0 }, result);
+    graph.replace(id.output(0), result);
     Ok(())
 }
 
-fn liftable(graph: &Graph, id: u32) -> Option<(Rows, Vec<usize>)> {
+fn liftable(graph: &Graph, id: NodeId) -> Option<(Rows, Vec<usize>)> {
     let perm = graph.permutation(id).filter(|perm| turns_rows(perm))?;
     let product = graph.operands(id)[0].filter(|&value| only(graph, value, &["Add", "MatMul"]))?;
     let rows = Rows::of(graph, product)?;

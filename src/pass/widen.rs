@@ -4,12 +4,12 @@ use super::Context;
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::graph::Graph;
-use crate::op::{Lower, ValueId};
+use crate::op::{Lower, NodeId, ValueId};
 
 /// Copies casts of 16-bit floats to `f32` for all readers but the first that can take them in.
 pub fn run(graph: &mut Graph, context: &Context) -> Result<()> {
     for id in graph.order()? {
-        let value = ValueId { node: id, port: 0 };
+        let value = id.output(0);
         let [Some(from)] = graph.operands(id)[..] else { continue };
         let widens = graph.node(id).op_name() == "Cast"
             && graph.fact(from).dtype.is_half()
@@ -22,7 +22,7 @@ pub fn run(graph: &mut Graph, context: &Context) -> Result<()> {
                 continue;
             }
             let copy = graph.copy(id, &[Some(from)], user);
-            let copied = |v: Option<ValueId>| if v == Some(value) { Some(ValueId { node: copy, port: 0 }) } else { v };
+            let copied = |v: Option<ValueId>| if v == Some(value) { Some(copy.output(0)) } else { v };
             let read: Vec<_> = graph.operands(user).into_iter().map(copied).collect();
             graph.read(user, &read);
         }
@@ -31,7 +31,7 @@ pub fn run(graph: &mut Graph, context: &Context) -> Result<()> {
 }
 
 /// True if a node's kernel can compute the value where it reads it.
-fn takes_in(graph: &Graph, user: u32, value: ValueId) -> bool {
+fn takes_in(graph: &Graph, user: NodeId, value: ValueId) -> bool {
     match graph.node(user).op().map(|op| &op.lower) {
         Some(Lower::Map(_)) => graph.node(user).outputs[0].fact.shape == graph.fact(value).shape,
         Some(Lower::Reduce(_)) => true,

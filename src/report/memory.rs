@@ -64,7 +64,7 @@ pub fn memory(plan: &Plan, usage: Option<Usage>) -> String {
     table.to_string()
 }
 
-/// What a driver will take beside plans.
+/// The estimate of the memory that a driver takes beside plans.
 pub fn beside(estimate: &Estimate) -> String {
     let Estimate { bytes, context, libraries, modules, graphs, device } = estimate;
     let parts = [("context", context), ("libraries", libraries), ("modules", modules), ("graphs", graphs)];

@@ -11,7 +11,7 @@ use crate::kernel::templates::Kind as Work;
 use crate::plan::index::Per;
 use crate::plan::tell::peak::operators;
 use crate::plan::tell::timeline::Timeline;
-use crate::plan::{Buffer, BufferIdx, Class, Plan, SegmentIdx, StepIdx};
+use crate::plan::{Buffer, BufferIdx, Class, Plan, Segment, SegmentIdx, StepIdx};
 use crate::target::Memory;
 use serde::Serialize;
 use std::collections::HashMap;
@@ -253,38 +253,7 @@ impl Scene {
             takes_from: timeline.takes_from[b],
         };
         let buffers = BufferIdx::all(&plan.buffers).zip(plan.buffers.iter().zip(kinds)).map(item).collect();
-        let end = 2 * steps.len();
-        let mut spaces: Vec<Space> = plan
-            .segments
-            .iter()
-            .map(|s| Space {
-                title: match s.memory {
-                    Memory::Device => title(s.class).into(),
-                    Memory::Upload => "staging up".into(),
-                    Memory::Download => "staging down".into(),
-                    Memory::Scratch => "threads' scratch memory".into(),
-                    Memory::Own => "stacks and tables".into(),
-                    Memory::Ahead => "the next rows".into(),
-                },
-                class: Some(s.class),
-                bytes: s.bytes,
-                areas: vec![Area { time: (0, end), bytes: (0, s.bytes) }],
-                rects: Vec::new(),
-            })
-            .collect();
-        for (b, buffer) in BufferIdx::enumerate(&plan.buffers) {
-            let (time, held) = match (&timeline.held[b], timeline.uses[b]) {
-                (Some(held), Some((first, last))) => {
-                    let (first, last) = (2 * first.index(), 2 * last.index() + 2);
-                    ((held.start.max(first), held.end.min(last)), (held.start, held.end))
-                }
-                _ => ((0, end), (0, end)),
-            };
-            let bytes = (buffer.offset, buffer.offset + buffer.bytes);
-            spaces[buffer.segment].rects.push(Rect { buffer: b, time, held, bytes });
-        }
-        let rank = |space: &Space| space.class != Some(Class::Activation);
-        spaces.sort_by_key(rank);
+        let spaces = spaces(plan, &timeline);
         let peak = timeline.peak().map(|step| Peak {
             step,
             bytes: timeline.live(step),
@@ -336,6 +305,39 @@ impl Scene {
         let used = |kind: &Kind| self.buffers.iter().any(|b| b.kind == *kind);
         Kind::all().filter(used).collect()
     }
+}
+
+/// The segments of a plan with their buffers, those of the arena first.
+fn spaces(plan: &Plan, timeline: &Timeline) -> Vec<Space> {
+    let end = 2 * plan.steps.len();
+    let space = |s: &Segment| Space {
+        title: match s.memory {
+            Memory::Device => title(s.class).into(),
+            Memory::Upload => "staging up".into(),
+            Memory::Download => "staging down".into(),
+            Memory::Scratch => "threads' scratch memory".into(),
+            Memory::Own => "stacks and tables".into(),
+            Memory::Ahead => "the next rows".into(),
+        },
+        class: Some(s.class),
+        bytes: s.bytes,
+        areas: vec![Area { time: (0, end), bytes: (0, s.bytes) }],
+        rects: Vec::new(),
+    };
+    let mut spaces: Vec<Space> = plan.segments.iter().map(space).collect();
+    for (b, buffer) in BufferIdx::enumerate(&plan.buffers) {
+        let (time, held) = match (&timeline.held[b], timeline.uses[b]) {
+            (Some(held), Some((first, last))) => {
+                let (first, last) = (2 * first.index(), 2 * last.index() + 2);
+                ((held.start.max(first), held.end.min(last)), (held.start, held.end))
+            }
+            _ => ((0, end), (0, end)),
+        };
+        let bytes = (buffer.offset, buffer.offset + buffer.bytes);
+        spaces[buffer.segment].rects.push(Rect { buffer: b, time, held, bytes });
+    }
+    spaces.sort_by_key(|space| space.class != Some(Class::Activation));
+    spaces
 }
 
 /// The heading of a segment.

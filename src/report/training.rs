@@ -63,7 +63,7 @@ pub fn training(classes: &Classes, states: &States) -> String {
     table.to_string()
 }
 
-/// What an update computes again.
+/// The values that an update computes again.
 pub fn recompute(recompute: &Recompute) -> String {
     if recompute.extra_flop == 0 {
         return "\nnothing is computed again\n".to_owned();

@@ -4,7 +4,7 @@ use super::grow;
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::graph::Graph;
-use crate::op::{Fact, ValueId};
+use crate::op::{Fact, NodeId, ValueId};
 use crate::ops;
 use crate::random;
 
@@ -12,7 +12,7 @@ use crate::random;
 const DRAW: &str = "dropout/draw";
 
 /// The nodes that drop elements in training, with the share that each drops.
-fn nodes(graph: &Graph) -> Result<Vec<(u32, f64)>> {
+fn nodes(graph: &Graph) -> Result<Vec<(NodeId, f64)>> {
     let mut found = Vec::new();
     for id in graph.order()?.into_iter().filter(|&id| graph.node(id).op_name() == "Dropout") {
         let ratio = graph.with_call(id, ops::ratio).expect("it is an operator");

@@ -16,7 +16,7 @@ use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::file;
 use crate::graph::Graph;
-use crate::op::{Attrs, Fact, ValueId};
+use crate::op::{Attrs, Fact, NodeId, ValueId};
 use crate::ops;
 use crate::random::{NUMBERS, key, threefry, uniform};
 use crate::shape::Shape;
@@ -110,7 +110,7 @@ pub fn rules(graph: &Graph, weights: &[String], training: &Training) -> Result<I
 /// Weights that are not frozen, in the order of the graph.
 fn candidates(graph: &Graph, weights: &[String], training: &Training) -> Result<Vec<(ValueId, String)>> {
     let weights: HashSet<&str> = weights.iter().map(|name| &name[..]).collect();
-    let values = graph.order()?.into_iter().map(|node| ValueId { node, port: 0 });
+    let values = graph.order()?.into_iter().map(|node| node.output(0));
     let suits = |constant: &Arc<Constant>| {
         let (name, fact) = (&constant.name[..], &constant.fact);
         let is_frozen = training.freeze.iter().any(|pattern| file::glob(pattern, name));
@@ -131,7 +131,7 @@ fn candidates(graph: &Graph, weights: &[String], training: &Training) -> Result<
 pub fn forget(graph: &mut Graph, init: &Init) -> Result<()> {
     let drawn: HashSet<&str> = init.drawn.iter().map(|drawn| &drawn.name[..]).collect();
     for node in graph.order()? {
-        let value = ValueId { node, port: 0 };
+        let value = node.output(0);
         let Some(constant) = graph.as_constant(value).filter(|constant| drawn.contains(&constant.name[..])) else {
             continue;
         };
@@ -162,7 +162,7 @@ fn rule(graph: &Graph, weight: ValueId) -> Result<Rule, &'static str> {
             let op = graph.node(user).op_name();
             let operands = graph.operands(user);
             if hands_on(op) && operands[0] == Some(value) {
-                values.push(ValueId { node: user, port: 0 });
+                values.push(user.output(0));
                 continue;
             }
             reader = op;
@@ -176,7 +176,7 @@ fn rule(graph: &Graph, weight: ValueId) -> Result<Rule, &'static str> {
 }
 
 /// The rule of an operator's operand.
-fn by_slot(graph: &Graph, node: u32, slot: usize) -> Option<Rule> {
+fn by_slot(graph: &Graph, node: NodeId, slot: usize) -> Option<Rule> {
     let operands = graph.operands(node);
     let shape = |slot: usize| operands.get(slot).copied().flatten().map(|value| &graph.fact(value).shape);
     let even = |count: usize| Rule::Even(1.0 / (count.max(1) as f64).sqrt());
@@ -219,7 +219,7 @@ fn layer(graph: &Graph, value: ValueId) -> Option<usize> {
 }
 
 /// The inputs of one output of a layer, by the weight in this slot, or for the bias.
-fn inputs_of_output(graph: &Graph, node: u32, slot: usize) -> Option<usize> {
+fn inputs_of_output(graph: &Graph, node: NodeId, slot: usize) -> Option<usize> {
     let operands = graph.operands(node);
     let shape = |slot: usize| -> Option<&Shape> { Some(&graph.fact(operands.get(slot).copied().flatten()?).shape) };
     match (graph.node(node).op_name(), slot) {

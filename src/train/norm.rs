@@ -3,10 +3,10 @@
 use super::grow;
 use crate::error::Result;
 use crate::graph::Graph;
-use crate::op::{OpResult, ValueId, Var};
+use crate::op::{NodeId, OpResult, ValueId, Var};
 
 /// The nodes that normalize by running statistics.
-fn nodes(graph: &Graph) -> Result<Vec<u32>> {
+fn nodes(graph: &Graph) -> Result<Vec<NodeId>> {
     let mut order = graph.order()?;
     order.retain(|&node| graph.node(node).op_name() == "BatchNormalization");
     Ok(order)
@@ -43,7 +43,7 @@ pub(super) fn train(graph: &mut Graph) -> Result<Vec<(ValueId, ValueId)>> {
             let [x, scale, bias, mean, variance] = [0, 1, 2, 3, 4].map(|slot| b.value(operands[slot]));
             normalize(x, [scale, bias], [mean, variance], epsilon, kept)
         })?;
-        graph.replace(ValueId { node: id, port: 0 }, made[0]);
+        graph.replace(id.output(0), made[0]);
         let is_state = |value: ValueId| graph.states().iter().any(|state| state.value == value);
         for (state, &update) in states.into_iter().zip(&made[1..]).filter(|(state, _)| is_state(*state)) {
             running.retain(|(other, _)| *other != state);

@@ -7,7 +7,7 @@
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::graph::{Graph, Kind, Node};
-use crate::op::{Attrs, Fact, ValueId};
+use crate::op::{Attrs, Fact, NodeId, ValueId};
 use crate::ops;
 use crate::target::Target;
 use std::collections::{HashMap, HashSet};
@@ -110,7 +110,7 @@ fn cast(graph: &mut Graph, value: ValueId, to: DType) -> Result<ValueId> {
     let op = ops::find("Cast").expect("the table has Cast");
     let name = format!("{}/{to}", graph.value_name(value));
     let node = graph.add(op, &name, &[Some(value)], Attrs::new().with("to", to.onnx()), &[])?;
-    Ok(ValueId { node, port: 0 })
+    Ok(node.output(0))
 }
 
 struct Autocast<'a> {
@@ -128,7 +128,7 @@ impl Autocast<'_> {
         dtype == DType::F32 || dtype == self.to
     }
 
-    fn node(&mut self, id: u32) -> Result<()> {
+    fn node(&mut self, id: NodeId) -> Result<()> {
         let (node, operands) = (self.graph.node(id).clone(), self.graph.operands(id));
         let results = (0..node.outputs.len() as u32).map(|port| ValueId { node: id, port });
         let given = || operands.iter().flatten().copied();
@@ -147,7 +147,7 @@ impl Autocast<'_> {
         let is_narrow = !data.is_empty() && data.iter().all(|&dtype| dtype == self.to);
         let name = node.op_name();
         if name == "Cast" && is_narrow && node.outputs[0].fact.dtype == DType::F32 {
-            self.graph.replace(ValueId { node: id, port: 0 }, operands[0].expect("a cast has data"));
+            self.graph.replace(id.output(0), operands[0].expect("a cast has data"));
             return Ok(());
         }
         let policy = policy(name);
@@ -175,7 +175,7 @@ impl Autocast<'_> {
     }
 
     /// The node with its float operands in one type; the node itself if they are.
-    fn again(&mut self, id: u32, node: &Node, operands: &[Option<ValueId>], to: DType) -> Result<u32> {
+    fn again(&mut self, id: NodeId, node: &Node, operands: &[Option<ValueId>], to: DType) -> Result<NodeId> {
         let mut read = Vec::with_capacity(operands.len());
         for &operand in operands {
             read.push(match operand {
@@ -199,7 +199,7 @@ impl Autocast<'_> {
     }
 
     /// A float in a type.
-    fn typed(&mut self, id: u32, value: ValueId, to: DType) -> Result<ValueId> {
+    fn typed(&mut self, id: NodeId, value: ValueId, to: DType) -> Result<ValueId> {
         if self.graph.fact(value).dtype == to {
             return Ok(value);
         }

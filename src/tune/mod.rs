@@ -179,7 +179,7 @@ impl<'a> Bench<'a> {
         let mut runs = Vec::new();
         let mut expected: Option<Vec<Vec<f64>>> = None;
         for (number, (way, bound)) in ways.iter().zip(bound).enumerate() {
-            // What the way before has written must not pass for the result of this one.
+            // The result of the way before must not pass for that of this one.
             self.spoil(kernel, &slots)?;
             let made = bound.and_then(|launches| self.prepare(number, launches));
             let (run, found) = match made.and_then(|run| Ok((run, self.results(kernel, &slots)?))) {

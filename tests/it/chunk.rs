@@ -27,8 +27,8 @@ fn graph(sample: &samples::Sample) -> Graph {
     let inputs: Vec<Option<ValueId>> = sample.inputs.iter().enumerate().map(&mut input).collect();
     let op = ops::find(sample.op).expect("a row");
     let node = graph.add(op, sample.op, &inputs, sample.attrs.clone(), &[]).expect("it is a call");
-    for port in 0..graph.node(node).outputs.len() as u32 {
-        graph.output(format!("y{port}"), ValueId { node, port });
+    for port in 0..graph.node(node).outputs.len() {
+        graph.output(format!("y{port}"), node.output(port));
     }
     graph
 }
@@ -111,7 +111,7 @@ fn what_rows_say_of_parts_is_so() {
         }
         for id in graph.order().expect("it has an order") {
             let node = graph.node(id);
-            let value = ValueId { node: id, port: 0 };
+            let value = id.output(0);
             if let Some(constant) = graph.as_constant(value) {
                 values.insert(value, constant.value().expect("it is there").to_f64());
             }

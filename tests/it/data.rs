@@ -253,7 +253,7 @@ fn weight(path: &str, name: &str) -> Vec<f64> {
     let graph = onnx::import(&onnx::load(path.as_ref()).expect("it is a model"), &[("batch".into(), 8)]);
     let graph = graph.expect("it is a graph");
     let values = graph.order().expect("it has no cycle").into_iter();
-    let mut values = values.map(|node| plimsoll::ValueId { node, port: 0 });
+    let mut values = values.map(|node| node.output(0));
     let constant = values.find_map(|value| graph.as_constant(value).filter(|c| c.name == name));
     constant.expect("it has the weight").value().expect("it has elements").to_f64()
 }

@@ -164,11 +164,11 @@ fn tall() -> Graph {
     for k in 0..4 {
         let row = ops::find(["Relu", "Tanh"][k % 2]).expect("a row");
         let node = graph.add(row, &format!("step{k}"), &[Some(value)], Attrs::new(), &[]).expect("it fits");
-        value = ValueId { node, port: 0 };
+        value = node.output(0);
     }
     let row = ops::find("ReduceMean").expect("a row");
     let node = graph.add(row, "mean", &[Some(value)], Attrs::new(), &[]).expect("it fits");
-    graph.output("y", ValueId { node, port: 0 });
+    graph.output("y", node.output(0));
     graph
 }
 
@@ -245,7 +245,7 @@ fn grow(graph: &mut Graph, values: &mut Vec<ValueId>, choice: u8, a: ValueId, b:
     graph.append();
     let name = format!("{op}{}", graph.len());
     let Ok(node) = graph.add(ops::find(op).expect("a row"), &name, &operands, attrs, &[]) else { return };
-    let value = ValueId { node, port: 0 };
+    let value = node.output(0);
     if (1..=1 << 12).contains(&graph.fact(value).shape.numel()) {
         values.push(value);
     }
@@ -308,7 +308,7 @@ fn a_constant_is_packed_for_each_use() {
     for (k, (op, a, b)) in uses.into_iter().enumerate() {
         let row = ops::find(op).expect("a row");
         let node = graph.add(row, &format!("use{k}"), &[Some(a), Some(b)], Attrs::new(), &[]).expect("it fits");
-        graph.output(format!("y{k}"), ValueId { node, port: 0 });
+        graph.output(format!("y{k}"), node.output(0));
     }
     let inputs = inputs(&graph);
     let expected = reference::run(&graph, &inputs).expect("the reference runs");
@@ -333,11 +333,11 @@ fn products_in_a_concatenation_are_summed_in_the_same_order() {
         let w = graph.constant(weights);
         let row = ops::find("MatMul").expect("a row");
         let node = graph.add(row, "product", &[Some(x), Some(w)], Attrs::new(), &[]).expect("it multiplies");
-        parts.push(Some(ValueId { node, port: 0 }));
+        parts.push(Some(node.output(0)));
     }
     let row = ops::find("Concat").expect("a row");
     let node = graph.add(row, "joined", &parts, Attrs::new().with("axis", -1), &[]).expect("it joins");
-    graph.output("y", ValueId { node, port: 0 });
+    graph.output("y", node.output(0));
     let found = compared(&graph, cpu, None);
     found.verdict(1e-5).expect("equal bit for bit");
     assert!(found.columns[3].launches < found.columns[0].launches, "the plan joins in place, eager copies");

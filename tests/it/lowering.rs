@@ -7,7 +7,7 @@ use plimsoll::internals::expr::Body;
 use plimsoll::internals::kernel::algorithm::Schedule;
 use plimsoll::internals::kernel::meaning::{evaluate, stores};
 use plimsoll::internals::kernel::{Kernel, Operand};
-use plimsoll::internals::op::{Attr, Attrs, Build, Call, Fact, Lower, OpResult, TemplateCall, ValueId};
+use plimsoll::internals::op::{Attr, Attrs, Build, Call, Fact, Lower, NodeId, OpResult, TemplateCall, ValueId};
 use plimsoll::internals::ops;
 use plimsoll::internals::shape::{Access, Shape, advance};
 use plimsoll::internals::tensor::Tensor;
@@ -24,7 +24,7 @@ impl Machine {
     fn push(&mut self, fact: Fact, values: Vec<f64>) -> ValueId {
         assert_eq!(fact.shape.numel(), values.len());
         self.values.push((fact, values));
-        ValueId { node: self.values.len() as u32 - 1, port: 0 }
+        NodeId::new(self.values.len() - 1).output(0)
     }
 
     /// Adds a node; `lowered` tells whether its row's own meaning is not to be used.
@@ -34,7 +34,7 @@ impl Machine {
         if let Some((attr, _)) = attrs.iter().find(|(attr, _)| !op.attrs.contains(attr) && !shaping(attr)) {
             return Err(format!("{name} has no attribute '{attr}'"));
         }
-        let operands: Vec<_> = inputs.iter().map(|v| v.map(|v| self.values[v.node as usize].clone())).collect();
+        let operands: Vec<_> = inputs.iter().map(|v| v.map(|v| self.values[v.node.index()].clone())).collect();
         let facts: Vec<_> = operands.iter().map(|v| v.as_ref().map(|v| &v.0)).collect();
         let data: Vec<_> = operands.iter().map(|v| v.as_ref().map(|v| &v.1[..])).collect();
         let call = Call { op, attrs, inputs: &facts };
@@ -42,7 +42,7 @@ impl Machine {
         match op.lower {
             Lower::Decompose(decompose) if lowered => {
                 let parts = call.decompose(decompose, self, inputs)?;
-                let facts: Vec<_> = parts.iter().map(|v| self.values[v.node as usize].0.clone()).collect();
+                let facts: Vec<_> = parts.iter().map(|v| self.values[v.node.index()].0.clone()).collect();
                 assert_eq!(facts, outputs, "{name}: what it infers and what its parts infer");
                 Ok(parts)
             }
@@ -62,7 +62,7 @@ impl Machine {
 
 impl Build for Machine {
     fn fact(&self, value: ValueId) -> Fact {
-        self.values[value.node as usize].0.clone()
+        self.values[value.node.index()].0.clone()
     }
 
     fn node(&mut self, op: &str, inputs: &[Option<ValueId>], attrs: Attrs) -> OpResult<Vec<ValueId>> {
@@ -126,7 +126,7 @@ fn outputs(machine: &mut Machine, sample: &Sample, lowered: bool) -> OpResult<Ve
         .map(|t| t.map(|t| machine.push(Fact::new(t.dtype(), t.shape().clone()), t.to_f64())))
         .collect();
     let values = machine.add(sample.op, &inputs, &sample.attrs, lowered)?;
-    Ok(values.iter().map(|v| machine.values[v.node as usize].clone()).collect())
+    Ok(values.iter().map(|v| machine.values[v.node.index()].clone()).collect())
 }
 
 #[test]
@@ -307,11 +307,11 @@ fn refusals_say_what_was_expected_and_what_was_found() {
 
 /// A node of an old opset, brought to the newest form.
 fn upgraded(op: &str, opset: i64, inputs: usize, attrs: Attrs) -> (Vec<Option<u32>>, Attrs) {
-    let mut slots: Vec<_> = (0..inputs as u32).map(|node| Some(ValueId { node, port: 0 })).collect();
+    let mut slots: Vec<_> = (0..inputs).map(|node| Some(NodeId::new(node).output(0))).collect();
     let mut attrs = attrs;
     let op = ops::find(op).expect("the row exists");
     op.upgrade.expect("the row has older forms")(opset, &mut slots, &mut attrs);
-    (slots.into_iter().map(|s| s.map(|v| v.node)).collect(), attrs)
+    (slots.into_iter().map(|s| s.map(|v| v.node.into())).collect(), attrs)
 }
 
 #[test]

@@ -13,7 +13,7 @@ use plimsoll::internals::graph::Graph;
 use plimsoll::internals::kernel::Kernel;
 use plimsoll::internals::kernel::render::{Bindings, Dialect, render};
 use plimsoll::internals::kernel::schedule;
-use plimsoll::internals::op::{Fact, ValueId};
+use plimsoll::internals::op::Fact;
 use plimsoll::internals::pass::chunk;
 use plimsoll::internals::target::{Libraries, Target};
 use plimsoll::internals::{ops, plan};
@@ -70,8 +70,8 @@ fn texts() -> BTreeMap<String, String> {
                 }
                 Err(error) => panic!("{name}: {error}"),
             };
-            for port in 0..graph.node(node).outputs.len() as u32 {
-                graph.output(format!("y{port}"), ValueId { node, port });
+            for port in 0..graph.node(node).outputs.len() {
+                graph.output(format!("y{port}"), node.output(port));
             }
             planned(&name, graph, 1, &mut texts);
         }

@@ -29,8 +29,8 @@ fn graph(sample: &samples::Sample) -> Result<Graph, String> {
         .map(|(i, input)| input.as_ref().map(|t| graph.input(format!("x{i}"), Fact::new(t.dtype, t.shape.clone()))))
         .collect();
     let node = graph.add(op, sample.op, &inputs, sample.attrs.clone(), &[]).map_err(|e| e.to_string())?;
-    for port in 0..graph.node(node).outputs.len() as u32 {
-        graph.output(format!("y{port}"), ValueId { node, port });
+    for port in 0..graph.node(node).outputs.len() {
+        graph.output(format!("y{port}"), node.output(port));
     }
     Ok(graph)
 }
@@ -159,7 +159,7 @@ fn rows_without_a_softmax_are_found() {
     let add = |graph: &mut Graph, op: &str, inputs: &[ValueId]| {
         let inputs: Vec<_> = inputs.iter().copied().map(Some).collect();
         let node = graph.add(ops::find(op).expect("a row"), op, &inputs, Attrs::new(), &[]).expect("it fits");
-        ValueId { node, port: 0 }
+        node.output(0)
     };
     let mask = graph.input("mask", Fact::new(DType::F32, [3, 37]));
     let zero = graph.input("zero", Fact::new(DType::F32, []));
@@ -261,7 +261,7 @@ fn partly_known(sample: &samples::Sample, known: usize) -> Result<Graph, String>
     let one = graph.constant(Constant::new("one", one));
     let (row, often) = (ops::find("Tile").expect("a row"), Attrs::new().with("repeats", &input.shape[..]));
     let node = graph.add(row, "tile", &[Some(one)], often, &[]).map_err(|e| e.to_string())?;
-    graph.replace(graph.inputs()[known], ValueId { node, port: 0 });
+    graph.replace(graph.inputs()[known], node.output(0));
     Ok(graph)
 }
 

@@ -1,7 +1,7 @@
 //! Orders of steps: sound, counted right, never worse than the file's, and on small graphs the best there are.
 
 use crate::common;
-use plimsoll::internals::op::ValueId;
+use plimsoll::internals::op::NodeId;
 use plimsoll::internals::pass::Prepared;
 use plimsoll::internals::place::{Effort, Item, Problem, place};
 use plimsoll::internals::plan::lower::Dag;
@@ -38,7 +38,7 @@ fn random_draft(random: &mut Random, steps: usize) -> Draft {
         BufferIdx::new(draft.buffers.len() - 1)
     };
     let input = add(&mut draft, Class::Input, 1000);
-    draft.inputs.push((ValueId { node: 0, port: 0 }, input));
+    draft.inputs.push((NodeId::new(0).output(0), input));
     let (mut made, reach) = (vec![input], 1 + random.below(8));
     let sizes = [200, 256, 1000, 5000];
     for s in 0..steps {

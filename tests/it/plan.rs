@@ -13,7 +13,7 @@ use plimsoll::internals::kernel::algorithm::Schedule;
 use plimsoll::internals::kernel::{
     Kernel, Operand, Pool, Prologue, Reduction, RowReduction, Template, Window, schedule,
 };
-use plimsoll::internals::op::{Attrs, Fact, ValueId};
+use plimsoll::internals::op::{Attrs, Fact};
 use plimsoll::internals::plan::check::{Span, check, dead};
 use plimsoll::internals::plan::{
     Buffer, BufferIdx, Candidate, Class, ConstantPort, KernelIdx, Limits, Plan, Port, Segment, SegmentIdx, StatePort,
@@ -539,8 +539,8 @@ fn what_the_planner_makes_passes() {
             let inputs: Vec<_> = sample.inputs.iter().enumerate().map(&mut input).collect();
             let op = ops::find(sample.op).expect("samples name rows");
             let Ok(node) = graph.add(op, sample.op, &inputs, sample.attrs.clone(), &[]) else { continue };
-            for port in 0..graph.node(node).outputs.len() as u32 {
-                graph.output(format!("y{port}"), ValueId { node, port });
+            for port in 0..graph.node(node).outputs.len() {
+                graph.output(format!("y{port}"), node.output(port));
             }
             let recipe = Recipe { fuse, ..Recipe::default() };
             let Ok(graph) = recipe.whole(graph, &target) else { continue };

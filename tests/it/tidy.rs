@@ -349,3 +349,13 @@ fn the_top_level_is_what_it_should_be() {
     found.sort();
     assert_eq!(found, expected);
 }
+
+/// The architecture page leads to files that are there.
+#[test]
+fn the_architecture_names_files_that_exist() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let page = fs::read_to_string(root.join("src/architecture.md")).expect("it is there");
+    let paths: Vec<&str> = page.split('`').skip(1).step_by(2).filter(|name| name.starts_with("src/")).collect();
+    let lost: Vec<_> = paths.iter().filter(|path| !root.join(path).exists()).collect();
+    assert!(paths.len() > 30 && lost.is_empty(), "of {} paths these lead nowhere: {lost:?}", paths.len());
+}

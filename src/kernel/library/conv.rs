@@ -21,13 +21,8 @@ pub(super) fn call(kernel: &Kernel, groups: usize, window: &Window, target: &Tar
     if !channels_last && !w.access.is_contiguous() {
         return None;
     }
-    // The padding must be the same at both ends, as far as the extents of the result can tell.
-    for a in 0..3 {
-        let reach = (window.kernel[a].checked_sub(1)?).checked_mul(window.dilations[a])?.checked_add(1)?;
-        let padded = x.access.shape[2 + a].checked_add(window.pads[a].checked_mul(2)?)?;
-        if padded.checked_sub(reach)? / window.strides[a].max(1) + 1 != shape[2 + a] {
-            return None;
-        }
+    if !pads_evenly(kernel, window)? {
+        return None;
     }
     let bias = |o: &Operand| o.access.moves_only_along(1);
     let epilogue = Epilogue::new(kernel, &Abilities { scale: false, gelu: false, bias: &bias })?;
@@ -36,36 +31,8 @@ pub(super) fn call(kernel: &Kernel, groups: usize, window: &Window, target: &Tar
     let epilogue = if epilogue.bias.is_some() || plain { epilogue } else { Epilogue::none(kernel)? };
     let flat = shape[2] == 1 && window.kernel[0] == 1 && x.access.shape[2] == 1 && window.pads[0] == 0;
     let first = usize::from(flat);
-    let image = |slot: usize, operand: &Operand| -> Option<Image> {
-        let Access { shape: extents, strides, offset } = &operand.access;
-        let kept = |k: &usize| *k < 2 || *k >= 2 + first;
-        // An axis of extent 1 gets the step that it would have in a dense tensor.
-        let mut dense = 1;
-        let mut steps = vec![0; extents.len()];
-        let order = if channels_last { shape::channels_last(extents.len()) } else { (0..extents.len()).collect() };
-        for k in order.into_iter().rev() {
-            steps[k] = if extents[k] == 1 { dense } else { u64::try_from(strides[k]).ok()? };
-            dense = steps[k].checked_mul(extents[k] as u64)?;
-        }
-        let axes: Vec<usize> = (0..extents.len()).filter(kept).collect();
-        let small = axes.iter().all(|&k| i32::try_from(extents[k]).is_ok() && i32::try_from(steps[k]).is_ok());
-        small.then_some(Image {
-            slot,
-            dtype: operand.dtype,
-            offset: (*offset).try_into().ok()?,
-            dims: axes.iter().map(|&k| extents[k] as u64).collect(),
-            strides: axes.iter().map(|&k| steps[k]).collect(),
-        })
-    };
+    let image = |slot: usize, operand: &Operand| image(slot, operand, first, channels_last);
     let spatial = |values: &[usize; 3]| values[first..].iter().map(|&v| v as u64).collect::<Vec<_>>();
-    let residual = match epilogue.residual {
-        Some(slot) => Some(image(slot, &kernel.reads[slot])?),
-        None => None,
-    };
-    let bias = match epilogue.bias {
-        Some(slot) => Some(vector(kernel, slot)?),
-        None => None,
-    };
     let call = Conv {
         groups: groups as u64,
         strides: spatial(&window.strides),
@@ -74,11 +41,45 @@ pub(super) fn call(kernel: &Kernel, groups: usize, window: &Window, target: &Tar
         x: image(0, x)?,
         w: image(1, w)?,
         y: image(kernel.reads.len(), write)?,
-        bias,
-        residual,
+        bias: if let Some(slot) = epilogue.bias { Some(vector(kernel, slot)?) } else { None },
+        residual: if let Some(slot) = epilogue.residual { Some(image(slot, &kernel.reads[slot])?) } else { None },
         activation: epilogue.activation,
         channels_last,
         tf32: target.allow_tf32 && dtype == DType::F32,
     };
     Some((Call::Conv(call), epilogue.end))
+}
+
+/// True if the padding is the same at both ends of each axis, as far as the extents of the result can tell.
+fn pads_evenly(kernel: &Kernel, window: &Window) -> Option<bool> {
+    for a in 0..3 {
+        let reach = (window.kernel[a].checked_sub(1)?).checked_mul(window.dilations[a])?.checked_add(1)?;
+        let padded = kernel.reads[0].access.shape[2 + a].checked_add(window.pads[a].checked_mul(2)?)?;
+        if padded.checked_sub(reach)? / window.strides[a].max(1) + 1 != kernel.shape[2 + a] {
+            return Some(false);
+        }
+    }
+    Some(true)
+}
+
+/// An operand without its first `first` spatial axes, which have extent 1. `None` if cuDNN cannot count its elements.
+fn image(slot: usize, operand: &Operand, first: usize, channels_last: bool) -> Option<Image> {
+    let Access { shape: extents, strides, offset } = &operand.access;
+    // An axis of extent 1 gets the step that it would have in a dense tensor.
+    let mut dense = 1;
+    let mut steps = vec![0; extents.len()];
+    let order = if channels_last { shape::channels_last(extents.len()) } else { (0..extents.len()).collect() };
+    for k in order.into_iter().rev() {
+        steps[k] = if extents[k] == 1 { dense } else { u64::try_from(strides[k]).ok()? };
+        dense = steps[k].checked_mul(extents[k] as u64)?;
+    }
+    let axes: Vec<usize> = (0..extents.len()).filter(|&k| k < 2 || k >= 2 + first).collect();
+    let small = axes.iter().all(|&k| i32::try_from(extents[k]).is_ok() && i32::try_from(steps[k]).is_ok());
+    small.then_some(Image {
+        slot,
+        dtype: operand.dtype,
+        offset: (*offset).try_into().ok()?,
+        dims: axes.iter().map(|&k| extents[k] as u64).collect(),
+        strides: axes.iter().map(|&k| steps[k]).collect(),
+    })
 }

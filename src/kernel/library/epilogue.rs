@@ -79,7 +79,7 @@ impl Epilogue {
                         break;
                     }
                 }
-                // A product of halves may be stored as the f32 in which it was summed.
+                // A product of 16-bit floats may be stored as the f32 in which it was summed.
                 Code::Cast(_) if can.scale && !added && code[*user].dtype == DType::F32 => {}
                 _ => break,
             }
@@ -137,7 +137,7 @@ fn activation(body: &Body, value: u32, gelu: bool) -> Option<(Activation, u32)> 
             })
         };
         let dtype = body.code[value as usize].dtype;
-        // A file in halves has its constants in halves, too.
+        // A file of 16-bit floats has such constants, too.
         let rounded = |v: f64| Tensor::from_f64(dtype, [1], &[v]).to_f64()[0];
         let gelu_tanh =
             || is(&|x| gelu_tanh(x, GELU_TANH), 1e-6) || is(&|x| gelu_tanh(x, GELU_TANH.map(rounded)), 1e-6);

@@ -31,42 +31,8 @@ impl Module<'_> {
             mismatch(&self.kernel.template)
         };
         let shape = &self.kernel.shape;
-        let rank = shape.len();
         let extents = Extents::new(self.kernel);
-        for (slot, name, names, inner, axis, flag) in [
-            (0, "a", ["m", "k"], ("k", extents.k), rank - 1, "A_WIDE"),
-            (1, "b", ["k", "n"], ("k", extents.k), rank - 2, "B_WIDE"),
-            (2, "c", ["n", "e"], ("e", extents.e), rank - 1, "C_WIDE"),
-        ] {
-            let space = extents.space(&self.access(slot).shape, names);
-            let wide = match cut {
-                Cut::Decode(decode) => slot > 0 && decode.vectors[slot - 1],
-                Cut::Regs(_) => true,
-                Cut::Shared(_) | Cut::Vec4(_) | Cut::Mma(_) => false,
-            };
-            if wide && self.fours(&format!("{name}_wide"), slot, &space, names, axis) {
-                self.flags.push(flag);
-                // Elements of a binding of vectors cannot be had one by one.
-                if self.dialect == Dialect::Wgsl {
-                    continue;
-                }
-            }
-            // The last lanes may have no column, and the last vectors fewer than four.
-            let (mut body, address) = self.address(slot, &space);
-            let load = self.load(slot, &address);
-            let ragged = match cut {
-                Cut::Vec4(_) | Cut::Decode(_) => !inner.1.is_multiple_of(4),
-                Cut::Shared(_) | Cut::Regs(_) | Cut::Mma(_) => name == "c",
-            };
-            if ragged {
-                body.push("var value = 0.0f;".into());
-                body.push(format!("if ({} < {}) {{ value = {load}; }}", inner.0, inner.1));
-                body.push("return value;".into());
-            } else {
-                body.push(format!("return {load};"));
-            }
-            self.function(name, &matrix(names), Some(F32), body);
-        }
+        self.attention_operands(&extents, cut);
         self.constant("LOWEST", f32::MIN.into(), F32);
         let Extents { m, k, n, e, .. } = extents;
         self.ints(&[("M", m), ("N", n), ("K", k), ("COLUMNS_OUT", e)]);
@@ -105,6 +71,45 @@ impl Module<'_> {
             Cut::Mma(mma) => self.attention_mma(&extents, mma),
         }
         Ok(())
+    }
+
+    /// The functions `a`, `b` and `c` of queries, keys and values, and those of four neighbours where the cut reads vectors.
+    fn attention_operands(&mut self, extents: &Extents, cut: &Cut) {
+        let rank = self.kernel.shape.len();
+        for (slot, name, names, inner, axis, flag) in [
+            (0, "a", ["m", "k"], ("k", extents.k), rank - 1, "A_WIDE"),
+            (1, "b", ["k", "n"], ("k", extents.k), rank - 2, "B_WIDE"),
+            (2, "c", ["n", "e"], ("e", extents.e), rank - 1, "C_WIDE"),
+        ] {
+            let space = extents.space(&self.access(slot).shape, names);
+            let wide = match cut {
+                Cut::Decode(decode) => slot > 0 && decode.vectors[slot - 1],
+                Cut::Regs(_) => true,
+                Cut::Shared(_) | Cut::Vec4(_) | Cut::Mma(_) => false,
+            };
+            if wide && self.fours(&format!("{name}_wide"), slot, &space, names, axis) {
+                self.flags.push(flag);
+                // Elements of a binding of vectors cannot be had one by one.
+                if self.dialect == Dialect::Wgsl {
+                    continue;
+                }
+            }
+            // The last lanes may have no column, and the last vectors fewer than four.
+            let (mut body, address) = self.address(slot, &space);
+            let load = self.load(slot, &address);
+            let ragged = match cut {
+                Cut::Vec4(_) | Cut::Decode(_) => !inner.1.is_multiple_of(4),
+                Cut::Shared(_) | Cut::Regs(_) | Cut::Mma(_) => name == "c",
+            };
+            if ragged {
+                body.push("var value = 0.0f;".into());
+                body.push(format!("if ({} < {}) {{ value = {load}; }}", inner.0, inner.1));
+                body.push("return value;".into());
+            } else {
+                body.push(format!("return {load};"));
+            }
+            self.function(name, &matrix(names), Some(F32), body);
+        }
     }
 
     /// A function `score(batch, m, n, value)`. If `outside`, it may be called outside of the scores, and returns the lowest value there.

@@ -137,7 +137,7 @@ pub fn render(kernel: &Kernel, target: &Target, bindings: &Bindings, dialect: Di
         let name = text.name(&kernel.template, target.family);
         let def = KERNELS.iter().copied().flatten().find(|def| def.name == name).expect("every text has its row");
         (def.fill)(&mut module, text)?;
-        // A grid of one dimension stops at the target's limit: fold it.
+        // A grid of one dimension stops at the target's limit, and goes on in a second one.
         let y = groups.div_ceil(u64::from(target.max_groups));
         let x = groups.div_ceil(y).next_multiple_of(u64::from(cluster));
         let body = module.expand(def.text);

@@ -36,7 +36,7 @@ pub const WGMMA_BYTES: usize = 4 * 64 * (WGMMA_TILE[0] + WGMMA_TILE[1]) * 2;
 /// An array in workgroup memory: its name in the text, its number of elements, and their bytes.
 pub(in crate::kernel) type Shared = (&'static str, usize, usize);
 
-/// What a workgroup of a product computes, and what it has for that.
+/// The part of a product that a workgroup computes, and its means.
 pub(in crate::kernel) struct Workgroup {
     /// Rows and columns of the result.
     pub(in crate::kernel) tile: [usize; 2],

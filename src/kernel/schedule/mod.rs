@@ -218,7 +218,7 @@ impl Launch {
         if shared > u64::from(target.max_shared) {
             return Err(format!("expected at most {} bytes of workgroup memory, found {shared}", target.max_shared));
         }
-        // A grid of one dimension stops at the target's limit, and is folded there.
+        // A grid of one dimension stops at the target's limit, and goes on in a second one.
         let rows = groups.div_ceil(u64::from(target.max_groups));
         if rows > u64::from(target.max_groups) || groups > i32::MAX as u64 {
             return Err(format!("{groups} workgroups are more than '{}' runs at once", target.name));

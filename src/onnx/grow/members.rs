@@ -3,7 +3,7 @@
 use crate::constant::Constant;
 use crate::error::{Error, Result};
 use crate::graph::{Graph, Kind, MAX_NODES};
-use crate::op::{Lower, ValueId};
+use crate::op::{Lower, NodeId, ValueId};
 use crate::pass::decompose;
 use crate::shape::Access;
 use std::collections::HashMap;
@@ -45,7 +45,7 @@ impl Members {
     }
 
     /// An error at a node.
-    pub fn fail(&self, id: u32, what: impl std::fmt::Display) -> Error {
+    pub fn fail(&self, id: NodeId, what: impl std::fmt::Display) -> Error {
         self.largest().node(id).error(format!("{what} (its states grow along dim '{}')", self.dim))
     }
 
@@ -87,7 +87,7 @@ impl Members {
         let order = first.order()?;
         for (graph, length) in self.graphs.iter().zip(&self.lengths).skip(1) {
             let other = graph.order()?;
-            let same = |id: u32| {
+            let same = |id: NodeId| {
                 let (a, b) = (first.node(id), graph.node(id));
                 let alike = a
                     .outputs
@@ -154,9 +154,8 @@ impl Members {
     ///
     /// # Errors
     /// When elements are needed and cannot be fetched.
-    pub fn content(&self, id: u32) -> Result<Content> {
-        let constants: Vec<_> =
-            self.graphs.iter().filter_map(|graph| graph.as_constant(ValueId { node: id, port: 0 })).collect();
+    pub fn content(&self, id: NodeId) -> Result<Content> {
+        let constants: Vec<_> = self.graphs.iter().filter_map(|graph| graph.as_constant(id.output(0))).collect();
         let (first, others) = (constants[0], &constants[1..]);
         if others.iter().all(|other| first.same(other)) {
             return Ok(Content::Same);
@@ -196,8 +195,8 @@ impl Members {
     }
 
     /// Replaces a constant by the node that it was folded from.
-    fn derive(&mut self, id: u32, made: &mut [HashMap<*const Constant, ValueId>]) -> Result<()> {
-        let old = ValueId { node: id, port: 0 };
+    fn derive(&mut self, id: NodeId, made: &mut [HashMap<*const Constant, ValueId>]) -> Result<()> {
+        let old = id.output(0);
         let known = |graph: &Graph| graph.as_constant(old).is_some_and(|constant| constant.derivation().is_some());
         if !self.graphs.iter().all(known) {
             let what = "its elements depend on the length, and no operator is known that would compute them";
@@ -212,13 +211,13 @@ impl Members {
             };
             let operands: Vec<_> = inputs.iter().map(|constant| constant.as_ref().map(&mut input)).collect();
             let node = graph.add(op, &constant.name, &operands, attrs.clone(), &[])?;
-            graph.replace(old, ValueId { node, port: port as u32 });
+            graph.replace(old, node.output(port));
         }
         Ok(())
     }
 
     /// True if a node depends on the length by more than the elements that it reads.
-    pub fn is_touched(&self, id: u32) -> bool {
+    pub fn is_touched(&self, id: NodeId) -> bool {
         let facts = |graph: &Graph| -> Vec<_> {
             let operands = graph.operands(id).into_iter().flatten().map(|v| graph.fact(v).clone());
             operands.chain(graph.node(id).outputs.iter().map(|o| o.fact.clone())).collect()
@@ -228,7 +227,7 @@ impl Members {
     }
 
     /// The names of the attributes that differ.
-    pub fn changed(&self, id: u32) -> Vec<&str> {
+    pub fn changed(&self, id: NodeId) -> Vec<&str> {
         let own = &self.largest().node(id).attrs;
         let differs = |name: &str| self.graphs.iter().any(|graph| graph.node(id).attrs.get(name) != own.get(name));
         own.iter().map(|(name, _)| name).filter(|name| differs(name)).collect()

@@ -1,4 +1,4 @@
-//! What each operator does with elements behind the length.
+//! The rules by which operators are rewritten for caches that grow.
 //!
 //! Along a ragged axis, the elements before the length are those that the graph of this length has; those behind it mean nothing. A node
 //! that computes each element from elements at the same place stays. One that reduces over such an axis, or counts from its end, is
@@ -10,51 +10,18 @@ use crate::constant::Constant;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::graph::{Count, Decomposer, Graph, Kind};
-use crate::op::{Attrs, Call, Fact, Lower, Nodes, OpDef, OpResult, ValueId, Var, build};
+use crate::op::{Attrs, Call, Fact, Lower, NodeId, Nodes, OpDef, OpResult, ValueId, Var, build};
 use crate::ops::{self, softmax_axes};
 use crate::tensor::Tensor;
 use std::collections::{HashMap, HashSet};
 
-/// Operators that have a rule, beside those that are elementwise.
-const RULES: &[&str] = &[
-    "ArgMax",
-    "ArgMin",
-    "Concat",
-    "CumSum",
-    "Expand",
-    "Flatten",
-    "Gather",
-    "GatherElements",
-    "GatherND",
-    "Identity",
-    "LogSoftmax",
-    "MatMul",
-    "Pad",
-    "ReduceL1",
-    "ReduceL2",
-    "ReduceLogSum",
-    "ReduceLogSumExp",
-    "ReduceMax",
-    "ReduceMean",
-    "ReduceMin",
-    "ReduceProd",
-    "ReduceSum",
-    "ReduceSumSquare",
-    "Reshape",
-    "Slice",
-    "Softmax",
-    "Squeeze",
-    "TensorScatter",
-    "TopK",
-    "Transpose",
-    "Trilu",
-    "Unsqueeze",
-];
-
-/// True if an operator has a rule of its own.
+/// True if an operator has a rule of its own, beside those that are elementwise.
 pub(super) fn has_rule(op: &str) -> bool {
-    RULES.contains(&op)
+    Rules::rule_of(op).is_some()
 }
+
+/// The values that replace a node's; none if it stays.
+type Rule<'a> = fn(&mut Rules<'a>, NodeId) -> Result<Vec<ValueId>>;
 
 /// A state that grows.
 struct Cache {
@@ -98,7 +65,7 @@ impl<'a> Rules<'a> {
         let by = graph.constant(Constant::new(format!("rows that a run adds to '{dim}'"), integer(count.by)));
         let add = ops::find("Add").expect("the table has a row for sums");
         let after = graph.add(add, &format!("{dim} after the run"), &[Some(length), Some(by)], Attrs::new(), &[])?;
-        graph.update(length, ValueId { node: after, port: 0 }).map_err(Error::graph)?;
+        graph.update(length, after.output(0)).map_err(Error::graph)?;
         graph.bound_count(length, Some(count));
         let (sums, masked) = (HashMap::from([(0, length)]), HashMap::new());
         let (zero, kept, caches) = (HashSet::new(), HashSet::new(), HashMap::new());
@@ -117,7 +84,7 @@ impl<'a> Rules<'a> {
                 _ => Vec::new(),
             };
             for (port, value) in made.into_iter().enumerate() {
-                self.graph.replace(ValueId { node: id, port: port as u32 }, value);
+                self.graph.replace(id.output(port), value);
             }
         }
         self.update_caches()?;
@@ -178,7 +145,7 @@ impl<'a> Rules<'a> {
     /// Builds nodes in the place of one.
     fn build(
         &mut self,
-        id: u32,
+        id: NodeId,
         make: impl for<'g> FnOnce(Nodes<'g>) -> OpResult<Vec<Var<'g>>>,
     ) -> Result<Vec<ValueId>> {
         let name = self.members.largest().node(id).name.clone();
@@ -186,12 +153,12 @@ impl<'a> Rules<'a> {
         build(Decomposer::new(&mut self.graph, name), make).map_err(|what| self.members.fail(id, what))
     }
 
-    fn one(&mut self, id: u32, make: impl for<'g> FnOnce(Nodes<'g>) -> OpResult<Var<'g>>) -> Result<ValueId> {
+    fn one(&mut self, id: NodeId, make: impl for<'g> FnOnce(Nodes<'g>) -> OpResult<Var<'g>>) -> Result<ValueId> {
         Ok(self.build(id, |b| Ok(vec![make(b)?]))?[0])
     }
 
     /// The same operator on other operands.
-    fn again(&mut self, id: u32, operands: &[Option<ValueId>]) -> Result<Vec<ValueId>> {
+    fn again(&mut self, id: NodeId, operands: &[Option<ValueId>]) -> Result<Vec<ValueId>> {
         let node = self.members.largest().node(id);
         let Kind::Op(op) = node.kind else { unreachable!("rules are of operators") };
         let outputs: Vec<&str> = node.outputs.iter().map(|o| o.name.as_str()).collect();
@@ -201,7 +168,7 @@ impl<'a> Rules<'a> {
     }
 
     /// The length before the run, plus a number.
-    fn length_plus(&mut self, id: u32, number: i64) -> Result<ValueId> {
+    fn length_plus(&mut self, id: NodeId, number: i64) -> Result<ValueId> {
         if let Some(&sum) = self.sums.get(&number) {
             return Ok(sum);
         }
@@ -217,7 +184,7 @@ impl<'a> Rules<'a> {
     }
 
     /// A value with `element` behind the length.
-    fn masked(&mut self, id: u32, value: ValueId, along: &[Ragged], element: f64) -> Result<ValueId> {
+    fn masked(&mut self, id: NodeId, value: ValueId, along: &[Ragged], element: f64) -> Result<ValueId> {
         let mut found = value;
         for &Ragged { axis, more } in along {
             let key = (found, axis, element.to_bits());
@@ -244,18 +211,18 @@ impl<'a> Rules<'a> {
     }
 
     /// The ragged axes of an operand.
-    fn ragged(&self, id: u32, slot: usize) -> Result<Vec<Ragged>> {
+    fn ragged(&self, id: NodeId, slot: usize) -> Result<Vec<Ragged>> {
         let operand = self.members.largest().operands(id)[slot];
         operand.map_or(Ok(Vec::new()), |value| self.members.ragged(value))
     }
 
     /// The operands as they are now.
-    fn operands(&self, id: u32) -> Vec<Option<ValueId>> {
+    fn operands(&self, id: NodeId) -> Vec<Option<ValueId>> {
         self.graph.operands(id)
     }
 
     /// An answer of the call in the graph of the largest length.
-    fn call<T>(&self, id: u32, of: impl FnOnce(&Call) -> OpResult<T>) -> Result<T> {
+    fn call<T>(&self, id: NodeId, of: impl FnOnce(&Call) -> OpResult<T>) -> Result<T> {
         self.members
             .largest()
             .with_call(id, of)
@@ -264,9 +231,9 @@ impl<'a> Rules<'a> {
     }
 
     /// A constant that depends on the length.
-    fn constant(&mut self, id: u32) -> Result<Vec<ValueId>> {
+    fn constant(&mut self, id: NodeId) -> Result<Vec<ValueId>> {
         let Content::Linear { slopes, offsets } = self.members.content(id)? else { return Ok(Vec::new()) };
-        let Fact { dtype, shape } = self.graph.fact(ValueId { node: id, port: 0 }).clone();
+        let Fact { dtype, shape } = self.graph.fact(id.output(0)).clone();
         let length = self.length;
         let floats = |values: &[i64]| values.iter().map(|&v| v as f64).collect::<Vec<_>>();
         let made = self.one(id, |b| {
@@ -281,48 +248,60 @@ impl<'a> Rules<'a> {
     }
 
     /// Refuses attributes that depend on the length, but for those named.
-    fn only(&self, id: u32, allowed: &[&str]) -> Result<()> {
+    fn only(&self, id: NodeId, allowed: &[&str]) -> Result<()> {
         match self.members.changed(id).into_iter().find(|name| !allowed.contains(name)) {
             None => Ok(()),
             Some(name) => Err(self.members.fail(id, format!("attribute '{name}' depends on the length"))),
         }
     }
 
-    /// The values that replace a node's; none if it stays.
-    fn rule(&mut self, id: u32, op: &'static OpDef) -> Result<Vec<ValueId>> {
+    /// The rule of an operator.
+    fn rule_of(op: &str) -> Option<Rule<'a>> {
+        Some(match op {
+            "Reshape" | "Flatten" | "Squeeze" | "Unsqueeze" | "Identity" => Rules::regroup,
+            "Transpose" | "Expand" => |rules, id| rules.only(id, &["shape"]).map(|()| rules.follow(id)),
+            "Slice" => Rules::slice,
+            "Concat" => Rules::concat,
+            "Gather" | "GatherElements" | "GatherND" => Rules::gather,
+            "MatMul" => Rules::product,
+            "Trilu" => Rules::triangle,
+            "Pad" => Rules::pad,
+            "TensorScatter" => Rules::scatter,
+            "CumSum" => Rules::running_sum,
+            "ReduceSum" | "ReduceMean" | "ReduceMax" | "ReduceMin" | "ReduceProd" | "ReduceL1" | "ReduceL2"
+            | "ReduceLogSum" | "ReduceLogSumExp" | "ReduceSumSquare" | "ArgMax" | "ArgMin" | "TopK" | "Softmax"
+            | "LogSoftmax" => Rules::reduce,
+            _ => return None,
+        })
+    }
+
+    /// Applies the rule of a node.
+    fn rule(&mut self, id: NodeId, op: &'static OpDef) -> Result<Vec<ValueId>> {
         for port in 0..self.members.largest().node(id).outputs.len() as u32 {
             self.members.ragged(ValueId { node: id, port })?;
         }
-        match op.name {
-            "Reshape" | "Flatten" | "Squeeze" | "Unsqueeze" | "Identity" => self.regroup(id),
-            "Transpose" | "Expand" => self.only(id, &["shape"]).map(|()| self.follow(id)),
-            "Slice" => self.slice(id),
-            "Concat" => self.concat(id),
-            "Gather" | "GatherElements" | "GatherND" => self.gather(id, op.name),
-            "MatMul" => self.product(id),
-            "Trilu" => self.triangle(id),
-            "Pad" => self.pad(id),
-            "TensorScatter" => self.scatter(id),
-            "CumSum" if self.call(id, |call| call.int("reverse", 0))? == 0 => self.only(id, &[]).map(|()| Vec::new()),
-            name if has_rule(name) => self.reduce(id, name),
-            _ => match op.lower {
-                Lower::Map(map) if !self.call(id, |call| Ok(call.uses_index(map)))? => {
-                    self.only(id, &[])?;
-                    Ok(self.elementwise(id, op.name))
-                }
-                _ => {
-                    let facts: Vec<_> =
-                        self.operands(id).into_iter().flatten().map(|v| self.graph.fact(v).to_string()).collect();
-                    let what = format!("no rule says what it makes of operands that grow, {}", facts.join(", "));
-                    Err(self.members.fail(id, what))
-                }
-            },
+        if let Some(rule) = Rules::rule_of(op.name) {
+            return rule(self, id);
         }
+        if let Lower::Map(map) = op.lower
+            && !self.call(id, |call| Ok(call.uses_index(map)))?
+        {
+            self.only(id, &[])?;
+            return Ok(self.elementwise(id, op.name));
+        }
+        let facts: Vec<_> = self.operands(id).into_iter().flatten().map(|v| self.graph.fact(v).to_string()).collect();
+        let what = format!("no rule says what it makes of operands that grow, {}", facts.join(", "));
+        Err(self.members.fail(id, what))
+    }
+
+    /// The operator of a node.
+    fn op_name(&self, id: NodeId) -> &'static str {
+        self.members.largest().node(id).op().expect("rules are of operators").name
     }
 
     /// A node that only moves elements: what holds behind the length of its operand holds for its value.
-    fn follow(&mut self, id: u32) -> Vec<ValueId> {
-        let (operand, value) = (self.operands(id)[0], ValueId { node: id, port: 0 });
+    fn follow(&mut self, id: NodeId) -> Vec<ValueId> {
+        let (operand, value) = (self.operands(id)[0], id.output(0));
         for known in [&mut self.zero, &mut self.kept] {
             if operand.is_some_and(|operand| known.contains(&operand)) {
                 known.insert(value);
@@ -331,8 +310,8 @@ impl<'a> Rules<'a> {
         Vec::new()
     }
 
-    fn elementwise(&mut self, id: u32, op: &str) -> Vec<ValueId> {
-        let (operands, value) = (self.operands(id), ValueId { node: id, port: 0 });
+    fn elementwise(&mut self, id: NodeId, op: &str) -> Vec<ValueId> {
+        let (operands, value) = (self.operands(id), id.output(0));
         let is_zero = |v: Option<ValueId>| {
             let number =
                 |v| self.graph.as_constant(v).filter(|c| c.fact.shape.numel() == 1).and_then(|c| c.value().ok());
@@ -347,20 +326,20 @@ impl<'a> Rules<'a> {
     }
 
     /// The elements in the same order under another shape: each ragged axis must stay an axis.
-    fn regroup(&mut self, id: u32) -> Result<Vec<ValueId>> {
+    fn regroup(&mut self, id: NodeId) -> Result<Vec<ValueId>> {
         self.only(id, &["shape"])?;
         let operands = self.operands(id);
-        if self.members.largest().node(id).op_name() == "Identity" {
+        if self.op_name(id) == "Identity" {
             return Ok(vec![operands[0].expect("its input is required")]);
         }
         let before = self.ragged(id, 0)?;
-        let after = self.members.ragged(ValueId { node: id, port: 0 })?;
+        let after = self.members.ragged(id.output(0))?;
         let outside = |graph: &Graph, value: ValueId, ragged: &[Ragged]| -> Vec<usize> {
             ragged.iter().map(|r| graph.fact(value).shape[..r.axis].iter().product()).collect()
         };
         let same = |graph: &Graph| {
             let source = graph.operands(id)[0].expect("its input is required");
-            outside(graph, source, &before) == outside(graph, ValueId { node: id, port: 0 }, &after)
+            outside(graph, source, &before) == outside(graph, id.output(0), &after)
         };
         let more = |ragged: &[Ragged]| ragged.iter().map(|r| r.more).collect::<Vec<_>>();
         if more(&before) != more(&after) || !self.members.graphs.iter().all(same) {
@@ -373,7 +352,7 @@ impl<'a> Rules<'a> {
     }
 
     /// The fixed part of a Slice, and a Gather along each axis where it begins at the length.
-    fn slice(&mut self, id: u32) -> Result<Vec<ValueId>> {
+    fn slice(&mut self, id: NodeId) -> Result<Vec<ValueId>> {
         self.only(id, &["starts", "ends"])?;
         let mut spans = Vec::new();
         for graph in &self.members.graphs {
@@ -425,7 +404,7 @@ impl<'a> Rules<'a> {
     }
 
     /// Rows behind a ragged operand stand at a place that depends on the length. New rows of a cache are written into its state.
-    fn concat(&mut self, id: u32) -> Result<Vec<ValueId>> {
+    fn concat(&mut self, id: NodeId) -> Result<Vec<ValueId>> {
         self.only(id, &[])?;
         let operands: Vec<_> = self.operands(id).into_iter().flatten().collect();
         let axis = self.call(id, |call| call.axis("axis", 0, call.shape(0)))?;
@@ -471,9 +450,9 @@ impl<'a> Rules<'a> {
     }
 
     /// A cache with room for new rows is its state.
-    fn pad(&mut self, id: u32) -> Result<Vec<ValueId>> {
+    fn pad(&mut self, id: NodeId) -> Result<Vec<ValueId>> {
         self.only(id, &[])?;
-        let (input, value) = (value_of(&self.operands(id), 0), ValueId { node: id, port: 0 });
+        let (input, value) = (value_of(&self.operands(id), 0), id.output(0));
         let grows = |cache: &&Cache| self.graph.fact(value) == self.graph.fact(cache.state);
         let pads = self.call(id, |call| Ok(call.ints("pads")?.unwrap_or_default().into_owned()))?;
         let behind = |cache: &&Cache| pads.iter().enumerate().all(|(k, &n)| n == 0 || k == pads.len() / 2 + cache.axis);
@@ -486,9 +465,9 @@ impl<'a> Rules<'a> {
     }
 
     /// Rows are written at places that the data name.
-    fn scatter(&mut self, id: u32) -> Result<Vec<ValueId>> {
+    fn scatter(&mut self, id: NodeId) -> Result<Vec<ValueId>> {
         self.only(id, &[])?;
-        let (input, value) = (value_of(&self.operands(id), 0), ValueId { node: id, port: 0 });
+        let (input, value) = (value_of(&self.operands(id), 0), id.output(0));
         if self.call(id, |call| Ok(call.str("mode", "linear")? != "linear"))? {
             return Err(self.members.fail(id, "goes on at the start of what grows: expected mode 'linear'"));
         }
@@ -500,7 +479,7 @@ impl<'a> Rules<'a> {
     }
 
     /// Writes rows over those of a value from the length plus a number on.
-    fn write(&mut self, id: u32, value: ValueId, rows: ValueId, axis: usize, behind: i64) -> Result<ValueId> {
+    fn write(&mut self, id: NodeId, value: ValueId, rows: ValueId, axis: usize, behind: i64) -> Result<ValueId> {
         let start = self.length_plus(id, behind)?;
         let shape = self.graph.fact(value).shape.clone();
         self.one(id, |b| {
@@ -517,8 +496,9 @@ impl<'a> Rules<'a> {
     }
 
     /// Indices that count from the end of a ragged axis count from the length.
-    fn gather(&mut self, id: u32, op: &str) -> Result<Vec<ValueId>> {
+    fn gather(&mut self, id: NodeId) -> Result<Vec<ValueId>> {
         self.only(id, &[])?;
+        let op = self.op_name(id);
         let mut operands = self.operands(id);
         let [data, indices] = [0, 1].map(|slot| operands[slot].expect("its inputs are required"));
         let tuples = op == "GatherND";
@@ -535,7 +515,7 @@ impl<'a> Rules<'a> {
             if looked_up.is_empty() {
                 let stays = self.kept.contains(&data);
                 if stays && op == "Gather" {
-                    self.kept.insert(ValueId { node: id, port: 0 });
+                    self.kept.insert(id.output(0));
                 }
                 return Ok(Vec::new());
             }
@@ -559,7 +539,7 @@ impl<'a> Rules<'a> {
     }
 
     /// Products over a ragged axis: one factor must be zero behind the length, the other finite.
-    fn product(&mut self, id: u32) -> Result<Vec<ValueId>> {
+    fn product(&mut self, id: NodeId) -> Result<Vec<ValueId>> {
         self.only(id, &[])?;
         let mut operands = self.operands(id);
         let inner = |slot: usize, rank: usize| if slot == 0 || rank == 1 { rank - 1 } else { rank - 2 };
@@ -588,7 +568,7 @@ impl<'a> Rules<'a> {
     }
 
     /// A part above or below a diagonal that depends on the length.
-    fn triangle(&mut self, id: u32) -> Result<Vec<ValueId>> {
+    fn triangle(&mut self, id: NodeId) -> Result<Vec<ValueId>> {
         self.only(id, &["k"])?;
         let diagonals = self.members.graphs.iter().map(|graph| {
             let k = graph.with_call(id, |call| call.int("k", 0)).expect("rules are of operators");
@@ -617,8 +597,17 @@ impl<'a> Rules<'a> {
         Ok(vec![made])
     }
 
+    /// A sum of the elements so far reads nothing behind the length, unless it begins at the end.
+    fn running_sum(&mut self, id: NodeId) -> Result<Vec<ValueId>> {
+        if self.call(id, |call| call.int("reverse", 0))? != 0 {
+            self.reduce(id)
+        } else {
+            self.only(id, &[]).map(|()| Vec::new())
+        }
+    }
+
     /// The axes that an operator reduces, and the element that does not change its result.
-    fn reduced(&self, id: u32, op: &str) -> Result<(Vec<usize>, f64)> {
+    fn reduced(&self, id: NodeId, op: &str) -> Result<(Vec<usize>, f64)> {
         let one = |default: i64| self.call(id, |call| Ok(vec![call.axis("axis", default, call.shape(0))?]));
         let (lowest, highest) = self.call(id, |call| Ok(call.dtype(0).range()))?;
         let axes = || self.call(id, |call| call.reduced_axes());
@@ -638,8 +627,9 @@ impl<'a> Rules<'a> {
     }
 
     /// A reduction over a ragged axis takes an element behind the length that does not change its result.
-    fn reduce(&mut self, id: u32, op: &str) -> Result<Vec<ValueId>> {
+    fn reduce(&mut self, id: NodeId) -> Result<Vec<ValueId>> {
         self.only(id, &[])?;
+        let op = self.op_name(id);
         let (axes, element) = self.reduced(id, op)?;
         let mut along = self.ragged(id, 0)?;
         let whole = along.iter().all(|r| axes.contains(&r.axis));

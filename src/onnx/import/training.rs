@@ -10,7 +10,7 @@ use crate::tensor::Tensor;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// What the initialization gives to initializers, by name.
+/// The values that the initialization gives to initializers, by name.
 pub(super) type Initial<'a> = HashMap<&'a str, First>;
 
 /// Elements that an initializer begins with.

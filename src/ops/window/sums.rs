@@ -1,7 +1,7 @@
 //! Rows of sums over windows: norms of windows, and images summed from windows.
 
 use super::{image_axes, pool, sizes};
-use crate::op::{Args, Attrs, Call, Nodes, OpDef, OpResult, Var, one, shaping};
+use crate::op::{Args, Attrs, Call, Nodes, OpDef, OpResult, Var, inputs, names};
 use crate::ops::compose::composed;
 use crate::ops::{required_ints, same_float};
 use crate::shape::Shape;
@@ -10,34 +10,34 @@ pub(in crate::ops) static OPS: &[OpDef] = &[
     composed(
         "LpPool",
         "The root of the sum of `p`-th powers of magnitudes in each window of [n, c, spatial..]",
-        &[one("X")],
+        inputs![X],
         power_pool,
     )
     .sample(|s| {
         s.floats(&[&[1, 2, 7, 8]]).ints("kernel_shape", &[3, 2]).ints("strides", &[2, 1]).ints("pads", &[1, 0, 1, 1])
     })
-    .attrs(&["auto_pad", "ceil_mode", "dilations", "kernel_shape", "p", "pads", "strides"]),
+    .attrs(names![auto_pad ceil_mode dilations kernel_shape p pads strides]),
     composed(
         "GlobalLpPool",
         "The root of the sum of `p`-th powers of magnitudes over all spatial axes, which stay with extent 1",
-        &[one("X")],
+        inputs![X],
         |_, call, x| {
             let p = power(call)?;
             Ok(vec![rooted(raised(x[0], p).reduce_sum(&image_axes(call)?, true), p)])
         },
     )
     .sample(|s| s.floats(&[&[1, 2, 7, 8]]))
-    .attrs(&["p"]),
+    .attrs(names![p]),
     composed(
         "Col2Im",
         "The images that windows [n, c window, windows] add up to",
-        &[one("input"), shaping("image_shape"), shaping("block_shape")],
+        inputs![input image_shape= block_shape=],
         image,
     )
     .sample(|s| {
         s.floats(&[&[2, 18, 4]]).ints("image_shape", &[5, 6]).ints("block_shape", &[2, 3]).ints("strides", &[3, 2])
     })
-    .attrs(&["dilations", "pads", "strides"]),
+    .attrs(names![dilations pads strides]),
 ];
 
 /// The power of a norm.

@@ -26,7 +26,7 @@
 
 use crate::error::Result;
 use crate::graph::{Graph, min_cut};
-use crate::op::ValueId;
+use crate::op::{NodeId, ValueId};
 use crate::pass::recompute::{Recompute, work};
 use crate::pass::{Prepared, recompute, regroup};
 use crate::plan::Limits;
@@ -105,7 +105,7 @@ pub fn free(graph: &mut Prepared, target: &Target, fuse: bool) -> Result<()> {
 }
 
 /// Notes what is computed again, with what was before.
-fn note(graph: &mut Prepared, copies: HashMap<u32, u32>) -> Result<()> {
+fn note(graph: &mut Prepared, copies: HashMap<NodeId, NodeId>) -> Result<()> {
     graph.copies.extend(copies);
     graph.recompute = Some(Recompute::of(graph, &graph.copies)?);
     Ok(())
@@ -153,13 +153,13 @@ impl Choice {
     /// The values that this choice may keep, too, as long as less than `room` is live: those first that take the most work for their bytes.
     /// Each list is kept as a whole.
     pub(super) fn keepable(&self, graph: &Prepared, target: &Target, room: u64) -> Result<Vec<Vec<ValueId>>> {
-        let mut values: Vec<(f64, u32)> = Vec::new();
-        let again: HashSet<u32> = self.graph.copies.values().copied().collect();
-        let is_there = |original: &u32| graph.graph.name_of(*original).is_some();
-        let is_product = |original: &u32| is_forward(graph, *original) && is_product(&graph.graph, *original);
+        let mut values: Vec<(f64, NodeId)> = Vec::new();
+        let again: HashSet<NodeId> = self.graph.copies.values().copied().collect();
+        let is_there = |original: &NodeId| graph.graph.name_of(*original).is_some();
+        let is_product = |original: &NodeId| is_forward(graph, *original) && is_product(&graph.graph, *original);
         for original in again.into_iter().filter(is_there).filter(is_product) {
             let sink = graph.groups.of(original).map_or(original, |group| group.sink);
-            let bytes = graph.graph.fact(ValueId { node: sink, port: 0 }).bytes();
+            let bytes = graph.graph.fact(sink.output(0)).bytes();
             values.push((work(&graph.graph, original) / bytes.max(1) as f64, sink));
         }
         values.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
@@ -174,7 +174,7 @@ impl Choice {
             if stretch.is_empty() {
                 continue;
             }
-            let ports = |&(_, node): &(f64, u32)| {
+            let ports = |&(_, node): &(f64, NodeId)| {
                 (0..graph.graph.node(node).outputs.len() as u32).map(move |port| ValueId { node, port }).collect()
             };
             let more: Vec<Vec<ValueId>> = values[stretch.clone()].iter().map(ports).collect();
@@ -283,15 +283,15 @@ fn sorted(values: &HashSet<ValueId>) -> Vec<ValueId> {
 
 /// The values that cross narrow places between this many segments, of about equal bytes or ever shorter ones: of four, the first one has
 /// four parts in ten of all bytes, and the last one has one.
-fn borders(prepared: &Prepared, order: &[u32], segments: usize, taper: bool) -> HashSet<ValueId> {
+fn borders(prepared: &Prepared, order: &[NodeId], segments: usize, taper: bool) -> HashSet<ValueId> {
     let graph = &prepared.graph;
-    let forward: Vec<u32> =
+    let forward: Vec<NodeId> =
         order.iter().copied().filter(|&n| graph.node(n).op().is_some() && !graph.is_backward(n)).collect();
-    let place: HashMap<u32, usize> = forward.iter().enumerate().map(|(at, &node)| (node, at)).collect();
+    let place: HashMap<NodeId, usize> = forward.iter().enumerate().map(|(at, &node)| (node, at)).collect();
     // Per value, where it is made and where it is read last in the forward computation.
     let mut spans: Vec<(usize, usize, ValueId, u64)> = Vec::new();
     for (at, &node) in forward.iter().enumerate() {
-        let value = ValueId { node, port: 0 };
+        let value = node.output(0);
         if !is_stored(prepared, value) {
             continue;
         }
@@ -326,7 +326,7 @@ fn borders(prepared: &Prepared, order: &[u32], segments: usize, taper: bool) -> 
 }
 
 /// The last place of the forward computation that reads a value or a view of it.
-fn last_reader(graph: &Graph, value: ValueId, place: &HashMap<u32, usize>, own: usize) -> usize {
+fn last_reader(graph: &Graph, value: ValueId, place: &HashMap<NodeId, usize>, own: usize) -> usize {
     let mut last = own;
     let mut stack = vec![value];
     while let Some(value) = stack.pop() {
@@ -334,7 +334,7 @@ fn last_reader(graph: &Graph, value: ValueId, place: &HashMap<u32, usize>, own: 
             let Some(&at) = place.get(&user) else { continue };
             last = last.max(at);
             if graph.is_view(user) {
-                stack.push(ValueId { node: user, port: 0 });
+                stack.push(user.output(0));
             }
         }
     }
@@ -342,7 +342,7 @@ fn last_reader(graph: &Graph, value: ValueId, place: &HashMap<u32, usize>, own: 
 }
 
 /// True if a node computes a value of the forward computation.
-fn is_forward(prepared: &Prepared, node: u32) -> bool {
+fn is_forward(prepared: &Prepared, node: NodeId) -> bool {
     prepared.graph.node(node).op().is_some() && !prepared.is_backward(node)
 }
 
@@ -353,7 +353,7 @@ fn is_stored(prepared: &Prepared, value: ValueId) -> bool {
 }
 
 /// True if a node is a product or a convolution.
-fn is_product(graph: &Graph, node: u32) -> bool {
+fn is_product(graph: &Graph, node: NodeId) -> bool {
     graph.node(node).op().is_some_and(|op| op.flop.is_some())
 }
 
@@ -384,7 +384,7 @@ impl Network {
         for &node in order.iter().filter(|&&node| is_forward(prepared, node)) {
             let work = work(graph, node);
             if !graph.is_view(node) {
-                bytes += graph.fact(ValueId { node, port: 0 }).bytes() as f64;
+                bytes += graph.fact(node.output(0)).bytes() as f64;
                 all += work;
             }
             for port in 0..graph.node(node).outputs.len() as u32 {

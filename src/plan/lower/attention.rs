@@ -8,7 +8,7 @@ use super::view::split_batch;
 use crate::error::Result;
 use crate::expr::{Body, Expr};
 use crate::kernel::Template;
-use crate::op::{Lower, ValueId};
+use crate::op::{Lower, NodeId};
 use crate::pass::Group;
 use crate::pass::group::Attention;
 
@@ -18,7 +18,7 @@ impl Lowering<'_> {
         let graph = self.graph;
         let Group { nodes, sink, .. } = group;
         let sink = *sink;
-        let value = ValueId { node: sink, port: 0 };
+        let value = sink.output(0);
         let values = graph.operands(sink)[1].expect("a product has two operands");
         let mut operands: Vec<_> = graph.operands(found.products).into_iter().flatten().collect();
         operands.push(values);
@@ -35,13 +35,13 @@ impl Lowering<'_> {
         let access = split_batch(&place.access, batch, &split).ok_or_else(|| unreachable(graph, sink))?;
         reads.push((place.buffer, self.operand(place.buffer, access)));
 
-        let products = ValueId { node: found.products, port: 0 };
+        let products = found.products.output(0);
         let dtype = graph.fact(products).dtype;
         let mut code = Code { first: 1, ..Code::default() };
         code.values.insert(products, Expr::input(0, dtype));
-        let scoring = |&n: &u32| n != sink && matches!(graph.node(n).op().map(|op| &op.lower), Some(Lower::Map(_)));
+        let scoring = |&n: &NodeId| n != sink && matches!(graph.node(n).op().map(|op| &op.lower), Some(Lower::Map(_)));
         let last = nodes.iter().position(|&n| n == found.scores.node).expect("the scores are of the group");
-        let maps: Vec<u32> = nodes[..=last].iter().copied().filter(scoring).collect();
+        let maps: Vec<NodeId> = nodes[..=last].iter().copied().filter(scoring).collect();
         let score = if maps.is_empty() {
             Expr::input(0, dtype)
         } else {

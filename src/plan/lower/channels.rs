@@ -8,7 +8,7 @@ use crate::dtype::DType;
 use crate::error::Result;
 use crate::graph::{Graph, Kind};
 use crate::kernel::{Template, library};
-use crate::op::{Fact, Lower, ValueId};
+use crate::op::{Fact, Lower, NodeId, ValueId};
 use crate::pass::Groups;
 use crate::plan::Class;
 use crate::shape::Access;
@@ -27,14 +27,14 @@ pub(super) fn wants_channels_last(template: &Template, dtype: DType, target: &Ta
 pub(super) fn channels_last(
     graph: &Graph,
     groups: &Groups,
-    order: &[u32],
+    order: &[NodeId],
     target: &Target,
 ) -> Result<HashMap<ValueId, bool>> {
     let mut chosen: HashMap<ValueId, bool> = HashMap::new();
     if !target.prefers_channels_last() {
         return Ok(chosen);
     }
-    let template = |id: u32| {
+    let template = |id: NodeId| {
         let operands: Vec<_> = graph.operands(id).into_iter().flatten().collect();
         let dense: Vec<_> = operands.iter().map(|&v| Access::contiguous(graph.fact(v).shape.clone())).collect();
         build(graph, id, &dense, None).map(|call| call.template)
@@ -43,18 +43,18 @@ pub(super) fn channels_last(
         let Kind::Op(op) = graph.node(id).kind else { continue };
         let alone = [id];
         let group = groups.of(id).map_or(&alone[..], |group| &group.nodes);
-        let value = ValueId { node: id, port: 0 };
+        let value = id.output(0);
         let Fact { dtype, shape } = graph.fact(value);
         if group.last() != Some(&id) || !library::on_tensor_cores(*dtype, target) || shape.len() < 3 {
             continue;
         }
-        let lower = |n: u32| graph.node(n).op().map(|op| &op.lower);
+        let lower = |n: NodeId| graph.node(n).op().map(|op| &op.lower);
         let called = group.iter().copied().find(|&n| matches!(lower(n), Some(Lower::Template(_))));
-        let from = |nodes: &[u32]| {
+        let from = |nodes: &[NodeId]| {
             let mut operands = nodes.iter().flat_map(|&n| graph.operands(n)).flatten();
             operands.any(|v| chosen.contains_key(&v) && graph.fact(v).shape.len() == shape.len())
         };
-        let convolved = |user: &u32| match lower(*user) {
+        let convolved = |user: &NodeId| match lower(*user) {
             Some(Lower::Template(_)) if graph.operands(*user).first() == Some(&Some(value)) => {
                 template(*user).is_ok_and(|t| wants_channels_last(&t, *dtype, target))
             }
@@ -69,7 +69,7 @@ pub(super) fn channels_last(
             },
             (Lower::Map(_), None) => {
                 // An elementwise reader beside a convolution reads either layout.
-                let either = |user: &u32| convolved(user) || matches!(lower(*user), Some(Lower::Map(_)));
+                let either = |user: &NodeId| convolved(user) || matches!(lower(*user), Some(Lower::Map(_)));
                 let meant = users.iter().any(convolved) && users.iter().all(either);
                 (meant || from(group)).then_some(false)
             }

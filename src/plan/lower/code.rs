@@ -7,7 +7,7 @@ use crate::dtype::DType;
 use crate::error::Result;
 use crate::expr::{Body, Expr};
 use crate::kernel::RowReduction;
-use crate::op::{Args, Call, Lower, ValueId};
+use crate::op::{Args, Call, Lower, NodeId, ValueId};
 use crate::shape::Access;
 use std::collections::HashMap;
 
@@ -26,7 +26,7 @@ impl Lowering<'_> {
     /// rank of the value that the elementwise node reading it produces.
     pub(super) fn compute(
         &mut self,
-        nodes: &[u32],
+        nodes: &[NodeId],
         code: &mut Code,
         access: &dyn Fn(&Access, usize) -> Option<Access>,
     ) -> Result<Expr> {
@@ -81,7 +81,7 @@ impl Lowering<'_> {
                 }
                 _ => return Err(node.error("cannot be part of a kernel")),
             };
-            code.values.insert(ValueId { node: id, port: 0 }, result);
+            code.values.insert(id.output(0), result);
         }
         let sink = ValueId { node: *nodes.last().expect("a group has nodes"), port: 0 };
         Ok(code.values[&sink].clone())

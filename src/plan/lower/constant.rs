@@ -7,7 +7,7 @@ use crate::error::Result;
 use crate::expr::Expr;
 use crate::graph::Graph;
 use crate::kernel::{Kernel, Template, cpu};
-use crate::op::{Call, Lower, ValueId};
+use crate::op::{Call, Lower, NodeId, ValueId};
 use crate::plan::{BufferIdx, Class};
 use crate::shape::Access;
 use std::collections::HashMap;
@@ -17,11 +17,11 @@ impl Lowering<'_> {
     /// Finds constants that are read in several forms, such as a table of embeddings whose transpose makes the logits. If one form takes no
     /// more than all forms apart, it is held once, and products read the others through their strides. So is a transposed constant that
     /// no binding holds, because a product can be cut along its columns.
-    pub(super) fn share_constants(&mut self, order: &[u32]) {
+    pub(super) fn share_constants(&mut self, order: &[NodeId]) {
         let graph = self.graph;
         let mut forms: HashMap<*const Constant, Vec<(&Arc<Constant>, (Arc<Constant>, Access))>> = HashMap::new();
         for &node in order {
-            let value = ValueId { node, port: 0 };
+            let value = node.output(0);
             let Some(constant) = graph.as_constant(value) else { continue };
             let (root, access) = viewed(constant);
             if access.is_contiguous() || products_alone(graph, value) {

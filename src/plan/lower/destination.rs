@@ -7,7 +7,7 @@ use super::{Lowering, Options};
 use crate::error::{Error, Result};
 use crate::graph::Graph;
 use crate::kernel::cpu::same_elements;
-use crate::op::{Lower, ValueId};
+use crate::op::{Lower, NodeId, ValueId};
 use crate::pass::{Group, GroupKind};
 use crate::plan::Class;
 use crate::shape::Access;
@@ -56,14 +56,14 @@ impl Lowering<'_> {
     }
 
     /// Lets the producers of a concatenation's parts write into it.
-    pub(super) fn choose_destinations(&mut self, order: &[u32], options: Options) -> Result<()> {
+    pub(super) fn choose_destinations(&mut self, order: &[NodeId], options: Options) -> Result<()> {
         for &id in order.iter().rev() {
             let node = self.graph.node(id);
             if !matches!(node.op().map(|op| &op.lower), Some(Lower::Concat)) {
                 continue;
             }
             self.draft.concatenates = true;
-            let value = ValueId { node: id, port: 0 };
+            let value = id.output(0);
             if !self.destinations.contains_key(&value) {
                 let buffer = self.buffer(value, Class::Activation)?;
                 self.destinations.insert(value, BufferView { buffer, access: self.layout(value) });
@@ -79,7 +79,7 @@ impl Lowering<'_> {
     }
 
     /// Lets attentions write their heads side by side if these are joined. Otherwise a view that strides cannot express would need a copy.
-    pub(super) fn choose_transposed(&mut self, order: &[u32]) -> Result<()> {
+    pub(super) fn choose_transposed(&mut self, order: &[NodeId]) -> Result<()> {
         let graph = self.graph;
         for &id in order {
             let (true, Some(&Some(transposed))) = (graph.is_view(id), graph.operands(id).first()) else { continue };
@@ -104,7 +104,7 @@ impl Lowering<'_> {
     }
 
     /// The parts of a concatenation, and their accesses in the whole.
-    fn parts(&self, id: u32, whole: &Access) -> Vec<(ValueId, Access)> {
+    fn parts(&self, id: NodeId, whole: &Access) -> Vec<(ValueId, Access)> {
         let axis = self.graph.with_call(id, |call| call.axis("axis", 0, &whole.shape)).expect("a concatenation");
         let axis = axis.expect("the axis was inferred");
         let mut start = 0;
@@ -117,8 +117,8 @@ impl Lowering<'_> {
     }
 
     /// Makes a concatenation: copies the parts that were not written in place.
-    pub(super) fn concat(&mut self, id: u32) -> Result<()> {
-        let value = ValueId { node: id, port: 0 };
+    pub(super) fn concat(&mut self, id: NodeId) -> Result<()> {
+        let value = id.output(0);
         let whole = self.destinations[&value].clone();
         for (part, access) in self.parts(id, &whole.access) {
             let place = self.place(part)?;
@@ -145,6 +145,6 @@ impl Lowering<'_> {
     }
 }
 
-pub(super) fn unreachable(graph: &Graph, node: u32) -> Error {
+pub(super) fn unreachable(graph: &Graph, node: NodeId) -> Error {
     graph.node(node).error("its result cannot be written where it is needed")
 }

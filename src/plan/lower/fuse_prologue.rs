@@ -11,7 +11,7 @@ use crate::expr::{self, Body};
 use crate::kernel::algorithm::Schedule;
 use crate::kernel::schedule::prologue;
 use crate::kernel::{Kernel, Operand, Prologue, Template};
-use crate::op::{Lower, TemplateCall, ValueId};
+use crate::op::{Lower, NodeId, TemplateCall, ValueId};
 use crate::pass::{Group, GroupKind};
 use crate::plan::{BufferIdx, Class};
 use crate::shape::Access;
@@ -29,9 +29,9 @@ pub(super) struct FusedPrologue {
 /// The template that alone reads the value of a group.
 struct Reader {
     /// The template's node.
-    node: u32,
+    node: NodeId,
     /// Views that the template looks through.
-    views: Vec<u32>,
+    views: Vec<NodeId>,
     /// The value that the template reads.
     value: ValueId,
 }
@@ -39,7 +39,7 @@ struct Reader {
 /// The operand of a template that could have a prologue.
 struct Slot {
     /// The template's node, its operands, and their accesses if each lay row-major.
-    node: u32,
+    node: NodeId,
     operands: Vec<ValueId>,
     accesses: Vec<Access>,
     /// Its index among the node's operands, and among the kernel's.
@@ -81,7 +81,7 @@ impl Lowering<'_> {
 
     /// The way in which the only template that reads an elementwise group's value could apply the group, if it can.
     fn fusion(&mut self, Group { nodes, sink, .. }: &Group) -> Result<Option<Fusion>> {
-        let (graph, sink) = (self.graph, ValueId { node: *sink, port: 0 });
+        let (graph, sink) = (self.graph, (*sink).output(0));
         let Some(reader) = self.reader(sink) else { return Ok(None) };
         let reading = self.groups.of(reader.node);
         if reading.is_some_and(|group| matches!(group.kind, GroupKind::Attention(_))) {
@@ -118,7 +118,7 @@ impl Lowering<'_> {
                 Some(Lower::Template(_)) => return Some(Reader { node: user, views, value }),
                 Some(Lower::View(_)) => {
                     views.push(user);
-                    value = ValueId { node: user, port: 0 };
+                    value = user.output(0);
                     if graph.fact(value).shape.numel() != graph.fact(sink).shape.numel() {
                         return None;
                     }
@@ -129,7 +129,7 @@ impl Lowering<'_> {
     }
 
     /// The operand of a template that a value is, if it may have a prologue.
-    fn slot(&self, node: u32, value: ValueId) -> Result<Option<Slot>> {
+    fn slot(&self, node: NodeId, value: ValueId) -> Result<Option<Slot>> {
         let graph = self.graph;
         let operands: Vec<_> = graph.operands(node).into_iter().flatten().collect();
         let Some(input) = operands.iter().position(|&v| v == value) else { return Ok(None) };
@@ -147,7 +147,7 @@ impl Lowering<'_> {
 
     /// A group as code on the elements of one of its operands, as the template sees them that reads its value. The flag is true if all else
     /// that the group reads is small, or there anyway.
-    fn prologue(&mut self, nodes: &[u32], sink: ValueId, reader: &Reader) -> Result<Option<(FusedPrologue, bool)>> {
+    fn prologue(&mut self, nodes: &[NodeId], sink: ValueId, reader: &Reader) -> Result<Option<(FusedPrologue, bool)>> {
         let graph = self.graph;
         let (shape, value) = (&graph.fact(sink).shape, reader.value);
         let mut code = Code::default();

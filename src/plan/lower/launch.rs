@@ -11,7 +11,7 @@ use crate::expr;
 use crate::kernel::algorithm::Schedule;
 use crate::kernel::schedule::{self, Split};
 use crate::kernel::{Kernel, Template};
-use crate::op::ValueId;
+use crate::op::NodeId;
 use crate::plan::{BindRange, BufferIdx, Class, KernelIdx};
 use crate::shape::{Access, Shape};
 use crate::target::Target;
@@ -21,12 +21,12 @@ impl Lowering<'_> {
     /// strides can express it.
     pub(super) fn write(
         &mut self,
-        sink: u32,
+        sink: NodeId,
         outline: Outline,
         reads: Vec<Read>,
         seen: impl FnOnce(&Access) -> Option<Access>,
     ) -> Result<()> {
-        let BufferView { buffer, access } = self.destination(ValueId { node: sink, port: 0 })?;
+        let BufferView { buffer, access } = self.destination(sink.output(0))?;
         let access = seen(&access).ok_or_else(|| unreachable(self.graph, sink))?;
         self.step(self.graph.node(sink).name.clone(), outline, reads, BufferView { buffer, access })
     }
@@ -51,35 +51,16 @@ impl Lowering<'_> {
             schedule: Schedule::Open,
         };
         let to = to.buffer;
-        let slots: Vec<_> = buffers.iter().copied().chain([to]).map(|b| (b, self.draft.buffers[b].bytes)).collect();
-        let own = if slots.iter().any(|(_, bytes)| *bytes > self.target.max_binding) {
-            // Cutting does not help a buffer that no segment holds.
-            self.draft.fits_segments(self.target)?;
-            let parts = split::cut(&kernel, &slots, self.target);
-            Some(parts.map_err(|slot| self.too_large(&name, &kernel, slots[slot].0, "cannot be split"))?)
-        } else {
-            None
-        };
-        // All bindings of a range have as many parts as the largest.
-        let count = own.as_ref().map(|parts| parts.len() as u32);
-        let most = self.decisions.choose("parts", self.draft.steps.len() as u32, count, |most| count <= Some(most));
-        if let Some(most) = most {
-            let parts = own.map_or_else(|| split::cut(&kernel, &slots, self.target), Ok);
-            let parts = parts.expect("it is within bindings, or was cut");
-            let parts = split::pad(&kernel, parts, most as usize, &slots);
+        if let Some(parts) = self.cut(&name, &kernel, &buffers, to)? {
             for split::Part { kernel, bind_ranges } in parts {
                 let in_place = kernel.is_in_place();
                 self.launch(name.clone(), kernel, buffers.clone(), to, bind_ranges)?;
                 if in_place {
-                    // What lay there is a part of the result by now.
+                    // The data there are a part of the result by now.
                     buffers[0] = to;
                 }
             }
             return Ok(());
-        }
-        if own.is_some() {
-            let slot = slots.iter().max_by_key(|(_, bytes)| *bytes).expect("a kernel writes");
-            return Err(self.too_large(&name, &kernel, slot.0, "is not split as at the largest binding of its range"));
         }
         walk_as_written(&mut kernel, self.target);
         if self.target.packs_constants() {
@@ -87,21 +68,7 @@ impl Lowering<'_> {
             kernel.schedule = self.schedule(&name, &kernel, &buffers)?;
             self.pack(&mut kernel, &mut buffers);
         }
-        let mut split = schedule::split(&kernel, self.target);
-        if split.is_some() {
-            let measured = self.measured(&kernel, &buffers);
-            self.draft.measured += usize::from(measured.is_some());
-            match measured {
-                Some(Schedule::Library(_)) => split = split.map(Split::called),
-                Some(text) => (split, kernel.schedule) = (None, text),
-                None => {}
-            }
-        }
-        let form = |s: &Split| u32::from(s.rest.is_some());
-        let own = split.as_ref().filter(|s| s.is_preferred).map(form);
-        let fits = |f| split.as_ref().is_some_and(|s| form(s) == f);
-        let taken = self.decisions.choose("call", self.draft.steps.len() as u32, own, fits);
-        let Some(Split { call: (call, slots), rest, .. }) = split.filter(|_| taken.is_some()) else {
+        let Some(Split { call: (call, slots), rest, .. }) = self.call(&mut kernel, &buffers) else {
             return self.launch(name, kernel, buffers, to, Vec::new());
         };
         let pick = |slots: &[usize]| slots.iter().map(|&s| buffers[s]).collect::<Vec<_>>();
@@ -114,6 +81,57 @@ impl Lowering<'_> {
         Ok(())
     }
 
+    /// The parts of a kernel that writes `to`; none if all its buffers are within bindings. All bindings of a range have as many parts as
+    /// the largest.
+    fn cut(
+        &self,
+        name: &str,
+        kernel: &Kernel,
+        buffers: &[BufferIdx],
+        to: BufferIdx,
+    ) -> Result<Option<Vec<split::Part>>> {
+        let slots: Vec<_> = buffers.iter().copied().chain([to]).map(|b| (b, self.draft.buffers[b].bytes)).collect();
+        let own = if slots.iter().any(|(_, bytes)| *bytes > self.target.max_binding) {
+            // Cutting does not help a buffer that no segment holds.
+            self.draft.fits_segments(self.target)?;
+            let parts = split::cut(kernel, &slots, self.target);
+            Some(parts.map_err(|slot| self.too_large(name, kernel, slots[slot].0, "cannot be split"))?)
+        } else {
+            None
+        };
+        let count = own.as_ref().map(|parts| parts.len() as u32);
+        let most = self.decisions.choose("parts", self.draft.steps.len() as u32, count, |most| count <= Some(most));
+        if let Some(most) = most {
+            let parts = own.map_or_else(|| split::cut(kernel, &slots, self.target), Ok);
+            let parts = parts.expect("it is within bindings, or was cut");
+            return Ok(Some(split::pad(kernel, parts, most as usize, &slots)));
+        }
+        if own.is_some() {
+            let slot = slots.iter().max_by_key(|(_, bytes)| *bytes).expect("a kernel writes");
+            return Err(self.too_large(name, kernel, slot.0, "is not split as at the largest binding of its range"));
+        }
+        Ok(None)
+    }
+
+    /// The library call that computes a kernel, with the map behind it. A text that was measured to be faster becomes the kernel's schedule.
+    fn call(&mut self, kernel: &mut Kernel, buffers: &[BufferIdx]) -> Option<Split> {
+        let mut split = schedule::split(kernel, self.target);
+        if split.is_some() {
+            let measured = self.measured(kernel, buffers);
+            self.draft.measured += usize::from(measured.is_some());
+            match measured {
+                Some(Schedule::Library(_)) => split = split.map(Split::called),
+                Some(text) => (split, kernel.schedule) = (None, text),
+                None => {}
+            }
+        }
+        let form = |s: &Split| u32::from(s.rest.is_some());
+        let own = split.as_ref().filter(|s| s.is_preferred).map(form);
+        let fits = |f| split.as_ref().is_some_and(|s| form(s) == f);
+        let taken = self.decisions.choose("call", self.draft.steps.len() as u32, own, fits);
+        split.filter(|_| taken.is_some())
+    }
+
     /// The algorithm of a kernel whose arguments are these buffers.
     fn schedule(&mut self, name: &str, kernel: &Kernel, buffers: &[BufferIdx]) -> Result<Schedule> {
         // A library's call may leave a part of the kernel to a map.
@@ -122,7 +140,7 @@ impl Lowering<'_> {
             return Ok(measured);
         }
         let own = |slot: usize| buffers.iter().filter(|&&b| b == buffers[slot]).count() == 1;
-        // What is best may depend on which operands are packed.
+        // The best schedule may depend on which operands are packed.
         schedule::choose(&self.with_packed(kernel, buffers), self.target, &own).map_err(|why| {
             let (template, target) = (kernel.template.name(), &self.target.name);
             Error::usage(format!("node '{name}': target '{target}' has no kernel '{template}' for it: {why}"))
@@ -164,6 +182,40 @@ impl Lowering<'_> {
         ))
     }
 
+    /// The buffers that a launch reads and may overwrite in place.
+    fn reusable(
+        &self,
+        kernel: &Kernel,
+        buffers: &[BufferIdx],
+        to: BufferIdx,
+        bind_ranges: &[BindRange],
+    ) -> Vec<BufferIdx> {
+        if kernel.is_in_place() {
+            return buffers[..1].iter().copied().filter(|&data| data != to).collect();
+        }
+        let first = &kernel.writes[0];
+        let further = kernel.further();
+        let per_row = matches!(kernel.template, Template::Row { per_row: true, .. });
+        let same = |b: BufferIdx| {
+            let mut operands = kernel.reads.iter().enumerate().filter(|(i, _)| buffers[*i] == b);
+            let in_place = |i: usize| kernel.schedule.call().is_none_or(|call| call.in_place() == Some(i));
+            operands.all(|(i, o)| {
+                further.contains(&i) && in_place(i) && o.access == first.access && o.dtype.size() == first.dtype.size()
+            })
+        };
+        let bytes = |b: BufferIdx| self.draft.buffers[b].bytes;
+        // With several parts, one would overwrite data that another has yet to read.
+        let whole = |b: BufferIdx| {
+            let mut slots = buffers.iter().chain([&to]).zip(bind_ranges).filter(|(slot, _)| **slot == b);
+            slots.all(|(_, w)| (w.offset, w.bytes) == (0, bytes(b)))
+        };
+        let mut reusable = buffers.to_vec();
+        reusable.sort_unstable();
+        reusable.dedup();
+        reusable.retain(|&b| whole(b) && whole(to) && !per_row && bytes(b) == bytes(to) && same(b));
+        reusable
+    }
+
     /// Adds a launch and its workspace, and notes the operands that it may overwrite in place.
     fn launch(
         &mut self,
@@ -183,31 +235,7 @@ impl Lowering<'_> {
             None => schedule::workspace(&kernel),
         };
         let mut written = vec![to];
-        let first = &kernel.writes[0];
-        let further = kernel.further();
-        let per_row = matches!(kernel.template, Template::Row { per_row: true, .. });
-        let same = |b: BufferIdx| {
-            let mut operands = kernel.reads.iter().enumerate().filter(|(i, _)| buffers[*i] == b);
-            let in_place = |i: usize| kernel.schedule.call().is_none_or(|call| call.in_place() == Some(i));
-            operands.all(|(i, o)| {
-                further.contains(&i) && in_place(i) && o.access == first.access && o.dtype.size() == first.dtype.size()
-            })
-        };
-        let bytes = |b: BufferIdx| self.draft.buffers[b].bytes;
-        let mut reusable = buffers.clone();
-        reusable.sort_unstable();
-        reusable.dedup();
-        // With several parts, one would overwrite data that another has yet to read.
-        let whole = |b: BufferIdx| {
-            let slots = buffers.iter().chain([&to]).zip(&bind_ranges).filter(|(slot, _)| **slot == b);
-            slots.into_iter().all(|(_, w)| (w.offset, w.bytes) == (0, bytes(b)))
-        };
-        if kernel.is_in_place() {
-            reusable = vec![buffers[0]];
-            reusable.retain(|&data| data != to);
-        } else {
-            reusable.retain(|&b| whole(b) && whole(to) && !per_row && bytes(b) == bytes(to) && same(b));
-        }
+        let reusable = self.reusable(&kernel, &buffers, to, &bind_ranges);
         if kernel.workspace > self.target.max_binding {
             let (found, most) = (kernel.workspace, self.target.max_binding);
             let what = format!(

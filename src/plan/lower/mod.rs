@@ -29,7 +29,7 @@ use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::graph::{Graph, Kind};
 use crate::kernel::tuned::Tuned;
-use crate::op::{Fact, Lower, ValueId};
+use crate::op::{Fact, Lower, NodeId, ValueId};
 use crate::pass::{Group, GroupKind, Groups, Prepared};
 use crate::plan::{BufferIdx, Class, KernelIdx};
 use crate::shape::{Access, Shape};
@@ -88,7 +88,7 @@ struct Lowering<'a> {
     /// Per value that a template reads: the group that it applies to the elements itself.
     prologues: HashMap<ValueId, FusedPrologue>,
     /// Views that a template looks through.
-    passed: HashSet<u32>,
+    passed: HashSet<NodeId>,
     constants: HashMap<(*const Constant, Option<String>), BufferIdx>,
     /// Constants that are read as views of another one, which is held anyway.
     shared: HashMap<*const Constant, (Arc<Constant>, Access)>,

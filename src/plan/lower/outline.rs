@@ -6,7 +6,7 @@ use crate::error::Result;
 use crate::expr::Body;
 use crate::graph::Graph;
 use crate::kernel::{Prologue, Template};
-use crate::op::{Call, Fact, Lower, TemplateCall};
+use crate::op::{Call, Fact, Lower, NodeId, TemplateCall};
 use crate::shape::{Access, Shape};
 
 /// A kernel without its operands.
@@ -24,7 +24,7 @@ impl Outline {
 }
 
 /// The template of a node whose operands are read as given; of a product, perhaps with split batch axes.
-pub(super) fn build(graph: &Graph, id: u32, accesses: &[Access], split: Option<&Shape>) -> Result<TemplateCall> {
+pub(super) fn build(graph: &Graph, id: NodeId, accesses: &[Access], split: Option<&Shape>) -> Result<TemplateCall> {
     let node = graph.node(id);
     let op = node.op().expect("a template is an operator");
     let Lower::Template(template) = op.lower else { unreachable!("the caller chose a template") };

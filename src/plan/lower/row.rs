@@ -7,7 +7,7 @@ use crate::error::Result;
 use crate::expr::Body;
 use crate::graph::Graph;
 use crate::kernel::Template;
-use crate::op::ValueId;
+use crate::op::NodeId;
 use crate::pass::Group;
 use crate::shape::Shape;
 
@@ -25,9 +25,9 @@ struct Row {
 
 impl Lowering<'_> {
     /// Makes one kernel of reductions of the same rows, and of what is computed of their elements and results.
-    pub(super) fn rows(&mut self, Group { nodes, sink, .. }: &Group, reduction: u32) -> Result<()> {
+    pub(super) fn rows(&mut self, Group { nodes, sink, .. }: &Group, reduction: NodeId) -> Result<()> {
         let mut code = Code::default();
-        let value = ValueId { node: *sink, port: 0 };
+        let value = (*sink).output(0);
         let shape = self.graph.fact(value).shape.clone();
         let row = Row::of(self.graph, reduction);
         let result = self.compute(nodes, &mut code, &|access, rank| {
@@ -52,7 +52,7 @@ impl Lowering<'_> {
 
 impl Row {
     /// The index space of a reduction.
-    fn of(graph: &Graph, reduction: u32) -> Row {
+    fn of(graph: &Graph, reduction: NodeId) -> Row {
         let input = graph.operands(reduction)[0].expect("a reduction reads one value");
         let full = graph.fact(input).shape.clone();
         let inner = graph

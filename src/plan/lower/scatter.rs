@@ -17,7 +17,7 @@ use crate::error::Result;
 use crate::expr::Body;
 use crate::graph::Graph;
 
-use crate::op::ValueId;
+use crate::op::{NodeId, ValueId};
 use crate::ops::SCATTER;
 use crate::plan::{BufferIdx, Class, StepIdx};
 use crate::shape::Access;
@@ -27,7 +27,7 @@ use std::collections::{HashMap, HashSet};
 #[derive(Default)]
 pub(super) struct Scatters {
     /// Nodes that make the update of a state from its old elements.
-    updates: HashMap<u32, BufferIdx>,
+    updates: HashMap<NodeId, BufferIdx>,
     /// Per buffer of data that a scatter lies over, the data.
     over: HashMap<BufferIdx, ValueId>,
 }
@@ -40,7 +40,7 @@ impl Scatters {
 }
 
 /// True if a node is a scatter.
-pub(super) fn is_scatter(graph: &Graph, id: u32) -> bool {
+pub(super) fn is_scatter(graph: &Graph, id: NodeId) -> bool {
     graph.node(id).op().is_some_and(|op| op.name == SCATTER)
 }
 
@@ -59,19 +59,19 @@ impl Lowering<'_> {
                 }
                 value = self.graph.operands(node)[0].expect("it has data");
             }
-            let made = nodes.first().map(|&node| ValueId { node, port: 0 });
+            let made = nodes.first().map(|&node| node.output(0));
             let aimed =
                 made.and_then(|value| self.destinations.get(&value)).is_some_and(|place| place.buffer == buffer);
             if value == state.value && aimed {
-                nodes[1..].iter().for_each(|&node| drop(self.destinations.remove(&ValueId { node, port: 0 })));
+                nodes[1..].iter().for_each(|&node| drop(self.destinations.remove(&node.output(0))));
                 self.scatters.updates.extend(nodes.into_iter().map(|node| (node, buffer)));
             }
         }
     }
 
     /// Makes the kernel of a scatter, whose result lies over its data, or over a copy of it.
-    pub(super) fn scatter(&mut self, id: u32) -> Result<()> {
-        let value = ValueId { node: id, port: 0 };
+    pub(super) fn scatter(&mut self, id: NodeId) -> Result<()> {
+        let value = id.output(0);
         let operands: Vec<_> = self.graph.operands(id).into_iter().flatten().collect();
         let (data, fact) = (operands[0], self.graph.fact(value).clone());
         let place = self.place(data)?;

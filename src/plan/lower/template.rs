@@ -10,23 +10,23 @@ use crate::error::Result;
 use crate::expr::{Body, Expr};
 use crate::kernel::schedule::conv::is_direct;
 use crate::kernel::{Prologue, Template};
-use crate::op::{TemplateCall, ValueId};
+use crate::op::{NodeId, TemplateCall};
 use crate::pass::Group;
 use crate::shape::Shape;
 use crate::target::Family;
 
 impl Lowering<'_> {
     /// Makes one kernel of a template call and what is computed of its value.
-    pub(super) fn template(&mut self, Group { nodes, sink, .. }: &Group, id: u32) -> Result<()> {
+    pub(super) fn template(&mut self, Group { nodes, sink, .. }: &Group, id: NodeId) -> Result<()> {
         let mut code = Code::default();
         let sink = *sink;
-        let value = ValueId { node: sink, port: 0 };
+        let value = sink.output(0);
         let shape = self.graph.fact(value).shape.clone();
         let operands: Vec<_> = self.graph.operands(id).into_iter().flatten().collect();
         let split = self.split_batch_axes(&operands)?;
         let (call, mut reads, own) = self.template_call(id, split.as_ref())?;
         let dtype = self.graph.node(id).outputs[0].fact.dtype;
-        code.values.insert(ValueId { node: id, port: 0 }, Expr::input(0, dtype));
+        code.values.insert(id.output(0), Expr::input(0, dtype));
         code.first = 1;
         let result = self.compute(nodes, &mut code, &|access, _| access.broadcast(&shape).reshape(&call.shape))?;
         reads.append(&mut code.reads);
@@ -43,7 +43,7 @@ impl Lowering<'_> {
     /// of a product that are split.
     pub(super) fn template_call(
         &mut self,
-        id: u32,
+        id: NodeId,
         split: Option<&Shape>,
     ) -> Result<(TemplateCall, Vec<Read>, Vec<(Prologue, Vec<Read>)>)> {
         let operands: Vec<_> = self.graph.operands(id).into_iter().flatten().collect();

@@ -5,12 +5,12 @@ use super::buffer_view::BufferView;
 use crate::error::Result;
 use crate::graph::Graph;
 use crate::kernel::cpu::same_elements;
-use crate::op::ValueId;
+use crate::op::{NodeId, ValueId};
 use crate::shape::{Access, Shape};
 use std::collections::HashMap;
 
 /// True if a node is a view that keeps the order of all elements.
-pub(super) fn keeps_order(graph: &Graph, id: u32) -> bool {
+pub(super) fn keeps_order(graph: &Graph, id: NodeId) -> bool {
     graph.is_view(id) && {
         let source = graph.operands(id)[0].expect("a view has a source");
         let seen = graph.view_access(id, &Access::contiguous(graph.fact(source).shape.clone()));
@@ -21,7 +21,7 @@ pub(super) fn keeps_order(graph: &Graph, id: u32) -> bool {
 
 impl Lowering<'_> {
     /// Gives a view its source's buffer, or a copy if strides cannot express the view.
-    pub(super) fn view(&mut self, id: u32) -> Result<()> {
+    pub(super) fn view(&mut self, id: NodeId) -> Result<()> {
         let source = self.graph.operands(id)[0].expect("a view has a source");
         let mut place = self.place(source)?;
         let finer = finer(self.graph, id, &place.access, &self.destinations);
@@ -34,7 +34,7 @@ impl Lowering<'_> {
                 whole.ok_or_else(|| self.graph.node(id).error("not a view of contiguous data"))?
             }
         };
-        self.places.insert(ValueId { node: id, port: 0 }, BufferView { buffer: place.buffer, access });
+        self.places.insert(id.output(0), BufferView { buffer: place.buffer, access });
         Ok(())
     }
 
@@ -63,7 +63,7 @@ impl Lowering<'_> {
 
 /// The access of a view that joins repeated batch axes, such as keys that several heads share. Strides cannot express it, so the axes
 /// stay apart. Only matrix products may read the value, because they can have their batch axes apart, too.
-fn finer(graph: &Graph, id: u32, source: &Access, destinations: &HashMap<ValueId, BufferView>) -> Option<Access> {
+fn finer(graph: &Graph, id: NodeId, source: &Access, destinations: &HashMap<ValueId, BufferView>) -> Option<Access> {
     let shape = &graph.node(id).outputs[0].fact.shape;
     let rank = shape.len();
     let before = &graph.fact(graph.operands(id)[0]?).shape;
@@ -80,7 +80,7 @@ fn finer(graph: &Graph, id: u32, source: &Access, destinations: &HashMap<ValueId
     if !matrices || graph.view_access(id, source).is_some() || !is_split(&joined, &split) {
         return None;
     }
-    let mut values = vec![ValueId { node: id, port: 0 }];
+    let mut values = vec![id.output(0)];
     while let Some(value) = values.pop() {
         if graph.is_output(value) || destinations.contains_key(&value) {
             return None;
@@ -95,7 +95,7 @@ fn finer(graph: &Graph, id: u32, source: &Access, destinations: &HashMap<ValueId
             };
             match name {
                 "MatMul" if result.len() == rank && result[..rank - 2] == joined => {}
-                "Transpose" if value.node == id && transposed() => values.push(ValueId { node: user, port: 0 }),
+                "Transpose" if value.node == id && transposed() => values.push(user.output(0)),
                 _ => return None,
             }
         }

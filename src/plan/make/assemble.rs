@@ -8,7 +8,8 @@ use crate::pass::Prepared;
 use crate::place::{Item, Problem};
 use crate::plan::lower::{Draft, DraftBuffer, DraftStep};
 use crate::plan::{
-    Buffer, BufferIdx, Class, Compiled, ConstantPort, Measured, Plan, Port, Spot, StatePort, Step, Summary, VERSION,
+    Buffer, BufferIdx, Candidate, Class, Compiled, ConstantPort, Measured, Plan, Port, Spot, StatePort, Step, Summary,
+    VERSION,
 };
 use crate::target::Target;
 
@@ -94,11 +95,18 @@ pub fn assemble(
         outputs,
         kernels: draft.kernels.clone(),
     };
-    let aligned = |b: &Buffer| b.bytes.next_multiple_of(target.alignment);
-    plan.summary = Summary {
+    let bound = live_bytes(layout, draft, whole, target)?;
+    plan.summary = summary(&plan, bound, orders.clone());
+    Ok((plan, data))
+}
+
+/// The figures of a plan whose steps have at most `bound` bytes live at once.
+fn summary(plan: &Plan, bound: u64, orders: Vec<Candidate>) -> Summary {
+    let aligned = |b: &Buffer| b.bytes.next_multiple_of(plan.target.alignment);
+    Summary {
         planned_bytes: plan.bytes(),
         arena_bytes: plan.class_bytes(Class::Activation),
-        lower_bound: live_bytes(layout, draft, whole, target)?.min(plan.class_bytes(Class::Activation)),
+        lower_bound: bound.min(plan.class_bytes(Class::Activation)),
         constant_bytes: plan.class_bytes(Class::Constant),
         state_bytes: plan.class_bytes(Class::State),
         input_bytes: plan.buffer_bytes(Class::Input),
@@ -107,9 +115,8 @@ pub fn assemble(
         backend_bytes: plan.class_bytes(Class::Backend),
         unshared_bytes: plan.buffers.iter().filter(|b| b.class.in_arena()).map(aligned).sum(),
         steps: plan.steps.len(),
-        orders: orders.clone(),
-    };
-    Ok((plan, data))
+        orders,
+    }
 }
 
 /// The largest sum of live bytes over the steps of a draft that runs in a layout, which may have been made for larger sizes and for further

@@ -383,7 +383,7 @@ impl Maker {
 
     fn diverges(&self, binding: &[usize], divergence: Divergence, graph: Option<&Prepared>) -> Error {
         let node = match (divergence, graph) {
-            (Divergence::Elsewhere(Some(node)), Some(graph)) => graph.graph.name_of(node),
+            (Divergence::Elsewhere(Some(node)), Some(graph)) => graph.graph.name_of(node.into()),
             _ => None,
         };
         let at = node.map_or(String::new(), |name| format!(", at node '{name}'"));
@@ -531,7 +531,7 @@ impl Maker {
         }
     }
 
-    /// What the CPU backend takes for itself with any binding. If not all were tried, threads get room for another tile.
+    /// The most bytes that the CPU backend takes for itself with any binding. If not all were tried, threads get room for another tile.
     fn own_bytes(&self, members: &[Member]) -> OwnBytes {
         let all = self.dims.iter().map(|dim| (dim.most - dim.least).saturating_add(1)).fold(1, usize::saturating_mul);
         let room = if members.len() < all && self.target.family == Family::Cpu { TILE_BYTES } else { 0 };
