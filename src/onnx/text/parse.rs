@@ -278,6 +278,7 @@ impl Parser<'_> {
 
 // Attributes, nodes, graphs and models.
 impl Parser<'_> {
+    #[expect(clippy::vec_box, reason = "as `NodeProto` holds them: a list that grows moves pointers alone")]
     fn attributes(&mut self) -> Parse<Vec<Box<AttributeProto>>> {
         if !self.eat(b'<') {
             return Ok(Vec::new());
