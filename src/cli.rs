@@ -125,7 +125,7 @@ pub fn main() -> ExitCode {
         Command::Inspect(c) => c.run(json).map_err(Failure::from),
         Command::Run(c) => c.run(json),
         Command::Plan(c) => c.run(json),
-        Command::Place(c) => c.run(json).map_err(Failure::from),
+        Command::Place(c) => c.run(json),
         Command::Check(c) => c.run(json).map_err(Failure::from),
         Command::Diff(c) => c.run(json).map_err(Failure::from),
         Command::MaxBatch(c) => c.run(json),
@@ -175,6 +175,11 @@ impl From<Error> for Failure {
 }
 
 impl Failure {
+    /// An error with the record of an answer.
+    fn with(error: Error, record: Value) -> Failure {
+        Failure { error, detail: Some(Box::new(Detail::Record(record))) }
+    }
+
     /// An error with its explanation, in the form that is asked for.
     fn explained(error: Error, json: bool, mut record: Value, text: String) -> Failure {
         record["error"] = explain(&error).into();

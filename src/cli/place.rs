@@ -1,7 +1,7 @@
 //! `place`: places buffers whose live ranges are given.
 
 use super::args::{duration, size};
-use super::{line, print, tell};
+use super::{Failure, line, print, tell};
 use crate::error::{Error, Result, ensure};
 use crate::file;
 use crate::place::{self, Effort};
@@ -46,10 +46,10 @@ struct Placed {
 }
 
 impl Place {
-    pub(super) fn run(&self, json: bool) -> Result<String> {
+    pub(super) fn run(&self, json: bool) -> Result<String, Failure> {
         let files = self.files()?;
         if self.output.is_some() && files.len() > 1 {
-            return Err(Error::usage(format!("--output takes one instance, found {}", files.len())));
+            return Err(Error::usage(format!("--output takes one instance, found {}", files.len())).into());
         }
         let mut table = Table::new("<>>>><>");
         table.row(["instance", "buffers", "bound", "peak", "gap", "", "CPU s"]);
@@ -73,20 +73,19 @@ impl Place {
         }
         let single = files.len() == 1 && !self.instances[0].is_dir();
         if single && let Some(fault) = faults.pop() {
-            return Err(fault);
+            return Err(fault.into());
         }
-        let text = if !json {
-            table.to_string()
-        } else if single {
-            line(&records.remove(0))
-        } else {
-            line(&json!(records))
-        };
+        let record = if single { records.remove(0) } else { json!(records) };
+        let text = if json { line(&record) } else { table.to_string() };
         // Bad input counts more than what does not fit. The last error is the command's.
         misfits.append(&mut faults);
         let Some(last) = misfits.pop() else { return Ok(text) };
         misfits.iter().for_each(tell);
-        print(&text).and(Err(last))
+        if json {
+            return Err(Failure::with(last, record));
+        }
+        print(&text)?;
+        Err(last.into())
     }
 
     fn place(&self, file: &Path) -> Result<Placed> {

@@ -193,7 +193,9 @@ pub fn run(mut graph: Graph, context: &Context) -> Result<Prepared> {
 /// When the graph has a cycle.
 pub fn group(graph: Graph, context: &Context) -> Result<Prepared> {
     let groups = if context.recipe.fuse { fuse::run(&graph, context)? } else { Groups::default() };
-    Ok(Prepared { groups, decisions: context.decisions.clone(), ..Prepared::from(graph) })
+    // A step of training has activations of a whole batch, which fill the device one kernel after another.
+    let spares_memory = graph.has_backward();
+    Ok(Prepared { groups, spares_memory, decisions: context.decisions.clone(), ..Prepared::from(graph) })
 }
 
 /// Groups the nodes of a graph anew, after nodes were added.

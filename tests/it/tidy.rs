@@ -250,7 +250,7 @@ fn libraries_stay_where_they_belong() {
             ("libloading::", &["backend::cuda", "backend::wgpu"]),
             ("memmap2::", &["file"]),
             ("indicatif::", &["cli"]),
-            ("libc::", &["cli::stop"]),
+            ("libc::", &["cli::stop", "file"]),
         ];
         for (library, allowed) in confined {
             // This is the crate, not a module with its name.

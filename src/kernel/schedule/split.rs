@@ -89,11 +89,12 @@ pub(super) fn prefers_text(kernel: &Kernel, call: &Call, target: &Target) -> boo
             if patches || is_direct(&w.access.shape, groups) {
                 return true;
             }
-            // The gradient of filters has a window as large as an image, and few results of an image. On an H100, cuDNN's way through such a
-            // window of 16-bit floats takes twenty times as long as its way through a filter's.
+            // The gradient of filters has a window as large as an image, with gaps where the convolution has strides, and few results. On an
+            // H100, cuDNN takes up to thirty times a rendered product's time for such a window of 16-bit floats.
             let extent = |extents: &[usize]| extents.iter().fold(1, |n: usize, &extent| n.saturating_mul(extent));
             let taps = extent(&window.kernel);
-            if taps > FILTER && taps > extent(rest) && unfolds(outputs, depth) {
+            let is_image = taps > 4 * extent(rest) || window.dilations.iter().any(|&dilation| dilation > 1);
+            if taps > FILTER && is_image && unfolds(outputs, depth) {
                 return true;
             }
             // Few tiles leave most multiprocessors idle. A rendered product shares the inner axis among them, too.

@@ -15,14 +15,6 @@
 //! Under a limit: products are computed again, too. A value that is computed again is live from then on, so a long stretch of them would
 //! save nothing. Therefore the forward computation is cut into segments at narrow places, whose values are kept. Numbers of segments and
 //! prices of work are tried: these are the [choices](choices) among which [limits](super::limit) select.
-//!
-//! Segments are of equal bytes, or taper. The backward computation comes to the first segment last, when the values at all other borders are
-//! dead. So the first one may be the longest:
-//!
-//! ```text
-//! even   |------|------|------|------|
-//! taper  |----------|-------|-----|--|
-//! ```
 
 use crate::error::Result;
 use crate::graph::{Graph, min_cut};
@@ -64,30 +56,25 @@ pub fn free(graph: &mut Prepared, target: &Target, fuse: bool) -> Result<()> {
     let single = Prepared { groups: Default::default(), ..graph.clone() };
     let network = Network::new(&single)?;
     let mut seen = HashSet::new();
-    let mut number = 0usize;
-    for taper in [false, true] {
-        // Tapering segments are tried in numbers about the best one.
-        let numbers = if taper { number.saturating_sub(1)..SEGMENTS.len().min(number + 2) } else { 0..SEGMENTS.len() };
-        let mut tried = Vec::new();
-        for number in numbers {
-            let kept = network.kept(&borders(graph, &order, SEGMENTS[number], taper), None);
-            if seen.insert(sorted(&kept)) {
-                tried.push((number, kept));
-            }
+    let mut tried = Vec::new();
+    for segments in SEGMENTS {
+        let kept = network.kept(&borders(graph, &order, segments), None);
+        if seen.insert(sorted(&kept)) {
+            tried.push((segments, kept));
         }
-        let made = each(&tried, |(_, kept)| {
-            let mut made = single.clone();
-            let copies = recompute::run(&mut made, kept)?;
-            regroup(&mut made, target, fuse)?;
-            Ok((estimate(&made, target)?, made, copies))
-        });
-        for ((at, _), made) in tried.into_iter().zip(made) {
-            let made = made?;
-            tracing::debug!(segments = SEGMENTS[at], taper, peak = made.0, "computed again, without products");
-            // Among equals, the fewest segments.
-            if made.0 < best.0 {
-                (best, number) = (made, at);
-            }
+    }
+    let made = each(&tried, |(_, kept)| {
+        let mut made = single.clone();
+        let copies = recompute::run(&mut made, kept)?;
+        regroup(&mut made, target, fuse)?;
+        Ok((estimate(&made, target)?, made, copies))
+    });
+    for ((segments, _), made) in tried.into_iter().zip(made) {
+        let made = made?;
+        tracing::debug!(segments, peak = made.0, "computed again, without products");
+        // Among equals, the fewest segments.
+        if made.0 < best.0 {
+            best = made;
         }
     }
     let (peak, mut made, mut copies) = best;
@@ -210,40 +197,21 @@ pub(super) fn choices(first: Rc<Choice>, target: &Target) -> Result<Vec<Rc<Choic
         return Ok(found);
     }
     let (order, network) = (graph.graph.order()?, Network::new(graph)?);
-    let mut keeps = HashSet::new();
-    // Choices by their cuts: each has the place of a number in `SEGMENTS`, and a price.
-    let mut cut = |taper: bool, cuts: Vec<(usize, f64)>| -> Result<Vec<_>> {
-        let kept =
-            each(&cuts, |&(number, price)| network.kept(&borders(graph, &order, SEGMENTS[number], taper), Some(price)));
-        let fresh: Vec<_> = cuts.into_iter().zip(kept).filter(|(_, kept)| keeps.insert(sorted(kept))).collect();
-        let made = each(&fresh, |(_, kept)| Choice::new(graph, target, kept.clone()));
-        fresh.into_iter().zip(made).map(|((cut, _), made)| Ok((cut, made?))).collect()
-    };
-    // Keeps those that have fewer live bytes than all with less work.
-    let worthy = |tried: &mut Vec<((usize, f64), Choice)>| {
-        tried.sort_by_key(|(_, choice)| (choice.work(), choice.peak));
-        let mut least = first.peak;
-        tried.retain(|(_, choice)| {
-            let is_worthy = choice.work() >= first.work() && choice.peak < least;
-            least = if is_worthy { choice.peak } else { least };
-            is_worthy
-        });
-    };
-    let numbers = 0..SEGMENTS.len();
-    let all = numbers.clone().flat_map(|number| PRICES.map(|price| (number, price))).collect();
-    let mut tried = cut(false, all)?;
-    worthy(&mut tried);
-    // Where even segments are worth it, as many tapering ones are tried, and the next larger number.
-    let near = tried.iter().flat_map(|&((number, price), _)| [(number, price), (number + 1, price)]);
-    let tapering = cut(true, near.filter(|(number, _)| numbers.contains(number)).collect())?;
-    // Live bytes are not the plan's. So they are no reason to leave out a choice of even segments.
-    let is_between =
-        |choice: &Choice| tried.iter().all(|(_, even)| even.work() < choice.work() || even.peak < choice.peak);
-    let between: Vec<_> = tapering.into_iter().filter(|(_, choice)| is_between(choice)).collect();
-    tried.extend(between);
-    worthy(&mut tried);
-    tracing::debug!(tried = keeps.len(), worthy = tried.len(), "what could be computed again");
-    found.extend(tried.into_iter().map(|(_, choice)| Rc::new(choice)));
+    let (mut forces, mut keeps) = (HashSet::new(), HashSet::new());
+    let forced = SEGMENTS.map(|segments| borders(graph, &order, segments));
+    let forced = forced.into_iter().filter(|forced| forces.insert(sorted(forced)));
+    let cuts: Vec<_> = forced.flat_map(|forced| PRICES.map(|price| (forced.clone(), price))).collect();
+    let mut kept = each(&cuts, |(forced, price)| network.kept(forced, Some(*price)));
+    kept.retain(|kept| keeps.insert(sorted(kept)));
+    let made = each(&kept, |kept| Choice::new(graph, target, kept.clone()));
+    let mut tried = made.into_iter().collect::<Result<Vec<_>>>()?;
+    tracing::debug!(tried = tried.len(), "what could be computed again");
+    tried.sort_by_key(|choice| (choice.work(), choice.peak));
+    for choice in tried.into_iter().filter(|choice| choice.work() >= first.work()) {
+        if found.last().is_none_or(|last| choice.peak < last.peak) {
+            found.push(Rc::new(choice));
+        }
+    }
     Ok(found)
 }
 
@@ -281,9 +249,8 @@ fn sorted(values: &HashSet<ValueId>) -> Vec<ValueId> {
     values
 }
 
-/// The values that cross narrow places between this many segments, of about equal bytes or ever shorter ones: of four, the first one has
-/// four parts in ten of all bytes, and the last one has one.
-fn borders(prepared: &Prepared, order: &[NodeId], segments: usize, taper: bool) -> HashSet<ValueId> {
+/// The values that cross narrow places between this many segments of about equal bytes.
+fn borders(prepared: &Prepared, order: &[NodeId], segments: usize) -> HashSet<ValueId> {
     let graph = &prepared.graph;
     let forward: Vec<NodeId> =
         order.iter().copied().filter(|&n| graph.node(n).op().is_some() && !graph.is_backward(n)).collect();
@@ -313,11 +280,9 @@ fn borders(prepared: &Prepared, order: &[NodeId], segments: usize, taper: bool) 
     }
     let total = *made.last().expect("there is a place before the first node") as f64;
     let mut found = HashSet::new();
-    let parts = |segment: usize| if taper { (segments - segment) as f64 } else { 1.0 };
-    let part = total / (0..segments).map(parts).sum::<f64>();
     for border in 1..segments {
-        let middle = part * (0..border).map(parts).sum::<f64>();
-        let reach = part * parts(border) / 2.0;
+        let middle = total * border as f64 / segments as f64;
+        let reach = total / segments as f64 / 2.0;
         let near = (1..forward.len()).filter(|&at| (made[at] as f64 - middle).abs() <= reach);
         let Some(at) = near.min_by_key(|&at| crossing[at]) else { continue };
         found.extend(spans.iter().filter(|&&(from, last, ..)| from < at && last >= at).map(|(_, _, value, _)| *value));
