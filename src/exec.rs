@@ -768,7 +768,7 @@ fn read_ports(backend: &mut dyn Backend, ports: &[(&Port, DType, Slice)]) -> Res
     ports.iter().zip(found).map(load).collect()
 }
 
-/// What an index may be, and what a node does with it.
+/// The allowed values of an index and its use, in words.
 fn use_of(Indexes { least, most, used, node, extent, .. }: &Indexes) -> String {
     match used {
         Use::LooksUp => format!("expected indices from {least} to {most}, by which node '{node}' looks up"),

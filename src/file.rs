@@ -254,7 +254,7 @@ mod tests {
         fs::remove_dir_all(&folder).expect("it is there");
     }
 
-    /// What a cache holds runs on a device.
+    /// The content of a cache runs on a device.
     #[cfg(unix)]
     #[test]
     fn a_cache_that_others_can_write_is_not_trusted() {

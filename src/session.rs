@@ -266,7 +266,7 @@ struct Family {
     device: String,
     /// The runs that were planned. Constants are the first one's, so it is dropped last.
     runs: Vec<Mutex<State>>,
-    /// What each run had taken when it was loaded.
+    /// The bytes that each run had taken when it was loaded.
     taken: Vec<Usage>,
     /// The numbers of runs that no session has.
     idle: Mutex<Vec<usize>>,
@@ -284,7 +284,7 @@ impl Drop for Session {
     }
 }
 
-/// What a session knows of a program.
+/// A session's record of a program.
 #[derive(Debug)]
 struct Loaded {
     plan: Plan,

@@ -53,7 +53,7 @@ const READ_AHEAD: u64 = 256 << 10;
 /// How a model is trained.
 #[derive(Clone, Debug, Serialize)]
 pub struct Training {
-    /// What is made small. It is the mean over the batch of an update.
+    /// The loss, which training makes small. It is the mean over the batch of an update.
     pub loss: Loss,
     /// The share of the label that all classes have together (label smoothing).
     pub smoothing: f64,
@@ -342,7 +342,7 @@ struct Builder<'a> {
     scale: Option<ValueId>,
 }
 
-/// What is done with all gradients alike.
+/// The treatment of all gradients alike.
 struct Factor {
     /// They are multiplied by it.
     scale: Option<ValueId>,

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 /// The largest difference, over the output's peak, that is within the rounding of floats.
 const OF_PEAK: f64 = 1e-4;
 
-/// What an output is held against.
+/// The expected elements of an output.
 #[derive(Clone, Copy)]
 pub(super) enum Tolerance {
     /// The largest difference over the largest expected element.

@@ -291,7 +291,7 @@ impl Plan {
         Ok(text + &self.model.answer_text(&plans[0]))
     }
 
-    /// What is said of a training beside its plans.
+    /// The report of a training beside its plans.
     fn training(
         &self,
         programs: Programs,
@@ -366,7 +366,7 @@ impl Plan {
     }
 }
 
-/// What a driver will take beside plans, or how to know it. On the CPU, what the process takes for itself.
+/// The memory that a driver will take beside plans, or how to know it. On the CPU, what the process takes for itself.
 fn beside_text(target: &Target, plans: &[&plan::Plan]) -> String {
     match beside::find(target) {
         _ if target.family == Family::Cpu => {
@@ -418,7 +418,7 @@ impl Bytes {
     }
 }
 
-/// What is said of a training beside its plans.
+/// The report of a training beside its plans.
 #[derive(Serialize)]
 struct Training {
     #[serde(flatten)]

@@ -343,7 +343,7 @@ impl Found<'_> {
     }
 }
 
-/// What is shown of a tensor.
+/// The lines that show a tensor.
 struct Figures {
     port: Port,
     spread: Spread,

@@ -233,7 +233,7 @@ impl Train {
         Ok(())
     }
 
-    /// What `--json` prints.
+    /// The record that `--json` prints.
     fn record(&self, trainer: &Trainer, course: &Course) -> String {
         let plans: Vec<_> = trainer.session().programs().map(Program::plan).collect();
         let Point { arena_bytes, recompute, .. } = Point::of(&plans, self.method.accumulate as usize);
@@ -291,7 +291,7 @@ struct Course<'a> {
     seen: Seen,
 }
 
-/// What the steps of a run have shown.
+/// The figures of a run's steps.
 #[derive(Default)]
 struct Seen {
     losses: Losses,
@@ -414,7 +414,7 @@ fn refusal(trainer: &mut Trainer, data: &Data, step: u64, seed: Option<u64>, sho
     Ok(Error::usage(format!("step {step}: {what}{why}")))
 }
 
-/// What is printed at the end.
+/// The text at the end.
 fn summary(trainer: &Trainer, course: &Course) -> String {
     let session = trainer.session();
     let valid = course.seen.score.map_or(String::new(), |score| {

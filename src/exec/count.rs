@@ -18,7 +18,7 @@ pub(super) fn ends(tensor: &Tensor) -> Ends {
 }
 
 impl Lasting {
-    /// What the host keeps of a tensor that the state gets.
+    /// The ends that the host keeps of a tensor that the state gets.
     pub(super) fn counted(&self, tensor: &Tensor) -> Result<Option<Ends>> {
         if !self.watched {
             return Ok(None);

@@ -1,4 +1,4 @@
-//! What a model holds, with nothing bound.
+//! The content of a model, with nothing bound.
 
 use super::import::{Operator, operators};
 use super::proto::*;
@@ -8,7 +8,7 @@ use serde::Serialize;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-/// What a model's file holds.
+/// The content of a model's file.
 #[derive(Debug, Serialize)]
 pub struct Inspected {
     /// The graph's name.
@@ -60,7 +60,7 @@ pub struct DataFile {
 }
 
 impl Model {
-    /// What the model holds, with nothing bound.
+    /// The content of the model, with nothing bound.
     ///
     /// # Errors
     /// It has no graph, or a tensor's place in another file is malformed.

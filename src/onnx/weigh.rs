@@ -6,10 +6,10 @@
 use bytes::Bytes;
 use std::mem::size_of;
 
-/// What every file may take while it is read, and what it may take for each of its bytes.
+/// The memory that every file may take while it is read, and more for each of its bytes.
 const FREE: u64 = 64 << 20;
 const PER_BYTE: u64 = 4;
-/// What an allocation takes beside its bytes.
+/// The overhead of an allocation.
 pub const HEADER: u64 = 16;
 /// The deepest nesting of messages; the decoder refuses it, too.
 const MAX_DEPTH: usize = 100;

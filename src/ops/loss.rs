@@ -8,7 +8,7 @@ use crate::op::{Call, OpDef, OpResult, Var, inputs, names};
 const REDUCTIONS: &[(&str, Reduction)] =
     &[("mean", Reduction::Mean), ("sum", Reduction::Sum), ("none", Reduction::None)];
 
-/// What becomes of the losses of all places.
+/// The reduction of the losses of all places.
 #[derive(Clone, Copy, PartialEq)]
 enum Reduction {
     Mean,

@@ -11,7 +11,7 @@ use crate::shape::Shape;
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 
-/// What a node does with an index.
+/// The use that a node makes of an index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Use {
@@ -32,7 +32,7 @@ pub struct Indexes {
     pub most: i64,
     /// The number of neighbouring elements whose sum it is; 1 for each element by itself.
     pub sum: usize,
-    /// What the node does with it.
+    /// The use that the node makes of it.
     pub used: Use,
     /// The node.
     pub node: String,
@@ -234,7 +234,7 @@ fn spread(one: &Shape, other: &Shape) -> bool {
     axes.all(|(&a, &b)| a == 1 || b == 1)
 }
 
-/// What an update adds to each element of its state, if it is one number.
+/// The number that an update adds to each element of its state, if it is one.
 fn added(graph: &Graph, state: ValueId, update: ValueId) -> Option<u64> {
     let (mut value, mut by) = (update, 0i64);
     while value != state {

@@ -172,7 +172,7 @@ pub struct Port {
     pub shape: Shape,
     /// Index of the buffer.
     pub buffer: BufferIdx,
-    /// What the elements of an input or a state may be, if they are indices or lengths.
+    /// The allowed elements of an input or a state, if they are indices or lengths.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub indexes: Vec<Indexes>,
 }

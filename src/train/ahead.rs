@@ -43,7 +43,7 @@ struct Slot {
     columns: Vec<Column>,
     bytes: Vec<u8>,
     batch: Option<Batch>,
-    /// What filling it has said.
+    /// The result of filling it.
     filled: Result<()>,
 }
 

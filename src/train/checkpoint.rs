@@ -29,7 +29,7 @@ pub struct Place {
     pub step: u64,
     /// The least validation loss so far.
     pub best: Option<f64>,
-    /// What must be the same for the training to go on: names and values.
+    /// The facts that must be the same for the training to go on: names and values.
     pub method: Value,
 }
 
@@ -153,7 +153,7 @@ fn checksum(place: &str, states: u64) -> String {
     format!("{:016x}", hash.finish())
 }
 
-/// What differs between two objects, name by name.
+/// The differences between two objects, name by name.
 fn differences(then: &Value, now: &Value) -> Vec<String> {
     let none = serde_json::Map::new();
     let [then, now] = [then, now].map(|value| value.as_object().unwrap_or(&none));

@@ -1,4 +1,4 @@
-//! What the bytes of a training hold.
+//! The bytes of a training, by what they hold.
 //!
 //! A plan knows of no gradients. The names of its steps and states tell: those of the backward computation and of the update begin with
 //! words that the file's nodes do not have. A value that the forward computation makes and a step of the backward one reads is kept for it;
@@ -45,7 +45,7 @@ pub struct Classes {
 pub struct States {
     /// Weights that are trained.
     pub weight: u64,
-    /// What the optimizer keeps, the number of the step, the factor of the loss, and the count of draws of Dropout.
+    /// Optimizer state, the number of the step, the factor of the loss, and the count of draws of Dropout.
     pub optimizer: u64,
     /// Sums of gradients over the parts of an update.
     pub gradient: u64,

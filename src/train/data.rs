@@ -219,7 +219,7 @@ impl Rows {
     }
 }
 
-/// What labels may be.
+/// The allowed labels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Labels {
     /// Anything.
@@ -245,7 +245,7 @@ fn shards(folder: &Path) -> Result<Vec<PathBuf>> {
     Ok(found.into_iter().map(|(_, _, path)| path).collect())
 }
 
-/// What a name is sorted by: its text, and its numbers, which come before text. Of a number's digits, the count decides first.
+/// The sort key of a name: its text, and its numbers, which come before text. Of a number's digits, the count decides first.
 fn natural(name: &str) -> Vec<(bool, usize, String)> {
     let mut parts: Vec<(bool, usize, String)> = Vec::new();
     for letter in name.chars() {

@@ -82,7 +82,7 @@ impl Drawn {
     }
 }
 
-/// What is drawn of a graph, and what is not.
+/// The weights of a graph that are drawn, and those that are not.
 #[derive(Clone, Debug, Default)]
 pub struct Init {
     /// The weights that are drawn.

@@ -5,7 +5,7 @@ use crate::error::ensure;
 use crate::op::{Fact, OpResult, Var};
 use serde::Serialize;
 
-/// What judges the model's first output.
+/// The loss of the model's first output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub enum Loss {
     /// The negative logarithm of the probability of the right class. The output is not yet a softmax. A label of -100 does not count.

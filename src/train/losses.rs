@@ -17,7 +17,7 @@ pub struct Losses {
     rest: (f64, u64),
     /// The number of steps.
     steps: u64,
-    /// What validation found.
+    /// The results of validation.
     valid: Vec<Valid>,
     /// Of so many validations, `valid` keeps one.
     #[serde(skip)]
@@ -26,7 +26,7 @@ pub struct Losses {
     validations: usize,
 }
 
-/// What a validation found.
+/// The result of a validation.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Valid {
     /// The number of steps before it.

@@ -67,13 +67,13 @@ pub struct Trainer {
     undrawn: Vec<(String, &'static str)>,
     /// The names of the columns.
     names: Vec<String>,
-    /// What the labels may be.
+    /// The allowed labels.
     labels: Labels,
     /// The facts of a micro-batch, in the order of the columns.
     facts: Vec<Fact>,
     /// The rows of a micro-batch, and the thread that makes the next one ready. `None` if rows are filled in where the plan has its inputs.
     ahead: Option<Ahead>,
-    /// What they take of the host's memory, where that is no part of the plan.
+    /// Bytes of the host's memory that they take, where that is no part of the plan.
     host_bytes: u64,
     parts: Vec<&'static str>,
     batch: usize,
@@ -81,7 +81,7 @@ pub struct Trainer {
     fingerprint: String,
 }
 
-/// What a step has shown.
+/// The figures of a step.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Shown {
     /// The mean loss over the batch, before the update.
@@ -94,7 +94,7 @@ pub struct Shown {
     pub waited: Duration,
 }
 
-/// What an evaluation has shown.
+/// The figures of an evaluation.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Score {
     /// The mean loss.
@@ -265,7 +265,7 @@ impl Trainer {
         self.training.precision
     }
 
-    /// What must be the same for a training to go on: the model, the method, and the rows and their order.
+    /// The facts that must be the same for a training to go on: the model, the method, and the rows and their order.
     pub fn identity(&self, data: &Data, seed: Option<u64>) -> Value {
         let mut identity = json!(self.training);
         if self.training.rate.schedule == Schedule::Constant {

@@ -63,7 +63,7 @@ pub struct Search<'a> {
     between: HashMap<usize, Vec<Joint>>,
 }
 
-/// What a limit selects.
+/// The selection for a limit.
 enum Found {
     /// The choice of this number. The one before it does not fit.
     Fits(usize),

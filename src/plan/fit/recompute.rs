@@ -322,7 +322,7 @@ fn is_product(graph: &Graph, node: NodeId) -> bool {
     graph.node(node).op().is_some_and(|op| op.flop.is_some())
 }
 
-/// What a minimum cut decides. Kernels stay as they are: no value within one is kept.
+/// The network of a minimum cut. Kernels stay as they are: no value within one is kept.
 struct Network {
     /// Per value of the forward computation: itself, the work of its node, true if that is a product, and the bytes that it takes to keep it.
     values: Vec<(ValueId, f64, bool, u64)>,
