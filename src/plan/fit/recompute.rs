@@ -14,7 +14,7 @@
 //!
 //! Under a limit: products are computed again, too. A value that is computed again is live from then on, so a long stretch of them would
 //! save nothing. Therefore the forward computation is cut into segments at narrow places, whose values are kept. Numbers of segments and
-//! prices of work are tried: these are the [choices](choices) among which [limits](super::limit) select.
+//! prices of work are tried: these are the choices among which [limits](super::limit) select.
 
 use crate::error::Result;
 use crate::graph::{Graph, min_cut};
