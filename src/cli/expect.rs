@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 /// The largest difference, over the output's peak, that is within the rounding of floats.
 const OF_PEAK: f64 = 1e-4;
 
-/// The expected elements of an output.
+/// The tolerance of a comparison: how far an output may be from its expected elements.
 #[derive(Clone, Copy)]
 pub(super) enum Tolerance {
     /// The largest difference over the largest expected element.

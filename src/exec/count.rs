@@ -1,7 +1,7 @@
 //! States that are places or lengths: a run that would go beyond a bound is refused before it starts.
 //!
-//! The host keeps a copy of their least and largest elements, to which it adds what a run adds. Where a run does otherwise, it reads the
-//! state again: with the outputs, or else before the next run.
+//! The host keeps the least and the largest element of each such state. If a run adds a constant, the host adds it, too. After any other
+//! update the host reads the state again: with the outputs, or else before the next run.
 
 use super::{Lasting, read_ports, use_of};
 use crate::backend::Backend;
@@ -18,7 +18,7 @@ pub(super) fn ends(tensor: &Tensor) -> Ends {
 }
 
 impl Lasting {
-    /// The ends that the host keeps of a tensor that the state gets.
+    /// The ends of a tensor that becomes the state's elements. `None` if the state is not watched.
     pub(super) fn counted(&self, tensor: &Tensor) -> Result<Option<Ends>> {
         if !self.watched {
             return Ok(None);

@@ -92,7 +92,7 @@ macro_rules! numbers {
     )*};
 }
 
-/// Each number but its last byte has its highest bit set.
+/// In a varint, every byte but the last has its highest bit set.
 fn varints(packed: &[u8]) -> usize {
     packed.iter().filter(|&&byte| byte < 0x80).count()
 }

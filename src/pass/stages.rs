@@ -1,5 +1,5 @@
-//! Reductions with few results take two stages on GPUs. Each result takes a workgroup, so a few results would leave most of a device idle.
-//! The first stage reduces the inner axes, the second one what is left.
+//! On GPUs, a workgroup computes a result of a reduction. Few results would leave most of the device idle, so such a reduction becomes two
+//! stages. The first stage reduces the inner axes, the second one reduces the outer axes.
 //!
 //! ```text
 //! [2048, 50257] -> []    =    [2048, 50257] -> [2048, 1] -> []
@@ -11,8 +11,9 @@ use crate::graph::Graph;
 use crate::op::{Attrs, Lower, NodeId, ValueId};
 use crate::target::{FEW_GROUPS, Family};
 
-/// From so many elements per result on, two stages are faster: where a workgroup shares one result, and where it has several side by side.
+/// Two stages are faster from this many elements per result on, if a workgroup computes one result.
 const LONG: usize = 1 << 14;
+/// The same, if a workgroup computes several results side by side.
 const LONG_SIDE_BY_SIDE: usize = 1 << 10;
 /// Results that a workgroup has side by side, if rows do not lie along the innermost axis.
 const SIDE_BY_SIDE: usize = 16;
@@ -42,7 +43,7 @@ pub fn run(graph: &mut Graph, context: &Context) -> Result<()> {
     Ok(())
 }
 
-/// The axes of a reduction over several axes, and what it reduces. 16-bit floats would be rounded once more.
+/// The axes and the operand of a reduction over several axes. `None` for 16-bit floats: a second stage would round them once more.
 fn reduced(graph: &Graph, id: NodeId) -> Option<(Vec<usize>, ValueId)> {
     let reduces = matches!(graph.node(id).op()?.lower, Lower::Reduce(_));
     let first = graph.operands(id)[0].filter(|&value| reduces && !graph.fact(value).dtype.is_half())?;
