@@ -563,6 +563,8 @@ fn value(flag: &str, text: &str) -> Result<Given> {
             let (least, most) = range.ok_or_else(bad)?;
             let [least, most] = [least, most].map(|bound| bound.parse::<i64>());
             let (Ok(least), Ok(most)) = (least, most) else { return Err(bad()) };
+            // Larger numbers are no doubles, by which elements are made.
+            ensure([least, most].iter().all(|bound| bound.unsigned_abs() <= 1 << 53), bad)?;
             let count = most.checked_sub(least).and_then(|n| u64::try_from(n).ok()?.checked_add(1)).ok_or_else(bad)?;
             let mut random = Random(fnv(name.as_bytes()) as u64);
             Box::new(move || least as f64 + (random.next() % count) as f64)

@@ -6,13 +6,14 @@ use crate::report::Table;
 use crate::tensor::Tensor;
 use serde_json::{Value, json};
 
-/// The largest difference, over the output's peak, that is within the rounding of floats.
+/// The largest difference of floats that is within rounding: over the output's peak, or where that is zero.
 const OF_PEAK: f64 = 1e-4;
+const OF_ZEROS: f64 = 1e-5;
 
 /// The tolerance of a comparison: how far an output may be from its expected elements.
 #[derive(Clone, Copy)]
 pub(super) enum Tolerance {
-    /// The largest difference over the largest expected element.
+    /// The largest difference over the largest expected element. Integers must be equal.
     OfPeak,
     /// Each element within `atol + rtol * |expected|`.
     Each { rtol: f64, atol: f64 },
@@ -64,6 +65,11 @@ impl Same {
         }
         let finite = expected_values.iter().map(|v| v.abs()).filter(|v| v.is_finite());
         let peak = finite.fold(0.0, f64::max);
+        let allowed = match peak {
+            _ if !of.is_float() => 0.0,
+            0.0 => OF_ZEROS,
+            _ => OF_PEAK * peak,
+        };
         let mut worst = (0.0, 0);
         let mut beyond = 0;
         for (i, (found, expected)) in found_values.iter().zip(&expected_values).enumerate() {
@@ -71,7 +77,7 @@ impl Same {
             let difference = if same { 0.0 } else { (found - expected).abs() };
             // A NaN or an infinity on one side only is no difference that could be measured.
             let difference = if difference.is_nan() { f64::INFINITY } else { difference };
-            beyond += usize::from(difference > OF_PEAK * peak);
+            beyond += usize::from(difference > allowed);
             if difference > worst.0 {
                 worst = (difference, i);
             }
@@ -80,16 +86,22 @@ impl Same {
         let index = index(at, found.shape());
         if matches!(tolerance, Tolerance::OfPeak) && beyond > 0 {
             let (wanted, found, all) = (expected_values[at], found_values[at], found_values.len());
+            let share = if peak > 0.0 {
+                format!(", which is {:.3e} of the peak {peak}", difference / peak)
+            } else {
+                String::new()
+            };
             return Err(differ(format!(
-                "the largest difference is {difference:.3e}, which is {:.3e} of the peak {peak:.6}: expected at most {OF_PEAK} of it; {beyond} of {all} elements differ by more, most {index:?}: expected {wanted}, found {found}",
-                difference / peak
+                "{beyond} of {all} elements differ by more than {allowed:.3e}. The largest difference is {difference:.3e}{share}, at {index:?}: \
+                 expected {wanted}, found {found}. --rtol and --atol set another tolerance"
             )));
         }
         Ok(Same { name: name.clone(), difference, peak, at: index })
     }
 
-    fn of_peak(&self) -> f64 {
-        if self.difference == 0.0 { 0.0 } else { self.difference / self.peak }
+    /// The largest difference over the peak; `None` if all that is expected is zero.
+    fn of_peak(&self) -> Option<f64> {
+        (self.peak > 0.0).then(|| self.difference / self.peak)
     }
 
     pub(super) fn json(&self) -> Value {
@@ -116,8 +128,8 @@ pub(super) fn table(found: &[Same]) -> String {
     let mut table = Table::new("<>>");
     table.row(["as expected", "largest difference", "of the peak", "at"]);
     for same in found {
-        let (difference, of_peak) = (format!("{:.3e}", same.difference), format!("{:.3e}", same.of_peak()));
-        table.row([same.name.clone(), difference, of_peak, format!("{:?}", same.at)]);
+        let of_peak = same.of_peak().map(|share| format!("{share:.3e}")).unwrap_or_default();
+        table.row([same.name.clone(), format!("{:.3e}", same.difference), of_peak, format!("{:?}", same.at)]);
     }
     if found.is_empty() { String::new() } else { format!("\n{table}") }
 }

@@ -51,7 +51,7 @@ pub(super) struct Run {
     #[arg(long, value_name = "DIR")]
     output_dir: Option<PathBuf>,
     /// Compare an output with a file: NAME=FILE.npy or NAME=FILE.npz:MEMBER. Exit code 3 if they differ: if the largest difference is more than
-    /// 1e-4 of the largest expected element. Floats are compared with floats of any width, integers with integers.
+    /// 1e-4 of the largest expected element. Integers must be equal. Floats are compared with floats of any width, integers with integers.
     #[arg(long, value_name = "NAME=FILE")]
     expect: Vec<String>,
     /// With --expect, compare element by element: each within ATOL + RTOL * |expected|. Default, with --atol: 1e-4.

@@ -93,8 +93,7 @@ pub fn load(path: &Path) -> Result<Model> {
         let text = std::str::from_utf8(&bytes).map_err(|e| fail("expected text", e.into()))?;
         text::parse(text, path)?
     } else {
-        let most = weigh::most(bytes.len());
-        if weigh::weigh::<ModelProto>(&bytes, most) > most {
+        if !weigh::fits::<ModelProto>(&bytes, weigh::most(bytes.len())) {
             return Err(Error::File { path: path.to_owned(), what: weigh::refusal(bytes.len()), source: None });
         }
         ModelProto::decode(bytes).map_err(|e| fail("not an ONNX model, or only a part of one", e.into()))?

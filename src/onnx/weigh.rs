@@ -1,6 +1,6 @@
 //! The memory that the messages of a file take, from their bytes alone: a file is weighed before it is decoded.
 //!
-//! A message of two bytes can become a struct of several hundred. [`weigh`] counts as the decoder allocates: a vector has room for four
+//! A message of two bytes can become a struct of several hundred. [`fits`] counts as the decoder allocates: a vector has room for four
 //! elements at first, and twice as many each time it is full.
 
 use bytes::Bytes;
@@ -9,12 +9,14 @@ use std::mem::size_of;
 /// The memory that every file may take while it is read, and more for each of its bytes.
 const FREE: u64 = 64 << 20;
 const PER_BYTE: u64 = 4;
+/// Packed numbers may take so many more for each of their bytes: one of a byte becomes eight, in a list with room for twice as many.
+const PER_PACKED_BYTE: u64 = 16;
 /// The overhead of an allocation.
 pub const HEADER: u64 = 16;
 /// The deepest nesting of messages; the decoder refuses it, too.
 const MAX_DEPTH: usize = 100;
 
-/// The bytes that reading a file of so many bytes may take.
+/// The bytes that reading a file of so many bytes may take, if it has no packed numbers.
 pub fn most(bytes: usize) -> u64 {
     FREE + PER_BYTE.saturating_mul(bytes as u64)
 }
@@ -22,18 +24,18 @@ pub fn most(bytes: usize) -> u64 {
 /// Why a file is refused that would take more than [`most`] says.
 pub fn refusal(bytes: usize) -> String {
     format!(
-        "expected a model that takes at most {} MiB while it is read, which are {} MiB and {PER_BYTE} times its size; its parts are very many \
-         and very small",
+        "reading it would take more than {} MiB, the limit: {} MiB and {PER_BYTE} times its size. It has very many, very small parts",
         most(bytes) >> 20,
         FREE >> 20
     )
 }
 
-/// The bytes that the messages of a model take, without those of its raw data. Counting ends where they exceed `most`.
-pub fn weigh<M: Weigh>(message: &[u8], most: u64) -> u64 {
+/// True if the messages of a model take at most `most` bytes, without those of its raw data, and what packed numbers may take beside that.
+/// Counting ends where they take more.
+pub fn fits<M: Weigh>(message: &[u8], most: u64) -> bool {
     let mut meter = Meter { bytes: 0, most, depth: 0 };
     M::weigh(message, &mut meter);
-    meter.bytes
+    meter.bytes <= meter.most
 }
 
 /// The bytes that were counted.
@@ -58,6 +60,9 @@ pub trait Weigh: Sized {
 
 /// A type that a field has in its struct.
 pub trait Field: Sized {
+    /// True if its values may be packed.
+    const IS_NUMBER: bool = false;
+
     /// Adds what one more value takes beside its struct. `before` counts the values that the field had.
     fn add(number: u32, value: Wire, before: &mut u64, meter: &mut Meter);
 
@@ -82,6 +87,8 @@ pub fn capacity(elements: u64, size: u64) -> u64 {
 macro_rules! numbers {
     ($($type:ty: $count:expr;)*) => {$(
         impl Field for $type {
+            const IS_NUMBER: bool = true;
+
             fn add(_: u32, _: Wire, _: &mut u64, _: &mut Meter) {}
 
             fn elements(value: Wire) -> u64 {
@@ -124,6 +131,9 @@ impl<T: Field> Field for Vec<T> {
     fn add(number: u32, value: Wire, before: &mut u64, meter: &mut Meter) {
         let (had, size) = (*before, size_of::<T>() as u64);
         *before += T::elements(value);
+        if let (true, Wire::Bytes(packed)) = (T::IS_NUMBER, value) {
+            meter.most = meter.most.saturating_add(PER_PACKED_BYTE.saturating_mul(packed.len() as u64));
+        }
         meter.add(capacity(*before, size) - capacity(had, size));
         T::add(number, value, &mut 0, meter);
     }

@@ -3,7 +3,7 @@
 use super::compose::composed;
 use super::ensure;
 use crate::dtype::DType;
-use crate::op::{Call, OpDef, OpResult, Var, inputs, names};
+use crate::op::{Call, OpDef, OpResult, Sample, Var, inputs, names};
 
 const REDUCTIONS: &[(&str, Reduction)] =
     &[("mean", Reduction::Mean), ("sum", Reduction::Sum), ("none", Reduction::None)];
@@ -23,13 +23,7 @@ pub(super) static OPS: &[OpDef] = &[
         inputs![input target weight?],
         |_, call, x| Ok(vec![loss(call, x[0], x[1], x.given(2))?]),
     )
-    .sample(|s| {
-        s.floats(&[&[2, 3, 4]])
-            .given(DType::I64, &[2, 4], &LABELS)
-            .floats(&[&[3]])
-            .attr("ignore_index", 1)
-            .attr("reduction", "sum")
-    })
+    .sample(sample)
     .attrs(names![ignore_index reduction]),
     composed(
         "SoftmaxCrossEntropyLoss",
@@ -40,17 +34,17 @@ pub(super) static OPS: &[OpDef] = &[
             Ok(vec![loss(call, logs, x[1], x.given(2))?, logs])
         },
     )
-    .sample(|s| {
-        s.floats(&[&[2, 3, 4]])
-            .given(DType::I64, &[2, 4], &LABELS)
-            .floats(&[&[3]])
-            .attr("ignore_index", 1)
-            .attr("reduction", "sum")
-    })
+    .sample(sample)
     .attrs(names![ignore_index reduction]),
 ];
 
-const LABELS: [f64; 8] = [0.0, 2.0, 1.0, 1.0, 2.0, 0.0, 0.0, 1.0];
+fn sample(s: Sample) -> Sample {
+    s.floats(&[&[2, 3, 4]])
+        .given(DType::I64, &[2, 4], &[0.0, 2.0, 1.0, 1.0, 2.0, 0.0, 0.0, 1.0])
+        .floats(&[&[3]])
+        .attr("ignore_index", 1)
+        .attr("reduction", "sum")
+}
 
 /// The loss of labels `[n, ..]`, given the logarithms `[n, c, ..]` of the probabilities of their classes.
 fn loss<'g>(call: &Call, logs: Var<'g>, labels: Var<'g>, weights: Option<Var<'g>>) -> OpResult<Var<'g>> {
@@ -68,7 +62,8 @@ fn loss<'g>(call: &Call, logs: Var<'g>, labels: Var<'g>, weights: Option<Var<'g>
     let of_right = |values: Var<'g>| right.select(values, 0.0).reduce_sum(&[1], false);
     let mut each = of_right(-logs);
     let mut counts = match weights {
-        None => each.like(1.0),
+        // A label that is no class does not count.
+        None => of_right(logs.like(1.0)),
         Some(weights) => {
             let found = weights.shape()?;
             ensure(found[..] == [classes], || {
@@ -79,7 +74,9 @@ fn loss<'g>(call: &Call, logs: Var<'g>, labels: Var<'g>, weights: Option<Var<'g>
     };
     if call.attrs.get("ignore_index").is_some() {
         let ignored = labels.equal(labels.like(call.int("ignore_index", 0)? as f64));
-        counts = ignored.select(each.like(0.0), counts);
+        let none = each.like(0.0);
+        // What is ignored may be infinite.
+        (each, counts) = (ignored.select(none, each), ignored.select(none, counts));
     }
     each = each * counts;
     Ok(match call.choice("reduction", REDUCTIONS)? {

@@ -122,6 +122,27 @@ def prepare(case):
     return case.build()
 
 
+def export_model(model, x, path):
+    """Exports a model for inference, with an open batch."""
+    import torch
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(
+            model.eval(),
+            (x,),
+            path,
+            input_names=["x"],
+            output_names=["output"],
+            dynamic_axes={"x": {0: "batch"}, "output": {0: "batch"}},
+            opset_version=17,
+            dynamo=False,
+            # PRESERVE leaves batch normalisations as nodes, in the form of the model, which is that of inference.
+            training=torch.onnx.TrainingMode.PRESERVE,
+            do_constant_folding=False,
+        )
+
+
 def export(case, folder):
     """Writes the case's folder."""
     import torch
@@ -132,21 +153,7 @@ def export(case, folder):
     np.save(folder / "x.npy", x)
     np.save(folder / "y.npy", y)
     (folder / "flags.txt").write_text(shlex.join(case.flags()) + "\n")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        torch.onnx.export(
-            prepare(case).eval(),
-            (torch.from_numpy(x[:2]),),
-            folder / "model.onnx",
-            input_names=["x"],
-            output_names=["output"],
-            dynamic_axes={"x": {0: "batch"}, "output": {0: "batch"}},
-            opset_version=17,
-            dynamo=False,
-            # PRESERVE leaves batch normalisations as nodes, in the form of the model, which is that of inference.
-            training=torch.onnx.TrainingMode.PRESERVE,
-            do_constant_folding=False,
-        )
+    export_model(prepare(case), torch.from_numpy(x[:2]), folder / "model.onnx")
     onnx.checker.check_model(onnx.load(folder / "model.onnx"), full_check=True)
 
 

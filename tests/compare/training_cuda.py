@@ -16,7 +16,6 @@ import statistics
 import subprocess
 import tempfile
 import time
-import warnings
 from pathlib import Path
 
 import torch
@@ -24,6 +23,7 @@ import training_models as m
 import zoo
 from torch import nn
 from torch.nn import functional as F
+from training import export_model
 
 SEED = 19
 
@@ -77,24 +77,6 @@ CASES = {
 def flags(batch, optimizer, precision):
     words = f"--loss cross_entropy --optimizer {optimizer} --lr 0.0001 --batch {batch} --precision {precision}"
     return words.split() + (["--momentum", "0.9"] if optimizer == "sgd" else [])
-
-
-def export(model, x, path):
-    m.Attention.fused = False
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        torch.onnx.export(
-            model.eval(),
-            (x[:2],),
-            path,
-            input_names=["x"],
-            output_names=["output"],
-            dynamic_axes={"x": {0: "batch"}, "output": {0: "batch"}},
-            opset_version=17,
-            dynamo=False,
-            training=torch.onnx.TrainingMode.PRESERVE,
-            do_constant_folding=False,
-        )
 
 
 def run(words):
@@ -174,7 +156,8 @@ def main():
         with tempfile.TemporaryDirectory() as place:
             path = Path(place) / "model.onnx"
             torch.manual_seed(SEED)
-            export(build(), rows[0], path)
+            m.Attention.fused = False
+            export_model(build(), rows[0][:2], path)
             for precision in args.precision or ("f32", "bf16"):
                 label = f"{name}.{precision}"
                 line = {"case": label, "batch": batch}

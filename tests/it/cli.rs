@@ -906,6 +906,20 @@ fn outputs_are_judged_by_their_peak() {
     fails(3, &[&run, &["--expect", &near, "--rtol", "1e-3"]], &["'y'", "rtol 0.001", "expected 1.05, found 1"]);
     ok(&[&run, &["--expect", &far, "--atol", "0.5"]]);
     fails(3, &[&run, &["--expect", "y=2x2xi64=0"]], &["expected i64[2,2], found f32[2,2]"]);
+    // Zeros have no peak: rounding is within 1e-5 of them.
+    let tiny = |value: &str, expected: &str| {
+        let input = format!("x=2x2xf32={value}");
+        [&["run", &model, "--backend", "cpu", "--input"][..], &[&input, "--expect", expected]].concat().join(" ")
+    };
+    ok(&[&tiny("1e-6", "y=2x2xf32=0").split(' ').collect::<Vec<_>>()]);
+    fails(3, &[&tiny("1e-4", "y=2x2xf32=0").split(' ').collect::<Vec<_>>()], &["4 of 4 elements", "expected 0"]);
+    // Integers are equal, or they differ.
+    let ids = folder.file("ids.onnxtxt", self::text("int64[2] x", "int64[2] y", "y = Identity (x)"));
+    let run_ids = ["run", &ids, "--backend", "cpu", "--input", "x=2xi64=50000"];
+    ok(&[&run_ids, &["--expect", "y=2xi32=50000"]]);
+    fails(3, &[&run_ids, &["--expect", "y=2xi64=50001"]], &["expected 50001, found 50000"]);
+    ok(&[&run_ids, &["--expect", "y=2xi64=50001", "--atol", "1"]]);
+    fails(1, &[&["run", &ids, "--input", "x=2xi64=random:0..9007199254740993"]], &["random:0..9007199254740993"]);
     // A type that has every element is as good.
     let wide = format!("x={}", array("wide.npy", DType::F64, &[-1.0, -1000.0, -0.25, -0.5]));
     ok(&[&["run", &model, "--backend", "cpu", "--input", &wide, "--expect", &near]]);
@@ -928,7 +942,7 @@ fn inputs_shape_the_computation_and_look_up_rows() {
     let plan = ok_json(&[&["plan", &model, "--input", "axes=1xi64=1"]]);
     assert_eq!(plan["inputs"].as_array().map(Vec::len), Some(1), "{plan}");
     let rows = folder.file("rows.onnxtxt", text("float[50, 2] t, int64[400] i", "y", "y = Gather (t, i)"));
-    let ids = folder.file("ids.onnxtxt", text("int64[400] i", "y", "y = Identity (i)"));
+    let ids = folder.file("ids.onnxtxt", self::text("int64[400] i", "y", "y = Identity (i)"));
     let most = |args: &[&str]| ok_json(&[args, &["--backend", "cpu"]])["outputs"][0]["max"].as_f64();
     let given = most(&["run", &ids, "--input", "i=400xi64=random:-3..9"]);
     assert_eq!(given, Some(9.0));

@@ -45,6 +45,22 @@ fn agree(cases: &[(Sample, &[f64])]) {
     }
 }
 
+/// Log-probabilities of three classes for two labels: those of the second class are -inf.
+#[test]
+fn labels_that_do_not_count_leave_losses_alone() {
+    let loss = |labels: &[f64], reduction: &str, ignored: Option<i64>| {
+        let logs = [-1.0, f64::NEG_INFINITY, -2.0, -3.0, f64::NEG_INFINITY, -4.0];
+        let sample = Sample::new("NegativeLogLikelihoodLoss").given(F32, &[2, 3], &logs).given(I64, &[2], labels);
+        let sample = sample.attr("reduction", reduction);
+        found(&ignored.into_iter().fold(sample, |sample, class| sample.attr("ignore_index", class)))
+    };
+    assert_eq!(loss(&[0.0, 1.0], "none", Some(1)), [1.0, 0.0]);
+    assert_eq!(loss(&[0.0, 1.0], "sum", Some(1)), [1.0]);
+    assert_eq!(loss(&[0.0, 1.0], "mean", Some(1)), [1.0]);
+    assert_eq!(loss(&[0.0, 2.0], "mean", Some(1)), [2.5]);
+    assert_eq!(loss(&[0.0, 5.0], "mean", None), [1.0], "a label that is no class");
+}
+
 #[test]
 fn values_are_those_of_onnxruntime() {
     agree(&[

@@ -899,6 +899,13 @@ fn opsets_before_7_mean_what_they_meant() {
     assert_eq!(run_with(6, "float[2] x", "Dropout <is_test = 1> (x)"), [[1.0, 2.0]]);
     let refused = refusal(&of(6, "float[2] x", "Dropout (x)"), &[]);
     assert!(refused.contains("attribute 'is_test': expected 1 (inference), found 0"), "{refused}");
+    for axis in ["2", "9223372036854775807", "-9223372036854775808"] {
+        let node = format!("Add <broadcast = 1, axis = {axis}> (x, c)");
+        let refused = refusal(&of(6, "float[2, 2] x, float[2] c", &node), &[]);
+        assert!(refused.contains("attribute 'axis'"), "{refused}");
+    }
+    assert_eq!(run_with(6, "float[2] x", "PRelu (x, c)"), [[1.0, 2.0]]);
+    assert_eq!(run_with(1, "float[1, 1, 2] x", "GlobalLpPool <p = 2.0> (x)"), [[5f64.sqrt() as f32 as f64]]);
     let refused = refusal(&of(6, "float[2, 2] x, float[2] c", "Add <broadcast = 1, axis = 2> (x, c)"), &[]);
     assert!(refused.contains("expected a place for 1 axes among 2, found 2"), "{refused}");
 }

@@ -31,6 +31,24 @@ fn raw_data_is_a_window_into_the_file() {
     }
 }
 
+/// Of numbers that a file packs, one of a byte takes eight of memory.
+#[test]
+fn packed_numbers_may_take_more_than_the_file() {
+    let count = 9 << 20;
+    let w = TensorProto { int64_data: vec![1; count], ..tensor(DataType::Int64, &[count as i64]) };
+    let model = ModelProto {
+        ir_version: 8,
+        opset_import: vec![OperatorSetIdProto { version: 17, ..Default::default() }],
+        graph: Some(GraphProto { name: "g".into(), initializer: vec![w], ..Default::default() }),
+        ..Default::default()
+    };
+    let path = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join("packed.onnx");
+    std::fs::write(&path, model.encode_to_vec()).expect("it is written");
+    let read = plimsoll::internals::onnx::load(&path);
+    std::fs::remove_file(&path).expect("it is there");
+    read.expect("it is a model");
+}
+
 #[test]
 fn every_storage_form_gives_the_same_bytes() {
     type Case<'a> = (DType, &'a [i64], fn(&mut TensorProto), &'a [u8]);

@@ -37,8 +37,9 @@ impl<'a> Importer<'a> {
             }
             // One slope per channel.
             "PRelu" => {
-                let slopes = inputs.get(1).copied().flatten().map(|slope| self.graph.fact(slope).shape.clone());
-                if slopes.is_some_and(|shape| shape.len() == 1 && shape.numel() > 1) {
+                let &mut [Some(x), Some(slopes)] = inputs else { return Ok(()) };
+                let [x, slopes] = [x, slopes].map(|value| &self.graph.fact(value).shape);
+                if x.len() > 1 && slopes.len() == 1 && slopes.numel() > 1 {
                     self.begin_at(call, inputs, 1)?;
                 }
             }
@@ -60,7 +61,18 @@ impl<'a> Importer<'a> {
                     attrs.set("to", i64::from(to as i32));
                 }
             }
+            "LpPool" | "GlobalLpPool" => {
+                if let Some(&Attr::Float(p)) = attrs.get("p") {
+                    ensure(p.fract() == 0.0, || {
+                        call.fail(format!("attribute 'p': expected a whole number, found {p}"))
+                    })?;
+                    attrs.set("p", p as i64);
+                }
+            }
             "Upsample" if attrs.get("scales").is_none() => {
+                if attrs.get("mode").is_some_and(|mode| matches!(mode, Attr::Str(mode) if mode == "bilinear")) {
+                    attrs.set("mode", "linear");
+                }
                 let mut scale = |name| match attrs.remove(name) {
                     Some(Attr::Float(scale)) => Ok(scale),
                     _ => Err(call.fail(format!("attribute '{name}': expected a float"))),
@@ -77,8 +89,8 @@ impl<'a> Importer<'a> {
     fn begin_at(&mut self, call: &Call<'_, 'a>, inputs: &mut [Option<ValueId>], axis: i64) -> Result<()> {
         let &mut [Some(a), Some(b)] = inputs else { return Ok(()) };
         let [whole, part] = [a, b].map(|value| self.graph.fact(value).shape.len() as i64);
-        let first = if axis < 0 { axis + whole } else { axis };
-        ensure(first >= 0 && first + part <= whole, || {
+        let first = if axis < 0 { axis.saturating_add(whole) } else { axis };
+        ensure((0..=whole - part).contains(&first), || {
             call.fail(format!("attribute 'axis': expected a place for {part} axes among {whole}, found {axis}"))
         })?;
         let axes: Vec<i64> = (part..whole - first).collect();
