@@ -68,7 +68,8 @@ pub struct Model {
 /// fails with the name of the missing file.
 ///
 /// # Errors
-/// The file is missing, is not a model, or would take more than 64 MiB and four times its size while it is read; or a file with external data
+/// The file is missing, is not a model, or would take more than 64 MiB and four times its size while it is read, packed numbers
+/// aside; or a file with external data
 /// is too short or outside the model's folder.
 pub fn load(path: &Path) -> Result<Model> {
     let extension = path.extension().and_then(OsStr::to_str).unwrap_or_default();
