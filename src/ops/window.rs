@@ -814,10 +814,14 @@ fn filter_grad<'g>(x: Var<'g>, dy: Var<'g>, group: usize, sides: &[Side]) -> OpR
     let data = split.shaped(&[&[channels, group * images], &input[2..]].concat());
     let mut axes: Vec<usize> = (0..rank).collect();
     axes.swap(0, 1);
-    let turned: Vec<_> = sides.iter().map(|s| Side { stride: s.dilation, dilation: s.stride, ..*s }).collect();
-    let attrs = window_attrs(&turned).with("group", group as i64);
+    // Padding that no window reaches is left out.
+    let turned = |s: &Side| {
+        let spread = (s.out - 1) * s.stride + s.reach();
+        Side { stride: s.dilation, dilation: s.stride, after: spread.saturating_sub(s.before + s.len), ..*s }
+    };
+    let attrs = window_attrs(&sides.iter().map(turned).collect::<Vec<_>>()).with("group", group as i64);
     let dw = data.op("plimsoll.Conv", &[dy.transpose(&axes)], attrs);
-    // Elements that no window reaches make it larger.
+    // Elements of the data that no window reaches make it larger.
     let dw = sides.iter().enumerate().fold(dw, |dw, (k, side)| dw.part(k + 2, 0..side.kernel));
     Ok(dw.transpose(&axes))
 }

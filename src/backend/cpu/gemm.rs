@@ -36,8 +36,8 @@ mod kernels;
 mod pack;
 
 pub use grid::Grid;
-pub(super) use pack::pack_panel;
 pub use pack::{View, pack_a, pack_b};
+pub(super) use pack::{pack_panel, pack_reversed};
 
 /// An operand: the left one, `m` by `k`, or the right one, `k` by `n`.
 #[derive(Clone, Copy)]
@@ -61,6 +61,11 @@ pub trait Produce: Sync {
     /// # Safety
     /// `panel` must be writable for `k.len() * step` floats, and `lanes.len() <= step <= 16`.
     unsafe fn panel(&self, isa: Isa, k: Range<usize>, lanes: Range<usize>, step: usize, panel: *mut f32);
+
+    /// Elements of `k` whose rows are near one another in memory: all panels of a block are written for so many before the next ones.
+    fn near(&self) -> usize {
+        usize::MAX
+    }
 }
 
 /// A packed block of an operand. Element `(p, j)` of a panel is at `p * step + j` of its floats, where `step` is the number of its lanes, or
@@ -313,10 +318,16 @@ impl Gemm<'_> {
                     packed
                 }
                 Matrix::Produced(a) => {
-                    for row in rows.clone().step_by(PANEL_ROWS) {
-                        let lanes = row..rows.end.min(row + PANEL_ROWS);
-                        let panel = space.as_mut_ptr().add((row - rows.start) * k.len());
-                        a.panel(isa, k.clone(), lanes.clone(), lanes.len(), panel);
+                    let mut done = k.start;
+                    while done < k.end {
+                        let these = done..k.end.min((done / a.near() + 1).saturating_mul(a.near()));
+                        for row in rows.clone().step_by(PANEL_ROWS) {
+                            let lanes = row..rows.end.min(row + PANEL_ROWS);
+                            let panel = space.as_mut_ptr().add((row - rows.start) * k.len());
+                            let step = lanes.len();
+                            a.panel(isa, these.clone(), lanes, step, panel.add((done - k.start) * step));
+                        }
+                        done = these.end;
                     }
                     packed
                 }

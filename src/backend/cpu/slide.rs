@@ -2,7 +2,7 @@
 
 use super::block::Repr;
 use super::conv::{Conv, Image, Share, Tensors};
-use super::gemm::{Grid, PANEL_COLS, PANEL_ROWS, Tile, View, pack_a, pack_b};
+use super::gemm::{Grid, PANEL_COLS, PANEL_ROWS, Tile, View, pack_a, pack_b, pack_reversed};
 use super::operands::Operands;
 use super::prologue::{Prologue, Space};
 use super::shares::portion;
@@ -191,7 +191,7 @@ unsafe fn pack_panels(slide: &Slide, from: *const f32, to: *mut f32, (task, task
     }
 }
 
-/// Packs the panels that are a task's of the dense weights `[in_channels, out_channels / groups, kernel]` of a transposed convolution, with
+/// Packs what a task has to pack of the dense weights `[in_channels, out_channels / groups, kernel]` of a transposed convolution, with
 /// channels exchanged and taps in reverse.
 ///
 /// # Safety
@@ -208,21 +208,21 @@ unsafe fn pack_flipped(conv: &Conv, from: *const f32, to: *mut f32, (task, tasks
     };
     let panels = outputs.div_ceil(unit);
     let size = conv.packed_weight_bytes() / size_of::<f32>() / conv.groups.max(1);
-    for panel in portion(conv.groups * panels, task, tasks) {
-        let (group, first) = (panel / panels, panel % panels * unit);
-        let lines = unit.min(outputs - first);
-        let step = if padded { unit } else { lines };
-        let to = to.wrapping_add(group * size + first * k);
-        for input in 0..inputs {
-            let filters = from.wrapping_add(((group * inputs + input) * outputs + first) * taps);
-            for tap in 0..taps {
-                let to = to.wrapping_add((input * taps + tap) * step);
-                // SAFETY: guaranteed by the caller.
-                unsafe {
-                    for line in 0..lines {
-                        *to.add(line) = *filters.add(line * taps + taps - 1 - tap);
-                    }
-                    to.add(lines).write_bytes(0, step - lines);
+    // Channel by channel, as they are in memory: each has the filters of all panels side by side.
+    for channel in portion(conv.groups * inputs, task, tasks) {
+        let (group, input) = (channel / inputs, channel % inputs);
+        let filters = from.wrapping_add(channel * outputs * taps);
+        for panel in 0..panels {
+            let first = panel * unit;
+            let lines = unit.min(outputs - first);
+            let step = if padded { unit } else { lines };
+            let to = to.wrapping_add(group * size + first * k + input * taps * step);
+            let view = View { ptr: filters.wrapping_add(first * taps), rs: taps as isize, cs: 1 };
+            // SAFETY: guaranteed by the caller.
+            unsafe {
+                pack_reversed(view, lines, taps, to, step);
+                for tap in (0..taps).filter(|_| lines < step) {
+                    to.add(tap * step + lines).write_bytes(0, step - lines);
                 }
             }
         }

@@ -78,24 +78,31 @@ impl Lowering<'_> {
         Ok(())
     }
 
-    /// Lets attentions write their heads side by side if these are joined. Otherwise a view that strides cannot express would need a copy.
+    /// Lets kernels write a result in the order in which a transposition reads it: attentions write their heads side by side if these are
+    /// joined, as a view that strides cannot express would need a copy; convolutions that are gradients write their filters output by output.
     pub(super) fn choose_transposed(&mut self, order: &[NodeId]) -> Result<()> {
         let graph = self.graph;
         for &id in order {
-            let (true, Some(&Some(transposed))) = (graph.is_view(id), graph.operands(id).first()) else { continue };
-            let Some(perm) = graph.permutation(transposed.node) else { continue };
-            let value = graph.operands(transposed.node)[0].expect("a view has a source");
-            let attends = |group: &Group| matches!(group.kind, GroupKind::Attention(_));
-            let attends = self.groups.of(value.node).is_some_and(attends);
-            if !attends || graph.users(value) != [transposed.node] || self.destinations.contains_key(&value) {
+            let Some(perm) = graph.permutation(id) else { continue };
+            let value = graph.operands(id)[0].expect("a view has a source");
+            if graph.users(value) != [id] || self.destinations.contains_key(&value) || graph.is_output(value) {
                 continue;
             }
-            let seen = graph.view_access(transposed.node, &Access::contiguous(graph.fact(value).shape.clone()));
-            let copies = seen.is_some_and(|seen| graph.view_access(id, &seen).is_none());
-            if !graph.is_output(value) && self.decisions.if_cheaper("transpose", id, copies) {
+            let attends = |group: &Group| matches!(group.kind, GroupKind::Attention(_));
+            let is_better = if self.groups.of(value.node).is_some_and(attends) {
+                let seen = graph.view_access(id, &Access::contiguous(graph.fact(value).shape.clone()));
+                let copies = |user: &NodeId| {
+                    graph.is_view(*user) && seen.as_ref().is_some_and(|seen| graph.view_access(*user, seen).is_none())
+                };
+                graph.users(id.output(0)).iter().any(copies)
+            } else {
+                let keeps_positions = perm.iter().enumerate().skip(2).all(|(to, &from)| to == from);
+                keeps_positions && graph.node(value.node).op_name() == "plimsoll.Conv"
+            };
+            if self.decisions.if_cheaper("transpose", id, is_better) {
                 let mut back = vec![0; perm.len()];
                 perm.iter().enumerate().for_each(|(to, &from)| back[from] = to);
-                let access = Access::contiguous(graph.fact(transposed).shape.clone()).permute(&back);
+                let access = Access::contiguous(graph.fact(id.output(0)).shape.clone()).permute(&back);
                 let buffer = self.buffer(value, Class::Activation)?;
                 self.destinations.insert(value, BufferView { buffer, access });
             }

@@ -10,7 +10,7 @@
 //! transposed, element by element side by side, and all positions cut their panels out of that.
 
 use super::{Image, Share, Tensors};
-use crate::backend::cpu::gemm::{Gemm, Matrix, Out, Produce, Tile, View, pack_panel};
+use crate::backend::cpu::gemm::{Gemm, Matrix, Out, Produce, Tile, View, pack_panel, pack_reversed};
 use crate::backend::cpu::moves;
 use crate::backend::cpu::simd::{Isa, Lanes, per_isa, transpose};
 use crate::kernel::cpu::conv::{Conv, LANES};
@@ -21,6 +21,9 @@ use std::ops::Range;
 
 /// Elements of `k` that are collected per lane before they are transposed into a panel.
 const RUN: usize = 64;
+
+/// Channels of which flipped filters are packed together.
+const CHANNELS: usize = 4;
 
 /// Positions of an image that an epilogue gets together where the result is not stored before.
 const STRETCH: usize = 32;
@@ -216,7 +219,7 @@ impl Produce for Filters {
             // SAFETY: guaranteed by the caller.
             unsafe {
                 if flipped {
-                    pack_turned(view(taps - tap - count), lanes.len(), count, to, step);
+                    pack_reversed(view(taps - tap - count), lanes.len(), count, to, step);
                 } else {
                     pack_panel(view(tap), lanes.len(), count, to, step);
                 }
@@ -230,24 +233,10 @@ impl Produce for Filters {
             }
         }
     }
-}
 
-/// As [`pack_panel`] of a row-major view, with its columns in reverse.
-///
-/// # Safety
-/// As for [`pack_panel`].
-unsafe fn pack_turned(from: View, width: usize, k: usize, to: *mut f32, step: usize) {
-    let mut forwards = [0f32; RUN * PANEL_COLS];
-    for start in (0..k).step_by(RUN) {
-        let count = RUN.min(k - start);
-        let view = View { ptr: from.ptr.wrapping_add(k - start - count), ..from };
-        // SAFETY: guaranteed by the caller; a panel has at most `PANEL_COLS` lanes.
-        unsafe {
-            pack_panel(view, width, count, forwards.as_mut_ptr(), PANEL_COLS);
-            for (i, line) in forwards.chunks_exact(PANEL_COLS).take(count).enumerate() {
-                to.add((start + count - 1 - i) * step).copy_from_nonoverlapping(line.as_ptr(), width);
-            }
-        }
+    fn near(&self) -> usize {
+        // A channel has its filters side by side if those of the channels that they belong to were exchanged.
+        if self.flipped { CHANNELS * self.taps } else { usize::MAX }
     }
 }
 

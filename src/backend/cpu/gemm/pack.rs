@@ -121,6 +121,38 @@ pub(in crate::backend::cpu) unsafe fn pack_panel(from: View, width: usize, k: us
     }
 }
 
+/// As [`pack_panel`] of rows whose elements follow one another, with the columns in reverse: `to[(k - 1 - p) * step + i] = from(i, p)`.
+///
+/// # Safety
+/// As for [`pack_panel`].
+#[inline(always)]
+pub(in crate::backend::cpu) unsafe fn pack_reversed(from: View, width: usize, k: usize, to: *mut f32, step: usize) {
+    // SAFETY: guaranteed by the caller.
+    unsafe {
+        // The full widths are spelled out so that their loops have no end to look for.
+        match width {
+            PANEL_COLS => reverse_rows::<PANEL_COLS>(from, k, to, step),
+            PANEL_ROWS => reverse_rows::<PANEL_ROWS>(from, k, to, step),
+            _ => (0..width).for_each(|i| {
+                let from = View { ptr: from.at(i, 0), ..from };
+                reverse_rows::<1>(from, k, to.add(i), step);
+            }),
+        }
+    }
+}
+
+/// # Safety
+/// As for `pack_reversed`, with a width of `W`.
+#[inline(always)]
+unsafe fn reverse_rows<const W: usize>(from: View, k: usize, to: *mut f32, step: usize) {
+    for p in 0..k {
+        for i in 0..W {
+            // SAFETY: row `i` is below the width, column `p` below `k`.
+            unsafe { *to.add((k - 1 - p) * step + i) = *from.ptr.offset(i as isize * from.rs + p as isize) }
+        }
+    }
+}
+
 /// # Safety
 /// As for `pack_panel`, with a width of `W` and a row stride of 1.
 #[inline(always)]
