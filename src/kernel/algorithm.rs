@@ -58,6 +58,11 @@ pub enum Text {
         /// Its tiling.
         tiling: Tiling,
     },
+    /// The gradient of a convolution by its filters as a product.
+    ConvFilters {
+        /// Its tiling.
+        tiling: Tiling,
+    },
     /// Attention.
     Attention(Cut),
 }

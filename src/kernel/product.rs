@@ -8,6 +8,7 @@
 use super::space::{BYTES, Piece, Space, Var, beyond, over};
 use super::{Kernel, Operand, Window};
 use crate::dtype::DType;
+use crate::shape::Access;
 
 /// A batch of matrix products.
 pub(super) struct Product {
@@ -218,6 +219,69 @@ impl Product {
             n: product(s[0], positions),
             a: side(1, weights, false, "m"),
             b: side(0, data, b_k, if b_k { "k" } else { "n" }),
+            result,
+            element: kernel.reads[0].dtype,
+            is_uniform: kernel.reads[1].dtype == kernel.reads[0].dtype,
+            copies_async: false,
+        }
+    }
+
+    /// The gradient of a convolution by its filters, per part of the positions and group: gradients by the result of `[outputs, positions]`
+    /// times data of `[positions, taps * inputs]`. Columns stand in the order in which neighbours of the data lie side by side.
+    pub(super) fn conv_filters(kernel: &Kernel, groups: usize, rows: usize, window: &Window) -> Product {
+        let [x, dy] = [0, 1].map(|slot| &kernel.reads[slot].access);
+        let (shape, positions) = (&kernel.shape, &dy.shape);
+        let (out, input) = (shape[1] / groups, shape[2]);
+        let (images, lines) = (positions[0] * rows / shape[0], positions[3] / rows);
+        let is_last = |access: &Access| access.strides[1] == 1 && access.shape[1] > 1;
+        // Positions stand `steps` elements apart.
+        let batch = |steps: [usize; 3], per_group: usize| Var {
+            name: "batch",
+            pieces: vec![
+                Piece::new(0, shape[0] / rows, images),
+                Piece::new(3, rows, lines * steps[1]),
+                Piece::new(1, groups, per_group),
+            ],
+        };
+        let along = |steps: [usize; 3]| Var {
+            name: "k",
+            pieces: vec![
+                Piece::new(0, images, 1),
+                Piece::new(2, positions[2], steps[0]),
+                Piece::new(3, lines, steps[1]),
+                Piece::new(4, positions[4], steps[2]),
+            ],
+        };
+        let columns = |axis: usize, tap: &dyn Fn(usize) -> Piece| {
+            let (channels, taps) = (vec![Piece::new(axis, input, 1)], (0..3).map(tap).collect());
+            let pieces = if is_last(x) { [taps, channels] } else { [channels, taps] };
+            Var { name: "n", pieces: pieces.concat() }
+        };
+        let under = |a: usize| Piece {
+            start: -(window.pads[a] as isize),
+            ..Piece::new(a + 2, window.kernel[a], window.dilations[a])
+        };
+        let rows_of = |axis: usize| Var { name: "m", pieces: vec![Piece::new(axis, out, 1)] };
+        let data = vec![batch(window.strides, input), along(window.strides), columns(1, &under)];
+        let gradient = vec![batch([1; 3], out), rows_of(1), along([1; 3])];
+        let parts = vec![Piece::new(0, shape[0], 1), Piece::new(1, groups, out)];
+        let result = vec![
+            Var { name: "batch", pieces: parts },
+            rows_of(1),
+            columns(2, &|a| Piece::new(a + 3, window.kernel[a], 1)),
+        ];
+        let side = |slot: usize, space: Space, across: &str| {
+            let along_k = !is_last(&kernel.reads[slot].access);
+            let is_vectorizable = is_part_vectorizable(kernel, slot, &space, if along_k { "k" } else { across });
+            Side { slot, is_vectorizable, space, along_k, axes: [None; 2] }
+        };
+        Product {
+            batch: shape[0] * groups,
+            m: out,
+            k: images * positions[2] * lines * positions[4],
+            n: input * window.kernel.iter().product::<usize>(),
+            a: side(1, gradient, "m"),
+            b: side(0, data, "n"),
             result,
             element: kernel.reads[0].dtype,
             is_uniform: kernel.reads[1].dtype == kernel.reads[0].dtype,

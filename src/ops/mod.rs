@@ -43,7 +43,7 @@ mod sort;
 mod window;
 
 /// Every row, by family; names are unique.
-pub static OPS: [&[OpDef]; 25] = [
+pub static OPS: [&[OpDef]; 26] = [
     elementwise::OPS,
     reduce::OPS,
     layout::OPS,
@@ -54,6 +54,7 @@ pub static OPS: [&[OpDef]; 25] = [
     linear::OPS,
     einsum::OPS,
     window::OPS,
+    window::filters::OPS,
     window::sums::OPS,
     norm::OPS,
     loss::OPS,

@@ -95,8 +95,9 @@ impl Module<'_> {
         self.product(product, tiling)
     }
 
-    /// A transposed convolution as the product of weights `[o * phases, taps * c]` and data `[taps * c, n * positions]`, per group.
-    pub(super) fn conv_transpose(&mut self, product: &Product, tiling: Tiling) -> Result<(), String> {
+    /// A product of operands that are zero beyond their axes: a transposed convolution, as weights `[o * phases, taps * c]` times data
+    /// `[taps * c, n * positions]` per group, or the gradient by filters.
+    pub(super) fn product_of_parts(&mut self, product: &Product, tiling: Tiling) -> Result<(), String> {
         self.part_operand("a", &product.a, ["m", "k"])?;
         self.part_operand("b", &product.b, ["k", "n"])?;
         self.product(product, tiling)

@@ -32,7 +32,7 @@ impl Module<'_> {
         let (product, tiling) = text.product(self.kernel).expect("the text tiles a product");
         match &self.kernel.template {
             Template::Conv { groups, window } => self.conv(*groups, window, &product, tiling),
-            Template::ConvTranspose { .. } => self.conv_transpose(&product, tiling),
+            Template::ConvTranspose { .. } | Template::ConvFilters { .. } => self.product_of_parts(&product, tiling),
             _ => self.matmul(&product, tiling),
         }
     }

@@ -16,10 +16,11 @@ use crate::target::Target;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// True for a convolution that wants its operands' channels last.
+/// True for a convolution that wants its operands' channels last, or its gradient by filters.
 pub(super) fn wants_channels_last(template: &Template, dtype: DType, target: &Target) -> bool {
     let served = target.prefers_channels_last();
-    served && library::on_tensor_cores(dtype, target) && matches!(template, Template::Conv { .. })
+    let convolves = matches!(template, Template::Conv { .. } | Template::ConvFilters { .. });
+    served && library::on_tensor_cores(dtype, target) && convolves
 }
 
 /// Decides which values have their channels last: those of convolutions that want it. Further, values that are computed from these or
@@ -55,9 +56,11 @@ pub(super) fn channels_last(
             operands.any(|v| chosen.contains_key(&v) && graph.fact(v).shape.len() == shape.len())
         };
         let convolved = |user: &NodeId| match lower(*user) {
-            Some(Lower::Template(_)) if graph.operands(*user).first() == Some(&Some(value)) => {
-                template(*user).is_ok_and(|t| wants_channels_last(&t, *dtype, target))
-            }
+            Some(Lower::Template(_)) => template(*user).is_ok_and(|t| {
+                let first = graph.operands(*user).first() == Some(&Some(value));
+                let reads = first || matches!(t, Template::ConvFilters { .. });
+                reads && wants_channels_last(&t, *dtype, target)
+            }),
             _ => false,
         };
         let users = graph.users(value);

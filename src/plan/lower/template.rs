@@ -56,7 +56,7 @@ impl Lowering<'_> {
         }
         let accesses = |places: &[BufferView]| places.iter().map(|p| p.access.clone()).collect::<Vec<_>>();
         let mut call = build(self.graph, id, &accesses(&places), split)?;
-        let dtype = self.graph.node(id).outputs[0].fact.dtype;
+        let dtype = self.graph.fact(operands[0]).dtype;
         let last = wants_channels_last(&call.template, dtype, self.target);
         if last {
             let is_direct =
