@@ -10,10 +10,11 @@
 use super::Context;
 use crate::error::Result;
 use crate::graph::Graph;
-use crate::kernel::schedule::conv::unfolds;
 use crate::op::{Attrs, NodeId};
 use crate::target::{FEW_GROUPS, Family};
 
+/// The fewest rows and columns of a product of matrices.
+const FEW: usize = 8;
 /// Rows and columns of the tiles by which the workgroups are counted.
 const TILE: usize = 64;
 /// Tiles that keep a multiprocessor busy.
@@ -86,7 +87,7 @@ impl Gradient {
         let (images, positions) = (dy.shape[0], dy.shape.numel() / dy.shape[1].max(1));
         let rows = if taps.len() > 1 { dy.shape[taps.len()] } else { 1 };
         let bytes = [x, dy].map(|fact| fact.shape.numel() * fact.dtype.size()).iter().sum();
-        (unfolds(outputs, columns) && positions > 0).then_some(Gradient {
+        (outputs.min(columns) >= FEW && positions > 0).then_some(Gradient {
             tiles: groups * outputs.div_ceil(TILE) * columns.div_ceil(TILE),
             images,
             rows,

@@ -99,7 +99,9 @@ impl Module<'_> {
                 self.flags.extend(rows_b);
             }
             Tiling::Mma { .. } | Tiling::MmaAsync { .. } | Tiling::Wgmma => {
-                if !matches!(tiling, Tiling::Mma { .. }) {
+                if product.is_guarded {
+                    self.flags.push("GUARDED");
+                } else if !matches!(tiling, Tiling::Mma { .. }) {
                     self.async_operands(product);
                 }
                 self.declarations.push(format!("typedef {} element;", self.storage[0].name()));

@@ -23,6 +23,11 @@ pub(super) fn wants_channels_last(template: &Template, dtype: DType, target: &Ta
     served && library::on_tensor_cores(dtype, target) && convolves
 }
 
+/// True if the weights of a transposed convolution have their outputs last, if its data have their channels last.
+pub(super) fn wants_outputs_last(dtype: DType, target: &Target) -> bool {
+    target.prefers_channels_last() && dtype.is_half()
+}
+
 /// Decides which values have their channels last: those of convolutions that want it. Further, values that are computed from these or
 /// for these alone, if their kernels can write either layout.
 pub(super) fn channels_last(
@@ -46,7 +51,7 @@ pub(super) fn channels_last(
         let group = groups.of(id).map_or(&alone[..], |group| &group.nodes);
         let value = id.output(0);
         let Fact { dtype, shape } = graph.fact(value);
-        if group.last() != Some(&id) || !library::on_tensor_cores(*dtype, target) || shape.len() < 3 {
+        if group.last() != Some(&id) || shape.len() < 3 {
             continue;
         }
         let lower = |n: NodeId| graph.node(n).op().map(|op| &op.lower);
@@ -57,17 +62,20 @@ pub(super) fn channels_last(
         };
         let convolved = |user: &NodeId| match lower(*user) {
             Some(Lower::Template(_)) => template(*user).is_ok_and(|t| {
-                let first = graph.operands(*user).first() == Some(&Some(value));
-                let reads = first || matches!(t, Template::ConvFilters { .. });
-                reads && wants_channels_last(&t, *dtype, target)
+                let is_data = graph.operands(*user).first() == Some(&Some(value));
+                wants_channels_last(&t, *dtype, target)
+                    || !is_data && matches!(t, Template::ConvTranspose { .. }) && wants_outputs_last(*dtype, target)
             }),
             _ => false,
         };
         let users = graph.users(value);
         let fixed = match (op.lower, called) {
             (_, Some(called)) => match template(called)? {
+                Template::ConvFilters { .. } => None,
                 ref t if wants_channels_last(t, *dtype, target) => Some(true),
-                Template::ConvTranspose { .. } | Template::Pool { .. } if from(&[called]) => Some(false),
+                Template::ConvTranspose { .. } | Template::Pool { .. } | Template::PoolGrad { .. } => {
+                    from(&[called]).then_some(false)
+                }
                 _ => None,
             },
             (Lower::Map(_), None) => {
