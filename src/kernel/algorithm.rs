@@ -111,6 +111,15 @@ pub enum Rows {
         /// True if the row stays in registers from the first reduction on, rather than being read again.
         held: bool,
     },
+    /// An invocation reduces several neighbouring rows, whose elements lie side by side, in CUDA C++.
+    Vectors {
+        /// Invocations that share the elements of these rows.
+        lanes: usize,
+        /// Invocations side by side.
+        across: usize,
+        /// Neighbouring rows.
+        width: usize,
+    },
 }
 
 /// The text of a product, and the numbers in it.

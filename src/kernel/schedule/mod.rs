@@ -89,6 +89,7 @@ impl Text {
         match self {
             Text::Elements(Elements::Vector { .. }) => "map_vec",
             Text::Rows(Rows::Warps { .. }) => "row_warp",
+            Text::Rows(Rows::Vectors { .. }) => "row_vec",
             Text::ConvDirect(_) => "conv_direct",
             Text::Nothing | Text::Elements(_) | Text::Rows(_) => template.name(),
             Text::Matmul { tiling, .. }
