@@ -15,6 +15,7 @@ pub(crate) use layout::spans;
 pub(crate) use norm::softmax_axes;
 pub(crate) use random::{dropout, dropped, ratio};
 pub(crate) use scatter::SCATTER;
+pub(crate) use window::filters::SUMS_OF_PARTS;
 
 mod attention;
 mod compose;

@@ -11,6 +11,7 @@ use super::Context;
 use crate::error::Result;
 use crate::graph::Graph;
 use crate::op::{Attrs, NodeId};
+use crate::ops::SUMS_OF_PARTS;
 use crate::target::{FEW_GROUPS, Family};
 
 /// The fewest rows and columns of a product of matrices.
@@ -46,7 +47,7 @@ pub fn run(graph: &mut Graph, context: &Context) -> Result<()> {
         let dtype = node.outputs[0].fact.dtype;
         graph.insert_at(id);
         let attrs = node.attrs.with("parts", &parts[..]);
-        let mut sums = context.add(graph, &node.name, "plimsoll.ConvFilterSums", &operands, attrs)?;
+        let mut sums = context.add(graph, &node.name, SUMS_OF_PARTS, &operands, attrs)?;
         if parts != [1, 1] {
             let attrs = Attrs::new().with("axes", &[0usize][..]).with("keepdims", 0);
             sums = context.add(graph, &node.name, "ReduceSum", &[Some(sums)], attrs)?;

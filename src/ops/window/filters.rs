@@ -12,6 +12,9 @@ use crate::ops::compose::composed;
 use crate::ops::{ensure, indices, output, position, same_float};
 use crate::shape::{Access, Shape};
 
+/// The row of sums over parts of the positions.
+pub(crate) const SUMS_OF_PARTS: &str = "plimsoll.ConvFilterSums";
+
 pub(in crate::ops) static OPS: &[OpDef] = &[
     composed(
         "plimsoll.ConvFilters",
@@ -32,7 +35,7 @@ pub(in crate::ops) static OPS: &[OpDef] = &[
     })
     .attrs(names![dilations group kernel_shape pads strides]),
     OpDef::new(
-        "plimsoll.ConvFilterSums",
+        SUMS_OF_PARTS,
         "What plimsoll.ConvFilters adds up: sums over parts of the images and the rows, of 16-bit floats in f32",
         inputs![X dY],
         |call| {
