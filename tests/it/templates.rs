@@ -74,8 +74,8 @@ fn is_free(template: &Template, operand: usize, axis: usize) -> bool {
     match template {
         Template::Pad { .. } | Template::Resize { .. } => true,
         Template::Conv { .. } | Template::ConvTranspose { .. } | Template::Pool { .. } => operand == 0 && axis >= 2,
-        // Data beyond the last window are not read; parts divide the rows, and columns are free.
-        Template::ConvFilters { .. } => operand == 0 && axis >= 2 || operand == 1 && axis == 4,
+        // Windows may lie in the padding. Only parts of the rows tie these.
+        Template::ConvFilters { rows, .. } => axis >= 2 && (operand == 0 || axis != 3 || *rows == 1),
         Template::PoolGrad { .. }
         | Template::SumByIndex
         | Template::Map
