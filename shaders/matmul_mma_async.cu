@@ -13,6 +13,11 @@ const i32 lane = thread % 32;
 const i32 row = thread / 64 * (TILE_M / 2);
 const i32 column = thread / 32 % 2 * (TILE_N / 2);
 const auto along_k = [](i32 line, i32 k) { return line * STEP + (k / 8 ^ line / 2) % 4 * 8; };
+//@ if A_ROWS
+const auto at_a = [](i32 m, i32 k) { return k * TILE_M + (m / 8 ^ k % 8) * 8; };
+//@ else
+const auto at_a = along_k;
+//@ end
 //@ if B_ROWS
 const auto at_b = [](i32 k, i32 n) { return TILE_M * STEP + k * TILE_N + (n / 8 ^ k % 8) * 8; };
 //@ else
@@ -23,29 +28,47 @@ const auto at_b = [&](i32 k, i32 n) { return TILE_M * STEP + along_k(n, k); };
 constexpr i32 PIECES = STEP / 8, LINES = SIZE / PIECES;
 const i32 line = thread / PIECES;
 const i32 along = thread % PIECES * 8;
+//@ if A_ROWS
+constexpr i32 PIECES_A = TILE_M / 8, LINES_A = SIZE / PIECES_A;
+const i32 down = thread % PIECES_A * 8;
+//@ end
 //@ if B_ROWS
 constexpr i32 PIECES_B = TILE_N / 8, LINES_B = SIZE / PIECES_B;
 const i32 across = thread % PIECES_B * 8;
 //@ end
+//@ if GUARDED
+// What lies beyond an operand's axes is zero, and has no address.
+const auto copy = [](void* to, const void* from, bool there) { copy_async(to, from, there && from != nullptr); };
+//@ else
+const auto copy = [](void* to, const void* from, bool there) { copy_async(to, from, there); };
+//@ end
 const auto fetch = [&](i32 k0, element* stage) {
     const bool there = k0 + along < K;
     const i32 k = there ? k0 + along : 0;
+    //@ if A_ROWS
+    #pragma unroll
+    for (i32 i = 0; i < STEP / LINES_A; i++) {
+        const i32 k = thread / PIECES_A + i * LINES_A;
+        copy(stage + at_a(down, k), a_at(batch, min(m0 + down, M - 8), min(k0 + k, K - 1)), k0 + k < K);
+    }
+    //@ else
     #pragma unroll
     for (i32 i = 0; i < TILE_M / LINES; i++) {
         const i32 m = line + i * LINES;
-        copy_async(stage + along_k(m, along), a_at(batch, min(m0 + m, M - 1), k), there);
+        copy(stage + at_a(m, along), a_at(batch, min(m0 + m, M - 1), k), there);
     }
+    //@ end
     //@ if B_ROWS
     #pragma unroll
     for (i32 i = 0; i < STEP / LINES_B; i++) {
         const i32 k = thread / PIECES_B + i * LINES_B;
-        copy_async(stage + at_b(k, across), b_at(batch, min(k0 + k, K - 1), min(n0 + across, N - 8)), k0 + k < K);
+        copy(stage + at_b(k, across), b_at(batch, min(k0 + k, K - 1), min(n0 + across, N - 8)), k0 + k < K);
     }
     //@ else
     #pragma unroll
     for (i32 i = 0; i < TILE_N / LINES; i++) {
         const i32 n = line + i * LINES;
-        copy_async(stage + at_b(along, n), b_at(batch, k, min(n0 + n, N - 1)), there);
+        copy(stage + at_b(along, n), b_at(batch, k, min(n0 + n, N - 1)), there);
     }
     //@ end
 };
@@ -77,7 +100,11 @@ for (i32 k0 = 0; k0 < K; k0 += STEP) {
         u32 x[PIECES_M][4], y[PIECES_N / 2][4];
         #pragma unroll
         for (i32 i = 0; i < PIECES_M; i++) {
-            load_matrices(x[i], stage + along_k(row + i * 16 + lane % 16, k + lane / 16 * 8));
+            //@ if A_ROWS
+            load_transposed(x[i], stage + at_a(row + i * 16 + lane / 8 % 2 * 8, k + lane / 16 * 8 + lane % 8));
+            //@ else
+            load_matrices(x[i], stage + at_a(row + i * 16 + lane % 16, k + lane / 16 * 8));
+            //@ end
         }
         #pragma unroll
         for (i32 j = 0; j < PIECES_N / 2; j++) {

@@ -1,4 +1,14 @@
 // One invocation per element. Of each window that covers it, the gradient is added if the element is the first that is the maximum.
+//@ if CHANNELS_LAST
+let e = group * SIZE + thread;
+if (e < COUNT) {
+    let c = e % IN_C;
+    let x = e / IN_C % IN_X;
+    let y = e / (IN_C * IN_X) % IN_Y;
+    let z = e / (IN_C * IN_X * IN_Y) % IN_Z;
+    let n = e / (IN_C * IN_X * IN_Y * IN_Z);
+    let i = (((n * IN_C + c) * IN_Z + z) * IN_Y + y) * IN_X + x;
+//@ else
 let i = group * SIZE + thread;
 if (i < COUNT) {
     let x = i % IN_X;
@@ -6,6 +16,7 @@ if (i < COUNT) {
     let z = i / (IN_X * IN_Y) % IN_Z;
     let c = i / (IN_X * IN_Y * IN_Z) % IN_C;
     let n = i / (IN_X * IN_Y * IN_Z * IN_C);
+//@ end
     let image = DATA_0 + n * DATA_N + c * DATA_C;
     let own = data(image + z * DATA_Z + y * DATA_Y + x * DATA_X);
     var sum = 0.0f;

@@ -29,6 +29,7 @@ mod block;
 mod check;
 pub mod conv;
 mod copy;
+mod filters;
 pub mod gemm;
 mod index;
 mod map;

@@ -58,6 +58,11 @@ pub enum Text {
         /// Its tiling.
         tiling: Tiling,
     },
+    /// The gradient of a convolution by its filters as a product.
+    ConvFilters {
+        /// Its tiling.
+        tiling: Tiling,
+    },
     /// Attention.
     Attention(Cut),
 }
@@ -105,6 +110,15 @@ pub enum Rows {
         width: usize,
         /// True if the row stays in registers from the first reduction on, rather than being read again.
         held: bool,
+    },
+    /// An invocation reduces several neighbouring rows, whose elements lie side by side, in CUDA C++.
+    Vectors {
+        /// Invocations that share the elements of these rows.
+        lanes: usize,
+        /// Invocations side by side.
+        across: usize,
+        /// Neighbouring rows.
+        width: usize,
     },
 }
 

@@ -8,6 +8,7 @@
 use super::space::{BYTES, Piece, Space, Var, beyond, over};
 use super::{Kernel, Operand, Window};
 use crate::dtype::DType;
+use crate::shape::Access;
 
 /// A batch of matrix products.
 pub(super) struct Product {
@@ -31,6 +32,8 @@ pub(super) struct Product {
     pub(super) is_uniform: bool,
     /// True if both operands can be copied to workgroup memory 16 bytes at a time, while others are computed with.
     pub(super) copies_async: bool,
+    /// True if it also reads beyond its operands' axes, where they are zero.
+    pub(super) is_guarded: bool,
 }
 
 /// An operand of a product.
@@ -119,7 +122,8 @@ impl Product {
         result.sort_by_key(|var| ["batch", "m", "n"].iter().position(|name| *name == var.name));
         let copies_async = a.is_vectorizable && b.is_vectorizable && !transposed;
         let batch = shape[..rows].iter().product();
-        Product { batch, m, k: reads[0].access.shape[rank - 1], n, a, b, result, element, is_uniform, copies_async }
+        let k = reads[0].access.shape[rank - 1];
+        Product { batch, m, k, n, a, b, result, element, is_uniform, copies_async, is_guarded: false }
     }
 
     /// A convolution, per group of channels: weights of `[outputs, inputs * window]` times data unfolded to `[inputs * window, images *
@@ -164,12 +168,14 @@ impl Product {
             element: reads[0].dtype,
             is_uniform: reads[1].dtype == reads[0].dtype,
             copies_async: dense,
+            is_guarded: !dense,
         }
     }
 
     /// A transposed convolution, per group: weights of `[outputs * phases, taps * inputs]` times data of `[taps * inputs, images *
     /// positions]`. Position `q` and phase `p` of an axis stand for `p + q * stride` of the padded result; taps `p + j * stride` from
-    /// `q - j` reach it.
+    /// `q - j` reach it. Where neighbouring channels of both operands lie side by side, data are the left operand: then those of the result
+    /// are stored together, too.
     pub(super) fn conv_transpose(kernel: &Kernel, groups: usize, window: &Window) -> Product {
         let (s, x) = (&kernel.shape, &kernel.reads[0].access.shape);
         let (out, input) = (s[1] / groups, x[1] / groups);
@@ -178,14 +184,22 @@ impl Product {
         let cut: [usize; 3] = std::array::from_fn(|a| window.pads[a] % phases[a]);
         let covered = |a: usize| if s[a + 2] == 0 { 0 } else { (s[a + 2] + cut[a]).div_ceil(phases[a]) };
         let positions: [usize; 3] = std::array::from_fn(covered);
+        let [data_last, weights_last] = [0, 1].map(|slot| has_channels_last(&kernel.reads[slot].access));
+        let is_last = data_last && weights_last;
+        let (down, over_) = if is_last { ("n", "m") } else { ("m", "n") };
         let var = |name, first: Option<Piece>, each: &dyn Fn(usize) -> Piece, last: Option<Piece>| {
             let pieces = first.into_iter().chain((0..3).map(each)).chain(last).collect();
             Var { name, pieces }
         };
+        // The phases of outputs, or the outputs of phases.
+        let outputs = |each: &dyn Fn(usize) -> Piece| {
+            let channels = Some(Piece::new(1, out, 1));
+            if is_last { var(down, None, each, channels) } else { var(down, channels, each, None) }
+        };
         let group = |axis, step| Var { name: "batch", pieces: vec![Piece::new(axis, groups, step)] };
         let weights = vec![
             group(0, input),
-            var("m", Some(Piece::new(1, out, 1)), &|a| Piece::new(a + 2, phases[a], 1), None),
+            outputs(&|a| Piece::new(a + 2, phases[a], 1)),
             var("k", None, &|a| Piece::new(a + 2, taps[a], phases[a]), Some(Piece::new(0, input, 1))),
         ];
         let back = |a: usize| Piece { step: -(window.dilations[a] as isize), ..Piece::new(a + 2, taps[a], 1) };
@@ -194,34 +208,94 @@ impl Product {
         let data = vec![
             group(1, input),
             var("k", None, &back, Some(Piece::new(1, input, 1))),
-            var("n", Some(Piece::new(0, x[0], 1)), &from, None),
+            var(over_, Some(Piece::new(0, x[0], 1)), &from, None),
         ];
         let to = |a: usize| Piece { start: -(cut[a] as isize), ..Piece::new(a + 2, positions[a], phases[a]) };
-        let result = vec![
+        let mut result = vec![
             group(1, out),
-            var("m", Some(Piece::new(1, out, 1)), &|a| Piece::new(a + 2, phases[a], 1), None),
-            var("n", Some(Piece::new(0, s[0], 1)), &to, None),
+            outputs(&|a| Piece::new(a + 2, phases[a], 1)),
+            var(over_, Some(Piece::new(0, s[0], 1)), &to, None),
         ];
-        let b_k = kernel.reads[0].access.strides[1] == 1;
-        let side = |slot: usize, space: Space, along_k: bool, along: &str| Side {
-            slot,
-            is_vectorizable: is_part_vectorizable(kernel, slot, &space, along),
-            space,
-            along_k,
-            axes: [None; 2],
-        };
         let product = |first: usize, each: [usize; 3]| each.iter().product::<usize>() * first;
+        let (rows, columns) = (product(out, phases), product(s[0], positions));
+        let weights = side(kernel, 1, weights, (false, down));
+        let data = side(kernel, 0, data, (kernel.reads[0].access.strides[1] == 1, over_));
+        let (a, b, m, n) = if is_last { (data, weights, columns, rows) } else { (weights, data, rows, columns) };
+        if is_last {
+            result.swap(1, 2);
+        }
         Product {
             batch: groups,
-            m: product(out, phases),
+            m,
             k: product(input, taps),
-            n: product(s[0], positions),
-            a: side(1, weights, false, "m"),
-            b: side(0, data, b_k, if b_k { "k" } else { "n" }),
+            n,
+            copies_async: a.is_vectorizable && b.is_vectorizable,
+            a,
+            b,
             result,
             element: kernel.reads[0].dtype,
             is_uniform: kernel.reads[1].dtype == kernel.reads[0].dtype,
-            copies_async: false,
+            is_guarded: true,
+        }
+    }
+
+    /// The gradient of a convolution by its filters, per part of the positions and group: gradients by the result of `[outputs, positions]`
+    /// times data of `[positions, taps * inputs]`. Columns stand in the order in which neighbours of the data lie side by side.
+    pub(super) fn conv_filters(kernel: &Kernel, groups: usize, rows: usize, window: &Window) -> Product {
+        let [x, dy] = [0, 1].map(|slot| &kernel.reads[slot].access);
+        let (shape, positions) = (&kernel.shape, &dy.shape);
+        let (out, input) = (shape[1] / groups, shape[2]);
+        let (images, lines) = (positions[0] * rows / shape[0], positions[3] / rows);
+        // Positions stand `steps` elements apart.
+        let batch = |steps: [usize; 3], per_group: usize| Var {
+            name: "batch",
+            pieces: vec![
+                Piece::new(0, shape[0] / rows, images),
+                Piece::new(3, rows, lines * steps[1]),
+                Piece::new(1, groups, per_group),
+            ],
+        };
+        let along = |steps: [usize; 3]| Var {
+            name: "k",
+            pieces: vec![
+                Piece::new(0, images, 1),
+                Piece::new(2, positions[2], steps[0]),
+                Piece::new(3, lines, steps[1]),
+                Piece::new(4, positions[4], steps[2]),
+            ],
+        };
+        let columns = |axis: usize, tap: &dyn Fn(usize) -> Piece| {
+            let (channels, taps) = (vec![Piece::new(axis, input, 1)], (0..3).map(tap).collect());
+            let pieces = if has_channels_last(x) { [taps, channels] } else { [channels, taps] };
+            Var { name: "n", pieces: pieces.concat() }
+        };
+        let under = |a: usize| Piece {
+            start: -(window.pads[a] as isize),
+            ..Piece::new(a + 2, window.kernel[a], window.dilations[a])
+        };
+        let rows_of = |axis: usize| Var { name: "m", pieces: vec![Piece::new(axis, out, 1)] };
+        let data = vec![batch(window.strides, input), along(window.strides), columns(1, &under)];
+        let gradient = vec![batch([1; 3], out), rows_of(1), along([1; 3])];
+        let parts = vec![Piece::new(0, shape[0], 1), Piece::new(1, groups, out)];
+        let result = vec![
+            Var { name: "batch", pieces: parts },
+            rows_of(1),
+            columns(2, &|a| Piece::new(a + 3, window.kernel[a], 1)),
+        ];
+        let [along_a, along_b] = [dy, x].map(|access| !has_channels_last(access));
+        let (a, b) = (side(kernel, 1, gradient, (along_a, "m")), side(kernel, 0, data, (along_b, "n")));
+        Product {
+            batch: shape[0] * groups,
+            m: out,
+            k: images * positions[2] * lines * positions[4],
+            n: input * window.kernel.iter().product::<usize>(),
+            copies_async: a.is_vectorizable && b.is_vectorizable,
+            a,
+            b,
+            result,
+            element: kernel.reads[0].dtype,
+            is_uniform: kernel.reads[1].dtype == kernel.reads[0].dtype,
+            is_guarded: true,
         }
     }
 
@@ -229,6 +303,18 @@ impl Product {
     pub(super) fn tiles(&self, rows: usize, columns: usize) -> usize {
         self.m.div_ceil(rows).saturating_mul(self.n.div_ceil(columns))
     }
+}
+
+/// True if the channels of a position, of which there are several, lie one after another.
+fn has_channels_last(access: &Access) -> bool {
+    access.strides[1] == 1 && access.shape[1] > 1
+}
+
+/// An operand of a product at places of its axes, beyond which it is zero. `along_k` tells if neighbours along the inner axis lie side by
+/// side, rather than those along the variable `across`.
+fn side(kernel: &Kernel, slot: usize, space: Space, (along_k, across): (bool, &str)) -> Side {
+    let is_vectorizable = is_part_vectorizable(kernel, slot, &space, if along_k { "k" } else { across });
+    Side { slot, is_vectorizable, space, along_k, axes: [None; 2] }
 }
 
 /// True if neighbouring 16-bit floats of an operand, as many as 16 bytes hold, lie side by side along a variable, all of them within the

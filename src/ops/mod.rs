@@ -15,6 +15,7 @@ pub(crate) use layout::spans;
 pub(crate) use norm::softmax_axes;
 pub(crate) use random::{dropout, dropped, ratio};
 pub(crate) use scatter::SCATTER;
+pub(crate) use window::filters::SUMS_OF_PARTS;
 
 mod attention;
 mod compose;
@@ -43,7 +44,7 @@ mod sort;
 mod window;
 
 /// Every row, by family; names are unique.
-pub static OPS: [&[OpDef]; 25] = [
+pub static OPS: [&[OpDef]; 26] = [
     elementwise::OPS,
     reduce::OPS,
     layout::OPS,
@@ -54,6 +55,7 @@ pub static OPS: [&[OpDef]; 25] = [
     linear::OPS,
     einsum::OPS,
     window::OPS,
+    window::filters::OPS,
     window::sums::OPS,
     norm::OPS,
     loss::OPS,

@@ -10,6 +10,7 @@ use crate::op::{
 use crate::shape::{Access, Shape};
 use std::iter::zip;
 
+pub(super) mod filters;
 pub(super) mod sums;
 
 pub(super) static OPS: &[OpDef] = &[
@@ -42,7 +43,7 @@ pub(super) static OPS: &[OpDef] = &[
         let (_, group, sides) = conv(call)?;
         let (x, w, dy) = (back.x[0], back.x[1], back.first()?);
         let dx = dy.op("plimsoll.ConvTranspose", &[w], adjoint(&sides).with("group", group as i64));
-        Ok(vec![Some(dx), Some(filter_grad(x, dy, group, &sides)?)])
+        Ok(vec![Some(dx), Some(x.op("plimsoll.ConvFilters", &[dy], filters::attrs(&sides, group)))])
     })
     .flop(|call| conv(call).map_or(0.0, |(shape, ..)| 2.0 * shape.numel() as f64 * taps_of(call)))
     .sample(|s| {
@@ -94,7 +95,7 @@ pub(super) static OPS: &[OpDef] = &[
         let reversed = |side: &Side| Side { len: side.out, out: side.len, ..*side };
         let sides: Vec<_> = sides.iter().map(reversed).collect();
         let dx = sides.iter().enumerate().fold(dx, |dx, (k, side)| dx.part(k + 2, 0..side.out));
-        Ok(vec![Some(dx), Some(filter_grad(dy, x, group, &sides)?)])
+        Ok(vec![Some(dx), Some(dy.op("plimsoll.ConvFilters", &[x], filters::attrs(&sides, group)))])
     })
     .flop(|call| 2.0 * call.shape(0).numel() as f64 * taps_of(call))
     .sample(|s| {
@@ -797,33 +798,6 @@ fn adjoint(sides: &[Side]) -> Attrs {
     let sides: Vec<_> = sides.iter().map(side).collect();
     let surplus: Vec<usize> = sides.iter().map(|side| side.surplus).collect();
     window_attrs(&sides).with("output_padding", &surplus[..])
-}
-
-/// The gradient of a convolution by its filters: a convolution of the input by the gradient, over the images.
-///
-/// ```text
-/// x [n, g c, in..]  -> [c, g n, in..]  --.
-/// dy [g o, n.., out..] ------------------'-> [c, g o, kernel..] -> [g o, c, kernel..]
-/// ```
-fn filter_grad<'g>(x: Var<'g>, dy: Var<'g>, group: usize, sides: &[Side]) -> OpResult<Var<'g>> {
-    let (input, rank) = (x.shape()?, sides.len() + 2);
-    let (images, channels) = (input[0], input[1] / group);
-    let mut axes: Vec<usize> = (0..rank + 1).collect();
-    axes.swap(0, 2);
-    let split = x.shaped(&[&[images, group, channels], &input[2..]].concat()).transpose(&axes);
-    let data = split.shaped(&[&[channels, group * images], &input[2..]].concat());
-    let mut axes: Vec<usize> = (0..rank).collect();
-    axes.swap(0, 1);
-    // Padding that no window reaches is left out.
-    let turned = |s: &Side| {
-        let spread = (s.out - 1) * s.stride + s.reach();
-        Side { stride: s.dilation, dilation: s.stride, after: spread.saturating_sub(s.before + s.len), ..*s }
-    };
-    let attrs = window_attrs(&sides.iter().map(turned).collect::<Vec<_>>()).with("group", group as i64);
-    let dw = data.op("plimsoll.Conv", &[dy.transpose(&axes)], attrs);
-    // Elements of the data that no window reaches make it larger.
-    let dw = sides.iter().enumerate().fold(dw, |dw, (k, side)| dw.part(k + 2, 0..side.kernel));
-    Ok(dw.transpose(&axes))
 }
 
 /// Each mean is handed back in equal parts to the elements of its window.

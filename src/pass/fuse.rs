@@ -7,7 +7,7 @@ use crate::dtype::DType;
 use crate::error::Result;
 use crate::graph::Graph;
 use crate::op::{Call, Lower, NodeId, ValueId};
-use crate::ops::SCATTER;
+use crate::ops::{SCATTER, SUMS_OF_PARTS};
 use crate::shape::Shape;
 use std::collections::BTreeSet;
 
@@ -244,7 +244,17 @@ impl Fuser<'_> {
     /// computed with the forward one.
     fn may_join(&self, members: &Members, node: NodeId) -> bool {
         let same = self.graph.is_backward(members.nodes[0]) == self.graph.is_backward(node);
-        same && members.reads_with(self.graph, node).len() <= self.max_reads
+        let reads = members.reads_with(self.graph, node).len();
+        // What waited for further values would keep sums of parts, which are many times the result.
+        let most = if self.sums_parts(members.nodes[0]) { members.reads.len() } else { self.max_reads };
+        same && reads <= most
+    }
+
+    /// True if a node makes sums of parts, or adds these up.
+    fn sums_parts(&self, node: NodeId) -> bool {
+        let makes = |node: NodeId| self.graph.node(node).op().is_some_and(|op| op.name == SUMS_OF_PARTS);
+        let reduces = matches!(self.graph.node(node).op().map(|op| &op.lower), Some(Lower::Reduce(_)));
+        makes(node) || reduces && self.graph.operands(node)[0].is_some_and(|value| makes(value.node))
     }
 
     /// Adds elementwise producers of the group's shape that nothing else reads. A template's own operands stay as they are.

@@ -15,6 +15,7 @@ pub mod attention;
 mod bind;
 pub mod chunk;
 mod decompose;
+mod filters;
 mod fold;
 mod fuse;
 pub mod group;
@@ -144,6 +145,7 @@ pub enum When {
 pub const PASSES: &[(&str, Pass, When)] = &[
     ("fold", fold::run, When::Always),
     ("simplify", simplify::run, When::Always),
+    ("filters", filters::run, When::Always),
     ("decompose", decompose::run, When::Always),
     ("bind", bind::run, When::Always),
     ("fold", fold::run, When::Always),

@@ -409,6 +409,11 @@ fn work(kernel: &Kernel) -> u64 {
         (Template::Conv { .. } | Template::ConvTranspose { .. }, [_, weights, ..]) => {
             extents(weights.access.shape.get(1..).unwrap_or_default())
         }
+        (Template::ConvFilters { .. }, [_, gradient, ..]) => {
+            // Parts share the positions; the channels of the result are in its size already.
+            let [all, channels] = [&gradient.access.shape[..], &kernel.shape[..2]].map(extents);
+            all / channels.max(1)
+        }
         (Template::Attention { .. }, [_, keys, ..]) => {
             2 * keys.access.shape.iter().rev().nth(1).map_or(1, |&n| n as u64)
         }

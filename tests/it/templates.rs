@@ -74,6 +74,8 @@ fn is_free(template: &Template, operand: usize, axis: usize) -> bool {
     match template {
         Template::Pad { .. } | Template::Resize { .. } => true,
         Template::Conv { .. } | Template::ConvTranspose { .. } | Template::Pool { .. } => operand == 0 && axis >= 2,
+        // Windows may lie in the padding. Only parts of the rows tie these.
+        Template::ConvFilters { rows, .. } => axis >= 2 && (operand == 0 || axis != 3 || *rows == 1),
         Template::PoolGrad { .. }
         | Template::SumByIndex
         | Template::Map
@@ -122,6 +124,13 @@ fn broken_templates(template: &Template) -> Vec<Template> {
             let of = |groups, window: &Window| Template::ConvTranspose { groups, window: window.clone() };
             let windows = broken_windows(window);
             windows.iter().map(|w| of(*groups, w)).chain([0, 3, 5, usize::MAX].map(|n| of(n, window))).collect()
+        }
+        Template::ConvFilters { groups, rows, window } => {
+            let of = |groups, rows, window: &Window| Template::ConvFilters { groups, rows, window: window.clone() };
+            let windows = broken_windows(window);
+            let groups_of = [0, 3, 5, usize::MAX].map(|n| of(n, *rows, window));
+            let rows_of = [0, 3, usize::MAX].map(|n| of(*groups, n, window));
+            windows.iter().map(|w| of(*groups, *rows, w)).chain(groups_of).chain(rows_of).collect()
         }
         Template::Pool { window, pool } => {
             let huge = Pool::MeanPadded { pads_end: [0, usize::MAX, 0] };

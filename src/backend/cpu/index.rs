@@ -1,6 +1,7 @@
 //! Cores whose values are elements of another index: gather, pad, resize, sums by index, and the gradient of a maximum of windows.
 
 use super::block::Repr;
+use super::filters;
 use super::map::{Core, CoreSpec};
 use super::moves;
 use super::nest::Motion;
@@ -18,6 +19,7 @@ pub fn core(kernel: &Kernel) -> Result<CoreSpec<'_>, String> {
         Template::Gather { strides, extents } => gather(kernel, strides, extents),
         Template::Pad { before, mode } => pad(kernel, before, *mode),
         Template::Resize { scales, offsets, mode } => resize(kernel, scales, offsets, *mode),
+        Template::ConvFilters { .. } => filters::core(kernel),
         Template::PoolGrad { window } => pool_grad(kernel, window),
         Template::SumByIndex => sum_by_index(kernel),
         other => Err(format!("a core of template '{}'", other.name())),

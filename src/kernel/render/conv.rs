@@ -95,10 +95,12 @@ impl Module<'_> {
         self.product(product, tiling)
     }
 
-    /// A transposed convolution as the product of weights `[o * phases, taps * c]` and data `[taps * c, n * positions]`, per group.
-    pub(super) fn conv_transpose(&mut self, product: &Product, tiling: Tiling) -> Result<(), String> {
-        self.part_operand("a", &product.a, ["m", "k"])?;
-        self.part_operand("b", &product.b, ["k", "n"])?;
+    /// A product of operands that are zero beyond their axes: a transposed convolution, as weights `[o * phases, taps * c]` times data
+    /// `[taps * c, n * positions]` per group, or the gradient by filters.
+    pub(super) fn product_of_parts(&mut self, product: &Product, tiling: Tiling) -> Result<(), String> {
+        let copies = matches!(tiling, Tiling::MmaAsync { .. });
+        self.part_operand("a", &product.a, ["m", "k"], copies)?;
+        self.part_operand("b", &product.b, ["k", "n"], copies)?;
         self.product(product, tiling)
     }
 
@@ -115,8 +117,14 @@ impl Module<'_> {
     }
 
     /// A function of a product's operand at a point of its space, zero where that goes beyond the operand's axes; and one of as many
-    /// as 16 bytes hold, if they lie so.
-    fn part_operand(&mut self, name: &'static str, side: &Side, names: [&'static str; 2]) -> Result<(), String> {
+    /// as 16 bytes hold, if they lie so. Where these are copied, it gives their address, or none beyond the axes.
+    fn part_operand(
+        &mut self,
+        name: &'static str,
+        side: &Side,
+        names: [&'static str; 2],
+        copies: bool,
+    ) -> Result<(), String> {
         let (slot, space) = (side.slot, &side.space);
         let access = self.access(slot);
         let outside = beyond(space, &access.shape);
@@ -149,6 +157,12 @@ impl Module<'_> {
         let each = guarded("var value = 0.0f;", before, value);
         // Neighbours that lie side by side, all of them within or none.
         let element = self.storage[slot];
+        if self.dialect == Dialect::Cuda && side.is_vectorizable && copies {
+            let b = self.bindings.of[slot].expect("operands of wide kernels have elements");
+            let at = guarded("const void* value = nullptr;", Vec::new(), format!("b{b} + ({address})"));
+            self.wide_function(if name == "a" { "a_at" } else { "b_at" }, &matrix(names), "const void*".into(), at);
+            return Ok(());
+        }
         if self.dialect == Dialect::Cuda && side.is_vectorizable {
             let width = BYTES / element.size();
             let result = format!("wide<{}, {width}>", element.name());

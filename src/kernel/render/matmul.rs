@@ -32,7 +32,7 @@ impl Module<'_> {
         let (product, tiling) = text.product(self.kernel).expect("the text tiles a product");
         match &self.kernel.template {
             Template::Conv { groups, window } => self.conv(*groups, window, &product, tiling),
-            Template::ConvTranspose { .. } => self.conv_transpose(&product, tiling),
+            Template::ConvTranspose { .. } | Template::ConvFilters { .. } => self.product_of_parts(&product, tiling),
             _ => self.matmul(&product, tiling),
         }
     }
@@ -99,7 +99,9 @@ impl Module<'_> {
                 self.flags.extend(rows_b);
             }
             Tiling::Mma { .. } | Tiling::MmaAsync { .. } | Tiling::Wgmma => {
-                if !matches!(tiling, Tiling::Mma { .. }) {
+                if product.is_guarded {
+                    self.flags.push("GUARDED");
+                } else if !matches!(tiling, Tiling::Mma { .. }) {
                     self.async_operands(product);
                 }
                 self.declarations.push(format!("typedef {} element;", self.storage[0].name()));

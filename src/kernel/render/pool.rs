@@ -70,13 +70,18 @@ impl Module<'_> {
             self.int(format!("LOW_{axis}"), low);
             self.int(format!("HIGH_{axis}"), high);
         }
+        self.walk_channels();
+        self.store(&self.flat(), Some(ty), None, &[])?;
+        self.per_element();
+        Ok(())
+    }
+
+    /// Neighbouring invocations have neighbouring channels, if these lie side by side.
+    fn walk_channels(&mut self) {
         let written = &self.kernel.writes[0].access;
         if written.has_channels_last() && !written.is_contiguous() {
             self.flags.push("CHANNELS_LAST");
         }
-        self.store(&self.flat(), Some(ty), None, &[])?;
-        self.per_element();
-        Ok(())
     }
 
     fn pool_grad(&mut self) -> Result<(), String> {
@@ -103,6 +108,7 @@ impl Module<'_> {
             let value = format!("return {};", self.load(slot, &sum(access.offset, &terms)));
             self.function(name, &names.map(|name| (name, I32)), Some(self.value[slot]), vec![value]);
         }
+        self.walk_channels();
         self.store(&self.flat(), Some(F32), None, &[])?;
         self.per_element();
         Ok(())

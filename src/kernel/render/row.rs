@@ -6,7 +6,7 @@ use super::scalar::{convert, extreme};
 use super::{Input, Module, Scalars, kernels};
 use crate::kernel::algorithm::{Rows, Text};
 use crate::kernel::meaning::mismatch;
-use crate::kernel::schedule::row::{Extents, Moving};
+use crate::kernel::schedule::row::{Beside, Extents, Moving};
 use crate::kernel::space::{Space, over};
 use crate::kernel::{Reduction, RowReduction, Template};
 use crate::shape::Access;
@@ -16,6 +16,7 @@ kernels! {
     |module, text| module.row(text) => {
         row "row.wgsl": "reductions over trailing axes, then scalar code per row or element",
         row_warp "row_warp.cu": "the same over dense rows, which warps hold in registers",
+        row_vec "row_vec.cu": "the same over rows that lie side by side, several per invocation",
     }
 }
 
@@ -29,6 +30,7 @@ impl Module<'_> {
             Rows::Warps { threads, rows, width, held } => {
                 self.row_warps(reductions, extents, [threads, rows, width], held)
             }
+            Rows::Vectors { lanes, across, width } => self.row_vectors(reductions, extents, [lanes, across, width]),
         }
     }
 
@@ -63,6 +65,51 @@ impl Module<'_> {
             self.flags.push("LANES");
             self.share(&types, lanes * per_group);
         }
+        Ok(())
+    }
+
+    /// Neighbouring rows, several per invocation. Some elements of each are on their way at a time.
+    fn row_vectors(
+        &mut self,
+        reductions: &[RowReduction],
+        Extents { outer, rows, length, .. }: Extents,
+        [lanes, across, width]: [usize; 3],
+    ) -> Result<(), String> {
+        let shape = &self.kernel.shape;
+        let Beside { held, .. } = Beside::new(self.kernel).ok_or("its rows do not lie side by side")?;
+        let space: Space = vec![over("row", shape, 0..outer), over("j", shape, outer..shape.len())];
+        let mut names: BTreeMap<usize, String> = BTreeMap::new();
+        for (k, &slot) in held.iter().enumerate() {
+            let result = format!("wide<{}, {width}>", self.storage[slot].name());
+            self.declarations.push(format!("{result} x{k}[{AHEAD}];"));
+            names.insert(slot, format!("x{k}[c].v[v]"));
+            let (mut body, address) = self.address(slot, &space);
+            body.push(format!("return {};", self.read_wide(slot, width, &address)));
+            self.wide_function(&format!("load_x{k}"), &[("row", I32), ("j", I32)], result, body);
+        }
+        let input = |module: &Module, j: u32| {
+            let slot = j as usize;
+            match names.get(&slot) {
+                Some(name) => Input::Value(convert(name, module.storage[slot], module.value[slot]), module.value[slot]),
+                None => Input::Slot(slot),
+            }
+        };
+        let types = self.reductions(reductions, &space, &[("row", I32), ("j", I32), ("c", I32), ("v", I32)], input)?;
+        self.store(&vec![over("row", shape, 0..outer)], None, None, &types)?;
+        self.ints(&[
+            ("COUNT", rows),
+            ("LENGTH", length),
+            ("LANES", lanes),
+            ("ACROSS", across),
+            ("WIDTH", width),
+            ("AHEAD", AHEAD),
+            ("BLOCK", 64 * lanes),
+        ]);
+        if lanes > 1 {
+            self.flags.push("LANES");
+            self.share(&types, lanes * across * width);
+        }
+        self.lists.insert("held", vec![Vec::new(); held.len()]);
         Ok(())
     }
 
@@ -166,7 +213,10 @@ impl Module<'_> {
             self.start(format!("START{k}"), start, ty);
             types.push(ty);
         }
-        self.lists.insert("reduction", types.iter().map(|ty| vec![("SHARED", shared(*ty).to_owned())]).collect());
+        self.lists.insert(
+            "reduction",
+            types.iter().map(|ty| vec![("SHARED", shared(*ty).to_owned()), ("VALUE", ty.name().to_owned())]).collect(),
+        );
         Ok(types)
     }
 
@@ -177,6 +227,9 @@ impl Module<'_> {
         }
     }
 }
+
+/// Elements of a row whose loads stand side by side in `row_vec`.
+const AHEAD: usize = 4;
 
 /// The array in which lanes exchange values of a type.
 fn shared(ty: Type) -> &'static str {

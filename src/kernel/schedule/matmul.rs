@@ -173,7 +173,15 @@ impl Tiling {
             Tiling::MmaAsync { tile: found } => vec![cuda, half, copies, tile(MMA.contains(&found))],
             Tiling::Wgmma => {
                 let here = (target.compute == 90, "it is for compute capability 9.0");
-                vec![cuda, half, copies, here, (p.b.along_k, "its right operand does not lie along the inner axis")]
+                let whole = (!p.is_guarded, "it reads beyond its operands' axes");
+                vec![
+                    cuda,
+                    half,
+                    copies,
+                    here,
+                    whole,
+                    (p.b.along_k, "its right operand does not lie along the inner axis"),
+                ]
             }
         };
         all_hold(self.text(), &rules)
@@ -249,7 +257,7 @@ fn for_cuda(p: &Product, target: &Target) -> Option<Tiling> {
     let copies = p.copies_async && target.compute >= 80;
     match p.element {
         DType::F16 | DType::BF16 if p.is_uniform && suits_tensor_cores([p.m, p.k, p.n]) => {
-            if copies && p.b.along_k && fill_wgmma([p.batch, p.m, p.n], target) {
+            if copies && p.b.along_k && !p.is_guarded && fill_wgmma([p.batch, p.m, p.n], target) {
                 return Some(Tiling::Wgmma);
             }
             // Few tiles of a long inner axis, such as the gradient of filters: the invocations of a workgroup share the axis instead.

@@ -89,9 +89,13 @@ impl Text {
         match self {
             Text::Elements(Elements::Vector { .. }) => "map_vec",
             Text::Rows(Rows::Warps { .. }) => "row_warp",
+            Text::Rows(Rows::Vectors { .. }) => "row_vec",
             Text::ConvDirect(_) => "conv_direct",
             Text::Nothing | Text::Elements(_) | Text::Rows(_) => template.name(),
-            Text::Matmul { tiling, .. } | Text::Conv { tiling, .. } | Text::ConvTranspose { tiling } => tiling.text(),
+            Text::Matmul { tiling, .. }
+            | Text::Conv { tiling, .. }
+            | Text::ConvTranspose { tiling }
+            | Text::ConvFilters { tiling } => tiling.text(),
             Text::Attention(cut) => cut.text(family),
         }
     }
@@ -108,6 +112,9 @@ impl Text {
             (&Text::ConvTranspose { tiling }, Template::ConvTranspose { groups, window }) => {
                 Some((Product::conv_transpose(kernel, *groups, window), tiling))
             }
+            (&Text::ConvFilters { tiling }, Template::ConvFilters { groups, rows, window }) => {
+                Some((Product::conv_filters(kernel, *groups, *rows, window), tiling))
+            }
             _ => None,
         }
     }
@@ -120,7 +127,7 @@ impl Text {
             Text::Rows(rows) => rows.launch(kernel, target),
             Text::ConvDirect(direct) => direct.launch(kernel),
             Text::Attention(cut) => cut.launch(kernel),
-            Text::Matmul { .. } | Text::Conv { .. } | Text::ConvTranspose { .. } => {
+            Text::Matmul { .. } | Text::Conv { .. } | Text::ConvTranspose { .. } | Text::ConvFilters { .. } => {
                 let (product, tiling) = self.product(kernel).expect("the text computes the kernel");
                 tiling.launch(&product)
             }
@@ -154,6 +161,9 @@ impl Text {
             }
             (&Text::ConvTranspose { tiling }, Template::ConvTranspose { window, .. }) => {
                 ensure(conv::has_phases(window), || "its window's taps have no phases".to_owned())?;
+                self.check_tiling(kernel, tiling, target)?;
+            }
+            (&Text::ConvFilters { tiling }, Template::ConvFilters { .. }) => {
                 self.check_tiling(kernel, tiling, target)?;
             }
             (Text::Attention(cut), Template::Attention { .. }) => cut.check(kernel, target)?,
@@ -338,7 +348,8 @@ fn all<'a>(kernel: &'a Kernel, target: &'a Target, own: &'a dyn Fn(usize) -> boo
 
 /// True if a template has texts that do more per invocation than one element, and none that does just that.
 fn has_texts(template: &Template) -> bool {
-    matches!(template, Template::MatMul | Template::Conv { .. } | Template::Attention { .. })
+    use Template::{Attention, Conv, ConvFilters, MatMul};
+    matches!(template, MatMul | Conv { .. } | ConvFilters { .. } | Attention { .. })
 }
 
 /// Every text that may be worth a try, the best first.
@@ -381,6 +392,11 @@ fn texts<'a>(kernel: &'a Kernel, target: &'a Target, own: &'a dyn Fn(usize) -> b
                 matmul::all(kernel, &product, target, own).into_iter().map(|tiling| Text::ConvTranspose { tiling })
             });
             Box::new(best.into_iter().chain(products.into_iter().flatten()).chain(ones()))
+        }
+        Template::ConvFilters { groups, rows, window } => {
+            let product = Product::conv_filters(kernel, *groups, *rows, window);
+            let tilings = matmul::all(kernel, &product, target, own);
+            Box::new(tilings.into_iter().map(|tiling| Text::ConvFilters { tiling }))
         }
         _ => Box::new(ones()),
     }

@@ -3,15 +3,21 @@
 use super::Launch;
 use super::map::{inputs, is_indexed, widest};
 use crate::dtype::DType;
+use crate::expr::{Body, Code};
 use crate::kernel::algorithm::Rows;
 use crate::kernel::space::{Along, along, is_aligned};
 use crate::kernel::{Kernel, RowReduction, Template};
+use crate::shape::Access;
 use crate::target::{FEW_GROUPS, Family, Target};
 use std::collections::BTreeSet;
 
 /// Elements of one operand that an invocation may hold in registers, and of all together.
 const HELD: usize = 32;
 const HELD_ALL: usize = 64;
+/// Bytes of a line of memory.
+const LINE: usize = 128;
+/// The most invocations of a workgroup whose invocations reduce several rows.
+const MOST_VECTORS: usize = 512;
 
 /// The extents of a row kernel.
 #[derive(Clone, Copy)]
@@ -77,16 +83,72 @@ impl Moving {
     }
 }
 
+/// Operands of a row kernel whose neighbouring rows lie side by side.
+pub(in crate::kernel) struct Beside {
+    /// Reads that reductions use, and that move along the rows.
+    pub(in crate::kernel) held: Vec<usize>,
+    /// The most rows that can be read at once.
+    pub(in crate::kernel) width: usize,
+}
+
+impl Beside {
+    /// The operands of reductions that run once per row, apart from each other; `None` if one moves along the rows, and its elements of
+    /// neighbouring rows do not lie side by side.
+    pub(in crate::kernel) fn new(kernel: &Kernel) -> Option<Beside> {
+        let Template::Row { reductions, per_row: true, .. } = &kernel.template else { return None };
+        let Extents { outer, rows, length, .. } = Extents::new(kernel);
+        let few = (1..1 << 30).contains(&rows) && (1..1 << 30).contains(&length);
+        let depends = |body: &Body| body.code.iter().any(|i| matches!(i.code, Code::Reduction(_)));
+        if !few || reductions.iter().any(|f| is_indexed(&f.body) || depends(&f.body)) {
+            return None;
+        }
+        let reduced: BTreeSet<usize> = reductions.iter().flat_map(|f| inputs(&f.body)).collect();
+        let moves = |&slot: &usize| {
+            let access = &kernel.reads[slot].access;
+            (outer..kernel.shape.len()).any(|k| access.shape[k] > 1 && access.strides[k] != 0)
+        };
+        let held: Vec<usize> = reduced.into_iter().filter(moves).collect();
+        let fits = |slot: usize, width: usize| {
+            let access = &kernel.reads[slot].access;
+            let [across, inner] = [0..outer, outer..kernel.shape.len()].map(|axes| Access {
+                shape: access.shape[axes.clone()].into(),
+                strides: access.strides[axes].to_vec(),
+                offset: access.offset,
+            });
+            let whole = |(&extent, &step): (&usize, &isize)| extent == 1 || step.unsigned_abs().is_multiple_of(width);
+            let Along::Dense(run) = along(&across, 0) else { return false };
+            run.is_multiple_of(width)
+                && is_aligned(&across, run, width)
+                && inner.shape.iter().zip(&inner.strides).all(whole)
+        };
+        let width = widest(kernel, held.iter().copied(), fits);
+        (width > 1).then_some(Beside { held, width })
+    }
+}
+
 impl Rows {
     pub(in crate::kernel) fn launch(&self, kernel: &Kernel, target: &Target) -> Launch {
         let Extents { rows: count, length, per_row, .. } = Extents::new(kernel);
         let count = if per_row || length > 0 { count } else { 0 };
-        let (Rows::Lanes { lanes: each, rows, .. } | Rows::Warps { threads: each, rows, .. }) = self;
+        if let Rows::Vectors { lanes, across, width } = *self {
+            let shared = if lanes > 1 { lanes * across * width * exchanged_bytes(kernel, target) } else { 0 };
+            return Launch {
+                threads: (lanes * across) as u32,
+                groups: count.div_ceil((across * width).max(1)) as u64,
+                cluster: 1,
+                shared: shared as u64,
+            };
+        }
+        let (each, rows) = match self {
+            Rows::Lanes { lanes, rows, .. } => (lanes, rows),
+            Rows::Warps { threads, rows, .. } => (threads, rows),
+            Rows::Vectors { .. } => unreachable!("it has returned"),
+        };
         let threads = each * rows;
         let places = match self {
             Rows::Lanes { lanes: 1, .. } => 0,
             Rows::Lanes { .. } => threads,
-            Rows::Warps { .. } => threads / 32,
+            _ => threads / 32,
         };
         let shared = places * exchanged_bytes(kernel, target);
         Launch {
@@ -114,6 +176,14 @@ impl Rows {
                     threads.is_power_of_two() && (32..=1024).contains(&threads) && rows == (128 / threads).max(1);
                 rule(warps, "row_warp: expected 32 to 1024 invocations per row, and 128 of a workgroup or one row")?;
                 rule(!held || holds(kernel, &moving, threads, width), "row_warp: a row does not fit in registers")
+            }
+            Rows::Vectors { lanes, across, width } => {
+                rule(target.family == Family::Cuda, "row_vec: it is written for CUDA")?;
+                let beside = Beside::new(kernel).ok_or("row_vec: its neighbouring rows do not lie side by side")?;
+                let powers = [lanes, across, width].iter().all(|n| n.is_power_of_two());
+                rule(powers && width <= beside.width, "row_vec: rows are not read so many at once")?;
+                let threads = lanes.saturating_mul(across);
+                rule((32..=MOST_VECTORS).contains(&threads), "row_vec: expected 32 to 512 invocations")
             }
         }
     }
@@ -153,8 +223,21 @@ pub(super) fn best(kernel: &Kernel, target: &Target) -> Rows {
             }
             warps(kernel, &moving, threads)
         }
-        None => lanes(kernel, target),
+        None => vectors(kernel, target).unwrap_or_else(|| lanes(kernel, target)),
     }
+}
+
+/// Neighbouring rows, several per invocation. Neighbouring invocations read whole lines, if that leaves no multiprocessor idle.
+fn vectors(kernel: &Kernel, target: &Target) -> Option<Rows> {
+    let Beside { held, width } = Beside::new(kernel).filter(|_| target.family == Family::Cuda)?;
+    let Extents { rows, length, .. } = Extents::new(kernel);
+    let bytes = held.iter().map(|&slot| width * kernel.reads[slot].dtype.size()).min()?;
+    let mut across = (LINE / bytes).clamp(1, (rows / width).next_power_of_two());
+    while across * bytes > LINE / 4 && (rows / width).div_ceil(across) < target.multiprocessors as usize {
+        across /= 2;
+    }
+    let lanes = (length / 8).next_power_of_two().clamp(1, MOST_VECTORS / across).max((32 / across).max(1));
+    Some(Rows::Vectors { lanes, across, width })
 }
 
 fn warps(kernel: &Kernel, moving: &Moving, threads: usize) -> Rows {
@@ -188,6 +271,11 @@ fn lanes(kernel: &Kernel, target: &Target) -> Rows {
 /// Every way that may be worth a try.
 pub(super) fn all(kernel: &Kernel, target: &Target) -> Vec<Rows> {
     let mut all = vec![best(kernel, target)];
+    all.extend(vectors(kernel, target));
+    if let Some(Beside { width, .. }) = Beside::new(kernel).filter(|_| target.family == Family::Cuda) {
+        let shares = [(8, 4), (32, 4), (64, 4), (128, 4), (32, 8), (16, 16)];
+        all.extend(shares.map(|(lanes, across)| Rows::Vectors { lanes, across, width }));
+    }
     if let Some(moving) = Moving::new(kernel).filter(|_| target.family == Family::Cuda) {
         all.extend([32, 64, 128, 256, 512, 1024].map(|threads| warps(kernel, &moving, threads)));
     }

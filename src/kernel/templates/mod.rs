@@ -79,6 +79,17 @@ pub enum Template {
         /// The window.
         window: Window,
     },
+    /// The gradient of [`Template::Conv`] by its filters, in sums over parts of the positions: reads\[0\] is the convolution's data
+    /// `[n, c, d, h, w]`, reads\[1\] the gradient by its result, `[n, o, d', h', w']`, shape `[parts, o, c / groups, kernel..]`. A part is
+    /// one of `rows` stretches of `h'`, over one of the stretches of images.
+    ConvFilters {
+        /// Channel groups.
+        groups: usize,
+        /// Stretches of rows.
+        rows: usize,
+        /// The convolution's window.
+        window: Window,
+    },
     /// Maximum or mean of a window: reads\[0\] is `[n, c, d, h, w]`, shape `[n, c, d', h', w']`.
     Pool {
         /// The window.
@@ -225,6 +236,7 @@ templates! {
     Template::Attention { .. } => attention::ATTENTION,
     Template::Conv { .. } => window::CONV,
     Template::ConvTranspose { .. } => window::CONV_TRANSPOSE,
+    Template::ConvFilters { .. } => window::CONV_FILTERS,
     Template::Pool { .. } => window::POOL,
     Template::PoolGrad { .. } => window::POOL_GRAD,
     Template::Gather { .. } => gather::GATHER,

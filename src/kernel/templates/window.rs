@@ -104,6 +104,68 @@ fn conv_transpose(kernel: &Kernel, index: &[usize], elements: &mut Elements) -> 
     single(sum)
 }
 
+pub(super) static CONV_FILTERS: TemplateDef = TemplateDef {
+    name: "conv_filters",
+    doc: "gradient of a convolution by its filters, in sums over parts of the positions",
+    kind: Kind::Convolution,
+    core_reads: |_| 2,
+    check: |kernel, _| {
+        let Template::ConvFilters { groups, rows, window } = &kernel.template else { mismatch(&kernel.template) };
+        let shape = &kernel.shape;
+        ensure(shape.len() == 6, || format!("expected 6 axes, found {shape}"))?;
+        kernel.reads_axes(0, 5)?;
+        kernel.reads_axes(1, 5)?;
+        let [data, gradient] = [0, 1].map(|i| &kernel.reads[i].access.shape);
+        let parts = [shape[0].checked_div(*rows).unwrap_or(0), *rows];
+        let fits = parts[0] > 0 && parts[0] * parts[1] == shape[0] && gradient[3].is_multiple_of(*rows);
+        ensure(fits && gradient[0].is_multiple_of(parts[0]), || {
+            format!("expected parts of equal images and rows of {gradient}, found {} of {rows} stretches", shape[0])
+        })?;
+        let all = shape[2].checked_mul(*groups).filter(|_| *groups > 0 && shape[1].is_multiple_of(*groups));
+        ensure(all == Some(data[1]), || format!("expected groups of {shape} over {data}, found {groups}"))?;
+        kernel.reads_extents(0, &[&[gradient[0]], &data[1..]].concat())?;
+        kernel.reads_extents(1, &[&[gradient[0], shape[1]], &gradient[2..]].concat())?;
+        ensure(shape[3..] == window.kernel, || format!("expected a window as in {shape}, found {window:?}"))?;
+        window.validate(gradient, data)?;
+        kernel.reads_floats(2)
+    },
+    axis_of: |kernel, operand, axis| {
+        let &Template::ConvFilters { groups, .. } = &kernel.template else { mismatch(&kernel.template) };
+        match (operand, axis) {
+            (0, 1) | (1, 2) if groups == 1 => Along::Whole,
+            (0, 2) | (1, 1) if groups == 1 => Along::Axis(1),
+            _ => Along::Tied,
+        }
+    },
+    meaning: conv_filters,
+    samples: || {
+        let window = Window { kernel: [1, 2, 3], strides: [1, 2, 1], dilations: [1, 1, 2], pads: [0, 1, 0] };
+        let of = |groups, rows, parts| {
+            let reads = vec![floats(&[2, 4, 1, 7, 6]), floats(&[2, 6, 1, 4, 2])];
+            let template = Template::ConvFilters { groups, rows, window: window.clone() };
+            sample(template, &[parts, 6, 4 / groups, 1, 2, 3], reads, Expr::input(0, DType::F32))
+        };
+        vec![of(1, 1, 1), of(1, 2, 4), of(2, 1, 2)]
+    },
+    ..PLAIN
+};
+
+fn conv_filters(kernel: &Kernel, index: &[usize], elements: &mut Elements) -> Row {
+    let Template::ConvFilters { rows, window, .. } = &kernel.template else { mismatch(&kernel.template) };
+    let &[part, o, c, ref tap @ ..] = index else { panic!("gradients of filters have six axes") };
+    let gradient = elements.shape(1).to_vec();
+    let (images, lines) = (gradient[0] / (kernel.shape[0] / rows), gradient[3] / rows);
+    let channel = o / (kernel.shape[1] / (elements.shape(0)[1] / kernel.shape[2])) * kernel.shape[2] + c;
+    let mut sum = 0.0;
+    for place in indices(&[images, gradient[2], lines, gradient[4]], Order::Forwards) {
+        let n = part / rows * images + place[0];
+        let at = [place[1], part % rows * lines + place[2], place[3]];
+        let Some([z, y, x]) = source(window, &at, tap, &elements.shape(0)[2..]) else { continue };
+        sum += elements.at(0, &[n, channel, z, y, x]) * elements.at(1, &[n, o, at[0], at[1], at[2]]);
+    }
+    single(sum)
+}
+
 pub(super) static POOL: TemplateDef = TemplateDef {
     name: "pool",
     doc: "maximum or mean of a window",

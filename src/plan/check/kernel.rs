@@ -113,6 +113,7 @@ fn elements_read(kernel: &Kernel, i: usize) -> Verdict<Option<Set>> {
         | Template::Attention { .. }
         | Template::Conv { .. }
         | Template::ConvTranspose { .. }
+        | Template::ConvFilters { .. }
         | Template::Pool { .. }
         | Template::PoolGrad { .. }
         | Template::Gather { .. }

@@ -16,10 +16,16 @@ use crate::target::Target;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// True for a convolution that wants its operands' channels last.
+/// True for a convolution that wants its operands' channels last, or its gradient by filters.
 pub(super) fn wants_channels_last(template: &Template, dtype: DType, target: &Target) -> bool {
     let served = target.prefers_channels_last();
-    served && library::on_tensor_cores(dtype, target) && matches!(template, Template::Conv { .. })
+    let convolves = matches!(template, Template::Conv { .. } | Template::ConvFilters { .. });
+    served && library::on_tensor_cores(dtype, target) && convolves
+}
+
+/// True if the weights of a transposed convolution have their outputs last, if its data have their channels last.
+pub(super) fn wants_outputs_last(dtype: DType, target: &Target) -> bool {
+    target.prefers_channels_last() && dtype.is_half()
 }
 
 /// Decides which values have their channels last: those of convolutions that want it. Further, values that are computed from these or
@@ -45,7 +51,7 @@ pub(super) fn channels_last(
         let group = groups.of(id).map_or(&alone[..], |group| &group.nodes);
         let value = id.output(0);
         let Fact { dtype, shape } = graph.fact(value);
-        if group.last() != Some(&id) || !library::on_tensor_cores(*dtype, target) || shape.len() < 3 {
+        if group.last() != Some(&id) || shape.len() < 3 {
             continue;
         }
         let lower = |n: NodeId| graph.node(n).op().map(|op| &op.lower);
@@ -55,16 +61,21 @@ pub(super) fn channels_last(
             operands.any(|v| chosen.contains_key(&v) && graph.fact(v).shape.len() == shape.len())
         };
         let convolved = |user: &NodeId| match lower(*user) {
-            Some(Lower::Template(_)) if graph.operands(*user).first() == Some(&Some(value)) => {
-                template(*user).is_ok_and(|t| wants_channels_last(&t, *dtype, target))
-            }
+            Some(Lower::Template(_)) => template(*user).is_ok_and(|t| {
+                let is_data = graph.operands(*user).first() == Some(&Some(value));
+                wants_channels_last(&t, *dtype, target)
+                    || !is_data && matches!(t, Template::ConvTranspose { .. }) && wants_outputs_last(*dtype, target)
+            }),
             _ => false,
         };
         let users = graph.users(value);
         let fixed = match (op.lower, called) {
             (_, Some(called)) => match template(called)? {
+                Template::ConvFilters { .. } => None,
                 ref t if wants_channels_last(t, *dtype, target) => Some(true),
-                Template::ConvTranspose { .. } | Template::Pool { .. } if from(&[called]) => Some(false),
+                Template::ConvTranspose { .. } | Template::Pool { .. } | Template::PoolGrad { .. } => {
+                    from(&[called]).then_some(false)
+                }
                 _ => None,
             },
             (Lower::Map(_), None) => {

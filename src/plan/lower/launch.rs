@@ -7,7 +7,7 @@ use super::outline::Outline;
 use super::{DraftStep, Lowering, split};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::expr;
+use crate::expr::{self, Body};
 use crate::kernel::algorithm::Schedule;
 use crate::kernel::schedule::{self, Split};
 use crate::kernel::{Kernel, Template};
@@ -271,22 +271,34 @@ impl Lowering<'_> {
     }
 }
 
-/// Makes neighbours in an elementwise kernel's index space neighbours in memory, if the target is faster that way.
+/// Makes neighbours in an elementwise kernel's index space neighbours in memory, and neighbouring rows of a reduction, if the target is
+/// faster that way.
 fn walk_as_written(kernel: &mut Kernel, target: &Target) {
-    let Kernel { template: Template::Map, shape, reads, writes, body, .. } = kernel else { return };
-    let indexed = body.code.iter().any(|i| matches!(i.code, expr::Code::Index(_)));
-    if !target.prefers_written_order() || indexed || writes.len() != 1 {
+    let (outer, indexed) = {
+        let indexed = |body: &Body| body.code.iter().any(|i| matches!(i.code, expr::Code::Index(_)));
+        let bodies = kernel.template.bodies().into_iter().chain([&kernel.body]).any(indexed);
+        match kernel.template {
+            Template::Map => (kernel.shape.len(), bodies),
+            Template::Row { inner, per_row: true, .. } => (kernel.shape.len() - inner, bodies),
+            _ => return,
+        }
+    };
+    if !target.prefers_written_order() || indexed || kernel.writes.len() != 1 {
         return;
     }
-    let strides = &writes[0].access.strides;
-    let mut axes: Vec<usize> = (0..shape.len()).filter(|&k| shape[k] != 1).collect();
+    let is_map = kernel.template == Template::Map;
+    let Some(along) = (if is_map { kernel.writes.first() } else { kernel.reads.first() }) else { return };
+    let (strides, shape) = (&along.access.strides, &kernel.shape);
+    let mut axes: Vec<usize> = (0..outer).filter(|&k| shape[k] != 1).collect();
     axes.sort_by_key(|&k| std::cmp::Reverse(strides[k].unsigned_abs()));
-    // Axes of extent 1 stay where they are.
+    // Axes of extent 1 stay where they are, and so do those of a row.
     let mut sorted = axes.into_iter();
-    let order: Vec<usize> =
-        (0..shape.len()).map(|k| if shape[k] == 1 { k } else { sorted.next().expect("as many as moved") }).collect();
-    *shape = order.iter().map(|&k| shape[k]).collect();
-    for operand in reads.iter_mut().chain(writes) {
-        operand.access = operand.access.permute(&order);
+    let order: Vec<usize> = (0..shape.len())
+        .map(|k| if k >= outer || shape[k] == 1 { k } else { sorted.next().expect("as many as moved") })
+        .collect();
+    kernel.shape = order.iter().map(|&k| shape[k]).collect();
+    for operand in kernel.reads.iter_mut().chain(&mut kernel.writes) {
+        let axes = operand.access.shape.len();
+        operand.access = operand.access.permute(&order[..axes]);
     }
 }

@@ -2,7 +2,7 @@
 
 use super::Lowering;
 use super::buffer_view::{BufferView, Read};
-use super::channels::{is_dense_image, wants_channels_last};
+use super::channels::{is_dense_image, wants_channels_last, wants_outputs_last};
 use super::code::Code;
 use super::fuse_prologue::FusedPrologue;
 use super::outline::{Outline, build};
@@ -26,7 +26,10 @@ impl Lowering<'_> {
         let split = self.split_batch_axes(&operands)?;
         let (call, mut reads, own) = self.template_call(id, split.as_ref())?;
         let dtype = self.graph.node(id).outputs[0].fact.dtype;
-        code.values.insert(id.output(0), Expr::input(0, dtype));
+        // Sums by filters are wider than what they are of. A cast of them does not round.
+        let is_wider = matches!(call.template, Template::ConvFilters { .. });
+        let core = if is_wider { self.graph.fact(operands[0]).dtype } else { dtype };
+        code.values.insert(id.output(0), Expr::input(0, core).cast(dtype));
         code.first = 1;
         let result = self.compute(nodes, &mut code, &|access, _| access.broadcast(&shape).reshape(&call.shape))?;
         reads.append(&mut code.reads);
@@ -56,7 +59,7 @@ impl Lowering<'_> {
         }
         let accesses = |places: &[BufferView]| places.iter().map(|p| p.access.clone()).collect::<Vec<_>>();
         let mut call = build(self.graph, id, &accesses(&places), split)?;
-        let dtype = self.graph.node(id).outputs[0].fact.dtype;
+        let dtype = self.graph.fact(operands[0]).dtype;
         let last = wants_channels_last(&call.template, dtype, self.target);
         if last {
             let is_direct =
@@ -71,6 +74,13 @@ impl Lowering<'_> {
         let either = self.target.reads_channels_last() && strided;
         let channels_last = either && call.reads[0].1.has_channels_last();
         let channels_last = last || self.decisions.if_valid("channels last", id, channels_last);
+        let transposes = matches!(call.template, Template::ConvTranspose { .. });
+        if channels_last && transposes && wants_outputs_last(dtype, self.target) {
+            // Both operands are then copied 16 bytes at a time, and so is the result.
+            let weights = call.reads[1].0;
+            places[weights] = self.with_channels_last(operands[weights])?;
+            call = build(self.graph, id, &accesses(&places), split)?;
+        }
         let windowed = matches!(
             call.template,
             Template::Conv { .. } | Template::ConvTranspose { .. } | Template::Pool { .. } | Template::Resize { .. }

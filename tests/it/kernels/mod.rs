@@ -875,6 +875,26 @@ fn conv(c: &mut Cases) {
             &[x(0) + x(1)],
         );
     }
+    // Gradients by filters: extents of the data and of the result, those of the filters, parts of images and rows.
+    let strided = window([1, 3, 3], [1, 2, 2], one, [0, 1, 1]);
+    let rows: [(&str, [usize; 5], [usize; 5], usize, Window, [usize; 2]); 9] = [
+        ("3x3", [2, 16, 1, 6, 7], [2, 20, 1, 6, 7], 1, three.clone(), [1, 1]),
+        ("3x3 in parts", [4, 16, 1, 6, 7], [4, 24, 1, 6, 7], 1, three.clone(), [4, 3]),
+        ("1x1", [3, 40, 1, 5, 8], [3, 72, 1, 5, 8], 1, window(one, one, one, [0; 3]), [3, 1]),
+        ("1x1, 2 apart", [2, 24, 1, 9, 8], [2, 16, 1, 5, 4], 1, window(one, [1, 2, 2], one, [0; 3]), [2, 1]),
+        ("3x3, 2 apart", [2, 8, 1, 8, 9], [2, 136, 1, 4, 5], 1, strided, [1, 2]),
+        ("7x7 of three", [2, 3, 1, 12, 11], [2, 16, 1, 6, 6], 1, window([1, 7, 7], [1, 2, 2], one, [0, 3, 3]), [2, 2]),
+        ("in groups", [2, 16, 1, 5, 6], [2, 48, 1, 5, 6], 2, three.clone(), [2, 1]),
+        ("dilated", [1, 8, 1, 9, 10], [1, 8, 1, 5, 6], 1, window([1, 3, 3], one, [1, 2, 2], [0; 3]), [1, 5]),
+        ("3-D", [1, 8, 3, 4, 5], [1, 16, 3, 4, 5], 1, window([3; 3], one, one, one), [1, 2]),
+    ];
+    for (name, x_shape, y_shape, groups, win, [images, rows]) in rows {
+        let [kd, kh, kw] = win.kernel;
+        let s = [images * rows, y_shape[1], x_shape[1] / groups, kd, kh, kw];
+        let reads = vec![f32s(dense(&x_shape)), f32s(dense(&y_shape)), f32s(spread(&[1, s[1], 1, 1, 1, 1], &s))];
+        let template = Template::ConvFilters { groups, rows, window: win };
+        c.add(&format!("conv_filters {name}"), template, &s, reads, &[x(0) + x(1)]);
+    }
     // Images side by side in a larger buffer: batch and channel strides are not dense, each image is.
     let mut apart = dense(&[2, 5, 1, 6, 6]);
     (apart.shape[1], apart.offset) = (3, 36);

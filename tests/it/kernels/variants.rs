@@ -99,11 +99,14 @@ fn products() -> Vec<Case> {
 /// Convolutions and windows over images whose channels come last; where strips of results share what they read, the outputs of weights, too.
 fn channels_last() -> Vec<Case> {
     let mut list = cases();
-    let windowed =
-        |t: &Template| matches!(t, Template::Conv { .. } | Template::ConvTranspose { .. } | Template::Pool { .. });
+    let windowed = |t: &Template| {
+        use Template::{Conv, ConvFilters, ConvTranspose, Pool};
+        matches!(t, Conv { .. } | ConvTranspose { .. } | ConvFilters { .. } | Pool { .. })
+    };
     list.retain(|c| windowed(&c.kernel.template));
     let direct = |case: &Case| match (&case.kernel.template, &case.kernel.reads[..]) {
         (Template::Conv { groups, .. }, [_, weights, ..]) => is_direct(&weights.access.shape, *groups),
+        (Template::ConvTranspose { .. }, _) => true,
         _ => false,
     };
     let outputs = list.iter().filter(|case| direct(case)).cloned().map(|case| (case, true)).collect::<Vec<_>>();
@@ -111,19 +114,20 @@ fn channels_last() -> Vec<Case> {
     for (case, outputs_last) in &mut list {
         let Kernel { template, reads, writes, .. } = &mut case.kernel;
         let core = template.core_reads();
-        // The weights of transposed convolutions stay as they are.
-        let stays = |i: usize| i == 1 && matches!(template, Template::ConvTranspose { .. });
+        // The weights of transposed convolutions stay as they are, or have their outputs last, too.
+        let transposes = matches!(template, Template::ConvTranspose { .. });
+        let stays = |i: usize| i == 1 && transposes && !*outputs_last;
         let turned = |i: usize, o: &Operand| (i < core || o.access.is_contiguous()) && !stays(i);
         let read = reads.iter_mut().enumerate().filter(|(i, o)| turned(*i, o)).map(|(_, o)| o);
         for operand in read.chain(writes.iter_mut().filter(|_| case.in_place.is_none())) {
             operand.access = Access::channels_last(operand.access.shape.clone());
         }
-        if *outputs_last {
+        if *outputs_last && !transposes {
             let lies = &mut reads[1].access;
             let outer: Shape = [1, 2, 3, 4, 0].map(|axis| lies.shape[axis]).into_iter().collect();
             *lies = Access::contiguous(outer).permute(&[4, 0, 1, 2, 3]);
-            case.name += ", outputs last";
         }
+        case.name += if *outputs_last { ", outputs last" } else { "" };
         for (operand, values) in reads.iter().zip(&mut case.inputs) {
             values.resize(elements(&operand.access), 0.25);
         }

@@ -172,6 +172,7 @@ fn work(plan: &Plan) -> u128 {
             Template::Attention { .. }
             | Template::Conv { .. }
             | Template::ConvTranspose { .. }
+            | Template::ConvFilters { .. }
             | Template::Pool { .. }
             | Template::PoolGrad { .. }
             | Template::SumByIndex
