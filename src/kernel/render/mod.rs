@@ -25,7 +25,7 @@ use crate::target::{Family, Target};
 use frame::Frame;
 use locate::{locate, within};
 use scalar::Type::{self, BF16, F16, F32, I32};
-use scalar::{binary, constant, convert, literal, small, unary};
+use scalar::{arithmetic, constant, convert, literal, small, unary};
 use std::collections::{BTreeMap, BTreeSet};
 
 mod attention;
@@ -354,7 +354,7 @@ impl<'a> Module<'a> {
     fn operation(&self, Instr { code, dtype }: Instr, name: impl Fn(u32) -> (String, Type)) -> Result<String, String> {
         Ok(match code {
             Code::Unary(op, a) => unary(op, name(a))?,
-            Code::Binary(op, a, b) => binary(op, name(a), name(b))?,
+            Code::Binary(op, a, b) => arithmetic(op, name(a), name(b), self.dialect)?,
             Code::Select(c, a, b) => format!("select({}, {}, {})", name(b).0, name(a).0, name(c).0),
             // A half holds what its bits can.
             Code::Cast(a) if self.target.family == Family::Cuda && dtype.size() == 2 => {

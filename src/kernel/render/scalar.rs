@@ -138,6 +138,21 @@ pub(super) fn constant(value: f64, ty: Type, dialect: Dialect) -> String {
     }
 }
 
+/// A sum, difference or product of integers keeps the lowest bits. In C++ that is said of numbers without a sign alone: compilers take it that
+/// others do not overflow.
+pub(super) fn arithmetic(op: Binary, a: (String, Type), b: (String, Type), dialect: Dialect) -> Result<String, String> {
+    let overflows = matches!(op, Binary::Add | Binary::Sub | Binary::Mul) && dialect == Dialect::Cuda;
+    let unsigned = match a.1 {
+        I32 if overflows => "u32",
+        I64 if overflows => "u64",
+        _ => return binary(op, a, b),
+    };
+    let (name, ty) = (a.1.name(), a.1);
+    let [a, b] = [a, b].map(|(value, own)| (format!("{unsigned}({value})"), own));
+    ensure(b.1 == ty, || format!("{op:?} of a {name} and a {}", b.1.name()))?;
+    Ok(format!("{name}({})", binary(op, a, b)?))
+}
+
 /// A literal. What is not finite becomes the largest finite value: GPUs may assume that there is nothing else.
 pub(super) fn literal(value: f64, ty: Type) -> String {
     match ty {
