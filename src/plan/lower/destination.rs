@@ -126,7 +126,8 @@ impl Lowering<'_> {
                 GroupKind::Template { call } => group.sink == value.node && graph.node(call).op_name() == "MatMul",
                 _ => false,
             };
-            let alone = graph.users(value) == [id] && !graph.is_output(value) && !self.destinations.contains_key(&value);
+            let alone =
+                graph.users(value) == [id] && !graph.is_output(value) && !self.destinations.contains_key(&value);
             let maps = |user: &NodeId| matches!(graph.node(*user).op().map(|op| &op.lower), Some(Lower::Map(_)));
             let seen = id.output(0);
             let read = !graph.is_output(seen) && graph.users(seen).iter().all(maps);
