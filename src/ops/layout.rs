@@ -107,6 +107,12 @@ pub(super) static OPS: &[OpDef] = &[
             };
             Ok(sizes.into_iter().map(part).collect())
         }))
+        .grad(|b, call, back| {
+            // The parts of one gradient, which are written where they belong. What nothing depends on is zero.
+            let zeros = |fact: Fact| b.scalar(0.0, fact.dtype).expand(&fact.shape);
+            let parts: Vec<_> = split(call)?.into_iter().zip(back.dy).map(|(fact, dy)| dy.unwrap_or_else(|| zeros(fact))).collect();
+            Ok(vec![Some(b.concat(&parts, call.int("axis", 0)?))])
+        })
         .sample(|s| s.floats(&[&[7, 2]]).attr("num_outputs", 3))
         .attrs(names![axis num_outputs]),
     // Rearrangements

@@ -264,7 +264,7 @@ fn for_cuda(p: &Product, target: &Target) -> Option<Tiling> {
             if !copies && tiles(64) <= FEW_TILES && p.k >= LONG {
                 return None;
             }
-            let size = if tiles(128) >= 96 { 128 } else { 64 };
+            let size = if tiles(128) >= 96 && (copies || p.m.min(p.n) > 64) { 128 } else { 64 };
             Some(if copies {
                 Tiling::MmaAsync { tile: [if p.m <= 64 { 64 } else { size }, size] }
             } else {

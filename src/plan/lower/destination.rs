@@ -110,6 +110,37 @@ impl Lowering<'_> {
         Ok(())
     }
 
+    /// Lets products write their results transposed if elementwise kernels alone read them so: gradients of weights that a model transposes.
+    /// These kernels would read and write in different orders otherwise.
+    pub(super) fn choose_transposed_products(&mut self, order: &[NodeId]) -> Result<()> {
+        let graph = self.graph;
+        if !self.target.prefers_written_order() {
+            return Ok(());
+        }
+        for &id in order {
+            let Some(perm) = graph.permutation(id) else { continue };
+            let rank = perm.len();
+            let swaps = rank >= 2 && perm[rank - 2..] == [rank - 1, rank - 2] && (0..rank - 2).all(|k| perm[k] == k);
+            let value = graph.operands(id)[0].expect("a view has a source");
+            let multiplies = |group: &Group| match group.kind {
+                GroupKind::Template { call } => group.sink == value.node && graph.node(call).op_name() == "MatMul",
+                _ => false,
+            };
+            let alone =
+                graph.users(value) == [id] && !graph.is_output(value) && !self.destinations.contains_key(&value);
+            let maps = |user: &NodeId| matches!(graph.node(*user).op().map(|op| &op.lower), Some(Lower::Map(_)));
+            let seen = id.output(0);
+            let read = !graph.is_output(seen) && graph.users(seen).iter().all(maps);
+            let found = swaps && alone && read && self.groups.of(value.node).is_some_and(multiplies);
+            if self.decisions.if_cheaper("product", id, found) && found {
+                let access = Access::contiguous(graph.fact(seen).shape.clone()).permute(&perm);
+                let buffer = self.buffer(value, Class::Activation)?;
+                self.destinations.insert(value, BufferView { buffer, access });
+            }
+        }
+        Ok(())
+    }
+
     /// The parts of a concatenation, and their accesses in the whole.
     fn parts(&self, id: NodeId, whole: &Access) -> Vec<(ValueId, Access)> {
         let axis = self.graph.with_call(id, |call| call.axis("axis", 0, &whole.shape)).expect("a concatenation");

@@ -148,6 +148,7 @@ impl Lowering<'_> {
         self.choose_destinations(&order, options)?;
         self.choose_scatters();
         self.choose_transposed(&order)?;
+        self.choose_transposed_products(&order)?;
         for &id in &order {
             let node = self.graph.node(id);
             let Kind::Op(op) = node.kind else { continue };
