@@ -1,5 +1,6 @@
 // What the templates' statements mean in C++: they are WGSL with inferred types. No header is needed.
 typedef signed char i8;
+typedef short i16;
 typedef unsigned char u8;
 typedef unsigned short u16;
 typedef int i32;
@@ -96,6 +97,9 @@ DEVICE i32 rem_i32(i32 x, i32 y) { return rem_int(x, y); }
 DEVICE i64 rem_i64(i64 x, i64 y) { return rem_int(x, y); }
 DEVICE i32 pow_i32(i32 x, i32 y) { return pow_int(x, y); }
 DEVICE i64 pow_i64(i64 x, i64 y) { return pow_int(x, y); }
+DEVICE u64 div_u64(u64 x, u64 y) { return y == 0 ? 0 : x / y; }
+DEVICE u64 rem_u64(u64 x, u64 y) { return y == 0 ? 0 : x % y; }
+DEVICE u64 pow_u64(u64 x, u64 y) { return pow_int(x, y); }
 
 // Elements that move together: N of them take a power of two of bytes, 16 at most.
 template <class T, i32 N> struct alignas(sizeof(T) * N) wide {

@@ -357,12 +357,13 @@ impl<'a> Module<'a> {
             Code::Binary(op, a, b) => binary(op, name(a), name(b))?,
             Code::Select(c, a, b) => format!("select({}, {}, {})", name(b).0, name(a).0, name(c).0),
             // A half holds what its bits can.
-            Code::Cast(a) if self.target.family == Family::Cuda && dtype.size() == 2 => {
+            Code::Cast(a) if self.target.family == Family::Cuda && dtype.is_half() => {
                 let half = if dtype == DType::F16 { F16 } else { BF16 };
                 convert(&convert(&convert(&name(a).0, name(a).1, F32), F32, half), half, F32)
             }
-            Code::Cast(a) if dtype.is_small_int() => small(name(a), dtype),
+            Code::Cast(a) if dtype.is_small_int() => small(name(a), dtype, self.target.family),
             Code::Cast(a) => convert(&name(a).0, name(a).1, self.register(dtype)),
+            Code::Bits(a) => format!("bitcast<{}>({})", self.register(dtype).name(), name(a).0),
             Code::Const(_) | Code::Input(_) | Code::Index(_) | Code::Reduction(_) => {
                 unreachable!("a leaf is no operation")
             }
