@@ -72,6 +72,13 @@ template <class T> DEVICE T sign(T v) { return v != v ? v : T(v > T(0)) - T(v < 
 DEVICE f32 sign_f32(f32 v) { return sign(v); }
 DEVICE void workgroupBarrier() { __syncthreads(); }
 
+DEVICE i32 whole_i32_f32(f32 v) { return v != v ? 0 : i32(v); }
+DEVICE i32 whole_i32_f64(f64 v) { return v != v ? 0 : i32(v); }
+DEVICE i64 whole_i64_f32(f32 v) { return v != v ? 0 : i64(v); }
+DEVICE i64 whole_i64_f64(f64 v) { return v != v ? 0 : i64(v); }
+DEVICE u64 whole_u64_f32(f32 v) { return v > 0.0f ? u64(v) : 0; }
+DEVICE u64 whole_u64_f64(f64 v) { return v > 0.0 ? u64(v) : 0; }
+DEVICE f32 tanh_f32(f32 x) { return tanhf(x); }
 DEVICE f32 erf_f32(f32 x) { return erff(x); }
 DEVICE f64 erf_f64(f64 x) { return erf(x); }
 // The sine of x + quarter * pi / 2.

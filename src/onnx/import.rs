@@ -296,8 +296,9 @@ impl<'a> Importer<'a> {
     fn run(&mut self, proto: &'a GraphProto, dims: &[(String, usize)]) -> Result<()> {
         let imports = &self.model.proto.opset_import;
         // A model that uses other domains alone has no version of ONNX's own operators.
+        let others = !imports.is_empty() && proto.node.iter().all(|node| !domain(&node.domain).is_empty());
         let opset = opset(imports)?
-            .or((!imports.is_empty()).then_some(NO_OPSET))
+            .or(others.then_some(NO_OPSET))
             .ok_or_else(|| Error::graph("not a whole ONNX model: it does not say which opset it uses".into()))?;
         let mut scope = Scope::new(String::new(), opset, 0);
         scope.values.reserve(proto.node.len() + proto.initializer.len());

@@ -548,14 +548,9 @@ impl TensorProto {
             DType::F64 => ("double_data", self.double_data.len()),
             DType::I64 => ("int64_data", self.int64_data.len()),
             DType::U64 | DType::U32 => ("uint64_data", self.uint64_data.len()),
-            DType::F16
-            | DType::BF16
-            | DType::I32
-            | DType::I16
-            | DType::I8
-            | DType::U16
-            | DType::U8
-            | DType::Bool => ("int32_data", self.int32_data.len()),
+            DType::F16 | DType::BF16 | DType::I32 | DType::I16 | DType::I8 | DType::U16 | DType::U8 | DType::Bool => {
+                ("int32_data", self.int32_data.len())
+            }
         };
         if !self.raw_data.is_empty() {
             ensure(found == 0, || self.error(format!("it has both raw_data and {field}")))?;
@@ -583,8 +578,7 @@ impl TensorProto {
 
     fn short(&self) -> Result<Vec<u32>> {
         let fits = |(i, &v): (usize, &u64)| {
-            u32::try_from(v)
-                .map_err(|_| self.error(format!("uint64_data[{i}] = {v} does not fit its element type")))
+            u32::try_from(v).map_err(|_| self.error(format!("uint64_data[{i}] = {v} does not fit its element type")))
         };
         self.uint64_data.iter().enumerate().map(fits).collect()
     }

@@ -347,7 +347,11 @@ fn ramp(x: &Expr, scale: f64, offset: f64) -> Expr {
 /// `x`, or `alpha (e^(scale x) - 1)` where `x < 0`.
 fn exponential(x: &Expr, alpha: f64, scale: f64) -> Expr {
     let below = x.min(&x.like(0.0)) * scale;
-    x.max(&x.like(0.0)) + (below.exp() + -1.0) * alpha
+    // The difference of two numbers near 1 has few digits of a small value; its series has them all.
+    let terms = [1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 0.5, 1.0];
+    let series = &below * terms[1..].iter().fold(below.like(terms[0]), |sum, &term| sum * &below + term);
+    let less = below.like(-0.01).lt(&below).select(&series, &(below.exp() + -1.0));
+    x.max(&x.like(0.0)) + less * alpha
 }
 
 const SELU_ALPHA: f64 = 1.6732631921768188;
@@ -532,9 +536,7 @@ fn cast_infer(call: &Call) -> OpResult<Vec<Fact>> {
 
 fn bits_infer(call: &Call) -> OpResult<Vec<Fact>> {
     let (from, to) = (call.dtype(0), cast_infer(call)?.remove(0).dtype);
-    ensure(from.size() == to.size(), || {
-        format!("attribute 'to': expected a type as wide as {from}, found {to}")
-    })?;
+    ensure(from.size() == to.size(), || format!("attribute 'to': expected a type as wide as {from}, found {to}"))?;
     // The CPU holds halves as singles.
     let half = from != to && (from.is_half() || to.is_half());
     ensure(!half, || format!("attribute 'to': expected no 16-bit float, found {from} as {to}"))?;

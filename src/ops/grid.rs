@@ -319,10 +319,7 @@ mod tests {
         assert!(found.ends_with("found [1,1,2,2] and [1,1,4,3]"), "{found}");
         let sharp = Attrs::new().with("mode", "sharp");
         let found = refused("GridSample", &[(F32, &[1, 1, 2, 2]), (F32, &[1, 1, 4, 2])], &sharp);
-        assert_eq!(
-            found,
-            "attribute 'mode': expected linear, bilinear, nearest, cubic or bicubic, found 'sharp'"
-        );
+        assert_eq!(found, "attribute 'mode': expected linear, bilinear, nearest, cubic or bicubic, found 'sharp'");
     }
 
     #[test]

@@ -7,6 +7,7 @@ use crate::op::{Args, Call, Nodes, OpDef, OpResult, Var, inputs, names};
 
 /// The most places of a sequence: each is a handful of nodes of the graph.
 const LONGEST: usize = 1 << 12;
+const MOST_HEADS: i64 = 1 << 16;
 
 /// Indices of inputs.
 const PAST: usize = 3;
@@ -58,8 +59,8 @@ const RULES: &[(&str, Rule)] = &[
 impl Heads {
     fn of(call: &Call) -> OpResult<Heads> {
         let count = |name: &str| match call.int(name, 0)? {
-            n if n > 0 => Ok(n as usize),
-            n => Err(format!("attribute '{name}': expected a number of heads, found {n}")),
+            n if (1..=MOST_HEADS).contains(&n) => Ok(n as usize),
+            n => Err(format!("attribute '{name}': expected 1 to {MOST_HEADS} heads, found {n}")),
         };
         let (all, heads) = (count("q_num_heads")?, count("kv_num_heads")?);
         ensure(all % heads == 0, || {
@@ -181,6 +182,6 @@ mod tests {
         let found = refused("LinearAttention", &[x, x, x], &heads());
         assert_eq!(found, "input 'decay': attribute 'update_rule' needs it");
         let found = refused("LinearAttention", &[x, x, x], &heads().with("q_num_heads", 0));
-        assert_eq!(found, "attribute 'q_num_heads': expected a number of heads, found 0");
+        assert_eq!(found, "attribute 'q_num_heads': expected 1 to 65536 heads, found 0");
     }
 }

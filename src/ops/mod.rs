@@ -105,7 +105,9 @@ pub fn unplannable(name: &str) -> Option<&'static str> {
         "RegexFullMatch" | "StringConcat" | "StringNormalizer" | "ImageDecoder" => {
             "it works on strings or files; let the model begin after it"
         }
-        "SequenceMap" => "what it works on has no place that is known before the run; export the model with tensors alone",
+        "SequenceMap" => {
+            "what it works on has no place that is known before the run; export the model with tensors alone"
+        }
         _ => return None,
     })
 }

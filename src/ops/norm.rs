@@ -307,7 +307,9 @@ fn infer_batch(call: &Call) -> OpResult<Vec<Fact>> {
     let mut facts = vec![x.clone()];
     if trains {
         let channels = x.shape.len() > 1 && expected.len() == 1 && x.shape.numel() > 0;
-        ensure(channels, || format!("input 'X': expected [n, c, spatial..] with elements and a mean per channel, found {x}"))?;
+        ensure(channels, || {
+            format!("input 'X': expected [n, c, spatial..] with elements and a mean per channel, found {x}")
+        })?;
         facts.extend([3, 4].map(|input| call.fact(input).clone()));
     }
     Ok(facts)

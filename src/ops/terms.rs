@@ -24,7 +24,7 @@ pub(super) static OPS: &[OpDef] = &[
             .attr("weights", crate::op::Attr::Floats(vec![0.5, 2.0, 3.0]))
     })
     .attrs(names![max_gram_length max_skip_count min_gram_length mode ngram_counts ngram_indexes pool_int64s
-                  pool_strings weights]),
+                  weights]),
     composed(
         "ai.onnx.ml.ArrayFeatureExtractor",
         "The elements along the last axis that the second input names",
@@ -73,9 +73,12 @@ impl Pool {
         };
         let (shortest, longest) = (number("min_gram_length", 1, 64)?, number("max_gram_length", 1, 64)?);
         let reach = 1 + number("max_skip_count", 0, 1 << 10)?;
-        let pool = list("pool_int64s")?.ok_or("attribute 'pool_int64s': expected numbers, found none; let the model begin after texts")?;
+        let pool = list("pool_int64s")?
+            .ok_or("attribute 'pool_int64s': expected numbers, found none; let the model begin after texts")?;
         let starts = list("ngram_counts")?.ok_or("attribute 'ngram_counts': expected numbers, found none")?;
-        let wrong = || format!("attribute 'ngram_counts': expected ascending places in a pool of {}, found {starts:?}", pool.len());
+        let wrong = || {
+            format!("attribute 'ngram_counts': expected ascending places in a pool of {}, found {starts:?}", pool.len())
+        };
         let mut grams = Vec::new();
         let mut skipped = vec![];
         for (i, &start) in starts.iter().enumerate() {
@@ -92,12 +95,18 @@ impl Pool {
         let places = list("ngram_indexes")?.ok_or("attribute 'ngram_indexes': expected numbers, found none")?;
         let weights = call.floats("weights")?.unwrap_or_else(|| vec![1.0; places.len()]);
         ensure(places.len() == skipped.len() && weights.len() == places.len(), || {
-            format!("expected a place and a weight for each of {} sequences, found {} and {}", skipped.len(), places.len(), weights.len())
+            format!(
+                "expected a place and a weight for each of {} sequences, found {} and {}",
+                skipped.len(),
+                places.len(),
+                weights.len()
+            )
         })?;
         let kept = |i: &usize| !skipped[*i];
         let place = |i: usize| usize::try_from(places[i]).ok().filter(|&place| place < MOST);
         let chosen: Option<Vec<usize>> = (0..places.len()).filter(kept).map(place).collect();
-        let chosen = chosen.ok_or_else(|| format!("attribute 'ngram_indexes': expected 0 to {}, found {places:?}", MOST - 1))?;
+        let chosen =
+            chosen.ok_or_else(|| format!("attribute 'ngram_indexes': expected 0 to {}, found {places:?}", MOST - 1))?;
         let weights = (0..places.len()).filter(kept).map(|i| weights[i]).collect();
         Ok(Pool { grams, places: chosen, weights, reach })
     }

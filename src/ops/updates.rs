@@ -15,7 +15,7 @@ pub(super) static OPS: &[OpDef] = &[
         GROUPS,
         |_, call, x| grouped(call, x, 1, adagrad),
     )
-    .sample(|s| stepped(s, 1))
+    .sample(|s| stepped(s, 1).attr("decay_factor", 0.25).attr("epsilon", 0.01))
     .attrs(names![decay_factor epsilon norm_coefficient]),
     composed(
         "ai.onnx.preview.training.Adam",
@@ -23,7 +23,10 @@ pub(super) static OPS: &[OpDef] = &[
         GROUPS,
         |_, call, x| grouped(call, x, 2, adam),
     )
-    .sample(|s| stepped(s, 2))
+    .sample(|s| {
+        let s = stepped(s, 2).attr("alpha", 0.8).attr("beta", 0.95);
+        s.attr("epsilon", 0.01).attr("norm_coefficient_post", 0.001)
+    })
     .attrs(names![alpha beta epsilon norm_coefficient norm_coefficient_post]),
     composed(
         "ai.onnx.preview.training.Momentum",

@@ -126,24 +126,27 @@ pub(super) fn convert(value: &str, from: Type, to: Type) -> String {
     }
 }
 
+/// Converts a float to an integer of a register: truncated and saturated, and 0 if it is not a number.
+pub(super) fn whole((value, from): (String, Type), to: Type) -> String {
+    format!("whole_{}_{}({value})", to.name(), from.name())
+}
+
 /// Converts a value to a small integer, held in a register. Of a float it is the nearest one, of an integer the one with the same lowest
 /// bits: where these are all bits of the register, the value itself.
 pub(super) fn small((value, from): (String, Type), to: DType, family: Family) -> String {
     let held = Type::register(to, family);
     let (low, high) = to.range();
-    let int = convert(&value, from, held);
+    let int = || convert(&value, from, held);
     let [mask, half] = [high - low, -low].map(|value| literal(value, held));
     match from {
         _ if from.is_float() => {
-            // The largest float that the register has.
-            let high = if to == DType::U32 && held == I32 { 2_147_483_520.0 } else { high };
-            let [low, high] = [low, high].map(|end| literal(end, from));
-            format!("{}(clamp({value}, {low}, {high}))", held.name())
+            let [low, high] = [low, high].map(|end| literal(end, held));
+            format!("clamp({}, {low}, {high})", whole((value, from), held))
         }
-        Bool => int,
-        _ if to == DType::U32 && held == I32 => int,
-        _ if to.is_unsigned() => format!("{int} & {mask}"),
-        _ => format!("(({int} + {half}) & {mask}) - {half}"),
+        Bool => int(),
+        _ if to == DType::U32 && held == I32 => int(),
+        _ if to.is_unsigned() => format!("{} & {mask}", int()),
+        _ => format!("(({} + {half}) & {mask}) - {half}", int()),
     }
 }
 
@@ -204,7 +207,7 @@ pub(super) fn unary(op: Unary, (x, ty): (String, Type)) -> Result<String, String
         (Unary::Sin, _) => format!("sin_{name}({x}, 0)"),
         (Unary::Cos, _) => format!("sin_{name}({x}, 1)"),
         (Unary::Tanh, F64) => format!("tanh({x})"),
-        (Unary::Tanh, _) => format!("tanh(clamp({x}, -9.0f, 9.0f))"),
+        (Unary::Tanh, _) => format!("tanh_{name}({x})"),
         (Unary::Erf, _) => format!("erf_{name}({x})"),
         (Unary::Floor, _) => format!("floor({x})"),
         (Unary::Ceil, _) => format!("ceil({x})"),

@@ -73,7 +73,9 @@ impl Attention {
             let value = call.tensor(at)?.ok_or_else(|| call.fail(format!("input {at} is missing")))?;
             let fact = importer.graph.fact(value);
             let fits = fact.shape.len() == 4 && fact.dtype.is_float();
-            ensure(fits, || call.fail(format!("input {at}: expected floats [batch, heads, sequence, width], found {fact}")))?;
+            ensure(fits, || {
+                call.fail(format!("input {at}: expected floats [batch, heads, sequence, width], found {fact}"))
+            })?;
             Ok(fact.clone())
         };
         let (q, k, v) = (fact(0)?, fact(1)?, fact(2)?);
@@ -177,7 +179,8 @@ impl<'a> Importer<'a> {
         let raised = Attrs::new().with("shape", &one[..]).with("allowzero", 1);
         let value = self.step(call, &format!("{name}.raised"), "Reshape", &[value], raised)?;
         let all = [head, &[times], rest].concat();
-        let value = self.step(call, &format!("{name}.repeated"), "Expand", &[value], Attrs::new().with("shape", &all[..]))?;
+        let value =
+            self.step(call, &format!("{name}.repeated"), "Expand", &[value], Attrs::new().with("shape", &all[..]))?;
         let joined = [&[shape[0], shape[1] * times], rest].concat();
         let joined = Attrs::new().with("shape", &joined[..]).with("allowzero", 1);
         self.step(call, &format!("{name}.heads"), "Reshape", &[value], joined)
@@ -297,13 +300,7 @@ impl<'a> Importer<'a> {
     }
 
     /// Inlines the iterations of a `Scan`, under this name. An attribute says which inputs are walked backwards.
-    fn scan(
-        &mut self,
-        call: &Call<'_, 'a>,
-        body: &Body<'_, 'a>,
-        directions: &str,
-        name: &str,
-    ) -> Result<Vec<Named>> {
+    fn scan(&mut self, call: &Call<'_, 'a>, body: &Body<'_, 'a>, directions: &str, name: &str) -> Result<Vec<Named>> {
         let scanned = call.attribute("num_scan_inputs").map_or(0, |a| a.i);
         let states = usize::try_from(scanned).ok().filter(|&n| n > 0).and_then(|n| call.inputs.len().checked_sub(n));
         let states = states.ok_or_else(|| {

@@ -84,7 +84,8 @@ impl Filters {
         let out = (0..axes).map(|k| {
             let reach = w[2 + k].saturating_sub(1).saturating_mul(dilations[k]);
             let room = (x[2 + k] + pads[k] + pads[axes + k]).checked_sub(reach.saturating_add(1));
-            room.map(|room| room / strides[k] + 1).ok_or_else(|| format!("a filter of {w} is larger than an image of {x}"))
+            room.map(|room| room / strides[k] + 1)
+                .ok_or_else(|| format!("a filter of {w} is larger than an image of {x}"))
         });
         let out = out.collect::<OpResult<Vec<usize>>>()?;
         Ok(Filters {
@@ -105,11 +106,9 @@ impl Filters {
     fn expect_inputs(&self, call: &Call) -> OpResult<()> {
         let taps = self.offsets * self.kernel.numel();
         let per_place = |planes: usize| [&[self.images, planes][..], &self.out].concat();
-        for (input, expected) in [
-            (OFFSETS, per_place(taps * self.image.len())),
-            (MASK, per_place(taps)),
-            (BIAS, vec![self.channels[1]]),
-        ] {
+        for (input, expected) in
+            [(OFFSETS, per_place(taps * self.image.len())), (MASK, per_place(taps)), (BIAS, vec![self.channels[1]])]
+        {
             let fits = !call.has(input) || call.shape(input)[..] == expected;
             expect_shape(call, input, fits, format_args!("{}", Shape::new(&expected[..])))?;
         }

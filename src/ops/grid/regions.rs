@@ -37,9 +37,8 @@ fn points<'g>(b: Nodes<'g>, regions: Var<'g>, axis: Axis, call: &Call) -> OpResu
     let (start, end) = (moved(low), moved(low + 2));
     let span = if half { end - start } else { (end - start).max(1.0) };
     let count = out * ratio;
-    let shares = b.constant(regions.fact()?.dtype, [1, count], || {
-        (0..count).map(|i| (i as f64 + 0.5) / count as f64).collect()
-    });
+    let shares =
+        b.constant(regions.fact()?.dtype, [1, count], || (0..count).map(|i| (i as f64 + 0.5) / count as f64).collect());
     Ok(start + span * shares)
 }
 

@@ -34,7 +34,8 @@ fn unpool<'g>(b: Nodes<'g>, call: &Call, x: &Args<Var<'g>>) -> OpResult<Vec<Var<
     let pads = sizes(call, "pads", 2 * axes, 0, 0)?;
     let own = (0..axes).map(|k| {
         let all = (shape[2 + k].saturating_sub(1)).checked_mul(strides[k]).and_then(|n| n.checked_add(kernel[k]));
-        all.and_then(|n| n.checked_sub(pads[k] + pads[axes + k])).ok_or("the pads leave nothing, or the image is too large")
+        all.and_then(|n| n.checked_sub(pads[k] + pads[axes + k]))
+            .ok_or("the pads leave nothing, or the image is too large")
     });
     let own = own.collect::<Result<Vec<usize>, _>>()?;
     let pooled = Shape::new([&shape[..2], &own].concat());
