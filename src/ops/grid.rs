@@ -332,6 +332,6 @@ mod tests {
         // Places -1, 4.5 and 9 between the edges -0.5 and 3.5.
         assert_eq!(at(&[-1.25, 1.5, 3.75], 0), [1.0, 3.5, 2.0]);
         // Places -1 and 4 between the centres 0 and 3.
-        assert_eq!(at(&[-5.0 / 3.0, 5.0 / 3.0], 1).map(f64::round), [2.0, 3.0]);
+        assert_eq!(at(&[-5.0 / 3.0, 5.0 / 3.0], 1).into_iter().map(f64::round).collect::<Vec<_>>(), [2.0, 3.0]);
     }
 }

@@ -63,7 +63,7 @@ impl Heads {
             n => Err(format!("attribute '{name}': expected 1 to {MOST_HEADS} heads, found {n}")),
         };
         let (all, heads) = (count("q_num_heads")?, count("kv_num_heads")?);
-        ensure(all % heads == 0, || {
+        ensure(all.is_multiple_of(heads), || {
             format!("attribute 'q_num_heads': expected a multiple of {heads} as 'kv_num_heads' says, found {all}")
         })?;
         let &[batch, places, width] = &call.shape(0)[..] else {
@@ -77,7 +77,7 @@ impl Heads {
             expect_shape(
                 call,
                 input,
-                call.shape(input)[..] == [batch, places, width] && width % of == 0,
+                call.shape(input)[..] == [batch, places, width] && width.is_multiple_of(of),
                 format_args!("[{batch}, {places}, a multiple of {of}]"),
             )?;
             Ok::<_, String>(width / of)
