@@ -232,7 +232,7 @@ pub(super) static OPS: &[OpDef] = &[
         .attrs(names![direction]),
     // Conversion
     map("Cast", "x as type `to`: to integers by truncation, to bool by comparing with zero", IN, cast_infer,
-        |x, c| convert(x[0], target(c)),
+        |x, c| convert(x[0], c.dtype(0), target(c)),
         |x, c| x[0].cast(target(c)))
         .sample(|s| s.uniform(-3.0, 3.0).attr("to", DType::I32.onnx()))
         .attrs(names![to saturate round_mode]),
@@ -560,9 +560,10 @@ fn target(call: &Call) -> DType {
     to.expect("attributes are checked when facts are inferred")
 }
 
-fn convert(x: f64, to: DType) -> f64 {
+fn convert(x: f64, from: DType, to: DType) -> f64 {
     match to {
         DType::Bool => truth(x != 0.0),
+        to if to.is_small_int() || to == DType::U64 => expr::small(x, from.is_float(), to),
         to if to.is_int() => x.trunc(),
         _ => x,
     }
