@@ -19,6 +19,24 @@ fn sign_f32(x: f32) -> f32 {
     return sign(x);
 }
 
+// The bits tell what lies beyond the ends, and what is not a number: conversions promise nothing of these.
+fn whole_i32_f32(x: f32) -> i32 {
+    let bits = bitcast<u32>(x);
+    if ((bits & 0x7fffffffu) > 0x7f800000u) { return 0; }
+    if ((bits & 0x7fffffffu) >= 0x4f000000u) { return select(2147483647, -2147483647 - 1, (bits >> 31u) != 0u); }
+    return i32(x);
+}
+
+// Below 1/4 the Maclaurin series up to x^9 (error 1e-8): differences of exponentials would lose the digits of small values.
+fn tanh_f32(x: f32) -> f32 {
+    if ((bitcast<u32>(x) & 0x7fffffffu) > 0x7f800000u) { return x; }
+    if (abs(x) < 0.25f) {
+        let s = x * x;
+        return x * (1.0f + s * (-0.33333334f + s * (0.13333334f + s * (-0.053968254f + s * 0.021869488f))));
+    }
+    return tanh(clamp(x, -9.0f, 9.0f));
+}
+
 // The Maclaurin series up to x^19 below 1 (error 2e-8), Abramowitz and Stegun 7.1.26 above (error 1.5e-7).
 fn erf_f32(x: f32) -> f32 {
     let a = abs(x);

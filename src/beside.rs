@@ -164,8 +164,8 @@ fn try_read(path: &Path) -> Result<Beside> {
     ensure(bytes <= MOST_BYTES, || {
         Error::usage(format!("expected at most {MOST_BYTES} bytes, found {bytes}")).in_file(path)
     })?;
-    let text = std::fs::read_to_string(path).map_err(failed)?;
-    let found: Beside = serde_json::from_str(&text).map_err(|e| Error::json(path, &e))?;
+    let kept = std::fs::read_to_string(path).map_err(failed)?;
+    let found: Beside = serde_json::from_str(file::unsealed(&kept, path)?).map_err(|e| Error::json(path, &e))?;
     let (own, Beside { version, plimsoll, .. }) = (env!("CARGO_PKG_VERSION"), &found);
     ensure(*version == VERSION && plimsoll == own, || {
         let what =

@@ -14,22 +14,39 @@ pub enum DType {
     F64,
     I64,
     I32,
-    U8,
+    I16,
     I8,
+    U64,
+    U32,
+    U16,
+    U8,
     Bool,
 }
 
 impl DType {
     /// Every element type.
-    pub const ALL: [DType; 9] =
-        [DType::F32, DType::F16, DType::BF16, DType::F64, DType::I64, DType::I32, DType::U8, DType::I8, DType::Bool];
+    pub const ALL: [DType; 13] = [
+        DType::F32,
+        DType::F16,
+        DType::BF16,
+        DType::F64,
+        DType::I64,
+        DType::I32,
+        DType::I16,
+        DType::I8,
+        DType::U64,
+        DType::U32,
+        DType::U16,
+        DType::U8,
+        DType::Bool,
+    ];
 
     /// Bytes of one element in host memory.
     pub const fn size(self) -> usize {
         match self {
-            DType::F64 | DType::I64 => 8,
-            DType::F32 | DType::I32 => 4,
-            DType::F16 | DType::BF16 => 2,
+            DType::F64 | DType::I64 | DType::U64 => 8,
+            DType::F32 | DType::I32 | DType::U32 => 4,
+            DType::F16 | DType::BF16 | DType::I16 | DType::U16 => 2,
             DType::U8 | DType::I8 | DType::Bool => 1,
         }
     }
@@ -43,8 +60,12 @@ impl DType {
             DType::F64 => "f64",
             DType::I64 => "i64",
             DType::I32 => "i32",
-            DType::U8 => "u8",
+            DType::I16 => "i16",
             DType::I8 => "i8",
+            DType::U64 => "u64",
+            DType::U32 => "u32",
+            DType::U16 => "u16",
+            DType::U8 => "u8",
             DType::Bool => "bool",
         }
     }
@@ -60,11 +81,15 @@ impl DType {
             DType::F32 => 1,
             DType::U8 => 2,
             DType::I8 => 3,
+            DType::U16 => 4,
+            DType::I16 => 5,
             DType::I32 => 6,
             DType::I64 => 7,
             DType::Bool => 9,
             DType::F16 => 10,
             DType::F64 => 11,
+            DType::U32 => 12,
+            DType::U64 => 13,
             DType::BF16 => 16,
         }
     }
@@ -79,7 +104,11 @@ impl DType {
         match self {
             DType::I64 => (i64::MIN as f64, i64::MAX as f64),
             DType::I32 => (i32::MIN as f64, i32::MAX as f64),
+            DType::I16 => (i16::MIN as f64, i16::MAX as f64),
             DType::I8 => (i8::MIN as f64, i8::MAX as f64),
+            DType::U64 => (0.0, u64::MAX as f64),
+            DType::U32 => (0.0, u32::MAX as f64),
+            DType::U16 => (0.0, u16::MAX as f64),
             DType::U8 => (u8::MIN as f64, u8::MAX as f64),
             DType::Bool => (0.0, 1.0),
             _ => (f64::NEG_INFINITY, f64::INFINITY),
@@ -96,14 +125,33 @@ impl DType {
         matches!(self, DType::F16 | DType::BF16)
     }
 
-    /// True for integers of one byte. They are computed in `i32`.
+    /// The type that arithmetic is done in: one that has all values of a small integer type, else the type itself.
+    pub const fn wide(self) -> DType {
+        match self {
+            DType::U8 | DType::I8 | DType::U16 | DType::I16 => DType::I32,
+            DType::U32 => DType::I64,
+            other => other,
+        }
+    }
+
+    /// True for integers that are computed in a [wider](Self::wide) type.
     pub const fn is_small_int(self) -> bool {
+        matches!(self, DType::U8 | DType::I8 | DType::U16 | DType::I16 | DType::U32)
+    }
+
+    /// True for integers of one byte.
+    pub const fn is_byte(self) -> bool {
         matches!(self, DType::U8 | DType::I8)
     }
 
     /// True for integer types; `bool` is not one.
     pub const fn is_int(self) -> bool {
-        matches!(self, DType::I64 | DType::I32 | DType::U8 | DType::I8)
+        matches!(self, DType::I64 | DType::I32 | DType::I16 | DType::I8) || self.is_unsigned()
+    }
+
+    /// True for integer types without negative values.
+    pub const fn is_unsigned(self) -> bool {
+        matches!(self, DType::U64 | DType::U32 | DType::U16 | DType::U8)
     }
 }
 

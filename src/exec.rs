@@ -166,7 +166,7 @@ impl Exec {
 
     fn alloc(&mut self, segment: &Segment) -> Result<SegmentId> {
         if segment.memory == Memory::Ahead {
-            self.ahead = Some(host_memory(segment.bytes.saturating_sub(AHEAD_STACK))?);
+            self.ahead = Some(host_memory(segment.bytes.saturating_sub(AHEAD_STACK), "the next rows")?);
         }
         self.backend.alloc(segment.bytes, segment.memory)
     }
@@ -590,12 +590,12 @@ pub(crate) fn write_initial(
     })
 }
 
-/// Bytes of the host's memory for rows.
+/// Bytes of the host's memory for what the error names.
 ///
 /// # Errors
 /// When the host has not so many.
-pub(crate) fn host_memory(bytes: u64) -> Result<Vec<u8>> {
-    let refused = || Error::Memory { what: "the next rows".into(), needed: bytes, file: None };
+pub(crate) fn host_memory(bytes: u64, what: &str) -> Result<Vec<u8>> {
+    let refused = || Error::Memory { what: what.into(), needed: bytes, file: None };
     let len = usize::try_from(bytes).map_err(|_| refused())?;
     let mut memory = Vec::new();
     memory.try_reserve_exact(len).map_err(|_| refused())?;
@@ -757,8 +757,10 @@ pub(crate) fn read_outputs(
 
 /// Waits for the device and copies what lies in buffers, each with its stored type.
 fn read_ports(backend: &mut dyn Backend, ports: &[(&Port, DType, Slice)]) -> Result<Vec<Tensor>> {
-    let mut found: Vec<Vec<u8>> =
-        ports.iter().map(|(port, stored, _)| vec![0; port.shape.numel() * stored.size()]).collect();
+    let room = |(port, stored, _): &(&Port, DType, Slice)| {
+        host_memory((port.shape.numel() * stored.size()) as u64, &format!("'{}' on the host", port.name))
+    };
+    let mut found = ports.iter().map(room).collect::<Result<Vec<_>>>()?;
     let pieces = ports.iter().zip(&mut found);
     let pieces = pieces.map(|((_, _, at), bytes)| (Slice { bytes: bytes.len() as u64, ..*at }, bytes.as_mut_slice()));
     backend.read_all(&mut pieces.collect::<Vec<_>>())?;

@@ -91,6 +91,8 @@ pub enum Code {
     /// Conversion to the instruction's own type. To `bool`: not equal to zero. Float to integer: truncated and
     /// saturated. Integer to integer: the lowest bits.
     Cast(u32),
+    /// The bits of a value, read as the instruction's own type: `f32` as `i32`, `f64` as `i64`, and back.
+    Bits(u32),
 }
 
 impl Code {
@@ -102,6 +104,7 @@ impl Code {
             Code::Binary(op, a, b) => Code::Binary(op, at(a), at(b)),
             Code::Select(c, a, b) => Code::Select(at(c), at(a), at(b)),
             Code::Cast(a) => Code::Cast(at(a)),
+            Code::Bits(a) => Code::Bits(at(a)),
         }
     }
 
@@ -109,7 +112,7 @@ impl Code {
     pub fn operands(self) -> impl Iterator<Item = u32> {
         let list = match self {
             Code::Const(_) | Code::Input(_) | Code::Index(_) | Code::Reduction(_) => [None; 3],
-            Code::Unary(_, a) | Code::Cast(a) => [Some(a), None, None],
+            Code::Unary(_, a) | Code::Cast(a) | Code::Bits(a) => [Some(a), None, None],
             Code::Binary(_, a, b) => [Some(a), Some(b), None],
             Code::Select(c, a, b) => [Some(c), Some(a), Some(b)],
         };
@@ -118,7 +121,7 @@ impl Code {
 }
 
 /// An instruction and the type of its result. Arithmetic on small integers may leave their range, so [`Body::new`]
-/// computes it in `i32` and casts.
+/// computes it in a [wider](DType::wide) type and casts.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Instr {
     /// The operation.
@@ -216,6 +219,16 @@ impl Expr {
     pub fn cast(&self, dtype: DType) -> Expr {
         if dtype == self.dtype() { self.clone() } else { Expr::new(Code::Cast(0), &[self], dtype) }
     }
+
+    /// The bits, read as another type. Those of two integer types are the same as a conversion gives.
+    pub fn bits(&self, dtype: DType) -> Expr {
+        let as_int = |dtype: DType| if dtype.size() == 8 { DType::I64 } else { DType::I32 };
+        match (self.dtype().is_float(), dtype.is_float()) {
+            (true, true) | (false, false) => self.cast(dtype),
+            (true, false) => Expr::new(Code::Bits(0), &[self], as_int(dtype)).cast(dtype),
+            (false, true) => Expr::new(Code::Bits(0), &[&self.cast(as_int(self.dtype()))], dtype),
+        }
+    }
 }
 
 macro_rules! methods {
@@ -301,6 +314,7 @@ enum Key {
     Binary(Binary, u32, u32),
     Select(u32, u32, u32),
     Cast(u32),
+    Bits(u32),
 }
 
 impl Interner {
@@ -314,6 +328,7 @@ impl Interner {
             Code::Binary(op, a, b) => Key::Binary(op, a, b),
             Code::Select(c, a, b) => Key::Select(c, a, b),
             Code::Cast(a) => Key::Cast(a),
+            Code::Bits(a) => Key::Bits(a),
         };
         *self.seen.entry((key, dtype)).or_insert_with(|| {
             self.body.code.push(Instr { code, dtype });
@@ -321,21 +336,22 @@ impl Interner {
         })
     }
 
-    /// Pushes an instruction. Arithmetic on small integers wraps around after each operation, so that storing a value
+    /// Pushes an instruction. Arithmetic on [small](DType::is_small_int) integers wraps around after each operation, so that storing a value
     /// in between makes no difference.
     fn push_wrapping(&mut self, code: Code, dtype: DType) -> u32 {
         if !dtype.is_small_int() {
             return self.push(code, dtype);
         }
+        let held = dtype.wide();
         let wide = match code {
-            Code::Unary(op @ (Unary::Neg | Unary::Abs), a) => Code::Unary(op, self.push(Code::Cast(a), DType::I32)),
+            Code::Unary(op @ (Unary::Neg | Unary::Abs), a) => Code::Unary(op, self.push(Code::Cast(a), held)),
             Code::Binary(op, a, b) if leaves_range(op) => {
-                let [a, b] = [a, b].map(|value| self.push(Code::Cast(value), DType::I32));
+                let [a, b] = [a, b].map(|value| self.push(Code::Cast(value), held));
                 Code::Binary(op, a, b)
             }
             _ => return self.push(code, dtype),
         };
-        let wide = self.push(wide, DType::I32);
+        let wide = self.push(wide, held);
         self.push(Code::Cast(wide), dtype)
     }
 
@@ -423,22 +439,36 @@ impl Body {
                 Code::Input(i) => inputs[i as usize],
                 Code::Index(axis) => index[axis as usize] as f64,
                 Code::Reduction(i) => reductions[i as usize],
+                Code::Unary(op, a) if instr.dtype == DType::U64 => small(unary(op, v(a)), false, DType::U64),
                 Code::Unary(op, a) => unary(op, v(a)),
                 Code::Binary(op, a, b) => match binary(op, v(a), v(b), int) {
-                    value if instr.dtype == DType::I32 && value.is_finite() => (value as i64 as i32).into(),
+                    value if matches!(instr.dtype, DType::I32 | DType::U64) && value.is_finite() => {
+                        small(value, false, instr.dtype)
+                    }
                     value => value,
                 },
                 Code::Select(c, a, b) => v(if v(c) != 0.0 { a } else { b }),
                 Code::Cast(a) => match instr.dtype {
                     DType::Bool => f64::from(v(a) != 0.0),
-                    d if d.is_small_int() => small(v(a), self.code[a as usize].dtype.is_float(), d),
+                    d if d.is_small_int() || d == DType::U64 => small(v(a), self.code[a as usize].dtype.is_float(), d),
                     d if d.is_int() => v(a).trunc(),
                     _ => v(a),
                 },
+                Code::Bits(a) => bits(v(a), instr.dtype),
             };
             values.push(value);
         }
         self.results.iter().map(|&r| values[r as usize]).collect()
+    }
+}
+
+/// The bits of a value of a type as wide as `dtype`, read as that. Of an `i64` beyond 2^53 they are rounded.
+pub(crate) fn bits(value: f64, dtype: DType) -> f64 {
+    match dtype {
+        DType::I32 => ((value as f32).to_bits() as i32).into(),
+        DType::F32 => f32::from_bits(value as i64 as u32).into(),
+        DType::F64 => f64::from_bits(value as i64 as u64),
+        _ => value.to_bits() as i64 as f64,
     }
 }
 
@@ -463,26 +493,30 @@ pub(crate) fn unary(op: Unary, x: f64) -> f64 {
     }
 }
 
-/// Converts a value to a small integer: a float saturates, an integer keeps its lowest bits.
+/// Converts a value to an integer type: a float saturates, and is 0 if it is no number; an integer keeps its lowest bits.
 pub(crate) fn small(value: f64, float: bool, dtype: DType) -> f64 {
-    match (float, dtype) {
-        (true, DType::U8) => (value as u8).into(),
-        (true, _) => (value as i8).into(),
-        (false, DType::U8) => (value as i64 as u8).into(),
-        (false, _) => (value as i64 as i8).into(),
+    let (low, high) = dtype.range();
+    match value.trunc() {
+        nan if nan.is_nan() => 0.0,
+        whole if float => whole.clamp(low, high),
+        whole if (low..=high).contains(&whole) => whole,
+        whole => low + (whole - low).rem_euclid((high - low).floor() + 1.0),
     }
 }
 
 /// `a^b` of integers, wrapping around. A fraction becomes 0.
-pub(crate) fn power(mut a: i64, b: i64) -> i64 {
-    let Ok(mut b) = u64::try_from(b) else {
-        return match a {
-            1 => 1,
-            -1 if b % 2 == 0 => 1,
-            -1 => -1,
-            _ => 0,
-        };
-    };
+pub(crate) fn power(a: i64, b: i64) -> i64 {
+    match (u64::try_from(b), a) {
+        (Ok(b), _) => wrapping_power(a, b),
+        (_, 1) => 1,
+        (_, -1) if b % 2 == 0 => 1,
+        (_, -1) => -1,
+        _ => 0,
+    }
+}
+
+/// The lowest 64 bits of `a^b`, whether `a` has a sign or not.
+pub(crate) fn wrapping_power(mut a: i64, mut b: u64) -> i64 {
     let mut result = 1i64;
     while b > 0 {
         if b & 1 == 1 {

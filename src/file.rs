@@ -196,13 +196,33 @@ pub fn keep(path: Option<PathBuf>, what: &str, text: &str) -> Option<PathBuf> {
     };
     let folder = path.parent().expect("it is in a folder");
     let made = create_private(folder).map_err(|e| Error::file(folder, "create the folder", e));
-    match made.and_then(|()| write_whole(&path, "keep it", |out| out.write_all(text.as_bytes()))) {
+    let sealed = sealed(text);
+    match made.and_then(|()| write_whole(&path, "keep it", |out| out.write_all(sealed.as_bytes()))) {
         Ok(()) => Some(path),
         Err(error) => {
             tracing::warn!("{what} not kept: {error}");
             None
         }
     }
+}
+
+/// A text of the cache with the hash of its content behind it, in a line of its own.
+pub fn sealed(text: &str) -> String {
+    format!("{text}\n{:032x}\n", fnv(text.as_bytes()))
+}
+
+/// The text of a file that was [kept](keep): what was cut off or changed is refused.
+///
+/// # Errors
+/// The hash of the content is missing, or another one.
+pub fn unsealed<'t>(text: &'t str, path: &Path) -> Result<&'t str> {
+    let parts = text.trim_end_matches('\n').rsplit_once('\n');
+    let content = parts.filter(|(content, hash)| *hash == format!("{:032x}", fnv(content.as_bytes())));
+    content.map(|(content, _)| content).ok_or_else(|| {
+        let what =
+            "expected a last line with the hash of what is before it; the file was changed or cut off: remove it";
+        Error::usage(what.into()).in_file(path)
+    })
 }
 
 /// FNV-1a of 128 bits (Fowler, Noll, Vo). It names files; the content of a file proves that it is the right one.
@@ -215,6 +235,15 @@ pub fn fnv(bytes: &[u8]) -> u128 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_kept_text_comes_back_only_if_it_is_whole() {
+        let (path, kept) = (Path::new("kept"), sealed("{\"a\": 1}"));
+        assert_eq!(unsealed(&kept, path).expect("it is whole"), "{\"a\": 1}");
+        for changed in [kept.replace('1', "2"), kept[..kept.len() - 3].to_owned(), "{\"a\": 1}".into(), String::new()] {
+            assert!(unsealed(&changed, path).is_err(), "{changed:?}");
+        }
+    }
 
     #[test]
     fn names_may_be_as_long_as_they_can_be() {

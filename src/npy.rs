@@ -15,14 +15,18 @@ use std::path::Path;
 const MAGIC: &[u8; 6] = b"\x93NUMPY";
 
 /// NumPy's names of element types.
-const TYPES: [(&str, DType); 8] = [
+const TYPES: [(&str, DType); 12] = [
     ("<f4", DType::F32),
     ("<f2", DType::F16),
     ("<f8", DType::F64),
     ("<i8", DType::I64),
     ("<i4", DType::I32),
-    ("|u1", DType::U8),
+    ("<i2", DType::I16),
     ("|i1", DType::I8),
+    ("<u8", DType::U64),
+    ("<u4", DType::U32),
+    ("<u2", DType::U16),
+    ("|u1", DType::U8),
     ("|b1", DType::Bool),
 ];
 

@@ -93,9 +93,9 @@ pub fn values(graph: &Graph, mut values: HashMap<ValueId, Vec<f64>>) -> Result<H
     Ok(values)
 }
 
-/// Rounds values of a 16-bit float type, and wraps or saturates small integers. `from_floats` says which: floats saturate.
+/// Rounds values of a 16-bit float type, and wraps or saturates integers that arithmetic leaves. `from_floats` says which: floats saturate.
 fn round(values: &mut [f64], from_floats: bool, dtype: DType) {
-    if dtype.is_small_int() {
+    if dtype.is_small_int() || dtype == DType::U64 {
         return values.iter_mut().for_each(|v| *v = expr::small(*v, from_floats, dtype));
     }
     let half: fn(f64) -> f64 = match dtype {

@@ -329,7 +329,7 @@ impl Target {
 
     /// The type that stores values of `dtype` on this device.
     ///
-    /// WebGPU has no 64-bit integers and no bytes. It stores `i64`, `i8` and `u8` as `i32`, with a range check where data enters,
+    /// WebGPU has no 64-bit integers and no bytes. It stores integers of every type as `i32`, with a range check where data enters,
     /// and `bool` as `i32` 0 or 1. The CPU stores `f16` and `bf16` as `f32`.
     ///
     /// # Errors
@@ -338,8 +338,8 @@ impl Target {
         match (self.family, dtype) {
             (Family::Cpu, DType::F16 | DType::BF16) => return Ok(DType::F32),
             (Family::Cpu | Family::Cuda, _) => return Ok(dtype),
-            (Family::Wgpu, DType::F32 | DType::I32) => return Ok(dtype),
-            (Family::Wgpu, DType::I64 | DType::Bool | DType::U8 | DType::I8) => return Ok(DType::I32),
+            (Family::Wgpu, DType::F32) => return Ok(dtype),
+            (Family::Wgpu, dtype) if dtype.is_int() || dtype == DType::Bool => return Ok(DType::I32),
             (Family::Wgpu, _) => {}
         }
         Err(Error::usage(format!("target '{}' has no type for {dtype} values", self.name)))
@@ -360,9 +360,14 @@ impl Target {
         }
     }
 
-    /// True if one kernel can compute an attention of this type: CUDA's sums in `f32`.
+    /// True if one kernel can compute an attention of this type: its sums are in `f32`.
     pub fn has_attention_for(&self, dtype: DType) -> bool {
-        self.family != Family::Cuda || dtype != DType::F64
+        dtype != DType::F64
+    }
+
+    /// True if a kernel computes matrix products of this type.
+    pub fn has_product_for(&self, dtype: DType) -> bool {
+        self.family != Family::Cpu || dtype != DType::F64
     }
 
     /// True if an attention's kernel reads a key once for all the queries that share it, so that repeated keys need no copies.

@@ -38,8 +38,12 @@ fn widen(dtype: DType, bytes: &[u8], values: &mut [f64]) {
         DType::F64 => map(bytes, values, |v: f64| v),
         DType::I64 => map(bytes, values, |v: i64| v as f64),
         DType::I32 => map(bytes, values, |v: i32| v.into()),
-        DType::U8 => map(bytes, values, |v: u8| v.into()),
+        DType::I16 => map(bytes, values, |v: i16| v.into()),
         DType::I8 => map(bytes, values, |v: i8| v.into()),
+        DType::U64 => map(bytes, values, |v: u64| v as f64),
+        DType::U32 => map(bytes, values, |v: u32| v.into()),
+        DType::U16 => map(bytes, values, |v: u16| v.into()),
+        DType::U8 => map(bytes, values, |v: u8| v.into()),
         DType::Bool => map(bytes, values, |v: u8| f64::from(v != 0)),
     }
 }
@@ -57,8 +61,12 @@ fn narrow(dtype: DType, values: &[f64], bytes: &mut [u8]) {
         DType::F64 => map(values, bytes, |v| v),
         DType::I64 => map(values, bytes, |v| v as i64),
         DType::I32 => map(values, bytes, |v| v as i32),
-        DType::U8 => map(values, bytes, |v| v as u8),
+        DType::I16 => map(values, bytes, |v| v as i16),
         DType::I8 => map(values, bytes, |v| v as i8),
+        DType::U64 => map(values, bytes, |v| v as u64),
+        DType::U32 => map(values, bytes, |v| v as u32),
+        DType::U16 => map(values, bytes, |v| v as u16),
+        DType::U8 => map(values, bytes, |v| v as u8),
         DType::Bool => map(values, bytes, |v| u8::from(v != 0.0)),
     }
 }
@@ -144,13 +152,23 @@ impl Tensor {
         values
     }
 
-    /// Every element as `i64`, exactly, if this is an integer or `bool` tensor.
+    /// Every element as `i64`, exactly, if this is an integer or `bool` tensor and `i64` has all elements.
     pub fn to_i64(&self) -> Option<Vec<i64>> {
         match self.dtype {
+            DType::U64 => self.to_integers()?.into_iter().map(|v| v.try_into().ok()).collect(),
             DType::I64 => Some(self.bytes.chunks_exact(8).map(bytemuck::pod_read_unaligned).collect()),
             d if d.is_float() => None,
             _ => Some(self.to_f64().into_iter().map(|v| v as i64).collect()),
         }
+    }
+
+    /// Every element as an integer, exactly, if this is an integer or `bool` tensor.
+    pub(crate) fn to_integers(&self) -> Option<Vec<i128>> {
+        if self.dtype == DType::U64 {
+            let element = |bytes| i128::from(bytemuck::pod_read_unaligned::<u64>(bytes));
+            return Some(self.bytes.chunks_exact(8).map(element).collect());
+        }
+        Some(self.to_i64()?.into_iter().map(i128::from).collect())
     }
 
     /// The elements as a device stores them: in the tensor's own type, integers and `bool` as `i32`, or 16-bit floats as `f32`.
@@ -166,7 +184,7 @@ impl Tensor {
             return Ok(Cow::Owned(wide.bytes.into()));
         }
         let values = self
-            .to_i64()
+            .to_integers()
             .filter(|_| stored == DType::I32)
             .ok_or_else(|| Error::usage(format!("tensor '{name}': {} cannot be stored as {stored}", self.dtype)))?;
         let mut bytes = Vec::with_capacity(values.len() * 4);

@@ -41,6 +41,7 @@ fn derivatives(body: &Body, dy: &Expr, inputs: usize) -> Vec<Option<Expr>> {
             Code::Binary(op, a, b) => values[a as usize].binary(op, &values[b as usize]),
             Code::Select(c, a, b) => values[c as usize].select(&values[a as usize], &values[b as usize]),
             Code::Cast(a) => values[a as usize].cast(dtype),
+            Code::Bits(a) => values[a as usize].bits(dtype),
         });
     }
     let mut found: Vec<Option<Expr>> = vec![None; values.len()];
@@ -72,7 +73,8 @@ fn derivatives(body: &Body, dy: &Expr, inputs: usize) -> Vec<Option<Expr>> {
                 add(b, c.select(&zero, &g));
             }
             Code::Cast(a) => add(a, g.cast(values[a as usize].dtype())),
-            Code::Const(_) | Code::Index(_) | Code::Reduction(_) => {}
+            // What bits stand for does not change smoothly.
+            Code::Bits(_) | Code::Const(_) | Code::Index(_) | Code::Reduction(_) => {}
         }
     }
     of_inputs
@@ -148,6 +150,7 @@ fn nodes<'g>(b: Nodes<'g>, body: &Body, inputs: &[Option<Var<'g>>]) -> OpResult<
             Code::Binary(op, a, c) => apply(binary_row(op), &[at(a), at(c)]),
             Code::Select(c, a, d) => apply("Where", &[at(c), at(a), at(d)]),
             Code::Cast(a) => at(a).cast(dtype),
+            Code::Bits(a) => at(a).op("BitCast", &[], Attrs::new().with("to", dtype.onnx())),
             Code::Index(_) | Code::Reduction(_) => return Err("it depends on the index of an element".into()),
         };
         values.push(value);

@@ -1,6 +1,6 @@
 //! Runs whose inputs come from, and whose outputs go to, memory of the caller.
 
-use super::{Exec, fits, place};
+use super::{Exec, fits, host_memory, place};
 use crate::backend::{Kind, Outside, Place, Slice};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -74,7 +74,8 @@ impl Exec {
                 fill(&port.name, place)?;
                 continue;
             }
-            let mut bytes = vec![0; port.shape.numel() * port.dtype.size()];
+            let mut bytes =
+                host_memory((port.shape.numel() * port.dtype.size()) as u64, &format!("'{}' on the host", port.name))?;
             fill(&port.name, &mut bytes)?;
             let tensor = Tensor::new(port.dtype, port.shape.clone(), bytes)?;
             fits(port, &tensor)?;
@@ -125,7 +126,7 @@ impl Exec {
                 Kind::Device(to) => backend.copy_out(from, to)?,
                 Kind::Write(bytes) if stored == port.dtype => backend.read(from, bytes)?,
                 Kind::Write(bytes) => {
-                    let mut found = vec![0; from.bytes as usize];
+                    let mut found = host_memory(from.bytes, "an output on the host")?;
                     backend.read(from, &mut found)?;
                     bytes.copy_from_slice(Tensor::load(stored, found, port.dtype, port.shape.clone())?.bytes());
                 }

@@ -44,6 +44,11 @@ const MAX_NAME: usize = 1 << 10;
 /// The most numbers in an input that shapes a computation.
 const MAX_SHAPING: usize = 1 << 16;
 
+/// Stands for the version of operators that a model does not use: newer than any.
+const NO_OPSET: i64 = i64::MAX;
+/// The domain of operators that may still change.
+const PREVIEW: &str = "ai.onnx.preview";
+
 /// The most constant indices that are looked at.
 const MAX_INDICES: usize = 1 << 20;
 
@@ -231,11 +236,12 @@ impl<'a> Importer<'a> {
             return Some(Meaning::Function(function));
         }
         match domain {
-            "" if bodies::OPERATORS.contains(&op) => Some(Meaning::Bodies),
+            "" | PREVIEW if bodies::OPERATORS.contains(&(domain, op)) => Some(Meaning::Bodies),
             "" if sequence::is_operator(op) => Some(Meaning::Sequence),
             // ONNX Runtime has operators with the name, but not the meaning, of one of ONNX's. Their rows are named with the domain.
             "com.microsoft" => self.rows.get(&full_name(node)[..]).or(self.rows.get(op)).copied().map(Meaning::Row),
             "" => self.rows.get(op).copied().map(Meaning::Row),
+            "ai.onnx.ml" | "ai.onnx.preview.training" => self.rows.get(&full_name(node)[..]).copied().map(Meaning::Row),
             _ => None,
         }
     }
@@ -288,7 +294,11 @@ impl<'a> Importer<'a> {
     }
 
     fn run(&mut self, proto: &'a GraphProto, dims: &[(String, usize)]) -> Result<()> {
-        let opset = opset(&self.model.proto.opset_import)?
+        let imports = &self.model.proto.opset_import;
+        // A model that uses other domains alone has no version of ONNX's own operators.
+        let others = !imports.is_empty() && proto.node.iter().all(|node| !domain(&node.domain).is_empty());
+        let opset = opset(imports)?
+            .or(others.then_some(NO_OPSET))
             .ok_or_else(|| Error::graph("not a whole ONNX model: it does not say which opset it uses".into()))?;
         let mut scope = Scope::new(String::new(), opset, 0);
         scope.values.reserve(proto.node.len() + proto.initializer.len());

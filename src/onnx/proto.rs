@@ -371,8 +371,12 @@ impl From<DType> for DataType {
             DType::F64 => DataType::Double,
             DType::I64 => DataType::Int64,
             DType::I32 => DataType::Int32,
-            DType::U8 => DataType::Uint8,
+            DType::I16 => DataType::Int16,
             DType::I8 => DataType::Int8,
+            DType::U64 => DataType::Uint64,
+            DType::U32 => DataType::Uint32,
+            DType::U16 => DataType::Uint16,
+            DType::U8 => DataType::Uint8,
             DType::Bool => DataType::Bool,
         }
     }
@@ -543,7 +547,8 @@ impl TensorProto {
             DType::F32 => ("float_data", self.float_data.len()),
             DType::F64 => ("double_data", self.double_data.len()),
             DType::I64 => ("int64_data", self.int64_data.len()),
-            DType::F16 | DType::BF16 | DType::I32 | DType::U8 | DType::I8 | DType::Bool => {
+            DType::U64 | DType::U32 => ("uint64_data", self.uint64_data.len()),
+            DType::F16 | DType::BF16 | DType::I32 | DType::I16 | DType::I8 | DType::U16 | DType::U8 | DType::Bool => {
                 ("int32_data", self.int32_data.len())
             }
         };
@@ -559,13 +564,23 @@ impl TensorProto {
             DType::I64 => self.int64_data.iter().flat_map(|v| v.to_le_bytes()).collect(),
             DType::I32 => self.int32_data.iter().flat_map(|v| v.to_le_bytes()).collect(),
             DType::Bool => self.int32_data.iter().map(|&v| u8::from(v != 0)).collect(),
+            DType::U64 => self.uint64_data.iter().flat_map(|v| v.to_le_bytes()).collect(),
+            DType::U32 => self.short()?.into_iter().flat_map(u32::to_le_bytes).collect(),
             DType::U8 => self.narrow(|v| u8::try_from(v).ok())?.into(),
+            DType::I16 => self.narrow(|v| i16::try_from(v).ok())?.into_iter().flat_map(i16::to_le_bytes).collect(),
             DType::I8 => self.narrow(|v| i8::try_from(v).map(|v| v as u8).ok())?.into(),
-            // ONNX stores the 16 bits in the lower half of an i32.
-            DType::F16 | DType::BF16 => {
+            // ONNX stores the 16 bits of a float in the lower half of an i32.
+            DType::F16 | DType::BF16 | DType::U16 => {
                 self.narrow(|v| u16::try_from(v).ok())?.into_iter().flat_map(u16::to_le_bytes).collect()
             }
         })
+    }
+
+    fn short(&self) -> Result<Vec<u32>> {
+        let fits = |(i, &v): (usize, &u64)| {
+            u32::try_from(v).map_err(|_| self.error(format!("uint64_data[{i}] = {v} does not fit its element type")))
+        };
+        self.uint64_data.iter().enumerate().map(fits).collect()
     }
 
     fn narrow<T>(&self, fit: impl Fn(i32) -> Option<T>) -> Result<Vec<T>> {

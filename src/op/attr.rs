@@ -34,15 +34,15 @@ impl Attr {
 
     /// The attribute that stands for the constant of a shaping input: a number for a scalar, a list for one axis.
     ///
-    /// A tensor with more axes stays a tensor. So does a scalar of another type than `i64` and `f32`: the result of a
-    /// Range has its type.
+    /// A tensor with more axes stays a tensor. So does one of another type than `i64` and `f32`: the result of a Range, or of a Unique, has
+    /// its type.
     pub fn shaping(tensor: &Tensor) -> Attr {
         match (tensor.dtype(), tensor.to_i64(), tensor.shape().is_empty()) {
             (DType::I64, Some(values), true) => Attr::Int(values[0]),
             (DType::F32, _, true) => Attr::Float(tensor.to_f64()[0]),
-            _ if tensor.shape().len() != 1 => Attr::Tensor(tensor.clone()),
-            (_, Some(values), _) => Attr::Ints(values),
-            (_, None, _) => Attr::Floats(tensor.to_f64()),
+            (DType::I64, Some(values), _) if tensor.shape().len() == 1 => Attr::Ints(values),
+            (DType::F32, _, _) if tensor.shape().len() == 1 => Attr::Floats(tensor.to_f64()),
+            _ => Attr::Tensor(tensor.clone()),
         }
     }
 }

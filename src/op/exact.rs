@@ -1,6 +1,6 @@
 //! The meaning of a call on tensors, in their own types. Constant folding uses it.
 //!
-//! `f64` is exact for every type but `i64`. So a row that only moves elements moves their bytes. Elementwise rows and
+//! `f64` is exact for every type but `i64` and `u64`. So a row that only moves elements moves their bytes. Elementwise rows and
 //! plain reductions of integers compute in integers, which wrap around as they do in kernels.
 
 use super::fact::{Fact, OpResult};
@@ -15,7 +15,7 @@ use crate::tensor::Tensor;
 impl Call<'_> {
     /// Computes every output from these inputs.
     ///
-    /// The result is exact, with one exception: `i64` values beyond 2^53 in a row that is not elementwise, not a plain
+    /// The result is exact, with one exception: integers beyond 2^53 in a row that is not elementwise, not a plain
     /// reduction, and does more than move elements.
     ///
     /// # Errors
@@ -115,7 +115,7 @@ impl Call<'_> {
     }
 
     fn reduce_ints(&self, reduction: Reduction, fact: &Fact, inputs: &[Option<&Tensor>]) -> OpResult<Tensor> {
-        let values = inputs[0].and_then(Tensor::to_i64).ok_or("input 'data' has no value")?;
+        let values = inputs[0].and_then(Tensor::to_integers).ok_or("input 'data' has no value")?;
         let (axes, shape) = (self.reduced_axes()?, self.shape(0));
         let kept: Shape = (0..shape.len()).map(|k| if axes.contains(&k) { 1 } else { shape[k] }).collect();
         let results = Access::contiguous(kept).broadcast(shape);
@@ -138,7 +138,7 @@ impl Call<'_> {
 /// An element. A `bool` is the integer 0 or 1.
 #[derive(Clone, Copy)]
 enum Value {
-    Int(i64),
+    Int(i128),
     Float(f64),
 }
 
@@ -156,7 +156,7 @@ impl Value {
 }
 
 enum Values {
-    Ints(Vec<i64>),
+    Ints(Vec<i128>),
     Floats(Vec<f64>),
 }
 
@@ -166,7 +166,7 @@ impl Values {
     }
 
     fn of(tensor: &Tensor) -> Values {
-        tensor.to_i64().map_or_else(|| Values::Floats(tensor.to_f64()), Values::Ints)
+        tensor.to_integers().map_or_else(|| Values::Floats(tensor.to_f64()), Values::Ints)
     }
 
     fn at(&self, i: usize) -> Value {
@@ -179,7 +179,7 @@ impl Values {
     fn push(&mut self, value: Value) {
         match (self, value) {
             (Values::Ints(values), Value::Int(v)) => values.push(v),
-            (Values::Ints(values), Value::Float(v)) => values.push(v as i64),
+            (Values::Ints(values), Value::Float(v)) => values.push(v as i128),
             (Values::Floats(values), v) => values.push(v.float()),
         }
     }
@@ -187,8 +187,10 @@ impl Values {
     fn tensor(self, fact: &Fact) -> Tensor {
         let shape = fact.shape.clone();
         match self {
-            Values::Ints(values) if fact.dtype == DType::I64 => {
-                Tensor::from_i64(shape, &values).expect("one value per element was pushed")
+            Values::Ints(values) if fact.dtype.size() == 8 => {
+                // Of both types with eight bytes, these are the lowest bits.
+                let bytes: Vec<u8> = values.into_iter().flat_map(|v| (v as u64).to_le_bytes()).collect();
+                Tensor::new(fact.dtype, shape, bytes).expect("one value per element was pushed")
             }
             Values::Ints(values) => {
                 Tensor::from_f64(fact.dtype, shape, &values.into_iter().map(|v| v as f64).collect::<Vec<_>>())
@@ -199,34 +201,36 @@ impl Values {
 }
 
 /// The smallest and the largest value of an integer type or `bool`.
-fn bounds(dtype: DType) -> (i64, i64) {
+fn bounds(dtype: DType) -> (i128, i128) {
     match dtype {
         DType::I32 => (i32::MIN.into(), i32::MAX.into()),
+        DType::I16 => (i16::MIN.into(), i16::MAX.into()),
         DType::I8 => (i8::MIN.into(), i8::MAX.into()),
+        DType::U64 => (0, u64::MAX.into()),
+        DType::U32 => (0, u32::MAX.into()),
+        DType::U16 => (0, u16::MAX.into()),
         DType::U8 => (0, u8::MAX.into()),
         DType::Bool => (0, 1),
-        _ => (i64::MIN, i64::MAX),
+        _ => (i64::MIN.into(), i64::MAX.into()),
     }
 }
 
 /// The value of the type with the same lowest bits.
-fn wrap(value: i64, dtype: DType) -> i64 {
-    match dtype {
-        DType::I32 => (value as i32).into(),
-        DType::I8 => (value as i8).into(),
-        DType::U8 => (value as u8).into(),
-        DType::Bool => (value != 0).into(),
-        _ => value,
+fn wrap(value: i128, dtype: DType) -> i128 {
+    if dtype == DType::Bool {
+        return (value != 0).into();
     }
+    let (low, high) = bounds(dtype);
+    if (low..=high).contains(&value) { value } else { low + (value - low).rem_euclid(high - low + 1) }
 }
 
 fn step(code: Code, dtype: DType, values: &[Value], input: &dyn Fn(u32) -> Value, index: &[usize]) -> Value {
     let v = |i: u32| values[i as usize];
     let value = match code {
         Code::Const(value) if dtype.is_float() => Value::Float(value),
-        Code::Const(value) => Value::Int(value as i64),
+        Code::Const(value) => Value::Int(value as i128),
         Code::Input(slot) => input(slot),
-        Code::Index(axis) => Value::Int(index[axis as usize] as i64),
+        Code::Index(axis) => Value::Int(index[axis as usize] as i128),
         Code::Reduction(_) => unreachable!("elementwise code has no reductions"),
         Code::Unary(op, a) => match (op, v(a)) {
             (Unary::Neg, Value::Int(a)) => Value::Int(a.wrapping_neg()),
@@ -241,6 +245,12 @@ fn step(code: Code, dtype: DType, values: &[Value], input: &dyn Fn(u32) -> Value
             (a, b) => Value::Int((expr::binary(op, a.float(), b.float(), false) != 0.0).into()),
         },
         Code::Select(c, a, b) => v(if v(c).holds() { a } else { b }),
+        Code::Bits(a) => match (v(a), dtype) {
+            (Value::Int(a), DType::F64) => Value::Float(f64::from_bits(a as u64)),
+            (Value::Int(a), _) => Value::Float(expr::bits(a as f64, dtype)),
+            (Value::Float(a), DType::I64) => Value::Int((a.to_bits() as i64).into()),
+            (Value::Float(a), _) => Value::Int(expr::bits(a, dtype) as i128),
+        },
         Code::Cast(a) => match v(a) {
             a if dtype == DType::Bool => Value::Int(a.holds().into()),
             // Rounded once.
@@ -249,7 +259,7 @@ fn step(code: Code, dtype: DType, values: &[Value], input: &dyn Fn(u32) -> Value
             Value::Int(a) => Value::Int(a),
             Value::Float(a) => {
                 let (low, high) = bounds(dtype);
-                Value::Int((a as i64).clamp(low, high))
+                Value::Int((a as i128).clamp(low, high))
             }
         },
     };
@@ -259,7 +269,7 @@ fn step(code: Code, dtype: DType, values: &[Value], input: &dyn Fn(u32) -> Value
     }
 }
 
-fn integers(op: Binary, a: i64, b: i64) -> i64 {
+fn integers(op: Binary, a: i128, b: i128) -> i128 {
     match op {
         Binary::Add => a.wrapping_add(b),
         Binary::Sub => a.wrapping_sub(b),
@@ -267,7 +277,9 @@ fn integers(op: Binary, a: i64, b: i64) -> i64 {
         Binary::Div | Binary::Rem if b == 0 => 0,
         Binary::Div => a.wrapping_div(b),
         Binary::Rem => a.wrapping_rem(b),
-        Binary::Pow => expr::power(a, b),
+        // Of a base or a count without a sign beyond `i64`, the lowest bits are the same.
+        Binary::Pow if b < 0 => expr::power(a as i64, b as i64).into(),
+        Binary::Pow => expr::wrapping_power(a as i64, b as u64).into(),
         Binary::Max => a.max(b),
         Binary::Min => a.min(b),
         Binary::Lt => (a < b).into(),

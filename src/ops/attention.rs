@@ -136,7 +136,12 @@ fn infer(call: &Call) -> OpResult<Vec<Fact>> {
         if mask.dtype != DType::Bool && mask.dtype != dtype {
             return Err(format!("input 'attn_mask': expected bool or {dtype}, found {mask}"));
         }
-        if Shape::broadcast([&e.scores(), &mask.shape]).as_ref() != Some(&e.scores()) {
+        let mut shape = mask.shape.clone();
+        if call.has(LENGTHS) && shape.last().is_some_and(|&keys| keys > 1 && keys < e.keys) {
+            // Keys beyond the mask's last one are not seen.
+            *shape.last_mut().expect("it has a last axis") = e.keys;
+        }
+        if Shape::broadcast([&e.scores(), &shape]).as_ref() != Some(&e.scores()) {
             return Err(format!("input 'attn_mask': expected a shape that broadcasts to {}, found {mask}", e.scores()));
         }
     }
@@ -200,7 +205,13 @@ fn eval(x: &Args<&[f64]>, call: &Call) -> OpResult<Vec<Vec<f64>>> {
         indices(&shape).map(element).collect()
     };
     let (k, v) = (present(1, e.width), present(2, e.value));
-    let mask = value(MASK).map(|m| (m, Access::contiguous(call.shape(MASK).clone()).broadcast(&e.scores())));
+    let masked_keys = if call.has(MASK) { call.shape(MASK).last().copied().filter(|&n| n > 1) } else { None };
+    let masked_keys = masked_keys.unwrap_or(e.keys);
+    let mask = value(MASK).map(|m| {
+        let mut seen = e.scores();
+        *seen.last_mut().expect("scores have keys") = masked_keys;
+        (m, Access::contiguous(call.shape(MASK).clone()).broadcast(&seen))
+    });
     let (scale, softcap) = (scale(call, &e)?, call.float("softcap", 0.0)?);
     let (causal, mode) = (call.int("is_causal", 0)? != 0, call.int("qk_matmul_output_mode", 0)?);
     let (mut y, mut shown) = (vec![0.0; e.batch * e.heads * e.group * e.queries * e.value], Vec::new());
@@ -216,7 +227,7 @@ fn eval(x: &Args<&[f64]>, call: &Call) -> OpResult<Vec<Vec<f64>>> {
         let capped: Vec<f64> =
             raw.iter().map(|&v| if softcap > 0.0 { softcap * (v / softcap).tanh() } else { v }).collect();
         let masked = |t: usize| {
-            let bias = mask.as_ref().map_or(0.0, |(m, access)| {
+            let bias = mask.as_ref().filter(|_| t < masked_keys).map_or(0.0, |(m, access)| {
                 let m = m[access.at(&[b, h, s, t]) as usize];
                 if call.dtype(MASK) != DType::Bool {
                     m
@@ -232,7 +243,7 @@ fn eval(x: &Args<&[f64]>, call: &Call) -> OpResult<Vec<Vec<f64>>> {
                 (Some(lengths), false) => t as f64 >= lengths[b],
                 (None, causal) => causal && t > s + e.past,
             };
-            if hidden { f64::NEG_INFINITY } else { capped[t] + bias }
+            if hidden || t >= masked_keys { f64::NEG_INFINITY } else { capped[t] + bias }
         };
         let scores: Vec<f64> = (0..e.keys).map(masked).collect();
         let most = scores.iter().copied().fold(f64::MIN, f64::max);
@@ -258,6 +269,16 @@ pub(super) fn with_heads<'g>(value: Var<'g>, heads: &[usize]) -> OpResult<Var<'g
     Ok(value.shaped(&[&[batch, sequence], heads, &[width / all.max(1)]].concat()).transpose(&perm))
 }
 
+/// A mask for all keys: those beyond its last one are not seen.
+fn whole_mask<'g>(b: Nodes<'g>, mask: Var<'g>, keys: usize) -> OpResult<Var<'g>> {
+    let fact = mask.fact()?;
+    let Some(&last) = fact.shape.last().filter(|&&last| last > 1 && last < keys) else { return Ok(mask) };
+    let mut shape = fact.shape.clone();
+    *shape.last_mut().ok_or("a mask without axes")? = keys - last;
+    let unseen = if fact.dtype == DType::Bool { 0.0 } else { f64::NEG_INFINITY };
+    Ok(b.concat(&[mask, b.scalar(unseen, fact.dtype).expand(&shape)], -1))
+}
+
 fn nodes<'g>(b: Nodes<'g>, call: &Call, x: &Args<Var<'g>>) -> OpResult<Vec<Var<'g>>> {
     let (e, dtype) = (Extents::of(call)?, call.dtype(Q));
     let heads = e.split();
@@ -279,7 +300,8 @@ fn nodes<'g>(b: Nodes<'g>, call: &Call, x: &Args<Var<'g>>) -> OpResult<Vec<Var<'
         }
         _ => raw,
     };
-    let scores = masked(b, call, &e, [x.given(MASK), x.given(LENGTHS)], capped)?;
+    let mask = x.given(MASK).map(|mask| whole_mask(b, mask, e.keys)).transpose()?;
+    let scores = masked(b, call, &e, [mask, x.given(LENGTHS)], capped)?;
     let wide = scores.cast(precision(call)?);
     let mut weights = wide.softmax(-1);
     if call.has(MASK) || call.has(LENGTHS) {

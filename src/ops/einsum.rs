@@ -12,7 +12,8 @@
 //! reader have are the batch of the product. A letter that only one term has and nobody reads is summed first.
 
 use super::{ensure, indices, output, position, same_float};
-use crate::op::{Args, Attrs, Call, Eval, Lower, OpDef, OpResult, Var, inputs, names};
+use crate::dtype::DType;
+use crate::op::{Args, Attrs, Call, Eval, Lower, Nodes, OpDef, OpResult, Var, inputs, names};
 use crate::shape::Shape;
 
 pub(super) static OPS: &[OpDef] = &[OpDef::new(
@@ -26,7 +27,7 @@ pub(super) static OPS: &[OpDef] = &[OpDef::new(
         output(dtype, equation.shape(&equation.output))
     },
     Eval::Tensor(eval),
-    Lower::Decompose(|_, call, x| nodes(call, x)),
+    Lower::Decompose(nodes),
 )
 .sample(|s| s.floats(&[&[2, 3], &[3, 4]]).attr("equation", "ij,jk->ik"))
 .attrs(names![equation])];
@@ -114,8 +115,9 @@ impl Equation {
             .flat_map(|c| c.map_or((0..dots).rev().map(Letter::Dots).collect(), |c| vec![Letter::Of(c)]))
             .collect();
         for (i, (&letter, &extent)) in axes.iter().zip(shape.iter()).enumerate() {
-            ensure(!axes[..i].contains(&letter), || {
-                format!("attribute 'equation': a letter twice in one term is not supported, found '{text}'")
+            let first = axes[..i].iter().position(|&other| other == letter);
+            ensure(first.is_none_or(|first| shape[first] == extent), || {
+                format!("input 'Inputs[{input}]': expected a square along a letter twice in '{text}', found {shape}")
             })?;
             match self.extents.iter_mut().find(|(other, _)| *other == letter) {
                 None => self.extents.push((letter, extent)),
@@ -173,6 +175,25 @@ impl<'g> Term<'g> {
         self.letters.contains(letter)
     }
 
+    /// Of axes with the same letter, keeps one: the elements whose indices along them are equal.
+    fn diagonal(mut self, b: Nodes<'g>) -> OpResult<Term<'g>> {
+        let twice = |term: &Term| {
+            let letters = &term.letters;
+            (0..letters.len()).find_map(|k| Some((letters[..k].iter().position(|l| *l == letters[k])?, k)))
+        };
+        while let Some((first, second)) = twice(&self) {
+            let extent = self.value.shape()?[first];
+            let along = |axis: usize| -> Shape {
+                (0..self.letters.len()).map(|k| if k == axis { extent } else { 1 }).collect()
+            };
+            let [rows, columns] = [first, second].map(|axis| b.numbers(DType::I64, along(axis), 0.0));
+            let equal = rows.equal(columns).select(self.value, 0.0);
+            self.value = equal.reduce_sum(&[second as i64], false);
+            self.letters.remove(second);
+        }
+        Ok(self)
+    }
+
     /// Sums the axes for which `drop` holds.
     fn sum(mut self, drop: impl Fn(usize, Letter) -> bool) -> Term<'g> {
         let axes: Vec<_> = (0..self.letters.len()).filter(|&k| drop(k, self.letters[k])).collect();
@@ -204,14 +225,15 @@ impl<'g> Term<'g> {
     }
 }
 
-fn nodes<'g>(call: &Call, x: &Args<Var<'g>>) -> OpResult<Vec<Var<'g>>> {
+fn nodes<'g>(b: Nodes<'g>, call: &Call, x: &Args<Var<'g>>) -> OpResult<Vec<Var<'g>>> {
     let equation = Equation::of(call)?;
     let mut joined: Option<Term> = None;
     for (i, letters) in equation.terms.iter().enumerate() {
         let later = &equation.terms[i + 1..];
         let asked = |l: Letter| equation.output.contains(&l) || later.iter().any(|term| term.contains(&l));
         // An axis with one element broadcasts, so another term gives the extent.
-        let (shape, term) = (call.shape(i), Term { value: x[i], letters: letters.clone() });
+        let term = Term { value: x[i], letters: letters.clone() }.diagonal(b)?;
+        let shape = term.value.shape()?;
         let before = joined.as_ref();
         let term = term.sum(|k, l| {
             let repeats = shape[k] == 1 && equation.extent(l) != Some(1);

@@ -209,27 +209,38 @@ pub(super) static OPS: &[OpDef] = &[
     map("BitwiseAnd", "The bits that both a and b have", AB, integer, |x, _| bits(x, |a, b| a & b), |x, _| x[0].and(&x[1]))
         .sample(INTEGERS),
     map("BitwiseNot", "x with every bit turned", X, integer,
-        |x, c| if c.dtype(0) == DType::U8 { 255.0 - x[0] } else { -1.0 - x[0] },
-        |x, c| x[0].like(if c.dtype(0) == DType::U8 { 255.0 } else { -1.0 }) - &x[0])
+        |x, c| if c.dtype(0).is_unsigned() { c.dtype(0).range().1 - x[0] } else { -1.0 - x[0] },
+        |x, _| -&x[0] - 1.0)
         .sample(|s| s.input(DType::I32, &[3, 5], -1000.0, 1000.0)),
     map("BitwiseOr", "The bits that a or b has", AB, integer, |x, _| bits(x, |a, b| a | b), |x, _| x[0].or(&x[1]))
         .sample(INTEGERS),
     map("BitwiseXor", "The bits that either a or b has", AB, integer, |x, _| bits(x, |a, b| a ^ b), |x, _| x[0].xor(&x[1]))
         .sample(INTEGERS),
     map("BitShift", "The bits of a, moved by b places to the side that `direction` names", inputs![X Y], shifted,
-        |x, c| {
-            let bits = expr::shift(direction(c), x[0] as i64 as i32, x[1] as i64 as i32);
-            if c.dtype(0) == DType::U8 { f64::from(bits as u8) } else { bits.into() }
+        |x, c| match (direction(c), c.dtype(0)) {
+            (side, DType::I32) => expr::shift(side, x[0] as i64 as i32, x[1] as i64 as i32).into(),
+            (Binary::Shl, dtype) => expr::small(x[0] * x[1].exp2(), false, dtype),
+            (_, _) => (x[0] / x[1].exp2()).trunc(),
         },
-        |x, c| x[0].binary(direction(c), &x[1]))
+        |x, c| match (direction(c), c.dtype(0)) {
+            (side, DType::I32) => x[0].binary(side, &x[1]),
+            // A power that is too large wraps around to 0, and so do the product and the quotient.
+            (Binary::Shl, _) => &x[0] * x[0].like(2.0).pow(&x[1]),
+            (_, _) => &x[0] / x[0].like(2.0).pow(&x[1]),
+        })
         .sample(|s| INTEGERS(s).attr("direction", "RIGHT"))
         .attrs(names![direction]),
     // Conversion
     map("Cast", "x as type `to`: to integers by truncation, to bool by comparing with zero", IN, cast_infer,
-        |x, c| convert(x[0], target(c)),
+        |x, c| convert(x[0], c.dtype(0), target(c)),
         |x, c| x[0].cast(target(c)))
         .sample(|s| s.uniform(-3.0, 3.0).attr("to", DType::I32.onnx()))
         .attrs(names![to saturate round_mode]),
+    map("BitCast", "The bits of x, read as type `to`, which is as wide", IN, bits_infer,
+        |x, c| bits_of(x[0], c.dtype(0), target(c)),
+        |x, c| x[0].bits(target(c)))
+        .sample(|s| s.uniform(-3.0, 3.0).attr("to", DType::I32.onnx()))
+        .attrs(names![to]),
     composed("CastLike", "x in the other input's type", inputs![input target_type],
         |_, c, x| Ok(vec![x[0].cast(c.dtype(1))]))
         .sample(|s| s.uniform(-3.0, 3.0).input(DType::I64, &[5], 0.0, 1.0))
@@ -273,7 +284,7 @@ fn integer(call: &Call) -> OpResult<Vec<Fact>> {
 
 fn shifted(call: &Call) -> OpResult<Vec<Fact>> {
     call.choice("direction", DIRECTIONS)?;
-    expect_dtype(call, 0, "u8 or i32", |dtype| matches!(dtype, DType::U8 | DType::I32))?;
+    expect_dtype(call, 0, "an unsigned integer type, or i32", |dtype| dtype.is_unsigned() || dtype == DType::I32)?;
     output(same_dtype(call)?, broadcast(call)?)
 }
 
@@ -336,7 +347,11 @@ fn ramp(x: &Expr, scale: f64, offset: f64) -> Expr {
 /// `x`, or `alpha (e^(scale x) - 1)` where `x < 0`.
 fn exponential(x: &Expr, alpha: f64, scale: f64) -> Expr {
     let below = x.min(&x.like(0.0)) * scale;
-    x.max(&x.like(0.0)) + (below.exp() + -1.0) * alpha
+    // The difference of two numbers near 1 has few digits of a small value; its series has them all.
+    let terms = [1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 0.5, 1.0];
+    let series = &below * terms[1..].iter().fold(below.like(terms[0]), |sum, &term| sum * &below + term);
+    let less = below.like(-0.01).lt(&below).select(&series, &(below.exp() + -1.0));
+    x.max(&x.like(0.0)) + less * alpha
 }
 
 const SELU_ALPHA: f64 = 1.6732631921768188;
@@ -519,15 +534,36 @@ fn cast_infer(call: &Call) -> OpResult<Vec<Fact>> {
     output(dtype, call.shape(0).clone())
 }
 
+fn bits_infer(call: &Call) -> OpResult<Vec<Fact>> {
+    let (from, to) = (call.dtype(0), cast_infer(call)?.remove(0).dtype);
+    ensure(from.size() == to.size(), || format!("attribute 'to': expected a type as wide as {from}, found {to}"))?;
+    // The CPU holds halves as singles.
+    let half = from != to && (from.is_half() || to.is_half());
+    ensure(!half, || format!("attribute 'to': expected no 16-bit float, found {from} as {to}"))?;
+    output(to, call.shape(0).clone())
+}
+
+fn bits_of(x: f64, from: DType, to: DType) -> f64 {
+    match (from.is_float(), to.is_float()) {
+        (true, false) => {
+            let held = if to.size() == 8 { DType::I64 } else { DType::I32 };
+            expr::small(expr::bits(x, held), false, to)
+        }
+        (false, true) => expr::bits(x, to),
+        _ => x,
+    }
+}
+
 /// The type that a Cast converts to.
 fn target(call: &Call) -> DType {
     let to = call.int("to", 0).ok().and_then(DType::from_onnx);
     to.expect("attributes are checked when facts are inferred")
 }
 
-fn convert(x: f64, to: DType) -> f64 {
+fn convert(x: f64, from: DType, to: DType) -> f64 {
     match to {
         DType::Bool => truth(x != 0.0),
+        to if to.is_small_int() || to == DType::U64 => expr::small(x, from.is_float(), to),
         to if to.is_int() => x.trunc(),
         _ => x,
     }

@@ -1,4 +1,4 @@
-//! The row that samples an image at the points of a grid.
+//! Rows that read images at points that data tells: each value is a sum of the elements around a point.
 
 use super::compose::{channels_first, channels_last, composed};
 use super::{ensure, indices, output, position, required_ints, same_float};
@@ -6,11 +6,14 @@ use crate::dtype::DType;
 use crate::op::{Args, Attrs, Call, Eval, Fact, Lower, Nodes, OpDef, OpResult, Var, inputs, names};
 use crate::shape::Shape;
 
+pub(super) mod deform;
+pub(super) mod regions;
+
 pub(super) static OPS: &[OpDef] = &[
     OpDef::new(
         "GridSample",
-        "The image [n, c, h, w] at points [n, .., .., 2] of -1..1 along w and h: the nearest element's \
-         value, or a mean of four",
+        "The image [n, c, spatial..] at points [n, .., axes] of -1..1, the last axis first: the nearest element's \
+         value, or a linear or cubic mean of those around",
         inputs![X grid],
         |call| Sampling::of(call).map(|(_, fact)| vec![fact]),
         Eval::Tensor(eval),
@@ -61,30 +64,61 @@ fn moved<'g>(b: Nodes<'g>, call: &Call, x: &Args<Var<'g>>) -> OpResult<Vec<Var<'
     Ok(vec![grid.shaped(&[&[size[0]][..], &image, &[axes]].concat())])
 }
 
+/// How a value is made of the elements around a point.
+#[derive(Clone, Copy, PartialEq)]
+enum Mode {
+    Linear,
+    Nearest,
+    Cubic,
+}
+
+/// What a place outside an image reads.
+#[derive(Clone, Copy, PartialEq)]
+enum Padding {
+    Zeros,
+    /// The border.
+    Border,
+    /// The place mirrored at the edges, as often as it takes.
+    Reflection,
+}
+
+const MODES: &[(&str, Mode)] = &[
+    ("linear", Mode::Linear),
+    ("bilinear", Mode::Linear),
+    ("nearest", Mode::Nearest),
+    ("cubic", Mode::Cubic),
+    ("bicubic", Mode::Cubic),
+];
+const PADDINGS: &[(&str, Padding)] =
+    &[("zeros", Padding::Zeros), ("border", Padding::Border), ("reflection", Padding::Reflection)];
+
+/// The parameter of the cubic curve.
+const CUBIC: f64 = -0.75;
+
 /// The attributes of a GridSample.
 #[derive(Clone, Copy)]
 struct Sampling {
     /// True if -1 and 1 are the centres of the outer elements, false if they are their edges.
     corners: bool,
-    nearest: bool,
-    /// True if points outside read the border, false if they read zero.
-    border: bool,
+    mode: Mode,
+    padding: Padding,
 }
 
 impl Sampling {
     /// Reads the attributes, and infers the output's fact.
     fn of(call: &Call) -> OpResult<(Sampling, Fact)> {
         let dtype = same_float(call)?;
-        let nearest = call.choice("mode", &[("linear", false), ("bilinear", false), ("nearest", true)])?;
-        let border = call.choice("padding_mode", &[("zeros", false), ("border", true)])?;
+        let (mode, padding) = (call.choice("mode", MODES)?, call.choice("padding_mode", PADDINGS)?);
         let corners = call.int("align_corners", 0)? != 0;
         let (x, grid) = (call.shape(0), call.shape(1));
-        let (&[n, c, h, w], &[points, rows, columns, 2]) = (&x[..], &grid[..]) else {
-            return Err(format!("expected an image [n, c, h, w] and a grid [n, .., .., 2], found {x} and {grid}"));
-        };
-        ensure(h != 0 && w != 0, || format!("input 'X': expected elements along h and w, found {x}"))?;
-        ensure(points == n, || format!("input 'grid': expected one per image of {x}, found {grid}"))?;
-        Ok((Sampling { corners, nearest, border }, output(dtype, [n, c, rows, columns])?.remove(0)))
+        let axes = x.len().saturating_sub(2);
+        ensure((1..=3).contains(&axes) && grid.len() == x.len() && grid[axes + 1] == axes, || {
+            format!("expected an image [n, c, spatial..] and a grid [n, .., axes], found {x} and {grid}")
+        })?;
+        ensure(!x[2..].contains(&0), || format!("input 'X': expected elements along the spatial axes, found {x}"))?;
+        ensure(grid[0] == x[0], || format!("input 'grid': expected one per image of {x}, found {grid}"))?;
+        let shape = [&x[..2], &grid[1..=axes]].concat();
+        Ok((Sampling { corners, mode, padding }, output(dtype, shape)?.remove(0)))
     }
 
     /// The factor and the summand that map -1..1 to positions among this many elements.
@@ -92,84 +126,177 @@ impl Sampling {
         let last = extent as f64 - 1.0;
         (if self.corners { last / 2.0 } else { extent as f64 / 2.0 }, last / 2.0)
     }
+
+    /// The places at which this many elements are mirrored.
+    fn mirrors(self, extent: usize) -> (f64, f64) {
+        let last = extent as f64 - 1.0;
+        if self.corners { (0.0, last) } else { (-0.5, last + 0.5) }
+    }
+
+    /// A place that stands for another one, which may be outside.
+    fn held(self, v: f64, extent: usize) -> f64 {
+        let (low, high) = self.mirrors(extent);
+        match self.padding {
+            Padding::Zeros => v,
+            Padding::Border => v.clamp(0.0, extent as f64 - 1.0),
+            Padding::Reflection if low == high => low,
+            Padding::Reflection => {
+                let (span, from) = (high - low, if v < low { low - v } else { (v - low).max(0.0) });
+                let (times, rest) = ((from / span).floor(), from % span);
+                if times % 2.0 == 0.0 { low + rest } else { high - rest }
+            }
+        }
+    }
+
+    /// The places along an axis that a point reads, and their weights.
+    fn taps(self, at: f64, extent: usize) -> Vec<(f64, f64)> {
+        if self.mode == Mode::Nearest {
+            return vec![(self.held(at.round_ties_even(), extent), 1.0)];
+        }
+        let at = self.held(at, extent);
+        let (first, behind) = (at.floor(), at - at.floor());
+        if self.mode == Mode::Linear {
+            return vec![(self.held(first, extent), 1.0 - behind), (self.held(first + 1.0, extent), behind)];
+        }
+        let weight = |distance: f64| {
+            let (d, a) = (distance.abs(), CUBIC);
+            if d <= 1.0 { ((a + 2.0) * d - (a + 3.0)) * d * d + 1.0 } else { a * (((d - 5.0) * d + 8.0) * d - 4.0) }
+        };
+        (-1..3).map(f64::from).map(|i| (self.held(first + i, extent), weight(i - behind))).collect()
+    }
 }
 
 fn eval(x: &Args<&[f64]>, call: &Call) -> OpResult<Vec<Vec<f64>>> {
     let [image, grid] = [0, 1].map(|i| x[i]);
     let (sampling, fact) = Sampling::of(call)?;
     let (shape, points) = (call.shape(0), call.shape(1));
+    let axes = shape.len() - 2;
     let element = |index: &[usize]| {
-        let at = |axis: usize| {
-            let (factor, summand) = sampling.scale(shape[axis]);
+        let taps = |axis: usize| {
+            let (factor, summand) = sampling.scale(shape[axis + 2]);
             // The last axis of an image comes first in a point.
-            let v = grid[position(&[index[0], index[2], index[3], 3 - axis], points)] * factor + summand;
-            if sampling.border { v.clamp(0.0, shape[axis] as f64 - 1.0) } else { v }
+            let at = [&index[..1], &index[2..], &[axes - 1 - axis]].concat();
+            sampling.taps(grid[position(&at, points)] * factor + summand, shape[axis + 2])
         };
-        let (y, x) = (at(2), at(3));
-        let read = |y: f64, x: f64| {
-            let inside = |v: f64, axis: usize| (0.0..shape[axis] as f64).contains(&v);
-            if inside(y, 2) && inside(x, 3) {
-                image[position(&[index[0], index[1], y as usize, x as usize], shape)]
-            } else {
-                0.0
+        let taps: Vec<_> = (0..axes).map(taps).collect();
+        let count: Shape = taps.iter().map(Vec::len).collect();
+        let read = |chosen: Vec<usize>| {
+            let (mut at, mut weight) = (index[..2].to_vec(), 1.0);
+            for (axis, &tap) in chosen.iter().enumerate() {
+                let (place, share) = taps[axis][tap];
+                if !(0.0..shape[axis + 2] as f64).contains(&place) {
+                    return 0.0;
+                }
+                at.push(place as usize);
+                weight *= share;
             }
+            image[position(&at, shape)] * weight
         };
-        if sampling.nearest {
-            return read(y.round_ties_even(), x.round_ties_even());
-        }
-        let (top, left) = (y.floor(), x.floor());
-        let row = |y: f64| read(y, left) * (left + 1.0 - x) + read(y, left + 1.0) * (x - left);
-        row(top) * (top + 1.0 - y) + row(top + 1.0) * (y - top)
+        indices(&count).map(read).sum()
     };
     Ok(vec![indices(&fact.shape).map(|index| element(&index)).collect()])
 }
 
-/// The elements that a point reads along one axis: the position of each, and its weight unless that is 1.
-fn read<'g>(sampling: Sampling, grid: Var<'g>, part: usize, extent: usize) -> Vec<(Var<'g>, Option<Var<'g>>)> {
-    let at = grid.part(3, part..part + 1);
-    let (factor, summand) = sampling.scale(extent);
-    let (factor, summand) = (grid.like(factor), grid.like(summand));
-    let mut at = at * factor + summand;
-    if sampling.border {
-        at = at.clip(0.0, extent as f64 - 1.0);
-    }
-    if sampling.nearest {
-        return vec![(at.round(), None)];
-    }
-    let one = grid.like(1.0);
+/// Elements along one axis that points read: the place of each, and its weight unless that is 1.
+#[derive(Clone, Copy)]
+struct Tap<'g> {
+    at: Var<'g>,
+    weight: Option<Var<'g>>,
+}
+
+/// The two elements around a place, by their distance from it.
+fn linear<'g>(at: Var<'g>) -> [Tap<'g>; 2] {
+    let one = at.like(1.0);
     let first = at.floor();
-    let second = first + one;
     let behind = at - first;
-    vec![(first, Some(one - behind)), (second, Some(behind))]
+    [Tap { at: first, weight: Some(one - behind) }, Tap { at: first + one, weight: Some(behind) }]
+}
+
+/// The four elements around a place, by a cubic curve of their distance from it.
+fn cubic<'g>(at: Var<'g>) -> Vec<Tap<'g>> {
+    let (first, a) = (at.floor(), CUBIC);
+    let behind = at - first;
+    let near = |d: Var<'g>| (d * (a + 2.0) - (a + 3.0)) * d * d + 1.0;
+    let far = |d: Var<'g>| (((d - 5.0) * d + 8.0) * d - 4.0) * a;
+    let weights = [far(behind + 1.0), near(behind), near(1.0 - behind), far(2.0 - behind)];
+    let tap = |(i, weight)| Tap { at: first + (f64::from(i) - 1.0), weight: Some(weight) };
+    (0..).zip(weights).map(tap).collect()
+}
+
+/// The values of an image `[n, spatial.., c]` at places `[n, points.., 1]` along each axis: all combinations of the axes' elements. What is
+/// outside the image counts as zero.
+fn combine<'g>(b: Nodes<'g>, image: Var<'g>, taps: &[Vec<Tap<'g>>]) -> OpResult<Var<'g>> {
+    let (fact, count) = (image.fact()?, taps.iter().map(Vec::len).collect::<Shape>());
+    let mut sum: Option<Var> = None;
+    for chosen in indices(&count) {
+        let (mut index, mut inside, mut weights) = (Vec::new(), Vec::<Var>::new(), Vec::new());
+        for (axis, &tap) in chosen.iter().enumerate() {
+            let Tap { at, weight } = taps[axis][tap];
+            let held = at.clip(0.0, fact.shape[axis + 1] as f64 - 1.0);
+            inside.push(at.equal(held));
+            index.push(held.cast(DType::I64));
+            weights.extend(weight);
+        }
+        let last = index[0].shape()?.len() - 1;
+        let mut value = image.op("GatherND", &[b.concat(&index, last as i64)], Attrs::new().with("batch_dims", 1));
+        for weight in weights {
+            value = value * weight;
+        }
+        let inside = inside.into_iter().reduce(|all, one| all.and(one)).ok_or("an image without axes")?;
+        let value = inside.select(value, 0.0);
+        sum = Some(sum.map_or(value, |others| others + value));
+    }
+    sum.ok_or_else(|| "a point reads at least one element".into())
+}
+
+/// The type that places are computed in: f16 cannot represent each one in a large image.
+fn placed_in(dtype: DType) -> DType {
+    if dtype.is_half() { DType::F32 } else { dtype }
+}
+
+impl Sampling {
+    /// As [`held`](Self::held), of nodes.
+    fn held_nodes(self, at: Var<'_>, extent: usize) -> Var<'_> {
+        let (low, high) = self.mirrors(extent);
+        match self.padding {
+            Padding::Zeros => at,
+            Padding::Border => at.clip(0.0, extent as f64 - 1.0),
+            Padding::Reflection if low == high => at * 0.0 + low,
+            Padding::Reflection => {
+                // There and back is one period.
+                let period = 2.0 * (high - low);
+                let from = (at - low).abs();
+                let rest = from - (from * (1.0 / period)).floor() * period;
+                rest.min(period - rest) + low
+            }
+        }
+    }
+
+    /// As [`taps`](Self::taps), of nodes.
+    fn tap_nodes<'g>(self, grid: Var<'g>, part: usize, extent: usize) -> OpResult<Vec<Tap<'g>>> {
+        let last = grid.shape()?.len() - 1;
+        let (factor, summand) = self.scale(extent);
+        let at = grid.part(last, part..part + 1) * factor + summand;
+        let mut taps = match self.mode {
+            Mode::Nearest => vec![Tap { at: at.round(), weight: None }],
+            Mode::Linear => linear(self.held_nodes(at, extent)).into(),
+            Mode::Cubic => cubic(self.held_nodes(at, extent)),
+        };
+        if self.padding != Padding::Zeros {
+            taps.iter_mut().for_each(|tap| tap.at = self.held_nodes(tap.at, extent));
+        }
+        Ok(taps)
+    }
 }
 
 fn nodes<'g>(b: Nodes<'g>, call: &Call, x: &Args<Var<'g>>) -> OpResult<Vec<Var<'g>>> {
     let ((sampling, _), shape) = (Sampling::of(call)?, call.shape(0));
-    // f16 cannot represent each position in a large image.
-    let wide = if call.dtype(0).is_half() { DType::F32 } else { call.dtype(0) };
-    let (grid, image) = (x[1].cast(wide), channels_last(x[0], 4));
-    let rows = read(sampling, grid, 1, shape[2]);
-    let columns = read(sampling, grid, 0, shape[3]);
-    let mut sum: Option<Var> = None;
-    for &(y, by_row) in &rows {
-        for &(x, by_column) in &columns {
-            let (mut index, mut inside) = (Vec::new(), Vec::new());
-            for (at, extent) in [(y, shape[2]), (x, shape[3])] {
-                let held = at.clip(0.0, extent as f64 - 1.0);
-                inside.push(at.equal(held));
-                index.push(held.cast(DType::I64));
-            }
-            let attrs = Attrs::new().with("batch_dims", 1);
-            let mut value = image.op("GatherND", &[b.concat(&index, 3)], attrs).cast(wide);
-            for weight in [by_row, by_column].into_iter().flatten() {
-                value = value * weight;
-            }
-            let value = inside[0].and(inside[1]).select(value, 0.0);
-            sum = Some(sum.map_or(value, |others| others + value));
-        }
-    }
-    let sum = sum.expect("a point reads at least one element").cast(call.dtype(0));
-    Ok(vec![channels_first(sum, 4)])
+    let wide = placed_in(call.dtype(0));
+    let (grid, image) = (x[1].cast(wide), channels_last(x[0].cast(wide), shape.len()));
+    let axes = shape.len() - 2;
+    let taps = |axis: usize| sampling.tap_nodes(grid, axes - 1 - axis, shape[axis + 2]);
+    let sum = combine(b, image, &(0..axes).map(taps).collect::<OpResult<Vec<_>>>()?)?;
+    Ok(vec![channels_first(sum.cast(call.dtype(0)), shape.len())])
 }
 
 #[cfg(test)]
@@ -190,8 +317,21 @@ mod tests {
         assert_eq!(at(Attrs::new().with("mode", "nearest")).1, [1.0, 3.0, 0.0, 0.0]);
         let found = refused("GridSample", &[(F32, &[1, 1, 2, 2]), (F32, &[1, 1, 4, 3])], &Attrs::new());
         assert!(found.ends_with("found [1,1,2,2] and [1,1,4,3]"), "{found}");
-        let cubic = Attrs::new().with("mode", "cubic");
-        let found = refused("GridSample", &[(F32, &[1, 1, 2, 2]), (F32, &[1, 1, 4, 2])], &cubic);
-        assert_eq!(found, "attribute 'mode': expected linear, bilinear or nearest, found 'cubic'");
+        let sharp = Attrs::new().with("mode", "sharp");
+        let found = refused("GridSample", &[(F32, &[1, 1, 2, 2]), (F32, &[1, 1, 4, 2])], &sharp);
+        assert_eq!(found, "attribute 'mode': expected linear, bilinear, nearest, cubic or bicubic, found 'sharp'");
+    }
+
+    #[test]
+    fn places_outside_are_mirrored() {
+        let image = (F32, &[1, 1, 4][..], &[1.0, 2.0, 3.0, 4.0][..]);
+        let at = |points: &[f64], corners: i64| {
+            let attrs = Attrs::new().with("padding_mode", "reflection").with("align_corners", corners);
+            eval("GridSample", &[image, (F32, &[1, points.len(), 1], points)], &attrs).1
+        };
+        // Places -1, 4.5 and 9 between the edges -0.5 and 3.5.
+        assert_eq!(at(&[-1.25, 1.5, 3.75], 0), [1.0, 3.5, 2.0]);
+        // Places -1 and 4 between the centres 0 and 3.
+        assert_eq!(at(&[-5.0 / 3.0, 5.0 / 3.0], 1).into_iter().map(f64::round).collect::<Vec<_>>(), [2.0, 3.0]);
     }
 }

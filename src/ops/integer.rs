@@ -113,7 +113,7 @@ impl Product {
     /// The shape of the product of two inputs.
     fn shape(&self, call: &Call, operands: [usize; 2]) -> OpResult<Shape> {
         for input in operands {
-            expect_dtype(call, input, "u8 or i8", DType::is_small_int)?;
+            expect_dtype(call, input, "u8 or i8", DType::is_byte)?;
         }
         let facts = operands.map(|input| Fact::new(DType::F32, call.shape(input).clone()));
         Ok(self.call(call, &facts.each_ref().map(Some)).infer()?.swap_remove(0).shape)
@@ -200,7 +200,7 @@ impl Product {
             let found = call.fact(8);
             return Err(format!("input 'B': expected i32[{}], one value per filter, found {found}", call.shape(3)[0]));
         }
-        output(expect_dtype(call, 7, "u8 or i8", DType::is_small_int)?, shape)
+        output(expect_dtype(call, 7, "u8 or i8", DType::is_byte)?, shape)
     }
 
     /// The inputs that are scales, of the operands and of the result, each with the number of result axes that follow

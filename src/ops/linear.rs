@@ -1,9 +1,11 @@
 //! Matrix products.
 
-use super::{broadcasts_to, ensure, indices, output, same_float};
+use super::compose::composed;
+use super::{broadcasts_to, ensure, expect_shape, indices, output, same_float};
 use crate::kernel::Template;
 use crate::op::{Args, Back, Call, Eval, Fact, Lower, Nodes, OpDef, OpResult, Part, TemplateCall, Var, inputs, names};
 use crate::shape::{Access, Shape};
+use std::collections::BTreeMap;
 
 pub(super) static OPS: &[OpDef] = &[
     OpDef::new(
@@ -29,7 +31,41 @@ pub(super) static OPS: &[OpDef] = &[
     )
     .sample(|s| s.floats(&[&[2, 3], &[3, 4], &[4]]))
     .attrs(names![alpha beta transA transB]),
+    composed("Det", "The determinant of each matrix in the last two axes", inputs![X], determinants)
+        .sample(|s| s.floats(&[&[2, 3, 3]])),
 ];
+
+/// The largest matrix whose determinant is written out: a row doubles the work.
+const MOST_ROWS: usize = 7;
+
+/// Expands row by row: the minors of the first rows, for every set of as many columns, give those of one row more.
+fn determinants<'g>(b: Nodes<'g>, call: &Call, x: &Args<Var<'g>>) -> OpResult<Vec<Var<'g>>> {
+    let dtype = same_float(call)?;
+    let (shape, rank) = (call.shape(0), call.shape(0).len());
+    let n = *shape.last().unwrap_or(&0);
+    let square = rank >= 2 && shape[rank - 2] == n && (1..=MOST_ROWS).contains(&n);
+    expect_shape(call, 0, square, format_args!("square matrices of 1 to {MOST_ROWS} rows"))?;
+    let batch = &shape[..rank - 2];
+    let matrix = x[0].shaped(&[batch, &[n * n]].concat());
+    let element = |row: usize, column: usize| {
+        let at = row * n + column;
+        matrix.part(rank - 2, at..at + 1).shaped(batch)
+    };
+    let mut minors: BTreeMap<u32, Var<'g>> = BTreeMap::from([(0, b.scalar(1.0, dtype).expand(batch))]);
+    for row in 0..n {
+        let mut next: BTreeMap<u32, Var<'g>> = BTreeMap::new();
+        for (&columns, &minor) in &minors {
+            for column in (0..n).filter(|column| columns >> column & 1 == 0) {
+                // The sign turns with each chosen column to the right.
+                let term = minor * element(row, column);
+                let term = if (columns >> column).count_ones() % 2 == 1 { -term } else { term };
+                next.entry(columns | 1 << column).and_modify(|sum| *sum = *sum + term).or_insert(term);
+            }
+        }
+        minors = next;
+    }
+    Ok(minors.into_values().collect())
+}
 
 /// The extents of a batched product `[batch.., m, k] x [batch.., k, n]`.
 struct Product {

@@ -21,6 +21,7 @@ mod attention;
 mod compose;
 mod einsum;
 mod elementwise;
+mod found;
 mod fused;
 mod grid;
 mod heads;
@@ -28,6 +29,7 @@ mod index;
 mod integer;
 mod layout;
 mod linear;
+mod linear_attention;
 mod loss;
 mod norm;
 mod packed;
@@ -41,27 +43,34 @@ mod scatter;
 mod select;
 mod signal;
 mod sort;
+mod terms;
+mod updates;
 mod window;
 
 /// Every row, by family; names are unique.
-pub static OPS: [&[OpDef]; 26] = [
+pub static OPS: [&[OpDef]; 33] = [
     elementwise::OPS,
     reduce::OPS,
     layout::OPS,
     index::OPS,
     scatter::OPS,
     select::OPS,
+    found::OPS,
     sort::OPS,
     linear::OPS,
+    linear_attention::OPS,
     einsum::OPS,
     window::OPS,
     window::filters::OPS,
     window::sums::OPS,
+    window::unpool::OPS,
     norm::OPS,
     loss::OPS,
     recurrent::OPS,
     resize::OPS,
     grid::OPS,
+    grid::deform::OPS,
+    grid::regions::OPS,
     quantize::OPS,
     integer::OPS,
     attention::OPS,
@@ -71,6 +80,8 @@ pub static OPS: [&[OpDef]; 26] = [
     packed::OPS,
     heads::OPS,
     signal::OPS,
+    terms::OPS,
+    updates::OPS,
 ];
 
 /// Every row, in order of the families.
@@ -86,19 +97,15 @@ pub fn find(name: &str) -> Option<&'static OpDef> {
 /// The reason why an ONNX operator has no row, and the remedy. Its shapes or effects are unknown before the run.
 pub fn unplannable(name: &str) -> Option<&'static str> {
     Some(match name {
-        "NonMaxSuppression" | "Unique" | "StringSplit" => {
-            "how much it finds depends on data; let the model end before it"
-        }
+        "StringSplit" => "how much it finds depends on data; let the model end before it",
         "Bernoulli" | "Multinomial" | "RandomNormal" | "RandomNormalLike" | "RandomUniform" | "RandomUniformLike" => {
             "it draws other numbers at every run; make them an input of the model"
         }
-        "MaxUnpool" | "MaxRoiPool" => {
-            "where it writes or reads depends on data; export the model with resizing instead"
-        }
-        "RegexFullMatch" | "StringConcat" | "StringNormalizer" | "TfIdfVectorizer" | "ImageDecoder" => {
+        "MaxRoiPool" => "where it reads depends on data; export the model with RoiAlign instead",
+        "RegexFullMatch" | "StringConcat" | "StringNormalizer" | "ImageDecoder" => {
             "it works on strings or files; let the model begin after it"
         }
-        "Optional" | "OptionalGetElement" | "OptionalHasElement" | "SequenceMap" => {
+        "SequenceMap" => {
             "what it works on has no place that is known before the run; export the model with tensors alone"
         }
         _ => return None,

@@ -292,9 +292,8 @@ fn infer_batch(call: &Call) -> OpResult<Vec<Fact>> {
     for input in 0..5 {
         expect_dtype(call, input, "a floating-point type", DType::is_float)?;
     }
-    if call.int("training_mode", 0)? != 0 {
-        return Err("attribute 'training_mode': expected 0 (inference), found 1: export the model for inference, as PyTorch's model.eval()".into());
-    }
+    let trains = call.int("training_mode", 0)? != 0;
+    call.float("momentum", 0.9)?;
     epsilon(call)?;
     let expected = match (x.shape.len(), call.int("spatial", 1)? != 0) {
         (0, _) => return Err(format!("input 'X': expected [n, c, spatial..], found {x}")),
@@ -305,12 +304,48 @@ fn infer_batch(call: &Call) -> OpResult<Vec<Fact>> {
     for input in 1..5 {
         expect_shape(call, input, *call.shape(input) == expected, format_args!("{expected}"))?;
     }
-    Ok(vec![x.clone()])
+    let mut facts = vec![x.clone()];
+    if trains {
+        let channels = x.shape.len() > 1 && expected.len() == 1 && x.shape.numel() > 0;
+        ensure(channels, || {
+            format!("input 'X': expected [n, c, spatial..] with elements and a mean per channel, found {x}")
+        })?;
+        facts.extend([3, 4].map(|input| call.fact(input).clone()));
+    }
+    Ok(facts)
+}
+
+/// The mean and the variance of each channel.
+fn of_channels(x: &[f64], shape: &Shape) -> [Vec<f64>; 2] {
+    let axes: Vec<usize> = (0..shape.len()).filter(|&axis| axis != 1).collect();
+    let of_group = |group: &Vec<usize>| {
+        let count = group.len() as f64;
+        let mean = group.iter().map(|&at| x[at]).sum::<f64>() / count;
+        (mean, group.iter().map(|&at| (x[at] - mean).powi(2)).sum::<f64>() / count)
+    };
+    let (means, variances) = super::groups(shape, &axes).iter().map(of_group).unzip();
+    [means, variances]
+}
+
+/// The old statistics moved toward those of a batch.
+fn moved(old: &[f64], new: &[f64], momentum: f64) -> Vec<f64> {
+    old.iter().zip(new).map(|(old, new)| old * momentum + new * (1.0 - momentum)).collect()
 }
 
 fn eval_batch(inputs: &Args<&[f64]>, call: &Call) -> OpResult<Vec<Vec<f64>>> {
     let [x, scale, bias, mean, var] = [0, 1, 2, 3, 4].map(|i: usize| inputs[i]);
     let (shape, epsilon) = (call.shape(0), epsilon(call)?);
+    if call.int("training_mode", 0)? != 0 {
+        let momentum = call.float("momentum", 0.9)?;
+        let [means, variances] = of_channels(x, shape);
+        let after: usize = shape[2..].iter().product();
+        let number = |(i, x): (usize, &f64)| {
+            let c = i / after % means.len();
+            (x - means[c]) / (variances[c] + epsilon).sqrt() * scale[c] + bias[c]
+        };
+        let y = x.iter().enumerate().map(number).collect();
+        return Ok(vec![y, moved(mean, &means, momentum), moved(var, &variances, momentum)]);
+    }
     let per_value = shape.len() > 1 && call.shape(1).len() + 1 == shape.len();
     let per_channel: usize = shape.iter().skip(2).product();
     let mut y = Vec::with_capacity(x.len());
@@ -325,13 +360,25 @@ fn eval_batch(inputs: &Args<&[f64]>, call: &Call) -> OpResult<Vec<Vec<f64>>> {
 fn decompose_batch<'g>(call: &Call, x: &Args<Var<'g>>) -> OpResult<Vec<Var<'g>>> {
     // Halves are rounded once, at the end.
     let common = if call.dtype(3).size() < 4 { DType::F32 } else { call.dtype(3) };
-    let [scale, bias, mean, var] = [1, 2, 3, 4].map(|i| x[i].cast(common));
+    let [scale, bias, mut mean, mut var] = [1, 2, 3, 4].map(|i| x[i].cast(common));
+    let mut statistics = Vec::new();
+    if call.int("training_mode", 0)? != 0 {
+        let axes: Vec<i64> = (0..call.shape(0).len() as i64).filter(|&axis| axis != 1).collect();
+        let (wide, old) = (x[0].cast(common), [mean, var]);
+        let middle = wide.reduce_mean(&axes, true);
+        let off = wide - middle;
+        mean = middle.shaped(call.shape(3));
+        var = (off * off).reduce_mean(&axes, false);
+        let momentum = call.float("momentum", 0.9)?;
+        let moved = |(old, new): (Var<'g>, Var<'g>)| (old * momentum + new * (1.0 - momentum)).cast(call.dtype(3));
+        statistics = [(old[0], mean), (old[1], var)].map(moved).into();
+    }
     let factor = scale * inverse_deviation(var, epsilon(call)?);
     let shift = bias - mean * factor;
     let rank = call.shape(0).len();
     let spread = |p| if call.shape(1).len() == 1 && rank > 1 { along_channels(p, rank) } else { Ok(p) };
     let [factor, shift] = [factor, shift].map(|p| spread(p).map(|p| p.cast(call.dtype(0))));
-    Ok(vec![x[0] * factor? + shift?])
+    Ok([vec![x[0] * factor? + shift?], statistics].concat())
 }
 
 /// The number of groups; it divides the number of channels.

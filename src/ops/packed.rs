@@ -199,7 +199,7 @@ struct Blocked {
 impl Blocked {
     fn of(call: &Call) -> OpResult<Blocked> {
         let dtype = expect_dtype(call, 2, "a float type", DType::is_float)?;
-        let held = expect_dtype(call, 0, "u8 or i8", DType::is_small_int)?;
+        let held = expect_dtype(call, 0, "u8 or i8", DType::is_byte)?;
         let data = call.shape(0);
         let (gather, quantize) = (call.axis("gather_axis", 0, data)?, call.axis("quantize_axis", 1, data)?);
         ensure(held != DType::U8 || gather == 0 && quantize + 1 == data.len() && quantize != 0, || {

@@ -11,7 +11,7 @@ const DEQUANTIZE: &[Input] = inputs![x x_scale x_zero_point?];
 pub(super) static OPS: &[OpDef] = &[
     OpDef::new(
         "QuantizeLinear",
-        "x / y_scale, rounded, plus the zero point, within the bounds of u8 or i8; parameters may differ \
+        "x / y_scale, rounded, plus the zero point, within the bounds of an 8- or 16-bit integer; parameters may differ \
          along `axis`",
         QUANTIZE,
         quantize,
@@ -150,13 +150,19 @@ fn quantize(call: &Call) -> OpResult<Vec<Fact>> {
         (false, 0) => Some(DType::U8),
         (false, code) => DType::from_onnx(code),
     };
-    let to = to.filter(|to| to.is_small_int()).ok_or("expected a zero point, or 'output_dtype', of u8 or i8")?;
+    let to = to.filter(|&to| is_quantized(to));
+    let to = to.ok_or("expected a zero point, or 'output_dtype', of u8, i8, u16 or i16")?;
     expect_type_of(call, 1, dtype, "input 'x'")?;
     output(to, call.shape(0).clone())
 }
 
+/// True for the types that numbers are quantized to.
+fn is_quantized(dtype: DType) -> bool {
+    matches!(dtype, DType::U8 | DType::I8 | DType::U16 | DType::I16)
+}
+
 fn dequantize(call: &Call) -> OpResult<Vec<Fact>> {
-    let dtype = expect_dtype(call, 0, "u8, i8 or i32", |d| matches!(d, DType::U8 | DType::I8 | DType::I32))?;
+    let dtype = expect_dtype(call, 0, "u8, i8, u16, i16 or i32", |d| is_quantized(d) || d == DType::I32)?;
     let to = expect_dtype(call, 1, "a float type", DType::is_float)?;
     differ(call)?;
     expect_type_of(call, 2, dtype, "input 'x'")?;
@@ -241,6 +247,6 @@ mod tests {
         assert_eq!(of(&[3], &[1]), "input 'x_zero_point': expected [3] as the scale, found [1]");
         assert_eq!(of(&[3], &[2]), "input 'x_zero_point': expected [3] as the scale, found [2]");
         let wide = refused("QuantizeLinear", &[(F32, &[2]), (F32, &[]), (I32, &[])], &Attrs::new());
-        assert_eq!(wide, "expected a zero point, or 'output_dtype', of u8 or i8");
+        assert_eq!(wide, "expected a zero point, or 'output_dtype', of u8, i8, u16 or i16");
     }
 }

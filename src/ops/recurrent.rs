@@ -8,11 +8,12 @@
 //!                               state t-1 --x R'---'
 //! ```
 
-use super::{expect_shape, output, same_float};
+use super::{ensure, expect_shape, output, same_float};
 use crate::dtype::DType;
 use crate::op::{
-    Args, Attr, Call, Eval, Fact, Infer, Input, Lower, Nodes, OpDef, OpResult, Rule, Tensors, Var, inputs,
+    Args, Attr, Attrs, Call, Eval, Fact, Infer, Input, Lower, Nodes, OpDef, OpResult, Rule, Tensors, Var, inputs,
 };
+use crate::shape::{Access, Shape};
 use std::ops::Range;
 
 /// Upper bound of the sequence length: each step is a cell of the graph.
@@ -231,16 +232,67 @@ impl Extents {
     }
 }
 
+/// A call whose batch comes first, as one whose sequence does: the facts of its inputs, and its attributes.
+struct SequenceFirst {
+    inputs: Vec<Option<Fact>>,
+    attrs: Attrs,
+}
+
+/// The order of the axes `[sequence, directions, batch, hidden]` where the batch comes first.
+const BATCH_FIRST: [usize; 4] = [2, 0, 1, 3];
+
+impl SequenceFirst {
+    /// None if the sequence comes first already.
+    fn of(call: &Call) -> OpResult<Option<SequenceFirst>> {
+        match call.int("layout", 0)? {
+            0 => return Ok(None),
+            1 => {}
+            found => return Err(format!("attribute 'layout': expected 0 or 1, found {found}")),
+        }
+        let mut inputs: Vec<Option<Fact>> = call.inputs.iter().map(|fact| fact.cloned()).collect();
+        for at in [0, INITIAL, INITIAL + 1] {
+            let Some(fact) = inputs.get_mut(at).and_then(Option::as_mut) else { continue };
+            let shape = &mut fact.shape;
+            ensure(shape.len() == 3, || format!("expected a batch of 3 axes, found {shape}"))?;
+            shape.swap(0, 1);
+        }
+        let mut attrs = call.attrs.clone();
+        attrs.remove("layout");
+        Ok(Some(SequenceFirst { inputs, attrs }))
+    }
+
+    fn call<T>(&self, op: &'static OpDef, ask: impl FnOnce(&Call) -> OpResult<T>) -> OpResult<T> {
+        let inputs: Vec<_> = self.inputs.iter().map(Option::as_ref).collect();
+        ask(&Call { op, attrs: &self.attrs, inputs: &inputs })
+    }
+
+    /// The order in which an output of `rank` axes has those of one whose sequence comes first.
+    fn order(rank: usize) -> &'static [usize] {
+        if rank == 4 { &BATCH_FIRST } else { &[1, 0, 2] }
+    }
+}
+
+/// The elements of a tensor whose axes are permuted, row-major.
+fn permuted(values: &[f64], shape: &Shape, order: &[usize]) -> Vec<f64> {
+    let access = Access::contiguous(shape.clone()).permute(order);
+    access.elements().map(|at| values[at as usize]).collect()
+}
+
 fn infer(call: &Call, cell: &Cell) -> OpResult<Vec<Fact>> {
+    if let Some(turned) = SequenceFirst::of(call)? {
+        let mut facts = turned.call(call.op, |call| infer(call, cell))?;
+        for fact in &mut facts {
+            fact.shape = SequenceFirst::order(fact.shape.len()).iter().map(|&axis| fact.shape[axis]).collect();
+        }
+        return Ok(facts);
+    }
     let mut floats = call.inputs.to_vec();
     floats.iter_mut().skip(LENGTHS).take(1).for_each(|lengths| *lengths = None);
     let dtype = same_float(&Call { inputs: &floats, ..*call })?;
     let Extents { steps, batch, hidden, reversed, .. } = Extents::of(call, cell)?;
-    for (name, meaning) in [("layout", "the sequence first"), ("input_forget", "gates of their own")] {
-        match call.int(name, 0)? {
-            0 => {}
-            found => return Err(format!("attribute '{name}': expected 0 ({meaning}), found {found}")),
-        }
+    match call.int("input_forget", 0)? {
+        0 => {}
+        found => return Err(format!("attribute 'input_forget': expected 0 (gates of their own), found {found}")),
     }
     call.int("linear_before_reset", 0)?;
     if call.has(LENGTHS) && (!call.dtype(LENGTHS).is_int() || call.shape(LENGTHS)[..] != [batch]) {
@@ -259,6 +311,20 @@ fn infer(call: &Call, cell: &Cell) -> OpResult<Vec<Fact>> {
 }
 
 fn eval(x: &Args<&[f64]>, call: &Call, cell: &Cell) -> OpResult<Vec<Vec<f64>>> {
+    if let Some(turned) = SequenceFirst::of(call)? {
+        let turn = |at: usize| Some(permuted(x.given(at)?, call.shape(at), &[1, 0, 2]));
+        let own = [0, INITIAL, INITIAL + 1].map(turn);
+        let mut inputs: Vec<_> = (0..call.inputs.len()).map(|at| x.given(at)).collect();
+        for (at, values) in [0, INITIAL, INITIAL + 1].into_iter().zip(&own) {
+            if let (Some(input), Some(values)) = (inputs.get_mut(at), values) {
+                *input = Some(values);
+            }
+        }
+        return turned.call(call.op, |call| {
+            let outputs = eval(&Args(&inputs), call, cell)?.into_iter().zip(infer(call, cell)?);
+            Ok(outputs.map(|(y, fact)| permuted(&y, &fact.shape, SequenceFirst::order(fact.shape.len()))).collect())
+        });
+    }
     let Extents { steps, batch, input, hidden, reversed } = Extents::of(call, cell)?;
     let rows = cell.gates * hidden;
     let part = |i: usize, at: usize, len: usize| x.given(i).map(|v| &v[at * len..][..len]);
@@ -340,6 +406,16 @@ fn stack<'g>(b: Nodes<'g>, values: &[Var<'g>], axis: i64, new: &[i64]) -> Var<'g
 }
 
 fn nodes<'g>(b: Nodes<'g>, call: &Call, x: &Args<Var<'g>>, cell: &Cell) -> OpResult<Vec<Var<'g>>> {
+    if let Some(turned) = SequenceFirst::of(call)? {
+        let turn = |at: usize| {
+            let turns = [0, INITIAL, INITIAL + 1].contains(&at);
+            x.given(at).map(|value| if turns { value.transpose(&[1, 0, 2]) } else { value })
+        };
+        let inputs: Vec<_> = (0..call.inputs.len()).map(turn).collect();
+        let outputs = turned.call(call.op, |call| nodes(b, call, &Args(&inputs), cell))?;
+        let order = |y: Var<'g>| Ok(y.transpose(SequenceFirst::order(y.shape()?.len())));
+        return outputs.into_iter().map(order).collect();
+    }
     let extents = Extents::of(call, cell)?;
     let (mut all, mut last) = (Vec::new(), vec![Vec::new(); cell.states]);
     for d in 0..extents.reversed.len() {
@@ -485,7 +561,7 @@ mod tests {
         assert_eq!(found, "attribute 'activations': expected tanh or relu per direction, found affine");
         let found = refused("LSTM", 20, Attrs::new().with("input_forget", 1));
         assert_eq!(found, "attribute 'input_forget': expected 0 (gates of their own), found 1");
-        assert!(refused("RNN", 5, Attrs::new().with("layout", 1)).starts_with("attribute 'layout'"));
+        assert!(refused("RNN", 5, Attrs::new().with("layout", 2)).starts_with("attribute 'layout'"));
         assert!(refused("RNN", 5, attrs("up")).ends_with("found 'up'"));
         assert!(refused("RNN", 5, Attrs::new().with("hidden_size", 6)).starts_with("attribute 'hidden_size'"));
     }

@@ -54,8 +54,14 @@ pub(super) static OPS: &[OpDef] = &[
         |x, c| position_of(x, c, |a, b| a < b), Lower::Decompose(|b, c, x| locate(b, c, x[0], "ReduceMin"))),
     OpDef::new("CumSum",
         "The sum of the elements up to each along `axis`, without itself (`exclusive`), or from the end (`reverse`)",
-        inputs![x axis=], running_infer, Eval::Tensor(running), Lower::Decompose(|b, c, x| running_sums(b, c, x[0])))
+        inputs![x axis=], running_infer, Eval::Tensor(|x, c| running(x, c, |parts| parts.sum())), Lower::Decompose(|b, c, x| running_sums(b, c, x[0])))
         .sample(|s| s.input(DType::F32, &[3, 4, 5], -3.0, 3.0).attr("axis", 0))
+        .attrs(names![exclusive reverse]),
+    OpDef::new("CumProd",
+        "The product of the elements up to each along `axis`, without itself (`exclusive`), or from the end (`reverse`)",
+        inputs![x axis=], running_infer, Eval::Tensor(|x, c| running(x, c, |parts| parts.product())),
+        Lower::Decompose(|b, c, x| running_products(b, c, x[0])))
+        .sample(|s| s.input(DType::F32, &[3, 4, 5], -2.0, 2.0).attr("axis", 1).attr("reverse", 1))
         .attrs(names![exclusive reverse]),
 ];
 
@@ -196,18 +202,18 @@ fn summed(call: &Call) -> OpResult<impl Fn(usize, usize) -> bool> {
     Ok(move |from: usize, to: usize| if from == to { !exclusive } else { (from > to) == reverse })
 }
 
-fn running(x: &Args<&[f64]>, call: &Call) -> OpResult<Vec<Vec<f64>>> {
+fn running(x: &Args<&[f64]>, call: &Call, join: fn(&mut dyn Iterator<Item = f64>) -> f64) -> OpResult<Vec<Vec<f64>>> {
     let (x, shape) = (x[0], call.shape(0));
     let (axis, summed) = (call.axis("axis", 0, shape)?, summed(call)?);
-    let sum = |index: Vec<usize>| {
+    let joined = |index: Vec<usize>| {
         let at = |from: usize| {
             let mut index = index.clone();
             index[axis] = from;
             x[position(&index, shape)]
         };
-        (0..shape[axis]).filter(|&from| summed(from, index[axis])).map(at).sum()
+        join(&mut (0..shape[axis]).filter(|&from| summed(from, index[axis])).map(at))
     };
-    Ok(vec![indices(shape).map(sum).collect()])
+    Ok(vec![indices(shape).map(joined).collect()])
 }
 
 /// Repeats each element along a new axis, masks, and sums along the old one.
@@ -222,6 +228,28 @@ fn running_sums<'g>(b: Nodes<'g>, call: &Call, x: Var<'g>) -> OpResult<Vec<Var<'
     square[1] = n;
     let mask = b.constant(DType::Bool, square, || (0..n * n).map(mask).collect());
     Ok(vec![mask.select(x, 0.0).op("ReduceSum", &[], over(&[axis + 1], 0))])
+}
+
+/// Multiplies each element by the one before it, then by the product of the two before these, then of four, and so on.
+fn running_products<'g>(b: Nodes<'g>, call: &Call, x: Var<'g>) -> OpResult<Vec<Var<'g>>> {
+    let (fact, axis) = (call.fact(0), call.axis("axis", 0, call.shape(0))?);
+    let (n, reverse) = (fact.shape[axis], call.int("reverse", 0)? != 0);
+    // The values `by` places before each; there are ones where there is none.
+    let moved = |x: Var<'g>, by: usize| {
+        let mut shape = fact.shape.clone();
+        shape[axis] = by;
+        let ones = b.scalar(1.0, fact.dtype).expand(&shape);
+        match (by == n, reverse) {
+            (true, _) => ones,
+            (_, true) => b.concat(&[x.part(axis, by..n), ones], axis as i64),
+            (_, false) => b.concat(&[ones, x.part(axis, 0..n - by)], axis as i64),
+        }
+    };
+    let mut product = if call.int("exclusive", 0)? != 0 && n > 0 { moved(x, 1) } else { x };
+    for by in (0..).map(|k| 1 << k).take_while(|&by| by < n) {
+        product = product * moved(product, by);
+    }
+    Ok(vec![product])
 }
 
 #[cfg(test)]
@@ -249,6 +277,15 @@ mod tests {
         assert_eq!(sums(axis(0).with("exclusive", 1).with("reverse", 1), &[2, 3]), [4.0, 5.0, 6.0, 0.0, 0.0, 0.0]);
         let found = refused("CumSum", &[(F32, &[2, 20_000])], &axis(1));
         assert_eq!(found, "input 'x': expected at most 16384 elements along axis 1, found 20000");
+    }
+
+    #[test]
+    fn running_products_follow_the_specification() {
+        let products = |attrs: Attrs| eval("CumProd", &[(I32, &[3], &[1.0, 2.0, 3.0])], &attrs.with("axis", 0)).1;
+        assert_eq!(products(Attrs::new()), [1.0, 2.0, 6.0]);
+        assert_eq!(products(Attrs::new().with("exclusive", 1)), [1.0, 1.0, 2.0]);
+        assert_eq!(products(Attrs::new().with("reverse", 1)), [6.0, 6.0, 3.0]);
+        assert_eq!(products(Attrs::new().with("exclusive", 1).with("reverse", 1)), [6.0, 3.0, 1.0]);
     }
 
     #[test]

@@ -64,10 +64,10 @@ fn quantized_type(call: &Call) -> OpResult<DType> {
         }
     }
     for data in (0..last).step_by(3) {
-        let dtype = expect_dtype(call, data, "u8 or i8", DType::is_small_int)?;
+        let dtype = expect_dtype(call, data, "u8 or i8", DType::is_byte)?;
         expect_type_of(call, data + 2, dtype, "its operand")?;
     }
-    expect_dtype(call, if call.has(last + 1) { last + 1 } else { 0 }, "u8 or i8", DType::is_small_int)
+    expect_dtype(call, if call.has(last + 1) { last + 1 } else { 0 }, "u8 or i8", DType::is_byte)
 }
 
 fn quantized_nodes<'g>(b: Nodes<'g>, call: &Call, x: &Args<Var<'g>>) -> OpResult<Vec<Var<'g>>> {

@@ -179,6 +179,14 @@ fn matrix(samples: usize, parts: usize, bins: usize, length: usize, inverse: boo
     weights
 }
 
+/// The matrix `[bins 2, length]` from the first half of the spectrum of a real signal: the other half is its mirror.
+fn half_matrix(bins: usize, length: usize) -> Vec<f64> {
+    let all = matrix(bins, 2, length, length, true);
+    let real = all.iter().step_by(2).enumerate();
+    let times = |row: usize| if row == 0 || 2 * row == length { 1.0 } else { 2.0 };
+    real.map(|(at, weight)| weight * times(at / (2 * length))).collect()
+}
+
 fn transform<'g>(b: Nodes<'g>, call: &Call, x: &Args<Var<'g>>) -> OpResult<Vec<Var<'g>>> {
     let dtype = expect_dtype(call, 0, "a float type", DType::is_float)?;
     let (shape, rank) = (call.shape(0), call.shape(0).len());
@@ -186,25 +194,28 @@ fn transform<'g>(b: Nodes<'g>, call: &Call, x: &Args<Var<'g>>) -> OpResult<Vec<V
     let parts = shape.last().copied().filter(|parts| (1..=2).contains(parts) && axis + 1 < rank);
     let parts =
         parts.ok_or_else(|| format!("input 'input': expected 1 or 2 parts behind axis {axis}, found {shape}"))?;
+    let (inverse, onesided) = (call.int("inverse", 0)? != 0, call.int("onesided", 0)? != 0);
     let length = match call.attrs.get("dft_length") {
         Some(_) => length(call, "dft_length")?,
+        None if inverse && onesided && shape[axis] > 1 => 2 * (shape[axis] - 1),
         None if shape[axis] > 0 => shape[axis],
         None => return Err(format!("input 'input': expected elements along axis {axis}, found {shape}")),
     };
-    let (inverse, onesided) = (call.int("inverse", 0)? != 0, call.int("onesided", 0)? != 0);
-    if onesided && (inverse || parts == 2) {
-        return Err("attribute 'onesided': expected 0 for complex input and for inverse transforms, found 1".into());
+    if onesided && inverse != (parts == 2) {
+        return Err("attribute 'onesided': expected 0 for a complex signal and for a real spectrum, found 1".into());
     }
-    let bins = if onesided { length / 2 + 1 } else { length };
-    let samples = shape[axis].min(length);
+    let bins = if onesided && !inverse { length / 2 + 1 } else { length };
+    let samples = shape[axis].min(if onesided && inverse { length / 2 + 1 } else { length });
+    let results = if onesided && inverse { 1 } else { 2 };
     let last: Vec<usize> = (0..rank).filter(|&k| k != axis && k + 1 < rank).chain([axis, rank - 1]).collect();
     let back: Vec<usize> = (0..rank).map(|k| last.iter().position(|&l| l == k).expect("axes are permuted")).collect();
     let others: Vec<usize> = last[..rank - 2].iter().map(|&k| shape[k]).collect();
     let rows = x[0].part(axis, 0..samples).transpose(&last);
     let rows = rows.shaped(&[&others[..], &[samples * parts]].concat());
-    let weights = [samples * parts, bins * 2];
-    let weights = b.constant(dtype, weights, || matrix(samples, parts, bins, length, inverse));
-    Ok(vec![rows.matmul(weights).shaped(&[&others[..], &[bins, 2]].concat()).transpose(&back)])
+    let weights = b.constant(dtype, [samples * parts, bins * results], || {
+        if results == 1 { half_matrix(samples, length) } else { matrix(samples, parts, bins, length, inverse) }
+    });
+    Ok(vec![rows.matmul(weights).shaped(&[&others[..], &[bins, results]].concat()).transpose(&back)])
 }
 
 fn frames<'g>(b: Nodes<'g>, call: &Call, x: &Args<Var<'g>>) -> OpResult<Vec<Var<'g>>> {

@@ -12,6 +12,7 @@ use std::iter::zip;
 
 pub(super) mod filters;
 pub(super) mod sums;
+pub(super) mod unpool;
 
 pub(super) static OPS: &[OpDef] = &[
     OpDef::new(
@@ -113,9 +114,11 @@ pub(super) static OPS: &[OpDef] = &[
         "The maximum of each window of [n, c, spatial..], and where in the input it stands first",
         inputs![X],
         |_, call, x| {
+            // A single holds every integer of 8 bits.
+            let x = if call.dtype(0).is_byte() { x[0].cast(DType::F32) } else { x[0] };
             // Unread indices are dropped before they are decomposed in turn.
-            let values = x[0].op("plimsoll.MaxPool", &[], call.attrs.clone());
-            Ok(vec![values, x[0].op("plimsoll.MaxPoolIndices", &[values], call.attrs.clone())])
+            let values = x.op("plimsoll.MaxPool", &[], call.attrs.clone());
+            Ok(vec![values.cast(call.dtype(0)), x.op("plimsoll.MaxPoolIndices", &[values], call.attrs.clone())])
         },
     )
     .sample(POOLED)

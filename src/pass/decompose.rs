@@ -4,7 +4,7 @@ use super::{Context, fold_node};
 use crate::constant::Constant;
 use crate::error::Result;
 use crate::graph::{Decomposer, Graph};
-use crate::op::{Arity, Attrs, Call, Lower, NodeId, OpDef};
+use crate::op::{Arity, Attrs, Call, Lower, NodeId, OpDef, ValueId, build};
 use crate::shape::Shape;
 use crate::tensor::Tensor;
 
@@ -20,6 +20,10 @@ pub fn run(graph: &mut Graph, context: &Context) -> Result<()> {
         let mut order = graph.order()?;
         order.retain(|&n| matches!(graph.node(n).op().map(|op| &op.lower), Some(Lower::Decompose(_))));
         if order.is_empty() {
+            for id in graph.order()? {
+                multiply(graph, id, context)?;
+            }
+            graph.sweep();
             return Ok(());
         }
         for node in order {
@@ -47,6 +51,27 @@ pub fn decompose(graph: &mut Graph, id: NodeId) -> Result<()> {
     for (port, value) in values.into_iter().enumerate() {
         graph.replace(id.output(port), value);
     }
+    Ok(())
+}
+
+/// Writes a matrix product of a type that the target has no kernels for as products of elements and their sums.
+fn multiply(graph: &mut Graph, id: NodeId, context: &Context) -> Result<()> {
+    let node = graph.node(id);
+    if node.op_name() != "MatMul" || context.target.has_product_for(node.outputs[0].fact.dtype) {
+        return Ok(());
+    }
+    let node = node.clone();
+    graph.insert_at(id);
+    let operands: Vec<ValueId> = graph.operands(id).into_iter().flatten().collect();
+    let made = build(&mut Decomposer::new(graph, node.name.clone()), |b| {
+        let [a, c] = [operands[0], operands[1]].map(|value| b.value(value));
+        // [.., m, k, 1] times [.., 1, k, n]; a vector has no m, or no n.
+        let behind = if c.shape()?.len() > 1 { -3 } else { -1 };
+        let all = (a.unsqueeze(&[-1]) * c.unsqueeze(&[behind])).reduce_sum(&[-2], false);
+        Ok(vec![all.shaped(&node.outputs[0].fact.shape)])
+    });
+    let values = made.map_err(|what| node.error(what))?;
+    graph.replace(id.output(0), values[0]);
     Ok(())
 }
 

@@ -139,7 +139,8 @@ fn columns(graph: &Graph, operands: &[Option<ValueId>]) -> impl Iterator<Item = 
 fn keeps_indexes(from: DType, to: DType) -> bool {
     match from {
         DType::I64 | DType::I32 => matches!(to, DType::I64 | DType::I32),
-        DType::U8 | DType::I8 => to == from || matches!(to, DType::I64 | DType::I32),
+        DType::U8 | DType::I8 | DType::U16 | DType::I16 => to == from || matches!(to, DType::I64 | DType::I32),
+        DType::U32 => matches!(to, DType::U32 | DType::I64),
         DType::Bool => to.is_int(),
         _ => false,
     }

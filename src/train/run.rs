@@ -204,7 +204,7 @@ impl Trainer {
         // A device with memory of its own plans that alone: the slot is the host's.
         let planned = session.with(Exec::take_ahead);
         let host = host_bytes(&session.programs().map(Program::plan).collect::<Vec<_>>());
-        let slot = if host > 0 { Some(host_memory(host - AHEAD_STACK)?) } else { planned };
+        let slot = if host > 0 { Some(host_memory(host - AHEAD_STACK, "the next rows")?) } else { planned };
         let ahead = slot.map(|slot| Ahead::new(&facts, slot));
         init.unknown.retain(|(name, _)| trained.contains(name));
         let undrawn = std::mem::take(&mut init.unknown);

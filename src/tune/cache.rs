@@ -1,6 +1,6 @@
 //! Measured schedules on disk: one file per device and driver.
 //!
-//! A file that is missing, cut off, of another version or of another device is left out, with a line in the log. So is a file that cannot
+//! A file that is missing, cut off, changed, of another version or of another device is left out, with a line in the log. So is a file that cannot
 //! be written. Nothing in it is trusted: lowering takes a schedule only if it is legal.
 
 use super::Entry;
@@ -12,7 +12,7 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 /// The version of the file's format, and of the algorithms that schedules name.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 /// The most bytes of a file that is read.
 const MOST_BYTES: u64 = 256 << 20;
 
@@ -41,16 +41,17 @@ pub fn read(path: &Path) -> Result<(Tuned, Vec<Entry>)> {
     if bytes > MOST_BYTES {
         return Err(Error::usage(format!("expected at most {MOST_BYTES} bytes, found {bytes}")).in_file(path));
     }
-    let text = std::fs::read_to_string(path).map_err(failed)?;
+    let kept = std::fs::read_to_string(path).map_err(failed)?;
+    let text = file::unsealed(&kept, path)?;
     let syntax = |e| Error::json(path, &e);
-    let head: serde_json::Value = serde_json::from_str(&text).map_err(syntax)?;
+    let head: serde_json::Value = serde_json::from_str(text).map_err(syntax)?;
     let (version, made) = (&head["version"], &head["plimsoll"]);
     let own = env!("CARGO_PKG_VERSION");
     if *version != VERSION || *made != own {
         let what = format!("expected version {VERSION} by plimsoll {own}, found version {version} by plimsoll {made}");
         return Err(Error::usage(what).in_file(path));
     }
-    let content: Content = serde_json::from_str(&text).map_err(syntax)?;
+    let content: Content = serde_json::from_str(text).map_err(syntax)?;
     let mut tuned = Tuned::new(content.device);
     for Entry { kernel, schedule, .. } in &content.kernels {
         tuned.insert(kernel, schedule.clone());

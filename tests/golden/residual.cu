@@ -1,5 +1,6 @@
 // What the templates' statements mean in C++: they are WGSL with inferred types. No header is needed.
 typedef signed char i8;
+typedef short i16;
 typedef unsigned char u8;
 typedef unsigned short u16;
 typedef int i32;
@@ -71,6 +72,13 @@ template <class T> DEVICE T sign(T v) { return v != v ? v : T(v > T(0)) - T(v < 
 DEVICE f32 sign_f32(f32 v) { return sign(v); }
 DEVICE void workgroupBarrier() { __syncthreads(); }
 
+DEVICE i32 whole_i32_f32(f32 v) { return v != v ? 0 : i32(v); }
+DEVICE i32 whole_i32_f64(f64 v) { return v != v ? 0 : i32(v); }
+DEVICE i64 whole_i64_f32(f32 v) { return v != v ? 0 : i64(v); }
+DEVICE i64 whole_i64_f64(f64 v) { return v != v ? 0 : i64(v); }
+DEVICE u64 whole_u64_f32(f32 v) { return v > 0.0f ? u64(v) : 0; }
+DEVICE u64 whole_u64_f64(f64 v) { return v > 0.0 ? u64(v) : 0; }
+DEVICE f32 tanh_f32(f32 x) { return tanhf(x); }
 DEVICE f32 erf_f32(f32 x) { return erff(x); }
 DEVICE f64 erf_f64(f64 x) { return erf(x); }
 // The sine of x + quarter * pi / 2.
@@ -96,6 +104,9 @@ DEVICE i32 rem_i32(i32 x, i32 y) { return rem_int(x, y); }
 DEVICE i64 rem_i64(i64 x, i64 y) { return rem_int(x, y); }
 DEVICE i32 pow_i32(i32 x, i32 y) { return pow_int(x, y); }
 DEVICE i64 pow_i64(i64 x, i64 y) { return pow_int(x, y); }
+DEVICE u64 div_u64(u64 x, u64 y) { return y == 0 ? 0 : x / y; }
+DEVICE u64 rem_u64(u64 x, u64 y) { return y == 0 ? 0 : x % y; }
+DEVICE u64 pow_u64(u64 x, u64 y) { return pow_int(x, y); }
 
 // Elements that move together: N of them take a power of two of bytes, 16 at most.
 template <class T, i32 N> struct alignas(sizeof(T) * N) wide {

@@ -4,6 +4,7 @@
 use plimsoll::internals::backend::cuda::library::Search;
 use plimsoll::internals::backend::cuda::{Settings, machine_code, open, report};
 use plimsoll::internals::backend::{Launch, Slice};
+use plimsoll::internals::file::{sealed, unsealed};
 use plimsoll::internals::kernel::Kernel;
 use plimsoll::internals::kernel::render::{Bindings, Dialect, render};
 use plimsoll::internals::kernel::schedule;
@@ -390,7 +391,8 @@ fn what_is_beside_plans_is_measured_once() {
     assert!(text.contains("Paper GPU, CUDA 13.0"), "{text}");
 
     // Later calls read the file.
-    let changed = text.replace("\"context\": 0", "\"context\": 3145728");
+    let content = unsealed(&text, file).expect("it is whole");
+    let changed = sealed(&content.replace("\"context\": 0", "\"context\": 3145728"));
     std::fs::write(file, &changed).expect("it is written");
     assert_eq!(list()["devices"][1]["beside"]["context"], 3 << 20);
     let (devices, _) = ok(&["devices"]);
@@ -442,9 +444,11 @@ fn what_is_beside_plans_is_measured_once() {
     assert!(programs["beside"]["bytes"].as_u64().expect("it is estimated") > part("bytes"), "{}", programs["beside"]);
 
     // A file that is cut off or of another version is left out, in one line, and replaced.
-    for broken in
-        [&text[..text.len() / 2], &text.replace("\"version\": 1", "\"version\": 0"), &text.replace("step", "stop")]
-    {
+    for broken in [
+        &text[..text.len() / 2],
+        &sealed(&content.replace("\"version\": 1", "\"version\": 0")),
+        &text.replace("step", "stop"),
+    ] {
         std::fs::write(file, broken).expect("it is written");
         let (out, log) = plan("cuda");
         let lines = log.lines().filter(|line| line.contains("WARN")).count();

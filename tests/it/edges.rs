@@ -4,6 +4,7 @@ use plimsoll::internals::onnx;
 use plimsoll::internals::plan::Recipe;
 use plimsoll::internals::session::{Choice, Options, Session};
 use plimsoll::{DType, Tensor};
+use std::collections::BTreeMap;
 use std::path::Path;
 
 /// A graph's outputs and how many steps they took.
@@ -198,6 +199,49 @@ fn small_integers_wrap_around() {
         &[128.0, 127.0, 255.0],
     ];
     assert_eq!(found, expected);
+}
+
+/// Integers without a sign wrap around at their own ends, and those beyond others' ranges are compared, divided and stored exactly.
+#[test]
+fn wide_integers_have_all_their_values() {
+    let text = "g (uint64[3] a, uint64[3] b, uint32[3] c, float[3] f) => (uint64[3] d, uint64[3] e, uint64[1] m, bool[3] g, uint32[3] h, uint32[3] i, \
+                uint64[3] j, int64[3] k) {
+        d = Add (a, b)
+        e = Div (a, b)
+        m = ReduceMax (a)
+        g = Greater (a, b)
+        left = Sub (c, c)
+        one = Cast <to = 12> (b)
+        h = Sub (left, one)
+        i = BitwiseNot (c)
+        j = Cast <to = 13> (f)
+        k = Cast <to = 7> (a)
+    }";
+    let source = format!("<ir_version: 8, opset_import: [\"\" : 18]>\n{text}");
+    let model = onnx::Model::new(onnx::text::parse(&source, Path::new("text")).expect("it parses"));
+    let graph = onnx::import(&model, &[]).expect("it is a graph");
+    let session = Session::from_graph(graph, &Options::default().on(Choice::Cpu)).expect("it is planned");
+    let long = |values: [u64; 3]| {
+        let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+        Tensor::new(DType::U64, [3], bytes).expect("a value per element")
+    };
+    let most = u64::MAX;
+    let inputs = [
+        ("a", long([most, 1 << 63, 7])),
+        ("b", long([1, 3, 9])),
+        ("c", Tensor::from_f64(DType::U32, [3], &[4294967295.0, 0.0, 5.0])),
+        ("f", tensor(&[3], &[1e30, -1.0, f32::NAN])),
+    ];
+    let found: BTreeMap<String, Tensor> = session.run(&inputs).expect("it runs").into_iter().collect();
+    let integers = |name: &str| found[name].bytes().clone();
+    assert_eq!(integers("d"), long([0, (1 << 63) + 3, 16]).bytes());
+    assert_eq!(integers("e"), long([most, (1 << 63) / 3, 0]).bytes());
+    assert_eq!(integers("m"), most.to_le_bytes().to_vec());
+    assert_eq!(found["g"].to_f64(), [1.0, 1.0, 0.0]);
+    assert_eq!(found["h"].to_f64(), [4294967295.0, 4294967293.0, 4294967287.0]);
+    assert_eq!(found["i"].to_f64(), [0.0, 4294967295.0, 4294967290.0]);
+    assert_eq!(integers("j"), long([most, 0, 0]).bytes());
+    assert_eq!(found["k"].to_i64(), Some(vec![-1, i64::MIN, 7]));
 }
 
 /// If no element equals the largest value, as with NaN, the index is still within the row.

@@ -19,6 +19,7 @@ mod rows;
 
 // Files and graphs.
 mod edges;
+mod fuzz;
 mod hostile;
 mod onnx;
 mod proto;

@@ -52,7 +52,7 @@ fn packed_numbers_may_take_more_than_the_file() {
 #[test]
 fn every_storage_form_gives_the_same_bytes() {
     type Case<'a> = (DType, &'a [i64], fn(&mut TensorProto), &'a [u8]);
-    let cases: [Case; 9] = [
+    let cases: [Case; 13] = [
         (DType::F32, &[2], |t| t.float_data = vec![1.0, -2.0], &[0, 0, 128, 63, 0, 0, 0, 192]),
         (DType::F64, &[], |t| t.double_data = vec![1.0], &[0, 0, 0, 0, 0, 0, 240, 63]),
         (DType::I64, &[1], |t| t.int64_data = vec![-2], &[254, 255, 255, 255, 255, 255, 255, 255]),
@@ -61,6 +61,10 @@ fn every_storage_form_gives_the_same_bytes() {
         (DType::BF16, &[1], |t| t.int32_data = vec![0x3f80], &[0x80, 0x3f]),
         (DType::U8, &[2], |t| t.int32_data = vec![0, 255], &[0, 255]),
         (DType::I8, &[2], |t| t.int32_data = vec![-1, 127], &[255, 127]),
+        (DType::I16, &[2], |t| t.int32_data = vec![-2, 258], &[254, 255, 2, 1]),
+        (DType::U16, &[2], |t| t.int32_data = vec![65534, 258], &[254, 255, 2, 1]),
+        (DType::U32, &[1], |t| t.uint64_data = vec![1 << 31 | 5], &[5, 0, 0, 128]),
+        (DType::U64, &[1], |t| t.uint64_data = vec![1 << 63 | 5], &[5, 0, 0, 0, 0, 0, 0, 128]),
         (DType::Bool, &[3], |t| t.int32_data = vec![0, 1, 5], &[0, 1, 1]),
     ];
     for (dtype, dims, fill, expected) in cases {
@@ -84,13 +88,17 @@ fn what_does_not_fit_is_refused_by_name() {
     assert!(text(raw.bytes()).ends_with("expected 8 bytes of raw_data, found 7"));
     let both = TensorProto { raw_data: vec![0; 4].into(), float_data: vec![0.0], ..tensor(DataType::Float, &[1]) };
     assert!(text(both.bytes()).ends_with("it has both raw_data and float_data"));
-    for (kind, value) in [(DataType::Int8, 128), (DataType::Uint8, -1), (DataType::Float16, 65536)] {
+    let long = TensorProto { uint64_data: vec![1 << 32], ..tensor(DataType::Uint32, &[1]) };
+    assert!(text(long.bytes()).ends_with("uint64_data[0] = 4294967296 does not fit its element type"));
+    for (kind, value) in
+        [(DataType::Int8, 128), (DataType::Uint8, -1), (DataType::Float16, 65536), (DataType::Int16, 32768)]
+    {
         let wide = TensorProto { int32_data: vec![value], ..tensor(kind, &[1]) };
         assert!(text(wide.bytes()).ends_with(&format!("int32_data[0] = {value} does not fit its element type")));
     }
     assert!(
-        text(tensor(DataType::Uint16, &[1]).bytes())
-            .contains("element type uint16 is not supported (supported: float, ")
+        text(tensor(DataType::Complex64, &[1]).bytes())
+            .contains("element type complex64 is not supported (supported: float, ")
     );
     assert!(text(TensorProto { data_type: 99, ..Default::default() }.dtype()).contains("element type 99"));
     assert!(text(tensor(DataType::Float, &[-1]).bytes()).contains("negative dimension in [-1]"));

@@ -4,6 +4,7 @@ use crate::common::{Folder, agrees, backends, random, runs_long};
 use plimsoll::internals::backend::cpu::Cpu;
 use plimsoll::internals::backend::{Backend, KernelId, Launch, RecordId, SegmentId, Slice, Usage};
 use plimsoll::internals::exec::Exec;
+use plimsoll::internals::file::{sealed, unsealed};
 use plimsoll::internals::kernel::algorithm::{self, Schedule};
 use plimsoll::internals::kernel::call::Call;
 use plimsoll::internals::kernel::tuned::Tuned;
@@ -373,10 +374,11 @@ fn tune_keeps_what_run_and_plan_use() {
     let (kernel, schedule) = kernels.iter().find_map(|(k, _)| Some((k.clone(), other(k)?))).expect("one has a choice");
     let expected = candidates(&kernel, &target).swap_remove(0);
     let entry = Entry { kernel, schedule, expected, before: Some(2.0), after: 1.0, tried: 2, launches: 1 };
+    let kept = std::fs::read_to_string(&file).expect("it is there");
     let mut value: serde_json::Value =
-        serde_json::from_str(&std::fs::read_to_string(&file).expect("it is there")).expect("it is JSON");
+        serde_json::from_str(unsealed(&kept, &file).expect("it is whole")).expect("it is JSON");
     value["kernels"] = serde_json::json!([entry]);
-    let whole = value.to_string();
+    let whole = sealed(&value.to_string());
     std::fs::write(&file, &whole).expect("it is written");
     let name = file.to_str().expect("the path is text");
     let said = "measured on cpu, ";
@@ -397,8 +399,8 @@ fn tune_keeps_what_run_and_plan_use() {
     made["plimsoll"] = "0.0.1".into();
     let mut field = value.clone();
     field["kernels"][0]["schedule"] = serde_json::json!({"cpu": "magic"});
-    let wrong = [version, device, made, field].map(|value| value.to_string().into_bytes());
-    let cut = [0, 1, whole.len() / 2, whole.len() - 1].map(|length| whole.as_bytes()[..length].to_vec());
+    let wrong = [version, device, made, field].map(|value| sealed(&value.to_string()).into_bytes());
+    let cut = [0, 1, whole.len() / 2, whole.len() - 2].map(|length| whole.as_bytes()[..length].to_vec());
     for content in wrong.into_iter().chain(cut).chain([vec![0xff; 100], b"[]".to_vec(), b"{}".to_vec()]) {
         std::fs::write(&file, &content).expect("it is written");
         let ran = with("run", &cpu);
@@ -407,7 +409,7 @@ fn tune_keeps_what_run_and_plan_use() {
     }
     // An illegal schedule is left out without a word: what is legal depends on the machine.
     value["kernels"][0]["schedule"] = serde_json::json!({"cpu": {"matmul": {"threads": 77}}});
-    std::fs::write(&file, value.to_string()).expect("it is written");
+    std::fs::write(&file, sealed(&value.to_string())).expect("it is written");
     with("run", &cpu);
 
     // A cache that cannot be written is told, and the plan is written all the same.

@@ -27,8 +27,12 @@ pub enum Repr {
     F64,
     I64,
     I32,
-    U8,
+    I16,
     I8,
+    U64,
+    U32,
+    U16,
+    U8,
     /// A byte that is zero or not.
     Bool,
 }
@@ -41,27 +45,31 @@ impl Repr {
             DType::F64 => Repr::F64,
             DType::I64 => Repr::I64,
             DType::I32 => Repr::I32,
-            DType::U8 => Repr::U8,
+            DType::I16 => Repr::I16,
             DType::I8 => Repr::I8,
+            DType::U64 => Repr::U64,
+            DType::U32 => Repr::U32,
+            DType::U16 => Repr::U16,
+            DType::U8 => Repr::U8,
             DType::Bool => Repr::Bool,
             DType::F16 | DType::BF16 => return None,
         })
     }
 
-    /// The representation that this type is computed in: 32 bits for 16-bit floats and small integers.
+    /// The representation that this type is computed in: 32 bits for 16-bit floats, a wider one for small integers.
     pub fn computed(dtype: DType) -> Option<Repr> {
         match dtype {
             DType::F16 | DType::BF16 => Some(Repr::F32),
-            DType::U8 | DType::I8 => Some(Repr::I32),
-            _ => Repr::stored(dtype),
+            _ => Repr::stored(dtype.wide()),
         }
     }
 
     /// Bytes per element.
     pub fn size(self) -> usize {
         match self {
-            Repr::F64 | Repr::I64 => 8,
-            Repr::F32 | Repr::I32 => 4,
+            Repr::F64 | Repr::I64 | Repr::U64 => 8,
+            Repr::F32 | Repr::I32 | Repr::U32 => 4,
+            Repr::I16 | Repr::U16 => 2,
             Repr::U8 | Repr::I8 | Repr::Bool => 1,
         }
     }
@@ -459,10 +467,12 @@ unsafe fn exec_plain(kind: Kind, n: usize, p: &Ptrs) {
             Kind::Unary(op, Repr::F64) => number(n, p, op, |x: f64| x, |x| x),
             Kind::Unary(op, Repr::I64) => integer::<i64>(n, p, op),
             Kind::Unary(op, Repr::I32) => integer::<i32>(n, p, op),
+            Kind::Unary(op, Repr::U64) => integer::<u64>(n, p, op),
             Kind::Unary(_, _) => each(n, p.args[0].cast_const(), p.to, |x| u8::from(x == 0)),
             Kind::Binary(op, Repr::F64, _) => binary_f64(op, n, p),
             Kind::Binary(op, Repr::I64, _) => binary_int::<i64>(op, n, p),
             Kind::Binary(op, Repr::I32, _) => binary_int::<i32>(op, n, p),
+            Kind::Binary(op, Repr::U64, _) => binary_int::<u64>(op, n, p),
             Kind::Binary(op, _, _) => {
                 let (a, b, to) = (p.args[0].cast_const(), p.args[1].cast_const(), p.to);
                 let truth = |f: fn(bool, bool) -> bool| each2(n, a, b, to, |a: u8, b: u8| u8::from(f(a != 0, b != 0)));
@@ -484,6 +494,7 @@ unsafe fn exec_plain(kind: Kind, n: usize, p: &Ptrs) {
             Kind::Select(_, a, b) => select::<u32>(n, p, a, b),
             Kind::Cast(from, to) => cast(from, to, n, p),
             Kind::Splat(1) => p.to.write_bytes(*p.args[0], n),
+            Kind::Splat(2) => fill(n, p.to.cast::<u16>(), p.args[0].cast::<u16>().read_unaligned()),
             Kind::Splat(8) => fill(n, p.to.cast::<u64>(), p.args[0].cast::<u64>().read_unaligned()),
             Kind::Splat(_) => fill(n, p.to.cast::<u32>(), p.args[0].cast::<u32>().read_unaligned()),
             Kind::Copy(size) => {
@@ -518,7 +529,7 @@ pub trait Int: Copy + Default + Ord + BitAnd<Output = Self> + BitOr<Output = Sel
 }
 
 macro_rules! int {
-    ($($ty:ident),*) => {$(
+    ($($ty:ident $power:path, $count:ident;)*) => {$(
         impl Int for $ty {
             const ZERO: Self = 0;
             #[inline(always)]
@@ -529,13 +540,13 @@ macro_rules! int {
             fn mul(self, other: Self) -> Self { self.wrapping_mul(other) }
             fn div(self, other: Self) -> Self { if other == 0 { 0 } else { self.wrapping_div(other) } }
             fn rem(self, other: Self) -> Self { if other == 0 { 0 } else { self.wrapping_rem(other) } }
-            fn pow(self, other: Self) -> Self { expr::power(self.into(), other.into()) as $ty }
+            fn pow(self, other: Self) -> Self { $power(self as i64, other as $count) as $ty }
             fn to64(self) -> f64 { self as f64 }
             fn from64(value: f64) -> Self { value as $ty }
         }
     )*};
 }
-int!(i64, i32);
+int! { i64 expr::power, i64; i32 expr::power, i64; u64 expr::wrapping_power, u64; }
 
 /// # Safety
 /// As for [`exec`].
@@ -621,8 +632,12 @@ unsafe fn cast(from: Repr, to: Repr, n: usize, p: &Ptrs) {
                     Repr::F64 => each(n, a, p.to.cast::<f64>(), |x| x as f64),
                     Repr::I64 => each(n, a, p.to.cast::<i64>(), |x| x as i64),
                     Repr::I32 => each(n, a, p.to.cast::<i32>(), |x| x as i32),
-                    Repr::U8 => each(n, a, p.to.cast::<u8>(), |x| x as u8),
+                    Repr::I16 => each(n, a, p.to.cast::<i16>(), |x| x as i16),
                     Repr::I8 => each(n, a, p.to.cast::<i8>(), |x| x as i8),
+                    Repr::U64 => each(n, a, p.to.cast::<u64>(), |x| x as u64),
+                    Repr::U32 => each(n, a, p.to.cast::<u32>(), |x| x as u32),
+                    Repr::U16 => each(n, a, p.to.cast::<u16>(), |x| x as u16),
+                    Repr::U8 => each(n, a, p.to.cast::<u8>(), |x| x as u8),
                     Repr::Bool => each(n, a, p.to.cast::<u8>(), |x| u8::from(x != (0u8 as $a))),
                 }
             }
@@ -633,7 +648,11 @@ unsafe fn cast(from: Repr, to: Repr, n: usize, p: &Ptrs) {
         Repr::F64 => from!(f64),
         Repr::I64 => from!(i64),
         Repr::I32 => from!(i32),
+        Repr::I16 => from!(i16),
         Repr::I8 => from!(i8),
+        Repr::U64 => from!(u64),
+        Repr::U32 => from!(u32),
+        Repr::U16 => from!(u16),
         Repr::U8 => from!(u8),
         Repr::Bool => {
             let a = p.args[0].cast_const();
@@ -643,8 +662,9 @@ unsafe fn cast(from: Repr, to: Repr, n: usize, p: &Ptrs) {
                 match to {
                     Repr::F32 => each(n, a, p.to.cast::<f32>(), |x| f32::from(bit(x))),
                     Repr::F64 => each(n, a, p.to.cast::<f64>(), |x| f64::from(bit(x))),
-                    Repr::I64 => each(n, a, p.to.cast::<i64>(), |x| i64::from(bit(x))),
-                    Repr::I32 => each(n, a, p.to.cast::<i32>(), |x| i32::from(bit(x))),
+                    Repr::I64 | Repr::U64 => each(n, a, p.to.cast::<i64>(), |x| i64::from(bit(x))),
+                    Repr::I32 | Repr::U32 => each(n, a, p.to.cast::<i32>(), |x| i32::from(bit(x))),
+                    Repr::I16 | Repr::U16 => each(n, a, p.to.cast::<i16>(), |x| i16::from(bit(x))),
                     Repr::U8 | Repr::I8 | Repr::Bool => each(n, a, p.to, bit),
                 }
             }

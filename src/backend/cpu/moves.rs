@@ -12,6 +12,7 @@ pub unsafe fn gather(size: usize, n: usize, from: *const u8, step: isize, to: *m
     unsafe {
         match size {
             1 => strided::<u8>(n, from, step, to, 1),
+            2 => strided::<u16>(n, from, step, to, 2),
             4 => strided::<u32>(n, from, step, to, 4),
             _ => strided::<u64>(n, from, step, to, 8),
         }
@@ -28,6 +29,7 @@ pub unsafe fn scatter(size: usize, n: usize, from: *const u8, to: *mut u8, step:
     unsafe {
         match size {
             1 => strided::<u8>(n, from, 1, to, step),
+            2 => strided::<u16>(n, from, 2, to, step),
             4 => strided::<u32>(n, from, 4, to, step),
             _ => strided::<u64>(n, from, 8, to, step),
         }
@@ -95,6 +97,7 @@ pub unsafe fn gather_rows(size: usize, rows: usize, n: usize, from: *const u8, s
     unsafe {
         match size {
             1 => typed::<u8>(rows, n, from, steps, to),
+            2 => typed::<u16>(rows, n, from, steps, to),
             4 => typed::<u32>(rows, n, from, steps, to),
             _ => typed::<u64>(rows, n, from, steps, to),
         }

@@ -95,19 +95,15 @@ struct Builder<'a> {
     still: Vec<Op>,
     each: Vec<Op>,
     still_slots: u32,
-    /// Free registers by element size: 1, 4, 8.
-    free: [Vec<u32>; 3],
+    /// Free registers by element size: 1, 2, 4, 8.
+    free: [Vec<u32>; 4],
     /// Offsets count from the end of the still slots until `finish`.
     registers: u32,
     cost: f64,
 }
 
 fn class(size: usize) -> usize {
-    match size {
-        1 => 0,
-        4 => 1,
-        _ => 2,
-    }
+    size.ilog2() as usize
 }
 
 impl Program {
@@ -236,6 +232,7 @@ impl Builder<'_> {
             let of = |a: u32| self.value(a).repr;
             let typed = match instr.code {
                 Code::Const(_) | Code::Cast(_) => true,
+                Code::Bits(a) => of(a).size() == repr.size(),
                 Code::Input(_) | Code::Index(_) | Code::Reduction(_) => self.source(instr.code).is_some(),
                 Code::Unary(_, a) => of(a) == repr,
                 Code::Binary(op, a, b) => of(a) == of(b) && (of(a) == repr || (op.compares() && repr == Repr::Bool)),
@@ -307,6 +304,7 @@ impl Builder<'_> {
             Code::Input(_) | Code::Index(_) | Code::Reduction(_) => self.load(code, repr, still),
             Code::Unary(op, a) => self.compute(i, Kind::Unary(op, repr), [self.value(a).loc; 3], &[]),
             Code::Cast(a) => self.cast(i, a, dtype),
+            Code::Bits(a) => self.compute(i, Kind::Copy(repr.size()), [self.value(a).loc; 3], &[]),
             Code::Binary(op, a, b) => {
                 let (x, y) = (self.value(a), self.value(b));
                 let form = match (x.is_still, y.is_still) {
@@ -350,9 +348,9 @@ impl Builder<'_> {
             return self.compute(i, kind, [loc; 3], &[]);
         };
         // By way of the small type, for its range.
-        let middle = self.place(still, 1);
+        let middle = self.place(still, small.size());
         self.push(still, Kind::Cast(from, small), middle, [loc; 3]);
-        self.compute(i, Kind::Cast(small, repr), [middle; 3], &[(middle, 1)])
+        self.compute(i, Kind::Cast(small, repr), [middle; 3], &[(middle, small.size())])
     }
 
     /// Computes value `i`, the last use of `temps`.
@@ -469,8 +467,12 @@ pub fn literal(value: f64, repr: Repr) -> u64 {
         Repr::F64 => value.to_bits(),
         Repr::I64 => value as i64 as u64,
         Repr::I32 => u64::from(value as i32 as u32),
-        Repr::U8 => u64::from(value as u8),
+        Repr::I16 => u64::from(value as i16 as u16),
         Repr::I8 => u64::from(value as i8 as u8),
+        Repr::U64 => value as u64,
+        Repr::U32 => u64::from(value as u32),
+        Repr::U16 => u64::from(value as u16),
+        Repr::U8 => u64::from(value as u8),
         Repr::Bool => u64::from(value != 0.0),
     }
 }
@@ -490,6 +492,6 @@ fn cost(code: Code) -> f64 {
         Code::Binary(Binary::Rem, _, _) => 8.0,
         Code::Binary(Binary::Pow, _, _) => 1.0,
         Code::Unary(..) | Code::Binary(..) => 0.05,
-        Code::Cast(_) | Code::Select(..) => 0.1,
+        Code::Cast(_) | Code::Bits(_) | Code::Select(..) => 0.1,
     }
 }

@@ -53,6 +53,9 @@ pub unsafe fn fill_identity(by: Reduction, repr: Repr, n: usize, to: *mut u8) {
     unsafe { moves::gather(repr.size(), n, Accumulator::new(by).bytes(repr).as_ptr(), 0, to) }
 }
 
+/// The types that values are computed in have no others.
+const WIDE: &str = "small integers are reduced in a wider type";
+
 /// A reduction in progress: floats in `f64`, everything else in `i64`.
 pub struct Accumulator {
     by: Reduction,
@@ -91,6 +94,11 @@ impl Accumulator {
         };
     }
 
+    /// An unsigned integer as a signed one, and back: for the largest and the smallest, one that is ordered alike.
+    fn signed(&self, x: u64) -> i64 {
+        (if matches!(self.by, Reduction::Max | Reduction::Min) { x ^ (1 << 63) } else { x }) as i64
+    }
+
     /// Adds `n` elements.
     ///
     /// # Safety
@@ -110,9 +118,9 @@ impl Accumulator {
                 Repr::F64 => from_raw_parts(from.cast::<f64>(), n).iter().for_each(|&x| self.add_float(x)),
                 Repr::I64 => from_raw_parts(from.cast::<i64>(), n).iter().for_each(|&x| self.add_int(x)),
                 Repr::I32 => from_raw_parts(from.cast::<i32>(), n).iter().for_each(|&x| self.add_int(x.into())),
-                Repr::U8 | Repr::I8 | Repr::Bool => {
-                    from_raw_parts(from, n).iter().for_each(|&x| self.add_int(i64::from(x != 0)));
-                }
+                Repr::U64 => from_raw_parts(from.cast::<u64>(), n).iter().for_each(|&x| self.add_int(self.signed(x))),
+                Repr::Bool => from_raw_parts(from, n).iter().for_each(|&x| self.add_int(i64::from(x != 0))),
+                Repr::I16 | Repr::I8 | Repr::U32 | Repr::U16 | Repr::U8 => unreachable!("{WIDE}"),
             }
         }
     }
@@ -133,7 +141,9 @@ impl Accumulator {
                 i64::MAX => i32::MAX.to_ne_bytes(),
                 int => (int as i32).to_ne_bytes(),
             }),
-            Repr::U8 | Repr::I8 | Repr::Bool => [u8::from(self.int > 0), 0, 0, 0, 0, 0, 0, 0],
+            Repr::U64 => self.signed(self.int as u64).to_ne_bytes(),
+            Repr::Bool => [u8::from(self.int > 0), 0, 0, 0, 0, 0, 0, 0],
+            Repr::I16 | Repr::I8 | Repr::U32 | Repr::U16 | Repr::U8 => unreachable!("{WIDE}"),
         }
     }
 }

@@ -25,7 +25,7 @@ use crate::target::{Family, Target};
 use frame::Frame;
 use locate::{locate, within};
 use scalar::Type::{self, BF16, F16, F32, I32};
-use scalar::{arithmetic, constant, convert, literal, small, unary};
+use scalar::{arithmetic, constant, convert, literal, small, unary, whole};
 use std::collections::{BTreeMap, BTreeSet};
 
 mod attention;
@@ -357,12 +357,18 @@ impl<'a> Module<'a> {
             Code::Binary(op, a, b) => arithmetic(op, name(a), name(b), self.dialect)?,
             Code::Select(c, a, b) => format!("select({}, {}, {})", name(b).0, name(a).0, name(c).0),
             // A half holds what its bits can.
-            Code::Cast(a) if self.target.family == Family::Cuda && dtype.size() == 2 => {
+            Code::Cast(a) if self.target.family == Family::Cuda && dtype.is_half() => {
                 let half = if dtype == DType::F16 { F16 } else { BF16 };
                 convert(&convert(&convert(&name(a).0, name(a).1, F32), F32, half), half, F32)
             }
-            Code::Cast(a) if dtype.is_small_int() => small(name(a), dtype),
+            Code::Cast(a) if dtype.is_small_int() => small(name(a), dtype, self.target.family),
+            // Devices may take what is not a number for 0, and so may their compilers.
+            Code::Cast(a) if self.target.family == Family::Wgpu && name(a).1.is_float() && dtype == DType::Bool => {
+                format!("(bitcast<u32>({}) & 0x7fffffffu) != 0u", name(a).0)
+            }
+            Code::Cast(a) if name(a).1.is_float() && dtype.is_int() => whole(name(a), self.register(dtype)),
             Code::Cast(a) => convert(&name(a).0, name(a).1, self.register(dtype)),
+            Code::Bits(a) => format!("bitcast<{}>({})", self.register(dtype).name(), name(a).0),
             Code::Const(_) | Code::Input(_) | Code::Index(_) | Code::Reduction(_) => {
                 unreachable!("a leaf is no operation")
             }

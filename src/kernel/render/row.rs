@@ -1,7 +1,7 @@
 //! Reductions of rows.
 
 use super::locate::locate;
-use super::scalar::Type::{self, F32, F64, I32, I64};
+use super::scalar::Type::{self, F32, F64, I32, I64, U64};
 use super::scalar::{convert, extreme};
 use super::{Input, Module, Scalars, kernels};
 use crate::kernel::algorithm::{Rows, Text};
@@ -222,7 +222,7 @@ impl Module<'_> {
 
     /// Arrays of so many elements for reductions of these types.
     fn share(&mut self, types: &[Type], len: usize) {
-        for ty in [F32, I32, F64, I64].into_iter().filter(|ty| types.contains(ty)) {
+        for ty in [F32, I32, F64, I64, U64].into_iter().filter(|ty| types.contains(ty)) {
             self.shared.push((shared(ty), ty, len));
         }
     }
@@ -237,6 +237,7 @@ fn shared(ty: Type) -> &'static str {
         F32 => "shared_f32",
         F64 => "shared_f64",
         I64 => "shared_i64",
+        U64 => "shared_u64",
         _ => "shared_i32",
     }
 }

@@ -5,7 +5,7 @@ use crate::dtype::DType;
 use crate::error::ensure;
 use crate::expr::{Binary, Unary};
 use crate::target::Family;
-use Type::{BF16, Bool, F16, F32, F64, I8, I32, I64, U8, Vec2, Vec4};
+use Type::{BF16, Bool, F16, F32, F64, I8, I16, I32, I64, U8, U16, U32, U64, Vec2, Vec4};
 
 /// Types of values in registers and buffers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -16,8 +16,12 @@ pub(super) enum Type {
     F64,
     I64,
     I32,
-    U8,
+    I16,
     I8,
+    U64,
+    U32,
+    U16,
+    U8,
     Bool,
     Vec2,
     Vec4,
@@ -32,8 +36,12 @@ impl Type {
             F64 => "f64",
             I64 => "i64",
             I32 => "i32",
-            U8 => "u8",
+            I16 => "i16",
             I8 => "i8",
+            U64 => "u64",
+            U32 => "u32",
+            U16 => "u16",
+            U8 => "u8",
             Bool => "bool",
             Vec2 => "vec2f",
             Vec4 => "vec4f",
@@ -44,9 +52,9 @@ impl Type {
     pub(super) fn size(self) -> usize {
         match self {
             U8 | I8 | Bool => 1,
-            F16 | BF16 => 2,
-            F32 | I32 => 4,
-            F64 | I64 | Vec2 => 8,
+            F16 | BF16 | I16 | U16 => 2,
+            F32 | I32 | U32 => 4,
+            F64 | I64 | U64 | Vec2 => 8,
             Vec4 => 16,
         }
     }
@@ -61,8 +69,12 @@ impl Type {
             DType::BF16 => BF16,
             DType::F64 => F64,
             DType::I64 => I64,
-            DType::U8 => U8,
+            DType::I16 => I16,
             DType::I8 => I8,
+            DType::U64 => U64,
+            DType::U32 => U32,
+            DType::U16 => U16,
+            DType::U8 => U8,
             DType::Bool => Bool,
         })
     }
@@ -71,7 +83,8 @@ impl Type {
     pub(super) fn value(self) -> Type {
         match self {
             F16 | BF16 => F32,
-            U8 | I8 => I32,
+            U8 | I8 | U16 | I16 => I32,
+            U32 => I64,
             other => other,
         }
     }
@@ -81,7 +94,8 @@ impl Type {
         match dtype {
             DType::Bool => Bool,
             DType::F64 if family == Family::Cuda => F64,
-            DType::I64 if family == Family::Cuda => I64,
+            DType::I64 | DType::U32 if family == Family::Cuda => I64,
+            DType::U64 if family == Family::Cuda => U64,
             d if d.is_int() => I32,
             _ => F32,
         }
@@ -96,6 +110,7 @@ impl Type {
         match self {
             I64 => (i64::MIN as f64, i64::MAX as f64),
             I32 => (i32::MIN.into(), i32::MAX.into()),
+            U64 => (0.0, u64::MAX as f64),
             Bool => (0.0, 1.0),
             _ => (f64::NEG_INFINITY, f64::INFINITY),
         }
@@ -106,24 +121,32 @@ pub(super) fn convert(value: &str, from: Type, to: Type) -> String {
     match (from, to) {
         (from, to) if from == to => value.to_owned(),
         (F32 | F64, Bool) => format!("({value} != 0.0f)"),
-        (I32 | I64, Bool) => format!("({value} != 0)"),
+        (I32 | I64 | U64, Bool) => format!("({value} != 0)"),
         _ => format!("{}({value})", to.name()),
     }
 }
 
+/// Converts a float to an integer of a register: truncated and saturated, and 0 if it is not a number.
+pub(super) fn whole((value, from): (String, Type), to: Type) -> String {
+    format!("whole_{}_{}({value})", to.name(), from.name())
+}
+
 /// Converts a value to a small integer, held in a register. Of a float it is the nearest one, of an integer the one with the same lowest
-/// bits.
-pub(super) fn small((value, from): (String, Type), to: DType) -> String {
-    let (low, high) = if to == DType::U8 { (0, 255) } else { (-128, 127) };
-    let int = convert(&value, from, I32);
+/// bits: where these are all bits of the register, the value itself.
+pub(super) fn small((value, from): (String, Type), to: DType, family: Family) -> String {
+    let held = Type::register(to, family);
+    let (low, high) = to.range();
+    let int = || convert(&value, from, held);
+    let [mask, half] = [high - low, -low].map(|value| literal(value, held));
     match from {
         _ if from.is_float() => {
-            let [low, high] = [low, high].map(|end| literal(end.into(), from));
-            format!("i32(clamp({value}, {low}, {high}))")
+            let [low, high] = [low, high].map(|end| literal(end, held));
+            format!("clamp({}, {low}, {high})", whole((value, from), held))
         }
-        Bool => int,
-        _ if to == DType::U8 => format!("{int} & 255"),
-        _ => format!("(({int} + 128) & 255) - 128"),
+        Bool => int(),
+        _ if to == DType::U32 && held == I32 => int(),
+        _ if to.is_unsigned() => format!("{} & {mask}", int()),
+        _ => format!("(({} + {half}) & {mask}) - {half}", int()),
     }
 }
 
@@ -159,9 +182,11 @@ pub(super) fn literal(value: f64, ty: Type) -> String {
         Bool => (value != 0.0).to_string(),
         I64 if value <= i64::MIN as f64 => "(-9223372036854775807ll - 1)".into(),
         I64 => format!("{}ll", value as i64),
-        I32 | U8 | I8 if value <= f64::from(i32::MIN) => "(-2147483647 - 1)".into(),
-        I32 | U8 | I8 if value < 0.0 => format!("({})", value as i32),
-        I32 | U8 | I8 => (value as i32).to_string(),
+        U64 => format!("{}ull", value as u64),
+        U32 => format!("{}u", value as u32),
+        I32 | I16 | I8 | U16 | U8 if value <= f64::from(i32::MIN) => "(-2147483647 - 1)".into(),
+        I32 | I16 | I8 | U16 | U8 if value < 0.0 => format!("({})", value as i32),
+        I32 | I16 | I8 | U16 | U8 => (value as i32).to_string(),
         F64 => {
             let v = if value.is_nan() { 0.0 } else { value.clamp(f64::MIN, f64::MAX) };
             format!("({v:?})")
@@ -178,15 +203,18 @@ pub(super) fn unary(op: Unary, (x, ty): (String, Type)) -> Result<String, String
     let name = ty.name();
     Ok(match (op, ty) {
         (Unary::Not, Bool) => format!("!{x}"),
-        (Unary::Not, I32 | I64) => format!("{x} == 0"),
-        (_, Bool | Vec2 | Vec4 | F16 | BF16 | U8 | I8) | (Unary::Not, _) => return Err(format!("{op:?} of a {name}")),
+        (Unary::Not, I32 | I64 | U64) => format!("{x} == 0"),
+        (_, Bool | Vec2 | Vec4 | F16 | BF16 | I16 | I8 | U32 | U16 | U8) | (Unary::Not, _) => {
+            return Err(format!("{op:?} of a {name}"));
+        }
+        (Unary::Abs, U64) => x,
         (Unary::Neg, _) => format!("-{x}"),
         (Unary::Abs, _) => format!("abs({x})"),
         (Unary::Sign, F32) => format!("sign_f32({x})"),
         (Unary::Sign, _) => format!("sign({x})"),
-        (Unary::Floor | Unary::Ceil | Unary::Round, I32 | I64) => x,
+        (Unary::Floor | Unary::Ceil | Unary::Round, I32 | I64 | U64) => x,
         (_, I32) => format!("i32({})", unary(op, (format!("f32({x})"), F32))?),
-        (_, I64) => format!("i64({})", unary(op, (format!("f64({x})"), F64))?),
+        (_, I64 | U64) => format!("{name}({})", unary(op, (format!("f64({x})"), F64))?),
         (Unary::Exp, _) => format!("exp({x})"),
         (Unary::Log, _) => format!("log({x})"),
         (Unary::Sqrt, _) => format!("sqrt({x})"),
@@ -194,7 +222,7 @@ pub(super) fn unary(op: Unary, (x, ty): (String, Type)) -> Result<String, String
         (Unary::Sin, _) => format!("sin_{name}({x}, 0)"),
         (Unary::Cos, _) => format!("sin_{name}({x}, 1)"),
         (Unary::Tanh, F64) => format!("tanh({x})"),
-        (Unary::Tanh, _) => format!("tanh(clamp({x}, -9.0f, 9.0f))"),
+        (Unary::Tanh, _) => format!("tanh_{name}({x})"),
         (Unary::Erf, _) => format!("erf_{name}({x})"),
         (Unary::Floor, _) => format!("floor({x})"),
         (Unary::Ceil, _) => format!("ceil({x})"),
@@ -207,9 +235,9 @@ pub(super) fn binary(op: Binary, (a, ty): (String, Type), (b, other): (String, T
     let name = ty.name();
     let logical = |op: &str| format!("{} {op} {}", convert(&a, ty, Bool), convert(&b, ty, Bool));
     Ok(match (op, ty) {
-        (Binary::And, I32 | I64) => format!("{a} & {b}"),
-        (Binary::Or, I32 | I64) => format!("{a} | {b}"),
-        (Binary::Xor, I32 | I64) => format!("{a} ^ {b}"),
+        (Binary::And, I32 | I64 | U64) => format!("{a} & {b}"),
+        (Binary::Or, I32 | I64 | U64) => format!("{a} | {b}"),
+        (Binary::Xor, I32 | I64 | U64) => format!("{a} ^ {b}"),
         (Binary::And, _) => logical("&&"),
         (Binary::Or, _) => logical("||"),
         (Binary::Xor, _) => logical("!="),
@@ -218,7 +246,7 @@ pub(super) fn binary(op: Binary, (a, ty): (String, Type), (b, other): (String, T
         (Binary::Min, Bool) => logical("&&"),
         (Binary::Shl, I32) => format!("bitcast<i32>(bitcast<u32>({a}) << (u32({b}) & 31u))"),
         (Binary::Shr, I32) => format!("bitcast<i32>(bitcast<u32>({a}) >> (u32({b}) & 31u))"),
-        (Binary::Shl | Binary::Shr, _) | (_, Bool | Vec2 | Vec4 | F16 | BF16 | U8 | I8) => {
+        (Binary::Shl | Binary::Shr, _) | (_, Bool | Vec2 | Vec4 | F16 | BF16 | I16 | I8 | U32 | U16 | U8) => {
             return Err(format!("{op:?} of a {name}"));
         }
         (Binary::Add, _) => format!("{a} + {b}"),

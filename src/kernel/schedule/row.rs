@@ -195,7 +195,7 @@ fn exchanged_bytes(kernel: &Kernel, target: &Target) -> usize {
     let result =
         |reduction: &RowReduction| Some(reduction.body.code.get(*reduction.body.results.first()? as usize)?.dtype);
     let held = |dtype: DType| match dtype {
-        DType::F64 | DType::I64 if target.family == Family::Cuda => dtype,
+        DType::F64 | DType::I64 | DType::U64 if target.family == Family::Cuda => dtype,
         _ if dtype.is_float() => DType::F32,
         _ => DType::I32,
     };

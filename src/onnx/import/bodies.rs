@@ -1,7 +1,8 @@
 //! Inlines operators that hold graphs, called bodies, in their attributes.
 //!
 //! An `If` becomes the nodes of the branch it takes. A `Loop` or `Scan` becomes the nodes of its body, once per iteration.
-//! The branch and the number of iterations must follow from shapes and constants.
+//! The branch and the number of iterations must follow from shapes and constants. A `FlexAttention` becomes products, a softmax, and the
+//! nodes of the bodies that change its scores and its weights.
 
 use super::sequence::Named;
 use super::*;
@@ -10,7 +11,8 @@ use crate::error::ensure;
 use crate::shape::Shape;
 use crate::tensor::Tensor;
 
-pub(super) const OPERATORS: [&str; 3] = ["If", "Loop", "Scan"];
+/// Their domains and names.
+pub(super) const OPERATORS: [(&str, &str); 4] = [("", "If"), ("", "Loop"), ("", "Scan"), (PREVIEW, "FlexAttention")];
 
 /// The most iterations of a loop.
 const MAX_ITERATIONS: i64 = 1 << 13;
@@ -55,6 +57,53 @@ impl Body<'_, '_> {
     }
 }
 
+/// What a `FlexAttention` says of itself.
+struct Attention {
+    scale: f64,
+    /// The type of scores and weights.
+    wide: DType,
+    /// Heads of queries that share one of keys and values.
+    sharing: usize,
+    dtype: DType,
+}
+
+impl Attention {
+    fn of(importer: &Importer, call: &Call) -> Result<Attention> {
+        let fact = |at: usize| -> Result<Fact> {
+            let value = call.tensor(at)?.ok_or_else(|| call.fail(format!("input {at} is missing")))?;
+            let fact = importer.graph.fact(value);
+            let fits = fact.shape.len() == 4 && fact.dtype.is_float();
+            ensure(fits, || {
+                call.fail(format!("input {at}: expected floats [batch, heads, sequence, width], found {fact}"))
+            })?;
+            Ok(fact.clone())
+        };
+        let (q, k, v) = (fact(0)?, fact(1)?, fact(2)?);
+        let (heads, shared) = (q.shape[1], k.shape[1]);
+        let fits = k.shape[..3] == v.shape[..3]
+            && q.shape[0] == k.shape[0]
+            && q.shape[3] == k.shape[3]
+            && shared > 0
+            && heads.is_multiple_of(shared)
+            && [k.dtype, v.dtype] == [q.dtype; 2];
+        ensure(fits, || call.fail(format!("expected keys and values that fit the queries {q}, found {k} and {v}")))?;
+        let wide = match call.attribute("softmax_precision").map(|a| a.i) {
+            None if q.dtype == DType::F64 => DType::F64,
+            None => DType::F32,
+            Some(code) => DType::from_onnx(code).filter(|dtype| dtype.is_float()).ok_or_else(|| {
+                call.fail(format!("attribute 'softmax_precision': expected a floating-point type, found {code}"))
+            })?,
+        };
+        let own = 1.0 / (q.shape[3].max(1) as f64).sqrt();
+        let scale = call.attribute("scale").map_or(own, |a| a.f.into());
+        Ok(Attention { scale, wide, sharing: heads / shared, dtype: q.dtype })
+    }
+}
+
+fn cast(dtype: DType) -> Attrs {
+    Attrs::new().with("to", dtype.onnx())
+}
+
 /// The axis that parts are stacked along, and the direction.
 struct Along {
     axis: i64,
@@ -67,8 +116,74 @@ impl<'a> Importer<'a> {
         match &call.node.op_type[..] {
             "If" => self.inline_if(call),
             "Loop" => self.inline_loop(call),
+            "FlexAttention" => self.inline_attention(call),
+            _ if call.scope.opset < 9 => self.inline_old_scan(call),
             _ => self.inline_scan(call),
         }
+    }
+
+    /// Inlines an attention `[batch, heads, sequence, width]` whose scores and weights bodies may change.
+    fn inline_attention(&mut self, call: &Call<'_, 'a>) -> Result<Vec<Named>> {
+        let Attention { scale, wide, sharing, dtype } = Attention::of(self, call)?;
+        let mut operands = Vec::with_capacity(3);
+        for at in 0..3 {
+            let value = call.tensor(at)?.ok_or_else(|| call.fail(format!("expected 3 inputs, found none at {at}")))?;
+            let name = ["q", "k", "v"][at];
+            // A head of keys is shared by the queries that follow one another.
+            let value = if at > 0 && sharing > 1 { self.repeat_heads(call, name, value, sharing)? } else { value };
+            operands.push(self.step(call, &format!("{name}.wide"), "Cast", &[value], cast(wide))?);
+        }
+        let [q, k, v] = operands[..] else { return Err(call.fail("expected 3 inputs")) };
+        let turned = self.step(call, "turned", "Transpose", &[k], Attrs::new().with("perm", vec![0, 1, 3, 2]))?;
+        let factor = Constant::new(format!("{}/scale", call.name), Tensor::from_f64(wide, [], &[scale]));
+        let factor = self.graph.constant(factor);
+        let q = self.step(call, "scaled", "Mul", &[q, factor], Attrs::new())?;
+        let scores = self.step(call, "scores", "MatMul", &[q, turned], Attrs::new())?;
+        let scores = self.modified(call, "score_mod", scores)?;
+        let weights = self.step(call, "weights", "Softmax", &[scores], Attrs::new().with("axis", -1))?;
+        let weights = self.modified(call, "prob_mod", weights)?;
+        let y = self.step(call, "sums", "MatMul", &[weights, v], Attrs::new())?;
+        Ok(vec![Named::Tensor(self.step(call, "y", "Cast", &[y], cast(dtype))?)])
+    }
+
+    /// Adds a node that is part of a call, and returns its output.
+    fn step(&mut self, call: &Call, name: &str, op: &str, inputs: &[ValueId], attrs: Attrs) -> Result<ValueId> {
+        if op == "Cast" && attrs.get("to") == Some(&Attr::Int(self.graph.fact(inputs[0]).dtype.onnx())) {
+            return Ok(inputs[0]);
+        }
+        let inputs: Vec<_> = inputs.iter().copied().map(Some).collect();
+        let name = shortened(format!("{}/{name}", call.name));
+        Ok(self.add(self.rows[op], &name, &inputs, attrs, &[])?[0])
+    }
+
+    /// A value after the body of an attribute, if the attribute is there.
+    fn modified(&mut self, call: &Call<'_, 'a>, key: &str, value: ValueId) -> Result<ValueId> {
+        if call.attribute(key).is_none() {
+            return Ok(value);
+        }
+        let body = self.body(call, call.body(key)?)?;
+        let made = self.inline(call, &body, format!("{}/{key}/", call.name), &[Named::Tensor(value)])?;
+        let [Named::Tensor(made)] = made[..] else {
+            return Err(call.fail(format!("attribute '{key}': expected a body with one output")));
+        };
+        let (expected, found) = (self.graph.fact(value), self.graph.fact(made));
+        ensure(expected == found, || call.fail(format!("attribute '{key}': expected {expected}, found {found}")))?;
+        Ok(made)
+    }
+
+    /// `[batch, heads, ..]` with each head as often as `times` says, one after another.
+    fn repeat_heads(&mut self, call: &Call, name: &str, value: ValueId, times: usize) -> Result<ValueId> {
+        let shape = self.graph.fact(value).shape.clone();
+        let (head, rest) = (&shape[..2], &shape[2..]);
+        let one = [head, &[1], rest].concat();
+        let raised = Attrs::new().with("shape", &one[..]).with("allowzero", 1);
+        let value = self.step(call, &format!("{name}.raised"), "Reshape", &[value], raised)?;
+        let all = [head, &[times], rest].concat();
+        let value =
+            self.step(call, &format!("{name}.repeated"), "Expand", &[value], Attrs::new().with("shape", &all[..]))?;
+        let joined = [&[shape[0], shape[1] * times], rest].concat();
+        let joined = Attrs::new().with("shape", &joined[..]).with("allowzero", 1);
+        self.step(call, &format!("{name}.heads"), "Reshape", &[value], joined)
     }
 
     fn inline_if(&mut self, call: &Call<'_, 'a>) -> Result<Vec<Named>> {
@@ -152,20 +267,51 @@ impl<'a> Importer<'a> {
         self.inline(call, body, prefix, &given)
     }
 
-    fn inline_scan(&mut self, call: &Call<'_, 'a>) -> Result<Vec<Named>> {
-        ensure(call.scope.opset >= 9, || call.fail(format!("expected opset 9 or newer, found {}", call.scope.opset)))?;
+    /// Inlines a `Scan` as opset 8 had it: all inputs have a batch in front, and each of its elements is scanned on its own.
+    fn inline_old_scan(&mut self, call: &Call<'_, 'a>) -> Result<Vec<Named>> {
+        ensure(matches!(call.inputs.first(), Some(Named::Nothing)), || {
+            call.fail("input 'sequence_lens': expected none; export the model with sequences of one length")
+        })?;
         let body = self.body(call, call.body("body")?)?;
+        let mut parts = Vec::with_capacity(call.inputs.len());
+        for at in 1..call.inputs.len() {
+            let value = call.tensor(at)?.ok_or_else(|| call.fail(format!("input {at} is missing")))?;
+            let name = shortened(format!("{}/{}", call.name, call.node.input[at]));
+            parts.push(self.unstack(&name, value, 0).map_err(|what| call.fail(what))?);
+        }
+        let batch = parts.first().map_or(0, Vec::len);
+        ensure(batch > 0 && parts.iter().all(|part| part.len() == batch), || {
+            call.fail("expected inputs with one batch in front, of one element or more")
+        })?;
+        let mut columns = vec![Vec::new(); body.proto.output.len()];
+        for element in 0..batch {
+            let inputs = parts.iter().map(|part| Named::Tensor(part[element])).collect();
+            let one = Call { inputs, attributes: call.attributes.clone(), ..*call };
+            let outputs = self.scan(&one, &body, "directions", &format!("{}/{element}", call.name))?;
+            call.collect(&mut columns, outputs.into_iter())?;
+        }
+        let columns = columns.into_iter().enumerate();
+        columns.map(|(i, column)| self.stack_column(call, i, column, Along { axis: 0, backwards: false })).collect()
+    }
+
+    fn inline_scan(&mut self, call: &Call<'_, 'a>) -> Result<Vec<Named>> {
+        let body = self.body(call, call.body("body")?)?;
+        self.scan(call, &body, "scan_input_directions", call.name)
+    }
+
+    /// Inlines the iterations of a `Scan`, under this name. An attribute says which inputs are walked backwards.
+    fn scan(&mut self, call: &Call<'_, 'a>, body: &Body<'_, 'a>, directions: &str, name: &str) -> Result<Vec<Named>> {
         let scanned = call.attribute("num_scan_inputs").map_or(0, |a| a.i);
         let states = usize::try_from(scanned).ok().filter(|&n| n > 0).and_then(|n| call.inputs.len().checked_sub(n));
         let states = states.ok_or_else(|| {
             call.fail(format!("attribute 'num_scan_inputs': expected 1 to {}, found {scanned}", call.inputs.len()))
         })?;
-        let slices = self.scan_slices(call, states)?;
+        let slices = self.scan_slices(call, states, directions)?;
         let mut carried = call.inputs[..states].to_vec();
         let mut columns = body.columns(call, states)?;
         for i in 0..slices[0].len() {
             let given: Vec<_> = carried.drain(..).chain(slices.iter().map(|parts| Named::Tensor(parts[i]))).collect();
-            let mut outputs = self.inline(call, &body, format!("{}/{i}/", call.name), &given)?.into_iter();
+            let mut outputs = self.inline(call, body, format!("{name}/{i}/"), &given)?.into_iter();
             carried = outputs.by_ref().take(states).collect();
             call.collect(&mut columns, outputs)?;
         }
@@ -178,14 +324,14 @@ impl<'a> Importer<'a> {
     }
 
     /// The slices of each input that a `Scan` walks along; its first `states` inputs are carried instead.
-    fn scan_slices(&mut self, call: &Call<'_, 'a>, states: usize) -> Result<Vec<Vec<ValueId>>> {
+    fn scan_slices(&mut self, call: &Call<'_, 'a>, states: usize, directions: &str) -> Result<Vec<Vec<ValueId>>> {
         let mut slices: Vec<Vec<ValueId>> = Vec::new();
         for at in states..call.inputs.len() {
             let value = call.tensor(at)?.ok_or_else(|| call.fail(format!("input {at} is missing")))?;
             let axis = call.listed("scan_input_axes", at - states);
             let name = shortened(format!("{}/{}", call.name, call.node.input[at]));
             let mut parts = self.unstack(&name, value, axis).map_err(|what| call.fail(what))?;
-            if call.listed("scan_input_directions", at - states) == 1 {
+            if call.listed(directions, at - states) == 1 {
                 parts.reverse();
             }
             if let Some(first) = slices.first().filter(|first| first.len() != parts.len()) {

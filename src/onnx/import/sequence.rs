@@ -1,10 +1,12 @@
-//! Sequences of tensors.
+//! Sequences of tensors, and optional values.
 //!
 //! A plan needs to know how many tensors a sequence has and which of them an operator takes. So both must follow from
-//! shapes and constants. A sequence is then a list of the graph's values, and the graph itself has none.
+//! shapes and constants. A sequence is then a list of the graph's values, and the graph itself has none. So it is with an optional value:
+//! it is the value, or none.
 
 use super::{Call, Importer, needed};
 use crate::constant::Constant;
+use crate::dtype::DType;
 use crate::error::{Result, ensure};
 use crate::op::{Attr, Attrs, ValueId};
 use crate::tensor::Tensor;
@@ -37,8 +39,11 @@ const MAX_TENSORS: usize = 1 << 13;
 type Operator = fn(&mut Importer, &Operands) -> Result<Named, String>;
 
 /// Operators that take or give sequences.
-const OPERATORS: [(&str, Operator); 8] = [
+const OPERATORS: [(&str, Operator); 11] = [
     ("ConcatFromSequence", concat),
+    ("Optional", |_, operands| Ok(operands.inputs.first().cloned().unwrap_or(Named::Nothing))),
+    ("OptionalGetElement", get),
+    ("OptionalHasElement", has),
     ("SequenceAt", at),
     ("SequenceConstruct", construct),
     ("SequenceEmpty", |_, _| Ok(Named::Sequence(Rc::new([])))),
@@ -86,6 +91,17 @@ impl Operands<'_> {
     fn required(&self, at: usize) -> Result<ValueId, String> {
         self.tensor(at)?.ok_or_else(|| format!("input {at} is missing"))
     }
+}
+
+fn get(_: &mut Importer, operands: &Operands) -> Result<Named, String> {
+    let held = operands.inputs.first().filter(|held| !matches!(held, Named::Nothing));
+    held.cloned().ok_or_else(|| "input 0: expected an element, found an optional value without one".to_owned())
+}
+
+fn has(importer: &mut Importer, operands: &Operands) -> Result<Named, String> {
+    let has = operands.inputs.first().is_some_and(|held| !matches!(held, Named::Nothing));
+    let has = Tensor::from_f64(DType::Bool, [], &[f64::from(u8::from(has))]);
+    Ok(Named::Tensor(importer.graph.constant(Constant::new(operands.name.as_str(), has))))
 }
 
 fn construct(importer: &mut Importer, operands: &Operands) -> Result<Named, String> {

@@ -165,6 +165,12 @@ impl<'a> Scope<'a> {
             Code::Binary(_, a, b) => expect(a, dtype).and(expect(b, dtype)),
             Code::Select(c, a, b) => expect(c, DType::Bool).and(expect(a, dtype)).and(expect(b, dtype)),
             Code::Cast(a) => of(a).map(drop),
+            Code::Bits(a) => {
+                let pairs = [(DType::F32, DType::I32), (DType::F64, DType::I64)];
+                let found = of(a)?;
+                let is_pair = pairs.contains(&(found, dtype)) || pairs.contains(&(dtype, found));
+                ensure(is_pair, || format!("the bits of {found} as {dtype}"))
+            }
         }
     }
 }

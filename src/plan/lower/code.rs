@@ -3,7 +3,6 @@
 use super::Lowering;
 use super::buffer_view::Read;
 use super::constant::literal;
-use crate::dtype::DType;
 use crate::error::Result;
 use crate::expr::{Body, Expr};
 use crate::kernel::RowReduction;
@@ -75,7 +74,7 @@ impl Lowering<'_> {
                     let input = args[0].take().expect("a reduction reads one value");
                     // Small integers wrap around once all are reduced.
                     let dtype = input.dtype();
-                    let wide = if dtype.is_small_int() { DType::I32 } else { dtype };
+                    let wide = dtype.wide();
                     code.reductions.push(RowReduction { reduction, body: Body::new(&[input.cast(wide)]) });
                     Expr::reduction(code.reductions.len() - 1, wide).cast(dtype)
                 }

@@ -95,9 +95,9 @@ impl Lowering<'_> {
 pub(super) fn literal(graph: &Graph, value: ValueId) -> Result<Option<Expr>> {
     match graph.as_constant(value) {
         Some(c) if c.fact.shape.numel() == 1 => {
-            const EXACT: u64 = 1 << f64::MANTISSA_DIGITS;
+            const EXACT: u128 = 1 << f64::MANTISSA_DIGITS;
             let tensor = c.value()?;
-            let exact = tensor.to_i64().is_none_or(|v| v.iter().all(|v| v.unsigned_abs() <= EXACT));
+            let exact = tensor.to_integers().is_none_or(|v| v.iter().all(|v| v.unsigned_abs() <= EXACT));
             Ok(tensor.to_f64().first().filter(|_| exact).map(|&v| Expr::lit(v, c.fact.dtype)))
         }
         _ => Ok(None),

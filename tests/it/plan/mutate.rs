@@ -631,7 +631,8 @@ fn body(
             add(format!("{name}: instruction {i} uses {n}"), &|k| {
                 let Some(instr) = at(k).code.get_mut(i) else { return };
                 match &mut instr.code {
-                    Code::Unary(_, a) | Code::Cast(a) | Code::Input(a) | Code::Index(a) | Code::Reduction(a) => *a = n,
+                    Code::Unary(_, a) | Code::Cast(a) | Code::Bits(a) => *a = n,
+                    Code::Input(a) | Code::Index(a) | Code::Reduction(a) => *a = n,
                     Code::Binary(_, _, b) | Code::Select(_, _, b) => *b = n,
                     Code::Const(_) => {}
                 }

@@ -135,9 +135,12 @@ fn load(dtype: DType, bytes: &[u8]) -> f64 {
         DType::F64 => f64::from_le_bytes(array(bytes)),
         DType::I64 => i64::from_le_bytes(array(bytes)) as f64,
         DType::I32 => i32::from_le_bytes(array(bytes)).into(),
+        DType::I16 => i16::from_le_bytes(array(bytes)).into(),
         DType::I8 => (bytes[0] as i8).into(),
+        DType::U64 => u64::from_le_bytes(array(bytes)) as f64,
+        DType::U32 => u32::from_le_bytes(array(bytes)).into(),
         DType::U8 | DType::Bool => bytes[0].into(),
-        DType::F16 | DType::BF16 => u16::from_le_bytes(array(bytes)).into(),
+        DType::F16 | DType::BF16 | DType::U16 => u16::from_le_bytes(array(bytes)).into(),
     }
 }
 
@@ -147,10 +150,13 @@ fn store(dtype: DType, value: f64) -> Vec<u8> {
         DType::F64 => value.to_le_bytes().to_vec(),
         DType::I64 => (value as i64).to_le_bytes().to_vec(),
         DType::I32 => (value as i32).to_le_bytes().to_vec(),
+        DType::I16 => (value as i16).to_le_bytes().to_vec(),
         DType::I8 => vec![value as i8 as u8],
+        DType::U64 => (value as u64).to_le_bytes().to_vec(),
+        DType::U32 => (value as u32).to_le_bytes().to_vec(),
         DType::U8 => vec![value as u8],
         DType::Bool => vec![u8::from(value != 0.0)],
-        DType::F16 | DType::BF16 => (value as u16).to_le_bytes().to_vec(),
+        DType::F16 | DType::BF16 | DType::U16 => (value as u16).to_le_bytes().to_vec(),
     }
 }
 

@@ -26,6 +26,10 @@ pub fn samples() -> Vec<Sample> {
     for op in ["Sigmoid", "Softplus", "Swish", "Mish", "Tanh", "Elu", "Selu", "Celu", "Gelu", "Erf", "Softsign"] {
         all.push(Sample::new(op).given(F32, &[8], &[-1000.0, -90.0, -20.0, -0.0, 1e-6, 20.0, 90.0, 1000.0]));
     }
+    // Small values, whose digits a difference of exponentials would lose.
+    for op in ["Tanh", "Elu", "Celu", "Selu"] {
+        all.push(Sample::new(op).given(F32, &[4], &[-1e-3, -2e-3, 1e-3, -1e-4]));
+    }
     for (op, ends) in [
         ("Acos", [-1.0, -0.99999, -1e-6, 0.0, 0.3826, 0.9239, 0.99999, 1.0]),
         ("Asin", [-1.0, -0.99999, -1e-6, 0.0, 0.3826, 0.9239, 0.99999, 1.0]),
@@ -63,21 +67,46 @@ pub fn samples() -> Vec<Sample> {
         all.push(Sample::new(op).input(F32, &[3, 8], -3.0, 3.0).input(F32, &[8], -2.0, 2.0));
     }
     all.push(Sample::new("Not").input(Bool, &[3, 5], 0.0, 1.0));
-    for (dtype, low) in [(U8, 0.0), (I8, -128.0), (I32, -1000.0), (I64, -1000.0)] {
+    for (dtype, low) in [(U8, 0.0), (I8, -128.0), (I32, -1000.0), (I64, -1000.0), (U16, 0.0), (I16, -1000.0)] {
         let some = |op, shape: &[usize]| Sample::new(op).input(dtype, shape, low, low + 255.0);
         all.push(some("BitwiseNot", &[3, 5]));
         all.extend(
             ["BitwiseAnd", "BitwiseOr", "BitwiseXor"].map(|op| some(op, &[3, 5]).input(dtype, &[5], low, low + 255.0)),
         );
     }
-    for (direction, dtype, low, high) in
-        [("LEFT", U8, 0.0, 255.0), ("RIGHT", U8, 0.0, 255.0), ("LEFT", I32, -1e9, 1e9), ("RIGHT", I32, -1e9, 1e9)]
-    {
+    for (direction, dtype, low, high) in [
+        ("LEFT", U8, 0.0, 255.0),
+        ("RIGHT", U8, 0.0, 255.0),
+        ("LEFT", U16, 0.0, 65535.0),
+        ("RIGHT", U16, 0.0, 65535.0),
+        ("RIGHT", U32, 0.0, 2e9),
+        ("RIGHT", U64, 0.0, 2e9),
+        ("LEFT", I32, -1e9, 1e9),
+        ("RIGHT", I32, -1e9, 1e9),
+    ] {
         let bits = Sample::new("BitShift").input(dtype, &[3, 50], low, high);
         all.push(bits.input(dtype, &[50], 0.0, 31.0).attr("direction", direction));
     }
     for op in ["Abs", "Neg", "Sign", "Relu"] {
-        all.extend([I64, I32].map(|d| Sample::new(op).input(d, &[17], -9.0, 9.0)));
+        all.extend([I64, I32, I16].map(|d| Sample::new(op).input(d, &[17], -9.0, 9.0)));
+    }
+    // Values and results are within those of an i32, which stands for wider types on some devices.
+    for dtype in [U8, U16, I16, U32, U64] {
+        for op in
+            ["Add", "Mul", "Div", "Mod", "Max", "Min", "Equal", "Greater", "LessOrEqual", "BitwiseAnd", "BitwiseXor"]
+        {
+            all.push(binary(op, dtype, (&[3, 40], &[40]), (1.0, 15.0), (0.0, 15.0)));
+        }
+        all.push(binary("Sub", dtype, (&[3, 40], &[40]), (250.0, 255.0), (0.0, 250.0)));
+        all.push(binary("Pow", dtype, (&[3, 40], &[40]), (1.0, 5.0), (0.0, 3.0)));
+        for op in ["ReduceMax", "ReduceMin", "ReduceSum"] {
+            all.push(Sample::new(op).input(dtype, &[7, 9], 0.0, 250.0).ints("axes", &[1]));
+        }
+        all.push(Sample::new("Transpose").input(dtype, &[3, 4], 0.0, 250.0));
+        all.push(
+            Sample::new("Concat").input(dtype, &[3, 4], 0.0, 250.0).input(dtype, &[2, 4], 0.0, 250.0).attr("axis", 0),
+        );
+        all.push(Sample::new("Gather").input(dtype, &[9, 3], 0.0, 250.0).given(I64, &[4], &[8.0, 0.0, -1.0, 3.0]));
     }
 
     // Two operands.
@@ -156,12 +185,22 @@ pub fn samples() -> Vec<Sample> {
     all.push(choice(&[2, 1]).input(I64, &[], -3.0, 3.0).input(I64, &[3], -3.0, 3.0));
     all.push(choice(&[3]).input(Bool, &[3], 0.0, 1.0).input(Bool, &[3], 0.0, 1.0));
 
-    for from in [F32, I64, I32, Bool] {
-        for to in [F32, I64, I32, Bool] {
+    for from in [F32, I64, I32, I16, U16, U32, U64, Bool] {
+        for to in [F32, I64, I32, I16, U16, U32, U64, Bool] {
+            if from != F32 && to.is_unsigned() && to.size() >= 4 {
+                // What wraps around to more than an i32 is another matter.
+                all.push(Sample::new("Cast").input(from, &[3, 7], 0.0, 3.0).attr("to", to.onnx()));
+                continue;
+            }
             all.push(Sample::new("Cast").input(from, &[3, 7], -3.0, 3.0).attr("to", to.onnx()));
         }
     }
     all.push(Sample::new("Cast").given(F32, &[6], &[-1.9, -0.5, 0.0, 0.5, 1.9, 100.0]).attr("to", I64.onnx()));
+    // What is not a number becomes 0, and what is beyond a type its end.
+    for to in [I32, I16, I8, U16, U8, Bool] {
+        let wild = [f64::NAN, f64::INFINITY, f64::NEG_INFINITY, 3e9, -3e9, 70000.5, -70000.5, 255.9];
+        all.push(Sample::new("Cast").given(F32, &[8], &wild).attr("to", to.onnx()));
+    }
     let ignored = |s: Sample| s.attr("saturate", 0).attr("round_mode", "down");
     all.push(ignored(Sample::new("Cast").input(F32, &[3], -3.0, 3.0).attr("to", I32.onnx())));
     all.push(ignored(Sample::new("CastLike").input(F32, &[3, 2], -3.0, 3.0).input(I64, &[5], 0.0, 1.0)));

@@ -8,6 +8,7 @@ use plimsoll::internals::ops;
 pub use plimsoll::internals::op::{Data, Sample, SampleInput as Input};
 
 mod elementwise;
+mod found;
 mod layout;
 mod nn;
 mod runtime;
@@ -16,7 +17,15 @@ mod signal;
 /// Every sample: those of the rows, and the edge cases of every family.
 pub fn samples() -> Vec<Sample> {
     let rows = ops::all().map(|op| op.example()).collect();
-    [rows, elementwise::samples(), layout::samples(), nn::samples(), runtime::samples(), signal::samples()].concat()
+    let families = [
+        elementwise::samples(),
+        layout::samples(),
+        nn::samples(),
+        found::samples(),
+        runtime::samples(),
+        signal::samples(),
+    ];
+    [rows, families.concat()].concat()
 }
 
 /// A call with inputs of these shapes, random between -1 and 1.

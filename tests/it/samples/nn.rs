@@ -54,7 +54,7 @@ fn products() -> Vec<Sample> {
 
 /// Products with none, one or several letters of a kind, as views and not, of one to three inputs.
 fn equations() -> Vec<Sample> {
-    let equations: [(&str, &[&[usize]]); 14] = [
+    let equations: [(&str, &[&[usize]]); 16] = [
         ("bsd,hde->bhse", &[&[2, 5, 6], &[3, 6, 4]]),
         ("bhse,bhte->bhst", &[&[2, 3, 5, 4], &[2, 3, 6, 4]]),
         ("bhst,bhte,hed->bsd", &[&[2, 3, 5, 4], &[2, 3, 4, 6], &[3, 6, 2]]),
@@ -69,6 +69,8 @@ fn equations() -> Vec<Sample> {
         ("ij->j", &[&[3, 4]]),
         ("ij,jk->", &[&[3, 4], &[4, 2]]),
         (",ij->ji", &[&[], &[3, 4]]),
+        ("...ii->...i", &[&[2, 3, 3]]),
+        ("iji,jk->k", &[&[3, 2, 3], &[2, 4]]),
     ];
     equations.iter().map(|(equation, shapes)| call("Einsum", shapes).attr("equation", *equation)).collect()
 }
@@ -92,6 +94,10 @@ fn recurrences() -> Vec<Sample> {
             ending = ending.input(F32, &[2, 2, hidden], -1.0, 1.0);
         }
         all.push(both);
+        // The batch first, with states that begin at zero and with given ones.
+        all.push(plain(3, 2).attr("direction", "bidirectional").attr("layout", 1));
+        let states = plain(4, 1).omitted().omitted();
+        all.push(states.input(F32, &[4, 1, hidden], -1.0, 1.0).attr("layout", 1));
         all.push(ending.attr("linear_before_reset", 1));
         all.push(plain(3, 1).omitted().given(I32, &[2], &[1.0, 0.0]));
         all.push(plain(2, 1).omitted().omitted().input(F32, &[1, 2, hidden], -1.0, 1.0));
@@ -122,6 +128,16 @@ fn grids() -> Vec<Sample> {
         grid(&[2, 1, 3, 3], &[2, 4, 4, 2]).attr("mode", "nearest"),
         grid(&[1, 2, 1, 1], &[1, 2, 2, 2]).attr("mode", "nearest").attr("padding_mode", "border"),
         grid(&[1, 2, 3, 4], &[1, 0, 2, 2]),
+        grid(&[2, 2, 5], &[2, 7, 1]).attr("padding_mode", "reflection"),
+        grid(&[1, 2, 3, 1], &[1, 4, 5, 2]).attr("padding_mode", "reflection").attr("align_corners", 1),
+        grid(&[1, 2, 4, 5], &[1, 4, 3, 2]).attr("mode", "cubic"),
+        grid(&[1, 2, 4, 5], &[1, 4, 3, 2])
+            .attr("mode", "bicubic")
+            .attr("padding_mode", "border")
+            .attr("align_corners", 1),
+        grid(&[1, 2, 4, 5], &[1, 4, 3, 2]).attr("mode", "cubic").attr("padding_mode", "reflection"),
+        grid(&[2, 2, 3, 4, 5], &[2, 3, 2, 4, 3]),
+        grid(&[2, 2, 3, 4, 5], &[2, 3, 2, 4, 3]).attr("mode", "nearest").attr("padding_mode", "border"),
     ]
 }
 
@@ -254,6 +270,12 @@ fn attentions() -> Vec<Sample> {
     };
     vec![
         apart([3, 3], 7, 7).attr("is_causal", 1),
+        // A mask of fewer keys than there are.
+        call("Attention", &[&[2, 3, 4, 8], &[2, 3, 6, 8], &[2, 3, 6, 10], &[2, 3, 4, 4]]).omitted().omitted().given(
+            I64,
+            &[2],
+            &[3.0, 6.0],
+        ),
         apart([4, 2], 5, 5).attr("is_causal", 1).attr("scale", 0.5),
         apart([4, 1], 5, 7).attr("softcap", 0.5),
         within.clone(),
@@ -375,6 +397,7 @@ fn pools() -> Vec<Sample> {
             .given(F32, &[1, 1, 3, 3], &[2.0, 2.0, -1.0, 2.0, 2.0, -1.0, -1.0, -1.0, 0.0])
             .ints("kernel_shape", &[2, 2])
             .ints("pads", &[1, 1, 1, 1]),
+        Sample::new("MaxPool").input(U8, &[1, 2, 5, 6], 0.0, 255.0).ints("kernel_shape", &[3, 2]),
         padded(&[1, 2, 6, 6]).ints("kernel_shape", &[3, 3]).ints("pads", &[1, 1, 1, 1]),
         padded(&[1, 1, 6, 6])
             .ints("kernel_shape", &[3, 3])
@@ -395,6 +418,7 @@ fn normalizations() -> Vec<Sample> {
     for shape in [&[2, 3, 4, 5][..], &[4, 3], &[2, 3, 4]] {
         let parameters = |shape| call("BatchNormalization", &[shape, &[3], &[3], &[3]]).input(F32, &[3], 0.5, 2.0);
         samples.push(parameters(shape));
+        samples.push(parameters(shape).attr("epsilon", 0.01).attr("momentum", 0.75).attr("training_mode", 1));
         samples.push(parameters(shape).attr("epsilon", 0.1).attr("momentum", 0.5).attr("training_mode", 0));
     }
     samples.push(call("BatchNormalization", &[&[5], &[1], &[1], &[1]]).input(F32, &[1], 0.5, 2.0));

@@ -24,6 +24,9 @@ fn transforms() -> Vec<Sample> {
         dft(&[2, 7, 1]).attr("axis", 1).attr("onesided", 1),
         dft(&[2, 3, 6, 2]).attr("dft_length", 9).attr("inverse", 1),
         dft(&[2, 8, 3, 1]).attr("dft_length", 5).attr("axis", 1),
+        // Half of a spectrum, of an even and of an odd number of samples.
+        dft(&[2, 5, 2]).attr("axis", 1).attr("onesided", 1).attr("inverse", 1),
+        dft(&[2, 5, 2]).attr("dft_length", 9).attr("axis", 1).attr("onesided", 1).attr("inverse", 1),
         stft(&[&[2, 40]]).attr("frame_length", 12),
         stft(&[&[1, 40, 2], &[12]]).attr("onesided", 0),
     ]
