@@ -83,7 +83,7 @@ enum Command {
     Diff(diff::Diff),
     /// Find the largest extent of a dim that fits a limit, by planning alone.
     MaxBatch(max_batch::MaxBatch),
-    /// Run a graph with one allocation per tensor and as planned, and compare memory and results.
+    /// Run a graph with one allocation per tensor and as planned: compares memory, time and results.
     Compare(compare::Compare),
     /// Time a graph's runs.
     Bench(bench::Bench),

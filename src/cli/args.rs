@@ -45,7 +45,8 @@ pub(super) struct Model {
     /// Runs at once; no flag of its own, but one of the commands that have a use for it.
     #[arg(skip = 1u32)]
     pub(super) forks: u32,
-    /// Refuse a plan that takes more memory than this (512, 20KiB, 1.5GB ...), with exit code 2. For `max-batch`, the memory to fill.
+    /// Refuse a plan that takes more memory than this, with exit code 2. For `max-batch`, the memory to fill. A size is a number of bytes, or has
+    /// a unit: K, M, G, T or KiB .. TiB are powers of 1024, KB .. TB of 1000.
     #[arg(long, value_name = "SIZE", value_parser = limit, allow_hyphen_values = true)]
     pub(super) memory_limit: Option<u64>,
     /// Compile each operator to a kernel of its own: no fusion.
@@ -58,7 +59,7 @@ pub(super) struct Model {
     /// Under a limit, no more is split than needed to fit. A part that would save nothing stays whole.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     pub(super) chunks: u32,
-    /// Number of CPU threads. Default: the host's cores, or the target's number.
+    /// Threads of the CPU backend. Default: one per core of this machine; where no device is used, the target's number, which is 2 for cpu.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=4096))]
     pub(super) threads: Option<u16>,
     /// On CUDA, do not use cuBLASLt and cuDNN.
@@ -502,7 +503,7 @@ pub(super) fn size(text: &str) -> Result<u64, String> {
         "m" | "mib" => 1 << 20,
         "g" | "gib" => 1 << 30,
         "t" | "tib" => 1 << 40,
-        other => return Err(format!("unknown unit '{other}'; use B, KiB, MiB, GiB, TiB, kB, MB, GB or TB")),
+        other => return Err(format!("unknown unit '{other}'; use B, KB, MB, GB or TB (powers of 1000), or K, M, G, T, KiB .. TiB (of 1024)")),
     };
     if let Ok(whole) = number.parse::<u64>() {
         return whole.checked_mul(scale).ok_or_else(|| format!("'{text}' is more than 64 bits can count"));

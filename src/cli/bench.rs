@@ -6,6 +6,7 @@ use super::programs::More;
 use super::{Failure, line};
 use crate::error::{Error, Result};
 use crate::exec::Exec;
+use crate::figures::count;
 use crate::report::{self, Table};
 use crate::session::{Program, Session};
 use crate::tensor::Tensor;
@@ -101,16 +102,17 @@ impl Bench {
             return Ok(line(&value));
         }
         let mut table = Table::new("<>");
-        table.row([format!("{iters} runs"), "median".into(), "min".into(), "max".into()]);
+        table.row([count(iters, "run"), "median".into(), "min".into(), "max".into()]);
         table.row(["first run".to_owned(), format!("{first:.3} ms")]);
         table.row(whole.row("whole runs"));
         table.row(alone.row("steps alone"));
         let (before, after) = (loaded.allocations, usage.allocations - loaded.allocations);
         let runs = warmup + 2 * iters;
         let head = format!(
-            "{} on {}\n\n{table}\nallocations: {before} when loading, {after} in {runs} runs\n\n",
+            "{} on {}\n\n{table}\nallocations: {before} when loading, {after} in {}\n\n",
             plan.title(),
-            session.device()
+            session.device(),
+            count(runs, "run")
         );
         let memory = report::memory(&plan, Some(usage)) + &report::overhead(&session.overhead());
         Ok(head + &memory + &self.model.answer_text(&plan))
@@ -164,7 +166,7 @@ impl Bench {
             })));
         }
         let mut table = Table::new("<>>");
-        table.row([format!("{} runs each", self.iters), "runs per second".into(), String::new()]);
+        table.row([format!("{} each", count(self.iters.into(), "run")), "runs per second".into(), String::new()]);
         table.row(["one at a time".to_owned(), format!("{one:.1}"), String::new()]);
         table.row([format!("{} at once", self.forks), format!("{all:.1}"), format!("{:.2} x", all / one)]);
         let head = format!("{} on {}\n\n{table}\n", plan.title(), session.device());
@@ -216,14 +218,14 @@ impl Bench {
             })));
         }
         let mut table = Table::new("<>");
-        table.row([format!("{iters} updates"), "median".into(), "min".into(), "max".into()]);
+        table.row([count(iters, "update"), "median".into(), "min".into(), "max".into()]);
         table.row(times.row(&format!("{per_second:.1} per second")));
         let head = format!(
-            "{} on {}\n\n{table}\nallocations: {} when loading, {allocations} in {} updates\n\n",
+            "{} on {}\n\n{table}\nallocations: {} when loading, {allocations} in {}\n\n",
             self.model.model.display(),
             session.device(),
             loaded.allocations,
-            warmup + iters
+            count(warmup + iters, "update")
         );
         Ok(head + &report::memory(plan, Some(usage)) + &report::overhead(&session.overhead()))
     }
@@ -304,16 +306,17 @@ impl Bench {
             })));
         }
         let mut table = Table::new("<>");
-        table.row([format!("{} runs at", self.iters), "median".into(), "min".into(), "max".into()]);
+        table.row([format!("{} at", count(self.iters.into(), "run")), "median".into(), "min".into(), "max".into()]);
         for (binding, times) in list {
             let binding: Vec<_> = binding.iter().map(|(dim, extent)| format!("{dim}={extent}")).collect();
             table.row(times.row(&binding.join(" ")));
         }
         let before = loaded.allocations;
         let head = format!(
-            "{} on {}\n\n{table}\nallocations: {before} when loading, {allocations} in {runs} runs, which took {grown} bytes more\n\n",
+            "{} on {}\n\n{table}\nallocations: {before} when loading, {allocations} in {}, which took {grown} bytes more\n\n",
             plan.title(),
-            session.device()
+            session.device(),
+            count(runs, "run")
         );
         Ok(head + &report::memory(plan, Some(usage)) + &report::overhead(&session.overhead()))
     }

@@ -8,6 +8,7 @@ use crate::advise::{Advice, Trained as Case, advise};
 use crate::beside;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
+use crate::figures::count;
 use crate::graph::Graph;
 use crate::kernel::tuned::Tuned;
 use crate::pass::recompute::Recompute;
@@ -194,11 +195,11 @@ impl Plan {
         let algorithms =
             if self.placement { report::placement(plan, &plan.algorithms()) } else { report::algorithms(plan) };
         let range = range.map_or(String::new(), |range| format!("\n{}", report::range(range)));
-        let steps = plan.steps.len();
-        let heading = format!("{} for {}, {steps} steps", plan.name, plan.target.name);
+        let steps = count(plan.steps.len() as u64, "step");
+        let heading = format!("{} for {}, {steps}", plan.name, plan.target.name);
         let mut text = format!("{heading}\n\n{memory}{range}\n{orders}\n{algorithms}");
         if let Some(plan::Measured { device, steps: measured }) = &plan.tuned {
-            text += &format!("\nmeasured on {device}: the algorithms of {measured} of {steps} steps\n");
+            text += &format!("\nmeasured on {device}: the algorithms of {measured} of {steps}\n");
         }
         match advice {
             Some(advice) => text += &format!("\n{}", report::advice(advice)),
@@ -452,7 +453,7 @@ impl Training {
         if let Some(points) = &self.curve {
             text += &format!("\n{}", report::curve(points));
         }
-        text += &format!("\n{} weights are trained\n", self.trained.len());
+        text += &format!("\ntrained: {}\n", count(self.trained.len() as u64, "weight"));
         for (name, why) in &self.fixed {
             text += &format!("  not '{name}': {why}\n");
         }
@@ -462,7 +463,7 @@ impl Training {
         let Some(before) = &self.f32 else { return text };
         let both = [before, &self.bytes].map(|bytes| (&bytes.classes, &bytes.states));
         text += &format!("\n{}", report::precisions(self.precision, both));
-        text += &format!("\n{} values stay f32 beside the states:\n", self.wide.len());
+        text += &format!("\nf32 beside the states: {}\n", count(self.wide.len() as u64, "value"));
         for (name, op) in &self.wide {
             text += &format!("  '{name}' ({op})\n");
         }
@@ -497,7 +498,9 @@ impl Check {
             return Ok(line(&if let [plan] = &plans[..] { record(plan) } else { all() }));
         }
         let sound = |plan: &plan::Plan| {
-            format!("{}: sound: {} steps, {} buffers\n", plan.title(), plan.steps.len(), plan.buffers.len())
+            let [steps, buffers] = [(plan.steps.len(), "step"), (plan.buffers.len(), "buffer")]
+                .map(|(number, noun)| count(number as u64, noun));
+            format!("{}: sound: {steps}, {buffers}\n", plan.title())
         };
         let together = if plans.len() > 1 { "together: sound\n" } else { "" };
         Ok(plans.iter().map(sound).collect::<String>() + together)

@@ -256,7 +256,7 @@ fn own(given: &[Given], program: &str, takes: &dyn Fn(&str) -> bool) -> (Vec<Giv
 /// A table of programs.
 pub(super) fn table(plans: &[&Plan]) -> String {
     let mut table = Table::new("<>>>>>");
-    table.row(["program", "steps", "least arena", "constants", "inputs", "outputs"]);
+    table.row(["program", "steps", "arena, at least", "constants", "inputs", "outputs"]);
     for plan in plans {
         let bytes = |class| human(plan.buffer_bytes(class));
         let (steps, least) = (plan.steps.len().to_string(), human(plan.summary.lower_bound));

@@ -7,6 +7,7 @@ use super::{Failure, line};
 use crate::backend::Usage;
 use crate::error::{Error, Result};
 use crate::exec::Exec;
+use crate::figures::count as counted;
 use crate::plan::{Plan, Port};
 use crate::report::{self, Table};
 use crate::session::Session;
@@ -250,7 +251,7 @@ struct Repeats {
 impl std::fmt::Display for Repeats {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Repeats { count, seconds, per_second, allocated_bytes_first: first, allocated_bytes_last: last } = self;
-        writeln!(f, "\n{count} runs in {seconds:.3} s, {per_second:.1} per second")?;
+        writeln!(f, "\n{} in {seconds:.3} s, {per_second:.1} per second", counted(u64::from(*count), "run"))?;
         writeln!(f, "allocated after run 1: {first} bytes, after run {count}: {last} bytes")
     }
 }

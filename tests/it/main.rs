@@ -36,6 +36,7 @@ mod passes;
 mod precision;
 mod prologue;
 mod random;
+mod recompute;
 mod rotary;
 
 // Plans: lowering, order, placement, the checker, limits.
@@ -61,7 +62,6 @@ mod lent;
 mod library;
 #[cfg(feature = "cuda")]
 mod nvrtc;
-mod recompute;
 mod render;
 mod templates;
 mod tune;
