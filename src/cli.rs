@@ -27,6 +27,7 @@ mod plan;
 mod programs;
 mod run;
 mod stop;
+mod subject;
 mod support;
 mod train;
 mod tune;

@@ -3,6 +3,7 @@
 use super::args::{self, Given, Inputs, Measured, Model, On};
 use super::method::Trained;
 use super::programs::More;
+use super::subject::Subject;
 use super::{Failure, line};
 use crate::error::{Error, Result};
 use crate::exec::Exec;
@@ -16,6 +17,7 @@ use std::time::{Duration, Instant};
 
 #[derive(Args)]
 #[command(mut_arg("warmup", |flag| flag.long("rate-warmup").hide(true)))]
+#[command(mut_arg("train", |flag| flag.requires("batch")))]
 pub(super) struct Bench {
     #[command(flatten)]
     model: Model,
@@ -53,12 +55,12 @@ impl Bench {
             return self.run_training(&given, json);
         }
         let model = Model { forks: self.forks, ..self.model.clone() };
-        let session = self.more.session(&model, &self.on, &self.measured, &given, json)?;
+        let (session, subject) = self.more.session(&model, &self.on, &self.measured, &given, json)?;
         if !self.at.is_empty() {
-            return self.run_range(&session, &given, json);
+            return self.run_range(&session, &subject, &given, json);
         }
         if self.forks > 1 {
-            return self.run_forks(session, &given, json);
+            return self.run_forks(session, &subject, &given, json);
         }
         let (plan, inputs) = self.more.select(&session, &self.program, given, self.inputs.seed)?;
         let (warmup, iters) = (u64::from(self.warmup), u64::from(self.iters));
@@ -78,7 +80,7 @@ impl Bench {
         let time = |exec: &mut Exec| exec.write(&inputs).and_then(|()| exec.time());
         let alone: Result<Vec<_>> = (0..iters).map(|_| session.with(time)).collect();
         let alone = Times::new(alone?);
-        let usage = session.usage();
+        let (usage, subject) = (session.usage(), subject.of(&plan));
         if json {
             let mut value = json!({
                 "model": plan.title(),
@@ -96,6 +98,7 @@ impl Bench {
                 "allocations_in_runs": usage.allocations - loaded.allocations,
                 "arena_bytes": plan.summary.arena_bytes,
             });
+            subject.name_in(&mut value);
             if let Some(answer) = self.model.answer(&plan) {
                 value["answer"] = json!(answer);
             }
@@ -110,7 +113,7 @@ impl Bench {
         let runs = warmup + 2 * iters;
         let head = format!(
             "{} on {}\n\n{table}\nallocations: {before} when loading, {after} in {}\n\n",
-            plan.title(),
+            subject.heading(),
             session.device(),
             count(runs, "run")
         );
@@ -121,7 +124,7 @@ impl Bench {
 
 impl Bench {
     /// Times runs at once beside one run at a time.
-    fn run_forks(&self, session: Session, given: &[Given], json: bool) -> Result<String, Failure> {
+    fn run_forks(&self, session: Session, subject: &Subject, given: &[Given], json: bool) -> Result<String, Failure> {
         let forks = (1..self.forks).map(|_| session.fork()).collect::<Result<Vec<_>>>()?;
         let sessions: Vec<Session> = std::iter::once(session).chain(forks).collect();
         // Each has inputs of its own, as callers of their own would give it.
@@ -153,7 +156,7 @@ impl Bench {
         let session = &sessions[0];
         let (usage, plan) = (session.usage(), session.plan());
         if json {
-            return Ok(line(&json!({
+            let mut value = json!({
                 "model": plan.title(),
                 "device": session.device(),
                 "forks": self.forks,
@@ -163,13 +166,15 @@ impl Bench {
                 "allocated_bytes": usage.bytes,
                 "fork_bytes": plan.fork_bytes(),
                 "allocations_in_runs": allocations() - before,
-            })));
+            });
+            subject.name_in(&mut value);
+            return Ok(line(&value));
         }
         let mut table = Table::new("<>>");
         table.row([format!("{} each", count(self.iters.into(), "run")), "runs per second".into(), String::new()]);
         table.row(["one at a time".to_owned(), format!("{one:.1}"), String::new()]);
         table.row([format!("{} at once", self.forks), format!("{all:.1}"), format!("{:.2} x", all / one)]);
-        let head = format!("{} on {}\n\n{table}\n", plan.title(), session.device());
+        let head = format!("{} on {}\n\n{table}\n", subject.heading(), session.device());
         Ok(head + &report::memory(plan, Some(usage)))
     }
 }
@@ -183,7 +188,7 @@ impl Bench {
             return Err(Error::usage(format!("{flag}: --train has no use for it")).into());
         }
         let more = self.more.or_training(self.trained.method.clone());
-        let session = more.session(&self.model, &self.on, &self.measured, given, json)?;
+        let (session, subject) = more.session(&self.model, &self.on, &self.measured, given, json)?;
         let parts = self.parts(&session, given)?;
         let (warmup, iters) = (u64::from(self.warmup), u64::from(self.iters));
         let bar = args::progress("updates");
@@ -203,8 +208,8 @@ impl Bench {
         let (usage, plan) = (session.usage(), session.plan());
         let (per_second, allocations) = (1e3 / times.median, usage.allocations - loaded.allocations);
         if json {
-            return Ok(line(&json!({
-                "model": self.model.model,
+            let mut value = json!({
+                "model": plan.name,
                 "device": session.device(),
                 "steps_per_second": per_second,
                 "median_ms": times.median,
@@ -215,14 +220,16 @@ impl Bench {
                 "allocated_bytes": usage.bytes,
                 "allocations_in_load": loaded.allocations,
                 "allocations_in_runs": allocations,
-            })));
+            });
+            subject.name_in(&mut value);
+            return Ok(line(&value));
         }
         let mut table = Table::new("<>");
         table.row([count(iters, "update"), "median".into(), "min".into(), "max".into()]);
         table.row(times.row(&format!("{per_second:.1} per second")));
         let head = format!(
             "{} on {}\n\n{table}\nallocations: {} when loading, {allocations} in {}\n\n",
-            self.model.model.display(),
+            subject.heading(),
             session.device(),
             loaded.allocations,
             count(warmup + iters, "update")
@@ -258,7 +265,7 @@ struct At {
 
 impl Bench {
     /// Times bindings of a range, which run one after another.
-    fn run_range(&self, session: &Session, given: &[Given], json: bool) -> Result<String, Failure> {
+    fn run_range(&self, session: &Session, subject: &Subject, given: &[Given], json: bool) -> Result<String, Failure> {
         if let Some(Given { name, .. }) = given.first() {
             let what = format!("--at and --input {name}: inputs of several shapes are random ones");
             return Err(Error::usage(what).into());
@@ -293,7 +300,7 @@ impl Bench {
                 let binding: serde_json::Map<_, _> = binding.into_iter().map(|(dim, n)| (dim, json!(n))).collect();
                 json!({"binding": binding, "median_ms": median, "min_ms": min, "max_ms": max})
             };
-            return Ok(line(&json!({
+            let mut value = json!({
                 "model": plan.name,
                 "device": session.device(),
                 "bindings": list.map(one).collect::<Vec<_>>(),
@@ -303,7 +310,9 @@ impl Bench {
                 "allocations_in_load": loaded.allocations,
                 "allocations_in_runs": allocations,
                 "bytes_grown_in_runs": grown as i64,
-            })));
+            });
+            subject.name_in(&mut value);
+            return Ok(line(&value));
         }
         let mut table = Table::new("<>");
         table.row([format!("{} at", count(self.iters.into(), "run")), "median".into(), "min".into(), "max".into()]);
@@ -314,7 +323,7 @@ impl Bench {
         let before = loaded.allocations;
         let head = format!(
             "{} on {}\n\n{table}\nallocations: {before} when loading, {allocations} in {}, which took {grown} bytes more\n\n",
-            plan.title(),
+            subject.heading(),
             session.device(),
             count(runs, "run")
         );

@@ -145,7 +145,7 @@ pub(super) struct Method {
 pub(super) struct Trained {
     /// Take the training of the model: the programs that `train` runs, with the same bytes. It needs no data: the open dim on the first axis
     /// of the first input is the batch, and --set binds the others. --loss and --batch are needed, too.
-    #[arg(long, requires_all = ["loss", "batch"])]
+    #[arg(long, requires = "loss")]
     train: bool,
     #[command(flatten)]
     pub(super) method: Option<Method>,

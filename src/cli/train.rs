@@ -153,7 +153,11 @@ impl Train {
             file::write_whole(path, "write the trained model", |out| out.write_all(&bytes))?;
         }
         self.draw(&trainer, &course.seen.losses)?;
-        Ok(if json { self.record(&trainer, &course) } else { summary(&trainer, &course) })
+        Ok(if json {
+            self.record(&trainer, &course)
+        } else {
+            format!("{}: {}", self.model.display(), summary(&trainer, &course))
+        })
     }
 
     /// The folder of checkpoints, which is empty unless the training goes on.
@@ -242,7 +246,7 @@ impl Train {
         let plans: Vec<_> = trainer.session().programs().map(Program::plan).collect();
         let Point { arena_bytes, recompute, .. } = Point::of(&plans, self.method.accumulate as usize);
         let mut record = json!({
-            "model": self.model, "device": trainer.session().device(), "steps": course.place.step, "loss": course.seen.loss,
+            "model": plans[0].name, "file": self.model, "device": trainer.session().device(), "steps": course.place.step, "loss": course.seen.loss,
             "planned_bytes": plans[0].bytes(), "allocated_bytes": trainer.session().usage().bytes,
             "arena_bytes": arena_bytes, "classes": Classes::of(&plans), "states": States::of(&plans, trainer.trained()),
             "recompute": recompute, "host_bytes": trainer.host_bytes(), "seconds": course.seen.seconds,
@@ -274,8 +278,13 @@ impl Train {
     fn draw(&self, trainer: &Trainer, losses: &Losses) -> Result<()> {
         let Some(path) = &self.html else { return Ok(()) };
         let plans: Vec<_> = trainer.session().programs().map(Program::plan).collect();
-        let model = self.model.file_stem().unwrap_or_default().to_string_lossy();
-        let page = picture::training_page(&model, &plans, trainer.trained(), losses, self.memory_limit);
+        let page = picture::training_page(
+            &self.model.display().to_string(),
+            &plans,
+            trainer.trained(),
+            losses,
+            self.memory_limit,
+        );
         file::write_whole(path, "write the page", |out| out.write_all(page.as_bytes()))
     }
 }
@@ -426,8 +435,11 @@ fn summary(trainer: &Trainer, course: &Course) -> String {
         format!("; validation loss {:.4}{accuracy}", score.loss)
     });
     let Course { place, steps, seen: Seen { seconds, .. }, .. } = course;
-    let steps =
-        if place.step < *steps { format!("stopped after {} of {}", place.step, counted(*steps, "step")) } else { counted(*steps, "step") };
+    let steps = if place.step < *steps {
+        format!("stopped after {} of {}", place.step, counted(*steps, "step"))
+    } else {
+        counted(*steps, "step")
+    };
     let loss = course.seen.loss.map_or("no step was left to do".to_owned(), |loss| format!("loss {loss:.4}"));
     let (device, planned, allocated) = (session.device(), human(session.plan().bytes()), human(session.usage().bytes));
     format!("{steps} in {seconds:.1} s on {device}: {loss}{valid}\nplanned {planned}, allocated {allocated}\n")

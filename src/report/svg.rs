@@ -27,9 +27,9 @@ text{font:12px system-ui,-apple-system,'Segoe UI',Helvetica,Arial,sans-serif;fil
 .g{stroke:#2a313c}.r{stroke:#0d1117}.l{fill:#3a424d}.k{stroke:#e6edf3}.w{fill:#e6edf3;fill-opacity:.1}}
 ";
 
-/// The picture of a plan.
-pub fn svg(plan: &Plan, graph: Option<&Graph>, limit: Option<u64>) -> String {
-    draw(&Scene::of(plan, graph, limit))
+/// The picture of a subject's plan.
+pub fn svg(subject: &str, plan: &Plan, graph: Option<&Graph>, limit: Option<u64>) -> String {
+    draw(&Scene { name: subject.to_owned(), ..Scene::of(plan, graph, limit) })
 }
 
 fn draw(scene: &Scene) -> String {

@@ -398,7 +398,7 @@ fn streams_staging_and_several_ways_are_drawn() {
     let mut plans = files.map(|(graph, fuse)| planned(graph, "cuda", fuse));
     let wide = plans.find(|(plan, _)| plan.steps.iter().any(|s| s.stream > 0));
     let (plan, graph) = wide.expect("some steps run side by side");
-    std::fs::write(&file, page(&plan, Some(&graph), None)).expect("it is written");
+    std::fs::write(&file, page("streams", &plan, Some(&graph), None)).expect("it is written");
     browser.open(&file);
     let streams = browser.eval("plimsoll.data.scenes[0].streams").as_f64().expect("a number");
     let strip = browser.eval("plimsoll.panels().find(p => p.kind === 'strip').h").as_f64().expect("a number");
@@ -513,9 +513,9 @@ fn names_are_text() {
         trace.output(&format!("{name}out"), x.exp().matmul(x).relu());
     }
     let (plan, graph) = planned(trace.finish().expect("a graph"), "cpu", false);
-    let html = page(&plan, Some(&graph), None);
-    assert_eq!(html, page(&plan, Some(&graph), None));
-    let drawn = svg(&plan, Some(&graph), None);
+    let html = page(NAMES[0], &plan, Some(&graph), None);
+    assert_eq!(html, page(NAMES[0], &plan, Some(&graph), None));
+    let drawn = svg(NAMES[0], &plan, Some(&graph), None);
     for text in [&html, &drawn] {
         assert!(!text.contains("<script>window") && !text.contains("<img"), "a name is markup");
     }
@@ -572,7 +572,7 @@ fn drawing_grows_with_the_buffers_and_not_with_their_square() {
         let (plan, graph) = exponentials(turns);
         assert!(plan.buffers.len() >= 2 * turns, "{}", plan.buffers.len());
         let file = folder.path(&format!("{turns}.html"));
-        std::fs::write(&file, page(&plan, Some(&graph), None)).expect("it is written");
+        std::fs::write(&file, page("exponentials", &plan, Some(&graph), None)).expect("it is written");
         browser.open(&file);
         assert_eq!(browser.eval("plimsoll.boxes().length"), json!(plan.buffers.len()));
         let time = browser.eval(&format!(
