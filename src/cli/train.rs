@@ -26,13 +26,7 @@ use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// A whole command, behind the flags.
-const EXAMPLE: &str = "Example: a classifier, validated after each of 10 epochs
-  plimsoll train model.onnx --data x.npy --labels y.npy --loss cross_entropy --lr 0.001 --batch 64 --epochs 10 \\
-    --valid valid-x.npy --valid-labels valid-y.npy --output trained.onnx";
-
 #[derive(Args)]
-#[command(after_help = EXAMPLE)]
 #[command(group = ArgGroup::new("length").required(true))]
 #[command(mut_arg("loss", |flag| flag.required(true)))]
 #[command(mut_arg("lr", |flag| flag.required(true)))]

@@ -209,7 +209,9 @@ fn parsed(text: &str) -> Value {
 /// A record that does not say which file it is about.
 fn without_subject(mut record: Value) -> Value {
     let fields = record.as_object_mut().expect("a record has fields");
-    ["file", "binding"].map(|name| fields.remove(name));
+    for name in ["file", "binding"] {
+        fields.remove(name);
+    }
     record
 }
 
@@ -1040,4 +1042,45 @@ fn figures_read_as_people_write_them() {
     npy::write(Path::new(&expected), &Tensor::from_f64(DType::F32, [1024, 1024], &values)).expect("it is written");
     let zeros = ["--input", "x=1024x1024xf32=0", "--expect", &format!("y={expected}"), "--atol", "0.1"];
     fails(3, &[&["run", &model], CPU, &zeros], &["1 of 1048576 elements", "worst at [3, 5]: expected 7"]);
+}
+
+/// Flags stand in groups, behind them three examples; a wrong flag gets no tip that is wrong for it.
+#[test]
+fn help_teaches() {
+    let help = ok(&[&["run", "--help"]]);
+    for words in ["The model:", "Inputs:", "Memory:", "The device:", "Output:", "Examples:\n  plimsoll run model.onnx"]
+    {
+        assert!(help.contains(words), "{words} missing in\n{help}");
+    }
+    let target = ok(&[&["plan", "--help"]]);
+    assert!(target.contains("Examples:\n") && target.contains("\nTargets:\n"), "{target}");
+    let ran = finish(program(&["run", "graphs/mlp.onnxtxt", "--inptu", "x"]));
+    assert!(ran.err.contains("'--inptu'") && ran.err.contains("--input"), "{}", ran.err);
+    let ran = finish(program(&["inspect", "graphs/mlp.onnxtxt", "--input", "x"]));
+    assert!(ran.code == Some(1) && ran.err.contains("unexpected argument '--input'"), "{}", ran.err);
+    assert!(!ran.err.contains("as a value"), "{}", ran.err);
+}
+
+#[test]
+fn completions_and_manual_pages_are_printed() {
+    for (shell, words) in [("bash", "complete -F"), ("zsh", "#compdef plimsoll"), ("fish", "complete -c plimsoll")] {
+        let text = ok(&[&["completions", shell]]);
+        assert!(text.contains(words) && text.contains("max-batch") && text.contains("memory-limit"), "{shell}");
+        assert_eq!(ok_json(&[&["completions", shell]]), json!({"form": shell, "text": text}));
+    }
+    assert!(ok(&[&["man"]]).contains(".TH plimsoll 1"));
+    assert!(ok(&[&["man", "max-batch"]]).contains("memory\\-limit"));
+    fails(1, &[&["completions", "abacus"]], &["abacus", "bash"]);
+    fails(1, &[&["man", "sail"]], &["no such command", "max-batch"]);
+}
+
+/// `-q` logs errors alone, `-v` passes and placements, too.
+#[test]
+fn the_log_is_as_long_as_is_asked_for() {
+    let log = |flags: &[&str]| finish(program(&[&["run"], MLP, CPU, flags].concat())).err;
+    assert_eq!(log(&["-q"]), "");
+    assert!(log(&["-v"]).len() > log(&[]).len() && log(&[]).contains("backend: cpu"));
+    let wrong = finish(program(&["run", "-q", "graphs/none.onnx"])).err;
+    assert!(wrong.starts_with("error: "), "{wrong}");
+    fails(1, &[&["ops", "-q", "-v"]], &["--quiet", "--verbose"]);
 }
