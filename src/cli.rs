@@ -19,6 +19,7 @@ mod devices;
 mod diff;
 mod emit;
 mod expect;
+mod github;
 mod help;
 mod inspect;
 mod max_batch;
@@ -74,6 +75,8 @@ struct Cli {
 enum Format {
     Text,
     Json,
+    /// Text, and annotations of GitHub's workflows for errors and for `diff`.
+    Github,
 }
 
 #[derive(Subcommand)]
@@ -158,13 +161,14 @@ pub fn main() -> ExitCode {
         .with(asked.unwrap_or(levels))
         .init();
     let json = cli.json || cli.format == Format::Json;
+    let github = !json && cli.format == Format::Github;
     let result = match &cli.command {
         Command::Inspect(c) => c.run(json).map_err(Failure::from),
         Command::Run(c) => c.run(json),
         Command::Plan(c) => c.run(json),
         Command::Place(c) => c.run(json),
         Command::Check(c) => c.run(json).map_err(Failure::from),
-        Command::Diff(c) => c.run(json).map_err(Failure::from),
+        Command::Diff(c) => c.run(json, github).map_err(Failure::from),
         Command::MaxBatch(c) => c.run(json),
         Command::Compare(c) => c.run(json),
         Command::Bench(c) => c.run(json),
@@ -182,6 +186,10 @@ pub fn main() -> ExitCode {
             // If stdout does not take it, the error is still told.
             match detail.as_deref() {
                 Some(Detail::Record(record)) => _ = print(&line(record)),
+                detail if github => {
+                    let text = if let Some(Detail::Text(text)) = detail { text } else { "" };
+                    _ = print(&github::of_error(&error, &explain(&error), text));
+                }
                 _ if json => _ = print(&line(&json!({"error": explain(&error), "exit_code": error.exit_code()}))),
                 _ => {}
             }

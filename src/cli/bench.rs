@@ -40,6 +40,9 @@ pub(super) struct Bench {
     /// Number of timed runs. With --train, a run is an update of the weights: all of its parts.
     #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..))]
     iters: u32,
+    /// Time runs for this time (500ms, 10s, 2min), instead of a number of runs.
+    #[arg(long, value_name = "TIME", value_parser = args::duration, conflicts_with_all = ["iters", "at", "forks", "train"])]
+    duration: Option<Duration>,
     /// Time N runs at once, in a thread each, beside one run at a time. They share the constants; each has --threads threads of its own.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=65536))]
     forks: u32,
@@ -63,24 +66,17 @@ impl Bench {
             return self.run_forks(session, &subject, &given, json);
         }
         let (plan, inputs) = self.more.select(&session, &self.program, given, self.inputs.seed)?;
-        let (warmup, iters) = (u64::from(self.warmup), u64::from(self.iters));
-        let bar = args::progress("runs");
-        bar.set_length(warmup + iters);
         let loaded = session.usage();
-        let mut times = Vec::new();
-        for _ in 0..warmup + iters {
-            let start = Instant::now();
-            session.with(|exec| exec.run(&inputs))?;
-            times.push(start.elapsed());
-            bar.inc(1);
-        }
-        bar.finish_and_clear();
-        let first = times[0].as_secs_f64() * 1e3;
-        let whole = Times::new(times.split_off(self.warmup as usize));
+        let (first, whole) = self.timed(&session, &inputs)?;
+        let (warmup, iters) = (u64::from(self.warmup), whole.count);
         let time = |exec: &mut Exec| exec.write(&inputs).and_then(|()| exec.time());
         let alone: Result<Vec<_>> = (0..iters).map(|_| session.with(time)).collect();
         let alone = Times::new(alone?);
         let (usage, subject) = (session.usage(), subject.of(&plan));
+        let per_second = 1e3 / whole.median;
+        // An item is a row of the first input.
+        let items = plan.inputs.first().and_then(|port| port.shape.first()).copied();
+        let items_per_second = items.map(|items| items as f64 * per_second);
         if json {
             let mut value = json!({
                 "model": plan.title(),
@@ -89,6 +85,10 @@ impl Bench {
                 "median_ms": whole.median,
                 "min_ms": whole.min,
                 "max_ms": whole.max,
+                "p90_ms": whole.p90,
+                "p99_ms": whole.p99,
+                "runs_per_second": per_second,
+                "items_per_second": items_per_second,
                 "replay_median_ms": alone.median,
                 "replay_min_ms": alone.min,
                 "iters": iters,
@@ -105,14 +105,18 @@ impl Bench {
             return Ok(line(&value));
         }
         let mut table = Table::new("<>");
-        table.row([count(iters, "run"), "median".into(), "min".into(), "max".into()]);
+        table.row(Times::heading(&count(iters, "run")));
         table.row(["first run".to_owned(), format!("{first:.3} ms")]);
         table.row(whole.row("whole runs"));
         table.row(alone.row("steps alone"));
+        let items = items
+            .zip(items_per_second)
+            .map_or(String::new(), |(items, rate)| format!(", {rate:.1} items, of which a run has {items}"));
+        let rate = format!("per second: {per_second:.1} runs{items}\n");
         let (before, after) = (loaded.allocations, usage.allocations - loaded.allocations);
         let runs = warmup + 2 * iters;
         let head = format!(
-            "{} on {}\n\n{table}\nallocations: {before} when loading, {after} in {}\n\n",
+            "{} on {}\n\n{table}{rate}\nallocations: {before} when loading, {after} in {}\n\n",
             subject.heading(),
             session.device(),
             count(runs, "run")
@@ -123,6 +127,34 @@ impl Bench {
 }
 
 impl Bench {
+    /// The time of the first run in milliseconds, and those of the timed ones.
+    fn timed(&self, session: &Session, inputs: &[Tensor]) -> Result<(f64, Times)> {
+        let bar = args::progress("runs");
+        bar.set_length(u64::from(self.warmup) + u64::from(self.iters));
+        let mut times: Vec<Duration> = Vec::new();
+        let mut begin = Instant::now();
+        loop {
+            let done = times.len().saturating_sub(self.warmup as usize);
+            let is_over = match self.duration {
+                Some(duration) => done > 0 && begin.elapsed() >= duration,
+                None => done >= self.iters as usize,
+            };
+            if is_over {
+                break;
+            }
+            if times.len() == self.warmup as usize {
+                begin = Instant::now();
+            }
+            let start = Instant::now();
+            session.with(|exec| exec.run(inputs))?;
+            times.push(start.elapsed());
+            bar.inc(1);
+        }
+        bar.finish_and_clear();
+        let first = times[0].as_secs_f64() * 1e3;
+        Ok((first, Times::new(times.split_off(self.warmup as usize))))
+    }
+
     /// Times runs at once beside one run at a time.
     fn run_forks(&self, session: Session, subject: &Subject, given: &[Given], json: bool) -> Result<String, Failure> {
         let forks = (1..self.forks).map(|_| session.fork()).collect::<Result<Vec<_>>>()?;
@@ -215,6 +247,8 @@ impl Bench {
                 "median_ms": times.median,
                 "min_ms": times.min,
                 "max_ms": times.max,
+                "p90_ms": times.p90,
+                "p99_ms": times.p99,
                 "iters": iters,
                 "planned_bytes": plan.bytes(),
                 "allocated_bytes": usage.bytes,
@@ -225,7 +259,7 @@ impl Bench {
             return Ok(line(&value));
         }
         let mut table = Table::new("<>");
-        table.row([count(iters, "update"), "median".into(), "min".into(), "max".into()]);
+        table.row(Times::heading(&count(iters, "update")));
         table.row(times.row(&format!("{per_second:.1} per second")));
         let head = format!(
             "{} on {}\n\n{table}\nallocations: {} when loading, {allocations} in {}\n\n",
@@ -296,9 +330,9 @@ impl Bench {
         let list = list.into_iter().map(|at| (at.binding, Times::new(at.times)));
         if json {
             let one = |(binding, times): (Vec<(String, usize)>, Times)| {
-                let Times { median, min, max } = times;
+                let Times { median, min, max, p90, p99, .. } = times;
                 let binding: serde_json::Map<_, _> = binding.into_iter().map(|(dim, n)| (dim, json!(n))).collect();
-                json!({"binding": binding, "median_ms": median, "min_ms": min, "max_ms": max})
+                json!({"binding": binding, "median_ms": median, "min_ms": min, "max_ms": max, "p90_ms": p90, "p99_ms": p99})
             };
             let mut value = json!({
                 "model": plan.name,
@@ -315,7 +349,7 @@ impl Bench {
             return Ok(line(&value));
         }
         let mut table = Table::new("<>");
-        table.row([format!("{} at", count(self.iters.into(), "run")), "median".into(), "min".into(), "max".into()]);
+        table.row(Times::heading(&format!("{} at", count(self.iters.into(), "run"))));
         for (binding, times) in list {
             let binding: Vec<_> = binding.iter().map(|(dim, extent)| format!("{dim}={extent}")).collect();
             table.row(times.row(&binding.join(" ")));
@@ -333,22 +367,50 @@ impl Bench {
 
 /// Times of some runs, in milliseconds.
 struct Times {
+    count: u64,
     median: f64,
     min: f64,
     max: f64,
+    /// Nine of ten runs take at most this.
+    p90: f64,
+    /// 99 of 100 runs take at most this.
+    p99: f64,
 }
 
 impl Times {
     /// The times of at least one run.
     fn new(mut runs: Vec<Duration>) -> Times {
         runs.sort_unstable();
-        let [median, min, max] = [runs.len() / 2, 0, runs.len() - 1].map(|i| runs[i].as_secs_f64() * 1e3);
-        Times { median, min, max }
+        let last = runs.len() - 1;
+        let within = |percent: usize| (runs.len() * percent).div_ceil(100).saturating_sub(1);
+        let [median, min, max, p90, p99] =
+            [runs.len() / 2, 0, last, within(90), within(99)].map(|i| runs[i].as_secs_f64() * 1e3);
+        Times { count: runs.len() as u64, median, min, max, p90, p99 }
+    }
+
+    /// The heading of a table of rows.
+    fn heading(label: &str) -> [String; 6] {
+        [label, "median", "min", "90 %", "99 %", "max"].map(str::to_owned)
     }
 
     /// The row of a table.
-    fn row(&self, label: &str) -> [String; 4] {
-        let Times { median, min, max } = self;
-        [label.to_owned(), format!("{median:.3} ms"), format!("{min:.3} ms"), format!("{max:.3} ms")]
+    fn row(&self, label: &str) -> [String; 6] {
+        let times = [self.median, self.min, self.p90, self.p99, self.max].map(|time| format!("{time:.3} ms"));
+        let [median, min, p90, p99, max] = times;
+        [label.to_owned(), median, min, p90, p99, max]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shares_of_runs_are_within_their_times() {
+        let times = |count: u64| Times::new((1..=count).rev().map(Duration::from_millis).collect());
+        let Times { count, median, min, max, p90, p99 } = times(200);
+        assert_eq!((count, median, min, max, p90, p99), (200, 101.0, 1.0, 200.0, 180.0, 198.0));
+        let Times { median, min, max, p90, p99, .. } = times(1);
+        assert_eq!([median, min, max, p90, p99], [1.0; 5]);
     }
 }

@@ -78,7 +78,7 @@ const EXAMPLES: &[(&str, [&str; 3])] = &[
         [
             "plimsoll diff before.json after.json",
             "plimsoll diff before.json after.json --json",
-            "plimsoll diff small.json large.json --quiet",
+            "plimsoll diff before.json after.json --format github",
         ],
     ),
     (
@@ -100,7 +100,7 @@ const EXAMPLES: &[(&str, [&str; 3])] = &[
     (
         "bench",
         [
-            "plimsoll bench model.onnx --set batch=8 --iters 100",
+            "plimsoll bench model.onnx --set batch=8 --duration 10s",
             "plimsoll bench model.onnx --set batch=1..64 --at batch=1,64",
             "plimsoll bench model.onnx --set batch=8 --threads 1 --forks 2 --backend cpu",
         ],

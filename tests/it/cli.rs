@@ -1084,3 +1084,64 @@ fn the_log_is_as_long_as_is_asked_for() {
     assert!(wrong.starts_with("error: "), "{wrong}");
     fails(1, &[&["ops", "-q", "-v"]], &["--quiet", "--verbose"]);
 }
+
+/// Times of runs have shares and rates, and a time to run for.
+#[test]
+fn runs_are_timed_for_a_time() {
+    let found = ok_json(&[&["bench", "--duration", "50ms"], MLP, CPU]);
+    let number = |key: &str| found[key].as_f64().unwrap_or_else(|| panic!("{key} in {found}"));
+    let times = ["min_ms", "median_ms", "p90_ms", "p99_ms", "max_ms"].map(number);
+    assert!(times.is_sorted() && times[0] > 0.0, "{times:?}");
+    assert!((number("runs_per_second") * number("median_ms") - 1e3).abs() < 1e-6, "{found}");
+    assert!((number("items_per_second") - 3.0 * number("runs_per_second")).abs() < 1e-6, "{found}");
+    assert!(number("iters") >= 1.0 && number("iters") * number("max_ms") >= 40.0, "{found}");
+    let text = ok(&[&["bench", "--iters", "2"], MLP, CPU]);
+    assert!(text.contains("2 runs") && text.contains("99 %") && text.contains("items, of which a run has 3"), "{text}");
+    fails(1, &[&["bench", "--iters", "2", "--duration", "1s"], MLP], &["--iters", "--duration"]);
+    fails(1, &[&["bench", "--duration", "1h"], MLP], &["ms, s or min"]);
+}
+
+/// In a workflow, what takes too much or more than before is an annotation.
+#[test]
+#[cfg(unix)]
+fn workflows_have_annotations() {
+    let folder = Folder::new("github");
+    let [small, large] = ["small.json", "large.json"].map(|name| folder.path(name));
+    ok(&[&["plan"], MLP, &["-o", &small]]);
+    ok(&[&["plan", MLP[0], "--set", "batch=300", "-o", &large]]);
+    let github = ["--format", "github"];
+    let ran = finish(program(&[&["plan"], MLP, &["--assert-peak", "64KiB"], &github].concat()));
+    let first = format!("::error file={},title=Memory does not fit::{}: does not fit: --assert-peak", MLP[0], MLP[0]);
+    assert!(
+        ran.code == Some(2) && ran.out.starts_with(&first) && ran.out.contains("%0Alive at the peak"),
+        "{}",
+        ran.out
+    );
+    assert_eq!(ran.out.lines().count(), 1);
+    let grown = ok(&[&["diff", &small, &large], &github]);
+    assert!(grown.starts_with(&format!("::warning file={large},title=Memory%3A ")), "{grown}");
+    assert!(
+        grown.lines().next().is_some_and(|line| line.contains(" more::")) && grown.contains("\ntook more"),
+        "{grown}"
+    );
+    assert!(ok(&[&["diff", &large, &small], &github]).starts_with("::notice "));
+    assert!(ok(&[&["diff", &small, &small], &github]).contains("title=Memory%3A as before::"));
+
+    // The action does the same.
+    let action = |limit: &str, baseline: &str| {
+        let bin = Path::new(env!("CARGO_BIN_EXE_plimsoll")).parent().expect("it is in a folder");
+        let path = std::env::join_paths(
+            std::iter::once(bin.to_owned()).chain(std::env::split_paths(&std::env::var_os("PATH").unwrap_or_default())),
+        );
+        let mut command = Command::new("bash");
+        command.arg(".github/actions/memory/check.sh").current_dir(env!("CARGO_MANIFEST_DIR"));
+        command.envs([("MODEL", MLP[0]), ("FLAGS", "--set batch=3"), ("LIMIT", limit), ("BASELINE", baseline)]);
+        command.env("PLAN", folder.path("plan.json")).env("PATH", path.expect("folders have no colons"));
+        finish(command)
+    };
+    let refused = action("64KiB", "");
+    assert!(refused.code == Some(2) && refused.out.starts_with(&first), "{}{}", refused.out, refused.err);
+    let fits = action("1GiB", &large);
+    assert!(fits.code == Some(0) && fits.out.contains("::notice "), "{}{}", fits.out, fits.err);
+    assert_eq!(action("", "").code, Some(0));
+}
