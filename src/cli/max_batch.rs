@@ -114,7 +114,8 @@ impl MaxBatch {
         for size in found.fits.iter_mut().chain(&mut found.next) {
             size.extent = size.extent.saturating_mul(parts);
         }
-        Ok(told("training", &self.more.subject(&self.model), &target.name, &found, limit, json)?)
+        let file = crate::onnx::load(&self.model.model)?;
+        Ok(told(file.name(), &self.more.subject(&self.model), &target.name, &found, limit, json)?)
     }
 
     /// The dim that is asked for, or the only one that is left of those that are known.
