@@ -1007,6 +1007,9 @@ fn reports_name_their_file_and_its_extents() {
     assert_eq!(ok_json(&[&["plan"], &range])["binding"], json!({"batch": "1..8"}));
     assert_eq!(ok_json(&[&["run"], &range, CPU, &given])["binding"], json!({"batch": 3}));
     assert!(ok(&[&["max-batch", model, "--memory-limit", "64MiB"]]).starts_with("graphs/mlp.onnxtxt for cpu\n"));
+    let train = ["max-batch", "--train", "graphs/linear.onnxtxt", "--loss", "mse", "--memory-limit", "1MiB"];
+    let found = ok_json(&[&train]);
+    assert_eq!((&found["file"], &found["model"]), (&json!("graphs/linear.onnxtxt"), &json!("linear")));
     let both = ["plan", "a=graphs/mlp.onnxtxt", "b=graphs/mlp.onnxtxt", "--set", "a:batch=1", "--set", "b:batch=2"];
     let head = "a=graphs/mlp.onnxtxt, b=graphs/mlp.onnxtxt (a:batch=1 b:batch=2) for cpu, 2 programs\n";
     assert!(ok(&[&both]).starts_with(head), "{}", ok(&[&both]));

@@ -7,7 +7,7 @@ use crate::graphs::GRAPHS;
 use chromium::Chromium;
 use plimsoll::internals::plan::tell::timeline::Timeline;
 use plimsoll::internals::plan::{BufferIdx, Class, Limits, Plan, plan};
-use plimsoll::internals::report::picture::{Scene, page};
+use plimsoll::internals::report::picture::{Kind, Scene, page};
 use plimsoll::internals::report::{grouped, human, svg};
 use plimsoll::internals::target::Target;
 use plimsoll::internals::trace::Trace;
@@ -128,6 +128,16 @@ fn pictures_in_the_readme_are_what_the_tool_draws() {
         let kept = std::fs::read_to_string(&path).unwrap_or_default();
         assert!(kept == drawn, "{picture} is not what the tool draws; BLESS=1 draws it anew");
     }
+}
+
+/// Each kind of bytes has a colour of its own.
+#[test]
+fn no_two_kinds_have_one_colour() {
+    let mut fills: Vec<_> = Kind::all().map(Kind::fill).collect();
+    let kinds = fills.len();
+    fills.sort_unstable();
+    fills.dedup();
+    assert!(fills.len() == kinds && kinds > 10, "{fills:?}");
 }
 
 /// A plan that does not fit is drawn, but still refused.
