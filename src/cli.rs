@@ -2,7 +2,8 @@
 
 use crate::error::{Error, Result};
 use crate::report;
-use clap::{Parser, Subcommand, ValueEnum};
+use clap::error::{ContextKind, ContextValue};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 use serde_json::{Value, json};
 use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
@@ -18,6 +19,8 @@ mod devices;
 mod diff;
 mod emit;
 mod expect;
+mod github;
+mod help;
 mod inspect;
 mod max_batch;
 mod method;
@@ -27,6 +30,7 @@ mod plan;
 mod programs;
 mod run;
 mod stop;
+mod subject;
 mod support;
 mod train;
 mod tune;
@@ -40,7 +44,7 @@ const AFTER_HELP: &str = "A first look:
   plimsoll tune MODEL --set batch=8                      find its fastest algorithms on this device
 
 Exit codes: 0 ok, 1 bad input or usage, 2 does not fit the limit, 3 results differ, 4 backend unavailable.
-The log goes to stderr; RUST_LOG=plimsoll=debug shows passes and placements.";
+The log goes to stderr; -v shows passes and placements, -q errors alone.";
 
 /// Flags that every command has come after its own.
 const LAST: usize = 100;
@@ -59,12 +63,20 @@ struct Cli {
     /// The same as --format json.
     #[arg(long, global = true, display_order = LAST)]
     json: bool,
+    /// Log errors alone.
+    #[arg(short, long, global = true, display_order = LAST, conflicts_with = "verbose")]
+    quiet: bool,
+    /// Log passes and placements, too. RUST_LOG selects more finely.
+    #[arg(short, long, global = true, display_order = LAST)]
+    verbose: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, ValueEnum)]
 enum Format {
     Text,
     Json,
+    /// Text, and annotations of GitHub's workflows for errors and for `diff`.
+    Github,
 }
 
 #[derive(Subcommand)]
@@ -83,7 +95,7 @@ enum Command {
     Diff(diff::Diff),
     /// Find the largest extent of a dim that fits a limit, by planning alone.
     MaxBatch(max_batch::MaxBatch),
-    /// Run a graph with one allocation per tensor and as planned, and compare memory and results.
+    /// Run a graph with one allocation per tensor and as planned: compares memory, time and results.
     Compare(compare::Compare),
     /// Time a graph's runs.
     Bench(bench::Bench),
@@ -97,11 +109,34 @@ enum Command {
     Devices(devices::Devices),
     /// List the operators, and the element types that each device takes.
     Ops,
+    /// Print the completions of a shell, for its folder of completions.
+    Completions(help::Completions),
+    /// Print a manual page: of the program, or of a command.
+    Man(help::Man),
+}
+
+/// The command line, with its help.
+fn command() -> clap::Command {
+    help::dressed(Cli::command())
+}
+
+/// The arguments of this process. An error leaves out a tip of the parser's that is wrong for flags.
+fn parsed() -> Result<Cli, clap::Error> {
+    let matches = command().try_get_matches().and_then(|matches| Cli::from_arg_matches(&matches));
+    matches.map_err(|mut error| {
+        if let Some(ContextValue::StyledStrs(mut tips)) = error.remove(ContextKind::Suggested) {
+            tips.retain(|tip| !tip.to_string().contains("as a value"));
+            if !tips.is_empty() {
+                error.insert(ContextKind::Suggested, ContextValue::StyledStrs(tips));
+            }
+        }
+        error
+    })
 }
 
 /// Runs the command line of this process.
 pub fn main() -> ExitCode {
-    let cli = match Cli::try_parse() {
+    let cli = match parsed() {
         Ok(cli) => cli,
         Err(error) => {
             // A closed pipe is no error.
@@ -110,7 +145,12 @@ pub fn main() -> ExitCode {
         }
     };
     let asked = std::env::var("RUST_LOG").ok().filter(|text| !text.is_empty()).and_then(|text| text.parse().ok());
-    let levels = Targets::new().with_default(Level::ERROR).with_target("plimsoll", Level::INFO);
+    let level = match (cli.quiet, cli.verbose) {
+        (true, _) => Level::ERROR,
+        (_, true) => Level::DEBUG,
+        _ => Level::INFO,
+    };
+    let levels = Targets::new().with_default(Level::ERROR).with_target("plimsoll", level);
     tracing_subscriber::fmt()
         .with_max_level(Level::TRACE)
         .with_writer(std::io::stderr)
@@ -121,13 +161,14 @@ pub fn main() -> ExitCode {
         .with(asked.unwrap_or(levels))
         .init();
     let json = cli.json || cli.format == Format::Json;
+    let github = !json && cli.format == Format::Github;
     let result = match &cli.command {
         Command::Inspect(c) => c.run(json).map_err(Failure::from),
         Command::Run(c) => c.run(json),
         Command::Plan(c) => c.run(json),
         Command::Place(c) => c.run(json),
         Command::Check(c) => c.run(json).map_err(Failure::from),
-        Command::Diff(c) => c.run(json).map_err(Failure::from),
+        Command::Diff(c) => c.run(json, github).map_err(Failure::from),
         Command::MaxBatch(c) => c.run(json),
         Command::Compare(c) => c.run(json),
         Command::Bench(c) => c.run(json),
@@ -136,6 +177,8 @@ pub fn main() -> ExitCode {
         Command::Emit(c) => c.run(json).map_err(Failure::from),
         Command::Devices(c) => c.run(json).map_err(Failure::from),
         Command::Ops => ops::run(json).map_err(Failure::from),
+        Command::Completions(c) => c.run(command(), json).map_err(Failure::from),
+        Command::Man(c) => c.run(command(), json).map_err(Failure::from),
     };
     match result.and_then(|text| Ok(print(&text)?)) {
         Ok(()) => ExitCode::SUCCESS,
@@ -143,6 +186,10 @@ pub fn main() -> ExitCode {
             // If stdout does not take it, the error is still told.
             match detail.as_deref() {
                 Some(Detail::Record(record)) => _ = print(&line(record)),
+                detail if github => {
+                    let text = if let Some(Detail::Text(text)) = detail { text } else { "" };
+                    _ = print(&github::of_error(&error, &explain(&error), text));
+                }
                 _ if json => _ = print(&line(&json!({"error": explain(&error), "exit_code": error.exit_code()}))),
                 _ => {}
             }

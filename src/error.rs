@@ -1,5 +1,6 @@
 //! One error type for the whole crate: a variant per cause, each with its facts.
 
+use crate::figures::grouped;
 use std::fmt::{self, Display, Formatter};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -219,11 +220,11 @@ impl Display for Error {
             Error::Graph { what, .. } => write!(f, "graph: {what}"),
             Error::Unbound { dims, .. } => write!(f, "dims not bound: '{}'", dims.join("', '")),
             Error::Fit { what, needed, limit, .. } => {
-                let over = needed.saturating_sub(*limit);
+                let [needed, limit, over] = [*needed, *limit, needed.saturating_sub(*limit)].map(grouped);
                 write!(f, "does not fit: {what}: needs {needed} bytes, the limit is {limit} bytes ({over} over)")
             }
             Error::Memory { what, needed, .. } => {
-                write!(f, "does not fit: {what}: the host has no {needed} bytes for it")
+                write!(f, "does not fit: {what}: the host has no {} bytes for it", grouped(*needed))
             }
             Error::Plan { what, .. } => write!(f, "plan: {what}"),
             Error::Differ { what, .. } => write!(f, "results differ: {what}"),

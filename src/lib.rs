@@ -49,6 +49,7 @@ mod elements;
 mod error;
 mod exec;
 mod expr;
+mod figures;
 mod file;
 mod graph;
 mod hash;

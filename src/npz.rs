@@ -57,23 +57,46 @@ pub fn map(path: &Path) -> Result<(DType, Shape, Bytes)> {
 pub fn read(path: &Path) -> Result<Tensor> {
     let Some((path, name)) = archive(path) else { return npy::read(path) };
     let archive = Archive::open(path)?;
-    let member = archive.member(name)?;
-    let fail = |e| archive.fail(member, e);
-    let bytes = archive.bytes(member).and_then(|bytes| member.inflated(bytes)).map_err(fail)?;
-    ensure(crc32(&bytes) == member.crc, || {
-        fail(invalid("its bytes are not those that were written: the checksum differs"))
+    archive.read(archive.member(name)?)
+}
+
+/// Reads all members of an archive, by name. They take no more memory together than one of them may.
+///
+/// # Errors
+/// As [`read`]; when members share bytes, or several have one name.
+pub fn read_all(path: &Path) -> Result<Vec<(String, Tensor)>> {
+    let archive = Archive::open(path)?;
+    let fail = |what: String| Error::File { path: path.to_owned(), what, source: None };
+    let sum = |bytes: &dyn Fn(&Member) -> u64| archive.members.iter().map(bytes).fold(0, u64::saturating_add);
+    ensure(sum(&|member| member.packed) <= archive.bytes.len() as u64, || {
+        fail("the archive is damaged: its members have more bytes than the file".to_owned())
     })?;
-    npy::read_from(&mut &bytes[..], bytes.len() as u64).map_err(fail)
+    let inflated = sum(&|member| if member.method == Method::Deflated { member.size } else { 0 });
+    ensure(inflated <= MOST_INFLATED, || {
+        fail(format!(
+            "its deflated members have {inflated} bytes: at most {MOST_INFLATED} are inflated in memory; write it with np.savez instead of np.savez_compressed"
+        ))
+    })?;
+    archive
+        .members
+        .iter()
+        .map(|member| Ok((member.name.clone(), archive.read(archive.member(Some(&member.name))?)?)))
+        .collect()
+}
+
+/// True if a file's name is that of an archive.
+pub fn is_archive(path: &Path) -> bool {
+    path.extension().is_some_and(|end| end == "npz")
 }
 
 /// True if a file's name is that of an array, or of an archive.
 pub fn is_array(path: &Path) -> bool {
-    path.extension().is_some_and(|end| end == "npy" || end == "npz")
+    is_archive(path) || path.extension().is_some_and(|end| end == "npy")
 }
 
 /// The archive and the member that an argument names. `None` if it names no archive.
 fn archive(path: &Path) -> Option<(&Path, Option<&str>)> {
-    if path.extension().is_some_and(|end| end == "npz") {
+    if is_archive(path) {
         return Some((path, None));
     }
     let text = path.to_str()?;
@@ -156,6 +179,16 @@ impl Archive {
         let member = found.next().ok_or_else(|| bad(format!("it has no member '{name}'")))?;
         ensure(found.next().is_none(), || bad(format!("it has several members '{name}'")))?;
         Ok(member)
+    }
+
+    /// The tensor of a member.
+    fn read(&self, member: &Member) -> Result<Tensor> {
+        let fail = |e| self.fail(member, e);
+        let bytes = self.bytes(member).and_then(|bytes| member.inflated(bytes)).map_err(fail)?;
+        ensure(crc32(&bytes) == member.crc, || {
+            fail(invalid("its bytes are not those that were written: the checksum differs"))
+        })?;
+        npy::read_from(&mut &bytes[..], bytes.len() as u64).map_err(fail)
     }
 
     /// The bytes of a member as they are in the file.

@@ -58,6 +58,15 @@ impl Shape {
         strides
     }
 
+    /// The index of a row-major element.
+    pub fn index_of(&self, mut at: usize) -> Vec<usize> {
+        let mut index = vec![0; self.len()];
+        for (index, &extent) in index.iter_mut().zip(self.iter()).rev() {
+            (*index, at) = (at % extent.max(1), at / extent.max(1));
+        }
+        index
+    }
+
     /// The axis that ONNX's `axis` names; a negative one counts from the end. `None` if there is no such axis.
     pub fn axis(&self, axis: i64) -> Option<usize> {
         let rank = self.len() as i64;

@@ -313,8 +313,9 @@ impl Tensor {
         match outside {
             0 => Ok(()),
             n => Err(format!(
-                "{n} of {} elements are outside rtol {rtol}, atol {atol}; worst at {at}: expected {wanted}, found {found}",
-                self.shape.numel()
+                "{n} of {} elements are outside rtol {rtol}, atol {atol}; worst at {:?}: expected {wanted}, found {found}",
+                self.shape.numel(),
+                self.shape.index_of(at)
             )),
         }
     }

@@ -1,6 +1,7 @@
 //! Arguments that commands share: the model, its inputs, the device. Also the parsers of flags.
 
 use super::Failure;
+use super::subject::Subject;
 use crate::advise::{Answer, Case, advise};
 use crate::dtype::DType;
 use crate::error::{Error, Result, ensure};
@@ -45,7 +46,8 @@ pub(super) struct Model {
     /// Runs at once; no flag of its own, but one of the commands that have a use for it.
     #[arg(skip = 1u32)]
     pub(super) forks: u32,
-    /// Refuse a plan that takes more memory than this (512, 20KiB, 1.5GB ...), with exit code 2. For `max-batch`, the memory to fill.
+    /// Refuse a plan that takes more memory than this, with exit code 2. For `max-batch`, the memory to fill. A size is a number of bytes, or has
+    /// a unit: K, M, G, T or KiB .. TiB are powers of 1024, KB .. TB of 1000.
     #[arg(long, value_name = "SIZE", value_parser = limit, allow_hyphen_values = true)]
     pub(super) memory_limit: Option<u64>,
     /// Compile each operator to a kernel of its own: no fusion.
@@ -58,7 +60,7 @@ pub(super) struct Model {
     /// Under a limit, no more is split than needed to fit. A part that would save nothing stays whole.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     pub(super) chunks: u32,
-    /// Number of CPU threads. Default: the host's cores, or the target's number.
+    /// Threads of the CPU backend. Default: one per core of this machine; where no device is used, the target's number, which is 2 for cpu.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=4096))]
     pub(super) threads: Option<u16>,
     /// On CUDA, do not use cuBLASLt and cuDNN.
@@ -72,11 +74,11 @@ pub(super) struct Model {
 #[derive(Args)]
 pub(super) struct Inputs {
     /// Give an input: NAME=FILE.npy, NAME=FILE.npz:MEMBER, or NAME=2x784xf32=0.5 for equal elements, or
-    /// NAME=2x128xi64=random:0..99 for random integers from 0 to 99. Inputs that are not given are random; those that look up rows of a table
-    /// are indices of its rows. Another type is converted if that changes no element. What shapes the computation (axes, sizes ...) is bound.
+    /// NAME=2x128xi64=random:0..99 for random integers from 0 to 99. FILE.npz alone gives an input for each of its members, by name. Inputs
+    /// that are not given are random; those that look up rows of a table are indices of its rows. Another type is converted if that changes no element. What shapes the computation (axes, sizes ...) is bound.
     /// A state begins with what is given; a cache that grows may have fewer rows than there is room for. Of several programs, those that have
     /// the input take it; PROGRAM:NAME=VALUE gives it to one alone.
-    #[arg(long = "input", value_name = "NAME=VALUE")]
+    #[arg(long = "input", visible_alias = "inputs", value_name = "NAME=VALUE")]
     pub(super) inputs: Vec<String>,
     /// Seed of the random inputs.
     #[arg(long, value_name = "N", default_value_t = 0)]
@@ -354,10 +356,11 @@ impl Model {
         Measured { no_tuned }: &Measured,
         given: &[Given],
         json: bool,
-    ) -> Result<Session, Failure> {
+    ) -> Result<(Session, Subject), Failure> {
         let mut options = Options { tuned: !no_tuned, ..self.options(on)? };
         let (model, extents) = self.load_range(given)?;
         let dims = largest(&extents);
+        let subject = Subject::new(vec![self.model.clone()], extents.clone());
         let graph = if has_range(&extents) { None } else { Some(self.import(&model, &dims, given)?) };
         graph.iter().for_each(|graph| self.mention_states(graph));
         let (device, name) = session::open(&options)?;
@@ -376,7 +379,8 @@ impl Model {
             }
         };
         bar.finish_and_clear();
-        session.map_err(|e| refuse(&self.case(&model, dims, target), e.in_file(&self.model), json))
+        let session = session.map_err(|e| refuse(&self.case(&model, dims, target), e.in_file(&self.model), json))?;
+        Ok((session, subject))
     }
 }
 
@@ -502,7 +506,11 @@ pub(super) fn size(text: &str) -> Result<u64, String> {
         "m" | "mib" => 1 << 20,
         "g" | "gib" => 1 << 30,
         "t" | "tib" => 1 << 40,
-        other => return Err(format!("unknown unit '{other}'; use B, KiB, MiB, GiB, TiB, kB, MB, GB or TB")),
+        other => {
+            return Err(format!(
+                "unknown unit '{other}'; use B, KB, MB, GB or TB (powers of 1000), or K, M, G, T, KiB .. TiB (of 1024)"
+            ));
+        }
     };
     if let Ok(whole) = number.parse::<u64>() {
         return whole.checked_mul(scale).ok_or_else(|| format!("'{text}' is more than 64 bits can count"));
@@ -541,13 +549,24 @@ pub(super) struct Given {
 }
 
 pub(super) fn given(flag: &str, values: &[String]) -> Result<Vec<Given>> {
-    values.iter().map(|text| value(flag, text)).collect()
+    let mut given = Vec::with_capacity(values.len());
+    for text in values {
+        // An archive alone has a tensor per name.
+        let file = Path::new(text);
+        if npz::is_archive(file) && (!text.contains('=') || file.exists()) {
+            let own = |(name, tensor)| Given { flag: format!("{flag} {text}: {name}"), name, tensor };
+            given.extend(npz::read_all(file)?.into_iter().map(own));
+        } else {
+            given.push(value(flag, text)?);
+        }
+    }
+    Ok(given)
 }
 
 fn value(flag: &str, text: &str) -> Result<Given> {
     let bad = || {
         Error::usage(format!(
-            "{flag} {text}: expected NAME=FILE.npy, NAME=FILE.npz:MEMBER, NAME=2x784xf32=0.5 or NAME=2x128xi64=random:0..99"
+            "{flag} {text}: expected NAME=FILE.npy, NAME=FILE.npz:MEMBER, NAME=2x784xf32=0.5, NAME=2x128xi64=random:0..99 or FILE.npz"
         ))
     };
     let (name, value) = text.split_once('=').ok_or_else(bad)?;

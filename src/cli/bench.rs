@@ -3,9 +3,11 @@
 use super::args::{self, Given, Inputs, Measured, Model, On};
 use super::method::Trained;
 use super::programs::More;
+use super::subject::Subject;
 use super::{Failure, line};
 use crate::error::{Error, Result};
 use crate::exec::Exec;
+use crate::figures::count;
 use crate::report::{self, Table};
 use crate::session::{Program, Session};
 use crate::tensor::Tensor;
@@ -15,6 +17,7 @@ use std::time::{Duration, Instant};
 
 #[derive(Args)]
 #[command(mut_arg("warmup", |flag| flag.long("rate-warmup").hide(true)))]
+#[command(mut_arg("train", |flag| flag.requires("batch")))]
 pub(super) struct Bench {
     #[command(flatten)]
     model: Model,
@@ -37,6 +40,9 @@ pub(super) struct Bench {
     /// Number of timed runs. With --train, a run is an update of the weights: all of its parts.
     #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..))]
     iters: u32,
+    /// Time runs for this time (500ms, 10s, 2min), instead of a number of runs.
+    #[arg(long, value_name = "TIME", value_parser = args::duration, conflicts_with_all = ["iters", "at", "forks", "train"])]
+    duration: Option<Duration>,
     /// Time N runs at once, in a thread each, beside one run at a time. They share the constants; each has --threads threads of its own.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=65536))]
     forks: u32,
@@ -52,32 +58,25 @@ impl Bench {
             return self.run_training(&given, json);
         }
         let model = Model { forks: self.forks, ..self.model.clone() };
-        let session = self.more.session(&model, &self.on, &self.measured, &given, json)?;
+        let (session, subject) = self.more.session(&model, &self.on, &self.measured, &given, json)?;
         if !self.at.is_empty() {
-            return self.run_range(&session, &given, json);
+            return self.run_range(&session, &subject, &given, json);
         }
         if self.forks > 1 {
-            return self.run_forks(session, &given, json);
+            return self.run_forks(session, &subject, &given, json);
         }
         let (plan, inputs) = self.more.select(&session, &self.program, given, self.inputs.seed)?;
-        let (warmup, iters) = (u64::from(self.warmup), u64::from(self.iters));
-        let bar = args::progress("runs");
-        bar.set_length(warmup + iters);
         let loaded = session.usage();
-        let mut times = Vec::new();
-        for _ in 0..warmup + iters {
-            let start = Instant::now();
-            session.with(|exec| exec.run(&inputs))?;
-            times.push(start.elapsed());
-            bar.inc(1);
-        }
-        bar.finish_and_clear();
-        let first = times[0].as_secs_f64() * 1e3;
-        let whole = Times::new(times.split_off(self.warmup as usize));
+        let (first, whole) = self.timed(&session, &inputs)?;
+        let (warmup, iters) = (u64::from(self.warmup), whole.count);
         let time = |exec: &mut Exec| exec.write(&inputs).and_then(|()| exec.time());
         let alone: Result<Vec<_>> = (0..iters).map(|_| session.with(time)).collect();
         let alone = Times::new(alone?);
-        let usage = session.usage();
+        let (usage, subject) = (session.usage(), subject.of(&plan));
+        let per_second = 1e3 / whole.median;
+        // An item is a row of the first input.
+        let items = plan.inputs.first().and_then(|port| port.shape.first()).copied();
+        let items_per_second = items.map(|items| items as f64 * per_second);
         if json {
             let mut value = json!({
                 "model": plan.title(),
@@ -86,6 +85,10 @@ impl Bench {
                 "median_ms": whole.median,
                 "min_ms": whole.min,
                 "max_ms": whole.max,
+                "p90_ms": whole.p90,
+                "p99_ms": whole.p99,
+                "runs_per_second": per_second,
+                "items_per_second": items_per_second,
                 "replay_median_ms": alone.median,
                 "replay_min_ms": alone.min,
                 "iters": iters,
@@ -95,22 +98,28 @@ impl Bench {
                 "allocations_in_runs": usage.allocations - loaded.allocations,
                 "arena_bytes": plan.summary.arena_bytes,
             });
+            subject.name_in(&mut value);
             if let Some(answer) = self.model.answer(&plan) {
                 value["answer"] = json!(answer);
             }
             return Ok(line(&value));
         }
         let mut table = Table::new("<>");
-        table.row([format!("{iters} runs"), "median".into(), "min".into(), "max".into()]);
+        table.row(Times::heading(&count(iters, "run")));
         table.row(["first run".to_owned(), format!("{first:.3} ms")]);
         table.row(whole.row("whole runs"));
         table.row(alone.row("steps alone"));
+        let items = items
+            .zip(items_per_second)
+            .map_or(String::new(), |(items, rate)| format!(", {rate:.1} items, of which a run has {items}"));
+        let rate = format!("per second: {per_second:.1} runs{items}\n");
         let (before, after) = (loaded.allocations, usage.allocations - loaded.allocations);
         let runs = warmup + 2 * iters;
         let head = format!(
-            "{} on {}\n\n{table}\nallocations: {before} when loading, {after} in {runs} runs\n\n",
-            plan.title(),
-            session.device()
+            "{} on {}\n\n{table}{rate}\nallocations: {before} when loading, {after} in {}\n\n",
+            subject.heading(),
+            session.device(),
+            count(runs, "run")
         );
         let memory = report::memory(&plan, Some(usage)) + &report::overhead(&session.overhead());
         Ok(head + &memory + &self.model.answer_text(&plan))
@@ -118,8 +127,36 @@ impl Bench {
 }
 
 impl Bench {
+    /// The time of the first run in milliseconds, and those of the timed ones.
+    fn timed(&self, session: &Session, inputs: &[Tensor]) -> Result<(f64, Times)> {
+        let bar = args::progress("runs");
+        bar.set_length(u64::from(self.warmup) + u64::from(self.iters));
+        let mut times: Vec<Duration> = Vec::new();
+        let mut begin = Instant::now();
+        loop {
+            let done = times.len().saturating_sub(self.warmup as usize);
+            let is_over = match self.duration {
+                Some(duration) => done > 0 && begin.elapsed() >= duration,
+                None => done >= self.iters as usize,
+            };
+            if is_over {
+                break;
+            }
+            if times.len() == self.warmup as usize {
+                begin = Instant::now();
+            }
+            let start = Instant::now();
+            session.with(|exec| exec.run(inputs))?;
+            times.push(start.elapsed());
+            bar.inc(1);
+        }
+        bar.finish_and_clear();
+        let first = times[0].as_secs_f64() * 1e3;
+        Ok((first, Times::new(times.split_off(self.warmup as usize))))
+    }
+
     /// Times runs at once beside one run at a time.
-    fn run_forks(&self, session: Session, given: &[Given], json: bool) -> Result<String, Failure> {
+    fn run_forks(&self, session: Session, subject: &Subject, given: &[Given], json: bool) -> Result<String, Failure> {
         let forks = (1..self.forks).map(|_| session.fork()).collect::<Result<Vec<_>>>()?;
         let sessions: Vec<Session> = std::iter::once(session).chain(forks).collect();
         // Each has inputs of its own, as callers of their own would give it.
@@ -151,7 +188,7 @@ impl Bench {
         let session = &sessions[0];
         let (usage, plan) = (session.usage(), session.plan());
         if json {
-            return Ok(line(&json!({
+            let mut value = json!({
                 "model": plan.title(),
                 "device": session.device(),
                 "forks": self.forks,
@@ -161,13 +198,15 @@ impl Bench {
                 "allocated_bytes": usage.bytes,
                 "fork_bytes": plan.fork_bytes(),
                 "allocations_in_runs": allocations() - before,
-            })));
+            });
+            subject.name_in(&mut value);
+            return Ok(line(&value));
         }
         let mut table = Table::new("<>>");
-        table.row([format!("{} runs each", self.iters), "runs per second".into(), String::new()]);
+        table.row([format!("{} each", count(self.iters.into(), "run")), "runs per second".into(), String::new()]);
         table.row(["one at a time".to_owned(), format!("{one:.1}"), String::new()]);
         table.row([format!("{} at once", self.forks), format!("{all:.1}"), format!("{:.2} x", all / one)]);
-        let head = format!("{} on {}\n\n{table}\n", plan.title(), session.device());
+        let head = format!("{} on {}\n\n{table}\n", subject.heading(), session.device());
         Ok(head + &report::memory(plan, Some(usage)))
     }
 }
@@ -181,7 +220,7 @@ impl Bench {
             return Err(Error::usage(format!("{flag}: --train has no use for it")).into());
         }
         let more = self.more.or_training(self.trained.method.clone());
-        let session = more.session(&self.model, &self.on, &self.measured, given, json)?;
+        let (session, subject) = more.session(&self.model, &self.on, &self.measured, given, json)?;
         let parts = self.parts(&session, given)?;
         let (warmup, iters) = (u64::from(self.warmup), u64::from(self.iters));
         let bar = args::progress("updates");
@@ -201,29 +240,33 @@ impl Bench {
         let (usage, plan) = (session.usage(), session.plan());
         let (per_second, allocations) = (1e3 / times.median, usage.allocations - loaded.allocations);
         if json {
-            return Ok(line(&json!({
-                "model": self.model.model,
+            let mut value = json!({
+                "model": plan.name,
                 "device": session.device(),
                 "steps_per_second": per_second,
                 "median_ms": times.median,
                 "min_ms": times.min,
                 "max_ms": times.max,
+                "p90_ms": times.p90,
+                "p99_ms": times.p99,
                 "iters": iters,
                 "planned_bytes": plan.bytes(),
                 "allocated_bytes": usage.bytes,
                 "allocations_in_load": loaded.allocations,
                 "allocations_in_runs": allocations,
-            })));
+            });
+            subject.name_in(&mut value);
+            return Ok(line(&value));
         }
         let mut table = Table::new("<>");
-        table.row([format!("{iters} updates"), "median".into(), "min".into(), "max".into()]);
+        table.row(Times::heading(&count(iters, "update")));
         table.row(times.row(&format!("{per_second:.1} per second")));
         let head = format!(
-            "{} on {}\n\n{table}\nallocations: {} when loading, {allocations} in {} updates\n\n",
-            self.model.model.display(),
+            "{} on {}\n\n{table}\nallocations: {} when loading, {allocations} in {}\n\n",
+            subject.heading(),
             session.device(),
             loaded.allocations,
-            warmup + iters
+            count(warmup + iters, "update")
         );
         Ok(head + &report::memory(plan, Some(usage)) + &report::overhead(&session.overhead()))
     }
@@ -256,7 +299,7 @@ struct At {
 
 impl Bench {
     /// Times bindings of a range, which run one after another.
-    fn run_range(&self, session: &Session, given: &[Given], json: bool) -> Result<String, Failure> {
+    fn run_range(&self, session: &Session, subject: &Subject, given: &[Given], json: bool) -> Result<String, Failure> {
         if let Some(Given { name, .. }) = given.first() {
             let what = format!("--at and --input {name}: inputs of several shapes are random ones");
             return Err(Error::usage(what).into());
@@ -287,11 +330,11 @@ impl Bench {
         let list = list.into_iter().map(|at| (at.binding, Times::new(at.times)));
         if json {
             let one = |(binding, times): (Vec<(String, usize)>, Times)| {
-                let Times { median, min, max } = times;
+                let Times { median, min, max, p90, p99, .. } = times;
                 let binding: serde_json::Map<_, _> = binding.into_iter().map(|(dim, n)| (dim, json!(n))).collect();
-                json!({"binding": binding, "median_ms": median, "min_ms": min, "max_ms": max})
+                json!({"binding": binding, "median_ms": median, "min_ms": min, "max_ms": max, "p90_ms": p90, "p99_ms": p99})
             };
-            return Ok(line(&json!({
+            let mut value = json!({
                 "model": plan.name,
                 "device": session.device(),
                 "bindings": list.map(one).collect::<Vec<_>>(),
@@ -301,19 +344,22 @@ impl Bench {
                 "allocations_in_load": loaded.allocations,
                 "allocations_in_runs": allocations,
                 "bytes_grown_in_runs": grown as i64,
-            })));
+            });
+            subject.name_in(&mut value);
+            return Ok(line(&value));
         }
         let mut table = Table::new("<>");
-        table.row([format!("{} runs at", self.iters), "median".into(), "min".into(), "max".into()]);
+        table.row(Times::heading(&format!("{} at", count(self.iters.into(), "run"))));
         for (binding, times) in list {
             let binding: Vec<_> = binding.iter().map(|(dim, extent)| format!("{dim}={extent}")).collect();
             table.row(times.row(&binding.join(" ")));
         }
         let before = loaded.allocations;
         let head = format!(
-            "{} on {}\n\n{table}\nallocations: {before} when loading, {allocations} in {runs} runs, which took {grown} bytes more\n\n",
-            plan.title(),
-            session.device()
+            "{} on {}\n\n{table}\nallocations: {before} when loading, {allocations} in {}, which took {grown} bytes more\n\n",
+            subject.heading(),
+            session.device(),
+            count(runs, "run")
         );
         Ok(head + &report::memory(plan, Some(usage)) + &report::overhead(&session.overhead()))
     }
@@ -321,22 +367,50 @@ impl Bench {
 
 /// Times of some runs, in milliseconds.
 struct Times {
+    count: u64,
     median: f64,
     min: f64,
     max: f64,
+    /// Nine of ten runs take at most this.
+    p90: f64,
+    /// 99 of 100 runs take at most this.
+    p99: f64,
 }
 
 impl Times {
     /// The times of at least one run.
     fn new(mut runs: Vec<Duration>) -> Times {
         runs.sort_unstable();
-        let [median, min, max] = [runs.len() / 2, 0, runs.len() - 1].map(|i| runs[i].as_secs_f64() * 1e3);
-        Times { median, min, max }
+        let last = runs.len() - 1;
+        let within = |percent: usize| (runs.len() * percent).div_ceil(100).saturating_sub(1);
+        let [median, min, max, p90, p99] =
+            [runs.len() / 2, 0, last, within(90), within(99)].map(|i| runs[i].as_secs_f64() * 1e3);
+        Times { count: runs.len() as u64, median, min, max, p90, p99 }
+    }
+
+    /// The heading of a table of rows.
+    fn heading(label: &str) -> [String; 6] {
+        [label, "median", "min", "90 %", "99 %", "max"].map(str::to_owned)
     }
 
     /// The row of a table.
-    fn row(&self, label: &str) -> [String; 4] {
-        let Times { median, min, max } = self;
-        [label.to_owned(), format!("{median:.3} ms"), format!("{min:.3} ms"), format!("{max:.3} ms")]
+    fn row(&self, label: &str) -> [String; 6] {
+        let times = [self.median, self.min, self.p90, self.p99, self.max].map(|time| format!("{time:.3} ms"));
+        let [median, min, p90, p99, max] = times;
+        [label.to_owned(), median, min, p90, p99, max]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shares_of_runs_are_within_their_times() {
+        let times = |count: u64| Times::new((1..=count).rev().map(Duration::from_millis).collect());
+        let Times { count, median, min, max, p90, p99 } = times(200);
+        assert_eq!((count, median, min, max, p90, p99), (200, 101.0, 1.0, 200.0, 180.0, 198.0));
+        let Times { median, min, max, p90, p99, .. } = times(1);
+        assert_eq!([median, min, max, p90, p99], [1.0; 5]);
     }
 }

@@ -3,6 +3,7 @@
 use super::args::{self, Given, Inputs, Model, On};
 use super::method::Trained;
 use super::programs::More;
+use super::subject::Subject;
 use super::{Failure, line, print};
 use crate::eager::compare::{Comparison, Observed, Setup, compare};
 use crate::error::{Error, Result};
@@ -21,6 +22,7 @@ use std::path::PathBuf;
 // Plans with and without fusion are compared.
 #[derive(Args)]
 #[command(mut_arg("no_fuse", |flag| flag.hide(true)))]
+#[command(mut_arg("train", |flag| flag.requires("batch")))]
 pub(super) struct Compare {
     #[command(flatten)]
     model: Model,
@@ -61,6 +63,8 @@ impl Compare {
         }
         let (model, dims) = self.model.load(&given)?;
         let graph = self.model.import(&model, &dims, &given)?;
+        let extents = dims.iter().map(|(name, extent)| (name.clone(), (*extent).into())).collect();
+        let subject = Subject::new(vec![self.model.model.clone()], extents);
         let options = self.model.options(&self.on)?;
         let (device, name) = session::open(&options)?;
         tracing::info!("backend: {name}");
@@ -87,17 +91,19 @@ impl Compare {
         let result = self.compared(&graph, &inputs, &options, ways, observe);
         let result = result.map_err(|e| e.in_file(&self.model.model))?;
         if let Some(path) = &self.html {
-            let page = comparison_page(&result, scenes.into_inner().into_iter().collect::<Result<_>>()?);
+            let page =
+                comparison_page(&subject.heading(), &result, scenes.into_inner().into_iter().collect::<Result<_>>()?);
             file::write_whole(path, "write the page", |out| out.write_all(page.as_bytes()))?;
         }
-        let text = match (json, self.model.answer(&plan)) {
-            (false, _) => report::comparison(&result) + &self.model.answer_text(&plan),
-            (true, None) => line(&json!(result)),
-            (true, Some(answer)) => {
-                let mut value = json!(result);
+        let text = if json {
+            let mut value = json!(result);
+            subject.name_in(&mut value);
+            if let Some(answer) = self.model.answer(&plan) {
                 value["answer"] = json!(answer);
-                line(&value)
             }
+            line(&value)
+        } else {
+            report::comparison(&subject.heading(), &result) + &self.model.answer_text(&plan)
         };
         print(&text)?;
         result.verdict(FUSED_TOLERANCE)?;
@@ -159,9 +165,13 @@ impl Compare {
             results.push(Comparison { model: name, ..result });
         }
         let text = if json {
-            line(&json!({"programs": results, "planned_together_bytes": together}))
+            let mut value = json!({"programs": results, "planned_together_bytes": together});
+            more.subject(&self.model).name_in(&mut value);
+            line(&value)
         } else {
-            let all: Vec<_> = results.iter().map(report::comparison).collect();
+            let subject = more.subject(&self.model).heading();
+            let head = |name: &str| format!("{subject}, {name}");
+            let all: Vec<_> = results.iter().map(|result| report::comparison(&head(&result.model), result)).collect();
             let bytes = format!("planned together: {} ({} bytes)\n", human(together), grouped(together));
             format!("{}\n{bytes}", all.join("\n"))
         };

@@ -1,9 +1,9 @@
 //! `diff`: compares two plans, or the programs of two.
 
-use super::{line, plan};
+use super::{github, line, plan};
 use crate::error::{Error, Result};
 use crate::plan::Plan;
-use crate::plan::tell::diff::diff;
+use crate::plan::tell::diff::{self as differs, diff};
 use crate::report;
 use clap::Args;
 use serde_json::{Value, json};
@@ -18,11 +18,11 @@ pub(super) struct Diff {
 }
 
 impl Diff {
-    pub(super) fn run(&self, json: bool) -> Result<String> {
+    pub(super) fn run(&self, json: bool, annotated: bool) -> Result<String> {
         let (before, after) = (plan::read_all(&self.before)?, plan::read_all(&self.after)?);
         if let ([before], [after]) = (&before[..], &after[..]) {
             let diff = diff(before, after);
-            return Ok(if json { line(&json!(diff)) } else { report::diff(&diff) });
+            return Ok(if json { line(&json!(diff)) } else { self.text(&diff, annotated) });
         }
         let names = |plans: &[Plan]| plans.iter().map(|plan| plan.title().to_owned()).collect::<Vec<_>>();
         let mut sorted = [names(&before), names(&after)];
@@ -37,6 +37,14 @@ impl Diff {
             let programs: Vec<Value> = diffs.map(|(name, diff)| json!({"program": name, "diff": diff})).collect();
             return Ok(line(&json!({"programs": programs})));
         }
-        Ok(diffs.map(|(name, diff)| format!("program {name}\n{}", report::diff(&diff))).collect::<Vec<_>>().join("\n"))
+        let text = |(name, diff): (&str, differs::Diff)| format!("program {name}\n{}", self.text(&diff, annotated));
+        Ok(diffs.map(text).collect::<Vec<_>>().join("\n"))
+    }
+
+    /// A difference in words, behind its annotation if that is wanted.
+    fn text(&self, diff: &differs::Diff, annotated: bool) -> String {
+        let annotation =
+            if annotated { github::of_diff(&self.after.display().to_string(), diff) } else { String::new() };
+        annotation + &report::diff(diff)
     }
 }

@@ -18,6 +18,7 @@ use std::path::PathBuf;
 
 #[derive(Args)]
 #[command(after_help = args::targets())]
+#[command(mut_arg("train", |flag| flag.requires("batch")))]
 pub(super) struct Emit {
     #[command(flatten)]
     model: Model,

@@ -83,7 +83,7 @@ impl Same {
             }
         }
         let (difference, at) = worst;
-        let index = index(at, found.shape());
+        let index = found.shape().index_of(at);
         if matches!(tolerance, Tolerance::OfPeak) && beyond > 0 {
             let (wanted, found, all) = (expected_values[at], found_values[at], found_values.len());
             let share = if peak > 0.0 {
@@ -112,15 +112,6 @@ impl Same {
 /// A tensor's elements as doubles.
 fn wide(values: &[f64], tensor: &Tensor) -> Tensor {
     Tensor::from_f64(crate::dtype::DType::F64, tensor.shape().clone(), values)
-}
-
-/// The index of a row-major element.
-fn index(mut at: usize, shape: &[usize]) -> Vec<usize> {
-    let mut index = vec![0; shape.len()];
-    for (index, &extent) in index.iter_mut().zip(shape).rev() {
-        (*index, at) = (at % extent.max(1), at / extent.max(1));
-    }
-    index
 }
 
 /// The outputs that were held against what was expected, as a table; empty if there are none.

@@ -9,10 +9,6 @@ use serde_json::json;
 use std::path::PathBuf;
 
 #[derive(Args)]
-#[command(after_help = "Examples:
-  plimsoll inspect model.onnx
-  plimsoll inspect model.onnx --json | jq .operators
-  plimsoll inspect graphs/mlp.onnxtxt")]
 pub(super) struct Inspect {
     /// The graph: an .onnx or .onnxtxt file.
     model: PathBuf,

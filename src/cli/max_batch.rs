@@ -3,6 +3,7 @@
 use super::args::{self, Model};
 use super::method::{Method, Trained};
 use super::programs::More;
+use super::subject::Subject;
 use super::{Failure, line};
 use crate::advise::{Largest, Size, Taken, largest, largest_binding};
 use crate::error::{Error, Result};
@@ -55,11 +56,13 @@ impl MaxBatch {
         let in_file = |e: Error| e.in_file(&self.model.model);
         let dim = self.dim(&model.open_dims().map_err(in_file)?, &model.declared_inputs());
         let dim = dim.map_err(in_file)?;
+        let extents = dims.iter().map(|(name, extent)| (name.clone(), (*extent).into())).collect();
+        let subject = Subject::new(vec![self.model.model.clone()], extents);
         let case = self.model.case(&model, dims, target);
         // An error that no binding can avoid is the model's. The search would report it for every extent.
         let found = largest_binding(&case, &dim, limit).map_err(in_file)?;
         let (name, target) = (model.name(), &case.target.name);
-        told(name, target, &found, limit, json).map_err(|error| match error {
+        told(name, &subject, target, &found, limit, json).map_err(|error| match error {
             Error::Fit { .. } => {
                 let least = found.next.as_ref().map_or(1, |next| next.extent);
                 args::refuse(&case.with_dim(&dim, least), in_file(error), json)
@@ -89,7 +92,7 @@ impl MaxBatch {
             tracing::subscriber::with_default(silent, || self.more.bytes(&model, target, limit))
         })?;
         let names: Vec<_> = programs.iter().map(|(name, ..)| &name[..]).collect();
-        Ok(told(&names.join(", "), &target.name, &found, limit, json)?)
+        Ok(told(&names.join(", "), &self.more.subject(&self.model), &target.name, &found, limit, json)?)
     }
 
     /// Enlarges the batch of a training. The search is over the rows of one part of an update, which decide about the bytes.
@@ -111,7 +114,8 @@ impl MaxBatch {
         for size in found.fits.iter_mut().chain(&mut found.next) {
             size.extent = size.extent.saturating_mul(parts);
         }
-        Ok(told(&self.model.model.display().to_string(), &target.name, &found, limit, json)?)
+        let file = crate::onnx::load(&self.model.model)?;
+        Ok(told(file.name(), &self.more.subject(&self.model), &target.name, &found, limit, json)?)
     }
 
     /// The dim that is asked for, or the only one that is left of those that are known.
@@ -148,7 +152,7 @@ impl MaxBatch {
 ///
 /// # Errors
 /// [`Error::Fit`] when no extent fits.
-fn told(name: &str, target: &str, found: &Largest, limit: u64, json: bool) -> Result<String> {
+fn told(name: &str, subject: &Subject, target: &str, found: &Largest, limit: u64, json: bool) -> Result<String> {
     let (dim, next) = (&found.dim, &found.next);
     let Some(Size { extent, bytes: Taken::Bytes(taken) }) = &found.fits else {
         let least = next.as_ref().expect("if nothing fits, the smallest is known");
@@ -162,7 +166,7 @@ fn told(name: &str, target: &str, found: &Largest, limit: u64, json: bool) -> Re
         });
     };
     if !json {
-        return Ok(format!("{name} for {target}\n\n{}", report::largest(found, limit)));
+        return Ok(format!("{} for {target}\n\n{}", subject.heading(), report::largest(found, limit)));
     }
     let next = next.as_ref().map(|next| match &next.bytes {
         Taken::Bytes(bytes) => {
@@ -170,7 +174,7 @@ fn told(name: &str, target: &str, found: &Largest, limit: u64, json: bool) -> Re
         }
         Taken::Fails(error) => json!({"extent": next.extent, "error": error}),
     });
-    Ok(line(&json!({
+    let mut value = json!({
         "model": name,
         "target": target,
         "dim": dim,
@@ -178,5 +182,7 @@ fn told(name: &str, target: &str, found: &Largest, limit: u64, json: bool) -> Re
         "largest": {"extent": extent, "planned_bytes": taken},
         "next": next,
         "plans": found.plans,
-    })))
+    });
+    subject.name_in(&mut value);
+    Ok(line(&value))
 }

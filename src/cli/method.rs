@@ -126,10 +126,12 @@ pub(super) struct Method {
     /// Gradient clipping: scale the gradients so that their norm, all together, is at most C.
     #[arg(long, value_name = "C", allow_negative_numbers = true)]
     clip_norm: Option<f64>,
-    /// Moving averages of the weights, of which each step keeps the share D. Validation and --output use them.
+    /// Keep moving averages of the weights: after each step, D of the average and 1 - D of the weight. Validation and --output take the
+    /// averages.
     #[arg(long, value_name = "D", allow_negative_numbers = true)]
     ema: Option<f64>,
-    /// Precision of the values between. Weights and other states stay f32, and so do sums, softmax, norms and losses. f16 scales the loss.
+    /// Type of activations and gradients, on CUDA. Weights and other states stay f32, and so do sums, softmax, norms and losses. With f16, the
+    /// loss is scaled. Elsewhere all values are f32.
     #[arg(long, value_enum, default_value_t = Precision::F32)]
     pub(super) precision: Precision,
     /// Weights that stay as they are: names, in which * stands for any text.

@@ -3,11 +3,13 @@
 use super::args::{self, Model};
 use super::method::{self, Method, Trained};
 use super::programs::{self, More};
+use super::subject::Subject;
 use super::{Failure, line};
 use crate::advise::{Advice, Trained as Case, advise};
 use crate::beside;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
+use crate::figures::count;
 use crate::graph::Graph;
 use crate::kernel::tuned::Tuned;
 use crate::pass::recompute::Recompute;
@@ -30,6 +32,7 @@ use std::sync::Arc;
 
 #[derive(Args)]
 #[command(after_help = args::targets())]
+#[command(mut_arg("train", |flag| flag.requires("batch")))]
 pub(super) struct Plan {
     #[command(flatten)]
     model: Model,
@@ -38,8 +41,8 @@ pub(super) struct Plan {
     #[command(flatten)]
     trained: Trained,
     /// Give an input: its shape sets dims, and if it shapes the computation (axes, sizes ...), the plan is for its elements. NAME=FILE.npy,
-    /// NAME=FILE.npz:MEMBER, or NAME=2xi64=1 for equal elements.
-    #[arg(long = "input", value_name = "NAME=VALUE")]
+    /// NAME=FILE.npz:MEMBER, or NAME=2xi64=1 for equal elements. FILE.npz alone gives an input for each of its members, by name.
+    #[arg(long = "input", visible_alias = "inputs", value_name = "NAME=VALUE")]
     inputs: Vec<String>,
     /// The target to plan for: one of those below.
     #[arg(long, default_value = "cpu")]
@@ -95,6 +98,7 @@ impl Plan {
         let given = args::given("--input", &self.inputs)?;
         let (model, extents) = self.model.load_range(&given)?;
         let dims = args::largest(&extents);
+        let subject = Subject::new(vec![self.model.model.clone()], extents.clone());
         let case = self.model.case(&model, dims, target);
         let limit = self.model.memory_limit;
         let graph = case.graph(limit).map_err(in_file)?;
@@ -128,18 +132,22 @@ impl Plan {
         if let (Err(Error::Fit { .. }), true) = (&plan, self.html.is_some() || self.svg.is_some()) {
             // The picture helps most if the plan does not fit.
             let (plan, _, graph) = planned(&Limits { memory: None }).map_err(in_file)?;
-            self.draw(&plan, &graph.graph)?;
+            self.draw(&subject, &plan, &graph.graph)?;
         }
         let (plan, range, graph) = plan.map_err(refuse)?;
         if let Some(path) = &self.save {
             file::write_whole(path, "write the plan", |out| out.write_all(plan.to_json().as_bytes()))?;
         }
-        self.draw(&plan, &graph.graph)?;
+        self.draw(&subject, &plan, &graph.graph)?;
         let advice = if self.advise { Some(advise(&case, limit).map_err(in_file)?) } else { None };
         if let Some(limit) = self.assert_peak.filter(|&limit| plan.bytes() > limit) {
             return Err(self.above_peak(&plan, &graph.graph, limit, advice.as_ref(), json));
         }
-        if json { Ok(self.json(plan, range, advice)) } else { Ok(self.text(&plan, range.as_ref(), advice.as_ref())) }
+        if json {
+            Ok(self.json(&subject, plan, range, advice))
+        } else {
+            Ok(self.text(&subject, &plan, range.as_ref(), advice.as_ref()))
+        }
     }
 
     /// The refusal of a plan that takes more than `--assert-peak` allows.
@@ -160,13 +168,11 @@ impl Plan {
     }
 
     /// The plan's file, with further fields for what else was asked. It can still be read as a plan, because readers ignore them.
-    fn json(&self, plan: plan::Plan, range: Option<ShapeRange>, advice: Option<Advice>) -> String {
+    fn json(&self, subject: &Subject, plan: plan::Plan, range: Option<ShapeRange>, advice: Option<Advice>) -> String {
         let answer = self.model.answer(&plan);
         let beside = beside::find(&plan.target).map(|found| found.estimate(&[&plan]));
-        if answer.is_none() && advice.is_none() && range.is_none() && beside.is_none() && !self.placement {
-            return plan.to_json();
-        }
         let mut value = json!(plan);
+        subject.name_in(&mut value);
         if let Some(range) = range {
             let names = || range.dims().iter().map(|dim| dim.name.as_str());
             let binding = |tried: &Tried| -> Value { names().zip(tried.binding.iter().copied()).collect() };
@@ -188,17 +194,23 @@ impl Plan {
         line(&value)
     }
 
-    fn text(&self, plan: &plan::Plan, range: Option<&ShapeRange>, advice: Option<&Advice>) -> String {
+    fn text(
+        &self,
+        subject: &Subject,
+        plan: &plan::Plan,
+        range: Option<&ShapeRange>,
+        advice: Option<&Advice>,
+    ) -> String {
         let memory = report::memory(plan, None) + &beside_text(&plan.target, &[plan]);
         let orders = report::orders(plan);
         let algorithms =
             if self.placement { report::placement(plan, &plan.algorithms()) } else { report::algorithms(plan) };
         let range = range.map_or(String::new(), |range| format!("\n{}", report::range(range)));
-        let steps = plan.steps.len();
-        let heading = format!("{} for {}, {steps} steps", plan.name, plan.target.name);
+        let steps = count(plan.steps.len() as u64, "step");
+        let heading = format!("{} for {}, {steps}", subject.heading(), plan.target.name);
         let mut text = format!("{heading}\n\n{memory}{range}\n{orders}\n{algorithms}");
         if let Some(plan::Measured { device, steps: measured }) = &plan.tuned {
-            text += &format!("\nmeasured on {device}: the algorithms of {measured} of {steps} steps\n");
+            text += &format!("\nmeasured on {device}: the algorithms of {measured} of {steps}\n");
         }
         match advice {
             Some(advice) => text += &format!("\n{}", report::advice(advice)),
@@ -237,7 +249,7 @@ impl Plan {
         let graphs = parts.iter().map(|(_, part)| Ok(part.graph(target)?.graph)).collect::<Result<Vec<Graph>>>()?;
         let plans = planned(&self.model.limits());
         if let (Err(Error::Fit { .. }), true) = (&plans, self.html.is_some()) {
-            self.draw_programs(&planned(&Limits { memory: None })?, &graphs)?;
+            self.draw_programs(more, &planned(&Limits { memory: None })?, &graphs)?;
         }
         let plans = match (plans, &more.method) {
             (Err(error @ Error::Fit { .. }), Some(method)) => {
@@ -256,7 +268,7 @@ impl Plan {
             }
             (plans, _) => plans?,
         };
-        self.draw_programs(&plans, &graphs)?;
+        self.draw_programs(more, &plans, &graphs)?;
         if let Some(path) = &self.save {
             let text = plan::Plan::all_to_json(&plans);
             file::write_whole(path, "write the plan", |out| out.write_all(text.as_bytes()))?;
@@ -275,7 +287,7 @@ impl Plan {
         let all: Vec<&plan::Plan> = plans.iter().collect();
         let training = training.map(|programs| self.training(programs, more, &mut fitting, &all)).transpose()?;
         if json {
-            return Ok(programs_json(&plans, training.as_ref(), target));
+            return Ok(programs_json(&more.subject(&self.model), &plans, training.as_ref(), target));
         }
         let bytes = match &training {
             Some(training) => training.text(),
@@ -284,7 +296,8 @@ impl Plan {
         // What a trainer's process takes beside its plans depends on its data.
         let silent = training.is_some() && target.family == Family::Cpu;
         let bytes = if silent { bytes } else { bytes + &beside_text(target, &all) };
-        let mut text = format!("{} programs for {}\n\n{}\n{bytes}", plans.len(), target.name, programs::table(&all));
+        let (subject, programs) = (more.subject(&self.model).heading(), count(plans.len() as u64, "program"));
+        let mut text = format!("{subject} for {}, {programs}\n\n{}\n{bytes}", target.name, programs::table(&all));
         for plan in plans.iter().filter(|_| self.placement) {
             text += &format!("\n{}\n{}", plan.title(), report::placement(plan, &plan.algorithms()));
         }
@@ -345,21 +358,22 @@ impl Plan {
         bytes.sum()
     }
 
-    fn draw_programs(&self, plans: &[plan::Plan], graphs: &[Graph]) -> Result<()> {
+    fn draw_programs(&self, more: &More, plans: &[plan::Plan], graphs: &[Graph]) -> Result<()> {
         let Some(path) = &self.html else { return Ok(()) };
         let scenes: Vec<_> = plans.iter().zip(graphs).collect();
-        let page = report::picture::programs_page(&scenes, self.model.memory_limit);
+        let page =
+            report::picture::programs_page(&more.subject(&self.model).heading(), &scenes, self.model.memory_limit);
         file::write_whole(path, "write the page", |out| out.write_all(page.as_bytes()))
     }
 
-    fn draw(&self, plan: &plan::Plan, graph: &Graph) -> Result<()> {
-        let limit = self.model.memory_limit;
+    fn draw(&self, subject: &Subject, plan: &plan::Plan, graph: &Graph) -> Result<()> {
+        let (limit, subject) = (self.model.memory_limit, subject.heading());
         if let Some(path) = &self.html {
-            let page = report::picture::page(plan, Some(graph), limit);
+            let page = report::picture::page(&subject, plan, Some(graph), limit);
             file::write_whole(path, "write the page", |out| out.write_all(page.as_bytes()))?;
         }
         if let Some(path) = &self.svg {
-            let picture = report::svg(plan, Some(graph), limit);
+            let picture = report::svg(&subject, plan, Some(graph), limit);
             file::write_whole(path, "write the picture", |out| out.write_all(picture.as_bytes()))?;
         }
         Ok(())
@@ -382,14 +396,12 @@ fn beside_text(target: &Target, plans: &[&plan::Plan]) -> String {
 }
 
 /// Programs as JSON, with what is said of them. It can still be read as a plan, because readers ignore the added fields.
-fn programs_json(plans: &[plan::Plan], training: Option<&Training>, target: &Target) -> String {
+fn programs_json(subject: &Subject, plans: &[plan::Plan], training: Option<&Training>, target: &Target) -> String {
     let beside = beside::find(target).map(|found| found.estimate(&plans.iter().collect::<Vec<_>>()));
-    if training.is_none() && beside.is_none() {
-        return plan::Plan::all_to_json(plans);
-    }
     let mut value = training.map_or_else(|| json!({}), |training| json!(training));
     value["version"] = plan::VERSION.into();
     value["programs"] = json!(plans);
+    subject.name_in(&mut value);
     if let Some(beside) = beside {
         value["beside"] = json!(beside);
     }
@@ -452,7 +464,7 @@ impl Training {
         if let Some(points) = &self.curve {
             text += &format!("\n{}", report::curve(points));
         }
-        text += &format!("\n{} weights are trained\n", self.trained.len());
+        text += &format!("\ntrained: {}\n", count(self.trained.len() as u64, "weight"));
         for (name, why) in &self.fixed {
             text += &format!("  not '{name}': {why}\n");
         }
@@ -462,7 +474,7 @@ impl Training {
         let Some(before) = &self.f32 else { return text };
         let both = [before, &self.bytes].map(|bytes| (&bytes.classes, &bytes.states));
         text += &format!("\n{}", report::precisions(self.precision, both));
-        text += &format!("\n{} values stay f32 beside the states:\n", self.wide.len());
+        text += &format!("\nf32 beside the states: {}\n", count(self.wide.len() as u64, "value"));
         for (name, op) in &self.wide {
             text += &format!("  '{name}' ({op})\n");
         }
@@ -497,7 +509,9 @@ impl Check {
             return Ok(line(&if let [plan] = &plans[..] { record(plan) } else { all() }));
         }
         let sound = |plan: &plan::Plan| {
-            format!("{}: sound: {} steps, {} buffers\n", plan.title(), plan.steps.len(), plan.buffers.len())
+            let [steps, buffers] = [(plan.steps.len(), "step"), (plan.buffers.len(), "buffer")]
+                .map(|(number, noun)| count(number as u64, noun));
+            format!("{}, {}: sound: {steps}, {buffers}\n", self.plan.display(), plan.title())
         };
         let together = if plans.len() > 1 { "together: sound\n" } else { "" };
         Ok(plans.iter().map(sound).collect::<String>() + together)

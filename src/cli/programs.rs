@@ -3,6 +3,7 @@
 use super::Failure;
 use super::args::{self, Given, Measured, Model, On};
 use super::method::Method;
+use super::subject::Subject;
 use crate::error::{Error, Result};
 use crate::graph::Graph;
 use crate::onnx;
@@ -83,6 +84,12 @@ impl More {
         More { method, ..self.clone() }
     }
 
+    /// The files of all graphs, with the extents that flags give.
+    pub(super) fn subject(&self, first: &Model) -> Subject {
+        let files = [&first.model].into_iter().chain(&self.more);
+        Subject::new(files.cloned().collect(), first.dims.clone())
+    }
+
     /// The programs of the model's training.
     pub(super) fn training(&self, method: &Method, model: &Model) -> Result<Training> {
         match self.more.first() {
@@ -156,7 +163,7 @@ impl More {
         measured: &Measured,
         given: &[Given],
         json: bool,
-    ) -> Result<Session, Failure> {
+    ) -> Result<(Session, Subject), Failure> {
         if self.is_empty() {
             return model.session(on, measured, given, json);
         }
@@ -171,7 +178,7 @@ impl More {
         };
         let session = Session::programs_on_backend(graphs, device, name, &options, &report);
         bar.finish_and_clear();
-        Ok(session?)
+        Ok((session?, self.subject(model)))
     }
 }
 
@@ -256,7 +263,7 @@ fn own(given: &[Given], program: &str, takes: &dyn Fn(&str) -> bool) -> (Vec<Giv
 /// A table of programs.
 pub(super) fn table(plans: &[&Plan]) -> String {
     let mut table = Table::new("<>>>>>");
-    table.row(["program", "steps", "least arena", "constants", "inputs", "outputs"]);
+    table.row(["program", "steps", "arena, at least", "constants", "inputs", "outputs"]);
     for plan in plans {
         let bytes = |class| human(plan.buffer_bytes(class));
         let (steps, least) = (plan.steps.len().to_string(), human(plan.summary.lower_bound));

@@ -7,6 +7,7 @@ use super::{Failure, line};
 use crate::backend::Usage;
 use crate::error::{Error, Result};
 use crate::exec::Exec;
+use crate::figures::count as counted;
 use crate::plan::{Plan, Port};
 use crate::report::{self, Table};
 use crate::session::Session;
@@ -50,7 +51,7 @@ pub(super) struct Run {
     /// Write each output to DIR/NAME.npy. Characters of names outside [A-Za-z0-9._-] become '_'. The end of an overlong name becomes a hash.
     #[arg(long, value_name = "DIR")]
     output_dir: Option<PathBuf>,
-    /// Compare an output with a file: NAME=FILE.npy or NAME=FILE.npz:MEMBER. Exit code 3 if they differ: if the largest difference is more than
+    /// Compare an output with a file: NAME=FILE.npy or NAME=FILE.npz:MEMBER; FILE.npz alone has an output per member, by name. Exit code 3 if they differ: if the largest difference is more than
     /// 1e-4 of the largest expected element. Integers must be equal. Floats are compared with floats of any width, integers with integers.
     #[arg(long, value_name = "NAME=FILE")]
     expect: Vec<String>,
@@ -80,7 +81,7 @@ impl Run {
         let given = args::given("--input", &self.inputs.inputs)?;
         let expected = args::given("--expect", &self.expect)?;
         let labels = self.labels.as_deref().map(npz::read).transpose()?;
-        let session = self.more.session(&self.model, &self.on, &self.measured, &given, json)?;
+        let (session, subject) = self.more.session(&self.model, &self.on, &self.measured, &given, json)?;
         let last =
             self.program.last().map_or(Ok(session.plan()), |name| Ok::<_, Error>(session.program(name)?.plan()))?;
         let names: Vec<&str> = last.outputs.iter().map(|p| p.name.as_str()).collect();
@@ -123,7 +124,7 @@ impl Run {
         };
         let same = expected.iter().map(same).collect::<Result<Vec<_>>>()?;
         drop(found);
-        let usage = session.usage();
+        let (usage, subject) = (session.usage(), subject.of(&plan));
         let notes = session.with(|exec| exec.notes());
         if let Some(path) = &self.trace {
             let times = session.with(|exec| exec.profile())?;
@@ -139,12 +140,12 @@ impl Run {
             };
             let mut value = json!({
                 "model": plan.title(),
-                "file": self.model.model,
                 "seconds": repeats.seconds,
                 "device": session.device(),
                 "outputs": outputs.iter().map(figures).collect::<Vec<_>>(),
                 "memory": memory(&plan, usage),
             });
+            subject.name_in(&mut value);
             if !states.is_empty() {
                 value["states"] = states.iter().map(figures).collect();
             }
@@ -178,8 +179,9 @@ impl Run {
                 1 => format!("\n1 run in {:.3} ms, outputs read\n", 1e3 * repeats.seconds),
                 _ => repeats.to_string(),
             };
-            let text = format!("{}: ", self.model.model.display())
-                + &run_text(&session, &plan, &outputs, &states, score.as_ref(), usage);
+            let program = plan.program.as_ref().map_or(String::new(), |name| format!(", {name}"));
+            let head = format!("{}{program} on {}\n\n", subject.heading(), session.device());
+            let text = head + &run_text(&session, &plan, &outputs, &states, score.as_ref(), usage);
             Ok(placement + &text + &expect::table(&same) + &time + &self.model.answer_text(&plan))
         }
     }
@@ -250,7 +252,7 @@ struct Repeats {
 impl std::fmt::Display for Repeats {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Repeats { count, seconds, per_second, allocated_bytes_first: first, allocated_bytes_last: last } = self;
-        writeln!(f, "\n{count} runs in {seconds:.3} s, {per_second:.1} per second")?;
+        writeln!(f, "\n{} in {seconds:.3} s, {per_second:.1} per second", counted(u64::from(*count), "run"))?;
         writeln!(f, "allocated after run 1: {first} bytes, after run {count}: {last} bytes")
     }
 }
@@ -291,10 +293,9 @@ fn run_text(
     score: Option<&Score>,
     usage: Usage,
 ) -> String {
-    let mut text = format!("{} on {}\n\n", plan.title(), session.device());
     let tables = [("output", outputs), ("state", states)].map(|(kind, tensors)| tensor_table(kind, tensors));
     let tables: Vec<_> = tables.into_iter().filter(|table| !table.is_empty()).collect();
-    text += &tables.join("\n");
+    let mut text = tables.join("\n");
     if let Some(score) = score {
         text += "\npredicted classes\n";
         for row in score.predicted.chunks(40) {

@@ -6,6 +6,7 @@ use super::{Failure, line, stop};
 use crate::advise::Trained as Case;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
+use crate::figures::count as counted;
 use crate::file;
 use crate::onnx::{self, Model};
 use crate::report::{human, picture};
@@ -18,20 +19,15 @@ use crate::train::curve::Point;
 use crate::train::data::Rows;
 use crate::train::losses::Losses;
 use crate::train::run::{Data, Score, Shown, Trainer};
-use clap::Args;
+use clap::{ArgGroup, Args};
 use serde_json::{Value, json};
 use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// A whole command, behind the flags.
-const EXAMPLE: &str = "Example: a classifier, validated after each of 10 epochs
-  plimsoll train model.onnx --data x.npy --labels y.npy --loss cross_entropy --lr 0.001 --batch 64 --epochs 10 \\
-    --valid valid-x.npy --valid-labels valid-y.npy --output trained.onnx";
-
 #[derive(Args)]
-#[command(after_help = EXAMPLE)]
+#[command(group = ArgGroup::new("length").required(true))]
 #[command(mut_arg("loss", |flag| flag.required(true)))]
 #[command(mut_arg("lr", |flag| flag.required(true)))]
 #[command(mut_arg("batch", |flag| flag.required(true)))]
@@ -48,10 +44,10 @@ pub(super) struct Train {
     #[command(flatten)]
     method: Method,
     /// The number of steps: updates of the weights.
-    #[arg(long, value_name = "N", required_unless_present = "epochs", conflicts_with = "epochs")]
+    #[arg(long, value_name = "N", group = "length")]
     steps: Option<u64>,
     /// The number of times that all rows are used. The rows of a last batch that is not full are left out.
-    #[arg(long, value_name = "E")]
+    #[arg(long, value_name = "E", group = "length")]
     epochs: Option<u64>,
     /// Data to validate on after each epoch: as --data.
     #[arg(long, value_name = "FILE", requires = "valid_labels")]
@@ -93,11 +89,11 @@ pub(super) struct Train {
     /// Give a named dim its extent, if the data does not.
     #[arg(long = "set", value_name = "DIM=N", value_parser = args::binding)]
     dims: Vec<(String, Extent)>,
-    /// Refuse a plan that takes more memory than this, with exit code 2.
+    /// Refuse a plan that takes more memory than this, with exit code 2. Sizes are as of `plan --memory-limit`.
     #[arg(long, value_name = "SIZE", value_parser = limit, allow_hyphen_values = true)]
     memory_limit: Option<u64>,
-    /// Number of CPU threads. Default: the host's cores.
-    #[arg(long, value_name = "T", value_parser = clap::value_parser!(u16).range(1..=4096))]
+    /// Threads of the CPU backend. Default: one per core of this machine.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=4096))]
     threads: Option<u16>,
     #[command(flatten)]
     on: On,
@@ -124,10 +120,12 @@ impl Train {
         if !json {
             let rest = match count % self.method.batch {
                 0 => String::new(),
-                rest => format!(", {rest} rows left out of each"),
+                rest => format!(", {} left out of each", counted(rest, "row")),
             };
             let (weights, bytes) = (trainer.trained().len(), human(trainer.session().plan().bytes()));
-            eprintln!("{weights} weights, {count} rows, {per_epoch} steps per epoch{rest}; {bytes} planned");
+            let [weights, rows, steps] = [(weights as u64, "weight"), (count, "row"), (per_epoch, "step")]
+                .map(|(number, noun)| counted(number, noun));
+            eprintln!("{weights}, {rows}, {steps} per epoch{rest}; {bytes} planned");
             if left_out > 0 {
                 eprintln!("  the last {left_out} rows to validate on are left out: they do not fill a part of a batch");
             }
@@ -149,7 +147,11 @@ impl Train {
             file::write_whole(path, "write the trained model", |out| out.write_all(&bytes))?;
         }
         self.draw(&trainer, &course.seen.losses)?;
-        Ok(if json { self.record(&trainer, &course) } else { summary(&trainer, &course) })
+        Ok(if json {
+            self.record(&trainer, &course)
+        } else {
+            format!("{}: {}", self.model.display(), summary(&trainer, &course))
+        })
     }
 
     /// The folder of checkpoints, which is empty unless the training goes on.
@@ -238,7 +240,7 @@ impl Train {
         let plans: Vec<_> = trainer.session().programs().map(Program::plan).collect();
         let Point { arena_bytes, recompute, .. } = Point::of(&plans, self.method.accumulate as usize);
         let mut record = json!({
-            "model": self.model, "device": trainer.session().device(), "steps": course.place.step, "loss": course.seen.loss,
+            "model": plans[0].name, "file": self.model, "device": trainer.session().device(), "steps": course.place.step, "loss": course.seen.loss,
             "planned_bytes": plans[0].bytes(), "allocated_bytes": trainer.session().usage().bytes,
             "arena_bytes": arena_bytes, "classes": Classes::of(&plans), "states": States::of(&plans, trainer.trained()),
             "recompute": recompute, "host_bytes": trainer.host_bytes(), "seconds": course.seen.seconds,
@@ -270,8 +272,13 @@ impl Train {
     fn draw(&self, trainer: &Trainer, losses: &Losses) -> Result<()> {
         let Some(path) = &self.html else { return Ok(()) };
         let plans: Vec<_> = trainer.session().programs().map(Program::plan).collect();
-        let model = self.model.file_stem().unwrap_or_default().to_string_lossy();
-        let page = picture::training_page(&model, &plans, trainer.trained(), losses, self.memory_limit);
+        let page = picture::training_page(
+            &self.model.display().to_string(),
+            &plans,
+            trainer.trained(),
+            losses,
+            self.memory_limit,
+        );
         file::write_whole(path, "write the page", |out| out.write_all(page.as_bytes()))
     }
 }
@@ -422,11 +429,14 @@ fn summary(trainer: &Trainer, course: &Course) -> String {
         format!("; validation loss {:.4}{accuracy}", score.loss)
     });
     let Course { place, steps, seen: Seen { seconds, .. }, .. } = course;
-    let steps =
-        if place.step < *steps { format!("stopped after {} of {steps}", place.step) } else { steps.to_string() };
+    let steps = if place.step < *steps {
+        format!("stopped after {} of {}", place.step, counted(*steps, "step"))
+    } else {
+        counted(*steps, "step")
+    };
     let loss = course.seen.loss.map_or("no step was left to do".to_owned(), |loss| format!("loss {loss:.4}"));
     let (device, planned, allocated) = (session.device(), human(session.plan().bytes()), human(session.usage().bytes));
-    format!("{steps} steps in {seconds:.1} s on {device}: {loss}{valid}\nplanned {planned}, allocated {allocated}\n")
+    format!("{steps} in {seconds:.1} s on {device}: {loss}{valid}\nplanned {planned}, allocated {allocated}\n")
 }
 
 /// Maps the files of data and labels. A file without a name is the first input's.

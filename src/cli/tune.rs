@@ -1,6 +1,7 @@
 //! `tune`: the fastest algorithm of each kernel on a device.
 
 use super::args::{self, Inputs, Model, On};
+use super::subject::Subject;
 use super::{Failure, line};
 use crate::error::{Error, Result};
 use crate::exec::Exec;
@@ -59,6 +60,7 @@ struct Runs {
 
 /// The result of the command.
 struct Outcome {
+    subject: Subject,
     device: String,
     untuned: Plan,
     tuned: Plan,
@@ -75,6 +77,8 @@ impl Tune {
         let options = self.model.options(&self.on)?;
         let (model, dims) = self.model.load(&given)?;
         let graph = self.model.import(&model, &dims, &given)?;
+        let extents = dims.iter().map(|(name, extent)| (name.clone(), (*extent).into())).collect();
+        let subject = Subject::new(vec![self.model.model.clone()], extents);
         let (mut device, name) = session::open(&options)?;
         tracing::info!("backend: {name}");
         session::check_limit(&*device, options.memory_limit)?;
@@ -115,7 +119,7 @@ impl Tune {
         if let Some(path) = &self.save {
             file::write_whole(path, "write the plan", |out| out.write_all(tuned.to_json().as_bytes()))?;
         }
-        let outcome = Outcome { device: name, untuned, tuned, asked: asked.len(), found, runs, kept };
+        let outcome = Outcome { subject, device: name, untuned, tuned, asked: asked.len(), found, runs, kept };
         Ok(if json { outcome.json() } else { outcome.text() })
     }
 }
@@ -147,7 +151,7 @@ fn fastest(options: &Options, (plan, constants): &Compiled, inputs: &[Tensor]) -
 
 impl Outcome {
     fn json(&self) -> String {
-        let Outcome { device, untuned, tuned, asked, found, runs, kept } = self;
+        let Outcome { subject, device, untuned, tuned, asked, found, runs, kept } = self;
         let kernel = |entry: &Entry| {
             let Entry { kernel, schedule, expected, before, after, tried, launches } = entry;
             json!({
@@ -156,7 +160,7 @@ impl Outcome {
                 "before_us": before, "after_us": after,
             })
         };
-        line(&json!({
+        let mut value = json!({
             "model": tuned.name,
             "device": device,
             "kernels": asked,
@@ -166,12 +170,14 @@ impl Outcome {
             "untuned_bytes": untuned.bytes(),
             "tuned_bytes": tuned.bytes(),
             "kept_in": kept,
-        }))
+        });
+        subject.name_in(&mut value);
+        line(&value)
     }
 
     fn text(&self) -> String {
-        let Outcome { device, untuned, tuned, asked, found, runs, kept } = self;
-        let mut text = format!("{} on {device}\n\n", tuned.name);
+        let Outcome { subject, device, untuned, tuned, asked, found, runs, kept } = self;
+        let mut text = format!("{} on {device}\n\n", subject.heading());
         let gain =
             |entry: &&Entry| entry.before.map_or(f64::INFINITY, |before| before - entry.after) * entry.launches as f64;
         let mut won: Vec<&Entry> = found.iter().filter(|entry| entry.schedule != entry.expected).collect();

@@ -1,6 +1,6 @@
 //! Reports advice: the answer for a limit, the tensors that are live at the peak, and the remedies.
 
-use super::{Table, bytes, grouped, human};
+use super::{Table, bytes, count, grouped, human};
 use crate::advise::{Advice, Answer, Largest, Refusal, Remedy, Rigid, Size, Taken, Verdict};
 use crate::plan::tell::peak::{Peak, Rest};
 
@@ -176,5 +176,5 @@ pub fn largest(found: &Largest, limit: u64) -> String {
         };
         table.row(std::iter::once(size.extent.to_string()).chain(cells));
     }
-    format!("{table}\n{} plans, at most {}\n", found.plans, bytes(limit))
+    format!("{table}\n{}, at most {}\n", count(found.plans as u64, "plan"), bytes(limit))
 }

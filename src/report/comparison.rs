@@ -1,13 +1,13 @@
 //! Reports a comparison of eager and planned runs.
 
-use super::{Table, bytes, grouped, human};
+use super::{Table, bytes, count, grouped, human};
 use crate::eager::compare::{Agreement, Column, Comparison, Measured, Outcome};
 
-/// The comparison as a table: one row per figure, one column per way to run.
-pub fn comparison(comparison: &Comparison) -> String {
-    let Comparison { model, target, memory_limit, runs, reference, columns } = comparison;
+/// The comparison as a table: one row per figure, one column per way to run. `subject` is what was run.
+pub fn comparison(subject: &str, comparison: &Comparison) -> String {
+    let Comparison { model: _, target, memory_limit, runs, reference, columns } = comparison;
     let limit = memory_limit.map_or(String::new(), |limit| format!(", at most {}", bytes(limit)));
-    let mut out = format!("{model} on {target}, {runs} runs each{limit}\n\n");
+    let mut out = format!("{subject} on {target}, {} each{limit}\n\n", count(*runs as u64, "run"));
 
     let mut table = Table::new("<>");
     let mut row = |label: &str, cell: &dyn Fn(&Column) -> String| {

@@ -1,6 +1,6 @@
 //! Reports the difference between two plans.
 
-use super::{Table, grouped, human};
+use super::{Table, count, grouped, human};
 use crate::plan::SegmentIdx;
 use crate::plan::tell::diff::{Changed, Diff, Fate};
 use crate::plan::tell::peak::Peak;
@@ -57,7 +57,7 @@ pub fn diff(diff: &Diff) -> String {
             text += &format!("  and {} others: {} -> {}\n", rest.len(), human(sum(0)), human(sum(1)));
         }
     }
-    text += &format!("\n{} buffers are the same\n", diff.unchanged);
+    text += &format!("\nthe same: {}\n", count(diff.unchanged as u64, "buffer"));
 
     let at = |peak: &Peak| match peak.step {
         Some(step) => format!("step {step}, '{}' ({})", peak.name, peak.operator),

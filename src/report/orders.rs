@@ -1,6 +1,6 @@
 //! Reports the orders of steps that a plan was chosen from.
 
-use super::{Table, grouped};
+use super::{Table, count, grouped};
 use crate::plan::{Candidate, Plan};
 
 /// The file's order first, then the orders that take fewer bytes, the best first, then all others in one line.
@@ -18,17 +18,17 @@ pub fn orders(plan: &Plan) -> String {
     let chosen = found.iter().min_by_key(|order| order.peak);
     for equals in std::iter::once(&same[..]).chain(less.chunk_by(|a, b| figures(a) == figures(b))) {
         let first = equals[0];
-        let name = match equals.len() {
-            1 => format!("  {}", first.name),
-            2 => format!("  {} and another", first.name),
-            more => format!("  {} and {} others", first.name, more - 1),
+        let name = match equals.len() - 1 {
+            0 => format!("  {}", first.name),
+            more => format!("  {} and {}", first.name, count(more as u64, "other")),
         };
         let star = if chosen.is_some_and(|chosen| std::ptr::eq(chosen, first)) { "*" } else { "" };
         table.row([name, grouped(first.bound), grouped(first.peak), star.into()]);
     }
     if let Some(peak) = rest.iter().map(|order| order.peak).min() {
         let bound = rest.iter().map(|order| order.bound).min().unwrap_or(peak);
-        let name = if rest.len() == 1 { "  another".into() } else { format!("  {} others, at least", rest.len()) };
+        let at_least = if rest.len() == 1 { "" } else { ", at least" };
+        let name = format!("  {}{at_least}", count(rest.len() as u64, "other"));
         table.row([name, grouped(bound), grouped(peak), String::new()]);
     }
     table.to_string()

@@ -50,10 +50,10 @@ const LOOKS: [(Kind, &str, &str); 12] = [
     (Kind::Computed(Work::Row), "reduction, norm", "#44bb99"),
     (Kind::Computed(Work::Elementwise), "elementwise", "#eedd88"),
     (Kind::Computed(Work::Movement), "gather, pad", "#bbcc33"),
-    (Kind::Workspace, "workspace", "#aab2bd"),
+    (Kind::Workspace, "workspace", "#aaaa00"),
     (Kind::Constant, "constants", "#8792a0"),
-    (Kind::State, "state", "#98a2ae"),
-    (Kind::Input, "inputs", "#a9b3be"),
+    (Kind::State, "state", "#caaccb"),
+    (Kind::Input, "inputs", "#99ddff"),
     (Kind::Output, "outputs", "#c6cdd5"),
     (Kind::Staging, "staging", "#dfe3e8"),
 ];
@@ -82,8 +82,8 @@ impl Kind {
         self.look().1
     }
 
-    /// The fill colour. Results of steps have Paul Tol's light colours: people of every colour vision can tell them apart, and
-    /// black text is readable on them. The rest is grey.
+    /// The fill colour. Results of steps, workspaces and inputs have Paul Tol's light colours: people of every colour vision can tell them
+    /// apart, and black text is readable on them. States have one of his rainbow; what is left has greys of its own.
     pub fn fill(self) -> &'static str {
         self.look().2
     }

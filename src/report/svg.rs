@@ -1,7 +1,7 @@
 //! Draws a scene as a static picture for a README, 800 units wide, in light and dark colours.
 
 use super::picture::{ARENA, Kind, Scene, Space, escape, title};
-use super::{grouped, human};
+use super::{count, grouped, human};
 use crate::graph::Graph;
 use crate::plan::{BufferIdx, Class, Plan};
 use std::fmt::Write;
@@ -27,9 +27,9 @@ text{font:12px system-ui,-apple-system,'Segoe UI',Helvetica,Arial,sans-serif;fil
 .g{stroke:#2a313c}.r{stroke:#0d1117}.l{fill:#3a424d}.k{stroke:#e6edf3}.w{fill:#e6edf3;fill-opacity:.1}}
 ";
 
-/// The picture of a plan.
-pub fn svg(plan: &Plan, graph: Option<&Graph>, limit: Option<u64>) -> String {
-    draw(&Scene::of(plan, graph, limit))
+/// The picture of a subject's plan.
+pub fn svg(subject: &str, plan: &Plan, graph: Option<&Graph>, limit: Option<u64>) -> String {
+    draw(&Scene { name: subject.to_owned(), ..Scene::of(plan, graph, limit) })
 }
 
 fn draw(scene: &Scene) -> String {
@@ -97,10 +97,9 @@ impl Sketch<'_> {
 
     fn head(&mut self) {
         let scene = self.scene;
-        let count = scene.steps.len();
         let right = format!("{} planned", human(scene.planned));
         self.text("t e", RIGHT, self.y, &right);
-        let title = format!("{} on {}, {count} {}", scene.name, scene.target, plural(count, "step"));
+        let title = format!("{} on {}, {}", scene.name, scene.target, count(scene.steps.len() as u64, "step"));
         let room = RIGHT - EDGE - width(&right, 15.0) - 16.0;
         self.text("t", EDGE, self.y, &fit(&title, room, 15.0).unwrap_or_default());
         self.y += 14.0;
@@ -321,7 +320,7 @@ impl Sketch<'_> {
         if !rest.is_empty() {
             let bytes = rest.iter().map(|&b| self.scene.buffers[b].bytes).sum();
             self.text("e", LEFT + 98.0, self.y, &human(bytes));
-            let words = format!("in {} more {}", rest.len(), plural(rest.len(), "buffer"));
+            let words = format!("in {} more {}", rest.len(), if rest.len() == 1 { "buffer" } else { "buffers" });
             self.text("m", LEFT + 108.0, self.y, &words);
             self.y += 17.0;
         }
@@ -345,10 +344,6 @@ impl Scene {
 /// The colour of a class in the bar of totals.
 fn fill(class: Class) -> &'static str {
     Kind::resident(class).map_or(ARENA, Kind::fill)
-}
-
-fn plural(count: usize, noun: &str) -> String {
-    if count == 1 { noun.to_owned() } else { format!("{noun}s") }
 }
 
 /// A coordinate, to a hundredth.

@@ -25,7 +25,7 @@ fn figures(classes: &Classes, states: &States) -> [(&'static str, u64); 18] {
         ("  running statistics", states.statistic),
         ("  moving averages", states.average),
         ("  sums of gradients", states.gradient),
-        ("  between states", states.idle),
+        ("  gaps between states", states.idle),
         ("  constants", constant),
         ("  arena", arena),
         ("    gradients", gradient),
@@ -34,7 +34,7 @@ fn figures(classes: &Classes, states: &States) -> [(&'static str, u64); 18] {
         ("    workspace", workspace),
         ("    inputs", input),
         ("    outputs", output),
-        ("    no data", idle),
+        ("    gaps in it", idle),
         ("  staging", staging),
         ("  the backend's own", backend),
     ]

@@ -1,5 +1,6 @@
 //! Rows of training data: mapped files and folders of them, the order of the rows, batches.
 
+use super::LABELS;
 use super::loss::IGNORED;
 use crate::dtype::DType;
 use crate::error::{Error, Result, ensure};
@@ -138,7 +139,12 @@ impl Rows {
         ensure(expected == found && converts, || {
             let row = Fact::new(batch.dtype, &batch.shape[1..]);
             let own = Fact::new(self.array.dtype, &self.array.shape[1..]);
-            self.fail(format!("'{name}': expected rows of {row}, found {own}"))
+            let remedy = match (expected == found, name == LABELS) {
+                (false, true) => "; give labels of that shape, another loss, or a model whose first output has theirs",
+                (false, false) => "; give rows of that shape",
+                (true, _) => "; convert the file, as with NumPy's astype",
+            };
+            self.fail(format!("'{name}': expected rows of {row}, found {own}{remedy}"))
         })
     }
 

@@ -42,7 +42,7 @@ fn direct_asks_the_driver_each_time() {
     assert_eq!((a.bytes, b.bytes), (256, 512));
     let error = direct.refused(300);
     let what =
-        "direct allocator: request of 300 bytes with 768 live and 768 reserved: needs 1280 bytes, the limit is 1024";
+        "direct allocator: request of 300 bytes with 768 live and 768 reserved: needs 1,280 bytes, the limit is 1,024";
     assert!(error.contains(what), "{error}");
     direct.free(a);
     let stats = direct.allocator.stats();
@@ -109,7 +109,7 @@ fn caching_flushes_before_it_fails() {
     caching.alloc(1);
     let error = caching.refused(2 * MIB);
     let what =
-        "caching allocator: request of 2097152 bytes with 23069184 live and 25165824 reserved: needs 46137344 bytes";
+        "caching allocator: request of 2097152 bytes with 23069184 live and 25165824 reserved: needs 46,137,344 bytes";
     assert!(error.contains(what), "{error}");
 }
 
@@ -149,7 +149,7 @@ fn bfc_regions_double() {
         assert_eq!(bfc.reserved(), reserved * MIB, "{request}");
     }
     // The limit leaves 954 MiB, and caps the region of 1 GiB that the second request wants.
-    assert!(bfc.refused(955 * MIB).contains("needs 1074790400 bytes"));
+    assert!(bfc.refused(955 * MIB).contains("needs 1,074,790,400 bytes"));
     bfc.alloc(900 * MIB);
     assert_eq!(bfc.reserved(), GIB);
 }
@@ -175,7 +175,7 @@ fn bfc_collects_free_regions() {
             assert_eq!(bfc.reserved(), 8 * MIB);
         } else {
             let error = bfc.refused(7 * MIB);
-            assert!(error.contains("needs 9437184 bytes, the limit is 8388608 bytes"), "{error}");
+            assert!(error.contains("needs 9,437,184 bytes, the limit is 8,388,608 bytes"), "{error}");
         }
     }
 }

@@ -186,7 +186,7 @@ fn plans_are_printed_written_and_checked() {
             let file = folder.path("plan.json");
             ok(&[&["plan"], *model, &["--target", target, "-o", &file]]);
             let written = std::fs::read_to_string(&file).expect("the plan is written");
-            assert_eq!(written, ok(&[&["plan"], *model, &["--target", target, "--json"]]));
+            assert_eq!(parsed(&written), without_subject(found.clone()));
             assert_eq!(folder.names(""), ["plan.json"]);
             assert!(ok(&[&["check", &file]]).contains("sound"));
             assert_eq!(ok_json(&[&["check", &file]])["ok"], json!(true));
@@ -194,10 +194,25 @@ fn plans_are_printed_written_and_checked() {
 
             // A preset and the same target from a file give the same plan.
             let described = folder.file("target.json", found["target"].to_string());
-            assert_eq!(written, ok(&[&["plan"], *model, &["--target", &described, "--json"]]));
+            ok(&[&["plan"], *model, &["--target", &described, "-o", &file]]);
+            assert_eq!(written, std::fs::read_to_string(&file).expect("the plan is written"));
+            std::fs::remove_file(&file).expect("it is there");
             std::fs::remove_file(&described).expect("it is there");
         }
     }
+}
+
+fn parsed(text: &str) -> Value {
+    serde_json::from_str(text).expect("it is JSON")
+}
+
+/// A record that does not say which file it is about.
+fn without_subject(mut record: Value) -> Value {
+    let fields = record.as_object_mut().expect("a record has fields");
+    for name in ["file", "binding"] {
+        fields.remove(name);
+    }
+    record
 }
 
 /// The lines of `plan` from its table of algorithms on, and those of `plan --placement`.
@@ -413,7 +428,7 @@ fn emitted_text_is_the_same_graph() {
         let first = ok(&[&["emit", path, "onnxtxt"]]);
         let file = folder.file("emitted.onnxtxt", &first);
         assert!(first == ok(&[&["emit", &file, "onnxtxt"]]), "{path}: emitted twice it differs");
-        let plans = [*path, &file].map(|path| ok(&[&["plan", path, "--json"], sets]));
+        let plans = [*path, &file].map(|path| without_subject(ok_json(&[&["plan", path], sets])));
         assert!(plans[0] == plans[1], "{path}: plans differ");
     }
     let text = folder.path("emitted.onnxtxt");
@@ -528,8 +543,8 @@ fn names_of_outputs_become_names_of_files() {
 fn what_does_not_fit_exits_with_2() {
     let folder = Folder::new("fit");
     let limit: &[&str] = &["--memory-limit", "10KiB"];
-    fails(2, &[&["plan"], MLP, limit], &["mlp.onnxtxt", "does not fit", "10240", "over"]);
-    fails(2, &[&["run"], MLP, CPU, limit, &["--output-dir", &folder.path("out")]], &["does not fit", "10240"]);
+    fails(2, &[&["plan"], MLP, limit], &["mlp.onnxtxt", "does not fit", "10,240", "over"]);
+    fails(2, &[&["run"], MLP, CPU, limit, &["--output-dir", &folder.path("out")]], &["does not fit", "10,240"]);
     fails(2, &[&["bench"], MLP, CPU, limit], &["does not fit"]);
     fails(2, &[&["emit"], MLP, limit, &["wgsl"]], &["does not fit"]);
     fails(2, &[&["plan"], MLP, limit, &["-o", &folder.path("plan.json")]], &["does not fit"]);
@@ -540,7 +555,7 @@ fn what_does_not_fit_exits_with_2() {
     // Eager runs have the same limit. That one does not fit is a result; but if the plan does not fit either, it is an error.
     let least = needed.to_string();
     assert!(ok(&[&["compare", "--iters", "1"], MLP, CPU, &["--memory-limit", &least]]).contains("does not fit"));
-    fails(2, &[&["compare", "--iters", "1"], MLP, CPU, limit], &["does not fit", "10240"]);
+    fails(2, &[&["compare", "--iters", "1"], MLP, CPU, limit], &["does not fit", "10,240"]);
 }
 
 #[test]
@@ -949,4 +964,187 @@ fn inputs_shape_the_computation_and_look_up_rows() {
     ok(&[&["run", &rows, "--backend", "cpu", "--input", "i=400xi64=random:0..49"]]);
     fails(1, &[&["run", &rows, "--backend", "cpu", "--input", "i=400xi64=random:0..90"]], &["'i'", "from -50 to 49"]);
     fails(1, &[&["run", &rows, "--input", "i=400xi64=random:9..0"]], &["--input i=400xi64=random:9..0"]);
+}
+
+/// A report says which file it is about, and with which extents.
+#[test]
+fn reports_name_their_file_and_its_extents() {
+    let folder = Folder::new("subjects");
+    let model = "graphs/mlp.onnxtxt";
+    let head = "graphs/mlp.onnxtxt (batch=3) ";
+    let given = ["--input", "x=3x784xf32=1"];
+    for command in ["run", "bench", "compare", "tune"] {
+        let again: &[&str] = match command {
+            "run" => &[],
+            "tune" => &["--seconds", "1"],
+            _ => &["--iters", "1"],
+        };
+        for dims in [&MLP[1..], &given] {
+            let mut ran = program(&[&[command, model], dims, CPU, again].concat());
+            ran.env("PLIMSOLL_CACHE_DIR", folder.path("cache"));
+            let ran = finish(ran);
+            assert!(ran.out.starts_with(&format!("{head}on cpu")), "{command}: {}{}", ran.out, ran.err);
+        }
+    }
+    for command in [&["run"][..], &["plan"], &["bench", "--iters", "1"], &["compare", "--iters", "1"]] {
+        let on: &[&str] = if command[0] == "plan" { &[] } else { CPU };
+        let found = ok_json(&[command, MLP, on]);
+        assert_eq!((&found["file"], &found["binding"]), (&json!(model), &json!({"batch": 3})), "{command:?}");
+    }
+    assert!(ok(&[&["plan"], MLP]).starts_with(&format!("{head}for cpu, 2 steps\n")));
+    let [page, picture] = ["p.html", "p.svg"].map(|name| folder.path(name));
+    ok(&[&["plan"], MLP, &["--html", &page, "--svg", &picture]]);
+    for file in [&page, &picture] {
+        let drawn = std::fs::read_to_string(file).expect("it is drawn");
+        assert!(drawn.contains(&format!("{head}on cpu")), "{file}");
+    }
+    ok(&[&["compare", "--iters", "1", "--html", &page], MLP, CPU]);
+    let drawn = std::fs::read_to_string(&page).expect("it is drawn");
+    assert!(drawn.contains(&format!("<title>{head}on cpu: eager and planned</title>")));
+
+    // Of a range, the binding that runs.
+    let range = [model, "--set", "batch=1..8"];
+    assert_eq!(ok_json(&[&["plan"], &range])["binding"], json!({"batch": "1..8"}));
+    assert_eq!(ok_json(&[&["run"], &range, CPU, &given])["binding"], json!({"batch": 3}));
+    assert!(ok(&[&["max-batch", model, "--memory-limit", "64MiB"]]).starts_with("graphs/mlp.onnxtxt for cpu\n"));
+    let train = ["max-batch", "--train", "graphs/linear.onnxtxt", "--loss", "mse", "--memory-limit", "1MiB"];
+    let found = ok_json(&[&train]);
+    assert_eq!((&found["file"], &found["model"]), (&json!("graphs/linear.onnxtxt"), &json!("linear")));
+    let both = ["plan", "a=graphs/mlp.onnxtxt", "b=graphs/mlp.onnxtxt", "--set", "a:batch=1", "--set", "b:batch=2"];
+    let head = "a=graphs/mlp.onnxtxt, b=graphs/mlp.onnxtxt (a:batch=1 b:batch=2) for cpu, 2 programs\n";
+    assert!(ok(&[&both]).starts_with(head), "{}", ok(&[&both]));
+    assert_eq!(ok_json(&[&both])["files"], json!(["a=graphs/mlp.onnxtxt", "b=graphs/mlp.onnxtxt"]));
+}
+
+/// What is missing is named by its flag.
+#[test]
+fn flags_that_are_missing_are_named() {
+    let train = ["train", "graphs/linear.onnxtxt", "--data", "x.npy", "--labels", "y.npy", "--loss", "mse"];
+    fails(1, &[&train, &["--lr", "0.1", "--batch", "8"]], &["--steps <N>", "--epochs <E>"]);
+    let both = ["--lr", "0.1", "--batch", "8", "--steps", "1", "--epochs", "1"];
+    fails(1, &[&train, &both], &["--steps", "--epochs", "cannot be used with"]);
+    for command in ["plan", "compare", "bench"] {
+        fails(1, &[&[command, "--train", "graphs/linear.onnxtxt", "--loss", "mse"]], &["--batch <B>"]);
+        fails(1, &[&[command, "--train", "graphs/linear.onnxtxt", "--batch", "8"]], &["--loss <LOSS>"]);
+    }
+}
+
+/// One of a kind is no plural, and digits stand in groups.
+#[test]
+fn figures_read_as_people_write_them() {
+    let folder = Folder::new("figures");
+    let model = folder.file("one.onnxtxt", text("float[1024, 1024] x", "float[1024, 1024] y", "y = Neg (x)"));
+    let planned = ok(&[&["plan", &model]]);
+    assert!(planned.lines().next().is_some_and(|head| head.ends_with(" for cpu, 1 step")), "{planned}");
+    assert!(ok(&[&["bench", &model, "--iters", "1"], CPU]).contains("1 run "));
+    let words = &["needs 4,", " bytes, the limit is 1,048,576 bytes"];
+    fails(2, &[&["plan", &model, "--memory-limit", "1M"]], words);
+    let expected = folder.path("y.npy");
+    let mut values = vec![0.0; 1 << 20];
+    values[1024 * 3 + 5] = 7.0;
+    npy::write(Path::new(&expected), &Tensor::from_f64(DType::F32, [1024, 1024], &values)).expect("it is written");
+    let zeros = ["--input", "x=1024x1024xf32=0", "--expect", &format!("y={expected}"), "--atol", "0.1"];
+    fails(3, &[&["run", &model], CPU, &zeros], &["1 of 1048576 elements", "worst at [3, 5]: expected 7"]);
+}
+
+/// Flags stand in groups, behind them three examples; a wrong flag gets no tip that is wrong for it.
+#[test]
+fn help_teaches() {
+    let help = ok(&[&["run", "--help"]]);
+    for words in ["The model:", "Inputs:", "Memory:", "The device:", "Output:", "Examples:\n  plimsoll run model.onnx"]
+    {
+        assert!(help.contains(words), "{words} missing in\n{help}");
+    }
+    let target = ok(&[&["plan", "--help"]]);
+    assert!(target.contains("Examples:\n") && target.contains("\nTargets:\n"), "{target}");
+    let ran = finish(program(&["run", "graphs/mlp.onnxtxt", "--inptu", "x"]));
+    assert!(ran.err.contains("'--inptu'") && ran.err.contains("--input"), "{}", ran.err);
+    let ran = finish(program(&["inspect", "graphs/mlp.onnxtxt", "--input", "x"]));
+    assert!(ran.code == Some(1) && ran.err.contains("unexpected argument '--input'"), "{}", ran.err);
+    assert!(!ran.err.contains("as a value"), "{}", ran.err);
+}
+
+#[test]
+fn completions_and_manual_pages_are_printed() {
+    for (shell, words) in [("bash", "complete -F"), ("zsh", "#compdef plimsoll"), ("fish", "complete -c plimsoll")] {
+        let text = ok(&[&["completions", shell]]);
+        assert!(text.contains(words) && text.contains("max-batch") && text.contains("memory-limit"), "{shell}");
+        assert_eq!(ok_json(&[&["completions", shell]]), json!({"form": shell, "text": text}));
+    }
+    assert!(ok(&[&["man"]]).contains(".TH plimsoll 1"));
+    assert!(ok(&[&["man", "max-batch"]]).contains("memory\\-limit"));
+    fails(1, &[&["completions", "abacus"]], &["abacus", "bash"]);
+    fails(1, &[&["man", "sail"]], &["no such command", "max-batch"]);
+}
+
+/// `-q` logs errors alone, `-v` passes and placements, too.
+#[test]
+fn the_log_is_as_long_as_is_asked_for() {
+    let log = |flags: &[&str]| finish(program(&[&["run"], MLP, CPU, flags].concat())).err;
+    assert_eq!(log(&["-q"]), "");
+    assert!(log(&["-v"]).len() > log(&[]).len() && log(&[]).contains("backend: cpu"));
+    let wrong = finish(program(&["run", "-q", "graphs/none.onnx"])).err;
+    assert!(wrong.starts_with("error: "), "{wrong}");
+    fails(1, &[&["ops", "-q", "-v"]], &["--quiet", "--verbose"]);
+}
+
+/// Times of runs have shares and rates, and a time to run for.
+#[test]
+fn runs_are_timed_for_a_time() {
+    let found = ok_json(&[&["bench", "--duration", "50ms"], MLP, CPU]);
+    let number = |key: &str| found[key].as_f64().unwrap_or_else(|| panic!("{key} in {found}"));
+    let times = ["min_ms", "median_ms", "p90_ms", "p99_ms", "max_ms"].map(number);
+    assert!(times.is_sorted() && times[0] > 0.0, "{times:?}");
+    assert!((number("runs_per_second") * number("median_ms") - 1e3).abs() < 1e-6, "{found}");
+    assert!((number("items_per_second") - 3.0 * number("runs_per_second")).abs() < 1e-6, "{found}");
+    assert!(number("iters") >= 1.0 && number("iters") * number("max_ms") >= 40.0, "{found}");
+    let text = ok(&[&["bench", "--iters", "2"], MLP, CPU]);
+    assert!(text.contains("2 runs") && text.contains("99 %") && text.contains("items, of which a run has 3"), "{text}");
+    fails(1, &[&["bench", "--iters", "2", "--duration", "1s"], MLP], &["--iters", "--duration"]);
+    fails(1, &[&["bench", "--duration", "1h"], MLP], &["ms, s or min"]);
+}
+
+/// In a workflow, what takes too much or more than before is an annotation.
+#[test]
+#[cfg(unix)]
+fn workflows_have_annotations() {
+    let folder = Folder::new("github");
+    let [small, large] = ["small.json", "large.json"].map(|name| folder.path(name));
+    ok(&[&["plan"], MLP, &["-o", &small]]);
+    ok(&[&["plan", MLP[0], "--set", "batch=300", "-o", &large]]);
+    let github = ["--format", "github"];
+    let ran = finish(program(&[&["plan"], MLP, &["--assert-peak", "64KiB"], &github].concat()));
+    let first = format!("::error file={},title=Memory does not fit::{}: does not fit: --assert-peak", MLP[0], MLP[0]);
+    assert!(
+        ran.code == Some(2) && ran.out.starts_with(&first) && ran.out.contains("%0Alive at the peak"),
+        "{}",
+        ran.out
+    );
+    assert_eq!(ran.out.lines().count(), 1);
+    let grown = ok(&[&["diff", &small, &large], &github]);
+    assert!(grown.starts_with(&format!("::warning file={large},title=Memory%3A ")), "{grown}");
+    assert!(
+        grown.lines().next().is_some_and(|line| line.contains(" more::")) && grown.contains("\ntook more"),
+        "{grown}"
+    );
+    assert!(ok(&[&["diff", &large, &small], &github]).starts_with("::notice "));
+    assert!(ok(&[&["diff", &small, &small], &github]).contains("title=Memory%3A as before::"));
+
+    // The action does the same.
+    let action = |limit: &str, baseline: &str| {
+        let bin = Path::new(env!("CARGO_BIN_EXE_plimsoll")).parent().expect("it is in a folder");
+        let path = std::env::join_paths(
+            std::iter::once(bin.to_owned()).chain(std::env::split_paths(&std::env::var_os("PATH").unwrap_or_default())),
+        );
+        let mut command = Command::new("bash");
+        command.arg(".github/actions/memory/check.sh").current_dir(env!("CARGO_MANIFEST_DIR"));
+        command.envs([("MODEL", MLP[0]), ("FLAGS", "--set batch=3"), ("LIMIT", limit), ("BASELINE", baseline)]);
+        command.env("PLAN", folder.path("plan.json")).env("PATH", path.expect("folders have no colons"));
+        finish(command)
+    };
+    let refused = action("64KiB", "");
+    assert!(refused.code == Some(2) && refused.out.starts_with(&first), "{}{}", refused.out, refused.err);
+    let fits = action("1GiB", &large);
+    assert!(fits.code == Some(0) && fits.out.contains("::notice "), "{}{}", fits.out, fits.err);
+    assert_eq!(action("", "").code, Some(0));
 }

@@ -365,3 +365,45 @@ fn each_layer_has_its_rule() {
     let variance = numbers.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / 111.0;
     assert!(mean.abs() < 0.4 && (variance - 1.0).abs() < 0.5, "{mean} {variance}");
 }
+
+/// An archive alone gives an input, or an expected output, per member.
+#[test]
+fn an_archive_gives_a_tensor_per_member() {
+    let folder = Folder::new("members");
+    let source = "<ir_version: 8, opset_import: [\"\" : 17]>
+        g (uint8[n, 3] a, uint8[n, 3] b) => (uint8[n, 3] y, uint8[n, 3] z) { y = Add (a, b)\n z = Identity (b) }";
+    let model = folder.file("m.onnxtxt", source);
+    let arrays = [array(2, 1), array(2, 7), array(2, 4)];
+    let mut sum = arrays[0].clone();
+    let values = 128..sum.len();
+    sum[values.clone()].iter_mut().zip(&arrays[1][values]).for_each(|(to, from)| *to += from);
+    for (deflated, long) in [(false, false), (true, true)] {
+        let given = folder.file("x.npz", zip(&[("a.npy", &arrays[0]), ("b.npy", &arrays[1])], deflated, long));
+        let right = folder.file("y.npz", zip(&[("y.npy", &sum), ("z.npy", &arrays[1])], deflated, long));
+        let wrong = folder.file("z.npz", zip(&[("z.npy", &arrays[2])], deflated, long));
+        for flag in ["--input", "--inputs"] {
+            let found = ok_json(&[&["run", &model, flag, &given, "--expect", &right], CPU]);
+            assert_eq!(found["expected"].as_array().map(Vec::len), Some(2), "{found}");
+            assert_eq!(found["binding"]["n"], 2, "{found}");
+            fails(3, &[&["run", &model, flag, &given, "--expect", &wrong], CPU], &["output 'z'"]);
+        }
+        ok(&[&["bench", &model, "--inputs", &given, "--iters", "1"], CPU]);
+        ok(&[&["compare", &model, "--inputs", &given, "--iters", "1"], CPU]);
+        ok(&[&["plan", &model, "--inputs", &given]]);
+        ok(&[&["run", &model, "--input", &format!("b={given}:a"), "--input", &format!("a={given}:b")], CPU]);
+        let twice = ["--inputs", &given, "--input", "a=2x3xu8=1"];
+        fails(1, &[&["run", &model], CPU, &twice], &["'a'", "twice"]);
+        let both = [&["run", &model, "--inputs", &right][..], CPU].concat();
+        fails(1, &[&both], &["--input y: not an input of the graph; its inputs: a, b"]);
+    }
+    let damaged = |text: &str, bytes: Vec<u8>| {
+        let file = folder.file("damaged.npz", bytes);
+        fails(1, &[&["run", &model, "--inputs", &file], CPU], &["damaged.npz", text]);
+    };
+    let whole = zip(&[("a.npy", &arrays[0]), ("b.npy", &arrays[1])], false, false);
+    damaged("it is no archive", whole[..whole.len() - 1].to_vec());
+    damaged("several members 'a'", zip(&[("a.npy", &arrays[0]), ("a.npy", &arrays[1])], false, false));
+    // Of two directories' lines for one member, both have its bytes.
+    let large = vec![0; 200 << 20];
+    damaged("are inflated in memory", zip(&[("a.npy", &large), ("b.npy", &large)], true, false));
+}

@@ -87,7 +87,7 @@ fn graph_files_give_the_same_results_eager_and_planned() {
         for file in files() {
             let graph = load(&file);
             let found = compared(&graph, open, None);
-            let text = report::comparison(&found);
+            let text = report::comparison("graph", &found);
             eprintln!("{backend}: {text}");
             let names: Vec<_> = found.columns.iter().map(|c| c.name.as_str()).collect();
             assert_eq!(names, ["eager direct", "eager caching", "eager bfc", "planned", "planned fused"]);
@@ -190,7 +190,7 @@ fn a_column_that_does_not_fit_says_so() {
     }
     assert_eq!(tight.reference.as_deref(), Some("planned"));
     tight.verdict(1e-5).expect("what ran agrees");
-    let text = report::comparison(&tight);
+    let text = report::comparison("graph", &tight);
     assert!(text.contains("eager caching: does not fit: caching allocator"), "{text}");
     let none = compared(&graph, cpu, Some(1000));
     assert!(none.reference.is_none() && none.columns.iter().all(|c| matches!(c.outcome, Outcome::Refused { .. })));
@@ -288,7 +288,7 @@ proptest! {
         };
         let found = compare(&graph, &inputs(&graph), &setup).map_err(|e| TestCaseError::fail(e.to_string()))?;
         if let Err(error) = found.verdict(1e-5) {
-            return Err(TestCaseError::fail(format!("{error}\n{}", report::comparison(&found))));
+            return Err(TestCaseError::fail(format!("{error}\n{}", report::comparison("graph", &found))));
         }
         prop_assert_eq!(measured(&found.columns[3]).peak_reserved_bytes, found.columns[3].smallest_device_bytes);
     }

@@ -205,7 +205,7 @@ fn runs_are_counted() {
     };
     assert!(refused(4, 0, None).contains("expected at least one run at once, found 0"));
     assert!(refused(1 << 42, u32::MAX, None).contains("beyond 63 bits"));
-    assert!(refused(1 << 42, u32::MAX, Some(1 << 20)).contains("the limit is 1048576 bytes"));
+    assert!(refused(1 << 42, u32::MAX, Some(1 << 20)).contains("the limit is 1,048,576 bytes"));
 }
 
 /// The bytes that all backends hold together, up to a limit.

@@ -1,6 +1,7 @@
 //! Goldens of every stage: the graph after the passes, plans, kernels, the table of operators. A refactor leaves them alone;
 //! `BLESS=1 cargo test --test it golden::` writes them anew.
 
+use crate::common::Folder;
 use crate::graphs;
 use crate::graphs::GRAPHS;
 use plimsoll::Limits;
@@ -12,13 +13,13 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Stages: the golden's ending, and the command that prints it, `MODEL` standing for the file.
+/// Stages: the golden's ending, and the command that prints it, `MODEL` standing for the file. A plan is written to a file.
 const STAGES: &[(&str, &[&str])] = &[
     ("dot", &["emit", "MODEL", "dot"]),
-    ("cpu.json", &["plan", "MODEL", "--target", "cpu", "--threads", "2", "--json"]),
-    ("wgpu.json", &["plan", "MODEL", "--target", "wgpu", "--json"]),
+    ("cpu.json", &["plan", "MODEL", "--target", "cpu", "--threads", "2"]),
+    ("wgpu.json", &["plan", "MODEL", "--target", "wgpu"]),
     ("wgsl", &["emit", "MODEL", "wgsl"]),
-    ("cuda.json", &["plan", "MODEL", "--target", "cuda", "--json"]),
+    ("cuda.json", &["plan", "MODEL", "--target", "cuda"]),
     ("cu", &["emit", "MODEL", "cuda"]),
 ];
 
@@ -41,7 +42,15 @@ fn printed(args: &[String]) -> String {
 fn stage(command: &[&str], file: &str, dims: &[(&str, usize)]) -> String {
     let place = |arg: &&str| if *arg == "MODEL" { format!("graphs/{file}") } else { (*arg).to_owned() };
     let sets = dims.iter().flat_map(|(dim, extent)| ["--set".to_owned(), format!("{dim}={extent}")]);
-    printed(&command.iter().map(place).chain(sets).collect::<Vec<_>>())
+    let mut args: Vec<_> = command.iter().map(place).chain(sets).collect();
+    if command[0] != "plan" {
+        return printed(&args);
+    }
+    let folder = Folder::new("golden");
+    let plan = folder.path("plan.json");
+    args.extend(["-o".to_owned(), plan.clone()]);
+    printed(&args);
+    std::fs::read_to_string(plan).expect("the plan is written")
 }
 
 /// The name and the expected content of every golden.

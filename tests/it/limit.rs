@@ -12,6 +12,7 @@ use plimsoll::internals::plan::make::streams::Streams;
 use plimsoll::internals::plan::tell::diff::{Fate, diff};
 use plimsoll::internals::plan::tell::peak::peak;
 use plimsoll::internals::plan::{Candidate, Class, Limits, Plan, Recipe, SegmentIdx, StepIdx, plan};
+use plimsoll::internals::report::grouped;
 use plimsoll::internals::target::Target;
 use plimsoll::internals::trace::Trace;
 use plimsoll::internals::{onnx, reference};
@@ -598,7 +599,11 @@ fn a_dim_that_must_be_a_multiple_is_found() {
         // Nothing fits: the smallest extent is reported, once.
         let needed = planned(of as u64);
         let ran = run(&[search, &["4"]]);
-        assert!(ran.code == Some(2) && ran.err.contains(&format!("N={of}: needs {needed} bytes")), "{}", ran.err);
+        assert!(
+            ran.code == Some(2) && ran.err.contains(&format!("N={of}: needs {} bytes", grouped(needed))),
+            "{}",
+            ran.err
+        );
         assert_eq!(ran.err.lines().next().expect("a line").matches(file.path()).count(), 1, "{}", ran.err);
     }
     // 127 has no fraction that can be planned. The text says only that none was found.
@@ -804,7 +809,9 @@ fn a_peak_is_asserted() {
     assert!(live.iter().any(|h| h["name"] == "hidden" && h["operator"] == "Relu"), "{found}");
     // The plan is written, so that it can be inspected.
     let written = std::fs::read_to_string(file.path()).expect("the plan is written");
-    assert_eq!(written, ok(&[&["plan", "--json"], MLP]));
+    let whole = File::new("whole.json", "");
+    ok(&[&["plan", "-o", whole.path()], MLP]);
+    assert_eq!(written, std::fs::read_to_string(whole.path()).expect("the plan is written"));
     let text = run(&[&["plan"], MLP, &["--assert-peak", &over]]);
     assert_eq!((text.code, text.out.as_str()), (Some(2), ""));
     for words in ["--assert-peak", "(1 over)", "live at the peak", "hidden"] {

@@ -37,6 +37,7 @@ mod passes;
 mod precision;
 mod prologue;
 mod random;
+mod recompute;
 mod rotary;
 
 // Plans: lowering, order, placement, the checker, limits.
@@ -62,7 +63,6 @@ mod lent;
 mod library;
 #[cfg(feature = "cuda")]
 mod nvrtc;
-mod recompute;
 mod render;
 mod templates;
 mod tune;

@@ -7,7 +7,7 @@ use crate::graphs::GRAPHS;
 use chromium::Chromium;
 use plimsoll::internals::plan::tell::timeline::Timeline;
 use plimsoll::internals::plan::{BufferIdx, Class, Limits, Plan, plan};
-use plimsoll::internals::report::picture::{Scene, page};
+use plimsoll::internals::report::picture::{Kind, Scene, page};
 use plimsoll::internals::report::{grouped, human, svg};
 use plimsoll::internals::target::Target;
 use plimsoll::internals::trace::Trace;
@@ -128,6 +128,16 @@ fn pictures_in_the_readme_are_what_the_tool_draws() {
         let kept = std::fs::read_to_string(&path).unwrap_or_default();
         assert!(kept == drawn, "{picture} is not what the tool draws; BLESS=1 draws it anew");
     }
+}
+
+/// Each kind of bytes has a colour of its own.
+#[test]
+fn no_two_kinds_have_one_colour() {
+    let mut fills: Vec<_> = Kind::all().map(Kind::fill).collect();
+    let kinds = fills.len();
+    fills.sort_unstable();
+    fills.dedup();
+    assert!(fills.len() == kinds && kinds > 10, "{fills:?}");
 }
 
 /// A plan that does not fit is drawn, but still refused.
@@ -398,7 +408,7 @@ fn streams_staging_and_several_ways_are_drawn() {
     let mut plans = files.map(|(graph, fuse)| planned(graph, "cuda", fuse));
     let wide = plans.find(|(plan, _)| plan.steps.iter().any(|s| s.stream > 0));
     let (plan, graph) = wide.expect("some steps run side by side");
-    std::fs::write(&file, page(&plan, Some(&graph), None)).expect("it is written");
+    std::fs::write(&file, page("streams", &plan, Some(&graph), None)).expect("it is written");
     browser.open(&file);
     let streams = browser.eval("plimsoll.data.scenes[0].streams").as_f64().expect("a number");
     let strip = browser.eval("plimsoll.panels().find(p => p.kind === 'strip').h").as_f64().expect("a number");
@@ -513,9 +523,9 @@ fn names_are_text() {
         trace.output(&format!("{name}out"), x.exp().matmul(x).relu());
     }
     let (plan, graph) = planned(trace.finish().expect("a graph"), "cpu", false);
-    let html = page(&plan, Some(&graph), None);
-    assert_eq!(html, page(&plan, Some(&graph), None));
-    let drawn = svg(&plan, Some(&graph), None);
+    let html = page(NAMES[0], &plan, Some(&graph), None);
+    assert_eq!(html, page(NAMES[0], &plan, Some(&graph), None));
+    let drawn = svg(NAMES[0], &plan, Some(&graph), None);
     for text in [&html, &drawn] {
         assert!(!text.contains("<script>window") && !text.contains("<img"), "a name is markup");
     }
@@ -572,7 +582,7 @@ fn drawing_grows_with_the_buffers_and_not_with_their_square() {
         let (plan, graph) = exponentials(turns);
         assert!(plan.buffers.len() >= 2 * turns, "{}", plan.buffers.len());
         let file = folder.path(&format!("{turns}.html"));
-        std::fs::write(&file, page(&plan, Some(&graph), None)).expect("it is written");
+        std::fs::write(&file, page("exponentials", &plan, Some(&graph), None)).expect("it is written");
         browser.open(&file);
         assert_eq!(browser.eval("plimsoll.boxes().length"), json!(plan.buffers.len()));
         let time = browser.eval(&format!(

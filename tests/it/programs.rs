@@ -536,7 +536,7 @@ fn files_share_states() {
     let plan = folder.path("plan.json");
     let (code, out, err) = plimsoll(&[&["plan"], &files[..], &states, &["-o", &plan]].concat());
     assert_eq!(code, Some(0), "{err}");
-    assert!(out.contains("2 programs for cpu") && out.contains("planned together"), "{out}");
+    assert!(out.contains(" for cpu, 2 programs") && out.contains("planned together"), "{out}");
     let (code, out, err) = plimsoll(&["check", &plan]);
     assert_eq!((code, out.lines().last()), (Some(0), Some("together: sound")), "{err}");
     let (code, out, err) = plimsoll(&["diff", &plan, &plan]);

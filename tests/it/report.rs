@@ -97,16 +97,19 @@ fn a_column_that_does_not_fit_says_why() {
         smallest_device_bytes: 1 << 21,
         outcome,
     };
-    let text = comparison(&Comparison {
-        model: "m".into(),
-        target: "cpu".into(),
-        memory_limit: Some(4096),
-        runs: 21,
-        reference: Some("planned".into()),
-        columns: vec![column("eager bfc", refused), column("planned", Outcome::Ran(measured))],
-    });
+    let text = comparison(
+        "mlp.onnx (batch=8)",
+        &Comparison {
+            model: "m".into(),
+            target: "cpu".into(),
+            memory_limit: Some(4096),
+            runs: 21,
+            reference: Some("planned".into()),
+            columns: vec![column("eager bfc", refused), column("planned", Outcome::Ran(measured))],
+        },
+    );
     let expected = "\
-m on cpu, 21 runs each, at most 4.00 KiB (4,096 bytes)
+mlp.onnx (batch=8) on cpu, 21 runs each, at most 4.00 KiB (4,096 bytes)
 
                                  eager bfc    planned
 kernel launches                          7          7

@@ -7,7 +7,21 @@ use std::path::{Path, PathBuf};
 /// Modules from bottom to top. A file may use its own folder, the modules of its own line, and the lines above its own. A module that is
 /// named twice, as `plan` and `plan::make`, has the longer name's line.
 const LAYERS: &[&[&str]] = &[
-    &["error", "file", "hash", "random", "dtype", "shape", "elements", "tensor", "npy", "npz", "safetensors", "target"],
+    &[
+        "figures",
+        "error",
+        "file",
+        "hash",
+        "random",
+        "dtype",
+        "shape",
+        "elements",
+        "tensor",
+        "npy",
+        "npz",
+        "safetensors",
+        "target",
+    ],
     &["expr", "kernel", "op", "ops"],
     &["decisions", "constant", "graph"],
     &["autodiff", "trace", "onnx", "reference", "pass", "train"],

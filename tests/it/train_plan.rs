@@ -124,7 +124,7 @@ fn a_plan_in_words_names_its_parts() {
     ] {
         assert!(text.contains(words), "{words} missing in\n{text}");
     }
-    assert!(text.contains("weights are trained\n  not 'head.0.weight': it is frozen\n"), "{text}");
+    assert!(text.contains(" weights\n  not 'head.0.weight': it is frozen\n"), "{text}");
     let text = ok(&[PLAN, METHOD, METHODS[1]]);
     for words in ["4 programs", "first", "next", "last", "sums of gradients"] {
         assert!(text.contains(words), "{words} missing in\n{text}");
@@ -189,7 +189,7 @@ fn plans_of_training_are_saved_checked_drawn_and_compared() {
     let planned = ok_json(&[PLAN, METHOD])["planned_bytes"].to_string();
     ok(&[PLAN, METHOD, &["--assert-peak", &planned]]);
     fails(2, &[PLAN, METHOD, &["--assert-peak", "1000"]], &["--assert-peak", "program 'step' needs the most arena"]);
-    refused(&[PLAN, METHOD, &["--memory-limit", "1000"]], &["'step', 'evaluate'", "the limit is 1000 bytes"]);
+    refused(&[PLAN, METHOD, &["--memory-limit", "1000"]], &["'step', 'evaluate'", "the limit is 1,000 bytes"]);
 }
 
 fn name(plan: &Value) -> &str {

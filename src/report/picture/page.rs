@@ -9,8 +9,8 @@ use crate::train::classes::{Classes, States};
 use crate::train::losses::Losses;
 use serde_json::{Value, json};
 
-/// The page of a comparison: one scene per column that ran, all on one scale of time and of bytes.
-pub fn comparison_page(comparison: &Comparison, scenes: Vec<Scene>) -> String {
+/// The page of a comparison of the ways to run a subject: one scene per column that ran, all on one scale of time and of bytes.
+pub fn comparison_page(subject: &str, comparison: &Comparison, scenes: Vec<Scene>) -> String {
     let mut scenes = scenes;
     let mut notes = vec![
         "Memory from the load to the end of the first run. Segments of eager runs are drawn as low as they fit: their real addresses are not known.".to_owned(),
@@ -37,21 +37,23 @@ pub fn comparison_page(comparison: &Comparison, scenes: Vec<Scene>) -> String {
             scene.limit = comparison.memory_limit;
         }
     }
-    let title = format!("{} on {}: eager and planned", comparison.model, comparison.target);
+    let title = format!("{subject} on {}: eager and planned", comparison.target);
     document(&json!({"title": title, "scenes": scenes, "notes": notes}))
 }
 
-/// The page of a plan: one file without references to others. Its data is the scene's JSON.
-pub fn page(plan: &Plan, graph: Option<&Graph>, limit: Option<u64>) -> String {
-    let scene = Scene::of(plan, graph, limit);
+/// The page of a subject's plan: one file without references to others. Its data is the scene's JSON.
+pub fn page(subject: &str, plan: &Plan, graph: Option<&Graph>, limit: Option<u64>) -> String {
+    let scene = Scene { name: subject.to_owned(), ..Scene::of(plan, graph, limit) };
     let title = format!("{} on {}", scene.name, scene.target);
     document(&json!({"title": title, "scenes": [scene], "summary": plan.summary}))
 }
 
-/// The page of programs: their scenes, one below another.
-pub fn programs_page(plans: &[(&Plan, &Graph)], limit: Option<u64>) -> String {
+/// The page of a subject's programs: their scenes, one below another.
+pub fn programs_page(subject: &str, plans: &[(&Plan, &Graph)], limit: Option<u64>) -> String {
     let plans: Vec<_> = plans.iter().map(|&(plan, graph)| (plan, Some(graph))).collect();
-    document(&programs(&plans, limit))
+    let mut data = programs(&plans, limit);
+    data["title"] = format!("{subject}: {}", data["title"].as_str().unwrap_or_default()).into();
+    document(&data)
 }
 
 /// The page of a training: the losses of its steps, the bytes by what they hold, and the scenes of its programs.

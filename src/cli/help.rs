@@ -1,0 +1,234 @@
+//! The groups of flags in `--help`, and its examples. Also manual pages and completions, which are made of the same.
+
+use super::line;
+use crate::error::{Error, Result};
+use clap::{Arg, Args, Command, builder::StyledStr};
+use clap_complete::Shell;
+use serde_json::json;
+
+/// Groups of flags, by the names of their fields. All others are under "Options".
+const GROUPS: &[(&str, &[&str])] = &[
+    ("The model", &["dims", "state", "training", "outputs"]),
+    ("Inputs", &["inputs", "seed"]),
+    ("Memory", &["memory_limit", "chunks", "f16", "no_fuse", "forks", "assert_peak", "advise"]),
+    ("The device", &["backend", "device", "target", "threads", "no_libraries", "allow_tf32", "no_tuned", "tuned"]),
+    (
+        "How it is trained",
+        &[
+            "train",
+            "curve",
+            "loss",
+            "label_smoothing",
+            "optimizer",
+            "momentum",
+            "nesterov",
+            "beta1",
+            "beta2",
+            "eps",
+            "weight_decay",
+            "decay_dims",
+            "lr",
+            "schedule",
+            "warmup",
+            "batch",
+            "accumulate",
+            "clip_norm",
+            "ema",
+            "precision",
+            "freeze",
+            "init",
+        ],
+    ),
+    ("Output", &["format", "json", "quiet", "verbose"]),
+];
+
+/// Three examples of each command that takes a file.
+const EXAMPLES: &[(&str, [&str; 3])] = &[
+    (
+        "inspect",
+        ["plimsoll inspect model.onnx", "plimsoll inspect model.onnx --json", "plimsoll inspect graphs/mlp.onnxtxt"],
+    ),
+    (
+        "run",
+        [
+            "plimsoll run model.onnx --set batch=8",
+            "plimsoll run model.onnx --inputs x.npz --expect y.npz --backend cpu",
+            "plimsoll run model.onnx --input image=photo.npy --memory-limit 512MiB --output-dir results",
+        ],
+    ),
+    (
+        "plan",
+        [
+            "plimsoll plan model.onnx --set batch=8 --target cuda",
+            "plimsoll plan model.onnx --set batch=1..64 --memory-limit 2GiB --html plan.html",
+            "plimsoll plan --train model.onnx --loss cross_entropy --batch 256",
+        ],
+    ),
+    (
+        "place",
+        [
+            "plimsoll place buffers.csv",
+            "plimsoll place buffers.csv --capacity 256KiB -o placed.csv",
+            "plimsoll place buffers.csv --deadline 10s",
+        ],
+    ),
+    ("check", ["plimsoll check plan.json", "plimsoll check plan.json --json", "plimsoll check plan.json --quiet"]),
+    (
+        "diff",
+        [
+            "plimsoll diff before.json after.json",
+            "plimsoll diff before.json after.json --json",
+            "plimsoll diff before.json after.json --format github",
+        ],
+    ),
+    (
+        "max-batch",
+        [
+            "plimsoll max-batch model.onnx --memory-limit 8GiB",
+            "plimsoll max-batch model.onnx --dim batch --set sequence=128 --memory-limit 8GiB --target cuda",
+            "plimsoll max-batch --train model.onnx --loss cross_entropy --memory-limit 8GiB",
+        ],
+    ),
+    (
+        "compare",
+        [
+            "plimsoll compare model.onnx --set batch=8",
+            "plimsoll compare model.onnx --set batch=8 --memory-limit 1GiB --html ways.html",
+            "plimsoll compare --train model.onnx --loss mse --batch 32",
+        ],
+    ),
+    (
+        "bench",
+        [
+            "plimsoll bench model.onnx --set batch=8 --duration 10s",
+            "plimsoll bench model.onnx --set batch=1..64 --at batch=1,64",
+            "plimsoll bench model.onnx --set batch=8 --threads 1 --forks 2 --backend cpu",
+        ],
+    ),
+    (
+        "tune",
+        [
+            "plimsoll tune model.onnx --set batch=8",
+            "plimsoll tune model.onnx --set batch=8 --seconds 600 --more-memory",
+            "plimsoll tune model.onnx --set batch=8 --again -o tuned.json",
+        ],
+    ),
+    (
+        "train",
+        [
+            "plimsoll train model.onnx --data x.npy --labels y.npy --loss mse --lr 0.001 --batch 64 --steps 100",
+            "plimsoll train model.onnx --data x.npy --labels y.npy --loss cross_entropy --lr 0.001 --batch 64 --epochs 10 \
+             --valid valid-x.npy --valid-labels valid-y.npy --output trained.onnx",
+            "plimsoll train model.onnx --data x.npz:x --labels x.npz:y --loss mse --lr 0.001 --batch 64 --epochs 10 \
+             --checkpoint kept --resume",
+        ],
+    ),
+    (
+        "emit",
+        [
+            "plimsoll emit model.onnx onnxtxt",
+            "plimsoll emit model.onnx cuda --set batch=8",
+            "plimsoll emit --train model.onnx onnx --loss mse --batch 8 -o step.onnx",
+        ],
+    ),
+    ("devices", ["plimsoll devices", "plimsoll devices cuda:0", "plimsoll devices --json"]),
+];
+
+/// The command line with its flags in groups and its commands with examples.
+pub(super) fn dressed(command: Command) -> Command {
+    command.mut_args(grouped).mut_subcommands(|command| {
+        let Some((_, examples)) = EXAMPLES.iter().find(|(name, _)| *name == command.get_name()) else { return command };
+        let mut text = StyledStr::from(format!("Examples:\n  {}", examples.join("\n  ")));
+        if let Some(more) = command.get_after_help() {
+            text = StyledStr::from(format!("{text}\n\n{more}"));
+        }
+        command.mut_args(grouped).after_help(text)
+    })
+}
+
+/// A flag in its group. Operands stay among the arguments.
+fn grouped(arg: Arg) -> Arg {
+    let group = GROUPS.iter().find(|(_, ids)| ids.contains(&arg.get_id().as_str()));
+    match group {
+        Some((heading, _)) if !arg.is_positional() => arg.help_heading(*heading),
+        _ => arg,
+    }
+}
+
+#[derive(Args)]
+pub(super) struct Completions {
+    /// The shell.
+    #[arg(value_enum)]
+    shell: Shell,
+}
+
+impl Completions {
+    pub(super) fn run(&self, mut command: Command, json: bool) -> Result<String> {
+        let mut text = Vec::new();
+        clap_complete::generate(self.shell, &mut command, "plimsoll", &mut text);
+        Ok(printed(&self.shell.to_string(), text, json))
+    }
+}
+
+#[derive(Args)]
+pub(super) struct Man {
+    /// A command. Default: the page of the program.
+    command: Option<String>,
+}
+
+impl Man {
+    pub(super) fn run(&self, mut command: Command, json: bool) -> Result<String> {
+        command.build();
+        let page = match &self.command {
+            None => command,
+            Some(name) => {
+                let known: Vec<_> = command.get_subcommands().map(|known| known.get_name().to_owned()).collect();
+                let unknown =
+                    || Error::usage(format!("man {name}: no such command; the commands: {}", known.join(", ")));
+                command.find_subcommand(name).cloned().ok_or_else(unknown)?
+            }
+        };
+        let mut text = Vec::new();
+        clap_mangen::Man::new(page).render(&mut text).expect("memory takes all that is written");
+        Ok(printed("man", text, json))
+    }
+}
+
+fn printed(form: &str, text: Vec<u8>, json: bool) -> String {
+    let text = String::from_utf8_lossy(&text);
+    if json { line(&json!({"form": form, "text": text})) } else { text.into_owned() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::command;
+
+    /// Each command that takes a file has examples, and each example is a command of this program.
+    #[test]
+    fn examples_are_commands() {
+        let with: Vec<_> = EXAMPLES.iter().map(|(name, _)| *name).collect();
+        for known in command().get_subcommands().map(Command::get_name) {
+            let needs_none = ["ops", "completions", "man"].contains(&known);
+            assert!(with.contains(&known) != needs_none, "{known}");
+        }
+        for (name, examples) in EXAMPLES {
+            for example in examples {
+                let words: Vec<_> = example.split_whitespace().collect();
+                assert_eq!(&words[..2], ["plimsoll", name]);
+                command().try_get_matches_from(words).unwrap_or_else(|error| panic!("{example}: {error}"));
+            }
+        }
+    }
+
+    /// Each name in a group is that of a flag.
+    #[test]
+    fn groups_have_flags() {
+        let all = command();
+        let ids: Vec<_> =
+            all.get_subcommands().chain([&all]).flat_map(Command::get_arguments).map(Arg::get_id).collect();
+        for id in GROUPS.iter().flat_map(|(_, ids)| *ids) {
+            assert!(ids.iter().any(|known| known.as_str() == *id), "{id}");
+        }
+    }
+}

@@ -1,0 +1,35 @@
+//! Figures as text: bytes in their unit, digits in groups, nouns with their number.
+
+/// A number of bytes in the largest unit that it reaches: `1.50 MiB`.
+pub fn human(bytes: u64) -> String {
+    const UNITS: [&str; 6] = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
+    let power = (bytes.max(1).ilog2() / 10) as usize;
+    match power.checked_sub(1) {
+        None => format!("{bytes} B"),
+        Some(unit) => format!("{:.2} {}", bytes as f64 / (1u64 << (10 * power)) as f64, UNITS[unit]),
+    }
+}
+
+/// A whole number with its digits in groups of three: `1,572,864`.
+pub fn grouped(number: u64) -> String {
+    let digits = number.to_string();
+    let mut out = String::with_capacity(digits.len() + digits.len() / 3);
+    for (k, digit) in digits.chars().enumerate() {
+        if k > 0 && (digits.len() - k).is_multiple_of(3) {
+            out.push(',');
+        }
+        out.push(digit);
+    }
+    out
+}
+
+/// A number of bytes, readable and exact: `1.50 MiB (1,572,864 bytes)`.
+pub fn bytes(bytes: u64) -> String {
+    format!("{} ({} bytes)", human(bytes), grouped(bytes))
+}
+
+/// A number and its noun: `1 step`, `2 steps`.
+pub fn count(number: u64, noun: &str) -> String {
+    let plural = if number == 1 { "" } else { "s" };
+    format!("{} {noun}{plural}", grouped(number))
+}
