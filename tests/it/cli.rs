@@ -454,7 +454,7 @@ fn devices_and_operators_are_listed() {
     let rows = table.lines().take_while(|line| !line.is_empty());
     assert_eq!(rows.count(), 1 + ops::all().count());
     assert!(
-        table.contains("\nwgpu: stores i64 as i32, u8 as i32, i8 as i32, bool as i32 (*); has no f16, bf16, f64\n"),
+        table.contains("\nwgpu: stores i64 as i32, i16 as i32, i8 as i32, u64 as i32, u32 as i32, u16 as i32, u8 as i32, bool as i32 (*); has no f16, bf16, f64\n"),
         "{table}"
     );
     let found = ok_json(&[&["ops"]]);

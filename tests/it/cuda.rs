@@ -325,11 +325,11 @@ fn a_full_card_and_limits_beyond_it() {
         plimsoll(&folder, &all, &cache)
     };
     let (code, _, log) = run(&[]);
-    let needs = log.contains("does not fit: ") && log.contains("the limit is 1048576 bytes");
+    let needs = log.contains("does not fit: ") && log.contains("the limit is 1,048,576 bytes");
     assert!(code == Some(2) && needs, "planned and free bytes: {log}");
     let (code, _, log) = run(&["--memory-limit", "1GiB"]);
     assert!(
-        code == Some(1) && log.contains("limit is 1073741824 bytes") && log.contains("has 67108864 bytes"),
+        code == Some(1) && log.contains("limit is 1,073,741,824 bytes") && log.contains("has 67,108,864 bytes"),
         "{log}"
     );
     let (code, _, log) = run(&["--device", "3"]);
@@ -423,7 +423,9 @@ fn what_is_beside_plans_is_measured_once() {
     let save =
         ["plan", MODEL, "--set", "batch=4", "--target", "cuda", "--json", "-o", path.to_str().expect("it is text")];
     let mut answer: serde_json::Value = serde_json::from_str(&ok(&save).0).expect("it is JSON");
-    let beside = answer.as_object_mut().expect("it is a plan").remove("beside").expect("it is estimated");
+    let record = answer.as_object_mut().expect("it is a plan");
+    let beside = record.remove("beside").expect("it is estimated");
+    assert_eq!((record.remove("file"), record.remove("binding")), (Some(json!(MODEL)), Some(json!({ "batch": 4 }))));
     let part = |name: &str| beside[name].as_u64().expect("it is a number");
     assert_eq!(part("bytes"), (3 << 20) + part("modules") + part("graphs"));
     let steps = answer["steps"].as_array().expect("it has steps").len() as u64;

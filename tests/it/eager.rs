@@ -184,7 +184,8 @@ fn a_column_that_does_not_fit_says_so() {
         match &column.outcome {
             Outcome::Ran(measured) => assert!(measured.peak_reserved_bytes <= limit, "{}", column.name),
             Outcome::Refused { does_not_fit } => {
-                assert!(column.smallest_device_bytes > limit && does_not_fit.contains(&limit.to_string()));
+                let named = does_not_fit.replace(',', "").contains(&limit.to_string());
+                assert!(column.smallest_device_bytes > limit && named);
             }
         }
     }
