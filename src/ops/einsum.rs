@@ -309,7 +309,11 @@ mod tests {
             refused("ij,jk->ik", &[&[2, 3], &[4, 2]]),
             "input 'Inputs[1]': expected 3 elements along axis 0 by 'ij,jk->ik', found [4,2]"
         );
-        for text in ["ii->i", "ij->k", "ij->ii", "i1->i", "..j->j"] {
+        assert_eq!(
+            refused("ii->i", &[&[2, 3]]),
+            "input 'Inputs[0]': expected a square along a letter twice in 'ii->i', found [2,3]"
+        );
+        for text in ["ij->k", "ij->ii", "i1->i", "..j->j"] {
             assert!(refused(text, &[&[2, 2]]).starts_with("attribute 'equation': "), "{text}");
         }
     }
