@@ -425,7 +425,10 @@ fn what_is_beside_plans_is_measured_once() {
     let mut answer: serde_json::Value = serde_json::from_str(&ok(&save).0).expect("it is JSON");
     let record = answer.as_object_mut().expect("it is a plan");
     let beside = record.remove("beside").expect("it is estimated");
-    assert_eq!((record.remove("file"), record.remove("binding")), (Some(json!(MODEL)), Some(json!({ "batch": 4 }))));
+    assert_eq!(
+        (record.remove("file"), record.remove("binding")),
+        (Some(MODEL.into()), Some(serde_json::json!({ "batch": 4 })))
+    );
     let part = |name: &str| beside[name].as_u64().expect("it is a number");
     assert_eq!(part("bytes"), (3 << 20) + part("modules") + part("graphs"));
     let steps = answer["steps"].as_array().expect("it has steps").len() as u64;

@@ -242,7 +242,7 @@ fn the_command_shows_what_precision_saves() {
     let planned = |plan: &serde_json::Value| plan["planned_bytes"].as_f64().expect("a number");
     assert!(planned(&narrow) < 0.75 * planned(&wide), "{} of {}", planned(&narrow), planned(&wide));
     let text = run("bf16", "cuda", &[]);
-    assert!(text.contains("kept for backward") && text.contains("stay f32 beside the states"), "{text}");
+    assert!(text.contains("kept for backward") && text.contains("f32 beside the states"), "{text}");
     assert_eq!(json("bf16", "cpu")["precision"], "f32");
     let (plain, unstored) = (run("f32", "cpu", &[]), run("bf16", "cpu", &[]));
     assert!(unstored.contains("target 'cpu' stores bf16 as f32") && !plain.contains("as f32"), "{unstored}");

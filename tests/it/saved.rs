@@ -165,7 +165,7 @@ fn files_of_other_graphs_are_refused_with_both_sides() {
     );
     is(
         refused(&format!("{{{FIXED},{}}}", SUM.replace("F32", "U32")), 14),
-        "expected the states of 'small': state 'sum': expected f32[3], found U32[3]",
+        "expected the states of 'small': state 'sum': expected f32[3], found u32[3]",
     );
 }
 
@@ -251,7 +251,7 @@ fn hostile_files_are_refused() {
     let error = known.tensor("a").unwrap_err().to_string();
     assert!(
         error.ends_with(
-            "tensor 'a': element type F4 is not supported (supported: F32, F16, BF16, F64, I64, I32, U8, I8, BOOL)"
+            "tensor 'a': element type F4 is not supported (supported: F32, F16, BF16, F64, I64, I32, U8, I8, BOOL, U16, I16, U32, U64)"
         ),
         "{error}"
     );

@@ -53,18 +53,7 @@ pub(in crate::ops) static OPS: &[OpDef] = &[
             Ok(TemplateCall { template, shape, reads: at.iter().map(read).enumerate().collect() })
         }),
     )
-    .grad(|_, call, back| {
-        let Positions { groups, sides, parts, .. } = positions(call)?;
-        ensure(parts == [1, 1], || "it has derivatives only as a whole".to_owned())?;
-        let (x, dy, dw) = (back.x[0], back.x[1], back.first()?);
-        let attrs = window_attrs(&sides).with("group", groups as i64);
-        let gradient = sides
-            .iter()
-            .enumerate()
-            .fold(x.op("plimsoll.Conv", &[dw], attrs), |y, (k, side)| y.part(k + 2, 0..side.out));
-        let attrs = adjoint(&sides).with("group", groups as i64);
-        Ok(vec![Some(dy.op("plimsoll.ConvTranspose", &[dw], attrs)), Some(gradient)])
-    })
+    .grad(|_, call, back| gradients(&positions(call)?, [back.x[0], back.x[1]], back.first()?))
     .flop(|call| {
         let sums =
             |p: Positions| 2.0 * p.filters.numel() as f64 * (call.shape(1).numel() / call.shape(1)[1].max(1)) as f64;
@@ -75,6 +64,12 @@ pub(in crate::ops) static OPS: &[OpDef] = &[
             .ints("kernel_shape", &[2, 3])
             .ints("strides", &[2, 1])
             .ints("pads", &[1, 0, 0, 0])
+    })
+    .sample(|s| {
+        s.floats(&[&[4, 2, 5, 3], &[4, 3, 4, 3]])
+            .ints("kernel_shape", &[2, 3])
+            .ints("pads", &[0, 1, 0, 1])
+            .ints("parts", &[2, 2])
     })
     .attrs(names![dilations group kernel_shape pads parts strides])
     .part(|call, axis, _| {
@@ -102,6 +97,42 @@ impl Positions {
         let [images, rows] = self.parts;
         if self.parts == [1, 1] { self.filters.clone() } else { [&[images * rows], &self.filters[..]].concat().into() }
     }
+}
+
+/// The gradients of sums: each part of the positions is a convolution of its own, by its own sums.
+fn gradients<'g>(positions: &Positions, [x, dy]: [Var<'g>; 2], sums: Var<'g>) -> OpResult<Vec<Option<Var<'g>>>> {
+    let Positions { groups, sides, parts, .. } = positions;
+    let (groups, [images, rows]) = (*groups as i64, *parts);
+    let (axis, shape) = (sides.len(), dy.shape()?);
+    let of = |extent: usize, parts: usize, part: usize| extent / parts * part..extent / parts * (part + 1);
+    let joined = |values: Vec<Var<'g>>, axis: usize| match values[..] {
+        [one] => one,
+        _ => values[0].op("Concat", &values[1..], Attrs::new().with("axis", axis as i64)),
+    };
+    let (mut by_x, mut by_dy) = (Vec::new(), Vec::new());
+    for image in 0..images {
+        let [x, dy] = [x, dy].map(|value| value.part(0, of(shape[0], images, image)));
+        let (mut whole, mut strips): (Option<Var<'g>>, Vec<_>) = (None, Vec::new());
+        for row in 0..rows {
+            let part = image * rows + row;
+            let dw = if images * rows == 1 { sums } else { sums.part(0, part..part + 1).squeeze(&[0]) };
+            let y = x.op("plimsoll.Conv", &[dw], window_attrs(sides).with("group", groups));
+            let mut y = sides.iter().enumerate().fold(y, |y, (k, side)| y.part(k + 2, 0..side.out));
+            let mut dy = dy;
+            if rows > 1 {
+                let here = of(shape[axis], rows, row);
+                y = y.part(axis, here.clone());
+                let pads = Attrs::new().with("pads", &[here.start, shape[axis] - here.end][..]);
+                dy = dy.part(axis, here).op("Pad", &[], pads.with("axes", &[axis][..]));
+            }
+            strips.push(y);
+            let dx = dy.op("plimsoll.ConvTranspose", &[dw], adjoint(sides).with("group", groups));
+            whole = Some(whole.map_or(dx, |sum| sum + dx));
+        }
+        by_x.extend(whole);
+        by_dy.push(joined(strips, axis));
+    }
+    Ok(vec![Some(joined(by_x, 0)), Some(joined(by_dy, 0))])
 }
 
 /// The attributes of the rows, for a convolution's window.
