@@ -5,6 +5,7 @@ use crate::constant::Constant;
 use crate::error::{Error, Result};
 use crate::exec::Exec;
 use crate::exec::finite::NotFinite;
+use crate::figures::grouped;
 use crate::graph::Graph;
 use crate::kernel::tuned::Tuned;
 use crate::onnx;
@@ -212,6 +213,7 @@ pub fn check_limit(backend: &dyn Backend, limit: Option<u64>) -> Result<()> {
     match (limit, backend.room()) {
         (Some(limit), Some(room)) if limit > room.total => {
             let (name, total) = (&backend.target().name, room.total);
+            let [limit, total] = [limit, total].map(grouped);
             Err(Error::usage(format!("the memory limit is {limit} bytes, but '{name}' has {total} bytes")))
         }
         _ => Ok(()),

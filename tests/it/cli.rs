@@ -468,7 +468,7 @@ fn devices_and_operators_are_listed() {
         types.as_object_mut().expect("an object").extend(more.as_object().expect("an object").clone());
         types
     };
-    assert_eq!(types("MatMul"), &json!({"cpu": wide(json!({})), "cuda": floats, "wgpu": {"f32": "f32"}}));
+    assert_eq!(types("MatMul"), &json!({"cpu": wide(json!({"f64": "f64"})), "cuda": floats, "wgpu": {"f32": "f32"}}));
     assert_eq!(types("And"), &json!({"cpu": {"bool": "bool"}, "cuda": {"bool": "bool"}, "wgpu": {"bool": "i32"}}));
     assert_eq!(types("Exp"), &json!({"cpu": wide(json!({"f64": "f64"})), "cuda": floats, "wgpu": {"f32": "f32"}}));
     assert!(types("Gather")["cpu"].get("u8").is_some() && types("Where")["wgpu"].get("f32").is_some());
