@@ -75,7 +75,7 @@ pub(in crate::ops) static OPS: &[OpDef] = &[
     .part(|call, axis, _| {
         let Positions { groups, parts, .. } = positions(call).ok()?;
         // Filters of one output, or of one input, are those of a convolution with fewer of these.
-        match axis - usize::from(parts != [1, 1]) {
+        match axis.checked_sub(usize::from(parts != [1, 1]))? {
             0 if groups == 1 => Part::of([None, Some(1)]),
             1 if groups == 1 => Part::of([Some(1), None]),
             _ => None,
