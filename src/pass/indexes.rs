@@ -109,18 +109,26 @@ fn used(graph: &Graph, id: NodeId) -> Vec<(ValueId, Indexes)> {
             _ => return None,
         })
     };
-    if op.name == "ScatterND" {
-        return columns(graph, &operands).map(|(value, extent)| (value, either(extent, Use::Writes))).collect();
+    let tuples = match op.name {
+        "ScatterND" => Some((0, Use::Writes)),
+        "GatherND" => graph
+            .with_call(id, |call| call.int("batch_dims", 0))
+            .and_then(|batch| batch.ok())
+            .map(|batch| (batch as usize, Use::LooksUp)),
+        _ => None,
+    };
+    if let Some((batch, used)) = tuples {
+        return columns(graph, &operands, batch).map(|(value, extent)| (value, either(extent, used))).collect();
     }
     let found = graph.with_call(id, one).flatten();
     found.filter(|(_, indexes)| indexes.extent > 0).into_iter().collect()
 }
 
-/// The tuples of a ScatterND, column by column: their values, and the extents of the axes. Columns that come as one value, along axes of
-/// different extents, are checked for the longest one.
-fn columns(graph: &Graph, operands: &[Option<ValueId>]) -> impl Iterator<Item = (ValueId, usize)> {
+/// The tuples of a ScatterND or a GatherND, column by column: their values, and the extents of the axes, of which the first `batch` have no
+/// column. Columns that come as one value, along axes of different extents, are checked for the longest one.
+fn columns(graph: &Graph, operands: &[Option<ValueId>], batch: usize) -> impl Iterator<Item = (ValueId, usize)> {
     let (data, tuples) = (operands[0].expect("it is required"), operands[1].expect("it is required"));
-    let extents = &graph.fact(data).shape;
+    let extents = &graph.fact(data).shape[batch..];
     let id = tuples.node;
     let joins = graph.node(id).op_name() == "Concat"
         && graph.with_call(id, |call| call.axis("axis", 0, call.shape(0)))

@@ -90,6 +90,33 @@ fn indices_of_what_is_not_there() {
     assert_eq!(&plimsoll::Plan::from_json(&json, Path::new("plan.json")).expect("its own JSON"), session.plan());
 }
 
+/// The tuples of a GatherND are held to the longest axis that they name, those of batches to the axes behind the batch.
+#[test]
+fn tuples_of_what_is_not_there() {
+    for (batch, data, tuples, most) in [(0, "2, 3", [2, 2], 2), (1, "2, 4", [2, 1], 3)] {
+        let [rows, width] = tuples;
+        let text = format!(
+            "<ir_version: 8, opset_import: [\"\" : 17]>
+            g (float[{data}] data, int64[{rows}, {width}] at) => (float[2] y) {{ y = GatherND <batch_dims = {batch}> (data, at) }}"
+        );
+        let model = onnx::Model::new(onnx::text::parse(&text, Path::new("text")).expect("it parses"));
+        let graph = onnx::import(&model, &[]).expect("it is a graph");
+        let session = Session::from_graph(graph, &Options::default().on(Choice::Cpu)).expect("it is planned");
+        let data = session.plan().inputs.iter().find(|input| input.name == "data").expect("an input").shape.clone();
+        let numbers: Vec<f64> = (0..data.numel()).map(|n| n as f64).collect();
+        let data = Tensor::from_f64(DType::F32, data, &numbers);
+        let run = |first: i64| {
+            let mut at = vec![1; rows * width];
+            at[0] = first;
+            session.run(&[("data", data.clone()), ("at", Tensor::from_i64(tuples, &at).expect("as many"))])
+        };
+        run(0).expect("it is there");
+        let error = run(most + 1).expect_err("there is no such place").to_string();
+        assert!(error.starts_with("input 'at': expected indices from -") && error.contains("looks up"), "{error}");
+        assert!(error.contains(&format!("to {most}, ")), "{error}");
+    }
+}
+
 /// A Gather looks up the integers that a Cast makes of an input's elements.
 #[test]
 fn indices_may_be_cast() {
