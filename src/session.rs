@@ -17,7 +17,7 @@ use crate::target::Target;
 use crate::tensor::Tensor;
 use crate::tune;
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// The device to run on.
@@ -63,6 +63,8 @@ pub struct Options {
     pub outputs: Vec<String>,
     /// Elements of inputs that shape the computation of a model's file, such as axes or sizes: see [`bind`](Options::bind).
     pub values: Vec<(String, Tensor)>,
+    /// A safetensors file: its tensors are the elements of the initializers of a model's file that have their names.
+    pub weights: Option<PathBuf>,
     /// Named dims, each with an extent or a range of extents.
     pub dims: Vec<(String, Extent)>,
     /// Number of CPU threads; 0 means one per core of the host.
@@ -88,6 +90,7 @@ impl Default for Options {
             training: false,
             outputs: Vec::new(),
             values: Vec::new(),
+            weights: None,
             dims: Vec::new(),
             threads: 0,
             recipe: Recipe::default(),
@@ -310,6 +313,10 @@ impl Session {
     pub fn from_path(path: impl AsRef<Path>, options: &Options) -> Result<Session> {
         let path = path.as_ref();
         let model = onnx::load(path)?;
+        let model = match &options.weights {
+            Some(weights) => model.with_elements_of(weights)?,
+            None => model,
+        };
         let model = if options.training { model.with_training()? } else { model };
         let (model, dims) = model
             .with_state(&options.state)

@@ -18,7 +18,7 @@ mkdir -p "$target"
 # Counts which edges run, and shows libFuzzer what is compared with what. A target is named so that build scripts run without.
 flags=(-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 -Cllvm-args=-sanitizer-coverage-inline-8bit-counters
     -Cllvm-args=-sanitizer-coverage-pc-table -Cllvm-args=-sanitizer-coverage-trace-compares)
-RUSTFLAGS="${flags[*]}" cargo build --release --manifest-path tests/fuzz/Cargo.toml --target "$host" --target-dir "$target"
+RUSTFLAGS="${flags[*]}" cargo build --quiet --release --manifest-path tests/fuzz/Cargo.toml --target "$host" --target-dir "$target"
 
 failed=0
 for reader in "${readers[@]}"; do

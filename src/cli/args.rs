@@ -24,6 +24,9 @@ use std::time::Duration;
 pub(super) struct Model {
     /// The graph: an .onnx or .onnxtxt file.
     pub(super) model: PathBuf,
+    /// Take the elements of initializers from this safetensors file, by their names. It stays mapped.
+    #[arg(long, value_name = "FILE")]
+    pub(super) weights: Option<PathBuf>,
     /// Give a named dim its extent. `plan`, `run` and `bench` also take a range, such as 1..64, which includes both ends. An input that is
     /// given sets the dims of its shape, too.
     #[arg(long = "set", value_name = "DIM=N", value_parser = binding)]
@@ -146,6 +149,7 @@ impl Model {
             training: self.training,
             outputs: self.outputs.clone(),
             values: Vec::new(),
+            weights: self.weights.clone(),
             dims: self.dims.clone(),
             threads: self.threads.map_or(0, usize::from),
             recipe: self.recipe(),
@@ -201,6 +205,7 @@ impl Model {
     pub(super) fn flag(&self) -> Option<&'static str> {
         let Model {
             model: _,
+            weights: _,
             dims,
             state,
             training,
@@ -257,9 +262,14 @@ impl Model {
         Ok((model, dims.into_iter().map(fixed).collect::<Result<_>>()?))
     }
 
+    /// The file as it is, with the elements of `--weights`.
+    pub(super) fn file(&self) -> Result<onnx::Model> {
+        weighed(&self.model, self.weights.as_deref())
+    }
+
     /// Loads as [`load`](Self::load) does, with dims that may have ranges.
     pub(super) fn load_range(&self, given: &[Given]) -> Result<(onnx::Model, Vec<(String, Extent)>)> {
-        let model = onnx::load(&self.model)?;
+        let model = self.file()?;
         let model = if self.training { model.with_training()? } else { model };
         if model.offers_training() {
             tracing::info!("the file has a training step, which --training runs");
@@ -381,6 +391,15 @@ impl Model {
         bar.finish_and_clear();
         let session = session.map_err(|e| refuse(&self.case(&model, dims, target), e.in_file(&self.model), json))?;
         Ok((session, subject))
+    }
+}
+
+/// A model's file, with the elements that a file of weights has for its initializers.
+pub(super) fn weighed(model: &Path, weights: Option<&Path>) -> Result<onnx::Model> {
+    let model = onnx::load(model)?;
+    match weights {
+        Some(weights) => model.with_elements_of(weights),
+        None => Ok(model),
     }
 }
 

@@ -131,7 +131,7 @@ impl Emit {
     /// The file as it is; or its graph with states, if some are asked for.
     fn proto(&self) -> Result<ModelProto> {
         if !self.has_states() {
-            return Ok(onnx::load(&self.model.model)?.proto);
+            return Ok(self.model.file()?.proto);
         }
         if self.trained.method.is_some() {
             return onnx::export(&self.graph()?).map_err(|e| e.in_file(&self.model.model));

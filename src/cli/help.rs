@@ -8,7 +8,7 @@ use serde_json::json;
 
 /// Groups of flags, by the names of their fields. All others are under "Options".
 const GROUPS: &[(&str, &[&str])] = &[
-    ("The model", &["dims", "state", "training", "outputs"]),
+    ("The model", &["weights", "dims", "state", "training", "outputs"]),
     ("Inputs", &["inputs", "seed"]),
     ("Memory", &["memory_limit", "chunks", "f16", "no_fuse", "forks", "assert_peak", "advise"]),
     ("The device", &["backend", "device", "target", "threads", "no_libraries", "allow_tf32", "no_tuned", "tuned"]),

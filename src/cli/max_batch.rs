@@ -114,7 +114,7 @@ impl MaxBatch {
         for size in found.fits.iter_mut().chain(&mut found.next) {
             size.extent = size.extent.saturating_mul(parts);
         }
-        let file = crate::onnx::load(&self.model.model)?;
+        let file = self.model.file()?;
         Ok(told(file.name(), &self.more.subject(&self.model), &target.name, &found, limit, json)?)
     }
 

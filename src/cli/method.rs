@@ -5,7 +5,6 @@ use super::args::Model;
 use crate::advise::{Trained as Case, refusal};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::onnx;
 use crate::report;
 use crate::session::Options;
 use crate::target::Target;
@@ -176,12 +175,7 @@ impl Method {
         model.suits_training()?;
         let options = Options { dims: model.dims.clone(), ..Options::default() };
         let dims = options.fixed().ok_or_else(|| Error::usage("--set: training takes no range of a dim".to_owned()))?;
-        let programs = train::programs_of_file(
-            onnx::load(&model.model)?,
-            dims,
-            self.batch as usize,
-            &self.training(steps, false)?,
-        );
+        let programs = train::programs_of_file(model.file()?, dims, self.batch as usize, &self.training(steps, false)?);
         programs.map_err(|e| e.in_file(&model.model))
     }
 

@@ -23,7 +23,7 @@ use crate::train::classes::{Classes, States, host_bytes};
 use crate::train::curve::{Point, curve, recompute};
 use crate::train::{self, Programs};
 use crate::tune::{self, cache};
-use crate::{file, onnx, report, session};
+use crate::{file, report, session};
 use clap::Args;
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -253,7 +253,7 @@ impl Plan {
         }
         let plans = match (plans, &more.method) {
             (Err(error @ Error::Fit { .. }), Some(method)) => {
-                let file = onnx::load(&self.model.model)?;
+                let file = self.model.file()?;
                 let case = || {
                     Some(Case {
                         model: &file,

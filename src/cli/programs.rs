@@ -148,7 +148,7 @@ impl More {
     pub(super) fn open_dims(&self, first: &Model) -> Result<Vec<(String, Vec<String>, String)>> {
         let files = [&first.model].into_iter().chain(&self.more).map(|text| named(text));
         let open = |(name, path): (String, PathBuf)| {
-            let (model, _) = load(&path, first.training)?.0.with_shared_state(&first.state);
+            let (model, _) = load(first, &path)?.0.with_shared_state(&first.state);
             let dims = model.open_dims().map_err(|e| e.in_file(&path))?;
             Ok((name, dims, model.declared_inputs()))
         };
@@ -203,16 +203,17 @@ pub(super) fn of_training(training: Training, given: &[Given]) -> Result<Vec<(St
     }
 }
 
-/// The model of a program, with its training step if that is wanted and there is one. True comes second if it has it.
-fn load(path: &Path, training: bool) -> Result<(onnx::Model, bool)> {
-    let model = onnx::load(path)?;
-    if training && model.offers_training() { Ok((model.with_training()?, true)) } else { Ok((model, false)) }
+/// The model of a program, with the weights of `--weights`, and with its training step if that is wanted and there is one. True comes second
+/// if it has the step.
+fn load(all: &Model, path: &Path) -> Result<(onnx::Model, bool)> {
+    let model = args::weighed(path, all.weights.as_deref())?;
+    if all.training && model.offers_training() { Ok((model.with_training()?, true)) } else { Ok((model, false)) }
 }
 
 /// The graph of a program; and per flag of `--set`, `--state`, `--output` and `--training`, and per given input, whether the program has use
 /// for it.
 fn program(all: &Model, given: &[Given], name: &str, path: &Path) -> Result<(Graphs, Vec<bool>)> {
-    let (model, training) = load(path, all.training)?;
+    let (model, training) = load(all, path)?;
     let (model, states) = model.with_shared_state(&all.state);
     let open = model.open_dims()?;
     let (mut dims, mut used) = (Vec::new(), Vec::new());

@@ -34,6 +34,9 @@ use std::time::{Duration, Instant};
 pub(super) struct Train {
     /// The model: an .onnx or .onnxtxt file, as it was exported for inference.
     model: PathBuf,
+    /// Begin with the elements of this safetensors file, for the initializers that have the names of its tensors.
+    #[arg(long, value_name = "FILE")]
+    weights: Option<PathBuf>,
     /// The data: an array with a row per example. FILE is an .npy file; an array of an archive, FILE.npz:NAME; or a folder of such files, whose
     /// rows come one after another, part2 before part10. A model of several inputs takes NAME=FILE for each.
     #[arg(long, value_name = "FILE", required = true)]
@@ -105,7 +108,7 @@ impl Train {
         let files = files.into_iter().filter_map(|(flag, path)| Some((flag, path.as_deref()?)));
         args::distinct(files.clone())?;
         files.into_iter().try_for_each(|(_, path)| args::has_place(path))?;
-        let model = onnx::load(&self.model)?;
+        let model = args::weighed(&self.model, self.weights.as_deref())?;
         let first = model.first_input().unwrap_or_default().to_owned();
         let data = rows(&self.data, &self.labels, &first)?;
         let valid = self.valid_labels.as_ref().map(|labels| rows(&self.valid, labels, &first)).transpose()?;

@@ -2,8 +2,15 @@
 
 use super::Model;
 use super::proto::*;
-use crate::error::Result;
+use crate::error::{Error, Result, ensure};
+use crate::safetensors::SafeTensors;
+use crate::shape::Shape;
 use crate::tensor::Tensor;
+use std::collections::BTreeSet;
+use std::path::Path;
+
+/// The most names that a message lists.
+const MOST_NAMES: usize = 5;
 
 /// True if the elements are floats, of a tensor with axes.
 pub(super) fn is_weight(tensor: &TensorProto) -> bool {
@@ -37,6 +44,13 @@ fn part_statistics(graph: &mut GraphProto) {
     }
 }
 
+/// The first names of a list, and how many follow.
+fn listed(names: &[&str]) -> String {
+    let shown = names[..names.len().min(MOST_NAMES)].join(", ");
+    let rest = names.len().saturating_sub(MOST_NAMES);
+    if rest > 0 { format!("{shown} and {rest} more") } else { shown }
+}
+
 impl Model {
     /// This model with weights that can be trained: a node is not folded because it reads weights alone. Exporters write equal tensors once.
     /// Therefore an Identity of a weight is a weight of its own, and so is a running statistic that something else reads, too.
@@ -56,6 +70,42 @@ impl Model {
         graph.initializer.extend(added);
         part_statistics(graph);
         self
+    }
+
+    /// This model with the elements of a safetensors file, for the initializers that have the names of its tensors. The elements stay in the
+    /// mapped file, which must stay as it is while the model or a tensor of it is in use.
+    ///
+    /// # Errors
+    /// When the file is not one of tensors, one of these has another type or shape than its initializer, or none is an initializer's.
+    pub fn with_elements_of(self, path: &Path) -> Result<Model> {
+        let file = SafeTensors::open(path)?;
+        let bad = |what: String| Error::File { path: path.to_owned(), what, source: None };
+        let graphs = || self.proto.graph.iter().flat_map(|graph| &graph.initializer);
+        let own: BTreeSet<&str> = graphs().map(|tensor| &tensor.name[..]).collect();
+        let (known, unknown): (Vec<&str>, Vec<&str>) = file.names().partition(|name| own.contains(name));
+        ensure(!known.is_empty(), || {
+            let [found, own] = [listed(&unknown), listed(&own.iter().copied().collect::<Vec<_>>())];
+            bad(format!("none of its tensors has the name of an initializer: expected some of {own}, found {found}"))
+        })?;
+        for tensor in graphs().filter(|tensor| known.contains(&&tensor.name[..])) {
+            let shape: Shape = tensor.dims.iter().map(|&extent| extent as usize).collect();
+            let expected = format!("{}{shape}", tensor.dtype()?);
+            let found = file.describe(&tensor.name).unwrap_or_default();
+            let fits = tensor.packed().is_none() && found == expected;
+            ensure(fits, || {
+                bad(format!("tensor '{}': expected {expected}, as the model's initializer, found {found}", tensor.name))
+            })?;
+        }
+        let kept: Vec<&str> = own.iter().copied().filter(|name| !known.contains(name)).collect();
+        let notes = [("keeps its own", &kept), ("has no initializer for", &unknown)];
+        let notes: String = notes
+            .iter()
+            .filter(|(_, names)| !names.is_empty())
+            .map(|(what, names)| format!("; the model {what} {}", listed(names)))
+            .collect();
+        tracing::info!("{}: elements of initializers: {}{notes}", path.display(), known.len());
+        let proto = self.replaced(|name| if known.contains(&name) { file.tensor(name).map(Some) } else { Ok(None) })?;
+        Ok(Model { proto, ..self })
     }
 
     /// The first input of the graph that is no initializer.

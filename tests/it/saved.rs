@@ -503,3 +503,62 @@ fn a_fork_goes_on_elsewhere() {
         assert_eq!(states(&session), states(&fork), "{}", opener.0);
     }
 }
+
+const LINEAR: &str = r#"<ir_version: 8, opset_import: ["" : 18]>
+linear (float[n, 2] x) => (float[n, 2] y) <float[2, 2] w = {1, 0, 0, 1}, float[2] b = {0, 0}> {
+    product = MatMul (x, w)
+    y = Add (product, b)
+}"#;
+
+/// Writes a file of equal elements.
+fn write_weights(path: &str, tensors: &[(&str, DType, Shape)]) {
+    let of: Vec<_> = tensors.iter().map(|(name, dtype, shape)| (*name, *dtype, shape)).collect();
+    plimsoll::internals::safetensors::write(
+        std::path::Path::new(path),
+        "write the weights",
+        &BTreeMap::new(),
+        &of,
+        |number, put| {
+            let (_, dtype, shape) = &tensors[number];
+            put(Tensor::from_f64(*dtype, shape.clone(), &vec![2.0; shape.numel()]).bytes())
+        },
+    )
+    .expect("it is written");
+}
+
+#[test]
+fn weights_of_a_file_take_the_places_of_the_initializers() {
+    let folder = Folder::new("weights");
+    let model = folder.file("linear.onnxtxt", LINEAR);
+    let path = folder.path("linear.safetensors");
+    write_weights(&path, &[("w", DType::F32, [2, 2].into()), ("other", DType::F32, [3].into())]);
+    let options = Options { weights: Some((&path).into()), ..options() }.set("n", 1);
+    let session = Session::from_path(&model, &options).expect("it loads");
+    let x = Tensor::from_f64(DType::F32, [1, 2], &[1.0, 3.0]);
+    assert_eq!(session.run(&[("x", x)]).expect("it runs")[0].1.to_f64(), [8.0, 8.0]);
+    let weighed = ["--weights", &path, "--input", "x=1x2xf32=1"];
+    let found = run(&[&["run", &model[..]], &weighed[..]].concat()).expect("it runs");
+    assert_eq!(largest(&found, "outputs", "y"), 4.0);
+    // Programs, and the file with its new weights.
+    let found = run(&[&["run", &format!("a={model}"), &format!("b={model}")], &weighed[..]].concat()).expect("it runs");
+    assert_eq!(largest(&found, "outputs", "y"), 4.0);
+    let emit =
+        Command::new(env!("CARGO_BIN_EXE_plimsoll")).args(["emit", &model, "onnxtxt", "--weights", &path]).output();
+    let text = String::from_utf8(emit.expect("the program starts").stdout).expect("the output is text");
+    assert!(text.contains("w = {2, 2, 2, 2}"), "{text}");
+    for (tensors, words) in [
+        (
+            ("w", DType::F32, Shape::from([4])),
+            "tensor 'w': expected f32[2,2], as the model's initializer, found f32[4]",
+        ),
+        (("w", DType::F16, [2, 2].into()), "tensor 'w': expected f32[2,2], as the model's initializer, found f16[2,2]"),
+        (
+            ("v", DType::F32, [2, 2].into()),
+            "none of its tensors has the name of an initializer: expected some of b, w, found v",
+        ),
+    ] {
+        write_weights(&path, &[tensors]);
+        let error = Session::from_path(&model, &options).expect_err("it does not fit").to_string();
+        assert!(error.contains(words), "{error}");
+    }
+}
