@@ -1,8 +1,9 @@
 //! The front door: a path or a graph in, a plan that runs out.
 
-use crate::backend::{Backend, Place, Usage, cpu::Cpu};
+use crate::backend::cpu::{Cpu, Region};
+use crate::backend::{Backend, Place, Usage};
 use crate::constant::Constant;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, ensure};
 use crate::exec::Exec;
 use crate::exec::finite::NotFinite;
 use crate::figures::grouped;
@@ -375,6 +376,34 @@ impl Session {
     pub fn from_graph(mut graph: Graph, options: &Options) -> Result<Session> {
         graph.keep_outputs(&options.outputs)?;
         let (backend, device) = open(options)?;
+        Session::on_backend(graph, backend, device, options, &|_, _| {})
+    }
+
+    /// Plans a graph, and loads it on the CPU into memory of the caller: all segments lie there but what the system and the compiled kernels
+    /// take, stacks of threads and tables. Bytes before the first multiple of 256 are not used. Memory of GPUs is lent by `Wgpu::with_buffers`
+    /// and `Cuda::lend`, of the crate's internals.
+    ///
+    /// ```
+    /// use plimsoll::{Choice, Graph, Options, Session};
+    /// let memory: &'static mut [u8] = vec![0; 1 << 20].leak();
+    /// let graph = Graph::from_path("graphs/mlp.onnxtxt", &[("batch", 2)])?;
+    /// let options = Options { threads: 1, ..Options::default() }.on(Choice::Cpu);
+    /// let session = Session::from_graph_in(graph, &options, memory)?;
+    /// assert_eq!(session.usage().bytes, session.plan().bytes());
+    /// # Ok::<(), plimsoll::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Fit`] when the memory is too small; [`Error::Usage`] when the options name a GPU; as [`from_graph`](Self::from_graph).
+    pub fn from_graph_in(mut graph: Graph, options: &Options, memory: &'static mut [u8]) -> Result<Session> {
+        ensure(matches!(options.backend, Choice::Auto | Choice::Cpu), || {
+            let backend = format!("{:?}", options.backend).to_lowercase();
+            Error::usage(format!("memory of the host is lent to the CPU: expected the backend cpu, found {backend}"))
+        })?;
+        graph.keep_outputs(&options.outputs)?;
+        let threads = options.thread_count();
+        let backend = Box::new(Cpu::with_arena(threads, Region::of(memory)?));
+        let device = format!("cpu, {threads} threads, in memory of the program");
         Session::on_backend(graph, backend, device, options, &|_, _| {})
     }
 

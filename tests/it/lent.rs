@@ -56,6 +56,35 @@ fn segments_lie_in_lent_memory_and_nowhere_else() {
     }
 }
 
+/// A session of the library's door lies in memory of the caller, too, wherever that begins.
+#[test]
+fn a_session_lies_in_memory_of_the_caller() {
+    let expected = load(Box::new(Cpu::new(1))).expect("it loads").run(&[("x", x(1))]).expect("it runs");
+    let memory = Box::into_raw(vec![GUARD; 1 << 20].into_boxed_slice());
+    // SAFETY: nobody else uses the memory while the session lives.
+    let lent: &'static mut [u8] = unsafe { &mut (&mut *memory)[1..] };
+    let session = Session::from_graph_in(net(), &options(), lent).expect("it fits");
+    assert_eq!(session.run(&[("x", x(1))]).expect("it runs"), expected);
+    assert_eq!(session.usage().bytes, session.plan().bytes());
+    drop(session);
+    // SAFETY: the session is gone.
+    let left = unsafe { Box::from_raw(memory) };
+    // Weights and inputs are there, and nothing before the first multiple of 256.
+    let weights = 24 * 12 * 4;
+    assert!(left.iter().filter(|&&byte| byte != GUARD).count() > weights && left[0] == GUARD);
+
+    let refused = |bytes: usize, options: &Options| {
+        Session::from_graph_in(net(), options, vec![0; bytes].leak()).expect_err("it is refused")
+    };
+    for bytes in [0, 1 << 10] {
+        let small = refused(bytes, &options());
+        let named = small.to_string().contains("in the memory that the host lends");
+        assert!(matches!(small, Error::Fit { .. }) && named, "{small}");
+    }
+    let other = refused(1 << 20, &options().on(Choice::Wgpu)).to_string();
+    assert!(other.contains("expected the backend cpu, found wgpu"), "{other}");
+}
+
 #[test]
 fn runs_read_and_write_the_callers_bytes() {
     for (name, open) in common::backends() {

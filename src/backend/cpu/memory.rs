@@ -48,6 +48,20 @@ impl Region {
         Region { ptr, lent: lent.expect("lines are aligned, and nobody else has these"), _owner: Some(Box::new(lines)) }
     }
 
+    /// The region of these bytes, from the first multiple of 256 on.
+    ///
+    /// # Errors
+    /// When a part of the memory is lent already.
+    pub fn of(memory: &'static mut [u8]) -> Result<Region> {
+        let skipped = memory.as_ptr().align_offset(ALIGN).min(memory.len());
+        let aligned = &mut memory[skipped..];
+        // A short slice may have no such multiple, and nothing to lend.
+        let bytes = aligned.len() as u64;
+        let ptr = if bytes == 0 { NonNull::<Line>::dangling().cast() } else { NonNull::from(aligned).cast() };
+        // SAFETY: they are initialised, and the reference was the only one for as long as the program runs.
+        unsafe { Region::from_raw(ptr, bytes) }
+    }
+
     /// The region at an address.
     ///
     /// # Errors
