@@ -9,9 +9,11 @@
   const several = scenes.length > 1;
   const canvas = $("canvas"), tip = $("tip"), find = $("find");
   const pen = canvas.getContext("2d");
-  const titles = { activation: "arena", constant: "constants", state: "state", input: "inputs", output: "outputs", staging: "staging" };
+  const titles = { activation: "arena", constant: "constants", state: "state", input: "inputs", output: "outputs", staging: "staging", backend: "the backend's own" };
   const FONT = "11px system-ui, -apple-system, 'Segoe UI', Helvetica, Arial, sans-serif";
-  const GUTTER = 84, GAP = 18, CURVE = 76, HEAD = 22, BAND = 22;
+  const GAP = 18, CURVE = 76, HEAD = 22, BAND = 22;
+  /** The gap between columns that have a scale each. */
+  const SCALE = 64;
 
   // ---- Words
 
@@ -42,7 +44,7 @@
     make("li", {}, make("i", { style: { background: colours[kind] ? colours[kind].fill : kind } }), ...words);
 
   /** The colour of a class of segments. */
-  const kindOf = of => colours[of] ? colours[of].fill : data.arena;
+  const kindOf = of => colours[of] ? colours[of].fill : of === "backend" ? colours.staging.fill : data.arena;
 
   /** The operator and the kernel of a step. If the kernel computes several nodes, the operator is that of the last. */
   const operator = step => `${step.operator} ${step.name}${step.operator === step.kernel ? "" : ` (kernel ${step.kernel})`}`;
@@ -73,33 +75,73 @@
     scene.rest = scene.spaces.filter(space => !scene.main.includes(space));
   }
   const last = 2 * Math.max(1, ...scenes.map(s => s.steps.length));
-  const tallest = Math.max(1, ...scenes.flatMap(s => s.main.map(space => space.bytes)));
-  // A limit far above the data would leave no height for the rest.
-  const cap = several && scenes[0].limit !== null && scenes[0].limit <= 1.6 * tallest ? scenes[0].limit : 0;
-  const highest = Math.max(tallest, cap);
+  const tallest = scenes.map(s => Math.max(1, ...s.main.map(space => space.bytes)));
+  const highest = Math.max(...tallest);
+  // Beside one that takes far more, the others would be flat.
+  let own = several && highest > 4 * Math.min(...tallest);
+  /** The bytes that a column's height stands for, and the limit if it is drawn. */
+  function scale(k) {
+    const most = own ? tallest[k] : highest, { limit } = scenes[0];
+    // A limit far above the data would leave no height for the rest.
+    const cap = limit !== null && limit <= 1.6 * most ? limit : 0;
+    return { extent: Math.max(most, cap), cap };
+  }
+
+  /** The ends of the steps in measured microseconds, after a zero. */
+  const ends = scenes.map(scene => {
+    let sum = 0;
+    return [0, ...scene.times.map(time => sum += time)];
+  });
+  const longest = Math.max(...ends.map(all => all[all.length - 1]));
+  const measured = longest > 0 && scenes.every((scene, k) => ends[k].length === scene.steps.length + 1);
+  // Steps are equally wide, or as wide as they took.
+  let timed = false;
+
+  /** The place of a half step on the axis. */
+  function place(k, half) {
+    if (!timed) return half;
+    const all = ends[k], s = Math.min(half >> 1, all.length - 1), from = all[s], to = all[Math.min(s + 1, all.length - 1)];
+    return last * (from + (to - from) * (half - 2 * s) / 2) / longest;
+  }
+
+  /** The number of steps that end at or before a place of the axis: the step there. */
+  function stepAt(k, at) {
+    if (!timed) return Math.floor(at / 2);
+    let low = 0, high = ends[k].length - 1;
+    while (low < high) {
+      const middle = (low + high + 1) >> 1;
+      if (last * ends[k][middle] / longest <= at) low = middle;
+      else high = middle - 1;
+    }
+    return low;
+  }
 
   /** The visible part: half steps, and fractions of each main panel's height. */
   const view = { x0: 0, x1: last, y0: 0, y1: 1 };
   let pinned = null, hovered = null, drag = null, matches = null, colour = {};
-  let panels = [], width = 0, height = 0, queued = false;
+  let panels = [], width = 0, height = 0, gutter = 0, queued = false;
 
   function layout() {
     width = canvas.clientWidth;
     panels = [];
-    const column = (width - GUTTER - GAP * (scenes.length - 1)) / scenes.length;
+    pen.font = FONT;
+    gutter = 16 + Math.max(68, ...scenes.flatMap(scene => several ? [] : scene.rest.map(space => wide(space.title))));
+    const gap = own ? SCALE : GAP;
+    const column = (width - gutter - gap * (scenes.length - 1)) / scenes.length;
     const tall = Math.max(300, Math.min(620, innerHeight * 0.52));
     let low = 0;
     scenes.forEach((scene, k) => {
-      const left = GUTTER + k * (column + GAP), w = Math.max(20, column);
+      const left = gutter + k * (column + gap), w = Math.max(20, column);
       let y = several ? 44 : HEAD;
       const add = (kind, h, more) => { panels.push({ kind, scene, k, x: left, y, w, h, ...more }); y += h; };
       const spare = several || scene.limit === null ? 0 : scene.limit - scene.planned + scene.arena;
       const room = spare > 0 && spare <= 1.6 * scene.arena ? spare : 0;
-      add("curve", CURVE, { extent: several ? highest : Math.max(1, scene.arena, room), room });
+      add("curve", CURVE, { extent: several ? scale(k).extent : Math.max(1, scene.arena, room), room });
       y += 14;
       const sum = scene.main.reduce((n, s) => n + s.bytes, 0) || 1;
       for (const space of scene.main) {
-        add("main", several ? tall : Math.max(60, tall * space.bytes / sum), { space, extent: several ? highest : Math.max(1, space.bytes) });
+        const { extent, cap } = several ? scale(k) : { extent: Math.max(1, space.bytes), cap: 0 };
+        add("main", several ? tall : Math.max(60, tall * space.bytes / sum), { space, extent, cap });
         y += 8;
       }
       add("strip", 10 * Math.min(8, scene.streams), {});
@@ -117,7 +159,7 @@
     pen.setTransform(ratio, 0, 0, ratio, 0, 0);
   }
 
-  const px = (panel, half) => panel.x + panel.w * (half - view.x0) / (view.x1 - view.x0);
+  const px = (panel, half) => panel.x + panel.w * (place(panel.k, half) - view.x0) / (view.x1 - view.x0);
   function py(panel, bytes) {
     const [y0, y1] = panel.kind === "main" ? [view.y0, view.y1] : [0, 1];
     return panel.y + panel.h * (1 - (bytes / panel.extent - y0) / (y1 - y0));
@@ -136,7 +178,7 @@
     for (const panel of panels) {
       if (!panel.space) continue;
       for (const rect of panel.space.rects) {
-        if (rect.held[1] <= view.x0 || rect.held[0] >= view.x1) continue;
+        if (place(panel.k, rect.held[1]) <= view.x0 || place(panel.k, rect.held[0]) >= view.x1) continue;
         const at = clip(panel, rect.time, rect.bytes);
         const held = rect.held[0] < rect.time[0] || rect.held[1] > rect.time[1] ? clip(panel, rect.held, rect.bytes) : null;
         if (at || held) out.push({ k: panel.k, buffer: rect.buffer, rect, panel, held, ...(at || { x: 0, y: 0, w: 0, h: 0 }) });
@@ -153,7 +195,7 @@
     const panel = panelAt(x, y);
     if (!panel) return null;
     if (panel.kind === "strip" || panel.kind === "curve") {
-      const s = Math.floor((view.x0 + (x - panel.x) / panel.w * (view.x1 - view.x0)) / 2);
+      const s = stepAt(panel.k, view.x0 + (x - panel.x) / panel.w * (view.x1 - view.x0));
       const stream = panel.kind === "strip" ? Math.floor((y - panel.y) / 10) : null;
       const step = panel.scene.steps[s];
       return step && (stream === null || panel.scene.streams === 1 || step.stream === stream) ? { k: panel.k, step: s } : null;
@@ -181,19 +223,19 @@
     for (const panel of panels) {
       pen.fillStyle = colour.panel;
       if (panel.kind !== "strip") pen.fillRect(panel.x, panel.y, panel.w, panel.h);
-      if (panel.kind === "main") grid(panel);
     }
     const shown = boxes();
-    for (const panel of panels.filter(p => p.space && (several || !p.space.rects.length))) {
-      pen.fillStyle = several ? colour.reserved : kindOf(panel.space.class);
+    for (const panel of panels.filter(p => p.space)) {
+      pen.fillStyle = panel.space.rects.length ? colour.unused : kindOf(panel.space.class);
       pen.strokeStyle = colour.line;
       for (const area of panel.space.areas) {
         const at = clip(panel, area.time, area.bytes);
         if (!at) continue;
         pen.fillRect(at.x, at.y, at.w, at.h);
-        if (at.h > 3) pen.strokeRect(at.x + .5, at.y + .5, at.w - 1, at.h - 1);
+        if (several && at.h > 3) pen.strokeRect(at.x + .5, at.y + .5, at.w - 1, at.h - 1);
       }
     }
+    for (const panel of panels) if (panel.kind === "main") grid(panel);
     const partners = pinned ? related(pinned) : null;
     const dim = box => matches && !matches.has(`${box.k}:${box.buffer}`);
     for (const box of shown) {
@@ -210,11 +252,13 @@
     }
     pen.globalAlpha = 1;
     panels.forEach(peakMark);
-    for (const panel of panels.filter(p => cap && p.kind === "main")) {
-      const y = py(panel, cap);
+    let limited = false;
+    for (const panel of panels.filter(p => p.cap)) {
+      const y = py(panel, panel.cap);
       if (y < panel.y || y > panel.y + panel.h) continue;
       rule(panel.x, y, panel.x + panel.w, y, colour.limit);
-      if (panel.k === 0) words(`limit ${human(cap)}`, panel.x + 4, y + 8, "left", colour.limit);
+      if (!limited || own) words(`limit ${human(panel.cap)}`, panel.x + 4, y + 8, "left", colour.limit);
+      limited = true;
     }
     if (partners) {
       for (const panel of panels.filter(p => p.k === pinned.k && p.kind === "main")) {
@@ -280,7 +324,7 @@
     for (let at = Math.ceil(panel.extent * view.y0 / step) * step; at <= panel.extent * view.y1; at += step) {
       const y = Math.round(py(panel, at)) + .5;
       rule(panel.x, y, panel.x + panel.w, y, colour.line);
-      if (panel.k === 0) words(short(at), panel.x - 8, y, "right", colour.muted);
+      if (panel.k === 0 || own) words(short(at), panel.x - 8, y, "right", colour.muted);
     }
   }
 
@@ -290,20 +334,34 @@
     return widths.get(text);
   }
 
-  /** The end of a text, as much as fits, or nothing if that is too little. The end of a path tells most. */
+  /** A text with its middle left out if it is too long, or nothing if too little of it would be left. A path's beginning and end tell most. */
   function fit(text, room) {
     if (wide(text) <= room) return text;
-    let from = Math.max(1, Math.floor(text.length * (1 - room / wide(text))));
-    while (text.length - from >= 12 && wide("…" + text.slice(from)) > room) from++;
-    return text.length - from >= 12 ? "…" + text.slice(from) : null;
+    const letters = [...text], least = 12;
+    for (let kept = Math.ceil(letters.length * room / wide(text)); kept >= least; kept--) {
+      const head = Math.floor(kept / 3);
+      const cut = `${letters.slice(0, head).join("")}…${letters.slice(letters.length - kept + head).join("")}`;
+      if (pen.measureText(cut).width <= room) return cut;
+    }
+    return null;
   }
 
+  /** Writes name and size into a box: upwards if it is tall and its width has no room for the name. */
   function label(box) {
-    if (box.h < 14 || box.w < 34) return;
-    const item = scenes[box.k].buffers[box.buffer], room = box.w - 12;
+    const item = scenes[box.k].buffers[box.buffer], turned = box.h > box.w && wide(item.name) > box.w - 12;
+    const [length, height] = turned ? [box.h, box.w] : [box.w, box.h], room = length - 12;
+    if (height < 14 || length < 34) return;
     const lines = [fit(item.name, room), [`${human(item.bytes)}  ${item.type}`, human(item.bytes)].find(t => wide(t) <= room)];
-    const told = lines.filter(Boolean).slice(0, box.h >= 30 ? 2 : 1);
-    told.forEach((text, i) => words(text, box.x + 6, box.y + box.h / 2 + (i - (told.length - 1) / 2) * 14, "left", colour.label));
+    const told = lines.filter(Boolean).slice(0, height >= 30 ? 2 : 1);
+    told.forEach((text, i) => {
+      const across = (i - (told.length - 1) / 2) * 14;
+      if (!turned) return words(text, box.x + 6, box.y + box.h / 2 + across, "left", colour.label);
+      pen.save();
+      pen.translate(box.x + box.w / 2 + across, box.y + box.h - 6);
+      pen.rotate(-Math.PI / 2);
+      words(text, 0, 0, "left", colour.label);
+      pen.restore();
+    });
   }
 
   function wash(panel, s) {
@@ -324,13 +382,18 @@
     for (const x of [from, to]) rule(Math.round(x) + .5, top, Math.round(x) + .5, panel.y + panel.h, colour.muted, panel.kind === "main" ? [2, 4] : []);
   }
 
+  /** The steps in sight: the first, and one after the last. */
+  function visible({ k, scene }) {
+    return [Math.max(0, stepAt(k, view.x0)), Math.min(scene.steps.length, stepAt(k, view.x1) + 1)];
+  }
+
   function curve(panel) {
     const { scene } = panel, y = bytes => py(panel, bytes);
     pen.save();
     pen.beginPath();
     pen.rect(panel.x, panel.y - 1, panel.w, panel.h + 2);
     pen.clip();
-    const from = Math.max(0, Math.floor(view.x0 / 2)), to = Math.min(scene.steps.length, Math.ceil(view.x1 / 2));
+    const [from, to] = visible(panel);
     const trace = values => {
       pen.beginPath();
       pen.moveTo(px(panel, 2 * from), y(0));
@@ -366,7 +429,8 @@
       words(scene.name, panel.x, panel.y - 32, "left", colour.ink, true);
       const most = list => human(list.reduce((a, b) => Math.max(a, b), 0));
       const reserved = scene.reserved.length ? `${most(scene.reserved)} reserved, ` : "";
-      words(`${reserved}${most(scene.live)} live`, panel.x, panel.y - 14, "left", colour.muted);
+      const live = `${most(scene.live)} live`, room = panel.w + GAP - 8;
+      words([`${reserved}${live}`, live].find(told => wide(told) <= room) || "", panel.x, panel.y - 14, "left", colour.muted);
     } else if (peak) {
       const told = `peak: ${human(peak.bytes)} live at step ${peak.step}`, half = wide(told) * .6;
       const over = scene.arena - scene.bound;
@@ -380,7 +444,7 @@
 
   function strip(panel, partners) {
     const { scene } = panel;
-    const from = Math.max(0, Math.floor(view.x0 / 2)), to = Math.min(scene.steps.length, Math.ceil(view.x1 / 2));
+    const [from, to] = visible(panel);
     for (let s = from; s < to; s++) {
       const step = scene.steps[s], y = panel.y + 10 * Math.min(7, step.stream);
       const x0 = Math.max(panel.x, px(panel, 2 * s)), x1 = Math.min(panel.x + panel.w, px(panel, 2 * s + 2));
@@ -396,14 +460,18 @@
     }
     if (panel.k === 0) words(scene.streams > 1 ? "streams" : "steps", panel.x - 8, panel.y + panel.h / 2 - 1, "right", colour.muted);
     const each = panel.w * 2 / (view.x1 - view.x0), y = panel.y + panel.h + 8;
-    const told = several ? [] : scene.steps.slice(from, to).map((step, i) => `${from + i} ${step.kernel}`);
-    const named = told.length > 0 && told.length < 400 && told.every(t => wide(t) < each - 8);
-    let every = 1;
-    for (let n = 0; every * each < wide(String(scene.steps.length)) + 18; n++) every = [1, 2, 5][n % 3] * 10 ** Math.floor(n / 3);
-    for (let s = Math.ceil(from / every) * every; s < to; s += every) {
-      const x = px(panel, 2 * s + 1);
-      if (x < panel.x || x > panel.x + panel.w) continue;
-      words(named ? told[s - from] : String(s), x, y, "center", colour.muted);
+    if (timed) {
+      clock(panel, y);
+    } else {
+      const told = several ? [] : scene.steps.slice(from, to).map((step, i) => `${from + i} ${step.kernel}`);
+      const named = told.length > 0 && told.length < 400 && told.every(t => wide(t) < each - 8);
+      let every = 1;
+      for (let n = 0; every * each < wide(String(scene.steps.length)) + 18; n++) every = [1, 2, 5][n % 3] * 10 ** Math.floor(n / 3);
+      for (let s = Math.ceil(from / every) * every; s < to; s += every) {
+        const x = px(panel, 2 * s + 1);
+        if (x < panel.x || x > panel.x + panel.w) continue;
+        words(named ? told[s - from] : String(s), x, y, "center", colour.muted);
+      }
     }
     if (partners && pinned.k === panel.k && pinned.buffer !== undefined) {
       for (const [steps, mark] of [[scene.uses[pinned.buffer].reads, "read"], [scene.uses[pinned.buffer].writes, "write"]]) {
@@ -418,6 +486,18 @@
           pen.stroke();
         }
       }
+    }
+  }
+
+  /** Milliseconds below a panel whose steps are as wide as they took. */
+  function clock(panel, y) {
+    const unit = longest / last / 1000, shown = (view.x1 - view.x0) * unit;
+    let every = 10 ** Math.floor(Math.log10(shown)) / 10;
+    for (let n = 0; every * panel.w / shown < 60; n++) every *= [2, 2.5, 2][n % 3];
+    for (let n = Math.ceil(view.x0 * unit / every); n * every <= view.x1 * unit; n++) {
+      const x = panel.x + panel.w * (n * every / unit - view.x0) / (view.x1 - view.x0);
+      const told = `${Number((n * every).toPrecision(4))} ms`;
+      if (x + wide(told) / 2 <= panel.x + panel.w + GAP / 2) words(told, x, y, "center", colour.muted);
     }
   }
 
@@ -511,8 +591,9 @@
         view.y1 = view.y0 + size;
       }
     }
-    if (scene.steps.length && (time[0] >= view.x1 || time[1] <= view.x0)) {
-      const size = view.x1 - view.x0, middle = (time[0] + time[1]) / 2;
+    const [from, to] = time.map(half => place(at.k, half));
+    if (scene.steps.length && (from >= view.x1 || to <= view.x0)) {
+      const size = view.x1 - view.x0, middle = (from + to) / 2;
       view.x0 = Math.max(0, Math.min(last - size, middle - size / 2));
       view.x1 = view.x0 + size;
     }
@@ -545,7 +626,9 @@
     if (scenes.some(s => s.main.some(p => p.rects.some(r => r.held[0] < r.time[0] || r.held[1] > r.time[1])))) {
       $("legend").append(swatch("#77aadd4d", "pale: held, but not in use"));
     }
-    if (several) $("legend").append(swatch("var(--reserved)", "reserved, not in use"));
+    if (scenes.some(s => s.main.some(p => p.rects.length))) $("legend").append(make("li", {}, make("i", { class: "unused" }), several ? "reserved, not in use" : "not in use"));
+    choice(several, "a scale for each", own, on => own = on);
+    choice(measured, "measured time", timed, on => timed = on);
     if (several) {
       const table = make("table", {}, make("tr", {}, make("th"), ...scenes.map(s => make("th", { class: "n" }, s.name))));
       scene.figures.forEach(([name], i) =>
@@ -576,6 +659,14 @@
         make("td", {}, o.name), make("td", { class: "n" }, human(o.bound)), make("td", { class: "n" }, human(o.peak)))));
       $("orders").replaceChildren(make("h2", {}, "Orders that were tried"), table);
     }
+  }
+
+  /** A box to tick above the keys, which changes how all is drawn. */
+  function choice(offered, name, on, set) {
+    if (!offered) return;
+    const box = make("input", { type: "checkbox", onchange: () => { set(box.checked); layout(); reset(); } });
+    box.checked = on;
+    $("choices").append(make("label", {}, box, ` ${name}`));
   }
 
   // ---- Training
@@ -696,7 +787,7 @@
   function axesAt(x, y) {
     const panel = panelAt(x, y);
     if (panel) return [panel, panel.kind === "main" ? "xy" : "x"];
-    const beside = panels.find(p => p.kind === "main" && y >= p.y && y < p.y + p.h && x < p.x && x >= p.x - GUTTER);
+    const beside = panels.find(p => p.kind === "main" && y >= p.y && y < p.y + p.h && x < p.x && x >= p.x - gutter);
     if (beside) return [beside, "y"];
     const below = panels.find(p => p.kind === "strip" && x >= p.x && x < p.x + p.w && y >= p.y && y < p.y + 40);
     return [below, "x"];
@@ -818,6 +909,39 @@
     event.preventDefault();
   });
 
+  /** The part that was visible before the search, which what is found replaces. */
+  let before = null;
+
+  /** Zooms to all matches at once, with some room around them, or back if there are none. */
+  function frame() {
+    if (!matches || !matches.size) {
+      if (before) Object.assign(view, before);
+      before = null;
+      return;
+    }
+    before = before || { ...view };
+    const x = [last, 0], y = [1, 0];
+    for (const { k, space, kind, extent } of panels.filter(p => p.space)) {
+      for (const rect of space.rects) {
+        if (!matches.has(`${k}:${rect.buffer}`)) continue;
+        const [from, to] = rect.time.map(half => place(k, half));
+        x[0] = Math.min(x[0], from);
+        x[1] = Math.max(x[1], to);
+        if (kind !== "main") continue;
+        y[0] = Math.min(y[0], rect.bytes[0] / extent);
+        y[1] = Math.max(y[1], rect.bytes[1] / extent);
+      }
+    }
+    const around = ([low, high], whole, least) => {
+      const size = Math.min(whole, Math.max(least, (high - low) * 1.1)), from = (low + high - size) / 2;
+      const start = Math.max(0, Math.min(whole - size, from));
+      return [start, start + size];
+    };
+    // Constants and states alone lie in no plot that zooms along its bytes.
+    [view.x0, view.x1] = around(x[0] < x[1] ? x : [0, last], last, MIN_X);
+    [view.y0, view.y1] = around(y[0] < y[1] ? y : [0, 1], 1, MIN_Y);
+  }
+
   function search() {
     const term = find.value.trim().toLowerCase();
     matches = null;
@@ -829,6 +953,7 @@
     }
     $("found").textContent = matches ? `${grouped(matches.size)} of ${grouped(scenes.reduce((n, s) => n + s.buffers.length, 0))}` : "";
     rows();
+    frame();
     redraw();
   }
   find.addEventListener("input", search);
@@ -843,9 +968,20 @@
 
   function theme() {
     const style = getComputedStyle(document.documentElement);
-    for (const name of ["panel", "ink", "muted", "line", "label", "live", "reserved", "limit", "mark", "band"]) {
+    for (const name of ["panel", "ink", "muted", "line", "label", "live", "reserved", "stripe", "limit", "mark", "band"]) {
       colour[name] = style.getPropertyValue(`--${name}`).trim();
     }
+    // Stripes, for bytes that are there and in no use.
+    const tile = new OffscreenCanvas(6, 6), ink = tile.getContext("2d");
+    ink.fillStyle = several ? colour.reserved : colour.panel;
+    ink.fillRect(0, 0, 6, 6);
+    ink.strokeStyle = colour.stripe;
+    for (const x of [-6, 0, 6]) {
+      ink.moveTo(x - 1, 7);
+      ink.lineTo(x + 7, -1);
+    }
+    ink.stroke();
+    colour.unused = pen.createPattern(tile, "repeat");
     redraw();
   }
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", theme);

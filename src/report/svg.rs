@@ -1,6 +1,6 @@
 //! Draws a scene as a static picture for a README, 800 units wide, in light and dark colours.
 
-use super::picture::{ARENA, Kind, Scene, Space, escape, title};
+use super::picture::{ARENA, Item, Kind, Scene, Space, escape, title};
 use super::{count, grouped, human};
 use crate::graph::Graph;
 use crate::plan::{BufferIdx, Class, Plan};
@@ -18,12 +18,17 @@ const LETTER: f64 = 0.6;
 /// The colour of pale rectangles in the legend.
 const PALE: &str = "#77aadd4d";
 
+/// Stripes, for bytes that are there and in no use.
+const UNUSED: &str = "url(#u)";
+const STRIPES: &str = "<defs><pattern id=\"u\" width=\"5\" height=\"5\" patternUnits=\"userSpaceOnUse\" patternTransform=\"rotate(45)\">\
+<path class=\"s\" d=\"M0 0V5\"/></pattern></defs>";
+
 const STYLE: &str = "\
 text{font:12px system-ui,-apple-system,'Segoe UI',Helvetica,Arial,sans-serif;fill:#1f2328}
 .t{font-size:15px;font-weight:600}.m{fill:#59636e}.e{text-anchor:end}.c{text-anchor:middle}.b{font-weight:600}
-.i{font-size:11px;fill:#14171a}.bg{fill:#ffffff;stroke:#d1d9e0}.a{fill:#f2f4f7}.g{stroke:#d8dee4}.r{stroke:#ffffff}
+.i{font-size:11px;fill:#14171a}.bg{fill:#ffffff;stroke:#d1d9e0}.a{fill:#f2f4f7}.s{stroke:#d3d9e0}.g{stroke:#d8dee4}.r{stroke:#ffffff}
 .l{fill:#d3d9e0}.k{stroke:#1f2328;fill:none}.w{fill:#1f2328;fill-opacity:.08}.d{stroke-dasharray:4 3}.o{stroke-dasharray:2 4;stroke-opacity:.6}
-@media (prefers-color-scheme:dark){text{fill:#e6edf3}.m{fill:#9198a1}.i{fill:#14171a}.bg{fill:#0d1117;stroke:#3d444d}.a{fill:#161b22}
+@media (prefers-color-scheme:dark){text{fill:#e6edf3}.m{fill:#9198a1}.i{fill:#14171a}.bg{fill:#0d1117;stroke:#3d444d}.a{fill:#161b22}.s{stroke:#30363d}
 .g{stroke:#2a313c}.r{stroke:#0d1117}.l{fill:#3a424d}.k{stroke:#e6edf3}.w{fill:#e6edf3;fill-opacity:.1}}
 ";
 
@@ -47,7 +52,7 @@ fn draw(scene: &Scene) -> String {
     let label = escape(&format!("{} on {}: memory over steps", scene.name, scene.target));
     format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {h}\" width=\"{WIDTH}\" height=\"{h}\" role=\"img\" aria-label=\"{label}\">\n\
-         <style>{STYLE}</style>\n<rect class=\"bg\" x=\".5\" y=\".5\" width=\"{}\" height=\"{}\" rx=\"6\"/>\n{}</svg>\n",
+         <style>{STYLE}</style>\n{STRIPES}\n<rect class=\"bg\" x=\".5\" y=\".5\" width=\"{}\" height=\"{}\" rx=\"6\"/>\n{}</svg>\n",
         WIDTH - 1.0,
         number(height - 1.0),
         sketch.body,
@@ -225,6 +230,9 @@ impl Sketch<'_> {
         let high = space.bytes.max(1);
         let y = |bytes: u64| bottom - height * bytes as f64 / high as f64;
         self.rect("class=\"a\"", [LEFT, RIGHT, top, bottom], "");
+        if !space.rects.is_empty() {
+            self.rect(&format!("fill=\"{UNUSED}\""), [LEFT, RIGHT, top, bottom], "");
+        }
         let step = (high / ((height / 40.0) as u64).max(1)).max(1).next_power_of_two();
         for tick in (0..=high / step).map(|n| n * step) {
             self.line("g", [LEFT, RIGHT, y(tick), y(tick)]);
@@ -245,17 +253,32 @@ impl Sketch<'_> {
                 format!("fill=\"{fill}\"")
             };
             self.rect(&style, [x0, x1, y0, y1], &scene.tip(rect.buffer));
-            let (room, size) = (x1 - x0 - 10.0, human(item.bytes));
-            let sized = [format!("{size} {}", item.ty), size].into_iter().find(|s| width(s, 11.0) <= room);
-            let lines: Vec<_> = [fit(&item.name, room, 11.0), sized].into_iter().flatten().collect();
-            let lines = &lines[..lines.len().min(if y1 - y0 >= 30.0 { 2 } else { usize::from(y1 - y0 >= 15.0) })];
-            for (i, line) in lines.iter().enumerate() {
-                let middle = (y0 + y1) / 2.0 + 4.0 + 14.0 * (i as f64 - (lines.len() as f64 - 1.0) / 2.0);
-                labels.text("i", x0 + 6.0, middle, line);
-            }
+            labels.label(item, [x0, x1, y0, y1]);
         }
         self.y = bottom + 8.0;
         labels.body
+    }
+
+    /// A buffer's name and size in its rectangle: upwards if that is tall and its width has no room for the name.
+    fn label(&mut self, item: &Item, [x0, x1, y0, y1]: [f64; 4]) {
+        const SIZE: f64 = 11.0;
+        const EDGES: f64 = 10.0;
+        let turned = y1 - y0 > x1 - x0 && width(&item.name, SIZE) > x1 - x0 - EDGES;
+        let (length, height) = if turned { (y1 - y0, x1 - x0) } else { (x1 - x0, y1 - y0) };
+        let (room, size) = (length - EDGES, human(item.bytes));
+        let sized = [format!("{size} {}", item.ty), size].into_iter().find(|s| width(s, SIZE) <= room);
+        let lines: Vec<_> = [fit(&item.name, room, SIZE), sized].into_iter().flatten().collect();
+        let lines = &lines[..lines.len().min(if height >= 30.0 { 2 } else { usize::from(height >= 15.0) })];
+        for (i, line) in lines.iter().enumerate() {
+            let across = 4.0 + 14.0 * (i as f64 - (lines.len() as f64 - 1.0) / 2.0);
+            if turned {
+                let (x, y) = (number((x0 + x1) / 2.0 + across), number(y1 - 6.0));
+                let place = format!("transform=\"translate({x} {y})rotate(-90)\"");
+                self.put(format_args!("<text class=\"i\" {place}>{}</text>", escape(line)));
+            } else {
+                self.text("i", x0 + 6.0, (y0 + y1) / 2.0 + across, line);
+            }
+        }
     }
 
     /// One cell per step, with a row per stream, and names or numbers below the cells.
@@ -299,6 +322,9 @@ impl Sketch<'_> {
         let mut entries: Vec<_> = Kind::all().filter(kinds).map(|k| (k.fill(), k.label().to_owned())).collect();
         if scene.spaces.iter().flat_map(|s| &s.rects).any(|r| r.held != r.time) {
             entries.push((PALE, "pale: held, but not in use".to_owned()));
+        }
+        if scene.spaces.iter().any(|s| s.class == Some(Class::Activation) && !s.rects.is_empty()) {
+            entries.push((UNUSED, "not in use".to_owned()));
         }
         self.entries(&entries, LEFT);
     }
@@ -375,16 +401,19 @@ fn width(text: &str, size: f64) -> f64 {
     size * text.chars().map(letter).sum::<f64>()
 }
 
-/// A name, shortened to the room there is, or `None` if little would be left. The end of a path tells most, so it is kept.
+/// A name with its middle left out if it is too long, or `None` if too little of it would be left. A path's beginning and end tell most.
 fn fit(text: &str, room: f64, size: f64) -> Option<String> {
+    const LEAST: usize = 12;
     if width(text, size) <= room {
         return Some(text.to_owned());
     }
     let chars: Vec<char> = text.chars().collect();
-    let kept = (1..chars.len()).find(|&from| {
-        let tail: String = chars[from..].iter().collect();
-        width(&tail, size) + size <= room
-    })?;
-    let tail: String = chars[kept..].iter().collect();
-    (chars.len() - kept >= 12).then(|| format!("…{tail}"))
+    // No letter is narrower.
+    let most = (room / (LETTER * size)).max(0.0) as usize;
+    (LEAST..=most.min(chars.len())).rev().find_map(|kept| {
+        let head = kept / 3;
+        let ends = chars[..head].iter().chain(&['…']).chain(&chars[chars.len() - kept + head..]);
+        let cut: String = ends.collect();
+        (width(&cut, size) <= room).then_some(cut)
+    })
 }
