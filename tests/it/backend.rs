@@ -234,6 +234,22 @@ mod wgpu {
         assert_eq!(wrong, None);
     }
 
+    /// Where there is no session of a desktop, Mesa's helpers say so on stderr, in words that look like ours. A run that succeeds has none.
+    #[test]
+    fn other_libraries_do_not_speak_for_us() {
+        if device().is_none() {
+            return;
+        }
+        let run = ["run", "graphs/mlp.onnxtxt", "--set", "batch=2", "--backend", "wgpu", "-q"];
+        for args in [&["devices"][..], &run] {
+            let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_plimsoll"));
+            command.args(args).env_remove("XDG_RUNTIME_DIR").current_dir(env!("CARGO_MANIFEST_DIR"));
+            let output = command.output().expect("the program starts");
+            let err = String::from_utf8_lossy(&output.stderr);
+            assert!(output.status.success() && !err.contains("XDG_RUNTIME_DIR"), "{args:?}: {err}");
+        }
+    }
+
     /// A record is timed by the device's clock.
     #[test]
     fn times_are_the_devices() {

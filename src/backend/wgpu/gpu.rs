@@ -6,6 +6,9 @@ use std::fmt::Display;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
 
+#[cfg(target_os = "linux")]
+use libloading::os::unix::{Library, RTLD_NOW};
+
 /// An error of this backend.
 pub(super) fn failed(what: impl Display) -> Error {
     Error::Backend { backend: "wgpu", what: what.to_string(), file: None }
@@ -99,21 +102,49 @@ pub(super) fn describe(info: &wgpu::AdapterInfo, limits: &wgpu::Limits) -> Adapt
     }
 }
 
+/// Flags of the loader: to take a library only if it is loaded, and to keep it loaded.
+#[cfg(target_os = "linux")]
+const NOT_TO_LOAD: std::ffi::c_int = 0x4;
+#[cfg(target_os = "linux")]
+const NEVER_TO_UNLOAD: std::ffi::c_int = 0x1000;
+
 /// Keeps NVIDIA's Vulkan driver in the process once an instance has loaded it. It would be unloaded with its last instance. But threads that
 /// have used it call into it when they end, and each time that it is loaded it takes static thread storage, of which there is little.
 #[cfg(target_os = "linux")]
 fn keep_driver() {
-    use libloading::os::unix::{Library, RTLD_NOW};
-    const NOT_TO_LOAD: std::ffi::c_int = 0x4;
-    const NEVER_TO_UNLOAD: std::ffi::c_int = 0x1000;
     for name in ["libGLX_nvidia.so.0", "libEGL_nvidia.so.0"] {
         // SAFETY: nothing is loaded that is not there already, so that no initialiser runs.
         let _ = unsafe { Library::open(Some(name), RTLD_NOW | NOT_TO_LOAD | NEVER_TO_UNLOAD) };
     }
 }
 
+/// Silences the library of Wayland, which Mesa asks for the screen's device, and which complains on stderr where there is no session of a
+/// desktop. A program that has the library already keeps its messages.
+#[cfg(target_os = "linux")]
+fn silence_wayland() {
+    use std::ffi::{c_char, c_void};
+    const NAME: &str = "libwayland-client.so.0";
+    type Handler = unsafe extern "C" fn(*const c_char, *mut c_void);
+    unsafe extern "C" fn nothing(_: *const c_char, _: *mut c_void) {}
+    // SAFETY: nothing is loaded that is not there already, so that no initialiser runs.
+    if unsafe { Library::open(Some(NAME), RTLD_NOW | NOT_TO_LOAD) }.is_ok() {
+        return;
+    }
+    // SAFETY: its initialisers only prepare its own tables.
+    let Ok(library) = (unsafe { Library::open(Some(NAME), RTLD_NOW | NEVER_TO_UNLOAD) }) else { return };
+    // SAFETY: the function takes a handler with a format and its arguments, a pointer or passed as one; `nothing` reads neither. Both stay in
+    // the process.
+    unsafe {
+        if let Ok(set) = library.get::<unsafe extern "C" fn(Handler)>(b"wl_log_set_handler_client\0") {
+            set(nothing);
+        }
+    }
+}
+
 /// Adapters in order of preference: discrete, integrated, virtual, other, software.
 fn enumerate() -> Vec<wgpu::Adapter> {
+    #[cfg(target_os = "linux")]
+    silence_wayland();
     let instance = instance();
     #[cfg(target_os = "linux")]
     keep_driver();
