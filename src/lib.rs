@@ -27,12 +27,21 @@
 //! - Plan without a device and without weights: [`Recipe::plan`], for a [`Target`]. The [`Plan`] says what lies where, and when.
 //! - Build a graph in Rust: [`Trace`].
 //! - Handle what does not fit: [`Error::Fit`] has the bytes needed and the limit.
-//! - Use it from a shell: the command `plimsoll`, which the README shows.
+//! - Copy from a program: `tests/examples` in the source has one for each of a model from a file, a traced net, a decoder with states, memory of
+//!   your own, training, and arrays of `ndarray`.
+//! - Use it from a shell: the command `plimsoll`. The README shows the first five minutes, [`guide`] all of it.
+//! - See what it computes, and how well: [`operators`], [`measurements`].
 //! - Read or extend the source: [`architecture`].
 #![warn(missing_docs)]
 
 #[doc = include_str!("architecture.md")]
 pub mod architecture {}
+#[doc = include_str!("measurements.md")]
+pub mod measurements {}
+#[doc = include_str!("guide.md")]
+pub mod guide {}
+#[doc = include_str!("operators.md")]
+pub mod operators {}
 
 mod advise;
 mod autodiff;

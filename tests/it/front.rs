@@ -113,7 +113,8 @@ fn the_documented_surface_is_small() {
     let lines: Vec<&str> = lib.lines().collect();
     let public: Vec<_> = (1..lines.len()).filter(|&i| lines[i].starts_with("pub mod ")).collect();
     for i in public {
-        let documented = lines[i].starts_with("pub mod architecture");
+        // A page of the documentation.
+        let documented = lines[i - 1].starts_with("#[doc = include_str!(");
         assert!(documented || lines[i - 1] == "#[doc(hidden)]", "{}: neither hidden nor private", lines[i]);
     }
 }

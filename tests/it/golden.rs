@@ -100,7 +100,7 @@ fn every_stage_is_as_it_was() {
     assert_eq!(there, known, "tests/golden holds goldens and nothing else");
 }
 
-/// The README's table: which operators take which types, and where.
+/// The table of the page of operators: which take which types, and where.
 fn operators() -> String {
     let rows: Value = serde_json::from_str(&printed(&["ops".to_owned(), "--json".to_owned()])).expect("it is JSON");
     let rows = rows.as_array().expect("it is a list");
@@ -132,18 +132,18 @@ fn operators() -> String {
 }
 
 #[test]
-fn the_readme_lists_the_operators_as_they_are() {
-    let path = root().join("README.md");
-    let readme = std::fs::read_to_string(&path).expect("the README is there");
-    let (before, rest) = readme.split_once("<!-- plimsoll ops -->\n").expect("the table's beginning is marked");
+fn the_operators_are_listed_as_they_are() {
+    let path = root().join("src/operators.md");
+    let page = std::fs::read_to_string(&path).expect("the page is there");
+    let (before, rest) = page.split_once("<!-- plimsoll ops -->\n").expect("the table's beginning is marked");
     let (found, after) = rest.split_once("<!-- end -->").expect("the table's end is marked");
     let expected = operators();
     if std::env::var_os("BLESS").is_some() {
         let text = format!("{before}<!-- plimsoll ops -->\n{expected}<!-- end -->{after}");
-        std::fs::write(&path, text).expect("the README is written");
+        std::fs::write(&path, text).expect("the page is written");
         return;
     }
-    assert!(found == expected, "README.md: the operators, {}", difference(&expected, found));
+    assert!(found == expected, "src/operators.md: {}", difference(&expected, found));
 }
 
 /// The same graph gives the same bytes: twice in this process, and in another one.

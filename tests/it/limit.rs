@@ -926,20 +926,28 @@ fn inputs_of_a_wrong_shape_are_named_with_their_flag() {
     fails(&[&["plan", File::new("axis.onnxtxt", &reshape).path()]], &["unknown attribute 'size'; known: axis"]);
 }
 
-// ---- The README
+// ---- The README, and the guide
 
-/// Every `$ plimsoll` in the README's console blocks prints what stands below it. `BLESS=1` writes down what is printed.
+/// Every `$ plimsoll` in the console blocks of the README and the guide prints what stands below it. `BLESS=1` writes down what is printed.
 #[test]
 fn the_readme_shows_what_is_printed() {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("README.md");
-    let readme = std::fs::read_to_string(&path).expect("the README is there");
-    let mut blocks = readme.split("```console\n");
+    for (page, least) in [("README.md", 2), ("src/guide.md", 3)] {
+        let commands = shows_what_is_printed(page);
+        assert!(commands >= least, "{page} shows {commands}");
+    }
+}
+
+/// Checks a page, or writes it anew. Returns the number of its commands.
+fn shows_what_is_printed(page: &str) -> usize {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(page);
+    let shown = std::fs::read_to_string(&path).expect("the page is there");
+    let mut blocks = shown.split("```console\n");
     let mut text = blocks.next().expect("a text has a beginning").to_owned();
     let mut commands = 0;
     for block in blocks {
-        let (shown, after) = block.split_once("```").expect("a block ends");
+        let (lines, after) = block.split_once("```").expect("a block ends");
         text += "```console\n";
-        for line in shown.lines().filter_map(|line| line.strip_prefix("$ ")) {
+        for line in lines.lines().filter_map(|line| line.strip_prefix("$ ")) {
             let args: Vec<&str> =
                 line.strip_prefix("plimsoll ").expect("a command of this program").split(' ').collect();
             let Ran { out, err, .. } = run(&[&args]);
@@ -948,10 +956,11 @@ fn the_readme_shows_what_is_printed() {
         }
         text += &format!("```{after}");
     }
-    assert!(commands >= 3, "{commands}");
     if std::env::var_os("BLESS").is_some() {
-        return std::fs::write(&path, text).expect("the README is written");
+        std::fs::write(&path, text).expect("the page is written");
+        return commands;
     }
-    let differs = readme.lines().zip(text.lines()).find(|(shown, printed)| shown != printed);
-    assert!(readme == text, "README.md shows other than what is printed: {differs:?}; BLESS=1 writes it down");
+    let differs = shown.lines().zip(text.lines()).find(|(shown, printed)| shown != printed);
+    assert!(shown == text, "{page} shows other than what is printed: {differs:?}; BLESS=1 writes it down");
+    commands
 }

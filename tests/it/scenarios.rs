@@ -1,8 +1,9 @@
-//! The README's commands run and end as it says: one for each problem with device memory, and the others.
+//! The commands of the README and of the guide run and end as these say: one for each problem with device memory, and the others.
 
 mod training;
 
 use serde_json::Value;
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -50,21 +51,40 @@ fn column<'a>(comparison: &'a Value, name: &str) -> &'a Value {
     columns.iter().find(|column| column["name"] == name).unwrap_or_else(|| panic!("no column {name}"))
 }
 
-/// Each of the README's commands, with the exit code in the comment after it.
+/// The commands of a page: what follows `plimsoll` in indented blocks and in those of `bash`.
+fn commands(page: &str) -> Vec<String> {
+    let text = std::fs::read_to_string(root().join(page)).expect("it is there");
+    let fenced = text.split("```bash\n").skip(1).flat_map(|block| block.split("```").next()).flat_map(str::lines);
+    let indented = text.lines().filter_map(|line| line.strip_prefix("    "));
+    indented.chain(fenced).filter_map(|line| line.strip_prefix("plimsoll ")).map(str::to_owned).collect()
+}
+
+/// Each command of the README and of the guide, with the exit code in the comment after it. In a clone they leave files below `target` alone.
 #[test]
 fn the_readmes_commands_run() {
-    let readme = std::fs::read_to_string(root().join("README.md")).expect("it is there");
     let folder = folder("readme");
-    let mut ran = 0;
-    for line in readme.lines().filter_map(|line| line.strip_prefix("    plimsoll ")) {
-        let (command, comment) = line.split_once(" # ").unwrap_or((line, "exit code 0"));
-        let expected = comment.strip_prefix("exit code ").and_then(|code| code.parse().ok());
-        let words = command.split_whitespace().map(|word| word.trim_matches('\''));
-        let (code, _, err) = run(&folder, &words.collect::<Vec<_>>());
-        assert_eq!(code, expected, "plimsoll {command}: {err}");
-        ran += 1;
+    std::fs::create_dir_all(folder.join("target")).expect("the folder is made");
+    let mut ran = BTreeSet::new();
+    for (page, least) in [("README.md", 15), ("src/guide.md", 15)] {
+        let commands = commands(page);
+        assert!(commands.len() >= least, "{page} has {} commands", commands.len());
+        for line in &commands {
+            if !ran.insert(line.clone()) {
+                continue;
+            }
+            let (command, comment) = line.split_once(" # ").unwrap_or((line, "exit code 0"));
+            let expected = comment.strip_prefix("exit code ").and_then(|code| code.parse().ok());
+            let words = command.split_whitespace().map(|word| word.trim_matches('\''));
+            let (code, _, err) = run(&folder, &words.collect::<Vec<_>>());
+            assert_eq!(code, expected, "{page}: plimsoll {command}: {err}");
+        }
     }
-    assert!(ran >= 10, "the README has {ran} commands");
+    let there = |folder: &Path| -> BTreeSet<_> {
+        let files = std::fs::read_dir(folder).expect("it is there");
+        files.map(|file| file.expect("it can be listed").file_name()).collect()
+    };
+    assert_eq!(there(&folder), BTreeSet::from(["graphs".into(), "target".into()]));
+    assert_eq!(there(&folder.join("graphs")), there(&root().join("graphs")));
 }
 
 /// 1: how much memory does it need?

@@ -373,3 +373,24 @@ fn the_architecture_names_files_that_exist() {
     let lost: Vec<_> = paths.iter().filter(|path| !root.join(path).exists()).collect();
     assert!(paths.len() > 30 && lost.is_empty(), "of {} paths these lead nowhere: {lost:?}", paths.len());
 }
+
+/// Each example is a test of `cargo test`, and the README names it with its command.
+#[test]
+fn examples_run_and_are_named() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let read = |file: &str| fs::read_to_string(root.join(file)).expect("it is there");
+    let (manifest, readme) = (read("Cargo.toml"), read("README.md"));
+    let mut files = Vec::new();
+    rust_files(&root.join("tests/examples"), &mut files);
+    let names: Vec<_> = files.iter().map(|path| path.file_stem().expect("a name").to_string_lossy()).collect();
+    for name in &names {
+        let path = format!("tests/examples/{name}.rs");
+        let declared = format!("name = \"{name}\"\npath = \"{path}\"\ntest = true\nharness = false\n");
+        let command = format!("`cargo run --example {name}`");
+        assert!(manifest.contains(&declared), "Cargo.toml does not declare {name} as a test without harness");
+        assert!(readme.contains(&command), "the README does not say {command}");
+        let code = read(&path);
+        assert!(code.contains("assert") && code.contains("println!"), "{path} says something, and asserts it");
+    }
+    assert_eq!(names.len(), manifest.matches("[[example]]").count(), "{names:?}");
+}
