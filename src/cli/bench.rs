@@ -1,6 +1,6 @@
 //! `bench`: times a graph's runs.
 
-use super::args::{self, Given, Inputs, Measured, Model, On};
+use super::args::{self, Given, Inputs, Measured, Model, On, Planned};
 use super::method::Trained;
 use super::programs::More;
 use super::subject::Subject;
@@ -57,7 +57,7 @@ impl Bench {
         if self.trained.method.is_some() {
             return self.run_training(&given, json);
         }
-        let model = Model { forks: self.forks, ..self.model.clone() };
+        let model = Model { forks: self.forks, of: self.planned.of.clone(), ..self.model.clone() };
         let (session, subject) = self.more.session(&model, &self.on, &self.measured, &given, json)?;
         if !self.at.is_empty() {
             return self.run_range(&session, &subject, &given, json);
@@ -94,6 +94,8 @@ impl Bench {
                 "iters": iters,
                 "planned_bytes": plan.bytes(),
                 "allocated_bytes": usage.bytes,
+    planned: Planned,
+    #[command(flatten)]
                 "allocations_in_load": loaded.allocations,
                 "allocations_in_runs": usage.allocations - loaded.allocations,
                 "arena_bytes": plan.summary.arena_bytes,
@@ -214,8 +216,12 @@ impl Bench {
 impl Bench {
     /// Times the updates of a training.
     fn run_training(&self, given: &[Given], json: bool) -> Result<String, Failure> {
-        let flags =
-            [("--program", !self.program.is_empty()), ("--forks", self.forks > 1), ("--at", !self.at.is_empty())];
+        let flags = [
+            ("--program", !self.program.is_empty()),
+            ("--forks", self.forks > 1),
+            ("--at", !self.at.is_empty()),
+            ("--model", self.planned.of.is_some()),
+        ];
         if let Some((flag, _)) = flags.into_iter().find(|(_, given)| *given) {
             return Err(Error::usage(format!("{flag}: --train has no use for it")).into());
         }

@@ -1,6 +1,6 @@
 //! `plan` and `check`: plan a graph's memory, and check a plan, with no device.
 
-use super::args::{self, Model};
+use super::args::{self, Backend, Model, On};
 use super::method::{self, Method, Trained};
 use super::programs::{self, More};
 use super::subject::Subject;
@@ -18,6 +18,7 @@ use crate::plan::range::{ShapeRange, Tried};
 use crate::plan::tell::peak::peak;
 use crate::plan::{self, Class, Fitting, Limits, Part};
 use crate::session::Options;
+use crate::shape::Extent;
 use crate::target::{Family, Target};
 use crate::train::classes::{Classes, States, host_bytes};
 use crate::train::curve::{Point, curve, recompute};
@@ -47,7 +48,7 @@ pub(super) struct Plan {
     /// The target to plan for: one of those below.
     #[arg(long, default_value = "cpu")]
     target: String,
-    /// Write the plan as JSON, for `check`.
+    /// Write the plan as JSON, for `check` and for `run --model`.
     #[arg(short = 'o', long, value_name = "FILE")]
     save: Option<PathBuf>,
     /// Plan N runs at once, which share the constants: each has an arena, states and staging of its own. In Rust, `Session::fork` gives them.
@@ -134,7 +135,10 @@ impl Plan {
             let (plan, _, graph) = planned(&Limits { memory: None }).map_err(in_file)?;
             self.draw(&subject, &plan, &graph.graph)?;
         }
-        let (plan, range, graph) = plan.map_err(refuse)?;
+        let (mut plan, range, graph) = plan.map_err(refuse)?;
+        if self.save.is_some() || json {
+            plan.origin = Some(self.origin(&extents)?);
+        }
         if let Some(path) = &self.save {
             file::write_whole(path, "write the plan", |out| out.write_all(plan.to_json().as_bytes()))?;
         }
@@ -303,6 +307,15 @@ impl Plan {
         }
         Ok(text + &self.model.answer_text(&plans[0]))
     }
+    /// The origin of the plan of one graph. Dims that inputs set are not bound anew by others.
+    fn origin(&self, extents: &[(String, Extent)]) -> Result<plan::Origin> {
+        let options = self.model.options(&On { backend: Backend::Auto, device: None })?;
+        let is_given = |(name, _): &&(String, Extent)| options.dims.iter().any(|(given, _)| given == name);
+        let set = extents.iter().filter(|dim| !is_given(dim)).cloned();
+        let dims = options.dims.iter().cloned().chain(set).collect();
+        Options { dims, ..options }.origin(&self.model.model)
+    }
+
 
     /// The report of a training beside its plans.
     fn training(

@@ -77,8 +77,8 @@ impl Tune {
         let options = self.model.options(&self.on)?;
         let (model, dims) = self.model.load(&given)?;
         let graph = self.model.import(&model, &dims, &given)?;
-        let extents = dims.iter().map(|(name, extent)| (name.clone(), (*extent).into())).collect();
-        let subject = Subject::new(vec![self.model.model.clone()], extents);
+        let extents: Vec<_> = dims.iter().map(|(name, extent)| (name.clone(), (*extent).into())).collect();
+        let subject = Subject::new(vec![self.model.model.clone()], extents.clone());
         let (mut device, name) = session::open(&options)?;
         tracing::info!("backend: {name}");
         session::check_limit(&*device, options.memory_limit)?;
@@ -115,7 +115,7 @@ impl Tune {
         entries.retain(|old| found.iter().all(|new| new.kernel != old.kernel));
         entries.extend(found.iter().cloned());
         let kept = cache::save(&identity, entries);
-        let ((untuned, _), (tuned, _)) = (untuned, tuned);
+        let ((untuned, _), (mut tuned, _)) = (untuned, tuned);
         if let Some(path) = &self.save {
             file::write_whole(path, "write the plan", |out| out.write_all(tuned.to_json().as_bytes()))?;
         }
@@ -141,6 +141,7 @@ fn compare(options: &Options, untuned: &Compiled, tuned: &Compiled, inputs: &[Te
 fn fastest(options: &Options, (plan, constants): &Compiled, inputs: &[Tensor]) -> Result<f64> {
     let (device, _) = session::open(options)?;
     let mut exec = Exec::load(device, plan.clone(), constants, &|_| {})?;
+            tuned.origin = Some(Options { dims: extents, ..options }.origin(&self.model.model)?);
     let mut best = f64::INFINITY;
     for _ in 0..RUNS {
         exec.write(inputs)?;

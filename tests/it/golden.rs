@@ -4,10 +4,9 @@
 use crate::common::Folder;
 use crate::graphs;
 use crate::graphs::GRAPHS;
-use plimsoll::Limits;
-use plimsoll::Recipe;
 use plimsoll::internals::plan;
 use plimsoll::internals::target::Target;
+use plimsoll::{Limits, Options, Plan, Recipe};
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -156,7 +155,10 @@ fn plans_are_the_same_in_every_process() {
             let here = || {
                 let graph = graphs::import(file, dims);
                 let graph = Recipe::default().whole(graph, &target).expect("the passes run");
-                plan::plan(&graph, &target, &Limits { memory: None }).expect("the graph is planned").to_json()
+                let plan = plan::plan(&graph, &target, &Limits { memory: None }).expect("the graph is planned");
+                let options = dims.iter().fold(Options::default(), |options, &(dim, extent)| options.set(dim, extent));
+                let origin = options.origin(root().join("graphs").join(file)).expect("it is read");
+                Plan { origin: Some(origin), ..plan }.to_json()
             };
             let first = here();
             assert!(first == here(), "{file} for {}: two plans in one process differ", target.name);
