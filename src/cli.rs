@@ -30,6 +30,7 @@ mod plan;
 mod programs;
 mod run;
 mod stop;
+mod schema;
 mod subject;
 mod support;
 mod train;
@@ -114,6 +115,8 @@ enum Command {
     /// Print a manual page: of the program, or of a command.
     Man(help::Man),
 }
+    /// Print a JSON schema of what --json prints: of a command and of its errors, or of all.
+    Schema(schema::Schema),
 
 /// The command line, with its help.
 fn command() -> clap::Command {
@@ -121,6 +124,19 @@ fn command() -> clap::Command {
 }
 
 /// The arguments of this process. An error leaves out a tip of the parser's that is wrong for flags.
+/// True if arguments that were not understood ask for JSON.
+fn asks_for_json(arguments: impl Iterator<Item = String>) -> bool {
+    let arguments: Vec<String> = arguments.take_while(|argument| argument != "--").collect();
+    let is_json = |pair: &[String]| pair[0] == "--format" && pair[1] == "json";
+    let flag = |argument: &String| ["--json", "--format=json"].contains(&&argument[..]);
+    arguments.iter().any(flag) || arguments.windows(2).any(is_json)
+}
+
+/// The names of the commands.
+fn commands() -> Vec<String> {
+    command().get_subcommands().map(|command| command.get_name().to_owned()).collect()
+}
+
 fn parsed() -> Result<Cli, clap::Error> {
     let matches = command().try_get_matches().and_then(|matches| Cli::from_arg_matches(&matches));
     matches.map_err(|mut error| {
@@ -142,6 +158,13 @@ pub fn main() -> ExitCode {
             // A closed pipe is no error.
             let _ = error.print();
             return ExitCode::from(u8::from(error.use_stderr()));
+            if error.use_stderr()
+                && asks_for_json(std::env::args_os().map(|argument| argument.to_string_lossy().into_owned()))
+            {
+                let text = error.render().to_string();
+                let text = text.trim_end().strip_prefix("error: ").unwrap_or(&text);
+                _ = print(&line(&json!({"error": text, "exit_code": 1})));
+            }
         }
     };
     let asked = std::env::var("RUST_LOG").ok().filter(|text| !text.is_empty()).and_then(|text| text.parse().ok());
@@ -180,6 +203,7 @@ pub fn main() -> ExitCode {
         Command::Completions(c) => c.run(command(), json).map_err(Failure::from),
         Command::Man(c) => c.run(command(), json).map_err(Failure::from),
     };
+        Command::Schema(c) => c.run(&commands(), json).map_err(Failure::from),
     match result.and_then(|text| Ok(print(&text)?)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(Failure { error, detail }) => {
@@ -231,6 +255,7 @@ impl Failure {
     fn explained(error: Error, json: bool, mut record: Value, text: String) -> Failure {
         record["error"] = explain(&error).into();
         let detail = if json { Detail::Record(record) } else { Detail::Text(text) };
+        record["exit_code"] = error.exit_code().into();
         Failure { error, detail: Some(Box::new(detail)) }
     }
 }

@@ -19,6 +19,74 @@ use std::time::{Duration, Instant};
 #[command(mut_arg("warmup", |flag| flag.long("rate-warmup").hide(true)))]
 #[command(mut_arg("train", |flag| flag.requires("batch")))]
 pub(super) struct Bench {
+/// The records of `--json`, as `schema.rs` reads them.
+pub(super) const SCHEMA: &str = "
+bench = times|at_once|updates|bindings
+times
+  ..subject
+  ..spread
+  ..bytes
+  model text
+  device text
+  first_ms number
+  runs_per_second number
+  items_per_second number|null
+  replay_median_ms number
+  replay_min_ms number
+  iters int
+  arena_bytes int
+  answer? answer
+  steps? [timed_step]
+timed_step
+  step int
+  node text
+  algorithm text
+  bytes int
+  median_us number
+  share number|null
+at_once
+  ..subject
+  model text
+  device text
+  forks int
+  one_per_second number
+  all_per_second number
+  planned_bytes int
+  allocated_bytes int
+  fork_bytes int
+  allocations_in_runs int
+updates
+  ..subject
+  ..spread
+  ..bytes
+  model text
+  device text
+  steps_per_second number
+  iters int
+bindings
+  ..subject
+  ..bytes
+  model text
+  device text
+  bindings [at]
+  iters int
+  bytes_grown_in_runs int
+at
+  ..spread
+  binding {int}
+spread
+  median_ms number
+  min_ms number
+  max_ms number
+  p90_ms number
+  p99_ms number
+bytes
+  planned_bytes int
+  allocated_bytes int
+  allocations_in_load int
+  allocations_in_runs int
+";
+
     #[command(flatten)]
     model: Model,
     #[command(flatten)]

@@ -22,6 +22,60 @@ use std::path::PathBuf;
 // Plans with and without fusion are compared.
 #[derive(Args)]
 #[command(mut_arg("no_fuse", |flag| flag.hide(true)))]
+/// The records of `--json`, as `schema.rs` reads them.
+pub(super) const SCHEMA: &str = "
+compare = comparison|comparisons|across
+across
+  ..subject
+  model text
+  devices [text]
+  outputs [compared]
+  nodes int
+  first first|null
+first
+  node text
+  operator text
+  value text
+  difference text
+comparison
+  ..subject
+  ..ways
+  answer? answer
+comparisons
+  ..subject
+  programs [ways]
+  planned_together_bytes int
+ways
+  model text
+  target text
+  memory_limit int|null
+  runs int
+  reference text|null
+  columns [way|refused]
+column
+  name text
+  exact bool
+  launches int
+  staging_bytes int
+  smallest_device_bytes int
+way
+  ..column
+  peak_live_bytes int
+  peak_reserved_bytes int
+  fragmentation number|null
+  driver_calls_first int
+  driver_calls_last int
+  median_ms number
+  agreement agreement|null
+refused
+  ..column
+  does_not_fit text
+agreement
+  equal bool
+  difference number|null
+  output text
+";
+
 #[command(mut_arg("train", |flag| flag.requires("batch")))]
 pub(super) struct Compare {
     #[command(flatten)]

@@ -31,6 +31,159 @@ use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+/// The records of `--json`, as `schema.rs` reads them.
+pub(super) const SCHEMA: &str = "
+plan = planned|programs|training
+planned
+  ..plan_file
+  file text
+  binding? {int|text}
+  range? [tried]
+  beside? beside
+  answer? answer
+  advice? advice
+  placement? [placed]
+tried
+  binding {int}
+  live_bytes int
+programs
+  ..subject
+  version int
+  programs [plan_file]
+  beside? beside
+training
+  ..programs
+  ..training_bytes
+  recompute recompute
+  curve? [point]
+  trained [text]
+  fixed [[text]]
+  precision text
+  f32? training_bytes
+  wide? [[text]]
+training_bytes
+  planned_bytes int
+  host_bytes int
+  classes classes
+  states states
+point
+  planned_bytes int
+  arena_bytes int
+  ..recompute
+plan_file
+  version int
+  name text
+  program? text
+  target target
+  dims? [dim]
+  tuned? measured
+  forks? int
+  recompute? recompute
+  origin? origin
+  summary summary
+  segments [segment]
+  buffers [buffer]
+  constants [constant]
+  state [state]
+  inputs [port]
+  outputs [port]
+  kernels [object]
+  steps [step]
+dim
+  name text
+  least int
+  most int
+measured
+  device text
+  steps int
+origin
+  content text
+  dims? [dim]
+  state? [[text]]
+  training? bool
+  outputs? [text]
+  recipe recipe
+  memory_limit? int
+recipe
+  f16 bool
+  fuse bool
+  chunks int
+summary
+  planned_bytes int
+  arena_bytes int
+  lower_bound int
+  constant_bytes int
+  state_bytes int
+  input_bytes int
+  output_bytes int
+  staging_bytes int
+  backend_bytes? int
+  unshared_bytes int
+  steps int
+  orders? [order]
+order
+  name text
+  bound int
+  peak int
+segment
+  class class
+  memory? 'device'|'upload'|'download'|'scratch'|'own'|'ahead'
+  bytes int
+buffer
+  name text
+  dtype text
+  shape [int]
+  segment int
+  offset int
+  bytes int
+  class class
+constant
+  name text
+  dtype text
+  buffer int
+  packed? [int]
+port
+  name text
+  dtype text
+  shape [int]
+  buffer int
+  indexes? [indexes]
+indexes
+  least int
+  most int
+  sum int
+  used 'looks_up'|'writes'|'sees'
+  node text
+  extent int
+state
+  ..port
+  update? int
+  given? bool
+  count? count
+count
+  by int
+  most int
+step
+  name text
+  kernel int
+  reads [int]
+  writes [int]
+  bind_ranges? [bind_range]
+  stream? int
+  waits? [int]
+bind_range
+  offset int
+  bytes int
+check = sound|all_sound
+sound
+  plan text
+  steps int
+  ok bool
+all_sound
+  programs [sound]
+  ok bool
+";
+
 #[derive(Args)]
 #[command(after_help = args::targets())]
 #[command(mut_arg("train", |flag| flag.requires("batch")))]

@@ -22,6 +22,49 @@ use std::time::Instant;
 /// States of more elements stay on the device: their figures are not worth the time.
 const MOST_SHOWN: usize = 1 << 20;
 
+/// The records of `--json`, as `schema.rs` reads them.
+pub(super) const SCHEMA: &str = "
+run
+  ..subject
+  model text
+  seconds number
+  device text
+  outputs [tensor]
+  states? [tensor]
+  expected? [compared]
+  runs? repeats
+  memory memory
+  answer? answer
+  placement? [placed]
+  predictions? [int]
+  right? int
+  accuracy? number
+tensor
+  name text
+  dtype text
+  shape [int]
+  min number|null
+  mean number|null
+  max number|null
+compared
+  name text
+  difference number
+  of_peak number|null
+  at [int]
+repeats
+  count int
+  seconds number
+  per_second number|null
+  allocated_bytes_first int
+  allocated_bytes_last int
+memory
+  ..summary
+  allocated_bytes int
+  allocations int
+  overhead_bytes int
+  overhead? {int}
+";
+
 #[derive(Args)]
 pub(super) struct Run {
     #[command(flatten)]

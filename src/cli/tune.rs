@@ -26,6 +26,30 @@ const NOISE: f64 = 1.02;
 /// Rows of the table of kernels.
 const ROWS: usize = 20;
 
+/// The records of `--json`, as `schema.rs` reads them.
+pub(super) const SCHEMA: &str = "
+tune
+  ..subject
+  model text
+  device text
+  kernels int
+  measured [timed]
+  untuned_ms number|null
+  tuned_ms number
+  untuned_bytes int
+  tuned_bytes int
+  kept_in text|null
+timed
+  template text
+  shape [int]
+  launches int
+  tried int
+  expected text
+  schedule text
+  before_us number|null
+  after_us number
+";
+
 #[derive(Args)]
 #[command(
     after_help = "The measured schedules are kept in the user's cache folder (PLIMSOLL_CACHE_DIR names another), one file per device

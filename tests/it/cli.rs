@@ -1,6 +1,6 @@
 //! The command line from outside: its output, its exit codes, and the files that it writes.
 
-use crate::common::Folder;
+use crate::common::{self, Folder};
 use plimsoll::internals::onnx;
 use plimsoll::internals::onnx::proto::{DataLocation, StringStringEntryProto};
 use plimsoll::internals::plan::{Limits, plan};
@@ -59,7 +59,7 @@ pub fn ok_json(args: &[&[&str]]) -> Value {
     for text in [&short, &long] {
         assert!(text.ends_with('\n') && serde_json::from_str::<Value>(text).is_ok(), "{args:?}: {text}");
     }
-    serde_json::from_str(&short).expect("it was parsed before")
+    common::printed(&args.concat(), &short)
 }
 
 /// A command that must fail with this exit code, an error that contains all words, and nothing on stdout.
@@ -729,8 +729,7 @@ fn graphs_that_are_none_are_named() {
 #[test]
 fn a_plan_that_was_edited_is_refused() {
     let folder = Folder::new("edited");
-    let good = ok(&[&["plan"], MLP, &["--json"]]);
-    let good: Value = serde_json::from_str(&good).expect("it is JSON");
+    let good = ok_json(&[&["plan"], MLP]);
     type Edit = (&'static str, fn(&mut Value), &'static str);
     let edits: &[Edit] = &[
         ("version", |p| p["version"] = json!(99), "version"),
@@ -881,7 +880,7 @@ fn files_of_weights_say_how_a_graph_is_written() {
 #[test]
 fn errors_are_json_if_that_is_asked_for() {
     let ran = finish(program(&["run", "graphs/none.onnx", "--json"]));
-    let found: Value = serde_json::from_str(&ran.out).expect("it is JSON");
+    let found = common::printed(&["run"], &ran.out);
     assert_eq!((ran.code, &found["exit_code"]), (Some(1), &json!(1)));
     assert!(found["error"].as_str().is_some_and(|e| e.contains("none.onnx")), "{found}");
     assert!(ran.err.contains("error: "), "{}", ran.err);

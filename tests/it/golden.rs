@@ -1,7 +1,7 @@
 //! Goldens of every stage: the graph after the passes, plans, kernels, the table of operators. A refactor leaves them alone;
 //! `BLESS=1 cargo test --test it golden::` writes them anew.
 
-use crate::common::Folder;
+use crate::common::{self, Folder};
 use crate::graphs;
 use crate::graphs::GRAPHS;
 use plimsoll::internals::plan;
@@ -101,7 +101,7 @@ fn every_stage_is_as_it_was() {
 
 /// The README's table: which operators take which types, and where.
 fn operators() -> String {
-    let rows: Value = serde_json::from_str(&printed(&["ops".to_owned(), "--json".to_owned()])).expect("it is JSON");
+    let rows = common::printed(&["ops"], &printed(&["ops".to_owned(), "--json".to_owned()]));
     let rows = rows.as_array().expect("it is a list");
     let backends: Vec<&String> = rows[0]["types"].as_object().expect("types by backend").keys().collect();
     let mut groups: Vec<(Vec<String>, Vec<&str>)> = Vec::new();

@@ -2,6 +2,7 @@
 
 mod chromium;
 
+use crate::common;
 use crate::graphs;
 use crate::graphs::GRAPHS;
 use chromium::Chromium;
@@ -234,7 +235,7 @@ fn a_plan_is_a_page_that_answers() {
     let file = folder.path("report.html");
     let args = ["plan", "graphs/digits.onnx", "--set", "batch=360", "--no-fuse", "--memory-limit", "8MiB", "--json"];
     let plan = plimsoll(&[&args[..], &["--html", file.to_str().expect("the path is text")]].concat());
-    let plan: Value = serde_json::from_str(&plan).expect("a plan");
+    let plan = common::printed(&args, &plan);
     browser.open(&file);
 
     // Each rectangle is where the plan has it.
@@ -420,7 +421,7 @@ fn streams_staging_and_several_ways_are_drawn() {
     let run =
         ["compare", "graphs/digits.onnx", "--set", "batch=64", "--iters", "1", "--backend", "cpu", "--threads", "1"];
     let found = plimsoll(&[&run[..], &["--json", "--html", path]].concat());
-    let found: Value = serde_json::from_str(&found).expect("a comparison");
+    let found = common::printed(&run, &found);
     browser.open(&file);
     let columns = found["columns"].as_array().expect("columns");
     assert_eq!(
@@ -462,7 +463,7 @@ fn the_losses_of_a_training_are_drawn_beside_its_memory() {
     let valid = ["--valid", "graphs/digits-images.npy", "--valid-labels", "graphs/digits-labels.npy"];
     let files = ["--html", page.to_str().expect("text"), "--log", log.to_str().expect("text")];
     let found = plimsoll(&[&args[..], &method, &valid, &files].concat());
-    let found: Value = serde_json::from_str(&found).expect("an object");
+    let found = common::printed(&args, &found);
     let log = std::fs::read_to_string(&log).expect("there is a log");
     let losses: Vec<f64> =
         log.lines().map(|line| field(&serde_json::from_str(line).expect("a step"), "loss")).collect();
