@@ -96,6 +96,7 @@ const EXAMPLES: &[(&str, &[&str])] = &[
             "plimsoll compare model.onnx --set batch=8",
             "plimsoll compare model.onnx --set batch=8 --memory-limit 1GiB --html ways.html",
             "plimsoll compare --train model.onnx --loss mse --batch 32",
+            "plimsoll compare model.onnx --set batch=8 --across cpu,wgpu",
         ],
     ),
     (
