@@ -30,8 +30,8 @@ mod place;
 mod plan;
 mod programs;
 mod run;
-mod stop;
 mod schema;
+mod stop;
 mod subject;
 mod support;
 mod train;
@@ -115,16 +115,15 @@ enum Command {
     Completions(help::Completions),
     /// Print a manual page: of the program, or of a command.
     Man(help::Man),
-}
     /// Print a JSON schema of what --json prints: of a command and of its errors, or of all.
     Schema(schema::Schema),
+}
 
 /// The command line, with its help.
 fn command() -> clap::Command {
     help::dressed(Cli::command())
 }
 
-/// The arguments of this process. An error leaves out a tip of the parser's that is wrong for flags.
 /// True if arguments that were not understood ask for JSON.
 fn asks_for_json(arguments: impl Iterator<Item = String>) -> bool {
     let arguments: Vec<String> = arguments.take_while(|argument| argument != "--").collect();
@@ -138,6 +137,7 @@ fn commands() -> Vec<String> {
     command().get_subcommands().map(|command| command.get_name().to_owned()).collect()
 }
 
+/// The arguments of this process. An error leaves out a tip of the parser's that is wrong for flags.
 fn parsed() -> Result<Cli, clap::Error> {
     let matches = command().try_get_matches().and_then(|matches| Cli::from_arg_matches(&matches));
     matches.map_err(|mut error| {
@@ -158,7 +158,6 @@ pub fn main() -> ExitCode {
         Err(error) => {
             // A closed pipe is no error.
             let _ = error.print();
-            return ExitCode::from(u8::from(error.use_stderr()));
             if error.use_stderr()
                 && asks_for_json(std::env::args_os().map(|argument| argument.to_string_lossy().into_owned()))
             {
@@ -166,6 +165,7 @@ pub fn main() -> ExitCode {
                 let text = text.trim_end().strip_prefix("error: ").unwrap_or(&text);
                 _ = print(&line(&json!({"error": text, "exit_code": 1})));
             }
+            return ExitCode::from(u8::from(error.use_stderr()));
         }
     };
     let asked = std::env::var("RUST_LOG").ok().filter(|text| !text.is_empty()).and_then(|text| text.parse().ok());
@@ -203,8 +203,8 @@ pub fn main() -> ExitCode {
         Command::Ops => ops::run(json).map_err(Failure::from),
         Command::Completions(c) => c.run(command(), json).map_err(Failure::from),
         Command::Man(c) => c.run(command(), json).map_err(Failure::from),
-    };
         Command::Schema(c) => c.run(&commands(), json).map_err(Failure::from),
+    };
     match result.and_then(|text| Ok(print(&text)?)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(Failure { error, detail }) => {
@@ -255,8 +255,8 @@ impl Failure {
     /// An error with its explanation, in the form that is asked for.
     fn explained(error: Error, json: bool, mut record: Value, text: String) -> Failure {
         record["error"] = explain(&error).into();
-        let detail = if json { Detail::Record(record) } else { Detail::Text(text) };
         record["exit_code"] = error.exit_code().into();
+        let detail = if json { Detail::Record(record) } else { Detail::Text(text) };
         Failure { error, detail: Some(Box::new(detail)) }
     }
 }

@@ -5,20 +5,20 @@ use super::method::Trained;
 use super::programs::More;
 use super::subject::Subject;
 use super::{Failure, line};
+use crate::backend::Usage;
 use crate::error::{Error, Result};
 use crate::exec::Exec;
 use crate::figures::count;
-use crate::report::{self, Table};
+use crate::file;
+use crate::plan::{Plan, Port};
+use crate::report::{self, Table, TimedStep};
 use crate::session::{Program, Session};
 use crate::tensor::Tensor;
 use clap::Args;
 use serde_json::json;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-#[derive(Args)]
-#[command(mut_arg("warmup", |flag| flag.long("rate-warmup").hide(true)))]
-#[command(mut_arg("train", |flag| flag.requires("batch")))]
-pub(super) struct Bench {
 /// The records of `--json`, as `schema.rs` reads them.
 pub(super) const SCHEMA: &str = "
 bench = times|at_once|updates|bindings
@@ -87,8 +87,14 @@ bytes
   allocations_in_runs int
 ";
 
+#[derive(Args)]
+#[command(mut_arg("warmup", |flag| flag.long("rate-warmup").hide(true)))]
+#[command(mut_arg("train", |flag| flag.requires("batch")))]
+pub(super) struct Bench {
     #[command(flatten)]
     model: Model,
+    #[command(flatten)]
+    planned: Planned,
     #[command(flatten)]
     more: More,
     #[command(flatten)]
@@ -111,6 +117,12 @@ bytes
     /// Time runs for this time (500ms, 10s, 2min), instead of a number of runs.
     #[arg(long, value_name = "TIME", value_parser = args::duration, conflicts_with_all = ["iters", "at", "forks", "train"])]
     duration: Option<Duration>,
+    /// After the runs, time each step by itself: a table of their algorithms, the bytes that they read and write, and their median times.
+    #[arg(long, conflicts_with_all = ["at", "forks", "train"])]
+    steps: bool,
+    /// Draw memory over steps with the time that each takes by itself, as one HTML file that needs no network.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["at", "forks", "train"])]
+    html: Option<PathBuf>,
     /// Time N runs at once, in a thread each, beside one run at a time. They share the constants; each has --threads threads of its own.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=65536))]
     forks: u32,
@@ -136,67 +148,114 @@ impl Bench {
         let (plan, inputs) = self.more.select(&session, &self.program, given, self.inputs.seed)?;
         let loaded = session.usage();
         let (first, whole) = self.timed(&session, &inputs)?;
-        let (warmup, iters) = (u64::from(self.warmup), whole.count);
         let time = |exec: &mut Exec| exec.write(&inputs).and_then(|()| exec.time());
-        let alone: Result<Vec<_>> = (0..iters).map(|_| session.with(time)).collect();
-        let alone = Times::new(alone?);
+        let alone = (0..whole.count).map(|_| session.with(time)).collect::<Result<_>>()?;
         let (usage, subject) = (session.usage(), subject.of(&plan));
-        let per_second = 1e3 / whole.median;
-        // An item is a row of the first input.
-        let items = plan.inputs.first().and_then(|port| port.shape.first()).copied();
-        let items_per_second = items.map(|items| items as f64 * per_second);
-        if json {
-            let mut value = json!({
-                "model": plan.title(),
-                "device": session.device(),
-                "first_ms": first,
-                "median_ms": whole.median,
-                "min_ms": whole.min,
-                "max_ms": whole.max,
-                "p90_ms": whole.p90,
-                "p99_ms": whole.p99,
-                "runs_per_second": per_second,
-                "items_per_second": items_per_second,
-                "replay_median_ms": alone.median,
-                "replay_min_ms": alone.min,
-                "iters": iters,
-                "planned_bytes": plan.bytes(),
-                "allocated_bytes": usage.bytes,
-    planned: Planned,
-    #[command(flatten)]
-                "allocations_in_load": loaded.allocations,
-                "allocations_in_runs": usage.allocations - loaded.allocations,
-                "arena_bytes": plan.summary.arena_bytes,
-            });
-            subject.name_in(&mut value);
-            if let Some(answer) = self.model.answer(&plan) {
-                value["answer"] = json!(answer);
-            }
-            return Ok(line(&value));
+        let steps = self.profiled(&session, &plan, &inputs)?;
+        if let (Some(path), Some(steps)) = (&self.html, &steps) {
+            let page = report::picture::timed_page(&subject.heading(), &plan, steps, session.device());
+            file::write_whole(path, "write the page", |out| out.write_all(page.as_bytes()))?;
         }
+        let steps = steps.filter(|_| self.steps);
+        let ran = Ran { plan, subject, first, whole, alone: Times::new(alone), steps, loaded, usage };
+        Ok(if json { self.record(&session, &ran) } else { self.text(&session, &ran) })
+    }
+
+    fn record(&self, session: &Session, ran: &Ran) -> String {
+        let Ran { plan, subject, first, whole, alone, steps, loaded, usage } = ran;
+        let per_second = 1e3 / whole.median;
+        let mut value = json!({
+            "model": plan.title(),
+            "device": session.device(),
+            "first_ms": first,
+            "median_ms": whole.median,
+            "min_ms": whole.min,
+            "max_ms": whole.max,
+            "p90_ms": whole.p90,
+            "p99_ms": whole.p99,
+            "runs_per_second": per_second,
+            "items_per_second": items(plan).map(|items| items as f64 * per_second),
+            "replay_median_ms": alone.median,
+            "replay_min_ms": alone.min,
+            "iters": whole.count,
+            "planned_bytes": plan.bytes(),
+            "allocated_bytes": usage.bytes,
+            "allocations_in_load": loaded.allocations,
+            "allocations_in_runs": usage.allocations - loaded.allocations,
+            "arena_bytes": plan.summary.arena_bytes,
+        });
+        subject.name_in(&mut value);
+        if let Some(answer) = self.model.answer(plan) {
+            value["answer"] = json!(answer);
+        }
+        if let Some(steps) = steps {
+            value["steps"] = json!(steps);
+        }
+        line(&value)
+    }
+
+    fn text(&self, session: &Session, ran: &Ran) -> String {
+        let Ran { plan, subject, first, whole, alone, steps, loaded, usage } = ran;
+        let per_second = 1e3 / whole.median;
         let mut table = Table::new("<>");
-        table.row(Times::heading(&count(iters, "run")));
+        table.row(Times::heading(&count(whole.count, "run")));
         table.row(["first run".to_owned(), format!("{first:.3} ms")]);
         table.row(whole.row("whole runs"));
         table.row(alone.row("steps alone"));
-        let items = items
-            .zip(items_per_second)
-            .map_or(String::new(), |(items, rate)| format!(", {rate:.1} items, of which a run has {items}"));
+        let items = items(plan).map_or(String::new(), |items| {
+            format!(", {:.1} items, of which a run has {items}", items as f64 * per_second)
+        });
         let rate = format!("per second: {per_second:.1} runs{items}\n");
         let (before, after) = (loaded.allocations, usage.allocations - loaded.allocations);
-        let runs = warmup + 2 * iters;
+        let runs = u64::from(self.warmup) + 2 * whole.count;
         let head = format!(
             "{} on {}\n\n{table}{rate}\nallocations: {before} when loading, {after} in {}\n\n",
             subject.heading(),
             session.device(),
             count(runs, "run")
         );
-        let memory = report::memory(&plan, Some(usage)) + &report::overhead(&session.overhead());
-        Ok(head + &memory + &self.model.answer_text(&plan))
+        let memory = report::memory(plan, Some(*usage)) + &report::overhead(&session.overhead());
+        let steps = steps.as_ref().map_or(String::new(), |steps| report::timed_steps(steps) + "\n");
+        head + &steps + &memory + &self.model.answer_text(plan)
     }
 }
 
+/// The figures of one run at a time.
+struct Ran {
+    plan: Plan,
+    subject: Subject,
+    /// Milliseconds of the first run.
+    first: f64,
+    /// Runs with inputs and outputs, and the steps alone.
+    whole: Times,
+    alone: Times,
+    steps: Option<Vec<TimedStep>>,
+    /// The memory that was taken before the runs and after them.
+    loaded: Usage,
+    usage: Usage,
+}
+
+/// The number of items in a run, if a batch is known: the first extent that all inputs with axes share, or that one shares with all outputs.
+fn items(plan: &Plan) -> Option<usize> {
+    let firsts = |ports: &[Port]| ports.iter().filter_map(|port| port.shape.first().copied()).collect::<Vec<_>>();
+    let (inputs, outputs) = (firsts(&plan.inputs), firsts(&plan.outputs));
+    let shared = |extent: &usize, all: &[usize]| all.iter().all(|other| other == extent);
+    let of_all = inputs.first().filter(|extent| shared(extent, &inputs));
+    of_all.or_else(|| inputs.iter().find(|extent| !outputs.is_empty() && shared(extent, &outputs))).copied()
+}
+
 impl Bench {
+    /// The steps with their times, if a flag asks for them.
+    fn profiled(&self, session: &Session, plan: &Plan, inputs: &[Tensor]) -> Result<Option<Vec<TimedStep>>> {
+        const MOST: u32 = 20;
+        if !self.steps && self.html.is_none() {
+            return Ok(None);
+        }
+        let rounds = self.iters.min(MOST);
+        let (times, notes) = session.with(|exec| Ok::<_, Error>((exec.profile(inputs, rounds)?, exec.notes())))?;
+        Ok(Some(TimedStep::of(plan, &times, &notes)))
+    }
+
     /// The time of the first run in milliseconds, and those of the timed ones.
     fn timed(&self, session: &Session, inputs: &[Tensor]) -> Result<(f64, Times)> {
         let bar = args::progress("runs");

@@ -157,7 +157,6 @@ fn grouped(arg: Arg) -> Arg {
     }
 }
 
-#[derive(Args)]
 /// The records of `--json`, as `schema.rs` reads them.
 pub(super) const SCHEMA: &str = "
 completions = printed
@@ -167,6 +166,7 @@ printed
   text text
 ";
 
+#[derive(Args)]
 pub(super) struct Completions {
     /// The shell.
     #[arg(value_enum)]

@@ -307,6 +307,15 @@ impl Plan {
         }
     }
 
+    /// The origin of the plan of one graph. Dims that inputs set are not bound anew by others.
+    fn origin(&self, extents: &[(String, Extent)]) -> Result<plan::Origin> {
+        let options = self.model.options(&On { backend: Backend::Auto, device: None })?;
+        let is_given = |(name, _): &&(String, Extent)| options.dims.iter().any(|(given, _)| given == name);
+        let set = extents.iter().filter(|dim| !is_given(dim)).cloned();
+        let dims = options.dims.iter().cloned().chain(set).collect();
+        Options { dims, ..options }.origin(&self.model.model)
+    }
+
     /// The refusal of a plan that takes more than `--assert-peak` allows.
     fn above_peak(&self, plan: &plan::Plan, graph: &Graph, limit: u64, advice: Option<&Advice>, json: bool) -> Failure {
         let what = format!("--assert-peak: the plan of '{}'", plan.name);
@@ -460,15 +469,6 @@ impl Plan {
         }
         Ok(text + &self.model.answer_text(&plans[0]))
     }
-    /// The origin of the plan of one graph. Dims that inputs set are not bound anew by others.
-    fn origin(&self, extents: &[(String, Extent)]) -> Result<plan::Origin> {
-        let options = self.model.options(&On { backend: Backend::Auto, device: None })?;
-        let is_given = |(name, _): &&(String, Extent)| options.dims.iter().any(|(given, _)| given == name);
-        let set = extents.iter().filter(|dim| !is_given(dim)).cloned();
-        let dims = options.dims.iter().cloned().chain(set).collect();
-        Options { dims, ..options }.origin(&self.model.model)
-    }
-
 
     /// The report of a training beside its plans.
     fn training(

@@ -70,6 +70,8 @@ pub(super) struct Run {
     #[command(flatten)]
     model: Model,
     #[command(flatten)]
+    planned: Planned,
+    #[command(flatten)]
     more: More,
     /// The program to run, of several graphs. Given several times: they run one after another, and --iters repeats the last. Default: the
     /// first.
@@ -109,8 +111,6 @@ pub(super) struct Run {
     /// After the run, repeat it step by step, with unused memory overwritten by NaN, then by a large number. Exit code 3 if any result
     /// changes.
     #[arg(long)]
-    planned: Planned,
-    #[command(flatten)]
     poison: bool,
     /// Print the kernel of each step, and the algorithm that computes it.
     #[arg(long)]
@@ -170,7 +170,7 @@ impl Run {
         let (usage, subject) = (session.usage(), subject.of(&plan));
         let notes = session.with(|exec| exec.notes());
         if let Some(path) = &self.trace {
-            let times = session.with(|exec| exec.profile())?;
+            let times = session.with(|exec| exec.profile(&inputs, 1))?;
             let trace = report::trace(&plan, session.device(), &times, &notes);
             file::write_whole(path, "write the trace", |out| writeln!(out, "{trace}"))?;
         }

@@ -141,6 +141,7 @@ impl Tune {
         let kept = cache::save(&identity, entries);
         let ((untuned, _), (mut tuned, _)) = (untuned, tuned);
         if let Some(path) = &self.save {
+            tuned.origin = Some(Options { dims: extents, ..options }.origin(&self.model.model)?);
             file::write_whole(path, "write the plan", |out| out.write_all(tuned.to_json().as_bytes()))?;
         }
         let outcome = Outcome { subject, device: name, untuned, tuned, asked: asked.len(), found, runs, kept };
@@ -165,7 +166,6 @@ fn compare(options: &Options, untuned: &Compiled, tuned: &Compiled, inputs: &[Te
 fn fastest(options: &Options, (plan, constants): &Compiled, inputs: &[Tensor]) -> Result<f64> {
     let (device, _) = session::open(options)?;
     let mut exec = Exec::load(device, plan.clone(), constants, &|_| {})?;
-            tuned.origin = Some(Options { dims: extents, ..options }.origin(&self.model.model)?);
     let mut best = f64::INFINITY;
     for _ in 0..RUNS {
         exec.write(inputs)?;

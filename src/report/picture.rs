@@ -19,7 +19,7 @@ use std::collections::HashMap;
 mod eager;
 mod page;
 
-pub use page::{comparison_page, escape, page, programs_page, training_page};
+pub use page::{comparison_page, escape, page, programs_page, timed_page, training_page};
 
 /// The kind of a rectangle, which decides its colour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -221,6 +221,8 @@ pub struct Scene {
     pub live: Vec<u64>,
     /// Per step, the bytes taken from the device; empty if that does not change.
     pub reserved: Vec<u64>,
+    /// Per step, the microseconds that it takes by itself; empty if they were not measured.
+    pub times: Vec<f64>,
     /// `None` without steps.
     pub peak: Option<Peak>,
     /// Further figures, as label and text.
@@ -268,6 +270,7 @@ impl Scene {
             limit,
             live: StepIdx::all(&plan.steps).map(|s| timeline.live(s)).collect(),
             reserved: Vec::new(),
+            times: Vec::new(),
             steps,
             buffers,
             spaces,

@@ -400,6 +400,29 @@ fn a_plan_is_a_page_that_answers() {
     assert_eq!(browser.complaints(), Vec::<String>::new());
 }
 
+/// Below the steps, each has a bar of the time that it takes; the slowest fills its panel.
+#[test]
+fn measured_steps_have_bars() {
+    let Some(mut browser) = Chromium::start("timed") else { return };
+    let folder = Folder::new("timed");
+    let file = folder.path("timed.html");
+    let path = file.to_str().expect("the path is text");
+    let run =
+        ["bench", "graphs/digits.onnx", "--set", "batch=64", "--iters", "2", "--backend", "cpu", "--threads", "1"];
+    plimsoll(&[&run[..], &["--html", path]].concat());
+    browser.open(&file);
+    let slowest = browser.eval(
+        "(() => { const p = plimsoll.panels().find(p => p.kind === 'time'), t = p.scene.times, s = t.indexOf(Math.max(...t)); \
+         return { x: p.x + p.w * (s + .5) / t.length, y: p.y + 3, step: s, kind: p.scene.steps[s].kind }; })()",
+    );
+    let [x, y] = ["x", "y"].map(|name| field(&slowest, name));
+    let fill = browser.eval(&format!("plimsoll.data.palette.find(p => p.kind === {}).fill", slowest["kind"]));
+    assert_eq!(json!(pixel(&mut browser, x, y)), fill);
+    assert_eq!(browser.eval(&format!("plimsoll.hit({x}, {y}).step")), slowest["step"]);
+    assert!(text(&mut browser, "totals").contains("the backend's own"));
+    assert_eq!(browser.complaints(), Vec::<String>::new());
+}
+
 #[test]
 fn streams_staging_and_several_ways_are_drawn() {
     let Some(mut browser) = Chromium::start("ways") else { return };

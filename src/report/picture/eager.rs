@@ -48,6 +48,7 @@ impl Scene {
             limit: None,
             live,
             reserved,
+            times: Vec::new(),
             steps,
             buffers,
             spaces: vec![space],
