@@ -12,6 +12,7 @@ use tracing_subscriber::filter::Targets;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 
+mod across;
 mod args;
 mod bench;
 mod compare;
@@ -29,6 +30,7 @@ mod place;
 mod plan;
 mod programs;
 mod run;
+mod schema;
 mod stop;
 mod subject;
 mod support;
@@ -113,11 +115,26 @@ enum Command {
     Completions(help::Completions),
     /// Print a manual page: of the program, or of a command.
     Man(help::Man),
+    /// Print a JSON schema of what --json prints: of a command and of its errors, or of all.
+    Schema(schema::Schema),
 }
 
 /// The command line, with its help.
 fn command() -> clap::Command {
     help::dressed(Cli::command())
+}
+
+/// True if arguments that were not understood ask for JSON.
+fn asks_for_json(arguments: impl Iterator<Item = String>) -> bool {
+    let arguments: Vec<String> = arguments.take_while(|argument| argument != "--").collect();
+    let is_json = |pair: &[String]| pair[0] == "--format" && pair[1] == "json";
+    let flag = |argument: &String| ["--json", "--format=json"].contains(&&argument[..]);
+    arguments.iter().any(flag) || arguments.windows(2).any(is_json)
+}
+
+/// The names of the commands.
+fn commands() -> Vec<String> {
+    command().get_subcommands().map(|command| command.get_name().to_owned()).collect()
 }
 
 /// The arguments of this process. An error leaves out a tip of the parser's that is wrong for flags.
@@ -141,6 +158,13 @@ pub fn main() -> ExitCode {
         Err(error) => {
             // A closed pipe is no error.
             let _ = error.print();
+            if error.use_stderr()
+                && asks_for_json(std::env::args_os().map(|argument| argument.to_string_lossy().into_owned()))
+            {
+                let text = error.render().to_string();
+                let text = text.trim_end().strip_prefix("error: ").unwrap_or(&text);
+                _ = print(&line(&json!({"error": text, "exit_code": 1})));
+            }
             return ExitCode::from(u8::from(error.use_stderr()));
         }
     };
@@ -179,6 +203,7 @@ pub fn main() -> ExitCode {
         Command::Ops => ops::run(json).map_err(Failure::from),
         Command::Completions(c) => c.run(command(), json).map_err(Failure::from),
         Command::Man(c) => c.run(command(), json).map_err(Failure::from),
+        Command::Schema(c) => c.run(&commands(), json).map_err(Failure::from),
     };
     match result.and_then(|text| Ok(print(&text)?)) {
         Ok(()) => ExitCode::SUCCESS,
@@ -230,6 +255,7 @@ impl Failure {
     /// An error with its explanation, in the form that is asked for.
     fn explained(error: Error, json: bool, mut record: Value, text: String) -> Failure {
         record["error"] = explain(&error).into();
+        record["exit_code"] = error.exit_code().into();
         let detail = if json { Detail::Record(record) } else { Detail::Text(text) };
         Failure { error, detail: Some(Box::new(detail)) }
     }

@@ -389,26 +389,34 @@ impl Exec {
         Ok(time)
     }
 
-    /// Runs the steps one by one, in order, on what the inputs hold now. Returns how long each took by itself. States stay as they are.
+    /// Runs the steps one by one, in order, so many times. Returns how long each took by itself, the median of its times. States stay as they
+    /// are.
     ///
     /// # Errors
-    /// When the device fails.
-    pub fn profile(&mut self) -> Result<Vec<Duration>> {
-        self.ready &= !self.loaded[self.current].consumes;
+    /// As [`write`](Self::write), and when the device fails.
+    ///
+    /// # Panics
+    /// When no round is asked for.
+    pub fn profile(&mut self, inputs: &[Tensor], rounds: u32) -> Result<Vec<Duration>> {
         let state = self.keep_state()?;
         let records = self.record_steps()?;
-        let backend = &mut self.backend;
-        let mut times = Vec::with_capacity(records.len());
+        let mut times = vec![Vec::with_capacity(rounds as usize); records.len()];
         // The first round is not counted: devices and drivers prepare much when a kernel first runs.
-        for round in 0..2 {
-            times.clear();
-            for record in &records {
-                times.push(backend.time(*record)?);
+        for round in 0..=rounds {
+            self.write(inputs)?;
+            self.ready &= !self.loaded[self.current].consumes;
+            for (times, record) in times.iter_mut().zip(&records) {
+                let time = self.backend.time(*record)?;
+                times.extend((round > 0).then_some(time));
             }
+            self.restore_state(&state)?;
             tracing::debug!(round, steps = times.len(), "profiled");
         }
-        self.restore_state(&state)?;
-        Ok(times)
+        let median = |mut times: Vec<Duration>| {
+            times.sort_unstable();
+            times[times.len() / 2]
+        };
+        Ok(times.into_iter().map(median).collect())
     }
 
     /// Per step, its algorithm, and the device's note on it.

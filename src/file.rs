@@ -94,6 +94,30 @@ pub fn map(file: &File, offset: u64, bytes: usize) -> io::Result<Bytes> {
     Ok(Bytes::from_owner(map))
 }
 
+/// The hash of a file's content as a text, which tells files apart.
+///
+/// # Errors
+/// The file cannot be read.
+pub fn content(path: &Path) -> Result<String> {
+    let read = || {
+        let file = open(path)?;
+        let len = file.metadata()?.len();
+        let len = usize::try_from(len).map_err(|e| io::Error::new(io::ErrorKind::OutOfMemory, e))?;
+        Ok(format!("{:032x}", content_of(&map(&file, 0, len)?)))
+    };
+    read().map_err(|e| Error::file(path, "read it", e))
+}
+
+/// As [`fnv`], but by words of 16 bytes: models have gigabytes. Each step maps different hashes to different ones.
+fn content_of(bytes: &[u8]) -> u128 {
+    let step = |hash: u128, word: &[u8]| {
+        let mut whole = [0; 16];
+        whole[..word.len()].copy_from_slice(word);
+        (hash ^ u128::from_le_bytes(whole)).wrapping_mul(PRIME).rotate_left(64)
+    };
+    bytes.chunks(16).fold(BASIS ^ bytes.len() as u128, step)
+}
+
 /// How the bytes of a mapped file are read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
@@ -227,10 +251,11 @@ pub fn unsealed<'t>(text: &'t str, path: &Path) -> Result<&'t str> {
 
 /// FNV-1a of 128 bits (Fowler, Noll, Vo). It names files; the content of a file proves that it is the right one.
 pub fn fnv(bytes: &[u8]) -> u128 {
-    let step =
-        |hash: u128, byte: &u8| (hash ^ u128::from(*byte)).wrapping_mul(0x0000_0000_0100_0000_0000_0000_0000_013b);
-    bytes.iter().fold(0x6c62_272e_07bb_0142_62b8_2175_6295_c58d, step)
+    bytes.iter().fold(BASIS, |hash, byte| (hash ^ u128::from(*byte)).wrapping_mul(PRIME))
 }
+
+const PRIME: u128 = 0x0000_0000_0100_0000_0000_0000_0000_013b;
+const BASIS: u128 = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d;
 
 #[cfg(test)]
 mod tests {
@@ -303,6 +328,23 @@ mod tests {
         }
         fs::remove_dir_all(&folder).expect("it is there");
         assert_eq!(open_to_others(&folder), None, "there is none");
+    }
+
+    /// Files that differ in a bit, in their length or in the order of their words have other hashes.
+    #[test]
+    fn contents_are_told_apart() {
+        let bytes: Vec<u8> = (0..67).map(|n| n as u8).collect();
+        let mut all: Vec<u128> = (0..67).map(|length| content_of(&bytes[..length])).collect();
+        all.extend([content_of(&[0; 16]), content_of(&[0; 17]), content_of(&[&bytes[16..32], &bytes[..16]].concat())]);
+        for bit in 0..8 * bytes.len() {
+            let mut other = bytes.clone();
+            other[bit / 8] ^= 1 << (bit % 8);
+            all.push(content_of(&other));
+        }
+        let count = all.len();
+        all.sort_unstable();
+        all.dedup();
+        assert_eq!(all.len(), count);
     }
 
     #[test]

@@ -23,6 +23,7 @@
 //!
 //! # Where to go next
 //! - Run a model file: [`Session::from_path`] reads `.onnx` and `.onnxtxt`.
+//! - Run a plan that was saved and checked before: [`Session::from_plan`].
 //! - Choose the device, bind named dims, set a memory limit: [`Options`].
 //! - Plan without a device and without weights: [`Recipe::plan`], for a [`Target`]. The [`Plan`] says what lies where, and when.
 //! - Build a graph in Rust: [`Trace`].

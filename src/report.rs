@@ -20,7 +20,7 @@ pub use dot::dot;
 pub use memory::{beside, memory, overhead};
 pub use orders::orders;
 pub use range::range;
-pub use steps::{algorithms, placement, trace};
+pub use steps::{TimedStep, algorithms, placement, timed_steps, trace};
 pub use svg::svg;
 pub use training::{curve, precisions, recompute, training};
 

@@ -21,6 +21,10 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
+mod saved;
+
+pub use saved::Saved;
+
 /// The device to run on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Choice {
@@ -119,6 +123,18 @@ impl Options {
     /// The dims with an extent each, unless one has a range.
     pub fn fixed(&self) -> Option<Vec<(String, usize)>> {
         self.dims.iter().map(|(name, extent)| Some((name.clone(), extent.fixed()?))).collect()
+    }
+
+    /// A model's file as these options shape its graph, and its dims.
+    fn shape(&self, path: &Path) -> Result<(onnx::Model, Vec<(String, Extent)>)> {
+        let model = onnx::load(path)?;
+        let model = match &self.weights {
+            Some(weights) => model.with_elements_of(weights)?,
+            None => model,
+        };
+        let model = if self.training { model.with_training()? } else { model };
+        let model = model.with_state(&self.state).with_outputs(&self.outputs).with_values(self.values.clone());
+        model.grow(self.dims.clone())
     }
 
     /// These options on another device.
@@ -313,17 +329,7 @@ impl Session {
     /// When the file is not a graph, the plan exceeds the limit, or the device is not there.
     pub fn from_path(path: impl AsRef<Path>, options: &Options) -> Result<Session> {
         let path = path.as_ref();
-        let model = onnx::load(path)?;
-        let model = match &options.weights {
-            Some(weights) => model.with_elements_of(weights)?,
-            None => model,
-        };
-        let model = if options.training { model.with_training()? } else { model };
-        let (model, dims) = model
-            .with_state(&options.state)
-            .with_outputs(&options.outputs)
-            .with_values(options.values.clone())
-            .grow(options.dims.clone())?;
+        let (model, dims) = options.shape(path)?;
         let options = &Options { dims, outputs: Vec::new(), ..options.clone() };
         let session = match options.fixed() {
             Some(dims) => onnx::import(&model, &dims).and_then(|graph| Session::from_graph(graph, options)),

@@ -9,7 +9,7 @@ use crate::file::fnv;
 use crate::graph::Graph;
 use crate::plan::{Limits, Plan, Recipe};
 use crate::report::{Table, human};
-use crate::session::{self, Choice, Options, Session};
+use crate::session::{self, Choice, Options, Saved, Session};
 use crate::shape::{Extent, Shape};
 use crate::target::{Family, Libraries, PRESETS, Preset, Target};
 use crate::tensor::Tensor;
@@ -46,6 +46,9 @@ pub(super) struct Model {
     /// Compute this output alone; give it several times for several. What only other outputs need is not computed, except updates of states.
     #[arg(long = "output", value_name = "NAME")]
     pub(super) outputs: Vec<String>,
+    /// The model's file of a saved plan, which is then in the place of the graph; no flag of its own, but one of the commands that run plans.
+    #[arg(skip)]
+    pub(super) of: Option<PathBuf>,
     /// Runs at once; no flag of its own, but one of the commands that have a use for it.
     #[arg(skip = 1u32)]
     pub(super) forks: u32,
@@ -210,6 +213,7 @@ impl Model {
             state,
             training,
             outputs,
+            of: _,
             forks: _,
             memory_limit,
             no_fuse,
@@ -269,6 +273,11 @@ impl Model {
 
     /// Loads as [`load`](Self::load) does, with dims that may have ranges.
     pub(super) fn load_range(&self, given: &[Given]) -> Result<(onnx::Model, Vec<(String, Extent)>)> {
+        if self.model.extension().is_some_and(|end| end == "json") && self.of.is_none() {
+            let what =
+                "it is no model; `run` and `bench` run a saved plan, if --model gives the model that it was made of";
+            return Err(Error::usage(what.into()).in_file(&self.model));
+        }
         let model = self.file()?;
         let model = if self.training { model.with_training()? } else { model };
         if model.offers_training() {
@@ -367,6 +376,9 @@ impl Model {
         given: &[Given],
         json: bool,
     ) -> Result<(Session, Subject), Failure> {
+        if let Some(of) = &self.of {
+            return Ok(self.of_plan(of, on, given)?);
+        }
         let mut options = Options { tuned: !no_tuned, ..self.options(on)? };
         let (model, extents) = self.load_range(given)?;
         let dims = largest(&extents);
@@ -401,6 +413,38 @@ pub(super) fn weighed(model: &Path, weights: Option<&Path>) -> Result<onnx::Mode
         Some(weights) => model.with_elements_of(weights),
         None => Ok(model),
     }
+}
+
+impl Model {
+    /// Loads a saved plan, with the weights of the model that it was made of.
+    fn of_plan(&self, of: &Path, on: &On, given: &[Given]) -> Result<(Session, Subject)> {
+        let saved = Saved::read(&self.model, of)?;
+        let options = saved.options(&self.options(on)?)?;
+        let Options { dims, state, training, outputs, .. } = options.clone();
+        let own = Model { model: of.to_owned(), dims, state, training, outputs, ..self.clone() };
+        let (model, dims) = own.load(given)?;
+        let graph = own.import(&model, &dims, given)?;
+        let (device, name) = session::open(&options)?;
+        tracing::info!("backend: {name}");
+        let bar = progress("weights");
+        let report = |done: usize, of: usize| {
+            bar.set_length(of as u64);
+            bar.set_position(done as u64);
+        };
+        let session = saved.load(graph, (device, name), &options, &report);
+        bar.finish_and_clear();
+        let dims = dims.into_iter().map(|(name, extent)| (name, extent.into())).collect();
+        Ok((session?, Subject::new(vec![of.to_owned()], dims).by(&self.model)))
+    }
+}
+
+#[derive(Args)]
+pub(super) struct Planned {
+    /// Run a saved plan, which is given in place of the graph: FILE is the model that it was made of. The plan is checked, and must be of a
+    /// file with this content. Dims, states and outputs are the plan's; weights of another file, and inputs that shape the computation, are
+    /// given again.
+    #[arg(id = "of", long = "model", value_name = "FILE")]
+    pub(super) of: Option<PathBuf>,
 }
 
 /// True if a dim has a range.

@@ -1,19 +1,91 @@
 //! `bench`: times a graph's runs.
 
-use super::args::{self, Given, Inputs, Measured, Model, On};
+use super::args::{self, Given, Inputs, Measured, Model, On, Planned};
 use super::method::Trained;
 use super::programs::More;
 use super::subject::Subject;
 use super::{Failure, line};
+use crate::backend::Usage;
 use crate::error::{Error, Result};
 use crate::exec::Exec;
 use crate::figures::count;
-use crate::report::{self, Table};
+use crate::file;
+use crate::plan::{Plan, Port};
+use crate::report::{self, Table, TimedStep};
 use crate::session::{Program, Session};
 use crate::tensor::Tensor;
 use clap::Args;
 use serde_json::json;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
+
+/// The records of `--json`, as `schema.rs` reads them.
+pub(super) const SCHEMA: &str = "
+bench = times|at_once|updates|bindings
+times
+  ..subject
+  ..spread
+  ..bytes
+  model text
+  device text
+  first_ms number
+  runs_per_second number
+  items_per_second number|null
+  replay_median_ms number
+  replay_min_ms number
+  iters int
+  arena_bytes int
+  answer? answer
+  steps? [timed_step]
+timed_step
+  step int
+  node text
+  algorithm text
+  bytes int
+  median_us number
+  share number|null
+at_once
+  ..subject
+  model text
+  device text
+  forks int
+  one_per_second number
+  all_per_second number
+  planned_bytes int
+  allocated_bytes int
+  fork_bytes int
+  allocations_in_runs int
+updates
+  ..subject
+  ..spread
+  ..bytes
+  model text
+  device text
+  steps_per_second number
+  iters int
+bindings
+  ..subject
+  ..bytes
+  model text
+  device text
+  bindings [at]
+  iters int
+  bytes_grown_in_runs int
+at
+  ..spread
+  binding {int}
+spread
+  median_ms number
+  min_ms number
+  max_ms number
+  p90_ms number
+  p99_ms number
+bytes
+  planned_bytes int
+  allocated_bytes int
+  allocations_in_load int
+  allocations_in_runs int
+";
 
 #[derive(Args)]
 #[command(mut_arg("warmup", |flag| flag.long("rate-warmup").hide(true)))]
@@ -21,6 +93,8 @@ use std::time::{Duration, Instant};
 pub(super) struct Bench {
     #[command(flatten)]
     model: Model,
+    #[command(flatten)]
+    planned: Planned,
     #[command(flatten)]
     more: More,
     #[command(flatten)]
@@ -43,6 +117,12 @@ pub(super) struct Bench {
     /// Time runs for this time (500ms, 10s, 2min), instead of a number of runs.
     #[arg(long, value_name = "TIME", value_parser = args::duration, conflicts_with_all = ["iters", "at", "forks", "train"])]
     duration: Option<Duration>,
+    /// After the runs, time each step by itself: a table of their algorithms, the bytes that they read and write, and their median times.
+    #[arg(long, conflicts_with_all = ["at", "forks", "train"])]
+    steps: bool,
+    /// Draw memory over steps with the time that each takes by itself, as one HTML file that needs no network.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["at", "forks", "train"])]
+    html: Option<PathBuf>,
     /// Time N runs at once, in a thread each, beside one run at a time. They share the constants; each has --threads threads of its own.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=65536))]
     forks: u32,
@@ -57,7 +137,7 @@ impl Bench {
         if self.trained.method.is_some() {
             return self.run_training(&given, json);
         }
-        let model = Model { forks: self.forks, ..self.model.clone() };
+        let model = Model { forks: self.forks, of: self.planned.of.clone(), ..self.model.clone() };
         let (session, subject) = self.more.session(&model, &self.on, &self.measured, &given, json)?;
         if !self.at.is_empty() {
             return self.run_range(&session, &subject, &given, json);
@@ -68,65 +148,114 @@ impl Bench {
         let (plan, inputs) = self.more.select(&session, &self.program, given, self.inputs.seed)?;
         let loaded = session.usage();
         let (first, whole) = self.timed(&session, &inputs)?;
-        let (warmup, iters) = (u64::from(self.warmup), whole.count);
         let time = |exec: &mut Exec| exec.write(&inputs).and_then(|()| exec.time());
-        let alone: Result<Vec<_>> = (0..iters).map(|_| session.with(time)).collect();
-        let alone = Times::new(alone?);
+        let alone = (0..whole.count).map(|_| session.with(time)).collect::<Result<_>>()?;
         let (usage, subject) = (session.usage(), subject.of(&plan));
-        let per_second = 1e3 / whole.median;
-        // An item is a row of the first input.
-        let items = plan.inputs.first().and_then(|port| port.shape.first()).copied();
-        let items_per_second = items.map(|items| items as f64 * per_second);
-        if json {
-            let mut value = json!({
-                "model": plan.title(),
-                "device": session.device(),
-                "first_ms": first,
-                "median_ms": whole.median,
-                "min_ms": whole.min,
-                "max_ms": whole.max,
-                "p90_ms": whole.p90,
-                "p99_ms": whole.p99,
-                "runs_per_second": per_second,
-                "items_per_second": items_per_second,
-                "replay_median_ms": alone.median,
-                "replay_min_ms": alone.min,
-                "iters": iters,
-                "planned_bytes": plan.bytes(),
-                "allocated_bytes": usage.bytes,
-                "allocations_in_load": loaded.allocations,
-                "allocations_in_runs": usage.allocations - loaded.allocations,
-                "arena_bytes": plan.summary.arena_bytes,
-            });
-            subject.name_in(&mut value);
-            if let Some(answer) = self.model.answer(&plan) {
-                value["answer"] = json!(answer);
-            }
-            return Ok(line(&value));
+        let steps = self.profiled(&session, &plan, &inputs)?;
+        if let (Some(path), Some(steps)) = (&self.html, &steps) {
+            let page = report::picture::timed_page(&subject.heading(), &plan, steps, session.device());
+            file::write_whole(path, "write the page", |out| out.write_all(page.as_bytes()))?;
         }
+        let steps = steps.filter(|_| self.steps);
+        let ran = Ran { plan, subject, first, whole, alone: Times::new(alone), steps, loaded, usage };
+        Ok(if json { self.record(&session, &ran) } else { self.text(&session, &ran) })
+    }
+
+    fn record(&self, session: &Session, ran: &Ran) -> String {
+        let Ran { plan, subject, first, whole, alone, steps, loaded, usage } = ran;
+        let per_second = 1e3 / whole.median;
+        let mut value = json!({
+            "model": plan.title(),
+            "device": session.device(),
+            "first_ms": first,
+            "median_ms": whole.median,
+            "min_ms": whole.min,
+            "max_ms": whole.max,
+            "p90_ms": whole.p90,
+            "p99_ms": whole.p99,
+            "runs_per_second": per_second,
+            "items_per_second": items(plan).map(|items| items as f64 * per_second),
+            "replay_median_ms": alone.median,
+            "replay_min_ms": alone.min,
+            "iters": whole.count,
+            "planned_bytes": plan.bytes(),
+            "allocated_bytes": usage.bytes,
+            "allocations_in_load": loaded.allocations,
+            "allocations_in_runs": usage.allocations - loaded.allocations,
+            "arena_bytes": plan.summary.arena_bytes,
+        });
+        subject.name_in(&mut value);
+        if let Some(answer) = self.model.answer(plan) {
+            value["answer"] = json!(answer);
+        }
+        if let Some(steps) = steps {
+            value["steps"] = json!(steps);
+        }
+        line(&value)
+    }
+
+    fn text(&self, session: &Session, ran: &Ran) -> String {
+        let Ran { plan, subject, first, whole, alone, steps, loaded, usage } = ran;
+        let per_second = 1e3 / whole.median;
         let mut table = Table::new("<>");
-        table.row(Times::heading(&count(iters, "run")));
+        table.row(Times::heading(&count(whole.count, "run")));
         table.row(["first run".to_owned(), format!("{first:.3} ms")]);
         table.row(whole.row("whole runs"));
         table.row(alone.row("steps alone"));
-        let items = items
-            .zip(items_per_second)
-            .map_or(String::new(), |(items, rate)| format!(", {rate:.1} items, of which a run has {items}"));
+        let items = items(plan).map_or(String::new(), |items| {
+            format!(", {:.1} items, of which a run has {items}", items as f64 * per_second)
+        });
         let rate = format!("per second: {per_second:.1} runs{items}\n");
         let (before, after) = (loaded.allocations, usage.allocations - loaded.allocations);
-        let runs = warmup + 2 * iters;
+        let runs = u64::from(self.warmup) + 2 * whole.count;
         let head = format!(
             "{} on {}\n\n{table}{rate}\nallocations: {before} when loading, {after} in {}\n\n",
             subject.heading(),
             session.device(),
             count(runs, "run")
         );
-        let memory = report::memory(&plan, Some(usage)) + &report::overhead(&session.overhead());
-        Ok(head + &memory + &self.model.answer_text(&plan))
+        let memory = report::memory(plan, Some(*usage)) + &report::overhead(&session.overhead());
+        let steps = steps.as_ref().map_or(String::new(), |steps| report::timed_steps(steps) + "\n");
+        head + &steps + &memory + &self.model.answer_text(plan)
     }
 }
 
+/// The figures of one run at a time.
+struct Ran {
+    plan: Plan,
+    subject: Subject,
+    /// Milliseconds of the first run.
+    first: f64,
+    /// Runs with inputs and outputs, and the steps alone.
+    whole: Times,
+    alone: Times,
+    steps: Option<Vec<TimedStep>>,
+    /// The memory that was taken before the runs and after them.
+    loaded: Usage,
+    usage: Usage,
+}
+
+/// The number of items in a run, if a batch is known: the first extent that all inputs with axes share, or that one shares with all outputs.
+fn items(plan: &Plan) -> Option<usize> {
+    let firsts = |ports: &[Port]| ports.iter().filter_map(|port| port.shape.first().copied()).collect::<Vec<_>>();
+    let (inputs, outputs) = (firsts(&plan.inputs), firsts(&plan.outputs));
+    let shared = |extent: &usize, all: &[usize]| all.iter().all(|other| other == extent);
+    let of_all = inputs.first().filter(|extent| shared(extent, &inputs));
+    of_all.or_else(|| inputs.iter().find(|extent| !outputs.is_empty() && shared(extent, &outputs))).copied()
+}
+
 impl Bench {
+    /// The steps with their times, if a flag asks for them.
+    fn profiled(&self, session: &Session, plan: &Plan, inputs: &[Tensor]) -> Result<Option<Vec<TimedStep>>> {
+        const MOST: u32 = 20;
+        if !self.steps && self.html.is_none() {
+            return Ok(None);
+        }
+        let rounds = self.iters.min(MOST);
+        let (times, notes) = session.with(|exec| Ok::<_, Error>((exec.profile(inputs, rounds)?, exec.notes())))?;
+        Ok(Some(TimedStep::of(plan, &times, &notes)))
+    }
+
     /// The time of the first run in milliseconds, and those of the timed ones.
     fn timed(&self, session: &Session, inputs: &[Tensor]) -> Result<(f64, Times)> {
         let bar = args::progress("runs");
@@ -214,8 +343,12 @@ impl Bench {
 impl Bench {
     /// Times the updates of a training.
     fn run_training(&self, given: &[Given], json: bool) -> Result<String, Failure> {
-        let flags =
-            [("--program", !self.program.is_empty()), ("--forks", self.forks > 1), ("--at", !self.at.is_empty())];
+        let flags = [
+            ("--program", !self.program.is_empty()),
+            ("--forks", self.forks > 1),
+            ("--at", !self.at.is_empty()),
+            ("--model", self.planned.of.is_some()),
+        ];
         if let Some((flag, _)) = flags.into_iter().find(|(_, given)| *given) {
             return Err(Error::usage(format!("{flag}: --train has no use for it")).into());
         }

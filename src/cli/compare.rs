@@ -1,6 +1,8 @@
 //! `compare`: eager beside planned.
 
+use super::across::{self, Across, Ways};
 use super::args::{self, Given, Inputs, Model, On};
+use super::expect::Tolerances;
 use super::method::Trained;
 use super::programs::More;
 use super::subject::Subject;
@@ -8,16 +10,71 @@ use super::{Failure, line, print};
 use crate::eager::compare::{Comparison, Observed, Setup, compare};
 use crate::error::{Error, Result};
 use crate::graph::Graph;
-use crate::plan::Limits;
+use crate::plan::{Limits, Recipe};
 use crate::report::picture::{Scene, comparison_page};
 use crate::report::{grouped, human};
 use crate::session::{self, Graphs, Options};
+use crate::target::Target;
 use crate::tensor::Tensor;
 use crate::{file, report};
 use clap::Args;
 use serde_json::json;
 use std::cell::RefCell;
 use std::path::PathBuf;
+
+/// The records of `--json`, as `schema.rs` reads them.
+pub(super) const SCHEMA: &str = "
+compare = comparison|comparisons|across
+across
+  ..subject
+  model text
+  devices [text]
+  outputs [compared]
+  nodes int
+  first first|null
+first
+  node text
+  operator text
+  value text
+  difference text
+comparison
+  ..subject
+  ..ways
+  answer? answer
+comparisons
+  ..subject
+  programs [ways]
+  planned_together_bytes int
+ways
+  model text
+  target text
+  memory_limit int|null
+  runs int
+  reference text|null
+  columns [way|refused]
+column
+  name text
+  exact bool
+  launches int
+  staging_bytes int
+  smallest_device_bytes int
+way
+  ..column
+  peak_live_bytes int
+  peak_reserved_bytes int
+  fragmentation number|null
+  driver_calls_first int
+  driver_calls_last int
+  median_ms number
+  agreement agreement|null
+refused
+  ..column
+  does_not_fit text
+agreement
+  equal bool
+  difference number|null
+  output text
+";
 
 // Plans with and without fusion are compared.
 #[derive(Args)]
@@ -40,6 +97,12 @@ pub(super) struct Compare {
     /// Run each plan again with unused memory overwritten, as `run --poison` does.
     #[arg(long)]
     poison: bool,
+    /// Run the graph on two devices instead, and name the first node whose values differ, with exit code 3: cpu, cuda or wgpu, with a device
+    /// as in cuda:1, or reference, which computes in f64 what the operators mean. Values differ as outputs do with `run --expect`.
+    #[arg(long, value_name = "A,B", value_parser = across::ways, conflicts_with_all = ["backend", "device", "iters", "poison", "html", "train"])]
+    across: Option<Ways>,
+    #[command(flatten)]
+    tolerances: Tolerances,
     /// Draw the memory of all ways side by side, as one HTML file that needs no network.
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
@@ -53,9 +116,10 @@ const FUSED_TOLERANCE: f64 = 1e-4;
 
 impl Compare {
     pub(super) fn run(&self, json: bool) -> Result<String, Failure> {
-        if self.model.no_fuse {
-            return Err(Error::usage("--no-fuse: `compare` always runs with and without fusion".into()).into());
+        if let Some(ways) = &self.across {
+            return self.run_across(ways, json);
         }
+        self.refuse_flags()?;
         let given = args::given("--input", &self.inputs.inputs)?;
         let more = self.more.or_training(self.trained.method.clone());
         if !more.is_empty() {
@@ -108,6 +172,38 @@ impl Compare {
         print(&text)?;
         result.verdict(FUSED_TOLERANCE)?;
         Ok(String::new())
+    }
+
+    /// Refuses flags that have no use without --across.
+    fn refuse_flags(&self) -> Result<()> {
+        if self.tolerances.is_given() {
+            return Err(Error::usage("--rtol, --atol: `compare` has no use for them without --across".into()));
+        }
+        if self.model.no_fuse {
+            return Err(Error::usage("--no-fuse: `compare` always runs with and without fusion".into()));
+        }
+        Ok(())
+    }
+
+    /// Computes the graph in two ways.
+    fn run_across(&self, ways: &Ways, json: bool) -> Result<String, Failure> {
+        if !self.more.is_empty() {
+            return Err(Error::usage("--across: expected one model; compare each by itself".into()).into());
+        }
+        let given = args::given("--input", &self.inputs.inputs)?;
+        let (model, dims) = self.model.load(&given)?;
+        let graph = self.model.import(&model, &dims, &given)?;
+        let in_file = |e: Error| e.in_file(&self.model.model);
+        let extents = dims.into_iter().map(|(name, extent)| (name, extent.into())).collect();
+        let subject = Subject::new(vec![self.model.model.clone()], extents);
+        let options = Options { dims: Vec::new(), outputs: Vec::new(), ..self.model.options(&self.on)? };
+        // A plan for any device says which elements inputs may have.
+        let plan = Recipe::default().plan(graph.clone(), &Target::cpu(1), &Limits { memory: None }).map_err(in_file)?;
+        let names = plan.inputs.iter().map(|port| port.name.clone());
+        let inputs = names.zip(args::fill(&plan, given, self.inputs.seed)?).collect();
+        let tolerance = self.tolerances.tolerance();
+        let across = Across { graph: &graph, inputs, options, ways: ways.clone(), tolerance };
+        across.run(&subject, json).map_err(|failure| Failure { error: in_file(failure.error), ..failure })
     }
 
     /// Runs a graph in every way, under a progress bar.

@@ -9,6 +9,37 @@ use crate::target::{self, Target};
 use clap::Args;
 use serde_json::{Value, json};
 
+/// The records of `--json`, as `schema.rs` reads them.
+pub(super) const SCHEMA: &str = "
+devices = list|target
+list
+  devices [device]
+  libraries [library]
+device
+  backend text
+  name text
+  device text
+  status text
+  target target
+  beside measured_beside|null
+library
+  library text
+  version text|null
+  path text|null
+  problem text|null
+measured_beside
+  version int
+  plimsoll text
+  device text
+  target text
+  family 'cpu'|'wgpu'|'cuda'
+  context int
+  cublaslt int
+  cudnn int
+  kernel int
+  step int
+";
+
 #[derive(Args)]
 pub(super) struct Devices {
     /// Print the target of this device (cpu, cuda:0, wgpu:0) as JSON, for `plan --target FILE` on another machine. Without a device, --json

@@ -9,6 +9,33 @@ use clap::Args;
 use serde_json::{Value, json};
 use std::path::PathBuf;
 
+/// The records of `--json`, as `schema.rs` reads them.
+pub(super) const SCHEMA: &str = "
+diff = difference|differences
+differences
+  programs [named_difference]
+named_difference
+  program text
+  diff difference
+difference
+  plans [text]
+  targets [text]
+  planned_bytes [int]
+  classes [total]
+  buffers [changed]
+  unchanged int
+  peaks [peak]
+total
+  class class
+  bytes [int]
+changed
+  name text
+  class class
+  fate 'new'|'gone'|'grown'|'shrunk'|'moved'
+  bytes [int]
+  at [[int]|null]
+";
+
 #[derive(Args)]
 pub(super) struct Diff {
     /// A plan, as `plan -o` writes it; or one of several programs, each of which is compared with the one of its name.

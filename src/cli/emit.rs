@@ -16,6 +16,19 @@ use clap::{Args, ValueEnum};
 use serde_json::json;
 use std::path::PathBuf;
 
+/// The records of `--json`, as `schema.rs` reads them.
+pub(super) const SCHEMA: &str = "
+emit = emitted|written
+emitted
+  model text
+  form text
+  text text
+written
+  model text
+  form text
+  bytes int
+";
+
 #[derive(Args)]
 #[command(after_help = args::targets())]
 #[command(mut_arg("train", |flag| flag.requires("batch")))]

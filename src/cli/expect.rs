@@ -1,9 +1,10 @@
 //! `--expect`: outputs beside what they are to be.
 
-use super::args::Given;
+use super::args;
 use crate::error::{Error, Result};
 use crate::report::Table;
 use crate::tensor::Tensor;
+use clap::Args;
 use serde_json::{Value, json};
 
 /// The largest difference of floats that is within rounding: over the output's peak, or where that is zero.
@@ -19,13 +20,29 @@ pub(super) enum Tolerance {
     Each { rtol: f64, atol: f64 },
 }
 
-impl Tolerance {
-    /// From the flags: one of the two makes it a tolerance of each element.
-    pub(super) fn new(rtol: Option<f64>, atol: Option<f64>) -> Tolerance {
-        match (rtol, atol) {
+/// The flags of a tolerance.
+#[derive(Args)]
+pub(super) struct Tolerances {
+    /// Compare element by element: each within ATOL + RTOL * |expected|. Default, with --atol: 1e-4.
+    #[arg(long, value_parser = args::tolerance)]
+    rtol: Option<f64>,
+    /// The absolute part of that. Default, with --rtol: 1e-5.
+    #[arg(long, value_parser = args::tolerance)]
+    atol: Option<f64>,
+}
+
+impl Tolerances {
+    /// One of the two makes it a tolerance of each element.
+    pub(super) fn tolerance(&self) -> Tolerance {
+        match (self.rtol, self.atol) {
             (None, None) => Tolerance::OfPeak,
-            _ => Tolerance::Each { rtol: rtol.unwrap_or(1e-4), atol: atol.unwrap_or(1e-5) },
+            (rtol, atol) => Tolerance::Each { rtol: rtol.unwrap_or(1e-4), atol: atol.unwrap_or(1e-5) },
         }
+    }
+
+    /// True if a flag is given.
+    pub(super) fn is_given(&self) -> bool {
+        self.rtol.is_some() || self.atol.is_some()
     }
 }
 
@@ -38,16 +55,12 @@ pub(super) struct Same {
 }
 
 impl Same {
-    /// Holds an output against what is expected. Types of the same kind are compared as doubles.
+    /// Holds a tensor, which `what` names, against what is expected. Types of the same kind are compared as doubles.
     ///
     /// # Errors
     /// [`Error::Differ`], with the element that differs most.
-    pub(super) fn new(
-        found: &Tensor,
-        Given { name, tensor: expected, .. }: &Given,
-        tolerance: Tolerance,
-    ) -> Result<Same> {
-        let differ = |what: String| Error::differ(format!("output '{name}': {what}"));
+    pub(super) fn new(what: &str, name: &str, found: &Tensor, expected: &Tensor, tolerance: Tolerance) -> Result<Same> {
+        let differ = |how: String| Error::differ(format!("{what}: {how}"));
         let [of, as_expected] = [found, expected].map(Tensor::dtype);
         let alike = of == as_expected || of.is_float() && as_expected.is_float() || of.is_int() && as_expected.is_int();
         if !alike || found.shape() != expected.shape() {
@@ -55,7 +68,7 @@ impl Same {
             return Err(differ(format!("expected {as_expected}{expected}, found {of}{found}")));
         }
         if of != as_expected {
-            tracing::info!("output '{name}': expected {as_expected}, found {of}: compared as f64");
+            tracing::info!("{what}: expected {as_expected}, found {of}: compared as f64");
         }
         let (found_values, expected_values) = (found.to_f64(), expected.to_f64());
         if let Tolerance::Each { rtol, atol } = tolerance {
@@ -96,7 +109,7 @@ impl Same {
                  expected {wanted}, found {found}. --rtol and --atol set another tolerance"
             )));
         }
-        Ok(Same { name: name.clone(), difference, peak, at: index })
+        Ok(Same { name: name.to_owned(), difference, peak, at: index })
     }
 
     /// The largest difference over the peak; `None` if all that is expected is zero.
@@ -114,10 +127,10 @@ fn wide(values: &[f64], tensor: &Tensor) -> Tensor {
     Tensor::from_f64(crate::dtype::DType::F64, tensor.shape().clone(), values)
 }
 
-/// The outputs that were held against what was expected, as a table; empty if there are none.
-pub(super) fn table(found: &[Same]) -> String {
+/// Tensors that are as expected, as a table; empty if there are none.
+pub(super) fn table(heading: &str, found: &[Same]) -> String {
     let mut table = Table::new("<>>");
-    table.row(["as expected", "largest difference", "of the peak", "at"]);
+    table.row([heading, "largest difference", "of the peak", "at"]);
     for same in found {
         let of_peak = same.of_peak().map(|share| format!("{share:.3e}")).unwrap_or_default();
         table.row([same.name.clone(), format!("{:.3e}", same.difference), of_peak, format!("{:?}", same.at)]);

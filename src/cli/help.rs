@@ -8,7 +8,7 @@ use serde_json::json;
 
 /// Groups of flags, by the names of their fields. All others are under "Options".
 const GROUPS: &[(&str, &[&str])] = &[
-    ("The model", &["weights", "dims", "state", "training", "outputs"]),
+    ("The model", &["of", "weights", "dims", "state", "training", "outputs"]),
     ("Inputs", &["inputs", "seed"]),
     ("Memory", &["memory_limit", "chunks", "f16", "no_fuse", "forks", "assert_peak", "advise"]),
     ("The device", &["backend", "device", "target", "threads", "no_libraries", "allow_tf32", "no_tuned", "tuned"]),
@@ -42,23 +42,24 @@ const GROUPS: &[(&str, &[&str])] = &[
     ("Output", &["format", "json", "quiet", "verbose"]),
 ];
 
-/// Three examples of each command that takes a file.
-const EXAMPLES: &[(&str, [&str; 3])] = &[
+/// Three examples or more of each command that takes a file.
+const EXAMPLES: &[(&str, &[&str])] = &[
     (
         "inspect",
-        ["plimsoll inspect model.onnx", "plimsoll inspect model.onnx --json", "plimsoll inspect graphs/mlp.onnxtxt"],
+        &["plimsoll inspect model.onnx", "plimsoll inspect model.onnx --json", "plimsoll inspect graphs/mlp.onnxtxt"],
     ),
     (
         "run",
-        [
+        &[
             "plimsoll run model.onnx --set batch=8",
             "plimsoll run model.onnx --inputs x.npz --expect y.npz --backend cpu",
             "plimsoll run model.onnx --input image=photo.npy --memory-limit 512MiB --output-dir results",
+            "plimsoll run plan.json --model model.onnx",
         ],
     ),
     (
         "plan",
-        [
+        &[
             "plimsoll plan model.onnx --set batch=8 --target cuda",
             "plimsoll plan model.onnx --set batch=1..64 --memory-limit 2GiB --html plan.html",
             "plimsoll plan --train model.onnx --loss cross_entropy --batch 256",
@@ -66,16 +67,16 @@ const EXAMPLES: &[(&str, [&str; 3])] = &[
     ),
     (
         "place",
-        [
+        &[
             "plimsoll place buffers.csv",
             "plimsoll place buffers.csv --capacity 256KiB -o placed.csv",
             "plimsoll place buffers.csv --deadline 10s",
         ],
     ),
-    ("check", ["plimsoll check plan.json", "plimsoll check plan.json --json", "plimsoll check plan.json --quiet"]),
+    ("check", &["plimsoll check plan.json", "plimsoll check plan.json --json", "plimsoll check plan.json --quiet"]),
     (
         "diff",
-        [
+        &[
             "plimsoll diff before.json after.json",
             "plimsoll diff before.json after.json --json",
             "plimsoll diff before.json after.json --format github",
@@ -83,7 +84,7 @@ const EXAMPLES: &[(&str, [&str; 3])] = &[
     ),
     (
         "max-batch",
-        [
+        &[
             "plimsoll max-batch model.onnx --memory-limit 8GiB",
             "plimsoll max-batch model.onnx --dim batch --set sequence=128 --memory-limit 8GiB --target cuda",
             "plimsoll max-batch --train model.onnx --loss cross_entropy --memory-limit 8GiB",
@@ -91,15 +92,16 @@ const EXAMPLES: &[(&str, [&str; 3])] = &[
     ),
     (
         "compare",
-        [
+        &[
             "plimsoll compare model.onnx --set batch=8",
             "plimsoll compare model.onnx --set batch=8 --memory-limit 1GiB --html ways.html",
             "plimsoll compare --train model.onnx --loss mse --batch 32",
+            "plimsoll compare model.onnx --set batch=8 --across cpu,wgpu",
         ],
     ),
     (
         "bench",
-        [
+        &[
             "plimsoll bench model.onnx --set batch=8 --duration 10s",
             "plimsoll bench model.onnx --set batch=1..64 --at batch=1,64",
             "plimsoll bench model.onnx --set batch=8 --threads 1 --forks 2 --backend cpu",
@@ -107,7 +109,7 @@ const EXAMPLES: &[(&str, [&str; 3])] = &[
     ),
     (
         "tune",
-        [
+        &[
             "plimsoll tune model.onnx --set batch=8",
             "plimsoll tune model.onnx --set batch=8 --seconds 600 --more-memory",
             "plimsoll tune model.onnx --set batch=8 --again -o tuned.json",
@@ -115,7 +117,7 @@ const EXAMPLES: &[(&str, [&str; 3])] = &[
     ),
     (
         "train",
-        [
+        &[
             "plimsoll train model.onnx --data x.npy --labels y.npy --loss mse --lr 0.001 --batch 64 --steps 100",
             "plimsoll train model.onnx --data x.npy --labels y.npy --loss cross_entropy --lr 0.001 --batch 64 --epochs 10 \
              --valid valid-x.npy --valid-labels valid-y.npy --output trained.onnx",
@@ -125,13 +127,13 @@ const EXAMPLES: &[(&str, [&str; 3])] = &[
     ),
     (
         "emit",
-        [
+        &[
             "plimsoll emit model.onnx onnxtxt",
             "plimsoll emit model.onnx cuda --set batch=8",
             "plimsoll emit --train model.onnx onnx --loss mse --batch 8 -o step.onnx",
         ],
     ),
-    ("devices", ["plimsoll devices", "plimsoll devices cuda:0", "plimsoll devices --json"]),
+    ("devices", &["plimsoll devices", "plimsoll devices cuda:0", "plimsoll devices --json"]),
 ];
 
 /// The command line with its flags in groups and its commands with examples.
@@ -154,6 +156,15 @@ fn grouped(arg: Arg) -> Arg {
         _ => arg,
     }
 }
+
+/// The records of `--json`, as `schema.rs` reads them.
+pub(super) const SCHEMA: &str = "
+completions = printed
+man = printed
+printed
+  form text
+  text text
+";
 
 #[derive(Args)]
 pub(super) struct Completions {
@@ -209,11 +220,11 @@ mod tests {
     fn examples_are_commands() {
         let with: Vec<_> = EXAMPLES.iter().map(|(name, _)| *name).collect();
         for known in command().get_subcommands().map(Command::get_name) {
-            let needs_none = ["ops", "completions", "man"].contains(&known);
+            let needs_none = ["ops", "completions", "man", "schema"].contains(&known);
             assert!(with.contains(&known) != needs_none, "{known}");
         }
         for (name, examples) in EXAMPLES {
-            for example in examples {
+            for example in *examples {
                 let words: Vec<_> = example.split_whitespace().collect();
                 assert_eq!(&words[..2], ["plimsoll", name]);
                 command().try_get_matches_from(words).unwrap_or_else(|error| panic!("{example}: {error}"));

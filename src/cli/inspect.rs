@@ -8,6 +8,37 @@ use clap::Args;
 use serde_json::json;
 use std::path::PathBuf;
 
+/// The records of `--json`, as `schema.rs` reads them.
+pub(super) const SCHEMA: &str = "
+inspect
+  file text
+  graph text
+  producer text
+  ir_version int
+  opsets [[text|int]]
+  inputs [declared]
+  outputs [declared]
+  open_dims [text]
+  operators [operator]
+  weights int
+  weight_bytes int
+  files [data_file]
+  training bool
+declared
+  name text
+  dtype text
+  shape text
+operator
+  name text
+  nodes int
+  lacks text|null
+  first text
+data_file
+  path text
+  bytes int
+  is_there bool
+";
+
 #[derive(Args)]
 pub(super) struct Inspect {
     /// The graph: an .onnx or .onnxtxt file.

@@ -20,6 +20,19 @@ const ANY: &str = "18446744073709551615";
 const BATCH: &str =
     "Rows per update, which --train enlarges: all parts of an update together. If given, no more are tried";
 
+/// The records of `--json`, as `schema.rs` reads them.
+pub(super) const SCHEMA: &str = "
+max-batch
+  ..subject
+  model text
+  target text
+  dim text
+  limit_bytes int
+  largest extent_bytes
+  next size|null
+  plans int
+";
+
 #[derive(Args)]
 #[command(after_help = args::targets())]
 #[command(mut_arg("batch", |flag| {

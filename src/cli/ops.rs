@@ -7,6 +7,16 @@ use crate::error::Result;
 use crate::report::Table;
 use serde_json::{Map, Value, json};
 
+/// The records of `--json`, as `schema.rs` reads them.
+pub(super) const SCHEMA: &str = "
+ops = [row]
+row
+  name text
+  doc text
+  kernel text
+  types {{text}}
+";
+
 pub(super) fn run(json: bool) -> Result<String> {
     let targets = support::targets();
     let table = support::table();

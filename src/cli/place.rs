@@ -12,6 +12,25 @@ use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+/// The records of `--json`, as `schema.rs` reads them.
+pub(super) const SCHEMA: &str = "
+place = placement|[placement|fault]
+placement
+  instance text
+  buffers int
+  lower_bound int
+  peak int
+  gap_percent number
+  optimal bool
+  cpu_seconds number
+  capacity? int
+  fits? bool
+  deficit? int
+fault
+  instance text
+  error text
+";
+
 #[derive(Args)]
 pub(super) struct Place {
     /// CSV files with the columns id, lower, upper, size and, optionally, alignment; or a folder of such files.

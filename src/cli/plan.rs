@@ -1,6 +1,6 @@
 //! `plan` and `check`: plan a graph's memory, and check a plan, with no device.
 
-use super::args::{self, Model};
+use super::args::{self, Backend, Model, On};
 use super::method::{self, Method, Trained};
 use super::programs::{self, More};
 use super::subject::Subject;
@@ -18,6 +18,7 @@ use crate::plan::range::{ShapeRange, Tried};
 use crate::plan::tell::peak::peak;
 use crate::plan::{self, Class, Fitting, Limits, Part};
 use crate::session::Options;
+use crate::shape::Extent;
 use crate::target::{Family, Target};
 use crate::train::classes::{Classes, States, host_bytes};
 use crate::train::curve::{Point, curve, recompute};
@@ -29,6 +30,159 @@ use serde::Serialize;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+
+/// The records of `--json`, as `schema.rs` reads them.
+pub(super) const SCHEMA: &str = "
+plan = planned|programs|training
+planned
+  ..plan_file
+  file text
+  binding? {int|text}
+  range? [tried]
+  beside? beside
+  answer? answer
+  advice? advice
+  placement? [placed]
+tried
+  binding {int}
+  live_bytes int
+programs
+  ..subject
+  version int
+  programs [plan_file]
+  beside? beside
+training
+  ..programs
+  ..training_bytes
+  recompute recompute
+  curve? [point]
+  trained [text]
+  fixed [[text]]
+  precision text
+  f32? training_bytes
+  wide? [[text]]
+training_bytes
+  planned_bytes int
+  host_bytes int
+  classes classes
+  states states
+point
+  planned_bytes int
+  arena_bytes int
+  ..recompute
+plan_file
+  version int
+  name text
+  program? text
+  target target
+  dims? [dim]
+  tuned? measured
+  forks? int
+  recompute? recompute
+  origin? origin
+  summary summary
+  segments [segment]
+  buffers [buffer]
+  constants [constant]
+  state [state]
+  inputs [port]
+  outputs [port]
+  kernels [object]
+  steps [step]
+dim
+  name text
+  least int
+  most int
+measured
+  device text
+  steps int
+origin
+  content text
+  dims? [dim]
+  state? [[text]]
+  training? bool
+  outputs? [text]
+  recipe recipe
+  memory_limit? int
+recipe
+  f16 bool
+  fuse bool
+  chunks int
+summary
+  planned_bytes int
+  arena_bytes int
+  lower_bound int
+  constant_bytes int
+  state_bytes int
+  input_bytes int
+  output_bytes int
+  staging_bytes int
+  backend_bytes? int
+  unshared_bytes int
+  steps int
+  orders? [order]
+order
+  name text
+  bound int
+  peak int
+segment
+  class class
+  memory? 'device'|'upload'|'download'|'scratch'|'own'|'ahead'
+  bytes int
+buffer
+  name text
+  dtype text
+  shape [int]
+  segment int
+  offset int
+  bytes int
+  class class
+constant
+  name text
+  dtype text
+  buffer int
+  packed? [int]
+port
+  name text
+  dtype text
+  shape [int]
+  buffer int
+  indexes? [indexes]
+indexes
+  least int
+  most int
+  sum int
+  used 'looks_up'|'writes'|'sees'
+  node text
+  extent int
+state
+  ..port
+  update? int
+  given? bool
+  count? count
+count
+  by int
+  most int
+step
+  name text
+  kernel int
+  reads [int]
+  writes [int]
+  bind_ranges? [bind_range]
+  stream? int
+  waits? [int]
+bind_range
+  offset int
+  bytes int
+check = sound|all_sound
+sound
+  plan text
+  steps int
+  ok bool
+all_sound
+  programs [sound]
+  ok bool
+";
 
 #[derive(Args)]
 #[command(after_help = args::targets())]
@@ -47,7 +201,7 @@ pub(super) struct Plan {
     /// The target to plan for: one of those below.
     #[arg(long, default_value = "cpu")]
     target: String,
-    /// Write the plan as JSON, for `check`.
+    /// Write the plan as JSON, for `check` and for `run --model`.
     #[arg(short = 'o', long, value_name = "FILE")]
     save: Option<PathBuf>,
     /// Plan N runs at once, which share the constants: each has an arena, states and staging of its own. In Rust, `Session::fork` gives them.
@@ -134,7 +288,10 @@ impl Plan {
             let (plan, _, graph) = planned(&Limits { memory: None }).map_err(in_file)?;
             self.draw(&subject, &plan, &graph.graph)?;
         }
-        let (plan, range, graph) = plan.map_err(refuse)?;
+        let (mut plan, range, graph) = plan.map_err(refuse)?;
+        if self.save.is_some() || json {
+            plan.origin = Some(self.origin(&extents)?);
+        }
         if let Some(path) = &self.save {
             file::write_whole(path, "write the plan", |out| out.write_all(plan.to_json().as_bytes()))?;
         }
@@ -148,6 +305,15 @@ impl Plan {
         } else {
             Ok(self.text(&subject, &plan, range.as_ref(), advice.as_ref()))
         }
+    }
+
+    /// The origin of the plan of one graph. Dims that inputs set are not bound anew by others.
+    fn origin(&self, extents: &[(String, Extent)]) -> Result<plan::Origin> {
+        let options = self.model.options(&On { backend: Backend::Auto, device: None })?;
+        let is_given = |(name, _): &&(String, Extent)| options.dims.iter().any(|(given, _)| given == name);
+        let set = extents.iter().filter(|dim| !is_given(dim)).cloned();
+        let dims = options.dims.iter().cloned().chain(set).collect();
+        Options { dims, ..options }.origin(&self.model.model)
     }
 
     /// The refusal of a plan that takes more than `--assert-peak` allows.

@@ -167,6 +167,9 @@ impl More {
         if self.is_empty() {
             return model.session(on, measured, given, json);
         }
+        if model.of.is_some() {
+            return Err(Error::usage("--model: expected one plan; several graphs are planned together".into()).into());
+        }
         let options = Options { tuned: !measured.no_tuned, ..model.options(on)? };
         let graphs = self.graphs(model, given)?;
         let (device, name) = session::open(&options)?;

@@ -1,7 +1,7 @@
 //! `run`: runs a graph once, or several times in a row.
 
-use super::args::{self, Given, Inputs, Measured, Model, On, tolerance};
-use super::expect::{self, Same, Tolerance};
+use super::args::{self, Given, Inputs, Measured, Model, On, Planned};
+use super::expect::{self, Same, Tolerances};
 use super::programs::More;
 use super::{Failure, line};
 use crate::backend::Usage;
@@ -22,10 +22,55 @@ use std::time::Instant;
 /// States of more elements stay on the device: their figures are not worth the time.
 const MOST_SHOWN: usize = 1 << 20;
 
+/// The records of `--json`, as `schema.rs` reads them.
+pub(super) const SCHEMA: &str = "
+run
+  ..subject
+  model text
+  seconds number
+  device text
+  outputs [tensor]
+  states? [tensor]
+  expected? [compared]
+  runs? repeats
+  memory memory
+  answer? answer
+  placement? [placed]
+  predictions? [int]
+  right? int
+  accuracy? number
+tensor
+  name text
+  dtype text
+  shape [int]
+  min number|null
+  mean number|null
+  max number|null
+compared
+  name text
+  difference number
+  of_peak number|null
+  at [int]
+repeats
+  count int
+  seconds number
+  per_second number|null
+  allocated_bytes_first int
+  allocated_bytes_last int
+memory
+  ..summary
+  allocated_bytes int
+  allocations int
+  overhead_bytes int
+  overhead? {int}
+";
+
 #[derive(Args)]
 pub(super) struct Run {
     #[command(flatten)]
     model: Model,
+    #[command(flatten)]
+    planned: Planned,
     #[command(flatten)]
     more: More,
     /// The program to run, of several graphs. Given several times: they run one after another, and --iters repeats the last. Default: the
@@ -55,12 +100,8 @@ pub(super) struct Run {
     /// 1e-4 of the largest expected element. Integers must be equal. Floats are compared with floats of any width, integers with integers.
     #[arg(long, value_name = "NAME=FILE")]
     expect: Vec<String>,
-    /// With --expect, compare element by element: each within ATOL + RTOL * |expected|. Default, with --atol: 1e-4.
-    #[arg(long, value_parser = tolerance)]
-    rtol: Option<f64>,
-    /// The absolute part of that. Default, with --rtol: 1e-5.
-    #[arg(long, value_parser = tolerance)]
-    atol: Option<f64>,
+    #[command(flatten)]
+    tolerances: Tolerances,
     /// The right classes, as an array of integers: FILE.npy or FILE.npz:MEMBER. The report shows the predictions of the first output, and their accuracy.
     #[arg(long, value_name = "FILE")]
     labels: Option<PathBuf>,
@@ -81,7 +122,8 @@ impl Run {
         let given = args::given("--input", &self.inputs.inputs)?;
         let expected = args::given("--expect", &self.expect)?;
         let labels = self.labels.as_deref().map(npz::read).transpose()?;
-        let (session, subject) = self.more.session(&self.model, &self.on, &self.measured, &given, json)?;
+        let model = Model { of: self.planned.of.clone(), ..self.model.clone() };
+        let (session, subject) = self.more.session(&model, &self.on, &self.measured, &given, json)?;
         let last =
             self.program.last().map_or(Ok(session.plan()), |name| Ok::<_, Error>(session.program(name)?.plan()))?;
         let names: Vec<&str> = last.outputs.iter().map(|p| p.name.as_str()).collect();
@@ -120,14 +162,15 @@ impl Run {
         }
         let same = |expected: &Given| {
             let number = names.iter().position(|name| *name == expected.name).expect("expected names were checked");
-            Same::new(&found.whole(number)?, expected, Tolerance::new(self.rtol, self.atol))
+            let (name, tolerance) = (&expected.name, self.tolerances.tolerance());
+            Same::new(&format!("output '{name}'"), name, &found.whole(number)?, &expected.tensor, tolerance)
         };
         let same = expected.iter().map(same).collect::<Result<Vec<_>>>()?;
         drop(found);
         let (usage, subject) = (session.usage(), subject.of(&plan));
         let notes = session.with(|exec| exec.notes());
         if let Some(path) = &self.trace {
-            let times = session.with(|exec| exec.profile())?;
+            let times = session.with(|exec| exec.profile(&inputs, 1))?;
             let trace = report::trace(&plan, session.device(), &times, &notes);
             file::write_whole(path, "write the trace", |out| writeln!(out, "{trace}"))?;
         }
@@ -182,7 +225,7 @@ impl Run {
             let program = plan.program.as_ref().map_or(String::new(), |name| format!(", {name}"));
             let head = format!("{}{program} on {}\n\n", subject.heading(), session.device());
             let text = head + &run_text(&session, &plan, &outputs, &states, score.as_ref(), usage);
-            Ok(placement + &text + &expect::table(&same) + &time + &self.model.answer_text(&plan))
+            Ok(placement + &text + &expect::table("as expected", &same) + &time + &self.model.answer_text(&plan))
         }
     }
 }

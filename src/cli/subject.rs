@@ -3,18 +3,25 @@
 use crate::plan::Plan;
 use crate::shape::Extent;
 use serde_json::{Map, Value, json};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// The files of a command's graphs, and the extents of their dims.
 #[derive(Clone)]
 pub(super) struct Subject {
     files: Vec<PathBuf>,
     dims: Vec<(String, Extent)>,
+    /// The plan's file, of a saved plan.
+    plan: Option<PathBuf>,
 }
 
 impl Subject {
     pub(super) fn new(files: Vec<PathBuf>, dims: Vec<(String, Extent)>) -> Subject {
-        Subject { files, dims }
+        Subject { files, dims, plan: None }
+    }
+
+    /// As a saved plan has it.
+    pub(super) fn by(self, plan: &Path) -> Subject {
+        Subject { plan: Some(plan.to_owned()), ..self }
     }
 
     /// With the extents of a plan, which is of one binding if the dims have ranges.
@@ -33,7 +40,8 @@ impl Subject {
         let files: Vec<_> = self.files.iter().map(|file| file.display().to_string()).collect();
         let dims: Vec<_> = self.dims.iter().map(|(name, extent)| format!("{name}={extent}")).collect();
         let dims = if dims.is_empty() { String::new() } else { format!(" ({})", dims.join(" ")) };
-        files.join(", ") + &dims
+        let plan = self.plan.as_ref().map_or(String::new(), |plan| format!(" by {}", plan.display()));
+        files.join(", ") + &dims + &plan
     }
 
     /// Adds the file and the extents to a record. Several graphs have `files`; a range of extents is a text.
@@ -41,6 +49,9 @@ impl Subject {
         match &self.files[..] {
             [file] => record["file"] = json!(file),
             files => record["files"] = json!(files),
+        }
+        if let Some(plan) = &self.plan {
+            record["plan"] = json!(plan);
         }
         if !self.dims.is_empty() {
             let extent = |extent: Extent| extent.fixed().map_or_else(|| json!(extent.to_string()), |n| json!(n));

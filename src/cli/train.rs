@@ -26,6 +26,28 @@ use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+/// The records of `--json`, as `schema.rs` reads them.
+pub(super) const SCHEMA: &str = "
+train
+  model text
+  file text
+  device text
+  steps int
+  loss number|null
+  planned_bytes int
+  allocated_bytes int
+  arena_bytes int
+  classes classes
+  states states
+  recompute recompute
+  host_bytes int
+  seconds number
+  wait_seconds number
+  trained [text]
+  valid_loss? number|null
+  valid_accuracy? number|null
+";
+
 #[derive(Args)]
 #[command(group = ArgGroup::new("length").required(true))]
 #[command(mut_arg("loss", |flag| flag.required(true)))]

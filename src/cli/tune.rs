@@ -26,6 +26,30 @@ const NOISE: f64 = 1.02;
 /// Rows of the table of kernels.
 const ROWS: usize = 20;
 
+/// The records of `--json`, as `schema.rs` reads them.
+pub(super) const SCHEMA: &str = "
+tune
+  ..subject
+  model text
+  device text
+  kernels int
+  measured [timed]
+  untuned_ms number|null
+  tuned_ms number
+  untuned_bytes int
+  tuned_bytes int
+  kept_in text|null
+timed
+  template text
+  shape [int]
+  launches int
+  tried int
+  expected text
+  schedule text
+  before_us number|null
+  after_us number
+";
+
 #[derive(Args)]
 #[command(
     after_help = "The measured schedules are kept in the user's cache folder (PLIMSOLL_CACHE_DIR names another), one file per device
@@ -77,8 +101,8 @@ impl Tune {
         let options = self.model.options(&self.on)?;
         let (model, dims) = self.model.load(&given)?;
         let graph = self.model.import(&model, &dims, &given)?;
-        let extents = dims.iter().map(|(name, extent)| (name.clone(), (*extent).into())).collect();
-        let subject = Subject::new(vec![self.model.model.clone()], extents);
+        let extents: Vec<_> = dims.iter().map(|(name, extent)| (name.clone(), (*extent).into())).collect();
+        let subject = Subject::new(vec![self.model.model.clone()], extents.clone());
         let (mut device, name) = session::open(&options)?;
         tracing::info!("backend: {name}");
         session::check_limit(&*device, options.memory_limit)?;
@@ -115,8 +139,9 @@ impl Tune {
         entries.retain(|old| found.iter().all(|new| new.kernel != old.kernel));
         entries.extend(found.iter().cloned());
         let kept = cache::save(&identity, entries);
-        let ((untuned, _), (tuned, _)) = (untuned, tuned);
+        let ((untuned, _), (mut tuned, _)) = (untuned, tuned);
         if let Some(path) = &self.save {
+            tuned.origin = Some(Options { dims: extents, ..options }.origin(&self.model.model)?);
             file::write_whole(path, "write the plan", |out| out.write_all(tuned.to_json().as_bytes()))?;
         }
         let outcome = Outcome { subject, device: name, untuned, tuned, asked: asked.len(), found, runs, kept };

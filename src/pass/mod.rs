@@ -8,6 +8,7 @@ use crate::kernel::tuned::Tuned;
 use crate::op::{Attrs, Build, NodeId, ValueId};
 use crate::target::Target;
 use recompute::Recompute;
+use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -46,7 +47,7 @@ pub use indexes::{Indexes, Use};
 /// assert_eq!(plan.bytes(), plan.summary.planned_bytes);
 /// # Ok::<(), plimsoll::Error>(())
 /// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Recipe {
     /// True to store `f32` values as `f16` inside; inputs and outputs stay `f32`.
     pub f16: bool,

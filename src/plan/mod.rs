@@ -19,8 +19,10 @@ pub use crate::pass::{Indexes, Recipe, Use};
 use crate::shape::Shape;
 use crate::target::{Memory, Target};
 pub use index::{BufferIdx, KernelIdx, SegmentIdx, Spot, StepIdx};
+pub use make::again::data;
 pub(crate) use make::offsets::{TransferBytes, own_segments};
 pub use make::{compile, plan};
+pub use origin::Origin;
 pub use programs::{Fitting, Part, Planned, compile_programs};
 use serde::{Deserialize, Serialize};
 use std::path::Path;
@@ -32,6 +34,7 @@ pub mod forks;
 pub(crate) mod index;
 pub mod lower;
 pub mod make;
+mod origin;
 pub mod programs;
 pub mod range;
 pub mod tell;
@@ -195,7 +198,7 @@ pub struct StatePort {
 }
 
 /// The bytes of a buffer that an argument of a step binds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct BindRange {
     /// Bytes from the buffer's start; a multiple of the target's alignment.
     pub offset: u64,
@@ -333,6 +336,9 @@ pub struct Plan {
     /// The work of values that are computed again for a backward computation.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub recompute: Option<Recompute>,
+    /// The file that it was made of, if a session is to [load it again](crate::Session::from_plan).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub origin: Option<Origin>,
     /// Figures that follow from the rest.
     pub summary: Summary,
     /// Allocations.
@@ -476,7 +482,8 @@ pub struct Limits {
 }
 
 impl Limits {
-    fn check(&self, plan: &Plan) -> Result<()> {
+    /// Refuses a plan that takes more.
+    pub(crate) fn check(&self, plan: &Plan) -> Result<()> {
         match self.memory {
             Some(limit) if plan.bytes() > limit => {
                 let what = format!("the plan of '{}'", plan.name);

@@ -27,6 +27,7 @@
   const short = bytes => bytes === 0 ? "0" : human(bytes).replace(/(\.\d*?)0+ /, "$1 ").replace(". ", " ");
   const grouped = n => String(n).replace(/\B(?=(\d{3})+$)/g, ",");
   const exact = bytes => `${human(bytes)} (${grouped(bytes)} bytes)`;
+  const elapsed = us => us < 1000 ? `${us.toFixed(1)} us` : `${(us / 1000).toFixed(3)} ms`;
   const share = (part, whole) => whole ? `${(100 * part / whole).toFixed(1)} %` : "-";
 
   // Text from the data enters the page as text nodes, never as markup.
@@ -44,7 +45,7 @@
     make("li", {}, make("i", { style: { background: colours[kind] ? colours[kind].fill : kind } }), ...words);
 
   /** The colour of a class of segments. */
-  const kindOf = of => colours[of] ? colours[of].fill : of === "backend" ? colours.staging.fill : data.arena;
+  const kindOf = of => (colours[of === "backend" ? "staging" : of] || { fill: data.arena }).fill;
 
   /** The operator and the kernel of a step. If the kernel computes several nodes, the operator is that of the last. */
   const operator = step => `${step.operator} ${step.name}${step.operator === step.kernel ? "" : ` (kernel ${step.kernel})`}`;
@@ -146,6 +147,7 @@
       }
       add("strip", 10 * Math.min(8, scene.streams), {});
       y += 26;
+      if (scene.times.length) { add("time", 40, { extent: Math.max(...scene.times) || 1 }); y += 12; }
       if (!several) {
         for (const space of scene.rest) { add("band", BAND, { space, extent: Math.max(1, space.bytes) }); y += 6; }
       }
@@ -194,7 +196,7 @@
   function hit(x, y) {
     const panel = panelAt(x, y);
     if (!panel) return null;
-    if (panel.kind === "strip" || panel.kind === "curve") {
+    if (["strip", "curve", "time"].includes(panel.kind)) {
       const s = stepAt(panel.k, view.x0 + (x - panel.x) / panel.w * (view.x1 - view.x0));
       const stream = panel.kind === "strip" ? Math.floor((y - panel.y) / 10) : null;
       const step = panel.scene.steps[s];
@@ -275,6 +277,7 @@
     for (const panel of panels) {
       if (panel.kind === "curve") curve(panel);
       if (panel.kind === "strip") strip(panel, partners);
+      if (panel.kind === "time") times(panel);
       if (panel.kind === "band") {
         words(panel.space.title, panel.x - 8, panel.y + panel.h / 2, "right", colour.muted);
         if (!panel.space.rects.length) words(human(panel.space.bytes), panel.x + 6, panel.y + panel.h / 2, "left", colour.label);
@@ -501,6 +504,20 @@
     }
   }
 
+  /** A bar per step: the time that it takes by itself. */
+  function times(panel) {
+    const { scene } = panel;
+    const [from, to] = visible(panel);
+    for (let s = from; s < to; s++) {
+      const at = clip(panel, [2 * s, 2 * s + 2], [0, scene.times[s]]);
+      if (!at) continue;
+      pen.fillStyle = colours[scene.steps[s].kind].fill;
+      pen.fillRect(at.x, at.y, at.w > 4 ? at.w - 1 : at.w, at.h);
+    }
+    words("time", panel.x - 8, panel.y + panel.h / 2, "right", colour.muted);
+    words(elapsed(panel.extent), panel.x - 8, panel.y + 6, "right", colour.muted);
+  }
+
   /** The steps that use a buffer, or the buffers that a step uses. */
   function related(at) {
     const scene = scenes[at.k];
@@ -526,6 +543,10 @@
     const step = scene.steps[at.step], sum = list => exact([...new Set(list)].reduce((n, b) => n + scene.buffers[b].bytes, 0));
     const out = [["operator", step.operator], ["kernel", step.kernel], ["reads", sum(step.reads)], ["writes", sum(step.writes)], ["live", exact(scene.live[at.step])]];
     if (step.algorithm) out.push(["algorithm", step.algorithm]);
+    if (scene.times.length) {
+      const time = scene.times[at.step], all = scene.times.reduce((a, b) => a + b, 0);
+      out.push(["time", `${elapsed(time)}, ${share(time, all)} of all steps`]);
+    }
     if (scene.reserved.length) out.push(["reserved", exact(scene.reserved[at.step])]);
     if (scene.streams > 1) out.push(["stream", String(step.stream)]);
     return [`step ${at.step}: ${step.name}`, out];

@@ -19,7 +19,7 @@ use std::collections::HashMap;
 mod eager;
 mod page;
 
-pub use page::{comparison_page, escape, page, programs_page, training_page};
+pub use page::{comparison_page, escape, page, programs_page, timed_page, training_page};
 
 /// The kind of a rectangle, which decides its colour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]

@@ -1,8 +1,9 @@
 //! Reports the steps of a plan: their kernels and times.
 
-use super::Table;
+use super::{Table, grouped};
 use crate::plan::tell::timeline::Timeline;
 use crate::plan::{BufferIdx, Class, KernelIdx, Plan, StepIdx};
+use serde::Serialize;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -29,6 +30,54 @@ pub fn trace(plan: &Plan, device: &str, times: &[Duration], notes: &[String]) ->
     }
     events.push(json!({"ph": "C", "pid": 0, "name": "live bytes", "ts": now, "args": {"bytes": resident}}));
     json!({"displayTimeUnit": "ns", "traceEvents": events})
+}
+
+/// A step and the time that it takes by itself.
+#[derive(Clone, Debug, Serialize)]
+pub struct TimedStep {
+    /// Its number.
+    pub step: usize,
+    /// The node whose result it computes.
+    pub node: String,
+    /// The algorithm of its kernel.
+    pub algorithm: String,
+    /// The bytes of the buffers that it reads and writes.
+    pub bytes: u64,
+    /// Its time in microseconds.
+    pub median_us: f64,
+    /// The share of the time of all steps; 0 to 1.
+    pub share: f64,
+}
+
+impl TimedStep {
+    /// The steps of a plan. `times` and `notes` have one entry per step.
+    pub fn of(plan: &Plan, times: &[Duration], notes: &[String]) -> Vec<TimedStep> {
+        let all: Duration = times.iter().sum();
+        let steps = plan.steps.iter().zip(times.iter().zip(notes)).enumerate();
+        let timed = steps.map(|(number, (step, (time, note)))| TimedStep {
+            step: number,
+            node: step.name.clone(),
+            algorithm: note.clone(),
+            bytes: step.reads.iter().chain(&step.writes).map(|&b| plan.buffers[b].bytes).sum(),
+            median_us: time.as_secs_f64() * 1e6,
+            share: time.as_secs_f64() / all.as_secs_f64(),
+        });
+        timed.collect()
+    }
+}
+
+/// Steps with their times, the slowest first.
+pub fn timed_steps(steps: &[TimedStep]) -> String {
+    let mut sorted: Vec<&TimedStep> = steps.iter().collect();
+    sorted.sort_by(|a, b| b.median_us.total_cmp(&a.median_us));
+    let mut table = Table::new("><<>>>");
+    table.row(["step", "node", "algorithm", "bytes", "median", "share"]);
+    for TimedStep { step, node, algorithm, bytes, median_us, share } in sorted {
+        let (bytes, time, share) = (grouped(*bytes), format!("{median_us:.1} us"), format!("{:.1} %", 100.0 * share));
+        table.row([step.to_string(), node.clone(), algorithm.clone(), bytes, time, share]);
+    }
+    let all: f64 = steps.iter().map(|step| step.median_us).sum();
+    format!("{table}all steps one by one: {:.3} ms\n", all / 1e3)
 }
 
 /// The kernel of each step and its algorithm. `notes` has one entry per step.

@@ -1,7 +1,7 @@
 //! Trainings that are interrupted, and go on: no bit differs from one that was not.
 
 use crate::cli::{fails, ok, ok_json};
-use crate::common::{Folder, random};
+use crate::common::{Folder, printed, random};
 use plimsoll::internals::safetensors::SafeTensors;
 use plimsoll::{Attrs, DType, Trace};
 use std::fs;
@@ -168,7 +168,7 @@ fn the_best_checkpoint_is_that_of_the_least_validation_loss() {
     let mut losses = Vec::new();
     for epochs in ["1", "2", "3", "4", "5", "6", "7"] {
         let record = ok(&[train, DATA, CPU, valid, &["--epochs", epochs, "--checkpoint", &points(epochs), "--json"]]);
-        let record: serde_json::Value = serde_json::from_str(&record).expect("JSON");
+        let record = printed(train, &record);
         losses.push(record["valid_loss"].as_f64().expect("a number"));
     }
     let (epoch, least) = losses.iter().enumerate().min_by(|a, b| a.1.total_cmp(b.1)).expect("there are some");

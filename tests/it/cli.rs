@@ -1,6 +1,6 @@
 //! The command line from outside: its output, its exit codes, and the files that it writes.
 
-use crate::common::Folder;
+use crate::common::{self, Folder};
 use plimsoll::internals::onnx;
 use plimsoll::internals::onnx::proto::{DataLocation, StringStringEntryProto};
 use plimsoll::internals::plan::{Limits, plan};
@@ -59,7 +59,7 @@ pub fn ok_json(args: &[&[&str]]) -> Value {
     for text in [&short, &long] {
         assert!(text.ends_with('\n') && serde_json::from_str::<Value>(text).is_ok(), "{args:?}: {text}");
     }
-    serde_json::from_str(&short).expect("it was parsed before")
+    common::printed(&args.concat(), &short)
 }
 
 /// A command that must fail with this exit code, an error that contains all words, and nothing on stdout.
@@ -186,7 +186,10 @@ fn plans_are_printed_written_and_checked() {
             let file = folder.path("plan.json");
             ok(&[&["plan"], *model, &["--target", target, "-o", &file]]);
             let written = std::fs::read_to_string(&file).expect("the plan is written");
-            assert_eq!(parsed(&written), without_subject(found.clone()));
+            let origin = found["origin"].clone();
+            let mut whole = without_subject(found.clone());
+            whole["origin"] = origin;
+            assert_eq!(parsed(&written), whole);
             assert_eq!(folder.names(""), ["plan.json"]);
             assert!(ok(&[&["check", &file]]).contains("sound"));
             assert_eq!(ok_json(&[&["check", &file]])["ok"], json!(true));
@@ -209,7 +212,7 @@ fn parsed(text: &str) -> Value {
 /// A record that does not say which file it is about.
 fn without_subject(mut record: Value) -> Value {
     let fields = record.as_object_mut().expect("a record has fields");
-    for name in ["file", "binding"] {
+    for name in ["file", "binding", "origin"] {
         fields.remove(name);
     }
     record
@@ -726,8 +729,7 @@ fn graphs_that_are_none_are_named() {
 #[test]
 fn a_plan_that_was_edited_is_refused() {
     let folder = Folder::new("edited");
-    let good = ok(&[&["plan"], MLP, &["--json"]]);
-    let good: Value = serde_json::from_str(&good).expect("it is JSON");
+    let good = ok_json(&[&["plan"], MLP]);
     type Edit = (&'static str, fn(&mut Value), &'static str);
     let edits: &[Edit] = &[
         ("version", |p| p["version"] = json!(99), "version"),
@@ -878,10 +880,197 @@ fn files_of_weights_say_how_a_graph_is_written() {
 #[test]
 fn errors_are_json_if_that_is_asked_for() {
     let ran = finish(program(&["run", "graphs/none.onnx", "--json"]));
-    let found: Value = serde_json::from_str(&ran.out).expect("it is JSON");
+    let found = common::printed(&["run"], &ran.out);
     assert_eq!((ran.code, &found["exit_code"]), (Some(1), &json!(1)));
     assert!(found["error"].as_str().is_some_and(|e| e.contains("none.onnx")), "{found}");
     assert!(ran.err.contains("error: "), "{}", ran.err);
+    for flag in [&["--json"][..], &["--format", "json"], &["--format=json"]] {
+        let ran = finish(program(&[&["run", "graphs/mlp.onnxtxt", "--nothing"], flag].concat()));
+        let found = common::printed(&["run"], &ran.out);
+        assert_eq!((ran.code, &found["exit_code"]), (Some(1), &json!(1)));
+        assert!(found["error"].as_str().is_some_and(|e| e.starts_with("unexpected argument '--nothing'")), "{found}");
+    }
+    assert!(finish(program(&["run", "--nothing", "--", "--json"])).out.is_empty());
+}
+
+/// Each command's JSON is what its schema says: those that no other test runs with --json are run here.
+#[test]
+fn what_is_printed_is_as_its_schema_says() {
+    let folder = Folder::new("schemas");
+    let saved = folder.path("plan.json");
+    let rows = folder.file("rows.csv", "id,lower,upper,size\na,0,2,4\nb,2,5,6\n");
+    let mlp = |command: &'static str| [&[command], MLP].concat();
+    ok(&[&mlp("plan"), &["-o", &saved]]);
+    let train = ["train", "graphs/digits-fresh.onnx", "--data", "graphs/digits-train-images.npy"];
+    let method =
+        ["--labels", "graphs/digits-train-labels.npy", "--loss", "cross_entropy", "--lr", "0.01", "--batch", "48"];
+    let runs: [Vec<&str>; 16] = [
+        vec!["inspect", DIGITS[0]],
+        [&mlp("run")[..], CPU, &["--iters", "2", "--placement"]].concat(),
+        [&mlp("plan")[..], &["--memory-limit", "1GiB", "--advise", "--placement"]].concat(),
+        vec!["place", &rows, "--capacity", "16"],
+        vec!["check", &saved],
+        vec!["diff", &saved, &saved],
+        vec!["max-batch", MLP[0], "--memory-limit", "1MiB"],
+        [&mlp("compare")[..], CPU, &["--iters", "1"]].concat(),
+        [&mlp("bench")[..], CPU, &["--iters", "2", "--steps"]].concat(),
+        [&train[..], &method, CPU, &["--steps", "1"]].concat(),
+        [&mlp("emit")[..], &["wgsl"]].concat(),
+        vec!["devices"],
+        vec!["ops"],
+        vec!["completions", "bash"],
+        vec!["man", "run"],
+        vec!["schema", "run"],
+    ];
+    for args in &runs {
+        ok_json(&[args]);
+    }
+    let all = ok_json(&[&["schema"]]);
+    let roots = all["anyOf"].as_array().expect("one for each command").iter();
+    let roots: Vec<_> =
+        roots.map(|root| root["$ref"].as_str().expect("a name").trim_start_matches("#/$defs/")).collect();
+    let (error, commands) = roots.split_last().expect("there are commands");
+    // `tune` writes to a cache: its tests have their own.
+    let others: Vec<_> = commands.iter().filter(|command| !runs.iter().any(|args| args[0] == **command)).collect();
+    assert_eq!((*error, commands.len(), others), ("error", runs.len() + 1, vec![&"tune"]));
+    let one = ok_json(&[&["schema", "inspect"]]);
+    assert_eq!(
+        (&one["$schema"], &one["title"]),
+        (&json!("https://json-schema.org/draft/2020-12/schema"), &json!("plimsoll inspect --json"))
+    );
+    assert!(one["$defs"].get("data_file").is_some() && one["$defs"].get("tensor").is_none(), "{one}");
+    fails(1, &[&["schema", "sail"]], &["schema sail: no such command; the commands: inspect, run"]);
+}
+
+/// A record that is not as its schema says is seen.
+#[test]
+fn records_of_another_form_are_seen() {
+    let all = ok_json(&[&["schema"]]);
+    let records = all["$defs"].as_object().expect("it defines records");
+    let found = ok_json(&[&["inspect", MLP[0]]]);
+    let refused = |edit: &dyn Fn(&mut Value)| {
+        let mut other = found.clone();
+        edit(&mut other);
+        common::conforms(&other, &records["inspect"], records).expect_err("it is of another form")
+    };
+    assert_eq!(refused(&|found| found["more"] = json!(1)), "more is not known");
+    assert_eq!(
+        refused(&|found| _ = found.as_object_mut().expect("a record").remove("weights")),
+        "\"weights\" is missing"
+    );
+    assert_eq!(refused(&|found| found["weights"] = json!(1.5)), "weights: expected \"integer\", found 1.5");
+    let lacks = refused(&|found| found["operators"][0]["lacks"] = json!(1));
+    assert!(lacks.starts_with("operators: #/$defs/operator: lacks: none of: "), "{lacks}");
+    assert!(refused(&|found| *found = json!([])).contains("\"object\""));
+}
+
+/// Two ways to compute a graph agree, or the first node that differs is named.
+#[test]
+fn a_graph_is_compared_across_devices() {
+    let across = ["--across", "cpu,reference"];
+    for model in GRAPHS {
+        let found = ok_json(&[&["compare"], *model, &across]);
+        assert_eq!((&found["first"], &found["devices"][0]), (&Value::Null, &json!("the reference in f64")));
+        assert!(
+            found["nodes"].as_u64() > Some(3) && !found["outputs"].as_array().expect("a list").is_empty(),
+            "{found}"
+        );
+    }
+    let told = ok(&[&["compare"], MLP, &across, &["--threads", "2"]]);
+    for words in ["graphs/mlp.onnxtxt (batch=3) on the reference in f64 and cpu, 2 threads", "scores", "nodes agree"] {
+        assert!(told.contains(words), "{words}: {told}");
+    }
+    if common::backends().iter().any(|(name, _)| *name == "wgpu") {
+        for model in GRAPHS {
+            let found = ok_json(&[&["compare"], *model, &["--across", "cpu,wgpu"]]);
+            assert!(found["devices"][1].as_str().is_some_and(|name| name.starts_with("wgpu, ")), "{found}");
+        }
+    }
+    // Relu of f32 is exact, a product is not.
+    let folder = Folder::new("across");
+    let source = text("float[64, 64] x", "float[64, 64] y", "r = Relu (x)\np = MatMul (r, r)\ny = Neg (p)");
+    let model = folder.file("rounds.onnxtxt", source);
+    let exact = ["--rtol", "0", "--atol", "0"];
+    let words = ["rounds.onnxtxt", "node 'p' (MatMul) is the first of 3 that differs: value 'p'"];
+    fails(3, &[&["compare", &model], &across, &exact], &words);
+    let ran = finish(program(&[&["compare", &model, "--json"][..], &across, &exact].concat()));
+    let found = common::printed(&["compare"], &ran.out);
+    assert_eq!(
+        (ran.code, &found["first"]["value"], &found["first"]["operator"]),
+        (Some(3), &json!("p"), &json!("MatMul"))
+    );
+    ok(&[&["compare", &model], &across, &["--rtol", "0", "--atol", "1"]]);
+    // States begin anew for each.
+    let counter = text("float[2] x, float[2] total", "float[2] next", "next = Add (total, x)");
+    let counter = folder.file("counter.onnxtxt", counter);
+    ok(&[&["compare", &counter, "--state", "total=next"], &across]);
+    for flags in [&["--backend", "cpu"][..], &["--poison"], &["--iters", "2"], &["--html", "x.html"]] {
+        fails(1, &[&["compare"], MLP, &across, flags], &["--across", flags[0]]);
+    }
+    fails(1, &[&["compare"], MLP, &["--across", "cpu,tpu"]], &["expected cpu, cuda, wgpu or reference, found 'tpu'"]);
+    fails(1, &[&["compare", MLP[0], DIGITS[0]], &across], &["--across: expected one model"]);
+    fails(1, &[&["compare"], MLP, CPU, &["--rtol", "1"]], &["--across"]);
+}
+
+/// The steps of a run have times of their own, in a table, in JSON and in a page.
+#[test]
+fn steps_are_timed() {
+    let folder = Folder::new("steps");
+    let page = folder.path("page.html");
+    let args: &[&[&str]] =
+        &[&["bench", "graphs/digits.onnx", "--set", "batch=16", "--iters", "3", "--steps", "--html", &page], CPU];
+    let found = ok_json(args);
+    let plan = ok_json(&[&["plan", "graphs/digits.onnx", "--set", "batch=16", "--placement"]]);
+    let steps = found["steps"].as_array().expect("a list");
+    assert_eq!(steps.len(), plan["steps"].as_array().expect("a list").len());
+    let mut shares = 0.0;
+    for (number, (step, placed)) in steps.iter().zip(plan["placement"].as_array().expect("a list")).enumerate() {
+        assert_eq!((&step["step"], &step["node"]), (&json!(number), &placed["node"]));
+        assert!(
+            step["algorithm"].as_str().is_some_and(|own| own.starts_with(placed["kernel"].as_str().expect("text"))),
+            "{step}"
+        );
+        assert!(step["median_us"].as_f64() > Some(0.0) && step["bytes"].as_u64() > Some(0), "{step}");
+        shares += step["share"].as_f64().expect("a share");
+    }
+    assert!((shares - 1.0).abs() < 1e-9, "{shares}");
+    let text = ok(args);
+    let rows: Vec<&str> = text.lines().skip_while(|line| !line.starts_with("step ")).take(1 + steps.len()).collect();
+    assert!(rows[0].ends_with("share") && rows.iter().any(|row| row.contains("/stem/stem.2/Relu")), "{text}");
+    assert!(text.contains("all steps one by one: "), "{text}");
+    let drawn = std::fs::read_to_string(&page).expect("it is written");
+    let data = drawn.split_once("id=\"data\">").expect("it has data").1.split_once("</script>").expect("it ends").0;
+    let data = parsed(data);
+    assert_eq!(data["scenes"][0]["times"].as_array().map(Vec::len), Some(steps.len()));
+    assert!(
+        data["title"].as_str().is_some_and(|title| title.contains("(batch=16) on cpu, 2 threads")),
+        "{}",
+        data["title"]
+    );
+    fails(1, &[&["bench"], MLP, &["--steps", "--forks", "2"]], &["--steps", "--forks"]);
+}
+
+/// An item is what a batch has several of: rows that the inputs share, or that one shares with the outputs.
+#[test]
+fn items_are_rows_of_a_batch() {
+    let folder = Folder::new("items");
+    let of = |inputs: &str, outputs: &str, body: &str| {
+        let model = folder.file("m.onnxtxt", text(inputs, outputs, body));
+        let found = ok_json(&[&["bench", &model, "--iters", "1"], CPU]);
+        found["items_per_second"]
+            .as_f64()
+            .map(|items| (items / found["runs_per_second"].as_f64().expect("a rate")).round())
+    };
+    assert_eq!(
+        of("float[4, 2] a, float s, float[4] b", "float[2, 4] y", "c = Transpose (a)\nd = Mul (c, s)\ny = Add (d, b)"),
+        Some(4.0)
+    );
+    assert_eq!(of("float[3, 3] w, float[5, 3] x", "float[5, 3] y", "y = MatMul (x, w)"), Some(5.0));
+    assert_eq!(
+        of("float[2, 3] a, float[3, 2] b", "float[2, 2] y, float[3, 3] z", "y = MatMul (a, b)\nz = MatMul (b, a)"),
+        None
+    );
+    assert_eq!(of("float s", "float y", "y = Neg (s)"), None);
 }
 
 #[test]

@@ -6,9 +6,12 @@ use plimsoll::internals::plan::Limits;
 use plimsoll::internals::tensor::Tensor;
 use plimsoll::internals::{onnx, plan, reference};
 use plimsoll::{DType, Graph, Plan, Recipe, Shape, Target};
+use serde_json::{Map, Value};
 use std::collections::HashMap;
 use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
@@ -148,6 +151,83 @@ impl Drop for Folder {
     fn drop(&mut self) {
         // A temporary folder that cannot be removed does no harm.
         let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// The record that a command printed with `--json`, held against the schema that the program prints for it. The command is among the arguments.
+#[track_caller]
+pub fn printed(args: &[&str], out: &str) -> Value {
+    static SCHEMAS: OnceLock<Value> = OnceLock::new();
+    let schemas = SCHEMAS.get_or_init(|| {
+        let output = Command::new(env!("CARGO_BIN_EXE_plimsoll")).arg("schema").output().expect("the program starts");
+        serde_json::from_slice(&output.stdout).expect("schemas are JSON")
+    });
+    let records = schemas["$defs"].as_object().expect("it defines records");
+    let command =
+        args.iter().find(|word| records.contains_key(**word)).unwrap_or_else(|| panic!("a command: {args:?}"));
+    let value: Value = serde_json::from_str(out).unwrap_or_else(|e| panic!("{args:?}: {e}: {out}"));
+    let kinds = if value.get("error").is_some() { ["error", command] } else { [command, "error"] };
+    let faults = kinds.map(|kind| conforms(&value, &records[kind], records).err());
+    if let [Some(fault), Some(_)] = faults {
+        panic!("{args:?}: {fault}");
+    }
+    value
+}
+
+/// Holds a value against a JSON schema of the keywords that the program uses. The error says where it differs.
+pub fn conforms(value: &Value, schema: &Value, records: &Map<String, Value>) -> Result<(), String> {
+    let Value::Object(keywords) = schema else { return Err(format!("no schema: {schema}")) };
+    for (keyword, of) in keywords {
+        let holds = match (&keyword[..], of, value) {
+            ("$ref", Value::String(name), _) => {
+                let record = name.strip_prefix("#/$defs/").and_then(|name| records.get(name));
+                return conforms(value, record.unwrap_or_else(|| panic!("{name} is defined")), records)
+                    .map_err(|fault| format!("{name}: {fault}"));
+            }
+            ("anyOf", Value::Array(ways), _) => {
+                let faults: Vec<_> = ways.iter().map_while(|way| conforms(value, way, records).err()).collect();
+                if faults.len() < ways.len() { Ok(()) } else { Err(format!("none of: {}", faults.join("; "))) }
+            }
+            ("const", only, _) if only == value => Ok(()),
+            ("enum", Value::Array(words), _) if words.contains(value) => Ok(()),
+            ("type", Value::String(kind), _) if is_of(value, kind) => Ok(()),
+            ("required", Value::Array(keys), Value::Object(own)) => {
+                let missing = keys.iter().find(|key| !own.contains_key(key.as_str().expect("a key is text")));
+                missing.map_or(Ok(()), |key| Err(format!("{key} is missing")))
+            }
+            ("properties", Value::Object(known), Value::Object(own)) => {
+                let mut both = own.iter().filter_map(|(key, value)| Some((key, value, known.get(key)?)));
+                both.try_for_each(|(key, value, of)| conforms(value, of, records).map_err(|e| format!("{key}: {e}")))
+            }
+            ("additionalProperties", of, Value::Object(own)) => {
+                let mut others =
+                    own.iter().filter(|(key, _)| keywords.get("properties").is_none_or(|p| p.get(key).is_none()));
+                match of {
+                    Value::Bool(false) => others.next().map_or(Ok(()), |(key, _)| Err(format!("{key} is not known"))),
+                    of => others
+                        .try_for_each(|(key, value)| conforms(value, of, records).map_err(|e| format!("{key}: {e}"))),
+                }
+            }
+            ("items", of, Value::Array(own)) => own.iter().try_for_each(|value| conforms(value, of, records)),
+            ("const" | "enum" | "type", ..) => Err(format!("expected {of}, found {value:.60}")),
+            ("required" | "properties" | "additionalProperties" | "items", ..) => Ok(()),
+            _ => panic!("the keyword {keyword} is not known here"),
+        };
+        holds?;
+    }
+    Ok(())
+}
+
+fn is_of(value: &Value, kind: &str) -> bool {
+    match kind {
+        "object" => value.is_object(),
+        "array" => value.is_array(),
+        "string" => value.is_string(),
+        "boolean" => value.is_boolean(),
+        "null" => value.is_null(),
+        "integer" => value.is_i64() || value.is_u64(),
+        "number" => value.is_number(),
+        _ => panic!("the type {kind} is not known here"),
     }
 }
 

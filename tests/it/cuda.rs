@@ -1,6 +1,7 @@
 //! CUDA without a GPU: errors name what is missing; its compiler, where there is one, compiles plans; the backend runs on a stub,
 //! whose memory is the host's and whose kernels compute nothing.
 
+use crate::common;
 use plimsoll::internals::backend::cuda::library::Search;
 use plimsoll::internals::backend::cuda::{Settings, machine_code, open, report};
 use plimsoll::internals::backend::{Launch, Slice};
@@ -381,7 +382,7 @@ fn what_is_beside_plans_is_measured_once() {
         assert_eq!(code, Some(0), "{log}");
         (out, log)
     };
-    let list = || -> serde_json::Value { serde_json::from_str(&ok(&["devices", "--json"]).0).expect("it is JSON") };
+    let list = || common::printed(&["devices"], &ok(&["devices", "--json"]).0);
     let measured = list()["devices"][1]["beside"].clone();
     // The stub driver takes 1 MiB for the module of 48 kernels, and 64 KiB for the graph of 384 steps.
     assert_eq!((&measured["kernel"], &measured["step"]), (&((1 << 20) / 48).into(), &((64 << 10) / 384).into()));
@@ -422,7 +423,7 @@ fn what_is_beside_plans_is_measured_once() {
     let path = folder.0.join("plan.json");
     let save =
         ["plan", MODEL, "--set", "batch=4", "--target", "cuda", "--json", "-o", path.to_str().expect("it is text")];
-    let mut answer: serde_json::Value = serde_json::from_str(&ok(&save).0).expect("it is JSON");
+    let mut answer = common::printed(&save, &ok(&save).0);
     let record = answer.as_object_mut().expect("it is a plan");
     let beside = record.remove("beside").expect("it is estimated");
     assert_eq!(
@@ -445,7 +446,7 @@ fn what_is_beside_plans_is_measured_once() {
         "cuda",
         "--json",
     ]);
-    let programs: serde_json::Value = serde_json::from_str(&programs.0).expect("it is JSON");
+    let programs = common::printed(&["plan"], &programs.0);
     assert!(programs["beside"]["bytes"].as_u64().expect("it is estimated") > part("bytes"), "{}", programs["beside"]);
 
     // A file that is cut off or of another version is left out, in one line, and replaced.

@@ -1,13 +1,12 @@
 //! Goldens of every stage: the graph after the passes, plans, kernels, the table of operators. A refactor leaves them alone;
 //! `BLESS=1 cargo test --test it golden::` writes them anew.
 
-use crate::common::Folder;
+use crate::common::{self, Folder};
 use crate::graphs;
 use crate::graphs::GRAPHS;
-use plimsoll::Limits;
-use plimsoll::Recipe;
 use plimsoll::internals::plan;
 use plimsoll::internals::target::Target;
+use plimsoll::{Limits, Options, Plan, Recipe};
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -102,7 +101,7 @@ fn every_stage_is_as_it_was() {
 
 /// The table of the page of operators: which take which types, and where.
 fn operators() -> String {
-    let rows: Value = serde_json::from_str(&printed(&["ops".to_owned(), "--json".to_owned()])).expect("it is JSON");
+    let rows = common::printed(&["ops"], &printed(&["ops".to_owned(), "--json".to_owned()]));
     let rows = rows.as_array().expect("it is a list");
     let backends: Vec<&String> = rows[0]["types"].as_object().expect("types by backend").keys().collect();
     let mut groups: Vec<(Vec<String>, Vec<&str>)> = Vec::new();
@@ -156,7 +155,10 @@ fn plans_are_the_same_in_every_process() {
             let here = || {
                 let graph = graphs::import(file, dims);
                 let graph = Recipe::default().whole(graph, &target).expect("the passes run");
-                plan::plan(&graph, &target, &Limits { memory: None }).expect("the graph is planned").to_json()
+                let plan = plan::plan(&graph, &target, &Limits { memory: None }).expect("the graph is planned");
+                let options = dims.iter().fold(Options::default(), |options, &(dim, extent)| options.set(dim, extent));
+                let origin = options.origin(root().join("graphs").join(file)).expect("it is read");
+                Plan { origin: Some(origin), ..plan }.to_json()
             };
             let first = here();
             assert!(first == here(), "{file} for {}: two plans in one process differ", target.name);

@@ -1,5 +1,6 @@
 //! Limits and remedies: every figure that is printed is held against a plan of its own.
 
+use crate::common;
 use crate::graphs;
 use plimsoll::internals::advise::{self, Answer, Case, Taken, Verdict, largest};
 use plimsoll::internals::onnx::proto::NodeProto;
@@ -48,7 +49,7 @@ fn ok(args: &[&[&str]]) -> String {
 }
 
 fn ok_json(args: &[&[&str]]) -> Value {
-    serde_json::from_str(&ok(&[args, &[&["--json"]]].concat())).expect("it is JSON")
+    common::printed(&args.concat(), &ok(&[args, &[&["--json"]]].concat()))
 }
 
 /// The record of a command that does not fit.
@@ -57,7 +58,7 @@ fn refused(args: &[&[&str]]) -> Value {
     let ran = run(&[args, &[&["--json"]]].concat());
     assert_eq!(ran.code, Some(2), "{args:?}: {}", ran.err);
     assert!(ran.err.contains("error: "), "the error is told, too: {}", ran.err);
-    serde_json::from_str(&ran.out).expect("it is JSON")
+    common::printed(&args.concat(), &ran.out)
 }
 
 /// A wrong command: its error contains all words, and stdout is empty.

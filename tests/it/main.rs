@@ -75,6 +75,7 @@ mod cli;
 mod data;
 mod eager;
 mod forks;
+mod from_plan;
 mod front;
 mod golden;
 mod picture;

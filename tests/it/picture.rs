@@ -2,6 +2,7 @@
 
 mod chromium;
 
+use crate::common;
 use crate::graphs;
 use crate::graphs::GRAPHS;
 use chromium::Chromium;
@@ -234,7 +235,7 @@ fn a_plan_is_a_page_that_answers() {
     let file = folder.path("report.html");
     let args = ["plan", "graphs/digits.onnx", "--set", "batch=360", "--no-fuse", "--memory-limit", "8MiB", "--json"];
     let plan = plimsoll(&[&args[..], &["--html", file.to_str().expect("the path is text")]].concat());
-    let plan: Value = serde_json::from_str(&plan).expect("a plan");
+    let plan = common::printed(&args, &plan);
     browser.open(&file);
 
     // Each rectangle is where the plan has it.
@@ -427,6 +428,29 @@ fn a_plan_is_a_page_that_answers() {
     assert_eq!(browser.complaints(), Vec::<String>::new());
 }
 
+/// Below the steps, each has a bar of the time that it takes; the slowest fills its panel.
+#[test]
+fn measured_steps_have_bars() {
+    let Some(mut browser) = Chromium::start("timed") else { return };
+    let folder = Folder::new("timed");
+    let file = folder.path("timed.html");
+    let path = file.to_str().expect("the path is text");
+    let run =
+        ["bench", "graphs/digits.onnx", "--set", "batch=64", "--iters", "2", "--backend", "cpu", "--threads", "1"];
+    plimsoll(&[&run[..], &["--html", path]].concat());
+    browser.open(&file);
+    let slowest = browser.eval(
+        "(() => { const p = plimsoll.panels().find(p => p.kind === 'time'), t = p.scene.times, s = t.indexOf(Math.max(...t)); \
+         return { x: p.x + p.w * (s + .5) / t.length, y: p.y + 3, step: s, kind: p.scene.steps[s].kind }; })()",
+    );
+    let [x, y] = ["x", "y"].map(|name| field(&slowest, name));
+    let fill = browser.eval(&format!("plimsoll.data.palette.find(p => p.kind === {}).fill", slowest["kind"]));
+    assert_eq!(json!(pixel(&mut browser, x, y)), fill);
+    assert_eq!(browser.eval(&format!("plimsoll.hit({x}, {y}).step")), slowest["step"]);
+    assert!(text(&mut browser, "totals").contains("the backend's own"));
+    assert_eq!(browser.complaints(), Vec::<String>::new());
+}
+
 #[test]
 fn streams_staging_and_several_ways_are_drawn() {
     let Some(mut browser) = Chromium::start("ways") else { return };
@@ -448,7 +472,7 @@ fn streams_staging_and_several_ways_are_drawn() {
     let run =
         ["compare", "graphs/digits.onnx", "--set", "batch=64", "--iters", "1", "--backend", "cpu", "--threads", "1"];
     let found = plimsoll(&[&run[..], &["--json", "--html", path]].concat());
-    let found: Value = serde_json::from_str(&found).expect("a comparison");
+    let found = common::printed(&run, &found);
     browser.open(&file);
     let columns = found["columns"].as_array().expect("columns");
     assert_eq!(
@@ -632,7 +656,7 @@ fn the_losses_of_a_training_are_drawn_beside_its_memory() {
     let valid = ["--valid", "graphs/digits-images.npy", "--valid-labels", "graphs/digits-labels.npy"];
     let files = ["--html", page.to_str().expect("text"), "--log", log.to_str().expect("text")];
     let found = plimsoll(&[&args[..], &method, &valid, &files].concat());
-    let found: Value = serde_json::from_str(&found).expect("an object");
+    let found = common::printed(&args, &found);
     let log = std::fs::read_to_string(&log).expect("there is a log");
     let losses: Vec<f64> =
         log.lines().map(|line| field(&serde_json::from_str(line).expect("a step"), "loss")).collect();

@@ -363,7 +363,7 @@ fn the_command_places_a_table() {
     std::fs::write(input, "id,lower,upper,size\na,0,2,4\nb,2,5,6\nc,1,3,10\n").expect("it can be written");
     let (code, out, err) = run(&["place", input, "-o", output, "--json"]);
     assert_eq!(code, Some(0), "{err}");
-    let found: serde_json::Value = serde_json::from_str(&out).expect("it is JSON");
+    let found = common::printed(&["place"], &out);
     assert_eq!((&found["peak"], &found["lower_bound"]), (&16.into(), &16.into()));
     assert_eq!((&found["gap_percent"], &found["buffers"]), (&0.0.into(), &3.into()));
     let table = Table::read(Path::new(output), 1).expect("it is a table");
@@ -374,7 +374,7 @@ fn the_command_places_a_table() {
     let (code, out, err) = run(&["place", input, "--capacity", "10", "--json"]);
     assert_eq!(code, Some(2));
     assert!(err.contains("6 over"), "{err}");
-    let found: serde_json::Value = serde_json::from_str(&out).expect("it is JSON");
+    let found = common::printed(&["place"], &out);
     assert_eq!((&found["fits"], &found["deficit"]), (&false.into(), &6.into()));
     assert_eq!(run(&["place", input, "--capacity", "16"]).0, Some(0));
     let (code, out, _) = run(&["place", input, "--align", "8", "--deadline", "10ms"]);
@@ -409,7 +409,7 @@ fn a_bad_file_does_not_stop_the_others() {
     assert!(out.contains("a.csv") && out.contains("c.csv") && !out.contains("b.csv"), "{out}");
     assert_eq!(out.matches("optimal").count(), 2, "{out}");
     let (_, out, _) = run(&["place", path, "--capacity", "4", "--json"]);
-    let found: serde_json::Value = serde_json::from_str(&out).expect("it is JSON");
+    let found = common::printed(&["place"], &out);
     assert_eq!(
         (&found[0]["fits"], &found[0]["optimal"], &found[2]["deficit"]),
         (&true.into(), &true.into(), &5.into())

@@ -36,6 +36,7 @@ impl Maker {
         Maker(Plan {
             forks: 1,
             recompute: None,
+            origin: None,
             program: None,
             version: VERSION,
             name: name.into(),

@@ -232,9 +232,7 @@ fn the_command_shows_what_precision_saves() {
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         String::from_utf8(output.stdout).expect("the output is text")
     };
-    let json = |precision: &str, target: &str| -> serde_json::Value {
-        serde_json::from_str(&run(precision, target, &["--json"])).expect("it is JSON")
-    };
+    let json = |precision: &str, target: &str| common::printed(&["plan"], &run(precision, target, &["--json"]));
     let (wide, narrow) = (json("f32", "cuda"), json("bf16", "cuda"));
     assert_eq!(narrow["f32"]["classes"], wide["classes"]);
     assert_eq!((&narrow["precision"], &wide["precision"]), (&"bf16".into(), &"f32".into()));

@@ -392,7 +392,7 @@ fn plimsoll(arguments: &[&str]) -> (Option<i32>, String, String) {
 fn json(arguments: &[&str]) -> serde_json::Value {
     let (code, out, err) = plimsoll(&[arguments, &["--json"]].concat());
     assert_eq!(code, Some(0), "{arguments:?}: {err}");
-    serde_json::from_str(&out).expect("the output is JSON")
+    common::printed(arguments, &out)
 }
 
 const ENCODE: &str = r#"< ir_version: 8, opset_import: ["" : 17] >

@@ -43,6 +43,7 @@ fn the_memory_block_adds_up() {
     let mut plan = Plan {
         forks: 1,
         recompute: None,
+        origin: None,
         program: None,
         version: plan::VERSION,
         name: "m".into(),

@@ -413,7 +413,7 @@ fn run(arguments: &[&str]) -> Result<Value, String> {
         .expect("the program starts");
     let text = |bytes| String::from_utf8(bytes).expect("the output is text");
     match output.status.code() {
-        Some(0) => Ok(serde_json::from_str(&text(output.stdout)).expect("the output is JSON")),
+        Some(0) => Ok(common::printed(arguments, &text(output.stdout))),
         _ => Err(text(output.stderr)),
     }
 }

@@ -2,6 +2,7 @@
 
 mod training;
 
+use crate::common;
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -42,7 +43,7 @@ fn json_in(folder: &Path, command: &str) -> Value {
     let args: Vec<&str> = command.split_whitespace().chain(["--json"]).collect();
     let (code, out, err) = run(folder, &args);
     assert_eq!(code, Some(0), "{command}: {err}");
-    serde_json::from_str(&out).unwrap_or_else(|e| panic!("{command}: {e}: {out}"))
+    common::printed(&args, &out)
 }
 
 /// A column of a comparison.
@@ -237,7 +238,7 @@ fn a_cap_is_an_input_of_the_plan() {
     let command = "run graphs/digits.onnx --set batch=1000 --backend cpu --memory-limit 8MiB --json";
     let (code, out, err) = run(&folder("cap"), &command.split(' ').collect::<Vec<_>>());
     assert_eq!(code, Some(2), "{err}");
-    let found: Value = serde_json::from_str(&out).expect("it is JSON");
+    let found = common::printed(&["run"], &out);
     let figure = |key: &str| found[key].as_u64().expect("it is a number");
     assert_eq!((figure("limit_bytes"), figure("needed_bytes") - figure("deficit_bytes")), (8 << 20, 8 << 20));
     assert!(found["remedies"].as_array().is_some_and(|r| !r.is_empty()), "{found}");

@@ -289,6 +289,7 @@ fn commands_take_targets() {
     let list = folder.join("list.json");
     let (code, devices, err) = command(&["devices", "--json"]);
     assert_eq!(code, Some(0), "{err}");
+    common::printed(&["devices"], &devices);
     std::fs::write(&list, devices).expect("it can be written");
     let cpu = format!("{}#cpu", list.display());
     let (code, plan, err) = command(&["plan", "graphs/mlp.onnxtxt", "--set", "batch=3", "--target", &cpu, "--json"]);

@@ -1,7 +1,7 @@
 //! Training without data: its plans, their classes, the batch that fits, its graphs, its timing and its comparison.
 
 use crate::cli::{fails, ok, ok_json};
-use crate::common::{Folder, random};
+use crate::common::{Folder, printed, random};
 use crate::train_limit::refused;
 use plimsoll::internals::onnx::proto::{DataLocation, ModelProto, StringStringEntryProto};
 use plimsoll::{DType, Trace};
@@ -175,8 +175,10 @@ fn plans_of_training_are_saved_checked_drawn_and_compared() {
     let names: Vec<&str> = checked["programs"].as_array().expect("programs").iter().map(name).collect();
     assert_eq!(names, ["first", "next", "last", "evaluate"]);
     // What is printed is a plan, too.
-    let printed = folder.file("printed.json", ok(&[PLAN, METHOD, METHODS[1], &["--json"]]));
-    let words = ok(&[&["diff", &printed, &plan]]);
+    let told = ok(&[PLAN, METHOD, METHODS[1], &["--json"]]);
+    printed(PLAN, &told);
+    let again = folder.file("printed.json", told);
+    let words = ok(&[&["diff", &again, &plan]]);
     assert!(words.contains("program last"), "{words}");
     let differs = ok_json(&[&["diff", &plan, &other]]);
     let changes = differs["programs"].as_array().expect("programs");

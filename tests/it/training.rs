@@ -208,7 +208,7 @@ fn the_command_trains() {
             .expect("the program starts");
         let text = |bytes| String::from_utf8(bytes).expect("the output is text");
         let (out, err) = (text(output.stdout), text(output.stderr));
-        (serde_json::from_str::<Value>(&out).unwrap_or(Value::Null), err)
+        (if out.is_empty() { Value::Null } else { common::printed(&["run"], &out) }, err)
     };
     let (found, err) = run(&["--backend", "cpu"]);
     assert!(found["states"].is_null() && found["outputs"].as_array().is_some_and(|o| o.len() == 1), "{found}");
@@ -361,7 +361,8 @@ fn the_command_writes_steps() {
     assert!(std::fs::metadata(&path).expect("it is written").len() < 1 << 20, "its caches have 51 MB");
     let bytes = |arguments: &[&str]| {
         let (_, out, err) = run(&[&["plan", "--json"], arguments].concat());
-        let plan: Value = serde_json::from_str(&out).unwrap_or_else(|e| panic!("{e}: {err}"));
+        let plan = common::printed(&["plan"], &out);
+        assert!(plan["error"].is_null(), "{err}");
         let steps = plan["steps"].as_array().map(Vec::len);
         (plan["summary"]["planned_bytes"].clone(), plan["summary"]["state_bytes"].clone(), steps)
     };

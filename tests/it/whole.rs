@@ -3,7 +3,7 @@
 //! Each file is loaded and run in a process whose own memory is limited. The limit is what the plan says, 8 MiB, and 2 %. It is that of
 //! memory that only this process can hold: pages of a mapped file are the system's.
 
-use crate::common::Folder;
+use crate::common::{Folder, printed};
 use plimsoll::internals::beside;
 use plimsoll::internals::dtype::DType::{self, F32, I64};
 use plimsoll::internals::graph::Graph;
@@ -42,8 +42,8 @@ fn runs_within_the_plan(name: &str, graph: &Graph, flags: &[&str]) {
     let states = flags.iter().take_while(|flag| **flag != "--iters");
     let plan =
         std::process::Command::new(program).args(["plan", &file, "--threads", "2", "--json"]).args(states).output();
-    let plan: serde_json::Value =
-        serde_json::from_slice(&plan.expect("it starts").stdout).unwrap_or_else(|e| panic!("{name}: no plan: {e}"));
+    let plan = String::from_utf8(plan.expect("it starts").stdout).expect("it is text");
+    let plan = printed(&["plan"], &plan);
     let bytes = plan["summary"]["planned_bytes"].as_u64().expect("it is a number");
     let limit = (bytes + beside::process(bytes)) >> 10;
     let command = format!("ulimit -d {limit}; exec \"$0\" run \"$@\" --backend cpu --threads 2");

@@ -85,6 +85,7 @@ pub fn assemble(
         tuned: measured,
         forks: 1,
         recompute: *recompute,
+        origin: None,
         summary: Summary::default(),
         steps: steps.collect(),
         segments: segments.clone(),

@@ -12,6 +12,7 @@ use crate::target::Target;
 use arrange::{arrange, draft};
 use assemble::assemble;
 
+pub mod again;
 pub(super) mod arrange;
 pub(super) mod assemble;
 pub mod liveness;

@@ -1,6 +1,6 @@
 //! Writes scenes as an HTML page: one file without references to others.
 
-use super::super::{human, training};
+use super::super::{TimedStep, human, training};
 use super::{ARENA, Kind, Scene};
 use crate::eager::compare::{Comparison, Outcome};
 use crate::graph::Graph;
@@ -46,6 +46,13 @@ pub fn page(subject: &str, plan: &Plan, graph: Option<&Graph>, limit: Option<u64
     let scene = Scene { name: subject.to_owned(), ..Scene::of(plan, graph, limit) };
     let title = format!("{} on {}", scene.name, scene.target);
     document(&json!({"title": title, "scenes": [scene], "summary": plan.summary}))
+}
+
+/// The page of a subject's plan with the time that each of its steps takes on a device by itself.
+pub fn timed_page(subject: &str, plan: &Plan, steps: &[TimedStep], device: &str) -> String {
+    let times = steps.iter().map(|step| step.median_us).collect();
+    let scene = Scene { name: subject.to_owned(), times, ..Scene::of(plan, None, None) };
+    document(&json!({"title": format!("{subject} on {device}"), "scenes": [scene], "summary": plan.summary}))
 }
 
 /// The page of a subject's programs: their scenes, one below another.

@@ -1,0 +1,28 @@
+//! Where a plan comes from.
+
+use super::{Dim, Recipe};
+use serde::{Deserialize, Serialize};
+
+/// The model's file that a plan was made of, and what shaped its graph. With both, the data of the plan's constants is found again.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Origin {
+    /// The hash of the file's content, without that of its external data.
+    pub content: String,
+    /// The extents that its named dims were given.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub dims: Vec<Dim>,
+    /// Inputs and outputs that became states.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub state: Vec<(String, String)>,
+    /// True for the training step of the file.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub training: bool,
+    /// The outputs that are computed; empty for all.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub outputs: Vec<String>,
+    /// How the graph was compiled.
+    pub recipe: Recipe,
+    /// The most bytes that the plan was to take. What is computed in chunks, or again, depends on it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_limit: Option<u64>,
+}
