@@ -1,14 +1,18 @@
 //! A headless Chromium, driven through its DevTools protocol: JSON in WebSocket frames.
 
 use serde_json::{Value, json};
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// The longest time for an answer, even on a loaded machine.
 const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Browsers run one at a time: several at once are more than a small machine has memory and time for.
+static TURN: Mutex<()> = Mutex::new(());
 
 pub struct Chromium {
     process: Child,
@@ -18,6 +22,7 @@ pub struct Chromium {
     next: u64,
     /// The browser's messages that answer no call.
     pub events: Vec<Value>,
+    _turn: MutexGuard<'static, ()>,
 }
 
 /// The installed browser: `PLIMSOLL_CHROMIUM`, or one of the usual names.
@@ -30,6 +35,26 @@ fn program() -> Option<PathBuf> {
     names.iter().flat_map(|name| folders.iter().map(move |f| f.join(name))).find(|path| path.is_file())
 }
 
+/// The browser that listens at a port. One that is not ready yet refuses, or ends the connection.
+fn connect(port: &str, path: &str) -> io::Result<BufReader<TcpStream>> {
+    let stream = TcpStream::connect(format!("127.0.0.1:{port}"))?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    let mut stream = BufReader::new(stream);
+    let request = format!(
+        "GET {path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\
+         Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: cGxpbXNvbGxwbGltc29sbA==\r\n\r\n"
+    );
+    stream.get_mut().write_all(request.as_bytes())?;
+    let mut head = String::new();
+    while !head.ends_with("\r\n\r\n") {
+        if stream.read_line(&mut head)? == 0 {
+            return Err(io::Error::new(io::ErrorKind::UnexpectedEof, head));
+        }
+    }
+    assert!(head.starts_with("HTTP/1.1 101"), "{head}");
+    Ok(stream)
+}
+
 impl Chromium {
     /// A browser with an empty page. `None`, in words, where there is no browser, unless `PLIMSOLL_REQUIRE_CHROMIUM` is set: then its
     /// absence is a failure.
@@ -39,6 +64,7 @@ impl Chromium {
             eprintln!("SKIPPED: no Chromium; PLIMSOLL_CHROMIUM names one");
             return None;
         };
+        let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
         let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("chromium-{name}-{}", std::process::id()));
         std::fs::create_dir_all(&folder).expect("a temporary folder");
         // Containers do not allow its sandbox, and the pages are our own.
@@ -53,19 +79,16 @@ impl Chromium {
             .spawn()
             .unwrap_or_else(|e| panic!("{}: {e}", program.display()));
         let start = Instant::now();
-        let (port, path) = loop {
+        let stream = loop {
             let text = std::fs::read_to_string(folder.join("DevToolsActivePort")).unwrap_or_default();
-            if let Some((port, path)) = text.split_once('\n') {
-                break (port.parse::<u16>().expect("a port"), path.trim().to_owned());
+            let answer = text.split_once('\n').map(|(port, path)| connect(port, path.trim()));
+            if let Some(Ok(stream)) = answer {
+                break stream;
             }
-            assert!(start.elapsed() < PATIENCE, "{} does not start", program.display());
+            assert!(start.elapsed() < PATIENCE, "{} does not start: {answer:?}", program.display());
             std::thread::sleep(Duration::from_millis(50));
         };
-        let stream = TcpStream::connect(("127.0.0.1", port)).expect("the browser listens");
-        stream.set_read_timeout(Some(PATIENCE)).expect("a socket has a timeout");
-        let mut browser =
-            Chromium { process, stream: BufReader::new(stream), folder, session: None, next: 0, events: Vec::new() };
-        browser.shake_hands(port, &path);
+        let mut browser = Chromium { process, stream, folder, session: None, next: 0, events: Vec::new(), _turn: turn };
         let target = browser.call("Target.createTarget", json!({"url": "about:blank"}));
         let attach = json!({"targetId": target["targetId"], "flatten": true});
         let attached = browser.call("Target.attachToTarget", attach);
@@ -76,19 +99,6 @@ impl Chromium {
         let size = json!({"width": 1280, "height": 900, "deviceScaleFactor": 1, "mobile": false});
         browser.call("Emulation.setDeviceMetricsOverride", size);
         Some(browser)
-    }
-
-    fn shake_hands(&mut self, port: u16, path: &str) {
-        let request = format!(
-            "GET {path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\
-             Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: cGxpbXNvbGxwbGltc29sbA==\r\n\r\n"
-        );
-        self.stream.get_mut().write_all(request.as_bytes()).expect("the browser reads");
-        let mut head = String::new();
-        while !head.ends_with("\r\n\r\n") {
-            assert!(self.stream.read_line(&mut head).expect("the browser answers") > 0, "{head}");
-        }
-        assert!(head.starts_with("HTTP/1.1 101"), "{head}");
     }
 
     fn send(&mut self, text: &str) {
