@@ -108,14 +108,21 @@ pub fn content(path: &Path) -> Result<String> {
     read().map_err(|e| Error::file(path, "read it", e))
 }
 
-/// As [`fnv`], but by words of 16 bytes: models have gigabytes. Each step maps different hashes to different ones.
+/// A hash of words of 16 bytes, and of the length: models have gigabytes. Each step maps different hashes to different ones, and each bit of a
+/// word changes many.
 fn content_of(bytes: &[u8]) -> u128 {
-    let step = |hash: u128, word: &[u8]| {
-        let mut whole = [0; 16];
-        whole[..word.len()].copy_from_slice(word);
-        (hash ^ u128::from_le_bytes(whole)).wrapping_mul(PRIME).rotate_left(64)
+    // The fraction of the golden ratio: its bits have no pattern.
+    const RATIO: u128 = 0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835;
+    let step = |hash: u128, word: u128| {
+        let mixed = (hash ^ word).wrapping_mul(RATIO);
+        (mixed ^ (mixed >> 61)).wrapping_mul(RATIO)
     };
-    bytes.chunks(16).fold(BASIS ^ bytes.len() as u128, step)
+    let word = |bytes: &[u8]| {
+        let mut whole = [0; 16];
+        whole[..bytes.len()].copy_from_slice(bytes);
+        u128::from_le_bytes(whole)
+    };
+    step(bytes.chunks(16).map(word).fold(RATIO, step), bytes.len() as u128)
 }
 
 /// How the bytes of a mapped file are read.
@@ -251,11 +258,10 @@ pub fn unsealed<'t>(text: &'t str, path: &Path) -> Result<&'t str> {
 
 /// FNV-1a of 128 bits (Fowler, Noll, Vo). It names files; the content of a file proves that it is the right one.
 pub fn fnv(bytes: &[u8]) -> u128 {
-    bytes.iter().fold(BASIS, |hash, byte| (hash ^ u128::from(*byte)).wrapping_mul(PRIME))
+    let step =
+        |hash: u128, byte: &u8| (hash ^ u128::from(*byte)).wrapping_mul(0x0000_0000_0100_0000_0000_0000_0000_013b);
+    bytes.iter().fold(0x6c62_272e_07bb_0142_62b8_2175_6295_c58d, step)
 }
-
-const PRIME: u128 = 0x0000_0000_0100_0000_0000_0000_0000_013b;
-const BASIS: u128 = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d;
 
 #[cfg(test)]
 mod tests {
@@ -330,16 +336,21 @@ mod tests {
         assert_eq!(open_to_others(&folder), None, "there is none");
     }
 
-    /// Files that differ in a bit, in their length or in the order of their words have other hashes.
+    /// Files that differ in one bit or two, in their length or in the order of their words have other hashes.
     #[test]
     fn contents_are_told_apart() {
         let bytes: Vec<u8> = (0..67).map(|n| n as u8).collect();
         let mut all: Vec<u128> = (0..67).map(|length| content_of(&bytes[..length])).collect();
         all.extend([content_of(&[0; 16]), content_of(&[0; 17]), content_of(&[&bytes[16..32], &bytes[..16]].concat())]);
-        for bit in 0..8 * bytes.len() {
-            let mut other = bytes.clone();
-            other[bit / 8] ^= 1 << (bit % 8);
-            all.push(content_of(&other));
+        for one in 0..8 * bytes.len() {
+            for two in one..8 * bytes.len() {
+                let mut other = bytes.clone();
+                other[one / 8] ^= 1 << (one % 8);
+                if two > one {
+                    other[two / 8] ^= 1 << (two % 8);
+                }
+                all.push(content_of(&other));
+            }
         }
         let count = all.len();
         all.sort_unstable();
