@@ -63,6 +63,8 @@ fn commands(page: &str) -> Vec<String> {
 /// Each command of the README and of the guide, with the exit code in the comment after it. In a clone they leave files below `target` alone.
 #[test]
 fn the_readmes_commands_run() {
+    // An earlier run may have left files there.
+    let _ = std::fs::remove_dir_all(Path::new(env!("CARGO_TARGET_TMPDIR")).join("readme"));
     let folder = folder("readme");
     std::fs::create_dir_all(folder.join("target")).expect("the folder is made");
     let mut ran = BTreeSet::new();
