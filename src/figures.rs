@@ -1,4 +1,4 @@
-//! Figures as text: bytes in their unit, digits in groups, nouns with their number.
+//! Figures as text: bytes in their unit, digits in groups, nouns with their number, the first of many names.
 
 /// A number of bytes in the largest unit that it reaches: `1.50 MiB`.
 pub fn human(bytes: u64) -> String {
@@ -26,6 +26,18 @@ pub fn grouped(number: u64) -> String {
 /// A number of bytes, readable and exact: `1.50 MiB (1,572,864 bytes)`.
 pub fn bytes(bytes: u64) -> String {
     format!("{} ({} bytes)", human(bytes), grouped(bytes))
+}
+
+/// The first of some names, and how many more there are.
+pub fn listed(names: impl ExactSizeIterator<Item = impl AsRef<str>>) -> String {
+    const MOST: usize = 8;
+    let more = names.len().saturating_sub(MOST);
+    let mut text = String::new();
+    for name in names.take(MOST) {
+        text += if text.is_empty() { "" } else { ", " };
+        text += name.as_ref();
+    }
+    if more > 0 { format!("{text} and {more} more") } else { text }
 }
 
 /// A number and its noun: `1 step`, `2 steps`.

@@ -127,11 +127,7 @@ impl Options {
 
     /// A model's file as these options shape its graph, and its dims.
     fn shape(&self, path: &Path) -> Result<(onnx::Model, Vec<(String, Extent)>)> {
-        let model = onnx::load(path)?;
-        let model = match &self.weights {
-            Some(weights) => model.with_elements_of(weights)?,
-            None => model,
-        };
+        let model = onnx::load_weighed(path, self.weights.as_deref())?;
         let model = if self.training { model.with_training()? } else { model };
         let model = model.with_state(&self.state).with_outputs(&self.outputs).with_values(self.values.clone());
         model.grow(self.dims.clone())

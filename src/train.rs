@@ -34,6 +34,7 @@ pub use rate::{Rate, Schedule};
 use crate::autodiff;
 use crate::dtype::DType;
 use crate::error::{Error, Result, ensure};
+use crate::figures::listed;
 use crate::graph::{Decomposer, Graph, Kind};
 use crate::onnx::{self, Model};
 use crate::op::{Fact, Nodes, OpResult, ValueId, Var, build};
@@ -151,7 +152,7 @@ impl Training {
         let Some(pattern) = self.freeze.iter().find(|pattern| !fits(pattern)) else { return Ok(()) };
         Err(Error::usage(format!(
             "frozen weights '{pattern}': expected names of weights, found none that fits among {}",
-            listed(weights)
+            quoted(weights)
         )))
     }
 
@@ -293,16 +294,9 @@ fn check_rows(name: &str, fact: &Fact, rows: usize) -> Result<()> {
     })
 }
 
-/// The most names in an error.
-const LISTED: usize = 8;
-
-/// The first of some names, and how many more there are.
-fn listed(names: &[String]) -> String {
-    let first = names.iter().take(LISTED).map(|name| format!("'{name}'")).collect::<Vec<_>>().join(", ");
-    match names.len().saturating_sub(LISTED) {
-        0 => first,
-        more => format!("{first} and {more} more"),
-    }
+/// The first of some names, in quotes, and how many more there are.
+fn quoted(names: &[String]) -> String {
+    listed(names.iter().map(|name| format!("'{name}'")))
 }
 
 /// Why no weight is trained: each reason once, with the weights that it holds for.
@@ -317,7 +311,7 @@ fn reasons_of(fixed: &[(String, &'static str)]) -> String {
     if reasons.is_empty() {
         return "expected initializers of floats with axes that the first output depends on, found none".to_owned();
     }
-    reasons.iter().map(|(why, names)| format!("{why}: {}", listed(names))).collect::<Vec<_>>().join("; ")
+    reasons.iter().map(|(why, names)| format!("{why}: {}", quoted(names))).collect::<Vec<_>>().join("; ")
 }
 
 /// A constant that becomes a state, and its gradient.

@@ -268,7 +268,7 @@ impl Model {
 
     /// The file as it is, with the elements of `--weights`.
     pub(super) fn file(&self) -> Result<onnx::Model> {
-        weighed(&self.model, self.weights.as_deref())
+        onnx::load_weighed(&self.model, self.weights.as_deref())
     }
 
     /// Loads as [`load`](Self::load) does, with dims that may have ranges.
@@ -387,31 +387,16 @@ impl Model {
         graph.iter().for_each(|graph| self.mention_states(graph));
         let (device, name) = session::open(&options)?;
         tracing::info!("backend: {name}");
-        let bar = progress("weights");
-        let report = |done: usize, of: usize| {
-            bar.set_length(of as u64);
-            bar.set_position(done as u64);
-        };
         let target = device.target().clone();
-        let session = match graph {
-            Some(graph) => Session::on_backend(graph, device, name, &options, &report),
+        let session = loading(|report| match graph {
+            Some(graph) => Session::on_backend(graph, device, name, &options, report),
             None => {
                 options.dims = extents;
-                Session::range_on_backend(session::source(model.clone()), device, name, &options, &report)
+                Session::range_on_backend(session::source(model.clone()), device, name, &options, report)
             }
-        };
-        bar.finish_and_clear();
+        });
         let session = session.map_err(|e| refuse(&self.case(&model, dims, target), e.in_file(&self.model), json))?;
         Ok((session, subject))
-    }
-}
-
-/// A model's file, with the elements that a file of weights has for its initializers.
-pub(super) fn weighed(model: &Path, weights: Option<&Path>) -> Result<onnx::Model> {
-    let model = onnx::load(model)?;
-    match weights {
-        Some(weights) => model.with_elements_of(weights),
-        None => Ok(model),
     }
 }
 
@@ -426,13 +411,7 @@ impl Model {
         let graph = own.import(&model, &dims, given)?;
         let (device, name) = session::open(&options)?;
         tracing::info!("backend: {name}");
-        let bar = progress("weights");
-        let report = |done: usize, of: usize| {
-            bar.set_length(of as u64);
-            bar.set_position(done as u64);
-        };
-        let session = saved.load(graph, (device, name), &options, &report);
-        bar.finish_and_clear();
+        let session = loading(|report| saved.load(graph, (device, name), &options, report));
         let dims = dims.into_iter().map(|(name, extent)| (name, extent.into())).collect();
         Ok((session?, Subject::new(vec![of.to_owned()], dims).by(&self.model)))
     }
@@ -737,6 +716,17 @@ impl Random {
         let bits = self.next();
         if dtype.is_float() { (bits >> 11) as f64 / (1u64 << 52) as f64 - 1.0 } else { (bits >> 63) as f64 }
     }
+}
+
+/// Loads weights under a bar. `load` gets a function that takes the number of constants loaded so far, and the number of all.
+pub(super) fn loading<T>(load: impl FnOnce(&dyn Fn(usize, usize)) -> T) -> T {
+    let bar = progress("weights");
+    let loaded = load(&|done, of| {
+        bar.set_length(of as u64);
+        bar.set_position(done as u64);
+    });
+    bar.finish_and_clear();
+    loaded
 }
 
 /// A bar on a terminal, nothing elsewhere.

@@ -174,13 +174,7 @@ impl More {
         let graphs = self.graphs(model, given)?;
         let (device, name) = session::open(&options)?;
         tracing::info!("backend: {name}");
-        let bar = args::progress("weights");
-        let report = |done: usize, of: usize| {
-            bar.set_length(of as u64);
-            bar.set_position(done as u64);
-        };
-        let session = Session::programs_on_backend(graphs, device, name, &options, &report);
-        bar.finish_and_clear();
+        let session = args::loading(|report| Session::programs_on_backend(graphs, device, name, &options, report));
         Ok((session?, self.subject(model)))
     }
 }
@@ -209,7 +203,7 @@ pub(super) fn of_training(training: Training, given: &[Given]) -> Result<Vec<(St
 /// The model of a program, with the weights of `--weights`, and with its training step if that is wanted and there is one. True comes second
 /// if it has the step.
 fn load(all: &Model, path: &Path) -> Result<(onnx::Model, bool)> {
-    let model = args::weighed(path, all.weights.as_deref())?;
+    let model = onnx::load_weighed(path, all.weights.as_deref())?;
     if all.training && model.offers_training() { Ok((model.with_training()?, true)) } else { Ok((model, false)) }
 }
 

@@ -130,7 +130,7 @@ impl Train {
         let files = files.into_iter().filter_map(|(flag, path)| Some((flag, path.as_deref()?)));
         args::distinct(files.clone())?;
         files.into_iter().try_for_each(|(_, path)| args::has_place(path))?;
-        let model = args::weighed(&self.model, self.weights.as_deref())?;
+        let model = onnx::load_weighed(&self.model, self.weights.as_deref())?;
         let first = model.first_input().unwrap_or_default().to_owned();
         let data = rows(&self.data, &self.labels, &first)?;
         let valid = self.valid_labels.as_ref().map(|labels| rows(&self.valid, labels, &first)).transpose()?;

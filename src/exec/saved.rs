@@ -4,6 +4,7 @@ use super::{Exec, Lasting, lasting, place};
 use crate::backend::{Backend, Slice};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
+use crate::figures::listed;
 use crate::hash::Fast;
 use crate::plan::Port;
 use crate::safetensors::{self, SafeTensors};
@@ -16,8 +17,6 @@ use std::path::Path;
 
 /// The most bytes that are on the way between a state and a file.
 const CHUNK: usize = 1 << 20;
-/// The most names in a message.
-const MAX_NAMES: usize = 8;
 /// The key of the graph's name in a file.
 const GRAPH: &str = "graph";
 
@@ -145,13 +144,6 @@ fn of_file(file: &SafeTensors, states: &[Lasting], title: &str) -> Result<Vec<Te
         found.push(tensor);
     }
     Ok(found)
-}
-
-/// The first names, and how many more there are.
-fn listed<'a>(names: impl ExactSizeIterator<Item = &'a str>) -> String {
-    let more = names.len().saturating_sub(MAX_NAMES);
-    let text = names.take(MAX_NAMES).collect::<Vec<_>>().join(", ");
-    if more > 0 { format!("{text} and {more} more") } else { text }
 }
 
 /// Ranges of elements that a tensor is moved in.

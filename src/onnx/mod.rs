@@ -104,6 +104,18 @@ pub fn load(path: &Path) -> Result<Model> {
     Ok(model)
 }
 
+/// Reads a model as [`load`] does, with the elements that a safetensors file has for its initializers, if one is given.
+///
+/// # Errors
+/// As [`load`] and [`Model::with_elements_of`].
+pub fn load_weighed(path: &Path, weights: Option<&Path>) -> Result<Model> {
+    let model = load(path)?;
+    match weights {
+        Some(weights) => model.with_elements_of(weights),
+        None => Ok(model),
+    }
+}
+
 /// Imports a model as a graph and binds its dims.
 ///
 /// A named dim is bound by its name, an unnamed dim of an input as `input.axis`. A dim that an input writes as a sum or

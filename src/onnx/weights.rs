@@ -3,14 +3,12 @@
 use super::Model;
 use super::proto::*;
 use crate::error::{Error, Result, ensure};
+use crate::figures::{count, listed};
 use crate::safetensors::SafeTensors;
 use crate::shape::Shape;
 use crate::tensor::Tensor;
 use std::collections::BTreeSet;
 use std::path::Path;
-
-/// The most names that a message lists.
-const MOST_NAMES: usize = 5;
 
 /// True if the elements are floats, of a tensor with axes.
 pub(super) fn is_weight(tensor: &TensorProto) -> bool {
@@ -44,13 +42,6 @@ fn part_statistics(graph: &mut GraphProto) {
     }
 }
 
-/// The first names of a list, and how many follow.
-fn listed(names: &[&str]) -> String {
-    let shown = names[..names.len().min(MOST_NAMES)].join(", ");
-    let rest = names.len().saturating_sub(MOST_NAMES);
-    if rest > 0 { format!("{shown} and {rest} more") } else { shown }
-}
-
 impl Model {
     /// This model with weights that can be trained: a node is not folded because it reads weights alone. Exporters write equal tensors once.
     /// Therefore an Identity of a weight is a weight of its own, and so is a running statistic that something else reads, too.
@@ -80,31 +71,32 @@ impl Model {
     pub fn with_elements_of(self, path: &Path) -> Result<Model> {
         let file = SafeTensors::open(path)?;
         let bad = |what: String| Error::File { path: path.to_owned(), what, source: None };
-        let graphs = || self.proto.graph.iter().flat_map(|graph| &graph.initializer);
-        let own: BTreeSet<&str> = graphs().map(|tensor| &tensor.name[..]).collect();
-        let (known, unknown): (Vec<&str>, Vec<&str>) = file.names().partition(|name| own.contains(name));
+        let initializers = || self.proto.graph.iter().flat_map(|graph| &graph.initializer);
+        let own: BTreeSet<&str> = initializers().map(|tensor| &tensor.name[..]).collect();
+        let (known, unknown): (BTreeSet<&str>, BTreeSet<&str>) = file.names().partition(|name| own.contains(name));
         ensure(!known.is_empty(), || {
-            let [found, own] = [listed(&unknown), listed(&own.iter().copied().collect::<Vec<_>>())];
+            let [own, found] = [&own, &unknown].map(|names| listed(names.iter()));
             bad(format!("none of its tensors has the name of an initializer: expected some of {own}, found {found}"))
         })?;
-        for tensor in graphs().filter(|tensor| known.contains(&&tensor.name[..])) {
-            let shape: Shape = tensor.dims.iter().map(|&extent| extent as usize).collect();
-            let expected = format!("{}{shape}", tensor.dtype()?);
+        for tensor in initializers().filter(|tensor| known.contains(&tensor.name[..])) {
+            let expected = format!("{}{}", tensor.dtype()?, Shape::from(tensor.shape()?));
             let found = file.describe(&tensor.name).unwrap_or_default();
-            let fits = tensor.packed().is_none() && found == expected;
-            ensure(fits, || {
+            ensure(tensor.packed().is_none() && found == expected, || {
                 bad(format!("tensor '{}': expected {expected}, as the model's initializer, found {found}", tensor.name))
             })?;
         }
-        let kept: Vec<&str> = own.iter().copied().filter(|name| !known.contains(name)).collect();
-        let notes = [("keeps its own", &kept), ("has no initializer for", &unknown)];
-        let notes: String = notes
-            .iter()
-            .filter(|(_, names)| !names.is_empty())
-            .map(|(what, names)| format!("; the model {what} {}", listed(names)))
-            .collect();
-        tracing::info!("{}: elements of initializers: {}{notes}", path.display(), known.len());
-        let proto = self.replaced(|name| if known.contains(&name) { file.tensor(name).map(Some) } else { Ok(None) })?;
+        let kept: BTreeSet<&str> = own.difference(&known).copied().collect();
+        let note = |what: &str, names: &BTreeSet<&str>| {
+            if names.is_empty() { String::new() } else { format!("; {what} {}", listed(names.iter())) }
+        };
+        tracing::info!(
+            "{}: the elements of {}{}{}",
+            path.display(),
+            count(known.len() as u64, "initializer"),
+            note("the model keeps its own of", &kept),
+            note("it has none called", &unknown)
+        );
+        let proto = self.replaced(|name| known.get(name).map(|name| file.tensor(name)).transpose())?;
         Ok(Model { proto, ..self })
     }
 

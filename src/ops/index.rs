@@ -437,7 +437,7 @@ fn gather_elements(call: &Call) -> OpResult<Vec<Fact>> {
 }
 
 /// The batch axes of a GatherND, and the length of its tuples.
-fn tuples(call: &Call) -> OpResult<(usize, usize)> {
+pub(crate) fn tuples(call: &Call) -> OpResult<(usize, usize)> {
     let (data, at) = (call.shape(0), call.shape(1));
     let refuse = || format!("expected indices of [batch.., n.., tuple] for data {data}, found {at}");
     let batch = usize::try_from(call.int("batch_dims", 0)?).map_err(|_| refuse())?;

@@ -10,7 +10,7 @@ use std::fmt;
 pub(crate) use attention::keys_seen;
 pub(crate) use compose::constant as made_constant;
 pub(crate) use heads::{PAST as KEYS, key_room};
-pub(crate) use index::from_start;
+pub(crate) use index::{from_start, tuples};
 pub(crate) use layout::spans;
 pub(crate) use norm::softmax_axes;
 pub(crate) use random::{dropout, dropped, ratio};

@@ -111,10 +111,9 @@ fn used(graph: &Graph, id: NodeId) -> Vec<(ValueId, Indexes)> {
     };
     let tuples = match op.name {
         "ScatterND" => Some((0, Use::Writes)),
-        "GatherND" => graph
-            .with_call(id, |call| call.int("batch_dims", 0))
-            .and_then(|batch| batch.ok())
-            .map(|batch| (batch as usize, Use::LooksUp)),
+        "GatherND" => {
+            graph.with_call(id, |call| ops::tuples(call).ok()).flatten().map(|(batch, _)| (batch, Use::LooksUp))
+        }
         _ => None,
     };
     if let Some((batch, used)) = tuples {

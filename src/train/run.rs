@@ -384,7 +384,7 @@ impl Trainer {
         let rows = data.check()?;
         ensure(data.columns().map(|(name, _)| name).eq(self.names.iter().map(String::as_str)), || {
             let found: Vec<_> = data.inputs.iter().map(|(name, _)| name.clone()).collect();
-            let [expected, found] = [&self.names[..self.names.len() - 1], &found].map(super::listed);
+            let [expected, found] = [&self.names[..self.names.len() - 1], &found].map(super::quoted);
             Error::usage(format!("the data to validate on: expected inputs {expected}, found {found}"))
         })?;
         for ((name, rows), fact) in data.columns().zip(&self.facts) {

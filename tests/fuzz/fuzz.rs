@@ -61,10 +61,7 @@ unsafe impl GlobalAlloc for Counting {
 static SUBJECT: LazyLock<(&Reader, PathBuf)> = LazyLock::new(|| {
     let name = std::env::var("READER").expect("READER names a reader");
     let reader = READERS.iter().find(|reader| reader.name == name).expect("there is a reader of this name");
-    let shared = PathBuf::from("/dev/shm");
-    let memory = if shared.is_dir() { shared } else { std::env::temp_dir() };
-    let folder = memory.join(format!("plimsoll-fuzz-{}", std::process::id()));
-    std::fs::create_dir_all(&folder).expect("a folder for the file");
+    let folder = PathBuf::from(std::env::var_os("FOLDER").expect("FOLDER names a folder for the file"));
     if let Some(to) = std::env::var_os("SEEDS") {
         for (number, seed) in seeds(reader, &folder).iter().enumerate() {
             std::fs::write(PathBuf::from(&to).join(format!("seed-{number}")), seed).expect("a seed is written");
@@ -73,7 +70,7 @@ static SUBJECT: LazyLock<(&Reader, PathBuf)> = LazyLock::new(|| {
     (reader, folder.join(reader.file))
 });
 
-fuzz_target!(init: drop(LazyLock::force(&SUBJECT).0), |bytes: &[u8]| {
+fuzz_target!(init: { LazyLock::force(&SUBJECT); }, |bytes: &[u8]| {
     let (reader, path) = &*SUBJECT;
     std::fs::write(path, bytes).expect("the file is written");
     let before = LIVE.load(Relaxed);
