@@ -1,5 +1,6 @@
 // One invocation per element. The invocations of a workgroup look through the indices together. Each notes, a bit per index, which of its
-// share are for the workgroup's places. Then all read the notes of all.
+// share are for the workgroup's places. One of TEAM sums up what these noted. Then all read the sums, and the notes where there are some:
+// most workgroups of a large table have none.
 let i = group * SIZE + thread;
 let place = i / INNER;
 let rest = i % INNER;
@@ -19,14 +20,26 @@ for (var start = 0; start < UPDATES; start = start + BITS * SIZE) {
     }
     notes[thread] = own;
     workgroupBarrier();
-    for (var other = 0; other < SIZE; other++) {
-        let note = notes[other];
-        if (note != 0) {
-            for (var bit = 0; bit < BITS; bit++) {
-                let u = start + bit * SIZE + other;
-                if (((note >> u32(bit)) & 1) != 0) {
-                    if (chosen(u) == place) {
-                        sum = sum + update(u, rest);
+    if (thread % TEAM == 0) {
+        var all = 0;
+        for (var other = thread; other < min(thread + TEAM, SIZE); other++) {
+            all = all | notes[other];
+        }
+        teams[thread / TEAM] = all;
+    }
+    workgroupBarrier();
+    for (var head = 0; head < SIZE; head = head + TEAM) {
+        if (teams[head / TEAM] != 0) {
+            for (var other = head; other < min(head + TEAM, SIZE); other++) {
+                let note = notes[other];
+                if (note != 0) {
+                    for (var bit = 0; bit < BITS; bit++) {
+                        let u = start + bit * SIZE + other;
+                        if (((note >> u32(bit)) & 1) != 0) {
+                            if (chosen(u) == place) {
+                                sum = sum + update(u, rest);
+                            }
+                        }
                     }
                 }
             }

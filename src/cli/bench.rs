@@ -63,6 +63,7 @@ updates
   device text
   steps_per_second number
   iters int
+  steps? [timed_step]
 bindings
   ..subject
   ..bytes
@@ -117,8 +118,9 @@ pub(super) struct Bench {
     /// Time runs for this time (500ms, 10s, 2min), instead of a number of runs.
     #[arg(long, value_name = "TIME", value_parser = args::duration, conflicts_with_all = ["iters", "at", "forks", "train"])]
     duration: Option<Duration>,
-    /// After the runs, time each step by itself: a table of their algorithms, the bytes that they read and write, and their median times.
-    #[arg(long, conflicts_with_all = ["at", "forks", "train"])]
+    /// After the runs, time each step by itself: a table of their algorithms, the bytes that they read and write, and their median times. With
+    /// --train, the steps of all parts of an update.
+    #[arg(long, conflicts_with_all = ["at", "forks"])]
     steps: bool,
     /// Draw memory over steps with the time that each takes by itself, as one HTML file that needs no network.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["at", "forks", "train"])]
@@ -247,12 +249,11 @@ fn items(plan: &Plan) -> Option<usize> {
 impl Bench {
     /// The steps with their times, if a flag asks for them.
     fn profiled(&self, session: &Session, plan: &Plan, inputs: &[Tensor]) -> Result<Option<Vec<TimedStep>>> {
-        const MOST: u32 = 20;
         if !self.steps && self.html.is_none() {
             return Ok(None);
         }
-        let rounds = self.iters.min(MOST);
-        let (times, notes) = session.with(|exec| Ok::<_, Error>((exec.profile(inputs, rounds)?, exec.notes())))?;
+        let (times, notes) =
+            session.with(|exec| Ok::<_, Error>((exec.profile(inputs, self.rounds())?, exec.notes())))?;
         Ok(Some(TimedStep::of(plan, &times, &notes)))
     }
 
@@ -371,6 +372,7 @@ impl Bench {
         bar.finish_and_clear();
         let times = Times::new(times.split_off(self.warmup as usize));
         let (usage, plan) = (session.usage(), session.plan());
+        let steps = self.profiled_update(&parts)?;
         let (per_second, allocations) = (1e3 / times.median, usage.allocations - loaded.allocations);
         if json {
             let mut value = json!({
@@ -389,8 +391,12 @@ impl Bench {
                 "allocations_in_runs": allocations,
             });
             subject.name_in(&mut value);
+            if let Some(steps) = steps {
+                value["steps"] = json!(steps);
+            }
             return Ok(line(&value));
         }
+        let steps = steps.map_or(String::new(), |steps| report::timed_steps(&steps) + "\n");
         let mut table = Table::new("<>");
         table.row(Times::heading(&count(iters, "update")));
         table.row(times.row(&format!("{per_second:.1} per second")));
@@ -401,7 +407,31 @@ impl Bench {
             loaded.allocations,
             count(warmup + iters, "update")
         );
-        Ok(head + &report::memory(plan, Some(usage)) + &report::overhead(&session.overhead()))
+        Ok(head + &steps + &report::memory(plan, Some(usage)) + &report::overhead(&session.overhead()))
+    }
+
+    /// The steps of an update's parts with their times, if a flag asks for them. They are numbered from part to part.
+    fn profiled_update(&self, parts: &[(Program, Vec<Tensor>)]) -> Result<Option<Vec<TimedStep>>> {
+        if !self.steps {
+            return Ok(None);
+        }
+        let mut all: Vec<TimedStep> = Vec::new();
+        for (program, inputs) in parts {
+            let profile = |exec: &mut Exec| Ok::<_, Error>((exec.profile(inputs, self.rounds())?, exec.notes()));
+            let (times, notes) = program.selected(&[], profile)??;
+            let first = all.len();
+            let steps = TimedStep::of(&program.plan(), &times, &notes).into_iter();
+            all.extend(steps.map(|step| TimedStep { step: first + step.step, ..step }));
+        }
+        let sum: f64 = all.iter().map(|step| step.median_us).sum();
+        all.iter_mut().for_each(|step| step.share = step.median_us / sum);
+        Ok(Some(all))
+    }
+
+    /// The number of times that each step is timed by itself.
+    fn rounds(&self) -> u32 {
+        const MOST: u32 = 20;
+        self.iters.min(MOST)
     }
 
     /// The programs of an update in the order in which they run, each with its inputs.

@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 use std::sync::Arc;
 
+mod align;
 pub mod attention;
 mod bind;
 pub mod chunk;
@@ -30,6 +31,7 @@ mod round;
 mod scale;
 mod simplify;
 mod stages;
+mod transposed;
 mod views;
 mod widen;
 
@@ -150,6 +152,7 @@ pub const PASSES: &[(&str, Pass, When)] = &[
     ("decompose", decompose::run, When::Always),
     ("bind", bind::run, When::Always),
     ("fold", fold::run, When::Always),
+    ("transposed", transposed::run, When::Always),
     ("rotary", rotary::run, When::Always),
     ("simplify", simplify::run, When::Always),
     ("stages", stages::run, When::Always),
@@ -158,6 +161,7 @@ pub const PASSES: &[(&str, Pass, When)] = &[
     ("views", views::run, When::Always),
     ("merge", merge::run, When::Always),
     ("horizontal", horizontal::run, When::Always),
+    ("align", align::run, When::Always),
     ("round", round::run, When::Always),
     ("widen", widen::run, When::Fused),
 ];

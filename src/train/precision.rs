@@ -198,7 +198,7 @@ impl Autocast<'_> {
         Ok(made)
     }
 
-    /// A float in a type.
+    /// A float in a type. A weight that is read transposed is cast as it lies: products read transposed operands as fast.
     fn typed(&mut self, id: NodeId, value: ValueId, to: DType) -> Result<ValueId> {
         if self.graph.fact(value).dtype == to {
             return Ok(value);
@@ -206,8 +206,20 @@ impl Autocast<'_> {
         if let Some(&made) = self.casts.get(&value) {
             return Ok(made);
         }
-        self.graph.insert_at(id);
-        let made = cast(self.graph, value, to)?;
+        let node = self.graph.node(value.node).clone();
+        let made = match self.graph.operands(value.node)[..] {
+            [Some(source)] if self.fixed.contains(&value) && node.op_name() == "Transpose" => {
+                let source = self.typed(id, source, to)?;
+                self.graph.insert_at(id);
+                let op = node.op().expect("a transposition is an operator");
+                let name = format!("{}/{to}", node.name);
+                self.graph.add(op, &name, &[Some(source)], node.attrs, &[])?.output(0)
+            }
+            _ => {
+                self.graph.insert_at(id);
+                cast(self.graph, value, to)?
+            }
+        };
         self.casts.insert(value, made);
         Ok(made)
     }

@@ -1,23 +1,26 @@
 #!/usr/bin/env python3
 """Times training steps on an NVIDIA GPU beside PyTorch's eager and compiled ones, with their peak memory.
 
-    python tests/compare/training_cuda.py [--only GLOB]... [--precision f32|bf16]... [--compile] [--trace FOLDER] [--plimsoll PATH]
+    python tests/compare/training_cuda.py [--only GLOB]... [--precision f32|bf16]... [--compile] [--jax] [--trace FOLDER] [--plimsoll PATH]
 
 ResNet-50 (224 px), ViT-B/16, BERT-base (12 layers of 768, 128 tokens) and GPT-2 (12 layers of 768, 128 tokens), random weights and data.
 Times are medians of whole updates, data on the device. PyTorch's f32 has no TF32; its bf16 is autocast with f32 weights. Its peak is that
-of torch.cuda.max_memory_allocated over a step; plimsoll's is what its plan allocates. --trace FOLDER writes the time of each step of
+of torch.cuda.max_memory_allocated over a step; plimsoll's is what its plan allocates. JAX runs the exported file (xla.py) with its weights
+in place; in bf16 they are cast in each step, as plimsoll's are; its peak is what XLA says that the program takes. --trace FOLDER writes the time of each step of
 plimsoll's update, NAME.PRECISION.json, for Perfetto.
 """
 
 import argparse
 import fnmatch
 import json
+import os
 import statistics
 import subprocess
 import tempfile
 import time
 from pathlib import Path
 
+import numpy as np
 import torch
 import training_models as m
 import zoo
@@ -138,11 +141,61 @@ def theirs(build, batch, optimizer, precision, compiled):
     return statistics.median(times), peak
 
 
+def jitted(path, batch, optimizer, precision):
+    """Milliseconds of an update of XLA's program, and its peak in bytes."""
+    os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
+    import jax
+    import jax.numpy as jnp
+
+    import xla
+
+    jax.config.update("jax_default_matmul_precision", "highest")
+    function, weights = xla.load(path, training=True)
+    kind = jnp.bfloat16 if precision == "bf16" else jnp.float32
+    x, y = (jax.device_put(tensor.numpy()) for tensor in batch)
+
+    def loss(weights, x, y):
+        (output,) = function({name: w.astype(kind) for name, w in weights.items()}, {"x": x if x.dtype == np.int64 else x.astype(kind)})
+        scores = jax.nn.log_softmax(output.reshape(-1, output.shape[-1]).astype(jnp.float32))
+        return -jnp.take_along_axis(scores, y.reshape(-1, 1), 1).mean()
+
+    def sgd(w, g, m):
+        m = 0.9 * m + g
+        return w - 1e-4 * m, m
+
+    def adamw(w, g, m, v, t):
+        m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g * g
+        step = (m / (1 - 0.9**t)) / (jnp.sqrt(v / (1 - 0.999**t)) + 1e-8)
+        return w - 1e-4 * (step + 0.01 * w), m, v
+
+    def step(weights, states, t, x, y):
+        value, grads = jax.value_and_grad(loss)(weights, x, y)
+        each = {
+            name: sgd(w, grads[name], *states[name]) if optimizer == "sgd" else adamw(w, grads[name], *states[name], t)
+            for name, w in weights.items()
+        }
+        return {name: new[0] for name, new in each.items()}, {name: new[1:] for name, new in each.items()}, t + 1, value
+
+    count = 1 if optimizer == "sgd" else 2
+    states = {name: tuple(jnp.zeros(w.shape, jnp.float32) for _ in range(count)) for name, w in weights.items()}
+    weights, t = jax.device_put(weights), jnp.float32(1)
+    program = jax.jit(step, donate_argnums=(0, 1, 2)).lower(weights, states, t, x, y).compile()
+    sizes = program.memory_analysis()
+    peak = sizes.argument_size_in_bytes + sizes.output_size_in_bytes - sizes.alias_size_in_bytes + sizes.temp_size_in_bytes
+    times = []
+    for _ in range(25):
+        start = time.perf_counter()
+        weights, states, t, value = jax.block_until_ready(program(weights, states, t, x, y))
+        times.append((time.perf_counter() - start) * 1e3)
+    return statistics.median(times[5:]), peak, float(value)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", action="append", default=[], metavar="GLOB")
     parser.add_argument("--precision", action="append", choices=("f32", "bf16"))
     parser.add_argument("--compile", action="store_true", help="torch.compile, too")
+    parser.add_argument("--jax", action="store_true", help="JAX, too")
     parser.add_argument("--trace", type=Path, metavar="FOLDER")
     parser.add_argument("--plimsoll", type=Path, default=zoo.ROOT / "target/release/plimsoll", metavar="PATH")
     args = parser.parse_args()
@@ -168,6 +221,8 @@ def main():
                 line["eager"] = theirs(build, rows, optimizer, precision, False)
                 if args.compile:
                     line["compiled"] = theirs(build, rows, optimizer, precision, True)
+                if args.jax:
+                    line["jax"] = jitted(path, rows, optimizer, precision)
                 print(json.dumps(line), flush=True)
 
 

@@ -31,6 +31,12 @@ def batch_norm(attrs, x, scale, bias, mean, variance):
     return (x * factor[:, None, None] + (bias - mean * factor)[:, None, None]).astype(x.dtype)
 
 
+def batch_norm_in_training(attrs, x, scale, bias, mean, variance):
+    wide = x.astype(jnp.float32)
+    mean, variance = wide.mean((0, 2, 3)), wide.var((0, 2, 3))
+    return batch_norm(attrs, wide, scale, bias, mean, variance).astype(x.dtype)
+
+
 def cast(attrs, x):
     return x.astype(onnx.helper.tensor_dtype_to_np_dtype(attrs["to"]))
 
@@ -135,17 +141,22 @@ OPS = {
     "Cast": cast,
     "CastLike": lambda attrs, x, like: x.astype(like.dtype),
     "Concat": lambda attrs, *x: library(*x).concatenate(x, attrs["axis"]),
+    "ConstantOfShape": lambda attrs, shape: np.full(shape, constant(attrs["value"]) if "value" in attrs else np.float32(0)),
     "Conv": conv,
     "Cos": each("cos"),
     "Div": lambda attrs, a, b: a // b if np.issubdtype(a.dtype, np.integer) else a / b,
     "Equal": each("equal"),
+    "Erf": lambda attrs, x: jax.lax.erf(x),
     "Expand": expand,
+    "Flatten": lambda attrs, x: x.reshape(int(np.prod(x.shape[: attrs.get("axis", 1)])), -1),
     "Gather": lambda attrs, x, at: library(x, at).take(x, at, attrs.get("axis", 0)),
     "GatherElements": elements,
     "GatherND": gather_nd,
     "Gelu": gelu,
     "Gemm": gemm,
+    "GlobalAveragePool": lambda attrs, x: x.mean(tuple(range(2, x.ndim)), keepdims=True),
     "GreaterOrEqual": each("greater_equal"),
+    "Identity": lambda attrs, x: x,
     "LayerNormalization": layer_norm,
     "LessOrEqual": each("less_equal"),
     "MatMul": each("matmul"),
@@ -175,8 +186,11 @@ OPS = {
 }
 
 
-def load(path):
-    """The model's function of weights and inputs by name, which returns its outputs in order; and its weights."""
+def load(path, training=False):
+    """The model's function of weights and inputs by name, which returns its outputs in order; and its weights.
+
+    In training, batch normalisation takes the statistics of the batch, and constants have the type that the weights are given in.
+    """
     # Indices stay 64-bit integers.
     jax.config.update("jax_enable_x64", True)
     graph = onnx.load(path).graph
@@ -187,16 +201,26 @@ def load(path):
     weights = {name: value for name, value in values.items() if value.size > LITERAL}
     # What is left of integers, shapes and axes above all, has to be known while tracing.
     weights = {name: value for name, value in weights.items() if jnp.issubdtype(value.dtype, jnp.floating)}
+    rows = OPS
+    if training:
+        rows = OPS | {"BatchNormalization": batch_norm_in_training}
+        running = {name for node in graph.node if node.op_type == "BatchNormalization" for name in node.input[3:]}
+        weights = {name: value for name, value in weights.items() if name not in running}
     literals = {name: value for name, value in values.items() if name not in weights}
 
     def function(weights, inputs):
-        known = literals | weights | inputs
+        kind = next(iter(weights.values())).dtype
+
+        def typed(value):
+            return value.astype(kind) if training and value.dtype == np.float32 else value
+
+        known = {name: typed(value) for name, value in literals.items()} | weights | inputs
         for node in graph.node:
             attrs = {attr.name: onnx.helper.get_attribute_value(attr) for attr in node.attribute}
             if node.op_type == "Constant":
-                found = constant(*attrs.values())
+                found = typed(constant(*attrs.values()))
             else:
-                found = OPS[node.op_type](attrs, *(known[name] if name else None for name in node.input))
+                found = rows[node.op_type](attrs, *(known[name] if name else None for name in node.input))
             known |= zip(node.output, found if isinstance(found, list | tuple) else [found])
         return [known[value.name] for value in graph.output]
 

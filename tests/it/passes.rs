@@ -322,3 +322,73 @@ fn axes_that_are_joined_on_the_way_are_not_copied() {
         assert_eq!((names, kernels(&text).len()), (left, steps), "{views}");
     }
 }
+
+/// Runs the passes for a GPU with tensor cores and libraries, and compares what the graph means before and behind them.
+fn keeps_its_meaning(text: &str, tolerance: f64) -> Graph {
+    let graph = common::graph(text);
+    let shapes = graph.inputs().iter().map(|&input| graph.fact(input).shape.clone());
+    let mut state = 5;
+    let inputs: Vec<_> = shapes.map(|shape| common::random(&mut state, &shape)).collect();
+    let expected = &reference::run(&graph, &inputs).expect("it has a meaning")[0];
+    let passed = passed(&graph, &Target::cuda());
+    let found = &reference::run(&passed, &inputs).expect("it has a meaning")[0];
+    common::agrees(found, expected, tolerance).unwrap_or_else(|e| panic!("{text}: {e}"));
+    passed
+}
+
+fn count(graph: &Graph, op: &str) -> usize {
+    graph.order().expect("no cycle").iter().filter(|&&node| graph.node(node).op_name() == op).count()
+}
+
+#[test]
+fn transposed_convolutions_without_strides_are_convolutions_on_cuda() {
+    for (x, w, attrs, turned) in [
+        ("2, 3, 5, 4", "3, 6, 1, 1", "", true),
+        ("1, 3, 5, 4", "3, 2, 3, 2", "pads = [1, 0, 1, 1]", true),
+        ("1, 3, 5, 4", "3, 2, 3, 2", "pads = [2, 1, 0, 0], dilations = [2, 3]", true),
+        ("1, 3, 7", "3, 2, 3", "pads = [1, 2]", true),
+        // A convolution has no pads below zero, and spreads no image apart.
+        ("1, 3, 7", "3, 2, 3", "pads = [3, 0]", false),
+        ("1, 3, 5, 4", "3, 2, 3, 2", "strides = [2, 1]", false),
+        ("1, 4, 5, 4", "4, 2, 3, 2", "group = 2", false),
+    ] {
+        let attrs = if attrs.is_empty() { String::new() } else { format!("<{attrs}>") };
+        let text = format!(
+            "g (float[{x}] x, float[{w}] w) => (y) {{ n = Neg (x) t = ConvTranspose {attrs} (n, w) y = Relu (t) }}"
+        );
+        let graph = keeps_its_meaning(&text, 1e-6);
+        assert_eq!(count(&graph, "plimsoll.Conv"), usize::from(turned), "{text}");
+        assert_eq!(count(&graph, "plimsoll.ConvTranspose"), usize::from(!turned), "{text}");
+    }
+}
+
+#[test]
+fn rows_of_halves_are_lengthened_where_tensor_cores_are_fed_from_them() {
+    const HEAD: &str = "a = Cast <to = 16> (x) b = Cast <to = 16> (w)";
+    for (x, w, code, longer, parts) in [
+        // The inner axis, and the columns; a constant's or a short one's stay.
+        ("4, 1029", "1029, 6", "p = MatMul (a, b)", 2, 0),
+        ("2, 4, 1029", "1029, 6", "p = MatMul (a, b)", 2, 0),
+        ("4, 16", "16, 1029", "p = MatMul (a, b)", 1, 1),
+        ("4, 16", "16, 1029", "o = MatMul (a, b) p = Transpose <perm = [1, 0]> (o)", 1, 1),
+        ("4, 1029", "1029, 1031", "p = MatMul (a, b)", 3, 1),
+        ("4, 1032", "1032, 6", "p = MatMul (a, b)", 0, 0),
+        ("4, 29", "29, 6", "p = MatMul (a, b)", 0, 0),
+        // Rows lie along the other axis of a transposed operand.
+        ("4, 16", "1029, 16", "t = Transpose <perm = [1, 0]> (b) p = MatMul (a, t)", 0, 0),
+        (
+            "16, 1029",
+            "6, 16",
+            "t = Transpose <perm = [1, 0]> (a) s = Transpose <perm = [1, 0]> (b) p = MatMul (t, s)",
+            0,
+            0,
+        ),
+        // One longer operand serves two products.
+        ("4, 1029", "1029, 6", "q = MatMul (a, b) t = Transpose <perm = [1, 0]> (q) p = MatMul (t, a)", 2, 1),
+    ] {
+        let text = format!("g (float[{x}] x, float[{w}] w) => (y) {{ {HEAD} {code} y = Cast <to = 1> (p) }}");
+        let graph = keeps_its_meaning(&text, 2e-2);
+        assert_eq!(count(&graph, "Concat"), longer, "{text}");
+        assert_eq!(count(&graph, "Slice"), parts, "{text}");
+    }
+}

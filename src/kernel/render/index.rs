@@ -6,6 +6,7 @@ use super::scalar::{convert, literal};
 use super::{Module, kernels};
 use crate::kernel::algorithm::Text;
 use crate::kernel::meaning::mismatch;
+use crate::kernel::schedule::map::TEAM;
 use crate::kernel::space::{Space, over};
 use crate::kernel::{Nearest, PadMode, ResizeMode, Template};
 use std::collections::BTreeSet;
@@ -102,8 +103,9 @@ impl Module<'_> {
         let shape = &self.kernel.shape;
         self.ints(&[("EXTENT", shape[0]), ("INNER", shape[1..].iter().product()), ("UPDATES", indices[0])]);
         self.constant("ZERO", 0.0, ty);
-        self.int("BITS", NOTED as isize);
-        self.shared.push(("notes", I32, text.launch(self.kernel, self.target).threads as usize));
+        let threads = text.launch(self.kernel, self.target).threads as usize;
+        self.ints(&[("BITS", NOTED), ("TEAM", TEAM)]);
+        self.shared.extend([("notes", I32, threads), ("teams", I32, threads.div_ceil(TEAM))]);
         self.store(&self.flat(), Some(ty), None, &[])?;
         self.per_element();
         Ok(())

@@ -9,6 +9,9 @@ use crate::kernel::{Kernel, Template};
 use crate::target::{Family, Target};
 use std::collections::{BTreeMap, BTreeSet};
 
+/// Invocations that add up by indices and whose notes are summed up together.
+pub(in crate::kernel) const TEAM: usize = 16;
+
 impl Elements {
     pub(in crate::kernel) fn launch(&self, kernel: &Kernel) -> Launch {
         let count = kernel.shape.numel() as u64;
@@ -16,8 +19,9 @@ impl Elements {
             Elements::One { threads } => (threads, 1),
             Elements::Vector { width, rounds, threads } => (threads, (width * rounds) as u64),
         };
-        // Invocations that add up by indices note for each other what they find: an integer each.
-        let notes = if kernel.template == Template::SumByIndex { 4 * u64::from(threads) } else { 0 };
+        // Invocations that add up by indices note for each other what they find: an integer each, and one per team.
+        let noted = u64::from(threads) + u64::from(threads).div_ceil(TEAM as u64);
+        let notes = if kernel.template == Template::SumByIndex { 4 * noted } else { 0 };
         Launch { threads, groups: count.div_ceil(u64::from(threads).max(1) * each.max(1)), cluster: 1, shared: notes }
     }
 

@@ -128,9 +128,8 @@ impl Lowering<'_> {
             };
             let alone =
                 graph.users(value) == [id] && !graph.is_output(value) && !self.destinations.contains_key(&value);
-            let maps = |user: &NodeId| matches!(graph.node(*user).op().map(|op| &op.lower), Some(Lower::Map(_)));
             let seen = id.output(0);
-            let read = !graph.is_output(seen) && graph.users(seen).iter().all(maps);
+            let read = read_by_maps(graph, seen);
             let found = swaps && alone && read && self.groups.of(value.node).is_some_and(multiplies);
             if self.decisions.if_cheaper("product", id, found) && found {
                 let access = Access::contiguous(graph.fact(seen).shape.clone()).permute(&perm);
@@ -181,6 +180,16 @@ impl Lowering<'_> {
         self.places.insert(value, place.clone());
         Ok(place)
     }
+}
+
+/// True if elementwise kernels alone read a value, or a part of it.
+fn read_by_maps(graph: &Graph, value: ValueId) -> bool {
+    let suits = |user: &NodeId| match graph.node(*user).op().map(|op| (op.name, &op.lower)) {
+        Some((_, Lower::Map(_))) => true,
+        Some(("Slice", _)) => read_by_maps(graph, user.output(0)),
+        _ => false,
+    };
+    !graph.is_output(value) && graph.users(value).iter().all(suits)
 }
 
 pub(super) fn unreachable(graph: &Graph, node: NodeId) -> Error {

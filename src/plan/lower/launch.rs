@@ -133,7 +133,7 @@ impl Lowering<'_> {
     }
 
     /// The algorithm of a kernel whose arguments are these buffers.
-    fn schedule(&mut self, name: &str, kernel: &Kernel, buffers: &[BufferIdx]) -> Result<Schedule> {
+    pub(super) fn schedule(&mut self, name: &str, kernel: &Kernel, buffers: &[BufferIdx]) -> Result<Schedule> {
         // A library's call may leave a part of the kernel to a map.
         if let Some(measured) = self.measured(kernel, buffers).filter(|schedule| schedule.call().is_none()) {
             self.draft.measured += 1;
@@ -183,7 +183,7 @@ impl Lowering<'_> {
     }
 
     /// The buffers that a launch reads and may overwrite in place.
-    fn reusable(
+    pub(super) fn reusable(
         &self,
         kernel: &Kernel,
         buffers: &[BufferIdx],
@@ -193,16 +193,7 @@ impl Lowering<'_> {
         if kernel.is_in_place() {
             return buffers[..1].iter().copied().filter(|&data| data != to).collect();
         }
-        let first = &kernel.writes[0];
-        let further = kernel.further();
         let per_row = matches!(kernel.template, Template::Row { per_row: true, .. });
-        let same = |b: BufferIdx| {
-            let mut operands = kernel.reads.iter().enumerate().filter(|(i, _)| buffers[*i] == b);
-            let in_place = |i: usize| kernel.schedule.call().is_none_or(|call| call.in_place() == Some(i));
-            operands.all(|(i, o)| {
-                further.contains(&i) && in_place(i) && o.access == first.access && o.dtype.size() == first.dtype.size()
-            })
-        };
         let bytes = |b: BufferIdx| self.draft.buffers[b].bytes;
         // With several parts, one would overwrite data that another has yet to read.
         let whole = |b: BufferIdx| {
@@ -212,8 +203,19 @@ impl Lowering<'_> {
         let mut reusable = buffers.to_vec();
         reusable.sort_unstable();
         reusable.dedup();
-        reusable.retain(|&b| whole(b) && whole(to) && !per_row && bytes(b) == bytes(to) && same(b));
+        reusable.retain(|&b| {
+            whole(b) && whole(to) && !per_row && bytes(b) == bytes(to) && reads_as_written(kernel, buffers, b, 0)
+        });
         reusable
+    }
+
+    /// The number of a kernel among those of the plan, where it is held once.
+    pub(super) fn number(&mut self, kernel: Kernel) -> KernelIdx {
+        let kernels = &mut self.draft.kernels;
+        *self.kernels.entry(kernel.key()).or_insert_with(|| {
+            kernels.push(kernel);
+            KernelIdx::new(kernels.len() - 1)
+        })
     }
 
     /// Adds a launch and its workspace, and notes the operands that it may overwrite in place.
@@ -248,12 +250,7 @@ impl Lowering<'_> {
             let shape = Shape::new([kernel.workspace as usize]);
             written.push(self.add_buffer(format!("workspace of {name}"), DType::U8, shape, Class::Workspace));
         }
-        let text = kernel.key();
-        let kernels = &mut self.draft.kernels;
-        let number = *self.kernels.entry(text).or_insert_with(|| {
-            kernels.push(kernel);
-            KernelIdx::new(kernels.len() - 1)
-        });
+        let number = self.number(kernel);
         for constant in &mut self.draft.constants {
             if let Some((kernel, _)) = &mut constant.packed {
                 kernel.get_or_insert(number);
@@ -269,6 +266,15 @@ impl Lowering<'_> {
         });
         Ok(())
     }
+}
+
+/// True if a kernel reads each element of a buffer at the place of the result's that it then writes.
+pub(super) fn reads_as_written(kernel: &Kernel, buffers: &[BufferIdx], buffer: BufferIdx, result: usize) -> bool {
+    let (to, further) = (&kernel.writes[result], kernel.further());
+    let in_place = |i: usize| kernel.schedule.call().is_none_or(|call| call.in_place() == Some(i));
+    let mut operands = kernel.reads.iter().enumerate().filter(|(i, _)| buffers[*i] == buffer);
+    operands
+        .all(|(i, o)| further.contains(&i) && in_place(i) && o.access == to.access && o.dtype.size() == to.dtype.size())
 }
 
 /// Makes neighbours in an elementwise kernel's index space neighbours in memory, and neighbouring rows of a reduction, if the target is

@@ -8,7 +8,8 @@
 //! group                            or a kernel's template, its body, its operands
 //! scatter                          a kernel that writes some elements lies over its data
 //! launch, parts                    and its library call, its workspace, its parts where a binding does not hold a buffer
-//! state                            last: updates of states are written in place, behind all that reads the old elements
+//! updates, state                   last: updates that follow from each other become one kernel, and are written in place, behind all
+//!                                  that reads the old elements
 //! ```
 //!
 //! A view is a value whose access differs from its source's and whose buffer is the same. A concatenation is a buffer
@@ -59,6 +60,7 @@ mod scatter;
 mod split;
 mod state;
 mod template;
+mod updates;
 mod view;
 
 pub use dag::Dag;
@@ -181,6 +183,7 @@ impl Lowering<'_> {
                 self.copy(value, &place, BufferView { buffer, access })?;
             }
         }
+        self.merge_updates()?;
         self.order_updates()
     }
 

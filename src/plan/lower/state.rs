@@ -10,6 +10,7 @@
 //! ```
 
 use super::buffer_view::BufferView;
+use super::launch::reads_as_written;
 use super::{Dag, DraftState, DraftStep, Lowering};
 use crate::error::Result;
 use crate::graph::Kind;
@@ -58,7 +59,12 @@ impl Lowering<'_> {
             let (readers, writers) = (&reads[buffer], &writes[update]);
             let in_place = writers.iter().filter(|s| readers.contains(s)).all(|&s| {
                 let step = &self.draft.steps[s];
-                writers.len() == 1 && step.writes[0] == update && step.reusable.contains(&buffer)
+                let further = |result| reads_as_written(&self.draft.kernels[step.kernel], &step.reads, buffer, result);
+                let fits = match step.writes.iter().position(|&written| written == update) {
+                    Some(0) => step.reusable.contains(&buffer),
+                    result => result.is_some_and(further),
+                };
+                writers.len() == 1 && fits
             });
             let first = in_place && {
                 let behind = reached(writers, &dag, &overwrites);
