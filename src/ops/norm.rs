@@ -1,8 +1,11 @@
 //! Normalizations: rescale values to a common mean and deviation, or to a sum of 1.
 
+use super::compose::composed;
 use super::{along, broadcasts_to, ensure, expect_dtype, expect_shape, indices, input_name, same_float};
 use crate::dtype::DType;
-use crate::op::{Args, Attr, Attrs, Call, Eval, Fact, Lower, Nodes, OpDef, OpResult, ValueId, Var, inputs, names};
+use crate::op::{
+    Args, Attr, Attrs, Back, Call, Eval, Fact, Lower, Nodes, OpDef, OpResult, ValueId, Var, inputs, names,
+};
 use crate::shape::{Access, Shape};
 
 pub(super) static OPS: &[OpDef] = &[
@@ -17,6 +20,24 @@ pub(super) static OPS: &[OpDef] = &[
     )
     .sample(|s| s.floats(&[&[2, 3, 4, 5], &[3], &[3], &[3]]).input(DType::F32, &[3], 0.5, 2.0))
     .attrs(names![epsilon momentum spatial training_mode]),
+    composed(
+        "plimsoll.BatchNormalization",
+        "BatchNormalization by the statistics of the batch, and these: the mean and the variance per channel",
+        inputs![X scale B],
+        |_, call, x| {
+            let axes = beside_channels(call);
+            let mean = reduce("ReduceMean", x[0], &axes);
+            let centred = x[0] - mean;
+            let variance = reduce("ReduceMean", centred * centred, &axes);
+            let [scale, bias] = [x[1], x[2]].map(|parameter| along_channels(parameter, call.shape(0).len()));
+            let y = centred * (inverse_deviation(variance, epsilon(call)?) * scale?) + bias?;
+            let flat = call.shape(1);
+            Ok(vec![y, mean.shaped(flat), variance.shaped(flat)])
+        },
+    )
+    .grad(batch_grad)
+    .sample(|s| s.floats(&[&[2, 3, 4, 5], &[3], &[3]]))
+    .attrs(names![epsilon]),
     OpDef::new(
         "InstanceNormalization",
         "Each image of [n, c, spatial..] brought to mean 0 and variance 1, then scaled and shifted per channel",
@@ -47,6 +68,7 @@ pub(super) static OPS: &[OpDef] = &[
         Eval::Tensor(|inputs, call| eval_layer(inputs, call, true)),
         Lower::Decompose(|_, call, x| decompose_layer(call, x, true)),
     )
+    .grad(|_, call, back| layer_grad(call, back, true))
     .sample(|s| s.floats(&[&[2, 5, 48], &[48], &[48]]))
     .attrs(names![axis epsilon stash_type]),
     OpDef::new(
@@ -57,6 +79,7 @@ pub(super) static OPS: &[OpDef] = &[
         Eval::Tensor(|inputs, call| eval_layer(inputs, call, false).map(|mut y| y.drain(..1).collect())),
         Lower::Decompose(|_, call, x| decompose_layer(call, x, false).map(|mut y| y.drain(..1).collect())),
     )
+    .grad(|_, call, back| layer_grad(call, back, false))
     .sample(|s| s.floats(&[&[2, 5, 48], &[48]]))
     .attrs(names![axis epsilon stash_type]),
     OpDef::new(
@@ -67,6 +90,7 @@ pub(super) static OPS: &[OpDef] = &[
         Eval::Tensor(|inputs, call| eval_layer(inputs, call, false)),
         Lower::Decompose(|_, call, x| decompose_layer(call, x, false)),
     )
+    .grad(|_, call, back| layer_grad(call, back, false))
     .sample(|s| s.floats(&[&[2, 5, 48], &[48]]).attr("axis", -1).attr("epsilon", 0.01))
     .attrs(names![axis epsilon stash_type]),
     OpDef::new(
@@ -505,6 +529,69 @@ fn decompose_layer<'g>(call: &Call, x: &Args<Var<'g>>, centred: bool) -> OpResul
         y = y + bias;
     }
     Ok([Some(y), mean, Some(inverse)].into_iter().flatten().collect())
+}
+
+/// The gradients of a layer's normalization, as two means per row:
+/// `dx = (g - mean (g) - n mean (g n)) / deviation`, with the normalized `n` and `g = dy scale`.
+fn layer_grad<'g>(call: &Call, back: &Back<'_, 'g>, centred: bool) -> OpResult<Vec<Option<Var<'g>>>> {
+    let (shape, stash) = (call.shape(0), stash(call)?);
+    let axes: Vec<usize> = (call.axis("axis", -1, shape)?..shape.len()).collect();
+    let x = back.x[0].cast(stash);
+    let (x, inverse) = if centred {
+        (x - back.y[1], back.y[2])
+    } else {
+        (x, inverse_deviation(reduce("ReduceMean", x * x, &axes), epsilon(call)?))
+    };
+    let normal = x * inverse;
+    let share = 1.0 / axes.iter().map(|&axis| shape[axis]).product::<usize>().max(1) as f64;
+    let (mut dx, mut dscale) = (None, None);
+    if let Some(dy) = back.dy[0] {
+        let g = (dy * back.x[1]).cast(stash);
+        let even = if centred { g - reduce("ReduceMean", g, &axes) } else { g };
+        dx = Some((even - normal * reduce("ReduceMean", g * normal, &axes)) * inverse);
+        dscale = Some(dy * normal.cast(call.dtype(0)));
+    }
+    // Those of the statistics: of the mean, and of `1 / deviation`.
+    let (dmean, dinverse) = match back.dy.get(1..).unwrap_or_default() {
+        [dmean, dinverse] => (*dmean, *dinverse),
+        [dinverse] => (None, *dinverse),
+        _ => (None, None),
+    };
+    let spread = dinverse.map(|d| -(normal * (d * inverse * inverse * share)));
+    let moved = dmean.map(|d| (d * share).expand(shape));
+    for more in [spread, moved].into_iter().flatten() {
+        dx = Some(dx.map_or(more, |dx| dx + more));
+    }
+    Ok(vec![dx.map(|dx| dx.cast(call.dtype(0))), dscale, back.dy[0]])
+}
+
+/// The axes that are no channels.
+fn beside_channels(call: &Call) -> Vec<usize> {
+    (0..call.shape(0).len()).filter(|&axis| axis != 1).collect()
+}
+
+/// The gradients of a batch's normalization, from the two sums that those of its parameters are.
+fn batch_grad<'g>(_: Nodes<'g>, call: &Call, back: &Back<'_, 'g>) -> OpResult<Vec<Option<Var<'g>>>> {
+    let (shape, axes) = (call.shape(0), beside_channels(call));
+    let spread = |of_channel: Var<'g>| along_channels(of_channel, shape.len());
+    let inverse = inverse_deviation(back.y[2], epsilon(call)?);
+    let share = 1.0 / axes.iter().map(|&axis| shape[axis]).product::<usize>().max(1) as f64;
+    let centred = back.x[0] - spread(back.y[1])?;
+    let normal = centred * spread(inverse)?;
+    let (mut gradients, mut dx) = ([None, None], None);
+    if let Some(dy) = back.dy[0] {
+        let [dscale, dbias] =
+            [dy * normal, dy].map(|v| v.op("ReduceSum", &[], Attrs::new().with("axes", &axes[..]).with("keepdims", 0)));
+        let factor = spread(back.x[1] * inverse)?;
+        dx = Some((dy - spread(dbias * share)? - normal * spread(dscale * share)?) * factor);
+        gradients = [Some(dscale), Some(dbias)];
+    }
+    let moved = back.dy[1].map(|d| Ok::<_, String>(spread(d * share)?.expand(shape))).transpose()?;
+    let varied = back.dy[2].map(|d| Ok::<_, String>(centred * spread(d * (2.0 * share))?)).transpose()?;
+    for more in [moved, varied].into_iter().flatten() {
+        dx = Some(dx.map_or(more, |dx| dx + more));
+    }
+    Ok(vec![dx, gradients[0], gradients[1]])
 }
 
 /// The number of channels in a window, and how many of those precede its own.

@@ -3,7 +3,7 @@
 use super::grow;
 use crate::error::Result;
 use crate::graph::Graph;
-use crate::op::{NodeId, OpResult, ValueId, Var};
+use crate::op::{Attrs, NodeId, Nodes, OpResult, ValueId, Var};
 
 /// The nodes that normalize by running statistics.
 fn nodes(graph: &Graph) -> Result<Vec<NodeId>> {
@@ -41,7 +41,7 @@ pub(super) fn train(graph: &mut Graph) -> Result<Vec<(ValueId, ValueId)>> {
         }
         let made = grow(graph, &node.name, |b| {
             let [x, scale, bias, mean, variance] = [0, 1, 2, 3, 4].map(|slot| b.value(operands[slot]));
-            normalize(x, [scale, bias], [mean, variance], epsilon, kept)
+            normalize(b, x, [scale, bias], [mean, variance], epsilon, kept)
         })?;
         graph.replace(id.output(0), made[0]);
         let is_state = |value: ValueId| graph.states().iter().any(|state| state.value == value);
@@ -55,6 +55,7 @@ pub(super) fn train(graph: &mut Graph) -> Result<Vec<(ValueId, ValueId)>> {
 
 /// The normalized batch, and the new running statistics. The running variance is that of a sample, as PyTorch has it.
 fn normalize<'g>(
+    b: Nodes<'g>,
     x: Var<'g>,
     [scale, bias]: [Var<'g>; 2],
     [mean, variance]: [Var<'g>; 2],
@@ -62,18 +63,12 @@ fn normalize<'g>(
     kept: f64,
 ) -> OpResult<Vec<Var<'g>>> {
     let shape = x.shape()?;
-    let axes: Vec<i64> = (0..shape.len() as i64).filter(|&axis| axis != 1).collect();
-    let mut channels = vec![1; shape.len()];
-    channels[1] = shape[1];
     let count = shape.numel() as f64 / shape[1].max(1) as f64;
-    let own_mean = x.reduce_mean(&axes, true);
-    let centred = x - own_mean;
-    let own_variance = (centred * centred).reduce_mean(&axes, true);
-    let inverse = (own_variance + epsilon).sqrt().reciprocal();
-    let y = centred * (inverse * scale.shaped(&channels)) + bias.shaped(&channels);
+    let attrs = Attrs::new().with("epsilon", epsilon);
+    let made = b.all_outputs("plimsoll.BatchNormalization", &[x, scale, bias], attrs);
+    let [y, own_mean, own_variance] = made[..] else { unreachable!("it has three results") };
     let unbiased = if count > 1.0 { count / (count - 1.0) } else { 1.0 };
-    let flat = [shape[1]];
-    let new_mean = mean * kept + own_mean.shaped(&flat) * (1.0 - kept);
-    let new_variance = variance * kept + own_variance.shaped(&flat) * ((1.0 - kept) * unbiased);
+    let new_mean = mean * kept + own_mean * (1.0 - kept);
+    let new_variance = variance * kept + own_variance * ((1.0 - kept) * unbiased);
     Ok(vec![y, new_mean, new_variance])
 }
