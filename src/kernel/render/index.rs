@@ -6,7 +6,7 @@ use super::scalar::{convert, literal};
 use super::{Module, kernels};
 use crate::kernel::algorithm::Text;
 use crate::kernel::meaning::mismatch;
-use crate::kernel::schedule::map::TEAM;
+use crate::kernel::schedule::map::{NOTED, TEAM, looks};
 use crate::kernel::space::{Space, over};
 use crate::kernel::{Nearest, PadMode, ResizeMode, Template};
 use std::collections::BTreeSet;
@@ -28,9 +28,6 @@ kernels! {
         resize "resize.wgsl": "nearest, linear or cubic interpolation",
     }
 }
-
-/// Indices that one integer has a bit for.
-const NOTED: usize = 31;
 
 /// The end of a function that gives an index from the start of its axis.
 const FROM_START: &str = "return select(raw, raw + EXTENT, raw < 0);";
@@ -104,6 +101,13 @@ impl Module<'_> {
         self.ints(&[("EXTENT", shape[0]), ("INNER", shape[1..].iter().product()), ("UPDATES", indices[0])]);
         self.constant("ZERO", 0.0, ty);
         let threads = text.launch(self.kernel, self.target).threads as usize;
+        let each = looks(self.kernel, threads);
+        if let Some(each) = each {
+            self.flags.push("ONCE");
+            self.int("EACH", each as isize);
+        } else {
+            self.int("EACH", 1);
+        }
         self.ints(&[("BITS", NOTED), ("TEAM", TEAM)]);
         self.shared.extend([("notes", I32, threads), ("teams", I32, threads.div_ceil(TEAM))]);
         self.store(&self.flat(), Some(ty), None, &[])?;

@@ -9,6 +9,19 @@ use crate::kernel::{Kernel, Template};
 use crate::target::{Family, Target};
 use std::collections::{BTreeMap, BTreeSet};
 
+/// Indices that one integer has a bit for.
+pub(in crate::kernel) const NOTED: usize = 31;
+
+/// The elements per invocation of a kernel that adds up by indices, if its workgroups look through the indices once; `None` if they are
+/// too many to note at once.
+pub(in crate::kernel) fn looks(kernel: &Kernel, threads: usize) -> Option<usize> {
+    const EACH: usize = 8;
+    const MANY: usize = 1 << 16;
+    let updates = kernel.reads[1].access.shape.numel();
+    let once = (1..=NOTED * threads).contains(&updates);
+    once.then_some(if kernel.shape.numel() >= MANY { EACH } else { 1 })
+}
+
 /// Invocations that add up by indices and whose notes are summed up together.
 pub(in crate::kernel) const TEAM: usize = 16;
 
@@ -16,6 +29,9 @@ impl Elements {
     pub(in crate::kernel) fn launch(&self, kernel: &Kernel) -> Launch {
         let count = kernel.shape.numel() as u64;
         let (threads, each) = match *self {
+            Elements::One { threads } if kernel.template == Template::SumByIndex => {
+                (threads, looks(kernel, threads as usize).unwrap_or(1) as u64)
+            }
             Elements::One { threads } => (threads, 1),
             Elements::Vector { width, rounds, threads } => (threads, (width * rounds) as u64),
         };

@@ -114,7 +114,7 @@ pub(super) static SUM_BY_INDEX: TemplateDef = TemplateDef {
             let updates = floats(&[&[n], &shape[1..]].concat());
             sample(Template::SumByIndex, shape, vec![updates, index(n)], Expr::input(0, DType::F32))
         };
-        vec![of(9, &[4, 3]), of(40, &[5, 2, 70]), of(3, &[6])]
+        vec![of(9, &[4, 3]), of(40, &[5, 2, 70]), of(3, &[6]), of(9, &[1100, 64])]
     },
     ..PLAIN
 };

@@ -1,5 +1,5 @@
-//! Elementwise kernels that update states become one kernel where one reads what the other wrote: an optimizer's slots, and the weight that
-//! follows from them. Each element is read once, and one step is launched.
+//! On GPUs, elementwise kernels that update states become one kernel where one reads what the other wrote: an optimizer's slots, and the
+//! weight that follows from them. Each element is read once, and one step is launched.
 //!
 //! ```text
 //! mean'   = f(mean, g)
@@ -25,6 +25,9 @@ struct Joined {
 impl Lowering<'_> {
     /// Makes one kernel of the updates that follow from each other.
     pub(super) fn merge_updates(&mut self) -> Result<()> {
+        if !self.target.launches_cost() {
+            return Ok(());
+        }
         let mut gone: HashSet<StepIdx> = HashSet::new();
         // Per buffer of an update, the step that writes it.
         let mut writer: Vec<Option<StepIdx>> = vec![None; self.draft.buffers.len()];

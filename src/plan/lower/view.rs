@@ -29,13 +29,36 @@ impl Lowering<'_> {
         let access = match self.decisions.if_found("view", id, seen) {
             Some(access) => access,
             None => {
-                place = self.contiguous(source, &place)?;
+                let turned = self.turned(id, &place.access);
+                place = match self.decisions.if_found("turn", id, turned) {
+                    Some(access) => self.copied(source, &place, access)?,
+                    None => self.contiguous(source, &place)?,
+                };
                 let whole = self.graph.view_access(id, &place.access);
                 whole.ok_or_else(|| self.graph.node(id).error("not a view of contiguous data"))?
             }
         };
         self.places.insert(id.output(0), BufferView { buffer: place.buffer, access });
         Ok(())
+    }
+
+    /// The order for a copy of a view's source that leaves neighbours in memory neighbours, if products alone read the view: its leading axes
+    /// come last. A row-major copy would transpose the source, and a product reads a transposed operand as well.
+    fn turned(&self, id: NodeId, source: &Access) -> Option<Access> {
+        let users = self.graph.users(id.output(0));
+        let multiplies = !users.is_empty() && users.iter().all(|&user| self.graph.node(user).op_name() == "MatMul");
+        let rank = source.shape.len();
+        let is_dense = |access: &Access, axis: usize| access.shape[axis] > 1 && access.strides[axis] == 1;
+        let inner = (0..rank).find(|&axis| is_dense(source, axis))?;
+        if !multiplies || !self.target.prefers_written_order() || inner + 1 == rank {
+            return None;
+        }
+        let order: Vec<usize> = (inner + 1..rank).chain(0..=inner).collect();
+        let mut back = vec![0; rank];
+        order.iter().enumerate().for_each(|(to, &from)| back[from] = to);
+        let shape: Shape = order.iter().map(|&axis| source.shape[axis]).collect();
+        let access = Access::contiguous(shape).permute(&back);
+        self.graph.view_access(id, &access).is_some().then_some(access)
     }
 
     /// The split batch axes of products of these values, if one value is read that way. A value that is split otherwise is copied.
