@@ -631,7 +631,8 @@ impl<'a> Importer<'a> {
         let value = self.folded(value)?;
         let Some(constant) = self.graph.as_constant(value) else {
             if declared.arity != Arity::Hint {
-                return Err(call.fail(self.not_constant(input, value)));
+                let known = self.not_constant(input, value);
+                return Err(call.fail(format!("{known}{}", ops::finds(&call.node.op_type))));
             }
             if self.unused_hints.insert(value) {
                 tracing::warn!(node = call.name, input, "not a constant: the plan follows from shapes instead");

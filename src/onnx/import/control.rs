@@ -144,7 +144,8 @@ impl<'a> Importer<'a> {
     pub(super) fn guarded(&mut self, named: Named) -> Result<Named> {
         let (Some(guard), Named::Tensor(value)) = (self.guard, &named) else { return Ok(named) };
         let dtype = self.graph.fact(*value).dtype;
-        if self.graph.as_constant(*value).is_some() || (dtype.is_float() && !self.model.trains) {
+        let is_known = self.graph.as_constant(*value).is_some() && !self.weights.contains(value);
+        if is_known || (dtype.is_float() && !self.model.trains) {
             return Ok(named);
         }
         if let Some(known) = self.guarded.get(&(*value, guard)) {
@@ -386,5 +387,43 @@ impl Trips {
         let number = importer.graph.constant(number);
         let counted = importer.step(call, &format!("{i}/counted"), "Less", &[number, count], Attrs::new())?;
         importer.both(call, &format!("{i}/running"), self.going, Holds::Decided(counted))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::autodiff::gradients;
+    use crate::dtype::DType;
+    use crate::onnx::{Model, import, text};
+    use crate::reference;
+    use crate::tensor::Tensor;
+    use std::path::Path;
+
+    /// The derivative of the root by its argument is infinite at 0.
+    #[test]
+    fn no_derivative_comes_through_a_branch_that_is_not_taken() {
+        let source =
+            "<ir_version: 9, opset_import: [\"\" : 20]> g (bool c, float[2] x) => (float loss) <float[2] w = {0, 0}> {
+            u = Mul (x, w)
+            y = If (c) <
+                then_branch = t () => (float[2] a) { r = Sqrt (u) a = Mul (r, w) },
+                else_branch = e () => (float[2] b) { b = Add (u, w) }
+            >
+            loss = ReduceSum <keepdims = 0> (y)
+        }";
+        let proto = text::parse(source, Path::new("test")).expect("the test's text is well-formed");
+        let mut graph = import(&Model::new(proto).with_weights(), &[]).expect("a graph");
+        let (loss, x) = (graph.outputs()[0].1, graph.inputs()[1]);
+        let all: Vec<_> = graph.order().expect("no cycles").into_iter().map(|node| node.output(0)).collect();
+        let w = all.into_iter().find(|&value| graph.value_name(value) == "w").expect("a weight");
+        let found = gradients(&mut graph, loss, &[x, w]).expect("derivatives");
+        for (name, value) in ["dx", "dw"].into_iter().zip(found) {
+            graph.output(name, value.expect("the loss depends on it"));
+        }
+        let inputs = [Tensor::from_f64(DType::Bool, [], &[0.0]), Tensor::from_f64(DType::F32, [2], &[3.0, -5.0])];
+        let outputs = reference::run(&graph, &inputs).expect("it runs");
+        let outputs: Vec<_> = outputs.iter().map(Tensor::to_f64).collect();
+        // Of the sum of x w + w.
+        assert_eq!(outputs, [vec![0.0], vec![0.0, 0.0], vec![4.0, -4.0]]);
     }
 }
