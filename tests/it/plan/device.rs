@@ -40,7 +40,9 @@ fn constants(plan: &Plan) -> Vec<Arc<Constant>> {
 /// When the results follow from what is dead, or a byte outside of its memory has changed.
 pub fn guarded(plan: &Plan) -> Option<Result<Vec<Vec<u8>>, String>> {
     let bytes: u64 = plan.segments.iter().map(|segment| segment.bytes.next_multiple_of(256)).sum();
-    if plan.target.family != Family::Cpu || bytes > MOST.0 || plan.target.threads > MOST.1 {
+    // A constant in a packed layout may have more elements than its buffer has room for.
+    let elements = plan.buffers.iter().map(|buffer| buffer.shape.numel() as u64).max().unwrap_or(0);
+    if plan.target.family != Family::Cpu || bytes.max(elements) > MOST.0 || plan.target.threads > MOST.1 {
         return None;
     }
     let mut lines = vec![GUARD; bytes as usize / 256 + 2 * LINES];
