@@ -465,13 +465,18 @@ impl<'a> Importer<'a> {
                     return Err(fail(format!("'{output}' is already another value's name")));
                 }
             }
-            if self.graph.len() > MAX_NODES {
-                return Err(fail(format!(
-                    "functions and loops let the graph grow beyond {MAX_NODES} nodes: expected fewer calls or iterations"
-                )));
-            }
+            self.has_room().map_err(fail)?;
         }
         Ok(())
+    }
+
+    /// Refuses a graph with more nodes than one may have.
+    fn has_room(&self) -> Result<(), String> {
+        ensure(self.graph.len() <= MAX_NODES, || {
+            format!(
+                "functions and loops let the graph grow beyond {MAX_NODES} nodes: expected fewer calls or iterations"
+            )
+        })
     }
 
     /// Pays for work that is repeated each time a function or a body is inlined.

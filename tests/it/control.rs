@@ -275,3 +275,24 @@ fn what_a_plan_has_no_room_for_is_refused() {
         "node 'y' (Loop): 'x' is f32[2] before iteration 0 and f32[4] after it: as the run decides how often it runs, expected one type and shape"
     );
 }
+
+/// A body without nodes, which turns the values around that it carries.
+#[test]
+fn iterations_are_bounded_by_what_they_carry() {
+    let list = |item: &dyn Fn(usize) -> String| (0..2000).map(item).collect::<Vec<_>>().join(", ");
+    let source = format!(
+        "g (bool c, {}) => (float[1] y0) <int64 m = {{8000}}> {{
+            {} = Loop (m, c, {}) <body = b (int64 i, bool go, {}) => (bool go, {}) {{ }}>
+        }}",
+        list(&|i| format!("float[1] x{i}")),
+        list(&|i| format!("y{i}")),
+        list(&|i| format!("x{i}")),
+        list(&|i| format!("float[1] s{i}")),
+        list(&|i| format!("float[1] s{}", (i + 1) % 2000)),
+    );
+    let found = refusal(&source, &[]);
+    assert_eq!(
+        found,
+        "node 'y0' (Loop): functions and loops let the graph grow beyond 262144 nodes: expected fewer calls or iterations"
+    );
+}

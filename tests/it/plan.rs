@@ -627,6 +627,9 @@ fn plans_corrupted_twice_are_refused_or_right() {
 /// layout changed, the results are the seed's.
 #[test]
 fn accepted_mutants_stay_within_their_memory() {
+    let mut early = chain();
+    early.steps.swap(0, 1);
+    assert!(matches!(device::guarded(&early), Some(Err(_))), "what is read before it is written shows");
     let (mut accepted, mut ran, mut alike) = (0, 0, 0);
     for seed in seeds() {
         let Some(expected) = device::guarded(&seed) else { continue };

@@ -251,6 +251,8 @@ impl<'a> Importer<'a> {
     ) -> Result<Vec<Named>> {
         let mut kept = Vec::with_capacity(new.len());
         for (at, (new, old)) in new.into_iter().zip(old).enumerate() {
+            // A body without nodes lets the graph grow, too.
+            self.has_room().map_err(|what| call.fail(what))?;
             let made = self.choose(&format!("{}/{i}/carried.{at}", call.name), running, [new, old])?;
             kept.push(made.map_err(|[new, old]| {
                 let name = call.node.input.get(2 + at).map_or("", String::as_str);
