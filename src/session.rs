@@ -70,7 +70,8 @@ pub struct Options {
     pub values: Vec<(String, Tensor)>,
     /// A safetensors file: its tensors are the elements of the initializers of a model's file that have their names.
     pub weights: Option<PathBuf>,
-    /// Named dims, each with an extent or a range of extents.
+    /// Named dims, each with an extent or a range of extents. `LOOP.trips` is the most iterations of a Loop, where the run decides how often
+    /// it runs.
     pub dims: Vec<(String, Extent)>,
     /// Number of CPU threads; 0 means one per core of the host.
     pub threads: usize,

@@ -28,7 +28,7 @@ pub(super) struct Model {
     #[arg(long, value_name = "FILE")]
     pub(super) weights: Option<PathBuf>,
     /// Give a named dim its extent. `plan`, `run` and `bench` also take a range, such as 1..64, which includes both ends. An input that is
-    /// given sets the dims of its shape, too.
+    /// given sets the dims of its shape, too. LOOP.trips=N bounds the iterations of a Loop of which the run decides how often it runs.
     #[arg(long = "set", value_name = "DIM=N", value_parser = binding)]
     pub(super) dims: Vec<(String, Extent)>,
     /// Keep a state on the device from one run to the next: an input that reads it, and the output that updates it. It begins as zeros. One

@@ -14,15 +14,19 @@ enum Dim {
     Open(String),
 }
 
-/// The name, type and bound shape of each input.
-pub(super) fn bind<'a>(inputs: &[&'a ValueInfoProto], given: &[(String, usize)]) -> Result<Vec<(&'a str, Fact)>> {
+/// The name, type and bound shape of each input. Dims may also bound `loops`.
+pub(super) fn bind<'a>(
+    inputs: &[&'a ValueInfoProto],
+    loops: BTreeSet<String>,
+    given: &[(String, usize)],
+) -> Result<Vec<(&'a str, Fact)>> {
     let mut values: BTreeMap<&str, usize> = BTreeMap::new();
     for (name, value) in given {
         if values.insert(name, *value).is_some_and(|old| old != *value) {
             return Err(Error::usage(format!("dim '{name}' is set twice, to different values")));
         }
     }
-    let mut known = BTreeSet::new();
+    let mut known = loops;
     let mut missing = BTreeSet::new();
     let mut facts = Vec::with_capacity(inputs.len());
     for input in inputs {
@@ -89,6 +93,20 @@ impl Model {
         self.open_inputs().filter(has).map(|input| input.name.as_str())
     }
 
+    /// The dims that bound loops: those of the graph, of functions, and of loops within loops.
+    pub(super) fn loops(&self) -> BTreeSet<String> {
+        let mut loops = BTreeSet::new();
+        let functions = self.proto.functions.iter().map(|function| &function.node);
+        let mut work: Vec<_> = self.proto.graph.iter().map(|graph| &graph.node).chain(functions).collect();
+        while let Some(nodes) = work.pop() {
+            for node in nodes {
+                loops.extend(trips_of(node).filter(|_| node.op_type == "Loop"));
+                work.extend(node.attribute.iter().filter_map(|attribute| attribute.g.as_ref()).map(|body| &body.node));
+            }
+        }
+        loops
+    }
+
     /// The graph's name.
     pub fn name(&self) -> &str {
         self.proto.graph.as_ref().map_or("", |g| &g.name)
@@ -132,6 +150,12 @@ impl Model {
         let declared = declared(self.open_inputs().find(|i| i.name == input)?).ok()?;
         (declared.1.len() != shape.len()).then(|| written(&declared))
     }
+}
+
+/// The dim that bounds the iterations of a loop: `name.trips`, where its first output may stand in for its name.
+pub(super) fn trips_of(node: &NodeProto) -> Option<String> {
+    let name = std::iter::once(&node.name).chain(&node.output).find(|name| !name.is_empty())?;
+    Some(format!("{name}.trips"))
 }
 
 /// True if a dim's text is one name, not a sum or product.

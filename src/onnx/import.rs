@@ -4,8 +4,8 @@
 //! computation into attributes. A node whose inputs are all constants is folded at once, so the shape arithmetic that
 //! exporters write is gone before the next node needs its result.
 //!
-//! Functions of the model are inlined. So are [bodies]: the taken branch of an `If`, and every iteration of a `Loop` or
-//! `Scan`. A [sequence] is a list of the graph's values; the graph itself has no sequences.
+//! Functions of the model are inlined. So are [bodies]: every iteration of a `Scan`, and what [control] leaves of an `If` or a `Loop`.
+//! A [sequence] is a list of the graph's values; the graph itself has no sequences.
 
 use super::Model;
 use super::dims::{bind, check_output};
@@ -27,6 +27,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use training::Initial;
 
 mod bodies;
+mod control;
 mod old;
 mod sequence;
 mod training;
@@ -112,6 +113,12 @@ struct Importer<'a> {
     bound: BTreeSet<String>,
     /// Inputs that are to be bound: their elements are given, and were needed.
     wanted: BTreeSet<String>,
+    /// The most iterations of loops, by the dims that bound them.
+    trips: HashMap<String, i64>,
+    /// The condition under which the nodes that are read now matter.
+    guard: Option<ValueId>,
+    /// Values as they are read under a guard, by value and guard.
+    guarded: HashMap<(ValueId, ValueId), ValueId>,
     /// Work that inlining may still do, in the units of [`MAX_WORK`].
     work_left: usize,
 }
@@ -225,6 +232,9 @@ impl<'a> Importer<'a> {
             weights: HashSet::new(),
             bound: BTreeSet::new(),
             wanted: BTreeSet::new(),
+            trips: HashMap::new(),
+            guard: None,
+            guarded: HashMap::new(),
             // Reading the whole file once is free.
             work_left: MAX_WORK + model.proto.encoded_len() / BYTES_PER_UNIT,
         }
@@ -307,7 +317,8 @@ impl<'a> Importer<'a> {
         self.initializers(proto, &initial, &mut scope)?;
         // Up to IR version 3, every initializer was listed as an input, too. The initializer is then the input's value.
         let inputs: Vec<_> = proto.input.iter().filter(|i| !scope.values.contains_key(i.name.as_str())).collect();
-        for (name, fact) in bind(&inputs, dims)? {
+        self.trips = dims.iter().map(|(dim, most)| (dim.clone(), i64::try_from(*most).unwrap_or(i64::MAX))).collect();
+        for (name, fact) in bind(&inputs, self.model.loops(), dims)? {
             let value = match self.model.values.iter().find(|(given, _)| given == name && self.bound.contains(name)) {
                 None => self.graph.input(name, fact),
                 Some((_, given)) => {
@@ -429,7 +440,11 @@ impl<'a> Importer<'a> {
             let fail = |what: String| Error::Node { node: name.clone(), op: full_name(node), what, file: None };
             let mut inputs = Vec::with_capacity(node.input.len());
             for input in &node.input {
-                let value = if input.is_empty() { Some(Named::Nothing) } else { scope.find(input) };
+                let value = match scope.values.get(input.as_str()) {
+                    _ if input.is_empty() => Some(Named::Nothing),
+                    Some(own) => Some(own.clone()),
+                    None => scope.find(input).map(|outer| self.guarded(outer)).transpose()?,
+                };
                 let Some(value) = value else {
                     let later = nodes.iter().enumerate().skip(index).find(|(_, n)| n.output.contains(input));
                     return Err(fail(match later {
@@ -450,13 +465,18 @@ impl<'a> Importer<'a> {
                     return Err(fail(format!("'{output}' is already another value's name")));
                 }
             }
-            if self.graph.len() > MAX_NODES {
-                return Err(fail(format!(
-                    "functions and loops let the graph grow beyond {MAX_NODES} nodes: expected fewer calls or iterations"
-                )));
-            }
+            self.has_room().map_err(fail)?;
         }
         Ok(())
+    }
+
+    /// Refuses a graph with more nodes than one may have.
+    fn has_room(&self) -> Result<(), String> {
+        ensure(self.graph.len() <= MAX_NODES, || {
+            format!(
+                "functions and loops let the graph grow beyond {MAX_NODES} nodes: expected fewer calls or iterations"
+            )
+        })
     }
 
     /// Pays for work that is repeated each time a function or a body is inlined.
@@ -537,7 +557,10 @@ impl<'a> Importer<'a> {
             attrs.set("num_outputs", outputs.len() as i64);
         }
         let outputs: Vec<_> = outputs.iter().map(String::as_str).collect();
-        self.look_up(op, &data, &attrs).map_err(|what| call.fail(what))?;
+        // Indices of what is not taken may be any.
+        if self.guard.is_none() {
+            self.look_up(op, &data, &attrs).map_err(|what| call.fail(what))?;
+        }
         self.add(op, call.name, &data, attrs, &outputs)
     }
 
@@ -613,7 +636,8 @@ impl<'a> Importer<'a> {
         let value = self.folded(value)?;
         let Some(constant) = self.graph.as_constant(value) else {
             if declared.arity != Arity::Hint {
-                return Err(call.fail(self.not_constant(input, value)));
+                let known = self.not_constant(input, value);
+                return Err(call.fail(format!("{known}{}", ops::finds(&call.node.op_type))));
             }
             if self.unused_hints.insert(value) {
                 tracing::warn!(node = call.name, input, "not a constant: the plan follows from shapes instead");

@@ -46,7 +46,7 @@ pub(super) static OPS: &[OpDef] = &[
     .attrs(CONV),
     OpDef::new(
         "QLinearMatMul",
-        "QuantizeLinear of the product of two DequantizeLinears; its sums are whole numbers in f32",
+        "QuantizeLinear of the product of two DequantizeLinears; its sums are whole numbers in f32, times (a_scale b_scale) / y_scale in f32",
         QLINEAR_MATRICES,
         |call| MATRICES.linear_infer(call),
         Eval::Tensor(|x, call| MATRICES.linear_eval(x, call)),
@@ -64,7 +64,7 @@ pub(super) static OPS: &[OpDef] = &[
     OpDef::new(
         "QLinearConv",
         "QuantizeLinear of the convolution of two DequantizeLinears plus an i32 bias; its sums are whole \
-         numbers in f32",
+         numbers in f32, times (x_scale w_scale) / y_scale in f32",
         QLINEAR,
         |call| FILTERS.linear_infer(call),
         Eval::Tensor(|x, call| FILTERS.linear_eval(x, call)),
@@ -222,8 +222,9 @@ impl Product {
         let (low, high) = fact.dtype.range();
         let y = sums.into_iter().zip(indices(&fact.shape)).map(|(sum, index)| {
             let value = |(values, access): &(&[f64], Access)| values[access.at(&index) as usize];
-            let scale = value(&x_scale) * value(&w_scale) / value(&y_scale);
-            ((sum * scale).round_ties_even() + value(&zero)).clamp(low, high)
+            let [x_scale, w_scale, y_scale] = [&x_scale, &w_scale, &y_scale].map(|scale| value(scale) as f32);
+            let scaled = sum as f32 * (x_scale * w_scale / y_scale);
+            (f64::from(scaled.round_ties_even()) + value(&zero)).clamp(low, high)
         });
         Ok(vec![y.collect()])
     }
@@ -235,7 +236,9 @@ impl Product {
         let spread = |(input, behind): (usize, usize)| spread_node(x[input].cast(DType::F32), behind);
         let [of_x, of_w, of_y] = self.scales(call);
         let (x_scale, w_scale, y_scale) = (spread(of_x)?, spread(of_w)?, spread(of_y)?);
-        let whole = (sum * (x_scale * w_scale / y_scale)).round();
+        // In this order, as ONNX Runtime has it: near a tie another one rounds to the other side. The sum, a whole number already, is rounded
+        // so that no scale moves into the weights, whose products would be whole no more.
+        let whole = (sum.round() * (x_scale * w_scale / y_scale)).round();
         let (low, high) = call.dtype(7).range();
         Ok(vec![(whole + spread((7, of_y.1))?).clip(low, high).cast(call.dtype(7))])
     }

@@ -94,6 +94,16 @@ pub fn find(name: &str) -> Option<&'static OpDef> {
     all().find(|op| op.name == name)
 }
 
+/// The end of the message that an input must be known, for operators whose results are as many as they find there.
+pub fn finds(name: &str) -> &'static str {
+    match name {
+        "Compress" | "NonMaxSuppression" | "NonZero" | "Unique" => {
+            "; how much it finds is a shape, which a plan has to know: let the model end before it, or choose by Where or TopK"
+        }
+        _ => "",
+    }
+}
+
 /// The reason why an ONNX operator has no row, and the remedy. Its shapes or effects are unknown before the run.
 pub fn unplannable(name: &str) -> Option<&'static str> {
     Some(match name {

@@ -6,7 +6,8 @@ use serde::{Deserialize, Serialize};
 /// The model's file that a plan was made of, and what shaped its graph. With both, the data of the plan's constants is found again.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Origin {
-    /// The hash of the file's content, without that of its external data.
+    /// The hash of the file's content. That has the names, the places and the sizes of external data, but not the elements: a plan is made without
+    /// them, and is the same on every machine. As those of another file of weights, they may be others when it runs.
     pub content: String,
     /// The extents that its named dims were given.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]

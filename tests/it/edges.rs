@@ -576,3 +576,52 @@ fn a_part_is_chosen_from_its_neighbour() {
         assert_eq!(found, [expected], "axis {axis}");
     }
 }
+
+/// Products of bytes as ONNX Runtime has them: whole sums, times the scales in this order, in f32. Other orders round ties to other sides, and
+/// weights that hold a scale make sums that are not whole.
+#[test]
+fn quantized_products_are_exact_at_ties() {
+    let (mut state, mut ties) = (1u64, 0);
+    let mut next = |below: u64| {
+        state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (state >> 33) % below
+    };
+    for case in 0..60 {
+        let (rows, terms, columns) = (5, 1 + next(24) as usize, 1 + next(5) as usize);
+        // Steps of 8 and of 10, so that half of the sums times 0.0625 x 0.1 are ties.
+        let mut bytes = |zero: i64, step: i64, count: usize| -> Vec<i64> {
+            (0..count).map(|_| zero + step * (next(15) as i64 - 7)).collect()
+        };
+        let (a, b) = (bytes(119, 8, rows * terms), bytes(128, 10, terms * columns));
+        let scales: [f32; 3] = [0.0625, [0.1, 0.3, 0.25][case % 3], [1.0, 1.7, 20.0, 0.7][case % 4]];
+        let list = |values: &[i64]| values.iter().map(i64::to_string).collect::<Vec<_>>().join(", ");
+        let sum =
+            |i: usize, j: usize| (0..terms).map(|k| (a[i * terms + k] - 119) * (b[k * columns + j] - 128)).sum::<i64>();
+        let mut expected = Vec::with_capacity(rows * columns);
+        for (i, j) in (0..rows).flat_map(|i| (0..columns).map(move |j| (i, j))) {
+            let scaled = sum(i, j) as f32 * (scales[0] * scales[1] / scales[2]);
+            ties += usize::from((scaled - scaled.floor() - 0.5).abs() < 1e-4 && scaled.abs() < 128.0);
+            expected.push((f64::from(scaled.round_ties_even()) + 100.0).clamp(0.0, 255.0));
+        }
+        let constants = format!(
+            "float s = {{{:?}}}, uint8 z = {{119}}, uint8[{terms}, {columns}] w = {{{}}}, float t = {{{:?}}}, uint8 v = {{128}}, float u = {{{:?}}}, uint8 o = {{100}}",
+            scales[0],
+            list(&b),
+            scales[1],
+            scales[2]
+        );
+        // The convolution has the columns as filters of one element, and the rows as positions.
+        let text = format!(
+            "g (uint8[{rows}, {terms}] x) => (uint8[{rows}, {columns}] y, uint8[{rows}, {columns}] c) <{constants}, int64[3] positions = {{1, {terms}, {rows}}}, int64[3] filters = {{{columns}, {terms}, 1}}, int64[2] matrix = {{{columns}, {rows}}}> {{
+                y = QLinearMatMul (x, s, z, w, t, v, u, o)
+                xt = Transpose (x)  xr = Reshape (xt, positions)  wt = Transpose (w)  wr = Reshape (wt, filters)
+                r = QLinearConv (xr, s, z, wr, t, v, u, o)
+                m = Reshape (r, matrix)  c = Transpose (m)
+            }}"
+        );
+        let x = a.iter().map(|&byte| byte as f64).collect::<Vec<_>>();
+        let found = outputs(&text, &[("x", Tensor::from_f64(DType::U8, [rows, terms], &x))]);
+        assert_eq!(found, [expected.clone(), expected], "case {case}");
+    }
+    assert!(ties > 100, "{ties} results are near ties");
+}

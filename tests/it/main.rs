@@ -18,6 +18,7 @@ mod ops;
 mod rows;
 
 // Files and graphs.
+mod control;
 mod edges;
 mod fuzz;
 mod hostile;

@@ -1,5 +1,6 @@
 //! The plan's checker: good plans pass, corrupted ones are refused or harmless, and nothing panics.
 
+mod device;
 mod mutate;
 mod run;
 
@@ -620,6 +621,39 @@ fn plans_corrupted_twice_are_refused_or_right() {
     }
     eprintln!("{tally:?}");
     assert!(tally.refused > 5000 && tally.equal > 50 && tally.changed > 100, "{tally:?}");
+}
+
+/// What the checker lets through runs on the CPU as it should: nothing outside of its memory changes, nothing dead is read, and where only the
+/// layout changed, the results are the seed's.
+#[test]
+fn accepted_mutants_stay_within_their_memory() {
+    let mut early = chain();
+    early.steps.swap(0, 1);
+    assert!(matches!(device::guarded(&early), Some(Err(_))), "what is read before it is written shows");
+    let (mut accepted, mut ran, mut alike) = (0, 0, 0);
+    for seed in seeds() {
+        let Some(expected) = device::guarded(&seed) else { continue };
+        let expected = expected.unwrap_or_else(|what| panic!("{}: {what}", seed.name));
+        for Mutant { kind, what, plan } in
+            mutate::mutants(&seed).into_iter().filter(|mutant| check(&mutant.plan).is_ok())
+        {
+            accepted += 1;
+            if run::ideal(&plan).is_none() {
+                continue;
+            }
+            let Some(found) = device::guarded(&plan) else { continue };
+            let found = found.unwrap_or_else(|error| panic!("{}: {what}: {error}", seed.name));
+            ran += 1;
+            if kind == Kind::Layout {
+                assert!(found == expected, "{}: {what}: computes something else", seed.name);
+                alike += 1;
+            }
+        }
+    }
+    eprintln!(
+        "{accepted} mutants of the CPU's plans are accepted, {ran} ran, {alike} of them with another layout alone"
+    );
+    assert!(ran > 500 && alike > 100, "of {accepted} mutants, {ran} ran, {alike} with another layout alone");
 }
 
 /// Puts something else in place of one value of a JSON document.

@@ -1,24 +1,19 @@
 //! Inlines operators that hold graphs, called bodies, in their attributes.
 //!
-//! An `If` becomes the nodes of the branch it takes. A `Loop` or `Scan` becomes the nodes of its body, once per iteration.
-//! The branch and the number of iterations must follow from shapes and constants. A `FlexAttention` becomes products, a softmax, and the
-//! nodes of the bodies that change its scores and its weights.
+//! [Control](super::control) inlines an `If` and a `Loop`. A `Scan` becomes the nodes of its body, once per iteration. A `FlexAttention`
+//! becomes products, a softmax, and the nodes of the bodies that change its scores and its weights.
 
 use super::sequence::Named;
 use super::*;
 use crate::constant::Constant;
 use crate::error::ensure;
-use crate::shape::Shape;
 use crate::tensor::Tensor;
 
 /// Their domains and names.
 pub(super) const OPERATORS: [(&str, &str); 4] = [("", "If"), ("", "Loop"), ("", "Scan"), (PREVIEW, "FlexAttention")];
 
-/// The most iterations of a loop.
-const MAX_ITERATIONS: i64 = 1 << 13;
-
 impl<'a> Call<'_, 'a> {
-    fn body(&self, key: &str) -> Result<&'a GraphProto> {
+    pub(super) fn body(&self, key: &str) -> Result<&'a GraphProto> {
         let body = self.attribute(key).and_then(|a| a.g.as_deref());
         body.ok_or_else(|| self.fail(format!("attribute '{key}': expected a graph, found none")))
     }
@@ -29,7 +24,7 @@ impl<'a> Call<'_, 'a> {
     }
 
     /// Appends each output of an iteration to its column: one part of an output that all iterations make together.
-    fn collect(&self, columns: &mut [Vec<ValueId>], outputs: impl Iterator<Item = Named>) -> Result<()> {
+    pub(super) fn collect(&self, columns: &mut [Vec<ValueId>], outputs: impl Iterator<Item = Named>) -> Result<()> {
         for (column, value) in columns.iter_mut().zip(outputs) {
             let Named::Tensor(value) = value else {
                 return Err(self.fail("expected a tensor from every iteration, found a sequence"));
@@ -41,14 +36,14 @@ impl<'a> Call<'_, 'a> {
 }
 
 /// A graph in an attribute, and the scope of its initializers, which all iterations share.
-struct Body<'n, 'a> {
+pub(super) struct Body<'n, 'a> {
     proto: &'a GraphProto,
     scope: Scope<'n, 'a>,
 }
 
 impl Body<'_, '_> {
     /// An empty column for each output after the first `before`, which no iteration collects.
-    fn columns(&self, call: &Call, before: usize) -> Result<Vec<Vec<ValueId>>> {
+    pub(super) fn columns(&self, call: &Call, before: usize) -> Result<Vec<Vec<ValueId>>> {
         let found = self.proto.output.len();
         let collected = found.checked_sub(before);
         let collected = collected
@@ -105,9 +100,9 @@ fn cast(dtype: DType) -> Attrs {
 }
 
 /// The axis that parts are stacked along, and the direction.
-struct Along {
-    axis: i64,
-    backwards: bool,
+pub(super) struct Along {
+    pub(super) axis: i64,
+    pub(super) backwards: bool,
 }
 
 impl<'a> Importer<'a> {
@@ -147,7 +142,14 @@ impl<'a> Importer<'a> {
     }
 
     /// Adds a node that is part of a call, and returns its output.
-    fn step(&mut self, call: &Call, name: &str, op: &str, inputs: &[ValueId], attrs: Attrs) -> Result<ValueId> {
+    pub(super) fn step(
+        &mut self,
+        call: &Call,
+        name: &str,
+        op: &str,
+        inputs: &[ValueId],
+        attrs: Attrs,
+    ) -> Result<ValueId> {
         if op == "Cast" && attrs.get("to") == Some(&Attr::Int(self.graph.fact(inputs[0]).dtype.onnx())) {
             return Ok(inputs[0]);
         }
@@ -184,87 +186,6 @@ impl<'a> Importer<'a> {
         let joined = [&[shape[0], shape[1] * times], rest].concat();
         let joined = Attrs::new().with("shape", &joined[..]).with("allowzero", 1);
         self.step(call, &format!("{name}.heads"), "Reshape", &[value], joined)
-    }
-
-    fn inline_if(&mut self, call: &Call<'_, 'a>) -> Result<Vec<Named>> {
-        let (1, Some(condition)) = (call.inputs.len(), call.tensor(0)?) else {
-            return Err(call.fail(format!("expected 1 input, found {}", call.inputs.len())));
-        };
-        let key = if self.is_true(call, "cond", condition)? { "then_branch" } else { "else_branch" };
-        let body = self.body(call, call.body(key)?)?;
-        self.inline(call, &body, format!("{}/", call.name), &[])
-    }
-
-    fn inline_loop(&mut self, call: &Call<'_, 'a>) -> Result<Vec<Named>> {
-        let body = self.body(call, call.body("body")?)?;
-        let limit = match call.tensor(0)? {
-            Some(limit) => self.number(call, "M", limit)?,
-            None => i64::MAX,
-        };
-        let mut going = match call.tensor(1)? {
-            Some(condition) => self.is_true(call, "cond", condition)?,
-            None => true,
-        };
-        let mut carried = call.inputs.get(2..).unwrap_or(&[]).to_vec();
-        let mut columns = body.columns(call, 1 + carried.len())?;
-        for i in 0.. {
-            if !going || i >= limit {
-                break;
-            }
-            ensure(i != MAX_ITERATIONS, || {
-                call.fail(format!("it runs more than {MAX_ITERATIONS} times: expected an 'M' or a 'cond' that ends it"))
-            })?;
-            let mut outputs = self.iteration(call, &body, i, &carried)?.into_iter();
-            going = match outputs.next() {
-                Some(Named::Tensor(condition)) => self.is_true(call, "cond", condition)?,
-                _ => return Err(call.fail("expected a body whose first output is a condition")),
-            };
-            carried = outputs.by_ref().take(carried.len()).collect();
-            call.collect(&mut columns, outputs)?;
-        }
-        let start = carried.len();
-        if columns.first().is_some_and(Vec::is_empty) && call.node.output.len() > start {
-            let empty = self.empty_columns(call, &body, columns, &carried)?;
-            carried.extend(empty);
-            return Ok(carried);
-        }
-        for (i, column) in columns.into_iter().enumerate() {
-            carried.push(self.stack_column(call, start + i, column, Along { axis: 0, backwards: false })?);
-        }
-        Ok(carried)
-    }
-
-    /// The collected outputs of a `Loop` that runs no iteration.
-    ///
-    /// They hold no parts, but have the type and the shape of the parts that a first iteration would make.
-    fn empty_columns(
-        &mut self,
-        call: &Call<'_, 'a>,
-        body: &Body<'_, 'a>,
-        mut columns: Vec<Vec<ValueId>>,
-        carried: &[Named],
-    ) -> Result<Vec<Named>> {
-        let outputs = self.iteration(call, body, 0, carried)?;
-        call.collect(&mut columns, outputs.into_iter().skip(1 + carried.len()))?;
-        let mut empty = Vec::with_capacity(columns.len());
-        for (i, part) in columns.concat().into_iter().enumerate() {
-            let Fact { dtype, shape } = self.graph.fact(part);
-            let shape: Shape = std::iter::once(0).chain(shape.iter().copied()).collect();
-            let name = call.scope.name(call.node.output.get(carried.len() + i).map_or("", String::as_str));
-            let none = Constant::new(name, Tensor::new(*dtype, shape, Vec::new())?);
-            empty.push(Named::Tensor(self.graph.constant(none)));
-        }
-        Ok(empty)
-    }
-
-    /// Inlines one iteration of a `Loop` and returns the outputs of its body.
-    fn iteration(&mut self, call: &Call<'_, 'a>, body: &Body<'_, 'a>, i: i64, carried: &[Named]) -> Result<Vec<Named>> {
-        let prefix = format!("{}/{i}/", call.name);
-        let number = Constant::new(format!("{prefix}i"), Tensor::from_i64([], &[i])?);
-        let condition = Constant::new(format!("{prefix}cond"), Tensor::from_f64(DType::Bool, [], &[1.0]));
-        let mut given = [number, condition].map(|constant| Named::Tensor(self.graph.constant(constant))).to_vec();
-        given.extend_from_slice(carried);
-        self.inline(call, body, prefix, &given)
     }
 
     /// Inlines a `Scan` as opset 8 had it: all inputs have a batch in front, and each of its elements is scanned on its own.
@@ -344,7 +265,7 @@ impl<'a> Importer<'a> {
     }
 
     /// Stacks one tensor per iteration into an output.
-    fn stack_column(
+    pub(super) fn stack_column(
         &mut self,
         call: &Call<'_, 'a>,
         output: usize,
@@ -363,7 +284,7 @@ impl<'a> Importer<'a> {
     }
 
     /// Adds the initializers of a body, once for all of its iterations.
-    fn body<'n>(&mut self, call: &'n Call<'n, 'a>, proto: &'a GraphProto) -> Result<Body<'n, 'a>> {
+    pub(super) fn body<'n>(&mut self, call: &'n Call<'n, 'a>, proto: &'a GraphProto) -> Result<Body<'n, 'a>> {
         let Scope { opset, depth, .. } = *call.scope;
         let inner = Scope::new(format!("{}/", call.name), opset, depth + 1);
         let mut scope = Scope { outer: Some(call.scope), ..inner };
@@ -374,7 +295,7 @@ impl<'a> Importer<'a> {
     }
 
     /// Adds the nodes of a body for these inputs, and returns the body's outputs.
-    fn inline(
+    pub(super) fn inline(
         &mut self,
         call: &Call<'_, 'a>,
         body: &Body<'_, 'a>,
@@ -396,16 +317,5 @@ impl<'a> Importer<'a> {
                 .ok_or_else(|| call.fail(format!("graph '{}': output '{}' is produced by no node", proto.name, o.name)))
         };
         proto.output.iter().map(output).collect()
-    }
-
-    /// The first element of a constant input.
-    fn number(&mut self, call: &Call<'_, 'a>, input: &str, value: ValueId) -> Result<i64> {
-        let numbers = self.numbers(input, value).map_err(|what| call.fail(what))?;
-        numbers.first().copied().ok_or_else(|| call.fail(format!("input '{input}': expected one element, found none")))
-    }
-
-    /// True if a constant condition is not 0.
-    fn is_true(&mut self, call: &Call<'_, 'a>, input: &str, value: ValueId) -> Result<bool> {
-        self.number(call, input, value).map(|n| n != 0)
     }
 }

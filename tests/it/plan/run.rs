@@ -161,7 +161,7 @@ fn store(dtype: DType, value: f64) -> Vec<u8> {
 }
 
 /// Values that the caller or the loader provides: small, different, and whole where they should be.
-fn given(dtype: DType, port: usize, element: usize, run: usize) -> f64 {
+pub fn given(dtype: DType, port: usize, element: usize, run: usize) -> f64 {
     let n = (element * 7 + port * 3 + run * 5) % 11;
     if dtype.is_float() { 0.25 * n as f64 - 1.0 } else { (n % 3) as f64 }
 }
