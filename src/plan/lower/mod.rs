@@ -87,6 +87,8 @@ struct Lowering<'a> {
     channels_last: HashMap<ValueId, bool>,
     /// Copies of values in the layout that a template wants.
     copies: HashMap<ValueId, BufferView>,
+    /// Copies of values in the order that a view wants, by where they lie and by direction.
+    view_copies: HashMap<(BufferIdx, Access, Access, bool), BufferView>,
     /// Per value that a template reads: the group that it applies to the elements itself.
     prologues: HashMap<ValueId, FusedPrologue>,
     /// Views that a template looks through.
@@ -115,6 +117,7 @@ pub fn lower(prepared: &Prepared, target: &Target, options: Options) -> Result<D
         destinations: HashMap::new(),
         channels_last: HashMap::new(),
         copies: HashMap::new(),
+        view_copies: HashMap::new(),
         prologues: HashMap::new(),
         passed: HashSet::new(),
         constants: HashMap::new(),

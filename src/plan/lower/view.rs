@@ -29,17 +29,28 @@ impl Lowering<'_> {
         let access = match self.decisions.if_found("view", id, seen) {
             Some(access) => access,
             None => {
-                let turned = self.turned(id, &place.access);
-                place = match self.decisions.if_found("turn", id, turned) {
-                    Some(access) => self.copied(source, &place, access)?,
-                    None => self.contiguous(source, &place)?,
-                };
+                place = self.copy_to_view(id, source, &place)?;
                 let whole = self.graph.view_access(id, &place.access);
                 whole.ok_or_else(|| self.graph.node(id).error("not a view of contiguous data"))?
             }
         };
         self.places.insert(id.output(0), BufferView { buffer: place.buffer, access });
         Ok(())
+    }
+
+    /// A copy of a view's source, of which strides can express the view. Views of one value in one direction of the computation share it.
+    fn copy_to_view(&mut self, id: NodeId, source: ValueId, place: &BufferView) -> Result<BufferView> {
+        let turned = self.turned(id, &place.access);
+        let turned = self.decisions.if_found("turn", id, turned);
+        let access = turned.unwrap_or_else(|| Access::contiguous(place.access.shape.clone()));
+        let key = (place.buffer, place.access.clone(), access.clone(), self.graph.is_backward(id));
+        let known = self.view_copies.get(&key).cloned();
+        if let Some(copy) = self.decisions.if_found("share", id, known) {
+            return Ok(copy);
+        }
+        let copy = self.copied(source, place, access)?;
+        self.view_copies.insert(key, copy.clone());
+        Ok(copy)
     }
 
     /// The order for a copy of a view's source that leaves neighbours in memory neighbours, if products alone read the view: its leading axes
