@@ -370,6 +370,11 @@ impl Target {
         self.family != Family::Cpu || dtype != DType::F64
     }
 
+    /// True if the target multiplies matrices of bytes, and sums the products in `i32`.
+    pub fn has_products_of_bytes(&self) -> bool {
+        self.family == Family::Cpu
+    }
+
     /// True if an attention's kernel reads a key once for all the queries that share it, so that repeated keys need no copies.
     pub fn shares_repeated_keys(&self) -> bool {
         self.family != Family::Cpu

@@ -114,6 +114,12 @@ impl Kernel {
         None
     }
 
+    /// The type of the core value: the core operands' own. Products of bytes are summed in `i32`.
+    pub fn core_dtype(&self) -> DType {
+        let dtype = self.reads[0].dtype;
+        if self.template == Template::MatMul && dtype.is_byte() { DType::I32 } else { dtype }
+    }
+
     /// The kernel's content as a text: equal kernels have equal texts.
     pub fn key(&self) -> String {
         serde_json::to_string(self).expect("a kernel has only finite numbers and text keys")

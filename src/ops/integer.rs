@@ -3,6 +3,7 @@
 //! An 8-bit integer minus its zero point is a whole number, and so are products of these. `f32` holds a sum of few
 //! such products exactly. So kernels of float products compute partial sums, which are added as `i32`.
 
+use super::linear::{lower_matmul, part_matmul};
 use super::quantize::{spread, spread_node};
 use super::{ensure, expect_dtype, expect_shape, expect_type_of, find, indices, output};
 use crate::dtype::DType;
@@ -17,7 +18,69 @@ const CONV: &[&str] = names![auto_pad dilations group kernel_shape pads strides]
 const QLINEAR: &[Input] = inputs![x x_scale x_zero_point w w_scale w_zero_point y_scale y_zero_point B?];
 const QLINEAR_MATRICES: &[Input] = inputs![a a_scale a_zero_point b b_scale b_zero_point y_scale y_zero_point];
 
+/// The row of an exact product of `u8` by `i8`, or of `i8` by `u8`.
+pub(crate) const PRODUCT_OF_BYTES: &str = "plimsoll.ProductOfBytes";
+/// The row of the exact sums of bytes along an axis.
+pub(crate) const SUMS_OF_BYTES: &str = "plimsoll.SumsOfBytes";
+/// The row of bytes of the other sign, at the same distance from the middle of their type.
+pub(crate) const OTHER_SIGN: &str = "plimsoll.OtherSign";
+
 pub(super) static OPS: &[OpDef] = &[
+    OpDef::new(
+        PRODUCT_OF_BYTES,
+        "The exact i32 product of matrices, one of u8 and the other one of i8: MatMulInteger without zero points",
+        inputs![A B],
+        |call| {
+            let fact = MATRICES.exact_infer(call)?;
+            let (a, b) = (call.dtype(0), call.dtype(1));
+            ensure(a != b, || format!("input 'B': expected the other one of u8 and i8 than input 'A', found {b}"))?;
+            Ok(fact)
+        },
+        Eval::Tensor(|x, call| MATRICES.exact_eval(x, call)),
+        Lower::Template(lower_matmul),
+    )
+    .sample(|s| s.input(DType::U8, &[2, 3, 5], 0.0, 255.0).input(DType::I8, &[5, 4], -128.0, 127.0))
+    .part(part_matmul),
+    OpDef::new(
+        SUMS_OF_BYTES,
+        "The i32 sums of u8 or i8 along `axis`, which stays with extent 1",
+        inputs![X],
+        |call| {
+            expect_dtype(call, 0, "u8 or i8", DType::is_byte)?;
+            let mut shape = call.shape(0).clone();
+            shape[call.axis("axis", -1, call.shape(0))?] = 1;
+            output(DType::I32, shape)
+        },
+        Eval::Tensor(|x, call| {
+            let axis = call.axis("axis", -1, call.shape(0))?;
+            let (extent, inner) = (call.shape(0)[axis], call.shape(0)[axis + 1..].iter().product::<usize>());
+            let sums = x[0]
+                .chunks((extent * inner).max(1))
+                .flat_map(|block| (0..inner).map(move |i| block.iter().skip(i).step_by(inner).sum::<f64>()));
+            Ok(vec![sums.collect()])
+        }),
+        Lower::Decompose(|_, call, x| {
+            let axis = call.axis("axis", -1, call.shape(0))?;
+            Ok(vec![x[0].cast(DType::I32).reduce_sum(&[axis as i64], true)])
+        }),
+    )
+    .sample(|s| s.input(DType::U8, &[3, 5, 2], 0.0, 255.0).attr("axis", 1))
+    .attrs(names![axis]),
+    OpDef::new(
+        OTHER_SIGN,
+        "u8 less 128 as i8, or i8 plus 128 as u8",
+        inputs![X],
+        |call| output(other_sign(expect_dtype(call, 0, "u8 or i8", DType::is_byte)?).0, call.shape(0).clone()),
+        Eval::Tensor(|x, call| {
+            let (_, by) = other_sign(call.dtype(0));
+            Ok(vec![x[0].iter().map(|x| x + by).collect()])
+        }),
+        Lower::Decompose(|_, call, x| {
+            let (to, by) = other_sign(call.dtype(0));
+            Ok(vec![(x[0].cast(DType::I32) + by).cast(to)])
+        }),
+    )
+    .sample(|s| s.input(DType::U8, &[3, 5], 0.0, 255.0)),
     OpDef::new(
         "MatMulInteger",
         "The exact i32 product of matrices of u8 or i8 less their zero points, which may differ per row of \
@@ -80,6 +143,11 @@ pub(super) static OPS: &[OpDef] = &[
     })
     .attrs(CONV),
 ];
+
+/// The other one of `u8` and `i8`, and the difference of its values.
+fn other_sign(dtype: DType) -> (DType, f64) {
+    if dtype == DType::U8 { (DType::I8, -128.0) } else { (DType::U8, 128.0) }
+}
 
 /// A product of integers, computed by the row of the float product.
 struct Product {

@@ -170,7 +170,7 @@ fn eval_matmul(inputs: &Args<&[f64]>, call: &Call) -> OpResult<Vec<Vec<f64>>> {
 
 /// Rows of the product depend on rows of A, columns on columns of B, and matrices on the matrices of both at the same
 /// batch index.
-fn part_matmul(call: &Call, axis: usize, _: usize) -> Option<Part> {
+pub(super) fn part_matmul(call: &Call, axis: usize, _: usize) -> Option<Part> {
     let (a, b) = (call.shape(0), call.shape(1));
     let p = Product::new(call).ok()?;
     let of_batch = |operand: &Shape| {
@@ -184,7 +184,7 @@ fn part_matmul(call: &Call, axis: usize, _: usize) -> Option<Part> {
     }
 }
 
-fn lower_matmul(call: &Call, at: &[Access]) -> OpResult<TemplateCall> {
+pub(super) fn lower_matmul(call: &Call, at: &[Access]) -> OpResult<TemplateCall> {
     let p = Product::new(call)?;
     let matrix = |access: &Access, promoted: [usize; 2], shape: Shape| match access.shape.len() {
         1 => access.reshape(&promoted.into()).expect("a unit axis needs no copy").broadcast(&shape),

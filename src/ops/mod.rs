@@ -11,6 +11,7 @@ pub(crate) use attention::keys_seen;
 pub(crate) use compose::constant as made_constant;
 pub(crate) use heads::{PAST as KEYS, key_room};
 pub(crate) use index::{from_start, tuples};
+pub(crate) use integer::{OTHER_SIGN, PRODUCT_OF_BYTES, SUMS_OF_BYTES};
 pub(crate) use layout::spans;
 pub(crate) use norm::softmax_axes;
 pub(crate) use random::{dropout, dropped, ratio};

@@ -5,6 +5,7 @@ use crate::constant::Constant;
 use crate::error::Result;
 use crate::graph::{Decomposer, Graph};
 use crate::op::{Arity, Attrs, Call, Lower, NodeId, OpDef, ValueId, build};
+use crate::ops::PRODUCT_OF_BYTES;
 use crate::shape::Shape;
 use crate::tensor::Tensor;
 
@@ -14,6 +15,7 @@ pub fn run(graph: &mut Graph, context: &Context) -> Result<()> {
     let most = (context.target.max_bindings as usize).saturating_sub(2).max(2);
     for id in graph.order()? {
         divide(graph, id, most, context)?;
+        multiply_bytes(graph, id, context)?;
     }
     graph.sweep();
     loop {
@@ -72,6 +74,18 @@ fn multiply(graph: &mut Graph, id: NodeId, context: &Context) -> Result<()> {
     });
     let values = made.map_err(|what| node.error(what))?;
     graph.replace(id.output(0), values[0]);
+    Ok(())
+}
+
+/// Writes a product of bytes as one of whole floats if the target has no other kernels for it.
+fn multiply_bytes(graph: &mut Graph, id: NodeId, context: &Context) -> Result<()> {
+    if graph.node(id).op_name() != PRODUCT_OF_BYTES || context.target.has_products_of_bytes() {
+        return Ok(());
+    }
+    let (name, operands) = (graph.node(id).name.clone(), graph.operands(id));
+    graph.insert_at(id);
+    let value = context.add(graph, &name, "MatMulInteger", &operands, Attrs::new())?;
+    graph.replace(id.output(0), value);
     Ok(())
 }
 

@@ -15,6 +15,7 @@ use std::sync::Arc;
 mod align;
 pub mod attention;
 mod bind;
+mod bytes;
 pub mod chunk;
 mod decompose;
 mod filters;
@@ -146,6 +147,8 @@ pub enum When {
 
 /// The pipeline, in order.
 pub const PASSES: &[(&str, Pass, When)] = &[
+    // Weights that are folded to floats are bytes no more.
+    ("bytes", bytes::run, When::Always),
     ("fold", fold::run, When::Always),
     ("simplify", simplify::run, When::Always),
     ("filters", filters::run, When::Always),
@@ -179,9 +182,9 @@ pub fn run(mut graph: Graph, context: &Context) -> Result<Prepared> {
         let span = tracing::debug_span!("pass", name).entered();
         pass(&mut graph, context)?;
         graph.verify()?;
-        // Behind the first pass, which folds, what is added to indices is a constant. Later ones may add other inputs to the nodes that take
+        // Behind the first pass that folds, what is added to indices is a constant. Later ones may add other inputs to the nodes that take
         // them, or turn these nodes into views.
-        if indexes.is_none() {
+        if indexes.is_none() && *name == "fold" {
             indexes = Some(indexes::find(&mut graph)?);
         }
         tracing::debug!(nodes = graph.len(), "done");

@@ -1,7 +1,7 @@
 //! Attention, a strip of query rows at a time: products, scores, softmax and the weighted sum stay in a thread's own memory.
 
 use super::block::Repr;
-use super::gemm::{Gemm, Matrix, Out, Tile, View, pack_b};
+use super::gemm::{Elements, Gemm, Matrix, Out, Tile, View, pack_b};
 use super::math;
 use super::nest::{Motion, Nest};
 use super::operands::Operands;
@@ -151,6 +151,7 @@ impl Attention {
             m: rows,
             n,
             k: d,
+            elements: Elements::Floats,
             a: Matrix::Strided(self.view(strip.args, strip.at, 0, strip.rows.start)),
             b: self.right(strip, 1, buffers.keys),
             c: Out::Strided { ptr: buffers.scores.as_mut_ptr(), rs: n as isize, cs: 1 },
@@ -187,6 +188,7 @@ impl Attention {
             m: rows,
             n: e,
             k: n,
+            elements: Elements::Floats,
             a: Matrix::Strided(View { ptr: buffers.scores.as_ptr(), rs: n as isize, cs: 1 }),
             b: self.right(strip, 2, buffers.values),
             c: if direct { to } else { Out::Epilogue },

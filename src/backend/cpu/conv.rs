@@ -9,7 +9,7 @@
 //!
 //! Nothing here allocates. Results do not depend on how the work is split.
 
-use super::gemm::{self, Gemm, Grid, Matrix, Out, Produce, Tile, View};
+use super::gemm::{self, Elements, Gemm, Grid, Matrix, Out, Produce, Tile, View};
 use super::moves;
 use super::prologue::Bound;
 use super::simd::{Isa, Lanes, Plain, per_isa};
@@ -193,7 +193,8 @@ impl Conv {
             };
             let strided = |(ptr, stride)| Out::Strided { ptr, rs: stride as isize, cs: 1 };
             let c = to.map_or(Out::Epilogue, strided);
-            let gemm = Gemm { m, n, k, a: Matrix::Packed(weights), b, c, accumulate: false };
+            let gemm =
+                Gemm { m, n, k, elements: Elements::Floats, a: Matrix::Packed(weights), b, c, accumulate: false };
             let mut relay = |tile: Tile| {
                 epilogue(image, Tile { rows: first + tile.rows.start..first + tile.rows.end, ..tile });
             };
@@ -206,7 +207,16 @@ impl Conv {
                 None if pointwise => Matrix::Strided(pixels),
                 None => Matrix::Produced(&patches),
             };
-            let gemm = Gemm { m, n, k, a, b: Matrix::Packed(weights), c: Out::Epilogue, accumulate: false };
+            let gemm = Gemm {
+                m,
+                n,
+                k,
+                elements: Elements::Floats,
+                a,
+                b: Matrix::Packed(weights),
+                c: Out::Epilogue,
+                accumulate: false,
+            };
             let (space, transposed) = workspace.split_at_mut(gemm::workspace_bytes(m, n, k, false, true, false) / 4);
             let mut relay = |tile: Tile| {
                 let (channels, positions) = (tile.cols.len(), tile.rows.len());
@@ -585,6 +595,7 @@ impl ConvTranspose {
                     m: channels * taps,
                     n: images.len() * positions,
                     k: inputs,
+                    elements: Elements::Floats,
                     a: Matrix::Packed(weights.wrapping_add(channel * taps * inputs)),
                     b: if images.len() > 1 { Matrix::Produced(&columns) } else { Matrix::Strided(view) },
                     c: Out::Epilogue,

@@ -26,17 +26,18 @@ use super::simd::{Isa, Level, transpose};
 use crate::kernel::cpu::gemm::*;
 pub use crate::kernel::cpu::gemm::{PANEL_COLS, PANEL_ROWS, packed_a_bytes, packed_b_bytes, workspace_bytes};
 #[cfg(target_arch = "x86_64")]
-use kernels::{AVX2, AVX512};
-use kernels::{Block, Kernels, PORTABLE, Panels, Slab};
-use pack::{pack_a_block, pack_b_block};
+use kernels::{AVX2, AVX2_BYTES, AVX512, AVX512_BYTES, VNNI_BYTES};
+use kernels::{Block, Kernels, PORTABLE, PORTABLE_BYTES, Panels, Slab};
+use pack::{pack_a_block, pack_b_block, pack_words};
 use std::ops::Range;
 
+mod bytes;
 mod grid;
 mod kernels;
 mod pack;
 
 pub use grid::Grid;
-pub use pack::{View, pack_a, pack_b};
+pub use pack::{Bytes, View, pack_a, pack_b};
 pub(super) use pack::{pack_panel, pack_reversed};
 
 /// An operand: the left one, `m` by `k`, or the right one, `k` by `n`.
@@ -51,6 +52,20 @@ pub enum Matrix<'a> {
     Produced(&'a dyn Produce),
     /// Packed block by block into the workspace, and there rewritten by a function.
     Changed(View, &'a dyn Change),
+    /// Bytes, packed block by block into the workspace, four along `k` in each element.
+    Bytes(Bytes),
+}
+
+/// The elements of the operands. Everything here moves elements of 4 bytes; their products are what differs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Elements {
+    /// One `f32`, and sums in `f32`.
+    Floats,
+    /// Four bytes that follow one another along `k`, zeros behind its end, and sums in `i32`. One operand is of `u8`, the other of `i8`.
+    Bytes {
+        /// True if the left operand is the one of `u8`.
+        left_unsigned: bool,
+    },
 }
 
 /// An operand that is computed when needed.
@@ -128,8 +143,10 @@ pub struct Gemm<'a> {
     pub m: usize,
     /// Columns of `B` and `C`.
     pub n: usize,
-    /// Columns of `A`, rows of `B`. With `k == 0` the product is zero.
+    /// Columns of `A`, rows of `B`, counted in elements of 4 bytes. With `k == 0` the product is zero.
     pub k: usize,
+    /// The operands' elements.
+    pub elements: Elements,
     /// Left operand.
     pub a: Matrix<'a>,
     /// Right operand.
@@ -181,13 +198,7 @@ impl Gemm<'_> {
         );
         let (a_space, rest) = workspace.split_at_mut(layout.a_len);
         let (b_space, c_space) = rest.split_at_mut(layout.b_len);
-        let kernels = match isa.level() {
-            #[cfg(target_arch = "x86_64")]
-            Level::Avx512 => &AVX512,
-            #[cfg(target_arch = "x86_64")]
-            Level::Avx2 => &AVX2,
-            Level::Portable => &PORTABLE,
-        };
+        let kernels = kernels(isa, self.elements);
         let mut work = Work { isa, kernels, depth: layout.depth, sweep: layout.sweep, a_space, b_space };
         let (height, width) = layout.tile;
         for row in rows.clone().step_by(height.max(1)) {
@@ -292,7 +303,7 @@ impl Gemm<'_> {
         match self.b {
             Matrix::Packed(_) => false,
             Matrix::Strided(b) => !(b.cs == 1 && self.m <= IN_PLACE_ROWS),
-            Matrix::Produced(_) | Matrix::Changed(..) => true,
+            Matrix::Produced(_) | Matrix::Changed(..) | Matrix::Bytes(_) => true,
         }
     }
 
@@ -315,6 +326,10 @@ impl Gemm<'_> {
                     pack_a_block(a, rows.clone(), k.clone(), space.as_mut_ptr());
                     let part = Part { k, lanes: rows, width: PANEL_ROWS, padded: false };
                     change.change(isa, part, space.as_mut_ptr());
+                    packed
+                }
+                Matrix::Bytes(a) => {
+                    pack_words(a, rows, k, (PANEL_ROWS, false), space.as_mut_ptr());
                     packed
                 }
                 Matrix::Produced(a) => {
@@ -371,6 +386,11 @@ impl Gemm<'_> {
                     change.change(isa, Part { k, lanes: cols, width: PANEL_COLS, padded: true }, space);
                     packed
                 }
+                Matrix::Bytes(b) => {
+                    let columns = Bytes { rs: b.cs, cs: b.rs, ..b };
+                    pack_words(columns, cols, k, (PANEL_COLS, true), space);
+                    packed
+                }
                 Matrix::Produced(b) => {
                     for col in cols.clone().step_by(PANEL_COLS) {
                         let lanes = col..cols.end.min(col + PANEL_COLS);
@@ -380,6 +400,23 @@ impl Gemm<'_> {
                 }
             }
         }
+    }
+}
+
+/// The innermost kernels of an instruction set.
+fn kernels(isa: Isa, elements: Elements) -> &'static Kernels {
+    let (floats, bytes): (&'static Kernels, &'static [Kernels; 2]) = match isa.level() {
+        #[cfg(target_arch = "x86_64")]
+        Level::Avx512Vnni => (&AVX512, &VNNI_BYTES),
+        #[cfg(target_arch = "x86_64")]
+        Level::Avx512 => (&AVX512, &AVX512_BYTES),
+        #[cfg(target_arch = "x86_64")]
+        Level::Avx2 => (&AVX2, &AVX2_BYTES),
+        Level::Portable => (&PORTABLE, &PORTABLE_BYTES),
+    };
+    match elements {
+        Elements::Floats => floats,
+        Elements::Bytes { left_unsigned } => &bytes[usize::from(left_unsigned)],
     }
 }
 

@@ -1,7 +1,7 @@
 //! Matrix products: a batch loop around [`Gemm`], with the body as its epilogue.
 
 use super::block::Repr;
-use super::gemm::{Gemm, Grid, Matrix, Out, Tile, View};
+use super::gemm::{Bytes, Elements, Gemm, Grid, Matrix, Out, Tile, View};
 use super::nest::Nest;
 use super::operands::Operands;
 use super::prologue::{Prologue, Space};
@@ -18,6 +18,7 @@ use crate::shape::Access;
 pub struct MatMul {
     isa: Isa,
     product: Product,
+    elements: Elements,
     /// Over matrices: left, right, destination, then the operands of the epilogue and of the prologues; in bytes.
     nest: Nest,
     /// Elements per row and per column of left, right and destination.
@@ -35,15 +36,19 @@ pub struct MatMul {
 impl MatMul {
     /// Compiles a matrix product.
     pub fn new(kernel: &Kernel, isa: Isa, threads: usize) -> Result<MatMul, String> {
-        if kernel.reads[..2].iter().any(|r| r.dtype != DType::F32) {
-            return Err("a matrix product of other than f32".into());
-        }
+        let (elements, core) = match [0, 1].map(|o| kernel.reads[o].dtype) {
+            [DType::F32, DType::F32] => (Elements::Floats, Repr::F32),
+            [DType::U8, DType::I8] => (Elements::Bytes { left_unsigned: true }, Repr::I32),
+            [DType::I8, DType::U8] => (Elements::Bytes { left_unsigned: false }, Repr::I32),
+            [a, b] => return Err(format!("a matrix product of {a} and {b}")),
+        };
         let product = Product::new(kernel);
         let (rank, write) = (kernel.shape.len(), kernel.reads.len());
-        let operands = Operands::new(kernel, std::slice::from_ref(&kernel.body), Some(Repr::F32))?;
+        let operands = Operands::new(kernel, std::slice::from_ref(&kernel.body), Some(core))?;
         let unit = [packed_a_bytes(product.m, product.k), packed_b_bytes(product.k, product.n)];
-        let unit = [0, 1].map(|o| if product.packed[o] { unit[o] as isize } else { 4 });
-        let start = [0, 1].map(|o| if product.packed[o] { 0 } else { 4 * kernel.reads[o].access.offset });
+        let element = kernel.reads[0].dtype.size() as isize;
+        let unit = [0, 1].map(|o| if product.packed[o] { unit[o] as isize } else { element });
+        let start = [0, 1].map(|o| if product.packed[o] { 0 } else { element * kernel.reads[o].access.offset });
         let out = &kernel.writes[0];
         let size = out.dtype.size() as isize;
         let mut nest = Nest {
@@ -85,7 +90,7 @@ impl MatMul {
         let grid = Grid::new(product.m, product.n, pieces.div_ceil(count.max(1)));
         let items = count * grid.len();
         let workspace = Workspace::new(kernel, threads, pieces.min(items))?;
-        Ok(MatMul { isa, product, nest, steps, prologues, epilogue, write, grid, items, workspace })
+        Ok(MatMul { isa, product, elements, nest, steps, prologues, epilogue, write, grid, items, workspace })
     }
 }
 
@@ -122,16 +127,16 @@ impl Compiled for MatMul {
                 let (prologue, first) = self.prologues[o].as_ref()?;
                 Some(prologue.bind(args, &at[*first..], lent[o]?))
             });
-            let a = match &bound[0] {
-                Some(prologue) => Matrix::Changed(view(0), prologue),
-                None if packed[0] => Matrix::Packed(view(0).ptr),
-                None => Matrix::Strided(view(0)),
+            let matrix = |o: usize| match (&bound[o], self.elements) {
+                (Some(prologue), _) => Matrix::Changed(view(o), prologue),
+                (None, _) if packed[o] => Matrix::Packed(view(o).ptr),
+                (None, Elements::Floats) => Matrix::Strided(view(o)),
+                (None, Elements::Bytes { .. }) => {
+                    let View { ptr, rs, cs } = view(o);
+                    Matrix::Bytes(Bytes { ptr: ptr.cast(), rs, cs, depth: self.product.depth })
+                }
             };
-            let b = match &bound[1] {
-                Some(prologue) => Matrix::Changed(view(1), prologue),
-                None if packed[1] => Matrix::Packed(view(1).ptr),
-                None => Matrix::Strided(view(1)),
-            };
+            let (a, b) = (matrix(0), matrix(1));
             let (rs, cs) = self.steps[2];
             // A single column has any step.
             let to = Out::Strided { ptr: args.at(self.write, at[2]).cast(), rs, cs: if n == 1 { 1 } else { cs } };
@@ -142,7 +147,7 @@ impl Compiled for MatMul {
                     unsafe { epilogue.apply(args, &at[3..], &tile, mem, bases) }
                 }
             };
-            let gemm = Gemm { m, n, k, a, b, c, accumulate: false };
+            let gemm = Gemm { m, n, k, elements: self.elements, a, b, c, accumulate: false };
             // SAFETY: operands were checked to span their memory, and items cover disjoint parts of the result.
             unsafe { gemm.run(self.isa, rows, cols, workspace, &mut finish) }
             if part + 1 == self.grid.len() {

@@ -11,6 +11,9 @@ pub(super) enum Level {
     /// AVX-512 F, BW, DQ, VL: 32 registers of 16 floats, with masks.
     #[cfg(target_arch = "x86_64")]
     Avx512,
+    /// The same with VNNI, which adds up products of bytes.
+    #[cfg(target_arch = "x86_64")]
+    Avx512Vnni,
 }
 
 /// An instruction set that this machine has. Only a query of the CPU makes one, so a value of this type is the proof that kernels for
@@ -29,7 +32,7 @@ impl Isa {
             use std::is_x86_feature_detected as has;
             if has!("avx2") && has!("fma") && has!("bmi2") {
                 if has!("avx512f") && has!("avx512bw") && has!("avx512dq") && has!("avx512vl") {
-                    return Isa(Level::Avx512);
+                    return Isa(if has!("avx512vnni") { Level::Avx512Vnni } else { Level::Avx512 });
                 }
                 return Isa(Level::Avx2);
             }
@@ -46,11 +49,13 @@ impl Isa {
             Level::Avx2,
             #[cfg(target_arch = "x86_64")]
             Level::Avx512,
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx512Vnni,
         ];
         all.into_iter().map(Isa).filter(move |isa| *isa <= best)
     }
 
-    /// `"portable"`, `"avx2"` or `"avx512"`.
+    /// `"portable"`, `"avx2"`, `"avx512"` or `"avx512-vnni"`.
     pub fn name(self) -> &'static str {
         match self.0 {
             Level::Portable => "portable",
@@ -58,6 +63,8 @@ impl Isa {
             Level::Avx2 => "avx2",
             #[cfg(target_arch = "x86_64")]
             Level::Avx512 => "avx512",
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx512Vnni => "avx512-vnni",
         }
     }
 
@@ -316,7 +323,7 @@ macro_rules! per_isa {
             unsafe {
                 match isa.level() {
                     #[cfg(target_arch = "x86_64")]
-                    simd::Level::Avx512 => avx512($($arg),*),
+                    simd::Level::Avx512 | simd::Level::Avx512Vnni => avx512($($arg),*),
                     #[cfg(target_arch = "x86_64")]
                     simd::Level::Avx2 => avx2($($arg),*),
                     _ => $body::<simd::Plain>($($arg),*),

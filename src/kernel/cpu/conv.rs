@@ -1,7 +1,8 @@
 //! The shapes of convolutions on the CPU: which way they are computed, and what packed weights and workspaces take.
 
-use super::gemm::{self, PANEL_COLS, PANEL_ROWS, Plain};
+use super::gemm::{self, Form, Plain};
 use super::window::Window;
+use crate::dtype::DType;
 use crate::kernel::algorithm::Way;
 use std::ops::Range;
 
@@ -116,13 +117,16 @@ impl Conv {
     pub fn pack(&self, from: Plain, start: isize, to: &mut [u8]) {
         let (m, n, k) = self.product();
         let outputs = self.out_channels / self.groups;
+        let [left, right] = [0, 1].map(|operand| Form::of(operand, DType::F32));
         let size = (self.packed_weight_bytes() / self.groups).max(1);
         for (group, to) in to.chunks_exact_mut(size).enumerate() {
             let start = start + (group * outputs * k) as isize;
             match self.way {
-                Way::Depthwise => gemm::pack_lines(from, start, (1, 0), (to.len() / 4, 1), 1, false, to),
-                Way::WeightsLeft => gemm::pack_lines(from, start, (m, k as isize), (k, 1), PANEL_ROWS, false, to),
-                Way::WeightsRight => gemm::pack_lines(from, start, (n, k as isize), (k, 1), PANEL_COLS, true, to),
+                Way::Depthwise => {
+                    gemm::pack_lines(from, start, (1, 0), (to.len() / 4, 1), Form { unit: 1, ..left }, to)
+                }
+                Way::WeightsLeft => gemm::pack_lines(from, start, (m, k as isize), (k, 1), left, to),
+                Way::WeightsRight => gemm::pack_lines(from, start, (n, k as isize), (k, 1), right, to),
                 Way::WholeBatch => {}
             }
         }
@@ -204,7 +208,7 @@ impl ConvTranspose {
                 let (block, after) = to.split_at_mut(gemm::packed_a_bytes(rows, inputs));
                 let start = start + ((group * inputs * outputs + first) * taps) as isize;
                 let step = (outputs * taps) as isize;
-                gemm::pack_lines(from, start, (rows, 1), (inputs, step), PANEL_ROWS, false, block);
+                gemm::pack_lines(from, start, (rows, 1), (inputs, step), Form::of(0, DType::F32), block);
                 to = after;
             }
         }

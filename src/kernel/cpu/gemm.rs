@@ -1,5 +1,6 @@
 //! How a matrix product on the CPU is cut into blocks, and what its packed operands and workspace take.
 
+use crate::dtype::DType;
 use std::ops::Range;
 
 /// Rows per panel of packed `A`. Ranges of rows start at a multiple of it.
@@ -18,6 +19,14 @@ pub(crate) const IN_PLACE_ROWS: usize = 2 * PANEL_ROWS;
 /// A block of `B` of up to this many floats stays in the L1 cache.
 pub(crate) const SHALLOW: usize = 2 * PANEL_COLS * DEPTH;
 
+/// Terms of a sum of products of `u8` and `i8` up to which it is exact in `i32`.
+pub const MOST_TERMS: usize = 1 << 16;
+
+/// Elements along `k` that make one element of 4 bytes of a packed operand: four bytes, or one number of 4 bytes.
+pub fn together(dtype: DType) -> usize {
+    if dtype.is_byte() { 4 } else { 1 }
+}
+
 /// Bytes of a packed `m` by `k` left operand.
 pub fn packed_a_bytes(m: usize, k: usize) -> usize {
     4 * m * k
@@ -28,68 +37,98 @@ pub fn packed_b_bytes(k: usize, n: usize) -> usize {
     4 * n.next_multiple_of(PANEL_COLS) * k
 }
 
-/// Packs `lines`: rows of a left operand, or columns of a right one. A panel has `unit` lines side by side, element by element of their
-/// `depth`. Both come with their step in the source, which starts at element `start`. The last panel is narrower, or `padded` with zeros.
+/// The layout of a packed operand: panels of some lines, which are rows of a left operand or columns of a right one.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Form {
+    /// Lines of a panel.
+    pub unit: usize,
+    /// The last panel is padded with zeros, rather than narrower.
+    pub padded: bool,
+    /// Elements of a line that stand [together] in 4 bytes.
+    pub together: usize,
+}
+
+impl Form {
+    /// The form of the left or of the right operand of a product.
+    pub fn of(operand: usize, dtype: DType) -> Form {
+        let together = together(dtype);
+        match operand {
+            0 => Form { unit: PANEL_ROWS, padded: false, together },
+            _ => Form { unit: PANEL_COLS, padded: true, together },
+        }
+    }
+
+    /// Bytes of an element.
+    fn size(self) -> usize {
+        4 / self.together
+    }
+}
+
+/// Packs `lines`: a panel has lines side by side, 4 bytes by 4 bytes of their `depth`. Both come with their step in the source, which
+/// starts at element `start`.
 pub(super) fn pack_lines(
     from: Plain,
     start: isize,
     (lines, line_step): (usize, isize),
     (depth, depth_step): (usize, isize),
-    unit: usize,
-    padded: bool,
+    form: Form,
     to: &mut [u8],
 ) {
-    if !from.has_all(start, (lines, line_step), (depth, depth_step)) {
-        return pack_some(from, start, (lines, line_step), (depth, depth_step), unit, padded, to);
+    let Form { unit, padded, together } = form;
+    let (size, words) = (form.size(), depth.div_ceil(together));
+    if !from.has_all(start, (lines, line_step), (depth, depth_step), size) {
+        return pack_some(from, start, (lines, line_step), (depth, depth_step), form, to);
     }
     let (start, from) = (start - from.first as isize, from.bytes);
-    for (panel, first) in to.chunks_mut((4 * unit * depth).max(1)).zip((0..lines).step_by(unit)) {
+    for (panel, first) in to.chunks_mut((4 * unit * words).max(1)).zip((0..lines).step_by(unit)) {
         let width = unit.min(lines - first);
         let stride = if padded { unit } else { width };
         for (p, to) in panel.chunks_exact_mut(4 * stride).enumerate() {
             to[4 * width..].fill(0);
-            let at = start + first as isize * line_step + p as isize * depth_step;
-            if line_step == 1 {
+            let at = start + first as isize * line_step + (p * together) as isize * depth_step;
+            if line_step == 1 && together == 1 {
                 let at = 4 * at as usize;
                 to[..4 * width].copy_from_slice(&from[at..at + 4 * width]);
                 continue;
             }
             for (i, to) in to.chunks_exact_mut(4).take(width).enumerate() {
-                let at = 4 * (at + i as isize * line_step) as usize;
-                to.copy_from_slice(&from[at..at + 4]);
+                let at = at + i as isize * line_step;
+                for (t, to) in to.chunks_exact_mut(size).enumerate() {
+                    if p * together + t < depth {
+                        let at = size * (at + t as isize * depth_step) as usize;
+                        to.copy_from_slice(&from[at..at + size]);
+                    } else {
+                        to.fill(0);
+                    }
+                }
             }
         }
     }
 }
 
 /// Packs the elements that a part has, as [`pack_lines`] does. Others stay as they are.
-fn pack_some(
-    from: Plain,
-    start: isize,
-    lines: (usize, isize),
-    depth: (usize, isize),
-    unit: usize,
-    padded: bool,
-    to: &mut [u8],
-) {
+fn pack_some(from: Plain, start: isize, lines: (usize, isize), depth: (usize, isize), form: Form, to: &mut [u8]) {
+    let Form { unit, padded, together } = form;
+    let (size, words) = (form.size(), depth.0.div_ceil(together));
     // The axis with the smaller step is walked within the other one.
     let by_line = lines.1 >= depth.1;
     let (outer, inner) = if by_line { (lines, depth) } else { (depth, lines) };
     let reach = (inner.0.max(1) as isize - 1) * inner.1;
-    for o in from.within(start, outer, reach) {
+    for o in from.within(start, outer, reach, size) {
         let line = start + o as isize * outer.1;
-        for i in from.within(line, inner, 0) {
+        for i in from.within(line, inner, 0, size) {
             let (l, p) = if by_line { (o, i) } else { (i, o) };
             let (first, within) = (l / unit * unit, l % unit);
             let stride = if padded { unit } else { unit.min(lines.0 - first) };
-            let to = &mut to[4 * (first * depth.0 + p * stride + within)..][..4];
-            let at = 4 * (line + i as isize * inner.1 - from.first as isize) as usize;
-            to.copy_from_slice(&from.bytes[at..at + 4]);
+            let word = first * words + p / together * stride + within;
+            let to = &mut to[4 * word + p % together * size..][..size];
+            let at = size * (line + i as isize * inner.1 - from.first as isize) as usize;
+            to.copy_from_slice(&from.bytes[at..at + size]);
         }
     }
 }
 
-/// The 4-byte elements of a buffer, or some that follow one another.
+/// The elements of a buffer, or some that follow one another.
 #[derive(Clone, Copy, Debug)]
 pub struct Plain<'a> {
     /// The first element.
@@ -104,29 +143,30 @@ impl<'a> Plain<'a> {
         Plain { first: 0, bytes }
     }
 
-    fn end(self) -> isize {
-        (self.first + self.bytes.len() / 4) as isize
+    /// The end of the elements, of `size` bytes each.
+    fn end(self, size: usize) -> isize {
+        (self.first + self.bytes.len() / size) as isize
     }
 
     /// True if all elements of lines of a depth are there.
-    fn has_all(self, start: isize, lines: (usize, isize), depth: (usize, isize)) -> bool {
+    fn has_all(self, start: isize, lines: (usize, isize), depth: (usize, isize), size: usize) -> bool {
         let reach = |(count, step): (usize, isize)| (count as isize - 1) * step;
         let (low, high) = [lines, depth]
             .map(reach)
             .iter()
             .fold((start, start), |(low, high), &reach| (low + reach.min(0), high + reach.max(0)));
-        lines.0 == 0 || depth.0 == 0 || (self.first as isize) <= low && high < self.end()
+        lines.0 == 0 || depth.0 == 0 || (self.first as isize) <= low && high < self.end(size)
     }
 
     /// The indices of an axis with steps forward of which the part has the element at `start`, or one up to `reach` behind it.
-    fn within(self, start: isize, (count, step): (usize, isize), reach: isize) -> Range<usize> {
+    fn within(self, start: isize, (count, step): (usize, isize), reach: isize, size: usize) -> Range<usize> {
         // The first index whose element is not before `bound`.
         let from = |bound: isize| match (bound - start, step) {
             (ahead, _) if ahead <= 0 => 0,
             (_, 0) => count,
             (ahead, step) => (ahead as usize).div_ceil(step as usize).min(count),
         };
-        from(self.first as isize - reach)..from(self.end())
+        from(self.first as isize - reach)..from(self.end(size))
     }
 }
 

@@ -18,7 +18,7 @@ pub mod window;
 use attention::Attention;
 use conv::{Conv, ConvTranspose};
 pub use gemm::Plain;
-use gemm::{PANEL_COLS, PANEL_ROWS, pack_lines, packed_a_bytes, packed_b_bytes};
+use gemm::{Form, pack_lines, packed_a_bytes, packed_b_bytes, together};
 use window::Window;
 
 /// A workspace: bytes that all threads share, and as many slots as threads can use.
@@ -83,8 +83,7 @@ pub fn packed_bytes(kernel: &Kernel, operand: usize) -> Option<u64> {
     let bytes = match (&kernel.template, operand) {
         (Template::MatMul, 0 | 1) if rank >= 2 => {
             let (rows, cols) = (access.shape[rank - 2], access.shape[rank - 1]);
-            matrices(access, 0..rank - 2)
-                * if operand == 0 { packed_a_bytes(rows, cols) } else { packed_b_bytes(rows, cols) }
+            matrices(access, 0..rank - 2) * matrix_bytes(operand, kernel.reads[operand].dtype, rows, cols)
         }
         (Template::Conv { .. } | Template::ConvTranspose { .. }, 1) => {
             let windowed = Windowed::new(kernel).ok()?;
@@ -97,6 +96,12 @@ pub fn packed_bytes(kernel: &Kernel, operand: usize) -> Option<u64> {
         _ => return None,
     };
     Some(bytes as u64)
+}
+
+/// Bytes of a packed matrix, the left or the right operand of a product.
+fn matrix_bytes(operand: usize, dtype: DType, rows: usize, cols: usize) -> usize {
+    let words = |elements: usize| elements.div_ceil(together(dtype));
+    if operand == 0 { packed_a_bytes(rows, words(cols)) } else { packed_b_bytes(words(rows), cols) }
 }
 
 /// True if the template has packed forms for this operand, whatever the schedule.
@@ -127,14 +132,15 @@ pub fn pack(kernel: &Kernel, operand: usize, from: Plain, packed: &mut [u8]) {
             let batch = access.shape.len() - 2;
             let (rows, cols) = (access.shape[batch], access.shape[batch + 1]);
             let (rs, cs) = (access.strides[batch], access.strides[batch + 1]);
-            let size = if operand == 0 { packed_a_bytes(rows, cols) } else { packed_b_bytes(rows, cols) };
+            let dtype = kernel.reads[operand].dtype;
+            let (size, form) = (matrix_bytes(operand, dtype, rows, cols), Form::of(operand, dtype));
             // Where matrices start that are not repeated.
             let moving: Vec<usize> = (0..batch).filter(|&k| access.strides[k] != 0).collect();
             let starts = access.permute(&moving);
             for (start, matrix) in starts.elements().zip(packed.chunks_exact_mut(size.max(1))) {
                 match operand {
-                    0 => pack_lines(from, start, (rows, rs), (cols, cs), PANEL_ROWS, false, matrix),
-                    _ => pack_lines(from, start, (cols, cs), (rows, rs), PANEL_COLS, true, matrix),
+                    0 => pack_lines(from, start, (rows, rs), (cols, cs), form, matrix),
+                    _ => pack_lines(from, start, (cols, cs), (rows, rs), form, matrix),
                 }
             }
         }
@@ -195,7 +201,8 @@ pub fn same_elements(a: &Access, b: &Access) -> bool {
 fn collects_in_place(kernel: &Kernel, fits: impl Fn(&Operand) -> bool) -> bool {
     let [write] = &kernel.writes[..] else { return false };
     let further = &kernel.reads[kernel.further()];
-    write.dtype == DType::F32 && fits(write) && !further.iter().any(|r| same_elements(&r.access, &write.access))
+    let holds = write.dtype == DType::F32 || write.dtype == DType::I32 && kernel.core_dtype() == DType::I32;
+    holds && fits(write) && !further.iter().any(|r| same_elements(&r.access, &write.access))
 }
 
 /// A batch axis of a product.
@@ -221,6 +228,8 @@ pub struct Product {
     /// Columns of the right operand and the result.
     pub n: usize,
     /// Columns of the left operand, rows of the right one.
+    pub depth: usize,
+    /// The same, counted in elements of 4 bytes, each of which holds [several](gemm::together) elements.
     pub k: usize,
     /// True for the left and for the right operand, in this order, if it is packed.
     pub packed: [bool; 2],
@@ -235,7 +244,7 @@ impl Product {
     pub fn new(kernel: &Kernel) -> Product {
         let Kernel { shape, reads, writes, .. } = kernel;
         let (rank, a, b) = (shape.len(), &reads[0], &reads[1]);
-        let (batch, m, n, k) = (rank - 2, shape[rank - 2], shape[rank - 1], a.access.shape[rank - 1]);
+        let (batch, m, n, depth) = (rank - 2, shape[rank - 2], shape[rank - 1], a.access.shape[rank - 1]);
         let further = &reads[kernel.further()];
         let [own_left, own_right] = [0, 1].map(|o| kernel.prologue(o).map_or(&[][..], |(_, own)| &reads[own]));
         // Batch axes along which the right operand stands still only lengthen the rows, from the innermost outwards. A single row has no
@@ -272,7 +281,8 @@ impl Product {
             BatchAxis { dim: shape[axis], axis, steps }
         };
         let batch = separate.into_iter().map(batch_axis).collect();
-        Product { batch, row_axis, m: rows, n, k, packed: [a.packed, b.packed], direct, dense }
+        let k = depth.div_ceil(together(a.dtype));
+        Product { batch, row_axis, m: rows, n, depth, k, packed: [a.packed, b.packed], direct, dense }
     }
 
     /// Number of matrices.

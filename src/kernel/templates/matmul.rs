@@ -1,13 +1,14 @@
 //! Products of matrices.
 
 use super::*;
+use crate::kernel::cpu::gemm::MOST_TERMS;
 
 pub(super) static MATMUL: TemplateDef = TemplateDef {
     name: "matmul",
     doc: "batched matrix product",
     kind: Kind::Product,
     core_reads: |_| 2,
-    check: |kernel, _| {
+    check: |kernel, family| {
         let shape = &kernel.shape;
         let (batch, m, n) = matrix(shape)?;
         kernel.reads_axes(0, shape.len())?;
@@ -15,7 +16,12 @@ pub(super) static MATMUL: TemplateDef = TemplateDef {
         ensure(m.max(n).max(k) <= MOST_EXTENT, || format!("a product of {m} by {k} by {n} is too large"))?;
         kernel.reads_extents(0, &[batch, &[m, k]].concat())?;
         kernel.reads_extents(1, &[batch, &[k, n]].concat())?;
-        kernel.reads_floats(2)
+        match [kernel.reads[0].dtype, kernel.reads[1].dtype] {
+            [DType::U8, DType::I8] | [DType::I8, DType::U8] if family == Family::Cpu => {
+                ensure(k <= MOST_TERMS, || format!("expected sums of up to {MOST_TERMS} products of bytes, found {k}"))
+            }
+            _ => kernel.reads_floats(2),
+        }
     },
     axis_of: |kernel, operand, axis| {
         let summed = if operand == 0 { kernel.shape.len() - 1 } else { kernel.shape.len() - 2 };

@@ -48,7 +48,9 @@ pub enum Template {
         /// True if `body` runs once per row.
         per_row: bool,
     },
-    /// Batched matrix product: reads\[0\] is `[batch.., m, k]`, reads\[1\] `[batch.., k, n]`, shape `[batch.., m, n]`. Sums are in `f32`, of `f64` operands in `f64`.
+    /// Batched matrix product: reads\[0\] is `[batch.., m, k]`, reads\[1\] `[batch.., k, n]`, shape `[batch.., m, n]`.
+    /// Sums are in `f32`, of `f64` operands in `f64`. On the CPU one operand may be `u8` and the other one `i8`: sums are then in `i32`, and
+    /// exact.
     MatMul,
     /// Attention, whose scores are never stored: reads\[2\] `[batch.., n, e]` under the softmax over `n` of scores, shape
     /// `[batch.., m, e]`. A score is the one result of `score`, of whose inputs 0 is the product of reads\[0\] `[batch.., m, d]`

@@ -17,7 +17,7 @@ pub fn stores(target: &Target, dtype: DType, stored: DType) -> bool {
 pub fn check(kernel: &Kernel, target: &Target) -> Verdict {
     let Kernel { template, shape, reads, writes, body, .. } = kernel;
     check_prologues(kernel, target)?;
-    let core = (template.core_reads() > 0).then(|| Source { dtype: reads[0].dtype, strides: &[] });
+    let core = (template.core_reads() > 0).then(|| Source { dtype: kernel.core_dtype(), strides: &[] });
     let mut scope = Scope::new(target, shape, core);
     scope.read(&reads[kernel.further()]);
     match template {

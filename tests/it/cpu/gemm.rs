@@ -1,7 +1,8 @@
 //! The CPU's matrix products in every form of operand and destination, against plain loops.
 
 use plimsoll::internals::backend::cpu::gemm::{
-    Gemm, Grid, Matrix, Out, Produce, Tile, View, pack_a, pack_b, packed_a_bytes, packed_b_bytes, workspace_bytes,
+    Elements, Gemm, Grid, Matrix, Out, Produce, Tile, View, pack_a, pack_b, packed_a_bytes, packed_b_bytes,
+    workspace_bytes,
 };
 use plimsoll::internals::backend::cpu::simd::Isa;
 use std::ops::Range;
@@ -93,6 +94,7 @@ fn check(isa: Isa, m: usize, n: usize, k: usize, case: Case) {
         m,
         n,
         k,
+        elements: Elements::Floats,
         a: a_operand,
         b: b_operand,
         c: if to_epilogue { Out::Epilogue } else { Out::Strided { ptr: out, rs: c_rs, cs: c_cs } },
@@ -189,6 +191,7 @@ fn ranges_do_not_change_bits() {
                     m,
                     n,
                     k,
+                    elements: Elements::Floats,
                     a: Matrix::Strided(View { ptr: a.as_ptr(), rs: k as isize, cs: 1 }),
                     b: Matrix::Strided(View { ptr: b.as_ptr(), rs: n as isize, cs: 1 }),
                     c: Out::Strided { ptr: c.as_mut_ptr(), rs: n as isize, cs: 1 },

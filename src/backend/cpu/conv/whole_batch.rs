@@ -10,7 +10,7 @@
 //! transposed, element by element side by side, and all positions cut their panels out of that.
 
 use super::{Image, Share, Tensors};
-use crate::backend::cpu::gemm::{Gemm, Matrix, Out, Produce, Tile, View, pack_panel, pack_reversed};
+use crate::backend::cpu::gemm::{Elements, Gemm, Matrix, Out, Produce, Tile, View, pack_panel, pack_reversed};
 use crate::backend::cpu::moves;
 use crate::backend::cpu::simd::{Isa, Lanes, per_isa, transpose};
 use crate::kernel::cpu::conv::{Conv, LANES};
@@ -79,7 +79,7 @@ impl Conv {
             Transposed { conv: self, patches: &patches, space: space.as_mut_ptr(), holds: Cell::new(None) };
         let b: &dyn Produce = if lanes_are_images { &transposed } else { &patches };
         let (a, b) = (Matrix::Produced(&filters), Matrix::Produced(b));
-        let gemm = Gemm { m, n, k, a, b, c: Out::Epilogue, accumulate: false };
+        let gemm = Gemm { m, n, k, elements: Elements::Floats, a, b, c: Out::Epilogue, accumulate: false };
         // SAFETY: guaranteed by the caller for this group.
         unsafe {
             gemm.run(isa, rows, cols, workspace, &mut |tile| {

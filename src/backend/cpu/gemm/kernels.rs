@@ -1,5 +1,8 @@
 //! The innermost kernels: a tile of `C` in registers while `k` is walked down. One table of them per instruction set.
 
+use super::bytes::{Dot, Widened};
+#[cfg(target_arch = "x86_64")]
+use super::bytes::{Vnni, WidenedYmm, WidenedZmm};
 use super::pack::View;
 use crate::backend::cpu::simd::{Lanes, Plain};
 #[cfg(target_arch = "x86_64")]
@@ -183,12 +186,78 @@ impl Kernels {
     }
 }
 
+/// A vector of sums, or of elements of an operand, in lanes of 4 bytes.
+///
+/// # Safety
+/// As of [`Lanes`].
+pub(super) trait Terms: Copy {
+    /// Lanes.
+    const LEN: usize;
+    unsafe fn zero() -> Self;
+    /// The element at `from` in every lane.
+    unsafe fn splat(from: *const f32) -> Self;
+    unsafe fn load(from: *const f32) -> Self;
+    /// The first `n <= LEN` elements.
+    unsafe fn load_first(from: *const f32, n: usize) -> Self;
+    unsafe fn store(self, to: *mut f32);
+    unsafe fn store_first(self, to: *mut f32, n: usize);
+    /// Adds sums.
+    unsafe fn add(self, other: Self) -> Self;
+    /// Adds the product of an element of the left operand and one of the right operand to a sum.
+    unsafe fn mul_add(self, right: Self, sum: Self) -> Self;
+}
+
+impl<L: Lanes> Terms for L {
+    const LEN: usize = L::LEN;
+
+    #[inline(always)]
+    unsafe fn zero() -> Self {
+        // SAFETY: guaranteed by the caller, as below.
+        unsafe { L::splat(0.0) }
+    }
+
+    #[inline(always)]
+    unsafe fn splat(from: *const f32) -> Self {
+        unsafe { L::splat(*from) }
+    }
+
+    #[inline(always)]
+    unsafe fn load(from: *const f32) -> Self {
+        unsafe { L::load(from) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_first(from: *const f32, n: usize) -> Self {
+        unsafe { L::load_first(from, n) }
+    }
+
+    #[inline(always)]
+    unsafe fn store(self, to: *mut f32) {
+        unsafe { L::store(self, to) }
+    }
+
+    #[inline(always)]
+    unsafe fn store_first(self, to: *mut f32, n: usize) {
+        unsafe { L::store_first(self, to, n) }
+    }
+
+    #[inline(always)]
+    unsafe fn add(self, other: Self) -> Self {
+        unsafe { L::add(self, other) }
+    }
+
+    #[inline(always)]
+    unsafe fn mul_add(self, right: Self, sum: Self) -> Self {
+        unsafe { L::mul_add(self, right, sum) }
+    }
+}
+
 /// One step of `k`: a column of `M` elements of `A` times a row of `W` vectors of `B`.
 ///
 /// # Safety
 /// As for [`packed_kernel`].
 #[inline(always)]
-unsafe fn step<V: Lanes, const M: usize, const W: usize>(
+unsafe fn step<V: Terms, const M: usize, const W: usize>(
     sum: &mut [[V; W]; M],
     a: *const f32,
     a_rs: isize,
@@ -197,12 +266,12 @@ unsafe fn step<V: Lanes, const M: usize, const W: usize>(
 ) {
     // SAFETY: guaranteed by the caller.
     unsafe {
-        let mut right = [V::splat(0.0); W];
+        let mut right = [V::zero(); W];
         for (w, right) in right.iter_mut().enumerate() {
             *right = V::load(b.add(w * b_next));
         }
         for (i, sum) in sum.iter_mut().enumerate() {
-            let left = V::splat(*a.wrapping_offset(i as isize * a_rs));
+            let left = V::splat(a.wrapping_offset(i as isize * a_rs));
             for (sum, &right) in sum.iter_mut().zip(&right) {
                 *sum = left.mul_add(right, *sum);
             }
@@ -215,10 +284,10 @@ unsafe fn step<V: Lanes, const M: usize, const W: usize>(
 /// # Safety
 /// The pointers must be valid as [`Args`] describes, and the CPU must have the instruction set of `V`.
 #[inline(always)]
-unsafe fn packed_kernel<V: Lanes, const M: usize, const W: usize>(args: &Args) {
+unsafe fn packed_kernel<V: Terms, const M: usize, const W: usize>(args: &Args) {
     // SAFETY: guaranteed by the caller.
     unsafe {
-        let mut sum = [[V::splat(0.0); W]; M];
+        let mut sum = [[V::zero(); W]; M];
         let (mut a, mut b, mut ahead) = (args.a, args.b, args.ahead);
         let (a_step, b_step, b_next) = (args.a_cs as usize, args.b_step, args.b_next);
         for _ in 0..args.k / 4 {
@@ -245,10 +314,10 @@ unsafe fn packed_kernel<V: Lanes, const M: usize, const W: usize>(args: &Args) {
 /// # Safety
 /// As for [`packed_kernel`].
 #[inline(always)]
-unsafe fn few_kernel<V: Lanes, const M: usize, const W: usize, const U: usize>(args: &Args) {
+unsafe fn few_kernel<V: Terms, const M: usize, const W: usize, const U: usize>(args: &Args) {
     // SAFETY: guaranteed by the caller.
     unsafe {
-        let mut sum = [[[V::splat(0.0); W]; M]; U];
+        let mut sum = [[[V::zero(); W]; M]; U];
         let (mut a, mut b) = (args.a, args.b);
         let (a_rs, a_cs, b_step, b_next) = (args.a_rs, args.a_cs, args.b_step, args.b_next);
         for _ in 0..args.k / U {
@@ -278,7 +347,7 @@ unsafe fn few_kernel<V: Lanes, const M: usize, const W: usize, const U: usize>(a
 /// # Safety
 /// `args.c` must be writable, and readable when adding, for `M` rows of `args.cols` columns.
 #[inline(always)]
-unsafe fn store<V: Lanes, const M: usize, const W: usize>(sum: &[[V; W]; M], args: &Args) {
+unsafe fn store<V: Terms, const M: usize, const W: usize>(sum: &[[V; W]; M], args: &Args) {
     for (i, row) in sum.iter().enumerate() {
         for (w, &value) in row.iter().enumerate() {
             let to = args.c.wrapping_offset(i as isize * args.c_rs + (w * V::LEN) as isize);
@@ -321,7 +390,7 @@ macro_rules! kernels {
             unsafe { few_kernel::<$v, M, W, U>(args) }
         }
         pub(super) const $table: Kernels = Kernels {
-            lanes: <$v>::LEN,
+            lanes: <$v as Terms>::LEN,
             rows: [$($m),*].len(),
             panels: $panels,
             packed: kernels!(@rows $packed, [$($w)*], [$($m)*]),
@@ -339,3 +408,31 @@ kernels!(AVX512, packed_avx512, few_avx512, Zmm, [target_feature(enable = "avx51
 kernels!(AVX2, packed_avx2, few_avx2, Ymm, [target_feature(enable = "avx2,fma")],
     panels: 1, rows: [1 2 3 4 5 6], vectors: [2]);
 kernels!(PORTABLE, packed_portable, few_portable, Plain, [], panels: 1, rows: [1 2 3 4], vectors: [2]);
+
+/// The kernels of an instruction set for products of bytes, by whether the left operand is the unsigned one.
+macro_rules! byte_kernels {
+    ($table:ident, $left:ident, $right:ident, $v:ty, $feature:tt, panels: $panels:literal, rows: $rows:tt, vectors: $vectors:tt) => {
+        mod $left {
+            use super::*;
+            kernels!(TABLE, packed, few, Dot<$v, true>, $feature, panels: $panels, rows: $rows, vectors: $vectors);
+        }
+        mod $right {
+            use super::*;
+            kernels!(TABLE, packed, few, Dot<$v, false>, $feature, panels: $panels, rows: $rows, vectors: $vectors);
+        }
+        pub(super) const $table: [Kernels; 2] = [$right::TABLE, $left::TABLE];
+    };
+}
+
+#[cfg(target_arch = "x86_64")]
+byte_kernels!(VNNI_BYTES, vnni_left, vnni_right, Vnni,
+    [target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")],
+    panels: 2, rows: [1 2 3 4 5 6 7 8 9 10 11 12], vectors: [1 2]);
+#[cfg(target_arch = "x86_64")]
+byte_kernels!(AVX512_BYTES, avx512_left, avx512_right, WidenedZmm,
+    [target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")],
+    panels: 2, rows: [1 2 3 4 5 6 7 8 9 10 11 12], vectors: [1 2]);
+#[cfg(target_arch = "x86_64")]
+byte_kernels!(AVX2_BYTES, avx2_left, avx2_right, WidenedYmm, [target_feature(enable = "avx2,fma")],
+    panels: 1, rows: [1 2 3 4], vectors: [2]);
+byte_kernels!(PORTABLE_BYTES, portable_left, portable_right, Widened, [], panels: 1, rows: [1 2 3 4], vectors: [2]);

@@ -90,6 +90,104 @@ pub(super) unsafe fn pack_b_block(b: View, k: Range<usize>, cols: Range<usize>, 
     }
 }
 
+/// A matrix of bytes in memory, seen as lines: rows of a left operand, or columns of a right one, whose strides are then swapped.
+#[derive(Clone, Copy, Debug)]
+pub struct Bytes {
+    /// The byte at row 0, column 0.
+    pub ptr: *const u8,
+    /// From one row to the next.
+    pub rs: isize,
+    /// From one column to the next.
+    pub cs: isize,
+    /// Bytes along `k`.
+    pub depth: usize,
+}
+
+// SAFETY: as of `View`.
+unsafe impl Send for Bytes {}
+// SAFETY: as of `View`.
+unsafe impl Sync for Bytes {}
+
+impl Bytes {
+    /// Address of a byte, which need not exist.
+    #[inline(always)]
+    fn at(self, line: usize, byte: usize) -> *const u8 {
+        self.ptr.wrapping_offset(line as isize * self.rs + byte as isize * self.cs)
+    }
+
+    /// Four bytes of a line from a word on, zeros behind its end.
+    ///
+    /// # Safety
+    /// The line must be readable.
+    #[inline(always)]
+    unsafe fn word(self, line: usize, word: usize) -> [u8; 4] {
+        std::array::from_fn(|t| {
+            let byte = 4 * word + t;
+            // SAFETY: the byte is one of the line's.
+            if byte < self.depth { unsafe { *self.at(line, byte) } } else { 0 }
+        })
+    }
+}
+
+/// Packs words `k` of lines in panels of `unit` lines, the last one narrower, or padded with zeros if the flag beside `unit` says so.
+///
+/// # Safety
+/// `from` must be readable at these lines and words, `to` writable for `k.len()` floats per line, padding included.
+pub(super) unsafe fn pack_words(
+    from: Bytes,
+    lines: Range<usize>,
+    k: Range<usize>,
+    (unit, padded): (usize, bool),
+    to: *mut f32,
+) {
+    // Words that all lines have as a whole.
+    let whole = k.end.min(from.depth / 4).max(k.start);
+    for first in lines.clone().step_by(unit) {
+        let width = unit.min(lines.end - first);
+        let step = if padded { unit } else { width };
+        let to = to.wrapping_add((first - lines.start) * k.len()).cast::<[u8; 4]>();
+        // SAFETY: every line is below the end, every word inside the panel; the caller guarantees the rest.
+        unsafe {
+            if width < step {
+                to.write_bytes(0, step * k.len());
+            }
+            let mut done = k.start;
+            if from.cs == 1 {
+                for i in 0..width {
+                    let line = from.at(first + i, 0).cast::<[u8; 4]>();
+                    for p in k.start..whole {
+                        *to.add((p - k.start) * step + i) = *line.add(p);
+                    }
+                }
+                done = whole;
+            } else if from.rs == 1 && width == 16 {
+                for p in k.start..whole {
+                    interleave([0, 1, 2, 3].map(|t| from.at(first, 4 * p + t)), to.add((p - k.start) * step));
+                }
+                done = whole;
+            }
+            for p in done..k.end {
+                for i in 0..width {
+                    *to.add((p - k.start) * step + i) = from.word(first + i, p);
+                }
+            }
+        }
+    }
+}
+
+/// Words of sixteen neighbouring lines: byte `t` of word `i` is byte `i` of `rows[t]`.
+///
+/// # Safety
+/// Sixteen bytes of each row must be readable, and sixteen words of `to` writable.
+#[inline(always)]
+unsafe fn interleave(rows: [*const u8; 4], to: *mut [u8; 4]) {
+    // SAFETY: guaranteed by the caller.
+    let rows = rows.map(|row| unsafe { row.cast::<[u8; 16]>().read_unaligned() });
+    let words: [[u8; 4]; 16] = std::array::from_fn(|i| [rows[0][i], rows[1][i], rows[2][i], rows[3][i]]);
+    // SAFETY: as above.
+    unsafe { to.cast::<[[u8; 4]; 16]>().write(words) }
+}
+
 /// `to[p * step + i] = from(i, p)` for `i < width`, `p < k`.
 ///
 /// # Safety
