@@ -10,11 +10,12 @@
 //! signed: if both are alike, one is moved by 128, together with its zero point. Convolutions with windows of one element are such products.
 
 use super::{Context, decompose};
+use crate::constant::Constant;
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::graph::{Decomposer, Graph};
 use crate::kernel::cpu::gemm::MOST_TERMS;
-use crate::op::{Attrs, NodeId, Nodes, OpResult, ValueId, Var, build};
+use crate::op::{Attrs, Call, NodeId, Nodes, OpResult, ValueId, Var, build};
 use crate::ops::{OTHER_SIGN, PRODUCT_OF_BYTES, SUMS_OF_BYTES};
 use crate::shape::Shape;
 
@@ -24,6 +25,9 @@ pub fn run(graph: &mut Graph, context: &Context) -> Result<()> {
         return Ok(());
     }
     for id in graph.order()? {
+        if matches!(graph.node(id).op_name(), "MatMul" | "Gemm" | "Conv") {
+            unfold_operands(graph, id)?;
+        }
         expand(graph, id)?;
     }
     let mut changed = false;
@@ -43,6 +47,40 @@ pub fn run(graph: &mut Graph, context: &Context) -> Result<()> {
         graph.sweep();
     }
     Ok(())
+}
+
+/// Lets a node read the nodes that dequantize its operands, where these were folded to constants.
+fn unfold_operands(graph: &mut Graph, id: NodeId) -> Result<()> {
+    let mut operands = graph.operands(id);
+    graph.insert_at(id);
+    let mut changed = false;
+    for operand in operands.iter_mut().take(2).flatten() {
+        let Some(constant) = graph.as_constant(*operand).cloned() else { continue };
+        if let Some(value) = unfold(graph, &constant)? {
+            (*operand, changed) = (value, true);
+        }
+    }
+    if changed {
+        graph.read(id, &operands);
+    }
+    Ok(())
+}
+
+/// The nodes that make a constant of bytes, if it is dequantized, and perhaps transposed behind that.
+fn unfold(graph: &mut Graph, constant: &Constant) -> Result<Option<ValueId>> {
+    let Some((op, attrs, inputs, _)) = constant.derivation() else { return Ok(None) };
+    let inputs: Vec<Option<ValueId>> = match (op.name, inputs) {
+        ("Transpose", [Some(source)]) => match unfold(graph, source)? {
+            Some(value) => vec![Some(value)],
+            None => return Ok(None),
+        },
+        ("DequantizeLinear", inputs) => {
+            inputs.iter().map(|input| input.clone().map(|input| graph.constant(input))).collect()
+        }
+        _ => return Ok(None),
+    };
+    let node = graph.add(op, &constant.name, &inputs, attrs.clone(), &[])?;
+    Ok(Some(node.output(0)))
 }
 
 /// Writes a node that quantizes a product, or multiplies the transpose of a quantized matrix, as the nodes that it stands for.
@@ -96,6 +134,8 @@ struct Matrix {
     data: ValueId,
     /// The order of the data's axes.
     perm: Option<Vec<usize>>,
+    /// Steps along the data's last axes, of which the matrix has every so many elements.
+    strides: Vec<i64>,
     shape: Shape,
     dtype: DType,
     scale: Option<ValueId>,
@@ -131,7 +171,16 @@ impl Matrix {
             _ => Some(graph.with_call(value.node, |call| call.axis("axis", 1, &fact.shape))?.ok()?),
         };
         let zero = zero.first().copied().flatten();
-        Some(Matrix { data, perm: None, shape: fact.shape.clone(), dtype: fact.dtype, scale: Some(scale), zero, axis })
+        Some(Matrix {
+            data,
+            perm: None,
+            strides: Vec::new(),
+            shape: fact.shape.clone(),
+            dtype: fact.dtype,
+            scale: Some(scale),
+            zero,
+            axis,
+        })
     }
 
     /// An operand of `MatMulInteger`, whose zero points may differ along an axis.
@@ -142,7 +191,16 @@ impl Matrix {
             return None;
         }
         let axis = (zeros != 1).then_some(axis);
-        Some(Matrix { data, perm: None, shape: fact.shape.clone(), dtype: fact.dtype, scale: None, zero, axis })
+        Some(Matrix {
+            data,
+            perm: None,
+            strides: Vec::new(),
+            shape: fact.shape.clone(),
+            dtype: fact.dtype,
+            scale: None,
+            zero,
+            axis,
+        })
     }
 }
 
@@ -211,10 +269,15 @@ impl Product {
 
     /// The bytes of an operand, of the sign that they have in the product.
     fn bytes<'g>(&self, b: Nodes<'g>, operand: usize) -> Var<'g> {
-        let Matrix { data, perm, shape, .. } = &self.operands[operand];
+        let Matrix { data, perm, strides, shape, .. } = &self.operands[operand];
         let mut data = b.value(*data);
         if self.flips == Some(operand) {
             data = data.op(OTHER_SIGN, &[], Attrs::new());
+        }
+        if strides.iter().any(|&stride| stride != 1) {
+            let axes: Vec<i64> = (2..2 + strides.len() as i64).collect();
+            let ends = Attrs::new().with("starts", vec![0; axes.len()]).with("ends", vec![i64::MAX; axes.len()]);
+            data = data.op("Slice", &[], ends.with("axes", axes).with("steps", strides.clone()));
         }
         match perm {
             Some(perm) => data.transpose(perm),
@@ -282,27 +345,24 @@ fn pointwise(graph: &Graph, id: NodeId) -> Option<Product> {
     {
         return None;
     }
-    let [images, channels, ref positions @ ..] = data.shape[..] else { return None };
-    data.shape = Shape::new([images, channels, positions.iter().product()]);
+    let strides =
+        graph.with_call(id, |call| call.ints("strides").map(|strides| strides.unwrap_or_default().into_owned()));
+    data.strides = strides?.ok()?;
+    let shape = &graph.fact(id.output(0)).shape;
+    data.shape = Shape::new([data.shape[0], data.shape[1], shape[2..].iter().product()]);
     filters.shape = Shape::new(&filters.shape[..2]);
     let bias = bias.first().copied().flatten();
     Product::new(graph, [filters, data], graph.fact(id.output(0)).shape.clone(), bias)
 }
 
-/// True if each result of a convolution reads one position of all channels, that at its own place.
+/// True if each result of a convolution of one group reads one position of all channels.
 fn window_of_one(graph: &Graph, id: NodeId, [x, w]: [usize; 2]) -> bool {
     let operands = graph.operands(id);
     let [Some(x), Some(w)] = [x, w].map(|i| operands.get(i).copied().flatten()) else { return false };
-    let (x, w, y) = (&graph.fact(x).shape, &graph.fact(w).shape, &graph.fact(id.output(0)).shape);
-    let plain = |call: &crate::op::Call| {
-        let all =
-            |name: &str, value: i64| call.ints(name).is_ok_and(|n| n.is_none_or(|n| n.iter().all(|&n| n == value)));
-        all("pads", 0) && all("strides", 1)
-    };
-    x.len() >= 3
-        && w.len() == x.len()
-        && w[2..].iter().all(|&n| n == 1)
-        && x[1] == w[1]
-        && x[2..] == y[2..]
-        && graph.with_call(id, plain).unwrap_or(false)
+    let (x, w) = (&graph.fact(x).shape, &graph.fact(w).shape);
+    // A window of one element needs no padding, even where `auto_pad` asks for it.
+    let unpadded =
+        |call: &Call| call.ints("pads").is_ok_and(|pads| pads.is_none_or(|pads| pads.iter().all(|&pad| pad == 0)));
+    let one = x.len() >= 3 && w.len() == x.len() && w[2..].iter().all(|&n| n == 1) && x[1] == w[1];
+    one && graph.with_call(id, unpadded).unwrap_or(false)
 }

@@ -1,7 +1,11 @@
 //! Passes leave a graph's meaning as it is, and its memory no larger.
 
 use crate::common;
+use plimsoll::internals::backend::cpu::Cpu;
+use plimsoll::internals::exec::Exec;
+use plimsoll::internals::plan::{self, Limits, Step};
 use plimsoll::internals::reference;
+use plimsoll::internals::tensor::Tensor;
 use plimsoll::internals::trace::Trace;
 use plimsoll::{DType, Graph, Recipe, Shape, Target};
 
@@ -392,5 +396,70 @@ fn rows_of_halves_are_lengthened_where_tensor_cores_are_fed_from_them() {
         let graph = keeps_its_meaning(&text, 2e-2);
         assert_eq!(count(&graph, "Concat"), longer, "{text}");
         assert_eq!(count(&graph, "Slice"), parts, "{text}");
+    }
+}
+
+/// A graph of quantized matrices `x` of bytes and `w`, a constant of `k` by `n` bytes, with a product between them.
+fn quantized(x: &str, w: &str, per: usize, nodes: &str) -> Graph {
+    let list =
+        |n: usize, number: &dyn Fn(usize) -> i64| (0..n).map(|i| number(i).to_string()).collect::<Vec<_>>().join(", ");
+    let low = if w == "int8" { -128 } else { 0 };
+    let byte = |i: usize| low + (i as i64 * 89 + i as i64 / 7) % 256;
+    let scales = (0..per).map(|i| format!("{}", 0.0078125 * (1 + i % 3) as f64)).collect::<Vec<_>>().join(", ");
+    common::graph(&format!(
+        "g ({x}[2, 6, 20] x, {x} zx) => (y)
+        <{w}[20, 12] w = {{{}}}, {w}[12, 20] turned = {{{}}}, {w}[12, 20, 1] filters = {{{}}}, {w}[{per}] zw = {{{}}}, float[{per}] sw = {{{scales}}},
+        float sx = {{0.125}}, float sy = {{16}}, {x} zy = {{3}}, {x} zc = {{7}}, int32[12] bias = {{{}}}> {{ {nodes} }}",
+        list(240, &byte),
+        list(240, &byte),
+        list(240, &byte),
+        list(per, &|i| low + 128 + i as i64 % 2),
+        list(12, &|i| i as i64 * 50 - 300),
+    ))
+}
+
+/// Products of quantized matrices are products of their bytes, whose sums are exact, and their weights take as many bytes as they have.
+#[test]
+fn products_of_quantized_matrices_are_products_of_bytes() {
+    let forms = [
+        (1, "y = MatMulInteger (x, w, zx, zw)"),
+        (12, "y = MatMulInteger (x, w, zx, zw)"),
+        (1, "y = MatMulInteger (x, w)"),
+        (12, "a = DequantizeLinear (x, sx, zx)  b = DequantizeLinear <axis = 1> (w, sw, zw)  y = MatMul (a, b)"),
+        (
+            12,
+            "a = DequantizeLinear (x, sx, zc)  b = DequantizeLinear <axis = 0> (turned, sw, zw)  t = Transpose (b)  y = MatMul (a, t)",
+        ),
+        (1, "y = QLinearMatMul (x, sx, zx, w, sw, zw, sy, zy)"),
+        (12, "y = QLinearMatMul (x, sx, zx, w, sw, zw, sy, zy)"),
+        (12, "t = Transpose <perm = [0, 2, 1]> (x)  y = QLinearConv (t, sx, zx, filters, sw, zw, sy, zy, bias)"),
+        (
+            1,
+            "t = Transpose <perm = [0, 2, 1]> (x)  a = DequantizeLinear (t, sx, zc)  b = DequantizeLinear (filters, sw, zw)  y = Conv <strides = [4]> (a, b)",
+        ),
+    ];
+    let target = Target::cpu(2);
+    for (x, w) in ["uint8", "int8"].into_iter().flat_map(|x| ["uint8", "int8"].map(|w| (x, w))) {
+        for (per, nodes) in forms {
+            let graph = quantized(x, w, per, nodes);
+            let low = if x == "int8" { -128 } else { 0 };
+            let dtype = graph.fact(graph.inputs()[0]).dtype;
+            let data: Vec<f64> = (0..240).map(|i| f64::from(low + (i * 71 + i / 5) % 256)).collect();
+            let inputs =
+                [Tensor::from_f64(dtype, [2, 6, 20], &data), Tensor::from_f64(dtype, [], &[f64::from(low + 117)])];
+            let expected = reference::run(&graph, &inputs).expect("it has a meaning");
+            let whole = Recipe::default().whole(graph.clone(), &target).expect("the passes run");
+            let (plan, constants) = plan::compile(&whole, &target, &Limits { memory: None }).expect("it is planned");
+            let bytes = |step: &Step| plan.kernels[step.kernel].reads.first().is_some_and(|r| r.dtype.is_byte());
+            let products = plan.steps.iter().filter(|s| plan.kernels[s.kernel].template.name() == "matmul");
+            assert_eq!(products.map(bytes).collect::<Vec<_>>(), [true], "{x} {w} {nodes}");
+            let packed = plan.constants.iter().map(|c| plan.buffers[c.buffer].bytes).max();
+            assert!(packed <= Some(20 * 16), "{x} {w} {nodes}: {packed:?}");
+            let mut exec = Exec::load(Box::new(Cpu::new(2)), plan.clone(), &constants, &|_| {}).expect("it loads");
+            let found = exec.run(&inputs).expect("it runs");
+            // Sums are exact, and scales are powers of two, but for their multiples of three.
+            let tolerance = if found[0].dtype() == DType::F32 { 1e-6 } else { 0.0 };
+            common::agrees(&found[0], &expected[0], tolerance).unwrap_or_else(|e| panic!("{x} {w} {nodes}: {e}"));
+        }
     }
 }

@@ -593,6 +593,47 @@ fn matmul(c: &mut Cases) {
     c.add("matmul of heads, masked", mm, &[2, 3, 9, 9], reads, &[scores]);
 }
 
+/// Products of bytes, which the CPU alone has: of both signs on either side, of every stride, in every way to store them.
+pub fn of_bytes() -> Vec<Case> {
+    let mut c = Cases { random: Random(9), cases: Vec::new() };
+    let (mm, sum) = (Template::MatMul, || Expr::input(0, DType::I32));
+    for (left, right) in [(DType::U8, DType::I8), (DType::I8, DType::U8)] {
+        let mut add = |name: &str, shape: &[usize], a: Access, b: Access, more: Vec<Operand>, body: Expr| {
+            let reads = [vec![typed(left, a), typed(right, b)], more].concat();
+            let case = c.add(&format!("bytes {name} of {left} by {right}"), mm.clone(), shape, reads, &[body]);
+            for (read, values) in case.kernel.reads.iter().zip(&mut case.inputs).take(2) {
+                let (low, high) = read.dtype.range();
+                // The first elements are as large as they can be: sums of two products of theirs leave 16 bits.
+                let number =
+                    |i: usize| if i < 600 { [high, low, high][i % 3] } else { low + ((i * 89 + i / 7) % 256) as f64 };
+                *values = (0..values.len()).map(number).map(|n| n.clamp(low, high)).collect();
+            }
+        };
+        for (m, k, n) in [
+            (3, 4, 5),
+            (65, 67, 33),
+            (130, 1030, 129),
+            (1, 300, 70),
+            (4, 33, 200),
+            (70, 65, 1),
+            (5, 0, 6),
+            (2, 131, 4097),
+        ] {
+            let name = format!("{m}x{k}x{n}");
+            add(&name, &[m, n], dense(&[m, k]), dense(&[k, n]), vec![], sum());
+            let turned = |rows, columns| dense(&[columns, rows]).permute(&[1, 0]);
+            add(&format!("transposed {name}"), &[m, n], turned(m, k), turned(k, n), vec![], sum());
+        }
+        let (s, columns) = ([2, 3, 20, 24], f32s(spread(&[24], &[2, 3, 20, 24])));
+        let body = sum().cast(DType::F32) * x(1);
+        add("batch, to floats", &s, dense(&[2, 3, 20, 17]), spread(&[3, 17, 24], &[2, 3, 17, 24]), vec![columns], body);
+        let body = (sum() + Expr::input(1, DType::I32)).max(&sum().like(0.0)).min(&sum().like(255.0)).cast(DType::U8);
+        let points = typed(DType::I32, spread(&[24, 1], &[24, 50]));
+        add("to bytes", &[24, 50], dense(&[24, 19]), dense(&[19, 50]), vec![points], body);
+    }
+    c.cases
+}
+
 /// Products whose operands pass prologues on their way.
 fn matmul_behind(c: &mut Cases) {
     let mm = Template::MatMul;
