@@ -337,6 +337,8 @@ unsafe fn one_body<L: Lanes>(isa: Isa, kind: Kind, n: usize, p: &Ptrs) {
             Kind::Unary(op, Repr::F32) => unary_f32(isa, op, n, p),
             Kind::Binary(op, Repr::F32, form) => binary_f32::<L>(isa, op, form, n, p),
             Kind::Binary(Binary::Add, Repr::I32, form) => formed(n, form, p, i32::wrapping_add),
+            Kind::Binary(Binary::Sub, Repr::I32, form) => formed(n, form, p, i32::wrapping_sub),
+            Kind::Binary(Binary::Mul, Repr::I32, form) => formed(n, form, p, i32::wrapping_mul),
             Kind::Binary(Binary::Or, Repr::I32, form) => formed(n, form, p, |a: i32, b| a | b),
             Kind::Binary(Binary::Xor, Repr::I32, form) => formed(n, form, p, |a: i32, b| a ^ b),
             Kind::Binary(op @ (Binary::Shl | Binary::Shr), Repr::I32, form) => {
@@ -358,10 +360,31 @@ unsafe fn one_body<L: Lanes>(isa: Isa, kind: Kind, n: usize, p: &Ptrs) {
             Kind::Cast(Repr::Bool, Repr::F32) => {
                 each(n, p.args[0].cast_const(), p.to.cast::<f32>(), |a| if a != 0 { 1.0 } else { 0.0 });
             }
+            Kind::Cast(Repr::F32, Repr::U8) => each(n, p.args[0].cast::<f32>(), p.to, |x| whole(x, 0.0, 255.0) as u8),
+            Kind::Cast(Repr::F32, Repr::I8) => {
+                each(n, p.args[0].cast::<f32>(), p.to.cast::<i8>(), |x| whole(x, -128.0, 127.0) as i8);
+            }
+            Kind::Cast(Repr::I32, Repr::U8) => each(n, p.args[0].cast::<i32>(), p.to, |x| x as u8),
+            Kind::Cast(Repr::I32, Repr::I8) => each(n, p.args[0].cast::<i32>(), p.to.cast::<i8>(), |x| x as i8),
+            Kind::Cast(Repr::U8, Repr::I32) => each(n, p.args[0].cast_const(), p.to.cast::<i32>(), i32::from),
+            Kind::Cast(Repr::U8, Repr::F32) => each(n, p.args[0].cast_const(), p.to.cast::<f32>(), f32::from),
+            Kind::Cast(Repr::I8, Repr::I32) => each(n, p.args[0].cast::<i8>(), p.to.cast::<i32>(), i32::from),
+            Kind::Cast(Repr::I8, Repr::F32) => each(n, p.args[0].cast::<i8>(), p.to.cast::<f32>(), f32::from),
+            Kind::Cast(Repr::I32, Repr::F32) => each(n, p.args[0].cast::<i32>(), p.to.cast::<f32>(), |x| x as f32),
             Kind::Splat(4) => fill(n, p.to.cast::<u32>(), *p.args[0].cast::<u32>()),
             kind => exec_plain(kind, n, p),
         }
     }
+}
+
+/// A float within bounds of a few bits, truncated; zero if it is no number. Unlike the conversion of Rust it is a few instructions of a vector.
+#[inline(always)]
+fn whole(x: f32, low: f32, high: f32) -> i32 {
+    let x = if x.is_nan() { 0.0 } else { x };
+    let x = if x < low { low } else { x };
+    let x = if x > high { high } else { x };
+    // SAFETY: the bounds are within `i32`, and `x` is between them.
+    unsafe { x.to_int_unchecked() }
 }
 
 /// # Safety

@@ -480,8 +480,8 @@ pub fn literal(value: f64, repr: Repr) -> u64 {
 /// Nanoseconds per element, to the nearest factor of two or so.
 /// True if an instruction can take one value for the whole block.
 fn has_forms(op: Binary, repr: Repr) -> bool {
-    use Binary::{Add, Or, Shl, Shr, Xor};
-    repr == Repr::F32 || repr == Repr::I32 && matches!(op, Add | Or | Xor | Shl | Shr)
+    use Binary::{Add, Mul, Or, Shl, Shr, Sub, Xor};
+    repr == Repr::F32 || repr == Repr::I32 && matches!(op, Add | Sub | Mul | Or | Xor | Shl | Shr)
 }
 
 fn cost(code: Code) -> f64 {
