@@ -1,7 +1,8 @@
 //! Products of 8-bit integers.
 //!
 //! An 8-bit integer minus its zero point is a whole number, and so are products of these. `f32` holds a sum of few
-//! such products exactly. So kernels of float products compute partial sums, which are added as `i32`.
+//! such products exactly. So kernels of float products compute partial sums, which are added as `i32`. A target that
+//! multiplies bytes gets products of the bytes themselves, before rows decompose: see `pass/bytes.rs`.
 
 use super::linear::{lower_matmul, part_matmul};
 use super::quantize::{spread, spread_node};
