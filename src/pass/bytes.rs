@@ -14,7 +14,7 @@ use crate::constant::Constant;
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::graph::{Decomposer, Graph};
-use crate::kernel::cpu::gemm::MOST_TERMS;
+use crate::kernel::MOST_TERMS;
 use crate::op::{Attrs, Call, NodeId, Nodes, OpResult, ValueId, Var, build};
 use crate::ops::{OTHER_SIGN, PRODUCT_OF_BYTES, SUMS_OF_BYTES};
 use crate::shape::Shape;
@@ -104,7 +104,8 @@ fn expand_linear(graph: &mut Graph, id: NodeId, row: &str) -> Result<()> {
     // Scales of columns, or of filters, come with a zero point of each.
     let alike = operands[4].zip(operands[5]).is_some_and(|(s, z)| graph.fact(s).shape == graph.fact(z).shape);
     let few = operands[4].is_some_and(|v| graph.fact(v).shape.len() < 2);
-    if ![1, 2, 6, 7].into_iter().all(single) || !(few && alike) || ![1, 4, 6].into_iter().all(floats) {
+    let fits = few && alike && [1, 2, 6, 7].into_iter().all(single) && [1, 4, 6].into_iter().all(floats);
+    if !fits {
         return Ok(());
     }
     let node = graph.node(id).clone();

@@ -31,10 +31,10 @@ use kernels::{Block, Kernels, PORTABLE, PORTABLE_BYTES, Panels, Slab};
 use pack::{pack_a_block, pack_b_block, pack_words};
 use std::ops::Range;
 
-mod bytes;
 mod grid;
 mod kernels;
 mod pack;
+mod terms;
 
 pub use grid::Grid;
 pub use pack::{Bytes, View, pack_a, pack_b};

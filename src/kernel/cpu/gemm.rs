@@ -19,9 +19,6 @@ pub(crate) const IN_PLACE_ROWS: usize = 2 * PANEL_ROWS;
 /// A block of `B` of up to this many floats stays in the L1 cache.
 pub(crate) const SHALLOW: usize = 2 * PANEL_COLS * DEPTH;
 
-/// Terms of a sum of products of `u8` and `i8` up to which it is exact in `i32`.
-pub const MOST_TERMS: usize = 1 << 16;
-
 /// Elements along `k` that make one element of 4 bytes of a packed operand: four bytes, or one number of 4 bytes.
 pub fn together(dtype: DType) -> usize {
     if dtype.is_byte() { 4 } else { 1 }

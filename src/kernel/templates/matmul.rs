@@ -1,7 +1,9 @@
 //! Products of matrices.
 
 use super::*;
-use crate::kernel::cpu::gemm::MOST_TERMS;
+
+/// Terms of a sum of products of `u8` and `i8` up to which it is exact in `i32`.
+pub const MOST_TERMS: usize = 1 << 16;
 
 pub(super) static MATMUL: TemplateDef = TemplateDef {
     name: "matmul",

@@ -26,6 +26,7 @@ mod scatter;
 mod window;
 
 pub use attention::Guard;
+pub use matmul::MOST_TERMS;
 pub use pad::PadMode;
 pub use resize::{Nearest, ResizeMode};
 pub use row::{Reduction, RowReduction};

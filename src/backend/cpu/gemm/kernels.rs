@@ -1,10 +1,10 @@
 //! The innermost kernels: a tile of `C` in registers while `k` is walked down. One table of them per instruction set.
 
-use super::bytes::{Dot, Widened};
-#[cfg(target_arch = "x86_64")]
-use super::bytes::{Vnni, WidenedYmm, WidenedZmm};
 use super::pack::View;
-use crate::backend::cpu::simd::{Lanes, Plain};
+use super::terms::{Dot, Terms, Widened};
+#[cfg(target_arch = "x86_64")]
+use super::terms::{Vnni, WidenedYmm, WidenedZmm};
+use crate::backend::cpu::simd::Plain;
 #[cfg(target_arch = "x86_64")]
 use crate::backend::cpu::simd::{Ymm, Zmm};
 use crate::kernel::cpu::gemm::*;
@@ -183,72 +183,6 @@ impl Kernels {
             add: c.add,
             ahead,
         }
-    }
-}
-
-/// A vector of sums, or of elements of an operand, in lanes of 4 bytes.
-///
-/// # Safety
-/// As of [`Lanes`].
-pub(super) trait Terms: Copy {
-    /// Lanes.
-    const LEN: usize;
-    unsafe fn zero() -> Self;
-    /// The element at `from` in every lane.
-    unsafe fn splat(from: *const f32) -> Self;
-    unsafe fn load(from: *const f32) -> Self;
-    /// The first `n <= LEN` elements.
-    unsafe fn load_first(from: *const f32, n: usize) -> Self;
-    unsafe fn store(self, to: *mut f32);
-    unsafe fn store_first(self, to: *mut f32, n: usize);
-    /// Adds sums.
-    unsafe fn add(self, other: Self) -> Self;
-    /// Adds the product of an element of the left operand and one of the right operand to a sum.
-    unsafe fn mul_add(self, right: Self, sum: Self) -> Self;
-}
-
-impl<L: Lanes> Terms for L {
-    const LEN: usize = L::LEN;
-
-    #[inline(always)]
-    unsafe fn zero() -> Self {
-        // SAFETY: guaranteed by the caller, as below.
-        unsafe { L::splat(0.0) }
-    }
-
-    #[inline(always)]
-    unsafe fn splat(from: *const f32) -> Self {
-        unsafe { L::splat(*from) }
-    }
-
-    #[inline(always)]
-    unsafe fn load(from: *const f32) -> Self {
-        unsafe { L::load(from) }
-    }
-
-    #[inline(always)]
-    unsafe fn load_first(from: *const f32, n: usize) -> Self {
-        unsafe { L::load_first(from, n) }
-    }
-
-    #[inline(always)]
-    unsafe fn store(self, to: *mut f32) {
-        unsafe { L::store(self, to) }
-    }
-
-    #[inline(always)]
-    unsafe fn store_first(self, to: *mut f32, n: usize) {
-        unsafe { L::store_first(self, to, n) }
-    }
-
-    #[inline(always)]
-    unsafe fn add(self, other: Self) -> Self {
-        unsafe { L::add(self, other) }
-    }
-
-    #[inline(always)]
-    unsafe fn mul_add(self, right: Self, sum: Self) -> Self {
-        unsafe { L::mul_add(self, right, sum) }
     }
 }
 

@@ -1,10 +1,76 @@
-//! Products of bytes: vectors whose lanes are *words*, four bytes of an operand that follow one another along `k`, or `i32` sums.
+//! The vectors of innermost kernels: floats, or *words*, four bytes of an operand that follow one another along `k`, and `i32` sums.
 //!
-//! A sum of products of one unsigned and one signed operand is exact in `i32` for up to
-//! [`MOST_TERMS`](crate::kernel::cpu::gemm::MOST_TERMS) terms. VNNI adds up four products at once. Elsewhere bytes are widened to 16 bits,
-//! because the instruction that multiplies bytes saturates sums of two products.
+//! A sum of products of one unsigned and one signed operand is exact in `i32` for up to [`MOST_TERMS`](crate::kernel::MOST_TERMS) terms. VNNI
+//! adds up four products at once. Elsewhere bytes are widened to 16 bits, because the instruction that multiplies bytes saturates sums of two
+//! products.
 
-use super::kernels::Terms;
+use crate::backend::cpu::simd::Lanes;
+
+/// A vector of sums, or of elements of an operand, in lanes of 4 bytes.
+///
+/// # Safety
+/// As of [`Lanes`].
+pub(super) trait Terms: Copy {
+    /// Lanes.
+    const LEN: usize;
+    unsafe fn zero() -> Self;
+    /// The element at `from` in every lane.
+    unsafe fn splat(from: *const f32) -> Self;
+    unsafe fn load(from: *const f32) -> Self;
+    /// The first `n <= LEN` elements.
+    unsafe fn load_first(from: *const f32, n: usize) -> Self;
+    unsafe fn store(self, to: *mut f32);
+    unsafe fn store_first(self, to: *mut f32, n: usize);
+    /// Adds sums.
+    unsafe fn add(self, other: Self) -> Self;
+    /// Adds the product of an element of the left operand and one of the right operand to a sum.
+    unsafe fn mul_add(self, right: Self, sum: Self) -> Self;
+}
+
+impl<L: Lanes> Terms for L {
+    const LEN: usize = L::LEN;
+
+    #[inline(always)]
+    unsafe fn zero() -> Self {
+        // SAFETY: guaranteed by the caller, as below.
+        unsafe { L::splat(0.0) }
+    }
+
+    #[inline(always)]
+    unsafe fn splat(from: *const f32) -> Self {
+        unsafe { L::splat(*from) }
+    }
+
+    #[inline(always)]
+    unsafe fn load(from: *const f32) -> Self {
+        unsafe { L::load(from) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_first(from: *const f32, n: usize) -> Self {
+        unsafe { L::load_first(from, n) }
+    }
+
+    #[inline(always)]
+    unsafe fn store(self, to: *mut f32) {
+        unsafe { L::store(self, to) }
+    }
+
+    #[inline(always)]
+    unsafe fn store_first(self, to: *mut f32, n: usize) {
+        unsafe { L::store_first(self, to, n) }
+    }
+
+    #[inline(always)]
+    unsafe fn add(self, other: Self) -> Self {
+        unsafe { L::add(self, other) }
+    }
+
+    #[inline(always)]
+    unsafe fn mul_add(self, right: Self, sum: Self) -> Self {
+        unsafe { L::mul_add(self, right, sum) }
+    }
+}
 
 /// A vector of words or of sums.
 ///
