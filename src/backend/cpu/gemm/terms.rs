@@ -27,55 +27,10 @@ pub(super) trait Terms: Copy {
     unsafe fn mul_add(self, right: Self, sum: Self) -> Self;
 }
 
-impl<L: Lanes> Terms for L {
-    const LEN: usize = L::LEN;
-
-    #[inline(always)]
-    unsafe fn zero() -> Self {
-        // SAFETY: guaranteed by the caller, as below.
-        unsafe { L::splat(0.0) }
-    }
-
-    #[inline(always)]
-    unsafe fn splat(from: *const f32) -> Self {
-        unsafe { L::splat(*from) }
-    }
-
-    #[inline(always)]
-    unsafe fn load(from: *const f32) -> Self {
-        unsafe { L::load(from) }
-    }
-
-    #[inline(always)]
-    unsafe fn load_first(from: *const f32, n: usize) -> Self {
-        unsafe { L::load_first(from, n) }
-    }
-
-    #[inline(always)]
-    unsafe fn store(self, to: *mut f32) {
-        unsafe { L::store(self, to) }
-    }
-
-    #[inline(always)]
-    unsafe fn store_first(self, to: *mut f32, n: usize) {
-        unsafe { L::store_first(self, to, n) }
-    }
-
-    #[inline(always)]
-    unsafe fn add(self, other: Self) -> Self {
-        unsafe { L::add(self, other) }
-    }
-
-    #[inline(always)]
-    unsafe fn mul_add(self, right: Self, sum: Self) -> Self {
-        unsafe { L::mul_add(self, right, sum) }
-    }
-}
-
 /// A vector of words or of sums.
 ///
 /// # Safety
-/// As of [`Terms`].
+/// As of [`Lanes`].
 pub(super) trait Words: Copy {
     const LEN: usize;
     unsafe fn zero() -> Self;
@@ -93,49 +48,47 @@ pub(super) trait Words: Copy {
 #[derive(Clone, Copy)]
 pub(super) struct Dot<V, const LEFT: bool>(V);
 
-impl<V: Words, const LEFT: bool> Terms for Dot<V, LEFT> {
-    const LEN: usize = V::LEN;
+macro_rules! vector {
+    ([$($generics:tt)*] $trait:ident for $name:ty, $len:expr; $(fn $method:ident($($args:tt)*) $(-> $out:ty)? { $($body:tt)* })*) => {
+        impl<$($generics)*> $trait for $name {
+            const LEN: usize = $len;
+            $(
+                #[inline(always)]
+                unsafe fn $method($($args)*) $(-> $out)? {
+                    // SAFETY: the caller vouches for the instruction set, and for as many elements as the method reads or writes. Masked
+                    // forms neither read nor write (nor fault on) the lanes that are masked out.
+                    #[allow(unused_unsafe, reason = "plain Rust needs none")]
+                    unsafe { $($body)* }
+                }
+            )*
+        }
+    };
+}
 
-    #[inline(always)]
-    unsafe fn zero() -> Self {
-        // SAFETY: guaranteed by the caller, as below.
-        unsafe { Dot(V::zero()) }
-    }
+vector! {
+    [L: Lanes] Terms for L, L::LEN;
+    fn zero() -> Self { L::splat(0.0) }
+    fn splat(from: *const f32) -> Self { L::splat(*from) }
+    fn load(from: *const f32) -> Self { L::load(from) }
+    fn load_first(from: *const f32, n: usize) -> Self { L::load_first(from, n) }
+    fn store(self, to: *mut f32) { L::store(self, to) }
+    fn store_first(self, to: *mut f32, n: usize) { L::store_first(self, to, n) }
+    fn add(self, other: Self) -> Self { L::add(self, other) }
+    fn mul_add(self, right: Self, sum: Self) -> Self { L::mul_add(self, right, sum) }
+}
 
-    #[inline(always)]
-    unsafe fn splat(from: *const f32) -> Self {
-        unsafe { Dot(V::splat(from)) }
-    }
-
-    #[inline(always)]
-    unsafe fn load(from: *const f32) -> Self {
-        unsafe { Dot(V::load(from)) }
-    }
-
-    #[inline(always)]
-    unsafe fn load_first(from: *const f32, n: usize) -> Self {
-        unsafe { Dot(V::load_first(from, n)) }
-    }
-
-    #[inline(always)]
-    unsafe fn store(self, to: *mut f32) {
-        unsafe { self.0.store(to) }
-    }
-
-    #[inline(always)]
-    unsafe fn store_first(self, to: *mut f32, n: usize) {
-        unsafe { self.0.store_first(to, n) }
-    }
-
-    #[inline(always)]
-    unsafe fn add(self, other: Self) -> Self {
-        unsafe { Dot(self.0.add(other.0)) }
-    }
-
-    #[inline(always)]
-    unsafe fn mul_add(self, right: Self, sum: Self) -> Self {
+vector! {
+    [V: Words, const LEFT: bool] Terms for Dot<V, LEFT>, V::LEN;
+    fn zero() -> Self { Dot(V::zero()) }
+    fn splat(from: *const f32) -> Self { Dot(V::splat(from)) }
+    fn load(from: *const f32) -> Self { Dot(V::load(from)) }
+    fn load_first(from: *const f32, n: usize) -> Self { Dot(V::load_first(from, n)) }
+    fn store(self, to: *mut f32) { self.0.store(to) }
+    fn store_first(self, to: *mut f32, n: usize) { self.0.store_first(to, n) }
+    fn add(self, other: Self) -> Self { Dot(self.0.add(other.0)) }
+    fn mul_add(self, right: Self, sum: Self) -> Self {
         let (unsigned, signed) = if LEFT { (self.0, right.0) } else { (right.0, self.0) };
-        unsafe { Dot(V::dot(unsigned, signed, sum.0)) }
+        Dot(V::dot(unsigned, signed, sum.0))
     }
 }
 
@@ -143,53 +96,19 @@ impl<V: Words, const LEFT: bool> Terms for Dot<V, LEFT> {
 #[derive(Clone, Copy)]
 pub(super) struct Widened([i32; 8]);
 
-impl Words for Widened {
-    const LEN: usize = 8;
-
-    #[inline(always)]
-    unsafe fn zero() -> Self {
-        Widened([0; 8])
+vector! {
+    [] Words for Widened, 8;
+    fn zero() -> Self { Widened([0; 8]) }
+    fn splat(from: *const f32) -> Self { Widened([*from.cast(); 8]) }
+    fn load(from: *const f32) -> Self { Widened(from.cast::<[i32; 8]>().read_unaligned()) }
+    fn load_first(from: *const f32, n: usize) -> Self {
+        let word = |i: usize| if i < n { *from.cast::<i32>().add(i) } else { 0 };
+        Widened(std::array::from_fn(word))
     }
-
-    #[inline(always)]
-    unsafe fn splat(from: *const f32) -> Self {
-        // SAFETY: guaranteed by the caller, as below.
-        unsafe { Widened([*from.cast(); 8]) }
-    }
-
-    #[inline(always)]
-    unsafe fn load(from: *const f32) -> Self {
-        unsafe { Widened(from.cast::<[i32; 8]>().read_unaligned()) }
-    }
-
-    #[inline(always)]
-    unsafe fn load_first(from: *const f32, n: usize) -> Self {
-        let mut words = [0; 8];
-        for (i, word) in words.iter_mut().enumerate().take(n) {
-            *word = unsafe { *from.cast::<i32>().add(i) };
-        }
-        Widened(words)
-    }
-
-    #[inline(always)]
-    unsafe fn store(self, to: *mut f32) {
-        unsafe { to.cast::<[i32; 8]>().write_unaligned(self.0) }
-    }
-
-    #[inline(always)]
-    unsafe fn store_first(self, to: *mut f32, n: usize) {
-        for (i, word) in self.0.into_iter().enumerate().take(n) {
-            unsafe { *to.cast::<i32>().add(i) = word }
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn add(self, other: Self) -> Self {
-        Widened(std::array::from_fn(|i| self.0[i].wrapping_add(other.0[i])))
-    }
-
-    #[inline(always)]
-    unsafe fn dot(unsigned: Self, signed: Self, sum: Self) -> Self {
+    fn store(self, to: *mut f32) { to.cast::<[i32; 8]>().write_unaligned(self.0) }
+    fn store_first(self, to: *mut f32, n: usize) { to.cast::<i32>().copy_from_nonoverlapping(self.0.as_ptr(), n) }
+    fn add(self, other: Self) -> Self { Widened(std::array::from_fn(|i| self.0[i].wrapping_add(other.0[i]))) }
+    fn dot(unsigned: Self, signed: Self, sum: Self) -> Self {
         Widened(std::array::from_fn(|i| {
             let (unsigned, signed) = (unsigned.0[i].to_ne_bytes(), signed.0[i].to_ne_bytes());
             let product = |t: usize| i32::from(unsigned[t]) * i32::from(signed[t].cast_signed());
@@ -218,58 +137,33 @@ mod x86 {
     #[derive(Clone, Copy)]
     pub struct WidenedYmm(__m256i);
 
+    /// Ones for the first `n` lanes.
+    #[inline(always)]
+    fn mask(n: usize) -> __mmask16 {
+        ((1u32 << n) - 1) as u16
+    }
+
     macro_rules! zmm {
-        ($name:ident, $unsigned:ident, $signed:ident, $sum:ident => $dot:expr) => {
-            impl Words for $name {
-                const LEN: usize = 16;
-
-                #[inline(always)]
-                unsafe fn zero() -> Self {
-                    // SAFETY: guaranteed by the caller, as below.
-                    unsafe { $name(_mm512_setzero_si512()) }
-                }
-
-                #[inline(always)]
-                unsafe fn splat(from: *const f32) -> Self {
-                    unsafe { $name(_mm512_set1_epi32(*from.cast())) }
-                }
-
-                #[inline(always)]
-                unsafe fn load(from: *const f32) -> Self {
-                    unsafe { $name(_mm512_loadu_si512(from.cast())) }
-                }
-
-                #[inline(always)]
-                unsafe fn load_first(from: *const f32, n: usize) -> Self {
-                    unsafe { $name(_mm512_maskz_loadu_epi32(((1u32 << n) - 1) as u16, from.cast())) }
-                }
-
-                #[inline(always)]
-                unsafe fn store(self, to: *mut f32) {
-                    unsafe { _mm512_storeu_si512(to.cast(), self.0) }
-                }
-
-                #[inline(always)]
-                unsafe fn store_first(self, to: *mut f32, n: usize) {
-                    unsafe { _mm512_mask_storeu_epi32(to.cast(), ((1u32 << n) - 1) as u16, self.0) }
-                }
-
-                #[inline(always)]
-                unsafe fn add(self, other: Self) -> Self {
-                    unsafe { $name(_mm512_add_epi32(self.0, other.0)) }
-                }
-
-                #[inline(always)]
-                unsafe fn dot(unsigned: Self, signed: Self, sum: Self) -> Self {
-                    let ($unsigned, $signed, $sum) = (unsigned.0, signed.0, sum.0);
-                    unsafe { $name($dot) }
+        ($name:ident, |$unsigned:ident, $signed:ident, $sum:ident| $dot:expr) => {
+            vector! {
+                [] Words for $name, 16;
+                fn zero() -> Self { $name(_mm512_setzero_si512()) }
+                fn splat(from: *const f32) -> Self { $name(_mm512_set1_epi32(*from.cast())) }
+                fn load(from: *const f32) -> Self { $name(_mm512_loadu_si512(from.cast())) }
+                fn load_first(from: *const f32, n: usize) -> Self { $name(_mm512_maskz_loadu_epi32(mask(n), from.cast())) }
+                fn store(self, to: *mut f32) { _mm512_storeu_si512(to.cast(), self.0) }
+                fn store_first(self, to: *mut f32, n: usize) { _mm512_mask_storeu_epi32(to.cast(), mask(n), self.0) }
+                fn add(self, other: Self) -> Self { $name(_mm512_add_epi32(self.0, other.0)) }
+                fn dot($unsigned: Self, $signed: Self, $sum: Self) -> Self {
+                    let ($unsigned, $signed, $sum) = ($unsigned.0, $signed.0, $sum.0);
+                    $name($dot)
                 }
             }
         };
     }
 
-    zmm!(Vnni, unsigned, signed, sum => _mm512_dpbusd_epi32(sum, unsigned, signed));
-    zmm!(WidenedZmm, unsigned, signed, sum => {
+    zmm!(Vnni, |unsigned, signed, sum| _mm512_dpbusd_epi32(sum, unsigned, signed));
+    zmm!(WidenedZmm, |unsigned, signed, sum| {
         // Bytes 0 and 2 of each word, then bytes 1 and 3, as 16-bit numbers.
         let even = _mm512_madd_epi16(
             _mm512_and_si512(unsigned, _mm512_set1_epi16(0xff)),
@@ -280,63 +174,33 @@ mod x86 {
     });
 
     /// All ones in the first `n` lanes.
+    ///
+    /// # Safety
+    /// The CPU must have AVX2.
     #[inline(always)]
     unsafe fn first(n: usize) -> __m256i {
-        // SAFETY: the caller has AVX2.
+        // SAFETY: guaranteed by the caller.
         unsafe { _mm256_cmpgt_epi32(_mm256_set1_epi32(n as i32), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7)) }
     }
 
-    impl Words for WidenedYmm {
-        const LEN: usize = 8;
-
-        #[inline(always)]
-        unsafe fn zero() -> Self {
-            // SAFETY: guaranteed by the caller, as below.
-            unsafe { WidenedYmm(_mm256_setzero_si256()) }
-        }
-
-        #[inline(always)]
-        unsafe fn splat(from: *const f32) -> Self {
-            unsafe { WidenedYmm(_mm256_set1_epi32(*from.cast())) }
-        }
-
-        #[inline(always)]
-        unsafe fn load(from: *const f32) -> Self {
-            unsafe { WidenedYmm(_mm256_loadu_si256(from.cast())) }
-        }
-
-        #[inline(always)]
-        unsafe fn load_first(from: *const f32, n: usize) -> Self {
-            unsafe { WidenedYmm(_mm256_maskload_epi32(from.cast(), first(n))) }
-        }
-
-        #[inline(always)]
-        unsafe fn store(self, to: *mut f32) {
-            unsafe { _mm256_storeu_si256(to.cast(), self.0) }
-        }
-
-        #[inline(always)]
-        unsafe fn store_first(self, to: *mut f32, n: usize) {
-            unsafe { _mm256_maskstore_epi32(to.cast(), first(n), self.0) }
-        }
-
-        #[inline(always)]
-        unsafe fn add(self, other: Self) -> Self {
-            unsafe { WidenedYmm(_mm256_add_epi32(self.0, other.0)) }
-        }
-
-        #[inline(always)]
-        unsafe fn dot(unsigned: Self, signed: Self, sum: Self) -> Self {
+    vector! {
+        [] Words for WidenedYmm, 8;
+        fn zero() -> Self { WidenedYmm(_mm256_setzero_si256()) }
+        fn splat(from: *const f32) -> Self { WidenedYmm(_mm256_set1_epi32(*from.cast())) }
+        fn load(from: *const f32) -> Self { WidenedYmm(_mm256_loadu_si256(from.cast())) }
+        fn load_first(from: *const f32, n: usize) -> Self { WidenedYmm(_mm256_maskload_epi32(from.cast(), first(n))) }
+        fn store(self, to: *mut f32) { _mm256_storeu_si256(to.cast(), self.0) }
+        fn store_first(self, to: *mut f32, n: usize) { _mm256_maskstore_epi32(to.cast(), first(n), self.0) }
+        fn add(self, other: Self) -> Self { WidenedYmm(_mm256_add_epi32(self.0, other.0)) }
+        fn dot(unsigned: Self, signed: Self, sum: Self) -> Self {
             let (unsigned, signed) = (unsigned.0, signed.0);
-            unsafe {
-                // Bytes 0 and 2 of each word, then bytes 1 and 3, as 16-bit numbers.
-                let even = _mm256_madd_epi16(
-                    _mm256_and_si256(unsigned, _mm256_set1_epi16(0xff)),
-                    _mm256_srai_epi16::<8>(_mm256_slli_epi16::<8>(signed)),
-                );
-                let odd = _mm256_madd_epi16(_mm256_srli_epi16::<8>(unsigned), _mm256_srai_epi16::<8>(signed));
-                WidenedYmm(_mm256_add_epi32(sum.0, _mm256_add_epi32(even, odd)))
-            }
+            // Bytes 0 and 2 of each word, then bytes 1 and 3, as 16-bit numbers.
+            let even = _mm256_madd_epi16(
+                _mm256_and_si256(unsigned, _mm256_set1_epi16(0xff)),
+                _mm256_srai_epi16::<8>(_mm256_slli_epi16::<8>(signed)),
+            );
+            let odd = _mm256_madd_epi16(_mm256_srli_epi16::<8>(unsigned), _mm256_srai_epi16::<8>(signed));
+            WidenedYmm(_mm256_add_epi32(sum.0, _mm256_add_epi32(even, odd)))
         }
     }
 }
