@@ -38,7 +38,9 @@ pub fn run(graph: &mut Graph, context: &Context) -> Result<()> {
             "Conv" => pointwise(graph, id),
             _ => None,
         };
-        if let Some(product) = found {
+        // More terms than these are summed in parts.
+        let few = |product: &Product| product.terms() <= MOST_TERMS;
+        if let Some(product) = found.filter(|product| context.decisions.if_valid("bytes", id, few(product))) {
             changed = true;
             product.replace(graph, id)?;
         }
@@ -219,10 +221,10 @@ struct Product {
 }
 
 impl Product {
-    /// `None` if scales or zero points differ along the axis that is summed over, or along a batch, or if there are too many terms.
+    /// `None` if scales or zero points differ along the axis that is summed over, or along a batch.
     fn new(graph: &Graph, operands: [Matrix; 2], shape: Shape, bias: Option<ValueId>) -> Option<Product> {
         let [a, b] = operands.each_ref().map(|m| m.shape.len());
-        if a < 2 || b < 2 || operands[0].shape[a - 1] > MOST_TERMS {
+        if a < 2 || b < 2 {
             return None;
         }
         let along =
@@ -233,6 +235,11 @@ impl Product {
         // The other sign of a constant is a constant.
         let flips = alike.then(|| usize::from(graph.as_constant(operands[1].data).is_some()));
         along.then_some(Product { operands, shape, bias, zeros, flips })
+    }
+
+    /// Number of products in a sum.
+    fn terms(&self) -> usize {
+        *self.operands[0].shape.last().expect("a matrix has axes")
     }
 
     /// Replaces a node by the product.
@@ -255,8 +262,7 @@ impl Product {
             }
         }
         if let [Some(left), Some(right)] = zeros {
-            let terms = *self.operands[0].shape.last().expect("a matrix has axes");
-            sum = sum + left * right * terms as f64;
+            sum = sum + left * right * self.terms() as f64;
         }
         let scale = |o: usize| self.operands[o].scale.map(|scale| self.spread(b.value(scale), o)).transpose();
         if let (Some(left), Some(right)) = (scale(0)?, scale(1)?) {
