@@ -201,7 +201,8 @@ pub fn same_elements(a: &Access, b: &Access) -> bool {
 fn collects_in_place(kernel: &Kernel, fits: impl Fn(&Operand) -> bool) -> bool {
     let [write] = &kernel.writes[..] else { return false };
     let further = &kernel.reads[kernel.further()];
-    let holds = write.dtype == DType::F32 || write.dtype == DType::I32 && kernel.core_dtype() == DType::I32;
+    let sums_bytes = kernel.template == Template::MatMul && kernel.core_dtype() == DType::I32;
+    let holds = write.dtype == DType::F32 || sums_bytes && write.dtype == DType::I32;
     holds && fits(write) && !further.iter().any(|r| same_elements(&r.access, &write.access))
 }
 
