@@ -85,50 +85,13 @@ fn unfold(graph: &mut Graph, constant: &Constant) -> Result<Option<ValueId>> {
     Ok(Some(node.output(0)))
 }
 
-/// Writes a node that quantizes a product, or multiplies the transpose of a quantized matrix, as the nodes that it stands for.
+/// Writes a `Gemm` of quantized matrices as the nodes that it stands for.
 fn expand(graph: &mut Graph, id: NodeId) -> Result<()> {
     let operands = graph.operands(id);
-    match graph.node(id).op_name() {
-        "Gemm" if operands[..2].iter().flatten().all(|&v| Matrix::dequantized(graph, v).is_some()) => {
-            decompose(graph, id)
-        }
-        "QLinearMatMul" => expand_linear(graph, id, "MatMul"),
-        "QLinearConv" if window_of_one(graph, id, [0, 3]) => expand_linear(graph, id, "Conv"),
-        _ => Ok(()),
+    let quantized = |v: &ValueId| Matrix::dequantized(graph, *v).is_some();
+    if graph.node(id).op_name() == "Gemm" && operands[..2].iter().flatten().all(quantized) {
+        decompose(graph, id)?;
     }
-}
-
-/// Writes `QLinearMatMul` or `QLinearConv` as the float product between `DequantizeLinear` and `QuantizeLinear`.
-fn expand_linear(graph: &mut Graph, id: NodeId, row: &str) -> Result<()> {
-    let operands = graph.operands(id);
-    let single = |input: usize| operands[input].is_none_or(|v| graph.fact(v).shape.numel() == 1);
-    let floats = |input: usize| operands[input].is_some_and(|v| graph.fact(v).dtype == DType::F32);
-    // Scales of columns, or of filters, come with a zero point of each.
-    let alike = operands[4].zip(operands[5]).is_some_and(|(s, z)| graph.fact(s).shape == graph.fact(z).shape);
-    let few = operands[4].is_some_and(|v| graph.fact(v).shape.len() < 2);
-    let fits = few && alike && [1, 2, 6, 7].into_iter().all(single) && [1, 4, 6].into_iter().all(floats);
-    if !fits {
-        return Ok(());
-    }
-    let node = graph.node(id).clone();
-    let axis = if row == "Conv" { 0 } else { -1 };
-    graph.insert_at(id);
-    let made = build(&mut Decomposer::new(graph, node.name.clone()), |b| {
-        let x: Vec<_> = operands.iter().map(|v| v.map(|v| b.value(v))).collect();
-        let scalar = |input: usize| x[input].map(|v| v.shaped(&[]));
-        let left = b.op("DequantizeLinear", &[x[0], scalar(1), scalar(2)], Attrs::new());
-        let right = b.op("DequantizeLinear", &x[3..6], Attrs::new().with("axis", axis));
-        let mut factors = vec![left, right];
-        if let Some(&Some(bias)) = x.get(8) {
-            let scale = scalar(1).zip(x[4]).map(|(s, t)| s * t).ok_or("scales are required")?;
-            let scale = if scale.shape()?.numel() == 1 { scale.shaped(&[]) } else { scale };
-            factors.push(b.op("DequantizeLinear", &[bias, scale], Attrs::new().with("axis", 0)));
-        }
-        let y = b.op(row, &factors, node.attrs.clone());
-        Ok(vec![b.op("QuantizeLinear", &[Some(y), scalar(6), scalar(7)], Attrs::new())])
-    });
-    let made = made.map_err(|what| graph.node(id).error(what))?;
-    graph.replace(id.output(0), made[0]);
     Ok(())
 }
 
@@ -341,7 +304,7 @@ fn integer_product(graph: &Graph, id: NodeId) -> Option<Product> {
 /// `Conv` of one group whose window has one element: a product of filters `[o, c]` and images `[n, c, positions]`.
 fn pointwise(graph: &Graph, id: NodeId) -> Option<Product> {
     let [Some(x), Some(w), ref bias @ ..] = graph.operands(id)[..] else { return None };
-    if !window_of_one(graph, id, [0, 1]) {
+    if !window_of_one(graph, id) {
         return None;
     }
     let (mut data, mut filters) = (Matrix::dequantized(graph, x)?, Matrix::dequantized(graph, w)?);
@@ -363,9 +326,9 @@ fn pointwise(graph: &Graph, id: NodeId) -> Option<Product> {
 }
 
 /// True if each result of a convolution of one group reads one position of all channels.
-fn window_of_one(graph: &Graph, id: NodeId, [x, w]: [usize; 2]) -> bool {
+fn window_of_one(graph: &Graph, id: NodeId) -> bool {
     let operands = graph.operands(id);
-    let [Some(x), Some(w)] = [x, w].map(|i| operands.get(i).copied().flatten()) else { return false };
+    let [Some(x), Some(w), ..] = operands[..] else { return false };
     let (x, w) = (&graph.fact(x).shape, &graph.fact(w).shape);
     // A window of one element needs no padding, even where `auto_pad` asks for it.
     let unpadded =
