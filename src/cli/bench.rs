@@ -420,7 +420,7 @@ impl Bench {
             let profile = |exec: &mut Exec| Ok::<_, Error>((exec.profile(inputs, self.rounds())?, exec.notes()));
             let (times, notes) = program.selected(&[], profile)??;
             let first = all.len();
-            let steps = TimedStep::of(&program.plan(), &times, &notes).into_iter();
+            let steps = TimedStep::of(program.plan(), &times, &notes).into_iter();
             all.extend(steps.map(|step| TimedStep { step: first + step.step, ..step }));
         }
         let sum: f64 = all.iter().map(|step| step.median_us).sum();

@@ -25,6 +25,7 @@ pub(super) static OPS: &[OpDef] = &[
         "BatchNormalization by the statistics of the batch, and these: the mean and the variance per channel",
         inputs![X scale B],
         |_, call, x| {
+            infer_groups(call, 2, None)?;
             let axes = beside_channels(call);
             let mean = reduce("ReduceMean", x[0], &axes);
             let centred = x[0] - mean;

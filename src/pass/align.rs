@@ -124,13 +124,13 @@ impl Aligner<'_> {
     fn shorten(&self, graph: &mut Graph, old: ValueId, longer: ValueId, columns: usize) -> Result<()> {
         let (name, rank) = (graph.value_name(old).to_owned(), graph.fact(old).shape.len());
         let (mut old, mut value, mut axis) = (old, longer, rank - 1);
-        if let [user] = graph.users(old)[..] {
-            if let Some(perm) = graph.permutation(user).filter(|_| !graph.is_output(old)) {
-                let attrs = graph.node(user).attrs.clone();
-                value = self.context.add(graph, &name, "Transpose", &[Some(longer)], attrs)?;
-                axis = perm.iter().position(|&from| from == axis).expect("it is a permutation");
-                old = user.output(0);
-            }
+        let users = graph.users(old);
+        let alone = users.first().filter(|_| users.len() == 1 && !graph.is_output(old));
+        if let Some((user, perm)) = alone.and_then(|&user| Some((user, graph.permutation(user)?))) {
+            let attrs = graph.node(user).attrs.clone();
+            value = self.context.add(graph, &name, "Transpose", &[Some(longer)], attrs)?;
+            axis = perm.iter().position(|&from| from == axis).expect("it is a permutation");
+            old = user.output(0);
         }
         let part = self.context.add(graph, &name, "Slice", &[Some(value)], Attrs::span(axis, 0..columns))?;
         graph.replace(old, part);

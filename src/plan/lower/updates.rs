@@ -123,10 +123,8 @@ impl Lowering<'_> {
     fn forget_kernels(&mut self) {
         let mut kept: Vec<Option<KernelIdx>> = vec![None; self.draft.kernels.len()];
         self.draft.steps.iter().for_each(|step| kept[step.kernel.index()] = Some(step.kernel));
-        let mut next = 0;
-        for number in kept.iter_mut().flatten() {
+        for (next, number) in kept.iter_mut().flatten().enumerate() {
             *number = KernelIdx::new(next);
-            next += 1;
         }
         let mut number = kept.iter();
         self.draft.kernels.retain(|_| number.next().expect("as many").is_some());
