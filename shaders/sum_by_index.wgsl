@@ -1,6 +1,6 @@
-// EACH elements per invocation. The invocations of a workgroup look through the indices together. Each notes, a bit per
-// index, which of its share are for the workgroup's places. One of TEAM sums up what these noted. Then all read the sums, and the notes
-// where there are some: most workgroups of a large table have none. Where one look takes all indices, it serves EACH elements.
+// The invocations of a workgroup look through the indices together. Each notes, a bit per index, which of its share are for the workgroup's
+// places. One of TEAM sums up what these noted. Then all read the sums, and the notes where there are some: most workgroups of a large table
+// have none. An invocation computes EACH elements: one, unless the workgroup notes all indices ONCE.
 let base = group * SIZE * EACH;
 let first = base / INNER;
 let last = (base + SIZE * EACH - 1) / INNER;

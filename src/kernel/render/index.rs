@@ -102,13 +102,8 @@ impl Module<'_> {
         self.constant("ZERO", 0.0, ty);
         let threads = text.launch(self.kernel, self.target).threads as usize;
         let each = looks(self.kernel, threads);
-        if let Some(each) = each {
-            self.flags.push("ONCE");
-            self.int("EACH", each as isize);
-        } else {
-            self.int("EACH", 1);
-        }
-        self.ints(&[("BITS", NOTED), ("TEAM", TEAM)]);
+        self.flags.extend(each.map(|_| "ONCE"));
+        self.ints(&[("BITS", NOTED), ("TEAM", TEAM), ("EACH", each.unwrap_or(1))]);
         self.shared.extend([("notes", I32, threads), ("teams", I32, threads.div_ceil(TEAM))]);
         self.store(&self.flat(), Some(ty), None, &[])?;
         self.per_element();
