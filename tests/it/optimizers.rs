@@ -3,7 +3,7 @@
 use crate::common;
 use plimsoll::internals::onnx::{self, Model};
 use plimsoll::internals::train::{self, Loss, Optimizer, Rate, Schedule, Training};
-use plimsoll::{DType, Options, Session, Tensor};
+use plimsoll::{Class, DType, Limits, Options, Recipe, Session, Target, Tensor};
 
 const ROWS: usize = 6;
 const COLUMNS: usize = 4;
@@ -234,5 +234,23 @@ fn schedules_follow_the_loops() {
             let falls = rates[STEPS - 1] < rates[warmup as usize];
             assert_eq!(falls, schedule != Schedule::Constant, "{name}: {rates:?}");
         }
+    }
+}
+
+/// A weight's, its mean's and its mean square's update read the same elements. The CPU keeps three loops.
+#[test]
+fn an_update_is_one_kernel_where_launches_cost() {
+    let model = Model::new(onnx::text::parse(LINEAR, "linear".as_ref()).expect("the text is sound")).with_weights();
+    let weights = model.weights();
+    let graph = onnx::import(&model, &[("batch".into(), ROWS)]).expect("it is a graph");
+    let step = train::programs(&graph, &weights, None, &method(adam(true))).expect("it trains").parts.remove(0).1;
+    for (target, joined) in [(Target::cuda(), 2), (Target::cpu(2), 0)] {
+        let plan = Recipe::default().plan(step.clone(), &target, &Limits { memory: None }).expect("it is planned");
+        let states = plan.steps.iter().map(|step| {
+            let is_state = step.writes.iter().map(|&buffer| plan.buffers[buffer].class == Class::State);
+            is_state.filter(|&is_state| is_state).count()
+        });
+        let several: Vec<usize> = states.filter(|&count| count > 1).collect();
+        assert_eq!(several, vec![3; joined], "for {}", target.name);
     }
 }
