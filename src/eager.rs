@@ -89,6 +89,7 @@ impl Program {
                 shape: fact.shape.clone(),
                 buffer,
                 indexes: indexes.get(&value).cloned().unwrap_or_default(),
+                counted: Vec::new(),
             }
         };
         let inputs = draft.inputs.iter().map(|&(v, b)| port(graph.value_name(v), v, b)).collect();

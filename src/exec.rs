@@ -8,13 +8,14 @@ use crate::kernel::Kernel;
 use crate::kernel::cpu::{self, Plain};
 use crate::plan::index::Per;
 use crate::plan::{
-    BufferIdx, Class, Compiled, ConstantPort, Indexes, KernelIdx, Plan, Port, Segment, SegmentIdx, Spot, StatePort,
-    Step, Use, check,
+    BufferIdx, Class, Compiled, ConstantPort, Counted, Indexes, KernelIdx, Plan, Port, Segment, SegmentIdx, Spot,
+    StatePort, Step, Use, check,
 };
+use crate::shape::Access;
 use crate::target::{AHEAD_STACK, Memory};
 use crate::tensor::Tensor;
-use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -469,6 +470,23 @@ impl Exec {
         Ok(found.into_iter().next().expect("one port has one tensor"))
     }
 
+    /// One output, by its number in the plan, without the room behind what the run found.
+    ///
+    /// # Errors
+    /// When the device fails.
+    ///
+    /// # Panics
+    /// When the plan has fewer outputs.
+    pub fn found(&mut self, number: usize) -> Result<Tensor> {
+        let outputs = self.plan().outputs.clone();
+        let counts = outputs[number].counted.iter().map(|counted| {
+            let at = outputs.iter().position(|port| port.name == counted.by);
+            Ok((counted, self.output(at.expect("a checked plan has the output that counts"))?))
+        });
+        let counts = counts.collect::<Result<Vec<_>>>()?;
+        Ok(without_room(self.output(number)?, counts.iter().map(|(counted, count)| (*counted, count))))
+    }
+
     /// A state's elements.
     ///
     /// # Errors
@@ -761,6 +779,29 @@ pub(crate) fn read_outputs(
         (port, stored, at)
     });
     read_ports(backend, &placed.collect::<Vec<_>>())
+}
+
+/// All outputs of a run, without the room behind what it found.
+pub(crate) fn found(ports: &[Port], outputs: Vec<Tensor>) -> Vec<Tensor> {
+    let counts: BTreeMap<&str, Tensor> =
+        ports.iter().flat_map(|port| &port.counted).fold(BTreeMap::new(), |mut all, c| {
+            let at = ports.iter().position(|port| port.name == c.by);
+            all.insert(&c.by, outputs[at.expect("a checked plan has the output that counts")].clone());
+            all
+        });
+    let cut =
+        |(port, tensor): (&Port, Tensor)| without_room(tensor, port.counted.iter().map(|c| (c, &counts[&c.by[..]])));
+    ports.iter().zip(outputs).map(cut).collect()
+}
+
+/// A tensor without the room behind what a run found.
+fn without_room<'c>(tensor: Tensor, counts: impl Iterator<Item = (&'c Counted, &'c Tensor)>) -> Tensor {
+    counts.fold(tensor, |tensor, (Counted { axis, more, .. }, count)| {
+        let found = count.to_i64().and_then(|count| count.first().copied()).unwrap_or(0) + more;
+        let extent = tensor.shape()[*axis];
+        let found = usize::try_from(found).unwrap_or(0).min(extent);
+        tensor.gather(&Access::contiguous(tensor.shape().clone()).slice(*axis, 0, 1, found))
+    })
 }
 
 /// Waits for the device and copies what lies in buffers, each with its stored type.

@@ -12,7 +12,7 @@ use petgraph::stable_graph::{NodeIndex, StableDiGraph};
 use petgraph::visit::{EdgeRef, IntoEdgeReferences};
 use serde::{Deserialize, Serialize};
 use std::cmp::Reverse;
-use std::collections::{BinaryHeap, HashSet};
+use std::collections::{BTreeMap, BinaryHeap, HashSet};
 use std::sync::{Arc, OnceLock};
 
 /// The most nodes that a graph may grow to when operators are decomposed or a file's functions are expanded.
@@ -100,6 +100,8 @@ pub struct Graph {
     dag: StableDiGraph<Node, Use>,
     inputs: Vec<ValueId>,
     outputs: Vec<(String, ValueId)>,
+    /// By output: the axes along which a run fills its first elements.
+    counted: BTreeMap<String, Vec<Counted>>,
     states: Vec<State>,
     cursor: u32,
     /// The last place that a node was appended at.
@@ -118,6 +120,18 @@ struct Known {
     verified: OnceLock<()>,
     swept: bool,
     results: OnceLock<HashSet<ValueId>>,
+}
+
+/// An axis of an output that has room for more elements than a run finds. The first ones are what it found.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Counted {
+    /// The axis.
+    pub axis: usize,
+    /// The output, one integer, that says how many were found.
+    pub by: String,
+    /// Elements of the axis beside those.
+    #[serde(default)]
+    pub more: i64,
 }
 
 /// A value that lasts from one run to the next. All readers of a run see the elements from before the run.
@@ -369,7 +383,17 @@ impl Graph {
         self.outputs.push((name.into(), value));
     }
 
-    /// Leaves out all outputs but these, and what nothing else needs. The inputs stay. An empty list leaves out nothing.
+    /// Says that a run fills an output's first elements along an axis.
+    pub(crate) fn count_output(&mut self, name: &str, counted: Counted) {
+        self.counted.entry(name.to_owned()).or_default().push(counted);
+    }
+
+    /// The axes of an output along which a run fills the first elements.
+    pub fn counted(&self, name: &str) -> &[Counted] {
+        self.counted.get(name).map_or(&[], Vec::as_slice)
+    }
+
+    /// Leaves out all outputs but these, the counts that belong to them, and what nothing else needs. The inputs stay. An empty list leaves out nothing.
     ///
     /// # Errors
     /// When the graph has no output of a name.
@@ -391,7 +415,9 @@ impl Graph {
             return Err(Error::usage(format!("output '{name}': {what}")));
         }
         self.known = Known::default();
-        self.outputs.retain(|(output, _)| names.contains(output));
+        let counts: HashSet<&String> = names.iter().flat_map(|name| self.counted(name)).map(|c| &c.by).collect();
+        let kept: HashSet<String> = names.iter().chain(counts).cloned().collect();
+        self.outputs.retain(|(output, _)| kept.contains(output));
         self.sweep();
         Ok(())
     }

@@ -4,8 +4,8 @@ use crate::backend::cpu::{Cpu, Region};
 use crate::backend::{Backend, Place, Usage};
 use crate::constant::Constant;
 use crate::error::{Error, Result, ensure};
-use crate::exec::Exec;
 use crate::exec::finite::NotFinite;
+use crate::exec::{self, Exec};
 use crate::figures::grouped;
 use crate::graph::Graph;
 use crate::kernel::tuned::Tuned;
@@ -660,7 +660,7 @@ impl Session {
             self.make_current(state, program, binding)?;
             run(&mut state.exec, &ordered)
         })?;
-        Ok(plan.outputs.iter().map(|p| p.name.clone()).zip(outputs).collect())
+        Ok(plan.outputs.iter().map(|p| p.name.clone()).zip(exec::found(&plan.outputs, outputs)).collect())
     }
 
     /// The elements of a state, after the last run.

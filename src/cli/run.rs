@@ -6,7 +6,7 @@ use super::programs::More;
 use super::{Failure, line};
 use crate::backend::Usage;
 use crate::error::{Error, Result};
-use crate::exec::Exec;
+use crate::exec::{self, Exec};
 use crate::figures::count as counted;
 use crate::plan::{Plan, Port};
 use crate::report::{self, Table};
@@ -263,7 +263,8 @@ impl Run {
             // Poison is for the last run, when states have grown. It repeats that run, which takes time of its own.
             let poisoned = self.poison && run == self.iters;
             if poisoned {
-                held = Some(session.with(|exec| exec.run_poisoned(inputs))?);
+                let outputs = session.with(|exec| exec.run_poisoned(inputs))?;
+                held = Some(exec::found(&session.with(|exec| exec.plan().outputs.clone()), outputs));
             } else {
                 session.with(run_once)?;
             }
@@ -372,7 +373,7 @@ impl Found<'_> {
     fn whole(&self, number: usize) -> Result<Tensor> {
         match &self.held {
             Some(held) => Ok(held[number].clone()),
-            None => self.session.with(|exec| exec.output(number)),
+            None => self.session.with(|exec| exec.found(number)),
         }
     }
 
@@ -382,6 +383,12 @@ impl Found<'_> {
         match &self.held {
             Some(held) => held.iter().enumerate().for_each(|(number, tensor)| take(number, tensor)),
             None => self.session.with(|exec| exec.each_of_outputs(&mut take))?,
+        }
+        // Of these, only what the run found counts.
+        for (number, port) in plan.outputs.iter().enumerate().filter(|(_, port)| !port.counted.is_empty()) {
+            let tensor = self.whole(number)?;
+            figures[number] = Figures::new(&Port { shape: tensor.shape().clone(), ..port.clone() });
+            figures[number].spread.take(&tensor);
         }
         Ok(figures)
     }

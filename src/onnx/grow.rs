@@ -22,6 +22,7 @@ use rules::Rules;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+pub(super) mod counted;
 mod members;
 mod rules;
 
@@ -190,10 +191,10 @@ pub(super) fn import(model: &Model, growth: &Growth, dims: &[(String, usize)]) -
         graphs.push(quietly(|| import_ports(model, &dims, Decisions::follow(&record)))?);
         lengths.push(rows);
     }
-    let mut members = Members { graphs, lengths, dim: dim.clone() };
+    let mut members = Members { graphs, lengths, dim: dim.clone(), why: format!("its states grow along dim '{dim}'") };
     members.unfold(rules::has_rule)?;
     let count = Count { by: by as u64, most: *most as u64 };
-    let mut graph = Rules::new(&members, *least, count)?.apply(&grown)?;
+    let mut graph = Rules::growing(&members, *least, count)?.apply(&grown)?;
     graph.sweep();
     graph.verify()?;
     others.iter().try_for_each(|(input, output)| graph.pair(input, output))?;

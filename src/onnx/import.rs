@@ -20,6 +20,7 @@ use crate::op::{Arity, Attr, Attrs, Fact, Input, OpDef, ValueId};
 use crate::ops;
 use crate::pass::fold_node;
 use crate::tensor::Tensor;
+pub(super) use find::Counts;
 use prost::Message;
 use sequence::Named;
 use serde::Serialize;
@@ -28,6 +29,7 @@ use training::Initial;
 
 mod bodies;
 mod control;
+mod find;
 mod old;
 mod sequence;
 mod training;
@@ -53,13 +55,32 @@ const PREVIEW: &str = "ai.onnx.preview";
 /// The most constant indices that are looked at.
 const MAX_INDICES: usize = 1 << 20;
 
-/// Imports a model whose inputs and outputs stay what they are. What is folded follows `decisions`.
+/// Imports a model whose inputs and outputs stay what they are. What is folded follows `decisions`. What a run finds must be as many as
+/// the import knows.
+///
+/// # Errors
+/// As [`import_counted`].
 pub(super) fn import_ports(model: &Model, dims: &[(String, usize)], decisions: Decisions) -> Result<Graph> {
+    import_counted(model, dims, decisions, &mut Counts { all_known: true, ..Counts::default() })
+}
+
+/// Imports a model whose inputs and outputs stay what they are. What is folded follows `decisions`. Nodes that find as many as a run decides
+/// find as many as `counts` say; those that are not in it are added, and find the most.
+///
+/// # Errors
+/// The first node that breaks a rule of ONNX or of the op table.
+pub(super) fn import_counted(
+    model: &Model,
+    dims: &[(String, usize)],
+    decisions: Decisions,
+    counts: &mut Counts,
+) -> Result<Graph> {
     let proto = model.graph()?;
     let mut bound = BTreeSet::new();
     loop {
         let mut importer = Importer::new(model, &proto.name, decisions.clone());
         importer.bound.clone_from(&bound);
+        importer.counts.clone_from(counts);
         importer.check_operators()?;
         match importer.run(proto, dims) {
             // Each time there is one more input that is bound.
@@ -70,6 +91,7 @@ pub(super) fn import_ports(model: &Model, dims: &[(String, usize)], decisions: D
                     tracing::info!("input '{name}' is bound by value: the plan is for these elements alone");
                 }
                 importer.graph.sweep();
+                *counts = importer.counts;
                 return Ok(importer.graph);
             }
         }
@@ -119,6 +141,9 @@ struct Importer<'a> {
     guard: Option<ValueId>,
     /// Values as they are read under a guard, by value and guard.
     guarded: HashMap<(ValueId, ValueId), ValueId>,
+    counts: Counts,
+    /// How many were found, in the order of the nodes.
+    found: Vec<ValueId>,
     /// Work that inlining may still do, in the units of [`MAX_WORK`].
     work_left: usize,
 }
@@ -235,6 +260,8 @@ impl<'a> Importer<'a> {
             trips: HashMap::new(),
             guard: None,
             guarded: HashMap::new(),
+            counts: Counts::default(),
+            found: Vec::new(),
             // Reading the whole file once is free.
             work_left: MAX_WORK + model.proto.encoded_len() / BYTES_PER_UNIT,
         }
@@ -359,6 +386,9 @@ impl<'a> Importer<'a> {
             } else {
                 tracing::warn!(output = name, "listed twice");
             }
+        }
+        for (&count, known) in self.found.iter().zip(&self.counts.known) {
+            self.graph.output(&known.name, count);
         }
         let updates = training.is_some_and(|training| !training.updates.is_empty());
         if proto.output.is_empty() && !updates { Err(Error::graph("it has no outputs".into())) } else { Ok(()) }
@@ -550,6 +580,9 @@ impl<'a> Importer<'a> {
         self.modernize(op, call, &mut inputs, &mut attrs)?;
         if let (Some(upgrade), "") = (op.upgrade, domain(&call.node.domain)) {
             upgrade(call.scope.opset, &mut inputs, &mut attrs);
+        }
+        if let Some(finder) = self.finder(op, &inputs)? {
+            return self.find(finder, call, inputs, attrs);
         }
         let data = self.take_shaping(op, call, inputs, &mut attrs)?;
         let shaped = op.inputs.iter().any(|i| i.shapes() && attrs.get(i.name).is_some());

@@ -137,7 +137,7 @@ pub fn import_as(model: &Model, dims: &[(String, usize)], decisions: Decisions) 
         let mut graph = match &model.growth {
             Some(growth) => grow::import(model, growth, dims)?,
             None => {
-                let mut graph = import::import_ports(model, dims, decisions)?;
+                let mut graph = grow::counted::import(model, dims, decisions)?;
                 model.pair(&mut graph)?;
                 graph
             }

@@ -13,8 +13,8 @@ pub(super) static OPS: &[OpDef] = &[
         "NonMaxSuppression",
         "The best boxes [image, class, box] of each image and class, without those that overlap a better one",
         inputs![boxes= scores= max_output_boxes_per_class= iou_threshold= score_threshold=],
-        |call| output(DType::I64, best_boxes(call)?.shape().clone()),
-        Eval::Known(best_boxes),
+        |call| output(DType::I64, known_boxes(call)?.shape().clone()),
+        Eval::Known(known_boxes),
         Lower::Const,
     )
     .sample(|s| {
@@ -30,7 +30,10 @@ pub(super) static OPS: &[OpDef] = &[
         "The different elements, or slices along `axis`, of a constant; where each stands first, which one each is, \
          and how often it stands",
         inputs![X=],
-        |b, call, _| Unique::of(call)?.outputs(b),
+        |b, call, _| {
+            let x = tensor(call, "X")?;
+            Unique::of(x.dtype(), x.shape().clone(), x.to_f64(), call)?.outputs(b)
+        },
     )
     .sample(|s| s.attr("X", Tensor::from_f64(DType::F32, [6], &[2.0, 1.0, 1.0, 3.0, 4.0, 3.0])))
     .attrs(names![axis sorted]),
@@ -80,19 +83,24 @@ impl Span {
     }
 }
 
-fn best_boxes(call: &Call) -> OpResult<Tensor> {
+fn known_boxes(call: &Call) -> OpResult<Tensor> {
     let (boxes, scores) = (tensor(call, "boxes")?, tensor(call, "scores")?);
-    let (&[images, count, 4], &[batch, classes, each]) = (&boxes.shape()[..], &scores.shape()[..]) else {
-        let (boxes, scores) = (boxes.shape(), scores.shape());
+    let found = best_boxes([boxes.shape(), scores.shape()], [&boxes.to_f64(), &scores.to_f64()], call)?;
+    Tensor::from_i64([found.len() / 3, 3], &found).map_err(|e| e.to_string())
+}
+
+/// The best boxes of each image and class, as the attributes of a call ask for them.
+pub(super) fn best_boxes(shapes: [&Shape; 2], [boxes, scores]: [&[f64]; 2], call: &Call) -> OpResult<Vec<i64>> {
+    let (&[images, count, 4], &[batch, classes, each]) = (&shapes[0][..], &shapes[1][..]) else {
+        let [boxes, scores] = shapes;
         return Err(format!("expected boxes [n, boxes, 4] and scores [n, classes, boxes], found {boxes} and {scores}"));
     };
     ensure(images == batch && count == each, || {
-        format!("expected a score per box of {}, found {}", boxes.shape(), scores.shape())
+        format!("expected a score per box of {}, found {}", shapes[0], shapes[1])
     })?;
     let centred = call.int("center_point_box", 0)? != 0;
     let most = call.int("max_output_boxes_per_class", 0)?.max(0) as usize;
     let (overlap, least) = (call.float("iou_threshold", 0.0)?, call.float("score_threshold", f64::NEG_INFINITY)?);
-    let (boxes, scores) = (boxes.to_f64(), scores.to_f64());
     let spans: Vec<Span> = boxes.chunks_exact(4).map(|numbers| Span::new(numbers, centred)).collect();
     let mut found = Vec::new();
     for (row, scores) in scores.chunks_exact(count.max(1)).enumerate() {
@@ -112,15 +120,17 @@ fn best_boxes(call: &Call) -> OpResult<Tensor> {
         }
         found.extend(kept.into_iter().flat_map(|i| [image, class, i].map(|number| number as i64)));
     }
-    Tensor::from_i64([found.len() / 3, 3], &found).map_err(|e| e.to_string())
+    Ok(found)
 }
 
 /// Doubles have all integers up to this one.
 const EXACT: f64 = (1u64 << f64::MANTISSA_DIGITS) as f64;
 
 /// The different slices of a constant.
-struct Unique {
-    tensor: Tensor,
+pub(super) struct Unique {
+    dtype: DType,
+    shape: Shape,
+    values: Vec<f64>,
     /// None if all elements count on their own.
     axis: Option<usize>,
     /// Per different slice, in the order of the result: the places where it stands.
@@ -128,17 +138,15 @@ struct Unique {
 }
 
 impl Unique {
-    fn of(call: &Call) -> OpResult<Unique> {
-        let tensor = tensor(call, "X")?;
-        let values = tensor.to_f64();
-        ensure(tensor.dtype().is_float() || values.iter().all(|v| v.abs() <= EXACT), || {
+    pub fn of(dtype: DType, shape: Shape, values: Vec<f64>, call: &Call) -> OpResult<Unique> {
+        ensure(dtype.is_float() || values.iter().all(|v| v.abs() <= EXACT), || {
             format!("'X': expected integers up to {EXACT}, found larger ones")
         })?;
         let axis = match call.attrs.get("axis") {
             None => None,
-            Some(_) => Some(call.axis("axis", 0, tensor.shape())?),
+            Some(_) => Some(call.axis("axis", 0, &shape)?),
         };
-        let slices = Unique::slices(&values, tensor.shape(), axis);
+        let slices = Unique::slices(&values, &shape, axis);
         let order = |a: usize, b: usize| {
             let pairs = slices[a].iter().zip(&slices[b]);
             pairs.map(|(a, b)| a.total_cmp(b)).find(|order| order.is_ne()).unwrap_or(Ordering::Equal)
@@ -155,7 +163,7 @@ impl Unique {
         if call.int("sorted", 1)? == 0 {
             places.sort_by_key(|places| places[0]);
         }
-        Ok(Unique { tensor, axis, places })
+        Ok(Unique { dtype, shape, values, axis, places })
     }
 
     /// The elements of each slice; zeros of both signs are equal.
@@ -168,42 +176,38 @@ impl Unique {
         slices
     }
 
-    fn outputs<'g>(&self, b: Nodes<'g>) -> OpResult<Vec<Var<'g>>> {
-        let (shape, count) = (self.tensor.shape(), self.places.len());
-        let found = match self.axis {
-            None => Shape::new([count]),
+    /// The shape of the different slices.
+    pub fn found(&self) -> Shape {
+        let Some(axis) = self.axis else { return Shape::new([self.places.len()]) };
+        let mut found = self.shape.clone();
+        found[axis] = self.places.len();
+        found
+    }
+
+    /// The different slices, where each stands first, which one each is, and how often each stands.
+    pub fn numbers(&self) -> [Vec<f64>; 4] {
+        let Unique { values, shape, .. } = self;
+        let element = |mut index: Vec<usize>| match self.axis {
+            None => values[self.places[index[0]][0]],
             Some(axis) => {
-                let mut found = shape.clone();
-                found[axis] = count;
-                found
+                index[axis] = self.places[index[axis]][0];
+                values[position(&index, shape)]
             }
         };
-        let total = self.places.iter().map(Vec::len).sum::<usize>();
-        let elements = || {
-            let values = self.tensor.to_f64();
-            let element = |mut index: Vec<usize>| match self.axis {
-                None => values[self.places[index[0]][0]],
-                Some(axis) => {
-                    index[axis] = self.places[index[axis]][0];
-                    values[position(&index, shape)]
-                }
-            };
-            indices(&found).map(element).collect()
-        };
-        let numbers = |of: fn(&Vec<usize>) -> usize| self.places.iter().map(|p| of(p) as f64).collect::<Vec<_>>();
-        let inverse = || {
-            let mut inverse = vec![0.0; total];
-            for (number, places) in self.places.iter().enumerate() {
-                places.iter().for_each(|&at| inverse[at] = number as f64);
-            }
-            inverse
-        };
-        Ok(vec![
-            b.constant(self.tensor.dtype(), found.clone(), elements),
-            b.constant(DType::I64, [count], || numbers(|places| places[0])),
-            b.constant(DType::I64, [total], inverse),
-            b.constant(DType::I64, [count], || numbers(Vec::len)),
-        ])
+        let of_each = |of: fn(&Vec<usize>) -> usize| self.places.iter().map(|p| of(p) as f64).collect::<Vec<_>>();
+        let mut inverse = vec![0.0; self.places.iter().map(Vec::len).sum()];
+        for (number, places) in self.places.iter().enumerate() {
+            places.iter().for_each(|&at| inverse[at] = number as f64);
+        }
+        [indices(&self.found()).map(element).collect(), of_each(|places| places[0]), inverse, of_each(Vec::len)]
+    }
+
+    fn outputs<'g>(&self, b: Nodes<'g>) -> OpResult<Vec<Var<'g>>> {
+        let (count, total) = ([self.places.len()], [self.places.iter().map(Vec::len).sum::<usize>()]);
+        let shapes = [self.found(), Shape::new(count), Shape::new(total), Shape::new(count)];
+        let dtypes = [self.dtype, DType::I64, DType::I64, DType::I64];
+        let outputs = shapes.into_iter().zip(dtypes).enumerate();
+        Ok(outputs.map(|(k, (shape, dtype))| b.constant(dtype, shape, || self.numbers()[k].clone())).collect())
     }
 }
 

@@ -9,6 +9,7 @@ use std::fmt;
 
 pub(crate) use attention::keys_seen;
 pub(crate) use compose::constant as made_constant;
+pub(crate) use counted::{counted_axes, finder};
 pub(crate) use heads::{PAST as KEYS, key_room};
 pub(crate) use index::{from_start, tuples};
 pub(crate) use integer::{OTHER_SIGN, PRODUCT_OF_BYTES, SUMS_OF_BYTES};
@@ -20,6 +21,7 @@ pub(crate) use window::filters::SUMS_OF_PARTS;
 
 mod attention;
 mod compose;
+mod counted;
 mod einsum;
 mod elementwise;
 mod found;
@@ -49,7 +51,7 @@ mod updates;
 mod window;
 
 /// Every row, by family; names are unique.
-pub static OPS: [&[OpDef]; 33] = [
+pub static OPS: [&[OpDef]; 34] = [
     elementwise::OPS,
     reduce::OPS,
     layout::OPS,
@@ -83,6 +85,7 @@ pub static OPS: [&[OpDef]; 33] = [
     signal::OPS,
     terms::OPS,
     updates::OPS,
+    counted::OPS,
 ];
 
 /// Every row, in order of the families.
@@ -95,11 +98,11 @@ pub fn find(name: &str) -> Option<&'static OpDef> {
     all().find(|op| op.name == name)
 }
 
-/// The end of the message that an input must be known, for operators whose results are as many as they find there.
+/// The end of the message that an input must be known, for operators that find as many elements as it decides.
 pub fn finds(name: &str) -> &'static str {
     match name {
         "Compress" | "NonMaxSuppression" | "NonZero" | "Unique" => {
-            "; how much it finds is a shape, which a plan has to know: let the model end before it, or choose by Where or TopK"
+            "; beside states that grow, how much it finds must be known"
         }
         _ => "",
     }

@@ -12,7 +12,9 @@
 //! written in parts, only these parts may be read. A kernel in place writes some elements of its result, which has the bytes of its data: it
 //! holds what the data held.
 
-use super::{BindRange, Buffer, BufferIdx, Class, Count, KernelIdx, Plan, Port, StatePort, Step, StepIdx, VERSION};
+use super::{
+    BindRange, Buffer, BufferIdx, Class, Count, Counted, KernelIdx, Plan, Port, StatePort, Step, StepIdx, VERSION,
+};
 use crate::backend::cpu::{OwnBytes, own_bytes};
 use crate::dtype::DType;
 use crate::elements::Set;
@@ -328,7 +330,20 @@ impl<'a> Checker<'a> {
                 })?;
             }
         }
+        plan.outputs.iter().try_for_each(|port| self.counts(port))?;
         self.updates()
+    }
+
+    /// Checks that outputs of one integer say how many elements of an output a run has found.
+    fn counts(&self, Port { name, shape, counted, .. }: &Port) -> Verdict {
+        let is_count = |port: &Port, by: &str| port.name == by && port.dtype.is_int() && port.shape.numel() == 1;
+        counted.iter().try_for_each(|Counted { axis, by, .. }| {
+            ensure(*axis < shape.len() && self.plan.outputs.iter().any(|port| is_count(port, by)), || {
+                format!(
+                    "output '{name}': expected an output '{by}' of one integer to count along axis {axis} of {shape}"
+                )
+            })
+        })
     }
 
     /// Checks that each update is a buffer of its own at the bytes of its state. As any buffer, the state then loses its bytes to the first

@@ -12,7 +12,7 @@
 use crate::constant::Constant;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-pub use crate::graph::Count;
+pub use crate::graph::{Count, Counted};
 use crate::kernel::Kernel;
 use crate::pass::recompute::Recompute;
 pub use crate::pass::{Indexes, Recipe, Use};
@@ -178,6 +178,9 @@ pub struct Port {
     /// The allowed elements of an input or a state, if they are indices or lengths.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub indexes: Vec<Indexes>,
+    /// The axes of an output along which a run fills the first elements.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub counted: Vec<Counted>,
 }
 
 /// A state and its buffers.

@@ -46,7 +46,12 @@ EXPLAINED = {
     "test_ai_onnx_ml_tree_ensemble": "trees of decisions are no kernels",
 }
 # Tests that pass although the start of their names is explained.
-PASSES = {"test_training_dropout_zero_ratio", "test_training_dropout_zero_ratio_mask"}
+PASSES = {
+    "test_training_dropout_zero_ratio",
+    "test_training_dropout_zero_ratio_mask",
+    "test_attention_4d_with_past_and_present_qk_matmul_bias_3d_mask_causal_expanded",
+    "test_attention_4d_with_past_and_present_qk_matmul_bias_4d_mask_causal_expanded",
+}
 # Tests that fail on one backend, by the start of their names.
 FAILS_ON = {
     "wgpu": {

@@ -19,6 +19,7 @@ mod rows;
 
 // Files and graphs.
 mod control;
+mod counted;
 mod edges;
 mod fuzz;
 mod hostile;

@@ -838,12 +838,6 @@ fn operators_that_no_plan_can_hold_say_why() {
         "{found}"
     );
     assert!(of("StringSplit").contains("how much it finds depends on data"), "{}", of("StringSplit"));
-    // What it finds follows from a constant, or from a given input.
-    assert_eq!(
-        of("Unique"),
-        "node 'y' (Unique): input 'X' must be known before the run, but 'x' depends on the data of 'x'; where their elements are given, they \
-         are bound; how much it finds is a shape, which a plan has to know: let the model end before it, or choose by Where or TopK"
-    );
     let found = of("com.microsoft.NGramRepeatBlock");
     assert!(found.contains("no such operator: com.microsoft.NGramRepeatBlock (node 'y')"), "{found}");
     // ONNX has an operator with this name and another meaning.

@@ -73,7 +73,14 @@ impl Maker {
         let shape = Shape::new(shape);
         let bytes = (shape.numel() * dtype.size()).max(4) as u64;
         plan.segments[segment].bytes = plan.segments[segment].bytes.max((offset + bytes).next_multiple_of(256));
-        let port = |buffer| Port { name: name.into(), dtype, shape: shape.clone(), buffer, indexes: Vec::new() };
+        let port = |buffer| Port {
+            name: name.into(),
+            dtype,
+            shape: shape.clone(),
+            buffer,
+            indexes: Vec::new(),
+            counted: Vec::new(),
+        };
         let number = BufferIdx::new(plan.buffers.len());
         match class {
             Class::Constant => {

@@ -15,8 +15,10 @@ pub(super) struct Members {
     pub graphs: Vec<Graph>,
     /// The lengths.
     pub lengths: Vec<usize>,
-    /// The dim that is the length.
+    /// The dim that is the length, or the output that says how many a node finds.
     pub dim: String,
+    /// The reason for several lengths, for messages.
+    pub why: String,
 }
 
 /// How a constant depends on the length.
@@ -46,7 +48,7 @@ impl Members {
 
     /// An error at a node.
     pub fn fail(&self, id: NodeId, what: impl std::fmt::Display) -> Error {
-        self.largest().node(id).error(format!("{what} (its states grow along dim '{}')", self.dim))
+        self.largest().node(id).error(format!("{what} ({})", self.why))
     }
 
     /// Makes nodes of constants whose elements depend on the length otherwise than [linearly](Content::Linear), and decomposes operators
@@ -103,7 +105,8 @@ impl Members {
             if let Some(id) = differs.or((order.len() != other.len()).then(|| order[order.len() - 1])) {
                 let (dim, most) = (&self.dim, self.lengths[0]);
                 let what = format!(
-                    "{dim}={length} makes other nodes here than {dim}={most}: states can grow only where the nodes stay"
+                    "{dim}={length} makes other nodes here than {dim}={most}: expected the same nodes ({})",
+                    self.why
                 );
                 return Err(first.node(id).error(what));
             }

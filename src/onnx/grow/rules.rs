@@ -9,7 +9,7 @@ use super::{Grown, Pair};
 use crate::constant::Constant;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::graph::{Count, Decomposer, Graph, Kind};
+use crate::graph::{Count, Counted, Decomposer, Graph, Kind};
 use crate::op::{Attrs, Call, Fact, Lower, NodeId, Nodes, OpDef, OpResult, ValueId, Var, build};
 use crate::ops::{self, softmax_axes};
 use crate::tensor::Tensor;
@@ -50,8 +50,22 @@ pub(super) struct Rules<'a> {
 }
 
 impl<'a> Rules<'a> {
+    /// The graph of the largest length, in which a value is the length.
+    fn new(members: &'a Members, graph: Graph, length: ValueId) -> Rules<'a> {
+        let (sums, masked) = (HashMap::from([(0, length)]), HashMap::new());
+        let (zero, kept, caches) = (HashSet::new(), HashSet::new(), HashMap::new());
+        Rules { members, graph, length, sums, masked, zero, kept, caches }
+    }
+
+    /// The length is the output of its name.
+    pub fn counting(members: &'a Members) -> Rules<'a> {
+        let graph = members.largest().clone();
+        let count = graph.outputs().iter().find(|(name, _)| *name == members.dim).map(|(_, value)| *value);
+        Rules::new(members, graph, count.expect("what is found is counted by an output"))
+    }
+
     /// Adds the state that is the length.
-    pub fn new(members: &'a Members, least: usize, count: Count) -> Result<Rules<'a>> {
+    pub fn growing(members: &'a Members, least: usize, count: Count) -> Result<Rules<'a>> {
         let mut graph = members.largest().clone();
         let dim = &members.dim;
         if graph.inputs().iter().any(|&v| graph.value_name(v) == *dim) {
@@ -67,9 +81,7 @@ impl<'a> Rules<'a> {
         let after = graph.add(add, &format!("{dim} after the run"), &[Some(length), Some(by)], Attrs::new(), &[])?;
         graph.update(length, after.output(0)).map_err(Error::graph)?;
         graph.bound_count(length, Some(count));
-        let (sums, masked) = (HashMap::from([(0, length)]), HashMap::new());
-        let (zero, kept, caches) = (HashSet::new(), HashSet::new(), HashMap::new());
-        Ok(Rules { members, graph, length, sums, masked, zero, kept, caches })
+        Ok(Rules::new(members, graph, length))
     }
 
     /// Rewrites all nodes, and makes the pairs states.
@@ -87,10 +99,16 @@ impl<'a> Rules<'a> {
                 self.graph.replace(id.output(port), value);
             }
         }
+        let counts = pairs.is_empty();
         self.update_caches()?;
         for (name, value) in self.members.largest().outputs() {
             let left = self.graph.outputs().iter().any(|(output, _)| output == name);
-            if left && !self.members.ragged(*value)?.is_empty() {
+            let ragged = self.members.ragged(*value)?;
+            if counts {
+                for Ragged { axis, more } in ragged {
+                    self.graph.count_output(name, Counted { axis, by: self.members.dim.clone(), more });
+                }
+            } else if left && !ragged.is_empty() {
                 let (dim, fact) = (&self.members.dim, self.members.largest().fact(*value));
                 return Err(Error::usage(format!(
                     "output '{name}', {fact}, grows along dim '{dim}': expected an output of one shape, or a pair of a state"
@@ -451,13 +469,21 @@ impl<'a> Rules<'a> {
 
     /// A cache with room for new rows is its state.
     fn pad(&mut self, id: NodeId) -> Result<Vec<ValueId>> {
-        self.only(id, &[])?;
+        self.only(id, &["pads"])?;
         let (input, value) = (value_of(&self.operands(id), 0), id.output(0));
         let grows = |cache: &&Cache| self.graph.fact(value) == self.graph.fact(cache.state);
         let pads = self.call(id, |call| Ok(call.ints("pads")?.unwrap_or_default().into_owned()))?;
         let behind = |cache: &&Cache| pads.iter().enumerate().all(|(k, &n)| n == 0 || k == pads.len() / 2 + cache.axis);
+        let zeros =
+            |call: &Call| Ok(call.str("mode", "constant")? == "constant" && call.float("constant_value", 0.0)? == 0.0);
+        let behind_alone = pads.iter().all(|&n| n == 0) && self.call(id, zeros)?;
         match self.caches.get(&input).filter(grows).filter(behind) {
             Some(cache) => Ok(vec![cache.state]),
+            // Rows up to the most that there can be.
+            None if behind_alone && self.members.ragged(value)?.is_empty() => {
+                let along = self.ragged(id, 0)?;
+                self.masked(id, input, &along, 0.0).map(|padded| vec![padded])
+            }
             None => {
                 Err(self.members.fail(id, "pads what grows: expected a state, and room for its new rows behind it"))
             }

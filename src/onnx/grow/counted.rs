@@ -1,0 +1,79 @@
+//! Models whose nodes find as many elements as a run decides.
+//!
+//! The model is imported for several counts of each such node, as it is for several lengths of caches. In the graph of the most that can be
+//! found, each extent stays, and the same rules hold: elements behind the count mean nothing, so what reduces over them gets a mask. Outputs
+//! whose extents differ say which other output counts them.
+
+use super::members::Members;
+use super::rules::{self, Rules};
+use super::{Model, quietly};
+use crate::decisions::{Decisions, Record};
+use crate::error::{Error, Result};
+use crate::graph::Graph;
+use crate::onnx::import::{Counts, import_counted, import_ports};
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+/// The most such nodes. Each one triples the number of imports.
+const MOST: usize = 4;
+
+/// Imports a model. What is folded follows `decisions`.
+pub(in crate::onnx) fn import(model: &Model, dims: &[(String, usize)], decisions: Decisions) -> Result<Graph> {
+    let mut counts = Counts::default();
+    let graph = import_counted(model, dims, decisions.clone(), &mut counts)?;
+    if counts.known.is_empty() {
+        return Ok(graph);
+    }
+    all_counts(model, dims, counts).or_else(|error| {
+        // What is given may be known before the run.
+        let bound = if !model.values.is_empty() { import_ports(model, dims, decisions).ok() } else { None };
+        bound.ok_or(error)
+    })
+}
+
+/// One graph for all that the nodes may find.
+fn all_counts(model: &Model, dims: &[(String, usize)], mut counts: Counts) -> Result<Graph> {
+    let number = counts.known.len();
+    if number > MOST {
+        let nodes: Vec<_> = counts.known.iter().map(|known| format!("'{}'", known.node)).collect();
+        let what = format!("{number} nodes find as many as a run decides: expected at most {MOST}");
+        return Err(Error::graph(format!("{what}, found {}", nodes.join(", "))));
+    }
+    let recorder = Decisions::record(&BTreeSet::new());
+    import_counted(model, dims, recorder.clone(), &mut counts)?;
+    let record = Arc::new(recorder.finish().expect("nothing is followed"));
+    let graph = Family { model, dims, record }.of(&mut counts, number)?;
+    graph.verify()?;
+    Ok(graph)
+}
+
+/// A model, imported for several counts.
+struct Family<'a> {
+    model: &'a Model,
+    dims: &'a [(String, usize)],
+    record: Arc<Record>,
+}
+
+impl Family<'_> {
+    /// The graph for all that the first `open` nodes may find, where the others find as many as `counts` say.
+    fn of(&self, counts: &mut Counts, open: usize) -> Result<Graph> {
+        let Some(last) = open.checked_sub(1) else {
+            return quietly(|| import_counted(self.model, self.dims, Decisions::follow(&self.record), counts));
+        };
+        let (dim, most) = (counts.known[last].name.clone(), counts.known[last].most);
+        let (mut graphs, mut lengths) = (Vec::new(), Vec::new());
+        let fewer = if most == 1 { 0 } else { 1 };
+        for length in BTreeSet::from([most, most.div_ceil(2), fewer.min(most)]).into_iter().rev() {
+            counts.known[last].count = length;
+            graphs.push(self.of(counts, last)?);
+            lengths.push(length);
+        }
+        counts.known[last].count = most;
+        let why = format!("a run decides how many elements node '{}' finds", counts.known[last].node);
+        let mut members = Members { graphs, lengths, dim, why };
+        members.unfold(rules::has_rule)?;
+        let mut graph = Rules::counting(&members).apply(&[])?;
+        graph.sweep();
+        Ok(graph)
+    }
+}

@@ -1,0 +1,239 @@
+//! Nodes that find as many elements as a run decides, held against the same graph whose inputs are constants: it is folded, node by node.
+
+use crate::common::backends;
+use plimsoll::internals::exec::Exec;
+use plimsoll::internals::onnx::{self, Model, text};
+use plimsoll::internals::{plan, reference};
+use plimsoll::{Choice, DType, Graph, Limits, Options, Recipe, Session, Tensor};
+use std::path::Path;
+
+/// A graph of inputs, outputs and nodes.
+struct Case {
+    inputs: &'static [(&'static str, &'static str, DType, &'static [usize])],
+    rest: &'static str,
+}
+
+impl Case {
+    fn text(&self, given: Option<&[Vec<f64>]>) -> String {
+        let name = |(name, dtype, _, shape): &(&str, &str, DType, &[usize])| {
+            let extents: Vec<_> = shape.iter().map(usize::to_string).collect();
+            format!("{dtype}[{}] {name}", extents.join(", "))
+        };
+        let rest = self.rest;
+        let (ports, constants) = match given {
+            None => (self.inputs.iter().map(name).collect::<Vec<_>>().join(", "), String::new()),
+            Some(given) => {
+                let literal = |(port, values): (&_, &Vec<f64>)| {
+                    let values: Vec<_> = values.iter().map(f64::to_string).collect();
+                    format!("{} = {{{}}}", name(port), values.join(", "))
+                };
+                let all: Vec<_> = self.inputs.iter().zip(given).map(literal).collect();
+                (String::new(), all.join(", "))
+            }
+        };
+        let (outputs, nodes) = rest.split_once('{').expect("nodes stand in braces");
+        format!("<ir_version: 9, opset_import: [\"\" : 20]> g ({ports}) => {outputs} <{constants}> {{{nodes}")
+    }
+
+    fn graph(&self, given: Option<&[Vec<f64>]>) -> plimsoll::Result<Graph> {
+        let source = self.text(given);
+        onnx::import(&Model::new(text::parse(&source, Path::new("test")).expect("the text is well-formed")), &[])
+    }
+
+    /// Runs the plan of each backend on all inputs, and compares what it finds.
+    fn holds(&self, all: &[Vec<Vec<f64>>]) {
+        let graph = self.graph(None).unwrap_or_else(|e| panic!("{e}\n{}", self.rest));
+        for (name, open) in backends() {
+            let backend: Box<dyn plimsoll::internals::backend::Backend> = open();
+            let passed = Recipe::default().whole(graph.clone(), backend.target()).expect("the passes run");
+            let (plan, constants) =
+                plan::compile(&passed, backend.target(), &Limits { memory: None }).expect("it is planned");
+            let mut exec = Exec::load(backend, plan, &constants, &|_| {}).expect("it loads");
+            for given in all {
+                let tensor = |(port, values): (&(&str, &str, DType, &[usize]), &Vec<f64>)| {
+                    Tensor::from_f64(port.2, port.3, values)
+                };
+                let inputs: Vec<_> = self.inputs.iter().zip(given).map(tensor).collect();
+                let in_room = exec.run(&inputs).unwrap_or_else(|e| panic!("{name}: {e}"));
+                let known = self.graph(Some(given)).expect("constants are folded");
+                let expected = reference::run(&known, &[]).expect("the reference runs");
+                // Counts stand behind the outputs of the file.
+                assert!(in_room.len() > expected.len());
+                for (number, expected) in expected.iter().enumerate() {
+                    let found = exec.found(number).expect("it is read");
+                    let output = &known.outputs()[number].0;
+                    assert_eq!(found.shape(), expected.shape(), "{name}: {output} of {given:?}");
+                    found
+                        .compare(expected, 1e-5, 1e-6)
+                        .unwrap_or_else(|e| panic!("{name}: {output} of {given:?}: {e}"));
+                }
+            }
+        }
+    }
+}
+
+/// Numbers from 0 to 1 that look random.
+fn numbers(seed: u64, count: usize) -> Vec<f64> {
+    let mix = |i: usize| {
+        let mut x = (seed << 32 | i as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        x ^= x >> 29;
+        x = x.wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        (x >> 40) as f64 / (1u64 << 24) as f64
+    };
+    (0..count).map(mix).collect()
+}
+
+/// Inputs of which all, some, or no elements are found.
+fn some_of(count: usize) -> Vec<Vec<f64>> {
+    let share = |k: usize| {
+        let [values, chances] = [2 * k as u64, 2 * k as u64 + 1].map(|seed| numbers(seed, count));
+        values.iter().zip(chances).map(|(v, c)| if c * 4.0 < k as f64 { v + 0.25 } else { 0.0 }).collect()
+    };
+    (0..=4).map(share).collect()
+}
+
+#[test]
+fn what_follows_reads_the_elements_that_are_found() {
+    let rest = "(int64[2, n] at, float[n] picked, float total, float[n] sorted, int64[2] many, float[k] ends) {
+        one = Constant <value_ints = [1]> ()
+        two = Constant <value = float[1, 1] {2.0}> ()
+        tail = Constant <value_floats = [8.0, 9.0]> ()
+        at = NonZero (x)
+        pairs = Transpose <perm = [1, 0]> (at)
+        picked = GatherND (x, pairs)
+        total = ReduceSum <keepdims = 0> (picked)
+        soft = Softmax <axis = 0> (picked)
+        line = Unsqueeze (soft, one)
+        scaled = MatMul (line, two)
+        sorted = Squeeze (scaled, one)
+        many = Shape (at)
+        ends = Concat <axis = 0> (tail, picked, tail)
+    }";
+    let case = Case { inputs: &[("x", "float", DType::F32, &[3, 5])], rest };
+    case.holds(&some_of(15).into_iter().map(|x| vec![x]).collect::<Vec<_>>());
+}
+
+#[test]
+fn a_condition_keeps_slices() {
+    let rest = "(float[2, n, 3] y, float[m] z, float[2, 3] best, float[2, 2] products) {
+        axes = Constant <value_ints = [1]> ()
+        zero = Constant <value_int = 0> ()
+        y = Compress <axis = 1> (x, c)
+        z = Compress (x, d)
+        best = ReduceL2 <keepdims = 0> (y, axes)
+        a = Gather <axis = 2> (y, zero)
+        t = Transpose <perm = [1, 0]> (a)
+        products = MatMul (a, t)
+    }";
+    let case = Case {
+        inputs: &[
+            ("x", "float", DType::F32, &[2, 4, 3]),
+            ("c", "bool", DType::Bool, &[4]),
+            ("d", "bool", DType::Bool, &[7]),
+        ],
+        rest,
+    };
+    let bits = |bits: usize, n: usize| (0..n).map(|i| f64::from((bits >> i & 1) as u8)).collect::<Vec<_>>();
+    let given = |k: usize| vec![numbers(k as u64, 24), bits(k, 4), bits(37 * k, 7)];
+    case.holds(&[0, 1, 6, 11, 15].map(given));
+}
+
+#[test]
+fn different_elements_are_found() {
+    for (attributes, shape) in [
+        ("", "7"),
+        ("<sorted = 0>", "7"),
+        ("<axis = 0>", "7, 1"),
+        ("<axis = 1, sorted = 0>", "2, 4"),
+        ("<axis = -1>", "2, 4"),
+    ] {
+        let rest = format!("(y, first, inverse, counts) {{ y, first, inverse, counts = Unique {attributes} (x) }}");
+        let shape: &[usize] = match shape {
+            "7" => &[7],
+            "7, 1" => &[7, 1],
+            _ => &[2, 4],
+        };
+        let inputs: &'static [_] =
+            Box::leak(Box::new([("x", "float", DType::F32, &*Box::leak(shape.to_vec().into_boxed_slice()))]));
+        let case = Case { inputs, rest: Box::leak(rest.into_boxed_str()) };
+        let count = shape.iter().product();
+        let given = |kinds: f64| vec![numbers(kinds as u64 + 9, count).iter().map(|v| (v * kinds).floor()).collect()];
+        case.holds(&[1.0, 2.0, 3.0, 40.0].map(given));
+    }
+}
+
+/// Two images and classes, with thresholds, by corners and by centres.
+#[test]
+fn the_best_boxes_are_found() {
+    for attributes in ["", "<center_point_box = 1>"] {
+        let rest = format!(
+            "(int64[n, 3] best, float[n] scores) {{
+                most = Constant <value_ints = [4]> ()
+                overlap = Constant <value_floats = [0.3]> ()
+                least = Constant <value_floats = [0.4]> ()
+                best = NonMaxSuppression {attributes} (boxes, s, most, overlap, least)
+                scores = GatherND (s, best)
+            }}"
+        );
+        let case = Case {
+            inputs: &[("boxes", "float", DType::F32, &[2, 9, 4]), ("s", "float", DType::F32, &[2, 2, 9])],
+            rest: Box::leak(rest.into_boxed_str()),
+        };
+        let given = |k: u64| vec![numbers(k, 72), numbers(k + 50, 36).iter().map(|v| v * k as f64 / 3.0).collect()];
+        case.holds(&[1, 2, 3, 4].map(given));
+    }
+}
+
+/// What is found is searched again; two searches meet in a product.
+#[test]
+fn searches_follow_one_another() {
+    let case = Case {
+        inputs: &[("x", "float", DType::F32, &[12])],
+        rest: "(float[a] p, float[b] q, int64[1, b] at, float[a, c] outer, float sum) {
+            half = Constant <value_float = 0.5> ()
+            zero = Constant <value_float = 0.0> ()
+            column = Constant <value_ints = [1]> ()
+            row = Constant <value_ints = [0]> ()
+            some = Greater (x, zero)
+            p = Compress <axis = 0> (x, some)
+            more = Greater (p, half)
+            q = Compress <axis = 0> (p, more)
+            less = Sub (p, half)
+            above = Relu (less)
+            at = NonZero (above)
+            tall = Unsqueeze (p, column)
+            wide = Unsqueeze (q, row)
+            outer = Mul (tall, wide)
+            sum = ReduceSum <keepdims = 0> (outer)
+        }",
+    };
+    case.holds(&some_of(12).into_iter().map(|x| vec![x]).collect::<Vec<_>>());
+}
+
+#[test]
+fn a_session_gives_what_was_found() {
+    let source = Case { inputs: &[("x", "float", DType::F32, &[6])], rest: "(int64[1, n] at) { at = NonZero (x) }" };
+    let options = Options::default().on(Choice::Cpu);
+    let session = Session::from_graph(source.graph(None).expect("a graph"), &options).expect("a session");
+    let x = Tensor::from_f32([6], &[0.0, 2.0, 0.0, 0.0, 5.0, 0.0]).expect("a tensor");
+    let outputs = session.run(&[("x", x)]).expect("it runs");
+    let shown: Vec<_> = outputs.iter().map(|(name, tensor)| (&name[..], tensor.to_f64())).collect();
+    assert_eq!(shown, [("at", vec![1.0, 4.0]), ("at.count", vec![2.0])]);
+    assert_eq!(outputs[0].1.shape()[..], [1, 2]);
+    let port = &session.plan().outputs[0];
+    assert_eq!((&port.shape[..], port.counted[0].axis), (&[1, 6][..], 1), "the plan has room for all");
+}
+
+#[test]
+fn what_cannot_follow_is_refused_by_name() {
+    let refused = |rest: &'static str| {
+        let case = Case { inputs: &[("x", "float", DType::F32, &[6])], rest };
+        case.graph(None).expect_err("it must be refused").to_string()
+    };
+    let found = refused(
+        "(y) { at = NonZero (x)  k = Constant <value_ints = [-1]> ()  flat = Reshape (at, k)  y = Det (flat) }",
+    );
+    assert!(found.contains("node 'y' (Det)"), "{found}");
+    let found = refused("(y) { at = NonZero (x)  two = Constant <value_ints = [2, -1]> ()  y = Reshape (at, two) }");
+    assert!(found.contains("node 'y' (Reshape)"), "{found}");
+}
