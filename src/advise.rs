@@ -524,7 +524,9 @@ pub struct Advice {
 }
 
 /// The numbers of chunks that the remedy tries. More chunks save more bytes, but each chunk's kernels have less to do.
-const CHUNKS: [usize; 2] = [2, 4];
+const CHUNKS: [usize; 4] = [2, 4, 8, 16];
+/// The numbers of them that it always tries; more, as long as none fits the limit.
+const FEW_CHUNKS: usize = 2;
 
 /// The most steps with which smaller extents are sought: each search makes about twenty plans.
 const MAX_SEARCHED: usize = 20_000;
@@ -536,11 +538,8 @@ const MAX_SEARCHED: usize = 20_000;
 pub fn advise(case: &Case, limit: Option<u64>) -> Result<Advice> {
     let graph = case.graph(limit)?;
     let plan = match plan::plan(&graph, &case.target, &Limits { memory: limit }) {
-        // Under a limit, planning tries a single stream before it refuses. So the figures are those of one stream.
-        Err(Error::Fit { .. }) => {
-            let target = Target { streams: 1, ..case.target.clone() };
-            plan::plan(&graph, &target, &Limits { memory: None })?
-        }
+        // The plan that was refused: it fits the bytes that it takes.
+        Err(Error::Fit { needed, .. }) => plan::plan(&graph, &case.target, &Limits { memory: Some(needed) })?,
         plan => plan?,
     };
     let answer = match limit {
@@ -550,7 +549,11 @@ pub fn advise(case: &Case, limit: Option<u64>) -> Result<Advice> {
     };
     let mut remedies = Vec::new();
     for &(name, remedy) in REMEDIES {
-        for (change, changed) in remedy(case) {
+        for (tried, (change, changed)) in remedy(case).into_iter().enumerate() {
+            let fits = |remedy: &Remedy| remedy.name == name && limit.is_none_or(|l| remedy.bytes.within(l).is_some());
+            if tried >= FEW_CHUNKS && changed.recipe.chunks > case.recipe.chunks && remedies.iter().any(fits) {
+                break;
+            }
             remedies.push(Remedy { name, change, bytes: Taken::new(changed.bytes(limit)) });
         }
     }

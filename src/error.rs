@@ -28,7 +28,6 @@ pub(crate) fn ensure<E>(holds: bool, error: impl FnOnce() -> E) -> Result<(), E>
 ///     other => panic!("it takes more than 1024 bytes: {other:?}"),
 /// }
 /// ```
-#[derive(Debug)]
 #[non_exhaustive]
 pub enum Error {
     /// A file cannot be read or written, or has other content than expected.
@@ -208,6 +207,13 @@ impl Error {
     }
 }
 
+/// As [`Display`]: it is what a `main` that returns the error prints.
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        Display::fmt(self, f)
+    }
+}
+
 impl Display for Error {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         match self {
@@ -218,7 +224,9 @@ impl Display for Error {
             Error::File { what, .. } | Error::Syntax { what, .. } | Error::Usage { what, .. } => f.write_str(what),
             Error::Node { node, op, what, .. } => write!(f, "node '{node}' ({op}): {what}"),
             Error::Graph { what, .. } => write!(f, "graph: {what}"),
-            Error::Unbound { dims, .. } => write!(f, "dims not bound: '{}'", dims.join("', '")),
+            Error::Unbound { dims, .. } => {
+                write!(f, "dims not bound: '{}'", dims.join("', '"))
+            }
             Error::Fit { what, needed, limit, .. } => {
                 let [needed, limit, over] = [*needed, *limit, needed.saturating_sub(*limit)].map(grouped);
                 write!(f, "does not fit: {what}: needs {needed} bytes, the limit is {limit} bytes ({over} over)")

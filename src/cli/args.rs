@@ -29,8 +29,12 @@ pub(super) struct Model {
     pub(super) weights: Option<PathBuf>,
     /// Give a named dim its extent. `plan`, `run` and `bench` also take a range, such as 1..64, which includes both ends. An input that is
     /// given sets the dims of its shape, too. LOOP.trips=N bounds the iterations of a Loop of which the run decides how often it runs.
-    #[arg(long = "set", value_name = "DIM=N", value_parser = binding)]
-    pub(super) dims: Vec<(String, Extent)>,
+    #[arg(long, value_name = "DIM=N", value_parser = binding)]
+    pub(super) set: Vec<(String, Extent)>,
+    /// Give an input's shape, such as x=8x3x224x224, in the place of the sizes that the file fixes. The nodes must allow it. It stands for
+    /// --set x.0=8 --set x.1=3 and so on.
+    #[arg(long = "shape", value_name = "INPUT=NxN", value_parser = shape)]
+    pub(super) shapes: Vec<Axes>,
     /// Keep a state on the device from one run to the next: an input that reads it, and the output that updates it. It begins as zeros. One
     /// * in both stands for the same text: --state 'past_*=present_*'.
     ///
@@ -62,7 +66,7 @@ pub(super) struct Model {
     /// Store f32 values as f16 inside, on CUDA. Inputs and outputs stay f32; results are less exact.
     #[arg(long)]
     pub(super) f16: bool,
-    /// Save memory: compute the largest activations in N chunks of the batch, one after another. If the batch is 1, the next axis is split.
+    /// Save memory: compute the largest activations in N chunks of the batch, one after another. If the batch is 1, tokens are split, but not images.
     /// Under a limit, no more is split than needed to fit. A part that would save nothing stays whole.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     pub(super) chunks: u32,
@@ -153,7 +157,7 @@ impl Model {
             outputs: self.outputs.clone(),
             values: Vec::new(),
             weights: self.weights.clone(),
-            dims: self.dims.clone(),
+            dims: self.dims(),
             threads: self.threads.map_or(0, usize::from),
             recipe: self.recipe(),
             memory_limit: self.memory_limit,
@@ -204,12 +208,18 @@ impl Model {
         Ok(target)
     }
 
+    /// The dims that flags set.
+    pub(super) fn dims(&self) -> Vec<(String, Extent)> {
+        self.set.iter().chain(self.shapes.iter().flat_map(|axes| &axes.0)).cloned().collect()
+    }
+
     /// The first flag given that changes how the model is planned, if any is.
     pub(super) fn flag(&self) -> Option<&'static str> {
         let Model {
             model: _,
             weights: _,
-            dims,
+            set,
+            shapes,
             state,
             training,
             outputs,
@@ -224,7 +234,8 @@ impl Model {
             allow_tf32,
         } = self;
         let flags = [
-            ("--set", !dims.is_empty()),
+            ("--set", !set.is_empty()),
+            ("--shape", !shapes.is_empty()),
             ("--state", !state.is_empty()),
             ("--training", *training),
             ("--output", !outputs.is_empty()),
@@ -284,7 +295,7 @@ impl Model {
             tracing::info!("the file has a training step, which --training runs");
         }
         let model = model.with_state(&self.state).with_outputs(&self.outputs);
-        let (model, dims) = model.grow(self.dims.clone())?;
+        let (model, dims) = model.grow(self.dims())?;
         self.bind(model, dims, given)
     }
 
@@ -329,7 +340,14 @@ impl Model {
             let wrong = |g: &&Given| g.name == name && !is_same(&g.tensor);
             if let Some(Given { tensor, flag, .. }) = given.iter().find(wrong) {
                 let (dtype, shape) = (tensor.dtype(), tensor.shape());
-                let what = format!("{flag}: input '{name}': expected {fact}, found {dtype}{shape}");
+                let extents: Vec<_> = shape.iter().map(usize::to_string).collect();
+                let remedy = match shape.len() == fact.shape.len() && *shape != fact.shape {
+                    true => {
+                        format!("; --shape {name}={} plans for that shape, where the nodes allow it", extents.join("x"))
+                    }
+                    false => String::new(),
+                };
+                let what = format!("{flag}: input '{name}': expected {fact}, found {dtype}{shape}{remedy}");
                 return Err(Error::usage(what).in_file(&self.model));
             }
         }
@@ -406,7 +424,8 @@ impl Model {
         let saved = Saved::read(&self.model, of)?;
         let options = saved.options(&self.options(on)?)?;
         let Options { dims, state, training, outputs, .. } = options.clone();
-        let own = Model { model: of.to_owned(), dims, state, training, outputs, ..self.clone() };
+        let own =
+            Model { model: of.to_owned(), set: dims, shapes: Vec::new(), state, training, outputs, ..self.clone() };
         let (model, dims) = own.load(given)?;
         let graph = own.import(&model, &dims, given)?;
         let (device, name) = session::open(&options)?;
@@ -499,6 +518,19 @@ fn pair(text: &str) -> Result<(String, String), String> {
         return Err(format!("expected one * in both names or in none, found '{text}'"));
     }
     Ok((input.to_owned(), output.to_owned()))
+}
+
+/// The axes of an input, by the dims that they set.
+#[derive(Clone)]
+pub(super) struct Axes(Vec<(String, Extent)>);
+
+fn shape(text: &str) -> Result<Axes, String> {
+    let (input, extents) = text.rsplit_once('=').ok_or("expected INPUT=NxN, such as x=8x3x224x224")?;
+    let axis = |(axis, extent): (usize, &str)| match extent.parse::<usize>() {
+        Ok(extent) => Ok((format!("{input}.{axis}"), extent.into())),
+        Err(_) => Err(format!("expected numbers with x between them after '{input}=', found '{extents}'")),
+    };
+    extents.split('x').enumerate().map(axis).collect::<Result<_, _>>().map(Axes)
 }
 
 pub(super) fn binding(text: &str) -> Result<(String, Extent), String> {

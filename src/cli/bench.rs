@@ -210,8 +210,9 @@ impl Bench {
         let rate = format!("per second: {per_second:.1} runs{items}\n");
         let (before, after) = (loaded.allocations, usage.allocations - loaded.allocations);
         let runs = u64::from(self.warmup) + 2 * whole.count;
+        let ways = "whole runs write the inputs, run the steps and read the outputs; steps alone are without both\n";
         let head = format!(
-            "{} on {}\n\n{table}{rate}\nallocations: {before} when loading, {after} in {}\n\n",
+            "{} on {}\n\n{table}{ways}{rate}\nallocations: {before} when loading, {after} in {}\n\n",
             subject.heading(),
             session.device(),
             count(runs, "run")

@@ -107,8 +107,14 @@ impl Emit {
         }
         let target = self.target.as_ref().map(|_| "--target");
         // States make another graph of the file, which its dims and outputs are part of.
-        let others =
-            Model { dims: Vec::new(), outputs: Vec::new(), state: Vec::new(), training: false, ..self.model.clone() };
+        let others = Model {
+            set: Vec::new(),
+            shapes: Vec::new(),
+            outputs: Vec::new(),
+            state: Vec::new(),
+            training: false,
+            ..self.model.clone()
+        };
         let model = if self.has_states() { &others } else { &self.model };
         match (self.form, target.or(model.flag())) {
             (Form::Onnxtxt | Form::Onnx, Some(flag)) => {

@@ -8,7 +8,7 @@ use serde_json::json;
 
 /// Groups of flags, by the names of their fields. All others are under "Options".
 const GROUPS: &[(&str, &[&str])] = &[
-    ("The model", &["of", "weights", "dims", "state", "training", "outputs"]),
+    ("The model", &["of", "weights", "set", "shapes", "state", "training", "outputs"]),
     ("Inputs", &["inputs", "seed"]),
     ("Memory", &["memory_limit", "chunks", "f16", "no_fuse", "forks", "assert_peak", "advise"]),
     ("The device", &["backend", "device", "target", "threads", "no_libraries", "allow_tf32", "no_tuned", "tuned"]),
@@ -201,7 +201,10 @@ impl Man {
         };
         let mut text = Vec::new();
         clap_mangen::Man::new(page).render(&mut text).expect("memory takes all that is written");
-        Ok(printed("man", text, json))
+        // Examples and tables keep their lines.
+        let text = String::from_utf8_lossy(&text).replacen(".SH EXTRA\n", ".SH EXAMPLES\n.nf\n", 1);
+        let text = text.replacen("\n.SH VERSION", "\n.fi\n.SH VERSION", 1);
+        Ok(printed("man", text.into_bytes(), json))
     }
 }
 

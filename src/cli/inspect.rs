@@ -66,7 +66,9 @@ impl Inspect {
             }
             text += &format!("\n{table}");
         }
-        if !found.open_dims.is_empty() {
+        if found.open_dims.is_empty() {
+            text += "\nopen dims  none; --shape INPUT=NxN sets sizes that the file fixes, where its nodes allow it\n";
+        } else {
             let flags: Vec<_> = found.open_dims.iter().map(|dim| format!("--set '{dim}'=N")).collect();
             text += &format!("\nopen dims  {}\n", flags.join(" "));
         }

@@ -67,7 +67,10 @@ impl MaxBatch {
         }
         let (model, dims) = self.model.load(&[])?;
         let in_file = |e: Error| e.in_file(&self.model.model);
-        let dim = self.dim(&model.open_dims().map_err(in_file)?, &model.declared_inputs());
+        let mut known = model.open_dims().map_err(in_file)?;
+        // A size that the file fixes is only varied if it is named.
+        known.extend(self.dim.clone().filter(|dim| model.has_dim(dim) && !known.contains(dim)));
+        let dim = self.dim(&known, &model.declared_inputs());
         let dim = dim.map_err(in_file)?;
         let extents = dims.iter().map(|(name, extent)| (name.clone(), (*extent).into())).collect();
         let subject = Subject::new(vec![self.model.model.clone()], extents);
@@ -97,10 +100,10 @@ impl MaxBatch {
         let declared: Vec<_> = programs.iter().map(|(name, _, inputs)| format!("{name}: {inputs}")).collect();
         let dim = self.dim(&known, &declared.join("; "))?;
         let below =
-            self.model.dims.iter().find(|(d, _)| *d == dim).map_or(Unbounded, |(_, extent)| Excluded(extent.most()));
+            self.model.dims().iter().find(|(d, _)| *d == dim).map_or(Unbounded, |(_, extent)| Excluded(extent.most()));
         let found = largest(&dim, limit, below, &mut |extent| {
             let mut model = self.model.clone();
-            model.dims.push((dim.clone(), extent.into()));
+            model.set.push((dim.clone(), extent.into()));
             let silent = tracing::subscriber::NoSubscriber::default();
             tracing::subscriber::with_default(silent, || self.more.bytes(&model, target, limit))
         })?;
@@ -136,12 +139,12 @@ impl MaxBatch {
         if known.is_empty() {
             let dim = self.dim.as_deref().unwrap_or("batch");
             return Err(Error::usage(format!(
-                "it has no dim '{dim}' to vary: all sizes of its inputs are numbers in the file ({declared}); export it with that axis dynamic"
+                "it has no dim '{dim}' to vary: all sizes of its inputs are numbers in the file ({declared}); name one by its input and axis, such as --dim x.0, or export it with that axis dynamic"
             )));
         }
         let list = |names: &[&String]| names.iter().map(|n| format!("'{n}'")).collect::<Vec<_>>().join(", ");
         let all: Vec<&String> = known.iter().collect();
-        let set = |name: &str| self.model.dims.iter().any(|(d, _)| d == name);
+        let set = |name: &str| self.model.dims().iter().any(|(d, _)| d == name);
         match &self.dim {
             Some(dim) if !known.contains(dim) => {
                 let nobody = if self.more.is_empty() { "the graph has no dim" } else { "no program has a dim" };

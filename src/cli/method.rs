@@ -173,7 +173,7 @@ impl Method {
     /// Those of the model and its loss; a flag that `train` has no use for.
     pub(super) fn programs(&self, model: &Model, steps: u64) -> Result<Programs> {
         model.suits_training()?;
-        let options = Options { dims: model.dims.clone(), ..Options::default() };
+        let options = Options { dims: model.dims(), ..Options::default() };
         let dims = options.fixed().ok_or_else(|| Error::usage("--set: training takes no range of a dim".to_owned()))?;
         let programs = train::programs_of_file(model.file()?, dims, self.batch as usize, &self.training(steps, false)?);
         programs.map_err(|e| e.in_file(&model.model))

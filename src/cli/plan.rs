@@ -423,7 +423,7 @@ impl Plan {
                 let case = || {
                     Some(Case {
                         model: &file,
-                        dims: Options { dims: self.model.dims.clone(), ..Options::default() }.fixed()?,
+                        dims: Options { dims: self.model.dims(), ..Options::default() }.fixed()?,
                         batch: method.batch as usize,
                         training: method.training(1, false).ok()?.on(target),
                         target: target.clone(),

@@ -87,7 +87,7 @@ impl More {
     /// The files of all graphs, with the extents that flags give.
     pub(super) fn subject(&self, first: &Model) -> Subject {
         let files = [&first.model].into_iter().chain(&self.more);
-        Subject::new(files.cloned().collect(), first.dims.clone())
+        Subject::new(files.cloned().collect(), first.dims())
     }
 
     /// The programs of the model's training.
@@ -106,7 +106,7 @@ impl More {
         }
         let files = [&first.model].into_iter().chain(&self.more).map(|text| named(text));
         let files = files.collect::<Result<Vec<_>>>()?;
-        let flags = first.dims.len() + first.state.len() + first.outputs.len() + usize::from(first.training);
+        let flags = first.dims().len() + first.state.len() + first.outputs.len() + usize::from(first.training);
         let mut used = vec![false; flags + given.len()];
         let mut graphs = Vec::with_capacity(files.len());
         for (name, path) in &files {
@@ -116,7 +116,8 @@ impl More {
         }
         let Some(unused) = used.iter().position(|used| !used) else { return Ok(graphs) };
         let names: Vec<_> = files.iter().map(|(name, _)| name.as_str()).collect();
-        let flags = first.dims.iter().map(|(dim, extent)| format!("--set {dim}={extent}: no program has such a dim"));
+        let flags =
+            first.dims().into_iter().map(|(dim, extent)| format!("--set {dim}={extent}: no program has such a dim"));
         let states =
             first.state.iter().map(|(i, o)| format!("--state {i}={o}: no program has such an input or output"));
         let outputs = first.outputs.iter().map(|name| format!("--output {name}: no program has such an output"));
@@ -212,12 +213,12 @@ fn load(all: &Model, path: &Path) -> Result<(onnx::Model, bool)> {
 fn program(all: &Model, given: &[Given], name: &str, path: &Path) -> Result<(Graphs, Vec<bool>)> {
     let (model, training) = load(all, path)?;
     let (model, states) = model.with_shared_state(&all.state);
-    let open = model.open_dims()?;
+    model.open_dims()?;
     let (mut dims, mut used) = (Vec::new(), Vec::new());
-    for (dim, extent) in &all.dims {
+    for (dim, extent) in &all.dims() {
         let own = dim.split_once(':').filter(|(program, _)| *program == name).map(|(_, dim)| dim);
         let dim = own.unwrap_or(dim);
-        used.push(open.iter().any(|open| open == dim));
+        used.push(model.has_dim(dim));
         if own.is_some() {
             dims.retain(|(other, _)| other != dim);
         }

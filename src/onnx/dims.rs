@@ -20,21 +20,22 @@ pub(super) fn bind<'a>(
     loops: BTreeSet<String>,
     given: &[(String, usize)],
 ) -> Result<Vec<(&'a str, Fact)>> {
+    let (named, mut known) = named(inputs, given);
+    known.extend(loops);
     let mut values: BTreeMap<&str, usize> = BTreeMap::new();
-    for (name, value) in given {
+    for (name, value) in given.iter().chain(&named) {
         if values.insert(name, *value).is_some_and(|old| old != *value) {
             return Err(Error::usage(format!("dim '{name}' is set twice, to different values")));
         }
     }
-    let mut known = loops;
     let mut missing = BTreeSet::new();
     let mut facts = Vec::with_capacity(inputs.len());
     for input in inputs {
         let (dtype, dims) = declared(input).map_err(|what| Error::graph(format!("input '{}': {what}", input.name)))?;
         let mut shape = Shape::default();
-        for dim in dims {
+        for (axis, dim) in dims.into_iter().enumerate() {
             shape.push(match dim {
-                Dim::Fixed(size) => size,
+                Dim::Fixed(size) => values.get(&axis_of(&input.name, axis)[..]).copied().unwrap_or(size),
                 Dim::Open(text) => {
                     let (names, size) = evaluate(&text, &values)?;
                     missing
@@ -52,7 +53,13 @@ pub(super) fn bind<'a>(
     let list = |names: &BTreeSet<String>| names.iter().map(|n| format!("'{n}'")).collect::<Vec<_>>().join(", ");
     if let Some(name) = values.keys().find(|n| !known.contains(**n)) {
         let known = if known.is_empty() { "none".into() } else { list(&known) };
-        return Err(Error::usage(format!("the graph has no dim '{name}' to set; its dims: {known}")));
+        let of = |input: &&&ValueInfoProto| {
+            declared(input).is_ok_and(|(_, dims)| matches!(dims.first(), Some(Dim::Fixed(_))))
+        };
+        let fixed = inputs.iter().find(of).map_or(String::new(), |input| {
+            format!("; a size that the file fixes is set by its input and axis, such as {}", axis_of(&input.name, 0))
+        });
+        return Err(Error::usage(format!("the graph has no dim '{name}' to set; its dims: {known}{fixed}")));
     }
     if !missing.is_empty() {
         return Err(Error::Unbound { dims: missing.into_iter().collect(), file: None });
@@ -60,7 +67,39 @@ pub(super) fn bind<'a>(
     Ok(facts)
 }
 
+/// The name of any axis of an input.
+fn axis_of(input: &str, axis: usize) -> String {
+    format!("{input}.{axis}")
+}
+
+/// The extents of dims that are given by input and axis, and these names.
+fn named(inputs: &[&ValueInfoProto], given: &[(String, usize)]) -> (Vec<(String, usize)>, BTreeSet<String>) {
+    let (mut named, mut known) = (Vec::new(), BTreeSet::new());
+    for input in inputs {
+        for (axis, dim) in declared(input).into_iter().flat_map(|(_, dims)| dims).enumerate() {
+            let own = axis_of(&input.name, axis);
+            let Some((_, size)) = given.iter().find(|(name, _)| *name == own) else { continue };
+            match dim {
+                Dim::Open(text) if text != own && is_single(&text) => named.push((text, *size)),
+                Dim::Open(text) if text != own => continue,
+                _ => {}
+            }
+            known.insert(own);
+        }
+    }
+    (named, known)
+}
+
 impl Model {
+    /// True if a dim can be set: an open one, or an axis of an input, `input.axis`, whose size the file fixes.
+    pub fn has_dim(&self, name: &str) -> bool {
+        let is_axis = |input: &ValueInfoProto| {
+            let dims = declared(input).map_or(0, |(_, dims)| dims.len());
+            (0..dims).any(|axis| axis_of(&input.name, axis) == name)
+        };
+        self.open_dims().is_ok_and(|open| open.iter().any(|dim| dim == name)) || self.open_inputs().any(is_axis)
+    }
+
     /// The open dims that an input of this name and shape binds: single names, or `input.axis`.
     ///
     /// Empty if the model has no such input, or its rank is another: [`import`](super::import) and the run report that.

@@ -67,8 +67,8 @@ fn nothing(graph: &Graph) -> Error {
     let inputs = graph.inputs().iter().map(|&v| format!("'{}' {}", graph.value_name(v), graph.fact(v)));
     let inputs = inputs.collect::<Vec<_>>().join(", ");
     Error::usage(format!(
-        "nothing can be computed in chunks: expected an input whose outermost axis of several elements operators compute one by one, as \
-         those of a batch, found {inputs}; bind a larger batch, or do without chunks"
+        "nothing can be computed in chunks: expected an input of several rows that do not depend on each other, such as a batch of 2 or more, \
+         found {inputs}; bind a larger batch, or do without chunks"
     ))
 }
 

@@ -70,9 +70,9 @@ fn explained(answer: &Answer, helps: bool) -> String {
     }
     let Some(bound) = &answer.bound else { return text };
     let step = bound.step.as_ref().map_or(String::new(), |step| format!(", when '{step}' runs"));
-    let judged = if bound.bytes > limit { "no plan fits" } else { "there is no proof that no plan fits" };
+    let judged = if bound.bytes > limit { "no plan of these kernels fits" } else { "one that fits may exist" };
     let least = format!("takes at least {}{step}", bytes(bound.bytes));
-    text += &format!("with these bindings {judged}: every order and placement of these kernels {least}\n");
+    text += &format!("{judged}: every order and placement of them {least}\n");
     text
 }
 
@@ -104,7 +104,7 @@ pub fn peak(peak: &Peak) -> String {
         let name = class.name();
         let label = match (largest, count) {
             (Some(only), 1) => format!("{name} {only}"),
-            (Some(largest), _) => format!("{count} {name}s, the largest {largest}"),
+            (Some(largest), _) => format!("all {count} {name}s (largest: {largest})"),
             (None, _) => name.to_owned(),
         };
         row(label, "", "", *bytes);

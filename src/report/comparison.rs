@@ -45,6 +45,7 @@ pub fn comparison(subject: &str, comparison: &Comparison) -> String {
 
     out += "\nBytes: constants, inputs, outputs, activations, workspaces, staging and the backend's own, in every column.\n";
     out += "Smallest device: eager by simulation, on a device that wastes nothing itself; planned by the plan.\n";
+    out += "Eager allocates node by node: direct from the device, from bins (bfc, as TensorFlow does), or from cached blocks (caching, as PyTorch does).\n";
     if reference.is_some() {
         out += "Equal: bit for bit like the reference. Off: the largest difference over the peak of the reference's output.\n";
     }

@@ -88,7 +88,7 @@ impl Folder {
     /// That there are some.
     pub fn expect_new(&self) -> Result<()> {
         ensure(!self.is_begun()?, || {
-            let what = "it has checkpoints of a training: expected an empty folder; the training itself goes on if it is resumed";
+            let what = "it has checkpoints of a training: expected an empty folder; only if it is resumed does that training go on";
             Error::File { path: self.path.clone(), what: what.to_owned(), source: None }
         })
     }
@@ -134,7 +134,12 @@ impl Folder {
         let text = file.metadata(KEY).ok_or_else(|| bad("it has states, but no place in a training".into()))?;
         let place: Place = serde_json::from_str(text).map_err(|e| bad(format!("its place in the training: {e}")))?;
         let differ = differences(&place.method, &now.method);
-        ensure(differ.is_empty(), || bad(format!("it is of another training: {}", differ.join("; "))))?;
+        ensure(differ.is_empty(), || {
+            bad(format!(
+                "it is of another training: {}; it is resumed with the settings that it began with",
+                differ.join("; ")
+            ))
+        })?;
         session.load_states(&path)?;
         let sum = checksum(text, session.with(|exec| exec.checksum())?);
         ensure(file.metadata(CHECKSUM).is_none_or(|expected| expected == sum), || {
@@ -163,7 +168,7 @@ fn differences(then: &Value, now: &Value) -> Vec<String> {
     let value = |of: &serde_json::Map<String, Value>, name: &String| of.get(name).cloned().unwrap_or(Value::Null);
     let pairs = names.into_iter().map(|name| (name, value(then, name), value(now, name)));
     let differ = pairs.filter(|(_, then, now)| then != now);
-    differ.map(|(name, then, now)| format!("{name}: expected {then}, found {now}")).collect()
+    differ.map(|(name, then, now)| format!("{name}: the checkpoint has {then}, now it is {now}")).collect()
 }
 
 /// A number that tells graphs apart: of their nodes, in order, with all that they compute.
