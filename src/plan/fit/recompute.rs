@@ -20,7 +20,7 @@ use crate::error::Result;
 use crate::graph::{Graph, min_cut};
 use crate::op::{NodeId, ValueId};
 use crate::pass::recompute::{Recompute, work};
-use crate::pass::{Prepared, recompute, regroup};
+use crate::pass::{Prepared, apart, recompute, regroup};
 use crate::plan::Limits;
 use crate::plan::make::arrange::{Arrangement, arrange, draft, estimate};
 use crate::target::Target;
@@ -87,8 +87,27 @@ pub fn free(graph: &mut Prepared, target: &Target, fuse: bool) -> Result<()> {
             (made, copies) = (apart, further);
         }
     }
+    if fuse && target.launches_cost() {
+        divide(&mut made, &mut copies, target)?;
+    }
     *graph = made;
     note(graph, copies)
+}
+
+/// Lets kernels compute the elementwise values that they share, each for itself, if they move fewer bytes so and none more is live.
+fn divide(made: &mut Prepared, copies: &mut HashMap<NodeId, NodeId>, target: &Target) -> Result<()> {
+    let (mut divided, mut further) = (made.clone(), copies.clone());
+    if !apart::run(&mut divided, target, &mut further)? {
+        return Ok(());
+    }
+    regroup(&mut divided, target, true)?;
+    let [before, after] = [&*made, &divided].map(apart::moved);
+    let [peak, less] = [estimate(made, target)?, estimate(&divided, target)?];
+    tracing::debug!(before, after, peak, less, "bytes moved, if kernels share no elementwise values");
+    if after < before && less <= peak {
+        (*made, *copies) = (divided, further);
+    }
+    Ok(())
 }
 
 /// Notes what is computed again, with what was before.
