@@ -13,6 +13,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 mod align;
+pub mod apart;
 pub mod attention;
 mod bind;
 mod bytes;

@@ -20,7 +20,7 @@ use crate::error::Result;
 use crate::graph::{Graph, min_cut};
 use crate::op::{NodeId, ValueId};
 use crate::pass::recompute::{Recompute, work};
-use crate::pass::{Prepared, recompute, regroup};
+use crate::pass::{Prepared, apart, recompute, regroup};
 use crate::plan::Limits;
 use crate::plan::make::arrange::{Arrangement, arrange, draft, estimate};
 use crate::target::Target;
@@ -41,6 +41,8 @@ const SEGMENTS: [usize; 13] = [1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48];
 const PRICES: [f64; 6] = [4.0, 1.0, 0.3, 0.1, 0.03, 0.0];
 /// Copies for each kernel take time: they are made only where they save more than one in this many bytes.
 const APART_SAVES: u64 = 64;
+/// Kernels that share no elementwise values may have one more in this many bytes live.
+const DIVIDED_TAKES: u64 = 1024;
 /// The most choices that are tried to find what else can be kept.
 const REFINED: usize = 48;
 /// Computes again what takes no product, by the number of segments with the least live bytes. Kernels are fused anew.
@@ -87,8 +89,27 @@ pub fn free(graph: &mut Prepared, target: &Target, fuse: bool) -> Result<()> {
             (made, copies) = (apart, further);
         }
     }
+    if fuse && target.launches_cost() {
+        divide(&mut made, &mut copies, target)?;
+    }
     *graph = made;
     note(graph, copies)
+}
+
+/// Lets kernels compute the elementwise values that they share, each for itself, if they move fewer bytes so and hardly more are live.
+fn divide(made: &mut Prepared, copies: &mut HashMap<NodeId, NodeId>, target: &Target) -> Result<()> {
+    let (mut divided, mut further) = (made.clone(), copies.clone());
+    if !apart::run(&mut divided, target, &mut further)? {
+        return Ok(());
+    }
+    regroup(&mut divided, target, true)?;
+    let [before, after] = [&*made, &divided].map(apart::moved);
+    let [peak, less] = [estimate(made, target)?, estimate(&divided, target)?];
+    tracing::debug!(before, after, peak, less, "bytes moved, if kernels share no elementwise values");
+    if after < before && less <= peak + peak / DIVIDED_TAKES {
+        (*made, *copies) = (divided, further);
+    }
+    Ok(())
 }
 
 /// Notes what is computed again, with what was before.
