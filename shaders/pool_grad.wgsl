@@ -20,23 +20,23 @@ if (i < COUNT) {
     let image = DATA_0 + n * DATA_N + c * DATA_C;
     let own = data(image + z * DATA_Z + y * DATA_Y + x * DATA_X);
     var sum = 0.0f;
-    for (var r = 0; r < KERNEL_Z; r++) {
+    for (var r = (z + PAD_Z) % STEP_Z; r < KERNEL_Z; r = r + STEP_Z) {
         let w = z + PAD_Z - r * DILATION_Z;
-        for (var s = 0; s < KERNEL_Y; s++) {
+        for (var s = (y + PAD_Y) % STEP_Y; s < KERNEL_Y; s = s + STEP_Y) {
             let v = y + PAD_Y - s * DILATION_Y;
-            for (var t = 0; t < KERNEL_X; t++) {
+            for (var t = (x + PAD_X) % STEP_X; t < KERNEL_X; t = t + STEP_X) {
                 let u = x + PAD_X - t * DILATION_X;
                 let on = w >= 0 && v >= 0 && u >= 0 && w % STRIDE_Z == 0 && v % STRIDE_Y == 0 && u % STRIDE_X == 0;
                 if (on && w / STRIDE_Z < OUT_Z && v / STRIDE_Y < OUT_Y && u / STRIDE_X < OUT_X) {
                     if (own == maximum(n, c, w / STRIDE_Z, v / STRIDE_Y, u / STRIDE_X)) {
                         // Elements before it in the same window.
                         var first = true;
-                        for (var tap = 0; tap < (r * KERNEL_Y + s) * KERNEL_X + t; tap++) {
+                        for (var tap = 0; first && tap < (r * KERNEL_Y + s) * KERNEL_X + t; tap++) {
                             let a = w - PAD_Z + tap / (KERNEL_X * KERNEL_Y) * DILATION_Z;
                             let b = v - PAD_Y + tap / KERNEL_X % KERNEL_Y * DILATION_Y;
                             let d = u - PAD_X + tap % KERNEL_X * DILATION_X;
                             if (a >= 0 && a < IN_Z && b >= 0 && b < IN_Y && d >= 0 && d < IN_X) {
-                                first = first && data(image + a * DATA_Z + b * DATA_Y + d * DATA_X) != own;
+                                first = data(image + a * DATA_Z + b * DATA_Y + d * DATA_X) != own;
                             }
                         }
                         if (first) {

@@ -574,21 +574,22 @@ fn beside_channels(call: &Call) -> Vec<usize> {
 /// The gradients of a batch's normalization, from the two sums that those of its parameters are.
 fn batch_grad<'g>(_: Nodes<'g>, call: &Call, back: &Back<'_, 'g>) -> OpResult<Vec<Option<Var<'g>>>> {
     let (shape, axes) = (call.shape(0), beside_channels(call));
-    let spread = |of_channel: Var<'g>| along_channels(of_channel, shape.len());
-    let inverse = inverse_deviation(back.y[2], epsilon(call)?);
+    // Of the rank of the data: kernels over these compute what is per channel where they read it.
+    let mut per_channel = vec![1; shape.len()];
+    per_channel[1] = shape[1];
+    let spread = |of_channel: Var<'g>| of_channel.shaped(&per_channel);
+    let inverse = inverse_deviation(spread(back.y[2]), epsilon(call)?);
     let share = 1.0 / axes.iter().map(|&axis| shape[axis]).product::<usize>().max(1) as f64;
-    let centred = back.x[0] - spread(back.y[1])?;
-    let normal = centred * spread(inverse)?;
+    let centred = back.x[0] - spread(back.y[1]);
+    let normal = centred * inverse;
     let (mut gradients, mut dx) = ([None, None], None);
     if let Some(dy) = back.dy[0] {
-        let [dscale, dbias] =
-            [dy * normal, dy].map(|v| v.op("ReduceSum", &[], Attrs::new().with("axes", &axes[..]).with("keepdims", 0)));
-        let factor = spread(back.x[1] * inverse)?;
-        dx = Some((dy - spread(dbias * share)? - normal * spread(dscale * share)?) * factor);
-        gradients = [Some(dscale), Some(dbias)];
+        let [dscale, dbias] = [dy * normal, dy].map(|v| reduce("ReduceSum", v, &axes));
+        dx = Some((dy - dbias * share - normal * (dscale * share)) * (spread(back.x[1]) * inverse));
+        gradients = [dscale, dbias].map(|sum| Some(sum.shaped(call.shape(1))));
     }
-    let moved = back.dy[1].map(|d| Ok::<_, String>(spread(d * share)?.expand(shape))).transpose()?;
-    let varied = back.dy[2].map(|d| Ok::<_, String>(centred * spread(d * (2.0 * share))?)).transpose()?;
+    let moved = back.dy[1].map(|d| spread(d * share).expand(shape));
+    let varied = back.dy[2].map(|d| centred * spread(d * (2.0 * share)));
     for more in [moved, varied].into_iter().flatten() {
         dx = Some(dx.map_or(more, |dx| dx + more));
     }

@@ -6,17 +6,21 @@
 //!                     '- g - product       '- f' - g - product
 //! ```
 
-use super::group::{GroupKind, MAX_NODES, max_reads, uses_index};
 use super::Prepared;
+use super::group::{GroupKind, MAX_NODES, is_computable, max_reads, uses_index};
 use crate::error::Result;
 use crate::graph::Graph;
 use crate::op::{Lower, NodeId, ValueId};
 use crate::target::Target;
 use std::collections::HashMap;
 
+/// A launch takes about as long as to move so many bytes.
+const LAUNCH: u64 = 4 << 20;
+
 /// The kernels of a graph while copies are made.
 struct Kernels<'a> {
     prepared: &'a mut Prepared,
+    target: &'a Target,
     /// The nodes of each group, with the copies that it will take in.
     members: Vec<Vec<NodeId>>,
     /// The number of each node's group.
@@ -32,7 +36,7 @@ pub fn run(prepared: &mut Prepared, target: &Target, copies: &mut HashMap<NodeId
     let order = prepared.graph.order()?;
     let members: Vec<Vec<NodeId>> = prepared.groups.iter().map(|group| group.nodes.clone()).collect();
     let of = members.iter().enumerate().flat_map(|(at, nodes)| nodes.iter().map(move |&node| (node, at))).collect();
-    let mut kernels = Kernels { prepared, members, of };
+    let mut kernels = Kernels { prepared, target, members, of };
     let mut is_changed = false;
     // Readers first: what they take in reads further values.
     for &node in order.iter().rev() {
@@ -41,7 +45,7 @@ pub fn run(prepared: &mut Prepared, target: &Target, copies: &mut HashMap<NodeId
         if group.sink != node || group.kind != GroupKind::Map || kernels.of[&node] != own {
             continue;
         }
-        let readers = kernels.readers(own, node, max_reads(target));
+        let readers = kernels.readers(own, node);
         if let Some(readers) = readers.filter(|readers| kernels.is_less(own, node, readers)) {
             kernels.divide(own, node, &readers, copies);
             is_changed = true;
@@ -50,7 +54,7 @@ pub fn run(prepared: &mut Prepared, target: &Target, copies: &mut HashMap<NodeId
     Ok(is_changed)
 }
 
-/// The bytes that all kernels read and write.
+/// The bytes that all kernels read and write, with those that launches are worth.
 pub fn moved(prepared: &Prepared) -> u64 {
     let graph = &prepared.graph;
     let grouped = prepared.groups.iter().map(|group| (group.sink, reads(graph, &group.nodes)));
@@ -58,7 +62,8 @@ pub fn moved(prepared: &Prepared) -> u64 {
     let alone = graph.order().unwrap_or_default().into_iter().filter(is_alone);
     let alone = alone.filter(|&node| graph.node(node).op().is_some()).map(|node| (node, reads(graph, &[node])));
     let bytes = |value: ValueId| graph.fact(value).bytes() as u64;
-    grouped.chain(alone).map(|(sink, reads)| bytes(sink.output(0)) + reads.into_iter().map(bytes).sum::<u64>()).sum()
+    let all = grouped.chain(alone);
+    all.map(|(sink, reads)| LAUNCH + bytes(sink.output(0)) + reads.into_iter().map(bytes).sum::<u64>()).sum()
 }
 
 /// The values from outside that some nodes read.
@@ -74,7 +79,7 @@ fn reads(graph: &Graph, nodes: &[NodeId]) -> Vec<ValueId> {
 
 impl Kernels<'_> {
     /// The kernels that read the value of an elementwise kernel, in the order of the graph, if there are several and each can take it in.
-    fn readers(&self, own: usize, sink: NodeId, most: usize) -> Option<Vec<usize>> {
+    fn readers(&self, own: usize, sink: NodeId) -> Option<Vec<usize>> {
         let graph = &self.prepared.graph;
         let value = sink.output(0);
         if graph.is_output(value) {
@@ -87,7 +92,7 @@ impl Kernels<'_> {
         let mut found: Vec<usize> = Vec::new();
         for user in graph.users(value) {
             let reader = *self.of.get(&user)?;
-            let takes = graph.is_backward(user) == graph.is_backward(sink) && self.takes(reader, user, value, indexed);
+            let takes = graph.is_backward(user) == graph.is_backward(sink) && self.takes(reader, user, own, indexed);
             if !takes {
                 return None;
             }
@@ -97,30 +102,24 @@ impl Kernels<'_> {
         }
         let fits = |&reader: &usize| {
             let all: Vec<NodeId> = self.members[reader].iter().chain(&self.members[own]).copied().collect();
-            all.len() <= MAX_NODES && reads(graph, &all).len() <= most
+            all.len() <= MAX_NODES && reads(graph, &all).len() <= max_reads(self.target)
         };
         (found.len() > 1 && found.iter().all(fits)).then_some(found)
     }
 
-    /// True if a kernel can compute each element of a value where one of its nodes reads it.
-    fn takes(&self, reader: usize, user: NodeId, value: ValueId, indexed: bool) -> bool {
+    /// True if a kernel can compute an elementwise kernel's nodes where one of its own reads their value.
+    fn takes(&self, reader: usize, user: NodeId, own: usize, indexed: bool) -> bool {
         let graph = &self.prepared.graph;
         let group = self.prepared.groups.get(reader);
-        let shape = &graph.fact(value).shape;
-        let same = match graph.node(user).op().map(|op| op.lower) {
-            Some(Lower::Map(_)) => graph.fact(user.output(0)).shape == *shape,
-            Some(Lower::Reduce(_)) => true,
-            _ => false,
+        let full = match group.kind {
+            GroupKind::Map => &graph.fact(group.sink.output(0)).shape,
+            GroupKind::Row { reduction } if !indexed => {
+                &graph.fact(graph.operands(reduction)[0].expect("a reduction reads one value")).shape
+            }
+            _ => return false,
         };
-        let over = |reduction: NodeId| {
-            let whole = graph.operands(reduction)[0].map(|value| &graph.fact(value).shape);
-            whole == Some(shape) && !indexed
-        };
-        same && match group.kind {
-            GroupKind::Map => true,
-            GroupKind::Row { reduction } => over(reduction),
-            GroupKind::Template { .. } | GroupKind::Attention(_) => false,
-        }
+        let is_code = matches!(graph.node(user).op().map(|op| &op.lower), Some(Lower::Map(_) | Lower::Reduce(_)));
+        is_code && self.members[own].iter().all(|&node| is_computable(graph, self.target, node, full))
     }
 
     /// True if kernels with copies of their own move fewer bytes than with a value that is stored.
@@ -128,7 +127,8 @@ impl Kernels<'_> {
         let graph = &self.prepared.graph;
         let bytes = |value: &ValueId| graph.fact(*value).bytes() as u64;
         let leaves = reads(graph, &self.members[own]);
-        let stored = bytes(&sink.output(0)) * (1 + readers.len() as u64) + leaves.iter().map(bytes).sum::<u64>();
+        let stored =
+            LAUNCH + bytes(&sink.output(0)) * (1 + readers.len() as u64) + leaves.iter().map(bytes).sum::<u64>();
         let further = |&reader: &usize| {
             let known = reads(graph, &self.members[reader]);
             leaves.iter().filter(|leaf| !known.contains(leaf)).map(bytes).sum::<u64>()

@@ -2,7 +2,7 @@
 
 use super::Context;
 use super::attention;
-use super::group::{Group, GroupKind, Groups, MAX_NODES, max_reads, uses_index};
+use super::group::{Group, GroupKind, Groups, MAX_NODES, is_computable, max_reads, uses_index};
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::graph::Graph;
@@ -257,12 +257,16 @@ impl Fuser<'_> {
         makes(node) || reduces && self.graph.operands(node)[0].is_some_and(|value| makes(value.node))
     }
 
-    /// Adds elementwise producers of the group's shape that nothing else reads. A template's own operands stay as they are.
+    /// Adds elementwise producers of the group's shape, or of values that it repeats, that nothing else reads. A template's own operands stay as they are.
     fn grow_up(&mut self, mut members: Members, full: &Shape) {
         let lower = |node: NodeId| self.graph.node(node).op().map(|op| op.lower);
         let group = self.groups[members.nodes[0].index()];
         let has_row = members.nodes.iter().any(|&n| matches!(lower(n), Some(Lower::Reduce(_))));
         let is_template = |node: NodeId| matches!(lower(node), Some(Lower::Template(_)));
+        let has_template = members.nodes.iter().any(|&node| is_template(node));
+        let (graph, target) = (self.graph, self.context.target);
+        let same = |producer: NodeId| graph.fact(producer.output(0)).shape == *full;
+        let computes = |producer| same(producer) || !has_template && is_computable(graph, target, producer, full);
         let mut next = 0;
         while let Some(&node) = members.nodes.get(next) {
             next += 1;
@@ -275,7 +279,7 @@ impl Fuser<'_> {
                 if self.is_free(producer)
                     && !self.graph.is_output(value)
                     && members.nodes.len() < MAX_NODES
-                    && self.context.decisions.if_valid("grow", producer, self.shape(producer) == full)
+                    && self.context.decisions.if_valid("grow", producer, computes(producer))
                     && !self.leaves(producer, &members)
                     && !(has_row && uses_index(self.graph, producer, map))
                     && !self.graph.users(value).into_iter().any(is_template)

@@ -7,6 +7,7 @@ use crate::expr::Expr;
 use crate::graph::Graph;
 use crate::kernel::Guard;
 use crate::op::{Args, Call, Lower, NodeId, OpDef, ValueId};
+use crate::shape::Shape;
 use crate::target::Target;
 
 /// The most values that a group may read from outside, if the target can bind as many.
@@ -22,6 +23,21 @@ pub(super) fn max_reads(target: &Target) -> usize {
 /// True if an elementwise node's code depends on the index, which only its own index space gives.
 pub(super) fn uses_index(graph: &Graph, node: NodeId, map: fn(&Args, &Call) -> Expr) -> bool {
     graph.with_call(node, |call| call.uses_index(map)).expect("a map is an operator")
+}
+
+/// A value of so many times fewer elements is computed for each element of a kernel that reads it.
+const SMALLER: usize = 64;
+
+/// True if a kernel over `full` can compute an elementwise node of this shape for each of its elements: of the same shape, or one that is
+/// repeated. A small kernel of its own would cost a launch.
+pub(super) fn is_computable(graph: &Graph, target: &Target, node: NodeId, full: &Shape) -> bool {
+    let output = &graph.node(node).outputs[0].fact.shape;
+    let repeats =
+        output.len() == full.len() && output.iter().zip(full.iter()).all(|(&own, &all)| own == all || own == 1);
+    let is_small = repeats && output.numel().saturating_mul(SMALLER) <= full.numel();
+    let is_indexed =
+        || matches!(graph.node(node).op().map(|op| op.lower), Some(Lower::Map(map)) if uses_index(graph, node, map));
+    output == full || target.launches_cost() && graph.has_backward() && is_small && !is_indexed()
 }
 
 /// The form of a group, which determines the form of its kernel.
