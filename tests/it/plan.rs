@@ -867,7 +867,7 @@ fn rules_that_only_devices_would_notice() {
     refused(&concat, &|p| p.kernels[2].body = Body::new(&[x(0)]), "input 0 moves along the row");
     let conv = |change: fn(&mut usize, &mut Window)| {
         move |p: &mut Plan| match &mut p.kernels[0].template {
-            Template::Conv { groups, window } => change(groups, window),
+            Template::Conv { groups, window, .. } => change(groups, window),
             other => panic!("not a convolution: {other:?}"),
         }
     };

@@ -97,7 +97,7 @@ pub fn many_patches() -> Vec<Case> {
     let mut c = Cases { random: Random(5), cases: Vec::new() };
     let (groups, s, window) = (66, [1, 66 * 65, 1, 1, 257], window([1, 1, 16], [1, 1, 16], [1; 3], [0; 3]));
     let reads = [&[1, groups, 1, 1, 257 * 16][..], &[s[1], 1, 1, 1, 16], &s].map(|shape| f32s(dense(shape)));
-    c.add("conv patches of many groups", Template::Conv { groups, window }, &s, reads.into(), &[x(0) + x(1)]);
+    c.add("conv patches of many groups", Template::Conv { groups, window, padding: 0 }, &s, reads.into(), &[x(0) + x(1)]);
     c.cases
 }
 
@@ -710,7 +710,7 @@ fn conv_behind(c: &mut Cases) {
         let own = vec![per_channel(), per_channel()];
         let batch_norm = (x(0) * x(1) + x(2) + 1.0).max(&x(0).like(0.0));
         let reads = vec![f32s(dense(&x_shape)), f32s(weights.clone()), f32s(spread(&[o, 1, 1, 1], &s))];
-        let template = Template::Conv { groups, window: win };
+        let template = Template::Conv { groups, window: win, padding: 0 };
         let name = format!("conv {name}, prologue");
         c.add_behind(&name, template.clone(), &s, reads.clone(), vec![(0, own, batch_norm)], &[x(0) + x(1)]);
         let own = vec![f32s(spread(&[x_shape[0], x_shape[1], 1, 1, 1], &x_shape)), f32s(dense(&x_shape))];
@@ -860,7 +860,7 @@ fn conv(c: &mut Cases) {
         let weights = dense(&[o, x_shape[1] / groups, kd, kh, kw]);
         let reads = vec![f32s(dense(&x_shape)), f32s(weights), f32s(spread(&[o, 1, 1, 1], &s)), f32s(dense(&s))];
         let body = (x(0) + x(1)).max(&x(0).like(0.0)) + x(2);
-        c.add(&format!("conv {name}"), Template::Conv { groups, window: win }, &s, reads, &[body]);
+        c.add(&format!("conv {name}"), Template::Conv { groups, window: win, padding: 0 }, &s, reads, &[body]);
     }
     let rows: [Row; 5] = [
         ("2-D", [2, 3, 1, 5, 4], [4, 1, 7, 6], 1, window([1, 3, 3], one, one, [0; 3])),
@@ -942,7 +942,7 @@ fn conv(c: &mut Cases) {
     let s = [2, 4, 1, 6, 6];
     let mut placed = dense(&[2, 10, 1, 6, 6]);
     (placed.shape[1], placed.offset) = (4, 72);
-    let template = Template::Conv { groups: 1, window: window([1, 3, 3], one, one, [0, 1, 1]) };
+    let template = Template::Conv { groups: 1, window: window([1, 3, 3], one, one, [0, 1, 1]), padding: 0 };
     let reads = vec![f32s(apart), f32s(dense(&[4, 3, 1, 3, 3]))];
     c.add_writing("conv between slices", template, &s, reads, vec![f32s(placed)], &[x(0)]);
 }
@@ -1109,7 +1109,7 @@ fn the_reference_knows_known_values() {
     let matmul = kernel(Template::MatMul, &[2, 1], vec![f32s(dense(&[2, 2])), f32s(dense(&[2, 1]))]);
     assert_eq!(evaluate(&matmul, &[vec![1.0, 2.0, 3.0, 4.0], vec![10.0, 1.0]]), [[12.0, 34.0]]);
     let win = window([1, 1, 3], [1; 3], [1; 3], [0, 0, 1]);
-    let conv = Template::Conv { groups: 1, window: win.clone() };
+    let conv = Template::Conv { groups: 1, window: win.clone(), padding: 0 };
     let conv = kernel(conv, &[1, 1, 1, 1, 3], vec![f32s(dense(&[1, 1, 1, 1, 3])), f32s(dense(&[1, 1, 1, 1, 3]))]);
     assert_eq!(evaluate(&conv, &[vec![1.0, 2.0, 4.0], vec![100.0, 10.0, 1.0]]), [[12.0, 124.0, 240.0]]);
     let transposed = Kernel { template: Template::ConvTranspose { groups: 1, window: win }, ..conv };
