@@ -45,7 +45,9 @@ use crate::shape::{Access, Shape};
 use algorithm::Schedule;
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
-pub use templates::{Guard, MOST_TAPS, MOST_TERMS, Nearest, PadMode, Pool, Reduction, ResizeMode, RowReduction, Template, Window};
+pub use templates::{
+    Guard, MOST_TAPS, MOST_TERMS, Nearest, PadMode, Pool, Reduction, ResizeMode, RowReduction, Template, Window,
+};
 
 /// A buffer that a kernel reads or writes, and how its elements lie in it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

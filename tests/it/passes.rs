@@ -458,7 +458,8 @@ fn products_of_quantized_matrices_are_products_of_bytes() {
             let whole = Recipe::default().whole(graph.clone(), &target).expect("the passes run");
             let (plan, constants) = plan::compile(&whole, &target, &Limits { memory: None }).expect("it is planned");
             let bytes = |step: &Step| plan.kernels[step.kernel].reads.first().is_some_and(|r| r.dtype.is_byte());
-            let products = plan.steps.iter().filter(|s| ["matmul", "conv"].contains(&plan.kernels[s.kernel].template.name()));
+            let products =
+                plan.steps.iter().filter(|s| ["matmul", "conv"].contains(&plan.kernels[s.kernel].template.name()));
             assert_eq!(products.map(bytes).collect::<Vec<_>>(), [true], "{x} {w} {nodes}");
             let packed = plan.constants.iter().map(|c| plan.buffers[c.buffer].bytes).max();
             assert!(packed <= Some(20 * 16), "{x} {w} {nodes}: {packed:?}");

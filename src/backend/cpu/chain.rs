@@ -112,8 +112,35 @@ fn dies(op: &Op, after: &[Op], kept: &[Loc]) -> bool {
     !later.enumerate().take_while(|(i, _)| *i < overwritten).any(|(_, next)| reads(next, op.to))
 }
 
-/// Takes a program's instructions apart into chains and others.
-pub fn pieces(ops: &[Op], kept: &[Loc]) -> Vec<Piece> {
+/// Drops links whose value goes to a byte and that change nothing there: bounds that the byte has itself, and a point of zero.
+fn shorten(links: &mut Vec<Link>, consts: &[u64]) {
+    let mut at = 0;
+    while at < links.len() {
+        if let Step::Whole(low, high) = links[at].step {
+            while at > 0 && is_idle(&links[at - 1], low, high, consts) {
+                links.remove(at - 1);
+                at -= 1;
+            }
+        }
+        at += 1;
+    }
+}
+
+/// True if a link changes no number that is then brought within bounds and truncated.
+fn is_idle(link: &Link, low: f32, high: f32, consts: &[u64]) -> bool {
+    let Loc { base: 1, offset } = link.operand else { return false };
+    let Some(&bits) = consts.get(offset as usize / size_of::<u64>()).filter(|_| link.still) else { return false };
+    let number = f32::from_bits(bits as u32);
+    match link.step {
+        Step::Float(Binary::Max) => number <= low,
+        Step::Float(Binary::Min) => number >= high,
+        Step::Float(Binary::Add) => number == 0.0,
+        _ => false,
+    }
+}
+
+/// Takes a program's instructions apart into chains and others. Constants are read from the base pointer 1.
+pub fn pieces(ops: &[Op], kept: &[Loc], consts: &[u64]) -> Vec<Piece> {
     let mut pieces = Vec::new();
     let mut at = 0;
     while at < ops.len() {
@@ -128,6 +155,7 @@ pub fn pieces(ops: &[Op], kept: &[Loc]) -> Vec<Piece> {
         match (ends, &links[..]) {
             (Some(((from, _), (_, to))), [first, _, ..]) => {
                 let source = ops[at].args[usize::from(first.swapped)];
+                shorten(&mut links, consts);
                 pieces.push(Piece::Chain(Chain { from: (source, from), to: (ops[end - 1].to, to), links }));
                 at = end;
             }
@@ -189,7 +217,9 @@ unsafe fn walk_by<V: Numbers>(chain: &Chain, n: usize, bases: &[*mut u8]) {
                     Step::Float(Binary::Div) => binary(link, operand, first, n, &mut values, |a, b| a.div(b)),
                     Step::Float(Binary::Max) => binary(link, operand, first, n, &mut values, |a, b| a.maximum(b)),
                     Step::Float(_) => binary(link, operand, first, n, &mut values, |a, b| a.minimum(b)),
-                    Step::Integer(Binary::Add) => binary(link, operand, first, n, &mut values, |a, b| a.add_integers(b)),
+                    Step::Integer(Binary::Add) => {
+                        binary(link, operand, first, n, &mut values, |a, b| a.add_integers(b))
+                    }
                     Step::Integer(_) => binary(link, operand, first, n, &mut values, |a, b| a.sub_integers(b)),
                     Step::Round => values.iter_mut().for_each(|x| *x = x.round()),
                     Step::ToFloat => values.iter_mut().for_each(|x| *x = x.to_floats()),
@@ -393,9 +423,7 @@ mod x86 {
         #[inline(always)]
         unsafe fn round(self) -> Self {
             // SAFETY: as above.
-            unsafe {
-                Zmm::from(_mm512_roundscale_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(self.into()))
-            }
+            unsafe { Zmm::from(_mm512_roundscale_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(self.into())) }
         }
         #[inline(always)]
         unsafe fn whole(self, low: f32, high: f32) -> Self {

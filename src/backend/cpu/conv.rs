@@ -16,10 +16,10 @@ use super::simd::{Isa, Lanes, Plain, per_isa};
 #[cfg(target_arch = "x86_64")]
 use super::simd::{Ymm, Zmm};
 use super::window::{Plane, Slide, Window, slide};
-use bytes::{BytePatches, narrow, widen};
 use crate::kernel::algorithm::Way;
 use crate::kernel::cpu::conv::*;
 pub use crate::kernel::cpu::conv::{Conv, ConvTranspose};
+use bytes::{BytePatches, narrow, widen};
 use std::ops::Range;
 
 mod bytes;

@@ -450,7 +450,7 @@ impl Builder<'_> {
         kept.iter_mut().for_each(place);
         Program {
             still: self.still,
-            each: pieces(&self.each, &kept),
+            each: pieces(&self.each, &kept, &self.consts),
             consts: self.consts,
             outs: source(sources.len()),
             outputs: self.sinks.len(),

@@ -58,8 +58,10 @@ pub(super) static CONV: TemplateDef = TemplateDef {
     axis_of: |kernel, operand, axis| axis_of(kernel, 0, operand, axis),
     meaning: conv,
     samples: || {
-        convolutions([2, 4, 1, 5, 6], [2, 6, 1, 3, 2], [6, 4], |groups, window| {
-            Template::Conv { groups, window, padding: 0 }
+        convolutions([2, 4, 1, 5, 6], [2, 6, 1, 3, 2], [6, 4], |groups, window| Template::Conv {
+            groups,
+            window,
+            padding: 0,
         })
     },
     ..PLAIN

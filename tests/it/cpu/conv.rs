@@ -174,7 +174,15 @@ fn single_filters_of_many_channels() {
             for (groups, channels) in [(3, 16), (2, 9), (1, 37)] {
                 let Some(window) = window(input, kernel, stride, dilation, pad) else { continue };
                 let in_channels = groups * channels;
-                let conv = Conv { batch: 1, in_channels, out_channels: groups, groups, window, way: Way::WholeBatch, bytes: None };
+                let conv = Conv {
+                    batch: 1,
+                    in_channels,
+                    out_channels: groups,
+                    groups,
+                    window,
+                    way: Way::WholeBatch,
+                    bytes: None,
+                };
                 check(&conv, 1, true);
                 check(&conv, 2, false);
             }

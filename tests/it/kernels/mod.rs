@@ -97,7 +97,13 @@ pub fn many_patches() -> Vec<Case> {
     let mut c = Cases { random: Random(5), cases: Vec::new() };
     let (groups, s, window) = (66, [1, 66 * 65, 1, 1, 257], window([1, 1, 16], [1, 1, 16], [1; 3], [0; 3]));
     let reads = [&[1, groups, 1, 1, 257 * 16][..], &[s[1], 1, 1, 1, 16], &s].map(|shape| f32s(dense(shape)));
-    c.add("conv patches of many groups", Template::Conv { groups, window, padding: 0 }, &s, reads.into(), &[x(0) + x(1)]);
+    c.add(
+        "conv patches of many groups",
+        Template::Conv { groups, window, padding: 0 },
+        &s,
+        reads.into(),
+        &[x(0) + x(1)],
+    );
     c.cases
 }
 
