@@ -26,6 +26,7 @@ use thread_pool::ThreadPool;
 
 mod attention;
 mod block;
+mod chain;
 mod check;
 pub mod conv;
 mod copy;

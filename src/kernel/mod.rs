@@ -45,7 +45,9 @@ use crate::shape::{Access, Shape};
 use algorithm::Schedule;
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
-pub use templates::{Guard, MOST_TERMS, Nearest, PadMode, Pool, Reduction, ResizeMode, RowReduction, Template, Window};
+pub use templates::{
+    Guard, MOST_TAPS, MOST_TERMS, Nearest, PadMode, Pool, Reduction, ResizeMode, RowReduction, Template, Window,
+};
 
 /// A buffer that a kernel reads or writes, and how its elements lie in it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -114,10 +116,11 @@ impl Kernel {
         None
     }
 
-    /// The type of the core value: the core operands' own. Products of bytes are summed in `i32`.
+    /// The type of the core value: the core operands' own. Products of bytes, and convolutions of them, are summed in `i32`.
     pub fn core_dtype(&self) -> DType {
         let dtype = self.reads[0].dtype;
-        if self.template == Template::MatMul && dtype.is_byte() { DType::I32 } else { dtype }
+        let multiplies = matches!(self.template, Template::MatMul | Template::Conv { .. });
+        if multiplies && dtype.is_byte() { DType::I32 } else { dtype }
     }
 
     /// The kernel's content as a text: equal kernels have equal texts.

@@ -17,6 +17,7 @@ pub(crate) use layout::spans;
 pub(crate) use norm::softmax_axes;
 pub(crate) use random::{dropout, dropped, ratio};
 pub(crate) use scatter::SCATTER;
+pub(crate) use window::bytes::{CONV_OF_BYTES, spelled as spelled_convolution};
 pub(crate) use window::filters::SUMS_OF_PARTS;
 
 mod attention;
@@ -64,6 +65,7 @@ pub static OPS: [&[OpDef]; 34] = [
     linear_attention::OPS,
     einsum::OPS,
     window::OPS,
+    window::bytes::OPS,
     window::filters::OPS,
     window::sums::OPS,
     window::unpool::OPS,

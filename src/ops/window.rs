@@ -10,6 +10,7 @@ use crate::op::{
 use crate::shape::{Access, Shape};
 use std::iter::zip;
 
+pub(super) mod bytes;
 pub(super) mod filters;
 pub(super) mod sums;
 pub(super) mod unpool;
@@ -37,7 +38,7 @@ pub(super) static OPS: &[OpDef] = &[
         Eval::Tensor(eval_conv),
         Lower::Template(|call, at| {
             let (shape, groups, sides) = conv(call)?;
-            Ok(widened(Template::Conv { groups, window: window(&sides) }, &shape, at))
+            Ok(widened(Template::Conv { groups, window: window(&sides), padding: 0 }, &shape, at))
         }),
     )
     .grad(|_, call, back| {

@@ -7,16 +7,22 @@
 //! ```
 //!
 //! Sums of constant weights are constants, and all but the product is the code of its kernel. One operand is unsigned and the other one
-//! signed: if both are alike, one is moved by 128, together with its zero point. Convolutions with windows of one element are such products.
+//! signed: if both are alike, one is moved by 128, together with its zero point.
+//!
+//! Convolutions become convolutions of bytes in the same way. Their data are padded with their zero point, and the filters have none:
+//!
+//! ```text
+//! Conv (DequantizeLinear (x, s, y), DequantizeLinear (w, t))   =   s t (ConvOfBytes (x padded with y, w)  -  y SumsOfBytes (w))
+//! ```
 
 use super::{Context, decompose};
 use crate::constant::Constant;
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::graph::{Decomposer, Graph};
-use crate::kernel::MOST_TERMS;
-use crate::op::{Attrs, Call, NodeId, Nodes, OpResult, ValueId, Var, build};
-use crate::ops::{OTHER_SIGN, PRODUCT_OF_BYTES, SUMS_OF_BYTES};
+use crate::kernel::{MOST_TAPS, MOST_TERMS};
+use crate::op::{Attrs, NodeId, Nodes, OpResult, ValueId, Var, build};
+use crate::ops::{CONV_OF_BYTES, OTHER_SIGN, PRODUCT_OF_BYTES, SUMS_OF_BYTES};
 use crate::shape::Shape;
 
 /// Writes products of quantized matrices as products of bytes.
@@ -33,16 +39,16 @@ pub fn run(graph: &mut Graph, context: &Context) -> Result<()> {
     let mut changed = false;
     for id in graph.order()? {
         let found = match graph.node(id).op_name() {
-            "MatMul" => dequantized_product(graph, id),
-            "MatMulInteger" => integer_product(graph, id),
-            "Conv" => pointwise(graph, id),
+            "MatMul" => dequantized_product(graph, id).map(Found::Product),
+            "MatMulInteger" => integer_product(graph, id).map(Found::Product),
+            "Conv" => Convolution::new(graph, id).map(Found::Convolution),
             _ => None,
         };
         // More terms than these are summed in parts.
-        let few = |product: &Product| product.terms() <= MOST_TERMS;
-        if let Some(product) = found.filter(|product| context.decisions.if_valid("bytes", id, few(product))) {
+        let few = |found: &Found| !matches!(found, Found::Product(product) if product.terms() > MOST_TERMS);
+        if let Some(found) = found.filter(|found| context.decisions.if_valid("bytes", id, few(found))) {
             changed = true;
-            product.replace(graph, id)?;
+            found.replace(graph, id)?;
         }
     }
     if changed {
@@ -98,10 +104,8 @@ fn expand(graph: &mut Graph, id: NodeId) -> Result<()> {
 /// A matrix of bytes, or a batch of them, with the numbers that the bytes stand for: `(byte - zero) scale`.
 struct Matrix {
     data: ValueId,
-    /// The order of the data's axes.
+    /// The order of the data's axes, if it is not their own.
     perm: Option<Vec<usize>>,
-    /// Steps along the data's last axes, of which the matrix has every so many elements.
-    strides: Vec<i64>,
     shape: Shape,
     dtype: DType,
     scale: Option<ValueId>,
@@ -137,36 +141,45 @@ impl Matrix {
             _ => Some(graph.with_call(value.node, |call| call.axis("axis", 1, &fact.shape))?.ok()?),
         };
         let zero = zero.first().copied().flatten();
-        Some(Matrix {
-            data,
-            perm: None,
-            strides: Vec::new(),
-            shape: fact.shape.clone(),
-            dtype: fact.dtype,
-            scale: Some(scale),
-            zero,
-            axis,
-        })
+        Some(Matrix { scale: Some(scale), ..Matrix::plain(graph, data, zero, axis) })
     }
 
     /// An operand of `MatMulInteger`, whose zero points may differ along an axis.
     fn integer(graph: &Graph, data: ValueId, zero: Option<ValueId>, axis: usize) -> Option<Matrix> {
-        let fact = graph.fact(data);
         let zeros = zero.map_or(1, |zero| graph.fact(zero).shape.numel());
         if zero.is_some_and(|zero| graph.fact(zero).shape.len() > 1) {
             return None;
         }
-        let axis = (zeros != 1).then_some(axis);
-        Some(Matrix {
-            data,
-            perm: None,
-            strides: Vec::new(),
-            shape: fact.shape.clone(),
-            dtype: fact.dtype,
-            scale: None,
-            zero,
-            axis,
-        })
+        Some(Matrix::plain(graph, data, zero, (zeros != 1).then_some(axis)))
+    }
+
+    /// Bytes as they are in memory.
+    fn plain(graph: &Graph, data: ValueId, zero: Option<ValueId>, axis: Option<usize>) -> Matrix {
+        let fact = graph.fact(data);
+        Matrix { data, perm: None, shape: fact.shape.clone(), dtype: fact.dtype, scale: None, zero, axis }
+    }
+}
+
+/// A computation of bytes.
+enum Found {
+    Product(Product),
+    Convolution(Convolution),
+}
+
+impl Found {
+    /// Replaces a node by it.
+    fn replace(&self, graph: &mut Graph, id: NodeId) -> Result<()> {
+        let node = graph.node(id).clone();
+        graph.insert_at(id);
+        let made = build(&mut Decomposer::new(graph, node.name.clone()), |b| {
+            Ok(vec![match self {
+                Found::Product(product) => product.nodes(b)?,
+                Found::Convolution(convolution) => convolution.nodes(b)?,
+            }])
+        });
+        let values = made.map_err(|what| node.error(what))?;
+        graph.replace(id.output(0), values[0]);
+        Ok(())
     }
 }
 
@@ -174,9 +187,8 @@ impl Matrix {
 struct Product {
     /// The left and the right operand.
     operands: [Matrix; 2],
-    /// The result's shape, and what is added along its axis 1.
+    /// The result's shape.
     shape: Shape,
-    bias: Option<ValueId>,
     /// The zero points, if they are constants.
     zeros: [Option<Vec<f64>>; 2],
     /// The operand that takes the other sign, if both have the same.
@@ -185,34 +197,23 @@ struct Product {
 
 impl Product {
     /// `None` if scales or zero points differ along the axis that is summed over, or along a batch.
-    fn new(graph: &Graph, operands: [Matrix; 2], shape: Shape, bias: Option<ValueId>) -> Option<Product> {
+    fn new(graph: &Graph, operands: [Matrix; 2], shape: Shape) -> Option<Product> {
         let [a, b] = operands.each_ref().map(|m| m.shape.len());
         if a < 2 || b < 2 {
             return None;
         }
         let along =
             operands[0].axis.is_none_or(|axis| axis == a - 2) && operands[1].axis.is_none_or(|axis| axis == b - 1);
-        let constant = |value: ValueId| graph.as_constant(value)?.value().ok().map(|tensor| tensor.to_f64());
-        let zeros = operands.each_ref().map(|m| m.zero.map_or(Some(vec![0.0]), constant));
+        let zeros = operands.each_ref().map(|m| known(graph, m.zero));
         let alike = operands[0].dtype == operands[1].dtype;
         // The other sign of a constant is a constant.
         let flips = alike.then(|| usize::from(graph.as_constant(operands[1].data).is_some()));
-        along.then_some(Product { operands, shape, bias, zeros, flips })
+        along.then_some(Product { operands, shape, zeros, flips })
     }
 
     /// Number of products in a sum.
     fn terms(&self) -> usize {
         *self.operands[0].shape.last().expect("a matrix has axes")
-    }
-
-    /// Replaces a node by the product.
-    fn replace(&self, graph: &mut Graph, id: NodeId) -> Result<()> {
-        let node = graph.node(id).clone();
-        graph.insert_at(id);
-        let made = build(&mut Decomposer::new(graph, node.name.clone()), |b| Ok(vec![self.nodes(b)?]));
-        let values = made.map_err(|what| node.error(what))?;
-        graph.replace(id.output(0), values[0]);
-        Ok(())
     }
 
     fn nodes<'g>(&self, b: Nodes<'g>) -> OpResult<Var<'g>> {
@@ -231,23 +232,15 @@ impl Product {
         if let (Some(left), Some(right)) = (scale(0)?, scale(1)?) {
             sum = sum.cast(DType::F32) * (left * right);
         }
-        let sum = sum.shaped(&self.shape);
-        let Some(bias) = self.bias.map(|bias| b.value(bias)) else { return Ok(sum) };
-        let behind = vec![1; self.shape.len() - 2];
-        Ok(sum + bias.shaped(&[&self.shape[1..2], &behind[..]].concat()))
+        Ok(sum.shaped(&self.shape))
     }
 
     /// The bytes of an operand, of the sign that they have in the product.
     fn bytes<'g>(&self, b: Nodes<'g>, operand: usize) -> Var<'g> {
-        let Matrix { data, perm, strides, shape, .. } = &self.operands[operand];
+        let Matrix { data, perm, shape, .. } = &self.operands[operand];
         let mut data = b.value(*data);
         if self.flips == Some(operand) {
             data = data.op(OTHER_SIGN, &[], Attrs::new());
-        }
-        if strides.iter().any(|&stride| stride != 1) {
-            let axes: Vec<i64> = (2..2 + strides.len() as i64).collect();
-            let ends = Attrs::new().with("starts", vec![0; axes.len()]).with("ends", vec![i64::MAX; axes.len()]);
-            data = data.op("Slice", &[], ends.with("axes", axes).with("steps", strides.clone()));
         }
         match perm {
             Some(perm) => data.transpose(perm),
@@ -258,11 +251,7 @@ impl Product {
     /// The zero point of an operand in the product, if it is not known to be zero.
     fn zero<'g>(&self, b: Nodes<'g>, operand: usize) -> OpResult<Option<Var<'g>>> {
         let Matrix { zero, dtype, .. } = self.operands[operand];
-        let by = match (self.flips == Some(operand), dtype) {
-            (false, _) => 0.0,
-            (true, DType::U8) => -128.0,
-            (true, _) => 128.0,
-        };
+        let by = if self.flips == Some(operand) { flip_of(dtype) } else { 0.0 };
         let value = match (&self.zeros[operand], zero) {
             (Some(known), _) if known.iter().all(|zero| zero + by == 0.0) => return Ok(None),
             (Some(known), None) => b.scalar(known[0] + by, DType::I32),
@@ -290,7 +279,7 @@ impl Product {
 fn dequantized_product(graph: &Graph, id: NodeId) -> Option<Product> {
     let [a, b] = graph.operands(id)[..] else { return None };
     let operands = [Matrix::dequantized(graph, a?)?, Matrix::dequantized(graph, b?)?];
-    Product::new(graph, operands, graph.fact(id.output(0)).shape.clone(), None)
+    Product::new(graph, operands, graph.fact(id.output(0)).shape.clone())
 }
 
 fn integer_product(graph: &Graph, id: NodeId) -> Option<Product> {
@@ -298,41 +287,75 @@ fn integer_product(graph: &Graph, id: NodeId) -> Option<Product> {
     let [a_axis, b_axis] = [(a, 2), (b, 1)].map(|(v, behind)| graph.fact(v).shape.len().checked_sub(behind));
     let zero = |i: usize| zeros.get(i).copied().flatten();
     let operands = [Matrix::integer(graph, a, zero(0), a_axis?)?, Matrix::integer(graph, b, zero(1), b_axis?)?];
-    Product::new(graph, operands, graph.fact(id.output(0)).shape.clone(), None)
+    Product::new(graph, operands, graph.fact(id.output(0)).shape.clone())
 }
 
-/// `Conv` of one group whose window has one element: a product of filters `[o, c]` and images `[n, c, positions]`.
-fn pointwise(graph: &Graph, id: NodeId) -> Option<Product> {
-    let [Some(x), Some(w), ref bias @ ..] = graph.operands(id)[..] else { return None };
-    if !window_of_one(graph, id) {
-        return None;
-    }
-    let (mut data, mut filters) = (Matrix::dequantized(graph, x)?, Matrix::dequantized(graph, w)?);
-    if data.perm.is_some()
-        || data.axis.is_some()
-        || filters.perm.is_some()
-        || filters.axis.is_some_and(|axis| axis != 0)
-    {
-        return None;
-    }
-    let strides =
-        graph.with_call(id, |call| call.ints("strides").map(|strides| strides.unwrap_or_default().into_owned()));
-    data.strides = strides?.ok()?;
-    let shape = &graph.fact(id.output(0)).shape;
-    data.shape = Shape::new([data.shape[0], data.shape[1], shape[2..].iter().product()]);
-    filters.shape = Shape::new(&filters.shape[..2]);
-    let bias = bias.first().copied().flatten();
-    Product::new(graph, [filters, data], graph.fact(id.output(0)).shape.clone(), bias)
+/// A convolution of bytes. All but its data are constants.
+struct Convolution {
+    data: Matrix,
+    filters: Matrix,
+    bias: Option<ValueId>,
+    /// The attributes of the node that it replaces.
+    attrs: Attrs,
+    /// The zero point of the data as they are in the convolution, around which they are padded.
+    zero: f64,
+    /// The operand that takes the other sign, if both have the same.
+    flips: Option<usize>,
 }
 
-/// True if each result of a convolution of one group reads one position of all channels.
-fn window_of_one(graph: &Graph, id: NodeId) -> bool {
-    let operands = graph.operands(id);
-    let [Some(x), Some(w), ..] = operands[..] else { return false };
-    let (x, w) = (&graph.fact(x).shape, &graph.fact(w).shape);
-    // A window of one element needs no padding, even where `auto_pad` asks for it.
-    let unpadded =
-        |call: &Call| call.ints("pads").is_ok_and(|pads| pads.is_none_or(|pads| pads.iter().all(|&pad| pad == 0)));
-    let one = x.len() >= 3 && w.len() == x.len() && w[2..].iter().all(|&n| n == 1) && x[1] == w[1];
-    one && graph.with_call(id, unpadded).unwrap_or(false)
+impl Convolution {
+    /// `Conv` of data that have one scale. `None` if the filters' zero points are not zero: the sums of the data under each window would be
+    /// another convolution.
+    fn new(graph: &Graph, id: NodeId) -> Option<Convolution> {
+        let [Some(x), Some(w), ref bias @ ..] = graph.operands(id)[..] else { return None };
+        let (data, filters) = (Matrix::dequantized(graph, x)?, Matrix::dequantized(graph, w)?);
+        graph.as_constant(filters.data)?;
+        let is_plain = data.perm.is_none() && filters.perm.is_none() && data.axis.is_none();
+        let window = &filters.shape[2..];
+        let fits = (3..=5).contains(&data.shape.len())
+            && window.iter().product::<usize>() <= MOST_TAPS
+            && filters.shape[1..].iter().product::<usize>() <= MOST_TERMS;
+        let flips = (data.dtype == filters.dtype).then(|| usize::from(data.dtype == DType::U8));
+        let by = |operand: usize, dtype| if flips == Some(operand) { flip_of(dtype) } else { 0.0 };
+        let signed = known(graph, filters.zero)?.iter().all(|zero| zero + by(1, filters.dtype) == 0.0);
+        let [zero] = known(graph, data.zero)?[..] else { return None };
+        let zero = zero + by(0, data.dtype);
+        let attrs = graph.node(id).attrs.clone();
+        let along = filters.axis.is_none_or(|axis| axis == 0);
+        let bias = bias.first().copied().flatten();
+        (is_plain && fits && signed && along).then_some(Convolution { data, filters, bias, attrs, zero, flips })
+    }
+
+    fn nodes<'g>(&self, b: Nodes<'g>) -> OpResult<Var<'g>> {
+        let [x, w] = [(0, &self.data), (1, &self.filters)].map(|(operand, matrix)| {
+            let data = b.value(matrix.data);
+            if self.flips == Some(operand) { data.op(OTHER_SIGN, &[], Attrs::new()) } else { data }
+        });
+        let attrs = self.attrs.clone().with("padding", self.zero as i64);
+        let mut sum = x.op(CONV_OF_BYTES, &[w], attrs);
+        let outputs = self.filters.shape[0];
+        let behind = vec![1; self.filters.shape.len() - 2];
+        let per_channel = |value: Var<'g>| value.shaped(&[&[outputs], &behind[..]].concat());
+        if self.zero != 0.0 {
+            let terms = self.filters.shape[1..].iter().product();
+            let sums = w.shaped(&[outputs, terms]).op(SUMS_OF_BYTES, &[], Attrs::new().with("axis", 1));
+            sum = sum - per_channel(sums) * self.zero;
+        }
+        let scale = |matrix: &Matrix| matrix.scale.map(|scale| b.value(scale)).ok_or("a dequantized value has a scale");
+        let (left, right) = (scale(&self.data)?.shaped(&[]), scale(&self.filters)?);
+        let right = if right.shape()?.numel() == 1 { right.shaped(&[]) } else { per_channel(right) };
+        let sum = sum.cast(DType::F32) * (left * right);
+        Ok(self.bias.map_or(sum, |bias| sum + per_channel(b.value(bias))))
+    }
+}
+
+/// The zero points of an operand, if they are constants.
+fn known(graph: &Graph, zero: Option<ValueId>) -> Option<Vec<f64>> {
+    let Some(zero) = zero else { return Some(vec![0.0]) };
+    Some(graph.as_constant(zero)?.value().ok()?.to_f64())
+}
+
+/// What a zero point gains when bytes of this type take the other sign.
+fn flip_of(dtype: DType) -> f64 {
+    if dtype == DType::U8 { -128.0 } else { 128.0 }
 }

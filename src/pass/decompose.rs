@@ -5,7 +5,7 @@ use crate::constant::Constant;
 use crate::error::Result;
 use crate::graph::{Decomposer, Graph};
 use crate::op::{Arity, Attrs, Call, Lower, NodeId, OpDef, ValueId, build};
-use crate::ops::PRODUCT_OF_BYTES;
+use crate::ops::{CONV_OF_BYTES, PRODUCT_OF_BYTES, spelled_convolution};
 use crate::shape::Shape;
 use crate::tensor::Tensor;
 
@@ -16,6 +16,7 @@ pub fn run(graph: &mut Graph, context: &Context) -> Result<()> {
     for id in graph.order()? {
         divide(graph, id, most, context)?;
         multiply_bytes(graph, id, context)?;
+        convolve_bytes(graph, id, context)?;
     }
     graph.sweep();
     loop {
@@ -86,6 +87,26 @@ fn multiply_bytes(graph: &mut Graph, id: NodeId, context: &Context) -> Result<()
     graph.insert_at(id);
     let value = context.add(graph, &name, "MatMulInteger", &operands, Attrs::new())?;
     graph.replace(id.output(0), value);
+    Ok(())
+}
+
+/// Writes a convolution of bytes as one of whole floats if the target has no other kernels for it.
+fn convolve_bytes(graph: &mut Graph, id: NodeId, context: &Context) -> Result<()> {
+    if graph.node(id).op_name() != CONV_OF_BYTES || context.target.has_products_of_bytes() {
+        return Ok(());
+    }
+    let (node, operands) = (graph.node(id).clone(), graph.operands(id));
+    let [Some(x), Some(w)] = operands[..] else { return Ok(()) };
+    let facts = [x, w].map(|value| graph.fact(value).clone());
+    let facts: Vec<_> = facts.iter().map(Some).collect();
+    let Some(op) = node.op() else { return Ok(()) };
+    let call = Call { op, attrs: &node.attrs, inputs: &facts };
+    graph.insert_at(id);
+    let made = build(&mut Decomposer::new(graph, node.name.clone()), |b| {
+        Ok(vec![spelled_convolution(&call, [b.value(x), b.value(w)])?])
+    });
+    let values = made.map_err(|what| node.error(what))?;
+    graph.replace(id.output(0), values[0]);
     Ok(())
 }
 

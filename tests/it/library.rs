@@ -319,7 +319,11 @@ fn patches_of_images_are_rendered() {
         let steps = |n: usize| [1, n, n];
         let (strides, dilations, pads) = (steps(stride), [1; 3], [0; 3]);
         let kernel = Kernel {
-            template: Template::Conv { groups: 1, window: Window { kernel: steps(size), strides, dilations, pads } },
+            template: Template::Conv {
+                groups: 1,
+                window: Window { kernel: steps(size), strides, dilations, pads },
+                padding: 0,
+            },
             reads: vec![image([8, channels, 1, 224, 224], last), image([outputs, channels, 1, size, size], last)],
             writes: vec![image(shape, last)],
             shape: Shape::new(shape),

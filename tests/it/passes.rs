@@ -408,8 +408,11 @@ fn quantized(x: &str, w: &str, per: usize, nodes: &str) -> Graph {
     let scales = (0..per).map(|i| format!("{}", 0.0078125 * (1 + i % 3) as f64)).collect::<Vec<_>>().join(", ");
     common::graph(&format!(
         "g ({x}[2, 6, 20] x, {x} zx) => (y)
-        <{w}[20, 12] w = {{{}}}, {w}[12, 20] turned = {{{}}}, {w}[12, 20, 1] filters = {{{}}}, {w}[{per}] zw = {{{}}}, float[{per}] sw = {{{scales}}},
+        <{w}[20, 12] w = {{{}}}, {w}[12, 20] turned = {{{}}}, {w}[12, 20, 1] filters = {{{}}}, {w}[12, 2, 10] long = {{{}}},
+        {w}[6, 1, 40] own = {{{}}}, {w}[{per}] zw = {{{}}}, float[{per}] sw = {{{scales}}},
         float sx = {{0.125}}, {x} zc = {{7}}> {{ {nodes} }}",
+        list(240, &byte),
+        list(240, &byte),
         list(240, &byte),
         list(240, &byte),
         list(240, &byte),
@@ -433,6 +436,14 @@ fn products_of_quantized_matrices_are_products_of_bytes() {
             1,
             "t = Transpose <perm = [0, 2, 1]> (x)  a = DequantizeLinear (t, sx, zc)  b = DequantizeLinear (filters, sw, zw)  y = Conv <strides = [4]> (a, b)",
         ),
+        (
+            1,
+            "a = DequantizeLinear (x, sx, zc)  b = DequantizeLinear (long, sw, zw)  y = Conv <group = 3, pads = [4, 5]> (a, b)",
+        ),
+        (
+            1,
+            "a = DequantizeLinear (x, sx, zc)  b = DequantizeLinear (own, sw, zw)  y = Conv <group = 6, pads = [20, 20]> (a, b)",
+        ),
     ];
     let target = Target::cpu(2);
     for (x, w) in ["uint8", "int8"].into_iter().flat_map(|x| ["uint8", "int8"].map(|w| (x, w))) {
@@ -447,7 +458,8 @@ fn products_of_quantized_matrices_are_products_of_bytes() {
             let whole = Recipe::default().whole(graph.clone(), &target).expect("the passes run");
             let (plan, constants) = plan::compile(&whole, &target, &Limits { memory: None }).expect("it is planned");
             let bytes = |step: &Step| plan.kernels[step.kernel].reads.first().is_some_and(|r| r.dtype.is_byte());
-            let products = plan.steps.iter().filter(|s| plan.kernels[s.kernel].template.name() == "matmul");
+            let products =
+                plan.steps.iter().filter(|s| ["matmul", "conv"].contains(&plan.kernels[s.kernel].template.name()));
             assert_eq!(products.map(bytes).collect::<Vec<_>>(), [true], "{x} {w} {nodes}");
             let packed = plan.constants.iter().map(|c| plan.buffers[c.buffer].bytes).max();
             assert!(packed <= Some(20 * 16), "{x} {w} {nodes}: {packed:?}");

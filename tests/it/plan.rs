@@ -356,7 +356,7 @@ fn windows() -> Plan {
     let wide = m.at(0, "wide", Class::Activation, F32, &[8, 3]);
     let y = m.add("y", Class::Output, F32, &[8, 3]);
     let [xs, ws, cs, ps, ns, wides, ys] = [input, w, c, p, none, wide, y].map(|b| m.whole(b));
-    let conv = Template::Conv { groups: 2, window: window([1, 3, 3], [1, 1, 1], [0, 1, 1]) };
+    let conv = Template::Conv { groups: 2, window: window([1, 3, 3], [1, 1, 1], [0, 1, 1]), padding: 0 };
     m.step(conv, &[1, 2, 1, 4, 4], &[xs.clone(), ws, xs], std::slice::from_ref(&cs), &[&x(0) + &x(1)]);
     let pool = Template::Pool { window: window([1, 2, 2], [1, 2, 2], [0, 0, 0]), pool: Pool::Max };
     m.step(pool, &[1, 2, 1, 2, 2], &[cs], std::slice::from_ref(&ps), &[x(0)]);
@@ -867,7 +867,7 @@ fn rules_that_only_devices_would_notice() {
     refused(&concat, &|p| p.kernels[2].body = Body::new(&[x(0)]), "input 0 moves along the row");
     let conv = |change: fn(&mut usize, &mut Window)| {
         move |p: &mut Plan| match &mut p.kernels[0].template {
-            Template::Conv { groups, window } => change(groups, window),
+            Template::Conv { groups, window, .. } => change(groups, window),
             other => panic!("not a convolution: {other:?}"),
         }
     };

@@ -112,9 +112,11 @@ fn broken_templates(template: &Template) -> Vec<Template> {
         Template::Attention { score, guarded, .. } => [5, usize::MAX]
             .map(|further| Template::Attention { score: score.clone(), further, guarded: *guarded })
             .into(),
-        Template::Conv { groups, window } => {
-            let windows = broken_windows(window).into_iter().map(|window| Template::Conv { groups: *groups, window });
-            let groups = [0, 3, 5, usize::MAX].map(|groups| Template::Conv { groups, window: window.clone() });
+        Template::Conv { groups, window, padding } => {
+            let padding = *padding;
+            let windows =
+                broken_windows(window).into_iter().map(|window| Template::Conv { groups: *groups, window, padding });
+            let groups = [0, 3, 5, usize::MAX].map(|groups| Template::Conv { groups, window: window.clone(), padding });
             windows.chain(groups).collect()
         }
         Template::PoolGrad { window } => {

@@ -379,7 +379,7 @@ unsafe fn one_body<L: Lanes>(isa: Isa, kind: Kind, n: usize, p: &Ptrs) {
 
 /// A float within bounds of a few bits, truncated; zero if it is no number. Unlike the conversion of Rust it is a few instructions of a vector.
 #[inline(always)]
-fn whole(x: f32, low: f32, high: f32) -> i32 {
+pub fn whole(x: f32, low: f32, high: f32) -> i32 {
     let x = if x.is_nan() { 0.0 } else { x };
     let x = if x < low { low } else { x };
     let x = if x > high { high } else { x };

@@ -1,4 +1,4 @@
-//! Convolution of rank 1 to 3 in f32 on NCHW data, and its transpose.
+//! Convolution of rank 1 to 3 on NCHW data in f32, or in bytes with sums in i32, and its transpose.
 //!
 //! The shapes, and whether the weights are constant, choose one of four ways, so that packed weights are the same everywhere:
 //! - *depthwise* (a group has one input channel and few outputs): a [`Window`] slides over each plane;
@@ -9,7 +9,7 @@
 //!
 //! Nothing here allocates. Results do not depend on how the work is split.
 
-use super::gemm::{self, Elements, Gemm, Grid, Matrix, Out, Produce, Tile, View};
+use super::gemm::{self, Bytes as Lines, Elements, Gemm, Grid, Matrix, Out, Produce, Tile, View};
 use super::moves;
 use super::prologue::Bound;
 use super::simd::{Isa, Lanes, Plain, per_isa};
@@ -19,14 +19,16 @@ use super::window::{Plane, Slide, Window, slide};
 use crate::kernel::algorithm::Way;
 use crate::kernel::cpu::conv::*;
 pub use crate::kernel::cpu::conv::{Conv, ConvTranspose};
+use bytes::{BytePatches, narrow, widen};
 use std::ops::Range;
 
+mod bytes;
 mod whole_batch;
 
 /// Taps of which patches are cut out with one table of masks.
 const MAX_TAPS: usize = 64;
 
-/// An image in memory: `[batch, channels, positions]` with contiguous positions.
+/// An image in memory: `[batch, channels, positions]` with contiguous positions. Elements of a convolution of bytes are bytes.
 #[derive(Clone, Copy, Debug)]
 pub struct Image<P> {
     /// The first element.
@@ -58,6 +60,14 @@ pub struct Tensors<'a> {
     pub y: Option<Image<*mut f32>>,
     /// The body that the data passes as it is read: of pointwise convolutions only.
     pub prologue: Option<Bound<'a>>,
+}
+
+impl Image<*const f32> {
+    /// The address of an image's channel, whose elements are `bytes`, or floats.
+    fn channel(&self, image: usize, channel: usize, bytes: bool) -> *const f32 {
+        let elements = image * self.batch_stride + channel * self.channel_stride;
+        if bytes { self.ptr.cast::<u8>().wrapping_add(elements).cast() } else { self.ptr.wrapping_add(elements) }
+    }
 }
 
 /// One task of as many as make `parts` parts.
@@ -138,13 +148,26 @@ impl Conv {
         epilogue: &mut dyn FnMut(usize, Tile),
     ) {
         let (planes, rows) = self.split(parts).1.get(task);
-        let (space, band) = workspace.split_at_mut(self.window.workspace_bytes() / 4);
+        let (space, rest) = workspace.split_at_mut(self.window.workspace_bytes() / 4);
+        let (filter, rest) = rest.split_at_mut(self.widened().0);
+        let (wide, band) = rest.split_at_mut(self.widened().1);
         let width = self.window.output[2];
         let outputs = self.out_channels / self.groups;
         for plane in planes {
             let (image, channel) = (plane / self.out_channels, plane % self.out_channels);
-            let from = x.ptr.wrapping_add(image * x.batch_stride + channel / outputs * x.channel_stride);
-            let taps = weights.wrapping_add(channel * self.window.taps());
+            let mut from = x.channel(image, channel / outputs, self.bytes.is_some());
+            let mut taps = weights.wrapping_add(channel * self.product().2);
+            let mut plus = 0;
+            if let Some(Bytes { unsigned_data, padding }) = self.bytes {
+                // Sums of the few products of a window are exact in floats. What the data differ from their padding by has zeros around it.
+                // SAFETY: the taps of the channel, and a plane of x; there is room for both.
+                unsafe {
+                    widen(isa, taps.cast(), self.window.taps(), !unsigned_data, 0.0, filter.as_mut_ptr());
+                    widen(isa, from.cast(), self.window.input_len(), unsigned_data, padding as f32, wide.as_mut_ptr());
+                }
+                plus = padding * filter[..self.window.taps()].iter().sum::<f32>() as i32;
+                (from, taps) = (wide.as_ptr(), filter.as_ptr());
+            }
             for start in rows.clone().step_by(self.band()) {
                 let rows = start..rows.end.min(start + self.band());
                 let cols = rows.start * width..rows.end * width;
@@ -156,7 +179,12 @@ impl Conv {
                     None => (band.as_mut_ptr(), cols.len()),
                 };
                 // SAFETY: a plane of x, the taps of its channel, and a band of y or of the workspace.
-                unsafe { slide(isa, &self.window, Slide::Weighted(taps), Plane { x: from, y: ptr, rows }, space) }
+                unsafe {
+                    slide(isa, &self.window, Slide::Weighted(taps), Plane { x: from, y: ptr, rows }, space);
+                    if self.bytes.is_some() {
+                        narrow(isa, ptr, cols.len(), plus);
+                    }
+                }
                 epilogue(image, Tile { rows: channel..channel + 1, cols, ptr, stride });
             }
         }
@@ -176,7 +204,7 @@ impl Conv {
         let (image, group) = (index / self.groups, index % self.groups);
         let (m, n, k) = self.product();
         let (inputs, outputs) = (self.in_channels / self.groups, self.out_channels / self.groups);
-        let from = x.ptr.wrapping_add(image * x.batch_stride + group * inputs * x.channel_stride);
+        let from = x.channel(image, group * inputs, self.bytes.is_some());
         let weights = weights.wrapping_add(self.packed_weight_bytes() / 4 / self.groups * group);
         let patches = Patches { window: &self.window, ptr: from, channel_stride: x.channel_stride };
         let pointwise = self.is_pointwise();
@@ -186,15 +214,28 @@ impl Conv {
         let to = y.map(|y| (y.ptr.wrapping_add(image * y.batch_stride + first * y.channel_stride), y.channel_stride));
         if self.way == Way::WeightsLeft {
             let pixels = View { ptr: from, rs: x.channel_stride as isize, cs: 1 };
-            let b = match &prologue {
-                Some(prologue) => Matrix::Changed(pixels, prologue),
-                None if pointwise => Matrix::Strided(pixels),
-                None => Matrix::Produced(&patches),
+            let depth = self.terms();
+            let Bytes { unsigned_data, padding } = self.bytes.unwrap_or(Bytes { unsigned_data: false, padding: 0 });
+            let bytes = BytePatches {
+                window: &self.window,
+                ptr: from.cast(),
+                channel_stride: x.channel_stride,
+                depth,
+                padding: padding as u8,
+            };
+            let (b, elements) = match (&prologue, self.bytes) {
+                (Some(prologue), _) => (Matrix::Changed(pixels, prologue), Elements::Floats),
+                (None, None) if pointwise => (Matrix::Strided(pixels), Elements::Floats),
+                (None, None) => (Matrix::Produced(&patches), Elements::Floats),
+                (None, Some(_)) => {
+                    let lines = Lines { ptr: from.cast(), rs: pixels.rs, cs: pixels.cs, depth };
+                    let b = if pointwise { Matrix::Bytes(lines) } else { Matrix::Produced(&bytes) };
+                    (b, Elements::Bytes { left_unsigned: !unsigned_data })
+                }
             };
             let strided = |(ptr, stride)| Out::Strided { ptr, rs: stride as isize, cs: 1 };
             let c = to.map_or(Out::Epilogue, strided);
-            let gemm =
-                Gemm { m, n, k, elements: Elements::Floats, a: Matrix::Packed(weights), b, c, accumulate: false };
+            let gemm = Gemm { m, n, k, elements, a: Matrix::Packed(weights), b, c, accumulate: false };
             let mut relay = |tile: Tile| {
                 epilogue(image, Tile { rows: first + tile.rows.start..first + tile.rows.end, ..tile });
             };

@@ -38,7 +38,7 @@ mod terms;
 
 pub use grid::Grid;
 pub use pack::{Bytes, View, pack_a, pack_b};
-pub(super) use pack::{pack_panel, pack_reversed};
+pub(super) use pack::{interleave, pack_panel, pack_reversed};
 
 /// An operand: the left one, `m` by `k`, or the right one, `k` by `n`.
 #[derive(Clone, Copy)]

@@ -4,6 +4,7 @@
 //! reductions, and what follows from them. The others run block by block.
 
 use super::block::{BLOCK, Form, Kind, Loc, Op, Repr, exec};
+use super::chain::{Piece, pieces};
 use super::simd::Isa;
 use crate::dtype::DType;
 use crate::error::ensure;
@@ -50,7 +51,7 @@ pub enum Sink {
 #[derive(Debug)]
 pub struct Program {
     still: Vec<Op>,
-    each: Vec<Op>,
+    each: Vec<Piece>,
     consts: Vec<u64>,
     outs: usize,
     outputs: usize,
@@ -166,7 +167,7 @@ impl Program {
     /// As for [`Program::run_still`], and the other sources must be readable, the destinations writable for `n` elements.
     pub unsafe fn run_each(&self, isa: Isa, n: usize, bases: &[*mut u8]) {
         // SAFETY: guaranteed by the caller.
-        unsafe { exec(isa, &self.each, n, bases) }
+        unsafe { self.each.iter().for_each(|piece| piece.run(isa, n, bases)) }
     }
 
     /// Number of destinations.
@@ -449,7 +450,7 @@ impl Builder<'_> {
         kept.iter_mut().for_each(place);
         Program {
             still: self.still,
-            each: self.each,
+            each: pieces(&self.each, &kept, &self.consts),
             consts: self.consts,
             outs: source(sources.len()),
             outputs: self.sinks.len(),

@@ -266,6 +266,20 @@ mod x86 {
     #[derive(Clone, Copy)]
     pub struct Zmm(__m512);
 
+    impl From<__m512> for Zmm {
+        #[inline(always)]
+        fn from(x: __m512) -> Zmm {
+            Zmm(x)
+        }
+    }
+
+    impl From<Zmm> for __m512 {
+        #[inline(always)]
+        fn from(x: Zmm) -> __m512 {
+            x.0
+        }
+    }
+
     /// Ones for the first `n` lanes.
     #[inline(always)]
     fn mask(n: usize) -> __mmask16 {

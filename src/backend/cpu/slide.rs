@@ -22,6 +22,8 @@ use std::slice::{from_raw_parts, from_raw_parts_mut};
 pub struct Sliding {
     isa: Isa,
     windowed: Windowed,
+    /// Bytes of an element of the data, and of the weights.
+    size: usize,
     prologue: Option<Prologue>,
     epilogue: Option<Epilogue>,
     /// Step of the epilogue's operands from image to image, and where they start; in bytes.
@@ -41,11 +43,13 @@ impl Sliding {
     /// Compiles a kernel with a window.
     pub fn new(kernel: &Kernel, isa: Isa, threads: usize) -> Result<Sliding, String> {
         let core = kernel.template.core_reads();
-        if kernel.reads[..core].iter().any(|r| r.dtype != DType::F32) {
-            return Err("a window over other than f32".into());
-        }
         let windowed = Windowed::new(kernel)?;
-        let operands = Operands::new(kernel, std::slice::from_ref(&kernel.body), Some(Repr::F32))?;
+        let bytes = matches!(windowed.slide, Slide::Conv(conv) if conv.bytes.is_some());
+        if !bytes && kernel.reads[..core].iter().any(|r| r.dtype != DType::F32) {
+            return Err("a window over other than f32 or bytes".into());
+        }
+        let value = if bytes { Repr::I32 } else { Repr::F32 };
+        let operands = Operands::new(kernel, std::slice::from_ref(&kernel.body), Some(value))?;
         let images = operands.motions.iter().map(|m| (m.steps[0], m.start)).collect();
         let stores_itself = kernel.body.is_identity() && windowed.direct.is_some();
         let epilogue = (!stores_itself).then(|| Epilogue::new(&kernel.body, &kernel.shape, isa, operands, 1, 2..5));
@@ -57,11 +61,12 @@ impl Sliding {
         if prologue.is_some() && !takes_prologue || kernel.prologues.len() > 1 {
             return Err("a prologue of a window that is not a product".into());
         }
-        let weights = kernel.reads[..core]
-            .get(1)
-            .map_or(Vec::new(), |w| w.access.shape.iter().zip(&w.access.strides).map(|(&d, &s)| (d, 4 * s)).collect());
+        let size = kernel.reads[0].dtype.size() as isize;
+        let weights = kernel.reads[..core].get(1).map_or(Vec::new(), |w| {
+            w.access.shape.iter().zip(&w.access.strides).map(|(&d, &s)| (d, size * s)).collect()
+        });
         let offset = |o: usize| match kernel.reads.get(o) {
-            Some(r) if o < core && !r.packed => 4 * r.access.offset,
+            Some(r) if o < core && !r.packed => size * r.access.offset,
             _ => 0,
         };
         let offsets = [offset(0), offset(1), 4 * kernel.writes[0].access.offset];
@@ -72,6 +77,7 @@ impl Sliding {
         let mut this = Sliding {
             isa,
             windowed,
+            size: size as usize,
             prologue,
             epilogue,
             images,
@@ -123,17 +129,17 @@ impl Sliding {
                 };
             }
             let count: usize = self.weights.iter().map(|axis| axis.0).product();
-            let dense = workspace(0).cast::<u32>();
+            let dense = workspace(0);
             for i in 0..count {
                 let (mut rest, mut position) = (i, 0);
                 for &(dim, step) in self.weights.iter().rev() {
                     position += (rest % dim) as isize * step;
                     rest /= dim;
                 }
-                dense.add(i).write(from.offset(position).cast::<u32>().read());
+                dense.add(i * self.size).copy_from_nonoverlapping(from.offset(position), self.size);
             }
             let to = from_raw_parts_mut(workspace(self.packed_at()), self.windowed.packed_bytes());
-            self.windowed.pack(Plain::whole(from_raw_parts(dense.cast(), 4 * count)), 0, to);
+            self.windowed.pack(Plain::whole(from_raw_parts(dense.cast_const(), self.size * count)), 0, to);
         }
     }
 

@@ -12,6 +12,16 @@ pub(crate) const LANES: usize = 16;
 const TOGETHER: usize = 64;
 /// Depthwise results go to the epilogue in bands of about this many elements.
 pub(crate) const BAND: usize = 8 << 10;
+
+/// The elements of a convolution of bytes, whose sums are of `i32`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bytes {
+    /// True if the data are of `u8` and the weights of `i8`; else it is the other way round.
+    pub unsigned_data: bool,
+    /// The element around the data.
+    pub padding: i32,
+}
+
 /// The shapes of a convolution. Weights are `[out_channels, in_channels / groups, kernel]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Conv {
@@ -27,19 +37,37 @@ pub struct Conv {
     pub window: Window,
     /// How it is computed.
     pub way: Way,
+    /// The elements, if they are bytes: then it is depthwise, or has its weights on the left.
+    pub bytes: Option<Bytes>,
 }
 
 impl Conv {
+    /// Products per sum.
+    pub(crate) fn terms(&self) -> usize {
+        self.in_channels / self.groups * self.window.taps()
+    }
+
+    /// The type that packed weights are laid out for.
+    fn packed_dtype(&self) -> DType {
+        if self.bytes.is_some() { DType::I8 } else { DType::F32 }
+    }
+
+    /// Floats of workspace in which a depthwise convolution of bytes has the taps of a filter, and with how many more the plane.
+    pub(crate) fn widened(&self) -> (usize, usize) {
+        let up = |len: usize| len.next_multiple_of(LANES);
+        if self.bytes.is_some() { (up(self.window.taps()), up(self.window.input_len())) } else { (0, 0) }
+    }
+
     /// True if every output position reads the input position of the same number and no other.
     pub(crate) fn is_pointwise(&self) -> bool {
         let w = &self.window;
         w.taps() == 1 && w.strides == [1; 3] && w.pads == [0; 3] && w.input == w.output
     }
 
-    /// Rows, columns and depth of the matrix product of one group of one image, or of all images.
+    /// Rows, columns and depth of the matrix product of one group of one image, or of all images. The depth counts elements of 4 bytes.
     pub(crate) fn product(&self) -> (usize, usize, usize) {
         let (outputs, positions) = (self.out_channels / self.groups, self.window.output_len());
-        let k = self.in_channels / self.groups * self.window.taps();
+        let k = self.terms().div_ceil(gemm::together(self.packed_dtype()));
         match self.way {
             Way::Depthwise | Way::WeightsLeft => (outputs, positions, k),
             Way::WeightsRight => (positions, outputs, k),
@@ -115,18 +143,19 @@ impl Conv {
 
     /// Packs what a part has of dense weights that start at element `start`.
     pub fn pack(&self, from: Plain, start: isize, to: &mut [u8]) {
-        let (m, n, k) = self.product();
-        let outputs = self.out_channels / self.groups;
-        let [left, right] = [0, 1].map(|operand| Form::of(operand, DType::F32));
+        let (m, n, _) = self.product();
+        let (outputs, terms) = (self.out_channels / self.groups, self.terms());
+        let [left, right] = [0, 1].map(|operand| Form::of(operand, self.packed_dtype()));
         let size = (self.packed_weight_bytes() / self.groups).max(1);
+        let depth = (terms, 1);
         for (group, to) in to.chunks_exact_mut(size).enumerate() {
-            let start = start + (group * outputs * k) as isize;
+            let start = start + (group * outputs * terms) as isize;
             match self.way {
                 Way::Depthwise => {
-                    gemm::pack_lines(from, start, (1, 0), (to.len() / 4, 1), Form { unit: 1, ..left }, to)
+                    gemm::pack_lines(from, start, (outputs, terms as isize), depth, Form { unit: 1, ..left }, to)
                 }
-                Way::WeightsLeft => gemm::pack_lines(from, start, (m, k as isize), (k, 1), left, to),
-                Way::WeightsRight => gemm::pack_lines(from, start, (n, k as isize), (k, 1), right, to),
+                Way::WeightsLeft => gemm::pack_lines(from, start, (m, terms as isize), depth, left, to),
+                Way::WeightsRight => gemm::pack_lines(from, start, (n, terms as isize), depth, right, to),
                 Way::WholeBatch => {}
             }
         }
@@ -138,7 +167,9 @@ impl Conv {
         let (m, n, k) = self.product();
         match self.way {
             Way::Depthwise => {
-                self.window.workspace_bytes() + if direct { 0 } else { 4 * self.band() * self.window.output[2] }
+                let (taps, plane) = self.widened();
+                let band = if direct { 0 } else { self.band() * self.window.output[2] };
+                self.window.workspace_bytes() + 4 * (taps + plane + band)
             }
             Way::WeightsLeft => gemm::workspace_bytes(m, n, k, true, false, direct),
             Way::WeightsRight => {

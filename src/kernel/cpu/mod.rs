@@ -16,7 +16,7 @@ pub mod gemm;
 pub mod window;
 
 use attention::Attention;
-use conv::{Conv, ConvTranspose};
+use conv::{Bytes, Conv, ConvTranspose};
 pub use gemm::Plain;
 use gemm::{Form, pack_lines, packed_a_bytes, packed_b_bytes, together};
 use window::Window;
@@ -150,7 +150,8 @@ pub fn pack(kernel: &Kernel, operand: usize, from: Plain, packed: &mut [u8]) {
                 windowed.pack(from, access.offset, packed);
             } else {
                 assert_eq!(from.first, 0, "weights that do not lie one after another are packed as a whole");
-                windowed.pack(Plain::whole(&gather(access, from.bytes)), 0, packed);
+                let dense = gather(access, kernel.reads[operand].dtype.size(), from.bytes);
+                windowed.pack(Plain::whole(&dense), 0, packed);
             }
         }
     }
@@ -182,9 +183,9 @@ pub fn packs_alike(a: &Kernel, b: &Kernel, operand: usize) -> bool {
     a.template == b.template && weights(a).is_some_and(|a| weights(b) == Some(a))
 }
 
-/// The 4-byte elements of an access, row-major.
-fn gather(access: &Access, bytes: &[u8]) -> Vec<u8> {
-    access.elements().flat_map(|element| &bytes[4 * element as usize..][..4]).copied().collect()
+/// The elements of an access, of `size` bytes each, row-major.
+fn gather(access: &Access, size: usize, bytes: &[u8]) -> Vec<u8> {
+    access.elements().flat_map(|element| &bytes[size * element as usize..][..size]).copied().collect()
 }
 
 /// True if two accesses of one shape put every index at the same element.
@@ -201,7 +202,8 @@ pub fn same_elements(a: &Access, b: &Access) -> bool {
 fn collects_in_place(kernel: &Kernel, fits: impl Fn(&Operand) -> bool) -> bool {
     let [write] = &kernel.writes[..] else { return false };
     let further = &kernel.reads[kernel.further()];
-    let sums_bytes = kernel.template == Template::MatMul && kernel.core_dtype() == DType::I32;
+    let multiplies = matches!(kernel.template, Template::MatMul | Template::Conv { .. });
+    let sums_bytes = multiplies && kernel.core_dtype() == DType::I32;
     let holds = write.dtype == DType::F32 || sums_bytes && write.dtype == DType::I32;
     holds && fits(write) && !further.iter().any(|r| same_elements(&r.access, &write.access))
 }
@@ -332,7 +334,7 @@ pub struct Windowed {
     pub direct: Option<[usize; 2]>,
     /// True if the weights are packed.
     pub packed: bool,
-    /// True if unpacked weights lie row-major.
+    /// True if unpacked weights lie row-major, and are floats.
     pub dense: bool,
     /// True for a transposed convolution that is computed as a convolution, by its filters flipped.
     pub flipped: bool,
@@ -368,14 +370,16 @@ impl Windowed {
         let (batch, in_channels, out_channels) = (shape[0], data.shape[1], shape[1]);
         let mut flipped = false;
         let slide = match (template, &kernel.schedule) {
-            (&Template::Conv { groups, .. }, &Schedule::Cpu(Cpu::Conv { way, .. })) => {
-                Slide::Conv(Conv { batch, in_channels, out_channels, groups, window, way })
+            (&Template::Conv { groups, padding, .. }, &Schedule::Cpu(Cpu::Conv { way, .. })) => {
+                let bytes = Bytes { unsigned_data: reads[0].dtype == DType::U8, padding };
+                let bytes = reads[0].dtype.is_byte().then_some(bytes);
+                Slide::Conv(Conv { batch, in_channels, out_channels, groups, window, way, bytes })
             }
             (&Template::ConvTranspose { groups, .. }, &Schedule::Cpu(Cpu::Conv { way, .. })) => {
                 flipped = true;
                 let window =
                     window.flipped().ok_or("a transposed convolution with strides, or one that cuts its result")?;
-                Slide::Conv(Conv { batch, in_channels, out_channels, groups, window, way })
+                Slide::Conv(Conv { batch, in_channels, out_channels, groups, window, way, bytes: None })
             }
             (&Template::ConvTranspose { groups, .. }, _) => {
                 Slide::ConvTranspose(ConvTranspose { batch, in_channels, out_channels, groups, window })
@@ -392,7 +396,7 @@ impl Windowed {
             input: images,
             direct: image_steps(&writes[0].access).filter(|_| direct),
             packed: core > 1 && reads[1].packed,
-            dense: core > 1 && reads[1].access.is_contiguous(),
+            dense: core > 1 && reads[1].access.is_contiguous() && !reads[1].dtype.is_byte(),
             flipped,
         })
     }
@@ -408,7 +412,8 @@ impl Windowed {
         let (positions, taps) = (self.window.output_len() as f64, self.window.taps() as f64);
         match self.slide {
             Slide::Conv(conv) => {
-                let depth = (conv.in_channels / conv.groups) as f64 * taps;
+                let words = if conv.bytes.is_some() && conv.way != Way::Depthwise { 0.25 } else { 1.0 };
+                let depth = (conv.in_channels / conv.groups) as f64 * taps * words;
                 let rate = if conv.way == Way::Depthwise { 10.0 } else { 50.0 };
                 n * channels * positions * depth / rate
             }

@@ -36,7 +36,7 @@ pub fn absorb(kernel: &Kernel, target: &Target) -> Option<(Call, u32)> {
     }
     let found = match &kernel.template {
         Template::MatMul if target.libraries.cublaslt => matmul::call(kernel, target),
-        Template::Conv { groups, window } if target.libraries.cudnn => conv::call(kernel, *groups, window, target),
+        Template::Conv { groups, window, .. } if target.libraries.cudnn => conv::call(kernel, *groups, window, target),
         _ => None,
     };
     // Its workspace is one binding.

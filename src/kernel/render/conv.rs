@@ -177,7 +177,7 @@ impl Module<'_> {
 
     /// A convolution by strips of results along an axis, which share what they read.
     fn conv_direct(&mut self, text: &Text) -> Result<(), String> {
-        let (Template::Conv { groups, window }, Text::ConvDirect(direct)) = (&self.kernel.template, text) else {
+        let (Template::Conv { groups, window, .. }, Text::ConvDirect(direct)) = (&self.kernel.template, text) else {
             mismatch(&self.kernel.template)
         };
         let shape = &self.kernel.shape;

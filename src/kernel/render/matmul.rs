@@ -31,7 +31,7 @@ impl Module<'_> {
     fn tiled(&mut self, text: &Text) -> Result<(), String> {
         let (product, tiling) = text.product(self.kernel).expect("the text tiles a product");
         match &self.kernel.template {
-            Template::Conv { groups, window } => self.conv(*groups, window, &product, tiling),
+            Template::Conv { groups, window, .. } => self.conv(*groups, window, &product, tiling),
             Template::ConvTranspose { .. } | Template::ConvFilters { .. } => self.product_of_parts(&product, tiling),
             _ => self.matmul(&product, tiling),
         }

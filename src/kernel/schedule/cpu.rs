@@ -52,6 +52,10 @@ impl Cpu {
                 ensure(*way != Way::Depthwise || is_depthwise(kernel, *groups), || {
                     "a depthwise convolution has one input channel per group, and at most four outputs".to_owned()
                 })?;
+                let known = matches!(way, Way::Depthwise | Way::WeightsLeft);
+                ensure(known || !kernel.reads[1].dtype.is_byte(), || {
+                    "a convolution of bytes is depthwise, or has its weights on the left".to_owned()
+                })?;
                 ensure(*way != Way::WholeBatch || has_plain_taps(kernel), || {
                     "a whole batch reads data and weights in memory as they are, and the taps of a filter follow one another".to_owned()
                 })?;
@@ -112,6 +116,9 @@ fn is_whole_batch(kernel: &Kernel, groups: usize, positions: usize) -> bool {
 fn conv(kernel: &Kernel, groups: usize) -> Way {
     if is_depthwise(kernel, groups) {
         return Way::Depthwise;
+    }
+    if kernel.reads[1].dtype.is_byte() {
+        return Way::WeightsLeft;
     }
     let outputs = kernel.shape.get(1).map_or(0, |o| o / groups.max(1));
     let positions = kernel.shape.iter().skip(2).product();

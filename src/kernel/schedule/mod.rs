@@ -106,7 +106,7 @@ impl Text {
             (&Text::Matmul { row_axis, transposed, tiling }, Template::MatMul) => {
                 Some((Product::matmul(kernel, row_axis, transposed), tiling))
             }
-            (&Text::Conv { patches, tiling }, Template::Conv { groups, window }) => {
+            (&Text::Conv { patches, tiling }, Template::Conv { groups, window, .. }) => {
                 Some((Product::conv(kernel, *groups, window, patches), tiling))
             }
             (&Text::ConvTranspose { tiling }, Template::ConvTranspose { groups, window }) => {
@@ -150,13 +150,13 @@ impl Text {
                 }
                 self.check_tiling(kernel, tiling, target)?;
             }
-            (&Text::Conv { patches, tiling }, Template::Conv { groups, window }) => {
+            (&Text::Conv { patches, tiling }, Template::Conv { groups, window, .. }) => {
                 if patches.is_some() && patches != conv::by_patches(kernel, *groups, window, target) {
                     return Err("its patches do not lie 16 bytes at a time".into());
                 }
                 self.check_tiling(kernel, tiling, target)?;
             }
-            (Text::ConvDirect(direct), Template::Conv { groups, window }) => {
+            (Text::ConvDirect(direct), Template::Conv { groups, window, .. }) => {
                 direct.check(kernel, *groups, window, target)?;
             }
             (&Text::ConvTranspose { tiling }, Template::ConvTranspose { window, .. }) => {
@@ -371,7 +371,7 @@ fn texts<'a>(kernel: &'a Kernel, target: &'a Target, own: &'a dyn Fn(usize) -> b
                 tilings.map(move |tiling| Text::Matmul { row_axis, transposed, tiling })
             }))
         }
-        Template::Conv { groups, window } => {
+        Template::Conv { groups, window, .. } => {
             let weights = &kernel.reads[1].access.shape;
             let unfolds = conv::unfolds(kernel.shape[1] / (*groups).max(1), weights[1..].iter().product());
             let direct = move || conv::all_direct(kernel, *groups, window, target).into_iter().map(Text::ConvDirect);

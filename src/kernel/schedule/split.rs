@@ -82,7 +82,7 @@ pub(super) fn prefers_text(kernel: &Kernel, call: &Call, target: &Target) -> boo
         (Call::MatMul(p), ..) => {
             p.m.min(p.n) <= FEW_ROWS as u64 || starts_anywhere(kernel, p, target) || splits(kernel, p, target)
         }
-        (Call::Conv(c), &Template::Conv { groups, ref window }, [images, channels, rest @ ..], [x, w, ..]) => {
+        (Call::Conv(c), &Template::Conv { groups, ref window, .. }, [images, channels, rest @ ..], [x, w, ..]) => {
             let (outputs, depth) = (channels / groups.max(1), w.access.shape.iter().skip(1).product());
             // For patches of few channels, cuDNN has no algorithm for tensor cores.
             let patches = !c.suits_tensor_cores() && by_patches(kernel, groups, window, target).is_some();

@@ -30,7 +30,7 @@ pub use matmul::MOST_TERMS;
 pub use pad::PadMode;
 pub use resize::{Nearest, ResizeMode};
 pub use row::{Reduction, RowReduction};
-pub use window::{Pool, Window};
+pub use window::{MOST_TAPS, Pool, Window};
 
 /// The computation of a kernel at each index of its index space.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -66,12 +66,16 @@ pub enum Template {
         guarded: Option<Guard>,
     },
     /// Convolution: reads\[0\] is `[n, c, d, h, w]` (each image contiguous, as for every windowed template),
-    /// reads\[1\] `[o, c / groups, kernel..]`, shape `[n, o, d', h', w']`.
+    /// reads\[1\] `[o, c / groups, kernel..]`, shape `[n, o, d', h', w']`. On the CPU also of data of `u8` and weights of `i8`, or the
+    /// other way round, whose sums are of `i32`.
     Conv {
         /// Channel groups.
         groups: usize,
         /// The window.
         window: Window,
+        /// The elements around the data. Those around floats are 0.
+        #[serde(default, skip_serializing_if = "is_zero")]
+        padding: i32,
     },
     /// Transposed convolution (the gradient of [`Template::Conv`] by its input): reads\[0\] is `[n, c, d, h, w]`,
     /// reads\[1\] `[c, o / groups, kernel..]`, shape `[n, o, d', h', w']`. Output element `y` sums over all `x`, `t` with
@@ -325,6 +329,11 @@ impl Kernel {
         };
         core.map_or(Along::Tied, |operand| (self.template.def().axis_of)(self, operand, axis))
     }
+}
+
+/// Leaves padding with zeros out of a plan's text.
+fn is_zero(padding: &i32) -> bool {
+    *padding == 0
 }
 
 /// A shape as batch axes, rows and columns.

@@ -2,6 +2,9 @@
 
 use super::*;
 
+/// Elements of a window up to which a convolution of bytes has a kernel.
+pub const MOST_TAPS: usize = 64;
+
 /// A window that slides over up to three spatial axes (unused leading ones have extent 1).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Window {
@@ -37,29 +40,54 @@ pub(super) static CONV: TemplateDef = TemplateDef {
     kind: Kind::Convolution,
     core_reads: |_| 2,
     check: |kernel, family| {
-        let Template::Conv { groups, window } = &kernel.template else { mismatch(&kernel.template) };
+        let Template::Conv { groups, window, padding } = &kernel.template else { mismatch(&kernel.template) };
         let (c, o) = channels(kernel, *groups)?;
         kernel.reads_extents(1, &[&[o, c / groups], &window.kernel[..]].concat())?;
         window.validate(&kernel.shape, &kernel.reads[0].access.shape)?;
         kernel.reads_images(family == Family::Cuda, family == Family::Cpu)?;
-        kernel.reads_floats(2)
+        match [kernel.reads[0].dtype, kernel.reads[1].dtype] {
+            [data @ DType::U8, DType::I8] | [data @ DType::I8, DType::U8] if family == Family::Cpu => {
+                bytes(kernel, data, *padding)
+            }
+            _ => {
+                ensure(*padding == 0, || format!("expected zeros around floats, found {padding}"))?;
+                kernel.reads_floats(2)
+            }
+        }
     },
     axis_of: |kernel, operand, axis| axis_of(kernel, 0, operand, axis),
     meaning: conv,
     samples: || {
-        convolutions([2, 4, 1, 5, 6], [2, 6, 1, 3, 2], [6, 4], |groups, window| Template::Conv { groups, window })
+        convolutions([2, 4, 1, 5, 6], [2, 6, 1, 3, 2], [6, 4], |groups, window| Template::Conv {
+            groups,
+            window,
+            padding: 0,
+        })
     },
     ..PLAIN
 };
 
+/// The rules of a convolution of bytes.
+fn bytes(kernel: &Kernel, data: DType, padding: i32) -> Verdict {
+    let window = &kernel.reads[1].access.shape;
+    let (taps, terms) = (window[2..].iter().product::<usize>(), window[1..].iter().product::<usize>());
+    ensure(taps <= MOST_TAPS, || format!("expected windows of up to {MOST_TAPS} bytes, found {taps}"))?;
+    ensure(terms <= MOST_TERMS, || format!("expected sums of up to {MOST_TERMS} products of bytes, found {terms}"))?;
+    let (low, high) = data.range();
+    ensure((low..=high).contains(&f64::from(padding)), || format!("expected {data} around the data, found {padding}"))
+}
+
 fn conv(kernel: &Kernel, index: &[usize], elements: &mut Elements) -> Row {
-    let Template::Conv { groups, window } = &kernel.template else { mismatch(&kernel.template) };
+    let Template::Conv { groups, window, padding } = &kernel.template else { mismatch(&kernel.template) };
     let &[n, o, ref spatial @ ..] = index else { panic!("a convolution has five axes") };
     let first = o / (kernel.shape[1] / groups) * elements.shape(1)[1];
     let mut sum = 0.0;
     for t in indices(&window.kernel, Order::Forwards) {
-        let Some([z, y, x]) = source(window, spatial, &t, &elements.shape(0)[2..]) else { continue };
         let weights = elements.along(1, &[o, 0, t[0], t[1], t[2]], 1);
+        let Some([z, y, x]) = source(window, spatial, &t, &elements.shape(0)[2..]) else {
+            sum += f64::from(*padding) * weights.iter().sum::<f64>();
+            continue;
+        };
         let data = (first..first + weights.len()).map(|c| elements.at(0, &[n, c, z, y, x]));
         sum += dot(&weights, &data.collect::<Vec<f64>>());
     }

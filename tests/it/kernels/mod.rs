@@ -97,7 +97,13 @@ pub fn many_patches() -> Vec<Case> {
     let mut c = Cases { random: Random(5), cases: Vec::new() };
     let (groups, s, window) = (66, [1, 66 * 65, 1, 1, 257], window([1, 1, 16], [1, 1, 16], [1; 3], [0; 3]));
     let reads = [&[1, groups, 1, 1, 257 * 16][..], &[s[1], 1, 1, 1, 16], &s].map(|shape| f32s(dense(shape)));
-    c.add("conv patches of many groups", Template::Conv { groups, window }, &s, reads.into(), &[x(0) + x(1)]);
+    c.add(
+        "conv patches of many groups",
+        Template::Conv { groups, window, padding: 0 },
+        &s,
+        reads.into(),
+        &[x(0) + x(1)],
+    );
     c.cases
 }
 
@@ -597,17 +603,11 @@ fn matmul(c: &mut Cases) {
 pub fn of_bytes() -> Vec<Case> {
     let mut c = Cases { random: Random(9), cases: Vec::new() };
     let (mm, sum) = (Template::MatMul, || Expr::input(0, DType::I32));
+    convolutions_of_bytes(&mut c);
     for (left, right) in [(DType::U8, DType::I8), (DType::I8, DType::U8)] {
         let mut add = |name: &str, shape: &[usize], a: Access, b: Access, more: Vec<Operand>, body: Expr| {
             let reads = [vec![typed(left, a), typed(right, b)], more].concat();
-            let case = c.add(&format!("bytes {name} of {left} by {right}"), mm.clone(), shape, reads, &[body]);
-            for (read, values) in case.kernel.reads.iter().zip(&mut case.inputs).take(2) {
-                let (low, high) = read.dtype.range();
-                // The first elements are as large as they can be: sums of two products of theirs leave 16 bits.
-                let number =
-                    |i: usize| if i < 600 { [high, low, high][i % 3] } else { low + ((i * 89 + i / 7) % 256) as f64 };
-                *values = (0..values.len()).map(number).map(|n| n.clamp(low, high)).collect();
-            }
+            large(c.add(&format!("bytes {name} of {left} by {right}"), mm.clone(), shape, reads, &[body]));
         };
         for (m, k, n) in [
             (3, 4, 5),
@@ -632,6 +632,58 @@ pub fn of_bytes() -> Vec<Case> {
         add("to bytes", &[24, 50], dense(&[24, 19]), dense(&[19, 50]), vec![points], body);
     }
     c.cases
+}
+
+/// Gives the bytes of a case's core operands all values. The first ones are as large as they can be: sums of two products of theirs leave 16
+/// bits.
+fn large(case: &mut Case) {
+    for (read, values) in case.kernel.reads.iter().zip(&mut case.inputs).take(2) {
+        let (low, high) = read.dtype.range();
+        let number = |i: usize| if i < 600 { [high, low, high][i % 3] } else { low + ((i * 89 + i / 7) % 256) as f64 };
+        *values = (0..values.len()).map(number).map(|n| n.clamp(low, high)).collect();
+    }
+}
+
+/// A window over images: its name, the data's extents, the result's channels and spatial extents, groups, and the window.
+type Row = (&'static str, [usize; 5], [usize; 4], usize, Window);
+
+/// Convolutions of bytes: as products and of each channel by itself, of every stride, with and without something around the data.
+fn convolutions_of_bytes(c: &mut Cases) {
+    let (one, three) = ([1; 3], window([1, 3, 3], [1; 3], [1; 3], [0, 1, 1]));
+    let rows: [Row; 14] = [
+        ("same", [2, 5, 1, 7, 9], [6, 1, 7, 9], 1, three.clone()),
+        ("long", [1, 64, 1, 12, 19], [33, 1, 12, 19], 1, three.clone()),
+        ("deep", [1, 300, 1, 5, 6], [13, 1, 5, 6], 1, three.clone()),
+        ("7x7, strided", [1, 3, 1, 33, 31], [16, 1, 17, 16], 1, window([1, 7, 7], [1, 2, 2], one, [0, 3, 3])),
+        ("far apart", [1, 3, 1, 17, 40], [5, 1, 5, 13], 1, window([1, 3, 3], [1, 4, 3], one, [0, 1, 1])),
+        ("dilated", [1, 4, 1, 9, 11], [3, 1, 7, 5], 1, window([1, 3, 2], one, [1, 2, 7], [0, 1, 1])),
+        ("1x1", [2, 19, 1, 7, 7], [14, 1, 7, 7], 1, window(one, one, one, [0; 3])),
+        ("1x1, strided", [1, 24, 1, 9, 35], [12, 1, 5, 18], 1, window(one, [1, 2, 2], one, [0; 3])),
+        ("grouped", [2, 8, 1, 6, 6], [6, 1, 6, 6], 2, three.clone()),
+        ("few outputs", [1, 9, 1, 8, 21], [2, 1, 8, 21], 1, three.clone()),
+        ("depthwise", [2, 7, 1, 13, 18], [7, 1, 13, 18], 7, three.clone()),
+        ("depthwise, strided", [1, 4, 1, 15, 12], [8, 1, 8, 6], 4, window([1, 5, 5], [1, 2, 2], one, [0, 2, 2])),
+        ("3-D", [1, 2, 4, 5, 6], [4, 4, 4, 6], 1, window([2, 3, 3], one, one, [1, 1, 1])),
+        ("1-D", [1, 3, 1, 1, 40], [5, 1, 1, 21], 1, window([1, 1, 4], [1, 1, 2], one, [0, 0, 2])),
+    ];
+    let sum = || Expr::input(0, DType::I32);
+    for (data, weights) in [(DType::U8, DType::I8), (DType::I8, DType::U8)] {
+        for (name, x_shape, [o, d, h, w], groups, window) in rows.clone() {
+            let s = [x_shape[0], o, d, h, w];
+            let [kd, kh, kw] = window.kernel;
+            let filters = dense(&[o, x_shape[1] / groups, kd, kh, kw]);
+            let padding = if data == DType::U8 { 131 } else { -77 };
+            let template = Template::Conv { groups, window, padding };
+            let reads = vec![typed(data, dense(&x_shape)), typed(weights, filters)];
+            let name = format!("conv of {data} {name}");
+            large(c.add(&name, template.clone(), &s, reads.clone(), &[sum()]));
+            // Of scaled sums, to bytes.
+            let own = vec![typed(DType::I32, spread(&[o, 1, 1, 1], &s)), f32s(spread(&[o, 1, 1, 1], &s))];
+            let scaled = ((sum() - Expr::input(1, DType::I32)).cast(DType::F32) * 0.0078125 + x(2)).round();
+            let body = scaled.max(&x(0).like(0.0)).min(&x(0).like(255.0)).cast(DType::U8);
+            large(c.add(&format!("{name} to bytes"), template, &s, [reads, own].concat(), &[body]));
+        }
+    }
 }
 
 /// Products whose operands pass prologues on their way.
@@ -690,7 +742,6 @@ fn matmul_behind(c: &mut Cases) {
 /// Convolutions behind a prologue for which zero is not a fixed point: padding is zero all the same.
 fn conv_behind(c: &mut Cases) {
     let one = [1; 3];
-    type Row = (&'static str, [usize; 5], [usize; 4], usize, Window);
     let rows: [Row; 9] = [
         ("1-D", [2, 9, 1, 1, 20], [12, 1, 1, 20], 1, window([1, 1, 3], one, one, [0, 0, 1])),
         ("2-D", [2, 3, 1, 9, 8], [16, 1, 9, 8], 1, window([1, 3, 3], one, one, [0, 1, 1])),
@@ -710,7 +761,7 @@ fn conv_behind(c: &mut Cases) {
         let own = vec![per_channel(), per_channel()];
         let batch_norm = (x(0) * x(1) + x(2) + 1.0).max(&x(0).like(0.0));
         let reads = vec![f32s(dense(&x_shape)), f32s(weights.clone()), f32s(spread(&[o, 1, 1, 1], &s))];
-        let template = Template::Conv { groups, window: win };
+        let template = Template::Conv { groups, window: win, padding: 0 };
         let name = format!("conv {name}, prologue");
         c.add_behind(&name, template.clone(), &s, reads.clone(), vec![(0, own, batch_norm)], &[x(0) + x(1)]);
         let own = vec![f32s(spread(&[x_shape[0], x_shape[1], 1, 1, 1], &x_shape)), f32s(dense(&x_shape))];
@@ -813,7 +864,6 @@ fn attention(c: &mut Cases) {
 fn conv(c: &mut Cases) {
     let one = [1; 3];
     // name, input, output channels and extents, groups, window
-    type Row = (&'static str, [usize; 5], [usize; 4], usize, Window);
     let three = window([1, 3, 3], one, one, [0, 1, 1]);
     let rows: [Row; 31] = [
         ("1-D", [2, 3, 1, 1, 20], [5, 1, 1, 18], 1, window([1, 1, 3], one, one, [0; 3])),
@@ -860,7 +910,7 @@ fn conv(c: &mut Cases) {
         let weights = dense(&[o, x_shape[1] / groups, kd, kh, kw]);
         let reads = vec![f32s(dense(&x_shape)), f32s(weights), f32s(spread(&[o, 1, 1, 1], &s)), f32s(dense(&s))];
         let body = (x(0) + x(1)).max(&x(0).like(0.0)) + x(2);
-        c.add(&format!("conv {name}"), Template::Conv { groups, window: win }, &s, reads, &[body]);
+        c.add(&format!("conv {name}"), Template::Conv { groups, window: win, padding: 0 }, &s, reads, &[body]);
     }
     let rows: [Row; 5] = [
         ("2-D", [2, 3, 1, 5, 4], [4, 1, 7, 6], 1, window([1, 3, 3], one, one, [0; 3])),
@@ -942,7 +992,7 @@ fn conv(c: &mut Cases) {
     let s = [2, 4, 1, 6, 6];
     let mut placed = dense(&[2, 10, 1, 6, 6]);
     (placed.shape[1], placed.offset) = (4, 72);
-    let template = Template::Conv { groups: 1, window: window([1, 3, 3], one, one, [0, 1, 1]) };
+    let template = Template::Conv { groups: 1, window: window([1, 3, 3], one, one, [0, 1, 1]), padding: 0 };
     let reads = vec![f32s(apart), f32s(dense(&[4, 3, 1, 3, 3]))];
     c.add_writing("conv between slices", template, &s, reads, vec![f32s(placed)], &[x(0)]);
 }
@@ -1109,7 +1159,7 @@ fn the_reference_knows_known_values() {
     let matmul = kernel(Template::MatMul, &[2, 1], vec![f32s(dense(&[2, 2])), f32s(dense(&[2, 1]))]);
     assert_eq!(evaluate(&matmul, &[vec![1.0, 2.0, 3.0, 4.0], vec![10.0, 1.0]]), [[12.0, 34.0]]);
     let win = window([1, 1, 3], [1; 3], [1; 3], [0, 0, 1]);
-    let conv = Template::Conv { groups: 1, window: win.clone() };
+    let conv = Template::Conv { groups: 1, window: win.clone(), padding: 0 };
     let conv = kernel(conv, &[1, 1, 1, 1, 3], vec![f32s(dense(&[1, 1, 1, 1, 3])), f32s(dense(&[1, 1, 1, 1, 3]))]);
     assert_eq!(evaluate(&conv, &[vec![1.0, 2.0, 4.0], vec![100.0, 10.0, 1.0]]), [[12.0, 124.0, 240.0]]);
     let transposed = Kernel { template: Template::ConvTranspose { groups: 1, window: win }, ..conv };

@@ -583,7 +583,7 @@ fn template(kernel: &Kernel, add: &mut dyn FnMut(String, &dyn Fn(&mut Kernel))) 
                 for field in 0..13 {
                     add(format!("window field {field} is {value}"), &|k| {
                         let (groups, window) = match &mut k.template {
-                            Template::Conv { groups, window } => (Some(groups), window),
+                            Template::Conv { groups, window, .. } => (Some(groups), window),
                             Template::Pool { window, .. } => (None, window),
                             _ => return,
                         };

@@ -180,12 +180,27 @@ pub(super) unsafe fn pack_words(
 /// # Safety
 /// Sixteen bytes of each row must be readable, and sixteen words of `to` writable.
 #[inline(always)]
-unsafe fn interleave(rows: [*const u8; 4], to: *mut [u8; 4]) {
+pub(in crate::backend::cpu) unsafe fn interleave(rows: [*const u8; 4], to: *mut [u8; 4]) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: SSE2 is part of the baseline; the caller guarantees the rest.
+    unsafe {
+        use std::arch::x86_64::*;
+        let [a, b, c, d] = rows.map(|row| _mm_loadu_si128(row.cast()));
+        let low = (_mm_unpacklo_epi8(a, b), _mm_unpacklo_epi8(c, d));
+        let high = (_mm_unpackhi_epi8(a, b), _mm_unpackhi_epi8(c, d));
+        for (i, (left, right)) in [low, high].into_iter().enumerate() {
+            let to = to.add(8 * i).cast::<__m128i>();
+            _mm_storeu_si128(to, _mm_unpacklo_epi16(left, right));
+            _mm_storeu_si128(to.add(1), _mm_unpackhi_epi16(left, right));
+        }
+    }
+    #[cfg(not(target_arch = "x86_64"))]
     // SAFETY: guaranteed by the caller.
-    let rows = rows.map(|row| unsafe { row.cast::<[u8; 16]>().read_unaligned() });
-    let words: [[u8; 4]; 16] = std::array::from_fn(|i| [rows[0][i], rows[1][i], rows[2][i], rows[3][i]]);
-    // SAFETY: as above.
-    unsafe { to.cast::<[[u8; 4]; 16]>().write(words) }
+    unsafe {
+        let rows = rows.map(|row| row.cast::<[u8; 16]>().read_unaligned());
+        let words: [[u8; 4]; 16] = std::array::from_fn(|i| [rows[0][i], rows[1][i], rows[2][i], rows[3][i]]);
+        to.cast::<[[u8; 4]; 16]>().write_unaligned(words);
+    }
 }
 
 /// `to[p * step + i] = from(i, p)` for `i < width`, `p < k`.

@@ -27,24 +27,8 @@ pub(super) trait Terms: Copy {
     unsafe fn mul_add(self, right: Self, sum: Self) -> Self;
 }
 
-/// A vector of words or of sums.
-///
-/// # Safety
-/// As of [`Lanes`].
-pub(super) trait Words: Copy {
-    const LEN: usize;
-    unsafe fn zero() -> Self;
-    unsafe fn splat(from: *const f32) -> Self;
-    unsafe fn load(from: *const f32) -> Self;
-    unsafe fn load_first(from: *const f32, n: usize) -> Self;
-    unsafe fn store(self, to: *mut f32);
-    unsafe fn store_first(self, to: *mut f32, n: usize);
-    unsafe fn add(self, other: Self) -> Self;
-    /// Adds the products of four bytes of `u8` with four of `i8` to the sum of each lane.
-    unsafe fn dot(unsigned: Self, signed: Self, sum: Self) -> Self;
-}
-
-/// Words of a product whose left operand is unsigned if `LEFT`, else its right one. The other operand is signed.
+/// Words of a product whose left operand is unsigned if `LEFT`, else its right one. The other operand is signed. The multiplication of `V`
+/// takes the unsigned one first.
 #[derive(Clone, Copy)]
 pub(super) struct Dot<V, const LEFT: bool>(V);
 
@@ -78,7 +62,7 @@ vector! {
 }
 
 vector! {
-    [V: Words, const LEFT: bool] Terms for Dot<V, LEFT>, V::LEN;
+    [V: Terms, const LEFT: bool] Terms for Dot<V, LEFT>, V::LEN;
     fn zero() -> Self { Dot(V::zero()) }
     fn splat(from: *const f32) -> Self { Dot(V::splat(from)) }
     fn load(from: *const f32) -> Self { Dot(V::load(from)) }
@@ -88,7 +72,7 @@ vector! {
     fn add(self, other: Self) -> Self { Dot(self.0.add(other.0)) }
     fn mul_add(self, right: Self, sum: Self) -> Self {
         let (unsigned, signed) = if LEFT { (self.0, right.0) } else { (right.0, self.0) };
-        Dot(V::dot(unsigned, signed, sum.0))
+        Dot(unsigned.mul_add(signed, sum.0))
     }
 }
 
@@ -97,7 +81,7 @@ vector! {
 pub(super) struct Widened([i32; 8]);
 
 vector! {
-    [] Words for Widened, 8;
+    [] Terms for Widened, 8;
     fn zero() -> Self { Widened([0; 8]) }
     fn splat(from: *const f32) -> Self { Widened([*from.cast(); 8]) }
     fn load(from: *const f32) -> Self { Widened(from.cast::<[i32; 8]>().read_unaligned()) }
@@ -108,9 +92,9 @@ vector! {
     fn store(self, to: *mut f32) { to.cast::<[i32; 8]>().write_unaligned(self.0) }
     fn store_first(self, to: *mut f32, n: usize) { to.cast::<i32>().copy_from_nonoverlapping(self.0.as_ptr(), n) }
     fn add(self, other: Self) -> Self { Widened(std::array::from_fn(|i| self.0[i].wrapping_add(other.0[i]))) }
-    fn dot(unsigned: Self, signed: Self, sum: Self) -> Self {
+    fn mul_add(self, signed: Self, sum: Self) -> Self {
         Widened(std::array::from_fn(|i| {
-            let (unsigned, signed) = (unsigned.0[i].to_ne_bytes(), signed.0[i].to_ne_bytes());
+            let (unsigned, signed) = (self.0[i].to_ne_bytes(), signed.0[i].to_ne_bytes());
             let product = |t: usize| i32::from(unsigned[t]) * i32::from(signed[t].cast_signed());
             sum.0[i].wrapping_add(product(0) + product(1) + product(2) + product(3))
         }))
@@ -122,7 +106,7 @@ pub(super) use x86::{Vnni, WidenedYmm, WidenedZmm};
 
 #[cfg(target_arch = "x86_64")]
 mod x86 {
-    use super::Words;
+    use super::Terms;
     use std::arch::x86_64::*;
 
     /// Sixteen words, whose products VNNI adds up.
@@ -146,7 +130,7 @@ mod x86 {
     macro_rules! zmm {
         ($name:ident, |$unsigned:ident, $signed:ident, $sum:ident| $dot:expr) => {
             vector! {
-                [] Words for $name, 16;
+                [] Terms for $name, 16;
                 fn zero() -> Self { $name(_mm512_setzero_si512()) }
                 fn splat(from: *const f32) -> Self { $name(_mm512_set1_epi32(*from.cast())) }
                 fn load(from: *const f32) -> Self { $name(_mm512_loadu_si512(from.cast())) }
@@ -154,8 +138,8 @@ mod x86 {
                 fn store(self, to: *mut f32) { _mm512_storeu_si512(to.cast(), self.0) }
                 fn store_first(self, to: *mut f32, n: usize) { _mm512_mask_storeu_epi32(to.cast(), mask(n), self.0) }
                 fn add(self, other: Self) -> Self { $name(_mm512_add_epi32(self.0, other.0)) }
-                fn dot($unsigned: Self, $signed: Self, $sum: Self) -> Self {
-                    let ($unsigned, $signed, $sum) = ($unsigned.0, $signed.0, $sum.0);
+                fn mul_add(self, $signed: Self, $sum: Self) -> Self {
+                    let ($unsigned, $signed, $sum) = (self.0, $signed.0, $sum.0);
                     $name($dot)
                 }
             }
@@ -184,7 +168,7 @@ mod x86 {
     }
 
     vector! {
-        [] Words for WidenedYmm, 8;
+        [] Terms for WidenedYmm, 8;
         fn zero() -> Self { WidenedYmm(_mm256_setzero_si256()) }
         fn splat(from: *const f32) -> Self { WidenedYmm(_mm256_set1_epi32(*from.cast())) }
         fn load(from: *const f32) -> Self { WidenedYmm(_mm256_loadu_si256(from.cast())) }
@@ -192,8 +176,8 @@ mod x86 {
         fn store(self, to: *mut f32) { _mm256_storeu_si256(to.cast(), self.0) }
         fn store_first(self, to: *mut f32, n: usize) { _mm256_maskstore_epi32(to.cast(), first(n), self.0) }
         fn add(self, other: Self) -> Self { WidenedYmm(_mm256_add_epi32(self.0, other.0)) }
-        fn dot(unsigned: Self, signed: Self, sum: Self) -> Self {
-            let (unsigned, signed) = (unsigned.0, signed.0);
+        fn mul_add(self, signed: Self, sum: Self) -> Self {
+            let (unsigned, signed) = (self.0, signed.0);
             // Bytes 0 and 2 of each word, then bytes 1 and 3, as 16-bit numbers.
             let even = _mm256_madd_epi16(
                 _mm256_and_si256(unsigned, _mm256_set1_epi16(0xff)),
