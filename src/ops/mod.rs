@@ -52,7 +52,7 @@ mod updates;
 mod window;
 
 /// Every row, by family; names are unique.
-pub static OPS: [&[OpDef]; 34] = [
+pub static OPS: [&[OpDef]; 35] = [
     elementwise::OPS,
     reduce::OPS,
     layout::OPS,
