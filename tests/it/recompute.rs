@@ -1,7 +1,9 @@
 //! Values that are computed again: they change the memory, and no result.
 
 use plimsoll::internals::graph::AGAIN;
+use plimsoll::internals::onnx::{self, Model};
 use plimsoll::internals::train::classes::Classes;
+use plimsoll::internals::train::{self, Loss, Optimizer, Rate, Training};
 use plimsoll::{Choice, DType, Error, Graph, Limits, Options, Recipe, Session, Target, Tensor, Trace};
 
 struct Random(u64);
@@ -102,4 +104,33 @@ fn what_is_computed_again_is_not_kept() {
     assert!(found.kept > 0 && found.kept < taken.kept, "{found:?} and {taken:?}");
     assert_eq!(found.kept + found.activation, taken.kept + taken.activation, "{found:?} and {taken:?}");
     assert_eq!(Classes { kept: 0, activation: 0, ..found }, Classes { kept: 0, activation: 0, ..taken });
+}
+
+/// A convolution, and the normalization of a batch that trains.
+const NORMALIZED: &str = r#"<ir_version: 10, opset_import: ["" : 20]>
+    net (float[batch, 2, 16, 16] x) => (float[batch, 2] y)
+    <float[2, 2, 1, 1] filters = {1, 2, 3, 4}, float[2] scale = {1, 2}, float[2] shift = {0, 1},
+     float[2] mean = {0, 0}, float[2] variance = {1, 1}, int64[2] axes = {2, 3}>
+    {
+        c = Conv (x, filters)
+        n = BatchNormalization (c, scale, shift, mean, variance)
+        r = Relu (n)
+        y = ReduceMean <keepdims = 0> (r, axes)
+    }"#;
+
+/// Where launches and bytes cost, kernels compute `x - mean`, what is normalized and the deviations where they read them. The CPU computes
+/// them once.
+#[test]
+fn a_normalization_stores_no_elementwise_value_that_its_kernels_can_compute() {
+    let model = Model::new(onnx::text::parse(NORMALIZED, "net".as_ref()).expect("the text is sound")).with_weights();
+    let graph = onnx::import(&model, &[("batch".into(), 8)]).expect("it is a graph");
+    let method =
+        Training::new(Loss::CrossEntropy, Optimizer::Sgd { momentum: 0.0, nesterov: false }, Rate::constant(0.1));
+    let step = train::programs(&graph, &model.weights(), None, &method).expect("it trains").parts.remove(0).1;
+    for (target, expected) in [(Target::cuda(), 1), (Target::cpu(2), 8)] {
+        let plan = Recipe::default().plan(step.clone(), &target, &Limits { memory: None }).expect("it is planned");
+        let maps = plan.steps.iter().filter(|step| plan.kernels[step.kernel].template.name() == "map");
+        let own = maps.filter(|step| step.name.contains("BatchNormalization")).count();
+        assert_eq!(own, expected, "for {}", target.name);
+    }
 }
