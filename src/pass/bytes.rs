@@ -9,10 +9,12 @@
 //! Sums of constant weights are constants, and all but the product is the code of its kernel. One operand is unsigned and the other one
 //! signed: if both are alike, one is moved by 128, together with its zero point.
 //!
-//! Convolutions become convolutions of bytes in the same way. Their data are padded with their zero point, and the filters have none:
+//! Convolutions become convolutions of bytes in the same way. Their data are padded with their zero point. What lies under each window is added
+//! up by a convolution with filters of ones, if the filters have a zero point:
 //!
 //! ```text
-//! Conv (DequantizeLinear (x, s, y), DequantizeLinear (w, t))   =   s t (ConvOfBytes (x padded with y, w)  -  y SumsOfBytes (w))
+//! Conv (DequantizeLinear (x, s, y), DequantizeLinear (w, t, z))
+//!     =   s t (ConvOfBytes (x padded with y, w)  -  y SumsOfBytes (w)  -  z (ConvOfBytes (x padded with y, 1)  -  k y))
 //! ```
 
 use super::{Context, decompose};
@@ -299,45 +301,57 @@ struct Convolution {
     attrs: Attrs,
     /// The zero point of the data as they are in the convolution, around which they are padded.
     zero: f64,
-    /// The operand that takes the other sign, if both have the same.
-    flips: Option<usize>,
+    /// The zero points of the filters as they are there, if any is not zero.
+    points: Option<Vec<f64>>,
+    /// The operands that take the other sign: data become unsigned, and filters signed, so that their usual zero point is zero.
+    flips: [bool; 2],
 }
 
 impl Convolution {
-    /// `Conv` of data that have one scale. `None` if the filters' zero points are not zero: the sums of the data under each window would be
-    /// another convolution.
+    /// `Conv` of data that have one scale. `None` if filters of several groups have zero points.
     fn new(graph: &Graph, id: NodeId) -> Option<Convolution> {
         let [Some(x), Some(w), ref bias @ ..] = graph.operands(id)[..] else { return None };
         let (data, filters) = (Matrix::dequantized(graph, x)?, Matrix::dequantized(graph, w)?);
         graph.as_constant(filters.data)?;
         let is_plain = data.perm.is_none() && filters.perm.is_none() && data.axis.is_none();
-        let window = &filters.shape[2..];
         let fits = (3..=5).contains(&data.shape.len())
-            && window.iter().product::<usize>() <= MOST_TAPS
+            && filters.shape.len() == data.shape.len()
+            && filters.shape[2..].iter().product::<usize>() <= MOST_TAPS
             && filters.shape[1..].iter().product::<usize>() <= MOST_TERMS;
-        let flips = (data.dtype == filters.dtype).then(|| usize::from(data.dtype == DType::U8));
-        let by = |operand: usize, dtype| if flips == Some(operand) { flip_of(dtype) } else { 0.0 };
-        let signed = known(graph, filters.zero)?.iter().all(|zero| zero + by(1, filters.dtype) == 0.0);
-        let [zero] = known(graph, data.zero)?[..] else { return None };
-        let zero = zero + by(0, data.dtype);
-        let attrs = graph.node(id).attrs.clone();
         let along = filters.axis.is_none_or(|axis| axis == 0);
+        let flips = [data.dtype == DType::I8, filters.dtype == DType::U8];
+        let by_data = if flips[0] { flip_of(DType::I8) } else { 0.0 };
+        let by_filters = if flips[1] { flip_of(DType::U8) } else { 0.0 };
+        let [zero] = known(graph, data.zero)?[..] else { return None };
+        let points: Vec<f64> = known(graph, filters.zero)?.iter().map(|zero| zero + by_filters).collect();
+        let points = points.iter().any(|&point| point != 0.0).then_some(points);
+        let groups = graph.with_call(id, |call| call.int("group", 1))?.ok()?;
+        let attrs = graph.node(id).attrs.clone();
         let bias = bias.first().copied().flatten();
-        (is_plain && fits && signed && along).then_some(Convolution { data, filters, bias, attrs, zero, flips })
+        let valid = is_plain && fits && along && (points.is_none() || groups == 1);
+        valid.then_some(Convolution { data, filters, bias, attrs, zero: zero + by_data, points, flips })
     }
 
     fn nodes<'g>(&self, b: Nodes<'g>) -> OpResult<Var<'g>> {
         let [x, w] = [(0, &self.data), (1, &self.filters)].map(|(operand, matrix)| {
             let data = b.value(matrix.data);
-            if self.flips == Some(operand) { data.op(OTHER_SIGN, &[], Attrs::new()) } else { data }
+            if self.flips[operand] { data.op(OTHER_SIGN, &[], Attrs::new()) } else { data }
         });
         let attrs = self.attrs.clone().with("padding", self.zero as i64);
-        let mut sum = x.op(CONV_OF_BYTES, &[w], attrs);
+        let mut sum = x.op(CONV_OF_BYTES, &[w], attrs.clone());
         let outputs = self.filters.shape[0];
         let behind = vec![1; self.filters.shape.len() - 2];
         let per_channel = |value: Var<'g>| value.shaped(&[&[outputs], &behind[..]].concat());
+        let terms: usize = self.filters.shape[1..].iter().product();
+        if let Some(points) = &self.points {
+            // What lies under each window, added up.
+            let ones = [&[1], &self.filters.shape[1..]].concat();
+            let ones = b.constant(DType::I8, ones, || vec![1.0; terms]);
+            let under = x.op(CONV_OF_BYTES, &[ones], attrs) - terms as f64 * self.zero;
+            let points = b.constant(DType::I32, [points.len()], || points.clone());
+            sum = sum - under * if points.shape()?.numel() == 1 { points.shaped(&[]) } else { per_channel(points) };
+        }
         if self.zero != 0.0 {
-            let terms = self.filters.shape[1..].iter().product();
             let sums = w.shaped(&[outputs, terms]).op(SUMS_OF_BYTES, &[], Attrs::new().with("axis", 1));
             sum = sum - per_channel(sums) * self.zero;
         }
