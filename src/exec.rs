@@ -479,12 +479,12 @@ impl Exec {
     /// When the plan has fewer outputs.
     pub fn found(&mut self, number: usize) -> Result<Tensor> {
         let outputs = self.plan().outputs.clone();
-        let counts = outputs[number].counted.iter().map(|counted| {
-            let at = outputs.iter().position(|port| port.name == counted.by);
-            Ok((counted, self.output(at.expect("a checked plan has the output that counts"))?))
-        });
-        let counts = counts.collect::<Result<Vec<_>>>()?;
-        Ok(without_room(self.output(number)?, counts.iter().map(|(counted, count)| (*counted, count))))
+        let mut counts = BTreeMap::new();
+        for Counted { by, .. } in &outputs[number].counted {
+            let at = outputs.iter().position(|port| port.name == *by);
+            counts.insert(&by[..], self.output(at.expect("a checked plan has the output that counts"))?);
+        }
+        Ok(without_room(self.output(number)?, &outputs[number].counted, &counts))
     }
 
     /// A state's elements.
@@ -781,27 +781,27 @@ pub(crate) fn read_outputs(
     read_ports(backend, &placed.collect::<Vec<_>>())
 }
 
-/// All outputs of a run, without the room behind what it found.
-pub(crate) fn found(ports: &[Port], outputs: Vec<Tensor>) -> Vec<Tensor> {
-    let counts: BTreeMap<&str, Tensor> =
-        ports.iter().flat_map(|port| &port.counted).fold(BTreeMap::new(), |mut all, c| {
-            let at = ports.iter().position(|port| port.name == c.by);
-            all.insert(&c.by, outputs[at.expect("a checked plan has the output that counts")].clone());
-            all
-        });
-    let cut =
-        |(port, tensor): (&Port, Tensor)| without_room(tensor, port.counted.iter().map(|c| (c, &counts[&c.by[..]])));
-    ports.iter().zip(outputs).map(cut).collect()
+/// All outputs of a run, without the room behind what it found. Per output: its name, and the axes along which it has room.
+pub(crate) fn found<'p>(ports: impl Iterator<Item = (&'p str, &'p [Counted])>, outputs: Vec<Tensor>) -> Vec<Tensor> {
+    let ports: Vec<_> = ports.collect();
+    let all: BTreeMap<&str, Tensor> = ports.iter().map(|(name, _)| *name).zip(outputs.iter().cloned()).collect();
+    ports.iter().zip(outputs).map(|((_, counted), tensor)| without_room(tensor, counted, &all)).collect()
 }
 
-/// A tensor without the room behind what a run found.
-fn without_room<'c>(tensor: Tensor, counts: impl Iterator<Item = (&'c Counted, &'c Tensor)>) -> Tensor {
-    counts.fold(tensor, |tensor, (Counted { axis, more, .. }, count)| {
-        let found = count.to_i64().and_then(|count| count.first().copied()).unwrap_or(0) + more;
-        let extent = tensor.shape()[*axis];
-        let found = usize::try_from(found).unwrap_or(0).min(extent);
-        tensor.gather(&Access::contiguous(tensor.shape().clone()).slice(*axis, 0, 1, found))
-    })
+/// A tensor without the room behind what a run found. Along an axis, several nodes may have found some: each lacks what it did not find.
+fn without_room(tensor: Tensor, counted: &[Counted], counts: &BTreeMap<&str, Tensor>) -> Tensor {
+    let mut shape = tensor.shape().clone();
+    for Counted { axis, by, more } in counted {
+        let found = counts.get(&by[..]).and_then(Tensor::to_i64).and_then(|count| count.first().copied()).unwrap_or(0);
+        let most = (tensor.shape()[*axis] as i64).saturating_sub(*more);
+        let lacks = usize::try_from(most.saturating_sub(found)).unwrap_or(0);
+        shape[*axis] = shape[*axis].saturating_sub(lacks);
+    }
+    if shape == *tensor.shape() {
+        return tensor;
+    }
+    let whole = Access::contiguous(tensor.shape().clone());
+    tensor.gather(&shape.iter().enumerate().fold(whole, |access, (axis, &len)| access.slice(axis, 0, 1, len)))
 }
 
 /// Waits for the device and copies what lies in buffers, each with its stored type.

@@ -12,7 +12,7 @@ use crate::kernel::tuned::Tuned;
 use crate::onnx;
 use crate::plan::forks::at_once;
 use crate::plan::range::{Bindings, ShapeRange, Source};
-use crate::plan::{self, Fitting, Limits, Plan, Recipe};
+use crate::plan::{self, Fitting, Limits, Plan, Port, Recipe};
 use crate::shape::{Extent, Shape};
 use crate::target::Target;
 use crate::tensor::Tensor;
@@ -660,7 +660,12 @@ impl Session {
             self.make_current(state, program, binding)?;
             run(&mut state.exec, &ordered)
         })?;
-        Ok(plan.outputs.iter().map(|p| p.name.clone()).zip(exec::found(&plan.outputs, outputs)).collect())
+        Ok(plan
+            .outputs
+            .iter()
+            .map(|p| p.name.clone())
+            .zip(exec::found(plan.outputs.iter().map(Port::room), outputs))
+            .collect())
     }
 
     /// The elements of a state, after the last run.

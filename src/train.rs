@@ -648,6 +648,14 @@ fn judge(graph: &mut Graph, training: &Training, classes: Option<usize>) -> Resu
     let Some((_, judged)) = graph.outputs().first().cloned() else {
         return Err(Error::graph("it has no output that a loss could judge".into()));
     };
+    if let [(name, _), ..] = graph.outputs()
+        && let [counted, ..] = graph.counted(name)
+    {
+        let by = &counted.by;
+        let what =
+            format!("output '{name}' is as long as '{by}' says after a run: a loss needs an output of one shape");
+        return Err(Error::graph(what));
+    }
     for name in graph.outputs().iter().map(|(name, _)| name.clone()).collect::<Vec<_>>() {
         graph.withdraw_output(&name);
     }

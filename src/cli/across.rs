@@ -9,6 +9,7 @@ use super::expect::{self, Same, Tolerance};
 use super::subject::Subject;
 use super::{Failure, line};
 use crate::error::{Error, Result};
+use crate::exec;
 use crate::graph::Graph;
 use crate::op::ValueId;
 use crate::plan::Recipe;
@@ -136,7 +137,8 @@ impl Across<'_> {
     fn outputs(&self, way: &Way, graph: Graph, options: &Options) -> Result<(Vec<Tensor>, String)> {
         let Way::Device(backend, device) = way else {
             let inputs: Vec<_> = self.inputs.iter().map(|(_, tensor)| tensor.clone()).collect();
-            return Ok((reference::run(&graph, &inputs)?, "the reference in f64".to_owned()));
+            let ports = graph.outputs().iter().map(|(name, _)| (&name[..], graph.counted(name)));
+            return Ok((exec::found(ports, reference::run(&graph, &inputs)?), "the reference in f64".to_owned()));
         };
         let options = Options { device: device.clone(), ..options.clone() }.on(*backend);
         let (backend, device) = session::open(&options)?;

@@ -210,7 +210,11 @@ impl Model {
 
     /// The dims that flags set.
     pub(super) fn dims(&self) -> Vec<(String, Extent)> {
-        self.set.iter().chain(self.shapes.iter().flat_map(|axes| &axes.0)).cloned().collect()
+        let axes = |Axes { input, extents }: &Axes| {
+            let axis = |(axis, extent): (usize, &usize)| (format!("{input}.{axis}"), Extent::from(*extent));
+            extents.iter().enumerate().map(axis).collect::<Vec<_>>()
+        };
+        self.set.iter().cloned().chain(self.shapes.iter().flat_map(axes)).collect()
     }
 
     /// The first flag given that changes how the model is planned, if any is.
@@ -294,6 +298,7 @@ impl Model {
         if model.offers_training() {
             tracing::info!("the file has a training step, which --training runs");
         }
+        self.shapes.iter().try_for_each(|shape| shape.suits(&model)).map_err(|e| e.in_file(&self.model))?;
         let model = model.with_state(&self.state).with_outputs(&self.outputs);
         let (model, dims) = model.grow(self.dims())?;
         self.bind(model, dims, given)
@@ -522,15 +527,36 @@ fn pair(text: &str) -> Result<(String, String), String> {
 
 /// The axes of an input, by the dims that they set.
 #[derive(Clone)]
-pub(super) struct Axes(Vec<(String, Extent)>);
+pub(super) struct Axes {
+    input: String,
+    extents: Vec<usize>,
+}
+
+impl Axes {
+    /// Refuses another number of axes than an input of a model has.
+    fn suits(&self, model: &onnx::Model) -> Result<()> {
+        let Axes { input, extents } = self;
+        let shape: Shape = extents.iter().copied().collect();
+        match model.other_rank(input, &shape) {
+            Some(declared) => {
+                Err(Error::usage(format!("--shape {input}: the file declares {declared}, found {shape}")))
+            }
+            None if !model.takes(input) => {
+                let inputs = model.declared_inputs();
+                Err(Error::usage(format!("--shape {input}: not an input of the graph; its inputs: {inputs}")))
+            }
+            None => Ok(()),
+        }
+    }
+}
 
 fn shape(text: &str) -> Result<Axes, String> {
     let (input, extents) = text.rsplit_once('=').ok_or("expected INPUT=NxN, such as x=8x3x224x224")?;
-    let axis = |(axis, extent): (usize, &str)| match extent.parse::<usize>() {
-        Ok(extent) => Ok((format!("{input}.{axis}"), extent.into())),
-        Err(_) => Err(format!("expected numbers with x between them after '{input}=', found '{extents}'")),
+    let number = |extent: &str| {
+        let wrong = |_| format!("expected numbers with x between them after '{input}=', found '{extents}'");
+        extent.parse::<usize>().map_err(wrong)
     };
-    extents.split('x').enumerate().map(axis).collect::<Result<_, _>>().map(Axes)
+    Ok(Axes { input: input.to_owned(), extents: extents.split('x').map(number).collect::<Result<_, _>>()? })
 }
 
 pub(super) fn binding(text: &str) -> Result<(String, Extent), String> {

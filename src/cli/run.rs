@@ -264,7 +264,8 @@ impl Run {
             let poisoned = self.poison && run == self.iters;
             if poisoned {
                 let outputs = session.with(|exec| exec.run_poisoned(inputs))?;
-                held = Some(exec::found(&session.with(|exec| exec.plan().outputs.clone()), outputs));
+                let ports = session.with(|exec| exec.plan().outputs.clone());
+                held = Some(exec::found(ports.iter().map(Port::room), outputs));
             } else {
                 session.with(run_once)?;
             }

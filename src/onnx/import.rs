@@ -670,7 +670,11 @@ impl<'a> Importer<'a> {
         let Some(constant) = self.graph.as_constant(value) else {
             if declared.arity != Arity::Hint {
                 let known = self.not_constant(input, value);
-                return Err(call.fail(format!("{known}{}", ops::finds(&call.node.op_type))));
+                let decides = ops::finder(&call.node.op_type).is_some_and(|row| {
+                    self.rows[row].inputs.iter().any(|other| other.name == input && !other.shapes())
+                });
+                let more = if decides { "; beside states that grow, how much it finds must be known" } else { "" };
+                return Err(call.fail(format!("{known}{more}")));
             }
             if self.unused_hints.insert(value) {
                 tracing::warn!(node = call.name, input, "not a constant: the plan follows from shapes instead");

@@ -100,16 +100,6 @@ pub fn find(name: &str) -> Option<&'static OpDef> {
     all().find(|op| op.name == name)
 }
 
-/// The end of the message that an input must be known, for operators that find as many elements as it decides.
-pub fn finds(name: &str) -> &'static str {
-    match name {
-        "Compress" | "NonMaxSuppression" | "NonZero" | "Unique" => {
-            "; beside states that grow, how much it finds must be known"
-        }
-        _ => "",
-    }
-}
-
 /// The reason why an ONNX operator has no row, and the remedy. Its shapes or effects are unknown before the run.
 pub fn unplannable(name: &str) -> Option<&'static str> {
     Some(match name {

@@ -337,8 +337,9 @@ impl<'a> Checker<'a> {
     /// Checks that outputs of one integer say how many elements of an output a run has found.
     fn counts(&self, Port { name, shape, counted, .. }: &Port) -> Verdict {
         let is_count = |port: &Port, by: &str| port.name == by && port.dtype.is_int() && port.shape.numel() == 1;
-        counted.iter().try_for_each(|Counted { axis, by, .. }| {
-            ensure(*axis < shape.len() && self.plan.outputs.iter().any(|port| is_count(port, by)), || {
+        counted.iter().try_for_each(|Counted { axis, by, more }| {
+            let fits = shape.get(*axis).is_some_and(|extent| more.unsigned_abs() <= *extent as u64);
+            ensure(fits && self.plan.outputs.iter().any(|port| is_count(port, by)), || {
                 format!(
                     "output '{name}': expected an output '{by}' of one integer to count along axis {axis} of {shape}"
                 )

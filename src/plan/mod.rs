@@ -183,6 +183,13 @@ pub struct Port {
     pub counted: Vec<Counted>,
 }
 
+impl Port {
+    /// The name, and the axes along which a run fills the first elements.
+    pub(crate) fn room(&self) -> (&str, &[Counted]) {
+        (&self.name, &self.counted)
+    }
+}
+
 /// A state and its buffers.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct StatePort {

@@ -210,6 +210,75 @@ fn searches_follow_one_another() {
     case.holds(&some_of(12).into_iter().map(|x| vec![x]).collect::<Vec<_>>());
 }
 
+/// Numbers that are computed from the count, also where it is 0, odd, or squared.
+#[test]
+fn numbers_follow_from_the_count() {
+    let case = Case {
+        inputs: &[("x", "float", DType::F32, &[5])],
+        rest: "(bool none, int64[1] odd, int64[1] squares, float share, int64[1] sum, float[n] y) {
+            zero = Constant <value_ints = [0]> ()
+            one = Constant <value_ints = [1]> ()
+            two = Constant <value_ints = [2]> ()
+            at = NonZero (x)
+            flat = Squeeze (at, zero)
+            y = Gather <axis = 0> (x, flat)
+            s = Shape (y)
+            none0 = Equal (s, zero)
+            none = Squeeze (none0, zero)
+            odd = Mod (s, two)
+            square = Mul (s, s)
+            more = Add (square, s)
+            squares = Sub (more, one)
+            sum = ReduceSum <keepdims = 1> (squares, zero)
+            some = Max (s, one)
+            number0 = Squeeze (some, zero)
+            number = Cast <to = 1> (number0)
+            total = ReduceSum <keepdims = 0> (y)
+            share = Div (total, number)
+        }",
+    };
+    case.holds(&some_of(5).into_iter().map(|x| vec![x]).collect::<Vec<_>>());
+}
+
+/// Two searches make rows of one axis, and the best boxes are sought among those that were found.
+#[test]
+fn searches_meet_along_an_axis() {
+    let case = Case {
+        inputs: &[("x", "float", DType::F32, &[4]), ("z", "float", DType::F32, &[6])],
+        rest: "(float[n] y, float most, int64[1] many) {
+            zero = Constant <value_float = 0.0> ()
+            a = Greater (x, zero)
+            b = Greater (z, zero)
+            k = Compress <axis = 0> (x, a)
+            l = Compress <axis = 0> (z, b)
+            y = Concat <axis = 0> (k, l)
+            most = ReduceSum <keepdims = 0> (y)
+            many = Shape (y)
+        }",
+    };
+    let given = |k: usize| vec![some_of(4)[k].clone(), some_of(6)[4 - k].clone()];
+    case.holds(&[0, 1, 2, 3, 4].map(given));
+    let case = Case {
+        inputs: &[
+            ("boxes", "float", DType::F32, &[1, 6, 4]),
+            ("s", "float", DType::F32, &[1, 1, 6]),
+            ("c", "float", DType::F32, &[6]),
+        ],
+        rest: "(int64[n, 3] best) {
+            row = Constant <value_ints = [0]> ()
+            most = Constant <value_ints = [6]> ()
+            overlap = Constant <value_floats = [0.5]> ()
+            at = NonZero (c)
+            flat = Squeeze (at, row)
+            some = Gather <axis = 1> (boxes, flat)
+            scores = Gather <axis = 2> (s, flat)
+            best = NonMaxSuppression (some, scores, most, overlap)
+        }",
+    };
+    let given = |k: usize| vec![numbers(k as u64, 24), numbers(k as u64 + 9, 6), some_of(6)[k].clone()];
+    case.holds(&[1, 2, 3, 4].map(given));
+}
+
 #[test]
 fn a_session_gives_what_was_found() {
     let source = Case { inputs: &[("x", "float", DType::F32, &[6])], rest: "(int64[1, n] at) { at = NonZero (x) }" };
@@ -236,4 +305,13 @@ fn what_cannot_follow_is_refused_by_name() {
     assert!(found.contains("node 'y' (Det)"), "{found}");
     let found = refused("(y) { at = NonZero (x)  two = Constant <value_ints = [2, -1]> ()  y = Reshape (at, two) }");
     assert!(found.contains("node 'y' (Reshape)"), "{found}");
+    let found = refused(
+        "(float[6] y) { zero = Constant <value_float = 0.0> ()  c = Greater (x, zero)  k = Compress <axis = 0> (x, c)  y = Add (k, x) }",
+    );
+    assert!(found.contains("node 'y' (Add)"), "{found}");
+    let found = refused(
+        "(int64 y) { zero = Constant <value_float = 0.0> ()  c = Greater (x, zero)  k = Compress <axis = 0> (x, c)
+            y = ArgMax <keepdims = 0, select_last_index = 1> (k) }",
+    );
+    assert!(found.contains("node 'y' (ArgMax)"), "{found}");
 }

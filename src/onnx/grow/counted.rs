@@ -14,7 +14,7 @@ use crate::onnx::import::{Counts, import_counted, import_ports};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-/// The most such nodes. Each one triples the number of imports.
+/// The most such nodes. Each one multiplies the number of imports.
 const MOST: usize = 4;
 
 /// Imports a model. What is folded follows `decisions`.
@@ -62,15 +62,29 @@ impl Family<'_> {
         };
         let (dim, most) = (counts.known[last].name.clone(), counts.known[last].most);
         let (mut graphs, mut lengths) = (Vec::new(), Vec::new());
-        let fewer = if most == 1 { 0 } else { 1 };
-        for length in BTreeSet::from([most, most.div_ceil(2), fewer.min(most)]).into_iter().rev() {
+        // The more, the fewer decisions pass that other counts would make otherwise; but each such node multiplies the imports.
+        let lengths_of = [most, 0, 1, most.div_ceil(2), most.saturating_sub(1), 2];
+        let some = match counts.known.len() {
+            1 => 6,
+            2 => 4,
+            _ => 3,
+        };
+        let tried: BTreeSet<usize> = lengths_of[..some].iter().copied().filter(|&length| length <= most).collect();
+        for length in tried.into_iter().rev() {
             counts.known[last].count = length;
-            graphs.push(self.of(counts, last)?);
-            lengths.push(length);
+            match self.of(counts, last) {
+                Ok(graph) => {
+                    graphs.push(graph);
+                    lengths.push(length);
+                }
+                // What follows may need some elements. A run that finds none has results that mean nothing.
+                Err(_) if length == 0 && graphs.len() > 1 => {}
+                Err(error) => return Err(error),
+            }
         }
         counts.known[last].count = most;
         let why = format!("a run decides how many elements node '{}' finds", counts.known[last].node);
-        let mut members = Members { graphs, lengths, dim, why };
+        let mut members = Members { graphs, lengths, dim, why, computes: true };
         members.unfold(rules::has_rule)?;
         let mut graph = Rules::counting(&members).apply(&[])?;
         graph.sweep();

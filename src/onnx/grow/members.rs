@@ -19,6 +19,8 @@ pub(super) struct Members {
     pub dim: String,
     /// The reason for several lengths, for messages.
     pub why: String,
+    /// True if a constant that is computed from the length is computed anew in a run, even if few lengths suggest a rule for its elements.
+    pub computes: bool,
 }
 
 /// How a constant depends on the length.
@@ -57,9 +59,10 @@ impl Members {
     /// # Errors
     /// When the graphs differ by more than extents, attributes and constants; when a constant depends on the length in an unknown way.
     pub fn unfold(&mut self, has_rule: fn(&str) -> bool) -> Result<()> {
-        let mut made: Vec<HashMap<*const Constant, ValueId>> = vec![HashMap::new(); self.graphs.len()];
         loop {
+            // Sweeping forgets nodes, whose numbers others take.
             self.graphs.iter_mut().for_each(Graph::sweep);
+            let mut made: Vec<HashMap<*const Constant, ValueId>> = vec![HashMap::new(); self.graphs.len()];
             self.are_alike()?;
             let mut changed = false;
             for id in self.largest().order()? {
@@ -162,6 +165,10 @@ impl Members {
         let (first, others) = (constants[0], &constants[1..]);
         if others.iter().all(|other| first.same(other)) {
             return Ok(Content::Same);
+        }
+        let is_derived = |constant: &&Arc<Constant>| constant.fact == first.fact && constant.derivation().is_some();
+        if self.computes && constants.iter().all(is_derived) {
+            return Ok(Content::Other);
         }
         let prefix = |other: &Arc<Constant>| -> Result<bool> {
             let shape = &other.fact.shape;

@@ -187,7 +187,8 @@ impl<'a> Rules<'a> {
 
     /// The length before the run, plus a number.
     fn length_plus(&mut self, id: NodeId, number: i64) -> Result<ValueId> {
-        if let Some(&sum) = self.sums.get(&number) {
+        // The graphs of several counts are compared again: numbers that are equal in one of them may differ in others.
+        if let Some(&sum) = self.sums.get(&number).filter(|_| !self.members.computes) {
             return Ok(sum);
         }
         let length = self.length;
@@ -305,10 +306,32 @@ impl<'a> Rules<'a> {
             && !self.call(id, |call| Ok(call.uses_index(map)))?
         {
             self.only(id, &[])?;
+            self.stretches(id)?;
             return Ok(self.elementwise(id, op.name));
         }
         let facts: Vec<_> = self.operands(id).into_iter().flatten().map(|v| self.graph.fact(v).to_string()).collect();
         let what = format!("no rule says what it makes of operands that grow, {}", facts.join(", "));
+        Err(self.members.fail(id, what))
+    }
+
+    /// Refuses an axis of as many elements as the length beside one of another number: they are as many for some lengths alone.
+    fn stretches(&self, id: NodeId) -> Result<()> {
+        let operands = self.members.largest().operands(id);
+        let shape = |value: ValueId| &self.members.largest().fact(value).shape;
+        let rank = operands.iter().flatten().map(|&v| shape(v).len()).max().unwrap_or(0);
+        let (mut grows, mut fixed) = (vec![false; rank], vec![false; rank]);
+        for (slot, value) in operands.iter().enumerate().filter_map(|(slot, v)| Some((slot, (*v)?))) {
+            let ragged = self.ragged(id, slot)?;
+            for (axis, extent) in shape(value).iter().enumerate() {
+                let is_ragged = ragged.iter().any(|r| r.axis == axis);
+                let behind = rank - shape(value).len() + axis;
+                grows[behind] |= is_ragged;
+                fixed[behind] |= !is_ragged && *extent != 1;
+            }
+        }
+        let Some(axis) = (0..rank).find(|&axis| grows[axis] && fixed[axis]) else { return Ok(()) };
+        let facts: Vec<_> = operands.iter().flatten().map(|&v| self.members.largest().fact(v).to_string()).collect();
+        let what = format!("axis {axis} of its operands, {}, is as long for some lengths alone", facts.join(", "));
         Err(self.members.fail(id, what))
     }
 
@@ -474,15 +497,16 @@ impl<'a> Rules<'a> {
         let grows = |cache: &&Cache| self.graph.fact(value) == self.graph.fact(cache.state);
         let pads = self.call(id, |call| Ok(call.ints("pads")?.unwrap_or_default().into_owned()))?;
         let behind = |cache: &&Cache| pads.iter().enumerate().all(|(k, &n)| n == 0 || k == pads.len() / 2 + cache.axis);
-        let zeros =
-            |call: &Call| Ok(call.str("mode", "constant")? == "constant" && call.float("constant_value", 0.0)? == 0.0);
-        let behind_alone = pads.iter().all(|&n| n == 0) && self.call(id, zeros)?;
+        let filler =
+            |call: &Call| Ok((call.str("mode", "constant")? == "constant", call.float("constant_value", 0.0)?));
+        let (constant, filler) = self.call(id, filler)?;
+        let behind_alone = constant && pads.iter().all(|&n| n == 0);
         match self.caches.get(&input).filter(grows).filter(behind) {
             Some(cache) => Ok(vec![cache.state]),
             // Rows up to the most that there can be.
             None if behind_alone && self.members.ragged(value)?.is_empty() => {
                 let along = self.ragged(id, 0)?;
-                self.masked(id, input, &along, 0.0).map(|padded| vec![padded])
+                self.masked(id, input, &along, filler).map(|padded| vec![padded])
             }
             None => {
                 Err(self.members.fail(id, "pads what grows: expected a state, and room for its new rows behind it"))
@@ -656,6 +680,10 @@ impl<'a> Rules<'a> {
     fn reduce(&mut self, id: NodeId) -> Result<Vec<ValueId>> {
         self.only(id, &[])?;
         let op = self.op_name(id);
+        if self.call(id, |call| call.int("select_last_index", 0))? != 0 {
+            let what = "it selects the last of equal elements, as those behind the length may be";
+            return Err(self.members.fail(id, what));
+        }
         let (axes, element) = self.reduced(id, op)?;
         let mut along = self.ragged(id, 0)?;
         let whole = along.iter().all(|r| axes.contains(&r.axis));

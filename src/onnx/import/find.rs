@@ -65,8 +65,10 @@ impl<'a> Importer<'a> {
         let shapes: Vec<_> = data.iter().flatten().map(|&value| self.graph.fact(value).shape.clone()).collect();
         if self.found.iter().any(|count| data.iter().flatten().any(|&value| self.depends(value, *count))) {
             let whole = self.counts.known.get(number).map_or_else(|| shapes.clone(), |known| known.shapes.clone());
-            for (value, whole) in data.iter_mut().flatten().zip(&whole) {
-                *value = self.with_room(call, *value, whole)?;
+            for (slot, whole) in whole.iter().enumerate() {
+                let filler = self.filler(row, call, (slot, whole))?;
+                let value = data[slot].expect("these rows need their inputs");
+                data[slot] = Some(self.with_room(call, value, whole, filler)?);
             }
         }
         let made = self.add(row, call.name, &data, attrs, &[])?;
@@ -79,13 +81,7 @@ impl<'a> Importer<'a> {
         if self.counts.known.len() == number {
             let first =
                 call.node.output.iter().find(|o| !o.is_empty()).map_or(call.name.to_owned(), |o| call.scope.name(o));
-            let known = Known {
-                name: shortened(format!("{first}.count")),
-                node: call.name.to_owned(),
-                most,
-                count: most,
-                shapes,
-            };
+            let known = Known { name: self.count_of(&first)?, node: call.name.to_owned(), most, count: most, shapes };
             self.counts.known.push(known);
         }
         self.found.push(count);
@@ -104,6 +100,16 @@ impl<'a> Importer<'a> {
         Ok(cut)
     }
 
+    /// A name for how many were found, which no other output has.
+    fn count_of(&self, output: &str) -> Result<String> {
+        let outputs = &self.model.graph()?.output;
+        let mut name = shortened(format!("{output}.count"));
+        while outputs.iter().any(|o| o.name == name) || self.counts.known.iter().any(|known| known.name == name) {
+            name.push('_');
+        }
+        Ok(name)
+    }
+
     /// True if a value is computed from what a node found.
     fn depends(&self, value: ValueId, count: ValueId) -> bool {
         let (mut seen, mut work) = (HashSet::new(), vec![value.node]);
@@ -118,8 +124,23 @@ impl<'a> Importer<'a> {
         false
     }
 
-    /// A value with zeros behind its elements, up to a shape.
-    fn with_room(&mut self, call: &Call<'_, 'a>, value: ValueId, whole: &Shape) -> Result<ValueId> {
+    /// The element of which a row finds none, to stand behind those that were found before.
+    fn filler(&self, row: &OpDef, call: &Call<'_, 'a>, (slot, whole): (usize, &Shape)) -> Result<f64> {
+        let flat = whole.len() > 1 && call.attribute("axis").is_none();
+        match row.name {
+            "plimsoll.NonMaxSuppression" if slot == 1 => Ok(f64::NEG_INFINITY),
+            "plimsoll.Unique" => {
+                Err(call.fail("it looks among elements that a node before it found: expected elements that are given"))
+            }
+            "plimsoll.Compress" if slot == 0 && flat => {
+                Err(call.fail("it keeps elements of all axes of what a node before it found: expected an axis"))
+            }
+            _ => Ok(0.0),
+        }
+    }
+
+    /// A value with fillers behind its elements, up to a shape.
+    fn with_room(&mut self, call: &Call<'_, 'a>, value: ValueId, whole: &Shape, filler: f64) -> Result<ValueId> {
         let own = self.graph.fact(value).shape.clone();
         let fits = own.len() == whole.len() && own.iter().zip(whole.iter()).all(|(own, whole)| own <= whole);
         ensure(fits, || {
@@ -127,6 +148,7 @@ impl<'a> Importer<'a> {
         })?;
         let behind = own.iter().zip(whole.iter()).map(|(own, whole)| (whole - own) as i64);
         let pads: Vec<i64> = vec![0; own.len()].into_iter().chain(behind).collect();
-        self.step(call, "room", "Pad", &[value], Attrs::new().with("pads", pads))
+        let attrs = Attrs::new().with("pads", pads).with("constant_value", filler);
+        self.step(call, "room", "Pad", &[value], attrs)
     }
 }
