@@ -214,7 +214,7 @@ fn non_zero<'g>(b: Nodes<'g>, call: &Call, x: &Args<Var<'g>>) -> OpResult<Vec<Va
     let (n, rank) = (shape.numel(), shape.len());
     let found = Found::new(b, x[0].cast(DType::Bool).shaped(&[n]), n, 0);
     if rank == 0 || n == 0 {
-        return Ok(vec![b.constant(DType::I64, [rank, n], || Vec::new()), found.count]);
+        return Ok(vec![b.constant(DType::I64, [rank, n], Vec::new), found.count]);
     }
     let behind = |axis: usize| shape[axis + 1..].iter().product::<usize>() as f64;
     let column = |of: &dyn Fn(usize) -> f64| (0..rank).map(of).collect::<Vec<_>>();
@@ -259,7 +259,7 @@ fn unique<'g>(b: Nodes<'g>, call: &Call, x: &Args<Var<'g>>) -> OpResult<Vec<Var<
     let whole = if axis.is_some() { x[0] } else { x[0].shaped(&[n]) };
     let at = axis.unwrap_or(0);
     if n == 0 {
-        let none = || b.constant(DType::I64, [0], || Vec::new());
+        let none = || b.constant(DType::I64, [0], Vec::new);
         return Ok(vec![whole, none(), none(), none(), b.scalar(0.0, DType::I64)]);
     }
     let order: Vec<usize> = std::iter::once(at).chain((0..shape.len()).filter(|&k| k != at)).collect();
@@ -337,7 +337,7 @@ fn best<'g>(b: Nodes<'g>, call: &Call, x: &Args<Var<'g>>) -> OpResult<Vec<Var<'g
     let Boxes { images, classes, boxes, most, thresholds: [threshold, least] } = Boxes::of(call)?;
     let room = images * classes * most;
     if room == 0 {
-        return Ok(vec![b.constant(DType::I64, [0, 3], || Vec::new()), b.scalar(0.0, DType::I64)]);
+        return Ok(vec![b.constant(DType::I64, [0, 3], Vec::new), b.scalar(0.0, DType::I64)]);
     }
     let spans = Span::of(call, x[0], [images, boxes])?;
     let numbers = b.numbers(DType::I64, [boxes], 0.0);
