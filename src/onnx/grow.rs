@@ -191,13 +191,8 @@ pub(super) fn import(model: &Model, growth: &Growth, dims: &[(String, usize)]) -
         graphs.push(quietly(|| import_ports(model, &dims, Decisions::follow(&record)))?);
         lengths.push(rows);
     }
-    let mut members = Members {
-        graphs,
-        lengths,
-        dim: dim.clone(),
-        why: format!("its states grow along dim '{dim}'"),
-        computes: false,
-    };
+    let mut members =
+        Members { graphs, lengths, dim: dim.clone(), why: format!("its states grow along dim '{dim}'"), counts: false };
     members.unfold(rules::has_rule)?;
     let count = Count { by: by as u64, most: *most as u64 };
     let mut graph = Rules::growing(&members, *least, count)?.apply(&grown)?;

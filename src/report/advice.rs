@@ -70,7 +70,7 @@ fn explained(answer: &Answer, helps: bool) -> String {
     }
     let Some(bound) = &answer.bound else { return text };
     let step = bound.step.as_ref().map_or(String::new(), |step| format!(", when '{step}' runs"));
-    let judged = if bound.bytes > limit { "no plan of these kernels fits" } else { "one that fits may exist" };
+    let judged = if bound.bytes > limit { "no plan of these kernels fits" } else { "a plan of these kernels may fit" };
     let least = format!("takes at least {}{step}", bytes(bound.bytes));
     text += &format!("{judged}: every order and placement of them {least}\n");
     text

@@ -88,7 +88,7 @@ impl Folder {
     /// That there are some.
     pub fn expect_new(&self) -> Result<()> {
         ensure(!self.is_begun()?, || {
-            let what = "it has checkpoints of a training: expected an empty folder; only if it is resumed does that training go on";
+            let what = "it has checkpoints of a training: expected an empty folder; a training that is resumed goes on with them";
             Error::File { path: self.path.clone(), what: what.to_owned(), source: None }
         })
     }
@@ -136,7 +136,7 @@ impl Folder {
         let differ = differences(&place.method, &now.method);
         ensure(differ.is_empty(), || {
             bad(format!(
-                "it is of another training: {}; it is resumed with the settings that it began with",
+                "it is of another training: {}; resume it with the settings that it began with",
                 differ.join("; ")
             ))
         })?;

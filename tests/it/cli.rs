@@ -840,6 +840,36 @@ fn mutated_files_never_panic() {
 }
 
 /// What is in a file is shown with nothing bound, and what is not supported says so.
+/// A file that fixes its sizes is planned with others, if its nodes allow it.
+#[test]
+fn an_input_takes_another_shape() {
+    let folder = Folder::new("reshaped");
+    let model = folder.file("fixed.onnxtxt", text("float[1, 4] x", "float[1, 4] y", "y = Relu (x)"));
+    let shape = |found: &Value| found["outputs"][0]["shape"].clone();
+    assert_eq!(shape(&ok_json(&[&["run", &model, "--shape", "x=8x4"], CPU])), json!([8, 4]));
+    assert_eq!(shape(&ok_json(&[&["run", &model, "--set", "x.0=3"], CPU])), json!([3, 4]));
+    fails(
+        1,
+        &[&["run", &model, "--input", "x=8x4xf32=1"], CPU],
+        &["expected f32[1,4], found f32[8,4]", "--shape x=8x4"],
+    );
+    fails(
+        1,
+        &[&["plan", &model, "--shape", "x=8"]],
+        &["fixed.onnxtxt", "--shape x: the file declares f32[1,4], found [8]"],
+    );
+    fails(
+        1,
+        &[&["plan", &model, "--shape", "z=8x4"]],
+        &["--shape z: not an input of the graph; its inputs: x f32[1,4]"],
+    );
+    fails(1, &[&["plan", &model, "--set", "batch=8"]], &["no dim 'batch'", "x.0"]);
+    let merged = folder.file("merged.onnxtxt", {
+        text("float[1, 4] x", "float[2, 2] y", "s = Constant <value_ints = [2, 2]> ()\ny = Reshape (x, s)")
+    });
+    fails(1, &[&["plan", &merged, "--shape", "x=8x4"]], &["node 'y' (Reshape)"]);
+}
+
 #[test]
 fn a_model_is_inspected_with_nothing_bound() {
     let found = ok_json(&[&["inspect", "graphs/mlp.onnxtxt"]]);

@@ -796,6 +796,20 @@ fn f16_values_take_less_and_mean_the_same() {
     assert!(refused.is_err_and(|e| e.to_string().contains("stores f16 as f32")));
 }
 
+/// The error, the record and the table of a refusal are of one plan.
+#[test]
+fn a_refusal_tells_of_the_plan_that_was_refused() {
+    for chunks in ["1", "4", "8", "16"] {
+        let args =
+            [&["plan", "graphs/digits.onnx", "--set", "batch=64", "--chunks", chunks, "--memory-limit", "300KiB"][..]];
+        let found = refused(&args);
+        let needed = bytes(&found["needed_bytes"]);
+        let error = found["error"].as_str().expect("a text").replace(',', "");
+        assert!(error.contains(&format!("needs {needed} bytes")), "{chunks} chunks: {needed}: {error}");
+        assert_eq!(found["needed_bytes"], found["peak"]["bytes"], "{chunks} chunks");
+    }
+}
+
 // ---- For people's tests
 
 #[test]

@@ -84,7 +84,7 @@ impl Family<'_> {
         }
         counts.known[last].count = most;
         let why = format!("a run decides how many elements node '{}' finds", counts.known[last].node);
-        let mut members = Members { graphs, lengths, dim, why, computes: true };
+        let mut members = Members { graphs, lengths, dim, why, counts: true };
         members.unfold(rules::has_rule)?;
         let mut graph = Rules::counting(&members).apply(&[])?;
         graph.sweep();

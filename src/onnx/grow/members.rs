@@ -19,8 +19,9 @@ pub(super) struct Members {
     pub dim: String,
     /// The reason for several lengths, for messages.
     pub why: String,
-    /// True if a constant that is computed from the length is computed anew in a run, even if few lengths suggest a rule for its elements.
-    pub computes: bool,
+    /// True if the length is the count of what a run finds, not of a state's rows. A constant that operators compute from it is then computed
+    /// in the run, even if a line goes through its elements: it may miss other counts.
+    pub counts: bool,
 }
 
 /// How a constant depends on the length.
@@ -167,7 +168,7 @@ impl Members {
             return Ok(Content::Same);
         }
         let is_derived = |constant: &&Arc<Constant>| constant.fact == first.fact && constant.derivation().is_some();
-        if self.computes && constants.iter().all(is_derived) {
+        if self.counts && constants.iter().all(is_derived) {
             return Ok(Content::Other);
         }
         let prefix = |other: &Arc<Constant>| -> Result<bool> {

@@ -99,12 +99,11 @@ impl<'a> Rules<'a> {
                 self.graph.replace(id.output(port), value);
             }
         }
-        let counts = pairs.is_empty();
         self.update_caches()?;
         for (name, value) in self.members.largest().outputs() {
             let left = self.graph.outputs().iter().any(|(output, _)| output == name);
             let ragged = self.members.ragged(*value)?;
-            if counts {
+            if self.members.counts {
                 for Ragged { axis, more } in ragged {
                     self.graph.count_output(name, Counted { axis, by: self.members.dim.clone(), more });
                 }
@@ -188,7 +187,7 @@ impl<'a> Rules<'a> {
     /// The length before the run, plus a number.
     fn length_plus(&mut self, id: NodeId, number: i64) -> Result<ValueId> {
         // The graphs of several counts are compared again: numbers that are equal in one of them may differ in others.
-        if let Some(&sum) = self.sums.get(&number).filter(|_| !self.members.computes) {
+        if let Some(&sum) = self.sums.get(&number).filter(|_| !self.members.counts) {
             return Ok(sum);
         }
         let length = self.length;
