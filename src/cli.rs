@@ -2,7 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::report;
-use clap::error::{ContextKind, ContextValue};
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 use serde_json::{Value, json};
 use std::io::{IsTerminal, Write};
@@ -137,10 +137,16 @@ fn commands() -> Vec<String> {
     command().get_subcommands().map(|command| command.get_name().to_owned()).collect()
 }
 
-/// The arguments of this process. An error leaves out a tip of the parser's that is wrong for flags.
+/// The arguments of this process. An error leaves out a tip of the parser's that is wrong for flags, and says what --batch is for.
 fn parsed() -> Result<Cli, clap::Error> {
     let matches = command().try_get_matches().and_then(|matches| Cli::from_arg_matches(&matches));
     matches.map_err(|mut error| {
+        let lacks = error.get(ContextKind::InvalidArg).map(ToString::to_string).unwrap_or_default();
+        if error.kind() == ErrorKind::MissingRequiredArgument && lacks.contains("--train") {
+            let tip = "--batch and the flags beside it are a training's, which --train asks for. The batch of a run is a dim of the model: \
+                       --set batch=N, or --shape INPUT=NxN. `plimsoll inspect MODEL` lists the dims";
+            error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![tip.into()]));
+        }
         if let Some(ContextValue::StyledStrs(mut tips)) = error.remove(ContextKind::Suggested) {
             tips.retain(|tip| !tip.to_string().contains("as a value"));
             if !tips.is_empty() {

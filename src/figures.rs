@@ -1,12 +1,15 @@
 //! Figures as text: bytes in their unit, digits in groups, nouns with their number, the first of many names.
 
-/// A number of bytes in the largest unit that it reaches: `1.50 MiB`.
+/// A number of bytes in the largest unit that it reaches: `1.50 MiB`. It is rounded up, so that a plan fits its own size as a limit.
 pub fn human(bytes: u64) -> String {
     const UNITS: [&str; 6] = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
     let power = (bytes.max(1).ilog2() / 10) as usize;
     match power.checked_sub(1) {
         None => format!("{bytes} B"),
-        Some(unit) => format!("{:.2} {}", bytes as f64 / (1u64 << (10 * power)) as f64, UNITS[unit]),
+        Some(unit) => {
+            let hundredths = (u128::from(bytes) * 100).div_ceil(1 << (10 * power));
+            format!("{}.{:02} {}", hundredths / 100, hundredths % 100, UNITS[unit])
+        }
     }
 }
 

@@ -593,11 +593,11 @@ pub(super) fn limit(text: &str) -> Result<u64, String> {
 }
 
 pub(super) fn size(text: &str) -> Result<u64, String> {
-    let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.' && c != ',').unwrap_or(text.len());
     let (number, unit) = text.split_at(digits);
-    ensure(!number.is_empty(), || format!("expected a size such as 512MiB, found '{text}'"))?;
+    let number = &ungrouped(number).ok_or_else(|| format!("expected a size such as 512MiB, found '{text}'"))?;
     let scale: u64 = match unit.trim().to_ascii_lowercase().as_str() {
-        "" | "b" => 1,
+        "" | "b" | "bytes" => 1,
         "kb" => 1000,
         "mb" => 1_000_000,
         "gb" => 1_000_000_000,
@@ -619,6 +619,15 @@ pub(super) fn size(text: &str) -> Result<u64, String> {
     ensure(scale > 1, || format!("expected whole bytes, or a unit such as GB behind a fraction, found '{text}'"))?;
     let bytes = value * scale as f64;
     if bytes < u64::MAX as f64 { Ok(bytes as u64) } else { Err(format!("'{text}' is more than 64 bits can count")) }
+}
+
+/// A number without the commas between groups of three digits; none if it is empty or a comma is elsewhere.
+fn ungrouped(number: &str) -> Option<String> {
+    let (whole, fraction) = number.find('.').map_or((number, ""), |at| number.split_at(at));
+    let mut groups = whole.split(',');
+    let first = groups.next().unwrap_or_default();
+    let is_grouped = !whole.contains(',') || (1..=3).contains(&first.len()) && groups.all(|group| group.len() == 3);
+    (!number.is_empty() && is_grouped && !fraction.contains(',')).then(|| whole.replace(',', "") + fraction)
 }
 
 pub(super) fn duration(text: &str) -> Result<Duration, String> {

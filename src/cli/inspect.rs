@@ -19,6 +19,7 @@ inspect
   inputs [declared]
   outputs [declared]
   open_dims [text]
+  loops [text]
   operators [operator]
   weights int
   weight_bytes int
@@ -32,12 +33,16 @@ operator
   name text
   nodes int
   lacks text|null
+  counts bool
   first text
 data_file
   path text
   bytes int
   is_there bool
 ";
+
+/// Says what operators do that find as many as a run decides.
+const COUNTS: &str = "where a run gives its input, there is room for the most, and NAME.count says how many were found";
 
 #[derive(Args)]
 pub(super) struct Inspect {
@@ -72,10 +77,16 @@ impl Inspect {
             let flags: Vec<_> = found.open_dims.iter().map(|dim| format!("--set '{dim}'=N")).collect();
             text += &format!("\nopen dims  {}\n", flags.join(" "));
         }
+        if !found.loops.is_empty() {
+            let flags: Vec<_> = found.loops.iter().map(|dim| format!("--set '{dim}'=N")).collect();
+            text += &format!("loops      {}, where the run decides how often one runs\n", flags.join(" "));
+        }
         let mut table = Table::new("<><");
         table.row(["operator", "nodes", ""]);
         for operator in &found.operators {
-            table.row([operator.name.clone(), operator.nodes.to_string(), operator.lacks.clone().unwrap_or_default()]);
+            let counts = if operator.counts { COUNTS } else { "" };
+            let note = operator.lacks.as_deref().unwrap_or(counts);
+            table.row([&operator.name[..], &operator.nodes.to_string(), note]);
         }
         text += &format!("\n{table}");
         let lacking = found.operators.iter().filter(|operator| operator.lacks.is_some()).count();

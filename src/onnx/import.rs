@@ -107,6 +107,8 @@ pub struct Operator {
     pub nodes: usize,
     /// Why it is not supported, if it is not.
     pub lacks: Option<String>,
+    /// True if it finds as many as the run decides where the run gives its input: an output `NAME.count` says how many.
+    pub counts: bool,
     /// The first of its nodes.
     pub first: String,
 }
@@ -301,7 +303,8 @@ impl<'a> Importer<'a> {
                     let nchwc = "it is laid out for one processor; optimize the model less";
                     let reason = ops::unplannable(name).or(name.starts_with("com.microsoft.nchwc.").then_some(nchwc));
                     let lacks = meaning.is_none().then(|| reason.unwrap_or(NO_ROW).to_owned());
-                    Operator { name: name.clone(), nodes: 0, lacks, first: node_name(node, index) }
+                    let counts = ops::finder(name).is_some();
+                    Operator { name: name.clone(), nodes: 0, lacks, counts, first: node_name(node, index) }
                 });
                 operator.nodes += 1;
             }
@@ -312,7 +315,7 @@ impl<'a> Importer<'a> {
     /// Refuses operators without a row. One message names them all.
     fn check_operators(&self) -> Result<()> {
         let unknown = |operator: Operator| {
-            let Operator { name, nodes, lacks, first } = operator;
+            let Operator { name, nodes, lacks, first, .. } = operator;
             let reason = lacks.map(|why| if why == NO_ROW { String::new() } else { format!(": {why}") })?;
             Some(match nodes {
                 1 => format!("{name} (node '{first}'{reason})"),

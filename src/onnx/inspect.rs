@@ -1,5 +1,6 @@
 //! The content of a model, with nothing bound.
 
+use super::dims::trips_of;
 use super::import::{Operator, operators};
 use super::proto::*;
 use super::{Model, in_graph};
@@ -25,6 +26,8 @@ pub struct Inspected {
     pub outputs: Vec<Declared>,
     /// Dims of inputs that a plan needs extents for.
     pub open_dims: Vec<String>,
+    /// Dims that bound the iterations of loops, which a plan needs where the run decides how often they run.
+    pub loops: Vec<String>,
     /// Operators, by name. Those in bodies of `If` and loops are not among them.
     pub operators: Vec<Operator>,
     /// The number of initializers and tensors in nodes.
@@ -88,6 +91,7 @@ impl Model {
             open_dims: self.open_dims().unwrap_or_default(),
             inputs: self.open_inputs().map(declared).collect(),
             outputs: graph.output.iter().map(declared).collect(),
+            loops: graph.node.iter().filter(|node| node.op_type == "Loop").filter_map(trips_of).collect(),
             operators: operators(self)?,
             weights,
             weight_bytes,

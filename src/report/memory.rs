@@ -3,6 +3,7 @@
 use super::{Table, grouped, human, percent};
 use crate::backend::Usage;
 use crate::beside::Estimate;
+use crate::plan::tell::peak::{Peak, peak};
 use crate::plan::{Class, Plan};
 
 /// The plan's bytes by class, and how close the arena is to its lower bound. With `usage`, the bytes that the device reports.
@@ -35,6 +36,7 @@ pub fn memory(plan: &Plan, usage: Option<Usage>) -> String {
                 1 => "  of 1 thread".into(),
                 threads => format!("  of {threads} threads"),
             };
+            let of = if class == Class::Activation { fullest(plan) } else { of };
             line(label, bytes, format!("{:>7}{of}", percent(bytes, planned)));
         }
         let within = [(Class::Input, "    inputs in it"), (Class::Output, "    outputs in it")];
@@ -62,6 +64,12 @@ pub fn memory(plan: &Plan, usage: Option<Usage>) -> String {
         line("beside the plan", overhead, "the driver's".into());
     }
     table.to_string()
+}
+
+/// When the arena is fullest, behind its size.
+fn fullest(plan: &Plan) -> String {
+    let Peak { step: Some(step), name, steps, .. } = peak(plan, None) else { return String::new() };
+    format!("  fullest in step {step} of {steps}: '{name}'")
 }
 
 /// The estimate of the memory that a driver takes beside plans.

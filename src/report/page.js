@@ -18,11 +18,12 @@
   // ---- Words
 
   const UNITS = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
+  /** Rounded up, as in the reports. */
   function human(bytes) {
     if (bytes < 1024) return `${bytes} B`;
-    let power = 0, value = bytes;
-    while (value >= 1024) { value /= 1024; power++; }
-    return `${value.toFixed(2)} ${UNITS[power - 1]}`;
+    let power = 0, unit = 1;
+    while (bytes >= 1024 * unit) { unit *= 1024; power++; }
+    return `${(Math.ceil(100 * bytes / unit) / 100).toFixed(2)} ${UNITS[power - 1]}`;
   }
   const short = bytes => bytes === 0 ? "0" : human(bytes).replace(/(\.\d*?)0+ /, "$1 ").replace(". ", " ");
   const grouped = n => String(n).replace(/\B(?=(\d{3})+$)/g, ",");

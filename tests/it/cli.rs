@@ -4,6 +4,7 @@ use crate::common::{self, Folder};
 use plimsoll::internals::onnx;
 use plimsoll::internals::onnx::proto::{DataLocation, StringStringEntryProto};
 use plimsoll::internals::plan::{Limits, plan};
+use plimsoll::internals::report;
 use plimsoll::internals::target::Target;
 use plimsoll::internals::trace::Trace;
 use plimsoll::internals::{npy, ops};
@@ -894,6 +895,21 @@ fn a_model_is_inspected_with_nothing_bound() {
     assert_eq!((found["operators"][0]["name"].as_str(), lacks(0)), (Some("Frobnicate"), json!("no such operator")));
     assert_eq!(found["open_dims"], json!(["m", "n"]));
     fails(1, &[&["inspect", "graphs"]], &["graphs", "expected a file, found a folder"]);
+    let counts = |at: usize| found["operators"][at]["counts"].clone();
+    assert_eq!(
+        (counts(0), found["operators"][1]["name"].as_str(), counts(1)),
+        (json!(false), Some("NonZero"), json!(true))
+    );
+    assert!(ok(&[&["inspect", &model]]).contains("NAME.count says how many were found"));
+    let body = "body (int64 i, bool c, float v) => (bool d, float w) { d = Identity (c)\nw = Add (v, v) }";
+    let source = text(
+        "int64 n, float v0",
+        "float v1",
+        &format!("c0 = Constant <value = bool {{1}}> ()\n[twice] v1 = Loop (n, c0, v0) <body = {body}>"),
+    );
+    let model = folder.file("loop.onnxtxt", source);
+    assert_eq!(ok_json(&[&["inspect", &model]])["loops"], json!(["twice.trips"]));
+    assert!(ok(&[&["inspect", &model]]).contains("\nloops      --set 'twice.trips'=N"));
 }
 
 /// Weights alone are no graph.
@@ -1111,9 +1127,25 @@ fn sizes_have_units() {
     for size in ["64KiB", "0.5k", "1.5kB"] {
         fails(2, &[&["plan"], MLP, &["--assert-peak", size]], &["bytes"]);
     }
-    for size in ["1.5", "2.0B", "1XB"] {
+    for size in ["1.5", "2.0B", "1XB", "1,5MiB", ",500", "1.0,5MiB", "12,34,567"] {
         fails(1, &[&["plan"], MLP, &["--memory-limit", size]], &["--memory-limit", size]);
     }
+}
+
+/// A size serves as a limit as it is printed: exactly, or rounded up.
+#[test]
+fn what_a_plan_takes_can_be_given_as_its_limit() {
+    let plan = ok(&[&["plan"], MLP]);
+    let line = plan.lines().find(|line| line.starts_with("planned")).expect("the first figure");
+    let words: Vec<_> = line.split_whitespace().collect();
+    let [_, number, unit, exact, bytes] = words[..] else { panic!("five words: {line}") };
+    for size in [format!("{number}{unit}"), format!("{number} {unit}"), exact.to_owned(), format!("{exact} {bytes}")] {
+        ok(&[&["plan"], MLP, &["--memory-limit", &size]]);
+    }
+    let less = exact.replace(',', "").parse::<u64>().expect("a number") - 1;
+    fails(2, &[&["plan"], MLP, &["--memory-limit", &report::grouped(less)]], &["(1 over)"]);
+    assert_eq!(report::human((1 << 20) + 1), "1.01 MiB");
+    assert_eq!(report::human(3 << 19), "1.50 MiB");
 }
 
 /// Outputs are judged by their peak, unless a tolerance is given for each element. Types of one kind are compared.
@@ -1245,6 +1277,8 @@ fn flags_that_are_missing_are_named() {
     for command in ["plan", "compare", "bench"] {
         fails(1, &[&[command, "--train", "graphs/linear.onnxtxt", "--loss", "mse"]], &["--batch <B>"]);
         fails(1, &[&[command, "--train", "graphs/linear.onnxtxt", "--batch", "8"]], &["--loss <LOSS>"]);
+        let tip = &["--batch and the flags beside it are a training's", "--set batch=N"];
+        fails(1, &[&[command, "graphs/digits.onnx", "--batch", "8"]], tip);
     }
 }
 

@@ -66,7 +66,7 @@ planned                4.00 KiB  4,096 bytes
 allocated              3.91 KiB  4,000 bytes  96 fewer than planned
   constants            2.00 KiB  2,048 bytes                 50.0 %
   arena                2.00 KiB  2,048 bytes                 50.0 %
-arena's lower bound    1.95 KiB  2,000 bytes  the arena is 2.4 % over
+arena's lower bound    1.96 KiB  2,000 bytes  the arena is 2.4 % over
 arena without sharing  4.00 KiB  4,096 bytes  the arena is 50.0 %
 beside the plan           100 B    100 bytes  the driver's
 ";
