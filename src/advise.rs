@@ -340,14 +340,55 @@ pub type Change<'a> = (String, Case<'a>);
 ///
 /// Every change can be made on the command line. What planning does by itself under a limit is no remedy: it computes values of a training
 /// again.
-pub const REMEDIES: &[(&str, for<'a> fn(&Case<'a>) -> Vec<Change<'a>>)] = &[
-    ("half the extent", halved),
-    ("f16 values", narrowed),
-    ("smaller workspaces", less_scratch),
-    ("one stream", one_stream),
-    ("fusion", other_fusion),
-    ("chunks", chunked),
+pub const REMEDIES: &[Way<for<'a> fn(&Case<'a>) -> Vec<Change<'a>>>] = &[
+    Way::all("half the extent", halved),
+    Way::all("f16 values", narrowed),
+    Way::all("smaller workspaces", less_scratch),
+    Way::all("one stream", one_stream),
+    Way::all("fusion", other_fusion),
+    // More chunks save more bytes, but each chunk's kernels have less to do.
+    Way { name: "chunks", changes: chunked, always: 2 },
 ];
+
+/// A way to need fewer bytes.
+pub struct Way<C> {
+    /// The remedy's name.
+    pub name: &'static str,
+    /// Returns the changed cases, each with the flags that make it; none if the remedy does not apply.
+    pub changes: C,
+    /// The changes that are planned in any case. Further ones are planned only as long as none of the remedy fits.
+    always: usize,
+}
+
+impl<C: Copy> Way<C> {
+    /// A remedy of which all changes are planned.
+    const fn all(name: &'static str, changes: C) -> Way<C> {
+        Way { name, changes, always: usize::MAX }
+    }
+
+    /// Plans changes, in their order. `within` plans one, and says whether it fits; none leaves it out.
+    fn planned<T>(
+        &self,
+        changes: Vec<(String, T)>,
+        within: impl Fn(T) -> Option<(Taken, bool)>,
+    ) -> impl Iterator<Item = Remedy> {
+        let (mut tried, mut fits) = (0, false);
+        let (name, always) = (self.name, self.always);
+        changes
+            .into_iter()
+            .map_while(move |(change, changed)| {
+                if fits && tried >= always {
+                    return None;
+                }
+                tried += 1;
+                Some(within(changed).map(|(bytes, own)| {
+                    fits |= own;
+                    Remedy { name, change, bytes }
+                }))
+            })
+            .flatten()
+    }
+}
 
 fn halved<'a>(case: &Case<'a>) -> Vec<Change<'a>> {
     let half = |at: usize| {
@@ -396,7 +437,7 @@ fn other_fusion<'a>(case: &Case<'a>) -> Vec<Change<'a>> {
 
 fn chunked<'a>(case: &Case<'a>) -> Vec<Change<'a>> {
     let nodes = case.model.proto.graph.as_ref().map_or(0, |graph| graph.node.len());
-    let more = CHUNKS.into_iter().filter(|&chunks| chunks > case.recipe.chunks && nodes * chunks <= MAX_SEARCHED);
+    let more = CHUNKS.into_iter().filter(|&chunks| chunks > case.recipe.chunks && nodes * chunks <= MAX_CHUNKED);
     let into = |chunks: usize| case.with(Recipe { chunks, ..case.recipe });
     let whole = (case.recipe.chunks > 1).then(|| ("without --chunks".into(), into(1)));
     whole.into_iter().chain(more.map(|chunks| (format!("--chunks {chunks}"), into(chunks)))).collect()
@@ -488,7 +529,8 @@ impl Answer {
     /// The answer for a plan that exceeds the limit.
     fn against(case: &Case, graph: &Prepared, plan: &Plan, limit: u64) -> Result<Answer> {
         let (mut smaller, mut rigid) = (Vec::new(), Vec::new());
-        if plan.steps.len() <= MAX_SEARCHED {
+        let is_searched = plan.steps.len() <= MAX_SEARCHED || case.dims.iter().all(|(_, extent)| *extent <= 1);
+        if is_searched {
             for (dim, _) in case.dims.iter().filter(|(_, extent)| *extent > 1) {
                 match largest_binding(case, dim, limit) {
                     Ok(found) => smaller.push(found),
@@ -499,7 +541,7 @@ impl Answer {
         let bound = bound(graph, &case.target)?;
         let verdict = if smaller.iter().any(|found| found.fits.is_some()) {
             Verdict::FitsSmaller
-        } else if bound.bytes > limit && rigid.is_empty() {
+        } else if bound.bytes > limit && is_searched && rigid.is_empty() {
             Verdict::Cannot
         } else {
             Verdict::NotFound
@@ -523,10 +565,10 @@ pub struct Advice {
     pub remedies: Vec<Remedy>,
 }
 
-/// The numbers of chunks that the remedy tries. More chunks save more bytes, but each chunk's kernels have less to do.
+/// The numbers of chunks that the remedy tries.
 const CHUNKS: [usize; 4] = [2, 4, 8, 16];
-/// The numbers of them that it always tries; more, as long as none fits the limit.
-const FEW_CHUNKS: usize = 2;
+/// The most nodes, over all chunks, with which chunks are tried: each number of them is a plan.
+const MAX_CHUNKED: usize = 20_000;
 
 /// The most steps with which smaller extents are sought: each search makes about twenty plans.
 const MAX_SEARCHED: usize = 20_000;
@@ -548,14 +590,12 @@ pub fn advise(case: &Case, limit: Option<u64>) -> Result<Advice> {
         None => None,
     };
     let mut remedies = Vec::new();
-    for &(name, remedy) in REMEDIES {
-        for (tried, (change, changed)) in remedy(case).into_iter().enumerate() {
-            let fits = |remedy: &Remedy| remedy.name == name && limit.is_none_or(|l| remedy.bytes.within(l).is_some());
-            if tried >= FEW_CHUNKS && changed.recipe.chunks > case.recipe.chunks && remedies.iter().any(fits) {
-                break;
-            }
-            remedies.push(Remedy { name, change, bytes: Taken::new(changed.bytes(limit)) });
-        }
+    for way in REMEDIES {
+        remedies.extend(way.planned((way.changes)(case), |changed| {
+            let bytes = Taken::new(changed.bytes(limit));
+            let fits = limit.is_none_or(|limit| bytes.within(limit).is_some());
+            Some((bytes, fits))
+        }));
     }
     Ok(Advice { answer, file_order_bytes: in_the_files_order(&plan), peak: peak(&plan, Some(&graph.graph)), remedies })
 }
@@ -628,13 +668,16 @@ type Retrained<'a> = (String, Trained<'a>);
 
 /// The remedies for a training: a name, and a function that returns the changed trainings, none if the remedy does not apply. Of several, the
 /// first that fits is the last that is planned; those that no plan makes fit are left out.
-pub const TRAINING_REMEDIES: &[(&str, for<'a> fn(&Trained<'a>) -> Vec<Retrained<'a>>)] =
-    &[("accumulation", accumulated), ("smaller batch", fewer_rows), ("halves", halves)];
+pub const TRAINING_REMEDIES: &[Way<for<'a> fn(&Trained<'a>) -> Vec<Retrained<'a>>>] = &[
+    Way { name: "accumulation", changes: accumulated, always: 0 },
+    Way { name: "smaller batch", changes: fewer_rows, always: 0 },
+    Way { name: "halves", changes: halves, always: 0 },
+];
 
 /// The most times that a batch is halved.
 const HALVED: usize = 4;
 
-/// Ever more parts of an update: an eighth of a part's rows is no longer worth their loss of speed.
+/// More parts of an update: 2 to 16 times as many. With fewer rows than a sixteenth, a part loses more speed than its bytes are worth.
 fn accumulated<'a>(case: &Trained<'a>) -> Vec<Retrained<'a>> {
     let rows = case.batch / case.training.accumulate.max(1);
     let more = (1..=HALVED).map(|times| 1 << times).filter(|parts| rows.is_multiple_of(*parts));
@@ -710,16 +753,12 @@ pub fn refusal(case: &Trained, limit: u64) -> Result<Option<Refusal>> {
     if least.planned_bytes < whole.planned_bytes {
         remedies.push(Remedy { name: "recomputation", change: again, bytes: Taken::Bytes(least.planned_bytes) });
     }
-    for &(name, remedy) in TRAINING_REMEDIES {
-        for (change, changed) in remedy(case) {
-            let Some(bytes) = changed.bytes(limit).transpose() else { continue };
-            let bytes = Taken::new(bytes);
+    for way in TRAINING_REMEDIES {
+        remedies.extend(way.planned((way.changes)(case), |changed| {
+            let bytes = Taken::new(changed.bytes(limit).transpose()?);
             let fits = bytes.within(limit).is_some();
-            remedies.push(Remedy { name, change, bytes });
-            if fits {
-                break;
-            }
-        }
+            Some((bytes, fits))
+        }));
     }
     Ok(Some(Refusal {
         limit_bytes: limit,

@@ -3,13 +3,15 @@
 /// A number of bytes in the largest unit that it reaches: `1.50 MiB`. It is rounded up, so that a plan fits its own size as a limit.
 pub fn human(bytes: u64) -> String {
     const UNITS: [&str; 6] = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
-    let power = (bytes.max(1).ilog2() / 10) as usize;
+    let hundredths = |power: usize| (u128::from(bytes) * 100).div_ceil(1 << (10 * power));
+    let mut power = (bytes.max(1).ilog2() / 10) as usize;
+    // Rounding up may reach the next unit.
+    if power > 0 && power < UNITS.len() && hundredths(power) == 1024 * 100 {
+        power += 1;
+    }
     match power.checked_sub(1) {
         None => format!("{bytes} B"),
-        Some(unit) => {
-            let hundredths = (u128::from(bytes) * 100).div_ceil(1 << (10 * power));
-            format!("{}.{:02} {}", hundredths / 100, hundredths % 100, UNITS[unit])
-        }
+        Some(unit) => format!("{}.{:02} {}", hundredths(power) / 100, hundredths(power) % 100, UNITS[unit]),
     }
 }
 
@@ -28,10 +30,10 @@ pub fn grouped(number: u64) -> String {
 
 /// A number of bytes, readable and exact: `1.50 MiB (1,572,864 bytes)`.
 pub fn bytes(bytes: u64) -> String {
-    format!("{} ({} bytes)", human(bytes), grouped(bytes))
+    format!("{} ({})", human(bytes), count(bytes, "byte"))
 }
 
-/// The first of some names, and how many more there are.
+/// The first eight of some names, and how many more there are.
 pub fn listed(names: impl ExactSizeIterator<Item = impl AsRef<str>>) -> String {
     const MOST: usize = 8;
     let more = names.len().saturating_sub(MOST);

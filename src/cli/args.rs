@@ -606,9 +606,11 @@ pub(super) fn size(text: &str) -> Result<u64, String> {
         "m" | "mib" => 1 << 20,
         "g" | "gib" => 1 << 30,
         "t" | "tib" => 1 << 40,
+        "p" | "pib" => 1 << 50,
+        "e" | "eib" => 1 << 60,
         other => {
             return Err(format!(
-                "unknown unit '{other}'; use B, KB, MB, GB or TB (powers of 1000), or K, M, G, T, KiB .. TiB (of 1024)"
+                "unknown unit '{other}'; use B, KB, MB, GB or TB (powers of 1000), or K, M, G, T, KiB .. EiB (of 1024)"
             ));
         }
     };

@@ -2,6 +2,7 @@
 
 use super::line;
 use crate::error::Result;
+use crate::figures::count;
 use crate::onnx::{self, Inspected};
 use crate::report::{Table, human};
 use clap::Args;
@@ -42,7 +43,8 @@ data_file
 ";
 
 /// Says what operators do that find as many as a run decides.
-const COUNTS: &str = "where a run gives its input, there is room for the most, and NAME.count says how many were found";
+const COUNTS: &str =
+    "if a run gives its input, the plan has room for the most, and NAME.count says how many were found";
 
 #[derive(Args)]
 pub(super) struct Inspect {
@@ -79,7 +81,7 @@ impl Inspect {
         }
         if !found.loops.is_empty() {
             let flags: Vec<_> = found.loops.iter().map(|dim| format!("--set '{dim}'=N")).collect();
-            text += &format!("loops      {}, where the run decides how often one runs\n", flags.join(" "));
+            text += &format!("loops      {}, needed if a run decides how often the loop runs\n", flags.join(" "));
         }
         let mut table = Table::new("<><");
         table.row(["operator", "nodes", ""]);
@@ -91,9 +93,9 @@ impl Inspect {
         text += &format!("\n{table}");
         let lacking = found.operators.iter().filter(|operator| operator.lacks.is_some()).count();
         if lacking > 0 {
-            text += &format!("\n{lacking} of {} operators are not supported\n", found.operators.len());
+            text += &format!("\nnot supported: {lacking} of {}\n", count(found.operators.len() as u64, "operator"));
         }
-        text += &format!("\nweights   {} of {}\n", found.weights, human(found.weight_bytes));
+        text += &format!("\nweights   {}, {}\n", count(found.weights as u64, "tensor"), human(found.weight_bytes));
         for file in &found.files {
             let there = if file.is_there { "" } else { ", which is not there: the model can be planned, not run" };
             text += &format!("data in   {} ({}){there}\n", file.path.display(), human(file.bytes));

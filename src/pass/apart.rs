@@ -1,5 +1,5 @@
-//! On GPUs, bytes bound elementwise code, and its operations are free. Kernels that read one elementwise value each compute it themselves
-//! where all of them move fewer bytes so.
+//! On GPUs, elementwise code takes as long as its bytes take to move; its arithmetic is free. So where several kernels read one elementwise
+//! value, each may compute it itself, if all of them together then move fewer bytes.
 //!
 //! ```text
 //! x (bf16) - f (f32) -+- sum            x -+- f - sum
@@ -14,7 +14,7 @@ use crate::op::{Lower, NodeId, ValueId};
 use crate::target::Target;
 use std::collections::HashMap;
 
-/// A launch takes about as long as to move so many bytes.
+/// A launch takes about as long as moving this many bytes.
 const LAUNCH: u64 = 4 << 20;
 
 /// The kernels of a graph while copies are made.
@@ -42,7 +42,7 @@ pub fn run(prepared: &mut Prepared, target: &Target, copies: &mut HashMap<NodeId
     for &node in order.iter().rev() {
         let Some(own) = kernels.of.get(&node).copied() else { continue };
         let group = kernels.prepared.groups.get(own);
-        if group.sink != node || group.kind != GroupKind::Map || kernels.of[&node] != own {
+        if group.sink != node || group.kind != GroupKind::Map {
             continue;
         }
         let readers = kernels.readers(own, node);
@@ -55,11 +55,11 @@ pub fn run(prepared: &mut Prepared, target: &Target, copies: &mut HashMap<NodeId
 }
 
 /// The bytes that all kernels read and write, with those that launches are worth.
-pub fn moved(prepared: &Prepared) -> u64 {
+pub fn moved_bytes(prepared: &Prepared) -> u64 {
     let graph = &prepared.graph;
     let grouped = prepared.groups.iter().map(|group| (group.sink, reads(graph, &group.nodes)));
     let is_alone = |node: &NodeId| prepared.groups.of(*node).is_none() && !graph.is_view(*node);
-    let alone = graph.order().unwrap_or_default().into_iter().filter(is_alone);
+    let alone = graph.order().expect("the graph was verified").into_iter().filter(is_alone);
     let alone = alone.filter(|&node| graph.node(node).op().is_some()).map(|node| (node, reads(graph, &[node])));
     let bytes = |value: ValueId| graph.fact(value).bytes() as u64;
     let all = grouped.chain(alone);
@@ -146,12 +146,12 @@ impl Kernels<'_> {
             let graph = &mut self.prepared.graph;
             let mut copied: HashMap<NodeId, NodeId> = HashMap::new();
             for &node in &nodes {
-                let read = turned(&graph.operands(node), &copied);
+                let read = redirected(&graph.operands(node), &copied);
                 copied.insert(node, graph.copy(node, &read, own_users[0]));
             }
             for user in own_users {
                 let sink = HashMap::from([(sink, copied[&sink])]);
-                let read = turned(&graph.operands(user), &sink);
+                let read = redirected(&graph.operands(user), &sink);
                 graph.read(user, &read);
             }
             for node in &nodes {
@@ -167,7 +167,7 @@ impl Kernels<'_> {
 }
 
 /// Operands, with copies for the nodes that have one.
-fn turned(operands: &[Option<ValueId>], copies: &HashMap<NodeId, NodeId>) -> Vec<Option<ValueId>> {
+fn redirected(operands: &[Option<ValueId>], copies: &HashMap<NodeId, NodeId>) -> Vec<Option<ValueId>> {
     let turn = |value: ValueId| ValueId { node: copies.get(&value.node).copied().unwrap_or(value.node), ..value };
     operands.iter().map(|operand| operand.map(turn)).collect()
 }

@@ -27,6 +27,9 @@ use crate::op::{Attrs, NodeId, Nodes, OpResult, ValueId, Var, build};
 use crate::ops::{CONV_OF_BYTES, OTHER_SIGN, PRODUCT_OF_BYTES, SUMS_OF_BYTES};
 use crate::shape::Shape;
 
+/// The most products of two bytes, each less its zero point, whose sum is exact in `i32`.
+const MOST_SHIFTED: usize = i32::MAX as usize / (255 * 255);
+
 /// Writes products of quantized matrices as products of bytes.
 pub fn run(graph: &mut Graph, context: &Context) -> Result<()> {
     if !context.target.has_products_of_bytes() {
@@ -46,8 +49,12 @@ pub fn run(graph: &mut Graph, context: &Context) -> Result<()> {
             "Conv" => Convolution::new(graph, id).map(Found::Convolution),
             _ => None,
         };
-        // More terms than these are summed in parts.
-        let few = |found: &Found| !matches!(found, Found::Product(product) if product.terms() > MOST_TERMS);
+        // Longer sums may not fit i32: they stay sums of floats.
+        let few = |found: &Found| match found {
+            Found::Product(product) if product.operands[0].scale.is_some() => product.terms() <= MOST_SHIFTED,
+            Found::Product(product) => product.terms() <= MOST_TERMS,
+            Found::Convolution(_) => true,
+        };
         if let Some(found) = found.filter(|found| context.decisions.if_valid("bytes", id, few(found))) {
             changed = true;
             found.replace(graph, id)?;
@@ -328,7 +335,8 @@ impl Convolution {
         let groups = graph.with_call(id, |call| call.int("group", 1))?.ok()?;
         let attrs = graph.node(id).attrs.clone();
         let bias = bias.first().copied().flatten();
-        let valid = is_plain && fits && along && (points.is_none() || groups == 1);
+        let few = points.is_none() || groups == 1 && filters.shape[1..].iter().product::<usize>() <= MOST_SHIFTED;
+        let valid = is_plain && fits && along && few;
         valid.then_some(Convolution { data, filters, bias, attrs, zero: zero + by_data, points, flips })
     }
 

@@ -15,7 +15,7 @@ use super::prologue::Bound;
 use super::simd::{Isa, Lanes, Plain, per_isa};
 #[cfg(target_arch = "x86_64")]
 use super::simd::{Ymm, Zmm};
-use super::window::{Plane, Slide, Window, slide};
+use super::window::{Planes, Slide, Window, slide};
 use crate::kernel::algorithm::Way;
 use crate::kernel::cpu::conv::*;
 pub use crate::kernel::cpu::conv::{Conv, ConvTranspose};
@@ -149,44 +149,57 @@ impl Conv {
     ) {
         let (planes, rows) = self.split(parts).1.get(task);
         let (space, rest) = workspace.split_at_mut(self.window.workspace_bytes() / 4);
-        let (filter, rest) = rest.split_at_mut(self.widened().0);
-        let (wide, band) = rest.split_at_mut(self.widened().1);
-        let width = self.window.output[2];
+        let (filters, rest) = rest.split_at_mut(self.widened().0);
+        let (wide, bands) = rest.split_at_mut(self.widened().1);
+        let (width, count_taps, size) = (self.window.output[2], self.window.taps(), self.window.input_len());
         let outputs = self.out_channels / self.groups;
-        for plane in planes {
+        let mut plane = planes.start;
+        while plane < planes.end {
             let (image, channel) = (plane / self.out_channels, plane % self.out_channels);
+            let count = self.together().min(self.out_channels - channel).min(planes.end - plane);
             let mut from = x.channel(image, channel / outputs, self.bytes.is_some());
             let mut taps = weights.wrapping_add(channel * self.product().2);
-            let mut plus = 0;
+            let mut x_step = x.channel_stride;
             if let Some(Bytes { unsigned_data, padding }) = self.bytes {
                 // Sums of the few products of a window are exact in floats. What the data differ from their padding by has zeros around it.
-                // SAFETY: the taps of the channel, and a plane of x; there is room for both.
+                // SAFETY: the taps of the channels, and planes of x; there is room for both.
                 unsafe {
-                    widen(isa, taps.cast(), self.window.taps(), !unsigned_data, 0.0, filter.as_mut_ptr());
-                    widen(isa, from.cast(), self.window.input_len(), unsigned_data, padding as f32, wide.as_mut_ptr());
+                    for i in 0..count {
+                        let from = taps.wrapping_add(i * self.product().2).cast();
+                        widen(isa, from, count_taps, !unsigned_data, 0.0, filters.as_mut_ptr().add(i * count_taps));
+                    }
+                    let (planes, len) = if x_step == size { (1, count * size) } else { (count, size) };
+                    for i in 0..planes {
+                        let from = from.cast::<u8>().wrapping_add(i * x_step);
+                        widen(isa, from, len, unsigned_data, padding as f32, wide.as_mut_ptr().add(i * size));
+                    }
                 }
-                plus = padding * filter[..self.window.taps()].iter().sum::<f32>() as i32;
-                (from, taps) = (wide.as_ptr(), filter.as_ptr());
+                (from, taps, x_step) = (wide.as_ptr(), filters.as_ptr(), size);
             }
-            for start in rows.clone().step_by(self.band()) {
-                let rows = start..rows.end.min(start + self.band());
+            for start in rows.clone().step_by(self.window.band()) {
+                let rows = start..rows.end.min(start + self.window.band());
                 let cols = rows.start * width..rows.end * width;
                 let (ptr, stride) = match y {
                     Some(y) => {
                         let plane = y.ptr.wrapping_add(image * y.batch_stride + channel * y.channel_stride);
                         (plane.wrapping_add(cols.start), y.channel_stride)
                     }
-                    None => (band.as_mut_ptr(), cols.len()),
+                    None => (bands.as_mut_ptr(), cols.len()),
                 };
-                // SAFETY: a plane of x, the taps of its channel, and a band of y or of the workspace.
+                // SAFETY: planes of x, the taps of their channels, and bands of y or of the workspace.
                 unsafe {
-                    slide(isa, &self.window, Slide::Weighted(taps), Plane { x: from, y: ptr, rows }, space);
-                    if self.bytes.is_some() {
-                        narrow(isa, ptr, cols.len(), plus);
+                    let planes = Planes { count, x: from, x_step, y: ptr, y_step: stride, rows };
+                    slide(isa, &self.window, Slide::Weighted(taps), planes, space);
+                    if let Some(Bytes { padding, .. }) = self.bytes {
+                        for (i, filter) in filters.chunks_exact(count_taps.max(1)).take(count).enumerate() {
+                            let plus = padding * filter.iter().sum::<f32>() as i32;
+                            narrow(isa, ptr.wrapping_add(i * stride), cols.len(), plus);
+                        }
                     }
                 }
-                epilogue(image, Tile { rows: channel..channel + 1, cols, ptr, stride });
+                epilogue(image, Tile { rows: channel..channel + count, cols, ptr, stride });
             }
+            plane += count;
         }
     }
 

@@ -136,10 +136,10 @@ impl Accumulator {
             Repr::F64 => self.float.to_ne_bytes(),
             Repr::I64 => self.int.to_ne_bytes(),
             // Of no elements the result is the type's own limit; all other values were narrow to begin with, or wrap.
-            Repr::I32 => narrow(match self.int {
-                i64::MIN => i32::MIN.to_ne_bytes(),
-                i64::MAX => i32::MAX.to_ne_bytes(),
-                int => (int as i32).to_ne_bytes(),
+            Repr::I32 => narrow(match (self.by, self.int) {
+                (Reduction::Max, i64::MIN) => i32::MIN.to_ne_bytes(),
+                (Reduction::Min, i64::MAX) => i32::MAX.to_ne_bytes(),
+                (_, int) => (int as i32).to_ne_bytes(),
             }),
             Repr::U64 => self.signed(self.int as u64).to_ne_bytes(),
             Repr::Bool => [u8::from(self.int > 0), 0, 0, 0, 0, 0, 0, 0],

@@ -9,7 +9,7 @@ use super::shares::portion;
 use super::simd::Isa;
 use super::task::{Args, Compiled, Needs, Scratch, Workspace};
 use super::tile::Epilogue;
-use super::window::{self, Plane, slide};
+use super::window::{self, Planes, slide};
 use crate::dtype::DType;
 use crate::kernel::algorithm::Way;
 use crate::kernel::cpu::{Plain, Slide, Windowed, slots};
@@ -341,21 +341,27 @@ impl Sliding {
         let w = &self.windowed.window;
         let (space, buffer) = workspace.split_at_mut(w.workspace_bytes().next_multiple_of(64) / 4);
         let (planes, rows) = self.planes().get(item);
-        let (channels, band) = (self.windowed.planes[1], self.windowed.band());
-        for plane in planes {
+        let (channels, mut plane) = (self.windowed.planes[1], planes.start);
+        while plane < planes.end {
             let (image, channel) = (plane / channels, plane % channels);
+            let count = w.together().min(channels - channel).min(planes.end - plane);
             let from = x.ptr.wrapping_add(image * x.batch_stride + channel * x.channel_stride);
-            for first in rows.clone().step_by(band) {
-                let rows = first..rows.end.min(first + band);
+            for first in rows.clone().step_by(w.band()) {
+                let rows = first..rows.end.min(first + w.band());
                 let cols = rows.start * w.output[2]..rows.end * w.output[2];
-                let ptr = match y {
-                    Some(y) => y.ptr.wrapping_add(image * y.batch_stride + channel * y.channel_stride + cols.start),
-                    None => buffer.as_mut_ptr(),
+                let (ptr, stride) = match y {
+                    Some(y) => {
+                        let plane = y.ptr.wrapping_add(image * y.batch_stride + channel * y.channel_stride);
+                        (plane.wrapping_add(cols.start), y.channel_stride)
+                    }
+                    None => (buffer.as_mut_ptr(), cols.len()),
                 };
-                // SAFETY: a plane of the data, and a band of the result or of the workspace.
-                unsafe { slide(self.isa, w, what, Plane { x: from, y: ptr, rows }, space) }
-                finish(image, Tile { rows: channel..channel + 1, stride: cols.len(), cols, ptr });
+                let planes = Planes { count, x: from, x_step: x.channel_stride, y: ptr, y_step: stride, rows };
+                // SAFETY: planes of the data, and bands of the result or of the workspace.
+                unsafe { slide(self.isa, w, what, planes, space) }
+                finish(image, Tile { rows: channel..channel + count, stride, cols, ptr });
             }
+            plane += count;
         }
     }
 }

@@ -12,6 +12,9 @@ use crate::expr::Body;
 use crate::shape::Shape;
 use std::ops::Range;
 
+/// The most columns with which several rows are one block: of so few, a block's instructions would take longer to begin than to run.
+const FEW_COLUMNS: usize = 64;
+
 /// An operand over the rows and columns of the core's result.
 struct TileOperand {
     operand: BlockOperand,
@@ -24,12 +27,62 @@ struct TileOperand {
 /// The body of a kernel over the rows and columns of its core's result.
 pub struct Epilogue {
     isa: Isa,
+    /// Number of columns.
+    columns: usize,
+    /// Over columns of one row.
+    by_row: Blocks,
+    /// Over several whole rows, if there are few columns.
+    by_rows: Option<Blocks>,
+    /// Offset of the programs' registers in the scratch memory.
+    registers: usize,
+}
+
+/// The body over blocks of a tile.
+struct Blocks {
     program: Program,
     /// The first is the core value.
     sources: Vec<TileOperand>,
     outs: Vec<TileOperand>,
-    /// Offset of the program's registers in the scratch memory.
-    registers: usize,
+}
+
+impl Blocks {
+    /// `joined`: blocks have so many columns of several rows.
+    fn new(
+        body: &Body,
+        operands: &mut Operands,
+        tile: &[(isize, Nest)],
+        joined: Option<usize>,
+        memory: &mut Reserved,
+    ) -> Result<Blocks, String> {
+        let first_out = operands.first_out();
+        let (sources, outs) = operands.place(|k, feed, size| {
+            let (row, nest) = &tile[k];
+            let even = match nest.rank() {
+                0 => Some(if k < first_out { 0 } else { size as isize }),
+                1 => Some(nest.steps[0][0]),
+                _ => None,
+            };
+            let is_dense =
+                even == Some(size as isize) && joined.is_none_or(|columns| *row == (columns * size) as isize);
+            let place = match (feed, even) {
+                // The tile itself, row by row.
+                (Feed::Core, _) => Place::Dense,
+                (Feed::Memory(_), Some(0)) if k < first_out && joined.is_none() => Place::Still,
+                (Feed::Index, Some(0)) if joined.is_none() => Place::Slot(memory.take(size)),
+                (Feed::Memory(_), _) if is_dense => Place::Dense,
+                _ => Place::Staged(memory.take(BLOCK * size)),
+            };
+            (place, even.unwrap_or(0))
+        });
+        let program = Program::new(body, &operands.frame, &operands.sinks)?;
+        let mut over_tile = tile.iter().map(|(row, nest)| (*row, (nest.rank() > 1).then(|| nest.clone())));
+        let mut of_tile = |operands: Vec<BlockOperand>| -> Vec<TileOperand> {
+            let pairs = operands.into_iter().zip(over_tile.by_ref());
+            pairs.map(|(operand, (row, cols))| TileOperand { operand, row, cols }).collect()
+        };
+        let (sources, outs) = (of_tile(sources), of_tile(outs));
+        Ok(Blocks { program, sources, outs })
+    }
 }
 
 impl Epilogue {
@@ -43,43 +96,24 @@ impl Epilogue {
         row: usize,
         cols: Range<usize>,
     ) -> Result<Epilogue, String> {
-        let motions = std::mem::take(&mut operands.motions);
         let along = |m: &Motion| Motion { steps: m.steps[cols.clone()].to_vec(), start: 0 };
-        let nests: Vec<Nest> = motions.iter().map(|m| Nest::new(&shape[cols.clone()], &[along(m)], None)).collect();
-        let first_out = operands.first_out();
-        let mut memory = Reserved::default();
-        let (sources, outs) = operands.place(|k, feed, size| {
-            let even = match nests[k].rank() {
-                0 => Some(if k < first_out { 0 } else { size as isize }),
-                1 => Some(nests[k].steps[0][0]),
-                _ => None,
-            };
-            let place = match (feed, even) {
-                // The tile itself, row by row.
-                (Feed::Core, _) => Place::Dense,
-                (Feed::Memory(_), Some(0)) if k < first_out => Place::Still,
-                (Feed::Index, Some(0)) => Place::Slot(memory.take(size)),
-                (Feed::Memory(_), Some(step)) if step == size as isize => Place::Dense,
-                _ => Place::Staged(memory.take(BLOCK * size)),
-            };
-            (place, even.unwrap_or(0))
-        });
-        let program = Program::new(body, &operands.frame, &operands.sinks)?;
-        let cols = nests.into_iter().map(|nest| (nest.rank() > 1).then_some(nest));
-        let mut over_tile = motions.iter().map(|m| m.steps[row]).zip(cols);
-        let mut of_tile = |operands: Vec<BlockOperand>| -> Vec<TileOperand> {
-            let pairs = operands.into_iter().zip(over_tile.by_ref());
-            pairs.map(|(operand, (row, cols))| TileOperand { operand, row, cols }).collect()
-        };
-        let (sources, outs) = (of_tile(sources), of_tile(outs));
-        Ok(Epilogue { isa, program, sources, outs, registers: memory.0 })
+        let nest = |m: &Motion| (m.steps[row], Nest::new(&shape[cols.clone()], &[along(m)], None));
+        let tile: Vec<_> = std::mem::take(&mut operands.motions).iter().map(nest).collect();
+        let columns: usize = shape[cols.clone()].iter().product();
+        let [mut one, mut several] = [Reserved::default(), Reserved::default()];
+        let by_row = Blocks::new(body, &mut operands, &tile, None, &mut one)?;
+        let is_few = (1..=FEW_COLUMNS).contains(&columns) && shape[row] > 1;
+        let by_rows =
+            is_few.then(|| Blocks::new(body, &mut operands, &tile, Some(columns), &mut several)).transpose()?;
+        Ok(Epilogue { isa, columns, by_row, by_rows, registers: one.0.max(several.0) })
     }
 
     /// Scratch memory for [`Epilogue::apply`].
     pub fn needs(&self) -> Needs {
+        let several = self.by_rows.as_ref().map_or(0, |blocks| blocks.program.registers);
         Needs {
-            bytes: self.registers + self.program.registers,
-            bases: source(self.sources.len() + self.outs.len()),
+            bytes: self.registers + self.by_row.program.registers.max(several),
+            bases: source(self.by_row.sources.len() + self.by_row.outs.len()),
             ..Needs::default()
         }
     }
@@ -90,30 +124,86 @@ impl Epilogue {
     /// The tile must be readable, and so must the operands over it (the destinations writable); the scratch memory must be what
     /// [`Epilogue::needs`] says. A destination may be the tile itself, or an operand with the same steps.
     pub unsafe fn apply(&self, args: &Args, at: &[isize], tile: &Tile, mem: *mut u8, bases: &mut [*mut u8]) {
-        self.program.bind(mem.wrapping_add(self.registers), bases);
-        let (source_at, out_at) = at[..self.sources.len() + self.outs.len()].split_at(self.sources.len());
+        // SAFETY: guaranteed by the caller.
+        unsafe {
+            match &self.by_rows {
+                Some(blocks) if tile.cols.len() == self.columns && tile.stride == self.columns => {
+                    self.apply_to_rows(blocks, args, at, tile, mem, bases);
+                }
+                _ => self.apply_by_row(args, at, tile, mem, bases),
+            }
+        }
+    }
+
+    /// Applies the body to as many whole rows at once as a block has.
+    ///
+    /// # Safety
+    /// As for [`Epilogue::apply`], with a tile of whole rows that has no gaps.
+    unsafe fn apply_to_rows(
+        &self,
+        Blocks { program, sources, outs }: &Blocks,
+        args: &Args,
+        at: &[isize],
+        tile: &Tile,
+        mem: *mut u8,
+        bases: &mut [*mut u8],
+    ) {
+        program.bind(mem.wrapping_add(self.registers), bases);
+        let (source_at, out_at) = at[..sources.len() + outs.len()].split_at(sources.len());
+        let height = BLOCK / self.columns;
+        // SAFETY: guaranteed by the caller; a staging block holds a block.
+        unsafe {
+            program.run_still(self.isa, bases);
+            for first in (0..tile.rows.len()).step_by(height) {
+                let rows = height.min(tile.rows.len() - first);
+                let core = tile.ptr.wrapping_add(first * tile.stride).cast();
+                let line = |s: &TileOperand, at: isize| at + (tile.rows.start + first) as isize * s.row;
+                for (k, (s, &at)) in sources.iter().zip(source_at).enumerate() {
+                    bases[source(k)] = s.read_rows(args, line(s, at), (rows, self.columns), core, mem);
+                }
+                for (k, (s, &at)) in outs.iter().zip(out_at).enumerate() {
+                    bases[program.out(k)] = s.destination(args, line(s, at), core, mem);
+                }
+                program.run_each(self.isa, rows * self.columns, bases);
+                for (s, &at) in outs.iter().zip(out_at) {
+                    let Place::Staged(offset) = s.operand.place else { continue };
+                    for row in 0..rows {
+                        let from = mem.wrapping_add(offset + row * self.columns * s.operand.size);
+                        s.spill(args, line(s, at) + row as isize * s.row, &(0..self.columns), from);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Applies the body to one row after the other.
+    ///
+    /// # Safety
+    /// As for [`Epilogue::apply`].
+    unsafe fn apply_by_row(&self, args: &Args, at: &[isize], tile: &Tile, mem: *mut u8, bases: &mut [*mut u8]) {
+        let Blocks { program, sources, outs } = &self.by_row;
+        program.bind(mem.wrapping_add(self.registers), bases);
+        let (source_at, out_at) = at[..sources.len() + outs.len()].split_at(sources.len());
         for (r, row) in tile.rows.clone().enumerate() {
             for c in (0..tile.cols.len()).step_by(BLOCK) {
                 let cols = tile.cols.start + c..tile.cols.end.min(tile.cols.start + c + BLOCK);
                 let core = tile.ptr.wrapping_add(r * tile.stride + c).cast();
+                let line = |s: &TileOperand, at: isize| at + row as isize * s.row;
                 // SAFETY: guaranteed by the caller; a staging block holds a block.
                 unsafe {
-                    for (k, (s, at)) in self.sources.iter().zip(source_at).enumerate() {
-                        bases[source(k)] = s.read(args, at + row as isize * s.row, &cols, core, mem);
+                    for (k, (s, &at)) in sources.iter().zip(source_at).enumerate() {
+                        bases[source(k)] = s.read(args, line(s, at), &cols, core, mem);
                     }
-                    for (k, (s, at)) in self.outs.iter().zip(out_at).enumerate() {
-                        bases[self.program.out(k)] = match (s.operand.place, s.operand.feed) {
-                            (Place::Staged(offset), _) => mem.wrapping_add(offset),
-                            (_, Feed::Memory(arg)) => args.at(arg, s.position(at + row as isize * s.row, cols.start)),
-                            _ => core,
-                        };
+                    for (k, (s, &at)) in outs.iter().zip(out_at).enumerate() {
+                        bases[program.out(k)] = s.destination(args, s.position(line(s, at), cols.start), core, mem);
                     }
                     if c == 0 {
-                        self.program.run_still(self.isa, bases);
+                        program.run_still(self.isa, bases);
                     }
-                    self.program.run_each(self.isa, cols.len(), bases);
-                    for (s, at) in self.outs.iter().zip(out_at) {
-                        s.spill(args, at + row as isize * s.row, &cols, mem);
+                    program.run_each(self.isa, cols.len(), bases);
+                    for (s, &at) in outs.iter().zip(out_at) {
+                        let Place::Staged(offset) = s.operand.place else { continue };
+                        s.spill(args, line(s, at), &cols, mem.wrapping_add(offset));
                     }
                 }
             }
@@ -153,16 +243,61 @@ impl TileOperand {
         }
     }
 
-    /// Copies columns from their staging block to the row at `line`, if they are staged.
+    /// As [`TileOperand::read`], of some whole rows, the first at `line`, of so many columns.
     ///
     /// # Safety
     /// As for [`Epilogue::apply`].
-    unsafe fn spill(&self, args: &Args, line: isize, cols: &Range<usize>, mem: *mut u8) {
-        let BlockOperand { size, place: Place::Staged(offset), step, .. } = self.operand else { return };
+    #[inline(always)]
+    unsafe fn read_rows(
+        &self,
+        args: &Args,
+        line: isize,
+        (rows, columns): (usize, usize),
+        core: *mut u8,
+        mem: *mut u8,
+    ) -> *mut u8 {
+        let BlockOperand { feed, size, place, step } = self.operand;
+        let Place::Staged(offset) = place else {
+            return if feed == Feed::Core { core } else { args.at(self.operand.arg(), line) };
+        };
+        let staged = mem.wrapping_add(offset);
+        // SAFETY: guaranteed by the caller.
+        unsafe {
+            match (&self.cols, feed) {
+                (None, Feed::Memory(arg)) => {
+                    moves::gather_rows(size, rows, columns, args.at(arg, line), (self.row, step), staged);
+                }
+                _ => {
+                    for row in 0..rows {
+                        let to = mem.wrapping_add(row * columns * size);
+                        self.read(args, line + row as isize * self.row, &(0..columns), core, to);
+                    }
+                }
+            }
+        }
+        staged
+    }
+
+    /// Where the program writes from a position on; the core's result is at `core`.
+    fn destination(&self, args: &Args, position: isize, core: *mut u8, mem: *mut u8) -> *mut u8 {
+        match (self.operand.place, self.operand.feed) {
+            (Place::Staged(offset), _) => mem.wrapping_add(offset),
+            (_, Feed::Memory(arg)) => args.at(arg, position),
+            _ => core,
+        }
+    }
+
+    /// Copies columns from their staging block to the row at `line`.
+    ///
+    /// # Safety
+    /// As for [`Epilogue::apply`].
+    unsafe fn spill(&self, args: &Args, line: isize, cols: &Range<usize>, staged: *const u8) {
+        let BlockOperand { size, step, .. } = self.operand;
         let scatter = |position, step, done, n| {
-            let from = mem.wrapping_add(offset + done * size);
             // SAFETY: guaranteed by the caller.
-            unsafe { moves::scatter(size, n, from, args.at(self.operand.arg(), position), step) }
+            unsafe {
+                moves::scatter(size, n, staged.wrapping_add(done * size), args.at(self.operand.arg(), position), step)
+            }
         };
         match &self.cols {
             None => scatter(self.position(line, cols.start), step, 0, cols.len()),

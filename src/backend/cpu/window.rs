@@ -1,6 +1,6 @@
-//! Windows that slide over one plane: depthwise convolution, max and average pooling, in one, two or three dimensions.
+//! Windows that slide over planes: depthwise convolution, max and average pooling, in one, two or three dimensions.
 //!
-//! Input rows are copied, with their padding, to a ring of rows that stays in the L1 cache. A stride above one deals a row out into as many
+//! Where rows are shorter than vectors, the elements of several planes at one position are a vector. Else planes come one by one: input rows are copied, with their padding, to a ring of rows that stays in the L1 cache. A stride above one deals a row out into as many
 //! phases, so that neighbouring outputs always read neighbouring floats and every load is a plain vector load without bounds.
 //!
 //! ```text
@@ -9,7 +9,7 @@
 //!                                                                            tap 2 reads phase 0 from column 1
 //! ```
 
-use super::simd::{Isa, Lanes, per_isa};
+use super::simd::{Isa, Lanes, per_isa, transpose};
 pub use crate::kernel::cpu::window::Window;
 use crate::kernel::cpu::window::*;
 use std::ops::Range;
@@ -17,7 +17,7 @@ use std::ops::Range;
 /// The function of the elements under a window.
 #[derive(Clone, Copy, Debug)]
 pub enum Slide {
-    /// Their sum weighted by as many weights as the kernel has taps; padding is zero.
+    /// Their sum weighted by as many weights as the kernel has taps, of each plane its own; padding is zero.
     Weighted(*const f32),
     /// The largest. Padding does not count: of padding alone, the result is the lowest finite number, as in ONNX Runtime.
     Max,
@@ -37,6 +37,20 @@ impl Window {
             .filter(|&i| i < self.input[dim])
     }
 
+    /// The taps of window `at` that are inside the input.
+    #[inline(always)]
+    fn taps_inside(&self, dim: usize, at: usize) -> Range<usize> {
+        let (from, step) = (at * self.strides[dim], self.dilations[dim]);
+        let before = |place: usize| {
+            let steps = place.saturating_sub(from);
+            // Divisions take longer than the rest.
+            let steps = if step == 1 { steps } else { steps.div_ceil(step) };
+            steps.min(self.kernel[dim])
+        };
+        let start = before(self.pads[dim]);
+        start..before(self.input[dim] + self.pads[dim]).max(start)
+    }
+
     /// The number of taps of window `at` that an average divides by.
     fn count(&self, dim: usize, at: usize, count_pads: bool) -> usize {
         let inside = |tap: &usize| {
@@ -51,47 +65,77 @@ impl Window {
     }
 }
 
-/// A plane to slide over, and the destination.
+/// Planes to slide over, and the destination.
 #[derive(Clone, Debug)]
-pub struct Plane {
-    /// The input plane.
+pub struct Planes {
+    /// Number of planes: at most as many as [`Window::together`] says.
+    pub count: usize,
+    /// The first input plane.
     pub x: *const f32,
-    /// The first of the output rows.
+    /// Elements from one input plane to the next.
+    pub x_step: usize,
+    /// The first of the output rows of the first plane.
     pub y: *mut f32,
+    /// Elements from one plane's output rows to the next one's.
+    pub y_step: usize,
     /// The output rows (of depth times height) that are computed.
     pub rows: Range<usize>,
 }
 
-/// Slides a window over one plane and writes output rows one after the other.
+/// Slides a window over planes and writes the output rows of each one after the other.
 ///
 /// # Panics
-/// If the rows leave the plane or `workspace` is shorter than [`Window::workspace_bytes`] says.
+/// If there are more planes than go together, the rows leave the plane, or `workspace` is shorter than [`Window::workspace_bytes`] says.
 ///
 /// # Safety
-/// The input plane must be readable, the weights for all taps, the output writable for the rows and apart from both.
-pub unsafe fn slide(isa: Isa, window: &Window, what: Slide, plane: Plane, workspace: &mut [f32]) {
-    assert!(plane.rows.end <= window.rows(), "the rows are inside the plane");
+/// The input planes must be readable, the weights for all taps of each, the output writable for the rows and apart from both.
+pub unsafe fn slide(isa: Isa, window: &Window, what: Slide, planes: Planes, workspace: &mut [f32]) {
+    assert!(planes.count <= window.together(), "the planes go together");
+    assert!(planes.rows.end <= window.rows(), "the rows are inside the plane");
     assert!(workspace.len() >= window.workspace_bytes() / 4, "the workspace is as large as was asked for");
+    if planes.count == 0 || planes.rows.is_empty() || window.output[2] == 0 {
+        return;
+    }
     // SAFETY: guaranteed by the caller.
-    unsafe { slide_checked(isa, window, what, plane, workspace) }
+    unsafe { slide_checked(isa, window, what, planes, workspace) }
 }
 
 per_isa! {
     /// # Safety
     /// As for [`slide`], with all that it checks.
-    unsafe fn slide_checked(window: &Window, what: Slide, plane: Plane, workspace: &mut [f32]) => slide_by
+    unsafe fn slide_checked(window: &Window, what: Slide, planes: Planes, workspace: &mut [f32]) => slide_by
 }
 
 /// # Safety
 /// As for [`slide`], where the CPU has the instruction set of `V`.
 #[inline(always)]
-unsafe fn slide_by<V: Lanes>(window: &Window, what: Slide, plane: Plane, workspace: &mut [f32]) {
+unsafe fn slide_by<V: Lanes>(window: &Window, what: Slide, planes: Planes, workspace: &mut [f32]) {
     // SAFETY: guaranteed by the caller.
     unsafe {
         match what {
-            Slide::Weighted(weights) => slide_with::<V, Sum>(window, Some(weights), None, plane, workspace),
-            Slide::Max => slide_with::<V, Max>(window, None, None, plane, workspace),
-            Slide::Average { count_pads } => slide_with::<V, Sum>(window, None, Some(count_pads), plane, workspace),
+            Slide::Weighted(weights) => slide_with::<V, Sum>(window, Some(weights), None, planes, workspace),
+            Slide::Max => slide_with::<V, Max>(window, None, None, planes, workspace),
+            Slide::Average { count_pads } => slide_with::<V, Sum>(window, None, Some(count_pads), planes, workspace),
+        }
+    }
+}
+
+/// # Safety
+/// As for [`slide_by`].
+#[inline(always)]
+unsafe fn slide_with<V: Lanes, C: Combine>(
+    window: &Window,
+    weights: Option<*const f32>,
+    average: Option<bool>,
+    planes: Planes,
+    workspace: &mut [f32],
+) {
+    // SAFETY: guaranteed by the caller.
+    unsafe {
+        if window.together() > 1 {
+            side_by_side::<V, C>(window, weights, average, &planes, workspace);
+        } else {
+            by_rows::<V, C>(window, weights, average, planes, workspace);
         }
     }
 }
@@ -126,23 +170,96 @@ impl Combine for Max {
     }
 }
 
-/// With `average`, sums are divided by their count, which includes padding or not.
+/// Slides over planes of which each is a lane. With `average`, sums are divided by their count, which includes padding or not.
 ///
 /// # Safety
 /// As for [`slide_by`].
 #[inline(always)]
-unsafe fn slide_with<V: Lanes, C: Combine>(
+unsafe fn side_by_side<V: Lanes, C: Combine>(
     window: &Window,
     weights: Option<*const f32>,
     average: Option<bool>,
-    Plane { x, mut y, rows }: Plane,
+    &Planes { count, x, x_step, y, y_step, ref rows }: &Planes,
+    workspace: &mut [f32],
+) {
+    let Window { input, output: [_, height, width], kernel, strides, dilations, .. } = *window;
+    let (elements, rest) = workspace.split_at_mut(SIDE_BY_SIDE * window.input_len());
+    let (taps, results) = rest.split_at_mut(SIDE_BY_SIDE * window.taps());
+    if count < SIDE_BY_SIDE {
+        // What lanes without a plane have is stored nowhere; zeros are quick to compute with.
+        elements.fill(0.0);
+        taps.fill(0.0);
+    }
+    // SAFETY: whole planes and filters, which the caller vouches for.
+    unsafe {
+        transpose(count, window.input_len(), x, x_step as isize, elements.as_mut_ptr(), SIDE_BY_SIDE);
+        if let Some(weights) = weights {
+            let len = window.taps();
+            transpose(count, len, weights, len as isize, taps.as_mut_ptr(), SIDE_BY_SIDE);
+        }
+    }
+    let (vectors, mut result) = (SIDE_BY_SIDE / V::LEN, results.as_mut_ptr());
+    let (elements, taps) = (elements.as_ptr(), taps.as_ptr());
+    for row in rows.clone() {
+        let (depth, row) = (row / height, row % height);
+        for column in 0..width {
+            let across = window.taps_inside(2, column);
+            // SAFETY: the CPU has the instruction set of `V`.
+            let mut sums = [unsafe { V::splat(C::START) }; SIDE_BY_SIDE / NARROWEST];
+            for plane in window.taps_inside(0, depth) {
+                let deep = depth * strides[0] + plane * dilations[0] - window.pads[0];
+                for line in window.taps_inside(1, row) {
+                    let at = row * strides[1] + line * dilations[1] - window.pads[1];
+                    for tap in across.clone() {
+                        let column = column * strides[2] + tap * dilations[2] - window.pads[2];
+                        let element =
+                            elements.wrapping_add(((deep * input[1] + at) * input[2] + column) * SIDE_BY_SIDE);
+                        let weight = taps.wrapping_add(((plane * kernel[1] + line) * kernel[2] + tap) * SIDE_BY_SIDE);
+                        for (i, sum) in sums.iter_mut().enumerate().take(vectors) {
+                            // SAFETY: the tap is inside the planes.
+                            unsafe {
+                                let weight =
+                                    if weights.is_some() { V::load(weight.add(i * V::LEN)) } else { V::splat(1.0) };
+                                *sum = C::step(*sum, V::load(element.add(i * V::LEN)), weight);
+                            }
+                        }
+                    }
+                }
+            }
+            // SAFETY: there is room for the results of all rows.
+            unsafe {
+                if let Some(count_pads) = average {
+                    let counted = [depth, row, column];
+                    let count: usize = (0..3).map(|dim| window.count(dim, counted[dim], count_pads)).product();
+                    for sum in &mut sums {
+                        *sum = sum.div(V::splat(count as f32));
+                    }
+                }
+                for (i, sum) in sums.into_iter().enumerate().take(vectors) {
+                    sum.store(result.add(i * V::LEN));
+                }
+                result = result.add(SIDE_BY_SIDE);
+            }
+        }
+    }
+    // SAFETY: the output rows, which the caller vouches for.
+    unsafe { transpose(rows.len() * width, count, results.as_ptr(), SIDE_BY_SIDE as isize, y, y_step) }
+}
+
+/// Slides over the rows of one plane. With `average`, sums are divided by their count, which includes padding or not.
+///
+/// # Safety
+/// As for [`slide_by`].
+#[inline(always)]
+unsafe fn by_rows<V: Lanes, C: Combine>(
+    window: &Window,
+    weights: Option<*const f32>,
+    average: Option<bool>,
+    Planes { x, mut y, rows, .. }: Planes,
     workspace: &mut [f32],
 ) {
     let ring = window.ring();
     let [_, height, width] = window.output;
-    if rows.is_empty() || width == 0 {
-        return;
-    }
     let (space, across) = workspace.split_at_mut((window.kernel[0] * ring.rows + 1) * ring.pitch);
     space.fill(C::START);
     let blank = space.len() - ring.pitch;

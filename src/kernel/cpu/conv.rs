@@ -10,8 +10,6 @@ use std::ops::Range;
 pub(crate) const LANES: usize = 16;
 /// Images of fewer positions than this go into one product of a transposed convolution.
 const TOGETHER: usize = 64;
-/// Depthwise results go to the epilogue in bands of about this many elements.
-pub(crate) const BAND: usize = 8 << 10;
 
 /// The elements of a convolution of bytes, whose sums are of `i32`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,9 +50,14 @@ impl Conv {
         if self.bytes.is_some() { DType::I8 } else { DType::F32 }
     }
 
-    /// Floats of workspace in which a depthwise convolution of bytes has the taps of a filter, and with how many more the plane.
+    /// Planes that a depthwise convolution computes together: each has a filter of its own, and so has its plane of the data.
+    pub(crate) fn together(&self) -> usize {
+        if self.out_channels == self.groups { self.window.together() } else { 1 }
+    }
+
+    /// Floats of workspace in which a depthwise convolution of bytes has the taps of the filters, and with how many more the planes.
     pub(crate) fn widened(&self) -> (usize, usize) {
-        let up = |len: usize| len.next_multiple_of(LANES);
+        let up = |len: usize| (self.together() * len).next_multiple_of(LANES);
         if self.bytes.is_some() { (up(self.window.taps()), up(self.window.input_len())) } else { (0, 0) }
     }
 
@@ -168,7 +171,7 @@ impl Conv {
         match self.way {
             Way::Depthwise => {
                 let (taps, plane) = self.widened();
-                let band = if direct { 0 } else { self.band() * self.window.output[2] };
+                let band = if direct { 0 } else { self.together() * self.window.band() * self.window.output[2] };
                 self.window.workspace_bytes() + 4 * (taps + plane + band)
             }
             Way::WeightsLeft => gemm::workspace_bytes(m, n, k, true, false, direct),
@@ -177,11 +180,6 @@ impl Conv {
             }
             Way::WholeBatch => gemm::workspace_bytes(m, n, k, false, false, false) + 4 * self.transposed_len(),
         }
-    }
-
-    /// Output rows that are handed to the epilogue together.
-    pub(crate) fn band(&self) -> usize {
-        (BAND / self.window.output[2].max(1)).clamp(1, self.window.rows().max(1))
     }
 
     /// Elements of the largest tile with weights on the right.

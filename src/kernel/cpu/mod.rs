@@ -401,11 +401,6 @@ impl Windowed {
         })
     }
 
-    /// Output rows that a pooling hands to its body together.
-    pub fn band(&self) -> usize {
-        ((8 << 10) / self.window.output[2].max(1)).clamp(1, self.window.rows().max(1))
-    }
-
     /// About how long one thread takes.
     pub fn nanoseconds(&self) -> f64 {
         let [n, channels] = self.planes.map(|d| d as f64);
@@ -456,7 +451,8 @@ impl Windowed {
                     + if direct { 0 } else { 4 * conv.together() * conv.block() * self.window.input_len() }
             }
             Slide::Pool(_) => {
-                let band = if direct { 0 } else { 4 * self.band() * self.window.output[2] };
+                let band =
+                    if direct { 0 } else { 4 * self.window.together() * self.window.band() * self.window.output[2] };
                 self.window.workspace_bytes().next_multiple_of(64) + band
             }
         }

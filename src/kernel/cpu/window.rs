@@ -1,4 +1,4 @@
-//! The geometry of windows that slide over a plane, and the ring of rows that the CPU keeps of it.
+//! The geometry of windows that slide over planes, and what the CPU keeps of these: a ring of rows, or several planes side by side.
 
 use std::ops::Range;
 
@@ -29,6 +29,16 @@ pub(crate) const TALL: usize = 7;
 pub(crate) const LINES: usize = 2 * (TALL - 1) + 7;
 /// The widest vector. Rows in the ring are padded to it.
 pub(crate) const WIDEST: usize = 16;
+/// The narrowest.
+pub(crate) const NARROWEST: usize = 8;
+
+/// Planes of which each one is a lane, where rows are too short for vectors.
+pub(crate) const SIDE_BY_SIDE: usize = 16;
+/// The longest rows for which that pays, and the most elements of a plane: so many fit in the L1 cache.
+const SHORT: usize = 8;
+const SMALL: usize = 1 << 8;
+/// Results go to the epilogue in bands of about this many elements.
+const BAND: usize = 8 << 10;
 
 /// How the ring is laid out in the workspace, in floats.
 pub(crate) struct Ring {
@@ -88,8 +98,22 @@ impl Window {
         self.output[0] * self.output[1]
     }
 
+    /// Planes that a slide computes together, as far as there are so many.
+    pub fn together(&self) -> usize {
+        let is_short = self.output[2] <= SHORT && self.input_len().max(self.output_len()).max(self.taps()) <= SMALL;
+        if is_short { SIDE_BY_SIDE } else { 1 }
+    }
+
+    /// Output rows that are handed to the epilogue together.
+    pub fn band(&self) -> usize {
+        (BAND / self.output[2].max(1)).clamp(1, self.rows().max(1))
+    }
+
     /// Bytes of workspace that one call of a slide needs; each thread needs its own.
     pub fn workspace_bytes(&self) -> usize {
+        if self.together() > 1 {
+            return 4 * SIDE_BY_SIDE * (self.input_len() + self.taps() + self.output_len());
+        }
         let ring = self.ring();
         4 * ((self.kernel[0] * ring.rows + 1) * ring.pitch + self.output[2].next_multiple_of(WIDEST))
     }

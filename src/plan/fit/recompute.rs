@@ -103,7 +103,7 @@ fn divide(made: &mut Prepared, copies: &mut HashMap<NodeId, NodeId>, target: &Ta
         return Ok(());
     }
     regroup(&mut divided, target, true)?;
-    let [before, after] = [&*made, &divided].map(apart::moved);
+    let [before, after] = [&*made, &divided].map(apart::moved_bytes);
     let [peak, less] = [estimate(made, target)?, estimate(&divided, target)?];
     tracing::debug!(before, after, peak, less, "bytes moved, if kernels share no elementwise values");
     if after < before && less <= peak + peak / DIVIDED_TAKES {

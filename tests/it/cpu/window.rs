@@ -1,13 +1,13 @@
 //! The CPU's windows of every geometry, against plain loops.
 
 use plimsoll::internals::backend::cpu::simd::Isa;
-use plimsoll::internals::backend::cpu::window::{Plane, Slide, Window, slide};
+use plimsoll::internals::backend::cpu::window::{Planes, Slide, Window, slide};
 
 fn reference(w: &Window, what: Slide, weights: &[f32], x: &[f32]) -> Vec<f32> {
     let mut y = Vec::new();
     let mut each = |at: [usize; 3]| {
         let (mut sum, mut max, mut count) = (0.0, f64::NEG_INFINITY, 0.0);
-        for (tap, &weight) in weights.iter().enumerate() {
+        for (tap, &weight) in weights.iter().enumerate().take(w.taps()) {
             let taps = [tap / w.kernel[2] / w.kernel[1], tap / w.kernel[2] % w.kernel[1], tap % w.kernel[2]];
             let mut index = Some(0);
             let mut padded = true;
@@ -41,6 +41,29 @@ fn reference(w: &Window, what: Slide, weights: &[f32], x: &[f32]) -> Vec<f32> {
     y
 }
 
+/// Planes of results, computed in some pieces of rows.
+fn slid(
+    isa: Isa,
+    window: &Window,
+    what: Slide,
+    (count, x, x_step): (usize, &[f32], usize),
+    pieces: usize,
+) -> Vec<Vec<f32>> {
+    let mut y = vec![Vec::new(); count];
+    let step = window.rows().div_ceil(pieces);
+    for start in (0..window.rows()).step_by(step) {
+        let rows = start..window.rows().min(start + step);
+        let y_step = rows.len() * window.output[2];
+        let mut part = vec![f32::NAN; count * y_step];
+        let mut space = vec![f32::NAN; window.workspace_bytes() / 4];
+        let planes = Planes { count, x: x.as_ptr(), x_step, y: part.as_mut_ptr(), y_step, rows };
+        // SAFETY: the buffers have exactly the sizes that the geometry names.
+        unsafe { slide(isa, window, what, planes, &mut space) }
+        y.iter_mut().zip(part.chunks(y_step.max(1))).for_each(|(y, part)| y.extend(part));
+    }
+    y
+}
+
 #[test]
 fn windows_of_every_geometry() {
     let mut windows = Vec::new();
@@ -63,35 +86,38 @@ fn windows_of_every_geometry() {
             }
         }
     }
+    let mut together = 0;
     for window in &windows {
         let values = |len: usize, m: usize| (0..len).map(|i| ((i * 37 + 11) % m) as f32 - 9.0).collect::<Vec<_>>();
-        let x = values(window.input_len(), 23);
-        let weights = values(window.taps(), 17);
-        for what in [
-            Slide::Weighted(weights.as_ptr()),
-            Slide::Max,
-            Slide::Average { count_pads: false },
-            Slide::Average { count_pads: true },
-        ] {
-            let want = reference(window, what, &weights, &x);
-            for isa in Isa::available() {
-                for pieces in [1, 3] {
-                    let mut y = Vec::new();
-                    let step = window.rows().div_ceil(pieces);
-                    for start in (0..window.rows()).step_by(step) {
-                        let rows = start..window.rows().min(start + step);
-                        let mut part = vec![f32::NAN; rows.len() * window.output[2]];
-                        let mut space = vec![f32::NAN; window.workspace_bytes() / 4];
-                        let plane = Plane { x: x.as_ptr(), y: part.as_mut_ptr(), rows };
-                        // SAFETY: the buffers have exactly the sizes that the geometry names.
-                        unsafe { slide(isa, window, what, plane, &mut space) }
-                        y.extend(part);
+        let (len, taps) = (window.input_len(), window.taps());
+        together = together.max(window.together());
+        for count in [1, 5, 16].into_iter().filter(|&count| count <= window.together()) {
+            // Planes have a gap between them.
+            let x_step = len + 3;
+            let x = values(count * x_step, 23);
+            let weights = values(count * taps, 17);
+            for what in [
+                Slide::Weighted(weights.as_ptr()),
+                Slide::Max,
+                Slide::Average { count_pads: false },
+                Slide::Average { count_pads: true },
+            ] {
+                let plane = |k: usize| reference(window, what, &weights[k * taps..], &x[k * x_step..][..len]);
+                let want: Vec<_> = (0..count).map(plane).collect();
+                for isa in Isa::available() {
+                    for pieces in [1, 3] {
+                        let y = slid(isa, window, what, (count, &x, x_step), pieces);
+                        let same = |a: f32, b: f32| a == b || a.is_nan() && b.is_nan();
+                        let equal = y
+                            .iter()
+                            .zip(&want)
+                            .all(|(y, want)| y.len() == want.len() && y.iter().zip(want).all(|(&a, &b)| same(a, b)));
+                        assert!(equal, "{} {window:?} {what:?} {count}\n{y:?}\n{want:?}", isa.name());
                     }
-                    let same = y.iter().zip(&want).all(|(a, b)| a == b || a.is_nan() && b.is_nan());
-                    assert!(same && y.len() == want.len(), "{} {window:?} {what:?}\n{y:?}\n{want:?}", isa.name());
                 }
             }
         }
     }
+    assert_eq!(together, 16);
     assert!(windows.len() > 100);
 }

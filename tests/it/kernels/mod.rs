@@ -650,7 +650,7 @@ type Row = (&'static str, [usize; 5], [usize; 4], usize, Window);
 /// Convolutions of bytes: as products and of each channel by itself, of every stride, with and without something around the data.
 fn convolutions_of_bytes(c: &mut Cases) {
     let (one, three) = ([1; 3], window([1, 3, 3], [1; 3], [1; 3], [0, 1, 1]));
-    let rows: [Row; 14] = [
+    let rows: [Row; 15] = [
         ("same", [2, 5, 1, 7, 9], [6, 1, 7, 9], 1, three.clone()),
         ("long", [1, 64, 1, 12, 19], [33, 1, 12, 19], 1, three.clone()),
         ("deep", [1, 300, 1, 5, 6], [13, 1, 5, 6], 1, three.clone()),
@@ -663,6 +663,7 @@ fn convolutions_of_bytes(c: &mut Cases) {
         ("few outputs", [1, 9, 1, 8, 21], [2, 1, 8, 21], 1, three.clone()),
         ("depthwise", [2, 7, 1, 13, 18], [7, 1, 13, 18], 7, three.clone()),
         ("depthwise, strided", [1, 4, 1, 15, 12], [8, 1, 8, 6], 4, window([1, 5, 5], [1, 2, 2], one, [0, 2, 2])),
+        ("depthwise, small", [2, 35, 1, 5, 4], [35, 1, 5, 4], 35, three.clone()),
         ("3-D", [1, 2, 4, 5, 6], [4, 4, 4, 6], 1, window([2, 3, 3], one, one, [1, 1, 1])),
         ("1-D", [1, 3, 1, 1, 40], [5, 1, 1, 21], 1, window([1, 1, 4], [1, 1, 2], one, [0, 0, 2])),
     ];
@@ -865,13 +866,14 @@ fn conv(c: &mut Cases) {
     let one = [1; 3];
     // name, input, output channels and extents, groups, window
     let three = window([1, 3, 3], one, one, [0, 1, 1]);
-    let rows: [Row; 31] = [
+    let rows: [Row; 32] = [
         ("1-D", [2, 3, 1, 1, 20], [5, 1, 1, 18], 1, window([1, 1, 3], one, one, [0; 3])),
         ("2-D", [2, 3, 1, 9, 8], [4, 1, 9, 8], 1, window([1, 3, 3], one, one, [0, 1, 1])),
         ("strided", [1, 20, 1, 11, 13], [70, 1, 6, 7], 1, window([1, 3, 3], [1, 2, 2], one, [0, 1, 1])),
         ("dilated", [1, 2, 1, 12, 12], [20, 1, 7, 9], 1, window([1, 3, 2], one, [1, 3, 3], [0, 1, 0])),
         ("grouped", [2, 8, 1, 6, 5], [24, 1, 6, 5], 2, window([1, 3, 3], one, one, [0, 1, 1])),
         ("depthwise", [2, 6, 1, 9, 9], [12, 1, 5, 5], 6, window([1, 5, 5], [1, 2, 2], one, [0, 2, 2])),
+        ("depthwise, small", [2, 37, 1, 4, 3], [37, 1, 4, 3], 37, three.clone()),
         ("1x1", [2, 40, 1, 7, 7], [33, 1, 7, 7], 1, window(one, one, one, [0; 3])),
         ("1x1 strided", [1, 16, 1, 8, 8], [16, 1, 4, 4], 1, window(one, [1, 2, 2], one, [0; 3])),
         ("3-D", [1, 2, 5, 6, 7], [3, 4, 3, 8], 1, window([2, 3, 3], [1, 2, 1], one, [0, 1, 2])),
@@ -1004,7 +1006,8 @@ fn pool(c: &mut Cases) {
     let rows = [
         ("maximum", Pool::Max, overlapping.clone(), [2, 3, 1, 9, 8], [1, 5, 4]),
         ("mean", Pool::Mean, overlapping.clone(), [2, 3, 1, 9, 8], [1, 5, 4]),
-        ("mean padded", ceil, overlapping, [2, 3, 1, 8, 8], [1, 5, 5]),
+        ("mean padded", ceil, overlapping.clone(), [2, 3, 1, 8, 8], [1, 5, 5]),
+        ("maximum, small", Pool::Max, overlapping.clone(), [2, 21, 1, 6, 5], [1, 3, 3]),
         ("dilated", Pool::Max, window([1, 2, 2], one, [1, 2, 3], [0; 3]), [1, 2, 1, 7, 7], [1, 5, 4]),
         ("3-D", Pool::Mean, window([2, 2, 2], [2, 1, 2], one, [1, 0, 0]), [1, 2, 4, 5, 6], [2, 4, 3]),
         ("outside", Pool::Max, window([1, 1, 2], [1, 1, 3], one, [0, 0, 2]), [1, 1, 1, 1, 5], [1, 1, 3]),
