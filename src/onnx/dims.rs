@@ -199,7 +199,7 @@ pub(super) fn trips_of(node: &NodeProto) -> Option<String> {
 
 /// True if a dim's text is one name, not a sum or product.
 fn is_single(text: &str) -> bool {
-    !text.contains(|c: char| c.is_whitespace() || "+-*/()".contains(c))
+    evaluate(text, &BTreeMap::new()).is_ok_and(|(names, _)| names == [text])
 }
 
 /// A declared type as text: `f32[batch,784]`.
@@ -303,4 +303,16 @@ pub(super) fn check_output(output: &ValueInfoProto, fact: &Fact, dims: &[(String
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_single;
+
+    #[test]
+    fn a_sum_or_a_product_is_not_one_name() {
+        let single = ["batch", "batch-size", "past.length", "sequence length"];
+        assert_eq!(single.map(is_single), [true; 4]);
+        assert_eq!(["past + 1", "2*batch", "8", "a+b"].map(is_single), [false; 4]);
+    }
 }

@@ -1,6 +1,5 @@
 //! The content of a model, with nothing bound.
 
-use super::dims::trips_of;
 use super::import::{Operator, operators};
 use super::proto::*;
 use super::{Model, in_graph};
@@ -91,7 +90,7 @@ impl Model {
             open_dims: self.open_dims().unwrap_or_default(),
             inputs: self.open_inputs().map(declared).collect(),
             outputs: graph.output.iter().map(declared).collect(),
-            loops: graph.node.iter().filter(|node| node.op_type == "Loop").filter_map(trips_of).collect(),
+            loops: self.loops().into_iter().collect(),
             operators: operators(self)?,
             weights,
             weight_bytes,

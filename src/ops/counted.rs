@@ -3,6 +3,7 @@
 
 use super::found::{Unique, best_boxes};
 use super::scatter::SCATTER;
+use super::sort::LONGEST;
 use super::{ensure, position};
 use crate::dtype::DType;
 use crate::op::{Args, Attrs, Call, Eval, Fact, Lower, Nodes, OpDef, OpResult, Var, inputs, names};
@@ -69,8 +70,7 @@ pub(super) static OPS: &[OpDef] = &[
         "Unique of elements that a run gives",
         inputs![X],
         |call| {
-            let (slices, axis) = (slices(call)?, axis(call)?);
-            let n = slices[0];
+            let ([n, _], axis) = (slices(call)?, axis(call)?);
             let found = if axis.is_some() { call.shape(0).clone() } else { Shape::new([n]) };
             let numbers = || Fact::new(DType::I64, [n]);
             counted(vec![Fact::new(call.dtype(0), found), numbers(), numbers(), numbers()])
@@ -245,13 +245,18 @@ fn axis(call: &Call) -> OpResult<Option<usize>> {
 
 /// The number of slices, and of elements in each.
 fn slices(call: &Call) -> OpResult<[usize; 2]> {
-    let shape = call.shape(0);
-    let Some(axis) = axis(call)? else { return Ok([shape.numel(), 1]) };
+    let (shape, axis) = (call.shape(0), axis(call)?);
+    let n = axis.map_or(shape.numel(), |axis| shape[axis]);
+    ensure(n <= LONGEST, || {
+        let what = if axis.is_some() { "slices" } else { "elements" };
+        format!("input 'X': expected at most {LONGEST} {what}, found {n}")
+    })?;
+    let Some(axis) = axis else { return Ok([n, 1]) };
     let others = (0..shape.len()).filter(|&k| k != axis).map(|k| shape[k]).product();
     ensure((1..=MOST_COLUMNS).contains(&others), || {
         format!("input 'X': expected slices of 1 to {MOST_COLUMNS} elements, found {others}")
     })?;
-    Ok([shape[axis], others])
+    Ok([n, others])
 }
 
 fn unique<'g>(b: Nodes<'g>, call: &Call, x: &Args<Var<'g>>) -> OpResult<Vec<Var<'g>>> {
@@ -276,7 +281,13 @@ fn unique<'g>(b: Nodes<'g>, call: &Call, x: &Args<Var<'g>>) -> OpResult<Vec<Var<
     }
     let sorted = table.gather(order, 0);
     let yes = b.scalar(1.0, DType::Bool).expand(&[1]);
-    let again = sorted.part(0, 1..n).equal(sorted.part(0, 0..n - 1)).cast(DType::I32).reduce_min(&[1], false);
+    let [later, earlier] = [sorted.part(0, 1..n), sorted.part(0, 0..n - 1)];
+    let mut same = later.equal(earlier);
+    if call.dtype(0).is_float() {
+        let [later, earlier] = [later, earlier].map(|v| v.op("IsNaN", &[], Attrs::new()));
+        same = same.or(later.and(earlier));
+    }
+    let again = same.cast(DType::I32).reduce_min(&[1], false);
     let starts = if n == 1 { yes } else { b.concat(&[yes, again.equal(0.0)], 0) };
     let found = Found::new(b, starts, n, n);
     let last = (n - 1) as f64;
@@ -321,6 +332,7 @@ impl Boxes {
         ensure(images == batch && boxes == each && call.dtype(0) == call.dtype(1), || {
             format!("expected a score per box of {}, found {}", call.fact(0), call.fact(1))
         })?;
+        ensure(call.dtype(0).is_float(), || format!("input 'boxes': expected a float type, found {}", call.fact(0)))?;
         let asked = usize::try_from(call.int("max_output_boxes_per_class", 0)?).unwrap_or(0);
         let most = asked.min(boxes);
         ensure(most <= MOST_BOXES, || {
@@ -339,9 +351,11 @@ fn best<'g>(b: Nodes<'g>, call: &Call, x: &Args<Var<'g>>) -> OpResult<Vec<Var<'g
     if room == 0 {
         return Ok(vec![b.constant(DType::I64, [0, 3], Vec::new), b.scalar(0.0, DType::I64)]);
     }
-    let spans = Span::of(call, x[0], [images, boxes])?;
+    // Areas in pixels are larger than a half can be.
+    let [corners, scores] = [x[0], x[1]].map(|v| if call.dtype(0).size() < 4 { v.cast(DType::F32) } else { v });
+    let spans = Span::of(call, corners, [images, boxes])?;
     let numbers = b.numbers(DType::I64, [boxes], 0.0);
-    let mut scores = x[1].greater(least).select(x[1], f64::NEG_INFINITY);
+    let mut scores = scores.greater(least).select(scores, f64::NEG_INFINITY);
     let (mut taken, mut holds) = (Vec::with_capacity(most), Vec::with_capacity(most));
     for _ in 0..most {
         let at = scores.op("ArgMax", &[], Attrs::new().with("axis", 2).with("keepdims", 1));
@@ -403,7 +417,16 @@ impl<'g> Span<'g> {
 mod tests {
     use crate::dtype::DType::*;
     use crate::op::Attrs;
-    use crate::ops::tests::outputs;
+    use crate::ops::tests::{outputs, refused};
+
+    #[test]
+    fn what_is_too_much_or_no_float_is_refused() {
+        let found = refused("plimsoll.Unique", &[(F32, &[20_000])], &Attrs::new());
+        assert_eq!(found, "input 'X': expected at most 16384 elements, found 20000");
+        let attrs = Attrs::new().with("max_output_boxes_per_class", 1);
+        let found = refused("plimsoll.NonMaxSuppression", &[(I32, &[1, 3, 4]), (I32, &[1, 1, 3])], &attrs);
+        assert_eq!(found, "input 'boxes': expected a float type, found i32[1,3,4]");
+    }
 
     #[test]
     fn zeros_stand_behind_what_is_found() {

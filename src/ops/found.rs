@@ -1,6 +1,7 @@
 //! Rows whose results are as many as are found. The elements that decide are known before the run.
 
 use super::compose::composed;
+use super::sort::ascending;
 use super::{ensure, output, position};
 use crate::dtype::DType;
 use crate::op::{Attr, Call, Eval, Lower, Nodes, OpDef, OpResult, Var, inputs, names};
@@ -108,7 +109,7 @@ pub(super) fn best_boxes(shapes: [&Shape; 2], [boxes, scores]: [&[f64]; 2], call
         let spans = &spans[image * count..][..count];
         let mut order: Vec<usize> = (0..count).filter(|&i| scores[i] > least).collect();
         // Of equal scores, the first comes first.
-        order.sort_by(|&a, &b| scores[b].partial_cmp(&scores[a]).unwrap_or(Ordering::Equal));
+        order.sort_by(|&a, &b| ascending(scores[b], scores[a]));
         let mut kept: Vec<usize> = Vec::new();
         for i in order {
             if kept.len() == most {
@@ -149,7 +150,7 @@ impl Unique {
         let slices = Unique::slices(&values, &shape, axis);
         let order = |a: usize, b: usize| {
             let pairs = slices[a].iter().zip(&slices[b]);
-            pairs.map(|(a, b)| a.total_cmp(b)).find(|order| order.is_ne()).unwrap_or(Ordering::Equal)
+            pairs.map(|(&a, &b)| ascending(a, b)).find(|order| order.is_ne()).unwrap_or(Ordering::Equal)
         };
         let mut sorted: Vec<usize> = (0..slices.len()).collect();
         sorted.sort_by(|&a, &b| order(a, b).then(a.cmp(&b)));
@@ -166,12 +167,12 @@ impl Unique {
         Ok(Unique { dtype, shape, values, axis, places })
     }
 
-    /// The elements of each slice; zeros of both signs are equal.
+    /// The elements of each slice.
     fn slices(values: &[f64], shape: &Shape, axis: Option<usize>) -> Vec<Vec<f64>> {
-        let Some(axis) = axis else { return values.iter().map(|&v| vec![v + 0.0]).collect() };
+        let Some(axis) = axis else { return values.iter().map(|&v| vec![v]).collect() };
         let mut slices = vec![Vec::new(); shape[axis]];
         for (index, &value) in indices(shape).zip(values) {
-            slices[index[axis]].push(value + 0.0);
+            slices[index[axis]].push(value);
         }
         slices
     }

@@ -1,7 +1,8 @@
 //! Sorting.
 //!
 //! The rank of an element is the number of elements before it in the order. So every element finds its place by
-//! itself, no two invocations write one place, and the result is the same on every device:
+//! itself, no two invocations write one place, and the result is the same on every device. What is not a number stands above all
+//! numbers:
 //!
 //! ```text
 //! x [n, 1] --.
@@ -15,7 +16,7 @@ use crate::op::{Args, Attrs, Call, Eval, Fact, Lower, Nodes, OpDef, OpResult, Va
 use std::cmp::Ordering;
 
 /// Upper bound of the axis length: each element is compared with every other.
-const LONGEST: usize = 1 << 14;
+pub(super) const LONGEST: usize = 1 << 14;
 
 pub(super) static OPS: &[OpDef] = &[OpDef::new(
     "TopK",
@@ -55,6 +56,11 @@ fn extent(call: &Call) -> OpResult<(usize, usize)> {
     }
 }
 
+/// The order of two elements: zeros of both signs are equal, and what is not a number stands above all numbers.
+pub(super) fn ascending(a: f64, b: f64) -> Ordering {
+    a.partial_cmp(&b).unwrap_or_else(|| a.is_nan().cmp(&b.is_nan()))
+}
+
 fn eval(x: &Args<&[f64]>, call: &Call) -> OpResult<Vec<Vec<f64>>> {
     let (x, shape) = (x[0], call.shape(0));
     let ((axis, k), largest) = (extent(call)?, call.int("largest", 1)? != 0);
@@ -65,9 +71,8 @@ fn eval(x: &Args<&[f64]>, call: &Call) -> OpResult<Vec<Vec<f64>>> {
         let first = position(&index, shape);
         let mut order: Vec<usize> = (0..n).collect();
         let by_value = |&i: &usize, &j: &usize| {
-            let (a, b) = (x[first + i * inner], x[first + j * inner]);
-            let order = if largest { b.partial_cmp(&a) } else { a.partial_cmp(&b) };
-            order.unwrap_or(Ordering::Equal)
+            let order = ascending(x[first + i * inner], x[first + j * inner]);
+            if largest { order.reverse() } else { order }
         };
         order.sort_by(by_value);
         let place = position(&index, &taken);
@@ -90,7 +95,14 @@ fn nodes<'g>(b: Nodes<'g>, call: &Call, x: &Args<Var<'g>>) -> OpResult<Vec<Var<'
     // [.., each, others, ..]
     let (each, others) = (x.unsqueeze(&behind), x.unsqueeze(&at));
     let before = if largest { others.greater(each) } else { others.less(each) };
-    let equal = others.equal(each);
+    let (before, equal) = if call.dtype(0).is_float() {
+        let undefined = x.op("IsNaN", &[], Attrs::new());
+        let (each_is, others_are) = (undefined.unsqueeze(&behind), undefined.unsqueeze(&at));
+        let [above, below] = if largest { [others_are, each_is] } else { [each_is, others_are] };
+        (before.or(above).and(below.op("Not", &[], Attrs::new())), others.equal(each).or(each_is.and(others_are)))
+    } else {
+        (before, others.equal(each))
+    };
     let (rows, columns) = (count(DType::I32, [n, 1]), count(DType::I32, [1, n]));
     let before = before.or(equal.and(columns.less(rows))).cast(DType::I32);
     // [.., places, each, ..]
@@ -117,6 +129,15 @@ mod tests {
         assert_eq!(top(Attrs::new().with("K", 2).with("largest", 0))[1].1, [3.0, 0.0, 3.0, 1.0]);
         let columns = top(Attrs::new().with("K", 1).with("axis", 0));
         assert_eq!(columns[1], ("i64[1,4]".into(), vec![0.0; 4]));
+    }
+
+    #[test]
+    fn what_is_not_a_number_stands_above_all_numbers() {
+        let x: &[_] = &[(F32, &[5][..], &[2.0, f64::NAN, f64::INFINITY, -f64::NAN, 1.0][..])];
+        let places =
+            |largest: i64| outputs("TopK", x, &Attrs::new().with("K", 5).with("largest", largest))[1].1.clone();
+        assert_eq!(places(1), [1.0, 3.0, 2.0, 0.0, 4.0]);
+        assert_eq!(places(0), [4.0, 0.0, 2.0, 1.0, 3.0]);
     }
 
     #[test]

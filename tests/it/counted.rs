@@ -279,6 +279,44 @@ fn searches_meet_along_an_axis() {
     case.holds(&[1, 2, 3, 4].map(given));
 }
 
+/// What is not a number stands above all numbers, and is one element; so are zeros of both signs.
+#[test]
+fn elements_that_are_no_numbers_are_one() {
+    let nan = f64::NAN;
+    for attributes in ["", "<sorted = 0>"] {
+        let rest = format!("(y, first, inverse, counts) {{ y, first, inverse, counts = Unique {attributes} (x) }}");
+        let rest: &'static str = Box::leak(rest.into_boxed_str());
+        let case = Case { inputs: &[("x", "float", DType::F32, &[3])], rest };
+        let graph = case.graph(None).expect("a graph");
+        let numbers = |x: [f64; 3]| -> Vec<Vec<f64>> {
+            let found = reference::run(&graph, &[Tensor::from_f64(DType::F32, [3], &x)]).expect("it runs");
+            found[1..].iter().map(Tensor::to_f64).collect()
+        };
+        // Where each stands first, which one each is, how often it stands, and how many there are.
+        assert_eq!(numbers([nan, nan, nan]), [vec![0.0; 3], vec![0.0; 3], vec![3.0, 0.0, 0.0], vec![1.0]]);
+        assert_eq!(numbers([0.0, -0.0, 0.0]), [vec![0.0; 3], vec![0.0; 3], vec![3.0, 0.0, 0.0], vec![1.0]]);
+        assert_eq!(numbers([2.0, 1.0, nan])[3], [3.0]);
+        case.holds(&[[2.0, 1.0, nan], [nan, 2.0, 1.0], [nan, 1.0, nan], [0.0, -0.0, 0.0]].map(|x| vec![x.to_vec()]));
+    }
+}
+
+/// The areas of these boxes are larger than a half can be.
+#[test]
+fn boxes_in_pixels_of_halves_hide_each_other() {
+    let case = Case {
+        inputs: &[("boxes", "float", DType::F32, &[1, 3, 4]), ("s", "float", DType::F32, &[1, 1, 3])],
+        rest: "(int64[n, 3] best) {
+            most = Constant <value_ints = [3]> ()
+            overlap = Constant <value_floats = [0.5]> ()
+            half_boxes = Cast <to = 10> (boxes)
+            half_s = Cast <to = 10> (s)
+            best = NonMaxSuppression (half_boxes, half_s, most, overlap)
+        }",
+    };
+    let boxes = [0.0, 0.0, 640.0, 640.0, 8.0, 0.0, 640.0, 640.0, 0.0, 0.0, 32.0, 640.0];
+    case.holds(&[vec![boxes.to_vec(), vec![0.5, 0.75, 0.25]]]);
+}
+
 #[test]
 fn a_session_gives_what_was_found() {
     let source = Case { inputs: &[("x", "float", DType::F32, &[6])], rest: "(int64[1, n] at) { at = NonZero (x) }" };

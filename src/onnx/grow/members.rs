@@ -6,7 +6,7 @@ use crate::graph::{Graph, Kind, MAX_NODES};
 use crate::op::{Lower, NodeId, ValueId};
 use crate::pass::decompose;
 use crate::shape::Access;
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
 /// One model, imported for several lengths. A node has the same number in each graph.
@@ -240,7 +240,9 @@ impl Members {
     /// The names of the attributes that differ.
     pub fn changed(&self, id: NodeId) -> Vec<&str> {
         let own = &self.largest().node(id).attrs;
+        let names: BTreeSet<_> =
+            self.graphs.iter().flat_map(|graph| graph.node(id).attrs.iter()).map(|(name, _)| name).collect();
         let differs = |name: &str| self.graphs.iter().any(|graph| graph.node(id).attrs.get(name) != own.get(name));
-        own.iter().map(|(name, _)| name).filter(|name| differs(name)).collect()
+        names.into_iter().filter(|name| differs(name)).collect()
     }
 }
