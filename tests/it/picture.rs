@@ -151,7 +151,7 @@ fn what_does_not_fit_is_drawn() {
     let output = command.arg(&html).arg("--svg").arg(&svg).current_dir(root()).output().expect("the program starts");
     assert_eq!(output.status.code(), Some(2), "{}", String::from_utf8_lossy(&output.stderr));
     let svg = std::fs::read_to_string(svg).expect("it is drawn");
-    assert!(svg.contains("limit 4.00 MiB") && svg.contains("4.77 MiB planned"), "{svg}");
+    assert!(svg.contains("limit 4.00 MiB") && svg.contains("4.78 MiB planned"), "{svg}");
     assert!(std::fs::read_to_string(html).expect("it is drawn").contains("\"limit\":4194304"));
 }
 
