@@ -20,9 +20,10 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 pub struct Recompute {
     /// Floating-point operations for values that are computed again.
     pub extra_flop: u64,
-    /// Bytes that kernels read and write for them.
+    /// Bytes that the kernels of these values read and write. What a kernel of the backward computation computes within itself is not
+    /// counted: it reads about as much in place of the values.
     pub extra_bytes: u64,
-    /// All other floating-point operations. An element of what is no product counts as one.
+    /// All other floating-point operations. An element of what is no product counts as one, and so does an element that is reduced.
     pub flop: u64,
 }
 
@@ -37,6 +38,7 @@ impl Recompute {
         let mut moved = HashSet::new();
         let mut is_further = |node: NodeId| graph.name_of(node).is_some() || !moved.insert(node);
         let (mut extra, mut all, mut bytes) = (0.0, 0.0, 0);
+        let mut read_by = HashSet::new();
         for node in graph.order()?.into_iter().filter(|&node| graph.node(node).op().is_some()) {
             let work = work(graph, node);
             all += work;
@@ -44,14 +46,19 @@ impl Recompute {
                 continue;
             }
             extra += work;
+            let sink = groups.of(node).map_or(node, |group| group.sink);
+            if !copies.contains_key(&sink) {
+                continue;
+            }
             let own = groups.number(node);
             let within = |value: &ValueId| own.is_some() && groups.number(value.node) == own;
             let read = graph.operands(node).into_iter().flatten().filter(|value| !within(value));
-            bytes += read.map(|value| graph.fact(value).bytes() as u64).sum::<u64>();
-            if groups.of(node).is_none_or(|group| group.sink == node) {
+            read_by.extend(read.map(|value| (sink, value)));
+            if sink == node {
                 bytes += graph.node(node).outputs.iter().map(|output| output.fact.bytes() as u64).sum::<u64>();
             }
         }
+        bytes += read_by.into_iter().map(|(_, value)| graph.fact(value).bytes() as u64).sum::<u64>();
         Ok(Recompute { extra_flop: extra as u64, extra_bytes: bytes, flop: (all - extra) as u64 })
     }
 
@@ -61,7 +68,7 @@ impl Recompute {
     }
 }
 
-/// The floating-point operations of a node: those of a product, else one per element. A view has none.
+/// The floating-point operations of a node: those of a product, else one per element of the result, or of what is reduced. A view has none.
 pub fn work(graph: &Graph, node: NodeId) -> f64 {
     let Some(op) = graph.node(node).op() else { return 0.0 };
     if graph.is_view(node) {
@@ -71,7 +78,10 @@ pub fn work(graph: &Graph, node: NodeId) -> f64 {
     let inputs: Vec<_> = operands.iter().map(|value| value.map(|value| graph.fact(value))).collect();
     match op.flop {
         Some(count) => count(&Call { op, attrs: &graph.node(node).attrs, inputs: &inputs }),
-        None => graph.fact(node.output(0)).shape.numel() as f64,
+        None => {
+            let counted = if let Lower::Reduce(_) = op.lower { inputs[0] } else { None };
+            counted.unwrap_or(graph.fact(node.output(0))).shape.numel() as f64
+        }
     }
 }
 

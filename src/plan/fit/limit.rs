@@ -14,7 +14,7 @@
 //! choice is refused with the fewest bytes on the way that goes by none that fits. A limit of so many bytes goes the same way, up to there.
 //!
 //! Between the choice that was found and the one before it, which does not fit, there is a second list: the values that the first one may
-//! keep, too, added one after another. A limit is looked up there in the same way.
+//! keep, too, added one after another. A limit is looked up there in the same way; one that fits no choice, as the bytes of the fewest.
 
 use super::recompute::{Choice, choices};
 use crate::error::Result;
@@ -119,9 +119,10 @@ impl<'a> Search<'a> {
     }
 
     fn select_in(&mut self, list: &[Joint], limit: u64) -> Result<Joint> {
-        let at = match self.look_up(list, limit)? {
-            Found::Fits(at) => at,
-            Found::Least(at) => return Ok(list[at].clone()),
+        let (at, limit) = match self.look_up(list, limit)? {
+            Found::Fits(at) => (at, limit),
+            Found::Least(0) => return Ok(list[0].clone()),
+            Found::Least(at) => (at, self.bytes(&list[at])?),
         };
         let between = match self.between.remove(&at) {
             Some(known) => known,
