@@ -162,8 +162,11 @@ pub enum Tiling {
         /// Slices of the inner axis that each group takes at a time.
         depth: usize,
     },
-    /// Tiles of 128 by 128, 8 by 8 sums per invocation, for CUDA.
-    Regs,
+    /// 8 by 8 sums per invocation, for CUDA.
+    Regs {
+        /// Rows and columns of a tile.
+        tile: [usize; 2],
+    },
     /// Tiles of 32 columns, whose inner axis warps share; operands are copied ahead, 16 bytes at a time.
     SliceKWarp {
         /// Rows of a tile.

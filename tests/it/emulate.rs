@@ -6,9 +6,9 @@ use crate::common;
 use crate::kernels::{Case, elements, encode, untouched, variants};
 use libloading::Library;
 use plimsoll::internals::dtype::DType;
-use plimsoll::internals::kernel::Template;
 use plimsoll::internals::kernel::render::{Bindings, Dialect, PRELUDE, Source, render};
 use plimsoll::internals::kernel::schedule;
+use plimsoll::internals::kernel::{Kernel, Template};
 use plimsoll::internals::target::{Libraries, Target};
 use std::ffi::{CStr, OsStr, c_char};
 use std::fmt::Write;
@@ -42,7 +42,19 @@ struct Job {
 impl Job {
     fn new(case: Case, target: &Target) -> Job {
         let kernel = schedule::scheduled(&case.kernel, target).unwrap_or_else(|e| panic!("{}: {e}", case.name));
-        let source = render(&kernel, target, &bindings(&case), Dialect::Cuda);
+        Job::of(case, &kernel, target)
+    }
+
+    /// A case by each tile of `matmul_regs` that its product can have.
+    fn tiles(case: &Case, target: &Target) -> Vec<Job> {
+        let candidates = schedule::candidates(&case.kernel, target, &|_| true).into_iter();
+        let tiled = candidates.filter(|schedule| schedule.name(&case.kernel, target) == "matmul_regs");
+        let scheduled = tiled.map(|schedule| Kernel { schedule, ..case.kernel.clone() });
+        scheduled.map(|kernel| Job::of(case.clone(), &kernel, target)).collect()
+    }
+
+    fn of(case: Case, kernel: &Kernel, target: &Target) -> Job {
+        let source = render(kernel, target, &bindings(&case), Dialect::Cuda);
         let source = source.unwrap_or_else(|e| panic!("{}: {e}", case.name));
         Job { case, multiprocessors: target.multiprocessors, source }
     }
@@ -141,6 +153,7 @@ fn cuda_kernels_compute_what_the_interpreter_does() {
     let all = variants::halves(&plain).into_iter().chain(plain.iter().cloned()).filter(|c| c.is_supported(&target));
     let mut jobs: Vec<Job> = all.map(|case| Job::new(case, &target)).collect();
     jobs.extend(again.map(|case| Job::new(case, &small_target)));
+    jobs.extend(plain.iter().filter(|c| c.is_supported(&target)).flat_map(|case| Job::tiles(case, &target)));
     // Every part gets equally many cases of a template.
     jobs.sort_by(|a, b| a.source.text.cmp(&b.source.text));
     let jobs = common::part_of(jobs, "CUDA kernels run on the host", |job| &job.source.text);

@@ -7,7 +7,7 @@ use crate::dtype::DType;
 use crate::kernel::Template;
 use crate::kernel::algorithm::{Text, Tiling};
 use crate::kernel::product::{Product, Side};
-use crate::kernel::schedule::matmul::{FEW_ROWS, LARGE, STEP, VEC4_THREADS};
+use crate::kernel::schedule::matmul::{FEW_ROWS, LARGE, REGS_STEP, STEP, VEC4_THREADS};
 use crate::kernel::space::BYTES;
 
 kernels! {
@@ -81,7 +81,8 @@ impl Module<'_> {
     /// A product whose elements the functions `a(batch, m, k)` and `b(batch, k, n)` give.
     pub(super) fn product(&mut self, product: &Product, tiling: Tiling) -> Result<(), String> {
         let &Product { m, k, n, ref a, ref b, .. } = product;
-        let core = if tiling == Tiling::Regs && product.element == DType::F64 { F64 } else { F32 };
+        let is_f64 = matches!(tiling, Tiling::Regs { .. }) && product.element == DType::F64;
+        let core = if is_f64 { F64 } else { F32 };
         self.store(&product.result, Some(core), Some("m < M && n < N"), &[])?;
         self.ints(&[("M", m), ("K", k), ("N", n)]);
         let (rows_a, rows_b) = ((!a.along_k).then_some("A_ROWS"), (!b.along_k).then_some("B_ROWS"));
@@ -93,7 +94,7 @@ impl Module<'_> {
                 self.lists.insert("sum", (0..16).map(large_sum).collect());
                 self.lists.insert("part", vec![Vec::new(); LARGE / 4 * STEP / 256]);
             }
-            Tiling::Regs => self.declarations.push(format!("typedef {} value;", self.value[0].name())),
+            Tiling::Regs { .. } => self.declarations.push(format!("typedef {} value;", self.value[0].name())),
             Tiling::SliceKWarp { .. } => {
                 self.async_operands(product);
                 self.flags.extend(rows_b);
@@ -198,7 +199,10 @@ fn constants(product: &Product, tiling: Tiling) -> Vec<(&'static str, usize)> {
                 [("SLICES", slices), ("DEPTH", depth), ("STEP", step), ("PITCH", pitch), ("RIGHT", step * pitch)];
             [&[("TILE", tile)][..], &tiles, &slices, &steps(step, [tile / 4; 2])].concat()
         }
-        Tiling::Regs => [tiles.as_slice(), &steps(8, [LARGE; 2])].concat(),
+        Tiling::Regs { .. } => {
+            let tile = [("TILE_M", tile_m), ("TILE_N", tile_n)];
+            [tiles.as_slice(), &tile, &[("STEP", REGS_STEP)], &steps(REGS_STEP, [tile_m, tile_n])].concat()
+        }
         Tiling::SliceKWarp { rows } => [tiles.as_slice(), &[("TILE_M", rows)]].concat(),
         Tiling::Mma { .. } | Tiling::MmaAsync { .. } | Tiling::Wgmma => {
             [tiles.as_slice(), &[("TILE_M", tile_m), ("TILE_N", tile_n)]].concat()

@@ -16,7 +16,7 @@ pub(in crate::kernel) const FEW_ROWS: usize = 4;
 pub(in crate::kernel) const VEC4_THREADS: usize = 256;
 /// Invocations of a workgroup of `gemv`.
 pub(in crate::kernel) const GEMV_THREADS: usize = 64;
-/// Rows and columns of a tile of `matmul_regs` and `matmul_large`.
+/// Rows and columns of a tile of `matmul_large`.
 pub(in crate::kernel) const LARGE: usize = 128;
 /// Slices of the inner axis that pass through workgroup memory at a time.
 pub(in crate::kernel) const STEP: usize = 16;
@@ -56,7 +56,7 @@ impl Tiling {
             Tiling::Tiles { .. } => "matmul",
             Tiling::Large => "matmul_large",
             Tiling::SliceK { .. } => "matmul_slice_k",
-            Tiling::Regs => "matmul_regs",
+            Tiling::Regs { .. } => "matmul_regs",
             Tiling::SliceKWarp { .. } => "matmul_slice_k_warp",
             Tiling::Mma { .. } => "matmul_mma",
             Tiling::MmaAsync { .. } => "matmul_mma_async",
@@ -91,9 +91,11 @@ impl Tiling {
                 let (step, pitch) = (slices * depth, tile / 4 + 1);
                 group([tile; 2], 256, &[("tile", (2 * step * pitch).max(slices * tile * tile / 4), 16)])
             }
-            Tiling::Regs => {
+            Tiling::Regs { tile: [rows, columns] } => {
                 let bytes = if p.element == DType::F64 { 8 } else { 4 };
-                group([LARGE; 2], 256, &["tile_a", "tile_b"].map(|tile| (tile, 2 * 8 * 132, bytes)))
+                let stage = |lines: usize| 2 * REGS_STEP * (lines + 4);
+                let shared = [("tile_a", stage(rows), bytes), ("tile_b", stage(columns), bytes)];
+                group([rows, columns], rows * columns / 64, &shared)
             }
             Tiling::SliceKWarp { rows } => {
                 let tile = 8 * (3 * 8 * (rows + SLICE_TILE)).max(rows * SLICE_TILE);
@@ -164,7 +166,7 @@ impl Tiling {
             Tiling::Tiles { tile: found } => vec![tile(TILES.contains(&found))],
             Tiling::Large => Vec::new(),
             Tiling::SliceK { tile: found, depth } => vec![tile(SLICES_K.contains(&(found, depth)))],
-            Tiling::Regs => vec![cuda],
+            Tiling::Regs { tile: found } => vec![cuda, tile(REGS.iter().any(|(tile, _)| *tile == found))],
             Tiling::SliceKWarp { rows } => {
                 let f32s = (p.element == DType::F32, "it multiplies f32");
                 vec![cuda, copies, f32s, tile(matches!(rows, 16 | SLICE_TILE))]
@@ -195,6 +197,19 @@ pub fn suits_tensor_cores([m, k, n]: [usize; 3]) -> bool {
 
 /// Tiles of `matmul`.
 const TILES: [[usize; 2]; 3] = [[16, 64], [32, 32], [64, 64]];
+/// Slices of the inner axis that pass through workgroup memory at a time in `matmul_regs`.
+pub(in crate::kernel) const REGS_STEP: usize = 8;
+/// Tiles of `matmul_regs`, and the share of the largest one's rate that multiprocessors reach with each, in percent. Smaller tiles read more of
+/// both operands per product.
+const REGS: [([usize; 2], usize); 7] = [
+    ([128, 128], 100),
+    ([64, 128], 95),
+    ([128, 64], 95),
+    ([64, 64], 88),
+    ([32, 128], 80),
+    ([128, 32], 80),
+    ([32, 64], 70),
+];
 /// Tiles and depths of `matmul_slice_k`.
 const SLICES_K: [(usize, usize); 2] = [(32, 8), (16, 4)];
 /// Tiles of the texts for tensor cores.
@@ -271,13 +286,24 @@ fn for_cuda(p: &Product, target: &Target) -> Option<Tiling> {
                 Tiling::Mma { tile: [size; 2] }
             })
         }
-        DType::F64 if p.m > 16 && p.n > 16 => Some(Tiling::Regs),
+        DType::F64 if p.m > 16 && p.n > 16 => Some(regs(p, target)),
         DType::F32 if copies && p.is_uniform && few_tiles(tiles(SLICE_TILE) as u64, target) => {
             let full = p.m > 16 && tiles(SLICE_TILE) >= target.multiprocessors as usize;
             Some(Tiling::SliceKWarp { rows: if full { SLICE_TILE } else { SLICE_TILE / 2 } })
         }
-        _ => (tiles(LARGE) >= 96).then_some(Tiling::Regs),
+        _ => (tiles(LARGE) >= 96).then(|| regs(p, target)),
     }
+}
+
+/// The tile of `matmul_regs` that is expected to be fastest. The multiprocessor with the most tiles decides.
+fn regs(p: &Product, target: &Target) -> Tiling {
+    let time = |&([rows, columns], rate): &([usize; 2], usize)| {
+        let tiles = p.batch.saturating_mul(p.tiles(rows, columns));
+        let most = tiles.div_ceil((target.multiprocessors as usize).max(1));
+        most.saturating_mul(rows * columns * 100 / rate)
+    };
+    let (tile, _) = REGS.into_iter().min_by_key(time).expect("there are tiles");
+    Tiling::Regs { tile }
 }
 
 fn gemv(p: &Product) -> Tiling {
@@ -325,7 +351,8 @@ pub(super) fn all(kernel: &Kernel, p: &Product, target: &Target, own: &dyn Fn(us
         all.extend(vec4(kernel, p, target, own));
         all.extend([gemv(p), gemv_vec16b(p)]);
     } else {
-        all.extend([Tiling::Wgmma, Tiling::Large, Tiling::Regs]);
+        all.extend([Tiling::Wgmma, Tiling::Large]);
+        all.extend(REGS.map(|(tile, _)| Tiling::Regs { tile }));
         all.extend(MMA.map(|tile| Tiling::MmaAsync { tile }));
         all.extend(MMA.map(|tile| Tiling::Mma { tile }));
         all.extend([SLICE_TILE, SLICE_TILE / 2].map(|rows| Tiling::SliceKWarp { rows }));
