@@ -14,6 +14,15 @@ pub enum Call {
     Conv(Conv),
 }
 
+/// One of a library's algorithms for a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LibraryAlgorithm {
+    /// Its place in the library's list. The list begins with the algorithm that the library expects to be fastest.
+    pub rank: u32,
+    /// Bytes of workspace within which all algorithms of the list run.
+    pub workspace: u64,
+}
+
 /// A batch of column-major products: `D = activation(alpha * A B + C + bias)`, accumulated in `f32` (`f64` where operands are).
 ///
 /// A row-major result is the column-major one of the transposed problem, so `a` is the kernel's second operand then.
@@ -45,6 +54,9 @@ pub struct MatMul {
     pub activation: Activation,
     /// True if `f32` operands may be rounded to TF32.
     pub tf32: bool,
+    /// The algorithm. `None` for the first of the library's list within the workspace that the kernel has.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub algorithm: Option<LibraryAlgorithm>,
 }
 
 impl MatMul {
@@ -136,6 +148,9 @@ pub struct Conv {
     pub channels_last: bool,
     /// True if `f32` operands may be rounded to TF32.
     pub tf32: bool,
+    /// The algorithm. `None` for the first of the library's list within the workspace that the kernel has.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub algorithm: Option<LibraryAlgorithm>,
 }
 
 impl Conv {
@@ -181,11 +196,31 @@ impl Call {
         }
     }
 
+    /// The algorithm, if the call names one.
+    pub fn algorithm(&self) -> Option<LibraryAlgorithm> {
+        match self {
+            Call::MatMul(p) => p.algorithm,
+            Call::Conv(c) => c.algorithm,
+        }
+    }
+
+    /// The same call by another algorithm.
+    pub fn by(mut self, algorithm: Option<LibraryAlgorithm>) -> Call {
+        match &mut self {
+            Call::MatMul(p) => p.algorithm = algorithm,
+            Call::Conv(c) => c.algorithm = algorithm,
+        }
+        self
+    }
+
     /// The most bytes of workspace that the call can use. This is a rule, so planning needs no library. An algorithm that wants more than
     /// it is given is not chosen.
     ///
     /// For products NVIDIA recommends 32 MiB from Hopper on. Splitting the inner axis needs a multiple of the result.
     pub fn workspace(&self) -> u64 {
+        if let Some(algorithm) = self.algorithm() {
+            return algorithm.workspace;
+        }
         match self {
             Call::MatMul(p) => p.partial_sums().clamp(MIB, 32 * MIB),
             Call::Conv(c) => {
@@ -201,6 +236,9 @@ impl Call {
     /// tiles keep all multiprocessors busy without that. Convolutions of `f32` have algorithms that need almost no workspace. So have those
     /// of 16-bit floats whose channels come last and are a multiple of 8. Other convolutions of 16-bit floats transpose images in the workspace.
     pub fn least_workspace(&self) -> u64 {
+        if let Some(algorithm) = self.algorithm() {
+            return algorithm.workspace;
+        }
         match self {
             Call::MatMul(p) if p.tiles(128) >= MANY_TILES => 64 << 10,
             Call::MatMul(p) => p.partial_sums().clamp(64 << 10, 8 * MIB),
@@ -219,7 +257,7 @@ impl Call {
 }
 
 impl fmt::Display for Call {
-    /// The operation, the type of its operands, and the parts of its epilogue, but no sizes.
+    /// The operation, the type of its operands, the parts of its epilogue and the algorithm, but no sizes.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (name, dtype, tf32, adds, bias, activation) = match self {
             Call::MatMul(p) => ("matmul", p.a.dtype, p.tf32, p.c.is_some(), p.bias.is_some(), p.activation),
@@ -228,6 +266,7 @@ impl fmt::Display for Call {
         write!(f, "{name} {dtype}")?;
         let (relu, gelu) = (activation == Activation::Relu, activation == Activation::GeluTanh);
         let parts = [("tf32", tf32), ("add", adds), ("bias", bias), ("relu", relu), ("gelu_tanh", gelu)];
-        parts.into_iter().filter(|(_, is)| *is).try_for_each(|(part, _)| write!(f, " {part}"))
+        parts.into_iter().filter(|(_, is)| *is).try_for_each(|(part, _)| write!(f, " {part}"))?;
+        self.algorithm().map_or(Ok(()), |algorithm| write!(f, " rank {}", algorithm.rank))
     }
 }

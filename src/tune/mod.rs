@@ -94,18 +94,19 @@ fn ways(kernel: &Kernel, target: &Target) -> Vec<Way> {
     let candidates = schedule::candidates(&plain, target, &|_| true).into_iter();
     let mut ways: Vec<Way> = candidates.filter(|s| s.call().is_none()).map(whole).collect();
     if let Some(split) = schedule::split(&plain, target) {
-        let first = split.is_preferred;
-        if let Some(way) = called(split, &plain, target) {
-            ways.insert(if first { 0 } else { ways.len().min(1) }, way);
-        }
+        let at = if split.is_preferred { 0 } else { ways.len().min(1) };
+        let algorithms = [None].into_iter().chain(split.algorithms().into_iter().map(Some));
+        let calls = algorithms.filter_map(|algorithm| called(split.clone().called(algorithm), &plain, target));
+        ways.splice(at..at, calls.collect::<Vec<_>>());
     }
     ways.truncate(MOST_TRIED);
     ways
 }
 
-/// A library's call, and the map behind it.
+/// A library's call, with the workspace that it always gets, and the map behind it.
 fn called(split: Split, kernel: &Kernel, target: &Target) -> Option<Way> {
-    let Split { call: (call, operands), rest, .. } = split.called();
+    let Split { call: (mut call, operands), rest, .. } = split;
+    call.workspace = schedule::workspace(&call);
     let reads = kernel.reads.len();
     let schedule = call.schedule.clone();
     let mut launches = vec![(call, operands.into_iter().chain([reads]).collect())];
@@ -210,6 +211,10 @@ impl<'a> Bench<'a> {
             if round > 0 && Instant::now() > until {
                 break;
             }
+        }
+        for Run { number, best, .. } in &runs {
+            let (name, schedule) = (kernel.template.name(), &ways[*number].schedule);
+            tracing::debug!("kernel '{name}' {}, {schedule} {}: {best:.1} us", kernel.shape, schedule.numbers());
         }
         let before = runs.iter().find(|run| run.number == 0).map(|run| run.best);
         let Some(best) = runs.iter().min_by(|a, b| a.best.total_cmp(&b.best)) else { return Ok(None) };
@@ -465,9 +470,13 @@ pub fn compile_programs(
     let target = backend.target().clone();
     let mut compiled = plan::compile_programs(&programs, &target, limits)?;
     if let Some(tuned) = tuned {
-        let fast: Vec<_> = programs.iter().map(|(name, part)| (name.clone(), part.clone().tuned(tuned))).collect();
         let within = Limits { memory: compiled.first().map(|program| program.plan().bytes()) };
-        compiled = plan::compile_programs(&fast, &target, &within).unwrap_or(compiled);
+        let by = |table: &Arc<Tuned>| {
+            let parts = programs.iter().map(|(name, part)| (name.clone(), part.clone().tuned(table)));
+            plan::compile_programs(&parts.collect::<Vec<_>>(), &target, &within)
+        };
+        let small = || Arc::new(tuned.filter(|kernel, schedule| is_no_larger(kernel, schedule, &target)));
+        compiled = by(tuned).or_else(|_| by(&small())).unwrap_or(compiled);
     }
     let refused: Vec<Call> = compiled.iter().flat_map(|program| refused(backend, program.plan())).collect();
     if refused.is_empty() {
@@ -490,7 +499,8 @@ fn without(refused: &[Call], prepared: &Prepared, target: &Target, tuned: Option
     for (kernel, _) in kernels(prepared, target)? {
         let known = tuned.and_then(|tuned| tuned.find(&kernel));
         let split = schedule::split(&kernel, target);
-        let is_refused = split.is_some_and(|split| refused.contains(split.library()));
+        let is_refused =
+            split.is_some_and(|split| refused.iter().any(|call| call.clone().by(None) == *split.library()));
         let text = || schedule::candidates(&kernel, target, &|_| true).into_iter().find(|s| s.call().is_none());
         if let Some(schedule) = if is_refused { text() } else { known.cloned() } {
             table.insert(&kernel, schedule);

@@ -6,7 +6,7 @@ use plimsoll::internals::backend::{Backend, KernelId, Launch, RecordId, SegmentI
 use plimsoll::internals::exec::Exec;
 use plimsoll::internals::file::{sealed, unsealed};
 use plimsoll::internals::kernel::algorithm::{self, Schedule};
-use plimsoll::internals::kernel::call::Call;
+use plimsoll::internals::kernel::call::{Call, LibraryAlgorithm};
 use plimsoll::internals::kernel::tuned::Tuned;
 use plimsoll::internals::kernel::{Kernel, schedule};
 use plimsoll::internals::pass::Prepared;
@@ -215,6 +215,40 @@ fn calls_and_texts_replace_each_other() {
         replaced[1] += calls_of(&calls);
     }
     assert!(replaced[0] > 5 && replaced[1] >= replaced[0], "{replaced:?}");
+}
+
+/// A plan holds the algorithm that was measured, with its workspace, and no other one.
+#[test]
+fn a_measured_algorithm_of_a_library_is_in_the_plan() {
+    let target = Target::cuda();
+    let graph = examples().remove(1);
+    let prepared = prepared(&graph, &target);
+    let kernels = asked(&prepared, &target);
+    let planned = |change: &dyn Fn(LibraryAlgorithm) -> LibraryAlgorithm| {
+        let by_last = |kernel: &Kernel| {
+            let split = schedule::split(kernel, &target)?;
+            let algorithm = split.algorithms().pop().map(change);
+            Some(Schedule::Library(split.library().clone().by(algorithm)))
+        };
+        tune::plan(prepared.clone(), &target, &FREE, &table(&kernels, by_last), true).expect("it is planned").0
+    };
+    let named = |plan: &Plan| -> Vec<(LibraryAlgorithm, u64)> {
+        let calls = plan.kernels.iter().filter_map(|kernel| Some((kernel, kernel.schedule.call()?)));
+        calls.filter_map(|(kernel, call)| Some((call.algorithm()?, kernel.workspace))).collect()
+    };
+    let plan = planned(&|last| last);
+    let found = named(&plan);
+    assert!(found.len() > 3, "{found:?}");
+    assert!(found.iter().all(|(algorithm, given)| algorithm.rank > 0 && *given == algorithm.workspace), "{found:?}");
+    let text = plan.to_json();
+    assert_eq!(Plan::from_json(&text, Path::new("plan")).expect("the plan is legal"), plan);
+    for (from, to) in [("\"rank\":3", "\"rank\":4"), ("\"rank\":3,\"workspace\":", "\"rank\":3,\"workspace\":1")] {
+        let text = text.split_whitespace().collect::<String>();
+        assert!(text.contains(from), "{from}");
+        Plan::from_json(&text.replace(from, to), Path::new("plan")).expect_err("no such algorithm is tried");
+    }
+    assert!(named(&planned(&|last| LibraryAlgorithm { rank: 4, ..last })).is_empty());
+    assert!(named(&planned(&|last| LibraryAlgorithm { workspace: u64::MAX, ..last })).is_empty());
 }
 
 #[test]

@@ -121,7 +121,7 @@ impl Blas {
         self.describe(&product, call, slots)?;
         product.algo = match *algo {
             Some(algo) => algo,
-            None => self.choose(&product, &matrices.map(|(m, _)| m.alignment()))?,
+            None => self.choose(&product, call, &matrices.map(|(m, _)| m.alignment()))?,
         };
         *algo = Some(product.algo);
         Ok(product)
@@ -160,9 +160,11 @@ impl Blas {
         unsafe { self.lt.cublasLtMatrixLayoutSetAttribute(layout, attribute as u32, value_at, size_of::<T>()) }
     }
 
-    /// The algorithm that the library thinks fastest within the workspace.
-    fn choose(&self, product: &Product, alignments: &[u32; 4]) -> Result<Algorithm, String> {
-        const ASKED: usize = 4;
+    /// The call's algorithm, or the one that the library thinks fastest within the workspace.
+    fn choose(&self, product: &Product, call: &MatMul, alignments: &[u32; 4]) -> Result<Algorithm, String> {
+        const ASKED: usize = 8;
+        let rank = call.algorithm.map_or(0, |algorithm| algorithm.rank as usize);
+        let workspace = call.algorithm.map_or(product.workspace.1, |algorithm| algorithm.workspace as usize);
         let mut preference = null_mut();
         let algo = Algorithm { data: [0; 8] };
         let none = Choice { algo, workspace: 0, state: -1, waves: 0.0, reserved: [0; 4] };
@@ -180,7 +182,6 @@ impl Blas {
                 Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES,
                 Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES,
             ];
-            let workspace = product.workspace.1;
             let mut result = set(
                 Preference::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
                 std::ptr::from_ref(&workspace).cast(),
@@ -208,9 +209,9 @@ impl Blas {
             result.and(destroyed)?;
         }
         let choices = &choices[..(found.max(0) as usize).min(ASKED)];
-        let fits = |choice: &&Choice| choice.state == 0 && choice.workspace <= product.workspace.1;
-        let chosen = choices.iter().find(fits).map(|choice| choice.algo);
-        chosen.ok_or_else(|| format!("cuBLASLt has no algorithm within {} bytes of workspace", product.workspace.1))
+        let fits = |choice: &&Choice| choice.state == 0 && choice.workspace <= workspace;
+        let chosen = choices.iter().filter(fits).nth(rank).map(|choice| choice.algo);
+        chosen.ok_or_else(|| format!("cuBLASLt has no algorithm of rank {rank} within {workspace} bytes of workspace"))
     }
 }
 

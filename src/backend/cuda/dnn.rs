@@ -171,7 +171,7 @@ impl CudnnHandle {
         Ok(())
     }
 
-    /// The algorithm that the library thinks fastest within the workspace.
+    /// The call's algorithm, or the one that the library thinks fastest within the workspace.
     fn choose(&self, convolution: &Convolution, call: &Conv) -> Result<u32, String> {
         const ASKED: usize = 8;
         let Convolution { x, y, w, conv, .. } = *convolution;
@@ -182,7 +182,8 @@ impl CudnnHandle {
             let (results, asked) = (choices.as_mut_ptr().cast(), ASKED as c_int);
             self.dnn.cudnnGetConvolutionForwardAlgorithm_v7(self.handle, x, w, conv, y, asked, &mut found, results)?;
         }
-        let most = convolution.workspace.1;
+        let rank = call.algorithm.map_or(0, |algorithm| algorithm.rank as usize);
+        let most = call.algorithm.map_or(convolution.workspace.1, |algorithm| algorithm.workspace as usize);
         // With nothing to apply, the fused call knows one algorithm.
         let only = (convolution.fused.is_some() && call.activation == Activation::None)
             .then_some(Algo::CUDNN_CONVOLUTION_FWD_ALGO_IMPLICIT_PRECOMP_GEMM as u32);
@@ -194,8 +195,9 @@ impl CudnnHandle {
             };
             choice.status == 0 && only.is_none_or(|only| only == choice.algo) && told.is_ok() && bytes <= most
         };
-        let chosen = choices[..(found.max(0) as usize).min(ASKED)].iter().find(fits);
-        let chosen = chosen.ok_or_else(|| format!("cuDNN has no algorithm within {most} bytes of workspace"))?;
+        let chosen = choices[..(found.max(0) as usize).min(ASKED)].iter().filter(fits).nth(rank);
+        let missing = || format!("cuDNN has no algorithm of rank {rank} within {most} bytes of workspace");
+        let chosen = chosen.ok_or_else(missing)?;
         Ok(chosen.algo)
     }
 }

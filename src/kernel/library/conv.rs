@@ -46,6 +46,7 @@ pub(super) fn call(kernel: &Kernel, groups: usize, window: &Window, target: &Tar
         activation: epilogue.activation,
         channels_last,
         tf32: target.allow_tf32 && dtype == DType::F32,
+        algorithm: None,
     };
     Some((Call::Conv(call), epilogue.end))
 }

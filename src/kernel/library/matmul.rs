@@ -135,6 +135,7 @@ pub(super) fn call(kernel: &Kernel, target: &Target) -> Option<(Call, u32)> {
         bias,
         activation: epilogue.activation,
         tf32: target.allow_tf32 && dtype == DType::F32,
+        algorithm: None,
     };
     Some((Call::MatMul(call), epilogue.end))
 }

@@ -251,7 +251,10 @@ pub fn check(kernel: &Kernel, target: &Target) -> Result<Needs, String> {
             Ok(Needs { workspace: workspace(kernel), own: Vec::new() })
         }
         (Schedule::Library(call), Family::Cuda) => match library::call(kernel, target) {
-            Some(found) if found == *call => Ok(Needs { workspace: workspace(kernel), own: Vec::new() }),
+            Some(found) if found == call.clone().by(None) => {
+                call.algorithm().map_or(Ok(()), |algorithm| split::check_algorithm(&found, algorithm))?;
+                Ok(Needs { workspace: workspace(kernel), own: Vec::new() })
+            }
             Some(_) => Err(format!("the call of {} is another one than the kernel's", call.library())),
             None => Err(format!("target '{}' has no call of {} for it", target.name, call.library())),
         },

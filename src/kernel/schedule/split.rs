@@ -4,13 +4,15 @@ use super::choose;
 use super::conv::{by_patches, is_direct, unfolds};
 use super::matmul::{EIGHT, FEW_ROWS, SLICE_TILE, few_tiles, fill_wgmma, suits_tensor_cores};
 use crate::dtype::DType;
+use crate::error::ensure;
 use crate::kernel::algorithm::Schedule;
-use crate::kernel::library::{Call, MatMul, absorb, on_tensor_cores, part};
+use crate::kernel::library::{Call, LibraryAlgorithm, MatMul, absorb, on_tensor_cores, part};
 use crate::kernel::{Kernel, Template, fits_i32};
 use crate::target::Target;
 
 /// A kernel as a library call, and the map that finishes the result in place if anything is left to do. The map reads the result first,
 /// then the given reads of the original kernel.
+#[derive(Clone)]
 pub struct Split {
     /// The kernel that the call computes, and its reads among those of the original kernel.
     pub call: (Kernel, Vec<usize>),
@@ -59,17 +61,44 @@ pub fn split(kernel: &Kernel, target: &Target) -> Option<Split> {
 }
 
 impl Split {
-    /// This split with a library's call as the schedule of the call's kernel, whatever is expected of it.
-    pub fn called(mut self) -> Split {
-        self.call.0.workspace = self.library.workspace();
-        self.call.0.schedule = Schedule::Library(self.library.clone());
+    /// This split with the library's call by an algorithm as the schedule of the call's kernel, whatever is expected of it.
+    pub fn called(mut self, algorithm: Option<LibraryAlgorithm>) -> Split {
+        let call = self.library.clone().by(algorithm);
+        self.call.0.workspace = call.workspace();
+        self.call.0.schedule = Schedule::Library(call);
         Split { is_preferred: true, ..self }
+    }
+
+    /// The library's algorithms that may be worth a try: the first ones within the least workspace, and within the most that the call can
+    /// use.
+    pub fn algorithms(&self) -> Vec<LibraryAlgorithm> {
+        let (least, most) = (self.library.least_workspace(), self.library.workspace());
+        let within = |workspace: u64| (0..RANKS).map(move |rank| LibraryAlgorithm { rank, workspace });
+        // The call without a named algorithm is the first within the least workspace.
+        within(least).skip(1).chain(within(most).filter(|_| most > least)).collect()
+    }
+
+    /// True if a call is this split's, by an algorithm that it may name.
+    pub fn allows(&self, call: &Call) -> bool {
+        let is_legal = |algorithm| check_algorithm(&self.library, algorithm).is_ok();
+        call.clone().by(None) == self.library && call.algorithm().is_none_or(is_legal)
     }
 
     /// The call that a library computes.
     pub fn library(&self) -> &Call {
         &self.library
     }
+}
+
+/// Checks that a kernel's call by an algorithm is one that [`Split::algorithms`] could name. `plain` is the call without it.
+///
+/// # Errors
+/// The first rule that the algorithm breaks.
+pub(super) fn check_algorithm(plain: &Call, algorithm: LibraryAlgorithm) -> Result<(), String> {
+    let LibraryAlgorithm { rank, workspace } = algorithm;
+    ensure(rank < RANKS, || format!("expected one of the library's first {RANKS} algorithms, found rank {rank}"))?;
+    let most = plain.workspace();
+    ensure(workspace <= most, || format!("expected at most {most} bytes of workspace, found {workspace}"))
 }
 
 /// True if a text is expected to be faster than the library call that computes a product or a convolution.
@@ -137,6 +166,8 @@ fn splits(kernel: &Kernel, call: &MatMul, target: &Target) -> bool {
     plain && vectorizable && target.compute >= 80 && few_tiles(call.tiles(SLICE_TILE as u64), target)
 }
 
+/// Algorithms of a library's list that are tried.
+const RANKS: u32 = 4;
 /// With more columns than this, warps have something to do.
 const WARP_ROWS: u64 = 16;
 /// Rows and columns of a tile of an f32 convolution.

@@ -120,7 +120,7 @@ impl Lowering<'_> {
             let measured = self.measured(kernel, buffers);
             self.draft.measured += usize::from(measured.is_some());
             match measured {
-                Some(Schedule::Library(_)) => split = split.map(Split::called),
+                Some(Schedule::Library(call)) => split = split.map(|split| split.called(call.algorithm())),
                 Some(text) => (split, kernel.schedule) = (None, text),
                 None => {}
             }
@@ -164,7 +164,7 @@ impl Lowering<'_> {
         let schedule = tuned.find(&self.with_packed(kernel, buffers))?.clone();
         if let Schedule::Library(call) = &schedule {
             let split = schedule::split(kernel, self.target)?;
-            return (split.library() == call).then_some(schedule);
+            return split.allows(call).then_some(schedule);
         }
         let scheduled = Kernel { schedule, ..kernel.clone() };
         let needs = schedule::check(&scheduled, self.target).ok()?;

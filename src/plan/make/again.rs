@@ -61,8 +61,9 @@ fn with_calls(plan: &Plan, table: &Tuned) -> Option<Tuned> {
     let mut is_other = false;
     for (kernel, _) in table.kernels() {
         let split = schedule::split(&kernel, &plan.target);
-        if let Some(split) = split.filter(|split| calls.contains(&split.library()) && table.find(&kernel).is_none()) {
-            more.insert(&kernel, Schedule::Library(split.library().clone()));
+        let call = split.and_then(|split| calls.iter().find(|call| split.allows(call)));
+        if let Some(&call) = call.filter(|_| table.find(&kernel).is_none()) {
+            more.insert(&kernel, Schedule::Library(call.clone()));
             is_other = true;
         }
     }
