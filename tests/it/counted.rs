@@ -353,3 +353,70 @@ fn what_cannot_follow_is_refused_by_name() {
     );
     assert!(found.contains("node 'y' (ArgMax)"), "{found}");
 }
+
+/// Counts that no import is for: what compares them with a number, or is shaped by what does, is right or refused.
+#[test]
+fn counts_between_those_that_are_imported_decide() {
+    let case = Case {
+        inputs: &[("x", "float", DType::F32, &[12])],
+        rest: "(float y, float z, float[n] kept, float w) {
+            zero = Constant <value_int = 0> ()
+            one = Constant <value_int = 1> ()
+            three = Constant <value_int = 3> ()
+            yes = Constant <value_float = 7.0> ()
+            no = Constant <value_float = -7.0> ()
+            at = NonZero (x)
+            s = Shape (at)
+            count = Gather (s, one)
+            is = Equal (count, three)
+            y = If (is) <
+                then_branch = t () => (float a) { a = Constant <value_float = 1.0> () },
+                else_branch = e () => (float b) { b = ReduceSum <keepdims = 0> (x) }
+            >
+            z = Where (is, yes, no)
+            rest = Mod (count, three)
+            step = Equal (rest, one)
+            shift = Where (step, no, yes)
+            row = Gather <axis = 0> (at, zero)
+            picked = Gather <axis = 0> (x, row)
+            kept = Add (picked, shift)
+            some = Greater (count, zero)
+            other = Less (count, zero)
+            w = If (other) <
+                then_branch = t () => (float[2] a) { a = Constant <value_floats = [1.0, 2.0]> () },
+                else_branch = e () => (float b) { b = Cast <to = 1> (some) }
+            >
+        }",
+    };
+    let first = |count: usize| vec![(0..12).map(|k| if k < count { k as f64 + 0.5 } else { 0.0 }).collect()];
+    case.holds(&[0, 1, 2, 3, 4, 5, 7, 9, 12].map(first));
+    let refused = |rest: &'static str| {
+        let case = Case { inputs: &[("x", "float", DType::F32, &[12])], rest };
+        case.graph(None).expect_err("it must be refused").to_string()
+    };
+    let count = "one = Constant <value_int = 1> ()  three = Constant <value_int = 3> ()  at = NonZero (x)  s = Shape (at)
+        count = Gather (s, one)  is = Equal (count, three)";
+    let decided = |name: &str, what: &str| refused(Box::leak(format!("(y) {{ {count} {what} {name} }}").into_boxed_str()));
+    let found = decided(
+        "y = Slice (x, start, end)",
+        "none = Constant <value_ints = [0]> ()  some = Constant <value_ints = [1]> ()  end = Constant <value_ints = [9]> ()
+        start = Where (is, some, none)",
+    );
+    let words = "node 'y' (Slice): input 'starts' must be known before the run, but 'start' depends on how many elements node 'at' finds";
+    assert!(found.contains(words), "{found}");
+    let found = decided("y = Range (one, end, one)", "end = Where (is, one, three)");
+    assert!(found.contains("node 'y' (Range): input 'limit'"), "{found}");
+    let found = decided(
+        "y = If (is) < then_branch = t () => (float[2] a) { a = Constant <value_floats = [1.0, 2.0]> () },
+            else_branch = e () => (float b) { b = Constant <value_float = 1.0> () } >",
+        "",
+    );
+    assert!(found.contains("node 'y' (If)") && found.contains("how many elements node 'at' finds"), "{found}");
+    let found = decided(
+        "y = Slice (x, start, end)",
+        "ten = Constant <value_ints = [10]> ()  eight = Constant <value_ints = [8]> ()
+        start = Sub (count, ten)  end = Sub (count, eight)",
+    );
+    let words = "node 'y' (Slice): where it begins along axis 0 depends on what the run decides";
+    assert!(found.contains(words), "{found}");
+}

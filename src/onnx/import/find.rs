@@ -10,6 +10,9 @@
 //! [`grow::counted`](crate::onnx::grow::counted) imports a model for several counts, and makes one graph of them.
 
 use super::*;
+use crate::figures::listed;
+use crate::onnx::varying::Counted;
+use crate::onnx::varying::{Line, MOST_COUNTS, Number};
 use crate::ops::{counted_axes, finder};
 use crate::shape::Shape;
 
@@ -20,6 +23,19 @@ pub(in crate::onnx) struct Counts {
     pub known: Vec<Known>,
     /// True if what they find must be known while reading.
     pub all_known: bool,
+    /// The rows of states, if they grow.
+    pub lengths: Option<Lengths>,
+}
+
+/// The rows of states that grow.
+#[derive(Clone, Debug)]
+pub(in crate::onnx) struct Lengths {
+    /// The dim.
+    pub dim: String,
+    /// The most rows before a run.
+    pub most: usize,
+    /// Some numbers of rows, each with all dims.
+    pub samples: Vec<(usize, Vec<(String, usize)>)>,
 }
 
 /// How many elements a node finds.
@@ -60,8 +76,9 @@ impl<'a> Importer<'a> {
         inputs: Vec<Option<ValueId>>,
         mut attrs: Attrs,
     ) -> Result<Vec<ValueId>> {
-        let mut data = self.take_shaping(row, call, inputs, &mut attrs)?;
         let number = self.found.len();
+        self.may_count(call, number)?;
+        let (mut data, forms) = self.take_shaping(row, call, inputs, &mut attrs)?;
         let shapes: Vec<_> = data.iter().flatten().map(|&value| self.graph.fact(value).shape.clone()).collect();
         if self.found.iter().any(|count| data.iter().flatten().any(|&value| self.depends(value, *count))) {
             let whole = self.counts.known.get(number).map_or_else(|| shapes.clone(), |known| known.shapes.clone());
@@ -71,7 +88,7 @@ impl<'a> Importer<'a> {
                 data[slot] = Some(self.with_room(call, value, whole, filler)?);
             }
         }
-        let made = self.add(row, call.name, &data, attrs, &[])?;
+        let made = self.add_shaped(row, call.name, &data, (attrs, &forms), &[])?;
         let (&count, made) = made.split_last().expect("the row says how many it finds");
         let axes = self.graph.with_call(count.node, counted_axes).expect("it is an operator");
         let axes = axes.map_err(|what| call.fail(what))?;
@@ -85,6 +102,8 @@ impl<'a> Importer<'a> {
             self.counts.known.push(known);
         }
         self.found.push(count);
+        self.dependence.ranges.0.push((0, self.counts.known[number].most as i64));
+        let ends = Forms::All(Form::Line(Line::count(number)));
         let found = self.counts.known[number].count;
         let mut cut = Vec::with_capacity(made.len());
         for ((axis, &value), name) in
@@ -95,9 +114,54 @@ impl<'a> Importer<'a> {
                 continue;
             };
             let part = Attrs::span(axis, 0..found);
-            cut.push(self.add(self.rows["Slice"], &format!("{}/{axis}", call.name), &[Some(value)], part, &[name])?[0]);
+            let (slice, node) = (self.rows["Slice"], format!("{}/{axis}", call.name));
+            cut.push(self.add_shaped(slice, &node, &[Some(value)], (part, &vec![("ends", ends.clone())]), &[name])?[0]);
         }
         Ok(cut)
+    }
+
+    /// Refuses a node that is one too many.
+    fn may_count(&self, call: &Call, number: usize) -> Result<()> {
+        ensure(number < MOST_COUNTS, || {
+            let before = self.counts.known.iter().map(|known| format!("'{}'", known.node));
+            let before: Vec<_> = before.take(MOST_COUNTS).collect();
+            let what = format!("expected at most {MOST_COUNTS} nodes that find as many as a run decides");
+            call.fail(format!("{what}, found more: before it stand {}", listed(before.iter())))
+        })
+    }
+
+    /// The extents of inputs that grow with the rows of states, by name.
+    pub(super) fn grown_inputs(&mut self, inputs: &[&'a ValueInfoProto]) -> Result<HashMap<&'a str, Vec<Form>>> {
+        let mut found = HashMap::new();
+        let Some(Lengths { most, samples, .. }) = self.counts.lengths.clone() else { return Ok(found) };
+        self.dependence.ranges = Ranges(vec![(0, most as i64)]);
+        let mut rows: HashMap<&str, Vec<(Counted, Shape)>> = HashMap::new();
+        for (length, dims) in &samples {
+            let mut counts = Counted::default();
+            counts[0] = *length as i64;
+            for (name, fact) in bind(inputs, self.model.loops(), dims)? {
+                rows.entry(name).or_default().push((counts, fact.shape));
+            }
+        }
+        for (name, shapes) in rows {
+            let extent = |axis: usize| shapes.iter().map(|(counts, shape)| (*counts, shape[axis] as i64)).collect();
+            let form = |axis| {
+                let extents: Vec<_> = extent(axis);
+                self.dependence.ranges.fit(&extents, 1)
+            };
+            found.insert(name, (0..shapes[0].1.len()).map(form).collect());
+        }
+        Ok(found)
+    }
+
+    /// What decides the counts whose bits are set.
+    pub(super) fn decides(&self, on: u8) -> String {
+        if let Some(lengths) = &self.counts.lengths {
+            return format!("the number of rows along dim '{}'", lengths.dim);
+        }
+        let known = self.counts.known.iter().enumerate().filter(|(number, _)| on & 1 << number != 0);
+        let nodes: Vec<_> = known.map(|(_, known)| format!("'{}'", known.node)).collect();
+        format!("how many elements node {} finds", nodes.join(" and "))
     }
 
     /// A name for how many were found, which no other output has.
@@ -148,7 +212,13 @@ impl<'a> Importer<'a> {
         })?;
         let behind = own.iter().zip(whole.iter()).map(|(own, whole)| (whole - own) as i64);
         let pads: Vec<i64> = vec![0; own.len()].into_iter().chain(behind).collect();
+        let forms = |axis: usize| {
+            let own = Number { form: self.dependence.extent(value, axis), value: own[axis] as f64 };
+            self.dependence.ranges.calculate("Sub", Number::fixed(whole[axis] as f64), own).form
+        };
+        let forms = std::iter::repeat_n(Form::Fixed, own.len()).chain((0..own.len()).map(forms)).collect();
         let attrs = Attrs::new().with("pads", pads).with("constant_value", filler);
-        self.step(call, "room", "Pad", &[value], attrs)
+        let (name, shaped) = (shortened(format!("{}/room", call.name)), vec![("pads", Forms::Each(forms))]);
+        Ok(self.add_shaped(self.rows["Pad"], &name, &[Some(value)], (attrs, &shaped), &[])?[0])
     }
 }
