@@ -394,9 +394,11 @@ fn counts_between_those_that_are_imported_decide() {
         let case = Case { inputs: &[("x", "float", DType::F32, &[12])], rest };
         case.graph(None).expect_err("it must be refused").to_string()
     };
-    let count = "one = Constant <value_int = 1> ()  three = Constant <value_int = 3> ()  at = NonZero (x)  s = Shape (at)
+    let count =
+        "one = Constant <value_int = 1> ()  three = Constant <value_int = 3> ()  at = NonZero (x)  s = Shape (at)
         count = Gather (s, one)  is = Equal (count, three)";
-    let decided = |name: &str, what: &str| refused(Box::leak(format!("(y) {{ {count} {what} {name} }}").into_boxed_str()));
+    let decided =
+        |name: &str, what: &str| refused(Box::leak(format!("(y) {{ {count} {what} {name} }}").into_boxed_str()));
     let found = decided(
         "y = Slice (x, start, end)",
         "none = Constant <value_ints = [0]> ()  some = Constant <value_ints = [1]> ()  end = Constant <value_ints = [9]> ()
@@ -419,4 +421,89 @@ fn counts_between_those_that_are_imported_decide() {
     );
     let words = "node 'y' (Slice): where it begins along axis 0 depends on what the run decides";
     assert!(found.contains(words), "{found}");
+}
+
+/// A loop runs as often as elements are found, up to the most.
+#[test]
+fn a_loop_runs_as_often_as_elements_are_found() {
+    let case = Case {
+        inputs: &[("x", "float", DType::F32, &[5])],
+        rest: "(float y) {
+            one = Constant <value_int = 1> ()
+            yes = Constant <value = bool {1}> ()
+            half = Constant <value_float = 0.5> ()
+            start = Constant <value_float = 1.0> ()
+            at = NonZero (x)
+            s = Shape (at)
+            count = Gather (s, one)
+            y = Loop (count, yes, start) <body = b (int64 i, bool go, float a) => (bool on, float b) {
+                on = Identity (go)
+                c = Mul (a, half)
+                number = Cast <to = 1> (i)
+                b = Add (c, number)
+            }>
+        }",
+    };
+    let first = |count: usize| vec![(0..5).map(|k| if k < count { 1.0 } else { 0.0 }).collect()];
+    case.holds(&[0, 1, 2, 3, 4, 5].map(first));
+}
+
+/// The message of the refusal of a file.
+fn refusal(ports: &str, outputs: &str, nodes: &str) -> String {
+    let source = format!("<ir_version: 9, opset_import: [\"\" : 20]> g ({ports}) => ({outputs}) {{ {nodes} }}");
+    let model = Model::new(text::parse(&source, Path::new("test")).expect("the text is well-formed"));
+    onnx::import(&model, &[]).expect_err("it must be refused").to_string()
+}
+
+/// It takes no longer than the nodes before the one that is too many.
+#[test]
+fn too_many_searches_are_refused_at_the_first_that_is() {
+    let node = |k: usize| format!("a{k} = Abs (x)  y{k} = NonZero (a{k})\n");
+    let nodes: String = (0..2000).map(node).collect();
+    let outputs: Vec<_> = (0..2000).map(|k| format!("y{k}")).collect();
+    let found = refusal("float[4] x", &outputs.join(", "), &nodes);
+    let words = "node 'y4' (NonZero): expected at most 4 nodes that find as many as a run decides, found more: before it stand 'y0', 'y1', 'y2', 'y3'";
+    assert!(found.contains(words), "{found}");
+}
+
+/// Each constant is derived from the one before it, twice.
+#[test]
+fn shared_constants_are_compared_once() {
+    let node = |k: usize| format!("c{} = Max (c{k}, c{k})\n", k + 1);
+    let nodes: String = (0..60).map(node).collect();
+    let source = format!(
+        "<ir_version: 9, opset_import: [\"\" : 20]> g (float[4] x) => (int64[1, n] at, float[5000] y) {{
+            k = Constant <value_ints = [5000]> ()  at = NonZero (x)  c0 = ConstantOfShape (k)
+            {nodes} y = Neg (c60)
+        }}"
+    );
+    let model = Model::new(text::parse(&source, Path::new("test")).expect("the text is well-formed"));
+    assert_eq!(onnx::import(&model, &[]).expect("a graph").outputs().len(), 3);
+}
+
+/// What is found cannot be reshaped so for all counts, but for those elements that are given.
+#[test]
+fn elements_that_are_given_are_known_where_counts_are_refused() {
+    let source = "<ir_version: 9, opset_import: [\"\" : 20]> g (float[4] x, float[4] z) => (y) {
+        two = Constant <value_ints = [2, -1]> ()  at = NonZero (x)  y = Reshape (at, two)  w = Abs (z)
+    }";
+    let model = Model::new(text::parse(source, Path::new("test")).expect("the text is well-formed"));
+    let x = Tensor::from_f64(DType::F32, [4], &[0.0, 1.0, 2.0, 0.0]);
+    let graph = onnx::import(&model.clone().with_values(vec![("x".to_owned(), x)]), &[]).expect("a graph");
+    assert_eq!(graph.fact(graph.outputs()[0].1).to_string(), "i64[2,1]");
+    // What is given does not help: the message is that of what the run decides.
+    let z = Tensor::from_f64(DType::F32, [4], &[0.0; 4]);
+    let found =
+        onnx::import(&model.with_values(vec![("z".to_owned(), z)]), &[]).expect_err("it is refused").to_string();
+    assert!(found.contains("node 'y' (Reshape)"), "{found}");
+    // The first import fails already.
+    let source = "<ir_version: 9, opset_import: [\"\" : 20]> g (float[4] x, int64[1] axes) => (y) {
+        a = NonZero (x)  b = NonZero (a)  c = NonZero (b)  d = NonZero (c)  e = NonZero (d)  y = ReduceSum (e, axes)
+    }";
+    let model = Model::new(text::parse(source, Path::new("test")).expect("the text is well-formed"));
+    let x = Tensor::from_f64(DType::F32, [4], &[0.0, 1.0, 2.0, 0.0]);
+    let axes = Tensor::from_f64(DType::I64, [1], &[1.0]);
+    let given = vec![("x".to_owned(), x), ("axes".to_owned(), axes)];
+    let graph = onnx::import(&model.with_values(given), &[]).expect("a graph");
+    assert_eq!(graph.inputs().len(), 0, "both are bound");
 }

@@ -8,7 +8,8 @@ use super::members::Members;
 use super::rules::{self, Rules};
 use super::{Model, quietly};
 use crate::decisions::{Decisions, Record};
-use crate::error::Result;
+use crate::error::{Error, Result};
+use crate::figures::count;
 use crate::graph::Graph;
 use crate::onnx::import::{Counts, Imported, import_counted, import_ports};
 use std::collections::BTreeSet;
@@ -17,13 +18,15 @@ use std::sync::Arc;
 /// Imports a model. What is folded follows `decisions`.
 pub(in crate::onnx) fn import(model: &Model, dims: &[(String, usize)], decisions: Decisions) -> Result<Graph> {
     let mut counts = Counts::default();
-    let Imported { graph, .. } = import_counted(model, dims, decisions.clone(), &mut counts)?;
-    if counts.known.is_empty() {
-        return Ok(graph);
-    }
-    all_counts(model, dims, counts).or_else(|error| {
-        // What is given may be known before the run.
-        let bound = if !model.values.is_empty() { import_ports(model, dims, decisions).ok() } else { None };
+    let first = import_counted(model, dims, decisions.clone(), &mut counts);
+    let made = match first {
+        Ok(imported) if counts.known.is_empty() => return Ok(imported.graph),
+        Ok(_) => all_counts(model, dims, counts),
+        Err(error) => Err(error),
+    };
+    made.or_else(|error| {
+        // What is given may be known before the run. Otherwise the first error says what the model lacks.
+        let bound = if model.values.is_empty() { None } else { import_ports(model, dims, decisions).ok() };
         bound.ok_or(error)
     })
 }
@@ -35,8 +38,26 @@ fn all_counts(model: &Model, dims: &[(String, usize)], mut counts: Counts) -> Re
     import_counted(model, dims, recorder.clone(), &mut counts)?;
     let record = Arc::new(recorder.finish().expect("nothing is followed"));
     let Imported { graph, .. } = Family { model, dims, record }.of(&mut counts, number)?;
+    for known in counts.known.iter().filter(|known| known.least > 0) {
+        tracing::warn!(
+            node = known.node,
+            "the plan is for {} or more elements that it finds, as the graph cannot be read for fewer: where a run finds fewer, outputs mean nothing",
+            known.least
+        );
+    }
     graph.verify()?;
     Ok(graph)
+}
+
+/// An error of an import for a count other than the most.
+fn where_found(error: Error, node: &str, length: usize) -> Error {
+    match error {
+        Error::Node { node: at, op, what, file } => {
+            let found = count(length as u64, "element");
+            Error::Node { node: at, op, what: format!("{what} (where node '{node}' finds {found})"), file }
+        }
+        other => other,
+    }
 }
 
 /// A model, imported for several counts.
@@ -71,9 +92,10 @@ impl Family<'_> {
                     varying.get_or_insert(imported.varying);
                     lengths.push(length);
                 }
-                // What follows may need some elements. A run that finds none has results that mean nothing.
-                Err(_) if length == 0 && graphs.len() > 1 => {}
-                Err(error) => return Err(error),
+                // What follows may need some elements.
+                Err(_) if length == 0 && graphs.len() > 1 => counts.known[last].least = 1,
+                Err(error) if length == most => return Err(error),
+                Err(error) => return Err(where_found(error, &counts.known[last].node, length)),
             }
         }
         counts.known[last].count = most;

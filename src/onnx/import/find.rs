@@ -49,6 +49,8 @@ pub(in crate::onnx) struct Known {
     pub most: usize,
     /// As many as it finds in this import.
     pub count: usize,
+    /// The fewest for which the graph can be read.
+    pub least: usize,
     /// The shapes of its inputs where all nodes before it find the most.
     shapes: Vec<Shape>,
 }
@@ -98,7 +100,8 @@ impl<'a> Importer<'a> {
         if self.counts.known.len() == number {
             let first =
                 call.node.output.iter().find(|o| !o.is_empty()).map_or(call.name.to_owned(), |o| call.scope.name(o));
-            let known = Known { name: self.count_of(&first)?, node: call.name.to_owned(), most, count: most, shapes };
+            let known =
+                Known { name: self.count_of(&first)?, node: call.name.to_owned(), most, count: most, least: 0, shapes };
             self.counts.known.push(known);
         }
         self.found.push(count);
