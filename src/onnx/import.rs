@@ -613,8 +613,10 @@ impl<'a> Importer<'a> {
         if let (Some(upgrade), "") = (op.upgrade, domain(&call.node.domain)) {
             upgrade(call.scope.opset, &mut inputs, &mut attrs);
         }
-        if let Some(finder) = self.finder(op, &inputs)? {
-            return self.find(finder, call, inputs, attrs);
+        if let Some(finder) = ops::finder(op.name) {
+            if self.is_found(finder, op, &inputs)? {
+                return self.find(finder, call, inputs, attrs);
+            }
         }
         let (data, forms) = self.take_shaping(op, call, inputs, &mut attrs)?;
         let shaped = op.inputs.iter().any(|i| i.shapes() && attrs.get(i.name).is_some());
@@ -704,9 +706,10 @@ impl<'a> Importer<'a> {
         let Some(constant) = self.graph.as_constant(value).filter(|_| !others) else {
             if declared.arity != Arity::Hint {
                 let known = self.not_constant(input, value);
-                let decides = ops::finder(&call.node.op_type).is_some_and(|row| {
-                    self.rows[row].inputs.iter().any(|other| other.name == input && !other.shapes())
-                });
+                let is_searched = |finder: &ops::Finder| {
+                    self.rows[finder.row].inputs.iter().any(|other| other.name == input && !other.shapes())
+                };
+                let decides = ops::finder(&call.node.op_type).is_some_and(is_searched);
                 let more = if decides { "; beside states that grow, how much it finds must be known" } else { "" };
                 return Err(call.fail(format!("{known}{more}")));
             }

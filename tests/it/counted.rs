@@ -458,10 +458,10 @@ fn refusal(ports: &str, outputs: &str, nodes: &str) -> String {
 /// It takes no longer than the nodes before the one that is too many.
 #[test]
 fn too_many_searches_are_refused_at_the_first_that_is() {
-    let node = |k: usize| format!("a{k} = Abs (x)  y{k} = NonZero (a{k})\n");
+    let node = |k: usize| format!("a{} = Abs (a{k})  y{k} = NonZero (a{})\n", k + 1, k + 1);
     let nodes: String = (0..2000).map(node).collect();
     let outputs: Vec<_> = (0..2000).map(|k| format!("y{k}")).collect();
-    let found = refusal("float[4] x", &outputs.join(", "), &nodes);
+    let found = refusal("float[4] a0", &outputs.join(", "), &nodes);
     let words = "node 'y4' (NonZero): expected at most 4 nodes that find as many as a run decides, found more: before it stand 'y0', 'y1', 'y2', 'y3'";
     assert!(found.contains(words), "{found}");
 }
@@ -506,4 +506,64 @@ fn elements_that_are_given_are_known_where_counts_are_refused() {
     let given = vec![("x".to_owned(), x), ("axes".to_owned(), axes)];
     let graph = onnx::import(&model.with_values(given), &[]).expect("a graph");
     assert_eq!(graph.inputs().len(), 0, "both are bound");
+}
+
+/// What is searched is computed from a count alone.
+#[test]
+fn a_search_among_what_follows_from_a_count() {
+    let case = Case {
+        inputs: &[("x", "float", DType::F32, &[7])],
+        rest: "(int64[1, n] at, int64[m] odd) {
+            zero = Constant <value_int = 0> ()
+            one = Constant <value_int = 1> ()
+            two = Constant <value_int = 2> ()
+            seven = Constant <value_int = 7> ()
+            found = NonZero (x)
+            s = Shape (found)
+            count = Gather (s, one)
+            numbers = Range (zero, seven, one)
+            before = Less (numbers, count)
+            at = NonZero (before)
+            rest = Mod (numbers, two)
+            is = Equal (rest, one)
+            both = And (is, before)
+            odd = Compress <axis = 0> (numbers, both)
+        }",
+    };
+    case.holds(&some_of(7).into_iter().map(|x| vec![x]).collect::<Vec<_>>());
+}
+
+/// What is not a number is larger than all numbers, but is found, as what stands behind the count is not.
+#[test]
+fn the_smallest_of_what_is_found_are_found() {
+    for (largest, shape) in [(0, "7"), (1, "7"), (0, "7, 2"), (1, "7, 2")] {
+        let rest = format!(
+            "(y, at) {{
+                zero = Constant <value_ints = [0]> ()
+                k = Constant <value_ints = [2]> ()
+                some = Compress <axis = 0> (x, c)
+                tail = Slice (x, zero, k, zero)
+                more = Concat <axis = 0> (some, tail)
+                y, at = TopK <axis = 0, largest = {largest}> (more, k)
+            }}"
+        );
+        let shape: &'static [usize] = if shape == "7" { &[7] } else { &[7, 2] };
+        let inputs: &'static [_] =
+            Box::leak(Box::new([("x", "float", DType::F32, shape), ("c", "bool", DType::Bool, &[7][..])]));
+        let case = Case { inputs, rest: Box::leak(rest.into_boxed_str()) };
+        let count: usize = shape.iter().product();
+        let (nan, infinite) = (f64::NAN, f64::INFINITY);
+        let given = |values: &[f64], bits: usize| {
+            let x = (0..count).map(|k| values[k % values.len()]).collect();
+            vec![x, (0..7).map(|i| f64::from((bits >> i & 1) as u8)).collect::<Vec<_>>()]
+        };
+        case.holds(&[
+            given(&[nan], 0b1),
+            given(&[nan], 0b1010110),
+            given(&[nan, 1.0, nan, 2.0, 0.5], 0b1111111),
+            given(&[nan, 1.0, nan, 2.0, 0.5], 0b0000101),
+            given(&[infinite, nan, infinite], 0b0011011),
+            given(&[3.0, 1.0, 2.0], 0b0111000),
+        ]);
+    }
 }

@@ -84,6 +84,11 @@ impl Dependence {
         self.values.get(&value)?.elements.as_ref().filter(|forms| forms.on() != 0)
     }
 
+    /// True if an extent of a value depends on counts.
+    pub fn is_uneven(&self, value: ValueId) -> bool {
+        self.extents(value).is_some_and(|extents| extents.iter().any(|form| *form != Form::Fixed))
+    }
+
     /// The form of an extent.
     pub fn extent(&self, value: ValueId, axis: usize) -> Form {
         self.values.get(&value).map_or(Form::Fixed, |varies| varies.extents[axis])
