@@ -567,3 +567,26 @@ fn the_smallest_of_what_is_found_are_found() {
         ]);
     }
 }
+
+/// Sums over more than a row of 128, and over more than 128 rows, are sums of sums.
+#[test]
+fn few_and_many_are_found() {
+    const COUNTS: [usize; 5] = [0, 1, 128, 129, 16_385];
+    for n in COUNTS {
+        let shape: &'static [usize] = Box::leak(vec![n].into_boxed_slice());
+        let inputs: &'static [_] =
+            Box::leak(Box::new([("x", "float", DType::F32, shape), ("c", "bool", DType::Bool, shape)]));
+        let case = Case {
+            inputs,
+            rest: "(int64[1, n] at, float[m] kept) { at = NonZero (x)  kept = Compress <axis = 0> (x, c) }",
+        };
+        // Every so many, so that they lie in all rows.
+        let given = |count: usize| {
+            let is = |i: usize| count > 0 && i.is_multiple_of(n / count) && i / (n / count) < count;
+            let x: Vec<_> = (0..n).map(|i| if is(i) { 0.5 + (i % 1000) as f64 } else { 0.0 }).collect();
+            let c = (0..n).map(|i| f64::from(u8::from(is(i)))).collect();
+            vec![x, c]
+        };
+        case.holds(&COUNTS.into_iter().filter(|&count| count <= n).map(given).collect::<Vec<_>>());
+    }
+}
