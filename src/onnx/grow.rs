@@ -10,6 +10,9 @@
 //! whatever differs between them depends on the length: an extent, an attribute or a constant. In the graph of the largest length, each
 //! extent stays. Elements behind the length are never read: what reduces over them gets a mask. Attributes and constants that differ are
 //! computed from the length.
+//!
+//! What is equal in all of these graphs may differ for other lengths. So the importer knows how each constant depends on the length: not at
+//! all, by a line, or otherwise. What depends on it otherwise is computed in the run, by the operators that it was folded from.
 
 use super::Model;
 use super::import::{Counts, Imported, Lengths, import_counted, import_ports};

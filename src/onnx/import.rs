@@ -613,10 +613,10 @@ impl<'a> Importer<'a> {
         if let (Some(upgrade), "") = (op.upgrade, domain(&call.node.domain)) {
             upgrade(call.scope.opset, &mut inputs, &mut attrs);
         }
-        if let Some(finder) = ops::finder(op.name) {
-            if self.is_found(finder, op, &inputs)? {
-                return self.find(finder, call, inputs, attrs);
-            }
+        if let Some(finder) = ops::finder(op.name)
+            && self.is_found(finder, op, &inputs)?
+        {
+            return self.find(finder, call, inputs, attrs);
         }
         let (data, forms) = self.take_shaping(op, call, inputs, &mut attrs)?;
         let shaped = op.inputs.iter().any(|i| i.shapes() && attrs.get(i.name).is_some());

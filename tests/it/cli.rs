@@ -100,9 +100,13 @@ fn a_graph_that_cannot_be_read_for_none_that_are_found_says_so() {
         );
         folder.file("m.onnxtxt", source)
     };
-    let ran = finish(program(&["plan", &model(1), "--target", "cpu"]));
-    let words = "the plan is for 1 or more elements that it finds";
+    let file = model(1);
+    let ran = finish(program(&["plan", &file, "--target", "cpu"]));
+    let words = "a run that finds none is refused";
     assert!(ran.code == Some(0) && ran.err.contains(words) && ran.err.contains("node=\"at\""), "{}", ran.err);
+    ok(&[&["run", &file, "--input", "x=6xf32=2"], CPU]);
+    let words = ["output 'at.count': node 'at' finds 0 elements, but the graph has no meaning for fewer than 1"];
+    fails(1, &[&["run", &file, "--input", "x=6xf32=0"], CPU], &words);
     let words = ["node 'y' (TopK)", "(where node 'at' finds 1 element)"];
     fails(1, &[&["plan", &model(2), "--target", "cpu"]], &words);
 }

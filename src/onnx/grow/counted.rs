@@ -10,7 +10,7 @@ use super::{Model, quietly};
 use crate::decisions::{Decisions, Record};
 use crate::error::{Error, Result};
 use crate::figures::count;
-use crate::graph::Graph;
+use crate::graph::{Fewest, Graph};
 use crate::onnx::import::{Counts, Imported, import_counted, import_ports};
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -37,13 +37,11 @@ fn all_counts(model: &Model, dims: &[(String, usize)], mut counts: Counts) -> Re
     let recorder = Decisions::record(&BTreeSet::new());
     import_counted(model, dims, recorder.clone(), &mut counts)?;
     let record = Arc::new(recorder.finish().expect("nothing is followed"));
-    let Imported { graph, .. } = Family { model, dims, record }.of(&mut counts, number)?;
+    let Imported { mut graph, .. } = Family { model, dims, record }.of(&mut counts, number)?;
     for known in counts.known.iter().filter(|known| known.least > 0) {
-        tracing::warn!(
-            node = known.node,
-            "the plan is for {} or more elements that it finds, as the graph cannot be read for fewer: where a run finds fewer, outputs mean nothing",
-            known.least
-        );
+        let what = "the plan is for 1 or more elements that it finds, as the graph cannot be read for none: a run that finds none is refused";
+        tracing::warn!(node = known.node, "{what}");
+        graph.need(&known.name, Fewest { node: known.node.clone(), number: known.least as u64 });
     }
     graph.verify()?;
     Ok(graph)
