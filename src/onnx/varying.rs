@@ -388,3 +388,101 @@ impl Varying {
         self.0.get(&Arc::as_ptr(constant)).map(|(_, forms)| forms)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::op::{Attrs, Call, Fact};
+    use crate::ops;
+    use crate::tensor::Tensor;
+
+    /// What a row makes of integers.
+    fn value(op: &str, x: &[f64]) -> f64 {
+        let bools = |slot: usize| matches!((op, slot), ("And" | "Or", _) | ("Where", 0));
+        let dtype = |slot: usize| if bools(slot) { DType::Bool } else { DType::I64 };
+        let tensors: Vec<_> = x.iter().enumerate().map(|(k, &v)| Tensor::from_f64(dtype(k), [], &[v])).collect();
+        let facts: Vec<_> = tensors.iter().map(|t| Fact::new(t.dtype(), [])).collect();
+        let (facts, tensors): (Vec<_>, Vec<_>) = (facts.iter().map(Some).collect(), tensors.iter().map(Some).collect());
+        let call = Call { op: ops::find(op).expect("a row"), attrs: &Attrs::new(), inputs: &facts };
+        call.compute(&tensors).expect("a value")[0].to_f64()[0]
+    }
+
+    /// Each form is held against the row, for all counts.
+    #[test]
+    fn forms_hold_for_all_counts() {
+        let ranges = Ranges(vec![(0, 4), (2, 5)]);
+        let all: Vec<Counted> = (0..=4).flat_map(|a| (2..=5).map(move |b| [a, b, 0, 0])).collect();
+        let numbers = (0..7 * 5 * 3).map(|k| Line { offset: k % 7 - 3, slopes: [k / 7 % 5 - 2, k / 35 - 1, 0, 0] });
+        let lines: Vec<_> = numbers.collect();
+        let at = |line: &Line, counts: &Counted| line.at(counts).expect("small numbers") as f64;
+        let base = all[7];
+        let number = |line: &Line| Number { form: Form::of(*line), value: at(line, &base) };
+        let binary = [
+            "Add",
+            "Sub",
+            "Mul",
+            "Div",
+            "Mod",
+            "Min",
+            "Max",
+            "Equal",
+            "Less",
+            "LessOrEqual",
+            "Greater",
+            "GreaterOrEqual",
+        ];
+        let mut kinds = [0; 2];
+        for op in binary {
+            for a in &lines {
+                for b in lines.iter().step_by(if op == "Mul" { 1 } else { 3 }) {
+                    let form = ranges.apply(op, &[number(a), number(b)], DType::I64);
+                    let values: Vec<_> = all.iter().map(|counts| value(op, &[at(a, counts), at(b, counts)])).collect();
+                    match form {
+                        Form::Fixed => assert!(values.iter().all(|v| *v == values[7]), "{op} {a:?} {b:?}"),
+                        Form::Line(line) => {
+                            let expected = all.iter().map(|counts| at(&line, counts));
+                            assert!(expected.eq(values), "{op} {a:?} {b:?}");
+                        }
+                        Form::Other(on) => assert_eq!(on, number(a).form.on() | number(b).form.on()),
+                    }
+                    kinds[0] += usize::from(form == Form::Fixed);
+                    kinds[1] += usize::from(matches!(form, Form::Line(_)));
+                }
+            }
+        }
+        assert!(kinds.iter().all(|&count| count > 1000), "{kinds:?}");
+        // A condition that is not known for all counts chooses between equal numbers alone.
+        let unknown = Number { form: Form::Other(1), value: 1.0 };
+        let [some, other] = [number(&lines[40]), number(&lines[41])];
+        assert_eq!(ranges.apply("Where", &[unknown, some, some], DType::I64), some.form);
+        assert_eq!(
+            ranges.apply("Where", &[unknown, some, other], DType::I64),
+            Form::Other(some.form.on() | other.form.on() | 1)
+        );
+        assert_eq!(ranges.apply("And", &[unknown, Number::fixed(0.0)], DType::Bool), Form::Fixed);
+        assert_eq!(ranges.apply("Or", &[unknown, Number::fixed(0.0)], DType::Bool), Form::Other(1));
+    }
+
+    /// What a type does not hold is no line.
+    #[test]
+    fn lines_stay_in_their_type() {
+        let ranges = Ranges(vec![(0, 300)]);
+        let count = Number { form: Form::Line(Line::count(0)), value: 1.0 };
+        assert_eq!(ranges.apply("Cast", &[count], DType::I16), count.form);
+        assert_eq!(ranges.apply("Cast", &[count], DType::U8), Form::Other(1));
+        assert_eq!(ranges.apply("Cast", &[count], DType::BF16), Form::Other(1));
+        assert_eq!(ranges.apply("Cast", &[count], DType::Bool), Form::Other(1));
+    }
+
+    #[test]
+    fn a_line_is_found_where_all_values_are_on_it() {
+        let ranges = Ranges(vec![(0, 9), (1, 4)]);
+        let fit = |of: fn(&Counted) -> i64| {
+            ranges.fit(&ranges.samples().iter().map(|counts| (*counts, of(counts))).collect::<Vec<_>>(), 0b11)
+        };
+        assert_eq!(fit(|c| 3 * c[0] - c[1] + 2), Form::Line(Line { offset: 2, slopes: [3, -1, 0, 0] }));
+        assert_eq!(fit(|_| 7), Form::Fixed);
+        assert_eq!(fit(|c| c[0] * c[1]), Form::Other(0b11));
+        assert_eq!(fit(|c| c[0].min(8)), Form::Other(0b11));
+    }
+}

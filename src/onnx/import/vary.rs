@@ -370,13 +370,12 @@ impl Reading<'_> {
         let fixed = self.operands.iter().flatten().all(|operand| operand.elements.on() == 0);
         let many = fact.shape.numel() > MOST_ELEMENTS
             || self.operands.iter().flatten().any(|operand| operand.fact.shape.numel() > MOST_ELEMENTS);
-        if matches!(op.lower, Lower::Map(_)) {
-            return if fixed {
-                Ok(Forms::All(Form::Fixed))
-            } else if many {
-                others()
-            } else {
-                self.mapped(fact)
+        let unshaped = self.shaped.is_empty();
+        if matches!(op.lower, Lower::Map(_)) && unshaped {
+            return match fixed {
+                true => Ok(Forms::All(Form::Fixed)),
+                false if many => others(),
+                false => self.mapped(fact),
             };
         }
         if matches!(op.eval, Eval::Move(_)) {
@@ -387,7 +386,7 @@ impl Reading<'_> {
                 true => self.moved(port),
             };
         }
-        if matches!(op.name, "ReduceProd" | "ReduceSum" | "ReduceMax" | "ReduceMin") && !many {
+        if matches!(op.name, "ReduceProd" | "ReduceSum" | "ReduceMax" | "ReduceMin") && unshaped && !many {
             return Ok(self.reduced(fact)?.unwrap_or(Forms::All(Form::Other(self.on))));
         }
         others()
