@@ -428,14 +428,20 @@ fn counts_between_those_that_are_imported_decide() {
 fn a_loop_runs_as_often_as_elements_are_found() {
     let case = Case {
         inputs: &[("x", "float", DType::F32, &[5])],
-        rest: "(float y) {
+        rest: "(float y, float once) {
             one = Constant <value_int = 1> ()
+            three = Constant <value_int = 3> ()
             yes = Constant <value = bool {1}> ()
             half = Constant <value_float = 0.5> ()
             start = Constant <value_float = 1.0> ()
             at = NonZero (x)
             s = Shape (at)
             count = Gather (s, one)
+            few = Min (count, three)
+            once = Loop (few, yes, start) <body = c (int64 j, bool run, float d) => (bool again, float e) {
+                again = Identity (run)
+                e = Add (d, start)
+            }>
             y = Loop (count, yes, start) <body = b (int64 i, bool go, float a) => (bool on, float b) {
                 on = Identity (go)
                 c = Mul (a, half)

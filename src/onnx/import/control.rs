@@ -350,10 +350,10 @@ impl<'a> Importer<'a> {
     /// The most that an element of an integer may be, where the nodes that make it say so.
     fn most(&self, value: ValueId, left: &mut usize) -> Option<i64> {
         *left = left.checked_sub(1)?;
-        if self.dependence.elements(value).is_some() {
-            return self.dependence.most(&self.graph, value);
-        }
         if let Some(constant) = self.graph.as_constant(value) {
+            if self.dependence.elements(value).is_some() {
+                return self.dependence.most(constant, left);
+            }
             return constant.value().ok()?.to_i64()?.into_iter().max();
         }
         let node = self.graph.node(value.node);

@@ -99,11 +99,26 @@ impl Dependence {
         self.values.get(&value).map(|varies| &varies.extents[..])
     }
 
-    /// The most that an element of a constant may be.
-    pub fn most(&self, graph: &Graph, value: ValueId) -> Option<i64> {
-        let numbers = self.operand(graph, value).numbers().ok()??;
-        let most = numbers.iter().map(|number| self.ranges.most(number));
-        most.collect::<Option<Vec<_>>>()?.into_iter().max()
+    /// The most that an element of a constant may be, if what it is folded from says so.
+    pub fn most(&self, constant: &Arc<Constant>, left: &mut usize) -> Option<i64> {
+        *left = left.checked_sub(1)?;
+        let (forms, fact) = (self.constants.of(constant), &constant.fact);
+        if fact.shape.numel() <= MOST_ELEMENTS && forms.is_none_or(|forms| forms.others() == 0) {
+            let values = constant.value().ok()?.to_f64();
+            let form = |k| forms.map_or(Form::Fixed, |forms| forms.at(k));
+            let most = values.into_iter().enumerate().map(|(k, value)| Number { form: form(k), value });
+            return most.map(|number| self.ranges.most(&number)).collect::<Option<Vec<_>>>()?.into_iter().max();
+        }
+        let (op, _, inputs, _) = constant.derivation()?;
+        let mut of = |input: &Option<Arc<Constant>>| self.most(input.as_ref()?, left);
+        match op.name {
+            "Min" => inputs.iter().filter_map(of).min(),
+            "Max" => inputs.iter().map(of).collect::<Option<Vec<_>>>()?.into_iter().max(),
+            "Where" => inputs[1..].iter().map(of).collect::<Option<Vec<_>>>()?.into_iter().max(),
+            "Cast" | "Gather" => of(&inputs[0]),
+            _ if matches!(op.lower, Lower::View(_)) => of(&inputs[0]),
+            _ => None,
+        }
     }
 
     fn operand<'g>(&self, graph: &'g Graph, value: ValueId) -> Operand<'g> {
