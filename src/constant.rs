@@ -7,6 +7,7 @@ use crate::ops;
 use crate::shape::{Access, Shape};
 use crate::tensor::Tensor;
 use pieces::{Map, PIECE};
+use std::collections::HashSet;
 use std::fs::File;
 use std::io::ErrorKind;
 use std::path::PathBuf;
@@ -191,7 +192,13 @@ impl Constant {
 
     /// True if both are known to have the same data without opening a file.
     pub fn same(&self, other: &Constant) -> bool {
-        if std::ptr::eq(self, other) {
+        self.is_same(other, &mut HashSet::new())
+    }
+
+    /// As [`same`](Self::same). Pairs that are `known` to be the same are not compared again: several constants may derive from one.
+    fn is_same(&self, other: &Constant, known: &mut HashSet<[*const Constant; 2]>) -> bool {
+        let pair = [std::ptr::from_ref(self), std::ptr::from_ref(other)];
+        if pair[0] == pair[1] || known.contains(&pair) {
             return true;
         }
         let source = match (&self.source, &other.source) {
@@ -199,7 +206,7 @@ impl Constant {
             (Source::File { path, offset }, Source::File { path: p, offset: o }) => (path, offset) == (p, o),
             (Source::Derived { inputs: a, .. }, Source::Derived { inputs: b, .. }) => {
                 let same = |(a, b): (&Option<Arc<Constant>>, &Option<Arc<Constant>>)| match (a, b) {
-                    (Some(a), Some(b)) => a.same(b),
+                    (Some(a), Some(b)) => a.is_same(b, known),
                     (a, b) => a.is_none() && b.is_none(),
                 };
                 self.mark() == other.mark() && a.len() == b.len() && a.iter().zip(b).all(same)
@@ -209,7 +216,11 @@ impl Constant {
             }
             _ => false,
         };
-        source && self.fact == other.fact
+        let same = source && self.fact == other.fact;
+        if same {
+            known.insert(pair);
+        }
+        same
     }
 
     /// A text that is equal for constants that are the [same](Self::same), and seldom for others.

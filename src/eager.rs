@@ -90,6 +90,7 @@ impl Program {
                 buffer,
                 indexes: indexes.get(&value).cloned().unwrap_or_default(),
                 counted: Vec::new(),
+                fewest: graph.fewest(name).cloned(),
             }
         };
         let inputs = draft.inputs.iter().map(|&(v, b)| port(graph.value_name(v), v, b)).collect();

@@ -432,7 +432,7 @@ impl Exec {
     /// Waits for the device and copies the outputs, in the plan's order, to the host.
     ///
     /// # Errors
-    /// When the device fails.
+    /// When the run found fewer elements than the plan is for, or the device fails.
     pub fn read(&mut self) -> Result<Vec<Tensor>> {
         let Exec { backend, loaded, current, segments, states, .. } = self;
         let plan = &loaded[*current].plan;
@@ -448,6 +448,7 @@ impl Exec {
         for (state, tensor) in states.iter_mut().filter(|state| unknown(&&**state)).zip(further) {
             state.ends = Some(count::ends(&tensor));
         }
+        plan.outputs.iter().zip(&found).try_for_each(|(port, tensor)| count::suffices(port, tensor))?;
         Ok(found)
     }
 
@@ -473,12 +474,15 @@ impl Exec {
     /// One output, by its number in the plan, without the room behind what the run found.
     ///
     /// # Errors
-    /// When the device fails.
+    /// When the run found fewer elements than the plan is for, or the device fails.
     ///
     /// # Panics
     /// When the plan has fewer outputs.
     pub fn found(&mut self, number: usize) -> Result<Tensor> {
         let outputs = self.plan().outputs.clone();
+        for (at, port) in outputs.iter().enumerate().filter(|(_, port)| port.fewest.is_some()) {
+            count::suffices(port, &self.output(at)?)?;
+        }
         let mut counts = BTreeMap::new();
         for Counted { by, .. } in &outputs[number].counted {
             let at = outputs.iter().position(|port| port.name == *by);

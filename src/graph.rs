@@ -102,6 +102,8 @@ pub struct Graph {
     outputs: Vec<(String, ValueId)>,
     /// By output: the axes along which a run fills its first elements.
     counted: BTreeMap<String, Vec<Counted>>,
+    /// By output that counts what a node finds: the fewest that the graph is for, if it is not for none.
+    fewest: BTreeMap<String, Fewest>,
     states: Vec<State>,
     cursor: u32,
     /// The last place that a node was appended at.
@@ -132,6 +134,15 @@ pub struct Counted {
     /// Elements of the axis beside those.
     #[serde(default)]
     pub more: i64,
+}
+
+/// The fewest elements that a node must find. What follows it has no meaning for fewer.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Fewest {
+    /// The node.
+    pub node: String,
+    /// The fewest elements.
+    pub number: u64,
 }
 
 /// A value that lasts from one run to the next. All readers of a run see the elements from before the run.
@@ -393,6 +404,16 @@ impl Graph {
         self.counted.get(name).map_or(&[], Vec::as_slice)
     }
 
+    /// Says that the graph is not for fewer elements than these, of which an output says how many a run finds.
+    pub(crate) fn need(&mut self, name: &str, fewest: Fewest) {
+        self.fewest.insert(name.to_owned(), fewest);
+    }
+
+    /// The fewest elements that the graph is for, of which an output says how many a run finds. `None` if it is for any number.
+    pub fn fewest(&self, name: &str) -> Option<&Fewest> {
+        self.fewest.get(name)
+    }
+
     /// Leaves out all outputs but these, the counts that belong to them, and what nothing else needs. The inputs stay. An empty list leaves out nothing.
     ///
     /// # Errors
@@ -416,7 +437,7 @@ impl Graph {
         }
         self.known = Known::default();
         let counts: HashSet<&String> = names.iter().flat_map(|name| self.counted(name)).map(|c| &c.by).collect();
-        let kept: HashSet<String> = names.iter().chain(counts).cloned().collect();
+        let kept: HashSet<String> = names.iter().chain(counts).chain(self.fewest.keys()).cloned().collect();
         self.outputs.retain(|(output, _)| kept.contains(output));
         self.sweep();
         Ok(())

@@ -148,6 +148,15 @@ port
   shape [int]
   buffer int
   indexes? [indexes]
+  counted? [counted]
+  fewest? fewest
+counted
+  axis int
+  by text
+  more int
+fewest
+  node text
+  number int
 indexes
   least int
   most int

@@ -2,11 +2,14 @@
 //!
 //! The host keeps the least and the largest element of each such state. If a run adds a constant, the host adds it, too. After any other
 //! update the host reads the state again: with the outputs, or else before the next run.
+//!
+//! Outputs that count what a run found: where it is too few, the outputs are refused.
 
 use super::{Lasting, read_ports, use_of};
 use crate::backend::Backend;
 use crate::error::{Error, Result};
-use crate::plan::{Count, Plan, StatePort};
+use crate::figures;
+use crate::plan::{Count, Fewest, Plan, Port, StatePort};
 use crate::tensor::Tensor;
 
 /// The least and the largest element of a state.
@@ -15,6 +18,19 @@ pub(super) type Ends = [i64; 2];
 pub(super) fn ends(tensor: &Tensor) -> Ends {
     let all = tensor.to_i64().unwrap_or_default();
     [all.iter().min(), all.iter().max()].map(|end| end.copied().unwrap_or_default())
+}
+
+/// Refuses what a run found where it is less than the plan is for. The tensor is the output's.
+pub(super) fn suffices(port: &Port, tensor: &Tensor) -> Result<()> {
+    let Some(Fewest { node, number }) = &port.fewest else { return Ok(()) };
+    match ends(tensor)[0] {
+        found if u64::try_from(found).is_ok_and(|found| found >= *number) => Ok(()),
+        found => Err(Error::usage(format!(
+            "output '{}': node '{node}' finds {}, but the graph has no meaning for fewer than {number}",
+            port.name,
+            figures::count(found.max(0) as u64, "element")
+        ))),
+    }
 }
 
 impl Lasting {

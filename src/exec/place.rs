@@ -1,6 +1,6 @@
 //! Runs whose inputs come from, and whose outputs go to, memory of the caller.
 
-use super::{Exec, fits, host_memory, place};
+use super::{Exec, count, fits, host_memory, place, read_ports};
 use crate::backend::{Kind, Outside, Place, Slice};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -119,6 +119,10 @@ impl Exec {
         let Exec { backend, loaded, current, segments, .. } = self;
         let plan = &loaded[*current].plan;
         backend.wait()?;
+        for port in plan.outputs.iter().filter(|port| port.fewest.is_some()) {
+            let (stored, at) = place(plan, segments, port.buffer);
+            count::suffices(port, &read_ports(&mut **backend, &[(port, stored, at)])?[0])?;
+        }
         for (port, &at) in plan.outputs.iter().zip(order) {
             let (stored, from) = place(plan, segments, port.buffer);
             let from = Slice { bytes: (port.shape.numel() * stored.size()) as u64, ..from };

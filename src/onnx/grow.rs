@@ -10,9 +10,12 @@
 //! whatever differs between them depends on the length: an extent, an attribute or a constant. In the graph of the largest length, each
 //! extent stays. Elements behind the length are never read: what reduces over them gets a mask. Attributes and constants that differ are
 //! computed from the length.
+//!
+//! What is equal in all of these graphs may differ for other lengths. So the importer knows how each constant depends on the length: not at
+//! all, by a line, or otherwise. What depends on it otherwise is computed in the run, by the operators that it was folded from.
 
 use super::Model;
-use super::import::import_ports;
+use super::import::{Counts, Imported, Lengths, import_counted, import_ports};
 use crate::decisions::Decisions;
 use crate::error::{Error, Result};
 use crate::graph::{Count, Graph};
@@ -182,17 +185,29 @@ pub(super) fn import(model: &Model, growth: &Growth, dims: &[(String, usize)]) -
         )));
     }
     let decisions = Decisions::record(&BTreeSet::new());
-    let largest = import_ports(model, &growth.bind(dims, most - by, by), decisions.clone())?;
+    let all = [most - by, 0, 1, 2, (most - by) / 2].into_iter().filter(|&rows| rows <= most - by);
+    let samples = all.map(|rows| (rows, growth.bind(dims, rows, by))).collect();
+    let lengths = Lengths { dim: dim.clone(), most: most - by, samples };
+    let mut counts = Counts { all_known: true, lengths: Some(lengths), ..Counts::default() };
+    let Imported { graph: largest, varying } =
+        import_counted(model, &growth.bind(dims, most - by, by), decisions.clone(), &mut counts)?;
     let record = Arc::new(decisions.finish().expect("nothing is followed"));
     let (mut graphs, mut lengths) = (vec![largest], vec![most - by]);
     let between = [most - by - 1, (most - by) / 2, 1];
     for rows in BTreeSet::from(between).into_iter().rev().filter(|&rows| rows < most - by) {
         let dims = growth.bind(dims, rows, by);
-        graphs.push(quietly(|| import_ports(model, &dims, Decisions::follow(&record)))?);
+        graphs.push(quietly(|| import_counted(model, &dims, Decisions::follow(&record), &mut counts))?.graph);
         lengths.push(rows);
     }
-    let mut members =
-        Members { graphs, lengths, dim: dim.clone(), why: format!("its states grow along dim '{dim}'"), counts: false };
+    let mut members = Members {
+        graphs,
+        lengths,
+        dim: dim.clone(),
+        why: format!("its states grow along dim '{dim}'"),
+        counts: false,
+        number: 0,
+        varying,
+    };
     members.unfold(rules::has_rule)?;
     let count = Count { by: by as u64, most: *most as u64 };
     let mut graph = Rules::growing(&members, *least, count)?.apply(&grown)?;

@@ -10,6 +10,7 @@
 use super::Model;
 use super::dims::{bind, check_output};
 use super::proto::*;
+use super::varying::{Form, Forms, Ranges, Varying};
 use super::weights::is_weight;
 use crate::constant::Constant;
 use crate::decisions::Decisions;
@@ -20,12 +21,13 @@ use crate::op::{Arity, Attr, Attrs, Fact, Input, OpDef, ValueId};
 use crate::ops;
 use crate::pass::fold_node;
 use crate::tensor::Tensor;
-pub(super) use find::Counts;
+pub(super) use find::{Counts, Lengths};
 use prost::Message;
 use sequence::Named;
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use training::Initial;
+use vary::{Dependence, Shaped};
 
 mod bodies;
 mod control;
@@ -33,6 +35,7 @@ mod find;
 mod old;
 mod sequence;
 mod training;
+mod vary;
 
 /// The first version of ONNX's operators.
 const OLDEST_OPSET: i64 = 1;
@@ -61,7 +64,14 @@ const MAX_INDICES: usize = 1 << 20;
 /// # Errors
 /// As [`import_counted`].
 pub(super) fn import_ports(model: &Model, dims: &[(String, usize)], decisions: Decisions) -> Result<Graph> {
-    import_counted(model, dims, decisions, &mut Counts { all_known: true, ..Counts::default() })
+    let imported = import_counted(model, dims, decisions, &mut Counts { all_known: true, ..Counts::default() })?;
+    Ok(imported.graph)
+}
+
+/// A model as a graph, and the constants of that graph that depend on counts.
+pub(super) struct Imported {
+    pub graph: Graph,
+    pub varying: Varying,
 }
 
 /// Imports a model whose inputs and outputs stay what they are. What is folded follows `decisions`. Nodes that find as many as a run decides
@@ -74,7 +84,7 @@ pub(super) fn import_counted(
     dims: &[(String, usize)],
     decisions: Decisions,
     counts: &mut Counts,
-) -> Result<Graph> {
+) -> Result<Imported> {
     let proto = model.graph()?;
     let mut bound = BTreeSet::new();
     loop {
@@ -91,8 +101,9 @@ pub(super) fn import_counted(
                     tracing::info!("input '{name}' is bound by value: the plan is for these elements alone");
                 }
                 importer.graph.sweep();
+                let varying = importer.dependence.finish(&importer.graph)?;
                 *counts = importer.counts;
-                return Ok(importer.graph);
+                return Ok(Imported { graph: importer.graph, varying });
             }
         }
     }
@@ -144,6 +155,7 @@ struct Importer<'a> {
     /// Values as they are read under a guard, by value and guard.
     guarded: HashMap<(ValueId, ValueId), ValueId>,
     counts: Counts,
+    dependence: Dependence,
     /// How many were found, in the order of the nodes.
     found: Vec<ValueId>,
     /// Work that inlining may still do, in the units of [`MAX_WORK`].
@@ -263,6 +275,7 @@ impl<'a> Importer<'a> {
             guard: None,
             guarded: HashMap::new(),
             counts: Counts::default(),
+            dependence: Dependence::default(),
             found: Vec::new(),
             // Reading the whole file once is free.
             work_left: MAX_WORK + model.proto.encoded_len() / BYTES_PER_UNIT,
@@ -348,6 +361,7 @@ impl<'a> Importer<'a> {
         // Up to IR version 3, every initializer was listed as an input, too. The initializer is then the input's value.
         let inputs: Vec<_> = proto.input.iter().filter(|i| !scope.values.contains_key(i.name.as_str())).collect();
         self.trips = dims.iter().map(|(dim, most)| (dim.clone(), i64::try_from(*most).unwrap_or(i64::MAX))).collect();
+        let mut grown = self.grown_inputs(&inputs)?;
         for (name, fact) in bind(&inputs, self.model.loops(), dims)? {
             let value = match self.model.values.iter().find(|(given, _)| given == name && self.bound.contains(name)) {
                 None => self.graph.input(name, fact),
@@ -363,6 +377,7 @@ impl<'a> Importer<'a> {
                     self.graph.constant(Constant::new(name, tensor))
                 }
             };
+            grown.remove(name).into_iter().for_each(|extents| self.dependence.note(value, extents));
             if scope.values.insert(name, Named::Tensor(value)).is_some() {
                 return Err(Error::graph(format!("two inputs are called '{name}'")));
             }
@@ -458,13 +473,27 @@ impl<'a> Importer<'a> {
         attrs: Attrs,
         outputs: &[&str],
     ) -> Result<Vec<ValueId>> {
+        self.add_shaped(op, name, inputs, (attrs, &Shaped::new()), outputs)
+    }
+
+    /// Adds a node of which numbers in attributes may depend on counts.
+    fn add_shaped(
+        &mut self,
+        op: &'static OpDef,
+        name: &str,
+        inputs: &[Option<ValueId>],
+        (attrs, shaped): (Attrs, &Shaped),
+        outputs: &[&str],
+    ) -> Result<Vec<ValueId>> {
         let node = self.graph.add(op, name, inputs, attrs, outputs)?;
+        let varies = self.dependence.read(&self.graph, node, shaped)?;
         let ports = self.graph.node(node).outputs.len() as u32;
-        if inputs.iter().flatten().any(|value| self.weights.contains(value)) {
-            return Ok((0..ports).map(|port| ValueId { node, port }).collect());
-        }
-        let folded = fold_node(&mut self.graph, node, &self.decisions)?;
-        Ok(folded.unwrap_or_else(|| (0..ports).map(|port| ValueId { node, port }).collect()))
+        let own = || (0..ports).map(|port| ValueId { node, port }).collect();
+        let is_trained = inputs.iter().flatten().any(|value| self.weights.contains(value));
+        let folded = if is_trained { None } else { fold_node(&mut self.graph, node, &self.decisions)? };
+        let values = folded.unwrap_or_else(own);
+        self.dependence.keep(&self.graph, &values, varies);
+        Ok(values)
     }
 
     fn nodes(&mut self, nodes: &'a [NodeProto], scope: &mut Scope<'_, 'a>) -> Result<()> {
@@ -584,10 +613,12 @@ impl<'a> Importer<'a> {
         if let (Some(upgrade), "") = (op.upgrade, domain(&call.node.domain)) {
             upgrade(call.scope.opset, &mut inputs, &mut attrs);
         }
-        if let Some(finder) = self.finder(op, &inputs)? {
+        if let Some(finder) = ops::finder(op.name)
+            && self.is_found(finder, op, &inputs)?
+        {
             return self.find(finder, call, inputs, attrs);
         }
-        let data = self.take_shaping(op, call, inputs, &mut attrs)?;
+        let (data, forms) = self.take_shaping(op, call, inputs, &mut attrs)?;
         let shaped = op.inputs.iter().any(|i| i.shapes() && attrs.get(i.name).is_some());
         if op.attrs.contains(&"num_outputs") && attrs.get("num_outputs").is_none() && !shaped {
             attrs.set("num_outputs", outputs.len() as i64);
@@ -597,7 +628,7 @@ impl<'a> Importer<'a> {
         if self.guard.is_none() {
             self.look_up(op, &data, &attrs).map_err(|what| call.fail(what))?;
         }
-        self.add(op, call.name, &data, attrs, &outputs)
+        self.add_shaped(op, call.name, &data, (attrs, &forms), &outputs)
     }
 
     /// Refuses constant indices that are outside of what they look up. Kernels, which cannot tell, would take other elements.
@@ -632,15 +663,15 @@ impl<'a> Importer<'a> {
         Ok(())
     }
 
-    /// Moves the inputs that shape the computation into attributes, and returns the other inputs.
+    /// Moves the inputs that shape the computation into attributes. Returns the other inputs, and how the attributes depend on counts.
     fn take_shaping(
         &mut self,
         op: &OpDef,
         call: &Call<'_, 'a>,
         inputs: Vec<Option<ValueId>>,
         attrs: &mut Attrs,
-    ) -> Result<Vec<Option<ValueId>>> {
-        let mut data = Vec::with_capacity(inputs.len());
+    ) -> Result<(Vec<Option<ValueId>>, Shaped)> {
+        let (mut data, mut forms) = (Vec::with_capacity(inputs.len()), Shaped::new());
         for (slot, input) in inputs.into_iter().enumerate() {
             let declared = op.inputs.get(slot).or(op.inputs.last().filter(|i| i.arity == Arity::Variadic));
             match declared.filter(|declared| declared.shapes()) {
@@ -654,6 +685,7 @@ impl<'a> Importer<'a> {
                         )));
                     }
                     attrs.set(declared.name, attr);
+                    forms.extend(self.dependence.elements(value).map(|own| (declared.name, own.clone())));
                 }
                 None if declared.is_none() && input.is_none() => {}
                 // If there is one input too many, the graph refuses the node.
@@ -663,19 +695,21 @@ impl<'a> Importer<'a> {
         while data.last().is_some_and(Option::is_none) {
             data.pop();
         }
-        Ok(data)
+        Ok((data, forms))
     }
 
     /// The attribute that an input becomes. A hint that is no constant becomes none.
     fn shaping(&mut self, declared: &Input, call: &Call<'_, 'a>, value: ValueId) -> Result<Option<Attr>> {
         let input = declared.name;
         let value = self.folded(value)?;
-        let Some(constant) = self.graph.as_constant(value) else {
+        let others = self.dependence.elements(value).is_some_and(|forms| forms.others() != 0);
+        let Some(constant) = self.graph.as_constant(value).filter(|_| !others) else {
             if declared.arity != Arity::Hint {
                 let known = self.not_constant(input, value);
-                let decides = ops::finder(&call.node.op_type).is_some_and(|row| {
-                    self.rows[row].inputs.iter().any(|other| other.name == input && !other.shapes())
-                });
+                let is_searched = |finder: &ops::Finder| {
+                    self.rows[finder.row].inputs.iter().any(|other| other.name == input && !other.shapes())
+                };
+                let decides = ops::finder(&call.node.op_type).is_some_and(is_searched);
                 let more = if decides { "; beside states that grow, how much it finds must be known" } else { "" };
                 return Err(call.fail(format!("{known}{more}")));
             }
@@ -766,6 +800,12 @@ impl<'a> Importer<'a> {
 
     /// The message for an input that must be a constant and depends on inputs of the model. Those that are given are to be bound.
     fn not_constant(&mut self, input: &str, value: ValueId) -> String {
+        if let Some(forms) = self.dependence.elements(value) {
+            let (name, decides) = (self.graph.value_name(value), self.decides(forms.on()));
+            return format!(
+                "input '{input}' must be known before the run, but '{name}' depends on {decides}: expected a number that no run decides"
+            );
+        }
         let (mut inputs, mut seen, mut work) = (BTreeSet::new(), HashSet::new(), vec![value]);
         let mut has_state = false;
         while let Some(value) = work.pop() {

@@ -28,6 +28,7 @@ pub mod proto;
 mod state;
 pub mod text;
 mod training;
+mod varying;
 mod weigh;
 mod weights;
 

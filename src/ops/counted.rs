@@ -124,25 +124,48 @@ pub(super) static OPS: &[OpDef] = &[
     .attrs(names![center_point_box]),
 ];
 
-/// The row that finds at run time what ONNX's operator finds among constants.
-pub fn finder(op: &str) -> Option<&'static str> {
-    Some(match op {
-        "NonZero" => "plimsoll.NonZero",
-        "Compress" => "plimsoll.Compress",
-        "Unique" => "plimsoll.Unique",
-        "NonMaxSuppression" => "plimsoll.NonMaxSuppression",
-        _ => return None,
-    })
+/// A row that finds at run time what ONNX's operator finds among constants.
+pub struct Finder {
+    /// ONNX's operator.
+    pub op: &'static str,
+    /// The row.
+    pub row: &'static str,
+    /// Per output of the row but the last: the axis that is as long as many were found, if one is.
+    pub axes: fn(&Call) -> OpResult<Vec<Option<usize>>>,
+    /// By the number of an input, and whether elements of all its axes count on their own: the element of which the row finds none. It stands
+    /// behind those that a node before it found.
+    pub filler: fn(usize, bool) -> Result<f64, &'static str>,
 }
 
-/// Per output of such a row but the last: the axis that is as long as many were found, if one is.
-pub fn counted_axes(call: &Call) -> OpResult<Vec<Option<usize>>> {
-    Ok(match call.op.name {
-        "plimsoll.NonZero" => vec![Some(1)],
-        "plimsoll.Compress" => vec![Some(compressed(call)?.1)],
-        "plimsoll.Unique" => vec![Some(axis(call)?.unwrap_or(0)), Some(0), None, Some(0)],
-        _ => vec![Some(0)],
-    })
+/// All of them.
+static FINDERS: [Finder; 4] = [
+    Finder { op: "NonZero", row: "plimsoll.NonZero", axes: |_| Ok(vec![Some(1)]), filler: |_, _| Ok(0.0) },
+    Finder {
+        op: "Compress",
+        row: "plimsoll.Compress",
+        axes: |call| Ok(vec![Some(compressed(call)?.1)]),
+        filler: |input, flat| match (input, flat) {
+            (0, true) => Err("it keeps elements of all axes of what a node before it found: expected an axis"),
+            _ => Ok(0.0),
+        },
+    },
+    Finder {
+        op: "Unique",
+        row: "plimsoll.Unique",
+        axes: |call| Ok(vec![Some(axis(call)?.unwrap_or(0)), Some(0), None, Some(0)]),
+        filler: |_, _| Err("it looks among elements that a node before it found: expected elements that are given"),
+    },
+    Finder {
+        op: "NonMaxSuppression",
+        row: "plimsoll.NonMaxSuppression",
+        axes: |_| Ok(vec![Some(0)]),
+        filler: |input, _| Ok(if input == 1 { f64::NEG_INFINITY } else { 0.0 }),
+    },
+];
+
+/// The row of ONNX's operator; `None` if it does not find elements.
+pub fn finder(op: &str) -> Option<&'static Finder> {
+    FINDERS.iter().find(|finder| finder.op == op)
 }
 
 /// The facts of the outputs, and of how many were found.

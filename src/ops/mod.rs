@@ -9,7 +9,7 @@ use std::fmt;
 
 pub(crate) use attention::keys_seen;
 pub(crate) use compose::constant as made_constant;
-pub(crate) use counted::{counted_axes, finder};
+pub(crate) use counted::{Finder, finder};
 pub(crate) use heads::{PAST as KEYS, key_room};
 pub(crate) use index::{from_start, tuples};
 pub(crate) use integer::{OTHER_SIGN, PRODUCT_OF_BYTES, SUMS_OF_BYTES};

@@ -335,7 +335,10 @@ impl<'a> Checker<'a> {
     }
 
     /// Checks that outputs of one integer say how many elements of an output a run has found.
-    fn counts(&self, Port { name, shape, counted, .. }: &Port) -> Verdict {
+    fn counts(&self, Port { name, shape, counted, fewest, dtype, .. }: &Port) -> Verdict {
+        ensure(fewest.is_none() || dtype.is_int() && shape.numel() == 1, || {
+            format!("output '{name}': expected one integer to say how many are found, found {dtype}{shape}")
+        })?;
         let is_count = |port: &Port, by: &str| port.name == by && port.dtype.is_int() && port.shape.numel() == 1;
         counted.iter().try_for_each(|Counted { axis, by, more }| {
             let fits = shape.get(*axis).is_some_and(|extent| more.unsigned_abs() <= *extent as u64);

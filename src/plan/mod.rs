@@ -12,7 +12,7 @@
 use crate::constant::Constant;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-pub use crate::graph::{Count, Counted};
+pub use crate::graph::{Count, Counted, Fewest};
 use crate::kernel::Kernel;
 use crate::pass::recompute::Recompute;
 pub use crate::pass::{Indexes, Recipe, Use};
@@ -181,6 +181,9 @@ pub struct Port {
     /// The axes of an output along which a run fills the first elements.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub counted: Vec<Counted>,
+    /// Of an output that says how many elements a node finds: the fewest that the plan is for, if it is not for none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fewest: Option<Fewest>,
 }
 
 impl Port {

@@ -87,6 +87,30 @@ fn an_output_of_another_size_than_the_file_says_is_named() {
     }
 }
 
+/// The best of some needs one at least.
+#[test]
+fn a_graph_that_cannot_be_read_for_none_that_are_found_says_so() {
+    let folder = Folder::new("none-found");
+    let model = |k: usize| {
+        let source = format!(
+            "<ir_version: 9, opset_import: [\"\" : 20]> g (float[6] x) => (float[k] y) {{
+                k = Constant <value_ints = [{k}]> ()  zero = Constant <value_ints = [0]> ()
+                at = NonZero (x)  row = Squeeze (at, zero)  some = Gather (x, row)  y, places = TopK (some, k)
+            }}"
+        );
+        folder.file("m.onnxtxt", source)
+    };
+    let file = model(1);
+    let ran = finish(program(&["plan", &file, "--target", "cpu"]));
+    let words = "a run that finds none is refused";
+    assert!(ran.code == Some(0) && ran.err.contains(words) && ran.err.contains("node=\"at\""), "{}", ran.err);
+    ok(&[&["run", &file, "--input", "x=6xf32=2"], CPU]);
+    let words = ["output 'at.count': node 'at' finds 0 elements, but the graph has no meaning for fewer than 1"];
+    fails(1, &[&["run", &file, "--input", "x=6xf32=0"], CPU], &words);
+    let words = ["node 'y' (TopK)", "(where node 'at' finds 1 element)"];
+    fails(1, &[&["plan", &model(2), "--target", "cpu"]], &words);
+}
+
 /// A graph of float vectors in ONNX's text syntax.
 fn text(inputs: &str, outputs: &str, body: &str) -> String {
     format!("<ir_version: 8, opset_import: [\"\" : 17]>\ntest ({inputs}) => ({outputs})\n{{\n{body}\n}}\n")

@@ -353,3 +353,246 @@ fn what_cannot_follow_is_refused_by_name() {
     );
     assert!(found.contains("node 'y' (ArgMax)"), "{found}");
 }
+
+/// Counts that no import is for: what compares them with a number, or is shaped by what does, is right or refused.
+#[test]
+fn counts_between_those_that_are_imported_decide() {
+    let case = Case {
+        inputs: &[("x", "float", DType::F32, &[12])],
+        rest: "(float y, float z, float[n] kept, float w) {
+            zero = Constant <value_int = 0> ()
+            one = Constant <value_int = 1> ()
+            three = Constant <value_int = 3> ()
+            yes = Constant <value_float = 7.0> ()
+            no = Constant <value_float = -7.0> ()
+            at = NonZero (x)
+            s = Shape (at)
+            count = Gather (s, one)
+            is = Equal (count, three)
+            y = If (is) <
+                then_branch = t () => (float a) { a = Constant <value_float = 1.0> () },
+                else_branch = e () => (float b) { b = ReduceSum <keepdims = 0> (x) }
+            >
+            z = Where (is, yes, no)
+            rest = Mod (count, three)
+            step = Equal (rest, one)
+            shift = Where (step, no, yes)
+            row = Gather <axis = 0> (at, zero)
+            picked = Gather <axis = 0> (x, row)
+            kept = Add (picked, shift)
+            some = Greater (count, zero)
+            other = Less (count, zero)
+            w = If (other) <
+                then_branch = t () => (float[2] a) { a = Constant <value_floats = [1.0, 2.0]> () },
+                else_branch = e () => (float b) { b = Cast <to = 1> (some) }
+            >
+        }",
+    };
+    let first = |count: usize| vec![(0..12).map(|k| if k < count { k as f64 + 0.5 } else { 0.0 }).collect()];
+    case.holds(&[0, 1, 2, 3, 4, 5, 7, 9, 12].map(first));
+    let refused = |rest: &'static str| {
+        let case = Case { inputs: &[("x", "float", DType::F32, &[12])], rest };
+        case.graph(None).expect_err("it must be refused").to_string()
+    };
+    let count =
+        "one = Constant <value_int = 1> ()  three = Constant <value_int = 3> ()  at = NonZero (x)  s = Shape (at)
+        count = Gather (s, one)  is = Equal (count, three)";
+    let decided =
+        |name: &str, what: &str| refused(Box::leak(format!("(y) {{ {count} {what} {name} }}").into_boxed_str()));
+    let found = decided(
+        "y = Slice (x, start, end)",
+        "none = Constant <value_ints = [0]> ()  some = Constant <value_ints = [1]> ()  end = Constant <value_ints = [9]> ()
+        start = Where (is, some, none)",
+    );
+    let words = "node 'y' (Slice): input 'starts' must be known before the run, but 'start' depends on how many elements node 'at' finds";
+    assert!(found.contains(words), "{found}");
+    let found = decided("y = Range (one, end, one)", "end = Where (is, one, three)");
+    assert!(found.contains("node 'y' (Range): input 'limit'"), "{found}");
+    let found = decided(
+        "y = If (is) < then_branch = t () => (float[2] a) { a = Constant <value_floats = [1.0, 2.0]> () },
+            else_branch = e () => (float b) { b = Constant <value_float = 1.0> () } >",
+        "",
+    );
+    assert!(found.contains("node 'y' (If)") && found.contains("how many elements node 'at' finds"), "{found}");
+    let found = decided(
+        "y = Slice (x, start, end)",
+        "ten = Constant <value_ints = [10]> ()  eight = Constant <value_ints = [8]> ()
+        start = Sub (count, ten)  end = Sub (count, eight)",
+    );
+    let words = "node 'y' (Slice): where it begins along axis 0 depends on what the run decides";
+    assert!(found.contains(words), "{found}");
+}
+
+/// A loop runs as often as elements are found, up to the most.
+#[test]
+fn a_loop_runs_as_often_as_elements_are_found() {
+    let case = Case {
+        inputs: &[("x", "float", DType::F32, &[5])],
+        rest: "(float y, float once) {
+            one = Constant <value_int = 1> ()
+            three = Constant <value_int = 3> ()
+            yes = Constant <value = bool {1}> ()
+            half = Constant <value_float = 0.5> ()
+            start = Constant <value_float = 1.0> ()
+            at = NonZero (x)
+            s = Shape (at)
+            count = Gather (s, one)
+            few = Min (count, three)
+            once = Loop (few, yes, start) <body = c (int64 j, bool run, float d) => (bool again, float e) {
+                again = Identity (run)
+                e = Add (d, start)
+            }>
+            y = Loop (count, yes, start) <body = b (int64 i, bool go, float a) => (bool on, float b) {
+                on = Identity (go)
+                c = Mul (a, half)
+                number = Cast <to = 1> (i)
+                b = Add (c, number)
+            }>
+        }",
+    };
+    let first = |count: usize| vec![(0..5).map(|k| if k < count { 1.0 } else { 0.0 }).collect()];
+    case.holds(&[0, 1, 2, 3, 4, 5].map(first));
+}
+
+/// The message of the refusal of a file.
+fn refusal(ports: &str, outputs: &str, nodes: &str) -> String {
+    let source = format!("<ir_version: 9, opset_import: [\"\" : 20]> g ({ports}) => ({outputs}) {{ {nodes} }}");
+    let model = Model::new(text::parse(&source, Path::new("test")).expect("the text is well-formed"));
+    onnx::import(&model, &[]).expect_err("it must be refused").to_string()
+}
+
+/// It takes no longer than the nodes before the one that is too many.
+#[test]
+fn too_many_searches_are_refused_at_the_first_that_is() {
+    let node = |k: usize| format!("a{} = Abs (a{k})  y{k} = NonZero (a{})\n", k + 1, k + 1);
+    let nodes: String = (0..2000).map(node).collect();
+    let outputs: Vec<_> = (0..2000).map(|k| format!("y{k}")).collect();
+    let found = refusal("float[4] a0", &outputs.join(", "), &nodes);
+    let words = "node 'y4' (NonZero): expected at most 4 nodes that find as many as a run decides, found more: before it stand 'y0', 'y1', 'y2', 'y3'";
+    assert!(found.contains(words), "{found}");
+}
+
+/// Each constant is derived from the one before it, twice.
+#[test]
+fn shared_constants_are_compared_once() {
+    let node = |k: usize| format!("c{} = Max (c{k}, c{k})\n", k + 1);
+    let nodes: String = (0..60).map(node).collect();
+    let source = format!(
+        "<ir_version: 9, opset_import: [\"\" : 20]> g (float[4] x) => (int64[1, n] at, float[5000] y) {{
+            k = Constant <value_ints = [5000]> ()  at = NonZero (x)  c0 = ConstantOfShape (k)
+            {nodes} y = Neg (c60)
+        }}"
+    );
+    let model = Model::new(text::parse(&source, Path::new("test")).expect("the text is well-formed"));
+    assert_eq!(onnx::import(&model, &[]).expect("a graph").outputs().len(), 3);
+}
+
+/// What is found cannot be reshaped so for all counts, but for those elements that are given.
+#[test]
+fn elements_that_are_given_are_known_where_counts_are_refused() {
+    let source = "<ir_version: 9, opset_import: [\"\" : 20]> g (float[4] x, float[4] z) => (y) {
+        two = Constant <value_ints = [2, -1]> ()  at = NonZero (x)  y = Reshape (at, two)  w = Abs (z)
+    }";
+    let model = Model::new(text::parse(source, Path::new("test")).expect("the text is well-formed"));
+    let x = Tensor::from_f64(DType::F32, [4], &[0.0, 1.0, 2.0, 0.0]);
+    let graph = onnx::import(&model.clone().with_values(vec![("x".to_owned(), x)]), &[]).expect("a graph");
+    assert_eq!(graph.fact(graph.outputs()[0].1).to_string(), "i64[2,1]");
+    // What is given does not help: the message is that of what the run decides.
+    let z = Tensor::from_f64(DType::F32, [4], &[0.0; 4]);
+    let found =
+        onnx::import(&model.with_values(vec![("z".to_owned(), z)]), &[]).expect_err("it is refused").to_string();
+    assert!(found.contains("node 'y' (Reshape)"), "{found}");
+    // The first import fails already.
+    let source = "<ir_version: 9, opset_import: [\"\" : 20]> g (float[4] x, int64[1] axes) => (y) {
+        a = NonZero (x)  b = NonZero (a)  c = NonZero (b)  d = NonZero (c)  e = NonZero (d)  y = ReduceSum (e, axes)
+    }";
+    let model = Model::new(text::parse(source, Path::new("test")).expect("the text is well-formed"));
+    let x = Tensor::from_f64(DType::F32, [4], &[0.0, 1.0, 2.0, 0.0]);
+    let axes = Tensor::from_f64(DType::I64, [1], &[1.0]);
+    let given = vec![("x".to_owned(), x), ("axes".to_owned(), axes)];
+    let graph = onnx::import(&model.with_values(given), &[]).expect("a graph");
+    assert_eq!(graph.inputs().len(), 0, "both are bound");
+}
+
+/// What is searched is computed from a count alone.
+#[test]
+fn a_search_among_what_follows_from_a_count() {
+    let case = Case {
+        inputs: &[("x", "float", DType::F32, &[7])],
+        rest: "(int64[1, n] at, int64[m] odd) {
+            zero = Constant <value_int = 0> ()
+            one = Constant <value_int = 1> ()
+            two = Constant <value_int = 2> ()
+            seven = Constant <value_int = 7> ()
+            found = NonZero (x)
+            s = Shape (found)
+            count = Gather (s, one)
+            numbers = Range (zero, seven, one)
+            before = Less (numbers, count)
+            at = NonZero (before)
+            rest = Mod (numbers, two)
+            is = Equal (rest, one)
+            both = And (is, before)
+            odd = Compress <axis = 0> (numbers, both)
+        }",
+    };
+    case.holds(&some_of(7).into_iter().map(|x| vec![x]).collect::<Vec<_>>());
+}
+
+/// What is not a number is larger than all numbers, but is found, as what stands behind the count is not.
+#[test]
+fn the_smallest_of_what_is_found_are_found() {
+    for (largest, shape) in [(0, "7"), (1, "7"), (0, "7, 2"), (1, "7, 2")] {
+        let rest = format!(
+            "(y, at) {{
+                zero = Constant <value_ints = [0]> ()
+                k = Constant <value_ints = [2]> ()
+                some = Compress <axis = 0> (x, c)
+                tail = Slice (x, zero, k, zero)
+                more = Concat <axis = 0> (some, tail)
+                y, at = TopK <axis = 0, largest = {largest}> (more, k)
+            }}"
+        );
+        let shape: &'static [usize] = if shape == "7" { &[7] } else { &[7, 2] };
+        let inputs: &'static [_] =
+            Box::leak(Box::new([("x", "float", DType::F32, shape), ("c", "bool", DType::Bool, &[7][..])]));
+        let case = Case { inputs, rest: Box::leak(rest.into_boxed_str()) };
+        let count: usize = shape.iter().product();
+        let (nan, infinite) = (f64::NAN, f64::INFINITY);
+        let given = |values: &[f64], bits: usize| {
+            let x = (0..count).map(|k| values[k % values.len()]).collect();
+            vec![x, (0..7).map(|i| f64::from((bits >> i & 1) as u8)).collect::<Vec<_>>()]
+        };
+        case.holds(&[
+            given(&[nan], 0b1),
+            given(&[nan], 0b1010110),
+            given(&[nan, 1.0, nan, 2.0, 0.5], 0b1111111),
+            given(&[nan, 1.0, nan, 2.0, 0.5], 0b0000101),
+            given(&[infinite, nan, infinite], 0b0011011),
+            given(&[3.0, 1.0, 2.0], 0b0111000),
+        ]);
+    }
+}
+
+/// Sums over more than a row of 128, and over more than 128 rows, are sums of sums.
+#[test]
+fn few_and_many_are_found() {
+    const COUNTS: [usize; 5] = [0, 1, 128, 129, 16_385];
+    for n in COUNTS {
+        let shape: &'static [usize] = Box::leak(vec![n].into_boxed_slice());
+        let inputs: &'static [_] =
+            Box::leak(Box::new([("x", "float", DType::F32, shape), ("c", "bool", DType::Bool, shape)]));
+        let case = Case {
+            inputs,
+            rest: "(int64[1, n] at, float[m] kept) { at = NonZero (x)  kept = Compress <axis = 0> (x, c) }",
+        };
+        // Every so many, so that they lie in all rows.
+        let given = |count: usize| {
+            let is = |i: usize| count > 0 && i.is_multiple_of(n / count) && i / (n / count) < count;
+            let x: Vec<_> = (0..n).map(|i| if is(i) { 0.5 + (i % 1000) as f64 } else { 0.0 }).collect();
+            let c = (0..n).map(|i| f64::from(u8::from(is(i)))).collect();
+            vec![x, c]
+        };
+        case.holds(&COUNTS.into_iter().filter(|&count| count <= n).map(given).collect::<Vec<_>>());
+    }
+}

@@ -302,6 +302,30 @@ fn reductions_over_rows_end_at_the_length() {
     }
 }
 
+/// Comparisons of the number of rows with those of which no import is.
+const COMPARISONS: &str = r#"<ir_version: 8, opset_import: ["" : 18]>
+comparisons (float[1, t, 4] x, float[1, past, 4] old) => (float[1, all, 4] new, float[1, t, 4] y, float[1, t, 4] z)
+<int64 zero = {0}, int64 one = {1}, int64 two = {2}, int64 three = {3}, float plus = {1}, float minus = {-1}>
+{
+    new = Concat <axis = 1> (old, x)
+    shape = Shape (old)
+    rows = Gather (shape, one)
+    first = Equal (rows, zero)
+    sign = Where (first, plus, minus)
+    y = Mul (x, sign)
+    rest = Mod (rows, three)
+    third = Equal (rest, two)
+    z = If (third) <
+        then_branch = t () => (float[1, t, 4] a) { a = Neg (y) },
+        else_branch = e () => (float[1, t, 4] b) { b = Add (y, plus) }
+    >
+}"#;
+
+#[test]
+fn comparisons_of_the_number_of_rows_hold_for_all() {
+    grows_as_the_host_would(COMPARISONS, &[("old", "new")], &[("past", Extent::from(0..=CAPACITY))], 1, 1);
+}
+
 /// Options that grow the decoder's caches.
 fn options(states: &[(&str, &str)], capacity: usize) -> Options {
     let options = Options { state: pairs(states), threads: 1, ..Options::default() }.on(Choice::Cpu);

@@ -80,6 +80,7 @@ impl Maker {
             buffer,
             indexes: Vec::new(),
             counted: Vec::new(),
+            fewest: None,
         };
         let number = BufferIdx::new(plan.buffers.len());
         match class {

@@ -9,24 +9,24 @@ use super::rules::{self, Rules};
 use super::{Model, quietly};
 use crate::decisions::{Decisions, Record};
 use crate::error::{Error, Result};
-use crate::graph::Graph;
-use crate::onnx::import::{Counts, import_counted, import_ports};
+use crate::figures::count;
+use crate::graph::{Fewest, Graph};
+use crate::onnx::import::{Counts, Imported, import_counted, import_ports};
 use std::collections::BTreeSet;
 use std::sync::Arc;
-
-/// The most such nodes. Each one multiplies the number of imports.
-const MOST: usize = 4;
 
 /// Imports a model. What is folded follows `decisions`.
 pub(in crate::onnx) fn import(model: &Model, dims: &[(String, usize)], decisions: Decisions) -> Result<Graph> {
     let mut counts = Counts::default();
-    let graph = import_counted(model, dims, decisions.clone(), &mut counts)?;
-    if counts.known.is_empty() {
-        return Ok(graph);
-    }
-    all_counts(model, dims, counts).or_else(|error| {
-        // What is given may be known before the run.
-        let bound = if !model.values.is_empty() { import_ports(model, dims, decisions).ok() } else { None };
+    let first = import_counted(model, dims, decisions.clone(), &mut counts);
+    let made = match first {
+        Ok(imported) if counts.known.is_empty() => return Ok(imported.graph),
+        Ok(_) => all_counts(model, dims, counts),
+        Err(error) => Err(error),
+    };
+    made.or_else(|error| {
+        // What is given may be known before the run. Otherwise the first error says what the model lacks.
+        let bound = if model.values.is_empty() { None } else { import_ports(model, dims, decisions).ok() };
         bound.ok_or(error)
     })
 }
@@ -34,17 +34,28 @@ pub(in crate::onnx) fn import(model: &Model, dims: &[(String, usize)], decisions
 /// One graph for all that the nodes may find.
 fn all_counts(model: &Model, dims: &[(String, usize)], mut counts: Counts) -> Result<Graph> {
     let number = counts.known.len();
-    if number > MOST {
-        let nodes: Vec<_> = counts.known.iter().map(|known| format!("'{}'", known.node)).collect();
-        let what = format!("{number} nodes find as many as a run decides: expected at most {MOST}");
-        return Err(Error::graph(format!("{what}, found {}", nodes.join(", "))));
-    }
     let recorder = Decisions::record(&BTreeSet::new());
     import_counted(model, dims, recorder.clone(), &mut counts)?;
     let record = Arc::new(recorder.finish().expect("nothing is followed"));
-    let graph = Family { model, dims, record }.of(&mut counts, number)?;
+    let Imported { mut graph, .. } = Family { model, dims, record }.of(&mut counts, number)?;
+    for known in counts.known.iter().filter(|known| known.least > 0) {
+        let what = "the plan is for 1 or more elements that it finds, as the graph cannot be read for none: a run that finds none is refused";
+        tracing::warn!(node = known.node, "{what}");
+        graph.need(&known.name, Fewest { node: known.node.clone(), number: known.least as u64 });
+    }
     graph.verify()?;
     Ok(graph)
+}
+
+/// An error of an import for a count other than the most.
+fn where_found(error: Error, node: &str, length: usize) -> Error {
+    match error {
+        Error::Node { node: at, op, what, file } => {
+            let found = count(length as u64, "element");
+            Error::Node { node: at, op, what: format!("{what} (where node '{node}' finds {found})"), file }
+        }
+        other => other,
+    }
 }
 
 /// A model, imported for several counts.
@@ -56,12 +67,12 @@ struct Family<'a> {
 
 impl Family<'_> {
     /// The graph for all that the first `open` nodes may find, where the others find as many as `counts` say.
-    fn of(&self, counts: &mut Counts, open: usize) -> Result<Graph> {
+    fn of(&self, counts: &mut Counts, open: usize) -> Result<Imported> {
         let Some(last) = open.checked_sub(1) else {
             return quietly(|| import_counted(self.model, self.dims, Decisions::follow(&self.record), counts));
         };
         let (dim, most) = (counts.known[last].name.clone(), counts.known[last].most);
-        let (mut graphs, mut lengths) = (Vec::new(), Vec::new());
+        let (mut graphs, mut lengths, mut varying) = (Vec::new(), Vec::new(), None);
         // The more, the fewer decisions pass that other counts would make otherwise; but each such node multiplies the imports.
         let lengths_of = [most, 0, 1, most.div_ceil(2), most.saturating_sub(1), 2];
         let some = match counts.known.len() {
@@ -73,21 +84,25 @@ impl Family<'_> {
         for length in tried.into_iter().rev() {
             counts.known[last].count = length;
             match self.of(counts, last) {
-                Ok(graph) => {
-                    graphs.push(graph);
+                Ok(imported) => {
+                    graphs.push(imported.graph);
+                    // The graph of the most is the one that is rewritten.
+                    varying.get_or_insert(imported.varying);
                     lengths.push(length);
                 }
-                // What follows may need some elements. A run that finds none has results that mean nothing.
-                Err(_) if length == 0 && graphs.len() > 1 => {}
-                Err(error) => return Err(error),
+                // What follows may need some elements.
+                Err(_) if length == 0 && graphs.len() > 1 => counts.known[last].least = 1,
+                Err(error) if length == most => return Err(error),
+                Err(error) => return Err(where_found(error, &counts.known[last].node, length)),
             }
         }
         counts.known[last].count = most;
         let why = format!("a run decides how many elements node '{}' finds", counts.known[last].node);
-        let mut members = Members { graphs, lengths, dim, why, counts: true };
+        let varying = varying.unwrap_or_default();
+        let mut members = Members { graphs, lengths, dim, why, counts: true, number: last, varying };
         members.unfold(rules::has_rule)?;
         let mut graph = Rules::counting(&members).apply(&[])?;
         graph.sweep();
-        Ok(graph)
+        Ok(Imported { graph, varying: members.varying })
     }
 }

@@ -3,6 +3,7 @@
 use crate::constant::Constant;
 use crate::error::{Error, Result};
 use crate::graph::{Graph, Kind, MAX_NODES};
+use crate::onnx::varying::Varying;
 use crate::op::{Lower, NodeId, ValueId};
 use crate::pass::decompose;
 use crate::shape::Access;
@@ -19,9 +20,12 @@ pub(super) struct Members {
     pub dim: String,
     /// The reason for several lengths, for messages.
     pub why: String,
-    /// True if the length is the count of what a run finds, not of a state's rows. A constant that operators compute from it is then computed
-    /// in the run, even if a line goes through its elements: it may miss other counts.
+    /// True if the length is the count of what a run finds, not of a state's rows.
     pub counts: bool,
+    /// The number of the length among those that constants depend on.
+    pub number: usize,
+    /// The constants of the largest graph that depend on lengths.
+    pub varying: Varying,
 }
 
 /// How a constant depends on the length.
@@ -164,12 +168,12 @@ impl Members {
     pub fn content(&self, id: NodeId) -> Result<Content> {
         let constants: Vec<_> = self.graphs.iter().filter_map(|graph| graph.as_constant(id.output(0))).collect();
         let (first, others) = (constants[0], &constants[1..]);
+        // The graphs are of some lengths. A line that goes through these may miss the others.
+        if self.varying.of(first).is_some_and(|forms| forms.others() & 1 << self.number != 0) {
+            return Ok(Content::Other);
+        }
         if others.iter().all(|other| first.same(other)) {
             return Ok(Content::Same);
-        }
-        let is_derived = |constant: &&Arc<Constant>| constant.fact == first.fact && constant.derivation().is_some();
-        if self.counts && constants.iter().all(is_derived) {
-            return Ok(Content::Other);
         }
         let prefix = |other: &Arc<Constant>| -> Result<bool> {
             let shape = &other.fact.shape;

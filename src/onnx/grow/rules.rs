@@ -675,6 +675,30 @@ impl<'a> Rules<'a> {
         })
     }
 
+    /// The smallest elements along a ragged axis, which are infinite behind the length. What is not a number is larger, and so stands behind
+    /// these elements:
+    ///
+    /// ```text
+    /// numbers | infinite, behind the length | not numbers
+    /// ```
+    fn smallest(&mut self, id: NodeId, masked: ValueId, Ragged { axis, more }: Ragged) -> Result<Vec<ValueId>> {
+        let end = self.length_plus(id, more)?;
+        let (n, rank) = (self.graph.fact(masked).shape[axis], self.graph.fact(masked).shape.len());
+        let k = self.graph.fact(id.output(0)).shape[axis];
+        let attrs = self.members.largest().node(id).attrs.clone().with("K", n as i64);
+        self.build(id, |b| {
+            let (masked, end) = (b.value(masked), b.value(end));
+            let all: [Var; 2] = b.outputs("TopK", &[masked], attrs);
+            let others = masked.op("IsNaN", &[], Attrs::new()).cast(DType::I64).reduce_sum(&[axis as i64], true);
+            let mut along = vec![1; rank - axis];
+            along[0] = k;
+            let places = b.numbers(DType::I64, along, 0.0);
+            let behind = (places + n as f64 - end).min(n as f64 - 1.0);
+            let at = places.less(end - others).select(places, behind);
+            Ok(all.map(|found| found.op("GatherElements", &[at], Attrs::new().with("axis", axis as i64))).to_vec())
+        })
+    }
+
     /// A reduction over a ragged axis takes an element behind the length that does not change its result.
     fn reduce(&mut self, id: NodeId) -> Result<Vec<ValueId>> {
         self.only(id, &[])?;
@@ -694,6 +718,9 @@ impl<'a> Rules<'a> {
         let value = value_of(&operands, 0);
         let masked = self.masked(id, value, &along, element)?;
         operands[0] = Some(masked);
+        if op == "TopK" && self.call(id, |call| Ok(call.int("largest", 1)? == 0 && call.dtype(0).is_float()))? {
+            return self.smallest(id, masked, along[0]);
+        }
         if op != "ReduceMean" {
             let made = self.again(id, &operands)?;
             if op == "Softmax" && whole {

@@ -177,15 +177,20 @@ impl<'a> Importer<'a> {
     fn repeat_heads(&mut self, call: &Call, name: &str, value: ValueId, times: usize) -> Result<ValueId> {
         let shape = self.graph.fact(value).shape.clone();
         let (head, rest) = (&shape[..2], &shape[2..]);
-        let one = [head, &[1], rest].concat();
-        let raised = Attrs::new().with("shape", &one[..]).with("allowzero", 1);
-        let value = self.step(call, &format!("{name}.raised"), "Reshape", &[value], raised)?;
-        let all = [head, &[times], rest].concat();
-        let value =
-            self.step(call, &format!("{name}.repeated"), "Expand", &[value], Attrs::new().with("shape", &all[..]))?;
-        let joined = [&[shape[0], shape[1] * times], rest].concat();
-        let joined = Attrs::new().with("shape", &joined[..]).with("allowzero", 1);
-        self.step(call, &format!("{name}.heads"), "Reshape", &[value], joined)
+        let axes: Vec<_> = (0..shape.len()).map(|axis| self.dependence.extent(value, axis)).collect();
+        let more = [&axes[..2], &[Form::Fixed], &axes[2..]].concat();
+        let mut value = value;
+        for (step, op, extents, forms) in [
+            ("raised", "Reshape", [head, &[1], rest].concat(), &more),
+            ("repeated", "Expand", [head, &[times], rest].concat(), &more),
+            ("heads", "Reshape", [&[shape[0], shape[1] * times], rest].concat(), &axes),
+        ] {
+            let attrs = Attrs::new().with("shape", &extents[..]);
+            let attrs = if op == "Reshape" { attrs.with("allowzero", 1) } else { attrs };
+            let (step, shaped) = (format!("{}/{name}.{step}", call.name), vec![("shape", Forms::Each(forms.clone()))]);
+            value = self.add_shaped(self.rows[op], &shortened(step), &[Some(value)], (attrs, &shaped), &[])?[0];
+        }
+        Ok(value)
     }
 
     /// Inlines a `Scan` as opset 8 had it: all inputs have a batch in front, and each of its elements is scanned on its own.

@@ -210,7 +210,7 @@ impl<'a> Importer<'a> {
         let set = trips_of(call.node).and_then(|dim| self.trips.get(&dim).copied()).unwrap_or(i64::MAX);
         let Some(count) = call.tensor(0)? else { return Ok(Trips { most: set, count: None, going }) };
         let count = self.folded(count)?;
-        if self.graph.as_constant(count).is_some() {
+        if self.graph.as_constant(count).is_some() && self.dependence.elements(count).is_none() {
             let numbers = self.numbers("M", count).map_err(|what| call.fail(what))?;
             let &number = numbers.first().ok_or_else(|| call.fail("input 'M': expected one element, found none"))?;
             return Ok(Trips { most: number.min(set), count: None, going });
@@ -315,7 +315,7 @@ impl<'a> Importer<'a> {
     /// A condition as far as it is known.
     fn condition(&mut self, call: &Call<'_, 'a>, value: ValueId) -> Result<Holds> {
         let value = self.folded(value)?;
-        if self.graph.as_constant(value).is_none() {
+        if self.graph.as_constant(value).is_none() || self.dependence.elements(value).is_some() {
             return self.scalar(call, "cond", value, DType::Bool).map(Holds::Decided);
         }
         let numbers = self.numbers("cond", value).map_err(|what| call.fail(what))?;
@@ -351,6 +351,9 @@ impl<'a> Importer<'a> {
     fn most(&self, value: ValueId, left: &mut usize) -> Option<i64> {
         *left = left.checked_sub(1)?;
         if let Some(constant) = self.graph.as_constant(value) {
+            if self.dependence.elements(value).is_some() {
+                return self.dependence.most(constant, left);
+            }
             return constant.value().ok()?.to_i64()?.into_iter().max();
         }
         let node = self.graph.node(value.node);

@@ -8,6 +8,7 @@ use super::{Call, Importer, needed};
 use crate::constant::Constant;
 use crate::dtype::DType;
 use crate::error::{Result, ensure};
+use crate::onnx::varying::Form;
 use crate::op::{Attr, Attrs, ValueId};
 use crate::tensor::Tensor;
 use std::rc::Rc;
@@ -236,6 +237,14 @@ impl<'a> Importer<'a> {
     fn extent(&self, value: ValueId, axis: i64) -> Result<usize, String> {
         let shape = &self.graph.fact(value).shape;
         let at = usize::try_from(if axis < 0 { axis + shape.len() as i64 } else { axis }).ok();
+        if let Some(form) = at.filter(|&at| at < shape.len()).map(|at| self.dependence.extent(value, at))
+            && form != Form::Fixed
+        {
+            let decides = self.decides(form.on());
+            return Err(format!(
+                "it makes a tensor of each element along axis {axis}, and {decides} says how many there are"
+            ));
+        }
         let extent = at.and_then(|at| shape.get(at).copied());
         extent.ok_or_else(|| format!("attribute 'axis': expected an axis of {shape}, found {axis}"))
     }
@@ -262,7 +271,8 @@ impl<'a> Importer<'a> {
 
     /// The integers in an input, which must be a constant.
     pub(super) fn numbers(&mut self, input: &str, value: ValueId) -> Result<Vec<i64>, String> {
-        let Some(constant) = self.graph.as_constant(value) else { return Err(self.not_constant(input, value)) };
+        let known = self.graph.as_constant(value).filter(|_| self.dependence.elements(value).is_none());
+        let Some(constant) = known else { return Err(self.not_constant(input, value)) };
         let tensor = constant.value().map_err(|e| needed(input, &e))?;
         tensor.to_i64().ok_or_else(|| format!("input '{input}': expected integers, found {}", constant.fact))
     }

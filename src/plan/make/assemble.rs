@@ -41,10 +41,13 @@ pub fn assemble(
         let fact = graph.fact(value);
         let indexes = indexes.get(&value).cloned().unwrap_or_default();
         let (name, dtype, shape) = (name.to_owned(), fact.dtype, fact.shape.clone());
-        Port { name, dtype, shape, buffer: number(buffer), indexes, counted: Vec::new() }
+        Port { name, dtype, shape, buffer: number(buffer), indexes, counted: Vec::new(), fewest: None }
     };
     let inputs: Vec<_> = draft.inputs.iter().map(|&(v, b)| port(graph.value_name(v), v, b)).collect();
-    let output = |name: &str, v, b| Port { counted: graph.counted(name).to_vec(), ..port(name, v, b) };
+    let output = |name: &str, v, b| {
+        let (counted, fewest) = (graph.counted(name).to_vec(), graph.fewest(name).cloned());
+        Port { counted, fewest, ..port(name, v, b) }
+    };
     let outputs: Vec<_> = draft.outputs.iter().map(|(name, v, b)| output(name, *v, *b)).collect();
     let states = draft.states.iter().map(|s| StatePort {
         port: port(graph.value_name(s.value), s.value, s.buffer),
