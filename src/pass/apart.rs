@@ -7,7 +7,7 @@
 //! ```
 
 use super::Prepared;
-use super::group::{GroupKind, MAX_NODES, is_computable, max_reads, uses_index};
+use super::group::{GroupKind, MAX_GROUP_NODES, is_computable, max_reads, uses_index};
 use crate::error::Result;
 use crate::graph::Graph;
 use crate::op::{Lower, NodeId, ValueId};
@@ -102,7 +102,7 @@ impl Kernels<'_> {
         }
         let fits = |&reader: &usize| {
             let all: Vec<NodeId> = self.members[reader].iter().chain(&self.members[own]).copied().collect();
-            all.len() <= MAX_NODES && reads(graph, &all).len() <= max_reads(self.target)
+            all.len() <= MAX_GROUP_NODES && reads(graph, &all).len() <= max_reads(self.target)
         };
         (found.len() > 1 && found.iter().all(fits)).then_some(found)
     }

@@ -13,7 +13,7 @@
 //! before the second product, for rows that see nothing. Our own decomposition has `Where(Equal(ReduceMax, -inf), 0, weights)`.
 
 use super::Context;
-use super::group::{Attention, MAX_NODES, max_reads, uses_index};
+use super::group::{Attention, MAX_GROUP_NODES, max_reads, uses_index};
 use crate::decisions::Decisions;
 use crate::dtype::DType;
 use crate::graph::Graph;
@@ -36,7 +36,7 @@ pub(super) fn as_kernel(graph: &Graph, sink: NodeId, context: &Context, more: us
     if !context.decisions.if_cheaper("attend", sink, found.is_cheaper(graph, sink, context.target)) {
         return None;
     }
-    let small = found.nodes.len() + more <= MAX_NODES;
+    let small = found.nodes.len() + more <= MAX_GROUP_NODES;
     (small && 3 + found.further(graph).len() <= max_reads(context.target)).then_some(found)
 }
 

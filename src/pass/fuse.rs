@@ -2,7 +2,7 @@
 
 use super::Context;
 use super::attention;
-use super::group::{Group, GroupKind, Groups, MAX_NODES, is_computable, max_reads, uses_index};
+use super::group::{Group, GroupKind, Groups, MAX_GROUP_NODES, is_computable, max_reads, uses_index};
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::graph::Graph;
@@ -194,7 +194,7 @@ impl Fuser<'_> {
         let mut frontier: BTreeSet<(usize, NodeId)> = BTreeSet::new();
         let mut kept = 1;
         let mut joined = seed;
-        while members.nodes.len() < MAX_NODES {
+        while members.nodes.len() < MAX_GROUP_NODES {
             let readers = self.graph.users(joined.output(0));
             let free = readers.into_iter().filter(|&u| !members.contains(u) && self.is_free(u));
             frontier.extend(free.map(|u| (self.position[u.index()], u)));
@@ -278,7 +278,7 @@ impl Fuser<'_> {
                 let Some(Lower::Map(map)) = lower(producer) else { continue };
                 if self.is_free(producer)
                     && !self.graph.is_output(value)
-                    && members.nodes.len() < MAX_NODES
+                    && members.nodes.len() < MAX_GROUP_NODES
                     && self.context.decisions.if_valid("grow", producer, computes(producer))
                     && !self.leaves(producer, &members)
                     && !(has_row && uses_index(self.graph, producer, map))

@@ -13,7 +13,7 @@ use crate::target::Target;
 /// The most values that a group may read from outside, if the target can bind as many.
 const MAX_READS: usize = 24;
 /// The most nodes in a group, which limits the size of a kernel's code.
-pub(super) const MAX_NODES: usize = 64;
+pub(super) const MAX_GROUP_NODES: usize = 64;
 
 /// The most values that a group may read from outside on a target.
 pub(super) fn max_reads(target: &Target) -> usize {

@@ -68,7 +68,11 @@ impl Recompute {
     }
 }
 
+/// Elements of a row that a kernel holds while it reduces it.
+const HELD: usize = 4096;
+
 /// The floating-point operations of a node: those of a product, else one per element of the result, or of what is reduced. A view has none.
+/// The kernel that reads the sum of a short dense row holds this row: to sum it again takes one operation.
 pub fn work(graph: &Graph, node: NodeId) -> f64 {
     let Some(op) = graph.node(node).op() else { return 0.0 };
     if graph.is_view(node) {
@@ -76,13 +80,21 @@ pub fn work(graph: &Graph, node: NodeId) -> f64 {
     }
     let operands = graph.operands(node);
     let inputs: Vec<_> = operands.iter().map(|value| value.map(|value| graph.fact(value))).collect();
+    let call = Call { op, attrs: &graph.node(node).attrs, inputs: &inputs };
     match op.flop {
-        Some(count) => count(&Call { op, attrs: &graph.node(node).attrs, inputs: &inputs }),
+        Some(count) => count(&call),
         None => {
-            let counted = if let Lower::Reduce(_) = op.lower { inputs[0] } else { None };
+            let counted = if let Lower::Reduce(_) = op.lower { inputs[0].filter(|_| !is_held(&call)) } else { None };
             counted.unwrap_or(graph.fact(node.output(0))).shape.numel() as f64
         }
     }
+}
+
+/// True if a reduction is of the last axes, and these have few elements.
+fn is_held(call: &Call) -> bool {
+    let (Ok(axes), shape) = (call.reduced_axes(), call.shape(0)) else { return false };
+    let first = shape.len() - axes.len();
+    axes.iter().copied().eq(first..shape.len()) && shape[first..].iter().product::<usize>() <= HELD
 }
 
 /// Makes the backward computation read copies of all forward values that are not kept. A group is copied as a group: it is the same kernel

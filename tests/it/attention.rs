@@ -1,5 +1,6 @@
 //! Attentions that become one kernel.
 
+use crate::common::{agrees, random};
 use plimsoll::internals::expr::{Binary, Code};
 use plimsoll::internals::kernel::Template;
 use plimsoll::internals::pass::Prepared;
@@ -151,4 +152,20 @@ fn products_that_no_half_holds_are_scaled_first() {
         let found = reference::run(&graph.graph, &inputs).expect("it has a meaning")[0].to_f64();
         assert_eq!(found, [5.0, 6.0, 1.0, 2.0], "fused: {fuse}");
     }
+}
+
+/// A FlexAttention without bodies is an Attention, whose heads of keys may be shared.
+#[test]
+fn heads_of_a_flex_attention_are_shared() {
+    let text = r#"<ir_version: 13, opset_import: ["" : 24, "ai.onnx.preview" : 1]>
+    shared (float[2, 8, 4, 16] q, float[2, 2, 6, 16] k, float[2, 2, 6, 12] v) => (float[2, 8, 4, 12] y, float[2, 8, 4, 12] z) {
+        y = ai.onnx.preview.FlexAttention (q, k, v)
+        z = Attention (q, k, v)
+    }"#;
+    let model = onnx::Model::new(onnx::text::parse(text, "text".as_ref()).expect("it parses"));
+    let graph = onnx::import(&model, &[]).expect("it is a graph");
+    let mut state = 3;
+    let inputs: Vec<_> = graph.inputs().iter().map(|&v| random(&mut state, &graph.fact(v).shape)).collect();
+    let [y, z] = &reference::run(&graph, &inputs).expect("it has a meaning")[..] else { panic!("two outputs") };
+    agrees(y, z, 1e-6).unwrap();
 }

@@ -271,6 +271,25 @@ fn few_tiles_of_f32_are_rendered() {
 }
 
 #[test]
+fn many_small_products_whose_rows_start_anywhere_are_rendered() {
+    let target = Target::cuda();
+    let rendered = |target: &Target, dtype, batch: usize, [m, k, n]: [usize; 3]| {
+        let mut kernel = product_sized(dtype, [m, k, n]);
+        let of = |extents: [usize; 2]| Access::contiguous(Shape::new([batch, extents[0], extents[1]]));
+        kernel.shape = Shape::new([batch, m, n]);
+        [kernel.reads[0].access, kernel.reads[1].access] = [of([m, k]), of([k, n])];
+        kernel.writes[0].access = of([m, n]);
+        called(&kernel, target).is_none()
+    };
+    assert!(rendered(&target, DType::F32, 384, [197, 197, 64]) && rendered(&target, DType::F32, 384, [197, 64, 197]));
+    assert!(!rendered(&target, DType::F32, 384, [196, 196, 64]), "rows lie 16 bytes at a time");
+    assert!(!rendered(&target, DType::F32, 384, [197, 768, 768]), "no axis is short");
+    assert!(!rendered(&target, DType::F32, 32, [197, 197, 64]), "few products");
+    assert!(!rendered(&target, DType::F64, 384, [197, 197, 64]), "the figures are those of f32");
+    assert!(!rendered(&Target { allow_tf32: true, ..target.clone() }, DType::F32, 384, [197, 197, 64]), "tensor cores");
+}
+
+#[test]
 fn products_of_halves_whose_rows_start_anywhere_are_rendered() {
     let rendered = |target: &Target, [m, k, n]: [usize; 3], turned: [bool; 2]| {
         let mut kernel = product_sized(DType::BF16, [m, k, n]);

@@ -133,10 +133,13 @@ impl Frame<'_> {
             format!("{}{}* __restrict__ b{b}", if *read_only { "const " } else { "" }, ty.name())
         });
         let params = params.collect::<Vec<_>>().join(", ");
-        let bounds = match module.cluster {
+        let mut bounds = match module.at_once {
             1 => format!("__launch_bounds__({})", self.size),
-            cluster => format!("__launch_bounds__({}) __cluster_dims__({cluster}, 1, 1)", self.size),
+            count => format!("__launch_bounds__({}, {count})", self.size),
         };
+        if module.cluster > 1 {
+            bounds += &format!(" __cluster_dims__({}, 1, 1)", module.cluster);
+        }
         writeln!(f, "extern \"C\" __global__ void {bounds} kernel({params}) {{")?;
         if self.pool() > 0 {
             writeln!(f, "    POOL({});", self.pool())?;

@@ -94,7 +94,10 @@ impl Module<'_> {
                 self.lists.insert("sum", (0..16).map(large_sum).collect());
                 self.lists.insert("part", vec![Vec::new(); LARGE / 4 * STEP / 256]);
             }
-            Tiling::Regs { .. } => self.declarations.push(format!("typedef {} value;", self.value[0].name())),
+            Tiling::Regs { .. } => {
+                self.declarations.push(format!("typedef {} value;", self.value[0].name()));
+                self.at_once = tiling.at_once(product);
+            }
             Tiling::SliceKWarp { .. } => {
                 self.async_operands(product);
                 self.flags.extend(rows_b);

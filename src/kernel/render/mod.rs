@@ -181,6 +181,8 @@ struct Module<'a> {
     flags: Vec<&'static str>,
     /// Neighbouring workgroups that share their memory.
     cluster: u32,
+    /// Workgroups that a multiprocessor shall hold at once.
+    at_once: u32,
     /// Per `each` list, per element, what is replaced in the repeated lines beside `$`.
     lists: BTreeMap<&'static str, Vec<Vec<(&'static str, String)>>>,
 }
@@ -220,6 +222,7 @@ impl<'a> Module<'a> {
             functions: Vec::new(),
             flags: Vec::new(),
             cluster,
+            at_once: 1,
             lists: BTreeMap::new(),
         })
     }

@@ -109,7 +109,8 @@ pub(super) fn prefers_text(kernel: &Kernel, call: &Call, target: &Target) -> boo
     match (call, &kernel.template, &kernel.shape[..], &kernel.reads[..]) {
         // A product of few rows or columns is limited by reading the other operand. A rendered kernel does that once, with the whole body.
         (Call::MatMul(p), ..) => {
-            p.m.min(p.n) <= FEW_ROWS as u64 || starts_anywhere(kernel, p, target) || splits(kernel, p, target)
+            let is_text = starts_anywhere(kernel, p, target) || is_ragged(p, target) || splits(kernel, p, target);
+            p.m.min(p.n) <= FEW_ROWS as u64 || is_text
         }
         (Call::Conv(c), &Template::Conv { groups, ref window, .. }, [images, channels, rest @ ..], [x, w, ..]) => {
             let (outputs, depth) = (channels / groups.max(1), w.access.shape.iter().skip(1).product());
@@ -156,6 +157,16 @@ fn starts_anywhere(kernel: &Kernel, call: &MatMul, target: &Target) -> bool {
     is_half && target.compute >= 80 && suits_tensor_cores([m, k, n]) && vectorizable && dense == 1 && anywhere
 }
 
+/// True for many products of `f32` with a short axis each, some of whose matrices do not lie 16 bytes at a time, such as the attention of 197
+/// tokens. On an H200, a rendered kernel takes about two thirds of the library's time.
+fn is_ragged(call: &MatMul, target: &Target) -> bool {
+    let anywhere = [&call.a, &call.b, &call.d].iter().any(|matrix| !matrix.leading.is_multiple_of(4));
+    let extents = [call.m, call.k, call.n];
+    let is_short = extents.iter().any(|&n| n <= SHORT) && call.m.min(call.n) > WARP_ROWS;
+    let many = call.batch >= MANY_PRODUCTS;
+    call.a.dtype == DType::F32 && !call.tf32 && target.compute >= 80 && anywhere && is_short && many
+}
+
 /// True for a product of `f32` whose inner axis the warps of a rendered kernel share, 16 bytes at a time. On an H200, the rendered kernel
 /// takes between a fifth and nine tenths of the library's time.
 fn splits(kernel: &Kernel, call: &MatMul, target: &Target) -> bool {
@@ -168,6 +179,10 @@ fn splits(kernel: &Kernel, call: &MatMul, target: &Target) -> bool {
 
 /// Algorithms of a library's list that are tried.
 const RANKS: u32 = 4;
+/// An axis of at most this extent is short.
+const SHORT: u64 = 128;
+/// Products of a batch that occupy a device.
+const MANY_PRODUCTS: u64 = 64;
 /// With more columns than this, warps have something to do.
 const WARP_ROWS: u64 = 16;
 /// Rows and columns of a tile of an f32 convolution.

@@ -138,7 +138,8 @@ impl Dependence {
     /// When elements are needed and cannot be fetched; when the place where a Slice begins follows no line.
     pub fn read(&self, graph: &Graph, node: NodeId, shaped: &Shaped) -> Result<Vec<Varies>> {
         let inputs = graph.operands(node);
-        if shaped.is_empty() && inputs.iter().flatten().all(|value| !self.values.contains_key(value)) {
+        let is_fixed = shaped.iter().all(|(_, forms)| forms.on() == 0);
+        if is_fixed && inputs.iter().flatten().all(|value| !self.values.contains_key(value)) {
             return Ok(Vec::new());
         }
         let operands: Vec<_> = inputs.iter().map(|value| value.map(|value| self.operand(graph, value))).collect();

@@ -19,7 +19,7 @@
 #define __global__
 #define __shared__ static thread_local
 #define __align__(n) __attribute__((aligned(n)))
-#define __launch_bounds__(n)
+#define __launch_bounds__(...)
 #define __cluster_dims__(x, y, z)
 #define POOL(bytes) __shared__ __align__(1024) u8 pool[bytes]
 using std::abs; using std::ceil; using std::cos; using std::erf; using std::exp; using std::floor; using std::fmod;
