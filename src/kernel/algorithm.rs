@@ -55,6 +55,9 @@ pub enum Text {
     ConvDirect(ConvDirect),
     /// A transposed convolution as a product of matrices.
     ConvTranspose {
+        /// True if results that the same taps reach are a product of their own, rather than rows of one product for all.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        by_phase: bool,
         /// Its tiling.
         tiling: Tiling,
     },

@@ -6,9 +6,10 @@ use crate::common;
 use crate::kernels::{Case, elements, encode, untouched, variants};
 use libloading::Library;
 use plimsoll::internals::dtype::DType;
-use plimsoll::internals::kernel::Template;
+use plimsoll::internals::kernel::algorithm::{Schedule, Text};
 use plimsoll::internals::kernel::render::{Bindings, Dialect, PRELUDE, Source, render};
 use plimsoll::internals::kernel::schedule;
+use plimsoll::internals::kernel::{Kernel, Template};
 use plimsoll::internals::target::{Libraries, Target};
 use std::ffi::{CStr, OsStr, c_char};
 use std::fmt::Write;
@@ -42,7 +43,19 @@ struct Job {
 impl Job {
     fn new(case: Case, target: &Target) -> Job {
         let kernel = schedule::scheduled(&case.kernel, target).unwrap_or_else(|e| panic!("{}: {e}", case.name));
-        let source = render(&kernel, target, &bindings(&case), Dialect::Cuda);
+        Job::of(case, &kernel, target)
+    }
+
+    /// A transposed convolution by each of its products.
+    fn transposed(case: &Case, target: &Target) -> Vec<Job> {
+        let candidates = schedule::candidates(&case.kernel, target, &|_| true).into_iter();
+        let products = candidates.filter(|s| matches!(s, Schedule::Text(Text::ConvTranspose { .. })));
+        let scheduled = products.map(|schedule| Kernel { schedule, ..case.kernel.clone() });
+        scheduled.map(|kernel| Job::of(case.clone(), &kernel, target)).collect()
+    }
+
+    fn of(case: Case, kernel: &Kernel, target: &Target) -> Job {
+        let source = render(kernel, target, &bindings(&case), Dialect::Cuda);
         let source = source.unwrap_or_else(|e| panic!("{}: {e}", case.name));
         Job { case, multiprocessors: target.multiprocessors, source }
     }
@@ -141,6 +154,8 @@ fn cuda_kernels_compute_what_the_interpreter_does() {
     let all = variants::halves(&plain).into_iter().chain(plain.iter().cloned()).filter(|c| c.is_supported(&target));
     let mut jobs: Vec<Job> = all.map(|case| Job::new(case, &target)).collect();
     jobs.extend(again.map(|case| Job::new(case, &small_target)));
+    let supported = || plain.iter().filter(|case| case.is_supported(&target));
+    jobs.extend(supported().flat_map(|case| Job::transposed(case, &target)));
     // Every part gets equally many cases of a template.
     jobs.sort_by(|a, b| a.source.text.cmp(&b.source.text));
     let jobs = common::part_of(jobs, "CUDA kernels run on the host", |job| &job.source.text);
@@ -177,5 +192,6 @@ fn cuda_kernels_compute_what_the_interpreter_does() {
         let head = format!("// {template}\n");
         assert!(jobs.iter().any(|job| job.source.text.starts_with(&head)), "no case reaches {template}");
     }
+    assert!(jobs.iter().any(|job| job.source.text.contains("PHASES")), "no case is cut by phase");
     assert!(wrong.is_empty(), "{} cases differ:\n{}", wrong.len(), wrong.join("\n"));
 }

@@ -931,7 +931,7 @@ fn conv(c: &mut Cases) {
     }
     // Enough channels for a product of matrices.
     let twos = || window([1, 2, 2], [1, 2, 2], one, [0; 3]);
-    let rows: [Row; 14] = [
+    let rows: [Row; 19] = [
         ("1x1, 2 apart", [2, 24, 1, 5, 4], [9, 1, 10, 7], 1, window(one, [1, 2, 2], one, [0; 3])),
         ("2x1, 3 apart", [1, 9, 1, 4, 5], [5, 1, 12, 13], 1, window([1, 2, 1], [1, 3, 3], one, [0; 3])),
         ("2x2, 2 apart", [2, 40, 1, 8, 8], [24, 1, 16, 16], 1, twos()),
@@ -946,6 +946,23 @@ fn conv(c: &mut Cases) {
         ("5x5 behind much padding", [1, 8, 1, 4, 4], [8, 1, 5, 5], 1, window([1, 5, 5], [1, 2, 2], one, [0, 3, 3])),
         ("lines", [2, 12, 1, 1, 9], [9, 1, 1, 18], 1, window([1, 1, 4], [1, 1, 2], one, [0, 0, 1])),
         ("spaces", [1, 8, 3, 2, 4], [5, 6, 4, 8], 1, window([2, 2, 2], [2, 2, 2], one, [0; 3])),
+        (
+            "5x4 of dilated, 2 and 3 apart",
+            [1, 9, 1, 4, 5],
+            [8, 1, 19, 18],
+            1,
+            window([1, 5, 4], [1, 2, 3], [1, 3, 2], [0, 1, 0]),
+        ),
+        (
+            "3x3 of dilated, 2 and 4 apart",
+            [2, 8, 1, 3, 3],
+            [8, 1, 8, 14],
+            1,
+            window([1, 3, 3], [1, 2, 4], [1, 2, 6], [0, 1, 3]),
+        ),
+        ("3x3 in groups, 2 apart", [1, 18, 1, 4, 5], [12, 1, 8, 10], 2, window([1, 3, 3], [1, 2, 2], one, [0, 1, 1])),
+        ("3x3, 2 apart, many", [3, 40, 1, 7, 6], [70, 1, 13, 12], 1, window([1, 3, 3], [1, 2, 2], one, [0, 1, 1])),
+        ("spaces of five", [1, 8, 3, 2, 3], [8, 7, 6, 7], 1, window([5, 3, 5], [2, 2, 3], one, [1, 0, 2])),
     ];
     for (name, x_shape, [o, d, h, w], groups, win) in rows {
         let s = [x_shape[0], o, d, h, w];
