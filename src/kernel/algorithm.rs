@@ -103,7 +103,7 @@ pub enum Rows {
         /// True if neighbouring invocations are along the row, rather than across rows.
         along_row: bool,
     },
-    /// Warps read dense rows several elements at a time, in CUDA C++.
+    /// Warps read rows several elements at a time, in CUDA C++. A row lies in stretches of elements side by side.
     Warps {
         /// Invocations per row.
         threads: usize,

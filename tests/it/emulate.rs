@@ -6,7 +6,7 @@ use crate::common;
 use crate::kernels::{Case, elements, encode, untouched, variants};
 use libloading::Library;
 use plimsoll::internals::dtype::DType;
-use plimsoll::internals::kernel::algorithm::{Schedule, Text};
+use plimsoll::internals::kernel::algorithm::{Rows, Schedule, Text};
 use plimsoll::internals::kernel::render::{Bindings, Dialect, PRELUDE, Source, render};
 use plimsoll::internals::kernel::schedule;
 use plimsoll::internals::kernel::{Kernel, Template};
@@ -46,11 +46,12 @@ impl Job {
         Job::of(case, &kernel, target)
     }
 
-    /// A transposed convolution by each of its products.
-    fn transposed(case: &Case, target: &Target) -> Vec<Job> {
+    /// A transposed convolution by each of its products, and rows by each number of warps.
+    fn each(case: &Case, target: &Target) -> Vec<Job> {
         let candidates = schedule::candidates(&case.kernel, target, &|_| true).into_iter();
-        let products = candidates.filter(|s| matches!(s, Schedule::Text(Text::ConvTranspose { .. })));
-        let scheduled = products.map(|schedule| Kernel { schedule, ..case.kernel.clone() });
+        let is_tried = |text: &Text| matches!(text, Text::ConvTranspose { .. } | Text::Rows(Rows::Warps { .. }));
+        let tried = candidates.filter(|s| matches!(s, Schedule::Text(text) if is_tried(text)));
+        let scheduled = tried.map(|schedule| Kernel { schedule, ..case.kernel.clone() });
         scheduled.map(|kernel| Job::of(case.clone(), &kernel, target)).collect()
     }
 
@@ -152,10 +153,15 @@ fn cuda_kernels_compute_what_the_interpreter_does() {
         .flat_map(|case| [case.clone(), variants::halved(case, DType::F16)])
         .filter(|c| attends(c) || convolved(c));
     let all = variants::halves(&plain).into_iter().chain(plain.iter().cloned()).filter(|c| c.is_supported(&target));
-    let mut jobs: Vec<Job> = all.map(|case| Job::new(case, &target)).collect();
+    let all: Vec<Case> = all.collect();
+    let mut jobs: Vec<Job> = all.iter().flat_map(|case| Job::each(case, &target)).collect();
+    for width in [1, 2, 4, 8] {
+        let (head, width) = ("// row_warp\n", format!("i32 WIDTH = {width};"));
+        let is_read = |job: &Job| job.case.name.starts_with("stretches") && job.source.text.starts_with(head);
+        assert!(jobs.iter().any(|job| is_read(job) && job.source.text.contains(&width)), "no stretch is read by {width}");
+    }
+    jobs.extend(all.into_iter().map(|case| Job::new(case, &target)));
     jobs.extend(again.map(|case| Job::new(case, &small_target)));
-    let supported = || plain.iter().filter(|case| case.is_supported(&target));
-    jobs.extend(supported().flat_map(|case| Job::transposed(case, &target)));
     // Every part gets equally many cases of a template.
     jobs.sort_by(|a, b| a.source.text.cmp(&b.source.text));
     let jobs = common::part_of(jobs, "CUDA kernels run on the host", |job| &job.source.text);

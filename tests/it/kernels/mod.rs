@@ -552,6 +552,43 @@ fn row(c: &mut Cases) {
         widened,
         &[body],
     );
+    stretches(c);
+}
+
+/// Rows that lie in stretches side by side: the images of a channel. Some lie apart or start anywhere.
+fn stretches(c: &mut Cases) {
+    let f = |k| Expr::reduction(k, DType::F32);
+    let sum = |body: Expr| RowReduction { reduction: Reduction::Sum, body: Body::new(&[body]) };
+    for (name, [images, channels, image], gap, offset) in [
+        ("even", [3, 5, 48], 0, 0),
+        ("of fours", [3, 5, 36], 0, 0),
+        ("of twos", [4, 3, 70], 0, 0),
+        ("odd", [2, 6, 49], 0, 0),
+        ("apart", [3, 2, 64], 4, 0),
+        ("apart by an odd number", [3, 2, 64], 1, 0),
+        ("not aligned", [2, 3, 40], 0, 2),
+        ("short", [40, 2, 7], 0, 0),
+        ("long", [3, 2, 3100], 0, 0),
+    ] {
+        let s = [channels, images, image];
+        let lies = |gap: usize, offset: isize| {
+            let all = dense(&[images, channels, image + gap]);
+            Access { shape: Shape::new(s), strides: all.permute(&[1, 0, 2]).strides, offset }
+        };
+        let per_channel = || f32s(spread(&[channels, 1, 1], &s));
+        let reductions = vec![sum(x(1)), sum(x(1) * (x(2) - x(0)))];
+        let template = Template::Row { inner: 2, reductions, per_row: true };
+        let reads = vec![per_channel(), f32s(lies(gap, offset)), f32s(lies(0, 0))];
+        c.add(&format!("stretches {name}, sums"), template, &s, reads, &[f(1) * x(0) + f(0)]);
+        let mean = f(0) * (1.0 / (images * image) as f64);
+        let reductions = vec![sum(x(0)), sum((x(0) - &mean) * (x(0) - &mean))];
+        let template = Template::Row { inner: 2, reductions, per_row: false };
+        let body = (x(0) - mean) / (f(1) + 1e-5).sqrt() * x(1) + x(2);
+        let reads = vec![f32s(lies(0, 0)), per_channel(), f32s(lies(gap, offset))];
+        let writes = vec![f32s(lies(0, 0))];
+        let case = c.add_writing(&format!("stretches {name}"), template, &s, reads, writes, &[body]);
+        case.in_place = (offset == 0).then_some((0, 0));
+    }
 }
 
 fn matmul(c: &mut Cases) {
