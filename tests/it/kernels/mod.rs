@@ -2,6 +2,7 @@
 //! [reference](plimsoll::internals::kernel::meaning), which shares nothing with any backend but the definition of [`Kernel`].
 
 pub mod variants;
+pub mod windows;
 
 use plimsoll::internals::dtype::DType;
 use plimsoll::internals::expr::{Body, Expr};
@@ -300,6 +301,7 @@ pub fn cases() -> Vec<Case> {
     resize(&mut c);
     samples(&mut c);
     shifts(&mut c);
+    c.cases.extend(windows::drawn(7, 6));
     c.cases
 }
 
