@@ -19,22 +19,33 @@ for (i32 c = 0; c < CHUNKS; c++) {
     auto all = START$;
     //@ if KEEPS
     #pragma unroll
-    //@ end
-    for (i32 chunk = 0; chunk < CHUNKS; chunk++) {
-        const i32 j = (chunk * TEAM + lane) * WIDTH;
+    for (i32 c = 0; c < CHUNKS; c++) {
+        const i32 j = (c * TEAM + lane) * WIDTH;
         if (j < end) {
-            //@ if KEEPS
-            const i32 c = chunk;
-            //@ else
-            const i32 c = 0;
-            again(row, j);
-            //@ end
             #pragma unroll
             for (i32 v = 0; v < WIDTH; v++) {
                 all = combine$(all, element$(row, j + v, c, v));
             }
         }
     }
+    //@ else
+    for (i32 first = lane * WIDTH; first < end; first += AHEAD * TEAM * WIDTH) {
+        #pragma unroll
+        for (i32 c = 0; c < AHEAD; c++) {
+            again(row, min(first + c * TEAM * WIDTH, LENGTH - WIDTH), c);
+        }
+        #pragma unroll
+        for (i32 c = 0; c < AHEAD; c++) {
+            const i32 j = first + c * TEAM * WIDTH;
+            if (j < end) {
+                #pragma unroll
+                for (i32 v = 0; v < WIDTH; v++) {
+                    all = combine$(all, element$(row, j + v, c, v));
+                }
+            }
+        }
+    }
+    //@ end
     reduced$ = team_fold<TEAM>(all, combine$, SHARED, thread);
 }
 //@ end
@@ -53,7 +64,7 @@ for (i32 chunk = 0; chunk < CHUNKS; chunk++) {
         const i32 c = chunk;
         //@ else
         const i32 c = 0;
-        again(row, j);
+        again(row, j, c);
         //@ end
         //@ each late
         y$[0] = load_y$(row, j);

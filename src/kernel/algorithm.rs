@@ -55,6 +55,9 @@ pub enum Text {
     ConvDirect(ConvDirect),
     /// A transposed convolution as a product of matrices.
     ConvTranspose {
+        /// True if results that the same taps reach are a product of their own, rather than rows of one product for all.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        by_phase: bool,
         /// Its tiling.
         tiling: Tiling,
     },
@@ -100,7 +103,7 @@ pub enum Rows {
         /// True if neighbouring invocations are along the row, rather than across rows.
         along_row: bool,
     },
-    /// Warps read dense rows several elements at a time, in CUDA C++.
+    /// Warps read rows several elements at a time, in CUDA C++. A row lies in stretches of elements side by side.
     Warps {
         /// Invocations per row.
         threads: usize,

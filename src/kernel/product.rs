@@ -34,6 +34,58 @@ pub(super) struct Product {
     pub(super) copies_async: bool,
     /// True if it also reads beyond its operands' axes, where they are zero.
     pub(super) is_guarded: bool,
+    /// The phases that are part of the batch, each with an inner extent of its own; `k` is the largest.
+    pub(super) phases: Option<Phases>,
+}
+
+/// The phases of a transposed convolution: results that the same taps reach. Along an axis, results of one phase lie a stride apart.
+///
+/// ```text
+/// result    u dilation + e + q stride - pad     (u, e) is the phase, q the position
+/// tap       u + j cycle                         cycle = stride / apart, apart = gcd (stride, dilation)
+/// data      q - j back                          back = dilation / apart
+/// ```
+/// Phases with `e > 0` have no tap.
+pub(super) struct Phases {
+    /// Values of `u` per axis.
+    pub(super) cycle: [usize; 3],
+    /// Values of `e` per axis.
+    pub(super) apart: [usize; 3],
+    /// Steps between taps per axis; 1 where there is one tap.
+    dilations: [usize; 3],
+    /// Extents of the window.
+    pub(super) kernel: [usize; 3],
+    /// Input channels of a group.
+    pub(super) channels: usize,
+}
+
+impl Phases {
+    pub(super) fn new(channels: usize, window: &Window) -> Phases {
+        let Window { kernel, strides, .. } = *window;
+        let dilations = std::array::from_fn(|a| if kernel[a] > 1 { window.dilations[a] } else { 1 });
+        let apart: [usize; 3] = std::array::from_fn(|a| gcd(strides[a], dilations[a]));
+        let cycle = std::array::from_fn(|a| strides[a] / apart[a]);
+        Phases { cycle, apart, dilations, kernel, channels }
+    }
+
+    /// The number of phases.
+    pub(super) fn count(&self) -> usize {
+        self.cycle.iter().chain(&self.apart).fold(1, |count, &n| count.saturating_mul(n))
+    }
+
+    /// How far the phases of an axis lie apart.
+    pub(super) fn reach(&self, axis: usize) -> usize {
+        (self.cycle[axis] - 1).saturating_mul(self.dilations[axis]).saturating_add(self.apart[axis] - 1)
+    }
+
+    /// The most taps that a phase has, per axis.
+    pub(super) fn taps(&self) -> [usize; 3] {
+        std::array::from_fn(|a| self.kernel[a].div_ceil(self.cycle[a]))
+    }
+}
+
+fn gcd(a: usize, b: usize) -> usize {
+    if b == 0 { a } else { gcd(b, a % b) }
 }
 
 /// An operand of a product.
@@ -123,7 +175,7 @@ impl Product {
         let copies_async = a.is_vectorizable && b.is_vectorizable && !transposed;
         let batch = shape[..rows].iter().product();
         let k = reads[0].access.shape[rank - 1];
-        Product { batch, m, k, n, a, b, result, element, is_uniform, copies_async, is_guarded: false }
+        Product { batch, m, k, n, a, b, result, element, is_uniform, copies_async, is_guarded: false, phases: None }
     }
 
     /// A convolution, per group of channels: weights of `[outputs, inputs * window]` times data unfolded to `[inputs * window, images *
@@ -169,65 +221,88 @@ impl Product {
             is_uniform: reads[1].dtype == reads[0].dtype,
             copies_async: dense,
             is_guarded: !dense,
+            phases: None,
         }
     }
 
     /// A transposed convolution, per group: weights of `[outputs * phases, taps * inputs]` times data of `[taps * inputs, images *
-    /// positions]`. Position `q` and phase `p` of an axis stand for `p + q * stride` of the padded result; taps `p + j * stride` from
-    /// `q - j` reach it. Where neighbouring channels of both operands lie side by side, data are the left operand: then those of the result
-    /// are stored together, too.
-    pub(super) fn conv_transpose(kernel: &Kernel, groups: usize, window: &Window) -> Product {
+    /// positions]`. If it is cut by phase, each of the [`Phases`] is a product of its own, whose inner axis has the taps of this phase alone.
+    /// Where neighbouring channels of both operands lie side by side, data are the left operand: then those of the result are stored
+    /// together, too.
+    ///
+    /// Sums run over taps, and for each tap over channels. Where there is one phase and the taps of a filter lie side by side, they run
+    /// over channels, and for each channel over taps.
+    pub(super) fn conv_transpose(kernel: &Kernel, groups: usize, window: &Window, by_phase: bool) -> Product {
         let (s, x) = (&kernel.shape, &kernel.reads[0].access.shape);
         let (out, input) = (s[1] / groups, x[1] / groups);
-        let phases = window.strides;
-        let taps: [usize; 3] = std::array::from_fn(|a| window.kernel[a].div_ceil(phases[a]));
-        let cut: [usize; 3] = std::array::from_fn(|a| window.pads[a] % phases[a]);
-        let covered = |a: usize| if s[a + 2] == 0 { 0 } else { (s[a + 2] + cut[a]).div_ceil(phases[a]) };
-        let positions: [usize; 3] = std::array::from_fn(covered);
+        let phases = Phases::new(input, window);
+        let taps = phases.taps();
+        let Window { strides, pads, .. } = window;
+        let signed = |n: usize| n as isize;
+        // The first position of an axis, and the number of them.
+        let covered = |a: usize| {
+            let first = -(signed(phases.reach(a)) - signed(pads[a])).div_euclid(signed(strides[a]));
+            let end = signed((s[a + 2] + pads[a]).div_ceil(strides[a]));
+            (first, if s[a + 2] == 0 { 0 } else { (end - first) as usize })
+        };
+        let positions: [(isize, usize); 3] = std::array::from_fn(covered);
         let [data_last, weights_last] = [0, 1].map(|slot| has_channels_last(&kernel.reads[slot].access));
         let is_last = data_last && weights_last;
         let (down, over_) = if is_last { ("n", "m") } else { ("m", "n") };
-        let var = |name, first: Option<Piece>, each: &dyn Fn(usize) -> Piece, last: Option<Piece>| {
-            let pieces = first.into_iter().chain((0..3).map(each)).chain(last).collect();
-            Var { name, pieces }
+        let taps_last = phases.count() == 1 && !data_last && !weights_last;
+        // The two pieces of an axis whose coordinates are the phase; `e` leads beyond the window.
+        let of_result =
+            |a: usize| [Piece::new(a + 2, phases.cycle[a], phases.dilations[a]), Piece::new(a + 2, phases.apart[a], 1)];
+        let of_weights =
+            |a: usize| [Piece::new(a + 2, phases.cycle[a], 1), Piece::new(a + 2, phases.apart[a], window.kernel[a])];
+        let of_data = |a: usize| [phases.cycle[a], phases.apart[a]].map(|extent| Piece::new(a + 2, extent, 0));
+        type Each<'a> = &'a dyn Fn(usize) -> [Piece; 2];
+        let batch = |axis: usize, step: usize, each: Each| {
+            let mut pieces = vec![Piece::new(axis, groups, step)];
+            pieces.extend((0..3).filter(|_| by_phase).flat_map(each));
+            Var { name: "batch", pieces }
         };
         // The phases of outputs, or the outputs of phases.
-        let outputs = |each: &dyn Fn(usize) -> Piece| {
-            let channels = Some(Piece::new(1, out, 1));
-            if is_last { var(down, None, each, channels) } else { var(down, channels, each, None) }
+        let outputs = |each: Each| {
+            let mut pieces: Vec<Piece> = (0..3).filter(|_| !by_phase).flat_map(each).collect();
+            pieces.insert(if is_last { pieces.len() } else { 0 }, Piece::new(1, out, 1));
+            Var { name: down, pieces }
         };
-        let group = |axis, step| Var { name: "batch", pieces: vec![Piece::new(axis, groups, step)] };
+        let inner = |axis: usize, each: &dyn Fn(usize) -> Piece| {
+            let mut pieces: Vec<Piece> = (0..3).map(each).collect();
+            pieces.insert(if taps_last { 0 } else { 3 }, Piece::new(axis, input, 1));
+            Var { name: "k", pieces }
+        };
+        let along = |each: &dyn Fn(usize) -> Piece| Var {
+            name: over_,
+            pieces: [Piece::new(0, s[0], 1)].into_iter().chain((0..3).map(each)).collect(),
+        };
         let weights = vec![
-            group(0, input),
-            outputs(&|a| Piece::new(a + 2, phases[a], 1)),
-            var("k", None, &|a| Piece::new(a + 2, taps[a], phases[a]), Some(Piece::new(0, input, 1))),
+            batch(0, input, &of_weights),
+            outputs(&of_weights),
+            inner(0, &|a| Piece::new(a + 2, taps[a], phases.cycle[a])),
         ];
-        let back = |a: usize| Piece { step: -(window.dilations[a] as isize), ..Piece::new(a + 2, taps[a], 1) };
-        let from =
-            |a: usize| Piece { start: (window.pads[a] / phases[a]) as isize, ..Piece::new(a + 2, positions[a], 1) };
-        let data = vec![
-            group(1, input),
-            var("k", None, &back, Some(Piece::new(1, input, 1))),
-            var(over_, Some(Piece::new(0, x[0], 1)), &from, None),
-        ];
-        let to = |a: usize| Piece { start: -(cut[a] as isize), ..Piece::new(a + 2, positions[a], phases[a]) };
-        let mut result = vec![
-            group(1, out),
-            outputs(&|a| Piece::new(a + 2, phases[a], 1)),
-            var(over_, Some(Piece::new(0, s[0], 1)), &to, None),
-        ];
-        let product = |first: usize, each: [usize; 3]| each.iter().product::<usize>() * first;
-        let (rows, columns) = (product(out, phases), product(s[0], positions));
-        let weights = side(kernel, 1, weights, (false, down));
+        let back =
+            |a: usize| Piece { step: -signed(phases.dilations[a] / phases.apart[a]), ..Piece::new(a + 2, taps[a], 1) };
+        let from = |a: usize| Piece { start: positions[a].0, ..Piece::new(a + 2, positions[a].1, 1) };
+        let data = vec![batch(1, input, &of_data), inner(1, &back), along(&from)];
+        let to = |a: usize| Piece {
+            start: positions[a].0 * signed(strides[a]) - signed(pads[a]),
+            ..Piece::new(a + 2, positions[a].1, strides[a])
+        };
+        let mut result = vec![batch(1, out, &of_result), outputs(&of_result), along(&to)];
+        let (rows, count) = if by_phase { (out, phases.count()) } else { (out * phases.count(), 1) };
+        let columns = positions.iter().fold(s[0], |columns, (_, extent)| columns * extent);
+        let weights = side(kernel, 1, weights, (taps_last, down));
         let data = side(kernel, 0, data, (kernel.reads[0].access.strides[1] == 1, over_));
         let (a, b, m, n) = if is_last { (data, weights, columns, rows) } else { (weights, data, rows, columns) };
         if is_last {
             result.swap(1, 2);
         }
         Product {
-            batch: groups,
+            batch: groups * count,
             m,
-            k: product(input, taps),
+            k: taps.iter().product::<usize>() * input,
             n,
             copies_async: a.is_vectorizable && b.is_vectorizable,
             a,
@@ -236,6 +311,7 @@ impl Product {
             element: kernel.reads[0].dtype,
             is_uniform: kernel.reads[1].dtype == kernel.reads[0].dtype,
             is_guarded: true,
+            phases: by_phase.then_some(phases),
         }
     }
 
@@ -296,12 +372,26 @@ impl Product {
             element: kernel.reads[0].dtype,
             is_uniform: kernel.reads[1].dtype == kernel.reads[0].dtype,
             is_guarded: true,
+            phases: None,
         }
     }
 
     /// The number of tiles of `rows` by `columns` in the results.
     pub(super) fn tiles(&self, rows: usize, columns: usize) -> usize {
         self.m.div_ceil(rows).saturating_mul(self.n.div_ceil(columns))
+    }
+
+    /// Multiplications, with those that tiles of `rows` by `columns` do beyond the results.
+    pub(super) fn work(&self, [rows, columns]: [usize; 2]) -> u128 {
+        let sums = [self.batch, self.tiles(rows, columns), rows, columns].iter().map(|&n| n as u128).product::<u128>();
+        match &self.phases {
+            // Each tap is one phase's.
+            Some(phases) => {
+                let depth = phases.kernel.iter().map(|&n| n as u128).product::<u128>() * phases.channels as u128;
+                sums / (phases.count() as u128).max(1) * depth
+            }
+            None => sums * self.k as u128,
+        }
     }
 }
 

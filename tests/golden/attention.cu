@@ -335,10 +335,9 @@ const auto finish = [&](i32 row, i32 j, i32 c) -> void {
     {
         auto all = START0;
         #pragma unroll
-        for (i32 chunk = 0; chunk < CHUNKS; chunk++) {
-            const i32 j = (chunk * TEAM + lane) * WIDTH;
+        for (i32 c = 0; c < CHUNKS; c++) {
+            const i32 j = (c * TEAM + lane) * WIDTH;
             if (j < end) {
-                const i32 c = chunk;
                 #pragma unroll
                 for (i32 v = 0; v < WIDTH; v++) {
                     all = combine0(all, element0(row, j + v, c, v));
@@ -350,10 +349,9 @@ const auto finish = [&](i32 row, i32 j, i32 c) -> void {
     {
         auto all = START1;
         #pragma unroll
-        for (i32 chunk = 0; chunk < CHUNKS; chunk++) {
-            const i32 j = (chunk * TEAM + lane) * WIDTH;
+        for (i32 c = 0; c < CHUNKS; c++) {
+            const i32 j = (c * TEAM + lane) * WIDTH;
             if (j < end) {
-                const i32 c = chunk;
                 #pragma unroll
                 for (i32 v = 0; v < WIDTH; v++) {
                     all = combine1(all, element1(row, j + v, c, v));

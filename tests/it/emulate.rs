@@ -6,6 +6,7 @@ use crate::common;
 use crate::kernels::{Case, elements, encode, untouched, variants};
 use libloading::Library;
 use plimsoll::internals::dtype::DType;
+use plimsoll::internals::kernel::algorithm::{Rows, Schedule, Text};
 use plimsoll::internals::kernel::render::{Bindings, Dialect, PRELUDE, Source, render};
 use plimsoll::internals::kernel::schedule;
 use plimsoll::internals::kernel::{Kernel, Template};
@@ -45,11 +46,13 @@ impl Job {
         Job::of(case, &kernel, target)
     }
 
-    /// A case by each tile of `matmul_regs` that its product can have.
-    fn tiles(case: &Case, target: &Target) -> Vec<Job> {
+    /// A transposed convolution by each of its products, rows by each number of warps, and products by each tile of `matmul_regs`.
+    fn each(case: &Case, target: &Target) -> Vec<Job> {
         let candidates = schedule::candidates(&case.kernel, target, &|_| true).into_iter();
-        let tiled = candidates.filter(|schedule| schedule.name(&case.kernel, target) == "matmul_regs");
-        let scheduled = tiled.map(|schedule| Kernel { schedule, ..case.kernel.clone() });
+        let is_tried = |text: &Text| matches!(text, Text::ConvTranspose { .. } | Text::Rows(Rows::Warps { .. }));
+        let is_tiled = |schedule: &Schedule| schedule.name(&case.kernel, target) == "matmul_regs";
+        let tried = candidates.filter(|s| is_tiled(s) || matches!(s, Schedule::Text(text) if is_tried(text)));
+        let scheduled = tried.map(|schedule| Kernel { schedule, ..case.kernel.clone() });
         scheduled.map(|kernel| Job::of(case.clone(), &kernel, target)).collect()
     }
 
@@ -151,9 +154,18 @@ fn cuda_kernels_compute_what_the_interpreter_does() {
         .flat_map(|case| [case.clone(), variants::halved(case, DType::F16)])
         .filter(|c| attends(c) || convolved(c));
     let all = variants::halves(&plain).into_iter().chain(plain.iter().cloned()).filter(|c| c.is_supported(&target));
-    let mut jobs: Vec<Job> = all.map(|case| Job::new(case, &target)).collect();
+    let all: Vec<Case> = all.collect();
+    let mut jobs: Vec<Job> = all.iter().flat_map(|case| Job::each(case, &target)).collect();
+    for width in [1, 2, 4, 8] {
+        let (head, width) = ("// row_warp\n", format!("i32 WIDTH = {width};"));
+        let is_read = |job: &Job| job.case.name.starts_with("stretches") && job.source.text.starts_with(head);
+        assert!(
+            jobs.iter().any(|job| is_read(job) && job.source.text.contains(&width)),
+            "no stretch is read by {width}"
+        );
+    }
+    jobs.extend(all.into_iter().map(|case| Job::new(case, &target)));
     jobs.extend(again.map(|case| Job::new(case, &small_target)));
-    jobs.extend(plain.iter().filter(|c| c.is_supported(&target)).flat_map(|case| Job::tiles(case, &target)));
     // Every part gets equally many cases of a template.
     jobs.sort_by(|a, b| a.source.text.cmp(&b.source.text));
     let jobs = common::part_of(jobs, "CUDA kernels run on the host", |job| &job.source.text);
@@ -190,5 +202,6 @@ fn cuda_kernels_compute_what_the_interpreter_does() {
         let head = format!("// {template}\n");
         assert!(jobs.iter().any(|job| job.source.text.starts_with(&head)), "no case reaches {template}");
     }
+    assert!(jobs.iter().any(|job| job.source.text.contains("PHASES")), "no case is cut by phase");
     assert!(wrong.is_empty(), "{} cases differ:\n{}", wrong.len(), wrong.join("\n"));
 }

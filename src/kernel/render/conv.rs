@@ -7,7 +7,7 @@ use super::vector::matrix;
 use super::{Dialect, Input, Module, Scalars, block, kernels};
 use crate::kernel::algorithm::{ConvDirect, Text, Tiling};
 use crate::kernel::meaning::mismatch;
-use crate::kernel::product::{Product, Side};
+use crate::kernel::product::{Phases, Product, Side};
 use crate::kernel::schedule::map::inputs;
 use crate::kernel::space::{BYTES, Space, beyond, over};
 use crate::kernel::{Template, Window};
@@ -99,8 +99,23 @@ impl Module<'_> {
     /// `[taps * c, n * positions]` per group, or the gradient by filters.
     pub(super) fn product_of_parts(&mut self, product: &Product, tiling: Tiling) -> Result<(), String> {
         let copies = matches!(tiling, Tiling::MmaAsync { .. });
-        self.part_operand("a", &product.a, ["m", "k"], copies)?;
-        self.part_operand("b", &product.b, ["k", "n"], copies)?;
+        let phases = product.phases.as_ref();
+        let (slice, slices) = match phases {
+            Some(phases) => ("s", slice_of_phase(phases, product.batch)),
+            None => ("k", Vec::new()),
+        };
+        self.part_operand("a", &product.a, ["m", slice], &slices, copies)?;
+        self.part_operand("b", &product.b, [slice, "n"], &slices, copies)?;
+        if let Some(phases) = phases {
+            let tiles = tiling.launch(product).groups / product.batch as u64;
+            let count = phases.count();
+            self.ints(&[("TILES", tiles as usize), ("PHASES", count)]);
+            // Neighbouring workgroups have the phases of the same places, whose results lie side by side.
+            let tile = "launched / PHASES";
+            self.preamble.push("let phase = launched % PHASES;".into());
+            self.preamble.push(format!("let group = ({tile} / TILES * PHASES + phase) * TILES + {tile} % TILES;"));
+            self.preamble.extend(depth_of_phase(phases));
+        }
         self.product(product, tiling)
     }
 
@@ -117,12 +132,13 @@ impl Module<'_> {
     }
 
     /// A function of a product's operand at a point of its space, zero where that goes beyond the operand's axes; and one of as many
-    /// as 16 bytes hold, if they lie so. Where these are copied, it gives their address, or none beyond the axes.
+    /// as 16 bytes hold, if they lie so. Where these are copied, it gives their address, or none beyond the axes. Statements stand before.
     fn part_operand(
         &mut self,
         name: &'static str,
         side: &Side,
         names: [&'static str; 2],
+        before: &[String],
         copies: bool,
     ) -> Result<(), String> {
         let (slot, space) = (side.slot, &side.space);
@@ -135,7 +151,7 @@ impl Module<'_> {
         // A prologue addresses its elements itself.
         let accesses: &[&Access] = if plain { &[&rest] } else { &[] };
         let located = locate(space, accesses, &outside.keys().copied().collect());
-        let mut body = located.statements;
+        let mut body = [before, &located.statements].concat();
         let inside = within(&outside, &located.coordinates, &access.shape, &mut body);
         let mut terms: Vec<_> = located.addresses.into_iter().map(|address| (address, 1)).collect();
         terms.extend(outside.keys().map(|&axis| (format!("p{axis}"), access.strides[axis])));
@@ -401,4 +417,60 @@ impl Module<'_> {
         lines.extend(after);
         Ok(lines)
     }
+}
+
+/// The coordinates `(u, e)` of `phase` per axis, as statements and expressions. What no number of taps depends on is left out.
+fn phase_of(phases: &Phases, batch: usize, statements: &mut Vec<String>) -> [[String; 2]; 3] {
+    let each: Vec<usize> = (0..3).flat_map(|a| [phases.cycle[a], phases.apart[a]]).collect();
+    let groups = batch / phases.count();
+    let varies = (0..3).flat_map(|a| [phases.kernel[a] % phases.cycle[a] > 0, true]);
+    let wanted: Vec<bool> = [false].into_iter().chain(varies).collect();
+    let names = split("phase", &[&[groups], &each[..]].concat(), &wanted, statements);
+    std::array::from_fn(|a| [names[2 * a + 1].clone(), names[2 * a + 2].clone()])
+}
+
+/// `few` for most phases of an axis, `more` for the first ones, which have one tap more if the cycle does not divide the window.
+fn by_taps(phases: &Phases, axis: usize, first: &str, few: &str, more: &str) -> String {
+    match phases.kernel[axis] % phases.cycle[axis] {
+        0 => more.to_owned(),
+        longer => format!("select({few}, {more}, {first} < {longer})"),
+    }
+}
+
+/// The inner extent `K` of `phase`.
+fn depth_of_phase(phases: &Phases) -> Vec<String> {
+    let (mut lines, most) = (Vec::new(), phases.taps());
+    let names = phase_of(phases, phases.count(), &mut lines);
+    let taps = (0..3).map(|a| {
+        let [first, beside] = &names[a];
+        let taps = by_taps(phases, a, first, &(most[a] - 1).to_string(), &most[a].to_string());
+        if phases.apart[a] > 1 { format!("select(0, {taps}, {beside} == 0)") } else { taps }
+    });
+    let factors: Vec<String> = [phases.channels.to_string()].into_iter().chain(taps).filter(|n| n != "1").collect();
+    lines.push(format!("let K = {};", if factors.is_empty() { "1".into() } else { factors.join(" * ") }));
+    lines
+}
+
+/// The slice `k` of the largest phase that stands for slice `s` of the inner axis of the phase in `batch`.
+fn slice_of_phase(phases: &Phases, batch: usize) -> Vec<String> {
+    let (channels, most) = (phases.channels, phases.taps());
+    let mut lines = vec!["let phase = batch;".to_owned()];
+    let names = phase_of(phases, batch, &mut lines);
+    lines.push(format!("let c = u32(s) % {channels}u;"));
+    let (mut tap, mut inner, mut terms) = (format!("u32(s) / {channels}u"), channels, Vec::new());
+    let several: Vec<usize> = (0..3).filter(|&a| most[a] > 1).collect();
+    for &a in several.iter().skip(1).rev() {
+        lines.push(format!("let tap{a} = {tap};"));
+        let digit = |op: char| {
+            let of = |count: usize| format!("tap{a} {op} {count}u");
+            by_taps(phases, a, &names[a][0], &of(most[a] - 1), &of(most[a]))
+        };
+        terms.push(format!("({}) * {inner}u", digit('%')));
+        tap = digit('/');
+        inner *= most[a];
+    }
+    terms.extend(several.first().map(|_| format!("({tap}) * {inner}u")));
+    let sum = ["c".to_owned()].into_iter().chain(terms).collect::<Vec<_>>().join(" + ");
+    lines.push(format!("let k = i32({sum});"));
+    lines
 }

@@ -28,6 +28,11 @@ impl Frame<'_> {
         if self.dialect == Dialect::Cuda && all > DECLARED { all as u32 } else { 0 }
     }
 
+    /// The name of the workgroup's number.
+    fn launched(&self) -> &'static str {
+        if self.module.preamble.is_empty() { "group" } else { "launched" }
+    }
+
     /// True if the module's functions call the helper with this head.
     fn calls(&self, head: &str) -> bool {
         let name = head.trim_start_matches("fn ").split_inclusive('(').next().unwrap_or_default();
@@ -117,7 +122,7 @@ impl Frame<'_> {
         self.functions(f)?;
         writeln!(f, "@compute @workgroup_size({})", self.size)?;
         writeln!(f, "fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) index: u32) {{")?;
-        writeln!(f, "    let group = i32(id.x + id.y * {}u);", self.x)?;
+        writeln!(f, "    let {} = i32(id.x + id.y * {}u);", self.launched(), self.x)?;
         writeln!(f, "    let thread = i32(index);")?;
         self.entry(f)
     }
@@ -161,16 +166,16 @@ impl Frame<'_> {
             writeln!(f, "    {declaration}")?;
         }
         self.functions(f)?;
-        writeln!(f, "    const i32 group = blockIdx.x + blockIdx.y * {}u;", self.x)?;
+        writeln!(f, "    const i32 {} = blockIdx.x + blockIdx.y * {}u;", self.launched(), self.x)?;
         writeln!(f, "    const i32 thread = threadIdx.x;")?;
         self.entry(f)
     }
 
     fn entry(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.groups > self.x {
-            writeln!(f, "    if (group >= {}) {{ return; }}", self.groups)?;
+            writeln!(f, "    if ({} >= {}) {{ return; }}", self.launched(), self.groups)?;
         }
-        self.statements(&mut self.body.iter().map(String::as_str), f)?;
+        self.statements(&mut self.module.preamble.iter().chain(&self.body).map(String::as_str), f)?;
         writeln!(f, "}}")
     }
 }

@@ -99,7 +99,7 @@ pub(super) fn locate(space: &Space, accesses: &[&Access], asked: &BTreeSet<usize
         let mut merged: Vec<(usize, Vec<isize>, Option<Piece>)> = Vec::new();
         for piece in var.pieces.iter().filter(|p| p.extent != 1) {
             let strides: Vec<isize> = accesses.iter().map(|a| stride(a, piece)).collect();
-            let named = asked.contains(&piece.axis).then_some(*piece);
+            let named = (piece.step != 0 && asked.contains(&piece.axis)).then_some(*piece);
             match merged.last_mut() {
                 Some((extent, outer, None))
                     if named.is_none() && outer.iter().zip(&strides).all(|(o, s)| *o == s * piece.extent as isize) =>

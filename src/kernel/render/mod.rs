@@ -178,6 +178,8 @@ struct Module<'a> {
     /// Declarations of CUDA kernels that stand before the functions.
     declarations: Vec<String>,
     functions: Vec<Function>,
+    /// Statements before the text. If there are any, they make the text's `group` of the workgroup's number, `launched`.
+    preamble: Vec<String>,
     flags: Vec<&'static str>,
     /// Neighbouring workgroups that share their memory.
     cluster: u32,
@@ -220,6 +222,7 @@ impl<'a> Module<'a> {
             private: Vec::new(),
             declarations: Vec::new(),
             functions: Vec::new(),
+            preamble: Vec::new(),
             flags: Vec::new(),
             cluster,
             at_once: 1,

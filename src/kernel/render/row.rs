@@ -15,7 +15,7 @@ use std::collections::{BTreeMap, BTreeSet};
 kernels! {
     |module, text| module.row(text) => {
         row "row.wgsl": "reductions over trailing axes, then scalar code per row or element",
-        row_warp "row_warp.cu": "the same over dense rows, which warps hold in registers",
+        row_warp "row_warp.cu": "the same over rows that lie in stretches side by side: warps hold them in registers",
         row_vec "row_vec.cu": "the same over rows that lie side by side, several per invocation",
     }
 }
@@ -123,11 +123,11 @@ impl Module<'_> {
     ) -> Result<(), String> {
         let kernel = self.kernel;
         let shape = &kernel.shape;
-        let Moving { held, late, .. } = Moving::new(kernel).ok_or("its rows are not dense")?;
+        let Moving { held, late, .. } = Moving::new(kernel).ok_or("its rows do not lie in stretches")?;
         let chunks = length.div_ceil(team * width);
         let space: Space = vec![over("row", shape, 0..outer), over("j", shape, outer..shape.len())];
         let mut names: BTreeMap<usize, String> = BTreeMap::new();
-        for (letter, list, length) in [("x", &held, if keeps { chunks } else { 1 }), ("y", &late, 1)] {
+        for (letter, list, length) in [("x", &held, if keeps { chunks } else { AHEAD }), ("y", &late, 1)] {
             for (k, &slot) in list.iter().enumerate() {
                 self.declarations.push(format!("wide<{}, {width}> {letter}{k}[{length}];", self.storage[slot].name()));
                 let at = if letter == "x" { "c" } else { "0" };
@@ -171,8 +171,9 @@ impl Module<'_> {
         if keeps {
             self.flags.push("KEEPS");
         } else {
-            let loads = (0..held.len()).map(|k| format!("x{k}[0] = load_x{k}(row, j);")).collect();
-            self.function("again", &parameters[..2], None, loads);
+            self.int("AHEAD", AHEAD as isize);
+            let loads = (0..held.len()).map(|k| format!("x{k}[c] = load_x{k}(row, j);")).collect();
+            self.function("again", &parameters[..3], None, loads);
         }
         self.share(&types, team * per_group / 32);
         self.lists.insert("held", vec![Vec::new(); held.len()]);
@@ -228,7 +229,7 @@ impl Module<'_> {
     }
 }
 
-/// Elements of a row whose loads stand side by side in `row_vec`.
+/// Elements of a row whose loads stand side by side in `row_vec`, and chunks in `row_warp`.
 const AHEAD: usize = 4;
 
 /// The array in which lanes exchange values of a type.

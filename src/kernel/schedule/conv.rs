@@ -4,10 +4,10 @@
 //! `s k k` products. For 7 by 7 and 14 results, that is a fifth of an element and a fourteenth of a weight per product.
 
 use super::Launch;
-use super::matmul::{EIGHT, suits_tensor_cores};
+use super::matmul::{self, EIGHT, suits_tensor_cores};
 use crate::dtype::DType;
 use crate::kernel::algorithm::ConvDirect;
-use crate::kernel::product::is_vectorizable;
+use crate::kernel::product::{Phases, Product, is_vectorizable};
 use crate::kernel::{Kernel, Window};
 use crate::target::{FEW_GROUPS, Family, Target};
 
@@ -18,6 +18,8 @@ const STRIP: usize = 16;
 /// The most products of a strip that stand side by side in the text, and the most rows of a window that strips lie along.
 const TERMS: usize = 256;
 const ROWS: usize = 64;
+/// The most phases of a transposed convolution, and the most results between two of them.
+const MOST_PHASES: usize = 1 << 16;
 
 /// True if a convolution's data has its channels last.
 pub(in crate::kernel) fn has_channels_last(kernel: &Kernel) -> bool {
@@ -137,19 +139,36 @@ pub fn unfolds(outputs: usize, depth: usize) -> bool {
     outputs >= 8 && depth >= 8
 }
 
-/// True if GPUs compute a transposed convolution as a product. In each group, results that lie a stride apart form a row. Each takes as
-/// many weights as the window has for one of them.
+/// True if GPUs compute a transposed convolution as a product. In each group, results of all phases form a row. Each takes as many weights
+/// as the window has for one of them.
 pub fn unfolds_transposed(outputs: usize, inputs: usize, window: &Window) -> bool {
-    let Window { kernel, strides, .. } = window;
-    let rows = || strides.iter().fold(outputs, |rows, &s| rows.saturating_mul(s));
-    let depth = || (0..3).fold(inputs, |depth, a| depth.saturating_mul(kernel[a].div_ceil(strides[a])));
-    has_phases(window) && unfolds(rows(), depth())
+    let phases = Phases::new(inputs, window);
+    let depth = phases.taps().iter().fold(inputs, |depth, &n| depth.saturating_mul(n));
+    counts_phases(window) && unfolds(outputs.saturating_mul(phases.count()), depth)
 }
 
-/// True if every tap of a transposed convolution's window belongs to one phase, the same for all positions.
+/// True if texts can count the phases of a transposed convolution, and the results that they lie apart.
+pub(super) fn counts_phases(window: &Window) -> bool {
+    let phases = Phases::new(1, window);
+    phases.count() <= MOST_PHASES && (0..3).all(|a| phases.reach(a) <= MOST_PHASES)
+}
+
+/// True if a transposed convolution can be cut by phase: there are several.
 pub(super) fn has_phases(window: &Window) -> bool {
-    let Window { strides, dilations, .. } = window;
-    (0..3).all(|a| strides[a] == 1 || dilations[a] == 1 && strides[a] >= 2)
+    window.strides.iter().any(|&stride| stride > 1)
+}
+
+/// A transposed convolution as products: with the phases as rows of one, and cut by phase. The one whose tiles multiply less comes first.
+pub(super) fn transposed(kernel: &Kernel, groups: usize, window: &Window, target: &Target) -> Vec<(bool, Product)> {
+    let of = |by_phase: bool| (by_phase, Product::conv_transpose(kernel, groups, window, by_phase));
+    let mut all: Vec<_> =
+        [false, true].into_iter().filter(|by_phase| !by_phase || has_phases(window)).map(of).collect();
+    let work = |(_, product): &(bool, Product)| {
+        let tiling = matmul::best(kernel, product, target, &|_| false);
+        product.work(tiling.workgroup(product).tile)
+    };
+    all.sort_by_key(work);
+    all
 }
 
 /// True if GPUs compute a convolution with these weights by strips of results even if a library has it. It has a few channels per group.

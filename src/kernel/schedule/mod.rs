@@ -94,7 +94,7 @@ impl Text {
             Text::Nothing | Text::Elements(_) | Text::Rows(_) => template.name(),
             Text::Matmul { tiling, .. }
             | Text::Conv { tiling, .. }
-            | Text::ConvTranspose { tiling }
+            | Text::ConvTranspose { tiling, .. }
             | Text::ConvFilters { tiling } => tiling.text(),
             Text::Attention(cut) => cut.text(family),
         }
@@ -109,8 +109,8 @@ impl Text {
             (&Text::Conv { patches, tiling }, Template::Conv { groups, window, .. }) => {
                 Some((Product::conv(kernel, *groups, window, patches), tiling))
             }
-            (&Text::ConvTranspose { tiling }, Template::ConvTranspose { groups, window }) => {
-                Some((Product::conv_transpose(kernel, *groups, window), tiling))
+            (&Text::ConvTranspose { by_phase, tiling }, Template::ConvTranspose { groups, window }) => {
+                Some((Product::conv_transpose(kernel, *groups, window, by_phase), tiling))
             }
             (&Text::ConvFilters { tiling }, Template::ConvFilters { groups, rows, window }) => {
                 Some((Product::conv_filters(kernel, *groups, *rows, window), tiling))
@@ -159,8 +159,9 @@ impl Text {
             (Text::ConvDirect(direct), Template::Conv { groups, window, .. }) => {
                 direct.check(kernel, *groups, window, target)?;
             }
-            (&Text::ConvTranspose { tiling }, Template::ConvTranspose { window, .. }) => {
-                ensure(conv::has_phases(window), || "its window's taps have no phases".to_owned())?;
+            (&Text::ConvTranspose { by_phase, tiling }, Template::ConvTranspose { window, .. }) => {
+                ensure(conv::counts_phases(window), || "its window has too many phases".to_owned())?;
+                ensure(!by_phase || conv::has_phases(window), || "it has one phase".to_owned())?;
                 self.check_tiling(kernel, tiling, target)?;
             }
             (&Text::ConvFilters { tiling }, Template::ConvFilters { .. }) => {
@@ -390,11 +391,12 @@ fn texts<'a>(kernel: &'a Kernel, target: &'a Target, own: &'a dyn Fn(usize) -> b
         Template::ConvTranspose { groups, window } => {
             let [out, input] = [kernel.shape[1], kernel.reads[0].access.shape[1]].map(|n| n / (*groups).max(1));
             let best = if conv::unfolds_transposed(out, input, window) { None } else { ones().next() };
-            let products = conv::has_phases(window).then(|| {
-                let product = Product::conv_transpose(kernel, *groups, window);
-                matmul::all(kernel, &product, target, own).into_iter().map(|tiling| Text::ConvTranspose { tiling })
+            let products = conv::counts_phases(window).then(|| conv::transposed(kernel, *groups, window, target));
+            let products = products.into_iter().flatten().flat_map(move |(by_phase, product)| {
+                let tilings = matmul::all(kernel, &product, target, own).into_iter();
+                tilings.map(move |tiling| Text::ConvTranspose { by_phase, tiling })
             });
-            Box::new(best.into_iter().chain(products.into_iter().flatten()).chain(ones()))
+            Box::new(best.into_iter().chain(products).chain(ones()))
         }
         Template::ConvFilters { groups, rows, window } => {
             let product = Product::conv_filters(kernel, *groups, *rows, window);

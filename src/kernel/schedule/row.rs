@@ -6,7 +6,7 @@ use crate::dtype::DType;
 use crate::expr::{Body, Code};
 use crate::kernel::algorithm::Rows;
 use crate::kernel::space::{Along, along, is_aligned};
-use crate::kernel::{Kernel, RowReduction, Template};
+use crate::kernel::{Kernel, Operand, RowReduction, Template};
 use crate::shape::Access;
 use crate::target::{FEW_GROUPS, Family, Target};
 use std::collections::BTreeSet;
@@ -14,6 +14,11 @@ use std::collections::BTreeSet;
 /// Elements of one operand that an invocation may hold in registers, and of all together.
 const HELD: usize = 32;
 const HELD_ALL: usize = 64;
+/// Registers of a multiprocessor, and those that an invocation needs beside the elements that it holds.
+const REGISTERS: usize = 1 << 16;
+const BESIDE: usize = 24;
+/// The fewest elements of a stretch that warps read.
+const STRETCH: usize = 32;
 /// Bytes of a line of memory.
 const LINE: usize = 128;
 /// The most invocations of a workgroup whose invocations reduce several rows.
@@ -42,7 +47,7 @@ impl Extents {
     }
 }
 
-/// Operands of a row kernel that move along a dense row.
+/// Operands of a row kernel that move along the rows. Elements of a row lie side by side in stretches, such as the images of a channel.
 pub(in crate::kernel) struct Moving {
     /// Reads that reductions use.
     pub(in crate::kernel) held: Vec<usize>,
@@ -53,7 +58,7 @@ pub(in crate::kernel) struct Moving {
 }
 
 impl Moving {
-    /// The operands that move along the rows; `None` if one moves along them in another way than element by element.
+    /// The operands that move along the rows; `None` if one moves along them in another way than stretch by stretch.
     pub(in crate::kernel) fn new(kernel: &Kernel) -> Option<Moving> {
         let Template::Row { reductions, .. } = &kernel.template else { return None };
         let Extents { outer, rows, length, per_row } = Extents::new(kernel);
@@ -66,15 +71,19 @@ impl Moving {
         let finished: BTreeSet<usize> = inputs(&kernel.body);
         let writes = (reads..reads + kernel.writes.len()).filter(|_| !per_row);
         let mut moving = Vec::new();
+        let mut stretch = length;
         for slot in reduced.union(&finished).copied().chain(writes) {
             match along(&kernel.operand(slot).access, outer) {
-                Along::Dense(run) if run == length => moving.push(slot),
+                Along::Dense(run) if run == length || run >= STRETCH => {
+                    moving.push(slot);
+                    stretch = stretch.min(run);
+                }
                 Along::Still(run) if run == length && slot < reads => {}
                 _ => return None,
             }
         }
         let fits = |slot: usize, width: usize| {
-            length.is_multiple_of(width) && is_aligned(&kernel.operand(slot).access, length, width)
+            stretch.is_multiple_of(width) && is_aligned(&kernel.operand(slot).access, stretch, width)
         };
         let width = widest(kernel, moving.iter().copied(), fits);
         let (held, others): (Vec<usize>, Vec<usize>) = moving.into_iter().partition(|slot| reduced.contains(slot));
@@ -169,7 +178,7 @@ impl Rows {
             }
             Rows::Warps { threads, rows, width, held } => {
                 rule(target.family == Family::Cuda, "row_warp: it is written for CUDA")?;
-                let moving = Moving::new(kernel).ok_or("row_warp: its rows are not dense")?;
+                let moving = Moving::new(kernel).ok_or("row_warp: its rows do not lie in stretches")?;
                 let fits = width.is_power_of_two() && width <= moving.width;
                 rule(fits, "row_warp: elements are not moved so many at once")?;
                 let warps =
@@ -206,7 +215,7 @@ fn exchanged_bytes(kernel: &Kernel, target: &Target) -> usize {
 /// True if the elements of a row that reductions read fit in registers.
 fn holds(kernel: &Kernel, moving: &Moving, threads: usize, width: usize) -> bool {
     let each = Extents::new(kernel).length.div_ceil(threads * width) * width;
-    each <= HELD && each * moving.held.len() <= HELD_ALL
+    each <= HELD && each * moving.held.len() <= HELD_ALL.min((REGISTERS / threads).saturating_sub(BESIDE))
 }
 
 /// The way that is expected to be fastest.
@@ -245,11 +254,12 @@ fn warps(kernel: &Kernel, moving: &Moving, threads: usize) -> Rows {
     Rows::Warps { threads, rows: (128 / threads).max(1), width, held: holds(kernel, moving, threads, width) }
 }
 
-/// Neighbouring invocations lie along the axis in which elements are dense: that of the row, or else that of the rows.
+/// Neighbouring invocations lie along the axis in which the elements of rows are dense: that of the row, or else that of the rows.
 fn lanes(kernel: &Kernel, target: &Target) -> Rows {
     let Extents { outer, rows, length, .. } = Extents::new(kernel);
     let shape = &kernel.shape;
-    let along_row = kernel.reads.first().is_none_or(|r| {
+    let moves = |r: &&Operand| (outer..shape.len()).any(|a| shape[a] > 1 && r.access.strides[a] != 0);
+    let along_row = kernel.reads.iter().find(moves).or(kernel.reads.first()).is_none_or(|r| {
         let dense = |axes: std::ops::Range<usize>| {
             axes.rev().find(|&a| shape[a] > 1).is_some_and(|a| r.access.strides[a].abs() == 1)
         };

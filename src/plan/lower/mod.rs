@@ -8,8 +8,9 @@
 //! group                            or a kernel's template, its body, its operands
 //! scatter                          a kernel that writes some elements lies over its data
 //! launch, parts                    and its library call, its workspace, its parts where a binding does not hold a buffer
-//! updates, state                   last: updates that follow from each other become one kernel, and are written in place, behind all
-//!                                  that reads the old elements
+//! join_rows                        then reductions of the same rows become one kernel,
+//! updates, state                   and updates that follow from each other. These are written in place, behind all that reads the old
+//!                                  elements
 //! ```
 //!
 //! A view is a value whose access differs from its source's and whose buffer is the same. A concatenation is a buffer
@@ -52,6 +53,7 @@ mod dag;
 mod destination;
 mod draft;
 mod fuse_prologue;
+mod join_rows;
 mod launch;
 mod map;
 mod outline;
@@ -186,6 +188,7 @@ impl Lowering<'_> {
                 self.copy(value, &place, BufferView { buffer, access })?;
             }
         }
+        self.join_rows()?;
         self.merge_updates()?;
         self.order_updates()
     }

@@ -120,7 +120,7 @@ impl Lowering<'_> {
     }
 
     /// Drops the kernels that no step launches.
-    fn forget_kernels(&mut self) {
+    pub(super) fn forget_kernels(&mut self) {
         let mut kept: Vec<Option<KernelIdx>> = vec![None; self.draft.kernels.len()];
         self.draft.steps.iter().for_each(|step| kept[step.kernel.index()] = Some(step.kernel));
         for (next, number) in kept.iter_mut().flatten().enumerate() {

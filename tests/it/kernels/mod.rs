@@ -2,6 +2,7 @@
 //! [reference](plimsoll::internals::kernel::meaning), which shares nothing with any backend but the definition of [`Kernel`].
 
 pub mod variants;
+pub mod windows;
 
 use plimsoll::internals::dtype::DType;
 use plimsoll::internals::expr::{Body, Expr};
@@ -300,6 +301,7 @@ pub fn cases() -> Vec<Case> {
     resize(&mut c);
     samples(&mut c);
     shifts(&mut c);
+    c.cases.extend(windows::drawn(7, 6));
     c.cases
 }
 
@@ -552,6 +554,43 @@ fn row(c: &mut Cases) {
         widened,
         &[body],
     );
+    stretches(c);
+}
+
+/// Rows that lie in stretches side by side: the images of a channel. Some lie apart or start anywhere.
+fn stretches(c: &mut Cases) {
+    let f = |k| Expr::reduction(k, DType::F32);
+    let sum = |body: Expr| RowReduction { reduction: Reduction::Sum, body: Body::new(&[body]) };
+    for (name, [images, channels, image], gap, offset) in [
+        ("even", [3, 5, 48], 0, 0),
+        ("of fours", [3, 5, 36], 0, 0),
+        ("of twos", [4, 3, 70], 0, 0),
+        ("odd", [2, 6, 49], 0, 0),
+        ("apart", [3, 2, 64], 4, 0),
+        ("apart by an odd number", [3, 2, 64], 1, 0),
+        ("not aligned", [2, 3, 40], 0, 2),
+        ("short", [40, 2, 7], 0, 0),
+        ("long", [3, 2, 3100], 0, 0),
+    ] {
+        let s = [channels, images, image];
+        let lies = |gap: usize, offset: isize| {
+            let all = dense(&[images, channels, image + gap]);
+            Access { shape: Shape::new(s), strides: all.permute(&[1, 0, 2]).strides, offset }
+        };
+        let per_channel = || f32s(spread(&[channels, 1, 1], &s));
+        let reductions = vec![sum(x(1)), sum(x(1) * (x(2) - x(0)))];
+        let template = Template::Row { inner: 2, reductions, per_row: true };
+        let reads = vec![per_channel(), f32s(lies(gap, offset)), f32s(lies(0, 0))];
+        c.add(&format!("stretches {name}, sums"), template, &s, reads, &[f(1) * x(0) + f(0)]);
+        let mean = f(0) * (1.0 / (images * image) as f64);
+        let reductions = vec![sum(x(0)), sum((x(0) - &mean) * (x(0) - &mean))];
+        let template = Template::Row { inner: 2, reductions, per_row: false };
+        let body = (x(0) - mean) / (f(1) + 1e-5).sqrt() * x(1) + x(2);
+        let reads = vec![f32s(lies(0, 0)), per_channel(), f32s(lies(gap, offset))];
+        let writes = vec![f32s(lies(0, 0))];
+        let case = c.add_writing(&format!("stretches {name}"), template, &s, reads, writes, &[body]);
+        case.in_place = (offset == 0).then_some((0, 0));
+    }
 }
 
 fn matmul(c: &mut Cases) {
@@ -931,7 +970,7 @@ fn conv(c: &mut Cases) {
     }
     // Enough channels for a product of matrices.
     let twos = || window([1, 2, 2], [1, 2, 2], one, [0; 3]);
-    let rows: [Row; 14] = [
+    let rows: [Row; 19] = [
         ("1x1, 2 apart", [2, 24, 1, 5, 4], [9, 1, 10, 7], 1, window(one, [1, 2, 2], one, [0; 3])),
         ("2x1, 3 apart", [1, 9, 1, 4, 5], [5, 1, 12, 13], 1, window([1, 2, 1], [1, 3, 3], one, [0; 3])),
         ("2x2, 2 apart", [2, 40, 1, 8, 8], [24, 1, 16, 16], 1, twos()),
@@ -946,6 +985,23 @@ fn conv(c: &mut Cases) {
         ("5x5 behind much padding", [1, 8, 1, 4, 4], [8, 1, 5, 5], 1, window([1, 5, 5], [1, 2, 2], one, [0, 3, 3])),
         ("lines", [2, 12, 1, 1, 9], [9, 1, 1, 18], 1, window([1, 1, 4], [1, 1, 2], one, [0, 0, 1])),
         ("spaces", [1, 8, 3, 2, 4], [5, 6, 4, 8], 1, window([2, 2, 2], [2, 2, 2], one, [0; 3])),
+        (
+            "5x4 of dilated, 2 and 3 apart",
+            [1, 9, 1, 4, 5],
+            [8, 1, 19, 18],
+            1,
+            window([1, 5, 4], [1, 2, 3], [1, 3, 2], [0, 1, 0]),
+        ),
+        (
+            "3x3 of dilated, 2 and 4 apart",
+            [2, 8, 1, 3, 3],
+            [8, 1, 8, 14],
+            1,
+            window([1, 3, 3], [1, 2, 4], [1, 2, 6], [0, 1, 3]),
+        ),
+        ("3x3 in groups, 2 apart", [1, 18, 1, 4, 5], [12, 1, 8, 10], 2, window([1, 3, 3], [1, 2, 2], one, [0, 1, 1])),
+        ("3x3, 2 apart, many", [3, 40, 1, 7, 6], [70, 1, 13, 12], 1, window([1, 3, 3], [1, 2, 2], one, [0, 1, 1])),
+        ("spaces of five", [1, 8, 3, 2, 3], [8, 7, 6, 7], 1, window([5, 3, 5], [2, 2, 3], one, [1, 0, 2])),
     ];
     for (name, x_shape, [o, d, h, w], groups, win) in rows {
         let s = [x_shape[0], o, d, h, w];
