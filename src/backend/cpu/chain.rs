@@ -13,8 +13,8 @@ use super::simd::{Isa, Lanes, Plain, per_isa};
 use super::simd::{Ymm, Zmm};
 use crate::expr::{Binary, Unary};
 
-/// Vectors that are computed together: one instruction's dispatch is for all of them.
-const WIDE: usize = 4;
+/// Vectors that are computed together, where there are 32 registers: one instruction's dispatch is for all of them. Elsewhere it is half.
+const WIDE: usize = 8;
 
 /// Instructions of a program, in their order.
 #[derive(Debug)]
@@ -52,8 +52,12 @@ enum Step {
     Round,
     /// From `i32` to `f32`.
     ToFloat,
+    /// From a float that is a byte's number to `i32`.
+    ToInteger,
     /// Within bounds, and truncated; zero if it is no number.
     Whole(f32, f32),
+    /// Rounded, plus a whole number, then as [`Step::Whole`].
+    Quantize(f32, f32, f32),
     /// A byte is the same number as a float.
     Nothing,
 }
@@ -69,6 +73,7 @@ impl Link {
             Kind::Cast(Repr::F32, Repr::U8) => alone(Step::Whole(0.0, 255.0)).filter(|_| first),
             Kind::Cast(Repr::F32, Repr::I8) => alone(Step::Whole(-128.0, 127.0)).filter(|_| first),
             Kind::Cast(Repr::U8 | Repr::I8, Repr::F32) => alone(Step::Nothing).filter(|_| first),
+            Kind::Cast(Repr::U8 | Repr::I8, Repr::I32) => alone(Step::ToInteger).filter(|_| first),
             Kind::Binary(binary, repr, form) => {
                 use Binary::{Add, Div, Max, Min, Mul, Sub};
                 let step = match (repr, binary) {
@@ -112,7 +117,8 @@ fn dies(op: &Op, after: &[Op], kept: &[Loc]) -> bool {
     !later.enumerate().take_while(|(i, _)| *i < overwritten).any(|(_, next)| reads(next, op.to))
 }
 
-/// Drops links whose value goes to a byte and that change nothing there: bounds that the byte has itself, and a point of zero.
+/// Drops links that change nothing: bounds and a point of zero of a value that goes to a byte, which has the bounds itself, and a byte's way
+/// to a float by an integer. Joins those that quantize.
 fn shorten(links: &mut Vec<Link>, consts: &[u64]) {
     let mut at = 0;
     while at < links.len() {
@@ -121,6 +127,18 @@ fn shorten(links: &mut Vec<Link>, consts: &[u64]) {
                 links.remove(at - 1);
                 at -= 1;
             }
+            let added = at.checked_sub(1).and_then(|before| whole_number(&links[before], consts));
+            let (begin, zero) = added.map_or((at, 0.0), |zero| (at - 1, zero));
+            if begin > 0 && links[begin - 1].step == Step::Round {
+                links[at].step = Step::Quantize(zero, low, high);
+                links.drain(begin - 1..at);
+                at = begin - 1;
+            }
+        }
+        if at > 0 && [links[at - 1].step, links[at].step] == [Step::ToInteger, Step::ToFloat] {
+            links.drain(at - 1..=at);
+            at -= 1;
+            continue;
         }
         at += 1;
     }
@@ -128,15 +146,25 @@ fn shorten(links: &mut Vec<Link>, consts: &[u64]) {
 
 /// True if a link changes no number that is then brought within bounds and truncated.
 fn is_idle(link: &Link, low: f32, high: f32, consts: &[u64]) -> bool {
-    let Loc { base: 1, offset } = link.operand else { return false };
-    let Some(&bits) = consts.get(offset as usize / size_of::<u64>()).filter(|_| link.still) else { return false };
-    let number = f32::from_bits(bits as u32);
+    let Some(number) = constant(link, consts) else { return false };
     match link.step {
         Step::Float(Binary::Max) => number <= low,
         Step::Float(Binary::Min) => number >= high,
         Step::Float(Binary::Add) => number == 0.0,
         _ => false,
     }
+}
+
+/// The operand of a link, if it is a constant.
+fn constant(link: &Link, consts: &[u64]) -> Option<f32> {
+    let Loc { base: 1, offset } = link.operand else { return None };
+    let bits = consts.get(offset as usize / size_of::<u64>()).filter(|_| link.still)?;
+    Some(f32::from_bits(*bits as u32))
+}
+
+/// The number that a link adds, if it is a whole one.
+fn whole_number(link: &Link, consts: &[u64]) -> Option<f32> {
+    constant(link, consts).filter(|number| link.step == Step::Float(Binary::Add) && number.fract() == 0.0)
 }
 
 /// Takes a program's instructions apart into chains and others. Constants are read from the base pointer 1.
@@ -171,6 +199,17 @@ pub fn pieces(ops: &[Op], kept: &[Loc], consts: &[u64]) -> Vec<Piece> {
     pieces
 }
 
+impl Chain {
+    /// Runs the chain over `n` elements, of which there may be more than a block has, if all operands are memory.
+    ///
+    /// # Safety
+    /// As for [`block::exec`].
+    pub unsafe fn run(&self, isa: Isa, n: usize, bases: &[*mut u8]) {
+        // SAFETY: guaranteed by the caller.
+        unsafe { walk(isa, self, n, bases) }
+    }
+}
+
 impl Piece {
     /// Runs the instructions over the first `n` elements of each block.
     ///
@@ -181,7 +220,7 @@ impl Piece {
         unsafe {
             match self {
                 Piece::Ops(ops) => block::exec(isa, ops, n, bases),
-                Piece::Chain(chain) => walk(isa, chain, n, bases),
+                Piece::Chain(chain) => chain.run(isa, n, bases),
             }
         }
     }
@@ -197,52 +236,94 @@ per_isa! {
 /// As for [`walk`], where the CPU has the instruction set of `V`.
 #[inline(always)]
 unsafe fn walk_by<V: Numbers>(chain: &Chain, n: usize, bases: &[*mut u8]) {
-    let at = |loc: Loc| bases[loc.base as usize].wrapping_add(loc.offset as usize);
-    let ((from, from_repr), (to, to_repr)) = (chain.from, chain.to);
-    let (from, to) = (at(from).cast_const(), at(to));
-    // SAFETY: vectors that reach beyond the block are read and written in part. The caller guarantees the rest.
+    let wide = if V::LEN == MOST { WIDE } else { WIDE / 2 };
+    let mut first = 0;
+    // SAFETY: the vectors begin within the block. The caller guarantees the rest.
     unsafe {
-        for first in (0..n).step_by(WIDE * V::LEN) {
-            let count = |v: usize| (n - first).saturating_sub(v * V::LEN).min(V::LEN);
-            let mut values = [V::splat(0.0); WIDE];
-            for (v, value) in values.iter_mut().enumerate() {
-                *value = V::read(from, from_repr, first + v * V::LEN, count(v));
+        while n - first >= wide * V::LEN {
+            if V::LEN == MOST {
+                group::<V, WIDE, true>(chain, first, n, bases);
+            } else {
+                group::<V, { WIDE / 2 }, true>(chain, first, n, bases);
             }
-            for link in &chain.links {
-                let operand = at(link.operand).cast::<f32>().cast_const();
-                match link.step {
-                    Step::Float(Binary::Add) => binary(link, operand, first, n, &mut values, |a, b| a.add(b)),
-                    Step::Float(Binary::Sub) => binary(link, operand, first, n, &mut values, |a, b| a.sub(b)),
-                    Step::Float(Binary::Mul) => binary(link, operand, first, n, &mut values, |a, b| a.mul(b)),
-                    Step::Float(Binary::Div) => binary(link, operand, first, n, &mut values, |a, b| a.div(b)),
-                    Step::Float(Binary::Max) => binary(link, operand, first, n, &mut values, |a, b| a.maximum(b)),
-                    Step::Float(_) => binary(link, operand, first, n, &mut values, |a, b| a.minimum(b)),
-                    Step::Integer(Binary::Add) => {
-                        binary(link, operand, first, n, &mut values, |a, b| a.add_integers(b))
-                    }
-                    Step::Integer(_) => binary(link, operand, first, n, &mut values, |a, b| a.sub_integers(b)),
-                    Step::Round => values.iter_mut().for_each(|x| *x = x.round()),
-                    Step::ToFloat => values.iter_mut().for_each(|x| *x = x.to_floats()),
-                    Step::Whole(low, high) => values.iter_mut().for_each(|x| *x = x.whole(low, high)),
-                    Step::Nothing => {}
-                }
-            }
-            for (v, value) in values.into_iter().enumerate() {
-                value.write(to, to_repr, first + v * V::LEN, count(v));
-            }
+            first += wide * V::LEN;
+        }
+        while first < n {
+            first += V::LEN
+                * match (n - first).div_ceil(V::LEN) {
+                    1 => group::<V, 1, false>(chain, first, n, bases),
+                    2 => group::<V, 2, false>(chain, first, n, bases),
+                    _ => group::<V, { WIDE / 2 }, false>(chain, first, n, bases),
+                };
         }
     }
 }
 
+/// Computes `W` vectors from element `first` on, and returns `W`. `FULL`: all of their elements are among the first `n`.
+///
 /// # Safety
 /// As for [`walk_by`].
 #[inline(always)]
-unsafe fn binary<V: Lanes>(
-    link: &Link,
-    operand: *const f32,
+unsafe fn group<V: Numbers, const W: usize, const FULL: bool>(
+    chain: &Chain,
     first: usize,
     n: usize,
-    values: &mut [V; WIDE],
+    bases: &[*mut u8],
+) -> usize {
+    let at = |loc: Loc| bases[loc.base as usize].wrapping_add(loc.offset as usize);
+    let count = |v: usize| if FULL { V::LEN } else { n.saturating_sub(first + v * V::LEN).min(V::LEN) };
+    let ((from, from_repr), (to, to_repr)) = (chain.from, chain.to);
+    let (from, to) = (at(from).cast_const(), at(to));
+    // SAFETY: vectors that reach beyond the block are read and written in part. The caller guarantees the rest.
+    unsafe {
+        let mut values = [V::splat(0.0); W];
+        for (v, value) in values.iter_mut().enumerate() {
+            *value = V::read(from, from_repr, first + v * V::LEN, count(v));
+        }
+        for link in &chain.links {
+            let operand = at(link.operand).cast::<f32>().cast_const();
+            let among = (first, n);
+            match link.step {
+                Step::Float(Binary::Add) => binary::<V, W, FULL>(link, operand, among, &mut values, |a, b| a.add(b)),
+                Step::Float(Binary::Sub) => binary::<V, W, FULL>(link, operand, among, &mut values, |a, b| a.sub(b)),
+                Step::Float(Binary::Mul) => binary::<V, W, FULL>(link, operand, among, &mut values, |a, b| a.mul(b)),
+                Step::Float(Binary::Div) => binary::<V, W, FULL>(link, operand, among, &mut values, |a, b| a.div(b)),
+                Step::Float(Binary::Max) => {
+                    binary::<V, W, FULL>(link, operand, among, &mut values, |a, b| a.maximum(b))
+                }
+                Step::Float(_) => binary::<V, W, FULL>(link, operand, among, &mut values, |a, b| a.minimum(b)),
+                Step::Integer(Binary::Add) => {
+                    binary::<V, W, FULL>(link, operand, among, &mut values, |a, b| a.add_integers(b))
+                }
+                Step::Integer(_) => {
+                    binary::<V, W, FULL>(link, operand, among, &mut values, |a, b| a.sub_integers(b))
+                }
+                Step::Round => values.iter_mut().for_each(|x| *x = x.round()),
+                Step::ToFloat => values.iter_mut().for_each(|x| *x = x.to_floats()),
+                Step::ToInteger => values.iter_mut().for_each(|x| *x = x.to_integers()),
+                Step::Whole(low, high) => values.iter_mut().for_each(|x| *x = x.whole(low, high)),
+                Step::Quantize(zero, low, high) => {
+                    let zero = V::splat(zero);
+                    values.iter_mut().for_each(|x| *x = x.round().add(zero).within(low, high));
+                }
+                Step::Nothing => {}
+            }
+        }
+        for (v, value) in values.into_iter().enumerate() {
+            value.write(to, to_repr, first + v * V::LEN, count(v));
+        }
+    }
+    W
+}
+
+/// # Safety
+/// As for [`group`].
+#[inline(always)]
+unsafe fn binary<V: Lanes, const W: usize, const FULL: bool>(
+    link: &Link,
+    operand: *const f32,
+    (first, n): (usize, usize),
+    values: &mut [V; W],
     f: impl Fn(V, V) -> V,
 ) {
     let ordered = |x: V, y: V| if link.swapped { f(y, x) } else { f(x, y) };
@@ -256,7 +337,7 @@ unsafe fn binary<V: Lanes>(
         for (v, x) in values.iter_mut().enumerate() {
             let start = first + v * V::LEN;
             let y = match n.saturating_sub(start) {
-                whole if whole >= V::LEN => V::load(operand.add(start)),
+                whole if FULL || whole >= V::LEN => V::load(operand.add(start)),
                 rest => V::load_first(operand.wrapping_add(start), rest),
             };
             *x = ordered(*x, y);
@@ -344,6 +425,13 @@ trait Numbers: Lanes {
         unsafe { Self::load(self.each(|x| x.to_bits().cast_signed() as f32).as_ptr()) }
     }
 
+    /// Of whole numbers that `i32` has.
+    #[inline(always)]
+    unsafe fn to_integers(self) -> Self {
+        // SAFETY: guaranteed by the caller.
+        unsafe { Self::load(self.each(|x| f32::from_bits(x.to_int_unchecked::<i32>().cast_unsigned())).as_ptr()) }
+    }
+
     /// To the nearest whole number, to the even one of two.
     #[inline(always)]
     unsafe fn round(self) -> Self {
@@ -357,6 +445,13 @@ trait Numbers: Lanes {
         // SAFETY: guaranteed by the caller.
         unsafe { Self::load(self.each(|x| block::whole(x, low, high) as f32).as_ptr()) }
     }
+
+    /// As [`Numbers::whole`], of whole numbers.
+    #[inline(always)]
+    unsafe fn within(self, low: f32, high: f32) -> Self {
+        // SAFETY: guaranteed by the caller.
+        unsafe { self.whole(low, high) }
+    }
 }
 
 impl Numbers for Plain {}
@@ -366,7 +461,7 @@ impl Numbers for Ymm {}
 
 #[cfg(target_arch = "x86_64")]
 mod x86 {
-    use super::{Numbers, Repr, Zmm};
+    use super::{Lanes, Numbers, Repr, Zmm};
     use std::arch::x86_64::*;
 
     /// Ones for the first `n` lanes.
@@ -398,11 +493,14 @@ mod x86 {
         unsafe fn write(self, to: *mut u8, repr: Repr, start: usize, n: usize) {
             // SAFETY: as above.
             unsafe {
-                if matches!(repr, Repr::U8 | Repr::I8) {
-                    let bytes = _mm512_cvtepi32_epi8(_mm512_cvttps_epi32(self.into()));
-                    return _mm_mask_storeu_epi8(to.wrapping_add(start).cast(), mask(n), bytes);
+                let is_byte = matches!(repr, Repr::U8 | Repr::I8);
+                let bytes = || _mm512_cvtepi32_epi8(_mm512_cvttps_epi32(self.into()));
+                match (is_byte, n == Self::LEN) {
+                    (true, true) => _mm_storeu_si128(to.wrapping_add(start).cast(), bytes()),
+                    (true, false) => _mm_mask_storeu_epi8(to.wrapping_add(start).cast(), mask(n), bytes()),
+                    (false, true) => self.store(to.cast::<f32>().add(start)),
+                    (false, false) => self.store_first(to.cast::<f32>().wrapping_add(start), n),
                 }
-                _mm512_mask_storeu_ps(to.cast::<f32>().wrapping_add(start), mask(n), self.into());
             }
         }
         #[inline(always)]
@@ -421,6 +519,11 @@ mod x86 {
             unsafe { Zmm::from(_mm512_cvtepi32_ps(bits(self))) }
         }
         #[inline(always)]
+        unsafe fn to_integers(self) -> Self {
+            // SAFETY: as above.
+            unsafe { integers(_mm512_cvttps_epi32(self.into())) }
+        }
+        #[inline(always)]
         unsafe fn round(self) -> Self {
             // SAFETY: as above.
             unsafe { Zmm::from(_mm512_roundscale_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(self.into())) }
@@ -429,10 +532,18 @@ mod x86 {
         unsafe fn whole(self, low: f32, high: f32) -> Self {
             // SAFETY: as above.
             unsafe {
-                let x: __m512 = self.into();
-                let number = _mm512_maskz_mov_ps(_mm512_cmp_ps_mask::<_CMP_ORD_Q>(x, x), x);
-                let within = _mm512_min_ps(_mm512_max_ps(number, _mm512_set1_ps(low)), _mm512_set1_ps(high));
+                let within = self.within(low, high).into();
                 Zmm::from(_mm512_cvtepi32_ps(_mm512_cvttps_epi32(within)))
+            }
+        }
+        #[inline(always)]
+        unsafe fn within(self, low: f32, high: f32) -> Self {
+            // SAFETY: as above.
+            unsafe {
+                let x: __m512 = self.into();
+                let number = _mm512_cmp_ps_mask::<_CMP_ORD_Q>(x, x);
+                let raised = _mm512_maskz_max_ps(number, x, _mm512_set1_ps(low));
+                Zmm::from(_mm512_min_ps(raised, _mm512_set1_ps(high)))
             }
         }
     }

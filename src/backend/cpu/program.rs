@@ -4,7 +4,7 @@
 //! reductions, and what follows from them. The others run block by block.
 
 use super::block::{BLOCK, Form, Kind, Loc, Op, Repr, exec};
-use super::chain::{Piece, pieces};
+use super::chain::{Chain, Piece, pieces};
 use super::simd::Isa;
 use crate::dtype::DType;
 use crate::error::ensure;
@@ -85,6 +85,8 @@ struct Value {
     uses: usize,
     /// The destination that it is computed in, if it is computed in one.
     to: Option<Loc>,
+    /// It is computed there in the representation of the destination, not in its own.
+    narrowed: bool,
 }
 
 struct Builder<'a> {
@@ -170,6 +172,14 @@ impl Program {
         unsafe { self.each.iter().for_each(|piece| piece.run(isa, n, bases)) }
     }
 
+    /// The chain that is all of the program, if it is one.
+    pub fn chain(&self) -> Option<&Chain> {
+        match &self.each[..] {
+            [Piece::Chain(chain)] if self.still.is_empty() => Some(chain),
+            _ => None,
+        }
+    }
+
     /// Number of destinations.
     pub fn outputs(&self) -> usize {
         self.outputs
@@ -244,7 +254,7 @@ impl Builder<'_> {
                 Some(k) => self.frame.sources[k].still,
                 None => operands().all(|a| self.value(a).is_still),
             };
-            self.values.push(Value { repr, is_still, loc: Loc::default(), uses: 0, to: None });
+            self.values.push(Value { repr, is_still, loc: Loc::default(), uses: 0, to: None, narrowed: false });
         }
         if self.body.results.iter().any(|&r| r as usize >= self.body.code.len()) {
             return Err("a result of a body is not one of its instructions".into());
@@ -273,6 +283,12 @@ impl Builder<'_> {
             let as_it_is = sink == Sink::Store(self.value(r).repr) && !instr.dtype.is_small_int();
             if computes && (sink == Sink::Place || (as_it_is && self.sinks.len() == 1)) {
                 self.values[r as usize].to.get_or_insert(out);
+            }
+            // So may a small integer that is cast, and that nothing else reads.
+            let is_cast = matches!(instr.code, Code::Cast(_)) && Repr::stored(instr.dtype).map(Sink::Store) == Some(sink);
+            if computes && is_cast && instr.dtype.is_small_int() && self.sinks.len() == 1 && self.value(r).uses == 1 {
+                self.values[r as usize].to = Some(out);
+                self.values[r as usize].narrowed = true;
             }
         }
     }
@@ -348,6 +364,9 @@ impl Builder<'_> {
             let kind = if from == repr { Kind::Copy(repr.size()) } else { Kind::Cast(from, repr) };
             return self.compute(i, kind, [loc; 3], &[]);
         };
+        if self.values[i].narrowed {
+            return self.compute(i, Kind::Cast(from, small), [loc; 3], &[]);
+        }
         // By way of the small type, for its range.
         let middle = self.place(still, small.size());
         self.push(still, Kind::Cast(from, small), middle, [loc; 3]);
@@ -376,9 +395,10 @@ impl Builder<'_> {
         self.save_sources();
         let mut kept = Vec::new();
         for (k, &r) in self.body.results.iter().enumerate() {
-            let Value { repr, is_still: still, loc, .. } = self.value(r);
+            let Value { repr, is_still: still, loc, narrowed, .. } = self.value(r);
             let out = self.out(k);
             match self.sinks[k] {
+                Sink::Store(_) if narrowed => {}
                 Sink::Keep if still => {
                     let to = self.register(repr.size());
                     self.deliver(true, repr, loc, to);

@@ -1,6 +1,7 @@
 //! Bodies applied to finished tiles of a product or a convolution while those are in the cache.
 
 use super::block::BLOCK;
+use super::chain::Chain;
 use super::gemm::Tile;
 use super::moves;
 use super::nest::{Motion, Nest};
@@ -83,6 +84,12 @@ impl Blocks {
         let (sources, outs) = (of_tile(sources), of_tile(outs));
         Ok(Blocks { program, sources, outs })
     }
+
+    /// The chain that is all of the program, if every operand of it is where it is used.
+    fn chain(&self) -> Option<&Chain> {
+        let in_place = |s: &TileOperand| matches!(s.operand.place, Place::Dense | Place::Still);
+        self.program.chain().filter(|_| self.sources.iter().chain(&self.outs).all(in_place))
+    }
 }
 
 impl Epilogue {
@@ -126,6 +133,9 @@ impl Epilogue {
     pub unsafe fn apply(&self, args: &Args, at: &[isize], tile: &Tile, mem: *mut u8, bases: &mut [*mut u8]) {
         // SAFETY: guaranteed by the caller.
         unsafe {
+            if let Some(chain) = self.by_row.chain() {
+                return self.apply_chain(chain, args, at, tile, bases);
+            }
             match &self.by_rows {
                 Some(blocks) if tile.cols.len() == self.columns && tile.stride == self.columns => {
                     self.apply_to_rows(blocks, args, at, tile, mem, bases);
@@ -172,6 +182,31 @@ impl Epilogue {
                         s.spill(args, line(s, at) + row as isize * s.row, &(0..self.columns), from);
                     }
                 }
+            }
+        }
+    }
+
+    /// Applies a body that is one chain, whose rows need not be cut into blocks.
+    ///
+    /// # Safety
+    /// As for [`Epilogue::apply`].
+    unsafe fn apply_chain(&self, chain: &Chain, args: &Args, at: &[isize], tile: &Tile, bases: &mut [*mut u8]) {
+        let Blocks { program, sources, outs } = &self.by_row;
+        let operands = || sources.iter().chain(outs).enumerate();
+        let first_row = tile.rows.start as isize;
+        for ((k, s), &at) in operands().zip(at) {
+            bases[source(k)] = match s.operand.feed {
+                Feed::Core => tile.ptr.cast(),
+                _ => args.at(s.operand.arg(), s.position(at + first_row * s.row, tile.cols.start)),
+            };
+        }
+        program.bind(std::ptr::null_mut(), bases);
+        for _ in tile.rows.clone() {
+            // SAFETY: guaranteed by the caller; a chain alone has no registers.
+            unsafe { chain.run(self.isa, tile.cols.len(), bases) }
+            for (k, s) in operands() {
+                let step = if s.operand.feed == Feed::Core { (4 * tile.stride) as isize } else { s.row };
+                bases[source(k)] = bases[source(k)].wrapping_offset(step);
             }
         }
     }
