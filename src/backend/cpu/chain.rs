@@ -31,7 +31,12 @@ pub struct Chain {
     from: (Loc, Repr),
     links: Vec<Link>,
     to: (Loc, Repr),
+    /// The values are stored as bytes, rounded, plus this whole number.
+    zero: Option<f32>,
 }
+
+/// The largest zero point, in either direction, that a byte may have.
+const FARTHEST: f32 = 255.0;
 
 /// An instruction of a chain.
 #[derive(Clone, Copy, Debug)]
@@ -164,7 +169,8 @@ fn constant(link: &Link, consts: &[u64]) -> Option<f32> {
 
 /// The number that a link adds, if it is a whole one.
 fn whole_number(link: &Link, consts: &[u64]) -> Option<f32> {
-    constant(link, consts).filter(|number| link.step == Step::Float(Binary::Add) && number.fract() == 0.0)
+    let adds = link.step == Step::Float(Binary::Add);
+    constant(link, consts).filter(|number| adds && number.fract() == 0.0 && number.abs() <= FARTHEST)
 }
 
 /// Takes a program's instructions apart into chains and others. Constants are read from the base pointer 1.
@@ -184,7 +190,12 @@ pub fn pieces(ops: &[Op], kept: &[Loc], consts: &[u64]) -> Vec<Piece> {
             (Some(((from, _), (_, to))), [first, _, ..]) => {
                 let source = ops[at].args[usize::from(first.swapped)];
                 shorten(&mut links, consts);
-                pieces.push(Piece::Chain(Chain { from: (source, from), to: (ops[end - 1].to, to), links }));
+                let zero = match links.last().map(|last| last.step) {
+                    Some(Step::Quantize(zero, ..)) if matches!(to, Repr::U8 | Repr::I8) => Some(zero),
+                    _ => None,
+                };
+                links.truncate(links.len() - usize::from(zero.is_some()));
+                pieces.push(Piece::Chain(Chain { from: (source, from), to: (ops[end - 1].to, to), links, zero }));
                 at = end;
             }
             _ => {
@@ -295,9 +306,7 @@ unsafe fn group<V: Numbers, const W: usize, const FULL: bool>(
                 Step::Integer(Binary::Add) => {
                     binary::<V, W, FULL>(link, operand, among, &mut values, |a, b| a.add_integers(b))
                 }
-                Step::Integer(_) => {
-                    binary::<V, W, FULL>(link, operand, among, &mut values, |a, b| a.sub_integers(b))
-                }
+                Step::Integer(_) => binary::<V, W, FULL>(link, operand, among, &mut values, |a, b| a.sub_integers(b)),
                 Step::Round => values.iter_mut().for_each(|x| *x = x.round()),
                 Step::ToFloat => values.iter_mut().for_each(|x| *x = x.to_floats()),
                 Step::ToInteger => values.iter_mut().for_each(|x| *x = x.to_integers()),
@@ -308,6 +317,10 @@ unsafe fn group<V: Numbers, const W: usize, const FULL: bool>(
                 }
                 Step::Nothing => {}
             }
+        }
+        if let Some(zero) = chain.zero {
+            V::quantize(values, zero, to_repr, to.wrapping_add(first), (n - first).min(W * V::LEN));
+            return W;
         }
         for (v, value) in values.into_iter().enumerate() {
             value.write(to, to_repr, first + v * V::LEN, count(v));
@@ -383,6 +396,20 @@ trait Numbers: Lanes {
                 }
                 _ if n == Self::LEN => self.store(to.cast::<f32>().add(start)),
                 _ => self.store_first(to.cast::<f32>().wrapping_add(start), n),
+            }
+        }
+    }
+
+    /// Rounds vectors, adds a whole number, and writes the first `n` elements as bytes.
+    #[inline(always)]
+    unsafe fn quantize<const W: usize>(values: [Self; W], zero: f32, repr: Repr, to: *mut u8, n: usize) {
+        let (low, high) = if repr == Repr::U8 { (0.0, 255.0) } else { (-128.0, 127.0) };
+        for (v, value) in values.into_iter().enumerate() {
+            let start = v * Self::LEN;
+            // SAFETY: guaranteed by the caller.
+            unsafe {
+                let whole = value.round().add(Self::splat(zero)).within(low, high);
+                whole.write(to, repr, start, n.saturating_sub(start).min(Self::LEN));
             }
         }
     }
@@ -472,6 +499,39 @@ mod x86 {
 
     // SAFETY of every block: AVX-512, by the contract of `Numbers`. Lanes that are masked out are neither read nor written.
     impl Numbers for Zmm {
+        #[inline(always)]
+        unsafe fn quantize<const W: usize>(values: [Self; W], zero: f32, repr: Repr, to: *mut u8, n: usize) {
+            for (first, four) in values.chunks(4).enumerate() {
+                // SAFETY: as above.
+                unsafe {
+                    let mut whole = [_mm512_setzero_si512(); 4];
+                    for (whole, &x) in whole.iter_mut().zip(four) {
+                        // What is too low, or no number, becomes the lowest `i32`, and what is too high stays a number that is too high.
+                        let x = _mm512_min_ps(_mm512_set1_ps(65536.0), x.into());
+                        let x = match repr {
+                            Repr::U8 => x,
+                            _ => _mm512_mask_mov_ps(x, _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(x, x), _mm512_set1_ps(-zero)),
+                        };
+                        *whole = _mm512_cvtps_epi32(x);
+                    }
+                    let [a, b, c, d] = whole;
+                    let zero = _mm512_set1_epi16(zero as i16);
+                    let low = _mm512_adds_epi16(_mm512_packs_epi32(a, b), zero);
+                    let high = _mm512_adds_epi16(_mm512_packs_epi32(c, d), zero);
+                    let bytes =
+                        if repr == Repr::U8 { _mm512_packus_epi16(low, high) } else { _mm512_packs_epi16(low, high) };
+                    // The packing has left each quarter of a vector in a quarter.
+                    let order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+                    let bytes = _mm512_permutexvar_epi32(order, bytes);
+                    let (to, n) = (to.wrapping_add(64 * first), n.saturating_sub(64 * first).min(64));
+                    if n == 64 {
+                        _mm512_storeu_si512(to.cast(), bytes);
+                    } else {
+                        _mm512_mask_storeu_epi8(to.cast(), (1u64 << n) - 1, bytes);
+                    }
+                }
+            }
+        }
         #[inline(always)]
         unsafe fn read(from: *const u8, repr: Repr, start: usize, n: usize) -> Self {
             // SAFETY: as above.

@@ -285,7 +285,8 @@ impl Builder<'_> {
                 self.values[r as usize].to.get_or_insert(out);
             }
             // So may a small integer that is cast, and that nothing else reads.
-            let is_cast = matches!(instr.code, Code::Cast(_)) && Repr::stored(instr.dtype).map(Sink::Store) == Some(sink);
+            let is_cast =
+                matches!(instr.code, Code::Cast(_)) && Repr::stored(instr.dtype).map(Sink::Store) == Some(sink);
             if computes && is_cast && instr.dtype.is_small_int() && self.sinks.len() == 1 && self.value(r).uses == 1 {
                 self.values[r as usize].to = Some(out);
                 self.values[r as usize].narrowed = true;

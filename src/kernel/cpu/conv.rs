@@ -20,6 +20,30 @@ pub struct Bytes {
     pub padding: i32,
 }
 
+/// A plane of bytes with its padding around it, over which a depthwise convolution slides.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Padded {
+    pub rows: usize,
+    /// Bytes from one row to the next.
+    pub pitch: usize,
+}
+
+impl Padded {
+    /// The plane under a window, if it is flat and square, of a usual size and stride.
+    pub fn under(w: &Window) -> Option<Padded> {
+        let is_flat = [w.input[0], w.output[0], w.kernel[0]] == [1; 3] && w.pads[0] == 0;
+        let is_square = w.kernel[1] == w.kernel[2] && w.strides[1] == w.strides[2] && w.dilations[1..] == [1, 1];
+        let is_usual = matches!(w.kernel[1], 3 | 5 | 7) && matches!(w.strides[1], 1 | 2);
+        let len = |dim: usize| w.output[dim].saturating_sub(1) * w.strides[dim] + w.kernel[dim];
+        (is_flat && is_square && is_usual).then(|| Padded { rows: len(1), pitch: len(2) })
+    }
+
+    /// Bytes of the plane. Vectors that begin in it are read as a whole, from up to a word further.
+    pub fn bytes(&self) -> usize {
+        (self.rows * self.pitch + 4 + 4 * LANES).next_multiple_of(4 * LANES)
+    }
+}
+
 /// The shapes of a convolution. Weights are `[out_channels, in_channels / groups, kernel]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Conv {
@@ -59,6 +83,14 @@ impl Conv {
     pub(crate) fn widened(&self) -> (usize, usize) {
         let up = |len: usize| (self.together() * len).next_multiple_of(LANES);
         if self.bytes.is_some() { (up(self.window.taps()), up(self.window.input_len())) } else { (0, 0) }
+    }
+
+    /// Bytes in which a depthwise convolution has the planes that it slides over, in whichever form the CPU's instructions read.
+    pub(crate) fn planes_bytes(&self) -> usize {
+        let (taps, plane) = self.widened();
+        let padded =
+            self.bytes.and_then(|_| Padded::under(&self.window)).map_or(0, |padded| self.together() * padded.bytes());
+        padded.max(self.window.workspace_bytes() + 4 * (taps + plane))
     }
 
     /// True if every output position reads the input position of the same number and no other.
@@ -170,9 +202,8 @@ impl Conv {
         let (m, n, k) = self.product();
         match self.way {
             Way::Depthwise => {
-                let (taps, plane) = self.widened();
                 let band = if direct { 0 } else { self.together() * self.window.band() * self.window.output[2] };
-                self.window.workspace_bytes() + 4 * (taps + plane + band)
+                self.planes_bytes() + 4 * band
             }
             Way::WeightsLeft => gemm::workspace_bytes(m, n, k, true, false, direct),
             Way::WeightsRight => {

@@ -1,4 +1,4 @@
-//! Convolutions of bytes: panels of patches, and planes of which each channel is a convolution of its own.
+//! Convolutions of bytes: panels of patches.
 
 use super::{LANES, PanelLanes};
 use crate::backend::cpu::gemm::{Produce, interleave};
@@ -109,47 +109,6 @@ impl Row for Zmm {
                 }
                 _ => Plain::pick(row, from, stride, mask),
             }
-        }
-    }
-}
-
-per_isa! {
-    /// Widens bytes, less a number, to floats.
-    ///
-    /// # Safety
-    /// `from` must be readable and `to` writable for `n` elements.
-    pub(super) unsafe fn widen(from: *const u8, n: usize, unsigned: bool, less: f32, to: *mut f32) => widen_by
-}
-
-/// # Safety
-/// As for [`widen`].
-#[inline(always)]
-unsafe fn widen_by<L: Lanes>(from: *const u8, n: usize, unsigned: bool, less: f32, to: *mut f32) {
-    // SAFETY: guaranteed by the caller.
-    let (from, to) = unsafe { (std::slice::from_raw_parts(from, n), std::slice::from_raw_parts_mut(to, n)) };
-    if unsigned {
-        to.iter_mut().zip(from).for_each(|(to, &x)| *to = f32::from(x) - less);
-    } else {
-        to.iter_mut().zip(from).for_each(|(to, &x)| *to = f32::from(x.cast_signed()) - less);
-    }
-}
-
-per_isa! {
-    /// Turns floats that are whole numbers into the `i32` of these plus a number, in place.
-    ///
-    /// # Safety
-    /// `at` must be writable for `n` elements of 4 bytes. With the number they must be less than 2^31.
-    pub(super) unsafe fn narrow(at: *mut f32, n: usize, plus: i32) => narrow_by
-}
-
-/// # Safety
-/// As for [`narrow`].
-#[inline(always)]
-unsafe fn narrow_by<L: Lanes>(at: *mut f32, n: usize, plus: i32) {
-    // SAFETY: guaranteed by the caller.
-    unsafe {
-        for at in std::slice::from_raw_parts_mut(at.cast::<u32>(), n) {
-            *at = (f32::from_bits(*at).to_int_unchecked::<i32>() + plus).cast_unsigned();
         }
     }
 }
