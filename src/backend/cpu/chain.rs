@@ -65,6 +65,17 @@ enum Step {
     Quantize(f32, f32, f32),
     /// A byte is the same number as a float.
     Nothing,
+    /// The steps from sums to what is quantized, one behind the other.
+    Scale(Scaling),
+}
+
+/// `(sum - less) scale + plus) / by` of a sum in `i32`, each of one value for the whole block.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Scaling {
+    less: Option<Loc>,
+    scale: Loc,
+    plus: Option<Loc>,
+    by: Option<Loc>,
 }
 
 impl Link {
@@ -160,6 +171,25 @@ fn is_idle(link: &Link, low: f32, high: f32, consts: &[u64]) -> bool {
     }
 }
 
+/// Joins the links that scale sums, where they are all there.
+fn join(links: &mut Vec<Link>) {
+    let Some(first) = links.iter().position(|link| link.step == Step::ToFloat) else { return };
+    let operand = |at: usize, step: Step| {
+        let link = links.get(at)?;
+        let commutes = matches!(step, Step::Float(Binary::Mul | Binary::Add));
+        (link.step == step && link.still && (commutes || !link.swapped)).then_some(link.operand)
+    };
+    let Some(scale) = operand(first + 1, Step::Float(Binary::Mul)) else { return };
+    let less = first.checked_sub(1).and_then(|before| operand(before, Step::Integer(Binary::Sub)));
+    let plus = operand(first + 2, Step::Float(Binary::Add));
+    let behind = first + 2 + usize::from(plus.is_some());
+    let by = operand(behind, Step::Float(Binary::Div));
+    let end = behind + usize::from(by.is_some());
+    let step = Step::Scale(Scaling { less, scale, plus, by });
+    let start = first - usize::from(less.is_some());
+    links.splice(start..end, [Link { step, swapped: false, operand: scale, still: true }]);
+}
+
 /// The operand of a link, if it is a constant.
 fn constant(link: &Link, consts: &[u64]) -> Option<f32> {
     let Loc { base: 1, offset } = link.operand else { return None };
@@ -190,6 +220,7 @@ pub fn pieces(ops: &[Op], kept: &[Loc], consts: &[u64]) -> Vec<Piece> {
             (Some(((from, _), (_, to))), [first, _, ..]) => {
                 let source = ops[at].args[usize::from(first.swapped)];
                 shorten(&mut links, consts);
+                join(&mut links);
                 let zero = match links.last().map(|last| last.step) {
                     Some(Step::Quantize(zero, ..)) if matches!(to, Repr::U8 | Repr::I8) => Some(zero),
                     _ => None,
@@ -316,6 +347,17 @@ unsafe fn group<V: Numbers, const W: usize, const FULL: bool>(
                     values.iter_mut().for_each(|x| *x = x.round().add(zero).within(low, high));
                 }
                 Step::Nothing => {}
+                Step::Scale(Scaling { less, scale, plus, by }) => {
+                    let number = |loc: Loc| V::splat(*at(loc).cast::<f32>());
+                    // Less zero, and plus what is less than zero by nothing, is the same number.
+                    let (less, scale) = (less.map_or(V::splat(0.0), number), number(scale));
+                    let plus = plus.map_or(V::splat(-0.0), number);
+                    values.iter_mut().for_each(|x| *x = x.sub_integers(less).to_floats().mul(scale).add(plus));
+                    if let Some(by) = by {
+                        let by = number(by);
+                        values.iter_mut().for_each(|x| *x = x.div(by));
+                    }
+                }
             }
         }
         if let Some(zero) = chain.zero {
