@@ -12,6 +12,7 @@ use super::simd::{Isa, Lanes, Plain, per_isa};
 #[cfg(target_arch = "x86_64")]
 use super::simd::{Ymm, Zmm};
 use crate::expr::{Binary, Unary};
+use std::ops::RangeInclusive;
 
 /// Vectors that are computed together, where there are 32 registers: one instruction's dispatch is for all of them. Elsewhere it is half.
 const WIDE: usize = 8;
@@ -31,8 +32,34 @@ pub struct Chain {
     from: (Loc, Repr),
     links: Vec<Link>,
     to: (Loc, Repr),
-    /// The values are stored as bytes, rounded, plus this whole number.
-    zero: Option<f32>,
+    /// The values are stored as bytes, quantized.
+    end: Option<Quantizing>,
+}
+
+/// The way from numbers to whole ones: they are divided, rounded, and moved.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Quantizing {
+    by: Option<Loc>,
+    zero: f32,
+}
+
+/// Bytes of an operand that become floats on their way: `(byte - less) scale`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Widened {
+    repr: Repr,
+    less: Option<Loc>,
+    scale: Option<Loc>,
+}
+
+/// Rows that a chain runs over. Those of a tile lie in different ways for each operand.
+pub struct Rows<'a> {
+    pub count: usize,
+    /// Elements of a row.
+    pub len: usize,
+    /// Bytes from one row to the next, by base pointer.
+    pub steps: &'a [isize],
+    /// A base pointer that moves by another step: that of the core's result, whose rows lie as its tile has them.
+    pub core: (usize, isize),
 }
 
 /// The largest zero point, in either direction, that a byte may have.
@@ -48,6 +75,8 @@ struct Link {
     operand: Loc,
     /// It is one value for the whole block.
     still: bool,
+    /// It is bytes.
+    widened: Option<Widened>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -61,27 +90,27 @@ enum Step {
     ToInteger,
     /// Within bounds, and truncated; zero if it is no number.
     Whole(f32, f32),
-    /// Rounded, plus a whole number, then as [`Step::Whole`].
-    Quantize(f32, f32, f32),
+    /// Quantized, then as [`Step::Whole`].
+    Quantize(Quantizing, f32, f32),
     /// A byte is the same number as a float.
     Nothing,
     /// The steps from sums to what is quantized, one behind the other.
     Scale(Scaling),
 }
 
-/// `(sum - less) scale + plus) / by` of a sum in `i32`, each of one value for the whole block.
+/// `(sum - less) scale + plus` of a sum in `i32`, each of one value for the whole block.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Scaling {
     less: Option<Loc>,
     scale: Loc,
     plus: Option<Loc>,
-    by: Option<Loc>,
 }
 
 impl Link {
     /// An instruction as a part of a chain, if it can be one. Its value comes from the operand at `from`, or from either operand.
     fn new(op: &Op, from: Option<Loc>) -> Option<Link> {
-        let alone = |step| Some(Link { step, swapped: false, operand: Loc::default(), still: true });
+        let link = |step| Link { step, swapped: false, operand: Loc::default(), still: true, widened: None };
+        let alone = |step| Some(link(step));
         let first = from.is_none_or(|from| op.args[0] == from);
         match op.kind {
             Kind::Unary(Unary::Round, Repr::F32) => alone(Step::Round).filter(|_| first),
@@ -106,7 +135,7 @@ impl Link {
                     (form, None) => form == Form::SV,
                 };
                 let operand = if swapped { a } else { b };
-                Some(Link { step, swapped, operand, still: form != Form::VV })
+                Some(Link { swapped, operand, still: form != Form::VV, ..link(step) })
             }
             _ => None,
         }
@@ -122,7 +151,7 @@ fn reprs(kind: Kind) -> Option<(Repr, Repr)> {
     }
 }
 
-/// True if nothing reads a register that an instruction has written, but the next one.
+/// True if nothing reads a register that an instruction has written, but the first one of those behind it.
 fn dies(op: &Op, after: &[Op], kept: &[Loc]) -> bool {
     if op.to.base != 0 || kept.contains(&op.to) {
         return false;
@@ -146,9 +175,12 @@ fn shorten(links: &mut Vec<Link>, consts: &[u64]) {
             let added = at.checked_sub(1).and_then(|before| whole_number(&links[before], consts));
             let (begin, zero) = added.map_or((at, 0.0), |zero| (at - 1, zero));
             if begin > 0 && links[begin - 1].step == Step::Round {
-                links[at].step = Step::Quantize(zero, low, high);
-                links.drain(begin - 1..at);
-                at = begin - 1;
+                let divides = |link: &&Link| link.step == Step::Float(Binary::Div) && !link.swapped && link.still;
+                let by = begin.checked_sub(2).and_then(|before| links.get(before)).filter(divides).map(|by| by.operand);
+                links[at].step = Step::Quantize(Quantizing { by, zero }, low, high);
+                let start = begin - 1 - usize::from(by.is_some());
+                links.drain(start..at);
+                at = start;
             }
         }
         if at > 0 && [links[at - 1].step, links[at].step] == [Step::ToInteger, Step::ToFloat] {
@@ -182,12 +214,10 @@ fn join(links: &mut Vec<Link>) {
     let Some(scale) = operand(first + 1, Step::Float(Binary::Mul)) else { return };
     let less = first.checked_sub(1).and_then(|before| operand(before, Step::Integer(Binary::Sub)));
     let plus = operand(first + 2, Step::Float(Binary::Add));
-    let behind = first + 2 + usize::from(plus.is_some());
-    let by = operand(behind, Step::Float(Binary::Div));
-    let end = behind + usize::from(by.is_some());
-    let step = Step::Scale(Scaling { less, scale, plus, by });
+    let end = first + 2 + usize::from(plus.is_some());
+    let step = Step::Scale(Scaling { less, scale, plus });
     let start = first - usize::from(less.is_some());
-    links.splice(start..end, [Link { step, swapped: false, operand: scale, still: true }]);
+    links.splice(start..end, [Link { step, swapped: false, operand: scale, still: true, widened: None }]);
 }
 
 /// The operand of a link, if it is a constant.
@@ -205,50 +235,117 @@ fn whole_number(link: &Link, consts: &[u64]) -> Option<f32> {
 
 /// Takes a program's instructions apart into chains and others. Constants are read from the base pointer 1.
 pub fn pieces(ops: &[Op], kept: &[Loc], consts: &[u64]) -> Vec<Piece> {
+    if let Some(chain) = with_branches(ops, kept, consts) {
+        return vec![Piece::Chain(chain)];
+    }
     let mut pieces = Vec::new();
     let mut at = 0;
     while at < ops.len() {
-        let mut links: Vec<Link> = Link::new(&ops[at], None).into_iter().collect();
-        let mut end = at + links.len();
-        while !links.is_empty() && end < ops.len() && dies(&ops[end - 1], &ops[end..], kept) {
-            let Some(link) = Link::new(&ops[end], Some(ops[end - 1].to)) else { break };
-            links.push(link);
-            end += 1;
+        if let Some((chain, end)) = chain(&ops[at..], kept, consts, &[]) {
+            pieces.push(Piece::Chain(chain));
+            at += end;
+            continue;
         }
-        let ends = reprs(ops[at].kind).zip(ops[end.max(at + 1) - 1..].first().and_then(|op| reprs(op.kind)));
-        match (ends, &links[..]) {
-            (Some(((from, _), (_, to))), [first, _, ..]) => {
-                let source = ops[at].args[usize::from(first.swapped)];
-                shorten(&mut links, consts);
-                join(&mut links);
-                let zero = match links.last().map(|last| last.step) {
-                    Some(Step::Quantize(zero, ..)) if matches!(to, Repr::U8 | Repr::I8) => Some(zero),
-                    _ => None,
-                };
-                links.truncate(links.len() - usize::from(zero.is_some()));
-                pieces.push(Piece::Chain(Chain { from: (source, from), to: (ops[end - 1].to, to), links, zero }));
-                at = end;
-            }
-            _ => {
-                match pieces.last_mut() {
-                    Some(Piece::Ops(list)) => list.push(ops[at]),
-                    _ => pieces.push(Piece::Ops(vec![ops[at]])),
-                }
-                at += 1;
-            }
+        match pieces.last_mut() {
+            Some(Piece::Ops(list)) => list.push(ops[at]),
+            _ => pieces.push(Piece::Ops(vec![ops[at]])),
         }
+        at += 1;
     }
     pieces
 }
 
+/// The chain of the first instructions, of which there are at least two, and their number. The operands in `branches` are read where
+/// [`branch`] has said.
+fn chain(ops: &[Op], kept: &[Loc], consts: &[u64], branches: &[(Loc, Widened)]) -> Option<(Chain, usize)> {
+    let mut links: Vec<Link> = vec![Link::new(&ops[0], None)?];
+    let mut end = 1;
+    while end < ops.len() && dies(&ops[end - 1], &ops[end..], kept) {
+        let Some(link) = Link::new(&ops[end], Some(ops[end - 1].to)) else { break };
+        links.push(link);
+        end += 1;
+    }
+    let ((from, _), (_, to)) = reprs(ops[0].kind).zip(reprs(ops[end - 1].kind))?;
+    if links.len() < 2 {
+        return None;
+    }
+    let source = ops[0].args[usize::from(links[0].swapped)];
+    for link in &mut links {
+        let number = link.operand.base.checked_sub(BRANCHES).map(|number| number as usize);
+        if let Some(&(bytes, widened)) = number.and_then(|number| branches.get(number)) {
+            (link.operand, link.widened) = (bytes, Some(widened));
+        }
+    }
+    shorten(&mut links, consts);
+    join(&mut links);
+    let quantizing = match links.last()?.step {
+        Step::Quantize(quantizing, ..) if matches!(to, Repr::U8 | Repr::I8) => Some(quantizing),
+        _ => None,
+    };
+    links.truncate(links.len() - usize::from(quantizing.is_some()));
+    Some((Chain { from: (source, from), to: (ops[end - 1].to, to), links, end: quantizing }, end))
+}
+
+/// The chain that is all of a program once operands of bytes are widened on their way into it.
+fn with_branches(ops: &[Op], kept: &[Loc], consts: &[u64]) -> Option<Chain> {
+    let mut trunk = ops.to_vec();
+    let mut branches = Vec::new();
+    while let Some(found) = (0..trunk.len()).find_map(|at| branch(&mut trunk, at, kept, branches.len() as u32)) {
+        branches.push(found);
+    }
+    if branches.is_empty() {
+        return None;
+    }
+    let (chain, end) = chain(&trunk, kept, consts, &branches)?;
+    (end == trunk.len()).then_some(chain)
+}
+
+/// Takes out the instructions from number `at` on that make floats of bytes in memory, for one instruction that has another operand, too. That
+/// one then reads number `number` of the branches.
+fn branch(ops: &mut Vec<Op>, at: usize, kept: &[Loc], number: u32) -> Option<(Loc, Widened)> {
+    let Kind::Cast(repr @ (Repr::U8 | Repr::I8), Repr::F32) = ops[at].kind else { return None };
+    let bytes = ops[at].args[0];
+    let is_memory = bytes.base > 1 && bytes.base < BRANCHES;
+    let (mut taken, mut widened) = (vec![at], Widened { repr, less: None, scale: None });
+    while is_memory {
+        let last = *taken.last().expect("it has the first one");
+        let from = ops[last].to;
+        let after = &ops[last + 1..];
+        let reader = last + 1 + after.iter().position(|op| op.args.contains(&from) || op.to == from)?;
+        if !dies(&ops[last], &ops[reader..], kept) {
+            return None;
+        }
+        let link = Link::new(&ops[reader], Some(from))?;
+        match link.step {
+            Step::Float(Binary::Sub)
+                if link.still && !link.swapped && widened == (Widened { repr, less: None, scale: None }) =>
+            {
+                widened.less = Some(link.operand);
+            }
+            Step::Float(Binary::Mul) if link.still && widened.scale.is_none() => widened.scale = Some(link.operand),
+            Step::Float(_) if !link.still && link.operand.base < BRANCHES => {
+                let place = Loc { base: BRANCHES + number, offset: 0 };
+                ops[reader].args.iter_mut().filter(|arg| **arg == from).for_each(|arg| *arg = place);
+                for place in taken.into_iter().rev() {
+                    ops.remove(place);
+                }
+                return Some((bytes, widened));
+            }
+            _ => return None,
+        }
+        taken.push(reader);
+    }
+    None
+}
+
 impl Chain {
-    /// Runs the chain over `n` elements, of which there may be more than a block has, if all operands are memory.
+    /// Runs the chain over rows, which may be longer than a block, if all operands are memory.
     ///
     /// # Safety
-    /// As for [`block::exec`].
-    pub unsafe fn run(&self, isa: Isa, n: usize, bases: &[*mut u8]) {
+    /// As for [`block::exec`], of every row.
+    pub unsafe fn run(&self, isa: Isa, rows: &Rows, bases: &[*mut u8]) {
         // SAFETY: guaranteed by the caller.
-        unsafe { walk(isa, self, n, bases) }
+        unsafe { walk(isa, self, rows, bases) }
     }
 }
 
@@ -262,7 +359,7 @@ impl Piece {
         unsafe {
             match self {
                 Piece::Ops(ops) => block::exec(isa, ops, n, bases),
-                Piece::Chain(chain) => chain.run(isa, n, bases),
+                Piece::Chain(chain) => chain.run(isa, &Rows { count: 1, len: n, steps: &[], core: (0, 0) }, bases),
             }
         }
     }
@@ -270,38 +367,49 @@ impl Piece {
 
 per_isa! {
     /// # Safety
-    /// As for [`block::exec`].
-    unsafe fn walk(chain: &Chain, n: usize, bases: &[*mut u8]) => walk_by
+    /// As for [`Chain::run`].
+    unsafe fn walk(chain: &Chain, rows: &Rows, bases: &[*mut u8]) => walk_by
 }
 
 /// # Safety
 /// As for [`walk`], where the CPU has the instruction set of `V`.
 #[inline(always)]
-unsafe fn walk_by<V: Numbers>(chain: &Chain, n: usize, bases: &[*mut u8]) {
+unsafe fn walk_by<V: Numbers>(chain: &Chain, rows: &Rows, bases: &[*mut u8]) {
     let wide = if V::LEN == MOST { WIDE } else { WIDE / 2 };
-    let mut first = 0;
-    // SAFETY: the vectors begin within the block. The caller guarantees the rest.
-    unsafe {
-        while n - first >= wide * V::LEN {
-            if V::LEN == MOST {
-                group::<V, WIDE, true>(chain, first, n, bases);
-            } else {
-                group::<V, { WIDE / 2 }, true>(chain, first, n, bases);
+    for row in 0..rows.count {
+        let step = |base: u32| match rows.core {
+            (core, step) if core == base as usize => step,
+            _ => rows.steps.get(base as usize).copied().unwrap_or(0),
+        };
+        let at = |loc: Loc| {
+            let behind = loc.offset as isize + row as isize * step(loc.base);
+            bases[loc.base as usize].wrapping_offset(behind)
+        };
+        let (mut first, n) = (0, rows.len);
+        // SAFETY: the vectors begin within the row. The caller guarantees the rest.
+        unsafe {
+            while n - first >= wide * V::LEN {
+                if V::LEN == MOST {
+                    group::<V, WIDE, true>(chain, first, n, at);
+                } else {
+                    group::<V, { WIDE / 2 }, true>(chain, first, n, at);
+                }
+                first += wide * V::LEN;
             }
-            first += wide * V::LEN;
-        }
-        while first < n {
-            first += V::LEN
-                * match (n - first).div_ceil(V::LEN) {
-                    1 => group::<V, 1, false>(chain, first, n, bases),
-                    2 => group::<V, 2, false>(chain, first, n, bases),
-                    _ => group::<V, { WIDE / 2 }, false>(chain, first, n, bases),
-                };
+            while first < n {
+                first += V::LEN
+                    * match (n - first).div_ceil(V::LEN) {
+                        1 => group::<V, 1, false>(chain, first, n, at),
+                        2 => group::<V, 2, false>(chain, first, n, at),
+                        _ => group::<V, { WIDE / 2 }, false>(chain, first, n, at),
+                    };
+            }
         }
     }
 }
 
-/// Computes `W` vectors from element `first` on, and returns `W`. `FULL`: all of their elements are among the first `n`.
+/// Computes `W` vectors from element `first` of `n` on, and returns `W`. `FULL`: all of their elements are among these. The row's operands are
+/// `at` an address.
 ///
 /// # Safety
 /// As for [`walk_by`].
@@ -310,9 +418,8 @@ unsafe fn group<V: Numbers, const W: usize, const FULL: bool>(
     chain: &Chain,
     first: usize,
     n: usize,
-    bases: &[*mut u8],
+    at: impl Fn(Loc) -> *mut u8,
 ) -> usize {
-    let at = |loc: Loc| bases[loc.base as usize].wrapping_add(loc.offset as usize);
     let count = |v: usize| if FULL { V::LEN } else { n.saturating_sub(first + v * V::LEN).min(V::LEN) };
     let ((from, from_repr), (to, to_repr)) = (chain.from, chain.to);
     let (from, to) = (at(from).cast_const(), at(to));
@@ -325,6 +432,18 @@ unsafe fn group<V: Numbers, const W: usize, const FULL: bool>(
         for link in &chain.links {
             let operand = at(link.operand).cast::<f32>().cast_const();
             let among = (first, n);
+            if let Some(Widened { repr, less, scale }) = link.widened {
+                let number = |loc: Loc| V::splat(*at(loc).cast::<f32>());
+                let (less, scale) = (less.map(number), scale.map(number));
+                for (v, x) in values.iter_mut().enumerate() {
+                    let bytes = V::read(operand.cast(), repr, first + v * V::LEN, count(v));
+                    let y = less.map_or(bytes, |less| bytes.sub(less));
+                    let y = scale.map_or(y, |scale| y.mul(scale));
+                    let (a, b) = if link.swapped { (y, *x) } else { (*x, y) };
+                    *x = a.combined(b, link.step);
+                }
+                continue;
+            }
             match link.step {
                 Step::Float(Binary::Add) => binary::<V, W, FULL>(link, operand, among, &mut values, |a, b| a.add(b)),
                 Step::Float(Binary::Sub) => binary::<V, W, FULL>(link, operand, among, &mut values, |a, b| a.sub(b)),
@@ -342,25 +461,27 @@ unsafe fn group<V: Numbers, const W: usize, const FULL: bool>(
                 Step::ToFloat => values.iter_mut().for_each(|x| *x = x.to_floats()),
                 Step::ToInteger => values.iter_mut().for_each(|x| *x = x.to_integers()),
                 Step::Whole(low, high) => values.iter_mut().for_each(|x| *x = x.whole(low, high)),
-                Step::Quantize(zero, low, high) => {
+                Step::Quantize(Quantizing { by, zero }, low, high) => {
+                    if let Some(by) = by {
+                        V::divide(&mut values, *at(by).cast::<f32>());
+                    }
                     let zero = V::splat(zero);
                     values.iter_mut().for_each(|x| *x = x.round().add(zero).within(low, high));
                 }
                 Step::Nothing => {}
-                Step::Scale(Scaling { less, scale, plus, by }) => {
+                Step::Scale(Scaling { less, scale, plus }) => {
                     let number = |loc: Loc| V::splat(*at(loc).cast::<f32>());
                     // Less zero, and plus what is less than zero by nothing, is the same number.
                     let (less, scale) = (less.map_or(V::splat(0.0), number), number(scale));
                     let plus = plus.map_or(V::splat(-0.0), number);
                     values.iter_mut().for_each(|x| *x = x.sub_integers(less).to_floats().mul(scale).add(plus));
-                    if let Some(by) = by {
-                        let by = number(by);
-                        values.iter_mut().for_each(|x| *x = x.div(by));
-                    }
                 }
             }
         }
-        if let Some(zero) = chain.zero {
+        if let Some(Quantizing { by, zero }) = chain.end {
+            if let Some(by) = by {
+                V::divide(&mut values, *at(by).cast::<f32>());
+            }
             V::quantize(values, zero, to_repr, to.wrapping_add(first), (n - first).min(W * V::LEN));
             return W;
         }
@@ -403,6 +524,13 @@ unsafe fn binary<V: Lanes, const W: usize, const FULL: bool>(
 /// The largest number of lanes.
 const MOST: usize = 16;
 
+/// Base pointers from this number on stand for branches.
+const BRANCHES: u32 = 1 << 31;
+
+/// Divisors by whose reciprocal [`Numbers::divide`] multiplies, and the largest quotients that it then computes exactly.
+const USUAL: RangeInclusive<f32> = 1e-25..=1e25;
+const LARGE: f32 = 1e6;
+
 /// Vectors of numbers that are `f32`, or `i32` in their bits.
 ///
 /// # Safety
@@ -438,6 +566,45 @@ trait Numbers: Lanes {
                 }
                 _ if n == Self::LEN => self.store(to.cast::<f32>().add(start)),
                 _ => self.store_first(to.cast::<f32>().wrapping_add(start), n),
+            }
+        }
+    }
+
+    /// A step of floats.
+    #[inline(always)]
+    unsafe fn combined(self, other: Self, step: Step) -> Self {
+        // SAFETY: guaranteed by the caller.
+        unsafe {
+            match step {
+                Step::Float(Binary::Add) => self.add(other),
+                Step::Float(Binary::Sub) => self.sub(other),
+                Step::Float(Binary::Mul) => self.mul(other),
+                Step::Float(Binary::Div) => self.div(other),
+                Step::Float(Binary::Max) => self.maximum(other),
+                _ => self.minimum(other),
+            }
+        }
+    }
+
+    /// Divides vectors by a number. Quotients up to [`LARGE`] in size are what a division computes, and others larger than a byte, of the
+    /// same sign.
+    ///
+    /// A product by the reciprocal is less than one bit off, and the remainder that it leaves is exact: with it, the product becomes the
+    /// quotient (Markstein, 1990). No such step over- or underflows for divisors of a usual size.
+    #[inline(always)]
+    unsafe fn divide<const W: usize>(values: &mut [Self; W], by: f32) {
+        // SAFETY: guaranteed by the caller.
+        unsafe {
+            let divisor = Self::splat(by);
+            if !Self::FMA || !USUAL.contains(&by.abs()) {
+                return values.iter_mut().for_each(|x| *x = x.div(divisor));
+            }
+            let (reciprocal, negative) = (Self::splat(by.recip()), Self::splat(-by));
+            let (low, high) = (Self::splat(-LARGE), Self::splat(LARGE));
+            for x in values {
+                // What is no number stays what it is.
+                let product = low.max(high.min(x.mul(reciprocal)));
+                *x = product.mul_add(negative, *x).mul_add(reciprocal, product);
             }
         }
     }

@@ -211,7 +211,8 @@ impl Conv {
                 window: &self.window,
                 ptr: from.cast(),
                 channel_stride: x.channel_stride,
-                depth,
+                channels: inputs,
+                by_tap: self.is_by_tap(),
                 padding: padding as u8,
             };
             let (b, elements) = match (&prologue, self.bytes) {

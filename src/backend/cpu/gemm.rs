@@ -37,6 +37,8 @@ mod pack;
 mod terms;
 
 pub use grid::Grid;
+#[cfg(target_arch = "x86_64")]
+pub(super) use pack::interleave_vectors;
 pub use pack::{Bytes, View, pack_a, pack_b};
 pub(super) use pack::{interleave, pack_panel, pack_reversed};
 
@@ -191,7 +193,11 @@ impl Gemm<'_> {
         let ends = |end: usize, len: usize, unit: usize| end == len || end.is_multiple_of(unit);
         assert!(ends(rows.end, self.m, PANEL_ROWS) && ends(cols.end, self.n, PANEL_COLS), "ranges end at panels");
         let (a_packed, b_packed) = (matches!(self.a, Matrix::Packed(_)), matches!(self.b, Matrix::Packed(_)));
-        let layout = Layout::new(self.m, self.n, self.k, !a_packed, !b_packed, !rows_are_dense);
+        let layout = match self.elements {
+            Elements::Floats => Layout::new,
+            Elements::Bytes { .. } => Layout::of_bytes,
+        };
+        let layout = layout(self.m, self.n, self.k, !a_packed, !b_packed, !rows_are_dense);
         assert!(
             workspace.len() >= layout.a_len + layout.b_len + layout.c_len,
             "the workspace is as large as was asked for"

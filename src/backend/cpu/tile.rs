@@ -1,7 +1,7 @@
 //! Bodies applied to finished tiles of a product or a convolution while those are in the cache.
 
 use super::block::BLOCK;
-use super::chain::Chain;
+use super::chain::{Chain, Rows};
 use super::gemm::Tile;
 use super::moves;
 use super::nest::{Motion, Nest};
@@ -44,6 +44,8 @@ struct Blocks {
     /// The first is the core value.
     sources: Vec<TileOperand>,
     outs: Vec<TileOperand>,
+    /// From one row to the next, by base pointer. Those of the core's result depend on the tile.
+    steps: Vec<isize>,
 }
 
 impl Blocks {
@@ -82,7 +84,8 @@ impl Blocks {
             pairs.map(|(operand, (row, cols))| TileOperand { operand, row, cols }).collect()
         };
         let (sources, outs) = (of_tile(sources), of_tile(outs));
-        Ok(Blocks { program, sources, outs })
+        let steps = (0..source(0)).map(|_| 0).chain(sources.iter().chain(&outs).map(|s| s.row)).collect();
+        Ok(Blocks { program, sources, outs, steps })
     }
 
     /// The chain that is all of the program, if every operand of it is where it is used.
@@ -151,7 +154,7 @@ impl Epilogue {
     /// As for [`Epilogue::apply`], with a tile of whole rows that has no gaps.
     unsafe fn apply_to_rows(
         &self,
-        Blocks { program, sources, outs }: &Blocks,
+        Blocks { program, sources, outs, .. }: &Blocks,
         args: &Args,
         at: &[isize],
         tile: &Tile,
@@ -191,24 +194,19 @@ impl Epilogue {
     /// # Safety
     /// As for [`Epilogue::apply`].
     unsafe fn apply_chain(&self, chain: &Chain, args: &Args, at: &[isize], tile: &Tile, bases: &mut [*mut u8]) {
-        let Blocks { program, sources, outs } = &self.by_row;
-        let operands = || sources.iter().chain(outs).enumerate();
+        let Blocks { program, sources, outs, steps } = &self.by_row;
         let first_row = tile.rows.start as isize;
-        for ((k, s), &at) in operands().zip(at) {
+        for ((k, s), &at) in sources.iter().chain(outs).enumerate().zip(at) {
             bases[source(k)] = match s.operand.feed {
                 Feed::Core => tile.ptr.cast(),
                 _ => args.at(s.operand.arg(), s.position(at + first_row * s.row, tile.cols.start)),
             };
         }
         program.bind(std::ptr::null_mut(), bases);
-        for _ in tile.rows.clone() {
-            // SAFETY: guaranteed by the caller; a chain alone has no registers.
-            unsafe { chain.run(self.isa, tile.cols.len(), bases) }
-            for (k, s) in operands() {
-                let step = if s.operand.feed == Feed::Core { (4 * tile.stride) as isize } else { s.row };
-                bases[source(k)] = bases[source(k)].wrapping_offset(step);
-            }
-        }
+        let core = (source(0), (4 * tile.stride) as isize);
+        let rows = Rows { count: tile.rows.len(), len: tile.cols.len(), steps, core };
+        // SAFETY: guaranteed by the caller; a chain alone has no registers.
+        unsafe { chain.run(self.isa, &rows, bases) }
     }
 
     /// Applies the body to one row after the other.
@@ -216,7 +214,7 @@ impl Epilogue {
     /// # Safety
     /// As for [`Epilogue::apply`].
     unsafe fn apply_by_row(&self, args: &Args, at: &[isize], tile: &Tile, mem: *mut u8, bases: &mut [*mut u8]) {
-        let Blocks { program, sources, outs } = &self.by_row;
+        let Blocks { program, sources, outs, .. } = &self.by_row;
         program.bind(mem.wrapping_add(self.registers), bases);
         let (source_at, out_at) = at[..sources.len() + outs.len()].split_at(sources.len());
         for (r, row) in tile.rows.clone().enumerate() {
