@@ -56,10 +56,10 @@ pub struct Rows<'a> {
     pub count: usize,
     /// Elements of a row.
     pub len: usize,
-    /// Bytes from one row to the next, by base pointer.
-    pub steps: &'a [isize],
-    /// A base pointer that moves by another step: that of the core's result, whose rows lie as its tile has them.
-    pub core: (usize, isize),
+    /// Bytes from one row to the next, by base pointer; `None` if the operand is the tile itself.
+    pub steps: &'a [Option<isize>],
+    /// Bytes from one row of the tile to the next.
+    pub stride: isize,
 }
 
 /// The largest zero point, in either direction, that a byte may have.
@@ -359,7 +359,7 @@ impl Piece {
         unsafe {
             match self {
                 Piece::Ops(ops) => block::exec(isa, ops, n, bases),
-                Piece::Chain(chain) => chain.run(isa, &Rows { count: 1, len: n, steps: &[], core: (0, 0) }, bases),
+                Piece::Chain(chain) => chain.run(isa, &Rows { count: 1, len: n, steps: &[], stride: 0 }, bases),
             }
         }
     }
@@ -377,10 +377,7 @@ per_isa! {
 unsafe fn walk_by<V: Numbers>(chain: &Chain, rows: &Rows, bases: &[*mut u8]) {
     let wide = if V::LEN == MOST { WIDE } else { WIDE / 2 };
     for row in 0..rows.count {
-        let step = |base: u32| match rows.core {
-            (core, step) if core == base as usize => step,
-            _ => rows.steps.get(base as usize).copied().unwrap_or(0),
-        };
+        let step = |base: u32| rows.steps.get(base as usize).map_or(0, |step| step.unwrap_or(rows.stride));
         let at = |loc: Loc| {
             let behind = loc.offset as isize + row as isize * step(loc.base);
             bases[loc.base as usize].wrapping_offset(behind)

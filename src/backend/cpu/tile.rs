@@ -44,8 +44,8 @@ struct Blocks {
     /// The first is the core value.
     sources: Vec<TileOperand>,
     outs: Vec<TileOperand>,
-    /// From one row to the next, by base pointer. Those of the core's result depend on the tile.
-    steps: Vec<isize>,
+    /// Bytes from one row to the next, by base pointer; `None` for the tile itself.
+    steps: Vec<Option<isize>>,
 }
 
 impl Blocks {
@@ -84,7 +84,8 @@ impl Blocks {
             pairs.map(|(operand, (row, cols))| TileOperand { operand, row, cols }).collect()
         };
         let (sources, outs) = (of_tile(sources), of_tile(outs));
-        let steps = (0..source(0)).map(|_| 0).chain(sources.iter().chain(&outs).map(|s| s.row)).collect();
+        let step = |s: &TileOperand| (s.operand.feed != Feed::Core).then_some(s.row);
+        let steps = (0..source(0)).map(|_| Some(0)).chain(sources.iter().chain(&outs).map(step)).collect();
         Ok(Blocks { program, sources, outs, steps })
     }
 
@@ -203,8 +204,8 @@ impl Epilogue {
             };
         }
         program.bind(std::ptr::null_mut(), bases);
-        let core = (source(0), (4 * tile.stride) as isize);
-        let rows = Rows { count: tile.rows.len(), len: tile.cols.len(), steps, core };
+        let stride = (4 * tile.stride) as isize;
+        let rows = Rows { count: tile.rows.len(), len: tile.cols.len(), steps, stride };
         // SAFETY: guaranteed by the caller; a chain alone has no registers.
         unsafe { chain.run(self.isa, &rows, bases) }
     }
