@@ -94,6 +94,9 @@ enum Step {
     Quantize(Quantizing, f32, f32),
     /// A byte is the same number as a float.
     Nothing,
+    /// No less, or no more, than a number.
+    AtLeast(f32),
+    AtMost(f32),
     /// The steps from sums to what is quantized, one behind the other.
     Scale(Scaling),
 }
@@ -203,6 +206,18 @@ fn is_idle(link: &Link, low: f32, high: f32, consts: &[u64]) -> bool {
     }
 }
 
+/// Bounds that are numbers need no look at what is no number.
+fn bound(links: &mut [Link], consts: &[u64]) {
+    for link in links {
+        let number = constant(link, consts).filter(|number| !number.is_nan());
+        link.step = match (link.step, number) {
+            (Step::Float(Binary::Max), Some(low)) => Step::AtLeast(low),
+            (Step::Float(Binary::Min), Some(high)) => Step::AtMost(high),
+            (step, _) => step,
+        };
+    }
+}
+
 /// Joins the links that scale sums, where they are all there.
 fn join(links: &mut Vec<Link>) {
     let Some(first) = links.iter().position(|link| link.step == Step::ToFloat) else { return };
@@ -277,6 +292,7 @@ fn chain(ops: &[Op], kept: &[Loc], consts: &[u64], branches: &[(Loc, Widened)]) 
         }
     }
     shorten(&mut links, consts);
+    bound(&mut links, consts);
     join(&mut links);
     let quantizing = match links.last()?.step {
         Step::Quantize(quantizing, ..) if matches!(to, Repr::U8 | Repr::I8) => Some(quantizing),
@@ -303,10 +319,11 @@ fn with_branches(ops: &[Op], kept: &[Loc], consts: &[u64]) -> Option<Chain> {
 /// Takes out the instructions from number `at` on that make floats of bytes in memory, for one instruction that has another operand, too. That
 /// one then reads number `number` of the branches.
 fn branch(ops: &mut Vec<Op>, at: usize, kept: &[Loc], number: u32) -> Option<(Loc, Widened)> {
-    let Kind::Cast(repr @ (Repr::U8 | Repr::I8), Repr::F32) = ops[at].kind else { return None };
+    let Kind::Cast(repr @ (Repr::U8 | Repr::I8), to @ (Repr::F32 | Repr::I32)) = ops[at].kind else { return None };
     let bytes = ops[at].args[0];
     let is_memory = bytes.base > 1 && bytes.base < BRANCHES;
-    let (mut taken, mut widened) = (vec![at], Widened { repr, less: None, scale: None });
+    let plain = Widened { repr, less: None, scale: None };
+    let (mut taken, mut widened, mut is_float) = (vec![at], plain, to == Repr::F32);
     while is_memory {
         let last = *taken.last().expect("it has the first one");
         let from = ops[last].to;
@@ -317,9 +334,9 @@ fn branch(ops: &mut Vec<Op>, at: usize, kept: &[Loc], number: u32) -> Option<(Lo
         }
         let link = Link::new(&ops[reader], Some(from))?;
         match link.step {
-            Step::Float(Binary::Sub)
-                if link.still && !link.swapped && widened == (Widened { repr, less: None, scale: None }) =>
-            {
+            Step::ToFloat if !is_float => is_float = true,
+            _ if !is_float => return None,
+            Step::Float(Binary::Sub) if link.still && !link.swapped && widened == plain => {
                 widened.less = Some(link.operand);
             }
             Step::Float(Binary::Mul) if link.still && widened.scale.is_none() => widened.scale = Some(link.operand),
@@ -375,7 +392,6 @@ per_isa! {
 /// As for [`walk`], where the CPU has the instruction set of `V`.
 #[inline(always)]
 unsafe fn walk_by<V: Numbers>(chain: &Chain, rows: &Rows, bases: &[*mut u8]) {
-    let wide = if V::LEN == MOST { WIDE } else { WIDE / 2 };
     for row in 0..rows.count {
         let step = |base: u32| rows.steps.get(base as usize).map_or(0, |step| step.unwrap_or(rows.stride));
         let at = |loc: Loc| {
@@ -385,17 +401,12 @@ unsafe fn walk_by<V: Numbers>(chain: &Chain, rows: &Rows, bases: &[*mut u8]) {
         let (mut first, n) = (0, rows.len);
         // SAFETY: the vectors begin within the row. The caller guarantees the rest.
         unsafe {
-            while n - first >= wide * V::LEN {
-                if V::LEN == MOST {
-                    group::<V, WIDE, true>(chain, first, n, at);
-                } else {
-                    group::<V, { WIDE / 2 }, true>(chain, first, n, at);
-                }
-                first += wide * V::LEN;
-            }
             while first < n {
+                let whole = (n - first) / V::LEN;
                 first += V::LEN
                     * match (n - first).div_ceil(V::LEN) {
+                        _ if V::LEN == MOST && whole >= WIDE => group::<V, WIDE, true>(chain, first, n, at),
+                        _ if whole >= WIDE / 2 => group::<V, { WIDE / 2 }, true>(chain, first, n, at),
                         1 => group::<V, 1, false>(chain, first, n, at),
                         2 => group::<V, 2, false>(chain, first, n, at),
                         _ => group::<V, { WIDE / 2 }, false>(chain, first, n, at),
@@ -423,21 +434,21 @@ unsafe fn group<V: Numbers, const W: usize, const FULL: bool>(
     // SAFETY: vectors that reach beyond the block are read and written in part. The caller guarantees the rest.
     unsafe {
         let mut values = [V::splat(0.0); W];
-        for (v, value) in values.iter_mut().enumerate() {
-            *value = V::read(from, from_repr, first + v * V::LEN, count(v));
-        }
+        each(&mut values, |v, _| V::read(from, from_repr, first + v * V::LEN, count(v)));
         for link in &chain.links {
             let operand = at(link.operand).cast::<f32>().cast_const();
             let among = (first, n);
             if let Some(Widened { repr, less, scale }) = link.widened {
                 let number = |loc: Loc| V::splat(*at(loc).cast::<f32>());
                 let (less, scale) = (less.map(number), scale.map(number));
-                for (v, x) in values.iter_mut().enumerate() {
-                    let bytes = V::read(operand.cast(), repr, first + v * V::LEN, count(v));
-                    let y = less.map_or(bytes, |less| bytes.sub(less));
-                    let y = scale.map_or(y, |scale| y.mul(scale));
-                    let (a, b) = if link.swapped { (y, *x) } else { (*x, y) };
-                    *x = a.combined(b, link.step);
+                // Less nothing, and times one, it is the same number.
+                let (less, scale) = (less.unwrap_or(V::splat(0.0)), scale.unwrap_or(V::splat(1.0)));
+                let byte = |v| V::read(operand.cast(), repr, first + v * V::LEN, count(v));
+                let other = |v| byte(v).sub(less).mul(scale);
+                match link.step {
+                    Step::Float(Binary::Add) => each(&mut values, |v, x| x.add(other(v))),
+                    _ if link.swapped => each(&mut values, |v, x| other(v).combined(x, link.step)),
+                    _ => each(&mut values, |v, x| x.combined(other(v), link.step)),
                 }
                 continue;
             }
@@ -454,16 +465,18 @@ unsafe fn group<V: Numbers, const W: usize, const FULL: bool>(
                     binary::<V, W, FULL>(link, operand, among, &mut values, |a, b| a.add_integers(b))
                 }
                 Step::Integer(_) => binary::<V, W, FULL>(link, operand, among, &mut values, |a, b| a.sub_integers(b)),
-                Step::Round => values.iter_mut().for_each(|x| *x = x.round()),
-                Step::ToFloat => values.iter_mut().for_each(|x| *x = x.to_floats()),
-                Step::ToInteger => values.iter_mut().for_each(|x| *x = x.to_integers()),
-                Step::Whole(low, high) => values.iter_mut().for_each(|x| *x = x.whole(low, high)),
+                Step::Round => each(&mut values, |_, x| x.round()),
+                Step::ToFloat => each(&mut values, |_, x| x.to_floats()),
+                Step::ToInteger => each(&mut values, |_, x| x.to_integers()),
+                Step::Whole(low, high) => each(&mut values, |_, x| x.whole(low, high)),
+                Step::AtLeast(low) => each(&mut values, |_, x| V::splat(low).max(x)),
+                Step::AtMost(high) => each(&mut values, |_, x| V::splat(high).min(x)),
                 Step::Quantize(Quantizing { by, zero }, low, high) => {
                     if let Some(by) = by {
                         V::divide(&mut values, *at(by).cast::<f32>());
                     }
                     let zero = V::splat(zero);
-                    values.iter_mut().for_each(|x| *x = x.round().add(zero).within(low, high));
+                    each(&mut values, |_, x| x.round().add(zero).within(low, high));
                 }
                 Step::Nothing => {}
                 Step::Scale(Scaling { less, scale, plus }) => {
@@ -471,7 +484,7 @@ unsafe fn group<V: Numbers, const W: usize, const FULL: bool>(
                     // Less zero, and plus what is less than zero by nothing, is the same number.
                     let (less, scale) = (less.map_or(V::splat(0.0), number), number(scale));
                     let plus = plus.map_or(V::splat(-0.0), number);
-                    values.iter_mut().for_each(|x| *x = x.sub_integers(less).to_floats().mul(scale).add(plus));
+                    each(&mut values, |_, x| x.sub_integers(less).to_floats().mul(scale).add(plus));
                 }
             }
         }
@@ -482,11 +495,22 @@ unsafe fn group<V: Numbers, const W: usize, const FULL: bool>(
             V::quantize(values, zero, to_repr, to.wrapping_add(first), (n - first).min(W * V::LEN));
             return W;
         }
-        for (v, value) in values.into_iter().enumerate() {
-            value.write(to, to_repr, first + v * V::LEN, count(v));
-        }
+        each(&mut values, |v, x| {
+            x.write(to, to_repr, first + v * V::LEN, count(v));
+            x
+        });
     }
     W
+}
+
+/// Changes each vector, by its number. They stay in registers, which they would not by way of an iterator.
+#[inline(always)]
+fn each<V: Copy, const W: usize>(values: &mut [V; W], f: impl Fn(usize, V) -> V) {
+    let mut v = 0;
+    while v < W {
+        values[v] = f(v, values[v]);
+        v += 1;
+    }
 }
 
 /// # Safety
@@ -504,17 +528,16 @@ unsafe fn binary<V: Lanes, const W: usize, const FULL: bool>(
     unsafe {
         if link.still {
             let y = V::splat(*operand);
-            values.iter_mut().for_each(|x| *x = ordered(*x, y));
-            return;
+            return each(values, |_, x| ordered(x, y));
         }
-        for (v, x) in values.iter_mut().enumerate() {
+        each(values, |v, x| {
             let start = first + v * V::LEN;
             let y = match n.saturating_sub(start) {
                 whole if FULL || whole >= V::LEN => V::load(operand.add(start)),
                 rest => V::load_first(operand.wrapping_add(start), rest),
             };
-            *x = ordered(*x, y);
-        }
+            ordered(x, y)
+        });
     }
 }
 
@@ -594,15 +617,15 @@ trait Numbers: Lanes {
         unsafe {
             let divisor = Self::splat(by);
             if !Self::FMA || !USUAL.contains(&by.abs()) {
-                return values.iter_mut().for_each(|x| *x = x.div(divisor));
+                return each(values, |_, x| x.div(divisor));
             }
             let (reciprocal, negative) = (Self::splat(by.recip()), Self::splat(-by));
             let (low, high) = (Self::splat(-LARGE), Self::splat(LARGE));
-            for x in values {
+            each(values, |_, x| {
                 // What is no number stays what it is.
                 let product = low.max(high.min(x.mul(reciprocal)));
-                *x = product.mul_add(negative, *x).mul_add(reciprocal, product);
-            }
+                product.mul_add(negative, x).mul_add(reciprocal, product)
+            });
         }
     }
 
@@ -707,20 +730,26 @@ mod x86 {
     impl Numbers for Zmm {
         #[inline(always)]
         unsafe fn quantize<const W: usize>(values: [Self; W], zero: f32, repr: Repr, to: *mut u8, n: usize) {
-            for (first, four) in values.chunks(4).enumerate() {
+            // What is too low, or no number, becomes the lowest `i32`, and what is too high stays a number that is too high.
+            let whole = |v: usize| {
                 // SAFETY: as above.
                 unsafe {
-                    let mut whole = [_mm512_setzero_si512(); 4];
-                    for (whole, &x) in whole.iter_mut().zip(four) {
-                        // What is too low, or no number, becomes the lowest `i32`, and what is too high stays a number that is too high.
-                        let x = _mm512_min_ps(_mm512_set1_ps(65536.0), x.into());
-                        let x = match repr {
-                            Repr::U8 => x,
-                            _ => _mm512_mask_mov_ps(x, _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(x, x), _mm512_set1_ps(-zero)),
-                        };
-                        *whole = _mm512_cvtps_epi32(x);
+                    if v >= W {
+                        return _mm512_setzero_si512();
                     }
-                    let [a, b, c, d] = whole;
+                    let x = _mm512_min_ps(_mm512_set1_ps(65536.0), values[v].into());
+                    let x = match repr {
+                        Repr::U8 => x,
+                        _ => _mm512_mask_mov_ps(x, _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(x, x), _mm512_set1_ps(-zero)),
+                    };
+                    _mm512_cvtps_epi32(x)
+                }
+            };
+            let mut group = 0;
+            while 4 * group < W {
+                // SAFETY: as above.
+                unsafe {
+                    let [a, b, c, d] = [0, 1, 2, 3].map(|v| whole(4 * group + v));
                     let zero = _mm512_set1_epi16(zero as i16);
                     let low = _mm512_adds_epi16(_mm512_packs_epi32(a, b), zero);
                     let high = _mm512_adds_epi16(_mm512_packs_epi32(c, d), zero);
@@ -729,13 +758,14 @@ mod x86 {
                     // The packing has left each quarter of a vector in a quarter.
                     let order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
                     let bytes = _mm512_permutexvar_epi32(order, bytes);
-                    let (to, n) = (to.wrapping_add(64 * first), n.saturating_sub(64 * first).min(64));
+                    let (to, n) = (to.wrapping_add(64 * group), n.saturating_sub(64 * group).min(64));
                     if n == 64 {
                         _mm512_storeu_si512(to.cast(), bytes);
                     } else {
                         _mm512_mask_storeu_epi8(to.cast(), (1u64 << n) - 1, bytes);
                     }
                 }
+                group += 1;
             }
         }
         #[inline(always)]
