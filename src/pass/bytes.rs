@@ -23,9 +23,10 @@ use crate::dtype::DType;
 use crate::error::Result;
 use crate::graph::{Decomposer, Graph};
 use crate::kernel::{MOST_TAPS, MOST_TERMS};
-use crate::op::{Args, Attrs, Call, NodeId, Nodes, OpResult, ValueId, Var, build};
+use crate::op::{Args, Attrs, Call, Lower, NodeId, Nodes, OpResult, ValueId, Var, build};
 use crate::ops::{CONV_OF_BYTES, OTHER_SIGN, PRODUCT_OF_BYTES, SUMS_OF_BYTES, requantized};
 use crate::shape::Shape;
+use std::ops::RangeInclusive;
 
 /// The most products of two bytes, each less its zero point, whose sum is exact in `i32`.
 const MOST_SHIFTED: usize = i32::MAX as usize / (255 * 255);
@@ -37,6 +38,11 @@ const COMPOSED: [&str; 3] = ["DynamicQuantizeMatMul", "MatMulIntegerToFloat", "Q
 pub fn run(graph: &mut Graph, context: &Context) -> Result<()> {
     if !context.target.has_products_of_bytes() {
         return Ok(());
+    }
+    for id in graph.order()? {
+        if let Some(bytes) = moved_bytes(graph, id)? {
+            graph.replace(id.output(0), bytes);
+        }
     }
     let mut rows = graph.order()?;
     while !rows.is_empty() {
@@ -75,6 +81,46 @@ pub fn run(graph: &mut Graph, context: &Context) -> Result<()> {
         graph.sweep();
     }
     Ok(())
+}
+
+/// Scales that take all bytes to floats and back.
+const USUAL_SCALES: RangeInclusive<f64> = 1e-30..=1e30;
+
+/// The bytes that a node quantizes, where they were dequantized by its own scale and zero point and have only been moved since: they are the same
+/// bytes, moved.
+fn moved_bytes(graph: &mut Graph, id: NodeId) -> Result<Option<ValueId>> {
+    if graph.node(id).op_name() != "QuantizeLinear" || graph.is_output(id.output(0)) {
+        return Ok(None);
+    }
+    let own = graph.operands(id);
+    let (mut views, mut from) = (Vec::new(), own[0]);
+    while let Some(value) = from.filter(|v| matches!(graph.node(v.node).op().map(|op| op.lower), Some(Lower::View(_))))
+    {
+        views.push(value.node);
+        from = graph.operands(value.node)[0];
+    }
+    let Some(before) = from.filter(|v| graph.node(v.node).op_name() == "DequantizeLinear") else { return Ok(None) };
+    let before = graph.operands(before.node);
+    let Some(mut bytes) = before[0] else { return Ok(None) };
+    let dtype = graph.fact(bytes).dtype;
+    let parameters = |operands: &[Option<ValueId>]| {
+        let scale = operands[1].filter(|&scale| graph.fact(scale).dtype == DType::F32)?;
+        let (scale, zero) = (known(graph, Some(scale))?, known(graph, operands.get(2).copied().flatten())?);
+        (scale.len() == 1 && zero.len() == 1 && USUAL_SCALES.contains(&scale[0])).then_some((scale, zero))
+    };
+    let same = parameters(&own).is_some_and(|own| parameters(&before) == Some(own));
+    if !same || !dtype.is_byte() || dtype != graph.fact(id.output(0)).dtype {
+        return Ok(None);
+    }
+    graph.insert_at(id);
+    for view in views.into_iter().rev() {
+        let node = graph.node(view).clone();
+        let mut operands = graph.operands(view);
+        operands[0] = Some(bytes);
+        let op = node.op().expect("a view is an operator");
+        bytes = graph.add(op, &node.name, &operands, node.attrs.clone(), &[])?.output(0);
+    }
+    Ok(Some(bytes))
 }
 
 /// Lets a node read the nodes that dequantize its operands, where these were folded to constants.

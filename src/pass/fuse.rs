@@ -2,7 +2,7 @@
 
 use super::Context;
 use super::attention;
-use super::group::{Group, GroupKind, Groups, MAX_NODES, is_computable, max_reads, uses_index};
+use super::group::{Group, GroupKind, Groups, MAX_NODES, dequantized, is_computable, max_reads, uses_index};
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::graph::Graph;
@@ -112,25 +112,6 @@ impl Members {
             }
         }
         reads
-    }
-}
-
-/// The bytes that a node makes floats of, by a scale and a zero point that are constants.
-fn dequantized(graph: &Graph, node: NodeId) -> Option<ValueId> {
-    let shape = |value: ValueId| &graph.fact(value).shape;
-    match (graph.node(node).op()?.name, &graph.operands(node)[..]) {
-        ("Cast", &[Some(from)]) => {
-            let to = graph.fact(node.output(0)).dtype;
-            (graph.fact(from).dtype.is_byte() && to == DType::F32).then_some(from)
-        }
-        (name @ ("Sub" | "Mul"), &[Some(a), Some(b)]) => {
-            let is_constant = |value| graph.as_constant(value).is_some();
-            let from = if name == "Mul" && is_constant(a) { b } else { a };
-            let other = if from == a { b } else { a };
-            let is_own = is_constant(other) && shape(from) == shape(node.output(0));
-            if is_own { dequantized(graph, from.node) } else { None }
-        }
-        _ => None,
     }
 }
 

@@ -713,11 +713,8 @@ trait Numbers: Lanes {
 impl Numbers for Plain {}
 
 #[cfg(target_arch = "x86_64")]
-impl Numbers for Ymm {}
-
-#[cfg(target_arch = "x86_64")]
 mod x86 {
-    use super::{Lanes, Numbers, Repr, Zmm};
+    use super::{Lanes, Numbers, Plain, Repr, Ymm, Zmm};
     use std::arch::x86_64::*;
 
     /// Ones for the first `n` lanes.
@@ -726,30 +723,117 @@ mod x86 {
         ((1u32 << n) - 1) as u16
     }
 
+    // SAFETY of every block: AVX2, by the contract of `Numbers`. A vector that is cut is read and written as the portable one is, which has as
+    // many lanes.
+    impl Numbers for Ymm {
+        #[inline(always)]
+        unsafe fn read(from: *const u8, repr: Repr, start: usize, n: usize) -> Self {
+            // SAFETY: as above.
+            unsafe {
+                match repr {
+                    Repr::U8 | Repr::I8 if n == Self::LEN => {
+                        let bytes = _mm_loadl_epi64(from.wrapping_add(start).cast());
+                        let wide =
+                            if repr == Repr::U8 { _mm256_cvtepu8_epi32(bytes) } else { _mm256_cvtepi8_epi32(bytes) };
+                        Ymm::from(_mm256_cvtepi32_ps(wide))
+                    }
+                    Repr::U8 | Repr::I8 => {
+                        let mut lanes = [0f32; 8];
+                        Plain::read(from, repr, start, n).store(lanes.as_mut_ptr());
+                        Self::load(lanes.as_ptr())
+                    }
+                    _ if n == Self::LEN => Self::load(from.cast::<f32>().add(start)),
+                    _ => Self::load_first(from.cast::<f32>().wrapping_add(start), n),
+                }
+            }
+        }
+        #[inline(always)]
+        unsafe fn write(self, to: *mut u8, repr: Repr, start: usize, n: usize) {
+            // SAFETY: as above.
+            unsafe {
+                match repr {
+                    Repr::U8 | Repr::I8 => {
+                        // The low byte of each word, four of each half.
+                        let order = _mm256_set1_epi32(0x0c08_0400);
+                        let bytes = _mm256_shuffle_epi8(_mm256_cvttps_epi32(self.into()), order);
+                        let bytes = _mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 0, 4, 0, 4, 0, 4));
+                        let bytes = _mm_cvtsi128_si64(_mm256_castsi256_si128(bytes)).to_le_bytes();
+                        to.wrapping_add(start).copy_from_nonoverlapping(bytes.as_ptr(), n);
+                    }
+                    _ if n == Self::LEN => self.store(to.cast::<f32>().add(start)),
+                    _ => self.store_first(to.cast::<f32>().wrapping_add(start), n),
+                }
+            }
+        }
+        #[inline(always)]
+        unsafe fn add_integers(self, other: Self) -> Self {
+            // SAFETY: as above.
+            unsafe {
+                let (a, b) = (_mm256_castps_si256(self.into()), _mm256_castps_si256(other.into()));
+                Ymm::from(_mm256_castsi256_ps(_mm256_add_epi32(a, b)))
+            }
+        }
+        #[inline(always)]
+        unsafe fn sub_integers(self, other: Self) -> Self {
+            // SAFETY: as above.
+            unsafe {
+                let (a, b) = (_mm256_castps_si256(self.into()), _mm256_castps_si256(other.into()));
+                Ymm::from(_mm256_castsi256_ps(_mm256_sub_epi32(a, b)))
+            }
+        }
+        #[inline(always)]
+        unsafe fn to_floats(self) -> Self {
+            // SAFETY: as above.
+            unsafe { Ymm::from(_mm256_cvtepi32_ps(_mm256_castps_si256(self.into()))) }
+        }
+        #[inline(always)]
+        unsafe fn to_integers(self) -> Self {
+            // SAFETY: as above.
+            unsafe { Ymm::from(_mm256_castsi256_ps(_mm256_cvttps_epi32(self.into()))) }
+        }
+        #[inline(always)]
+        unsafe fn round(self) -> Self {
+            // SAFETY: as above.
+            unsafe { Ymm::from(_mm256_round_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(self.into())) }
+        }
+        #[inline(always)]
+        unsafe fn whole(self, low: f32, high: f32) -> Self {
+            // SAFETY: as above.
+            unsafe { Ymm::from(_mm256_cvtepi32_ps(_mm256_cvttps_epi32(self.within(low, high).into()))) }
+        }
+        #[inline(always)]
+        unsafe fn within(self, low: f32, high: f32) -> Self {
+            // SAFETY: as above.
+            unsafe {
+                let x: __m256 = self.into();
+                let number = _mm256_cmp_ps::<_CMP_ORD_Q>(x, x);
+                let raised = _mm256_and_ps(number, _mm256_max_ps(x, _mm256_set1_ps(low)));
+                Ymm::from(_mm256_min_ps(raised, _mm256_set1_ps(high)))
+            }
+        }
+    }
+
     // SAFETY of every block: AVX-512, by the contract of `Numbers`. Lanes that are masked out are neither read nor written.
     impl Numbers for Zmm {
         #[inline(always)]
         unsafe fn quantize<const W: usize>(values: [Self; W], zero: f32, repr: Repr, to: *mut u8, n: usize) {
-            // What is too low, or no number, becomes the lowest `i32`, and what is too high stays a number that is too high.
-            let whole = |v: usize| {
+            let mut first = 0;
+            while first < W {
                 // SAFETY: as above.
                 unsafe {
-                    if v >= W {
-                        return _mm512_setzero_si512();
+                    let mut whole = [_mm512_setzero_si512(); 4];
+                    let mut v = 0;
+                    while v < 4 && first + v < W {
+                        // What is too low, or no number, becomes the lowest `i32`, and what is too high stays a number that is too high.
+                        let x = _mm512_min_ps(_mm512_set1_ps(65536.0), values[first + v].into());
+                        let x = match repr {
+                            Repr::U8 => x,
+                            _ => _mm512_mask_mov_ps(x, _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(x, x), _mm512_set1_ps(-zero)),
+                        };
+                        whole[v] = _mm512_cvtps_epi32(x);
+                        v += 1;
                     }
-                    let x = _mm512_min_ps(_mm512_set1_ps(65536.0), values[v].into());
-                    let x = match repr {
-                        Repr::U8 => x,
-                        _ => _mm512_mask_mov_ps(x, _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(x, x), _mm512_set1_ps(-zero)),
-                    };
-                    _mm512_cvtps_epi32(x)
-                }
-            };
-            let mut group = 0;
-            while 4 * group < W {
-                // SAFETY: as above.
-                unsafe {
-                    let [a, b, c, d] = [0, 1, 2, 3].map(|v| whole(4 * group + v));
+                    let [a, b, c, d] = whole;
                     let zero = _mm512_set1_epi16(zero as i16);
                     let low = _mm512_adds_epi16(_mm512_packs_epi32(a, b), zero);
                     let high = _mm512_adds_epi16(_mm512_packs_epi32(c, d), zero);
@@ -758,14 +842,14 @@ mod x86 {
                     // The packing has left each quarter of a vector in a quarter.
                     let order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
                     let bytes = _mm512_permutexvar_epi32(order, bytes);
-                    let (to, n) = (to.wrapping_add(64 * group), n.saturating_sub(64 * group).min(64));
+                    let (to, n) = (to.wrapping_add(first * Self::LEN), n.saturating_sub(first * Self::LEN).min(64));
                     if n == 64 {
                         _mm512_storeu_si512(to.cast(), bytes);
                     } else {
                         _mm512_mask_storeu_epi8(to.cast(), (1u64 << n) - 1, bytes);
                     }
                 }
-                group += 1;
+                first += 4;
             }
         }
         #[inline(always)]

@@ -144,8 +144,36 @@ unsafe fn pad(window: &Window, layout: &Padded, from: *const u8, to: *mut u8) {
     for row in 0..height.min(layout.rows.saturating_sub(above)) {
         // SAFETY: the row is inside the plane and the padded plane.
         unsafe {
-            let to = to.add((above + row) * layout.pitch + before);
-            to.copy_from_nonoverlapping(from.add(row * width), columns);
+            copy(from.add(row * width), to.add((above + row) * layout.pitch + before), columns);
+        }
+    }
+}
+
+/// Copies a row, of which most are so short that a call would take longer than the copy: in pieces, of which the last two may overlap.
+///
+/// # Safety
+/// `from` must be readable and `to` writable for `n` bytes, and they must not overlap.
+#[inline(always)]
+unsafe fn copy(from: *const u8, to: *mut u8, n: usize) {
+    /// # Safety
+    /// As for [`copy`], with no less bytes than a piece has.
+    #[inline(always)]
+    unsafe fn by<T>(from: *const u8, to: *mut u8, n: usize) {
+        let piece = size_of::<T>();
+        for at in (0..n - piece).step_by(piece).chain([n - piece]) {
+            // SAFETY: the piece ends within the row.
+            unsafe { to.add(at).cast::<T>().write_unaligned(from.add(at).cast::<T>().read_unaligned()) }
+        }
+    }
+    // SAFETY: guaranteed by the caller.
+    unsafe {
+        match n {
+            0 => {}
+            1..4 => by::<u8>(from, to, n),
+            4..8 => by::<[u8; 4]>(from, to, n),
+            8..16 => by::<[u8; 8]>(from, to, n),
+            16..64 => by::<[u8; 16]>(from, to, n),
+            _ => to.copy_from_nonoverlapping(from, n),
         }
     }
 }
