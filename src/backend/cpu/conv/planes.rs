@@ -133,7 +133,8 @@ impl<'a> Slider<'a> {
     }
 }
 
-/// Copies a plane to where its padding is already.
+/// Copies a plane to where its padding is already. Rows are so short that a call for each would take longer than its copy, so each is two or four
+/// pieces, which may overlap.
 ///
 /// # Safety
 /// `from` must be readable for the window's input, `to` writable for the padded plane.
@@ -141,40 +142,36 @@ unsafe fn pad(window: &Window, layout: &Padded, from: *const u8, to: *mut u8) {
     let [_, height, width] = window.input;
     let [_, above, before] = window.pads;
     let columns = width.min(layout.pitch.saturating_sub(before));
-    for row in 0..height.min(layout.rows.saturating_sub(above)) {
-        // SAFETY: the row is inside the plane and the padded plane.
-        unsafe {
-            copy(from.add(row * width), to.add((above + row) * layout.pitch + before), columns);
+    let rows = height.min(layout.rows.saturating_sub(above));
+    let rows =
+        (0..rows).map(|row| (from.wrapping_add(row * width), to.wrapping_add((above + row) * layout.pitch + before)));
+    // SAFETY: the rows are inside the plane and the padded plane, and no piece is longer than a row.
+    unsafe {
+        match columns {
+            0 => {}
+            1..4 => rows.for_each(|(from, to)| (0..columns).for_each(|at| *to.add(at) = *from.add(at))),
+            4..8 => rows.for_each(|(from, to)| ends::<[u8; 4]>(from, to, columns)),
+            8..16 => rows.for_each(|(from, to)| ends::<[u8; 8]>(from, to, columns)),
+            16..32 => rows.for_each(|(from, to)| ends::<[u8; 16]>(from, to, columns)),
+            32..64 => rows.for_each(|(from, to)| {
+                ends::<[u8; 16]>(from, to, columns);
+                ends::<[u8; 16]>(from.add(16), to.add(16), columns - 32);
+            }),
+            _ => rows.for_each(|(from, to)| to.copy_from_nonoverlapping(from, columns)),
         }
     }
 }
 
-/// Copies a row, of which most are so short that a call would take longer than the copy: in pieces, of which the last two may overlap.
+/// Copies the first and the last piece of `n` bytes.
 ///
 /// # Safety
-/// `from` must be readable and `to` writable for `n` bytes, and they must not overlap.
+/// `from` must be readable and `to` writable for `n` bytes and for a piece.
 #[inline(always)]
-unsafe fn copy(from: *const u8, to: *mut u8, n: usize) {
-    /// # Safety
-    /// As for [`copy`], with no less bytes than a piece has.
-    #[inline(always)]
-    unsafe fn by<T>(from: *const u8, to: *mut u8, n: usize) {
-        let piece = size_of::<T>();
-        for at in (0..n - piece).step_by(piece).chain([n - piece]) {
-            // SAFETY: the piece ends within the row.
-            unsafe { to.add(at).cast::<T>().write_unaligned(from.add(at).cast::<T>().read_unaligned()) }
-        }
-    }
-    // SAFETY: guaranteed by the caller.
-    unsafe {
-        match n {
-            0 => {}
-            1..4 => by::<u8>(from, to, n),
-            4..8 => by::<[u8; 4]>(from, to, n),
-            8..16 => by::<[u8; 8]>(from, to, n),
-            16..64 => by::<[u8; 16]>(from, to, n),
-            _ => to.copy_from_nonoverlapping(from, n),
-        }
+unsafe fn ends<T>(from: *const u8, to: *mut u8, n: usize) {
+    for at in [0, n.wrapping_sub(size_of::<T>())] {
+        let (from, to) = (from.wrapping_add(at), to.wrapping_add(at));
+        // SAFETY: guaranteed by the caller.
+        unsafe { to.cast::<T>().write_unaligned(from.cast::<T>().read_unaligned()) }
     }
 }
 
