@@ -205,7 +205,7 @@ impl Gemm<'_> {
         let (a_space, rest) = workspace.split_at_mut(layout.a_len);
         let (b_space, c_space) = rest.split_at_mut(layout.b_len);
         let kernels = kernels(isa, self.elements);
-        let mut work = Work { isa, kernels, depth: layout.depth, sweep: layout.sweep, a_space, b_space };
+        let mut work = Work { isa, kernels, depth: layout.depth, sweep: layout.sweep, left: None, a_space, b_space };
         let (height, width) = layout.tile;
         for row in rows.clone().step_by(height.max(1)) {
             for col in cols.clone().step_by(width.max(1)) {
@@ -290,7 +290,7 @@ impl Gemm<'_> {
             let add = self.accumulate || k0 > 0;
             // SAFETY: the workspace holds the blocks that `Layout` sized it for; all else is inside the operands.
             unsafe {
-                let a = self.left(work.isa, rows.clone(), k.clone(), work.a_space);
+                let a = self.left(work, rows.clone(), k.clone());
                 // As much of B is packed at a time as all rows of A then find in the cache.
                 let sweep = if self.packs_b() { work.sweep } else { cols.len().max(1) };
                 for col in cols.clone().step_by(sweep) {
@@ -333,13 +333,19 @@ impl Gemm<'_> {
     ///
     /// # Safety
     /// As for [`Gemm::tile`].
-    unsafe fn left(&self, isa: Isa, rows: Range<usize>, k: Range<usize>, space: &mut [f32]) -> Left {
+    unsafe fn left(&self, work: &mut Work, rows: Range<usize>, k: Range<usize>) -> Left {
+        let (isa, space) = (work.isa, &mut *work.a_space);
         let packed = Slab { ptr: space.as_ptr(), depth: k.len(), skip: 0 };
+        let block = Some((rows.clone(), k.clone()));
+        let is_there = work.left == block;
+        work.left = block;
         // SAFETY: guaranteed by the caller.
         unsafe {
             let slab = match self.a {
                 Matrix::Packed(a) => Slab { ptr: a.wrapping_add(rows.start * self.k), depth: self.k, skip: k.start },
                 Matrix::Strided(a) if self.m <= FEW_ROWS => return Left::Few(View { ptr: a.at(0, k.start), ..a }),
+                // The tile beside this one had the same block.
+                _ if is_there => packed,
                 Matrix::Strided(a) => {
                     pack_a_block(a, rows, k, space.as_mut_ptr());
                     packed
@@ -449,6 +455,8 @@ struct Work<'a> {
     /// Most of `k` that is packed at a time, and most columns.
     depth: usize,
     sweep: usize,
+    /// The rows and the range of `k` of the block of `A` in its space.
+    left: Option<(Range<usize>, Range<usize>)>,
     a_space: &'a mut [f32],
     b_space: &'a mut [f32],
 }
