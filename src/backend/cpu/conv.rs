@@ -19,6 +19,7 @@ use super::window::Window;
 use crate::kernel::algorithm::Way;
 use crate::kernel::cpu::conv::*;
 pub use crate::kernel::cpu::conv::{Conv, ConvTranspose};
+use crate::kernel::cpu::gemm::TILE_ROWS;
 use bytes::BytePatches;
 use planes::{Channels, Slider};
 use std::ops::Range;
@@ -106,7 +107,10 @@ impl Conv {
             }
             Way::WeightsLeft | Way::WeightsRight | Way::WholeBatch => {
                 let products = if self.way == Way::WholeBatch { self.groups } else { self.batch * self.groups };
-                (products, Grid::new(m, n, parts.div_ceil(products.max(1))))
+                // Each of several high tiles cuts its patches anew, so threads may as well share the weights, if these are more than the data.
+                let has_tiles = self.bytes.is_some() && m > n && m > 2 * TILE_ROWS;
+                let grid = if has_tiles { Grid::of_rows } else { Grid::new };
+                (products, grid(m, n, parts.div_ceil(products.max(1))))
             }
         }
     }
@@ -327,7 +331,13 @@ impl PanelLanes {
                 // Lane `lane + i` reads column `column + i * stride`.
                 let until = |limit: isize| {
                     let left = (limit - column).max(0) as usize;
-                    (if stride == 1 { left } else { left.div_ceil(stride as usize) }).min(count)
+                    // Divisions take longer than the rest.
+                    let steps = match stride {
+                        1 => left,
+                        2 => left.div_ceil(2),
+                        _ => left.div_ceil(stride as usize),
+                    };
+                    steps.min(count)
                 };
                 this.taps[index].1 |= mask(lane + until(0), lane + until(input_width));
             }

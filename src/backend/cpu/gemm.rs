@@ -221,7 +221,8 @@ impl Gemm<'_> {
                 // for the tile's rows at its own stride. The caller guarantees the rest.
                 unsafe {
                     self.fill(&tile);
-                    self.tile(&mut work, &tile, epilogue);
+                    self.tile(&mut work, &tile);
+                    epilogue(tile.clone());
                     self.spill(&tile);
                 }
             }
@@ -270,20 +271,12 @@ impl Gemm<'_> {
         }
     }
 
-    /// One tile of `C`, over all of `k`, and then its epilogue. Where sums of bytes have few terms, each strip of rows goes there while the L1 cache
-    /// has it.
+    /// One tile of `C`, over all of `k`.
     ///
     /// # Safety
     /// As for [`Gemm::run`]; the tile must be writable, and the CPU have the kernels' instruction set.
-    unsafe fn tile(&self, work: &mut Work, tile: &Tile, epilogue: &mut dyn FnMut(Tile)) {
+    unsafe fn tile(&self, work: &mut Work, tile: &Tile) {
         let Tile { rows, cols, .. } = tile;
-        let is_bytes = self.elements != Elements::Floats && matches!(self.c, Out::Epilogue);
-        let by_strip = is_bytes && self.packs_b() && self.k <= work.depth && cols.len() <= work.sweep;
-        let mut strip = |within: Range<usize>| {
-            let ptr = tile.ptr.wrapping_add(within.start * tile.stride);
-            let rows = rows.start + within.start..rows.start + within.end;
-            epilogue(Tile { rows, cols: cols.clone(), ptr, stride: tile.stride });
-        };
         let mut k0 = 0;
         loop {
             let k = k0..self.k.min(k0 + work.depth);
@@ -299,14 +292,8 @@ impl Gemm<'_> {
                     let c = Block { ptr, stride, m: rows.len(), n: these.len(), k: k.len(), add };
                     let b = self.right(work.isa, these, k.clone(), work.b_space);
                     match a {
-                        Left::Few(a) => {
-                            work.kernels.few_rows(a, b, &c);
-                            if by_strip {
-                                strip(0..rows.len());
-                            }
-                        }
-                        Left::Panels(a) if by_strip => work.kernels.block(a, b, &c, &mut strip),
-                        Left::Panels(a) => work.kernels.block(a, b, &c, &mut |_| {}),
+                        Left::Few(a) => work.kernels.few_rows(a, b, &c),
+                        Left::Panels(a) => work.kernels.block(a, b, &c),
                     }
                 }
             }
@@ -314,9 +301,6 @@ impl Gemm<'_> {
             if k0 >= self.k {
                 break;
             }
-        }
-        if !by_strip {
-            strip(0..rows.len());
         }
     }
 

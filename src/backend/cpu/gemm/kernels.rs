@@ -8,7 +8,6 @@ use crate::backend::cpu::simd::Plain;
 #[cfg(target_arch = "x86_64")]
 use crate::backend::cpu::simd::{Ymm, Zmm};
 use crate::kernel::cpu::gemm::*;
-use std::ops::Range;
 
 /// A block of `C` with contiguous rows, and the sums that it gets.
 #[derive(Clone, Copy)]
@@ -103,11 +102,11 @@ pub(super) struct Kernels {
 }
 
 impl Kernels {
-    /// `C (+)= A * B` for a block of packed `A` and of `B`. Rows of `C` go to `finish` as soon as they are there.
+    /// `C (+)= A * B` for a block of packed `A` and of `B`.
     ///
     /// # Safety
     /// The CPU must have the instruction set, and the operands and the destination the block's sizes.
-    pub(super) unsafe fn block(&self, a: Slab, b: Panels, c: &Block, finish: &mut dyn FnMut(Range<usize>)) {
+    pub(super) unsafe fn block(&self, a: Slab, b: Panels, c: &Block) {
         let Block { m, n, k, .. } = *c;
         if k * n <= SHALLOW {
             // All of B fits the L1 cache, so C is written row by row.
@@ -119,7 +118,6 @@ impl Kernels {
                     unsafe { self.strip(a, &group, c, (row, col), group.ptr) }
                     col += group.cols;
                 }
-                finish(row..m.min(row + self.rows));
             }
             return;
         }
@@ -137,7 +135,6 @@ impl Kernels {
             }
             col = next;
         }
-        finish(0..m);
     }
 
     /// One register tile, from a row and a column of the block on.
