@@ -181,7 +181,10 @@ fn shorten(links: &mut Vec<Link>, consts: &[u64]) {
                 let divides = |link: &&Link| link.step == Step::Float(Binary::Div) && !link.swapped && link.still;
                 let by = begin.checked_sub(2).and_then(|before| links.get(before)).filter(divides).map(|by| by.operand);
                 links[at].step = Step::Quantize(Quantizing { by, zero }, low, high);
-                let start = begin - 1 - usize::from(by.is_some());
+                let mut start = begin - 1 - usize::from(by.is_some());
+                while start > 0 && is_beyond(&links[start - 1], by, (low, high), zero, consts) {
+                    start -= 1;
+                }
                 links.drain(start..at);
                 at = start;
             }
@@ -202,6 +205,18 @@ fn is_idle(link: &Link, low: f32, high: f32, consts: &[u64]) -> bool {
         Step::Float(Binary::Max) => number <= low,
         Step::Float(Binary::Min) => number >= high,
         Step::Float(Binary::Add) => number == 0.0,
+        _ => false,
+    }
+}
+
+/// True if a link bounds numbers that are then quantized, where all that it changes gets the same lowest or highest byte anyway.
+fn is_beyond(link: &Link, by: Option<Loc>, (low, high): (f32, f32), zero: f32, consts: &[u64]) -> bool {
+    let by = by.map_or(Some(1.0), |by| number(by, consts)).filter(|&by| by > 0.0);
+    let Some((bound, by)) = constant(link, consts).zip(by) else { return false };
+    let whole = (bound / by).round_ties_even() + zero;
+    match link.step {
+        Step::Float(Binary::Max) => whole <= low,
+        Step::Float(Binary::Min) => whole >= high,
         _ => false,
     }
 }
@@ -237,9 +252,13 @@ fn join(links: &mut Vec<Link>) {
 
 /// The operand of a link, if it is a constant.
 fn constant(link: &Link, consts: &[u64]) -> Option<f32> {
-    let Loc { base: 1, offset } = link.operand else { return None };
-    let bits = consts.get(offset as usize / size_of::<u64>()).filter(|_| link.still)?;
-    Some(f32::from_bits(*bits as u32))
+    number(link.operand, consts).filter(|_| link.still)
+}
+
+/// The number at a place, if it is a constant.
+fn number(at: Loc, consts: &[u64]) -> Option<f32> {
+    let Loc { base: 1, offset } = at else { return None };
+    consts.get(offset as usize / size_of::<u64>()).map(|&bits| f32::from_bits(bits as u32))
 }
 
 /// The number that a link adds, if it is a whole one.
