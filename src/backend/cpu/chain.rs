@@ -303,6 +303,9 @@ fn chain(ops: &[Op], kept: &[Loc], consts: &[u64], branches: &[(Loc, Widened)]) 
     if links.len() < 2 {
         return None;
     }
+    if ops[0].args[0].base >= BRANCHES {
+        (links[0].swapped, links[0].operand) = (true, ops[0].args[0]);
+    }
     let source = ops[0].args[usize::from(links[0].swapped)];
     for link in &mut links {
         let number = link.operand.base.checked_sub(BRANCHES).map(|number| number as usize);

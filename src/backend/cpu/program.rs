@@ -579,6 +579,27 @@ mod tests {
         }
     }
 
+    /// Bytes on either side of floats in memory.
+    #[test]
+    fn bytes_begin_a_chain() {
+        let n = BLOCK + 21;
+        let floats: Vec<f32> = (0..n).map(|i| (i % 113) as f32 * 0.31 - 9.0).collect();
+        let codes: Vec<u8> = (0..n).map(|i| (i * 89 % 256) as u8).collect();
+        let (x, y) = (Expr::input(0, DType::F32), Expr::input(1, DType::U8).cast(DType::F32) * f64::from(0.07f32));
+        for is_left in [false, true] {
+            let both = if is_left { y.clone() - x.clone() } else { x.clone() - y.clone() };
+            let body = quantized(&both, 0.13, 90.0, DType::U8);
+            let sources = [(Repr::F32, floats.as_ptr().cast()), (Repr::U8, codes.as_ptr())];
+            for isa in Isa::available() {
+                for (i, found) in bytes(&body, &sources, n, isa).into_iter().enumerate() {
+                    let y = f32::from(codes[i]) * 0.07;
+                    let both = if is_left { y - floats[i] } else { floats[i] - y };
+                    assert_eq!(found, expected(both, 0.13, 90.0, DType::U8), "{i} on {}", isa.name());
+                }
+            }
+        }
+    }
+
     /// Sums are scaled, added to bytes on either side, and quantized twice, in one chain that computes what its instructions would.
     #[test]
     fn bytes_join_a_chain_of_sums() {
