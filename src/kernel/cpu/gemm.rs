@@ -227,12 +227,18 @@ impl Layout {
     /// each, and bytes cost more to pack than to multiply.
     pub fn of_bytes(m: usize, n: usize, k: usize, pack_a: bool, pack_b: bool, buffer_c: bool) -> Layout {
         let layout = Layout::new(m, n, k, pack_a, pack_b, buffer_c);
-        if pack_a || !pack_b || !buffer_c || m <= TILE_ROWS {
+        if pack_a || !pack_b || !buffer_c {
             return layout;
+        }
+        // No more is packed than a tile is wide.
+        let packed = |cols: usize| (layout.sweep.min(cols) * layout.depth).next_multiple_of(PANEL_COLS);
+        if m <= TILE_ROWS {
+            return Layout { b_len: packed(layout.tile.1).min(layout.b_len), ..layout };
         }
         let rows = m.div_ceil(m.div_ceil(2 * TILE_ROWS)).next_multiple_of(PANEL_ROWS);
         let cols = n.next_multiple_of(2 * PANEL_COLS).min(2 * 2 * PANEL_COLS);
-        Layout { tile: (rows, cols), c_len: (rows.min(m) * cols).next_multiple_of(PANEL_COLS), ..layout }
+        let c_len = (rows.min(m) * cols).next_multiple_of(PANEL_COLS);
+        Layout { tile: (rows, cols), b_len: packed(cols).min(layout.b_len), c_len, ..layout }
     }
 
     /// Bytes of the workspace.
