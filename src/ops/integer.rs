@@ -302,15 +302,26 @@ impl Product {
         let [left, right] = self.whole(call, x, [0, 3], [2, 5])?;
         let bias: Vec<_> = x.given(8).iter().map(|bias| bias.cast(DType::F32)).collect();
         let sum = left.op(self.row, &[&[right], &bias[..]].concat(), call.attrs.clone());
+        // A whole number already, the sum is rounded so that no scale moves into the weights, whose products would be whole no more.
+        Ok(vec![self.requantized(call, x, sum.round())?])
+    }
+
+    /// The result of a sum of products, in `f32`.
+    fn requantized<'g>(&self, call: &Call, x: &Args<Var<'g>>, sum: Var<'g>) -> OpResult<Var<'g>> {
         let spread = |(input, behind): (usize, usize)| spread_node(x[input].cast(DType::F32), behind);
         let [of_x, of_w, of_y] = self.scales(call);
         let (x_scale, w_scale, y_scale) = (spread(of_x)?, spread(of_w)?, spread(of_y)?);
-        // In this order, as ONNX Runtime has it: near a tie another one rounds to the other side. The sum, a whole number already, is rounded
-        // so that no scale moves into the weights, whose products would be whole no more.
-        let whole = (sum.round() * (x_scale * w_scale / y_scale)).round();
+        // In this order, as ONNX Runtime has it: near a tie another one rounds to the other side.
+        let whole = (sum * (x_scale * w_scale / y_scale)).round();
         let (low, high) = call.dtype(7).range();
-        Ok(vec![(whole + spread((7, of_y.1))?).clip(low, high).cast(call.dtype(7))])
+        Ok((whole + spread((7, of_y.1))?).clip(low, high).cast(call.dtype(7)))
     }
+}
+
+/// The result of `QLinearMatMul` or `QLinearConv` of the exact sum of its products, bias included.
+pub(crate) fn requantized<'g>(call: &Call, x: &Args<Var<'g>>, sum: Var<'g>) -> OpResult<Var<'g>> {
+    let product = if call.op.name == "QLinearConv" { &FILTERS } else { &MATRICES };
+    product.requantized(call, x, sum.cast(DType::F32))
 }
 
 /// Values minus their zero points, in `f64`.

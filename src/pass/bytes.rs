@@ -23,12 +23,16 @@ use crate::dtype::DType;
 use crate::error::Result;
 use crate::graph::{Decomposer, Graph};
 use crate::kernel::{MOST_TAPS, MOST_TERMS};
-use crate::op::{Attrs, NodeId, Nodes, OpResult, ValueId, Var, build};
-use crate::ops::{CONV_OF_BYTES, OTHER_SIGN, PRODUCT_OF_BYTES, SUMS_OF_BYTES};
+use crate::op::{Args, Attrs, Call, Lower, NodeId, Nodes, OpResult, ValueId, Var, build};
+use crate::ops::{CONV_OF_BYTES, OTHER_SIGN, PRODUCT_OF_BYTES, SUMS_OF_BYTES, requantized};
 use crate::shape::Shape;
+use std::ops::RangeInclusive;
 
 /// The most products of two bytes, each less its zero point, whose sum is exact in `i32`.
 const MOST_SHIFTED: usize = i32::MAX as usize / (255 * 255);
+
+/// Rows that have a `MatMulInteger` among others.
+const COMPOSED: [&str; 3] = ["DynamicQuantizeMatMul", "MatMulIntegerToFloat", "QGemm"];
 
 /// Writes products of quantized matrices as products of bytes.
 pub fn run(graph: &mut Graph, context: &Context) -> Result<()> {
@@ -36,23 +40,36 @@ pub fn run(graph: &mut Graph, context: &Context) -> Result<()> {
         return Ok(());
     }
     for id in graph.order()? {
-        if matches!(graph.node(id).op_name(), "MatMul" | "Gemm" | "Conv") {
-            unfold_operands(graph, id)?;
+        if let Some(bytes) = moved_bytes(graph, id)? {
+            graph.replace(id.output(0), bytes);
         }
-        expand(graph, id)?;
+    }
+    let mut rows = graph.order()?;
+    while !rows.is_empty() {
+        let mut expanded = false;
+        for id in rows {
+            if matches!(graph.node(id).op_name(), "MatMul" | "Gemm" | "Conv") {
+                unfold_operands(graph, id)?;
+            }
+            expanded |= expand(graph, id)?;
+        }
+        rows = if expanded { graph.order()? } else { Vec::new() };
     }
     let mut changed = false;
     for id in graph.order()? {
         let found = match graph.node(id).op_name() {
             "MatMul" => dequantized_product(graph, id).map(Found::Product),
-            "MatMulInteger" => integer_product(graph, id).map(Found::Product),
-            "Conv" => Convolution::new(graph, id).map(Found::Convolution),
+            "MatMulInteger" => integer_product(graph, id, [0, 1], [2, 3]).map(Found::Product),
+            "QLinearMatMul" => integer_product(graph, id, [0, 3], [2, 5]).map(Found::Product),
+            "Conv" => dequantized_convolution(graph, id).map(Found::Convolution),
+            "ConvInteger" => integer_convolution(graph, id, [0, 1], [2, 3], None).map(Found::Convolution),
+            "QLinearConv" => integer_convolution(graph, id, [0, 3], [2, 5], Some(8)).map(Found::Convolution),
             _ => None,
         };
         // Longer sums may not fit i32: they stay sums of floats.
+        let wraps = graph.node(id).op_name() == "MatMulInteger";
         let few = |found: &Found| match found {
-            Found::Product(product) if product.operands[0].scale.is_some() => product.terms() <= MOST_SHIFTED,
-            Found::Product(product) => product.terms() <= MOST_TERMS,
+            Found::Product(product) => product.terms() <= if wraps { MOST_TERMS } else { MOST_SHIFTED },
             Found::Convolution(_) => true,
         };
         if let Some(found) = found.filter(|found| context.decisions.if_valid("bytes", id, few(found))) {
@@ -64,6 +81,46 @@ pub fn run(graph: &mut Graph, context: &Context) -> Result<()> {
         graph.sweep();
     }
     Ok(())
+}
+
+/// Scales that take all bytes to floats and back.
+const USUAL_SCALES: RangeInclusive<f64> = 1e-30..=1e30;
+
+/// The bytes that a node quantizes, where they were dequantized by its own scale and zero point and have only been moved since: they are the same
+/// bytes, moved.
+fn moved_bytes(graph: &mut Graph, id: NodeId) -> Result<Option<ValueId>> {
+    if graph.node(id).op_name() != "QuantizeLinear" || graph.is_output(id.output(0)) {
+        return Ok(None);
+    }
+    let own = graph.operands(id);
+    let (mut views, mut from) = (Vec::new(), own[0]);
+    while let Some(value) = from.filter(|v| matches!(graph.node(v.node).op().map(|op| op.lower), Some(Lower::View(_))))
+    {
+        views.push(value.node);
+        from = graph.operands(value.node)[0];
+    }
+    let Some(before) = from.filter(|v| graph.node(v.node).op_name() == "DequantizeLinear") else { return Ok(None) };
+    let before = graph.operands(before.node);
+    let Some(mut bytes) = before[0] else { return Ok(None) };
+    let dtype = graph.fact(bytes).dtype;
+    let parameters = |operands: &[Option<ValueId>]| {
+        let scale = operands[1].filter(|&scale| graph.fact(scale).dtype == DType::F32)?;
+        let (scale, zero) = (known(graph, Some(scale))?, known(graph, operands.get(2).copied().flatten())?);
+        (scale.len() == 1 && zero.len() == 1 && USUAL_SCALES.contains(&scale[0])).then_some((scale, zero))
+    };
+    let same = parameters(&own).is_some_and(|own| parameters(&before) == Some(own));
+    if !same || !dtype.is_byte() || dtype != graph.fact(id.output(0)).dtype {
+        return Ok(None);
+    }
+    graph.insert_at(id);
+    for view in views.into_iter().rev() {
+        let node = graph.node(view).clone();
+        let mut operands = graph.operands(view);
+        operands[0] = Some(bytes);
+        let op = node.op().expect("a view is an operator");
+        bytes = graph.add(op, &node.name, &operands, node.attrs.clone(), &[])?.output(0);
+    }
+    Ok(Some(bytes))
 }
 
 /// Lets a node read the nodes that dequantize its operands, where these were folded to constants.
@@ -100,14 +157,24 @@ fn unfold(graph: &mut Graph, constant: &Constant) -> Result<Option<ValueId>> {
     Ok(Some(node.output(0)))
 }
 
-/// Writes a `Gemm` of quantized matrices as the nodes that it stands for.
-fn expand(graph: &mut Graph, id: NodeId) -> Result<()> {
+/// Writes a `Gemm` of quantized matrices, or a row that has a `MatMulInteger` among others, as the nodes that it stands for. Returns true if it
+/// has.
+fn expand(graph: &mut Graph, id: NodeId) -> Result<bool> {
     let operands = graph.operands(id);
     let quantized = |v: &ValueId| Matrix::dequantized(graph, *v).is_some();
-    if graph.node(id).op_name() == "Gemm" && operands[..2].iter().flatten().all(quantized) {
+    let stands = match graph.node(id).op_name() {
+        "Gemm" => operands[..2].iter().flatten().all(quantized),
+        name => COMPOSED.contains(&name),
+    };
+    // A node that nothing reads has been replaced.
+    let is_read = (0..graph.node(id).outputs.len()).any(|port| {
+        let value = id.output(port);
+        graph.is_output(value) || !graph.users(value).is_empty()
+    });
+    if stands && is_read {
         decompose(graph, id)?;
     }
-    Ok(())
+    Ok(stands && is_read)
 }
 
 /// A matrix of bytes, or a batch of them, with the numbers that the bytes stand for: `(byte - zero) scale`.
@@ -153,7 +220,7 @@ impl Matrix {
         Some(Matrix { scale: Some(scale), ..Matrix::plain(graph, data, zero, axis) })
     }
 
-    /// An operand of `MatMulInteger`, whose zero points may differ along an axis.
+    /// An operand of a row of integers, whose zero points may differ along an axis.
     fn integer(graph: &Graph, data: ValueId, zero: Option<ValueId>, axis: usize) -> Option<Matrix> {
         let zeros = zero.map_or(1, |zero| graph.fact(zero).shape.numel());
         if zero.is_some_and(|zero| graph.fact(zero).shape.len() > 1) {
@@ -180,11 +247,21 @@ impl Found {
     fn replace(&self, graph: &mut Graph, id: NodeId) -> Result<()> {
         let node = graph.node(id).clone();
         graph.insert_at(id);
+        let operands = graph.operands(id);
+        let facts: Vec<_> = operands.iter().map(|v| v.map(|v| graph.fact(v).clone())).collect();
+        let facts: Vec<_> = facts.iter().map(Option::as_ref).collect();
         let made = build(&mut Decomposer::new(graph, node.name.clone()), |b| {
-            Ok(vec![match self {
+            let value = match self {
                 Found::Product(product) => product.nodes(b)?,
                 Found::Convolution(convolution) => convolution.nodes(b)?,
-            }])
+            };
+            let op = node.op().ok_or("a product is an operator")?;
+            if !op.name.starts_with("QLinear") {
+                return Ok(vec![value]);
+            }
+            let operands: Vec<_> = operands.iter().map(|v| v.map(|v| b.value(v))).collect();
+            let call = Call { op, attrs: &node.attrs, inputs: &facts };
+            Ok(vec![requantized(&call, &Args(&operands), value)?])
         });
         let values = made.map_err(|what| node.error(what))?;
         graph.replace(id.output(0), values[0]);
@@ -291,11 +368,14 @@ fn dequantized_product(graph: &Graph, id: NodeId) -> Option<Product> {
     Product::new(graph, operands, graph.fact(id.output(0)).shape.clone())
 }
 
-fn integer_product(graph: &Graph, id: NodeId) -> Option<Product> {
-    let [Some(a), Some(b), ref zeros @ ..] = graph.operands(id)[..] else { return None };
-    let [a_axis, b_axis] = [(a, 2), (b, 1)].map(|(v, behind)| graph.fact(v).shape.len().checked_sub(behind));
-    let zero = |i: usize| zeros.get(i).copied().flatten();
-    let operands = [Matrix::integer(graph, a, zero(0), a_axis?)?, Matrix::integer(graph, b, zero(1), b_axis?)?];
+/// A product of two operands of a row of integers, with their zero points.
+fn integer_product(graph: &Graph, id: NodeId, operands: [usize; 2], zeros: [usize; 2]) -> Option<Product> {
+    let all = graph.operands(id);
+    let given = |i: usize| all.get(i).copied().flatten();
+    let [a, b] = operands.map(given);
+    let [a_axis, b_axis] = [(a?, 2), (b?, 1)].map(|(v, behind)| graph.fact(v).shape.len().checked_sub(behind));
+    let operands =
+        [Matrix::integer(graph, a?, given(zeros[0]), a_axis?)?, Matrix::integer(graph, b?, given(zeros[1]), b_axis?)?];
     Product::new(graph, operands, graph.fact(id.output(0)).shape.clone())
 }
 
@@ -303,6 +383,7 @@ fn integer_product(graph: &Graph, id: NodeId) -> Option<Product> {
 struct Convolution {
     data: Matrix,
     filters: Matrix,
+    /// It is added to the scaled sums, or to the sums of a row of integers.
     bias: Option<ValueId>,
     /// The attributes of the node that it replaces.
     attrs: Attrs,
@@ -315,10 +396,8 @@ struct Convolution {
 }
 
 impl Convolution {
-    /// `Conv` of data that have one scale. `None` if filters of several groups have zero points.
-    fn new(graph: &Graph, id: NodeId) -> Option<Convolution> {
-        let [Some(x), Some(w), ref bias @ ..] = graph.operands(id)[..] else { return None };
-        let (data, filters) = (Matrix::dequantized(graph, x)?, Matrix::dequantized(graph, w)?);
+    /// `None` if filters of several groups have zero points.
+    fn new(graph: &Graph, id: NodeId, data: Matrix, filters: Matrix, bias: Option<ValueId>) -> Option<Convolution> {
         graph.as_constant(filters.data)?;
         let is_plain = data.perm.is_none() && filters.perm.is_none() && data.axis.is_none();
         let fits = (3..=5).contains(&data.shape.len())
@@ -334,7 +413,6 @@ impl Convolution {
         let points = points.iter().any(|&point| point != 0.0).then_some(points);
         let groups = graph.with_call(id, |call| call.int("group", 1))?.ok()?;
         let attrs = graph.node(id).attrs.clone();
-        let bias = bias.first().copied().flatten();
         let few = points.is_none() || groups == 1 && filters.shape[1..].iter().product::<usize>() <= MOST_SHIFTED;
         let valid = is_plain && fits && along && few;
         valid.then_some(Convolution { data, filters, bias, attrs, zero: zero + by_data, points, flips })
@@ -359,16 +437,51 @@ impl Convolution {
             let points = b.constant(DType::I32, [points.len()], || points.clone());
             sum = sum - under * if points.shape()?.numel() == 1 { points.shaped(&[]) } else { per_channel(points) };
         }
-        if self.zero != 0.0 {
-            let sums = w.shaped(&[outputs, terms]).op(SUMS_OF_BYTES, &[], Attrs::new().with("axis", 1));
-            sum = sum - per_channel(sums) * self.zero;
-        }
-        let scale = |matrix: &Matrix| matrix.scale.map(|scale| b.value(scale)).ok_or("a dequantized value has a scale");
-        let (left, right) = (scale(&self.data)?.shaped(&[]), scale(&self.filters)?);
+        let bias = self.bias.map(|bias| per_channel(b.value(bias)));
+        let (Some(left), Some(right)) = (self.data.scale, self.filters.scale) else {
+            return Ok(match (self.shift(w, per_channel), bias) {
+                (Some(shift), Some(bias)) => sum - (shift - bias),
+                (Some(shift), None) => sum - shift,
+                (None, Some(bias)) => sum + bias,
+                (None, None) => sum,
+            });
+        };
+        let sum = self.shift(w, per_channel).map_or(sum, |shift| sum - shift);
+        let (left, right) = (b.value(left).shaped(&[]), b.value(right));
         let right = if right.shape()?.numel() == 1 { right.shaped(&[]) } else { per_channel(right) };
         let sum = sum.cast(DType::F32) * (left * right);
-        Ok(self.bias.map_or(sum, |bias| sum + per_channel(b.value(bias))))
+        Ok(bias.map_or(sum, |bias| sum + bias))
     }
+
+    /// What the zero point of the data adds to the sums of each channel, if it is not zero.
+    fn shift<'g>(&self, filters: Var<'g>, per_channel: impl Fn(Var<'g>) -> Var<'g>) -> Option<Var<'g>> {
+        let shape = &self.filters.shape;
+        let rows = filters.shaped(&[shape[0], shape[1..].iter().product()]);
+        let sums = || per_channel(rows.op(SUMS_OF_BYTES, &[], Attrs::new().with("axis", 1)));
+        (self.zero != 0.0).then(|| sums() * self.zero)
+    }
+}
+
+/// `Conv` of two values that `DequantizeLinear` makes.
+fn dequantized_convolution(graph: &Graph, id: NodeId) -> Option<Convolution> {
+    let [Some(x), Some(w), ref bias @ ..] = graph.operands(id)[..] else { return None };
+    let (data, filters) = (Matrix::dequantized(graph, x)?, Matrix::dequantized(graph, w)?);
+    Convolution::new(graph, id, data, filters, bias.first().copied().flatten())
+}
+
+/// A convolution of two operands of a row of integers, with their zero points and the bias.
+fn integer_convolution(
+    graph: &Graph,
+    id: NodeId,
+    operands: [usize; 2],
+    zeros: [usize; 2],
+    bias: Option<usize>,
+) -> Option<Convolution> {
+    let all = graph.operands(id);
+    let given = |i: usize| all.get(i).copied().flatten();
+    let data = Matrix::integer(graph, given(operands[0])?, given(zeros[0]), 1)?;
+    let filters = Matrix::integer(graph, given(operands[1])?, given(zeros[1]), 0)?;
+    Convolution::new(graph, id, data, filters, bias.and_then(given))
 }
 
 /// The zero points of an operand, if they are constants.

@@ -2,7 +2,7 @@
 
 use super::Context;
 use super::attention;
-use super::group::{Group, GroupKind, Groups, MAX_GROUP_NODES, is_computable, max_reads, uses_index};
+use super::group::{Group, GroupKind, Groups, MAX_GROUP_NODES, dequantized, is_computable, max_reads, uses_index};
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::graph::Graph;
@@ -58,8 +58,8 @@ pub(super) fn run(graph: &Graph, context: &Context) -> Result<Groups> {
         }
         let space = Space { full: fuser.shape(node).clone(), row: None };
         let members = fuser.grow_down(node, &space, kind);
-        // Behind it, the backward computation often takes the derivative of a function of what was kept.
-        if graph.is_backward(node) {
+        // Behind it, the backward computation often takes the derivative of a function of what was kept. Bytes become floats where they are read.
+        if graph.is_backward(node) || context.target.has_products_of_bytes() {
             fuser.grow_up(members, &space.full);
         }
     }
@@ -220,9 +220,12 @@ impl Fuser<'_> {
         members
     }
 
-    /// True if a node stores 16-bit floats as `f32` for readers that can widen them themselves. They take half the bytes, and behind a product a
-    /// library's epilogue can store them.
+    /// True if a node stores 16-bit floats or bytes as `f32` for readers that can widen them themselves. They take half or a quarter of the bytes,
+    /// and behind a product a library's epilogue can store 16-bit floats.
     fn only_widens(&self, node: NodeId, seed: NodeId) -> bool {
+        if self.only_dequantizes(node, seed) {
+            return true;
+        }
         let value = node.output(0);
         let (graph, operands) = (self.graph, self.graph.operands(node));
         let [Some(from)] = operands[..] else { return false };
@@ -232,6 +235,20 @@ impl Fuser<'_> {
             matches!(graph.node(*user).op().map(|op| &op.lower), Some(Lower::Map(_) | Lower::Reduce(_)))
         };
         cast && half && from.node != seed && !graph.is_output(value) && graph.users(value).iter().all(takes)
+    }
+
+    /// True if a node makes floats of bytes for one reader that can do so itself.
+    fn only_dequantizes(&self, node: NodeId, seed: NodeId) -> bool {
+        let (graph, value) = (self.graph, node.output(0));
+        let is_apart = self.context.target.has_products_of_bytes()
+            && dequantized(graph, node).is_some_and(|bytes| bytes.node != seed)
+            && !graph.is_output(value);
+        let takes = |user: NodeId| match graph.node(user).op().map(|op| &op.lower) {
+            Some(Lower::Map(_)) => self.shape(user) == self.shape(node),
+            Some(Lower::Reduce(_)) => true,
+            _ => false,
+        };
+        is_apart && matches!(graph.users(value)[..], [user] if takes(user))
     }
 
     /// True if anything outside of the group reads the node.
@@ -257,7 +274,8 @@ impl Fuser<'_> {
         makes(node) || reduces && self.graph.operands(node)[0].is_some_and(|value| makes(value.node))
     }
 
-    /// Adds elementwise producers of the group's shape, or of values that it repeats, that nothing else reads. A template's own operands stay as they are.
+    /// Adds elementwise producers of the group's shape, or of values that it repeats, that nothing else reads. A template's own operands stay as they are,
+    /// and before the backward computation only bytes become floats beside it.
     fn grow_up(&mut self, mut members: Members, full: &Shape) {
         let lower = |node: NodeId| self.graph.node(node).op().map(|op| op.lower);
         let group = self.groups[members.nodes[0].index()];
@@ -267,6 +285,7 @@ impl Fuser<'_> {
         let (graph, target) = (self.graph, self.context.target);
         let same = |producer: NodeId| graph.fact(producer.output(0)).shape == *full;
         let computes = |producer| same(producer) || !has_template && is_computable(graph, target, producer, full);
+        let takes_all = !has_template || graph.is_backward(members.nodes[0]);
         let mut next = 0;
         while let Some(&node) = members.nodes.get(next) {
             next += 1;
@@ -277,6 +296,7 @@ impl Fuser<'_> {
                 let producer = value.node;
                 let Some(Lower::Map(map)) = lower(producer) else { continue };
                 if self.is_free(producer)
+                    && (takes_all || dequantized(graph, producer).is_some())
                     && !self.graph.is_output(value)
                     && members.nodes.len() < MAX_GROUP_NODES
                     && self.context.decisions.if_valid("grow", producer, computes(producer))

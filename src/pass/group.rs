@@ -3,6 +3,7 @@
 //! Only one value of a group is read outside of it: that of its sink, its last node. A path that leaves a group leaves by its sink and
 //! cannot come back, so the groups form a DAG, too. No other value of a group is stored.
 
+use crate::dtype::DType;
 use crate::expr::Expr;
 use crate::graph::Graph;
 use crate::kernel::Guard;
@@ -38,6 +39,25 @@ pub(super) fn is_computable(graph: &Graph, target: &Target, node: NodeId, full: 
     let is_indexed =
         || matches!(graph.node(node).op().map(|op| op.lower), Some(Lower::Map(map)) if uses_index(graph, node, map));
     output == full || target.launches_cost() && graph.has_backward() && is_small && !is_indexed()
+}
+
+/// The bytes that a node makes floats of, by a scale and a zero point that are constants.
+pub(super) fn dequantized(graph: &Graph, node: NodeId) -> Option<ValueId> {
+    let shape = |value: ValueId| &graph.fact(value).shape;
+    match (graph.node(node).op()?.name, &graph.operands(node)[..]) {
+        ("Cast", &[Some(from)]) => {
+            let to = graph.fact(node.output(0)).dtype;
+            (graph.fact(from).dtype.is_byte() && to == DType::F32).then_some(from)
+        }
+        (name @ ("Sub" | "Mul"), &[Some(a), Some(b)]) => {
+            let is_constant = |value| graph.as_constant(value).is_some();
+            let from = if name == "Mul" && is_constant(a) { b } else { a };
+            let other = if from == a { b } else { a };
+            let is_own = is_constant(other) && shape(from) == shape(node.output(0));
+            if is_own { dequantized(graph, from.node) } else { None }
+        }
+        _ => None,
+    }
 }
 
 /// The form of a group, which determines the form of its kernel.

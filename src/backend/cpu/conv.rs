@@ -15,14 +15,17 @@ use super::prologue::Bound;
 use super::simd::{Isa, Lanes, Plain, per_isa};
 #[cfg(target_arch = "x86_64")]
 use super::simd::{Ymm, Zmm};
-use super::window::{Planes, Slide, Window, slide};
+use super::window::Window;
 use crate::kernel::algorithm::Way;
 use crate::kernel::cpu::conv::*;
 pub use crate::kernel::cpu::conv::{Conv, ConvTranspose};
-use bytes::{BytePatches, narrow, widen};
+use crate::kernel::cpu::gemm::TILE_ROWS;
+use bytes::BytePatches;
+use planes::{Channels, Slider};
 use std::ops::Range;
 
 mod bytes;
+mod planes;
 mod whole_batch;
 
 /// Taps of which patches are cut out with one table of masks.
@@ -104,7 +107,10 @@ impl Conv {
             }
             Way::WeightsLeft | Way::WeightsRight | Way::WholeBatch => {
                 let products = if self.way == Way::WholeBatch { self.groups } else { self.batch * self.groups };
-                (products, Grid::new(m, n, parts.div_ceil(products.max(1))))
+                // Each of several high tiles cuts its patches anew, so threads may as well share the weights, if these are more than the data.
+                let has_tiles = self.bytes.is_some() && m > n && m > 2 * TILE_ROWS;
+                let grid = if has_tiles { Grid::of_rows } else { Grid::new };
+                (products, grid(m, n, parts.div_ceil(products.max(1))))
             }
         }
     }
@@ -148,36 +154,21 @@ impl Conv {
         epilogue: &mut dyn FnMut(usize, Tile),
     ) {
         let (planes, rows) = self.split(parts).1.get(task);
-        let (space, rest) = workspace.split_at_mut(self.window.workspace_bytes() / 4);
-        let (filters, rest) = rest.split_at_mut(self.widened().0);
-        let (wide, bands) = rest.split_at_mut(self.widened().1);
-        let (width, count_taps, size) = (self.window.output[2], self.window.taps(), self.window.input_len());
-        let outputs = self.out_channels / self.groups;
+        let (memory, bands) = workspace.split_at_mut(self.planes_bytes() / 4);
+        let (window, outputs, taps_step) = (&self.window, self.out_channels / self.groups, self.product().2);
+        let width = window.output[2];
+        let mut slider = Slider::new(isa, self, memory);
         let mut plane = planes.start;
         while plane < planes.end {
             let (image, channel) = (plane / self.out_channels, plane % self.out_channels);
             let count = self.together().min(self.out_channels - channel).min(planes.end - plane);
-            let mut from = x.channel(image, channel / outputs, self.bytes.is_some());
-            let mut taps = weights.wrapping_add(channel * self.product().2);
-            let mut x_step = x.channel_stride;
-            if let Some(Bytes { unsigned_data, padding }) = self.bytes {
-                // Sums of the few products of a window are exact in floats. What the data differ from their padding by has zeros around it.
-                // SAFETY: the taps of the channels, and planes of x; there is room for both.
-                unsafe {
-                    for i in 0..count {
-                        let from = taps.wrapping_add(i * self.product().2).cast();
-                        widen(isa, from, count_taps, !unsigned_data, 0.0, filters.as_mut_ptr().add(i * count_taps));
-                    }
-                    let (planes, len) = if x_step == size { (1, count * size) } else { (count, size) };
-                    for i in 0..planes {
-                        let from = from.cast::<u8>().wrapping_add(i * x_step);
-                        widen(isa, from, len, unsigned_data, padding as f32, wide.as_mut_ptr().add(i * size));
-                    }
-                }
-                (from, taps, x_step) = (wide.as_ptr(), filters.as_ptr(), size);
-            }
-            for start in rows.clone().step_by(self.window.band()) {
-                let rows = start..rows.end.min(start + self.window.band());
+            let from = x.channel(image, channel / outputs, self.bytes.is_some());
+            let taps = weights.wrapping_add(channel * taps_step);
+            let channels = Channels { count, from, step: x.channel_stride, taps, taps_step };
+            // SAFETY: planes of x, and the taps of their channels.
+            unsafe { slider.load(isa, window, &channels) }
+            for start in rows.clone().step_by(window.band()) {
+                let rows = start..rows.end.min(start + window.band());
                 let cols = rows.start * width..rows.end * width;
                 let (ptr, stride) = match y {
                     Some(y) => {
@@ -186,17 +177,8 @@ impl Conv {
                     }
                     None => (bands.as_mut_ptr(), cols.len()),
                 };
-                // SAFETY: planes of x, the taps of their channels, and bands of y or of the workspace.
-                unsafe {
-                    let planes = Planes { count, x: from, x_step, y: ptr, y_step: stride, rows };
-                    slide(isa, &self.window, Slide::Weighted(taps), planes, space);
-                    if let Some(Bytes { padding, .. }) = self.bytes {
-                        for (i, filter) in filters.chunks_exact(count_taps.max(1)).take(count).enumerate() {
-                            let plus = padding * filter.iter().sum::<f32>() as i32;
-                            narrow(isa, ptr.wrapping_add(i * stride), cols.len(), plus);
-                        }
-                    }
-                }
+                // SAFETY: as above, and bands of y or of the workspace.
+                unsafe { slider.rows(isa, window, &channels, rows, (ptr, stride)) }
                 epilogue(image, Tile { rows: channel..channel + count, cols, ptr, stride });
             }
             plane += count;
@@ -233,7 +215,8 @@ impl Conv {
                 window: &self.window,
                 ptr: from.cast(),
                 channel_stride: x.channel_stride,
-                depth,
+                channels: inputs,
+                by_tap: self.is_by_tap(),
                 padding: padding as u8,
             };
             let (b, elements) = match (&prologue, self.bytes) {
@@ -348,7 +331,13 @@ impl PanelLanes {
                 // Lane `lane + i` reads column `column + i * stride`.
                 let until = |limit: isize| {
                     let left = (limit - column).max(0) as usize;
-                    (if stride == 1 { left } else { left.div_ceil(stride as usize) }).min(count)
+                    // Divisions take longer than the rest.
+                    let steps = match stride {
+                        1 => left,
+                        2 => left.div_ceil(2),
+                        _ => left.div_ceil(stride as usize),
+                    };
+                    steps.min(count)
                 };
                 this.taps[index].1 |= mask(lane + until(0), lane + until(input_width));
             }

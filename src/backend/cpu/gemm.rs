@@ -37,6 +37,8 @@ mod pack;
 mod terms;
 
 pub use grid::Grid;
+#[cfg(target_arch = "x86_64")]
+pub(super) use pack::interleave_vectors;
 pub use pack::{Bytes, View, pack_a, pack_b};
 pub(super) use pack::{interleave, pack_panel, pack_reversed};
 
@@ -191,7 +193,11 @@ impl Gemm<'_> {
         let ends = |end: usize, len: usize, unit: usize| end == len || end.is_multiple_of(unit);
         assert!(ends(rows.end, self.m, PANEL_ROWS) && ends(cols.end, self.n, PANEL_COLS), "ranges end at panels");
         let (a_packed, b_packed) = (matches!(self.a, Matrix::Packed(_)), matches!(self.b, Matrix::Packed(_)));
-        let layout = Layout::new(self.m, self.n, self.k, !a_packed, !b_packed, !rows_are_dense);
+        let layout = match self.elements {
+            Elements::Floats => Layout::new,
+            Elements::Bytes { .. } => Layout::of_bytes,
+        };
+        let layout = layout(self.m, self.n, self.k, !a_packed, !b_packed, !rows_are_dense);
         assert!(
             workspace.len() >= layout.a_len + layout.b_len + layout.c_len,
             "the workspace is as large as was asked for"
@@ -199,7 +205,7 @@ impl Gemm<'_> {
         let (a_space, rest) = workspace.split_at_mut(layout.a_len);
         let (b_space, c_space) = rest.split_at_mut(layout.b_len);
         let kernels = kernels(isa, self.elements);
-        let mut work = Work { isa, kernels, depth: layout.depth, sweep: layout.sweep, a_space, b_space };
+        let mut work = Work { isa, kernels, depth: layout.depth, sweep: layout.sweep, left: None, a_space, b_space };
         let (height, width) = layout.tile;
         for row in rows.clone().step_by(height.max(1)) {
             for col in cols.clone().step_by(width.max(1)) {
@@ -277,7 +283,7 @@ impl Gemm<'_> {
             let add = self.accumulate || k0 > 0;
             // SAFETY: the workspace holds the blocks that `Layout` sized it for; all else is inside the operands.
             unsafe {
-                let a = self.left(work.isa, rows.clone(), k.clone(), work.a_space);
+                let a = self.left(work, rows.clone(), k.clone());
                 // As much of B is packed at a time as all rows of A then find in the cache.
                 let sweep = if self.packs_b() { work.sweep } else { cols.len().max(1) };
                 for col in cols.clone().step_by(sweep) {
@@ -311,13 +317,19 @@ impl Gemm<'_> {
     ///
     /// # Safety
     /// As for [`Gemm::tile`].
-    unsafe fn left(&self, isa: Isa, rows: Range<usize>, k: Range<usize>, space: &mut [f32]) -> Left {
+    unsafe fn left(&self, work: &mut Work, rows: Range<usize>, k: Range<usize>) -> Left {
+        let (isa, space) = (work.isa, &mut *work.a_space);
         let packed = Slab { ptr: space.as_ptr(), depth: k.len(), skip: 0 };
+        let block = Some((rows.clone(), k.clone()));
+        let is_there = work.left == block;
+        work.left = block;
         // SAFETY: guaranteed by the caller.
         unsafe {
             let slab = match self.a {
                 Matrix::Packed(a) => Slab { ptr: a.wrapping_add(rows.start * self.k), depth: self.k, skip: k.start },
                 Matrix::Strided(a) if self.m <= FEW_ROWS => return Left::Few(View { ptr: a.at(0, k.start), ..a }),
+                // The tile beside this one had the same block.
+                _ if is_there => packed,
                 Matrix::Strided(a) => {
                     pack_a_block(a, rows, k, space.as_mut_ptr());
                     packed
@@ -427,6 +439,8 @@ struct Work<'a> {
     /// Most of `k` that is packed at a time, and most columns.
     depth: usize,
     sweep: usize,
+    /// The rows and the range of `k` of the block of `A` in its space.
+    left: Option<(Range<usize>, Range<usize>)>,
     a_space: &'a mut [f32],
     b_space: &'a mut [f32],
 }

@@ -4,7 +4,7 @@
 //! reductions, and what follows from them. The others run block by block.
 
 use super::block::{BLOCK, Form, Kind, Loc, Op, Repr, exec};
-use super::chain::{Piece, pieces};
+use super::chain::{Chain, Piece, pieces};
 use super::simd::Isa;
 use crate::dtype::DType;
 use crate::error::ensure;
@@ -85,6 +85,8 @@ struct Value {
     uses: usize,
     /// The destination that it is computed in, if it is computed in one.
     to: Option<Loc>,
+    /// It is computed there in the representation of the destination, not in its own.
+    narrowed: bool,
 }
 
 struct Builder<'a> {
@@ -170,6 +172,14 @@ impl Program {
         unsafe { self.each.iter().for_each(|piece| piece.run(isa, n, bases)) }
     }
 
+    /// The chain that is all of the program, if it is one.
+    pub fn chain(&self) -> Option<&Chain> {
+        match &self.each[..] {
+            [Piece::Chain(chain)] if self.still.is_empty() => Some(chain),
+            _ => None,
+        }
+    }
+
     /// Number of destinations.
     pub fn outputs(&self) -> usize {
         self.outputs
@@ -244,7 +254,7 @@ impl Builder<'_> {
                 Some(k) => self.frame.sources[k].still,
                 None => operands().all(|a| self.value(a).is_still),
             };
-            self.values.push(Value { repr, is_still, loc: Loc::default(), uses: 0, to: None });
+            self.values.push(Value { repr, is_still, loc: Loc::default(), uses: 0, to: None, narrowed: false });
         }
         if self.body.results.iter().any(|&r| r as usize >= self.body.code.len()) {
             return Err("a result of a body is not one of its instructions".into());
@@ -273,6 +283,13 @@ impl Builder<'_> {
             let as_it_is = sink == Sink::Store(self.value(r).repr) && !instr.dtype.is_small_int();
             if computes && (sink == Sink::Place || (as_it_is && self.sinks.len() == 1)) {
                 self.values[r as usize].to.get_or_insert(out);
+            }
+            // So may a small integer that is cast, and that nothing else reads.
+            let is_cast =
+                matches!(instr.code, Code::Cast(_)) && Repr::stored(instr.dtype).map(Sink::Store) == Some(sink);
+            if computes && is_cast && instr.dtype.is_small_int() && self.sinks.len() == 1 && self.value(r).uses == 1 {
+                self.values[r as usize].to = Some(out);
+                self.values[r as usize].narrowed = true;
             }
         }
     }
@@ -348,6 +365,9 @@ impl Builder<'_> {
             let kind = if from == repr { Kind::Copy(repr.size()) } else { Kind::Cast(from, repr) };
             return self.compute(i, kind, [loc; 3], &[]);
         };
+        if self.values[i].narrowed {
+            return self.compute(i, Kind::Cast(from, small), [loc; 3], &[]);
+        }
         // By way of the small type, for its range.
         let middle = self.place(still, small.size());
         self.push(still, Kind::Cast(from, small), middle, [loc; 3]);
@@ -376,9 +396,10 @@ impl Builder<'_> {
         self.save_sources();
         let mut kept = Vec::new();
         for (k, &r) in self.body.results.iter().enumerate() {
-            let Value { repr, is_still: still, loc, .. } = self.value(r);
+            let Value { repr, is_still: still, loc, narrowed, .. } = self.value(r);
             let out = self.out(k);
             match self.sinks[k] {
+                Sink::Store(_) if narrowed => {}
                 Sink::Keep if still => {
                     let to = self.register(repr.size());
                     self.deliver(true, repr, loc, to);
@@ -478,13 +499,13 @@ pub fn literal(value: f64, repr: Repr) -> u64 {
     }
 }
 
-/// Nanoseconds per element, to the nearest factor of two or so.
 /// True if an instruction can take one value for the whole block.
 fn has_forms(op: Binary, repr: Repr) -> bool {
     use Binary::{Add, Mul, Or, Shl, Shr, Sub, Xor};
     repr == Repr::F32 || repr == Repr::I32 && matches!(op, Add | Sub | Mul | Or | Xor | Shl | Shr)
 }
 
+/// Nanoseconds per element, to the nearest factor of two or so.
 fn cost(code: Code) -> f64 {
     match code {
         Code::Const(_) | Code::Input(_) | Code::Index(_) | Code::Reduction(_) => 0.0,
@@ -494,5 +515,122 @@ fn cost(code: Code) -> f64 {
         Code::Binary(Binary::Pow, _, _) => 1.0,
         Code::Unary(..) | Code::Binary(..) => 0.05,
         Code::Cast(_) | Code::Bits(_) | Code::Select(..) => 0.1,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::expr::Expr;
+
+    /// The bytes of a body over `n` elements of each source, on an instruction set. It must be one chain.
+    fn bytes(body: &Expr, sources: &[(Repr, *const u8)], n: usize, isa: Isa) -> Vec<u8> {
+        let source_of = |&(repr, _): &(Repr, *const u8)| Source { repr, still: false, padded: false };
+        let inputs = (0..sources.len()).map(Some).collect();
+        let frame = Frame { sources: sources.iter().map(source_of).collect(), inputs, ..Frame::default() };
+        let stored = Repr::stored(body.dtype()).expect("a type that is stored");
+        let program = Program::new(&Body::new(&[body.clone()]), &frame, &[Sink::Store(stored)]).expect("compiles");
+        assert!(program.chain().is_some(), "{:?}", program.each);
+        let mut found = vec![0; n];
+        for first in (0..n).step_by(BLOCK) {
+            let mut bases = vec![std::ptr::null_mut(); source(sources.len() + 1)];
+            program.bind(std::ptr::null_mut(), &mut bases);
+            for (k, (repr, at)) in sources.iter().enumerate() {
+                bases[source(k)] = at.wrapping_add(first * repr.size()).cast_mut();
+            }
+            bases[program.out(0)] = found[first..].as_mut_ptr();
+            // SAFETY: the sources and the result have `n` elements, and a chain has no registers.
+            unsafe { program.run_each(isa, BLOCK.min(n - first), &bases) }
+        }
+        found
+    }
+
+    fn quantized(x: &Expr, by: f32, zero: f64, dtype: DType) -> Expr {
+        let (low, high) = dtype.range();
+        let whole = (x.clone() / f64::from(by)).round() + zero;
+        whole.max(&x.like(low)).min(&x.like(high)).cast(dtype)
+    }
+
+    /// What `quantized` is of one number, step by step.
+    fn expected(x: f32, by: f32, zero: f32, dtype: DType) -> u8 {
+        let whole = (x / by).round_ties_even() + zero;
+        if dtype == DType::U8 { whole as u8 } else { (whole as i8).cast_unsigned() }
+    }
+
+    /// Near ties, and of numbers that no byte has, quotients are what a division computes.
+    #[test]
+    fn numbers_are_quantized_as_a_division_rounds_them() {
+        for by in [0.3f32, 1.7e-3, 0.019_607_844, 3.141_592_7, 1.999_999_9, 1e-20, 1e22, -0.7, 1e-40, 1e35] {
+            let near = |k: i32| {
+                let tie = (f64::from(k) + 0.5) * f64::from(by);
+                (-4..5).map(move |ulps| f32::from_bits((tie as f32).to_bits().wrapping_add_signed(ulps)))
+            };
+            let mut x: Vec<f32> = (-300..300).flat_map(near).collect();
+            x.extend([0.0, -0.0, f32::MAX, f32::MIN, f32::INFINITY, f32::NEG_INFINITY, f32::NAN, f32::MIN_POSITIVE]);
+            for (dtype, zero) in [(DType::U8, 0.0f32), (DType::U8, 131.0), (DType::I8, -7.0)] {
+                let body = quantized(&Expr::input(0, DType::F32), by, zero.into(), dtype);
+                for isa in Isa::available() {
+                    let found = bytes(&body, &[(Repr::F32, x.as_ptr().cast())], x.len(), isa);
+                    for (x, found) in x.iter().zip(found) {
+                        assert_eq!(found, expected(*x, by, zero, dtype), "{x:e} / {by:e} + {zero} on {}", isa.name());
+                    }
+                }
+            }
+        }
+    }
+
+    /// Bytes on either side of floats in memory.
+    #[test]
+    fn bytes_begin_a_chain() {
+        let n = BLOCK + 21;
+        let floats: Vec<f32> = (0..n).map(|i| (i % 113) as f32 * 0.31 - 9.0).collect();
+        let codes: Vec<u8> = (0..n).map(|i| (i * 89 % 256) as u8).collect();
+        let (x, y) = (Expr::input(0, DType::F32), Expr::input(1, DType::U8).cast(DType::F32) * f64::from(0.07f32));
+        for is_left in [false, true] {
+            let both = if is_left { y.clone() - x.clone() } else { x.clone() - y.clone() };
+            let body = quantized(&both, 0.13, 90.0, DType::U8);
+            let sources = [(Repr::F32, floats.as_ptr().cast()), (Repr::U8, codes.as_ptr())];
+            for isa in Isa::available() {
+                for (i, found) in bytes(&body, &sources, n, isa).into_iter().enumerate() {
+                    let y = f32::from(codes[i]) * 0.07;
+                    let both = if is_left { y - floats[i] } else { floats[i] - y };
+                    assert_eq!(found, expected(both, 0.13, 90.0, DType::U8), "{i} on {}", isa.name());
+                }
+            }
+        }
+    }
+
+    /// Sums are scaled, added to bytes on either side, and quantized twice, in one chain that computes what its instructions would.
+    #[test]
+    fn bytes_join_a_chain_of_sums() {
+        let n = 2 * BLOCK + 37;
+        let sums: Vec<i32> = (0..n as i32).map(|i| (i * 7919) % 60_001 - 30_000).collect();
+        let bias: Vec<f32> = (0..n).map(|i| (i % 13) as f32 * 0.37 - 2.0).collect();
+        let left: Vec<u8> = (0..n).map(|i| (i * 89 % 256) as u8).collect();
+        let (sum, bias_of, bytes_of) =
+            (Expr::input(0, DType::I32), Expr::input(1, DType::F32), |dtype| Expr::input(2, dtype).cast(DType::F32));
+        for (dtype, repr) in [(DType::U8, Repr::U8), (DType::I8, Repr::I8)] {
+            let scaled = (sum.clone() - 5.0).cast(DType::F32) * f64::from(0.0123f32) + bias_of.clone();
+            let inner = quantized(&scaled, 0.9, 100.0, DType::U8).cast(DType::F32);
+            let inner = (inner - 100.0) * f64::from(0.9f32);
+            for is_left in [false, true] {
+                let other = (bytes_of(dtype) - 3.0) * f64::from(0.77f32);
+                let joined = if is_left { other - inner.clone() } else { inner.clone() + other };
+                let body = quantized(&joined.max(&joined.like(0.0)), 0.41, 2.0, DType::U8);
+                for isa in Isa::available() {
+                    let sources =
+                        [(Repr::I32, sums.as_ptr().cast()), (Repr::F32, bias.as_ptr().cast()), (repr, left.as_ptr())];
+                    let found = bytes(&body, &sources, n, isa);
+                    for i in 0..n {
+                        let scaled = (sums[i] - 5) as f32 * 0.0123 + bias[i];
+                        let inner = (f32::from(expected(scaled, 0.9, 100.0, DType::U8)) - 100.0) * 0.9;
+                        let byte = if repr == Repr::U8 { left[i].into() } else { f32::from(left[i].cast_signed()) };
+                        let other = (byte - 3.0) * 0.77f32;
+                        let joined = if is_left { other - inner } else { inner + other };
+                        assert_eq!(found[i], expected(joined.max(0.0), 0.41, 2.0, DType::U8), "{i} on {}", isa.name());
+                    }
+                }
+            }
+        }
     }
 }

@@ -262,6 +262,20 @@ mod x86 {
         fn mul_add(self, factor: Self, term: Self) -> Self { Ymm(_mm256_fmadd_ps(self.0, factor.0, term.0)) }
     }
 
+    impl From<__m256> for Ymm {
+        #[inline(always)]
+        fn from(x: __m256) -> Ymm {
+            Ymm(x)
+        }
+    }
+
+    impl From<Ymm> for __m256 {
+        #[inline(always)]
+        fn from(x: Ymm) -> __m256 {
+            x.0
+        }
+    }
+
     /// Sixteen floats in an AVX-512 register.
     #[derive(Clone, Copy)]
     pub struct Zmm(__m512);

@@ -1,6 +1,7 @@
 //! Bodies applied to finished tiles of a product or a convolution while those are in the cache.
 
 use super::block::BLOCK;
+use super::chain::{Chain, Rows};
 use super::gemm::Tile;
 use super::moves;
 use super::nest::{Motion, Nest};
@@ -43,6 +44,8 @@ struct Blocks {
     /// The first is the core value.
     sources: Vec<TileOperand>,
     outs: Vec<TileOperand>,
+    /// Bytes from one row to the next, by base pointer; `None` for the tile itself.
+    steps: Vec<Option<isize>>,
 }
 
 impl Blocks {
@@ -81,7 +84,15 @@ impl Blocks {
             pairs.map(|(operand, (row, cols))| TileOperand { operand, row, cols }).collect()
         };
         let (sources, outs) = (of_tile(sources), of_tile(outs));
-        Ok(Blocks { program, sources, outs })
+        let step = |s: &TileOperand| (s.operand.feed != Feed::Core).then_some(s.row);
+        let steps = (0..source(0)).map(|_| Some(0)).chain(sources.iter().chain(&outs).map(step)).collect();
+        Ok(Blocks { program, sources, outs, steps })
+    }
+
+    /// The chain that is all of the program, if every operand of it is where it is used.
+    fn chain(&self) -> Option<&Chain> {
+        let in_place = |s: &TileOperand| matches!(s.operand.place, Place::Dense | Place::Still);
+        self.program.chain().filter(|_| self.sources.iter().chain(&self.outs).all(in_place))
     }
 }
 
@@ -126,6 +137,9 @@ impl Epilogue {
     pub unsafe fn apply(&self, args: &Args, at: &[isize], tile: &Tile, mem: *mut u8, bases: &mut [*mut u8]) {
         // SAFETY: guaranteed by the caller.
         unsafe {
+            if let Some(chain) = self.by_row.chain() {
+                return self.apply_chain(chain, args, at, tile, bases);
+            }
             match &self.by_rows {
                 Some(blocks) if tile.cols.len() == self.columns && tile.stride == self.columns => {
                     self.apply_to_rows(blocks, args, at, tile, mem, bases);
@@ -141,7 +155,7 @@ impl Epilogue {
     /// As for [`Epilogue::apply`], with a tile of whole rows that has no gaps.
     unsafe fn apply_to_rows(
         &self,
-        Blocks { program, sources, outs }: &Blocks,
+        Blocks { program, sources, outs, .. }: &Blocks,
         args: &Args,
         at: &[isize],
         tile: &Tile,
@@ -176,12 +190,32 @@ impl Epilogue {
         }
     }
 
+    /// Applies a body that is one chain, whose rows need not be cut into blocks.
+    ///
+    /// # Safety
+    /// As for [`Epilogue::apply`].
+    unsafe fn apply_chain(&self, chain: &Chain, args: &Args, at: &[isize], tile: &Tile, bases: &mut [*mut u8]) {
+        let Blocks { program, sources, outs, steps } = &self.by_row;
+        let first_row = tile.rows.start as isize;
+        for ((k, s), &at) in sources.iter().chain(outs).enumerate().zip(at) {
+            bases[source(k)] = match s.operand.feed {
+                Feed::Core => tile.ptr.cast(),
+                _ => args.at(s.operand.arg(), s.position(at + first_row * s.row, tile.cols.start)),
+            };
+        }
+        program.bind(std::ptr::null_mut(), bases);
+        let stride = (4 * tile.stride) as isize;
+        let rows = Rows { count: tile.rows.len(), len: tile.cols.len(), steps, stride };
+        // SAFETY: guaranteed by the caller; a chain alone has no registers.
+        unsafe { chain.run(self.isa, &rows, bases) }
+    }
+
     /// Applies the body to one row after the other.
     ///
     /// # Safety
     /// As for [`Epilogue::apply`].
     unsafe fn apply_by_row(&self, args: &Args, at: &[isize], tile: &Tile, mem: *mut u8, bases: &mut [*mut u8]) {
-        let Blocks { program, sources, outs } = &self.by_row;
+        let Blocks { program, sources, outs, .. } = &self.by_row;
         program.bind(mem.wrapping_add(self.registers), bases);
         let (source_at, out_at) = at[..sources.len() + outs.len()].split_at(sources.len());
         for (r, row) in tile.rows.clone().enumerate() {

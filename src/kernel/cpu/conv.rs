@@ -1,6 +1,6 @@
 //! The shapes of convolutions on the CPU: which way they are computed, and what packed weights and workspaces take.
 
-use super::gemm::{self, Form, Plain};
+use super::gemm::{self, Depth, Form, Plain};
 use super::window::Window;
 use crate::dtype::DType;
 use crate::kernel::algorithm::Way;
@@ -8,6 +8,8 @@ use std::ops::Range;
 
 /// Taps and positions are tracked in vectors of this many lanes.
 pub(crate) const LANES: usize = 16;
+/// Bytes of a word.
+const WORD: usize = 4;
 /// Images of fewer positions than this go into one product of a transposed convolution.
 const TOGETHER: usize = 64;
 
@@ -18,6 +20,30 @@ pub struct Bytes {
     pub unsigned_data: bool,
     /// The element around the data.
     pub padding: i32,
+}
+
+/// A plane of bytes with its padding around it, over which a depthwise convolution slides.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Padded {
+    pub rows: usize,
+    /// Bytes from one row to the next.
+    pub pitch: usize,
+}
+
+impl Padded {
+    /// The plane under a window, if it is flat and square, of a usual size and stride.
+    pub fn under(w: &Window) -> Option<Padded> {
+        let is_flat = [w.input[0], w.output[0], w.kernel[0]] == [1; 3] && w.pads[0] == 0;
+        let is_square = w.kernel[1] == w.kernel[2] && w.strides[1] == w.strides[2] && w.dilations[1..] == [1, 1];
+        let is_usual = matches!(w.kernel[1], 3 | 5 | 7) && matches!(w.strides[1], 1 | 2);
+        let len = |dim: usize| w.output[dim].saturating_sub(1) * w.strides[dim] + w.kernel[dim];
+        (is_flat && is_square && is_usual).then(|| Padded { rows: len(1), pitch: len(2) })
+    }
+
+    /// Bytes of the plane. Vectors that begin in it are read as a whole, from up to a word further.
+    pub fn bytes(&self) -> usize {
+        (self.rows * self.pitch + 4 + 4 * LANES).next_multiple_of(4 * LANES)
+    }
 }
 
 /// The shapes of a convolution. Weights are `[out_channels, in_channels / groups, kernel]`.
@@ -45,6 +71,24 @@ impl Conv {
         self.in_channels / self.groups * self.window.taps()
     }
 
+    /// True if a product of bytes walks through the channels under one tap, and then through those under the next one: each word has four
+    /// channels of one position. It takes more words where there are few channels.
+    pub(crate) fn is_by_tap(&self) -> bool {
+        let (channels, taps) = (self.in_channels / self.groups, self.window.taps());
+        let few = 3 * taps * channels.div_ceil(WORD) <= 4 * (taps * channels).div_ceil(WORD);
+        self.bytes.is_some() && self.way == Way::WeightsLeft && channels > 0 && few
+    }
+
+    /// The terms of a sum, in the order in which a product walks through them.
+    fn depth(&self) -> Depth {
+        let (channels, taps) = (self.in_channels / self.groups, self.window.taps());
+        if self.is_by_tap() {
+            Depth { stretches: (taps, 1), elements: (channels, taps as isize) }
+        } else {
+            Depth::even(channels * taps, 1)
+        }
+    }
+
     /// The type that packed weights are laid out for.
     fn packed_dtype(&self) -> DType {
         if self.bytes.is_some() { DType::I8 } else { DType::F32 }
@@ -61,6 +105,14 @@ impl Conv {
         if self.bytes.is_some() { (up(self.window.taps()), up(self.window.input_len())) } else { (0, 0) }
     }
 
+    /// Bytes in which a depthwise convolution has the planes that it slides over, in whichever form the CPU's instructions read.
+    pub(crate) fn planes_bytes(&self) -> usize {
+        let (taps, plane) = self.widened();
+        let padded =
+            self.bytes.and_then(|_| Padded::under(&self.window)).map_or(0, |padded| self.together() * padded.bytes());
+        padded.max(self.window.workspace_bytes() + 4 * (taps + plane))
+    }
+
     /// True if every output position reads the input position of the same number and no other.
     pub(crate) fn is_pointwise(&self) -> bool {
         let w = &self.window;
@@ -70,7 +122,8 @@ impl Conv {
     /// Rows, columns and depth of the matrix product of one group of one image, or of all images. The depth counts elements of 4 bytes.
     pub(crate) fn product(&self) -> (usize, usize, usize) {
         let (outputs, positions) = (self.out_channels / self.groups, self.window.output_len());
-        let k = self.terms().div_ceil(gemm::together(self.packed_dtype()));
+        let Depth { stretches: (stretches, _), elements: (each, _) } = self.depth();
+        let k = stretches * each.div_ceil(gemm::together(self.packed_dtype()));
         match self.way {
             Way::Depthwise | Way::WeightsLeft => (outputs, positions, k),
             Way::WeightsRight => (positions, outputs, k),
@@ -150,7 +203,7 @@ impl Conv {
         let (outputs, terms) = (self.out_channels / self.groups, self.terms());
         let [left, right] = [0, 1].map(|operand| Form::of(operand, self.packed_dtype()));
         let size = (self.packed_weight_bytes() / self.groups).max(1);
-        let depth = (terms, 1);
+        let depth = self.depth();
         for (group, to) in to.chunks_exact_mut(size).enumerate() {
             let start = start + (group * outputs * terms) as isize;
             match self.way {
@@ -170,10 +223,10 @@ impl Conv {
         let (m, n, k) = self.product();
         match self.way {
             Way::Depthwise => {
-                let (taps, plane) = self.widened();
                 let band = if direct { 0 } else { self.together() * self.window.band() * self.window.output[2] };
-                self.window.workspace_bytes() + 4 * (taps + plane + band)
+                self.planes_bytes() + 4 * band
             }
+            Way::WeightsLeft if self.bytes.is_some() => gemm::Layout::of_bytes(m, n, k, false, true, !direct).bytes(),
             Way::WeightsLeft => gemm::workspace_bytes(m, n, k, true, false, direct),
             Way::WeightsRight => {
                 gemm::workspace_bytes(m, n, k, false, true, false) + if direct { 0 } else { 4 * self.transposed() }
@@ -237,7 +290,7 @@ impl ConvTranspose {
                 let (block, after) = to.split_at_mut(gemm::packed_a_bytes(rows, inputs));
                 let start = start + ((group * inputs * outputs + first) * taps) as isize;
                 let step = (outputs * taps) as isize;
-                gemm::pack_lines(from, start, (rows, 1), (inputs, step), Form::of(0, DType::F32), block);
+                gemm::pack_lines(from, start, (rows, 1), Depth::even(inputs, step), Form::of(0, DType::F32), block);
                 to = after;
             }
         }

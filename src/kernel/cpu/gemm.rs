@@ -61,26 +61,54 @@ impl Form {
     }
 }
 
-/// Packs `lines`: a panel has lines side by side, 4 bytes by 4 bytes of their `depth`. Both come with their step in the source, which
+/// The elements of a line along `k`: some stretches, of which each begins a word.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Depth {
+    /// Number of stretches, and elements of the source from one to the next.
+    pub stretches: (usize, isize),
+    /// Elements of a stretch, and elements of the source from one to the next.
+    pub elements: (usize, isize),
+}
+
+impl Depth {
+    /// One stretch.
+    pub fn even(len: usize, step: isize) -> Depth {
+        Depth { stretches: (1, 0), elements: (len, step) }
+    }
+}
+
+/// Packs `lines`: a panel has lines side by side, 4 bytes by 4 bytes of their `depth`. Lines come with their step in the source, which
 /// starts at element `start`.
-pub(super) fn pack_lines(
+pub(super) fn pack_lines(from: Plain, start: isize, lines: (usize, isize), depth: Depth, form: Form, to: &mut [u8]) {
+    let (count, step) = depth.stretches;
+    let each = depth.elements.0.div_ceil(form.together);
+    for stretch in 0..count {
+        let (start, words) = (start + stretch as isize * step, (stretch * each, count * each));
+        pack_stretch(from, start, lines, depth.elements, form, words, to);
+    }
+}
+
+/// Packs a stretch of lines: its words begin behind so many of all words of a line.
+fn pack_stretch(
     from: Plain,
     start: isize,
     (lines, line_step): (usize, isize),
     (depth, depth_step): (usize, isize),
     form: Form,
+    (before, words): (usize, usize),
     to: &mut [u8],
 ) {
     let Form { unit, padded, together } = form;
-    let (size, words) = (form.size(), depth.div_ceil(together));
+    let size = form.size();
     if !from.has_all(start, (lines, line_step), (depth, depth_step), size) {
-        return pack_some(from, start, (lines, line_step), (depth, depth_step), form, to);
+        return pack_some(from, start, (lines, line_step), (depth, depth_step), form, (before, words), to);
     }
     let (start, from) = (start - from.first as isize, from.bytes);
     for (panel, first) in to.chunks_mut((4 * unit * words).max(1)).zip((0..lines).step_by(unit)) {
         let width = unit.min(lines - first);
         let stride = if padded { unit } else { width };
-        for (p, to) in panel.chunks_exact_mut(4 * stride).enumerate() {
+        let own = panel.chunks_exact_mut(4 * stride).skip(before).take(depth.div_ceil(together));
+        for (p, to) in own.enumerate() {
             to[4 * width..].fill(0);
             let at = start + first as isize * line_step + (p * together) as isize * depth_step;
             if line_step == 1 && together == 1 {
@@ -103,10 +131,18 @@ pub(super) fn pack_lines(
     }
 }
 
-/// Packs the elements that a part has, as [`pack_lines`] does. Others stay as they are.
-fn pack_some(from: Plain, start: isize, lines: (usize, isize), depth: (usize, isize), form: Form, to: &mut [u8]) {
+/// Packs the elements that a part has, as [`pack_stretch`] does. Others stay as they are.
+fn pack_some(
+    from: Plain,
+    start: isize,
+    lines: (usize, isize),
+    depth: (usize, isize),
+    form: Form,
+    (before, words): (usize, usize),
+    to: &mut [u8],
+) {
     let Form { unit, padded, together } = form;
-    let (size, words) = (form.size(), depth.0.div_ceil(together));
+    let size = form.size();
     // The axis with the smaller step is walked within the other one.
     let by_line = lines.1 >= depth.1;
     let (outer, inner) = if by_line { (lines, depth) } else { (depth, lines) };
@@ -117,7 +153,7 @@ fn pack_some(from: Plain, start: isize, lines: (usize, isize), depth: (usize, is
             let (l, p) = if by_line { (o, i) } else { (i, o) };
             let (first, within) = (l / unit * unit, l % unit);
             let stride = if padded { unit } else { unit.min(lines.0 - first) };
-            let word = first * words + p / together * stride + within;
+            let word = first * words + (before + p / together) * stride + within;
             let to = &mut to[4 * word + p % together * size..][..size];
             let at = size * (line + i as isize * inner.1 - from.first as isize) as usize;
             to.copy_from_slice(&from.bytes[at..at + size]);
@@ -170,8 +206,7 @@ impl<'a> Plain<'a> {
 /// Bytes of workspace that one call of a product needs, whatever range it computes; each thread needs its own.
 /// `a_packed`, `b_packed`: the operand is `Packed`. `c_unit`: the destination is `Out::Strided` with `cs == 1`.
 pub fn workspace_bytes(m: usize, n: usize, k: usize, a_packed: bool, b_packed: bool, c_unit: bool) -> usize {
-    let layout = Layout::new(m, n, k, !a_packed, !b_packed, !c_unit);
-    4 * (layout.a_len + layout.b_len + layout.c_len)
+    Layout::new(m, n, k, !a_packed, !b_packed, !c_unit).bytes()
 }
 
 /// The blocks that a product is cut into and the workspace that they need, from the shapes alone.
@@ -188,6 +223,29 @@ pub(crate) struct Layout {
 }
 
 impl Layout {
+    /// Of a product of bytes. If only the right operand has to be packed, tiles are as high as they may be, because it is packed anew for
+    /// each, and bytes cost more to pack than to multiply.
+    pub fn of_bytes(m: usize, n: usize, k: usize, pack_a: bool, pack_b: bool, buffer_c: bool) -> Layout {
+        let layout = Layout::new(m, n, k, pack_a, pack_b, buffer_c);
+        if pack_a || !pack_b || !buffer_c {
+            return layout;
+        }
+        // No more is packed than a tile is wide.
+        let packed = |cols: usize| (layout.sweep.min(cols) * layout.depth).next_multiple_of(PANEL_COLS);
+        if m <= TILE_ROWS {
+            return Layout { b_len: packed(layout.tile.1).min(layout.b_len), ..layout };
+        }
+        let rows = m.div_ceil(m.div_ceil(2 * TILE_ROWS)).next_multiple_of(PANEL_ROWS);
+        let cols = n.next_multiple_of(2 * PANEL_COLS).min(2 * 2 * PANEL_COLS);
+        let c_len = (rows.min(m) * cols).next_multiple_of(PANEL_COLS);
+        Layout { tile: (rows, cols), b_len: packed(cols).min(layout.b_len), c_len, ..layout }
+    }
+
+    /// Bytes of the workspace.
+    pub fn bytes(&self) -> usize {
+        4 * (self.a_len + self.b_len + self.c_len)
+    }
+
     pub fn new(m: usize, n: usize, k: usize, pack_a: bool, pack_b: bool, buffer_c: bool) -> Layout {
         // A tile is large enough to use what was packed for it often, and small enough for the L2 cache.
         let tile_len = if buffer_c { 16 << 10 } else { 128 << 10 };

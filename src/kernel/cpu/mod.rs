@@ -18,7 +18,7 @@ pub mod window;
 use attention::Attention;
 use conv::{Bytes, Conv, ConvTranspose};
 pub use gemm::Plain;
-use gemm::{Form, pack_lines, packed_a_bytes, packed_b_bytes, together};
+use gemm::{Depth, Form, Layout, pack_lines, packed_a_bytes, packed_b_bytes, together};
 use window::Window;
 
 /// A workspace: bytes that all threads share, and as many slots as threads can use.
@@ -139,8 +139,8 @@ pub fn pack(kernel: &Kernel, operand: usize, from: Plain, packed: &mut [u8]) {
             let starts = access.permute(&moving);
             for (start, matrix) in starts.elements().zip(packed.chunks_exact_mut(size.max(1))) {
                 match operand {
-                    0 => pack_lines(from, start, (rows, rs), (cols, cs), form, matrix),
-                    _ => pack_lines(from, start, (cols, cs), (rows, rs), form, matrix),
+                    0 => pack_lines(from, start, (rows, rs), Depth::even(cols, cs), form, matrix),
+                    _ => pack_lines(from, start, (cols, cs), Depth::even(rows, rs), form, matrix),
                 }
             }
         }
@@ -236,6 +236,8 @@ pub struct Product {
     pub k: usize,
     /// True for the left and for the right operand, in this order, if it is packed.
     pub packed: [bool; 2],
+    /// True if the operands are bytes.
+    pub of_bytes: bool,
     /// True if the result is collected in its destination, rather than tile by tile in the workspace.
     pub direct: bool,
     /// True if the columns of the result are next to each other there. Others are collected in the workspace.
@@ -285,7 +287,8 @@ impl Product {
         };
         let batch = separate.into_iter().map(batch_axis).collect();
         let k = depth.div_ceil(together(a.dtype));
-        Product { batch, row_axis, m: rows, n, depth, k, packed: [a.packed, b.packed], direct, dense }
+        let (packed, of_bytes) = ([a.packed, b.packed], a.dtype.is_byte());
+        Product { batch, row_axis, m: rows, n, depth, k, packed, of_bytes, direct, dense }
     }
 
     /// Number of matrices.
@@ -299,7 +302,9 @@ impl Product {
     }
 
     fn slot_bytes(&self) -> usize {
-        gemm::workspace_bytes(self.m, self.n, self.k, self.packed[0], self.packed[1], self.direct && self.dense)
+        let [pack_a, pack_b] = self.packed.map(|packed| !packed);
+        let layout = if self.of_bytes { Layout::of_bytes } else { Layout::new };
+        layout(self.m, self.n, self.k, pack_a, pack_b, !(self.direct && self.dense)).bytes()
     }
 }
 

@@ -689,7 +689,10 @@ type Row = (&'static str, [usize; 5], [usize; 4], usize, Window);
 /// Convolutions of bytes: as products and of each channel by itself, of every stride, with and without something around the data.
 fn convolutions_of_bytes(c: &mut Cases) {
     let (one, three) = ([1; 3], window([1, 3, 3], [1; 3], [1; 3], [0, 1, 1]));
-    let rows: [Row; 15] = [
+    let rows: [Row; 18] = [
+        ("many outputs", [1, 9, 1, 7, 8], [300, 1, 7, 8], 1, three.clone()),
+        ("of three channels", [2, 3, 1, 17, 9], [7, 1, 9, 5], 1, window([1, 3, 3], [1, 2, 2], one, [0, 1, 1])),
+        ("of six channels", [1, 6, 1, 9, 40], [150, 1, 7, 13], 1, window([1, 3, 3], [1, 1, 3], one, [0, 0, 1])),
         ("same", [2, 5, 1, 7, 9], [6, 1, 7, 9], 1, three.clone()),
         ("long", [1, 64, 1, 12, 19], [33, 1, 12, 19], 1, three.clone()),
         ("deep", [1, 300, 1, 5, 6], [13, 1, 5, 6], 1, three.clone()),

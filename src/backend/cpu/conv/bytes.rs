@@ -1,6 +1,8 @@
-//! Convolutions of bytes: panels of patches, and planes of which each channel is a convolution of its own.
+//! Convolutions of bytes: panels of patches.
 
 use super::{LANES, PanelLanes};
+#[cfg(target_arch = "x86_64")]
+use crate::backend::cpu::gemm::interleave_vectors;
 use crate::backend::cpu::gemm::{Produce, interleave};
 use crate::backend::cpu::simd::{Isa, Lanes, Plain, per_isa};
 #[cfg(target_arch = "x86_64")]
@@ -8,13 +10,14 @@ use crate::backend::cpu::simd::{Ymm, Zmm};
 use crate::backend::cpu::window::Window;
 use std::ops::Range;
 
-/// The matrix of image patches of bytes: row `(channel, tap)`, column `position`. Lanes are positions, and a word has four rows.
+/// The matrix of image patches of bytes, whose columns are positions. Lanes are positions, and a word has four rows.
 pub(super) struct BytePatches<'a> {
     pub window: &'a Window,
     pub ptr: *const u8,
     pub channel_stride: usize,
-    /// Rows.
-    pub depth: usize,
+    pub channels: usize,
+    /// Rows are `(tap, channel)`, with a whole number of words for each tap; else `(channel, tap)`.
+    pub by_tap: bool,
     /// The byte around the image.
     pub padding: u8,
 }
@@ -27,11 +30,58 @@ impl Produce for BytePatches<'_> {
     unsafe fn panel(&self, isa: Isa, k: Range<usize>, lanes: Range<usize>, step: usize, panel: *mut f32) {
         assert!(step == LANES, "panels of bytes are a vector wide");
         // SAFETY: guaranteed by the caller.
-        unsafe { cut(isa, self, k, lanes, panel) }
+        unsafe { if self.by_tap { cut_by_tap(isa, self, k, lanes, panel) } else { cut(isa, self, k, lanes, panel) } }
     }
 }
 
 per_isa! {
+    /// Rows are `(tap, channel)`.
+    ///
+    /// # Safety
+    /// As for [`Produce::panel`].
+    unsafe fn cut_by_tap(patches: &BytePatches, k: Range<usize>, lanes: Range<usize>, panel: *mut f32) => cut_by_tap_by
+}
+
+/// # Safety
+/// As for [`Produce::panel`], where the CPU has the instruction set of `R`.
+#[inline(always)]
+unsafe fn cut_by_tap_by<R: Row>(patches: &BytePatches, k: Range<usize>, lanes: Range<usize>, panel: *mut f32) {
+    let BytePatches { window, ptr, channel_stride, channels, padding, .. } = *patches;
+    let each = channels.div_ceil(4);
+    let taps = k.start / each..k.end.div_ceil(each);
+    let table = PanelLanes::new(window, lanes, taps.clone());
+    let mut to = panel.cast::<[u8; 4]>();
+    for (tap, &(offset, inside)) in taps.zip(&table.taps) {
+        let mut under = Under { runs: [(0, 0); LANES], count: 0, stride: window.strides[2], padding };
+        for &(origin, run) in table.runs[..table.run_count].iter().filter(|(_, run)| run & inside != 0) {
+            under.runs[under.count] = (origin + offset, run & inside);
+            under.count += 1;
+        }
+        for word in k.start.max(tap * each)..k.end.min((tap + 1) * each) {
+            // Of channels behind the last one weights are zero.
+            let channel = |c: usize| (4 * (word - tap * each) + c).min(channels - 1);
+            let planes = std::array::from_fn(|c| ptr.wrapping_add(channel(c) * channel_stride));
+            // SAFETY: lanes of the masks are inside the image; the panel has a vector of words for each step.
+            unsafe { R::words(planes, &under, to) }
+            to = to.wrapping_add(LANES);
+        }
+    }
+}
+
+/// The elements of a plane under one tap of sixteen windows.
+struct Under {
+    /// Where lane 0 is, or would be, relative to the plane, and the lanes that are at even distances from there.
+    runs: [(isize, u16); LANES],
+    count: usize,
+    /// From one lane to the next.
+    stride: usize,
+    /// The byte of the lanes that are in no run.
+    padding: u8,
+}
+
+per_isa! {
+    /// Rows are `(channel, tap)`.
+    ///
     /// # Safety
     /// As for [`Produce::panel`].
     unsafe fn cut(patches: &BytePatches, k: Range<usize>, lanes: Range<usize>, panel: *mut f32) => cut_by
@@ -41,14 +91,14 @@ per_isa! {
 /// As for [`Produce::panel`], where the CPU has the instruction set of `R`.
 #[inline(always)]
 unsafe fn cut_by<R: Row>(patches: &BytePatches, k: Range<usize>, lanes: Range<usize>, panel: *mut f32) {
-    let BytePatches { window, ptr, channel_stride, depth, padding } = *patches;
+    let BytePatches { window, ptr, channel_stride, channels, padding, .. } = *patches;
     let (taps, stride) = (window.taps(), window.strides[2]);
     let table = PanelLanes::new(window, lanes, 0..taps);
     let runs = &table.runs[..table.run_count];
     let (mut channel, mut tap) = (ptr.wrapping_add(4 * k.start / taps * channel_stride), 4 * k.start % taps);
     for (p, word) in k.enumerate() {
         let mut rows = [[padding; LANES]; 4];
-        for row in rows.iter_mut().take(depth - 4 * word) {
+        for row in rows.iter_mut().take(channels * taps - 4 * word) {
             let (offset, inside) = table.taps[tap];
             for &(origin, run) in runs {
                 // SAFETY: lanes of the mask are inside the image.
@@ -64,7 +114,7 @@ unsafe fn cut_by<R: Row>(patches: &BytePatches, k: Range<usize>, lanes: Range<us
     }
 }
 
-/// Sixteen bytes of a row of patches.
+/// Sixteen bytes of rows of patches.
 ///
 /// # Safety
 /// The CPU must have the implementor's instruction set.
@@ -83,6 +133,24 @@ trait Row: Lanes {
         for (lane, to) in row.iter_mut().enumerate().filter(|(lane, _)| mask >> lane & 1 == 1) {
             // SAFETY: the lane is one of the mask's.
             *to = unsafe { *from.wrapping_add(lane * stride) };
+        }
+    }
+
+    /// Writes sixteen words, each of four planes.
+    ///
+    /// # Safety
+    /// Bytes of the lanes in runs must be readable, and the words writable.
+    #[inline(always)]
+    unsafe fn words(planes: [*const u8; 4], under: &Under, to: *mut [u8; 4]) {
+        let mut rows = [[under.padding; LANES]; 4];
+        // SAFETY: guaranteed by the caller.
+        unsafe {
+            for (row, plane) in rows.iter_mut().zip(planes) {
+                for &(offset, run) in &under.runs[..under.count] {
+                    Self::pick(row, plane.wrapping_offset(offset), under.stride, run);
+                }
+            }
+            interleave(rows.each_ref().map(|row| row.as_ptr()), to);
         }
     }
 }
@@ -111,45 +179,39 @@ impl Row for Zmm {
             }
         }
     }
-}
 
-per_isa! {
-    /// Widens bytes, less a number, to floats.
-    ///
-    /// # Safety
-    /// `from` must be readable and `to` writable for `n` elements.
-    pub(super) unsafe fn widen(from: *const u8, n: usize, unsigned: bool, less: f32, to: *mut f32) => widen_by
-}
-
-/// # Safety
-/// As for [`widen`].
-#[inline(always)]
-unsafe fn widen_by<L: Lanes>(from: *const u8, n: usize, unsigned: bool, less: f32, to: *mut f32) {
-    // SAFETY: guaranteed by the caller.
-    let (from, to) = unsafe { (std::slice::from_raw_parts(from, n), std::slice::from_raw_parts_mut(to, n)) };
-    if unsigned {
-        to.iter_mut().zip(from).for_each(|(to, &x)| *to = f32::from(x) - less);
-    } else {
-        to.iter_mut().zip(from).for_each(|(to, &x)| *to = f32::from(x.cast_signed()) - less);
-    }
-}
-
-per_isa! {
-    /// Turns floats that are whole numbers into the `i32` of these plus a number, in place.
-    ///
-    /// # Safety
-    /// `at` must be writable for `n` elements of 4 bytes. With the number they must be less than 2^31.
-    pub(super) unsafe fn narrow(at: *mut f32, n: usize, plus: i32) => narrow_by
-}
-
-/// # Safety
-/// As for [`narrow`].
-#[inline(always)]
-unsafe fn narrow_by<L: Lanes>(at: *mut f32, n: usize, plus: i32) {
-    // SAFETY: guaranteed by the caller.
-    unsafe {
-        for at in std::slice::from_raw_parts_mut(at.cast::<u32>(), n) {
-            *at = (f32::from_bits(*at).to_int_unchecked::<i32>() + plus).cast_unsigned();
+    #[inline(always)]
+    unsafe fn words(planes: [*const u8; 4], under: &Under, to: *mut [u8; 4]) {
+        use std::arch::x86_64::*;
+        // SAFETY: as above.
+        unsafe {
+            let mut rows = [_mm_set1_epi8(under.padding.cast_signed()); 4];
+            for &(offset, mask) in &under.runs[..under.count] {
+                let at = planes.map(|plane| plane.wrapping_offset(offset));
+                match under.stride {
+                    1 => {
+                        for (row, at) in rows.iter_mut().zip(at) {
+                            *row = _mm_mask_loadu_epi8(*row, mask, at.cast());
+                        }
+                    }
+                    2 => {
+                        let pairs = _pdep_u32(u32::from(mask), 0x5555_5555);
+                        for (row, at) in rows.iter_mut().zip(at) {
+                            let near = _mm256_maskz_loadu_epi8(pairs, at.cast());
+                            *row = _mm256_mask_cvtepi16_epi8(*row, mask, near);
+                        }
+                    }
+                    stride => {
+                        for (row, at) in rows.iter_mut().zip(at) {
+                            let mut bytes = [0; LANES];
+                            _mm_storeu_si128(bytes.as_mut_ptr().cast(), *row);
+                            Plain::pick(&mut bytes, at, stride, mask);
+                            *row = _mm_loadu_si128(bytes.as_ptr().cast());
+                        }
+                    }
+                }
+            }
+            interleave_vectors(rows, to);
         }
     }
 }

@@ -15,10 +15,19 @@ pub struct Grid {
 impl Grid {
     /// Cuts `m` by `n` into about `parts` ranges that start at panels. Fewer come out when the matrix is small.
     pub fn new(m: usize, n: usize, parts: usize) -> Grid {
+        Grid::best(m, n, parts, false)
+    }
+
+    /// The same, but where both are as good, rows are cut.
+    pub fn of_rows(m: usize, n: usize, parts: usize) -> Grid {
+        Grid::best(m, n, parts, true)
+    }
+
+    fn best(m: usize, n: usize, parts: usize, rows_first: bool) -> Grid {
         let parts = parts.max(1);
         let cut = |len: usize, unit: usize, parts: usize| len.div_ceil(unit).div_ceil(parts).max(1) * unit;
         // The cost of a split is the largest piece, in units of what the kernel computes at a time; on a tie, cut columns: both
-        // operands of a wide product are read once.
+        // operands of a wide product are read once. Rows are cut where the left operand is the large one.
         let mut best = Grid { m, n, row_step: cut(m, PANEL_ROWS, 1), col_step: cut(n, 2 * PANEL_COLS, 1) };
         let mut cost = usize::MAX;
         for row_parts in 1..=parts.min(m.div_ceil(PANEL_ROWS).max(1)) {
@@ -28,7 +37,7 @@ impl Grid {
             let row_step = cut(m, PANEL_ROWS, row_parts);
             let col_step = cut(n, 2 * PANEL_COLS, parts / row_parts);
             let piece = row_step.min(m.next_multiple_of(4)) * col_step.min(n.next_multiple_of(PANEL_COLS));
-            if piece < cost {
+            if piece < cost || rows_first && piece == cost {
                 cost = piece;
                 best = Grid { m, n, row_step, col_step };
             }

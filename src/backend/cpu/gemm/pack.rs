@@ -184,15 +184,7 @@ pub(in crate::backend::cpu) unsafe fn interleave(rows: [*const u8; 4], to: *mut 
     #[cfg(target_arch = "x86_64")]
     // SAFETY: SSE2 is part of the baseline; the caller guarantees the rest.
     unsafe {
-        use std::arch::x86_64::*;
-        let [a, b, c, d] = rows.map(|row| _mm_loadu_si128(row.cast()));
-        let low = (_mm_unpacklo_epi8(a, b), _mm_unpacklo_epi8(c, d));
-        let high = (_mm_unpackhi_epi8(a, b), _mm_unpackhi_epi8(c, d));
-        for (i, (left, right)) in [low, high].into_iter().enumerate() {
-            let to = to.add(8 * i).cast::<__m128i>();
-            _mm_storeu_si128(to, _mm_unpacklo_epi16(left, right));
-            _mm_storeu_si128(to.add(1), _mm_unpackhi_epi16(left, right));
-        }
+        interleave_vectors(rows.map(|row| std::arch::x86_64::_mm_loadu_si128(row.cast())), to);
     }
     #[cfg(not(target_arch = "x86_64"))]
     // SAFETY: guaranteed by the caller.
@@ -200,6 +192,29 @@ pub(in crate::backend::cpu) unsafe fn interleave(rows: [*const u8; 4], to: *mut 
         let rows = rows.map(|row| row.cast::<[u8; 16]>().read_unaligned());
         let words: [[u8; 4]; 16] = std::array::from_fn(|i| [rows[0][i], rows[1][i], rows[2][i], rows[3][i]]);
         to.cast::<[[u8; 4]; 16]>().write_unaligned(words);
+    }
+}
+
+/// As [`interleave`], of rows in registers.
+///
+/// # Safety
+/// Sixteen words of `to` must be writable.
+#[cfg(target_arch = "x86_64")]
+#[inline(always)]
+pub(in crate::backend::cpu) unsafe fn interleave_vectors(
+    [a, b, c, d]: [std::arch::x86_64::__m128i; 4],
+    to: *mut [u8; 4],
+) {
+    use std::arch::x86_64::*;
+    // SAFETY: SSE2 is part of the baseline; the caller guarantees the rest.
+    unsafe {
+        let low = (_mm_unpacklo_epi8(a, b), _mm_unpacklo_epi8(c, d));
+        let high = (_mm_unpackhi_epi8(a, b), _mm_unpackhi_epi8(c, d));
+        for (i, (left, right)) in [low, high].into_iter().enumerate() {
+            let to = to.add(8 * i).cast::<__m128i>();
+            _mm_storeu_si128(to, _mm_unpacklo_epi16(left, right));
+            _mm_storeu_si128(to.add(1), _mm_unpackhi_epi16(left, right));
+        }
     }
 }
 
