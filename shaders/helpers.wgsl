@@ -14,12 +14,6 @@ fn min_f32(x: f32, y: f32) -> f32 {
     return min(x, y);
 }
 
-// A shader may have no constant of these bits.
-fn not_finite_f32(bits: u32) -> f32 {
-    var own = bits;
-    return bitcast<f32>(own);
-}
-
 fn sign_f32(x: f32) -> f32 {
     if ((bitcast<u32>(x) & 0x7fffffffu) > 0x7f800000u) { return x; }
     return sign(x);

@@ -150,15 +150,11 @@ pub(super) fn small((value, from): (String, Type), to: DType, family: Family) ->
     }
 }
 
-/// A constant of a kernel's body, to the bit where it is not finite.
+/// A constant of a kernel's body: on CUDA to the bit.
 pub(super) fn constant(value: f64, ty: Type, dialect: Dialect) -> String {
     match ty {
-        F32 if !(value as f32).is_finite() => {
-            let bits = (value as f32).to_bits();
-            match dialect {
-                Dialect::Cuda => format!("bitcast<f32>({bits:#x}u)"),
-                Dialect::Wgsl => format!("not_finite_f32({bits:#x}u)"),
-            }
+        F32 if dialect == Dialect::Cuda && !(value as f32).is_finite() => {
+            format!("bitcast<f32>({:#x}u)", (value as f32).to_bits())
         }
         F64 if dialect == Dialect::Cuda && !value.is_finite() => format!("bitcast<f64>({:#x}ull)", value.to_bits()),
         _ => literal(value, ty),
