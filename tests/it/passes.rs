@@ -476,3 +476,43 @@ fn products_of_quantized_matrices_are_products_of_bytes() {
         }
     }
 }
+
+/// Bytes that are dequantized and quantized anew by one scale are the same bytes, moved by what lies between. Readers of bytes make floats of them
+/// on their own: no step but the last stores any.
+#[test]
+fn quantized_values_are_stored_as_bytes() {
+    let product = "b = DequantizeLinear <axis = 1> (w, sw, zw)  p = MatMul (a, b)";
+    let turned = |zero: &str| {
+        format!(
+            "d = DequantizeLinear (x, sx, zc)  t = Transpose <perm = [0, 2, 1]> (d)  q = QuantizeLinear (t, sx, {zero})
+             e = DequantizeLinear (q, sx, {zero})  u = Transpose <perm = [0, 2, 1]> (e)  r = QuantizeLinear (u, sx, {zero})
+             a = DequantizeLinear (r, sx, {zero})  {product}  y = Relu (p)"
+        )
+    };
+    let read_twice = format!(
+        "a = DequantizeLinear (x, sx, zc)  {product}  q = QuantizeLinear (p, sx, zc)  d = DequantizeLinear (q, sx, zc)
+         g = Sigmoid (d)  m = ReduceMax <axes = [2]> (d)  y = Add (g, m)"
+    );
+    let target = Target::cpu(2);
+    for x in ["uint8", "int8"] {
+        for (nodes, steps) in [(turned("zc"), 1), (turned("zx"), 2), (read_twice.clone(), 2)] {
+            let graph = quantized(x, "int8", 1, &nodes);
+            let low = if x == "int8" { -128 } else { 0 };
+            let dtype = graph.fact(graph.inputs()[0]).dtype;
+            let data: Vec<f64> = (0..240).map(|i| f64::from(low + (i * 71 + i / 5) % 256)).collect();
+            let inputs =
+                [Tensor::from_f64(dtype, [2, 6, 20], &data), Tensor::from_f64(dtype, [], &[f64::from(low + 117)])];
+            let expected = reference::run(&graph, &inputs).expect("it has a meaning");
+            let whole = Recipe::default().whole(graph, &target).expect("the passes run");
+            let (plan, constants) = plan::compile(&whole, &target, &Limits { memory: None }).expect("it is planned");
+            let stored: Vec<DType> = plan.steps.iter().map(|s| plan.kernels[s.kernel].writes[0].dtype).collect();
+            assert!(if steps == 1 { stored.len() == 1 } else { stored.len() >= steps }, "{x} {nodes}: {stored:?}");
+            if nodes == read_twice {
+                assert_eq!(stored, [dtype, DType::F32], "{x} {nodes}");
+            }
+            let mut exec = Exec::load(Box::new(Cpu::new(2)), plan.clone(), &constants, &|_| {}).expect("it loads");
+            let found = exec.run(&inputs).expect("it runs");
+            common::agrees(&found[0], &expected[0], 1e-6).unwrap_or_else(|e| panic!("{x} {nodes}: {e}"));
+        }
+    }
+}

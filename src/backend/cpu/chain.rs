@@ -343,10 +343,12 @@ fn with_branches(ops: &[Op], kept: &[Loc], consts: &[u64]) -> Option<Chain> {
 fn branch(ops: &mut Vec<Op>, at: usize, kept: &[Loc], number: u32) -> Option<(Loc, Widened)> {
     let Kind::Cast(repr @ (Repr::U8 | Repr::I8), to @ (Repr::F32 | Repr::I32)) = ops[at].kind else { return None };
     let bytes = ops[at].args[0];
-    let is_memory = bytes.base > 1 && bytes.base < BRANCHES;
+    if bytes.base < 2 || bytes.base >= BRANCHES {
+        return None;
+    }
     let plain = Widened { repr, less: None, scale: None };
     let (mut taken, mut widened, mut is_float) = (vec![at], plain, to == Repr::F32);
-    while is_memory {
+    loop {
         let last = *taken.last().expect("it has the first one");
         let from = ops[last].to;
         let after = &ops[last + 1..];
@@ -374,10 +376,14 @@ fn branch(ops: &mut Vec<Op>, at: usize, kept: &[Loc], number: u32) -> Option<(Lo
         }
         taken.push(reader);
     }
-    None
 }
 
 impl Chain {
+    /// True if a program that is this chain alone has no value in a register, though its instructions name some for the operands of bytes.
+    pub fn spares_registers(&self) -> bool {
+        self.links.iter().any(|link| link.widened.is_some()) && self.from.0.base > 1 && self.to.0.base > 1
+    }
+
     /// Runs the chain over rows, which may be longer than a block, if all operands are memory.
     ///
     /// # Safety

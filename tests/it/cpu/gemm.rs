@@ -215,8 +215,8 @@ fn ranges_do_not_change_bits() {
 #[test]
 fn a_grid_covers_the_matrix_once() {
     for (m, n) in [(0, 5), (1, 1), (1, 1000), (128, 768), (49, 512), (512, 49), (1000, 3)] {
-        for parts in 0..9 {
-            let grid = Grid::new(m, n, parts);
+        for (parts, grid) in (0..9).flat_map(|parts| [Grid::new, Grid::of_rows].map(|grid| (parts, grid(m, n, parts))))
+        {
             let mut hits = vec![0u8; m * n];
             for index in 0..grid.len() {
                 let (rows, cols) = grid.get(index);

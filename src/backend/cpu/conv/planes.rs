@@ -289,6 +289,7 @@ mod x86 {
             for row in rows.clone().step_by(TALL) {
                 for column in (0..width).step_by(LANES) {
                     let mut sums = [_mm512_setzero_si512(); TALL];
+                    #[allow(clippy::needless_range_loop, reason = "the number of words is known when this is compiled")]
                     for w in 0..words {
                         for i in 0..(TALL - 1) * S + K {
                             let line = (row * S + i).min(layout.rows - 1);
