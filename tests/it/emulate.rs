@@ -158,7 +158,10 @@ fn cuda_kernels_compute_what_the_interpreter_does() {
     for width in [1, 2, 4, 8] {
         let (head, width) = ("// row_warp\n", format!("i32 WIDTH = {width};"));
         let is_read = |job: &Job| job.case.name.starts_with("stretches") && job.source.text.starts_with(head);
-        assert!(jobs.iter().any(|job| is_read(job) && job.source.text.contains(&width)), "no stretch is read by {width}");
+        assert!(
+            jobs.iter().any(|job| is_read(job) && job.source.text.contains(&width)),
+            "no stretch is read by {width}"
+        );
     }
     jobs.extend(all.into_iter().map(|case| Job::new(case, &target)));
     jobs.extend(again.map(|case| Job::new(case, &small_target)));

@@ -72,14 +72,14 @@ impl Lowering<'_> {
     /// wait for, move no more bytes than are read once less: so hardly more is held meanwhile.
     fn joined_rows(&self, first: StepIdx, second: StepIdx) -> Option<Joined> {
         let steps = &self.draft.steps;
-        let (all, some) =
-            if covers(&steps[second], &steps[first]) { (second, first) } else { (first, second) };
+        let (all, some) = if covers(&steps[second], &steps[first]) { (second, first) } else { (first, second) };
         let kernel = self.with_reductions(&steps[all], &steps[some])?;
         let behind = reached(&[first], &Dag::new(&self.draft), &vec![Vec::new(); steps.len()]);
         let between = (first.index() + 1..second.index()).map(StepIdx::new);
         let (waiting, ahead): (Vec<StepIdx>, Vec<StepIdx>) = between.partition(|s| behind.contains(s));
         let bytes = |list: &[BufferIdx]| list.iter().map(|&b| self.draft.buffers[b].bytes).sum::<u64>();
-        let moved = |list: &[StepIdx]| list.iter().map(|&s| bytes(&steps[s].reads) + bytes(&steps[s].writes)).sum::<u64>();
+        let moved =
+            |list: &[StepIdx]| list.iter().map(|&s| bytes(&steps[s].reads) + bytes(&steps[s].writes)).sum::<u64>();
         let fits = !behind.contains(&second) && moved(&waiting).min(moved(&ahead)) <= bytes(&steps[some].reads);
         fits.then_some(Joined { kernel, all, some, ahead, waiting })
     }
