@@ -44,6 +44,7 @@ mod rotary;
 
 // Plans: lowering, order, placement, the checker, limits.
 mod grow;
+mod joined;
 mod limit;
 mod memory;
 mod order;
