@@ -423,7 +423,7 @@ impl Module<'_> {
 fn phase_of(phases: &Phases, batch: usize, statements: &mut Vec<String>) -> [[String; 2]; 3] {
     let each: Vec<usize> = (0..3).flat_map(|a| [phases.cycle[a], phases.apart[a]]).collect();
     let groups = batch / phases.count();
-    let varies = (0..3).flat_map(|a| [phases.kernel[a] % phases.cycle[a] > 0, true]);
+    let varies = (0..3).flat_map(|a| [!phases.kernel[a].is_multiple_of(phases.cycle[a]), true]);
     let wanted: Vec<bool> = [false].into_iter().chain(varies).collect();
     let names = split("phase", &[&[groups], &each[..]].concat(), &wanted, statements);
     std::array::from_fn(|a| [names[2 * a + 1].clone(), names[2 * a + 2].clone()])

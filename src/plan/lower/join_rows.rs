@@ -68,8 +68,8 @@ impl Lowering<'_> {
         is_row(b) && is_row(a) && (covers(a, b) || covers(b, a))
     }
 
-    /// The kernel of two such steps, if their rows are the same and neither depends on the other. The steps that wait, or those that they
-    /// wait for, move no more bytes than are read once less: so hardly more is held meanwhile.
+    /// The kernel of two such steps, if their rows are the same and neither depends on the other. The steps that wait move no more bytes
+    /// than are read once less, so hardly more is held meanwhile.
     fn joined_rows(&self, first: StepIdx, second: StepIdx) -> Option<Joined> {
         let steps = &self.draft.steps;
         let (all, some) = if covers(&steps[second], &steps[first]) { (second, first) } else { (first, second) };
@@ -78,9 +78,8 @@ impl Lowering<'_> {
         let between = (first.index() + 1..second.index()).map(StepIdx::new);
         let (waiting, ahead): (Vec<StepIdx>, Vec<StepIdx>) = between.partition(|s| behind.contains(s));
         let bytes = |list: &[BufferIdx]| list.iter().map(|&b| self.draft.buffers[b].bytes).sum::<u64>();
-        let moved =
-            |list: &[StepIdx]| list.iter().map(|&s| bytes(&steps[s].reads) + bytes(&steps[s].writes)).sum::<u64>();
-        let fits = !behind.contains(&second) && moved(&waiting).min(moved(&ahead)) <= bytes(&steps[some].reads);
+        let moved: u64 = waiting.iter().map(|&s| bytes(&steps[s].reads) + bytes(&steps[s].writes)).sum();
+        let fits = !behind.contains(&second) && moved <= bytes(&steps[some].reads);
         fits.then_some(Joined { kernel, all, some, ahead, waiting })
     }
 
