@@ -499,8 +499,7 @@ fn without(refused: &[Call], prepared: &Prepared, target: &Target, tuned: Option
     for (kernel, _) in kernels(prepared, target)? {
         let known = tuned.and_then(|tuned| tuned.find(&kernel));
         let split = schedule::split(&kernel, target);
-        let is_refused =
-            split.is_some_and(|split| refused.iter().any(|call| call.clone().by(None) == *split.library()));
+        let is_refused = split.is_some_and(|split| refused.iter().any(|call| split.allows(call)));
         let text = || schedule::candidates(&kernel, target, &|_| true).into_iter().find(|s| s.call().is_none());
         if let Some(schedule) = if is_refused { text() } else { known.cloned() } {
             table.insert(&kernel, schedule);
