@@ -112,6 +112,9 @@ pub struct Target {
 /// The number of workgroups that fill a GPU, for GPUs that do not report their number of multiprocessors.
 pub const FEW_GROUPS: usize = 128;
 
+/// Registers of a CUDA device's multiprocessor.
+pub const REGISTERS: usize = 1 << 16;
+
 /// The tiles of matrix products that a device computes at a time.
 #[derive(Clone, Copy, Debug)]
 pub struct Wave {

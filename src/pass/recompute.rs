@@ -72,7 +72,7 @@ impl Recompute {
 const HELD: usize = 4096;
 
 /// The floating-point operations of a node: those of a product, else one per element of the result, or of what is reduced. A view has none.
-/// The kernel that reads the sum of a short dense row holds this row: to sum it again takes one operation.
+/// The kernel that reads the sum of a short dense row holds this row, so the sum counts as one operation.
 pub fn work(graph: &Graph, node: NodeId) -> f64 {
     let Some(op) = graph.node(node).op() else { return 0.0 };
     if graph.is_view(node) {

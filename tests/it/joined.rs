@@ -91,6 +91,22 @@ fn what_waits_comes_behind() {
     assert_eq!(row_kernels(&text, &Target::cuda()), [3, 1]);
 }
 
+/// A kernel has eight reductions at most.
+#[test]
+fn many_sums_are_some_kernels() {
+    let sums =
+        |i: usize| format!("p{i} = Mul (x, x)  q{i} = Add (p{i}, c{i})  a{i} = ReduceMax <axes = [0, 2]> (q{i})\n");
+    let text = format!(
+        "g (float[6, 5, 40] x) => ({}) <{}> {{ {} }}",
+        (0..20).map(|i| format!("float[1, 5, 1] a{i}")).collect::<Vec<_>>().join(", "),
+        (0..20).map(|i| format!("float c{i} = {{{i}}}")).collect::<Vec<_>>().join(", "),
+        (0..20).map(sums).collect::<String>()
+    );
+    let mut found = row_kernels(&text, &Target::cuda());
+    found.sort_unstable();
+    assert_eq!(found, [4, 8, 8]);
+}
+
 #[test]
 fn other_rows_and_sums_that_follow_are_kernels_of_their_own() {
     let follows = over(

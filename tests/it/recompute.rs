@@ -2,6 +2,7 @@
 
 use plimsoll::internals::graph::AGAIN;
 use plimsoll::internals::onnx::{self, Model};
+use plimsoll::internals::pass::recompute::work;
 use plimsoll::internals::train::classes::Classes;
 use plimsoll::internals::train::{self, Loss, Optimizer, Rate, Training};
 use plimsoll::{Choice, DType, Error, Graph, Limits, Options, Recipe, Session, Target, Tensor, Trace};
@@ -133,4 +134,18 @@ fn a_normalization_stores_no_elementwise_value_that_its_kernels_can_compute() {
         let own = maps.filter(|step| step.name.contains("BatchNormalization")).count();
         assert_eq!(own, expected, "for {}", target.name);
     }
+}
+
+/// A sum costs what it sums, unless its reader holds the row.
+#[test]
+fn sums_of_what_readers_hold_cost_one_operation() {
+    let g = Trace::new("sums");
+    let [x, long] = [("x", 100), ("long", 5000)].map(|(name, width)| g.input(name, DType::F32, [4, width]));
+    g.output("of short rows", x.reduce_sum(&[1], true));
+    g.output("of columns", x.reduce_sum(&[0], true));
+    g.output("of all", x.reduce_sum(&[], true));
+    g.output("of long rows", long.reduce_sum(&[1], true));
+    let graph = g.finish().expect("it is a graph");
+    let found: Vec<f64> = graph.outputs().iter().map(|(_, value)| work(&graph, value.node)).collect();
+    assert_eq!(found, [4.0, 400.0, 1.0, 20_000.0]);
 }

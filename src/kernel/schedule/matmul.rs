@@ -6,7 +6,7 @@ use crate::kernel::algorithm::Tiling;
 use crate::kernel::product::{Product, first_row_axis, is_vectorizable};
 use crate::kernel::space::BYTES;
 use crate::kernel::{Kernel, Template};
-use crate::target::{FEW_GROUPS, Family, Target};
+use crate::target::{FEW_GROUPS, Family, REGISTERS, Target};
 
 /// Halves in 16 bytes.
 pub const EIGHT: usize = 8;
@@ -221,9 +221,8 @@ const REGS: [([usize; 2], usize); 7] = [
     ([128, 32], 80),
     ([32, 64], 70),
 ];
-/// Registers of a multiprocessor, and those that an invocation of `matmul_regs` needs for its sums, its operands and their addresses. On an
-/// H100, a step of ResNet-50 in f32 took 53.3 ms without a bound, 51.0 with this one, and 55.3 with 128 registers, which are too few.
-const REGISTERS: usize = 1 << 16;
+/// Registers that an invocation of `matmul_regs` needs for its sums, its operands and their addresses. On an H100, a step of ResNet-50 in f32
+/// took 53.3 ms without a bound, 51.0 with this one, and 55.3 with 128 registers, which are too few.
 const REGS_EACH: usize = 168;
 /// Tiles and depths of `matmul_slice_k`.
 const SLICES_K: [(usize, usize); 2] = [(32, 8), (16, 4)];

@@ -8,14 +8,13 @@ use crate::kernel::algorithm::Rows;
 use crate::kernel::space::{Along, along, is_aligned};
 use crate::kernel::{Kernel, Operand, RowReduction, Template};
 use crate::shape::Access;
-use crate::target::{FEW_GROUPS, Family, Target};
+use crate::target::{FEW_GROUPS, Family, REGISTERS, Target};
 use std::collections::BTreeSet;
 
 /// Elements of one operand that an invocation may hold in registers, and of all together.
 const HELD: usize = 32;
 const HELD_ALL: usize = 64;
-/// Registers of a multiprocessor, and those that an invocation needs beside the elements that it holds.
-const REGISTERS: usize = 1 << 16;
+/// Registers that an invocation needs beside the elements that it holds.
 const BESIDE: usize = 24;
 /// The fewest elements of a stretch that warps read.
 const STRETCH: usize = 32;

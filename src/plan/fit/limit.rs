@@ -14,7 +14,8 @@
 //! choice is refused with the fewest bytes on the way that goes by none that fits. A limit of so many bytes goes the same way, up to there.
 //!
 //! Between the choice that was found and the one before it, which does not fit, there is a second list: the values that the first one may
-//! keep, too, added one after another. A limit is looked up there in the same way; one that fits no choice, as the bytes of the fewest.
+//! keep, too, added one after another. A limit is looked up there in the same way. If no choice of the first list fits, the bytes of its
+//! smallest one are looked up there in place of the limit.
 
 use super::recompute::{Choice, choices};
 use crate::error::Result;

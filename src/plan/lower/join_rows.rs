@@ -15,6 +15,9 @@ use crate::kernel::algorithm::Schedule;
 use crate::kernel::{Kernel, RowReduction, Template};
 use crate::plan::{BufferIdx, StepIdx};
 
+/// The most reductions of a joined kernel. Each holds a sum in registers.
+const MOST_REDUCTIONS: usize = 8;
+
 /// A kernel that computes what two steps did.
 struct Joined {
     kernel: Kernel,
@@ -58,14 +61,16 @@ impl Lowering<'_> {
         Ok(())
     }
 
-    /// True for two steps with a result per row, one of which reads buffers that the other reads.
+    /// True for two steps with a result per row and few reductions, one of which reads buffers that the other reads.
     fn may_join(&self, first: StepIdx, second: StepIdx) -> bool {
         let [a, b] = [first, second].map(|s| &self.draft.steps[s]);
-        let is_row = |step: &DraftStep| {
-            let per_row = matches!(self.draft.kernels[step.kernel].template, Template::Row { per_row: true, .. });
-            per_row && step.bind_ranges.is_empty() && !step.reads.is_empty()
+        let reductions = |step: &DraftStep| match &self.draft.kernels[step.kernel].template {
+            Template::Row { per_row: true, reductions, .. } if step.bind_ranges.is_empty() => Some(reductions.len()),
+            _ => None,
         };
-        is_row(b) && is_row(a) && (covers(a, b) || covers(b, a))
+        let Some(count) = reductions(b).and_then(|count| Some(count + reductions(a)?)) else { return false };
+        let read = |step: &DraftStep| !step.reads.is_empty();
+        count <= MOST_REDUCTIONS && read(a) && read(b) && (covers(a, b) || covers(b, a))
     }
 
     /// The kernel of two such steps, if their rows are the same and neither depends on the other. The steps that wait move no more bytes
