@@ -68,6 +68,8 @@ pub struct Options {
     pub outputs: Vec<String>,
     /// Elements of inputs that shape the computation of a model's file, such as axes or sizes: see [`bind`](Options::bind).
     pub values: Vec<(String, Tensor)>,
+    /// Inputs of a model's file that each run gives though they have a default there: see [`give`](Options::give).
+    pub given: Vec<String>,
     /// A safetensors file: its tensors are the elements of the initializers of a model's file that have their names.
     pub weights: Option<PathBuf>,
     /// Named dims, each with an extent or a range of extents. `LOOP.trips` is the most iterations of a Loop, where the run decides how often
@@ -96,6 +98,7 @@ impl Default for Options {
             training: false,
             outputs: Vec::new(),
             values: Vec::new(),
+            given: Vec::new(),
             weights: None,
             dims: Vec::new(),
             threads: 0,
@@ -121,6 +124,13 @@ impl Options {
         self
     }
 
+    /// These options with an input that each run gives, though the model's file has a default for it, an initializer of its name. Without this,
+    /// the default is a constant of the plan, and the session has no such input.
+    pub fn give(mut self, input: impl Into<String>) -> Options {
+        self.given.push(input.into());
+        self
+    }
+
     /// The dims with an extent each, unless one has a range.
     pub fn fixed(&self) -> Option<Vec<(String, usize)>> {
         self.dims.iter().map(|(name, extent)| Some((name.clone(), extent.fixed()?))).collect()
@@ -130,7 +140,8 @@ impl Options {
     fn shape(&self, path: &Path) -> Result<(onnx::Model, Vec<(String, Extent)>)> {
         let model = onnx::load_weighed(path, self.weights.as_deref())?;
         let model = if self.training { model.with_training()? } else { model };
-        let model = model.with_state(&self.state).with_outputs(&self.outputs).with_values(self.values.clone());
+        let model = model.with_state(&self.state).with_given(self.given.iter().map(String::as_str))?;
+        let model = model.with_outputs(&self.outputs).with_values(self.values.clone());
         model.grow(self.dims.clone())
     }
 

@@ -38,10 +38,14 @@ use crate::figures::listed;
 use crate::graph::{Decomposer, Graph, Kind};
 use crate::onnx::{self, Model};
 use crate::op::{Fact, Nodes, OpResult, ValueId, Var, build};
+use crate::shape::Shape;
 use crate::target::Target;
 use serde::Serialize;
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
+
+/// Why a weight that is frozen is not trained.
+pub const FROZEN: &str = "it is frozen";
 
 /// The name of the input that holds the right answers.
 pub const LABELS: &str = "labels";
@@ -72,10 +76,18 @@ pub struct Training {
     pub accumulate: usize,
     /// The decay of the weights' moving averages.
     pub ema: Option<f64>,
-    /// Weights that stay as they are: names, in which `*` stands for any text.
+    /// Weights that stay as they are: names, in which `*` stands for any text. A batch normalization whose scale and bias stay, or one of
+    /// whose running statistics is named, normalizes by its stored statistics and leaves them as they are.
     pub freeze: Vec<String>,
-    /// True to compute the norm of all gradients together.
-    pub norm: bool,
+    /// The weights that are trained: names as of `freeze`. Empty for all.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub only: Vec<String>,
+    /// The axis of the classes, where several may be it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub class_axis: Option<usize>,
+    /// The shape of the labels, rows first, if they are known. It tells the axis of the classes.
+    #[serde(skip)]
+    pub labels: Option<Shape>,
     /// The seed of the elements that a Dropout drops.
     pub seed: u64,
     /// The type of the values between: `f32`, or one of 16 bits.
@@ -96,7 +108,9 @@ impl Training {
             accumulate: 1,
             ema: None,
             freeze: Vec::new(),
-            norm: false,
+            only: Vec::new(),
+            class_axis: None,
+            labels: None,
             seed: 0,
             precision: DType::F32,
         }
@@ -124,6 +138,9 @@ impl Training {
         ensure(*smoothing == 0.0 || *loss == Loss::CrossEntropy, || {
             Error::usage("label smoothing: expected the loss cross_entropy: no other has classes".to_owned())
         })?;
+        ensure(self.class_axis.is_none() || *loss == Loss::CrossEntropy, || {
+            Error::usage("class axis: expected the loss cross_entropy: no other has classes".to_owned())
+        })?;
         match clip {
             Some(most) if most.is_nan() || *most <= 0.0 => {
                 refuse("largest norm of the gradients", "a number above 0", *most)?
@@ -146,20 +163,42 @@ impl Training {
         }
     }
 
-    /// Refuses a pattern of frozen weights that fits none: it would train what was to stay.
-    fn check_frozen(&self, weights: &[String]) -> Result<()> {
-        let fits = |pattern: &&String| weights.iter().any(|name| crate::file::glob(pattern, name));
-        let Some(pattern) = self.freeze.iter().find(|pattern| !fits(pattern)) else { return Ok(()) };
+    /// Refuses a pattern that fits no weight: it would train what was to stay, or leave what was to be trained.
+    fn check_patterns(&self, weights: &[onnx::Weight]) -> Result<()> {
+        let fits = |pattern: &str| weights.iter().any(|weight| crate::file::glob(pattern, &weight.name));
+        let patterns = [("frozen", &self.freeze), ("trained", &self.only)];
+        let mut patterns = patterns.into_iter().flat_map(|(what, all)| all.iter().map(move |pattern| (what, pattern)));
+        let Some((what, pattern)) = patterns.find(|(_, pattern)| !fits(pattern)) else { return Ok(()) };
         Err(Error::usage(format!(
-            "frozen weights '{pattern}': expected names of weights, found none that fits among {}",
-            quoted(weights)
+            "{what} weights '{pattern}': expected names of weights, found none that fits among {}",
+            quoted(weights.iter().map(|weight| &weight.name[..]))
         )))
+    }
+
+    /// True if a pattern of frozen weights fits this name.
+    fn names_frozen(&self, name: &str) -> bool {
+        self.freeze.iter().any(|pattern| crate::file::glob(pattern, name))
+    }
+
+    /// True if a pattern of the weights that are trained alone fits this name.
+    fn names_trained(&self, name: &str) -> bool {
+        self.only.iter().any(|pattern| crate::file::glob(pattern, name))
+    }
+
+    /// True if the weight of this name stays as it is.
+    fn freezes(&self, name: &str) -> bool {
+        self.names_frozen(name) || !self.only.is_empty() && !self.names_trained(name)
     }
 
     /// This method on a device. One that stores halves as `f32` has no use for them.
     #[must_use]
     pub fn on(self, target: &Target) -> Training {
         Training { precision: precision::stored(self.precision, target), ..self }
+    }
+
+    /// True if no weight changes before the norm of all gradients is known: they are clipped by it, or are those of a scaled loss.
+    fn waits_for_norm(&self) -> bool {
+        self.clip.is_some() || self.scales_loss()
     }
 
     /// True if the loss is scaled, so that small gradients are not rounded to zero.
@@ -187,12 +226,31 @@ pub struct Programs {
     pub parts: Vec<(&'static str, Graph)>,
     /// The model with the same weights, as in inference: outputs `loss` and, of classes, `correct`.
     pub evaluate: Graph,
+    /// What they train, and how they read the model.
+    pub outline: Outline,
+    /// With values of 16 bits: those that stay `f32`, with their operators.
+    pub wide: Vec<(String, &'static str)>,
+}
+
+/// What a training trains, and how it reads the model.
+#[derive(Clone, Debug)]
+pub struct Outline {
     /// The weights that are trained.
     pub trained: Vec<String>,
     /// Weights that stay as they are, and the reason.
     pub fixed: Vec<(String, &'static str)>,
-    /// With values of 16 bits: those that stay `f32`, with their operators.
-    pub wide: Vec<(String, &'static str)>,
+    /// The bytes of those among them that are frozen.
+    pub frozen_bytes: u64,
+    /// Trained weights that may be buffers: see [`onnx::Role::Doubtful`].
+    pub doubtful: Vec<String>,
+    /// The first output, which the loss judges.
+    pub output: Fact,
+    /// The axis of its classes, of a loss that has some.
+    pub class_axis: Option<usize>,
+    /// Batch normalizations, each with the number of values that a mean and a variance are of, if these are few.
+    pub few: Vec<(String, usize)>,
+    /// What tells that the exporter folded norms away, if something does.
+    pub folded_norms: Option<String>,
 }
 
 impl Programs {
@@ -225,17 +283,26 @@ impl Part {
 /// Builds the programs that train a model, whose first output is what the loss judges. `weights` names the constants that may be trained.
 ///
 /// # Errors
-/// When a number of the method is out of its range, the loss cannot judge the output, no weight can be trained, or an operator on the way
-/// has no derivatives.
-pub fn programs(model: &Graph, weights: &[String], classes: Option<usize>, training: &Training) -> Result<Programs> {
+/// When a number of the method is out of its range, the loss cannot judge the output, several of its axes may be that of the classes, no
+/// weight can be trained, a normalization would have the statistics of one value, or an operator on the way has no derivatives.
+pub fn programs(model: &Graph, weights: &[onnx::Weight], training: &Training) -> Result<Programs> {
     training.check()?;
-    training.check_frozen(weights)?;
-    let mut fixed = Vec::new();
+    training.check_patterns(weights)?;
+    let output = model.outputs().first().map(|(_, output)| model.fact(*output).clone());
+    let output = output.ok_or_else(|| Error::graph("it has no output that a loss could judge".into()))?;
+    let classes = match training.loss {
+        Loss::CrossEntropy => loss::class_axis(&output, training)?,
+        _ => None,
+    };
+    let (mut fixed, mut few, mut frozen_bytes) = (Vec::new(), Vec::new(), 0);
     let (mut parts, mut trained, mut wide) = (Vec::new(), Vec::new(), Vec::new());
     for &(name, part) in Part::all(training.accumulate) {
         let mut builder = Builder::new(model, training, classes)?;
         let (candidates, reasons) = builder.candidates(weights)?;
-        fixed = reasons;
+        let frozen = reasons.iter().filter(|fixed| fixed.why == FROZEN);
+        frozen_bytes = frozen.map(|fixed| builder.graph.fact(fixed.value).bytes() as u64).sum();
+        fixed = reasons.into_iter().map(|fixed| (fixed.name, fixed.why)).collect();
+        few = std::mem::take(&mut builder.few);
         wide = std::mem::take(&mut builder.wide);
         let (gradients, loss) = builder.differentiate(&candidates, training.accumulate)?;
         for ((name, _), gradient) in candidates.iter().zip(&gradients) {
@@ -257,7 +324,11 @@ pub fn programs(model: &Graph, weights: &[String], classes: Option<usize>, train
     let reads_ahead = evaluate.inputs().iter().map(bytes).sum::<u64>() >= READ_AHEAD;
     let all = parts.iter_mut().map(|(_, graph): &mut (_, Graph)| graph).chain([&mut evaluate]);
     all.for_each(|graph| graph.reads_ahead = reads_ahead);
-    Ok(Programs { parts, evaluate, trained, fixed, wide })
+    let is_doubtful = |weight: &&onnx::Weight| weight.role == onnx::Role::Doubtful && trained.contains(&weight.name);
+    let doubtful = weights.iter().filter(is_doubtful).map(|weight| weight.name.clone()).collect();
+    let class_axis = classes;
+    let outline = Outline { trained, fixed, frozen_bytes, doubtful, output, class_axis, few, folded_norms: None };
+    Ok(Programs { parts, evaluate, outline, wide })
 }
 
 /// Builds the programs that train a file's model on batches of `batch` rows, without data. The open dim on the first axis of the first input
@@ -279,7 +350,14 @@ pub fn programs_of_file(
     if let Some(&input) = graph.inputs().first() {
         check_rows(graph.value_name(input), graph.fact(input), rows)?;
     }
-    programs(&graph, &model.weights(), None, training)
+    of_model(&model, &graph, training)
+}
+
+/// The programs of a model, of which this is the graph.
+fn of_model(model: &Model, graph: &Graph, training: &Training) -> Result<Programs> {
+    let mut programs = programs(graph, &model.weights(), training)?;
+    programs.outline.folded_norms = model.folded_norms();
+    Ok(programs)
 }
 
 /// Refuses an input that has not so many rows. The labels have those of the model's output.
@@ -295,23 +373,37 @@ fn check_rows(name: &str, fact: &Fact, rows: usize) -> Result<()> {
 }
 
 /// The first of some names, in quotes, and how many more there are.
-fn quoted(names: &[String]) -> String {
-    listed(names.iter().map(|name| format!("'{name}'")))
+pub fn quoted<'a>(names: impl ExactSizeIterator<Item = &'a str>) -> String {
+    listed(names.map(|name| format!("'{name}'")))
 }
 
-/// Why no weight is trained: each reason once, with the weights that it holds for.
-fn reasons_of(fixed: &[(String, &'static str)]) -> String {
-    let mut reasons: Vec<(&str, Vec<String>)> = Vec::new();
+/// The reasons why weights are not trained, each once, with the names of the weights.
+pub fn reasons<'a>(fixed: &'a [(String, &'static str)]) -> Vec<(&'static str, Vec<&'a str>)> {
+    let mut reasons: Vec<(&str, Vec<&str>)> = Vec::new();
     for (name, why) in fixed {
         match reasons.iter_mut().find(|(reason, _)| reason == why) {
-            Some((_, names)) => names.push(name.clone()),
-            None => reasons.push((why, vec![name.clone()])),
+            Some((_, names)) => names.push(name),
+            None => reasons.push((why, vec![name])),
         }
     }
-    if reasons.is_empty() {
+    reasons
+}
+
+/// Why no weight is trained.
+fn reasons_of(fixed: &[(String, &'static str)]) -> String {
+    if fixed.is_empty() {
         return "expected initializers of floats with axes that the first output depends on, found none".to_owned();
     }
-    reasons.iter().map(|(why, names)| format!("{why}: {}", quoted(names))).collect::<Vec<_>>().join("; ")
+    let reasons = reasons(fixed);
+    let reason = |(why, names): &(&str, Vec<&str>)| format!("{why}: {}", quoted(names.iter().copied()));
+    reasons.iter().map(reason).collect::<Vec<_>>().join("; ")
+}
+
+/// A weight that is not trained.
+struct Fixed {
+    name: String,
+    value: ValueId,
+    why: &'static str,
 }
 
 /// A constant that becomes a state, and its gradient.
@@ -332,17 +424,19 @@ struct Builder<'a> {
     running: Vec<(ValueId, ValueId)>,
     /// Values that stay `f32` among those of 16 bits.
     wide: Vec<(String, &'static str)>,
+    /// Batch normalizations of few values, and their number.
+    few: Vec<(String, usize)>,
     /// The state that the loss is multiplied by before it is derived.
     scale: Option<ValueId>,
 }
 
 /// The treatment of all gradients alike.
 struct Factor {
-    /// They are multiplied by it.
+    /// They are still to be multiplied by it.
     scale: Option<ValueId>,
     /// Their norm.
-    norm: Option<ValueId>,
-    /// True if they may change the weights: the loss is finite, and so is their norm, if it is known.
+    norm: ValueId,
+    /// True if the loss is finite, and so is their norm, if they all wait for it.
     finite: ValueId,
 }
 
@@ -361,25 +455,31 @@ impl<'a> Builder<'a> {
             half => precision::narrow(&mut graph, half)?,
         };
         // The output may be a node that these replace.
-        let mut running = norm::train(&mut graph)?;
+        let norm::Trained { mut running, few } = norm::train(&mut graph, training)?;
         running.extend(dropout::train(&mut graph, training.seed)?);
         let judged = judge(&mut graph, training, classes)?;
         let scale = training.scales_loss().then(|| scaling::state(&mut graph)).transpose()?;
-        Ok(Builder { graph, training, judged, classes, running, wide, scale })
+        Ok(Builder { graph, training, judged, classes, running, wide, few, scale })
     }
 
     /// The constants that may be trained, with their names, and those that may not, with the reason.
-    fn candidates(&self, weights: &[String]) -> Result<(Vec<(String, ValueId)>, Vec<(String, &'static str)>)> {
+    fn candidates(&self, weights: &[onnx::Weight]) -> Result<(Vec<(String, ValueId)>, Vec<Fixed>)> {
         let graph = &self.graph;
         let (mut found, mut fixed) = (Vec::new(), Vec::new());
-        let mut seen = HashSet::new();
+        let (mut seen, statistics) = (HashSet::new(), norm::statistics(graph)?);
+        let roles: HashMap<&str, onnx::Role> = weights.iter().map(|weight| (&weight.name[..], weight.role)).collect();
         for node in graph.order()? {
             let value = ValueId { node, port: 0 };
-            let Some(constant) = graph.as_constant(value).filter(|c| weights.contains(&c.name)) else { continue };
+            let Some(constant) = graph.as_constant(value) else { continue };
+            let Some(role) = roles.get(&constant.name[..]) else { continue };
             let name = constant.name.clone();
             let dtype = constant.fact.dtype;
-            let why = if self.training.freeze.iter().any(|pattern| crate::file::glob(pattern, &name)) {
-                Some("it is frozen")
+            let why = if self.training.freezes(&name) {
+                Some(FROZEN)
+            } else if statistics.contains(&value) {
+                Some("it is a running statistic of a frozen normalization")
+            } else if *role == onnx::Role::Buffer && !self.training.names_trained(&name) {
+                Some("the exporter says that it is a buffer")
             } else if dtype != DType::F32 {
                 Some("its elements are not f32")
             } else if constant.fact.shape.numel() == 1 && is_numbered(&name) {
@@ -388,7 +488,7 @@ impl<'a> Builder<'a> {
                 None
             };
             match why {
-                Some(why) => fixed.push((name, why)),
+                Some(why) => fixed.push(Fixed { name, value, why }),
                 None if seen.insert(name.clone()) => found.push((name, value)),
                 None => return Err(Error::graph(format!("two weights are called '{name}'"))),
             }
@@ -441,7 +541,7 @@ impl<'a> Builder<'a> {
             }
         }
         if matches!(part, Part::Whole | Part::Last) {
-            self.update(&weights, &sum)?;
+            self.update(&mut weights, &sum)?;
         }
         self.graph.name = name.to_owned();
         self.graph.sweep();
@@ -457,7 +557,7 @@ impl<'a> Builder<'a> {
     }
 
     /// Adds the update of the weights, by the gradients of a whole batch.
-    fn update(&mut self, weights: &[Weight], sum: &Sum) -> Result<()> {
+    fn update(&mut self, weights: &mut [Weight], sum: &Sum) -> Result<()> {
         let Training { optimizer, rate, .. } = self.training;
         let graph = &mut self.graph;
         let scalar = Fact::new(DType::F32, []);
@@ -486,8 +586,8 @@ impl<'a> Builder<'a> {
         };
         graph.output("loss", loss);
         graph.output("lr", rate);
-        norm.into_iter().for_each(|norm| graph.output("grad_norm", norm));
-        for weight in weights {
+        graph.output("grad_norm", norm);
+        for weight in weights.iter() {
             self.change(weight, scale, finite, rate, &next[1..])?;
         }
         Ok(())
@@ -499,42 +599,63 @@ impl<'a> Builder<'a> {
         Ok(grown(&mut self.graph, "update", |b| Ok(vec![is_finite(b.value(loss))]))?[0])
     }
 
-    /// The factor of all gradients, as far as it is asked for.
-    fn factor(&mut self, weights: &[Weight], sum: &Sum) -> Result<Factor> {
-        let Training { clip, norm, .. } = *self.training;
-        let shows = norm || clip.is_some();
+    /// The sum of the squares of all gradients. Each gradient is read where it is made, so that none waits for another.
+    fn squares(&mut self, weights: &[Weight]) -> Result<ValueId> {
         let squares = weights.iter().map(|weight| {
             self.graph.insert_at(weight.gradient.node);
-            let square = grown(&mut self.graph, "update", |b| {
-                let gradient = b.value(weight.gradient);
-                Ok(vec![(gradient * gradient).reduce_sum(&[], false)])
-            });
-            Ok(square?[0])
+            let made = grown(&mut self.graph, "update", |b| {
+                // Not the square that an optimizer takes: that would be stored for both.
+                let own = b.value(weight.gradient).abs();
+                Ok(vec![(own * own).reduce_sum(&[], false).shaped(&[1])])
+            })?;
+            Ok(made[0])
         });
-        let squares = if shows || self.scale.is_some() { squares.collect::<Result<Vec<_>>>()? } else { Vec::new() };
-        let scale = self.scale;
+        let squares = squares.collect::<Result<Vec<_>>>()?;
+        let made = grow(&mut self.graph, "update", |b| {
+            let squares = squares.iter().map(|&square| b.value(square));
+            let total = squares.reduce(|total, square| total + square).ok_or("a training has a weight")?;
+            Ok(vec![total.shaped(&[])])
+        })?;
+        Ok(made[0])
+    }
+
+    /// The norm of all gradients, and what they are still to be multiplied by. A gradient is read for the norm where it is made. It waits for
+    /// the norm, and so do all others, only if they are clipped by it, or are those of a scaled loss.
+    fn factor(&mut self, weights: &mut [Weight], sum: &Sum) -> Result<Factor> {
         let loss = self.finite(sum.loss)?;
+        if !self.training.waits_for_norm() {
+            if let Some(count) = sum.count {
+                self.divide(weights, count)?;
+            }
+            let total = self.squares(weights)?;
+            let norm = grow(&mut self.graph, "update", |b| Ok(vec![b.value(total).sqrt()]))?[0];
+            return Ok(Factor { norm, finite: loss, scale: None });
+        }
+        let (clip, scale) = (self.training.clip, self.scale);
+        let total = self.squares(weights)?;
         let made = grow(&mut self.graph, "update", |b| {
             let divisors = [sum.count, scale].into_iter().flatten().map(|divisor| b.value(divisor));
             let inverse = divisors.reduce(|product, divisor| product * divisor).map(|product| product.reciprocal());
-            let total = squares.iter().map(|&square| b.value(square)).reduce(|sum, square| sum + square);
-            let finite = total.map(|total| b.value(loss).and(is_finite(total)));
-            let norm = total.filter(|_| shows).map(|total| match inverse {
-                Some(inverse) => total.sqrt() * inverse,
-                None => total.sqrt(),
-            });
-            let clipped = clip.zip(norm).map(|(most, norm)| (most / (norm + 1e-6)).min(1.0));
-            let scale = match (clipped, inverse) {
-                (Some(clipped), Some(inverse)) => Some(clipped * inverse),
-                (clipped, inverse) => clipped.or(inverse),
-            };
-            Ok([finite, scale, norm].into_iter().flatten().collect())
+            let total = b.value(total);
+            let norm = inverse.map_or(total.sqrt(), |inverse| total.sqrt() * inverse);
+            let finite = b.value(loss).and(is_finite(total));
+            let clipped = clip.map(|most| (most / (norm + 1e-6)).min(1.0));
+            let factor = clipped.into_iter().chain(inverse).reduce(|product, factor| product * factor);
+            Ok([norm, finite].into_iter().chain(factor).collect())
         })?;
-        let mut made = made.into_iter();
-        let mut next = |is_made: bool| if is_made { made.next() } else { None };
-        let finite = next(shows || scale.is_some()).unwrap_or(loss);
-        let scale = next(clip.is_some() || sum.count.is_some() || scale.is_some());
-        Ok(Factor { scale, norm: next(shows), finite })
+        Ok(Factor { norm: made[0], finite: made[1], scale: made.get(2).copied() })
+    }
+
+    /// Divides each gradient by a number, where it is made.
+    fn divide(&mut self, weights: &mut [Weight], by: ValueId) -> Result<()> {
+        self.graph.insert_at(by.node);
+        let inverse = grown(&mut self.graph, "update", |b| Ok(vec![b.value(by).reciprocal()]))?[0];
+        for weight in weights {
+            self.graph.insert_at(weight.gradient.node);
+            let own = weight.gradient;
+            weight.gradient = grown(&mut self.graph, "update", |b| Ok(vec![b.value(own) * b.value(inverse)]))?[0];
+        }
+        Ok(())
     }
 
     /// Adds the change of a weight, of what the optimizer keeps for it, and of its moving average.
@@ -612,7 +733,8 @@ fn accumulate(graph: &mut Graph, part: Part, name: &str, value: &mut ValueId) ->
 /// number of right answers.
 fn evaluate(model: &Graph, trained: &[String], classes: Option<usize>, training: &Training) -> Result<Graph> {
     let mut graph = model.clone();
-    norm::share(&mut graph)?;
+    norm::share(&mut graph, training)?;
+    norm::infer(&mut graph)?;
     dropout::infer(&mut graph)?;
     let [judged, labels] = judge(&mut graph, training, classes)?;
     for node in graph.order()? {
@@ -672,13 +794,6 @@ fn judge(graph: &mut Graph, training: &Training, classes: Option<usize>) -> Resu
 fn is_numbered(name: &str) -> bool {
     let digits = name.trim_end_matches(|c: char| c.is_ascii_digit());
     digits.len() < name.len() && (digits.is_empty() || digits == "val_" || name.starts_with("onnx::"))
-}
-
-/// The class axis of an output, by the shape of the labels; `None` if they do not fit it.
-pub fn class_axis(output: &[usize], labels: &[usize]) -> Option<usize> {
-    let without = |axis: usize| [&output[..axis], &output[axis + 1..]].concat();
-    let last = output.len().checked_sub(1)?;
-    [1, last].into_iter().find(|&axis| axis <= last && axis > 0 && without(axis)[1..] == labels[1..])
 }
 
 /// Adds nodes to a graph under a name, behind all others.

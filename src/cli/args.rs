@@ -156,6 +156,7 @@ impl Model {
             training: self.training,
             outputs: self.outputs.clone(),
             values: Vec::new(),
+            given: Vec::new(),
             weights: self.weights.clone(),
             dims: self.dims(),
             threads: self.threads.map_or(0, usize::from),
@@ -179,6 +180,11 @@ impl Model {
             }
             None => Ok(()),
         }
+    }
+
+    /// The files that the flags name to be read.
+    pub(super) fn read(&self) -> impl Iterator<Item = &Path> {
+        [&self.model].into_iter().chain(&self.weights).chain(&self.of).map(PathBuf::as_path)
     }
 
     /// How the graph is compiled, from the flags.
@@ -316,6 +322,7 @@ impl Model {
             let what = format!("--input {name}: not an input of the graph; its inputs: {}", inputs.join(", "));
             return Err(Error::usage(what).in_file(&self.model));
         }
+        let model = model.with_given(given.iter().map(|given| &given.name[..]))?;
         for Given { name, tensor, flag } in given {
             if let Some(expected) = model.other_rank(name, tensor.shape()) {
                 let (dtype, shape) = (tensor.dtype(), tensor.shape());
@@ -460,15 +467,24 @@ pub(super) fn largest(dims: &[(String, Extent)]) -> Vec<(String, usize)> {
     dims.iter().map(|(name, extent)| (name.clone(), extent.most())).collect()
 }
 
-/// Refuses to write a file twice.
-pub(super) fn distinct<'a>(files: impl Iterator<Item = (&'static str, &'a Path)>) -> Result<()> {
+/// Refuses to write a file twice, or one that is read.
+pub(super) fn outputs<'a, 'r>(
+    files: impl IntoIterator<Item = (&'static str, &'a Path)>,
+    read: impl IntoIterator<Item = &'r Path>,
+) -> Result<()> {
+    let whole =
+        |path: &Path| path.canonicalize().or_else(|_| std::path::absolute(path)).unwrap_or_else(|_| path.to_owned());
+    let read: Vec<PathBuf> = read.into_iter().map(whole).collect();
     let mut taken: Vec<(&str, PathBuf)> = Vec::new();
     for (flag, path) in files {
         // A device or a pipe takes whatever comes.
         if path.metadata().is_ok_and(|there| !there.is_file()) {
             continue;
         }
-        let whole = path.canonicalize().or_else(|_| std::path::absolute(path)).unwrap_or_else(|_| path.to_owned());
+        let whole = whole(path);
+        ensure(!read.contains(&whole), || {
+            Error::usage(format!("{flag} would replace {}, which is read: expected another file", path.display()))
+        })?;
         if let Some((other, _)) = taken.iter().find(|(_, taken)| *taken == whole) {
             let what = format!("{other} and {flag} would both write {}: expected a file for each", path.display());
             return Err(Error::usage(what));

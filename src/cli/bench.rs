@@ -135,6 +135,7 @@ pub(super) struct Bench {
 
 impl Bench {
     pub(super) fn run(&self, json: bool) -> Result<String, Failure> {
+        args::outputs(self.html.as_deref().map(|path| ("--html", path)), self.model.read())?;
         let given = args::given("--input", &self.inputs.inputs)?;
         if self.trained.method.is_some() {
             return self.run_training(&given, json);

@@ -116,6 +116,7 @@ const FUSED_TOLERANCE: f64 = 1e-4;
 
 impl Compare {
     pub(super) fn run(&self, json: bool) -> Result<String, Failure> {
+        args::outputs(self.html.as_deref().map(|path| ("--html", path)), self.model.read())?;
         if let Some(ways) = &self.across {
             return self.run_across(ways, json);
         }

@@ -81,17 +81,24 @@ impl Form {
 impl Emit {
     pub(super) fn run(&self, json: bool) -> Result<String> {
         self.refuse_flags()?;
+        let read = onnx::load(&self.model.model)?.files();
+        let read = read.iter().map(PathBuf::as_path).chain(self.model.read());
+        args::outputs(self.save.as_deref().map(|path| ("--save", path)), read)?;
         let content = match self.form {
             Form::Onnxtxt => text::print(&self.proto()?).into_bytes(),
-            Form::Onnx => onnx::encode(&self.proto()?).map_err(|e| e.in_file(&self.model.model))?,
+            Form::Onnx => Vec::new(),
             Form::Dot => self.dot(&self.target(None)?)?.into_bytes(),
             Form::Wgsl => self.kernels(&self.target(Some(Family::Wgpu))?, Dialect::Wgsl)?.into_bytes(),
             Form::Cuda => self.kernels(&self.target(Some(Family::Cuda))?, Dialect::Cuda)?.into_bytes(),
         };
         let (model, form) = (self.model.model.display().to_string(), self.form.name());
         if let Some(path) = &self.save {
-            file::write_whole(path, "write the graph", |out| out.write_all(&content))?;
-            let value = json!({"model": model, "form": form, "bytes": content.len()});
+            match self.form {
+                Form::Onnx => onnx::write(self.proto()?, path, None)?,
+                _ => file::write_whole(path, "write the graph", |out| out.write_all(&content))?,
+            }
+            let bytes = path.metadata().map_err(|e| Error::file(path, "read its size", e))?.len();
+            let value = json!({"model": model, "form": form, "bytes": bytes});
             return Ok(if json { line(&value) } else { String::new() });
         }
         let text = String::from_utf8(content).map_err(|_| Error::usage("onnx: expected --save FILE".into()))?;
@@ -147,10 +154,11 @@ impl Emit {
         }
     }
 
-    /// The file as it is; or its graph with states, if some are asked for.
+    /// The file as it is, whole if it is written to another one; or its graph with states, if some are asked for.
     fn proto(&self) -> Result<ModelProto> {
         if !self.has_states() {
-            return Ok(self.model.file()?.proto);
+            let model = self.model.file()?;
+            return if self.save.is_some() { model.whole(model.proto.clone()) } else { Ok(model.proto) };
         }
         if self.trained.method.is_some() {
             return onnx::export(&self.graph()?).map_err(|e| e.in_file(&self.model.model));

@@ -36,6 +36,8 @@ const GROUPS: &[(&str, &[&str])] = &[
             "ema",
             "precision",
             "freeze",
+            "train_only",
+            "class_axis",
             "init",
         ],
     ),

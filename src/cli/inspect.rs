@@ -2,8 +2,8 @@
 
 use super::line;
 use crate::error::Result;
-use crate::figures::count;
-use crate::onnx::{self, Inspected};
+use crate::figures::{count, grouped, listed};
+use crate::onnx::{self, Declared, Initializer, Inspected, Role};
 use crate::report::{Table, human};
 use clap::Args;
 use serde_json::json;
@@ -18,6 +18,7 @@ inspect
   ir_version int
   opsets [[text|int]]
   inputs [declared]
+  defaults [declared]
   outputs [declared]
   open_dims [text]
   loops [text]
@@ -26,6 +27,8 @@ inspect
   weight_bytes int
   files [data_file]
   training bool
+  initializers? [initializer]
+  folded_norms? text
 declared
   name text
   dtype text
@@ -36,6 +39,13 @@ operator
   lacks text|null
   counts bool
   first text
+initializer
+  name text
+  dtype text
+  shape [int]
+  elements int
+  bytes int
+  role 'parameter'|'statistic'|'buffer'|'doubtful'|null
 data_file
   path text
   bytes int
@@ -50,11 +60,14 @@ const COUNTS: &str =
 pub(super) struct Inspect {
     /// The graph: an .onnx or .onnxtxt file.
     model: PathBuf,
+    /// List the initializers: their names, shapes and bytes, and what each is to a training.
+    #[arg(long)]
+    weights: bool,
 }
 
 impl Inspect {
     pub(super) fn run(&self, json: bool) -> Result<String> {
-        let found = onnx::load(&self.model)?.inspect().map_err(|e| e.in_file(&self.model))?;
+        let found = onnx::load(&self.model)?.inspect(self.weights).map_err(|e| e.in_file(&self.model))?;
         if json {
             let mut value = json!(found);
             value["file"] = json!(self.model);
@@ -72,6 +85,11 @@ impl Inspect {
                 table.row([value.name.clone(), value.dtype.clone(), value.shape.clone()]);
             }
             text += &format!("\n{table}");
+        }
+        if !found.defaults.is_empty() {
+            let one = |input: &Declared| format!("{} {}{}", input.name, input.dtype, input.shape);
+            text += &format!("\ndefaults   {}\n", listed(found.defaults.iter().map(one)));
+            text += "           inputs that have a value in the file, which --input NAME=VALUE replaces\n";
         }
         if found.open_dims.is_empty() {
             text += "\nopen dims  none; --shape INPUT=NxN sets sizes that the file fixes, where its nodes allow it\n";
@@ -96,6 +114,9 @@ impl Inspect {
             text += &format!("\nnot supported: {lacking} of {}\n", count(found.operators.len() as u64, "operator"));
         }
         text += &format!("\nweights   {}, {}\n", count(found.weights as u64, "tensor"), human(found.weight_bytes));
+        if let Some(initializers) = &found.initializers {
+            text += &format!("\n{}\n", weights(initializers));
+        }
         for file in &found.files {
             let there = if file.is_there { "" } else { ", which is not there: the model can be planned, not run" };
             text += &format!("data in   {} ({}){there}\n", file.path.display(), human(file.bytes));
@@ -103,6 +124,24 @@ impl Inspect {
         if found.training {
             text += "training  the file has a training step, which --training runs\n";
         }
+        if let Some(folded) = &found.folded_norms {
+            text += &format!("norms     {folded}\n");
+        }
         Ok(text)
     }
+}
+
+/// A table of initializers, and the numbers that a training may change.
+fn weights(initializers: &[Initializer]) -> String {
+    let mut table = Table::new("<<<>><");
+    table.row(["initializer", "type", "shape", "elements", "bytes", ""]);
+    for initializer in initializers {
+        let Initializer { name, dtype, shape, elements, bytes, role } = initializer;
+        let shape = format!("[{}]", shape.iter().map(i64::to_string).collect::<Vec<_>>().join(", "));
+        let role = role.map_or("", Role::word);
+        table.row([&name[..], dtype, &shape, &grouped(*elements), &human(*bytes), role]);
+    }
+    let is_trained = |i: &&Initializer| matches!(i.role, Some(Role::Parameter | Role::Doubtful));
+    let elements: u64 = initializers.iter().filter(is_trained).map(|initializer| initializer.elements).sum();
+    format!("{table}\nparameters  {}", grouped(elements))
 }

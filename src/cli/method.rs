@@ -133,9 +133,17 @@ pub(super) struct Method {
     /// loss is scaled. Elsewhere all values are f32.
     #[arg(long, value_enum, default_value_t = Precision::F32)]
     pub(super) precision: Precision,
-    /// Weights that stay as they are: names, in which * stands for any text.
+    /// Weights that stay as they are: names, in which * stands for any text. A BatchNormalization whose scale and bias stay uses its stored
+    /// statistics, and leaves them as they are.
     #[arg(long, value_name = "GLOB")]
     freeze: Vec<String>,
+    /// The only weights that are trained: names, in which * stands for any text. All others stay as they are.
+    #[arg(long, value_name = "GLOB")]
+    train_only: Vec<String>,
+    /// For cross_entropy: the axis of the classes in the model's first output, counted from 0, the batch. Without it, `train` takes the axis
+    /// without which the output has the labels' shape; other commands, which have no labels, the last of three axes, else the second.
+    #[arg(long, value_name = "AXIS", value_parser = clap::value_parser!(u32).range(1..))]
+    class_axis: Option<u32>,
 }
 
 /// Flags of commands that take the training of a model, too.
@@ -175,15 +183,15 @@ impl Method {
         model.suits_training()?;
         let options = Options { dims: model.dims(), ..Options::default() };
         let dims = options.fixed().ok_or_else(|| Error::usage("--set: training takes no range of a dim".to_owned()))?;
-        let programs = train::programs_of_file(model.file()?, dims, self.batch as usize, &self.training(steps, false)?);
+        let programs = train::programs_of_file(model.file()?, dims, self.batch as usize, &self.training(steps)?);
         programs.map_err(|e| e.in_file(&model.model))
     }
 
-    /// How a model is trained for a number of steps. `norm` asks for the norm of the gradients.
+    /// How a model is trained for a number of steps.
     ///
     /// # Errors
     /// A flag of another optimizer.
-    pub(super) fn training(&self, steps: u64, norm: bool) -> Result<Training> {
+    pub(super) fn training(&self, steps: u64) -> Result<Training> {
         let is_sgd = self.optimizer == OptimizerName::Sgd;
         let of_sgd = [("--momentum", self.momentum != 0.0), ("--nesterov", self.nesterov)];
         let of_adam = [("--beta1", self.beta1 != BETA1), ("--beta2", self.beta2 != BETA2), ("--eps", self.eps != EPS)];
@@ -223,7 +231,9 @@ impl Method {
             accumulate: self.accumulate as usize,
             ema: self.ema,
             freeze: self.freeze.clone(),
-            norm,
+            only: self.train_only.clone(),
+            class_axis: self.class_axis.map(|axis| axis as usize),
+            labels: None,
             seed: 0,
             precision: self.precision.dtype(),
         })

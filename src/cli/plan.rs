@@ -58,6 +58,7 @@ training
   curve? [point]
   trained [text]
   fixed [[text]]
+  outline [text]
   precision text
   f32? training_bytes
   wide? [[text]]
@@ -100,6 +101,7 @@ origin
   content text
   dims? [dim]
   state? [[text]]
+  given? [text]
   training? bool
   outputs? [text]
   recipe recipe
@@ -243,7 +245,7 @@ pub(super) struct Plan {
 impl Plan {
     pub(super) fn run(&self, json: bool) -> Result<String, Failure> {
         let files = [("--save", &self.save), ("--html", &self.html), ("--svg", &self.svg)];
-        args::distinct(files.into_iter().filter_map(|(flag, path)| Some((flag, path.as_deref()?))))?;
+        args::outputs(files.into_iter().filter_map(|(flag, path)| Some((flag, path.as_deref()?))), self.model.read())?;
         if self.advise && self.forks > 1 {
             return Err(Error::usage("--advise: expected one run; plan it without --forks for it".into()).into());
         }
@@ -299,7 +301,7 @@ impl Plan {
         }
         let (mut plan, range, graph) = plan.map_err(refuse)?;
         if self.save.is_some() || json {
-            plan.origin = Some(self.origin(&extents)?);
+            plan.origin = Some(self.origin(&extents, model.given())?);
         }
         if let Some(path) = &self.save {
             file::write_whole(path, "write the plan", |out| out.write_all(plan.to_json().as_bytes()))?;
@@ -317,12 +319,12 @@ impl Plan {
     }
 
     /// The origin of the plan of one graph. Dims that inputs set are not bound anew by others.
-    fn origin(&self, extents: &[(String, Extent)]) -> Result<plan::Origin> {
+    fn origin(&self, extents: &[(String, Extent)], given: Vec<String>) -> Result<plan::Origin> {
         let options = self.model.options(&On { backend: Backend::Auto, device: None })?;
         let is_given = |(name, _): &&(String, Extent)| options.dims.iter().any(|(given, _)| given == name);
         let set = extents.iter().filter(|dim| !is_given(dim)).cloned();
         let dims = options.dims.iter().cloned().chain(set).collect();
-        Options { dims, ..options }.origin(&self.model.model)
+        Options { dims, given, ..options }.origin(&self.model.model)
     }
 
     /// The refusal of a plan that takes more than `--assert-peak` allows.
@@ -434,7 +436,7 @@ impl Plan {
                         model: &file,
                         dims: Options { dims: self.model.dims(), ..Options::default() }.fixed()?,
                         batch: method.batch as usize,
-                        training: method.training(1, false).ok()?.on(target),
+                        training: method.training(1).ok()?.on(target),
                         target: target.clone(),
                         recipe: self.model.recipe(),
                     })
@@ -500,14 +502,15 @@ impl Plan {
         let unstored = asked.filter(|&asked| train::stored(asked, target) != asked);
         Ok(Training {
             wide_target: unstored.map(|asked| (target.name.clone(), asked)),
-            bytes: Bytes::of(plans, &programs.trained),
+            bytes: Bytes::of(plans, &programs.outline.trained),
             precision: method.map_or(DType::F32, |method| method.precision.dtype()).name(),
             f32: method.map(|method| self.in_f32(method, target)).transpose()?.flatten(),
             wide: programs.wide,
             recompute: recompute(plans, parts),
             curve: points.transpose()?,
-            trained: programs.trained,
-            fixed: programs.fixed,
+            outline: report::outline(&programs.outline),
+            trained: programs.outline.trained,
+            fixed: programs.outline.fixed,
         })
     }
 
@@ -515,7 +518,7 @@ impl Plan {
     fn in_f32(&self, method: &Method, target: &Target) -> Result<Option<Bytes>> {
         let Some(wide) = method.in_f32() else { return Ok(None) };
         let (programs, limits) = (wide.programs(&self.model, 1)?, Limits { memory: None });
-        let trained = programs.trained.clone();
+        let trained = programs.outline.trained.clone();
         let parts = programs::parts(programs::of_training(programs, &[])?, &self.model, &limits, target)?;
         let planned = plan::compile_programs(&parts, target, &limits)?;
         let plans: Vec<&plan::Plan> = planned.iter().map(|program| program.plan()).collect();
@@ -616,6 +619,8 @@ struct Training {
     trained: Vec<String>,
     /// Weights that stay as they are, and the reason.
     fixed: Vec<(String, &'static str)>,
+    /// What is said of them, and of how the model is read: a line each.
+    outline: Vec<String>,
     /// The type of the values between.
     precision: &'static str,
     /// A target that stores the precision that was asked for as `f32`, and that precision.
@@ -639,10 +644,7 @@ impl Training {
         if let Some(points) = &self.curve {
             text += &format!("\n{}", report::curve(points));
         }
-        text += &format!("\ntrained: {}\n", count(self.trained.len() as u64, "weight"));
-        for (name, why) in &self.fixed {
-            text += &format!("  not '{name}': {why}\n");
-        }
+        text += &format!("\n{}\n", self.outline.join("\n"));
         if let Some((target, asked)) = &self.wide_target {
             text += &format!("\ntarget '{target}' stores {asked} as f32: all values are f32\n");
         }

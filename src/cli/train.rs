@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 use crate::figures::count as counted;
 use crate::file;
 use crate::onnx::{self, Model};
-use crate::report::{human, picture};
+use crate::report::{self, human, picture};
 use crate::session::{self, Options, Program};
 use crate::shape::Extent;
 use crate::train::Training;
@@ -91,7 +91,7 @@ pub(super) struct Train {
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
     /// Write a JSON object per step: step, loss, lr, grad_norm, allocated_bytes, ms, and wait_ms, the part of it that the step waited for its
-    /// rows. The norm of the gradients is computed for it.
+    /// rows. It changes neither the plan nor its bytes.
     #[arg(long, value_name = "FILE")]
     log: Option<PathBuf>,
     /// Draw the losses over the steps, and the memory of a step, as one HTML file that needs no network.
@@ -108,9 +108,13 @@ pub(super) struct Train {
     /// begins anew.
     #[arg(long, requires = "checkpoint")]
     resume: bool,
-    /// Write the trained model: the file with new weights under their names.
+    /// Write the trained model: the file with new weights under their names. It is whole: all in FILE, or, of 2 GB and more, in FILE and
+    /// FILE.data.
     #[arg(long, value_name = "FILE")]
     output: Option<PathBuf>,
+    /// Let --output replace the model that is read.
+    #[arg(long, requires = "output")]
+    overwrite: bool,
     /// Give a named dim its extent, if the data does not.
     #[arg(long = "set", value_name = "DIM=N", value_parser = args::binding)]
     dims: Vec<(String, Extent)>,
@@ -128,16 +132,16 @@ impl Train {
     pub(super) fn run(&self, json: bool) -> Result<String, Failure> {
         let files = [("--log", &self.log), ("--html", &self.html), ("--output", &self.output)];
         let files = files.into_iter().filter_map(|(flag, path)| Some((flag, path.as_deref()?)));
-        args::distinct(files.clone())?;
-        files.into_iter().try_for_each(|(_, path)| args::has_place(path))?;
+        files.clone().try_for_each(|(_, path)| args::has_place(path))?;
         let model = onnx::load_weighed(&self.model, self.weights.as_deref())?;
+        self.check_outputs(&model, files)?;
         let first = model.first_input().unwrap_or_default().to_owned();
         let data = rows(&self.data, &self.labels, &first)?;
         let valid = self.valid_labels.as_ref().map(|labels| rows(&self.valid, labels, &first)).transpose()?;
         let count = data.check()? as u64;
         let per_epoch = count / self.method.batch;
         let steps = self.steps.unwrap_or_else(|| self.epochs.unwrap_or(1).saturating_mul(per_epoch));
-        let training = Training { seed: self.seed, ..self.method.training(steps, self.log.is_some())? };
+        let training = Training { seed: self.seed, ..self.method.training(steps)? };
         let precision = training.precision;
         let folder = self.folder()?;
         let mut trainer = self.trainer(model, &data, training, folder.as_ref(), json)?;
@@ -168,8 +172,7 @@ impl Train {
         let mut course = Course { data, valid, folder, seed, place, steps, per_epoch, log, seen: Seen::default() };
         self.steps(&mut course, &mut trainer, json)?;
         if let Some(path) = &self.output {
-            let bytes = onnx::encode(&trainer.model()?)?;
-            file::write_whole(path, "write the trained model", |out| out.write_all(&bytes))?;
+            onnx::write(trainer.model()?, path, None)?;
         }
         self.draw(&trainer, &course.seen.losses)?;
         Ok(if json {
@@ -177,6 +180,26 @@ impl Train {
         } else {
             format!("{}: {}", self.model.display(), summary(&trainer, &course))
         })
+    }
+
+    /// Refuses files to write that are read, or the same, before the work that they are to hold. The model may be replaced if that is asked for.
+    fn check_outputs<'a>(
+        &'a self,
+        model: &Model,
+        files: impl Iterator<Item = (&'static str, &'a Path)> + Clone,
+    ) -> Result<()> {
+        let own = model.files();
+        if let Some(path) = self.output.as_deref().filter(|_| !self.overwrite) {
+            let data = onnx::data_file(path);
+            let replaces = args::outputs([("--output", path), ("its data", &data)], own.iter().map(PathBuf::as_path));
+            replaces.map_err(|error| Error::usage(format!("{error}; --overwrite replaces the model")))?;
+        }
+        let inputs = self.data.iter().chain(&self.valid);
+        let inputs = inputs.map(|given| given.split_once('=').map_or(&given[..], |(_, path)| path)).map(Path::new);
+        let others = [&self.labels].into_iter().chain(&self.valid_labels).chain(&self.weights);
+        args::outputs(files.clone(), inputs.chain(others.map(PathBuf::as_path)).map(archive))?;
+        let others = files.filter(|(flag, _)| *flag != "--output");
+        args::outputs(others, own.iter().map(PathBuf::as_path))
     }
 
     /// The folder of checkpoints, which is empty unless the training goes on.
@@ -289,7 +312,8 @@ impl Train {
                 dims.push((dim, extent));
             }
         }
-        let training = self.method.training(1, self.log.is_some()).ok()?.on(&target);
+        let labels = Some(data.labels.shape().clone());
+        let training = Training { labels, ..self.method.training(1).ok()?.on(&target) };
         Some(Case { model, dims, batch: self.method.batch as usize, training, target, recipe: options.recipe })
     }
 
@@ -409,14 +433,18 @@ impl<'a> Log<'a> {
     }
 }
 
-/// Says what the training leaves as it is.
+/// The file of an array, which may be one of an archive: `FILE.npz:NAME`.
+fn archive(path: &Path) -> &Path {
+    let parts = path.to_str().and_then(|text| text.rsplit_once(':'));
+    parts.filter(|(file, _)| file.ends_with(".npz")).map_or(path, |(file, _)| Path::new(file))
+}
+
+/// Says how the model is trained.
 fn notes(trainer: &Trainer, precision: DType) {
     if trainer.precision() != precision {
         eprintln!("  {} stores {precision} as f32: all values are f32", trainer.session().device());
     }
-    for (name, why) in trainer.fixed() {
-        eprintln!("  not trained: '{name}': {why}");
-    }
+    report::outline(trainer.outline()).iter().for_each(|line| eprintln!("  {line}"));
     for (name, reader) in trainer.undrawn() {
         eprintln!(
             "  not drawn: '{name}': no rule for a weight that {reader} reads; it begins with the file's elements: give the file those \
@@ -428,7 +456,7 @@ fn notes(trainer: &Trainer, precision: DType) {
 /// Why a step was refused: its loss, or the norm of its gradients, is not finite.
 fn refusal(trainer: &mut Trainer, data: &Data, step: u64, seed: Option<u64>, shown: &Shown) -> Result<Error> {
     let what = if shown.loss.is_finite() {
-        format!("the norm of the gradients is {}", shown.norm.unwrap_or_default())
+        format!("the norm of the gradients is {}", shown.norm)
     } else {
         format!("the loss is {}", shown.loss)
     };
@@ -441,7 +469,12 @@ fn refusal(trainer: &mut Trainer, data: &Data, step: u64, seed: Option<u64>, sho
             Some(found) => format!("the first value that is not finite is {found}"),
             None => "run again, all values of the step are finite".to_owned(),
         };
-        format!("; {first}; the weights are those before this step; a smaller --lr, or --clip-norm, may help")
+        let weights = if shown.loss.is_finite() && !trainer.waits_for_norm() {
+            "elements with a finite gradient are updated, others as before this step"
+        } else {
+            "the weights are those before this step"
+        };
+        format!("; {first}; {weights}; a smaller --lr, or --clip-norm, may help")
     };
     Ok(Error::usage(format!("step {step}: {what}{why}")))
 }

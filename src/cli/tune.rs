@@ -97,6 +97,7 @@ struct Outcome {
 
 impl Tune {
     pub(super) fn run(&self, json: bool) -> Result<String, Failure> {
+        args::outputs(self.save.as_deref().map(|path| ("--save", path)), self.model.read())?;
         let given = args::given("--input", &self.inputs.inputs)?;
         let options = self.model.options(&self.on)?;
         let (model, dims) = self.model.load(&given)?;
@@ -141,7 +142,8 @@ impl Tune {
         let kept = cache::save(&identity, entries);
         let ((untuned, _), (mut tuned, _)) = (untuned, tuned);
         if let Some(path) = &self.save {
-            tuned.origin = Some(Options { dims: extents, ..options }.origin(&self.model.model)?);
+            let options = Options { dims: extents, given: model.given(), ..options };
+            tuned.origin = Some(options.origin(&self.model.model)?);
             file::write_whole(path, "write the plan", |out| out.write_all(tuned.to_json().as_bytes()))?;
         }
         let outcome = Outcome { subject, device: name, untuned, tuned, asked: asked.len(), found, runs, kept };

@@ -6,14 +6,13 @@
 //! ```
 
 use super::proto::*;
-use super::text;
+use super::{text, write::write};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::file;
 use crate::graph::{Graph, Kind, Node, State};
 use crate::op::{Arity, Attr, Fact, NodeId, OpDef, ValueId};
 use crate::tensor::Tensor;
-use prost::Message;
 use std::collections::{HashMap, HashSet};
 use std::ffi::OsStr;
 use std::path::Path;
@@ -24,8 +23,6 @@ const OPSET: i64 = 24;
 const IR_VERSION: i64 = 12;
 /// The domain of ONNX Runtime's operators.
 const MICROSOFT: &str = "com.microsoft";
-/// The longest message of protobuf.
-const MAX_BYTES: usize = i32::MAX as usize;
 /// Zeros of more bytes than this are written without their elements.
 const MAX_ZEROS: usize = 1 << 10;
 
@@ -334,19 +331,9 @@ impl Graph {
     pub fn save(&self, path: impl AsRef<Path>) -> Result<()> {
         let (model, path) = (export(self)?, path.as_ref());
         let is_text = path.extension().and_then(OsStr::to_str) == Some("onnxtxt");
-        let content = if is_text { text::print(&model).into_bytes() } else { encode(&model)? };
-        file::write_whole(path, "write the graph", |out| out.write_all(&content))
+        if !is_text {
+            return write(model, path, None);
+        }
+        file::write_whole(path, "write the graph", |out| out.write_all(text::print(&model).as_bytes()))
     }
-}
-
-/// A model as protobuf.
-///
-/// # Errors
-/// The model is larger than protobuf can be.
-pub fn encode(model: &ModelProto) -> Result<Vec<u8>> {
-    let bytes = model.encoded_len();
-    if bytes > MAX_BYTES {
-        return Err(Error::usage(format!("the model takes {bytes} bytes, and an .onnx file has at most {MAX_BYTES}")));
-    }
-    Ok(model.encode_to_vec())
 }

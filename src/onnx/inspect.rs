@@ -2,10 +2,10 @@
 
 use super::import::{Operator, operators};
 use super::proto::*;
-use super::{Model, in_graph};
+use super::{Model, Role, in_graph};
 use crate::error::Result;
 use serde::Serialize;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
 
 /// The content of a model's file.
@@ -21,6 +21,8 @@ pub struct Inspected {
     pub opsets: Vec<(String, i64)>,
     /// Inputs that are no initializers.
     pub inputs: Vec<Declared>,
+    /// Inputs that have a default: an initializer of the same name.
+    pub defaults: Vec<Declared>,
     /// Outputs.
     pub outputs: Vec<Declared>,
     /// Dims of inputs that a plan needs extents for.
@@ -37,6 +39,12 @@ pub struct Inspected {
     pub files: Vec<DataFile>,
     /// True if it has a training step.
     pub training: bool,
+    /// The initializers, if they are asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub initializers: Option<Vec<Initializer>>,
+    /// What tells that an exporter has folded the norms of the network away, if something does.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub folded_norms: Option<String>,
 }
 
 /// An input or an output as the file declares it.
@@ -48,6 +56,23 @@ pub struct Declared {
     pub dtype: String,
     /// Its dims: numbers, names, or `?`.
     pub shape: String,
+}
+
+/// An initializer.
+#[derive(Debug, Serialize)]
+pub struct Initializer {
+    /// Its name.
+    pub name: String,
+    /// Its element type.
+    pub dtype: String,
+    /// Its shape.
+    pub shape: Vec<i64>,
+    /// Its elements' number.
+    pub elements: u64,
+    /// Its bytes.
+    pub bytes: u64,
+    /// What it is to a training; none if it has no axes, or no floats.
+    pub role: Option<Role>,
 }
 
 /// A file with external data.
@@ -62,11 +87,11 @@ pub struct DataFile {
 }
 
 impl Model {
-    /// The content of the model, with nothing bound.
+    /// The content of the model, with nothing bound; each initializer by itself, if that is asked for.
     ///
     /// # Errors
     /// It has no graph, or a tensor's place in another file is malformed.
-    pub fn inspect(&self) -> Result<Inspected> {
+    pub fn inspect(&self, lists_initializers: bool) -> Result<Inspected> {
         let (graph, proto) = (self.graph()?, &self.proto);
         let mut files: BTreeMap<PathBuf, u64> = BTreeMap::new();
         let (mut weights, mut weight_bytes) = (0, 0u64);
@@ -89,6 +114,7 @@ impl Model {
             opsets: proto.opset_import.iter().map(|set| (domain(&set.domain), set.version)).collect(),
             open_dims: self.open_dims().unwrap_or_default(),
             inputs: self.open_inputs().map(declared).collect(),
+            defaults: self.inputs_with_default().map(declared).collect(),
             outputs: graph.output.iter().map(declared).collect(),
             loops: self.loops().into_iter().collect(),
             operators: operators(self)?,
@@ -96,7 +122,25 @@ impl Model {
             weight_bytes,
             files: files.into_iter().map(file).collect(),
             training: self.offers_training(),
+            initializers: lists_initializers.then(|| self.initializers()),
+            folded_norms: self.folded_norms(),
         })
+    }
+
+    /// The initializers of the graph, in the order of the file.
+    fn initializers(&self) -> Vec<Initializer> {
+        let roles: HashMap<String, Role> =
+            self.weights().into_iter().map(|weight| (weight.name, weight.role)).collect();
+        let initializers = self.proto.graph.iter().flat_map(|graph| &graph.initializer);
+        let one = |tensor: &TensorProto| Initializer {
+            name: tensor.name.clone(),
+            dtype: DataType::try_from(tensor.data_type).map_or("unknown", DataType::name).to_owned(),
+            shape: tensor.dims.clone(),
+            elements: tensor.dims.iter().fold(1, |all: u64, &extent| all.saturating_mul(extent.max(0) as u64)),
+            bytes: tensor.byte_len().unwrap_or(tensor.raw_data.len() as u64),
+            role: roles.get(&tensor.name).copied(),
+        };
+        initializers.map(one).collect()
     }
 }
 

@@ -19,22 +19,27 @@ use std::ffi::OsStr;
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
+mod defaults;
 mod dims;
 mod export;
 mod grow;
 mod import;
 mod inspect;
 pub mod proto;
+mod roles;
 mod state;
 pub mod text;
 mod training;
 mod varying;
 mod weigh;
 mod weights;
+mod write;
 
-pub use export::{encode, export, export_step};
-pub use inspect::Inspected;
+pub use export::{export, export_step};
+pub use inspect::{Declared, Initializer, Inspected};
+pub use roles::{Role, Weight};
 pub use state::likely_states;
+pub use write::{data_file, encode, write};
 
 /// A decoded ONNX file and its path.
 #[derive(Clone, Debug)]
@@ -53,6 +58,8 @@ pub struct Model {
     outputs: Vec<String>,
     /// The elements that states begin with, by name.
     first: Vec<(String, Tensor)>,
+    /// Defaults of inputs that are inputs of the graph all the same. States begin with them.
+    defaults: Vec<TensorProto>,
     /// Elements of inputs, which those that shape the computation are bound to.
     values: Vec<(String, Tensor)>,
     /// The training step, if the model has taken it.
@@ -210,6 +217,7 @@ impl Model {
             growth: None,
             outputs: Vec::new(),
             first: Vec::new(),
+            defaults: Vec::new(),
             values: Vec::new(),
             training: None,
             trains: false,

@@ -14,6 +14,7 @@ impl Model {
     /// the same text.
     pub fn with_state(mut self, pairs: &[(String, String)]) -> Model {
         self.states.extend_from_slice(pairs);
+        self.open_states();
         self
     }
 
@@ -40,10 +41,19 @@ impl Model {
     /// Gives states the elements that they begin with.
     pub(super) fn begin(&self, graph: &mut Graph) -> Result<()> {
         let mut length: Option<(&str, usize)> = None;
-        for (at, (name, tensor)) in self.first.iter().enumerate() {
+        for (at, (name, _)) in self.first.iter().enumerate() {
             if self.first[..at].iter().any(|(other, _)| other == name) {
                 return Err(Error::usage(format!("input '{name}' is given twice")));
             }
+        }
+        let is_free = |name: &str| self.is_state(name) && !self.first.iter().any(|(given, _)| given == name);
+        let defaults = self.defaults.iter().filter(|tensor| is_free(&tensor.name));
+        let defaults = defaults.map(|tensor| {
+            let constant = self.constant(tensor, tensor.name.clone())?;
+            Ok((tensor.name.clone(), constant.value()?.clone()))
+        });
+        let defaults = defaults.collect::<Result<Vec<_>>>()?;
+        for (name, tensor) in self.first.iter().chain(&defaults) {
             let (tensor, rows) = self.filled_up(graph, name, tensor)?;
             let Some(rows) = rows else {
                 graph.begin(name, tensor)?;
@@ -139,6 +149,7 @@ impl Model {
                 if whole { &mut self.states } else { &mut self.shared }.push((input, output));
             }
         }
+        self.open_states();
         (self, has)
     }
 
@@ -186,6 +197,11 @@ impl Model {
 /// The other name of a pair of names or patterns, for a name that is the first.
 fn named(first: &str, second: &str, name: &str) -> Option<String> {
     if first.contains('*') { filled(first, second, name) } else { (first == name).then(|| second.to_owned()) }
+}
+
+/// True if the input of a pair of names or patterns is, or is like, this name.
+pub(super) fn reads(input: &str, output: &str, name: &str) -> bool {
+    named(input, output, name).is_some()
 }
 
 /// The output's pattern, with the text that its `*` stands for in the input's; `None` if the name is not like the input's pattern.

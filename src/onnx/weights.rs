@@ -107,12 +107,6 @@ impl Model {
         graph.input.iter().map(|input| &input.name[..]).find(|name| !own(name))
     }
 
-    /// The names of the weights.
-    pub fn weights(&self) -> Vec<String> {
-        let graph = self.proto.graph.iter();
-        graph.flat_map(|graph| &graph.initializer).filter(|t| is_weight(t)).map(|t| t.name.clone()).collect()
-    }
-
     /// The file with other elements for some initializers.
     ///
     /// # Errors

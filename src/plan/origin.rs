@@ -15,6 +15,9 @@ pub struct Origin {
     /// Inputs and outputs that became states.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub state: Vec<(String, String)>,
+    /// Inputs with a default that runs give all the same.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub given: Vec<String>,
     /// True for the training step of the file.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub training: bool,

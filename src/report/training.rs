@@ -1,9 +1,11 @@
 //! Reports what the bytes of a training hold.
 
 use super::{Table, grouped, human, percent};
+use crate::figures::count;
 use crate::pass::recompute::Recompute;
 use crate::train::classes::{Classes, States};
 use crate::train::curve::Point;
+use crate::train::{FROZEN, Outline, quoted, reasons};
 
 /// The bytes of a training by what they hold, with their labels: all of them first. Those of the arena are of its peak.
 pub(super) fn rows(classes: &Classes, states: &States) -> Vec<(&'static str, u64)> {
@@ -61,6 +63,35 @@ pub fn training(classes: &Classes, states: &States) -> String {
         table.row([label.to_owned(), human(bytes), size, percent(bytes, planned)]);
     }
     table.to_string()
+}
+
+/// What is trained and what is not, and how the model is read: a line each.
+pub fn outline(outline: &Outline) -> Vec<String> {
+    let Outline { trained, fixed, frozen_bytes, doubtful, output, class_axis, few, folded_norms } = outline;
+    let weights = |number: usize| count(number as u64, "weight");
+    let mut lines =
+        vec![format!("trained: {}: {}", weights(trained.len()), quoted(trained.iter().map(String::as_str)))];
+    for (why, names) in reasons(fixed) {
+        lines.push(match why {
+            FROZEN => format!("frozen: {}, {}", weights(names.len()), human(*frozen_bytes)),
+            why => format!("not trained: {}: {why}", quoted(names.into_iter())),
+        });
+    }
+    if !doubtful.is_empty() {
+        let names = quoted(doubtful.iter().map(String::as_str));
+        lines.push(format!("trained, but perhaps no weights: {names}; --freeze NAME leaves one as it is"));
+    }
+    if let Some(axis) = class_axis.filter(|_| output.shape.len() > 2) {
+        lines.push(format!("classes: axis {axis} of the first output, {output}; --class-axis sets another"));
+    }
+    if let Some((node, values)) = few.first() {
+        let others = if few.len() > 1 { format!(", and of {} more", few.len() - 1) } else { String::new() };
+        lines.push(format!(
+            "warning: the statistics of norm '{node}'{others} are of {values} values per channel: take more rows in each part of a batch"
+        ));
+    }
+    lines.extend(folded_norms.clone());
+    lines
 }
 
 /// The values that an update computes again.

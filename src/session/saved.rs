@@ -23,6 +23,7 @@ impl Options {
             content: file::content(model.as_ref())?,
             dims: self.dims.iter().map(dim).collect(),
             state: self.state.clone(),
+            given: self.given.clone(),
             training: self.training,
             outputs: self.outputs.clone(),
             recipe: self.recipe,
@@ -111,7 +112,7 @@ impl Saved {
     /// # Errors
     /// The option that says otherwise.
     pub fn options(&self, asked: &Options) -> Result<Options> {
-        let Origin { dims, state, training, outputs, recipe, .. } = &self.origin;
+        let Origin { dims, state, given, training, outputs, recipe, .. } = &self.origin;
         let target = &self.plan.target;
         for (name, extent) in &asked.dims {
             let planned = dims.iter().find(|dim| dim.name == *name).map(|dim| Extent::from(dim.least..=dim.most));
@@ -124,6 +125,7 @@ impl Saved {
         let threads = [0, target.threads as usize].contains(&asked.threads) || target.family != Family::Cpu;
         let kept = [
             ("state", asked.state.is_empty() || asked.state == *state),
+            ("given", asked.given.iter().all(|input| given.contains(input))),
             ("training", !asked.training || *training),
             ("outputs", asked.outputs.is_empty() || asked.outputs == *outputs),
             ("recipe", asked.recipe == Recipe::default() || asked.recipe == *recipe),
@@ -149,6 +151,7 @@ impl Saved {
             libraries: target.libraries != Libraries::default(),
             allow_tf32: target.allow_tf32,
             state: state.clone(),
+            given: given.clone(),
             training: *training,
             outputs: outputs.clone(),
             dims: dims.iter().map(|dim| (dim.name.clone(), (dim.least..=dim.most).into())).collect(),

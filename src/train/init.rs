@@ -16,6 +16,7 @@ use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::file;
 use crate::graph::Graph;
+use crate::onnx::{Role, Weight};
 use crate::op::{Attrs, Fact, NodeId, ValueId};
 use crate::ops;
 use crate::random::{NUMBERS, key, threefry, uniform};
@@ -95,7 +96,7 @@ pub struct Init {
 ///
 /// # Errors
 /// When the graph has a cycle.
-pub fn rules(graph: &Graph, weights: &[String], training: &Training) -> Result<Init> {
+pub fn rules(graph: &Graph, weights: &[Weight], training: &Training) -> Result<Init> {
     let mut init = Init::default();
     for (value, name) in candidates(graph, weights, training)? {
         let fact = graph.fact(value).clone();
@@ -108,14 +109,14 @@ pub fn rules(graph: &Graph, weights: &[String], training: &Training) -> Result<I
 }
 
 /// Weights that are not frozen, in the order of the graph.
-fn candidates(graph: &Graph, weights: &[String], training: &Training) -> Result<Vec<(ValueId, String)>> {
-    let weights: HashSet<&str> = weights.iter().map(|name| &name[..]).collect();
+fn candidates(graph: &Graph, weights: &[Weight], training: &Training) -> Result<Vec<(ValueId, String)>> {
+    let is_drawn = |weight: &&Weight| weight.role != Role::Buffer || training.names_trained(&weight.name);
+    let weights: HashSet<&str> = weights.iter().filter(is_drawn).map(|weight| &weight.name[..]).collect();
     let values = graph.order()?.into_iter().map(|node| node.output(0));
     let suits = |constant: &Arc<Constant>| {
         let (name, fact) = (&constant.name[..], &constant.fact);
-        let is_frozen = training.freeze.iter().any(|pattern| file::glob(pattern, name));
         let is_number = fact.shape.numel() == 1 && is_numbered(name);
-        weights.contains(name) && fact.dtype == DType::F32 && !is_frozen && !is_number
+        weights.contains(name) && fact.dtype == DType::F32 && !training.freezes(name) && !is_number
     };
     let constants = values.filter_map(|value| Some((value, graph.as_constant(value)?)));
     Ok(constants

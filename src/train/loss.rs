@@ -1,7 +1,8 @@
 //! Losses: how far the model's output is from the labels.
 
+use super::Training;
 use crate::dtype::DType;
-use crate::error::ensure;
+use crate::error::{Error, Result, ensure};
 use crate::op::{Fact, OpResult, Var};
 use serde::Serialize;
 
@@ -20,6 +21,41 @@ pub enum Loss {
     Huber,
 }
 
+/// The axis of the classes of an output: the one without which it has the shape of the labels. Where there are no labels, it is the last of
+/// three axes, else the second; `None` if there is no second one. Where the labels of one axis have the shape of those of another, the
+/// training must say which it is.
+///
+/// # Errors
+/// When it does not, or names an axis that cannot have the classes.
+pub(super) fn class_axis(output: &Fact, training: &Training) -> Result<Option<usize>> {
+    let rank = output.shape.len();
+    let axes = 1..rank.max(1);
+    if let Some(axis) = training.class_axis {
+        ensure(axes.contains(&axis), || {
+            let last = axes.end - 1;
+            Error::usage(format!("class axis {axis}: expected one from 1 to {last}, of the first output {output}"))
+        })?;
+        return Ok(Some(axis));
+    }
+    // Axes of one element change no element's place.
+    let row = |shape: &[usize]| shape.iter().copied().skip(1).filter(|&extent| extent != 1).collect::<Vec<_>>();
+    let without = |axis: usize| row(&[&output.shape[..axis], &output.shape[axis + 1..]].concat());
+    let usual = (rank >= 2).then_some(if rank == 3 { 2 } else { 1 });
+    let Some(labels) = training.labels.as_ref().map(|labels| row(labels)).or(usual.map(without)) else {
+        return Ok(None);
+    };
+    let fits: Vec<usize> = axes.filter(|&axis| without(axis) == labels).collect();
+    match fits[..] {
+        // The shape that the labels lack is told where they are looked at.
+        [] => Ok(usual),
+        [axis] => Ok(Some(axis)),
+        [first, second, ..] => Err(Error::usage(format!(
+            "the first output {output} has its classes on axis {first} or on axis {second}: the labels fit both; \
+             --class-axis {second} or --class-axis {first} says which"
+        ))),
+    }
+}
+
 /// The label of elements that do not count.
 pub const IGNORED: f64 = -100.0;
 
@@ -31,11 +67,9 @@ pub(super) enum Count<'g> {
 }
 
 impl Loss {
-    /// The axis of the classes: that which the data showed, else the last of three, else the second.
+    /// The axis of the classes of a loss that has some, which [`class_axis`] found.
     pub(super) fn axis(output: &Fact, classes: Option<usize>) -> OpResult<usize> {
-        let rank = output.shape.len();
-        ensure(rank >= 2, || format!("cross_entropy: expected an output [batch, classes, ..], found {output}"))?;
-        Ok(classes.unwrap_or(if rank == 3 { 2 } else { 1 }))
+        classes.ok_or_else(|| format!("cross_entropy: expected an output [batch, classes, ..], found {output}"))
     }
 
     /// The fact of the labels for an output.

@@ -1,9 +1,24 @@
 //! Batch normalization in training: by the statistics of the batch. Running statistics are states.
 
-use super::grow;
-use crate::error::Result;
+use super::{Training, grow};
+use crate::error::{Result, ensure};
 use crate::graph::Graph;
 use crate::op::{Attrs, NodeId, Nodes, OpResult, ValueId, Var};
+use crate::shape::Shape;
+use std::collections::HashSet;
+
+/// The attribute of a node that normalizes by the statistics of the batch.
+const TRAINING: &str = "training_mode";
+/// Statistics of fewer values than this say little of others.
+const FEW: usize = 4;
+
+/// What [`train`] made.
+pub(super) struct Trained {
+    /// The states of the running statistics, with their updates.
+    pub running: Vec<(ValueId, ValueId)>,
+    /// The nodes that normalize by the statistics of few values, and the number of these.
+    pub few: Vec<(String, usize)>,
+}
 
 /// The nodes that normalize by running statistics.
 fn nodes(graph: &Graph) -> Result<Vec<NodeId>> {
@@ -12,9 +27,28 @@ fn nodes(graph: &Graph) -> Result<Vec<NodeId>> {
     Ok(order)
 }
 
-/// Makes states of the running statistics.
-pub(super) fn share(graph: &mut Graph) -> Result<()> {
-    for node in nodes(graph)? {
+/// The values of running statistics.
+pub(super) fn statistics(graph: &Graph) -> Result<HashSet<ValueId>> {
+    let operands = nodes(graph)?.into_iter().map(|node| graph.operands(node));
+    Ok(operands.flat_map(|operands| operands.into_iter().skip(3).flatten()).collect())
+}
+
+/// True if a node normalizes by its stored statistics, and leaves them alone: its scale and its bias are frozen, or one of the statistics.
+fn is_frozen(graph: &Graph, node: NodeId, training: &Training) -> bool {
+    let operands = graph.operands(node);
+    let name = |slot: usize| operands[slot].and_then(|value| graph.as_constant(value)).map(|constant| &constant.name);
+    [1, 2].into_iter().all(|slot| name(slot).is_some_and(|name| training.freezes(name)))
+        || [3, 4].into_iter().any(|slot| name(slot).is_some_and(|name| training.names_frozen(name)))
+}
+
+/// Splits the nodes into those that normalize by the batch, and those that are frozen.
+fn parted(graph: &Graph, training: &Training) -> Result<(Vec<NodeId>, Vec<NodeId>)> {
+    Ok(nodes(graph)?.into_iter().partition(|&node| !is_frozen(graph, node, training)))
+}
+
+/// Makes states of the running statistics that a training changes.
+pub(super) fn share(graph: &mut Graph, training: &Training) -> Result<()> {
+    for node in parted(graph, training)?.0 {
         for value in graph.operands(node)[3..5].iter().flatten() {
             if graph.as_constant(*value).is_some() {
                 graph.keep(*value, None)?;
@@ -24,17 +58,59 @@ pub(super) fn share(graph: &mut Graph) -> Result<()> {
     Ok(())
 }
 
-/// Normalizes by the statistics of the batch. Returns the states of the running statistics with their updates.
-pub(super) fn train(graph: &mut Graph) -> Result<Vec<(ValueId, ValueId)>> {
-    share(graph)?;
+/// Normalizes by the stored statistics, whatever the file says.
+pub(super) fn infer(graph: &mut Graph) -> Result<()> {
+    let nodes = nodes(graph)?;
+    store(graph, &nodes)
+}
+
+/// Makes nodes normalize by the stored statistics, and leave them alone.
+fn store(graph: &mut Graph, nodes: &[NodeId]) -> Result<()> {
+    for &id in nodes {
+        let node = graph.node(id).clone();
+        if node.attrs.get(TRAINING).is_none() {
+            continue;
+        }
+        let (op, operands) = (node.op().expect("a normalization is an operator"), graph.operands(id));
+        let attrs = node.attrs.clone().with(TRAINING, 0);
+        graph.insert_at(id);
+        let made = graph.add(op, &node.name, &operands, attrs, &[&node.outputs[0].name])?;
+        graph.replace(id.output(0), made.output(0));
+        for (port, statistic) in (1..node.outputs.len()).zip(&operands[3..]) {
+            graph.replace(id.output(port), statistic.expect("a normalization has statistics"));
+        }
+    }
+    Ok(())
+}
+
+/// Normalizes by the statistics of the batch, where a node is not frozen.
+///
+/// # Errors
+/// When a channel of the batch has one value: its variance is 0, whatever it is.
+pub(super) fn train(graph: &mut Graph, training: &Training) -> Result<Trained> {
+    // The states of running statistics have no names to tell the frozen ones by.
+    let (trained, frozen) = parted(graph, training)?;
+    share(graph, training)?;
+    store(graph, &frozen)?;
     // Nodes that share their statistics update them one after another.
-    let mut running: Vec<(ValueId, ValueId)> = Vec::new();
-    for id in nodes(graph)? {
+    let (mut running, mut few): (Vec<(ValueId, ValueId)>, _) = (Vec::new(), Vec::new());
+    for id in trained {
         let node = graph.node(id).clone();
         let number = |name: &str, default: f64| graph.with_call(id, |call| call.float(name, default));
         let number = |name, default| number(name, default).expect("it is an operator").map_err(|what| node.error(what));
         let (epsilon, kept) = (number("epsilon", 1e-5)?, number("momentum", 0.9)?);
         let mut operands: Vec<ValueId> = graph.operands(id).into_iter().flatten().collect();
+        let fact = graph.fact(operands[0]);
+        let values = values_of_a_channel(&fact.shape);
+        ensure(values > 1, || {
+            node.error(format!(
+                "expected more than one value per channel in each part of a batch, to have a variance, found {fact}; \
+                 take more rows, fewer parts of an update, or freeze its weights: it then uses its stored statistics"
+            ))
+        })?;
+        if values < FEW {
+            few.push((node.name.clone(), values));
+        }
         let states = [operands[3], operands[4]];
         for operand in &mut operands[3..5] {
             *operand = running.iter().find(|(state, _)| state == operand).map_or(*operand, |(_, update)| *update);
@@ -50,7 +126,12 @@ pub(super) fn train(graph: &mut Graph) -> Result<Vec<(ValueId, ValueId)>> {
             running.push((state, update));
         }
     }
-    Ok(running)
+    Ok(Trained { running, few })
+}
+
+/// The number of values that a channel's mean and variance are of.
+fn values_of_a_channel(shape: &Shape) -> usize {
+    shape.numel() / shape.get(1).map_or(1, |&channels| channels.max(1))
 }
 
 /// The normalized batch, and the new running statistics. The running variance is that of a sample, as PyTorch has it.
@@ -62,12 +143,11 @@ fn normalize<'g>(
     epsilon: f64,
     kept: f64,
 ) -> OpResult<Vec<Var<'g>>> {
-    let shape = x.shape()?;
-    let count = shape.numel() as f64 / shape[1].max(1) as f64;
+    let count = values_of_a_channel(&x.shape()?) as f64;
     let attrs = Attrs::new().with("epsilon", epsilon);
     let made = b.all_outputs("plimsoll.BatchNormalization", &[x, scale, bias], attrs);
     let [y, own_mean, own_variance] = made[..] else { unreachable!("it has three results") };
-    let unbiased = if count > 1.0 { count / (count - 1.0) } else { 1.0 };
+    let unbiased = count / (count - 1.0);
     let new_mean = mean * kept + own_mean * (1.0 - kept);
     let new_variance = variance * kept + own_variance * ((1.0 - kept) * unbiased);
     Ok(vec![y, new_mean, new_variance])

@@ -1,5 +1,6 @@
 //! Optimizers: the elementwise change of a weight by its gradient. Their constants are PyTorch's.
 
+use super::is_finite;
 use crate::op::Var;
 use serde::Serialize;
 
@@ -69,13 +70,15 @@ impl Optimizer {
     ) -> (Var<'g>, Vec<Var<'g>>) {
         let old = weight;
         let decayed = || if decay == 0.0 { gradient } else { gradient + weight * decay };
+        // An element whose gradient is not finite keeps its value, and the training ends with finite weights.
+        let held = |new: Var<'g>, old: Var<'g>| finite.and(is_finite(new)).select(new, old);
         match self {
-            Optimizer::Sgd { momentum: 0.0, .. } => (finite.select(weight - decayed() * rate, old), Vec::new()),
+            Optimizer::Sgd { momentum: 0.0, .. } => (held(weight - decayed() * rate, old), Vec::new()),
             Optimizer::Sgd { momentum, nesterov } => {
                 let gradient = decayed();
-                let sum = finite.select(slots[0] * momentum + gradient, slots[0]);
+                let sum = held(slots[0] * momentum + gradient, slots[0]);
                 let change = if nesterov { gradient + sum * momentum } else { sum };
-                (finite.select(weight - change * rate, old), vec![sum])
+                (held(weight - change * rate, old), vec![sum])
             }
             Optimizer::Adam { beta1, beta2, eps, decoupled } => {
                 let (gradient, weight) = match decoupled {
@@ -83,10 +86,10 @@ impl Optimizer {
                     true => (gradient, weight),
                     false => (decayed(), weight),
                 };
-                let mean = finite.select(slots[0] * beta1 + gradient * (1.0 - beta1), slots[0]);
-                let square = finite.select(slots[1] * beta2 + gradient * gradient * (1.0 - beta2), slots[1]);
+                let mean = held(slots[0] * beta1 + gradient * (1.0 - beta1), slots[0]);
+                let square = held(slots[1] * beta2 + gradient * gradient * (1.0 - beta2), slots[1]);
                 let root = square.sqrt() / factors[1].sqrt() + eps;
-                (finite.select(weight - rate / factors[0] * (mean / root), old), vec![mean, square])
+                (held(weight - rate / factors[0] * (mean / root), old), vec![mean, square])
             }
         }
     }

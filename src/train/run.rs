@@ -5,7 +5,7 @@ use super::checkpoint::fingerprint;
 use super::classes::host_bytes;
 use super::data::{Labels, Order, Rows};
 use super::init::{self, Init};
-use super::{LABELS, Loss, Programs, Schedule, Training, check_rows, class_axis, programs};
+use super::{LABELS, Loss, Outline, Programs, Schedule, Training, check_rows, of_model};
 use crate::backend::Place;
 use crate::dtype::DType;
 use crate::error::{Error, Result, ensure};
@@ -61,8 +61,7 @@ pub struct Trainer {
     session: Session,
     model: Model,
     training: Training,
-    trained: Vec<String>,
-    fixed: Vec<(String, &'static str)>,
+    outline: Outline,
     /// Weights that no rule draws, where weights are drawn, and an operator that reads them.
     undrawn: Vec<(String, &'static str)>,
     /// The names of the columns.
@@ -88,8 +87,8 @@ pub struct Shown {
     pub loss: f32,
     /// The learning rate.
     pub rate: f32,
-    /// The norm of all gradients together, if it is computed.
-    pub norm: Option<f32>,
+    /// The norm of all gradients together.
+    pub norm: f32,
     /// How long the step has waited for its rows.
     pub waited: Duration,
 }
@@ -141,7 +140,7 @@ impl Trainer {
         let rows = data.check()?;
         ensure(batch <= rows, || data.labels.fail(format!("expected at least {batch} rows, one batch, found {rows}")))?;
         let micro = training.rows_of_part(batch)?;
-        let model = model.with_weights();
+        let model = model.with_given(data.inputs.iter().map(|(name, _)| &name[..]))?.with_weights();
         let mut dims = options.fixed().ok_or_else(|| Error::usage("training takes no range of a dim".to_owned()))?;
         for (name, rows) in &data.inputs {
             let mut shape = rows.shape().clone();
@@ -157,8 +156,6 @@ impl Trainer {
             dims.push((dim, micro));
         }
         let mut graph = onnx::import(&model, &dims)?;
-        let output = graph.outputs().first().map(|(_, value)| graph.fact(*value).shape.clone());
-        let classes = output.and_then(|output| class_axis(&output, data.labels.shape()));
         let fingerprint = fingerprint(&graph)?;
         let weights = model.weights();
         let mut init = Init::default();
@@ -167,8 +164,8 @@ impl Trainer {
             init::forget(&mut graph, &init)?;
         }
         let (backend, device) = session::open(options)?;
-        let training = training.on(backend.target());
-        let Programs { parts, evaluate, trained, fixed, .. } = programs(&graph, &weights, classes, &training)?;
+        let training = Training { labels: Some(data.labels.shape().clone()), ..training.on(backend.target()) };
+        let Programs { parts, evaluate, outline, .. } = of_model(&model, &graph, &training)?;
         let facts: Vec<Fact> = data
             .columns()
             .map(|(name, rows)| {
@@ -187,10 +184,8 @@ impl Trainer {
         }
         let labels = match training.loss {
             Loss::CrossEntropy => {
-                let output = graph.outputs()[0].1;
-                Labels::Classes(
-                    graph.fact(output).shape[Loss::axis(graph.fact(output), classes).map_err(Error::graph)?],
-                )
+                let axis = outline.class_axis.expect("a loss of classes has their axis");
+                Labels::Classes(outline.output.shape[axis])
             }
             Loss::BceLogits => Labels::Shares,
             _ => Labels::Any,
@@ -206,14 +201,13 @@ impl Trainer {
         let host = host_bytes(&session.programs().map(Program::plan).collect::<Vec<_>>());
         let slot = if host > 0 { Some(host_memory(host - AHEAD_STACK, "the next rows")?) } else { planned };
         let ahead = slot.map(|slot| Ahead::new(&facts, slot));
-        init.unknown.retain(|(name, _)| trained.contains(name));
+        init.unknown.retain(|(name, _)| outline.trained.contains(name));
         let undrawn = std::mem::take(&mut init.unknown);
         let trainer = Trainer {
             session,
             model,
             training,
-            trained,
-            fixed,
+            outline,
             undrawn,
             names: data.columns().map(|(name, _)| name.to_owned()).collect(),
             labels,
@@ -272,8 +266,6 @@ impl Trainer {
             // It depends on no number of steps.
             identity["rate"]["steps"] = Value::Null;
         }
-        // The norm of the gradients is shown, and changes nothing.
-        identity["norm"] = Value::Null;
         identity["batch"] = self.batch.into();
         identity["rows"] = data.labels.count().into();
         identity["shuffled by seed"] = json!(seed);
@@ -285,17 +277,22 @@ impl Trainer {
     /// finite only makes the next step use a smaller factor.
     pub fn refuses(&self, shown: &Shown) -> bool {
         let skips = self.training.scales_loss();
-        !shown.loss.is_finite() || !skips && shown.norm.is_some_and(|norm| !norm.is_finite())
+        !shown.loss.is_finite() || !skips && !shown.norm.is_finite()
     }
 
     /// The names of the weights that are trained.
     pub fn trained(&self) -> &[String] {
-        &self.trained
+        &self.outline.trained
     }
 
-    /// Weights that stay as they are, and the reason.
-    pub fn fixed(&self) -> &[(String, &'static str)] {
-        &self.fixed
+    /// True if no weight changes before the norm of all gradients is known: they are clipped by it, or are those of a scaled loss.
+    pub fn waits_for_norm(&self) -> bool {
+        self.training.waits_for_norm()
+    }
+
+    /// What is trained, and how the model is read.
+    pub fn outline(&self) -> &Outline {
+        &self.outline
     }
 
     /// Weights that were to be drawn, but begin with the elements of the model, because no rule draws what this operator reads.
@@ -308,8 +305,8 @@ impl Trainer {
         (data.labels.count() / self.batch) as u64
     }
 
-    /// Runs the step with this number, counted from 0. If its loss is not finite, or the norm of its gradients where it is computed, no weight
-    /// changes, and nothing that the optimizer keeps.
+    /// Runs the step with this number, counted from 0. If its loss is not finite, no weight changes, and nothing that the optimizer keeps. Nor
+    /// does an element whose gradient is not finite; nothing does, if all gradients [wait](Self::waits_for_norm) for their norm.
     ///
     /// # Errors
     /// When a row is not finite, or the device fails.
@@ -324,12 +321,11 @@ impl Trainer {
             waited += self.run(data, batch, Some(next), program, ["loss", "lr", "grad_norm"], &mut shown)?;
         }
         let [loss, rate, norm] = shown.map(f32::from_le_bytes);
-        let norm = (self.training.norm || self.training.clip.is_some()).then_some(norm);
         Ok(Shown { loss, rate, norm, waited })
     }
 
     /// The first value of a step that is not finite, found by running the step again on the same rows. Its weights are still those of the first
-    /// time. With accumulation, running statistics and Dropouts have gone on in the parts that were finite. `None` if all values are finite this time.
+    /// time, but for elements that had a finite gradient. With accumulation, running statistics and Dropouts have gone on in the parts that were finite. `None` if all values are finite this time.
     ///
     /// # Errors
     /// As [`step`](Self::step).
@@ -384,7 +380,8 @@ impl Trainer {
         let rows = data.check()?;
         ensure(data.columns().map(|(name, _)| name).eq(self.names.iter().map(String::as_str)), || {
             let found: Vec<_> = data.inputs.iter().map(|(name, _)| name.clone()).collect();
-            let [expected, found] = [&self.names[..self.names.len() - 1], &found].map(super::quoted);
+            let quoted = |names: &[String]| super::quoted(names.iter().map(String::as_str));
+            let [expected, found] = [&self.names[..self.names.len() - 1], &found].map(quoted);
             Error::usage(format!("the data to validate on: expected inputs {expected}, found {found}"))
         })?;
         for ((name, rows), fact) in data.columns().zip(&self.facts) {
@@ -414,7 +411,7 @@ impl Trainer {
     /// # Errors
     /// When the device fails.
     pub fn broken_weight(&self) -> Result<Option<&str>> {
-        for name in &self.trained {
+        for name in &self.outline.trained {
             if self.session.state(name)?.to_f64().iter().any(|element| !element.is_finite()) {
                 return Ok(Some(name));
             }
@@ -485,17 +482,18 @@ impl Trainer {
         Ok(waited)
     }
 
-    /// The model's file with the weights as they are now: their moving averages, if there are any.
+    /// The model's file with the weights as they are now: their moving averages, if there are any. It refers to no other file.
     ///
     /// # Errors
-    /// When the device fails.
+    /// When the device fails, or a file with weights that stay is missing.
     pub fn model(&self) -> Result<onnx::proto::ModelProto> {
         let states = self.states();
-        self.model.replaced(|name| {
+        let replaced = self.model.replaced(|name| {
             let average = format!("ema/{name}");
             let state = if states.contains(&average) { average } else { name.to_owned() };
             let found = states.contains(&state).then(|| self.session.state(&state)).transpose()?;
             Ok::<Option<Tensor>, Error>(found)
-        })
+        })?;
+        self.model.whole(replaced)
     }
 }

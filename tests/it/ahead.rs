@@ -21,21 +21,9 @@ const FEW: usize = 24;
 const MANY: usize = 36_000;
 
 fn training(accumulate: usize) -> Training {
-    Training {
-        loss: Loss::Mse,
-        smoothing: 0.0,
-        optimizer: Optimizer::Sgd { momentum: 0.9, nesterov: false },
-        rate: Rate { most: 0.01, schedule: Schedule::Constant, warmup: 0, steps: 8 },
-        decay: 0.0,
-        decay_dims: 0,
-        clip: None,
-        accumulate,
-        ema: None,
-        freeze: Vec::new(),
-        norm: false,
-        seed: 0,
-        precision: DType::F32,
-    }
+    let rate = Rate { most: 0.01, schedule: Schedule::Constant, warmup: 0, steps: 8 };
+    let optimizer = Optimizer::Sgd { momentum: 0.9, nesterov: false };
+    Training { accumulate, ..Training::new(Loss::Mse, optimizer, rate) }
 }
 
 /// Rows for `graphs/linear.onnxtxt`, two batches, stored as `dtype`. The row `bad` is not finite.
@@ -92,8 +80,12 @@ fn by_turns(data: &Data, accumulate: usize, backend: Choice, steps: u64, seed: O
             };
             let program = session.program(name).expect("it is one of them");
             let inputs = [("x", Place::bytes(&x)), ("labels", Place::bytes(&y))];
-            let mut rate = [0; 4];
-            let mut outputs = vec![("loss", Place::bytes_mut(&mut loss)), ("lr", Place::bytes_mut(&mut rate))];
+            let (mut rate, mut norm) = ([0; 4], [0; 4]);
+            let mut outputs = vec![
+                ("loss", Place::bytes_mut(&mut loss)),
+                ("lr", Place::bytes_mut(&mut rate)),
+                ("grad_norm", Place::bytes_mut(&mut norm)),
+            ];
             outputs.retain(|(name, _)| program.plan().outputs.iter().any(|port| port.name == *name));
             program.run_in_place(&inputs, &mut outputs).expect("it runs");
         }

@@ -19,7 +19,7 @@ const LINEAR: &str = r#"<ir_version: 10, opset_import: ["" : 20]>
 const FIRST: [f64; COLUMNS + 1] = [0.5, -1.25, 0.75, 2.0, -0.5];
 
 fn method(optimizer: Optimizer) -> Training {
-    Training { norm: true, ..Training::new(Loss::Mse, optimizer, Rate { steps: STEPS as u64, ..Rate::constant(0.03) }) }
+    Training::new(Loss::Mse, optimizer, Rate { steps: STEPS as u64, ..Rate::constant(0.03) })
 }
 
 fn sgd(momentum: f64, nesterov: bool) -> Optimizer {
@@ -134,7 +134,7 @@ fn judge(name: &str, method: &Training) -> Vec<State> {
     let model = Model::new(onnx::text::parse(LINEAR, "linear.onnxtxt".as_ref()).expect("the text is sound"));
     let model = model.with_weights();
     let graph = onnx::import(&model, &[("batch".into(), ROWS)]).expect("it is a graph");
-    let programs = train::programs(&graph, &model.weights(), None, method).expect("it can be trained");
+    let programs = train::programs(&graph, &model.weights(), method).expect("it can be trained");
     let graph = &programs.parts[0].1;
     for (backend, open) in common::backends() {
         let session = Session::on_backend(graph.clone(), open(), backend.to_owned(), &Options::default(), &|_, _| {});
@@ -243,7 +243,7 @@ fn an_update_is_one_kernel_where_launches_cost() {
     let model = Model::new(onnx::text::parse(LINEAR, "linear".as_ref()).expect("the text is sound")).with_weights();
     let weights = model.weights();
     let graph = onnx::import(&model, &[("batch".into(), ROWS)]).expect("it is a graph");
-    let step = train::programs(&graph, &weights, None, &method(adam(true))).expect("it trains").parts.remove(0).1;
+    let step = train::programs(&graph, &weights, &method(adam(true))).expect("it trains").parts.remove(0).1;
     for (target, joined) in [(Target::cuda(), 2), (Target::cpu(2), 0)] {
         let plan = Recipe::default().plan(step.clone(), &target, &Limits { memory: None }).expect("it is planned");
         let states = plan.steps.iter().map(|step| {

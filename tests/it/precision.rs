@@ -1,7 +1,7 @@
 //! Training with values of 16 bits: how it ends beside `f32`, what stays wide, and the scale of the loss.
 
 use crate::common;
-use plimsoll::internals::onnx::{self, Model};
+use plimsoll::internals::onnx::{self, Model, Weight};
 use plimsoll::internals::reference;
 use plimsoll::internals::session::Session;
 use plimsoll::internals::train::{self, Loss, Optimizer, Programs, Rate, Training};
@@ -36,7 +36,7 @@ fn numbers(count: usize) -> Vec<f64> {
     (0..count).map(|at| ((at * 7919 + count * 31) % 97) as f64 / 120.0 - 0.4).collect()
 }
 
-fn net() -> (Graph, Vec<String>) {
+fn net() -> (Graph, Vec<Weight>) {
     let mut text = NET.to_owned();
     for count in [288, 72, 64, 24, 8] {
         let list: Vec<String> = numbers(count).iter().map(f64::to_string).collect();
@@ -51,7 +51,6 @@ fn method(precision: DType) -> Training {
     Training {
         decay: 0.01,
         ema: Some(0.9),
-        norm: true,
         precision,
         ..Training::new(
             Loss::CrossEntropy,
@@ -63,7 +62,7 @@ fn method(precision: DType) -> Training {
 
 fn programs(training: &Training) -> Programs {
     let (graph, weights) = net();
-    train::programs(&graph, &weights, None, training).expect("it trains")
+    train::programs(&graph, &weights, training).expect("it trains")
 }
 
 /// A step of training.

@@ -1,7 +1,7 @@
 //! Random numbers from counters, and dropout in training.
 
 use crate::common;
-use plimsoll::internals::onnx::{self, Model};
+use plimsoll::internals::onnx::{self, Model, Weight};
 use plimsoll::internals::random::{key, uniform};
 use plimsoll::internals::session::Session;
 use plimsoll::internals::train::{self, Loss, Optimizer, Programs, Rate, Training};
@@ -52,11 +52,11 @@ const PRODUCT: &str = r#"<ir_version: 10, opset_import: ["" : 20]>
     <float[500] w = {ONES}, float ratio = {0.3}, bool trains = {0}>
     { scaled = Mul (x, w) y = Dropout (scaled, ratio, trains) }"#;
 
-fn product(from: &str, to: &str) -> (Graph, Vec<String>) {
+fn product(from: &str, to: &str) -> (Graph, Vec<Weight>) {
     imported(from, to).expect("it is a graph")
 }
 
-fn imported(from: &str, to: &str) -> plimsoll::Result<(Graph, Vec<String>)> {
+fn imported(from: &str, to: &str) -> plimsoll::Result<(Graph, Vec<Weight>)> {
     let ones = vec!["1"; 500].join(", ");
     assert!(PRODUCT.contains(from), "{from}");
     let text = PRODUCT.replace(from, to).replace("ONES", &ones);
@@ -69,14 +69,13 @@ fn imported(from: &str, to: &str) -> plimsoll::Result<(Graph, Vec<String>)> {
 fn method(accumulate: usize, seed: u64) -> Training {
     Training {
         accumulate,
-        norm: true,
         seed,
         ..Training::new(Loss::L1, Optimizer::Sgd { momentum: 0.0, nesterov: false }, Rate::constant(0.0))
     }
 }
 
-fn programs(model: &(Graph, Vec<String>), accumulate: usize, seed: u64) -> Programs {
-    train::programs(&model.0, &model.1, None, &method(accumulate, seed)).expect("it trains")
+fn programs(model: &(Graph, Vec<Weight>), accumulate: usize, seed: u64) -> Programs {
+    train::programs(&model.0, &model.1, &method(accumulate, seed)).expect("it trains")
 }
 
 fn rows() -> [Tensor; 2] {

@@ -127,7 +127,7 @@ fn a_normalization_stores_no_elementwise_value_that_its_kernels_can_compute() {
     let graph = onnx::import(&model, &[("batch".into(), 8)]).expect("it is a graph");
     let method =
         Training::new(Loss::CrossEntropy, Optimizer::Sgd { momentum: 0.0, nesterov: false }, Rate::constant(0.1));
-    let step = train::programs(&graph, &model.weights(), None, &method).expect("it trains").parts.remove(0).1;
+    let step = train::programs(&graph, &model.weights(), &method).expect("it trains").parts.remove(0).1;
     for (target, expected) in [(Target::cuda(), 1), (Target::cpu(2), 9)] {
         let plan = Recipe::default().plan(step.clone(), &target, &Limits { memory: None }).expect("it is planned");
         let maps = plan.steps.iter().filter(|step| plan.kernels[step.kernel].template.name() == "map");

@@ -114,7 +114,7 @@ fn program(text: &str) -> Graph {
     let model = Model::new(onnx::text::parse(&text, "net.onnxtxt".as_ref()).expect("the text is sound")).with_weights();
     let weights = model.weights();
     let graph = onnx::import(&model, &[("batch".into(), 6)]).expect("it is a graph");
-    let programs = train::programs(&graph, &weights, None, &training(0.05, 1)).expect("it can be trained");
+    let programs = train::programs(&graph, &weights, &training(0.05, 1)).expect("it can be trained");
     programs.parts.into_iter().next().expect("there is a step").1
 }
 
