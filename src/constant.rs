@@ -1,5 +1,6 @@
 //! Constants: tensors that are known before a run. Their elements are read or computed only when they are needed.
 
+use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::file;
 use crate::op::{Attrs, Call, Eval, Fact, Lower, OpDef};
@@ -176,6 +177,25 @@ impl Constant {
         let axes: Vec<i64> = axes.iter().map(|&axis| axis as i64).collect();
         let (attrs, fact) = (Attrs::new().with("perm", axes), Fact::new(self.fact.dtype, shape));
         Constant::derived(self.name.clone(), op, attrs, vec![Some(Arc::clone(self))], 0, fact)
+    }
+
+    /// A number without axes that the program itself needs, such as a count or an epsilon. A half is a cast of the `f32` number, so that
+    /// code can hold the number [before](Self::unrounded) it was rounded.
+    pub fn number(name: String, dtype: DType, value: f64) -> Constant {
+        let given = |dtype: DType| Constant::new(name.clone(), Tensor::from_f64(dtype, Shape::default(), &[value]));
+        if !dtype.is_half() {
+            return given(dtype);
+        }
+        let cast = ops::find("Cast").expect("the table has Cast");
+        let attrs = Attrs::new().with("to", dtype.onnx());
+        let inputs = vec![Some(Arc::new(given(DType::F32)))];
+        let source = Source::Derived { op: cast, attrs, inputs, port: 0, depth: 1 };
+        Constant { name, fact: Fact::new(dtype, Shape::default()), source, value: OnceLock::new() }
+    }
+
+    /// This constant before it was rounded to halves, if it was.
+    pub fn exact(self: &Arc<Constant>) -> &Arc<Constant> {
+        self.unrounded().filter(|_| self.fact.dtype.is_half()).unwrap_or(self)
     }
 
     /// The constant that this one rounds, if it is a cast of wider floats.

@@ -921,6 +921,10 @@ impl Build for Decomposer<'_> {
     fn insert(&mut self, fact: Fact, elements: &dyn Fn() -> Vec<f64>) -> ValueId {
         let (name, number) = (format!("{}/constant", self.name), self.constants);
         self.constants += 1;
+        if fact.shape.is_empty() && fact.dtype.is_half() {
+            let value = elements().first().copied().unwrap_or(f64::NAN);
+            return self.graph.constant(Constant::number(name, fact.dtype, value));
+        }
         self.graph.constant(match &self.of {
             Some(of) => Constant::decomposed(name, fact, of, number, elements),
             None => Constant::new(name, Tensor::from_f64(fact.dtype, fact.shape, &elements())),

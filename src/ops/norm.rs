@@ -37,6 +37,7 @@ pub(super) static OPS: &[OpDef] = &[
         },
     )
     .grad(batch_grad)
+    .wide()
     .sample(|s| s.floats(&[&[2, 3, 4, 5], &[3], &[3]]))
     .attrs(names![epsilon]),
     OpDef::new(
@@ -47,6 +48,7 @@ pub(super) static OPS: &[OpDef] = &[
         Eval::Tensor(|inputs, call| eval_groups(inputs, call, call.shape(0)[1].max(1))),
         Lower::Decompose(|_, call, x| decompose_instance(call, x)),
     )
+    .wide()
     .sample(|s| s.floats(&[&[2, 3, 4, 5], &[3], &[3]]))
     .attrs(names![epsilon]),
     OpDef::new(
@@ -103,6 +105,7 @@ pub(super) static OPS: &[OpDef] = &[
         Eval::Tensor(eval_neighbours),
         Lower::Decompose(|_, call, x| decompose_neighbours(call, x[0])),
     )
+    .wide()
     .sample(|s| s.floats(&[&[2, 7, 3, 2]]).attr("size", 5))
     .attrs(names![alpha beta bias size]),
     OpDef::new(
@@ -117,12 +120,11 @@ pub(super) static OPS: &[OpDef] = &[
             })
         }),
         Lower::Decompose(|_, call, x| {
-            // f16 has no number this small.
-            let wide = if call.dtype(0).is_half() { DType::F32 } else { call.dtype(0) };
-            let (y, ..) = normalize(x[0].cast(wide), &mean_axes(call)?, DEVIATION * DEVIATION, true);
-            Ok(vec![y.cast(call.dtype(0))])
+            let (y, ..) = normalize(x[0], &mean_axes(call)?, DEVIATION * DEVIATION, true);
+            Ok(vec![y])
         }),
     )
+    .wide()
     .sample(|s| s.floats(&[&[2, 3, 4, 5]]))
     .attrs(names![axes]),
     OpDef::new(
@@ -148,6 +150,7 @@ pub(super) static OPS: &[OpDef] = &[
             Ok(vec![x[0] / length.equal(zero).select(one, length)])
         }),
     )
+    .wide()
     .sample(|s| s.floats(&[&[2, 3, 5]]))
     .attrs(names![axis p]),
     OpDef::new(
@@ -178,6 +181,7 @@ pub(super) static OPS: &[OpDef] = &[
         let mean = if axes.is_empty() { y * dy } else { reduce("ReduceSum", y * dy, &axes) };
         Ok(vec![Some(y * (dy - mean))])
     })
+    .wide()
     .sample(|s| s.input(DType::F32, &[2, 3, 4], -20.0, 20.0).attr("axis", 1))
     .attrs(names![axis flatten])
     .upgrade(flattened),
@@ -194,6 +198,7 @@ pub(super) static OPS: &[OpDef] = &[
         let sum = if axes.is_empty() { dy } else { reduce("ReduceSum", dy, &axes) };
         Ok(vec![Some(dy - y.exp() * sum)])
     })
+    .wide()
     .sample(|s| s.input(DType::F32, &[2, 3, 4], -20.0, 20.0).attr("axis", 1))
     .attrs(names![axis flatten])
     .upgrade(flattened),

@@ -23,29 +23,29 @@ pub(super) static OPS: &[OpDef] = &[
         |x, c| reduced_by(x, c, |x, _| x.iter().product()), Lower::Reduce(Reduction::Prod)),
     row("ReduceSum", "The sum along axes", number,
         |x, c| reduced_by(x, c, |x, _| x.iter().sum()), Lower::Reduce(Reduction::Sum)),
-    row("ReduceL1", "The sum of magnitudes along axes", number,
+    added("ReduceL1", "The sum of magnitudes along axes", number,
         |x, c| reduced_by(x, c, |x, _| x.iter().map(|x| x.abs()).sum()),
         Lower::Decompose(|_, c, x| Ok(vec![reduce(c, "ReduceSum", x[0].abs())?]))),
-    row("ReduceL2", "The root of the sum of squares along axes", float,
+    added("ReduceL2", "The root of the sum of squares along axes", float,
         |x, c| reduced_by(x, c, |x, _| x.iter().map(|x| x * x).sum::<f64>().sqrt()),
         Lower::Decompose(|_, c, x| Ok(vec![sum_square(c, x[0])?.sqrt()]))),
-    row("ReduceLogSum", "The logarithm of the sum along axes", float,
+    added("ReduceLogSum", "The logarithm of the sum along axes", float,
         |x, c| reduced_by(x, c, |x, _| x.iter().sum::<f64>().ln()),
         Lower::Decompose(|_, c, x| Ok(vec![reduce(c, "ReduceSum", x[0])?.log()])))
         .sample(|s| s.input(DType::F32, &[3, 4, 5], 0.5, 3.0).ints("axes", &[1]).attr("keepdims", 0)),
-    row("ReduceLogSumExp", "The logarithm of the sum of exponentials along axes", float,
+    added("ReduceLogSumExp", "The logarithm of the sum of exponentials along axes", float,
         |x, c| reduced_by(x, c, |x, _| {
             let max = x.iter().copied().fold(f64::MIN, f64::max).min(f64::MAX);
             max + x.iter().map(|x| (x - max).exp()).sum::<f64>().ln()
         }),
         Lower::Decompose(|_, c, x| log_sum_exp(c, x[0]))),
-    row("ReduceMean", "The mean along axes", number,
+    added("ReduceMean", "The mean along axes", number,
         |x, c| reduced_by(x, c, |x, _| x.iter().sum::<f64>() / x.len() as f64),
         Lower::Decompose(|_, c, x| {
             let count: usize = c.reduced_axes()?.into_iter().map(|axis| c.shape(0)[axis]).product();
             Ok(vec![reduce(c, "ReduceSum", x[0])? / count as f64])
         })),
-    row("ReduceSumSquare", "The sum of squares along axes", number,
+    added("ReduceSumSquare", "The sum of squares along axes", number,
         |x, c| reduced_by(x, c, |x, _| x.iter().map(|x| x * x).sum()),
         Lower::Decompose(|_, c, x| Ok(vec![sum_square(c, x[0])?]))),
     argument("ArgMax", "The index of the largest value along `axis`",
@@ -71,6 +71,11 @@ const fn row(name: &'static str, doc: &'static str, infer: Infer, eval: Tensors,
     OpDef::new(name, doc, DATA, infer, Eval::Tensor(eval), lower)
         .attrs(attrs)
         .sample(|s| s.input(DType::F32, &[3, 4, 5], -2.0, 2.0).ints("axes", &[1]).attr("keepdims", 0))
+}
+
+/// A reduction that adds up what it makes of the elements.
+const fn added(name: &'static str, doc: &'static str, infer: Infer, eval: Tensors, lower: Lower) -> OpDef {
+    row(name, doc, infer, eval, lower).wide()
 }
 
 /// A search along one axis.

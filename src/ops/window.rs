@@ -232,6 +232,7 @@ pub(super) static OPS: &[OpDef] = &[
         inputs![X],
         |_, call, x| Ok(vec![x[0].reduce_mean(&image_axes(call)?, true)]),
     )
+    .wide()
     .sample(|s| s.floats(&[&[2, 3, 4, 5]])),
 ];
 
@@ -808,19 +809,21 @@ fn adjoint(sides: &[Side]) -> Attrs {
 fn average_grad<'g>(b: Nodes<'g>, call: &Call, back: &Back<'_, 'g>) -> OpResult<Vec<Option<Var<'g>>>> {
     let (shape, sides) = pool(call)?;
     let padded = call.int("count_include_pad", 0)? != 0;
-    let mut dy = back.first()?;
+    // A share of many elements may be too small for a half.
+    let wide = call.dtype(0).unhalved();
+    let mut dy = back.first()?.cast(wide);
     for (k, side) in sides.iter().enumerate() {
         let count = |o: usize| {
             let within = |t: &usize| o * side.stride + t * side.dilation < side.before + side.len + side.after;
             let count = if padded { (0..side.kernel).filter(within).count() } else { side.taps(o).len() };
             1.0 / count as f64
         };
-        dy = dy * b.constant(call.dtype(0), along(side.out, sides.len() - k), || (0..side.out).map(count).collect());
+        dy = dy * b.constant(wide, along(side.out, sides.len() - k), || (0..side.out).map(count).collect());
     }
     let window = [&[shape[1], 1], &kernel(&sides)[..]].concat();
-    let ones = b.scalar(1.0, call.dtype(0)).expand(&window);
+    let ones = b.scalar(1.0, wide).expand(&window);
     let attrs = adjoint(&sides).with("group", shape[1] as i64);
-    Ok(vec![Some(dy.op("plimsoll.ConvTranspose", &[ones], attrs))])
+    Ok(vec![Some(dy.op("plimsoll.ConvTranspose", &[ones], attrs).cast(call.dtype(0)))])
 }
 
 /// Follows the definition: each window hands its gradient to its first maximum.

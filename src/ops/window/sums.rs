@@ -13,6 +13,7 @@ pub(in crate::ops) static OPS: &[OpDef] = &[
         inputs![X],
         power_pool,
     )
+    .wide()
     .sample(|s| {
         s.floats(&[&[1, 2, 7, 8]]).ints("kernel_shape", &[3, 2]).ints("strides", &[2, 1]).ints("pads", &[1, 0, 1, 1])
     })
@@ -26,6 +27,7 @@ pub(in crate::ops) static OPS: &[OpDef] = &[
             Ok(vec![rooted(raised(x[0], p).reduce_sum(&image_axes(call)?, true), p)])
         },
     )
+    .wide()
     .sample(|s| s.floats(&[&[1, 2, 7, 8]]))
     .attrs(names![p]),
     composed(
