@@ -193,9 +193,46 @@ impl Constant {
         Constant { name, fact: Fact::new(dtype, Shape::default()), source, value: OnceLock::new() }
     }
 
-    /// This constant before it was rounded to halves, if it was.
+    /// The half that an elementwise node makes of constants. If it is one number, and one of these was rounded, only the result is rounded.
+    ///
+    /// # Errors
+    /// As of [`derived`](Self::derived).
+    pub(crate) fn of_numbers(
+        name: String,
+        op: &'static OpDef,
+        attrs: &Attrs,
+        inputs: &[Option<Arc<Constant>>],
+        fact: Fact,
+    ) -> Result<Constant> {
+        if fact.shape.numel() != 1 || inputs.iter().flatten().all(|input| Arc::ptr_eq(input, input.exact())) {
+            return Constant::derived(name, op, attrs.clone(), inputs.to_vec(), 0, fact);
+        }
+        let of = |constant: &Arc<Constant>, op: &str, attrs: Attrs, fact: Fact| {
+            let op = ops::find(op).expect("the table has Cast and Reshape");
+            Constant::derived(name.clone(), op, attrs, vec![Some(Arc::clone(constant))], 0, fact)
+        };
+        let cast = |constant: &Arc<Constant>, to: DType| {
+            of(constant, "Cast", Attrs::new().with("to", to.onnx()), Fact::new(to, constant.fact.shape.clone()))
+        };
+        let wide = |constant: &Arc<Constant>| match constant.exact() {
+            half if half.fact.dtype.is_half() => cast(half, DType::F32).map(Arc::new),
+            exact if exact.fact.shape == constant.fact.shape => Ok(Arc::clone(exact)),
+            exact => {
+                let shape = constant.fact.shape.clone();
+                let attrs = Attrs::new().with("shape", &shape[..]).with("allowzero", 1);
+                of(exact, "Reshape", attrs, Fact::new(exact.fact.dtype, shape)).map(Arc::new)
+            }
+        };
+        let inputs = inputs.iter().map(|input| input.as_ref().map(wide).transpose()).collect::<Result<_>>()?;
+        let result = Constant::derived(name.clone(), op, attrs.clone(), inputs, 0, fact.unhalved())?;
+        cast(&Arc::new(result), fact.dtype)
+    }
+
+    /// This constant before it was rounded to halves, if it was. A view of one number is that number, whose shape may be another one.
     pub fn exact(self: &Arc<Constant>) -> &Arc<Constant> {
-        self.unrounded().filter(|_| self.fact.dtype.is_half()).unwrap_or(self)
+        let root = self.root();
+        let rounded = if root.fact.shape.numel() == 1 { root } else { self };
+        rounded.unrounded().filter(|_| self.fact.dtype.is_half()).unwrap_or(self)
     }
 
     /// The constant that this one rounds, if it is a cast of wider floats.

@@ -314,7 +314,10 @@ fn of_row(sample: &Sample, derives: bool) -> Option<Graph> {
     if !derives {
         outputs.into_iter().enumerate().for_each(|(port, output)| g.output(&format!("y{port}"), output));
     } else {
-        let sums = outputs.into_iter().filter(float).map(|output| output.cast(DType::F32).reduce_sum(&[], false));
+        // Gradients that a run alone knows.
+        let dy = g.input("dy", DType::F32, [1]);
+        let sums =
+            outputs.into_iter().filter(float).map(|output| (output.cast(DType::F32) * dy).reduce_sum(&[], false));
         let loss = sums.reduce(|all, sum| all + sum)?;
         let floats: Vec<_> = inputs.into_iter().flatten().filter(float).collect();
         g.grad(loss, &floats).into_iter().enumerate().for_each(|(k, d)| g.output(&format!("d{k}"), d));
@@ -344,7 +347,7 @@ fn literals(plan: &Plan) -> BTreeSet<String> {
 }
 
 /// Rows whose numbers are those of the type, and say why.
-const OF_THE_TYPE: &[(&str, &str)] = &[];
+const OF_THE_TYPE: &[(&str, &str)] = &[("IsInf", "what is larger than any number of the type")];
 
 /// A number that a row or a pass needs, such as a count, an epsilon or a scale, is the same beside halves as beside `f32`: not rounded to
 /// the type of the data, and finite where it is.
