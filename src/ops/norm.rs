@@ -1,6 +1,7 @@
 //! Normalizations: rescale values to a common mean and deviation, or to a sum of 1.
 
 use super::compose::composed;
+use super::window::larger;
 use super::{along, broadcasts_to, ensure, expect_dtype, expect_shape, indices, input_name, same_float};
 use crate::dtype::DType;
 use crate::op::{
@@ -259,7 +260,7 @@ fn eval_hardmax(inputs: &Args<&[f64]>, call: &Call) -> OpResult<Vec<Vec<f64>>> {
     let places: Vec<f64> = (0..x.len()).map(|i| i as f64).collect();
     let data = x.to_vec();
     eval_over(&Args(&[Some(&places)]), call, softmax_axes, move |row| {
-        let first = |best: usize, &i: &f64| if data[i as usize] > data[best] { i as usize } else { best };
+        let first = |best: usize, &i: &f64| if larger(data[i as usize], data[best]) { i as usize } else { best };
         let best = row.first().map_or(0, |&start| row.iter().fold(start as usize, first));
         Box::new(move |i| f64::from(u8::from(i as usize == best)))
     })

@@ -134,7 +134,9 @@ fn position_of(x: &Args<&[f64]>, call: &Call, better: fn(f64, f64) -> bool) -> O
     let best = |group: Vec<f64>| {
         let mut at = 0;
         for (i, &v) in group.iter().enumerate() {
-            if better(v, group[at]) || last && v == group[at] {
+            // What is not a number is better than any number.
+            let (own, best) = (v.is_nan(), group[at].is_nan());
+            if better(v, group[at]) || own && !best || last && (v == group[at] || own && best) {
                 at = i;
             }
         }
@@ -179,9 +181,13 @@ fn locate<'g>(b: Nodes<'g>, call: &Call, x: Var<'g>, extreme: &str) -> OpResult<
     let shape = call.shape(0);
     let axis = call.axis("axis", 0, shape)?;
     let last = call.int("select_last_index", 0)? != 0;
-    let hit = x.equal(x.op(extreme, &[], over(&[axis], 1)));
+    let mut hit = x.equal(x.op(extreme, &[], over(&[axis], 1)));
+    if call.dtype(0).is_float() {
+        // What is not a number is the extreme wherever it stands, and equals nothing.
+        hit = hit.or(x.op("IsNaN", &[], Attrs::new()));
+    }
     let count = b.numbers(DType::I64, along(shape[axis], shape.len() - axis), 0.0);
-    // If the extreme is NaN, nothing equals it. The index must be within the axis all the same.
+    // Where a device does not tell NaN apart, nothing may be hit. The index must be within the axis all the same.
     let (miss, pick) = if last { (0.0, "ReduceMax") } else { (shape[axis] as f64 - 1.0, "ReduceMin") };
     // Both reductions keep the axis: so one kernel has both, and the indices of all elements are not stored.
     unkept(call, &[axis], hit.select(count, miss).op(pick, &[], over(&[axis], 1)))
