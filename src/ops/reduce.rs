@@ -28,7 +28,13 @@ pub(super) static OPS: &[OpDef] = &[
         Lower::Decompose(|_, c, x| Ok(vec![reduce(c, "ReduceSum", x[0].abs())?]))),
     added("ReduceL2", "The root of the sum of squares along axes", float,
         |x, c| reduced_by(x, c, |x, _| x.iter().map(|x| x * x).sum::<f64>().sqrt()),
-        Lower::Decompose(|_, c, x| Ok(vec![sum_square(c, x[0])?.sqrt()]))),
+        Lower::Decompose(|_, c, x| Ok(vec![sum_square(c, x[0])?.sqrt()])))
+        .grad(|_, c, back| {
+            // Of a norm of zeros it is 0, though the root has none.
+            let kept = kept(c)?;
+            let (y, dy) = (back.y[0].shaped(&kept), back.first()?.shaped(&kept));
+            Ok(vec![Some(back.x[0] * (dy / y.equal(0.0).select(1.0, y)))])
+        }),
     added("ReduceLogSum", "The logarithm of the sum along axes", float,
         |x, c| reduced_by(x, c, |x, _| x.iter().sum::<f64>().ln()),
         Lower::Decompose(|_, c, x| Ok(vec![reduce(c, "ReduceSum", x[0])?.log()])))
@@ -149,6 +155,12 @@ fn position_of(x: &Args<&[f64]>, call: &Call, better: fn(f64, f64) -> bool) -> O
 /// A reduction of `x` over the axes of `call`.
 fn reduce<'g>(call: &Call, op: &str, x: Var<'g>) -> OpResult<Var<'g>> {
     Ok(x.op(op, &[], over(&call.reduced_axes()?, call.int("keepdims", 1)?)))
+}
+
+/// The result's shape with the reduced axes, which have extent 1.
+fn kept(call: &Call) -> OpResult<Shape> {
+    let axes = call.reduced_axes()?;
+    Ok(call.shape(0).iter().enumerate().map(|(axis, &extent)| if axes.contains(&axis) { 1 } else { extent }).collect())
 }
 
 /// Attributes of a reduction over exactly these axes.

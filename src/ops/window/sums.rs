@@ -58,11 +58,14 @@ fn raised(x: Var, p: f64) -> Var {
     }
 }
 
+/// The root of a sum of powers. Where the sum is 0, so is the derivative, though a root has none there.
 fn rooted(sum: Var, p: f64) -> Var {
+    let nothing = sum.equal(0.0);
+    let some = nothing.select(1.0, sum);
     match p {
         1.0 => sum,
-        2.0 => sum.sqrt(),
-        p => sum.pow(1.0 / p),
+        2.0 => nothing.select(0.0, some.sqrt()),
+        p => nothing.select(0.0, some.pow(1.0 / p)),
     }
 }
 
