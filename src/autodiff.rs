@@ -14,6 +14,7 @@ mod fixed;
 mod scalar;
 
 use crate::constant::Constant;
+use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::graph::{Decomposer, Graph};
 use crate::op::{Args, Back, Call, Fact, Grad, Lower, NodeId, Nodes, OpResult, ValueId, Var, build};
@@ -128,21 +129,31 @@ impl Sweep<'_> {
         let facts: Vec<_> = operands.iter().map(|v| v.map(|v| self.graph.fact(v).clone())).collect();
         let facts: Vec<Option<&Fact>> = facts.iter().map(Option::as_ref).collect();
         let call = Call { op: node.op().expect("it is an operator"), attrs: &node.attrs, inputs: &facts };
+        // A row that computes halves in `f32` has gradients that are rounded once, too.
+        let half = call.rounded_to();
+        let wide: Vec<_> = facts.iter().map(|fact| fact.map(Fact::unhalved)).collect();
+        let wide: Vec<_> = wide.iter().map(Option::as_ref).collect();
+        let call = if half.is_some() { Call { inputs: &wide, ..call } } else { call };
         let active = |value: &ValueId| self.active.contains(value);
         let wanted: Vec<_> = operands.iter().map(|value| value.filter(active)).collect();
         let mut given = Vec::new();
         let seed = self.seed;
         let mut nodes = self.nodes_of(&format!("gradient of {}", node.name));
         let made = build(&mut nodes, |b| {
-            let x: Vec<_> = operands.iter().map(|value| value.map(|value| b.value(value))).collect();
+            let read = |value: ValueId| {
+                let value = b.value(value);
+                let dtype = value.fact().map_or(DType::F32, |fact| fact.dtype);
+                if half.is_some() { value.cast(dtype.unhalved()) } else { value }
+            };
+            let x: Vec<_> = operands.iter().map(|value| value.map(read)).collect();
             let outputs = 0..node.outputs.len() as u32;
-            let y: Vec<_> = outputs.map(|port| b.value(ValueId { node: id, port })).collect();
-            let dy: Vec<_> = dy.iter().map(|value| value.map(|value| b.value(value))).collect();
+            let y: Vec<_> = outputs.map(|port| read(ValueId { node: id, port })).collect();
+            let dy: Vec<_> = dy.iter().map(|value| value.map(read)).collect();
             let found = rule(b, &call, &Back { x: Args(&x), y: &y, dy: &dy })?;
             let mut gradients = Vec::new();
             for ((gradient, wanted), fact) in found.into_iter().zip(&wanted).zip(&facts) {
                 if let (Some(gradient), Some(value), Some(fact)) = (gradient, wanted, fact) {
-                    gradients.push(fitted(gradient, &fact.shape)?);
+                    gradients.push(fitted(gradient, &fact.shape)?.cast(fact.dtype));
                     given.push(*value);
                 }
             }

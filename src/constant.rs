@@ -1,5 +1,6 @@
 //! Constants: tensors that are known before a run. Their elements are read or computed only when they are needed.
 
+use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::file;
 use crate::op::{Attrs, Call, Eval, Fact, Lower, OpDef};
@@ -176,6 +177,62 @@ impl Constant {
         let axes: Vec<i64> = axes.iter().map(|&axis| axis as i64).collect();
         let (attrs, fact) = (Attrs::new().with("perm", axes), Fact::new(self.fact.dtype, shape));
         Constant::derived(self.name.clone(), op, attrs, vec![Some(Arc::clone(self))], 0, fact)
+    }
+
+    /// A number without axes that the program itself needs, such as a count or an epsilon. A half is a cast of the `f32` number, so that
+    /// code can hold the number [before](Self::unrounded) it was rounded.
+    pub fn number(name: String, dtype: DType, value: f64) -> Constant {
+        let given = |dtype: DType| Constant::new(name.clone(), Tensor::from_f64(dtype, Shape::default(), &[value]));
+        if !dtype.is_half() {
+            return given(dtype);
+        }
+        let cast = ops::find("Cast").expect("the table has Cast");
+        let attrs = Attrs::new().with("to", dtype.onnx());
+        let inputs = vec![Some(Arc::new(given(DType::F32)))];
+        let source = Source::Derived { op: cast, attrs, inputs, port: 0, depth: 1 };
+        Constant { name, fact: Fact::new(dtype, Shape::default()), source, value: OnceLock::new() }
+    }
+
+    /// The half that an elementwise node makes of constants. If it is one number, and one of these was rounded, only the result is rounded.
+    ///
+    /// # Errors
+    /// As of [`derived`](Self::derived).
+    pub(crate) fn of_numbers(
+        name: String,
+        op: &'static OpDef,
+        attrs: &Attrs,
+        inputs: &[Option<Arc<Constant>>],
+        fact: Fact,
+    ) -> Result<Constant> {
+        if fact.shape.numel() != 1 || inputs.iter().flatten().all(|input| Arc::ptr_eq(input, input.exact())) {
+            return Constant::derived(name, op, attrs.clone(), inputs.to_vec(), 0, fact);
+        }
+        let of = |constant: &Arc<Constant>, op: &str, attrs: Attrs, fact: Fact| {
+            let op = ops::find(op).expect("the table has Cast and Reshape");
+            Constant::derived(name.clone(), op, attrs, vec![Some(Arc::clone(constant))], 0, fact)
+        };
+        let cast = |constant: &Arc<Constant>, to: DType| {
+            of(constant, "Cast", Attrs::new().with("to", to.onnx()), Fact::new(to, constant.fact.shape.clone()))
+        };
+        let wide = |constant: &Arc<Constant>| match constant.exact() {
+            half if half.fact.dtype.is_half() => cast(half, DType::F32).map(Arc::new),
+            exact if exact.fact.shape == constant.fact.shape => Ok(Arc::clone(exact)),
+            exact => {
+                let shape = constant.fact.shape.clone();
+                let attrs = Attrs::new().with("shape", &shape[..]).with("allowzero", 1);
+                of(exact, "Reshape", attrs, Fact::new(exact.fact.dtype, shape)).map(Arc::new)
+            }
+        };
+        let inputs = inputs.iter().map(|input| input.as_ref().map(wide).transpose()).collect::<Result<_>>()?;
+        let result = Constant::derived(name.clone(), op, attrs.clone(), inputs, 0, fact.unhalved())?;
+        cast(&Arc::new(result), fact.dtype)
+    }
+
+    /// This constant before it was rounded to halves, if it was. A view of one number is that number, whose shape may be another one.
+    pub fn exact(self: &Arc<Constant>) -> &Arc<Constant> {
+        let root = self.root();
+        let rounded = if root.fact.shape.numel() == 1 { root } else { self };
+        rounded.unrounded().filter(|_| self.fact.dtype.is_half()).unwrap_or(self)
     }
 
     /// The constant that this one rounds, if it is a cast of wider floats.

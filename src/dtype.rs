@@ -134,6 +134,11 @@ impl DType {
         }
     }
 
+    /// The type that sums, counts and places are computed in beside values of this type: halves are stored, but not computed with.
+    pub const fn unhalved(self) -> DType {
+        if self.is_half() { DType::F32 } else { self }
+    }
+
     /// True for integers that are computed in a [wider](Self::wide) type.
     pub const fn is_small_int(self) -> bool {
         matches!(self, DType::U8 | DType::I8 | DType::U16 | DType::I16 | DType::U32)

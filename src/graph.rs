@@ -769,7 +769,12 @@ impl Graph {
         self.insert_at(node);
         let mut values = Vec::with_capacity(outputs.len());
         for (port, Output { name, fact }) in outputs.into_iter().enumerate() {
-            let constant = Constant::derived(name, op, attrs.clone(), inputs.clone(), port, fact)?;
+            let constant = match op.lower {
+                Lower::Map(_) if fact.dtype.is_half() && !op.name.ends_with("Cast") => {
+                    Constant::of_numbers(name, op, &attrs, &inputs, fact)?
+                }
+                _ => Constant::derived(name, op, attrs.clone(), inputs.clone(), port, fact)?,
+            };
             values.push(self.constant(constant));
             self.replace(node.output(port), values[port]);
         }
@@ -921,6 +926,10 @@ impl Build for Decomposer<'_> {
     fn insert(&mut self, fact: Fact, elements: &dyn Fn() -> Vec<f64>) -> ValueId {
         let (name, number) = (format!("{}/constant", self.name), self.constants);
         self.constants += 1;
+        if fact.shape.is_empty() && fact.dtype.is_half() {
+            let value = elements().first().copied().unwrap_or(f64::NAN);
+            return self.graph.constant(Constant::number(name, fact.dtype, value));
+        }
         self.graph.constant(match &self.of {
             Some(of) => Constant::decomposed(name, fact, of, number, elements),
             None => Constant::new(name, Tensor::from_f64(fact.dtype, fact.shape, &elements())),

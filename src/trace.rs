@@ -67,7 +67,11 @@ impl Build for State {
     }
 
     fn insert(&mut self, fact: Fact, elements: &dyn Fn() -> Vec<f64>) -> ValueId {
-        self.graph.constant(Constant::new("scalar", Tensor::from_f64(fact.dtype, fact.shape, &elements())))
+        let elements = elements();
+        self.graph.constant(match elements[..] {
+            [value] if fact.shape.is_empty() => Constant::number("scalar".into(), fact.dtype, value),
+            _ => Constant::new("scalar", Tensor::from_f64(fact.dtype, fact.shape, &elements)),
+        })
     }
 }
 

@@ -14,14 +14,16 @@ pub fn reduction<'g>(call: &Call, reduction: Reduction, back: &Back<'_, 'g>) -> 
     Ok(vec![Some(match reduction {
         Reduction::Sum => dy,
         Reduction::Max | Reduction::Min => {
-            let extreme = x.equal(y).cast(call.dtype(0));
-            extreme * (dy / extreme.reduce_sum(&over(&axes), true))
+            // There may be more than a half can count.
+            let wide = call.dtype(0).unhalved();
+            let extreme = x.equal(y).cast(wide);
+            (extreme * (dy.cast(wide) / extreme.reduce_sum(&over(&axes), true))).cast(call.dtype(0))
         }
         Reduction::Prod => {
             // Beside one zero, only its own derivative is not zero: the product of the others.
             let zeros = x.equal(0.0);
             let others = zeros.select(1.0, x).op("ReduceProd", &[], crate::op::Attrs::new().with("axes", over(&axes)));
-            let count = zeros.cast(call.dtype(0)).reduce_sum(&over(&axes), true);
+            let count = zeros.cast(call.dtype(0).unhalved()).reduce_sum(&over(&axes), true);
             let alone = zeros.and(count.equal(1.0)).select(others, zero);
             dy * zeros.select(alone, y / zeros.select(1.0, x))
         }

@@ -22,6 +22,11 @@ const MAX_BYTES: usize = 1 << 46;
 pub const MAX_MADE: usize = 1 << 30;
 
 impl Fact {
+    /// As many elements of the type that halves are computed in.
+    pub fn unhalved(&self) -> Fact {
+        Fact::new(self.dtype.unhalved(), self.shape.clone())
+    }
+
     /// A value of this type and shape.
     pub fn new(dtype: DType, shape: impl Into<Shape>) -> Fact {
         Fact { dtype, shape: shape.into() }

@@ -76,6 +76,8 @@ pub struct OpDef {
     pub grad: Grad,
     /// The floating-point operations of a product or convolution; `None` for all others.
     pub flop: Option<fn(&Call) -> f64>,
+    /// True if the nodes that stand for a call on halves compute in `f32`, and the results are rounded once: see [`Call::decompose`].
+    pub wide: bool,
     /// Adds inputs and attributes to an empty sample: see [`OpDef::example`].
     pub sample: fn(Sample) -> Sample,
 }
@@ -98,7 +100,21 @@ impl OpDef {
     ) -> OpDef {
         let grad = Grad::Derived;
         let (upgrade, part, flop) = (None, None, None);
-        OpDef { name, doc, inputs, attrs: &[], infer, eval, lower, upgrade, part, grad, flop, sample: |s| s }
+        OpDef {
+            name,
+            doc,
+            inputs,
+            attrs: &[],
+            infer,
+            eval,
+            lower,
+            upgrade,
+            part,
+            grad,
+            flop,
+            wide: false,
+            sample: |s| s,
+        }
     }
 
     /// Sets the names of the attributes.
@@ -124,6 +140,11 @@ impl OpDef {
     /// Sets the count of floating-point operations.
     pub(crate) const fn flop(self, count: fn(&Call) -> f64) -> OpDef {
         OpDef { flop: Some(count), ..self }
+    }
+
+    /// Says that halves are computed in `f32`, as sums, counts and squares of theirs must be.
+    pub(crate) const fn wide(self) -> OpDef {
+        OpDef { wide: true, ..self }
     }
 
     /// Sets inputs and attributes of the sample.

@@ -91,11 +91,43 @@ fn made<'g>(b: Nodes<'g>, make: impl FnOnce(Nodes<'g>) -> OpResult<Vec<Var<'g>>>
 }
 
 impl Call<'_> {
-    /// Builds the nodes that stand for the call, by the rule of its row.
+    /// Builds the nodes that stand for the call, by the rule of its row. If the row is [wide](super::OpDef::wide), the rule sees `f32` in
+    /// place of halves, and its `f32` results are rounded.
     pub fn decompose(&self, rule: Rule, graph: &mut dyn Build, inputs: &[Option<ValueId>]) -> OpResult<Vec<ValueId>> {
         build(graph, |b| {
             let inputs: Vec<_> = inputs.iter().map(|value| value.map(|value| b.value(value))).collect();
-            rule(b, self, &Args(&inputs))
+            match self.rounded_to() {
+                Some(half) => self.decompose_wide(rule, b, &inputs, half),
+                None => rule(b, self, &Args(&inputs)),
+            }
         })
+    }
+
+    /// The type of halves that the call computes in `f32`, if it does.
+    pub(crate) fn rounded_to(&self) -> Option<DType> {
+        let first = self.inputs.first().copied().flatten()?.dtype;
+        (self.op.wide && first.is_half()).then_some(first)
+    }
+
+    fn decompose_wide<'g>(
+        &self,
+        rule: Rule,
+        b: Nodes<'g>,
+        inputs: &[Option<Var<'g>>],
+        half: DType,
+    ) -> OpResult<Vec<Var<'g>>> {
+        let facts: Vec<_> = self.inputs.iter().map(|fact| fact.map(Fact::unhalved)).collect();
+        let facts: Vec<_> = facts.iter().map(Option::as_ref).collect();
+        let mut wide = Vec::with_capacity(inputs.len());
+        for (input, fact) in inputs.iter().zip(&facts) {
+            wide.push(input.zip(*fact).map(|(input, fact)| input.cast(fact.dtype)));
+        }
+        let mut results = rule(b, &Call { inputs: &facts, ..*self }, &Args(&wide))?;
+        for result in &mut results {
+            if result.fact()?.dtype == DType::F32 {
+                *result = result.cast(half);
+            }
+        }
+        Ok(results)
     }
 }

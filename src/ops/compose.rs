@@ -97,6 +97,8 @@ impl Build for Trace {
 
     fn insert(&mut self, fact: Fact, elements: &dyn Fn() -> Vec<f64>) -> ValueId {
         let values = match self.wants {
+            // A number is not rounded to halves: see `Constant::number`.
+            Wants::Everything if fact.shape.is_empty() && fact.dtype.is_half() => elements(),
             Wants::Everything => Tensor::from_f64(fact.dtype, fact.shape.clone(), &elements()).to_f64(),
             Wants::Constant(number) if number == self.constants => elements(),
             _ => Vec::new(),

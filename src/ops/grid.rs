@@ -27,6 +27,7 @@ pub(super) static OPS: &[OpDef] = &[
         inputs![theta size=],
         moved,
     )
+    .wide()
     .sample(|s| s.floats(&[&[2, 2, 3]]).ints("size", &[2, 3, 4, 5]))
     .attrs(names![align_corners]),
 ];
@@ -249,11 +250,6 @@ fn combine<'g>(b: Nodes<'g>, image: Var<'g>, taps: &[Vec<Tap<'g>>]) -> OpResult<
     sum.ok_or_else(|| "a point reads at least one element".into())
 }
 
-/// The type that places are computed in: f16 cannot represent each one in a large image.
-fn placed_in(dtype: DType) -> DType {
-    if dtype.is_half() { DType::F32 } else { dtype }
-}
-
 impl Sampling {
     /// As [`held`](Self::held), of nodes.
     fn held_nodes(self, at: Var<'_>, extent: usize) -> Var<'_> {
@@ -291,7 +287,7 @@ impl Sampling {
 
 fn nodes<'g>(b: Nodes<'g>, call: &Call, x: &Args<Var<'g>>) -> OpResult<Vec<Var<'g>>> {
     let ((sampling, _), shape) = (Sampling::of(call)?, call.shape(0));
-    let wide = placed_in(call.dtype(0));
+    let wide = call.dtype(0).unhalved();
     let (grid, image) = (x[1].cast(wide), channels_last(x[0].cast(wide), shape.len()));
     let axes = shape.len() - 2;
     let taps = |axis: usize| sampling.tap_nodes(grid, axes - 1 - axis, shape[axis + 2]);

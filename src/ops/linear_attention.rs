@@ -101,7 +101,7 @@ fn attend<'g>(b: Nodes<'g>, call: &Call, x: &Args<Var<'g>>) -> OpResult<Vec<Var<
     let decay = gate(call, x, &h, rule.decays, DECAY, &[heads * keys, heads])?;
     let rate = gate(call, x, &h, rule.corrects, BETA, &[heads, 1])?;
     // States add up many products: f16 would lose them.
-    let wide = if dtype.is_half() { DType::F32 } else { dtype };
+    let wide = dtype.unhalved();
     let mut state = match x.given(PAST) {
         Some(past) => {
             let expected = [batch, heads, keys, values];

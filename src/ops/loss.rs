@@ -23,6 +23,7 @@ pub(super) static OPS: &[OpDef] = &[
         inputs![input target weight?],
         |_, call, x| Ok(vec![loss(call, x[0], x[1], x.given(2))?]),
     )
+    .wide()
     .sample(sample)
     .attrs(names![ignore_index reduction]),
     composed(
@@ -34,6 +35,7 @@ pub(super) static OPS: &[OpDef] = &[
             Ok(vec![loss(call, logs, x[1], x.given(2))?, logs])
         },
     )
+    .wide()
     .sample(sample)
     .attrs(names![ignore_index reduction]),
 ];

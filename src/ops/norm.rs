@@ -1,6 +1,7 @@
 //! Normalizations: rescale values to a common mean and deviation, or to a sum of 1.
 
 use super::compose::composed;
+use super::window::larger;
 use super::{along, broadcasts_to, ensure, expect_dtype, expect_shape, indices, input_name, same_float};
 use crate::dtype::DType;
 use crate::op::{
@@ -37,6 +38,7 @@ pub(super) static OPS: &[OpDef] = &[
         },
     )
     .grad(batch_grad)
+    .wide()
     .sample(|s| s.floats(&[&[2, 3, 4, 5], &[3], &[3]]))
     .attrs(names![epsilon]),
     OpDef::new(
@@ -47,6 +49,7 @@ pub(super) static OPS: &[OpDef] = &[
         Eval::Tensor(|inputs, call| eval_groups(inputs, call, call.shape(0)[1].max(1))),
         Lower::Decompose(|_, call, x| decompose_instance(call, x)),
     )
+    .wide()
     .sample(|s| s.floats(&[&[2, 3, 4, 5], &[3], &[3]]))
     .attrs(names![epsilon]),
     OpDef::new(
@@ -103,6 +106,7 @@ pub(super) static OPS: &[OpDef] = &[
         Eval::Tensor(eval_neighbours),
         Lower::Decompose(|_, call, x| decompose_neighbours(call, x[0])),
     )
+    .wide()
     .sample(|s| s.floats(&[&[2, 7, 3, 2]]).attr("size", 5))
     .attrs(names![alpha beta bias size]),
     OpDef::new(
@@ -117,12 +121,11 @@ pub(super) static OPS: &[OpDef] = &[
             })
         }),
         Lower::Decompose(|_, call, x| {
-            // f16 has no number this small.
-            let wide = if call.dtype(0).is_half() { DType::F32 } else { call.dtype(0) };
-            let (y, ..) = normalize(x[0].cast(wide), &mean_axes(call)?, DEVIATION * DEVIATION, true);
-            Ok(vec![y.cast(call.dtype(0))])
+            let (y, ..) = normalize(x[0], &mean_axes(call)?, DEVIATION * DEVIATION, true);
+            Ok(vec![y])
         }),
     )
+    .wide()
     .sample(|s| s.floats(&[&[2, 3, 4, 5]]))
     .attrs(names![axes]),
     OpDef::new(
@@ -148,6 +151,7 @@ pub(super) static OPS: &[OpDef] = &[
             Ok(vec![x[0] / length.equal(zero).select(one, length)])
         }),
     )
+    .wide()
     .sample(|s| s.floats(&[&[2, 3, 5]]))
     .attrs(names![axis p]),
     OpDef::new(
@@ -178,6 +182,7 @@ pub(super) static OPS: &[OpDef] = &[
         let mean = if axes.is_empty() { y * dy } else { reduce("ReduceSum", y * dy, &axes) };
         Ok(vec![Some(y * (dy - mean))])
     })
+    .wide()
     .sample(|s| s.input(DType::F32, &[2, 3, 4], -20.0, 20.0).attr("axis", 1))
     .attrs(names![axis flatten])
     .upgrade(flattened),
@@ -194,6 +199,7 @@ pub(super) static OPS: &[OpDef] = &[
         let sum = if axes.is_empty() { dy } else { reduce("ReduceSum", dy, &axes) };
         Ok(vec![Some(dy - y.exp() * sum)])
     })
+    .wide()
     .sample(|s| s.input(DType::F32, &[2, 3, 4], -20.0, 20.0).attr("axis", 1))
     .attrs(names![axis flatten])
     .upgrade(flattened),
@@ -254,7 +260,7 @@ fn eval_hardmax(inputs: &Args<&[f64]>, call: &Call) -> OpResult<Vec<Vec<f64>>> {
     let places: Vec<f64> = (0..x.len()).map(|i| i as f64).collect();
     let data = x.to_vec();
     eval_over(&Args(&[Some(&places)]), call, softmax_axes, move |row| {
-        let first = |best: usize, &i: &f64| if data[i as usize] > data[best] { i as usize } else { best };
+        let first = |best: usize, &i: &f64| if larger(data[i as usize], data[best]) { i as usize } else { best };
         let best = row.first().map_or(0, |&start| row.iter().fold(start as usize, first));
         Box::new(move |i| f64::from(u8::from(i as usize == best)))
     })

@@ -438,7 +438,7 @@ fn direction<'g>(
     d: usize,
 ) -> OpResult<(Vec<Var<'g>>, Vec<Var<'g>>)> {
     let (hidden, rows, stored) = (extents.hidden, cell.gates * extents.hidden, call.dtype(0));
-    let wide = if stored.is_half() { DType::F32 } else { stored };
+    let wide = stored.unhalved();
     let transposed = |weights| element(weights, d).transpose(&[1, 0]);
     let (w, weights) = (transposed(x[1]), transposed(x[2]));
     let mut inputs = x[0].matmul(w).cast(wide);

@@ -23,29 +23,35 @@ pub(super) static OPS: &[OpDef] = &[
         |x, c| reduced_by(x, c, |x, _| x.iter().product()), Lower::Reduce(Reduction::Prod)),
     row("ReduceSum", "The sum along axes", number,
         |x, c| reduced_by(x, c, |x, _| x.iter().sum()), Lower::Reduce(Reduction::Sum)),
-    row("ReduceL1", "The sum of magnitudes along axes", number,
+    added("ReduceL1", "The sum of magnitudes along axes", number,
         |x, c| reduced_by(x, c, |x, _| x.iter().map(|x| x.abs()).sum()),
         Lower::Decompose(|_, c, x| Ok(vec![reduce(c, "ReduceSum", x[0].abs())?]))),
-    row("ReduceL2", "The root of the sum of squares along axes", float,
+    added("ReduceL2", "The root of the sum of squares along axes", float,
         |x, c| reduced_by(x, c, |x, _| x.iter().map(|x| x * x).sum::<f64>().sqrt()),
-        Lower::Decompose(|_, c, x| Ok(vec![sum_square(c, x[0])?.sqrt()]))),
-    row("ReduceLogSum", "The logarithm of the sum along axes", float,
+        Lower::Decompose(|_, c, x| Ok(vec![sum_square(c, x[0])?.sqrt()])))
+        .grad(|_, c, back| {
+            // Of a norm of zeros it is 0, though the root has none.
+            let kept = kept(c)?;
+            let (y, dy) = (back.y[0].shaped(&kept), back.first()?.shaped(&kept));
+            Ok(vec![Some(back.x[0] * (dy / y.equal(0.0).select(1.0, y)))])
+        }),
+    added("ReduceLogSum", "The logarithm of the sum along axes", float,
         |x, c| reduced_by(x, c, |x, _| x.iter().sum::<f64>().ln()),
         Lower::Decompose(|_, c, x| Ok(vec![reduce(c, "ReduceSum", x[0])?.log()])))
         .sample(|s| s.input(DType::F32, &[3, 4, 5], 0.5, 3.0).ints("axes", &[1]).attr("keepdims", 0)),
-    row("ReduceLogSumExp", "The logarithm of the sum of exponentials along axes", float,
+    added("ReduceLogSumExp", "The logarithm of the sum of exponentials along axes", float,
         |x, c| reduced_by(x, c, |x, _| {
             let max = x.iter().copied().fold(f64::MIN, f64::max).min(f64::MAX);
             max + x.iter().map(|x| (x - max).exp()).sum::<f64>().ln()
         }),
         Lower::Decompose(|_, c, x| log_sum_exp(c, x[0]))),
-    row("ReduceMean", "The mean along axes", number,
+    added("ReduceMean", "The mean along axes", number,
         |x, c| reduced_by(x, c, |x, _| x.iter().sum::<f64>() / x.len() as f64),
         Lower::Decompose(|_, c, x| {
             let count: usize = c.reduced_axes()?.into_iter().map(|axis| c.shape(0)[axis]).product();
             Ok(vec![reduce(c, "ReduceSum", x[0])? / count as f64])
         })),
-    row("ReduceSumSquare", "The sum of squares along axes", number,
+    added("ReduceSumSquare", "The sum of squares along axes", number,
         |x, c| reduced_by(x, c, |x, _| x.iter().map(|x| x * x).sum()),
         Lower::Decompose(|_, c, x| Ok(vec![sum_square(c, x[0])?]))),
     argument("ArgMax", "The index of the largest value along `axis`",
@@ -71,6 +77,11 @@ const fn row(name: &'static str, doc: &'static str, infer: Infer, eval: Tensors,
     OpDef::new(name, doc, DATA, infer, Eval::Tensor(eval), lower)
         .attrs(attrs)
         .sample(|s| s.input(DType::F32, &[3, 4, 5], -2.0, 2.0).ints("axes", &[1]).attr("keepdims", 0))
+}
+
+/// A reduction that adds up what it makes of the elements.
+const fn added(name: &'static str, doc: &'static str, infer: Infer, eval: Tensors, lower: Lower) -> OpDef {
+    row(name, doc, infer, eval, lower).wide()
 }
 
 /// A search along one axis.
@@ -129,7 +140,9 @@ fn position_of(x: &Args<&[f64]>, call: &Call, better: fn(f64, f64) -> bool) -> O
     let best = |group: Vec<f64>| {
         let mut at = 0;
         for (i, &v) in group.iter().enumerate() {
-            if better(v, group[at]) || last && v == group[at] {
+            // What is not a number is better than any number.
+            let (own, best) = (v.is_nan(), group[at].is_nan());
+            if better(v, group[at]) || own && !best || last && (v == group[at] || own && best) {
                 at = i;
             }
         }
@@ -142,6 +155,12 @@ fn position_of(x: &Args<&[f64]>, call: &Call, better: fn(f64, f64) -> bool) -> O
 /// A reduction of `x` over the axes of `call`.
 fn reduce<'g>(call: &Call, op: &str, x: Var<'g>) -> OpResult<Var<'g>> {
     Ok(x.op(op, &[], over(&call.reduced_axes()?, call.int("keepdims", 1)?)))
+}
+
+/// The result's shape with the reduced axes, which have extent 1.
+fn kept(call: &Call) -> OpResult<Shape> {
+    let axes = call.reduced_axes()?;
+    Ok(call.shape(0).iter().enumerate().map(|(axis, &extent)| if axes.contains(&axis) { 1 } else { extent }).collect())
 }
 
 /// Attributes of a reduction over exactly these axes.
@@ -174,9 +193,13 @@ fn locate<'g>(b: Nodes<'g>, call: &Call, x: Var<'g>, extreme: &str) -> OpResult<
     let shape = call.shape(0);
     let axis = call.axis("axis", 0, shape)?;
     let last = call.int("select_last_index", 0)? != 0;
-    let hit = x.equal(x.op(extreme, &[], over(&[axis], 1)));
+    let mut hit = x.equal(x.op(extreme, &[], over(&[axis], 1)));
+    if call.dtype(0).is_float() {
+        // What is not a number is the extreme wherever it stands, and equals nothing.
+        hit = hit.or(x.op("IsNaN", &[], Attrs::new()));
+    }
     let count = b.numbers(DType::I64, along(shape[axis], shape.len() - axis), 0.0);
-    // If the extreme is NaN, nothing equals it. The index must be within the axis all the same.
+    // Where a device does not tell NaN apart, nothing may be hit. The index must be within the axis all the same.
     let (miss, pick) = if last { (0.0, "ReduceMax") } else { (shape[axis] as f64 - 1.0, "ReduceMin") };
     // Both reductions keep the axis: so one kernel has both, and the indices of all elements are not stored.
     unkept(call, &[axis], hit.select(count, miss).op(pick, &[], over(&[axis], 1)))

@@ -3,6 +3,7 @@
 use super::compose::composed;
 use super::{along, ensure, expect_shape, indices, output, position, same_float};
 use crate::dtype::DType;
+use crate::expr::maximum;
 use crate::kernel::{Pool, Template, Window};
 use crate::op::{
     Args, Attrs, Back, Call, Eval, Fact, Lower, Nodes, OpDef, OpResult, Part, Sample, TemplateCall, Var, inputs, names,
@@ -232,6 +233,7 @@ pub(super) static OPS: &[OpDef] = &[
         inputs![X],
         |_, call, x| Ok(vec![x[0].reduce_mean(&image_axes(call)?, true)]),
     )
+    .wide()
     .sample(|s| s.floats(&[&[2, 3, 4, 5]])),
 ];
 
@@ -698,7 +700,12 @@ fn eval_pool(
 }
 
 fn eval_max(inputs: &Args<&[f64]>, call: &Call) -> OpResult<Vec<Vec<f64>>> {
-    eval_pool(inputs, call, f64::NEG_INFINITY, f64::max, |max, _| max)
+    eval_pool(inputs, call, f64::NEG_INFINITY, maximum, |max, _| max)
+}
+
+/// True if a value behind another one takes its place as the maximum. What is not a number is larger than any number.
+pub(super) fn larger(value: f64, than: f64) -> bool {
+    value > than || value.is_nan() && !than.is_nan()
 }
 
 /// The index of the first maximum of each window, in the whole input: row-major, or with the spatial axes in reverse
@@ -714,7 +721,7 @@ fn first_max(inputs: &Args<&[f64]>, call: &Call) -> OpResult<Vec<f64>> {
         let first = (index[0] * shape[1] + index[1]) * image;
         let best = inside(&sides, &index[2..])
             .into_iter()
-            .reduce(|best, at| if x[first + at] > x[first + best] { at } else { best });
+            .reduce(|best, at| if larger(x[first + at], x[first + best]) { at } else { best });
         let best = best.ok_or("a window without data")?;
         let by_columns = || {
             let (mut rest, mut number) = (best, 0);
@@ -757,7 +764,15 @@ fn decompose_indices<'g>(b: Nodes<'g>, call: &Call, x: &Args<Var<'g>>) -> OpResu
     let shares: Vec<Vec<_>> =
         sides.iter().enumerate().map(|(axis, side)| (0..side.kernel).map(|t| share(axis, t)).collect()).collect();
     let none = b.scalar(image as f64, DType::I64);
-    let mut first = none;
+    // The last element of the window stands where no other one is found, as on devices that do not tell NaN apart.
+    let last = |(axis, side): (usize, &Side)| {
+        let inner: usize = sides[axis + 1..].iter().map(|s| s.len).product();
+        let last = |o| ((0..side.kernel).rev().find_map(|t| side.tap(o, t)).unwrap_or(0) * inner) as f64;
+        b.constant(DType::I64, along(side.out, sides.len() - axis), || (0..side.out).map(last).collect())
+    };
+    let last = sides.iter().enumerate().map(last).reduce(|sum, share| sum + share);
+    let mut first = last.unwrap_or(none);
+    let floats = call.dtype(0).is_float();
     for t in indices(&kernel) {
         let ints = |f: fn(&Side, usize) -> usize| zip(&sides, &t).map(|(s, &t)| f(s, t)).collect::<Vec<_>>();
         let slice = Attrs::new()
@@ -765,7 +780,9 @@ fn decompose_indices<'g>(b: Nodes<'g>, call: &Call, x: &Args<Var<'g>>) -> OpResu
             .with("ends", &ints(|s, t| t * s.dilation + (s.out - 1) * s.stride + 1)[..])
             .with("steps", &ints(|s, _| s.stride)[..])
             .with("axes", &axes[..]);
-        let hit = padded.op("Slice", &[], slice).equal(x[1]);
+        let element = padded.op("Slice", &[], slice);
+        let hit = element.equal(x[1]);
+        let hit = if floats { hit.or(element.op("IsNaN", &[], Attrs::new())) } else { hit };
         let at = zip(&shares, &t).map(|(shares, &t)| shares[t]).reduce(|sum, share| sum + share);
         first = first.min(hit.select(at.unwrap_or(none), none));
     }
@@ -808,19 +825,21 @@ fn adjoint(sides: &[Side]) -> Attrs {
 fn average_grad<'g>(b: Nodes<'g>, call: &Call, back: &Back<'_, 'g>) -> OpResult<Vec<Option<Var<'g>>>> {
     let (shape, sides) = pool(call)?;
     let padded = call.int("count_include_pad", 0)? != 0;
-    let mut dy = back.first()?;
+    // A share of many elements may be too small for a half.
+    let wide = call.dtype(0).unhalved();
+    let mut dy = back.first()?.cast(wide);
     for (k, side) in sides.iter().enumerate() {
         let count = |o: usize| {
             let within = |t: &usize| o * side.stride + t * side.dilation < side.before + side.len + side.after;
             let count = if padded { (0..side.kernel).filter(within).count() } else { side.taps(o).len() };
             1.0 / count as f64
         };
-        dy = dy * b.constant(call.dtype(0), along(side.out, sides.len() - k), || (0..side.out).map(count).collect());
+        dy = dy * b.constant(wide, along(side.out, sides.len() - k), || (0..side.out).map(count).collect());
     }
     let window = [&[shape[1], 1], &kernel(&sides)[..]].concat();
-    let ones = b.scalar(1.0, call.dtype(0)).expand(&window);
+    let ones = b.scalar(1.0, wide).expand(&window);
     let attrs = adjoint(&sides).with("group", shape[1] as i64);
-    Ok(vec![Some(dy.op("plimsoll.ConvTranspose", &[ones], attrs))])
+    Ok(vec![Some(dy.op("plimsoll.ConvTranspose", &[ones], attrs).cast(call.dtype(0)))])
 }
 
 /// Follows the definition: each window hands its gradient to its first maximum.
@@ -833,7 +852,7 @@ fn eval_max_grad(inputs: &Args<&[f64]>, call: &Call) -> OpResult<Vec<Vec<f64>>> 
         let first = (index[0] * shape[1] + index[1]) * image;
         let best = inside(&sides, &index[2..])
             .into_iter()
-            .reduce(|best, at| if x[first + at] > x[first + best] { at } else { best });
+            .reduce(|best, at| if larger(x[first + at], x[first + best]) { at } else { best });
         dx[first + best.ok_or("a window without data")?] += gradient;
     }
     Ok(vec![dx])

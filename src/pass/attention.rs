@@ -59,14 +59,7 @@ struct Behind {
 /// Goes from the left operand of the product that ends in `sink` to the softmax, past a Cast and a guard.
 fn behind(graph: &Graph, sink: NodeId, mut weights: ValueId, decisions: &Decisions) -> Option<Behind> {
     let (mut nodes, mut guarded, mut compared) = (Vec::new(), None, None);
-    // The softmax of 16-bit floats may be computed in f32, as it is here.
-    if let Some(&[wide]) = named(graph, weights, "Cast").as_deref() {
-        if graph.fact(wide).dtype != DType::F32 || !graph.fact(weights).dtype.is_half() {
-            return None;
-        }
-        nodes.push(weights.node);
-        weights = wide;
-    }
+    unrounded(graph, &mut weights, &mut nodes)?;
     if let Some(&[without, zero, plain]) = named(graph, weights, "Where").as_deref() {
         if !all(graph, zero, 0.0) {
             return None;
@@ -84,12 +77,25 @@ fn behind(graph: &Graph, sink: NodeId, mut weights: ValueId, decisions: &Decisio
         }
         nodes.extend([weights.node, without.node]);
         weights = plain;
+        unrounded(graph, &mut weights, &mut nodes)?;
     }
     Some(Behind { weights, nodes, guarded, compared })
 }
 
+/// Goes past a Cast that rounds: the softmax of 16-bit floats may be computed in `f32`, as it is here. `None` for another Cast.
+fn unrounded(graph: &Graph, weights: &mut ValueId, nodes: &mut Vec<NodeId>) -> Option<()> {
+    if let Some(&[wide]) = named(graph, *weights, "Cast").as_deref() {
+        if graph.fact(wide).dtype != DType::F32 || !graph.fact(*weights).dtype.is_half() {
+            return None;
+        }
+        nodes.push(weights.node);
+        *weights = wide;
+    }
+    Some(())
+}
+
 /// The scores whose softmax over the last axis is `weights`, their maximum, and the softmax's nodes.
-fn softmax(graph: &Graph, weights: ValueId) -> Option<(ValueId, ValueId, [NodeId; 5])> {
+fn softmax(graph: &Graph, weights: ValueId) -> Option<(ValueId, ValueId, Vec<NodeId>)> {
     let rank = graph.fact(weights).shape.len();
     let folds_columns = |value: ValueId| {
         let (node, operand) = (graph.node(value.node), graph.operands(value.node)[0]?);
@@ -102,8 +108,20 @@ fn softmax(graph: &Graph, weights: ValueId) -> Option<(ValueId, ValueId, [NodeId
     let &[scores, max] = &named(graph, shifted, "Sub")?[..] else { return None };
     folds_columns(sum)?;
     folds_columns(max)?;
-    (named(graph, sum, "ReduceSum")?[0] == exp && named(graph, max, "ReduceMax")?[0] == scores).then_some(())?;
-    Some((scores, max, [weights, exp, sum, shifted, max].map(|value| value.node)))
+    (named(graph, sum, "ReduceSum")?[0] == exp).then_some(())?;
+    let mut nodes = [weights, exp, sum, shifted, max].map(|value| value.node).to_vec();
+    let compared = named(graph, max, "ReduceMax")?[0];
+    if compared == scores {
+        return Some((scores, max, nodes));
+    }
+    // Each reader of halves may widen them itself.
+    let of = |value: ValueId| {
+        let source = *named(graph, value, "Cast")?.first()?;
+        (graph.fact(value).dtype == DType::F32 && graph.fact(source).dtype.is_half()).then_some(source)
+    };
+    let source = of(scores).filter(|&source| of(compared) == Some(source))?;
+    nodes.extend([scores.node, compared.node]);
+    Some((source, max, nodes))
 }
 
 /// The attention that ends in a matrix product, if nothing else reads its intermediate values.

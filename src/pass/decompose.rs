@@ -2,6 +2,7 @@
 
 use super::{Context, fold_node};
 use crate::constant::Constant;
+use crate::dtype::DType;
 use crate::error::Result;
 use crate::graph::{Decomposer, Graph};
 use crate::op::{Arity, Attrs, Call, Lower, NodeId, OpDef, ValueId, build};
@@ -119,6 +120,18 @@ fn divide(graph: &mut Graph, id: NodeId, most: usize, context: &Context) -> Resu
     let (name, mean) = (node.name.clone(), op.name == "Mean");
     let fold = if mean { "Sum" } else { op.name };
     graph.insert_at(id);
+    let mut operands = operands;
+    let dtype = graph.fact(id.output(0)).dtype;
+    let cast = |graph: &mut Graph, value: ValueId, to: DType| {
+        context.add(graph, &name, "Cast", &[Some(value)], Attrs::new().with("to", to.onnx()))
+    };
+    // Sums on the way would be rounded, or be too large for a half.
+    let adds = dtype.is_half() && fold == "Sum";
+    if adds {
+        for operand in operands.iter_mut().flatten() {
+            *operand = cast(graph, *operand, DType::F32)?;
+        }
+    }
     let (first, rest) = operands.split_at(most);
     let mut value = context.add(graph, &name, fold, first, Attrs::new())?;
     for further in rest.chunks(most - 1) {
@@ -130,6 +143,9 @@ fn divide(graph: &mut Graph, id: NodeId, most: usize, context: &Context) -> Resu
         let count = graph.constant(Constant::new(format!("inputs of {name}"), count));
         graph.insert_at(id);
         value = context.add(graph, &name, "Div", &[Some(value), Some(count)], Attrs::new())?;
+    }
+    if adds {
+        value = cast(graph, value, dtype)?;
     }
     graph.replace(id.output(0), value);
     Ok(())

@@ -39,6 +39,11 @@ fn result(node: NodeId) -> ValueId {
 }
 
 fn cast(graph: &mut Graph, name: &str, value: ValueId, dtype: DType, context: &Context) -> Result<ValueId> {
+    // A number that was rounded to halves alone is not rounded at all.
+    let exact = graph.as_constant(value).map(|constant| constant.exact()).filter(|exact| exact.fact.dtype == dtype);
+    if let Some(exact) = exact.filter(|exact| exact.fact.shape.numel() == 1).cloned() {
+        return Ok(graph.constant(exact));
+    }
     context.add(graph, name, "Cast", &[Some(value)], Attrs::new().with("to", dtype.onnx()))
 }
 

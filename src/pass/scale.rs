@@ -58,7 +58,7 @@ fn scale(graph: &mut Graph, products: NodeId, context: &Context) -> Result<bool>
     let node = graph.node(products).clone();
     let dtype = node.outputs[0].fact.dtype;
     // A 16-bit factor would err for all scores alike.
-    let wide = if dtype.is_half() { DType::F32 } else { dtype };
+    let wide = dtype.unhalved();
     let to = |dtype: DType| Attrs::new().with("to", dtype.onnx());
     graph.insert_at(products);
     let mut value = context.add(graph, &node.name, node.op_name(), &operands, node.attrs.clone())?;

@@ -79,7 +79,7 @@ fn same_attrs(graph: &Graph, a: NodeId, b: NodeId) -> bool {
 /// The scalar that a constant of one element holds. That it cannot be fetched is an error: the plan would depend on it.
 fn scalar(graph: &Graph, value: Option<ValueId>) -> Result<Option<f64>> {
     match value.and_then(|v| graph.as_constant(v)) {
-        Some(constant) if constant.fact.shape.numel() == 1 => Ok(constant.value()?.to_f64().first().copied()),
+        Some(constant) if constant.fact.shape.numel() == 1 => Ok(constant.exact().value()?.to_f64().first().copied()),
         _ => Ok(None),
     }
 }
@@ -88,7 +88,7 @@ fn scalar(graph: &Graph, value: Option<ValueId>) -> Result<Option<f64>> {
 fn uniform(graph: &Graph, value: ValueId) -> Result<Option<f64>> {
     match graph.as_constant(value) {
         Some(constant) if (1..=MAX_UNIFORM).contains(&constant.fact.shape.numel()) => {
-            let values = constant.value()?.to_f64();
+            let values = constant.exact().value()?.to_f64();
             Ok(values.iter().all(|v| *v == values[0]).then_some(values[0]))
         }
         _ => Ok(None),

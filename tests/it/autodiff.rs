@@ -192,3 +192,119 @@ fn every_row_has_the_derivatives_that_differences_show() {
     assert!(wrong.is_empty(), "{}\n{}", wrong.len(), wrong.join("\n"));
     assert!(derived > 150, "{derived} rows compute floats from floats");
 }
+
+/// Derivatives where an operator has a kink, a tie or a single element, by what PyTorch gives: the operator, its attributes, its inputs, the
+/// gradient of its first output, and that of its first input.
+type AtPoint = (&'static str, Attrs, Vec<Vec<f64>>, Vec<f64>, Vec<f64>);
+
+fn points() -> Vec<AtPoint> {
+    let none = Attrs::new;
+    let first = || Attrs::new().with("axes", vec![0]).with("keepdims", 0);
+    let window = || Attrs::new().with("kernel_shape", vec![2]);
+    let inf = f64::INFINITY;
+    vec![
+        ("ReduceL2", first(), vec![vec![0.0, 0.0]], vec![1.0], vec![0.0, 0.0]),
+        ("ReduceL2", first(), vec![vec![3.0, 4.0]], vec![1.0], vec![0.6, 0.8]),
+        ("ReduceL2", first(), vec![vec![0.0]], vec![1.0], vec![0.0]),
+        ("ReduceL1", first(), vec![vec![0.0, 2.0]], vec![1.0], vec![0.0, 1.0]),
+        ("ReduceSumSquare", first(), vec![vec![0.0, 2.0]], vec![1.0], vec![0.0, 4.0]),
+        ("ReduceLogSum", first(), vec![vec![0.0, 0.0]], vec![1.0], vec![inf, inf]),
+        ("ReduceLogSumExp", first(), vec![vec![-inf, 0.0]], vec![1.0], vec![0.0, 1.0]),
+        ("ReduceLogSumExp", first(), vec![vec![7.0]], vec![1.0], vec![1.0]),
+        ("ReduceLogSumExp", first(), vec![vec![7.0, 7.0]], vec![1.0], vec![0.5, 0.5]),
+        // As `torch.amax`. A maximum that has an index, as of `torch.max (x, dim)`, is a TopK of one.
+        ("ReduceMax", first(), vec![vec![1.0, 1.0, 0.0]], vec![1.0], vec![0.5, 0.5, 0.0]),
+        ("ReduceMin", first(), vec![vec![1.0, 1.0, 2.0]], vec![1.0], vec![0.5, 0.5, 0.0]),
+        ("TopK", none().with("K", 1), vec![vec![1.0, 1.0]], vec![1.0], vec![1.0, 0.0]),
+        ("ReduceProd", first(), vec![vec![0.0, 2.0, 3.0]], vec![1.0], vec![6.0, 0.0, 0.0]),
+        ("ReduceProd", first(), vec![vec![0.0, 0.0, 3.0]], vec![1.0], vec![0.0, 0.0, 0.0]),
+        ("ReduceProd", first(), vec![vec![0.0]], vec![1.0], vec![1.0]),
+        ("ReduceMean", first(), vec![vec![3.0]], vec![1.0], vec![1.0]),
+        ("Sqrt", none(), vec![vec![0.0, 4.0]], vec![1.0, 1.0], vec![inf, 0.25]),
+        ("Reciprocal", none(), vec![vec![0.0]], vec![1.0], vec![-inf]),
+        ("Log", none(), vec![vec![0.0]], vec![1.0], vec![inf]),
+        ("Abs", none(), vec![vec![0.0]], vec![1.0], vec![0.0]),
+        ("Sign", none(), vec![vec![0.0]], vec![1.0], vec![0.0]),
+        ("Relu", none(), vec![vec![0.0]], vec![1.0], vec![0.0]),
+        ("Softplus", none(), vec![vec![0.0]], vec![1.0], vec![0.5]),
+        ("Softsign", none(), vec![vec![0.0]], vec![1.0], vec![1.0]),
+        ("Elu", none(), vec![vec![0.0]], vec![1.0], vec![1.0]),
+        ("Max", none(), vec![vec![1.0], vec![1.0]], vec![1.0], vec![0.5]),
+        ("Min", none(), vec![vec![1.0], vec![1.0]], vec![1.0], vec![0.5]),
+        (
+            "Pow",
+            none(),
+            vec![vec![0.0, 0.0, 2.0, 0.0], vec![2.0, 0.0, 0.0, 1.0]],
+            vec![1.0; 4],
+            vec![0.0, 0.0, 0.0, 1.0],
+        ),
+        ("Pow", none(), vec![vec![0.0, 0.0], vec![3.5, 0.5]], vec![1.0; 2], vec![0.0, inf]),
+        // Documented: the gradient reaches what is on a bound.
+        (
+            "Clip",
+            none().with("min", -1.0).with("max", 1.0),
+            vec![vec![-1.0, 1.0, 0.0, 2.0, -2.0]],
+            vec![1.0; 5],
+            vec![1.0, 1.0, 1.0, 0.0, 0.0],
+        ),
+        ("Softmax", none(), vec![vec![1.0, 1.0]], vec![1.0, 0.0], vec![0.25, -0.25]),
+        ("Softmax", none(), vec![vec![1.0, -inf]], vec![1.0, 0.0], vec![0.0, 0.0]),
+        ("Softmax", none(), vec![vec![1.0]], vec![1.0], vec![0.0]),
+        ("LogSoftmax", none(), vec![vec![1.0, 1.0]], vec![1.0, 0.0], vec![0.5, -0.5]),
+        // Documented: where the norm is 0, it divides by 1.
+        ("LpNormalization", none(), vec![vec![0.0, 0.0]], vec![1.0, 2.0], vec![1.0, 2.0]),
+        ("LpNormalization", none().with("p", 1), vec![vec![0.0, 0.0]], vec![1.0, 2.0], vec![1.0, 2.0]),
+        ("LpPool", window(), vec![vec![0.0, 0.0]], vec![1.0], vec![0.0, 0.0]),
+        ("LpPool", window().with("p", 1), vec![vec![0.0, 0.0]], vec![1.0], vec![0.0, 0.0]),
+        ("LpPool", window().with("p", 3), vec![vec![0.0, 0.0]], vec![1.0], vec![0.0, 0.0]),
+        ("LpPool", window(), vec![vec![3.0, 4.0]], vec![1.0], vec![0.6, 0.8]),
+        ("GlobalLpPool", none(), vec![vec![0.0, 0.0]], vec![1.0], vec![0.0, 0.0]),
+        ("GlobalLpPool", none().with("p", 3), vec![vec![0.0, 0.0]], vec![1.0], vec![0.0, 0.0]),
+        ("MaxPool", window(), vec![vec![1.0, 1.0]], vec![1.0], vec![1.0, 0.0]),
+        // Documented: the mean of both sides, or the right one.
+        ("HardSigmoid", none().with("alpha", 0.25), vec![vec![-2.0, 2.0]], vec![1.0; 2], vec![0.125, 0.125]),
+        ("Selu", none(), vec![vec![0.0]], vec![1.0], vec![1.404_400_18]),
+        ("LeakyRelu", none(), vec![vec![0.0]], vec![1.0], vec![1.0]),
+        ("PRelu", none(), vec![vec![0.0], vec![0.25]], vec![1.0], vec![1.0]),
+    ]
+}
+
+#[test]
+fn derivatives_at_kinks_and_ties_are_those_of_pytorch() {
+    let mut failures = Vec::new();
+    // Shaders have no reliable infinities.
+    let finite = |values: &[f64]| values.iter().all(|value| value.is_finite());
+    let backends = common::backends();
+    for (op, attrs, inputs, dy, expected) in points() {
+        let g = Trace::new(op);
+        // Windows have batches and channels in front.
+        let front = if op.ends_with("Pool") { vec![1, 1] } else { vec![] };
+        let shaped = |values: &Vec<f64>| [&front[..], &[values.len()]].concat();
+        let given: Vec<_> =
+            inputs.iter().enumerate().map(|(k, x)| g.input(&format!("x{k}"), DType::F32, shaped(x))).collect();
+        let slots: Vec<_> = given.iter().copied().map(Some).collect();
+        let y = g.outputs(op, &slots, attrs.clone())[0].reshape(&[-1]);
+        let loss = (y * g.constant("dy", Tensor::from_f64(DType::F32, [dy.len()], &dy))).reduce_sum(&[], false);
+        // Where nothing leads back, there is no derivative.
+        let found = if op == "Sign" { given[0] * 0.0 } else { g.grad(loss, &given[..1])[0] };
+        g.output("dx", found);
+        let graph = g.finish().expect("it is a graph");
+        let tensors: Vec<_> = inputs.iter().map(|x| Tensor::from_f64(DType::F32, shaped(x), x)).collect();
+        let by_reference = reference::run(&graph, &tensors).expect("it runs")[0].to_f64();
+        let names: Vec<String> = (0..tensors.len()).map(|slot| format!("x{slot}")).collect();
+        let named: Vec<_> = names.iter().map(String::as_str).zip(tensors).collect();
+        let sound = finite(&expected) && inputs.iter().all(|x| finite(x));
+        for &(name, open) in backends.iter().filter(|(name, _)| sound || *name != "wgpu") {
+            let session = Session::on_backend(graph.clone(), open(), name.to_owned(), &Options::default(), &|_, _| {});
+            let by_device = session.expect("it is planned").run(&named).expect("it runs")[0].1.to_f64();
+            for (by, found) in [("the reference", &by_reference), (name, &by_device)] {
+                let near = |(found, expected): (&f64, &f64)| found == expected || (found - expected).abs() < 1e-5;
+                if !found.iter().zip(&expected).all(near) {
+                    failures
+                        .push(format!("{op} {attrs:?} at {inputs:?}, by {by}: expected {expected:?}, found {found:?}"));
+                }
+            }
+        }
+    }
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
+}

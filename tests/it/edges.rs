@@ -1,9 +1,11 @@
 //! Edge cases of ONNX on the CPU, against results worked out by hand: no elements, NaN, flipped images.
 
+use crate::common;
 use plimsoll::internals::onnx;
 use plimsoll::internals::plan::Recipe;
+use plimsoll::internals::reference;
 use plimsoll::internals::session::{Choice, Options, Session};
-use plimsoll::{DType, Tensor};
+use plimsoll::{Attrs, DType, Tensor, Trace};
 use std::collections::BTreeMap;
 use std::path::Path;
 
@@ -624,4 +626,70 @@ fn quantized_products_are_exact_at_ties() {
         assert_eq!(found, [expected.clone(), expected], "case {case}");
     }
     assert!(ties > 100, "{ties} results are near ties");
+}
+
+/// Operators that name a place are asked about rows and windows of five elements, with NaN at these places.
+#[test]
+fn places_of_what_is_not_a_number_are_its_own() {
+    let nan = f64::NAN;
+    let axis = || Attrs::new().with("axis", 0).with("keepdims", 0);
+    let last = || axis().with("select_last_index", 1);
+    let window = || Attrs::new().with("kernel_shape", vec![5]);
+    // Per row: the operator, its attributes, which output names places, its axes, and whether it takes the last of several.
+    let rows: &[(&str, Attrs, usize, bool)] = &[
+        ("ArgMax", axis(), 0, false),
+        ("ArgMax", last(), 0, true),
+        ("ArgMin", axis(), 0, false),
+        ("ArgMin", last(), 0, true),
+        ("TopK", Attrs::new().with("K", 1), 1, false),
+        ("Hardmax", Attrs::new().with("axis", 0), 0, false),
+        ("MaxPool", window(), 1, false),
+        ("MaxPool", window().with("pads", vec![2, 2]), 1, false),
+    ];
+    let mut failures = Vec::new();
+    for ((op, attrs, port, last), at) in
+        rows.iter().flat_map(|row| [&[0][..], &[2], &[4], &[1, 3], &[0, 1, 2, 3, 4]].map(|at| (row, at)))
+    {
+        let mut data = [1.0, 7.0, -3.0, 7.0, 2.0];
+        at.iter().for_each(|&at| data[at] = nan);
+        let shape = if *op == "MaxPool" { vec![1, 1, 5] } else { vec![5] };
+        let g = Trace::new(op);
+        let x = g.input("x", DType::F32, &shape[..]);
+        g.output("y", g.outputs(op, &[Some(x)], attrs.clone())[*port]);
+        let graph = g.finish().expect("it is a graph");
+        let input = Tensor::from_f64(DType::F32, &shape[..], &data);
+        let place = if *last { at[at.len() - 1] } else { at[0] };
+        // Padded windows start two, one and no elements before the first, and end as many behind the last.
+        let expected: Vec<f64> = match (*op, attrs.get("pads")) {
+            ("Hardmax", _) => (0..5).map(|k| f64::from(u8::from(k == place))).collect(),
+            ("MaxPool", Some(_)) => (0..5usize)
+                .map(|o| {
+                    let window = o.saturating_sub(2)..(o + 3).min(5);
+                    let best = |best: usize, k: usize| {
+                        let is_larger = data[k] > data[best] || data[k].is_nan() && !data[best].is_nan();
+                        if is_larger { k } else { best }
+                    };
+                    window.reduce(best).expect("a window has elements") as f64
+                })
+                .collect(),
+            _ => vec![place as f64],
+        };
+        let by_reference = reference::run(&graph, std::slice::from_ref(&input)).expect("it runs")[0].to_f64();
+        let mut found = vec![("the reference", by_reference)];
+        for (name, open) in common::backends() {
+            let session = Session::on_backend(graph.clone(), open(), name.to_owned(), &Options::default(), &|_, _| {});
+            let values = session.expect("it is planned").run(&[("x", input.clone())]).expect("it runs")[0].1.to_f64();
+            // Shaders do not tell NaN apart, but what they name is inside.
+            assert!(*op == "Hardmax" || values.iter().all(|place| (0.0..5.0).contains(place)), "{op}: {values:?}");
+            if name != "wgpu" {
+                found.push((name, values));
+            }
+        }
+        for (by, found) in found {
+            if found != expected {
+                failures.push(format!("{op} {attrs:?} of {data:?}, by {by}: expected {expected:?}, found {found:?}"));
+            }
+        }
+    }
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
 }

@@ -1,13 +1,17 @@
 //! Halves are rounded late and seldom: some values are stored as `f32`, and results become more exact. Products of halves side by side
 //! become one, which computes the same.
 
+use plimsoll::internals::backend::cpu::Cpu;
 use plimsoll::internals::constant::Constant;
 use plimsoll::internals::kernel::Template;
 use plimsoll::internals::kernel::library::{Activation, Call, MatMul};
+use plimsoll::internals::op::{Sample, SampleInput};
 use plimsoll::internals::pass::{Context, PASSES};
 use plimsoll::internals::plan::Limits;
-use plimsoll::internals::{onnx, plan, reference};
-use plimsoll::{DType, Graph, Plan, Recipe, Shape, Target, Tensor};
+use plimsoll::internals::{onnx, ops, plan, reference};
+use plimsoll::{Attrs, DType, Graph, Options, Plan, Recipe, Session, Shape, Target, Tensor, Trace, Var};
+use serde_json::Value;
+use std::collections::BTreeSet;
 use std::fmt::Write;
 use std::path::Path;
 
@@ -280,4 +284,171 @@ fn large_constants_are_not_widened() {
         planned(&parameterised(&text), &Target::cuda()).summary.constant_bytes
     };
     assert_eq!((bytes(256), bytes(512)), (4 * 256 * 256, 2 * 512 * 256));
+}
+
+/// Sizes of an axis: more than bf16 counts exactly, more than f16 holds, and more than `f32` counts exactly.
+const EXTENTS: [usize; 3] = [1500, 70_000, 20_000_000];
+
+/// The sample of a row on `dtype` with this extent in place of one of its first input's.
+fn stretched(sample: &Sample, axis: usize, extent: usize, dtype: DType) -> Sample {
+    let own = sample.inputs[0].as_ref().map_or(0, |input| input.shape[axis]);
+    let mut sample = sample.clone();
+    for input in sample.inputs.iter_mut().flatten() {
+        input.shape.iter_mut().filter(|of| **of == own).for_each(|of| *of = extent);
+        if input.dtype == DType::F32 {
+            input.dtype = dtype;
+        }
+    }
+    sample
+}
+
+/// A row's graph, or that of its derivatives.
+fn of_row(sample: &Sample, derives: bool) -> Option<Graph> {
+    let g = Trace::new(sample.op);
+    let given = |(slot, input): (usize, &Option<SampleInput>)| {
+        input.as_ref().map(|input| g.input(&format!("x{slot}"), input.dtype, &input.shape[..]))
+    };
+    let inputs: Vec<_> = sample.inputs.iter().enumerate().map(given).collect();
+    let outputs = g.outputs(sample.op, &inputs, sample.attrs.clone());
+    let float = |var: &Var| var.fact().is_ok_and(|fact| fact.dtype.is_float());
+    if !derives {
+        outputs.into_iter().enumerate().for_each(|(port, output)| g.output(&format!("y{port}"), output));
+    } else {
+        // Gradients that a run alone knows.
+        let dy = g.input("dy", DType::F32, [1]);
+        let sums =
+            outputs.into_iter().filter(float).map(|output| (output.cast(DType::F32) * dy).reduce_sum(&[], false));
+        let loss = sums.reduce(|all, sum| all + sum)?;
+        let floats: Vec<_> = inputs.into_iter().flatten().filter(float).collect();
+        g.grad(loss, &floats).into_iter().enumerate().for_each(|(k, d)| g.output(&format!("d{k}"), d));
+    }
+    g.finish().ok()
+}
+
+/// The floats among the literals of all code of a plan.
+fn literals(plan: &Plan) -> BTreeSet<String> {
+    fn walk(value: &Value, found: &mut BTreeSet<String>) {
+        if let (Some(literal), Some(dtype)) = (value.pointer("/code/const"), value.get("dtype").and_then(Value::as_str))
+        {
+            if matches!(dtype, "f32" | "f16" | "bf16") {
+                let number = literal.as_f64().or_else(|| literal.as_str()?.parse().ok()).expect("a number");
+                found.insert(format!("{:?}", number as f32));
+            }
+        }
+        match value {
+            Value::Array(all) => all.iter().for_each(|value| walk(value, found)),
+            Value::Object(all) => all.values().for_each(|value| walk(value, found)),
+            _ => {}
+        }
+    }
+    let mut found = BTreeSet::new();
+    walk(&serde_json::to_value(&plan.kernels).expect("it is JSON"), &mut found);
+    found
+}
+
+/// Rows whose numbers are those of the type, and say why.
+const OF_THE_TYPE: &[(&str, &str)] = &[("IsInf", "what is larger than any number of the type")];
+
+/// A number that a row or a pass needs, such as a count, an epsilon or a scale, is the same beside halves as beside `f32`: not rounded to
+/// the type of the data, and finite where it is.
+#[test]
+fn numbers_beside_halves_are_those_beside_f32() {
+    let (mut failures, mut plans) = (Vec::new(), 0);
+    for sample in ops::all().map(|op| op.example()) {
+        let Some(Some(first)) = sample.inputs.first() else { continue };
+        if !sample.inputs.iter().flatten().any(|input| input.dtype == DType::F32) {
+            continue;
+        }
+        // Each axis takes its turn with each extent over the rows; derivatives are of the middle one.
+        let extent = |axis: usize| if axis == 1 { EXTENTS[1] } else { EXTENTS[(axis + sample.op.len()) % 3] };
+        let cases = (0..first.shape.len()).map(|axis| (axis, extent(axis)));
+        for ((axis, extent), derives) in
+            cases.flat_map(|(axis, extent)| [((axis, extent), false), ((axis, EXTENTS[1]), true)])
+        {
+            if derives && axis != 1 {
+                continue;
+            }
+            for target in [Target::cpu(2), Target::cuda()] {
+                let found = |dtype: DType| {
+                    let graph = of_row(&stretched(&sample, axis, extent, dtype), derives)?;
+                    let graph = Recipe::default().whole(graph, &target).ok()?;
+                    plan::compile(&graph, &target, &Limits { memory: None }).ok().map(|(plan, _)| literals(&plan))
+                };
+                let Some(expected) = found(DType::F32) else { continue };
+                for dtype in [DType::F16, DType::BF16] {
+                    let Some(found) = found(dtype) else { continue };
+                    plans += 1;
+                    let other: Vec<_> = found.difference(&expected).collect();
+                    if !other.is_empty() && OF_THE_TYPE.iter().all(|(op, _)| *op != sample.op) {
+                        let what = if derives { "gradient of " } else { "" };
+                        failures.push(format!(
+                            "{}, {dtype}: {what}{} with {extent} along axis {axis}: {other:?} not among {expected:?}",
+                            target.name, sample.op
+                        ));
+                    }
+                }
+            }
+        }
+    }
+    eprintln!("{plans} plans");
+    assert!(plans > 1000, "{plans}");
+    assert!(failures.is_empty(), "{} failures\n{}", failures.len(), failures.join("\n"));
+}
+
+/// Means, norms and pools over more elements than a half counts, on the CPU.
+#[test]
+fn sums_of_many_halves_are_exact_until_they_are_rounded() {
+    let axes = |axis: i64| Attrs::new().with("axes", vec![axis]);
+    for extent in [1500, 70_000] {
+        let wide = [&[2, extent][..], &[2]].concat();
+        let (row, image) = (&wide[..2], [1, 2, extent]);
+        let pool = || Attrs::new().with("kernel_shape", vec![extent as i64]);
+        let cases: &[(&str, Vec<&[usize]>, Attrs)] = &[
+            ("ReduceMean", vec![row], axes(1)),
+            ("ReduceL1", vec![row], axes(1)),
+            ("ReduceL2", vec![row], axes(1)),
+            ("ReduceLogSum", vec![row], axes(1)),
+            ("ReduceLogSumExp", vec![row], axes(1)),
+            ("ReduceSumSquare", vec![row], axes(1)),
+            ("GlobalAveragePool", vec![&image], Attrs::new()),
+            ("AveragePool", vec![&image], pool()),
+            ("LpPool", vec![&image], pool()),
+            ("GlobalLpPool", vec![&image], Attrs::new()),
+            ("InstanceNormalization", vec![&image, &[2], &[2]], Attrs::new()),
+            ("GroupNormalization", vec![&image, &[2], &[2]], Attrs::new().with("num_groups", 1)),
+            ("LayerNormalization", vec![row, &[1]], Attrs::new()),
+            ("RMSNormalization", vec![row, &[1]], Attrs::new()),
+            ("MeanVarianceNormalization", vec![row], axes(1)),
+            ("LpNormalization", vec![row], Attrs::new()),
+            ("Softmax", vec![row], Attrs::new()),
+            ("LogSoftmax", vec![row], Attrs::new()),
+        ];
+        for ((op, shapes, attrs), dtype) in cases.iter().flat_map(|case| [(case, DType::F16), (case, DType::BF16)]) {
+            // The sums of such elements are larger than any f16.
+            let sample = shapes.iter().fold(Sample::new(op), |sample, shape| sample.input(dtype, shape, 0.5, 4.0));
+            let sample = attrs.iter().fold(sample, |sample, (name, value)| sample.attr(name, value.clone()));
+            let inputs: Vec<_> = sample.tensors().into_iter().flatten().collect();
+            let halves = of_row(&sample, false).expect("it is a graph");
+            let wide: Vec<_> =
+                inputs.iter().map(|x| Tensor::from_f64(DType::F64, x.shape().clone(), &x.to_f64())).collect();
+            let mut as_wide = sample.clone();
+            as_wide.inputs.iter_mut().flatten().for_each(|input| input.dtype = DType::F64);
+            let expected = reference::run(&of_row(&as_wide, false).expect("it is a graph"), &wide).expect("it runs");
+            let names: Vec<String> = (0..inputs.len()).map(|slot| format!("x{slot}")).collect();
+            let named: Vec<_> = names.iter().map(String::as_str).zip(inputs).collect();
+            for fuse in [true, false] {
+                let recipe = Recipe { fuse, ..Recipe::default() };
+                let options = Options { recipe, ..Options::default() };
+                let backend = Box::new(Cpu::new(2));
+                let session = Session::on_backend(halves.clone(), backend, "halves".into(), &options, &|_, _| {});
+                let session = session.expect("it is planned");
+                let found = session.run(&named).expect("it runs");
+                for (found, expected) in found[0].1.to_f64().into_iter().zip(expected[0].to_f64()) {
+                    let expected = Tensor::from_f64(dtype, [1], &[expected]).to_f64()[0];
+                    let near = found == expected || (found - expected).abs() <= 0.01 * expected.abs().max(1e-3);
+                    assert!(near, "{op} of {extent} {dtype}, fused {fuse}: expected {expected}, found {found}");
+                }
+            }
+        }
+    }
 }

@@ -1,6 +1,6 @@
 //! Convolutions whose filters read the image at places that data moves.
 
-use super::{Tap, channels_last, combine, linear, placed_in};
+use super::{Tap, channels_last, combine, linear};
 use crate::dtype::DType;
 use crate::op::{Args, Call, Nodes, OpDef, OpResult, Var, inputs, names};
 use crate::ops::compose::composed;
@@ -137,7 +137,7 @@ fn convolve<'g>(b: Nodes<'g>, call: &Call, x: &Args<Var<'g>>) -> OpResult<Vec<Va
     let dtype = same_float(call)?;
     let f = Filters::of(call)?;
     f.expect_inputs(call)?;
-    let wide = placed_in(dtype);
+    let wide = dtype.unhalved();
     let (taps, places, each) = (f.kernel.numel(), f.out.numel(), f.channels[0] / f.offsets);
     let offset = x[OFFSETS].cast(wide);
     let around = |axis: usize| Ok(linear(f.places(b, offset, axis)?).into());

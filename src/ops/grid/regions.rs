@@ -1,6 +1,6 @@
 //! Regions of images, such as those of objects, brought to one size.
 
-use super::{Tap, channels_first, channels_last, combine, linear, placed_in};
+use super::{Tap, channels_first, channels_last, combine, linear};
 use crate::dtype::DType;
 use crate::op::{Args, Call, Nodes, OpDef, OpResult, Var, inputs, names};
 use crate::ops::compose::composed;
@@ -70,7 +70,7 @@ fn align<'g>(b: Nodes<'g>, call: &Call, x: &Args<Var<'g>>) -> OpResult<Vec<Var<'
     expect_shape(call, 2, call.shape(2)[..] == [count], format_args!("[{count}], an image per region"))?;
     let mean = call.choice("mode", &[("avg", true), ("max", false)])?;
     let [rows, columns, ratio] = size(call)?;
-    let wide = placed_in(dtype);
+    let wide = dtype.unhalved();
     let regions = x[1].cast(wide);
     let column = points(b, regions, Axis { low: 0, out: columns, ratio }, call)?;
     let row = points(b, regions, Axis { low: 1, out: rows, ratio }, call)?;

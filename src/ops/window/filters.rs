@@ -5,7 +5,6 @@
 //! ```
 
 use super::{AutoPad, Side, adjoint, kernel, sides, sizes, spatial, tap, taps, widen, window, window_attrs};
-use crate::dtype::DType;
 use crate::kernel::Template;
 use crate::op::{Args, Attrs, Call, Eval, Lower, OpDef, OpResult, Part, TemplateCall, Var, inputs, names};
 use crate::ops::compose::composed;
@@ -40,7 +39,7 @@ pub(in crate::ops) static OPS: &[OpDef] = &[
         inputs![X dY],
         |call| {
             let dtype = same_float(call)?;
-            output(if dtype.is_half() { DType::F32 } else { dtype }, positions(call)?.shape())
+            output(dtype.unhalved(), positions(call)?.shape())
         },
         Eval::Tensor(eval),
         Lower::Template(|call, at| {

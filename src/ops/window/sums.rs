@@ -13,6 +13,7 @@ pub(in crate::ops) static OPS: &[OpDef] = &[
         inputs![X],
         power_pool,
     )
+    .wide()
     .sample(|s| {
         s.floats(&[&[1, 2, 7, 8]]).ints("kernel_shape", &[3, 2]).ints("strides", &[2, 1]).ints("pads", &[1, 0, 1, 1])
     })
@@ -26,6 +27,7 @@ pub(in crate::ops) static OPS: &[OpDef] = &[
             Ok(vec![rooted(raised(x[0], p).reduce_sum(&image_axes(call)?, true), p)])
         },
     )
+    .wide()
     .sample(|s| s.floats(&[&[1, 2, 7, 8]]))
     .attrs(names![p]),
     composed(
@@ -56,11 +58,14 @@ fn raised(x: Var, p: f64) -> Var {
     }
 }
 
+/// The root of a sum of powers. Where the sum is 0, so is the derivative, though a root has none there.
 fn rooted(sum: Var, p: f64) -> Var {
+    let nothing = sum.equal(0.0);
+    let some = nothing.select(1.0, sum);
     match p {
         1.0 => sum,
-        2.0 => sum.sqrt(),
-        p => sum.pow(1.0 / p),
+        2.0 => nothing.select(0.0, some.sqrt()),
+        p => nothing.select(0.0, some.pow(1.0 / p)),
     }
 }
 

@@ -91,12 +91,13 @@ impl Lowering<'_> {
     }
 }
 
-/// The literal of a value: a constant of one element that code can hold exactly.
+/// The literal of a value: a constant of one element that code can hold exactly. Code computes halves in `f32`, so a number that was rounded
+/// to a half, such as a count or an epsilon, is read as it was before.
 pub(super) fn literal(graph: &Graph, value: ValueId) -> Result<Option<Expr>> {
     match graph.as_constant(value) {
         Some(c) if c.fact.shape.numel() == 1 => {
             const EXACT: u128 = 1 << f64::MANTISSA_DIGITS;
-            let tensor = c.value()?;
+            let tensor = c.exact().value()?;
             let exact = tensor.to_integers().is_none_or(|v| v.iter().all(|v| v.unsigned_abs() <= EXACT));
             Ok(tensor.to_f64().first().filter(|_| exact).map(|&v| Expr::lit(v, c.fact.dtype)))
         }
