@@ -208,10 +208,10 @@ mod tests {
     fn buffers_are_told_from_weights_by_names_and_readers() {
         let source = "<ir_version: 10, opset_import: [\"\" : 20]>
             g (float[n, 4] x) => (float[n, 2] y)
-            <float[4] mean, float[4] pixel_std, float[4, 3] stem, float[3, 5] mel_filters, float[5] offset, float[5] gamma, float[2, 5] head.weight>
+            <float[4] mean, float[4] pixel_std, float[4, 3] stem, float[3, 5] mel_filters, float[5] offset, float[5] gamma, float[2, 5] head_weight>
             {
                 a = Sub (x, mean)  b = Div (a, pixel_std)  c = MatMul (b, stem)  d = MatMul (c, mel_filters)
-                e = Add (d, offset)  f = Mul (e, gamma)  t = Transpose (head.weight)  y = MatMul (f, t)
+                e = Add (d, offset)  f = Mul (e, gamma)  t = Transpose (head_weight)  y = MatMul (f, t)
             }";
         let model = Model::new(text::parse(source, Path::new("text")).expect("it parses"));
         let roles: Vec<_> = model.weights().into_iter().map(|weight| (weight.name, weight.role)).collect();
@@ -219,7 +219,7 @@ mod tests {
             roles.iter().filter(|(_, own)| *own == role).map(|(name, _)| &name[..]).collect::<Vec<_>>().join(" ")
         };
         assert_eq!(of(Role::Doubtful), "mean pixel_std mel_filters offset");
-        assert_eq!(of(Role::Parameter), "stem gamma head.weight");
+        assert_eq!(of(Role::Parameter), "stem gamma head_weight");
     }
 
     #[test]

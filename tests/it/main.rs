@@ -80,6 +80,7 @@ mod eager;
 mod forks;
 mod from_plan;
 mod front;
+mod given;
 mod golden;
 mod picture;
 mod programs;
