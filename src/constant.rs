@@ -65,6 +65,9 @@ pub struct Decomposed {
 /// Constants of decompositions with up to this many elements are computed at once, because passes look at them.
 const MADE_AT_ONCE: usize = 1 << 12;
 
+/// Marks a cast that the program made of a number that the file has as a wider one.
+const NARROWED: &str = "narrowed";
+
 /// The operator whose elements are all one number.
 pub const FILL: &str = "ConstantOfShape";
 
@@ -186,11 +189,18 @@ impl Constant {
         if !dtype.is_half() {
             return given(dtype);
         }
-        let cast = ops::find("Cast").expect("the table has Cast");
-        let attrs = Attrs::new().with("to", dtype.onnx());
-        let inputs = vec![Some(Arc::new(given(DType::F32)))];
-        let source = Source::Derived { op: cast, attrs, inputs, port: 0, depth: 1 };
-        Constant { name, fact: Fact::new(dtype, Shape::default()), source, value: OnceLock::new() }
+        Constant::narrowed(name.clone(), &Arc::new(given(DType::F32)), dtype)
+    }
+
+    /// A constant that the program stores as halves, though what computes with it may take it [before](Self::exact) it is rounded. A Cast of
+    /// the file is no such constant: it asks for the rounded number.
+    pub fn narrowed(name: String, wide: &Arc<Constant>, dtype: DType) -> Constant {
+        let op = ops::find("Cast").expect("the table has Cast");
+        let attrs = Attrs::new().with("to", dtype.onnx()).with(NARROWED, 1);
+        let fact = Fact::new(dtype, wide.fact.shape.clone());
+        let source =
+            Source::Derived { op, attrs, inputs: vec![Some(Arc::clone(wide))], port: 0, depth: 1 + wide.depth() };
+        Constant { name, fact, source, value: OnceLock::new() }
     }
 
     /// The half that an elementwise node makes of constants. If it is one number, and one of these was rounded, only the result is rounded.
@@ -225,14 +235,32 @@ impl Constant {
         };
         let inputs = inputs.iter().map(|input| input.as_ref().map(wide).transpose()).collect::<Result<_>>()?;
         let result = Constant::derived(name.clone(), op, attrs.clone(), inputs, 0, fact.unhalved())?;
-        cast(&Arc::new(result), fact.dtype)
+        Ok(Constant::narrowed(name.clone(), &Arc::new(result), fact.dtype))
     }
 
-    /// This constant before it was rounded to halves, if it was. A view of one number is that number, whose shape may be another one.
+    /// The same bytes read as another type and shape, which take as many. They stay where they are. `None` if they are computed.
+    pub fn reinterpreted(self: &Arc<Constant>, fact: Fact) -> Option<Constant> {
+        if fact.bytes() != self.fact.bytes() {
+            return None;
+        }
+        match &self.source {
+            Source::Given => {
+                let tensor = Tensor::new(fact.dtype, fact.shape, self.value.get()?.bytes().clone()).ok()?;
+                Some(Constant::new(self.name.clone(), tensor))
+            }
+            Source::File { path, offset } => Some(Constant::in_file(self.name.clone(), fact, path.clone(), *offset)),
+            // A shape changes no byte.
+            Source::Derived { op, inputs, .. } if op.name == "Reshape" => inputs.first()?.as_ref()?.reinterpreted(fact),
+            Source::Derived { .. } | Source::Part { .. } => None,
+        }
+    }
+
+    /// This constant before the program [narrowed](Self::narrowed) it to halves, if it did. A view of one number is that number, whose shape may be another one.
     pub fn exact(self: &Arc<Constant>) -> &Arc<Constant> {
         let root = self.root();
         let rounded = if root.fact.shape.numel() == 1 { root } else { self };
-        rounded.unrounded().filter(|_| self.fact.dtype.is_half()).unwrap_or(self)
+        let is_narrowed = rounded.derivation().is_some_and(|(_, attrs, ..)| attrs.get(NARROWED).is_some());
+        rounded.unrounded().filter(|_| is_narrowed && self.fact.dtype.is_half()).unwrap_or(self)
     }
 
     /// The constant that this one rounds, if it is a cast of wider floats.

@@ -39,6 +39,7 @@ mod memory;
 mod moves;
 mod nest;
 mod operands;
+mod packed;
 mod product;
 mod program;
 mod prologue;
@@ -214,8 +215,11 @@ fn compile(kernel: &Kernel, isa: Isa, threads: usize, outline: bool) -> Result<B
             Box::new(slide::Sliding::new(kernel, isa, threads)?)
         }
         Template::Scatter { .. } => Box::new(scatter::Scatter::new(kernel, threads)?),
-        _ => {
-            let core = index::core(kernel)?;
+        template => {
+            let core = match template {
+                Template::MatMulBits { .. } => packed::core(kernel, isa)?,
+                _ => index::core(kernel)?,
+            };
             let core = if outline { core.outline() } else { core };
             Box::new(map::Map::new(kernel, isa, threads, Some(core))?)
         }

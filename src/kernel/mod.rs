@@ -46,7 +46,8 @@ use algorithm::Schedule;
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
 pub use templates::{
-    Guard, MOST_TAPS, MOST_TERMS, Nearest, PadMode, Pool, Reduction, ResizeMode, RowReduction, Template, Window,
+    Guard, MOST_TAPS, MOST_TERMS, Nearest, Packing, PadMode, Pool, Reduction, ResizeMode, RowReduction, Template,
+    Window, ZeroPoints,
 };
 
 /// A buffer that a kernel reads or writes, and how its elements lie in it.

@@ -5,7 +5,10 @@ use super::compose::composed;
 use super::index::{as_shape, from_start};
 use super::{ensure, expect_dtype, expect_shape, input_name, output, required_ints};
 use crate::dtype::DType;
-use crate::op::{Args, Attrs, Call, Eval, Fact, Lower, Nodes, OpDef, OpResult, Var, inputs, names};
+use crate::kernel::{Packing, Template, ZeroPoints};
+use crate::op::{
+    Args, Attrs, Back, Call, Eval, Fact, Lower, Nodes, OpDef, OpResult, Part, TemplateCall, Var, inputs, names,
+};
 
 const BLOCKS: &[&str] = names![K N bits block_size];
 
@@ -154,6 +157,39 @@ pub(super) static OPS: &[OpDef] = &[
             .element(DType::F32)
     })
     .attrs(BLOCKS),
+    OpDef::new(
+        "plimsoll.MatMulBits",
+        "A times the transpose of N rows of numbers of `bits` bits each, in words of 32 bits, of which every `block_size` have a scale and \
+         a zero point: a float, or one of as many bits in words, too",
+        inputs![A words scales zeros?],
+        |call| {
+            let w = Words::of(call)?;
+            let mut shape = call.shape(0).clone();
+            *shape.last_mut().expect("it has axes") = w.n;
+            output(call.dtype(0), shape)
+        },
+        Eval::Tensor(|x, call| Words::of(call)?.eval(x, call)),
+        Lower::Template(|call, x| {
+            let w = Words::of(call)?;
+            let mut shape = call.shape(0).clone();
+            *shape.last_mut().expect("it has axes") = w.n;
+            let template = Template::MatMulBits { bits: w.packing.bits, block: w.block, zeros: w.zeros };
+            let reads = x.iter().cloned().enumerate().collect();
+            Ok(TemplateCall { template, shape, reads })
+        }),
+    )
+    .grad(|b, call, back| Words::of(call)?.grad(b, call, back))
+    .flop(|call| Words::of(call).map_or(0.0, |w| 2.0 * call.shape(0).numel() as f64 * w.n as f64))
+    .sample(|s| {
+        s.floats(&[&[2, 3, 40]])
+            .input(DType::I32, &[6 * 3 * 2], -2147483648.0, 2147483647.0)
+            .input(DType::F32, &[6, 3], 0.01, 0.1)
+            .attr("N", 6)
+            .attr("bits", 4)
+            .attr("block_size", 16)
+    })
+    .attrs(names![N bits block_size])
+    .part(|call, axis, _| (axis + 1 < call.shape(0).len()).then(|| Part::of([Some(axis), None, None, None])).flatten()),
     OpDef::new(
         "plimsoll.Unpack",
         "The integers of `bits` bits, signed or not, that bytes hold, the lowest bits first, in a shape",
@@ -482,6 +518,126 @@ impl Weights {
         let numbers = if call.has(GROUPS) { numbers.part(1, 0..k) } else { numbers };
         let weights = (numbers.shaped(&shape) - zero) * scale;
         Ok(weights.shaped(&[n, shape[1] * shape[2]]).part(1, 0..k))
+    }
+}
+
+/// Rows of packed numbers, in words.
+struct Words {
+    n: usize,
+    k: usize,
+    block: usize,
+    packing: Packing,
+    zeros: ZeroPoints,
+}
+
+impl Words {
+    fn of(call: &Call) -> OpResult<Words> {
+        let float = |d: DType| d.is_float() && d != DType::F64;
+        expect_dtype(call, 0, "f32, f16 or bf16", float)?;
+        expect_dtype(call, 1, "i32", |d| d == DType::I32)?;
+        expect_dtype(call, 2, "f32, f16 or bf16", float)?;
+        let size = |name: &str, default: i64| {
+            let given = call.int(name, default)?;
+            let checked = usize::try_from(given).ok().filter(|size| (1..=1 << 30).contains(size));
+            checked.ok_or_else(|| format!("attribute '{name}': expected 1 or more, found {given}"))
+        };
+        let (n, bits, block) = (size("N", 0)?, size("bits", 4)?, size("block_size", 0)?);
+        let k = match &call.shape(0)[..] {
+            [_, .., k] => *k,
+            found => return Err(format!("input 'A': expected two axes or more, found {found:?}")),
+        };
+        let packing = Packing::new(bits, block, k)?;
+        let expect = |input: usize, shape: &[usize]| {
+            expect_shape(call, input, call.shape(input)[..] == *shape, format_args!("{shape:?}"))
+        };
+        expect(1, &[n * packing.blocks * packing.block])?;
+        expect(2, &[n, packing.blocks])?;
+        let zeros = match call.has(3).then(|| call.dtype(3)) {
+            None => ZeroPoints::Number(f64::from(1u32 << (bits - 1))),
+            Some(DType::I32) => {
+                expect(3, &[(n * packing.zeros).div_ceil(4)])?;
+                ZeroPoints::Packed
+            }
+            Some(_) => {
+                expect_dtype(call, 3, "i32, f32, f16 or bf16", float)?;
+                expect(3, &[n, packing.blocks])?;
+                ZeroPoints::Floats
+            }
+        };
+        Ok(Words { n, k, block, packing, zeros })
+    }
+
+    /// The number at a place of words.
+    fn at(&self, words: &[f64], place: usize) -> f64 {
+        let Packing { bits, per_word, .. } = self.packing;
+        let word = words[place / per_word] as i64 as u32;
+        f64::from(word >> (place % per_word * bits) & (u32::MAX >> (32 - bits)))
+    }
+
+    /// The zero point of a block.
+    fn zero(&self, x: &Args<&[f64]>, row: usize, block: usize) -> f64 {
+        let Packing { bits, blocks, zeros, .. } = self.packing;
+        match self.zeros {
+            ZeroPoints::Number(zero) => zero,
+            ZeroPoints::Floats => x[3][row * blocks + block],
+            ZeroPoints::Packed => self.at(x[3], 8 * zeros / bits * row + block),
+        }
+    }
+
+    fn eval(&self, x: &Args<&[f64]>, _: &Call) -> OpResult<Vec<Vec<f64>>> {
+        let (blocks, numbers) = (self.packing.blocks, self.block);
+        let weight = |row: usize, j: usize| {
+            let (block, place) = (j / numbers, row * blocks * numbers + j);
+            (self.at(x[1], place) - self.zero(x, row, block)) * x[2][row * blocks + block]
+        };
+        let rows: Vec<Vec<f64>> = (0..self.n).map(|row| (0..self.k).map(|j| weight(row, j)).collect()).collect();
+        let dot = |left: &[f64], row: &Vec<f64>| left.iter().zip(row).map(|(a, b)| a * b).sum::<f64>();
+        let lefts = x[0].chunks(self.k.max(1));
+        Ok(vec![lefts.flat_map(|left| rows.iter().map(move |row| dot(left, row))).collect()])
+    }
+
+    /// The numbers of words, as floats of some extents.
+    fn numbers<'g>(&self, b: Nodes<'g>, words: Var<'g>) -> OpResult<Var<'g>> {
+        let Packing { bits, per_word, .. } = self.packing;
+        let shifts = b.numbers(DType::I32, [per_word], 0.0) * bits as f64;
+        let attrs = Attrs::new().with("direction", "RIGHT");
+        let shifted = words.unsqueeze(&[-1]).op("BitShift", &[shifts], attrs);
+        let mask = b.scalar(f64::from(u32::MAX >> (32 - bits)), DType::I32);
+        Ok(shifted.op("BitwiseAnd", &[mask], Attrs::new()).cast(DType::F32))
+    }
+
+    /// The gradients: of a product by weights that are unpacked for it.
+    fn grad<'g>(&self, b: Nodes<'g>, call: &Call, back: &Back<'_, 'g>) -> OpResult<Vec<Option<Var<'g>>>> {
+        let (n, k, Packing { blocks, zeros, bits, .. }) = (self.n, self.k, self.packing);
+        let split = [n, blocks, self.block];
+        let each = |value: Var<'g>| value.cast(DType::F32).shaped(&[n, blocks, 1]);
+        let zero = match self.zeros {
+            ZeroPoints::Number(zero) => b.scalar(zero, DType::F32),
+            ZeroPoints::Floats => each(back.x[3]),
+            ZeroPoints::Packed => {
+                let all = self.numbers(b, back.x[3])?;
+                let all = all.shaped(&[all.shape()?.numel()]).part(0, 0..n * 8 * zeros / bits);
+                each(all.shaped(&[n, 8 * zeros / bits]).part(1, 0..blocks))
+            }
+        };
+        let (above, scale) = (self.numbers(b, back.x[1])?.shaped(&split) - zero, each(back.x[2]));
+        let weights = (above * scale).shaped(&[n, blocks * self.block]).part(1, 0..k);
+        let rows = call.shape(0).numel() / k.max(1);
+        let dy = back.first()?.cast(DType::F32).shaped(&[rows, n]);
+        let left = back.x[0].cast(DType::F32).shaped(&[rows, k]);
+        // By the weights, filled up to whole blocks.
+        let by = dy.transpose(&[1, 0]).matmul(left);
+        let pads = vec![0, 0, 0, (blocks * self.block - k) as i64];
+        let by = by.op("Pad", &[], Attrs::new().with("pads", pads)).shaped(&split);
+        let summed = |value: Var<'g>, input: usize| {
+            value.reduce_sum(&[2], false).shaped(call.shape(input)).cast(call.dtype(input))
+        };
+        let mut gradients =
+            vec![Some(dy.matmul(weights).shaped(call.shape(0)).cast(call.dtype(0))), None, Some(summed(by * above, 2))];
+        if self.zeros == ZeroPoints::Floats {
+            gradients.push(Some(summed(-(by * scale), 3)));
+        }
+        Ok(gradients)
     }
 }
 

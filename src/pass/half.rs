@@ -1,5 +1,6 @@
 //! Stores `f32` values as `f16`.
 
+use crate::constant::Constant;
 use crate::dtype::DType;
 use crate::error::{Error, Result, ensure};
 use crate::graph::{Graph, Kind, Node};
@@ -58,8 +59,12 @@ struct Halving<'a> {
 
 impl Halving<'_> {
     fn cast(&mut self, value: ValueId, to: DType) -> Result<ValueId> {
-        let op = ops::find("Cast").expect("the table has Cast");
         let name = format!("{}/{to}", self.to.value_name(value));
+        if let Some(constant) = self.to.as_constant(value).filter(|c| c.fact.shape.numel() == 1 && to.is_half()) {
+            let narrowed = Constant::narrowed(name, constant, to);
+            return Ok(self.to.constant(narrowed));
+        }
+        let op = ops::find("Cast").expect("the table has Cast");
         let node = self.to.add(op, &name, &[Some(value)], Attrs::new().with("to", to.onnx()), &[])?;
         if self.to.as_constant(value).is_some() {
             return Ok(self.to.make_constant(node)?[0]);

@@ -27,6 +27,7 @@ pub mod half;
 mod horizontal;
 mod indexes;
 mod merge;
+mod packed;
 pub mod recompute;
 mod rotary;
 mod round;
@@ -149,6 +150,7 @@ pub enum When {
 /// The pipeline, in order.
 pub const PASSES: &[(&str, Pass, When)] = &[
     // Weights that are folded to floats are bytes no more.
+    ("packed", packed::run, When::Always),
     ("bytes", bytes::run, When::Always),
     ("fold", fold::run, When::Always),
     ("simplify", simplify::run, When::Always),

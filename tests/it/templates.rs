@@ -3,7 +3,7 @@
 use crate::kernels::elements;
 use plimsoll::internals::kernel::meaning::{self, Memory, Order, evaluate, stores};
 use plimsoll::internals::kernel::templates::{Along, TEMPLATES};
-use plimsoll::internals::kernel::{Kernel, Operand, Pool, Template, Window};
+use plimsoll::internals::kernel::{Kernel, Operand, Pool, Template, Window, ZeroPoints};
 use plimsoll::internals::shape::{Access, advance};
 use plimsoll::internals::target::Family;
 use std::collections::{BTreeMap, BTreeSet, HashSet};
@@ -73,6 +73,8 @@ fn mutant(kernel: &Kernel, what: impl Into<String>, change: impl FnOnce(&mut Ker
 fn is_free(template: &Template, operand: usize, axis: usize) -> bool {
     match template {
         Template::Pad { .. } | Template::Resize { .. } => true,
+        // A row is filled up to whole blocks.
+        Template::MatMulBits { .. } => operand == 0 && axis > 0,
         Template::Conv { .. } | Template::ConvTranspose { .. } | Template::Pool { .. } => operand == 0 && axis >= 2,
         // Windows may lie in the padding. Only parts of the rows tie these.
         Template::ConvFilters { rows, .. } => axis >= 2 && (operand == 0 || axis != 3 || *rows == 1),
@@ -106,6 +108,17 @@ fn broken_windows(window: &Window) -> Vec<Window> {
 fn broken_templates(template: &Template) -> Vec<Template> {
     match template {
         Template::Map | Template::MatMul | Template::SumByIndex => Vec::new(),
+        &Template::MatMulBits { bits, block, zeros } => {
+            let of = |bits, block| Template::MatMulBits { bits, block, zeros };
+            let all = [of(3, block), of(16, block), of(0, block), of(bits, 0), of(bits, 7), of(bits, usize::MAX)];
+            // Other extents, and other operands.
+            let zeros = match zeros {
+                ZeroPoints::Floats => ZeroPoints::Packed,
+                ZeroPoints::Packed => ZeroPoints::Floats,
+                ZeroPoints::Number(_) => return all.into(),
+            };
+            [&all[..], &[of(bits / 2, block), Template::MatMulBits { bits, block, zeros }]].concat()
+        }
         Template::Row { reductions, per_row, .. } => [9, usize::MAX]
             .map(|inner| Template::Row { inner, reductions: reductions.clone(), per_row: *per_row })
             .into(),

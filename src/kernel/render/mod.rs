@@ -35,6 +35,7 @@ mod index;
 mod locate;
 mod map;
 mod matmul;
+mod packed;
 mod pool;
 mod row;
 mod scalar;
@@ -53,8 +54,16 @@ pub struct KernelDef {
 }
 
 /// Every kernel text, by the files that fill their holes.
-pub static KERNELS: &[&[KernelDef]] =
-    &[map::KERNELS, row::KERNELS, matmul::KERNELS, attention::KERNELS, conv::KERNELS, pool::KERNELS, index::KERNELS];
+pub static KERNELS: &[&[KernelDef]] = &[
+    map::KERNELS,
+    row::KERNELS,
+    matmul::KERNELS,
+    attention::KERNELS,
+    conv::KERNELS,
+    pool::KERNELS,
+    index::KERNELS,
+    packed::KERNELS,
+];
 
 /// Declares rows, by the function that fills their holes: the text's name, its file in `shaders/`, and one line on it.
 macro_rules! kernels {

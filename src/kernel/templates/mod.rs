@@ -19,6 +19,7 @@ mod attention;
 mod gather;
 mod map;
 mod matmul;
+mod packed;
 mod pad;
 mod resize;
 mod row;
@@ -27,6 +28,7 @@ mod window;
 
 pub use attention::Guard;
 pub use matmul::MOST_TERMS;
+pub use packed::{Packing, ZeroPoints};
 pub use pad::PadMode;
 pub use resize::{Nearest, ResizeMode};
 pub use row::{Reduction, RowReduction};
@@ -53,6 +55,18 @@ pub enum Template {
     /// Sums are in `f32`, of `f64` operands in `f64`. On the CPU one operand may be `u8` and the other one `i8`: sums are then in `i32`, and
     /// exact.
     MatMul,
+    /// Product by numbers of few bits: reads\[0\] is `[batch.., m, k]`, shape `[batch.., m, n]`. reads\[1\] are words of 32 bits with `n`
+    /// rows of `k` numbers, filled up to whole blocks, the first number of a word in its lowest bits. reads\[2\] are scales
+    /// `[n, blocks]`, and reads\[3\] zero points, if they are no number: a number `q` stands for `(q - zero) * scale` of its block. Sums are
+    /// in `f32`.
+    MatMulBits {
+        /// Bits of a number: 2, 4 or 8.
+        bits: usize,
+        /// Numbers of a row that share a scale and a zero point.
+        block: usize,
+        /// The zero points.
+        zeros: ZeroPoints,
+    },
     /// Attention, whose scores are never stored: reads\[2\] `[batch.., n, e]` under the softmax over `n` of scores, shape
     /// `[batch.., m, e]`. A score is the one result of `score`, of whose inputs 0 is the product of reads\[0\] `[batch.., m, d]`
     /// and reads\[1\] `[batch.., d, n]`, and `j` is reads\[2 + j\] `[batch.., m, n]`. In f32.
@@ -240,6 +254,7 @@ templates! {
     Template::Map => map::MAP,
     Template::Row { .. } => row::ROW,
     Template::MatMul => matmul::MATMUL,
+    Template::MatMulBits { .. } => packed::MATMUL_BITS,
     Template::Attention { .. } => attention::ATTENTION,
     Template::Conv { .. } => window::CONV,
     Template::ConvTranspose { .. } => window::CONV_TRANSPOSE,

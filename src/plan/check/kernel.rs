@@ -110,6 +110,7 @@ fn elements_read(kernel: &Kernel, i: usize) -> Verdict<Option<Set>> {
         Template::Map
         | Template::Row { per_row: false, .. }
         | Template::MatMul
+        | Template::MatMulBits { .. }
         | Template::Attention { .. }
         | Template::Conv { .. }
         | Template::ConvTranspose { .. }

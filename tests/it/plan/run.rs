@@ -173,7 +173,9 @@ fn work(plan: &Plan) -> u128 {
         let core = k.reads.iter().take(k.template.core_reads()).map(|o| size(&o.access.shape)).max().unwrap_or(1);
         let space = size(&k.shape);
         match k.template {
-            Template::MatMul => space.saturating_mul(k.reads[0].access.shape.last().copied().unwrap_or(1) as u128),
+            Template::MatMul | Template::MatMulBits { .. } => {
+                space.saturating_mul(k.reads[0].access.shape.last().copied().unwrap_or(1) as u128)
+            }
             Template::Gather { .. } | Template::Scatter { .. } | Template::Map | Template::Row { .. } => space,
             Template::Attention { .. }
             | Template::Conv { .. }

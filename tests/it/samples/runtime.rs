@@ -118,6 +118,15 @@ fn weights() -> Vec<Sample> {
         let s = bytes(Sample::new("plimsoll.Weights"), U8, shape).input(F32, &[6, 3], 0.01, 0.1);
         s.attr("N", 6).attr("K", 40).attr("bits", bits).attr("block_size", 16)
     };
+    let packed = |s: Sample, words: usize| s.input(I32, &[words], -2147483648.0, 2147483647.0);
+    let words = |n: usize, k: usize, block: usize, bits: usize| {
+        let blocks = k.div_ceil(block);
+        packed(call("plimsoll.MatMulBits", &[&[2, 3, k]]), n * blocks * block * bits / 32)
+            .input(F32, &[n, blocks], 0.01, 0.1)
+            .attr("N", n as i64)
+            .attr("bits", bits as i64)
+            .attr("block_size", block as i64)
+    };
     let bits = |held: &[usize], shape: &[i64], bits: i64, signed: i64| {
         let s = bytes(Sample::new("plimsoll.Unpack"), U8, held).ints("shape", shape);
         s.attr("bits", bits).attr("signed", signed)
@@ -141,6 +150,10 @@ fn weights() -> Vec<Sample> {
         parts(4, &[6, 3, 8]).omitted().given(I32, &[40], &groups).attr("bits", 4),
         bytes(parts(2, &[6, 3, 4]), U8, &[6, 1]).attr("bits", 2),
         parts(8, &[6, 48]).input(F32, &[6, 3], 100.0, 150.0),
+        packed(words(6, 40, 16, 4), 3),
+        words(5, 70, 32, 4).input(F32, &[5, 3], 3.0, 9.0),
+        packed(words(6, 33, 16, 8), 5),
+        packed(words(3, 50, 16, 2), 1),
         bits(&[8], &[3, 5], 4, 0),
         bits(&[4], &[15], 2, 1),
         bytes(table(4, 16), U8, &[12, 2]).attr("gather_axis", 0).attr("quantize_axis", 1),

@@ -1,0 +1,172 @@
+//! Products whose right operand is rows of numbers of few bits, as files have them.
+
+use super::*;
+
+/// The zero points of numbers of few bits.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ZeroPoints {
+    /// All are this number.
+    Number(#[serde(with = "crate::expr::literal")] f64),
+    /// Numbers of as many bits. Those of a row begin in a byte of their own.
+    Packed,
+    /// Floats, one per block.
+    Floats,
+}
+
+/// How numbers of few bits lie in words of 32 bits, the first in the lowest bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Packing {
+    /// Bits of a number.
+    pub bits: usize,
+    /// Numbers of a word.
+    pub per_word: usize,
+    /// Words of a block.
+    pub block: usize,
+    /// Blocks of a row.
+    pub blocks: usize,
+    /// Bytes of a row's packed zero points.
+    pub zeros: usize,
+}
+
+impl Packing {
+    /// The packing of `k` numbers per row, of which each `block` have one scale.
+    ///
+    /// # Errors
+    /// What is not possible of it.
+    pub fn new(bits: usize, block: usize, k: usize) -> Result<Packing, String> {
+        ensure(matches!(bits, 2 | 4 | 8), || format!("expected numbers of 2, 4 or 8 bits, found {bits}"))?;
+        ensure(block > 0 && block <= MOST_EXTENT && (block * bits).is_multiple_of(32), || {
+            format!("expected blocks of whole words of 32 bits, found {block} numbers of {bits} bits")
+        })?;
+        let blocks = k.div_ceil(block);
+        Ok(Packing { bits, per_word: 32 / bits, block: block * bits / 32, blocks, zeros: (blocks * bits).div_ceil(8) })
+    }
+
+    /// The number at a place of a list of words.
+    fn at(&self, place: usize, words: impl FnOnce(usize) -> f64) -> f64 {
+        let word = words(place / self.per_word) as i64 as u32;
+        f64::from(word >> (place % self.per_word * self.bits) & (u32::MAX >> (32 - self.bits)))
+    }
+}
+
+impl Template {
+    /// The packing of a product of numbers of few bits, and its zero points; `None` for another template.
+    pub fn packing(&self, k: usize) -> Option<Result<(Packing, ZeroPoints), String>> {
+        match *self {
+            Template::MatMulBits { bits, block, zeros } => Some(Packing::new(bits, block, k).map(|p| (p, zeros))),
+            _ => None,
+        }
+    }
+}
+
+impl Kernel {
+    /// The packing of the right operand of a kernel that was checked, and its zero points.
+    ///
+    /// # Panics
+    /// The kernel has another template.
+    pub fn packing(&self) -> (Packing, ZeroPoints) {
+        let k = self.reads[0].access.shape.last().copied().unwrap_or(0);
+        let packing = self.template.packing(k).unwrap_or_else(|| mismatch(&self.template));
+        packing.expect("the kernel was checked")
+    }
+}
+
+pub(super) static MATMUL_BITS: TemplateDef = TemplateDef {
+    name: "matmul_bits",
+    doc: "matrix product by numbers of few bits",
+    kind: Kind::Product,
+    core_reads: |template| match template {
+        Template::MatMulBits { zeros: ZeroPoints::Number(_), .. } => 3,
+        _ => 4,
+    },
+    check: |kernel, _| {
+        let (shape, reads) = (&kernel.shape, &kernel.reads);
+        let (batch, m, n) = matrix(shape)?;
+        kernel.reads_axes(0, shape.len())?;
+        let k = reads[0].access.shape[batch.len() + 1];
+        ensure(m.max(n).max(k) <= MOST_EXTENT, || format!("a product of {m} by {k} by {n} is too large"))?;
+        kernel.reads_extents(0, &[batch, &[m, k]].concat())?;
+        let (packing, zeros) = kernel.template.packing(k).unwrap_or_else(|| mismatch(&kernel.template))?;
+        let words = |operand: usize, bytes: usize| {
+            kernel.reads_extents(operand, &[bytes.div_ceil(4)])?;
+            let read = &reads[operand];
+            ensure(read.dtype == DType::I32 && read.access.is_contiguous(), || {
+                format!("operand {operand} read: expected words of 32 bits, found {} {:?}", read.dtype, read.access)
+            })
+        };
+        let floats = |operand: usize| {
+            kernel.reads_extents(operand, &[n, packing.blocks])?;
+            let read = &reads[operand];
+            ensure(is_small_float(read.dtype), || {
+                format!("operand {operand} read: expected f32, f16 or bf16, found {}", read.dtype)
+            })
+        };
+        ensure(is_small_float(reads[0].dtype), || format!("expected f32, f16 or bf16, found {}", reads[0].dtype))?;
+        words(1, 4 * n * packing.blocks * packing.block)?;
+        floats(2)?;
+        match zeros {
+            ZeroPoints::Number(_) => Ok(()),
+            ZeroPoints::Packed => words(3, n * packing.zeros),
+            ZeroPoints::Floats => floats(3),
+        }
+    },
+    axis_of: |kernel, operand, axis| match operand {
+        0 if axis + 1 == kernel.shape.len() => Along::Whole,
+        0 => Along::Axis(axis),
+        _ if axis + 1 == kernel.shape.len() => Along::Tied,
+        _ => Along::Whole,
+    },
+    meaning: product,
+    samples: || {
+        let of = |bits, block, zeros, [m, k, n]: [usize; 3]| {
+            let template = Template::MatMulBits { bits, block, zeros };
+            let packing = Packing::new(bits, block, k).expect("a sample");
+            let words = |count| Operand { dtype: DType::I32, ..floats(&[count]) };
+            let mut reads =
+                vec![floats(&[m, k]), words(n * packing.blocks * packing.block), floats(&[n, packing.blocks])];
+            match zeros {
+                ZeroPoints::Number(_) => {}
+                ZeroPoints::Packed => reads.push(words((n * packing.zeros).div_ceil(4))),
+                ZeroPoints::Floats => reads.push(floats(&[n, packing.blocks])),
+            }
+            sample(template, &[m, n], reads, Expr::input(0, DType::F32))
+        };
+        vec![
+            of(4, 16, ZeroPoints::Number(8.0), [2, 40, 5]),
+            of(4, 32, ZeroPoints::Packed, [3, 96, 4]),
+            of(8, 16, ZeroPoints::Floats, [1, 32, 3]),
+            of(2, 16, ZeroPoints::Packed, [2, 33, 6]),
+        ]
+    },
+    ..PLAIN
+};
+
+/// True for the floats that sums in `f32` are of.
+fn is_small_float(dtype: DType) -> bool {
+    dtype == DType::F32 || dtype.is_half()
+}
+
+fn product(kernel: &Kernel, index: &[usize], elements: &mut Elements) -> Row {
+    let [row @ .., column] = index else { panic!("a product has at least two axes") };
+    let (packing, zeros) = kernel.packing();
+    let numbers = packing.block * packing.per_word;
+    let left = elements.along(0, &[row, &[0]].concat(), row.len());
+    let mut sum = 0.0;
+    for block in 0..packing.blocks {
+        let zero = match zeros {
+            ZeroPoints::Number(zero) => zero,
+            ZeroPoints::Floats => elements.at(3, &[*column, block]),
+            ZeroPoints::Packed => {
+                let place = 8 * packing.zeros / packing.bits * column + block;
+                packing.at(place, |word| elements.at(3, &[word]))
+            }
+        };
+        let scale = elements.at(2, &[*column, block]);
+        for (j, x) in left.iter().enumerate().skip(block * numbers).take(numbers) {
+            let place = column * packing.blocks * numbers + j;
+            sum += x * (packing.at(place, |word| elements.at(1, &[word])) - zero) * scale;
+        }
+    }
+    single(sum)
+}

@@ -1,0 +1,84 @@
+//! Products by weights of few bits read them as the file has them: nothing unpacks them in memory.
+
+use super::Context;
+use crate::constant::Constant;
+use crate::dtype::DType;
+use crate::error::Result;
+use crate::graph::Graph;
+use crate::kernel::Packing;
+use crate::op::{Attrs, Fact, NodeId, ValueId};
+use std::sync::Arc;
+
+/// The product that reads words of packed numbers.
+const PRODUCT: &str = "plimsoll.MatMulBits";
+
+/// Makes products of packed words of those whose weights are constants. Others unpack their weights, as the row says.
+pub fn run(graph: &mut Graph, context: &Context) -> Result<()> {
+    for id in graph.order()? {
+        if graph.node(id).op_name() == "MatMulNBits" {
+            few_bits(graph, context, id)?;
+        }
+    }
+    graph.sweep();
+    Ok(())
+}
+
+fn few_bits(graph: &mut Graph, context: &Context, id: NodeId) -> Result<()> {
+    let (node, operands) = (graph.node(id).clone(), graph.operands(id));
+    let given = |input: usize| operands.get(input).copied().flatten();
+    let size = |name: &str, default: i64| {
+        let size = graph.with_call(id, |call| call.int(name, default)).and_then(Result::ok);
+        size.and_then(|size| usize::try_from(size).ok()).unwrap_or(0)
+    };
+    let [n, k, bits, block] =
+        [("N", 0), ("K", 0), ("bits", 4), ("block_size", 0)].map(|(name, default)| size(name, default));
+    let (Some(left), Some(weights), Some(scales)) = (given(0), given(1), given(2)) else { return Ok(()) };
+    let (zeros, groups, bias) = (given(3), given(4), given(5));
+    let Ok(packing) = Packing::new(bits, block, k) else { return Ok(()) };
+    let suits = |value: ValueId| matches!(graph.fact(value).dtype, DType::F32 | DType::F16 | DType::BF16);
+    if groups.is_some() || graph.fact(left).shape.len() < 2 || !suits(left) || !suits(scales) {
+        return Ok(());
+    }
+    let Some(words) = as_words(graph, weights) else { return Ok(()) };
+    let zeros = match zeros {
+        Some(zeros) if graph.fact(zeros).dtype == DType::U8 => match as_words(graph, zeros) {
+            Some(words) => Some(Zeros::Words(words)),
+            None => return Ok(()),
+        },
+        Some(zeros) => Some(Zeros::Floats(zeros)),
+        None => None,
+    };
+    graph.insert_at(id);
+    let words = graph.constant(words);
+    let flat = |value: ValueId, graph: &mut Graph| {
+        let attrs = Attrs::new().with("shape", &[n, packing.blocks][..]);
+        context.add(graph, &node.name, "Reshape", &[Some(value)], attrs)
+    };
+    let scales = flat(scales, graph)?;
+    let zeros = match zeros {
+        Some(Zeros::Words(words)) => Some(graph.constant(words)),
+        Some(Zeros::Floats(floats)) => Some(flat(floats, graph)?),
+        None => None,
+    };
+    let attrs = Attrs::new().with("N", n as i64).with("bits", bits as i64).with("block_size", block as i64);
+    let mut inputs = vec![Some(left), Some(words), Some(scales)];
+    inputs.extend(zeros.map(Some));
+    let mut value = context.add(graph, &node.name, PRODUCT, &inputs, attrs)?;
+    if let Some(bias) = bias {
+        value = context.add(graph, &node.name, "Add", &[Some(value), Some(bias)], Attrs::new())?;
+    }
+    graph.replace(id.output(0), value);
+    Ok(())
+}
+
+enum Zeros {
+    Words(Constant),
+    Floats(ValueId),
+}
+
+/// The bytes of a constant as words of 32 bits, if they are whole ones.
+fn as_words(graph: &Graph, value: ValueId) -> Option<Constant> {
+    let constant: &Arc<Constant> = graph.as_constant(value)?;
+    let bytes = constant.fact.bytes();
+    constant.reinterpreted(Fact::new(DType::I32, [bytes / 4])).filter(|_| bytes.is_multiple_of(4))
+}
