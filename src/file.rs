@@ -8,8 +8,8 @@ use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// Writes a file atomically: a reader sees the old file or the complete new one. A device, a pipe or a link is written
-/// through, never replaced.
+/// Writes a file atomically: a reader sees the old file or the complete new one. A device or a pipe is written through, never replaced; of a
+/// link, the file that it leads to is replaced.
 ///
 /// # Errors
 /// The file cannot be written. The error says that `what` was tried. Nothing is left behind.
@@ -22,6 +22,10 @@ pub fn write_whole(path: &Path, what: &str, put: impl FnOnce(&mut dyn Write) -> 
 /// # Errors
 /// The system's error.
 pub fn try_write_whole(path: &Path, put: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io::Result<()> {
+    if path.symlink_metadata().is_ok_and(|there| there.is_symlink()) && path.metadata().is_ok_and(|to| to.is_file()) {
+        // What the link leads to is replaced when it is complete, and may be mapped until then.
+        return try_write_whole(&path.canonicalize()?, put);
+    }
     if path.symlink_metadata().is_ok_and(|there| !there.is_file()) {
         return put(&mut File::create(path)?);
     }

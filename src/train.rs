@@ -175,6 +175,18 @@ impl Training {
         )))
     }
 
+    /// This method for a model with these weights. A pattern that fits the name of an initializer fits the copies of it, too.
+    fn of(&self, weights: &[onnx::Weight]) -> Training {
+        let copies = |patterns: &[String]| {
+            let fits = |weight: &&onnx::Weight| {
+                weight.of.as_ref().is_some_and(|of| patterns.iter().any(|pattern| crate::file::glob(pattern, of)))
+            };
+            let names = weights.iter().filter(fits).map(|weight| weight.name.clone());
+            patterns.iter().cloned().chain(names).collect()
+        };
+        Training { freeze: copies(&self.freeze), only: copies(&self.only), ..self.clone() }
+    }
+
     /// True if a pattern of frozen weights fits this name.
     fn names_frozen(&self, name: &str) -> bool {
         self.freeze.iter().any(|pattern| crate::file::glob(pattern, name))
@@ -288,6 +300,7 @@ impl Part {
 pub fn programs(model: &Graph, weights: &[onnx::Weight], training: &Training) -> Result<Programs> {
     training.check()?;
     training.check_patterns(weights)?;
+    let training = &training.of(weights);
     let output = model.outputs().first().map(|(_, output)| model.fact(*output).clone());
     let output = output.ok_or_else(|| Error::graph("it has no output that a loss could judge".into()))?;
     let classes = match training.loss {

@@ -17,6 +17,7 @@ use crate::{npz, onnx, report};
 use clap::{Args, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -182,9 +183,10 @@ impl Model {
         }
     }
 
-    /// The files that the flags name to be read.
-    pub(super) fn read(&self) -> impl Iterator<Item = &Path> {
-        [&self.model].into_iter().chain(&self.weights).chain(&self.of).map(PathBuf::as_path)
+    /// The files that the flags name to be read, and those with the models' data.
+    pub(super) fn read(&self) -> impl Iterator<Item = PathBuf> {
+        let models = [&self.model].into_iter().chain(&self.of).flat_map(|path| model_files(path));
+        models.chain(self.weights.clone())
     }
 
     /// How the graph is compiled, from the flags.
@@ -435,6 +437,10 @@ impl Model {
     fn of_plan(&self, of: &Path, on: &On, given: &[Given]) -> Result<(Session, Subject)> {
         let saved = Saved::read(&self.model, of)?;
         let options = saved.options(&self.options(on)?)?;
+        if let Some(name) = options.given.iter().find(|name| !given.iter().any(|given| given.name == **name)) {
+            let what = format!("the plan is for runs that give input '{name}': expected --input {name}=VALUE");
+            return Err(Error::usage(what).in_file(&self.model));
+        }
         let Options { dims, state, training, outputs, .. } = options.clone();
         let own =
             Model { model: of.to_owned(), set: dims, shapes: Vec::new(), state, training, outputs, ..self.clone() };
@@ -467,14 +473,12 @@ pub(super) fn largest(dims: &[(String, Extent)]) -> Vec<(String, usize)> {
     dims.iter().map(|(name, extent)| (name.clone(), extent.most())).collect()
 }
 
-/// Refuses to write a file twice, or one that is read.
-pub(super) fn outputs<'a, 'r>(
+/// Refuses to write a file twice, or one that is read, or is in a folder of which all files are.
+pub(super) fn outputs<'a>(
     files: impl IntoIterator<Item = (&'static str, &'a Path)>,
-    read: impl IntoIterator<Item = &'r Path>,
+    read: impl IntoIterator<Item = impl AsRef<Path>>,
 ) -> Result<()> {
-    let whole =
-        |path: &Path| path.canonicalize().or_else(|_| std::path::absolute(path)).unwrap_or_else(|_| path.to_owned());
-    let read: Vec<PathBuf> = read.into_iter().map(whole).collect();
+    let read: Vec<PathBuf> = read.into_iter().map(|path| whole(path.as_ref())).collect();
     let mut taken: Vec<(&str, PathBuf)> = Vec::new();
     for (flag, path) in files {
         // A device or a pipe takes whatever comes.
@@ -482,10 +486,11 @@ pub(super) fn outputs<'a, 'r>(
             continue;
         }
         let whole = whole(path);
-        ensure(!read.contains(&whole), || {
+        let is_read = read.iter().any(|read| is_same(read, &whole) || read.is_dir() && whole.starts_with(read));
+        ensure(!is_read, || {
             Error::usage(format!("{flag} would replace {}, which is read: expected another file", path.display()))
         })?;
-        if let Some((other, _)) = taken.iter().find(|(_, taken)| *taken == whole) {
+        if let Some((other, _)) = taken.iter().find(|(_, taken)| is_same(taken, &whole)) {
             let what = format!("{other} and {flag} would both write {}: expected a file for each", path.display());
             return Err(Error::usage(what));
         }
@@ -494,15 +499,59 @@ pub(super) fn outputs<'a, 'r>(
     Ok(())
 }
 
+/// The path of a file without links; of one that is not there yet, in its folder's.
+fn whole(path: &Path) -> PathBuf {
+    let in_folder = || {
+        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        Some(folder.canonicalize().ok()?.join(path.file_name()?))
+    };
+    path.canonicalize().ok().or_else(in_folder).unwrap_or_else(|| path.to_owned())
+}
+
+/// True if two paths lead to one file, perhaps by two names of it.
+fn is_same(a: &Path, b: &Path) -> bool {
+    #[cfg(unix)]
+    if let (Ok(a), Ok(b)) = (a.metadata(), b.metadata()) {
+        use std::os::unix::fs::MetadataExt;
+        return (a.dev(), a.ino()) == (b.dev(), b.ino());
+    }
+    a == b
+}
+
+/// The files that flags name for arrays: `NAME=FILE`, `FILE`, or one of these with a member of an archive behind it.
+pub(super) fn arrays(given: &[String]) -> impl Iterator<Item = PathBuf> {
+    let file = |text: &String| {
+        let path = text.split_once('=').map_or(&text[..], |(_, path)| path);
+        let archive = path.rsplit_once(':').map(|(file, _)| file).filter(|file| file.ends_with(".npz"));
+        PathBuf::from(archive.unwrap_or(path))
+    };
+    given.iter().map(file).filter(|path| path.exists())
+}
+
+/// The file of a model, and those with its data.
+pub(super) fn model_files(path: &Path) -> Vec<PathBuf> {
+    let mut files = vec![path.to_owned()];
+    // What is no model is told where it is read.
+    files.extend(onnx::load(path).into_iter().flat_map(|model| model.files()));
+    files
+}
+
 /// Refuses a file that could not be written, before the work that it is to hold.
 pub(super) fn has_place(path: &Path) -> Result<()> {
     let fail = |what: String| Err(Error::File { path: path.to_owned(), what, source: None });
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    if path.is_dir() {
+    if path.is_dir() || path.as_os_str().to_string_lossy().ends_with(std::path::is_separator) {
         return fail("expected a file to write, found a folder".to_owned());
     }
     if !folder.is_dir() {
         return fail(format!("cannot be written: there is no folder {}", folder.display()));
+    }
+    // A device or a pipe is written through. A file is made beside its place first.
+    if !path.exists() || path.is_file() {
+        let trial = folder.join(format!(".plimsoll-{}.partial", std::process::id()));
+        File::create(&trial)
+            .and_then(|_| std::fs::remove_file(&trial))
+            .map_err(|e| Error::file(path, "write it", e))?;
     }
     Ok(())
 }

@@ -135,7 +135,8 @@ pub(super) struct Bench {
 
 impl Bench {
     pub(super) fn run(&self, json: bool) -> Result<String, Failure> {
-        args::outputs(self.html.as_deref().map(|path| ("--html", path)), self.model.read())?;
+        let read = self.model.read().chain(self.more.read()).chain(args::arrays(&self.inputs.inputs));
+        args::outputs(self.html.as_deref().map(|path| ("--html", path)), read)?;
         let given = args::given("--input", &self.inputs.inputs)?;
         if self.trained.method.is_some() {
             return self.run_training(&given, json);

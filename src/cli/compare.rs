@@ -116,7 +116,8 @@ const FUSED_TOLERANCE: f64 = 1e-4;
 
 impl Compare {
     pub(super) fn run(&self, json: bool) -> Result<String, Failure> {
-        args::outputs(self.html.as_deref().map(|path| ("--html", path)), self.model.read())?;
+        let read = self.model.read().chain(self.more.read()).chain(args::arrays(&self.inputs.inputs));
+        args::outputs(self.html.as_deref().map(|path| ("--html", path)), read)?;
         if let Some(ways) = &self.across {
             return self.run_across(ways, json);
         }

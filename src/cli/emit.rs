@@ -81,9 +81,10 @@ impl Form {
 impl Emit {
     pub(super) fn run(&self, json: bool) -> Result<String> {
         self.refuse_flags()?;
-        let read = onnx::load(&self.model.model)?.files();
-        let read = read.iter().map(PathBuf::as_path).chain(self.model.read());
-        args::outputs(self.save.as_deref().map(|path| ("--save", path)), read)?;
+        let data = self.save.as_deref().filter(|_| matches!(self.form, Form::Onnx)).map(onnx::data_file);
+        let files = self.save.as_deref().map(|path| ("--save", path));
+        let files = files.into_iter().chain(data.as_deref().map(|path| ("the data of --save", path)));
+        args::outputs(files, self.model.read())?;
         let content = match self.form {
             Form::Onnxtxt => text::print(&self.proto()?).into_bytes(),
             Form::Onnx => Vec::new(),

@@ -70,10 +70,7 @@ impl Place {
         if self.output.is_some() && files.len() > 1 {
             return Err(Error::usage(format!("--output takes one instance, found {}", files.len())).into());
         }
-        super::args::outputs(
-            self.output.as_deref().map(|path| ("--output", path)),
-            files.iter().map(PathBuf::as_path),
-        )?;
+        super::args::outputs(self.output.as_deref().map(|path| ("--output", path)), &files)?;
         let mut table = Table::new("<>>>><>");
         table.row(["instance", "buffers", "bound", "peak", "gap", "", "CPU s"]);
         let (mut records, mut faults, mut misfits) = (Vec::new(), Vec::new(), Vec::new());

@@ -245,7 +245,9 @@ pub(super) struct Plan {
 impl Plan {
     pub(super) fn run(&self, json: bool) -> Result<String, Failure> {
         let files = [("--save", &self.save), ("--html", &self.html), ("--svg", &self.svg)];
-        args::outputs(files.into_iter().filter_map(|(flag, path)| Some((flag, path.as_deref()?))), self.model.read())?;
+        let read =
+            self.model.read().chain(self.more.read()).chain(args::arrays(&self.inputs)).chain(self.tuned.clone());
+        args::outputs(files.into_iter().filter_map(|(flag, path)| Some((flag, path.as_deref()?))), read)?;
         if self.advise && self.forks > 1 {
             return Err(Error::usage("--advise: expected one run; plan it without --forks for it".into()).into());
         }

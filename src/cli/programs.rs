@@ -74,6 +74,12 @@ impl More {
         Ok((plan, inputs))
     }
 
+    /// The files of the further graphs, and those with their data.
+    pub(super) fn read(&self) -> impl Iterator<Item = PathBuf> {
+        let paths = self.more.iter().filter_map(|text| Some(named(text).ok()?.1));
+        paths.flat_map(|path| args::model_files(&path))
+    }
+
     /// True if there is one graph alone.
     pub(super) fn is_empty(&self) -> bool {
         self.more.is_empty() && self.method.is_none()

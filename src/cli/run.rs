@@ -124,7 +124,9 @@ impl Run {
         let labels = self.labels.as_deref().map(npz::read).transpose()?;
         let model = Model { of: self.planned.of.clone(), ..self.model.clone() };
         let files = [("--save-states", &self.save_states), ("--trace", &self.trace)];
-        args::outputs(files.into_iter().filter_map(|(flag, path)| Some((flag, path.as_deref()?))), model.read())?;
+        let arrays = args::arrays(&self.inputs.inputs).chain(args::arrays(&self.expect));
+        let read = model.read().chain(self.more.read()).chain(arrays).chain(self.labels.clone());
+        args::outputs(files.into_iter().filter_map(|(flag, path)| Some((flag, path.as_deref()?))), read)?;
         let (session, subject) = self.more.session(&model, &self.on, &self.measured, &given, json)?;
         let last =
             self.program.last().map_or(Ok(session.plan()), |name| Ok::<_, Error>(session.program(name)?.plan()))?;

@@ -145,6 +145,9 @@ impl Train {
         let precision = training.precision;
         let folder = self.folder()?;
         let mut trainer = self.trainer(model, &data, training, folder.as_ref(), json)?;
+        if self.output.is_some() {
+            trainer.check_model()?;
+        }
         let left_out = valid.as_ref().map(|valid| trainer.admits(valid)).transpose()?.unwrap_or(0);
         if !json {
             let rest = match count % self.method.batch {
@@ -182,24 +185,28 @@ impl Train {
         })
     }
 
-    /// Refuses files to write that are read, or the same, before the work that they are to hold. The model may be replaced if that is asked for.
+    /// Refuses files to write that are read, or the same, before the work that they are to hold. --overwrite lets the trained model take the
+    /// place of the one that is read.
     fn check_outputs<'a>(
         &'a self,
         model: &Model,
         files: impl Iterator<Item = (&'static str, &'a Path)> + Clone,
     ) -> Result<()> {
         let own = model.files();
-        if let Some(path) = self.output.as_deref().filter(|_| !self.overwrite) {
-            let data = onnx::data_file(path);
-            let replaces = args::outputs([("--output", path), ("its data", &data)], own.iter().map(PathBuf::as_path));
-            replaces.map_err(|error| Error::usage(format!("{error}; --overwrite replaces the model")))?;
+        let arrays = args::arrays(&self.data).chain(args::arrays(&self.valid));
+        let labels = [&self.labels].into_iter().chain(&self.valid_labels).map(|path| path.display().to_string());
+        let labels: Vec<String> = labels.collect();
+        let read: Vec<PathBuf> = arrays.chain(args::arrays(&labels)).chain(self.weights.clone()).collect();
+        args::outputs(files.clone(), &read)?;
+        let Some(output) = self.output.as_deref() else { return args::outputs(files, &own) };
+        args::outputs(files.filter(|(flag, _)| *flag != "--output"), &own)?;
+        let replaces = args::outputs([("--output", output)], [&self.model]);
+        let data = onnx::data_file(output);
+        match (self.overwrite, replaces) {
+            (false, Err(error)) => Err(Error::usage(format!("{error}; --overwrite replaces the model"))),
+            (true, Err(_)) => Ok(()),
+            (_, Ok(())) => args::outputs([("--output", output), ("the data of --output", &data)], &own),
         }
-        let inputs = self.data.iter().chain(&self.valid);
-        let inputs = inputs.map(|given| given.split_once('=').map_or(&given[..], |(_, path)| path)).map(Path::new);
-        let others = [&self.labels].into_iter().chain(&self.valid_labels).chain(&self.weights);
-        args::outputs(files.clone(), inputs.chain(others.map(PathBuf::as_path)).map(archive))?;
-        let others = files.filter(|(flag, _)| *flag != "--output");
-        args::outputs(others, own.iter().map(PathBuf::as_path))
     }
 
     /// The folder of checkpoints, which is empty unless the training goes on.
@@ -433,12 +440,6 @@ impl<'a> Log<'a> {
     }
 }
 
-/// The file of an array, which may be one of an archive: `FILE.npz:NAME`.
-fn archive(path: &Path) -> &Path {
-    let parts = path.to_str().and_then(|text| text.rsplit_once(':'));
-    parts.filter(|(file, _)| file.ends_with(".npz")).map_or(path, |(file, _)| Path::new(file))
-}
-
 /// Says how the model is trained.
 fn notes(trainer: &Trainer, precision: DType) {
     if trainer.precision() != precision {
@@ -465,16 +466,19 @@ fn refusal(trainer: &mut Trainer, data: &Data, step: u64, seed: Option<u64>, sho
     } else if trainer.ignores_all(data, step, seed) {
         ": no label of its batch counts: all are -100; take a larger --batch, or leave such rows out".to_owned()
     } else {
+        // Without a wait for the norm, weights have changed where their gradient is finite.
+        let is_changed = shown.loss.is_finite() && !trainer.waits_for_norm();
+        let run = if is_changed { "run again after the update, " } else { "" };
         let first = match trainer.not_finite(data, step, seed)? {
-            Some(found) => format!("the first value that is not finite is {found}"),
+            Some(found) => format!("{run}the first value that is not finite is {found}"),
             None => "run again, all values of the step are finite".to_owned(),
         };
-        let weights = if shown.loss.is_finite() && !trainer.waits_for_norm() {
-            "elements with a finite gradient are updated, others as before this step"
+        let weights = if is_changed {
+            "weights have changed where their gradient is finite; with --clip-norm none changes, and a smaller --lr may help"
         } else {
-            "the weights are those before this step"
+            "the weights are those before this step; a smaller --lr, or --clip-norm, may help"
         };
-        format!("; {first}; {weights}; a smaller --lr, or --clip-norm, may help")
+        format!("; {first}; {weights}")
     };
     Ok(Error::usage(format!("step {step}: {what}{why}")))
 }

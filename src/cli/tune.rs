@@ -97,7 +97,8 @@ struct Outcome {
 
 impl Tune {
     pub(super) fn run(&self, json: bool) -> Result<String, Failure> {
-        args::outputs(self.save.as_deref().map(|path| ("--save", path)), self.model.read())?;
+        let read = self.model.read().chain(args::arrays(&self.inputs.inputs));
+        args::outputs(self.save.as_deref().map(|path| ("--save", path)), read)?;
         let given = args::given("--input", &self.inputs.inputs)?;
         let options = self.model.options(&self.on)?;
         let (model, dims) = self.model.load(&given)?;

@@ -28,7 +28,10 @@ impl Model {
             let Some(graph) = &self.proto.graph else { break };
             let is_listed = graph.input.iter().any(|input| input.name == name);
             let is_known = graph.initializer.iter().any(|tensor| tensor.name == name);
-            if !is_listed || !is_known || self.is_state(name) {
+            ensure(is_listed || self.is_state(name), || {
+                self.name_file(Error::usage(format!("the model has no input '{name}'")))
+            })?;
+            if !is_known || self.is_state(name) {
                 continue;
             }
             ensure(self.proto.ir_version >= WITH_DEFAULTS, || {

@@ -6,15 +6,13 @@
 //! ```
 
 use super::proto::*;
-use super::{text, write::write};
+use super::write::write;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::file;
 use crate::graph::{Graph, Kind, Node, State};
 use crate::op::{Arity, Attr, Fact, NodeId, OpDef, ValueId};
 use crate::tensor::Tensor;
 use std::collections::{HashMap, HashSet};
-use std::ffi::OsStr;
 use std::path::Path;
 
 /// The version of ONNX's operators that the rows of the op table describe.
@@ -329,11 +327,6 @@ impl Graph {
     /// # Errors
     /// A constant's elements cannot be read, a state counts the rows of a cache that grows, or the file cannot be written.
     pub fn save(&self, path: impl AsRef<Path>) -> Result<()> {
-        let (model, path) = (export(self)?, path.as_ref());
-        let is_text = path.extension().and_then(OsStr::to_str) == Some("onnxtxt");
-        if !is_text {
-            return write(model, path, None);
-        }
-        file::write_whole(path, "write the graph", |out| out.write_all(text::print(&model).as_bytes()))
+        write(export(self)?, path.as_ref(), None)
     }
 }

@@ -11,7 +11,6 @@ use super::Model;
 use super::dims::{bind, check_output};
 use super::proto::*;
 use super::varying::{Form, Forms, Ranges, Varying};
-use super::weights::is_weight;
 use crate::constant::Constant;
 use crate::decisions::Decisions;
 use crate::dtype::DType;
@@ -142,7 +141,8 @@ struct Importer<'a> {
     unpacked: HashSet<ValueId>,
     /// Values of [hints](Arity::Hint) that are no constants. Each is reported once.
     unused_hints: HashSet<ValueId>,
-    /// Initializers that are trained.
+    /// The names of initializers that are trained, and their values.
+    trained: HashSet<String>,
     weights: HashSet<ValueId>,
     /// Inputs whose given elements are constants, because they shape the computation.
     bound: BTreeSet<String>,
@@ -268,6 +268,7 @@ impl<'a> Importer<'a> {
             decisions,
             unpacked: HashSet::new(),
             unused_hints: HashSet::new(),
+            trained: model.trains.then(|| model.weights()).into_iter().flatten().map(|weight| weight.name).collect(),
             weights: HashSet::new(),
             bound: BTreeSet::new(),
             wanted: BTreeSet::new(),
@@ -434,7 +435,7 @@ impl<'a> Importer<'a> {
                 self.constant(tensor, &scope.name(name))
             };
             let value = value?;
-            if is_main && model.trains && is_weight(tensor) {
+            if is_main && self.trained.contains(name) {
                 self.weights.insert(value);
             }
             scope.take(name, value)?;

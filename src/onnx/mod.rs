@@ -64,6 +64,8 @@ pub struct Model {
     values: Vec<(String, Tensor)>,
     /// The training step, if the model has taken it.
     training: Option<training::Training>,
+    /// Initializers that were one in the file: their names, and that of the one.
+    copies: Vec<(String, String)>,
     /// True if the initializers are to be trained: nodes that read nothing else are not folded.
     trains: bool,
 }
@@ -220,6 +222,7 @@ impl Model {
             defaults: Vec::new(),
             values: Vec::new(),
             training: None,
+            copies: Vec::new(),
             trains: false,
         }
     }
@@ -306,6 +309,8 @@ type Visit<'v> = &'v mut dyn FnMut(&TensorProto) -> Result<()>;
 /// Visits every tensor of a graph and of the graphs in its nodes.
 fn in_graph(graph: &GraphProto, visit: Visit) -> Result<()> {
     graph.initializer.iter().try_for_each(&mut *visit)?;
+    let sparse = graph.sparse_initializer.iter();
+    sparse.flat_map(|tensor| tensor.values.iter().chain(&tensor.indices)).try_for_each(&mut *visit)?;
     in_nodes(&graph.node, visit)
 }
 
@@ -313,6 +318,8 @@ fn in_graph(graph: &GraphProto, visit: Visit) -> Result<()> {
 fn in_nodes(nodes: &[NodeProto], visit: Visit) -> Result<()> {
     for attribute in nodes.iter().flat_map(|n| &n.attribute) {
         attribute.t.iter().map(Box::as_ref).chain(&attribute.tensors).try_for_each(&mut *visit)?;
+        let sparse = attribute.sparse_tensor.iter().map(Box::as_ref).chain(&attribute.sparse_tensors);
+        sparse.flat_map(|tensor| tensor.values.iter().chain(&tensor.indices)).try_for_each(&mut *visit)?;
         let graphs = attribute.g.iter().map(Box::as_ref).chain(&attribute.graphs);
         for graph in graphs {
             in_graph(graph, visit)?;

@@ -4,7 +4,7 @@
 
 use super::Model;
 use super::proto::*;
-use super::weights::is_weight;
+use super::weights::{is_float, is_weight};
 use std::collections::{HashMap, HashSet};
 
 /// What an initializer of floats is to a training.
@@ -40,6 +40,8 @@ pub struct Weight {
     pub name: String,
     /// What it is to a training.
     pub role: Role,
+    /// The name of the file's initializer that it is a copy of, if it is one.
+    pub of: Option<String>,
 }
 
 /// The key of a value's metadata under which PyTorch's exporter says what it is.
@@ -146,8 +148,16 @@ impl Model {
             None if is_doubtful(name, read.contains(name)) => Role::Doubtful,
             None => Role::Parameter,
         };
-        let weights = graph.initializer.iter().filter(|tensor| is_weight(tensor));
-        weights.map(|tensor| Weight { name: tensor.name.clone(), role: role(&tensor.name) }).collect()
+        // A number without axes is mostly one that the program wrote out.
+        let is_trained = |tensor: &&TensorProto| {
+            let name = &tensor.name[..];
+            is_weight(tensor) || is_float(tensor) && kinds.get(name) == Some(&"PARAMETER")
+        };
+        let weights = graph.initializer.iter().filter(is_trained);
+        let of = |name: &str| self.copies.iter().find(|(copy, _)| copy == name).map(|(_, of)| of.clone());
+        weights
+            .map(|tensor| Weight { name: tensor.name.clone(), role: role(&tensor.name), of: of(&tensor.name) })
+            .collect()
     }
 
     /// What tells that an exporter has folded the norms of a network into its convolutions, so that a training of the file would be one of

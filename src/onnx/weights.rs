@@ -12,12 +12,18 @@ use std::path::Path;
 
 /// True if the elements are floats, of a tensor with axes.
 pub(super) fn is_weight(tensor: &TensorProto) -> bool {
-    !tensor.dims.is_empty() && tensor.packed().is_none() && tensor.dtype().is_ok_and(|dtype| dtype.is_float())
+    !tensor.dims.is_empty() && is_float(tensor)
+}
+
+/// True if the elements are floats.
+pub(super) fn is_float(tensor: &TensorProto) -> bool {
+    tensor.packed().is_none() && tensor.dtype().is_ok_and(|dtype| dtype.is_float())
 }
 
 /// Gives each BatchNormalization running statistics of its own, if others read these in another place: a fresh model has a bias and a running
 /// mean of zeros, which exporters write once. Nodes that share all their operands are one layer that is used several times.
-fn part_statistics(graph: &mut GraphProto) {
+/// Returns the names of these, each with that of the initializer that it was.
+fn part_statistics(graph: &mut GraphProto) -> Vec<(String, String)> {
     let is_norm = |node: &NodeProto| node.op_type == "BatchNormalization" && node.input.len() == 5;
     let mut parted = Vec::new();
     for (number, node) in graph.node.iter().enumerate().filter(|(_, node)| is_norm(node)) {
@@ -33,13 +39,16 @@ fn part_statistics(graph: &mut GraphProto) {
             }
         }
     }
+    let mut copies = Vec::new();
     for (number, slot) in parted {
         let what = if slot == 3 { "running_mean" } else { "running_var" };
         let name = format!("{}.{what}", graph.node[number].output[0]);
         let old = std::mem::replace(&mut graph.node[number].input[slot], name.clone());
         let own = graph.initializer.iter().find(|tensor| tensor.name == old).cloned();
+        copies.push((name.clone(), old));
         graph.initializer.extend(own.map(|tensor| TensorProto { name, ..tensor }));
     }
+    copies
 }
 
 impl Model {
@@ -48,18 +57,20 @@ impl Model {
     pub fn with_weights(mut self) -> Model {
         self.trains = true;
         let Some(graph) = &mut self.proto.graph else { return self };
-        let mut added = Vec::new();
+        let (mut added, mut copies) = (Vec::new(), Vec::new());
         graph.node.retain(|node| {
             let copied = node.op_type == "Identity" && node.input.len() == 1 && node.output.len() == 1;
             let find = |name: &String| graph.initializer.iter().find(|tensor| tensor.name == *name);
             let Some(tensor) = node.input.first().filter(|_| copied).and_then(find).filter(|t| is_weight(t)) else {
                 return true;
             };
+            copies.push((node.output[0].clone(), tensor.name.clone()));
             added.push(TensorProto { name: node.output[0].clone(), ..tensor.clone() });
             false
         });
         graph.initializer.extend(added);
-        part_statistics(graph);
+        copies.extend(part_statistics(graph));
+        self.copies = copies;
         self
     }
 
@@ -113,6 +124,8 @@ impl Model {
     /// Those of `find`.
     pub fn replaced(&self, mut find: impl FnMut(&str) -> Result<Option<Tensor>>) -> Result<ModelProto> {
         let mut proto = self.proto.clone();
+        // What is given in the place of a default is of a run: the file has the default still.
+        proto.graph.iter_mut().for_each(|graph| graph.initializer.extend(self.defaults.iter().cloned()));
         for tensor in proto.graph.iter_mut().flat_map(|graph| &mut graph.initializer) {
             let Some(found) = find(&tensor.name)? else { continue };
             *tensor = TensorProto {

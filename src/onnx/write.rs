@@ -1,8 +1,8 @@
 //! Writes models as files that are whole: what they refer to lies beside them.
 
-use super::Model;
 use super::proto::*;
-use crate::error::{Error, Result};
+use super::{Model, text};
+use crate::error::{Error, Result, ensure};
 use crate::file;
 use bytes::Bytes;
 use prost::Message;
@@ -35,13 +35,21 @@ pub fn data_file(path: &Path) -> PathBuf {
     path.with_file_name(name)
 }
 
-/// Writes a model that refers to no other file. If it takes more than `most` bytes, at most those of protobuf, its tensors lie in a
+/// Writes a model that refers to no other file, as text to `.onnxtxt`. If it takes more than `most` bytes, at most those of protobuf, its tensors lie in a
 /// [data file](data_file) beside it.
 ///
 /// # Errors
 /// A file cannot be written, or the model is too large without its tensors.
 pub fn write(mut model: ModelProto, path: &Path, most: Option<usize>) -> Result<()> {
+    if path.extension().is_some_and(|end| end == "onnxtxt") {
+        return file::write_whole(path, "write the model", |out| out.write_all(text::print(&model).as_bytes()));
+    }
     if model.encoded_len() > most.unwrap_or(MAX_BYTES).min(MAX_BYTES) {
+        ensure(!path.exists() || path.is_file(), || Error::File {
+            path: path.to_owned(),
+            what: "expected a file, as the model takes one of data beside it".into(),
+            source: None,
+        })?;
         let data = data_file(path);
         let location = data.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let parts = part(&mut model, &location);
@@ -88,7 +96,9 @@ impl Model {
     /// The files that the model is read from: its own, and those with external data.
     pub fn files(&self) -> Vec<PathBuf> {
         let mut files: Vec<PathBuf> = self.path.iter().cloned().collect();
-        let found = each_tensor(&mut self.proto.clone(), &mut |tensor| {
+        let mut whole = self.proto.clone();
+        whole.graph.iter_mut().for_each(|graph| graph.initializer.extend(self.defaults.iter().cloned()));
+        let found = each_tensor(&mut whole, &mut |tensor| {
             if let Some(external) = tensor.external()? {
                 files.push(self.beside(external.location));
             }
@@ -153,6 +163,8 @@ fn in_graph(graph: &mut GraphProto, visit: Visit) -> Result<()> {
 fn in_nodes(nodes: &mut [NodeProto], visit: Visit) -> Result<()> {
     for attribute in nodes.iter_mut().flat_map(|node| &mut node.attribute) {
         attribute.t.iter_mut().map(Box::as_mut).chain(&mut attribute.tensors).try_for_each(&mut *visit)?;
+        let sparse = attribute.sparse_tensor.iter_mut().map(Box::as_mut).chain(&mut attribute.sparse_tensors);
+        sparse.flat_map(|tensor| tensor.values.iter_mut().chain(&mut tensor.indices)).try_for_each(&mut *visit)?;
         for graph in attribute.g.iter_mut().map(Box::as_mut).chain(&mut attribute.graphs) {
             in_graph(graph, visit)?;
         }

@@ -98,7 +98,7 @@ pub struct Init {
 /// When the graph has a cycle.
 pub fn rules(graph: &Graph, weights: &[Weight], training: &Training) -> Result<Init> {
     let mut init = Init::default();
-    for (value, name) in candidates(graph, weights, training)? {
+    for (value, name) in candidates(graph, weights, &training.of(weights))? {
         let fact = graph.fact(value).clone();
         match rule(graph, value) {
             Ok(rule) => init.drawn.push(Drawn { name, fact, rule }),

@@ -21,6 +21,15 @@ pub enum Loss {
     Huber,
 }
 
+/// The axis of the classes where nothing tells it: the last of three, else the second.
+pub(super) fn usual_class_axis(output: &Fact) -> Option<usize> {
+    match output.shape.len() {
+        0 | 1 => None,
+        3 => Some(2),
+        _ => Some(1),
+    }
+}
+
 /// The axis of the classes of an output: the one without which it has the shape of the labels. Where there are no labels, it is the last of
 /// three axes, else the second; `None` if there is no second one. Where the labels of one axis have the shape of those of another, the
 /// training must say which it is.
@@ -32,15 +41,18 @@ pub(super) fn class_axis(output: &Fact, training: &Training) -> Result<Option<us
     let axes = 1..rank.max(1);
     if let Some(axis) = training.class_axis {
         ensure(axes.contains(&axis), || {
-            let last = axes.end - 1;
-            Error::usage(format!("class axis {axis}: expected one from 1 to {last}, of the first output {output}"))
+            let expected = match axes.end {
+                0 | 1 => "a first output with an axis of classes behind the batch".to_owned(),
+                end => format!("one from 1 to {}, of the first output", end - 1),
+            };
+            Error::usage(format!("class axis {axis}: expected {expected}, found {output}"))
         })?;
         return Ok(Some(axis));
     }
     // Axes of one element change no element's place.
     let row = |shape: &[usize]| shape.iter().copied().skip(1).filter(|&extent| extent != 1).collect::<Vec<_>>();
     let without = |axis: usize| row(&[&output.shape[..axis], &output.shape[axis + 1..]].concat());
-    let usual = (rank >= 2).then_some(if rank == 3 { 2 } else { 1 });
+    let usual = usual_class_axis(output);
     let Some(labels) = training.labels.as_ref().map(|labels| row(labels)).or(usual.map(without)) else {
         return Ok(None);
     };

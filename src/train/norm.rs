@@ -27,16 +27,28 @@ fn nodes(graph: &Graph) -> Result<Vec<NodeId>> {
     Ok(order)
 }
 
-/// The values of running statistics.
+/// The constants of running statistics.
 pub(super) fn statistics(graph: &Graph) -> Result<HashSet<ValueId>> {
     let operands = nodes(graph)?.into_iter().map(|node| graph.operands(node));
-    Ok(operands.flat_map(|operands| operands.into_iter().skip(3).flatten()).collect())
+    Ok(operands.flat_map(|operands| operands.into_iter().skip(3).flatten()).map(|value| source(graph, value)).collect())
+}
+
+/// The value whose elements a view, or a cast, hands on.
+fn source(graph: &Graph, mut value: ValueId) -> ValueId {
+    const HAND_ON: [&str; 7] = ["Cast", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Transpose", "Identity"];
+    while HAND_ON.contains(&graph.node(value.node).op_name())
+        && let Some(Some(from)) = graph.operands(value.node).first()
+    {
+        value = *from;
+    }
+    value
 }
 
 /// True if a node normalizes by its stored statistics, and leaves them alone: its scale and its bias are frozen, or one of the statistics.
 fn is_frozen(graph: &Graph, node: NodeId, training: &Training) -> bool {
     let operands = graph.operands(node);
-    let name = |slot: usize| operands[slot].and_then(|value| graph.as_constant(value)).map(|constant| &constant.name);
+    let constant = |value: ValueId| graph.as_constant(source(graph, value));
+    let name = |slot: usize| operands[slot].and_then(constant).map(|constant| &constant.name);
     [1, 2].into_iter().all(|slot| name(slot).is_some_and(|name| training.freezes(name)))
         || [3, 4].into_iter().any(|slot| name(slot).is_some_and(|name| training.names_frozen(name)))
 }
@@ -112,6 +124,11 @@ pub(super) fn train(graph: &mut Graph, training: &Training) -> Result<Trained> {
             few.push((node.name.clone(), values));
         }
         let states = [operands[3], operands[4]];
+        let is_kept = states.map(|value| graph.states().iter().any(|state| state.value == value));
+        ensure(is_kept[0] == is_kept[1], || {
+            let views = "found one behind a view or a cast; freeze its weights, or export the model without that";
+            node.error(format!("expected both running statistics to be initializers, to follow the batches, {views}"))
+        })?;
         for operand in &mut operands[3..5] {
             *operand = running.iter().find(|(state, _)| state == operand).map_or(*operand, |(_, update)| *update);
         }

@@ -5,6 +5,7 @@ use super::checkpoint::fingerprint;
 use super::classes::host_bytes;
 use super::data::{Labels, Order, Rows};
 use super::init::{self, Init};
+use super::loss::usual_class_axis;
 use super::{LABELS, Loss, Outline, Programs, Schedule, Training, check_rows, of_model};
 use crate::backend::Place;
 use crate::dtype::DType;
@@ -266,6 +267,9 @@ impl Trainer {
             // It depends on no number of steps.
             identity["rate"]["steps"] = Value::Null;
         }
+        // The axis that is taken, where it is not the usual one, whoever says so.
+        let axis = self.outline.class_axis.filter(|axis| usual_class_axis(&self.outline.output) != Some(*axis));
+        identity["class_axis"] = json!(axis);
         identity["batch"] = self.batch.into();
         identity["rows"] = data.labels.count().into();
         identity["shuffled by seed"] = json!(seed);
@@ -495,5 +499,16 @@ impl Trainer {
             Ok::<Option<Tensor>, Error>(found)
         })?;
         self.model.whole(replaced)
+    }
+
+    /// Refuses a model that could not be [written](Self::model) when it is trained.
+    ///
+    /// # Errors
+    /// A file with weights that stay is missing.
+    pub fn check_model(&self) -> Result<()> {
+        let states = self.states();
+        let none = || Tensor::new(DType::U8, [0], Vec::new());
+        let rest = self.model.replaced(|name| states.contains(name).then(none).transpose())?;
+        self.model.whole(rest).map(drop)
     }
 }

@@ -513,3 +513,124 @@ fn folded_norms_are_asked_about() {
     assert!(ok(&[&["inspect", &path]]).contains(words));
     assert!(ok(&[&["plan", "--train", &path, "--loss", "mse", "--batch", "2"]]).contains(words));
 }
+
+/// A file asks for a rounded number by a Cast; numbers of the program alone are not rounded.
+#[test]
+fn a_cast_of_the_file_rounds() {
+    let folder = Folder::new("cast");
+    let body = "g (float16[4] x) => (bool[4] y) <float c = {0.3}> { h = Cast <to = 10> (c)  y = Equal (x, h) }";
+    let path = model(&folder, "m.onnxtxt", body);
+    let out = folder.path("out");
+    ok(&[&["run", &path, "--input", "x=4xf16=0.3", "--output-dir", &out], CPU]);
+    assert_eq!(npy::read(Path::new(&format!("{out}/y.npy"))).expect("it was written").to_f64(), [1.0; 4]);
+}
+
+/// What a training replaces in a run only is in the file that it writes.
+#[test]
+fn a_trained_model_has_the_defaults_of_the_file() {
+    let folder = Folder::new("trained-default");
+    let body = format!(
+        "g (float[n, 4] x, float[1] gain) => (float[n, 2] y) <float[1] gain = {{1}}, float[4, 2] head = {{{}}}>
+        {{ a = Mul (x, gain)  y = MatMul (a, head) }}",
+        list(&numbers(8))
+    );
+    let path = model(&folder, "m.onnxtxt", &body);
+    let x = array(&folder, "x.npy", DType::F32, &[1, 4], &numbers(4));
+    let gain = array(&folder, "gain.npy", DType::F32, &[1], &[3.0]);
+    let y = array(&folder, "y.npy", DType::F32, &[1, 2], &[0.0, 0.0]);
+    let out = folder.path("out.onnx");
+    let (x, gain) = (format!("x={x}"), format!("gain={gain}"));
+    let data = ["--data", &x, "--data", &gain, "--labels", &y, "--loss", "mse", "--batch", "1", "--steps", "1"];
+    ok(&[&["train", &path, "--output", &out], &data, SGD, CPU]);
+    assert_eq!(weight(&out, "gain"), [1.0]);
+    assert_ne!(weight(&out, "head"), numbers(8));
+}
+
+/// Files are the same whatever their path is, and a folder of data is read as a whole.
+#[cfg(unix)]
+#[test]
+fn other_names_of_what_is_read_are_not_overwritten() {
+    use std::os::unix::fs::symlink;
+    let folder = Folder::new("other-names");
+    let (path, data) = external(&folder);
+    let data: Vec<&str> = data.iter().map(String::as_str).collect();
+    let train = ["train", &path];
+    let (link, hard) = (folder.path("link.onnx"), folder.path("hard.npy"));
+    symlink(&path, &link).expect("a link");
+    std::fs::hard_link(folder.path("x.npy"), &hard).expect("a second name");
+    let refuses = |flag: &str, file: &str| {
+        fails(1, &[&train, &data, SGD, CPU, &[flag, file]], &[&format!("{flag} would replace {file}, which is read")]);
+    };
+    refuses("--log", &hard);
+    refuses("--log", &link);
+    let own = folder.path("m.data");
+    fails(1, &[&train, &data, SGD, CPU, &["--output", &own, "--overwrite"]], &["which is read"]);
+    fails(1, &[&["plan", &path, "--set", "n=1", "--html", &own]], &["--html would replace"]);
+    fails(1, &[&["run", &path, "--set", "n=1", "--trace", &own], CPU], &["--trace would replace"]);
+    let given = format!("x={}", folder.path("x.npy"));
+    fails(1, &[&["run", &path, "--input", &given, "--trace", &folder.path("x.npy")], CPU], &["--trace would replace"]);
+    let rows = folder.path("rows");
+    std::fs::create_dir(&rows).expect("a folder");
+    std::fs::copy(folder.path("x.npy"), format!("{rows}/p1.npy")).expect("a copy");
+    let labels = folder.path("y.npy");
+    let of = ["--data", &rows, "--labels", &labels, "--loss", "mse", "--batch", "4", "--steps", "1"];
+    fails(1, &[&train, &of, SGD, CPU, &["--log", &format!("{rows}/p1.npy")]], &["--log would replace"]);
+    // A link is replaced where it leads to, when that is complete.
+    ok(&[&train, &data, SGD, CPU, &["--output", &link, "--overwrite"]]);
+    assert!(std::fs::symlink_metadata(&link).is_ok_and(|there| there.is_symlink()));
+    assert_eq!(weight(&path, "stem").len(), 12);
+}
+
+/// The data of what is trained need not be there, that of the rest must be before the first step.
+#[test]
+fn data_that_a_trained_model_needs_is_looked_for_first() {
+    let folder = Folder::new("missing-data");
+    let (path, data) = external(&folder);
+    let data: Vec<&str> = data.iter().map(String::as_str).collect();
+    let mut proto = ModelProto::decode(&std::fs::read(&path).expect("it is there")[..]).expect("a model");
+    let graph = proto.graph.as_mut().expect("a graph");
+    let mut gone = graph.initializer[0].clone();
+    gone.name = "gone".to_owned();
+    gone.external_data[0].value = "gone.data".to_owned();
+    graph.initializer.push(gone);
+    let path = folder.file("gone.onnx", proto.encode_to_vec());
+    let (out, log) = (folder.path("out.onnx"), folder.path("log"));
+    let words = ["gone.data", "tensor 'gone'"];
+    fails(1, &[&["train", &path, "--output", &out, "--log", &log], &data, SGD, CPU], &words);
+    assert!(!Path::new(&log).exists(), "no step was done");
+    ok(&[&["train", &path, "--log", &log], &data, SGD, CPU]);
+}
+
+/// Operands of a norm that come through a view, a cast, or a copy of an initializer are those initializers.
+#[test]
+fn a_norm_is_frozen_through_views_and_copies() {
+    let folder = Folder::new("views");
+    let x = array(&folder, "x.npy", DType::F32, &[8, 4], &numbers(32));
+    let y = array(&folder, "y.npy", DType::I64, &[8], &[0.0, 1.0, 0.0, 0.0, 1.0, 1.0, 0.0, 1.0]);
+    let changed = |body: &str, more: &[&str]| {
+        let source = format!(
+            "g (float[n, 4] x) => (float[n, 2] y) <float[4, 3] stem = {{{}}}, float[1, 3] s = {{1, 1, 1}}, float[1, 3] b = {{0, 0, 0}},
+             float[3] m = {{0, 0, 0}}, float[3] v = {{1, 1, 1}}, int64[1] flat = {{3}}, float[3, 2] head = {{{}}}> {{ a = MatMul (x, stem)  {body}  y = MatMul (n1, head) }}",
+            list(&numbers(12)),
+            list(&numbers(6))
+        );
+        let path = model(&folder, "m.onnxtxt", &source);
+        let out = folder.path("out.onnx");
+        let data = ["--data", &x, "--labels", &y, "--loss", "cross_entropy", "--batch", "8", "--steps", "2"];
+        ok(&[&["train", &path, "--output", &out], &data, SGD, CPU, more]);
+        let before = text::parse(&std::fs::read_to_string(&path).expect("it is there"), Path::new("m.onnxtxt"));
+        let before = before.expect("it parses").graph.expect("a graph").initializer;
+        let of = |tensor: &TensorProto| tensor.bytes().expect("its elements are in the file");
+        let after = weights(&out);
+        let is_new = |old: &&TensorProto| after.iter().any(|new| new.name == old.name && of(new) != of(old));
+        before.iter().filter(is_new).map(|tensor| tensor.name.clone()).collect::<Vec<_>>()
+    };
+    let views = "s1 = Reshape (s, flat)  b1 = Reshape (b, flat)  n1 = BatchNormalization (a, s1, b1, m, v)";
+    assert_eq!(changed(views, &["--train-only", "head"]), ["head"]);
+    assert_eq!(changed(views, &["--freeze", "s", "--freeze", "b"]), ["stem", "head"]);
+    // The statistics of two norms are parted; a pattern of what they were in the file fits both.
+    let twice = "s1 = Reshape (s, flat)  b1 = Reshape (b, flat)  n0 = BatchNormalization (a, s1, m, m, v)
+        n1 = BatchNormalization (n0, s1, b1, m, v)";
+    let frozen = changed(twice, &["--freeze", "m", "--freeze", "v"]);
+    assert!(!frozen.iter().any(|name| ["m", "v"].contains(&&name[..])), "{frozen:?}");
+}
