@@ -81,6 +81,7 @@ mod forks;
 mod from_plan;
 mod front;
 mod golden;
+mod outside;
 mod picture;
 mod programs;
 mod report;
