@@ -38,6 +38,9 @@ const STEPS: usize = 8;
 const CUBLASLT: &str = "cuBLASLt";
 const CUDNN: &str = "cuDNN";
 
+/// Why a device is not measured. What is free on the card says nothing: other processes change it, too.
+const UNCOUNTED: &str = "the driver does not count this process's memory, as in a container with pids of its own";
+
 /// Opens a device.
 pub type Open<'a> = &'a dyn Fn() -> Result<Box<dyn Backend>>;
 
@@ -210,7 +213,7 @@ pub fn measure(open: Open) -> Result<Beside> {
 struct Probe {
     plan: Plan,
     overhead: u64,
-    parts: Vec<(&'static str, i64)>,
+    parts: Vec<(&'static str, u64)>,
 }
 
 impl Probe {
@@ -218,12 +221,14 @@ impl Probe {
         let options = Options { tuned: false, ..Options::default() };
         let session = Session::on_backend(graph, open()?, String::new(), &options, &|_, _| {})?;
         session.with(Exec::time)?;
-        let (overhead, parts) = (session.usage().overhead, session.overhead());
-        Ok(Probe { plan: session.plan().clone(), overhead, parts })
+        let overhead = session.usage().overhead;
+        let overhead =
+            overhead.ok_or_else(|| Error::Backend { backend: "cuda", what: UNCOUNTED.into(), file: None })?;
+        Ok(Probe { plan: session.plan().clone(), overhead, parts: session.overhead() })
     }
 
     fn part(&self, name: &str) -> u64 {
-        self.parts.iter().find(|(part, _)| *part == name).map_or(0, |(_, bytes)| (*bytes).max(0) as u64)
+        self.parts.iter().find(|(part, _)| *part == name).map_or(0, |(_, bytes)| *bytes)
     }
 }
 

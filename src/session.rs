@@ -610,13 +610,13 @@ impl Session {
         others.fold(own, |sum, (_, taken)| Usage {
             bytes: sum.bytes + taken.bytes,
             allocations: sum.allocations + taken.allocations,
-            overhead: sum.overhead + taken.overhead,
+            overhead: sum.overhead.zip(taken.overhead).map(|(sum, taken)| sum + taken),
         })
     }
 
     /// Memory that the backend and its driver have taken beside the plan, part by part, as far as it is known. What a GPU's driver has taken
     /// for all runs at once is told by the session that was loaded, not by its forks.
-    pub fn overhead(&self) -> Vec<(&'static str, i64)> {
+    pub fn overhead(&self) -> Vec<(&'static str, u64)> {
         self.with(|exec| exec.backend().overhead())
     }
 

@@ -57,8 +57,14 @@ impl Memory {
 /// Bytes of staging memory, each way, on devices with memory of their own. More hardly speeds up copies.
 pub const STAGING: u64 = 4 << 20;
 
-/// Bytes of the stack of a thread that the CPU backend starts.
+/// Bytes of the stack of a thread that the CPU backend starts: what its kernels touch.
 pub const STACK: u64 = 256 << 10;
+
+/// Bytes of addresses that such a thread reserves for its stack. A compiler that does not optimize gives each temporary of inlined code a
+/// place of its own. Kernels for wide vectors then touch up to 268 KiB, more than [`STACK`]; the figure is the compiler's. Plans are the
+/// same whatever the profile, so they count what optimized kernels may touch. The rest is addresses: a page that is not touched takes no
+/// memory. They are fewer than those of a huge page, 2 MiB, which a system may take whole for one touch.
+pub const STACK_ADDRESSES: u64 = 1 << 20;
 
 /// Bytes of the stack of the thread that makes the inputs of the next run ready. It copies and converts, and does nothing else.
 pub const AHEAD_STACK: u64 = 64 << 10;

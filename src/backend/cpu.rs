@@ -237,7 +237,7 @@ impl Backend for Cpu {
 
     fn usage(&self) -> Usage {
         let overhead = size_of_val(&self.own_scratch[..]) as u64 + self.uncounted().max(0) as u64;
-        Usage { overhead, ..self.memory.usage() }
+        Usage { overhead: Some(overhead), ..self.memory.usage() }
     }
 
     fn alloc(&mut self, bytes: u64, place: Place) -> Result<SegmentId> {
@@ -254,9 +254,9 @@ impl Backend for Cpu {
         Ok(segment)
     }
 
-    fn overhead(&self) -> Vec<(&'static str, i64)> {
-        let scratch = size_of_val(&self.own_scratch[..]) as i64;
-        let parts = [("threads' scratch memory", scratch), ("stacks and tables", self.uncounted())];
+    fn overhead(&self) -> Vec<(&'static str, u64)> {
+        let scratch = size_of_val(&self.own_scratch[..]) as u64;
+        let parts = [("threads' scratch memory", scratch), ("stacks and tables", self.uncounted().max(0) as u64)];
         parts.into_iter().filter(|part| part.1 != 0).collect()
     }
 

@@ -12,7 +12,8 @@
 //! - Host data passes through the plan's pinned [staging](Memory) segments, and through nothing else: one half is filled while the other is
 //!   copied.
 //! - The plan's streams are forked from and joined with the first one while launches are captured.
-//! - [`Usage::overhead`] is the memory that the driver takes beside the segments, by the free memory that it reports before and after.
+//! - [`Usage::overhead`] is the memory that the driver takes beside the segments, by its count of this process's memory before and after. It is
+//!   not known where NVML is absent or counts by pids of another namespace.
 
 use super::lent::{Lent, is_lent};
 use super::records::Records;
@@ -38,9 +39,10 @@ use program::Compiler;
 use record::{Chosen, Record};
 use staging::Slot;
 use std::collections::HashMap;
-use std::ffi::{CStr, c_int};
+use std::ffi::{CStr, CString, c_int};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
+use taken::{Process, Taken};
 
 mod api;
 mod blas;
@@ -50,6 +52,7 @@ pub mod library;
 mod program;
 mod record;
 mod staging;
+mod taken;
 
 pub use find::{Device, Report, report};
 
@@ -110,21 +113,6 @@ struct Made {
     origin: Origin,
 }
 
-/// Bytes that the driver was seen to take for a device and its forks, by purpose.
-#[derive(Clone, Copy, Default)]
-struct Taken {
-    /// Memory that was free when the device was opened.
-    free_at_open: i64,
-    /// All since then.
-    since: i64,
-    /// Bytes of the segments, without those in memory that the host program lends.
-    segments: i64,
-    context: i64,
-    libraries: i64,
-    modules: i64,
-    graphs: i64,
-}
-
 /// An opened device, and what was found to use it.
 struct Parts {
     driver: Arc<Driver>,
@@ -137,8 +125,11 @@ struct Parts {
     info: Device,
     driver_version: c_int,
     versions: Vec<String>,
-    /// That of the device which is forked, if one is.
-    taken: Option<Arc<Mutex<Taken>>>,
+    /// What tells the processes on the device.
+    census: Arc<Census>,
+    /// That of the device which is forked, if one is; otherwise what opening it took.
+    taken: Arc<Mutex<Taken>>,
+    is_fork: bool,
 }
 
 /// A CUDA device as a backend.
@@ -164,6 +155,7 @@ pub struct Cuda {
     driver_version: c_int,
     /// The driver's and the libraries' names and versions.
     versions: Vec<String>,
+    census: Arc<Census>,
     taken: Arc<Mutex<Taken>>,
     /// True if it was forked from a device, which tells what was taken for both.
     is_fork: bool,
@@ -202,8 +194,9 @@ impl Cuda {
             let lt = settings.libraries.then(|| scope.spawn(|| find_cublaslt(search, version)));
             let dnn = settings.libraries.then(|| scope.spawn(|| find_cudnn(search, version)));
             let nvml = find_nvml(search);
-            let context = retain(&driver, handle, nvml.as_ref());
-            versions.extend(nvml.and_then(|nvml| nvml.driver().ok()).map(|version| format!("driver {version}")));
+            versions
+                .extend(nvml.as_ref().and_then(|nvml| nvml.driver().ok()).map(|version| format!("driver {version}")));
+            let context = retain(&driver, handle, nvml);
             let panicked = "looking for a library does not panic";
             let mut note = |found: &Found| {
                 versions.extend(found.version.iter().map(|version| format!("{} {version}", found.library)));
@@ -214,7 +207,7 @@ impl Cuda {
             let (dnn, _) = dnn.map(|thread| thread.join().expect(panicked)).inspect(|(_, found)| note(found)).unzip();
             ((nvrtc, found), lt.flatten().map(Arc::new), dnn.flatten().map(Arc::new), context)
         });
-        let (context, taken) = context.map_err(failed)?;
+        let (context, census, taken) = context.map_err(failed)?;
         let compiler = compiler(nvrtc, found, &info).inspect_err(|_| {
             // SAFETY: the context was retained above, and nothing uses it.
             let _ = unsafe { driver.cuDevicePrimaryCtxRelease_v2(handle) };
@@ -222,16 +215,38 @@ impl Cuda {
         info.target.libraries = Libraries { cublaslt: lt.is_some(), cudnn: dnn.is_some() };
         info.target.allow_tf32 = settings.allow_tf32;
         let (compiler, device) = (Arc::new(compiler), handle);
-        let parts =
-            Parts { driver, compiler, lt, dnn, device, context, info, driver_version: version, versions, taken: None };
-        let cuda = Cuda::of(parts)?;
-        cuda.taken().context = taken;
-        Ok(cuda)
+        Cuda::of(Parts {
+            driver,
+            compiler,
+            lt,
+            dnn,
+            device,
+            context,
+            info,
+            driver_version: version,
+            versions,
+            census: Arc::new(census),
+            taken: Arc::new(Mutex::new(taken)),
+            is_fork: false,
+        })
     }
 
     /// A backend without segments, which releases the context when it goes.
     fn of(parts: Parts) -> Result<Cuda> {
-        let Parts { driver, compiler, lt, dnn, device, context, info, driver_version, versions, taken } = parts;
+        let Parts {
+            driver,
+            compiler,
+            lt,
+            dnn,
+            device,
+            context,
+            info,
+            driver_version,
+            versions,
+            census,
+            taken,
+            is_fork,
+        } = parts;
         let mut cuda = Cuda {
             driver,
             compiler,
@@ -249,8 +264,9 @@ impl Cuda {
             stream: std::ptr::null_mut(),
             others: Vec::new(),
             timers: Vec::new(),
-            is_fork: taken.is_some(),
-            taken: taken.unwrap_or_default(),
+            census,
+            taken,
+            is_fork,
             segments: Segments::default(),
             lent: None,
             keeps: false,
@@ -314,9 +330,6 @@ impl Cuda {
     /// Makes the stream and events.
     fn prepare(&mut self) -> Result<(), Refusal> {
         self.enter()?;
-        if !self.is_fork {
-            self.taken().free_at_open = self.free_bytes()?.free as i64;
-        }
         let driver = &self.driver;
         // SAFETY: the context is current; the stream and events are destroyed when the backend is dropped.
         unsafe {
@@ -351,15 +364,12 @@ impl Cuda {
         self.taken.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Notes the bytes taken since the device was opened. Those taken since the last time are of this part, if one is named.
-    fn measure(&self, part: Option<fn(&mut Taken) -> &mut i64>) -> Result<(), Refusal> {
+    /// Notes the bytes that this process holds. Those taken since the last time are of this part, if one is named.
+    fn measure(&self, part: Option<fn(&mut Taken) -> &mut i64>) {
         let mut taken = self.taken();
-        let since = taken.free_at_open - self.free_bytes()?.free as i64;
-        let fresh = since - std::mem::replace(&mut taken.since, since);
-        if let Some(part) = part {
-            *part(&mut taken) += fresh;
+        if taken.is_known() {
+            taken.measure(self.census.list().as_deref(), std::process::id(), part);
         }
-        Ok(())
     }
 
     /// The address of a slice; an error if it is not within its segment.
@@ -462,19 +472,33 @@ fn compiler(nvrtc: Option<(Nvrtc, String)>, found: Found, device: &Device) -> Re
     Ok(Compiler { nvrtc, version, include: include(path), arch, cache })
 }
 
-/// Makes the device's primary context. Returns the memory that it took, too, if NVML tells.
-fn retain(driver: &Driver, device: CUdevice, nvml: Option<&Nvml>) -> Result<(CUcontext, i64), Refusal> {
+/// The processes on a device, if NVML is there to tell.
+struct Census {
+    nvml: Option<Nvml>,
+    /// The device's address.
+    pci: CString,
+}
+
+impl Census {
+    fn list(&self) -> Option<Vec<Process>> {
+        let list = self.nvml.as_ref()?.processes(&self.pci).ok()?;
+        let counted = |bytes| (bytes != u64::MAX).then_some(bytes);
+        Some(list.iter().map(|process| Process { pid: process.pid, bytes: counted(process.bytes) }).collect())
+    }
+}
+
+/// Makes the device's primary context. Returns what the process held before and after, too.
+fn retain(driver: &Driver, device: CUdevice, nvml: Option<Nvml>) -> Result<(CUcontext, Census, Taken), Refusal> {
     let mut pci = [0u8; 32];
     // SAFETY: the text is cut to the buffer, with its zero.
     unsafe { driver.cuDeviceGetPCIBusId(pci.as_mut_ptr().cast(), pci.len() as c_int, device) }?;
-    let pci = CStr::from_bytes_until_nul(&pci).unwrap_or_default();
-    let free = || nvml.and_then(|nvml| nvml.free(pci).ok());
-    let before = free();
+    let census = Census { nvml, pci: CStr::from_bytes_until_nul(&pci).unwrap_or_default().to_owned() };
+    let before = census.list();
     let mut context = std::ptr::null_mut();
     // SAFETY: the device is there; the caller releases the context.
     unsafe { driver.cuDevicePrimaryCtxRetain(&mut context, device) }?;
-    let taken = before.zip(free()).map_or(0, |(before, after)| before as i64 - after as i64);
-    Ok((context, taken))
+    let taken = Taken::open(before.as_deref(), census.list().as_deref(), std::process::id());
+    Ok((context, census, taken))
 }
 
 impl Backend for Cuda {
@@ -489,20 +513,17 @@ impl Backend for Cuda {
     }
 
     fn usage(&self) -> Usage {
-        let overhead = self.overhead().iter().map(|(_, bytes)| bytes).sum::<i64>();
-        Usage { overhead: overhead.max(0) as u64, ..self.segments.usage() }
+        let parts = if self.is_fork {
+            Some(0)
+        } else {
+            self.taken().parts().map(|parts| parts.map(|part| part.1).iter().sum())
+        };
+        Usage { overhead: parts, ..self.segments.usage() }
     }
 
-    fn overhead(&self) -> Vec<(&'static str, i64)> {
-        if self.is_fork {
-            return Vec::new();
-        }
-        let Taken { since, segments, context, libraries, modules, graphs, .. } = *self.taken();
-        let rounding = since - libraries - modules - graphs - segments;
-        let parts = [("context", context), ("libraries", libraries), ("modules", modules), ("graphs", graphs)];
-        // Before the first record, nothing has been measured.
-        let measured = if since == 0 { 0 } else { rounding };
-        parts.into_iter().chain([("allocations rounded up", measured)]).collect()
+    fn overhead(&self) -> Vec<(&'static str, u64)> {
+        let parts = if self.is_fork { None } else { self.taken().parts() };
+        parts.map_or_else(Vec::new, Vec::from)
     }
 
     /// In lent memory, the room on the card says nothing.
@@ -576,7 +597,9 @@ impl Backend for Cuda {
             info: self.info.clone(),
             driver_version: self.driver_version,
             versions: self.versions.clone(),
-            taken: Some(Arc::clone(&self.taken)),
+            census: Arc::clone(&self.census),
+            taken: Arc::clone(&self.taken),
+            is_fork: true,
         })?;
         fork.segments = self.segments.lend(shared);
         fork.functions.clone_from(&self.functions);

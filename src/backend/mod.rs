@@ -73,9 +73,9 @@ pub struct Usage {
     pub bytes: u64,
     /// Allocations made so far, those given back included.
     pub allocations: u64,
-    /// Bytes that the backend and its driver hold beside the segments, as far as they are known, such as blocks that an allocator has
-    /// reserved.
-    pub overhead: u64,
+    /// Bytes that the backend and its driver hold beside the segments for this process, such as blocks that an allocator has reserved; none
+    /// if nobody tells.
+    pub overhead: Option<u64>,
 }
 
 /// A device's memory, in bytes.
@@ -161,8 +161,8 @@ pub trait Backend: Send {
         let _ = record;
         Vec::new()
     }
-    /// The parts of [`Usage::overhead`], as far as they are known; negative if less was taken than was asked for.
-    fn overhead(&self) -> Vec<(&'static str, i64)> {
+    /// The parts of [`Usage::overhead`], as far as they are known.
+    fn overhead(&self) -> Vec<(&'static str, u64)> {
         Vec::new()
     }
     /// Waits until all replayed records are done.

@@ -66,7 +66,7 @@ impl<M> Segments<M> {
     /// Bytes held now, and allocations made so far.
     pub fn usage(&self) -> Usage {
         let own = self.all().filter(|segment| !segment.borrowed).map(|segment| segment.bytes);
-        Usage { bytes: own.sum(), allocations: self.made, overhead: 0 }
+        Usage { bytes: own.sum(), allocations: self.made, overhead: Some(0) }
     }
 
     /// The backend's own part of the segment of a slice, which is in device memory.

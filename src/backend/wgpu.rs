@@ -262,7 +262,7 @@ impl Backend for Wgpu {
     fn usage(&self) -> Usage {
         let reserved = self.gpu.reserved().filter(|_| self.gpu.own);
         let held = self.gpu.held.load(Ordering::Relaxed);
-        Usage { overhead: reserved.map_or(0, |bytes| bytes.saturating_sub(held)), ..self.segments.usage() }
+        Usage { overhead: Some(reserved.map_or(0, |bytes| bytes.saturating_sub(held))), ..self.segments.usage() }
     }
 
     fn alloc(&mut self, bytes: u64, memory: Memory) -> Result<SegmentId> {

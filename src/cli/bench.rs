@@ -491,7 +491,8 @@ impl Bench {
         let (usage, plan) = (session.usage(), session.plan());
         let of = |bytes: u64, before: u64| i128::from(bytes) - i128::from(before);
         let allocations = usage.allocations - loaded.allocations;
-        let grown = of(usage.bytes, loaded.bytes) + of(usage.overhead, loaded.overhead);
+        let grown = of(usage.bytes, loaded.bytes)
+            + usage.overhead.zip(loaded.overhead).map_or(0, |(after, before)| of(after, before));
         let runs = (u64::from(self.warmup) + u64::from(self.iters)) * turns as u64;
         let list = list.into_iter().map(|at| (at.binding, Times::new(at.times)));
         if json {

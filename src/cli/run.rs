@@ -61,7 +61,7 @@ memory
   ..summary
   allocated_bytes int
   allocations int
-  overhead_bytes int
+  overhead_bytes int|null
   overhead? {int}
 ";
 

@@ -60,10 +60,13 @@ pub fn memory(plan: &Plan, usage: Option<Usage>) -> String {
     line("arena's lower bound", summary.lower_bound, gap);
     let share = format!("the arena is {}", percent(arena, summary.unshared_bytes));
     line("arena without sharing", summary.unshared_bytes, share);
-    if let Some(Usage { overhead, .. }) = usage.filter(|usage| usage.overhead > 0) {
+    if let Some(overhead) = usage.and_then(|usage| usage.overhead).filter(|bytes| *bytes > 0) {
         line("beside the plan", overhead, "the driver's".into());
     }
-    table.to_string()
+    let unknown = usage.is_some_and(|usage| usage.overhead.is_none());
+    let unknown =
+        if unknown { "beside the plan  not known: the driver does not count this process's memory\n" } else { "" };
+    table.to_string() + unknown
 }
 
 /// When the arena is fullest, behind its size.
@@ -83,12 +86,10 @@ pub fn beside(estimate: &Estimate) -> String {
 }
 
 /// The bytes that a device holds beside the plan, part by part.
-pub fn overhead(parts: &[(&'static str, i64)]) -> String {
+pub fn overhead(parts: &[(&'static str, u64)]) -> String {
     let mut table = Table::new("<>>");
     for &(what, taken) in parts {
-        let sign = if taken < 0 { "-" } else { "" };
-        let size = taken.unsigned_abs();
-        table.row([format!("  {what}"), format!("{sign}{}", human(size)), format!("{sign}{} bytes", grouped(size))]);
+        table.row([format!("  {what}"), human(taken), format!("{} bytes", grouped(taken))]);
     }
     table.to_string()
 }

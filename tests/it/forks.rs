@@ -184,7 +184,7 @@ fn bytes_of_forks_are_not_beside_the_plan() {
             let session = Session::on_backend(graph, open(), name.to_owned(), &options(forks), &|_, _| {});
             let session = session.expect("it loads");
             assert_eq!(session.usage().bytes, session.plan().bytes(), "{name}");
-            (session.usage().overhead, session.plan().fork_bytes())
+            (session.usage().overhead.unwrap_or(0), session.plan().fork_bytes())
         };
         let ((alone, _), (all, each)) = (beside(1), beside(4));
         assert!(all < alone + each, "{name}: {all} bytes beside 4 runs of {each}, {alone} beside one");

@@ -82,6 +82,7 @@ mod from_plan;
 mod front;
 mod given;
 mod golden;
+mod outside;
 mod picture;
 mod programs;
 mod report;

@@ -6,7 +6,7 @@
 //!
 //! A general pool such as rayon does not serve: its broadcasts and its injector queue allocate, and a run must not.
 
-use crate::target::STACK;
+use crate::target::STACK_ADDRESSES;
 use std::cell::UnsafeCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -67,8 +67,8 @@ impl ThreadPool {
         let mut pool = ThreadPool { shared, workers: Vec::with_capacity(helpers) };
         for worker in 0..helpers {
             let shared = Arc::clone(&pool.shared);
-            let builder =
-                std::thread::Builder::new().name(format!("plimsoll-{}", worker + 1)).stack_size(STACK as usize);
+            let name = format!("plimsoll-{}", worker + 1);
+            let builder = std::thread::Builder::new().name(name).stack_size(STACK_ADDRESSES as usize);
             match builder.spawn(move || shared.serve(worker)) {
                 Ok(handle) => {
                     let thread = handle.thread().clone();

@@ -365,24 +365,29 @@ table! {
     }
 }
 
-/// Bytes of a device's memory, as `nvmlMemory_t` has them.
+/// The most processes on a device that are looked through.
+const MOST_PROCESSES: usize = 256;
+
+/// A process on a device, as `nvmlProcessInfo_t` has it.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 #[allow(dead_code, reason = "the library writes all of it")]
-pub(super) struct NvmlMemory {
-    pub(super) total: u64,
-    pub(super) free: u64,
-    pub(super) used: u64,
+pub(super) struct NvmlProcess {
+    pub(super) pid: c_uint,
+    /// `u64::MAX` if the driver does not count them.
+    pub(super) bytes: c_ulonglong,
+    gpu_instance: c_uint,
+    compute_instance: c_uint,
 }
 
 table! {
-    /// libnvidia-ml, which counts a device's memory without a context.
+    /// libnvidia-ml, which counts a device's memory by processes.
     Nvml {
         fn nvmlInitWithFlags(flags: c_uint);
         fn nvmlShutdown();
         fn nvmlSystemGetDriverVersion(version: *mut c_char, length: c_uint);
         fn nvmlDeviceGetHandleByPciBusId_v2(id: *const c_char, device: *mut *mut c_void);
-        fn nvmlDeviceGetMemoryInfo(device: *mut c_void, memory: *mut NvmlMemory);
+        fn nvmlDeviceGetComputeRunningProcesses_v3(device: *mut c_void, count: *mut c_uint, list: *mut NvmlProcess);
     } {
         fn nvmlErrorString(code: c_int) -> *const c_char;
     }
@@ -402,17 +407,20 @@ impl Nvml {
         Ok(CStr::from_bytes_until_nul(&version).unwrap_or_default().to_string_lossy().into_owned())
     }
 
-    /// Free bytes of the device at a PCI address.
-    pub(super) fn free(&self, pci: &CStr) -> Result<u64, Refusal> {
-        let (mut device, mut memory) = (std::ptr::null_mut(), NvmlMemory::default());
-        // SAFETY: both are written before they are read, and the library is shut down as often as it is initialised.
+    /// The processes that compute on the device at a PCI address.
+    pub(super) fn processes(&self, pci: &CStr) -> Result<Vec<NvmlProcess>, Refusal> {
+        let (mut device, mut count) = (std::ptr::null_mut(), MOST_PROCESSES as c_uint);
+        let mut list = vec![NvmlProcess::default(); MOST_PROCESSES];
+        // SAFETY: `device` is written before it is read, the list has room for `count`, and the library is shut down as often as it is initialised.
         unsafe {
             self.nvmlInitWithFlags(0)?;
             let told = self.nvmlDeviceGetHandleByPciBusId_v2(pci.as_ptr(), &mut device);
-            let told = told.and_then(|()| self.nvmlDeviceGetMemoryInfo(device, &mut memory));
+            let told =
+                told.and_then(|()| self.nvmlDeviceGetComputeRunningProcesses_v3(device, &mut count, list.as_mut_ptr()));
             let shut = self.nvmlShutdown();
             told.and(shut)?;
         }
-        Ok(memory.free)
+        list.truncate(count as usize);
+        Ok(list)
     }
 }

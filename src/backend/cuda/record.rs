@@ -125,13 +125,13 @@ impl Cuda {
         let steps: Vec<Step> = bound.into_iter().map(step).collect();
         let mut graph = None;
         if steps.len() > 1 {
-            self.measure(None).map_err(failed)?;
+            self.measure(None);
             let order = |launch: &Launch| Order { stream: launch.stream, waits: launch.waits.clone() };
             graph = Some(self.capture(&steps, &launches.iter().map(order).collect::<Vec<_>>()).map_err(failed)?);
-            self.measure(Some(|taken| &mut taken.graphs)).map_err(failed)?;
+            self.measure(Some(|taken| &mut taken.graphs));
         }
         // Calls are prepared before a plan's segments are allocated: the bytes since then count, too.
-        self.measure(None).map_err(failed)?;
+        self.measure(None);
         Ok(Record { steps, notes, graph, ran: Cell::new(false) })
     }
 
@@ -173,7 +173,7 @@ impl Cuda {
         if fresh.is_empty() {
             return Ok(());
         }
-        self.measure(None).map_err(failed)?;
+        self.measure(None);
         let (program, names) = program::join(&fresh);
         let image = self.compiler.build(&program)?;
         let mut module = std::ptr::null_mut();
@@ -187,7 +187,7 @@ impl Cuda {
             unsafe { self.driver.cuModuleGetFunction(&mut function, module, name.as_ptr()) }.map_err(failed)?;
             self.functions.insert(text.to_owned(), function);
         }
-        self.measure(Some(|taken| &mut taken.modules)).map_err(failed)?;
+        self.measure(Some(|taken| &mut taken.modules));
         Ok(())
     }
 
@@ -314,7 +314,7 @@ impl Cuda {
     ) -> Result<Step> {
         let mut chosen = self.chosen.get(&id).copied().unwrap_or_default();
         let handles = (self.blas.is_some(), self.cudnn.is_some());
-        self.measure(None).map_err(failed)?;
+        self.measure(None);
         let step = match call {
             Call::MatMul(product) => opened(&mut self.blas, &mut self.lt, call.library(), Blas::new)
                 .and_then(|blas| blas.prepare(product, pointers, workspace, &mut chosen.product).map(Step::Product)),
@@ -329,7 +329,7 @@ impl Cuda {
         };
         self.chosen.insert(id, chosen);
         if handles != (self.blas.is_some(), self.cudnn.is_some()) {
-            self.measure(Some(|taken| &mut taken.libraries)).map_err(failed)?;
+            self.measure(Some(|taken| &mut taken.libraries));
         }
         step.map_err(|why| {
             let name = self.kernels[id.0 as usize].template.name();
@@ -349,7 +349,7 @@ impl Cuda {
         }
         if record.graph.is_some() && !record.ran.replace(true) {
             self.sync().map_err(failed)?;
-            self.measure(Some(|taken| &mut taken.graphs)).map_err(failed)?;
+            self.measure(Some(|taken| &mut taken.graphs));
         }
         Ok(())
     }

@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #ifndef MEMORY
 #define MEMORY (1ull << 30)
@@ -123,3 +124,19 @@ int cuEventDestroy_v2(void *event) { free(event); return OK; }
 int cuEventRecord(void *event, void *stream) { NEEDS_CONTEXT; return event && stream ? OK : INVALID; }
 int cuEventSynchronize(void *event) { NEEDS_CONTEXT; return event ? OK : INVALID; }
 int cuEventElapsedTime(float *milliseconds, void *start, void *end) { *milliseconds = 0.5f; return OK; }
+
+// NVML, in the same library: the processes on the device are this one and another, which takes more each time that somebody looks.
+typedef struct { unsigned pid; unsigned long long bytes; unsigned gpu, compute; } process;
+int nvmlInitWithFlags(unsigned flags) { return flags ? 2 : OK; }
+int nvmlShutdown(void) { return OK; }
+const char *nvmlErrorString(int code) { return "not supported"; }
+int nvmlSystemGetDriverVersion(char *version, unsigned length) { return 3; }
+int nvmlDeviceGetHandleByPciBusId_v2(const char *id, void **device) { *device = &used; return OK; }
+int nvmlDeviceGetComputeRunningProcesses_v3(void *device, unsigned *count, process *list) {
+    static unsigned long long other;
+    if (*count < 2) return 7;
+    list[0] = (process){ getpid() + 1, other += 12345678 };
+    list[1] = (process){ getpid(), used - TAKEN };
+    *count = 2;
+    return device ? OK : 2;
+}
