@@ -480,10 +480,26 @@ struct Census {
 }
 
 impl Census {
+    fn new(nvml: Option<Nvml>, pci: CString) -> Census {
+        // While it is initialised, to initialise it again takes no time.
+        // SAFETY: it is shut down when this is dropped.
+        let nvml = nvml.filter(|nvml| unsafe { nvml.nvmlInitWithFlags(0) }.is_ok());
+        Census { nvml, pci }
+    }
+
     fn list(&self) -> Option<Vec<Process>> {
         let list = self.nvml.as_ref()?.processes(&self.pci).ok()?;
         let counted = |bytes| (bytes != u64::MAX).then_some(bytes);
         Some(list.iter().map(|process| Process { pid: process.pid, bytes: counted(process.bytes) }).collect())
+    }
+}
+
+impl Drop for Census {
+    fn drop(&mut self) {
+        if let Some(nvml) = &self.nvml {
+            // SAFETY: it was initialised for this; nobody learns of a failure now.
+            let _ = unsafe { nvml.nvmlShutdown() };
+        }
     }
 }
 
@@ -492,7 +508,7 @@ fn retain(driver: &Driver, device: CUdevice, nvml: Option<Nvml>) -> Result<(CUco
     let mut pci = [0u8; 32];
     // SAFETY: the text is cut to the buffer, with its zero.
     unsafe { driver.cuDeviceGetPCIBusId(pci.as_mut_ptr().cast(), pci.len() as c_int, device) }?;
-    let census = Census { nvml, pci: CStr::from_bytes_until_nul(&pci).unwrap_or_default().to_owned() };
+    let census = Census::new(nvml, CStr::from_bytes_until_nul(&pci).unwrap_or_default().to_owned());
     let before = census.list();
     let mut context = std::ptr::null_mut();
     // SAFETY: the device is there; the caller releases the context.

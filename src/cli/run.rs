@@ -121,6 +121,9 @@ impl Run {
     pub(super) fn run(&self, json: bool) -> Result<String, Failure> {
         let given = args::given("--input", &self.inputs.inputs)?;
         let expected = args::given("--expect", &self.expect)?;
+        if self.tolerances.is_given() && expected.is_empty() {
+            return Err(Error::usage("--rtol, --atol: `run` has no use for them without --expect".into()).into());
+        }
         let labels = self.labels.as_deref().map(npz::read).transpose()?;
         let model = Model { of: self.planned.of.clone(), ..self.model.clone() };
         let files = [("--save-states", &self.save_states), ("--trace", &self.trace)];

@@ -77,6 +77,7 @@ mod bounds;
 mod cli;
 mod data;
 mod eager;
+mod flags;
 mod forks;
 mod from_plan;
 mod front;
