@@ -270,7 +270,7 @@ impl Plan {
         let limit = self.model.memory_limit;
         let graph = case.graph(limit).map_err(in_file)?;
         self.model.mention_states(&graph.graph);
-        let tuned = self.tuned.as_deref().map(tuned).transpose()?.flatten();
+        let tuned = self.tuned.as_deref().map(tuned).transpose()?;
         // Advice is about one run.
         let explained = |e: Error| if self.forks > 1 { e.into() } else { args::refuse(&case, e, json) };
         let (limits, refuse) = (self.model.limits(), |e| explained(in_file(e)));
@@ -661,16 +661,9 @@ impl Training {
     }
 }
 
-/// Measured schedules from a file. What cannot be used is left out, with a line in the log.
-fn tuned(path: &Path) -> Result<Option<Arc<Tuned>>> {
-    match cache::read(path) {
-        Ok((tuned, _)) => Ok(Some(Arc::new(tuned))),
-        Err(error @ Error::File { .. }) => Err(error),
-        Err(error) => {
-            tracing::warn!("measured schedules are not used: {error}");
-            Ok(None)
-        }
-    }
+/// Measured schedules from a file.
+fn tuned(path: &Path) -> Result<Arc<Tuned>> {
+    Ok(Arc::new(cache::read(path)?.0))
 }
 
 #[derive(Args)]

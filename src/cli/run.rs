@@ -159,8 +159,11 @@ impl Run {
             session.save_states(path)?;
         }
         // One output is held at a time, and none that nobody asks for.
-        let score = labels.filter(|_| !names.is_empty());
-        let score = score.map(|labels| Score::new(names[0], &found.whole(0)?, &labels)).transpose()?;
+        let score = labels.map(|labels| match names.first() {
+            Some(name) => Score::new(name, &found.whole(0)?, &labels),
+            None => Err(Error::usage("--labels: the graph has no output to compare with".into())),
+        });
+        let score = score.transpose()?;
         if let Some(folder) = &self.output_dir {
             std::fs::create_dir_all(folder).map_err(|e| Error::file(folder, "create the folder", e))?;
             for (number, name) in names.iter().enumerate() {

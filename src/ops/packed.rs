@@ -124,8 +124,8 @@ pub(super) static OPS: &[OpDef] = &[
     composed(
         "MatMulNBits",
         "A times the transpose of N rows of K numbers of `bits` bits each, of which every `block_size` \
-         have a scale and a zero point; weights that are constants are unpacked once and kept in the type \
-         of the scales",
+         have a scale and a zero point; constant weights of 2, 4 or 8 bits are read as they are, unless \
+         `g_idx` is given: others are unpacked to the type of the scales",
         inputs![A B scales zero_points? g_idx? bias?],
         few_bits,
     )
@@ -550,12 +550,12 @@ impl Words {
         let expect = |input: usize, shape: &[usize]| {
             expect_shape(call, input, call.shape(input)[..] == *shape, format_args!("{shape:?}"))
         };
-        expect(1, &[n * packing.blocks * packing.block])?;
+        expect(1, &[n * packing.blocks * packing.words_per_block])?;
         expect(2, &[n, packing.blocks])?;
         let zeros = match call.has(3).then(|| call.dtype(3)) {
             None => ZeroPoints::Number(f64::from(1u32 << (bits - 1))),
             Some(DType::I32) => {
-                expect(3, &[(n * packing.zeros).div_ceil(4)])?;
+                expect(3, &[(n * packing.zero_bytes).div_ceil(4)])?;
                 ZeroPoints::Packed
             }
             Some(_) => {
@@ -567,20 +567,13 @@ impl Words {
         Ok(Words { n, k, block, packing, zeros })
     }
 
-    /// The number at a place of words.
-    fn at(&self, words: &[f64], place: usize) -> f64 {
-        let Packing { bits, per_word, .. } = self.packing;
-        let word = words[place / per_word] as i64 as u32;
-        f64::from(word >> (place % per_word * bits) & (u32::MAX >> (32 - bits)))
-    }
-
     /// The zero point of a block.
     fn zero(&self, x: &Args<&[f64]>, row: usize, block: usize) -> f64 {
-        let Packing { bits, blocks, zeros, .. } = self.packing;
+        let packing = &self.packing;
         match self.zeros {
             ZeroPoints::Number(zero) => zero,
-            ZeroPoints::Floats => x[3][row * blocks + block],
-            ZeroPoints::Packed => self.at(x[3], 8 * zeros / bits * row + block),
+            ZeroPoints::Floats => x[3][row * packing.blocks + block],
+            ZeroPoints::Packed => packing.number_in(packing.zeros_per_row() * row + block, |word| x[3][word]),
         }
     }
 
@@ -588,7 +581,7 @@ impl Words {
         let (blocks, numbers) = (self.packing.blocks, self.block);
         let weight = |row: usize, j: usize| {
             let (block, place) = (j / numbers, row * blocks * numbers + j);
-            (self.at(x[1], place) - self.zero(x, row, block)) * x[2][row * blocks + block]
+            (self.packing.number_in(place, |word| x[1][word]) - self.zero(x, row, block)) * x[2][row * blocks + block]
         };
         let rows: Vec<Vec<f64>> = (0..self.n).map(|row| (0..self.k).map(|j| weight(row, j)).collect()).collect();
         let dot = |left: &[f64], row: &Vec<f64>| left.iter().zip(row).map(|(a, b)| a * b).sum::<f64>();
@@ -608,7 +601,8 @@ impl Words {
 
     /// The gradients: of a product by weights that are unpacked for it.
     fn grad<'g>(&self, b: Nodes<'g>, call: &Call, back: &Back<'_, 'g>) -> OpResult<Vec<Option<Var<'g>>>> {
-        let (n, k, Packing { blocks, zeros, bits, .. }) = (self.n, self.k, self.packing);
+        let (n, k, Packing { blocks, .. }) = (self.n, self.k, self.packing);
+        let zeros = self.packing.zeros_per_row();
         let split = [n, blocks, self.block];
         let each = |value: Var<'g>| value.cast(DType::F32).shaped(&[n, blocks, 1]);
         let zero = match self.zeros {
@@ -616,8 +610,8 @@ impl Words {
             ZeroPoints::Floats => each(back.x[3]),
             ZeroPoints::Packed => {
                 let all = self.numbers(b, back.x[3])?;
-                let all = all.shaped(&[all.shape()?.numel()]).part(0, 0..n * 8 * zeros / bits);
-                each(all.shaped(&[n, 8 * zeros / bits]).part(1, 0..blocks))
+                let all = all.shaped(&[all.shape()?.numel()]).part(0, 0..n * zeros);
+                each(all.shaped(&[n, zeros]).part(1, 0..blocks))
             }
         };
         let (above, scale) = (self.numbers(b, back.x[1])?.shaped(&split) - zero, each(back.x[2]));

@@ -7,12 +7,17 @@ use crate::error::Result;
 use crate::graph::Graph;
 use crate::kernel::Packing;
 use crate::op::{Attrs, Fact, NodeId, ValueId};
+use crate::target::Family;
 use std::sync::Arc;
 
 /// The product that reads words of packed numbers.
 const PRODUCT: &str = "plimsoll.MatMulBits";
 
-/// Makes products of packed words of those whose weights are constants. Others unpack their weights, as the row says.
+/// The most rows of a left operand for which the right one's numbers are widened on their way into the sums, each time that they are read.
+const CPU_ROWS: usize = 4;
+const GPU_ROWS: usize = 8;
+
+/// Makes products of packed words of those of few rows whose weights are constants. Others unpack their weights, as the row says.
 pub fn run(graph: &mut Graph, context: &Context) -> Result<()> {
     for id in graph.order()? {
         if graph.node(id).op_name() == "MatMulNBits" {
@@ -37,6 +42,12 @@ fn few_bits(graph: &mut Graph, context: &Context, id: NodeId) -> Result<()> {
     let Ok(packing) = Packing::new(bits, block, k) else { return Ok(()) };
     let suits = |value: ValueId| matches!(graph.fact(value).dtype, DType::F32 | DType::F16 | DType::BF16);
     if groups.is_some() || graph.fact(left).shape.len() < 2 || !suits(left) || !suits(scales) {
+        return Ok(());
+    }
+    // Beyond a few rows, a product of unpacked weights is faster.
+    let most = if context.target.family == Family::Cpu { CPU_ROWS } else { GPU_ROWS };
+    let rows = graph.fact(left).shape.numel() / k.max(1);
+    if !context.decisions.if_cheaper("few bits", id, rows <= most) {
         return Ok(());
     }
     let Some(words) = as_words(graph, weights) else { return Ok(()) };

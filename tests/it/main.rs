@@ -35,6 +35,7 @@ mod chunk;
 mod half;
 mod layout;
 mod optimizers;
+mod packed;
 mod passes;
 mod precision;
 mod prologue;

@@ -72,30 +72,46 @@ impl Product {
     /// # Safety
     /// `row` must be the place of the left operand's row among `args`, which must be the kernel's.
     unsafe fn element(&self, args: &Args, row: *const f32, column: usize) -> f32 {
-        let Packing { block, blocks, per_word, .. } = self.packing;
-        let numbers = block * per_word;
-        let step = self.left.strides[self.left.strides.len() - 1];
-        let words = args.at(1, (self.words.offset + (column * blocks * block) as isize) * SIZE).cast::<u32>();
-        let mut sum = 0.0;
-        for b in 0..blocks {
-            let (first, end) = (b * numbers, self.terms.min((b + 1) * numbers));
-            // SAFETY: all of this is inside the operands, which were checked to span their memory.
-            unsafe {
-                let x = row.offset(first as isize * step);
-                let zero = self.zero(args, column, b);
-                let part = self.part(x, step, words.add(b * block), end - first, zero);
-                sum += part * args.at(2, self.scales.at(&[column, b]) * SIZE).cast::<f32>().read();
-            }
+        let Packing { bits, words_per_block, blocks, .. } = self.packing;
+        let words = self.words.offset + (column * blocks * words_per_block) as isize;
+        let run = Run {
+            row,
+            step: self.left.strides[self.left.strides.len() - 1],
+            words: args.at(1, words * SIZE).cast(),
+            block: words_per_block * self.packing.per_word,
+            terms: self.terms,
+        };
+        let scale = |block: usize| {
+            // SAFETY: it is inside the operand, which was checked to span its memory.
+            unsafe { args.at(2, self.scales.at(&[column, block]) * SIZE).cast::<f32>().read() }
+        };
+        // SAFETY: `args` are the kernel's.
+        let zero = |block: usize| unsafe { self.zero(args, column, block) };
+        #[cfg(target_arch = "x86_64")]
+        if run.step == 1 && self.isa != Isa::PORTABLE {
+            // SAFETY: the processor has AVX2 and FMA; the run is inside the operands.
+            return unsafe {
+                match bits {
+                    2 => x86::sum::<2>(&run, scale, zero),
+                    4 => x86::sum::<4>(&run, scale, zero),
+                    _ => x86::sum::<8>(&run, scale, zero),
+                }
+            };
         }
-        sum
+        let blocks = (0..blocks).map(|block| {
+            let numbers = block * run.block..run.terms.min((block + 1) * run.block);
+            // SAFETY: the run is inside the operands.
+            scale(block) * unsafe { plain(bits, &run, numbers, zero(block)) }
+        });
+        blocks.sum()
     }
 
     /// The zero point of a block.
     ///
     /// # Safety
     /// `args` must be the kernel's.
+    #[inline(always)]
     unsafe fn zero(&self, args: &Args, column: usize, block: usize) -> f32 {
-        let Packing { bits, zeros, per_word, .. } = self.packing;
         match (self.zeros, &self.points) {
             (ZeroPoints::Number(zero), _) => zero as f32,
             // SAFETY: it is inside the operand.
@@ -103,110 +119,106 @@ impl Product {
                 args.at(3, points.at(&[column, block]) * SIZE).cast::<f32>().read()
             },
             (ZeroPoints::Packed, Some(points)) => {
-                let place = 8 * zeros / bits * column + block;
+                let place = self.packing.zeros_per_row() * column + block;
                 // SAFETY: as above.
-                let word = unsafe { args.at(3, points.at(&[place / per_word]) * SIZE).cast::<u32>().read() };
-                (word >> (place % per_word * bits) & mask(bits)) as f32
+                let word = |at| unsafe { args.at(3, points.at(&[at]) * SIZE).cast::<u32>().read() };
+                self.packing.number(place, word) as f32
             }
             (_, None) => unreachable!("zero points that are no number are an operand"),
         }
     }
-
-    /// The sum over a block, before its scale.
-    ///
-    /// # Safety
-    /// There must be `count` floats at `x`, `step` apart, and the words of as many numbers.
-    unsafe fn part(&self, x: *const f32, step: isize, words: *const u32, count: usize, zero: f32) -> f32 {
-        #[cfg(target_arch = "x86_64")]
-        if step == 1 && self.isa != Isa::PORTABLE {
-            // SAFETY: the processor has AVX2 and FMA; otherwise as of this function.
-            return unsafe { x86::part(self.packing.bits, x, words, count, zero) };
-        }
-        // SAFETY: as of this function.
-        unsafe { plain(self.packing.bits, x, step, words, 0..count, zero) }
-    }
 }
 
-/// The bits of a number.
-fn mask(bits: usize) -> u32 {
-    u32::MAX >> (32 - bits)
-}
-
-/// The sum over some numbers of a block.
-///
-/// # Safety
-/// As of [`Product::part`].
-unsafe fn plain(
-    bits: usize,
-    x: *const f32,
+/// A row of floats, and the words of the numbers that it is multiplied by.
+struct Run {
+    row: *const f32,
+    /// From a float to the next one.
     step: isize,
     words: *const u32,
-    numbers: std::ops::Range<usize>,
-    zero: f32,
-) -> f32 {
-    let per_word = 32 / bits;
+    /// Numbers of a block, and of the run.
+    block: usize,
+    terms: usize,
+}
+
+/// The sum over some numbers of a block, before its scale.
+///
+/// # Safety
+/// The run must have them.
+#[inline]
+unsafe fn plain(bits: usize, run: &Run, numbers: std::ops::Range<usize>, zero: f32) -> f32 {
+    let (per_word, mask) = (32 / bits, u32::MAX >> (32 - bits));
     let mut sum = 0.0;
     for j in numbers {
         // SAFETY: guaranteed by the caller.
-        let (word, x) = unsafe { (words.add(j / per_word).read_unaligned(), x.offset(j as isize * step).read()) };
-        sum += x * ((word >> (j % per_word * bits) & mask(bits)) as f32 - zero);
+        let (word, x) = unsafe { (run.words.add(j / per_word).read(), run.row.offset(j as isize * run.step).read()) };
+        sum += x * ((word >> (j % per_word * bits) & mask) as f32 - zero);
     }
     sum
 }
 
 #[cfg(target_arch = "x86_64")]
 mod x86 {
-    use super::{mask, plain};
+    use super::{Run, plain};
     use std::arch::x86_64::*;
 
-    /// As [`plain`], eight numbers at a time.
+    /// The sum over all blocks of a run, eight numbers at a time.
     ///
     /// # Safety
-    /// The processor has AVX2 and FMA. There must be `count` floats side by side at `x`, and the words of as many numbers.
+    /// The processor has AVX2 and FMA. The run must have its floats, side by side, and its words.
     #[target_feature(enable = "avx2,fma")]
-    pub unsafe fn part(bits: usize, x: *const f32, words: *const u32, count: usize, zero: f32) -> f32 {
-        let zeros = _mm256_set1_ps(zero);
-        let ones = _mm256_set1_epi32(mask(bits) as i32);
-        let lanes = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
-        let shifts = _mm256_mullo_epi32(lanes, _mm256_set1_epi32(bits as i32));
-        let mut sums = [_mm256_setzero_ps(); 2];
-        let whole = count / 8;
-        for eight in 0..whole {
-            // SAFETY: eight floats and as many numbers are there.
-            let numbers = unsafe {
-                match bits {
-                    // A byte is a number.
-                    8 => _mm256_cvtepu8_epi32(_mm_loadl_epi64(words.add(2 * eight).cast())),
-                    4 => _mm256_and_si256(_mm256_srlv_epi32(spread(words.add(eight)), shifts), ones),
-                    // Half a word.
-                    _ => {
-                        let upper = _mm256_set1_epi32((eight % 2 * 16) as i32);
-                        let word = _mm256_srlv_epi32(spread(words.add(eight / 2)), upper);
-                        _mm256_and_si256(_mm256_srlv_epi32(word, shifts), ones)
-                    }
-                }
-            };
-            let floats = _mm256_sub_ps(_mm256_cvtepi32_ps(numbers), zeros);
-            // SAFETY: as above.
-            let x = unsafe { _mm256_loadu_ps(x.add(8 * eight)) };
-            sums[eight % 2] = _mm256_fmadd_ps(x, floats, sums[eight % 2]);
+    pub unsafe fn sum<const BITS: usize>(run: &Run, scale: impl Fn(usize) -> f32, zero: impl Fn(usize) -> f32) -> f32 {
+        let (mut sums, mut rest) = (_mm256_setzero_ps(), 0.0);
+        let mut start = 0;
+        for block in 0..run.terms.div_ceil(run.block) {
+            let end = run.terms.min(start + run.block);
+            let zeros = _mm256_set1_ps(zero(block));
+            let mut parts = [_mm256_setzero_ps(); 2];
+            let eights = (end - start) / 8;
+            for eight in 0..eights {
+                let first = start + 8 * eight;
+                // SAFETY: eight floats and as many numbers are there.
+                let (x, numbers) = unsafe { (_mm256_loadu_ps(run.row.add(first)), eight_at::<BITS>(run.words, first)) };
+                let floats = _mm256_sub_ps(_mm256_cvtepi32_ps(numbers), zeros);
+                parts[eight % 2] = _mm256_fmadd_ps(x, floats, parts[eight % 2]);
+            }
+            let scales = _mm256_set1_ps(scale(block));
+            sums = _mm256_fmadd_ps(_mm256_add_ps(parts[0], parts[1]), scales, sums);
+            if start + 8 * eights < end {
+                // SAFETY: guaranteed by the caller.
+                rest += scale(block) * unsafe { plain(BITS, run, start + 8 * eights..end, zero(block)) };
+            }
+            start = end;
         }
-        let all = _mm256_add_ps(sums[0], sums[1]);
-        let half = _mm_add_ps(_mm256_castps256_ps128(all), _mm256_extractf128_ps::<1>(all));
+        let half = _mm_add_ps(_mm256_castps256_ps128(sums), _mm256_extractf128_ps::<1>(sums));
         let pair = _mm_add_ps(half, _mm_movehl_ps(half, half));
-        let sum = _mm_cvtss_f32(_mm_add_ss(pair, _mm_shuffle_ps::<1>(pair, pair)));
-        // SAFETY: guaranteed by the caller.
-        sum + unsafe { plain(bits, x, 1, words, 8 * whole..count, zero) }
+        rest + _mm_cvtss_f32(_mm_add_ss(pair, _mm_shuffle_ps::<1>(pair, pair)))
     }
 
-    /// A word in all lanes.
+    /// Eight numbers of a list of words, from one whose place is a multiple of eight.
     ///
     /// # Safety
-    /// There must be a word.
+    /// The processor has AVX2. The words must have them.
+    #[inline]
     #[target_feature(enable = "avx2")]
-    unsafe fn spread(word: *const u32) -> __m256i {
+    unsafe fn eight_at<const BITS: usize>(words: *const u32, first: usize) -> __m256i {
         // SAFETY: guaranteed by the caller.
-        _mm256_set1_epi32(unsafe { word.read_unaligned() } as i32)
+        let spread = |at: usize| _mm256_set1_epi32(unsafe { words.add(at).read() } as i32);
+        let lanes = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+        match BITS {
+            // A byte is a number.
+            // SAFETY: as above.
+            8 => _mm256_cvtepu8_epi32(unsafe { _mm_loadl_epi64(words.add(first / 4).cast()) }),
+            4 => _mm256_and_si256(
+                _mm256_srlv_epi32(spread(first / 8), _mm256_slli_epi32::<2>(lanes)),
+                _mm256_set1_epi32(15),
+            ),
+            // Half of a word.
+            _ => {
+                let half = _mm256_set1_epi32((2 * (first % 16)) as i32);
+                let shifts = _mm256_add_epi32(_mm256_slli_epi32::<1>(lanes), half);
+                _mm256_and_si256(_mm256_srlv_epi32(spread(first / 16), shifts), _mm256_set1_epi32(3))
+            }
+        }
     }
 }
 

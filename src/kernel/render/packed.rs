@@ -4,16 +4,18 @@ use super::scalar::Type::{F32, I32};
 use super::scalar::convert;
 use super::{Module, kernels};
 use crate::kernel::ZeroPoints;
+use crate::kernel::algorithm::Text;
+use crate::kernel::schedule::map::BITS_TEAM;
 use crate::kernel::space::over;
 
 kernels! {
-    |module, _| module.matmul_bits() => {
-        matmul_bits "matmul_bits.wgsl": "product by numbers of few bits, an element at a time",
+    |module, text| module.matmul_bits(text) => {
+        matmul_bits "matmul_bits.wgsl": "product by numbers of few bits: a team of invocations per element",
     }
 }
 
 impl Module<'_> {
-    fn matmul_bits(&mut self) -> Result<(), String> {
+    fn matmul_bits(&mut self, text: &Text) -> Result<(), String> {
         let (packing, zeros) = self.kernel.packing();
         let left = self.access(0).shape.clone();
         let rank = left.len();
@@ -38,7 +40,7 @@ impl Module<'_> {
             }
             ZeroPoints::Packed => {
                 self.reader("zero_words", 3, vec![over("at", &self.access(3).shape, 0..1)], &["at"]);
-                self.int("ZEROS", (8 * packing.zeros / packing.bits) as isize);
+                self.int("ZEROS", packing.zeros_per_row() as isize);
                 let body = vec![
                     "let place = column * ZEROS + block;".into(),
                     "let word = zero_words(place / PER);".into(),
@@ -51,12 +53,15 @@ impl Module<'_> {
         self.ints(&[
             ("COLUMNS", columns),
             ("TERMS", left[rank - 1]),
-            ("BLOCKS", packing.blocks),
-            ("WORDS", packing.block),
+            ("WORDS", packing.blocks * packing.words_per_block),
+            ("BLOCK", packing.words_per_block),
+            ("TEAM", BITS_TEAM),
             ("PER", packing.per_word),
             ("BITS", packing.bits),
             ("MASK", (1 << packing.bits) - 1),
         ]);
+        let threads = text.launch(self.kernel, self.target).threads as usize;
+        self.shared.push(("sums", F32, threads));
         self.store(&self.flat(), Some(F32), None, &[])?;
         self.per_element();
         Ok(())

@@ -25,9 +25,17 @@ pub(in crate::kernel) fn looks(kernel: &Kernel, threads: usize) -> Option<usize>
 /// Invocations that add up by indices and whose notes are summed up together.
 pub(in crate::kernel) const TEAM: usize = 16;
 
+/// Invocations that compute an element of a product by numbers of few bits together.
+pub(in crate::kernel) const BITS_TEAM: usize = 32;
+
 impl Elements {
     pub(in crate::kernel) fn launch(&self, kernel: &Kernel) -> Launch {
         let count = kernel.shape.numel() as u64;
+        if let (Elements::One { threads }, Template::MatMulBits { .. }) = (self, &kernel.template) {
+            let elements = u64::from(*threads) / BITS_TEAM as u64;
+            let shared = 4 * u64::from(*threads);
+            return Launch { threads: *threads, groups: count.div_ceil(elements.max(1)), cluster: 1, shared };
+        }
         let (threads, each) = match *self {
             Elements::One { threads } if kernel.template == Template::SumByIndex => {
                 (threads, looks(kernel, threads as usize).unwrap_or(1) as u64)

@@ -22,15 +22,15 @@ pub struct Packing {
     /// Numbers of a word.
     pub per_word: usize,
     /// Words of a block.
-    pub block: usize,
+    pub words_per_block: usize,
     /// Blocks of a row.
     pub blocks: usize,
     /// Bytes of a row's packed zero points.
-    pub zeros: usize,
+    pub zero_bytes: usize,
 }
 
 impl Packing {
-    /// The packing of `k` numbers per row, of which each `block` have one scale.
+    /// The packing of `k` numbers per row, of `bits` bits each, of which each `block` numbers have one scale.
     ///
     /// # Errors
     /// What is not possible of it.
@@ -40,13 +40,23 @@ impl Packing {
             format!("expected blocks of whole words of 32 bits, found {block} numbers of {bits} bits")
         })?;
         let blocks = k.div_ceil(block);
-        Ok(Packing { bits, per_word: 32 / bits, block: block * bits / 32, blocks, zeros: (blocks * bits).div_ceil(8) })
+        let (words_per_block, zero_bytes) = (block * bits / 32, (blocks * bits).div_ceil(8));
+        Ok(Packing { bits, per_word: 32 / bits, words_per_block, blocks, zero_bytes })
+    }
+
+    /// The numbers that a row's packed zero points have room for.
+    pub fn zeros_per_row(&self) -> usize {
+        8 * self.zero_bytes / self.bits
     }
 
     /// The number at a place of a list of words.
-    fn at(&self, place: usize, words: impl FnOnce(usize) -> f64) -> f64 {
-        let word = words(place / self.per_word) as i64 as u32;
-        f64::from(word >> (place % self.per_word * self.bits) & (u32::MAX >> (32 - self.bits)))
+    pub fn number(&self, place: usize, word: impl FnOnce(usize) -> u32) -> u32 {
+        word(place / self.per_word) >> (place % self.per_word * self.bits) & (u32::MAX >> (32 - self.bits))
+    }
+
+    /// As [`number`](Self::number), of words that are held as floats.
+    pub fn number_in(&self, place: usize, word: impl FnOnce(usize) -> f64) -> f64 {
+        f64::from(self.number(place, |at| word(at) as i64 as u32))
     }
 }
 
@@ -85,9 +95,11 @@ pub(super) static MATMUL_BITS: TemplateDef = TemplateDef {
         let (batch, m, n) = matrix(shape)?;
         kernel.reads_axes(0, shape.len())?;
         let k = reads[0].access.shape[batch.len() + 1];
-        ensure(m.max(n).max(k) <= MOST_EXTENT, || format!("a product of {m} by {k} by {n} is too large"))?;
-        kernel.reads_extents(0, &[batch, &[m, k]].concat())?;
         let (packing, zeros) = kernel.template.packing(k).unwrap_or_else(|| mismatch(&kernel.template))?;
+        let filled = packing.blocks.saturating_mul(packing.words_per_block * packing.per_word);
+        let largest = m.max(n).max(filled).max(n.saturating_mul(packing.zeros_per_row()));
+        ensure(largest <= MOST_EXTENT, || format!("a product of {m} by {k} by {n} is too large"))?;
+        kernel.reads_extents(0, &[batch, &[m, k]].concat())?;
         let words = |operand: usize, bytes: usize| {
             kernel.reads_extents(operand, &[bytes.div_ceil(4)])?;
             let read = &reads[operand];
@@ -103,11 +115,11 @@ pub(super) static MATMUL_BITS: TemplateDef = TemplateDef {
             })
         };
         ensure(is_small_float(reads[0].dtype), || format!("expected f32, f16 or bf16, found {}", reads[0].dtype))?;
-        words(1, 4 * n * packing.blocks * packing.block)?;
+        words(1, 4 * n * packing.blocks * packing.words_per_block)?;
         floats(2)?;
         match zeros {
             ZeroPoints::Number(_) => Ok(()),
-            ZeroPoints::Packed => words(3, n * packing.zeros),
+            ZeroPoints::Packed => words(3, n * packing.zero_bytes),
             ZeroPoints::Floats => floats(3),
         }
     },
@@ -123,11 +135,14 @@ pub(super) static MATMUL_BITS: TemplateDef = TemplateDef {
             let template = Template::MatMulBits { bits, block, zeros };
             let packing = Packing::new(bits, block, k).expect("a sample");
             let words = |count| Operand { dtype: DType::I32, ..floats(&[count]) };
-            let mut reads =
-                vec![floats(&[m, k]), words(n * packing.blocks * packing.block), floats(&[n, packing.blocks])];
+            let mut reads = vec![
+                floats(&[m, k]),
+                words(n * packing.blocks * packing.words_per_block),
+                floats(&[n, packing.blocks]),
+            ];
             match zeros {
                 ZeroPoints::Number(_) => {}
-                ZeroPoints::Packed => reads.push(words((n * packing.zeros).div_ceil(4))),
+                ZeroPoints::Packed => reads.push(words((n * packing.zero_bytes).div_ceil(4))),
                 ZeroPoints::Floats => reads.push(floats(&[n, packing.blocks])),
             }
             sample(template, &[m, n], reads, Expr::input(0, DType::F32))
@@ -150,7 +165,7 @@ fn is_small_float(dtype: DType) -> bool {
 fn product(kernel: &Kernel, index: &[usize], elements: &mut Elements) -> Row {
     let [row @ .., column] = index else { panic!("a product has at least two axes") };
     let (packing, zeros) = kernel.packing();
-    let numbers = packing.block * packing.per_word;
+    let numbers = packing.words_per_block * packing.per_word;
     let left = elements.along(0, &[row, &[0]].concat(), row.len());
     let mut sum = 0.0;
     for block in 0..packing.blocks {
@@ -158,14 +173,14 @@ fn product(kernel: &Kernel, index: &[usize], elements: &mut Elements) -> Row {
             ZeroPoints::Number(zero) => zero,
             ZeroPoints::Floats => elements.at(3, &[*column, block]),
             ZeroPoints::Packed => {
-                let place = 8 * packing.zeros / packing.bits * column + block;
-                packing.at(place, |word| elements.at(3, &[word]))
+                let place = packing.zeros_per_row() * column + block;
+                packing.number_in(place, |word| elements.at(3, &[word]))
             }
         };
         let scale = elements.at(2, &[*column, block]);
         for (j, x) in left.iter().enumerate().skip(block * numbers).take(numbers) {
             let place = column * packing.blocks * numbers + j;
-            sum += x * (packing.at(place, |word| elements.at(1, &[word])) - zero) * scale;
+            sum += x * (packing.number_in(place, |word| elements.at(1, &[word])) - zero) * scale;
         }
     }
     single(sum)

@@ -1,0 +1,134 @@
+//! Weights of few bits stay as the file has them: in the plan, on every target, and in the memory of a run.
+
+use crate::common::{self, Folder};
+use plimsoll::internals::onnx::{self, text};
+use plimsoll::internals::plan::{Class, compile};
+use plimsoll::internals::reference;
+use plimsoll::{DType, Graph, Limits, Recipe, Target, Tensor};
+use std::path::Path;
+
+/// Products of one row of every kind: bits, numbers of a block, zero points, with a bias or without.
+const KINDS: &[(usize, usize, &str, bool)] = &[
+    (4, 32, "", false),
+    (4, 16, "packed", true),
+    (4, 128, "floats", false),
+    (8, 32, "", true),
+    (8, 16, "packed", false),
+    (2, 16, "", false),
+    (2, 64, "packed", false),
+];
+
+const ROWS: usize = 24;
+
+/// A product by `ROWS` rows of `k` numbers, as a file; and the bytes of its initializers.
+fn product(k: usize, (bits, block, zeros, bias): (usize, usize, &str, bool)) -> (onnx::Model, u64) {
+    let blocks = k.div_ceil(block);
+    let mut state = 7u32;
+    let mut list = |count: usize, most: u32| {
+        let mut next = || {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            (state >> 8) % most
+        };
+        (0..count).map(|_| next().to_string()).collect::<Vec<_>>().join(", ")
+    };
+    let (bytes, zero_bytes) = (ROWS * blocks * block * bits / 8, ROWS * (blocks * bits).div_ceil(8));
+    let weights = list(bytes, 256);
+    let scales = list(ROWS * blocks, 3);
+    let mut initializers = format!(
+        "uint8[{ROWS}, {blocks}, {}] b = {{{weights}}}, float[{ROWS}, {blocks}] s = {{{scales}}}",
+        block * bits / 8
+    );
+    let mut total = bytes + 4 * ROWS * blocks;
+    let zero = match zeros {
+        "packed" => {
+            initializers += &format!(", uint8[{zero_bytes}] z = {{{}}}", list(zero_bytes, 256));
+            total += zero_bytes;
+            "z"
+        }
+        "floats" => {
+            initializers += &format!(", float[{ROWS}, {blocks}] z = {{{}}}", list(ROWS * blocks, 9));
+            total += 4 * ROWS * blocks;
+            "z"
+        }
+        _ => "",
+    };
+    if bias {
+        initializers += &format!(", float[{ROWS}] c = {{{}}}", list(ROWS, 5));
+        total += 4 * ROWS;
+    }
+    let mut inputs = vec!["x", "b", "s"];
+    if zero != "" || bias {
+        inputs.push(zero);
+    }
+    if bias {
+        inputs.extend(["", "c"]);
+    }
+    let inputs =
+        inputs.into_iter().map(|name| if name.is_empty() { "\"\"" } else { name }).collect::<Vec<_>>().join(", ");
+    let source = format!(
+        "<ir_version: 10, opset_import: [\"\" : 20, \"com.microsoft\" : 1]>
+        g (float[m, {k}] x) => (float[m, {ROWS}] y) <{initializers}> {{
+            y = com.microsoft.MatMulNBits <K = {k}, N = {ROWS}, bits = {bits}, block_size = {block}> ({inputs})
+        }}"
+    );
+    (onnx::Model::new(text::parse(&source, Path::new("m.onnxtxt")).expect("it parses")), total as u64)
+}
+
+fn graph(model: &onnx::Model, rows: usize) -> Graph {
+    onnx::import(model, &[("m".to_owned(), rows)]).expect("it is a graph")
+}
+
+#[test]
+fn constants_take_the_bytes_of_the_file() {
+    for &kind in KINDS {
+        let (model, bytes) = product(256, kind);
+        for target in [Target::cpu(2), Target::cuda(), Target::preset("wgpu").expect("a preset")] {
+            let prepared = Recipe::default().whole(graph(&model, 3), &target).expect("the passes run");
+            let (plan, _) = compile(&prepared, &target, &Limits { memory: None }).expect("it is planned");
+            let found = plan.buffer_bytes(Class::Constant);
+            assert!(found <= bytes + 4 * 256, "{kind:?} on {}: {found} bytes of {bytes}", target.name);
+        }
+    }
+}
+
+#[test]
+fn products_are_those_of_the_reference() {
+    let mut state = 3;
+    for &kind in KINDS {
+        // Whole blocks, and a last one that is not.
+        for k in [256, 200] {
+            let (model, _) = product(k, kind);
+            for rows in [1, 5] {
+                let graph = graph(&model, rows);
+                let x = common::random(&mut state, &[rows, k].into());
+                let expected = reference::run(&graph, &[x.clone()]).expect("the reference runs");
+                for (name, open) in common::backends() {
+                    let backend = open();
+                    let prepared = Recipe::default().whole(graph.clone(), backend.target()).expect("the passes run");
+                    let (plan, constants) =
+                        compile(&prepared, backend.target(), &Limits { memory: None }).expect("it is planned");
+                    let mut exec =
+                        plimsoll::internals::exec::Exec::load(backend, plan, &constants, &|_| {}).expect("it loads");
+                    let found = exec.run(&[x.clone()]).expect("it runs");
+                    common::agrees(&found[0], &expected[0], 1e-5)
+                        .unwrap_or_else(|e| panic!("{name} {kind:?} {k}: {e}"));
+                }
+            }
+        }
+    }
+}
+
+/// Words of a file are read from it when a device asks for them: the constant is a part of the mapped file.
+#[test]
+fn words_lie_where_the_bytes_do() {
+    let folder = Folder::new("words");
+    let bytes: Vec<u8> = (0..64).collect();
+    let path = folder.file("w.bin", &bytes);
+    let fact = plimsoll::Fact::new(DType::U8, [32]);
+    let constant = plimsoll::Constant::in_file("w", fact, path.into(), 16);
+    let constant = std::sync::Arc::new(constant);
+    let words = constant.reinterpreted(plimsoll::Fact::new(DType::I32, [8])).expect("as many bytes");
+    let expected = Tensor::new(DType::I32, [8], bytes[16..48].to_vec()).expect("whole words");
+    assert_eq!(words.value().expect("the file is there"), &expected);
+    assert!(constant.reinterpreted(plimsoll::Fact::new(DType::I32, [9])).is_none());
+}
