@@ -14,7 +14,7 @@ use std::sync::Arc;
 const PRODUCT: &str = "plimsoll.MatMulBits";
 
 /// The most rows of a left operand for which the right one's numbers are widened on their way into the sums, each time that they are read.
-const CPU_ROWS: usize = 4;
+const CPU_ROWS: usize = 1;
 const GPU_ROWS: usize = 8;
 
 /// Makes products of packed words of those of few rows whose weights are constants. Others unpack their weights, as the row says.
@@ -44,7 +44,7 @@ fn few_bits(graph: &mut Graph, context: &Context, id: NodeId) -> Result<()> {
     if groups.is_some() || graph.fact(left).shape.len() < 2 || !suits(left) || !suits(scales) {
         return Ok(());
     }
-    // Beyond a few rows, a product of unpacked weights is faster.
+    // Beyond these rows, a product of unpacked weights is faster.
     let most = if context.target.family == Family::Cpu { CPU_ROWS } else { GPU_ROWS };
     let rows = graph.fact(left).shape.numel() / k.max(1);
     if !context.decisions.if_cheaper("few bits", id, rows <= most) {

@@ -111,6 +111,9 @@ struct Piece {
     done: usize,
 }
 
+/// The work of the smallest piece of a row, in nanoseconds.
+const PIECE_NS: f64 = 4e3;
+
 /// Places operands over a nest, and adds up the cost of a value.
 struct Placing<'a> {
     nest: &'a Nest,
@@ -192,7 +195,10 @@ impl Map {
             Order::Transposed => nest.len() / across * across.div_ceil(TRANSPOSED_ROWS),
             Order::Rows => nest.len(),
         };
-        let shares = Shares::new(rows, inner, BLOCK, len as f64 * (ns + program.cost), threads);
+        let ns = ns + program.cost;
+        // Few elements that cost much are shared as well.
+        let unit = ((PIECE_NS / ns.max(1.0)) as usize).next_power_of_two().clamp(16, BLOCK);
+        let shares = Shares::new(rows, inner, unit, len as f64 * ns, threads);
         let needs = Needs {
             bytes: registers + program.registers,
             bases: source(sources.len() + outs.len()),

@@ -29,7 +29,7 @@ pub fn core(kernel: &Kernel, isa: Isa) -> Result<CoreSpec<'_>, String> {
     Ok(CoreSpec {
         repr: Repr::F32,
         motions: vec![number],
-        cost: 0.2 * terms as f64,
+        cost: 0.1 * terms as f64,
         tables: 0,
         build: Box::new(move |steps, _| {
             Box::new(Product {
@@ -172,20 +172,27 @@ mod x86 {
         for block in 0..run.terms.div_ceil(run.block) {
             let end = run.terms.min(start + run.block);
             let zeros = _mm256_set1_ps(zero(block));
-            let mut parts = [_mm256_setzero_ps(); 2];
-            let eights = (end - start) / 8;
-            for eight in 0..eights {
-                let first = start + 8 * eight;
+            let term = |first: usize, part: __m256| {
                 // SAFETY: eight floats and as many numbers are there.
                 let (x, numbers) = unsafe { (_mm256_loadu_ps(run.row.add(first)), eight_at::<BITS>(run.words, first)) };
-                let floats = _mm256_sub_ps(_mm256_cvtepi32_ps(numbers), zeros);
-                parts[eight % 2] = _mm256_fmadd_ps(x, floats, parts[eight % 2]);
+                _mm256_fmadd_ps(x, _mm256_sub_ps(_mm256_cvtepi32_ps(numbers), zeros), part)
+            };
+            // Two sums: a term need not wait for the one before it.
+            let (mut even, mut odd) = (_mm256_setzero_ps(), _mm256_setzero_ps());
+            let mut first = start;
+            while first + 16 <= end {
+                even = term(first, even);
+                odd = term(first + 8, odd);
+                first += 16;
             }
-            let scales = _mm256_set1_ps(scale(block));
-            sums = _mm256_fmadd_ps(_mm256_add_ps(parts[0], parts[1]), scales, sums);
-            if start + 8 * eights < end {
+            if first + 8 <= end {
+                even = term(first, even);
+                first += 8;
+            }
+            sums = _mm256_fmadd_ps(_mm256_add_ps(even, odd), _mm256_set1_ps(scale(block)), sums);
+            if first < end {
                 // SAFETY: guaranteed by the caller.
-                rest += scale(block) * unsafe { plain(BITS, run, start + 8 * eights..end, zero(block)) };
+                rest += scale(block) * unsafe { plain(BITS, run, first..end, zero(block)) };
             }
             start = end;
         }
