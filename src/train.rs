@@ -490,7 +490,7 @@ impl<'a> Builder<'a> {
             let why = if self.training.freezes(&name) {
                 Some(FROZEN)
             } else if statistics.contains(&value) {
-                Some("it is a running statistic of a frozen normalization")
+                Some("it is a running statistic: no gradient trains it")
             } else if *role == onnx::Role::Buffer && !self.training.names_trained(&name) {
                 Some("the exporter says that it is a buffer")
             } else if dtype != DType::F32 {

@@ -478,6 +478,10 @@ pub(super) fn outputs<'a>(
     files: impl IntoIterator<Item = (&'static str, &'a Path)>,
     read: impl IntoIterator<Item = impl AsRef<Path>>,
 ) -> Result<()> {
+    let mut files = files.into_iter().peekable();
+    if files.peek().is_none() {
+        return Ok(());
+    }
     let read: Vec<PathBuf> = read.into_iter().map(|path| whole(path.as_ref())).collect();
     let mut taken: Vec<(&str, PathBuf)> = Vec::new();
     for (flag, path) in files {

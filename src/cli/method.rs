@@ -141,7 +141,8 @@ pub(super) struct Method {
     #[arg(long, value_name = "GLOB")]
     train_only: Vec<String>,
     /// For cross_entropy: the axis of the classes in the model's first output, counted from 0, the batch. Without it, `train` takes the axis
-    /// without which the output has the labels' shape; other commands, which have no labels, the last of three axes, else the second.
+    /// without which the output has the labels' shape; other commands, which have no labels, the last of three axes, else the second, and they
+    /// ask for it where two axes are equal.
     #[arg(long, value_name = "AXIS", value_parser = clap::value_parser!(u32).range(1..))]
     class_axis: Option<u32>,
 }

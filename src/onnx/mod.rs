@@ -37,6 +37,7 @@ mod write;
 
 pub use export::{export, export_step};
 pub use inspect::{Declared, Initializer, Inspected};
+pub(crate) use roles::HAND_ON;
 pub use roles::{Role, Weight};
 pub use state::likely_states;
 pub use write::{data_file, encode, write};

@@ -98,6 +98,9 @@ const READERS: &[(&str, usize)] = &[
     ("Gemm", 0),
     ("FusedMatMul", 0),
     ("FusedGemm", 0),
+    ("MatMulNBits", 1),
+    ("DequantizeLinear", 0),
+    ("GatherBlockQuantized", 0),
     ("Einsum", 0),
     ("Conv", 1),
     ("FusedConv", 1),
@@ -119,7 +122,7 @@ const READERS: &[(&str, usize)] = &[
 ];
 
 /// Operators that hand the elements of a weight on.
-const HAND_ON: &[&str] = &["Identity", "Transpose", "Cast", "Reshape", "Squeeze", "Unsqueeze", "Flatten"];
+pub(crate) const HAND_ON: &[&str] = &["Identity", "Transpose", "Cast", "Reshape", "Squeeze", "Unsqueeze", "Flatten"];
 
 /// The words of a name: parts of letters, in lower case.
 fn words(name: &str) -> impl DoubleEndedIterator<Item = String> {
@@ -164,7 +167,7 @@ impl Model {
     /// another network; `None` if nothing does.
     pub fn folded_norms(&self) -> Option<String> {
         let nodes = &self.proto.graph.as_ref()?.node;
-        let advice = "To train it, export it as it is: torch.onnx.export(.., dynamo=True, optimize=False)";
+        let advice = "To train it, export it with its norms: torch.onnx.export(.., dynamo=True, optimize=False)";
         let is_folded =
             |node: &&NodeProto| noted(&node.metadata_props, RULE).is_some_and(|rule| rule.starts_with(FOLDS_A_NORM));
         let folded = nodes.iter().filter(is_folded).count();
@@ -214,16 +217,30 @@ mod tests {
     use crate::onnx::text;
     use std::path::Path;
 
+    /// A model of `x`, with four columns, by weights of zeros.
+    fn model(weights: &[(&str, &[usize])], nodes: &str) -> Model {
+        let zeros = |shape: &[usize]| vec!["0"; shape.iter().product()].join(", ");
+        let weights = weights.iter().map(|(name, shape)| format!("float{shape:?} {name} = {{{}}}", zeros(shape)));
+        let weights = weights.collect::<Vec<_>>().join(", ");
+        let head = "<ir_version: 10, opset_import: [\"\" : 20]> g (float[n, 4] x) => (y)";
+        let source = format!("{head} <{weights}> {{ {nodes} }}");
+        Model::new(text::parse(&source, Path::new("text")).expect("it parses"))
+    }
+
     #[test]
     fn buffers_are_told_from_weights_by_names_and_readers() {
-        let source = "<ir_version: 10, opset_import: [\"\" : 20]>
-            g (float[n, 4] x) => (float[n, 2] y)
-            <float[4] mean, float[4] pixel_std, float[4, 3] stem, float[3, 5] mel_filters, float[5] offset, float[5] gamma, float[2, 5] head_weight>
-            {
-                a = Sub (x, mean)  b = Div (a, pixel_std)  c = MatMul (b, stem)  d = MatMul (c, mel_filters)
-                e = Add (d, offset)  f = Mul (e, gamma)  t = Transpose (head_weight)  y = MatMul (f, t)
-            }";
-        let model = Model::new(text::parse(source, Path::new("text")).expect("it parses"));
+        let weights: [(&str, &[usize]); 7] = [
+            ("mean", &[4]),
+            ("pixel_std", &[4]),
+            ("stem", &[4, 3]),
+            ("mel_filters", &[3, 5]),
+            ("offset", &[5]),
+            ("gamma", &[5]),
+            ("head_weight", &[2, 5]),
+        ];
+        let nodes = "a = Sub (x, mean)  b = Div (a, pixel_std)  c = MatMul (b, stem)  d = MatMul (c, mel_filters)
+            e = Add (d, offset)  f = Mul (e, gamma)  t = Transpose (head_weight)  y = MatMul (f, t)";
+        let model = model(&weights, nodes);
         let roles: Vec<_> = model.weights().into_iter().map(|weight| (weight.name, weight.role)).collect();
         let of = |role: Role| {
             roles.iter().filter(|(_, own)| *own == role).map(|(name, _)| &name[..]).collect::<Vec<_>>().join(" ")
@@ -234,9 +251,7 @@ mod tests {
 
     #[test]
     fn the_exporter_knows_better() {
-        let source = "<ir_version: 10, opset_import: [\"\" : 20]>
-            g (float[n, 4] x) => (float[n, 4] y) <float[4] weight, float[4] mean> { a = Sub (x, mean)  y = Mul (a, weight) }";
-        let mut model = Model::new(text::parse(source, Path::new("text")).expect("it parses"));
+        let mut model = model(&[("weight", &[4]), ("mean", &[4])], "a = Sub (x, mean)  y = Mul (a, weight)");
         let graph = model.proto.graph.as_mut().expect("it has a graph");
         for (name, kind) in [("weight", "BUFFER"), ("mean", "PARAMETER")] {
             let metadata_props = vec![StringStringEntryProto { key: KIND.into(), value: kind.into() }];

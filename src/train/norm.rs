@@ -35,8 +35,7 @@ pub(super) fn statistics(graph: &Graph) -> Result<HashSet<ValueId>> {
 
 /// The value whose elements a view, or a cast, hands on.
 fn source(graph: &Graph, mut value: ValueId) -> ValueId {
-    const HAND_ON: [&str; 7] = ["Cast", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Transpose", "Identity"];
-    while HAND_ON.contains(&graph.node(value.node).op_name())
+    while crate::onnx::HAND_ON.contains(&graph.node(value.node).op_name())
         && let Some(Some(from)) = graph.operands(value.node).first()
     {
         value = *from;
