@@ -77,12 +77,14 @@ pub struct Context<'a> {
     pub recipe: Recipe,
     /// The decisions that follow from extents.
     pub decisions: Decisions,
+    /// True if other programs have the graph's constants, too, and may need them in another form.
+    pub shares_constants: bool,
 }
 
 impl<'a> Context<'a> {
     /// The context of a graph that is compiled alone, and decides for itself.
     pub fn new(target: &'a Target, recipe: Recipe) -> Context<'a> {
-        Context { target, recipe, decisions: Decisions::default() }
+        Context { target, recipe, decisions: Decisions::default(), shares_constants: false }
     }
 
     /// Adds a node to a graph. A node that depends on constants alone becomes a constant at once.
@@ -217,7 +219,7 @@ pub fn group(graph: Graph, context: &Context) -> Result<Prepared> {
 /// When the graph has a cycle.
 pub fn regroup(prepared: &mut Prepared, target: &Target, fuse: bool) -> Result<()> {
     if fuse {
-        let context = Context { target, recipe: Recipe::default(), decisions: prepared.decisions.clone() };
+        let context = Context { decisions: prepared.decisions.clone(), ..Context::new(target, Recipe::default()) };
         prepared.groups = fuse::run(&prepared.graph, &context)?;
     }
     Ok(())

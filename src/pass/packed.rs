@@ -13,12 +13,16 @@ use std::sync::Arc;
 /// The product that reads words of packed numbers.
 const PRODUCT: &str = "plimsoll.MatMulBits";
 
-/// The most rows of a left operand for which the right one's numbers are widened on their way into the sums, each time that they are read.
+/// The most rows of a left operand for which the right one's numbers are widened on their way into the sums: each row widens them again.
 const CPU_ROWS: usize = 1;
-const GPU_ROWS: usize = 8;
+const GPU_ROWS: usize = 2;
 
 /// Makes products of packed words of those of few rows whose weights are constants. Others unpack their weights, as the row says.
 pub fn run(graph: &mut Graph, context: &Context) -> Result<()> {
+    // A program of more rows unpacks the weights: they would be there twice.
+    if context.shares_constants {
+        return Ok(());
+    }
     for id in graph.order()? {
         if graph.node(id).op_name() == "MatMulNBits" {
             few_bits(graph, context, id)?;

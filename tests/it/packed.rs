@@ -4,7 +4,7 @@ use crate::common::{self, Folder};
 use plimsoll::internals::onnx::{self, text};
 use plimsoll::internals::plan::{Class, compile};
 use plimsoll::internals::reference;
-use plimsoll::{DType, Graph, Limits, Recipe, Target, Tensor};
+use plimsoll::{Choice, DType, Graph, Limits, Options, Recipe, Session, Target, Tensor};
 use std::path::Path;
 
 /// Products of one row of every kind: bits, numbers of a block, zero points, with a bias or without.
@@ -131,4 +131,17 @@ fn words_lie_where_the_bytes_do() {
     let expected = Tensor::new(DType::I32, [8], bytes[16..48].to_vec()).expect("whole words");
     assert_eq!(words.value().expect("the file is there"), &expected);
     assert!(constant.reinterpreted(plimsoll::Fact::new(DType::I32, [9])).is_none());
+}
+
+/// A program of more rows has the weights unpacked. One of one row reads these, so that nothing is there twice.
+#[test]
+fn programs_hold_weights_in_one_form() {
+    let (model, _) = product(256, KINDS[0]);
+    let options = Options { threads: 2, ..Options::default() }.on(Choice::Cpu);
+    let constants = |programs: &[usize]| {
+        let graphs = programs.iter().map(|&rows| (format!("rows{rows}"), graph(&model, rows)));
+        let session = Session::from_graphs(graphs, &options).expect("it is planned");
+        session.programs().map(|program| program.plan().buffer_bytes(Class::Constant)).max().expect("there is one")
+    };
+    assert_eq!(constants(&[1, 64]), constants(&[64]));
 }
