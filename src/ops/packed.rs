@@ -546,11 +546,14 @@ impl Words {
             [_, .., k] => *k,
             found => return Err(format!("input 'A': expected two axes or more, found {found:?}")),
         };
+        ensure(k > 0, || "input 'A': expected rows of one element or more, found 0".to_owned())?;
         let packing = Packing::new(bits, block, k)?;
+        let words = packing.blocks.checked_mul(packing.words_per_block).and_then(|words| words.checked_mul(n));
+        let words = words.ok_or_else(|| format!("{n} rows of {k} numbers are too many"))?;
         let expect = |input: usize, shape: &[usize]| {
             expect_shape(call, input, call.shape(input)[..] == *shape, format_args!("{shape:?}"))
         };
-        expect(1, &[n * packing.blocks * packing.words_per_block])?;
+        expect(1, &[words])?;
         expect(2, &[n, packing.blocks])?;
         let zeros = match call.has(3).then(|| call.dtype(3)) {
             None => ZeroPoints::Number(f64::from(1u32 << (bits - 1))),
@@ -635,16 +638,23 @@ impl Words {
     }
 }
 
+/// The bias of a product by packed weights.
+const BIAS: usize = 5;
+
 fn few_bits<'g>(b: Nodes<'g>, call: &Call, x: &Args<Var<'g>>) -> OpResult<Vec<Var<'g>>> {
     ensure(call.int("weight_prepacked", 0)? == 0, || {
         "attribute 'weight_prepacked': expected 0, found another: weights come as the specification has them".to_owned()
     })?;
     call.int("accuracy_level", 0)?;
+    if call.has(BIAS) {
+        let n = usize::try_from(call.int("N", 0)?).unwrap_or(0);
+        expect_shape(call, BIAS, call.shape(BIAS)[..] == [n], format_args!("[{n}]"))?;
+    }
     let mut inputs = x.0[1..x.0.len().min(5)].to_vec();
     while matches!(inputs.last(), Some(None)) {
         inputs.pop();
     }
     let weights = b.op("plimsoll.Weights", &inputs, call.attrs.only(BLOCKS));
     let y = x[0].matmul(weights.cast(call.dtype(0)).transpose(&[1, 0]));
-    Ok(vec![x.given(5).map_or(y, |bias| y + bias)])
+    Ok(vec![x.given(BIAS).map_or(y, |bias| y + bias)])
 }

@@ -44,14 +44,16 @@ fn few_bits(graph: &mut Graph, context: &Context, id: NodeId) -> Result<()> {
     let (Some(left), Some(weights), Some(scales)) = (given(0), given(1), given(2)) else { return Ok(()) };
     let (zeros, groups, bias) = (given(3), given(4), given(5));
     let Ok(packing) = Packing::new(bits, block, k) else { return Ok(()) };
-    let suits = |value: ValueId| matches!(graph.fact(value).dtype, DType::F32 | DType::F16 | DType::BF16);
+    let suits = |value: ValueId| {
+        let dtype = graph.fact(value).dtype;
+        matches!(dtype, DType::F32 | DType::F16 | DType::BF16) && context.target.storage(dtype).is_ok()
+    };
     if groups.is_some() || graph.fact(left).shape.len() < 2 || !suits(left) || !suits(scales) {
         return Ok(());
     }
-    // Beyond these rows, a product of unpacked weights is faster.
-    let most = if context.target.family == Family::Cpu { CPU_ROWS } else { GPU_ROWS };
-    let rows = graph.fact(left).shape.numel() / k.max(1);
-    if !context.decisions.if_cheaper("few bits", id, rows <= most) {
+    // Another reader would have the weights in another form: they would be there twice.
+    let few = !graph.is_output(weights) && graph.users(weights).iter().all(|&user| has_few_rows(graph, context, user));
+    if !context.decisions.if_cheaper("few bits", id, few) {
         return Ok(());
     }
     let Some(words) = as_words(graph, weights) else { return Ok(()) };
@@ -84,6 +86,15 @@ fn few_bits(graph: &mut Graph, context: &Context, id: NodeId) -> Result<()> {
     }
     graph.replace(id.output(0), value);
     Ok(())
+}
+
+/// True if a node is a product of so few rows that one of unpacked weights is not faster.
+fn has_few_rows(graph: &Graph, context: &Context, id: NodeId) -> bool {
+    let most = if context.target.family == Family::Cpu { CPU_ROWS } else { GPU_ROWS };
+    let operands = graph.operands(id);
+    let Some(&Some(left)) = operands.first() else { return false };
+    let rows = graph.fact(left).shape.split_last().map_or(0, |(_, rows)| rows.iter().product());
+    graph.node(id).op_name() == "MatMulNBits" && operands.get(4).copied().flatten().is_none() && rows <= most
 }
 
 enum Zeros {

@@ -2,9 +2,11 @@
 
 use crate::common::{self, Folder};
 use plimsoll::internals::onnx::{self, text};
-use plimsoll::internals::plan::{Class, compile};
+use plimsoll::internals::op::Attrs;
+use plimsoll::internals::plan::check::check;
+use plimsoll::internals::plan::{Class, Plan, compile};
 use plimsoll::internals::reference;
-use plimsoll::{Choice, DType, Graph, Limits, Options, Recipe, Session, Target, Tensor};
+use plimsoll::{Choice, DType, Graph, Limits, Options, Recipe, Session, Target, Tensor, Trace};
 use std::path::Path;
 
 /// Products of one row of every kind: bits, numbers of a block, zero points, with a bias or without.
@@ -144,4 +146,81 @@ fn programs_hold_weights_in_one_form() {
         session.programs().map(|program| program.plan().buffer_bytes(Class::Constant)).max().expect("there is one")
     };
     assert_eq!(constants(&[1, 64]), constants(&[64]));
+}
+
+fn parsed(source: &str) -> onnx::Model {
+    onnx::Model::new(text::parse(source, Path::new("m.onnxtxt")).expect("it parses"))
+}
+
+/// A reader of more rows has the weights unpacked. So has the one of one row beside it.
+#[test]
+fn readers_of_one_graph_have_weights_in_one_form() {
+    let zeros = |count: usize| vec!["0"; count].join(", ");
+    let model = parsed(&format!(
+        "<ir_version: 10, opset_import: [\"\" : 20, \"com.microsoft\" : 1]>
+        g (float[1, 256] x, float[3, 256] z) => (float[1, 64] y, float[3, 64] u)
+        <uint8[64, 8, 16] b = {{{}}}, float[64, 8] s = {{{}}}> {{
+            y = com.microsoft.MatMulNBits <K = 256, N = 64, bits = 4, block_size = 32> (x, b, s)
+            u = com.microsoft.MatMulNBits <K = 256, N = 64, bits = 4, block_size = 32> (z, b, s)
+        }}",
+        zeros(64 * 8 * 16),
+        zeros(64 * 8)
+    ));
+    let graph = onnx::import(&model, &[]).expect("it is a graph");
+    let (plan, _) = Recipe::default().compile(graph, &Target::cpu(2), &Limits { memory: None }).expect("it is planned");
+    assert_eq!(plan.buffer_bytes(Class::Constant), 4 * 64 * 256);
+}
+
+/// A target without a type for the scales has them in the weights that it unpacks.
+#[test]
+fn scales_that_a_target_cannot_store_are_unpacked() {
+    let model = parsed(
+        "<ir_version: 10, opset_import: [\"\" : 20, \"com.microsoft\" : 1]>
+        g (float[1, 32] x) => (float[1, 2] y) <uint8[2, 1, 16] b, float16[2, 1] s> {
+            y = com.microsoft.MatMulNBits <K = 32, N = 2, bits = 4, block_size = 32> (x, b, s)
+        }"
+        .replace("16] b", &format!("16] b = {{{}}}", ["7"; 32].join(", ")))
+        .replace("1] s", "1] s = {1, 2}")
+        .as_str(),
+    );
+    for name in ["wgpu", "wgpu-desktop"] {
+        let graph = onnx::import(&model, &[]).expect("it is a graph");
+        let target = Target::preset(name).expect("a preset");
+        Recipe::default().plan(graph, &target, &Limits { memory: None }).unwrap_or_else(|e| panic!("{name}: {e}"));
+    }
+}
+
+#[test]
+fn operands_that_are_no_product_are_refused() {
+    let of = |left: [usize; 2], n: i64| {
+        let trace = Trace::new("g");
+        let x = trace.input("x", DType::F32, left);
+        let (words, scales) = (trace.input("b", DType::I32, [4]), trace.input("s", DType::F32, [1, 1]));
+        let attrs = Attrs::new().with("N", n).with("bits", 4).with("block_size", 32);
+        trace.output("y", trace.op("plimsoll.MatMulBits", &[Some(x), Some(words), Some(scales)], attrs));
+        trace.finish().expect_err("it is no product").to_string()
+    };
+    let found = of([1, 0], 1);
+    assert!(found.contains("expected rows of one element or more"), "{found}");
+    let found = of([0, 1 << 40], 1 << 30);
+    assert!(found.contains("too many"), "{found}");
+}
+
+/// A team of invocations computes an element: a workgroup has whole teams.
+#[test]
+fn workgroups_of_less_than_a_team_are_refused() {
+    let (model, _) = product(256, KINDS[0]);
+    let target = Target::preset("wgpu").expect("a preset");
+    let limits = Limits { memory: None };
+    let plan = Recipe::default().plan(graph(&model, 1), &target, &limits).expect("it is planned");
+    let text = plan.to_json();
+    let read = |text: &str| {
+        let plan = Plan::from_json(text, Path::new("plan.json"))?;
+        check(&plan)
+    };
+    read(&text).expect("it is a good plan");
+    let edited = text.replace("\"threads\":64", "\"threads\":16").replace("\"threads\": 64", "\"threads\": 16");
+    assert_ne!(edited, text, "the plan has its workgroups' size");
+    let error = read(&edited).expect_err("half a team").to_string();
+    assert!(error.contains("workgroups of 16 invocations"), "{error}");
 }

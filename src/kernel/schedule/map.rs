@@ -62,7 +62,10 @@ impl Elements {
                 threads
             }
         };
-        let known = threads >= 1 && (threads == target.max_workgroup || threads.is_power_of_two());
+        let least = if matches!(kernel.template, Template::MatMulBits { .. }) { BITS_TEAM as u32 } else { 1 };
+        let known = threads >= 1
+            && threads.is_multiple_of(least)
+            && (threads == target.max_workgroup || threads.is_power_of_two());
         let fits = known && threads <= target.max_workgroup.min(1024);
         if fits { Ok(()) } else { Err(format!("workgroups of {threads} invocations")) }
     }
