@@ -505,10 +505,9 @@ fn folded_norms_are_asked_about() {
     let text = ok(&[&["inspect", "graphs/digits.onnx"]]);
     assert!(!text.contains("norms "), "{text}");
     let folder = Folder::new("folded");
-    let body = format!(
-        "g (float[n, 1, 4, 4] x) => (float[n, 2, 4, 4] y) <float[2, 1, 1, 1] w = {{1, 2}}, float[2] b = {{0, 1}}> {{ y = Conv (x, w, b) }}"
-    );
-    let path = model(&folder, "m.onnxtxt", &body);
+    let body = "g (float[n, 1, 4, 4] x) => (float[n, 2, 4, 4] y)
+        <float[2, 1, 1, 1] w = {1, 2}, float[2] b = {0, 1}> { y = Conv (x, w, b) }";
+    let path = model(&folder, "m.onnxtxt", body);
     let words = "1 convolution with a bias and no norm: exported with the norms folded in?";
     assert!(ok(&[&["inspect", &path]]).contains(words));
     assert!(ok(&[&["plan", "--train", &path, "--loss", "mse", "--batch", "2"]]).contains(words));

@@ -328,12 +328,12 @@ fn of_row(sample: &Sample, derives: bool) -> Option<Graph> {
 /// The floats among the literals of all code of a plan.
 fn literals(plan: &Plan) -> BTreeSet<String> {
     fn walk(value: &Value, found: &mut BTreeSet<String>) {
-        if let (Some(literal), Some(dtype)) = (value.pointer("/code/const"), value.get("dtype").and_then(Value::as_str))
+        let is_small_float = |dtype: &str| matches!(dtype, "f32" | "f16" | "bf16");
+        if let Some(literal) = value.pointer("/code/const")
+            && value.get("dtype").and_then(Value::as_str).is_some_and(is_small_float)
         {
-            if matches!(dtype, "f32" | "f16" | "bf16") {
-                let number = literal.as_f64().or_else(|| literal.as_str()?.parse().ok()).expect("a number");
-                found.insert(format!("{:?}", number as f32));
-            }
+            let number = literal.as_f64().or_else(|| literal.as_str()?.parse().ok()).expect("a number");
+            found.insert(format!("{:?}", number as f32));
         }
         match value {
             Value::Array(all) => all.iter().for_each(|value| walk(value, found)),

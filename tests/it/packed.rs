@@ -59,7 +59,7 @@ fn product(k: usize, (bits, block, zeros, bias): (usize, usize, &str, bool)) -> 
         total += 4 * ROWS;
     }
     let mut inputs = vec!["x", "b", "s"];
-    if zero != "" || bias {
+    if !zero.is_empty() || bias {
         inputs.push(zero);
     }
     if bias {
@@ -103,7 +103,7 @@ fn products_are_those_of_the_reference() {
             for rows in [1, 5] {
                 let graph = graph(&model, rows);
                 let x = common::random(&mut state, &[rows, k].into());
-                let expected = reference::run(&graph, &[x.clone()]).expect("the reference runs");
+                let expected = reference::run(&graph, std::slice::from_ref(&x)).expect("the reference runs");
                 for (name, open) in common::backends() {
                     let backend = open();
                     let prepared = Recipe::default().whole(graph.clone(), backend.target()).expect("the passes run");
@@ -111,7 +111,7 @@ fn products_are_those_of_the_reference() {
                         compile(&prepared, backend.target(), &Limits { memory: None }).expect("it is planned");
                     let mut exec =
                         plimsoll::internals::exec::Exec::load(backend, plan, &constants, &|_| {}).expect("it loads");
-                    let found = exec.run(&[x.clone()]).expect("it runs");
+                    let found = exec.run(std::slice::from_ref(&x)).expect("it runs");
                     common::agrees(&found[0], &expected[0], 1e-5)
                         .unwrap_or_else(|e| panic!("{name} {kind:?} {k}: {e}"));
                 }
