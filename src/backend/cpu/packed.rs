@@ -78,7 +78,7 @@ impl Product {
             row,
             step: self.left.strides[self.left.strides.len() - 1],
             words: args.at(1, words * SIZE).cast(),
-            block: words_per_block * self.packing.per_word,
+            packing: self.packing,
             terms: self.terms,
         };
         let scale = |block: usize| {
@@ -99,9 +99,9 @@ impl Product {
             };
         }
         let blocks = (0..blocks).map(|block| {
-            let numbers = block * run.block..run.terms.min((block + 1) * run.block);
+            let numbers = block * run.block()..run.terms.min((block + 1) * run.block());
             // SAFETY: the run is inside the operands.
-            scale(block) * unsafe { plain(bits, &run, numbers, zero(block)) }
+            scale(block) * unsafe { plain(&run, numbers, zero(block)) }
         });
         blocks.sum()
     }
@@ -135,9 +135,16 @@ struct Run {
     /// From a float to the next one.
     step: isize,
     words: *const u32,
-    /// Numbers of a block, and of the run.
-    block: usize,
+    packing: Packing,
+    /// Numbers of the run.
     terms: usize,
+}
+
+impl Run {
+    /// Numbers of a block.
+    fn block(&self) -> usize {
+        self.packing.words_per_block * self.packing.per_word
+    }
 }
 
 /// The sum over some numbers of a block, before its scale.
@@ -145,13 +152,12 @@ struct Run {
 /// # Safety
 /// The run must have them.
 #[inline]
-unsafe fn plain(bits: usize, run: &Run, numbers: std::ops::Range<usize>, zero: f32) -> f32 {
-    let (per_word, mask) = (32 / bits, u32::MAX >> (32 - bits));
+unsafe fn plain(run: &Run, numbers: std::ops::Range<usize>, zero: f32) -> f32 {
     let mut sum = 0.0;
     for j in numbers {
         // SAFETY: guaranteed by the caller.
-        let (word, x) = unsafe { (run.words.add(j / per_word).read(), run.row.offset(j as isize * run.step).read()) };
-        sum += x * ((word >> (j % per_word * bits) & mask) as f32 - zero);
+        let (x, word) = unsafe { (run.row.offset(j as isize * run.step).read(), |at| run.words.add(at).read()) };
+        sum += x * (run.packing.number(j, word) as f32 - zero);
     }
     sum
 }
@@ -169,8 +175,8 @@ mod x86 {
     pub unsafe fn sum<const BITS: usize>(run: &Run, scale: impl Fn(usize) -> f32, zero: impl Fn(usize) -> f32) -> f32 {
         let (mut sums, mut rest) = (_mm256_setzero_ps(), 0.0);
         let mut start = 0;
-        for block in 0..run.terms.div_ceil(run.block) {
-            let end = run.terms.min(start + run.block);
+        for block in 0..run.packing.blocks {
+            let end = run.terms.min(start + run.block());
             let zeros = _mm256_set1_ps(zero(block));
             let term = |first: usize, part: __m256| {
                 // SAFETY: eight floats and as many numbers are there.
@@ -192,7 +198,7 @@ mod x86 {
             sums = _mm256_fmadd_ps(_mm256_add_ps(even, odd), _mm256_set1_ps(scale(block)), sums);
             if first < end {
                 // SAFETY: guaranteed by the caller.
-                rest += scale(block) * unsafe { plain(BITS, run, first..end, zero(block)) };
+                rest += scale(block) * unsafe { plain(run, first..end, zero(block)) };
             }
             start = end;
         }
