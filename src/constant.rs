@@ -15,8 +15,10 @@ use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 
 mod pieces;
+mod rows;
 
 pub use pieces::Pieces;
+pub use rows::Rows;
 
 /// A tensor that is known before the run.
 ///
@@ -51,6 +53,11 @@ enum Source {
     Part {
         of: Arc<Decomposed>,
         number: usize,
+    },
+    /// The numbers of few bits that another constant's bytes hold, in rows.
+    Rows {
+        of: Arc<Constant>,
+        rows: Rows,
     },
 }
 
@@ -251,8 +258,19 @@ impl Constant {
             Source::File { path, offset } => Some(Constant::in_file(self.name.clone(), fact, path.clone(), *offset)),
             // A shape changes no byte.
             Source::Derived { op, inputs, .. } if op.name == "Reshape" => inputs.first()?.as_ref()?.reinterpreted(fact),
-            Source::Derived { .. } | Source::Part { .. } => None,
+            Source::Derived { .. } | Source::Part { .. } | Source::Rows { .. } => None,
         }
+    }
+
+    /// The numbers of few bits that a constant's bytes hold, laid anew in words of 32 bits. They are moved, and never unpacked.
+    ///
+    /// # Panics
+    /// The bytes are not those of so many numbers.
+    pub fn rows(self: &Arc<Constant>, rows: Rows) -> Constant {
+        assert_eq!(self.fact.bytes(), (rows.count * rows.len * rows.bits).div_ceil(8), "the bytes of the numbers");
+        let fact = Fact::new(DType::I32, [rows.bytes().div_ceil(4)]);
+        let source = Source::Rows { of: Arc::clone(self), rows };
+        Constant { name: self.name.clone(), fact, source, value: OnceLock::new() }
     }
 
     /// This constant before the program [narrowed](Self::narrowed) it to halves, if it did. A view of one number is that number, whose shape may be another one.
@@ -299,6 +317,7 @@ impl Constant {
             (Source::Part { of: a, number: i }, Source::Part { of: b, number: k }) => {
                 i == k && std::ptr::eq(a.op, b.op) && a.attrs == b.attrs && a.inputs == b.inputs
             }
+            (Source::Rows { of: a, rows: i }, Source::Rows { of: b, rows: k }) => i == k && a.is_same(b, known),
             _ => false,
         };
         let same = source && self.fact == other.fact;
@@ -317,12 +336,14 @@ impl Constant {
             Source::File { path, offset } => format!("{} {} {offset}", self.fact, path.display()),
             Source::Derived { op, attrs, port, .. } => format!("{} {} {attrs:?} {port}", self.fact, op.name),
             Source::Part { of, number } => format!("{} {of:?} {number}", self.fact),
+            Source::Rows { of, rows } => format!("{} {rows:?}", of.mark()),
         }
     }
 
     fn depth(&self) -> usize {
         match &self.source {
             Source::Derived { depth, .. } => *depth,
+            Source::Rows { of, .. } => 1 + of.depth(),
             _ => 0,
         }
     }
@@ -490,6 +511,10 @@ impl Constant {
                     return Ok(made);
                 }
                 Ok(call.compute(&values).map_err(fail)?.swap_remove(*port))
+            }
+            Source::Rows { of, rows } => {
+                let numbers = of.fetch()?;
+                Tensor::new(self.fact.dtype, self.fact.shape.clone(), rows.laid(numbers.bytes()))
             }
             Source::Part { of, number } => {
                 let facts: Vec<_> = of.inputs.iter().map(Option::as_ref).collect();

@@ -14,6 +14,7 @@
 use super::records::Records;
 use super::{Backend, KernelId, Launch, RecordId, SegmentId, Slice, Usage};
 use crate::error::Result;
+use crate::kernel::algorithm::{self, Schedule};
 use crate::kernel::{Kernel, Template};
 use crate::target::{Memory as Place, Target};
 use check::Check;
@@ -210,6 +211,9 @@ fn compile(kernel: &Kernel, isa: Isa, threads: usize, outline: bool) -> Result<B
         },
         Template::Row { .. } => Box::new(row::Row::new(kernel, isa, threads)?),
         Template::MatMul => Box::new(product::MatMul::new(kernel, isa, threads)?),
+        Template::MatMulBits { .. } if kernel.schedule != Schedule::Cpu(algorithm::Cpu::Loops) => {
+            Box::new(product::MatMul::new(kernel, isa, threads)?)
+        }
         Template::Attention { .. } => Box::new(attention::Attention::new(kernel, isa, threads)?),
         Template::Conv { .. } | Template::ConvTranspose { .. } | Template::Pool { .. } => {
             Box::new(slide::Sliding::new(kernel, isa, threads)?)

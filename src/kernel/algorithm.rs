@@ -33,7 +33,7 @@ pub enum Text {
     Elements(Elements),
     /// Reductions of rows.
     Rows(Rows),
-    /// A product of matrices.
+    /// A product of matrices, of which the right one may be of numbers of few bits.
     Matmul {
         /// The axis from which on batch axes lengthen the rows.
         row_axis: usize,
@@ -187,6 +187,13 @@ pub enum Tiling {
     },
     /// The tensor cores of compute capability 9.0, on 16-bit floats that are copied to workgroup memory ahead.
     Wgmma,
+    /// Columns of numbers of few bits, each by a team of invocations that share the inner axis.
+    Bits {
+        /// Rows of the result: each number is widened once for them.
+        rows: usize,
+        /// Invocations of a workgroup.
+        threads: usize,
+    },
 }
 
 /// A convolution computed directly, by strips of results.

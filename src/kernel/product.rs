@@ -178,6 +178,37 @@ impl Product {
         Product { batch, m, k, n, a, b, result, element, is_uniform, copies_async, is_guarded: false, phases: None }
     }
 
+    /// A product by numbers of few bits. Its right operand has no batch, so that all axes but the last are rows.
+    pub(super) fn of_bits(kernel: &Kernel) -> Product {
+        let (shape, left) = (&kernel.shape, &kernel.reads[0]);
+        let rank = shape.len();
+        let extents = &left.access.shape;
+        let none = || Var { name: "batch", pieces: Vec::new() };
+        let wide = BYTES / left.dtype.size();
+        let a = Side {
+            slot: 0,
+            space: vec![none(), over("m", extents, 0..rank - 1), over("k", extents, [rank - 1])],
+            along_k: true,
+            is_vectorizable: is_f32_value(left.dtype) && is_vectorizable(left, rank - 1, wide),
+            axes: [Some(rank - 1), None],
+        };
+        Product {
+            batch: 1,
+            m: shape[..rank - 1].iter().product(),
+            k: extents[rank - 1],
+            n: shape[rank - 1],
+            a,
+            b: Side { slot: 1, space: Vec::new(), along_k: true, is_vectorizable: false, axes: [None; 2] },
+            result: vec![none(), over("m", shape, 0..rank - 1), over("n", shape, [rank - 1])],
+            element: left.dtype,
+            // The numbers become floats of the left operand's type.
+            is_uniform: true,
+            copies_async: false,
+            is_guarded: false,
+            phases: None,
+        }
+    }
+
     /// A convolution, per group of channels: weights of `[outputs, inputs * window]` times data unfolded to `[inputs * window, images *
     /// positions]`. With `patches`, an order of the weights' axes but the first, both are addressed in that order.
     pub(super) fn conv(kernel: &Kernel, groups: usize, window: &Window, patches: Option<[usize; 4]>) -> Product {

@@ -160,7 +160,7 @@ pub(super) static OPS: &[OpDef] = &[
     OpDef::new(
         "plimsoll.MatMulBits",
         "A times the transpose of N rows of numbers of `bits` bits each, in words of 32 bits, of which every `block_size` have a scale and \
-         a zero point: a float, or one of as many bits in words, too",
+         a zero point: a float, or one of as many bits in words, too; `signed` numbers have a sign",
         inputs![A words scales zeros?],
         |call| {
             let w = Words::of(call)?;
@@ -173,7 +173,8 @@ pub(super) static OPS: &[OpDef] = &[
             let w = Words::of(call)?;
             let mut shape = call.shape(0).clone();
             *shape.last_mut().expect("it has axes") = w.n;
-            let template = Template::MatMulBits { bits: w.packing.bits, block: w.block, zeros: w.zeros };
+            let (bits, signed) = (w.packing.bits, w.packing.flip != 0);
+            let template = Template::MatMulBits { bits, signed, block: w.block, zeros: w.zeros };
             let reads = x.iter().cloned().enumerate().collect();
             Ok(TemplateCall { template, shape, reads })
         }),
@@ -188,8 +189,26 @@ pub(super) static OPS: &[OpDef] = &[
             .attr("bits", 4)
             .attr("block_size", 16)
     })
-    .attrs(names![N bits block_size])
+    .attrs(names![N bits block_size signed zero])
     .part(|call, axis, _| (axis + 1 < call.shape(0).len()).then(|| Part::of([Some(axis), None, None, None])).flatten()),
+    composed(
+        "plimsoll.GatherBits",
+        "Gather of rows of `K` numbers of few bits, as plimsoll.MatMulBits has them, in the type of the scales; packed zero points of a row \
+         fill whole words",
+        inputs![indices words scales zeros?],
+        |b, call, x| Ok(vec![Words::chosen(call)?.rows(b, call, x)?]),
+    )
+    .sample(|s| {
+        s.input(DType::I64, &[2, 5], -6.0, 5.0)
+            .input(DType::I32, &[6 * 3 * 2], -2147483648.0, 2147483647.0)
+            .input(DType::F32, &[6, 3], 0.01, 0.1)
+            .attr("N", 6)
+            .attr("K", 40)
+            .attr("bits", 4)
+            .attr("block_size", 16)
+            .element(DType::F32)
+    })
+    .attrs(names![N K bits block_size signed zero]),
     OpDef::new(
         "plimsoll.Unpack",
         "The integers of `bits` bits, signed or not, that bytes hold, the lowest bits first, in a shape",
@@ -531,9 +550,29 @@ struct Words {
 }
 
 impl Words {
+    /// The words of a product.
     fn of(call: &Call) -> OpResult<Words> {
+        expect_dtype(call, 0, "f32, f16 or bf16", |d| d.is_float() && d != DType::F64)?;
+        let k = match &call.shape(0)[..] {
+            [_, .., k] => *k,
+            found => return Err(format!("input 'A': expected two axes or more, found {found:?}")),
+        };
+        ensure(k > 0, || "input 'A': expected rows of one element or more, found 0".to_owned())?;
+        Words::with(call, k, |packing| packing.zero_bytes)
+    }
+
+    /// The words whose rows are chosen by indices: packed zero points of a row fill whole words.
+    fn chosen(call: &Call) -> OpResult<Words> {
+        expect_dtype(call, 0, "integers", DType::is_int)?;
+        let k = call.int("K", 0)?;
+        let k = usize::try_from(k).ok().filter(|k| (1..=1 << 30).contains(k));
+        let k = k.ok_or_else(|| "attribute 'K': expected 1 or more".to_owned())?;
+        Words::with(call, k, |packing| packing.zero_bytes.next_multiple_of(4))
+    }
+
+    /// Rows of `k` numbers. `zero_bytes` are those of a row's packed zero points.
+    fn with(call: &Call, k: usize, zero_bytes: fn(&Packing) -> usize) -> OpResult<Words> {
         let float = |d: DType| d.is_float() && d != DType::F64;
-        expect_dtype(call, 0, "f32, f16 or bf16", float)?;
         expect_dtype(call, 1, "i32", |d| d == DType::I32)?;
         expect_dtype(call, 2, "f32, f16 or bf16", float)?;
         let size = |name: &str, default: i64| {
@@ -542,12 +581,7 @@ impl Words {
             checked.ok_or_else(|| format!("attribute '{name}': expected 1 or more, found {given}"))
         };
         let (n, bits, block) = (size("N", 0)?, size("bits", 4)?, size("block_size", 0)?);
-        let k = match &call.shape(0)[..] {
-            [_, .., k] => *k,
-            found => return Err(format!("input 'A': expected two axes or more, found {found:?}")),
-        };
-        ensure(k > 0, || "input 'A': expected rows of one element or more, found 0".to_owned())?;
-        let packing = Packing::new(bits, block, k)?;
+        let packing = Packing::new(bits, call.int("signed", 0)? != 0, block, k)?;
         let words = packing.blocks.checked_mul(packing.words_per_block).and_then(|words| words.checked_mul(n));
         let words = words.ok_or_else(|| format!("{n} rows of {k} numbers are too many"))?;
         let expect = |input: usize, shape: &[usize]| {
@@ -556,9 +590,16 @@ impl Words {
         expect(1, &[words])?;
         expect(2, &[n, packing.blocks])?;
         let zeros = match call.has(3).then(|| call.dtype(3)) {
-            None => ZeroPoints::Number(f64::from(1u32 << (bits - 1))),
+            None => {
+                let default = if packing.flip == 0 { 1i64 << (bits - 1) } else { 0 };
+                let (zero, least) = (call.int("zero", default)?, -i64::from(packing.raised()));
+                ensure((least..least + (1 << bits)).contains(&zero), || {
+                    format!("attribute 'zero': expected a number of {bits} bits, found {zero}")
+                })?;
+                ZeroPoints::Number(zero as f64)
+            }
             Some(DType::I32) => {
-                expect(3, &[(n * packing.zero_bytes).div_ceil(4)])?;
+                expect(3, &[(n * zero_bytes(&packing)).div_ceil(4)])?;
                 ZeroPoints::Packed
             }
             Some(_) => {
@@ -594,12 +635,36 @@ impl Words {
 
     /// The numbers of words, as floats of some extents.
     fn numbers<'g>(&self, b: Nodes<'g>, words: Var<'g>) -> OpResult<Var<'g>> {
-        let Packing { bits, per_word, .. } = self.packing;
+        let Packing { bits, per_word, flip, .. } = self.packing;
         let shifts = b.numbers(DType::I32, [per_word], 0.0) * bits as f64;
         let attrs = Attrs::new().with("direction", "RIGHT");
+        let flip = b.scalar(f64::from(flip as i32), DType::I32);
+        let words = words.op("BitwiseXor", &[flip], Attrs::new());
         let shifted = words.unsqueeze(&[-1]).op("BitShift", &[shifts], attrs);
         let mask = b.scalar(f64::from(u32::MAX >> (32 - bits)), DType::I32);
-        Ok(shifted.op("BitwiseAnd", &[mask], Attrs::new()).cast(DType::F32))
+        let raised = f64::from(self.packing.raised());
+        Ok(shifted.op("BitwiseAnd", &[mask], Attrs::new()).cast(DType::F32) - raised)
+    }
+
+    /// The rows that indices choose, as floats of the scales' type.
+    fn rows<'g>(&self, b: Nodes<'g>, call: &Call, x: &Args<Var<'g>>) -> OpResult<Var<'g>> {
+        let &Words { n, k, block, packing, zeros } = self;
+        let (blocks, dtype) = (packing.blocks, call.dtype(2));
+        let at = |table: Var<'g>, row: usize| table.shaped(&[n, row]).gather(x[0], 0);
+        let of = |rest: &[usize]| [call.shape(0), rest].concat();
+        let numbers = self.numbers(b, at(x[1], blocks * packing.words_per_block))?.shaped(&of(&[blocks, block]));
+        let each = |value: Var<'g>| value.cast(DType::F32).shaped(&of(&[blocks, 1]));
+        let zero = match zeros {
+            ZeroPoints::Number(zero) => b.scalar(zero, DType::F32),
+            ZeroPoints::Floats => each(at(x[3], blocks)),
+            ZeroPoints::Packed => {
+                let words = packing.zero_bytes.div_ceil(4);
+                let all = self.numbers(b, at(x[3], words))?.shaped(&of(&[words * packing.per_word]));
+                each(all.part(call.shape(0).len(), 0..blocks))
+            }
+        };
+        let rows = (numbers - zero) * each(at(x[2], blocks));
+        Ok(rows.shaped(&of(&[blocks * block])).part(call.shape(0).len(), 0..k).cast(dtype))
     }
 
     /// The gradients: of a product by weights that are unpacked for it.

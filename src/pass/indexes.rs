@@ -91,6 +91,11 @@ fn used(graph: &Graph, id: NodeId) -> Vec<(ValueId, Indexes)> {
         let axis = |default| Some(call.shape(0)[call.axis("axis", default, call.shape(0)).ok()?]);
         Some(match op.name {
             "Gather" | "GatherElements" => (operand(1)?, either(axis(0)?, Use::LooksUp)),
+            "GatherBlockQuantized" => {
+                let axis = call.axis("gather_axis", 0, call.shape(0)).ok()?;
+                (operand(1)?, either(call.shape(0)[axis], Use::LooksUp))
+            }
+            "plimsoll.GatherBits" => (operand(0)?, either(usize::try_from(call.int("N", 0).ok()?).ok()?, Use::LooksUp)),
             "ScatterElements" | "Scatter" => (operand(1)?, either(axis(0)?, Use::Writes)),
             "TensorScatter" if call.str("mode", "linear").ok()? == "linear" => {
                 let at = call.axis("axis", -2, call.shape(0)).ok()?;

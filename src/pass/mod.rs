@@ -77,14 +77,12 @@ pub struct Context<'a> {
     pub recipe: Recipe,
     /// The decisions that follow from extents.
     pub decisions: Decisions,
-    /// True if other programs have the graph's constants, too, and may need them in another form.
-    pub shares_constants: bool,
 }
 
 impl<'a> Context<'a> {
     /// The context of a graph that is compiled alone, and decides for itself.
     pub fn new(target: &'a Target, recipe: Recipe) -> Context<'a> {
-        Context { target, recipe, decisions: Decisions::default(), shares_constants: false }
+        Context { target, recipe, decisions: Decisions::default() }
     }
 
     /// Adds a node to a graph. A node that depends on constants alone becomes a constant at once.

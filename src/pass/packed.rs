@@ -1,110 +1,373 @@
-//! Products by weights of few bits read them as the file has them: nothing unpacks them in memory.
+//! Products and lookups by constants of few bits read them as the file has them: nothing unpacks them in memory.
+//!
+//! ```text
+//! MatMulNBits (x, words)                          =  MatMulBits (x, words)
+//! MatMul (x, DequantizeLinear (q, scales))        =  MatMulBits (x, rows of q)       Gemm, too
+//! Gather (DequantizeLinear (q, scales), indices)  =  GatherBits (rows of q, indices)
+//! ```
+//! Rows of `q` are its columns where it is multiplied as it is. They are words at the file's own bytes if they lie there so; else the numbers
+//! are moved while they are loaded, to as many bytes.
 
 use super::Context;
-use crate::constant::Constant;
+use crate::constant::{Constant, Rows};
 use crate::dtype::DType;
 use crate::error::Result;
-use crate::graph::Graph;
+use crate::graph::{Graph, Node};
 use crate::kernel::Packing;
-use crate::op::{Attrs, Fact, NodeId, ValueId};
-use crate::target::Family;
+use crate::op::{Attrs, Call, Fact, NodeId, ValueId};
 use std::sync::Arc;
 
-/// The product that reads words of packed numbers.
-const PRODUCT: &str = "plimsoll.MatMulBits";
-
-/// The most rows of a left operand for which the right one's numbers are widened on their way into the sums: each row widens them again.
-const CPU_ROWS: usize = 1;
-const GPU_ROWS: usize = 2;
-
-/// Makes products of packed words of those of few rows whose weights are constants. Others unpack their weights, as the row says.
+/// Reads constants of few bits as they are, where a row can.
 pub fn run(graph: &mut Graph, context: &Context) -> Result<()> {
-    // A program of more rows unpacks the weights: they would be there twice.
-    if context.shares_constants {
-        return Ok(());
-    }
     for id in graph.order()? {
-        if graph.node(id).op_name() == "MatMulNBits" {
-            few_bits(graph, context, id)?;
+        match graph.node(id).op_name() {
+            "MatMulNBits" => few_bits(graph, context, id)?,
+            "MatMul" | "Gemm" => dequantized_product(graph, context, id)?,
+            "Gather" => dequantized_rows(graph, context, id)?,
+            "GatherBlockQuantized" => quantized_rows(graph, context, id)?,
+            _ => {}
         }
     }
     graph.sweep();
     Ok(())
 }
 
+/// Rows of numbers of few bits, with the scales and zero points of their blocks.
+struct Table {
+    count: usize,
+    len: usize,
+    block: usize,
+    numbers: Numbers,
+    /// True if the numbers lie column by column.
+    transposed: bool,
+    /// `[count, blocks]`.
+    scales: ValueId,
+    zeros: Zeros,
+}
+
+/// Numbers that the bytes of a constant hold.
+#[derive(Clone)]
+struct Numbers {
+    bytes: Arc<Constant>,
+    bits: usize,
+    signed: bool,
+}
+
+enum Zeros {
+    /// All are this number.
+    Number(i64),
+    /// Numbers of as many bits. The constant has so many in a row, of which the first are the blocks'; or it has them column by column.
+    Packed { bytes: Arc<Constant>, len: usize, transposed: bool },
+    /// Floats, `[count, blocks]`.
+    Floats(ValueId),
+}
+
+impl Table {
+    fn packing(&self) -> Option<Packing> {
+        Packing::new(self.numbers.bits, self.numbers.signed, self.block, self.len).ok()
+    }
+
+    /// The attributes and the operands behind the first one of a row that reads the table; `None` if none can. Packed zero points fill whole
+    /// words if they are to be read row by row.
+    fn read(&self, graph: &mut Graph, context: &Context, by_rows: bool) -> Option<(Attrs, Vec<Option<ValueId>>)> {
+        let packing = self.packing()?;
+        let Numbers { bytes, bits, signed } = &self.numbers;
+        let dtype = graph.fact(self.scales).dtype;
+        if !matches!(dtype, DType::F32 | DType::F16 | DType::BF16) || context.target.storage(dtype).is_err() {
+            return None;
+        }
+        let row_bytes = 4 * packing.blocks * packing.words_per_block;
+        let in_place = !self.transposed && bytes.fact.bytes() == self.count * row_bytes;
+        let words = bytes.reinterpreted(Fact::new(DType::I32, [bytes.fact.bytes() / 4])).filter(|_| in_place);
+        let words = words.unwrap_or_else(|| {
+            let len = if in_place { row_bytes * 8 / bits } else { self.len };
+            bytes.rows(Rows { count: self.count, len, bits: *bits, row_bytes, transposed: self.transposed })
+        });
+        let mut attrs = Attrs::new()
+            .with("N", self.count as i64)
+            .with("bits", *bits as i64)
+            .with("block_size", self.block as i64)
+            .with("signed", i64::from(*signed));
+        let zeros = match &self.zeros {
+            &Zeros::Number(zero) => {
+                attrs.set("zero", zero);
+                None
+            }
+            &Zeros::Floats(zeros) => Some(zeros),
+            &Zeros::Packed { ref bytes, len, transposed } => {
+                let row_bytes = if by_rows { packing.zero_bytes.next_multiple_of(4) } else { packing.zero_bytes };
+                let rows = Rows { count: self.count, len, bits: *bits, row_bytes, transposed };
+                // Their own bytes, if these are whole words.
+                let fact = Fact::new(DType::I32, [rows.bytes().div_ceil(4)]);
+                let in_place = len * bits == 8 * row_bytes && !transposed;
+                let words = bytes.reinterpreted(fact).filter(|_| in_place).unwrap_or_else(|| bytes.rows(rows));
+                Some(graph.constant(words))
+            }
+        };
+        let words = graph.constant(words);
+        Some((attrs, [Some(words), Some(self.scales)].into_iter().chain(zeros.map(Some)).collect()))
+    }
+}
+
+/// True if floats of this type are multiplied by numbers of few bits on the target.
+fn suits(graph: &Graph, context: &Context, value: ValueId) -> bool {
+    let dtype = graph.fact(value).dtype;
+    matches!(dtype, DType::F32 | DType::F16 | DType::BF16) && context.target.storage(dtype).is_ok()
+}
+
+/// The product of some rows and a table's, if a kernel can compute it.
+fn product(graph: &mut Graph, context: &Context, name: &str, left: ValueId, table: &Table) -> Result<Option<ValueId>> {
+    if graph.fact(left).shape.len() < 2 || !suits(graph, context, left) {
+        return Ok(None);
+    }
+    let Some((attrs, operands)) = table.read(graph, context, false) else { return Ok(None) };
+    let inputs = [&[Some(left)], &operands[..]].concat();
+    context.add(graph, name, "plimsoll.MatMulBits", &inputs, attrs).map(Some)
+}
+
+/// The sum of a value and another one, if there is another.
+fn plus(graph: &mut Graph, context: &Context, name: &str, value: ValueId, other: Option<ValueId>) -> Result<ValueId> {
+    match other {
+        Some(other) => context.add(graph, name, "Add", &[Some(value), Some(other)], Attrs::new()),
+        None => Ok(value),
+    }
+}
+
+/// A node that computes a new shape of a value.
+fn shaped(graph: &mut Graph, context: &Context, name: &str, value: ValueId, shape: &[usize]) -> Result<ValueId> {
+    context.add(graph, name, "Reshape", &[Some(value)], Attrs::new().with("shape", shape))
+}
+
+/// A number of a node's attributes; 0 for one that is none.
+fn size(graph: &Graph, id: NodeId, name: &str, default: i64) -> usize {
+    let size = graph.with_call(id, |call| call.int(name, default)).and_then(Result::ok);
+    size.and_then(|size| usize::try_from(size).ok()).unwrap_or(0)
+}
+
 fn few_bits(graph: &mut Graph, context: &Context, id: NodeId) -> Result<()> {
-    let (node, operands) = (graph.node(id).clone(), graph.operands(id));
+    let (name, operands) = (graph.node(id).name.clone(), graph.operands(id));
     let given = |input: usize| operands.get(input).copied().flatten();
-    let size = |name: &str, default: i64| {
-        let size = graph.with_call(id, |call| call.int(name, default)).and_then(Result::ok);
-        size.and_then(|size| usize::try_from(size).ok()).unwrap_or(0)
-    };
-    let [n, k, bits, block] =
-        [("N", 0), ("K", 0), ("bits", 4), ("block_size", 0)].map(|(name, default)| size(name, default));
+    let [n, k, bits, block] = [("N", 0), ("K", 0), ("bits", 4), ("block_size", 0)].map(|(n, d)| size(graph, id, n, d));
     let (Some(left), Some(weights), Some(scales)) = (given(0), given(1), given(2)) else { return Ok(()) };
     let (zeros, groups, bias) = (given(3), given(4), given(5));
-    let Ok(packing) = Packing::new(bits, block, k) else { return Ok(()) };
-    let suits = |value: ValueId| {
-        let dtype = graph.fact(value).dtype;
-        matches!(dtype, DType::F32 | DType::F16 | DType::BF16) && context.target.storage(dtype).is_ok()
+    let (Ok(packing), Some(bytes)) = (Packing::new(bits, false, block, k), graph.as_constant(weights).cloned()) else {
+        return Ok(());
     };
-    if groups.is_some() || graph.fact(left).shape.len() < 2 || !suits(left) || !suits(scales) {
+    let packed = |graph: &Graph, zeros: ValueId| {
+        let bytes = graph.as_constant(zeros)?.clone();
+        Some(Zeros::Packed { bytes, len: packing.zeros_per_row(), transposed: false })
+    };
+    let is_packed = zeros.is_some_and(|zeros| graph.fact(zeros).dtype == DType::U8);
+    if groups.is_some() || is_packed && zeros.and_then(|zeros| graph.as_constant(zeros)).is_none() {
         return Ok(());
     }
-    // Another reader would have the weights in another form: they would be there twice.
-    let few = !graph.is_output(weights) && graph.users(weights).iter().all(|&user| has_few_rows(graph, context, user));
-    if !context.decisions.if_cheaper("few bits", id, few) {
-        return Ok(());
-    }
-    let Some(words) = as_words(graph, weights) else { return Ok(()) };
-    let zeros = match zeros {
-        Some(zeros) if graph.fact(zeros).dtype == DType::U8 => match as_words(graph, zeros) {
-            Some(words) => Some(Zeros::Words(words)),
-            None => return Ok(()),
-        },
-        Some(zeros) => Some(Zeros::Floats(zeros)),
-        None => None,
-    };
     graph.insert_at(id);
-    let words = graph.constant(words);
-    let flat = |value: ValueId, graph: &mut Graph| {
-        let attrs = Attrs::new().with("shape", &[n, packing.blocks][..]);
-        context.add(graph, &node.name, "Reshape", &[Some(value)], attrs)
-    };
-    let scales = flat(scales, graph)?;
+    let of_blocks = [n, packing.blocks];
     let zeros = match zeros {
-        Some(Zeros::Words(words)) => Some(graph.constant(words)),
-        Some(Zeros::Floats(floats)) => Some(flat(floats, graph)?),
-        None => None,
+        None => Some(Zeros::Number(1 << (bits - 1))),
+        Some(zeros) if is_packed => packed(graph, zeros),
+        Some(zeros) => Some(Zeros::Floats(shaped(graph, context, &name, zeros, &of_blocks)?)),
     };
-    let attrs = Attrs::new().with("N", n as i64).with("bits", bits as i64).with("block_size", block as i64);
-    let mut inputs = vec![Some(left), Some(words), Some(scales)];
-    inputs.extend(zeros.map(Some));
-    let mut value = context.add(graph, &node.name, PRODUCT, &inputs, attrs)?;
-    if let Some(bias) = bias {
-        value = context.add(graph, &node.name, "Add", &[Some(value), Some(bias)], Attrs::new())?;
+    let Some(zeros) = zeros else { return Ok(()) };
+    let scales = shaped(graph, context, &name, scales, &of_blocks)?;
+    let numbers = Numbers { bytes, bits, signed: false };
+    let table = Table { count: n, len: k, block, numbers, transposed: false, scales, zeros };
+    if let Some(value) = product(graph, context, &name, left, &table)? {
+        let value = plus(graph, context, &name, value, bias)?;
+        graph.replace(id.output(0), value);
+    }
+    Ok(())
+}
+
+/// A matrix that `DequantizeLinear` made of constants, perhaps transposed behind that.
+struct Dequantized {
+    numbers: Numbers,
+    /// Extents of the numbers.
+    shape: [usize; 2],
+    scales: Arc<Constant>,
+    zeros: Option<Arc<Constant>>,
+    axis: usize,
+    block: usize,
+    transposed: bool,
+}
+
+impl Numbers {
+    fn of(constant: &Arc<Constant>) -> Option<Numbers> {
+        if let Some((op, attrs, [Some(bytes)], _)) =
+            constant.derivation().filter(|(op, ..)| op.name == "plimsoll.Unpack")
+        {
+            let call = Call { op, attrs, inputs: &[Some(&bytes.fact)] };
+            let (bits, signed) = (call.int("bits", 4).ok()?, call.int("signed", 0).ok()?);
+            return Some(Numbers { bytes: bytes.clone(), bits: usize::try_from(bits).ok()?, signed: signed != 0 });
+        }
+        let dtype = constant.fact.dtype;
+        dtype.is_byte().then(|| Numbers { bytes: constant.clone(), bits: 8, signed: dtype == DType::I8 })
+    }
+}
+
+impl Dequantized {
+    fn of(constant: &Arc<Constant>) -> Option<Dequantized> {
+        let (op, attrs, inputs, _) = constant.derivation()?;
+        match (op.name, inputs) {
+            ("Transpose", [Some(source)]) if source.fact.shape.len() == 2 => {
+                let of = Dequantized::of(source)?;
+                let moved = constant.fact.shape.len() == 2 && {
+                    let call = Call { op, attrs, inputs: &[Some(&source.fact)] };
+                    call.ints("perm").ok()?.is_none_or(|perm| perm[..] == [1, 0])
+                };
+                Some(Dequantized { transposed: of.transposed ^ moved, ..of })
+            }
+            ("DequantizeLinear", [Some(numbers), Some(scales), zeros @ ..]) => {
+                let &[rows, columns] = &numbers.fact.shape[..] else { return None };
+                let call = Call { op, attrs, inputs: &[Some(&numbers.fact), Some(&scales.fact)] };
+                Some(Dequantized {
+                    numbers: Numbers::of(numbers)?,
+                    shape: [rows, columns],
+                    scales: scales.clone(),
+                    zeros: zeros.first().cloned().flatten(),
+                    axis: call.axis("axis", 1, &numbers.fact.shape).ok()?,
+                    block: usize::try_from(call.int("block_size", 0).ok()?).ok()?,
+                    transposed: false,
+                })
+            }
+            _ => None,
+        }
+    }
+
+    /// The matrix as rows along one of its axes, whose blocks have a scale each; `None` if neighbours of a row differ in their scales.
+    fn table(self, graph: &mut Graph, context: &Context, name: &str, along: usize) -> Result<Option<Table>> {
+        let Dequantized { numbers, shape, scales, zeros, axis, block, .. } = self;
+        let (count, len) = (shape[1 - along], shape[along]);
+        let whole = len.next_multiple_of(32 / numbers.bits);
+        let single = scales.fact.shape.numel() == 1;
+        let (block, blocks, turned) = match block {
+            0 if single || axis != along => (whole, 1, false),
+            1.. if axis == along => (block, len.div_ceil(block), along == 0),
+            _ => return Ok(None),
+        };
+        if len == 0 || count == 0 || Packing::new(numbers.bits, numbers.signed, block, len).is_err() {
+            return Ok(None);
+        }
+        let zeros = match zeros {
+            None => Zeros::Number(0),
+            Some(zero) if zero.fact.shape.numel() == 1 => match zero.value()?.to_i64().as_deref() {
+                Some(&[zero]) => Zeros::Number(zero),
+                _ => return Ok(None),
+            },
+            Some(zeros) => match Numbers::of(&zeros) {
+                Some(of) if (of.bits, of.signed) == (numbers.bits, numbers.signed) => {
+                    Zeros::Packed { bytes: of.bytes, len: blocks, transposed: turned }
+                }
+                _ => return Ok(None),
+            },
+        };
+        let mut scales = graph.constant(scales);
+        if turned {
+            let attrs = Attrs::new().with("perm", &[1usize, 0][..]);
+            scales = context.add(graph, name, "Transpose", &[Some(scales)], attrs)?;
+        }
+        let each = if single { [1, 1] } else { [count, blocks] };
+        scales = shaped(graph, context, name, scales, &each)?;
+        if single {
+            let attrs = Attrs::new().with("shape", &[count, blocks][..]);
+            scales = context.add(graph, name, "Expand", &[Some(scales)], attrs)?;
+        }
+        Ok(Some(Table { count, len, block, numbers, transposed: along == 0, scales, zeros }))
+    }
+}
+
+/// The dequantized matrix that a node's operand is.
+fn dequantized(graph: &Graph, value: Option<ValueId>) -> Option<Dequantized> {
+    Dequantized::of(graph.as_constant(value?)?)
+}
+
+fn dequantized_product(graph: &mut Graph, context: &Context, id: NodeId) -> Result<()> {
+    let (Node { name, .. }, operands) = (graph.node(id).clone(), graph.operands(id));
+    let (Some(mut left), Some(found)) = (operands[0], dequantized(graph, operands[1])) else { return Ok(()) };
+    // Products of bytes are for operands that are both quantized.
+    let quantized = graph.node(left.node).op_name() == "DequantizeLinear";
+    if quantized && context.target.has_products_of_bytes() && found.numbers.bits == 8 {
+        return Ok(());
+    }
+    let of = |name: &str| graph.with_call(id, |call| call.float(name, 1.0)).and_then(Result::ok).unwrap_or(1.0);
+    let (alpha, beta) = (of("alpha"), of("beta"));
+    let [turn_a, turn_b] = ["transA", "transB"].map(|name| size(graph, id, name, 0) != 0);
+    graph.insert_at(id);
+    // The axis of the numbers that is summed up.
+    let along = usize::from(found.transposed ^ turn_b);
+    let Some(table) = found.table(graph, context, &name, along)? else { return Ok(()) };
+    if turn_a {
+        let attrs = Attrs::new().with("perm", &[1usize, 0][..]);
+        left = context.add(graph, &name, "Transpose", &[Some(left)], attrs)?;
+    }
+    let Some(mut value) = product(graph, context, &name, left, &table)? else { return Ok(()) };
+    let dtype = graph.fact(value).dtype;
+    let times = |graph: &mut Graph, value: ValueId, by: f64| {
+        if by == 1.0 {
+            return Ok(value);
+        }
+        let by = graph.constant(Constant::number(name.clone(), dtype, by));
+        context.add(graph, &name, "Mul", &[Some(value), Some(by)], Attrs::new())
+    };
+    value = times(graph, value, alpha)?;
+    if let Some(&Some(bias)) = operands.get(2) {
+        let bias = times(graph, bias, beta)?;
+        value = plus(graph, context, &name, value, Some(bias))?;
     }
     graph.replace(id.output(0), value);
     Ok(())
 }
 
-/// True if a node is a product of so few rows that one of unpacked weights is not faster.
-fn has_few_rows(graph: &Graph, context: &Context, id: NodeId) -> bool {
-    let most = if context.target.family == Family::Cpu { CPU_ROWS } else { GPU_ROWS };
+/// The rows of a table that indices choose, instead of a node.
+fn choose(graph: &mut Graph, context: &Context, id: NodeId, indices: ValueId, table: &Table) -> Result<()> {
+    let Some((attrs, operands)) = table.read(graph, context, true) else { return Ok(()) };
+    let inputs = [&[Some(indices)], &operands[..]].concat();
+    let attrs = attrs.with("K", table.len as i64);
+    let name = graph.node(id).name.clone();
+    let value = context.add(graph, &name, "plimsoll.GatherBits", &inputs, attrs)?;
+    graph.replace(id.output(0), value);
+    Ok(())
+}
+
+fn dequantized_rows(graph: &mut Graph, context: &Context, id: NodeId) -> Result<()> {
     let operands = graph.operands(id);
-    let Some(&Some(left)) = operands.first() else { return false };
-    let rows = graph.fact(left).shape.split_last().map_or(0, |(_, rows)| rows.iter().product());
-    graph.node(id).op_name() == "MatMulNBits" && operands.get(4).copied().flatten().is_none() && rows <= most
+    let (Some(indices), Some(found)) = (operands[1], dequantized(graph, operands[0])) else { return Ok(()) };
+    let by_rows = graph.with_call(id, |call| call.axis("axis", 0, call.shape(0))) == Some(Ok(0));
+    if !by_rows || found.transposed {
+        return Ok(());
+    }
+    graph.insert_at(id);
+    let name = graph.node(id).name.clone();
+    match found.table(graph, context, &name, 1)? {
+        Some(table) => choose(graph, context, id, indices, &table),
+        None => Ok(()),
+    }
 }
 
-enum Zeros {
-    Words(Constant),
-    Floats(ValueId),
-}
-
-/// The bytes of a constant as words of 32 bits, if they are whole ones.
-fn as_words(graph: &Graph, value: ValueId) -> Option<Constant> {
-    let constant: &Arc<Constant> = graph.as_constant(value)?;
-    let bytes = constant.fact.bytes();
-    constant.reinterpreted(Fact::new(DType::I32, [bytes / 4])).filter(|_| bytes.is_multiple_of(4))
+/// A `GatherBlockQuantized` of bytes that hold several numbers, or one.
+fn quantized_rows(graph: &mut Graph, context: &Context, id: NodeId) -> Result<()> {
+    let (name, operands) = (graph.node(id).name.clone(), graph.operands(id));
+    let given = |input: usize| operands.get(input).copied().flatten();
+    let (Some(data), Some(indices), Some(scales)) = (given(0), given(1), given(2)) else { return Ok(()) };
+    let Some(bytes) = graph.as_constant(data).cloned() else { return Ok(()) };
+    let fact = bytes.fact.clone();
+    let (&[count, row], true) = (&fact.shape[..], fact.dtype == DType::U8) else { return Ok(()) };
+    let [bits, block] = [("bits", 4), ("block_size", 128)].map(|(name, default)| size(graph, id, name, default));
+    if !matches!(bits, 2 | 4 | 8) || count == 0 || row == 0 {
+        return Ok(());
+    }
+    let len = row * 8 / bits;
+    let block = if block < len { block } else { len.next_multiple_of(32 / bits) };
+    let Ok(packing) = Packing::new(bits, false, block, len) else { return Ok(()) };
+    let zeros = match given(3) {
+        None => Zeros::Number(1 << (bits - 1)),
+        Some(zeros) => match graph.as_constant(zeros).cloned() {
+            Some(bytes) => Zeros::Packed { bytes, len: packing.zeros_per_row(), transposed: false },
+            None => return Ok(()),
+        },
+    };
+    graph.insert_at(id);
+    let scales = shaped(graph, context, &name, scales, &[count, packing.blocks])?;
+    let numbers = Numbers { bytes, bits, signed: false };
+    choose(graph, context, id, indices, &Table { count, len, block, numbers, transposed: false, scales, zeros })
 }

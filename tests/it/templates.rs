@@ -108,8 +108,8 @@ fn broken_windows(window: &Window) -> Vec<Window> {
 fn broken_templates(template: &Template) -> Vec<Template> {
     match template {
         Template::Map | Template::MatMul | Template::SumByIndex => Vec::new(),
-        &Template::MatMulBits { bits, block, zeros } => {
-            let of = |bits, block| Template::MatMulBits { bits, block, zeros };
+        &Template::MatMulBits { bits, signed, block, zeros } => {
+            let of = |bits, block| Template::MatMulBits { bits, signed, block, zeros };
             let all = [of(3, block), of(16, block), of(0, block), of(bits, 0), of(bits, 7), of(bits, usize::MAX)];
             // Other extents, and other operands.
             let zeros = match zeros {
@@ -117,7 +117,7 @@ fn broken_templates(template: &Template) -> Vec<Template> {
                 ZeroPoints::Packed => ZeroPoints::Floats,
                 ZeroPoints::Number(_) => return all.into(),
             };
-            [&all[..], &[of(bits / 2, block), Template::MatMulBits { bits, block, zeros }]].concat()
+            [&all[..], &[of(bits / 2, block), Template::MatMulBits { bits, signed, block, zeros }]].concat()
         }
         Template::Row { reductions, per_row, .. } => [9, usize::MAX]
             .map(|inner| Template::Row { inner, reductions: reductions.clone(), per_row: *per_row })

@@ -4,14 +4,15 @@ use super::block::Repr;
 use super::gemm::{Bytes, Elements, Gemm, Grid, Matrix, Out, Tile, View};
 use super::nest::Nest;
 use super::operands::Operands;
+use super::packed::{Bound, Weights};
 use super::prologue::{Prologue, Space};
 use super::simd::Isa;
 use super::task::{Args, Compiled, Needs, Scratch, Workspace};
 use super::tile::Epilogue;
 use crate::dtype::DType;
-use crate::kernel::Kernel;
 use crate::kernel::cpu::gemm::{packed_a_bytes, packed_b_bytes};
-use crate::kernel::cpu::{Product, slots};
+use crate::kernel::cpu::{Product, right_matrix, slots};
+use crate::kernel::{Kernel, Template};
 use crate::shape::Access;
 
 /// A compiled matrix product.
@@ -25,6 +26,8 @@ pub struct MatMul {
     steps: [(isize, isize); 3],
     /// Of the left and the right operand, each with the first of its operands in the nest.
     prologues: [Option<(Prologue, usize)>; 2],
+    /// The right operand, if it is one of numbers of few bits.
+    weights: Option<Weights>,
     epilogue: Option<Epilogue>,
     /// The destination's argument.
     write: usize,
@@ -36,7 +39,10 @@ pub struct MatMul {
 impl MatMul {
     /// Compiles a matrix product.
     pub fn new(kernel: &Kernel, isa: Isa, threads: usize) -> Result<MatMul, String> {
-        let (elements, core) = match [0, 1].map(|o| kernel.reads[o].dtype) {
+        let weights =
+            matches!(kernel.template, Template::MatMulBits { .. }).then(|| Weights::new(kernel)).transpose()?;
+        let right = &*right_matrix(kernel);
+        let (elements, core) = match [kernel.reads[0].dtype, right.dtype] {
             [DType::F32, DType::F32] => (Elements::Floats, Repr::F32),
             [DType::U8, DType::I8] => (Elements::Bytes { left_unsigned: true }, Repr::I32),
             [DType::I8, DType::U8] => (Elements::Bytes { left_unsigned: false }, Repr::I32),
@@ -48,7 +54,7 @@ impl MatMul {
         let unit = [packed_a_bytes(product.m, product.k), packed_b_bytes(product.k, product.n)];
         let element = kernel.reads[0].dtype.size() as isize;
         let unit = [0, 1].map(|o| if product.packed[o] { unit[o] as isize } else { element });
-        let start = [0, 1].map(|o| if product.packed[o] { 0 } else { element * kernel.reads[o].access.offset });
+        let start = [&kernel.reads[0], right].map(|read| if read.packed { 0 } else { element * read.access.offset });
         let out = &kernel.writes[0];
         let size = out.dtype.size() as isize;
         let mut nest = Nest {
@@ -76,7 +82,7 @@ impl MatMul {
             }
             nest.steps.push(steps);
         }
-        let steps = [(&kernel.reads[0], row), (&kernel.reads[1], rank - 2), (out, row)]
+        let steps = [(&kernel.reads[0], row), (right, rank - 2), (out, row)]
             .map(|(o, axis)| (o.access.strides[axis], o.access.strides[rank - 1]));
         let stores_itself = kernel.body.is_identity() && product.direct;
         let epilogue =
@@ -90,7 +96,7 @@ impl MatMul {
         let grid = Grid::new(product.m, product.n, pieces.div_ceil(count.max(1)));
         let items = count * grid.len();
         let workspace = Workspace::new(kernel, threads, pieces.min(items))?;
-        Ok(MatMul { isa, product, elements, nest, steps, prologues, epilogue, write, grid, items, workspace })
+        Ok(MatMul { isa, product, elements, nest, steps, prologues, weights, epilogue, write, grid, items, workspace })
     }
 }
 
@@ -127,7 +133,9 @@ impl Compiled for MatMul {
                 let (prologue, first) = self.prologues[o].as_ref()?;
                 Some(prologue.bind(args, &at[*first..], lent[o]?))
             });
+            let weights = self.weights.as_ref().map(|weights| Bound { weights, args });
             let matrix = |o: usize| match (&bound[o], self.elements) {
+                _ if o == 1 && weights.is_some() => Matrix::Produced(weights.as_ref().expect("it is some")),
                 (Some(prologue), _) => Matrix::Changed(view(o), prologue),
                 (None, _) if packed[o] => Matrix::Packed(view(o).ptr),
                 (None, Elements::Floats) => Matrix::Strided(view(o)),

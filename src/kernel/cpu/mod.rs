@@ -8,6 +8,7 @@ use super::{Kernel, Operand, Pool, Template};
 use crate::dtype::DType;
 use crate::expr::Code;
 use crate::shape::Access;
+use std::borrow::Cow;
 use std::ops::Range;
 
 pub mod attention;
@@ -57,7 +58,9 @@ pub fn slots(kernel: &Kernel) -> Slots {
         (Cpu::Attention { strip, .. }, Template::Attention { .. }) => {
             Slots::new(0, Attention::new(kernel, strip).slot_bytes(), threads)
         }
-        (Cpu::Matmul { .. }, Template::MatMul) => Slots::new(0, Product::new(kernel).slot_bytes(), threads),
+        (Cpu::Matmul { .. }, Template::MatMul | Template::MatMulBits { .. }) => {
+            Slots::new(0, Product::new(kernel).slot_bytes(), threads)
+        }
         (Cpu::Conv { .. } | Cpu::Window { .. }, _) => {
             let slots = |w: Windowed| Slots::new(w.shared_bytes(), w.slot_bytes(), threads);
             Windowed::new(kernel).map(slots).unwrap_or_default()
@@ -219,7 +222,21 @@ pub struct BatchAxis {
     pub steps: [isize; 2],
 }
 
-/// A [`Template::MatMul`] kernel as a batch of matrix products.
+/// The right operand of a product. One of numbers of few bits is the matrix that they are in floats: it need not exist.
+pub fn right_matrix(kernel: &Kernel) -> Cow<'_, Operand> {
+    if !matches!(kernel.template, Template::MatMulBits { .. }) {
+        return Cow::Borrowed(&kernel.reads[1]);
+    }
+    let (rank, mut shape) = (kernel.shape.len(), kernel.shape.clone());
+    let k = kernel.reads[0].access.shape[rank - 1];
+    shape[rank - 2] = k;
+    let mut access = Access::contiguous(shape);
+    access.strides.iter_mut().for_each(|stride| *stride = 0);
+    (access.strides[rank - 2], access.strides[rank - 1]) = (1, k as isize);
+    Cow::Owned(Operand { dtype: DType::F32, access, packed: false })
+}
+
+/// A [`Template::MatMul`] or [`Template::MatMulBits`] kernel as a batch of matrix products.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Product {
     /// Batch axes that remain after those that only lengthen the rows were joined with them.
@@ -248,7 +265,7 @@ impl Product {
     /// Takes a matrix product apart, which is [well-formed](Kernel::validate).
     pub fn new(kernel: &Kernel) -> Product {
         let Kernel { shape, reads, writes, .. } = kernel;
-        let (rank, a, b) = (shape.len(), &reads[0], &reads[1]);
+        let (rank, a, b) = (shape.len(), &reads[0], &*right_matrix(kernel));
         let (batch, m, n, depth) = (rank - 2, shape[rank - 2], shape[rank - 1], a.access.shape[rank - 1]);
         let further = &reads[kernel.further()];
         let [own_left, own_right] = [0, 1].map(|o| kernel.prologue(o).map_or(&[][..], |(_, own)| &reads[own]));

@@ -7,7 +7,7 @@ use crate::dtype::DType;
 use crate::kernel::Template;
 use crate::kernel::algorithm::{Text, Tiling};
 use crate::kernel::product::{Product, Side};
-use crate::kernel::schedule::matmul::{FEW_ROWS, LARGE, REGS_STEP, STEP, VEC4_THREADS};
+use crate::kernel::schedule::matmul::{BITS_TEAM, FEW_ROWS, LARGE, REGS_STEP, STEP, VEC4_THREADS};
 use crate::kernel::space::BYTES;
 
 kernels! {
@@ -19,6 +19,7 @@ kernels! {
         matmul_slice_k_warp "matmul_slice_k_warp.cu": "products of few tiles whose operands lie 16 bytes at a time: warps share the inner axis",
         matmul_mma "matmul_mma.cu": "products of 16-bit floats on tensor cores",
         matmul_mma_async "matmul_mma_async.cu": "the same of operands that lie 16 bytes at a time, sent to workgroup memory ahead",
+        matmul_bits "matmul_bits.wgsl": "product of few rows by numbers of few bits: a team of invocations per column",
         matmul_wgmma "matmul_wgmma.cu": "the same by compute capability 9.0, which multiplies what lies in workgroup memory",
         gemv "gemv.wgsl": "matrix product of at most four rows or columns: reads the other operand once",
         gemv_vec4 "gemv_vec4.wgsl": "the same, four elements at a time",
@@ -33,6 +34,7 @@ impl Module<'_> {
         match &self.kernel.template {
             Template::Conv { groups, window, .. } => self.conv(*groups, window, &product, tiling),
             Template::ConvTranspose { .. } | Template::ConvFilters { .. } => self.product_of_parts(&product, tiling),
+            Template::MatMulBits { .. } => self.product_of_bits(&product, tiling),
             _ => self.matmul(&product, tiling),
         }
     }
@@ -66,7 +68,13 @@ impl Module<'_> {
     }
 
     /// A function that reads 16 bytes of a product's operand at once, where they lie so.
-    fn wide_operand(&mut self, name: &'static str, flag: &'static str, side: &Side, params: [&'static str; 2]) {
+    pub(super) fn wide_operand(
+        &mut self,
+        name: &'static str,
+        flag: &'static str,
+        side: &Side,
+        params: [&'static str; 2],
+    ) {
         if !side.is_vectorizable {
             return;
         }
@@ -88,6 +96,7 @@ impl Module<'_> {
         let (rows_a, rows_b) = ((!a.along_k).then_some("A_ROWS"), (!b.along_k).then_some("B_ROWS"));
         match tiling {
             Tiling::Gemv { .. } | Tiling::Tiles { .. } | Tiling::SliceK { .. } => {}
+            Tiling::Bits { rows, .. } => _ = self.lists.insert("row", vec![Vec::new(); rows]),
             Tiling::GemvVec4 { along_k, .. } => self.gemv_vec4(m, along_k),
             Tiling::GemvVec16b { across, .. } => self.flags.extend((across > 0).then_some("B_ROWS")),
             Tiling::Large => {
@@ -210,6 +219,7 @@ fn constants(product: &Product, tiling: Tiling) -> Vec<(&'static str, usize)> {
         Tiling::Mma { .. } | Tiling::MmaAsync { .. } | Tiling::Wgmma => {
             [tiles.as_slice(), &[("TILE_M", tile_m), ("TILE_N", tile_n)]].concat()
         }
+        Tiling::Bits { rows, .. } => vec![tiles[1], ("COLUMNS", tile_n), ("ROWS", rows), ("TEAM", BITS_TEAM)],
     }
 }
 

@@ -54,16 +54,8 @@ pub struct KernelDef {
 }
 
 /// Every kernel text, by the files that fill their holes.
-pub static KERNELS: &[&[KernelDef]] = &[
-    map::KERNELS,
-    row::KERNELS,
-    matmul::KERNELS,
-    attention::KERNELS,
-    conv::KERNELS,
-    pool::KERNELS,
-    index::KERNELS,
-    packed::KERNELS,
-];
+pub static KERNELS: &[&[KernelDef]] =
+    &[map::KERNELS, row::KERNELS, matmul::KERNELS, attention::KERNELS, conv::KERNELS, pool::KERNELS, index::KERNELS];
 
 /// Declares rows, by the function that fills their holes: the text's name, its file in `shaders/`, and one line on it.
 macro_rules! kernels {

@@ -25,17 +25,9 @@ pub(in crate::kernel) fn looks(kernel: &Kernel, threads: usize) -> Option<usize>
 /// Invocations that add up by indices and whose notes are summed up together.
 pub(in crate::kernel) const TEAM: usize = 16;
 
-/// Invocations that compute an element of a product by numbers of few bits together.
-pub(in crate::kernel) const BITS_TEAM: usize = 32;
-
 impl Elements {
     pub(in crate::kernel) fn launch(&self, kernel: &Kernel) -> Launch {
         let count = kernel.shape.numel() as u64;
-        if let (Elements::One { threads }, Template::MatMulBits { .. }) = (self, &kernel.template) {
-            let elements = u64::from(*threads) / BITS_TEAM as u64;
-            let shared = 4 * u64::from(*threads);
-            return Launch { threads: *threads, groups: count.div_ceil(elements.max(1)), cluster: 1, shared };
-        }
         let (threads, each) = match *self {
             Elements::One { threads } if kernel.template == Template::SumByIndex => {
                 (threads, looks(kernel, threads as usize).unwrap_or(1) as u64)
@@ -62,10 +54,7 @@ impl Elements {
                 threads
             }
         };
-        let least = if matches!(kernel.template, Template::MatMulBits { .. }) { BITS_TEAM as u32 } else { 1 };
-        let known = threads >= 1
-            && threads.is_multiple_of(least)
-            && (threads == target.max_workgroup || threads.is_power_of_two());
+        let known = threads >= 1 && (threads == target.max_workgroup || threads.is_power_of_two());
         let fits = known && threads <= target.max_workgroup.min(1024);
         if fits { Ok(()) } else { Err(format!("workgroups of {threads} invocations")) }
     }

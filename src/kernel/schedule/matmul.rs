@@ -33,6 +33,11 @@ pub const WGMMA_TILE: [usize; 2] = [128, 256];
 /// Bytes of workgroup memory in which four stages of such tiles lie, of 64 slices of the inner axis each.
 pub const WGMMA_BYTES: usize = 4 * 64 * (WGMMA_TILE[0] + WGMMA_TILE[1]) * 2;
 
+/// Invocations that compute sums by a column of numbers of few bits together.
+pub(in crate::kernel) const BITS_TEAM: usize = 32;
+/// Rows for which each number is widened once.
+const BITS_ROWS: [usize; 4] = [1, 2, 4, 8];
+
 /// An array in workgroup memory: its name in the text, its number of elements, and their bytes.
 pub(in crate::kernel) type Shared = (&'static str, usize, usize);
 
@@ -61,6 +66,7 @@ impl Tiling {
             Tiling::Mma { .. } => "matmul_mma",
             Tiling::MmaAsync { .. } => "matmul_mma_async",
             Tiling::Wgmma => "matmul_wgmma",
+            Tiling::Bits { .. } => "matmul_bits",
         }
     }
 
@@ -111,6 +117,7 @@ impl Tiling {
                 group([rows, columns], 128, &[("tile", stages.max(sums), size)])
             }
             Tiling::Wgmma => group(WGMMA_TILE, 256, &[("tile", WGMMA_BYTES / size, size)]),
+            Tiling::Bits { rows, threads } => group([rows, threads / BITS_TEAM], threads, &[("sums", threads, 4)]),
         }
     }
 
@@ -196,6 +203,10 @@ impl Tiling {
                     (p.b.along_k, "its right operand does not lie along the inner axis"),
                 ]
             }
+            Tiling::Bits { rows, threads } => vec![
+                (BITS_ROWS.contains(&rows), "expected 1, 2, 4 or 8 rows"),
+                (threads >= BITS_TEAM && power(threads, 256), "expected workgroups of 32 to 256 invocations"),
+            ],
         };
         all_hold(self.text(), &rules)
     }
@@ -385,6 +396,17 @@ pub(super) fn all(kernel: &Kernel, p: &Product, target: &Target, own: &dyn Fn(us
         all.extend(SLICES_K.map(|(tile, depth)| Tiling::SliceK { tile, depth }));
     }
     all.extend(TILES.map(|tile| Tiling::Tiles { tile }));
+    all
+}
+
+/// Every tiling of a product by numbers of few bits that may be worth a try, best first.
+pub(super) fn of_bits(kernel: &Kernel, p: &Product, target: &Target, own: &dyn Fn(usize) -> bool) -> Vec<Tiling> {
+    let most = *BITS_ROWS.last().expect("there are some");
+    let rows = BITS_ROWS.into_iter().find(|&rows| rows >= p.m).unwrap_or(most);
+    let threads = [64, 128, 256, 32];
+    let mut all: Vec<_> = threads.map(|threads| Tiling::Bits { rows, threads }).into();
+    let at = if p.m <= most { all.len() } else { 0 };
+    all.splice(at..at, self::all(kernel, p, target, own));
     all
 }
 

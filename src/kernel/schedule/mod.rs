@@ -106,6 +106,7 @@ impl Text {
             (&Text::Matmul { row_axis, transposed, tiling }, Template::MatMul) => {
                 Some((Product::matmul(kernel, row_axis, transposed), tiling))
             }
+            (&Text::Matmul { tiling, .. }, Template::MatMulBits { .. }) => Some((Product::of_bits(kernel), tiling)),
             (&Text::Conv { patches, tiling }, Template::Conv { groups, window, .. }) => {
                 Some((Product::conv(kernel, *groups, window, patches), tiling))
             }
@@ -148,6 +149,9 @@ impl Text {
                 if !(first..=kernel.shape.len() - 2).contains(&row_axis) {
                     return Err(format!("expected rows from axis {first} on, found {row_axis}"));
                 }
+                self.check_tiling(kernel, tiling, target)?;
+            }
+            (&Text::Matmul { row_axis: 0, transposed: false, tiling }, Template::MatMulBits { .. }) => {
                 self.check_tiling(kernel, tiling, target)?;
             }
             (&Text::Conv { patches, tiling }, Template::Conv { groups, window, .. }) => {
@@ -352,8 +356,8 @@ fn all<'a>(kernel: &'a Kernel, target: &'a Target, own: &'a dyn Fn(usize) -> boo
 
 /// True if a template has texts that do more per invocation than one element, and none that does just that.
 fn has_texts(template: &Template) -> bool {
-    use Template::{Attention, Conv, ConvFilters, MatMul};
-    matches!(template, MatMul | Conv { .. } | ConvFilters { .. } | Attention { .. })
+    use Template::{Attention, Conv, ConvFilters, MatMul, MatMulBits};
+    matches!(template, MatMul | MatMulBits { .. } | Conv { .. } | ConvFilters { .. } | Attention { .. })
 }
 
 /// Every text that may be worth a try, the best first.
@@ -374,6 +378,10 @@ fn texts<'a>(kernel: &'a Kernel, target: &'a Target, own: &'a dyn Fn(usize) -> b
                 let tilings = matmul::all(kernel, &product, target, own).into_iter();
                 tilings.map(move |tiling| Text::Matmul { row_axis, transposed, tiling })
             }))
+        }
+        Template::MatMulBits { .. } => {
+            let tilings = matmul::of_bits(kernel, &Product::of_bits(kernel), target, own);
+            Box::new(tilings.into_iter().map(|tiling| Text::Matmul { row_axis: 0, transposed: false, tiling }))
         }
         Template::Conv { groups, window, .. } => {
             let weights = &kernel.reads[1].access.shape;

@@ -62,6 +62,9 @@ pub enum Template {
     MatMulBits {
         /// Bits of a number: 2, 4 or 8.
         bits: usize,
+        /// True if they have a sign, in their highest bit.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        signed: bool,
         /// Numbers of a row that share a scale and a zero point.
         block: usize,
         /// The zero points.

@@ -8,7 +8,7 @@ use super::*;
 pub enum ZeroPoints {
     /// All are this number.
     Number(#[serde(with = "crate::expr::literal")] f64),
-    /// Numbers of as many bits. Those of a row begin in a byte of their own.
+    /// Numbers of as many bits, with a sign if the others have one. Those of a row begin in a byte of their own.
     Packed,
     /// Floats, one per block.
     Floats,
@@ -19,6 +19,9 @@ pub enum ZeroPoints {
 pub struct Packing {
     /// Bits of a number.
     pub bits: usize,
+    /// The bits of a word that are flipped before numbers are read: of those with a sign, the highest ones. What is read is then larger by
+    /// [`raised`](Self::raised), and has no sign.
+    pub flip: u32,
     /// Numbers of a word.
     pub per_word: usize,
     /// Words of a block.
@@ -30,18 +33,26 @@ pub struct Packing {
 }
 
 impl Packing {
-    /// The packing of `k` numbers per row, of `bits` bits each, of which each `block` numbers have one scale.
+    /// The packing of `k` numbers per row, of `bits` bits each, with a sign or without, of which each `block` numbers have one scale.
     ///
     /// # Errors
     /// What is not possible of it.
-    pub fn new(bits: usize, block: usize, k: usize) -> Result<Packing, String> {
+    pub fn new(bits: usize, signed: bool, block: usize, k: usize) -> Result<Packing, String> {
         ensure(matches!(bits, 2 | 4 | 8), || format!("expected numbers of 2, 4 or 8 bits, found {bits}"))?;
         ensure(block > 0 && block <= MOST_EXTENT && (block * bits).is_multiple_of(32), || {
             format!("expected blocks of whole words of 32 bits, found {block} numbers of {bits} bits")
         })?;
         let blocks = k.div_ceil(block);
         let (words_per_block, zero_bytes) = (block * bits / 32, (blocks * bits).div_ceil(8));
-        Ok(Packing { bits, per_word: 32 / bits, words_per_block, blocks, zero_bytes })
+        let highest = u32::MAX / (u32::MAX >> (32 - bits)) << (bits - 1);
+        Ok(Packing {
+            bits,
+            flip: if signed { highest } else { 0 },
+            per_word: 32 / bits,
+            words_per_block,
+            blocks,
+            zero_bytes,
+        })
     }
 
     /// The numbers that a row's packed zero points have room for.
@@ -49,14 +60,20 @@ impl Packing {
         8 * self.zero_bytes / self.bits
     }
 
-    /// The number at a place of a list of words.
-    pub fn number(&self, place: usize, word: impl FnOnce(usize) -> u32) -> u32 {
-        word(place / self.per_word) >> (place % self.per_word * self.bits) & (u32::MAX >> (32 - self.bits))
+    /// The number that numbers with a sign are larger by when their sign is flipped; 0 for others.
+    pub fn raised(&self) -> u32 {
+        if self.flip == 0 { 0 } else { 1 << (self.bits - 1) }
     }
 
-    /// As [`number`](Self::number), of words that are held as floats.
+    /// The number at a place of a list of words, larger by [`raised`](Self::raised).
+    pub fn number(&self, place: usize, word: impl FnOnce(usize) -> u32) -> u32 {
+        let word = word(place / self.per_word) ^ self.flip;
+        word >> (place % self.per_word * self.bits) & (u32::MAX >> (32 - self.bits))
+    }
+
+    /// The number at a place of a list of words that are held as floats.
     pub fn number_in(&self, place: usize, word: impl FnOnce(usize) -> f64) -> f64 {
-        f64::from(self.number(place, |at| word(at) as i64 as u32))
+        f64::from(self.number(place, |at| word(at) as i64 as u32)) - f64::from(self.raised())
     }
 }
 
@@ -64,7 +81,9 @@ impl Template {
     /// The packing of a product of numbers of few bits, and its zero points; `None` for another template.
     pub fn packing(&self, k: usize) -> Option<Result<(Packing, ZeroPoints), String>> {
         match *self {
-            Template::MatMulBits { bits, block, zeros } => Some(Packing::new(bits, block, k).map(|p| (p, zeros))),
+            Template::MatMulBits { bits, signed, block, zeros } => {
+                Some(Packing::new(bits, signed, block, k).map(|packing| (packing, zeros)))
+            }
             _ => None,
         }
     }
@@ -131,9 +150,9 @@ pub(super) static MATMUL_BITS: TemplateDef = TemplateDef {
     },
     meaning: product,
     samples: || {
-        let of = |bits, block, zeros, [m, k, n]: [usize; 3]| {
-            let template = Template::MatMulBits { bits, block, zeros };
-            let packing = Packing::new(bits, block, k).expect("a sample");
+        let of = |(bits, signed), block, zeros, [m, k, n]: [usize; 3]| {
+            let template = Template::MatMulBits { bits, signed, block, zeros };
+            let packing = Packing::new(bits, signed, block, k).expect("a sample");
             let words = |count| Operand { dtype: DType::I32, ..floats(&[count]) };
             let mut reads = vec![
                 floats(&[m, k]),
@@ -148,10 +167,13 @@ pub(super) static MATMUL_BITS: TemplateDef = TemplateDef {
             sample(template, &[m, n], reads, Expr::input(0, DType::F32))
         };
         vec![
-            of(4, 16, ZeroPoints::Number(8.0), [2, 40, 5]),
-            of(4, 32, ZeroPoints::Packed, [3, 96, 4]),
-            of(8, 16, ZeroPoints::Floats, [1, 32, 3]),
-            of(2, 16, ZeroPoints::Packed, [2, 33, 6]),
+            of((4, false), 16, ZeroPoints::Number(8.0), [2, 40, 5]),
+            of((4, false), 32, ZeroPoints::Packed, [3, 96, 4]),
+            of((8, false), 16, ZeroPoints::Floats, [1, 32, 3]),
+            of((2, false), 16, ZeroPoints::Packed, [2, 33, 6]),
+            of((8, true), 16, ZeroPoints::Number(0.0), [3, 20, 5]),
+            of((4, true), 16, ZeroPoints::Packed, [1, 48, 5]),
+            of((2, true), 16, ZeroPoints::Floats, [2, 16, 3]),
         ]
     },
     ..PLAIN

@@ -29,16 +29,12 @@ impl Recipe {
     ///
     /// # Errors
     /// As [`whole`](Self::whole).
-    pub fn following(self, graph: Graph, target: &Target, decisions: Decisions) -> Result<Prepared> {
-        self.passes(graph, &Context { decisions, ..Context::new(target, self) })
-    }
-
-    fn passes(self, mut graph: Graph, context: &Context) -> Result<Prepared> {
+    pub fn following(self, mut graph: Graph, target: &Target, decisions: Decisions) -> Result<Prepared> {
         if self.f16 {
             graph.verify()?;
-            half::run(&mut graph, context.target)?;
+            half::run(&mut graph, target)?;
         }
-        pass::run(graph, context)
+        pass::run(graph, &Context { decisions, ..Context::new(target, self) })
     }
 
     /// The graph that is lowered: after the passes, with values computed again for a backward computation, in chunks if they are asked for.
@@ -59,7 +55,7 @@ impl Recipe {
     /// # Errors
     /// As [`graph`](Self::graph).
     pub fn program(self, graph: Graph, target: &Target, limits: &Limits) -> Result<Prepared> {
-        let mut graph = self.passes(graph, &Context { shares_constants: true, ..Context::new(target, self) })?;
+        let mut graph = self.whole(graph, target)?;
         recompute::free(&mut graph, target, self.fuse)?;
         chunks::run(&mut graph, target, limits, self.chunks)?;
         Ok(graph)

@@ -127,6 +127,17 @@ fn weights() -> Vec<Sample> {
             .attr("bits", bits as i64)
             .attr("block_size", block as i64)
     };
+    let rows = |n: usize, k: usize, block: usize, bits: usize| {
+        let blocks = k.div_ceil(block);
+        let s = Sample::new("plimsoll.GatherBits").input(I64, &[2, 3], -(n as f64), n as f64 - 1.0);
+        packed(s, n * blocks * block * bits / 32)
+            .input(F32, &[n, blocks], 0.01, 0.1)
+            .attr("N", n as i64)
+            .attr("K", k as i64)
+            .attr("bits", bits as i64)
+            .attr("block_size", block as i64)
+            .element(F32)
+    };
     let bits = |held: &[usize], shape: &[i64], bits: i64, signed: i64| {
         let s = bytes(Sample::new("plimsoll.Unpack"), U8, held).ints("shape", shape);
         s.attr("bits", bits).attr("signed", signed)
@@ -154,6 +165,12 @@ fn weights() -> Vec<Sample> {
         words(5, 70, 32, 4).input(F32, &[5, 3], 3.0, 9.0),
         packed(words(6, 33, 16, 8), 5),
         packed(words(3, 50, 16, 2), 1),
+        words(6, 33, 16, 8).attr("signed", 1).attr("zero", -3),
+        words(6, 40, 16, 2).attr("zero", 1),
+        packed(words(6, 40, 16, 4), 3).attr("signed", 1),
+        rows(6, 40, 16, 4).attr("signed", 1).attr("zero", -8),
+        packed(rows(6, 33, 16, 8), 6).attr("signed", 1),
+        rows(5, 70, 32, 4).input(F32, &[5, 3], 3.0, 9.0),
         bits(&[8], &[3, 5], 4, 0),
         bits(&[4], &[15], 2, 1),
         bytes(table(4, 16), U8, &[12, 2]).attr("gather_axis", 0).attr("quantize_axis", 1),

@@ -1,0 +1,64 @@
+//! Numbers of few bits, as a file has them, in rows as a kernel reads them.
+
+/// Rows of numbers of few bits. A row is filled up with zeros to some bytes, so that each begins in a byte of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rows {
+    /// Number of rows.
+    pub count: usize,
+    /// Numbers of a row.
+    pub len: usize,
+    /// Bits of a number: 1, 2, 4 or 8. The first number of a byte is in its lowest bits.
+    pub bits: usize,
+    /// Bytes from a row to the next.
+    pub row_bytes: usize,
+    /// True if the source has them column by column.
+    pub transposed: bool,
+}
+
+/// Columns of a source that are read together, so that the lines of the cache that their numbers share are read once.
+const TOGETHER: usize = 64;
+
+impl Rows {
+    /// Bytes of all rows.
+    pub fn bytes(&self) -> usize {
+        self.count * self.row_bytes
+    }
+
+    /// The rows of a source whose numbers lie without gaps; the result is filled up to whole words of 32 bits.
+    pub fn laid(&self, source: &[u8]) -> Vec<u8> {
+        let &Rows { count, len, bits, row_bytes, transposed } = self;
+        let mut laid = vec![0; self.bytes().next_multiple_of(4)];
+        let mask = u8::MAX >> (8 - bits);
+        for first in (0..len).step_by(TOGETHER) {
+            for row in 0..count {
+                let to = &mut laid[row * row_bytes..][..row_bytes];
+                for j in first..len.min(first + TOGETHER) {
+                    let from = bits * if transposed { j * count + row } else { row * len + j };
+                    let number = source[from / 8] >> (from % 8) & mask;
+                    to[j * bits / 8] |= number << (j * bits % 8);
+                }
+            }
+        }
+        laid
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Rows;
+
+    #[test]
+    fn rows_are_filled_up() {
+        let rows = Rows { count: 2, len: 3, bits: 4, row_bytes: 2, transposed: false };
+        assert_eq!(rows.laid(&[0x21, 0x43, 0x65]), [0x21, 0x03, 0x54, 0x06]);
+    }
+
+    #[test]
+    fn columns_become_rows() {
+        // 1 2 / 3 4 / 5 6
+        let rows = Rows { count: 2, len: 3, bits: 4, row_bytes: 2, transposed: true };
+        assert_eq!(rows.laid(&[0x21, 0x43, 0x65]), [0x31, 0x05, 0x42, 0x06]);
+        let rows = Rows { count: 2, len: 3, bits: 8, row_bytes: 3, transposed: true };
+        assert_eq!(rows.laid(&[1, 2, 3, 4, 5, 6]), [1, 3, 5, 2, 4, 6, 0, 0]);
+    }
+}
