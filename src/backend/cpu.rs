@@ -14,7 +14,6 @@
 use super::records::Records;
 use super::{Backend, KernelId, Launch, RecordId, SegmentId, Slice, Usage};
 use crate::error::Result;
-use crate::kernel::algorithm::{self, Schedule};
 use crate::kernel::{Kernel, Template};
 use crate::target::{Memory as Place, Target};
 use check::Check;
@@ -210,20 +209,14 @@ fn compile(kernel: &Kernel, isa: Isa, threads: usize, outline: bool) -> Result<B
             None => Box::new(map::Map::new(kernel, isa, threads, None)?),
         },
         Template::Row { .. } => Box::new(row::Row::new(kernel, isa, threads)?),
-        Template::MatMul => Box::new(product::MatMul::new(kernel, isa, threads)?),
-        Template::MatMulBits { .. } if kernel.schedule != Schedule::Cpu(algorithm::Cpu::Loops) => {
-            Box::new(product::MatMul::new(kernel, isa, threads)?)
-        }
+        Template::MatMul | Template::MatMulBits { .. } => Box::new(product::MatMul::new(kernel, isa, threads)?),
         Template::Attention { .. } => Box::new(attention::Attention::new(kernel, isa, threads)?),
         Template::Conv { .. } | Template::ConvTranspose { .. } | Template::Pool { .. } => {
             Box::new(slide::Sliding::new(kernel, isa, threads)?)
         }
         Template::Scatter { .. } => Box::new(scatter::Scatter::new(kernel, threads)?),
-        template => {
-            let core = match template {
-                Template::MatMulBits { .. } => packed::core(kernel, isa)?,
-                _ => index::core(kernel)?,
-            };
+        _ => {
+            let core = index::core(kernel)?;
             let core = if outline { core.outline() } else { core };
             Box::new(map::Map::new(kernel, isa, threads, Some(core))?)
         }

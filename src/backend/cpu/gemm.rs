@@ -83,6 +83,35 @@ pub trait Produce: Sync {
     fn near(&self) -> usize {
         usize::MAX
     }
+
+    /// The most rows of a left operand in memory that it is multiplied by [without panels](Self::multiply).
+    fn few(&self) -> usize {
+        0
+    }
+
+    /// Computes a product of [few](Self::few) rows, of which this is the right operand.
+    ///
+    /// # Safety
+    /// The left operand must have the rows and the terms, this one the columns, and the destination the elements.
+    unsafe fn multiply(&self, _: Isa, _: &FewRows) {
+        unreachable!("panels of it are multiplied")
+    }
+}
+
+/// A product of few rows by some columns of a right operand.
+pub struct FewRows {
+    /// The left operand.
+    pub left: View,
+    /// Its rows.
+    pub rows: usize,
+    /// Its columns.
+    pub terms: usize,
+    /// Columns of the result.
+    pub columns: Range<usize>,
+    /// The first of them, of the first row.
+    pub to: *mut f32,
+    /// From one row of the result to the next.
+    pub stride: isize,
 }
 
 /// A packed block of an operand. Element `(p, j)` of a panel is at `p * step + j` of its floats, where `step` is the number of its lanes, or
@@ -277,6 +306,15 @@ impl Gemm<'_> {
     /// As for [`Gemm::run`]; the tile must be writable, and the CPU have the kernels' instruction set.
     unsafe fn tile(&self, work: &mut Work, tile: &Tile) {
         let Tile { rows, cols, .. } = tile;
+        if let (Matrix::Strided(left), Matrix::Produced(right)) = (self.a, self.b)
+            && self.m <= right.few()
+        {
+            assert!(!self.accumulate, "the right operand has no product that is added");
+            let (rows, columns) = (rows.len(), cols.clone());
+            let few = FewRows { left, rows, terms: self.k, columns, to: tile.ptr, stride: tile.stride as isize };
+            // SAFETY: all of it is inside the operands; few rows are one tile high.
+            return unsafe { right.multiply(work.isa, &few) };
+        }
         let mut k0 = 0;
         loop {
             let k = k0..self.k.min(k0 + work.depth);

@@ -1,37 +1,15 @@
-//! Products by numbers of few bits: a number is widened to a float on its way into the sum. For few rows each sum widens its own, in registers;
-//! for more, a panel of them is widened once.
+//! Products by numbers of few bits: a number is widened to a float on its way into the sum. For few rows it is in a register, and multiplied by
+//! all of them; for more, a panel of numbers is widened for the kernels that multiply floats.
 
 use super::block::Repr;
-use super::gemm::{PANEL_COLS, Produce};
-use super::map::{Core, CoreSpec};
-use super::nest::Motion;
+use super::gemm::{FewRows, PANEL_COLS, Produce, View};
 use super::operands::stored;
-use super::simd::{Isa, Lanes, per_isa};
+use super::simd::{Isa, Lanes, Plain, per_isa};
 use super::task::Args;
 use crate::error::ensure;
 use crate::kernel::{Kernel, Packing, ZeroPoints};
 use crate::shape::Access;
 use std::ops::Range;
-
-/// Prepares a product by numbers of few bits whose sums are computed one by one.
-pub fn core(kernel: &Kernel, isa: Isa) -> Result<CoreSpec<'_>, String> {
-    let weights = Weights::new(kernel)?;
-    let rank = kernel.shape.len();
-    let mut number = Motion::still(rank);
-    for axis in 0..rank {
-        number.steps[axis] = kernel.shape[axis + 1..].iter().product::<usize>() as isize;
-    }
-    let left = kernel.reads[0].access.clone();
-    let terms = left.shape[rank - 1];
-    let columns = kernel.shape[rank - 1];
-    Ok(CoreSpec {
-        repr: Repr::F32,
-        motions: vec![number],
-        cost: 0.1 * terms as f64,
-        tables: 0,
-        build: Box::new(move |steps, _| Box::new(Product { isa, weights, terms, columns, left, step: steps[0] })),
-    })
-}
 
 /// The right operand of a product: rows of numbers of few bits, which are its columns.
 pub struct Weights {
@@ -50,17 +28,6 @@ pub struct Bound<'a> {
     pub weights: &'a Weights,
     /// The kernel's arguments.
     pub args: &'a Args,
-}
-
-struct Product {
-    isa: Isa,
-    weights: Weights,
-    /// Terms of a sum, and elements of a row.
-    terms: usize,
-    columns: usize,
-    left: Access,
-    /// From an element's number to the next one's, along the innermost axis.
-    step: isize,
 }
 
 /// The bytes of an element of all operands.
@@ -131,66 +98,176 @@ impl Produce for Bound<'_> {
     unsafe fn panel(&self, isa: Isa, k: Range<usize>, lanes: Range<usize>, step: usize, panel: *mut f32) {
         assert_eq!(step, PANEL_COLS, "panels of a right operand are padded");
         // SAFETY: guaranteed by the caller.
-        unsafe {
-            match self.weights.packing.bits {
-                2 => widen_2(isa, self, k, lanes, panel),
-                4 => widen_4(isa, self, k, lanes, panel),
-                _ => widen_8(isa, self, k, lanes, panel),
+        unsafe { widen(isa, self, k, lanes, panel) }
+    }
+
+    fn few(&self) -> usize {
+        FEW
+    }
+
+    unsafe fn multiply(&self, isa: Isa, few: &FewRows) {
+        // SAFETY: guaranteed by the caller.
+        unsafe { few_rows(isa, self, few) }
+    }
+}
+
+/// Vectors of words, whose numbers become vectors of floats.
+trait Words: Lanes {
+    /// A vector of words.
+    type Ints: Copy;
+    /// The first `n <= LEN` words, then zeros; with some bits flipped.
+    unsafe fn words(from: *const u32, n: usize, flip: u32) -> Self::Ints;
+    /// The numbers at place `j` of each word.
+    unsafe fn numbers<const BITS: usize>(words: Self::Ints, j: usize) -> Self;
+    /// Each of `count` floats for `each` lanes, a power of two.
+    unsafe fn spread(from: *const f32, count: usize, each: usize) -> Self;
+}
+
+/// The bits of a number at place `j` of a word.
+fn number<const BITS: usize>(word: u32, j: usize) -> u32 {
+    word >> (j * BITS) & (u32::MAX >> (32 - BITS))
+}
+
+impl Words for Plain {
+    type Ints = [u32; Plain::LEN];
+
+    #[inline(always)]
+    unsafe fn words(from: *const u32, n: usize, flip: u32) -> Self::Ints {
+        // SAFETY: guaranteed by the caller.
+        std::array::from_fn(|lane| if lane < n { unsafe { *from.add(lane) ^ flip } } else { 0 })
+    }
+
+    #[inline(always)]
+    unsafe fn numbers<const BITS: usize>(words: Self::Ints, j: usize) -> Self {
+        let floats = words.map(|word| number::<BITS>(word, j) as f32);
+        // SAFETY: these are as many.
+        unsafe { Plain::load(floats.as_ptr()) }
+    }
+
+    #[inline(always)]
+    unsafe fn spread(from: *const f32, count: usize, each: usize) -> Self {
+        // SAFETY: guaranteed by the caller.
+        let float = |lane: usize| if lane / each < count { unsafe { *from.add(lane / each) } } else { 0.0 };
+        let floats: [f32; Plain::LEN] = std::array::from_fn(float);
+        // SAFETY: these are as many.
+        unsafe { Plain::load(floats.as_ptr()) }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    use super::super::simd::{Lanes, Ymm, Zmm};
+    use super::Words;
+    use std::arch::x86_64::*;
+
+    impl Words for Ymm {
+        type Ints = __m256i;
+
+        #[inline(always)]
+        unsafe fn words(from: *const u32, n: usize, flip: u32) -> __m256i {
+            // SAFETY: guaranteed by the caller; a masked load reads no other lanes.
+            unsafe {
+                let words = if n == Ymm::LEN {
+                    _mm256_loadu_si256(from.cast())
+                } else {
+                    let first = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+                    _mm256_maskload_epi32(from.cast(), _mm256_cmpgt_epi32(_mm256_set1_epi32(n as i32), first))
+                };
+                _mm256_xor_si256(words, _mm256_set1_epi32(flip as i32))
+            }
+        }
+
+        #[inline(always)]
+        unsafe fn numbers<const BITS: usize>(words: __m256i, j: usize) -> Ymm {
+            // SAFETY: the CPU has AVX2, by the contract of `Lanes`.
+            unsafe {
+                let shifted = _mm256_srl_epi32(words, _mm_cvtsi32_si128((j * BITS) as i32));
+                let numbers = _mm256_and_si256(shifted, _mm256_set1_epi32((1 << BITS) - 1));
+                _mm256_cvtepi32_ps(numbers).into()
+            }
+        }
+
+        #[inline(always)]
+        unsafe fn spread(from: *const f32, count: usize, each: usize) -> Ymm {
+            // SAFETY: guaranteed by the caller.
+            unsafe {
+                let floats: __m256 = Ymm::load_first(from, count).into();
+                let lanes = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+                let places = _mm256_srl_epi32(lanes, _mm_cvtsi32_si128(each.ilog2() as i32));
+                _mm256_permutevar8x32_ps(floats, places).into()
+            }
+        }
+    }
+
+    impl Words for Zmm {
+        type Ints = __m512i;
+
+        #[inline(always)]
+        unsafe fn words(from: *const u32, n: usize, flip: u32) -> __m512i {
+            // SAFETY: guaranteed by the caller; a masked load reads no other lanes.
+            unsafe {
+                let words = _mm512_maskz_loadu_epi32(((1u32 << n) - 1) as u16, from.cast());
+                _mm512_xor_si512(words, _mm512_set1_epi32(flip as i32))
+            }
+        }
+
+        #[inline(always)]
+        unsafe fn numbers<const BITS: usize>(words: __m512i, j: usize) -> Zmm {
+            // SAFETY: the CPU has AVX-512, by the contract of `Lanes`.
+            unsafe {
+                let shifted = _mm512_srl_epi32(words, _mm_cvtsi32_si128((j * BITS) as i32));
+                if BITS == 8 {
+                    return _mm512_cvtepi32_ps(_mm512_and_si512(shifted, _mm512_set1_epi32(255))).into();
+                }
+                // A table of the numbers, of which the four lowest bits choose one.
+                let table: [f32; 16] = std::array::from_fn(|bits| (bits % (1 << BITS)) as f32);
+                _mm512_permutexvar_ps(shifted, _mm512_loadu_ps(table.as_ptr())).into()
+            }
+        }
+
+        #[inline(always)]
+        unsafe fn spread(from: *const f32, count: usize, each: usize) -> Zmm {
+            // SAFETY: guaranteed by the caller.
+            unsafe {
+                let floats: __m512 = Zmm::load_first(from, count).into();
+                let lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+                let places = _mm512_srl_epi32(lanes, _mm_cvtsi32_si128(each.ilog2() as i32));
+                _mm512_permutexvar_ps(places, floats).into()
             }
         }
     }
 }
 
 per_isa! {
+    /// Widens the numbers of some columns, row of the panel by row: those at the same place of each column's word.
+    ///
     /// # Safety
     /// As for [`Produce::panel`].
-    unsafe fn widen_2(from: &Bound, k: Range<usize>, lanes: Range<usize>, panel: *mut f32) => widen_2_by
-}
-per_isa! {
-    /// # Safety
-    /// As for [`Produce::panel`].
-    unsafe fn widen_4(from: &Bound, k: Range<usize>, lanes: Range<usize>, panel: *mut f32) => widen_4_by
-}
-per_isa! {
-    /// # Safety
-    /// As for [`Produce::panel`].
-    unsafe fn widen_8(from: &Bound, k: Range<usize>, lanes: Range<usize>, panel: *mut f32) => widen_8_by
+    unsafe fn widen(from: &Bound, k: Range<usize>, lanes: Range<usize>, panel: *mut f32) => widen_by
 }
 
 /// # Safety
-/// As for [`Produce::panel`], where the CPU has the instruction set of `L`.
+/// As for [`widen`], where the CPU has the instruction set of `L`.
 #[inline(always)]
-unsafe fn widen_2_by<L: Lanes>(from: &Bound, k: Range<usize>, lanes: Range<usize>, panel: *mut f32) {
+unsafe fn widen_by<L: Words>(from: &Bound, k: Range<usize>, lanes: Range<usize>, panel: *mut f32) {
     // SAFETY: guaranteed by the caller.
-    unsafe { widen::<2>(from, k, lanes, panel) }
+    unsafe {
+        match from.weights.packing.bits {
+            2 => widen_bits::<L, 2>(from, k, lanes, panel),
+            4 => widen_bits::<L, 4>(from, k, lanes, panel),
+            _ => widen_bits::<L, 8>(from, k, lanes, panel),
+        }
+    }
 }
 
 /// # Safety
-/// As for [`widen_2_by`].
+/// As for [`widen_by`].
 #[inline(always)]
-unsafe fn widen_4_by<L: Lanes>(from: &Bound, k: Range<usize>, lanes: Range<usize>, panel: *mut f32) {
-    // SAFETY: guaranteed by the caller.
-    unsafe { widen::<4>(from, k, lanes, panel) }
-}
-
-/// # Safety
-/// As for [`widen_2_by`].
-#[inline(always)]
-unsafe fn widen_8_by<L: Lanes>(from: &Bound, k: Range<usize>, lanes: Range<usize>, panel: *mut f32) {
-    // SAFETY: guaranteed by the caller.
-    unsafe { widen::<8>(from, k, lanes, panel) }
-}
-
-/// Widens the numbers of some columns to floats, row of the panel by row: those at the same bits of each column's word. Loops over the
-/// columns of a panel have a fixed length, so that compilers make vectors of them.
-///
-/// # Safety
-/// As for [`Produce::panel`].
-#[inline(always)]
-unsafe fn widen<const BITS: usize>(from: &Bound, k: Range<usize>, lanes: Range<usize>, panel: *mut f32) {
+unsafe fn widen_bits<L: Words, const BITS: usize>(from: &Bound, k: Range<usize>, lanes: Range<usize>, panel: *mut f32) {
     let &Bound { weights, args } = from;
+    let Packing { words_per_block, flip, .. } = weights.packing;
     let per = 32 / BITS;
-    let numbers = weights.packing.words_per_block * per;
+    let numbers = words_per_block * per;
     // Columns behind the last one are it once more, times zero.
     let columns: [usize; PANEL_COLS] = std::array::from_fn(|j| lanes.start + j.min(lanes.len() - 1));
     let words = columns.map(|column| weights.column(args, column));
@@ -205,190 +282,184 @@ unsafe fn widen<const BITS: usize>(from: &Bound, k: Range<usize>, lanes: Range<u
                 unsafe { (weights.zero(args, columns[j], block), weights.scale(args, columns[j], block)) };
         }
         while p < end {
-            // SAFETY: the columns have the word.
-            let row = words.map(|words| unsafe { words.add(p / per).read() } ^ weights.packing.flip);
-            for p in p..end.min((p / per + 1) * per) {
-                let shift = (p % per * BITS) as u32;
-                let mut floats = [0.0; PANEL_COLS];
-                for j in 0..PANEL_COLS {
-                    let number = row[j] >> shift & (u32::MAX >> (32 - BITS));
-                    floats[j] = (number as i32 as f32 - zeros[j]) * scales[j];
+            let until = end.min((p / per + 1) * per);
+            // SAFETY: the columns have the word, and the panel the rows.
+            unsafe {
+                let row = words.map(|words| words.add(p / per).read());
+                for first in (0..PANEL_COLS).step_by(L::LEN) {
+                    let row = L::words(row.as_ptr().add(first), L::LEN, flip);
+                    let (zero, scale) = (L::load(zeros.as_ptr().add(first)), L::load(scales.as_ptr().add(first)));
+                    for p in p..until {
+                        let above = L::numbers::<BITS>(row, p % per).sub(zero);
+                        above.mul(scale).store(panel.add((p - k.start) * PANEL_COLS + first));
+                    }
                 }
-                // SAFETY: the panel has this row.
-                unsafe { panel.add((p - k.start) * PANEL_COLS).cast::<[f32; PANEL_COLS]>().write(floats) };
             }
-            p = end.min((p / per + 1) * per);
+            p = until;
         }
     }
 }
 
-impl Product {
-    /// An element of a column.
+/// Each number is widened for [some](ROWS) rows at a time. For so many rows, that is faster than panels of numbers.
+const FEW: usize = 8;
+
+/// Rows that are multiplied by a number at a time.
+const ROWS: usize = 4;
+
+/// Numbers of a row whose sums are computed in one go: rows of data that are as long stay in the L1 cache.
+const STRETCH: usize = 2048;
+
+/// Rows of data in the order in which numbers come out of words: a vector of the first numbers of neighbouring words, then one of the
+/// second numbers, and so on. Zeros are behind the end.
+struct Ordered([[f32; STRETCH]; ROWS]);
+
+impl Ordered {
+    /// Orders a stretch of some rows for vectors of so many words, of `per` numbers each.
     ///
     /// # Safety
-    /// `row` must be the place of the left operand's row among `args`, which must be the kernel's.
-    unsafe fn element(&self, args: &Args, row: *const f32, column: usize) -> f32 {
-        let weights = &self.weights;
-        let Packing { bits, blocks, .. } = weights.packing;
-        let run = Run {
-            row,
-            step: self.left.strides[self.left.strides.len() - 1],
-            words: weights.column(args, column),
-            packing: weights.packing,
-            terms: self.terms,
-        };
-        // SAFETY: `args` are the kernel's.
-        let scale = |block: usize| unsafe { weights.scale(args, column, block) };
-        // SAFETY: as above.
-        let zero = |block: usize| unsafe { weights.zero(args, column, block) };
-        #[cfg(target_arch = "x86_64")]
-        if run.step == 1 && self.isa != Isa::PORTABLE {
-            // SAFETY: the processor has AVX2 and FMA; the run is inside the operands.
-            return unsafe {
-                match bits {
-                    2 => x86::sum::<2>(&run, scale, zero),
-                    4 => x86::sum::<4>(&run, scale, zero),
-                    _ => x86::sum::<8>(&run, scale, zero),
+    /// The view must have them.
+    #[inline(always)]
+    unsafe fn fill(&mut self, rows: View, count: usize, terms: Range<usize>, per: usize, vector: usize) {
+        let len = terms.len().next_multiple_of(per * vector);
+        for (row, to) in self.0[..count].iter_mut().enumerate() {
+            for (group, to) in to[..len].chunks_exact_mut(per * vector).enumerate() {
+                let first = terms.start + group * per * vector;
+                for (j, to) in to.chunks_exact_mut(vector).enumerate() {
+                    for (word, to) in to.iter_mut().enumerate() {
+                        let k = first + word * per + j;
+                        // SAFETY: it is one of the row's elements.
+                        *to = if k < terms.end { unsafe { *rows.at(row, k) } } else { 0.0 };
+                    }
                 }
-            };
+            }
         }
-        let blocks = (0..blocks).map(|block| {
-            let numbers = block * run.block()..run.terms.min((block + 1) * run.block());
-            // SAFETY: the run is inside the operands.
-            scale(block) * unsafe { plain(&run, numbers, zero(block)) }
-        });
-        blocks.sum()
     }
 }
 
-/// A row of floats, and the words of the numbers that it is multiplied by.
-struct Run {
-    row: *const f32,
-    /// From a float to the next one.
-    step: isize,
-    words: *const u32,
-    packing: Packing,
-    /// Numbers of the run.
-    terms: usize,
+per_isa! {
+    /// # Safety
+    /// As for [`Produce::multiply`].
+    unsafe fn few_rows(from: &Bound, few: &FewRows) => few_rows_by
 }
 
-impl Run {
-    /// Numbers of a block.
-    fn block(&self) -> usize {
-        self.packing.words_per_block * self.packing.per_word
+/// # Safety
+/// As for [`Produce::multiply`], where the CPU has the instruction set of `L`.
+#[inline(always)]
+unsafe fn few_rows_by<L: Words>(from: &Bound, few: &FewRows) {
+    // SAFETY: guaranteed by the caller.
+    unsafe {
+        match from.weights.packing.bits {
+            2 => few_rows_bits::<L, 2>(from, few),
+            4 => few_rows_bits::<L, 4>(from, few),
+            _ => few_rows_bits::<L, 8>(from, few),
+        }
     }
 }
 
-/// The sum over some numbers of a block, before its scale.
+/// # Safety
+/// As for [`few_rows_by`].
+#[inline(always)]
+unsafe fn few_rows_bits<L: Words, const BITS: usize>(from: &Bound, few: &FewRows) {
+    let &FewRows { left, rows, terms, ref columns, to, stride } = few;
+    let per = 32 / BITS;
+    let mut ordered = Ordered([[0.0; STRETCH]; ROWS]);
+    for first in (0..rows).step_by(ROWS) {
+        let count = (rows - first).min(ROWS);
+        for start in (0..terms).step_by(STRETCH) {
+            let end = terms.min(start + STRETCH);
+            let words = start / per..end.div_ceil(per);
+            // SAFETY: guaranteed by the caller.
+            unsafe {
+                ordered.fill(View { ptr: left.at(first, 0), ..left }, count, start..end, per, L::LEN);
+                for column in columns.clone() {
+                    let sums = match count {
+                        1 => sums::<L, BITS, 1>(from, &ordered, column, words.clone()),
+                        2 => sums::<L, BITS, 2>(from, &ordered, column, words.clone()),
+                        3 => sums::<L, BITS, 3>(from, &ordered, column, words.clone()),
+                        _ => sums::<L, BITS, ROWS>(from, &ordered, column, words.clone()),
+                    };
+                    for (row, sum) in sums.into_iter().enumerate().take(count) {
+                        let to = to.offset((first + row) as isize * stride).add(column - columns.start);
+                        *to = if start == 0 { sum } else { *to + sum };
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// The sums of `COUNT` ordered rows over some words of a column.
 ///
 /// # Safety
-/// The run must have them.
-#[inline]
-unsafe fn plain(run: &Run, numbers: std::ops::Range<usize>, zero: f32) -> f32 {
-    let mut sum = 0.0;
-    for j in numbers {
-        // SAFETY: guaranteed by the caller.
-        let (x, word) = unsafe { (run.row.offset(j as isize * run.step).read(), |at| run.words.add(at).read()) };
-        sum += x * (run.packing.number(j, word) as f32 - zero);
-    }
-    sum
-}
-
-#[cfg(target_arch = "x86_64")]
-mod x86 {
-    use super::{Packing, Run, plain};
-    use std::arch::x86_64::*;
-
-    /// The sum over all blocks of a run, eight numbers at a time.
-    ///
-    /// # Safety
-    /// The processor has AVX2 and FMA. The run must have its floats, side by side, and its words.
-    #[target_feature(enable = "avx2,fma")]
-    pub unsafe fn sum<const BITS: usize>(run: &Run, scale: impl Fn(usize) -> f32, zero: impl Fn(usize) -> f32) -> f32 {
-        let (mut sums, mut rest) = (_mm256_setzero_ps(), 0.0);
-        let mut start = 0;
-        for block in 0..run.packing.blocks {
-            let end = run.terms.min(start + run.block());
-            let zeros = _mm256_set1_ps(zero(block));
-            let term = |first: usize, part: __m256| {
-                // SAFETY: eight floats and as many numbers are there.
-                let (x, numbers) = unsafe { (_mm256_loadu_ps(run.row.add(first)), eight_at::<BITS>(run, first)) };
-                _mm256_fmadd_ps(x, _mm256_sub_ps(_mm256_cvtepi32_ps(numbers), zeros), part)
-            };
-            // Two sums: a term need not wait for the one before it.
-            let (mut even, mut odd) = (_mm256_setzero_ps(), _mm256_setzero_ps());
-            let mut first = start;
-            while first + 16 <= end {
-                even = term(first, even);
-                odd = term(first + 8, odd);
-                first += 16;
-            }
-            if first + 8 <= end {
-                even = term(first, even);
-                first += 8;
-            }
-            sums = _mm256_fmadd_ps(_mm256_add_ps(even, odd), _mm256_set1_ps(scale(block)), sums);
-            if first < end {
-                // SAFETY: guaranteed by the caller.
-                rest += scale(block) * unsafe { plain(run, first..end, zero(block)) };
-            }
-            start = end;
-        }
-        let half = _mm_add_ps(_mm256_castps256_ps128(sums), _mm256_extractf128_ps::<1>(sums));
-        let pair = _mm_add_ps(half, _mm_movehl_ps(half, half));
-        rest + _mm_cvtss_f32(_mm_add_ss(pair, _mm_shuffle_ps::<1>(pair, pair)))
-    }
-
-    /// Eight numbers of a run, from one whose place is a multiple of eight.
-    ///
-    /// # Safety
-    /// The processor has AVX2. The run must have them.
-    #[inline]
-    #[target_feature(enable = "avx2")]
-    unsafe fn eight_at<const BITS: usize>(run: &Run, first: usize) -> __m256i {
-        let &Run { words, packing: Packing { flip, .. }, .. } = run;
-        // SAFETY: guaranteed by the caller.
-        let spread = |at: usize| _mm256_set1_epi32((unsafe { words.add(at).read() } ^ flip) as i32);
-        let lanes = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
-        match BITS {
-            // A byte is a number.
-            // SAFETY: as above.
-            8 => {
-                let bytes = unsafe { _mm_loadl_epi64(words.add(first / 4).cast()) };
-                _mm256_cvtepu8_epi32(_mm_xor_si128(bytes, _mm_set1_epi32(flip as i32)))
-            }
-            4 => _mm256_and_si256(
-                _mm256_srlv_epi32(spread(first / 8), _mm256_slli_epi32::<2>(lanes)),
-                _mm256_set1_epi32(15),
-            ),
-            // Half of a word.
-            _ => {
-                let half = _mm256_set1_epi32((2 * (first % 16)) as i32);
-                let shifts = _mm256_add_epi32(_mm256_slli_epi32::<1>(lanes), half);
-                _mm256_and_si256(_mm256_srlv_epi32(spread(first / 16), shifts), _mm256_set1_epi32(3))
-            }
-        }
-    }
-}
-
-impl Core for Product {
-    unsafe fn feed(&self, args: &Args, at: &[isize], start: usize, n: usize, to: *mut u8) -> *const u8 {
-        let rank = self.left.shape.len();
-        let mut row = (usize::MAX, std::ptr::null());
-        for i in 0..n {
-            let number = (at[0] + (start + i) as isize * self.step) as usize;
-            let (own, column) = (number / self.columns, number % self.columns);
-            if row.0 != own {
-                let (mut rest, mut place) = (own, self.left.offset);
-                for axis in (0..rank - 1).rev() {
-                    place += (rest % self.left.shape[axis]) as isize * self.left.strides[axis];
-                    rest /= self.left.shape[axis];
+/// The column has the words, and the CPU the instruction set of `L`.
+#[inline(always)]
+unsafe fn sums<L: Words, const BITS: usize, const COUNT: usize>(
+    from: &Bound,
+    ordered: &Ordered,
+    column: usize,
+    words: Range<usize>,
+) -> [f32; ROWS] {
+    let &Bound { weights, args } = from;
+    let Packing { words_per_block: block, flip, blocks, .. } = weights.packing;
+    let first_word = weights.column(args, column);
+    let first_scale = args.at(2, place(&weights.scales, column, 0) * SIZE).cast_const().cast::<f32>();
+    let dense = blocks == 1 || weights.scales.strides[1] == 1;
+    // Lanes of a vector that share a block.
+    let each = block.min(L::LEN);
+    let simple = block.is_multiple_of(each) && L::LEN.is_multiple_of(each) && (dense || block >= L::LEN);
+    let is_number = matches!(weights.zeros, ZeroPoints::Number(_));
+    // SAFETY: the column has the words and their blocks; ordered data are there for whole vectors of words.
+    unsafe {
+        let mut zeros = L::splat(if is_number { weights.zero(args, column, 0) } else { 0.0 });
+        let mut sums = [L::splat(0.0); COUNT];
+        let mut data = 0;
+        for at in words.clone().step_by(L::LEN) {
+            let count = L::LEN.min(words.end - at);
+            let own = L::words(first_word.add(at), count, flip);
+            let (first, end) = (at / block, (at + count).div_ceil(block));
+            let mut of_lanes = [0.0; MOST_LANES];
+            if !is_number {
+                if simple {
+                    (first..end).for_each(|b| of_lanes[b - first] = weights.zero(args, column, b));
+                    zeros = L::spread(of_lanes.as_ptr(), end - first, each);
+                } else {
+                    (0..count).for_each(|lane| of_lanes[lane] = weights.zero(args, column, (at + lane) / block));
+                    zeros = L::load(of_lanes.as_ptr());
                 }
-                row = (own, args.at(0, place * SIZE).cast_const().cast::<f32>());
             }
-            // SAFETY: `args` are the kernel's; `to` has room for `n` elements.
-            unsafe { to.cast::<f32>().add(i).write(self.element(args, row.1, column)) };
+            let scales = if simple && end - first == 1 {
+                L::splat(weights.scale(args, column, first))
+            } else if simple {
+                L::spread(first_scale.add(first), end - first, each)
+            } else {
+                (0..count).for_each(|lane| of_lanes[lane] = weights.scale(args, column, (at + lane) / block));
+                L::load(of_lanes.as_ptr())
+            };
+            let mut parts = [L::splat(0.0); COUNT];
+            for j in 0..32 / BITS {
+                let numbers = L::numbers::<BITS>(own, j).sub(zeros);
+                for (part, row) in parts.iter_mut().zip(&ordered.0) {
+                    *part = L::load(row.as_ptr().add(data)).mul_add(numbers, *part);
+                }
+                data += L::LEN;
+            }
+            for (sum, part) in sums.iter_mut().zip(parts) {
+                *sum = part.mul_add(scales, *sum);
+            }
         }
-        to
+        let mut found = [0.0; ROWS];
+        for (found, sum) in found.iter_mut().zip(sums) {
+            let mut lanes = [0.0; MOST_LANES];
+            sum.store(lanes.as_mut_ptr());
+            // Pairs of halves, in an order that is the same whatever the number of lanes behind is.
+            for half in [8, 4, 2, 1] {
+                (0..half).for_each(|lane| lanes[lane] += lanes[lane + half]);
+            }
+            *found = lanes[0];
+        }
+        found
     }
 }
+
+/// Lanes of the widest vector.
+const MOST_LANES: usize = 16;

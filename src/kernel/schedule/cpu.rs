@@ -13,10 +13,6 @@ use crate::target::Target;
 /// The time, in nanoseconds, below which one thread is faster than several.
 const SHORT: f64 = 20e3;
 
-/// The most rows of a product by numbers of few bits that each widen the numbers again, on their way into the sums. For more, blocks of them
-/// are widened once.
-const DECODED_ROWS: usize = 1;
-
 /// Positions of an image up to which a product over the whole batch cuts its patches out of long rows.
 const MOST_POSITIONS: usize = 128;
 
@@ -47,9 +43,8 @@ impl Cpu {
             return Err(format!("expected 1 to {} threads, found {threads}", target.threads));
         }
         match (self, &kernel.template) {
-            (Cpu::Loops | Cpu::Matmul { .. }, Template::MatMulBits { .. }) => Ok(()),
             (Cpu::Loops, _) if way(kernel) == Cpu::Loops => Ok(()),
-            (Cpu::Matmul { .. }, Template::MatMul) => Ok(()),
+            (Cpu::Matmul { .. }, Template::MatMul | Template::MatMulBits { .. }) => Ok(()),
             (Cpu::Window { .. }, Template::ConvTranspose { .. } | Template::Pool { .. }) => {
                 Windowed::new(kernel).map(drop)
             }
@@ -166,16 +161,10 @@ fn shared(kernel: &Kernel, cpu: Cpu, target: &Target) -> Cpu {
     one.with_threads(if alone >= SHORT { target.threads.max(1) } else { 1 })
 }
 
-/// The rows of a product's left operand.
-fn rows(kernel: &Kernel) -> usize {
-    kernel.shape[..kernel.shape.len() - 1].iter().product()
-}
-
 /// The way that is expected to be fastest, by one thread. A template without a way of its own is computed by loops.
 fn way(kernel: &Kernel) -> Cpu {
     match &kernel.template {
-        Template::MatMul => Cpu::Matmul { threads: 1 },
-        Template::MatMulBits { .. } if rows(kernel) > DECODED_ROWS => Cpu::Matmul { threads: 1 },
+        Template::MatMul | Template::MatMulBits { .. } => Cpu::Matmul { threads: 1 },
         Template::Conv { groups, .. } => Cpu::Conv { way: conv(kernel, *groups), threads: 1 },
         Template::ConvTranspose { groups, .. } if turns(kernel) => Cpu::Conv { way: conv(kernel, *groups), threads: 1 },
         Template::ConvTranspose { .. } | Template::Pool { .. } => Cpu::Window { threads: 1 },
@@ -205,9 +194,6 @@ pub(super) fn all(kernel: &Kernel, target: &Target) -> Vec<Cpu> {
             all.push(Cpu::Attention { strip: strip / 2 / PANEL_ROWS * PANEL_ROWS, threads });
         }
         Cpu::Loops | Cpu::Matmul { .. } | Cpu::Window { .. } => {}
-    }
-    if matches!(kernel.template, Template::MatMulBits { .. }) {
-        all.extend([Cpu::Loops, Cpu::Matmul { threads: 1 }]);
     }
     let both: Vec<Cpu> =
         all.iter().flat_map(|cpu| [1, target.threads].map(|threads| cpu.with_threads(threads))).collect();

@@ -23,7 +23,7 @@ unsafe impl Sync for View {}
 impl View {
     /// Address of an element, which need not exist.
     #[inline(always)]
-    pub(super) fn at(self, row: usize, col: usize) -> *const f32 {
+    pub fn at(self, row: usize, col: usize) -> *const f32 {
         self.ptr.wrapping_offset(row as isize * self.rs + col as isize * self.cs)
     }
 }
