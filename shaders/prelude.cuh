@@ -190,6 +190,20 @@ template <> DEVICE u32 pair<bf16>(f32 low, f32 high) {
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(high), "f"(low));
     return bits;
 }
+// a b + c of two halves side by side.
+template <class T> DEVICE u32 fused(u32 a, u32 b, u32 c);
+template <> DEVICE u32 fused<f16>(u32 a, u32 b, u32 c) {
+    u32 bits;
+    asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(bits) : "r"(a), "r"(b), "r"(c));
+    return bits;
+}
+template <> DEVICE u32 fused<bf16>(u32 a, u32 b, u32 c) {
+    u32 bits;
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(bits) : "r"(a), "r"(b), "r"(c));
+    return bits;
+}
+// Four of the eight bytes of two words, by their numbers, those of the second word from 4 on.
+DEVICE u32 bytes_of(u32 a, u32 b, u32 which) { return __byte_perm(a, b, which); }
 // Two to the power of what is not positive, or hardly: what is tiny beside 1 is 0.
 DEVICE f32 power_of_two(f32 v) {
     f32 power;

@@ -194,6 +194,13 @@ pub enum Tiling {
         /// Invocations of a workgroup.
         threads: usize,
     },
+    /// The same on tensor cores, for 16-bit floats.
+    BitsMma {
+        /// Rows of the result: each number is widened once for them.
+        rows: usize,
+        /// Warps of a workgroup, which share the inner axis.
+        warps: usize,
+    },
 }
 
 /// A convolution computed directly, by strips of results.

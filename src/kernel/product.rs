@@ -6,7 +6,7 @@
 //! Convolutions are such products, too: of weights and of unfolded data, or, where they slide without overlap, of patches of it.
 
 use super::space::{BYTES, Piece, Space, Var, beyond, over};
-use super::{Kernel, Operand, Window};
+use super::{Kernel, Operand, Packing, Window};
 use crate::dtype::DType;
 use crate::shape::Access;
 
@@ -34,6 +34,8 @@ pub(super) struct Product {
     pub(super) copies_async: bool,
     /// True if it also reads beyond its operands' axes, where they are zero.
     pub(super) is_guarded: bool,
+    /// The layout of the right operand's numbers, if they are of few bits.
+    pub(super) packing: Option<Packing>,
     /// The phases that are part of the batch, each with an inner extent of its own; `k` is the largest.
     pub(super) phases: Option<Phases>,
 }
@@ -175,7 +177,21 @@ impl Product {
         let copies_async = a.is_vectorizable && b.is_vectorizable && !transposed;
         let batch = shape[..rows].iter().product();
         let k = reads[0].access.shape[rank - 1];
-        Product { batch, m, k, n, a, b, result, element, is_uniform, copies_async, is_guarded: false, phases: None }
+        Product {
+            batch,
+            m,
+            k,
+            n,
+            a,
+            b,
+            result,
+            element,
+            is_uniform,
+            copies_async,
+            is_guarded: false,
+            packing: None,
+            phases: None,
+        }
     }
 
     /// A product by numbers of few bits. Its right operand has no batch, so that all axes but the last are rows.
@@ -184,7 +200,9 @@ impl Product {
         let rank = shape.len();
         let extents = &left.access.shape;
         let none = || Var { name: "batch", pieces: Vec::new() };
-        let wide = BYTES / left.dtype.size();
+        let (wide, packing) = (BYTES / left.dtype.size(), kernel.packing().0);
+        // 16 bytes of a column are of one block.
+        let b_wide = packing.words_per_block.is_multiple_of(4) && kernel.reads[1].access.offset % 4 == 0;
         let a = Side {
             slot: 0,
             space: vec![none(), over("m", extents, 0..rank - 1), over("k", extents, [rank - 1])],
@@ -198,13 +216,14 @@ impl Product {
             k: extents[rank - 1],
             n: shape[rank - 1],
             a,
-            b: Side { slot: 1, space: Vec::new(), along_k: true, is_vectorizable: false, axes: [None; 2] },
+            b: Side { slot: 1, space: Vec::new(), along_k: true, is_vectorizable: b_wide, axes: [None; 2] },
             result: vec![none(), over("m", shape, 0..rank - 1), over("n", shape, [rank - 1])],
             element: left.dtype,
             // The numbers become floats of the left operand's type.
             is_uniform: true,
             copies_async: false,
             is_guarded: false,
+            packing: Some(packing),
             phases: None,
         }
     }
@@ -252,6 +271,7 @@ impl Product {
             is_uniform: reads[1].dtype == reads[0].dtype,
             copies_async: dense,
             is_guarded: !dense,
+            packing: None,
             phases: None,
         }
     }
@@ -342,6 +362,7 @@ impl Product {
             element: kernel.reads[0].dtype,
             is_uniform: kernel.reads[1].dtype == kernel.reads[0].dtype,
             is_guarded: true,
+            packing: None,
             phases: by_phase.then_some(phases),
         }
     }
@@ -403,6 +424,7 @@ impl Product {
             element: kernel.reads[0].dtype,
             is_uniform: kernel.reads[1].dtype == kernel.reads[0].dtype,
             is_guarded: true,
+            packing: None,
             phases: None,
         }
     }

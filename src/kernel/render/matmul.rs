@@ -20,6 +20,7 @@ kernels! {
         matmul_mma "matmul_mma.cu": "products of 16-bit floats on tensor cores",
         matmul_mma_async "matmul_mma_async.cu": "the same of operands that lie 16 bytes at a time, sent to workgroup memory ahead",
         matmul_bits "matmul_bits.wgsl": "product of few rows by numbers of few bits: a team of invocations per column",
+        matmul_bits_mma "matmul_bits_mma.cu": "product of 16-bit floats by numbers of few bits on tensor cores: up to 64 rows at a time",
         matmul_wgmma "matmul_wgmma.cu": "the same by compute capability 9.0, which multiplies what lies in workgroup memory",
         gemv "gemv.wgsl": "matrix product of at most four rows or columns: reads the other operand once",
         gemv_vec4 "gemv_vec4.wgsl": "the same, four elements at a time",
@@ -96,6 +97,7 @@ impl Module<'_> {
         let (rows_a, rows_b) = ((!a.along_k).then_some("A_ROWS"), (!b.along_k).then_some("B_ROWS"));
         match tiling {
             Tiling::Gemv { .. } | Tiling::Tiles { .. } | Tiling::SliceK { .. } => {}
+            Tiling::BitsMma { .. } => self.declarations.push(format!("typedef {} element;", self.storage[0].name())),
             Tiling::Bits { rows, .. } => _ = self.lists.insert("row", vec![Vec::new(); rows]),
             Tiling::GemvVec4 { along_k, .. } => self.gemv_vec4(m, along_k),
             Tiling::GemvVec16b { across, .. } => self.flags.extend((across > 0).then_some("B_ROWS")),
@@ -219,6 +221,7 @@ fn constants(product: &Product, tiling: Tiling) -> Vec<(&'static str, usize)> {
         Tiling::Mma { .. } | Tiling::MmaAsync { .. } | Tiling::Wgmma => {
             [tiles.as_slice(), &[("TILE_M", tile_m), ("TILE_N", tile_n)]].concat()
         }
+        Tiling::BitsMma { rows, .. } => vec![tiles[1], ("ROWS", rows)],
         Tiling::Bits { rows, .. } => vec![tiles[1], ("COLUMNS", tile_n), ("ROWS", rows), ("TEAM", BITS_TEAM)],
     }
 }

@@ -1,7 +1,7 @@
 //! Products by numbers of few bits.
 
 use super::Module;
-use super::scalar::Type::{F32, I32};
+use super::scalar::Type::{F16, F32, I32};
 use super::scalar::convert;
 use super::vector::matrix;
 use crate::kernel::ZeroPoints;
@@ -23,8 +23,11 @@ impl Module<'_> {
             "return (number - zero_point(n, block)) * scale(n, block);".into(),
         ];
         self.function("b", &matrix(["k", "n"]), Some(F32), body);
-        if matches!(tiling, Tiling::Mma { .. }) {
+        if matches!(tiling, Tiling::Mma { .. } | Tiling::BitsMma { .. }) {
             self.wide_operand("a_wide", "A_WIDE", &product.a, ["m", "k"]);
+        }
+        if let Tiling::BitsMma { .. } = tiling {
+            self.words_at_a_time();
         }
         self.product(product, tiling)
     }
@@ -72,6 +75,20 @@ impl Module<'_> {
                 self.function("zero_point", &arguments, Some(F32), body);
             }
         }
+    }
+
+    /// The function that reads 16 bytes of a column, and what the text asks about the numbers in them.
+    fn words_at_a_time(&mut self) {
+        let (packing, zeros) = self.kernel.packing();
+        let body =
+            vec![format!("return {};", self.read_wide(1, 4, &format!("{} + n * WORDS + w", self.access(1).offset)))];
+        self.wide_function("words_wide", &[("n", I32), ("w", I32)], "wide<i32, 4>".into(), body);
+        let (is_f16, of_bytes) = (self.storage[0] == F16, packing.bits == 8);
+        self.flags.extend(is_f16.then_some("F16"));
+        self.flags.extend(of_bytes.then_some("BYTES"));
+        // Numbers of 8 bits are widened in another way to floats that have no room for them.
+        self.flags.extend((is_f16 || !of_bytes).then_some("RAISED"));
+        self.flags.extend((zeros == ZeroPoints::Floats).then_some("FLOATS"));
     }
 
     /// A function that reads an operand at a point of a space, floats as `f32`, and changes what it read.

@@ -37,6 +37,9 @@ pub const WGMMA_BYTES: usize = 4 * 64 * (WGMMA_TILE[0] + WGMMA_TILE[1]) * 2;
 pub(in crate::kernel) const BITS_TEAM: usize = 32;
 /// Rows for which each number is widened once.
 const BITS_ROWS: [usize; 4] = [1, 2, 4, 8];
+/// The same on tensor cores, and the columns of a workgroup there.
+const BITS_MMA_ROWS: [usize; 4] = [8, 16, 32, 64];
+const BITS_COLUMNS: usize = 16;
 
 /// An array in workgroup memory: its name in the text, its number of elements, and their bytes.
 pub(in crate::kernel) type Shared = (&'static str, usize, usize);
@@ -67,6 +70,7 @@ impl Tiling {
             Tiling::MmaAsync { .. } => "matmul_mma_async",
             Tiling::Wgmma => "matmul_wgmma",
             Tiling::Bits { .. } => "matmul_bits",
+            Tiling::BitsMma { .. } => "matmul_bits_mma",
         }
     }
 
@@ -118,6 +122,9 @@ impl Tiling {
             }
             Tiling::Wgmma => group(WGMMA_TILE, 256, &[("tile", WGMMA_BYTES / size, size)]),
             Tiling::Bits { rows, threads } => group([rows, threads / BITS_TEAM], threads, &[("sums", threads, 4)]),
+            Tiling::BitsMma { rows, warps } => {
+                group([rows, BITS_COLUMNS], 32 * warps, &[("sums", warps * rows * BITS_COLUMNS, 4)])
+            }
         }
     }
 
@@ -159,6 +166,7 @@ impl Tiling {
         let async_copy = p.copies_async && target.compute >= 80;
         let copies = (async_copy, "its operands are not copied 16 bytes at a time on this target");
         let tile = |known: bool| (known, "it has no such tile");
+        let bits = (p.packing.is_some(), "its right operand is no numbers of few bits");
         let rules = match *self {
             Tiling::Gemv { slices } => vec![few, (power(slices, 32), "expected a power of two up to 32 slices")],
             Tiling::GemvVec4 { slices, along_k } => vec![
@@ -176,7 +184,7 @@ impl Tiling {
                 vec![
                     cuda,
                     few,
-                    (p.b.is_vectorizable, "its right operand does not lie 16 bytes at a time"),
+                    (p.b.is_vectorizable && p.packing.is_none(), "its right operand does not lie 16 bytes at a time"),
                     (p.b.along_k == (across == 0), "its 16 bytes lie along the other axis"),
                     (known, "expected 64 to 512 invocations, 2 to 32 side by side, 4 or 8 slices at a time"),
                 ]
@@ -203,7 +211,18 @@ impl Tiling {
                     (p.b.along_k, "its right operand does not lie along the inner axis"),
                 ]
             }
+            Tiling::BitsMma { rows, warps } => vec![
+                cuda,
+                half,
+                (target.compute >= 80, "it is for compute capability 8.0"),
+                bits,
+                (p.packing.is_some_and(|packing| packing.bits != 2), "its numbers have 2 bits"),
+                (p.a.is_vectorizable && p.b.is_vectorizable, "its operands do not lie 16 bytes at a time"),
+                (BITS_MMA_ROWS.contains(&rows), "expected 8, 16, 32 or 64 rows"),
+                (matches!(warps, 2 | 4 | 8), "expected 2, 4 or 8 warps"),
+            ],
             Tiling::Bits { rows, threads } => vec![
+                bits,
                 (BITS_ROWS.contains(&rows), "expected 1, 2, 4 or 8 rows"),
                 (threads >= BITS_TEAM && power(threads, 256), "expected workgroups of 32 to 256 invocations"),
             ],
@@ -407,6 +426,12 @@ pub(super) fn of_bits(kernel: &Kernel, p: &Product, target: &Target, own: &dyn F
     let mut all: Vec<_> = threads.map(|threads| Tiling::Bits { rows, threads }).into();
     let at = if p.m <= most { all.len() } else { 0 };
     all.splice(at..at, self::all(kernel, p, target, own));
+    if p.element.is_half() && target.family == Family::Cuda {
+        let most = *BITS_MMA_ROWS.last().expect("there are some");
+        let rows = BITS_MMA_ROWS.into_iter().find(|&rows| rows >= p.m).unwrap_or(most);
+        let at = if p.m <= most { 0 } else { all.len() };
+        all.splice(at..at, [8, 4, 2].map(|warps| Tiling::BitsMma { rows, warps }));
+    }
     all
 }
 

@@ -160,6 +160,19 @@ template <class T> inline u32 pair(f32 low, f32 high) {
     memcpy(&bits, halves, 4);
     return bits;
 }
+template <class T> inline u32 fused(u32 a, u32 b, u32 c) {
+    const u32 words[3] = {a, b, c};
+    T halves[6];
+    memcpy(halves, words, sizeof words);
+    const auto of = [&](int i) { return std::fma(f32(halves[i]), f32(halves[2 + i]), f32(halves[4 + i])); };
+    return pair<T>(of(0), of(1));
+}
+inline u32 bytes_of(u32 a, u32 b, u32 which) {
+    const u64 all = a | u64(b) << 32;
+    u32 bytes = 0;
+    for (int i = 0; i < 4; i++) bytes |= u32(all >> (which >> (4 * i) & 7) * 8 & 255) << 8 * i;
+    return bytes;
+}
 inline f32 power_of_two(f32 v) { return std::exp2(v); }
 inline f32 decay(f32 v) { return exp(v); }
 // What is copied is there when it is waited for, and not before.

@@ -11,7 +11,8 @@ use plimsoll::internals::kernel::meaning::{evaluate, stores};
 use plimsoll::internals::kernel::schedule::prologue;
 use plimsoll::internals::kernel::templates::TEMPLATES;
 use plimsoll::internals::kernel::{
-    Guard, Kernel, Nearest, Operand, PadMode, Pool, Prologue, Reduction, ResizeMode, RowReduction, Template, Window,
+    Guard, Kernel, Nearest, Operand, Packing, PadMode, Pool, Prologue, Reduction, ResizeMode, RowReduction, Template,
+    Window, ZeroPoints,
 };
 use plimsoll::internals::shape::{Access, Shape};
 use plimsoll::internals::target::Target;
@@ -299,6 +300,7 @@ pub fn cases() -> Vec<Case> {
     scatter(&mut c);
     pad(&mut c);
     resize(&mut c);
+    few_bits(&mut c);
     samples(&mut c);
     shifts(&mut c);
     c.cases.extend(windows::drawn(7, 6));
@@ -313,6 +315,43 @@ fn samples(c: &mut Cases) {
             let inputs = kernel.reads.iter().zip(sizes).map(|(r, size)| c.random.values(r.dtype, size)).collect();
             let in_place = kernel.is_in_place().then_some((0, 0));
             c.cases.push(Case { name: format!("sample {i} of {}", row.name), kernel, inputs, in_place });
+        }
+    }
+}
+
+/// Products by numbers of few bits that are large enough for every tile, of which neither rows nor columns nor the inner axis are whole tiles.
+fn few_bits(c: &mut Cases) {
+    let of = [
+        (4, false, 32, ZeroPoints::Number(8.0), 1),
+        (4, true, 32, ZeroPoints::Packed, 5),
+        (4, false, 64, ZeroPoints::Floats, 12),
+        (8, true, 16, ZeroPoints::Number(0.0), 9),
+        (8, false, 32, ZeroPoints::Packed, 70),
+        (4, true, 32, ZeroPoints::Number(-1.0), 33),
+        (2, true, 16, ZeroPoints::Number(0.0), 20),
+    ];
+    for (bits, signed, block, zeros, m) in of {
+        let (k, n) = (200, 21);
+        let packing = Packing::new(bits, signed, block, k).expect("blocks of whole words");
+        let words = |count| typed(DType::I32, dense(&[count]));
+        let mut reads = vec![
+            f32s(dense(&[m, k])),
+            words(n * packing.blocks * packing.words_per_block),
+            f32s(dense(&[n, packing.blocks])),
+        ];
+        match zeros {
+            ZeroPoints::Number(_) => {}
+            ZeroPoints::Packed => reads.push(words((n * packing.zero_bytes).div_ceil(4))),
+            ZeroPoints::Floats => reads.push(f32s(dense(&[n, packing.blocks]))),
+        }
+        let template = Template::MatMulBits { bits, signed, block, zeros };
+        let case = c.add(&format!("few bits {bits} {m}"), template, &[m, n], reads, &[x(0) * 0.5]);
+        // All bits of words.
+        for (values, read) in
+            case.inputs.iter_mut().zip(&case.kernel.reads).filter(|(_, read)| read.dtype == DType::I32)
+        {
+            let word = |i: usize| f64::from((i as u32 + 1).wrapping_mul(2_654_435_761) as i32);
+            *values = (0..elements(&read.access)).map(word).collect();
         }
     }
 }
