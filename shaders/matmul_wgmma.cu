@@ -1,5 +1,5 @@
 // Products of 16-bit floats by wgmma, the instructions of compute capability 9.0, for operands that can be copied 16 bytes at a time along
-// the inner axis. Two groups of four warps share a tile of TILE_M x TILE_N, half of its rows each. 64 slices of the inner axis at a time
+// the inner axis, of which the right one may be of numbers that are widened on their way. Two groups of four warps share a tile of TILE_M x TILE_N, half of its rows each. 64 slices of the inner axis at a time
 // pass through workgroup memory in four stages: while one is multiplied, the others are filled. Sums leave through workgroup memory, too,
 // so that neighbours are stored together.
 constexpr i32 STEP = 64, STAGES = 4, STAGE = (TILE_M + TILE_N) * STEP, PITCH = TILE_N + 8;
@@ -24,7 +24,15 @@ const auto fetch = [&](i32 k0, element* stage) {
     }
     #pragma unroll
     for (i32 i = 0; i < TILE_N / LINES; i++) {
+        //@ if B_WIDENED
+        wide<element, 8> numbers = {};
+        if (there) {
+            numbers = b_wide(batch, k, min(n0 + line + i * LINES, N - 1));
+        }
+        write(to + (TILE_M + i * LINES) * STEP, numbers);
+        //@ else
         copy_async(to + (TILE_M + i * LINES) * STEP, b_at(batch, k, min(n0 + line + i * LINES, N - 1)), there);
+        //@ end
     }
 };
 f32 sum[TILE_N / 2];

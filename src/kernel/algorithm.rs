@@ -198,6 +198,8 @@ pub enum Tiling {
     BitsMma {
         /// Rows of the result: each number is widened once for them.
         rows: usize,
+        /// Columns of the result: data are read once for them.
+        columns: usize,
         /// Warps of a workgroup, which share the inner axis.
         warps: usize,
     },

@@ -116,6 +116,8 @@ impl Module<'_> {
             Tiling::Mma { .. } | Tiling::MmaAsync { .. } | Tiling::Wgmma => {
                 if product.is_guarded {
                     self.flags.push("GUARDED");
+                } else if product.packing.is_some() {
+                    self.flags.push("B_WIDENED");
                 } else if !matches!(tiling, Tiling::Mma { .. }) {
                     self.async_operands(product);
                 }
@@ -221,7 +223,9 @@ fn constants(product: &Product, tiling: Tiling) -> Vec<(&'static str, usize)> {
         Tiling::Mma { .. } | Tiling::MmaAsync { .. } | Tiling::Wgmma => {
             [tiles.as_slice(), &[("TILE_M", tile_m), ("TILE_N", tile_n)]].concat()
         }
-        Tiling::BitsMma { rows, .. } => vec![tiles[1], ("ROWS", rows)],
+        Tiling::BitsMma { rows, columns, .. } => {
+            vec![tiles[1], ("ROWS", rows), ("COLUMNS", columns), ("UNROLL", if rows * columns > 512 { 1 } else { 2 })]
+        }
         Tiling::Bits { rows, .. } => vec![tiles[1], ("COLUMNS", tile_n), ("ROWS", rows), ("TEAM", BITS_TEAM)],
     }
 }

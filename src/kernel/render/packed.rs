@@ -1,7 +1,7 @@
 //! Products by numbers of few bits.
 
-use super::Module;
-use super::scalar::Type::{F16, F32, I32};
+use super::{Dialect, Module};
+use super::scalar::Type::{self, Bool, F32, I32};
 use super::scalar::convert;
 use super::vector::matrix;
 use crate::kernel::ZeroPoints;
@@ -23,11 +23,23 @@ impl Module<'_> {
             "return (number - zero_point(n, block)) * scale(n, block);".into(),
         ];
         self.function("b", &matrix(["k", "n"]), Some(F32), body);
-        if matches!(tiling, Tiling::Mma { .. } | Tiling::BitsMma { .. }) {
-            self.wide_operand("a_wide", "A_WIDE", &product.a, ["m", "k"]);
-        }
-        if let Tiling::BitsMma { .. } = tiling {
-            self.words_at_a_time();
+        match tiling {
+            Tiling::Mma { .. } => {
+                self.wide_operand("a_wide", "A_WIDE", &product.a, ["m", "k"]);
+                if product.b.is_vectorizable {
+                    self.octets();
+                    self.flags.push("B_WIDE");
+                }
+            }
+            Tiling::BitsMma { .. } => {
+                self.wide_operand("a_wide", "A_WIDE", &product.a, ["m", "k"]);
+                self.octets();
+            }
+            Tiling::Wgmma => {
+                self.address_function("a_at", 0, &product.a.space, ["m", "k"]);
+                self.octets();
+            }
+            _ => {}
         }
         self.product(product, tiling)
     }
@@ -62,7 +74,7 @@ impl Module<'_> {
             }
             ZeroPoints::Number(zero) => {
                 self.constant("ZERO_POINT", zero + f64::from(raised), F32);
-                self.function("zero_point", &arguments, Some(F32), vec!["return ZERO_POINT;".into()]);
+                self.reading("zero_point", &arguments, F32, vec!["return ZERO_POINT;".into()]);
             }
             ZeroPoints::Packed => {
                 self.reader("zero_words", 3, vec![over("at", &self.access(3).shape, 0..1)], &["at"], &flipped);
@@ -72,23 +84,34 @@ impl Module<'_> {
                     "let word = zero_words(place / PER);".into(),
                     "return f32((word >> u32(place % PER * BITS)) & MASK);".into(),
                 ];
-                self.function("zero_point", &arguments, Some(F32), body);
+                self.reading("zero_point", &arguments, F32, body);
             }
         }
     }
 
-    /// The function that reads 16 bytes of a column, and what the text asks about the numbers in them.
-    fn words_at_a_time(&mut self) {
-        let (packing, zeros) = self.kernel.packing();
-        let body =
-            vec![format!("return {};", self.read_wide(1, 4, &format!("{} + n * WORDS + w", self.access(1).offset)))];
-        self.wide_function("words_wide", &[("n", I32), ("w", I32)], "wide<i32, 4>".into(), body);
-        let (is_f16, of_bytes) = (self.storage[0] == F16, packing.bits == 8);
-        self.flags.extend(is_f16.then_some("F16"));
-        self.flags.extend(of_bytes.then_some("BYTES"));
-        // Numbers of 8 bits are widened in another way to floats that have no room for them.
-        self.flags.extend((is_f16 || !of_bytes).then_some("RAISED"));
-        self.flags.extend((zeros == ZeroPoints::Floats).then_some("FLOATS"));
+    /// The functions that read 16 bytes of a column, and eight numbers of it as halves.
+    fn octets(&mut self) {
+        let (_, zeros) = self.kernel.packing();
+        let words = |at: &str| format!("{} + n * WORDS + {at}", self.access(1).offset);
+        let (four, eight) = (self.read_wide(1, 4, &words("w")), words("k / PER"));
+        let binding = self.bindings.of[1].expect("operands of wide kernels have elements");
+        let element = self.storage[0].name();
+        let order = match self.kernel.packing().0.bits {
+            4 => {
+                let of = |a: usize, b: usize, which: &str| format!("bytes_of(pairs[{a}], pairs[{b}], {which})");
+                [of(0, 1, "0x5410"), of(2, 3, "0x5410"), of(0, 1, "0x7632"), of(2, 3, "0x7632")]
+            }
+            _ => [0, 1, 2, 3].map(|pair| format!("pairs[{pair}]")),
+        };
+        self.constants.push(("FLOATS".into(), Bool, (zeros == ZeroPoints::Floats).to_string()));
+        self.wide_function("words_wide", &[("n", I32), ("w", I32)], "wide<i32, 4>".into(), vec![format!("return {four};")]);
+        let body = vec![
+            "let block = k / (BLOCK * PER);".into(),
+            "u32 pairs[4];".into(),
+            format!("octet<{element}, BITS, FLOATS>(pairs, b{binding} + ({eight}), FLIP, zero_point(n, block), scale(n, block));"),
+            format!("return bitcast<wide<{element}, 8>>(wide<u32, 4>{{{}}});", order.join(", ")),
+        ];
+        self.wide_function("b_wide", &matrix(["k", "n"]), format!("wide<{element}, 8>"), body);
     }
 
     /// A function that reads an operand at a point of a space, floats as `f32`, and changes what it read.
@@ -105,6 +128,14 @@ impl Module<'_> {
         let to = if ty == I32 { I32 } else { F32 };
         body.push(format!("return {};", change(&convert(&self.load(slot, &address), ty, to))));
         let arguments: Vec<_> = arguments.iter().map(|&argument| (argument, I32)).collect();
-        self.function(name, &arguments, Some(to), body);
+        self.reading(name, &arguments, to, body);
+    }
+
+    /// A function that reads. In CUDA it stands before those that read several elements, which call it.
+    fn reading(&mut self, name: &str, arguments: &[(&'static str, Type)], result: Type, body: Vec<String>) {
+        match self.dialect {
+            Dialect::Wgsl => self.function(name, arguments, Some(result), body),
+            Dialect::Cuda => self.wide_function(name, arguments, result.name().into(), body),
+        }
     }
 }

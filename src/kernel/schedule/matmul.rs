@@ -37,9 +37,8 @@ pub const WGMMA_BYTES: usize = 4 * 64 * (WGMMA_TILE[0] + WGMMA_TILE[1]) * 2;
 pub(in crate::kernel) const BITS_TEAM: usize = 32;
 /// Rows for which each number is widened once.
 const BITS_ROWS: [usize; 4] = [1, 2, 4, 8];
-/// The same on tensor cores, and the columns of a workgroup there.
+/// The same on tensor cores.
 const BITS_MMA_ROWS: [usize; 4] = [8, 16, 32, 64];
-const BITS_COLUMNS: usize = 16;
 
 /// An array in workgroup memory: its name in the text, its number of elements, and their bytes.
 pub(in crate::kernel) type Shared = (&'static str, usize, usize);
@@ -122,8 +121,8 @@ impl Tiling {
             }
             Tiling::Wgmma => group(WGMMA_TILE, 256, &[("tile", WGMMA_BYTES / size, size)]),
             Tiling::Bits { rows, threads } => group([rows, threads / BITS_TEAM], threads, &[("sums", threads, 4)]),
-            Tiling::BitsMma { rows, warps } => {
-                group([rows, BITS_COLUMNS], 32 * warps, &[("sums", warps * rows * BITS_COLUMNS, 4)])
+            Tiling::BitsMma { rows, columns, warps } => {
+                group([rows, columns], 32 * warps, &[("sums", warps * rows * columns, 4)])
             }
         }
     }
@@ -202,16 +201,17 @@ impl Tiling {
             Tiling::Wgmma => {
                 let here = (target.compute == 90, "it is for compute capability 9.0");
                 let whole = (!p.is_guarded, "it reads beyond its operands' axes");
+                let widened = p.packing.is_some() && p.a.is_vectorizable && p.b.is_vectorizable;
                 vec![
                     cuda,
                     half,
-                    copies,
+                    if widened { here } else { copies },
                     here,
                     whole,
                     (p.b.along_k, "its right operand does not lie along the inner axis"),
                 ]
             }
-            Tiling::BitsMma { rows, warps } => vec![
+            Tiling::BitsMma { rows, columns, warps } => vec![
                 cuda,
                 half,
                 (target.compute >= 80, "it is for compute capability 8.0"),
@@ -220,6 +220,7 @@ impl Tiling {
                 (p.a.is_vectorizable && p.b.is_vectorizable, "its operands do not lie 16 bytes at a time"),
                 (BITS_MMA_ROWS.contains(&rows), "expected 8, 16, 32 or 64 rows"),
                 (matches!(warps, 2 | 4 | 8), "expected 2, 4 or 8 warps"),
+                (matches!(columns, 16 | 32 | 64), "expected 16, 32 or 64 columns"),
             ],
             Tiling::Bits { rows, threads } => vec![
                 bits,
@@ -430,7 +431,11 @@ pub(super) fn of_bits(kernel: &Kernel, p: &Product, target: &Target, own: &dyn F
         let most = *BITS_MMA_ROWS.last().expect("there are some");
         let rows = BITS_MMA_ROWS.into_iter().find(|&rows| rows >= p.m).unwrap_or(most);
         let at = if p.m <= most { 0 } else { all.len() };
-        all.splice(at..at, [8, 4, 2].map(|warps| Tiling::BitsMma { rows, warps }));
+        let cuts = [32, 16, 64].into_iter().flat_map(|columns| [8, 4, 2].map(|warps| (columns, warps)));
+        all.splice(at..at, cuts.map(|(columns, warps)| Tiling::BitsMma { rows, columns, warps }));
+        if fill_wgmma([1, p.m, p.n], target) {
+            all.insert(0, Tiling::Wgmma);
+        }
     }
     all
 }
