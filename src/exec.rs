@@ -707,13 +707,13 @@ pub(crate) fn write_constant(
     let whole = pieces.at_once().filter(|tensor| tensor.dtype() == wide);
     let at = Slice { bytes: found, ..at };
     match (packed, whole) {
-        (None, Some(whole)) => backend.write(at, whole.bytes()),
+        (None, Some(whole)) => write_words(backend, at, whole.bytes()),
         (None, None) => {
             let mut to = Slice { bytes: 0, ..at };
             pieces.each(|piece| {
                 let bytes = piece.store(wide, &constant.name)?;
                 to = Slice { offset: to.offset + to.bytes, bytes: bytes.len() as u64, ..to };
-                backend.write(to, &bytes)
+                write_words(backend, to, &bytes)
             })
         }
         (Some((kernel, operand)), Some(whole)) => write_packed(backend, at, kernel, operand, whole.bytes()),
@@ -738,6 +738,20 @@ pub(crate) fn write_constant(
             write_packed(backend, at, kernel, operand, &all)
         }
     }
+}
+
+/// Copies bytes to a buffer, which has whole words: what fills none is filled up with zeros.
+fn write_words(backend: &mut dyn Backend, at: Slice, bytes: &[u8]) -> Result<()> {
+    let (words, rest) = bytes.split_at(bytes.len() / 4 * 4);
+    if !words.is_empty() || rest.is_empty() {
+        backend.write(Slice { bytes: words.len() as u64, ..at }, words)?;
+    }
+    if rest.is_empty() {
+        return Ok(());
+    }
+    let mut last = [0; 4];
+    last[..rest.len()].copy_from_slice(rest);
+    backend.write(Slice { offset: at.offset + words.len() as u64, bytes: 4, ..at }, &last)
 }
 
 /// Packs an operand, at its place if the host can write there.

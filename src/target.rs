@@ -339,19 +339,27 @@ impl Target {
     /// The type that stores values of `dtype` on this device.
     ///
     /// WebGPU has no 64-bit integers and no bytes. It stores integers of every type as `i32`, with a range check where data enters,
-    /// and `bool` as `i32` 0 or 1. The CPU stores `f16` and `bf16` as `f32`.
+    /// and `bool` as `i32` 0 or 1. It and the CPU store `f16` and `bf16` as `f32`, but for [constants](Self::holds).
     ///
     /// # Errors
     /// The device has no type that can store the values.
     pub fn storage(&self, dtype: DType) -> Result<DType> {
         match (self.family, dtype) {
-            (Family::Cpu, DType::F16 | DType::BF16) => return Ok(DType::F32),
+            (Family::Cpu | Family::Wgpu, DType::F16 | DType::BF16) => return Ok(DType::F32),
             (Family::Cpu | Family::Cuda, _) => return Ok(dtype),
             (Family::Wgpu, DType::F32) => return Ok(dtype),
             (Family::Wgpu, dtype) if dtype.is_int() || dtype == DType::Bool => return Ok(DType::I32),
             (Family::Wgpu, _) => {}
         }
         Err(Error::usage(format!("target '{}' has no type for {dtype} values", self.name)))
+    }
+
+    /// The type that holds constants of `dtype`: what no kernel writes stays in 16 bits, and is widened as it is read.
+    ///
+    /// # Errors
+    /// As [`storage`](Self::storage).
+    pub fn holds(&self, dtype: DType) -> Result<DType> {
+        if dtype.is_half() { Ok(dtype) } else { self.storage(dtype) }
     }
 
     /// True if each kernel launch costs time, and a small kernel leaves much of the device idle.

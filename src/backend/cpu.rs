@@ -32,6 +32,7 @@ pub mod conv;
 mod copy;
 mod filters;
 pub mod gemm;
+mod halves;
 mod index;
 mod map;
 pub mod math;

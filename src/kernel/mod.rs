@@ -42,6 +42,7 @@ pub mod validate;
 use crate::dtype::DType;
 use crate::expr::Body;
 use crate::shape::{Access, Shape};
+use crate::target::Family;
 use algorithm::Schedule;
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
@@ -115,6 +116,22 @@ impl Kernel {
             start = start.saturating_add(prologue.reads);
         }
         None
+    }
+
+    /// True if the kernel widens halves of this operand as it reads them, on a target that stores them wider.
+    pub fn widens(&self, operand: usize, family: Family) -> bool {
+        if family == Family::Wgpu || operand >= self.template.core_reads() {
+            // A prologue of the CPU rewrites what is there.
+            let own = self.further().end..self.reads.len();
+            return family == Family::Wgpu || !own.contains(&operand);
+        }
+        match (&self.template, operand) {
+            (Template::Gather { .. }, 0) | (Template::MatMul, 1) => true,
+            (Template::MatMulBits { zeros, .. }, 2 | 3) => operand == 2 || *zeros == ZeroPoints::Floats,
+            // A depthwise one reads its filters tap by tap.
+            (Template::Conv { groups, .. }, 1) => self.reads[0].access.shape.get(1) != Some(groups),
+            _ => false,
+        }
     }
 
     /// The type of the core value: the core operands' own. Products of bytes, and convolutions of them, are summed in `i32`.

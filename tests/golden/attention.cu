@@ -130,6 +130,45 @@ template <class T> DEVICE vec2f unpack(u32 bits);
 template <> DEVICE vec2f unpack<f16>(u32 bits) { return vec2f(from_f16(u16(bits)), from_f16(u16(bits >> 16))); }
 template <> DEVICE vec2f unpack<bf16>(u32 bits) { return vec2f(bitcast<f32>(bits << 16), bitcast<f32>(bits & 0xffff0000u)); }
 
+// How numbers of few bits become halves: they are put into the bits of one that is larger by VALUE, whose last bit stands for 1.
+template <class T> struct larger;
+template <> struct larger<f16> {
+    static constexpr u32 PAIR = 0x64006400;
+    static constexpr f32 VALUE = 1024.0f;
+    static constexpr bool HAS_BYTES = true;
+};
+template <> struct larger<bf16> {
+    static constexpr u32 PAIR = 0x43004300;
+    static constexpr f32 VALUE = 128.0f;
+    static constexpr bool HAS_BYTES = false;
+};
+template <class T> DEVICE u32 pair(f32 low, f32 high);
+template <class T> DEVICE u32 fused(u32 a, u32 b, u32 c);
+DEVICE u32 bytes_of(u32 a, u32 b, u32 which);
+// Eight numbers of BITS bits, less the zero point, times the scale, as pairs of halves: of numbers that follow one another, or, of 4 bits, that
+// are four apart.
+template <class T, i32 BITS, bool FLOATS> DEVICE void octet(u32 (&to)[4], const i32* words, i32 flip, f32 zero, f32 scale) {
+    typedef larger<T> base;
+    const u32 one = pair<T>(1.0f, 1.0f), by = pair<T>(scale, scale);
+    #pragma unroll
+    for (i32 j = 0; j < 4; j++) {
+        if (BITS == 8 && !base::HAS_BYTES) {
+            const u32 bytes = u32(words[j / 2] ^ flip) >> (j % 2 * 16);
+            to[j] = pair<T>(f32(bytes & 255) - zero, f32(bytes >> 8 & 255) - zero);
+        } else {
+            if (BITS == 8) {
+                to[j] = bytes_of(u32(words[j / 2] ^ flip), base::PAIR, j % 2 == 0 ? 0x5150 : 0x5352);
+            } else {
+                to[j] = (u32(words[0] ^ flip) >> (j * 4) & 0x000f000f) | base::PAIR;
+            }
+            // The sum of both is no half if the zero point is none of the numbers.
+            const f32 first = FLOATS ? base::VALUE : base::VALUE + zero;
+            to[j] = fused<T>(to[j], one, pair<T>(-first, -first));
+            if (FLOATS) { to[j] = fused<T>(to[j], one, pair<T>(-zero, -zero)); }
+        }
+        to[j] = fused<T>(to[j], by, 0);
+    }
+}
 // The reduction of what TEAM neighbouring invocations, whole warps of one workgroup, hold; `shared` has an element per warp.
 template <i32 TEAM, class T, class F> DEVICE T team_fold(T v, const F& combine, T* shared, i32 thread) {
     #pragma unroll
@@ -179,7 +218,6 @@ template <> DEVICE void multiply<bf16>(f32 (&c)[4], const u32 (&a)[4], u32 b0, u
                  : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 // Two halves side by side, the first in the low bits.
-template <class T> DEVICE u32 pair(f32 low, f32 high);
 template <> DEVICE u32 pair<f16>(f32 low, f32 high) {
     u32 bits;
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(high), "f"(low));
@@ -190,6 +228,19 @@ template <> DEVICE u32 pair<bf16>(f32 low, f32 high) {
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(high), "f"(low));
     return bits;
 }
+// a b + c of two halves side by side.
+template <> DEVICE u32 fused<f16>(u32 a, u32 b, u32 c) {
+    u32 bits;
+    asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(bits) : "r"(a), "r"(b), "r"(c));
+    return bits;
+}
+template <> DEVICE u32 fused<bf16>(u32 a, u32 b, u32 c) {
+    u32 bits;
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(bits) : "r"(a), "r"(b), "r"(c));
+    return bits;
+}
+// Four of the eight bytes of two words, by their numbers, those of the second word from 4 on.
+DEVICE u32 bytes_of(u32 a, u32 b, u32 which) { return __byte_perm(a, b, which); }
 // Two to the power of what is not positive, or hardly: what is tiny beside 1 is 0.
 DEVICE f32 power_of_two(f32 v) {
     f32 power;

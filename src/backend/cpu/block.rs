@@ -7,6 +7,7 @@ use super::math::{self, Elementary};
 use super::simd::{Isa, Lanes, per_isa};
 use crate::dtype::DType;
 use crate::expr::{self, Binary, Unary};
+use half::{bf16, f16};
 use std::mem::MaybeUninit;
 use std::ops::{BitAnd, BitOr, BitXor};
 use std::slice::{from_raw_parts, from_raw_parts_mut};
@@ -25,6 +26,9 @@ pub const VECTOR: usize = 16;
 pub enum Repr {
     F32,
     F64,
+    /// Stored, and computed in `F32`.
+    F16,
+    BF16,
     I64,
     I32,
     I16,
@@ -52,7 +56,8 @@ impl Repr {
             DType::U16 => Repr::U16,
             DType::U8 => Repr::U8,
             DType::Bool => Repr::Bool,
-            DType::F16 | DType::BF16 => return None,
+            DType::F16 => Repr::F16,
+            DType::BF16 => Repr::BF16,
         })
     }
 
@@ -69,7 +74,7 @@ impl Repr {
         match self {
             Repr::F64 | Repr::I64 | Repr::U64 => 8,
             Repr::F32 | Repr::I32 | Repr::U32 => 4,
-            Repr::I16 | Repr::U16 => 2,
+            Repr::I16 | Repr::U16 | Repr::F16 | Repr::BF16 => 2,
             Repr::U8 | Repr::I8 | Repr::Bool => 1,
         }
     }
@@ -371,6 +376,10 @@ unsafe fn one_body<L: Lanes>(isa: Isa, kind: Kind, n: usize, p: &Ptrs) {
             Kind::Cast(Repr::I8, Repr::I32) => each(n, p.args[0].cast::<i8>(), p.to.cast::<i32>(), i32::from),
             Kind::Cast(Repr::I8, Repr::F32) => each(n, p.args[0].cast::<i8>(), p.to.cast::<f32>(), f32::from),
             Kind::Cast(Repr::I32, Repr::F32) => each(n, p.args[0].cast::<i32>(), p.to.cast::<f32>(), |x| x as f32),
+            Kind::Cast(Repr::F16, Repr::F32) => each(n, p.args[0].cast::<u16>(), p.to.cast::<f32>(), from_f16),
+            Kind::Cast(Repr::F32, Repr::F16) => each(n, p.args[0].cast::<f32>(), p.to.cast::<u16>(), to_f16),
+            Kind::Cast(Repr::BF16, Repr::F32) => each(n, p.args[0].cast::<u16>(), p.to.cast::<f32>(), from_bf16),
+            Kind::Cast(Repr::F32, Repr::BF16) => each(n, p.args[0].cast::<f32>(), p.to.cast::<u16>(), to_bf16),
             Kind::Splat(4) => fill(n, p.to.cast::<u32>(), *p.args[0].cast::<u32>()),
             kind => exec_plain(kind, n, p),
         }
@@ -385,6 +394,41 @@ pub fn whole(x: f32, low: f32, high: f32) -> i32 {
     let x = if x > high { high } else { x };
     // SAFETY: the bounds are within `i32`, and `x` is between them.
     unsafe { x.to_int_unchecked() }
+}
+
+/// The bits of an `f16` as a float. A few instructions of a vector: its bits are those of a float that is 2^112 times smaller.
+#[inline(always)]
+pub fn from_f16(bits: u16) -> f32 {
+    let magnitude = u32::from(bits & 0x7fff) << 13;
+    let finite = (f32::from_bits(magnitude) * f32::from_bits(0x7780_0000)).to_bits();
+    let magnitude = if bits & 0x7c00 == 0x7c00 { magnitude | 0x7f80_0000 } else { finite };
+    f32::from_bits(magnitude | u32::from(bits & 0x8000) << 16)
+}
+
+/// The bits of the nearest `f16`, of two the even one.
+#[inline(always)]
+pub fn to_f16(x: f32) -> u16 {
+    let (sign, magnitude) = ((x.to_bits() >> 16) as u16 & 0x8000, x.to_bits() & 0x7fff_ffff);
+    let normal = (magnitude + 0xfff + (magnitude >> 13 & 1)).wrapping_sub(112 << 23) >> 13;
+    // Added to one half, the last bit counts as that of the smallest numbers.
+    let small = (f32::from_bits(magnitude) + 0.5).to_bits().wrapping_sub(0x3f00_0000);
+    let rounded = if magnitude < 0x3880_0000 { small } else { normal };
+    let rounded = if magnitude >= 0x477f_f000 { 0x7c00 } else { rounded };
+    sign | if magnitude > 0x7f80_0000 { 0x7e00 } else { rounded as u16 }
+}
+
+/// The bits of a `bf16` as a float.
+#[inline(always)]
+pub fn from_bf16(bits: u16) -> f32 {
+    f32::from_bits(u32::from(bits) << 16)
+}
+
+/// The bits of the nearest `bf16`, of two the even one.
+#[inline(always)]
+pub fn to_bf16(x: f32) -> u16 {
+    let bits = x.to_bits();
+    let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16;
+    if x.is_nan() { (bits >> 16) as u16 | 0x40 } else { rounded as u16 }
 }
 
 /// # Safety
@@ -646,22 +690,28 @@ unsafe fn binary_f64(op: Binary, n: usize, p: &Ptrs) {
 /// As for [`exec`].
 unsafe fn cast(from: Repr, to: Repr, n: usize, p: &Ptrs) {
     macro_rules! from {
-        ($a:ty) => {{
+        ($a:ty) => {
+            from!($a, |x| x)
+        };
+        ($a:ty, $number:expr) => {{
             let a = p.args[0].cast::<$a>().cast_const();
+            let number = $number;
             // SAFETY: guaranteed by the caller.
             unsafe {
                 match to {
-                    Repr::F32 => each(n, a, p.to.cast::<f32>(), |x| x as f32),
-                    Repr::F64 => each(n, a, p.to.cast::<f64>(), |x| x as f64),
-                    Repr::I64 => each(n, a, p.to.cast::<i64>(), |x| x as i64),
-                    Repr::I32 => each(n, a, p.to.cast::<i32>(), |x| x as i32),
-                    Repr::I16 => each(n, a, p.to.cast::<i16>(), |x| x as i16),
-                    Repr::I8 => each(n, a, p.to.cast::<i8>(), |x| x as i8),
-                    Repr::U64 => each(n, a, p.to.cast::<u64>(), |x| x as u64),
-                    Repr::U32 => each(n, a, p.to.cast::<u32>(), |x| x as u32),
-                    Repr::U16 => each(n, a, p.to.cast::<u16>(), |x| x as u16),
-                    Repr::U8 => each(n, a, p.to.cast::<u8>(), |x| x as u8),
-                    Repr::Bool => each(n, a, p.to.cast::<u8>(), |x| u8::from(x != (0u8 as $a))),
+                    Repr::F32 => each(n, a, p.to.cast::<f32>(), |x| number(x) as f32),
+                    Repr::F64 => each(n, a, p.to.cast::<f64>(), |x| number(x) as f64),
+                    Repr::F16 => each(n, a, p.to.cast::<u16>(), |x| f16::from_f64(number(x) as f64).to_bits()),
+                    Repr::BF16 => each(n, a, p.to.cast::<u16>(), |x| bf16::from_f64(number(x) as f64).to_bits()),
+                    Repr::I64 => each(n, a, p.to.cast::<i64>(), |x| number(x) as i64),
+                    Repr::I32 => each(n, a, p.to.cast::<i32>(), |x| number(x) as i32),
+                    Repr::I16 => each(n, a, p.to.cast::<i16>(), |x| number(x) as i16),
+                    Repr::I8 => each(n, a, p.to.cast::<i8>(), |x| number(x) as i8),
+                    Repr::U64 => each(n, a, p.to.cast::<u64>(), |x| number(x) as u64),
+                    Repr::U32 => each(n, a, p.to.cast::<u32>(), |x| number(x) as u32),
+                    Repr::U16 => each(n, a, p.to.cast::<u16>(), |x| number(x) as u16),
+                    Repr::U8 => each(n, a, p.to.cast::<u8>(), |x| number(x) as u8),
+                    Repr::Bool => each(n, a, p.to.cast::<u8>(), |x| u8::from(number(x) as f64 != 0.0)),
                 }
             }
         }};
@@ -669,6 +719,8 @@ unsafe fn cast(from: Repr, to: Repr, n: usize, p: &Ptrs) {
     match from {
         Repr::F32 => from!(f32),
         Repr::F64 => from!(f64),
+        Repr::F16 => from!(u16, from_f16),
+        Repr::BF16 => from!(u16, from_bf16),
         Repr::I64 => from!(i64),
         Repr::I32 => from!(i32),
         Repr::I16 => from!(i16),
@@ -685,6 +737,8 @@ unsafe fn cast(from: Repr, to: Repr, n: usize, p: &Ptrs) {
                 match to {
                     Repr::F32 => each(n, a, p.to.cast::<f32>(), |x| f32::from(bit(x))),
                     Repr::F64 => each(n, a, p.to.cast::<f64>(), |x| f64::from(bit(x))),
+                    Repr::F16 => each(n, a, p.to.cast::<u16>(), |x| to_f16(f32::from(bit(x)))),
+                    Repr::BF16 => each(n, a, p.to.cast::<u16>(), |x| to_bf16(f32::from(bit(x)))),
                     Repr::I64 | Repr::U64 => each(n, a, p.to.cast::<i64>(), |x| i64::from(bit(x))),
                     Repr::I32 | Repr::U32 => each(n, a, p.to.cast::<i32>(), |x| i32::from(bit(x))),
                     Repr::I16 | Repr::U16 => each(n, a, p.to.cast::<i16>(), |x| i16::from(bit(x))),

@@ -10,6 +10,7 @@
 //! Nothing here allocates. Results do not depend on how the work is split.
 
 use super::gemm::{self, Bytes as Lines, Elements, Gemm, Grid, Matrix, Out, Produce, Tile, View};
+use super::halves::Halves;
 use super::moves;
 use super::prologue::Bound;
 use super::simd::{Isa, Lanes, Plain, per_isa};
@@ -231,7 +232,9 @@ impl Conv {
             };
             let strided = |(ptr, stride)| Out::Strided { ptr, rs: stride as isize, cs: 1 };
             let c = to.map_or(Out::Epilogue, strided);
-            let gemm = Gemm { m, n, k, elements, a: Matrix::Packed(weights), b, c, accumulate: false };
+            let halves = self.halves.map(|dtype| Halves::left(weights.cast(), m, k, dtype));
+            let a = halves.as_ref().map_or(Matrix::Packed(weights), |halves| Matrix::Produced(halves));
+            let gemm = Gemm { m, n, k, elements, a, b, c, accumulate: false };
             let mut relay = |tile: Tile| {
                 epilogue(image, Tile { rows: first + tile.rows.start..first + tile.rows.end, ..tile });
             };
@@ -244,17 +247,13 @@ impl Conv {
                 None if pointwise => Matrix::Strided(pixels),
                 None => Matrix::Produced(&patches),
             };
-            let gemm = Gemm {
-                m,
-                n,
-                k,
-                elements: Elements::Floats,
-                a,
-                b: Matrix::Packed(weights),
-                c: Out::Epilogue,
-                accumulate: false,
-            };
-            let (space, transposed) = workspace.split_at_mut(gemm::workspace_bytes(m, n, k, false, true, false) / 4);
+            let halves = self.halves.map(|dtype| Halves::right(weights.cast(), n, k, dtype));
+            let b = halves.as_ref().map_or(Matrix::Packed(weights), |halves| Matrix::Produced(halves));
+            let (elements, c) = (Elements::Floats, Out::Epilogue);
+            let gemm = Gemm { m, n, k, elements, a, b, c, accumulate: false };
+            let is_packed = self.halves.is_none();
+            let (space, transposed) =
+                workspace.split_at_mut(gemm::workspace_bytes(m, n, k, false, is_packed, false) / 4);
             let mut relay = |tile: Tile| {
                 let (channels, positions) = (tile.cols.len(), tile.rows.len());
                 let (ptr, stride) = match to {

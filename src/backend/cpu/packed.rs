@@ -1,13 +1,14 @@
 //! Products by numbers of few bits: a number is widened to a float on its way into the sum. For few rows it is in a register, and multiplied by
 //! all of them; for more, a panel of numbers is widened for the kernels that multiply floats.
 
-use super::block::Repr;
+use super::block::{Repr, from_bf16, from_f16};
 use super::gemm::{FewRows, PANEL_COLS, Produce, View};
 use super::operands::stored;
 use super::simd::{Isa, Lanes, Plain, per_isa};
 use super::task::Args;
+use crate::dtype::DType;
 use crate::error::ensure;
-use crate::kernel::{Kernel, Packing, ZeroPoints};
+use crate::kernel::{Kernel, Operand, Packing, ZeroPoints};
 use crate::shape::Access;
 use std::ops::Range;
 
@@ -18,8 +19,45 @@ pub struct Weights {
     /// The same as [`Packing::raised`].
     raised: f32,
     words: Access,
-    scales: Access,
-    points: Option<Access>,
+    scales: Floats,
+    points: Option<Floats>,
+    /// Packed zero points.
+    zero_words: isize,
+}
+
+/// Floats, one per block of a column.
+struct Floats {
+    arg: usize,
+    access: Access,
+    dtype: DType,
+}
+
+impl Floats {
+    fn new(kernel: &Kernel, arg: usize) -> Result<Floats, String> {
+        let Operand { dtype, ref access, .. } = kernel.reads[arg];
+        let known = dtype == DType::F32 || dtype.is_half();
+        ensure(known, || format!("operand {arg} read: products of {dtype}"))?;
+        Ok(Floats { arg, access: access.clone(), dtype })
+    }
+
+    /// The float of a block.
+    ///
+    /// # Safety
+    /// `args` must be the kernel's, and have the block.
+    #[inline(always)]
+    unsafe fn at(&self, args: &Args, column: usize, block: usize) -> f32 {
+        let Access { offset, ref strides, .. } = self.access;
+        let place = offset + column as isize * strides[0] + block as isize * strides[1];
+        let at = args.at(self.arg, place * self.dtype.size() as isize).cast_const();
+        // SAFETY: it is inside the operand, which was checked to span its memory.
+        unsafe {
+            match self.dtype {
+                DType::F16 => from_f16(at.cast::<u16>().read()),
+                DType::BF16 => from_bf16(at.cast::<u16>().read()),
+                _ => at.cast::<f32>().read(),
+            }
+        }
+    }
 }
 
 /// The right operand of one launch.
@@ -37,15 +75,12 @@ impl Weights {
     /// Finds the operand of a kernel that was checked.
     pub fn new(kernel: &Kernel) -> Result<Weights, String> {
         let (packing, zeros) = kernel.packing();
-        let floats = kernel.reads[..kernel.template.core_reads()].iter().enumerate();
-        for (number, operand) in
-            floats.filter(|(number, _)| *number != 1 && (*number != 3 || zeros == ZeroPoints::Floats))
-        {
-            ensure(stored(operand)? == Repr::F32, || format!("operand {number} read: products of {}", operand.dtype))?;
-        }
-        let access = |slot: usize| kernel.reads[slot].access.clone();
-        let points = (kernel.template.core_reads() > 3).then(|| access(3));
-        Ok(Weights { packing, zeros, raised: packing.raised() as f32, words: access(1), scales: access(2), points })
+        let data = &kernel.reads[0];
+        ensure(stored(data)? == Repr::F32, || format!("operand 0 read: products of {}", data.dtype))?;
+        let points = (zeros == ZeroPoints::Floats).then(|| Floats::new(kernel, 3)).transpose()?;
+        let zero_words = kernel.reads.get(3).filter(|_| zeros == ZeroPoints::Packed).map_or(0, |o| o.access.offset);
+        let (words, raised) = (kernel.reads[1].access.clone(), packing.raised() as f32);
+        Ok(Weights { packing, zeros, raised, words, scales: Floats::new(kernel, 2)?, points, zero_words })
     }
 
     /// The first word of a column.
@@ -61,8 +96,8 @@ impl Weights {
     /// `args` must be the kernel's, and have the block.
     #[inline(always)]
     unsafe fn scale(&self, args: &Args, column: usize, block: usize) -> f32 {
-        // SAFETY: it is inside the operand, which was checked to span its memory.
-        unsafe { args.at(2, place(&self.scales, column, block) * SIZE).cast::<f32>().read() }
+        // SAFETY: guaranteed by the caller.
+        unsafe { self.scales.at(args, column, block) }
     }
 
     /// The zero point of a block of numbers that are larger by [`Packing::raised`].
@@ -73,25 +108,18 @@ impl Weights {
     unsafe fn zero(&self, args: &Args, column: usize, block: usize) -> f32 {
         match (self.zeros, &self.points) {
             (ZeroPoints::Number(zero), _) => zero as f32 + self.raised,
-            // SAFETY: it is inside the operand.
-            (ZeroPoints::Floats, Some(points)) => unsafe {
-                args.at(3, place(points, column, block) * SIZE).cast::<f32>().read() + self.raised
-            },
-            (ZeroPoints::Packed, Some(points)) => {
+            // SAFETY: guaranteed by the caller.
+            (ZeroPoints::Floats, Some(points)) => unsafe { points.at(args, column, block) + self.raised },
+            (ZeroPoints::Packed, _) => {
                 let place = self.packing.zeros_per_row() * column + block;
-                // SAFETY: as above.
-                let word = |at: usize| unsafe { args.at(3, (points.offset + at as isize) * SIZE).cast::<u32>().read() };
+                // SAFETY: it is inside the operand.
+                let word =
+                    |at: usize| unsafe { args.at(3, (self.zero_words + at as isize) * SIZE).cast::<u32>().read() };
                 self.packing.number(place, word) as f32
             }
-            (_, None) => unreachable!("zero points that are no number are an operand"),
+            (ZeroPoints::Floats, None) => unreachable!("zero points that are floats are an operand"),
         }
     }
-}
-
-/// The place of a block of a column in an operand that has one element for each.
-#[inline(always)]
-fn place(access: &Access, column: usize, block: usize) -> isize {
-    access.offset + column as isize * access.strides[0] + block as isize * access.strides[1]
 }
 
 impl Produce for Bound<'_> {
@@ -400,13 +428,11 @@ unsafe fn sums<L: Words, const BITS: usize, const COUNT: usize>(
     words: Range<usize>,
 ) -> [f32; ROWS] {
     let &Bound { weights, args } = from;
-    let Packing { words_per_block: block, flip, blocks, .. } = weights.packing;
+    let Packing { words_per_block: block, flip, .. } = weights.packing;
     let first_word = weights.column(args, column);
-    let first_scale = args.at(2, place(&weights.scales, column, 0) * SIZE).cast_const().cast::<f32>();
-    let dense = blocks == 1 || weights.scales.strides[1] == 1;
     // Lanes of a vector that share a block.
     let each = block.min(L::LEN);
-    let simple = block.is_multiple_of(each) && L::LEN.is_multiple_of(each) && (dense || block >= L::LEN);
+    let simple = block.is_multiple_of(each) && L::LEN.is_multiple_of(each);
     let is_number = matches!(weights.zeros, ZeroPoints::Number(_));
     // SAFETY: the column has the words and their blocks; ordered data are there for whole vectors of words.
     unsafe {
@@ -430,7 +456,8 @@ unsafe fn sums<L: Words, const BITS: usize, const COUNT: usize>(
             let scales = if simple && end - first == 1 {
                 L::splat(weights.scale(args, column, first))
             } else if simple {
-                L::spread(first_scale.add(first), end - first, each)
+                (first..end).for_each(|b| of_lanes[b - first] = weights.scale(args, column, b));
+                L::spread(of_lanes.as_ptr(), end - first, each)
             } else {
                 (0..count).for_each(|lane| of_lanes[lane] = weights.scale(args, column, (at + lane) / block));
                 L::load(of_lanes.as_ptr())

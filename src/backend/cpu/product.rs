@@ -2,6 +2,7 @@
 
 use super::block::Repr;
 use super::gemm::{Bytes, Elements, Gemm, Grid, Matrix, Out, Tile, View};
+use super::halves::Halves;
 use super::nest::Nest;
 use super::operands::Operands;
 use super::packed::{Bound, Weights};
@@ -28,6 +29,8 @@ pub struct MatMul {
     prologues: [Option<(Prologue, usize)>; 2],
     /// The right operand, if it is one of numbers of few bits.
     weights: Option<Weights>,
+    /// The type of the right operand, if it is one of packed halves.
+    halves: Option<DType>,
     epilogue: Option<Epilogue>,
     /// The destination's argument.
     write: usize,
@@ -44,6 +47,7 @@ impl MatMul {
         let right = &*right_matrix(kernel);
         let (elements, core) = match [kernel.reads[0].dtype, right.dtype] {
             [DType::F32, DType::F32] => (Elements::Floats, Repr::F32),
+            [DType::F32, DType::F16 | DType::BF16] if right.packed => (Elements::Floats, Repr::F32),
             [DType::U8, DType::I8] => (Elements::Bytes { left_unsigned: true }, Repr::I32),
             [DType::I8, DType::U8] => (Elements::Bytes { left_unsigned: false }, Repr::I32),
             [a, b] => return Err(format!("a matrix product of {a} and {b}")),
@@ -51,9 +55,11 @@ impl MatMul {
         let product = Product::new(kernel);
         let (rank, write) = (kernel.shape.len(), kernel.reads.len());
         let operands = Operands::new(kernel, std::slice::from_ref(&kernel.body), Some(core))?;
-        let unit = [packed_a_bytes(product.m, product.k), packed_b_bytes(product.k, product.n)];
+        let words = |o: usize| if product.halves[o] { product.k.div_ceil(2) } else { product.k };
+        let unit = [packed_a_bytes(product.m, words(0)), packed_b_bytes(words(1), product.n)];
         let element = kernel.reads[0].dtype.size() as isize;
-        let unit = [0, 1].map(|o| if product.packed[o] { unit[o] as isize } else { element });
+        let is_packed = [0, 1].map(|o| product.packed[o] || product.halves[o]);
+        let unit = [0, 1].map(|o| if is_packed[o] { unit[o] as isize } else { element });
         let start = [&kernel.reads[0], right].map(|read| if read.packed { 0 } else { element * read.access.offset });
         let out = &kernel.writes[0];
         let size = out.dtype.size() as isize;
@@ -89,6 +95,7 @@ impl MatMul {
             (!stores_itself).then(|| Epilogue::new(&kernel.body, &kernel.shape, isa, operands, row, rank - 1..rank));
         let epilogue = epilogue.transpose()?;
 
+        let halves = product.halves[1].then_some(right.dtype);
         let (count, ns) = (product.count(), product.nanoseconds());
         let parts = if slots(kernel).count > 1 { threads } else { 1 };
         // Twice as many parts as threads even out what else the machine does, when they are large.
@@ -96,7 +103,21 @@ impl MatMul {
         let grid = Grid::new(product.m, product.n, pieces.div_ceil(count.max(1)));
         let items = count * grid.len();
         let workspace = Workspace::new(kernel, threads, pieces.min(items))?;
-        Ok(MatMul { isa, product, elements, nest, steps, prologues, weights, epilogue, write, grid, items, workspace })
+        Ok(MatMul {
+            isa,
+            product,
+            elements,
+            nest,
+            steps,
+            prologues,
+            weights,
+            halves,
+            epilogue,
+            write,
+            grid,
+            items,
+            workspace,
+        })
     }
 }
 
@@ -134,8 +155,10 @@ impl Compiled for MatMul {
                 Some(prologue.bind(args, &at[*first..], lent[o]?))
             });
             let weights = self.weights.as_ref().map(|weights| Bound { weights, args });
+            let halves = self.halves.map(|dtype| Halves::right(view(1).ptr.cast(), n, k, dtype));
             let matrix = |o: usize| match (&bound[o], self.elements) {
                 _ if o == 1 && weights.is_some() => Matrix::Produced(weights.as_ref().expect("it is some")),
+                _ if o == 1 && halves.is_some() => Matrix::Produced(halves.as_ref().expect("it is some")),
                 (Some(prologue), _) => Matrix::Changed(view(o), prologue),
                 (None, _) if packed[o] => Matrix::Packed(view(o).ptr),
                 (None, Elements::Floats) => Matrix::Strided(view(o)),

@@ -3,7 +3,7 @@
 //! The `still` instructions compute, once per run, what is the same for all its elements: literals, broadcast operands, results of
 //! reductions, and what follows from them. The others run block by block.
 
-use super::block::{BLOCK, Form, Kind, Loc, Op, Repr, exec};
+use super::block::{BLOCK, Form, Kind, Loc, Op, Repr, exec, to_bf16, to_f16};
 use super::chain::{Chain, Piece, pieces};
 use super::simd::Isa;
 use crate::dtype::DType;
@@ -361,7 +361,8 @@ impl Builder<'_> {
     fn cast(&mut self, i: usize, a: u32, dtype: DType) -> Loc {
         let Value { repr, is_still: still, .. } = self.values[i];
         let Value { repr: from, loc, .. } = self.value(a);
-        let Some(small) = Repr::stored(dtype).filter(|&stored| stored != repr) else {
+        // Halves are rounded where they are stored.
+        let Some(small) = Repr::stored(dtype).filter(|&stored| stored != repr && !dtype.is_half()) else {
             let kind = if from == repr { Kind::Copy(repr.size()) } else { Kind::Cast(from, repr) };
             return self.compute(i, kind, [loc; 3], &[]);
         };
@@ -489,6 +490,8 @@ impl Builder<'_> {
 pub fn literal(value: f64, repr: Repr) -> u64 {
     match repr {
         Repr::F32 => u64::from((value as f32).to_bits()),
+        Repr::F16 => u64::from(to_f16(value as f32)),
+        Repr::BF16 => u64::from(to_bf16(value as f32)),
         Repr::F64 => value.to_bits(),
         Repr::I64 => value as i64 as u64,
         Repr::I32 => u64::from(value as i32 as u32),

@@ -120,7 +120,9 @@ impl Accumulator {
                 Repr::I32 => from_raw_parts(from.cast::<i32>(), n).iter().for_each(|&x| self.add_int(x.into())),
                 Repr::U64 => from_raw_parts(from.cast::<u64>(), n).iter().for_each(|&x| self.add_int(self.signed(x))),
                 Repr::Bool => from_raw_parts(from, n).iter().for_each(|&x| self.add_int(i64::from(x != 0))),
-                Repr::I16 | Repr::I8 | Repr::U32 | Repr::U16 | Repr::U8 => unreachable!("{WIDE}"),
+                Repr::F16 | Repr::BF16 | Repr::I16 | Repr::I8 | Repr::U32 | Repr::U16 | Repr::U8 => {
+                    unreachable!("{WIDE}")
+                }
             }
         }
     }
@@ -143,7 +145,7 @@ impl Accumulator {
             }),
             Repr::U64 => self.signed(self.int as u64).to_ne_bytes(),
             Repr::Bool => [u8::from(self.int > 0), 0, 0, 0, 0, 0, 0, 0],
-            Repr::I16 | Repr::I8 | Repr::U32 | Repr::U16 | Repr::U8 => unreachable!("{WIDE}"),
+            Repr::F16 | Repr::BF16 | Repr::I16 | Repr::I8 | Repr::U32 | Repr::U16 | Repr::U8 => unreachable!("{WIDE}"),
         }
     }
 }

@@ -14,7 +14,7 @@ use crate::dtype::DType;
 use crate::kernel::algorithm::Way;
 use crate::kernel::cpu::{Plain, Slide, Windowed, slots};
 use crate::kernel::schedule::prologue::per_position;
-use crate::kernel::{Kernel, Pool};
+use crate::kernel::{Kernel, Operand, Pool};
 use crate::shape::Access;
 use std::slice::{from_raw_parts, from_raw_parts_mut};
 
@@ -45,7 +45,9 @@ impl Sliding {
         let core = kernel.template.core_reads();
         let windowed = Windowed::new(kernel)?;
         let bytes = matches!(windowed.slide, Slide::Conv(conv) if conv.bytes.is_some());
-        if !bytes && kernel.reads[..core].iter().any(|r| r.dtype != DType::F32) {
+        let halves = matches!(windowed.slide, Slide::Conv(conv) if conv.halves.is_some() && windowed.packed);
+        let floats = |(o, r): (usize, &Operand)| r.dtype == DType::F32 || halves && o == 1;
+        if !bytes && !kernel.reads[..core].iter().enumerate().all(floats) {
             return Err("a window over other than f32 or bytes".into());
         }
         let value = if bytes { Repr::I32 } else { Repr::F32 };

@@ -51,9 +51,9 @@ pub(super) fn buffer(segments: &Segments<wgpu::Buffer>, at: Slice) -> Result<&wg
 impl Device<'_> {
     /// Finds the arguments of a launch that share a binding, and the slice of each binding.
     fn bind(&self, kernel: &Kernel, launch: &Launch, written: &HashSet<SegmentId>) -> Result<(Bindings, Vec<Slice>)> {
-        let place = |at: Slice, high: u64, _| {
+        let place = |at: Slice, high: u64, size: u64| {
             buffer(self.segments, at)?;
-            let fits = high < at.bytes / 4 && at.bytes <= self.target.max_binding;
+            let fits = high < at.bytes / size && at.bytes <= self.target.max_binding;
             Ok(fits.then_some((at.segment, at.offset)))
         };
         let read_only = |_, at: Slice| !written.contains(&at.segment);

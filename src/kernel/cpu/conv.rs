@@ -63,6 +63,8 @@ pub struct Conv {
     pub way: Way,
     /// The elements, if they are bytes: then it is depthwise, or has its weights on the left.
     pub bytes: Option<Bytes>,
+    /// The type of the packed weights, if they are halves.
+    pub halves: Option<DType>,
 }
 
 impl Conv {
@@ -91,7 +93,7 @@ impl Conv {
 
     /// The type that packed weights are laid out for.
     fn packed_dtype(&self) -> DType {
-        if self.bytes.is_some() { DType::I8 } else { DType::F32 }
+        if self.bytes.is_some() { DType::I8 } else { self.halves.unwrap_or(DType::F32) }
     }
 
     /// Planes that a depthwise convolution computes together: each has a filter of its own, and so has its plane of the data.
@@ -189,6 +191,7 @@ impl Conv {
     /// Bytes of the packed weights; none if they are read where they are.
     pub fn packed_weight_bytes(&self) -> usize {
         let (m, n, k) = self.product();
+        let k = if self.halves.is_some() { k.div_ceil(2) } else { k };
         match self.way {
             Way::Depthwise => 4 * self.out_channels * k,
             Way::WeightsLeft => self.groups * gemm::packed_a_bytes(m, k),
@@ -227,9 +230,10 @@ impl Conv {
                 self.planes_bytes() + 4 * band
             }
             Way::WeightsLeft if self.bytes.is_some() => gemm::Layout::of_bytes(m, n, k, false, true, !direct).bytes(),
-            Way::WeightsLeft => gemm::workspace_bytes(m, n, k, true, false, direct),
+            Way::WeightsLeft => gemm::workspace_bytes(m, n, k, self.halves.is_none(), false, direct),
             Way::WeightsRight => {
-                gemm::workspace_bytes(m, n, k, false, true, false) + if direct { 0 } else { 4 * self.transposed() }
+                gemm::workspace_bytes(m, n, k, false, self.halves.is_none(), false)
+                    + if direct { 0 } else { 4 * self.transposed() }
             }
             Way::WholeBatch => gemm::workspace_bytes(m, n, k, false, false, false) + 4 * self.transposed_len(),
         }

@@ -19,9 +19,13 @@ pub(crate) const IN_PLACE_ROWS: usize = 2 * PANEL_ROWS;
 /// A block of `B` of up to this many floats stays in the L1 cache.
 pub(crate) const SHALLOW: usize = 2 * PANEL_COLS * DEPTH;
 
-/// Elements along `k` that make one element of 4 bytes of a packed operand: four bytes, or one number of 4 bytes.
+/// Elements along `k` that make one element of 4 bytes of a packed operand: four bytes, two halves, or one number of 4 bytes.
 pub fn together(dtype: DType) -> usize {
-    if dtype.is_byte() { 4 } else { 1 }
+    match dtype {
+        _ if dtype.is_byte() => 4,
+        _ if dtype.is_half() => 2,
+        _ => 1,
+    }
 }
 
 /// Bytes of a packed `m` by `k` left operand.

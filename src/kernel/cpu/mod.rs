@@ -251,8 +251,10 @@ pub struct Product {
     pub depth: usize,
     /// The same, counted in elements of 4 bytes, each of which holds [several](gemm::together) elements.
     pub k: usize,
-    /// True for the left and for the right operand, in this order, if it is packed.
+    /// True for the left and for the right operand, in this order, if it is packed as it is multiplied.
     pub packed: [bool; 2],
+    /// True for the left and for the right operand if it is packed, in halves: panels of it are widened.
+    pub halves: [bool; 2],
     /// True if the operands are bytes.
     pub of_bytes: bool,
     /// True if the result is collected in its destination, rather than tile by tile in the workspace.
@@ -303,9 +305,11 @@ impl Product {
             BatchAxis { dim: shape[axis], axis, steps }
         };
         let batch = separate.into_iter().map(batch_axis).collect();
-        let k = depth.div_ceil(together(a.dtype));
-        let (packed, of_bytes) = ([a.packed, b.packed], a.dtype.is_byte());
-        Product { batch, row_axis, m: rows, n, depth, k, packed, of_bytes, direct, dense }
+        let k = if a.dtype.is_byte() { depth.div_ceil(together(a.dtype)) } else { depth };
+        let halves = [a, b].map(|o| o.packed && o.dtype.is_half());
+        let packed = [0, 1].map(|o| [a, b][o].packed && !halves[o]);
+        let of_bytes = a.dtype.is_byte();
+        Product { batch, row_axis, m: rows, n, depth, k, packed, halves, of_bytes, direct, dense }
     }
 
     /// Number of matrices.
@@ -395,13 +399,14 @@ impl Windowed {
             (&Template::Conv { groups, padding, .. }, &Schedule::Cpu(Cpu::Conv { way, .. })) => {
                 let bytes = Bytes { unsigned_data: reads[0].dtype == DType::U8, padding };
                 let bytes = reads[0].dtype.is_byte().then_some(bytes);
-                Slide::Conv(Conv { batch, in_channels, out_channels, groups, window, way, bytes })
+                let halves = Some(reads[1].dtype).filter(|dtype| dtype.is_half());
+                Slide::Conv(Conv { batch, in_channels, out_channels, groups, window, way, bytes, halves })
             }
             (&Template::ConvTranspose { groups, .. }, &Schedule::Cpu(Cpu::Conv { way, .. })) => {
                 flipped = true;
                 let window =
                     window.flipped().ok_or("a transposed convolution with strides, or one that cuts its result")?;
-                Slide::Conv(Conv { batch, in_channels, out_channels, groups, window, way, bytes: None })
+                Slide::Conv(Conv { batch, in_channels, out_channels, groups, window, way, bytes: None, halves: None })
             }
             (&Template::ConvTranspose { groups, .. }, _) => {
                 Slide::ConvTranspose(ConvTranspose { batch, in_channels, out_channels, groups, window })

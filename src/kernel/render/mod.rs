@@ -202,15 +202,17 @@ impl<'a> Module<'a> {
         let mut bound = vec![None; bindings.read_only.len()];
         for (slot, operand) in kernel.reads.iter().chain(&kernel.writes).enumerate() {
             ensure(!operand.packed, || "a packed operand is for the CPU".to_owned())?;
-            let stored = target.storage(operand.dtype).map_err(|e| e.to_string())?;
-            let ty = Type::stored(stored, target.family)
+            let is_read = slot < kernel.reads.len();
+            let stored = if is_read { target.holds(operand.dtype) } else { target.storage(operand.dtype) };
+            let stored = stored.map_err(|e| e.to_string())?;
+            let ty = Type::stored(stored, target.family, is_read)
                 .ok_or_else(|| format!("'{}' has no kernels for operands of type {stored}", target.name))?;
             storage.push(ty);
             if let Some(binding) = bindings.of[slot] {
-                bound[binding].get_or_insert(ty);
+                bound[binding].get_or_insert(if dialect == Dialect::Wgsl { ty.in_words() } else { ty });
             }
         }
-        Ok(Module {
+        let mut module = Module {
             kernel,
             target,
             bindings,
@@ -228,7 +230,28 @@ impl<'a> Module<'a> {
             cluster,
             at_once: 1,
             lists: BTreeMap::new(),
-        })
+        };
+        module.halves_of_words();
+        Ok(module)
+    }
+
+    /// Functions that read one of the two halves of a word, where the language has no such type.
+    fn halves_of_words(&mut self) {
+        if self.dialect == Dialect::Cuda {
+            return;
+        }
+        let mut done = BTreeSet::new();
+        for (slot, ty) in self.storage.clone().into_iter().enumerate() {
+            let Some(b) = self.bindings.of[slot].filter(|b| ty.in_words() != ty && done.insert((*b, ty.name()))) else {
+                continue;
+            };
+            let word = format!("b{b}[at >> 1u]");
+            let value = match ty {
+                F16 => format!("return unpack2x16float({word})[at & 1];"),
+                _ => format!("return bitcast<f32>(({word} >> (u32(at & 1) * 16u)) << 16u);"),
+            };
+            self.function(&format!("{}_of_b{b}", ty.name()), &[("at", I32)], Some(F32), vec![value]);
+        }
     }
 
     fn int(&mut self, name: impl Into<String>, value: isize) {
@@ -276,6 +299,9 @@ impl<'a> Module<'a> {
         let ty = self.storage[slot];
         let element = match self.bindings.of[slot] {
             None => return literal(0.0, self.value[slot]),
+            Some(b) if self.dialect == Dialect::Wgsl && ty.in_words() != ty => {
+                return format!("{}_of_b{b}({address})", ty.name());
+            }
             Some(b) if self.bound[b] == ty => format!("b{b}[{address}]"),
             Some(b) => format!("bitcast<{}>(b{b}[{address}])", ty.name()),
         };

@@ -1,9 +1,9 @@
 //! Products by numbers of few bits.
 
-use super::{Dialect, Module};
 use super::scalar::Type::{self, Bool, F32, I32};
 use super::scalar::convert;
 use super::vector::matrix;
+use super::{Dialect, Module};
 use crate::kernel::ZeroPoints;
 use crate::kernel::algorithm::Tiling;
 use crate::kernel::product::Product;
@@ -104,11 +104,18 @@ impl Module<'_> {
             _ => [0, 1, 2, 3].map(|pair| format!("pairs[{pair}]")),
         };
         self.constants.push(("FLOATS".into(), Bool, (zeros == ZeroPoints::Floats).to_string()));
-        self.wide_function("words_wide", &[("n", I32), ("w", I32)], "wide<i32, 4>".into(), vec![format!("return {four};")]);
+        self.wide_function(
+            "words_wide",
+            &[("n", I32), ("w", I32)],
+            "wide<i32, 4>".into(),
+            vec![format!("return {four};")],
+        );
         let body = vec![
             "let block = k / (BLOCK * PER);".into(),
             "u32 pairs[4];".into(),
-            format!("octet<{element}, BITS, FLOATS>(pairs, b{binding} + ({eight}), FLIP, zero_point(n, block), scale(n, block));"),
+            format!(
+                "octet<{element}, BITS, FLOATS>(pairs, b{binding} + ({eight}), FLIP, zero_point(n, block), scale(n, block));"
+            ),
             format!("return bitcast<wide<{element}, 8>>(wide<u32, 4>{{{}}});", order.join(", ")),
         ];
         self.wide_function("b_wide", &matrix(["k", "n"]), format!("wide<{element}, 8>"), body);

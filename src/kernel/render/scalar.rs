@@ -59,11 +59,13 @@ impl Type {
         }
     }
 
-    /// The type of elements that are stored as `dtype`; `None` when the family's kernels have no such type.
-    pub(super) fn stored(dtype: DType, family: Family) -> Option<Type> {
+    /// The type of elements that are stored as `dtype`; `None` when the family's kernels have no such type, or cannot write it.
+    pub(super) fn stored(dtype: DType, family: Family, is_read: bool) -> Option<Type> {
         Some(match dtype {
             DType::F32 => F32,
             DType::I32 => I32,
+            DType::F16 if is_read => F16,
+            DType::BF16 if is_read => BF16,
             _ if family != Family::Cuda => return None,
             DType::F16 => F16,
             DType::BF16 => BF16,
@@ -77,6 +79,14 @@ impl Type {
             DType::U8 => U8,
             DType::Bool => Bool,
         })
+    }
+
+    /// The type of the words in which WGSL has elements: of halves, words of two.
+    pub(super) fn in_words(self) -> Type {
+        match self {
+            F16 | BF16 => U32,
+            other => other,
+        }
     }
 
     /// The type in which a stored value is computed with.

@@ -13,6 +13,11 @@ pub fn stores(target: &Target, dtype: DType, stored: DType) -> bool {
     target.storage(dtype).is_ok_and(|s| s == stored)
 }
 
+/// True if values of `dtype` that kernels read may be there as `stored`: as they are written, or as a constant has them.
+pub fn reads(target: &Target, dtype: DType, stored: DType) -> bool {
+    stores(target, dtype, stored) || target.holds(dtype).is_ok_and(|held| held == stored)
+}
+
 /// Checks every body of a [well-formed](Kernel::validate) kernel.
 pub fn check(kernel: &Kernel, target: &Target) -> Verdict {
     let Kernel { template, shape, reads, writes, body, .. } = kernel;
@@ -140,7 +145,7 @@ impl<'a> Scope<'a> {
                 let mut row = strides.iter().zip(&self.shape[..]).skip(self.shape.len() - self.inner);
                 let fixed = row.all(|(&stride, &extent)| stride == 0 || extent == 1);
                 ensure(fixed, || format!("input {i} moves along the row in code that runs once per row"))?;
-                ensure(stores(self.target, dtype, *stored), || {
+                ensure(reads(self.target, dtype, *stored), || {
                     format!("input {i} is stored as {stored}, read as {dtype}")
                 })
             }

@@ -35,7 +35,8 @@ impl Lowering<'_> {
         if let Some(&buffer) = self.constants.get(&key) {
             return Ok(BufferView { buffer, access });
         }
-        let (name, dtype) = (constant.name.clone(), self.storage(constant.fact.dtype, &constant.name)?);
+        let name = constant.name.clone();
+        let dtype = self.target.holds(constant.fact.dtype).map_err(|e| Error::usage(format!("value '{name}': {e}")))?;
         let buffer = self.add_buffer(name, dtype, constant.fact.shape.clone(), Class::Constant);
         self.constants.insert(key, buffer);
         self.draft.constants.push(DraftConstant { constant, buffer, packed: None });

@@ -54,6 +54,34 @@ impl Lowering<'_> {
             && cpu::has_packed_forms(&kernel.template, operand)
     }
 
+    /// Gives halves that a kernel has to have as it stores them a buffer of that type.
+    pub(super) fn widen(&mut self, kernel: &mut Kernel, buffers: &mut [BufferIdx]) -> Result<()> {
+        for (operand, slot) in buffers.iter_mut().enumerate() {
+            let (source, dtype) = (*slot, kernel.reads[operand].dtype);
+            let is_half = dtype.is_half() && self.draft.buffers[source].class == Class::Constant;
+            let stored = if is_half { self.target.storage(dtype)? } else { dtype };
+            if stored == dtype || kernel.widens(operand, self.target.family) {
+                continue;
+            }
+            let at = self.draft.constants.iter().position(|c| c.buffer == source);
+            let Some(at) = at else { continue };
+            let constant = self.draft.constants[at].constant.clone();
+            let key = (Arc::as_ptr(&constant), Some("widened".to_owned()));
+            kernel.reads[operand].dtype = stored;
+            *slot = match self.constants.get(&key) {
+                Some(&buffer) => buffer,
+                None => {
+                    let DraftBuffer { name, shape, .. } = self.draft.buffers[source].clone();
+                    let buffer = self.add_buffer(name, stored, shape, Class::Constant);
+                    self.draft.constants.push(DraftConstant { constant, buffer, packed: None });
+                    self.constants.insert(key, buffer);
+                    buffer
+                }
+            };
+        }
+        Ok(())
+    }
+
     /// Gives constants that the CPU's kernels want in their own layout a buffer in that layout.
     pub(super) fn pack(&mut self, kernel: &mut Kernel, buffers: &mut [BufferIdx]) {
         for (operand, slot) in buffers.iter_mut().enumerate().take(kernel.template.core_reads()) {

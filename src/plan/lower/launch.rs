@@ -62,6 +62,7 @@ impl Lowering<'_> {
             }
             return Ok(());
         }
+        self.widen(&mut kernel, &mut buffers)?;
         walk_as_written(&mut kernel, self.target);
         if self.target.packs_constants() {
             // The packed form of a constant depends on the algorithm.

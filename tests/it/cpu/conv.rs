@@ -117,7 +117,16 @@ fn convolutions_of_every_kind() {
                     let is_depthwise = in_channels == groups && out_channels / groups <= 4;
                     let products = [Way::WeightsLeft, Way::WeightsRight, Way::WholeBatch];
                     for way in products.into_iter().chain(is_depthwise.then_some(Way::Depthwise)) {
-                        let conv = Conv { batch: 2, in_channels, out_channels, groups, window, way, bytes: None };
+                        let conv = Conv {
+                            batch: 2,
+                            in_channels,
+                            out_channels,
+                            groups,
+                            window,
+                            way,
+                            bytes: None,
+                            halves: None,
+                        };
                         ways.push(way);
                         check(&conv, 1 + in_channels % 3, stride % 2 == 0);
                         check(&conv, 16, stride % 2 == 1);
@@ -141,7 +150,16 @@ fn many_images() {
             for (batch, in_channels, out_channels, groups) in [(16, 20, 5, 1), (30, 3, 30, 3), (47, 24, 14, 1)] {
                 let kernel = kernel.map(|len| (len - 1) / dilation + 1);
                 let window = window(input, kernel, stride, dilation, pad).expect("the window fits");
-                let conv = Conv { batch, in_channels, out_channels, groups, window, way: Way::WholeBatch, bytes: None };
+                let conv = Conv {
+                    batch,
+                    in_channels,
+                    out_channels,
+                    groups,
+                    window,
+                    way: Way::WholeBatch,
+                    bytes: None,
+                    halves: None,
+                };
                 check(&conv, 2, true);
                 check(&conv, 5, false);
             }
@@ -156,7 +174,16 @@ fn windows_as_large_as_images() {
             let kernel = input.map(|len| (len - 1) / dilation + 1);
             let window = window(input, kernel, 1, dilation, pad).expect("the window fits");
             let (in_channels, out_channels) = (2 * groups, outputs * groups);
-            let conv = Conv { batch: 3, in_channels, out_channels, groups, window, way: Way::WholeBatch, bytes: None };
+            let conv = Conv {
+                batch: 3,
+                in_channels,
+                out_channels,
+                groups,
+                window,
+                way: Way::WholeBatch,
+                bytes: None,
+                halves: None,
+            };
             check(&conv, 2, true);
             check(&conv, 5, false);
         }
@@ -182,6 +209,7 @@ fn single_filters_of_many_channels() {
                     window,
                     way: Way::WholeBatch,
                     bytes: None,
+                    halves: None,
                 };
                 check(&conv, 1, true);
                 check(&conv, 2, false);
@@ -197,7 +225,7 @@ fn deep_convolutions() {
     {
         let window = window([1, size, size], [1, kernel, kernel], 1, 1, kernel / 2).expect("the kernel fits");
         for way in [Way::WeightsLeft, Way::WeightsRight, Way::WholeBatch] {
-            let conv = Conv { batch: 1, in_channels, out_channels, groups: 1, window, way, bytes: None };
+            let conv = Conv { batch: 1, in_channels, out_channels, groups: 1, window, way, bytes: None, halves: None };
             check(&conv, 2, true);
             check(&conv, 3, false);
         }
