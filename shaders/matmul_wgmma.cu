@@ -22,19 +22,37 @@ const auto fetch = [&](i32 k0, element* stage) {
     for (i32 i = 0; i < TILE_M / LINES; i++) {
         copy_async(to + i * LINES * STEP, a_at(batch, min(m0 + line + i * LINES, M - 1), k), there);
     }
+    //@ if B_WIDENED
+    //@ else
     #pragma unroll
     for (i32 i = 0; i < TILE_N / LINES; i++) {
-        //@ if B_WIDENED
-        wide<element, 8> numbers = {};
-        if (there) {
-            numbers = b_wide(batch, k, min(n0 + line + i * LINES, N - 1));
-        }
-        write(to + (TILE_M + i * LINES) * STEP, numbers);
-        //@ else
         copy_async(to + (TILE_M + i * LINES) * STEP, b_at(batch, k, min(n0 + line + i * LINES, N - 1)), there);
-        //@ end
+    }
+    //@ end
+};
+//@ if B_WIDENED
+// Numbers of the right operand are read a stage before they are widened: products of the stage between run meanwhile.
+typename numbers_of<BITS>::octet held[TILE_N / LINES];
+f32 zeros[TILE_N / LINES], scales[TILE_N / LINES];
+const auto read_numbers = [&](i32 k0) {
+    const i32 k = min(k0 + piece * 8, WORDS * PER - 8);
+    const i32 block = k / (BLOCK * PER);
+    #pragma unroll
+    for (i32 i = 0; i < TILE_N / LINES; i++) {
+        const i32 n = min(n0 + line + i * LINES, N - 1);
+        held[i] = octet_at(n, k / PER);
+        zeros[i] = zero_point(n, block);
+        scales[i] = scale(n, block);
     }
 };
+const auto widen_numbers = [&](i32 k0, element* stage) {
+    element* const to = stage + (TILE_M + line) * STEP + (piece ^ line % 8) * 8;
+    #pragma unroll
+    for (i32 i = 0; i < TILE_N / LINES; i++) {
+        write(to + i * LINES * STEP, k0 + piece * 8 < K ? eight(held[i].v, zeros[i], scales[i]) : wide<element, 8>{});
+    }
+};
+//@ end
 f32 sum[TILE_N / 2];
 #pragma unroll
 for (i32 i = 0; i < TILE_N / 2; i++) {
@@ -44,9 +62,16 @@ for (i32 i = 0; i < TILE_N / 2; i++) {
 for (i32 s = 0; s < STAGES - 1; s++) {
     if (s * STEP < K) {
         fetch(s * STEP, tile + s * STAGE);
+        //@ if B_WIDENED
+        read_numbers(s * STEP);
+        widen_numbers(s * STEP, tile + s * STAGE);
+        //@ end
     }
     commit_copies();
 }
+//@ if B_WIDENED
+read_numbers((STAGES - 1) * STEP);
+//@ end
 i32 used = 0;
 for (i32 k0 = 0; k0 < K; k0 += STEP) {
     wait_copies<STAGES - 2>();
@@ -63,6 +88,10 @@ for (i32 k0 = 0; k0 < K; k0 += STEP) {
     const i32 ahead = k0 + (STAGES - 1) * STEP;
     if (ahead < K) {
         fetch(ahead, tile + (used + STAGES - 1) % STAGES * STAGE);
+        //@ if B_WIDENED
+        widen_numbers(ahead, tile + (used + STAGES - 1) % STAGES * STAGE);
+        read_numbers(ahead + STEP);
+        //@ end
     }
     commit_copies();
     used = (used + 1) % STAGES;

@@ -169,6 +169,8 @@ template <class T, i32 BITS, bool FLOATS> DEVICE void octet(u32 (&to)[4], const 
         to[j] = fused<T>(to[j], by, 0);
     }
 }
+// The words of eight numbers.
+template <i32 BITS> struct numbers_of { typedef wide<i32, BITS / 4> octet; };
 // The reduction of what TEAM neighbouring invocations, whole warps of one workgroup, hold; `shared` has an element per warp.
 template <i32 TEAM, class T, class F> DEVICE T team_fold(T v, const F& combine, T* shared, i32 thread) {
     #pragma unroll

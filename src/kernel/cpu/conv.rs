@@ -125,7 +125,8 @@ impl Conv {
     pub(crate) fn product(&self) -> (usize, usize, usize) {
         let (outputs, positions) = (self.out_channels / self.groups, self.window.output_len());
         let Depth { stretches: (stretches, _), elements: (each, _) } = self.depth();
-        let k = stretches * each.div_ceil(gemm::together(self.packed_dtype()));
+        // Halves are widened before they are multiplied.
+        let k = stretches * each.div_ceil(if self.bytes.is_some() { WORD } else { 1 });
         match self.way {
             Way::Depthwise | Way::WeightsLeft => (outputs, positions, k),
             Way::WeightsRight => (positions, outputs, k),

@@ -224,7 +224,7 @@ fn constants(product: &Product, tiling: Tiling) -> Vec<(&'static str, usize)> {
             [tiles.as_slice(), &[("TILE_M", tile_m), ("TILE_N", tile_n)]].concat()
         }
         Tiling::BitsMma { rows, columns, .. } => {
-            vec![tiles[1], ("ROWS", rows), ("COLUMNS", columns), ("UNROLL", if rows * columns > 512 { 1 } else { 2 })]
+            vec![tiles[1], ("ROWS", rows), ("COLUMNS", columns), ("UNROLL", 512 / (rows * columns).clamp(128, 512))]
         }
         Tiling::Bits { rows, .. } => vec![tiles[1], ("COLUMNS", tile_n), ("ROWS", rows), ("TEAM", BITS_TEAM)],
     }

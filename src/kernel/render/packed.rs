@@ -91,34 +91,35 @@ impl Module<'_> {
 
     /// The functions that read 16 bytes of a column, and eight numbers of it as halves.
     fn octets(&mut self) {
-        let (_, zeros) = self.kernel.packing();
+        let (packing, zeros) = self.kernel.packing();
         let words = |at: &str| format!("{} + n * WORDS + {at}", self.access(1).offset);
-        let (four, eight) = (self.read_wide(1, 4, &words("w")), words("k / PER"));
-        let binding = self.bindings.of[1].expect("operands of wide kernels have elements");
+        let (four, eight) = (self.read_wide(1, 4, &words("w")), self.read_wide(1, packing.bits / 4, &words("w")));
         let element = self.storage[0].name();
-        let order = match self.kernel.packing().0.bits {
+        let order = match packing.bits {
             4 => {
                 let of = |a: usize, b: usize, which: &str| format!("bytes_of(pairs[{a}], pairs[{b}], {which})");
                 [of(0, 1, "0x5410"), of(2, 3, "0x5410"), of(0, 1, "0x7632"), of(2, 3, "0x7632")]
             }
             _ => [0, 1, 2, 3].map(|pair| format!("pairs[{pair}]")),
         };
+        let wide = format!("wide<{element}, 8>");
         self.constants.push(("FLOATS".into(), Bool, (zeros == ZeroPoints::Floats).to_string()));
-        self.wide_function(
-            "words_wide",
-            &[("n", I32), ("w", I32)],
-            "wide<i32, 4>".into(),
-            vec![format!("return {four};")],
-        );
+        let column = [("n", I32), ("w", I32)];
+        self.wide_function("words_wide", &column, "wide<i32, 4>".into(), vec![format!("return {four};")]);
+        let octet = format!("wide<i32, {}>", packing.bits / 4);
+        self.wide_function("octet_at", &column, octet, vec![format!("return {eight};")]);
+        self.declarations.extend([
+            format!("const auto eight = [&](const i32* words, f32 zero, f32 scale) -> {wide} {{"),
+            "    u32 pairs[4];".into(),
+            format!("    octet<{element}, BITS, FLOATS>(pairs, words, FLIP, zero, scale);"),
+            format!("    return bitcast<{wide}>(wide<u32, 4>{{{}}});", order.join(", ")),
+            "};".into(),
+        ]);
         let body = vec![
             "let block = k / (BLOCK * PER);".into(),
-            "u32 pairs[4];".into(),
-            format!(
-                "octet<{element}, BITS, FLOATS>(pairs, b{binding} + ({eight}), FLIP, zero_point(n, block), scale(n, block));"
-            ),
-            format!("return bitcast<wide<{element}, 8>>(wide<u32, 4>{{{}}});", order.join(", ")),
+            "return eight(octet_at(n, k / PER).v, zero_point(n, block), scale(n, block));".into(),
         ];
-        self.wide_function("b_wide", &matrix(["k", "n"]), format!("wide<{element}, 8>"), body);
+        self.wide_function("b_wide", &matrix(["k", "n"]), wide, body);
     }
 
     /// A function that reads an operand at a point of a space, floats as `f32`, and changes what it read.

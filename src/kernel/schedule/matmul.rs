@@ -430,14 +430,28 @@ pub(super) fn of_bits(kernel: &Kernel, p: &Product, target: &Target, own: &dyn F
     if p.element.is_half() && target.family == Family::Cuda {
         let most = *BITS_MMA_ROWS.last().expect("there are some");
         let rows = BITS_MMA_ROWS.into_iter().find(|&rows| rows >= p.m).unwrap_or(most);
-        let at = if p.m <= most { 0 } else { all.len() };
-        let cuts = [32, 16, 64].into_iter().flat_map(|columns| [8, 4, 2].map(|warps| (columns, warps)));
-        all.splice(at..at, cuts.map(|(columns, warps)| Tiling::BitsMma { rows, columns, warps }));
+        let best = bits_mma(p, rows, target);
+        let cuts = [16, 32, 64].into_iter().flat_map(|columns| [8, 4, 2].map(|warps| (columns, warps)));
+        let cuts = cuts.map(|(columns, warps)| Tiling::BitsMma { rows, columns, warps });
+        all.splice(0..0, [best].into_iter().chain(cuts));
         if fill_wgmma([1, p.m, p.n], target) {
             all.insert(0, Tiling::Wgmma);
         }
     }
     all
+}
+
+/// The cut of a product of few rows by numbers of few bits on tensor cores that is expected to be fastest. More columns of a workgroup read the
+/// data less often; they should not leave multiprocessors idle.
+fn bits_mma(p: &Product, rows: usize, target: &Target) -> Tiling {
+    let busy = |columns: usize| p.n.div_ceil(columns) * p.m.div_ceil(rows) >= target.multiprocessors as usize;
+    let (columns, warps) = match rows {
+        8 => (16, 8),
+        16 => (if busy(32) { 32 } else { 16 }, 8),
+        32 => (if busy(64) { 64 } else { 32 }, 8),
+        _ => (if busy(64) { 64 } else { 32 }, 4),
+    };
+    Tiling::BitsMma { rows, columns, warps }
 }
 
 /// True if products of `batch`, `m` rows and `n` columns of 16-bit floats keep the target busy in tiles of [`Tiling::Wgmma`]. They take half
