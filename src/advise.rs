@@ -5,8 +5,8 @@
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::onnx::{self, Model};
-use crate::pass::Prepared;
 use crate::pass::recompute::Recompute;
+use crate::pass::{Prepared, Quantize};
 use crate::plan::fit::bound::{Bound, bound};
 use crate::plan::tell::peak::{Peak, peak};
 use crate::plan::{self, Class, Fitting, Limits, Part, Plan, Planned, Recipe};
@@ -343,6 +343,7 @@ pub type Change<'a> = (String, Case<'a>);
 pub const REMEDIES: &[Way<for<'a> fn(&Case<'a>) -> Vec<Change<'a>>>] = &[
     Way::all("half the extent", halved),
     Way::all("f16 values", narrowed),
+    Way::all("weights in 4 bits", quantized),
     Way::all("smaller workspaces", less_scratch),
     Way::all("one stream", one_stream),
     Way::all("fusion", other_fusion),
@@ -403,6 +404,12 @@ fn halved<'a>(case: &Case<'a>) -> Vec<Change<'a>> {
 fn narrowed<'a>(case: &Case<'a>) -> Vec<Change<'a>> {
     let change = || ("--f16".into(), case.with(Recipe { f16: true, ..case.recipe }));
     (!case.recipe.f16).then(change).into_iter().collect()
+}
+
+fn quantized<'a>(case: &Case<'a>) -> Vec<Change<'a>> {
+    let quantize = Quantize { bits: 4, block: 32 };
+    let change = || (format!("--quantize {quantize}"), case.with(Recipe { quantize: Some(quantize), ..case.recipe }));
+    case.recipe.quantize.is_none().then(change).into_iter().collect()
 }
 
 fn less_scratch<'a>(case: &Case<'a>) -> Vec<Change<'a>> {

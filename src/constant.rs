@@ -267,7 +267,7 @@ impl Constant {
     /// # Panics
     /// The bytes are not those of so many numbers.
     pub fn rows(self: &Arc<Constant>, rows: Rows) -> Constant {
-        assert_eq!(self.fact.bytes(), (rows.count * rows.len * rows.bits).div_ceil(8), "the bytes of the numbers");
+        assert_eq!(self.fact.bytes(), (rows.count * rows.len * rows.held).div_ceil(8), "the bytes of the numbers");
         let fact = Fact::new(DType::I32, [rows.bytes().div_ceil(4)]);
         let source = Source::Rows { of: Arc::clone(self), rows };
         Constant { name: self.name.clone(), fact, source, value: OnceLock::new() }

@@ -7,6 +7,7 @@ use crate::dtype::DType;
 use crate::error::{Error, Result, ensure};
 use crate::file::fnv;
 use crate::graph::Graph;
+use crate::pass::Quantize;
 use crate::plan::{Limits, Plan, Recipe};
 use crate::report::{Table, human};
 use crate::session::{self, Choice, Options, Saved, Session};
@@ -67,6 +68,10 @@ pub(super) struct Model {
     /// Store f32 values as f16 inside, on CUDA. Inputs and outputs stay f32; results are less exact.
     #[arg(long)]
     pub(super) f16: bool,
+    /// Save memory: hold the weights of matrix products in few bits, int8 or int4, with a scale for each 32 numbers of a column, or for as many as are
+    /// given: int4:64. They are rounded to the nearest number; results are less exact.
+    #[arg(long, value_name = "TYPE")]
+    pub(super) quantize: Option<Quantize>,
     /// Save memory: compute the largest activations in N chunks of the batch, one after another. If the batch is 1, tokens are split, but not images.
     /// Under a limit, no more is split than needed to fit. A part that would save nothing stays whole.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
@@ -191,7 +196,8 @@ impl Model {
 
     /// How the graph is compiled, from the flags.
     pub(super) fn recipe(&self) -> Recipe {
-        Recipe { f16: self.f16, fuse: !self.no_fuse, chunks: self.chunks as usize }
+        let Model { f16, quantize, .. } = *self;
+        Recipe { f16, fuse: !self.no_fuse, chunks: self.chunks as usize, quantize }
     }
 
     /// The limits of the plan, from the flags.
@@ -240,6 +246,7 @@ impl Model {
             memory_limit,
             no_fuse,
             f16,
+            quantize,
             chunks,
             threads,
             no_libraries,
@@ -254,6 +261,7 @@ impl Model {
             ("--memory-limit", memory_limit.is_some()),
             ("--no-fuse", *no_fuse),
             ("--f16", *f16),
+            ("--quantize", quantize.is_some()),
             ("--chunks", *chunks > 1),
             ("--threads", threads.is_some()),
             ("--no-libraries", *no_libraries),
@@ -269,6 +277,7 @@ impl Model {
             ("--training", self.training),
             ("--output", !self.outputs.is_empty()),
             ("--f16", self.f16),
+            ("--quantize", self.quantize.is_some()),
             ("--chunks", self.chunks > 1),
         ];
         match flags.into_iter().find(|(_, given)| *given) {

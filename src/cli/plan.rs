@@ -110,6 +110,10 @@ recipe
   f16 bool
   fuse bool
   chunks int
+  quantize? quantize
+quantize
+  bits int
+  block int
 summary
   planned_bytes int
   arena_bytes int

@@ -9,6 +9,8 @@ pub struct Rows {
     pub len: usize,
     /// Bits of a number: 1, 2, 4 or 8. The first number of a byte is in its lowest bits.
     pub bits: usize,
+    /// Bits that each takes in the source, of which it has the lowest.
+    pub held: usize,
     /// Bytes from a row to the next.
     pub row_bytes: usize,
     /// True if the source has them column by column.
@@ -26,14 +28,14 @@ impl Rows {
 
     /// The rows of a source whose numbers lie without gaps; the result is filled up to whole words of 32 bits.
     pub fn laid(&self, source: &[u8]) -> Vec<u8> {
-        let &Rows { count, len, bits, row_bytes, transposed } = self;
+        let &Rows { count, len, bits, held, row_bytes, transposed } = self;
         let mut laid = vec![0; self.bytes().next_multiple_of(4)];
         let mask = u8::MAX >> (8 - bits);
         for first in (0..len).step_by(TOGETHER) {
             for row in 0..count {
                 let to = &mut laid[row * row_bytes..][..row_bytes];
                 for j in first..len.min(first + TOGETHER) {
-                    let from = bits * if transposed { j * count + row } else { row * len + j };
+                    let from = held * if transposed { j * count + row } else { row * len + j };
                     let number = source[from / 8] >> (from % 8) & mask;
                     to[j * bits / 8] |= number << (j * bits % 8);
                 }
@@ -49,16 +51,19 @@ mod tests {
 
     #[test]
     fn rows_are_filled_up() {
-        let rows = Rows { count: 2, len: 3, bits: 4, row_bytes: 2, transposed: false };
+        let rows = Rows { count: 2, len: 3, bits: 4, held: 4, row_bytes: 2, transposed: false };
         assert_eq!(rows.laid(&[0x21, 0x43, 0x65]), [0x21, 0x03, 0x54, 0x06]);
     }
 
     #[test]
     fn columns_become_rows() {
         // 1 2 / 3 4 / 5 6
-        let rows = Rows { count: 2, len: 3, bits: 4, row_bytes: 2, transposed: true };
+        let rows = Rows { count: 2, len: 3, bits: 4, held: 4, row_bytes: 2, transposed: true };
         assert_eq!(rows.laid(&[0x21, 0x43, 0x65]), [0x31, 0x05, 0x42, 0x06]);
-        let rows = Rows { count: 2, len: 3, bits: 8, row_bytes: 3, transposed: true };
+        let rows = Rows { count: 2, len: 3, bits: 8, held: 8, row_bytes: 3, transposed: true };
         assert_eq!(rows.laid(&[1, 2, 3, 4, 5, 6]), [1, 3, 5, 2, 4, 6, 0, 0]);
+        // Numbers of four bits with a sign, in bytes of their own.
+        let rows = Rows { count: 2, len: 3, bits: 4, held: 8, row_bytes: 2, transposed: true };
+        assert_eq!(rows.laid(&[1, 0xff, 3, 4, 5, 6]), [0x31, 0x05, 0x4f, 0x06]);
     }
 }

@@ -28,6 +28,7 @@ mod horizontal;
 mod indexes;
 mod merge;
 mod packed;
+mod quantize;
 pub mod recompute;
 mod rotary;
 mod round;
@@ -42,6 +43,7 @@ pub use decompose::decompose;
 pub use fold::fold_node;
 pub use group::{Group, GroupKind, Groups};
 pub use indexes::{Indexes, Use};
+pub use quantize::Quantize;
 
 /// The options of compilation that do not depend on the device: types, fusion, chunks. [`Recipe::plan`] plans without a device.
 ///
@@ -60,11 +62,14 @@ pub struct Recipe {
     pub fuse: bool,
     /// Number of chunks of the batch in which the largest activations are computed; 1 computes them whole.
     pub chunks: usize,
+    /// The numbers of few bits that weights of products become, if they do.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub quantize: Option<Quantize>,
 }
 
 impl Default for Recipe {
     fn default() -> Recipe {
-        Recipe { f16: false, fuse: true, chunks: 1 }
+        Recipe { f16: false, fuse: true, chunks: 1, quantize: None }
     }
 }
 
@@ -181,6 +186,9 @@ pub fn run(mut graph: Graph, context: &Context) -> Result<Prepared> {
     graph.verify()?;
     let before = graph.constant_bytes();
     let mut indexes = None;
+    if let Some(quantize) = context.recipe.quantize {
+        quantize::check(&graph, quantize)?;
+    }
     for (name, pass, _) in PASSES.iter().filter(|(.., when)| context.recipe.fuse || *when == When::Always) {
         let span = tracing::debug_span!("pass", name).entered();
         pass(&mut graph, context)?;

@@ -9,6 +9,7 @@
 //! are moved while they are loaded, to as many bytes.
 
 use super::Context;
+use super::quantize::{self, Quantize, Rounded};
 use crate::constant::{Constant, Rows};
 use crate::dtype::DType;
 use crate::error::Result;
@@ -33,27 +34,29 @@ pub fn run(graph: &mut Graph, context: &Context) -> Result<()> {
 }
 
 /// Rows of numbers of few bits, with the scales and zero points of their blocks.
-struct Table {
-    count: usize,
-    len: usize,
-    block: usize,
-    numbers: Numbers,
+pub(super) struct Table {
+    pub(super) count: usize,
+    pub(super) len: usize,
+    pub(super) block: usize,
+    pub(super) numbers: Numbers,
     /// True if the numbers lie column by column.
-    transposed: bool,
+    pub(super) transposed: bool,
     /// `[count, blocks]`.
-    scales: ValueId,
-    zeros: Zeros,
+    pub(super) scales: ValueId,
+    pub(super) zeros: Zeros,
 }
 
 /// Numbers that the bytes of a constant hold.
 #[derive(Clone)]
-struct Numbers {
-    bytes: Arc<Constant>,
-    bits: usize,
-    signed: bool,
+pub(super) struct Numbers {
+    pub(super) bytes: Arc<Constant>,
+    pub(super) bits: usize,
+    /// Bits that each takes there.
+    pub(super) held: usize,
+    pub(super) signed: bool,
 }
 
-enum Zeros {
+pub(super) enum Zeros {
     /// All are this number.
     Number(i64),
     /// Numbers of as many bits. The constant has so many in a row, of which the first are the blocks'; or it has them column by column.
@@ -71,32 +74,39 @@ impl Table {
     /// words if they are to be read row by row.
     fn read(&self, graph: &mut Graph, context: &Context, by_rows: bool) -> Option<(Attrs, Vec<Option<ValueId>>)> {
         let packing = self.packing()?;
-        let Numbers { bytes, bits, signed } = &self.numbers;
+        let Numbers { bytes, bits, held, signed } = &self.numbers;
         let dtype = graph.fact(self.scales).dtype;
         if !matches!(dtype, DType::F32 | DType::F16 | DType::BF16) || context.target.storage(dtype).is_err() {
             return None;
         }
         let row_bytes = 4 * packing.blocks * packing.words_per_block;
-        let in_place = !self.transposed && bytes.fact.bytes() == self.count * row_bytes;
+        let in_place = held == bits && !self.transposed && bytes.fact.bytes() == self.count * row_bytes;
         let words = bytes.reinterpreted(Fact::new(DType::I32, [bytes.fact.bytes() / 4])).filter(|_| in_place);
         let words = words.unwrap_or_else(|| {
             let len = if in_place { row_bytes * 8 / bits } else { self.len };
-            bytes.rows(Rows { count: self.count, len, bits: *bits, row_bytes, transposed: self.transposed })
+            bytes.rows(Rows {
+                count: self.count,
+                len,
+                bits: *bits,
+                held: *held,
+                row_bytes,
+                transposed: self.transposed,
+            })
         });
         let mut attrs = Attrs::new()
             .with("N", self.count as i64)
             .with("bits", *bits as i64)
             .with("block_size", self.block as i64)
             .with("signed", i64::from(*signed));
-        let zeros = match &self.zeros {
-            &Zeros::Number(zero) => {
+        let zeros = match self.zeros {
+            Zeros::Number(zero) => {
                 attrs.set("zero", zero);
                 None
             }
-            &Zeros::Floats(zeros) => Some(zeros),
-            &Zeros::Packed { ref bytes, len, transposed } => {
+            Zeros::Floats(zeros) => Some(zeros),
+            Zeros::Packed { ref bytes, len, transposed } => {
                 let row_bytes = if by_rows { packing.zero_bytes.next_multiple_of(4) } else { packing.zero_bytes };
-                let rows = Rows { count: self.count, len, bits: *bits, row_bytes, transposed };
+                let rows = Rows { count: self.count, len, bits: *bits, held: *bits, row_bytes, transposed };
                 // Their own bytes, if these are whole words.
                 let fact = Fact::new(DType::I32, [rows.bytes().div_ceil(4)]);
                 let in_place = len * bits == 8 * row_bytes && !transposed;
@@ -170,7 +180,7 @@ fn few_bits(graph: &mut Graph, context: &Context, id: NodeId) -> Result<()> {
     };
     let Some(zeros) = zeros else { return Ok(()) };
     let scales = shaped(graph, context, &name, scales, &of_blocks)?;
-    let numbers = Numbers { bytes, bits, signed: false };
+    let numbers = Numbers { bytes, bits, held: bits, signed: false };
     let table = Table { count: n, len: k, block, numbers, transposed: false, scales, zeros };
     if let Some(value) = product(graph, context, &name, left, &table)? {
         let value = plus(graph, context, &name, value, bias)?;
@@ -198,10 +208,11 @@ impl Numbers {
         {
             let call = Call { op, attrs, inputs: &[Some(&bytes.fact)] };
             let (bits, signed) = (call.int("bits", 4).ok()?, call.int("signed", 0).ok()?);
-            return Some(Numbers { bytes: bytes.clone(), bits: usize::try_from(bits).ok()?, signed: signed != 0 });
+            let bits = usize::try_from(bits).ok()?;
+            return Some(Numbers { bytes: bytes.clone(), bits, held: bits, signed: signed != 0 });
         }
         let dtype = constant.fact.dtype;
-        dtype.is_byte().then(|| Numbers { bytes: constant.clone(), bits: 8, signed: dtype == DType::I8 })
+        dtype.is_byte().then(|| Numbers { bytes: constant.clone(), bits: 8, held: 8, signed: dtype == DType::I8 })
     }
 }
 
@@ -283,10 +294,12 @@ fn dequantized(graph: &Graph, value: Option<ValueId>) -> Option<Dequantized> {
 
 fn dequantized_product(graph: &mut Graph, context: &Context, id: NodeId) -> Result<()> {
     let (Node { name, .. }, operands) = (graph.node(id).clone(), graph.operands(id));
-    let (Some(mut left), Some(found)) = (operands[0], dequantized(graph, operands[1])) else { return Ok(()) };
+    let (Some(mut left), Some(right)) = (operands[0], operands[1]) else { return Ok(()) };
+    let found = dequantized(graph, Some(right));
     // Products of bytes are for operands that are both quantized.
     let quantized = graph.node(left.node).op_name() == "DequantizeLinear";
-    if quantized && context.target.has_products_of_bytes() && found.numbers.bits == 8 {
+    let of_bytes = |found: &Dequantized| context.target.has_products_of_bytes() && found.numbers.bits == 8;
+    if quantized && found.as_ref().is_some_and(of_bytes) {
         return Ok(());
     }
     let of = |name: &str| graph.with_call(id, |call| call.float(name, 1.0)).and_then(Result::ok).unwrap_or(1.0);
@@ -294,8 +307,22 @@ fn dequantized_product(graph: &mut Graph, context: &Context, id: NodeId) -> Resu
     let [turn_a, turn_b] = ["transA", "transB"].map(|name| size(graph, id, name, 0) != 0);
     graph.insert_at(id);
     // The axis of the numbers that is summed up.
-    let along = usize::from(found.transposed ^ turn_b);
-    let Some(table) = found.table(graph, context, &name, along)? else { return Ok(()) };
+    let along = |transposed: bool| usize::from(transposed ^ turn_b);
+    let table = match found {
+        Some(found) => {
+            let along = along(found.transposed);
+            found.table(graph, context, &name, along)?
+        }
+        None => {
+            let along = along(false);
+            let table = |Rounded { count, len, quantize: Quantize { bits, block }, numbers, scales }| {
+                let numbers = Numbers { bytes: numbers, bits, held: 8, signed: true };
+                Table { count, len, block, numbers, transposed: along == 0, scales, zeros: Zeros::Number(0) }
+            };
+            quantize::rounded(graph, context, &name, right, along)?.map(table)
+        }
+    };
+    let Some(table) = table else { return Ok(()) };
     if turn_a {
         let attrs = Attrs::new().with("perm", &[1usize, 0][..]);
         left = context.add(graph, &name, "Transpose", &[Some(left)], attrs)?;
@@ -368,6 +395,6 @@ fn quantized_rows(graph: &mut Graph, context: &Context, id: NodeId) -> Result<()
     };
     graph.insert_at(id);
     let scales = shaped(graph, context, &name, scales, &[count, packing.blocks])?;
-    let numbers = Numbers { bytes, bits, signed: false };
+    let numbers = Numbers { bytes, bits, held: bits, signed: false };
     choose(graph, context, id, indices, &Table { count, len, block, numbers, transposed: false, scales, zeros })
 }

@@ -630,7 +630,9 @@ fn remedies_are_planned() {
     for remedy in remedies {
         let change = remedy["change"].as_str().expect("a change");
         let Some(found) = remedy["planned_bytes"].as_u64() else {
-            assert_eq!(remedy["error"], "target 'cpu' stores f16 as f32");
+            let error = remedy["error"].as_str().expect("why not");
+            let expected = ["target 'cpu' stores f16 as f32", "int4 weights: no product has constant weights"];
+            assert!(expected.iter().any(|words| error.contains(words)), "{error}");
             continue;
         };
         let expected = match change.split(' ').collect::<Vec<_>>()[..] {

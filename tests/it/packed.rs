@@ -3,6 +3,7 @@
 use crate::common::{self, Folder};
 use plimsoll::internals::onnx::{self, text};
 use plimsoll::internals::op::Attrs;
+use plimsoll::internals::pass::Quantize;
 use plimsoll::internals::plan::check::check;
 use plimsoll::internals::plan::{Class, Plan, compile};
 use plimsoll::internals::reference;
@@ -384,6 +385,57 @@ fn halves_of_a_file_stay_halves() {
                     .unwrap_or_else(|e| panic!("{backend} {dtype} {nodes}: {e}"));
             }
         }
+    }
+}
+
+/// Weights of a product and of a Gemm, as a flag has them in few bits: bytes, and how far results are off.
+#[test]
+fn weights_are_quantized_where_it_is_asked_for() {
+    let mut state = 3;
+    let mut weights = |shape: &[usize]| {
+        let values = common::random(&mut state, &shape.into()).to_f64();
+        let extents = shape.iter().map(usize::to_string).collect::<Vec<_>>().join(", ");
+        let list = values.iter().map(f64::to_string).collect::<Vec<_>>().join(", ");
+        format!("float[{extents}] NAME = {{{list}}}")
+    };
+    let (v, w, few) = (weights(&[128, 96]), weights(&[64, 96]), weights(&[64, 8]));
+    let model = parsed(
+        &format!(
+            "<ir_version: 10, opset_import: [\"\" : 22]> g (float[m, 128] x) => (float[m, 8] y)
+        <{}, {}, {}, float[64] c> {{ a = MatMul (x, v) b = Gemm <transB = 1> (a, w, c) y = MatMul (b, few) }}",
+            v.replace("NAME", "v"),
+            w.replace("NAME", "w"),
+            few.replace("NAME", "few")
+        )
+        .replace("float[64] c>", &format!("float[64] c = {{{}}}>", vec!["0.5"; 64].join(", "))),
+    );
+    let x = common::random(&mut 5, &[3, 128].into());
+    let expected = reference::run(&graph(&model, 3), std::slice::from_ref(&x)).expect("the reference runs");
+    let elements = 128 * 96 + 64 * 96;
+    for (text, bits, off) in [("int8", 8, 0.01), ("int4", 4, 0.2), ("int4:64", 4, 0.2)] {
+        let quantize: Quantize = text.parse().expect("a type");
+        assert_eq!(quantize.to_string(), text);
+        // 96 is no whole number of blocks of 64, and the last weights are few.
+        let left = if quantize.block == 64 { 64 * 96 } else { 0 } + 64 * 8;
+        for (name, open) in common::backends() {
+            let backend = open();
+            let recipe = Recipe { quantize: Some(quantize), ..Recipe::default() };
+            let prepared = recipe.whole(graph(&model, 3), backend.target()).expect("the passes run");
+            let (plan, constants) =
+                compile(&prepared, backend.target(), &Limits { memory: None }).expect("it is planned");
+            let found = plan.buffer_bytes(Class::Constant);
+            let few = elements - (left - 64 * 8);
+            let most = few * bits / 8 + few / quantize.block * 4 + left * 4 * 2 + 64 * 4 + 512;
+            assert!(found <= most as u64, "{name} {text}: {found} bytes, expected {most}");
+            let mut exec = plimsoll::internals::exec::Exec::load(backend, plan, &constants, &|_| {}).expect("it loads");
+            let found = exec.run(std::slice::from_ref(&x)).expect("it runs");
+            common::agrees(&found[0], &expected[0], off).unwrap_or_else(|e| panic!("{name} {text}: {e}"));
+            assert!(common::agrees(&found[0], &expected[0], 1e-6).is_err(), "{name} {text}: nothing is rounded");
+        }
+    }
+    for text in ["int3", "int4:", "int4:8", "int4:33", "int8:2048", "4"] {
+        let error = text.parse::<Quantize>().expect_err(text);
+        assert!(error.contains("expected int8 or int4") && error.contains(text), "{error}");
     }
 }
 

@@ -58,6 +58,32 @@ impl Floats {
             }
         }
     }
+
+    /// The floats of the first blocks of a range, in as many places.
+    ///
+    /// # Safety
+    /// As for [`at`](Self::at).
+    #[inline(always)]
+    unsafe fn fill(&self, args: &Args, column: usize, first: usize, to: &mut [f32]) {
+        let Access { offset, ref strides, .. } = self.access;
+        let place = offset + column as isize * strides[0] + first as isize * strides[1];
+        let at = args.at(self.arg, place * self.dtype.size() as isize).cast_const();
+        if strides[1] != 1 {
+            for (block, to) in to.iter_mut().enumerate() {
+                // SAFETY: guaranteed by the caller.
+                *to = unsafe { self.at(args, column, first + block) };
+            }
+            return;
+        }
+        // SAFETY: the blocks lie one after another.
+        unsafe {
+            match self.dtype {
+                DType::F16 => (0..to.len()).for_each(|block| to[block] = from_f16(*at.cast::<u16>().add(block))),
+                DType::BF16 => (0..to.len()).for_each(|block| to[block] = from_bf16(*at.cast::<u16>().add(block))),
+                _ => to.copy_from_slice(std::slice::from_raw_parts(at.cast::<f32>(), to.len())),
+            }
+        }
+    }
 }
 
 /// The right operand of one launch.
@@ -341,6 +367,16 @@ const STRETCH: usize = 2048;
 /// second numbers, and so on. Zeros are behind the end.
 struct Ordered([[f32; STRETCH]; ROWS]);
 
+/// The zero points and the scales of the blocks of a stretch. They are written well before vectors of them are read: a processor waits for a
+/// vector whose parts were just written.
+struct Blocks {
+    zeros: [f32; MOST_BLOCKS],
+    scales: [f32; MOST_BLOCKS],
+}
+
+/// The most blocks that a stretch is in: of a word each, and what vectors reach beyond.
+const MOST_BLOCKS: usize = STRETCH / 4 + MOST_LANES;
+
 impl Ordered {
     /// Orders a stretch of some rows for vectors of so many words, of `per` numbers each.
     ///
@@ -391,6 +427,7 @@ unsafe fn few_rows_bits<L: Words, const BITS: usize>(from: &Bound, few: &FewRows
     let &FewRows { left, rows, terms, ref columns, to, stride } = few;
     let per = 32 / BITS;
     let mut ordered = Ordered([[0.0; STRETCH]; ROWS]);
+    let mut blocks = Blocks { zeros: [0.0; MOST_BLOCKS], scales: [0.0; MOST_BLOCKS] };
     for first in (0..rows).step_by(ROWS) {
         let count = (rows - first).min(ROWS);
         for start in (0..terms).step_by(STRETCH) {
@@ -401,10 +438,10 @@ unsafe fn few_rows_bits<L: Words, const BITS: usize>(from: &Bound, few: &FewRows
                 ordered.fill(View { ptr: left.at(first, 0), ..left }, count, start..end, per, L::LEN);
                 for column in columns.clone() {
                     let sums = match count {
-                        1 => sums::<L, BITS, 1>(from, &ordered, column, words.clone()),
-                        2 => sums::<L, BITS, 2>(from, &ordered, column, words.clone()),
-                        3 => sums::<L, BITS, 3>(from, &ordered, column, words.clone()),
-                        _ => sums::<L, BITS, ROWS>(from, &ordered, column, words.clone()),
+                        1 => sums::<L, BITS, 1>(from, &ordered, &mut blocks, column, words.clone()),
+                        2 => sums::<L, BITS, 2>(from, &ordered, &mut blocks, column, words.clone()),
+                        3 => sums::<L, BITS, 3>(from, &ordered, &mut blocks, column, words.clone()),
+                        _ => sums::<L, BITS, ROWS>(from, &ordered, &mut blocks, column, words.clone()),
                     };
                     for (row, sum) in sums.into_iter().enumerate().take(count) {
                         let to = to.offset((first + row) as isize * stride).add(column - columns.start);
@@ -416,6 +453,31 @@ unsafe fn few_rows_bits<L: Words, const BITS: usize>(from: &Bound, few: &FewRows
     }
 }
 
+/// A vector of what the blocks of some words have, of which the list begins with the first word's.
+///
+/// # Safety
+/// The CPU must have the instruction set of `L`, and the list the blocks.
+#[inline(always)]
+unsafe fn lanes_of<L: Words>(list: &[f32], at: usize, count: usize, block: usize) -> L {
+    // Lanes that share a block.
+    let each = block.min(L::LEN);
+    let blocks = (at + count).div_ceil(block) - at / block;
+    // SAFETY: guaranteed by the caller.
+    unsafe {
+        if blocks == 1 {
+            return L::splat(list[0]);
+        }
+        if block.is_multiple_of(each) && L::LEN.is_multiple_of(each) {
+            return L::spread(list.as_ptr(), blocks, each);
+        }
+        let mut lanes = [0.0; MOST_LANES];
+        for lane in 0..count {
+            lanes[lane] = list[(at + lane) / block - at / block];
+        }
+        L::load(lanes.as_ptr())
+    }
+}
+
 /// The sums of `COUNT` ordered rows over some words of a column.
 ///
 /// # Safety
@@ -424,44 +486,32 @@ unsafe fn few_rows_bits<L: Words, const BITS: usize>(from: &Bound, few: &FewRows
 unsafe fn sums<L: Words, const BITS: usize, const COUNT: usize>(
     from: &Bound,
     ordered: &Ordered,
+    blocks: &mut Blocks,
     column: usize,
     words: Range<usize>,
 ) -> [f32; ROWS] {
     let &Bound { weights, args } = from;
     let Packing { words_per_block: block, flip, .. } = weights.packing;
     let first_word = weights.column(args, column);
-    // Lanes of a vector that share a block.
-    let each = block.min(L::LEN);
-    let simple = block.is_multiple_of(each) && L::LEN.is_multiple_of(each);
     let is_number = matches!(weights.zeros, ZeroPoints::Number(_));
+    // The first of its blocks, and the one behind the last.
+    let (start, end) = (words.start / block, words.end.div_ceil(block));
     // SAFETY: the column has the words and their blocks; ordered data are there for whole vectors of words.
     unsafe {
         let mut zeros = L::splat(if is_number { weights.zero(args, column, 0) } else { 0.0 });
+        weights.scales.fill(args, column, start, &mut blocks.scales[..end - start]);
+        for of in if is_number { 0..0 } else { start..end } {
+            blocks.zeros[of - start] = weights.zero(args, column, of);
+        }
         let mut sums = [L::splat(0.0); COUNT];
         let mut data = 0;
         for at in words.clone().step_by(L::LEN) {
             let count = L::LEN.min(words.end - at);
             let own = L::words(first_word.add(at), count, flip);
-            let (first, end) = (at / block, (at + count).div_ceil(block));
-            let mut of_lanes = [0.0; MOST_LANES];
             if !is_number {
-                if simple {
-                    (first..end).for_each(|b| of_lanes[b - first] = weights.zero(args, column, b));
-                    zeros = L::spread(of_lanes.as_ptr(), end - first, each);
-                } else {
-                    (0..count).for_each(|lane| of_lanes[lane] = weights.zero(args, column, (at + lane) / block));
-                    zeros = L::load(of_lanes.as_ptr());
-                }
+                zeros = lanes_of::<L>(&blocks.zeros[at / block - start..], at, count, block);
             }
-            let scales = if simple && end - first == 1 {
-                L::splat(weights.scale(args, column, first))
-            } else if simple {
-                (first..end).for_each(|b| of_lanes[b - first] = weights.scale(args, column, b));
-                L::spread(of_lanes.as_ptr(), end - first, each)
-            } else {
-                (0..count).for_each(|lane| of_lanes[lane] = weights.scale(args, column, (at + lane) / block));
-                L::load(of_lanes.as_ptr())
-            };
+            let scales = lanes_of::<L>(&blocks.scales[at / block - start..], at, count, block);
             let mut parts = [L::splat(0.0); COUNT];
             for j in 0..32 / BITS {
                 let numbers = L::numbers::<BITS>(own, j).sub(zeros);

@@ -44,7 +44,7 @@ impl Packing {
         })?;
         let blocks = k.div_ceil(block);
         let (words_per_block, zero_bytes) = (block * bits / 32, (blocks * bits).div_ceil(8));
-        let highest = u32::MAX / (u32::MAX >> (32 - bits)) << (bits - 1);
+        let highest = (u32::MAX / (u32::MAX >> (32 - bits))) << (bits - 1);
         Ok(Packing {
             bits,
             flip: if signed { highest } else { 0 },
