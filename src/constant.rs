@@ -513,8 +513,20 @@ impl Constant {
                 Ok(call.compute(&values).map_err(fail)?.swap_remove(*port))
             }
             Source::Rows { of, rows } => {
-                let numbers = of.fetch()?;
-                Tensor::new(self.fact.dtype, self.fact.shape.clone(), rows.laid(numbers.bytes()))
+                // What is computed of other constants is never held but as the numbers.
+                let pieces = of.pieces()?;
+                let numbers = match pieces.at_once() {
+                    Some(numbers) => numbers.bytes().clone(),
+                    None => {
+                        let mut all = Vec::with_capacity(of.fact.bytes());
+                        pieces.each(|piece| {
+                            all.extend_from_slice(piece.bytes());
+                            Ok(())
+                        })?;
+                        all.into()
+                    }
+                };
+                Tensor::new(self.fact.dtype, self.fact.shape.clone(), rows.laid(&numbers))
             }
             Source::Part { of, number } => {
                 let facts: Vec<_> = of.inputs.iter().map(Option::as_ref).collect();

@@ -16,6 +16,7 @@ use crate::error::Result;
 use crate::graph::{Graph, Node};
 use crate::kernel::Packing;
 use crate::op::{Attrs, Call, Fact, NodeId, ValueId};
+use std::ops::Range;
 use std::sync::Arc;
 
 /// Reads constants of few bits as they are, where a row can.
@@ -202,6 +203,12 @@ struct Dequantized {
 }
 
 impl Numbers {
+    /// The numbers that there can be.
+    fn range(&self) -> Range<i64> {
+        let (least, count) = (if self.signed { -1 << (self.bits - 1) } else { 0 }, 1 << self.bits);
+        least..least + count
+    }
+
     fn of(constant: &Arc<Constant>) -> Option<Numbers> {
         if let Some((op, attrs, [Some(bytes)], _)) =
             constant.derivation().filter(|(op, ..)| op.name == "plimsoll.Unpack")
@@ -262,7 +269,7 @@ impl Dequantized {
         let zeros = match zeros {
             None => Zeros::Number(0),
             Some(zero) if zero.fact.shape.numel() == 1 => match zero.value()?.to_i64().as_deref() {
-                Some(&[zero]) => Zeros::Number(zero),
+                Some(&[zero]) if numbers.range().contains(&zero) => Zeros::Number(zero),
                 _ => return Ok(None),
             },
             Some(zeros) => match Numbers::of(&zeros) {
@@ -304,7 +311,8 @@ fn dequantized_product(graph: &mut Graph, context: &Context, id: NodeId) -> Resu
     }
     let of = |name: &str| graph.with_call(id, |call| call.float(name, 1.0)).and_then(Result::ok).unwrap_or(1.0);
     let (alpha, beta) = (of("alpha"), of("beta"));
-    let [turn_a, turn_b] = ["transA", "transB"].map(|name| size(graph, id, name, 0) != 0);
+    let flag = |name: &str| graph.with_call(id, |call| call.int(name, 0)).and_then(Result::ok).is_some_and(|n| n != 0);
+    let [turn_a, turn_b] = ["transA", "transB"].map(flag);
     graph.insert_at(id);
     // The axis of the numbers that is summed up.
     let along = |transposed: bool| usize::from(transposed ^ turn_b);

@@ -70,8 +70,11 @@ pub(super) fn check(graph: &Graph, quantize: Quantize) -> Result<()> {
         let is_product = matches!(graph.node(id).op_name(), "MatMul" | "Gemm");
         let turned =
             graph.with_call(id, |call| call.int("transB", 0)).and_then(Result::ok).is_some_and(|flag| flag != 0);
-        let weights = graph.operands(id).get(1).copied().flatten();
-        is_product && weights.is_some_and(|weights| extents(graph, weights, usize::from(turned), quantize).is_some())
+        let operands = graph.operands(id);
+        let operand = |slot: usize| operands.get(slot).copied().flatten();
+        let rows = operand(0).is_some_and(|left| graph.fact(left).shape.len() >= 2);
+        let holds = |weights: ValueId| extents(graph, weights, usize::from(turned), quantize).is_some();
+        is_product && rows && operand(1).is_some_and(holds)
     };
     if graph.order()?.into_iter().any(suits) {
         return Ok(());
@@ -125,14 +128,17 @@ pub(super) fn rounded(
         [[rows, blocks, block], [rows, blocks, 1]]
     };
     let split = add("Reshape", &[weights], Attrs::new().with("shape", &split[..]))?;
-    let sizes = add("Abs", &[split], Attrs::new())?;
     let axes = Attrs::new().with("axes", vec![1 + along as i64]).with("keepdims", 1);
-    let largest = add("ReduceMax", &[sizes], axes)?;
+    // Both are of the weights themselves: their sizes would be a copy of them.
+    let (largest, least) = (add("ReduceMax", &[split], axes.clone())?, add("ReduceMin", &[split], axes)?);
+    let least = add("Neg", &[least], Attrs::new())?;
+    let largest = add("Max", &[largest, least], Attrs::new())?;
     let most = f64::from((1u32 << (bits - 1)) - 1);
     let wide = add("Cast", &[largest], Attrs::new().with("to", DType::F32.onnx()))?;
     let number =
         |graph: &mut Graph, value: f64| graph.constant(Constant::number(format!("{name}/{value}"), DType::F32, value));
-    let (most, least) = (number(graph, most), number(graph, f64::from(f32::MIN_POSITIVE)));
+    let ends = [number(graph, -most), number(graph, most)];
+    let (most, least) = (ends[1], number(graph, f64::from(f32::MIN_POSITIVE)));
     let mut add = |op: &str, inputs: &[ValueId], attrs: Attrs| {
         let inputs: Vec<_> = inputs.iter().copied().map(Some).collect();
         context.add(graph, name, op, &inputs, attrs)
@@ -146,6 +152,9 @@ pub(super) fn rounded(
     let split = add("Cast", &[split], Attrs::new().with("to", DType::F32.onnx()))?;
     let numbers = add("Div", &[split, scale], Attrs::new())?;
     let numbers = add("Round", &[numbers], Attrs::new())?;
+    // A tiny scale may be stored as a smaller one.
+    let numbers = add("Max", &[numbers, ends[0]], Attrs::new())?;
+    let numbers = add("Min", &[numbers, ends[1]], Attrs::new())?;
     let numbers = add("Cast", &[numbers], Attrs::new().with("to", DType::I8.onnx()))?;
     let mut scales = add("Reshape", &[stored], Attrs::new().with("shape", &[each[0], each[1].max(each[2])][..]))?;
     if along == 0 {

@@ -229,7 +229,7 @@ fn each_dequantized(mut test: impl FnMut(&str, onnx::Model, usize, DType, usize)
                         let name = format!("{kind:?} {by_rows} {shared:?} {zeros} {extents:?}");
                         let (turn, w) = if by_rows { ("t = Transpose <perm = [1, 0]> (w) ", "t") } else { ("", "w") };
                         let ports = format!("(float[m, {k}] x) => (float[m, {n}] y)");
-                        let flip = i32::from(by_rows);
+                        let flip = -i32::from(by_rows);
                         let gemm = format!("y = Gemm <transB = {flip}, alpha = 0.5> (x, w)");
                         let lookup = format!("(int64[m] x) => (float[m, {k}] y)");
                         let mut uses = vec![(&ports, format!("{turn}y = MatMul (x, {w})")), (&ports, gemm)];
@@ -437,6 +437,25 @@ fn weights_are_quantized_where_it_is_asked_for() {
         let error = text.parse::<Quantize>().expect_err(text);
         assert!(error.contains("expected int8 or int4") && error.contains(text), "{error}");
     }
+}
+
+/// The scale of the smallest halves is rounded by much, and no number is more than its bits hold.
+#[test]
+fn weights_that_are_hardly_halves_keep_their_sign() {
+    let list = |bits: u16| vec![bits.to_string(); 64 * 64].join(", ");
+    let model = parsed(&format!(
+        "<ir_version: 10, opset_import: [\"\" : 22]> g (float16[m, 64] x) => (float16[m, 64] y)
+        <float16[64, 64] w = {{{}}}> {{ y = MatMul (x, w) }}",
+        list(10)
+    ));
+    let x = Tensor::from_f64(DType::F16, [1, 64], &[4096.0; 64]);
+    let backend = (common::backends()[0].1)();
+    let recipe = Recipe { quantize: Some("int4".parse().expect("a type")), ..Recipe::default() };
+    let prepared = recipe.whole(graph(&model, 1), backend.target()).expect("the passes run");
+    let (plan, constants) = compile(&prepared, backend.target(), &Limits { memory: None }).expect("it is planned");
+    let mut exec = plimsoll::internals::exec::Exec::load(backend, plan, &constants, &|_| {}).expect("it loads");
+    let found = exec.run(std::slice::from_ref(&x)).expect("it runs");
+    assert!(found[0].to_f64().iter().all(|&y| y > 0.0), "{:?}", found[0].to_f64());
 }
 
 #[test]

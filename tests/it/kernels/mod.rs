@@ -329,6 +329,7 @@ fn few_bits(c: &mut Cases) {
         (8, false, 32, ZeroPoints::Packed, 70),
         (4, true, 32, ZeroPoints::Number(-1.0), 33),
         (2, true, 16, ZeroPoints::Number(0.0), 20),
+        (2, false, 64, ZeroPoints::Packed, 40),
     ];
     for (bits, signed, block, zeros, m) in of {
         let (k, n) = (200, 21);
