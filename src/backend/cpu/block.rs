@@ -399,10 +399,16 @@ pub fn whole(x: f32, low: f32, high: f32) -> i32 {
 /// The bits of an `f16` as a float. A few instructions of a vector: its bits are those of a float that is 2^112 times smaller.
 #[inline(always)]
 pub fn from_f16(bits: u16) -> f32 {
-    let magnitude = u32::from(bits & 0x7fff) << 13;
+    f16_of_word(bits.into())
+}
+
+/// The same of bits that are a word.
+#[inline(always)]
+pub fn f16_of_word(bits: u32) -> f32 {
+    let magnitude = (bits & 0x7fff) << 13;
     let finite = (f32::from_bits(magnitude) * f32::from_bits(0x7780_0000)).to_bits();
     let magnitude = if bits & 0x7c00 == 0x7c00 { magnitude | 0x7f80_0000 } else { finite };
-    f32::from_bits(magnitude | u32::from(bits & 0x8000) << 16)
+    f32::from_bits(magnitude | (bits & 0x8000) << 16)
 }
 
 /// The bits of the nearest `f16`, of two the even one.

@@ -1,5 +1,6 @@
 //! Packed constants of 16-bit floats. They stay in 16 bits, and a panel of them is widened on its way into a product.
 
+use super::block::f16_of_word;
 use super::gemm::{PANEL_COLS, PANEL_ROWS, Produce};
 use super::simd::{Isa, Lanes, per_isa};
 use crate::dtype::DType;
@@ -63,18 +64,9 @@ unsafe fn widen_by<L: Lanes>(from: &Halves, k: Range<usize>, lanes: Range<usize>
         if from.brain {
             widen_with(from, k, lanes, step, panel, |bits| f32::from_bits(bits << 16));
         } else {
-            widen_with(from, k, lanes, step, panel, from_f16);
+            widen_with(from, k, lanes, step, panel, f16_of_word);
         }
     }
-}
-
-/// The float of an `f16` in the low bits of a word. As [`super::block::from_f16`], without a smaller type on the way.
-#[inline(always)]
-fn from_f16(bits: u32) -> f32 {
-    let magnitude = (bits & 0x7fff) << 13;
-    let finite = (f32::from_bits(magnitude) * f32::from_bits(0x7780_0000)).to_bits();
-    let magnitude = if bits & 0x7c00 == 0x7c00 { magnitude | 0x7f80_0000 } else { finite };
-    f32::from_bits(magnitude | (bits & 0x8000) << 16)
 }
 
 /// # Safety
