@@ -117,6 +117,9 @@ pub(super) fn rounded(
     let Some([count, len]) = extents(graph, weights, along, quantize) else { return Ok(None) };
     let (fact, Quantize { bits, block }) = (graph.fact(weights).clone(), quantize);
     let (rows, columns) = (fact.shape[0], fact.shape[1]);
+    let most = f64::from((1u32 << (bits - 1)) - 1);
+    let [lowest, highest, tiny] = [-most, most, f64::from(f32::MIN_POSITIVE)]
+        .map(|value| graph.constant(Constant::number(format!("{name}/{value}"), DType::F32, value)));
     let mut add = |op: &str, inputs: &[ValueId], attrs: Attrs| {
         let inputs: Vec<_> = inputs.iter().copied().map(Some).collect();
         context.add(graph, name, op, &inputs, attrs)
@@ -133,19 +136,10 @@ pub(super) fn rounded(
     let (largest, least) = (add("ReduceMax", &[split], axes.clone())?, add("ReduceMin", &[split], axes)?);
     let least = add("Neg", &[least], Attrs::new())?;
     let largest = add("Max", &[largest, least], Attrs::new())?;
-    let most = f64::from((1u32 << (bits - 1)) - 1);
     let wide = add("Cast", &[largest], Attrs::new().with("to", DType::F32.onnx()))?;
-    let number =
-        |graph: &mut Graph, value: f64| graph.constant(Constant::number(format!("{name}/{value}"), DType::F32, value));
-    let ends = [number(graph, -most), number(graph, most)];
-    let (most, least) = (ends[1], number(graph, f64::from(f32::MIN_POSITIVE)));
-    let mut add = |op: &str, inputs: &[ValueId], attrs: Attrs| {
-        let inputs: Vec<_> = inputs.iter().copied().map(Some).collect();
-        context.add(graph, name, op, &inputs, attrs)
-    };
     // A block of zeros has zeros of any scale.
-    let wide = add("Max", &[wide, least], Attrs::new())?;
-    let scale = add("Div", &[wide, most], Attrs::new())?;
+    let wide = add("Max", &[wide, tiny], Attrs::new())?;
+    let scale = add("Div", &[wide, highest], Attrs::new())?;
     // Numbers are those of the scale that is stored.
     let stored = add("Cast", &[scale], Attrs::new().with("to", fact.dtype.onnx()))?;
     let scale = add("Cast", &[stored], Attrs::new().with("to", DType::F32.onnx()))?;
@@ -153,8 +147,8 @@ pub(super) fn rounded(
     let numbers = add("Div", &[split, scale], Attrs::new())?;
     let numbers = add("Round", &[numbers], Attrs::new())?;
     // A tiny scale may be stored as a smaller one.
-    let numbers = add("Max", &[numbers, ends[0]], Attrs::new())?;
-    let numbers = add("Min", &[numbers, ends[1]], Attrs::new())?;
+    let numbers = add("Max", &[numbers, lowest], Attrs::new())?;
+    let numbers = add("Min", &[numbers, highest], Attrs::new())?;
     let numbers = add("Cast", &[numbers], Attrs::new().with("to", DType::I8.onnx()))?;
     let mut scales = add("Reshape", &[stored], Attrs::new().with("shape", &[each[0], each[1].max(each[2])][..]))?;
     if along == 0 {
