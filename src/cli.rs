@@ -34,6 +34,7 @@ mod schema;
 mod stop;
 mod subject;
 mod support;
+mod text;
 mod train;
 mod tune;
 

@@ -53,6 +53,7 @@ mod beside;
 pub mod cli;
 mod constant;
 mod decisions;
+mod decoder;
 mod dtype;
 mod eager;
 mod elements;
@@ -91,7 +92,7 @@ pub mod internals {
         ($($name:ident)*) => { $(pub mod $name { pub use crate::$name::*; })* };
     }
     modules! {
-        advise backend beside constant decisions dtype eager elements error exec expr file graph kernel npy npz onnx op
+        advise backend beside constant decisions decoder dtype eager elements error exec expr file graph kernel npy npz onnx op
         ops pass place plan random reference report safetensors session shape target tensor trace train tune
     }
 }
@@ -99,6 +100,7 @@ pub mod internals {
 // The documented names; a test counts them.
 pub use backend::{Place, Usage};
 pub use constant::Constant;
+pub use decoder::Decoder;
 pub use dtype::DType;
 pub use error::{Error, Result};
 pub use graph::Graph;

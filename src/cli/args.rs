@@ -3,6 +3,7 @@
 use super::Failure;
 use super::subject::Subject;
 use crate::advise::{Answer, Case, advise};
+use crate::decoder;
 use crate::dtype::DType;
 use crate::error::{Error, Result, ensure};
 use crate::file::fnv;
@@ -24,15 +25,19 @@ use std::time::Duration;
 
 #[derive(Args, Clone)]
 pub(super) struct Model {
-    /// The graph: an .onnx or .onnxtxt file.
+    /// The graph: an .onnx or .onnxtxt file. Or a folder with a decoder: a genai_config.json and its graph.
     pub(super) model: PathBuf,
     /// Take the elements of initializers from this safetensors file, by their names. It stays mapped.
     #[arg(long, value_name = "FILE")]
     pub(super) weights: Option<PathBuf>,
     /// Give a named dim its extent. `plan`, `run` and `bench` also take a range, such as 1..64, which includes both ends. An input that is
-    /// given sets the dims of its shape, too. LOOP.trips=N bounds the iterations of a Loop of which the run decides how often it runs.
-    #[arg(long, value_name = "DIM=N", value_parser = binding)]
-    pub(super) set: Vec<(String, Extent)>,
+    /// given sets the dims of its shape, too. It may be a sum of other dims and numbers, such as total=past+sequence, and follows from them then. LOOP.trips=N bounds the iterations of a Loop of which the run decides how often it runs.
+    #[arg(long, value_name = "DIM=N", value_parser = bound)]
+    pub(super) set: Vec<(String, Bound)>,
+    /// Of a folder with a decoder, as onnxruntime-genai has it (genai_config.json): plan room in its caches for N tokens, the prompt among them.
+    /// Default: as many as the model was made for. --set prefill=N is the number of tokens of a prompt that are taken at a time.
+    #[arg(long, value_name = "N")]
+    pub(super) context: Option<usize>,
     /// Give an input's shape, such as x=8x3x224x224, in the place of the sizes that the file fixes. The nodes must allow it. It stands for
     /// --set x.0=8 --set x.1=3 and so on.
     #[arg(long = "shape", value_name = "INPUT=NxN", value_parser = shape)]
@@ -228,7 +233,58 @@ impl Model {
             let axis = |(axis, extent): (usize, &usize)| (format!("{input}.{axis}"), Extent::from(*extent));
             extents.iter().enumerate().map(axis).collect::<Vec<_>>()
         };
-        self.set.iter().cloned().chain(self.shapes.iter().flat_map(axes)).collect()
+        let context = self.context.map(|tokens| (decoder::CONTEXT.to_owned(), tokens.into()));
+        let set = self.set.iter().filter_map(|(name, bound)| match bound {
+            Bound::Extent(extent) => Some((name.clone(), *extent)),
+            Bound::Tie(_) => None,
+        });
+        set.chain(context).chain(self.shapes.iter().flat_map(axes)).collect()
+    }
+
+    /// The dims that follow from others, and the sums that they are.
+    pub(super) fn ties(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.set.iter().filter_map(|(name, bound)| match bound {
+            Bound::Extent(_) => None,
+            Bound::Tie(sum) => Some((name.as_str(), sum.as_str())),
+        })
+    }
+
+    /// True if the model is a folder with a decoder.
+    pub(super) fn is_folder(&self) -> bool {
+        decoder::Files::are_in(&self.model)
+    }
+
+    /// Refuses a folder.
+    pub(super) fn refuse_folder(&self) -> Result<()> {
+        match self.is_folder() {
+            true => {
+                let what = "expected a graph, found a folder; `plan`, `max-batch` and `run` take one with a decoder";
+                Err(Error::usage(what.into()).in_file(&self.model))
+            }
+            false => Ok(()),
+        }
+    }
+
+    /// The decoder, if the model is a folder.
+    ///
+    /// # Errors
+    /// When the folder has none, or a flag is for a graph alone.
+    pub(super) fn decoder(&self) -> Result<Option<decoder::Files>> {
+        if !self.is_folder() {
+            return Ok(None);
+        }
+        let files = decoder::Files::read(&self.model)?;
+        let flags = [
+            ("--shape", !self.shapes.is_empty()),
+            ("--state", !self.state.is_empty()),
+            ("--training", self.training),
+            ("--output", !self.outputs.is_empty()),
+            ("--set of a sum", self.ties().next().is_some()),
+        ];
+        match flags.into_iter().find(|(_, given)| *given) {
+            Some((flag, _)) => Err(Error::usage(format!("{flag}: a folder with a decoder has no use for it"))),
+            None => Ok(Some(files)),
+        }
     }
 
     /// The first flag given that changes how the model is planned, if any is.
@@ -237,6 +293,7 @@ impl Model {
             model: _,
             weights: _,
             set,
+            context,
             shapes,
             state,
             training,
@@ -254,6 +311,7 @@ impl Model {
         } = self;
         let flags = [
             ("--set", !set.is_empty()),
+            ("--context", context.is_some()),
             ("--shape", !shapes.is_empty()),
             ("--state", !state.is_empty()),
             ("--training", *training),
@@ -310,12 +368,14 @@ impl Model {
                 "it is no model; `run` and `bench` run a saved plan, if --model gives the model that it was made of";
             return Err(Error::usage(what.into()).in_file(&self.model));
         }
+        self.refuse_folder()?;
         let model = self.file()?;
         let model = if self.training { model.with_training()? } else { model };
         if model.offers_training() {
             tracing::info!("the file has a training step, which --training runs");
         }
         self.shapes.iter().try_for_each(|shape| shape.suits(&model)).map_err(|e| e.in_file(&self.model))?;
+        let model = self.ties().try_fold(model, |model, (dim, sum)| model.with_tie(dim, sum))?;
         let model = model.with_state(&self.state).with_outputs(&self.outputs);
         let (model, dims) = model.grow(self.dims())?;
         self.bind(model, dims, given)
@@ -451,8 +511,17 @@ impl Model {
             return Err(Error::usage(what).in_file(&self.model));
         }
         let Options { dims, state, training, outputs, .. } = options.clone();
-        let own =
-            Model { model: of.to_owned(), set: dims, shapes: Vec::new(), state, training, outputs, ..self.clone() };
+        let set = dims.into_iter().map(|(name, extent)| (name, Bound::Extent(extent))).collect();
+        let own = Model {
+            model: of.to_owned(),
+            set,
+            context: None,
+            shapes: Vec::new(),
+            state,
+            training,
+            outputs,
+            ..self.clone()
+        };
         let (model, dims) = own.load(given)?;
         let graph = own.import(&model, &dims, given)?;
         let (device, name) = session::open(&options)?;
@@ -544,6 +613,10 @@ pub(super) fn arrays(given: &[String]) -> impl Iterator<Item = PathBuf> {
 /// The file of a model, and those with its data.
 pub(super) fn model_files(path: &Path) -> Vec<PathBuf> {
     let mut files = vec![path.to_owned()];
+    if path.is_dir() {
+        // All files of a folder are read, perhaps.
+        return files;
+    }
     // What is no model is told where it is read.
     files.extend(onnx::load(path).into_iter().flat_map(|model| model.files()));
     files
@@ -635,6 +708,24 @@ fn shape(text: &str) -> Result<Axes, String> {
         extent.parse::<usize>().map_err(wrong)
     };
     Ok(Axes { input: input.to_owned(), extents: extents.split('x').map(number).collect::<Result<_, _>>()? })
+}
+
+/// What `--set` gives a dim.
+#[derive(Clone)]
+pub(super) enum Bound {
+    Extent(Extent),
+    /// A sum of other dims and numbers.
+    Tie(String),
+}
+
+/// A dim and its extent, or the sum that it is.
+fn bound(text: &str) -> Result<(String, Bound), String> {
+    match text.rsplit_once('=') {
+        Some((name, sum)) if sum.contains(|c: char| c.is_alphabetic() || c == '_') && !sum.contains("..") => {
+            Ok((name.to_owned(), Bound::Tie(sum.to_owned())))
+        }
+        _ => binding(text).map(|(name, extent)| (name, Bound::Extent(extent))),
+    }
 }
 
 pub(super) fn binding(text: &str) -> Result<(String, Extent), String> {

@@ -116,6 +116,7 @@ const FUSED_TOLERANCE: f64 = 1e-4;
 
 impl Compare {
     pub(super) fn run(&self, json: bool) -> Result<String, Failure> {
+        self.model.refuse_folder()?;
         let read = self.model.read().chain(self.more.read()).chain(args::arrays(&self.inputs.inputs));
         args::outputs(self.html.as_deref().map(|path| ("--html", path)), read)?;
         if let Some(ways) = &self.across {
@@ -124,7 +125,7 @@ impl Compare {
         self.refuse_flags()?;
         let given = args::given("--input", &self.inputs.inputs)?;
         let more = self.more.or_training(self.trained.method.clone());
-        if !more.is_empty() {
+        if !more.is_one(&self.model) {
             return self.run_programs(&more, &given, json);
         }
         let (model, dims) = self.model.load(&given)?;
@@ -189,7 +190,7 @@ impl Compare {
 
     /// Computes the graph in two ways.
     fn run_across(&self, ways: &Ways, json: bool) -> Result<String, Failure> {
-        if !self.more.is_empty() {
+        if !self.more.is_one(&self.model) {
             return Err(Error::usage("--across: expected one model; compare each by itself".into()).into());
         }
         let given = args::given("--input", &self.inputs.inputs)?;

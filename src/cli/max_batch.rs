@@ -6,6 +6,7 @@ use super::programs::More;
 use super::subject::Subject;
 use super::{Failure, line};
 use crate::advise::{Largest, Size, Taken, largest, largest_binding};
+use crate::decoder::CONTEXT;
 use crate::error::{Error, Result};
 use crate::report;
 use crate::target::Target;
@@ -62,7 +63,7 @@ impl MaxBatch {
         if let Some(method) = &self.trained.method {
             return self.run_training(method, &target, limit, json);
         }
-        if !self.more.is_empty() {
+        if !self.more.is_one(&self.model) {
             return self.run_programs(&target, limit, json);
         }
         let (model, dims) = self.model.load(&[])?;
@@ -99,11 +100,12 @@ impl MaxBatch {
         known.dedup();
         let declared: Vec<_> = programs.iter().map(|(name, _, inputs)| format!("{name}: {inputs}")).collect();
         let dim = self.dim(&known, &declared.join("; "))?;
+        let of_model = self.model.decoder()?.filter(|_| dim == CONTEXT).map(|files| Included(files.most_context()));
         let below =
             self.model.dims().iter().find(|(d, _)| *d == dim).map_or(Unbounded, |(_, extent)| Excluded(extent.most()));
-        let found = largest(&dim, limit, below, &mut |extent| {
+        let found = largest(&dim, limit, of_model.unwrap_or(below), &mut |extent| {
             let mut model = self.model.clone();
-            model.set.push((dim.clone(), extent.into()));
+            model.set.push((dim.clone(), args::Bound::Extent(extent.into())));
             let silent = tracing::subscriber::NoSubscriber::default();
             tracing::subscriber::with_default(silent, || self.more.bytes(&model, target, limit))
         })?;
@@ -147,11 +149,16 @@ impl MaxBatch {
         let set = |name: &str| self.model.dims().iter().any(|(d, _)| d == name);
         match &self.dim {
             Some(dim) if !known.contains(dim) => {
-                let nobody = if self.more.is_empty() { "the graph has no dim" } else { "no program has a dim" };
+                let nobody =
+                    if self.more.is_one(&self.model) { "the graph has no dim" } else { "no program has a dim" };
                 Err(Error::usage(format!("{nobody} '{dim}'; the dims: {} ({declared})", list(&all))))
             }
             Some(dim) if set(dim) => Err(Error::usage(format!("dim '{dim}' is bound by --set and sought by --dim"))),
             Some(dim) => Ok(dim.clone()),
+            None if self.model.is_folder() && set(CONTEXT) => {
+                Err(Error::usage(format!("dim '{CONTEXT}' is bound and sought; name another one with --dim")))
+            }
+            None if self.model.is_folder() => Ok(CONTEXT.to_owned()),
             None => match all.iter().filter(|d| !set(d)).collect::<Vec<_>>()[..] {
                 [only] => Ok((*only).clone()),
                 [] => Err(Error::usage(format!("--set binds all dims: {}; leave one to be found", list(&all)))),

@@ -257,7 +257,7 @@ impl Plan {
         }
         let target = self.model.target(&self.target)?;
         let more = self.more.or_training(self.trained.method.as_ref().map(|method| method.on(&target)));
-        if !more.is_empty() {
+        if !more.is_one(&self.model) {
             if let Some(text) = self.inputs.first() {
                 return Err(
                     Error::usage(format!("--input {text}: of several programs, `plan` has no use for it")).into()

@@ -52,7 +52,7 @@ impl More {
         seed: u64,
     ) -> Result<(Plan, Vec<Tensor>)> {
         let programs = names.iter().map(|name| session.program(name)).collect::<Result<Vec<_>>>()?;
-        if self.is_empty() {
+        if self.is_alone() && session.programs().nth(1).is_none() {
             return args::select(session, given, seed);
         }
         let ready = |program: &Program| {
@@ -80,9 +80,14 @@ impl More {
         paths.flat_map(|path| args::model_files(&path))
     }
 
-    /// True if there is one graph alone.
-    pub(super) fn is_empty(&self) -> bool {
+    /// True if there are no further graphs.
+    fn is_alone(&self) -> bool {
         self.more.is_empty() && self.method.is_none()
+    }
+
+    /// True if the model is one graph alone.
+    pub(super) fn is_one(&self, model: &Model) -> bool {
+        self.is_alone() && !model.is_folder()
     }
 
     /// These graphs, or the training of the model by a method.
@@ -110,9 +115,26 @@ impl More {
         if let Some(method) = &self.method {
             return of_training(self.training(method, first)?, given);
         }
+        if let Some(files) = first.decoder()? {
+            if let Some(other) = self.more.first() {
+                return Err(Error::usage(format!(
+                    "a folder with a decoder stands alone, found '{}', too",
+                    other.display()
+                )));
+            }
+            if let Some(given) = given.first() {
+                let what = "the run of a decoder gives all inputs; --ids gives the tokens of a prompt";
+                return Err(Error::usage(format!("{}: {what}", given.flag)));
+            }
+            return files.programs(&first.dims(), first.weights.as_deref());
+        }
         let files = [&first.model].into_iter().chain(&self.more).map(|text| named(text));
         let files = files.collect::<Result<Vec<_>>>()?;
-        let flags = first.dims().len() + first.state.len() + first.outputs.len() + usize::from(first.training);
+        let flags = first.dims().len()
+            + first.ties().count()
+            + first.state.len()
+            + first.outputs.len()
+            + usize::from(first.training);
         let mut used = vec![false; flags + given.len()];
         let mut graphs = Vec::with_capacity(files.len());
         for (name, path) in &files {
@@ -124,12 +146,14 @@ impl More {
         let names: Vec<_> = files.iter().map(|(name, _)| name.as_str()).collect();
         let flags =
             first.dims().into_iter().map(|(dim, extent)| format!("--set {dim}={extent}: no program has such a dim"));
+        let ties = first.ties().map(|(dim, sum)| format!("--set {dim}={sum}: no program has such a dim"));
         let states =
             first.state.iter().map(|(i, o)| format!("--state {i}={o}: no program has such an input or output"));
         let outputs = first.outputs.iter().map(|name| format!("--output {name}: no program has such an output"));
         let inputs = given.iter().map(|g| format!("--input {}: no program has such an input or state", g.name));
         let training = first.training.then(|| "--training: no program has a training step".to_owned());
         let what = flags
+            .chain(ties)
             .chain(states)
             .chain(outputs)
             .chain(training)
@@ -153,6 +177,9 @@ impl More {
 
     /// Per program, its name, its dims without a number in the file, and its inputs as the file declares them.
     pub(super) fn open_dims(&self, first: &Model) -> Result<Vec<(String, Vec<String>, String)>> {
+        if let Some(files) = first.decoder()? {
+            return Ok(vec![files.open_dims()?]);
+        }
         let files = [&first.model].into_iter().chain(&self.more).map(|text| named(text));
         let open = |(name, path): (String, PathBuf)| {
             let (model, _) = load(first, &path)?.0.with_shared_state(&first.state);
@@ -171,7 +198,7 @@ impl More {
         given: &[Given],
         json: bool,
     ) -> Result<(Session, Subject), Failure> {
-        if self.is_empty() {
+        if self.is_one(model) {
             return model.session(on, measured, given, json);
         }
         if model.of.is_some() {
@@ -217,7 +244,14 @@ fn load(all: &Model, path: &Path) -> Result<(onnx::Model, bool)> {
 /// The graph of a program; and per flag of `--set`, `--state`, `--output` and `--training`, and per given input, whether the program has use
 /// for it.
 fn program(all: &Model, given: &[Given], name: &str, path: &Path) -> Result<(Graphs, Vec<bool>)> {
-    let (model, training) = load(all, path)?;
+    let (mut model, training) = load(all, path)?;
+    let mut tied = Vec::new();
+    for (dim, sum) in all.ties() {
+        tied.push(model.has_dim(dim));
+        if model.has_dim(dim) {
+            model = model.with_tie(dim, sum)?;
+        }
+    }
     let (model, states) = model.with_shared_state(&all.state);
     model.open_dims()?;
     let (mut dims, mut used) = (Vec::new(), Vec::new());
@@ -233,6 +267,7 @@ fn program(all: &Model, given: &[Given], name: &str, path: &Path) -> Result<(Gra
             dims.push((dim.to_owned(), *extent));
         }
     }
+    used.extend(tied);
     used.extend(states);
     let outputs = model.proto.graph.iter().flat_map(|g| &g.output).map(|o| o.name.as_str());
     let outputs: Vec<String> =

@@ -3,6 +3,7 @@
 use super::args::{self, Given, Inputs, Measured, Model, On, Planned};
 use super::expect::{self, Same, Tolerances};
 use super::programs::More;
+use super::text::Text;
 use super::{Failure, line};
 use crate::backend::Usage;
 use crate::error::{Error, Result};
@@ -24,7 +25,8 @@ const MOST_SHOWN: usize = 1 << 20;
 
 /// The records of `--json`, as `schema.rs` reads them.
 pub(super) const SCHEMA: &str = "
-run
+run = once|generated
+once
   ..subject
   model text
   seconds number
@@ -39,6 +41,18 @@ run
   predictions? [int]
   right? int
   accuracy? number
+generated
+  ..subject
+  device text
+  prompt [int]
+  tokens [int]
+  text? text
+  prefill_seconds number
+  decode_seconds number
+  tokens_per_second number|null
+  allocated_bytes_first int
+  allocated_bytes_last int
+  planned_bytes int
 tensor
   name text
   dtype text
@@ -80,6 +94,8 @@ pub(super) struct Run {
     #[command(flatten)]
     inputs: Inputs,
     #[command(flatten)]
+    text: Text,
+    #[command(flatten)]
     on: On,
     #[command(flatten)]
     measured: Measured,
@@ -119,6 +135,10 @@ pub(super) struct Run {
 
 impl Run {
     pub(super) fn run(&self, json: bool) -> Result<String, Failure> {
+        if self.model.is_folder() {
+            return self.text.run(&self.model, &self.more, &self.on, &self.measured, json);
+        }
+        self.text.refuse()?;
         let given = args::given("--input", &self.inputs.inputs)?;
         let expected = args::given("--expect", &self.expect)?;
         if self.tolerances.is_given() && expected.is_empty() {

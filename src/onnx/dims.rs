@@ -2,9 +2,10 @@
 
 use super::Model;
 use super::proto::*;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, ensure};
 use crate::op::Fact;
-use crate::shape::Shape;
+use crate::ops::KEYS;
+use crate::shape::{Extent, Shape};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// A dim of an input.
@@ -114,6 +115,68 @@ impl Model {
             _ => None,
         });
         open.collect()
+    }
+
+    /// The dims that follow from others by the rule of a node, where these have extents and they have none: a GroupQueryAttention, whose mask has
+    /// a column for each row of its cache before the run, and for each new one.
+    pub(super) fn forced_ties(&self, given: &[(String, Extent)]) -> Vec<(String, String)> {
+        let Some(graph) = &self.proto.graph else { return Vec::new() };
+        let nodes: Vec<_> = graph.node.iter().filter(|node| node.op_type == "GroupQueryAttention").collect();
+        let has = |dim: &str| given.iter().any(|(name, _)| name == dim);
+        let axis = |values: &[ValueInfoProto], name: &str, axis: usize| {
+            declared(values.iter().find(|value| value.name == name)?).ok()?.1.into_iter().nth(axis)
+        };
+        let caches: BTreeSet<&String> = nodes.iter().flat_map(|node| node.input.iter().skip(KEYS).take(2)).collect();
+        // The new tokens are along the second axes of other inputs.
+        let others = graph.input.iter().filter(|input| !caches.contains(&input.name));
+        let second = others.filter_map(|input| match declared(input).ok()?.1.into_iter().nth(1)? {
+            Dim::Fixed(size) => Some(size.to_string()),
+            Dim::Open(text) => Some(text),
+        });
+        let second: BTreeSet<String> = second.collect();
+        let mut ties = Vec::new();
+        for node in nodes {
+            let (Some(cache), Some(present)) = (node.input.get(KEYS), node.output.get(1)) else { continue };
+            let ends = (axis(&graph.input, cache, 2), axis(&graph.output, present, 2));
+            let (Some(Dim::Open(past)), Some(Dim::Open(all))) = ends else { continue };
+            let is_free = past != all && is_single(&past) && is_single(&all) && has(&past) && !has(&all);
+            let new: Vec<_> = second.iter().filter(|dim| **dim != all).collect();
+            if let (&[new], true) = (&new[..], is_free && second.contains(&all)) {
+                ties.push((all, format!("{past} + {new}")));
+            }
+        }
+        ties.sort();
+        ties.dedup();
+        ties
+    }
+
+    /// This model with a dim that follows from others: `text` is a sum of products of dims and numbers, which stands for it in the inputs.
+    ///
+    /// # Errors
+    /// When no input has the dim, or the text is no such sum, or has the dim itself.
+    pub fn with_tie(mut self, dim: &str, text: &str) -> Result<Model> {
+        let (names, _) = evaluate(text, &BTreeMap::new())?;
+        if names == [text] && !self.has_dim(text) || names.iter().any(|name| name == dim) {
+            let what = "expected another dim, or a sum such as past_sequence_length+sequence_length";
+            return Err(Error::usage(format!("dim '{dim}={text}': {what}")));
+        }
+        let mut found = false;
+        for input in self.proto.graph.iter_mut().flat_map(|graph| &mut graph.input) {
+            let Some(TypeValue::Tensor(tensor)) = input.r#type.as_mut().and_then(|t| t.value.as_mut()) else {
+                continue;
+            };
+            for dim_of in tensor.shape.iter_mut().flat_map(|shape| &mut shape.dim) {
+                if matches!(&dim_of.value, Some(DimensionValue::DimParam(name)) if name.trim() == dim) {
+                    dim_of.value = Some(DimensionValue::DimParam(text.to_owned()));
+                    found = true;
+                }
+            }
+        }
+        ensure(found, || {
+            let dims = self.open_dims().unwrap_or_default().join(", ");
+            Error::usage(format!("the graph has no dim '{dim}' to set; its dims: {dims}"))
+        })?;
+        Ok(self)
     }
 
     /// The open dim that is the first axis of the first input: a single name, or `input.axis`.

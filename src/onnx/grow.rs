@@ -60,6 +60,10 @@ impl Model {
     /// # Errors
     /// When states would grow along two dims.
     pub fn grow(mut self, dims: Vec<(String, Extent)>) -> Result<(Model, Vec<(String, Extent)>)> {
+        for (dim, text) in self.forced_ties(&dims) {
+            tracing::info!("dim '{dim}' is {text}, as GroupQueryAttention has it");
+            self = self.with_tie(&dim, &text)?;
+        }
         let states_only = |dim: &str| {
             let mut inputs = self.inputs_along(dim).peekable();
             inputs.peek().is_some() && inputs.all(|input| self.is_state(input))

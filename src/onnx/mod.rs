@@ -55,8 +55,8 @@ pub struct Model {
     shared: Vec<(String, String)>,
     /// The dim along which states grow from run to run.
     growth: Option<grow::Growth>,
-    /// The outputs to compute; empty for all.
-    outputs: Vec<String>,
+    /// The outputs to compute; `None` for all.
+    outputs: Option<Vec<String>>,
     /// The elements that states begin with, by name.
     first: Vec<(String, Tensor)>,
     /// Defaults of inputs that are inputs of the graph all the same. States begin with them.
@@ -153,7 +153,7 @@ pub fn import_as(model: &Model, dims: &[(String, usize)], decisions: Decisions) 
                 graph
             }
         };
-        graph.keep_outputs(&model.outputs)?;
+        graph.keep_outputs(model.outputs.as_deref().unwrap_or_default())?;
         model.begin(&mut graph)?;
         Ok(graph)
     };
@@ -218,7 +218,7 @@ impl Model {
             states: Vec::new(),
             shared: Vec::new(),
             growth: None,
-            outputs: Vec::new(),
+            outputs: None,
             first: Vec::new(),
             defaults: Vec::new(),
             values: Vec::new(),

@@ -20,7 +20,13 @@ impl Model {
 
     /// This model with these outputs alone, and the updates of its states; with all if the list is empty.
     pub fn with_outputs(mut self, names: &[String]) -> Model {
-        self.outputs = names.to_vec();
+        self.outputs = (!names.is_empty()).then(|| names.to_vec());
+        self
+    }
+
+    /// This model without outputs: it updates its states alone.
+    pub fn without_outputs(mut self) -> Model {
+        self.outputs = Some(Vec::new());
         self
     }
 
@@ -104,6 +110,12 @@ impl Model {
         Ok((Tensor::new(tensor.dtype(), whole.clone(), bytes)?, Some(rows)))
     }
 
+    /// The inputs that read states, in the file's order.
+    pub fn state_inputs(&self) -> Vec<String> {
+        let inputs = self.proto.graph.iter().flat_map(|graph| &graph.input).map(|input| input.name.clone());
+        inputs.filter(|name| self.states.iter().any(|(input, output)| reads(input, output, name))).collect()
+    }
+
     /// True if an input or a state has this name.
     pub fn takes(&self, name: &str) -> bool {
         let mut inputs = self.proto.graph.iter().flat_map(|g| &g.input);
@@ -113,7 +125,7 @@ impl Model {
     /// Refuses an output that is asked for and that the graph does not have.
     pub(super) fn knows_outputs(&self, graph: &GraphProto) -> Result<()> {
         let known: Vec<&str> = graph.output.iter().map(|output| output.name.as_str()).collect();
-        match self.outputs.iter().find(|name| !known.contains(&name.as_str())) {
+        match self.outputs.iter().flatten().find(|name| !known.contains(&name.as_str())) {
             None => Ok(()),
             Some(name) => {
                 let known = known.join(", ");
@@ -125,8 +137,7 @@ impl Model {
     /// True if an output is asked for, or updates a state.
     pub(super) fn wants(&self, output: &str) -> bool {
         let mut pairs = self.states.iter().chain(&self.shared);
-        self.outputs.is_empty()
-            || self.outputs.iter().any(|name| name == output)
+        self.outputs.as_ref().is_none_or(|outputs| outputs.iter().any(|name| name == output))
             || pairs.any(|(input, update)| named(update, input, output).is_some())
     }
 

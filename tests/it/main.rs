@@ -77,6 +77,7 @@ mod allocators;
 mod bounds;
 mod cli;
 mod data;
+mod decoder;
 mod eager;
 mod flags;
 mod forks;

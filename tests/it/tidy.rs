@@ -46,6 +46,7 @@ const LAYERS: &[&[&str]] = &[
     &["exec", "eager", "tune"],
     &[
         "session",
+        "decoder",
         "train::run",
         "train::classes",
         "train::curve",
