@@ -1,7 +1,9 @@
 //! Numbers of few bits, as a file has them, in rows as a kernel reads them.
 
+use std::sync::Arc;
+
 /// Rows of numbers of few bits. A row is filled up with zeros to some bytes, so that each begins in a byte of its own.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rows {
     /// Number of rows.
     pub count: usize,
@@ -15,6 +17,8 @@ pub struct Rows {
     pub row_bytes: usize,
     /// True if the source has them column by column.
     pub transposed: bool,
+    /// The number of the source's row that is at each place; `None` if the numbers stay in their order.
+    pub order: Option<Arc<[u32]>>,
 }
 
 /// Columns of a source that are read together, so that the lines of the cache that their numbers share are read once.
@@ -28,14 +32,15 @@ impl Rows {
 
     /// The rows of a source whose numbers lie without gaps; the result is filled up to whole words of 32 bits.
     pub fn laid(&self, source: &[u8]) -> Vec<u8> {
-        let &Rows { count, len, bits, held, row_bytes, transposed } = self;
+        let &Rows { count, len, bits, held, row_bytes, transposed, ref order } = self;
         let mut laid = vec![0; self.bytes().next_multiple_of(4)];
         let mask = u8::MAX >> (8 - bits);
         for first in (0..len).step_by(TOGETHER) {
             for row in 0..count {
                 let to = &mut laid[row * row_bytes..][..row_bytes];
                 for j in first..len.min(first + TOGETHER) {
-                    let from = held * if transposed { j * count + row } else { row * len + j };
+                    let place = order.as_ref().map_or(j, |order| order[j] as usize);
+                    let from = held * if transposed { place * count + row } else { row * len + place };
                     let number = source[from / 8] >> (from % 8) & mask;
                     to[j * bits / 8] |= number << (j * bits % 8);
                 }
@@ -51,19 +56,26 @@ mod tests {
 
     #[test]
     fn rows_are_filled_up() {
-        let rows = Rows { count: 2, len: 3, bits: 4, held: 4, row_bytes: 2, transposed: false };
+        let rows = Rows { count: 2, len: 3, bits: 4, held: 4, row_bytes: 2, transposed: false, order: None };
         assert_eq!(rows.laid(&[0x21, 0x43, 0x65]), [0x21, 0x03, 0x54, 0x06]);
+    }
+
+    #[test]
+    fn numbers_are_moved_within_their_rows() {
+        let order = Some([2, 0, 1].into());
+        let rows = Rows { count: 2, len: 3, bits: 4, held: 4, row_bytes: 2, transposed: false, order };
+        assert_eq!(rows.laid(&[0x21, 0x43, 0x65]), [0x13, 0x02, 0x46, 0x05]);
     }
 
     #[test]
     fn columns_become_rows() {
         // 1 2 / 3 4 / 5 6
-        let rows = Rows { count: 2, len: 3, bits: 4, held: 4, row_bytes: 2, transposed: true };
+        let rows = Rows { count: 2, len: 3, bits: 4, held: 4, row_bytes: 2, transposed: true, order: None };
         assert_eq!(rows.laid(&[0x21, 0x43, 0x65]), [0x31, 0x05, 0x42, 0x06]);
-        let rows = Rows { count: 2, len: 3, bits: 8, held: 8, row_bytes: 3, transposed: true };
+        let rows = Rows { count: 2, len: 3, bits: 8, held: 8, row_bytes: 3, transposed: true, order: None };
         assert_eq!(rows.laid(&[1, 2, 3, 4, 5, 6]), [1, 3, 5, 2, 4, 6, 0, 0]);
         // Numbers of four bits with a sign, in bytes of their own.
-        let rows = Rows { count: 2, len: 3, bits: 4, held: 8, row_bytes: 2, transposed: true };
+        let rows = Rows { count: 2, len: 3, bits: 4, held: 8, row_bytes: 2, transposed: true, order: None };
         assert_eq!(rows.laid(&[1, 0xff, 3, 4, 5, 6]), [0x31, 0x05, 0x4f, 0x06]);
     }
 }

@@ -124,8 +124,8 @@ pub(super) static OPS: &[OpDef] = &[
     composed(
         "MatMulNBits",
         "A times the transpose of N rows of K numbers of `bits` bits each, of which every `block_size` \
-         have a scale and a zero point; constant weights of 2, 4 or 8 bits are read as they are, unless \
-         `g_idx` is given: others are unpacked to the type of the scales",
+         have a scale and a zero point; constant weights of 2, 4 or 8 bits stay packed. They are unpacked to the type of the scales \
+         where `g_idx` gives blocks of different sizes, or is no constant",
         inputs![A B scales zero_points? g_idx? bias?],
         few_bits,
     )

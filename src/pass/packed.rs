@@ -2,11 +2,13 @@
 //!
 //! ```text
 //! MatMulNBits (x, words)                          =  MatMulBits (x, words)
+//! MatMulNBits (x, words, g_idx)                   =  MatMulBits (Gather (x, order), words in that order)
 //! MatMul (x, DequantizeLinear (q, scales))        =  MatMulBits (x, rows of q)       Gemm, too
 //! Gather (DequantizeLinear (q, scales), indices)  =  GatherBits (rows of q, indices)
 //! ```
 //! Rows of `q` are its columns where it is multiplied as it is. They are words at the file's own bytes if they lie there so; else the numbers
-//! are moved while they are loaded, to as many bytes.
+//! are moved while they are loaded, to as many bytes. `g_idx` names the block of each number. Where blocks are equally large, the order sorts
+//! numbers by their blocks; where they are not, weights are unpacked.
 
 use super::Context;
 use super::quantize::{self, Quantize, Rounded};
@@ -16,6 +18,7 @@ use crate::error::Result;
 use crate::graph::{Graph, Node};
 use crate::kernel::Packing;
 use crate::op::{Attrs, Call, Fact, NodeId, ValueId};
+use crate::tensor::Tensor;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -55,6 +58,8 @@ pub(super) struct Numbers {
     /// Bits that each takes there.
     pub(super) held: usize,
     pub(super) signed: bool,
+    /// The place in the file's row of each number of a row, if they are moved.
+    pub(super) order: Option<Arc<[u32]>>,
 }
 
 pub(super) enum Zeros {
@@ -75,16 +80,18 @@ impl Table {
     /// words if they are to be read row by row.
     fn read(&self, graph: &mut Graph, context: &Context, by_rows: bool) -> Option<(Attrs, Vec<Option<ValueId>>)> {
         let packing = self.packing()?;
-        let Numbers { bytes, bits, held, signed } = &self.numbers;
+        let Numbers { bytes, bits, held, signed, order } = &self.numbers;
         let dtype = graph.fact(self.scales).dtype;
         if !matches!(dtype, DType::F32 | DType::F16 | DType::BF16) || context.target.storage(dtype).is_err() {
             return None;
         }
         let row_bytes = 4 * packing.blocks * packing.words_per_block;
-        let in_place = held == bits && !self.transposed && bytes.fact.bytes() == self.count * row_bytes;
-        let words = bytes.reinterpreted(Fact::new(DType::I32, [bytes.fact.bytes() / 4])).filter(|_| in_place);
-        let words = words.unwrap_or_else(|| {
-            let len = if in_place { row_bytes * 8 / bits } else { self.len };
+        let fills = held == bits && !self.transposed && bytes.fact.bytes() == self.count * row_bytes;
+        let words = bytes.reinterpreted(Fact::new(DType::I32, [bytes.fact.bytes() / 4]));
+        let words = words.filter(|_| fills && order.is_none()).unwrap_or_else(|| {
+            let len = if fills { row_bytes * 8 / bits } else { self.len };
+            let order =
+                order.as_ref().map(|order| order.iter().copied().chain(order.len() as u32..len as u32).collect());
             bytes.rows(Rows {
                 count: self.count,
                 len,
@@ -92,6 +99,7 @@ impl Table {
                 held: *held,
                 row_bytes,
                 transposed: self.transposed,
+                order,
             })
         });
         let mut attrs = Attrs::new()
@@ -107,7 +115,8 @@ impl Table {
             Zeros::Floats(zeros) => Some(zeros),
             Zeros::Packed { ref bytes, len, transposed } => {
                 let row_bytes = if by_rows { packing.zero_bytes.next_multiple_of(4) } else { packing.zero_bytes };
-                let rows = Rows { count: self.count, len, bits: *bits, held: *bits, row_bytes, transposed };
+                let (count, bits) = (self.count, *bits);
+                let rows = Rows { count, len, bits, held: bits, row_bytes, transposed, order: None };
                 // Their own bytes, if these are whole words.
                 let fact = Fact::new(DType::I32, [rows.bytes().div_ceil(4)]);
                 let in_place = len * bits == 8 * row_bytes && !transposed;
@@ -155,11 +164,37 @@ fn size(graph: &Graph, id: NodeId, name: &str, default: i64) -> usize {
     size.and_then(|size| usize::try_from(size).ok()).unwrap_or(0)
 }
 
+/// The order that sorts the numbers of a row by the blocks that have their scales.
+enum Order {
+    /// They are sorted.
+    Kept,
+    /// The place of each in the file's row.
+    Sorted(Arc<[u32]>),
+    /// The blocks are not equally large.
+    None,
+}
+
+impl Order {
+    /// The order of numbers of which each is listed with its block.
+    fn of(groups: &[i64], block: usize) -> Order {
+        let of_place = |place: usize| (place / block) as i64;
+        if groups.iter().enumerate().all(|(place, &group)| group == of_place(place)) {
+            return Order::Kept;
+        }
+        let mut order: Vec<_> = (0..groups.len() as u32).collect();
+        order.sort_by_key(|&place| groups[place as usize]);
+        if order.iter().enumerate().any(|(place, &from)| groups[from as usize] != of_place(place)) {
+            return Order::None;
+        }
+        Order::Sorted(order.into())
+    }
+}
+
 fn few_bits(graph: &mut Graph, context: &Context, id: NodeId) -> Result<()> {
     let (name, operands) = (graph.node(id).name.clone(), graph.operands(id));
     let given = |input: usize| operands.get(input).copied().flatten();
     let [n, k, bits, block] = [("N", 0), ("K", 0), ("bits", 4), ("block_size", 0)].map(|(n, d)| size(graph, id, n, d));
-    let (Some(left), Some(weights), Some(scales)) = (given(0), given(1), given(2)) else { return Ok(()) };
+    let (Some(mut left), Some(weights), Some(scales)) = (given(0), given(1), given(2)) else { return Ok(()) };
     let (zeros, groups, bias) = (given(3), given(4), given(5));
     let (Ok(packing), Some(bytes)) = (Packing::new(bits, false, block, k), graph.as_constant(weights).cloned()) else {
         return Ok(());
@@ -169,10 +204,25 @@ fn few_bits(graph: &mut Graph, context: &Context, id: NodeId) -> Result<()> {
         Some(Zeros::Packed { bytes, len: packing.zeros_per_row(), transposed: false })
     };
     let is_packed = zeros.is_some_and(|zeros| graph.fact(zeros).dtype == DType::U8);
-    if groups.is_some() || is_packed && zeros.and_then(|zeros| graph.as_constant(zeros)).is_none() {
+    if is_packed && zeros.and_then(|zeros| graph.as_constant(zeros)).is_none() {
         return Ok(());
     }
+    let order = match groups {
+        None => Order::Kept,
+        Some(groups) => match graph.as_constant(groups).and_then(|groups| groups.value().ok()?.to_i64()) {
+            Some(groups) => Order::of(&groups[..k], block),
+            None => Order::None,
+        },
+    };
     graph.insert_at(id);
+    let order = match order {
+        Order::Kept => None,
+        Order::Sorted(order) => Some(order),
+        Order::None => {
+            tracing::warn!("node '{name}': its weights are unpacked: expected 'g_idx' with equally large groups");
+            return Ok(());
+        }
+    };
     let of_blocks = [n, packing.blocks];
     let zeros = match zeros {
         None => Some(Zeros::Number(1 << (bits - 1))),
@@ -181,7 +231,12 @@ fn few_bits(graph: &mut Graph, context: &Context, id: NodeId) -> Result<()> {
     };
     let Some(zeros) = zeros else { return Ok(()) };
     let scales = shaped(graph, context, &name, scales, &of_blocks)?;
-    let numbers = Numbers { bytes, bits, held: bits, signed: false };
+    if let Some(order) = &order {
+        let order: Vec<_> = order.iter().map(|&place| i64::from(place)).collect();
+        let order = graph.constant(Constant::new(name.clone(), Tensor::from_i64([k], &order)?));
+        left = context.add(graph, &name, "Gather", &[Some(left), Some(order)], Attrs::new().with("axis", -1i64))?;
+    }
+    let numbers = Numbers { bytes, bits, held: bits, signed: false, order };
     let table = Table { count: n, len: k, block, numbers, transposed: false, scales, zeros };
     if let Some(value) = product(graph, context, &name, left, &table)? {
         let value = plus(graph, context, &name, value, bias)?;
@@ -216,10 +271,16 @@ impl Numbers {
             let call = Call { op, attrs, inputs: &[Some(&bytes.fact)] };
             let (bits, signed) = (call.int("bits", 4).ok()?, call.int("signed", 0).ok()?);
             let bits = usize::try_from(bits).ok()?;
-            return Some(Numbers { bytes: bytes.clone(), bits, held: bits, signed: signed != 0 });
+            return Some(Numbers { bytes: bytes.clone(), bits, held: bits, signed: signed != 0, order: None });
         }
         let dtype = constant.fact.dtype;
-        dtype.is_byte().then(|| Numbers { bytes: constant.clone(), bits: 8, held: 8, signed: dtype == DType::I8 })
+        dtype.is_byte().then(|| Numbers {
+            bytes: constant.clone(),
+            bits: 8,
+            held: 8,
+            signed: dtype == DType::I8,
+            order: None,
+        })
     }
 }
 
@@ -324,7 +385,7 @@ fn dequantized_product(graph: &mut Graph, context: &Context, id: NodeId) -> Resu
         None => {
             let along = along(false);
             let table = |Rounded { count, len, quantize: Quantize { bits, block }, numbers, scales }| {
-                let numbers = Numbers { bytes: numbers, bits, held: 8, signed: true };
+                let numbers = Numbers { bytes: numbers, bits, held: 8, signed: true, order: None };
                 Table { count, len, block, numbers, transposed: along == 0, scales, zeros: Zeros::Number(0) }
             };
             quantize::rounded(graph, context, &name, right, along)?.map(table)
@@ -403,6 +464,6 @@ fn quantized_rows(graph: &mut Graph, context: &Context, id: NodeId) -> Result<()
     };
     graph.insert_at(id);
     let scales = shaped(graph, context, &name, scales, &[count, packing.blocks])?;
-    let numbers = Numbers { bytes, bits, held: bits, signed: false };
+    let numbers = Numbers { bytes, bits, held: bits, signed: false, order: None };
     choose(graph, context, id, indices, &Table { count, len, block, numbers, transposed: false, scales, zeros })
 }

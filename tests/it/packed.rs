@@ -24,7 +24,12 @@ const KINDS: &[(usize, usize, &str, bool)] = &[
 const ROWS: usize = 24;
 
 /// A product by `ROWS` rows of `k` numbers, as a file; and the bytes of its initializers.
-fn product(k: usize, (bits, block, zeros, bias): (usize, usize, &str, bool)) -> (onnx::Model, u64) {
+fn product(k: usize, kind: (usize, usize, &str, bool)) -> (onnx::Model, u64) {
+    grouped(k, kind, &[])
+}
+
+/// A product whose numbers are listed with their blocks, unless the list is empty.
+fn grouped(k: usize, (bits, block, zeros, bias): (usize, usize, &str, bool), groups: &[usize]) -> (onnx::Model, u64) {
     let blocks = k.div_ceil(block);
     let mut state = 7u32;
     let mut list = |count: usize, most: u32| {
@@ -59,13 +64,14 @@ fn product(k: usize, (bits, block, zeros, bias): (usize, usize, &str, bool)) -> 
         initializers += &format!(", float[{ROWS}] c = {{{}}}", list(ROWS, 5));
         total += 4 * ROWS;
     }
-    let mut inputs = vec!["x", "b", "s"];
-    if !zero.is_empty() || bias {
-        inputs.push(zero);
+    if !groups.is_empty() {
+        let list = groups.iter().map(usize::to_string).collect::<Vec<_>>().join(", ");
+        initializers += &format!(", int32[{}] g_idx = {{{list}}}", groups.len());
+        total += 4 * groups.len();
     }
-    if bias {
-        inputs.extend(["", "c"]);
-    }
+    let group = if groups.is_empty() { "" } else { "g_idx" };
+    let mut inputs = vec!["x", "b", "s", zero, group, if bias { "c" } else { "" }];
+    inputs.truncate(inputs.iter().rposition(|name| !name.is_empty()).expect("x") + 1);
     let inputs =
         inputs.into_iter().map(|name| if name.is_empty() { "\"\"" } else { name }).collect::<Vec<_>>().join(", ");
     let source = format!(
@@ -96,27 +102,54 @@ fn constants_take_the_bytes_of_the_file() {
     }
 }
 
+/// Compares all backends with the reference, where a graph has so many rows of `k` elements. Constants of a plan take at most `most` bytes.
+fn agrees(name: &str, graph: &Graph, rows: &[usize], most: u64, state: &mut u64) {
+    let x = common::random(state, &rows.into());
+    let expected = reference::run(graph, std::slice::from_ref(&x)).expect("the reference runs");
+    for (backend_name, open) in common::backends() {
+        let backend = open();
+        let prepared = Recipe::default().whole(graph.clone(), backend.target()).expect("the passes run");
+        let (plan, constants) = compile(&prepared, backend.target(), &Limits { memory: None }).expect("it is planned");
+        let found = plan.buffer_bytes(Class::Constant);
+        assert!(found <= most, "{name} on {backend_name}: {found} bytes of {most}");
+        let mut exec = plimsoll::internals::exec::Exec::load(backend, plan, &constants, &|_| {}).expect("it loads");
+        let found = exec.run(std::slice::from_ref(&x)).expect("it runs");
+        common::agrees(&found[0], &expected[0], 1e-5).unwrap_or_else(|e| panic!("{backend_name} {name}: {e}"));
+    }
+}
+
 #[test]
 fn products_are_those_of_the_reference() {
     let mut state = 3;
     for &kind in KINDS {
         // Whole blocks, and a last one that is not.
         for k in [256, 200] {
-            let (model, _) = product(k, kind);
+            let (model, bytes) = product(k, kind);
             for rows in [1, 3, 20] {
-                let graph = graph(&model, rows);
-                let x = common::random(&mut state, &[rows, k].into());
-                let expected = reference::run(&graph, std::slice::from_ref(&x)).expect("the reference runs");
-                for (name, open) in common::backends() {
-                    let backend = open();
-                    let prepared = Recipe::default().whole(graph.clone(), backend.target()).expect("the passes run");
-                    let (plan, constants) =
-                        compile(&prepared, backend.target(), &Limits { memory: None }).expect("it is planned");
-                    let mut exec =
-                        plimsoll::internals::exec::Exec::load(backend, plan, &constants, &|_| {}).expect("it loads");
-                    let found = exec.run(std::slice::from_ref(&x)).expect("it runs");
-                    common::agrees(&found[0], &expected[0], 1e-5)
-                        .unwrap_or_else(|e| panic!("{name} {kind:?} {k}: {e}"));
+                agrees(&format!("{kind:?} {k}"), &graph(&model, rows), &[rows, k], bytes + 4 * 256, &mut state);
+            }
+        }
+    }
+}
+
+/// Blocks that `g_idx` gives: in the order of the numbers, in another one, and of different sizes.
+#[test]
+fn listed_blocks_stay_packed() {
+    let mut state = 4;
+    for &kind in KINDS {
+        for k in [256_usize, 200] {
+            let block = kind.1;
+            let blocks = k.div_ceil(block);
+            let kept: Vec<_> = (0..blocks * block).map(|place| place / block).collect();
+            let moved: Vec<_> = (0..k).map(|place| place * 7 % k / block).collect();
+            let other: Vec<_> = (0..k).map(|place| place * place % blocks).collect();
+            for (groups, is_packed) in [(kept, true), (moved, true), (other, blocks == 1)] {
+                let (model, bytes) = grouped(k, kind, &groups);
+                // The order of the activation has 8 bytes per number.
+                let most = if is_packed { bytes + 8 * k as u64 + 4 * 256 } else { u64::MAX };
+                for rows in [1, 20] {
+                    let name = format!("{kind:?} {k} {:?}", &groups[..5]);
+                    agrees(&name, &graph(&model, rows), &[rows, k], most, &mut state);
                 }
             }
         }
