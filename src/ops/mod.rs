@@ -15,6 +15,7 @@ pub(crate) use index::{from_start, tuples};
 pub(crate) use integer::{OTHER_SIGN, PRODUCT_OF_BYTES, SUMS_OF_BYTES, requantized};
 pub(crate) use layout::spans;
 pub(crate) use norm::softmax_axes;
+pub(crate) use packed::Codes;
 pub(crate) use random::{dropout, dropped, ratio};
 pub(crate) use scatter::SCATTER;
 pub(crate) use window::bytes::{CONV_OF_BYTES, spelled as spelled_convolution};

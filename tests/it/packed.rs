@@ -19,6 +19,14 @@ const KINDS: &[(usize, usize, &str, bool)] = &[
     (8, 16, "packed", false),
     (2, 16, "", false),
     (2, 64, "packed", false),
+    // Numbers that may begin in one word and end in the next, and blocks that may.
+    (3, 32, "packed", false),
+    (3, 16, "", true),
+    (5, 16, "packed", false),
+    (6, 64, "floats", false),
+    (7, 32, "packed", true),
+    (4, 4, "packed", false),
+    (8, 2, "", false),
 ];
 
 const ROWS: usize = 24;
@@ -81,6 +89,23 @@ fn grouped(k: usize, (bits, block, zeros, bias): (usize, usize, &str, bool), gro
         }}"
     );
     (onnx::Model::new(text::parse(&source, Path::new("m.onnxtxt")).expect("it parses")), total as u64)
+}
+
+/// A product by `ROWS` rows of `k` codes, NF4 or FP4, as a file; and the bytes of its initializers.
+fn codes(k: usize, block: usize, kind: usize) -> (onnx::Model, u64) {
+    let (bytes, scales) = ((ROWS * k).div_ceil(2), (ROWS * k).div_ceil(block));
+    let list = |count: usize, most: usize| {
+        (0..count).map(|i| (i * 37 % 251 % most).to_string()).collect::<Vec<_>>().join(", ")
+    };
+    let source = format!(
+        "<ir_version: 10, opset_import: [\"\" : 20, \"com.microsoft\" : 1]>
+        g (float[m, {k}] x) => (float[m, {ROWS}] y) <uint8[{bytes}] b = {{{}}}, float[{scales}] s = {{{}}}> {{
+            y = com.microsoft.MatMulBnb4 <K = {k}, N = {ROWS}, block_size = {block}, quant_type = {kind}> (x, b, s)
+        }}",
+        list(bytes, 251),
+        list(scales, 9)
+    );
+    (parsed(&source), (bytes + 4 * scales) as u64)
 }
 
 fn graph(model: &onnx::Model, rows: usize) -> Graph {
@@ -154,6 +179,47 @@ fn listed_blocks_stay_packed() {
             }
         }
     }
+}
+
+#[test]
+fn codes_stay_packed() {
+    let mut state = 8;
+    for kind in [0, 1] {
+        // Whole blocks; a row that is a part of one; blocks that are cut by the ends of rows; and ones that few numbers are common to.
+        for (k, block) in [(256, 64), (32, 64), (200, 64), (37, 16)] {
+            let (model, bytes) = codes(k, block, kind);
+            let most = if k == 37 { u64::MAX } else { bytes + 4 * 4 * (ROWS * k / 8) as u64 / 4 + 2048 };
+            let most = if k % block == 0 { bytes + 512 } else { most };
+            for rows in [1, 3, 20] {
+                agrees(&format!("{kind} {k} {block}"), &graph(&model, rows), &[rows, k], most, &mut state);
+            }
+        }
+    }
+}
+
+#[test]
+fn numbers_that_are_no_weights_are_refused() {
+    let of = |bits: usize, block: usize, scales: usize| {
+        let model = parsed(&format!(
+            "<ir_version: 10, opset_import: [\"\" : 20, \"com.microsoft\" : 1]>
+            g (float[m, 32] x) => (float[m, 2] y) <uint8[2, 1, 16] b = {{{}}}, float[{scales}] s = {{{}}}> {{
+                y = com.microsoft.MatMulNBits <K = 32, N = 2, bits = {bits}, block_size = {block}> (x, b, s)
+            }}",
+            ["7"; 32].join(", "),
+            vec!["1"; scales].join(", ")
+        ));
+        onnx::import(&model, &[("m".to_owned(), 1)]).expect_err("it is no product").to_string()
+    };
+    for bits in [1, 9] {
+        let found = of(bits, 32, 2);
+        assert!(found.contains("'y'") && found.contains("expected whole bytes of numbers of 2 to 8 bits"), "{found}");
+    }
+    for (bits, block) in [(0, 32), (4, 0)] {
+        let found = of(bits, block, 2);
+        assert!(found.contains("'y'") && found.contains("expected 1 or more, found 0"), "{found}");
+    }
+    let found = of(4, 32, 3);
+    assert!(found.contains("'y'") && found.contains("'scales': expected [2, 1], found"), "{found}");
 }
 
 /// Words of a file are read from it when a device asks for them: the constant is a part of the mapped file.
