@@ -26,6 +26,7 @@ mod compose;
 mod counted;
 mod einsum;
 mod elementwise;
+mod experts;
 mod found;
 mod fused;
 mod grid;
@@ -53,7 +54,7 @@ mod updates;
 mod window;
 
 /// Every row, by family; names are unique.
-pub static OPS: [&[OpDef]; 35] = [
+pub static OPS: [&[OpDef]; 36] = [
     elementwise::OPS,
     reduce::OPS,
     layout::OPS,
@@ -84,6 +85,7 @@ pub static OPS: [&[OpDef]; 35] = [
     random::OPS,
     fused::OPS,
     packed::OPS,
+    experts::OPS,
     heads::OPS,
     signal::OPS,
     terms::OPS,

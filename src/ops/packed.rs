@@ -389,7 +389,7 @@ fn gemm<'g>(b: Nodes<'g>, call: &Call, x: &Args<Var<'g>>) -> OpResult<Vec<Var<'g
 }
 
 /// Unpacks numbers of `bits` bits from bytes along the last axis, the lowest bits first: all that are whole there.
-fn unpacked<'g>(b: Nodes<'g>, bytes: Var<'g>, bits: usize) -> OpResult<Var<'g>> {
+pub(super) fn unpacked<'g>(b: Nodes<'g>, bytes: Var<'g>, bits: usize) -> OpResult<Var<'g>> {
     let mut shape = bytes.shape()?;
     let count = shape.last().map_or(0, |&last| last * 8 / bits);
     if !bits.is_power_of_two() {

@@ -11,8 +11,9 @@
 //! are moved while they are loaded, to as many bytes. `g_idx` names the block of each number. Where blocks are equally large, the order sorts
 //! numbers by their blocks; where they are not, weights are unpacked.
 
-use super::Context;
+use super::decompose::decompose;
 use super::quantize::{self, Quantize, Rounded};
+use super::{Context, fold_node};
 use crate::constant::{Constant, Rows};
 use crate::dtype::DType;
 use crate::error::Result;
@@ -21,11 +22,13 @@ use crate::kernel::Packing;
 use crate::op::{Attrs, Call, Fact, NodeId, ValueId};
 use crate::ops::Codes;
 use crate::tensor::Tensor;
+use std::collections::HashSet;
 use std::ops::Range;
 use std::sync::Arc;
 
 /// Reads constants of few bits as they are, where a row can.
 pub fn run(graph: &mut Graph, context: &Context) -> Result<()> {
+    expand(graph, context)?;
     for id in graph.order()? {
         match graph.node(id).op_name() {
             "MatMulNBits" => few_bits(graph, context, id)?,
@@ -35,6 +38,25 @@ pub fn run(graph: &mut Graph, context: &Context) -> Result<()> {
             "GatherBlockQuantized" => quantized_rows(graph, context, id)?,
             _ => {}
         }
+    }
+    graph.sweep();
+    Ok(())
+}
+
+/// Writes mixtures of experts as the products by numbers of few bits that they are, and computes what these need of constants.
+fn expand(graph: &mut Graph, context: &Context) -> Result<()> {
+    let before = graph.order()?;
+    let mixtures: Vec<_> = before.iter().copied().filter(|&id| graph.node(id).op_name() == "QMoE").collect();
+    if mixtures.is_empty() {
+        return Ok(());
+    }
+    for id in mixtures {
+        decompose(graph, id)?;
+    }
+    graph.sweep();
+    let before: HashSet<_> = before.into_iter().collect();
+    for id in graph.order()?.into_iter().filter(|id| !before.contains(id)) {
+        fold_node(graph, id, &context.decisions)?;
     }
     graph.sweep();
     Ok(())

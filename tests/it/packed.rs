@@ -197,6 +197,79 @@ fn codes_stay_packed() {
     }
 }
 
+/// A mixture of four experts, of 64 and 32 elements, as a file; and the bytes of its initializers.
+fn mixture(bits: usize, block: Option<usize>, zeros: bool, activation: &str) -> (onnx::Model, u64) {
+    let list = |count: usize, most: usize| {
+        (0..count).map(|i| (i * 37 % 251 % most).to_string()).collect::<Vec<_>>().join(", ")
+    };
+    let (mut initializers, mut total, mut names) = (Vec::new(), 0, vec![String::new(); 13]);
+    let mut add = |name: String, kind: &str, shape: &[usize], port: usize, most: usize| {
+        let count = shape.iter().product::<usize>();
+        initializers.push(format!("{kind}{shape:?} {name} = {{{}}}", list(count, most)));
+        total += count * if kind == "float" { 4 } else { 1 };
+        names[port] = name;
+    };
+    let gates = if activation == "swiglu" { 2 } else { 1 };
+    for (number, n, k, port) in [(1, 32 * gates, 64, 2), (2, 64, 32, 5)] {
+        let blocks = k / block.unwrap_or(k);
+        add(format!("q{number}"), "uint8", &[4, n, k * bits / 8], port, 251);
+        let scales = if block.is_some() { vec![4, n, blocks] } else { vec![4, n] };
+        add(format!("s{number}"), "float", &scales, port + 1, 3);
+        add(format!("b{number}"), "float", &[4, n], port + 2, 5);
+        if zeros {
+            let bytes = (blocks * bits).div_ceil(8);
+            let shape = if block.is_some() { vec![4, n, bytes] } else { vec![4, (n * bits).div_ceil(8)] };
+            add(format!("z{number}"), "uint8", &shape, 10 + number, 251);
+        }
+    }
+    let inputs = names[2..].iter().map(|name| if name.is_empty() { "\"\"" } else { name });
+    let inputs = inputs.collect::<Vec<_>>().join(", ");
+    let block = block.map_or(String::new(), |block| format!(", block_size = {block}"));
+    let source = format!(
+        "<ir_version: 10, opset_import: [\"\" : 20, \"com.microsoft\" : 1]>
+        g (float[m, 64] x, float[m, 4] r) => (float[m, 64] y) <{}> {{
+            y = com.microsoft.QMoE <k = 2, activation_type = \"{activation}\", swiglu_fusion = {}, expert_weight_bits = {bits}{block}>
+                (x, r, {inputs})
+        }}",
+        initializers.join(", "),
+        gates - 1
+    );
+    (parsed(&source), total as u64)
+}
+
+#[test]
+fn experts_stay_packed() {
+    let mut state = 8;
+    for (bits, block, zeros, activation) in [
+        (4, None, false, "swiglu"),
+        (4, Some(16), true, "silu"),
+        (8, Some(16), true, "swiglu"),
+        (8, None, true, "relu"),
+    ] {
+        let (model, bytes) = mixture(bits, block, zeros, activation);
+        for rows in [1, 9] {
+            let graph = graph(&model, rows);
+            let inputs = [64, 4].map(|len| common::random(&mut state, &[rows, len].into()));
+            let expected = reference::run(&graph, &inputs).expect("the reference runs");
+            for (name, open) in common::backends() {
+                let backend = open();
+                let prepared = Recipe::default().whole(graph.clone(), backend.target()).expect("the passes run");
+                let (plan, constants) =
+                    compile(&prepared, backend.target(), &Limits { memory: None }).expect("it is planned");
+                let found = plan.buffer_bytes(Class::Constant);
+                // Zero points that do not fill bytes are floats.
+                let most = bytes + if zeros { 4 * 4 * 128 * 4 } else { 0 } + 16 * 256;
+                assert!(found <= most, "{name} {bits} {block:?}: {found} bytes of {most}");
+                let mut exec =
+                    plimsoll::internals::exec::Exec::load(backend, plan, &constants, &|_| {}).expect("it loads");
+                let found = exec.run(&inputs).expect("it runs");
+                common::agrees(&found[0], &expected[0], 1e-5)
+                    .unwrap_or_else(|e| panic!("{name} {bits} {block:?} {activation}: {e}"));
+            }
+        }
+    }
+}
+
 #[test]
 fn numbers_that_are_no_weights_are_refused() {
     let of = |bits: usize, block: usize, scales: usize| {
