@@ -336,7 +336,9 @@ impl Constant {
             Source::File { path, offset } => format!("{} {} {offset}", self.fact, path.display()),
             Source::Derived { op, attrs, port, .. } => format!("{} {} {attrs:?} {port}", self.fact, op.name),
             Source::Part { of, number } => format!("{} {of:?} {number}", self.fact),
-            Source::Rows { of, rows } => format!("{} {rows:?}", of.mark()),
+            Source::Rows { of, rows } => {
+                format!("{} {:?} {}", of.mark(), Rows { order: None, ..rows.clone() }, rows.order.is_some())
+            }
         }
     }
 

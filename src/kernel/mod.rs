@@ -127,7 +127,9 @@ impl Kernel {
         }
         match (&self.template, operand) {
             (Template::Gather { .. }, 0) | (Template::MatMul, 1) => true,
-            (Template::MatMulBits { zeros, .. }, 2 | 3) => operand == 2 || *zeros == ZeroPoints::Floats,
+            (Template::MatMulBits { zeros, .. }, 2 | 3) => {
+                operand == 2 || matches!(zeros, ZeroPoints::Floats | ZeroPoints::Codes)
+            }
             // A depthwise one reads its filters tap by tap.
             (Template::Conv { groups, .. }, 1) => self.reads[0].access.shape.get(1) != Some(groups),
             _ => false,

@@ -202,8 +202,10 @@ impl Product {
         let none = || Var { name: "batch", pieces: Vec::new() };
         let (wide, packing) = (BYTES / left.dtype.size(), kernel.packing().0);
         // 16 bytes of a column are of one block, and eight numbers are whole words.
-        let b_wide =
-            packing.bits != 2 && packing.words_per_block.is_multiple_of(4) && kernel.reads[1].access.offset % 4 == 0;
+        let b_wide = packing.by_words
+            && packing.bits != 2
+            && packing.words_per_block.is_multiple_of(4)
+            && kernel.reads[1].access.offset % 4 == 0;
         let a = Side {
             slot: 0,
             space: vec![none(), over("m", extents, 0..rank - 1), over("k", extents, [rank - 1])],

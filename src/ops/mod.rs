@@ -15,6 +15,7 @@ pub(crate) use index::{from_start, tuples};
 pub(crate) use integer::{OTHER_SIGN, PRODUCT_OF_BYTES, SUMS_OF_BYTES, requantized};
 pub(crate) use layout::spans;
 pub(crate) use norm::softmax_axes;
+pub(crate) use packed::Codes;
 pub(crate) use random::{dropout, dropped, ratio};
 pub(crate) use scatter::SCATTER;
 pub(crate) use window::bytes::{CONV_OF_BYTES, spelled as spelled_convolution};
@@ -25,6 +26,7 @@ mod compose;
 mod counted;
 mod einsum;
 mod elementwise;
+mod experts;
 mod found;
 mod fused;
 mod grid;
@@ -52,7 +54,7 @@ mod updates;
 mod window;
 
 /// Every row, by family; names are unique.
-pub static OPS: [&[OpDef]; 35] = [
+pub static OPS: [&[OpDef]; 36] = [
     elementwise::OPS,
     reduce::OPS,
     layout::OPS,
@@ -83,6 +85,7 @@ pub static OPS: [&[OpDef]; 35] = [
     random::OPS,
     fused::OPS,
     packed::OPS,
+    experts::OPS,
     heads::OPS,
     signal::OPS,
     terms::OPS,

@@ -124,8 +124,8 @@ pub(super) static OPS: &[OpDef] = &[
     composed(
         "MatMulNBits",
         "A times the transpose of N rows of K numbers of `bits` bits each, of which every `block_size` \
-         have a scale and a zero point; constant weights of 2, 4 or 8 bits are read as they are, unless \
-         `g_idx` is given: others are unpacked to the type of the scales",
+         have a scale and a zero point; 2 to 8 bits. Constant weights stay packed. They are unpacked to the type of the scales \
+         where `g_idx` gives blocks of different sizes, or is no constant",
         inputs![A B scales zero_points? g_idx? bias?],
         few_bits,
     )
@@ -139,6 +139,23 @@ pub(super) static OPS: &[OpDef] = &[
             .attr("block_size", 16)
     })
     .attrs(names![K N accuracy_level bits block_size weight_prepacked]),
+    composed(
+        "MatMulBnb4",
+        "A times the transpose of N rows of K codes of 4 bits, the first of a byte in its highest bits: FP4, or NF4 where \
+         `quant_type` is 1; every `block_size` of all codes have a scale. Constant codes stay packed",
+        inputs![A B absmax],
+        four_bits,
+    )
+    .sample(|s| {
+        s.floats(&[&[2, 3, 40]])
+            .input(DType::U8, &[120], 0.0, 255.0)
+            .input(DType::F32, &[15], 0.01, 0.1)
+            .attr("N", 6)
+            .attr("K", 40)
+            .attr("block_size", 16)
+            .attr("quant_type", 1)
+    })
+    .attrs(names![K N block_size quant_type training_mode transB]),
     OpDef::new(
         "plimsoll.Weights",
         "The weights of a MatMulNBits, [N, K]",
@@ -160,7 +177,8 @@ pub(super) static OPS: &[OpDef] = &[
     OpDef::new(
         "plimsoll.MatMulBits",
         "A times the transpose of N rows of numbers of `bits` bits each, in words of 32 bits, of which every `block_size` have a scale and \
-         a zero point: a float, or one of as many bits in words, too; `signed` numbers have a sign",
+         a zero point: a float, or one of as many bits in words, too; `signed` numbers have a sign; with `codes`, `zeros` has what each number \
+         stands for",
         inputs![A words scales zeros?],
         |call| {
             let w = Words::of(call)?;
@@ -174,7 +192,7 @@ pub(super) static OPS: &[OpDef] = &[
             let mut shape = call.shape(0).clone();
             *shape.last_mut().expect("it has axes") = w.n;
             let (bits, signed) = (w.packing.bits, w.packing.flip != 0);
-            let template = Template::MatMulBits { bits, signed, block: w.block, zeros: w.zeros };
+            let template = Template::MatMulBits { bits, signed, block: w.packing.block, zeros: w.zeros };
             let reads = x.iter().cloned().enumerate().collect();
             Ok(TemplateCall { template, shape, reads })
         }),
@@ -189,7 +207,7 @@ pub(super) static OPS: &[OpDef] = &[
             .attr("bits", 4)
             .attr("block_size", 16)
     })
-    .attrs(names![N bits block_size signed zero])
+    .attrs(names![N bits block_size codes signed zero])
     .part(|call, axis, _| (axis + 1 < call.shape(0).len()).then(|| Part::of([Some(axis), None, None, None])).flatten()),
     composed(
         "plimsoll.GatherBits",
@@ -208,7 +226,7 @@ pub(super) static OPS: &[OpDef] = &[
             .attr("block_size", 16)
             .element(DType::F32)
     })
-    .attrs(names![N K bits block_size signed zero]),
+    .attrs(names![N K bits block_size codes signed zero]),
     OpDef::new(
         "plimsoll.Unpack",
         "The integers of `bits` bits, signed or not, that bytes hold, the lowest bits first, in a shape",
@@ -370,9 +388,13 @@ fn gemm<'g>(b: Nodes<'g>, call: &Call, x: &Args<Var<'g>>) -> OpResult<Vec<Var<'g
     Ok(vec![b.op("QuantizeLinear", &[Some(y), Some(scale.cast(DType::F32)), x.given(8)], to)])
 }
 
-/// Unpacks numbers of `bits` bits from bytes along the last axis, the lowest bits first.
-fn unpacked<'g>(b: Nodes<'g>, bytes: Var<'g>, bits: usize) -> OpResult<Var<'g>> {
+/// Unpacks numbers of `bits` bits from bytes along the last axis, the lowest bits first: all that are whole there.
+pub(super) fn unpacked<'g>(b: Nodes<'g>, bytes: Var<'g>, bits: usize) -> OpResult<Var<'g>> {
     let mut shape = bytes.shape()?;
+    let count = shape.last().map_or(0, |&last| last * 8 / bits);
+    if !bits.is_power_of_two() {
+        return straddling(b, bytes, bits, 8, &(0..count).map(|place| place * bits).collect::<Vec<_>>());
+    }
     let part = |lowest: usize| {
         let above = if lowest > 0 { bytes / f64::from(1u32 << lowest) } else { bytes };
         let own = if lowest + bits < 8 { above % f64::from(1u32 << bits) } else { above };
@@ -380,9 +402,30 @@ fn unpacked<'g>(b: Nodes<'g>, bytes: Var<'g>, bits: usize) -> OpResult<Var<'g>> 
     };
     let parts: Vec<_> = (0..8).step_by(bits).map(part).collect();
     if let Some(last) = shape.last_mut() {
-        *last *= 8 / bits;
+        *last = count;
     }
     Ok(b.concat(&parts, -1).shaped(&shape))
+}
+
+/// The numbers, as i32, that begin at some bits of integers of `width` bits along the last axis. Each may end in the next integer.
+fn straddling<'g>(b: Nodes<'g>, from: Var<'g>, bits: usize, width: usize, starts: &[usize]) -> OpResult<Var<'g>> {
+    let list = |dtype: DType, of: &dyn Fn(usize) -> usize| {
+        b.constant(dtype, [starts.len()], || starts.iter().map(|&bit| of(bit) as f64).collect())
+    };
+    // Bits of the number that are in its first integer.
+    let own = |bit: usize| bits.min(width - bit % width);
+    let at = |of: &dyn Fn(usize) -> usize| from.gather(list(DType::I64, of), -1).cast(DType::I32);
+    let shift = |value: Var<'g>, by: &dyn Fn(usize) -> usize, direction: &str| {
+        value.op("BitShift", &[list(DType::I32, by)], Attrs::new().with("direction", direction))
+    };
+    let mask = |value: Var<'g>, of: &dyn Fn(usize) -> usize| {
+        value.op("BitwiseAnd", &[list(DType::I32, &|bit| (1 << of(bit)) - 1)], Attrs::new())
+    };
+    let low = mask(shift(at(&|bit| bit / width), &|bit| bit % width, "RIGHT"), &own);
+    let high = mask(at(&|bit| (bit + bits - 1) / width), &|bit| bits - own(bit));
+    let number = low + shift(high, &own, "LEFT");
+    number.fact()?;
+    Ok(number)
 }
 
 /// Integers packed into bytes.
@@ -456,8 +499,8 @@ impl Weights {
             checked.ok_or_else(|| format!("attribute '{name}': expected 1 or more, found {given}"))
         };
         let (n, k, bits, block) = (size("N", 0)?, size("K", 0)?, size("bits", 4)?, size("block_size", 0)?);
-        if ![2, 4, 8].contains(&bits) || !(block * bits).is_multiple_of(8) {
-            return Err(format!("expected whole bytes of 2, 4 or 8 bits, found {block} of {bits} bits"));
+        if !(2..=8).contains(&bits) || !(block * bits).is_multiple_of(8) {
+            return Err(format!("expected whole bytes of numbers of 2 to 8 bits, found {block} of {bits} bits"));
         }
         let w = Weights { n, k, bits, block, blocks: k.div_ceil(block), dtype };
         let expect = |input: usize, shape: &[usize]| {
@@ -495,8 +538,9 @@ impl Weights {
         let [bytes, scales] = [BYTES, SCALES].map(|i| x[i]);
         let given = |input: usize| x.given(input);
         let few = |bytes: &[f64], at: usize| {
-            let per = 8 / self.bits;
-            f64::from(bytes[at / per] as u32 >> (at % per * self.bits) & ((1 << self.bits) - 1))
+            let (byte, shift) = (at * self.bits / 8, at * self.bits % 8);
+            let next = if shift + self.bits > 8 { bytes[byte + 1] as u32 } else { 0 };
+            f64::from((bytes[byte] as u32 | next << 8) >> shift & ((1 << self.bits) - 1))
         };
         let packed = call.has(ZEROS) && call.dtype(ZEROS) == DType::U8;
         let (row, zero_row) = (self.blocks * self.block * self.bits / 8, self.zero_bytes());
@@ -544,7 +588,6 @@ impl Weights {
 struct Words {
     n: usize,
     k: usize,
-    block: usize,
     packing: Packing,
     zeros: ZeroPoints,
 }
@@ -582,14 +625,22 @@ impl Words {
         };
         let (n, bits, block) = (size("N", 0)?, size("bits", 4)?, size("block_size", 0)?);
         let packing = Packing::new(bits, call.int("signed", 0)? != 0, block, k)?;
-        let words = packing.blocks.checked_mul(packing.words_per_block).and_then(|words| words.checked_mul(n));
+        let words = packing.words_per_row.checked_mul(n);
         let words = words.ok_or_else(|| format!("{n} rows of {k} numbers are too many"))?;
         let expect = |input: usize, shape: &[usize]| {
             expect_shape(call, input, call.shape(input)[..] == *shape, format_args!("{shape:?}"))
         };
         expect(1, &[words])?;
         expect(2, &[n, packing.blocks])?;
+        let codes = call.int("codes", 0)? != 0;
         let zeros = match call.has(3).then(|| call.dtype(3)) {
+            _ if codes => {
+                ensure(packing.flip == 0, || "attribute 'signed': expected 0 beside codes, found 1".to_owned())?;
+                ensure(call.has(3), || "input 'zeros': expected codes, found none".to_owned())?;
+                expect_dtype(call, 3, "f32, f16 or bf16", float)?;
+                expect(3, &[1 << bits])?;
+                ZeroPoints::Codes
+            }
             None => {
                 let default = if packing.flip == 0 { 1i64 << (bits - 1) } else { 0 };
                 let (zero, least) = (call.int("zero", default)?, -i64::from(packing.raised()));
@@ -608,7 +659,7 @@ impl Words {
                 ZeroPoints::Floats
             }
         };
-        Ok(Words { n, k, block, packing, zeros })
+        Ok(Words { n, k, packing, zeros })
     }
 
     /// The zero point of a block.
@@ -617,15 +668,18 @@ impl Words {
         match self.zeros {
             ZeroPoints::Number(zero) => zero,
             ZeroPoints::Floats => x[3][row * packing.blocks + block],
-            ZeroPoints::Packed => packing.number_in(packing.zeros_per_row() * row + block, |word| x[3][word]),
+            ZeroPoints::Packed => packing.number_in(packing.zero_bit(row, block), |word| x[3][word]),
+            ZeroPoints::Codes => 0.0,
         }
     }
 
     fn eval(&self, x: &Args<&[f64]>, _: &Call) -> OpResult<Vec<Vec<f64>>> {
-        let (blocks, numbers) = (self.packing.blocks, self.block);
+        let packing = &self.packing;
         let weight = |row: usize, j: usize| {
-            let (block, place) = (j / numbers, row * blocks * numbers + j);
-            (self.packing.number_in(place, |word| x[1][word]) - self.zero(x, row, block)) * x[2][row * blocks + block]
+            let block = j / packing.block;
+            let number = packing.number_in(packing.bit(row, j), |word| x[1][word]);
+            let number = if self.zeros == ZeroPoints::Codes { x[3][number as usize] } else { number };
+            (number - self.zero(x, row, block)) * x[2][row * packing.blocks + block]
         };
         let rows: Vec<Vec<f64>> = (0..self.n).map(|row| (0..self.k).map(|j| weight(row, j)).collect()).collect();
         let dot = |left: &[f64], row: &Vec<f64>| left.iter().zip(row).map(|(a, b)| a * b).sum::<f64>();
@@ -633,34 +687,57 @@ impl Words {
         Ok(vec![lefts.flat_map(|left| rows.iter().map(move |row| dot(left, row))).collect()])
     }
 
-    /// The numbers of words, as floats of some extents.
-    fn numbers<'g>(&self, b: Nodes<'g>, words: Var<'g>) -> OpResult<Var<'g>> {
+    /// The numbers that begin at some bits of words along the last axis.
+    fn numbers<'g>(&self, b: Nodes<'g>, words: Var<'g>, starts: &[usize]) -> OpResult<Var<'g>> {
         let Packing { bits, per_word, flip, .. } = self.packing;
+        let raised = f64::from(self.packing.raised());
+        if !bits.is_power_of_two() {
+            let sign = b.scalar(raised, DType::I32);
+            let numbers = straddling(b, words, bits, 32, starts)?.op("BitwiseXor", &[sign], Attrs::new());
+            return Ok(numbers.cast(DType::F32) - raised);
+        }
+        let mut shape = words.shape()?;
         let shifts = b.numbers(DType::I32, [per_word], 0.0) * bits as f64;
         let attrs = Attrs::new().with("direction", "RIGHT");
         let flip = b.scalar(f64::from(flip as i32), DType::I32);
         let words = words.op("BitwiseXor", &[flip], Attrs::new());
         let shifted = words.unsqueeze(&[-1]).op("BitShift", &[shifts], attrs);
         let mask = b.scalar(f64::from(u32::MAX >> (32 - bits)), DType::I32);
-        let raised = f64::from(self.packing.raised());
-        Ok(shifted.op("BitwiseAnd", &[mask], Attrs::new()).cast(DType::F32) - raised)
+        let numbers = shifted.op("BitwiseAnd", &[mask], Attrs::new()).cast(DType::F32) - raised;
+        let last = shape.len() - 1;
+        shape[last] *= per_word;
+        let all = numbers.shaped(&shape);
+        if starts.iter().enumerate().all(|(place, &start)| start == place * bits) {
+            return Ok(all.part(last, 0..starts.len()));
+        }
+        let places = || starts.iter().map(|&bit| (bit / bits) as f64).collect();
+        Ok(all.gather(b.constant(DType::I64, [starts.len()], places), -1))
+    }
+
+    /// The bits at which the numbers of a row begin.
+    fn starts(&self) -> Vec<usize> {
+        (0..self.packing.blocks * self.packing.block).map(|place| self.packing.bit(0, place)).collect()
     }
 
     /// The rows that indices choose, as floats of the scales' type.
     fn rows<'g>(&self, b: Nodes<'g>, call: &Call, x: &Args<Var<'g>>) -> OpResult<Var<'g>> {
-        let &Words { n, k, block, packing, zeros } = self;
-        let (blocks, dtype) = (packing.blocks, call.dtype(2));
+        let &Words { n, k, packing, zeros } = self;
+        let (blocks, block, dtype) = (packing.blocks, packing.block, call.dtype(2));
         let at = |table: Var<'g>, row: usize| table.shaped(&[n, row]).gather(x[0], 0);
         let of = |rest: &[usize]| [call.shape(0), rest].concat();
-        let numbers = self.numbers(b, at(x[1], blocks * packing.words_per_block))?.shaped(&of(&[blocks, block]));
+        let words = at(x[1], packing.words_per_row);
+        let mut numbers = self.numbers(b, words, &self.starts())?.shaped(&of(&[blocks, block]));
         let each = |value: Var<'g>| value.cast(DType::F32).shaped(&of(&[blocks, 1]));
         let zero = match zeros {
             ZeroPoints::Number(zero) => b.scalar(zero, DType::F32),
             ZeroPoints::Floats => each(at(x[3], blocks)),
             ZeroPoints::Packed => {
-                let words = packing.zero_bytes.div_ceil(4);
-                let all = self.numbers(b, at(x[3], words))?.shaped(&of(&[words * packing.per_word]));
-                each(all.part(call.shape(0).len(), 0..blocks))
+                let starts: Vec<_> = (0..blocks).map(|block| packing.zero_bit(0, block)).collect();
+                each(self.numbers(b, at(x[3], packing.zero_bytes.div_ceil(4)), &starts)?)
+            }
+            ZeroPoints::Codes => {
+                numbers = x[3].cast(DType::F32).gather(numbers.cast(DType::I32), 0);
+                b.scalar(0.0, DType::F32)
             }
         };
         let rows = (numbers - zero) * each(at(x[2], blocks));
@@ -669,27 +746,34 @@ impl Words {
 
     /// The gradients: of a product by weights that are unpacked for it.
     fn grad<'g>(&self, b: Nodes<'g>, call: &Call, back: &Back<'_, 'g>) -> OpResult<Vec<Option<Var<'g>>>> {
-        let (n, k, Packing { blocks, .. }) = (self.n, self.k, self.packing);
-        let zeros = self.packing.zeros_per_row();
-        let split = [n, blocks, self.block];
+        let (n, k, Packing { blocks, block, words_per_row, .. }) = (self.n, self.k, self.packing);
+        let split = [n, blocks, block];
+        let words = back.x[1].shaped(&[n, words_per_row]);
+        let mut numbers = self.numbers(b, words, &self.starts())?.shaped(&split);
+        let mut places = None;
         let each = |value: Var<'g>| value.cast(DType::F32).shaped(&[n, blocks, 1]);
         let zero = match self.zeros {
             ZeroPoints::Number(zero) => b.scalar(zero, DType::F32),
             ZeroPoints::Floats => each(back.x[3]),
             ZeroPoints::Packed => {
-                let all = self.numbers(b, back.x[3])?;
-                let all = all.shaped(&[all.shape()?.numel()]).part(0, 0..n * zeros);
-                each(all.shaped(&[n, zeros]).part(1, 0..blocks))
+                let starts = |row: usize| (0..blocks).map(move |block| self.packing.zero_bit(row, block));
+                each(self.numbers(b, back.x[3], &(0..n).flat_map(starts).collect::<Vec<_>>())?)
+            }
+            ZeroPoints::Codes => {
+                let at = numbers.cast(DType::I32);
+                numbers = back.x[3].cast(DType::F32).gather(at, 0);
+                places = Some(at);
+                b.scalar(0.0, DType::F32)
             }
         };
-        let (above, scale) = (self.numbers(b, back.x[1])?.shaped(&split) - zero, each(back.x[2]));
-        let weights = (above * scale).shaped(&[n, blocks * self.block]).part(1, 0..k);
+        let (above, scale) = (numbers - zero, each(back.x[2]));
+        let weights = (above * scale).shaped(&[n, blocks * block]).part(1, 0..k);
         let rows = call.shape(0).numel() / k.max(1);
         let dy = back.first()?.cast(DType::F32).shaped(&[rows, n]);
         let left = back.x[0].cast(DType::F32).shaped(&[rows, k]);
         // By the weights, filled up to whole blocks.
         let by = dy.transpose(&[1, 0]).matmul(left);
-        let pads = vec![0, 0, 0, (blocks * self.block - k) as i64];
+        let pads = vec![0, 0, 0, (blocks * block - k) as i64];
         let by = by.op("Pad", &[], Attrs::new().with("pads", pads)).shaped(&split);
         let summed = |value: Var<'g>, input: usize| {
             value.reduce_sum(&[2], false).shaped(call.shape(input)).cast(call.dtype(input))
@@ -698,6 +782,14 @@ impl Words {
             vec![Some(dy.matmul(weights).shaped(call.shape(0)).cast(call.dtype(0))), None, Some(summed(by * above, 2))];
         if self.zeros == ZeroPoints::Floats {
             gradients.push(Some(summed(-(by * scale), 3)));
+        }
+        if let Some(places) = places {
+            // Of a code: the sum over all numbers that are its place.
+            let codes = b.numbers(DType::I32, [1, call.shape(3).numel()], 0.0);
+            let len = n * blocks * block;
+            let is_code = places.shaped(&[len, 1]).equal(codes).cast(DType::F32);
+            let each = (by * scale).shaped(&[1, len]).matmul(is_code);
+            gradients.push(Some(each.shaped(call.shape(3)).cast(call.dtype(3))));
         }
         Ok(gradients)
     }
@@ -722,4 +814,79 @@ fn few_bits<'g>(b: Nodes<'g>, call: &Call, x: &Args<Var<'g>>) -> OpResult<Vec<Va
     let weights = b.op("plimsoll.Weights", &inputs, call.attrs.only(BLOCKS));
     let y = x[0].matmul(weights.cast(call.dtype(0)).transpose(&[1, 0]));
     Ok(vec![x.given(BIAS).map_or(y, |bias| y + bias)])
+}
+
+/// What the numbers of four bits stand for in NF4: quantiles of the normal distribution.
+const NF4: [f64; 16] = [
+    -1.0,
+    -0.696_192_800_998_687_7,
+    -0.525_073_051_452_636_7,
+    -0.394_917_488_098_144_53,
+    -0.284_441_381_692_886_35,
+    -0.184_773_430_228_233_34,
+    -0.091_050_036_251_544_95,
+    0.0,
+    0.079_580_299_556_255_34,
+    0.160_930_201_411_247_25,
+    0.246_112_301_945_686_34,
+    0.337_915_241_718_292_24,
+    0.440_709_829_330_444_34,
+    0.562_617_003_917_694_1,
+    0.722_956_836_223_602_3,
+    1.0,
+];
+
+/// What the numbers of four bits stand for in FP4, without a sign, which is the highest bit.
+const FP4: [f64; 8] = [0.0, 0.005_208_333_33, 0.666_666_67, 1.0, 0.333_333_33, 0.5, 0.166_666_67, 0.25];
+
+/// Codes of four bits, in rows.
+pub(crate) struct Codes {
+    /// Rows.
+    pub(crate) n: usize,
+    /// Numbers of a row.
+    pub(crate) k: usize,
+    /// Numbers that share a scale, whatever their rows.
+    pub(crate) block: usize,
+    /// What each number stands for.
+    pub(crate) list: [f64; 16],
+}
+
+impl Codes {
+    /// The codes of a node.
+    pub(crate) fn of(call: &Call) -> OpResult<Codes> {
+        expect_dtype(call, 1, "u8", |d| d == DType::U8)?;
+        scale_type(call, &[0, 2])?;
+        let size = |name: &str| {
+            let given = call.int(name, 0)?;
+            let checked = usize::try_from(given).ok().filter(|n| (1..=1 << 30).contains(n));
+            checked.ok_or_else(|| format!("attribute '{name}': expected 1 or more, found {given}"))
+        };
+        let (n, k, block) = (size("N")?, size("K")?, size("block_size")?);
+        let all = n * k;
+        for (input, len) in [(1, all.div_ceil(2)), (2, all.div_ceil(block))] {
+            expect_shape(call, input, call.shape(input).numel() == len, format_args!("[{len}]"))?;
+        }
+        call.int("training_mode", 0)?;
+        let turned = call.int("transB", 1)?;
+        ensure(turned == 1, || format!("attribute 'transB': expected 1, found {turned}"))?;
+        let list = match call.int("quant_type", 1)? {
+            0 => std::array::from_fn(|number| if number < 8 { FP4[number] } else { -FP4[number - 8] }),
+            1 => NF4,
+            other => return Err(format!("attribute 'quant_type': expected 0 or 1, found {other}")),
+        };
+        Ok(Codes { n, k, block, list })
+    }
+}
+
+fn four_bits<'g>(b: Nodes<'g>, call: &Call, x: &Args<Var<'g>>) -> OpResult<Vec<Var<'g>>> {
+    let Codes { n, k, block, list } = Codes::of(call)?;
+    let (all, blocks) = (n * k, (n * k).div_ceil(block));
+    let bytes = x[1].shaped(&[all.div_ceil(2), 1]);
+    let numbers = b.concat(&[bytes / 16.0, bytes % 16.0], -1).shaped(&[2 * all.div_ceil(2)]).part(0, 0..all);
+    let codes = b.constant(call.dtype(2), [16], || list.to_vec()).gather(numbers.cast(DType::I32), 0);
+    let pads = vec![0, (blocks * block - all) as i64];
+    let codes = codes.op("Pad", &[], Attrs::new().with("pads", pads)).shaped(&[blocks, block]);
+    let weights = codes * x[2].shaped(&[blocks, 1]);
+    let weights = weights.shaped(&[blocks * block]).part(0, 0..all).shaped(&[n, k]);
+    Ok(vec![x[0].matmul(weights.transpose(&[1, 0]))])
 }

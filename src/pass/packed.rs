@@ -2,33 +2,61 @@
 //!
 //! ```text
 //! MatMulNBits (x, words)                          =  MatMulBits (x, words)
+//! MatMulNBits (x, words, g_idx)                   =  MatMulBits (Gather (x, order), words in that order)
+//! MatMulBnb4 (x, codes)                           =  MatMulBits (x, codes in words)
 //! MatMul (x, DequantizeLinear (q, scales))        =  MatMulBits (x, rows of q)       Gemm, too
 //! Gather (DequantizeLinear (q, scales), indices)  =  GatherBits (rows of q, indices)
 //! ```
 //! Rows of `q` are its columns where it is multiplied as it is. They are words at the file's own bytes if they lie there so; else the numbers
-//! are moved while they are loaded, to as many bytes.
+//! are moved while they are loaded, to as many bytes. `g_idx` names the block of each number. Where blocks are equally large, the order sorts
+//! numbers by their blocks; where they are not, weights are unpacked.
 
-use super::Context;
+use super::decompose::decompose;
 use super::quantize::{self, Quantize, Rounded};
+use super::{Context, fold_node};
 use crate::constant::{Constant, Rows};
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::graph::{Graph, Node};
 use crate::kernel::Packing;
 use crate::op::{Attrs, Call, Fact, NodeId, ValueId};
+use crate::ops::Codes;
+use crate::tensor::Tensor;
+use std::collections::HashSet;
 use std::ops::Range;
 use std::sync::Arc;
 
 /// Reads constants of few bits as they are, where a row can.
 pub fn run(graph: &mut Graph, context: &Context) -> Result<()> {
+    expand(graph, context)?;
     for id in graph.order()? {
         match graph.node(id).op_name() {
             "MatMulNBits" => few_bits(graph, context, id)?,
+            "MatMulBnb4" => four_bits(graph, context, id)?,
             "MatMul" | "Gemm" => dequantized_product(graph, context, id)?,
             "Gather" => dequantized_rows(graph, context, id)?,
             "GatherBlockQuantized" => quantized_rows(graph, context, id)?,
             _ => {}
         }
+    }
+    graph.sweep();
+    Ok(())
+}
+
+/// Writes mixtures of experts as the products by numbers of few bits that they are, and computes what these need of constants.
+fn expand(graph: &mut Graph, context: &Context) -> Result<()> {
+    let before = graph.order()?;
+    let mixtures: Vec<_> = before.iter().copied().filter(|&id| graph.node(id).op_name() == "QMoE").collect();
+    if mixtures.is_empty() {
+        return Ok(());
+    }
+    for id in mixtures {
+        decompose(graph, id)?;
+    }
+    graph.sweep();
+    let before: HashSet<_> = before.into_iter().collect();
+    for id in graph.order()?.into_iter().filter(|id| !before.contains(id)) {
+        fold_node(graph, id, &context.decisions)?;
     }
     graph.sweep();
     Ok(())
@@ -45,6 +73,8 @@ pub(super) struct Table {
     /// `[count, blocks]`.
     pub(super) scales: ValueId,
     pub(super) zeros: Zeros,
+    /// Numbers that a row of the file has.
+    pub(super) stored: usize,
 }
 
 /// Numbers that the bytes of a constant hold.
@@ -55,15 +85,21 @@ pub(super) struct Numbers {
     /// Bits that each takes there.
     pub(super) held: usize,
     pub(super) signed: bool,
+    /// True if the first number of a byte is in its highest bits.
+    pub(super) high_first: bool,
+    /// The place in the file's row of each number of a row, if they are moved.
+    pub(super) order: Option<Arc<[u32]>>,
 }
 
 pub(super) enum Zeros {
     /// All are this number.
     Number(i64),
-    /// Numbers of as many bits. The constant has so many in a row, of which the first are the blocks'; or it has them column by column.
-    Packed { bytes: Arc<Constant>, len: usize, transposed: bool },
+    /// Numbers of as many bits, the blocks' first. A row of the constant is so many pieces of some bits; or it has them column by column.
+    Packed { bytes: Arc<Constant>, bits: usize, len: usize, transposed: bool },
     /// Floats, `[count, blocks]`.
     Floats(ValueId),
+    /// None: the numbers are places in this list.
+    Codes(ValueId),
 }
 
 impl Table {
@@ -75,16 +111,17 @@ impl Table {
     /// words if they are to be read row by row.
     fn read(&self, graph: &mut Graph, context: &Context, by_rows: bool) -> Option<(Attrs, Vec<Option<ValueId>>)> {
         let packing = self.packing()?;
-        let Numbers { bytes, bits, held, signed } = &self.numbers;
+        let Numbers { bytes, bits, held, signed, high_first, order } = &self.numbers;
         let dtype = graph.fact(self.scales).dtype;
         if !matches!(dtype, DType::F32 | DType::F16 | DType::BF16) || context.target.storage(dtype).is_err() {
             return None;
         }
-        let row_bytes = 4 * packing.blocks * packing.words_per_block;
-        let in_place = held == bits && !self.transposed && bytes.fact.bytes() == self.count * row_bytes;
+        let (row_bytes, len) = (4 * packing.words_per_row, self.stored);
+        let in_order = !self.transposed && !high_first && order.is_none();
+        let in_place = held == bits && in_order && len * bits == 8 * row_bytes;
         let words = bytes.reinterpreted(Fact::new(DType::I32, [bytes.fact.bytes() / 4])).filter(|_| in_place);
         let words = words.unwrap_or_else(|| {
-            let len = if in_place { row_bytes * 8 / bits } else { self.len };
+            let rest = |order: &Arc<[u32]>| order.iter().copied().chain(order.len() as u32..len as u32).collect();
             bytes.rows(Rows {
                 count: self.count,
                 len,
@@ -92,6 +129,8 @@ impl Table {
                 held: *held,
                 row_bytes,
                 transposed: self.transposed,
+                high_first: *high_first,
+                order: order.as_ref().map(rest),
             })
         });
         let mut attrs = Attrs::new()
@@ -105,9 +144,14 @@ impl Table {
                 None
             }
             Zeros::Floats(zeros) => Some(zeros),
-            Zeros::Packed { ref bytes, len, transposed } => {
+            Zeros::Codes(codes) => {
+                attrs.set("codes", 1i64);
+                Some(codes)
+            }
+            Zeros::Packed { ref bytes, bits, len, transposed } => {
                 let row_bytes = if by_rows { packing.zero_bytes.next_multiple_of(4) } else { packing.zero_bytes };
-                let rows = Rows { count: self.count, len, bits: *bits, held: *bits, row_bytes, transposed };
+                let (count, high_first) = (self.count, false);
+                let rows = Rows { count, len, bits, held: bits, row_bytes, transposed, high_first, order: None };
                 // Their own bytes, if these are whole words.
                 let fact = Fact::new(DType::I32, [rows.bytes().div_ceil(4)]);
                 let in_place = len * bits == 8 * row_bytes && !transposed;
@@ -155,24 +199,65 @@ fn size(graph: &Graph, id: NodeId, name: &str, default: i64) -> usize {
     size.and_then(|size| usize::try_from(size).ok()).unwrap_or(0)
 }
 
+/// The order that sorts the numbers of a row by the blocks that have their scales.
+enum Order {
+    /// They are sorted.
+    Kept,
+    /// The place of each in the file's row.
+    Sorted(Arc<[u32]>),
+    /// The blocks are not equally large.
+    None,
+}
+
+impl Order {
+    /// The order of numbers of which each is listed with its block.
+    fn of(groups: &[i64], block: usize) -> Order {
+        let of_place = |place: usize| (place / block) as i64;
+        if groups.iter().enumerate().all(|(place, &group)| group == of_place(place)) {
+            return Order::Kept;
+        }
+        let mut order: Vec<_> = (0..groups.len() as u32).collect();
+        order.sort_by_key(|&place| groups[place as usize]);
+        if order.iter().enumerate().any(|(place, &from)| groups[from as usize] != of_place(place)) {
+            return Order::None;
+        }
+        Order::Sorted(order.into())
+    }
+}
+
 fn few_bits(graph: &mut Graph, context: &Context, id: NodeId) -> Result<()> {
     let (name, operands) = (graph.node(id).name.clone(), graph.operands(id));
     let given = |input: usize| operands.get(input).copied().flatten();
     let [n, k, bits, block] = [("N", 0), ("K", 0), ("bits", 4), ("block_size", 0)].map(|(n, d)| size(graph, id, n, d));
-    let (Some(left), Some(weights), Some(scales)) = (given(0), given(1), given(2)) else { return Ok(()) };
+    let (Some(mut left), Some(weights), Some(scales)) = (given(0), given(1), given(2)) else { return Ok(()) };
     let (zeros, groups, bias) = (given(3), given(4), given(5));
     let (Ok(packing), Some(bytes)) = (Packing::new(bits, false, block, k), graph.as_constant(weights).cloned()) else {
         return Ok(());
     };
     let packed = |graph: &Graph, zeros: ValueId| {
         let bytes = graph.as_constant(zeros)?.clone();
-        Some(Zeros::Packed { bytes, len: packing.zeros_per_row(), transposed: false })
+        Some(Zeros::Packed { bytes, bits: 8, len: packing.zero_bytes, transposed: false })
     };
     let is_packed = zeros.is_some_and(|zeros| graph.fact(zeros).dtype == DType::U8);
-    if groups.is_some() || is_packed && zeros.and_then(|zeros| graph.as_constant(zeros)).is_none() {
+    if is_packed && zeros.and_then(|zeros| graph.as_constant(zeros)).is_none() {
         return Ok(());
     }
+    let order = match groups {
+        None => Order::Kept,
+        Some(groups) => match graph.as_constant(groups).and_then(|groups| groups.value().ok()?.to_i64()) {
+            Some(groups) => Order::of(&groups[..k], block),
+            None => Order::None,
+        },
+    };
     graph.insert_at(id);
+    let order = match order {
+        Order::Kept => None,
+        Order::Sorted(order) => Some(order),
+        Order::None => {
+            tracing::warn!("node '{name}': its weights are unpacked: expected 'g_idx' with equally large groups");
+            return Ok(());
+        }
+    };
     let of_blocks = [n, packing.blocks];
     let zeros = match zeros {
         None => Some(Zeros::Number(1 << (bits - 1))),
@@ -181,14 +266,58 @@ fn few_bits(graph: &mut Graph, context: &Context, id: NodeId) -> Result<()> {
     };
     let Some(zeros) = zeros else { return Ok(()) };
     let scales = shaped(graph, context, &name, scales, &of_blocks)?;
-    let numbers = Numbers { bytes, bits, held: bits, signed: false };
-    let table = Table { count: n, len: k, block, numbers, transposed: false, scales, zeros };
+    if let Some(order) = &order {
+        let order: Vec<_> = order.iter().map(|&place| i64::from(place)).collect();
+        let order = graph.constant(Constant::new(name.clone(), Tensor::from_i64([k], &order)?));
+        left = context.add(graph, &name, "Gather", &[Some(left), Some(order)], Attrs::new().with("axis", -1i64))?;
+    }
+    let numbers = Numbers { bytes, bits, held: bits, signed: false, high_first: false, order };
+    let stored = packing.blocks * block;
+    let table = Table { count: n, len: k, block, numbers, transposed: false, scales, zeros, stored };
     if let Some(value) = product(graph, context, &name, left, &table)? {
         let value = plus(graph, context, &name, value, bias)?;
         graph.replace(id.output(0), value);
     }
     Ok(())
 }
+
+/// Scales are those of rows' own blocks. Where a block has parts of several rows, or a row's end cuts it, each part is a block.
+fn four_bits(graph: &mut Graph, context: &Context, id: NodeId) -> Result<()> {
+    let (name, operands) = (graph.node(id).name.clone(), graph.operands(id));
+    let [Some(left), Some(codes), Some(scales)] = operands[..] else { return Ok(()) };
+    let Some(Ok(Codes { n, k, block, list })) = graph.with_call(id, Codes::of) else { return Ok(()) };
+    let Some(bytes) = graph.as_constant(codes).cloned() else { return Ok(()) };
+    // The most numbers that rows and blocks are multiples of.
+    let (mut common, mut rest) = (block, k % block);
+    while rest > 0 {
+        (common, rest) = (rest, common % rest);
+    }
+    if common < LEAST_BLOCK {
+        tracing::warn!("node '{name}': its weights are unpacked: expected rows of whole blocks, found {k} and {block}");
+        return Ok(());
+    }
+    graph.insert_at(id);
+    let blocks = k / common;
+    let scales = if common == block {
+        shaped(graph, context, &name, scales, &[n, blocks])?
+    } else {
+        let of: Vec<_> = (0..n * blocks).map(|place| (place * common / block) as i64).collect();
+        let of = graph.constant(Constant::new(name.clone(), Tensor::from_i64([n, blocks], &of)?));
+        let flat = shaped(graph, context, &name, scales, &[(n * k).div_ceil(block)])?;
+        context.add(graph, &name, "Gather", &[Some(flat), Some(of)], Attrs::new().with("axis", 0i64))?
+    };
+    let list = Tensor::from_f64(DType::F32, [list.len()], &list);
+    let zeros = Zeros::Codes(graph.constant(Constant::new("codes", list)));
+    let numbers = Numbers { bytes, bits: 4, held: 4, signed: false, high_first: true, order: None };
+    let table = Table { count: n, len: k, block: common, numbers, transposed: false, scales, zeros, stored: k };
+    if let Some(value) = product(graph, context, &name, left, &table)? {
+        graph.replace(id.output(0), value);
+    }
+    Ok(())
+}
+
+/// The fewest numbers of a part of a block. Smaller ones would have more bytes of scales than of numbers.
+const LEAST_BLOCK: usize = 8;
 
 /// A matrix that `DequantizeLinear` made of constants, perhaps transposed behind that.
 struct Dequantized {
@@ -216,10 +345,24 @@ impl Numbers {
             let call = Call { op, attrs, inputs: &[Some(&bytes.fact)] };
             let (bits, signed) = (call.int("bits", 4).ok()?, call.int("signed", 0).ok()?);
             let bits = usize::try_from(bits).ok()?;
-            return Some(Numbers { bytes: bytes.clone(), bits, held: bits, signed: signed != 0 });
+            return Some(Numbers {
+                bytes: bytes.clone(),
+                bits,
+                held: bits,
+                signed: signed != 0,
+                high_first: false,
+                order: None,
+            });
         }
         let dtype = constant.fact.dtype;
-        dtype.is_byte().then(|| Numbers { bytes: constant.clone(), bits: 8, held: 8, signed: dtype == DType::I8 })
+        dtype.is_byte().then(|| Numbers {
+            bytes: constant.clone(),
+            bits: 8,
+            held: 8,
+            signed: dtype == DType::I8,
+            high_first: false,
+            order: None,
+        })
     }
 }
 
@@ -274,7 +417,7 @@ impl Dequantized {
             },
             Some(zeros) => match Numbers::of(&zeros) {
                 Some(of) if (of.bits, of.signed) == (numbers.bits, numbers.signed) => {
-                    Zeros::Packed { bytes: of.bytes, len: blocks, transposed: turned }
+                    Zeros::Packed { bytes: of.bytes, bits: of.bits, len: blocks, transposed: turned }
                 }
                 _ => return Ok(None),
             },
@@ -290,7 +433,7 @@ impl Dequantized {
             let attrs = Attrs::new().with("shape", &[count, blocks][..]);
             scales = context.add(graph, name, "Expand", &[Some(scales)], attrs)?;
         }
-        Ok(Some(Table { count, len, block, numbers, transposed: along == 0, scales, zeros }))
+        Ok(Some(Table { count, len, block, numbers, transposed: along == 0, scales, zeros, stored: len }))
     }
 }
 
@@ -324,8 +467,17 @@ fn dequantized_product(graph: &mut Graph, context: &Context, id: NodeId) -> Resu
         None => {
             let along = along(false);
             let table = |Rounded { count, len, quantize: Quantize { bits, block }, numbers, scales }| {
-                let numbers = Numbers { bytes: numbers, bits, held: 8, signed: true };
-                Table { count, len, block, numbers, transposed: along == 0, scales, zeros: Zeros::Number(0) }
+                let numbers = Numbers { bytes: numbers, bits, held: 8, signed: true, high_first: false, order: None };
+                Table {
+                    count,
+                    len,
+                    block,
+                    numbers,
+                    transposed: along == 0,
+                    scales,
+                    zeros: Zeros::Number(0),
+                    stored: len,
+                }
             };
             quantize::rounded(graph, context, &name, right, along)?.map(table)
         }
@@ -397,12 +549,18 @@ fn quantized_rows(graph: &mut Graph, context: &Context, id: NodeId) -> Result<()
     let zeros = match given(3) {
         None => Zeros::Number(1 << (bits - 1)),
         Some(zeros) => match graph.as_constant(zeros).cloned() {
-            Some(bytes) => Zeros::Packed { bytes, len: packing.zeros_per_row(), transposed: false },
+            Some(bytes) => Zeros::Packed { bytes, bits: 8, len: packing.zero_bytes, transposed: false },
             None => return Ok(()),
         },
     };
     graph.insert_at(id);
     let scales = shaped(graph, context, &name, scales, &[count, packing.blocks])?;
-    let numbers = Numbers { bytes, bits, held: bits, signed: false };
-    choose(graph, context, id, indices, &Table { count, len, block, numbers, transposed: false, scales, zeros })
+    let numbers = Numbers { bytes, bits, held: bits, signed: false, high_first: false, order: None };
+    choose(
+        graph,
+        context,
+        id,
+        indices,
+        &Table { count, len, block, numbers, transposed: false, scales, zeros, stored: len },
+    )
 }

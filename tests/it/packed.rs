@@ -19,12 +19,25 @@ const KINDS: &[(usize, usize, &str, bool)] = &[
     (8, 16, "packed", false),
     (2, 16, "", false),
     (2, 64, "packed", false),
+    // Numbers that may begin in one word and end in the next, and blocks that may.
+    (3, 32, "packed", false),
+    (3, 16, "", true),
+    (5, 16, "packed", false),
+    (6, 64, "floats", false),
+    (7, 32, "packed", true),
+    (4, 4, "packed", false),
+    (8, 2, "", false),
 ];
 
 const ROWS: usize = 24;
 
 /// A product by `ROWS` rows of `k` numbers, as a file; and the bytes of its initializers.
-fn product(k: usize, (bits, block, zeros, bias): (usize, usize, &str, bool)) -> (onnx::Model, u64) {
+fn product(k: usize, kind: (usize, usize, &str, bool)) -> (onnx::Model, u64) {
+    grouped(k, kind, &[])
+}
+
+/// A product whose numbers are listed with their blocks, unless the list is empty.
+fn grouped(k: usize, (bits, block, zeros, bias): (usize, usize, &str, bool), groups: &[usize]) -> (onnx::Model, u64) {
     let blocks = k.div_ceil(block);
     let mut state = 7u32;
     let mut list = |count: usize, most: u32| {
@@ -59,13 +72,14 @@ fn product(k: usize, (bits, block, zeros, bias): (usize, usize, &str, bool)) -> 
         initializers += &format!(", float[{ROWS}] c = {{{}}}", list(ROWS, 5));
         total += 4 * ROWS;
     }
-    let mut inputs = vec!["x", "b", "s"];
-    if !zero.is_empty() || bias {
-        inputs.push(zero);
+    if !groups.is_empty() {
+        let list = groups.iter().map(usize::to_string).collect::<Vec<_>>().join(", ");
+        initializers += &format!(", int32[{}] g_idx = {{{list}}}", groups.len());
+        total += 4 * groups.len();
     }
-    if bias {
-        inputs.extend(["", "c"]);
-    }
+    let group = if groups.is_empty() { "" } else { "g_idx" };
+    let mut inputs = vec!["x", "b", "s", zero, group, if bias { "c" } else { "" }];
+    inputs.truncate(inputs.iter().rposition(|name| !name.is_empty()).expect("x") + 1);
     let inputs =
         inputs.into_iter().map(|name| if name.is_empty() { "\"\"" } else { name }).collect::<Vec<_>>().join(", ");
     let source = format!(
@@ -75,6 +89,23 @@ fn product(k: usize, (bits, block, zeros, bias): (usize, usize, &str, bool)) -> 
         }}"
     );
     (onnx::Model::new(text::parse(&source, Path::new("m.onnxtxt")).expect("it parses")), total as u64)
+}
+
+/// A product by `ROWS` rows of `k` codes, NF4 or FP4, as a file; and the bytes of its initializers.
+fn codes(k: usize, block: usize, kind: usize) -> (onnx::Model, u64) {
+    let (bytes, scales) = ((ROWS * k).div_ceil(2), (ROWS * k).div_ceil(block));
+    let list = |count: usize, most: usize| {
+        (0..count).map(|i| (i * 37 % 251 % most).to_string()).collect::<Vec<_>>().join(", ")
+    };
+    let source = format!(
+        "<ir_version: 10, opset_import: [\"\" : 20, \"com.microsoft\" : 1]>
+        g (float[m, {k}] x) => (float[m, {ROWS}] y) <uint8[{bytes}] b = {{{}}}, float[{scales}] s = {{{}}}> {{
+            y = com.microsoft.MatMulBnb4 <K = {k}, N = {ROWS}, block_size = {block}, quant_type = {kind}> (x, b, s)
+        }}",
+        list(bytes, 251),
+        list(scales, 9)
+    );
+    (parsed(&source), (bytes + 4 * scales) as u64)
 }
 
 fn graph(model: &onnx::Model, rows: usize) -> Graph {
@@ -96,31 +127,172 @@ fn constants_take_the_bytes_of_the_file() {
     }
 }
 
+/// Compares all backends with the reference, where a graph has so many rows of `k` elements. Constants of a plan take at most `most` bytes.
+fn agrees(name: &str, graph: &Graph, rows: &[usize], most: u64, state: &mut u64) {
+    let x = common::random(state, &rows.into());
+    let expected = reference::run(graph, std::slice::from_ref(&x)).expect("the reference runs");
+    for (backend_name, open) in common::backends() {
+        let backend = open();
+        let prepared = Recipe::default().whole(graph.clone(), backend.target()).expect("the passes run");
+        let (plan, constants) = compile(&prepared, backend.target(), &Limits { memory: None }).expect("it is planned");
+        let found = plan.buffer_bytes(Class::Constant);
+        assert!(found <= most, "{name} on {backend_name}: {found} bytes of {most}");
+        let mut exec = plimsoll::internals::exec::Exec::load(backend, plan, &constants, &|_| {}).expect("it loads");
+        let found = exec.run(std::slice::from_ref(&x)).expect("it runs");
+        common::agrees(&found[0], &expected[0], 1e-5).unwrap_or_else(|e| panic!("{backend_name} {name}: {e}"));
+    }
+}
+
 #[test]
 fn products_are_those_of_the_reference() {
     let mut state = 3;
     for &kind in KINDS {
         // Whole blocks, and a last one that is not.
         for k in [256, 200] {
-            let (model, _) = product(k, kind);
+            let (model, bytes) = product(k, kind);
             for rows in [1, 3, 20] {
-                let graph = graph(&model, rows);
-                let x = common::random(&mut state, &[rows, k].into());
-                let expected = reference::run(&graph, std::slice::from_ref(&x)).expect("the reference runs");
-                for (name, open) in common::backends() {
-                    let backend = open();
-                    let prepared = Recipe::default().whole(graph.clone(), backend.target()).expect("the passes run");
-                    let (plan, constants) =
-                        compile(&prepared, backend.target(), &Limits { memory: None }).expect("it is planned");
-                    let mut exec =
-                        plimsoll::internals::exec::Exec::load(backend, plan, &constants, &|_| {}).expect("it loads");
-                    let found = exec.run(std::slice::from_ref(&x)).expect("it runs");
-                    common::agrees(&found[0], &expected[0], 1e-5)
-                        .unwrap_or_else(|e| panic!("{name} {kind:?} {k}: {e}"));
+                agrees(&format!("{kind:?} {k}"), &graph(&model, rows), &[rows, k], bytes + 4 * 256, &mut state);
+            }
+        }
+    }
+}
+
+/// Blocks that `g_idx` gives: in the order of the numbers, in another one, and of different sizes.
+#[test]
+fn listed_blocks_stay_packed() {
+    let mut state = 4;
+    for &kind in KINDS {
+        for k in [256_usize, 200] {
+            let block = kind.1;
+            let blocks = k.div_ceil(block);
+            let kept: Vec<_> = (0..blocks * block).map(|place| place / block).collect();
+            let moved: Vec<_> = (0..k).map(|place| place * 7 % k / block).collect();
+            let other: Vec<_> = (0..k).map(|place| place * place % blocks).collect();
+            for (groups, is_packed) in [(kept, true), (moved, true), (other, blocks == 1)] {
+                let (model, bytes) = grouped(k, kind, &groups);
+                // The order of the activation has 8 bytes per number.
+                let most = if is_packed { bytes + 8 * k as u64 + 4 * 256 } else { u64::MAX };
+                for rows in [1, 20] {
+                    let name = format!("{kind:?} {k} {:?}", &groups[..5]);
+                    agrees(&name, &graph(&model, rows), &[rows, k], most, &mut state);
                 }
             }
         }
     }
+}
+
+#[test]
+fn codes_stay_packed() {
+    let mut state = 8;
+    for kind in [0, 1] {
+        // Whole blocks; a row that is a part of one; blocks that are cut by the ends of rows; and ones that few numbers are common to.
+        for (k, block) in [(256, 64), (32, 64), (200, 64), (37, 16)] {
+            let (model, bytes) = codes(k, block, kind);
+            let most = if k == 37 { u64::MAX } else { bytes + 4 * 4 * (ROWS * k / 8) as u64 / 4 + 2048 };
+            let most = if k % block == 0 { bytes + 512 } else { most };
+            for rows in [1, 3, 20] {
+                agrees(&format!("{kind} {k} {block}"), &graph(&model, rows), &[rows, k], most, &mut state);
+            }
+        }
+    }
+}
+
+/// A mixture of four experts, of 64 and 32 elements, as a file; and the bytes of its initializers.
+fn mixture(bits: usize, block: Option<usize>, zeros: bool, activation: &str) -> (onnx::Model, u64) {
+    let list = |count: usize, most: usize| {
+        (0..count).map(|i| (i * 37 % 251 % most).to_string()).collect::<Vec<_>>().join(", ")
+    };
+    let (mut initializers, mut total, mut names) = (Vec::new(), 0, vec![String::new(); 13]);
+    let mut add = |name: String, kind: &str, shape: &[usize], port: usize, most: usize| {
+        let count = shape.iter().product::<usize>();
+        initializers.push(format!("{kind}{shape:?} {name} = {{{}}}", list(count, most)));
+        total += count * if kind == "float" { 4 } else { 1 };
+        names[port] = name;
+    };
+    let gates = if activation == "swiglu" { 2 } else { 1 };
+    for (number, n, k, port) in [(1, 32 * gates, 64, 2), (2, 64, 32, 5)] {
+        let blocks = k / block.unwrap_or(k);
+        add(format!("q{number}"), "uint8", &[4, n, k * bits / 8], port, 251);
+        let scales = if block.is_some() { vec![4, n, blocks] } else { vec![4, n] };
+        add(format!("s{number}"), "float", &scales, port + 1, 3);
+        add(format!("b{number}"), "float", &[4, n], port + 2, 5);
+        if zeros {
+            let bytes = (blocks * bits).div_ceil(8);
+            let shape = if block.is_some() { vec![4, n, bytes] } else { vec![4, (n * bits).div_ceil(8)] };
+            add(format!("z{number}"), "uint8", &shape, 10 + number, 251);
+        }
+    }
+    let inputs = names[2..].iter().map(|name| if name.is_empty() { "\"\"" } else { name });
+    let inputs = inputs.collect::<Vec<_>>().join(", ");
+    let block = block.map_or(String::new(), |block| format!(", block_size = {block}"));
+    let source = format!(
+        "<ir_version: 10, opset_import: [\"\" : 20, \"com.microsoft\" : 1]>
+        g (float[m, 64] x, float[m, 4] r) => (float[m, 64] y) <{}> {{
+            y = com.microsoft.QMoE <k = 2, activation_type = \"{activation}\", swiglu_fusion = {}, expert_weight_bits = {bits}{block}>
+                (x, r, {inputs})
+        }}",
+        initializers.join(", "),
+        gates - 1
+    );
+    (parsed(&source), total as u64)
+}
+
+#[test]
+fn experts_stay_packed() {
+    let mut state = 8;
+    for (bits, block, zeros, activation) in [
+        (4, None, false, "swiglu"),
+        (4, Some(16), true, "silu"),
+        (8, Some(16), true, "swiglu"),
+        (8, None, true, "relu"),
+    ] {
+        let (model, bytes) = mixture(bits, block, zeros, activation);
+        for rows in [1, 9] {
+            let graph = graph(&model, rows);
+            let inputs = [64, 4].map(|len| common::random(&mut state, &[rows, len].into()));
+            let expected = reference::run(&graph, &inputs).expect("the reference runs");
+            for (name, open) in common::backends() {
+                let backend = open();
+                let prepared = Recipe::default().whole(graph.clone(), backend.target()).expect("the passes run");
+                let (plan, constants) =
+                    compile(&prepared, backend.target(), &Limits { memory: None }).expect("it is planned");
+                let found = plan.buffer_bytes(Class::Constant);
+                // Zero points that do not fill bytes are floats.
+                let most = bytes + if zeros { 4 * 4 * 128 * 4 } else { 0 } + 16 * 256;
+                assert!(found <= most, "{name} {bits} {block:?}: {found} bytes of {most}");
+                let mut exec =
+                    plimsoll::internals::exec::Exec::load(backend, plan, &constants, &|_| {}).expect("it loads");
+                let found = exec.run(&inputs).expect("it runs");
+                common::agrees(&found[0], &expected[0], 1e-5)
+                    .unwrap_or_else(|e| panic!("{name} {bits} {block:?} {activation}: {e}"));
+            }
+        }
+    }
+}
+
+#[test]
+fn numbers_that_are_no_weights_are_refused() {
+    let of = |bits: usize, block: usize, scales: usize| {
+        let model = parsed(&format!(
+            "<ir_version: 10, opset_import: [\"\" : 20, \"com.microsoft\" : 1]>
+            g (float[m, 32] x) => (float[m, 2] y) <uint8[2, 1, 16] b = {{{}}}, float[{scales}] s = {{{}}}> {{
+                y = com.microsoft.MatMulNBits <K = 32, N = 2, bits = {bits}, block_size = {block}> (x, b, s)
+            }}",
+            ["7"; 32].join(", "),
+            vec!["1"; scales].join(", ")
+        ));
+        onnx::import(&model, &[("m".to_owned(), 1)]).expect_err("it is no product").to_string()
+    };
+    for bits in [1, 9] {
+        let found = of(bits, 32, 2);
+        assert!(found.contains("'y'") && found.contains("expected whole bytes of numbers of 2 to 8 bits"), "{found}");
+    }
+    for (bits, block) in [(0, 32), (4, 0)] {
+        let found = of(bits, block, 2);
+        assert!(found.contains("'y'") && found.contains("expected 1 or more, found 0"), "{found}");
+    }
+    let found = of(4, 32, 3);
+    assert!(found.contains("'y'") && found.contains("'scales': expected [2, 1], found"), "{found}");
 }
 
 /// Words of a file are read from it when a device asks for them: the constant is a part of the mapped file.

@@ -110,11 +110,19 @@ fn broken_templates(template: &Template) -> Vec<Template> {
         Template::Map | Template::MatMul | Template::SumByIndex => Vec::new(),
         &Template::MatMulBits { bits, signed, block, zeros } => {
             let of = |bits, block| Template::MatMulBits { bits, signed, block, zeros };
-            let all = [of(3, block), of(16, block), of(0, block), of(bits, 0), of(bits, 7), of(bits, usize::MAX)];
+            let all = [
+                of(9, block),
+                of(1, block),
+                of(16, block),
+                of(0, block),
+                of(bits, 0),
+                of(bits, 7),
+                of(bits, usize::MAX),
+            ];
             // Other extents, and other operands.
             let zeros = match zeros {
                 ZeroPoints::Floats => ZeroPoints::Packed,
-                ZeroPoints::Packed => ZeroPoints::Floats,
+                ZeroPoints::Packed | ZeroPoints::Codes => ZeroPoints::Floats,
                 ZeroPoints::Number(_) => return all.into(),
             };
             [&all[..], &[of(bits / 2, block), Template::MatMulBits { bits, signed, block, zeros }]].concat()

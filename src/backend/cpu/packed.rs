@@ -21,11 +21,12 @@ pub struct Weights {
     words: Access,
     scales: Floats,
     points: Option<Floats>,
+    codes: Option<Floats>,
     /// Packed zero points.
     zero_words: isize,
 }
 
-/// Floats, one per block of a column.
+/// Floats, one per block of a column, or one per number that there can be.
 struct Floats {
     arg: usize,
     access: Access,
@@ -47,7 +48,7 @@ impl Floats {
     #[inline(always)]
     unsafe fn at(&self, args: &Args, column: usize, block: usize) -> f32 {
         let Access { offset, ref strides, .. } = self.access;
-        let place = offset + column as isize * strides[0] + block as isize * strides[1];
+        let place = offset + column as isize * strides[0] + block as isize * strides.get(1).copied().unwrap_or(0);
         let at = args.at(self.arg, place * self.dtype.size() as isize).cast_const();
         // SAFETY: it is inside the operand, which was checked to span its memory.
         unsafe {
@@ -104,15 +105,16 @@ impl Weights {
         let data = &kernel.reads[0];
         ensure(stored(data)? == Repr::F32, || format!("operand 0 read: products of {}", data.dtype))?;
         let points = (zeros == ZeroPoints::Floats).then(|| Floats::new(kernel, 3)).transpose()?;
+        let codes = (zeros == ZeroPoints::Codes).then(|| Floats::new(kernel, 3)).transpose()?;
         let zero_words = kernel.reads.get(3).filter(|_| zeros == ZeroPoints::Packed).map_or(0, |o| o.access.offset);
         let (words, raised) = (kernel.reads[1].access.clone(), packing.raised() as f32);
-        Ok(Weights { packing, zeros, raised, words, scales: Floats::new(kernel, 2)?, points, zero_words })
+        Ok(Weights { packing, zeros, raised, words, scales: Floats::new(kernel, 2)?, points, codes, zero_words })
     }
 
     /// The first word of a column.
     #[inline(always)]
     fn column(&self, args: &Args, column: usize) -> *const u32 {
-        let words = self.words.offset + (column * self.packing.blocks * self.packing.words_per_block) as isize;
+        let words = self.words.offset + (column * self.packing.words_per_row) as isize;
         args.at(1, words * SIZE).cast_const().cast()
     }
 
@@ -137,12 +139,13 @@ impl Weights {
             // SAFETY: guaranteed by the caller.
             (ZeroPoints::Floats, Some(points)) => unsafe { points.at(args, column, block) + self.raised },
             (ZeroPoints::Packed, _) => {
-                let place = self.packing.zeros_per_row() * column + block;
+                let bit = self.packing.zero_bit(column, block);
                 // SAFETY: it is inside the operand.
                 let word =
                     |at: usize| unsafe { args.at(3, (self.zero_words + at as isize) * SIZE).cast::<u32>().read() };
-                self.packing.number(place, word) as f32
+                self.packing.number(bit, word) as f32
             }
+            (ZeroPoints::Codes, _) => 0.0,
             (ZeroPoints::Floats, None) => unreachable!("zero points that are floats are an operand"),
         }
     }
@@ -152,16 +155,53 @@ impl Produce for Bound<'_> {
     unsafe fn panel(&self, isa: Isa, k: Range<usize>, lanes: Range<usize>, step: usize, panel: *mut f32) {
         assert_eq!(step, PANEL_COLS, "panels of a right operand are padded");
         // SAFETY: guaranteed by the caller.
-        unsafe { widen(isa, self, k, lanes, panel) }
+        unsafe {
+            if self.weights.packing.by_words {
+                widen(isa, self, k, lanes, panel);
+            } else {
+                one_by_one(self, k, lanes, panel);
+            }
+        }
     }
 
     fn few(&self) -> usize {
-        FEW
+        if self.weights.packing.by_words { FEW } else { 0 }
     }
 
     unsafe fn multiply(&self, isa: Isa, few: &FewRows) {
         // SAFETY: guaranteed by the caller.
         unsafe { few_rows(isa, self, few) }
+    }
+}
+
+/// Widens numbers that may begin in one word and end in the next, or that are places in a list.
+///
+/// # Safety
+/// As for [`Produce::panel`].
+unsafe fn one_by_one(from: &Bound, k: Range<usize>, lanes: Range<usize>, panel: *mut f32) {
+    let &Bound { weights, args } = from;
+    let Packing { bits, block, .. } = weights.packing;
+    let mut codes = [0.0; 256];
+    for (place, code) in codes[..1 << bits].iter_mut().enumerate() {
+        // SAFETY: the operand has a code for each number.
+        *code = unsafe { weights.codes.as_ref().map_or(place as f32, |codes| codes.at(args, place, 0)) };
+    }
+    for lane in 0..PANEL_COLS {
+        let column = lanes.start + lane;
+        for p in k.clone() {
+            // SAFETY: the column has the number, and the panel the place.
+            unsafe {
+                let number = if lane < lanes.len() {
+                    let words = weights.column(args, column);
+                    let number = weights.packing.number(p * bits, |at| words.add(at).read());
+                    let above = codes[number as usize] - weights.zero(args, column, p / block);
+                    above * weights.scale(args, column, p / block)
+                } else {
+                    0.0
+                };
+                panel.add((p - k.start) * PANEL_COLS + lane).write(number);
+            }
+        }
     }
 }
 

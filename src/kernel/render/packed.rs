@@ -16,12 +16,20 @@ impl Module<'_> {
         body.push(format!("return {value};"));
         self.function("a", &matrix(["m", "k"]), Some(self.value[0]), body);
         self.numbers();
-        let body = vec![
-            "let block = k / (BLOCK * PER);".into(),
-            "let word = words(n * WORDS + k / PER);".into(),
-            "let number = f32((word >> u32(k % PER * BITS)) & MASK);".into(),
-            "return (number - zero_point(n, block)) * scale(n, block);".into(),
-        ];
+        let (packing, zeros) = self.kernel.packing();
+        let body = if packing.by_words {
+            vec![
+                "let block = k / (BLOCK * PER);".into(),
+                "let word = words(n * WORDS + k / PER);".into(),
+                "let number = f32((word >> u32(k % PER * BITS)) & MASK);".into(),
+                "return (number - zero_point(n, block)) * scale(n, block);".into(),
+            ]
+        } else {
+            let of = if zeros == ZeroPoints::Codes { "code(number)" } else { "(f32(number) - zero_point(n, block))" };
+            let mut body = one_by_one("k * BITS", |at| format!("words(n * WORDS + {at})"));
+            body.extend(["let block = k / BLOCK;".into(), format!("return {of} * scale(n, block);")]);
+            body
+        };
         self.function("b", &matrix(["k", "n"]), Some(F32), body);
         match tiling {
             Tiling::Mma { .. } => {
@@ -48,16 +56,16 @@ impl Module<'_> {
     /// have it flipped, and zero points are larger by as much.
     fn numbers(&mut self) {
         let (packing, zeros) = self.kernel.packing();
-        let flipped = |word: &str| if packing.flip == 0 { word.to_owned() } else { format!("{word} ^ FLIP") };
-        self.ints(&[
-            ("WORDS", packing.blocks * packing.words_per_block),
-            ("BLOCK", packing.words_per_block),
-            ("PER", packing.per_word),
-            ("BITS", packing.bits),
-            ("MASK", (1 << packing.bits) - 1),
-        ]);
-        self.int("FLIP", packing.flip as i32 as isize);
         let raised = packing.raised();
+        let flips = packing.by_words && packing.flip != 0;
+        let flipped = |word: &str| if flips { format!("{word} ^ FLIP") } else { word.to_owned() };
+        self.ints(&[("WORDS", packing.words_per_row), ("BITS", packing.bits), ("MASK", (1 << packing.bits) - 1)]);
+        if packing.by_words {
+            self.ints(&[("BLOCK", packing.words_per_block), ("PER", packing.per_word)]);
+            self.int("FLIP", packing.flip as i32 as isize);
+        } else {
+            self.ints(&[("BLOCK", packing.block), ("RAISED", raised as usize)]);
+        }
         self.reader("words", 1, vec![over("at", &self.access(1).shape, 0..1)], &["at"], &flipped);
         let per_block = |module: &Self, slot: usize| {
             let shape = &module.access(slot).shape;
@@ -78,13 +86,24 @@ impl Module<'_> {
             }
             ZeroPoints::Packed => {
                 self.reader("zero_words", 3, vec![over("at", &self.access(3).shape, 0..1)], &["at"], &flipped);
-                self.int("ZEROS", packing.zeros_per_row() as isize);
-                let body = vec![
-                    "let place = column * ZEROS + block;".into(),
-                    "let word = zero_words(place / PER);".into(),
-                    "return f32((word >> u32(place % PER * BITS)) & MASK);".into(),
-                ];
+                let body = if packing.by_words {
+                    self.int("ZEROS", (8 * packing.zero_bytes / packing.bits) as isize);
+                    vec![
+                        "let place = column * ZEROS + block;".into(),
+                        "let word = zero_words(place / PER);".into(),
+                        "return f32((word >> u32(place % PER * BITS)) & MASK);".into(),
+                    ]
+                } else {
+                    self.int("ZEROS", 8 * packing.zero_bytes as isize);
+                    let mut body = one_by_one("column * ZEROS + block * BITS", |at| format!("zero_words({at})"));
+                    body.push("return f32(number);".into());
+                    body
+                };
                 self.reading("zero_point", &arguments, F32, body);
+            }
+            ZeroPoints::Codes => {
+                let space = vec![over("number", &self.access(3).shape, 0..1)];
+                self.reader("code", 3, space, &["number"], &|code| code.to_owned());
             }
         }
     }
@@ -146,4 +165,16 @@ impl Module<'_> {
             Dialect::Cuda => self.wide_function(name, arguments, result.name().into(), body),
         }
     }
+}
+
+/// Statements that read the number at a bit, which may begin in one word and end in the next.
+fn one_by_one(bit: &str, word: impl Fn(&str) -> String) -> Vec<String> {
+    vec![
+        format!("let bit = {bit};"),
+        format!("let first = u32({});", word("bit / 32")),
+        format!("let last = u32({});", word("(bit + BITS - 1) / 32")),
+        "let by = u32(bit % 32);".into(),
+        // If these are one word, what the second part moves is above the number.
+        "let number = (i32((first >> by) | ((last << 1u) << (31u - by))) & MASK) ^ RAISED;".into(),
+    ]
 }

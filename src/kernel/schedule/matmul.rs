@@ -224,6 +224,7 @@ impl Tiling {
             ],
             Tiling::Bits { rows, threads } => vec![
                 bits,
+                (p.packing.is_some_and(|packing| packing.by_words), "its numbers are read one by one"),
                 (BITS_ROWS.contains(&rows), "expected 1, 2, 4 or 8 rows"),
                 (threads >= BITS_TEAM && power(threads, 256), "expected workgroups of 32 to 256 invocations"),
             ],

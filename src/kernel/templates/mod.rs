@@ -56,11 +56,11 @@ pub enum Template {
     /// exact.
     MatMul,
     /// Product by numbers of few bits: reads\[0\] is `[batch.., m, k]`, shape `[batch.., m, n]`. reads\[1\] are words of 32 bits with `n`
-    /// rows of `k` numbers, filled up to whole blocks, the first number of a word in its lowest bits. reads\[2\] are scales
-    /// `[n, blocks]`, and reads\[3\] zero points, if they are no number: a number `q` stands for `(q - zero) * scale` of its block. Sums are
-    /// in `f32`.
+    /// rows of `k` numbers, filled up to whole blocks and then to whole words, the first number of a word in its lowest bits. reads\[2\] are scales
+    /// `[n, blocks]`, and reads\[3\] zero points, if they are no number: a number `q` stands for `(q - zero) * scale` of its block, or for
+    /// `codes[q] * scale` if reads\[3\] are codes. Sums are in `f32`.
     MatMulBits {
-        /// Bits of a number: 2, 4 or 8.
+        /// Bits of a number, 2 to 8.
         bits: usize,
         /// True if they have a sign, in their highest bit.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]

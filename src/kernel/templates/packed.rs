@@ -12,9 +12,11 @@ pub enum ZeroPoints {
     Packed,
     /// Floats, one per block.
     Floats,
+    /// None: a number is a place in a list of floats, which has what it stands for before it is scaled.
+    Codes,
 }
 
-/// How numbers of few bits lie in words of 32 bits, the first in the lowest bits.
+/// How numbers of few bits lie in words of 32 bits, the first in the lowest bits. Each row begins in a word of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Packing {
     /// Bits of a number.
@@ -22,10 +24,16 @@ pub struct Packing {
     /// The bits of a word that are flipped before numbers are read: of those with a sign, the highest ones. What is read is then larger by
     /// [`raised`](Self::raised), and has no sign.
     pub flip: u32,
-    /// Numbers of a word.
+    /// Numbers of a block.
+    pub block: usize,
+    /// True if kernels read them word by word: all numbers of a word are whole, and of one block, and affine. Others are read one by one.
+    pub by_words: bool,
+    /// Numbers of a word, if they are whole.
     pub per_word: usize,
-    /// Words of a block.
+    /// Words of a block, if it has whole ones.
     pub words_per_block: usize,
+    /// Words of a row.
+    pub words_per_row: usize,
     /// Blocks of a row.
     pub blocks: usize,
     /// Bytes of a row's packed zero points.
@@ -38,18 +46,22 @@ impl Packing {
     /// # Errors
     /// What is not possible of it.
     pub fn new(bits: usize, signed: bool, block: usize, k: usize) -> Result<Packing, String> {
-        ensure(matches!(bits, 2 | 4 | 8), || format!("expected numbers of 2, 4 or 8 bits, found {bits}"))?;
-        ensure(block > 0 && block <= MOST_EXTENT && (block * bits).is_multiple_of(32), || {
-            format!("expected blocks of whole words of 32 bits, found {block} numbers of {bits} bits")
+        ensure((2..=8).contains(&bits), || format!("expected numbers of 2 to 8 bits, found {bits}"))?;
+        ensure(block > 0 && block <= MOST_EXTENT && (block * bits).is_multiple_of(8), || {
+            format!("expected blocks of whole bytes, found {block} numbers of {bits} bits")
         })?;
         let blocks = k.div_ceil(block);
-        let (words_per_block, zero_bytes) = (block * bits / 32, (blocks * bits).div_ceil(8));
-        let highest = (u32::MAX / (u32::MAX >> (32 - bits))) << (bits - 1);
+        let zero_bytes = (blocks * bits).div_ceil(8);
+        let words_per_row = blocks.checked_mul(block * bits).ok_or("more numbers than can be counted")?.div_ceil(32);
+        let highest = (u32::MAX / (u32::MAX >> (32 - bits))).wrapping_shl(bits as u32 - 1);
         Ok(Packing {
             bits,
             flip: if signed { highest } else { 0 },
+            block,
+            by_words: bits.is_power_of_two() && (block * bits).is_multiple_of(32),
             per_word: 32 / bits,
-            words_per_block,
+            words_per_block: block * bits / 32,
+            words_per_row,
             blocks,
             zero_bytes,
         })
@@ -65,15 +77,29 @@ impl Packing {
         if self.flip == 0 { 0 } else { 1 << (self.bits - 1) }
     }
 
-    /// The number at a place of a list of words, larger by [`raised`](Self::raised).
-    pub fn number(&self, place: usize, word: impl FnOnce(usize) -> u32) -> u32 {
-        let word = word(place / self.per_word) ^ self.flip;
-        word >> (place % self.per_word * self.bits) & (u32::MAX >> (32 - self.bits))
+    /// The bit at which a number of a row begins.
+    pub fn bit(&self, row: usize, place: usize) -> usize {
+        32 * self.words_per_row * row + place * self.bits
     }
 
-    /// The number at a place of a list of words that are held as floats.
-    pub fn number_in(&self, place: usize, word: impl FnOnce(usize) -> f64) -> f64 {
-        f64::from(self.number(place, |at| word(at) as i64 as u32)) - f64::from(self.raised())
+    /// The bit at which the packed zero point of a row's block begins.
+    pub fn zero_bit(&self, row: usize, block: usize) -> usize {
+        8 * self.zero_bytes * row + block * self.bits
+    }
+
+    /// The number that begins at a bit of a list of words, larger by [`raised`](Self::raised).
+    pub fn number(&self, bit: usize, mut word: impl FnMut(usize) -> u32) -> u32 {
+        let (at, shift) = (bit / 32, bit % 32);
+        let mut number = word(at) >> shift;
+        if shift + self.bits > 32 {
+            number |= word(at + 1) << (32 - shift);
+        }
+        number & (u32::MAX >> (32 - self.bits)) ^ self.raised()
+    }
+
+    /// The number that begins at a bit of a list of words that are held as floats.
+    pub fn number_in(&self, bit: usize, mut word: impl FnMut(usize) -> f64) -> f64 {
+        f64::from(self.number(bit, |at| word(at) as i64 as u32)) - f64::from(self.raised())
     }
 }
 
@@ -82,7 +108,9 @@ impl Template {
     pub fn packing(&self, k: usize) -> Option<Result<(Packing, ZeroPoints), String>> {
         match *self {
             Template::MatMulBits { bits, signed, block, zeros } => {
-                Some(Packing::new(bits, signed, block, k).map(|packing| (packing, zeros)))
+                let of =
+                    |packing: Packing| Packing { by_words: packing.by_words && zeros != ZeroPoints::Codes, ..packing };
+                Some(Packing::new(bits, signed, block, k).map(|packing| (of(packing), zeros)))
             }
             _ => None,
         }
@@ -115,8 +143,11 @@ pub(super) static MATMUL_BITS: TemplateDef = TemplateDef {
         kernel.reads_axes(0, shape.len())?;
         let k = reads[0].access.shape[batch.len() + 1];
         let (packing, zeros) = kernel.template.packing(k).unwrap_or_else(|| mismatch(&kernel.template))?;
-        let filled = packing.blocks.saturating_mul(packing.words_per_block * packing.per_word);
-        let largest = m.max(n).max(filled).max(n.saturating_mul(packing.zeros_per_row()));
+        let filled = packing.blocks.saturating_mul(packing.block);
+        // Numbers that are read one by one are found by their first bit.
+        let unit = if packing.by_words { 1 } else { packing.bits };
+        let zeros_of = if zeros == ZeroPoints::Packed { 8 * packing.zero_bytes / packing.bits } else { 0 };
+        let largest = m.max(n).max(filled.max(n.saturating_mul(zeros_of)).saturating_mul(unit));
         ensure(largest <= MOST_EXTENT, || format!("a product of {m} by {k} by {n} is too large"))?;
         kernel.reads_extents(0, &[batch, &[m, k]].concat())?;
         let words = |operand: usize, bytes: usize| {
@@ -134,12 +165,19 @@ pub(super) static MATMUL_BITS: TemplateDef = TemplateDef {
             })
         };
         ensure(is_small_float(reads[0].dtype), || format!("expected f32, f16 or bf16, found {}", reads[0].dtype))?;
-        words(1, 4 * n * packing.blocks * packing.words_per_block)?;
+        words(1, 4 * n * packing.words_per_row)?;
         floats(2)?;
         match zeros {
             ZeroPoints::Number(_) => Ok(()),
             ZeroPoints::Packed => words(3, n * packing.zero_bytes),
             ZeroPoints::Floats => floats(3),
+            ZeroPoints::Codes => {
+                kernel.reads_extents(3, &[1 << packing.bits])?;
+                ensure(packing.flip == 0, || "expected numbers without a sign, which are places".to_owned())?;
+                ensure(is_small_float(reads[3].dtype), || {
+                    format!("operand 3 read: expected f32, f16 or bf16, found {}", reads[3].dtype)
+                })
+            }
         }
     },
     axis_of: |kernel, operand, axis| match operand {
@@ -154,15 +192,12 @@ pub(super) static MATMUL_BITS: TemplateDef = TemplateDef {
             let template = Template::MatMulBits { bits, signed, block, zeros };
             let packing = Packing::new(bits, signed, block, k).expect("a sample");
             let words = |count| Operand { dtype: DType::I32, ..floats(&[count]) };
-            let mut reads = vec![
-                floats(&[m, k]),
-                words(n * packing.blocks * packing.words_per_block),
-                floats(&[n, packing.blocks]),
-            ];
+            let mut reads = vec![floats(&[m, k]), words(n * packing.words_per_row), floats(&[n, packing.blocks])];
             match zeros {
                 ZeroPoints::Number(_) => {}
                 ZeroPoints::Packed => reads.push(words((n * packing.zero_bytes).div_ceil(4))),
                 ZeroPoints::Floats => reads.push(floats(&[n, packing.blocks])),
+                ZeroPoints::Codes => reads.push(floats(&[1 << bits])),
             }
             sample(template, &[m, n], reads, Expr::input(0, DType::F32))
         };
@@ -174,6 +209,12 @@ pub(super) static MATMUL_BITS: TemplateDef = TemplateDef {
             of((8, true), 16, ZeroPoints::Number(0.0), [3, 20, 5]),
             of((4, true), 16, ZeroPoints::Packed, [1, 48, 5]),
             of((2, true), 16, ZeroPoints::Floats, [2, 16, 3]),
+            of((3, false), 16, ZeroPoints::Packed, [2, 40, 5]),
+            of((5, true), 32, ZeroPoints::Packed, [1, 70, 3]),
+            of((6, false), 16, ZeroPoints::Number(32.0), [3, 33, 4]),
+            of((7, false), 8, ZeroPoints::Floats, [2, 40, 3]),
+            of((4, false), 4, ZeroPoints::Packed, [2, 18, 3]),
+            of((4, false), 16, ZeroPoints::Codes, [2, 40, 5]),
         ]
     },
     ..PLAIN
@@ -187,22 +228,22 @@ fn is_small_float(dtype: DType) -> bool {
 fn product(kernel: &Kernel, index: &[usize], elements: &mut Elements) -> Row {
     let [row @ .., column] = index else { panic!("a product has at least two axes") };
     let (packing, zeros) = kernel.packing();
-    let numbers = packing.words_per_block * packing.per_word;
     let left = elements.along(0, &[row, &[0]].concat(), row.len());
     let mut sum = 0.0;
     for block in 0..packing.blocks {
         let zero = match zeros {
             ZeroPoints::Number(zero) => zero,
             ZeroPoints::Floats => elements.at(3, &[*column, block]),
-            ZeroPoints::Packed => {
-                let place = packing.zeros_per_row() * column + block;
-                packing.number_in(place, |word| elements.at(3, &[word]))
-            }
+            ZeroPoints::Packed => packing.number_in(packing.zero_bit(*column, block), |word| elements.at(3, &[word])),
+            ZeroPoints::Codes => 0.0,
         };
         let scale = elements.at(2, &[*column, block]);
-        for (j, x) in left.iter().enumerate().skip(block * numbers).take(numbers) {
-            let place = column * packing.blocks * numbers + j;
-            sum += x * (packing.number_in(place, |word| elements.at(1, &[word])) - zero) * scale;
+        for (j, x) in left.iter().enumerate().skip(block * packing.block).take(packing.block) {
+            let mut number = packing.number_in(packing.bit(*column, j), |word| elements.at(1, &[word]));
+            if zeros == ZeroPoints::Codes {
+                number = elements.at(3, &[number as usize]);
+            }
+            sum += x * (number - zero) * scale;
         }
     }
     single(sum)

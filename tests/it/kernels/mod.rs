@@ -330,20 +330,22 @@ fn few_bits(c: &mut Cases) {
         (4, true, 32, ZeroPoints::Number(-1.0), 33),
         (2, true, 16, ZeroPoints::Number(0.0), 20),
         (2, false, 64, ZeroPoints::Packed, 40),
+        (3, false, 16, ZeroPoints::Packed, 33),
+        (5, true, 32, ZeroPoints::Number(0.0), 1),
+        (7, false, 16, ZeroPoints::Floats, 70),
+        (4, false, 4, ZeroPoints::Packed, 12),
+        (4, false, 32, ZeroPoints::Codes, 40),
     ];
     for (bits, signed, block, zeros, m) in of {
         let (k, n) = (200, 21);
         let packing = Packing::new(bits, signed, block, k).expect("blocks of whole words");
         let words = |count| typed(DType::I32, dense(&[count]));
-        let mut reads = vec![
-            f32s(dense(&[m, k])),
-            words(n * packing.blocks * packing.words_per_block),
-            f32s(dense(&[n, packing.blocks])),
-        ];
+        let mut reads = vec![f32s(dense(&[m, k])), words(n * packing.words_per_row), f32s(dense(&[n, packing.blocks]))];
         match zeros {
             ZeroPoints::Number(_) => {}
             ZeroPoints::Packed => reads.push(words((n * packing.zero_bytes).div_ceil(4))),
             ZeroPoints::Floats => reads.push(f32s(dense(&[n, packing.blocks]))),
+            ZeroPoints::Codes => reads.push(f32s(dense(&[1 << bits]))),
         }
         let template = Template::MatMulBits { bits, signed, block, zeros };
         let case = c.add(&format!("few bits {bits} {m}"), template, &[m, n], reads, &[x(0) * 0.5]);

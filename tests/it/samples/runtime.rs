@@ -121,7 +121,7 @@ fn weights() -> Vec<Sample> {
     let packed = |s: Sample, words: usize| s.input(I32, &[words], -2147483648.0, 2147483647.0);
     let words = |n: usize, k: usize, block: usize, bits: usize| {
         let blocks = k.div_ceil(block);
-        packed(call("plimsoll.MatMulBits", &[&[2, 3, k]]), n * blocks * block * bits / 32)
+        packed(call("plimsoll.MatMulBits", &[&[2, 3, k]]), n * (blocks * block * bits).div_ceil(32))
             .input(F32, &[n, blocks], 0.01, 0.1)
             .attr("N", n as i64)
             .attr("bits", bits as i64)
@@ -130,7 +130,7 @@ fn weights() -> Vec<Sample> {
     let rows = |n: usize, k: usize, block: usize, bits: usize| {
         let blocks = k.div_ceil(block);
         let s = Sample::new("plimsoll.GatherBits").input(I64, &[2, 3], -(n as f64), n as f64 - 1.0);
-        packed(s, n * blocks * block * bits / 32)
+        packed(s, n * (blocks * block * bits).div_ceil(32))
             .input(F32, &[n, blocks], 0.01, 0.1)
             .attr("N", n as i64)
             .attr("K", k as i64)
@@ -168,6 +168,14 @@ fn weights() -> Vec<Sample> {
         words(6, 33, 16, 8).attr("signed", 1).attr("zero", -3),
         words(6, 40, 16, 2).attr("zero", 1),
         packed(words(6, 40, 16, 4), 3).attr("signed", 1),
+        packed(words(6, 40, 16, 3), 3),
+        packed(words(5, 33, 16, 5), 3).attr("signed", 1),
+        words(6, 40, 8, 7).input(F32, &[6, 5], 3.0, 9.0),
+        words(6, 40, 16, 4).input(F32, &[16], -1.0, 1.0).attr("codes", 1),
+        packed(rows(6, 40, 16, 3), 6).attr("signed", 1),
+        rows(6, 40, 16, 4).input(F32, &[16], -1.0, 1.0).attr("codes", 1),
+        row(6, 40, 16, 3),
+        bytes(row(6, 40, 16, 6), U8, &[6, 3]),
         rows(6, 40, 16, 4).attr("signed", 1).attr("zero", -8),
         packed(rows(6, 33, 16, 8), 6).attr("signed", 1),
         rows(5, 70, 32, 4).input(F32, &[5, 3], 3.0, 9.0),
