@@ -21,11 +21,21 @@ pub enum DType {
     U16,
     U8,
     Bool,
+    I4,
+    U4,
+    I2,
+    U2,
+    F8E4M3FN,
+    F8E4M3FNUZ,
+    F8E5M2,
+    F8E5M2FNUZ,
+    F8E8M0,
+    F4E2M1,
 }
 
 impl DType {
     /// Every element type.
-    pub const ALL: [DType; 13] = [
+    pub const ALL: [DType; 23] = [
         DType::F32,
         DType::F16,
         DType::BF16,
@@ -39,15 +49,60 @@ impl DType {
         DType::U16,
         DType::U8,
         DType::Bool,
+        DType::I4,
+        DType::U4,
+        DType::I2,
+        DType::U2,
+        DType::F8E4M3FN,
+        DType::F8E4M3FNUZ,
+        DType::F8E5M2,
+        DType::F8E5M2FNUZ,
+        DType::F8E8M0,
+        DType::F4E2M1,
     ];
 
-    /// Bytes of one element in host memory.
+    /// Bytes of one element in memory. One of less than 8 bits has a byte of its own there; in files, several share one.
     pub const fn size(self) -> usize {
         match self {
             DType::F64 | DType::I64 | DType::U64 => 8,
             DType::F32 | DType::I32 | DType::U32 => 4,
             DType::F16 | DType::BF16 | DType::I16 | DType::U16 => 2,
-            DType::U8 | DType::I8 | DType::Bool => 1,
+            _ => 1,
+        }
+    }
+
+    /// Bits that tell the elements apart.
+    pub const fn bits(self) -> usize {
+        match self {
+            DType::I4 | DType::U4 | DType::F4E2M1 => 4,
+            DType::I2 | DType::U2 => 2,
+            other => 8 * other.size(),
+        }
+    }
+
+    /// True for types that are stored and not computed with: integers of less than 8 bits, and floats of at most 8.
+    pub const fn is_narrow(self) -> bool {
+        !matches!(self.held(), held if held as u8 == self as u8)
+    }
+
+    /// True for floats of at most 8 bits.
+    pub const fn is_narrow_float(self) -> bool {
+        self.is_narrow() && !matches!(self, DType::I4 | DType::U4 | DType::I2 | DType::U2)
+    }
+
+    /// The type that holds elements of a [narrow](Self::is_narrow) one: an integer as such, a float as its code. Others hold themselves.
+    pub const fn held(self) -> DType {
+        match self {
+            DType::I4 | DType::I2 => DType::I8,
+            DType::U4
+            | DType::U2
+            | DType::F8E4M3FN
+            | DType::F8E4M3FNUZ
+            | DType::F8E5M2
+            | DType::F8E5M2FNUZ
+            | DType::F8E8M0
+            | DType::F4E2M1 => DType::U8,
+            other => other,
         }
     }
 
@@ -67,6 +122,16 @@ impl DType {
             DType::U16 => "u16",
             DType::U8 => "u8",
             DType::Bool => "bool",
+            DType::I4 => "i4",
+            DType::U4 => "u4",
+            DType::I2 => "i2",
+            DType::U2 => "u2",
+            DType::F8E4M3FN => "f8e4m3fn",
+            DType::F8E4M3FNUZ => "f8e4m3fnuz",
+            DType::F8E5M2 => "f8e5m2",
+            DType::F8E5M2FNUZ => "f8e5m2fnuz",
+            DType::F8E8M0 => "f8e8m0",
+            DType::F4E2M1 => "f4e2m1",
         }
     }
 
@@ -91,6 +156,16 @@ impl DType {
             DType::U32 => 12,
             DType::U64 => 13,
             DType::BF16 => 16,
+            DType::F8E4M3FN => 17,
+            DType::F8E4M3FNUZ => 18,
+            DType::F8E5M2 => 19,
+            DType::F8E5M2FNUZ => 20,
+            DType::U4 => 21,
+            DType::I4 => 22,
+            DType::F4E2M1 => 23,
+            DType::F8E8M0 => 24,
+            DType::U2 => 25,
+            DType::I2 => 26,
         }
     }
 
@@ -99,7 +174,7 @@ impl DType {
         Self::ALL.into_iter().find(|d| d.onnx() == number)
     }
 
-    /// The least and the greatest value, which are infinite for floating-point types.
+    /// The least and the greatest value, which are infinite for floating-point types of at least 16 bits.
     pub const fn range(self) -> (f64, f64) {
         match self {
             DType::I64 => (i64::MIN as f64, i64::MAX as f64),
@@ -111,6 +186,14 @@ impl DType {
             DType::U16 => (0.0, u16::MAX as f64),
             DType::U8 => (u8::MIN as f64, u8::MAX as f64),
             DType::Bool => (0.0, 1.0),
+            DType::I4 => (-8.0, 7.0),
+            DType::U4 => (0.0, 15.0),
+            DType::I2 => (-2.0, 1.0),
+            DType::U2 => (0.0, 3.0),
+            DType::F8E4M3FN => (-448.0, 448.0),
+            DType::F8E4M3FNUZ => (-240.0, 240.0),
+            DType::F8E5M2 | DType::F8E5M2FNUZ => (-57344.0, 57344.0),
+            DType::F4E2M1 => (-6.0, 6.0),
             _ => (f64::NEG_INFINITY, f64::INFINITY),
         }
     }
@@ -147,6 +230,21 @@ impl DType {
     /// True for integers of one byte.
     pub const fn is_byte(self) -> bool {
         matches!(self, DType::U8 | DType::I8)
+    }
+
+    /// True for floats of any number of bits.
+    pub const fn is_real(self) -> bool {
+        self.is_float() || self.is_narrow_float()
+    }
+
+    /// True for integers of any number of bits; `bool` is not one.
+    pub const fn is_whole(self) -> bool {
+        self.is_int() || self.is_narrow() && !self.is_narrow_float()
+    }
+
+    /// True for floats and integers that are computed with.
+    pub const fn is_number(self) -> bool {
+        self.is_float() || self.is_int()
     }
 
     /// True for integer types; `bool` is not one.

@@ -65,6 +65,7 @@ mod file;
 mod graph;
 mod hash;
 mod kernel;
+mod narrow;
 mod npy;
 mod npz;
 mod onnx;

@@ -109,12 +109,17 @@ pub fn read_from(file: &mut impl Read, length: u64) -> io::Result<Tensor> {
     Ok(made(shape, bytes)?.transposed())
 }
 
-/// Writes an `.npy` file. A reader never sees a part of it. `bf16` is written as `f4`.
+/// Writes an `.npy` file. A reader never sees a part of it. `bf16` and floats of at most 8 bits are written as `f4`, integers of less than 8 bits
+/// as `i1` and `u1`.
 ///
 /// # Errors
 /// The file cannot be written.
 pub fn write(path: &Path, tensor: &Tensor) -> Result<()> {
-    let stored = if tensor.dtype() == DType::BF16 { DType::F32 } else { tensor.dtype() };
+    let stored = match tensor.dtype() {
+        DType::BF16 => DType::F32,
+        narrow if narrow.is_narrow_float() => DType::F32,
+        other => other.held(),
+    };
     let (descr, _) = TYPES.iter().find(|(_, dtype)| *dtype == stored).expect("every other type has a name");
     let header = Header { descr: (*descr).into(), fortran: false, shape: tensor.shape().to_vec() };
     file::write_whole(path, "write the array", |file| {
@@ -124,6 +129,9 @@ pub fn write(path: &Path, tensor: &Tensor) -> Result<()> {
                 let value: bf16 = bytemuck::pod_read_unaligned(element);
                 file.write_all(&value.to_f32().to_le_bytes())
             }),
+            narrow if narrow.is_narrow_float() => {
+                tensor.to_f64().into_iter().try_for_each(|value| file.write_all(&(value as f32).to_le_bytes()))
+            }
             DType::Bool => tensor.bytes().iter().try_for_each(|&byte| file.write_all(&[u8::from(byte != 0)])),
             _ => file.write_all(tensor.bytes()),
         }

@@ -344,10 +344,10 @@ impl Target {
     /// # Errors
     /// The device has no type that can store the values.
     pub fn storage(&self, dtype: DType) -> Result<DType> {
-        match (self.family, dtype) {
+        match (self.family, dtype.held()) {
             (Family::Cpu | Family::Wgpu, DType::F16 | DType::BF16) => return Ok(DType::F32),
-            (Family::Cpu | Family::Cuda, _) => return Ok(dtype),
-            (Family::Wgpu, DType::F32) => return Ok(dtype),
+            (Family::Cpu | Family::Cuda, held) => return Ok(held),
+            (Family::Wgpu, DType::F32) => return Ok(DType::F32),
             (Family::Wgpu, dtype) if dtype.is_int() || dtype == DType::Bool => return Ok(DType::I32),
             (Family::Wgpu, _) => {}
         }

@@ -2,6 +2,7 @@
 
 use crate::dtype::DType;
 use crate::error::{Error, Result};
+use crate::narrow::{self, Rounding};
 use crate::shape::{Access, Shape};
 use bytes::Bytes;
 use half::{bf16, f16};
@@ -45,6 +46,7 @@ fn widen(dtype: DType, bytes: &[u8], values: &mut [f64]) {
         DType::U16 => map(bytes, values, |v: u16| v.into()),
         DType::U8 => map(bytes, values, |v: u8| v.into()),
         DType::Bool => map(bytes, values, |v: u8| f64::from(v != 0)),
+        narrow => map(bytes, values, |v: u8| narrow::decode(narrow, v)),
     }
 }
 
@@ -68,6 +70,10 @@ fn narrow(dtype: DType, values: &[f64], bytes: &mut [u8]) {
         DType::U16 => map(values, bytes, |v| v as u16),
         DType::U8 => map(values, bytes, |v| v as u8),
         DType::Bool => map(values, bytes, |v| u8::from(v != 0.0)),
+        // Infinity stays infinite, if the type has that.
+        narrow => map(values, bytes, |v| {
+            narrow::encode(narrow, v, Rounding { saturate: v.is_finite(), ..Rounding::default() })
+        }),
     }
 }
 
@@ -157,7 +163,7 @@ impl Tensor {
         match self.dtype {
             DType::U64 => self.to_integers()?.into_iter().map(|v| v.try_into().ok()).collect(),
             DType::I64 => Some(self.bytes.chunks_exact(8).map(bytemuck::pod_read_unaligned).collect()),
-            d if d.is_float() => None,
+            d if d.is_real() => None,
             _ => Some(self.to_f64().into_iter().map(|v| v as i64).collect()),
         }
     }
@@ -176,8 +182,11 @@ impl Tensor {
     /// # Errors
     /// A value does not fit into `i32`. `name` is the tensor's name in the message.
     pub fn store(&self, stored: DType, name: &str) -> Result<Cow<'_, [u8]>> {
-        if stored == self.dtype {
+        if stored == self.dtype.held() {
             return Ok(Cow::Borrowed(&self.bytes));
+        }
+        if self.dtype.is_narrow() {
+            return Ok(Cow::Owned(self.held().store(stored, name)?.into_owned()));
         }
         if let (DType::F16 | DType::BF16, DType::F32) = (self.dtype, stored) {
             let wide = Tensor::from_f64(stored, self.shape.clone(), &self.to_f64());
@@ -206,7 +215,16 @@ impl Tensor {
         if stored == dtype {
             return Ok(tensor);
         }
+        if dtype.is_narrow() {
+            let held = Tensor::load(stored, tensor.bytes.into(), dtype.held(), tensor.shape)?;
+            return Ok(Tensor { dtype, ..held });
+        }
         Ok(Tensor::from_f64(dtype, tensor.shape.clone(), &tensor.to_f64()))
+    }
+
+    /// The elements as memory holds them: integers of at least 8 bits, if they have fewer.
+    pub(crate) fn held(&self) -> Tensor {
+        Tensor { dtype: self.dtype.held(), ..self.clone() }
     }
 
     /// The tensor with its axes in reverse order.
@@ -275,12 +293,12 @@ impl Tensor {
     /// This tensor as another type of the same kind, floats or integers, if that has every element: `None` if it has not, and for its own type.
     pub fn converted(&self, dtype: DType) -> Option<Tensor> {
         let from = self.dtype;
-        if from == dtype || !(from.is_float() && dtype.is_float() || from.is_int() && dtype.is_int()) {
+        if from == dtype || !(from.is_real() && dtype.is_real() || from.is_whole() && dtype.is_whole()) {
             return None;
         }
         let values = self.to_f64();
         // Doubles have all integers up to 2^53.
-        let exact = |value: &f64| from.is_float() || value.abs() < (1u64 << 53) as f64;
+        let exact = |value: &f64| from.is_real() || value.abs() < (1u64 << 53) as f64;
         let other = Tensor::from_f64(dtype, self.shape.clone(), &values);
         let same = |(a, b): (&f64, &f64)| a == b || a.is_nan() && b.is_nan();
         (values.iter().all(exact) && values.iter().zip(&other.to_f64()).all(same)).then_some(other)

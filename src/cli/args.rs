@@ -952,7 +952,7 @@ impl Random {
     /// Floats in [-1, 1); 0 or 1 for integers, which every index allows.
     fn value(&mut self, dtype: DType) -> f64 {
         let bits = self.next();
-        if dtype.is_float() { (bits >> 11) as f64 / (1u64 << 52) as f64 - 1.0 } else { (bits >> 63) as f64 }
+        if dtype.is_real() { (bits >> 11) as f64 / (1u64 << 52) as f64 - 1.0 } else { (bits >> 63) as f64 }
     }
 }
 

@@ -62,7 +62,7 @@ impl Same {
     pub(super) fn new(what: &str, name: &str, found: &Tensor, expected: &Tensor, tolerance: Tolerance) -> Result<Same> {
         let differ = |how: String| Error::differ(format!("{what}: {how}"));
         let [of, as_expected] = [found, expected].map(Tensor::dtype);
-        let alike = of == as_expected || of.is_float() && as_expected.is_float() || of.is_int() && as_expected.is_int();
+        let alike = of == as_expected || of.is_real() && as_expected.is_real() || of.is_whole() && as_expected.is_whole();
         if !alike || found.shape() != expected.shape() {
             let (expected, found) = (expected.shape(), found.shape());
             return Err(differ(format!("expected {as_expected}{expected}, found {of}{found}")));
@@ -79,7 +79,7 @@ impl Same {
         let finite = expected_values.iter().map(|v| v.abs()).filter(|v| v.is_finite());
         let peak = finite.fold(0.0, f64::max);
         let allowed = match peak {
-            _ if !of.is_float() => 0.0,
+            _ if !of.is_real() => 0.0,
             0.0 => OF_ZEROS,
             _ => OF_PEAK * peak,
         };

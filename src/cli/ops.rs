@@ -17,6 +17,9 @@ row
   types {{text}}
 ";
 
+/// Types of which elements have at most 8 bits, and are not computed with.
+const NARROW: usize = 10;
+
 pub(super) fn run(json: bool) -> Result<String> {
     let targets = support::targets();
     let table = support::table();
@@ -37,11 +40,15 @@ pub(super) fn run(json: bool) -> Result<String> {
     }
     let names = |types: &[(DType, DType)]| match types {
         [] => "-".to_owned(),
-        types => types
-            .iter()
-            .map(|(d, stored)| format!("{d}{}", if d == stored { "" } else { "*" }))
-            .collect::<Vec<_>>()
-            .join(" "),
+        types => {
+            let (narrow, others): (Vec<_>, Vec<_>) = types.iter().partition(|(d, _)| d.is_narrow());
+            let mark = |(d, stored): &(DType, DType)| format!("{d}{}", if d == stored { "" } else { "*" });
+            let narrow = match narrow.len() {
+                NARROW => vec!["narrow*".to_owned()],
+                _ => narrow.iter().map(|types| mark(types)).collect(),
+            };
+            others.iter().map(|types| mark(types)).chain(narrow).collect::<Vec<_>>().join(" ")
+        }
     };
     let mut text = Table::new("<");
     let heads = ["operator", "kernel"].map(str::to_owned).into_iter().chain(targets.iter().map(|t| t.name.clone()));
@@ -53,7 +60,7 @@ pub(super) fn run(json: bool) -> Result<String> {
     let mut text = text.to_string() + "\n";
     for target in &targets {
         let stored = |dtype: &DType| target.storage(*dtype).ok().filter(|stored| stored != dtype);
-        let moved: Vec<_> = DType::ALL.iter().filter_map(|d| Some(format!("{d} as {}", stored(d)?))).collect();
+        let moved: Vec<_> = DType::ALL.iter().filter(|d| !d.is_narrow()).filter_map(|d| Some(format!("{d} as {}", stored(d)?))).collect();
         let lacking: Vec<_> =
             DType::ALL.iter().filter(|d| target.storage(**d).is_err()).map(DType::to_string).collect();
         let mut parts = Vec::new();
@@ -66,5 +73,7 @@ pub(super) fn run(json: bool) -> Result<String> {
         let parts = if parts.is_empty() { "every type as it is".to_owned() } else { parts.join("; ") };
         text += &format!("{}: {parts}\n", target.name);
     }
+    let narrow: Vec<_> = DType::ALL.iter().filter(|d| d.is_narrow()).map(DType::to_string).collect();
+    text += &format!("narrow: {}, each held in a byte that no kernel computes with before a cast (*)\n", narrow.join(", "));
     Ok(text)
 }

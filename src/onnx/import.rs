@@ -137,8 +137,6 @@ struct Importer<'a> {
     functions: HashMap<FunctionId<'a>, &'a FunctionProto>,
     graph: Graph,
     decisions: Decisions,
-    /// Unpacked constants: in the file several elements share a byte, in the graph each has its own.
-    unpacked: HashSet<ValueId>,
     /// Values of [hints](Arity::Hint) that are no constants. Each is reported once.
     unused_hints: HashSet<ValueId>,
     /// The names of initializers that are trained, and their values.
@@ -266,7 +264,6 @@ impl<'a> Importer<'a> {
             functions: functions.iter().map(key).collect(),
             graph: Graph::new(name),
             decisions,
-            unpacked: HashSet::new(),
             unused_hints: HashSet::new(),
             trained: model.trains.then(|| model.weights()).into_iter().flatten().map(|weight| weight.name).collect(),
             weights: HashSet::new(),
@@ -450,15 +447,14 @@ impl<'a> Importer<'a> {
         };
         let bytes = self.graph.constant(self.model.constant(&tensor.shared()?, name.into())?);
         let attrs = Attrs::new().with("bits", bits as i64).with("signed", i64::from(signed));
+        let attrs = attrs.with("to", tensor.dtype()?.onnx());
         let row = self.rows["plimsoll.Unpack"];
-        let value = self.add(row, name, &[Some(bytes)], attrs.with("shape", &tensor.shape()?[..]), &[name])?[0];
-        self.unpacked.insert(value);
-        Ok(value)
+        Ok(self.add(row, name, &[Some(bytes)], attrs.with("shape", &tensor.shape()?[..]), &[name])?[0])
     }
 
-    /// An unpacked constant as i8, which holds every element of at most 4 bits. Any other value stays as it is.
+    /// Integers of at most 4 bits as i8, which holds each. Any other value stays as it is.
     fn as_i8(&mut self, value: ValueId, name: &str) -> Result<ValueId> {
-        if !self.unpacked.contains(&value) || self.graph.fact(value).dtype == DType::I8 {
+        if !self.graph.fact(value).dtype.is_narrow() {
             return Ok(value);
         }
         let attrs = Attrs::new().with("to", DType::I8.onnx());
@@ -600,12 +596,8 @@ impl<'a> Importer<'a> {
             return Ok(vec![self.constant(tensor, name).map_err(|e| call.fail(e.to_string()))?]);
         }
         let mut attrs = self.attributes(call)?;
-        let is_unpacked = |input: &Option<ValueId>| input.is_some_and(|value| self.unpacked.contains(&value));
-        ensure(op.name != "QuantizeLinear" || !inputs.get(2).is_some_and(is_unpacked), || {
-            call.fail("input 'y_zero_point': expected u8 or i8, found fewer bits: only constants may have them")
-        })?;
         if op.name == "GatherBlockQuantized" {
-            // This row reads u8 as packed elements, so unpacked ones must not be u8.
+            // This row reads u8 as packed elements, so others must not be u8.
             for input in inputs.iter_mut() {
                 *input = input.map(|value| self.as_i8(value, call.name)).transpose()?;
             }

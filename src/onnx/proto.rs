@@ -348,7 +348,7 @@ impl DataType {
     /// Bits per element and signedness, if several elements share a byte.
     pub fn packed(self) -> Option<(usize, bool)> {
         match self {
-            DataType::Uint4 => Some((4, false)),
+            DataType::Uint4 | DataType::Float4e2m1 => Some((4, false)),
             DataType::Int4 => Some((4, true)),
             DataType::Uint2 => Some((2, false)),
             DataType::Int2 => Some((2, true)),
@@ -378,6 +378,16 @@ impl From<DType> for DataType {
             DType::U16 => DataType::Uint16,
             DType::U8 => DataType::Uint8,
             DType::Bool => DataType::Bool,
+            DType::I4 => DataType::Int4,
+            DType::U4 => DataType::Uint4,
+            DType::I2 => DataType::Int2,
+            DType::U2 => DataType::Uint2,
+            DType::F8E4M3FN => DataType::Float8e4m3fn,
+            DType::F8E4M3FNUZ => DataType::Float8e4m3fnuz,
+            DType::F8E5M2 => DataType::Float8e5m2,
+            DType::F8E5M2FNUZ => DataType::Float8e5m2fnuz,
+            DType::F8E8M0 => DataType::Float8e8m0,
+            DType::F4E2M1 => DataType::Float4e2m1,
         }
     }
 }
@@ -548,9 +558,7 @@ impl TensorProto {
             DType::F64 => ("double_data", self.double_data.len()),
             DType::I64 => ("int64_data", self.int64_data.len()),
             DType::U64 | DType::U32 => ("uint64_data", self.uint64_data.len()),
-            DType::F16 | DType::BF16 | DType::I32 | DType::I16 | DType::I8 | DType::U16 | DType::U8 | DType::Bool => {
-                ("int32_data", self.int32_data.len())
-            }
+            _ => ("int32_data", self.int32_data.len()),
         };
         if !self.raw_data.is_empty() {
             ensure(found == 0, || self.error(format!("it has both raw_data and {field}")))?;
@@ -566,7 +574,12 @@ impl TensorProto {
             DType::Bool => self.int32_data.iter().map(|&v| u8::from(v != 0)).collect(),
             DType::U64 => self.uint64_data.iter().flat_map(|v| v.to_le_bytes()).collect(),
             DType::U32 => self.short()?.into_iter().flat_map(u32::to_le_bytes).collect(),
-            DType::U8 => self.narrow(|v| u8::try_from(v).ok())?.into(),
+            DType::U8 | DType::F8E4M3FN | DType::F8E4M3FNUZ | DType::F8E5M2 | DType::F8E5M2FNUZ | DType::F8E8M0 => {
+                self.narrow(|v| u8::try_from(v).ok())?.into()
+            }
+            DType::I4 | DType::U4 | DType::I2 | DType::U2 | DType::F4E2M1 => {
+                return Err(self.error("expected elements that have a byte of their own".into()));
+            }
             DType::I16 => self.narrow(|v| i16::try_from(v).ok())?.into_iter().flat_map(i16::to_le_bytes).collect(),
             DType::I8 => self.narrow(|v| i8::try_from(v).map(|v| v as u8).ok())?.into(),
             // ONNX stores the 16 bits of a float in the lower half of an i32.

@@ -37,7 +37,7 @@ impl Call<'_> {
             }
         };
         for (output, fact) in outputs.iter_mut().zip(&facts) {
-            if !fact.dtype.is_float() {
+            if !fact.dtype.is_real() {
                 output.iter_mut().for_each(|v| *v = v.trunc());
             }
         }

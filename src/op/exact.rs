@@ -22,7 +22,9 @@ impl Call<'_> {
     /// The reason why the row refuses the call.
     pub fn compute(&self, inputs: &[Option<&Tensor>]) -> OpResult<Vec<Tensor>> {
         let facts = self.infer()?;
-        let ints = self.inputs.iter().flatten().copied().chain(&facts).any(|fact| fact.dtype.is_int());
+        let any = |is: fn(DType) -> bool| self.inputs.iter().flatten().copied().chain(&facts).any(|fact| is(fact.dtype));
+        // Narrow numbers are few: `f64` has all of them.
+        let ints = any(DType::is_int) && !any(DType::is_narrow);
         match (self.op.lower, self.op.eval) {
             (Lower::View(view), _) if inputs.first().is_some_and(Option::is_some) => {
                 if let Some(access) = view(self, &Access::contiguous(self.shape(0).clone())) {

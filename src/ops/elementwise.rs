@@ -7,12 +7,14 @@ use super::compose::composed;
 use super::{broadcast, ensure, expect_dtype, expect_type_of, output, same_dtype};
 use crate::dtype::DType;
 use crate::expr::{self, Binary, Expr, maximum, minimum};
+use crate::narrow;
 use crate::op::{
     Args, Back, Call, Eval, Fact, Infer, Input, Lower, Nodes, OpDef, OpResult, Sample, Var, inputs, names,
 };
 use std::f64::consts::{FRAC_1_SQRT_2, PI};
 
 mod circular;
+mod narrowed;
 
 const X: &[Input] = inputs![X];
 const IN: &[Input] = inputs![input];
@@ -232,8 +234,8 @@ pub(super) static OPS: &[OpDef] = &[
         .attrs(names![direction]),
     // Conversion
     map("Cast", "x as type `to`: to integers by truncation, to bool by comparing with zero", IN, cast_infer,
-        |x, c| convert(x[0], c.dtype(0), target(c)),
-        |x, c| x[0].cast(target(c)))
+        |x, c| convert(x[0], c),
+        narrowed::cast)
         .sample(|s| s.uniform(-3.0, 3.0).attr("to", DType::I32.onnx()))
         .attrs(names![to saturate round_mode]),
     map("BitCast", "The bits of x, read as type `to`, which is as wide", IN, bits_infer,
@@ -242,7 +244,7 @@ pub(super) static OPS: &[OpDef] = &[
         .sample(|s| s.uniform(-3.0, 3.0).attr("to", DType::I32.onnx()))
         .attrs(names![to]),
     composed("CastLike", "x in the other input's type", inputs![input target_type],
-        |_, c, x| Ok(vec![x[0].cast(c.dtype(1))]))
+        |b, c, x| Ok(vec![b.op("Cast", &x.0[..1], c.attrs.clone().with("to", c.dtype(1).onnx()))]))
         .sample(|s| s.uniform(-3.0, 3.0).input(DType::I64, &[5], 0.0, 1.0))
         .attrs(names![saturate round_mode]),
 ];
@@ -275,7 +277,7 @@ fn float(call: &Call) -> OpResult<Vec<Fact>> {
 }
 
 fn number(call: &Call) -> OpResult<Vec<Fact>> {
-    same(call, "a float or integer type", |d| d != DType::Bool)
+    same(call, "a float or integer type", DType::is_number)
 }
 
 fn integer(call: &Call) -> OpResult<Vec<Fact>> {
@@ -310,6 +312,7 @@ fn undefined(call: &Call) -> OpResult<Vec<Fact>> {
 }
 
 fn equality(call: &Call) -> OpResult<Vec<Fact>> {
+    expect_dtype(call, 0, "bool, a float or integer type", |d| d.is_number() || d == DType::Bool)?;
     same_dtype(call)?;
     output(DType::Bool, broadcast(call)?)
 }
@@ -433,9 +436,8 @@ fn modulo_expr(x: &Args, call: &Call) -> Expr {
 }
 
 fn pow_infer(call: &Call) -> OpResult<Vec<Fact>> {
-    let number = |d| d != DType::Bool;
-    expect_dtype(call, 1, "a float or integer type", number)?;
-    output(expect_dtype(call, 0, "a float or integer type", number)?, broadcast(call)?)
+    expect_dtype(call, 1, "a float or integer type", DType::is_number)?;
+    output(expect_dtype(call, 0, "a float or integer type", DType::is_number)?, broadcast(call)?)
 }
 
 /// The largest finite value of a float type.
@@ -531,11 +533,15 @@ fn cast_infer(call: &Call) -> OpResult<Vec<Fact>> {
         let known: Vec<_> = DType::ALL.iter().map(|d| format!("{} ({d})", d.onnx())).collect();
         format!("attribute 'to': expected one of {}, found {to}", known.join(", "))
     })?;
+    narrowed::check(call)?;
     output(dtype, call.shape(0).clone())
 }
 
 fn bits_infer(call: &Call) -> OpResult<Vec<Fact>> {
     let (from, to) = (call.dtype(0), cast_infer(call)?.remove(0).dtype);
+    ensure(!from.is_narrow() && !to.is_narrow(), || {
+        format!("attribute 'to': expected types of at least 8 bits that are computed with, found {from} as {to}")
+    })?;
     ensure(from.size() == to.size(), || format!("attribute 'to': expected a type as wide as {from}, found {to}"))?;
     // The CPU holds halves as singles.
     let half = from != to && (from.is_half() || to.is_half());
@@ -560,10 +566,17 @@ fn target(call: &Call) -> DType {
     to.expect("attributes are checked when facts are inferred")
 }
 
-fn convert(x: f64, from: DType, to: DType) -> f64 {
+fn convert(x: f64, call: &Call) -> f64 {
+    let (from, to) = (call.dtype(0), target(call));
     match to {
+        to if to.is_narrow() => {
+            // The lowest bits of an integer; the nearest number to a float.
+            let x = if from.is_real() && !to.is_narrow_float() { expr::small(x, true, DType::I32) } else { x };
+            let x = if to.is_narrow_float() { x } else { expr::small(x, false, to) };
+            narrow::round(to, x, narrowed::rounding(call))
+        }
         DType::Bool => truth(x != 0.0),
-        to if to.is_small_int() || to == DType::U64 => expr::small(x, from.is_float(), to),
+        to if to.is_small_int() || to == DType::U64 => expr::small(x, from.is_real(), to),
         to if to.is_int() => x.trunc(),
         _ => x,
     }

@@ -605,7 +605,7 @@ fn one_hot_axis(call: &Call) -> OpResult<(usize, usize)> {
 }
 
 fn one_hot(call: &Call) -> OpResult<Vec<Fact>> {
-    expect_dtype(call, 0, "a float or integer type", |d| d != DType::Bool)?;
+    expect_dtype(call, 0, "a float or integer type", DType::is_number)?;
     let (axis, depth) = one_hot_axis(call)?;
     ensure(call.shape(1)[..] == [2], || format!("input 'values': expected [2], found {}", call.shape(1)))?;
     let mut shape = call.shape(0).clone();

@@ -6,6 +6,7 @@ use super::index::{as_shape, from_start};
 use super::{ensure, expect_dtype, expect_shape, input_name, output, required_ints};
 use crate::dtype::DType;
 use crate::kernel::{Packing, Template, ZeroPoints};
+use crate::narrow;
 use crate::op::{
     Args, Attrs, Back, Call, Eval, Fact, Lower, Nodes, OpDef, OpResult, Part, TemplateCall, Var, inputs, names,
 };
@@ -236,7 +237,7 @@ pub(super) static OPS: &[OpDef] = &[
         Lower::Decompose(|b, call, x| Packed::of(call)?.nodes(b, x[0])),
     )
     .sample(|s| s.input(DType::U8, &[8], 0.0, 255.0).ints("shape", &[3, 5]).attr("bits", 4).attr("signed", 1))
-    .attrs(names![bits shape signed]),
+    .attrs(names![bits shape signed to]),
     composed(
         "GatherBlockQuantized",
         "Gather of numbers of which every `block_size` along `quantize_axis` have a scale and a zero \
@@ -446,7 +447,15 @@ impl Packed {
         let shape = as_shape(&required_ints(call, "shape")?)?;
         match (&call.shape(0)[..], shape.checked_len()) {
             (&[bytes], Some(len)) if bytes == len.div_ceil(8 / bits) => {
-                Ok(Packed { bits, signed, fact: Fact::new(if signed { DType::I8 } else { DType::U8 }, shape) })
+                let wide = if signed { DType::I8 } else { DType::U8 };
+                let dtype = match call.int("to", 0)? {
+                    0 => wide,
+                    to => {
+                        let narrow = DType::from_onnx(to).filter(|d| d.bits() == bits && d.held() == wide);
+                        narrow.ok_or_else(|| format!("attribute 'to': expected a type of {bits} bits, found {to}"))?
+                    }
+                };
+                Ok(Packed { bits, signed, fact: Fact::new(dtype, shape) })
             }
             (found, _) => Err(format!("input 'bytes': expected those of {shape}, found {found:?}")),
         }
@@ -457,7 +466,8 @@ impl Packed {
         let (per, values) = (8 / self.bits, 1 << self.bits);
         let number = |at: usize| {
             let bits = bytes[at / per] as i32 >> (at % per * self.bits) & (values - 1);
-            f64::from(if self.signed && bits >= values / 2 { bits - values } else { bits })
+            let whole = if self.signed && bits >= values / 2 { bits - values } else { bits };
+            narrow::decode(self.fact.dtype, whole as u8)
         };
         Ok(vec![(0..self.fact.shape.numel()).map(number).collect()])
     }
@@ -469,7 +479,12 @@ impl Packed {
             let low = y.cast(DType::I8);
             y = low.greater_or_equal(values / 2.0).select(low - values, low);
         }
-        Ok(vec![y.shaped(&self.fact.shape)])
+        if self.fact.dtype.is_narrow_float() {
+            let dtype = self.fact.dtype;
+            let numbers = b.constant(DType::F32, [1 << self.bits], || (0..1 << self.bits).map(|c| narrow::decode(dtype, c)).collect());
+            y = numbers.gather(y.cast(DType::I32), 0);
+        }
+        Ok(vec![y.shaped(&self.fact.shape).cast(self.fact.dtype)])
     }
 }
 

@@ -1,7 +1,8 @@
 //! Rows that quantize numbers to small integers and back: `x = (q - zero point) scale`.
 
-use super::{expect_dtype, expect_shape, expect_type_of, indices, input_name, output, position};
+use super::{ensure, expect_dtype, expect_shape, expect_type_of, indices, input_name, output, position};
 use crate::dtype::DType;
+use crate::narrow::{self, Rounding};
 use crate::op::{Args, Attrs, Call, Eval, Fact, Input, Lower, Nodes, OpDef, OpResult, Var, inputs, names};
 use crate::shape::Shape;
 
@@ -11,18 +12,26 @@ const DEQUANTIZE: &[Input] = inputs![x x_scale x_zero_point?];
 pub(super) static OPS: &[OpDef] = &[
     OpDef::new(
         "QuantizeLinear",
-        "x / y_scale, rounded, plus the zero point, within the bounds of an 8- or 16-bit integer; parameters may differ \
-         along `axis`",
+        "x / y_scale, rounded, plus the zero point, within the bounds of an integer of at most 16 bits or a float of at most 8; parameters \
+         may differ along `axis`",
         QUANTIZE,
         quantize,
         Eval::Tensor(|x, call| {
-            let (low, high) = quantize(call)?[0].dtype.range();
-            let number = |x: f64, scale: f64, zero: f64| ((x / scale).round_ties_even() + zero).clamp(low, high);
-            each(x, call, number)
+            let to = quantize(call)?[0].dtype;
+            let (low, high) = to.range();
+            each(x, call, |x, scale, zero| match to.is_narrow_float() {
+                true => narrow::round(to, x / scale + zero, rounding(call)),
+                false => ((x / scale).round_ties_even() + zero).clamp(low, high),
+            })
         }),
         Lower::Decompose(|b, call, x| {
             let to = quantize(call)?[0].dtype;
             let ((x, scale, zero), (low, high)) = (operands(b, call, x, DType::is_float)?, to.range());
+            if to.is_narrow_float() {
+                let number = zero.map_or(x / scale, |zero| x / scale + zero);
+                let attrs = Attrs::new().with("to", to.onnx()).with("saturate", call.int("saturate", 1)?);
+                return Ok(vec![number.op("Cast", &[], attrs)]);
+            }
             let whole = (x / scale).round();
             let whole = zero.map_or(whole, |zero| whole + zero);
             Ok(vec![whole.clip(low, high).cast(to)])
@@ -45,7 +54,7 @@ pub(super) static OPS: &[OpDef] = &[
         Lower::Decompose(|b, call, x| {
             // Sums of products are exact; floats of their size are not.
             let (x, scale, zero) = operands(b, call, x, |dtype| dtype == DType::I32)?;
-            Ok(vec![zero.map_or(x, |zero| x - zero).cast(call.dtype(1)) * scale])
+            Ok(vec![zero.map_or(x, |zero| x - zero).cast(dequantized(call)?) * scale])
         }),
     )
     .sample(|s| s.input(DType::U8, &[2, 3, 4], 0.0, 99.0).given(DType::F32, &[], &[0.25]))
@@ -151,25 +160,38 @@ fn quantize(call: &Call) -> OpResult<Vec<Fact>> {
         (false, code) => DType::from_onnx(code),
     };
     let to = to.filter(|&to| is_quantized(to));
-    let to = to.ok_or("expected a zero point, or 'output_dtype', of u8, i8, u16 or i16")?;
+    let to = to.ok_or("expected a zero point, or 'output_dtype', of an integer of at most 16 bits or a float of at most 8")?;
     expect_type_of(call, 1, dtype, "input 'x'")?;
     output(to, call.shape(0).clone())
 }
 
 /// True for the types that numbers are quantized to.
 fn is_quantized(dtype: DType) -> bool {
-    matches!(dtype, DType::U8 | DType::I8 | DType::U16 | DType::I16)
+    matches!(dtype, DType::U8 | DType::I8 | DType::U16 | DType::I16) || dtype.is_narrow() && dtype != DType::F8E8M0
+}
+
+/// How numbers beyond the largest float of a type are rounded.
+fn rounding(call: &Call) -> Rounding {
+    Rounding { saturate: call.int("saturate", 1) != Ok(0), ..Rounding::default() }
+}
+
+/// The type of the numbers that a DequantizeLinear makes: the scale's, unless another one is given.
+fn dequantized(call: &Call) -> OpResult<DType> {
+    match call.int("output_dtype", 0)? {
+        0 => Ok(call.dtype(1)),
+        code => DType::from_onnx(code).ok_or_else(|| format!("attribute 'output_dtype': expected a float type, found {code}")),
+    }
 }
 
 fn dequantize(call: &Call) -> OpResult<Vec<Fact>> {
-    let dtype = expect_dtype(call, 0, "u8, i8, u16, i16 or i32", |d| is_quantized(d) || d == DType::I32)?;
-    let to = expect_dtype(call, 1, "a float type", DType::is_float)?;
+    let expected = "i32, an integer of at most 16 bits, or a float of at most 8";
+    let dtype = expect_dtype(call, 0, expected, |d| is_quantized(d) || d == DType::I32)?;
+    expect_dtype(call, 1, "a float type", |d| d.is_float() || d == DType::F8E8M0)?;
     differ(call)?;
     expect_type_of(call, 2, dtype, "input 'x'")?;
-    match call.int("output_dtype", 0)? {
-        code if code == 0 || code == to.onnx() => output(to, call.shape(0).clone()),
-        code => Err(format!("attribute 'output_dtype': expected {} as the scale has it, found {code}", to.onnx())),
-    }
+    let to = dequantized(call)?;
+    ensure(to.is_float(), || format!("attribute 'output_dtype': expected a float type of at least 16 bits, found {to}"))?;
+    output(to, call.shape(0).clone())
 }
 
 /// Applies `f` to every element with its scale and its zero point.
@@ -199,7 +221,8 @@ fn operands<'g>(
     keep: fn(DType) -> bool,
 ) -> OpResult<(Var<'g>, Var<'g>, Option<Var<'g>>)> {
     let (differ, shape) = (differ(call)?, call.shape(0));
-    let cast = |value: Var<'g>| OpResult::Ok(if keep(value.fact()?.dtype) { value } else { value.cast(call.dtype(1)) });
+    let wide = if call.op.name == "DequantizeLinear" { dequantized(call)? } else { call.dtype(1) };
+    let cast = |value: Var<'g>| OpResult::Ok(if keep(value.fact()?.dtype) { value } else { value.cast(wide) });
     let shared = |value: Var<'g>| match differ {
         Differ::Nowhere => spread_node(value, 0),
         Differ::Along(axis) => spread_node(value, shape.len() - axis - 1),
@@ -210,7 +233,7 @@ fn operands<'g>(
         }
     };
     let data = cast(x[0])?;
-    let scale = shared(x[1])?;
+    let scale = shared(if call.dtype(1) == wide { x[1] } else { x[1].cast(wide) })?;
     Ok((data, scale, x.given(2).map(|zero| shared(cast(zero)?)).transpose()?))
 }
 
@@ -247,6 +270,6 @@ mod tests {
         assert_eq!(of(&[3], &[1]), "input 'x_zero_point': expected [3] as the scale, found [1]");
         assert_eq!(of(&[3], &[2]), "input 'x_zero_point': expected [3] as the scale, found [2]");
         let wide = refused("QuantizeLinear", &[(F32, &[2]), (F32, &[]), (I32, &[])], &Attrs::new());
-        assert_eq!(wide, "expected a zero point, or 'output_dtype', of u8, i8, u16 or i16");
+        assert_eq!(wide, "expected a zero point, or 'output_dtype', of an integer of at most 16 bits or a float of at most 8");
     }
 }

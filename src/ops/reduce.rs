@@ -88,7 +88,7 @@ const fn added(name: &'static str, doc: &'static str, infer: Infer, eval: Tensor
 const fn argument(name: &'static str, doc: &'static str, eval: Tensors, lower: Lower) -> OpDef {
     let attrs = &["axis", "keepdims", "select_last_index"];
     let infer: Infer = |c| {
-        expect_dtype(c, 0, "a float or integer type", |d| d != DType::Bool)?;
+        expect_dtype(c, 0, "a float or integer type", DType::is_number)?;
         let axis = c.axis("axis", 0, c.shape(0))?;
         c.int("select_last_index", 0)?;
         match c.shape(0)[axis] {
@@ -106,7 +106,7 @@ fn logical(call: &Call) -> OpResult<Vec<Fact>> {
 }
 
 fn number(call: &Call) -> OpResult<Vec<Fact>> {
-    expect_dtype(call, 0, "a float or integer type", |d| d != DType::Bool)?;
+    expect_dtype(call, 0, "a float or integer type", DType::is_number)?;
     logical(call)
 }
 
@@ -209,7 +209,7 @@ fn locate<'g>(b: Nodes<'g>, call: &Call, x: Var<'g>, extreme: &str) -> OpResult<
 const LONGEST: usize = 1 << 14;
 
 fn running_infer(call: &Call) -> OpResult<Vec<Fact>> {
-    expect_dtype(call, 0, "a float or integer type", |d| d != DType::Bool)?;
+    expect_dtype(call, 0, "a float or integer type", DType::is_number)?;
     let axis = call.axis("axis", 0, call.shape(0))?;
     call.int("exclusive", 0)?;
     call.int("reverse", 0)?;

@@ -211,7 +211,7 @@ fn updated(call: &Call) -> OpResult<DType> {
     expect_dtype(call, 1, "i64 or i32", |d| matches!(d, DType::I64 | DType::I32))?;
     let dtype = match combine(call)? {
         Combine::None => call.dtype(0),
-        _ => expect_dtype(call, 0, "a float or integer type", |d| d != DType::Bool)?,
+        _ => expect_dtype(call, 0, "a float or integer type", DType::is_number)?,
     };
     if call.dtype(2) == dtype {
         Ok(dtype)

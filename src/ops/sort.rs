@@ -43,7 +43,7 @@ pub(super) static OPS: &[OpDef] = &[OpDef::new(
 
 /// The axis, and the number of elements to take.
 fn extent(call: &Call) -> OpResult<(usize, usize)> {
-    expect_dtype(call, 0, "a float or integer type", |d| d != DType::Bool)?;
+    expect_dtype(call, 0, "a float or integer type", DType::is_number)?;
     let shape = call.shape(0);
     let axis = call.axis("axis", -1, shape)?;
     call.int("largest", 1)?;

@@ -3,8 +3,8 @@
     pip install onnx==1.22.*
     python tests/compare/onnx_backend.py target/release/plimsoll [--backend wgpu] [--only PATTERN] [--list FILE]
 
-In scope: the folders node, simple, pytorch-converted, pytorch-operator and light, where all inputs and outputs are tensors of numbers of at
-least 8 bits that numpy or an .npy file can hold, and no input is declared to be empty: 1,629 tests of onnx 1.22. Those with an empty input, 60
+In scope: the folders node, simple, pytorch-converted, pytorch-operator and light, where all inputs and outputs are tensors of numbers,
+and no input is declared to be empty: 1,629 tests of onnx 1.22. Those with an empty input, 60
 of them, run as well and are counted apart. A test passes if all its data sets do, by onnx's own tolerance (rtol 1e-3, atol 1e-7; where a
 test's model is a network, `light`, 1e-3 of both) and with the types and the shapes that onnx expects. The values are compared here, not by
 the command.
@@ -33,6 +33,16 @@ NUMBERS = {
     TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.BOOL,
     TensorProto.INT8, TensorProto.INT16, TensorProto.INT32, TensorProto.INT64,
     TensorProto.UINT8, TensorProto.UINT16, TensorProto.UINT32, TensorProto.UINT64,
+    TensorProto.INT4, TensorProto.UINT4, TensorProto.INT2, TensorProto.UINT2,
+    TensorProto.FLOAT8E4M3FN, TensorProto.FLOAT8E4M3FNUZ, TensorProto.FLOAT8E5M2, TensorProto.FLOAT8E5M2FNUZ,
+    TensorProto.FLOAT8E8M0, TensorProto.FLOAT4E2M1,
+}
+# What an .npy file has instead of types that NumPy lacks.
+SHOWN = {
+    **dict.fromkeys([TensorProto.INT4, TensorProto.INT2], np.int8),
+    **dict.fromkeys([TensorProto.UINT4, TensorProto.UINT2], np.uint8),
+    **dict.fromkeys([TensorProto.BFLOAT16, TensorProto.FLOAT8E4M3FN, TensorProto.FLOAT8E4M3FNUZ, TensorProto.FLOAT8E5M2,
+                     TensorProto.FLOAT8E5M2FNUZ, TensorProto.FLOAT8E8M0, TensorProto.FLOAT4E2M1], np.float32),
 }
 
 
@@ -117,8 +127,7 @@ def light_data(case, model):
 def array(path):
     tensor = onnx.load_tensor(path)
     found = numpy_helper.to_array(tensor)
-    # An .npy file has no bf16: plimsoll writes these as f4.
-    return found.astype(np.float32) if tensor.data_type == TensorProto.BFLOAT16 else found
+    return found.astype(SHOWN.get(tensor.data_type, found.dtype))
 
 
 def data(folder, kind):

@@ -6,7 +6,7 @@ use crate::graphs;
 use crate::graphs::GRAPHS;
 use plimsoll::internals::plan;
 use plimsoll::internals::target::Target;
-use plimsoll::{Limits, Options, Plan, Recipe};
+use plimsoll::{DType, Limits, Options, Plan, Recipe};
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -114,7 +114,13 @@ fn operators() -> String {
             let types = row["types"][backend.as_str()].as_object().expect("types");
             let mark =
                 |(dtype, stored): (&String, &Value)| format!("{dtype}{}", if stored == dtype { "" } else { "*" });
-            types.iter().map(mark).collect::<Vec<_>>().join(" ")
+            let is_narrow = |name: &String| DType::from_name(name).is_some_and(DType::is_narrow);
+            let (narrow, others): (Vec<_>, Vec<_>) = types.iter().partition(|(name, _)| is_narrow(name));
+            let narrow = match narrow.len() {
+                10 => vec!["narrow*".to_owned()],
+                _ => narrow.into_iter().map(mark).collect(),
+            };
+            others.into_iter().map(mark).chain(narrow).collect::<Vec<_>>().join(" ")
         };
         let types: Vec<_> = backends.iter().map(types).collect();
         match groups.iter_mut().find(|(known, _)| *known == types) {

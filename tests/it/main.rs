@@ -78,6 +78,7 @@ mod bounds;
 mod cli;
 mod data;
 mod decoder;
+mod narrow;
 mod eager;
 mod flags;
 mod forks;

@@ -14,6 +14,7 @@ const LAYERS: &[&[&str]] = &[
         "hash",
         "random",
         "dtype",
+        "narrow",
         "shape",
         "elements",
         "tensor",

@@ -44,7 +44,7 @@ pub enum Repr {
 impl Repr {
     /// The representation of this type's elements in memory, if this backend has them.
     pub fn stored(dtype: DType) -> Option<Repr> {
-        Some(match dtype {
+        Some(match dtype.held() {
             DType::F32 => Repr::F32,
             DType::F64 => Repr::F64,
             DType::I64 => Repr::I64,
@@ -58,6 +58,7 @@ impl Repr {
             DType::Bool => Repr::Bool,
             DType::F16 => Repr::F16,
             DType::BF16 => Repr::BF16,
+            narrow => unreachable!("{narrow} is held by another type"),
         })
     }
 

@@ -78,6 +78,8 @@ impl Type {
             DType::U16 => U16,
             DType::U8 => U8,
             DType::Bool => Bool,
+            // Kernels read and write the integers that hold them.
+            _ => return None,
         })
     }
 

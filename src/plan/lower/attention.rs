@@ -50,7 +50,7 @@ impl Lowering<'_> {
         let further = code.reads.len();
         reads.append(&mut code.reads);
         let template = Template::Attention { score: Body::new(&[score]), further, guarded: found.guarded };
-        let outline = Outline::new(template, shape.clone(), Body::identity(graph.fact(value).dtype));
+        let outline = Outline::new(template, shape.clone(), Body::identity(graph.fact(value).dtype.held()));
         self.write(sink, outline, reads, |access| access.reshape(&shape))
     }
 }

@@ -64,7 +64,7 @@ impl Lowering<'_> {
                     code.reads.push(read);
                     code.reads.len() - 1
                 });
-                args.push(Some(Expr::input(code.first + number, graph.fact(value).dtype)));
+                args.push(Some(Expr::input(code.first + number, graph.fact(value).dtype.held())));
             }
             let facts: Vec<_> = operands.iter().map(|v| v.map(|v| graph.fact(v))).collect();
             let call = Call { op, attrs: &node.attrs, inputs: &facts };

@@ -127,7 +127,7 @@ pub(super) fn literal(graph: &Graph, value: ValueId) -> Result<Option<Expr>> {
             const EXACT: u128 = 1 << f64::MANTISSA_DIGITS;
             let tensor = c.exact().value()?;
             let exact = tensor.to_integers().is_none_or(|v| v.iter().all(|v| v.unsigned_abs() <= EXACT));
-            Ok(tensor.to_f64().first().filter(|_| exact).map(|&v| Expr::lit(v, c.fact.dtype)))
+            Ok(tensor.held().to_f64().first().filter(|_| exact).map(|&v| Expr::lit(v, c.fact.dtype.held())))
         }
         _ => Ok(None),
     }

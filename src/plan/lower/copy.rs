@@ -27,7 +27,7 @@ impl Lowering<'_> {
 
     /// A kernel that copies a value.
     pub(super) fn copy(&mut self, value: ValueId, from: &BufferView, to: BufferView) -> Result<()> {
-        let dtype = self.graph.fact(value).dtype;
+        let dtype = self.graph.fact(value).dtype.held();
         let name = format!("copy of {}", self.graph.value_name(value));
         let shape = from.access.shape.clone();
         let read = (from.buffer, self.operand(from.buffer, from.access.clone()));

@@ -101,7 +101,7 @@ impl Lowering<'_> {
         };
         let reads = call.reads.iter().map(read).collect();
         let base = BufferView { buffer: to, access: call.reads[0].1.clone() };
-        let outline = Outline::new(call.template, call.shape, Body::identity(fact.dtype));
+        let outline = Outline::new(call.template, call.shape, Body::identity(fact.dtype.held()));
         self.step(self.graph.node(id).name.clone(), outline, reads, base)
     }
 

@@ -28,8 +28,8 @@ impl Lowering<'_> {
         let dtype = self.graph.node(id).outputs[0].fact.dtype;
         // Sums by filters are wider than what they are of. A cast of them does not round.
         let is_wider = matches!(call.template, Template::ConvFilters { .. });
-        let core = if is_wider { self.graph.fact(operands[0]).dtype } else { dtype };
-        code.values.insert(id.output(0), Expr::input(0, core).cast(dtype));
+        let core = if is_wider { self.graph.fact(operands[0]).dtype } else { dtype }.held();
+        code.values.insert(id.output(0), Expr::input(0, core).cast(dtype.held()));
         code.first = 1;
         let result = self.compute(nodes, &mut code, &|access, _| access.broadcast(&shape).reshape(&call.shape))?;
         reads.append(&mut code.reads);
@@ -59,7 +59,7 @@ impl Lowering<'_> {
         }
         let accesses = |places: &[BufferView]| places.iter().map(|p| p.access.clone()).collect::<Vec<_>>();
         let mut call = build(self.graph, id, &accesses(&places), split)?;
-        let dtype = self.graph.fact(operands[0]).dtype;
+        let dtype = self.graph.fact(operands[0]).dtype.held();
         let last = wants_channels_last(&call.template, dtype, self.target);
         if last {
             let is_direct =

@@ -141,6 +141,7 @@ fn load(dtype: DType, bytes: &[u8]) -> f64 {
         DType::U32 => u32::from_le_bytes(array(bytes)).into(),
         DType::U8 | DType::Bool => bytes[0].into(),
         DType::F16 | DType::BF16 | DType::U16 => u16::from_le_bytes(array(bytes)).into(),
+        narrow => load(narrow.held(), bytes),
     }
 }
 
@@ -157,6 +158,7 @@ fn store(dtype: DType, value: f64) -> Vec<u8> {
         DType::U8 => vec![value as u8],
         DType::Bool => vec![u8::from(value != 0.0)],
         DType::F16 | DType::BF16 | DType::U16 => (value as u16).to_le_bytes().to_vec(),
+        narrow => store(narrow.held(), value),
     }
 }
 
