@@ -3,9 +3,10 @@
 
     python tests/compare/quantized.py [--plimsoll PROGRAM]
 
-A perceptron is made in each type of floats, with a product, a Gemm whose weights are transposed, and weights that are shared. onnxruntime
-runs each emitted file, and agrees with `plimsoll run MODEL --quantize` to a share of the output's peak that is a rounding error of the type.
-plimsoll plans the emitted file and the model with the flag: their constants take as many bytes.
+A perceptron is made in each type of floats, with products, a Gemm whose weights are transposed, and weights that are shared. onnxruntime runs
+each emitted file, and agrees with `plimsoll run MODEL --quantize` to a share of the output's peak that is a rounding error of the type. It is
+asked to compute in floats: by default it rounds the other operand of such products to 8 bits, too, and what that changes is shown. plimsoll
+plans the emitted file and the model with the flag: their constants take as many bytes.
 """
 
 import argparse
@@ -26,7 +27,7 @@ TYPES = ["int8", "int4", "int4:16", "int4:64", "int8:128"]
 
 
 def model(path, dtype, random):
-    """Three products behind one another, the last of which reads the weights of the first."""
+    """Four products behind one another, of which the third one reads the weights of the first."""
     def weights(name, *shape):
         return numpy_helper.from_array((random.standard_normal(shape) / np.sqrt(shape[0])).astype(dtype), name)
 
@@ -36,16 +37,24 @@ def model(path, dtype, random):
             helper.make_node("MatMul", ["x", "first"], ["a"]),
             helper.make_node("Relu", ["a"], ["b"]),
             helper.make_node("Gemm", ["b", "second", "bias"], ["c"], transB=1, alpha=0.5),
-            helper.make_node("MatMul", ["c", "first"], ["y"]),
+            helper.make_node("MatMul", ["c", "first"], ["d"]),
+            helper.make_node("MatMul", ["d", "third"], ["y"]),
         ],
         "perceptron",
         [value("x")],
         [value("y")],
-        [weights("first", 256, 256), weights("second", 256, 256), weights("bias", 256)],
+        [weights("first", 256, 256), weights("second", 256, 256), weights("third", 256, 256), weights("bias", 256)],
     )
     made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
     onnx.checker.check_model(made)
     onnx.save(made, path)
+
+
+def outputs(path, x, accuracy):
+    options = onnxruntime.SessionOptions()
+    options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", accuracy)
+    session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    return session.run(None, {"x": x})[0]
 
 
 def main():
@@ -71,12 +80,16 @@ def main():
                 flags = ["--quantize", kind, "--set", "batch=5"]
                 run("emit", path, "onnx", *flags, "-o", emitted)
                 onnx.checker.check_model(emitted, full_check=True)
-                (found,) = onnxruntime.InferenceSession(emitted, providers=["CPUExecutionProvider"]).run(None, {"x": x})
                 run("run", path, *flags, "--backend", "cpu", "--input", f"x={folder}/x.npy", "--output-dir", str(folder))
                 expected = np.load(folder / "y.npy").astype(np.float64)
-                off = np.abs(found - expected).max() / np.abs(expected).max()
+                difference = lambda accuracy: np.abs(outputs(emitted, x, accuracy) - expected).max() / np.abs(expected).max()
+                # 1: f32, 4: 8 bits, which is the default.
+                off, default = difference("1"), difference("4")
                 ours, theirs = constants(path, *flags), constants(emitted)
-                print(f"{np.dtype(dtype).name} {kind}: {off:.1e} off, {ours} bytes of constants, {theirs} of the emitted file")
+                print(
+                    f"{np.dtype(dtype).name} {kind}: {off:.1e} off, {default:.1e} by default; "
+                    f"{ours} bytes of constants, {theirs} of the emitted file"
+                )
                 assert off <= tolerance, (dtype, kind, off)
                 assert ours == theirs, (ours, theirs)
 
