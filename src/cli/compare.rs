@@ -7,17 +7,20 @@ use super::method::Trained;
 use super::programs::More;
 use super::subject::Subject;
 use super::{Failure, line, print};
-use crate::eager::compare::{Comparison, Observed, Setup, compare};
+use crate::backend::Backend;
+use crate::eager::compare::{Comparison, Moved, Observed, Setup, compare, moved_by_quantizing};
 use crate::error::{Error, Result};
 use crate::graph::Graph;
+use crate::pass::Quantize;
 use crate::plan::{Limits, Recipe};
 use crate::report::picture::{Scene, comparison_page};
-use crate::report::{grouped, human};
+use crate::report::{Table, grouped, human};
 use crate::session::{self, Graphs, Options};
 use crate::target::Target;
 use crate::tensor::Tensor;
 use crate::{file, report};
 use clap::Args;
+use serde::Serialize;
 use serde_json::json;
 use std::cell::RefCell;
 use std::path::PathBuf;
@@ -52,6 +55,12 @@ ways
   runs int
   reference text|null
   columns [way|refused]
+  quantized? [moved]|unfit_floats
+moved
+  name text
+  of_peak number|null
+unfit_floats
+  does_not_fit text
 column
   name text
   exact bool
@@ -114,6 +123,44 @@ const WAYS: u64 = 5;
 /// Fusion reorders sums: results agree with unfused ones to this share of the output's peak.
 const FUSED_TOLERANCE: f64 = 1e-4;
 
+/// What outputs lose by weights in few bits.
+#[derive(Serialize)]
+#[serde(transparent)]
+struct Quantized {
+    #[serde(skip)]
+    quantize: Quantize,
+    lost: Lost,
+}
+
+#[derive(Serialize)]
+#[serde(untagged)]
+enum Lost {
+    Moved(Vec<Moved>),
+    /// The graph with its floats is too large to run.
+    Unknown {
+        does_not_fit: String,
+    },
+}
+
+impl Quantized {
+    fn text(&self) -> String {
+        let Quantized { quantize, lost } = self;
+        match lost {
+            Lost::Moved(moved) => {
+                let mut table = Table::new("<>");
+                table.row([format!("what {quantize} weights change"), "of the peak".to_owned()]);
+                for Moved { name, of_peak } in moved {
+                    table.row([format!("  {name}"), format!("{of_peak:.1e}")]);
+                }
+                format!("\n{table}")
+            }
+            Lost::Unknown { does_not_fit } => {
+                format!("\nWhat {quantize} weights change is not known: without them, {does_not_fit}\n")
+            }
+        }
+    }
+}
+
 impl Compare {
     pub(super) fn run(&self, json: bool) -> Result<String, Failure> {
         self.model.refuse_folder()?;
@@ -155,8 +202,9 @@ impl Compare {
             scenes.borrow_mut().push(scene);
         };
         let observe: Option<&dyn Fn(&str, &Graph, Observed)> = if self.html.is_some() { Some(&observe) } else { None };
-        let result = self.compared(&graph, &inputs, &options, ways, observe);
-        let result = result.map_err(|e| e.in_file(&self.model.model))?;
+        let in_file = |e: Error| e.in_file(&self.model.model);
+        let result = self.compared(&graph, &inputs, &options, ways, observe).map_err(in_file)?;
+        let quantized = self.quantized(&graph, &inputs, &options).map_err(in_file)?;
         if let Some(path) = &self.html {
             let page =
                 comparison_page(&subject.heading(), &result, scenes.into_inner().into_iter().collect::<Result<_>>()?);
@@ -165,12 +213,16 @@ impl Compare {
         let text = if json {
             let mut value = json!(result);
             subject.name_in(&mut value);
+            if let Some(quantized) = &quantized {
+                value["quantized"] = json!(quantized);
+            }
             if let Some(answer) = self.model.answer(&plan) {
                 value["answer"] = json!(answer);
             }
             line(&value)
         } else {
-            report::comparison(&subject.heading(), &result) + &self.model.answer_text(&plan)
+            let quantized = quantized.map_or(String::new(), |quantized| quantized.text());
+            report::comparison(&subject.heading(), &result) + &quantized + &self.model.answer_text(&plan)
         };
         print(&text)?;
         result.verdict(FUSED_TOLERANCE)?;
@@ -220,18 +272,35 @@ impl Compare {
     ) -> Result<Comparison> {
         let bar = args::progress("ways");
         bar.set_length(ways);
-        let setup = Setup {
-            open: &|| session::open(options).map(|(backend, _)| backend),
+        let open = || session::open(options).map(|(backend, _)| backend);
+        let setup = Setup { progress: &|_| bar.inc(1), observe, ..self.setup(&open, options) };
+        let result = compare(graph, inputs, &setup);
+        bar.finish_and_clear();
+        result
+    }
+
+    fn setup<'a>(&self, open: &'a dyn Fn() -> Result<Box<dyn Backend>>, options: &Options) -> Setup<'a> {
+        Setup {
+            open,
             memory_limit: self.model.memory_limit,
             iters: self.iters as usize,
             poison: self.poison,
             recipe: options.recipe,
-            progress: &|_| bar.inc(1),
-            observe,
+            progress: &|_| {},
+            observe: None,
+        }
+    }
+
+    /// What a graph's outputs lose by weights in few bits, if a flag asks for these.
+    fn quantized(&self, graph: &Graph, inputs: &[Tensor], options: &Options) -> Result<Option<Quantized>> {
+        let Some(quantize) = options.recipe.quantize else { return Ok(None) };
+        let open = || session::open(options).map(|(backend, _)| backend);
+        let lost = match moved_by_quantizing(graph, inputs, &self.setup(&open, options)) {
+            Ok(moved) => Lost::Moved(moved),
+            Err(error @ Error::Fit { .. }) => Lost::Unknown { does_not_fit: error.to_string() },
+            Err(error) => return Err(error),
         };
-        let result = compare(graph, inputs, &setup);
-        bar.finish_and_clear();
-        result
+        Ok(Some(Quantized { quantize, lost }))
     }
 
     /// Compares the ways to run each of several graphs, and says what they take if they are planned together.
@@ -250,7 +319,7 @@ impl Compare {
             let what = "the plan of all programs".to_owned();
             return Err(Error::Fit { what, needed: together, limit, file: None }.into());
         }
-        let mut results = Vec::new();
+        let (mut results, mut quantized) = (Vec::new(), Vec::new());
         for (name, graphs) in more.graphs(&self.model, given)? {
             let Graphs::One(graph) = graphs else {
                 let what =
@@ -261,16 +330,25 @@ impl Compare {
             let own = given.iter().filter(|given| plan.inputs.iter().any(|port| port.name == given.name));
             let inputs = args::fill(&plan, own.cloned().collect(), self.inputs.seed)?;
             let result = self.compared(&graph, &inputs, &options, ways, None)?;
+            quantized.push(self.quantized(&graph, &inputs, &options)?);
             results.push(Comparison { model: name, ..result });
         }
         let text = if json {
             let mut value = json!({"programs": results, "planned_together_bytes": together});
+            for (program, quantized) in quantized.iter().enumerate() {
+                if let Some(quantized) = quantized {
+                    value["programs"][program]["quantized"] = json!(quantized);
+                }
+            }
             more.subject(&self.model).name_in(&mut value);
             line(&value)
         } else {
             let subject = more.subject(&self.model).heading();
             let head = |name: &str| format!("{subject}, {name}");
-            let all: Vec<_> = results.iter().map(|result| report::comparison(&head(&result.model), result)).collect();
+            let texts = quantized.iter().map(|quantized| quantized.as_ref().map_or(String::new(), Quantized::text));
+            let all = results.iter().zip(texts);
+            let all: Vec<_> =
+                all.map(|(result, text)| report::comparison(&head(&result.model), result) + &text).collect();
             let bytes = format!("planned together: {} ({} bytes)\n", human(together), grouped(together));
             format!("{}\n{bytes}", all.join("\n"))
         };

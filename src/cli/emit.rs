@@ -9,6 +9,7 @@ use crate::graph::Graph;
 use crate::kernel::render::{Bindings, Dialect, PRELUDE, render};
 use crate::onnx::proto::ModelProto;
 use crate::onnx::{self, text};
+use crate::pass::quantized;
 use crate::plan::KernelIdx;
 use crate::report;
 use crate::target::{Family, Target};
@@ -46,7 +47,7 @@ pub(super) struct Emit {
     /// The form to print. onnxtxt, onnx: the file as text or as protobuf; dot: the graph after the passes; wgsl, cuda: the kernels.
     ///
     /// With --state, --training or --train, onnxtxt and onnx are the graph with its states: initializers that a training_info updates. Run
-    /// it with --training.
+    /// it with --training. With --quantize, they are the graph with its weights in few bits, behind each a DequantizeLinear.
     #[arg(value_enum)]
     form: Form,
     /// Write to a file instead. onnx needs one.
@@ -114,8 +115,9 @@ impl Emit {
             return Err(Error::usage("onnx: expected --save FILE, as it is no text".into()));
         }
         let target = self.target.as_ref().map(|_| "--target");
-        // States make another graph of the file, which its dims and outputs are part of.
+        // States and weights of few bits make another graph of the file, which its dims and outputs are part of.
         let others = Model {
+            quantize: None,
             set: Vec::new(),
             shapes: Vec::new(),
             outputs: Vec::new(),
@@ -123,7 +125,7 @@ impl Emit {
             training: false,
             ..self.model.clone()
         };
-        let model = if self.has_states() { &others } else { &self.model };
+        let model = if self.is_another() { &others } else { &self.model };
         match (self.form, target.or(model.flag())) {
             (Form::Onnxtxt | Form::Onnx, Some(flag)) => {
                 let form = self.form.name();
@@ -138,8 +140,10 @@ impl Emit {
         }
     }
 
-    fn has_states(&self) -> bool {
-        self.model.training || !self.model.state.is_empty() || self.trained.method.is_some()
+    /// True if flags make another graph of the file.
+    fn is_another(&self) -> bool {
+        let has_states = self.model.training || !self.model.state.is_empty() || self.trained.method.is_some();
+        has_states || self.model.quantize.is_some()
     }
 
     /// The graph of the model, or a program of its training.
@@ -155,9 +159,9 @@ impl Emit {
         }
     }
 
-    /// The file as it is, whole if it is written to another one; or its graph with states, if some are asked for.
+    /// The file as it is, whole if it is written to another one; or its graph with states or with weights of few bits, if they are asked for.
     fn proto(&self) -> Result<ModelProto> {
-        if !self.has_states() {
+        if !self.is_another() {
             let model = self.model.file()?;
             return if self.save.is_some() { model.whole(model.proto.clone()) } else { Ok(model.proto) };
         }
@@ -165,8 +169,12 @@ impl Emit {
             return onnx::export(&self.graph()?).map_err(|e| e.in_file(&self.model.model));
         }
         let (model, dims) = self.model.load(&[])?;
-        let graph = self.model.import(&model, &dims, &[])?;
-        onnx::export_step(&graph, model.step_outputs()).map_err(|e| e.in_file(&self.model.model))
+        let mut graph = self.model.import(&model, &dims, &[])?;
+        let in_file = |e: Error| e.in_file(&self.model.model);
+        if let Some(quantize) = self.model.quantize {
+            graph = quantized(graph, quantize).map_err(in_file)?;
+        }
+        onnx::export_step(&graph, model.step_outputs()).map_err(in_file)
     }
 
     /// The target that is asked for, of this family if kernels are wanted.

@@ -177,6 +177,38 @@ pub fn compare(graph: &Graph, inputs: &[Tensor], setup: &Setup) -> Result<Compar
     Ok(columns.comparison)
 }
 
+/// How far an output is off.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Moved {
+    /// Its name.
+    pub name: String,
+    /// The largest difference of two elements, divided by the largest magnitude in the output that is right.
+    pub of_peak: f64,
+}
+
+/// Runs the plan of a graph with weights in few bits, and one of the graph with its floats, once each. Returns how far each output of the first
+/// is off.
+///
+/// # Errors
+/// As [`compare`]; [`Error::Fit`] if the graph with its floats takes more than the limit.
+pub fn moved_by_quantizing(graph: &Graph, inputs: &[Tensor], setup: &Setup) -> Result<Vec<Moved>> {
+    let run = |recipe: Recipe| {
+        let device = (setup.open)()?;
+        let limits = Limits { memory: setup.memory_limit };
+        let (plan, constants) = recipe.compile(graph.clone(), device.target(), &limits)?;
+        let names: Vec<_> = plan.outputs.iter().map(|port| port.name.clone()).collect();
+        let outputs = Exec::load(device, plan, &constants, &|_| {})?.run(inputs)?;
+        Ok((names, outputs))
+    };
+    let (names, right) = run(Recipe { quantize: None, ..setup.recipe })?;
+    let (_, rounded) = run(setup.recipe)?;
+    let moved = |((name, a), b): ((String, &Tensor), &Tensor)| {
+        let of_peak = if a == b { 0.0 } else { difference(&a.to_f64(), &b.to_f64()) };
+        Moved { name, of_peak }
+    };
+    Ok(names.into_iter().zip(&right).zip(&rounded).map(moved).collect())
+}
+
 /// The comparison so far, with the outputs that the next columns are compared with.
 struct Columns {
     comparison: Comparison,

@@ -7,13 +7,16 @@
 
 use super::proto::*;
 use super::write::write;
+use crate::constant::Constant;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::graph::{Graph, Kind, Node, State};
 use crate::op::{Arity, Attr, Fact, NodeId, OpDef, ValueId};
+use crate::pass::dequantized_from;
 use crate::tensor::Tensor;
 use std::collections::{HashMap, HashSet};
 use std::path::Path;
+use std::sync::Arc;
 
 /// The version of ONNX's operators that the rows of the op table describe.
 const OPSET: i64 = 24;
@@ -21,6 +24,12 @@ const OPSET: i64 = 24;
 const IR_VERSION: i64 = 12;
 /// The domain of ONNX Runtime's operators.
 const MICROSOFT: &str = "com.microsoft";
+/// The operator whose constants are numbers that share bytes.
+const UNPACK: &str = "plimsoll.Unpack";
+/// Its `bits` of the types that [`OPSET`] has.
+const FOUR: Attr = Attr::Int(4);
+/// The operator that reads such numbers.
+const DEQUANTIZE: &str = "DequantizeLinear";
 /// Zeros of more bytes than this are written without their elements.
 const MAX_ZEROS: usize = 1 << 10;
 
@@ -43,9 +52,9 @@ pub fn export(graph: &Graph) -> Result<ModelProto> {
 pub fn export_step(graph: &Graph, outputs: &[String]) -> Result<ModelProto> {
     let outputs: HashSet<&str> = outputs.iter().map(String::as_str).collect();
     let own = needed(graph, &outputs);
-    let (names, used) = (HashMap::new(), HashSet::new());
+    let (names, used, parts) = (HashMap::new(), HashSet::new(), HashMap::new());
     let (main, step) = (GraphProto::default(), GraphProto::default());
-    let mut export = Exporter { graph, outputs, own, names, used, main, step };
+    let mut export = Exporter { graph, outputs, own, names, used, parts, main, step };
     let update_binding = export.run()?;
     let Exporter { main, step, .. } = export;
     let is_microsoft = |graph: &GraphProto| graph.node.iter().any(|node| node.domain == MICROSOFT);
@@ -88,6 +97,8 @@ struct Exporter<'g> {
     own: Vec<bool>,
     names: HashMap<ValueId, String>,
     used: HashSet<String>,
+    /// The names of constants that others are made of, in each of the graphs.
+    parts: HashMap<(bool, *const Constant), String>,
     main: GraphProto,
     step: GraphProto,
 }
@@ -128,7 +139,10 @@ impl Exporter<'_> {
                 }
                 Kind::Constant(constant) => {
                     let name = self.name(id.output(0), &constant.name);
-                    self.proto(id).initializer.push(tensor(&name, constant.value()?)?);
+                    let users = graph.users(id.output(0));
+                    let shares = !graph.is_output(id.output(0))
+                        && users.iter().all(|&user| graph.node(user).op_name() == DEQUANTIZE);
+                    self.constant(id, name, constant, shares)?;
                 }
                 Kind::Op(op) => self.node(id, op, node)?,
             }
@@ -144,6 +158,42 @@ impl Exporter<'_> {
     /// The graph that a node belongs to.
     fn proto(&mut self, node: NodeId) -> &mut GraphProto {
         if self.own[node.index()] { &mut self.main } else { &mut self.step }
+    }
+
+    /// Adds a constant, which belongs to a node's graph. What `DequantizeLinear` makes of numbers stays what it is, and so do numbers that share
+    /// bytes, if they may: other operators read whole bytes.
+    fn constant(&mut self, id: NodeId, name: String, constant: &Arc<Constant>, shares: bool) -> Result<()> {
+        match constant.derivation() {
+            Some((op, attrs, inputs, 0)) if dequantized_from(constant).is_some() => {
+                let input = inputs.iter().map(|input| self.part(id, input.as_ref())).collect::<Result<_>>()?;
+                let attribute = attrs.iter().map(|(name, attr)| attribute(name, attr).map(Box::new));
+                let attribute = attribute.collect::<Result<_>>()?;
+                let (op_type, output) = (op.name.to_owned(), vec![name.clone()]);
+                self.proto(id).node.push(NodeProto { input, output, name, op_type, attribute, ..Default::default() });
+            }
+            Some((op, attrs, [Some(bytes)], 0)) if shares && op.name == UNPACK && attrs.get("bits") == Some(&FOUR) => {
+                let is_signed = attrs.get("signed").is_some_and(|signed| *signed != Attr::Int(0));
+                let kind = if is_signed { DataType::Int4 } else { DataType::Uint4 };
+                let dims = constant.fact.shape.iter().map(|&dim| dim as i64).collect();
+                let packed = tensor(&name, bytes.value()?)?;
+                self.proto(id).initializer.push(TensorProto { dims, data_type: kind as i32, ..packed });
+            }
+            _ => self.proto(id).initializer.push(tensor(&name, constant.value()?)?),
+        }
+        Ok(())
+    }
+
+    /// The name of a constant that another one is made of, which is added once.
+    fn part(&mut self, id: NodeId, constant: Option<&Arc<Constant>>) -> Result<String> {
+        let Some(constant) = constant else { return Ok(String::new()) };
+        let key = (self.own[id.index()], Arc::as_ptr(constant));
+        if let Some(name) = self.parts.get(&key) {
+            return Ok(name.clone());
+        }
+        let name = self.unique(&constant.name);
+        self.parts.insert(key, name.clone());
+        self.constant(id, name.clone(), constant, true)?;
+        Ok(name)
     }
 
     /// Adds a state as an initializer. Many zeros are written without their elements.

@@ -43,7 +43,7 @@ pub use decompose::decompose;
 pub use fold::fold_node;
 pub use group::{Group, GroupKind, Groups};
 pub use indexes::{Indexes, Use};
-pub use quantize::Quantize;
+pub use quantize::{Quantize, dequantized_from, quantized};
 
 /// The options of compilation that do not depend on the device: types, fusion, chunks. [`Recipe::plan`] plans without a device.
 ///

@@ -1,9 +1,11 @@
 //! Weights of few bits stay as the file has them: in the plan, on every target, and in the memory of a run.
 
 use crate::common::{self, Folder};
+use plimsoll::internals::eager::compare::{Moved, Setup, moved_by_quantizing};
+use plimsoll::internals::onnx::proto::DataType;
 use plimsoll::internals::onnx::{self, text};
 use plimsoll::internals::op::Attrs;
-use plimsoll::internals::pass::Quantize;
+use plimsoll::internals::pass::{Quantize, quantized};
 use plimsoll::internals::plan::check::check;
 use plimsoll::internals::plan::{Class, Plan, compile};
 use plimsoll::internals::reference;
@@ -560,9 +562,8 @@ fn halves_of_a_file_stay_halves() {
     }
 }
 
-/// Weights of a product and of a Gemm, as a flag has them in few bits: bytes, and how far results are off.
-#[test]
-fn weights_are_quantized_where_it_is_asked_for() {
+/// A product, a Gemm and a product by few weights, one after another: a file of floats.
+fn of_floats() -> onnx::Model {
     let mut state = 3;
     let mut weights = |shape: &[usize]| {
         let values = common::random(&mut state, &shape.into()).to_f64();
@@ -571,7 +572,7 @@ fn weights_are_quantized_where_it_is_asked_for() {
         format!("float[{extents}] NAME = {{{list}}}")
     };
     let (v, w, few) = (weights(&[128, 96]), weights(&[64, 96]), weights(&[64, 8]));
-    let model = parsed(
+    parsed(
         &format!(
             "<ir_version: 10, opset_import: [\"\" : 22]> g (float[m, 128] x) => (float[m, 8] y)
         <{}, {}, {}, float[64] c> {{ a = MatMul (x, v) b = Gemm <transB = 1> (a, w, c) y = MatMul (b, few) }}",
@@ -580,7 +581,13 @@ fn weights_are_quantized_where_it_is_asked_for() {
             few.replace("NAME", "few")
         )
         .replace("float[64] c>", &format!("float[64] c = {{{}}}>", vec!["0.5"; 64].join(", "))),
-    );
+    )
+}
+
+/// Weights of a product and of a Gemm, as a flag has them in few bits: bytes, and how far results are off.
+#[test]
+fn weights_are_quantized_where_it_is_asked_for() {
+    let model = of_floats();
     let x = common::random(&mut 5, &[3, 128].into());
     let expected = reference::run(&graph(&model, 3), std::slice::from_ref(&x)).expect("the reference runs");
     let elements = 128 * 96 + 64 * 96;
@@ -608,6 +615,88 @@ fn weights_are_quantized_where_it_is_asked_for() {
     for text in ["int3", "int4:", "int4:8", "int4:33", "int8:2048", "4"] {
         let error = text.parse::<Quantize>().expect_err(text);
         assert!(error.contains("expected int8 or int4") && error.contains(text), "{error}");
+    }
+}
+
+/// A graph that is emitted with weights in few bits has them in every plan of the file, as many bytes as those of the flag, and computes the same.
+#[test]
+fn weights_in_few_bits_are_emitted_as_such() {
+    let folder = Folder::new("emitted");
+    let source = graph(&of_floats(), 3);
+    let x = common::random(&mut 5, &[3, 128].into());
+    for (text, kind, products) in
+        [("int8", DataType::Int8, 2), ("int4", DataType::Int4, 2), ("int4:64", DataType::Int4, 1)]
+    {
+        let quantize: Quantize = text.parse().expect("a type");
+        let emitted = onnx::export(&quantized(source.clone(), quantize).expect(text)).expect("it is exported");
+        let proto = emitted.graph.as_ref().expect("a graph");
+        let found = proto.node.iter().filter(|node| node.op_type == "DequantizeLinear").count();
+        let numbers = proto.initializer.iter().filter(|tensor| tensor.data_type == kind as i32).count();
+        assert_eq!((found, numbers), (products, products), "{text}");
+        let paths = [folder.path("whole.onnx"), folder.path("parts.onnx"), folder.path("text.onnxtxt")];
+        for (path, most) in paths.iter().zip([None, Some(0), None]) {
+            onnx::write(emitted.clone(), Path::new(path), most).expect("it is written");
+            let again = onnx::import(&onnx::load(Path::new(path)).expect("it is a file"), &[]).expect("it is a graph");
+            let error = quantized(again.clone(), quantize).expect_err("nothing is left to quantize").to_string();
+            assert!(error.contains("those of DequantizeLinear have few bits already"), "{error}");
+            for (name, open) in common::backends() {
+                let run = |graph: &Graph, recipe: Recipe| {
+                    let backend = open();
+                    let prepared = recipe.whole(graph.clone(), backend.target()).expect("the passes run");
+                    let (plan, constants) =
+                        compile(&prepared, backend.target(), &Limits { memory: None }).expect("it is planned");
+                    let bytes = plan.buffer_bytes(Class::Constant);
+                    let exec = plimsoll::internals::exec::Exec::load(backend, plan, &constants, &|_| {});
+                    (bytes, exec.expect("it loads").run(std::slice::from_ref(&x)).expect("it runs"))
+                };
+                let (bytes, expected) = run(&source, Recipe { quantize: Some(quantize), ..Recipe::default() });
+                let (found_bytes, found) = run(&again, Recipe::default());
+                assert_eq!(found_bytes, bytes, "{name} {text} {path}");
+                common::agrees(&found[0], &expected[0], 1e-6).unwrap_or_else(|e| panic!("{name} {text} {path}: {e}"));
+                // What is read back is written again as it is, and not as floats.
+                let twice = onnx::export(&again).expect("it is exported");
+                assert_eq!(twice.graph.expect("a graph").initializer.len(), proto.initializer.len());
+            }
+        }
+    }
+}
+
+/// What `compare` says of weights in few bits: how far each output is from that of the floats, of its peak.
+#[test]
+fn outputs_are_compared_with_those_of_floats() {
+    let source = graph(&of_floats(), 3);
+    let x = common::random(&mut 5, &[3, 128].into());
+    let expected = reference::run(&source, std::slice::from_ref(&x)).expect("the reference runs")[0].to_f64();
+    for (name, open) in common::backends() {
+        let mut moved = Vec::new();
+        for text in ["int8", "int4"] {
+            let recipe = Recipe { quantize: Some(text.parse().expect("a type")), ..Recipe::default() };
+            let setup = Setup {
+                open: &|| Ok(open()),
+                memory_limit: None,
+                iters: 1,
+                poison: false,
+                recipe,
+                progress: &|_| {},
+                observe: None,
+            };
+            let found = moved_by_quantizing(&source, std::slice::from_ref(&x), &setup).expect("both run");
+            let [Moved { name: output, of_peak }] = &found[..] else { panic!("{found:?}") };
+            assert_eq!(output, "y");
+            let prepared = recipe.whole(source.clone(), open().target()).expect("the passes run");
+            let (plan, constants) =
+                compile(&prepared, open().target(), &Limits { memory: None }).expect("it is planned");
+            let exec = plimsoll::internals::exec::Exec::load(open(), plan, &constants, &|_| {});
+            let rounded = exec.expect("it loads").run(std::slice::from_ref(&x)).expect("it runs")[0].to_f64();
+            let off = rounded.iter().zip(&expected).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+            let peak = expected.iter().map(|value| value.abs()).fold(0.0, f64::max);
+            assert!((of_peak - off / peak).abs() < 1e-5, "{name} {text}: {of_peak}, expected {}", off / peak);
+            moved.push(*of_peak);
+            let tight = Setup { memory_limit: Some(1 << 10), open: &|| Ok(open()), ..setup };
+            let error = moved_by_quantizing(&source, std::slice::from_ref(&x), &tight).expect_err("it is too large");
+            assert_eq!(error.exit_code(), 2, "{error}");
+        }
+        assert!(moved[1] > 4.0 * moved[0], "{name}: {moved:?}");
     }
 }
 

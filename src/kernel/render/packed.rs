@@ -41,6 +41,9 @@ impl Module<'_> {
             }
             Tiling::BitsMma { .. } => {
                 self.wide_operand("a_wide", "A_WIDE", &product.a, ["m", "k"]);
+                let four = self.read_wide(1, 4, &self.words());
+                let body = vec![format!("return {four};")];
+                self.wide_function("words_wide", &[("n", I32), ("w", I32)], "wide<i32, 4>".into(), body);
                 self.octets();
             }
             Tiling::Wgmma => {
@@ -108,11 +111,15 @@ impl Module<'_> {
         }
     }
 
-    /// The functions that read 16 bytes of a column, and eight numbers of it as halves.
+    /// The address of word `w` of column `n`.
+    fn words(&self) -> String {
+        format!("{} + n * WORDS + w", self.access(1).offset)
+    }
+
+    /// The functions that read eight numbers of a column, as they are and as halves.
     fn octets(&mut self) {
         let (packing, zeros) = self.kernel.packing();
-        let words = |at: &str| format!("{} + n * WORDS + {at}", self.access(1).offset);
-        let (four, eight) = (self.read_wide(1, 4, &words("w")), self.read_wide(1, packing.bits / 4, &words("w")));
+        let eight = self.read_wide(1, packing.bits / 4, &self.words());
         let element = self.storage[0].name();
         let order = match packing.bits {
             4 => {
@@ -124,7 +131,6 @@ impl Module<'_> {
         let wide = format!("wide<{element}, 8>");
         self.constants.push(("FLOATS".into(), Bool, (zeros == ZeroPoints::Floats).to_string()));
         let column = [("n", I32), ("w", I32)];
-        self.wide_function("words_wide", &column, "wide<i32, 4>".into(), vec![format!("return {four};")]);
         let octet = format!("wide<i32, {}>", packing.bits / 4);
         self.wide_function("octet_at", &column, octet, vec![format!("return {eight};")]);
         self.declarations.extend([
