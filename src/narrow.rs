@@ -160,6 +160,27 @@ fn power_of_two(size: f64, Rounding { saturate, power }: Rounding) -> u32 {
     }
 }
 
+/// Elements of less than 8 bits, each in a byte of its own, as files have them: several in a byte, the first in its lowest bits.
+pub fn pack(dtype: DType, held: &[u8]) -> Vec<u8> {
+    let bits = dtype.bits();
+    let byte = |elements: &[u8]| {
+        let of = |(place, element): (usize, &u8)| (element & (u8::MAX >> (8 - bits))) << (place * bits);
+        elements.iter().enumerate().map(of).fold(0, |byte, element| byte | element)
+    };
+    held.chunks(8 / bits).map(byte).collect()
+}
+
+/// The reverse of [`pack`].
+pub fn unpack(dtype: DType, packed: &[u8], count: usize) -> Vec<u8> {
+    let bits = dtype.bits();
+    let element = |at: usize| {
+        let above = packed[at * bits / 8] << (8 - bits - at * bits % 8);
+        // The sign is the highest bit.
+        if dtype.held() == DType::I8 { (above as i8 >> (8 - bits)) as u8 } else { above >> (8 - bits) }
+    };
+    (0..count).map(element).collect()
+}
+
 /// The nearest number that a narrow type has.
 pub fn round(dtype: DType, value: f64, rounding: Rounding) -> f64 {
     decode(dtype, encode(dtype, value, rounding))
@@ -185,6 +206,11 @@ mod tests {
                     true => assert!(decode(dtype, back).is_nan(), "{dtype} {code:#x}"),
                     false => assert_eq!(back, held(code), "{dtype} {code:#x} is {value}"),
                 }
+            }
+            let held: Vec<u8> = (0..count).map(held).collect();
+            for odd in [0, 1] {
+                let held = &held[odd..];
+                assert_eq!(unpack(dtype, &pack(dtype, held), held.len()), held, "{dtype}");
             }
             let Some(layout) = Layout::of(dtype) else { continue };
             for code in 0..layout.most {

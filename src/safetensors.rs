@@ -31,7 +31,7 @@ const MAX_METADATA: usize = 1 << 12;
 const METADATA: &str = "__metadata__";
 
 /// The format's names of element types, their bits, and the types that tensors can have.
-const TYPES: [(&str, u64, Option<DType>); 20] = [
+const TYPES: [(&str, u64, Option<DType>); 22] = [
     ("F32", 32, Some(DType::F32)),
     ("F16", 16, Some(DType::F16)),
     ("BF16", 16, Some(DType::BF16)),
@@ -48,9 +48,11 @@ const TYPES: [(&str, u64, Option<DType>); 20] = [
     ("F8_E4M3", 8, Some(DType::F8E4M3FN)),
     ("F8_E5M2", 8, Some(DType::F8E5M2)),
     ("F8_E8M0", 8, Some(DType::F8E8M0)),
+    ("F8_E4M3FNUZ", 8, Some(DType::F8E4M3FNUZ)),
+    ("F8_E5M2FNUZ", 8, Some(DType::F8E5M2FNUZ)),
     ("F6_E2M3", 6, None),
     ("F6_E3M2", 6, None),
-    ("F4", 4, None),
+    ("F4", 4, Some(DType::F4E2M1)),
     ("C64", 64, None),
 ];
 
@@ -132,7 +134,7 @@ impl SafeTensors {
             let supported = supported.join(", ");
             bad(format!("tensor '{name}': element type {} is not supported (supported: {supported})", TYPES[*kind].0))
         })?;
-        Tensor::new(dtype, shape.clone(), self.data.slice(at.start as usize..at.end as usize))
+        Tensor::from_file(dtype, shape.clone(), self.data.slice(at.start as usize..at.end as usize))
     }
 }
 
@@ -212,6 +214,21 @@ pub fn write(
     failed.map_or(written, Err)
 }
 
+/// Refuses a tensor that the format has no name or no place for.
+///
+/// # Errors
+/// What is not possible.
+pub fn check(name: &str, dtype: DType, shape: &Shape) -> Result<()> {
+    ensure(TYPES.iter().any(|t| t.2 == Some(dtype)), || {
+        Error::usage(format!("'{name}' is {dtype}{shape}: safetensors has no name for such elements"))
+    })?;
+    ensure((shape.numel() * dtype.bits()).is_multiple_of(8), || {
+        Error::usage(format!(
+            "'{name}' is {dtype}{shape}: safetensors has no place for elements that do not fill bytes"
+        ))
+    })
+}
+
 /// The header of tensors in the order of their elements, filled with spaces up to a whole number of words.
 fn header<'a>(metadata: &BTreeMap<&str, String>, tensors: impl Iterator<Item = (&'a str, DType, &'a Shape)>) -> String {
     let json = |text: &str| serde_json::to_string(text).expect("text can always be written");
@@ -219,7 +236,7 @@ fn header<'a>(metadata: &BTreeMap<&str, String>, tensors: impl Iterator<Item = (
     let (mut text, mut start) = (format!("{{{}:{metadata}", json(METADATA)), 0);
     for (name, dtype, shape) in tensors {
         let (word, ..) = TYPES.iter().find(|t| t.2 == Some(dtype)).expect("every type has a name");
-        let end = start + shape.numel() as u64 * dtype.size() as u64;
+        let end = start + (shape.numel() * dtype.bits() / 8) as u64;
         let shape = serde_json::to_string(shape).expect("extents are numbers");
         text += &format!(",{}:{{\"dtype\":\"{word}\",\"shape\":{shape},\"data_offsets\":[{start},{end}]}}", json(name));
         start = end;

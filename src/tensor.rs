@@ -151,6 +151,27 @@ impl Tensor {
         &self.bytes
     }
 
+    /// A tensor of bytes as files have them, in which elements of less than 8 bits share bytes.
+    ///
+    /// # Errors
+    /// The number of bytes is not that of the shape's elements.
+    pub(crate) fn from_file(dtype: DType, shape: Shape, bytes: Bytes) -> Result<Tensor> {
+        match (shape.checked_len(), dtype.bits()) {
+            (Some(count), bits @ ..8) if bytes.len() == count.div_ceil(8 / bits) => {
+                Tensor::new(dtype, shape, narrow::unpack(dtype, &bytes, count))
+            }
+            _ => Tensor::new(dtype, shape, bytes),
+        }
+    }
+
+    /// The elements as files have them.
+    pub(crate) fn in_file(&self) -> Cow<'_, [u8]> {
+        match self.dtype.bits() {
+            ..8 => Cow::Owned(narrow::pack(self.dtype, &self.bytes)),
+            _ => Cow::Borrowed(&self.bytes),
+        }
+    }
+
     /// Every element as `f64` (an `i64` beyond 2^53 is rounded).
     pub fn to_f64(&self) -> Vec<f64> {
         let mut values = vec![0.0; self.bytes.len() / self.dtype.size()];

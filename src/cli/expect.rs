@@ -62,7 +62,8 @@ impl Same {
     pub(super) fn new(what: &str, name: &str, found: &Tensor, expected: &Tensor, tolerance: Tolerance) -> Result<Same> {
         let differ = |how: String| Error::differ(format!("{what}: {how}"));
         let [of, as_expected] = [found, expected].map(Tensor::dtype);
-        let alike = of == as_expected || of.is_real() && as_expected.is_real() || of.is_whole() && as_expected.is_whole();
+        let alike =
+            of == as_expected || of.is_real() && as_expected.is_real() || of.is_whole() && as_expected.is_whole();
         if !alike || found.shape() != expected.shape() {
             let (expected, found) = (expected.shape(), found.shape());
             return Err(differ(format!("expected {as_expected}{expected}, found {of}{found}")));

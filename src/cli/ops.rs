@@ -45,9 +45,9 @@ pub(super) fn run(json: bool) -> Result<String> {
             let mark = |(d, stored): &(DType, DType)| format!("{d}{}", if d == stored { "" } else { "*" });
             let narrow = match narrow.len() {
                 NARROW => vec!["narrow*".to_owned()],
-                _ => narrow.iter().map(|types| mark(types)).collect(),
+                _ => narrow.into_iter().map(mark).collect(),
             };
-            others.iter().map(|types| mark(types)).chain(narrow).collect::<Vec<_>>().join(" ")
+            others.into_iter().map(mark).chain(narrow).collect::<Vec<_>>().join(" ")
         }
     };
     let mut text = Table::new("<");
@@ -60,7 +60,11 @@ pub(super) fn run(json: bool) -> Result<String> {
     let mut text = text.to_string() + "\n";
     for target in &targets {
         let stored = |dtype: &DType| target.storage(*dtype).ok().filter(|stored| stored != dtype);
-        let moved: Vec<_> = DType::ALL.iter().filter(|d| !d.is_narrow()).filter_map(|d| Some(format!("{d} as {}", stored(d)?))).collect();
+        let moved: Vec<_> = DType::ALL
+            .iter()
+            .filter(|d| !d.is_narrow())
+            .filter_map(|d| Some(format!("{d} as {}", stored(d)?)))
+            .collect();
         let lacking: Vec<_> =
             DType::ALL.iter().filter(|d| target.storage(**d).is_err()).map(DType::to_string).collect();
         let mut parts = Vec::new();
@@ -74,6 +78,7 @@ pub(super) fn run(json: bool) -> Result<String> {
         text += &format!("{}: {parts}\n", target.name);
     }
     let narrow: Vec<_> = DType::ALL.iter().filter(|d| d.is_narrow()).map(DType::to_string).collect();
-    text += &format!("narrow: {}, each held in a byte that no kernel computes with before a cast (*)\n", narrow.join(", "));
+    text +=
+        &format!("narrow: {}, each held in a byte that no kernel computes with before a cast (*)\n", narrow.join(", "));
     Ok(text)
 }

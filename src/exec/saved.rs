@@ -36,11 +36,12 @@ impl Exec {
         metadata.extend(further.iter().cloned());
         let ports = states.iter().map(|state| &state.port);
         let tensors: Vec<_> = ports.map(|Port { name, dtype, shape, .. }| (&name[..], *dtype, shape)).collect();
+        tensors.iter().try_for_each(|(name, dtype, shape)| safetensors::check(name, *dtype, shape))?;
         safetensors::write(path, "write the states", &metadata, &tensors, |number, put| {
             let state = &states[number];
             pieces(&state.port.shape, state.stored).try_for_each(|elements| {
                 let piece = state.read(&mut **backend, elements)?;
-                put(piece.bytes())
+                put(&piece.in_file())
             })
         })
     }

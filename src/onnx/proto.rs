@@ -8,6 +8,7 @@
 use super::weigh::{Field, Meter, Weigh, Wire, fields, tags};
 use crate::dtype::DType;
 use crate::error::{Error, Result, ensure};
+use crate::narrow;
 use bytes::Bytes;
 
 /// Declares messages. Before a field stand its kind and its number.
@@ -469,6 +470,7 @@ impl TensorProto {
         };
         let dims = dims.iter().map(signed).collect::<Result<_>>()?;
         let data_type = DataType::from(dtype) as i32;
+        let bytes = if dtype.bits() < 8 { narrow::pack(dtype, &bytes).into() } else { bytes };
         let tensor = TensorProto { name: name.into(), dims, data_type, raw_data: bytes, ..Default::default() };
         tensor.expect_len("bytes", tensor.byte_len()?, tensor.raw_data.len())?;
         Ok(tensor)
@@ -543,13 +545,17 @@ impl TensorProto {
         Ok(Some(External { location, offset: number("offset")?.unwrap_or(0), length }))
     }
 
-    /// The elements, row-major and little-endian. A `bool` is true if its byte is not 0. Raw data is shared, not copied.
+    /// The elements, row-major and little-endian. A `bool` is true if its byte is not 0. Raw data is shared, not copied, but for elements that
+    /// share bytes: each gets one of its own.
     ///
     /// # Errors
     /// The elements are in another file (see [`external`](Self::external)), their number is not what the shape needs, or
     /// one does not fit the element type; or this crate has no such element type.
     pub fn bytes(&self) -> Result<Bytes> {
         let dtype = self.dtype()?;
+        if dtype.bits() < 8 {
+            return Ok(narrow::unpack(dtype, &self.shared()?.bytes()?, self.len()? as usize).into());
+        }
         if let Some(external) = self.external()? {
             return Err(self.error(format!("its data is in '{}', which was not loaded", external.location)));
         }
@@ -577,9 +583,7 @@ impl TensorProto {
             DType::U8 | DType::F8E4M3FN | DType::F8E4M3FNUZ | DType::F8E5M2 | DType::F8E5M2FNUZ | DType::F8E8M0 => {
                 self.narrow(|v| u8::try_from(v).ok())?.into()
             }
-            DType::I4 | DType::U4 | DType::I2 | DType::U2 | DType::F4E2M1 => {
-                return Err(self.error("expected elements that have a byte of their own".into()));
-            }
+            DType::I4 | DType::U4 | DType::I2 | DType::U2 | DType::F4E2M1 => unreachable!("they share bytes"),
             DType::I16 => self.narrow(|v| i16::try_from(v).ok())?.into_iter().flat_map(i16::to_le_bytes).collect(),
             DType::I8 => self.narrow(|v| i8::try_from(v).map(|v| v as u8).ok())?.into(),
             // ONNX stores the 16 bits of a float in the lower half of an i32.

@@ -22,7 +22,8 @@ impl Call<'_> {
     /// The reason why the row refuses the call.
     pub fn compute(&self, inputs: &[Option<&Tensor>]) -> OpResult<Vec<Tensor>> {
         let facts = self.infer()?;
-        let any = |is: fn(DType) -> bool| self.inputs.iter().flatten().copied().chain(&facts).any(|fact| is(fact.dtype));
+        let any =
+            |is: fn(DType) -> bool| self.inputs.iter().flatten().copied().chain(&facts).any(|fact| is(fact.dtype));
         // Narrow numbers are few: `f64` has all of them.
         let ints = any(DType::is_int) && !any(DType::is_narrow);
         match (self.op.lower, self.op.eval) {

@@ -236,7 +236,9 @@ pub(super) static OPS: &[OpDef] = &[
         Eval::Tensor(|x, call| Packed::of(call)?.eval(x)),
         Lower::Decompose(|b, call, x| Packed::of(call)?.nodes(b, x[0])),
     )
-    .sample(|s| s.input(DType::U8, &[8], 0.0, 255.0).ints("shape", &[3, 5]).attr("bits", 4).attr("signed", 1))
+    .sample(|s| {
+        s.input(DType::U8, &[8], 0.0, 255.0).ints("shape", &[3, 5]).attr("bits", 4).attr("signed", 1).attr("to", DType::I4.onnx())
+    })
     .attrs(names![bits shape signed to]),
     composed(
         "GatherBlockQuantized",
@@ -481,7 +483,9 @@ impl Packed {
         }
         if self.fact.dtype.is_narrow_float() {
             let dtype = self.fact.dtype;
-            let numbers = b.constant(DType::F32, [1 << self.bits], || (0..1 << self.bits).map(|c| narrow::decode(dtype, c)).collect());
+            let numbers = b.constant(DType::F32, [1 << self.bits], || {
+                (0..1 << self.bits).map(|c| narrow::decode(dtype, c)).collect()
+            });
             y = numbers.gather(y.cast(DType::I32), 0);
         }
         Ok(vec![y.shaped(&self.fact.shape).cast(self.fact.dtype)])

@@ -160,7 +160,8 @@ fn quantize(call: &Call) -> OpResult<Vec<Fact>> {
         (false, code) => DType::from_onnx(code),
     };
     let to = to.filter(|&to| is_quantized(to));
-    let to = to.ok_or("expected a zero point, or 'output_dtype', of an integer of at most 16 bits or a float of at most 8")?;
+    let to =
+        to.ok_or("expected a zero point, or 'output_dtype', of an integer of at most 16 bits or a float of at most 8")?;
     expect_type_of(call, 1, dtype, "input 'x'")?;
     output(to, call.shape(0).clone())
 }
@@ -179,7 +180,8 @@ fn rounding(call: &Call) -> Rounding {
 fn dequantized(call: &Call) -> OpResult<DType> {
     match call.int("output_dtype", 0)? {
         0 => Ok(call.dtype(1)),
-        code => DType::from_onnx(code).ok_or_else(|| format!("attribute 'output_dtype': expected a float type, found {code}")),
+        code => DType::from_onnx(code)
+            .ok_or_else(|| format!("attribute 'output_dtype': expected a float type, found {code}")),
     }
 }
 
@@ -190,7 +192,9 @@ fn dequantize(call: &Call) -> OpResult<Vec<Fact>> {
     differ(call)?;
     expect_type_of(call, 2, dtype, "input 'x'")?;
     let to = dequantized(call)?;
-    ensure(to.is_float(), || format!("attribute 'output_dtype': expected a float type of at least 16 bits, found {to}"))?;
+    ensure(to.is_float(), || {
+        format!("attribute 'output_dtype': expected a float type of at least 16 bits, found {to}")
+    })?;
     output(to, call.shape(0).clone())
 }
 
@@ -270,6 +274,9 @@ mod tests {
         assert_eq!(of(&[3], &[1]), "input 'x_zero_point': expected [3] as the scale, found [1]");
         assert_eq!(of(&[3], &[2]), "input 'x_zero_point': expected [3] as the scale, found [2]");
         let wide = refused("QuantizeLinear", &[(F32, &[2]), (F32, &[]), (I32, &[])], &Attrs::new());
-        assert_eq!(wide, "expected a zero point, or 'output_dtype', of an integer of at most 16 bits or a float of at most 8");
+        assert_eq!(
+            wide,
+            "expected a zero point, or 'output_dtype', of an integer of at most 16 bits or a float of at most 8"
+        );
     }
 }

@@ -19,6 +19,7 @@ use crate::dtype::DType;
 use crate::error::Result;
 use crate::graph::{Graph, Node};
 use crate::kernel::Packing;
+use crate::narrow;
 use crate::op::{Attrs, Call, Fact, NodeId, ValueId};
 use crate::ops::Codes;
 use crate::tensor::Tensor;
@@ -89,6 +90,8 @@ pub(super) struct Numbers {
     pub(super) high_first: bool,
     /// The place in the file's row of each number of a row, if they are moved.
     pub(super) order: Option<Arc<[u32]>>,
+    /// The type of floats that these are the codes of.
+    pub(super) codes: Option<DType>,
 }
 
 pub(super) enum Zeros {
@@ -111,7 +114,7 @@ impl Table {
     /// words if they are to be read row by row.
     fn read(&self, graph: &mut Graph, context: &Context, by_rows: bool) -> Option<(Attrs, Vec<Option<ValueId>>)> {
         let packing = self.packing()?;
-        let Numbers { bytes, bits, held, signed, high_first, order } = &self.numbers;
+        let Numbers { bytes, bits, held, signed, high_first, order, .. } = &self.numbers;
         let dtype = graph.fact(self.scales).dtype;
         if !matches!(dtype, DType::F32 | DType::F16 | DType::BF16) || context.target.storage(dtype).is_err() {
             return None;
@@ -271,7 +274,7 @@ fn few_bits(graph: &mut Graph, context: &Context, id: NodeId) -> Result<()> {
         let order = graph.constant(Constant::new(name.clone(), Tensor::from_i64([k], &order)?));
         left = context.add(graph, &name, "Gather", &[Some(left), Some(order)], Attrs::new().with("axis", -1i64))?;
     }
-    let numbers = Numbers { bytes, bits, held: bits, signed: false, high_first: false, order };
+    let numbers = Numbers { bytes, bits, held: bits, signed: false, high_first: false, order, codes: None };
     let stored = packing.blocks * block;
     let table = Table { count: n, len: k, block, numbers, transposed: false, scales, zeros, stored };
     if let Some(value) = product(graph, context, &name, left, &table)? {
@@ -308,7 +311,7 @@ fn four_bits(graph: &mut Graph, context: &Context, id: NodeId) -> Result<()> {
     };
     let list = Tensor::from_f64(DType::F32, [list.len()], &list);
     let zeros = Zeros::Codes(graph.constant(Constant::new("codes", list)));
-    let numbers = Numbers { bytes, bits: 4, held: 4, signed: false, high_first: true, order: None };
+    let numbers = Numbers { bytes, bits: 4, held: 4, signed: false, high_first: true, order: None, codes: None };
     let table = Table { count: n, len: k, block: common, numbers, transposed: false, scales, zeros, stored: k };
     if let Some(value) = product(graph, context, &name, left, &table)? {
         graph.replace(id.output(0), value);
@@ -352,16 +355,19 @@ impl Numbers {
                 signed: signed != 0,
                 high_first: false,
                 order: None,
+                codes: Some(constant.fact.dtype).filter(|dtype| dtype.is_narrow_float()),
             });
         }
         let dtype = constant.fact.dtype;
-        dtype.is_byte().then(|| Numbers {
+        let codes = Some(dtype).filter(|dtype| dtype.is_narrow_float());
+        (dtype.is_byte() || codes.is_some()).then(|| Numbers {
             bytes: constant.clone(),
             bits: 8,
             held: 8,
             signed: dtype == DType::I8,
             high_first: false,
             order: None,
+            codes,
         })
     }
 }
@@ -391,6 +397,18 @@ impl Dequantized {
                     transposed: false,
                 })
             }
+            ("Cast", [Some(numbers)]) if numbers.fact.dtype.is_narrow_float() => {
+                let &[rows, columns] = &numbers.fact.shape[..] else { return None };
+                Some(Dequantized {
+                    numbers: Numbers::of(numbers)?,
+                    shape: [rows, columns],
+                    scales: Constant::number(constant.name.clone(), constant.fact.dtype, 1.0).into(),
+                    zeros: None,
+                    axis: 1,
+                    block: 0,
+                    transposed: false,
+                })
+            }
             _ => None,
         }
     }
@@ -409,20 +427,33 @@ impl Dequantized {
         if len == 0 || count == 0 || Packing::new(numbers.bits, numbers.signed, block, len).is_err() {
             return Ok(None);
         }
-        let zeros = match zeros {
-            None => Zeros::Number(0),
-            Some(zero) if zero.fact.shape.numel() == 1 => match zero.value()?.to_i64().as_deref() {
+        let zeros = match (numbers.codes, zeros) {
+            (Some(dtype), zeros) => {
+                let zeros = zeros.map_or(Ok(Vec::new()), |zeros| zeros.value().map(Tensor::to_f64))?;
+                if zeros.iter().any(|&zero| zero != 0.0) {
+                    return Ok(None);
+                }
+                let list: Vec<f64> = (0..1 << numbers.bits).map(|code| narrow::decode(dtype, code as u8)).collect();
+                let list = Tensor::from_f64(DType::F32, [list.len()], &list);
+                Zeros::Codes(graph.constant(Constant::new("codes", list)))
+            }
+            (None, None) => Zeros::Number(0),
+            (None, Some(zero)) if zero.fact.shape.numel() == 1 => match zero.value()?.to_i64().as_deref() {
                 Some(&[zero]) if numbers.range().contains(&zero) => Zeros::Number(zero),
                 _ => return Ok(None),
             },
-            Some(zeros) => match Numbers::of(&zeros) {
+            (None, Some(zeros)) => match Numbers::of(&zeros) {
                 Some(of) if (of.bits, of.signed) == (numbers.bits, numbers.signed) => {
                     Zeros::Packed { bytes: of.bytes, bits: of.bits, len: blocks, transposed: turned }
                 }
                 _ => return Ok(None),
             },
         };
+        let is_power = scales.fact.dtype.is_narrow();
         let mut scales = graph.constant(scales);
+        if is_power {
+            scales = context.add(graph, name, "Cast", &[Some(scales)], Attrs::new().with("to", DType::F32.onnx()))?;
+        }
         if turned {
             let attrs = Attrs::new().with("perm", &[1usize, 0][..]);
             scales = context.add(graph, name, "Transpose", &[Some(scales)], attrs)?;
@@ -448,7 +479,8 @@ fn dequantized_product(graph: &mut Graph, context: &Context, id: NodeId) -> Resu
     let found = dequantized(graph, Some(right));
     // Products of bytes are for operands that are both quantized.
     let quantized = graph.node(left.node).op_name() == "DequantizeLinear";
-    let of_bytes = |found: &Dequantized| context.target.has_products_of_bytes() && found.numbers.bits == 8;
+    let is_byte = |numbers: &Numbers| numbers.bits == 8 && numbers.codes.is_none();
+    let of_bytes = |found: &Dequantized| context.target.has_products_of_bytes() && is_byte(&found.numbers);
     if quantized && found.as_ref().is_some_and(of_bytes) {
         return Ok(());
     }
@@ -467,7 +499,15 @@ fn dequantized_product(graph: &mut Graph, context: &Context, id: NodeId) -> Resu
         None => {
             let along = along(false);
             let table = |Rounded { count, len, quantize: Quantize { bits, block }, numbers, scales }| {
-                let numbers = Numbers { bytes: numbers, bits, held: 8, signed: true, high_first: false, order: None };
+                let numbers = Numbers {
+                    bytes: numbers,
+                    bits,
+                    held: 8,
+                    signed: true,
+                    high_first: false,
+                    order: None,
+                    codes: None,
+                };
                 Table {
                     count,
                     len,
@@ -555,7 +595,7 @@ fn quantized_rows(graph: &mut Graph, context: &Context, id: NodeId) -> Result<()
     };
     graph.insert_at(id);
     let scales = shaped(graph, context, &name, scales, &[count, packing.blocks])?;
-    let numbers = Numbers { bytes, bits, held: bits, signed: false, high_first: false, order: None };
+    let numbers = Numbers { bytes, bits, held: bits, signed: false, high_first: false, order: None, codes: None };
     choose(
         graph,
         context,

@@ -102,6 +102,7 @@ fn weights(graph: &Graph, id: NodeId, quantize: Quantize) -> Option<(ValueId, us
 pub fn dequantized_from(constant: &Constant) -> Option<DType> {
     match constant.derivation()? {
         (op, _, [Some(numbers), ..], _) if op.name == "DequantizeLinear" => Some(numbers.fact.dtype),
+        (op, _, [Some(numbers)], _) if op.name == "Cast" && numbers.fact.dtype.is_narrow() => Some(numbers.fact.dtype),
         (op, _, [Some(source)], _) if op.name == "Transpose" => dequantized_from(source),
         _ => None,
     }
@@ -109,7 +110,7 @@ pub fn dequantized_from(constant: &Constant) -> Option<DType> {
 
 /// True if numbers of a byte or less make a constant.
 fn is_of_bytes(constant: &Constant) -> bool {
-    dequantized_from(constant).is_some_and(DType::is_byte)
+    dequantized_from(constant).is_some_and(|dtype| dtype.held().is_byte())
 }
 
 /// The rows of a constant matrix of floats, and their length, if they can be numbers of few bits.

@@ -49,7 +49,10 @@ fn run(graph: &Graph, x: &Tensor) -> Vec<(String, Vec<(String, Tensor)>)> {
 
 fn same(found: &[f64], expected: &[f64]) -> bool {
     found.len() == expected.len()
-        && found.iter().zip(expected).all(|(a, b)| a == b && a.is_sign_negative() == b.is_sign_negative() || a.is_nan() && b.is_nan())
+        && found
+            .iter()
+            .zip(expected)
+            .all(|(a, b)| a == b && a.is_sign_negative() == b.is_sign_negative() || a.is_nan() && b.is_nan())
 }
 
 #[test]
@@ -179,7 +182,8 @@ fn the_command_takes_and_writes_arrays() {
             x.shape()[0]
         );
         let model = folder.file("g.onnxtxt", text);
-        let args = ["run", &model, "--backend", "cpu", "--input", &format!("x={path}"), "--output-dir", &folder.path("out")];
+        let args =
+            ["run", &model, "--backend", "cpu", "--input", &format!("x={path}"), "--output-dir", &folder.path("out")];
         let output = Command::new(env!("CARGO_BIN_EXE_plimsoll")).args(args).output().expect("the program starts");
         assert!(output.status.success(), "{dtype}: {}", String::from_utf8_lossy(&output.stderr));
         let found = npy::read(folder.path("out/y.npy").as_ref()).expect("it was written");

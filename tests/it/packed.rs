@@ -753,3 +753,56 @@ fn workgroups_of_less_than_a_team_are_refused() {
     let error = read(&edited).expect_err("half a team").to_string();
     assert!(error.contains("expected workgroups of 32 to 256 invocations"), "{error}");
 }
+
+/// Floats of 8 and 4 bits, scaled as a whole, by column, or by block; cast alone; and scales that are powers of two.
+#[test]
+fn floats_of_few_bits_stay_packed() {
+    const K: usize = 64;
+    const N: usize = 48;
+    let numbers = |kind: &str| -> String {
+        let (count, most) = if kind == "float4e2m1" { (K * N / 2, 256) } else { (K * N, 120) };
+        (0..count).map(|at| (at * 37 % most).to_string()).collect::<Vec<_>>().join(", ")
+    };
+    let scales = |count: usize, power: bool| -> String {
+        let one = |at: usize| if power { (122 + at % 5).to_string() } else { format!("{}", 0.01 * (1 + at % 7) as f64) };
+        (0..count).map(one).collect::<Vec<_>>().join(", ")
+    };
+    for (kind, scaled, bytes) in [
+        ("float8e4m3fn", "", K * N + 4),
+        ("float8e5m2", "float s = {0.125}", K * N + 4),
+        ("float8e4m3fnuz", "float[48] s", K * N + 4 * N),
+        ("float8e5m2fnuz", "float[2, 48] s", K * N + 8 * N),
+        ("float4e2m1", "float[2, 48] s", K * N / 2 + 8 * N),
+        ("float4e2m1", "float8e8m0[2, 48] s", K * N / 2 + 8 * N),
+    ] {
+        let power = scaled.starts_with("float8e8m0");
+        let (scale, made) = match scaled {
+            "" => (String::new(), "f = Cast <to = 1> (w)".to_owned()),
+            one if one.contains('{') => (format!(", {one}"), "f = DequantizeLinear (w, s)".to_owned()),
+            each if each.contains("[48]") => {
+                (format!(", {each} = {{{}}}", scales(N, false)), "f = DequantizeLinear <axis = 1> (w, s)".to_owned())
+            }
+            blocks => {
+                let attrs = if power { ", output_dtype = 1" } else { "" };
+                let made = format!("f = DequantizeLinear <axis = 0, block_size = 32{attrs}> (w, s)");
+                (format!(", {blocks} = {{{}}}", scales(2 * N, power)), made)
+            }
+        };
+        let source = format!(
+            r#"<ir_version: 12, opset_import: ["" : 25]> g (float[3, {K}] x) => (float[3, {N}] y)
+            <{kind}[{K}, {N}] w = {{{}}}{scale}> {{ {made} y = MatMul (x, f) }}"#,
+            numbers(kind)
+        );
+        let model = onnx::Model::new(text::parse(&source, Path::new("text")).expect("it parses"));
+        let graph = onnx::import(&model, &[]).expect("it is a graph");
+        for target in [Target::cpu(2), Target::cuda(), Target::wgpu()] {
+            let plan = common::planned(&graph, &target);
+            // The list of what the codes stand for has 4 bytes for each.
+            let most = bytes + if kind == "float4e2m1" { 64 } else { 1024 } + 3 * target.alignment as usize;
+            let found = plan.buffer_bytes(Class::Constant) as usize;
+            assert!(found <= most, "{kind} {scaled} on {}: {found} bytes, expected at most {most}", target.name);
+        }
+        let mut state = 3;
+        common::backends().iter().for_each(|opener| drop(common::runs_as_the_reference(&graph, opener, &mut state)));
+    }
+}

@@ -13,16 +13,24 @@ fn root() -> &'static Path {
 }
 
 /// A folder to work in, with the project's graphs.
+fn copy(from: &Path, to: &Path) {
+    std::fs::create_dir_all(to).expect("the folder is made");
+    for file in std::fs::read_dir(from).expect("it is there") {
+        let file = file.expect("it can be listed").path();
+        let to = to.join(file.file_name().expect("a file has a name"));
+        if file.is_file() {
+            std::fs::copy(&file, to).expect("it is copied");
+        } else {
+            copy(&file, &to);
+        }
+    }
+}
+
 fn folder(name: &str) -> PathBuf {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
     let graphs = folder.join("graphs");
     std::fs::create_dir_all(&graphs).expect("the folder is made");
-    for file in std::fs::read_dir(root().join("graphs")).expect("it is there") {
-        let file = file.expect("it can be listed").path();
-        if file.is_file() {
-            std::fs::copy(&file, graphs.join(file.file_name().expect("a file has a name"))).expect("it is copied");
-        }
-    }
+    copy(&root().join("graphs"), &graphs);
     folder
 }
 

@@ -118,6 +118,10 @@ fn tensors_keep_every_bit() {
             DType::F32 => f32s.clone(),
             DType::F64 => f64s.clone(),
             DType::Bool => any.iter().map(|b| b & 1).collect(),
+            // The lowest bits, with their sign.
+            DType::I4 => any.iter().map(|b| ((b << 4) as i8 >> 4) as u8).collect(),
+            DType::I2 => any.iter().map(|b| ((b << 6) as i8 >> 6) as u8).collect(),
+            dtype if dtype.bits() < 8 => any.iter().map(|b| b & ((1 << dtype.bits()) - 1)).collect(),
             _ => any.clone(),
         };
         let dims = [bytes.len() / dtype.size()];

@@ -68,7 +68,8 @@ fn shifted(value: &Expr, op: Binary, by: u32) -> Expr {
 fn number(code: &Expr, dtype: DType) -> Expr {
     let Some(layout) = Layout::of(dtype) else {
         // The smallest power has no exponent in f32, but half of the mantissa.
-        let power = code.eq(&code.like(0.0)).select(&bits(code, 1 << (MANTISSA - 1)), &shifted(code, Binary::Shl, MANTISSA));
+        let power =
+            code.eq(&code.like(0.0)).select(&bits(code, 1 << (MANTISSA - 1)), &shifted(code, Binary::Shl, MANTISSA));
         let is_none = code.eq(&code.like(NO_POWER.into()));
         return is_none.select(&bits(code, NOT_A_NUMBER), &power).bits(DType::F32);
     };

@@ -4,7 +4,20 @@ use super::{Sample, call};
 use plimsoll::internals::dtype::DType::{self, *};
 
 pub fn samples() -> Vec<Sample> {
-    [fused(), embeddings(), groups(), packed(), weights(), rotations(), projections(), heads(), caches()].concat()
+    [
+        fused(),
+        embeddings(),
+        groups(),
+        packed(),
+        codes(),
+        experts(),
+        weights(),
+        rotations(),
+        projections(),
+        heads(),
+        caches(),
+    ]
+    .concat()
 }
 
 fn fused() -> Vec<Sample> {
@@ -55,6 +68,36 @@ fn embeddings() -> Vec<Sample> {
     let ids = || Sample::new("EmbedLayerNormalization").input(I32, &[2, 5], 0.0, 19.0);
     let few = norm(table(table(ids().omitted(), 20), 6).omitted());
     vec![few.clone(), few.omitted().input(I32, &[2, 5], 0.0, 5.0)]
+}
+
+fn codes() -> Vec<Sample> {
+    let product = Sample::new("MatMulBnb4").input(F32, &[2, 32], -1.0, 1.0).input(U8, &[64], 0.0, 255.0);
+    let product = product.input(F32, &[8], 0.01, 0.1).attr("N", 4).attr("K", 32).attr("block_size", 16);
+    vec![product.attr("transB", 1).attr("training_mode", 0)]
+}
+
+fn experts() -> Vec<Sample> {
+    let plain = call("MoE", &[&[5, 6], &[5, 4], &[4, 8, 6], &[4, 8], &[4, 6, 8], &[4, 6], &[4, 8, 6], &[4, 8]]);
+    let plain = plain.attr("k", 2).attr("activation_type", "silu").attr("swiglu_fusion", 0);
+    let gated = call("MoE", &[&[5, 6], &[5, 4], &[4, 16, 6], &[4, 16], &[4, 6, 8], &[4, 6]]);
+    let gated = gated.attr("k", 1).attr("activation_type", "swiglu").attr("swiglu_fusion", 2).attr("swiglu_limit", 0.5);
+    let gated = gated.attr("activation_alpha", 1.7).attr("activation_beta", 1.0);
+    let gated = gated.attr("swiglu_limit_after_activation", 0).attr("use_sparse_mixer", 0);
+    let weights = |s: Sample, n: usize, k: usize| {
+        s.input(U8, &[4, n, k], 0.0, 255.0).input(F32, &[4, n, k / 16], 0.01, 0.1).input(F32, &[4, n], -1.0, 1.0)
+    };
+    let packed = call("QMoE", &[&[5, 32], &[5, 4]]);
+    let packed = weights(weights(weights(packed, 32, 32), 32, 32), 32, 32);
+    let packed = [0; 3].into_iter().fold(packed, |s, _| s.input(U8, &[4, 32, 2], 100.0, 150.0));
+    let packed =
+        packed.input(F32, &[5, 4], 0.1, 1.0).attr("k", 2).attr("activation_type", "silu").attr("block_size", 16);
+    let packed =
+        packed.attr("expert_weight_bits", 8).attr("fc1_expert_weight_bits", 8).attr("fc2_expert_weight_bits", 8);
+    let packed =
+        packed.attr("fc3_expert_weight_bits", 8).attr("normalize_routing_weights", 1).attr("quant_type", "int");
+    let packed = packed.attr("swiglu_fusion", 0).attr("swiglu_limit", 1.0).attr("swiglu_limit_after_activation", 0);
+    let packed = packed.attr("activation_alpha", 1.0).attr("activation_beta", 0.0).attr("use_sparse_mixer", 0);
+    vec![plain, gated, packed.attr("weights_prepacked", 0).attr("accuracy_level", 4)]
 }
 
 fn groups() -> Vec<Sample> {
