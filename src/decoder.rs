@@ -33,7 +33,7 @@ pub const PREFILL: &str = "prefill";
 const LEAST: usize = 3;
 
 /// Tokens that `prefill` takes at a time, unless it is said.
-const PREFILL_ROWS: usize = 128;
+const PREFILL_ROWS: usize = 64;
 
 /// A decoder in a folder.
 ///

@@ -318,6 +318,12 @@ impl Graph {
         self.inputs.retain(|&other| other != input);
     }
 
+    /// Takes a state from the graph. What reads it is given another value by the caller.
+    pub(crate) fn withdraw_state(&mut self, state: ValueId) {
+        self.known = Known::default();
+        self.states.retain(|other| other.value != state);
+    }
+
     /// Takes an output from the graph, and returns its value. `None` if there is none of this name.
     pub(crate) fn withdraw_output(&mut self, name: &str) -> Option<ValueId> {
         self.known = Known::default();

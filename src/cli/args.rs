@@ -77,6 +77,9 @@ pub(super) struct Model {
     /// given: int4:64. They are rounded to the nearest number; results are less exact.
     #[arg(long, value_name = "TYPE")]
     pub(super) quantize: Option<Quantize>,
+    /// Save memory: hold caches, the states that each run writes rows to, in 8 bits, with a scale for each row of a head. Results are less exact.
+    #[arg(long, value_name = "TYPE")]
+    pub(super) cache: Option<Cache>,
     /// Save memory: compute the largest activations in N chunks of the batch, one after another. If the batch is 1, tokens are split, but not images.
     /// Under a limit, no more is split than needed to fit. A part that would save nothing stays whole.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
@@ -104,6 +107,13 @@ pub(super) struct Inputs {
     /// Seed of the random inputs.
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(super) seed: u64,
+}
+
+/// The type of caches.
+#[derive(Clone, Copy, PartialEq, ValueEnum)]
+pub(super) enum Cache {
+    /// Integers of 8 bits, with a scale for each row.
+    Int8,
 }
 
 #[derive(Clone, Copy, PartialEq, ValueEnum)]
@@ -201,8 +211,9 @@ impl Model {
 
     /// How the graph is compiled, from the flags.
     pub(super) fn recipe(&self) -> Recipe {
-        let Model { f16, quantize, .. } = *self;
-        Recipe { f16, fuse: !self.no_fuse, chunks: self.chunks as usize, quantize }
+        let Model { f16, quantize, cache, .. } = *self;
+        let int8_caches = cache == Some(Cache::Int8);
+        Recipe { f16, fuse: !self.no_fuse, chunks: self.chunks as usize, quantize, int8_caches }
     }
 
     /// The limits of the plan, from the flags.
@@ -304,6 +315,7 @@ impl Model {
             no_fuse,
             f16,
             quantize,
+            cache,
             chunks,
             threads,
             no_libraries,
@@ -320,6 +332,7 @@ impl Model {
             ("--no-fuse", *no_fuse),
             ("--f16", *f16),
             ("--quantize", quantize.is_some()),
+            ("--cache", cache.is_some()),
             ("--chunks", *chunks > 1),
             ("--threads", threads.is_some()),
             ("--no-libraries", *no_libraries),
@@ -336,6 +349,7 @@ impl Model {
             ("--output", !self.outputs.is_empty()),
             ("--f16", self.f16),
             ("--quantize", self.quantize.is_some()),
+            ("--cache", self.cache.is_some()),
             ("--chunks", self.chunks > 1),
         ];
         match flags.into_iter().find(|(_, given)| *given) {

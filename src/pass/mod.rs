@@ -17,6 +17,7 @@ pub mod apart;
 pub mod attention;
 mod bind;
 mod bytes;
+mod caches;
 pub mod chunk;
 mod decompose;
 mod filters;
@@ -65,11 +66,14 @@ pub struct Recipe {
     /// The numbers of few bits that weights of products become, if they do.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub quantize: Option<Quantize>,
+    /// True to hold caches, states that rows are written to, in 8 bits with a scale for each row.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub int8_caches: bool,
 }
 
 impl Default for Recipe {
     fn default() -> Recipe {
-        Recipe { f16: false, fuse: true, chunks: 1, quantize: None }
+        Recipe { f16: false, fuse: true, chunks: 1, quantize: None, int8_caches: false }
     }
 }
 
@@ -154,6 +158,8 @@ pub enum When {
 
 /// The pipeline, in order.
 pub const PASSES: &[(&str, Pass, When)] = &[
+    // What writes rows to caches is decomposed below.
+    ("caches", caches::run, When::Always),
     // Weights that are folded to floats are bytes no more.
     ("packed", packed::run, When::Always),
     ("bytes", bytes::run, When::Always),

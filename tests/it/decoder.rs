@@ -3,7 +3,7 @@
 use crate::common::{self, Folder};
 use plimsoll::internals::onnx;
 use plimsoll::internals::session::{Choice, Options, Session};
-use plimsoll::{Class, Decoder, Extent, Tensor};
+use plimsoll::{Class, DType, Decoder, Extent, Recipe, Tensor};
 use std::process::Command;
 
 const FOLDER: &str = "graphs/decoder";
@@ -140,4 +140,53 @@ fn ties_of_dims_are_found_or_given() {
         common::printed(&all, &String::from_utf8_lossy(&output.stdout))["summary"].clone()
     };
     assert_eq!(plan(&[]), plan(&["--set", "total_sequence=past_sequence + sequence"]));
+}
+
+/// Rows of a cache in 8 bits are those of floats, rounded to a part of the largest number of their own row.
+#[test]
+fn caches_of_8_bits_have_a_scale_for_each_row() {
+    let source = r#"<ir_version: 11, opset_import: ["" : 24]>
+        g (float[1, 2, 3, 16] rows, int64[1] at, float[1, 2, 8, 16] past) => (float[1, 2, 8, 16] y, float[1, 2, 8, 16] present)
+        { present = TensorScatter <axis = 2> (past, rows, at) y = Neg (present) }"#;
+    let model = onnx::Model::new(onnx::text::parse(source, "text".as_ref()).expect("it parses"));
+    let model = model.with_state(&[("past".to_owned(), "present".to_owned())]);
+    let graph = onnx::import(&model, &[]).expect("it is a graph");
+    let of = |int8_caches: bool, backend: Box<dyn plimsoll::internals::backend::Backend>| {
+        let options = Options { recipe: Recipe { int8_caches, ..Recipe::default() }, ..options(Choice::Cpu) };
+        Session::on_backend(graph.clone(), backend, "it".to_owned(), &options, &|_, _| {})
+    };
+    for (name, open) in common::backends() {
+        let few = match (of(true, open()), name.starts_with("wgpu")) {
+            (Err(error), true) => {
+                assert!(error.to_string().contains("stores i8 as i32"), "{error}");
+                continue;
+            }
+            (session, _) => session.expect("it loads"),
+        };
+        let floats = of(false, open()).expect("it loads");
+        assert_eq!(few.usage().bytes, few.plan().bytes(), "{name}");
+        let bytes = |session: &Session| session.plan().class_bytes(Class::State);
+        assert!(bytes(&few) <= bytes(&floats) / 2, "{name}: {} and {}", bytes(&few), bytes(&floats));
+        let mut state = 5;
+        for at in [0.0, 3.0, 1.0] {
+            let rows = common::random(&mut state, &[1, 2, 3, 16].into());
+            let inputs = [("rows", rows), ("at", Tensor::from_f64(DType::I64, [1], &[at]))];
+            let [found, expected] = [&few, &floats].map(|session| session.run(&inputs).expect("it runs")[0].1.to_f64());
+            for (found, expected) in found.chunks(16).zip(expected.chunks(16)) {
+                let most = expected.iter().fold(0.0f64, |most, value| most.max(value.abs()));
+                let differs = |(a, b): (&f64, &f64)| (a - b).abs() > most / 253.0;
+                assert!(!found.iter().zip(expected).any(differs), "{name}: {found:?} {expected:?}");
+            }
+        }
+    }
+    let decoder = |int8_caches: bool| {
+        let recipe = Recipe { int8_caches, ..Recipe::default() };
+        Decoder::open(FOLDER, &Options { recipe, ..options(Choice::Cpu) }).expect("it loads")
+    };
+    let [few, floats] = [true, false].map(decoder);
+    let state = |decoder: &Decoder| decoder.session().plan().class_bytes(Class::State);
+    // Heads of 4 numbers have as many bytes of scales.
+    assert!(state(&few) < state(&floats) * 6 / 10);
+    let tokens = |decoder: &Decoder| decoder.generate(&[1, 5, 9, 13], 3, &mut |_| {}).expect("it runs");
+    assert_eq!(tokens(&few), tokens(&floats));
 }

@@ -764,7 +764,8 @@ fn floats_of_few_bits_stay_packed() {
         (0..count).map(|at| (at * 37 % most).to_string()).collect::<Vec<_>>().join(", ")
     };
     let scales = |count: usize, power: bool| -> String {
-        let one = |at: usize| if power { (122 + at % 5).to_string() } else { format!("{}", 0.01 * (1 + at % 7) as f64) };
+        let one =
+            |at: usize| if power { (122 + at % 5).to_string() } else { format!("{}", 0.01 * (1 + at % 7) as f64) };
         (0..count).map(one).collect::<Vec<_>>().join(", ")
     };
     for (kind, scaled, bytes) in [
