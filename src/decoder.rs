@@ -11,6 +11,7 @@
 
 use crate::dtype::DType;
 use crate::error::{Error, Result, ensure};
+use crate::graph::Graph;
 use crate::onnx;
 use crate::plan::Port;
 use crate::session::{self, Graphs, Options, Session};
@@ -140,6 +141,15 @@ impl Files {
         })?;
         let files = Files { folder: folder.to_owned(), config };
         ensure(files.path().is_file(), || refuse(format!("its graph, {}, is not there", files.path().display())))?;
+        let DecoderConfig { inputs, outputs, .. } = &files.config.decoder;
+        let lacks = |role: &&String| {
+            let present = role.strip_prefix("past_").filter(|role| role.ends_with("names"));
+            present.is_some_and(|role| !outputs.contains_key(&format!("present_{role}")))
+        };
+        if let Some(role) = inputs.keys().find(lacks) {
+            let present = role.replacen("past", "present", 1);
+            return Err(refuse(format!("its inputs have {role}: expected outputs of {present}, too")));
+        }
         ensure(!files.states().is_empty(), || {
             refuse("expected names of caches, such as past_key_names and present_key_names, found none".into())
         })?;
@@ -172,15 +182,12 @@ impl Files {
     /// # Errors
     /// When the graph cannot be read.
     pub fn open_dims(&self) -> Result<(String, Vec<String>, String)> {
-        let model = self.tied(onnx::load(&self.path())?.with_state(&self.states()))?;
-        let past = self.past(&model);
-        let dims = model.open_dims()?.into_iter().filter(|dim| Some(dim) != past.as_ref());
-        let dims = [CONTEXT, PREFILL].into_iter().map(str::to_owned).chain(dims).collect();
-        Ok(("decode".to_owned(), dims, model.declared_inputs()))
+        let dims = [CONTEXT, PREFILL].map(str::to_owned).to_vec();
+        Ok(("decode".to_owned(), dims, onnx::load(&self.path())?.declared_inputs()))
     }
 
-    /// The programs. Of `dims`, `context` is the room of the caches, and `prefill` the tokens of a prompt that are taken at a time; others are
-    /// the file's own, which are 1 if they are not the caches'.
+    /// The programs. Of `dims`, `context` is the room of the caches, and `prefill` the tokens of a prompt that are taken at a time. The dims of the
+    /// file follow from these: one text, and the width of a head.
     ///
     /// # Errors
     /// When the graph is not one of a decoder, or a dim is out of range.
@@ -190,25 +197,20 @@ impl Files {
 
     fn made(&self, dims: &[(String, Extent)], weights: Option<&Path>) -> Result<Vec<(String, Graphs)>> {
         let Sizes { context, prefill } = Sizes::of(self, dims)?;
-        let own = dims.iter().filter(|(name, _)| name != CONTEXT && name != PREFILL);
-        let own: Vec<_> = own.cloned().collect();
         let model = onnx::load_weighed(&self.path(), weights)?.with_state(&self.states());
-        let model = self.tied(model)?;
-        for (name, _) in &own {
-            ensure(model.has_dim(name), || {
-                let dims = model.open_dims().unwrap_or_default().join(", ");
-                Error::usage(format!("no program has a dim '{name}'; the dims: {CONTEXT}, {PREFILL}, {dims}"))
-            })?;
-        }
+        self.check_inputs(&model)?;
+        let model = self.tied(model);
         let program = |name: &str, rows: usize, model: onnx::Model| {
-            let dims = self.bound(&model, &own, rows, context)?;
+            let dims = self.bound(&model, rows, context)?;
             let (model, dims) = model.grow(dims)?;
             let fixed = |(name, extent): (String, Extent)| {
                 let one = extent.fixed().map(|extent| (name.clone(), extent));
                 one.ok_or_else(|| Error::usage(format!("dim '{name}', {extent}: expected one extent")))
             };
             let dims = dims.into_iter().map(fixed).collect::<Result<Vec<_>>>()?;
-            Ok::<_, Error>((name.to_owned(), Graphs::from(onnx::import(&model, &dims)?)))
+            let graph = onnx::import(&model, &dims)?;
+            self.check_graph(&graph, rows, context)?;
+            Ok::<_, Error>((name.to_owned(), Graphs::from(graph)))
         };
         // A prompt's scores are not needed but for those of its last token, which `decode` gives: caches alone are computed.
         let scores = [self.config.decoder.logits().to_owned()];
@@ -218,19 +220,63 @@ impl Files {
         ])
     }
 
-    /// The model, in which the length of a mask is the sum of the tokens before and the new ones.
-    fn tied(&self, model: onnx::Model) -> Result<onnx::Model> {
-        let ids = self.config.decoder.input("input_ids");
-        ensure(model.takes(ids), || {
-            Error::usage(format!("expected an input '{ids}' of tokens; its inputs: {}", model.declared_inputs()))
+    /// The inputs that a run gives: tokens, which of them are seen, and their places.
+    fn given(&self) -> [&str; 3] {
+        ["input_ids", "attention_mask", "position_ids"].map(|role| self.config.decoder.input(role))
+    }
+
+    /// Refuses a graph with inputs of which the configuration says nothing.
+    fn check_inputs(&self, model: &onnx::Model) -> Result<()> {
+        let (caches, given) = (model.state_inputs(), self.given());
+        let tokens = given[0];
+        ensure(model.takes(tokens), || {
+            Error::usage(format!("expected an input '{tokens}' of tokens; its inputs: {}", model.declared_inputs()))
         })?;
-        let (new, past) = (axis(&model, ids, 1), self.past(&model));
-        let mask = axis(&model, self.config.decoder.input("attention_mask"), 1);
-        match (mask, new, past) {
-            (Some(all), Some(new), Some(past)) if all != past && all != new => {
-                model.with_tie(&all, &format!("{past} + {new}"))
+        let names = model.input_names();
+        match names.iter().find(|name| !caches.contains(name) && !given.contains(&&name[..])) {
+            None => Ok(()),
+            Some(name) => {
+                let what = format!("expected {} or a cache that {CONFIG} names", given.join(", "));
+                Err(Error::usage(format!("input '{name}': {what}, found another input")))
             }
-            _ => Ok(model),
+        }
+    }
+
+    /// Refuses a graph that does not take one text, or that cannot place so many tokens.
+    fn check_graph(&self, graph: &Graph, rows: usize, context: usize) -> Result<()> {
+        let given = self.given();
+        for &input in graph.inputs() {
+            let (name, fact) = (graph.value_name(input), graph.fact(input));
+            let fits = name != given[0] || fact.shape[..] == [1, rows];
+            ensure(fits && fact.dtype.is_int(), || {
+                let expected = if name == given[0] { format!("integers [1, {rows}]") } else { "integers".to_owned() };
+                Error::usage(format!("input '{name}': expected {expected}, found {fact}"))
+            })?;
+        }
+        for id in graph.order()? {
+            if graph.node(id).op_name() != "RotaryEmbedding" {
+                continue;
+            }
+            let table = graph.operands(id)[1].map(|table| graph.fact(table).shape.clone());
+            if let Some(&[places, _]) = table.as_ref().map(|shape| &shape[..])
+                && places < context
+            {
+                let what = format!("its table has {places} places, fewer than the context, {context}");
+                return Err(graph.node(id).error(what));
+            }
+        }
+        Ok(())
+    }
+
+    /// The model, in which the length of a mask is the sum of the tokens before and the new ones, where these are dims.
+    fn tied(&self, model: onnx::Model) -> onnx::Model {
+        let [ids, mask, _] = self.given();
+        let new = axis(&model, ids, 1).unwrap_or_else(|| "1".to_owned());
+        match (axis(&model, mask, 1), self.past(&model)) {
+            (Some(all), Some(past)) if all != past && all != new => {
+                model.clone().with_tie(&all, &format!("{past} + {new}")).unwrap_or(model)
+            }
+            _ => model,
         }
     }
 
@@ -240,30 +286,24 @@ impl Files {
     }
 
     /// The extents of all dims, where a run adds `rows` tokens.
-    fn bound(
-        &self,
-        model: &onnx::Model,
-        given: &[(String, Extent)],
-        rows: usize,
-        context: usize,
-    ) -> Result<Vec<(String, Extent)>> {
-        let ids = self.config.decoder.input("input_ids");
+    fn bound(&self, model: &onnx::Model, rows: usize, context: usize) -> Result<Vec<(String, Extent)>> {
+        let [ids, mask, _] = self.given();
         let past = self.past(model).ok_or_else(|| {
             let inputs = model.declared_inputs();
             Error::usage(format!(
                 "expected caches [batch, heads, past, width] whose length is a dim; its inputs: {inputs}"
             ))
         })?;
-        let new = axis(model, ids, 1);
+        let (new, all) = (axis(model, ids, 1), axis(model, mask, 1));
         let widths: Vec<String> = model.state_inputs().iter().filter_map(|cache| axis(model, cache, 3)).collect();
         let extent = |name: String| {
-            let given = given.iter().find(|(given, _)| *given == name).map(|(_, extent)| *extent);
-            let extent = match given {
-                Some(extent) => extent,
-                None if name == past => (0..=context).into(),
-                None if new.as_ref() == Some(&name) => rows.into(),
-                None if widths.contains(&name) => self.config.decoder.head_size.unwrap_or(1).into(),
-                None => 1.into(),
+            let extent = match Some(&name) {
+                own if own == Some(&past) => (0..=context).into(),
+                own if own == new.as_ref() => rows.into(),
+                // As many as there are after a run.
+                own if own == all.as_ref() => (0..=context).into(),
+                Some(name) if widths.contains(name) => self.config.decoder.head_size.unwrap_or(1).into(),
+                _ => 1.into(),
             };
             (name, extent)
         };
@@ -289,12 +329,18 @@ struct Sizes {
 impl Sizes {
     fn of(files: &Files, dims: &[(String, Extent)]) -> Result<Sizes> {
         let most = files.config.context_length;
-        let one = |name: &str| match dims.iter().find(|(dim, _)| dim == name) {
-            None => Ok(None),
-            Some((_, extent)) => match extent.fixed() {
-                Some(extent) => Ok(Some(extent)),
-                None => Err(Error::usage(format!("{name}={extent}: expected one extent"))),
-            },
+        if let Some((name, extent)) = dims.iter().find(|(name, _)| name != CONTEXT && name != PREFILL) {
+            let what = format!("the dims of a decoder follow from {CONTEXT} and {PREFILL}: expected one of these");
+            return Err(Error::usage(format!("{name}={extent}: {what}")));
+        }
+        let one = |name: &str| {
+            let mut all = dims.iter().filter(|(dim, _)| dim == name).map(|(_, extent)| *extent);
+            let Some(first) = all.next() else { return Ok(None) };
+            ensure(all.all(|other| other == first), || {
+                Error::usage(format!("dim '{name}' is set twice, to different values"))
+            })?;
+            let extent = first.fixed();
+            extent.map(Some).ok_or_else(|| Error::usage(format!("{name}={first}: expected one extent")))
         };
         let context = one(CONTEXT)?.unwrap_or(most);
         ensure((LEAST..=most).contains(&context), || {
@@ -345,7 +391,8 @@ impl Decoder {
     /// # Errors
     /// When a token of the prompt is none of the model's, the prompt has more tokens than the context, or the device fails.
     pub fn generate(&self, prompt: &[i64], tokens: usize, each: &mut dyn FnMut(i64)) -> Result<Vec<i64>> {
-        let (known, room) = (self.files.config.vocab_size as i64, self.context);
+        let known = i64::try_from(self.files.config.vocab_size).unwrap_or(i64::MAX);
+        let room = self.context;
         let Some((&last, before)) = prompt.split_last() else {
             return Err(Error::usage("the prompt: expected at least one token".into()));
         };
@@ -390,26 +437,21 @@ impl Decoder {
     /// Runs a program on tokens that stand behind `length` others.
     fn run(&self, program: &str, ids: &[i64], length: usize, rows: usize) -> Result<Vec<(String, Tensor)>> {
         let program = self.session.program(program)?;
-        let decoder = &self.files.config.decoder;
-        let [tokens, mask, places] = ["input_ids", "attention_mask", "position_ids"].map(|role| decoder.input(role));
+        let [tokens, mask, _] = self.files.given();
         let input = |port: &Port| {
-            let (name, shape) = (&port.name[..], port.shape.clone());
-            let value = |at: usize| match name {
+            let shape = port.shape.clone();
+            let value = |at: usize| match &port.name[..] {
                 // What stands behind the tokens is never read.
-                _ if name == tokens => ids.get(at).copied().unwrap_or(ids[0]),
+                name if name == tokens => ids.get(at).copied().unwrap_or(ids[0]),
                 // All tokens are seen. The plan knows where they end.
-                _ if name == mask => 1,
+                name if name == mask => 1,
                 _ => (length + at % rows) as i64,
             };
-            ensure([tokens, mask, places].contains(&name) && port.dtype.is_int(), || {
-                let expected = format!("{tokens}, {mask} or {places}");
-                Error::usage(format!("input '{name}', {}{shape}: expected {expected} alone", port.dtype))
-            })?;
             let values: Vec<f64> = (0..shape.numel()).map(|at| value(at) as f64).collect();
-            Ok(Tensor::from_f64(port.dtype, shape, &values))
+            Tensor::from_f64(port.dtype, shape, &values)
         };
-        let inputs = program.plan().inputs.iter().map(|port| Ok((&port.name[..], input(port)?)));
-        program.run(&inputs.collect::<Result<Vec<_>>>()?)
+        let inputs = program.plan().inputs.iter().map(|port| (&port.name[..], input(port)));
+        program.run(&inputs.collect::<Vec<_>>())
     }
 
     /// Gives the caches another length.

@@ -247,6 +247,7 @@ fn program(all: &Model, given: &[Given], name: &str, path: &Path) -> Result<(Gra
     let (mut model, training) = load(all, path)?;
     let mut tied = Vec::new();
     for (dim, sum) in all.ties() {
+        let dim = dim.split_once(':').filter(|(program, _)| *program == name).map_or(dim, |(_, dim)| dim);
         tied.push(model.has_dim(dim));
         if model.has_dim(dim) {
             model = model.with_tie(dim, sum)?;

@@ -53,7 +53,9 @@ impl Text {
         let flags =
             [("--ids", !self.ids.is_empty()), ("--text", self.text.is_some()), ("--tokens", self.tokens.is_some())];
         match flags.into_iter().find(|(_, given)| *given) {
-            Some((flag, _)) => Err(Error::usage(format!("{flag}: expected a folder with a decoder, found a file"))),
+            Some((flag, _)) => {
+                Err(Error::usage(format!("{flag}: expected a folder with a genai_config.json, found none")))
+            }
             None => Ok(()),
         }
     }

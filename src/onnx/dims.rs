@@ -162,11 +162,18 @@ impl Model {
         }
         let mut found = false;
         for input in self.proto.graph.iter_mut().flat_map(|graph| &mut graph.input) {
+            let name = input.name.clone();
             let Some(TypeValue::Tensor(tensor)) = input.r#type.as_mut().and_then(|t| t.value.as_mut()) else {
                 continue;
             };
-            for dim_of in tensor.shape.iter_mut().flat_map(|shape| &mut shape.dim) {
-                if matches!(&dim_of.value, Some(DimensionValue::DimParam(name)) if name.trim() == dim) {
+            for (axis, dim_of) in tensor.shape.iter_mut().flat_map(|shape| &mut shape.dim).enumerate() {
+                let is_it = match &dim_of.value {
+                    Some(DimensionValue::DimParam(text)) if !["", "?"].contains(&text.trim()) => text.trim() == dim,
+                    Some(DimensionValue::DimValue(size)) if *size >= 0 => false,
+                    // It has no name of its own.
+                    _ => axis_of(&name, axis) == dim,
+                };
+                if is_it {
                     dim_of.value = Some(DimensionValue::DimParam(text.to_owned()));
                     found = true;
                 }

@@ -116,6 +116,11 @@ impl Model {
         inputs.filter(|name| self.states.iter().any(|(input, output)| reads(input, output, name))).collect()
     }
 
+    /// The inputs that have no initializer, in the file's order.
+    pub fn input_names(&self) -> Vec<String> {
+        self.open_inputs().map(|input| input.name.clone()).collect()
+    }
+
     /// True if an input or a state has this name.
     pub fn takes(&self, name: &str) -> bool {
         let mut inputs = self.proto.graph.iter().flat_map(|g| &g.input);

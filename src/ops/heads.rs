@@ -491,7 +491,9 @@ fn rotated_heads<'g>(
 
 /// The keys that each query sees, `[1 or batch, 1, sequence, total]`. `None` if the causal mask of Attention suffices.
 fn seen<'g>(b: Nodes<'g>, call: &Call, g: &Grouped, first: Option<Var<'g>>) -> OpResult<Option<Var<'g>>> {
-    let window = usize::try_from(call.int("local_window_size", -1)?).ok().filter(|&n| n < g.total);
+    // Whether it hides a key must not depend on how many a cache has: graphs of several lengths have the same nodes.
+    let window = usize::try_from(call.int("local_window_size", -1)?).ok();
+    let window = window.filter(|&n| n > 0 && (n < g.total || call.has(PAST)));
     if window.is_none() && first.is_none() {
         return Ok(None);
     }

@@ -7,6 +7,7 @@ use super::{
 use crate::dtype::DType;
 use crate::expr::Expr;
 use crate::kernel::{PadMode, Template};
+use crate::narrow::{self, Rounding};
 use crate::op::{
     Args, Attr, Attrs, Back, Call, Eval, Fact, Infer, Input, Lower, Nodes, OpDef, OpResult, Part, TemplateCall, Var,
     inputs, names,
@@ -513,7 +514,12 @@ fn filling(call: &Call) -> OpResult<f64> {
 
 fn pad_mode(call: &Call) -> OpResult<PadMode> {
     match call.str("mode", "constant")? {
-        "constant" => Ok(PadMode::Constant(filling(call)?)),
+        "constant" => {
+            let (value, dtype) = (filling(call)?, call.dtype(0));
+            // Kernels have codes.
+            let code = || narrow::encode(dtype, value, Rounding::default()).into();
+            Ok(PadMode::Constant(if dtype.is_narrow_float() { code() } else { value }))
+        }
         "edge" => Ok(PadMode::Edge),
         "reflect" => Ok(PadMode::Reflect),
         "wrap" => Ok(PadMode::Wrap),

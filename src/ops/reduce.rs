@@ -102,6 +102,7 @@ const fn argument(name: &'static str, doc: &'static str, eval: Tensors, lower: L
 }
 
 fn logical(call: &Call) -> OpResult<Vec<Fact>> {
+    expect_dtype(call, 0, "bool, a float or integer type", |d| d.is_number() || d == DType::Bool)?;
     output(call.dtype(0), reduced(call, &call.reduced_axes()?)?)
 }
 

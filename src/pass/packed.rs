@@ -245,6 +245,13 @@ fn few_bits(graph: &mut Graph, context: &Context, id: NodeId) -> Result<()> {
     if is_packed && zeros.and_then(|zeros| graph.as_constant(zeros)).is_none() {
         return Ok(());
     }
+    if let Some(groups) = groups.and_then(|groups| graph.as_constant(groups)) {
+        let (blocks, groups) = (k.div_ceil(block) as i64, groups.value()?.to_i64().unwrap_or_default());
+        if let Some(group) = groups.iter().find(|group| !(0..blocks).contains(*group)) {
+            let what = format!("input 'g_idx': expected blocks from 0 to {}, found {group}", blocks - 1);
+            return Err(graph.node(id).error(what));
+        }
+    }
     let order = match groups {
         None => Order::Kept,
         Some(groups) => match graph.as_constant(groups).and_then(|groups| groups.value().ok()?.to_i64()) {

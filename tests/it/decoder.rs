@@ -96,13 +96,14 @@ fn bad_folders_are_refused() {
         ("\"vocab_size\": 32", "\"vocab_size\": \"many\"", "expected usize"),
         ("\"vocab_size\": 32", "\"vocab_size\": 32, \"vision\": {}", "found a part 'vision'"),
         ("model.onnxtxt", "other.onnx", "other.onnx, is not there"),
+        ("\"present_value_names\"", "\"other_names\"", "expected outputs of present_value_names, too"),
         ("\"context_length\": 64", "\"context_length\": 1", "context_length of at least 3"),
     ] {
         folder.file("genai_config.json", config.replace(from, to));
         folder.file("model.onnxtxt", "");
         assert!(refused().contains(expected), "{}", refused());
     }
-    let dims = [("context", 65), ("context", 2), ("prefill", 63), ("prefill", 0), ("nothing", 1)];
+    let dims = [("context", 65), ("context", 2), ("prefill", 63), ("prefill", 0), ("nothing", 1), ("batch", 2)];
     for (dim, extent) in dims {
         let refused = Decoder::open(FOLDER, &options(Choice::Cpu).set(dim, extent)).expect_err("it is refused");
         assert!(refused.to_string().contains(dim), "{refused}");

@@ -159,6 +159,13 @@ fn types_are_named() {
     trace.output("y", x.cast(DType::F32) * 2.0);
     let plan = common::planned(&trace.finish().expect("a graph"), &Target::cuda());
     assert_eq!((plan.inputs[0].dtype, &plan.inputs[0].shape), (DType::F8E4M3FN, &Shape::new([4])));
+    // What is added at the edges is a number, not a code.
+    let text = r#"g (float8e4m3fn[1,2] x) => (float[1,3] y)
+        <int64[4] pads = {0, 1, 0, 0}, float8e4m3fn one = {56}> { wide = Pad (x, pads, one) y = Cast <to = 1> (wide) }"#;
+    let two = Tensor::from_f64(DType::F8E4M3FN, [1, 2], &[2.0, 2.0]);
+    for (backend, found) in run(&common::graph(text), &two) {
+        assert_eq!(found[0].1.to_f64(), [1.0, 2.0, 2.0], "{backend}");
+    }
     let trace = Trace::new("g");
     let x = trace.input("x", DType::I4, [4]);
     trace.output("y", x + x);
