@@ -13,6 +13,7 @@ use crate::dtype::DType;
 use crate::error::{Error, Result, ensure};
 use crate::graph::Graph;
 use crate::onnx;
+use crate::ops::COSINES;
 use crate::plan::Port;
 use crate::session::{self, Graphs, Options, Session};
 use crate::shape::{Extent, Shape};
@@ -93,6 +94,8 @@ struct DecoderConfig {
     filename: String,
     #[serde(default)]
     head_size: Option<usize>,
+    #[serde(default)]
+    num_key_value_heads: Option<usize>,
     #[serde(default)]
     inputs: BTreeMap<String, serde_json::Value>,
     #[serde(default)]
@@ -253,15 +256,27 @@ impl Files {
                 Error::usage(format!("input '{name}': expected {expected}, found {fact}"))
             })?;
         }
+        // A prompt's last run is filled up. What it writes behind the length is never read; a state without a length would keep it.
+        for state in graph.states().iter().filter(|state| state.count.is_none()) {
+            let (name, fact) = (graph.value_name(state.value), graph.fact(state.value));
+            ensure(fact.shape.get(2) == Some(&context), || {
+                Error::usage(format!("state '{name}': expected a cache that grows along its third axis, found {fact}"))
+            })?;
+        }
         for id in graph.order()? {
-            if graph.node(id).op_name() != "RotaryEmbedding" {
-                continue;
-            }
-            let table = graph.operands(id)[1].map(|table| graph.fact(table).shape.clone());
+            let table = match graph.node(id).op_name() {
+                "RotaryEmbedding" => 1,
+                "com.microsoft.RotaryEmbedding" => 2,
+                "GroupQueryAttention" => COSINES,
+                _ => continue,
+            };
+            let table = graph.operands(id).get(table).copied().flatten().map(|table| graph.fact(table).shape.clone());
             if let Some(&[places, _]) = table.as_ref().map(|shape| &shape[..])
                 && places < context
             {
-                let what = format!("its table has {places} places, fewer than the context, {context}");
+                let what = format!(
+                    "expected a table of at least {context} places, found {places}: give a context of {places}"
+                );
                 return Err(graph.node(id).error(what));
             }
         }
@@ -295,19 +310,41 @@ impl Files {
             ))
         })?;
         let (new, all) = (axis(model, ids, 1), axis(model, mask, 1));
-        let widths: Vec<String> = model.state_inputs().iter().filter_map(|cache| axis(model, cache, 3)).collect();
-        let extent = |name: String| {
-            let extent = match Some(&name) {
-                own if own == Some(&past) => (0..=context).into(),
-                own if own == new.as_ref() => rows.into(),
-                // As many as there are after a run.
-                own if own == all.as_ref() => (0..=context).into(),
-                Some(name) if widths.contains(name) => self.config.decoder.head_size.unwrap_or(1).into(),
-                _ => 1.into(),
-            };
-            (name, extent)
+        let along = |at: usize| -> Vec<String> {
+            model.state_inputs().iter().filter_map(|cache| axis(model, cache, at)).collect()
         };
-        Ok(model.open_dims()?.into_iter().map(extent).collect())
+        let (heads, widths) = (along(1), along(3));
+        let inputs = self.given().map(|input| axis(model, input, 0));
+        let batch = [along(0), inputs.into_iter().flatten().collect()].concat();
+        let config = &self.config.decoder;
+        let known = |name: &str, role: &str, size: Option<usize>| {
+            let what =
+                || Error::usage(format!("dim '{name}' is not known: expected {role} of the decoder in {CONFIG}"));
+            size.map(Extent::from).ok_or_else(what)
+        };
+        let extent = |name: String| {
+            let own = Some(&name);
+            let extent = if name == past {
+                (0..=context).into()
+            } else if own == new.as_ref() {
+                rows.into()
+            } else if own == all.as_ref() {
+                // As many as there are after a run.
+                (0..=context).into()
+            } else if widths.contains(&name) {
+                known(&name, "head_size", config.head_size)?
+            } else if heads.contains(&name) {
+                known(&name, "num_key_value_heads", config.num_key_value_heads)?
+            } else if batch.contains(&name) {
+                1.into()
+            } else {
+                return Err(Error::usage(format!(
+                    "dim '{name}': expected a batch, a length, or heads of a cache and their width"
+                )));
+            };
+            Ok((name, extent))
+        };
+        model.open_dims()?.into_iter().map(extent).collect()
     }
 }
 
@@ -324,6 +361,17 @@ fn axis(model: &onnx::Model, input: &str, axis: usize) -> Option<String> {
 struct Sizes {
     context: usize,
     prefill: usize,
+}
+
+impl Files {
+    /// The dims that were given, and those that are taken in their place where none were.
+    ///
+    /// # Errors
+    /// When a dim is out of range.
+    pub fn dims(&self, dims: &[(String, Extent)]) -> Result<Vec<(String, Extent)>> {
+        let Sizes { context, prefill } = Sizes::of(self, dims)?;
+        Ok(vec![(CONTEXT.to_owned(), context.into()), (PREFILL.to_owned(), prefill.into())])
+    }
 }
 
 impl Sizes {
@@ -344,7 +392,8 @@ impl Sizes {
         };
         let context = one(CONTEXT)?.unwrap_or(most);
         ensure((LEAST..=most).contains(&context), || {
-            Error::usage(format!("{CONTEXT}={context}: expected {LEAST} to {most} tokens, as the model was made for"))
+            let what = format!("expected {LEAST} to {most} tokens, the context_length of {CONFIG}");
+            Error::usage(format!("{CONTEXT}={context}: {what}"))
         })?;
         let prefill = one(PREFILL)?.unwrap_or(PREFILL_ROWS.min(context / 2));
         let room = context + 1 - LEAST;
@@ -434,6 +483,11 @@ impl Decoder {
         Ok(found)
     }
 
+    /// True if a text of so many tokens, the last of which no run has taken, fills the context.
+    pub(crate) fn is_full(&self, tokens: usize) -> bool {
+        tokens > self.context
+    }
+
     /// Runs a program on tokens that stand behind `length` others.
     fn run(&self, program: &str, ids: &[i64], length: usize, rows: usize) -> Result<Vec<(String, Tensor)>> {
         let program = self.session.program(program)?;
@@ -458,7 +512,7 @@ impl Decoder {
     fn set_length(&self, length: usize) -> Result<()> {
         let plan = self.session.plan();
         let state = plan.state.iter().find(|state| state.count.is_some());
-        let name = &state.ok_or_else(|| Error::usage("its caches have no length".into()))?.port.name;
+        let name = &state.expect("caches that grow have a length").port.name;
         self.session.set_state(name, &Tensor::from_f64(DType::I64, [], &[length as f64]))
     }
 }

@@ -71,7 +71,7 @@ impl DType {
         }
     }
 
-    /// Bits that tell the elements apart.
+    /// Bits of an element in a file.
     pub const fn bits(self) -> usize {
         match self {
             DType::I4 | DType::U4 | DType::F4E2M1 => 4,
@@ -82,7 +82,7 @@ impl DType {
 
     /// True for types that are stored and not computed with: integers of less than 8 bits, and floats of at most 8.
     pub const fn is_narrow(self) -> bool {
-        !matches!(self.held(), held if held as u8 == self as u8)
+        self.held() as u8 != self as u8
     }
 
     /// True for floats of at most 8 bits.
@@ -174,7 +174,7 @@ impl DType {
         Self::ALL.into_iter().find(|d| d.onnx() == number)
     }
 
-    /// The least and the greatest value, which are infinite for floating-point types of at least 16 bits.
+    /// The least and the greatest value, which are infinite for floats of at least 16 bits, and for powers of two.
     pub const fn range(self) -> (f64, f64) {
         match self {
             DType::I64 => (i64::MIN as f64, i64::MAX as f64),
@@ -198,7 +198,7 @@ impl DType {
         }
     }
 
-    /// True for floating-point types.
+    /// True for floats that are computed with, of at least 16 bits; [`is_real`](Self::is_real) has those of fewer, too.
     pub const fn is_float(self) -> bool {
         matches!(self, DType::F32 | DType::F16 | DType::BF16 | DType::F64)
     }
@@ -247,7 +247,7 @@ impl DType {
         self.is_float() || self.is_int()
     }
 
-    /// True for integer types; `bool` is not one.
+    /// True for integers that are computed with, of at least 8 bits; [`is_whole`](Self::is_whole) has those of fewer, too. `bool` is none.
     pub const fn is_int(self) -> bool {
         matches!(self, DType::I64 | DType::I32 | DType::I16 | DType::I8) || self.is_unsigned()
     }

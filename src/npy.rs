@@ -144,7 +144,8 @@ fn invalid(what: impl Into<String>) -> io::Error {
 
 fn unsupported(descr: &str) -> io::Error {
     let names = TYPES.map(|(name, _)| name).join(", ");
-    invalid(format!("elements of type {descr} are not supported: expected one of {names}; convert them by astype"))
+    let raw = if descr.ends_with("V1") { "; save floats of 8 bits as float32, integers of 4 bits as int8" } else { "" };
+    invalid(format!("elements of type {descr} are not supported: expected one of {names}; convert them by astype{raw}"))
 }
 
 /// The description of an array, which comes before its elements.

@@ -98,7 +98,8 @@ pub(super) struct Model {
 #[derive(Args)]
 pub(super) struct Inputs {
     /// Give an input: NAME=FILE.npy, NAME=FILE.npz:MEMBER, or NAME=2x784xf32=0.5 for equal elements, or
-    /// NAME=2x128xi64=random:0..99 for random integers from 0 to 99. FILE.npz alone gives an input for each of its members, by name. Inputs
+    /// NAME=2x128xi64=random:0..99 for random integers from 0 to 99. Elements of at most 8 bits: NAME=2x64xi4=3, NAME=2x64xf8e4m3fn=0.5, or arrays
+    /// of i1, u1 or f4 whose elements the type has. FILE.npz alone gives an input for each of its members, by name. Inputs
     /// that are not given are random; those that look up rows of a table are indices of its rows. Another type is converted if that changes no element. What shapes the computation (axes, sizes ...) is bound.
     /// A state begins with what is given; a cache that grows may have fewer rows than there is room for. Of several programs, those that have
     /// the input take it; PROGRAM:NAME=VALUE gives it to one alone.
@@ -269,8 +270,9 @@ impl Model {
     pub(super) fn refuse_folder(&self) -> Result<()> {
         match self.is_folder() {
             true => {
-                let what = "expected a graph, found a folder; `plan`, `max-batch` and `run` take one with a decoder";
-                Err(Error::usage(what.into()).in_file(&self.model))
+                let what = "expected a graph, found a folder, which `plan`, `max-batch` and `run` take";
+                let graph = decoder::Files::read(&self.model)?.path();
+                Err(Error::usage(format!("{what}; its graph: {}", graph.display())).in_file(&self.model))
             }
             false => Ok(()),
         }
@@ -887,7 +889,20 @@ fn value(flag: &str, text: &str) -> Result<Given> {
             Box::new(move || fill)
         }
     };
-    let tensor = made(dtype, Shape::new(shape), &mut fill).map_err(|what| Error::usage(format!("{flag}: {what}")))?;
+    // What a small type does not have is refused, as in a file.
+    let (least, most) = dtype.range();
+    let mut outside = None;
+    let tensor = made(dtype, Shape::new(shape), || {
+        let value = fill();
+        if dtype.is_narrow() && !(least..=most).contains(&value) {
+            outside.get_or_insert(value);
+        }
+        value
+    });
+    let tensor = tensor.map_err(|what| Error::usage(format!("{flag}: {what}")))?;
+    if let Some(value) = outside {
+        return Err(Error::usage(format!("{flag}: expected {dtype} from {least} to {most}, found {value}")));
+    }
     Ok(Given { name, tensor, flag })
 }
 

@@ -98,7 +98,9 @@ impl More {
     /// The files of all graphs, with the extents that flags give.
     pub(super) fn subject(&self, first: &Model) -> Subject {
         let files = [&first.model].into_iter().chain(&self.more);
-        Subject::new(files.cloned().collect(), first.dims())
+        let decoder = first.decoder().ok().flatten();
+        let dims = decoder.and_then(|files| files.dims(&first.dims()).ok()).unwrap_or_else(|| first.dims());
+        Subject::new(files.cloned().collect(), dims)
     }
 
     /// The programs of the model's training.

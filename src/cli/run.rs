@@ -47,7 +47,7 @@ generated
   prompt [int]
   tokens [int]
   text? text
-  prefill_seconds number
+  first_token_seconds number|null
   decode_seconds number
   tokens_per_second number|null
   allocated_bytes_first int

@@ -6,7 +6,7 @@ use super::{Failure, line};
 use crate::decoder::Decoder;
 use crate::error::{Error, Result};
 use crate::figures::{count, grouped};
-use crate::report::Table;
+use crate::report::{Table, human};
 use clap::Args;
 use serde_json::json;
 use std::path::Path;
@@ -22,13 +22,15 @@ pub(super) struct Text {
     /// has it.
     #[arg(long, value_name = "TEXT", conflicts_with = "ids", conflicts_with_all = OTHERS)]
     text: Option<String>,
-    /// Generate N tokens, or fewer if the model ends the text. Default: 100.
-    #[arg(long, value_name = "N", conflicts_with_all = OTHERS)]
-    tokens: Option<usize>,
+    /// Generate N tokens, or fewer if the model ends the text or the context is full. Default: 100.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..), conflicts_with_all = OTHERS)]
+    tokens: Option<u32>,
 }
 
 /// Flags of runs that are not for a decoder.
-const OTHERS: [&str; 13] = [
+const OTHERS: [&str; 15] = [
+    "of",
+    "seed",
     "inputs",
     "iters",
     "program",
@@ -70,7 +72,7 @@ impl Text {
         json: bool,
     ) -> Result<String, Failure> {
         let files = model.decoder()?.expect("the model is a folder");
-        let words = self.text.as_deref().map(|text| Words::new(&model.model, text)).transpose()?;
+        let words = self.text.as_deref().map(|text| Prompt::new(&model.model, text)).transpose()?;
         let ids = words.as_ref().map_or(&self.ids, |words| &words.ids);
         if ids.is_empty() {
             let what = "run: expected --ids N,N,.., the tokens of a prompt, or --text TEXT";
@@ -79,7 +81,8 @@ impl Text {
         let (session, subject) = more.session(model, on, measured, &[], json)?;
         let decoder = Decoder::of(files, session, &model.dims())?;
         let (start, mut first) = (Instant::now(), None);
-        let found = decoder.generate(ids, self.tokens.unwrap_or(TOKENS), &mut |_| {
+        let tokens = self.tokens.map_or(TOKENS, |tokens| tokens as usize);
+        let found = decoder.generate(ids, tokens, &mut |_| {
             first.get_or_insert_with(|| (start.elapsed().as_secs_f64(), decoder.session().usage().bytes));
         })?;
         let seconds = start.elapsed().as_secs_f64();
@@ -92,7 +95,7 @@ impl Text {
                 "device": decoder.session().device(),
                 "prompt": ids,
                 "tokens": found,
-                "prefill_seconds": prefill,
+                "first_token_seconds": first.map(|(seconds, _)| seconds),
                 "decode_seconds": decode,
                 "tokens_per_second": rate,
                 "allocated_bytes_first": bytes,
@@ -109,35 +112,40 @@ impl Text {
             Some(words) => words.of(&found)?,
             None => found.iter().map(i64::to_string).collect::<Vec<_>>().join(","),
         };
-        let mut table = Table::new("<>");
+        let mut table = Table::new("<<");
         let prompt = count(ids.len() as u64, "token");
         table.row(["prompt".into(), format!("{prompt}, {prefill:.3} s to the first new one")]);
-        let rate = rate.map_or("-".into(), |rate| format!("{rate:.1} per second"));
-        table.row(["generated".into(), format!("{}, {rate}", count(found.len() as u64, "token"))]);
-        table.row(["planned".into(), format!("{} bytes", grouped(planned))]);
-        table.row(["allocated at token 1".into(), format!("{} bytes", grouped(bytes))]);
-        table.row([format!("allocated at token {}", found.len()), format!("{} bytes", grouped(last))]);
+        let rate = rate.map_or(String::new(), |rate| format!(", {rate:.1} per second"));
+        let why = match found.len() < tokens {
+            true if decoder.is_full(ids.len() + found.len()) => format!(" of {tokens}: the context is full"),
+            true => format!(" of {tokens}: the model ended the text"),
+            false => String::new(),
+        };
+        table.row(["generated".into(), format!("{}{why}{rate}", count(found.len() as u64, "token"))]);
+        table.row(["planned".into(), format!("{}  {} bytes", human(planned), grouped(planned))]);
+        table.row(["allocated at token 1".into(), format!("{}  {} bytes", human(bytes), grouped(bytes))]);
+        table.row([format!("allocated at token {}", found.len()), format!("{}  {} bytes", human(last), grouped(last))]);
         let heading = format!("{} on {}", subject.heading(), decoder.session().device());
         Ok(format!("{heading}\n\n{text}\n\n{table}"))
     }
 }
 
 /// A text as tokens.
-struct Words {
+struct Prompt {
     ids: Vec<i64>,
     #[cfg(feature = "text")]
     tokenizer: tokenizers::Tokenizer,
 }
 
 #[cfg(feature = "text")]
-impl Words {
-    fn new(folder: &Path, text: &str) -> Result<Words> {
+impl Prompt {
+    fn new(folder: &Path, text: &str) -> Result<Prompt> {
         let path = folder.join("tokenizer.json");
         let refuse = |what: String| Error::File { path: path.clone(), what, source: None };
         let tokenizer = tokenizers::Tokenizer::from_file(&path);
         let tokenizer = tokenizer.map_err(|e| refuse(format!("expected a tokenizer, for --text: {e}")))?;
         let encoded = tokenizer.encode(text, true).map_err(|e| refuse(format!("it does not encode the text: {e}")))?;
-        Ok(Words { ids: encoded.get_ids().iter().map(|&id| id.into()).collect(), tokenizer })
+        Ok(Prompt { ids: encoded.get_ids().iter().map(|&id| id.into()).collect(), tokenizer })
     }
 
     /// The text of tokens.
@@ -150,8 +158,8 @@ impl Words {
 }
 
 #[cfg(not(feature = "text"))]
-impl Words {
-    fn new(_: &Path, _: &str) -> Result<Words> {
+impl Prompt {
+    fn new(_: &Path, _: &str) -> Result<Prompt> {
         let what = "--text: this build has no tokenizers: build it with --features text, or give --ids";
         Err(Error::usage(what.into()))
     }

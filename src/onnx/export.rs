@@ -284,6 +284,7 @@ impl Exporter<'_> {
         let name = node.name.clone();
         let (domain, op_type) = match op.name.split_once("com.microsoft.") {
             Some(("", own)) => (MICROSOFT.to_owned(), own.to_owned()),
+            None if crate::ops::is_of_runtime(op) => (MICROSOFT.to_owned(), op.name.to_owned()),
             _ => (String::new(), op.name.to_owned()),
         };
         self.proto(id).node.push(NodeProto { input, output, name, op_type, domain, attribute, ..Default::default() });

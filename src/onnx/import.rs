@@ -454,7 +454,8 @@ impl<'a> Importer<'a> {
 
     /// Integers of at most 4 bits as i8, which holds each. Any other value stays as it is.
     fn as_i8(&mut self, value: ValueId, name: &str) -> Result<ValueId> {
-        if !self.graph.fact(value).dtype.is_narrow() {
+        let dtype = self.graph.fact(value).dtype;
+        if !dtype.is_narrow() || dtype.is_narrow_float() {
             return Ok(value);
         }
         let attrs = Attrs::new().with("to", DType::I8.onnx());

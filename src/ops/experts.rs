@@ -108,7 +108,9 @@ impl Product {
         })?;
         let bits = if is_packed { bits as usize } else { 0 };
         let n = n.or(call.shape(input).get(1).copied()).unwrap_or(0);
-        let block = usize::try_from(call.int("block_size", 0)?).unwrap_or(0);
+        let block = call.int("block_size", 0)?;
+        let block =
+            usize::try_from(block).map_err(|_| format!("attribute 'block_size': expected 0 or more, found {block}"))?;
         let block = if block == 0 { k } else { block };
         let product = Product { ports, experts, n, k, bits, block };
         let expect = |input: Option<usize>, shape: &[usize]| match input.filter(|&input| call.has(input)) {
@@ -261,7 +263,9 @@ fn mixture<'g>(b: Nodes<'g>, call: &Call, x: &Args<Var<'g>>, ports: &Ports) -> O
         ensure(found == 0, || format!("attribute '{name}': expected 0, found {found}"))?;
     }
     let prepacked = call.int("weights_prepacked", 0)?;
-    ensure(prepacked <= 0, || format!("attribute 'weights_prepacked': expected 0 or -1, found {prepacked}"))?;
+    ensure(matches!(prepacked, -1 | 0), || {
+        format!("attribute 'weights_prepacked': expected 0 or -1, found {prepacked}")
+    })?;
     let quantized = call.str("quant_type", "int")?;
     ensure(quantized == "int", || format!("attribute 'quant_type': expected int, found '{quantized}'"))?;
     call.int("accuracy_level", 0)?;

@@ -316,7 +316,7 @@ fn many<'g>(b: Nodes<'g>, call: &Call, x: &Args<Var<'g>>) -> OpResult<Vec<Var<'g
 
 pub(crate) const PAST: usize = 3;
 const LENGTHS: usize = 5;
-const COS: usize = 6;
+pub(crate) const COS: usize = 6;
 const PLACES: usize = 8;
 const BIAS: usize = 9;
 const SINK: usize = 10;

@@ -10,7 +10,7 @@ use std::fmt;
 pub(crate) use attention::keys_seen;
 pub(crate) use compose::constant as made_constant;
 pub(crate) use counted::{Finder, finder};
-pub(crate) use heads::{PAST as KEYS, key_room};
+pub(crate) use heads::{COS as COSINES, PAST as KEYS, key_room};
 pub(crate) use index::{from_start, tuples};
 pub(crate) use integer::{OTHER_SIGN, PRODUCT_OF_BYTES, SUMS_OF_BYTES, requantized};
 pub(crate) use layout::spans;
@@ -96,6 +96,14 @@ pub static OPS: [&[OpDef]; 36] = [
 /// Every row, in order of the families.
 pub fn all() -> impl Iterator<Item = &'static OpDef> {
     OPS.iter().flat_map(|family| family.iter())
+}
+
+/// True if a row is of an operator of ONNX Runtime's domain.
+pub fn is_of_runtime(op: &OpDef) -> bool {
+    let families = [runtime::OPS, fused::OPS, packed::OPS, experts::OPS, heads::OPS];
+    let is_own = op.name.starts_with("plimsoll.");
+    let in_family = families.iter().flat_map(|family| family.iter()).any(|other| other.name == op.name);
+    in_family && !is_own || ["BiasGelu", "FastGelu", "QuickGelu"].contains(&op.name)
 }
 
 /// The row of the operator called `name`.

@@ -40,7 +40,7 @@ pub fn run(graph: &mut Graph, context: &Context) -> Result<()> {
     Ok(())
 }
 
-/// The update of a cache: what writes rows of floats to it, not along their own axis.
+/// True if a state is a cache: it begins empty, and its update writes rows of floats, not along their own axis.
 fn is_cache(graph: &Graph, value: ValueId) -> bool {
     let fact = graph.fact(value);
     let state = graph.states().iter().find(|state| state.value == value);

@@ -264,7 +264,9 @@ fn few_bits(graph: &mut Graph, context: &Context, id: NodeId) -> Result<()> {
         Order::Kept => None,
         Order::Sorted(order) => Some(order),
         Order::None => {
-            tracing::warn!("node '{name}': its weights are unpacked: expected 'g_idx' with equally large groups");
+            tracing::warn!(
+                "node '{name}': its weights are unpacked: expected a constant 'g_idx' with equally large groups"
+            );
             return Ok(());
         }
     };

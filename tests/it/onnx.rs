@@ -903,3 +903,20 @@ fn opsets_before_7_mean_what_they_meant() {
     let refused = refusal(&of(6, "float[2, 2] x, float[2] c", "Add <broadcast = 1, axis = 2> (x, c)"), &[]);
     assert!(refused.contains("expected a place for 1 axes among 2, found 2"), "{refused}");
 }
+
+/// A row whose name ONNX does not have belongs to ONNX Runtime's domain, in what is written, too.
+#[test]
+fn operators_of_the_runtime_keep_their_domain() {
+    let source = r#"<ir_version: 10, opset_import: ["" : 21, "com.microsoft" : 1]>
+        g (float[2, 8] x, float[2, 8] y) => (float[2, 8] z) <float[8] scale = {1, 1, 1, 1, 1, 1, 1, 1}> {
+            normed = com.microsoft.SkipSimplifiedLayerNormalization (x, y, scale)
+            half = com.microsoft.QuickGelu (normed)
+            z = SimplifiedLayerNormalization (half, scale)
+        }"#;
+    let written = plimsoll::internals::onnx::export(&graph(source, &[])).expect("it is exported");
+    let nodes = &written.graph.as_ref().expect("a graph").node;
+    let domains: Vec<_> = nodes.iter().filter(|node| node.op_type != "Constant").map(|node| &node.domain[..]).collect();
+    assert_eq!(domains, ["com.microsoft", "com.microsoft", ""]);
+    assert!(written.opset_import.iter().any(|import| import.domain == "com.microsoft"));
+    import(&Model::new(written), &[]).expect("it is read again");
+}

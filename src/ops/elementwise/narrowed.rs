@@ -143,6 +143,7 @@ fn power(size: &Expr, is_nan: &Expr, rounding: Rounding) -> Expr {
             let most = is_subnormal.select(&part.like(1.5 * half), &part.like(half));
             part.lt(&most).not()
         }
+        // Never: the exponent is not negative.
         Power::Down => below.lt(&below.like(-1.0)),
     };
     let found = &below + &more.cast(DType::I32);
