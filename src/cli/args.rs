@@ -25,16 +25,16 @@ use std::time::Duration;
 
 #[derive(Args, Clone)]
 pub(super) struct Model {
-    /// The graph: an .onnx or .onnxtxt file. Or a folder with a decoder: a genai_config.json and its graph.
+    /// The graph: an .onnx or .onnxtxt file. `plan`, `max-batch` and `run` also take a folder with a decoder: a genai_config.json and its graph.
     pub(super) model: PathBuf,
     /// Take the elements of initializers from this safetensors file, by their names. It stays mapped.
     #[arg(long, value_name = "FILE")]
     pub(super) weights: Option<PathBuf>,
     /// Give a named dim its extent. `plan`, `run` and `bench` also take a range, such as 1..64, which includes both ends. An input that is
-    /// given sets the dims of its shape, too. It may be a sum of other dims and numbers, such as total=past+sequence, and follows from them then. LOOP.trips=N bounds the iterations of a Loop of which the run decides how often it runs.
+    /// given sets the dims of its shape, too. A dim may be a sum of other dims and numbers: total=past+sequence. LOOP.trips=N bounds the iterations of a Loop of which the run decides how often it runs.
     #[arg(long, value_name = "DIM=N", value_parser = bound)]
     pub(super) set: Vec<(String, Bound)>,
-    /// Of a folder with a decoder, as onnxruntime-genai has it (genai_config.json): plan room in its caches for N tokens, the prompt among them.
+    /// For `plan`, `max-batch` and `run` of a folder with a decoder, as onnxruntime-genai has it (genai_config.json): plan room in its caches for N tokens, the prompt among them.
     /// Default: as many as the model was made for. --set prefill=N is the number of tokens of a prompt that are taken at a time.
     #[arg(long, value_name = "N")]
     pub(super) context: Option<usize>,
