@@ -62,9 +62,15 @@ impl Layout {
         }
     }
 
-    /// The code for what is no number, of a type without one: the negative zero, as in ONNX's tests.
-    pub fn none(&self) -> u32 {
-        1 << self.sign()
+    /// The code for what is no number. A type without one has the negative zero, as in ONNX's tests.
+    pub fn not_a_number(&self) -> u32 {
+        self.nan.unwrap_or(1 << self.sign())
+    }
+
+    /// The code for a number beyond the largest, without a sign.
+    pub fn beyond(&self, rounding: Rounding) -> u32 {
+        let largest = if rounding.saturate { Some(self.most) } else { self.infinity.or(self.nan) };
+        largest.unwrap_or(self.most)
     }
 
     /// The bit of the sign.
@@ -118,7 +124,7 @@ pub fn encode(dtype: DType, value: f64, rounding: Rounding) -> u8 {
     let size = value.abs();
     let least = 1 - layout.bias;
     let code = if value.is_nan() {
-        layout.nan.unwrap_or(layout.none())
+        layout.not_a_number()
     } else if size == 0.0 {
         0
     } else {
@@ -128,8 +134,7 @@ pub fn encode(dtype: DType, value: f64, rounding: Rounding) -> u8 {
         let code = if size.is_finite() { f64::from((power - least) << layout.mantissa) + whole } else { f64::INFINITY };
         match code <= f64::from(layout.most) {
             true => code as u32,
-            false if rounding.saturate => layout.most,
-            false => layout.infinity.or(layout.nan).unwrap_or(layout.most),
+            false => layout.beyond(rounding),
         }
     };
     let signed = value.is_sign_negative() && !(layout.one_zero && (code == 0 || Some(code) == layout.nan));

@@ -14,7 +14,7 @@ use crate::op::{
 use std::f64::consts::{FRAC_1_SQRT_2, PI};
 
 mod circular;
-mod narrowed;
+pub(super) mod narrowed;
 
 const X: &[Input] = inputs![X];
 const IN: &[Input] = inputs![input];

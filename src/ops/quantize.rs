@@ -1,8 +1,9 @@
 //! Rows that quantize numbers to small integers and back: `x = (q - zero point) scale`.
 
+use super::elementwise::narrowed::rounding;
 use super::{ensure, expect_dtype, expect_shape, expect_type_of, indices, input_name, output, position};
 use crate::dtype::DType;
-use crate::narrow::{self, Rounding};
+use crate::narrow;
 use crate::op::{Args, Attrs, Call, Eval, Fact, Input, Lower, Nodes, OpDef, OpResult, Var, inputs, names};
 use crate::shape::Shape;
 
@@ -169,11 +170,6 @@ fn quantize(call: &Call) -> OpResult<Vec<Fact>> {
 /// True for the types that numbers are quantized to.
 fn is_quantized(dtype: DType) -> bool {
     matches!(dtype, DType::U8 | DType::I8 | DType::U16 | DType::I16) || dtype.is_narrow() && dtype != DType::F8E8M0
-}
-
-/// How numbers beyond the largest float of a type are rounded.
-fn rounding(call: &Call) -> Rounding {
-    Rounding { saturate: call.int("saturate", 1) != Ok(0), ..Rounding::default() }
 }
 
 /// The type of the numbers that a DequantizeLinear makes: the scale's, unless another one is given.

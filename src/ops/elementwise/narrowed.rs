@@ -116,13 +116,10 @@ fn code(value: &Expr, dtype: DType, rounding: Rounding) -> Expr {
     let small = (value.abs().min(&value.like(1.0)) * scale).round().cast(DType::I32);
     let least = (BIAS + 1 - layout.bias) << MANTISSA;
     let found = size.lt(&bits(&size, least)).select(&small, &normal);
-    let over = match rounding.saturate {
-        true => layout.most,
-        false => layout.infinity.or(layout.nan).unwrap_or(layout.most),
-    };
+    let over = layout.beyond(rounding);
     let is_over = found.like(layout.most.into()).lt(&found);
     let found = is_over.select(&found.like(over.into()), &found);
-    let found = is_nan.select(&found.like(layout.nan.unwrap_or(layout.none()).into()), &found);
+    let found = is_nan.select(&found.like(layout.not_a_number().into()), &found);
     let signed = found.or(&shifted(&shifted(&all, Binary::Shr, 31), Binary::Shl, layout.sign()));
     match layout.nan.filter(|_| layout.one_zero) {
         // Zero and what is no number have no sign.
