@@ -122,6 +122,22 @@ fn rem_f32(x: f32, y: f32) -> f32 {
     return bitcast<f32>(sign | ((r << up) + ((exponent - up - 1u) << 23u)));
 }
 
+// The bits of the nearest half. Numbers below the normal ones are rounded by a sum with one whose last bit is theirs.
+fn f16_bits(x: f32) -> u32 {
+    let sign = (bitcast<u32>(x) >> 16u) & 0x8000u;
+    let size = bitcast<u32>(x) & 0x7fffffffu;
+    if (size > 0x7f800000u) { return sign | 0x7e00u; }
+    if (size >= 0x477ff000u) { return sign | 0x7c00u; }
+    if (size < 0x38800000u) { return sign | (bitcast<u32>(bitcast<f32>(size) + 0.5f) - 0x3f000000u); }
+    return sign | ((size - 0x38000000u + 0xfffu + ((size >> 13u) & 1u)) >> 13u);
+}
+
+fn bf16_bits(x: f32) -> u32 {
+    let bits = bitcast<u32>(x);
+    if ((bits & 0x7fffffffu) > 0x7f800000u) { return (bits >> 16u) | 0x40u; }
+    return (bits + 0x7fffu + ((bits >> 16u) & 1u)) >> 16u;
+}
+
 fn div_i32(x: i32, y: i32) -> i32 {
     if (y == 0) { return 0; }
     return x / y;

@@ -338,20 +338,20 @@ impl Target {
 
     /// The type that stores values of `dtype` on this device.
     ///
-    /// WebGPU has no 64-bit integers and no bytes. It stores integers of every type as `i32`, with a range check where data enters,
-    /// and `bool` as `i32` 0 or 1. It and the CPU store `f16` and `bf16` as `f32`, but for [constants](Self::holds).
+    /// WebGPU has integers of at most 32 bits. It stores wider ones as `i32`, with a range check where data enters, and what is narrower,
+    /// halves among it, in words of several. The CPU stores `f16` and `bf16` as `f32`, but for [constants](Self::holds).
     ///
     /// # Errors
     /// The device has no type that can store the values.
     pub fn storage(&self, dtype: DType) -> Result<DType> {
         match (self.family, dtype.held()) {
-            (Family::Cpu | Family::Wgpu, DType::F16 | DType::BF16) => return Ok(DType::F32),
-            (Family::Cpu | Family::Cuda, held) => return Ok(held),
-            (Family::Wgpu, DType::F32) => return Ok(DType::F32),
-            (Family::Wgpu, dtype) if dtype.is_int() || dtype == DType::Bool => return Ok(DType::I32),
-            (Family::Wgpu, _) => {}
+            (Family::Cpu, DType::F16 | DType::BF16) => Ok(DType::F32),
+            (Family::Wgpu, DType::F64) => {
+                Err(Error::usage(format!("target '{}' has no type for {dtype} values", self.name)))
+            }
+            (Family::Wgpu, DType::I64 | DType::U64 | DType::U32) => Ok(DType::I32),
+            (_, held) => Ok(held),
         }
-        Err(Error::usage(format!("target '{}' has no type for {dtype} values", self.name)))
     }
 
     /// The type that holds constants of `dtype`: what no kernel writes stays in 16 bits, and is widened as it is read.

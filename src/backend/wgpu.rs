@@ -377,7 +377,7 @@ impl Backend for Wgpu {
         let (source, offset, bytes) = part(from, wgpu::BufferUsages::COPY_SRC, self.target())?;
         let to = buffer(&self.segments, at)?.clone();
         let copy = self.gpu.encode("input", |encoder| {
-            encoder.copy_buffer_to_buffer(source, offset, &to, at.offset, bytes.min(at.bytes));
+            encoder.copy_buffer_to_buffer(source, offset, &to, at.offset, bytes.min(at.bytes.next_multiple_of(4)));
         })?;
         staging::submit(&self.gpu, &mut self.upload, "input", Some(copy))
     }
@@ -387,7 +387,7 @@ impl Backend for Wgpu {
         let (target, offset, bytes) = part(to, wgpu::BufferUsages::COPY_DST, self.target())?;
         let from = buffer(&self.segments, at)?.clone();
         let copy = self.gpu.encode("output", |encoder| {
-            encoder.copy_buffer_to_buffer(&from, at.offset, target, offset, bytes.min(at.bytes));
+            encoder.copy_buffer_to_buffer(&from, at.offset, target, offset, bytes.min(at.bytes.next_multiple_of(4)));
         })?;
         staging::submit(&self.gpu, &mut self.upload, "output", Some(copy))?;
         self.gpu.wait()

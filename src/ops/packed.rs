@@ -89,10 +89,11 @@ pub(super) static OPS: &[OpDef] = &[
         inputs![X X_scale x_zero_point? y_scale y_zero_point],
         |b, call, x| {
             let flat = call.int("opset", 13)? < 13;
-            let numbers = b.op("DequantizeLinear", &x.0[..3], Attrs::new());
+            // A softmax that is rounded to halves may be next to another number.
+            let numbers = b.op("DequantizeLinear", &[x[0], x[1].cast(DType::F32), x[2]], Attrs::new());
             let axis = call.int("axis", if flat { 1 } else { -1 })?;
             let y = numbers.op("Softmax", &[], Attrs::new().with("axis", axis).with("flatten", i64::from(flat)));
-            Ok(vec![y.op("QuantizeLinear", &[x[3], x[4]], Attrs::new())])
+            Ok(vec![y.op("QuantizeLinear", &[x[3].cast(DType::F32), x[4]], Attrs::new())])
         },
     )
     .sample(|s| {

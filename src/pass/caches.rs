@@ -22,13 +22,6 @@ pub fn run(graph: &mut Graph, context: &Context) -> Result<()> {
     if !context.recipe.int8_caches {
         return Ok(());
     }
-    let stored = context.target.storage(DType::I8)?;
-    ensure(stored == DType::I8, || {
-        Error::usage(format!(
-            "caches of int8: target '{}' stores i8 as {stored}, which saves nothing",
-            context.target.name
-        ))
-    })?;
     let caches: Vec<_> =
         graph.states().iter().map(|state| state.value).filter(|&value| is_cache(graph, value)).collect();
     ensure(!caches.is_empty(), || {

@@ -549,7 +549,9 @@ fn halves_of_a_file_stay_halves() {
                     compile(&prepared, backend_of.target(), &Limits { memory: None }).expect("it is planned");
                 let found = plan.buffer_bytes(Class::Constant);
                 // Panels of a right operand are filled up. Filters that are read tap by tap are floats on the CPU.
-                let most = if nodes.contains("group = 15") || nodes.contains("Transpose") { 2 } else { 1 };
+                // Where halves are rounded, scales and shifts of rows are applied before that, in floats.
+                let wide = ["group = 15", "Transpose", "LayerNormalization"];
+                let most = if wide.iter().any(|part| nodes.contains(part)) { 2 } else { 1 };
                 assert!(found <= most * bytes * 13 / 10 + 512, "{backend} {dtype} {nodes}: {found} bytes of {bytes}");
                 let mut exec =
                     plimsoll::internals::exec::Exec::load(backend_of, plan, &constants, &|_| {}).expect("it loads");

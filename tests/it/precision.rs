@@ -213,10 +213,8 @@ fn plan(precision: DType, target: &Target) -> Plan {
 /// A device that stores halves as `f32` has the same plan with all precisions.
 #[test]
 fn a_device_without_halves_trains_in_f32() {
-    for target in [Target::cpu(2), Target::wgpu()] {
-        let plans = [DType::F32, DType::F16, DType::BF16].map(|precision| plan(precision, &target).to_json());
-        assert!(plans[0] == plans[1] && plans[0] == plans[2], "{}", target.name);
-    }
+    let plans = [DType::F32, DType::F16, DType::BF16].map(|precision| plan(precision, &Target::cpu(2)).to_json());
+    assert!(plans[0] == plans[1] && plans[0] == plans[2]);
 }
 
 #[test]

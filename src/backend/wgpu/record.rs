@@ -40,12 +40,12 @@ pub(super) struct Device<'a> {
     pub segments: &'a Segments<wgpu::Buffer>,
 }
 
-/// The buffer that holds a slice, which is one of words.
+/// The buffer that holds a slice, which begins with a word. All words of it are the slice's own.
 pub(super) fn buffer(segments: &Segments<wgpu::Buffer>, at: Slice) -> Result<&wgpu::Buffer> {
-    if !at.offset.is_multiple_of(4) || !at.bytes.is_multiple_of(4) {
-        return Err(failed(format!("{} bytes at {} are no words", at.bytes, at.offset)));
+    if !at.offset.is_multiple_of(4) {
+        return Err(failed(format!("{} bytes at {} begin within a word", at.bytes, at.offset)));
     }
-    segments.find(at).map_err(failed)
+    segments.find(Slice { bytes: at.bytes.next_multiple_of(4), ..at }).map_err(failed)
 }
 
 impl Device<'_> {
@@ -213,7 +213,7 @@ impl Pipelines {
                     resource: wgpu::BindingResource::Buffer(wgpu::BufferBinding {
                         buffer: buffer(segments, *at).expect("`bind` has found the slice in its segment"),
                         offset: at.offset,
-                        size: wgpu::BufferSize::new(at.bytes),
+                        size: wgpu::BufferSize::new(at.bytes.next_multiple_of(4)),
                     }),
                 });
                 let group = gpu.device.create_bind_group(&wgpu::BindGroupDescriptor {

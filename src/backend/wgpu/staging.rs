@@ -5,6 +5,8 @@
 //! submit  [upload slot --> segments, work]  then the slot is mapped again
 //! read    segments --> download slot --> host bytes
 //! ```
+//!
+//! wgpu copies words. The last one of a value of bytes or halves is filled with zeros on its way in, and cut on its way out.
 
 use super::gpu::{Gpu, failed};
 use crate::backend::staged::{Part, rounds};
@@ -45,10 +47,14 @@ impl Upload {
         let room = self.buffer.size() - self.used;
         let bytes = room.min(data.len() as u64);
         if bytes > 0 {
-            let range = self.used..self.used + bytes;
+            let words = bytes.next_multiple_of(wgpu::COPY_BUFFER_ALIGNMENT);
+            let range = self.used..self.used + words;
             let view = self.buffer.get_mapped_range_mut(range.clone());
-            view.map_err(|e| failed(format!("write: {e}")))?.copy_from_slice(&data[..bytes as usize]);
-            self.copies.push(Copy { from: range.start, bytes, to: to.clone(), segment: at.segment, offset: at.offset });
+            let mut view = view.map_err(|e| failed(format!("write: {e}")))?;
+            view.slice(..bytes as usize).copy_from_slice(&data[..bytes as usize]);
+            view.slice(bytes as usize..).fill(0);
+            let (from, bytes) = (range.start, words);
+            self.copies.push(Copy { from, bytes, to: to.clone(), segment: at.segment, offset: at.offset });
             self.used = range.end.next_multiple_of(wgpu::MAP_ALIGNMENT).min(self.buffer.size());
         }
         Ok(bytes as usize)
@@ -110,11 +116,12 @@ pub(super) fn read(
 ) -> Result<()> {
     let lengths: Vec<usize> = data.iter().map(|piece| piece.len()).collect();
     for round in rounds(&lengths, wgpu::MAP_ALIGNMENT as usize, |_| slot.size() as usize) {
-        let end = round.last().map_or(0, |part| (part.at + part.bytes) as u64);
+        let words = |bytes: usize| (bytes as u64).next_multiple_of(wgpu::COPY_BUFFER_ALIGNMENT);
+        let end = round.last().map_or(0, |part| words(part.at + part.bytes));
         let copies = gpu.encode("read", |encoder| {
             for Part { piece, from: start, at, bytes } in &round {
                 let (buffer, offset) = &from[*piece];
-                encoder.copy_buffer_to_buffer(buffer, offset + *start as u64, slot, *at as u64, *bytes as u64);
+                encoder.copy_buffer_to_buffer(buffer, offset + *start as u64, slot, *at as u64, words(*bytes));
             }
         })?;
         submit(gpu, upload, "read", Some(copies))?;

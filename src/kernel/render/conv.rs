@@ -409,7 +409,7 @@ impl Module<'_> {
             } else {
                 let at = slots.iter().position(|&s| s == slot).expect("it is among them");
                 let address = element(slot, &located.addresses[at]);
-                each.push(format!("b{b}[{address}] = {};", self.stored(slot, b, value, *ty)));
+                each.push(self.write(slot, b, &address, value, *ty));
             }
         }
         lines.push("#pragma unroll".into());

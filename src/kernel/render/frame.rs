@@ -107,7 +107,8 @@ impl Frame<'_> {
         let module = self.module;
         for (b, (ty, read_only)) in module.bound.iter().zip(&module.bindings.read_only).enumerate() {
             let access = if *read_only { "read" } else { "read_write" };
-            writeln!(f, "@group(0) @binding({b}) var<storage, {access}> b{b}: array<{}>;", ty.name())?;
+            let ty = if module.is_atomic(b) { format!("atomic<{}>", ty.name()) } else { ty.name().to_owned() };
+            writeln!(f, "@group(0) @binding({b}) var<storage, {access}> b{b}: array<{ty}>;")?;
         }
         writeln!(f, "const SIZE: i32 = {};", self.size)?;
         for (name, ty, value) in &module.constants {

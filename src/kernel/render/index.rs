@@ -136,8 +136,7 @@ impl Module<'_> {
         let result = self.kernel.reads.len();
         if let Some(binding) = self.bindings.of[result] {
             let (mut body, base) = self.address(result, &space);
-            let value = self.stored(result, binding, "value", self.value[2]);
-            body.push(format!("b{binding}[{base} + place * {stride}] = {value};"));
+            body.push(self.write(result, binding, &format!("{base} + place * {stride}"), "value", self.value[2]));
             self.function("store", &[("i", I32), ("place", I32), ("value", self.value[2])], None, body);
         }
         self.per_element();

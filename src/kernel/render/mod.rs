@@ -24,7 +24,7 @@ use crate::shape::Access;
 use crate::target::{Family, Target};
 use frame::Frame;
 use locate::{locate, within};
-use scalar::Type::{self, BF16, F16, F32, I32};
+use scalar::Type::{self, BF16, Bool, F16, F32, I8, I16, I32, U32};
 use scalar::{arithmetic, constant, convert, literal, small, unary, whole};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -202,10 +202,8 @@ impl<'a> Module<'a> {
         let mut bound = vec![None; bindings.read_only.len()];
         for (slot, operand) in kernel.reads.iter().chain(&kernel.writes).enumerate() {
             ensure(!operand.packed, || "a packed operand is for the CPU".to_owned())?;
-            let is_read = slot < kernel.reads.len();
-            let stored = if is_read { target.holds(operand.dtype) } else { target.storage(operand.dtype) };
-            let stored = stored.map_err(|e| e.to_string())?;
-            let ty = Type::stored(stored, target.family, is_read)
+            let stored = target.storage(operand.dtype).map_err(|e| e.to_string())?;
+            let ty = Type::stored(stored, target.family)
                 .ok_or_else(|| format!("'{}' has no kernels for operands of type {stored}", target.name))?;
             storage.push(ty);
             if let Some(binding) = bindings.of[slot] {
@@ -231,27 +229,58 @@ impl<'a> Module<'a> {
             at_once: 1,
             lists: BTreeMap::new(),
         };
-        module.halves_of_words();
+        module.parts_of_words();
         Ok(module)
     }
 
-    /// Functions that read one of the two halves of a word, where the language has no such type.
-    fn halves_of_words(&mut self) {
+    /// Functions that read and write the elements of which WGSL has several in a word. Two invocations may write parts of one word: each
+    /// changes its own bits, at once. So a word that is written is one of atomics.
+    fn parts_of_words(&mut self) {
         if self.dialect == Dialect::Cuda {
             return;
         }
         let mut done = BTreeSet::new();
         for (slot, ty) in self.storage.clone().into_iter().enumerate() {
-            let Some(b) = self.bindings.of[slot].filter(|b| ty.in_words() != ty && done.insert((*b, ty.name()))) else {
+            let Some(b) = self.bindings.of[slot].filter(|_| ty.in_words() != ty) else { continue };
+            let (name, bits) = (ty.name(), 8 * ty.size());
+            let (word, shift) =
+                (format!("b{b}[at >> {}u]", 4 / ty.size() / 2), format!("u32(at & {}) * {bits}u", 4 / ty.size() - 1));
+            let writes = slot >= self.kernel.reads.len();
+            if !done.insert((b, name, writes)) {
                 continue;
-            };
-            let word = format!("b{b}[at >> 1u]");
+            }
+            if writes {
+                let mask = (1u32 << bits) - 1;
+                let body = vec![
+                    format!("let shift = {shift};"),
+                    format!("atomicAnd(&{word}, ~({mask}u << shift));"),
+                    format!("atomicOr(&{word}, (bits & {mask}u) << shift);"),
+                ];
+                self.function(&format!("{name}_to_b{b}"), &[("at", I32), ("bits", U32)], None, body);
+                continue;
+            }
+            let word = if self.is_atomic(b) { format!("atomicLoad(&{word})") } else { word };
             let value = match ty {
-                F16 => format!("return unpack2x16float({word})[at & 1];"),
-                _ => format!("return bitcast<f32>(({word} >> (u32(at & 1) * 16u)) << 16u);"),
+                F16 => format!("unpack2x16float({word})[at & 1]"),
+                BF16 => format!("bitcast<f32>(({word} >> ({shift})) << 16u)"),
+                Bool => format!("extractBits({word}, {shift}, 8u) != 0u"),
+                I8 | I16 => format!("extractBits(bitcast<i32>({word}), {shift}, {bits}u)"),
+                _ => format!("i32(extractBits({word}, {shift}, {bits}u))"),
             };
-            self.function(&format!("{}_of_b{b}", ty.name()), &[("at", I32)], Some(F32), vec![value]);
+            self.function(
+                &format!("{name}_of_b{b}"),
+                &[("at", I32)],
+                Some(ty.value()),
+                vec![format!("return {value};")],
+            );
         }
+    }
+
+    /// True if a binding's words are written part by part.
+    fn is_atomic(&self, binding: usize) -> bool {
+        let mut writes =
+            (self.kernel.reads.len()..self.storage.len()).filter(|&slot| self.bindings.of[slot] == Some(binding));
+        self.dialect == Dialect::Wgsl && writes.any(|slot| self.storage[slot].in_words() != self.storage[slot])
     }
 
     fn int(&mut self, name: impl Into<String>, value: isize) {
@@ -299,19 +328,33 @@ impl<'a> Module<'a> {
         let ty = self.storage[slot];
         let element = match self.bindings.of[slot] {
             None => return literal(0.0, self.value[slot]),
-            Some(b) if self.dialect == Dialect::Wgsl && ty.in_words() != ty => {
-                return format!("{}_of_b{b}({address})", ty.name());
-            }
+            Some(b) if self.has_parts(slot) => return format!("{}_of_b{b}({address})", ty.name()),
             Some(b) if self.bound[b] == ty => format!("b{b}[{address}]"),
             Some(b) => format!("bitcast<{}>(b{b}[{address}])", ty.name()),
         };
         convert(&element, ty, self.value[slot])
     }
 
-    /// A value of a type as an operand's binding `b` holds it.
-    fn stored(&self, slot: usize, b: usize, value: &str, ty: Type) -> String {
-        let (stored, bound) = (convert(value, ty, self.storage[slot]), self.bound[b]);
-        if bound == self.storage[slot] { stored } else { format!("bitcast<{}>({stored})", bound.name()) }
+    /// True if several of the operand's elements are in one word.
+    fn has_parts(&self, slot: usize) -> bool {
+        self.dialect == Dialect::Wgsl && self.storage[slot].in_words() != self.storage[slot]
+    }
+
+    /// The statement that writes a value of a type to an operand's address, in its binding `b`.
+    fn write(&self, slot: usize, b: usize, address: &str, value: &str, ty: Type) -> String {
+        let (stored, bound) = (self.storage[slot], self.bound[b]);
+        if self.has_parts(slot) {
+            let value = convert(value, ty, stored.value());
+            let bits = match stored {
+                F16 | BF16 => format!("{}_bits({value})", stored.name()),
+                Bool => format!("select(0u, 1u, {value})"),
+                _ => format!("u32({value})"),
+            };
+            return format!("{}_to_b{b}({address}, {bits});", stored.name());
+        }
+        let value = convert(value, ty, stored);
+        let value = if bound == stored { value } else { format!("bitcast<{}>({value})", bound.name()) };
+        format!("b{b}[{address}] = {value};")
     }
 
     /// A function `name(at)` that loads from an operand by address.
@@ -390,9 +433,14 @@ impl<'a> Module<'a> {
             Code::Binary(op, a, b) => arithmetic(op, name(a), name(b), self.dialect)?,
             Code::Select(c, a, b) => format!("select({}, {}, {})", name(b).0, name(a).0, name(c).0),
             // A half holds what its bits can.
-            Code::Cast(a) if self.target.family == Family::Cuda && dtype.is_half() => {
+            Code::Cast(a) if dtype.is_half() => {
                 let half = if dtype == DType::F16 { F16 } else { BF16 };
-                convert(&convert(&convert(&name(a).0, name(a).1, F32), F32, half), half, F32)
+                let value = convert(&name(a).0, name(a).1, F32);
+                match (self.dialect, half) {
+                    (Dialect::Cuda, _) => convert(&convert(&value, F32, half), half, F32),
+                    (Dialect::Wgsl, F16) => format!("unpack2x16float(f16_bits({value})).x"),
+                    (Dialect::Wgsl, _) => format!("bitcast<f32>(bf16_bits({value}) << 16u)"),
+                }
             }
             Code::Cast(a) if dtype.is_small_int() => small(name(a), dtype, self.target.family),
             // Devices may take what is not a number for 0, and so may their compilers.
@@ -417,7 +465,8 @@ impl<'a> Module<'a> {
         let input = |j: u32| Input::Slot(if j == 0 { slot } else { own.start + j as usize - 1 });
         let code = self.body(&prologue.body, space, input, &[], &[])?;
         let (value, ty) = code.results.into_iter().next().ok_or("a prologue without a result")?;
-        Ok((code.statements, convert(&value, ty, self.storage[slot])))
+        let consumed = if self.has_parts(slot) { self.value[slot] } else { self.storage[slot] };
+        Ok((code.statements, convert(&value, ty, consumed)))
     }
 
     /// The function `store(<variables>, value)`: the kernel's body and its stores, where `guard` holds and the space is within the kernel's.
@@ -441,7 +490,7 @@ impl<'a> Module<'a> {
         for (w, ((value, ty), address)) in results.into_iter().zip(addresses).enumerate() {
             let slot = kernel.reads.len() + w;
             let Some(b) = self.bindings.of[slot] else { continue };
-            body.push(format!("b{b}[{address}] = {};", self.stored(slot, b, &value, ty)));
+            body.push(self.write(slot, b, &address, &value, ty));
         }
         let outside = beyond(space, &kernel.shape);
         if !outside.is_empty() {

@@ -59,36 +59,31 @@ impl Type {
         }
     }
 
-    /// The type of elements that are stored as `dtype`; `None` when the family's kernels have no such type, or cannot write it.
-    pub(super) fn stored(dtype: DType, family: Family, is_read: bool) -> Option<Type> {
+    /// The type of elements that are stored as `dtype`; `None` when the family's kernels have no such type.
+    pub(super) fn stored(dtype: DType, family: Family) -> Option<Type> {
         Some(match dtype {
             DType::F32 => F32,
             DType::I32 => I32,
-            DType::F16 if is_read => F16,
-            DType::BF16 if is_read => BF16,
-            _ if family != Family::Cuda => return None,
             DType::F16 => F16,
             DType::BF16 => BF16,
-            DType::F64 => F64,
-            DType::I64 => I64,
             DType::I16 => I16,
             DType::I8 => I8,
-            DType::U64 => U64,
-            DType::U32 => U32,
             DType::U16 => U16,
             DType::U8 => U8,
             DType::Bool => Bool,
+            _ if family != Family::Cuda => return None,
+            DType::F64 => F64,
+            DType::I64 => I64,
+            DType::U64 => U64,
+            DType::U32 => U32,
             // Kernels read and write the integers that hold them.
             _ => return None,
         })
     }
 
-    /// The type of the words in which WGSL has elements: of halves, words of two.
+    /// The type in which WGSL has elements in memory: it has none of less than 32 bits, but words of several.
     pub(super) fn in_words(self) -> Type {
-        match self {
-            F16 | BF16 => U32,
-            other => other,
-        }
+        if self.size() < 4 { U32 } else { self }
     }
 
     /// The type in which a stored value is computed with.
