@@ -702,13 +702,12 @@ fn fewer_rows<'a>(case: &Trained<'a>) -> Vec<Retrained<'a>> {
     fewer.map(|batch| (format!("--batch {batch}"), Trained { batch, ..case.clone() })).collect()
 }
 
-/// Values of 16 bits, where the device stores them so.
+/// Values of 16 bits.
 fn halves<'a>(case: &Trained<'a>) -> Vec<Retrained<'a>> {
-    let is_wide = case.training.precision == DType::F32;
-    if !is_wide || train::stored(DType::BF16, &case.target) != DType::BF16 {
+    if [case.training.precision, case.training.kept] != [DType::F32; 2] {
         return Vec::new();
     }
-    let training = Training { precision: DType::BF16, ..case.training.clone() };
+    let training = Training { precision: DType::BF16, ..case.training.clone() }.on(&case.target);
     vec![("--precision bf16".into(), Trained { training, ..case.clone() })]
 }
 

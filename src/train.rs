@@ -17,6 +17,7 @@ pub mod curve;
 pub mod data;
 mod dropout;
 pub mod init;
+mod kept;
 mod loss;
 pub mod losses;
 mod norm;
@@ -28,7 +29,6 @@ mod scaling;
 
 pub use loss::Loss;
 pub use optimizer::Optimizer;
-pub use precision::stored;
 pub use rate::{Rate, Schedule};
 
 use crate::autodiff;
@@ -92,6 +92,13 @@ pub struct Training {
     pub seed: u64,
     /// The type of the values between: `f32`, or one of 16 bits.
     pub precision: DType,
+    /// The type in which what is computed in `f32` is kept for the backward computation. It follows from the device: see [`on`](Self::on).
+    #[serde(skip_serializing_if = "is_f32")]
+    pub kept: DType,
+}
+
+fn is_f32(dtype: &DType) -> bool {
+    *dtype == DType::F32
 }
 
 impl Training {
@@ -113,6 +120,7 @@ impl Training {
             labels: None,
             seed: 0,
             precision: DType::F32,
+            kept: DType::F32,
         }
     }
 
@@ -202,10 +210,13 @@ impl Training {
         self.names_frozen(name) || !self.only.is_empty() && !self.names_trained(name)
     }
 
-    /// This method on a device. One that stores halves as `f32` has no use for them.
+    /// This method on a device. One that computes halves in `f32` computes all in `f32`, and keeps halves for the backward computation.
     #[must_use]
     pub fn on(self, target: &Target) -> Training {
-        Training { precision: precision::stored(self.precision, target), ..self }
+        match target.storage(self.precision) {
+            Ok(DType::F32) => Training { precision: DType::F32, kept: self.precision, ..self },
+            _ => self,
+        }
     }
 
     /// True if no weight changes before the norm of all gradients is known: they are clipped by it, or are those of a scaled loss.
@@ -529,6 +540,9 @@ impl<'a> Builder<'a> {
         })?;
         let values: Vec<ValueId> = candidates.iter().map(|(_, value)| *value).collect();
         let gradients = autodiff::gradients(&mut self.graph, made[1], &values)?;
+        if training.kept != DType::F32 {
+            kept::narrow(&mut self.graph, training.kept, judged)?;
+        }
         Ok((gradients, Sum { loss: made[0], count: made.get(2).copied() }))
     }
 

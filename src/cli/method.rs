@@ -129,10 +129,13 @@ pub(super) struct Method {
     /// averages.
     #[arg(long, value_name = "D", allow_negative_numbers = true)]
     ema: Option<f64>,
-    /// Type of activations and gradients, on CUDA. Weights and other states stay f32, and so do sums, softmax, norms and losses. With f16, the
-    /// loss is scaled. Elsewhere all values are f32.
+    /// Type of activations and gradients. Weights and other states stay f32, and so do sums, softmax, norms and losses. With f16, the loss is
+    /// scaled. The CPU computes in f32, and keeps values of this type for the backward computation.
     #[arg(long, value_enum, default_value_t = Precision::F32)]
     pub(super) precision: Precision,
+    /// The device computes it in `f32`.
+    #[arg(skip)]
+    wide: bool,
     /// Weights that stay as they are: names, in which * stands for any text. A BatchNormalization whose scale and bias stay uses its stored
     /// statistics, and leaves them as they are.
     #[arg(long, value_name = "GLOB")]
@@ -167,13 +170,14 @@ impl Method {
 
     /// This method in `f32`, if it is of another precision.
     pub(super) fn in_f32(&self) -> Option<Method> {
-        (self.precision != Precision::F32).then(|| Method { precision: Precision::F32, ..self.clone() })
+        let wide = || Method { precision: Precision::F32, wide: false, ..self.clone() };
+        (self.precision != Precision::F32).then(wide)
     }
 
-    /// This method on a device, which may store 16-bit floats as `f32`.
+    /// This method on a device, which may compute 16-bit floats in `f32`.
     pub(super) fn on(&self, target: &Target) -> Method {
-        let stored = train::stored(self.precision.dtype(), target);
-        Method { precision: if stored.is_half() { self.precision } else { Precision::F32 }, ..self.clone() }
+        let stored = target.storage(self.precision.dtype());
+        Method { wide: stored.is_ok_and(|stored| stored != self.precision.dtype()), ..self.clone() }
     }
 
     /// The programs that train a model for a number of steps.
@@ -236,7 +240,8 @@ impl Method {
             class_axis: self.class_axis.map(|axis| axis as usize),
             labels: None,
             seed: 0,
-            precision: self.precision.dtype(),
+            precision: if self.wide { DType::F32 } else { self.precision.dtype() },
+            kept: if self.wide { self.precision.dtype() } else { DType::F32 },
         })
     }
 }

@@ -69,7 +69,7 @@ pub(super) fn run(json: bool) -> Result<String> {
             DType::ALL.iter().filter(|d| target.storage(**d).is_err()).map(DType::to_string).collect();
         let mut parts = Vec::new();
         if !moved.is_empty() {
-            parts.push(format!("stores {} (*)", moved.join(", ")));
+            parts.push(format!("computes {} (*)", moved.join(", ")));
         }
         if !lacking.is_empty() {
             parts.push(format!("has no {}", lacking.join(", ")));

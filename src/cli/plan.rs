@@ -20,9 +20,9 @@ use crate::plan::{self, Class, Fitting, Limits, Part};
 use crate::session::Options;
 use crate::shape::Extent;
 use crate::target::{Family, Target};
+use crate::train::Programs;
 use crate::train::classes::{Classes, States, host_bytes};
 use crate::train::curve::{Point, curve, recompute};
-use crate::train::{self, Programs};
 use crate::tune::{self, cache};
 use crate::{file, report, session};
 use clap::Args;
@@ -505,7 +505,7 @@ impl Plan {
         });
         let method = more.method.as_ref();
         let asked = self.trained.method.as_ref().map(|method| method.precision.dtype());
-        let unstored = asked.filter(|&asked| train::stored(asked, target) != asked);
+        let unstored = asked.filter(|&asked| target.storage(asked).is_ok_and(|stored| stored != asked));
         Ok(Training {
             wide_target: unstored.map(|asked| (target.name.clone(), asked)),
             bytes: Bytes::of(plans, &programs.outline.trained),
@@ -629,7 +629,7 @@ struct Training {
     outline: Vec<String>,
     /// The type of the values between.
     precision: &'static str,
-    /// A target that stores the precision that was asked for as `f32`, and that precision.
+    /// A target that computes the precision that was asked for in `f32`, and that precision.
     #[serde(skip)]
     wide_target: Option<(String, DType)>,
     /// The bytes in `f32`, of another precision.
@@ -652,12 +652,14 @@ impl Training {
         }
         text += &format!("\n{}\n", self.outline.join("\n"));
         if let Some((target, asked)) = &self.wide_target {
-            text += &format!("\ntarget '{target}' stores {asked} as f32: all values are f32\n");
+            text += &format!("\ntarget '{target}' computes in f32, and keeps {asked} for the backward pass\n");
         }
         let Some(before) = &self.f32 else { return text };
         let both = [before, &self.bytes].map(|bytes| (&bytes.classes, &bytes.states));
         text += &format!("\n{}", report::precisions(self.precision, both));
-        text += &format!("\nf32 beside the states: {}\n", count(self.wide.len() as u64, "value"));
+        if self.wide_target.is_none() {
+            text += &format!("\nf32 beside the states: {}\n", count(self.wide.len() as u64, "value"));
+        }
         for (name, op) in &self.wide {
             text += &format!("  '{name}' ({op})\n");
         }

@@ -443,7 +443,7 @@ impl<'a> Log<'a> {
 /// Says how the model is trained.
 fn notes(trainer: &Trainer, precision: DType) {
     if trainer.precision() != precision {
-        eprintln!("  {} stores {precision} as f32: all values are f32", trainer.session().device());
+        eprintln!("  {} computes in f32, and keeps {precision} for the backward pass", trainer.session().device());
     }
     report::outline(trainer.outline()).iter().for_each(|line| eprintln!("  {line}"));
     for (name, reader) in trainer.undrawn() {

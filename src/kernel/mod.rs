@@ -42,7 +42,6 @@ pub mod validate;
 use crate::dtype::DType;
 use crate::expr::Body;
 use crate::shape::{Access, Shape};
-use crate::target::Family;
 use algorithm::Schedule;
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
@@ -118,20 +117,20 @@ impl Kernel {
         None
     }
 
-    /// True if the kernel widens halves of this operand as it reads them, on a target that stores them wider.
-    pub fn widens(&self, operand: usize, family: Family) -> bool {
-        if family == Family::Wgpu || operand >= self.template.core_reads() {
-            // A prologue of the CPU rewrites what is there.
-            let own = self.further().end..self.reads.len();
-            return family == Family::Wgpu || !own.contains(&operand);
+    /// True if the CPU's kernel widens halves of this operand as it reads them. Some do so with constants alone, which are packed.
+    pub fn widens(&self, operand: usize, is_constant: bool) -> bool {
+        if operand >= self.template.core_reads() {
+            // A prologue rewrites what is there.
+            return operand < self.further().end;
         }
         match (&self.template, operand) {
-            (Template::Gather { .. }, 0) | (Template::MatMul, 1) => true,
+            (Template::Gather { .. } | Template::Scatter { .. }, _) | (Template::Attention { .. }, 3..) => true,
+            (Template::MatMul, 1) => is_constant,
             (Template::MatMulBits { zeros, .. }, 2 | 3) => {
-                operand == 2 || matches!(zeros, ZeroPoints::Floats | ZeroPoints::Codes)
+                is_constant && (operand == 2 || matches!(zeros, ZeroPoints::Floats | ZeroPoints::Codes))
             }
             // A depthwise one reads its filters tap by tap.
-            (Template::Conv { groups, .. }, 1) => self.reads[0].access.shape.get(1) != Some(groups),
+            (Template::Conv { groups, .. }, 1) if is_constant => self.reads[0].access.shape.get(1) != Some(groups),
             _ => false,
         }
     }

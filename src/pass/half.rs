@@ -6,19 +6,14 @@ use crate::error::{Error, Result, ensure};
 use crate::graph::{Graph, Kind, Node};
 use crate::op::{Attr, Attrs, Fact, NodeId, ValueId};
 use crate::ops;
-use crate::target::Target;
 use std::collections::HashMap;
 
 /// Stores all `f32` values and weights as `f16`. Inputs, outputs and states of the graph keep their types and are cast. This is no part
 /// of the pipeline, because it changes results.
 ///
 /// # Errors
-/// When the target does not store `f16` as such, no value is `f32`, or an operator does not take `f16`.
-pub fn run(graph: &mut Graph, target: &Target) -> Result<()> {
-    match target.storage(DType::F16)? {
-        DType::F16 => {}
-        wider => return Err(Error::usage(format!("target '{}' stores f16 as {wider}", target.name))),
-    }
+/// When no value is `f32`, or an operator does not take `f16`.
+pub fn run(graph: &mut Graph) -> Result<()> {
     ensure(graph.dtypes().contains(&DType::F32), || Error::usage("no value is f32".into()))?;
     let mut half = Halving { from: graph, to: Graph::new(graph.name.clone()), values: HashMap::new() };
     half.to.reads_ahead = graph.reads_ahead;

@@ -25,7 +25,7 @@ use crate::kernel::validate::{Verdict, is_countable};
 use crate::kernel::{Kernel, Template, cpu, schedule};
 use crate::shape::Access;
 use crate::target::{Family, Memory};
-use body::{reads, stores};
+use body::{holds, stores};
 use kernel::{Accessed, Needs};
 use std::collections::{BTreeMap, HashSet};
 use streams::Clock;
@@ -292,7 +292,7 @@ impl<'a> Checker<'a> {
             ensure(found.class == class, || {
                 format!("{}: expected class {}, found {}", named(), class.name(), found.class.name())
             })?;
-            let fits = if class == Class::Constant { reads } else { stores };
+            let fits = if matches!(class, Class::Constant | Class::State) { holds } else { stores };
             ensure(fits(&plan.target, dtype, found.dtype), || {
                 format!("{}: expected what stores {dtype}, found {}", named(), found.dtype)
             })?;

@@ -9,7 +9,6 @@ use crate::error::Result;
 use crate::graph::{Graph, Kind, Node};
 use crate::op::{Attrs, Fact, NodeId, ValueId};
 use crate::ops;
-use crate::target::Target;
 use std::collections::{HashMap, HashSet};
 
 /// How an operator is computed.
@@ -79,11 +78,6 @@ fn policy(op: &str) -> Policy {
     }
 }
 
-/// The type in which a device stores values of 16 bits, if it has them: `f32` elsewhere.
-pub fn stored(precision: DType, target: &Target) -> DType {
-    target.storage(precision).unwrap_or(DType::F32)
-}
-
 /// Makes values of a model narrow. Returns the values that are computed in `f32` beside others, with their operators.
 ///
 /// # Errors
@@ -106,7 +100,7 @@ pub(super) fn narrow(graph: &mut Graph, to: DType) -> Result<Vec<(String, &'stat
 }
 
 /// Adds a cast.
-fn cast(graph: &mut Graph, value: ValueId, to: DType) -> Result<ValueId> {
+pub(super) fn cast(graph: &mut Graph, value: ValueId, to: DType) -> Result<ValueId> {
     let op = ops::find("Cast").expect("the table has Cast");
     let name = format!("{}/{to}", graph.value_name(value));
     let node = graph.add(op, &name, &[Some(value)], Attrs::new().with("to", to.onnx()), &[])?;

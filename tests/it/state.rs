@@ -5,7 +5,7 @@ use plimsoll::internals::eager::alloc::Kind;
 use plimsoll::internals::eager::{Eager, Program};
 use plimsoll::internals::exec::Exec;
 use plimsoll::internals::kernel::{Kernel, Template};
-use plimsoll::internals::op::Attrs;
+use plimsoll::internals::op::{Attrs, Fact, ValueId};
 use plimsoll::internals::plan::{Class, Step};
 use plimsoll::internals::session::{Choice, Options, Session};
 use plimsoll::internals::{onnx, plan, reference};
@@ -24,12 +24,20 @@ fn filled(shape: impl Into<plimsoll::Shape>, value: f64) -> Tensor {
     Tensor::from_f64(F32, shape, &values)
 }
 
+fn cast(tensor: &Tensor, dtype: DType) -> Tensor {
+    Tensor::from_f64(dtype, tensor.shape().clone(), &tensor.to_f64())
+}
+
 /// A moving mean in place, a product of the old elements, two states that are exchanged, one that is read behind its update, one that
 /// never changes, and one that an output shows.
 pub fn mixed() -> Graph {
+    mixed_of(F32)
+}
+
+fn mixed_of(dtype: DType) -> Graph {
     let g = Trace::new("mixed");
-    let x = g.input("x", F32, [8, 8]);
-    let state = |name: &str, first: f64| g.state(name, filled([8, 8], first));
+    let x = g.input("x", dtype, [8, 8]);
+    let state = |name: &str, first: f64| g.state(name, cast(&filled([8, 8], first), dtype));
     let (mean, product, one, other) =
         (state("mean", 0.0), state("product", 0.5), state("one", 0.1), state("other", 0.2));
     let (late, fixed, shown) = (state("late", 0.3), state("fixed", 0.4), state("shown", 0.6));
@@ -58,9 +66,13 @@ fn scattered<'g>(cache: Var<'g>, row: Var<'g>, position: Var<'g>, mode: &str) ->
 /// Caches of which each run writes rows: read before, between and behind the writes, shown, in a ring, in several steps, through views, and
 /// one whose update is another value.
 pub fn caches() -> Graph {
+    caches_of(F32)
+}
+
+fn caches_of(dtype: DType) -> Graph {
     let g = Trace::new("caches");
-    let x = g.input("x", F32, [2, 4]);
-    let state = |name: &str, first: f64| g.state(name, filled([2, 5, 4], first));
+    let x = g.input("x", dtype, [2, 4]);
+    let state = |name: &str, first: f64| g.state(name, cast(&filled([2, 5, 4], first), dtype));
     let position = g.state("position", Tensor::from_i64([2], &[0, 3]).expect("two numbers"));
     g.update(position, position + 1.0);
     let row = (x * 2.0).tanh();
@@ -135,18 +147,20 @@ fn scatters() -> Graph {
 /// Runs a graph several times on a backend beside the reference, and compares outputs and states.
 fn follows_the_reference(graph: &Graph, (name, open): &common::Opener, recipe: Recipe) {
     let backend = open();
-    if recipe.f16 && backend.target().storage(DType::F16).ok() != Some(DType::F16) {
-        return;
-    }
     let options = Options { recipe, ..options() };
     let session =
         Session::on_backend(graph.clone(), backend, (*name).to_owned(), &options, &|_, _| {}).expect("it loads");
     assert_eq!(session.usage().bytes, session.plan().bytes(), "{name}");
     let mut states = reference::initial(graph).expect("the elements are there");
     let mut seed = 7;
-    let tolerance = if recipe.f16 { 3e-2 } else { 1e-4 };
+    let is_narrow = recipe.f16 || graph.states().iter().any(|state| graph.fact(state.value).dtype.is_half());
+    let tolerance = if is_narrow { 3e-2 } else { 1e-4 };
     for run in 0..6 {
-        let inputs: Vec<_> = graph.inputs().iter().map(|&v| common::random(&mut seed, &graph.fact(v).shape)).collect();
+        let mut random = |v: &ValueId| {
+            let Fact { dtype, shape } = graph.fact(*v);
+            cast(&common::random(&mut seed, shape), *dtype)
+        };
+        let inputs: Vec<_> = graph.inputs().iter().map(&mut random).collect();
         let named: Vec<_> = graph.inputs().iter().map(|&v| graph.value_name(v)).zip(inputs.iter().cloned()).collect();
         let expected = reference::step(graph, &inputs, &mut states).expect("the reference runs");
         let found = if run == 3 { session.run_poisoned(&named) } else { session.run(&named) }.expect("it runs");
@@ -182,6 +196,24 @@ fn scatters_follow_the_reference_on_every_backend() {
             }
             follows_the_reference(&graph, &opener, Recipe { chunks: 2, ..Recipe::default() });
             follows_the_reference(&graph, &opener, Recipe { f16: true, ..Recipe::default() });
+        }
+    }
+}
+
+/// States of halves take two bytes an element wherever they are computed with.
+#[test]
+fn states_of_halves_stay_halves() {
+    for opener in common::backends() {
+        for graph in [mixed_of, caches_of].into_iter().flat_map(|of| [DType::F16, DType::BF16].map(of)) {
+            let plan = Recipe::default().plan(graph.clone(), opener.1().target(), &Limits { memory: None });
+            for state in &plan.expect("it is planned").state {
+                let dtype = graph.states().iter().find(|s| graph.value_name(s.value) == state.port.name);
+                assert_eq!(state.port.dtype, graph.fact(dtype.expect("it is one").value).dtype, "{}", opener.0);
+            }
+            for fuse in [true, false] {
+                follows_the_reference(&graph, &opener, Recipe { fuse, ..Recipe::default() });
+            }
+            follows_the_reference(&graph, &opener, Recipe { chunks: 2, ..Recipe::default() });
         }
     }
 }

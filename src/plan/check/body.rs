@@ -13,8 +13,8 @@ pub fn stores(target: &Target, dtype: DType, stored: DType) -> bool {
     target.storage(dtype).is_ok_and(|s| s == stored)
 }
 
-/// True if values of `dtype` that kernels read may be there as `stored`: as they are written, or as a constant has them.
-pub fn reads(target: &Target, dtype: DType, stored: DType) -> bool {
+/// True if values of `dtype` may be in memory as `stored`: as the device computes them, or as it holds constants, states and what is kept.
+pub fn holds(target: &Target, dtype: DType, stored: DType) -> bool {
     stores(target, dtype, stored) || target.holds(dtype).is_ok_and(|held| held == stored)
 }
 
@@ -39,7 +39,7 @@ pub fn check(kernel: &Kernel, target: &Target) -> Verdict {
     }
     let types = scope.check(body)?;
     for (i, (dtype, operand)) in types.into_iter().zip(writes).enumerate() {
-        ensure(stores(target, dtype, operand.dtype), || {
+        ensure(holds(target, dtype, operand.dtype), || {
             format!("result {i} is {dtype}, operand {i} written is {}", operand.dtype)
         })?;
     }
@@ -145,7 +145,7 @@ impl<'a> Scope<'a> {
                 let mut row = strides.iter().zip(&self.shape[..]).skip(self.shape.len() - self.inner);
                 let fixed = row.all(|(&stride, &extent)| stride == 0 || extent == 1);
                 ensure(fixed, || format!("input {i} moves along the row in code that runs once per row"))?;
-                ensure(reads(self.target, dtype, *stored), || {
+                ensure(holds(self.target, dtype, *stored), || {
                     format!("input {i} is stored as {stored}, read as {dtype}")
                 })
             }

@@ -20,7 +20,7 @@ impl Recipe {
     /// The graph after the passes, not in chunks. It makes its own decisions.
     ///
     /// # Errors
-    /// The error of a pass; or `f16` is asked for, and the target does not store it.
+    /// The error of a pass.
     pub fn whole(self, graph: Graph, target: &Target) -> Result<Prepared> {
         self.following(graph, target, Decisions::default())
     }
@@ -32,7 +32,7 @@ impl Recipe {
     pub fn following(self, mut graph: Graph, target: &Target, decisions: Decisions) -> Result<Prepared> {
         if self.f16 {
             graph.verify()?;
-            half::run(&mut graph, target)?;
+            half::run(&mut graph)?;
         }
         pass::run(graph, &Context { decisions, ..Context::new(target, self) })
     }

@@ -1,12 +1,15 @@
 //! Constants. If several forms of one are read, one form is kept. Some become part of the code. The CPU's kernels want some in their
 //! own layout.
 
+use super::buffer_view::{BufferView, Read};
+use super::outline::Outline;
 use super::{DraftBuffer, DraftConstant, Lowering};
 use crate::constant::Constant;
+use crate::dtype::DType;
 use crate::error::Result;
-use crate::expr::Expr;
+use crate::expr::{Body, Expr};
 use crate::graph::Graph;
-use crate::kernel::{Kernel, Template, cpu};
+use crate::kernel::{Kernel, Operand, Template, cpu};
 use crate::op::{Call, Lower, NodeId, ValueId};
 use crate::plan::{BufferIdx, Class};
 use crate::shape::Access;
@@ -54,17 +57,20 @@ impl Lowering<'_> {
             && cpu::has_packed_forms(&kernel.template, operand)
     }
 
-    /// Gives halves that a kernel has to have as it stores them a buffer of that type.
+    /// Gives a kernel that cannot widen the halves that it reads a buffer in which they are wider: constants are held so, all else is copied.
     pub(super) fn widen(&mut self, kernel: &mut Kernel, buffers: &mut [BufferIdx]) -> Result<()> {
         for (operand, slot) in buffers.iter_mut().enumerate() {
             let (source, dtype) = (*slot, kernel.reads[operand].dtype);
-            let is_half = dtype.is_half() && self.draft.buffers[source].class == Class::Constant;
-            let stored = if is_half { self.target.storage(dtype)? } else { dtype };
-            if stored == dtype || kernel.widens(operand, self.target.family) {
+            let stored = if dtype.is_half() { self.target.storage(dtype)? } else { dtype };
+            let is_constant = self.draft.buffers[source].class == Class::Constant;
+            if stored == dtype || kernel.widens(operand, is_constant) {
                 continue;
             }
             let at = self.draft.constants.iter().position(|c| c.buffer == source);
-            let Some(at) = at else { continue };
+            let Some(at) = at.filter(|_| is_constant) else {
+                (*slot, kernel.reads[operand]) = self.widened(source, &kernel.reads[operand], stored)?;
+                continue;
+            };
             let constant = self.draft.constants[at].constant.clone();
             let key = (Arc::as_ptr(&constant), Some("widened".to_owned()));
             kernel.reads[operand].dtype = stored;
@@ -80,6 +86,22 @@ impl Lowering<'_> {
             };
         }
         Ok(())
+    }
+
+    /// A copy of an operand in another type. What stands still is copied once.
+    fn widened(&mut self, source: BufferIdx, read: &Operand, stored: DType) -> Result<Read> {
+        let (mut access, shape) = (read.access.clone(), &read.access.shape);
+        for (extent, _) in access.shape.iter_mut().zip(&read.access.strides).filter(|(_, stride)| **stride == 0) {
+            *extent = (*extent).min(1);
+        }
+        let name = self.draft.buffers[source].name.clone();
+        let dense = Access::contiguous(access.shape.clone());
+        let seen = dense.broadcast(shape);
+        let buffer = self.add_buffer(name.clone(), stored, access.shape.clone(), Class::Activation);
+        let outline = Outline::new(Template::Map, access.shape.clone(), Body::identity(read.dtype));
+        let copy = BufferView { buffer, access: dense };
+        self.step(format!("{name} as {stored}"), outline, vec![(source, self.operand(source, access))], copy)?;
+        Ok((buffer, self.operand(buffer, seen)))
     }
 
     /// Gives constants that the CPU's kernels want in their own layout a buffer in that layout.

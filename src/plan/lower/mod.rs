@@ -206,8 +206,28 @@ impl Lowering<'_> {
 
     fn buffer(&mut self, value: ValueId, class: Class) -> Result<BufferIdx> {
         let (fact, name) = (self.graph.fact(value), self.graph.value_name(value));
-        let dtype = self.storage(fact.dtype, name)?;
+        let dtype = match class {
+            Class::State => self.target.holds(fact.dtype),
+            _ if self.is_kept(value) => self.target.holds(fact.dtype),
+            _ => self.target.storage(fact.dtype),
+        };
+        let dtype = dtype.map_err(|e| Error::usage(format!("value '{name}': {e}")))?;
         Ok(self.add_buffer(name.to_owned(), dtype, fact.shape.clone(), class))
+    }
+
+    /// True if the backward computation reads halves that were made before it.
+    fn is_kept(&self, value: ValueId) -> bool {
+        let graph = self.graph;
+        let mut seen = vec![value];
+        graph.fact(value).dtype.is_half()
+            && graph.has_backward()
+            && !graph.is_backward(value.node)
+            && std::iter::from_fn(|| {
+                let users = graph.users(seen.pop()?);
+                seen.extend(users.iter().filter(|&&user| graph.is_view(user)).map(|user| user.output(0)));
+                Some(users.into_iter().any(|user| !graph.is_view(user) && graph.is_backward(user)))
+            })
+            .any(|reads| reads)
     }
 
     fn storage(&self, dtype: DType, name: &str) -> Result<DType> {

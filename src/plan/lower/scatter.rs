@@ -12,7 +12,7 @@
 use super::buffer_view::BufferView;
 use super::outline::{Outline, build};
 use super::view::keeps_order;
-use super::{Dag, Lowering, state::reached};
+use super::{Dag, DraftBuffer, Lowering, state::reached};
 use crate::error::Result;
 use crate::expr::Body;
 use crate::graph::Graph;
@@ -81,7 +81,10 @@ impl Lowering<'_> {
             Class::State => self.scatters.updates.contains_key(&id),
             _ => false,
         };
-        let in_place = passes && self.is_whole(&place) && !self.scatters.replaces(place.buffer);
+        // Halves that are kept are held in fewer bytes than the result.
+        let held =
+            class != Class::State && self.draft.buffers[place.buffer].dtype != self.target.storage(fact.dtype)?;
+        let in_place = passes && !held && self.is_whole(&place) && !self.scatters.replaces(place.buffer);
         let in_place = self.decisions.if_valid("scatter in place", id, in_place);
         let from = if in_place { place.buffer } else { self.contiguous(data, &place)?.buffer };
         let to = self.scattered(value, from)?;
@@ -93,6 +96,18 @@ impl Lowering<'_> {
         let mut places = vec![BufferView { buffer: from, access }];
         for &value in &operands[1..] {
             places.push(self.place(value)?);
+        }
+        // Elements are moved as they are.
+        if let Some(updates) = places.get(2).cloned()
+            && self.draft.buffers[updates.buffer].dtype != self.draft.buffers[from].dtype
+        {
+            let buffer = self.draft.buffers[from].dtype;
+            let shape = self.graph.fact(operands[2]).shape.clone();
+            let name = self.draft.buffers[updates.buffer].name.clone();
+            let buffer = self.add_buffer(name, buffer, shape.clone(), Class::Activation);
+            let copy = BufferView { buffer, access: Access::contiguous(shape) };
+            self.copy(operands[2], &updates, copy.clone())?;
+            places[2] = copy;
         }
         let accesses: Vec<_> = places.iter().map(|place| place.access.clone()).collect();
         let call = build(self.graph, id, &accesses, None)?;
@@ -178,7 +193,10 @@ impl Lowering<'_> {
     ) -> Result<()> {
         let access = Access::contiguous(self.graph.fact(value).shape.clone());
         let before = self.draft.steps.len();
-        let copy = self.copied(value, &BufferView { buffer: data, access: access.clone() }, access)?.buffer;
+        let DraftBuffer { name, dtype, shape, .. } = self.draft.buffers[data].clone();
+        let copy = self.add_buffer(name, dtype, shape, Class::Activation);
+        let view = |buffer| BufferView { buffer, access: access.clone() };
+        self.copy(value, &view(data), view(copy))?;
         let count = self.draft.steps.len() - before;
         let (at, moved) = (first.index(), |s: StepIdx| if s < first { s } else { StepIdx::new(s.index() + count) });
         self.draft.steps[at..].rotate_right(count);

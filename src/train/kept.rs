@@ -1,0 +1,116 @@
+//! Keeps in 16 bits what the backward computation reads of the forward one, on devices that compute halves in `f32`.
+//!
+//! ```text
+//! x --> y --> ..         x --> y --> ..
+//!       |                      |
+//!       |            =         `--> Cast to 16 bits, which is kept
+//!       |                            |
+//!       '--> gradient                '--> Cast to f32 --> gradient
+//! ```
+//!
+//! The forward computation stays that of `f32`, and so does the loss. Gradients are computed in `f32` of what was kept.
+
+use super::precision::cast;
+use crate::dtype::DType;
+use crate::error::Result;
+use crate::graph::{Graph, Kind};
+use crate::op::{NodeId, ValueId};
+use std::collections::{HashMap, HashSet};
+
+/// Values of fewer elements are kept as they are: statistics of rows, and sums.
+const FEW: usize = 1 << 10;
+
+/// Makes the backward computation read copies of forward values, in 16 bits. What the loss makes of `judged` is kept as it is.
+///
+/// # Errors
+/// When the graph has a cycle.
+pub(super) fn narrow(graph: &mut Graph, to: DType, judged: ValueId) -> Result<()> {
+    let order = graph.order()?;
+    let mut kept = Kept { to, exact: exact(graph, &order, judged), halves: HashMap::new() };
+    for &id in order.iter().filter(|&&id| graph.is_backward(id)).collect::<Vec<_>>() {
+        let operands = graph.operands(id);
+        let mut read = Vec::with_capacity(operands.len());
+        for &operand in &operands {
+            read.push(operand.map(|value| kept.read(graph, value, id)).transpose()?);
+        }
+        if read != operands {
+            graph.read(id, &read);
+        }
+    }
+    Ok(())
+}
+
+/// The values that are kept as they are: what is there anyway, what follows from constants alone, and what follows from `judged`.
+fn exact(graph: &Graph, order: &[NodeId], judged: ValueId) -> HashSet<ValueId> {
+    let (mut fixed, mut exact) = (HashSet::new(), HashSet::from([judged]));
+    for &id in order {
+        let operands: Vec<_> = graph.operands(id).into_iter().flatten().collect();
+        let results = (0..graph.node(id).outputs.len() as u32).map(|port| ValueId { node: id, port });
+        match graph.node(id).kind {
+            Kind::Constant(_) => fixed.extend(results),
+            Kind::Input | Kind::State(_) => exact.extend(results),
+            Kind::Op(_) if operands.iter().all(|value| fixed.contains(value)) => fixed.extend(results),
+            Kind::Op(_) if operands.iter().any(|value| exact.contains(value) && follows(graph, *value, judged)) => {
+                exact.extend(results);
+            }
+            Kind::Op(_) => {}
+        }
+    }
+    exact.extend(fixed);
+    exact
+}
+
+/// True for `judged` and all that is made of it: these are exact, and no inputs.
+fn follows(graph: &Graph, value: ValueId, judged: ValueId) -> bool {
+    value == judged || matches!(graph.node(value.node).kind, Kind::Op(_))
+}
+
+/// True if a node's value is elements of its operands. Gradients look for these elements, so both are rounded.
+fn selects(graph: &Graph, id: NodeId) -> bool {
+    let name = graph.node(id).op_name();
+    matches!(
+        name.trim_start_matches("plimsoll."),
+        "MaxPool" | "GlobalMaxPool" | "ReduceMax" | "ReduceMin" | "Max" | "Min"
+    )
+}
+
+struct Kept {
+    to: DType,
+    exact: HashSet<ValueId>,
+    halves: HashMap<ValueId, ValueId>,
+}
+
+impl Kept {
+    /// What a node of the backward computation reads in a value's place.
+    fn read(&mut self, graph: &mut Graph, value: ValueId, reader: NodeId) -> Result<ValueId> {
+        let is_float = graph.fact(value).dtype == DType::F32;
+        if !is_float || self.exact.contains(&value) || graph.is_backward(value.node) {
+            return Ok(value);
+        }
+        // A view has the bytes of its source.
+        if graph.is_view(value.node) {
+            let mut operands = graph.operands(value.node);
+            let source = operands[0].expect("a view has a source");
+            let read = self.read(graph, source, reader)?;
+            if read == source {
+                return Ok(value);
+            }
+            operands[0] = Some(read);
+            return Ok(graph.copy(value.node, &operands, reader).output(value.port as usize));
+        }
+        if graph.fact(value).shape.numel() < FEW && !selects(graph, value.node) {
+            return Ok(value);
+        }
+        let half = match self.halves.get(&value) {
+            Some(&half) => half,
+            None => {
+                graph.insert_at(value.node);
+                let half = cast(graph, value, self.to)?;
+                self.halves.insert(value, half);
+                half
+            }
+        };
+        graph.insert_at(reader);
+        cast(graph, half, DType::F32)
+    }
+}
