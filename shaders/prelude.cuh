@@ -219,6 +219,26 @@ template <> DEVICE void multiply<bf16>(f32 (&c)[4], const u32 (&a)[4], u32 b0, u
     asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
                  : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
+// The sum, more by the products of four bytes, the first of u8 and the second of i8.
+DEVICE i32 dot_of_bytes(u32 unsigned_bytes, u32 signed_bytes, i32 sum) {
+#if __CUDA_ARCH__ >= 610
+    asm("dp4a.u32.s32 %0, %1, %2, %0;" : "+r"(sum) : "r"(unsigned_bytes), "r"(signed_bytes));
+#else
+    #pragma unroll
+    for (i32 v = 0; v < 32; v += 8) { sum += i32(unsigned_bytes >> v & 255) * i8(signed_bytes >> v); }
+#endif
+    return sum;
+}
+// c += a b, where a is 16 x 32 and b 32 x 8, of u8 and i8, over the lanes of a warp.
+template <bool LEFT_UNSIGNED> DEVICE void multiply_bytes(i32 (&c)[4], const u32 (&a)[4], u32 b0, u32 b1);
+#define MULTIPLY_BYTES(LEFT_UNSIGNED, A, B) \
+    template <> DEVICE void multiply_bytes<LEFT_UNSIGNED>(i32 (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) { \
+        asm volatile("mma.sync.aligned.m16n8k32.row.col.s32." A "." B ".s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};" \
+                     : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1)); \
+    }
+MULTIPLY_BYTES(true, "u8", "s8")
+MULTIPLY_BYTES(false, "s8", "u8")
+#undef MULTIPLY_BYTES
 // Two halves side by side, the first in the low bits.
 template <> DEVICE u32 pair<f16>(f32 low, f32 high) {
     u32 bits;

@@ -387,8 +387,14 @@ impl Target {
         self.family != Family::Cpu || dtype != DType::F64
     }
 
-    /// True if the target multiplies matrices of bytes, and sums the products in `i32`.
-    pub fn has_products_of_bytes(&self) -> bool {
+    /// True if a convolution of bytes with so many input channels per group is faster than one of floats. That of a channel each is not, where
+    /// four are multiplied at once.
+    pub fn convolves_bytes(&self, channels: usize) -> bool {
+        self.family == Family::Cpu || channels >= 3
+    }
+
+    /// True if products and convolutions take in what is computed of the values that are added to them.
+    pub fn takes_in_operands(&self) -> bool {
         self.family == Family::Cpu
     }
 

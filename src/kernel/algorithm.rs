@@ -187,6 +187,16 @@ pub enum Tiling {
     },
     /// The tensor cores of compute capability 9.0, on 16-bit floats that are copied to workgroup memory ahead.
     Wgmma,
+    /// Tiles of products of bytes through workgroup memory, 4 by 4 sums per invocation.
+    Bytes {
+        /// Rows and columns of a tile.
+        tile: [usize; 2],
+    },
+    /// Products of bytes on tensor cores.
+    BytesMma {
+        /// Rows and columns of a tile.
+        tile: [usize; 2],
+    },
     /// Columns of numbers of few bits, each by a team of invocations that share the inner axis.
     Bits {
         /// Rows of the result: each number is widened once for them.

@@ -18,7 +18,7 @@ pub(crate) use norm::softmax_axes;
 pub(crate) use packed::Codes;
 pub(crate) use random::{dropout, dropped, ratio};
 pub(crate) use scatter::SCATTER;
-pub(crate) use window::bytes::{CONV_OF_BYTES, spelled as spelled_convolution};
+pub(crate) use window::bytes::CONV_OF_BYTES;
 pub(crate) use window::filters::SUMS_OF_PARTS;
 
 mod attention;

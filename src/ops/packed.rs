@@ -90,7 +90,7 @@ pub(super) static OPS: &[OpDef] = &[
         |b, call, x| {
             let flat = call.int("opset", 13)? < 13;
             // A softmax that is rounded to halves may be next to another number.
-            let numbers = b.op("DequantizeLinear", &[x[0], x[1].cast(DType::F32), x[2]], Attrs::new());
+            let numbers = b.op("DequantizeLinear", &[x.0[0], Some(x[1].cast(DType::F32)), x.0[2]], Attrs::new());
             let axis = call.int("axis", if flat { 1 } else { -1 })?;
             let y = numbers.op("Softmax", &[], Attrs::new().with("axis", axis).with("flatten", i64::from(flat)));
             Ok(vec![y.op("QuantizeLinear", &[x[3].cast(DType::F32), x[4]], Attrs::new())])

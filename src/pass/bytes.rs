@@ -1,4 +1,4 @@
-//! Products of quantized matrices become products of their bytes, where the target has these. The sums of products are exact, and weights
+//! Products of quantized matrices become products of their bytes. The sums of products are exact, and weights
 //! are held as bytes.
 //!
 //! ```text
@@ -36,9 +36,6 @@ const COMPOSED: [&str; 3] = ["DynamicQuantizeMatMul", "MatMulIntegerToFloat", "Q
 
 /// Writes products of quantized matrices as products of bytes.
 pub fn run(graph: &mut Graph, context: &Context) -> Result<()> {
-    if !context.target.has_products_of_bytes() {
-        return Ok(());
-    }
     for id in graph.order()? {
         if let Some(bytes) = moved_bytes(graph, id)? {
             graph.replace(id.output(0), bytes);
@@ -70,7 +67,7 @@ pub fn run(graph: &mut Graph, context: &Context) -> Result<()> {
         let wraps = graph.node(id).op_name() == "MatMulInteger";
         let few = |found: &Found| match found {
             Found::Product(product) => product.terms() <= if wraps { MOST_TERMS } else { MOST_SHIFTED },
-            Found::Convolution(_) => true,
+            Found::Convolution(found) => context.target.convolves_bytes(found.filters.shape[1]),
         };
         if let Some(found) = found.filter(|found| context.decisions.if_valid("bytes", id, few(found))) {
             changed = true;

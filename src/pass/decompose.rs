@@ -6,7 +6,6 @@ use crate::dtype::DType;
 use crate::error::Result;
 use crate::graph::{Decomposer, Graph};
 use crate::op::{Arity, Attrs, Call, Lower, NodeId, OpDef, ValueId, build};
-use crate::ops::{CONV_OF_BYTES, PRODUCT_OF_BYTES, spelled_convolution};
 use crate::shape::Shape;
 use crate::tensor::Tensor;
 
@@ -16,8 +15,6 @@ pub fn run(graph: &mut Graph, context: &Context) -> Result<()> {
     let most = (context.target.max_bindings as usize).saturating_sub(2).max(2);
     for id in graph.order()? {
         divide(graph, id, most, context)?;
-        multiply_bytes(graph, id, context)?;
-        convolve_bytes(graph, id, context)?;
     }
     graph.sweep();
     loop {
@@ -73,38 +70,6 @@ fn multiply(graph: &mut Graph, id: NodeId, context: &Context) -> Result<()> {
         let behind = if c.shape()?.len() > 1 { -3 } else { -1 };
         let all = (a.unsqueeze(&[-1]) * c.unsqueeze(&[behind])).reduce_sum(&[-2], false);
         Ok(vec![all.shaped(&node.outputs[0].fact.shape)])
-    });
-    let values = made.map_err(|what| node.error(what))?;
-    graph.replace(id.output(0), values[0]);
-    Ok(())
-}
-
-/// Writes a product of bytes as one of whole floats if the target has no other kernels for it.
-fn multiply_bytes(graph: &mut Graph, id: NodeId, context: &Context) -> Result<()> {
-    if graph.node(id).op_name() != PRODUCT_OF_BYTES || context.target.has_products_of_bytes() {
-        return Ok(());
-    }
-    let (name, operands) = (graph.node(id).name.clone(), graph.operands(id));
-    graph.insert_at(id);
-    let value = context.add(graph, &name, "MatMulInteger", &operands, Attrs::new())?;
-    graph.replace(id.output(0), value);
-    Ok(())
-}
-
-/// Writes a convolution of bytes as one of whole floats if the target has no other kernels for it.
-fn convolve_bytes(graph: &mut Graph, id: NodeId, context: &Context) -> Result<()> {
-    if graph.node(id).op_name() != CONV_OF_BYTES || context.target.has_products_of_bytes() {
-        return Ok(());
-    }
-    let (node, operands) = (graph.node(id).clone(), graph.operands(id));
-    let [Some(x), Some(w)] = operands[..] else { return Ok(()) };
-    let facts = [x, w].map(|value| graph.fact(value).clone());
-    let facts: Vec<_> = facts.iter().map(Some).collect();
-    let Some(op) = node.op() else { return Ok(()) };
-    let call = Call { op, attrs: &node.attrs, inputs: &facts };
-    graph.insert_at(id);
-    let made = build(&mut Decomposer::new(graph, node.name.clone()), |b| {
-        Ok(vec![spelled_convolution(&call, [b.value(x), b.value(w)])?])
     });
     let values = made.map_err(|what| node.error(what))?;
     graph.replace(id.output(0), values[0]);

@@ -7,6 +7,7 @@ use crate::dtype::DType;
 use crate::error::Result;
 use crate::graph::Graph;
 use crate::op::{Call, Lower, NodeId, ValueId};
+use crate::ops::{CONV_OF_BYTES, PRODUCT_OF_BYTES};
 use crate::ops::{SCATTER, SUMS_OF_PARTS};
 use crate::shape::Shape;
 use std::collections::BTreeSet;
@@ -59,7 +60,8 @@ pub(super) fn run(graph: &Graph, context: &Context) -> Result<Groups> {
         let space = Space { full: fuser.shape(node).clone(), row: None };
         let members = fuser.grow_down(node, &space, kind);
         // Behind it, the backward computation often takes the derivative of a function of what was kept. Bytes become floats where they are read.
-        if graph.is_backward(node) || context.target.has_products_of_bytes() {
+        let of_bytes = [PRODUCT_OF_BYTES, CONV_OF_BYTES].contains(&graph.node(node).op_name());
+        if graph.is_backward(node) || of_bytes || context.target.takes_in_operands() {
             fuser.grow_up(members, &space.full);
         }
     }
@@ -240,9 +242,7 @@ impl Fuser<'_> {
     /// True if a node makes floats of bytes for one reader that can do so itself.
     fn only_dequantizes(&self, node: NodeId, seed: NodeId) -> bool {
         let (graph, value) = (self.graph, node.output(0));
-        let is_apart = self.context.target.has_products_of_bytes()
-            && dequantized(graph, node).is_some_and(|bytes| bytes.node != seed)
-            && !graph.is_output(value);
+        let is_apart = dequantized(graph, node).is_some_and(|bytes| bytes.node != seed) && !graph.is_output(value);
         let takes = |user: NodeId| match graph.node(user).op().map(|op| &op.lower) {
             Some(Lower::Map(_)) => self.shape(user) == self.shape(node),
             Some(Lower::Reduce(_)) => true,

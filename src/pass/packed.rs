@@ -489,7 +489,7 @@ fn dequantized_product(graph: &mut Graph, context: &Context, id: NodeId) -> Resu
     // Products of bytes are for operands that are both quantized.
     let quantized = graph.node(left.node).op_name() == "DequantizeLinear";
     let is_byte = |numbers: &Numbers| numbers.bits == 8 && numbers.codes.is_none();
-    let of_bytes = |found: &Dequantized| context.target.has_products_of_bytes() && is_byte(&found.numbers);
+    let of_bytes = |found: &Dequantized| is_byte(&found.numbers);
     if quantized && found.as_ref().is_some_and(of_bytes) {
         return Ok(());
     }

@@ -10,11 +10,9 @@ use crate::op::{Lower, NodeId, ValueId};
 
 /// Copies casts of 16-bit floats to `f32` for all readers but the first that can take them in, and what makes floats of bytes for all that can.
 pub fn run(graph: &mut Graph, context: &Context) -> Result<()> {
-    if context.target.has_products_of_bytes() {
-        // Readers first: a copy of theirs is a further reader.
-        for id in graph.order()?.into_iter().rev() {
-            dequantize_apart(graph, context, id);
-        }
+    // Readers first: a copy of theirs is a further reader.
+    for id in graph.order()?.into_iter().rev() {
+        dequantize_apart(graph, context, id);
     }
     for id in graph.order()? {
         let value = id.output(0);

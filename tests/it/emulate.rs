@@ -51,7 +51,8 @@ impl Job {
     fn each(case: &Case, target: &Target) -> Vec<Job> {
         let candidates = schedule::candidates(&case.kernel, target, &|_| true).into_iter();
         let is_tried = |text: &Text| matches!(text, Text::ConvTranspose { .. } | Text::Rows(Rows::Warps { .. }));
-        let few_bits = matches!(case.kernel.template, Template::MatMulBits { .. });
+        let few_bits = matches!(case.kernel.template, Template::MatMulBits { .. })
+            || case.kernel.template.core_reads() == 2 && case.kernel.reads[0].dtype.is_byte();
         let is_tiled = |schedule: &Schedule| few_bits || schedule.name(&case.kernel, target) == "matmul_regs";
         let tried = candidates.filter(|s| is_tiled(s) || matches!(s, Schedule::Text(text) if is_tried(text)));
         let scheduled = tried.map(|schedule| Kernel { schedule, ..case.kernel.clone() });
@@ -199,6 +200,8 @@ fn cuda_kernels_compute_what_the_interpreter_does() {
         "matmul_mma",
         "matmul_mma_async",
         "matmul_wgmma",
+        "matmul_bytes",
+        "matmul_bytes_mma",
         "matmul_bits",
         "matmul_bits_mma",
         "gemv",

@@ -23,6 +23,18 @@ kernels! {
     }
 }
 
+/// An element of a convolution's data.
+pub(super) struct ConvData {
+    /// Statements.
+    pub(super) statements: Vec<String>,
+    /// Conditions on what is behind them, which all hold if the element is inside the data.
+    pub(super) inside: Vec<String>,
+    /// Its address.
+    pub(super) address: String,
+    /// Statements and its value, if a prologue computes it.
+    pub(super) computed: Option<(Vec<String>, String)>,
+}
+
 impl Module<'_> {
     /// A convolution as the product of weights `[o, c * kernel]` and unfolded data `[c * kernel, n * positions]`, per group.
     pub(super) fn conv(
@@ -32,14 +44,39 @@ impl Module<'_> {
         product: &Product,
         tiling: Tiling,
     ) -> Result<(), String> {
-        let s = &self.kernel.shape;
-        let ([kz, ky, kx], input) = (window.kernel, self.access(1).shape[1]);
         let unfolded = Product::conv(self.kernel, groups, window, None);
         let (mut body, address) = self.address(1, &unfolded.a.space);
         body.push(format!("return {};", self.load(1, &address)));
         self.function("a", &[("batch", I32), ("m", I32), ("k", I32)], Some(F32), body);
+        let ConvData { statements: mut body, inside, address, computed } =
+            self.conv_data(groups, window, [1, 2, 3, 4])?;
+        let (mut before, load) = computed.unwrap_or_else(|| (Vec::new(), self.load(0, &address)));
+        if inside.is_empty() {
+            body.extend(before);
+            body.push(format!("return {load};"));
+        } else {
+            body.push("var value = 0.0f;".into());
+            if before.is_empty() {
+                body.push(format!("if ({}) {{ value = {load}; }}", inside.join(" && ")));
+            } else {
+                before.push(format!("value = {load};"));
+                body.extend(block(&format!("if ({})", inside.join(" && ")), before));
+            }
+            body.push("return value;".into());
+        }
+        self.function("b", &[("batch", I32), ("k", I32), ("n", I32)], Some(F32), body);
+        self.product(product, tiling)
+    }
+
+    /// The element of a convolution's data under weight `k` of a filter, whose axes have an order, for result `n`.
+    pub(super) fn conv_data(&self, groups: usize, window: &Window, order: [usize; 4]) -> Result<ConvData, String> {
+        let s = &self.kernel.shape;
+        let input = self.access(1).shape[1];
         let mut body = Vec::new();
-        let c = split("k", &[input, kz, ky, kx], &[true; 4], &mut body);
+        let taps = order.map(|axis| if axis == 1 { input } else { window.kernel[axis - 2] });
+        let parts = split("k", &taps, &[true; 4], &mut body);
+        // The channel, then the tap along each spatial axis.
+        let c: Vec<&String> = (1..5).map(|axis| &parts[order.iter().position(|&a| a == axis).expect("all")]).collect();
         let p = split("n", &[s[0], s[2], s[3], s[4]], &[true; 4], &mut body);
         let mut inside = Vec::new();
         let data = self.access(0);
@@ -65,34 +102,19 @@ impl Module<'_> {
             ("p1", strides[3] * isize::from(data.shape[3] > 1)),
             ("p2", strides[4] * isize::from(data.shape[4] > 1)),
         ];
-        let mut load = self.load(0, &sum(data.offset, &terms));
-        let mut before = Vec::new();
+        let address = sum(data.offset, &terms);
+        let mut computed = None;
         if self.kernel.prologue(0).is_some() {
             // The same point of the data in terms of its axes.
             let channel = [("batch", input as isize * isize::from(groups > 1)), (c[0].as_str(), 1)];
-            before.push(format!("let image = {};", p[0]));
-            before.push(format!("let channel = {};", sum(0, &channel)));
+            let mut before = vec![format!("let image = {};", p[0]), format!("let channel = {};", sum(0, &channel))];
             let names = ["image", "channel", "p0", "p1", "p2"];
             let space = names.into_iter().zip(0..).map(|(name, axis)| over(name, &data.shape, [axis])).collect();
             let (statements, value) = self.element(0, &space)?;
             before.extend(statements);
-            load = value;
+            computed = Some((before, value));
         }
-        if inside.is_empty() {
-            body.extend(before);
-            body.push(format!("return {load};"));
-        } else {
-            body.push("var value = 0.0f;".into());
-            if before.is_empty() {
-                body.push(format!("if ({}) {{ value = {load}; }}", inside.join(" && ")));
-            } else {
-                before.push(format!("value = {load};"));
-                body.extend(block(&format!("if ({})", inside.join(" && ")), before));
-            }
-            body.push("return value;".into());
-        }
-        self.function("b", &[("batch", I32), ("k", I32), ("n", I32)], Some(F32), body);
-        self.product(product, tiling)
+        Ok(ConvData { statements: body, inside, address, computed })
     }
 
     /// A product of operands that are zero beyond their axes: a transposed convolution, as weights `[o * phases, taps * c]` times data

@@ -1,6 +1,6 @@
 //! Products of matrices.
 
-use super::scalar::Type::{F32, F64, Vec4};
+use super::scalar::Type::{F32, F64, I32, U32, Vec4};
 use super::vector::{matrix, tile_steps};
 use super::{Dialect, Module, kernels};
 use crate::dtype::DType;
@@ -19,6 +19,8 @@ kernels! {
         matmul_slice_k_warp "matmul_slice_k_warp.cu": "products of few tiles whose operands lie 16 bytes at a time: warps share the inner axis",
         matmul_mma "matmul_mma.cu": "products of 16-bit floats on tensor cores",
         matmul_mma_async "matmul_mma_async.cu": "the same of operands that lie 16 bytes at a time, sent to workgroup memory ahead",
+        matmul_bytes "matmul_bytes.wgsl": "product of bytes, and convolution as one: four along the inner axis at a time",
+        matmul_bytes_mma "matmul_bytes_mma.cu": "the same on tensor cores",
         matmul_bits "matmul_bits.wgsl": "product of few rows by numbers of few bits: a team of invocations per column",
         matmul_bits_mma "matmul_bits_mma.cu": "product of 16-bit floats by numbers of few bits on tensor cores: up to 64 rows at a time",
         matmul_wgmma "matmul_wgmma.cu": "the same by compute capability 9.0, which multiplies what lies in workgroup memory",
@@ -33,6 +35,10 @@ impl Module<'_> {
     fn tiled(&mut self, text: &Text) -> Result<(), String> {
         let (product, tiling) = text.product(self.kernel).expect("the text tiles a product");
         match &self.kernel.template {
+            Template::Conv { groups, window, padding } if product.element.is_byte() => {
+                self.conv_of_bytes(*groups, window, &product, tiling, *padding)
+            }
+            Template::MatMul if product.element.is_byte() => self.matmul_of_bytes(&product, tiling),
             Template::Conv { groups, window, .. } => self.conv(*groups, window, &product, tiling),
             Template::ConvTranspose { .. } | Template::ConvFilters { .. } => self.product_of_parts(&product, tiling),
             Template::MatMulBits { .. } => self.product_of_bits(&product, tiling),
@@ -91,12 +97,17 @@ impl Module<'_> {
     pub(super) fn product(&mut self, product: &Product, tiling: Tiling) -> Result<(), String> {
         let &Product { m, k, n, ref a, ref b, .. } = product;
         let is_f64 = matches!(tiling, Tiling::Regs { .. }) && product.element == DType::F64;
-        let core = if is_f64 { F64 } else { F32 };
+        let core = match product.element {
+            element if element.is_byte() => I32,
+            _ if is_f64 => F64,
+            _ => F32,
+        };
         self.store(&product.result, Some(core), Some("m < M && n < N"), &[])?;
         self.ints(&[("M", m), ("K", k), ("N", n)]);
         let (rows_a, rows_b) = ((!a.along_k).then_some("A_ROWS"), (!b.along_k).then_some("B_ROWS"));
         match tiling {
             Tiling::Gemv { .. } | Tiling::Tiles { .. } | Tiling::SliceK { .. } => {}
+            Tiling::Bytes { .. } | Tiling::BytesMma { .. } => {}
             Tiling::BitsMma { .. } => self.declarations.push(format!("typedef {} element;", self.storage[0].name())),
             Tiling::Bits { rows, .. } => _ = self.lists.insert("row", vec![Vec::new(); rows]),
             Tiling::GemvVec4 { along_k, .. } => self.gemv_vec4(m, along_k),
@@ -134,6 +145,7 @@ impl Module<'_> {
                 16 => Vec4,
                 8 => F64,
                 2 => element,
+                _ if product.element.is_byte() => U32,
                 _ => F32,
             };
             self.shared.push((name, ty, len));
@@ -207,6 +219,10 @@ fn constants(product: &Product, tiling: Tiling) -> Vec<(&'static str, usize)> {
             let tile = [("TILE_M", tile_m), ("TILE_N", tile_n)];
             [&tile[..], &tiles, &[("STEP", STEP)], &steps(STEP, [tile_m, tile_n])].concat()
         }
+        Tiling::Bytes { .. } => {
+            let tile = [("TILE_M", tile_m), ("TILE_N", tile_n)];
+            [&tile[..], &tiles, &[("STEP", STEP)], &steps(STEP, [tile_m, tile_n])].concat()
+        }
         Tiling::Large => [&tiles[..], &[("STEP", STEP)], &steps(STEP, [LARGE / 4; 2])].concat(),
         Tiling::SliceK { tile, depth } => {
             let slices = Tiling::groups_of(tile);
@@ -220,7 +236,7 @@ fn constants(product: &Product, tiling: Tiling) -> Vec<(&'static str, usize)> {
             [tiles.as_slice(), &tile, &[("STEP", REGS_STEP)], &steps(REGS_STEP, [tile_m, tile_n])].concat()
         }
         Tiling::SliceKWarp { rows } => [tiles.as_slice(), &[("TILE_M", rows)]].concat(),
-        Tiling::Mma { .. } | Tiling::MmaAsync { .. } | Tiling::Wgmma => {
+        Tiling::Mma { .. } | Tiling::MmaAsync { .. } | Tiling::Wgmma | Tiling::BytesMma { .. } => {
             [tiles.as_slice(), &[("TILE_M", tile_m), ("TILE_N", tile_n)]].concat()
         }
         Tiling::BitsMma { rows, columns, .. } => {

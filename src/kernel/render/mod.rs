@@ -29,6 +29,7 @@ use scalar::{arithmetic, constant, convert, literal, small, unary, whole};
 use std::collections::{BTreeMap, BTreeSet};
 
 mod attention;
+mod bytes;
 mod conv;
 mod frame;
 mod index;

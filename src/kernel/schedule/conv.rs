@@ -56,6 +56,7 @@ impl ConvDirect {
         let rule = |holds: bool, what: &str| if holds { Ok(()) } else { Err(format!("conv_direct: {what}")) };
         let &ConvDirect { channels: width, axis, results, lanes, threads } = self;
         rule(kernel.prologues.is_empty(), "strips apply no prologue")?;
+        rule(!kernel.reads[0].dtype.is_byte(), "it multiplies no bytes")?;
         rule(axis < 3, "expected one of three spatial axes")?;
         let known = width == 1 || matches!(width, 2 | 4) && takes_channels(kernel, groups, width, target);
         rule(known, "neighbouring channels do not go together")?;

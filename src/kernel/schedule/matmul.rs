@@ -68,6 +68,8 @@ impl Tiling {
             Tiling::Mma { .. } => "matmul_mma",
             Tiling::MmaAsync { .. } => "matmul_mma_async",
             Tiling::Wgmma => "matmul_wgmma",
+            Tiling::Bytes { .. } => "matmul_bytes",
+            Tiling::BytesMma { .. } => "matmul_bytes_mma",
             Tiling::Bits { .. } => "matmul_bits",
             Tiling::BitsMma { .. } => "matmul_bits_mma",
         }
@@ -119,6 +121,14 @@ impl Tiling {
                 let (stages, sums) = (3 * (rows + columns) * 32, 2 * (rows / 2) * (columns + 8));
                 group([rows, columns], 128, &[("tile", stages.max(sums), size)])
             }
+            Tiling::Bytes { tile: [rows, columns] } => {
+                let shared = [("tile_a", rows * STEP, 4), ("tile_b", columns * STEP, 4)];
+                group([rows, columns], rows * columns / 16, &shared)
+            }
+            Tiling::BytesMma { tile: [rows, columns] } => {
+                let half = |lines: usize| 2 * lines * BYTES_PITCH;
+                group([rows, columns], 256, &[("tile_a", half(rows), 4), ("tile_b", half(columns), 4)])
+            }
             Tiling::Wgmma => group(WGMMA_TILE, 256, &[("tile", WGMMA_BYTES / size, size)]),
             Tiling::Bits { rows, threads } => group([rows, threads / BITS_TEAM], threads, &[("sums", threads, 4)]),
             Tiling::BitsMma { rows, columns, warps } => {
@@ -166,7 +176,14 @@ impl Tiling {
         let copies = (async_copy, "its operands are not copied 16 bytes at a time on this target");
         let tile = |known: bool| (known, "it has no such tile");
         let bits = (p.packing.is_some(), "its right operand is no numbers of few bits");
+        let multiplies_bytes = matches!(self, Tiling::Bytes { .. } | Tiling::BytesMma { .. });
+        let element = if multiplies_bytes { "it multiplies bytes" } else { "it multiplies no bytes" };
+        all_hold(self.text(), &[(p.element.is_byte() == multiplies_bytes, element)])?;
         let rules = match *self {
+            Tiling::Bytes { tile: found } => vec![tile(TILES.contains(&found))],
+            Tiling::BytesMma { tile: found } => {
+                vec![cuda, (target.compute >= 80, "it is for compute capability 8.0"), tile(BYTES_MMA.contains(&found))]
+            }
             Tiling::Gemv { slices } => vec![few, (power(slices, 32), "expected a power of two up to 32 slices")],
             Tiling::GemvVec4 { slices, along_k } => vec![
                 wgsl,
@@ -262,6 +279,10 @@ const SLICE_K: Tiling = Tiling::SliceK { tile: SLICES_K[0].0, depth: SLICES_K[0]
 /// Tiles of the texts for tensor cores.
 const MMA: [[usize; 2]; 3] = [[128, 128], [64, 128], [64, 64]];
 
+const BYTES_MMA: [[usize; 2]; 2] = [[128, 128], [64, 64]];
+/// Words from one line of such a tile to the next.
+const BYTES_PITCH: usize = 20;
+
 /// The axis of a matrix product from which on batch axes lengthen the rows, and true if it is transposed. The thinner side is the rows.
 pub(super) fn rows(kernel: &Kernel, target: &Target) -> (usize, bool) {
     let shape = &kernel.shape;
@@ -284,6 +305,9 @@ fn has_room(target: &Target, threads: usize, bytes: usize) -> bool {
 /// The tiling that is expected to be fastest. `own` tells which operands' buffers no other argument of the launch reads or writes.
 pub(super) fn best(kernel: &Kernel, p: &Product, target: &Target, own: &dyn Fn(usize) -> bool) -> Tiling {
     let cuda = target.family == Family::Cuda;
+    if p.element.is_byte() {
+        return of_bytes(p, target).remove(0);
+    }
     if p.m <= FEW_ROWS {
         if cuda && p.b.is_vectorizable && !matches!(kernel.template, Template::Conv { .. }) {
             return gemv_vec16b(p);
@@ -404,6 +428,9 @@ fn gemv_vec16b(p: &Product) -> Tiling {
 
 /// Every tiling that may be worth a try.
 pub(super) fn all(kernel: &Kernel, p: &Product, target: &Target, own: &dyn Fn(usize) -> bool) -> Vec<Tiling> {
+    if p.element.is_byte() {
+        return of_bytes(p, target);
+    }
     let mut all = vec![best(kernel, p, target, own)];
     if p.m <= FEW_ROWS {
         all.extend(vec4(kernel, p, target, own));
@@ -417,6 +444,24 @@ pub(super) fn all(kernel: &Kernel, p: &Product, target: &Target, own: &dyn Fn(us
         all.extend(SLICES_K.map(|(tile, depth)| Tiling::SliceK { tile, depth }));
     }
     all.extend(TILES.map(|tile| Tiling::Tiles { tile }));
+    all
+}
+
+/// Every tiling of a product of bytes that may be worth a try, best first.
+fn of_bytes(p: &Product, target: &Target) -> Vec<Tiling> {
+    let tiles = |size: usize| p.batch * p.tiles(size, size);
+    let mut all: Vec<_> = TILES.map(|tile| Tiling::Bytes { tile }).into();
+    if p.m > 16 && (tiles(64) < 64 || target.max_workgroup < 256) {
+        all.swap(0, 1);
+    } else if p.m > 16 {
+        all.swap(0, 2);
+    }
+    if target.family == Family::Cuda && target.compute >= 80 && suits_tensor_cores([p.m, p.k, p.n]) {
+        let large = usize::from(tiles(128) < target.multiprocessors as usize);
+        let mut of_mma = BYTES_MMA;
+        of_mma.swap(0, large);
+        all.splice(0..0, of_mma.map(|tile| Tiling::BytesMma { tile }));
+    }
     all
 }
 

@@ -387,7 +387,7 @@ fn texts<'a>(kernel: &'a Kernel, target: &'a Target, own: &'a dyn Fn(usize) -> b
             let weights = &kernel.reads[1].access.shape;
             let unfolds = conv::unfolds(kernel.shape[1] / (*groups).max(1), weights[1..].iter().product());
             let direct = move || conv::all_direct(kernel, *groups, window, target).into_iter().map(Text::ConvDirect);
-            let best = if unfolds { None } else { direct().next() };
+            let best = if unfolds || kernel.reads[0].dtype.is_byte() { None } else { direct().next() };
             let found = conv::by_patches(kernel, *groups, window, target);
             let products = [found, None].into_iter().flat_map(move |patches| {
                 let product = Product::conv(kernel, *groups, window, patches);

@@ -10,7 +10,7 @@ pub(super) static MATMUL: TemplateDef = TemplateDef {
     doc: "batched matrix product",
     kind: Kind::Product,
     core_reads: |_| 2,
-    check: |kernel, family| {
+    check: |kernel, _| {
         let shape = &kernel.shape;
         let (batch, m, n) = matrix(shape)?;
         kernel.reads_axes(0, shape.len())?;
@@ -19,7 +19,7 @@ pub(super) static MATMUL: TemplateDef = TemplateDef {
         kernel.reads_extents(0, &[batch, &[m, k]].concat())?;
         kernel.reads_extents(1, &[batch, &[k, n]].concat())?;
         match [kernel.reads[0].dtype, kernel.reads[1].dtype] {
-            [DType::U8, DType::I8] | [DType::I8, DType::U8] if family == Family::Cpu => {
+            [DType::U8, DType::I8] | [DType::I8, DType::U8] => {
                 ensure(k <= MOST_TERMS, || format!("expected sums of up to {MOST_TERMS} products of bytes, found {k}"))
             }
             _ => kernel.reads_floats(2),

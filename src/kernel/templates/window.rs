@@ -46,9 +46,7 @@ pub(super) static CONV: TemplateDef = TemplateDef {
         window.validate(&kernel.shape, &kernel.reads[0].access.shape)?;
         kernel.reads_images(family == Family::Cuda, family == Family::Cpu)?;
         match [kernel.reads[0].dtype, kernel.reads[1].dtype] {
-            [data @ DType::U8, DType::I8] | [data @ DType::I8, DType::U8] if family == Family::Cpu => {
-                bytes(kernel, data, *padding)
-            }
+            [data @ DType::U8, DType::I8] | [data @ DType::I8, DType::U8] => bytes(kernel, data, *padding),
             _ => {
                 ensure(*padding == 0, || format!("expected zeros around floats, found {padding}"))?;
                 kernel.reads_floats(2)

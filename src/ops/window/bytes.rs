@@ -1,9 +1,9 @@
 //! Convolutions of bytes, whose sums are exact.
 
-use super::{along, conv, ensure, eval_conv, images, output, taps_of, widened, window};
+use super::{conv, ensure, eval_conv, images, output, taps_of, widened, window};
 use crate::dtype::DType;
 use crate::kernel::{MOST_TAPS, MOST_TERMS, Template};
-use crate::op::{Args, Call, Eval, Lower, OpDef, OpResult, Var, inputs, names};
+use crate::op::{Args, Call, Eval, Lower, OpDef, OpResult, inputs, names};
 use crate::ops::expect_dtype;
 
 /// The row of an exact convolution of `u8` by `i8`, or of `i8` by `u8`.
@@ -64,20 +64,4 @@ pub(in crate::ops) static OPS: &[OpDef] = &[OpDef::new(
 fn padding(call: &Call) -> OpResult<i32> {
     let padding = call.int("padding", 0)?;
     i32::try_from(padding).map_err(|_| format!("attribute 'padding': expected a byte, found {padding}"))
-}
-
-/// The same convolution by rows that every target has.
-pub(crate) fn spelled<'g>(call: &Call, [x, w]: [Var<'g>; 2]) -> OpResult<Var<'g>> {
-    let (padding, filters) = (padding(call)?, call.shape(1));
-    let mut attrs = call.attrs.clone();
-    attrs.remove("padding");
-    let zero = x.like(f64::from(padding));
-    let sum = x.op("ConvInteger", &[w, zero], attrs);
-    if padding == 0 {
-        return Ok(sum);
-    }
-    let axes = x.shape()?.len() - 1;
-    let terms = filters[1..].iter().product::<usize>();
-    let sums = w.shaped(&[filters[0], terms]).cast(DType::I32).reduce_sum(&[1], false);
-    Ok(sum + sums.shaped(&along(filters[0], axes)) * f64::from(padding))
 }

@@ -20,7 +20,8 @@ use std::sync::Arc;
 pub(super) fn wants_channels_last(template: &Template, dtype: DType, target: &Target) -> bool {
     let served = target.prefers_channels_last();
     let convolves = matches!(template, Template::Conv { .. } | Template::ConvFilters { .. });
-    served && library::on_tensor_cores(dtype, target) && convolves
+    // Neighbouring channels of bytes are multiplied at once.
+    served && (library::on_tensor_cores(dtype, target) || dtype.is_byte()) && convolves
 }
 
 /// True if the weights of a transposed convolution have their outputs last, if its data have their channels last.

@@ -132,6 +132,27 @@ inline void matrices(u32 (&r)[4], const void* p, bool transposed) {
 }
 inline void load_matrices(u32 (&r)[4], const void* p) { matrices(r, p, false); }
 inline void load_transposed(u32 (&r)[4], const void* p) { matrices(r, p, true); }
+inline i32 dot_of_bytes(u32 unsigned_bytes, u32 signed_bytes, i32 sum) {
+    for (int v = 0; v < 32; v += 8) sum += i32(unsigned_bytes >> v & 255) * i32(i8(signed_bytes >> v));
+    return sum;
+}
+struct Words { u32 a[4], b[2]; };
+template <bool LEFT_UNSIGNED> inline void multiply_bytes(i32 (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    const unsigned lane = threadIdx.x % 32;
+    const auto of = exchange(Words{{a[0], a[1], a[2], a[3]}, {b0, b1}});
+    // Word `w` of a row has bytes 4 w to 4 w + 3 of the inner axis.
+    for (unsigned w = 0; w < 8; w++) {
+        const Words rows = of(lane / 4 * 4 + w % 4);
+        for (unsigned e = 0; e < 2; e++) {
+            const u32 y = of((lane % 4 * 2 + e) * 4 + w % 4).b[w / 4];
+            for (unsigned r = 0; r < 2; r++) {
+                const u32 x = rows.a[w / 4 * 2 + r];
+                i32& sum = c[r * 2 + e];
+                sum = LEFT_UNSIGNED ? dot_of_bytes(x, y, sum) : dot_of_bytes(y, x, sum);
+            }
+        }
+    }
+}
 struct Share { f32 a[8], b[4]; };
 template <class T> inline void multiply(f32 (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
     const unsigned lane = threadIdx.x % 32;

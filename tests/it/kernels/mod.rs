@@ -304,6 +304,7 @@ pub fn cases() -> Vec<Case> {
     samples(&mut c);
     shifts(&mut c);
     c.cases.extend(windows::drawn(7, 6));
+    c.cases.extend(of_bytes());
     c.cases
 }
 
@@ -680,8 +681,8 @@ fn matmul(c: &mut Cases) {
     c.add("matmul of heads, masked", mm, &[2, 3, 9, 9], reads, &[scores]);
 }
 
-/// Products of bytes, which the CPU alone has: of both signs on either side, of every stride, in every way to store them.
-pub fn of_bytes() -> Vec<Case> {
+/// Products of bytes: of both signs on either side, of every stride, in every way to store them.
+fn of_bytes() -> Vec<Case> {
     let mut c = Cases { random: Random(9), cases: Vec::new() };
     let (mm, sum) = (Template::MatMul, || Expr::input(0, DType::I32));
     convolutions_of_bytes(&mut c);
@@ -769,6 +770,26 @@ fn convolutions_of_bytes(c: &mut Cases) {
             large(c.add(&format!("{name} to bytes"), template, &s, [reads, own].concat(), &[body]));
         }
     }
+}
+
+/// Convolutions of bytes with their channels last, of which 16, 4 or fewer lie side by side.
+pub fn bytes_with_channels_last() -> Vec<Case> {
+    let mut c = Cases { random: Random(11), cases: Vec::new() };
+    let last = |shape: &[usize; 5]| dense(&[0, 2, 3, 4, 1].map(|axis| shape[axis])).permute(&[0, 4, 1, 2, 3]);
+    for (data, weights) in [(DType::U8, DType::I8), (DType::I8, DType::U8)] {
+        for (channels, o, groups) in [(32, 70, 1), (16, 33, 1), (12, 20, 1), (3, 18, 1), (32, 48, 2)] {
+            let (x_shape, s) = ([2, channels, 1, 7, 9], [2, o, 1, 7, 9]);
+            let filters = [o, channels / groups, 1, 3, 3];
+            let reads = vec![typed(data, last(&x_shape)), typed(weights, last(&filters))];
+            let padding = if data == DType::U8 { 131 } else { -77 };
+            let window = window([1, 3, 3], [1; 3], [1; 3], [0, 1, 1]);
+            let name = format!("conv of {data} with {channels} channels last, {groups} groups");
+            let to = vec![typed(DType::I32, last(&s))];
+            let template = Template::Conv { groups, window, padding };
+            large(c.add_writing(&name, template, &s, reads, to, &[Expr::input(0, DType::I32)]));
+        }
+    }
+    c.cases
 }
 
 /// Products whose operands pass prologues on their way.

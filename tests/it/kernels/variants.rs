@@ -1,6 +1,6 @@
 //! The cases in more forms: in halves, as larger products, with channels last, guarded.
 
-use super::{Case, cases, elements, infinite, many_patches, unordered};
+use super::{Case, bytes_with_channels_last, cases, elements, infinite, many_patches, unordered};
 use plimsoll::internals::dtype::DType;
 use plimsoll::internals::expr::{Body, Expr};
 use plimsoll::internals::kernel::algorithm::Schedule;
@@ -11,7 +11,8 @@ use plimsoll::internals::tensor::Tensor;
 
 /// The cases and their forms, in `f32`.
 pub fn plain() -> Vec<Case> {
-    [cases(), products(), many_patches(), unordered(), infinite(), channels_last(), guarded()].concat()
+    let of_bytes = bytes_with_channels_last();
+    [cases(), products(), many_patches(), unordered(), infinite(), channels_last(), guarded(), of_bytes].concat()
 }
 
 /// Those with halves for `f32`. Long sums of halves are right, too, but their smallest digits are not what an element's type keeps.
