@@ -9,6 +9,9 @@ const INPUT: &[Input] = inputs![input];
 const DATA_AXES: &[Input] = inputs![data axes=];
 const SLICE: &[Input] = inputs![data starts= ends= axes= steps=];
 
+/// The row of a value from which nothing is computed before the run, though it is a constant.
+pub(crate) const AT_RUN: &str = "plimsoll.AtRun";
+
 #[rustfmt::skip] // A table: one row, one line, where it fits.
 pub(super) static OPS: &[OpDef] = &[
     // Views: the same elements in the same order
@@ -17,6 +20,9 @@ pub(super) static OPS: &[OpDef] = &[
         .attrs(names![axis])
         .part(regrouped),
     moving("Identity", "The input", INPUT, |c| Ok(vec![c.fact(0).clone()]), same, RESHAPE)
+        .sample(|s| s.floats(&[&[2, 3, 4]]))
+        .part(regrouped),
+    moving(AT_RUN, "The input, of which nothing is computed before the run", INPUT, |c| Ok(vec![c.fact(0).clone()]), same, RESHAPE)
         .sample(|s| s.floats(&[&[2, 3, 4]]))
         .part(regrouped),
     moving("Reshape", "The elements in the same order under another shape", inputs![data shape=], reshape,

@@ -13,7 +13,7 @@ pub(crate) use counted::{Finder, finder};
 pub(crate) use heads::{COS as COSINES, PAST as KEYS, key_room};
 pub(crate) use index::{from_start, tuples};
 pub(crate) use integer::{OTHER_SIGN, PRODUCT_OF_BYTES, SUMS_OF_BYTES, requantized};
-pub(crate) use layout::spans;
+pub(crate) use layout::{AT_RUN, spans};
 pub(crate) use norm::softmax_axes;
 pub(crate) use packed::Codes;
 pub(crate) use random::{dropout, dropped, ratio};

@@ -80,6 +80,11 @@ pub fn run(graph: &mut Graph, context: &Context) -> Result<()> {
     Ok(())
 }
 
+/// True for the types of scales: floats whose products with sums of bytes are computed in `f32`.
+fn is_scale(dtype: DType) -> bool {
+    dtype == DType::F32 || dtype.is_half()
+}
+
 /// Scales that take all bytes to floats and back.
 const USUAL_SCALES: RangeInclusive<f64> = 1e-30..=1e30;
 
@@ -101,7 +106,7 @@ fn moved_bytes(graph: &mut Graph, id: NodeId) -> Result<Option<ValueId>> {
     let Some(mut bytes) = before[0] else { return Ok(None) };
     let dtype = graph.fact(bytes).dtype;
     let parameters = |operands: &[Option<ValueId>]| {
-        let scale = operands[1].filter(|&scale| graph.fact(scale).dtype == DType::F32)?;
+        let scale = operands[1].filter(|&scale| is_scale(graph.fact(scale).dtype))?;
         let (scale, zero) = (known(graph, Some(scale))?, known(graph, operands.get(2).copied().flatten())?);
         (scale.len() == 1 && zero.len() == 1 && USUAL_SCALES.contains(&scale[0])).then_some((scale, zero))
     };
@@ -141,7 +146,7 @@ fn unfold_operands(graph: &mut Graph, id: NodeId) -> Result<()> {
 fn unfold(graph: &mut Graph, constant: &Constant) -> Result<Option<ValueId>> {
     let Some((op, attrs, inputs, _)) = constant.derivation() else { return Ok(None) };
     let inputs: Vec<Option<ValueId>> = match (op.name, inputs) {
-        ("Transpose", [Some(source)]) => match unfold(graph, source)? {
+        ("Transpose" | "Cast", [Some(source)]) => match unfold(graph, source)? {
             Some(value) => vec![Some(value)],
             None => return Ok(None),
         },
@@ -202,9 +207,13 @@ impl Matrix {
             return Some(Matrix { perm: Some(perm), shape, axis, ..inner });
         }
         let node = graph.node(value.node);
+        // What is rounded to halves on its way to the product need not be.
+        if node.op_name() == "Cast" && is_scale(graph.fact(value).dtype) {
+            return Matrix::dequantized(graph, operands[0]?);
+        }
         let [Some(data), Some(scale), ref zero @ ..] = operands[..] else { return None };
         let (fact, scales) = (graph.fact(data), graph.fact(scale));
-        let is_plain = node.op_name() == "DequantizeLinear" && fact.dtype.is_byte() && scales.dtype == DType::F32;
+        let is_plain = node.op_name() == "DequantizeLinear" && fact.dtype.is_byte() && is_scale(scales.dtype);
         let blocks = graph.with_call(value.node, |call| call.int("block_size", 0)).and_then(|n| n.ok());
         if !is_plain || blocks != Some(0) {
             return None;
@@ -254,7 +263,8 @@ impl Found {
             };
             let op = node.op().ok_or("a product is an operator")?;
             if !op.name.starts_with("QLinear") {
-                return Ok(vec![value]);
+                // Scales of halves make halves, which are rounded once.
+                return Ok(vec![value.cast(node.outputs[0].fact.dtype)]);
             }
             let operands: Vec<_> = operands.iter().map(|v| v.map(|v| b.value(v))).collect();
             let call = Call { op, attrs: &node.attrs, inputs: &facts };
@@ -311,7 +321,8 @@ impl Product {
         if let [Some(left), Some(right)] = zeros {
             sum = sum + left * right * self.terms() as f64;
         }
-        let scale = |o: usize| self.operands[o].scale.map(|scale| self.spread(b.value(scale), o)).transpose();
+        let spread = |scale, o| self.spread(b.value(scale).cast(DType::F32), o);
+        let scale = |o: usize| self.operands[o].scale.map(|scale| spread(scale, o)).transpose();
         if let (Some(left), Some(right)) = (scale(0)?, scale(1)?) {
             sum = sum.cast(DType::F32) * (left * right);
         }
@@ -444,10 +455,11 @@ impl Convolution {
             });
         };
         let sum = self.shift(w, per_channel).map_or(sum, |shift| sum - shift);
-        let (left, right) = (b.value(left).shaped(&[]), b.value(right));
+        let [left, right] = [left, right].map(|scale| b.value(scale).cast(DType::F32));
+        let left = left.shaped(&[]);
         let right = if right.shape()?.numel() == 1 { right.shaped(&[]) } else { per_channel(right) };
         let sum = sum.cast(DType::F32) * (left * right);
-        Ok(bias.map_or(sum, |bias| sum + bias))
+        Ok(bias.map_or(sum, |bias| sum + bias.cast(DType::F32)))
     }
 
     /// What the zero point of the data adds to the sums of each channel, if it is not zero.

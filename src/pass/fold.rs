@@ -6,6 +6,7 @@ use crate::decisions::Decisions;
 use crate::error::Result;
 use crate::graph::Graph;
 use crate::op::{Lower, MAX_MADE, NodeId, ValueId};
+use crate::ops::AT_RUN;
 
 /// Views of constants that would make more than this many bytes stay views, which cost nothing. Other nodes that would make more bytes than
 /// they read, and more than [`MAX_MADE`], are left to the run.
@@ -34,6 +35,7 @@ pub fn fold_node(graph: &mut Graph, id: NodeId, decisions: &Decisions) -> Result
     let output: usize = node.outputs.iter().map(|o| o.fact.bytes()).sum();
     let input: usize = constants.iter().flatten().map(|c| c.fact.bytes()).sum();
     match op.lower {
+        _ if op.name == AT_RUN => Ok(None),
         // The value is a fact: it is computed at once, from facts and attributes alone.
         Lower::Const => {
             // A fill is made where it is needed, so that it is never held as a whole.

@@ -6,7 +6,10 @@
 //! MatMulBnb4 (x, codes)                           =  MatMulBits (x, codes in words)
 //! MatMul (x, DequantizeLinear (q, scales))        =  MatMulBits (x, rows of q)       Gemm, too
 //! Gather (DequantizeLinear (q, scales), indices)  =  GatherBits (rows of q, indices)
+//! Conv (x, DequantizeLinear (q, scales))          =  Conv (x, GatherBits (rows of q, all))
 //! ```
+//! Filters are widened ahead of each convolution, into the arena: one node's at a time.
+//!
 //! Rows of `q` are its columns where it is multiplied as it is. They are words at the file's own bytes if they lie there so; else the numbers
 //! are moved while they are loaded, to as many bytes. `g_idx` names the block of each number. Where blocks are equally large, the order sorts
 //! numbers by their blocks; where they are not, weights are unpacked.
@@ -21,7 +24,7 @@ use crate::graph::{Graph, Node};
 use crate::kernel::Packing;
 use crate::narrow;
 use crate::op::{Attrs, Call, Fact, NodeId, ValueId};
-use crate::ops::Codes;
+use crate::ops::{AT_RUN, Codes};
 use crate::tensor::Tensor;
 use std::collections::HashSet;
 use std::ops::Range;
@@ -36,6 +39,7 @@ pub fn run(graph: &mut Graph, context: &Context) -> Result<()> {
             "MatMulBnb4" => four_bits(graph, context, id)?,
             "MatMul" | "Gemm" => dequantized_product(graph, context, id)?,
             "Gather" => dequantized_rows(graph, context, id)?,
+            "Conv" | "ConvTranspose" => dequantized_filters(graph, context, id)?,
             "GatherBlockQuantized" => quantized_rows(graph, context, id)?,
             _ => {}
         }
@@ -475,6 +479,61 @@ impl Dequantized {
         }
         Ok(Some(Table { count, len, block, numbers, transposed: along == 0, scales, zeros, stored: len }))
     }
+}
+
+/// Filters that `DequantizeLinear` made of constants, each with one scale, or all with one: as rows of their elements.
+fn filters(constant: &Arc<Constant>) -> Option<Dequantized> {
+    let (op, attrs, inputs, _) = constant.derivation()?;
+    let shape = &constant.fact.shape;
+    let rows = [*shape.first()?, shape.get(1..)?.iter().product()];
+    let of = |numbers: &Arc<Constant>, scales: Arc<Constant>, zeros: Option<Arc<Constant>>, axis: usize| {
+        let numbers = Numbers::of(numbers)?;
+        Some(Dequantized { numbers, shape: rows, scales, zeros, axis, block: 0, transposed: false })
+    };
+    match (op.name, inputs) {
+        ("DequantizeLinear", [Some(numbers), Some(scales), zeros @ ..]) => {
+            let call = Call { op, attrs, inputs: &[Some(&numbers.fact), Some(&scales.fact)] };
+            let (axis, block) = (call.axis("axis", 1, shape).ok()?, call.int("block_size", 0).ok()?);
+            let each = scales.fact.shape.numel() == 1 || axis == 0;
+            let zeros = zeros.first().cloned().flatten();
+            (each && block == 0).then(|| of(numbers, scales.clone(), zeros, 0)).flatten()
+        }
+        ("Cast", [Some(numbers)]) if numbers.fact.dtype.is_narrow_float() => {
+            of(numbers, Constant::number(constant.name.clone(), constant.fact.dtype, 1.0).into(), None, 0)
+        }
+        _ => None,
+    }
+}
+
+/// Filters of fewer elements are floats: their kernels read them from caches.
+const FEW_FILTERS: usize = 1 << 10;
+
+fn dequantized_filters(graph: &mut Graph, context: &Context, id: NodeId) -> Result<()> {
+    let operands = graph.operands(id);
+    let (Some(data), Some(weights)) = (operands[0], operands[1]) else { return Ok(()) };
+    let Some(found) = graph.as_constant(weights).and_then(filters) else { return Ok(()) };
+    let Fact { shape, .. } = graph.fact(weights).clone();
+    // Convolutions of bytes are for operands that are both quantized.
+    let quantized = graph.node(data.node).op_name() == "DequantizeLinear";
+    if quantized || shape.numel() < FEW_FILTERS || !suits(graph, context, weights) {
+        return Ok(());
+    }
+    graph.insert_at(id);
+    let name = graph.node(id).name.clone();
+    let Some(table) = found.table(graph, context, &name, 1)? else { return Ok(()) };
+    let Some((attrs, more)) = table.read(graph, context, true) else { return Ok(()) };
+    let all: Vec<i64> = (0..table.count as i64).collect();
+    let all = graph.constant(Constant::new(name.clone(), Tensor::from_i64([table.count], &all)?));
+    let attrs = attrs.with("K", table.len as i64);
+    // What follows from constants would be one, of floats.
+    let all = context.add(graph, &name, AT_RUN, &[Some(all)], Attrs::new())?;
+    let inputs = [&[Some(all)], &more[..]].concat();
+    let rows = context.add(graph, &name, "plimsoll.GatherBits", &inputs, attrs)?;
+    let filters = shaped(graph, context, &name, rows, &shape)?;
+    let mut read = operands;
+    read[1] = Some(filters);
+    graph.read(id, &read);
+    Ok(())
 }
 
 /// The dequantized matrix that a node's operand is.

@@ -101,7 +101,7 @@ fn codes(k: usize, block: usize, kind: usize) -> (onnx::Model, u64) {
     };
     let source = format!(
         "<ir_version: 10, opset_import: [\"\" : 20, \"com.microsoft\" : 1]>
-        g (float[m, {k}] x) => (float[m, {ROWS}] y) <uint8[{bytes}] b = {{{}}}, float[{scales}] s = {{{}}}> {{
+        g (float[m, {k}] x) => (float[m, {ROWS}] y) <uint8[{bytes}] b = {{{}}}, float{scales} s = {{{}}}> {{
             y = com.microsoft.MatMulBnb4 <K = {k}, N = {ROWS}, block_size = {block}, quant_type = {kind}> (x, b, s)
         }}",
         list(bytes, 251),
@@ -277,7 +277,7 @@ fn numbers_that_are_no_weights_are_refused() {
     let of = |bits: usize, block: usize, scales: usize| {
         let model = parsed(&format!(
             "<ir_version: 10, opset_import: [\"\" : 20, \"com.microsoft\" : 1]>
-            g (float[m, 32] x) => (float[m, 2] y) <uint8[2, 1, 16] b = {{{}}}, float[{scales}] s = {{{}}}> {{
+            g (float[m, 32] x) => (float[m, 2] y) <uint8[2, 1, 16] b = {{{}}}, float{scales} s = {{{}}}> {{
                 y = com.microsoft.MatMulNBits <K = 32, N = 2, bits = {bits}, block_size = {block}> (x, b, s)
             }}",
             ["7"; 32].join(", "),
@@ -560,6 +560,44 @@ fn halves_of_a_file_stay_halves() {
                 common::agrees(&found[0], &expected[0], tolerance)
                     .unwrap_or_else(|e| panic!("{backend} {dtype} {nodes}: {e}"));
             }
+        }
+    }
+}
+
+/// Filters as a file may have them: their type, the scale's extents, and the node that makes floats of them.
+const FILTERS: &[(&str, &str, &str)] = &[
+    ("int8", "[24]", "DequantizeLinear <axis = 0> (q, s)"),
+    ("uint8", "", "DequantizeLinear (q, s)"),
+    ("int4", "[24]", "DequantizeLinear <axis = 0> (q, s)"),
+    ("float8e4m3fn", "[24]", "DequantizeLinear <axis = 0> (q, s)"),
+];
+
+/// Convolutions whose filters alone are quantized hold these as the file does.
+#[test]
+fn filters_stay_as_the_file_has_them() {
+    let mut state = 5;
+    for &(dtype, scales, node) in FILTERS {
+        for convolve in ["Conv <pads = [1, 1, 1, 1]>", "ConvTranspose <pads = [1, 1, 1, 1]>"] {
+            let signed = dtype == "int8" || dtype == "int4";
+            let number = |i: usize| i as i64 * 37 % 15 - if signed { 7 } else { 0 };
+            // Two numbers of four bits are in a byte.
+            let (held, number): (usize, &dyn Fn(usize) -> i64) =
+                if dtype == "int4" { (24 * 24 * 9 / 2, &|i| i as i64 * 37 % 251) } else { (24 * 24 * 9, &number) };
+            let list = (0..held).map(|i| number(i).to_string()).collect::<Vec<_>>().join(", ");
+            let each = if scales.is_empty() { 1 } else { 24 };
+            let scale = (0..each).map(|i| format!("0.0{}", i + 1)).collect::<Vec<_>>().join(", ");
+            let model = parsed(&format!(
+                "<ir_version: 11, opset_import: [\"\" : 23]>
+                g (float[m, 24, 6, 7] x) => (float[m, 24, 6, 7] y)
+                <{dtype}[24, 24, 3, 3] q = {{{list}}}, float{scales} s = {{{scale}}}> {{
+                    w = {node} y = {convolve} (x, w)
+                }}"
+            ));
+            let bytes = held as u64 + 4 * 24 + 4 * 24;
+            // The numbers of codes beside it.
+            let codes = if dtype.starts_with("float8") { 1024 } else { 0 };
+            let graph = onnx::import(&model, &[("m".to_owned(), 2)]).expect("it is a graph");
+            agrees(&format!("{dtype} {convolve}"), &graph, &[2, 24, 6, 7], bytes + codes + 1024, &mut state);
         }
     }
 }

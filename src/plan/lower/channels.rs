@@ -9,6 +9,7 @@ use crate::error::Result;
 use crate::graph::{Graph, Kind};
 use crate::kernel::{Template, library};
 use crate::op::{Fact, Lower, NodeId, ValueId};
+use crate::ops::PRODUCT_OF_BYTES;
 use crate::pass::Groups;
 use crate::plan::Class;
 use crate::shape::Access;
@@ -130,6 +131,24 @@ impl Lowering<'_> {
             }
             None => self.with_channels_last(value),
         }
+    }
+
+    /// The left or the right operand of a product of bytes. Those of constants that are multiplied with neighbours lie side by side.
+    pub(super) fn with_terms_together(&mut self, value: ValueId, place: BufferView, right: bool) -> Result<BufferView> {
+        let rank = self.graph.fact(value).shape.len();
+        // A constant that others read is there once, as it is.
+        let side = usize::from(right);
+        let alone = self.graph.users(value).iter().all(|&user| {
+            self.graph.node(user).op_name() == PRODUCT_OF_BYTES && self.graph.operands(user)[side] == Some(value)
+        });
+        let constant = self.graph.as_constant(value).filter(|_| rank >= 2 && alone).cloned();
+        let Some(constant) = constant else { return Ok(place) };
+        let summed = if right { rank - 2 } else { rank - 1 };
+        if place.access.strides[summed] == 1 {
+            return Ok(place);
+        }
+        let order: Vec<usize> = (0..rank).filter(|&axis| axis != summed).chain([summed]).collect();
+        self.stored(value, &constant, "terms together", &order)
     }
 
     /// A constant whose axes lie in another order, given from the outermost inwards. `name` is the name of the order.

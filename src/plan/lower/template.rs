@@ -70,6 +70,12 @@ impl Lowering<'_> {
             }
             call = build(self.graph, id, &accesses(&places), split)?;
         }
+        if call.template == Template::MatMul && dtype.is_byte() && !self.target.packs_constants() {
+            for (i, _) in [&call.reads[0], &call.reads[1]] {
+                places[*i] = self.with_terms_together(operands[*i], places[*i].clone(), *i == call.reads[1].0)?;
+            }
+            call = build(self.graph, id, &accesses(&places), split)?;
+        }
         let strided = matches!(call.template, Template::ConvTranspose { .. } | Template::Pool { .. });
         let either = self.target.reads_channels_last() && strided;
         let channels_last = either && call.reads[0].1.has_channels_last();
