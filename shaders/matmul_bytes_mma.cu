@@ -1,7 +1,7 @@
 // Products of bytes on tensor cores. Eight warps, two by four, share a tile of TILE_M x TILE_N, of which each computes pieces of 16 x 8.
 // 64 bytes of the inner axis at a time pass through workgroup memory, as words of four: one half of it is filled while the other is used.
 // Padded lines spread the eight reads of a load over all banks.
-constexpr i32 STEP = 16, PITCH = STEP + 4;
+constexpr i32 STEP = 16;
 constexpr i32 PIECES_M = TILE_M / 32, PIECES_N = TILE_N / 32;
 constexpr i32 EACH_A = TILE_M / 64, EACH_B = TILE_N / 64;
 const i32 batch = group / (TILES_M * TILES_N);

@@ -80,6 +80,16 @@ impl DType {
         }
     }
 
+    /// Bytes of so many elements in a file, where those of less than 8 bits share bytes.
+    pub const fn packed_bytes(self, count: usize) -> usize {
+        count.saturating_mul(self.bits()).div_ceil(8)
+    }
+
+    /// True if several elements share a byte in files.
+    pub const fn is_packed(self) -> bool {
+        self.bits() < 8
+    }
+
     /// True for types that are stored and not computed with: integers of less than 8 bits, and floats of at most 8.
     pub const fn is_narrow(self) -> bool {
         self.held() as u8 != self as u8

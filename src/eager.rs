@@ -88,6 +88,7 @@ impl Program {
                 dtype: fact.dtype,
                 shape: fact.shape.clone(),
                 buffer,
+                packed: draft.packed.contains(&buffer),
                 indexes: indexes.get(&value).cloned().unwrap_or_default(),
                 counted: Vec::new(),
                 fewest: graph.fewest(name).cloned(),
@@ -273,6 +274,12 @@ impl std::fmt::Debug for Eager<'_> {
     }
 }
 
+/// The type in which a port's elements are stored, and their place.
+fn stored(port: &Port, places: &BTreeMap<BufferIdx, (DType, Slice)>) -> (DType, Slice) {
+    let (dtype, at) = places[&port.buffer];
+    (port.stored(dtype), at)
+}
+
 impl<'a> Eager<'a> {
     /// Compiles the kernels and writes the constants to the device. At most `limit` bytes of the device are used. `log` is
     /// [kept](Eager::log) until the end of the first run, if there is one.
@@ -359,7 +366,7 @@ impl<'a> Eager<'a> {
     pub fn states(&mut self) -> Result<Vec<Tensor>> {
         let states = &self.program.states;
         let places: BTreeMap<BufferIdx, _> = states.iter().map(|p| (p.buffer, self.place(p.buffer))).collect();
-        exec::read_outputs(&mut *self.device.backend, states, &|b| places[&b])
+        exec::read_outputs(&mut *self.device.backend, states, &|port| stored(port, &places))
     }
 
     /// The history of memory up to the end of the first run, if that is over and was logged.
@@ -380,7 +387,7 @@ impl<'a> Eager<'a> {
     fn attempt(&mut self, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
         let program = self.program;
         let places: BTreeMap<BufferIdx, _> = program.inputs.iter().map(|p| (p.buffer, self.place(p.buffer))).collect();
-        exec::write_inputs(&mut *self.device.backend, &program.inputs, &|b| places[&b], inputs)?;
+        exec::write_inputs(&mut *self.device.backend, &program.inputs, &|port| stored(port, &places), inputs)?;
         for (step, (allocs, frees)) in program.allocs.iter().zip(&program.frees).enumerate() {
             self.device.at(2 * step);
             allocs.iter().try_for_each(|&b| self.alloc(b))?;
@@ -389,7 +396,7 @@ impl<'a> Eager<'a> {
             frees.iter().for_each(|&b| self.free(b));
         }
         let places: BTreeMap<BufferIdx, _> = program.outputs.iter().map(|p| (p.buffer, self.place(p.buffer))).collect();
-        exec::read_outputs(&mut *self.device.backend, &program.outputs, &|b| places[&b])
+        exec::read_outputs(&mut *self.device.backend, &program.outputs, &|port| stored(port, &places))
     }
 
     fn launch(&mut self, index: usize) -> Result<()> {

@@ -221,7 +221,7 @@ impl Exec {
                 known.watched |= watched;
                 known.most = known.most.max(most);
             } else {
-                let (stored, at) = place(plan, &self.segments, port.buffer);
+                let (stored, at) = port_place(plan, &self.segments, port);
                 self.states.push(Lasting { port: port.clone(), at, stored, initial, watched, most, ends: None });
             }
         }
@@ -355,7 +355,7 @@ impl Exec {
     pub fn write(&mut self, inputs: &[Tensor]) -> Result<()> {
         let Exec { backend, loaded, current, segments, .. } = self;
         let plan = &loaded[*current].plan;
-        write_inputs(&mut **backend, &plan.inputs, &|b| place(plan, segments, b), inputs)?;
+        write_inputs(&mut **backend, &plan.inputs, &|port| port_place(plan, segments, port), inputs)?;
         self.ready = true;
         Ok(())
     }
@@ -437,7 +437,7 @@ impl Exec {
         let Exec { backend, loaded, current, segments, states, .. } = self;
         let plan = &loaded[*current].plan;
         let own = plan.outputs.iter().map(|port| {
-            let (stored, at) = place(plan, segments, port.buffer);
+            let (stored, at) = port_place(plan, segments, port);
             (port, stored, at)
         });
         // What the next run needs to know comes on the same way.
@@ -467,7 +467,8 @@ impl Exec {
     pub fn output(&mut self, number: usize) -> Result<Tensor> {
         let Exec { backend, loaded, current, segments, .. } = self;
         let plan = &loaded[*current].plan;
-        let found = read_outputs(&mut **backend, &plan.outputs[number..=number], &|b| place(plan, segments, b))?;
+        let found =
+            read_outputs(&mut **backend, &plan.outputs[number..=number], &|port| port_place(plan, segments, port))?;
         Ok(found.into_iter().next().expect("one port has one tensor"))
     }
 
@@ -668,11 +669,10 @@ fn are_constants(plan: &Plan, constants: &[Arc<Constant>]) -> Result<()> {
     if expected != found {
         return Err(Error::plan(format!("'{}': expected {expected} constants, found {found}", plan.name)));
     }
-    let ports = plan.constants.iter().map(|port| (&port.name, port.dtype, port.buffer));
+    let ports = plan.constants.iter().map(|port| (&port.name, port.dtype, &plan.buffers[port.buffer].shape));
     let states = plan.state.iter().filter(|state| state.given).map(|state| &state.port);
-    let states = states.map(|port| (&port.name, port.dtype, port.buffer));
-    for ((expected, dtype, buffer), constant) in ports.chain(states).zip(constants) {
-        let shape = &plan.buffers[buffer].shape;
+    let states = states.map(|port| (&port.name, port.dtype, &port.shape));
+    for ((expected, dtype, shape), constant) in ports.chain(states).zip(constants) {
         let Constant { name, fact, .. } = &**constant;
         if (expected, dtype, shape.numel()) != (name, fact.dtype, fact.shape.numel()) {
             let what = format!("expected constant '{expected}' ({dtype}{shape}), found '{name}' ({fact})");
@@ -687,6 +687,12 @@ fn place(plan: &Plan, segments: &[SegmentId], buffer: BufferIdx) -> (DType, Slic
     (b.dtype, Slice { segment: segments[b.segment], offset: b.offset, bytes: b.bytes })
 }
 
+/// The type in which a port's elements are stored, and their place. Those that share bytes are stored in their own type.
+fn port_place(plan: &Plan, segments: &[SegmentId], port: &Port) -> (DType, Slice) {
+    let (stored, at) = place(plan, segments, port.buffer);
+    (port.stored(stored), at)
+}
+
 /// Copies a constant to its buffer: in the layout that a kernel wants of an operand, or in the stored type.
 pub(crate) fn write_constant(
     backend: &mut dyn Backend,
@@ -697,14 +703,14 @@ pub(crate) fn write_constant(
 ) -> Result<()> {
     let pieces = constant.pieces()?;
     let wide = packed.map_or(stored, |(kernel, operand)| kernel.reads[operand].dtype);
-    let plain = (constant.fact.shape.numel() * wide.size()) as u64;
+    let plain = wide.packed_bytes(constant.fact.shape.numel()) as u64;
     let found = packed.map_or(Some(plain), |(kernel, operand)| cpu::packed_bytes(kernel, operand));
     let found = found.expect("a plan that was checked packs what has a packed form");
     if found > at.bytes {
         let (name, expected) = (&constant.name, at.bytes);
         return Err(Error::plan(format!("constant '{name}': expected at most {expected} bytes, found {found}")));
     }
-    let whole = pieces.at_once().filter(|tensor| tensor.dtype() == wide);
+    let whole = pieces.at_once().filter(|tensor| tensor.dtype() == wide && !wide.is_packed());
     let at = Slice { bytes: found, ..at };
     match (packed, whole) {
         (None, Some(whole)) => write_words(backend, at, whole.bytes()),
@@ -769,7 +775,7 @@ fn write_packed(backend: &mut dyn Backend, at: Slice, kernel: &Kernel, operand: 
 pub(crate) fn write_inputs(
     backend: &mut dyn Backend,
     ports: &[Port],
-    place: &dyn Fn(BufferIdx) -> (DType, Slice),
+    place: &dyn Fn(&Port) -> (DType, Slice),
     inputs: &[Tensor],
 ) -> Result<()> {
     if inputs.len() != ports.len() {
@@ -779,7 +785,7 @@ pub(crate) fn write_inputs(
         fits(port, tensor)?;
     }
     for (port, tensor) in ports.iter().zip(inputs) {
-        let (stored, at) = place(port.buffer);
+        let (stored, at) = place(port);
         let bytes = tensor.store(stored, &port.name)?;
         backend.write(Slice { bytes: bytes.len() as u64, ..at }, &bytes)?;
     }
@@ -790,10 +796,10 @@ pub(crate) fn write_inputs(
 pub(crate) fn read_outputs(
     backend: &mut dyn Backend,
     ports: &[Port],
-    place: &dyn Fn(BufferIdx) -> (DType, Slice),
+    place: &dyn Fn(&Port) -> (DType, Slice),
 ) -> Result<Vec<Tensor>> {
     let placed = ports.iter().map(|port| {
-        let (stored, at) = place(port.buffer);
+        let (stored, at) = place(port);
         (port, stored, at)
     });
     read_ports(backend, &placed.collect::<Vec<_>>())
@@ -825,7 +831,7 @@ fn without_room(tensor: Tensor, counted: &[Counted], counts: &BTreeMap<&str, Ten
 /// Waits for the device and copies what lies in buffers, each with its stored type.
 fn read_ports(backend: &mut dyn Backend, ports: &[(&Port, DType, Slice)]) -> Result<Vec<Tensor>> {
     let room = |(port, stored, _): &(&Port, DType, Slice)| {
-        host_memory((port.shape.numel() * stored.size()) as u64, &format!("'{}' on the host", port.name))
+        host_memory(stored.packed_bytes(port.shape.numel()) as u64, &format!("'{}' on the host", port.name))
     };
     let mut found = ports.iter().map(room).collect::<Result<Vec<_>>>()?;
     let pieces = ports.iter().zip(&mut found);

@@ -336,10 +336,10 @@ impl Target {
         target.checked(path)
     }
 
-    /// The type that stores values of `dtype` on this device.
+    /// The type in which this device computes values of `dtype`, and stores all that it does not [hold](Self::holds) in another one.
     ///
-    /// WebGPU has integers of at most 32 bits. It stores wider ones as `i32`, with a range check where data enters, and what is narrower,
-    /// halves among it, in words of several. The CPU stores `f16` and `bf16` as `f32`, but for [constants](Self::holds).
+    /// WebGPU has no integers of more than 32 bits: wider ones and `u32` are `i32` there, with a range check where data enters. Types of 8 and 16
+    /// bits keep their size: a word holds several. The CPU computes `f16` and `bf16` in `f32`.
     ///
     /// # Errors
     /// The device has no type that can store the values.
@@ -354,7 +354,7 @@ impl Target {
         }
     }
 
-    /// The type that holds constants of `dtype`: what no kernel writes stays in 16 bits, and is widened as it is read.
+    /// The type in which constants, states and what a training keeps lie in memory: halves stay in 16 bits. Kernels widen them as they read them.
     ///
     /// # Errors
     /// As [`storage`](Self::storage).
@@ -387,13 +387,13 @@ impl Target {
         self.family != Family::Cpu || dtype != DType::F64
     }
 
-    /// True if a convolution of bytes with so many input channels per group is faster than one of floats. That of a channel each is not, where
-    /// four are multiplied at once.
+    /// True if a convolution of bytes with so many input channels per group is faster than one of floats. GPUs multiply four neighbours at once:
+    /// with one or two channels, most of them would be zeros.
     pub fn convolves_bytes(&self, channels: usize) -> bool {
         self.family == Family::Cpu || channels >= 3
     }
 
-    /// True if products and convolutions take in what is computed of the values that are added to them.
+    /// True if the kernel of a product or a convolution also computes what its body reads beside the sum.
     pub fn takes_in_operands(&self) -> bool {
         self.family == Family::Cpu
     }

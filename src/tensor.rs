@@ -1,7 +1,7 @@
 //! Tensors in host memory.
 
 use crate::dtype::DType;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, ensure};
 use crate::narrow::{self, Rounding};
 use crate::shape::{Access, Shape};
 use bytes::Bytes;
@@ -198,11 +198,15 @@ impl Tensor {
         Some(self.to_i64()?.into_iter().map(i128::from).collect())
     }
 
-    /// The elements as a device stores them: in the tensor's own type, integers and `bool` as `i32`, or 16-bit floats as `f32`.
+    /// The elements as a device stores them: in the tensor's own type, wide integers as `i32`, 16-bit floats as `f32`. In their own type,
+    /// elements of less than 8 bits share bytes, as in files.
     ///
     /// # Errors
     /// A value does not fit into `i32`. `name` is the tensor's name in the message.
     pub fn store(&self, stored: DType, name: &str) -> Result<Cow<'_, [u8]>> {
+        if stored == self.dtype && stored.is_packed() {
+            return Ok(Cow::Owned(narrow::pack(stored, &self.bytes)));
+        }
         if stored == self.dtype.held() {
             return Ok(Cow::Borrowed(&self.bytes));
         }
@@ -232,6 +236,13 @@ impl Tensor {
     /// # Errors
     /// The number of bytes is not that of the shape's elements.
     pub fn load(stored: DType, bytes: Vec<u8>, dtype: DType, shape: Shape) -> Result<Tensor> {
+        if stored == dtype && stored.is_packed() {
+            let (count, expected) = (shape.numel(), stored.packed_bytes(shape.numel()));
+            ensure(bytes.len() == expected, || {
+                Error::usage(format!("{dtype}{shape}: expected {expected} bytes, found {}", bytes.len()))
+            })?;
+            return Tensor::new(dtype, shape, narrow::unpack(dtype, &bytes, count));
+        }
         let tensor = Tensor::new(stored, shape, bytes)?;
         if stored == dtype {
             return Ok(tensor);

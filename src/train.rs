@@ -210,11 +210,13 @@ impl Training {
         self.names_frozen(name) || !self.only.is_empty() && !self.names_trained(name)
     }
 
-    /// This method on a device. One that computes halves in `f32` computes all in `f32`, and keeps halves for the backward computation.
+    /// This method on a device. The CPU computes halves in `f32`: there `precision` becomes `f32`, and [`kept`](Self::kept) what was asked for.
     #[must_use]
     pub fn on(self, target: &Target) -> Training {
         match target.storage(self.precision) {
-            Ok(DType::F32) => Training { precision: DType::F32, kept: self.precision, ..self },
+            Ok(DType::F32) if self.precision != DType::F32 => {
+                Training { precision: DType::F32, kept: self.precision, ..self }
+            }
             _ => self,
         }
     }

@@ -70,7 +70,7 @@ pub(super) struct Model {
     /// Compile each operator to a kernel of its own: no fusion.
     #[arg(long)]
     pub(super) no_fuse: bool,
-    /// Store f32 values as f16 inside, on the CPU weights alone. Inputs and outputs stay f32; results are less exact.
+    /// Store f32 values as f16 inside; on the CPU, only weights. Inputs and outputs stay f32; results are less exact.
     #[arg(long)]
     pub(super) f16: bool,
     /// Save memory: hold the weights of matrix products in few bits, int8 or int4, with a scale for each 32 numbers of a column, or for as many as are

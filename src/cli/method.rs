@@ -129,13 +129,13 @@ pub(super) struct Method {
     /// averages.
     #[arg(long, value_name = "D", allow_negative_numbers = true)]
     ema: Option<f64>,
-    /// Type of activations and gradients. Weights and other states stay f32, and so do sums, softmax, norms and losses. With f16, the loss is
-    /// scaled. The CPU computes in f32, and keeps values of this type for the backward computation.
+    /// Type of activations and gradients. Weights and other states stay f32, and so do sums, softmax, norms and losses. With f16, GPUs scale
+    /// the loss. The CPU computes in f32 and scales nothing: it keeps in this type what the backward computation reads.
     #[arg(long, value_enum, default_value_t = Precision::F32)]
     pub(super) precision: Precision,
-    /// The device computes it in `f32`.
+    /// The device that the training is planned for, if it is known.
     #[arg(skip)]
-    wide: bool,
+    target: Option<Target>,
     /// Weights that stay as they are: names, in which * stands for any text. A BatchNormalization whose scale and bias stay uses its stored
     /// statistics, and leaves them as they are.
     #[arg(long, value_name = "GLOB")]
@@ -170,14 +170,12 @@ impl Method {
 
     /// This method in `f32`, if it is of another precision.
     pub(super) fn in_f32(&self) -> Option<Method> {
-        let wide = || Method { precision: Precision::F32, wide: false, ..self.clone() };
-        (self.precision != Precision::F32).then(wide)
+        (self.precision != Precision::F32).then(|| Method { precision: Precision::F32, ..self.clone() })
     }
 
-    /// This method on a device, which may compute 16-bit floats in `f32`.
+    /// This method on a device.
     pub(super) fn on(&self, target: &Target) -> Method {
-        let stored = target.storage(self.precision.dtype());
-        Method { wide: stored.is_ok_and(|stored| stored != self.precision.dtype()), ..self.clone() }
+        Method { target: Some(target.clone()), ..self.clone() }
     }
 
     /// The programs that train a model for a number of steps.
@@ -219,7 +217,7 @@ impl Method {
             ScheduleName::Linear => Schedule::Linear,
             ScheduleName::Step => Schedule::Step,
         };
-        Ok(Training {
+        let training = Training {
             loss: match self.loss {
                 LossName::CrossEntropy => Loss::CrossEntropy,
                 LossName::Mse => Loss::Mse,
@@ -240,8 +238,12 @@ impl Method {
             class_axis: self.class_axis.map(|axis| axis as usize),
             labels: None,
             seed: 0,
-            precision: if self.wide { DType::F32 } else { self.precision.dtype() },
-            kept: if self.wide { self.precision.dtype() } else { DType::F32 },
+            precision: self.precision.dtype(),
+            kept: DType::F32,
+        };
+        Ok(match &self.target {
+            Some(target) => training.on(target),
+            None => training,
         })
     }
 }

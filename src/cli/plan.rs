@@ -442,7 +442,7 @@ impl Plan {
                         model: &file,
                         dims: Options { dims: self.model.dims(), ..Options::default() }.fixed()?,
                         batch: method.batch as usize,
-                        training: method.training(1).ok()?.on(target),
+                        training: method.training(1).ok()?,
                         target: target.clone(),
                         recipe: self.model.recipe(),
                     })
@@ -627,7 +627,7 @@ struct Training {
     fixed: Vec<(String, &'static str)>,
     /// What is said of them, and of how the model is read: a line each.
     outline: Vec<String>,
-    /// The type of the values between.
+    /// The precision that was asked for. On the CPU it is the type of what is kept.
     precision: &'static str,
     /// A target that computes the precision that was asked for in `f32`, and that precision.
     #[serde(skip)]

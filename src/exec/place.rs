@@ -1,6 +1,6 @@
 //! Runs whose inputs come from, and whose outputs go to, memory of the caller.
 
-use super::{Exec, count, fits, host_memory, place, read_ports};
+use super::{Exec, count, fits, host_memory, port_place, read_ports};
 use crate::backend::{Kind, Outside, Place, Slice};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -63,10 +63,10 @@ impl Exec {
         let Exec { backend, loaded, current, segments, .. } = self;
         let plan = &loaded[*current].plan;
         for port in &plan.inputs {
-            let (stored, to) = place(plan, segments, port.buffer);
-            let to = Slice { bytes: (port.shape.numel() * stored.size()) as u64, ..to };
+            let (stored, to) = port_place(plan, segments, port);
+            let to = Slice { bytes: stored.packed_bytes(port.shape.numel()) as u64, ..to };
             // A bool is 0 or 1 on a device, whatever the caller's byte.
-            if stored == port.dtype
+            if port.is_stored_as(stored)
                 && stored != DType::Bool
                 && port.indexes.is_empty()
                 && let Some(place) = backend.host_bytes(to)?
@@ -102,8 +102,8 @@ impl Exec {
         let Exec { backend, loaded, current, segments, .. } = self;
         let plan = &loaded[*current].plan;
         for ((port, &at), converted) in plan.inputs.iter().zip(order).zip(converted) {
-            let (stored, to) = place(plan, segments, port.buffer);
-            let to = Slice { bytes: (port.shape.numel() * stored.size()) as u64, ..to };
+            let (stored, to) = port_place(plan, segments, port);
+            let to = Slice { bytes: stored.packed_bytes(port.shape.numel()) as u64, ..to };
             match (&inputs[at].1.0, converted) {
                 (_, Some(bytes)) => backend.write(to, &bytes)?,
                 (Kind::Device(from), None) => backend.copy_in(to, from)?,
@@ -120,15 +120,15 @@ impl Exec {
         let plan = &loaded[*current].plan;
         backend.wait()?;
         for port in plan.outputs.iter().filter(|port| port.fewest.is_some()) {
-            let (stored, at) = place(plan, segments, port.buffer);
+            let (stored, at) = port_place(plan, segments, port);
             count::suffices(port, &read_ports(&mut **backend, &[(port, stored, at)])?[0])?;
         }
         for (port, &at) in plan.outputs.iter().zip(order) {
-            let (stored, from) = place(plan, segments, port.buffer);
-            let from = Slice { bytes: (port.shape.numel() * stored.size()) as u64, ..from };
+            let (stored, from) = port_place(plan, segments, port);
+            let from = Slice { bytes: stored.packed_bytes(port.shape.numel()) as u64, ..from };
             match &mut outputs[at].1.0 {
                 Kind::Device(to) => backend.copy_out(from, to)?,
-                Kind::Write(bytes) if stored == port.dtype => backend.read(from, bytes)?,
+                Kind::Write(bytes) if port.is_stored_as(stored) => backend.read(from, bytes)?,
                 Kind::Write(bytes) => {
                     let mut found = host_memory(from.bytes, "an output on the host")?;
                     backend.read(from, &mut found)?;
@@ -144,10 +144,10 @@ impl Exec {
     fn converted(&self, inputs: &[(&str, Place)], order: &[usize]) -> Result<Vec<Option<Vec<u8>>>> {
         let plan = self.plan();
         let convert = |(port, &at): (&Port, &usize)| {
-            let stored = place(plan, &self.segments, port.buffer).0;
+            let stored = port_place(plan, &self.segments, port).0;
             match &inputs[at].1.0 {
                 // A bool is 0 or 1 on a device, whatever the caller's byte.
-                Kind::Read(bytes) if stored != port.dtype || stored == DType::Bool => {
+                Kind::Read(bytes) if !port.is_stored_as(stored) || stored == DType::Bool => {
                     let tensor = Tensor::new(port.dtype, port.shape.clone(), bytes.to_vec())?;
                     Ok(Some(tensor.store(stored, &port.name)?.into_owned()))
                 }
@@ -176,11 +176,11 @@ impl Exec {
             if expected != found {
                 return fail(format!("expected a place of {expected} bytes, found {found}"));
             }
-            let stored = place(plan, &self.segments, port.buffer).0;
+            let stored = port_place(plan, &self.segments, port).0;
             match (&given.0, what) {
                 (Kind::Read(_), "output") => return fail("expected a place that can be written".into()),
                 (Kind::Write(_), "input") => return fail("expected a place to read, found one to write".into()),
-                (Kind::Device(_), _) if stored != *dtype => {
+                (Kind::Device(_), _) if !port.is_stored_as(stored) => {
                     return fail(format!("the device stores it as {stored}: expected a place of the host"));
                 }
                 (Kind::Device(outside), _) if port.indexes.is_empty() => {

@@ -1,6 +1,6 @@
 //! States in files: all states of the plans that are loaded, by name.
 
-use super::{Exec, Lasting, lasting, place};
+use super::{Exec, Lasting, lasting, port_place};
 use crate::backend::{Backend, Slice};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -86,7 +86,7 @@ impl Exec {
             return Ok(());
         }
         for (number, port) in plan.outputs.iter().enumerate() {
-            let (stored, at) = place(plan, segments, port.buffer);
+            let (stored, at) = port_place(plan, segments, port);
             each_piece(&mut **backend, port, at, stored, &mut |piece| take(number, piece))?;
         }
         Ok(())
@@ -191,8 +191,8 @@ impl Lasting {
 
 /// The place of elements of what lies at `at`.
 fn bytes_of(at: Slice, stored: DType, elements: Range<usize>) -> Slice {
-    let size = stored.size() as u64;
-    Slice { offset: at.offset + elements.start as u64 * size, bytes: elements.len() as u64 * size, ..at }
+    let bytes = |count: usize| stored.packed_bytes(count) as u64;
+    Slice { offset: at.offset + bytes(elements.start), bytes: bytes(elements.len()), ..at }
 }
 
 /// Elements of what lies at `at`, in the type of its port, as a tensor of one axis.
@@ -204,7 +204,7 @@ fn read_piece(
     elements: Range<usize>,
 ) -> Result<Tensor> {
     let shape = Shape::new([elements.len()]);
-    let mut bytes = vec![0; elements.len() * stored.size()];
+    let mut bytes = vec![0; stored.packed_bytes(elements.len())];
     backend.read(bytes_of(at, stored, elements), &mut bytes)?;
     Tensor::load(stored, bytes, port.dtype, shape)
 }

@@ -53,7 +53,7 @@ pub use templates::{
 /// A buffer that a kernel reads or writes, and how its elements lie in it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Operand {
-    /// The type in which elements are stored. `bool` values may be stored as `i32`.
+    /// The type in which elements are stored.
     pub dtype: DType,
     /// Where index `i` of the operand's own index space lies, in elements from the buffer's start. Packed constants
     /// have their own layout; the access then only tells the unpacked extents.

@@ -543,7 +543,7 @@ fn bits_infer(call: &Call) -> OpResult<Vec<Fact>> {
         format!("attribute 'to': expected types of at least 8 bits that are computed with, found {from} as {to}")
     })?;
     ensure(from.size() == to.size(), || format!("attribute 'to': expected a type as wide as {from}, found {to}"))?;
-    // The CPU holds halves as singles.
+    // The CPU computes halves in `f32`: their bits are not there.
     let half = from != to && (from.is_half() || to.is_half());
     ensure(!half, || format!("attribute 'to': expected no 16-bit float, found {from} as {to}"))?;
     output(to, call.shape(0).clone())

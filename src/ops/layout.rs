@@ -9,7 +9,7 @@ const INPUT: &[Input] = inputs![input];
 const DATA_AXES: &[Input] = inputs![data axes=];
 const SLICE: &[Input] = inputs![data starts= ends= axes= steps=];
 
-/// The row of a value from which nothing is computed before the run, though it is a constant.
+/// The row that stops folding: what it feeds is computed in the run. Without it, weights that are held in few bits would be folded to floats.
 pub(crate) const AT_RUN: &str = "plimsoll.AtRun";
 
 #[rustfmt::skip] // A table: one row, one line, where it fits.
@@ -22,7 +22,7 @@ pub(super) static OPS: &[OpDef] = &[
     moving("Identity", "The input", INPUT, |c| Ok(vec![c.fact(0).clone()]), same, RESHAPE)
         .sample(|s| s.floats(&[&[2, 3, 4]]))
         .part(regrouped),
-    moving(AT_RUN, "The input, of which nothing is computed before the run", INPUT, |c| Ok(vec![c.fact(0).clone()]), same, RESHAPE)
+    moving(AT_RUN, "The input. Nothing behind it is computed before the run", INPUT, |c| Ok(vec![c.fact(0).clone()]), same, RESHAPE)
         .sample(|s| s.floats(&[&[2, 3, 4]]))
         .part(regrouped),
     moving("Reshape", "The elements in the same order under another shape", inputs![data shape=], reshape,

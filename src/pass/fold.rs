@@ -35,6 +35,7 @@ pub fn fold_node(graph: &mut Graph, id: NodeId, decisions: &Decisions) -> Result
     let output: usize = node.outputs.iter().map(|o| o.fact.bytes()).sum();
     let input: usize = constants.iter().flatten().map(|c| c.fact.bytes()).sum();
     match op.lower {
+        // It is there to stop this.
         _ if op.name == AT_RUN => Ok(None),
         // The value is a fact: it is computed at once, from facts and attributes alone.
         Lower::Const => {

@@ -7,8 +7,7 @@ use crate::dtype::DType;
 use crate::error::Result;
 use crate::graph::Graph;
 use crate::op::{Call, Lower, NodeId, ValueId};
-use crate::ops::{CONV_OF_BYTES, PRODUCT_OF_BYTES};
-use crate::ops::{SCATTER, SUMS_OF_PARTS};
+use crate::ops::{CONV_OF_BYTES, PRODUCT_OF_BYTES, SCATTER, SUMS_OF_PARTS};
 use crate::shape::Shape;
 use std::collections::BTreeSet;
 
@@ -59,7 +58,8 @@ pub(super) fn run(graph: &Graph, context: &Context) -> Result<Groups> {
         }
         let space = Space { full: fuser.shape(node).clone(), row: None };
         let members = fuser.grow_down(node, &space, kind);
-        // Behind it, the backward computation often takes the derivative of a function of what was kept. Bytes become floats where they are read.
+        // The backward computation often takes a derivative behind a product, and sums of bytes are scaled: their other operands are computed in the
+        // same kernel.
         let of_bytes = [PRODUCT_OF_BYTES, CONV_OF_BYTES].contains(&graph.node(node).op_name());
         if graph.is_backward(node) || of_bytes || context.target.takes_in_operands() {
             fuser.grow_up(members, &space.full);

@@ -8,7 +8,7 @@
 //! Gather (DequantizeLinear (q, scales), indices)  =  GatherBits (rows of q, indices)
 //! Conv (x, DequantizeLinear (q, scales))          =  Conv (x, GatherBits (rows of q, all))
 //! ```
-//! Filters are widened ahead of each convolution, into the arena: one node's at a time.
+//! Filters are widened in the run, right before their convolution, so the arena holds one convolution's floats at a time.
 //!
 //! Rows of `q` are its columns where it is multiplied as it is. They are words at the file's own bytes if they lie there so; else the numbers
 //! are moved while they are loaded, to as many bytes. `g_idx` names the block of each number. Where blocks are equally large, the order sorts
@@ -513,9 +513,10 @@ fn dequantized_filters(graph: &mut Graph, context: &Context, id: NodeId) -> Resu
     let (Some(data), Some(weights)) = (operands[0], operands[1]) else { return Ok(()) };
     let Some(found) = graph.as_constant(weights).and_then(filters) else { return Ok(()) };
     let Fact { shape, .. } = graph.fact(weights).clone();
-    // Convolutions of bytes are for operands that are both quantized.
-    let quantized = graph.node(data.node).op_name() == "DequantizeLinear";
-    if quantized || shape.numel() < FEW_FILTERS || !suits(graph, context, weights) {
+    let of_bytes = graph.node(id).op_name() == "Conv"
+        && context.target.convolves_bytes(shape[1])
+        && multiplies_bytes(graph, data, &found.numbers);
+    if of_bytes || shape.numel() < FEW_FILTERS || !suits(graph, context, weights) {
         return Ok(());
     }
     graph.insert_at(id);
@@ -525,7 +526,7 @@ fn dequantized_filters(graph: &mut Graph, context: &Context, id: NodeId) -> Resu
     let all: Vec<i64> = (0..table.count as i64).collect();
     let all = graph.constant(Constant::new(name.clone(), Tensor::from_i64([table.count], &all)?));
     let attrs = attrs.with("K", table.len as i64);
-    // What follows from constants would be one, of floats.
+    // Without this, folding would make floats of the filters again.
     let all = context.add(graph, &name, AT_RUN, &[Some(all)], Attrs::new())?;
     let inputs = [&[Some(all)], &more[..]].concat();
     let rows = context.add(graph, &name, "plimsoll.GatherBits", &inputs, attrs)?;
@@ -541,15 +542,19 @@ fn dequantized(graph: &Graph, value: Option<ValueId>) -> Option<Dequantized> {
     Dequantized::of(graph.as_constant(value?)?)
 }
 
+/// True if the next pass multiplies these numbers as bytes: both operands are quantized, perhaps rounded to halves behind that, and the numbers are
+/// whole bytes.
+fn multiplies_bytes(graph: &Graph, other: ValueId, numbers: &Numbers) -> bool {
+    let cast = (graph.node(other.node).op_name() == "Cast").then(|| graph.operands(other.node)[0]).flatten();
+    let made = cast.unwrap_or(other);
+    graph.node(made.node).op_name() == "DequantizeLinear" && numbers.bits == 8 && numbers.codes.is_none()
+}
+
 fn dequantized_product(graph: &mut Graph, context: &Context, id: NodeId) -> Result<()> {
     let (Node { name, .. }, operands) = (graph.node(id).clone(), graph.operands(id));
     let (Some(mut left), Some(right)) = (operands[0], operands[1]) else { return Ok(()) };
     let found = dequantized(graph, Some(right));
-    // Products of bytes are for operands that are both quantized.
-    let quantized = graph.node(left.node).op_name() == "DequantizeLinear";
-    let is_byte = |numbers: &Numbers| numbers.bits == 8 && numbers.codes.is_none();
-    let of_bytes = |found: &Dequantized| is_byte(&found.numbers);
-    if quantized && found.as_ref().is_some_and(of_bytes) {
+    if found.as_ref().is_some_and(|found| multiplies_bytes(graph, left, &found.numbers)) {
         return Ok(());
     }
     let of = |name: &str| graph.with_call(id, |call| call.float(name, 1.0)).and_then(Result::ok).unwrap_or(1.0);

@@ -320,12 +320,14 @@ impl<'a> Checker<'a> {
             (plan.outputs.iter().collect(), Class::Output),
         ] {
             let mut names = HashSet::new();
-            for Port { name, dtype, shape, buffer, .. } in ports {
-                fill(self, name, *dtype, *buffer, class)?;
+            for Port { name, dtype, shape, buffer, packed, .. } in ports {
+                ensure(!packed || dtype.is_packed(), || format!("{} '{name}': {dtype} shares no bytes", class.name()))?;
+                fill(self, name, if *packed { DType::U8 } else { *dtype }, *buffer, class)?;
                 ensure(names.insert(name), || format!("{} '{name}': named twice", class.name()))?;
                 let count = |s: &crate::shape::Shape| s.iter().map(|&d| d as u128).product::<u128>();
                 let found = &plan.buffers[*buffer].shape;
-                let same = is_countable(shape) && is_countable(found) && count(shape) == count(found);
+                let shared = if *packed { 8 / dtype.bits().max(1) as u128 } else { 1 };
+                let same = is_countable(shape) && is_countable(found) && count(shape).div_ceil(shared) == count(found);
                 ensure(same, || {
                     format!("{} '{name}': {} expected {shape}, found {found}", class.name(), self.name(*buffer))
                 })?;

@@ -175,6 +175,9 @@ pub struct Port {
     pub shape: Shape,
     /// Index of the buffer.
     pub buffer: BufferIdx,
+    /// True if elements of less than 8 bits share the buffer's bytes.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub packed: bool,
     /// The allowed elements of an input or a state, if they are indices or lengths.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub indexes: Vec<Indexes>,
@@ -187,6 +190,16 @@ pub struct Port {
 }
 
 impl Port {
+    /// The type in which the elements are stored, in a buffer of this type.
+    pub fn stored(&self, buffer: DType) -> DType {
+        if self.packed { self.dtype } else { buffer }
+    }
+
+    /// True if the caller's bytes are those that are stored.
+    pub fn is_stored_as(&self, stored: DType) -> bool {
+        stored == self.dtype && !self.packed
+    }
+
     /// The name, and the axes along which a run fills the first elements.
     pub(crate) fn room(&self) -> (&str, &[Counted]) {
         (&self.name, &self.counted)

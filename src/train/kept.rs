@@ -8,7 +8,8 @@
 //!       '--> gradient                '--> Cast to f32 --> gradient
 //! ```
 //!
-//! The forward computation stays that of `f32`, and so does the loss. Gradients are computed in `f32` of what was kept.
+//! The forward computation stays that of `f32`, and so does the loss. Gradients are computed in `f32` of what was kept. Lowering (`is_kept`) holds
+//! the results of these casts in 16 bits.
 
 use super::precision::cast;
 use crate::dtype::DType;
@@ -40,29 +41,22 @@ pub(super) fn narrow(graph: &mut Graph, to: DType, judged: ValueId) -> Result<()
     Ok(())
 }
 
-/// The values that are kept as they are: what is there anyway, what follows from constants alone, and what follows from `judged`.
+/// The values that are kept as they are: inputs and states, which are there anyway; what follows from constants alone; what follows from
+/// `judged`.
 fn exact(graph: &Graph, order: &[NodeId], judged: ValueId) -> HashSet<ValueId> {
-    let (mut fixed, mut exact) = (HashSet::new(), HashSet::from([judged]));
+    let (mut given, mut fixed, mut of_loss) = (HashSet::new(), HashSet::new(), HashSet::from([judged]));
     for &id in order {
         let operands: Vec<_> = graph.operands(id).into_iter().flatten().collect();
         let results = (0..graph.node(id).outputs.len() as u32).map(|port| ValueId { node: id, port });
         match graph.node(id).kind {
             Kind::Constant(_) => fixed.extend(results),
-            Kind::Input | Kind::State(_) => exact.extend(results),
+            Kind::Input | Kind::State(_) => given.extend(results),
             Kind::Op(_) if operands.iter().all(|value| fixed.contains(value)) => fixed.extend(results),
-            Kind::Op(_) if operands.iter().any(|value| exact.contains(value) && follows(graph, *value, judged)) => {
-                exact.extend(results);
-            }
+            Kind::Op(_) if operands.iter().any(|value| of_loss.contains(value)) => of_loss.extend(results),
             Kind::Op(_) => {}
         }
     }
-    exact.extend(fixed);
-    exact
-}
-
-/// True for `judged` and all that is made of it: these are exact, and no inputs.
-fn follows(graph: &Graph, value: ValueId, judged: ValueId) -> bool {
-    value == judged || matches!(graph.node(value.node).kind, Kind::Op(_))
+    given.into_iter().chain(fixed).chain(of_loss).collect()
 }
 
 /// True if a node's value is elements of its operands. Gradients look for these elements, so both are rounded.

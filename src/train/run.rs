@@ -255,7 +255,7 @@ impl Trainer {
         self.host_bytes
     }
 
-    /// The type of the values between, as the device stores it.
+    /// The type in which values are computed. On the CPU it is `f32`, whatever was asked for.
     pub fn precision(&self) -> DType {
         self.training.precision
     }

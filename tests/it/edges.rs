@@ -428,7 +428,7 @@ fn a_guard_may_repeat_rows() {
     assert_eq!(outputs(text, &inputs)[0], [0.5; 32]);
 }
 
-/// The CPU has no 16-bit floats. It stores them, including scores, as `f32`.
+/// The CPU computes 16-bit floats in `f32`, scores among them.
 #[test]
 fn attention_of_halves_runs_where_there_are_none() {
     let text = |to: u32| {

@@ -197,3 +197,48 @@ fn the_command_takes_and_writes_arrays() {
         assert!(same(&found.to_f64(), &x.transposed().to_f64()), "{dtype}");
     }
 }
+
+/// Elements of less than 8 bits share the bytes of inputs, outputs and states, the last byte of odd extents among them.
+#[test]
+fn elements_share_the_bytes_of_ports() {
+    for dtype in narrow().filter(|dtype| dtype.bits() < 8) {
+        for extents in [[2, 3], [5, 3], [1, 1], [4, 8]] {
+            let count = extents[0] * extents[1];
+            let codes = all(dtype).bytes().to_vec();
+            let tensor = |by: usize| {
+                let elements: Vec<u8> = (0..count).map(|at| codes[(at * by + 1) % codes.len()]).collect();
+                Tensor::new(dtype, extents, elements).expect("as many as elements")
+            };
+            let text = Trace::new("g");
+            let x = text.input("x", dtype, extents);
+            let state = text.state("state", tensor(3));
+            text.output("before", state);
+            text.output("turned", x.transpose(&[1, 0]));
+            text.update(state, x);
+            let graph = text.finish().expect("the graph is sound");
+            for (backend, open) in common::backends() {
+                let name = format!("{backend} {dtype}{extents:?}");
+                let options = Options { threads: 2, ..Options::default() };
+                let session = Session::on_backend(graph.clone(), open(), backend.to_owned(), &options, &|_, _| {});
+                let session = session.expect("it loads");
+                let plan = session.plan();
+                assert_eq!(session.usage().bytes, plan.bytes(), "{name}");
+                let bytes = (count * dtype.bits()).div_ceil(8).next_multiple_of(4) as u64;
+                let ports = plan.inputs.iter().chain(&plan.outputs).chain(plan.state.iter().map(|state| &state.port));
+                for port in ports {
+                    assert_eq!((plan.buffers[port.buffer].bytes, port.dtype), (bytes, dtype), "{name} {}", port.name);
+                }
+                let mut expected = tensor(3);
+                for by in [1, 5, 7] {
+                    let found = session.run_poisoned(&[("x", tensor(by))]).expect("it runs");
+                    assert_eq!(found[0].1.bytes(), expected.bytes(), "{name}: the state");
+                    assert_eq!(found[1].1.bytes(), tensor(by).transposed().bytes(), "{name}: what is turned");
+                    expected = tensor(by);
+                    assert_eq!(session.state("state").expect("there is one").bytes(), expected.bytes(), "{name}");
+                }
+                session.set_state("state", &tensor(9)).expect("it is given");
+                assert_eq!(session.state("state").expect("there is one").bytes(), tensor(9).bytes(), "{name}");
+            }
+        }
+    }
+}

@@ -101,7 +101,7 @@ fn codes(k: usize, block: usize, kind: usize) -> (onnx::Model, u64) {
     };
     let source = format!(
         "<ir_version: 10, opset_import: [\"\" : 20, \"com.microsoft\" : 1]>
-        g (float[m, {k}] x) => (float[m, {ROWS}] y) <uint8[{bytes}] b = {{{}}}, float{scales} s = {{{}}}> {{
+        g (float[m, {k}] x) => (float[m, {ROWS}] y) <uint8[{bytes}] b = {{{}}}, float[{scales}] s = {{{}}}> {{
             y = com.microsoft.MatMulBnb4 <K = {k}, N = {ROWS}, block_size = {block}, quant_type = {kind}> (x, b, s)
         }}",
         list(bytes, 251),
@@ -277,7 +277,7 @@ fn numbers_that_are_no_weights_are_refused() {
     let of = |bits: usize, block: usize, scales: usize| {
         let model = parsed(&format!(
             "<ir_version: 10, opset_import: [\"\" : 20, \"com.microsoft\" : 1]>
-            g (float[m, 32] x) => (float[m, 2] y) <uint8[2, 1, 16] b = {{{}}}, float{scales} s = {{{}}}> {{
+            g (float[m, 32] x) => (float[m, 2] y) <uint8[2, 1, 16] b = {{{}}}, float[{scales}] s = {{{}}}> {{
                 y = com.microsoft.MatMulNBits <K = 32, N = 2, bits = {bits}, block_size = {block}> (x, b, s)
             }}",
             ["7"; 32].join(", "),

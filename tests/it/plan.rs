@@ -74,6 +74,7 @@ impl Maker {
         let bytes = (shape.numel() * dtype.size()).max(4) as u64;
         plan.segments[segment].bytes = plan.segments[segment].bytes.max((offset + bytes).next_multiple_of(256));
         let port = |buffer| Port {
+            packed: false,
             name: name.into(),
             dtype,
             shape: shape.clone(),

@@ -13,7 +13,7 @@ use crate::kernel::space::BYTES;
 const WORD: usize = 4;
 
 /// The elements of an operand of bytes.
-struct Elements<'a> {
+struct ByteOperand<'a> {
     /// The name of the operand's functions, and the parameters of the one that gives an element.
     name: &'static str,
     params: [&'static str; 2],
@@ -23,7 +23,7 @@ struct Elements<'a> {
     /// A condition on what is behind the statements, without which elements are outside, and what is there then.
     inside: Option<String>,
     outside: i32,
-    /// Neighbours along the inner axis that lie side by side, inside or outside together: 16, 4 or 1.
+    /// Neighbours along the inner axis that one load reads: 16, 4 or 1. They are all inside or all outside.
     together: usize,
     /// The element, where a prologue computes it.
     computed: Option<(&'a [String], &'a str)>,
@@ -40,7 +40,16 @@ impl Module<'_> {
             let address = self.address(side.slot, &side.space);
             let computed = (!plain).then_some((&code.0[..], &code.1[..]));
             let slot = side.slot;
-            self.word_operand(Elements { name, params, slot, address, inside: None, outside: 0, together, computed });
+            self.operand_words(ByteOperand {
+                name,
+                params,
+                slot,
+                address,
+                inside: None,
+                outside: 0,
+                together,
+                computed,
+            });
         }
         self.product_of_words(product, tiling)
     }
@@ -70,7 +79,7 @@ impl Module<'_> {
         let together = [BYTES, WORD].into_iter().find(fits).unwrap_or(1);
         let (space, slot) = (&unfolded.a.space, 1);
         let (address, params) = (self.address(slot, space), ["m", "k"]);
-        self.word_operand(Elements {
+        self.operand_words(ByteOperand {
             name: "a",
             params,
             slot,
@@ -85,23 +94,34 @@ impl Module<'_> {
         let computed = data.computed.as_ref().map(|(lines, value)| (&lines[..], &value[..]));
         let address = (data.statements, data.address);
         let (params, slot) = (["k", "n"], 0);
-        self.word_operand(Elements { name: "b", params, slot, address, inside, outside: padding, together, computed });
+        self.operand_words(ByteOperand {
+            name: "b",
+            params,
+            slot,
+            address,
+            inside,
+            outside: padding,
+            together,
+            computed,
+        });
         self.product_of_words(product, tiling)
     }
 
     /// The functions that give words of an operand: `NAME_word`, and `NAME_wide` of four words in CUDA C++.
-    fn word_operand(&mut self, of: Elements) {
-        let Elements { name, params, slot, address: (statements, address), inside, outside, together, computed } = of;
+    fn operand_words(&mut self, operand: ByteOperand) {
+        let ByteOperand { name, params, slot, address: (statements, address), inside, outside, together, computed } =
+            operand;
         let names = params.map(|param| if param == "k" { "w" } else { param });
         let Some(b) = self.bindings.of[slot] else {
-            // There is nothing to sum up.
+            // An empty operand has no binding.
             return self.function(&format!("{name}_word"), &matrix(names), Some(U32), vec!["return 0u;".into()]);
         };
         let flipped = self.dialect == Dialect::Wgsl && self.operand(slot).dtype == DType::U8;
         let all = |byte: i32| u32::from_le_bytes([byte as u8; WORD]);
         let flip = if flipped { format!(" ^ {:#x}u", all(0x80)) } else { String::new() };
-        let mut body = vec![format!("let k = w * {WORD};")];
+        let mut body = Vec::new();
         if together >= WORD {
+            body.push(format!("let k = w * {WORD};"));
             let word = match self.dialect {
                 Dialect::Wgsl => format!("b{b}[({address}) >> 2u]{flip}"),
                 Dialect::Cuda => format!("read<u32, 1>(b{b} + ({address})).v[0]"),
@@ -131,7 +151,6 @@ impl Module<'_> {
             body.push(format!("    if (k < K) {{ word = word | ({byte}); }}"));
             body.push("}".into());
             body.push(format!("return word{flip};"));
-            body.remove(0);
         }
         self.function(&format!("{name}_word"), &matrix(names), Some(U32), body);
         if self.dialect == Dialect::Cuda && together >= BYTES {

@@ -7,7 +7,7 @@ use crate::dtype::DType;
 use crate::kernel::Template;
 use crate::kernel::algorithm::{Text, Tiling};
 use crate::kernel::product::{Product, Side};
-use crate::kernel::schedule::matmul::{BITS_TEAM, FEW_ROWS, LARGE, REGS_STEP, STEP, VEC4_THREADS};
+use crate::kernel::schedule::matmul::{BITS_TEAM, BYTES_PITCH, FEW_ROWS, LARGE, REGS_STEP, STEP, VEC4_THREADS};
 use crate::kernel::space::BYTES;
 
 kernels! {
@@ -107,7 +107,8 @@ impl Module<'_> {
         let (rows_a, rows_b) = ((!a.along_k).then_some("A_ROWS"), (!b.along_k).then_some("B_ROWS"));
         match tiling {
             Tiling::Gemv { .. } | Tiling::Tiles { .. } | Tiling::SliceK { .. } => {}
-            Tiling::Bytes { .. } | Tiling::BytesMma { .. } => {}
+            Tiling::Bytes { .. } => {}
+            Tiling::BytesMma { .. } => self.int("PITCH", BYTES_PITCH as isize),
             Tiling::BitsMma { .. } => self.declarations.push(format!("typedef {} element;", self.storage[0].name())),
             Tiling::Bits { rows, .. } => _ = self.lists.insert("row", vec![Vec::new(); rows]),
             Tiling::GemvVec4 { along_k, .. } => self.gemv_vec4(m, along_k),
@@ -215,11 +216,7 @@ fn constants(product: &Product, tiling: Tiling) -> Vec<(&'static str, usize)> {
                 _ => vec![width, ("LANES", across), ("SLICES", threads / across), ("UNROLL", unroll), tiles[1]],
             }
         }
-        Tiling::Tiles { .. } => {
-            let tile = [("TILE_M", tile_m), ("TILE_N", tile_n)];
-            [&tile[..], &tiles, &[("STEP", STEP)], &steps(STEP, [tile_m, tile_n])].concat()
-        }
-        Tiling::Bytes { .. } => {
+        Tiling::Tiles { .. } | Tiling::Bytes { .. } => {
             let tile = [("TILE_M", tile_m), ("TILE_N", tile_n)];
             [&tile[..], &tiles, &[("STEP", STEP)], &steps(STEP, [tile_m, tile_n])].concat()
         }

@@ -234,18 +234,19 @@ impl<'a> Module<'a> {
         Ok(module)
     }
 
-    /// Functions that read and write the elements of which WGSL has several in a word. Two invocations may write parts of one word: each
-    /// changes its own bits, at once. So a word that is written is one of atomics.
+    /// Functions that read and write elements of less than 32 bits, of which a word of WGSL holds several. Invocations may write parts of one word
+    /// at the same time, so each clears and sets its own bits by atomic operations, and written bindings are atomics.
     fn parts_of_words(&mut self) {
         if self.dialect == Dialect::Cuda {
             return;
         }
         let mut done = BTreeSet::new();
         for (slot, ty) in self.storage.clone().into_iter().enumerate() {
-            let Some(b) = self.bindings.of[slot].filter(|_| ty.in_words() != ty) else { continue };
+            let Some(b) = self.bindings.of[slot].filter(|_| ty.is_part()) else { continue };
             let (name, bits) = (ty.name(), 8 * ty.size());
-            let (word, shift) =
-                (format!("b{b}[at >> {}u]", 4 / ty.size() / 2), format!("u32(at & {}) * {bits}u", 4 / ty.size() - 1));
+            let per_word = 4 / ty.size();
+            let word = format!("b{b}[at >> {}u]", per_word.ilog2());
+            let shift = format!("u32(at & {}) * {bits}u", per_word - 1);
             let writes = slot >= self.kernel.reads.len();
             if !done.insert((b, name, writes)) {
                 continue;
@@ -281,7 +282,7 @@ impl<'a> Module<'a> {
     fn is_atomic(&self, binding: usize) -> bool {
         let mut writes =
             (self.kernel.reads.len()..self.storage.len()).filter(|&slot| self.bindings.of[slot] == Some(binding));
-        self.dialect == Dialect::Wgsl && writes.any(|slot| self.storage[slot].in_words() != self.storage[slot])
+        self.dialect == Dialect::Wgsl && writes.any(|slot| self.storage[slot].is_part())
     }
 
     fn int(&mut self, name: impl Into<String>, value: isize) {
@@ -338,7 +339,7 @@ impl<'a> Module<'a> {
 
     /// True if several of the operand's elements are in one word.
     fn has_parts(&self, slot: usize) -> bool {
-        self.dialect == Dialect::Wgsl && self.storage[slot].in_words() != self.storage[slot]
+        self.dialect == Dialect::Wgsl && self.storage[slot].is_part()
     }
 
     /// The statement that writes a value of a type to an operand's address, in its binding `b`.

@@ -81,9 +81,14 @@ impl Type {
         })
     }
 
-    /// The type in which WGSL has elements in memory: it has none of less than 32 bits, but words of several.
+    /// The type of WGSL's memory for these elements: a word, where they have less than 32 bits.
     pub(super) fn in_words(self) -> Type {
-        if self.size() < 4 { U32 } else { self }
+        if self.is_part() { U32 } else { self }
+    }
+
+    /// True if a word of WGSL's memory holds several.
+    pub(super) fn is_part(self) -> bool {
+        self.size() < 4
     }
 
     /// The type in which a stored value is computed with.

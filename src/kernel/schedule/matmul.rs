@@ -279,9 +279,10 @@ const SLICE_K: Tiling = Tiling::SliceK { tile: SLICES_K[0].0, depth: SLICES_K[0]
 /// Tiles of the texts for tensor cores.
 const MMA: [[usize; 2]; 3] = [[128, 128], [64, 128], [64, 64]];
 
+/// Tiles of `matmul_bytes_mma`.
 const BYTES_MMA: [[usize; 2]; 2] = [[128, 128], [64, 64]];
-/// Words from one line of such a tile to the next.
-const BYTES_PITCH: usize = 20;
+/// Words from one line of a tile of `matmul_bytes_mma` to the next: 16, and four that spread lines over all banks.
+pub(in crate::kernel) const BYTES_PITCH: usize = 20;
 
 /// The axis of a matrix product from which on batch axes lengthen the rows, and true if it is transposed. The thinner side is the rows.
 pub(super) fn rows(kernel: &Kernel, target: &Target) -> (usize, bool) {
@@ -451,6 +452,7 @@ pub(super) fn all(kernel: &Kernel, p: &Product, target: &Target, own: &dyn Fn(us
 fn of_bytes(p: &Product, target: &Target) -> Vec<Tiling> {
     let tiles = |size: usize| p.batch * p.tiles(size, size);
     let mut all: Vec<_> = TILES.map(|tile| Tiling::Bytes { tile }).into();
+    // Few rows: 16 x 64. Few tiles, or small workgroups: 32 x 32. Else 64 x 64.
     if p.m > 16 && (tiles(64) < 64 || target.max_workgroup < 256) {
         all.swap(0, 1);
     } else if p.m > 16 {

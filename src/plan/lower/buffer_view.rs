@@ -24,6 +24,11 @@ impl Lowering<'_> {
         if let Some(place) = self.places.get(&value) {
             return Ok(place.clone());
         }
+        if let Some(buffer) = self.shared_ports.remove(&value) {
+            let place = self.apart(value, buffer)?;
+            self.places.insert(value, place.clone());
+            return Ok(place);
+        }
         let Some(constant) = self.graph.as_constant(value) else {
             return Err(Error::graph(format!("value '{}' is read before it is made", self.graph.value_name(value))));
         };

@@ -9,7 +9,6 @@ use crate::error::Result;
 use crate::graph::{Graph, Kind};
 use crate::kernel::{Template, library};
 use crate::op::{Fact, Lower, NodeId, ValueId};
-use crate::ops::PRODUCT_OF_BYTES;
 use crate::pass::Groups;
 use crate::plan::Class;
 use crate::shape::Access;
@@ -19,10 +18,10 @@ use std::sync::Arc;
 
 /// True for a convolution that wants its operands' channels last, or its gradient by filters.
 pub(super) fn wants_channels_last(template: &Template, dtype: DType, target: &Target) -> bool {
-    let served = target.prefers_channels_last();
     let convolves = matches!(template, Template::Conv { .. } | Template::ConvFilters { .. });
-    // Neighbouring channels of bytes are multiplied at once.
-    served && (library::on_tensor_cores(dtype, target) || dtype.is_byte()) && convolves
+    // Neighbouring channels of bytes are multiplied at once, by texts of our own.
+    let bytes = dtype.is_byte() && target.reads_channels_last();
+    convolves && (bytes || target.prefers_channels_last() && library::on_tensor_cores(dtype, target))
 }
 
 /// True if the weights of a transposed convolution have their outputs last, if its data have their channels last.
@@ -39,7 +38,7 @@ pub(super) fn channels_last(
     target: &Target,
 ) -> Result<HashMap<ValueId, bool>> {
     let mut chosen: HashMap<ValueId, bool> = HashMap::new();
-    if !target.prefers_channels_last() {
+    if !target.reads_channels_last() {
         return Ok(chosen);
     }
     let template = |id: NodeId| {
@@ -133,26 +132,14 @@ impl Lowering<'_> {
         }
     }
 
-    /// The left or the right operand of a product of bytes. Those of constants that are multiplied with neighbours lie side by side.
-    pub(super) fn with_terms_together(&mut self, value: ValueId, place: BufferView, right: bool) -> Result<BufferView> {
-        let rank = self.graph.fact(value).shape.len();
-        // A constant that others read is there once, as it is.
-        let side = usize::from(right);
-        let alone = self.graph.users(value).iter().all(|&user| {
-            self.graph.node(user).op_name() == PRODUCT_OF_BYTES && self.graph.operands(user)[side] == Some(value)
-        });
-        let constant = self.graph.as_constant(value).filter(|_| rank >= 2 && alone).cloned();
-        let Some(constant) = constant else { return Ok(place) };
-        let summed = if right { rank - 2 } else { rank - 1 };
-        if place.access.strides[summed] == 1 {
-            return Ok(place);
-        }
-        let order: Vec<usize> = (0..rank).filter(|&axis| axis != summed).chain([summed]).collect();
-        self.stored(value, &constant, "terms together", &order)
-    }
-
     /// A constant whose axes lie in another order, given from the outermost inwards. `name` is the name of the order.
-    fn stored(&mut self, value: ValueId, constant: &Arc<Constant>, name: &str, order: &[usize]) -> Result<BufferView> {
+    pub(super) fn stored(
+        &mut self,
+        value: ValueId,
+        constant: &Arc<Constant>,
+        name: &str,
+        order: &[usize],
+    ) -> Result<BufferView> {
         let shape = self.graph.fact(value).shape.clone();
         let ordered = Access::contiguous(order.iter().map(|&axis| shape[axis]).collect());
         let mut strides = vec![0; shape.len()];

@@ -3,6 +3,7 @@
 use super::Lowering;
 use super::buffer_view::BufferView;
 use super::outline::Outline;
+use crate::dtype::DType;
 use crate::error::Result;
 use crate::expr::Body;
 use crate::kernel::Template;
@@ -27,7 +28,8 @@ impl Lowering<'_> {
 
     /// A kernel that copies a value.
     pub(super) fn copy(&mut self, value: ValueId, from: &BufferView, to: BufferView) -> Result<()> {
-        let dtype = self.graph.fact(value).dtype.held();
+        let shared = self.draft.packed.contains(&from.buffer);
+        let dtype = if shared { DType::U8 } else { self.graph.fact(value).dtype.held() };
         let name = format!("copy of {}", self.graph.value_name(value));
         let shape = from.access.shape.clone();
         let read = (from.buffer, self.operand(from.buffer, from.access.clone()));

@@ -19,13 +19,20 @@ impl Lowering<'_> {
             let (Some(value), Some(buffer)) = (self.graph.states()[at].update, self.draft.states[at].update) else {
                 continue;
             };
+            if self.draft.packed.contains(&buffer) {
+                continue;
+            }
             let access = Access::contiguous(self.graph.fact(value).shape.clone());
             self.aim(value, BufferView { buffer, access });
         }
         for (name, value) in self.graph.outputs() {
-            let buffer = self.buffer(*value, Class::Output)?;
+            let shared = self.shared_bytes(*value, Class::Output);
+            let buffer = shared.map_or_else(|| self.buffer(*value, Class::Output), Ok)?;
             self.draft.buffers[buffer].name = name.clone();
             self.draft.outputs.push((name.clone(), *value, buffer));
+            if shared.is_some() {
+                continue;
+            }
             let access = Access::contiguous(self.graph.fact(*value).shape.clone());
             self.aim(*value, BufferView { buffer, access });
         }

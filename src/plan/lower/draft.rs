@@ -10,6 +10,7 @@ use crate::plan::index::Per;
 use crate::plan::{BindRange, BufferIdx, Class, KernelIdx, StepIdx};
 use crate::shape::Shape;
 use crate::target::Target;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 /// A buffer that has no offset yet.
@@ -86,6 +87,8 @@ pub struct DraftState {
 pub struct Draft {
     /// Buffers.
     pub buffers: Vec<DraftBuffer>,
+    /// Buffers of ports whose elements share bytes.
+    pub packed: BTreeSet<BufferIdx>,
     /// Kernels, each once.
     pub kernels: Vec<Kernel>,
     /// Per kernel, the bytes that the CPU backend takes for itself; empty on other targets.

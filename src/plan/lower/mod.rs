@@ -7,6 +7,7 @@
 //! fuse_prologue                    then group by group: elementwise code that a template takes along,
 //! group                            or a kernel's template, its body, its operands
 //! scatter                          a kernel that writes some elements lies over its data
+//! shared_bytes                     elements of less than 8 bits share the bytes of inputs, outputs and states
 //! launch, parts                    and its library call, its workspace, its parts where a binding does not hold a buffer
 //! join_rows                        then reductions of the same rows become one kernel,
 //! updates, state                   and updates that follow from each other. These are written in place, behind all that reads the old
@@ -59,6 +60,7 @@ mod map;
 mod outline;
 mod row;
 mod scatter;
+mod shared_bytes;
 mod split;
 mod state;
 mod template;
@@ -100,6 +102,8 @@ struct Lowering<'a> {
     shared: HashMap<*const Constant, (Arc<Constant>, Access)>,
     kernels: HashMap<String, KernelIdx>,
     scatters: Scatters,
+    /// Inputs and states whose elements share bytes, until they are read.
+    shared_ports: HashMap<ValueId, BufferIdx>,
 }
 
 /// Lowers a graph whose passes have run.
@@ -126,6 +130,7 @@ pub fn lower(prepared: &Prepared, target: &Target, options: Options) -> Result<D
         shared: HashMap::new(),
         kernels: HashMap::new(),
         scatters: Scatters::default(),
+        shared_ports: HashMap::new(),
     };
     lowering.run(options)?;
     let mut draft = lowering.draft;
@@ -143,6 +148,11 @@ impl Lowering<'_> {
     fn run(&mut self, options: Options) -> Result<()> {
         let order = self.graph.order()?;
         for &value in self.graph.inputs() {
+            if let Some(buffer) = self.shared_bytes(value, Class::Input) {
+                self.draft.inputs.push((value, buffer));
+                self.shared_ports.insert(value, buffer);
+                continue;
+            }
             let buffer = self.buffer(value, Class::Input)?;
             self.draft.inputs.push((value, buffer));
             let access = Access::contiguous(self.graph.fact(value).shape.clone());
@@ -183,7 +193,9 @@ impl Lowering<'_> {
         let outputs = self.draft.outputs.iter().map(|(_, value, buffer)| (*value, *buffer));
         for (value, buffer) in updates.chain(outputs).collect::<Vec<_>>() {
             let place = self.place(value)?;
-            if place.buffer != buffer {
+            if self.draft.packed.contains(&buffer) {
+                self.together(value, &place, buffer)?;
+            } else if place.buffer != buffer {
                 let access = Access::contiguous(place.access.shape.clone());
                 self.copy(value, &place, BufferView { buffer, access })?;
             }
@@ -208,26 +220,31 @@ impl Lowering<'_> {
         let (fact, name) = (self.graph.fact(value), self.graph.value_name(value));
         let dtype = match class {
             Class::State => self.target.holds(fact.dtype),
-            _ if self.is_kept(value) => self.target.holds(fact.dtype),
+            Class::Activation if self.is_kept(value) => self.target.holds(fact.dtype),
             _ => self.target.storage(fact.dtype),
         };
         let dtype = dtype.map_err(|e| Error::usage(format!("value '{name}': {e}")))?;
         Ok(self.add_buffer(name.to_owned(), dtype, fact.shape.clone(), class))
     }
 
-    /// True if the backward computation reads halves that were made before it.
+    /// True for halves of the forward computation that the backward one reads, itself or through views: what `train/kept.rs` casts. They are
+    /// held in 16 bits until then.
     fn is_kept(&self, value: ValueId) -> bool {
         let graph = self.graph;
+        if !graph.fact(value).dtype.is_half() || !graph.has_backward() || graph.is_backward(value.node) {
+            return false;
+        }
         let mut seen = vec![value];
-        graph.fact(value).dtype.is_half()
-            && graph.has_backward()
-            && !graph.is_backward(value.node)
-            && std::iter::from_fn(|| {
-                let users = graph.users(seen.pop()?);
-                seen.extend(users.iter().filter(|&&user| graph.is_view(user)).map(|user| user.output(0)));
-                Some(users.into_iter().any(|user| !graph.is_view(user) && graph.is_backward(user)))
-            })
-            .any(|reads| reads)
+        while let Some(value) = seen.pop() {
+            for user in graph.users(value) {
+                match graph.is_view(user) {
+                    true => seen.push(user.output(0)),
+                    false if graph.is_backward(user) => return true,
+                    false => {}
+                }
+            }
+        }
+        false
     }
 
     fn storage(&self, dtype: DType, name: &str) -> Result<DType> {

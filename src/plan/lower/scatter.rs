@@ -81,10 +81,10 @@ impl Lowering<'_> {
             Class::State => self.scatters.updates.contains_key(&id),
             _ => false,
         };
-        // Halves that are kept are held in fewer bytes than the result.
-        let held =
+        // Data that are kept in 16 bits have fewer bytes than the result, so it cannot lie over them.
+        let narrower =
             class != Class::State && self.draft.buffers[place.buffer].dtype != self.target.storage(fact.dtype)?;
-        let in_place = passes && !held && self.is_whole(&place) && !self.scatters.replaces(place.buffer);
+        let in_place = passes && !narrower && self.is_whole(&place) && !self.scatters.replaces(place.buffer);
         let in_place = self.decisions.if_valid("scatter in place", id, in_place);
         let from = if in_place { place.buffer } else { self.contiguous(data, &place)?.buffer };
         let to = self.scattered(value, from)?;
@@ -97,14 +97,14 @@ impl Lowering<'_> {
         for &value in &operands[1..] {
             places.push(self.place(value)?);
         }
-        // Elements are moved as they are.
+        // A scatter's kernel converts nothing: updates take the data's type first.
+        let stored = self.draft.buffers[from].dtype;
         if let Some(updates) = places.get(2).cloned()
-            && self.draft.buffers[updates.buffer].dtype != self.draft.buffers[from].dtype
+            && self.draft.buffers[updates.buffer].dtype != stored
         {
-            let buffer = self.draft.buffers[from].dtype;
             let shape = self.graph.fact(operands[2]).shape.clone();
             let name = self.draft.buffers[updates.buffer].name.clone();
-            let buffer = self.add_buffer(name, buffer, shape.clone(), Class::Activation);
+            let buffer = self.add_buffer(name, stored, shape.clone(), Class::Activation);
             let copy = BufferView { buffer, access: Access::contiguous(shape) };
             self.copy(operands[2], &updates, copy.clone())?;
             places[2] = copy;

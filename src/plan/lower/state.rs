@@ -23,11 +23,16 @@ impl Lowering<'_> {
     /// Adds the buffers of all states.
     pub(super) fn add_states(&mut self) -> Result<()> {
         for state in self.graph.states() {
-            let buffer = self.buffer(state.value, Class::State)?;
+            let shared = self.shared_bytes(state.value, Class::State);
+            let buffer = shared.map_or_else(|| self.buffer(state.value, Class::State), Ok)?;
             let update = state.update.map(|_| self.update_buffer(buffer));
             let Kind::State(initial) = &self.graph.node(state.value.node).kind else { unreachable!("it is a state") };
             let initial = initial.clone();
             self.draft.states.push(DraftState { value: state.value, buffer, update, initial });
+            if shared.is_some() {
+                self.shared_ports.insert(state.value, buffer);
+                continue;
+            }
             let access = Access::contiguous(self.graph.fact(state.value).shape.clone());
             self.places.insert(state.value, BufferView { buffer, access });
         }
@@ -40,7 +45,11 @@ impl Lowering<'_> {
         update.name += " (updated)";
         update.over = Some(buffer);
         self.draft.buffers.push(update);
-        BufferIdx::new(self.draft.buffers.len() - 1)
+        let update = BufferIdx::new(self.draft.buffers.len() - 1);
+        if self.draft.packed.contains(&buffer) {
+            self.draft.packed.insert(update);
+        }
+        update
     }
 
     /// Puts each step that writes over data behind all other steps that read it: a scatter, or what writes an update. An update that has to
@@ -81,7 +90,7 @@ impl Lowering<'_> {
             let made = &mut self.draft.buffers[update];
             (made.class, made.over) = (Class::Activation, None);
             self.draft.states[at].update = Some(copy);
-            let access = Access::contiguous(self.graph.fact(value).shape.clone());
+            let access = Access::contiguous(self.draft.buffers[buffer].shape.clone());
             let view = |buffer| BufferView { buffer, access: access.clone() };
             let before = self.draft.steps.len();
             self.copy(value, &view(update), view(copy))?;

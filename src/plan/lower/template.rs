@@ -10,7 +10,8 @@ use crate::error::Result;
 use crate::expr::{Body, Expr};
 use crate::kernel::schedule::conv::is_direct;
 use crate::kernel::{Prologue, Template};
-use crate::op::{NodeId, TemplateCall};
+use crate::op::{NodeId, TemplateCall, ValueId};
+use crate::ops::PRODUCT_OF_BYTES;
 use crate::pass::Group;
 use crate::shape::Shape;
 use crate::target::Family;
@@ -71,8 +72,8 @@ impl Lowering<'_> {
             call = build(self.graph, id, &accesses(&places), split)?;
         }
         if call.template == Template::MatMul && dtype.is_byte() && !self.target.packs_constants() {
-            for (i, _) in [&call.reads[0], &call.reads[1]] {
-                places[*i] = self.with_terms_together(operands[*i], places[*i].clone(), *i == call.reads[1].0)?;
+            for (operand, &(i, _)) in call.reads.iter().take(2).enumerate() {
+                places[i] = self.inner_axis_last(operands[i], places[i].clone(), operand)?;
             }
             call = build(self.graph, id, &accesses(&places), split)?;
         }
@@ -118,5 +119,22 @@ impl Lowering<'_> {
             prologues.push((Prologue { operand, reads: own.len(), body: body.clone() }, own));
         }
         Ok((call, reads, prologues))
+    }
+
+    /// A constant operand of a product of bytes, with the summed axis innermost: a word is four neighbours along it. A constant that another node
+    /// reads stays as it is.
+    fn inner_axis_last(&mut self, value: ValueId, place: BufferView, operand: usize) -> Result<BufferView> {
+        let rank = self.graph.fact(value).shape.len();
+        let alone = self.graph.users(value).iter().all(|&user| {
+            self.graph.node(user).op_name() == PRODUCT_OF_BYTES && self.graph.operands(user)[operand] == Some(value)
+        });
+        let constant = self.graph.as_constant(value).filter(|_| rank >= 2 && alone).cloned();
+        let Some(constant) = constant else { return Ok(place) };
+        let summed = rank - 1 - operand;
+        if place.access.strides[summed] == 1 {
+            return Ok(place);
+        }
+        let order: Vec<usize> = (0..rank).filter(|&axis| axis != summed).chain([summed]).collect();
+        self.stored(value, &constant, "inner axis last", &order)
     }
 }

@@ -41,7 +41,8 @@ pub fn assemble(
         let fact = graph.fact(value);
         let indexes = indexes.get(&value).cloned().unwrap_or_default();
         let (name, dtype, shape) = (name.to_owned(), fact.dtype, fact.shape.clone());
-        Port { name, dtype, shape, buffer: number(buffer), indexes, counted: Vec::new(), fewest: None }
+        let packed = draft.packed.contains(&buffer);
+        Port { name, dtype, shape, buffer: number(buffer), packed, indexes, counted: Vec::new(), fewest: None }
     };
     let inputs: Vec<_> = draft.inputs.iter().map(|&(v, b)| port(graph.value_name(v), v, b)).collect();
     let output = |name: &str, v, b| {
