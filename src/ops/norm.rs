@@ -477,8 +477,9 @@ fn decompose_group<'g>(call: &Call, x: &Args<Var<'g>>) -> OpResult<Vec<Var<'g>>>
         own[..2].copy_from_slice(&[groups, call.shape(p)[0] / groups]);
         x[p].shaped(&own)
     };
-    let y = y.cast(call.dtype(0)) * per_group(1) + per_group(2);
-    Ok(vec![y.shaped(shape)])
+    // Scaled and shifted before it is rounded.
+    let y = y * per_group(1).cast(stash(call)?) + per_group(2).cast(stash(call)?);
+    Ok(vec![y.cast(call.dtype(0)).shaped(shape)])
 }
 
 /// The facts of the normalized values and of this many statistics of each row.

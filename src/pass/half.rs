@@ -98,7 +98,16 @@ impl Halving<'_> {
                     attrs.set("to", DType::F16.onnx());
                 }
                 let names: Vec<&str> = node.outputs.iter().map(|o| o.name.as_str()).collect();
-                self.to.add(op, &node.name, &operands, attrs, &names)?
+                match self.to.add(op, &node.name, &operands, attrs.clone(), &names) {
+                    Ok(made) => made,
+                    // What takes no halves is computed in `f32`.
+                    Err(error) => {
+                        let operands = self.from.operands(id);
+                        let wide = operands.iter().map(|v| v.map(|v| self.wide(v)).transpose());
+                        let wide = wide.collect::<Result<Vec<_>>>()?;
+                        self.to.add(op, &node.name, &wide, attrs, &names).map_err(|_| error)?
+                    }
+                }
             }
         };
         (0..node.outputs.len() as u32)

@@ -11,7 +11,7 @@
 //! The forward computation stays that of `f32`, and so does the loss. Gradients are computed in `f32` of what was kept. Lowering (`is_kept`) holds
 //! the results of these casts in 16 bits.
 
-use super::precision::cast;
+use super::precision::{cast, is_wide};
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::graph::{Graph, Kind};
@@ -59,11 +59,10 @@ fn exact(graph: &Graph, order: &[NodeId], judged: ValueId) -> HashSet<ValueId> {
     given.into_iter().chain(fixed).chain(of_loss).collect()
 }
 
-/// True if a node's value is elements of its operands. Gradients look for these elements, so both are rounded.
-fn selects(graph: &Graph, id: NodeId) -> bool {
-    let name = graph.node(id).op_name();
+/// True if the values of an operator are elements of its first operand.
+fn selects(op: &str) -> bool {
     matches!(
-        name.trim_start_matches("plimsoll."),
+        op.trim_start_matches("plimsoll."),
         "MaxPool" | "GlobalMaxPool" | "ReduceMax" | "ReduceMin" | "Max" | "Min"
     )
 }
@@ -75,25 +74,33 @@ struct Kept {
 }
 
 impl Kept {
-    /// What a node of the backward computation reads in a value's place.
-    fn read(&mut self, graph: &mut Graph, value: ValueId, reader: NodeId) -> Result<ValueId> {
+    /// True if a forward value is kept in 16 bits. A value that selects elements is where they are: gradients look for it among them.
+    fn rounds(&self, graph: &Graph, value: ValueId) -> bool {
         let is_float = graph.fact(value).dtype == DType::F32;
         if !is_float || self.exact.contains(&value) || graph.is_backward(value.node) {
+            return false;
+        }
+        let name = graph.node(value.node).op_name();
+        let source = || graph.operands(value.node)[0].expect("it has data");
+        match () {
+            // A view has the bytes of its source.
+            () if graph.is_view(value.node) || selects(name) => self.rounds(graph, source()),
+            // Exponentials and their like leave the range of f16.
+            () if self.to == DType::F16 && is_wide(name) => false,
+            () => graph.fact(value).shape.numel() >= FEW,
+        }
+    }
+
+    /// What a node of the backward computation reads in a value's place.
+    fn read(&mut self, graph: &mut Graph, value: ValueId, reader: NodeId) -> Result<ValueId> {
+        if !self.rounds(graph, value) {
             return Ok(value);
         }
-        // A view has the bytes of its source.
         if graph.is_view(value.node) {
             let mut operands = graph.operands(value.node);
             let source = operands[0].expect("a view has a source");
-            let read = self.read(graph, source, reader)?;
-            if read == source {
-                return Ok(value);
-            }
-            operands[0] = Some(read);
+            operands[0] = Some(self.read(graph, source, reader)?);
             return Ok(graph.copy(value.node, &operands, reader).output(value.port as usize));
-        }
-        if graph.fact(value).shape.numel() < FEW && !selects(graph, value.node) {
-            return Ok(value);
         }
         let half = match self.halves.get(&value) {
             Some(&half) => half,

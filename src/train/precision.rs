@@ -78,6 +78,11 @@ fn policy(op: &str) -> Policy {
     }
 }
 
+/// True if an operator is computed in `f32`, because its results leave the range of 16 bits or lose their meaning there.
+pub(super) fn is_wide(op: &str) -> bool {
+    policy(op) == Policy::Wide
+}
+
 /// Makes values of a model narrow. Returns the values that are computed in `f32` beside others, with their operators.
 ///
 /// # Errors

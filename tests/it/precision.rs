@@ -31,14 +31,37 @@ const NET: &str = r#"<ir_version: 10, opset_import: ["" : 20]>
         y = MatMul (t, last)
     }"#;
 
+/// Maxima of what is computed in the same kernel as their gradients, of many elements and of few.
+const MAXIMA: &str = r#"<ir_version: 10, opset_import: ["" : 20]>
+    maxima (float[batch, 2, 6, 6] x) => (float[batch, 3] y)
+    <float[4, 2, 3, 3] filters = {F72}, float[4, 1, 1] gain = {1, 1.1, 0.9, 1.2}, float[8, 4, 3, 3] inner = {F288},
+     float[36, 3] last = {F108}, float[8, 3] top = {F24}>
+    {
+        c = Conv <pads = [1, 1, 1, 1]> (x, filters)
+        s = Mul (c, gain)
+        p = MaxPool <kernel_shape = [2, 2], strides = [2, 2]> (s)
+        f = Flatten (p)
+        m = MatMul (f, last)
+        d = Conv <pads = [1, 1, 1, 1]> (p, inner)
+        h = HardSwish (d)
+        g = GlobalMaxPool (h)
+        k = Flatten (g)
+        t = MatMul (k, top)
+        y = Add (m, t)
+    }"#;
+
 /// Numbers between -0.4 and 0.4, other ones for each count.
 fn numbers(count: usize) -> Vec<f64> {
     (0..count).map(|at| ((at * 7919 + count * 31) % 97) as f64 / 120.0 - 0.4).collect()
 }
 
 fn net() -> (Graph, Vec<Weight>) {
-    let mut text = NET.to_owned();
-    for count in [288, 72, 64, 24, 8] {
+    parsed(NET)
+}
+
+fn parsed(text: &str) -> (Graph, Vec<Weight>) {
+    let mut text = text.to_owned();
+    for count in [288, 108, 72, 64, 24, 8] {
         let list: Vec<String> = numbers(count).iter().map(f64::to_string).collect();
         text = text.replace(&format!("F{count}"), &list.join(", "));
     }
@@ -183,10 +206,12 @@ fn parts_share_the_scale() {
 #[test]
 fn backends_follow_the_reference() {
     for (name, open) in common::backends() {
-        for precision in [DType::F16, DType::BF16] {
+        for (precision, net) in [DType::F16, DType::BF16].into_iter().flat_map(|p| [(p, NET), (p, MAXIMA)]) {
             let backend = open();
             let training = method(precision).on(backend.target());
-            let graph = programs(&training).parts.remove(0).1;
+            let (model, weights) = parsed(net);
+            let made = train::programs(&model, &weights, &training).expect("it trains");
+            let graph = made.parts.into_iter().next().expect("a step").1;
             let session = Session::on_backend(graph.clone(), backend, name.to_owned(), &Options::default(), &|_, _| {});
             let session = session.expect("it loads");
             assert_eq!(session.usage().bytes, session.plan().bytes());

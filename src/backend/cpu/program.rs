@@ -361,18 +361,29 @@ impl Builder<'_> {
     fn cast(&mut self, i: usize, a: u32, dtype: DType) -> Loc {
         let Value { repr, is_still: still, .. } = self.values[i];
         let Value { repr: from, loc, .. } = self.value(a);
-        // Halves are rounded where they are stored.
-        let Some(small) = Repr::stored(dtype).filter(|&stored| stored != repr && !dtype.is_half()) else {
+        // Results of halves are rounded where they are stored. What was none is rounded to one.
+        let is_half_already = dtype.is_half() && self.body.code[a as usize].dtype == dtype;
+        let Some(small) = Repr::stored(dtype).filter(|&stored| stored != repr && !is_half_already) else {
             let kind = if from == repr { Kind::Copy(repr.size()) } else { Kind::Cast(from, repr) };
             return self.compute(i, kind, [loc; 3], &[]);
         };
         if self.values[i].narrowed {
             return self.compute(i, Kind::Cast(from, small), [loc; 3], &[]);
         }
-        // By way of the small type, for its range.
+        // By way of the small type, for its range. Only floats become halves.
+        let mut temps = Vec::new();
+        let mut loc = loc;
+        if dtype.is_half() && from != Repr::F32 {
+            let wide = self.place(still, Repr::F32.size());
+            self.push(still, Kind::Cast(from, Repr::F32), wide, [loc; 3]);
+            temps.push((wide, Repr::F32.size()));
+            loc = wide;
+        }
         let middle = self.place(still, small.size());
+        let from = if dtype.is_half() { Repr::F32 } else { from };
         self.push(still, Kind::Cast(from, small), middle, [loc; 3]);
-        self.compute(i, Kind::Cast(small, repr), [middle; 3], &[(middle, small.size())])
+        temps.push((middle, small.size()));
+        self.compute(i, Kind::Cast(small, repr), [middle; 3], &temps)
     }
 
     /// Computes value `i`, the last use of `temps`.

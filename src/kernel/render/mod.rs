@@ -414,9 +414,20 @@ impl<'a> Module<'a> {
                     for o in code.operands().filter(|_| all).collect::<BTreeSet<_>>() {
                         statements.push(format!("let c{i}_{o} = {};", names[o as usize].0));
                     }
+                    // Halves that are compared are those that are stored: an element is looked for among them.
+                    let compares = matches!(code, Code::Binary(op, ..) if op.compares());
+                    let is_rounded = |instr: &Instr| match instr.code {
+                        Code::Const(_) | Code::Cast(_) => true,
+                        Code::Input(j) => matches!(input(j), Input::Slot(_)),
+                        _ => false,
+                    };
                     let name = |o: u32| {
-                        let (name, ty) = &names[o as usize];
-                        (if all { format!("c{i}_{o}") } else { name.clone() }, *ty)
+                        let ((name, ty), instr) = (&names[o as usize], &body.code[o as usize]);
+                        let name = if all { format!("c{i}_{o}") } else { name.clone() };
+                        match compares && instr.dtype.is_half() && !is_rounded(instr) {
+                            true => (self.rounded(&name, instr.dtype), *ty),
+                            false => (name, *ty),
+                        }
                     };
                     self.operation(*instr, name)?
                 }
@@ -428,6 +439,16 @@ impl<'a> Module<'a> {
         Ok(Scalars { statements, results, addresses: stores })
     }
 
+    /// A float rounded to a half.
+    fn rounded(&self, value: &str, half: DType) -> String {
+        match (self.dialect, half) {
+            (Dialect::Cuda, DType::F16) => convert(&convert(value, F32, F16), F16, F32),
+            (Dialect::Cuda, _) => convert(&convert(value, F32, BF16), BF16, F32),
+            (Dialect::Wgsl, DType::F16) => format!("unpack2x16float(f16_bits({value})).x"),
+            (Dialect::Wgsl, _) => format!("bitcast<f32>(bf16_bits({value}) << 16u)"),
+        }
+    }
+
     /// An operation on values that have names and types.
     fn operation(&self, Instr { code, dtype }: Instr, name: impl Fn(u32) -> (String, Type)) -> Result<String, String> {
         Ok(match code {
@@ -435,15 +456,7 @@ impl<'a> Module<'a> {
             Code::Binary(op, a, b) => arithmetic(op, name(a), name(b), self.dialect)?,
             Code::Select(c, a, b) => format!("select({}, {}, {})", name(b).0, name(a).0, name(c).0),
             // A half holds what its bits can.
-            Code::Cast(a) if dtype.is_half() => {
-                let half = if dtype == DType::F16 { F16 } else { BF16 };
-                let value = convert(&name(a).0, name(a).1, F32);
-                match (self.dialect, half) {
-                    (Dialect::Cuda, _) => convert(&convert(&value, F32, half), half, F32),
-                    (Dialect::Wgsl, F16) => format!("unpack2x16float(f16_bits({value})).x"),
-                    (Dialect::Wgsl, _) => format!("bitcast<f32>(bf16_bits({value}) << 16u)"),
-                }
-            }
+            Code::Cast(a) if dtype.is_half() => self.rounded(&convert(&name(a).0, name(a).1, F32), dtype),
             Code::Cast(a) if dtype.is_small_int() => small(name(a), dtype, self.target.family),
             // Devices may take what is not a number for 0, and so may their compilers.
             Code::Cast(a) if self.target.family == Family::Wgpu && name(a).1.is_float() && dtype == DType::Bool => {
