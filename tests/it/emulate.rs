@@ -52,7 +52,7 @@ impl Job {
         let candidates = schedule::candidates(&case.kernel, target, &|_| true).into_iter();
         let is_tried = |text: &Text| matches!(text, Text::ConvTranspose { .. } | Text::Rows(Rows::Warps { .. }));
         let few_bits = matches!(case.kernel.template, Template::MatMulBits { .. })
-            || case.kernel.template.core_reads() == 2 && case.kernel.reads[0].dtype.is_byte();
+            || case.kernel.template == Template::MatMul && case.kernel.reads[0].dtype.is_byte();
         let is_tiled = |schedule: &Schedule| few_bits || schedule.name(&case.kernel, target) == "matmul_regs";
         let tried = candidates.filter(|s| is_tiled(s) || matches!(s, Schedule::Text(text) if is_tried(text)));
         let scheduled = tried.map(|schedule| Kernel { schedule, ..case.kernel.clone() });
@@ -70,6 +70,9 @@ impl Job {
         format!("{} ({template}, {} multiprocessors)", self.case.name, self.multiprocessors)
     }
 }
+
+/// Kernels of a file: a compiler takes some megabytes for each.
+const OF_A_FILE: usize = 300;
 
 /// Compiles jobs to a library and runs them. Returns the failures.
 fn run_all(compiler: &str, file: &Path, jobs: &[&Job]) -> Vec<String> {
@@ -180,9 +183,11 @@ fn cuda_kernels_compute_what_the_interpreter_does() {
     let parts = std::thread::available_parallelism().map_or(1, usize::from);
     let wrong: Vec<String> = std::thread::scope(|scope| {
         let part = |p: usize| {
-            let (compiler, file) = (&compiler, folder.join(format!("kernels_{p}.cc")));
+            let (compiler, folder) = (&compiler, &folder);
             let jobs: Vec<&Job> = jobs.iter().skip(p).step_by(parts).collect();
-            scope.spawn(move || run_all(compiler, &file, &jobs))
+            let file = move |n: usize| folder.join(format!("kernels_{p}_{n}.cc"));
+            let each = move |(n, jobs): (usize, &[&Job])| run_all(compiler, &file(n), jobs);
+            scope.spawn(move || jobs.chunks(OF_A_FILE).enumerate().flat_map(each).collect::<Vec<_>>())
         };
         let parts: Vec<_> = (0..parts).map(part).collect();
         parts.into_iter().flat_map(|part| part.join().expect("it runs to the end")).collect()
