@@ -12,7 +12,7 @@ use std::collections::HashMap;
 /// of the pipeline, because it changes results.
 ///
 /// # Errors
-/// When no value is `f32`, or an operator does not take `f16`.
+/// When no value is `f32`, or an operator takes neither `f16` nor `f32` where it took `f32`.
 pub fn run(graph: &mut Graph) -> Result<()> {
     ensure(graph.dtypes().contains(&DType::F32), || Error::usage("no value is f32".into()))?;
     let mut half = Halving { from: graph, to: Graph::new(graph.name.clone()), values: HashMap::new() };

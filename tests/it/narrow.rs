@@ -114,6 +114,26 @@ fn numbers_are_rounded_as_the_reference_rounds_them() {
     }
 }
 
+/// A cast to a half and back rounds, though both are in one kernel, and though the CPU computes halves in `f32`.
+#[test]
+fn casts_to_halves_round() {
+    for dtype in [DType::F16, DType::BF16] {
+        for from in [DType::F32, DType::I64] {
+            let name = if from == DType::F32 { "float" } else { "int64" };
+            let text = format!(
+                "g ({name}[4] x) => (float[4] y) {{ h = Cast <to = {}> (x) y = Cast <to = 1> (h) }}",
+                dtype.onnx()
+            );
+            let x = Tensor::from_f64(from, [4], &[2049.0, 4099.0, -257.0, 3.0]);
+            let expected = Tensor::from_f64(dtype, [4], &x.to_f64()).to_f64();
+            assert_ne!(expected, x.to_f64());
+            for (backend, found) in run(&common::graph(&text), &x) {
+                assert_eq!(found[0].1.to_f64(), expected, "{backend} {from} to {dtype}");
+            }
+        }
+    }
+}
+
 /// Rows that move elements move them, whatever they are.
 #[test]
 fn elements_are_moved() {

@@ -361,7 +361,7 @@ impl Builder<'_> {
     fn cast(&mut self, i: usize, a: u32, dtype: DType) -> Loc {
         let Value { repr, is_still: still, .. } = self.values[i];
         let Value { repr: from, loc, .. } = self.value(a);
-        // Results of halves are rounded where they are stored. What was none is rounded to one.
+        // Results of halves are rounded where they are stored. A cast of another type rounds at once.
         let is_half_already = dtype.is_half() && self.body.code[a as usize].dtype == dtype;
         let Some(small) = Repr::stored(dtype).filter(|&stored| stored != repr && !is_half_already) else {
             let kind = if from == repr { Kind::Copy(repr.size()) } else { Kind::Cast(from, repr) };
