@@ -9,7 +9,7 @@ use crate::pass::recompute::Recompute;
 use crate::pass::{Prepared, Quantize};
 use crate::plan::fit::bound::{Bound, bound};
 use crate::plan::tell::peak::{Peak, peak};
-use crate::plan::{self, Class, Fitting, Limits, Part, Plan, Planned, Recipe};
+use crate::plan::{self, Class, Job, Plan, Planned, Planner, Recipe};
 use crate::target::{Family, Target};
 use crate::train::curve::Point;
 use crate::train::{self, Training};
@@ -31,12 +31,13 @@ pub struct Case<'a> {
 }
 
 impl Case<'_> {
-    /// The graph as it is lowered for a plan under this limit.
+    /// The job under this limit.
     ///
     /// # Errors
-    /// The model cannot be imported with these bindings, or a pass refuses it.
-    pub fn graph(&self, limit: Option<u64>) -> Result<Prepared> {
-        self.recipe.graph(onnx::import(self.model, &self.dims)?, &self.target, &Limits { memory: limit })
+    /// The model cannot be imported with these bindings.
+    pub fn job(&self, limit: Option<u64>) -> Result<Job> {
+        let graph = onnx::import(self.model, &self.dims)?;
+        Ok(Job { recipe: self.recipe, ..Job::of(graph, &self.target).within(limit) })
     }
 
     /// The bytes that the case needs if it is planned under this limit. They exceed the limit if it does not fit.
@@ -46,11 +47,9 @@ impl Case<'_> {
     pub fn bytes(&self, limit: Option<u64>) -> Result<u64> {
         // The warnings of the import were shown when the user's own case was imported.
         let silent = tracing::subscriber::NoSubscriber::default();
-        let planned = tracing::subscriber::with_default(silent, || {
-            plan::plan(&self.graph(limit)?, &self.target, &Limits { memory: limit })
-        });
+        let planned = tracing::subscriber::with_default(silent, || plan::plan(&self.job(limit)?));
         match planned {
-            Ok(plan) => Ok(plan.bytes()),
+            Ok(planned) => Ok(planned[0].plan().bytes()),
             Err(Error::Fit { needed, .. }) => Ok(needed),
             Err(error) => Err(error),
         }
@@ -585,14 +584,18 @@ const MAX_SEARCHED: usize = 20_000;
 /// # Errors
 /// The case cannot be planned at all.
 pub fn advise(case: &Case, limit: Option<u64>) -> Result<Advice> {
-    let graph = case.graph(limit)?;
-    let plan = match plan::plan(&graph, &case.target, &Limits { memory: limit }) {
+    let job = case.job(limit)?;
+    let mut planner = Planner::new(&job)?;
+    let mut planned = match planner.within(limit) {
         // The plan that was refused: it fits the bytes that it takes.
-        Err(Error::Fit { needed, .. }) => plan::plan(&graph, &case.target, &Limits { memory: Some(needed) })?,
-        plan => plan?,
+        Err(Error::Fit { needed, .. }) => planner.within(Some(needed))?,
+        planned => planned?,
     };
+    let Planned { compiled: (plan, _), graph, .. } = planned.swap_remove(0);
     let answer = match limit {
-        Some(limit) if plan.bytes() > limit => Some(Answer::against(case, &graph, &plan, limit)?),
+        Some(limit) if plan.bytes() > limit => {
+            Some(Answer::against(case, &planner.graphs(Some(limit))?[0], &plan, limit)?)
+        }
         Some(limit) => Some(Answer::of(&plan, limit)),
         None => None,
     };
@@ -604,7 +607,7 @@ pub fn advise(case: &Case, limit: Option<u64>) -> Result<Advice> {
             Some((bytes, fits))
         }));
     }
-    Ok(Advice { answer, file_order_bytes: in_the_files_order(&plan), peak: peak(&plan, Some(&graph.graph)), remedies })
+    Ok(Advice { answer, file_order_bytes: in_the_files_order(&plan), peak: peak(&plan, Some(&graph)), remedies })
 }
 
 /// The fewest bytes that the steps take in the file's order, in any placement.
@@ -638,17 +641,13 @@ pub struct Trained<'a> {
 }
 
 impl Trained<'_> {
-    /// Its programs, as they are planned together.
+    /// The job of its programs.
     ///
     /// # Errors
-    /// Those of [`train::programs_of_file`], and those of passes.
-    pub fn fitting(&self) -> Result<Fitting<'_>> {
+    /// Those of [`train::programs_of_file`].
+    pub fn job(&self) -> Result<Job> {
         let programs = train::programs_of_file(self.model.clone(), self.dims.clone(), self.batch, &self.training)?;
-        let part = |(name, graph)| {
-            let graph = self.recipe.program(graph, &self.target, &Limits { memory: None })?;
-            Ok((name, Part::Graph(Box::new(graph))))
-        };
-        Ok(Fitting::new(programs.named().map(part).collect::<Result<_>>()?, &self.target))
+        Ok(Job { recipe: self.recipe, ..Job::new(programs.named(), &self.target) })
     }
 
     /// The bytes that it needs if it is planned under a limit. They exceed the limit if it does not fit. `None` if that is known without a
@@ -656,12 +655,12 @@ impl Trained<'_> {
     fn bytes(&self, limit: u64) -> Result<Option<u64>> {
         let silent = tracing::subscriber::NoSubscriber::default();
         tracing::subscriber::with_default(silent, || {
-            let mut fitting = self.fitting()?;
-            if fitting.bound()?.bytes > limit {
+            let job = self.job()?;
+            let mut planner = Planner::new(&job)?;
+            if planner.bound()?.bytes > limit {
                 return Ok(None);
             }
-            let limits = Limits { memory: Some(limit) };
-            match plan::compile_programs(&fitting.parts(&limits)?, &self.target, &limits) {
+            match planner.within(Some(limit)) {
                 Ok(planned) => Ok(Some(planned[0].plan().bytes())),
                 Err(Error::Fit { needed, .. }) => Ok(Some(needed)),
                 Err(error) => Err(error),
@@ -735,12 +734,9 @@ pub struct Refusal {
 /// # Errors
 /// The training cannot be planned at all.
 pub fn refusal(case: &Trained, limit: u64) -> Result<Option<Refusal>> {
-    let mut fitting = case.fitting()?;
-    let plan = |fitting: &mut Fitting, memory| {
-        let limits = Limits { memory };
-        plan::compile_programs(&fitting.parts(&limits)?, &case.target, &limits)
-    };
-    let needed_bytes = match plan(&mut fitting, Some(limit)) {
+    let job = case.job()?;
+    let mut planner = Planner::new(&job)?;
+    let needed_bytes = match planner.within(Some(limit)) {
         Ok(_) => return Ok(None),
         Err(Error::Fit { needed, .. }) => needed,
         Err(error) => return Err(error),
@@ -748,8 +744,8 @@ pub fn refusal(case: &Trained, limit: u64) -> Result<Option<Refusal>> {
     let point = |planned: Vec<Planned>| {
         Point::of(&planned.iter().map(Planned::plan).collect::<Vec<_>>(), case.training.accumulate)
     };
-    let whole = point(plan(&mut fitting, None)?);
-    let least = point(plan(&mut fitting, Some(needed_bytes))?);
+    let whole = point(planner.within(None)?);
+    let least = point(planner.within(Some(needed_bytes))?);
     let again = format!(
         "--memory-limit {needed_bytes}: {:.1} % more operations, {:.1} % without a limit",
         100.0 * least.recompute.share(),
@@ -770,7 +766,7 @@ pub fn refusal(case: &Trained, limit: u64) -> Result<Option<Refusal>> {
         limit_bytes: limit,
         needed_bytes,
         deficit_bytes: needed_bytes.saturating_sub(limit),
-        bound: fitting.bound()?,
+        bound: planner.bound()?,
         whole_bytes: whole.planned_bytes,
         recompute: least.recompute,
         remedies,

@@ -15,7 +15,7 @@ use crate::file;
 use crate::graph::Graph;
 use crate::kernel::Kernel;
 use crate::plan::Plan;
-use crate::session::{Options, Session};
+use crate::session::{Device, Options, Session};
 use crate::target::{Family, Target};
 use crate::trace::Trace;
 use serde::{Deserialize, Serialize};
@@ -219,7 +219,8 @@ struct Probe {
 impl Probe {
     fn run(open: Open, graph: Graph) -> Result<Probe> {
         let options = Options { tuned: false, ..Options::default() };
-        let session = Session::on_backend(graph, open()?, String::new(), &options, &|_, _| {})?;
+        let device = Device::new(open()?, "");
+        let session = Session::new(options.job([("", graph)], &device), device, &|_, _| {})?;
         session.with(Exec::time)?;
         let overhead = session.usage().overhead;
         let overhead =

@@ -14,8 +14,8 @@ use crate::error::{Error, Result, ensure};
 use crate::graph::Graph;
 use crate::onnx;
 use crate::ops::COSINES;
-use crate::plan::Port;
-use crate::session::{self, Graphs, Options, Session};
+use crate::plan::{Graphs, Port};
+use crate::session::{self, Options, Session};
 use crate::shape::{Extent, Shape};
 use crate::tensor::Tensor;
 use serde::Deserialize;
@@ -413,9 +413,9 @@ impl Decoder {
     pub fn open(folder: impl AsRef<Path>, options: &Options) -> Result<Decoder> {
         let files = Files::read(folder.as_ref())?;
         let programs = files.programs(&options.dims, options.weights.as_deref())?;
-        let (backend, device) = session::open(options)?;
-        let session = Session::programs_on_backend(programs, backend, device, options, &|_, _| {})
-            .map_err(|e| e.in_file(&files.path()))?;
+        let device = session::open(options)?;
+        let session =
+            Session::new(options.job(programs, &device), device, &|_, _| {}).map_err(|e| e.in_file(&files.path()))?;
         Decoder::of(files, session, &options.dims)
     }
 

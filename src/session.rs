@@ -8,13 +8,12 @@ use crate::exec::finite::NotFinite;
 use crate::exec::{self, Exec};
 use crate::figures::grouped;
 use crate::graph::Graph;
+use crate::kernel::call::Call;
 use crate::kernel::tuned::Tuned;
 use crate::onnx;
-use crate::plan::forks::at_once;
-use crate::plan::range::{Bindings, ShapeRange, Source};
-use crate::plan::{self, Fitting, Limits, Plan, Port, Recipe};
+use crate::plan::range::{ShapeRange, Source};
+use crate::plan::{self, Graphs, Job, Measured, Plan, Planned, Port, Recipe};
 use crate::shape::{Extent, Shape};
-use crate::target::Target;
 use crate::tensor::Tensor;
 use crate::tune;
 use std::collections::BTreeMap;
@@ -145,6 +144,23 @@ impl Options {
         model.grow(self.dims.clone())
     }
 
+    /// These options as a job: programs to plan for a device.
+    #[doc(hidden)]
+    pub fn job<N: Into<String>, G: Into<Graphs>>(
+        &self,
+        programs: impl IntoIterator<Item = (N, G)>,
+        device: &Device,
+    ) -> Job {
+        let measured = || Some(Arc::new(tune::cache::load(&device.backend.identity())?.0));
+        Job {
+            recipe: self.recipe,
+            limit: self.memory_limit,
+            runs: self.forks,
+            schedules: if self.tuned { measured() } else { None },
+            ..Job::new(programs, device.backend.target())
+        }
+    }
+
     /// These options on another device.
     pub fn on(mut self, backend: Choice) -> Options {
         self.backend = backend;
@@ -160,11 +176,32 @@ impl Options {
     }
 }
 
-/// Opens the device that `options` select. The text says in one line which device it is, and why.
+/// A device that is open.
+#[doc(hidden)]
+pub struct Device {
+    /// The device.
+    pub backend: Box<dyn Backend>,
+    /// Which device it is, and why, in one line.
+    pub name: String,
+}
+
+impl Device {
+    /// A device that the caller opened, such as one over memory of its own.
+    pub fn new(backend: Box<dyn Backend>, name: impl Into<String>) -> Device {
+        Device { backend, name: name.into() }
+    }
+}
+
+/// Opens the device that `options` select.
 ///
 /// # Errors
 /// [`Error::Backend`] if the named device is absent.
-pub fn open(options: &Options) -> Result<(Box<dyn Backend>, String)> {
+pub fn open(options: &Options) -> Result<Device> {
+    let (backend, name) = find(options)?;
+    Ok(Device { backend, name })
+}
+
+fn find(options: &Options) -> Result<(Box<dyn Backend>, String)> {
     let threads = options.thread_count();
     let cpu = || -> Box<dyn Backend> { Box::new(Cpu::new(threads)) };
     let device = options.device.as_deref();
@@ -248,22 +285,17 @@ pub fn check_limit(backend: &dyn Backend, limit: Option<u64>) -> Result<()> {
     }
 }
 
-/// The schedules that were measured on a device, if they are to be used.
-fn measured(backend: &dyn Backend, options: &Options) -> Option<Arc<Tuned>> {
-    let (tuned, _) = if options.tuned { tune::cache::load(&backend.identity())? } else { return None };
-    Some(Arc::new(tuned))
-}
-
-/// The error for several runs at once of a range: its bindings write constants, which the runs would share.
-pub(crate) fn one_run() -> Error {
-    Error::usage("forks: a range of shapes has one run at once; give each dim one extent".into())
-}
-
-/// Says in the log that a plan has used measurements.
-fn tell_measured(plan: &Plan) {
-    if let Some(plan::Measured { steps, .. }) = plan.tuned {
-        tracing::info!("the algorithms of {steps} of {} steps were measured on this device", plan.steps.len());
+/// The library calls of plans that a device refuses, each with a line in the log.
+fn refused<'a>(backend: &mut dyn Backend, plans: impl Iterator<Item = &'a Plan>) -> Vec<Call> {
+    let mut refused = Vec::new();
+    for kernel in plans.flat_map(|plan| &plan.kernels) {
+        let Some(call) = kernel.schedule.call() else { continue };
+        if let Err(error) = backend.compile(kernel) {
+            tracing::warn!("{error}; a text computes it");
+            refused.push(call.clone());
+        }
     }
+    refused
 }
 
 /// A planned graph, loaded on a device; or several, which share their memory as programs. Threads can share it; it runs one call at a time.
@@ -338,49 +370,9 @@ impl Session {
     pub fn from_path(path: impl AsRef<Path>, options: &Options) -> Result<Session> {
         let path = path.as_ref();
         let (model, dims) = options.shape(path)?;
-        let options = &Options { dims, outputs: Vec::new(), ..options.clone() };
-        let session = match options.fixed() {
-            Some(dims) => onnx::import(&model, &dims).and_then(|graph| Session::from_graph(graph, options)),
-            None => Session::from_source(source(model), options),
-        };
-        session.map_err(|e| e.in_file(path))
-    }
-
-    /// Plans the graphs of a range, and loads the plan. The caller makes the graph of each binding.
-    ///
-    /// # Errors
-    /// When the plan exceeds the limit, the graphs differ by more than extents, or the device is not there.
-    #[doc(hidden)]
-    pub fn from_source(source: Source, options: &Options) -> Result<Session> {
-        let (backend, device) = open(options)?;
-        Session::range_on_backend(source, backend, device, options, &|_, _| {})
-    }
-
-    /// As [`on_backend`](Self::on_backend), for a range of bindings.
-    ///
-    /// # Errors
-    /// When the plan exceeds the limit, the graphs differ by more than extents, or the device refuses.
-    #[doc(hidden)]
-    pub fn range_on_backend(
-        source: Source,
-        backend: Box<dyn Backend>,
-        device: String,
-        options: &Options,
-        progress: &dyn Fn(usize, usize),
-    ) -> Result<Session> {
-        check_limit(&*backend, options.memory_limit)?;
-        if options.forks != 1 {
-            return Err(one_run());
-        }
-        let limits = Limits { memory: options.memory_limit };
-        let tuned = measured(&*backend, options);
-        let range =
-            ShapeRange::tuned(source, &options.dims, backend.target(), options.recipe, &limits, tuned.as_ref())?;
-        let (plan, constants) = range.largest();
-        tell_measured(plan);
-        let exec = Exec::load(backend, plan.clone(), constants, &|n| progress(n, constants.len()))?;
-        let (plan, constants) = range.largest().clone();
-        Session::of(vec![Loaded { plan, range: Some(range), constants }], device, exec)
+        let device = open(options)?;
+        let job = options.job([("", Graphs::Range(source(model), dims))], &device);
+        Session::new(job, device, &|_, _| {}).map_err(|e| e.in_file(path))
     }
 
     /// Plans a graph and loads it.
@@ -389,8 +381,8 @@ impl Session {
     /// When the plan exceeds the limit, or the device is not there.
     pub fn from_graph(mut graph: Graph, options: &Options) -> Result<Session> {
         graph.keep_outputs(&options.outputs)?;
-        let (backend, device) = open(options)?;
-        Session::on_backend(graph, backend, device, options, &|_, _| {})
+        let device = open(options)?;
+        Session::new(options.job([("", graph)], &device), device, &|_, _| {})
     }
 
     /// Plans a graph, and loads it on the CPU into memory of the caller: all segments lie there but what the system and the compiled kernels
@@ -417,39 +409,43 @@ impl Session {
         graph.keep_outputs(&options.outputs)?;
         let threads = options.thread_count();
         let backend = Box::new(Cpu::with_arena(threads, Region::of(memory)?));
-        let device = format!("cpu, {threads} threads, in memory of the program");
-        Session::on_backend(graph, backend, device, options, &|_, _| {})
+        let device = Device::new(backend, format!("cpu, {threads} threads, in memory of the program"));
+        Session::new(options.job([("", graph)], &device), device, &|_, _| {})
     }
 
-    /// Plans a graph and loads it on a backend that the caller opened, such as one over memory of its own.
-    /// `progress` gets the number of constants loaded so far, and the number of all.
+    /// Plans a job and loads it. A library call that the device refuses is left to a text. `progress` gets the number of constants loaded so
+    /// far, and the number of all.
     ///
     /// # Errors
-    /// When the plan exceeds the limit, or the device refuses.
+    /// As [`plan()`](plan::plan()), and when the device refuses.
     #[doc(hidden)]
-    pub fn on_backend(
-        graph: Graph,
-        mut backend: Box<dyn Backend>,
-        device: String,
-        options: &Options,
-        progress: &dyn Fn(usize, usize),
-    ) -> Result<Session> {
-        check_limit(&*backend, options.memory_limit)?;
-        let limits = Limits { memory: options.memory_limit };
-        let tuned = measured(&*backend, options);
-        let mut graph = graph;
-        let mut make = |limits: &Limits, measured: bool| {
-            let graph = if options.forks > 1 { graph.clone() } else { std::mem::take(&mut graph) };
-            tune::compile(graph, options.recipe, &mut *backend, limits, tuned.as_ref().filter(|_| measured))
-        };
-        let (plan, constants) = at_once(options.forks, &limits, tuned.is_some(), &mut make, &|made| vec![&mut made.0])?;
-        tell_measured(&plan);
-        let exec = Exec::load(backend, plan.clone(), &constants, &|n| progress(n, constants.len()))?;
-        Session::of(vec![Loaded { plan, range: None, constants: Vec::new() }], device, exec)
+    pub fn new(mut job: Job, mut device: Device, progress: &dyn Fn(usize, usize)) -> Result<Session> {
+        check_limit(&*device.backend, job.limit)?;
+        let mut planned = plan::plan(&job)?;
+        let refused = refused(&mut *device.backend, planned.iter().map(Planned::plan));
+        if !refused.is_empty() {
+            let known = job.schedules.take().map_or_else(Tuned::default, |known| known.filter(|_, _| true));
+            job.schedules = Some(Arc::new(known.without(refused)));
+            planned = plan::plan(&job)?;
+        }
+        for Measured { steps, .. } in planned.iter().filter_map(|program| program.plan().tuned.as_ref()) {
+            tracing::info!("the algorithms of {steps} steps were measured on this device");
+        }
+        Session::load(planned, device, progress)
     }
 
-    /// A session over programs that are loaded, in their order, and all runs at once that were planned.
-    fn of(programs: Vec<Loaded>, device: String, mut exec: Exec) -> Result<Session> {
+    /// Loads programs that are planned, for all runs at once.
+    fn load(planned: Vec<Planned>, device: Device, progress: &dyn Fn(usize, usize)) -> Result<Session> {
+        let Device { backend, name: device } = device;
+        let count = planned.iter().map(|program| program.compiled.1.len()).sum();
+        let compiled = planned.iter().map(|program| program.compiled.clone()).collect();
+        let mut exec = Exec::load_all(backend, compiled, &|n| progress(n, count))?;
+        let ranges = planned.iter().any(|program| program.range.is_some());
+        let loaded = |Planned { compiled: (plan, constants), range, .. }| {
+            let constants = if ranges { constants } else { Vec::new() };
+            Loaded { plan, range, constants }
+        };
+        let programs: Vec<_> = planned.into_iter().map(loaded).collect();
         let largest = |part: &Loaded| part.range.iter().flat_map(ShapeRange::dims).map(|dim| dim.most).collect();
         let ready = || programs.iter().enumerate().map(|(number, part)| ((number, largest(part)), number)).collect();
         let forks = programs[0].plan.forks as usize;
@@ -517,7 +513,7 @@ impl Session {
         programs: impl IntoIterator<Item = (N, Graph)>,
         options: &Options,
     ) -> Result<Session> {
-        let (backend, device) = open(options)?;
+        let device = open(options)?;
         let mut programs: Vec<_> = programs.into_iter().map(|(name, graph)| (name.into(), graph)).collect();
         let has = |graph: &Graph, name: &String| graph.outputs().iter().any(|(output, _)| output == name);
         if let Some(name) = options.outputs.iter().find(|name| !programs.iter().any(|(_, graph)| has(graph, name))) {
@@ -529,50 +525,7 @@ impl Session {
             let own: Vec<String> = options.outputs.iter().filter(|name| has(graph, name)).cloned().collect();
             graph.keep_outputs(&own)?;
         }
-        Session::programs_on_backend(programs, backend, device, options, &|_, _| {})
-    }
-
-    /// As [`on_backend`](Self::on_backend), for programs.
-    ///
-    /// # Errors
-    /// As [`from_graphs`](Self::from_graphs).
-    #[doc(hidden)]
-    pub fn programs_on_backend<G: Into<Graphs>>(
-        programs: Vec<(String, G)>,
-        mut backend: Box<dyn Backend>,
-        device: String,
-        options: &Options,
-        progress: &dyn Fn(usize, usize),
-    ) -> Result<Session> {
-        check_limit(&*backend, options.memory_limit)?;
-        let limits = Limits { memory: options.memory_limit };
-        let tuned = measured(&*backend, options);
-        let parts = programs.into_iter().map(|(name, graphs)| {
-            let part = graphs.into().part(options.recipe, backend.target(), &limits)?;
-            Ok((name, part))
-        });
-        let parts = parts.collect::<Result<Vec<_>>>()?;
-        let planned_for = backend.target().clone();
-        let parts = Fitting::new(parts, &planned_for).parts(&limits)?;
-        if options.forks != 1 && parts.iter().any(|(_, part)| matches!(part, plan::Part::Range(_))) {
-            return Err(one_run());
-        }
-        let mut make = |limits: &Limits, measured: bool| {
-            tune::compile_programs(parts.clone(), &mut *backend, limits, tuned.as_ref().filter(|_| measured))
-        };
-        let planned = at_once(options.forks, &limits, tuned.is_some(), &mut make, &|made| {
-            made.iter_mut().map(|program| &mut program.compiled.0).collect()
-        })?;
-        planned.iter().for_each(|program| tell_measured(program.plan()));
-        let count = planned.iter().map(|program| program.compiled.1.len()).sum();
-        let compiled = planned.iter().map(|program| program.compiled.clone()).collect();
-        let exec = Exec::load_all(backend, compiled, &|n| progress(n, count))?;
-        let ranges = planned.iter().any(|program| program.range.is_some());
-        let part = |plan::Planned { compiled: (plan, constants), range }| {
-            let constants = if ranges { constants } else { Vec::new() };
-            Loaded { plan, range, constants }
-        };
-        Session::of(planned.into_iter().map(part).collect(), device, exec)
+        Session::new(options.job(programs, &device), device, &|_, _| {})
     }
 
     /// The plan that runs; for a range, the plan of the largest binding; for programs, the plan of the first.
@@ -877,34 +830,6 @@ impl<'a> Program<'a> {
         self.session.lend(|state| {
             self.session.make_current(state, self.number, extents)?;
             Ok(f(&mut state.exec))
-        })
-    }
-}
-
-/// The graphs of a program.
-#[doc(hidden)]
-pub enum Graphs {
-    /// One graph.
-    One(Box<Graph>),
-    /// A graph per binding of dims that have ranges.
-    Range(Source, Vec<(String, Extent)>),
-}
-
-impl From<Graph> for Graphs {
-    fn from(graph: Graph) -> Graphs {
-        Graphs::One(Box::new(graph))
-    }
-}
-
-impl Graphs {
-    /// These graphs, as they are planned for a target.
-    ///
-    /// # Errors
-    /// When a pass refuses a graph.
-    pub fn part(self, recipe: Recipe, target: &Target, limits: &Limits) -> Result<plan::Part> {
-        Ok(match self {
-            Graphs::One(graph) => plan::Part::Graph(Box::new(recipe.program(*graph, target, limits)?)),
-            Graphs::Range(source, dims) => plan::Part::Range(Bindings { source, dims, recipe, tuned: None }),
         })
     }
 }

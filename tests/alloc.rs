@@ -136,15 +136,14 @@ fn replay_allocates_nothing() {
 #[test]
 fn a_range_of_bindings_allocates_nothing() {
     use plimsoll::internals::exec::Exec;
-    use plimsoll::internals::plan::range::ShapeRange;
-    use plimsoll::internals::{onnx, session};
-    use plimsoll::{DType, Limits, Recipe, Tensor};
+    use plimsoll::internals::plan::{Graphs, Job};
+    use plimsoll::internals::{onnx, plan, session};
+    use plimsoll::{DType, Tensor};
     let _alone = ALONE.lock();
     let model = onnx::load(std::path::Path::new("graphs/digits.onnx")).expect("it is a graph");
-    let dims = [("batch".to_owned(), (1..=64).into())];
-    let limits = Limits { memory: None };
-    let range = ShapeRange::new(session::source(model), &dims, &Target::cpu(2), Recipe::default(), &limits)
-        .expect("it is planned");
+    let graphs = Graphs::Range(session::source(model), vec![("batch".to_owned(), (1..=64).into())]);
+    let planned = plan::plan(&Job::of(graphs, &Target::cpu(2))).expect("it is planned").swap_remove(0);
+    let range = planned.range.expect("a dim has a range");
     let (plan, constants) = range.largest();
     let mut exec = Exec::load(Box::new(Cpu::new(2)), plan.clone(), constants, &|_| {}).expect("it loads");
     let turns = [32, 16, 64, 1, 32].map(|batch| {

@@ -141,8 +141,8 @@ impl Across<'_> {
             return Ok((exec::found(ports, reference::run(&graph, &inputs)?), "the reference in f64".to_owned()));
         };
         let options = Options { device: device.clone(), ..options.clone() }.on(*backend);
-        let (backend, device) = session::open(&options)?;
-        let session = Session::on_backend(graph, backend, device, &options, &|_, _| {})?;
+        let device = session::open(&options)?;
+        let session = Session::new(options.job([("", graph)], &device), device, &|_, _| {})?;
         let inputs: Vec<_> = self.inputs.iter().map(|(name, tensor)| (&name[..], tensor.clone())).collect();
         let outputs = session.run(&inputs)?.into_iter().map(|(_, tensor)| tensor).collect();
         Ok((outputs, session.device().to_owned()))

@@ -9,7 +9,7 @@ use crate::error::{Error, Result, ensure};
 use crate::file::fnv;
 use crate::graph::Graph;
 use crate::pass::Quantize;
-use crate::plan::{Limits, Plan, Recipe};
+use crate::plan::{Graphs, Limits, Plan, Recipe};
 use crate::report::{Table, human};
 use crate::session::{self, Choice, Options, Saved, Session};
 use crate::shape::{Extent, Shape};
@@ -496,22 +496,17 @@ impl Model {
         if let Some(of) = &self.of {
             return Ok(self.of_plan(of, on, given)?);
         }
-        let mut options = Options { tuned: !no_tuned, ..self.options(on)? };
+        let options = Options { tuned: !no_tuned, ..self.options(on)? };
         let (model, extents) = self.load_range(given)?;
         let dims = largest(&extents);
         let subject = Subject::new(vec![self.model.clone()], extents.clone());
         let graph = if has_range(&extents) { None } else { Some(self.import(&model, &dims, given)?) };
         graph.iter().for_each(|graph| self.mention_states(graph));
-        let (device, name) = session::open(&options)?;
-        tracing::info!("backend: {name}");
-        let target = device.target().clone();
-        let session = loading(|report| match graph {
-            Some(graph) => Session::on_backend(graph, device, name, &options, report),
-            None => {
-                options.dims = extents;
-                Session::range_on_backend(session::source(model.clone()), device, name, &options, report)
-            }
-        });
+        let device = session::open(&options)?;
+        tracing::info!("backend: {}", device.name);
+        let target = device.backend.target().clone();
+        let graphs = graph.map_or_else(|| Graphs::Range(session::source(model.clone()), extents), Graphs::from);
+        let session = loading(|report| Session::new(options.job([("", graphs)], &device), device, report));
         let session = session.map_err(|e| refuse(&self.case(&model, dims, target), e.in_file(&self.model), json))?;
         Ok((session, subject))
     }
@@ -540,9 +535,9 @@ impl Model {
         };
         let (model, dims) = own.load(given)?;
         let graph = own.import(&model, &dims, given)?;
-        let (device, name) = session::open(&options)?;
-        tracing::info!("backend: {name}");
-        let session = loading(|report| saved.load(graph, (device, name), &options, report));
+        let device = session::open(&options)?;
+        tracing::info!("backend: {}", device.name);
+        let session = loading(|report| saved.load(graph, device, &options, report));
         let dims = dims.into_iter().map(|(name, extent)| (name, extent.into())).collect();
         Ok((session?, Subject::new(vec![of.to_owned()], dims).by(&self.model)))
     }

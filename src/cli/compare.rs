@@ -12,10 +12,10 @@ use crate::eager::compare::{Comparison, Moved, Observed, Setup, compare, moved_b
 use crate::error::{Error, Result};
 use crate::graph::Graph;
 use crate::pass::Quantize;
-use crate::plan::{Limits, Recipe};
+use crate::plan::{Graphs, Limits, Recipe};
 use crate::report::picture::{Scene, comparison_page};
 use crate::report::{Table, grouped, human};
-use crate::session::{self, Graphs, Options};
+use crate::session::{self, Options};
 use crate::target::Target;
 use crate::tensor::Tensor;
 use crate::{file, report};
@@ -180,7 +180,7 @@ impl Compare {
         let extents = dims.iter().map(|(name, extent)| (name.clone(), (*extent).into())).collect();
         let subject = Subject::new(vec![self.model.model.clone()], extents);
         let options = self.model.options(&self.on)?;
-        let (device, name) = session::open(&options)?;
+        let session::Device { backend: device, name } = session::open(&options)?;
         tracing::info!("backend: {name}");
         session::check_limit(&*device, options.memory_limit)?;
         // If not even the plan fits, there is nothing to compare.
@@ -272,7 +272,7 @@ impl Compare {
     ) -> Result<Comparison> {
         let bar = args::progress("ways");
         bar.set_length(ways);
-        let open = || session::open(options).map(|(backend, _)| backend);
+        let open = || session::open(options).map(|device| device.backend);
         let setup = Setup { progress: &|_| bar.inc(1), observe, ..self.setup(&open, options) };
         let result = compare(graph, inputs, &setup);
         bar.finish_and_clear();
@@ -294,7 +294,7 @@ impl Compare {
     /// What a graph's outputs lose by weights in few bits, if a flag asks for these.
     fn quantized(&self, graph: &Graph, inputs: &[Tensor], options: &Options) -> Result<Option<Quantized>> {
         let Some(quantize) = options.recipe.quantize else { return Ok(None) };
-        let open = || session::open(options).map(|(backend, _)| backend);
+        let open = || session::open(options).map(|device| device.backend);
         let lost = match moved_by_quantizing(graph, inputs, &self.setup(&open, options)) {
             Ok(moved) => Lost::Moved(moved),
             Err(error @ Error::Fit { .. }) => Lost::Unknown { does_not_fit: error.to_string() },
@@ -309,7 +309,7 @@ impl Compare {
             return Err(Error::usage("--html: expected one model; compare each program by itself for it".into()).into());
         }
         let options = self.model.options(&self.on)?;
-        let (device, name) = session::open(&options)?;
+        let session::Device { backend: device, name } = session::open(&options)?;
         tracing::info!("backend: {name}");
         session::check_limit(&*device, options.memory_limit)?;
         let (target, ways) = (device.target().clone(), WAYS + u64::from(device.pools()));

@@ -105,7 +105,7 @@ impl Row {
         let (backend, number) = self.name.split_once(':').filter(|_| self.status == target::Device::AVAILABLE)?;
         let backend = if backend == "cuda" { Choice::Cuda } else { Choice::Wgpu };
         let options = Options { device: Some(number.into()), ..Options::default() }.on(backend);
-        let found = beside::known(&|| Ok(session::open(&options)?.0));
+        let found = beside::known(&|| Ok(session::open(&options)?.backend));
         found.inspect_err(|error| tracing::warn!("{}: what is beside plans is not measured: {error}", self.name)).ok()
     }
 }

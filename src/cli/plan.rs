@@ -13,17 +13,16 @@ use crate::figures::count;
 use crate::graph::Graph;
 use crate::kernel::tuned::Tuned;
 use crate::pass::recompute::Recompute;
-use crate::plan::forks::at_once;
 use crate::plan::range::{ShapeRange, Tried};
 use crate::plan::tell::peak::peak;
-use crate::plan::{self, Class, Fitting, Limits, Part};
+use crate::plan::{self, Graphs, Job, Planned, Planner};
 use crate::session::Options;
 use crate::shape::Extent;
 use crate::target::{Family, Target};
 use crate::train::Programs;
 use crate::train::classes::{Classes, States, host_bytes};
 use crate::train::curve::{Point, curve, recompute};
-use crate::tune::{self, cache};
+use crate::tune::cache;
 use crate::{file, report, session};
 use clap::Args;
 use serde::Serialize;
@@ -272,50 +271,31 @@ impl Plan {
         let subject = Subject::new(vec![self.model.model.clone()], extents.clone());
         let case = self.model.case(&model, dims, target);
         let limit = self.model.memory_limit;
-        let graph = case.graph(limit).map_err(in_file)?;
-        self.model.mention_states(&graph.graph);
-        let tuned = self.tuned.as_deref().map(tuned).transpose()?;
+        let schedules = self.tuned.as_deref().map(tuned).transpose()?;
+        let graphs = Graphs::Range(session::source(model.clone()), extents.clone());
+        let job = Job { recipe: case.recipe, runs: self.forks, schedules, ..Job::of(graphs, &case.target) };
         // Advice is about one run.
         let explained = |e: Error| if self.forks > 1 { e.into() } else { args::refuse(&case, e, json) };
-        let (limits, refuse) = (self.model.limits(), |e| explained(in_file(e)));
-        let planned = |limits: &Limits| {
-            if !args::has_range(&extents) {
-                let mut one = |limits: &Limits, measured: bool| {
-                    // Each of several runs has a part of the limit, which may want other chunks.
-                    let graph = if self.forks > 1 { case.graph(limits.memory)? } else { graph.clone() };
-                    let plan = match tuned.as_ref().filter(|_| measured) {
-                        Some(tuned) => tune::plan(graph.clone(), &case.target, limits, tuned, false)?.0,
-                        None => plan::plan(&graph, &case.target, limits)?,
-                    };
-                    Ok((plan, graph))
-                };
-                let (plan, graph) = at_once(self.forks, limits, tuned.is_some(), &mut one, &|(plan, _)| vec![plan])?;
-                return Ok((plan, None, graph));
-            }
-            if self.forks > 1 {
-                return Err(session::one_run());
-            }
-            let source = session::source(model.clone());
-            let range = ShapeRange::tuned(source, &extents, &case.target, case.recipe, limits, tuned.as_ref())?;
-            Ok((range.plan().clone(), Some(range), graph.clone()))
-        };
-        let plan = planned(&limits);
-        if let (Err(Error::Fit { .. }), true) = (&plan, self.html.is_some() || self.svg.is_some()) {
+        let refuse = |e| explained(in_file(e));
+        let mut planner = Planner::new(&job).map_err(in_file)?;
+        let planned = planner.within(limit);
+        if let (Err(Error::Fit { .. }), true) = (&planned, self.html.is_some() || self.svg.is_some()) {
             // The picture helps most if the plan does not fit.
-            let (plan, _, graph) = planned(&Limits { memory: None }).map_err(in_file)?;
-            self.draw(&subject, &plan, &graph.graph)?;
+            let whole = planner.within(None).map_err(in_file)?;
+            self.draw(&subject, whole[0].plan(), &whole[0].graph)?;
         }
-        let (mut plan, range, graph) = plan.map_err(refuse)?;
+        let Planned { compiled: (mut plan, _), range, graph } = planned.map_err(refuse)?.swap_remove(0);
+        self.model.mention_states(&graph);
         if self.save.is_some() || json {
             plan.origin = Some(self.origin(&extents, model.given())?);
         }
         if let Some(path) = &self.save {
             file::write_whole(path, "write the plan", |out| out.write_all(plan.to_json().as_bytes()))?;
         }
-        self.draw(&subject, &plan, &graph.graph)?;
+        self.draw(&subject, &plan, &graph)?;
         let advice = if self.advise { Some(advise(&case, limit).map_err(in_file)?) } else { None };
         if let Some(limit) = self.assert_peak.filter(|&limit| plan.bytes() > limit) {
-            return Err(self.above_peak(&plan, &graph.graph, limit, advice.as_ref(), json));
+            return Err(self.above_peak(&plan, &graph, limit, advice.as_ref(), json));
         }
         if json {
             Ok(self.json(&subject, plan, range, advice))
@@ -416,25 +396,17 @@ impl Plan {
             Some(training) => programs::of_training(training.clone(), &[])?,
             None => more.graphs(&self.model, &[])?,
         };
-        let parts = programs::parts(graphs, &self.model, &self.model.limits(), target)?;
-        let mut fitting = Fitting::new(parts, target);
-        let parts = fitting.parts(&self.model.limits())?;
-        if self.forks > 1 && parts.iter().any(|(_, part)| matches!(part, Part::Range(_))) {
-            return Err(session::one_run().into());
-        }
-        let planned = |limits: &Limits| -> Result<Vec<plan::Plan>> {
-            let mut all = |limits: &Limits, _| plan::compile_programs(&parts, target, limits);
-            let planned = at_once(self.forks, limits, false, &mut all, &|planned| {
-                planned.iter_mut().map(|program| &mut program.compiled.0).collect()
-            })?;
-            Ok(planned.into_iter().map(|program| program.compiled.0).collect())
+        let job = Job { recipe: self.model.recipe(), runs: self.forks, ..Job::new(graphs, target) };
+        let mut planner = Planner::new(&job)?;
+        let apart = |planned: Vec<Planned>| -> (Vec<plan::Plan>, Vec<Graph>) {
+            planned.into_iter().map(|program| (program.compiled.0, program.graph)).unzip()
         };
-        let graphs = parts.iter().map(|(_, part)| Ok(part.graph(target)?.graph)).collect::<Result<Vec<Graph>>>()?;
-        let plans = planned(&self.model.limits());
-        if let (Err(Error::Fit { .. }), true) = (&plans, self.html.is_some()) {
-            self.draw_programs(more, &planned(&Limits { memory: None })?, &graphs)?;
+        let planned = planner.within(self.model.memory_limit);
+        if let (Err(Error::Fit { .. }), true) = (&planned, self.html.is_some()) {
+            let (plans, graphs) = apart(planner.within(None)?);
+            self.draw_programs(more, &plans, &graphs)?;
         }
-        let plans = match (plans, &more.method) {
+        let (plans, graphs) = match (planned, &more.method) {
             (Err(error @ Error::Fit { .. }), Some(method)) => {
                 let file = self.model.file()?;
                 let case = || {
@@ -449,7 +421,7 @@ impl Plan {
                 };
                 return Err(method::refuse(error.in_file(&self.model.model), json, case));
             }
-            (plans, _) => plans?,
+            (planned, _) => apart(planned?),
         };
         self.draw_programs(more, &plans, &graphs)?;
         if let Some(path) = &self.save {
@@ -468,13 +440,13 @@ impl Plan {
             return Err(Failure::explained(Error::Fit { what, needed, limit, file: None }, json, record, text));
         }
         let all: Vec<&plan::Plan> = plans.iter().collect();
-        let training = training.map(|programs| self.training(programs, more, &mut fitting, &all)).transpose()?;
+        let training = training.map(|programs| self.training(programs, more, &mut planner, &all)).transpose()?;
         if json {
             return Ok(programs_json(&more.subject(&self.model), &plans, training.as_ref(), target));
         }
         let bytes = match &training {
             Some(training) => training.text(),
-            None => programs::shared(&all, self.apart(&parts, target)?),
+            None => programs::shared(&all, self.apart(&job)?),
         };
         // What a trainer's process takes beside its plans depends on its data.
         let silent = training.is_some() && target.family == Family::Cpu;
@@ -492,14 +464,14 @@ impl Plan {
         &self,
         programs: Programs,
         more: &More,
-        fitting: &mut Fitting,
+        planner: &mut Planner,
         plans: &[&plan::Plan],
     ) -> Result<Training> {
         let parts = more.method.as_ref().map_or(1, |method| method.accumulate as usize);
         let target = &plans[0].target;
         let points = self.curve.then(|| {
             curve(parts, |limits| {
-                let planned = plan::compile_programs(&fitting.parts(limits)?, target, limits)?;
+                let planned = planner.within(limits.memory)?;
                 Ok(planned.into_iter().map(|program| program.compiled.0).collect())
             })
         });
@@ -523,23 +495,21 @@ impl Plan {
     /// The bytes of a training in `f32`, if it is of another precision.
     fn in_f32(&self, method: &Method, target: &Target) -> Result<Option<Bytes>> {
         let Some(wide) = method.in_f32() else { return Ok(None) };
-        let (programs, limits) = (wide.programs(&self.model, 1)?, Limits { memory: None });
+        let programs = wide.programs(&self.model, 1)?;
         let trained = programs.outline.trained.clone();
-        let parts = programs::parts(programs::of_training(programs, &[])?, &self.model, &limits, target)?;
-        let planned = plan::compile_programs(&parts, target, &limits)?;
+        let job = Job { recipe: self.model.recipe(), ..Job::new(programs.named(), target) };
+        let planned = plan::plan(&job)?;
         let plans: Vec<&plan::Plan> = planned.iter().map(|program| program.plan()).collect();
         Ok(Some(Bytes::of(&plans, &trained)))
     }
 
     /// The sum of the bytes of programs as plans of their own.
-    fn apart(&self, parts: &[(String, Part)], target: &Target) -> Result<u64> {
-        let alone = |part| plan::compile_programs(std::slice::from_ref(part), target, &Limits { memory: None });
-        let bytes = parts.iter().map(|part| {
-            let alone = alone(part)?;
-            let plan = alone[0].plan();
-            Ok(plan.class_bytes(Class::Constant) + u64::from(self.forks) * plan.fork_bytes())
-        });
-        bytes.sum()
+    fn apart(&self, job: &Job) -> Result<u64> {
+        let alone = |program: &(String, Graphs)| {
+            let alone = plan::plan(&Job { programs: vec![program.clone()], ..job.clone() })?;
+            Ok(alone[0].plan().bytes())
+        };
+        job.programs.iter().map(alone).sum()
     }
 
     fn draw_programs(&self, more: &More, plans: &[plan::Plan], graphs: &[Graph]) -> Result<()> {

@@ -7,9 +7,9 @@ use super::subject::Subject;
 use crate::error::{Error, Result};
 use crate::graph::Graph;
 use crate::onnx;
-use crate::plan::{self, Class, Fitting, Limits, Part, Plan};
+use crate::plan::{self, Class, Graphs, Job, Plan};
 use crate::report::{Table, grouped, human};
-use crate::session::{self, Graphs, Options, Program, Session};
+use crate::session::{self, Options, Program, Session};
 use crate::target::Target;
 use crate::tensor::Tensor;
 use crate::train::Programs as Training;
@@ -167,10 +167,8 @@ impl More {
 
     /// The bytes that all programs need on a target if they are planned under a limit. They exceed the limit if they do not fit.
     pub(super) fn bytes(&self, first: &Model, target: &Target, limit: u64) -> Result<u64> {
-        let within = Limits { memory: Some(limit) };
-        let parts = parts(self.graphs(first, &[])?, first, &first.limits(), target)?;
-        let parts = Fitting::new(parts, target).parts(&within)?;
-        match plan::compile_programs(&parts, target, &within) {
+        let job = Job { recipe: first.recipe(), ..Job::new(self.graphs(first, &[])?, target).within(limit) };
+        match plan::plan(&job) {
             Ok(planned) => Ok(planned[0].plan().bytes()),
             Err(Error::Fit { needed, .. }) => Ok(needed),
             Err(error) => Err(error),
@@ -208,22 +206,11 @@ impl More {
         }
         let options = Options { tuned: !measured.no_tuned, ..model.options(on)? };
         let graphs = self.graphs(model, given)?;
-        let (device, name) = session::open(&options)?;
-        tracing::info!("backend: {name}");
-        let session = args::loading(|report| Session::programs_on_backend(graphs, device, name, &options, report));
+        let device = session::open(&options)?;
+        tracing::info!("backend: {}", device.name);
+        let session = args::loading(|report| Session::new(options.job(graphs, &device), device, report));
         Ok((session?, self.subject(model)))
     }
-}
-
-/// The graphs of programs, as they are planned for a target.
-pub(super) fn parts(
-    graphs: Vec<(String, Graphs)>,
-    flags: &Model,
-    limits: &Limits,
-    target: &Target,
-) -> Result<Vec<(String, Part)>> {
-    let recipe = flags.recipe();
-    graphs.into_iter().map(|(name, graphs)| Ok((name, graphs.part(recipe, target, limits)?))).collect()
 }
 
 /// The graphs of a training, which has an input for all that is given.

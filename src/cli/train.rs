@@ -310,7 +310,7 @@ impl Train {
 
     /// The training as it is planned; `None` if that takes more than the data's shapes.
     fn case<'a>(&self, model: &'a Model, data: &Data, options: &Options) -> Option<Case<'a>> {
-        let target = session::open(options).ok()?.0.target().clone();
+        let target = session::open(options).ok()?.backend.target().clone();
         let mut dims = options.fixed()?;
         let of_data = data.inputs.iter().flat_map(|(name, rows)| model.dims_of(name, rows.shape()));
         let is_open = |dims: &[(String, usize)], dim: &str| !dims.iter().any(|(known, _)| known == dim);

@@ -7,7 +7,7 @@ use crate::error::{Error, Result};
 use crate::exec::Exec;
 use crate::file;
 use crate::kernel::tuned::Tuned;
-use crate::plan::{self, Compiled, Plan};
+use crate::plan::{self, Compiled, Job, Plan};
 use crate::report::{self, Table};
 use crate::session::{self, Options};
 use crate::tensor::Tensor;
@@ -105,7 +105,7 @@ impl Tune {
         let graph = self.model.import(&model, &dims, &given)?;
         let extents: Vec<_> = dims.iter().map(|(name, extent)| (name.clone(), (*extent).into())).collect();
         let subject = Subject::new(vec![self.model.model.clone()], extents.clone());
-        let (mut device, name) = session::open(&options)?;
+        let session::Device { backend: mut device, name } = session::open(&options)?;
         tracing::info!("backend: {name}");
         session::check_limit(&*device, options.memory_limit)?;
         let (target, identity, limits) = (device.target().clone(), device.identity(), self.model.limits());
@@ -115,7 +115,8 @@ impl Tune {
 
         let prepared = options.recipe.graph(graph, &target, &limits).map_err(in_file)?;
         let untuned = plan::compile(&prepared, &target, &limits).map_err(refuse)?;
-        let (mut known, mut entries) = cache::load(&identity).unwrap_or_else(|| (Tuned::new(&*identity), Vec::new()));
+        let (mut known, mut entries) =
+            cache::load(&identity).unwrap_or_else(|| (Tuned::new(&identity[..]), Vec::new()));
         let mut kernels = tune::kernels(&prepared, &target).map_err(in_file)?;
         let asked: Vec<_> = kernels.iter().map(|(kernel, _)| kernel.clone()).collect();
         kernels.retain(|(kernel, _)| self.again || known.find(kernel).is_none());
@@ -129,7 +130,9 @@ impl Tune {
         drop(device);
 
         found.iter().for_each(|entry| known.insert(&entry.kernel, entry.schedule.clone()));
-        let mut tuned = tune::plan(prepared, &target, &limits, &Arc::new(known), self.more_memory).map_err(in_file)?;
+        let schedules = Some(Arc::new(known));
+        let job = Job { schedules, more_memory: self.more_memory, ..Job::of(prepared, &target).within(limits.memory) };
+        let mut tuned = plan::compiled(&job).map_err(in_file)?;
         let inputs = args::fill(&tuned.0, given, self.inputs.seed)?;
         let runs = compare(&options, &untuned, &tuned, &inputs).map_err(in_file)?;
         if runs.untuned.is_some_and(|untuned| runs.tuned > NOISE * untuned) {
@@ -167,8 +170,8 @@ fn compare(options: &Options, untuned: &Compiled, tuned: &Compiled, inputs: &[Te
 
 /// Milliseconds of the fastest of some runs of a plan, by the device's clock if it has one.
 fn fastest(options: &Options, (plan, constants): &Compiled, inputs: &[Tensor]) -> Result<f64> {
-    let (device, _) = session::open(options)?;
-    let mut exec = Exec::load(device, plan.clone(), constants, &|_| {})?;
+    let device = session::open(options)?;
+    let mut exec = Exec::load(device.backend, plan.clone(), constants, &|_| {})?;
     let mut best = f64::INFINITY;
     for _ in 0..RUNS {
         exec.write(inputs)?;

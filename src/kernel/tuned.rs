@@ -1,7 +1,8 @@
-//! Schedules that were measured on a device, by the kernel that they compute.
+//! What is known of a device: schedules that were measured on it, by the kernel that they compute, and library calls that it refuses.
 
 use crate::kernel::Kernel;
 use crate::kernel::algorithm::Schedule;
+use crate::kernel::call::Call;
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -15,6 +16,8 @@ pub struct Tuned {
     /// The device and its driver.
     pub device: String,
     known: HashMap<String, Schedule>,
+    /// Library calls that the device refuses: a text computes their kernels.
+    refused: Vec<Call>,
     asked: Mutex<Asked>,
 }
 
@@ -34,6 +37,17 @@ impl Tuned {
     /// True if it knows no kernel.
     pub fn is_empty(&self) -> bool {
         self.known.is_empty()
+    }
+
+    /// This table, for a device that refuses these library calls.
+    pub fn without(mut self, refused: Vec<Call>) -> Tuned {
+        self.refused = refused;
+        self
+    }
+
+    /// The library calls that the device refuses.
+    pub fn refused(&self) -> &[Call] {
+        &self.refused
     }
 
     /// Notes the schedule of a kernel.
@@ -64,7 +78,7 @@ impl Tuned {
 
     /// A table with those entries for which `keep` returns true.
     pub fn filter(&self, keep: impl Fn(&Kernel, &Schedule) -> bool) -> Tuned {
-        let mut kept = Tuned::new(self.device.clone());
+        let mut kept = Tuned::new(self.device.clone()).without(self.refused.clone());
         for (kernel, _) in &self.asked().order {
             if let Some(schedule) = self.known.get(&kernel.key()).filter(|schedule| keep(kernel, schedule)) {
                 kept.insert(kernel, schedule.clone());

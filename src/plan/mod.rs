@@ -6,8 +6,8 @@
 //!     chunks             virtual buffers   offsets
 //! ```
 //!
-//! The [`Recipe`] prepares the graph. [`make`] tries lowerings, orders and streams, and writes the plan of the best. [`range`] plans a graph
-//! for a range of shapes, [`programs`] plans several in one memory, and [`tell`] says what a finished plan holds.
+//! A [`Job`] is all that is asked, and [`plan()`] makes its plan. [`make`] tries lowerings, orders and streams, and writes the plan of the best;
+//! [`range`] does so for a range of shapes. [`tell`] says what a finished plan holds.
 
 use crate::constant::Constant;
 use crate::dtype::DType;
@@ -19,23 +19,21 @@ pub use crate::pass::{Indexes, Recipe, Use};
 use crate::shape::Shape;
 use crate::target::{Memory, Target};
 pub use index::{BufferIdx, KernelIdx, SegmentIdx, Spot, StepIdx};
+pub use job::{Graphs, Job, Planned, Planner, compile, compiled, plan, planned};
 pub use make::again::data;
 pub(crate) use make::offsets::{TransferBytes, own_segments};
-pub use make::{compile, plan};
 pub use origin::Origin;
-pub use programs::{Fitting, Part, Planned, compile_programs};
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 use std::sync::Arc;
 
 pub mod check;
 pub mod fit;
-pub mod forks;
 pub(crate) mod index;
+pub mod job;
 pub mod lower;
 pub mod make;
 mod origin;
-pub mod programs;
 pub mod range;
 pub mod tell;
 

@@ -1,14 +1,13 @@
 //! Sessions of plans that were saved in files.
 
-use super::{Choice, Loaded, Options, Session, check_limit, open};
-use crate::backend::Backend;
+use super::{Choice, Device, Options, Session, check_limit, open};
 use crate::error::{Error, Result, ensure};
+use crate::file;
 use crate::graph::Graph;
 use crate::onnx;
-use crate::plan::{self, Dim, Limits, Origin, Plan, Recipe, check};
+use crate::plan::{self, Dim, Limits, Origin, Plan, Planned, Recipe, check};
 use crate::shape::Extent;
 use crate::target::{Family, Libraries};
-use crate::{file, pass};
 use std::path::{Path, PathBuf};
 
 impl Options {
@@ -63,8 +62,7 @@ impl Session {
         let ranges = || Error::usage("expected one extent for each dim of its origin".into()).in_file(plan.as_ref());
         let dims = Options { dims, ..Options::default() }.fixed().ok_or_else(ranges)?;
         let graph = onnx::import(&graph, &dims).map_err(|e| e.in_file(model.as_ref()))?;
-        let (backend, device) = open(&options)?;
-        saved.load(graph, (backend, device), &options, &|_, _| {})
+        saved.load(graph, open(&options)?, &options, &|_, _| {})
     }
 }
 
@@ -168,23 +166,24 @@ impl Saved {
     pub fn load(
         self,
         graph: Graph,
-        (backend, device): (Box<dyn Backend>, String),
+        device: Device,
         options: &Options,
         progress: &dyn Fn(usize, usize),
     ) -> Result<Session> {
         let Saved { plan, origin, path } = self;
         let in_file = |e: Error| e.in_file(&path);
-        check_limit(&*backend, options.memory_limit)?;
+        let backend = &device.backend;
+        check_limit(&**backend, options.memory_limit)?;
         Limits { memory: options.memory_limit }.check(&plan).map_err(in_file)?;
         if *backend.target() != plan.target {
             // A plan that is legal for its target may not be so on this device.
             let here = Plan { target: backend.target().clone(), ..plan.clone() };
             check::check(&here).map_err(in_file)?;
         }
-        let graph: pass::Prepared =
-            origin.recipe.graph(graph, &plan.target, &Limits { memory: origin.memory_limit }).map_err(in_file)?;
-        let constants = plan::data(graph, &plan).map_err(in_file)?;
-        let exec = super::Exec::load(backend, plan.clone(), &constants, &|n| progress(n, constants.len()))?;
-        Session::of(vec![Loaded { plan, range: None, constants: Vec::new() }], device, exec)
+        let limits = Limits { memory: origin.memory_limit };
+        let prepared = origin.recipe.graph(graph, &plan.target, &limits).map_err(in_file)?;
+        let graph = prepared.graph.clone();
+        let constants = plan::data(prepared, &plan).map_err(in_file)?;
+        Session::load(vec![Planned { compiled: (plan, constants), range: None, graph }], device, progress)
     }
 }

@@ -164,8 +164,8 @@ impl Trainer {
             init = init::rules(&graph, &weights, &training)?;
             init::forget(&mut graph, &init)?;
         }
-        let (backend, device) = session::open(options)?;
-        let training = Training { labels: Some(data.labels.shape().clone()), ..training.on(backend.target()) };
+        let device = session::open(options)?;
+        let training = Training { labels: Some(data.labels.shape().clone()), ..training.on(device.backend.target()) };
         let Programs { parts, evaluate, outline, .. } = of_model(&model, &graph, &training)?;
         let facts: Vec<Fact> = data
             .columns()
@@ -193,10 +193,8 @@ impl Trainer {
         };
         data.labels.check_labels(labels)?;
         let names = parts.iter().map(|(name, _)| *name).collect();
-        let mut all: Vec<(String, session::Graphs)> =
-            parts.into_iter().map(|(name, graph)| (name.to_owned(), graph.into())).collect();
-        all.push(("evaluate".to_owned(), evaluate.into()));
-        let session = Session::programs_on_backend(all, backend, device, options, &|_, _| {})?;
+        let all = parts.into_iter().chain([("evaluate", evaluate)]);
+        let session = Session::new(options.job(all, &device), device, &|_, _| {})?;
         // A device with memory of its own plans that alone: the slot is the host's.
         let planned = session.with(Exec::take_ahead);
         let host = host_bytes(&session.programs().map(Program::plan).collect::<Vec<_>>());

@@ -11,15 +11,13 @@
 use crate::backend::{Backend, Launch, RecordId, SegmentId, Slice};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::graph::Graph;
 use crate::kernel::algorithm::Schedule;
-use crate::kernel::call::Call;
-use crate::kernel::schedule::{self, Split};
+use crate::kernel::schedule::variants::{Variant, variants};
 use crate::kernel::tuned::Tuned;
 use crate::kernel::{Kernel, Template, cpu};
-use crate::pass::{Prepared, Recipe};
+use crate::pass::Prepared;
+use crate::plan;
 use crate::plan::lower::lower;
-use crate::plan::{self, Compiled, Limits, Part, Plan, Planned};
 use crate::shape::Access;
 use crate::target::{Memory, Target};
 use crate::tensor::Tensor;
@@ -30,8 +28,6 @@ use std::time::{Duration, Instant};
 
 pub mod cache;
 
-/// The most schedules of a kernel that are tried.
-const MOST_TRIED: usize = 48;
 /// Rounds in which all schedules of a kernel take turns.
 const ROUNDS: usize = 8;
 /// Schedules that take more than this many times the best one's time run in no further round.
@@ -71,52 +67,6 @@ pub struct Entry {
     pub launches: usize,
 }
 
-/// A schedule of a kernel as the launches that it becomes.
-struct Way {
-    schedule: Schedule,
-    /// Each kernel, and its arguments among the reads, then the writes, of the whole kernel.
-    launches: Vec<(Kernel, Vec<usize>)>,
-}
-
-/// The ways of a kernel on a target. The first is the one that is used without a measurement.
-fn ways(kernel: &Kernel, target: &Target) -> Vec<Way> {
-    let mut plain = kernel.clone();
-    plain.reads.iter_mut().for_each(|read| read.packed = false);
-    let slots: Vec<usize> = (0..kernel.reads.len() + kernel.writes.len()).collect();
-    let whole = |schedule: Schedule| {
-        let mut scheduled = Kernel { schedule, ..plain.clone() };
-        for (operand, read) in kernel.reads.iter().enumerate() {
-            scheduled.reads[operand].packed = read.packed && cpu::packed_bytes(&scheduled, operand).is_some();
-        }
-        scheduled.workspace = schedule::workspace(&scheduled);
-        Way { schedule: scheduled.schedule.clone(), launches: vec![(scheduled, slots.clone())] }
-    };
-    let candidates = schedule::candidates(&plain, target, &|_| true).into_iter();
-    let mut ways: Vec<Way> = candidates.filter(|s| s.call().is_none()).map(whole).collect();
-    if let Some(split) = schedule::split(&plain, target) {
-        let at = if split.is_preferred { 0 } else { ways.len().min(1) };
-        let algorithms = [None].into_iter().chain(split.algorithms().into_iter().map(Some));
-        let calls = algorithms.filter_map(|algorithm| called(split.clone().called(algorithm), &plain, target));
-        ways.splice(at..at, calls.collect::<Vec<_>>());
-    }
-    ways.truncate(MOST_TRIED);
-    ways
-}
-
-/// A library's call, with the workspace that it always gets, and the map behind it.
-fn called(split: Split, kernel: &Kernel, target: &Target) -> Option<Way> {
-    let Split { call: (mut call, operands), rest, .. } = split;
-    call.workspace = schedule::workspace(&call);
-    let reads = kernel.reads.len();
-    let schedule = call.schedule.clone();
-    let mut launches = vec![(call, operands.into_iter().chain([reads]).collect())];
-    if let Some((map, operands)) = rest {
-        let map = schedule::scheduled(&map, target).ok()?;
-        launches.push((map, [reads].into_iter().chain(operands).chain([reads]).collect()));
-    }
-    Some(Way { schedule, launches })
-}
-
 /// A device on which kernels are timed. What it takes for a kernel is freed when the kernel is done.
 struct Bench<'a> {
     backend: &'a mut dyn Backend,
@@ -146,21 +96,21 @@ impl<'a> Bench<'a> {
         self.segments.drain(..).for_each(|segment| self.backend.free(segment));
     }
 
-    /// Times the ways of a kernel by turns. `None` if there is nothing to choose, or the device refuses every way.
+    /// Times the variants of a kernel by turns. `None` if there is nothing to choose, or the device refuses every variant.
     fn measure(&mut self, kernel: &Kernel, until: Instant) -> Result<Option<Entry>> {
-        let ways = ways(kernel, self.backend.target());
-        if ways.len() < 2 {
+        let variants = variants(kernel, self.backend.target());
+        if variants.len() < 2 {
             return Ok(None);
         }
-        let entry = self.measure_ways(kernel, &ways, until);
+        let entry = self.measure_variants(kernel, &variants, until);
         self.clear();
         entry
     }
 
-    fn measure_ways(&mut self, kernel: &Kernel, ways: &[Way], until: Instant) -> Result<Option<Entry>> {
+    fn measure_variants(&mut self, kernel: &Kernel, variants: &[Variant], until: Instant) -> Result<Option<Entry>> {
         let mut slots = Vec::new();
         for slot in 0..kernel.reads.len() + kernel.writes.len() {
-            slots.push(self.alloc(operand_bytes(ways, slot))?);
+            slots.push(self.alloc(operand_bytes(variants, slot))?);
             if slot < kernel.reads.len() {
                 let mut at = Slice { bytes: 0, ..slots[slot] };
                 for block in values(kernel.operand(slot).dtype, slots[slot].bytes, slot) {
@@ -169,30 +119,31 @@ impl<'a> Bench<'a> {
                 }
             }
         }
-        let workspace = ways.iter().flat_map(|way| &way.launches).map(|(kernel, _)| kernel.workspace).max();
+        let workspace = variants.iter().flat_map(|variant| &variant.launches).map(|(kernel, _)| kernel.workspace).max();
         let workspace = workspace.filter(|&bytes| bytes > 0).map(|bytes| self.alloc(bytes)).transpose()?;
         let mut packed = Vec::new();
-        let bound: Vec<_> = ways.iter().map(|way| self.launches(way, &slots, workspace, &mut packed)).collect();
+        let bound: Vec<_> =
+            variants.iter().map(|variant| self.launches(variant, &slots, workspace, &mut packed)).collect();
         // Texts are compiled together. If one of them fails, each is compiled by itself.
-        let texts = ways.iter().zip(&bound).filter(|(way, _)| way.schedule.call().is_none());
+        let texts = variants.iter().zip(&bound).filter(|(variant, _)| variant.schedule.call().is_none());
         let texts: Vec<Launch> = texts.filter_map(|(_, bound)| bound.as_ref().ok()).flatten().cloned().collect();
         let _ = self.backend.record(&texts);
         let mut runs = Vec::new();
         let mut expected: Option<Vec<Vec<f64>>> = None;
-        for (number, (way, bound)) in ways.iter().zip(bound).enumerate() {
+        for (number, (variant, bound)) in variants.iter().zip(bound).enumerate() {
             // The result of the way before must not pass for that of this one.
             self.spoil(kernel, &slots)?;
             let made = bound.and_then(|launches| self.prepare(number, launches));
             let (run, found) = match made.and_then(|run| Ok((run, self.results(kernel, &slots)?))) {
                 Ok(made) => made,
                 Err(error) => {
-                    tracing::debug!("kernel '{}', {}: {error}", kernel.template.name(), way.schedule);
+                    tracing::debug!("kernel '{}', {}: {error}", kernel.template.name(), variant.schedule);
                     continue;
                 }
             };
             match expected.as_ref().map(|expected| agree(kernel, self.backend.target(), expected, &found)) {
                 Some(Err(what)) => {
-                    let (kernel, schedule) = (kernel.template.name(), &way.schedule);
+                    let (kernel, schedule) = (kernel.template.name(), &variant.schedule);
                     tracing::warn!("kernel '{kernel}', {schedule}: {what}; it is not used");
                     continue;
                 }
@@ -213,7 +164,7 @@ impl<'a> Bench<'a> {
             }
         }
         for Run { number, best, .. } in &runs {
-            let (name, schedule) = (kernel.template.name(), &ways[*number].schedule);
+            let (name, schedule) = (kernel.template.name(), &variants[*number].schedule);
             tracing::debug!("kernel '{name}' {}, {schedule} {}: {best:.1} us", kernel.shape, schedule.numbers());
         }
         let before = runs.iter().find(|run| run.number == 0).map(|run| run.best);
@@ -222,8 +173,16 @@ impl<'a> Bench<'a> {
             Some(before) if best.best > GAIN * before => (0, before),
             _ => (best.number, best.best),
         };
-        let [schedule, expected] = [number, 0].map(|number| ways[number].schedule.clone());
-        Ok(Some(Entry { kernel: kernel.clone(), schedule, expected, before, after, tried: ways.len(), launches: 0 }))
+        let [schedule, expected] = [number, 0].map(|number| variants[number].schedule.clone());
+        Ok(Some(Entry {
+            kernel: kernel.clone(),
+            schedule,
+            expected,
+            before,
+            after,
+            tried: variants.len(),
+            launches: 0,
+        }))
     }
 
     fn alloc(&mut self, bytes: u64) -> Result<Slice> {
@@ -237,16 +196,16 @@ impl<'a> Bench<'a> {
         Ok(Slice { segment, offset: 0, bytes })
     }
 
-    /// The launches of a way. Operands in a packed layout have buffers of their own, which ways share.
+    /// The launches of a variant. Operands in a packed layout have buffers of their own, which variants share.
     fn launches(
         &mut self,
-        way: &Way,
+        variant: &Variant,
         slots: &[Slice],
         workspace: Option<Slice>,
         packed: &mut Vec<(Vec<u8>, Slice)>,
     ) -> Result<Vec<Launch>> {
         let mut launches = Vec::new();
-        for (kernel, args) in &way.launches {
+        for (kernel, args) in &variant.launches {
             let mut bound = Vec::new();
             for (at, &slot) in args.iter().enumerate() {
                 if !kernel.operand(at).packed {
@@ -340,14 +299,14 @@ fn values(dtype: DType, bytes: u64, seed: usize) -> Vec<Bytes> {
 }
 
 /// Bytes of an operand that is not packed.
-fn operand_bytes(ways: &[Way], slot: usize) -> u64 {
+fn operand_bytes(variants: &[Variant], slot: usize) -> u64 {
     let of = |(kernel, args): &(Kernel, Vec<usize>)| {
         let at = args.iter().position(|&arg| arg == slot)?;
         let operand = kernel.operand(at);
         let last = |access: &Access| access.span().map_or(0, |(_, high)| high.max(0) as u64);
         Some((last(&kernel.reach(at)).max(last(&operand.access)) + 1) * operand.dtype.size() as u64)
     };
-    ways.iter().flat_map(|way| &way.launches).filter_map(of).max().unwrap_or(0).max(4)
+    variants.iter().flat_map(|variant| &variant.launches).filter_map(of).max().unwrap_or(0).max(4)
 }
 
 /// Compares the results of two schedules of a kernel.
@@ -425,142 +384,4 @@ fn work(kernel: &Kernel) -> u64 {
         _ => 1,
     };
     size.saturating_mul(inner.max(1))
-}
-
-/// The plan of a graph for a device, with the measured schedules of a table if there is one. See [`plan()`]. A library call that the device
-/// refuses is left to a text.
-///
-/// # Errors
-/// As [`Recipe::compile`].
-pub fn compile(
-    graph: Graph,
-    recipe: Recipe,
-    backend: &mut dyn Backend,
-    limits: &Limits,
-    tuned: Option<&Arc<Tuned>>,
-) -> Result<Compiled> {
-    let target = backend.target().clone();
-    let mut prepared = recipe.graph(graph, &target, limits)?;
-    let compiled = match tuned {
-        Some(tuned) => plan(prepared.clone(), &target, limits, tuned, false),
-        None => plan::compile(&prepared, &target, limits),
-    }?;
-    let refused = refused(backend, &compiled.0);
-    if refused.is_empty() {
-        return Ok(compiled);
-    }
-    let measured = compiled.0.tuned;
-    prepared.tuned = Some(Arc::new(without(&refused, &prepared, &target, tuned)?));
-    let (mut plan, constants) = plan::compile(&prepared, &target, limits)?;
-    plan.tuned = measured;
-    Ok((plan, constants))
-}
-
-/// As [`compile`], for programs that share their segments. Measured schedules are used if all together take no more bytes for it. A library
-/// call that the device refuses has no text in its place in a range.
-///
-/// # Errors
-/// As [`plan::compile_programs`].
-pub fn compile_programs(
-    mut programs: Vec<(String, Part)>,
-    backend: &mut dyn Backend,
-    limits: &Limits,
-    tuned: Option<&Arc<Tuned>>,
-) -> Result<Vec<Planned>> {
-    let target = backend.target().clone();
-    let mut compiled = plan::compile_programs(&programs, &target, limits)?;
-    if let Some(tuned) = tuned {
-        let within = Limits { memory: compiled.first().map(|program| program.plan().bytes()) };
-        let by = |table: &Arc<Tuned>| {
-            let parts = programs.iter().map(|(name, part)| (name.clone(), part.clone().tuned(table)));
-            plan::compile_programs(&parts.collect::<Vec<_>>(), &target, &within)
-        };
-        let small = || Arc::new(tuned.filter(|kernel, schedule| is_no_larger(kernel, schedule, &target)));
-        compiled = by(tuned).or_else(|_| by(&small())).unwrap_or(compiled);
-    }
-    let refused: Vec<Call> = compiled.iter().flat_map(|program| refused(backend, program.plan())).collect();
-    if refused.is_empty() {
-        return Ok(compiled);
-    }
-    for (_, part) in &mut programs {
-        if let Part::Graph(prepared) = part {
-            prepared.tuned = Some(Arc::new(without(&refused, prepared, &target, tuned)?));
-        }
-    }
-    let measured: Vec<_> = compiled.into_iter().map(|program| program.compiled.0.tuned).collect();
-    let mut compiled = plan::compile_programs(&programs, &target, limits)?;
-    compiled.iter_mut().zip(measured).for_each(|(program, measured)| program.compiled.0.tuned = measured);
-    Ok(compiled)
-}
-
-/// Measured schedules, with texts for the library calls that a device refuses.
-fn without(refused: &[Call], prepared: &Prepared, target: &Target, tuned: Option<&Arc<Tuned>>) -> Result<Tuned> {
-    let mut table = Tuned::new(tuned.map_or("", |tuned| &tuned.device));
-    for (kernel, _) in kernels(prepared, target)? {
-        let known = tuned.and_then(|tuned| tuned.find(&kernel));
-        let split = schedule::split(&kernel, target);
-        let is_refused = split.is_some_and(|split| refused.iter().any(|call| split.allows(call)));
-        let text = || schedule::candidates(&kernel, target, &|_| true).into_iter().find(|s| s.call().is_none());
-        if let Some(schedule) = if is_refused { text() } else { known.cloned() } {
-            table.insert(&kernel, schedule);
-        }
-    }
-    Ok(table)
-}
-
-/// The library calls of a plan that a device refuses, each with a line in the log.
-fn refused(backend: &mut dyn Backend, plan: &Plan) -> Vec<Call> {
-    let mut refused = Vec::new();
-    for kernel in &plan.kernels {
-        let Some(call) = kernel.schedule.call() else { continue };
-        if let Err(error) = backend.compile(kernel) {
-            tracing::warn!("{error}; a text computes it");
-            refused.push(call.clone());
-        }
-    }
-    refused
-}
-
-/// The plan of a graph with measured schedules. It takes no more bytes than the plan without them, unless `more_memory` allows it: steps then
-/// run side by side where that fits, and schedules that need more than the expected ones are left out where it does not.
-///
-/// # Errors
-/// As [`plan::compile`], if there is no plan without measured schedules, either.
-pub fn plan(
-    mut prepared: Prepared,
-    target: &Target,
-    limits: &Limits,
-    tuned: &Arc<Tuned>,
-    more_memory: bool,
-) -> Result<Compiled> {
-    prepared.tuned = Some(Arc::clone(tuned));
-    let fast = plan::compile(&prepared, target, limits);
-    if fast.as_ref().is_ok_and(|(plan, _)| plan.tuned.is_none() || more_memory) {
-        return fast;
-    }
-    let plain = plan::compile(&Prepared { tuned: None, ..prepared.clone() }, target, limits);
-    let Ok((untuned, _)) = &plain else { return fast.or(plain) };
-    let within = Limits { memory: Some(untuned.bytes()) };
-    if fast.as_ref().is_ok_and(|(plan, _)| plan.bytes() <= untuned.bytes()) {
-        return fast;
-    }
-    let small = tuned.filter(|kernel, schedule| is_no_larger(kernel, schedule, target));
-    plan::compile(&prepared, target, &within).or_else(|_| {
-        prepared.tuned = Some(Arc::new(small));
-        plan::compile(&prepared, target, &within).or(plain)
-    })
-}
-
-/// True if a schedule of a kernel needs no more memory than the expected one.
-fn is_no_larger(kernel: &Kernel, schedule: &Schedule, target: &Target) -> bool {
-    let ways = ways(kernel, target);
-    let bytes = |way: &Way| -> u64 {
-        let of = |(kernel, _): &(Kernel, Vec<usize>)| {
-            let packed = (0..kernel.reads.len()).filter(|&at| kernel.reads[at].packed);
-            schedule::workspace(kernel) + packed.filter_map(|at| cpu::packed_bytes(kernel, at)).sum::<u64>()
-        };
-        way.launches.iter().map(of).sum()
-    };
-    let own = ways.iter().find(|way| way.schedule == *schedule);
-    own.zip(ways.first()).is_some_and(|(own, first)| bytes(own) <= bytes(first))
 }

@@ -16,7 +16,7 @@ fn passed(text: &str, target: &Target, fuse: bool) -> Prepared {
 }
 
 fn planned(graph: &Prepared, target: &Target) -> Plan {
-    plan::plan(graph, target, &Limits { memory: None }).expect("it is planned")
+    plan::planned(graph, target, &Limits { memory: None }).expect("it is planned")
 }
 
 /// The templates of a graph's kernels on a target.

@@ -4,7 +4,7 @@ use crate::common;
 use plimsoll::internals::op::{Data, OpDef, Sample};
 use plimsoll::internals::ops;
 use plimsoll::internals::reference;
-use plimsoll::{Attrs, DType, Graph, Options, Session, Tensor, Trace, ValueId, Var};
+use plimsoll::{Attrs, DType, Graph, Options, Tensor, Trace, ValueId, Var};
 use std::collections::HashMap;
 
 struct Random(u64);
@@ -170,8 +170,7 @@ fn of_equal_maxima_the_first_has_the_gradient_on_every_backend() {
             parts.flat_map(|(image, gradient)| first_maxima(image, side, [window, stride, pad], gradient)).collect();
         let x = Tensor::from_f64(DType::F32, [1, images, side, side], &values);
         for (name, open) in common::backends() {
-            let session = Session::on_backend(graph.clone(), open(), name.to_owned(), &Options::default(), &|_, _| {})
-                .expect("it loads");
+            let session = common::load(graph.clone(), open(), name, &Options::default()).expect("it loads");
             let found = session.run(&[("x", x.clone())]).expect("it runs");
             // Multiples of a quarter, whose sums are exact.
             assert_eq!(found[0].1.to_f64(), expected, "{name}: window {window}, stride {stride}, pad {pad}");
@@ -295,7 +294,7 @@ fn derivatives_at_kinks_and_ties_are_those_of_pytorch() {
         let named: Vec<_> = names.iter().map(String::as_str).zip(tensors).collect();
         let sound = finite(&expected) && inputs.iter().all(|x| finite(x));
         for &(name, open) in backends.iter().filter(|(name, _)| sound || *name != "wgpu") {
-            let session = Session::on_backend(graph.clone(), open(), name.to_owned(), &Options::default(), &|_, _| {});
+            let session = common::load(graph.clone(), open(), name, &Options::default());
             let by_device = session.expect("it is planned").run(&named).expect("it runs")[0].1.to_f64();
             for (by, found) in [("the reference", &by_reference), (name, &by_device)] {
                 let near = |(found, expected): (&f64, &f64)| found == expected || (found - expected).abs() < 1e-5;

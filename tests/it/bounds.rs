@@ -21,7 +21,7 @@ fn graph(text: &str, states: &[(&str, &str)]) -> Graph {
 
 fn session((name, open): &common::Opener, graph: &Graph) -> Session {
     let options = Options { threads: 2, ..Options::default() };
-    Session::on_backend(graph.clone(), open(), (*name).to_owned(), &options, &|_, _| {}).expect("it loads")
+    common::load(graph.clone(), open(), *name, &options).expect("it loads")
 }
 
 /// The elements of all states.

@@ -10,7 +10,6 @@ use plimsoll::internals::graph::Graph;
 use plimsoll::internals::op::{Call, Fact, Lower, ValueId};
 use plimsoll::internals::pass::{Prepared, chunk};
 use plimsoll::internals::plan::fit::chunks;
-use plimsoll::internals::plan::range::ShapeRange;
 use plimsoll::internals::plan::{Limits, Plan, Recipe};
 use plimsoll::internals::shape::{Access, Shape};
 use plimsoll::internals::{onnx, ops, plan, reference, session};
@@ -232,7 +231,7 @@ fn graphs_in_chunks_agree_with_the_whole() {
 fn planned(graph: &Graph, target: &Target, limits: &Limits, chunks: usize) -> Plan {
     let mut graph = Recipe::default().whole(graph.clone(), target).expect("the passes run");
     chunks::run(&mut graph, target, limits, chunks).expect("it has chunks");
-    plan::plan(&graph, target, limits).expect("it is planned")
+    plan::planned(&graph, target, limits).expect("it is planned")
 }
 
 /// Keys that several heads share. A chunk has fewer rows of scores than one kernel needs to be worth it.
@@ -258,7 +257,7 @@ fn attentions_stay_one_kernel() {
 
 fn all_in_chunks(graph: &Graph, target: &Target, chunks: usize) -> Plan {
     let graph = chunked(graph, target, true, chunks, ALL).expect("it has chunks");
-    plan::plan(&graph, target, &FREE).expect("it is planned")
+    plan::planned(&graph, target, &FREE).expect("it is planned")
 }
 
 const FREE: Limits = Limits { memory: None };
@@ -363,7 +362,7 @@ fn chunks_of_a_range_are_those_of_its_largest_binding() {
     let model = onnx::load(&Path::new(env!("CARGO_MANIFEST_DIR")).join("graphs/digits.onnx")).expect("a graph");
     let family = |range: std::ops::RangeInclusive<usize>, chunks| {
         let dims = [("batch".to_owned(), range.into())];
-        ShapeRange::new(
+        common::range(
             session::source(model.clone()),
             &dims,
             &Target::cpu(2),

@@ -3,7 +3,7 @@
 use crate::common::{self, Folder};
 use plimsoll::internals::onnx;
 use plimsoll::internals::onnx::proto::{DataLocation, StringStringEntryProto};
-use plimsoll::internals::plan::{Limits, plan};
+use plimsoll::internals::plan::{self, Limits};
 use plimsoll::internals::report;
 use plimsoll::internals::target::Target;
 use plimsoll::internals::trace::Trace;
@@ -791,7 +791,7 @@ fn compile(path: &Path, dims: &[&str]) -> Result<(), String> {
         let dims: Vec<_> = dims.iter().map(|dim| ((*dim).to_owned(), 4)).collect();
         let graph = onnx::import(&model, &dims)?;
         let graph = Recipe::default().whole(graph, &Target::cpu(2))?;
-        plan(&graph, &Target::cpu(2), &Limits { memory: None })
+        plan::planned(&graph, &Target::cpu(2), &Limits { memory: None })
     };
     all().map(|_| ()).map_err(|error: plimsoll::Error| error.to_string())
 }

@@ -2,10 +2,12 @@
 
 use plimsoll::internals::backend::{Backend, cpu::Cpu};
 use plimsoll::internals::exec::Exec;
-use plimsoll::internals::plan::Limits;
+use plimsoll::internals::plan::range::{ShapeRange, Source};
+use plimsoll::internals::plan::{Graphs, Job, Limits};
+use plimsoll::internals::session::Device;
 use plimsoll::internals::tensor::Tensor;
 use plimsoll::internals::{onnx, plan, reference};
-use plimsoll::{DType, Graph, Plan, Recipe, Shape, Target};
+use plimsoll::{DType, Error, Extent, Graph, Options, Plan, Recipe, Session, Shape, Target};
 use serde_json::{Map, Value};
 use std::collections::HashMap;
 use std::io::Write;
@@ -242,7 +244,51 @@ pub fn graph(text: &str) -> Graph {
 pub fn planned(graph: &Graph, target: &Target) -> Plan {
     let graph = graph.clone();
     let graph = Recipe::default().whole(graph, target).expect("the passes run");
-    plan::plan(&graph, target, &Limits { memory: None }).expect("it is planned")
+    plan::planned(&graph, target, &Limits { memory: None }).expect("it is planned")
+}
+
+/// A graph, or the graphs of a range, planned and loaded on a device.
+pub fn load(
+    graphs: impl Into<Graphs>,
+    backend: Box<dyn Backend>,
+    device: impl Into<String>,
+    options: &Options,
+) -> Result<Session, Error> {
+    load_programs([("", graphs)], backend, device, options)
+}
+
+/// Programs, planned together and loaded on a device.
+pub fn load_programs<N: Into<String>, G: Into<Graphs>>(
+    programs: impl IntoIterator<Item = (N, G)>,
+    backend: Box<dyn Backend>,
+    device: impl Into<String>,
+    options: &Options,
+) -> Result<Session, Error> {
+    let device = Device::new(backend, device);
+    Session::new(options.job(programs, &device), device, &|_, _| {})
+}
+
+/// The graphs of a range whose dims the options have, planned and loaded on a device.
+pub fn load_range(
+    source: Source,
+    backend: Box<dyn Backend>,
+    device: impl Into<String>,
+    options: &Options,
+) -> Result<Session, Error> {
+    load(Graphs::Range(source, options.dims.clone()), backend, device, options)
+}
+
+/// The plans of a range.
+pub fn range(
+    source: Source,
+    dims: &[(String, Extent)],
+    target: &Target,
+    recipe: Recipe,
+    limits: &Limits,
+) -> Result<ShapeRange, Error> {
+    let graphs = Graphs::Range(source, dims.to_vec());
+    let planned = plan::plan(&Job { recipe, ..Job::of(graphs, target).within(limits.memory) })?.swap_remove(0);
+    Ok(planned.range.expect("a dim has a range"))
 }
 
 /// Numbers from -1 to 1, the same for the same state.

@@ -218,7 +218,7 @@ fn memory_is_what_was_planned() {
 
     let graph =
         onnx::import(&onnx::load(Path::new(MODEL)).expect("a graph"), &[("batch".into(), 4)]).expect("it is imported");
-    let session = Session::on_backend(graph, backend, name, &Options::default(), &|_, _| {}).expect("it is loaded");
+    let session = common::load(graph, backend, name, &Options::default()).expect("it is loaded");
     assert_eq!(session.usage().bytes, session.plan().bytes());
     let input = Tensor::from_f64(DType::F32, [4, 1, 8, 8], &[0.5; 256]);
     let run = || session.run(&[(session.plan().inputs[0].name.as_str(), input.clone())]).expect("it runs");
@@ -246,7 +246,7 @@ fn forks_share_what_the_driver_takes() {
     let graph =
         onnx::import(&onnx::load(Path::new(MODEL)).expect("a graph"), &[("batch".into(), 4)]).expect("it is imported");
     let options = Options { forks: 3, ..Options::default() };
-    let session = Session::on_backend(graph, backend, name, &options, &|_, _| {}).expect("it is loaded");
+    let session = common::load(graph, backend, name, &options).expect("it is loaded");
     let plan = session.plan();
     let forks = [session.fork().expect("it was planned"), session.fork().expect("it was planned")];
     let input = Tensor::from_f64(DType::F32, [4, 1, 8, 8], &[0.5; 256]);
@@ -277,7 +277,7 @@ fn a_range_runs_in_the_memory_of_its_largest_binding() {
     let (backend, name) = open(&search, &BARE).expect("the device opens");
     let options = Options::default().set("batch", 1..=8);
     let source = session::source(onnx::load(Path::new(MODEL)).expect("a graph"));
-    let session = Session::range_on_backend(source, backend, name, &options, &|_, _| {}).expect("it is loaded");
+    let session = common::load_range(source, backend, name, &options).expect("it is loaded");
     let input = session.plan().inputs[0].name.clone();
     let run = |batch: usize| {
         let tensor = Tensor::from_f64(DType::F32, [batch, 1, 8, 8], &vec![0.5; 64 * batch]);
@@ -306,7 +306,7 @@ fn a_graph_that_cannot_be_used_takes_nothing() {
     let x = g.input("x", DType::F32, [256]);
     g.output("y", x + 1.0);
     let graph = g.finish().expect("the graph is sound");
-    let plan = plan::plan(&graph.into(), backend.target(), &Limits { memory: None }).expect("it is planned");
+    let plan = plan::planned(&graph.into(), backend.target(), &Limits { memory: None }).expect("it is planned");
     let kernel = backend.compile(&plan.kernels[0]).expect("it is rendered");
     let segment = backend.alloc(1 << 10, Memory::Device).expect("it has room");
     let launch = Launch::new(kernel, vec![Slice { segment, offset: 0, bytes: 1 << 10 }; 2]);
@@ -530,7 +530,7 @@ fn plans_compile() {
         let dims: Vec<_> = dims.iter().map(|dim| ((*dim).to_owned(), 4)).collect();
         let graph = onnx::import(&onnx::load(&path).expect("a graph"), &dims).expect("it is imported");
         let graph = Recipe::default().whole(graph, &target).expect("the passes run");
-        let plan = plan::plan(&graph, &target, &Limits { memory: None }).expect("it is planned");
+        let plan = plan::planned(&graph, &target, &Limits { memory: None }).expect("it is planned");
         let render = |kernel: &Kernel| {
             let own = Target { libraries: Libraries::default(), ..target.clone() };
             let kernel = schedule::scheduled(kernel, &own).expect("there is a text for it");

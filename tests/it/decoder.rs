@@ -154,7 +154,7 @@ fn caches_of_8_bits_have_a_scale_for_each_row() {
     let graph = onnx::import(&model, &[]).expect("it is a graph");
     let of = |int8_caches: bool, backend: Box<dyn plimsoll::internals::backend::Backend>| {
         let options = Options { recipe: Recipe { int8_caches, ..Recipe::default() }, ..options(Choice::Cpu) };
-        Session::on_backend(graph.clone(), backend, "it".to_owned(), &options, &|_, _| {})
+        common::load(graph.clone(), backend, "it", &options)
     };
     for (name, open) in common::backends() {
         let few = match (of(true, open()), name.starts_with("wgpu")) {

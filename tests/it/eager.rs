@@ -99,7 +99,7 @@ fn graph_files_give_the_same_results_eager_and_planned() {
 
             let target = open().target().clone();
             let (graph, program) = unfused(&graph, &target);
-            let bytes = plan::plan(&graph, &target, &Limits { memory: None }).expect("the graph is planned").bytes();
+            let bytes = plan::planned(&graph, &target, &Limits { memory: None }).expect("the graph is planned").bytes();
             assert_eq!((measured(planned).peak_reserved_bytes, planned.smallest_device_bytes), (bytes, bytes));
             assert_eq!(measured(direct).driver_calls_last, 2 * program.allocations() as u64);
             for column in [caching, planned, fused] {

@@ -3,8 +3,9 @@
 use crate::common;
 use plimsoll::internals::backend::cpu::{Cpu, Line, Region};
 use plimsoll::internals::backend::{Backend, KernelId, Launch, RecordId, SegmentId, Slice};
-use plimsoll::internals::plan::forks::at_once;
-use plimsoll::internals::plan::{Limits, Plan, Segment};
+use plimsoll::internals::plan::Planned;
+use plimsoll::internals::plan::job::for_all_runs;
+use plimsoll::internals::plan::{Plan, Segment};
 use plimsoll::internals::session::{Choice, Options, Session};
 use plimsoll::{Class, DType, Error, Graph, Kernel, Memory, Target, Tensor, Trace, Usage};
 use std::collections::HashMap;
@@ -41,7 +42,7 @@ fn net(depth: usize) -> Graph {
 
 fn open(forks: u32) -> impl Iterator<Item = (&'static str, Session)> {
     common::backends().into_iter().map(move |(name, open)| {
-        let session = Session::on_backend(net(3), open(), name.to_owned(), &options(forks), &|_, _| {});
+        let session = common::load(net(3), open(), name, &options(forks));
         (name, session.expect("it loads"))
     })
 }
@@ -57,12 +58,11 @@ fn runs_at_once_give_what_they_give_alone() {
         let plan = session.plan();
         assert_eq!(plan.bytes(), plan.class_bytes(Class::Constant) + 3 * plan.fork_bytes(), "{name}");
         assert_eq!(session.usage().bytes, plan.bytes(), "{name}: before there is a fork");
-        let alone = Session::on_backend(
+        let alone = common::load(
             net(3),
             common::backends().into_iter().find(|(other, _)| *other == name).expect("it is there").1(),
-            name.to_owned(),
+            name,
             &options(1),
-            &|_, _| {},
         );
         let alone = alone.expect("it loads");
         let expected: Vec<_> = (0..3)
@@ -121,8 +121,7 @@ fn what_does_not_fit_is_refused() {
     assert_eq!((what.as_str(), limit), ("the plan of 4 runs at once of 'net'", bytes + 2 * each));
     assert!(needed > limit && needed <= bytes + 3 * each);
     let region = Region::new(vec![Line([0xff; 256]); 4096]);
-    let lent =
-        Session::on_backend(net(1), Box::new(Cpu::with_arena(1, region)), "lent".into(), &options(2), &|_, _| {});
+    let lent = common::load(net(1), Box::new(Cpu::with_arena(1, region)), "lent", &options(2));
     assert!(lent.expect_err("it has one run").to_string().contains("serves one run at a time"));
     let range = Session::from_path("graphs/mlp.onnxtxt", &options(2).set("batch", 1..=4)).expect_err("it has one run");
     assert!(range.to_string().contains("a range of shapes has one run at once"), "{range}");
@@ -160,7 +159,7 @@ fn a_fork_runs_before_the_session() {
             g.finish().expect("the graph is sound")
         };
         let load = |forks| {
-            let session = Session::on_backend(graph(), opener.1(), name.to_owned(), &options(forks), &|_, _| {});
+            let session = common::load(graph(), opener.1(), name, &options(forks));
             session.expect("it loads")
         };
         let expected = series(&load(1), 1, 1);
@@ -181,7 +180,7 @@ fn bytes_of_forks_are_not_beside_the_plan() {
             let g = Trace::new("wide");
             g.output("y", g.input("x", F32, [2048, 2048]).tanh());
             let graph = g.finish().expect("the graph is sound");
-            let session = Session::on_backend(graph, open(), name.to_owned(), &options(forks), &|_, _| {});
+            let session = common::load(graph, open(), name, &options(forks));
             let session = session.expect("it loads");
             assert_eq!(session.usage().bytes, session.plan().bytes(), "{name}");
             (session.usage().overhead.unwrap_or(0), session.plan().fork_bytes())
@@ -278,8 +277,7 @@ fn what_was_taken_is_given_back() {
     for (name, open) in common::backends() {
         let load = |limit: u64| {
             let held = Arc::new(Mutex::new(Held { bytes: 0, limit }));
-            let session =
-                Session::on_backend(net(1), Scarce::over(open(), &held), name.to_owned(), &options(3), &|_, _| {});
+            let session = common::load(net(1), Scarce::over(open(), &held), name, &options(3));
             (session, held)
         };
         let bytes = |held: &Mutex<Held>| held.lock().expect("nobody panics").bytes;
@@ -317,6 +315,11 @@ fn a_panic_leaves_runs_usable() {
     }
 }
 
+/// A plan as the only program of a job.
+fn alone(plan: Plan) -> Vec<Planned> {
+    vec![Planned { compiled: (plan, Vec::new()), range: None, graph: Graph::default() }]
+}
+
 /// One run that takes as many bytes may take fewer for its constants, and more for the rest. Four of them then take more.
 #[test]
 fn measured_schedules_take_no_more_for_all_runs() {
@@ -327,14 +330,18 @@ fn measured_schedules_take_no_more_for_all_runs() {
         Plan { segments, ..one.clone() }
     };
     let planned = |measured: (u64, u64), forks, memory| {
-        let mut make = |limits: &Limits, is_measured: bool| {
-            let (constants, rest) = if is_measured { measured } else { (1000, 100) };
-            let plan = of(constants, rest);
-            limits.memory.filter(|&limit| limit < plan.bytes()).map_or(Ok(plan.clone()), |limit| {
-                Err(Error::Fit { what: "one".into(), needed: plan.bytes(), limit, file: None })
-            })
+        let all = |(constants, rest), memory| {
+            let mut make = |memory: Option<u64>| {
+                let plan = of(constants, rest);
+                let fits = memory.is_none_or(|limit| plan.bytes() <= limit);
+                let (needed, limit) = (plan.bytes(), memory.unwrap_or_default());
+                let refused = || Error::Fit { what: "one".into(), needed, limit, file: None };
+                if fits { Ok(alone(plan)) } else { Err(refused()) }
+            };
+            for_all_runs(forks, memory, &mut make).map(|planned| planned[0].plan().bytes())
         };
-        at_once(forks, &Limits { memory }, true, &mut make, &|plan| vec![plan]).map(|plan| plan.bytes())
+        let plain = all((1000, 100), memory)?;
+        Ok::<_, Error>(all(measured, Some(plain)).unwrap_or(plain))
     };
     assert_eq!(planned((100, 900), 1, None).expect("it fits"), 1000);
     assert_eq!(planned((100, 900), 4, None).expect("it fits"), 1400);
@@ -354,12 +361,12 @@ fn further_chunks_are_tried_before_a_refusal() {
         Plan { segments, ..one.clone() }
     };
     let planned = |limit: u64| {
-        let mut make = |limits: &Limits, _: bool| {
-            let limit = limits.memory.expect("there is one");
+        let mut make = |memory: Option<u64>| {
+            let limit = memory.expect("there is one");
             let chunked = [(500, 100), (200, 250), (150, 120)].map(of).into_iter().find(|plan| plan.bytes() <= limit);
-            chunked.ok_or_else(|| Error::Fit { what: "one".into(), needed: 270, limit, file: None })
+            chunked.map(alone).ok_or_else(|| Error::Fit { what: "one".into(), needed: 270, limit, file: None })
         };
-        at_once(4, &Limits { memory: Some(limit) }, false, &mut make, &|plan| vec![plan]).map(|plan| plan.bytes())
+        for_all_runs(4, Some(limit), &mut make).map(|planned| planned[0].plan().bytes())
     };
     assert_eq!(planned(900).expect("it fits as it is"), 900);
     assert_eq!(planned(700).expect("it fits in more chunks"), 150 + 4 * 120);
@@ -425,8 +432,7 @@ fn ten_thousand_runs_hold_what_the_first_ones_held() {
     let threads = count("/proc/self/task");
     let session = Session::from_graph(net(2), &options(3)).expect("it loads");
     let region = Region::new(vec![Line([0xff; 256]); 1024]);
-    let lent =
-        Session::on_backend(net(2), Box::new(Cpu::with_arena(1, region)), "lent".into(), &options(1), &|_, _| {});
+    let lent = common::load(net(2), Box::new(Cpu::with_arena(1, region)), "lent", &options(1));
     let lent = lent.expect("it loads");
     (0..8).for_each(|at| round(&session, &lent, at));
     let (bytes, files, threads_first) = held(threads);

@@ -7,7 +7,7 @@ use plimsoll::internals::kernel::algorithm::Schedule;
 use plimsoll::internals::kernel::tuned::Tuned;
 use plimsoll::internals::kernel::{Kernel, schedule};
 use plimsoll::internals::pass::Prepared;
-use plimsoll::internals::session::{Choice, Options, Saved, Session};
+use plimsoll::internals::session::{Choice, Device, Options, Saved, Session};
 use plimsoll::internals::target::PRESETS;
 use plimsoll::internals::{plan, tune};
 use plimsoll::{Error, Graph, Limits, Plan, Recipe, Target, Tensor};
@@ -125,11 +125,11 @@ fn plans_are_loaded_on_every_backend() {
             let file = folder.file("plan.json", plan.to_json());
             let saved = Saved::read(file.as_ref(), DIGITS.as_ref()).expect("it is sound");
             let own = saved.options(&options).expect("nothing differs");
-            let session = saved.load(graph(), (open(), name.to_owned()), &own, &|_, _| {}).expect("it loads");
+            let session = saved.load(graph(), Device::new(open(), name), &own, &|_, _| {}).expect("it loads");
             assert_eq!((session.plan(), session.usage().bytes), (&plan, plan.bytes()), "{name}");
             session.run(&[("image", image.clone())]).expect("it runs").swap_remove(0).1
         });
-        let plain = Session::on_backend(graph(), open(), name.to_owned(), &options, &|_, _| {}).expect("it loads");
+        let plain = common::load(graph(), open(), name, &options).expect("it loads");
         let expected = plain.run(&[("image", image.clone())]).expect("it runs").swap_remove(0).1;
         for found in found {
             common::agrees(&found, &expected, 1e-5).unwrap_or_else(|e| panic!("{name}: {e}"));

@@ -161,7 +161,7 @@ fn plans_are_the_same_in_every_process() {
             let here = || {
                 let graph = graphs::import(file, dims);
                 let graph = Recipe::default().whole(graph, &target).expect("the passes run");
-                let plan = plan::plan(&graph, &target, &Limits { memory: None }).expect("the graph is planned");
+                let plan = plan::planned(&graph, &target, &Limits { memory: None }).expect("the graph is planned");
                 let options = dims.iter().fold(Options::default(), |options, &(dim, extent)| options.set(dim, extent));
                 let origin = options.origin(root().join("graphs").join(file)).expect("it is read");
                 Plan { origin: Some(origin), ..plan }.to_json()

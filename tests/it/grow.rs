@@ -217,7 +217,7 @@ fn grows_as_the_host_would(text: &str, states: &[(&str, &str)], ranges: &[(&str,
     let model = onnx::load(path.as_ref()).expect("it is a model");
     let open = |(name, open): common::Opener| {
         let options = Options { threads: 2, ..Options::default() };
-        let session = Session::on_backend(graph.clone(), open(), name.to_owned(), &options, &|_, _| {});
+        let session = common::load(graph.clone(), open(), name, &options);
         (name, session.unwrap_or_else(|e| panic!("{name}: {e}")))
     };
     let sessions: Vec<_> = common::backends().into_iter().map(open).collect();
@@ -437,9 +437,8 @@ fn a_prompt_and_tokens_share_what_grows() {
     for (name, open) in common::backends() {
         let options = Options { threads: 2, ..Options::default() };
         let named = parts().map(|(name, graph)| (name.to_owned(), graph)).to_vec();
-        let session =
-            Session::programs_on_backend(named, open(), name.to_owned(), &options, &|_, _| {}).expect("it loads");
-        let single = Session::on_backend(parts()[1].1.clone(), open(), name.to_owned(), &options, &|_, _| {});
+        let session = common::load_programs(named, open(), name, &options).expect("it loads");
+        let single = common::load(parts()[1].1.clone(), open(), name, &options);
         let single = single.expect("it loads");
         let program = |name: &str| session.program(name).expect("it is one");
         let mut at = 0;

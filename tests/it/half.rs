@@ -1,6 +1,7 @@
 //! Halves are rounded late and seldom: some values are stored as `f32`, and results become more exact. Products of halves side by side
 //! become one, which computes the same.
 
+use crate::common;
 use plimsoll::internals::backend::cpu::Cpu;
 use plimsoll::internals::constant::Constant;
 use plimsoll::internals::kernel::Template;
@@ -9,7 +10,7 @@ use plimsoll::internals::op::{Sample, SampleInput};
 use plimsoll::internals::pass::{Context, PASSES};
 use plimsoll::internals::plan::Limits;
 use plimsoll::internals::{onnx, ops, plan, reference};
-use plimsoll::{Attrs, DType, Graph, Options, Plan, Recipe, Session, Shape, Target, Tensor, Trace, Var};
+use plimsoll::{Attrs, DType, Graph, Options, Plan, Recipe, Shape, Target, Tensor, Trace, Var};
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::fmt::Write;
@@ -440,7 +441,7 @@ fn sums_of_many_halves_are_exact_until_they_are_rounded() {
                 let recipe = Recipe { fuse, ..Recipe::default() };
                 let options = Options { recipe, ..Options::default() };
                 let backend = Box::new(Cpu::new(2));
-                let session = Session::on_backend(halves.clone(), backend, "halves".into(), &options, &|_, _| {});
+                let session = common::load(halves.clone(), backend, "halves", &options);
                 let session = session.expect("it is planned");
                 let found = session.run(&named).expect("it runs");
                 for (found, expected) in found[0].1.to_f64().into_iter().zip(expected[0].to_f64()) {

@@ -26,7 +26,7 @@ fn x(seed: u64) -> Tensor {
 }
 
 fn load(backend: Box<dyn Backend>) -> plimsoll::Result<Session> {
-    Session::on_backend(net(), backend, "lent".into(), &options(), &|_, _| {})
+    common::load(net(), backend, "lent", &options())
 }
 
 /// A pattern that no segment leaves behind.
@@ -159,7 +159,7 @@ fn elements_are_converted_and_checked() {
         let flag = g.input("flag", DType::Bool, [4]);
         g.output("count", flag.cast(DType::F32) * 1.0);
         let graph = g.finish().expect("the graph is sound");
-        let session = Session::on_backend(graph, open(), name.to_owned(), &options(), &|_, _| {}).expect("it loads");
+        let session = common::load(graph, open(), name, &options()).expect("it loads");
         let run = |at: [i64; 2]| {
             let bytes: Vec<u8> = at.iter().flat_map(|index| index.to_le_bytes()).collect();
             let (mut rows, mut same) = ([0u8; 16], [0u8; 16]);

@@ -12,11 +12,11 @@ use plimsoll::internals::plan::make::liveness::live;
 use plimsoll::internals::plan::make::streams::Streams;
 use plimsoll::internals::plan::tell::diff::{Fate, diff};
 use plimsoll::internals::plan::tell::peak::peak;
-use plimsoll::internals::plan::{Candidate, Class, Limits, Plan, Recipe, SegmentIdx, StepIdx, plan};
+use plimsoll::internals::plan::{Candidate, Class, Limits, Plan, Recipe, SegmentIdx, StepIdx};
 use plimsoll::internals::report::grouped;
 use plimsoll::internals::target::Target;
 use plimsoll::internals::trace::Trace;
-use plimsoll::internals::{onnx, reference};
+use plimsoll::internals::{onnx, plan, reference};
 use plimsoll::{DType, Error, Graph, Tensor};
 use serde_json::{Value, json};
 use std::ops::Bound::{Excluded, Included, Unbounded};
@@ -300,7 +300,7 @@ fn the_bound_holds_for_every_order() {
         let graph = random(seed, 3 + seed as usize % 7);
         let graph = Recipe { fuse: seed % 2 == 0, ..Recipe::default() }.whole(graph, target).expect("the passes run");
         let found = bound(&graph, target).expect("it is lowered");
-        let made = plan(&graph, target, &UNLIMITED).expect("it is planned");
+        let made = plan::planned(&graph, target, &UNLIMITED).expect("it is planned");
         assert!(found.bytes <= made.bytes(), "seed {seed}: {found:?}, but a plan takes {}", made.bytes());
         let Some(least) = least_of_all_orders(&graph, target) else { continue };
         judged += 1;
@@ -323,7 +323,8 @@ fn a_plan_never_takes_less_than_the_bound() {
     for target in [Target::cpu(2), Target::wgpu(), Target::cuda(), Target { allow_tf32: true, ..Target::cuda() }] {
         let graph = onnx::import(&model, &[]).expect("it is a graph");
         let graph = Recipe::default().whole(graph, &target).expect("the passes run");
-        let (least, plan) = (bound(&graph, &target), plan(&graph, &target, &UNLIMITED).expect("it is planned"));
+        let (least, plan) =
+            (bound(&graph, &target), plan::planned(&graph, &target, &UNLIMITED).expect("it is planned"));
         let least = least.expect("it is lowered").bytes;
         assert!(least <= plan.bytes(), "{}: at least {least}, and planned {}", target.name, plan.bytes());
     }
@@ -345,7 +346,7 @@ fn where_steps_have_one_order_the_bound_is_what_is_live() {
     let found = bound(&graph, &target).expect("it is lowered");
     // The input and the first product are live during all other steps.
     assert_eq!(found.arena_bytes, 4 * 64 * 64 * 4);
-    assert_eq!(found.bytes, plan(&graph, &target, &UNLIMITED).expect("it is planned").bytes());
+    assert_eq!(found.bytes, plan::planned(&graph, &target, &UNLIMITED).expect("it is planned").bytes());
 }
 
 // ---- The peak
@@ -392,7 +393,7 @@ fn the_peak_adds_up() {
         for target in targets() {
             let graph = graphs::import(file, dims);
             let graph = Recipe::default().whole(graph, &target).expect("the passes run");
-            let plan = plan(&graph, &target, &UNLIMITED).expect("it is planned");
+            let plan = plan::planned(&graph, &target, &UNLIMITED).expect("it is planned");
             let peak = peak(&plan, Some(&graph.graph));
             let live: u64 = peak.live.iter().map(|h| h.bytes).sum();
             let held: u64 = peak.held.iter().map(|h| h.bytes).sum();
@@ -858,7 +859,7 @@ fn nodes_of_one_name_are_not_mixed_up() {
     let target = Target::cpu(1);
     let graph = onnx::import(&onnx::Model::new(proto), &[]).expect("it is a graph");
     let graph = Recipe { fuse: false, ..Recipe::default() }.whole(graph, &target).expect("the passes run");
-    let peak = peak(&plan(&graph, &target, &UNLIMITED).expect("it is planned"), Some(&graph.graph));
+    let peak = peak(&plan::planned(&graph, &target, &UNLIMITED).expect("it is planned"), Some(&graph.graph));
     assert!(peak.live.iter().any(|h| h.kernel != "input"), "{peak:?}");
     for holder in &peak.live {
         assert_eq!(holder.operator, holder.kernel, "{peak:?}");
@@ -869,7 +870,7 @@ fn plan_of(batch: usize, fuse: bool) -> Plan {
     let graph = graphs::import("digits.onnx", &[("batch", batch)]);
     let target = Target::cpu(2);
     let graph = Recipe { fuse, ..Recipe::default() }.whole(graph, &target).expect("the passes run");
-    plan(&graph, &target, &UNLIMITED).expect("it is planned")
+    plan::planned(&graph, &target, &UNLIMITED).expect("it is planned")
 }
 
 #[test]

@@ -21,7 +21,7 @@ fn floats(shape: &[usize], seed: usize) -> Tensor {
 fn planned(graph: &Graph, target: &Target) -> Plan {
     let graph = graph.clone();
     let graph = Recipe::default().whole(graph, target).expect("the passes run");
-    plan::plan(&graph, target, &Limits { memory: None }).expect("it is planned")
+    plan::planned(&graph, target, &Limits { memory: None }).expect("it is planned")
 }
 
 /// Runs a graph on every backend and holds its outputs against the reference.
@@ -29,7 +29,7 @@ fn runs(graph: &Graph, inputs: &[(&str, Tensor)]) {
     let ordered: Vec<Tensor> = inputs.iter().map(|(_, tensor)| tensor.clone()).collect();
     let expected = reference::run(graph, &ordered).expect("the reference runs");
     for (name, open) in common::backends() {
-        let session = Session::on_backend(graph.clone(), open(), name.into(), &Options::default(), &|_, _| {});
+        let session = common::load(graph.clone(), open(), name, &Options::default());
         let session = session.unwrap_or_else(|e| panic!("{name}: {e}"));
         for _ in 0..2 {
             let found = session.run(inputs).unwrap_or_else(|e| panic!("{name}: {e}"));

@@ -2,7 +2,7 @@
 
 use crate::common::{self, Folder};
 use plimsoll::internals::{npy, reference};
-use plimsoll::{DType, Graph, Options, Session, Shape, Target, Tensor, Trace};
+use plimsoll::{DType, Graph, Options, Shape, Target, Tensor, Trace};
 use std::process::Command;
 
 fn narrow() -> impl Iterator<Item = DType> {
@@ -39,7 +39,7 @@ fn all(dtype: DType) -> Tensor {
 fn run(graph: &Graph, x: &Tensor) -> Vec<(String, Vec<(String, Tensor)>)> {
     let options = Options { threads: 2, ..Options::default() };
     let each = common::backends().into_iter().map(|(backend, open)| {
-        let session = Session::on_backend(graph.clone(), open(), backend.to_owned(), &options, &|_, _| {});
+        let session = common::load(graph.clone(), open(), backend, &options);
         let session = session.expect("it loads");
         assert_eq!(session.usage().bytes, session.plan().bytes(), "{backend}");
         (backend.to_owned(), session.run(&[("x", x.clone())]).expect("it runs"))
@@ -239,7 +239,7 @@ fn elements_share_the_bytes_of_ports() {
             for (backend, open) in common::backends() {
                 let name = format!("{backend} {dtype}{extents:?}");
                 let options = Options { threads: 2, ..Options::default() };
-                let session = Session::on_backend(graph.clone(), open(), backend.to_owned(), &options, &|_, _| {});
+                let session = common::load(graph.clone(), open(), backend, &options);
                 let session = session.expect("it loads");
                 let plan = session.plan();
                 assert_eq!(session.usage().bytes, plan.bytes(), "{name}");

@@ -42,7 +42,7 @@ fn collect(name: &str, kernels: &[Kernel], target: &Target, into: &mut BTreeMap<
 fn planned(name: &str, graph: Graph, chunks: usize, into: &mut BTreeMap<String, String>) {
     let planned = Recipe::default().whole(graph, &target()).and_then(|mut graph| {
         chunk::run(&mut graph, chunks, 0)?;
-        plan::plan(&graph, &target(), &Limits { memory: None })
+        plan::planned(&graph, &target(), &Limits { memory: None })
     });
     collect(name, &planned.unwrap_or_else(|e| panic!("{name}: {e}")).kernels, &target(), into);
 }

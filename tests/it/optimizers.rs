@@ -3,7 +3,7 @@
 use crate::common;
 use plimsoll::internals::onnx::{self, Model};
 use plimsoll::internals::train::{self, Loss, Optimizer, Rate, Schedule, Training};
-use plimsoll::{Class, DType, Limits, Options, Recipe, Session, Target, Tensor};
+use plimsoll::{Class, DType, Limits, Options, Recipe, Target, Tensor};
 
 const ROWS: usize = 6;
 const COLUMNS: usize = 4;
@@ -137,7 +137,7 @@ fn judge(name: &str, method: &Training) -> Vec<State> {
     let programs = train::programs(&graph, &model.weights(), method).expect("it can be trained");
     let graph = &programs.parts[0].1;
     for (backend, open) in common::backends() {
-        let session = Session::on_backend(graph.clone(), open(), backend.to_owned(), &Options::default(), &|_, _| {});
+        let session = common::load(graph.clone(), open(), backend, &Options::default());
         let session = session.expect("it loads");
         for (step, expected) in expected.iter().enumerate() {
             let (x, y) = batch(step);

@@ -165,7 +165,7 @@ fn no_plan_is_worse_than_the_files_order() {
         let graph = random_graph(&mut random, nodes);
         let target = Target::cpu(1);
         let graph = Recipe::default().whole(graph, &target).expect("the passes run");
-        let plan = plan::plan(&graph, &target, &Limits { memory: None }).expect("it is planned and checked");
+        let plan = plan::planned(&graph, &target, &Limits { memory: None }).expect("it is planned and checked");
         let found = &plan.summary.orders;
         let draft = plan::lower::lower(&graph, &target, plan::lower::Options { join: true }).expect("it is lowered");
         let order: Vec<_> = StepIdx::all(&draft.steps).collect();
@@ -200,7 +200,7 @@ fn parts_are_copied_where_it_pays_or_where_they_must() {
         Recipe::default().whole(graph, &Target::cpu(1)).expect("the passes run")
     };
     let copied = |graph: &Prepared, memory: Option<u64>| {
-        let plan = plan::plan(graph, &Target::cpu(1), &Limits { memory }).expect("it is planned");
+        let plan = plan::planned(graph, &Target::cpu(1), &Limits { memory }).expect("it is planned");
         (plan.steps.iter().any(|step| step.name.starts_with("copy of")), plan.bytes())
     };
     let little = late(8);
@@ -229,7 +229,7 @@ fn graphs_that_gain_by_another_order() {
         let graph = onnx::import(&model, &dims).expect("it is a graph");
         let target = Target::cpu(1);
         let graph = Recipe::default().whole(graph, &target).expect("the passes run");
-        let plan = plan::plan(&graph, &target, &Limits { memory: None }).expect("it is planned");
+        let plan = plan::planned(&graph, &target, &Limits { memory: None }).expect("it is planned");
         assert_eq!((plan.summary.orders[0].bound, plan.summary.arena_bytes), (file, best), "{name}");
     }
 }

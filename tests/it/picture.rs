@@ -7,7 +7,7 @@ use crate::graphs;
 use crate::graphs::GRAPHS;
 use chromium::Chromium;
 use plimsoll::internals::plan::tell::timeline::Timeline;
-use plimsoll::internals::plan::{BufferIdx, Class, Limits, Plan, plan};
+use plimsoll::internals::plan::{self, BufferIdx, Class, Limits, Plan};
 use plimsoll::internals::report::picture::{Kind, Scene, page, programs_page};
 use plimsoll::internals::report::{grouped, human, svg};
 use plimsoll::internals::target::Target;
@@ -53,7 +53,7 @@ impl Drop for Folder {
 fn planned(graph: Graph, target: &str, fuse: bool) -> (Plan, Graph) {
     let target = Target::preset(target).expect("a preset");
     let graph = Recipe { fuse, ..Recipe::default() }.whole(graph, &target).expect("passes run");
-    let plan = plan(&graph, &target, &Limits { memory: None }).expect("it is planned");
+    let plan = plan::planned(&graph, &target, &Limits { memory: None }).expect("it is planned");
     (plan, graph.graph)
 }
 

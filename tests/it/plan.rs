@@ -18,7 +18,7 @@ use plimsoll::internals::op::{Attrs, Fact};
 use plimsoll::internals::plan::check::{Span, check, dead};
 use plimsoll::internals::plan::{
     Buffer, BufferIdx, Candidate, Class, ConstantPort, KernelIdx, Limits, Plan, Port, Segment, SegmentIdx, StatePort,
-    Step, Summary, VERSION, plan,
+    Step, Summary, VERSION, planned as plan_of,
 };
 use plimsoll::internals::shape::{Access, Shape};
 use plimsoll::internals::target::{Memory, Target};
@@ -433,7 +433,7 @@ fn planned() -> Vec<Plan> {
         {
             let graph = onnx::import(&model, &[]).expect("it is a graph");
             let graph = Recipe { fuse, ..Recipe::default() }.whole(graph, &target).expect("passes run");
-            let mut plan = plan(&graph, &target, &Limits { memory: None }).expect("it can be planned");
+            let mut plan = plan_of(&graph, &target, &Limits { memory: None }).expect("it can be planned");
             let cut = plan.steps.iter().filter(|step| !step.bind_ranges.is_empty()).count();
             assert_eq!(cut > 1, target.alignment == 16, "{} cuts {cut} steps", plan.name);
             plan.name = format!("{} on {}, {}", plan.name, target.name, target.max_binding);
@@ -461,7 +461,7 @@ fn stateful() -> Vec<Plan> {
         g.update(late, first.matmul(first));
         g.output("z", first.matmul(first).matmul(late) + second);
         let graph = Recipe::default().whole(g.finish().expect("it is sound"), &target).expect("passes run");
-        plan(&graph, &target, &Limits { memory: None }).expect("it can be planned")
+        plan_of(&graph, &target, &Limits { memory: None }).expect("it can be planned")
     });
     plans.to_vec()
 }
@@ -485,7 +485,7 @@ fn scattering() -> Vec<Plan> {
         g.output("over", write(dies, x));
         g.output("late", write(lives, x) * lives);
         let graph = Recipe::default().whole(g.finish().expect("it is sound"), &target).expect("passes run");
-        plan(&graph, &target, &Limits { memory: None }).expect("it can be planned")
+        plan_of(&graph, &target, &Limits { memory: None }).expect("it can be planned")
     });
     plans.to_vec()
 }
@@ -555,7 +555,7 @@ fn what_the_planner_makes_passes() {
             }
             let recipe = Recipe { fuse, ..Recipe::default() };
             let Ok(graph) = recipe.whole(graph, &target) else { continue };
-            match plan(&graph, &target, &Limits { memory: None }) {
+            match plan_of(&graph, &target, &Limits { memory: None }) {
                 Err(Error::Plan { what: e, .. }) => panic!("{} {:?} on {}: {e}", sample.op, sample.attrs, target.name),
                 result => count += usize::from(result.is_ok()),
             }

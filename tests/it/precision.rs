@@ -3,7 +3,6 @@
 use crate::common;
 use plimsoll::internals::onnx::{self, Model, Weight};
 use plimsoll::internals::reference;
-use plimsoll::internals::session::Session;
 use plimsoll::internals::train::{self, Loss, Optimizer, Programs, Rate, Training};
 use plimsoll::{DType, Graph, Options, Target, Tensor};
 use std::process::Command;
@@ -212,7 +211,7 @@ fn backends_follow_the_reference() {
             let (model, weights) = parsed(net);
             let made = train::programs(&model, &weights, &training).expect("it trains");
             let graph = made.parts.into_iter().next().expect("a step").1;
-            let session = Session::on_backend(graph.clone(), backend, name.to_owned(), &Options::default(), &|_, _| {});
+            let session = common::load(graph.clone(), backend, name, &Options::default());
             let session = session.expect("it loads");
             assert_eq!(session.usage().bytes, session.plan().bytes());
             let expected = losses(&graph, 25);

@@ -4,7 +4,8 @@ use crate::common;
 use plimsoll::internals::op::Attrs;
 use plimsoll::internals::plan::range::Source;
 use plimsoll::internals::plan::{self, check};
-use plimsoll::internals::session::{Choice, Graphs, Options, Session};
+use plimsoll::internals::plan::{Graphs, Job};
+use plimsoll::internals::session::{Choice, Options, Session};
 use plimsoll::internals::shape::Extent;
 use plimsoll::{Class, DType, Error, Graph, Limits, Plan, Recipe, Target, Tensor, Trace};
 use std::process::Command;
@@ -44,7 +45,7 @@ fn alone(graph: &Graph, target: &Target) -> Plan {
 #[test]
 fn the_arena_is_the_largest_and_constants_are_there_once() {
     for (name, open) in common::backends() {
-        let session = Session::programs_on_backend(three(), open(), name.to_owned(), &options(), &|_, _| {});
+        let session = common::load_programs(three(), open(), name, &options());
         let session = session.expect("the programs load");
         let plan = session.plan();
         assert_eq!(session.usage().bytes, plan.bytes(), "{name}");
@@ -68,11 +69,11 @@ fn the_arena_is_the_largest_and_constants_are_there_once() {
 #[test]
 fn results_are_those_of_each_alone() {
     for (name, open) in common::backends() {
-        let session = Session::programs_on_backend(three(), open(), name.to_owned(), &options(), &|_, _| {});
+        let session = common::load_programs(three(), open(), name, &options());
         let session = session.expect("the programs load");
         let expected = three().into_iter().map(|(_, graph)| {
             let rows = graph.fact(graph.inputs()[0]).shape[0];
-            let alone = Session::on_backend(graph, open(), name.to_owned(), &options(), &|_, _| {}).expect("it loads");
+            let alone = common::load(graph, open(), name, &options()).expect("it loads");
             let x = numbers(rows, 32, rows as u64);
             (alone.run(&[("x", x.clone())]).expect("it runs"), x)
         });
@@ -106,7 +107,7 @@ fn a_binding_overwrites_a_constant_that_programs_share() {
             ("many".to_owned(), Graphs::Range(source, vec![("rows".to_owned(), Extent::from(1..=6))])),
             ("one".to_owned(), scaled(4, 6).into()),
         ];
-        let session = Session::programs_on_backend(programs, open(), name.to_owned(), &options(), &|_, _| {});
+        let session = common::load_programs(programs, open(), name, &options());
         let session = session.expect("the programs load");
         let constants = session.plan().class_bytes(Class::Constant);
         assert!(constants < 2 * 32 * 4, "{name}: {constants} bytes of constants");
@@ -123,7 +124,7 @@ fn a_binding_overwrites_a_constant_that_programs_share() {
         .into_iter()
         .enumerate()
         {
-            let alone = Session::on_backend(scaled(rows, seed), open(), name.to_owned(), &options(), &|_, _| {});
+            let alone = common::load(scaled(rows, seed), open(), name, &options());
             let alone = alone.expect("it loads");
             alone.set_state("sum", &kept).expect("it is one");
             let x = [("x", numbers(rows, 32, round as u64 + 1))];
@@ -151,7 +152,7 @@ fn a_range_is_a_program() {
             ("one".to_owned(), part("one", 24, 3, 24).into()),
             ("few".to_owned(), Graphs::Range(source(3), rows(2, 5))),
         ];
-        let session = Session::programs_on_backend(programs, open(), name.to_owned(), &options(), &|_, _| {});
+        let session = common::load_programs(programs, open(), name, &options());
         let session = session.expect("the programs load");
         let bytes = session.plan().bytes();
         for (round, (program, depth, own, rows)) in [
@@ -165,8 +166,7 @@ fn a_range_is_a_program() {
         .into_iter()
         .enumerate()
         {
-            let alone =
-                Session::on_backend(part("alone", rows, depth, own), open(), name.to_owned(), &options(), &|_, _| {});
+            let alone = common::load(part("alone", rows, depth, own), open(), name, &options());
             let inputs = [("x", numbers(rows, 32, round as u64 + 1))];
             let expected = alone.expect("it loads").run(&inputs).expect("it runs");
             let program = session.program(program).expect("it is there");
@@ -209,7 +209,7 @@ fn stateful() -> Vec<(String, Graph)> {
 fn programs_share_states_by_name() {
     let mut first: Option<Vec<Tensor>> = None;
     for (name, open) in common::backends() {
-        let session = Session::programs_on_backend(stateful(), open(), name.to_owned(), &options(), &|_, _| {});
+        let session = common::load_programs(stateful(), open(), name, &options());
         let session = session.expect("the programs load");
         let run = |program: &str, inputs: &[(&str, Tensor)]| {
             session.program(program).expect("it is there").run_poisoned(inputs).expect("it runs")
@@ -297,14 +297,9 @@ fn a_count_holds_across_programs() {
 #[test]
 fn edited_programs_are_refused() {
     let target = Target::named("cpu").expect("it is a target");
-    let prepare = |(name, graph): (String, Graph)| {
-        let graph = Recipe::default().graph(graph, &target, &Limits { memory: None }).expect("it is prepared");
-        (name, plan::Part::Graph(Box::new(graph)))
-    };
     let planned = |programs: Vec<(String, Graph)>| -> Vec<Plan> {
-        let programs: Vec<_> = programs.into_iter().map(prepare).collect();
-        let compiled = plan::compile_programs(&programs, &target, &Limits { memory: None }).expect("they are planned");
-        compiled.into_iter().map(|program| program.compiled.0).collect()
+        let planned = plan::plan(&Job::new(programs, &target)).expect("they are planned");
+        planned.into_iter().map(|program| program.compiled.0).collect()
     };
     let plans = planned(stateful());
     check::programs(&plans).expect("they fit together");

@@ -179,7 +179,7 @@ fn nothing_is_fused_without_fusion() {
     for Case { text, .. } in CASES {
         let (graph, target) = (graph(text), Target::cpu(2));
         let graph = Recipe { fuse: false, ..Recipe::default() }.whole(graph, &target).expect("the passes run");
-        let plan = plan::plan(&graph, &target, &Limits { memory: None }).expect("it is planned");
+        let plan = plan::planned(&graph, &target, &Limits { memory: None }).expect("it is planned");
         assert_eq!(counts(&plan).1, 0, "{}", graph.graph.name);
     }
 }

@@ -10,7 +10,7 @@ use plimsoll::{Attrs, DType, Graph, Options, Tensor, Trace};
 use std::collections::HashMap;
 
 fn session(graph: Graph, name: &str, backend: Box<dyn Backend>) -> Session {
-    Session::on_backend(graph, backend, name.to_owned(), &Options::default(), &|_, _| {}).expect("it loads")
+    common::load(graph, backend, name, &Options::default()).expect("it loads")
 }
 
 /// The same bits everywhere: by keys and draws of all signs, for elements in any place of a kernel.

@@ -97,7 +97,7 @@ fn runs(
 ) -> Result<Plan, String> {
     let options = options(dims);
     let say = |e: Error| e.to_string();
-    let session = Session::range_on_backend(source(make), open(), "test".into(), &options, &|_, _| {}).map_err(say)?;
+    let session = common::load_range(source(make), open(), "test", &options).map_err(say)?;
     let mut usage: Option<Usage> = None;
     let ranges: Vec<&str> = dims.iter().filter(|(_, e)| e.fixed().is_none()).map(|(name, _)| *name).collect();
     for binding in bindings {
@@ -108,7 +108,7 @@ fn runs(
         let graph = make(&all, Decisions::default()).map_err(say)?;
         let inputs = inputs(&graph);
         let expected = reference::run(&graph, &inputs).map_err(say)?;
-        let alone = Session::on_backend(graph, open(), "test".into(), &options, &|_, _| {}).map_err(say)?;
+        let alone = common::load(graph, open(), "test", &options).map_err(say)?;
         let given = named(session.plan(), &inputs);
         let (found, planned) = (session.run(&given).map_err(say)?, alone.run(&given).map_err(say)?);
         for (((name, found), (_, planned)), expected) in found.iter().zip(&planned).zip(&expected) {
@@ -291,7 +291,7 @@ fn bindings_have_the_parts_of_the_largest() {
         let backend = open();
         let target = Target { max_binding: 4096, streams: 1, ..backend.target().clone() };
         let range =
-            ShapeRange::new(source(&make), &dims, &target, Recipe::default(), &Limits { memory: None }).expect("plans");
+            common::range(source(&make), &dims, &target, Recipe::default(), &Limits { memory: None }).expect("plans");
         let parts = range.plan().steps.iter().filter(|step| !step.bind_ranges.is_empty()).count();
         assert!(parts >= 16, "{parts} parts on {name}");
         replays(&range, &make, backend, &[&[8], &[1], &[3], &[8], &[5]]);
@@ -303,8 +303,8 @@ fn bindings_have_the_parts_of_the_largest() {
         g.finish()
     });
     let target = Target { max_binding: 4096, ..Target::wgpu() };
-    let error = ShapeRange::new(source(&make), &dims, &target, Recipe::default(), &Limits { memory: None })
-        .expect_err("refused");
+    let error =
+        common::range(source(&make), &dims, &target, Recipe::default(), &Limits { memory: None }).expect_err("refused");
     let error = error.to_string();
     let words = ["(f32[2,1024]) takes 8192 bytes", "is not split as at the largest binding", "'batch' up to 7"];
     assert!(words.iter().all(|word| error.contains(word)), "{error}");
@@ -323,7 +323,7 @@ fn sizes_that_rise_and_fall_are_all_tried_or_refused() {
     });
     let plan = |most: usize| {
         let dims = [("length".to_owned(), Extent::from(1..=most)), ("of".to_owned(), most.into())];
-        ShapeRange::new(source(&make), &dims, &Target::cpu(2), Recipe::default(), &Limits { memory: None })
+        common::range(source(&make), &dims, &Target::cpu(2), Recipe::default(), &Limits { memory: None })
     };
     let range = plan(100).expect("all are tried");
     assert_eq!(range.tried().len(), 100);
@@ -353,8 +353,7 @@ fn an_odd_binding_is_placed_within_the_segments() {
     };
     let dims = [("length".to_owned(), Extent::from(1..=1000))];
     let plan = |make: &Make| {
-        ShapeRange::new(source(make), &dims, &Target::cpu(2), Recipe::default(), &Limits { memory: None })
-            .expect("plans")
+        common::range(source(make), &dims, &Target::cpu(2), Recipe::default(), &Limits { memory: None }).expect("plans")
     };
     let make = odd(777, 2000);
     let range = plan(&make);
@@ -412,7 +411,7 @@ fn the_plan_of_a_range_is_a_file() {
     for target in ["cpu", "cuda", "wgpu"] {
         let target = Target::preset(target).expect("a preset");
         let plan = || {
-            ShapeRange::new(source(&make), &dims, &target, Recipe::default(), &Limits { memory: None }).expect("plans")
+            common::range(source(&make), &dims, &target, Recipe::default(), &Limits { memory: None }).expect("plans")
         };
         let planned = plan();
         let range = planned.plan();

@@ -44,7 +44,7 @@ fn every_type(name: &str, target: &Target) -> Graph {
 
 fn open(graph: Graph, (_, open): &common::Opener, recipe: Recipe) -> Session {
     let options = Options { recipe, ..options() };
-    Session::on_backend(graph, open(), "a device".to_owned(), &options, &|_, _| {}).expect("it loads")
+    common::load(graph, open(), "a device", &options).expect("it loads")
 }
 
 fn states(session: &Session) -> BTreeMap<String, Tensor> {
@@ -386,9 +386,8 @@ fn programs_share_a_file() {
         g.finish().expect("the graph is sound")
     };
     for (name, open) in common::backends() {
-        let new = |graphs: Vec<(String, Graph)>| {
-            Session::programs_on_backend(graphs, open(), name.to_owned(), &options(), &|_, _| {}).expect("it loads")
-        };
+        let new =
+            |graphs: Vec<(String, Graph)>| common::load_programs(graphs, open(), name, &options()).expect("it loads");
         let both = || new(vec![("add".to_owned(), graph(1.0, false)), ("take".to_owned(), graph(-1.0, true))]);
         let session = both();
         session.program("add").expect("it is one").run(&one(5.0)).expect("it runs");
@@ -488,7 +487,7 @@ fn a_fork_goes_on_elsewhere() {
     for opener in common::backends() {
         let options = Options { forks: 2, ..options() };
         let graph = every_type("forked", opener.1().target());
-        let session = Session::on_backend(graph, opener.1(), "a device".to_owned(), &options, &|_, _| {});
+        let session = common::load(graph, opener.1(), "a device", &options);
         let session = session.expect("it loads");
         let sum = |session: &Session| session.state("sum").expect("it is a state").to_f64();
         session.run(&one(0.5)).expect("it runs");

@@ -134,7 +134,7 @@ fn the_host_provides_the_memory() {
     let region = |lines: u64| Region::new(vec![Line([0xff; 256]); lines as usize]);
     let load = |lines| {
         let backend = Box::new(Cpu::with_arena(2, region(lines)));
-        Session::on_backend(graph.clone(), backend, "the host's memory".into(), &options(), &|_, _| {})
+        common::load(graph.clone(), backend, "the host's memory", &options())
     };
     let session = load(lines).expect("it fits exactly");
     assert_eq!(session.device(), "the host's memory");
@@ -306,7 +306,7 @@ fn counted(session: &Session, rows: usize) -> (f64, f64) {
 /// States begin as zeros, or as given, whatever the memory had before and whatever a device runs to record.
 #[test]
 fn states_begin_as_declared() {
-    let session = Session::on_backend(counting(6), Box::new(Used(Cpu::new(1))), "used".into(), &options(), &|_, _| {});
+    let session = common::load(counting(6), Box::new(Used(Cpu::new(1))), "used", &options());
     let session = session.expect("it loads");
     assert_eq!([counted(&session, 6), counted(&session, 6)], [(0.0, 2.0), (6.0, 3.0)]);
 }
@@ -316,7 +316,7 @@ fn states_begin_as_declared() {
 fn states_last_over_the_bindings_of_a_range() {
     let source: Source = Arc::new(|dims, _| Ok(counting(dims[0].1)));
     let options = options().set("rows", 1..=6);
-    let session = Session::range_on_backend(source, Box::new(Used(Cpu::new(1))), "used".into(), &options, &|_, _| {});
+    let session = common::load_range(source, Box::new(Used(Cpu::new(1))), "used", &options);
     let session = session.expect("it loads");
     let found = [6, 2, 3, 2].map(|rows| counted(&session, rows));
     assert_eq!(found, [(0.0, 2.0), (6.0, 3.0), (8.0, 4.0), (11.0, 5.0)]);
@@ -476,7 +476,7 @@ fn inputs(graph: &Graph) -> Vec<Tensor> {
 
 fn planned(graph: &Graph, inputs: &[Tensor], fuse: bool, backend: Box<dyn Backend>) -> (Plan, Vec<Tensor>) {
     let options = Options { recipe: Recipe { fuse, ..Recipe::default() }, ..options() };
-    let session = Session::on_backend(graph.clone(), backend, "test".into(), &options, &|_, _| {}).expect("it loads");
+    let session = common::load(graph.clone(), backend, "test", &options).expect("it loads");
     assert_eq!(session.usage().bytes, session.plan().bytes());
     (session.plan().clone(), session.with(|exec| exec.run_poisoned(inputs)).expect("it runs"))
 }

@@ -148,8 +148,7 @@ fn scatters() -> Graph {
 fn follows_the_reference(graph: &Graph, (name, open): &common::Opener, recipe: Recipe) {
     let backend = open();
     let options = Options { recipe, ..options() };
-    let session =
-        Session::on_backend(graph.clone(), backend, (*name).to_owned(), &options, &|_, _| {}).expect("it loads");
+    let session = common::load(graph.clone(), backend, *name, &options).expect("it loads");
     assert_eq!(session.usage().bytes, session.plan().bytes(), "{name}");
     let mut states = reference::initial(graph).expect("the elements are there");
     let mut seed = 7;
@@ -315,7 +314,7 @@ fn eager_is_as_planned(graph: Graph, inputs: impl Fn(i32) -> Vec<Tensor>) {
     let program = Program::new(&passed, backend.target()).expect("it is lowered");
     let mut eager = Eager::load(&program, backend, Kind::Caching, None, None).expect("it loads");
     let options = Options { recipe, ..options() };
-    let session = Session::on_backend(graph, common::backends()[0].1(), "a device".to_owned(), &options, &|_, _| {});
+    let session = common::load(graph, common::backends()[0].1(), "a device", &options);
     let session = session.expect("it loads");
     for run in 0..4 {
         let inputs = inputs(run);

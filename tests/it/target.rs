@@ -2,7 +2,7 @@
 
 use crate::common;
 use plimsoll::internals::exec::Exec;
-use plimsoll::internals::plan::{Class, Limits, Plan, compile, plan};
+use plimsoll::internals::plan::{self, Class, Limits, Plan, compile};
 use plimsoll::internals::target::{PRESETS, Target};
 use plimsoll::internals::trace::Trace;
 use plimsoll::internals::{onnx, reference};
@@ -55,7 +55,7 @@ fn giant_extents_are_refused() {
             let made = catch_unwind(AssertUnwindSafe(|| {
                 let graph = onnx::import(&model, &dims)?;
                 let graph = Recipe::default().whole(graph, &target)?;
-                plan(&graph, &target, &Limits { memory: None })
+                plan::planned(&graph, &target, &Limits { memory: None })
             }));
             match made.unwrap_or_else(|_| panic!("{file} {dims:?} on {target:?}")) {
                 Ok(_) => planned += 1,
@@ -145,7 +145,7 @@ fn graph(text: &str) -> Graph {
 fn planned(text: &str, target: &Target) -> Result<Plan, String> {
     let graph = graph(text);
     let graph = Recipe::default().whole(graph, target).expect("the passes run");
-    plan(&graph, target, &Limits { memory: None }).map_err(|e| e.to_string())
+    plan::planned(&graph, target, &Limits { memory: None }).map_err(|e| e.to_string())
 }
 
 /// A tensor larger than a binding is cut. One that cannot be cut, or is larger than a segment, is refused by name.
@@ -316,7 +316,7 @@ fn sums_of_sizes_are_checked() {
     let graph = g.finish().expect("each is sound");
     let target = Target { max_segment: u64::MAX, max_binding: u64::MAX, alignment: 1 << 62, ..Target::cpu(2) };
     let graph = Recipe::default().whole(graph, &target).expect("the passes run");
-    let error = plan(&graph, &target, &Limits { memory: None }).expect_err("there is no such memory");
+    let error = plan::planned(&graph, &target, &Limits { memory: None }).expect_err("there is no such memory");
     assert!(matches!(&error, Error::Usage { what, .. } if what.contains("beyond 63 bits")), "{error}");
 }
 
@@ -350,7 +350,7 @@ fn edited_targets_never_panic() {
                 let target = Target::from_json(&text, Path::new("target.json"))?;
                 let graph = graph.clone();
                 let graph = Recipe::default().whole(graph, &target)?;
-                plan(&graph, &target, &Limits { memory: None })
+                plan::planned(&graph, &target, &Limits { memory: None })
             }));
             match made.unwrap_or_else(|_| panic!("{file} on {text}")) {
                 Ok(plan) => {

@@ -42,7 +42,7 @@ const LAYERS: &[&[&str]] = &[
     &["plan::make"],
     &["plan::fit"],
     &["plan::range"],
-    &["plan::programs", "plan::forks"],
+    &["plan::job"],
     &["plan::tell"],
     &["exec", "eager", "tune"],
     &[

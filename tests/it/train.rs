@@ -5,7 +5,7 @@ use crate::common::{self, Folder};
 use plimsoll::internals::npy;
 use plimsoll::internals::onnx::{self, Model};
 use plimsoll::internals::reference;
-use plimsoll::internals::session::{Choice, Options, Session};
+use plimsoll::internals::session::{Choice, Options};
 use plimsoll::internals::train::data::Rows;
 use plimsoll::internals::train::run::{Data, Trainer};
 use plimsoll::internals::train::{self, Loss, Optimizer, Rate, Training};
@@ -144,7 +144,7 @@ fn steps_follow_the_reference_on_every_backend() {
         let expected: Vec<f64> = (0..8).map(step).collect();
         assert!(expected[7] < 0.8 * expected[0], "{expected:?}");
         for (name, open) in common::backends() {
-            let session = Session::on_backend(graph.clone(), open(), name.to_owned(), &Options::default(), &|_, _| {});
+            let session = common::load(graph.clone(), open(), name, &Options::default());
             let session = session.expect("it loads");
             assert_eq!(session.usage().bytes, session.plan().bytes());
             for (step, expected) in expected.iter().enumerate() {

@@ -4,10 +4,10 @@ use crate::cli::ok_json;
 use crate::common::{Folder, printed, random};
 use plimsoll::internals::advise::Trained;
 use plimsoll::internals::onnx::{self, Model};
-use plimsoll::internals::plan::{Fitting, compile_programs};
+use plimsoll::internals::plan::Planner;
 use plimsoll::internals::train::curve::Point;
 use plimsoll::internals::train::{Loss, Optimizer, Rate, Training};
-use plimsoll::{DType, Error, Limits, Recipe, Target, Trace};
+use plimsoll::{DType, Error, Recipe, Target, Trace};
 use serde_json::Value;
 use std::process::Command;
 
@@ -35,10 +35,8 @@ fn residual(folder: &Folder, blocks: usize) -> Model {
 }
 
 /// The bytes under a limit, and the operations that are done again; or the bytes that are needed.
-fn within(fitting: &mut Fitting, case: &Trained, memory: Option<u64>) -> Result<(u64, u64), u64> {
-    let limits = Limits { memory };
-    let parts = fitting.parts(&limits).expect("there are plans");
-    match compile_programs(&parts, &case.target, &limits) {
+fn within(planner: &mut Planner, case: &Trained, memory: Option<u64>) -> Result<(u64, u64), u64> {
+    match planner.within(memory) {
         Ok(planned) => {
             let plans: Vec<_> = planned.iter().map(|program| program.plan()).collect();
             Ok((plans[0].bytes(), Point::of(&plans, case.training.accumulate).recompute.extra_flop))
@@ -50,20 +48,21 @@ fn within(fitting: &mut Fitting, case: &Trained, memory: Option<u64>) -> Result<
 
 /// More memory is never refused where less is taken, and never does more again. What a refusal names is taken, and a byte less is not.
 fn sweep(what: &str, case: &Trained) {
-    let mut fitting = case.fitting().expect("it is planned");
-    let bound = fitting.bound().expect("it is planned").bytes;
-    let (full, _) = within(&mut fitting, case, None).expect("there is no limit");
-    let least = within(&mut fitting, case, Some(1)).expect_err("a byte is too little");
+    let job = case.job().expect("there are graphs");
+    let mut planner = Planner::new(&job).expect("it is planned");
+    let bound = planner.bound().expect("it is planned").bytes;
+    let (full, _) = within(&mut planner, case, None).expect("there is no limit");
+    let least = within(&mut planner, case, Some(1)).expect_err("a byte is too little");
     assert!(bound <= least && least <= full, "{what}: at least {bound}, {least} found, {full} without a limit");
     let mut limits: Vec<u64> = (0..=POINTS).map(|point| bound + (full - bound) * point / POINTS).collect();
     limits.extend([least - 1, least, least + 1, full - 1, full, full + 1]);
     limits.sort_unstable();
     let mut last = u64::MAX;
     for (at, limit) in limits.into_iter().enumerate() {
-        let found = within(&mut fitting, case, Some(limit));
+        let found = within(&mut planner, case, Some(limit));
         // Another search knows nothing of the limits before.
         if at % 8 == 3 {
-            let mut own = case.fitting().expect("it is planned");
+            let mut own = Planner::new(&job).expect("it is planned");
             assert_eq!(found, within(&mut own, case, Some(limit)), "{what}: {limit}");
         }
         match found {

@@ -39,7 +39,7 @@ fn a_step_follows_the_reference_on_every_backend() {
     let names: Vec<_> = graph.states().iter().map(|state| graph.value_name(state.value)).collect();
     assert_eq!(names, ["w", "m", "count"]);
     for (name, open) in common::backends() {
-        let session = Session::on_backend(graph.clone(), open(), name.to_owned(), &options(), &|_, _| {});
+        let session = common::load(graph.clone(), open(), name, &options());
         let session = session.expect("it loads");
         assert_eq!(session.usage().bytes, session.plan().bytes());
         let mut states = reference::initial(&graph).expect("the elements are there");

@@ -10,10 +10,11 @@ use plimsoll::internals::kernel::call::{Call, LibraryAlgorithm};
 use plimsoll::internals::kernel::tuned::Tuned;
 use plimsoll::internals::kernel::{Kernel, schedule};
 use plimsoll::internals::pass::Prepared;
-use plimsoll::internals::plan::{self, Limits};
+use plimsoll::internals::plan::{self, Compiled, Job, Limits};
+use plimsoll::internals::session::Device;
 use plimsoll::internals::target::Memory;
 use plimsoll::internals::tune::{self, Entry, cache};
-use plimsoll::{DType, Graph, Plan, Recipe, Target, Tensor, Trace};
+use plimsoll::{DType, Error, Graph, Plan, Recipe, Session, Target, Tensor, Trace};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -49,6 +50,18 @@ fn candidates(kernel: &Kernel, target: &Target) -> Vec<Schedule> {
 }
 
 /// A table with the schedule that `choose` picks for each kernel.
+/// A graph's plan with measured schedules.
+fn by(
+    graph: Prepared,
+    target: &Target,
+    limits: &Limits,
+    tuned: &Arc<Tuned>,
+    more_memory: bool,
+) -> Result<Compiled, Error> {
+    let schedules = Some(Arc::clone(tuned));
+    plan::compiled(&Job { schedules, more_memory, ..Job::of(graph, target).within(limits.memory) })
+}
+
 fn table(kernels: &[(Kernel, usize)], choose: impl Fn(&Kernel) -> Option<Schedule>) -> Arc<Tuned> {
     let mut tuned = Tuned::new("a device");
     for (kernel, _) in kernels {
@@ -92,7 +105,7 @@ fn measured_plans_compute_the_same_in_no_more_bytes() {
             }
             let mut tuned = Tuned::new(device.identity());
             found.iter().for_each(|entry| tuned.insert(&entry.kernel, entry.schedule.clone()));
-            let compiled = tune::plan(prepared, &target, &FREE, &Arc::new(tuned), false).expect("it is planned");
+            let compiled = by(prepared, &target, &FREE, &Arc::new(tuned), false).expect("it is planned");
             assert!(compiled.0.bytes() <= untuned.0.bytes(), "{name}, {}", graph.name);
             let inputs = inputs(&graph);
             let [expected, found] = [&untuned, &compiled].map(|compiled| run(open(), compiled, &inputs));
@@ -179,8 +192,7 @@ fn any_legal_schedule_may_be_the_measured_one() {
             let tried = if runs_long("most of the schedules of whole graphs") { 6 } else { 2 };
             for number in 1..most.min(tried) {
                 let tuned = table(&kernels, |kernel| candidates(kernel, &target).into_iter().nth(number));
-                let (plan, constants) =
-                    tune::plan(prepared.clone(), &target, &FREE, &tuned, true).expect("it is planned");
+                let (plan, constants) = by(prepared.clone(), &target, &FREE, &tuned, true).expect("it is planned");
                 let Some(measured) = &plan.tuned else { panic!("{name}, {}: no schedule was taken", graph.name) };
                 assert!(measured.steps > 0 && measured.device == "a device");
                 let again =
@@ -207,7 +219,7 @@ fn calls_and_texts_replace_each_other() {
             schedule::split(kernel, &target).map(|split| Schedule::Library(split.library().clone()))
         });
         let calls_of = |tuned: &Arc<Tuned>| {
-            let (plan, _) = tune::plan(prepared.clone(), &target, &FREE, tuned, true).expect("it is planned");
+            let (plan, _) = by(prepared.clone(), &target, &FREE, tuned, true).expect("it is planned");
             plan.steps.iter().filter(|step| plan.kernels[step.kernel].schedule.call().is_some()).count()
         };
         assert_eq!(calls_of(&texts), 0, "{}", graph.name);
@@ -230,7 +242,7 @@ fn a_measured_algorithm_of_a_library_is_in_the_plan() {
             let algorithm = split.algorithms().pop().map(change);
             Some(Schedule::Library(split.library().clone().by(algorithm)))
         };
-        tune::plan(prepared.clone(), &target, &FREE, &table(&kernels, by_last), true).expect("it is planned").0
+        by(prepared.clone(), &target, &FREE, &table(&kernels, by_last), true).expect("it is planned").0
     };
     let named = |plan: &Plan| -> Vec<(LibraryAlgorithm, u64)> {
         let calls = plan.kernels.iter().filter_map(|kernel| Some((kernel, kernel.schedule.call()?)));
@@ -257,7 +269,7 @@ fn a_plan_takes_no_more_bytes_unless_it_may() {
     for graph in examples() {
         for target in [Target::cpu(2), Target::cuda()] {
             let prepared = prepared(&graph, &target);
-            let untuned = plan::plan(&prepared, &target, &FREE).expect("it is planned").bytes();
+            let untuned = plan::planned(&prepared, &target, &FREE).expect("it is planned").bytes();
             // The schedule with the largest workspace.
             let hungry = table(&asked(&prepared, &target), |kernel| {
                 let bytes = |schedule: &Schedule| {
@@ -266,12 +278,11 @@ fn a_plan_takes_no_more_bytes_unless_it_may() {
                 };
                 candidates(kernel, &target).into_iter().max_by_key(bytes)
             });
-            let bytes =
-                |more| tune::plan(prepared.clone(), &target, &FREE, &hungry, more).expect("it is planned").0.bytes();
+            let bytes = |more| by(prepared.clone(), &target, &FREE, &hungry, more).expect("it is planned").0.bytes();
             assert!(bytes(false) <= untuned, "{}", graph.name);
             grown += usize::from(bytes(true) > untuned);
             let limits = Limits { memory: Some(untuned) };
-            if let Ok((plan, _)) = tune::plan(prepared.clone(), &target, &limits, &hungry, true) {
+            if let Ok((plan, _)) = by(prepared.clone(), &target, &limits, &hungry, true) {
                 assert!(plan.bytes() <= untuned, "a limit is a limit");
             }
         }
@@ -284,7 +295,7 @@ fn what_is_not_legal_here_is_not_taken() {
     let target = Target::cpu(2);
     for graph in examples() {
         let prepared = prepared(&graph, &target);
-        let untuned = plan::plan(&prepared, &target, &FREE).expect("it is planned");
+        let untuned = plan::planned(&prepared, &target, &FREE).expect("it is planned");
         let kernels = asked(&prepared, &target);
         let text = schedule::choose(&kernels[0].0, &Target::wgpu(), &|_| true);
         for wrong in [
@@ -296,7 +307,7 @@ fn what_is_not_legal_here_is_not_taken() {
         .chain(text)
         {
             let tuned = table(&kernels, |_| Some(wrong.clone()));
-            let (plan, _) = tune::plan(prepared.clone(), &target, &FREE, &tuned, false).expect("it is planned");
+            let (plan, _) = by(prepared.clone(), &target, &FREE, &tuned, false).expect("it is planned");
             assert_eq!(plan, untuned, "{wrong}");
         }
     }
@@ -316,14 +327,14 @@ impl Backend for Refusing {
         Usage::default()
     }
     fn alloc(&mut self, _: u64, _: Memory) -> plimsoll::Result<SegmentId> {
-        unreachable!("planning takes no memory")
+        Ok(SegmentId(0))
     }
     fn free(&mut self, _: SegmentId) {}
     fn write(&mut self, _: Slice, _: &[u8]) -> plimsoll::Result<()> {
-        unreachable!("planning moves no data")
+        Ok(())
     }
     fn read(&mut self, _: Slice, _: &mut [u8]) -> plimsoll::Result<()> {
-        unreachable!("planning moves no data")
+        unreachable!("loading reads nothing")
     }
     fn compile(&mut self, kernel: &Kernel) -> plimsoll::Result<KernelId> {
         match kernel.schedule.call() {
@@ -332,10 +343,10 @@ impl Backend for Refusing {
         }
     }
     fn record(&mut self, _: &[Launch]) -> plimsoll::Result<RecordId> {
-        unreachable!("planning runs nothing")
+        Ok(RecordId(0))
     }
     fn replay(&mut self, _: RecordId) -> plimsoll::Result<()> {
-        unreachable!("planning runs nothing")
+        unreachable!("loading runs nothing")
     }
 }
 
@@ -359,10 +370,12 @@ fn refused_calls_are_left_to_texts() {
     let measured =
         table(&asked(&prepared(&graph, &target), &target), |kernel| candidates(kernel, &target).into_iter().next());
     for tuned in [None, Some(&measured)] {
-        let mut device = Refusing(target.clone());
-        let (plan, _) =
-            tune::compile(graph.clone(), Recipe::default(), &mut device, &FREE, tuned).expect("it is planned");
-        assert_eq!(calls(&plan), ["cuBLASLt"]);
+        let device = Device::new(Box::new(Refusing(target.clone())), "refusing");
+        let schedules = tuned.cloned();
+        let job = Job { schedules, ..Job::of(graph.clone(), &target) };
+        let session = Session::new(job, device, &|_, _| {}).expect("it is planned");
+        let plan = session.plan();
+        assert_eq!(calls(plan), ["cuBLASLt"]);
         assert_eq!(plan.tuned.is_some(), tuned.is_some(), "only what was measured is said to be");
     }
 }

@@ -24,6 +24,7 @@ pub mod matmul;
 pub mod prologue;
 pub mod row;
 mod split;
+pub mod variants;
 
 pub use split::{Split, split};
 

@@ -20,7 +20,6 @@
 use super::recompute::{Choice, choices};
 use crate::error::Result;
 use crate::pass::Prepared;
-use crate::plan::Limits;
 use crate::plan::make::arrange::Arrangement;
 use crate::plan::make::offsets::stack;
 use crate::target::Target;
@@ -29,17 +28,6 @@ use std::rc::Rc;
 
 /// The most choices between two of the first list.
 const BETWEEN: usize = 15;
-
-/// Computes values of a graph again, as far as it takes for its plan to fit the limit.
-///
-/// # Errors
-/// As [`Search::within`].
-pub fn run(graph: &mut Prepared, target: &Target, limits: &Limits) -> Result<()> {
-    let Some(limit) = limits.memory.filter(|_| graph.graph.has_backward()) else { return Ok(()) };
-    let program = Program::Graph(Box::new(std::mem::take(graph)));
-    *graph = Search::new(vec![program], target)?.within(limit)?.swap_remove(0);
-    Ok(())
-}
 
 /// A program that shares memory with others.
 pub enum Program {
@@ -91,7 +79,7 @@ impl<'a> Search<'a> {
         Ok(Search { target, fixed, first, list: None, between: HashMap::new() })
     }
 
-    /// The graphs, without those that are fixed, that do the least again of those that fit a limit. If none fits, the smallest.
+    /// The graphs that fit the limit with the least recomputation; fixed programs are left out. If none fits, the smallest.
     ///
     /// # Errors
     /// When a graph cannot be planned at all.

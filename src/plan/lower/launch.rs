@@ -10,6 +10,7 @@ use crate::error::{Error, Result};
 use crate::expr::{self, Body};
 use crate::kernel::algorithm::Schedule;
 use crate::kernel::schedule::{self, Split};
+use crate::kernel::tuned::Tuned;
 use crate::kernel::{Kernel, Template};
 use crate::op::NodeId;
 use crate::plan::{BindRange, BufferIdx, Class, KernelIdx};
@@ -116,7 +117,9 @@ impl Lowering<'_> {
 
     /// The library call that computes a kernel, with the map behind it. A text that was measured to be faster becomes the kernel's schedule.
     fn call(&mut self, kernel: &mut Kernel, buffers: &[BufferIdx]) -> Option<Split> {
-        let mut split = schedule::split(kernel, self.target);
+        let refused = self.tuned.map_or(&[][..], Tuned::refused);
+        let is_taken = |split: &Split| !refused.iter().any(|call| split.allows(call));
+        let mut split = schedule::split(kernel, self.target).filter(is_taken);
         if split.is_some() {
             let measured = self.measured(kernel, buffers);
             self.draft.measured += usize::from(measured.is_some());

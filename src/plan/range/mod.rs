@@ -131,44 +131,6 @@ impl std::fmt::Debug for ShapeRange {
 }
 
 impl ShapeRange {
-    /// Plans a range. Every binding uses the same recipe.
-    ///
-    /// # Errors
-    /// As [`tuned`](Self::tuned).
-    pub fn new(
-        source: Source,
-        dims: &[(String, Extent)],
-        target: &Target,
-        recipe: Recipe,
-        limits: &Limits,
-    ) -> Result<ShapeRange> {
-        ShapeRange::tuned(source, dims, target, recipe, limits, None)
-    }
-
-    /// Plans a range with measured schedules if they are given, as long as the plan takes no more bytes for them.
-    ///
-    /// # Errors
-    /// [`Error::Usage`] if a dim is set twice or the graphs differ in more than extents; [`Error::Fit`] if the plan exceeds a limit;
-    /// the error of any binding that is tried.
-    pub fn tuned(
-        source: Source,
-        dims: &[(String, Extent)],
-        target: &Target,
-        recipe: Recipe,
-        limits: &Limits,
-        tuned: Option<&Arc<Tuned>>,
-    ) -> Result<ShapeRange> {
-        let (dims, tuned) = (dims.to_vec(), tuned.filter(|tuned| !tuned.is_empty()));
-        let bindings = Bindings { source, dims, recipe, tuned: None };
-        let plain = Arranged::new(bindings.clone(), target, limits)?.finish(None)?;
-        limits.check(plain.plan())?;
-        let Some(tuned) = tuned else { return Ok(plain) };
-        let within = Limits { memory: Some(plain.plan().bytes()) };
-        let tuned = Arranged::new(Bindings { tuned: Some(Arc::clone(tuned)), ..bindings }, target, &within);
-        let tuned = tuned.and_then(|tuned| tuned.finish(None)).ok().filter(|tuned| within.check(tuned.plan()).is_ok());
-        Ok(tuned.unwrap_or(plain))
-    }
-
     /// The dims and their ranges.
     pub fn dims(&self) -> &[Dim] {
         &self.maker.dims
@@ -282,7 +244,7 @@ impl Arranged {
     /// Orders and places the largest sizes of the bindings that are tried.
     ///
     /// # Errors
-    /// As [`ShapeRange::new`], except that the limit is an aim alone.
+    /// As [`plan`](crate::plan::plan()), except that the limit is an aim alone.
     pub fn new(bindings: Bindings, target: &Target, limits: &Limits) -> Result<Arranged> {
         let maker = Maker::new(bindings, target)?;
         let mut found: Vec<(Options, Arc<Record>, Vec<Member>)> = Vec::new();

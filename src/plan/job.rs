@@ -1,0 +1,509 @@
+//! A job is all that is asked of a plan, and [`plan()`] the one way to make it.
+//!
+//! ```text
+//! graphs, ranges of graphs --passes--> parts --recompute, chunks--> --lower, order, place--> segments that all share --> plans
+//!                                                '------ as far as it takes to fit the limit, for all runs at once ------'
+//! ```
+//!
+//! Programs run one at a time, in one arena. Constants with the same content lie in one place, and so do states of one name. Runs at once
+//! share the constants; each has an arena, states and staging of its own.
+
+use super::fit::bound::{self, Bound};
+use super::fit::chunks;
+use super::fit::limit::{Program, Search};
+use super::fit::recompute;
+use super::lower::{Draft, DraftState};
+use super::make::arrange::{Arrangement, arrange, draft};
+use super::make::assemble::assemble;
+use super::make::offsets::stack;
+use super::range::{Arranged, Bindings, ShapeRange, Source};
+use super::{BufferIdx, Class, Compiled, Limits, Plan, Recipe, Segment, Spot, check};
+use crate::decisions::Decisions;
+use crate::error::{Error, Result, ensure};
+use crate::graph::Graph;
+use crate::kernel::schedule::variants::is_no_larger;
+use crate::kernel::tuned::Tuned;
+use crate::pass::Prepared;
+use crate::shape::Extent;
+use crate::target::Target;
+use std::collections::HashMap;
+use std::sync::Arc;
+
+/// All that is asked of a plan.
+#[derive(Clone)]
+pub struct Job {
+    /// The programs, each with its name.
+    pub programs: Vec<(String, Graphs)>,
+    /// How the graphs are prepared.
+    pub recipe: Recipe,
+    /// The device.
+    pub target: Target,
+    /// The most bytes that the plan may take, for all programs and all runs at once.
+    pub limit: Option<u64>,
+    /// Runs at once.
+    pub runs: u32,
+    /// Schedules that were measured on the device, and library calls that it refuses.
+    pub schedules: Option<Arc<Tuned>>,
+    /// True to let measured schedules take more bytes than the plan takes without them.
+    pub more_memory: bool,
+}
+
+/// The graphs of a program.
+#[derive(Clone)]
+pub enum Graphs {
+    /// One graph.
+    One(Box<Graph>),
+    /// One graph whose passes have run. It is lowered as it is.
+    Prepared(Box<Prepared>),
+    /// A graph per binding of dims that have ranges.
+    Range(Source, Vec<(String, Extent)>),
+}
+
+impl From<Graph> for Graphs {
+    fn from(graph: Graph) -> Graphs {
+        Graphs::One(Box::new(graph))
+    }
+}
+
+impl From<Prepared> for Graphs {
+    fn from(graph: Prepared) -> Graphs {
+        Graphs::Prepared(Box::new(graph))
+    }
+}
+
+impl Job {
+    /// Programs for a target: one run, with the default recipe and no limit.
+    pub fn new<N: Into<String>, G: Into<Graphs>>(programs: impl IntoIterator<Item = (N, G)>, target: &Target) -> Job {
+        Job {
+            programs: programs.into_iter().map(|(name, graphs)| (name.into(), graphs.into())).collect(),
+            recipe: Recipe::default(),
+            target: target.clone(),
+            limit: None,
+            runs: 1,
+            schedules: None,
+            more_memory: false,
+        }
+    }
+
+    /// One program that has its graph's name. See [`new`](Self::new).
+    pub fn of(graphs: impl Into<Graphs>, target: &Target) -> Job {
+        Job::new([(String::new(), graphs)], target)
+    }
+
+    /// This job under a limit.
+    pub fn within(self, limit: impl Into<Option<u64>>) -> Job {
+        Job { limit: limit.into(), ..self }
+    }
+}
+
+/// A planned program.
+#[derive(Debug)]
+pub struct Planned {
+    /// The plan, of the largest binding, and its constants.
+    pub compiled: Compiled,
+    /// The range, which plans the other bindings.
+    pub range: Option<ShapeRange>,
+    /// The graph that was lowered; of a range, that of the largest binding.
+    pub graph: Graph,
+}
+
+impl Planned {
+    /// The plan.
+    pub fn plan(&self) -> &Plan {
+        &self.compiled.0
+    }
+}
+
+/// Plans a job: exact bytes, before any device is touched.
+///
+/// Several orders are placed; the smallest arena wins, the file's order among equals. Parts of concatenations are copied only where that
+/// saves enough, or where the plan would not fit without. On a target with streams its steps are then spread over them, as long as that
+/// costs little and the limit holds. Measured schedules are used where the plan takes no more bytes for them.
+///
+/// # Errors
+/// [`Error::Fit`] when the plan exceeds the limit. [`Error::Usage`] when the target lacks a tensor's type, or a tensor is too large: for the
+/// target's segments, or for its bindings if a kernel needs all of it at once; when there is no program or no run, two programs have one
+/// name, or states of one name differ; when graphs of a range differ by more than extents.
+pub fn plan(job: &Job) -> Result<Vec<Planned>> {
+    Planner::new(job)?.within(job.limit)
+}
+
+/// A program's graphs whose passes have run.
+enum Part {
+    Graph(Box<Prepared>),
+    /// It is lowered as it is.
+    Fixed(Box<Prepared>),
+    Range(Bindings),
+}
+
+/// A job whose passes have run, to plan it under several limits.
+pub struct Planner<'a> {
+    job: &'a Job,
+    parts: Vec<(&'a str, Part)>,
+    search: Option<Search<'a>>,
+}
+
+impl<'a> Planner<'a> {
+    /// Runs the passes of a job.
+    ///
+    /// # Errors
+    /// When a pass refuses a graph, and when the job asks for what cannot be.
+    pub fn new(job: &'a Job) -> Result<Planner<'a>> {
+        ensure(!job.programs.is_empty(), || Error::usage("expected a program, found none".into()))?;
+        ensure(job.runs > 0, || Error::usage("runs: expected at least one run at once, found 0".into()))?;
+        let mut parts: Vec<(&str, Part)> = Vec::new();
+        for (name, graphs) in &job.programs {
+            if parts.iter().any(|(other, _)| other == name) {
+                return Err(Error::usage(format!("two programs have the name '{name}': expected a name for each")));
+            }
+            parts.push((name, job.part(graphs)?));
+        }
+        if job.runs > 1 && parts.iter().any(|(_, part)| matches!(part, Part::Range(_))) {
+            let what = "runs: a range of shapes has one run at once, as its bindings write constants, which runs share; \
+                give each dim one extent";
+            return Err(Error::usage(what.into()));
+        }
+        Ok(Planner { job, parts, search: None })
+    }
+
+    /// The least that the programs take together, whatever is computed again.
+    ///
+    /// # Errors
+    /// As [`bound::together`].
+    pub fn bound(&self) -> Result<Bound> {
+        let graph = |(_, part): &(_, Part)| match part {
+            Part::Graph(graph) | Part::Fixed(graph) => Ok((**graph).clone()),
+            Part::Range(bindings) => bindings.graph(&self.job.target),
+        };
+        let graphs = self.parts.iter().map(graph).collect::<Result<Vec<_>>>()?;
+        bound::together(&graphs, &self.job.target)
+    }
+
+    /// The job's plans under this limit.
+    ///
+    /// # Errors
+    /// As [`plan()`].
+    pub fn within(&mut self, limit: Option<u64>) -> Result<Vec<Planned>> {
+        let table = self.job.schedules.clone();
+        let refused = table.as_ref().map_or(&[][..], |table| table.refused());
+        let texts = (!refused.is_empty()).then(|| Arc::new(Tuned::default().without(refused.to_vec())));
+        let plain = self.for_all_runs(limit, texts.as_ref());
+        let Some(table) = table.filter(|table| !table.is_empty()) else { return plain };
+        let most = match &plain {
+            Ok(plain) if !self.job.more_memory => Some(bytes(plain)),
+            _ => limit,
+        };
+        let tuned = self.for_all_runs(most, Some(&table)).or_else(|_| {
+            let target = &self.job.target;
+            let small = table.filter(|kernel, schedule| is_no_larger(kernel, schedule, target));
+            self.for_all_runs(most, Some(&Arc::new(small)))
+        });
+        tuned.or(plain)
+    }
+
+    /// The graphs that are lowered under a limit: with values [computed again](super::fit::limit) for backward computations, as far as it
+    /// takes for all programs together to fit, and in chunks if they are asked for. Of a range, the largest binding's.
+    ///
+    /// # Errors
+    /// When a program cannot be planned at all.
+    pub fn graphs(&mut self, limit: Option<u64>) -> Result<Vec<Prepared>> {
+        let target = &self.job.target;
+        let graph = |part| match part {
+            Part::Graph(graph) | Part::Fixed(graph) => Ok(*graph),
+            Part::Range(bindings) => bindings.graph(target),
+        };
+        self.fitted(limit, None)?.into_iter().map(graph).collect()
+    }
+
+    fn for_all_runs(&mut self, limit: Option<u64>, table: Option<&Arc<Tuned>>) -> Result<Vec<Planned>> {
+        for_all_runs(self.job.runs, limit, &mut |limit| self.for_one_run(limit, table))
+    }
+
+    /// Plans one run.
+    fn for_one_run(&mut self, limit: Option<u64>, table: Option<&Arc<Tuned>>) -> Result<Vec<Planned>> {
+        let parts = self.fitted(limit, table)?;
+        let names: Vec<&str> = self.parts.iter().map(|(name, _)| *name).collect();
+        let planned = together(&names, &parts, &self.job.target, &Limits { memory: limit })?;
+        let Some(limit) = limit.filter(|&limit| bytes(&planned) > limit) else { return Ok(planned) };
+        let refused = |planned: &[Planned]| {
+            let what = match names[..] {
+                [_] => format!("the plan of '{}'", planned[0].plan().name),
+                _ => format!("the plan of the programs '{}'", names.join("', '")),
+            };
+            Error::Fit { what, needed: bytes(planned), limit, file: None }
+        };
+        if names.len() == 1 {
+            return Err(refused(&planned));
+        }
+        // Each program was arranged as if it had the limit for itself, and may take more than its least, for speed.
+        let least = together(&names, &parts, &self.job.target, &Limits { memory: Some(0) })?;
+        if bytes(&least) > limit { Err(refused(&least)) } else { Ok(least) }
+    }
+
+    /// The parts as they are lowered under a limit.
+    fn fitted(&mut self, limit: Option<u64>, table: Option<&Arc<Tuned>>) -> Result<Vec<Part>> {
+        let Job { target, recipe, .. } = self.job;
+        let has_backward = |part: &Part| matches!(part, Part::Graph(graph) if graph.graph.has_backward());
+        let mut chosen = Vec::new();
+        if let Some(limit) = limit.filter(|_| self.parts.iter().any(|(_, part)| has_backward(part))) {
+            chosen = self.search()?.within(limit)?;
+        }
+        let mut chosen = chosen.into_iter();
+        let mut parts = Vec::with_capacity(self.parts.len());
+        for (_, part) in &self.parts {
+            let tuned = |graph: &Prepared| table.cloned().or(graph.tuned.clone());
+            parts.push(match part {
+                Part::Graph(graph) => {
+                    let mut graph = chosen.next().unwrap_or_else(|| (**graph).clone());
+                    chunks::run(&mut graph, target, &Limits { memory: limit }, recipe.chunks)?;
+                    Part::Graph(Box::new(Prepared { tuned: tuned(&graph), ..graph }))
+                }
+                Part::Fixed(graph) => Part::Fixed(Box::new(Prepared { tuned: tuned(graph), ..(**graph).clone() })),
+                Part::Range(bindings) => Part::Range(Bindings { tuned: table.cloned(), ..bindings.clone() }),
+            });
+        }
+        Ok(parts)
+    }
+
+    /// The search among what backward computations compute again.
+    fn search(&mut self) -> Result<&mut Search<'a>> {
+        if self.search.is_none() {
+            let target = &self.job.target;
+            let least = Limits { memory: Some(0) };
+            let program = |(_, part): &(_, Part)| {
+                Ok(match part {
+                    Part::Graph(graph) => Program::Graph(graph.clone()),
+                    Part::Fixed(graph) => {
+                        Program::Fixed(Box::new(arrange(target, &least, |options| draft(graph, target, options))?))
+                    }
+                    Part::Range(bindings) => {
+                        Program::Fixed(Box::new(Arranged::new(bindings.clone(), target, &least)?.arrangement))
+                    }
+                })
+            };
+            let programs = self.parts.iter().map(program).collect::<Result<Vec<_>>>()?;
+            self.search = Some(Search::new(programs, target)?);
+        }
+        Ok(self.search.as_mut().expect("it was made above"))
+    }
+}
+
+impl Job {
+    /// The graphs of a program after the passes.
+    fn part(&self, graphs: &Graphs) -> Result<Part> {
+        let whole = |graph: Graph| {
+            let mut graph = self.recipe.whole(graph, &self.target)?;
+            recompute::free(&mut graph, &self.target, self.recipe.fuse)?;
+            Ok::<_, Error>(Part::Graph(Box::new(graph)))
+        };
+        match graphs {
+            Graphs::One(graph) => whole((**graph).clone()),
+            Graphs::Prepared(graph) => Ok(Part::Fixed(graph.clone())),
+            Graphs::Range(source, dims) => {
+                let fixed: Option<Vec<_>> =
+                    dims.iter().map(|(name, extent)| Some((name.clone(), extent.fixed()?))).collect();
+                if let Some(dims) = fixed {
+                    return whole(source(&dims, Decisions::default())?);
+                }
+                let (source, dims) = (Arc::clone(source), dims.clone());
+                Ok(Part::Range(Bindings { source, dims, recipe: self.recipe, tuned: None }))
+            }
+        }
+    }
+}
+
+impl Recipe {
+    /// The graph that is lowered for a plan under these limits.
+    ///
+    /// # Errors
+    /// As [`plan()`].
+    pub fn graph(self, graph: Graph, target: &Target, limits: &Limits) -> Result<Prepared> {
+        let job = Job { recipe: self, ..Job::of(graph, target) };
+        Ok(Planner::new(&job)?.graphs(limits.memory)?.swap_remove(0))
+    }
+
+    /// The graph's plan.
+    ///
+    /// # Errors
+    /// As [`plan()`].
+    pub fn plan(self, graph: Graph, target: &Target, limits: &Limits) -> Result<Plan> {
+        Ok(self.compile(graph, target, limits)?.0)
+    }
+
+    /// The graph's plan, with the data of its constants.
+    ///
+    /// # Errors
+    /// As [`plan()`].
+    pub fn compile(self, graph: Graph, target: &Target, limits: &Limits) -> Result<Compiled> {
+        compiled(&Job { recipe: self, limit: limits.memory, ..Job::of(graph, target) })
+    }
+}
+
+/// The plan of a graph whose passes have run, with the data of its constants.
+///
+/// # Errors
+/// As [`plan()`].
+pub fn compile(graph: &Prepared, target: &Target, limits: &Limits) -> Result<Compiled> {
+    compiled(&Job::of(graph.clone(), target).within(limits.memory))
+}
+
+/// The plan of a graph whose passes have run.
+///
+/// # Errors
+/// As [`plan()`].
+pub fn planned(graph: &Prepared, target: &Target, limits: &Limits) -> Result<Plan> {
+    Ok(compile(graph, target, limits)?.0)
+}
+
+/// The plan of a job's only program, with the data of its constants.
+///
+/// # Errors
+/// As [`plan()`].
+pub fn compiled(job: &Job) -> Result<Compiled> {
+    Ok(plan(job)?.swap_remove(0).compiled)
+}
+
+/// The bytes of all programs: their segments are the same.
+pub fn bytes(planned: &[Planned]) -> u64 {
+    planned.first().map_or(0, |planned| planned.plan().bytes())
+}
+
+/// Plans for all runs at once, which together are to be within the limit. `make` plans one run under a limit.
+///
+/// # Errors
+/// The error of `make`; [`Error::Fit`] when the runs do not fit together; [`Error::Usage`] when their bytes cannot be counted.
+pub fn for_all_runs(
+    runs: u32,
+    limit: Option<u64>,
+    make: &mut dyn FnMut(Option<u64>) -> Result<Vec<Planned>>,
+) -> Result<Vec<Planned>> {
+    let mut made = make(limit)?;
+    loop {
+        let (bytes, constants) = set_runs(runs, &mut made)?;
+        let Some(limit) = limit.filter(|&limit| bytes > limit) else { return Ok(made) };
+        // One run may have taken more than its least, for speed. If the next one is too large, too, it has fewer constants than this one, so
+        // that this ends.
+        let each = constants + limit.saturating_sub(constants) / u64::from(runs);
+        made = make(Some(each)).map_err(|error| match error {
+            Error::Fit { needed, .. } => {
+                let own = needed.saturating_sub(constants).saturating_mul(u64::from(runs));
+                let what = format!("the plan of {runs} runs at once of '{}'", made[0].plan().title());
+                Error::Fit { what, needed: constants.saturating_add(own), limit, file: None }
+            }
+            error => error,
+        })?;
+    }
+}
+
+/// Notes the number of runs in plans. Returns the bytes of all runs, and those of the constants.
+fn set_runs(runs: u32, planned: &mut [Planned]) -> Result<(u64, u64)> {
+    for Planned { compiled: (plan, _), .. } in planned.iter_mut() {
+        let (constants, each) = (plan.class_bytes(Class::Constant), plan.fork_bytes());
+        let all = each.checked_mul(runs.into()).and_then(|bytes| bytes.checked_add(constants));
+        let countable = all.filter(|&bytes| bytes <= i64::MAX as u64);
+        plan.summary.planned_bytes = countable.ok_or_else(|| {
+            Error::usage(format!("runs: the bytes of {runs} runs at once, {each} each, are beyond 63 bits"))
+        })?;
+        plan.forks = runs;
+    }
+    Ok((bytes(planned), planned[0].plan().class_bytes(Class::Constant)))
+}
+
+/// A part whose steps are ordered and whose buffers have places.
+enum Ready<'a> {
+    Graph(&'a Prepared, Box<Arrangement>),
+    Range(Box<Arranged>),
+}
+
+impl<'a> Ready<'a> {
+    fn new(part: &'a Part, target: &Target, limits: &Limits) -> Result<Ready<'a>> {
+        Ok(match part {
+            Part::Graph(graph) | Part::Fixed(graph) => {
+                Ready::Graph(graph, Box::new(arrange(target, limits, |options| draft(graph, target, options))?))
+            }
+            Part::Range(bindings) => Ready::Range(Box::new(Arranged::new(bindings.clone(), target, limits)?)),
+        })
+    }
+
+    fn arrangement(&self) -> &Arrangement {
+        match self {
+            Ready::Graph(_, arrangement) => arrangement,
+            Ready::Range(range) => &range.arrangement,
+        }
+    }
+
+    /// The plan with these segments and places.
+    fn finish(
+        mut self,
+        name: &str,
+        target: &Target,
+        segments: &[Segment],
+        places: Vec<Option<Spot>>,
+    ) -> Result<Planned> {
+        let arrangement = match &mut self {
+            Ready::Graph(_, arrangement) => arrangement,
+            Ready::Range(range) => &mut range.arrangement,
+        };
+        (arrangement.segments, arrangement.places) = (segments.to_vec(), places);
+        let name = (!name.is_empty()).then(|| name.to_owned());
+        match self {
+            Ready::Graph(graph, found) => {
+                let same: Vec<_> = BufferIdx::all(&found.draft.buffers).map(Some).collect();
+                let (mut plan, constants) = assemble(graph, target, &found, &found.draft, &same)?;
+                plan.program = name;
+                check::check(&plan)?;
+                Ok(Planned { compiled: (plan, constants), range: None, graph: graph.graph.clone() })
+            }
+            Ready::Range(range) => {
+                let graph = range.graph().graph.clone();
+                let range = range.finish(name)?;
+                Ok(Planned { compiled: range.largest().clone(), range: Some(range), graph })
+            }
+        }
+    }
+}
+
+/// Plans with each program arranged as if it had the memory of `own` for itself.
+fn together(names: &[&str], parts: &[Part], target: &Target, own: &Limits) -> Result<Vec<Planned>> {
+    let ready = parts.iter().map(|part| Ready::new(part, target, own)).collect::<Result<Vec<_>>>()?;
+    agree(names, &ready)?;
+    let drafts: Vec<_> = ready.iter().map(|part| (&part.arrangement().draft, &part.arrangement().layout)).collect();
+    let (segments, places) = stack(target, &drafts);
+    let parts = names.iter().zip(ready).zip(places);
+    let planned = parts.map(|((name, part), places)| part.finish(name, target, &segments, places));
+    let planned = planned.collect::<Result<Vec<_>>>()?;
+    if planned.len() > 1 {
+        check::programs(planned.iter().map(Planned::plan))?;
+    }
+    Ok(planned)
+}
+
+/// Refuses states of one name that differ.
+fn agree(names: &[&str], parts: &[Ready]) -> Result<()> {
+    let mut known: HashMap<&str, (&str, &Draft, &DraftState)> = HashMap::new();
+    for (program, part) in names.iter().zip(parts) {
+        let draft = &part.arrangement().draft;
+        for state in &draft.states {
+            let buffer = &draft.buffers[state.buffer];
+            let (other, of, first) = known.entry(&buffer.name).or_insert((program, draft, state));
+            let before = &of.buffers[first.buffer];
+            let (a, b) = (format!("{}{}", before.dtype, before.shape), format!("{}{}", buffer.dtype, buffer.shape));
+            let name = &buffer.name;
+            if a != b {
+                return Err(Error::usage(format!(
+                    "state '{name}' is {a} in program '{other}', and {b} in '{program}'"
+                )));
+            }
+            let same = match (&first.initial, &state.initial) {
+                (Some(a), Some(b)) => a.same(b),
+                (a, b) => a.is_none() && b.is_none(),
+            };
+            if !same {
+                return Err(Error::usage(format!(
+                    "state '{name}' begins with other elements in program '{other}' than in '{program}'"
+                )));
+            }
+        }
+    }
+    Ok(())
+}
