@@ -4,40 +4,57 @@
 
 use crate::dtype::DType;
 use crate::error::{Error, Result};
+use crate::graph::Graph;
 use crate::onnx::{self, Model};
 use crate::pass::recompute::Recompute;
 use crate::pass::{Prepared, Quantize};
-use crate::plan::fit::bound::{Bound, bound};
+use crate::plan::fit::bound::{Bound, bound, together};
 use crate::plan::tell::peak::{Peak, peak};
-use crate::plan::{self, Class, Job, Plan, Planned, Planner, Recipe};
+use crate::plan::{self, Class, Graphs, Job, Plan, Planned, Planner, Recipe, View};
 use crate::target::{Family, Target};
 use crate::train::curve::Point;
 use crate::train::{self, Training};
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::{self, Bound::Excluded, Bound::Included, Bound::Unbounded};
+use std::sync::Arc;
 
-/// A model and the settings to plan it with. A remedy is another case of the same model.
-#[derive(Clone, Debug)]
-pub struct Case<'a> {
-    /// The model.
-    pub model: &'a Model,
+/// Makes the programs of a case, for extents of its dims.
+pub type Make = Arc<dyn Fn(&[(String, usize)]) -> Result<Vec<(String, Graphs)>>>;
+
+/// Programs and the settings to plan them with. A remedy is another case of the same programs.
+#[derive(Clone)]
+pub struct Case {
+    /// Makes the programs.
+    pub make: Make,
+    /// Number of nodes in their files.
+    pub nodes: usize,
     /// The named dims and their extents.
     pub dims: Vec<(String, usize)>,
     /// The device to plan for.
     pub target: Target,
-    /// How the graph is prepared before it is planned.
+    /// How the graphs are prepared before they are planned.
     pub recipe: Recipe,
+    /// Runs at once.
+    pub runs: u32,
 }
 
-impl Case<'_> {
+impl Case {
+    /// One run of a model.
+    pub fn of(model: &Model, dims: Vec<(String, usize)>, target: Target, recipe: Recipe) -> Case {
+        let nodes = model.proto.graph.as_ref().map_or(0, |graph| graph.node.len());
+        let model = model.clone();
+        let make = move |dims: &[(String, usize)]| Ok(vec![(String::new(), onnx::import(&model, dims)?.into())]);
+        Case { make: Arc::new(make), nodes, dims, target, recipe, runs: 1 }
+    }
+
     /// The job under this limit.
     ///
     /// # Errors
-    /// The model cannot be imported with these bindings.
+    /// A program cannot be made with these bindings.
     pub fn job(&self, limit: Option<u64>) -> Result<Job> {
-        let graph = onnx::import(self.model, &self.dims)?;
-        Ok(Job { recipe: self.recipe, ..Job::of(graph, &self.target).within(limit) })
+        let programs = (self.make)(&self.dims)?;
+        Ok(Job { recipe: self.recipe, runs: self.runs, ..Job::new(programs, &self.target).within(limit) })
     }
 
     /// The bytes that the case needs if it is planned under this limit. They exceed the limit if it does not fit.
@@ -46,13 +63,7 @@ impl Case<'_> {
     /// The case cannot be planned at all.
     pub fn bytes(&self, limit: Option<u64>) -> Result<u64> {
         // The warnings of the import were shown when the user's own case was imported.
-        let silent = tracing::subscriber::NoSubscriber::default();
-        let planned = tracing::subscriber::with_default(silent, || plan::plan(&self.job(limit)?));
-        match planned {
-            Ok(planned) => Ok(planned[0].plan().bytes()),
-            Err(Error::Fit { needed, .. }) => Ok(needed),
-            Err(error) => Err(error),
-        }
+        silent(|| needed(&self.job(limit)?))
     }
 
     /// This case with another recipe.
@@ -61,12 +72,29 @@ impl Case<'_> {
     }
 
     /// This case with another extent of a dim.
-    pub fn with_dim(&self, dim: &str, extent: usize) -> Case<'_> {
+    pub fn with_dim(&self, dim: &str, extent: usize) -> Case {
         let mut case = self.clone();
         case.dims.retain(|(name, _)| name != dim);
         case.dims.push((dim.to_owned(), extent));
         case
     }
+}
+
+/// The bytes that a job needs if it is planned under its limit. They exceed the limit if it does not fit.
+///
+/// # Errors
+/// The job cannot be planned at all.
+pub fn needed(job: &Job) -> Result<u64> {
+    match plan::plan(job) {
+        Ok(planned) => Ok(planned.plan.bytes()),
+        Err(Error::Fit { needed, .. }) => Ok(needed),
+        Err(error) => Err(error),
+    }
+}
+
+/// Does something without a line in the log.
+pub fn silent<T>(f: impl FnOnce() -> T) -> T {
+    tracing::subscriber::with_default(tracing::subscriber::NoSubscriber::default(), f)
 }
 
 // ---- The largest binding
@@ -333,13 +361,13 @@ pub fn largest_binding(case: &Case, dim: &str, limit: u64) -> Result<Largest> {
 // ---- Remedies
 
 /// A changed case, with the flags that make the change.
-pub type Change<'a> = (String, Case<'a>);
+pub type Change = (String, Case);
 
 /// The remedies: a name, and a function that returns the changed cases, none if the remedy does not apply.
 ///
 /// Every change can be made on the command line. What planning does by itself under a limit is no remedy: it computes values of a training
 /// again.
-pub const REMEDIES: &[Way<for<'a> fn(&Case<'a>) -> Vec<Change<'a>>>] = &[
+pub const REMEDIES: &[Way<fn(&Case) -> Vec<Change>>] = &[
     Way::all("half the extent", halved),
     Way::all("f16 values", narrowed),
     Way::all("weights in 4 bits", quantized),
@@ -390,7 +418,7 @@ impl<C: Copy> Way<C> {
     }
 }
 
-fn halved<'a>(case: &Case<'a>) -> Vec<Change<'a>> {
+fn halved(case: &Case) -> Vec<Change> {
     let half = |at: usize| {
         let mut changed = case.clone();
         let (name, extent) = &mut changed.dims[at];
@@ -400,18 +428,18 @@ fn halved<'a>(case: &Case<'a>) -> Vec<Change<'a>> {
     (0..case.dims.len()).filter(|&at| case.dims[at].1 > 1).map(half).collect()
 }
 
-fn narrowed<'a>(case: &Case<'a>) -> Vec<Change<'a>> {
+fn narrowed(case: &Case) -> Vec<Change> {
     let change = || ("--f16".into(), case.with(Recipe { f16: true, ..case.recipe }));
     (!case.recipe.f16).then(change).into_iter().collect()
 }
 
-fn quantized<'a>(case: &Case<'a>) -> Vec<Change<'a>> {
+fn quantized(case: &Case) -> Vec<Change> {
     let quantize = Quantize { bits: 4, block: 32 };
     let change = || (format!("--quantize {quantize}"), case.with(Recipe { quantize: Some(quantize), ..case.recipe }));
     case.recipe.quantize.is_none().then(change).into_iter().collect()
 }
 
-fn less_scratch<'a>(case: &Case<'a>) -> Vec<Change<'a>> {
+fn less_scratch(case: &Case) -> Vec<Change> {
     let with = |change: String, target: Target| (change, Case { target, ..case.clone() });
     match case.target.family {
         // Every thread has its own workspace, so fewer threads need fewer bytes.
@@ -427,7 +455,7 @@ fn less_scratch<'a>(case: &Case<'a>) -> Vec<Change<'a>> {
     }
 }
 
-fn one_stream<'a>(case: &Case<'a>) -> Vec<Change<'a>> {
+fn one_stream(case: &Case) -> Vec<Change> {
     let mut changed = case.clone();
     changed.target.streams = 1;
     // Under a limit, planning tries a single stream before it refuses.
@@ -435,14 +463,14 @@ fn one_stream<'a>(case: &Case<'a>) -> Vec<Change<'a>> {
     if case.target.streams > 1 { vec![(change.into(), changed)] } else { Vec::new() }
 }
 
-fn other_fusion<'a>(case: &Case<'a>) -> Vec<Change<'a>> {
+fn other_fusion(case: &Case) -> Vec<Change> {
     let Recipe { fuse, .. } = case.recipe;
     let change = if fuse { "--no-fuse" } else { "without --no-fuse" };
     vec![(change.into(), case.with(Recipe { fuse: !fuse, ..case.recipe }))]
 }
 
-fn chunked<'a>(case: &Case<'a>) -> Vec<Change<'a>> {
-    let nodes = case.model.proto.graph.as_ref().map_or(0, |graph| graph.node.len());
+fn chunked(case: &Case) -> Vec<Change> {
+    let nodes = case.nodes;
     let more = CHUNKS.into_iter().filter(|&chunks| chunks > case.recipe.chunks && nodes * chunks <= MAX_CHUNKED);
     let into = |chunks: usize| case.with(Recipe { chunks, ..case.recipe });
     let whole = (case.recipe.chunks > 1).then(|| ("without --chunks".into(), into(1)));
@@ -533,9 +561,10 @@ impl Answer {
     }
 
     /// The answer for a plan that exceeds the limit.
-    fn against(case: &Case, graph: &Prepared, plan: &Plan, limit: u64) -> Result<Answer> {
+    fn against(case: &Case, graphs: &[Prepared], plan: &Plan, limit: u64) -> Result<Answer> {
         let (mut smaller, mut rigid) = (Vec::new(), Vec::new());
-        let is_searched = plan.steps.len() <= MAX_SEARCHED || case.dims.iter().all(|(_, extent)| *extent <= 1);
+        let is_searched = plan.programs.iter().map(|program| program.steps.len()).sum::<usize>() <= MAX_SEARCHED
+            || case.dims.iter().all(|(_, extent)| *extent <= 1);
         if is_searched {
             for (dim, _) in case.dims.iter().filter(|(_, extent)| *extent > 1) {
                 match largest_binding(case, dim, limit) {
@@ -544,7 +573,10 @@ impl Answer {
                 }
             }
         }
-        let bound = bound(graph, &case.target)?;
+        let bound = match graphs {
+            [graph] => bound(graph, &case.target)?,
+            graphs => together(graphs, &case.target)?,
+        };
         let verdict = if smaller.iter().any(|found| found.fits.is_some()) {
             Verdict::FitsSmaller
         } else if bound.bytes > limit && is_searched && rigid.is_empty() {
@@ -586,17 +618,15 @@ const MAX_SEARCHED: usize = 20_000;
 pub fn advise(case: &Case, limit: Option<u64>) -> Result<Advice> {
     let job = case.job(limit)?;
     let mut planner = Planner::new(&job)?;
-    let mut planned = match planner.within(limit) {
+    let planned = match planner.within(limit) {
         // The plan that was refused: it fits the bytes that it takes.
         Err(Error::Fit { needed, .. }) => planner.within(Some(needed))?,
         planned => planned?,
     };
-    let Planned { compiled: (plan, _), graph, .. } = planned.swap_remove(0);
+    let plan = &planned.plan;
     let answer = match limit {
-        Some(limit) if plan.bytes() > limit => {
-            Some(Answer::against(case, &planner.graphs(Some(limit))?[0], &plan, limit)?)
-        }
-        Some(limit) => Some(Answer::of(&plan, limit)),
+        Some(limit) if plan.bytes() > limit => Some(Answer::against(case, &planner.graphs(Some(limit))?, plan, limit)?),
+        Some(limit) => Some(Answer::of(plan, limit)),
         None => None,
     };
     let mut remedies = Vec::new();
@@ -607,16 +637,30 @@ pub fn advise(case: &Case, limit: Option<u64>) -> Result<Advice> {
             Some((bytes, fits))
         }));
     }
-    Ok(Advice { answer, file_order_bytes: in_the_files_order(&plan), peak: peak(&plan, Some(&graph)), remedies })
+    let (program, graph) = fullest(&planned);
+    let peak = peak(program, Some(graph));
+    Ok(Advice { answer, file_order_bytes: in_the_files_order(plan), peak, remedies })
 }
 
-/// The fewest bytes that the steps take in the file's order, in any placement.
+/// The program that needs the most arena, and its graph.
+///
+/// # Panics
+/// When the plan has no programs.
+pub fn fullest(planned: &Planned) -> (View<'_>, &Graph) {
+    let programs = planned.plan.views().zip(&planned.graphs);
+    programs.rev().max_by_key(|(program, _)| program.summary.lower_bound).expect("a plan has a program")
+}
+
+/// The fewest bytes that the steps of a plan of one program take in the file's order, in any placement.
 ///
 /// `None` if that is less than the plan: its steps may run at the same time, which takes more.
 fn in_the_files_order(plan: &Plan) -> Option<u64> {
+    if plan.programs.len() > 1 {
+        return None;
+    }
     let copies = plan.copies(Class::Activation);
     let resident = plan.bytes() - copies * plan.class_bytes(Class::Activation);
-    let of_the_file = plan.summary.orders.iter().filter(|order| order.is_of_the_file());
+    let of_the_file = plan.programs[0].summary.orders.iter().filter(|order| order.is_of_the_file());
     let least = resident + copies * of_the_file.map(|order| order.bound).min()?;
     (least >= plan.bytes()).then_some(least)
 }
@@ -625,9 +669,9 @@ fn in_the_files_order(plan: &Plan) -> Option<u64> {
 
 /// The training of a model, and the settings to plan it with. A remedy is another training of the same model.
 #[derive(Clone, Debug)]
-pub struct Trained<'a> {
+pub struct Trained {
     /// The model.
-    pub model: &'a Model,
+    pub model: Model,
     /// The named dims and their extents, but for the batch.
     pub dims: Vec<(String, usize)>,
     /// The rows of an update.
@@ -640,7 +684,7 @@ pub struct Trained<'a> {
     pub recipe: Recipe,
 }
 
-impl Trained<'_> {
+impl Trained {
     /// The job of its programs.
     ///
     /// # Errors
@@ -661,7 +705,7 @@ impl Trained<'_> {
                 return Ok(None);
             }
             match planner.within(Some(limit)) {
-                Ok(planned) => Ok(Some(planned[0].plan().bytes())),
+                Ok(planned) => Ok(Some(planned.plan.bytes())),
                 Err(Error::Fit { needed, .. }) => Ok(Some(needed)),
                 Err(error) => Err(error),
             }
@@ -670,11 +714,11 @@ impl Trained<'_> {
 }
 
 /// A change of a training, with the flag that makes it.
-type Retrained<'a> = (String, Trained<'a>);
+type Retrained = (String, Trained);
 
 /// The remedies for a training: a name, and a function that returns the changed trainings, none if the remedy does not apply. Of several, the
 /// first that fits is the last that is planned; those that no plan makes fit are left out.
-pub const TRAINING_REMEDIES: &[Way<for<'a> fn(&Trained<'a>) -> Vec<Retrained<'a>>>] = &[
+pub const TRAINING_REMEDIES: &[Way<fn(&Trained) -> Vec<Retrained>>] = &[
     Way { name: "accumulation", changes: accumulated, always: 0 },
     Way { name: "smaller batch", changes: fewer_rows, always: 0 },
     Way { name: "halves", changes: halves, always: 0 },
@@ -684,7 +728,7 @@ pub const TRAINING_REMEDIES: &[Way<for<'a> fn(&Trained<'a>) -> Vec<Retrained<'a>
 const HALVED: usize = 4;
 
 /// More parts of an update: 2 to 16 times as many. With fewer rows than a sixteenth, a part loses more speed than its bytes are worth.
-fn accumulated<'a>(case: &Trained<'a>) -> Vec<Retrained<'a>> {
+fn accumulated(case: &Trained) -> Vec<Retrained> {
     let rows = case.batch / case.training.accumulate.max(1);
     let more = (1..=HALVED).map(|times| 1 << times).filter(|parts| rows.is_multiple_of(*parts));
     let with = |parts: usize| {
@@ -695,14 +739,14 @@ fn accumulated<'a>(case: &Trained<'a>) -> Vec<Retrained<'a>> {
     more.map(with).collect()
 }
 
-fn fewer_rows<'a>(case: &Trained<'a>) -> Vec<Retrained<'a>> {
+fn fewer_rows(case: &Trained) -> Vec<Retrained> {
     let parts = case.training.accumulate.max(1);
     let fewer = (1..=HALVED).map(|times| ((case.batch / parts) >> times) * parts).filter(|&batch| batch > 0);
     fewer.map(|batch| (format!("--batch {batch}"), Trained { batch, ..case.clone() })).collect()
 }
 
 /// Values of 16 bits.
-fn halves<'a>(case: &Trained<'a>) -> Vec<Retrained<'a>> {
+fn halves(case: &Trained) -> Vec<Retrained> {
     if [case.training.precision, case.training.kept] != [DType::F32; 2] {
         return Vec::new();
     }
@@ -741,9 +785,7 @@ pub fn refusal(case: &Trained, limit: u64) -> Result<Option<Refusal>> {
         Err(Error::Fit { needed, .. }) => needed,
         Err(error) => return Err(error),
     };
-    let point = |planned: Vec<Planned>| {
-        Point::of(&planned.iter().map(Planned::plan).collect::<Vec<_>>(), case.training.accumulate)
-    };
+    let point = |planned: Planned| Point::of(&planned.plan, case.training.accumulate);
     let whole = point(planner.within(None)?);
     let least = point(planner.within(Some(needed_bytes))?);
     let again = format!(

@@ -87,12 +87,12 @@ pub struct Estimate {
 }
 
 impl Beside {
-    /// The estimate for plans that are loaded together.
-    pub fn estimate(&self, plans: &[&Plan]) -> Estimate {
-        let library = |name: &str, bytes: u64| if plans.iter().any(|plan| calls(plan, name)) { bytes } else { 0 };
-        let texts = plans.iter().flat_map(|plan| &plan.kernels).filter(|kernel| kernel.schedule.call().is_none());
-        let texts: HashSet<_> = texts.map(Kernel::key).collect();
-        let steps = plans.iter().map(|plan| plan.steps.len() as u64 * u64::from(plan.forks)).sum::<u64>();
+    /// The estimate for a plan.
+    pub fn estimate(&self, plan: &Plan) -> Estimate {
+        let library = |name: &str, bytes: u64| if calls(plan, name) { bytes } else { 0 };
+        let kernels = plan.programs.iter().flat_map(|program| &program.kernels);
+        let texts: HashSet<_> = kernels.filter(|kernel| kernel.schedule.call().is_none()).map(Kernel::key).collect();
+        let steps = plan.programs.iter().map(|program| program.steps.len() as u64).sum::<u64>() * u64::from(plan.runs);
         let parts = [
             self.context,
             library(CUBLASLT, self.cublaslt).saturating_add(library(CUDNN, self.cudnn)),
@@ -114,7 +114,8 @@ pub fn process(planned: u64) -> u64 {
 
 /// True if a plan calls a library.
 fn calls(plan: &Plan, library: &str) -> bool {
-    plan.kernels.iter().any(|kernel| kernel.schedule.call().is_some_and(|call| call.library() == library))
+    let mut kernels = plan.programs.iter().flat_map(|program| &program.kernels);
+    kernels.any(|kernel| kernel.schedule.call().is_some_and(|call| call.library() == library))
 }
 
 /// The last figures of a device that a target describes: of any device of its family, if the target is a preset.
@@ -187,12 +188,12 @@ pub fn measure(open: Open) -> Result<Beside> {
     let (identity, target) = (device.identity(), device.target().clone());
     drop(device);
     let texts = Probe::run(open, texts()?)?;
-    let step = texts.part("graphs") / texts.plan.steps.len() as u64;
+    let step = texts.part("graphs") / texts.plan.programs[0].steps.len() as u64;
     let library = |name: &str, graph: Graph| {
         let probe = Probe::run(open, graph)?;
         // A library loads its code when it is first called, as a graph is recorded.
         let taken = probe.part("libraries") + probe.part("graphs");
-        let steps = step * probe.plan.steps.len() as u64;
+        let steps = step * probe.plan.programs[0].steps.len() as u64;
         Ok::<_, Error>(if calls(&probe.plan, name) { taken.saturating_sub(steps) } else { 0 })
     };
     Ok(Beside {
@@ -204,7 +205,7 @@ pub fn measure(open: Open) -> Result<Beside> {
         context: if target.family == Family::Cuda { texts.part("context") } else { texts.overhead },
         cublaslt: if target.libraries.cublaslt { library(CUBLASLT, products()?)? } else { 0 },
         cudnn: if target.libraries.cudnn { library(CUDNN, convolutions()?)? } else { 0 },
-        kernel: texts.part("modules") / texts.plan.kernels.len() as u64,
+        kernel: texts.part("modules") / texts.plan.programs[0].kernels.len() as u64,
         step,
     })
 }
@@ -273,11 +274,11 @@ mod tests {
             Recipe::default().plan(graph, &target, &Limits { memory: None }).expect("it is planned")
         };
         let plan = planned(texts());
-        assert_eq!((plan.kernels.len(), plan.steps.len()), (KERNELS, KERNELS * STEPS));
+        assert_eq!((plan.programs[0].kernels.len(), plan.programs[0].steps.len()), (KERNELS, KERNELS * STEPS));
         assert!(!calls(&plan, CUBLASLT) && !calls(&plan, CUDNN));
         for (graph, library) in [(products(), CUBLASLT), (convolutions(), CUDNN)] {
             let plan = planned(graph);
-            assert!(plan.steps.len() > 1 && calls(&plan, library), "{:?}", plan.algorithms());
+            assert!(plan.programs[0].steps.len() > 1 && calls(&plan, library), "{:?}", plan.first().algorithms());
         }
     }
 }

@@ -504,14 +504,14 @@ impl Decoder {
             let values: Vec<f64> = (0..shape.numel()).map(|at| value(at) as f64).collect();
             Tensor::from_f64(port.dtype, shape, &values)
         };
-        let inputs = program.plan().inputs.iter().map(|port| (&port.name[..], input(port)));
+        let inputs = program.plan().program.inputs.iter().map(|port| (&port.name[..], input(port)));
         program.run(&inputs.collect::<Vec<_>>())
     }
 
     /// Gives the caches another length.
     fn set_length(&self, length: usize) -> Result<()> {
-        let plan = self.session.plan();
-        let state = plan.state.iter().find(|state| state.count.is_some());
+        let mut states = self.session.plan().programs.iter().flat_map(|program| &program.state);
+        let state = states.find(|state| state.count.is_some());
         let name = &state.expect("caches that grow have a length").port.name;
         self.session.set_state(name, &Tensor::from_f64(DType::I64, [], &[length as f64]))
     }

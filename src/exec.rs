@@ -8,8 +8,8 @@ use crate::kernel::Kernel;
 use crate::kernel::cpu::{self, Plain};
 use crate::plan::index::Per;
 use crate::plan::{
-    BufferIdx, Class, Compiled, ConstantPort, Counted, Indexes, KernelIdx, Plan, Port, Segment, SegmentIdx, Spot,
-    StatePort, Step, Use, check,
+    BufferIdx, Class, ConstantPort, Counted, Data, Indexes, KernelIdx, Plan, Port, Program, Segment, SegmentIdx, Spot,
+    StatePort, Step, Use, View,
 };
 use crate::shape::Access;
 use crate::target::{AHEAD_STACK, Memory};
@@ -28,13 +28,14 @@ mod saved;
 impl Per<SegmentIdx> for SegmentId {}
 impl Per<KernelIdx> for KernelId {}
 
-/// Plans on a device: allocated, filled with their constants, recorded. They share their segments; one of them is current and runs.
+/// A plan on a device: allocated, filled with its constants, recorded. One of its programs is current and runs. Plans of other bindings of a
+/// range may be added: they have the same segments, and one program each.
 pub struct Exec {
     backend: Box<dyn Backend>,
     segments: Vec<SegmentId>,
-    /// The plans, by their numbers.
+    /// The programs, by their numbers.
     loaded: Vec<Loaded>,
-    /// The number of the plan that runs.
+    /// The number of the program that runs.
     current: usize,
     /// True if the inputs are written and not yet overwritten.
     ready: bool,
@@ -58,13 +59,21 @@ struct Contents {
     held: HashMap<Spot, usize>,
 }
 
-/// A plan that is ready to run.
+/// A program that is ready to run.
 struct Loaded {
-    plan: Plan,
+    plan: Arc<Plan>,
+    /// The number of the program in the plan.
+    number: usize,
     kernels: Vec<KernelId>,
     record: RecordId,
     /// True if a run overwrites the inputs.
     consumes: bool,
+}
+
+impl Loaded {
+    fn program(&self) -> &Program {
+        &self.plan.programs[self.number]
+    }
 }
 
 /// A state, and the elements that it begins with if they are given.
@@ -92,37 +101,20 @@ struct Content {
 
 impl std::fmt::Debug for Exec {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Exec").field("plan", &self.plan().name).finish_non_exhaustive()
+        f.debug_struct("Exec").field("program", &self.plan().name).finish_non_exhaustive()
     }
 }
 
 impl Exec {
-    /// Allocates the plan's segments, uploads its data, as [`Compiled`] has it, and records the steps. Calls `progress` as each constant
-    /// arrives.
+    /// Allocates the plan's segments, uploads its data, and records the steps of its programs. The first program is current. Calls `progress`
+    /// as each constant arrives.
     ///
     /// # Errors
-    /// As [`load_all`](Self::load_all).
-    pub fn load(
-        backend: Box<dyn Backend>,
-        plan: Plan,
-        constants: &[Arc<Constant>],
-        progress: &dyn Fn(usize),
-    ) -> Result<Exec> {
-        Exec::load_all(backend, vec![(plan, constants.to_vec())], progress)
-    }
-
-    /// Loads plans that share their segments. The first one is current.
-    ///
-    /// # Errors
-    /// When the plans do not fit together, the constants are not a plan's, one cannot be fetched, or the device refuses. All that was
-    /// allocated is freed.
-    pub fn load_all(backend: Box<dyn Backend>, plans: Vec<Compiled>, progress: &dyn Fn(usize)) -> Result<Exec> {
-        if plans.len() > 1 {
-            check::programs(plans.iter().map(|(plan, _)| plan))?;
-        }
+    /// When the data is not the plan's, a constant cannot be fetched, or the device refuses. All that was allocated is freed.
+    pub fn load(backend: Box<dyn Backend>, plan: Plan, data: &Data, progress: &dyn Fn(usize)) -> Result<Exec> {
         let mut exec = Exec::new(backend);
         // If it fails, dropping it frees what it has allocated.
-        exec.prepare(plans, progress)?;
+        exec.prepare(Arc::new(plan), data, progress)?;
         exec.ready = exec.plan().inputs.is_empty();
         Ok(exec)
     }
@@ -141,25 +133,29 @@ impl Exec {
         }
     }
 
-    fn prepare(&mut self, plans: Vec<Compiled>, progress: &dyn Fn(usize)) -> Result<()> {
-        let Some((first, _)) = plans.first() else { return Err(Error::plan("expected a plan, found none".into())) };
-        let device = first.segments.iter().filter(|s| s.memory.is_device());
-        let needed = device.map(|s| s.bytes * first.copies(s.class)).sum();
+    fn prepare(&mut self, plan: Arc<Plan>, data: &Data, progress: &dyn Fn(usize)) -> Result<()> {
+        let device = plan.segments.iter().filter(|s| s.memory.is_device());
+        let needed = device.map(|s| s.bytes * plan.copies(s.class)).sum();
         if let Some(room) = self.backend.room().filter(|room| room.free < needed) {
-            let what = format!("the plan of '{}' in what is free on '{}'", first.title(), first.target.name);
+            let what = format!("the plan of '{}' in what is free on '{}'", plan.title(), plan.target.name);
             return Err(Error::Fit { what, needed, limit: room.free, file: None });
         }
-        for (plan, constants) in &plans {
-            are_constants(plan, constants)?;
+        let (expected, found) = (plan.programs.len(), data.len());
+        if expected != found {
+            return Err(Error::plan(format!("expected the data of {expected} programs, found {found}")));
         }
-        for segment in &first.segments {
+        for (program, constants) in plan.programs.iter().zip(data) {
+            are_constants(program, constants)?;
+        }
+        for segment in &plan.segments {
             let id = self.alloc(segment)?;
             self.segments.push(id);
         }
-        self.write_constants(&plans, progress)?;
-        for (plan, constants) in plans {
-            self.know_states(&plan, &constants[plan.constants.len()..]);
-            self.record(plan)?;
+        self.write_constants(&plan, data, progress)?;
+        for (number, constants) in data.iter().enumerate() {
+            let program = &plan.programs[number];
+            self.know_states(program, &constants[program.constants.len()..]);
+            self.record(Arc::clone(&plan), number)?;
         }
         // Recording may have run steps.
         self.reset_state()
@@ -178,39 +174,39 @@ impl Exec {
         self.ahead.take()
     }
 
-    /// Writes the constants of all plans, each once.
-    fn write_constants(&mut self, plans: &[Compiled], progress: &dyn Fn(usize)) -> Result<()> {
+    /// Writes the constants of all programs, each once.
+    fn write_constants(&mut self, plan: &Plan, data: &Data, progress: &dyn Fn(usize)) -> Result<()> {
         let mut written: HashMap<Spot, Content> = HashMap::new();
         let mut done = 0;
-        for (plan, constants) in plans {
-            for (port, constant) in plan.constants.iter().zip(constants) {
-                let spot = plan.buffers[port.buffer].spot();
+        for (program, constants) in plan.programs.iter().zip(data) {
+            for (port, constant) in program.constants.iter().zip(constants) {
+                let spot = program.buffers[port.buffer].spot();
                 done += 1;
                 progress(done);
-                // One plan has no constant twice.
-                if plans.len() > 1 {
-                    let content = Content::new(plan, port, constant, &self.segments);
+                // One program has no constant twice.
+                if data.len() > 1 {
+                    let content = Content::new(program, port, constant, &self.segments);
                     if let Some(other) = written.get(&spot) {
                         if !other.is_same(&content) {
                             let names = (&other.constant.name, &constant.name);
                             let what =
                                 format!("constants '{}' and '{}' differ, but share their bytes", names.0, names.1);
-                            return Err(Error::plan(format!("'{}': {what}", plan.title())));
+                            return Err(Error::plan(format!("'{}': {what}", program.name)));
                         }
                         continue;
                     }
                     written.insert(spot, content);
                 }
-                let (stored, at) = place(plan, &self.segments, port.buffer);
-                let packed = port.packed.map(|(kernel, operand)| (&plan.kernels[kernel], operand));
+                let (stored, at) = place(program, &self.segments, port.buffer);
+                let packed = port.packed.map(|(kernel, operand)| (&program.kernels[kernel], operand));
                 write_constant(&mut *self.backend, at, stored, packed, constant)?;
             }
         }
         Ok(())
     }
 
-    /// Notes the states of a plan that no earlier plan has. `given` has the elements of those that have them given.
-    fn know_states(&mut self, plan: &Plan, given: &[Arc<Constant>]) {
+    /// Notes the states of a program that no earlier one has. `given` has the elements of those that have them given.
+    fn know_states(&mut self, plan: &Program, given: &[Arc<Constant>]) {
         let mut given = given.iter();
         for StatePort { port, given: is_given, count, .. } in &plan.state {
             let initial =
@@ -227,13 +223,14 @@ impl Exec {
         }
     }
 
-    /// Compiles the kernels of a plan that no earlier plan has, records its steps, and returns its number.
-    fn record(&mut self, plan: Plan) -> Result<usize> {
+    /// Compiles the kernels of a program that no earlier one has, records its steps, and returns its number.
+    fn record(&mut self, plan: Arc<Plan>, number: usize) -> Result<usize> {
+        let program = &plan.programs[number];
         if let ([only], true) = (&self.loaded[..], self.compiled.is_empty()) {
-            self.compiled.extend(only.plan.kernels.iter().map(Kernel::key).zip(only.kernels.iter().copied()));
+            self.compiled.extend(only.program().kernels.iter().map(Kernel::key).zip(only.kernels.iter().copied()));
         }
-        let mut kernels = Vec::with_capacity(plan.kernels.len());
-        for kernel in &plan.kernels {
+        let mut kernels = Vec::with_capacity(program.kernels.len());
+        for kernel in &program.kernels {
             if self.loaded.is_empty() {
                 kernels.push(self.backend.compile(kernel)?);
                 continue;
@@ -243,13 +240,14 @@ impl Exec {
                 Entry::Vacant(new) => *new.insert(self.backend.compile(kernel)?),
             });
         }
-        let launches: Vec<Launch> = plan.steps.iter().map(|s| launch(&plan, &self.segments, &kernels, s)).collect();
+        let launches: Vec<Launch> =
+            program.steps.iter().map(|s| launch(program, &self.segments, &kernels, s)).collect();
         let record = self.backend.record(&launches)?;
-        self.loaded.push(Loaded { consumes: plan.consumes_inputs(), plan, kernels, record });
+        self.loaded.push(Loaded { consumes: program.consumes_inputs(), plan, number, kernels, record });
         Ok(self.loaded.len() - 1)
     }
 
-    /// The same plans, ready to run at the same time as these: on the same constants, with all other segments and states of their own, which
+    /// The same programs, ready to run at the same time as these: on the same constants, with all other segments and states of their own, which
     /// begin as those did. It has to be dropped before this one.
     ///
     /// # Errors
@@ -258,7 +256,7 @@ impl Exec {
         if self.contents.is_some() {
             return Err(Error::usage("the bindings of a range write constants: expected one run at once".into()));
         }
-        let plan = &self.loaded[0].plan;
+        let plan = Arc::clone(&self.loaded[0].plan);
         let own = |segment: &Segment| segment.class != Class::Constant;
         let shared = SegmentIdx::enumerate(&plan.segments).filter(|(_, segment)| !own(segment));
         let backend = self.backend.fork(&shared.map(|(at, _)| self.segments[at]).collect::<Vec<_>>())?;
@@ -272,45 +270,49 @@ impl Exec {
             let segment = fork.segments[at.expect("a state lies in a segment")];
             fork.states.push(Lasting { at: Slice { segment, ..state.at }, ..state.clone() });
         }
-        for Loaded { plan, .. } in &self.loaded {
-            fork.record(plan.clone())?;
+        for Loaded { plan, number, .. } in &self.loaded {
+            fork.record(Arc::clone(plan), *number)?;
         }
         fork.reset_state()?;
         fork.ready = fork.plan().inputs.is_empty();
         Ok(fork)
     }
 
-    /// Makes another plan over the same segments ready to run, and returns its number. States stay as they are. `before` has the constants
-    /// of the plans that were [loaded](Self::load_all), which have the first numbers. The plan that runs stays the same.
+    /// Makes the plan of another binding ready to run, a plan of one program over the same segments, and returns its number. States stay as
+    /// they are. `before` is the data of the plan that was [loaded](Self::load), whose programs have the first numbers. The program that runs
+    /// stays the same.
     ///
     /// # Errors
     /// When the plan has other segments, a list of constants is not its plan's, or the device refuses.
-    pub fn add(&mut self, plan: Plan, constants: &[Arc<Constant>], before: &[&[Arc<Constant>]]) -> Result<usize> {
+    pub fn add(&mut self, plan: Plan, data: &Data, before: &Data) -> Result<usize> {
         let state = self.keep_state()?;
-        let added = self.add_beside(plan, constants, before);
+        let added = self.add_beside(plan, data, before);
         self.restore_state(&state)?;
         added
     }
 
-    fn add_beside(&mut self, plan: Plan, constants: &[Arc<Constant>], before: &[&[Arc<Constant>]]) -> Result<usize> {
+    fn add_beside(&mut self, plan: Plan, data: &Data, before: &Data) -> Result<usize> {
         let (expected, found) = (&self.loaded[0].plan.segments, &plan.segments);
         if expected != found {
             return Err(Error::plan(format!("expected the segments that are there, {expected:?}, found {found:?}")));
         }
-        are_constants(&plan, constants)?;
+        let ([program], [constants]) = (&plan.programs[..], &data[..]) else {
+            return Err(Error::plan("expected the plan of one binding, of one program".into()));
+        };
+        are_constants(program, constants)?;
         if self.contents.is_none() {
-            assert_eq!(before.len(), self.loaded.len(), "constants of all plans before");
+            assert_eq!(before.len(), self.loaded.len(), "constants of all programs before");
             let mut contents = Box::<Contents>::default();
-            for (Loaded { plan, .. }, constants) in self.loaded.iter().zip(before) {
-                are_constants(plan, constants)?;
-                contents.know(plan, &self.segments, constants);
+            for (loaded, constants) in self.loaded.iter().zip(before) {
+                are_constants(loaded.program(), constants)?;
+                contents.know(loaded.program(), &self.segments, constants);
             }
             contents.held.extend(contents.constants.iter().flatten().copied());
             self.contents = Some(contents);
         }
-        let number = self.record(plan)?;
+        let number = self.record(Arc::new(plan), 0)?;
         let contents = self.contents.as_mut().expect("it was made above");
-        contents.know(&self.loaded[number].plan, &self.segments, constants);
+        contents.know(self.loaded[number].program(), &self.segments, constants);
         Ok(number)
     }
 
@@ -334,9 +336,10 @@ impl Exec {
         Ok(())
     }
 
-    /// The plan that runs.
-    pub fn plan(&self) -> &Plan {
-        &self.loaded[self.current].plan
+    /// The program that runs, and its plan.
+    pub fn plan(&self) -> View<'_> {
+        let Loaded { plan, number, .. } = &self.loaded[self.current];
+        plan.views().nth(*number).expect("it is loaded")
     }
 
     /// The device.
@@ -354,7 +357,7 @@ impl Exec {
     /// When an input is not of the planned type and shape, or holds a value that the device's type cannot hold.
     pub fn write(&mut self, inputs: &[Tensor]) -> Result<()> {
         let Exec { backend, loaded, current, segments, .. } = self;
-        let plan = &loaded[*current].plan;
+        let plan = loaded[*current].program();
         write_inputs(&mut **backend, &plan.inputs, &|port| port_place(plan, segments, port), inputs)?;
         self.ready = true;
         Ok(())
@@ -369,7 +372,8 @@ impl Exec {
         if !self.ready {
             return Err(Error::usage("the inputs have to be written before each run, which may overwrite them".into()));
         }
-        let Loaded { plan, consumes, record, .. } = &self.loaded[self.current];
+        let Loaded { consumes, record, .. } = &self.loaded[self.current];
+        let plan = self.loaded[self.current].program();
         count::check(&mut self.states, plan, &mut *self.backend)?;
         self.ready = !consumes;
         self.backend.replay(*record)?;
@@ -382,7 +386,8 @@ impl Exec {
     /// # Errors
     /// When the device fails, or a state that counts would pass its bound.
     pub fn time(&mut self) -> Result<Duration> {
-        let Loaded { plan, consumes, record, .. } = &self.loaded[self.current];
+        let Loaded { consumes, record, .. } = &self.loaded[self.current];
+        let plan = self.loaded[self.current].program();
         count::check(&mut self.states, plan, &mut *self.backend)?;
         self.ready &= !consumes;
         let time = self.backend.time(*record)?;
@@ -435,7 +440,7 @@ impl Exec {
     /// When the run found fewer elements than the plan is for, or the device fails.
     pub fn read(&mut self) -> Result<Vec<Tensor>> {
         let Exec { backend, loaded, current, segments, states, .. } = self;
-        let plan = &loaded[*current].plan;
+        let plan = loaded[*current].program();
         let own = plan.outputs.iter().map(|port| {
             let (stored, at) = port_place(plan, segments, port);
             (port, stored, at)
@@ -454,7 +459,7 @@ impl Exec {
 
     /// Refuses a run that would take a state beyond a bound.
     fn check_states(&mut self) -> Result<()> {
-        count::check(&mut self.states, &self.loaded[self.current].plan, &mut *self.backend)
+        count::check(&mut self.states, self.loaded[self.current].program(), &mut *self.backend)
     }
 
     /// Waits for the device and copies one output, by its number in the plan, to the host.
@@ -466,7 +471,7 @@ impl Exec {
     /// When the plan has fewer outputs.
     pub fn output(&mut self, number: usize) -> Result<Tensor> {
         let Exec { backend, loaded, current, segments, .. } = self;
-        let plan = &loaded[*current].plan;
+        let plan = loaded[*current].program();
         let found =
             read_outputs(&mut **backend, &plan.outputs[number..=number], &|port| port_place(plan, segments, port))?;
         Ok(found.into_iter().next().expect("one port has one tensor"))
@@ -553,7 +558,7 @@ impl Drop for Exec {
 
 impl Contents {
     /// Notes where a plan's constants lie, and which of them earlier plans have, too.
-    fn know(&mut self, plan: &Plan, segments: &[SegmentId], constants: &[Arc<Constant>]) {
+    fn know(&mut self, plan: &Program, segments: &[SegmentId], constants: &[Arc<Constant>]) {
         let known = plan.constants.iter().zip(constants).map(|(port, constant)| {
             let spot = plan.buffers[port.buffer].spot();
             let content = Content::new(plan, port, constant, segments);
@@ -588,7 +593,7 @@ impl Contents {
 }
 
 impl Content {
-    fn new(plan: &Plan, port: &ConstantPort, constant: &Arc<Constant>, segments: &[SegmentId]) -> Content {
+    fn new(plan: &Program, port: &ConstantPort, constant: &Arc<Constant>, segments: &[SegmentId]) -> Content {
         let (stored, at) = place(plan, segments, port.buffer);
         let packed = port.packed.map(|(kernel, operand)| (plan.kernels[kernel].clone(), operand));
         Content { constant: constant.clone(), at, stored, packed }
@@ -644,7 +649,7 @@ fn lasting<'a>(states: &'a mut [Lasting], name: &str) -> Result<&'a mut Lasting>
     Ok(&mut states[found])
 }
 
-fn launch(plan: &Plan, segments: &[SegmentId], kernels: &[KernelId], step: &Step) -> Launch {
+fn launch(plan: &Program, segments: &[SegmentId], kernels: &[KernelId], step: &Step) -> Launch {
     let slots = 0..step.reads.len() + step.writes.len();
     Launch {
         kernel: kernels[step.kernel],
@@ -655,7 +660,7 @@ fn launch(plan: &Plan, segments: &[SegmentId], kernels: &[KernelId], step: &Step
 }
 
 /// The bytes that an argument of a step binds. The arguments are the reads, then the writes, then the workspace.
-fn argument(plan: &Plan, segments: &[SegmentId], step: &Step, slot: usize) -> Slice {
+fn argument(plan: &Program, segments: &[SegmentId], step: &Step, slot: usize) -> Slice {
     let reads = step.reads.len();
     let buffer = if slot < reads { step.reads[slot] } else { step.writes[slot - reads] };
     let whole = place(plan, segments, buffer).1;
@@ -663,7 +668,7 @@ fn argument(plan: &Plan, segments: &[SegmentId], step: &Step, slot: usize) -> Sl
 }
 
 /// Returns an error if these are not a plan's constants. With one of them missing, it would run on unknown bytes.
-fn are_constants(plan: &Plan, constants: &[Arc<Constant>]) -> Result<()> {
+fn are_constants(plan: &Program, constants: &[Arc<Constant>]) -> Result<()> {
     let given = plan.state.iter().filter(|state| state.given).count();
     let (expected, found) = (plan.constants.len() + given, constants.len());
     if expected != found {
@@ -682,13 +687,13 @@ fn are_constants(plan: &Plan, constants: &[Arc<Constant>]) -> Result<()> {
     Ok(())
 }
 
-fn place(plan: &Plan, segments: &[SegmentId], buffer: BufferIdx) -> (DType, Slice) {
+fn place(plan: &Program, segments: &[SegmentId], buffer: BufferIdx) -> (DType, Slice) {
     let b = &plan.buffers[buffer];
     (b.dtype, Slice { segment: segments[b.segment], offset: b.offset, bytes: b.bytes })
 }
 
 /// The type in which a port's elements are stored, and their place. Those that share bytes are stored in their own type.
-fn port_place(plan: &Plan, segments: &[SegmentId], port: &Port) -> (DType, Slice) {
+fn port_place(plan: &Program, segments: &[SegmentId], port: &Port) -> (DType, Slice) {
     let (stored, at) = place(plan, segments, port.buffer);
     (port.stored(stored), at)
 }

@@ -108,10 +108,10 @@ pub use graph::Graph;
 pub use kernel::Kernel;
 pub use op::{Attr, Attrs, Fact, NodeId, ValueId};
 pub use plan::{
-    BindRange, Buffer, BufferIdx, Candidate, Class, ConstantPort, Dim, KernelIdx, Limits, Measured, Plan, Port, Recipe,
-    Segment, SegmentIdx, StatePort, Step, StepIdx, Summary,
+    BindRange, Buffer, BufferIdx, Candidate, Class, ConstantPort, Dim, KernelIdx, Limits, Plan, Port, Program, Recipe,
+    Segment, SegmentIdx, StatePort, Step, StepIdx, Summary, View,
 };
-pub use session::{Choice, Options, Program, Session};
+pub use session::{Choice, Options, Session, SessionProgram};
 pub use shape::{Extent, Shape};
 pub use target::{Family, Libraries, Memory, Target};
 pub use tensor::Tensor;

@@ -2,7 +2,6 @@
 
 use crate::backend::cpu::{Cpu, Region};
 use crate::backend::{Backend, Place, Usage};
-use crate::constant::Constant;
 use crate::error::{Error, Result, ensure};
 use crate::exec::finite::NotFinite;
 use crate::exec::{self, Exec};
@@ -12,7 +11,7 @@ use crate::kernel::call::Call;
 use crate::kernel::tuned::Tuned;
 use crate::onnx;
 use crate::plan::range::{ShapeRange, Source};
-use crate::plan::{self, Graphs, Job, Measured, Plan, Planned, Port, Recipe};
+use crate::plan::{self, Data, Graphs, Job, Plan, Planned, Port, Recipe, View};
 use crate::shape::{Extent, Shape};
 use crate::tensor::Tensor;
 use crate::tune;
@@ -285,10 +284,10 @@ pub fn check_limit(backend: &dyn Backend, limit: Option<u64>) -> Result<()> {
     }
 }
 
-/// The library calls of plans that a device refuses, each with a line in the log.
-fn refused<'a>(backend: &mut dyn Backend, plans: impl Iterator<Item = &'a Plan>) -> Vec<Call> {
+/// The library calls of a plan that a device refuses, each with a line in the log.
+fn refused(backend: &mut dyn Backend, plan: &Plan) -> Vec<Call> {
     let mut refused = Vec::new();
-    for kernel in plans.flat_map(|plan| &plan.kernels) {
+    for kernel in plan.programs.iter().flat_map(|program| &program.kernels) {
         let Some(call) = kernel.schedule.call() else { continue };
         if let Err(error) = backend.compile(kernel) {
             tracing::warn!("{error}; a text computes it");
@@ -305,7 +304,7 @@ fn refused<'a>(backend: &mut dyn Backend, plans: impl Iterator<Item = &'a Plan>)
 /// let options = Options::default().on(Choice::Cpu).set("batch", 2);
 /// let session = Session::from_path("graphs/mlp.onnxtxt", &options)?;
 /// assert_eq!(session.usage().bytes, session.plan().bytes());
-/// let inputs = session.plan().inputs.iter().map(|input| {
+/// let inputs = session.inputs().iter().map(|input| {
 ///     let zeros = vec![0.0; input.shape.numel()];
 ///     (input.name.as_str(), Tensor::from_f64(input.dtype, input.shape.clone(), &zeros))
 /// });
@@ -323,8 +322,11 @@ pub struct Session {
 /// A session and its forks: runs at once on the same constants.
 #[derive(Debug)]
 struct Family {
-    /// The programs; a single one if it was made of one graph.
-    programs: Vec<Loaded>,
+    plan: Plan,
+    /// Per program, its range if it has one.
+    ranges: Vec<Option<ShapeRange>>,
+    /// The plan's data, if any program has a range: its bindings may want other constants in their places.
+    data: Data,
     device: String,
     /// The runs that were planned. Constants are the first one's, so it is dropped last.
     runs: Vec<Mutex<State>>,
@@ -344,15 +346,6 @@ impl Drop for Session {
     fn drop(&mut self) {
         self.family.idle.lock().unwrap_or_else(PoisonError::into_inner).push(self.run);
     }
-}
-
-/// A session's record of a program.
-#[derive(Debug)]
-struct Loaded {
-    plan: Plan,
-    range: Option<ShapeRange>,
-    /// The plan's constants, if any program has a range: its bindings may want other constants in their places.
-    constants: Vec<Arc<Constant>>,
 }
 
 #[derive(Debug)]
@@ -422,39 +415,38 @@ impl Session {
     pub fn new(mut job: Job, mut device: Device, progress: &dyn Fn(usize, usize)) -> Result<Session> {
         check_limit(&*device.backend, job.limit)?;
         let mut planned = plan::plan(&job)?;
-        let refused = refused(&mut *device.backend, planned.iter().map(Planned::plan));
+        let refused = refused(&mut *device.backend, &planned.plan);
         if !refused.is_empty() {
             let known = job.schedules.take().map_or_else(Tuned::default, |known| known.filter(|_, _| true));
             job.schedules = Some(Arc::new(known.without(refused)));
             planned = plan::plan(&job)?;
         }
-        for Measured { steps, .. } in planned.iter().filter_map(|program| program.plan().tuned.as_ref()) {
-            tracing::info!("the algorithms of {steps} steps were measured on this device");
+        if let Some(device) = &planned.plan.tuned {
+            let [measured, all] = [|p: &plan::Program| p.measured, |p: &plan::Program| p.steps.len()]
+                .map(|count| planned.plan.programs.iter().map(count).sum::<usize>());
+            tracing::info!("the algorithms of {measured} of {all} steps were measured on {device}");
         }
         Session::load(planned, device, progress)
     }
 
-    /// Loads programs that are planned, for all runs at once.
-    fn load(planned: Vec<Planned>, device: Device, progress: &dyn Fn(usize, usize)) -> Result<Session> {
+    /// Loads a plan, for all runs at once.
+    fn load(planned: Planned, device: Device, progress: &dyn Fn(usize, usize)) -> Result<Session> {
+        let Planned { plan, data, ranges, .. } = planned;
         let Device { backend, name: device } = device;
-        let count = planned.iter().map(|program| program.compiled.1.len()).sum();
-        let compiled = planned.iter().map(|program| program.compiled.clone()).collect();
-        let mut exec = Exec::load_all(backend, compiled, &|n| progress(n, count))?;
-        let ranges = planned.iter().any(|program| program.range.is_some());
-        let loaded = |Planned { compiled: (plan, constants), range, .. }| {
-            let constants = if ranges { constants } else { Vec::new() };
-            Loaded { plan, range, constants }
-        };
-        let programs: Vec<_> = planned.into_iter().map(loaded).collect();
-        let largest = |part: &Loaded| part.range.iter().flat_map(ShapeRange::dims).map(|dim| dim.most).collect();
-        let ready = || programs.iter().enumerate().map(|(number, part)| ((number, largest(part)), number)).collect();
-        let forks = programs[0].plan.forks as usize;
-        let mut execs = (1..forks).map(|_| exec.fork()).collect::<Result<Vec<_>>>()?;
+        let count = data.iter().map(Vec::len).sum();
+        let mut exec = Exec::load(backend, plan.clone(), &data, &|n| progress(n, count))?;
+        let data = if ranges.iter().any(Option::is_some) { data } else { Vec::new() };
+        let largest =
+            |range: &Option<ShapeRange>| range.iter().flat_map(ShapeRange::dims).map(|dim| dim.most).collect();
+        let ready = || ranges.iter().enumerate().map(|(number, range)| ((number, largest(range)), number)).collect();
+        let runs = plan.runs as usize;
+        let mut execs = (1..runs).map(|_| exec.fork()).collect::<Result<Vec<_>>>()?;
         execs.insert(0, exec);
         let taken = execs.iter().map(|exec| exec.backend().usage()).collect();
-        let runs = execs.into_iter().map(|exec| Mutex::new(State { exec, ready: ready() })).collect();
-        let idle = Mutex::new((1..forks).rev().collect());
-        Ok(Session { family: Arc::new(Family { programs, device, runs, taken, idle }), run: 0 })
+        let idle = Mutex::new((1..execs.len()).rev().collect());
+        let states = |exec| Mutex::new(State { exec, ready: ready() });
+        let runs = execs.into_iter().map(states).collect();
+        Ok(Session { family: Arc::new(Family { plan, ranges, data, device, runs, taken, idle }), run: 0 })
     }
 
     /// A session that runs at the same time as this one: on the same constants, with an arena and states of its own, which begin as this
@@ -467,7 +459,7 @@ impl Session {
     /// let session = Session::from_path("graphs/mlp.onnxtxt", &options)?;
     /// assert_eq!(session.usage().bytes, session.plan().bytes());
     /// let fork = session.fork()?;
-    /// std::thread::spawn(move || fork.plan().inputs.len()).join().expect("it runs beside the session");
+    /// std::thread::spawn(move || fork.inputs().len()).join().expect("it runs beside the session");
     /// # Ok::<(), plimsoll::Error>(())
     /// ```
     ///
@@ -477,7 +469,7 @@ impl Session {
         let run = self.family.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
         let Some(run) = run else {
             let plan = self.plan();
-            let (forks, more) = (plan.forks, plan.fork_bytes());
+            let (forks, more) = (plan.runs, plan.run_bytes());
             return Err(Error::usage(format!(
                 "'{}': all of its {forks} runs at once are taken; one more takes {more} bytes: plan it with the option forks",
                 plan.title()
@@ -528,27 +520,37 @@ impl Session {
         Session::new(options.job(programs, &device), device, &|_, _| {})
     }
 
-    /// The plan that runs; for a range, the plan of the largest binding; for programs, the plan of the first.
+    /// The plan. A program of a range is that of the largest binding.
     pub fn plan(&self) -> &Plan {
-        &self.family.programs[0].plan
+        &self.family.plan
+    }
+
+    /// The inputs of a run: their names, types and extents. Of several [programs](Self::program), those of the first.
+    pub fn inputs(&self) -> &[Port] {
+        &self.family.plan.programs[0].inputs
+    }
+
+    /// The outputs of a run. See [`inputs`](Self::inputs).
+    pub fn outputs(&self) -> &[Port] {
+        &self.family.plan.programs[0].outputs
     }
 
     /// A program by its name.
     ///
     /// # Errors
     /// When the session has no such program.
-    pub fn program(&self, name: &str) -> Result<Program<'_>> {
-        let found = self.family.programs.iter().position(|program| program.plan.title() == name);
-        let number = found.ok_or_else(|| {
-            let known: Vec<_> = self.family.programs.iter().map(|program| program.plan.title()).collect();
+    pub fn program(&self, name: &str) -> Result<SessionProgram<'_>> {
+        let programs = &self.family.plan.programs;
+        let number = programs.iter().position(|program| program.name == name).ok_or_else(|| {
+            let known: Vec<_> = programs.iter().map(|program| &program.name[..]).collect();
             Error::usage(format!("no program '{name}'; the programs: {}", known.join(", ")))
         })?;
-        Ok(Program { session: self, number })
+        Ok(SessionProgram { session: self, number })
     }
 
     /// All programs, in order: one, if the session was made of one graph.
-    pub fn programs(&self) -> impl Iterator<Item = Program<'_>> {
-        (0..self.family.programs.len()).map(|number| Program { session: self, number })
+    pub fn programs(&self) -> impl Iterator<Item = SessionProgram<'_>> {
+        (0..self.family.plan.programs.len()).map(|number| SessionProgram { session: self, number })
     }
 
     /// The device in one line, and why it was chosen.
@@ -616,7 +618,7 @@ impl Session {
         inputs: &[(&str, Tensor)],
         run: fn(&mut Exec, &[Tensor]) -> Result<Vec<Tensor>>,
     ) -> Result<Vec<(String, Tensor)>> {
-        let Loaded { plan, range, .. } = &self.family.programs[program];
+        let (plan, range) = (&self.family.plan.programs[program], &self.family.ranges[program]);
         let ordered = arrange(plan, inputs)?;
         let shapes: Vec<_> = ordered.iter().map(|tensor| Some(tensor.shape())).collect();
         let binding = range.as_ref().map_or(Ok(Vec::new()), |range| range.binding(&shapes))?;
@@ -705,7 +707,7 @@ impl Session {
     /// # Errors
     /// When the binding is not in the range, or the device refuses.
     pub fn select(&self, binding: &[(String, usize)]) -> Result<Plan> {
-        self.selected(binding, |exec| exec.plan().clone())
+        self.selected(binding, |exec| exec.plan().plan.clone())
     }
 
     /// [Selects](Self::select) a binding, and lends its plan before anybody else can select another.
@@ -717,8 +719,8 @@ impl Session {
         self.first().selected(binding, f)
     }
 
-    fn first(&self) -> Program<'_> {
-        Program { session: self, number: 0 }
+    fn first(&self) -> SessionProgram<'_> {
+        SessionProgram { session: self, number: 0 }
     }
 
     /// Makes a binding's plan the next to run, and plans it first if it is new.
@@ -727,10 +729,9 @@ impl Session {
         let number = match state.ready.get(&key) {
             Some(&number) => number,
             None => {
-                let range = self.family.programs[program].range.as_ref().expect("one graph is ready");
-                let (plan, constants) = range.at(&key.1)?;
-                let before: Vec<_> = self.family.programs.iter().map(|part| &part.constants[..]).collect();
-                let number = state.exec.add(plan, &constants, &before)?;
+                let range = self.family.ranges[program].as_ref().expect("one graph is ready");
+                let (plan, data) = range.at(&key.1)?;
+                let number = state.exec.add(plan, &data, &self.family.data)?;
                 state.ready.insert(key, number);
                 number
             }
@@ -752,15 +753,15 @@ impl Session {
 
 /// A program of a [`Session`].
 #[derive(Clone, Copy, Debug)]
-pub struct Program<'a> {
+pub struct SessionProgram<'a> {
     session: &'a Session,
     number: usize,
 }
 
-impl<'a> Program<'a> {
-    /// The program's plan. Its segments are those of all programs.
-    pub fn plan(self) -> &'a Plan {
-        &self.session.family.programs[self.number].plan
+impl<'a> SessionProgram<'a> {
+    /// The program as it was planned, with what it shares with the others.
+    pub fn plan(self) -> View<'a> {
+        self.session.family.plan.views().nth(self.number).expect("the session has it")
     }
 
     /// Runs once, as [`Session::run`] does.
@@ -776,7 +777,7 @@ impl<'a> Program<'a> {
     /// # Errors
     /// As [`Session::run_in_place`].
     pub fn run_in_place(self, inputs: &[(&str, Place)], outputs: &mut [(&str, Place)]) -> Result<()> {
-        if self.session.family.programs[self.number].range.is_some() {
+        if self.session.family.ranges[self.number].is_some() {
             let what = "a place has no shape, and a dim has a range: expected one extent for each dim";
             return Err(Error::usage(what.into()));
         }
@@ -797,7 +798,7 @@ impl<'a> Program<'a> {
     /// As [`Session::run`].
     #[doc(hidden)]
     pub fn first_not_finite(self, inputs: &[(&str, Tensor)]) -> Result<Option<NotFinite>> {
-        let ordered = arrange(self.plan(), inputs)?;
+        let ordered = arrange(&self.plan(), inputs)?;
         self.selected(&[], |exec| exec.first_not_finite(&ordered))?
     }
 
@@ -806,9 +807,8 @@ impl<'a> Program<'a> {
     /// # Errors
     /// When an input is outside of the range.
     pub fn binding(self, inputs: &[(&str, &Shape)]) -> Result<Vec<(String, usize)>> {
-        let Loaded { plan, range: Some(range), .. } = &self.session.family.programs[self.number] else {
-            return Ok(Vec::new());
-        };
+        let Some(range) = &self.session.family.ranges[self.number] else { return Ok(Vec::new()) };
+        let plan = self.plan();
         let shape = |port: &plan::Port| inputs.iter().find(|(name, _)| *name == port.name).map(|(_, shape)| *shape);
         let shapes: Vec<_> = plan.inputs.iter().map(shape).collect();
         let extents = range.binding(&shapes)?;
@@ -821,7 +821,7 @@ impl<'a> Program<'a> {
     /// As [`Session::select`].
     #[doc(hidden)]
     pub fn selected<T>(self, binding: &[(String, usize)], f: impl FnOnce(&mut Exec) -> T) -> Result<T> {
-        let dims = self.session.family.programs[self.number].range.as_ref().map_or(&[][..], ShapeRange::dims);
+        let dims = self.session.family.ranges[self.number].as_ref().map_or(&[][..], ShapeRange::dims);
         if let Some((name, extent)) = binding.iter().find(|(name, _)| dims.iter().all(|d| d.name != *name)) {
             return Err(Error::usage(format!("{name}={extent}: no range was planned for a dim '{name}'")));
         }
@@ -843,7 +843,7 @@ pub fn source(model: onnx::Model) -> Source {
 ///
 /// # Errors
 /// When one is missing, unknown or given twice.
-pub fn arrange(plan: &Plan, inputs: &[(&str, Tensor)]) -> Result<Vec<Tensor>> {
+pub fn arrange(plan: &plan::Program, inputs: &[(&str, Tensor)]) -> Result<Vec<Tensor>> {
     for (i, (name, _)) in inputs.iter().enumerate() {
         if !plan.inputs.iter().any(|p| p.name == *name) {
             let known: Vec<_> = plan.inputs.iter().map(|p| p.name.as_str()).collect();

@@ -142,13 +142,13 @@ fn a_range_of_bindings_allocates_nothing() {
     let _alone = ALONE.lock();
     let model = onnx::load(std::path::Path::new("graphs/digits.onnx")).expect("it is a graph");
     let graphs = Graphs::Range(session::source(model), vec![("batch".to_owned(), (1..=64).into())]);
-    let planned = plan::plan(&Job::of(graphs, &Target::cpu(2))).expect("it is planned").swap_remove(0);
-    let range = planned.range.expect("a dim has a range");
+    let planned = plan::plan(&Job::of(graphs, &Target::cpu(2))).expect("it is planned");
+    let [Some(range)] = &planned.ranges[..] else { panic!("a dim has a range") };
     let (plan, constants) = range.largest();
     let mut exec = Exec::load(Box::new(Cpu::new(2)), plan.clone(), constants, &|_| {}).expect("it loads");
     let turns = [32, 16, 64, 1, 32].map(|batch| {
         let (plan, own) = range.at(&[batch]).expect("a plan");
-        let number = exec.add(plan, &own, &[constants]).expect("it runs in the same bytes");
+        let number = exec.add(plan, &own, constants).expect("it runs in the same bytes");
         (number, [Tensor::from_f64(DType::F32, [batch, 1, 8, 8], &vec![0.25; batch * 64])])
     });
     let round = |exec: &mut Exec| {

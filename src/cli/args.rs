@@ -9,7 +9,7 @@ use crate::error::{Error, Result, ensure};
 use crate::file::fnv;
 use crate::graph::Graph;
 use crate::pass::Quantize;
-use crate::plan::{Graphs, Limits, Plan, Recipe};
+use crate::plan::{Limits, Plan, Program, Recipe};
 use crate::report::{Table, human};
 use crate::session::{self, Choice, Options, Saved, Session};
 use crate::shape::{Extent, Shape};
@@ -253,6 +253,13 @@ impl Model {
         set.chain(context).chain(self.shapes.iter().flat_map(axes)).collect()
     }
 
+    /// These flags with other extents of dims.
+    pub(super) fn with_dims(&self, dims: &[(String, usize)]) -> Model {
+        let extents = dims.iter().map(|(name, extent)| (name.clone(), Bound::Extent((*extent).into())));
+        let ties = self.set.iter().filter(|(_, bound)| matches!(bound, Bound::Tie(_))).cloned();
+        Model { set: extents.chain(ties).collect(), context: None, shapes: Vec::new(), ..self.clone() }
+    }
+
     /// The dims that follow from others, and the sums that they are.
     pub(super) fn ties(&self) -> impl Iterator<Item = (&str, &str)> {
         self.set.iter().filter_map(|(name, bound)| match bound {
@@ -470,11 +477,6 @@ impl Model {
         self.import(&model, &dims, given)
     }
 
-    /// The model as it is planned for a target.
-    pub(super) fn case<'a>(&self, model: &'a onnx::Model, dims: Vec<(String, usize)>, target: Target) -> Case<'a> {
-        Case { model, dims, target, recipe: self.recipe() }
-    }
-
     /// The answer for a plan that fits the limit, if there is one.
     pub(super) fn answer(&self, plan: &Plan) -> Option<Answer> {
         self.memory_limit.map(|limit| Answer::of(plan, limit))
@@ -484,37 +486,11 @@ impl Model {
     pub(super) fn answer_text(&self, plan: &Plan) -> String {
         self.answer(plan).map_or(String::new(), |answer| format!("\n{}", report::answer(&answer)))
     }
-
-    /// Opens the device, plans, and loads the weights under a progress bar.
-    pub(super) fn session(
-        &self,
-        on: &On,
-        Measured { no_tuned }: &Measured,
-        given: &[Given],
-        json: bool,
-    ) -> Result<(Session, Subject), Failure> {
-        if let Some(of) = &self.of {
-            return Ok(self.of_plan(of, on, given)?);
-        }
-        let options = Options { tuned: !no_tuned, ..self.options(on)? };
-        let (model, extents) = self.load_range(given)?;
-        let dims = largest(&extents);
-        let subject = Subject::new(vec![self.model.clone()], extents.clone());
-        let graph = if has_range(&extents) { None } else { Some(self.import(&model, &dims, given)?) };
-        graph.iter().for_each(|graph| self.mention_states(graph));
-        let device = session::open(&options)?;
-        tracing::info!("backend: {}", device.name);
-        let target = device.backend.target().clone();
-        let graphs = graph.map_or_else(|| Graphs::Range(session::source(model.clone()), extents), Graphs::from);
-        let session = loading(|report| Session::new(options.job([("", graphs)], &device), device, report));
-        let session = session.map_err(|e| refuse(&self.case(&model, dims, target), e.in_file(&self.model), json))?;
-        Ok((session, subject))
-    }
 }
 
 impl Model {
     /// Loads a saved plan, with the weights of the model that it was made of.
-    fn of_plan(&self, of: &Path, on: &On, given: &[Given]) -> Result<(Session, Subject)> {
+    pub(super) fn of_plan(&self, of: &Path, on: &On, given: &[Given]) -> Result<(Session, Subject)> {
         let saved = Saved::read(&self.model, of)?;
         let options = saved.options(&self.options(on)?)?;
         if let Some(name) = options.given.iter().find(|name| !given.iter().any(|given| given.name == **name)) {
@@ -917,16 +893,8 @@ fn made(dtype: DType, shape: Shape, mut next: impl FnMut() -> f64) -> Result<Ten
     Tensor::new(dtype, shape, bytes).map_err(|e| e.to_string())
 }
 
-/// Selects the binding by the shapes of the given inputs. Returns its plan and all of its inputs.
-pub(super) fn select(session: &Session, given: Vec<Given>, seed: u64) -> Result<(Plan, Vec<Tensor>)> {
-    let shapes: Vec<_> = given.iter().map(|g| (g.name.as_str(), g.tensor.shape())).collect();
-    let plan = session.select(&session.binding(&shapes)?)?;
-    let inputs = fill(&plan, given, seed)?;
-    Ok((plan, inputs))
-}
-
 /// Inputs in the plan's order: those given, random ones for the rest. What is given to states is in the graph.
-pub(super) fn fill(plan: &Plan, given: Vec<Given>, seed: u64) -> Result<Vec<Tensor>> {
+pub(super) fn fill(plan: &Program, given: Vec<Given>, seed: u64) -> Result<Vec<Tensor>> {
     let mut random = Random(seed);
     // What else is given is a state's, or of an input that the plan is bound to.
     let is_input = |given: &Given| plan.inputs.iter().any(|port| port.name == given.name);

@@ -10,9 +10,9 @@ use crate::error::{Error, Result};
 use crate::exec::Exec;
 use crate::figures::count;
 use crate::file;
-use crate::plan::{Plan, Port};
+use crate::plan::{self, Class, Plan, Port, View};
 use crate::report::{self, Table, TimedStep};
-use crate::session::{Program, Session};
+use crate::session::{Session, SessionProgram};
 use crate::tensor::Tensor;
 use clap::Args;
 use serde_json::json;
@@ -155,10 +155,10 @@ impl Bench {
         let (first, whole) = self.timed(&session, &inputs)?;
         let time = |exec: &mut Exec| exec.write(&inputs).and_then(|()| exec.time());
         let alone = (0..whole.count).map(|_| session.with(time)).collect::<Result<_>>()?;
-        let (usage, subject) = (session.usage(), subject.of(&plan));
-        let steps = self.profiled(&session, &plan, &inputs)?;
+        let (usage, subject) = (session.usage(), subject.of(&plan.programs[0]));
+        let steps = self.profiled(&session, plan.first(), &inputs)?;
         if let (Some(path), Some(steps)) = (&self.html, &steps) {
-            let page = report::picture::timed_page(&subject.heading(), &plan, steps, session.device());
+            let page = report::picture::timed_page(&subject.heading(), plan.first(), steps, session.device());
             file::write_whole(path, "write the page", |out| out.write_all(page.as_bytes()))?;
         }
         let steps = steps.filter(|_| self.steps);
@@ -170,7 +170,7 @@ impl Bench {
         let Ran { plan, subject, first, whole, alone, steps, loaded, usage } = ran;
         let per_second = 1e3 / whole.median;
         let mut value = json!({
-            "model": plan.title(),
+            "model": plan.programs[0].graph_name(),
             "device": session.device(),
             "first_ms": first,
             "median_ms": whole.median,
@@ -179,7 +179,7 @@ impl Bench {
             "p90_ms": whole.p90,
             "p99_ms": whole.p99,
             "runs_per_second": per_second,
-            "items_per_second": items(plan).map(|items| items as f64 * per_second),
+            "items_per_second": items(&plan.programs[0]).map(|items| items as f64 * per_second),
             "replay_median_ms": alone.median,
             "replay_min_ms": alone.min,
             "iters": whole.count,
@@ -187,7 +187,7 @@ impl Bench {
             "allocated_bytes": usage.bytes,
             "allocations_in_load": loaded.allocations,
             "allocations_in_runs": usage.allocations - loaded.allocations,
-            "arena_bytes": plan.summary.arena_bytes,
+            "arena_bytes": plan.class_bytes(Class::Activation),
         });
         subject.name_in(&mut value);
         if let Some(answer) = self.model.answer(plan) {
@@ -207,7 +207,7 @@ impl Bench {
         table.row(["first run".to_owned(), format!("{first:.3} ms")]);
         table.row(whole.row("whole runs"));
         table.row(alone.row("steps alone"));
-        let items = items(plan).map_or(String::new(), |items| {
+        let items = items(&plan.programs[0]).map_or(String::new(), |items| {
             format!(", {:.1} items, of which a run has {items}", items as f64 * per_second)
         });
         let rate = format!("per second: {per_second:.1} runs{items}\n");
@@ -220,7 +220,7 @@ impl Bench {
             session.device(),
             count(runs, "run")
         );
-        let memory = report::memory(plan, Some(*usage)) + &report::overhead(&session.overhead());
+        let memory = report::memory(plan.first(), Some(*usage)) + &report::overhead(&session.overhead());
         let steps = steps.as_ref().map_or(String::new(), |steps| report::timed_steps(steps) + "\n");
         head + &steps + &memory + &self.model.answer_text(plan)
     }
@@ -242,7 +242,7 @@ struct Ran {
 }
 
 /// The number of items in a run, if a batch is known: the first extent that all inputs with axes share, or that one shares with all outputs.
-fn items(plan: &Plan) -> Option<usize> {
+fn items(plan: &plan::Program) -> Option<usize> {
     let firsts = |ports: &[Port]| ports.iter().filter_map(|port| port.shape.first().copied()).collect::<Vec<_>>();
     let (inputs, outputs) = (firsts(&plan.inputs), firsts(&plan.outputs));
     let shared = |extent: &usize, all: &[usize]| all.iter().all(|other| other == extent);
@@ -252,7 +252,7 @@ fn items(plan: &Plan) -> Option<usize> {
 
 impl Bench {
     /// The steps with their times, if a flag asks for them.
-    fn profiled(&self, session: &Session, plan: &Plan, inputs: &[Tensor]) -> Result<Option<Vec<TimedStep>>> {
+    fn profiled(&self, session: &Session, plan: View, inputs: &[Tensor]) -> Result<Option<Vec<TimedStep>>> {
         if !self.steps && self.html.is_none() {
             return Ok(None);
         }
@@ -323,14 +323,14 @@ impl Bench {
         let (usage, plan) = (session.usage(), session.plan());
         if json {
             let mut value = json!({
-                "model": plan.title(),
+                "model": plan.programs[0].graph_name(),
                 "device": session.device(),
                 "forks": self.forks,
                 "one_per_second": one,
                 "all_per_second": all,
                 "planned_bytes": plan.bytes(),
                 "allocated_bytes": usage.bytes,
-                "fork_bytes": plan.fork_bytes(),
+                "fork_bytes": plan.run_bytes(),
                 "allocations_in_runs": allocations() - before,
             });
             subject.name_in(&mut value);
@@ -341,7 +341,7 @@ impl Bench {
         table.row(["one at a time".to_owned(), format!("{one:.1}"), String::new()]);
         table.row([format!("{} at once", self.forks), format!("{all:.1}"), format!("{:.2} x", all / one)]);
         let head = format!("{} on {}\n\n{table}\n", subject.heading(), session.device());
-        Ok(head + &report::memory(plan, Some(usage)))
+        Ok(head + &report::memory(plan.first(), Some(usage)))
     }
 }
 
@@ -380,7 +380,7 @@ impl Bench {
         let (per_second, allocations) = (1e3 / times.median, usage.allocations - loaded.allocations);
         if json {
             let mut value = json!({
-                "model": plan.name,
+                "model": plan.programs[0].graph_name(),
                 "device": session.device(),
                 "steps_per_second": per_second,
                 "median_ms": times.median,
@@ -411,11 +411,11 @@ impl Bench {
             loaded.allocations,
             count(warmup + iters, "update")
         );
-        Ok(head + &steps + &report::memory(plan, Some(usage)) + &report::overhead(&session.overhead()))
+        Ok(head + &steps + &report::memory(plan.first(), Some(usage)) + &report::overhead(&session.overhead()))
     }
 
     /// The steps of an update's parts with their times, if a flag asks for them. They are numbered from part to part.
-    fn profiled_update(&self, parts: &[(Program, Vec<Tensor>)]) -> Result<Option<Vec<TimedStep>>> {
+    fn profiled_update(&self, parts: &[(SessionProgram, Vec<Tensor>)]) -> Result<Option<Vec<TimedStep>>> {
         if !self.steps {
             return Ok(None);
         }
@@ -439,7 +439,7 @@ impl Bench {
     }
 
     /// The programs of an update in the order in which they run, each with its inputs.
-    fn parts<'s>(&self, session: &'s Session, given: &[Given]) -> Result<Vec<(Program<'s>, Vec<Tensor>)>> {
+    fn parts<'s>(&self, session: &'s Session, given: &[Given]) -> Result<Vec<(SessionProgram<'s>, Vec<Tensor>)>> {
         let count = self.trained.method.as_ref().map_or(1, |method| method.accumulate as usize);
         let names = (0..count).map(|part| match part {
             _ if count == 1 => "step",
@@ -449,9 +449,10 @@ impl Bench {
         });
         let ready = |name: &str| {
             let program = session.program(name)?;
-            let takes = |name: &str| program.plan().inputs.iter().any(|port| port.name == name);
+            let plan = program.plan();
+            let takes = |name: &str| plan.inputs.iter().any(|port| port.name == name);
             let own = given.iter().filter(|given| takes(&given.name)).cloned().collect();
-            Ok((program, args::fill(program.plan(), own, self.inputs.seed)?))
+            Ok((program, args::fill(&program.plan(), own, self.inputs.seed)?))
         };
         names.map(ready).collect()
     }
@@ -476,7 +477,7 @@ impl Bench {
         for turn in 0..turns {
             let extent = |(dim, extents): &(String, Vec<usize>)| (dim.clone(), extents[turn % extents.len()]);
             let binding: Vec<_> = self.at.iter().map(extent).collect();
-            let inputs = args::fill(&session.select(&binding)?, Vec::new(), self.inputs.seed)?;
+            let inputs = args::fill(&session.select(&binding)?.programs[0], Vec::new(), self.inputs.seed)?;
             list.push(At { binding, inputs, times: Vec::with_capacity(self.iters as usize) });
         }
         let loaded = session.usage();
@@ -503,7 +504,7 @@ impl Bench {
                 json!({"binding": binding, "median_ms": median, "min_ms": min, "max_ms": max, "p90_ms": p90, "p99_ms": p99})
             };
             let mut value = json!({
-                "model": plan.name,
+                "model": plan.programs[0].graph_name(),
                 "device": session.device(),
                 "bindings": list.map(one).collect::<Vec<_>>(),
                 "iters": self.iters,
@@ -529,7 +530,7 @@ impl Bench {
             session.device(),
             count(runs, "run")
         );
-        Ok(head + &report::memory(plan, Some(usage)) + &report::overhead(&session.overhead()))
+        Ok(head + &report::memory(plan.first(), Some(usage)) + &report::overhead(&session.overhead()))
     }
 }
 

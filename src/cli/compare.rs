@@ -7,12 +7,13 @@ use super::method::Trained;
 use super::programs::More;
 use super::subject::Subject;
 use super::{Failure, line, print};
+use crate::advise::Case;
 use crate::backend::Backend;
 use crate::eager::compare::{Comparison, Moved, Observed, Setup, compare, moved_by_quantizing};
 use crate::error::{Error, Result};
 use crate::graph::Graph;
 use crate::pass::Quantize;
-use crate::plan::{Graphs, Limits, Recipe};
+use crate::plan::{self, Graphs, Job, Limits, Recipe};
 use crate::report::picture::{Scene, comparison_page};
 use crate::report::{Table, grouped, human};
 use crate::session::{self, Options};
@@ -186,11 +187,11 @@ impl Compare {
         // If not even the plan fits, there is nothing to compare.
         let planned = options.recipe.plan(graph.clone(), device.target(), &self.model.limits());
         let refuse = |e: Error| {
-            let case = self.model.case(&model, dims, device.target().clone());
+            let case = Case::of(&model, dims.clone(), device.target().clone(), options.recipe);
             args::refuse(&case, e.in_file(&self.model.model), json)
         };
         let plan = planned.map_err(refuse)?;
-        let inputs = args::fill(&plan, given, self.inputs.seed)?;
+        let inputs = args::fill(&plan.programs[0], given, self.inputs.seed)?;
         let ways = WAYS + u64::from(device.pools());
         drop(device);
         let scenes = RefCell::new(Vec::new());
@@ -254,8 +255,8 @@ impl Compare {
         let options = Options { dims: Vec::new(), outputs: Vec::new(), ..self.model.options(&self.on)? };
         // A plan for any device says which elements inputs may have.
         let plan = Recipe::default().plan(graph.clone(), &Target::cpu(1), &Limits { memory: None }).map_err(in_file)?;
-        let names = plan.inputs.iter().map(|port| port.name.clone());
-        let inputs = names.zip(args::fill(&plan, given, self.inputs.seed)?).collect();
+        let names = plan.programs[0].inputs.iter().map(|port| port.name.clone());
+        let inputs = names.zip(args::fill(&plan.programs[0], given, self.inputs.seed)?).collect();
         let tolerance = self.tolerances.tolerance();
         let across = Across { graph: &graph, inputs, options, ways: ways.clone(), tolerance };
         across.run(&subject, json).map_err(|failure| Failure { error: in_file(failure.error), ..failure })
@@ -314,21 +315,20 @@ impl Compare {
         session::check_limit(&*device, options.memory_limit)?;
         let (target, ways) = (device.target().clone(), WAYS + u64::from(device.pools()));
         drop(device);
-        let together = more.bytes(&self.model, &target, self.model.memory_limit.unwrap_or(u64::MAX))?;
-        if let Some(limit) = self.model.memory_limit.filter(|&limit| together > limit) {
-            let what = "the plan of all programs".to_owned();
-            return Err(Error::Fit { what, needed: together, limit, file: None }.into());
-        }
+        let asked = more.asked(&self.model, given)?;
+        let job = Job { recipe: options.recipe, ..Job::new(asked.programs.clone(), &target) };
+        let planned = plan::plan(&job.clone().within(self.model.memory_limit));
+        let together = planned.map_err(|error| asked.refuse(&self.model, &target, error, json))?.plan.bytes();
         let (mut results, mut quantized) = (Vec::new(), Vec::new());
-        for (name, graphs) in more.graphs(&self.model, given)? {
+        for (name, graphs) in asked.programs {
             let Graphs::One(graph) = graphs else {
                 let what =
                     format!("program '{name}': expected one extent for each dim, as this command takes no range");
                 return Err(Error::usage(what).into());
             };
             let plan = options.recipe.plan((*graph).clone(), &target, &Limits { memory: None })?;
-            let own = given.iter().filter(|given| plan.inputs.iter().any(|port| port.name == given.name));
-            let inputs = args::fill(&plan, own.cloned().collect(), self.inputs.seed)?;
+            let own = given.iter().filter(|given| plan.programs[0].inputs.iter().any(|port| port.name == given.name));
+            let inputs = args::fill(&plan.programs[0], own.cloned().collect(), self.inputs.seed)?;
             let result = self.compared(&graph, &inputs, &options, ways, None)?;
             quantized.push(self.quantized(&graph, &inputs, &options)?);
             results.push(Comparison { model: name, ..result });
@@ -340,10 +340,10 @@ impl Compare {
                     value["programs"][program]["quantized"] = json!(quantized);
                 }
             }
-            more.subject(&self.model).name_in(&mut value);
+            asked.subject.name_in(&mut value);
             line(&value)
         } else {
-            let subject = more.subject(&self.model).heading();
+            let subject = asked.subject.heading();
             let head = |name: &str| format!("{subject}, {name}");
             let texts = quantized.iter().map(|quantized| quantized.as_ref().map_or(String::new(), Quantized::text));
             let all = results.iter().zip(texts);

@@ -46,20 +46,20 @@ pub(super) struct Diff {
 
 impl Diff {
     pub(super) fn run(&self, json: bool, annotated: bool) -> Result<String> {
-        let (before, after) = (plan::read_all(&self.before)?, plan::read_all(&self.after)?);
-        if let ([before], [after]) = (&before[..], &after[..]) {
-            let diff = diff(before, after);
+        let (before, after) = (plan::read(&self.before)?, plan::read(&self.after)?);
+        if let ([_], [_]) = (&before.programs[..], &after.programs[..]) {
+            let diff = diff(before.first(), after.first());
             return Ok(if json { line(&json!(diff)) } else { self.text(&diff, annotated) });
         }
-        let names = |plans: &[Plan]| plans.iter().map(|plan| plan.title().to_owned()).collect::<Vec<_>>();
+        let names = |plan: &Plan| plan.programs.iter().map(|program| program.name.clone()).collect::<Vec<_>>();
         let mut sorted = [names(&before), names(&after)];
         sorted.iter_mut().for_each(|names| names.sort());
         if sorted[0] != sorted[1] {
             let [one, other] = sorted.map(|names| names.join(", "));
             return Err(Error::usage(format!("expected the same programs in both, found {one} and {other}")));
         }
-        let other = |plan: &Plan| after.iter().find(|other| other.title() == plan.title()).expect("it is in both");
-        let diffs = before.iter().map(|plan| (plan.title(), diff(plan, other(plan))));
+        let other = |name: &str| after.views().find(|other| other.name == name).expect("it is in both");
+        let diffs = before.views().map(|program| (&program.program.name[..], diff(program, other(&program.name))));
         if json {
             let programs: Vec<Value> = diffs.map(|(name, diff)| json!({"program": name, "diff": diff})).collect();
             return Ok(line(&json!({"programs": programs})));

@@ -205,8 +205,9 @@ impl Emit {
         let plan = self.model.recipe().plan(graph, target, &self.model.limits());
         let plan = plan.map_err(|e| e.in_file(&self.model.model))?;
         let mut text = if dialect == Dialect::Cuda { format!("{PRELUDE}\n") } else { String::new() };
-        for (number, kernel) in KernelIdx::enumerate(&plan.kernels) {
-            let users: Vec<_> = plan.steps.iter().filter(|s| s.kernel == number).map(|s| s.name.as_str()).collect();
+        for (number, kernel) in KernelIdx::enumerate(&plan.programs[0].kernels) {
+            let steps = plan.programs[0].steps.iter();
+            let users: Vec<_> = steps.filter(|s| s.kernel == number).map(|s| s.name.as_str()).collect();
             // Names come from the file: none of them may end the comment.
             let users = users.join(", ").replace(char::is_control, " ");
             text += &format!("// kernel {number}, {}: {users}\n", kernel.template.name());

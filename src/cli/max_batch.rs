@@ -5,9 +5,10 @@ use super::method::{Method, Trained};
 use super::programs::More;
 use super::subject::Subject;
 use super::{Failure, line};
-use crate::advise::{Largest, Size, Taken, largest, largest_binding};
+use crate::advise::{Case, Largest, Size, Taken, largest, largest_binding, needed, silent};
 use crate::decoder::CONTEXT;
 use crate::error::{Error, Result};
+use crate::plan::{Graphs, Job};
 use crate::report;
 use crate::target::Target;
 use clap::Args;
@@ -75,7 +76,7 @@ impl MaxBatch {
         let dim = dim.map_err(in_file)?;
         let extents = dims.iter().map(|(name, extent)| (name.clone(), (*extent).into())).collect();
         let subject = Subject::new(vec![self.model.model.clone()], extents);
-        let case = self.model.case(&model, dims, target);
+        let case = Case::of(&model, dims, target, self.model.recipe());
         // An error that no binding can avoid is the model's. The search would report it for every extent.
         let found = largest_binding(&case, &dim, limit).map_err(in_file)?;
         let (name, target) = (model.name(), &case.target.name);
@@ -106,11 +107,15 @@ impl MaxBatch {
         let found = largest(&dim, limit, of_model.unwrap_or(below), &mut |extent| {
             let mut model = self.model.clone();
             model.set.push((dim.clone(), args::Bound::Extent(extent.into())));
-            let silent = tracing::subscriber::NoSubscriber::default();
-            tracing::subscriber::with_default(silent, || self.more.bytes(&model, target, limit))
+            silent(|| self.needed(self.more.graphs(&model, &[])?, target, limit))
         })?;
         let names: Vec<_> = programs.iter().map(|(name, ..)| &name[..]).collect();
         Ok(told(&names.join(", "), &self.more.subject(&self.model), &target.name, &found, limit, json)?)
+    }
+
+    /// The bytes that programs need under the limit.
+    fn needed(&self, programs: Vec<(String, Graphs)>, target: &Target, limit: u64) -> Result<u64> {
+        needed(&Job { recipe: self.model.recipe(), ..Job::new(programs, target).within(limit) })
     }
 
     /// Enlarges the batch of a training. The search is over the rows of one part of an update, which decide about the bytes.
@@ -126,8 +131,7 @@ impl MaxBatch {
         };
         let mut found = largest("batch", limit, most, &mut |rows| {
             let more = self.more.or_training(Some(method.on_batch(rows.saturating_mul(parts) as u64).on(target)));
-            let silent = tracing::subscriber::NoSubscriber::default();
-            tracing::subscriber::with_default(silent, || more.bytes(&self.model, target, limit))
+            silent(|| self.needed(more.asked(&self.model, &[])?.programs, target, limit))
         })?;
         for size in found.fits.iter_mut().chain(&mut found.next) {
             size.extent = size.extent.saturating_mul(parts);

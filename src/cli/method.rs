@@ -249,7 +249,7 @@ impl Method {
 }
 
 /// Explains an [`Error::Fit`] of a training: what no plan is below, and what would help. `case` makes the training.
-pub(super) fn refuse<'a>(error: Error, json: bool, case: impl FnOnce() -> Option<Case<'a>>) -> Failure {
+pub(super) fn refuse(error: Error, json: bool, case: impl FnOnce() -> Option<Case>) -> Failure {
     let Error::Fit { limit, .. } = error else { return error.into() };
     match case().and_then(|case| refusal(&case, limit).ok().flatten()) {
         Some(refusal) => Failure::explained(error, json, json!(refusal), report::refusal(&refusal)),

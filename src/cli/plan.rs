@@ -2,18 +2,17 @@
 
 use super::args::{self, Backend, Model, On};
 use super::method::{self, Method, Trained};
-use super::programs::{self, More};
+use super::programs::{self, Asked, More};
 use super::subject::Subject;
 use super::{Failure, line};
-use crate::advise::{Advice, Trained as Case, advise};
+use crate::advise::{Advice, Trained as Case, advise, fullest};
 use crate::beside;
 use crate::dtype::DType;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, ensure};
 use crate::figures::count;
-use crate::graph::Graph;
 use crate::kernel::tuned::Tuned;
 use crate::pass::recompute::Recompute;
-use crate::plan::range::{ShapeRange, Tried};
+use crate::plan::range::Tried;
 use crate::plan::tell::peak::peak;
 use crate::plan::{self, Graphs, Job, Planned, Planner};
 use crate::session::Options;
@@ -23,7 +22,7 @@ use crate::train::Programs;
 use crate::train::classes::{Classes, States, host_bytes};
 use crate::train::curve::{Point, curve, recompute};
 use crate::tune::cache;
-use crate::{file, report, session};
+use crate::{file, report};
 use clap::Args;
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -32,26 +31,19 @@ use std::sync::Arc;
 
 /// The records of `--json`, as `schema.rs` reads them.
 pub(super) const SCHEMA: &str = "
-plan = planned|programs|training
+plan = planned|training
 planned
+  ..subject
   ..plan_file
-  file text
-  binding? {int|text}
-  range? [tried]
+  planned_bytes int
   beside? beside
   answer? answer
   advice? advice
-  placement? [placed]
 tried
   binding {int}
   live_bytes int
-programs
-  ..subject
-  version int
-  programs [plan_file]
-  beside? beside
 training
-  ..programs
+  ..planned
   ..training_bytes
   recompute recompute
   curve? [point]
@@ -72,16 +64,21 @@ point
   ..recompute
 plan_file
   version int
-  name text
-  program? text
   target target
-  dims? [dim]
-  tuned? measured
-  forks? int
-  recompute? recompute
+  tuned? text
+  runs? int
   origin? origin
-  summary summary
   segments [segment]
+  programs [program]
+program
+  name text
+  graph? text
+  dims? [dim]
+  measured? int
+  recompute? recompute
+  summary summary
+  range? [tried]
+  placement? [placed]
   buffers [buffer]
   constants [constant]
   state [state]
@@ -93,9 +90,6 @@ dim
   name text
   least int
   most int
-measured
-  device text
-  steps int
 origin
   content text
   dims? [dim]
@@ -188,14 +182,12 @@ step
 bind_range
   offset int
   bytes int
-check = sound|all_sound
-sound
-  plan text
-  steps int
-  ok bool
-all_sound
+check
   programs [sound]
   ok bool
+sound
+  program text
+  steps int
 ";
 
 #[derive(Args)]
@@ -251,57 +243,61 @@ impl Plan {
         let read =
             self.model.read().chain(self.more.read()).chain(args::arrays(&self.inputs)).chain(self.tuned.clone());
         args::outputs(files.into_iter().filter_map(|(flag, path)| Some((flag, path.as_deref()?))), read)?;
-        if self.advise && self.forks > 1 {
-            return Err(Error::usage("--advise: expected one run; plan it without --forks for it".into()).into());
-        }
         let target = self.model.target(&self.target)?;
         let more = self.more.or_training(self.trained.method.as_ref().map(|method| method.on(&target)));
-        if !more.is_one(&self.model) {
-            if let Some(text) = self.inputs.first() {
-                return Err(
-                    Error::usage(format!("--input {text}: of several programs, `plan` has no use for it")).into()
-                );
-            }
-            return self.run_programs(&more, &target, json);
-        }
-        let in_file = |e: Error| e.in_file(&self.model.model);
-        let given = args::given("--input", &self.inputs)?;
-        let (model, extents) = self.model.load_range(&given)?;
-        let dims = args::largest(&extents);
-        let subject = Subject::new(vec![self.model.model.clone()], extents.clone());
-        let case = self.model.case(&model, dims, target);
-        let limit = self.model.memory_limit;
+        let flags = Model { forks: self.forks, ..self.model.clone() };
+        let asked = more.asked(&flags, &args::given("--input", &self.inputs)?)?;
         let schedules = self.tuned.as_deref().map(tuned).transpose()?;
-        let graphs = Graphs::Range(session::source(model.clone()), extents.clone());
-        let job = Job { recipe: case.recipe, runs: self.forks, schedules, ..Job::of(graphs, &case.target) };
-        // Advice is about one run.
-        let explained = |e: Error| if self.forks > 1 { e.into() } else { args::refuse(&case, e, json) };
-        let refuse = |e| explained(in_file(e));
+        let (recipe, runs) = (flags.recipe(), self.forks);
+        let job = Job { recipe, runs, schedules, ..Job::new(asked.programs.clone(), &target) };
+        let in_file = |e: Error| asked.in_file(&flags, e);
         let mut planner = Planner::new(&job).map_err(in_file)?;
-        let planned = planner.within(limit);
+        let planned = planner.within(flags.memory_limit);
         if let (Err(Error::Fit { .. }), true) = (&planned, self.html.is_some() || self.svg.is_some()) {
             // The picture helps most if the plan does not fit.
-            let whole = planner.within(None).map_err(in_file)?;
-            self.draw(&subject, whole[0].plan(), &whole[0].graph)?;
+            self.draw(&asked.subject, &planner.within(None).map_err(in_file)?)?;
         }
-        let Planned { compiled: (mut plan, _), range, graph } = planned.map_err(refuse)?.swap_remove(0);
-        self.model.mention_states(&graph);
-        if self.save.is_some() || json {
-            plan.origin = Some(self.origin(&extents, model.given())?);
+        let mut planned = planned.map_err(|error| match &more.method {
+            Some(method) => method::refuse(error.in_file(&flags.model), json, || self.trained_case(method, &target)),
+            None => asked.refuse(&flags, &target, error, json),
+        })?;
+        if let Some((model, extents)) = asked.model.as_ref().filter(|_| self.save.is_some() || json) {
+            planned.plan.origin = Some(self.origin(extents, model.given())?);
         }
         if let Some(path) = &self.save {
-            file::write_whole(path, "write the plan", |out| out.write_all(plan.to_json().as_bytes()))?;
+            file::write_whole(path, "write the plan", |out| out.write_all(planned.plan.to_json().as_bytes()))?;
         }
-        self.draw(&subject, &plan, &graph)?;
-        let advice = if self.advise { Some(advise(&case, limit).map_err(in_file)?) } else { None };
-        if let Some(limit) = self.assert_peak.filter(|&limit| plan.bytes() > limit) {
-            return Err(self.above_peak(&plan, &graph, limit, advice.as_ref(), json));
+        self.draw(&asked.subject, &planned)?;
+        let advice = self.advise.then(|| self.advice(&asked, &flags, &target)).transpose()?;
+        if let Some(limit) = self.assert_peak.filter(|&limit| planned.plan.bytes() > limit) {
+            return Err(self.above_peak(&planned, in_file, limit, advice.as_ref(), json));
         }
-        if json {
-            Ok(self.json(&subject, plan, range, advice))
-        } else {
-            Ok(self.text(&subject, &plan, range.as_ref(), advice.as_ref()))
-        }
+        let training = asked.training.clone();
+        let training = training.map(|programs| self.training(programs, &more, &mut planner, &planned.plan));
+        let told = Told { asked: &asked, job: &job, planned, training: training.transpose()?, advice };
+        if json { Ok(self.json(told)) } else { Ok(self.text(&told)?) }
+    }
+
+    /// What would make the programs smaller. A training has remedies of its own, which a refusal tells.
+    fn advice(&self, asked: &Asked, flags: &Model, target: &Target) -> Result<Advice> {
+        ensure(asked.training.is_none(), || {
+            Error::usage(
+                "--advise: of a training, --memory-limit tells what would help; --curve plans it under limits".into(),
+            )
+        })?;
+        advise(&asked.case(flags, target), flags.memory_limit).map_err(|e| asked.in_file(flags, e))
+    }
+
+    /// The training as a case, for the remedies of its refusal.
+    fn trained_case(&self, method: &Method, target: &Target) -> Option<Case> {
+        Some(Case {
+            model: self.model.file().ok()?,
+            dims: Options { dims: self.model.dims(), ..Options::default() }.fixed()?,
+            batch: method.batch as usize,
+            training: method.training(1).ok()?,
+            target: target.clone(),
+            recipe: self.model.recipe(),
+        })
     }
 
     /// The origin of the plan of one graph. Dims that inputs set are not bound anew by others.
@@ -314,14 +310,26 @@ impl Plan {
     }
 
     /// The refusal of a plan that takes more than `--assert-peak` allows.
-    fn above_peak(&self, plan: &plan::Plan, graph: &Graph, limit: u64, advice: Option<&Advice>, json: bool) -> Failure {
-        let what = format!("--assert-peak: the plan of '{}'", plan.name);
-        let needed = plan.bytes();
-        let error = Error::Fit { what, needed, limit, file: None }.in_file(&self.model.model);
-        let peak = peak(plan, Some(graph));
+    fn above_peak(
+        &self,
+        planned: &Planned,
+        in_file: impl Fn(Error) -> Error,
+        limit: u64,
+        advice: Option<&Advice>,
+        json: bool,
+    ) -> Failure {
+        let needed = planned.plan.bytes();
+        let what = format!("--assert-peak: the plan of '{}'", planned.plan.title());
+        let error = in_file(Error::Fit { what, needed, limit, file: None });
+        let (program, graph) = fullest(planned);
+        let peak = peak(program, Some(graph));
         let mut record =
             json!({"limit_bytes": limit, "needed_bytes": needed, "deficit_bytes": needed - limit, "peak": peak});
         let mut text = report::peak(&peak);
+        if planned.plan.programs.len() > 1 {
+            record["program"] = json!(program.name);
+            text = format!("program '{}' needs the most arena\n{text}", program.name);
+        }
         if let Some(advice) = advice {
             // The advice lists the live tensors, too.
             text = report::advice(advice);
@@ -331,160 +339,103 @@ impl Plan {
     }
 
     /// The plan's file, with further fields for what else was asked. It can still be read as a plan, because readers ignore them.
-    fn json(&self, subject: &Subject, plan: plan::Plan, range: Option<ShapeRange>, advice: Option<Advice>) -> String {
-        let answer = self.model.answer(&plan);
-        let beside = beside::find(&plan.target).map(|found| found.estimate(&[&plan]));
-        let mut value = json!(plan);
-        subject.name_in(&mut value);
-        if let Some(range) = range {
-            let names = || range.dims().iter().map(|dim| dim.name.as_str());
-            let binding = |tried: &Tried| -> Value { names().zip(tried.binding.iter().copied()).collect() };
-            let tried = range.tried().iter();
-            value["range"] = tried.map(|t| json!({"binding": binding(t), "live_bytes": t.live})).collect();
+    fn json(&self, told: Told) -> String {
+        let Told { asked, planned: Planned { plan, ranges, .. }, training, advice, .. } = told;
+        let mut value = training.map_or_else(|| json!({}), |training| json!(training));
+        let own = json!(plan);
+        let fields = own.as_object().into_iter().flatten();
+        fields.for_each(|(field, own)| value[field] = own.clone());
+        value["planned_bytes"] = json!(plan.bytes());
+        asked.subject.name_in(&mut value);
+        for ((number, view), range) in plan.views().enumerate().zip(&ranges) {
+            if let Some(range) = range {
+                let names = || range.dims().iter().map(|dim| dim.name.as_str());
+                let binding = |tried: &Tried| -> Value { names().zip(tried.binding.iter().copied()).collect() };
+                let tried = range.tried().iter();
+                value["programs"][number]["range"] =
+                    tried.map(|t| json!({"binding": binding(t), "live_bytes": t.live})).collect();
+            }
+            if self.placement {
+                value["programs"][number]["placement"] = super::run::placement(view, &view.algorithms());
+            }
         }
-        if let Some(beside) = beside {
-            value["beside"] = json!(beside);
+        if let Some(found) = beside::find(&plan.target) {
+            value["beside"] = json!(found.estimate(&plan));
         }
-        if let Some(answer) = answer {
+        if let Some(answer) = self.model.answer(&plan) {
             value["answer"] = json!(answer);
         }
         if let Some(advice) = advice {
             value["advice"] = json!(advice);
         }
-        if self.placement {
-            value["placement"] = super::run::placement(&plan, &plan.algorithms());
-        }
         line(&value)
     }
 
-    fn text(
-        &self,
-        subject: &Subject,
-        plan: &plan::Plan,
-        range: Option<&ShapeRange>,
-        advice: Option<&Advice>,
-    ) -> String {
-        let memory = report::memory(plan, None) + &beside_text(&plan.target, &[plan]);
-        let orders = report::orders(plan);
-        let algorithms =
-            if self.placement { report::placement(plan, &plan.algorithms()) } else { report::algorithms(plan) };
-        let range = range.map_or(String::new(), |range| format!("\n{}", report::range(range)));
-        let steps = count(plan.steps.len() as u64, "step");
-        let heading = format!("{} for {}, {steps}", subject.heading(), plan.target.name);
-        let mut text = format!("{heading}\n\n{memory}{range}\n{orders}\n{algorithms}");
-        if let Some(plan::Measured { device, steps: measured }) = &plan.tuned {
-            text += &format!("\nmeasured on {device}: the algorithms of {measured} of {steps}\n");
+    fn text(&self, told: &Told) -> Result<String> {
+        let Told { asked, job, planned: Planned { plan, ranges, .. }, training, advice } = told;
+        let several = plan.programs.len() > 1;
+        let all = if several {
+            count(plan.programs.len() as u64, "program")
+        } else {
+            count(plan.programs[0].steps.len() as u64, "step")
+        };
+        let mut text = format!("{} for {}, {all}\n\n", asked.subject.heading(), plan.target.name);
+        if several {
+            text += &format!("{}\n", programs::table(plan));
+        }
+        text += &match training {
+            Some(training) => training.text(),
+            None if several => programs::shared(plan, apart(job)?),
+            None => report::memory(plan.first(), None),
+        };
+        // What a trainer's process takes beside its plan depends on its data.
+        if training.is_none() || plan.target.family != Family::Cpu {
+            text += &beside_text(plan);
+        }
+        for (program, range) in plan.views().zip(ranges) {
+            let range = range.as_ref().map(|range| format!("\n{}", report::range(range)));
+            let named = if several && (range.is_some() || self.placement) {
+                format!("\n{}\n", program.name)
+            } else {
+                String::new()
+            };
+            text += &format!("{named}{}", range.unwrap_or_default());
+            if !several {
+                text += &format!("\n{}", report::orders(program));
+            }
+            if self.placement {
+                text += &format!("\n{}", report::placement(program, &program.algorithms()));
+            } else if !several {
+                text += &format!("\n{}", report::algorithms(program));
+            }
+        }
+        if let Some(device) = &plan.tuned {
+            let [measured, steps] = [|p: &plan::Program| p.measured, |p: &plan::Program| p.steps.len()]
+                .map(|number| plan.programs.iter().map(number).sum::<usize>() as u64);
+            text += &format!("\nmeasured on {device}: the algorithms of {measured} of {}\n", count(steps, "step"));
         }
         match advice {
             Some(advice) => text += &format!("\n{}", report::advice(advice)),
             None => text += &self.model.answer_text(plan),
         }
-        text
-    }
-
-    /// Plans several graphs together.
-    fn run_programs(&self, more: &More, target: &Target, json: bool) -> Result<String, Failure> {
-        if more.method.is_some() && self.forks > 1 {
-            return Err(Error::usage("--forks: --train has no use for it".into()).into());
-        }
-        let flags = [("--advise", self.advise), ("--svg", self.svg.is_some()), ("--tuned", self.tuned.is_some())];
-        if let Some((flag, _)) = flags.into_iter().find(|(_, given)| *given) {
-            return Err(Error::usage(format!("{flag}: expected one model; plan each program by itself for it")).into());
-        }
-        let training = more.method.as_ref().map(|method| more.training(method, &self.model)).transpose()?;
-        let graphs = match &training {
-            Some(training) => programs::of_training(training.clone(), &[])?,
-            None => more.graphs(&self.model, &[])?,
-        };
-        let job = Job { recipe: self.model.recipe(), runs: self.forks, ..Job::new(graphs, target) };
-        let mut planner = Planner::new(&job)?;
-        let apart = |planned: Vec<Planned>| -> (Vec<plan::Plan>, Vec<Graph>) {
-            planned.into_iter().map(|program| (program.compiled.0, program.graph)).unzip()
-        };
-        let planned = planner.within(self.model.memory_limit);
-        if let (Err(Error::Fit { .. }), true) = (&planned, self.html.is_some()) {
-            let (plans, graphs) = apart(planner.within(None)?);
-            self.draw_programs(more, &plans, &graphs)?;
-        }
-        let (plans, graphs) = match (planned, &more.method) {
-            (Err(error @ Error::Fit { .. }), Some(method)) => {
-                let file = self.model.file()?;
-                let case = || {
-                    Some(Case {
-                        model: &file,
-                        dims: Options { dims: self.model.dims(), ..Options::default() }.fixed()?,
-                        batch: method.batch as usize,
-                        training: method.training(1).ok()?,
-                        target: target.clone(),
-                        recipe: self.model.recipe(),
-                    })
-                };
-                return Err(method::refuse(error.in_file(&self.model.model), json, case));
-            }
-            (planned, _) => apart(planned?),
-        };
-        self.draw_programs(more, &plans, &graphs)?;
-        if let Some(path) = &self.save {
-            let text = plan::Plan::all_to_json(&plans);
-            file::write_whole(path, "write the plan", |out| out.write_all(text.as_bytes()))?;
-        }
-        if let Some(limit) = self.assert_peak.filter(|&limit| plans[0].bytes() > limit) {
-            let what = "--assert-peak: the plan of all programs".to_owned();
-            let needed = plans[0].bytes();
-            let largest = plans.iter().zip(&graphs).max_by_key(|(plan, _)| plan.summary.lower_bound);
-            let (plan, graph) = largest.expect("there are several");
-            let (name, peak) = (plan.title(), peak(plan, Some(graph)));
-            let record = json!({"limit_bytes": limit, "needed_bytes": needed, "deficit_bytes": needed - limit,
-                "program": name, "peak": peak});
-            let text = format!("program '{name}' needs the most arena\n{}", report::peak(&peak));
-            return Err(Failure::explained(Error::Fit { what, needed, limit, file: None }, json, record, text));
-        }
-        let all: Vec<&plan::Plan> = plans.iter().collect();
-        let training = training.map(|programs| self.training(programs, more, &mut planner, &all)).transpose()?;
-        if json {
-            return Ok(programs_json(&more.subject(&self.model), &plans, training.as_ref(), target));
-        }
-        let bytes = match &training {
-            Some(training) => training.text(),
-            None => programs::shared(&all, self.apart(&job)?),
-        };
-        // What a trainer's process takes beside its plans depends on its data.
-        let silent = training.is_some() && target.family == Family::Cpu;
-        let bytes = if silent { bytes } else { bytes + &beside_text(target, &all) };
-        let (subject, programs) = (more.subject(&self.model).heading(), count(plans.len() as u64, "program"));
-        let mut text = format!("{subject} for {}, {programs}\n\n{}\n{bytes}", target.name, programs::table(&all));
-        for plan in plans.iter().filter(|_| self.placement) {
-            text += &format!("\n{}\n{}", plan.title(), report::placement(plan, &plan.algorithms()));
-        }
-        Ok(text + &self.model.answer_text(&plans[0]))
+        Ok(text)
     }
 
     /// The report of a training beside its plans.
-    fn training(
-        &self,
-        programs: Programs,
-        more: &More,
-        planner: &mut Planner,
-        plans: &[&plan::Plan],
-    ) -> Result<Training> {
+    fn training(&self, programs: Programs, more: &More, planner: &mut Planner, plan: &plan::Plan) -> Result<Training> {
         let parts = more.method.as_ref().map_or(1, |method| method.accumulate as usize);
-        let target = &plans[0].target;
-        let points = self.curve.then(|| {
-            curve(parts, |limits| {
-                let planned = planner.within(limits.memory)?;
-                Ok(planned.into_iter().map(|program| program.compiled.0).collect())
-            })
-        });
+        let target = &plan.target;
+        let points = self.curve.then(|| curve(parts, planner));
         let method = more.method.as_ref();
         let asked = self.trained.method.as_ref().map(|method| method.precision.dtype());
         let unstored = asked.filter(|&asked| target.storage(asked).is_ok_and(|stored| stored != asked));
         Ok(Training {
             wide_target: unstored.map(|asked| (target.name.clone(), asked)),
-            bytes: Bytes::of(plans, &programs.outline.trained),
+            bytes: Bytes::of(plan, &programs.outline.trained),
             precision: method.map_or(DType::F32, |method| method.precision.dtype()).name(),
             f32: method.map(|method| self.in_f32(method, target)).transpose()?.flatten(),
             wide: programs.wide,
-            recompute: recompute(plans, parts),
+            recompute: recompute(plan, parts),
             curve: points.transpose()?,
             outline: report::outline(&programs.outline),
             trained: programs.outline.trained,
@@ -498,68 +449,57 @@ impl Plan {
         let programs = wide.programs(&self.model, 1)?;
         let trained = programs.outline.trained.clone();
         let job = Job { recipe: self.model.recipe(), ..Job::new(programs.named(), target) };
-        let planned = plan::plan(&job)?;
-        let plans: Vec<&plan::Plan> = planned.iter().map(|program| program.plan()).collect();
-        Ok(Some(Bytes::of(&plans, &trained)))
+        Ok(Some(Bytes::of(&plan::plan(&job)?.plan, &trained)))
     }
 
-    /// The sum of the bytes of programs as plans of their own.
-    fn apart(&self, job: &Job) -> Result<u64> {
-        let alone = |program: &(String, Graphs)| {
-            let alone = plan::plan(&Job { programs: vec![program.clone()], ..job.clone() })?;
-            Ok(alone[0].plan().bytes())
-        };
-        job.programs.iter().map(alone).sum()
-    }
-
-    fn draw_programs(&self, more: &More, plans: &[plan::Plan], graphs: &[Graph]) -> Result<()> {
-        let Some(path) = &self.html else { return Ok(()) };
-        let scenes: Vec<_> = plans.iter().zip(graphs).collect();
-        let page =
-            report::picture::programs_page(&more.subject(&self.model).heading(), &scenes, self.model.memory_limit);
-        file::write_whole(path, "write the page", |out| out.write_all(page.as_bytes()))
-    }
-
-    fn draw(&self, subject: &Subject, plan: &plan::Plan, graph: &Graph) -> Result<()> {
+    fn draw(&self, subject: &Subject, Planned { plan, graphs, .. }: &Planned) -> Result<()> {
         let (limit, subject) = (self.model.memory_limit, subject.heading());
         if let Some(path) = &self.html {
-            let page = report::picture::page(&subject, plan, Some(graph), limit);
+            let page = match &graphs[..] {
+                [graph] => report::picture::page(&subject, plan.first(), Some(graph), limit),
+                graphs => report::picture::programs_page(&subject, plan, graphs, limit),
+            };
             file::write_whole(path, "write the page", |out| out.write_all(page.as_bytes()))?;
         }
         if let Some(path) = &self.svg {
-            let picture = report::svg(&subject, plan, Some(graph), limit);
+            let picture = report::svg(&subject, plan, graphs, limit);
             file::write_whole(path, "write the picture", |out| out.write_all(picture.as_bytes()))?;
         }
         Ok(())
     }
 }
 
-/// The memory that a driver will take beside plans, or how to know it. On the CPU, what the process takes for itself.
-fn beside_text(target: &Target, plans: &[&plan::Plan]) -> String {
-    match beside::find(target) {
-        _ if target.family == Family::Cpu => {
-            let bytes = report::human(beside::process(plans[0].bytes()));
+/// What the command tells.
+struct Told<'a> {
+    asked: &'a Asked,
+    job: &'a Job,
+    planned: Planned,
+    training: Option<Training>,
+    advice: Option<Advice>,
+}
+
+/// The sum of the bytes of programs as plans of their own.
+fn apart(job: &Job) -> Result<u64> {
+    let alone = |program: &(String, Graphs)| {
+        let job = Job { programs: vec![program.clone()], limit: None, ..job.clone() };
+        Ok(plan::plan(&job)?.plan.bytes())
+    };
+    job.programs.iter().map(alone).sum()
+}
+
+/// The memory that a driver will take beside a plan, or how to know it. On the CPU, what the process takes for itself.
+fn beside_text(plan: &plan::Plan) -> String {
+    match beside::find(&plan.target) {
+        _ if plan.target.family == Family::Cpu => {
+            let bytes = report::human(beside::process(plan.bytes()));
             format!("beside the plan  at most {bytes} of the process itself\n")
         }
-        Some(found) => report::beside(&found.estimate(plans)),
-        None if target.family == Family::Cuda => {
+        Some(found) => report::beside(&found.estimate(plan)),
+        None if plan.target.family == Family::Cuda => {
             "beside the plan  not measured: `plimsoll devices` does it on a machine that has the device\n".into()
         }
         None => String::new(),
     }
-}
-
-/// Programs as JSON, with what is said of them. It can still be read as a plan, because readers ignore the added fields.
-fn programs_json(subject: &Subject, plans: &[plan::Plan], training: Option<&Training>, target: &Target) -> String {
-    let beside = beside::find(target).map(|found| found.estimate(&plans.iter().collect::<Vec<_>>()));
-    let mut value = training.map_or_else(|| json!({}), |training| json!(training));
-    value["version"] = plan::VERSION.into();
-    value["programs"] = json!(plans);
-    subject.name_in(&mut value);
-    if let Some(beside) = beside {
-        value["beside"] = json!(beside);
-    }
-    line(&value)
 }
 
 /// The bytes of a training.
@@ -573,14 +513,9 @@ struct Bytes {
 }
 
 impl Bytes {
-    fn of(plans: &[&plan::Plan], trained: &[String]) -> Bytes {
-        let host_bytes = host_bytes(plans);
-        Bytes {
-            planned_bytes: plans[0].bytes(),
-            host_bytes,
-            classes: Classes::of(plans),
-            states: States::of(plans, trained),
-        }
+    fn of(plan: &plan::Plan, trained: &[String]) -> Bytes {
+        let host_bytes = host_bytes(plan);
+        Bytes { planned_bytes: plan.bytes(), host_bytes, classes: Classes::of(plan), states: States::of(plan, trained) }
     }
 }
 
@@ -650,24 +585,24 @@ pub(super) struct Check {
 
 impl Check {
     pub(super) fn run(&self, json: bool) -> Result<String> {
-        let plans = read_all(&self.plan)?;
-        let record = |plan: &plan::Plan| json!({"plan": plan.title(), "steps": plan.steps.len(), "ok": true});
+        let plan = read(&self.plan)?;
+        let record = |program: &plan::Program| json!({"program": program.name, "steps": program.steps.len()});
         if json {
-            let all = || json!({"programs": plans.iter().map(record).collect::<Vec<_>>(), "ok": true});
-            return Ok(line(&if let [plan] = &plans[..] { record(plan) } else { all() }));
+            let programs: Vec<_> = plan.programs.iter().map(record).collect();
+            return Ok(line(&json!({"programs": programs, "ok": true})));
         }
-        let sound = |plan: &plan::Plan| {
-            let [steps, buffers] = [(plan.steps.len(), "step"), (plan.buffers.len(), "buffer")]
+        let sound = |program: &plan::Program| {
+            let [steps, buffers] = [(program.steps.len(), "step"), (program.buffers.len(), "buffer")]
                 .map(|(number, noun)| count(number as u64, noun));
-            format!("{}, {}: sound: {steps}, {buffers}\n", self.plan.display(), plan.title())
+            format!("{}, {}: sound: {steps}, {buffers}\n", self.plan.display(), program.name)
         };
-        let together = if plans.len() > 1 { "together: sound\n" } else { "" };
-        Ok(plans.iter().map(sound).collect::<String>() + together)
+        let together = if plan.programs.len() > 1 { "together: sound\n" } else { "" };
+        Ok(plan.programs.iter().map(sound).collect::<String>() + together)
     }
 }
 
-/// A plan, or the plans of programs, from a file, checked.
-pub(super) fn read_all(path: &Path) -> Result<Vec<plan::Plan>> {
+/// A plan from a file, checked.
+pub(super) fn read(path: &Path) -> Result<plan::Plan> {
     let text = std::fs::read_to_string(path).map_err(|e| Error::file(path, "read the plan", e))?;
-    plan::Plan::all_from_json(&text, path)
+    plan::Plan::from_json(&text, path)
 }

@@ -4,17 +4,20 @@ use super::Failure;
 use super::args::{self, Given, Measured, Model, On};
 use super::method::Method;
 use super::subject::Subject;
-use crate::error::{Error, Result};
+use crate::advise::{Case, Make};
+use crate::error::{Error, Result, ensure};
 use crate::graph::Graph;
 use crate::onnx;
-use crate::plan::{self, Class, Graphs, Job, Plan};
+use crate::plan::{Class, Graphs, Plan};
 use crate::report::{Table, grouped, human};
-use crate::session::{self, Options, Program, Session};
+use crate::session::{self, Options, Session, SessionProgram};
+use crate::shape::Extent;
 use crate::target::Target;
 use crate::tensor::Tensor;
 use crate::train::Programs as Training;
 use clap::Args;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 #[derive(Args, Clone)]
 pub(super) struct More {
@@ -42,8 +45,8 @@ fn named(text: &Path) -> Result<(String, PathBuf)> {
 }
 
 impl More {
-    /// Makes ready what runs, and gives its plan and its inputs: the last of the named programs, behind one run of each that comes before it.
-    /// By default it is the first program. Of one graph, it is the binding that the given inputs select.
+    /// Makes ready what runs, and gives its plan, of this program alone, and its inputs: the last of the named programs, behind one run of
+    /// each that comes before it. By default it is the first program. Of a range, it is the binding that the given inputs select.
     pub(super) fn select(
         &self,
         session: &Session,
@@ -52,26 +55,26 @@ impl More {
         seed: u64,
     ) -> Result<(Plan, Vec<Tensor>)> {
         let programs = names.iter().map(|name| session.program(name)).collect::<Result<Vec<_>>>()?;
-        if self.is_alone() && session.programs().nth(1).is_none() {
-            return args::select(session, given, seed);
-        }
-        let ready = |program: &Program| {
+        let several = session.plan().programs.len() > 1;
+        let ready = |program: &SessionProgram| {
             let plan = program.plan();
-            let own = own(&given, plan.title(), &|name| plan.inputs.iter().any(|port| port.name == name)).0;
+            let takes = |name: &str| plan.inputs.iter().any(|port| port.name == name);
+            // What a graph alone has no input for is a state's, or shapes it.
+            let own = if several { own(&given, &plan.name, &takes).0 } else { given.clone() };
             let shapes: Vec<_> = own.iter().map(|g| (g.name.as_str(), g.tensor.shape())).collect();
             let binding = program.binding(&shapes)?;
-            let plan = program.selected(&binding, |exec| exec.plan().clone())?;
-            let inputs = args::fill(&plan, own, seed)?;
-            Ok::<_, Error>((binding, plan, inputs))
+            let alone = program.selected(&binding, |exec| exec.plan().alone())?;
+            let inputs = args::fill(&alone.programs[0], own, seed)?;
+            Ok::<_, Error>((binding, alone, inputs))
         };
-        let first = session.programs().next().expect("there are several");
+        let first = session.programs().next().expect("a plan has a program");
         let (last, before) = programs.split_last().unwrap_or((&first, &[]));
         for program in before {
             let (binding, _, inputs) = ready(program)?;
             program.selected(&binding, |exec| exec.run(&inputs))??;
         }
-        let (_, plan, inputs) = ready(last)?;
-        Ok((plan, inputs))
+        let (_, alone, inputs) = ready(last)?;
+        Ok((alone, inputs))
     }
 
     /// The files of the further graphs, and those with their data.
@@ -114,9 +117,6 @@ impl More {
 
     /// The graphs of all programs. Inputs are given to those that have them.
     pub(super) fn graphs(&self, first: &Model, given: &[Given]) -> Result<Vec<(String, Graphs)>> {
-        if let Some(method) = &self.method {
-            return of_training(self.training(method, first)?, given);
-        }
         if let Some(files) = first.decoder()? {
             if let Some(other) = self.more.first() {
                 return Err(Error::usage(format!(
@@ -165,16 +165,6 @@ impl More {
         Err(Error::usage(format!("{what}; the programs: {}", names.join(", "))))
     }
 
-    /// The bytes that all programs need on a target if they are planned under a limit. They exceed the limit if they do not fit.
-    pub(super) fn bytes(&self, first: &Model, target: &Target, limit: u64) -> Result<u64> {
-        let job = Job { recipe: first.recipe(), ..Job::new(self.graphs(first, &[])?, target).within(limit) };
-        match plan::plan(&job) {
-            Ok(planned) => Ok(planned[0].plan().bytes()),
-            Err(Error::Fit { needed, .. }) => Ok(needed),
-            Err(error) => Err(error),
-        }
-    }
-
     /// Per program, its name, its dims without a number in the file, and its inputs as the file declares them.
     pub(super) fn open_dims(&self, first: &Model) -> Result<Vec<(String, Vec<String>, String)>> {
         if let Some(files) = first.decoder()? {
@@ -189,6 +179,41 @@ impl More {
         files.map(|file| file.and_then(open)).collect()
     }
 
+    /// What a command plans.
+    pub(super) fn asked(&self, first: &Model, given: &[Given]) -> Result<Asked> {
+        let training = self.method.as_ref().map(|method| self.training(method, first)).transpose()?;
+        if !self.is_one(first) {
+            let programs = match &training {
+                Some(training) => of_training(training.clone(), given)?,
+                None => self.graphs(first, given)?,
+            };
+            let (more, first, given) = (self.clone(), first.clone(), given.to_vec());
+            let (subject, dims) = (self.subject(&first), args::largest(&first.dims()));
+            let make = move |dims: &[(String, usize)]| more.graphs(&first.with_dims(dims), &given);
+            let cost = |(_, graphs): &(String, Graphs)| match graphs {
+                Graphs::One(graph) => graph.len(),
+                _ => usize::MAX,
+            };
+            let nodes = programs.iter().map(cost).fold(0, usize::saturating_add);
+            return Ok(Asked { programs, subject, model: None, training, make: Arc::new(make), nodes, dims });
+        }
+        let (model, extents) = first.load_range(given)?;
+        let subject = Subject::new(vec![first.model.clone()], extents.clone());
+        let dims = args::largest(&extents);
+        let graphs = if args::has_range(&extents) {
+            Graphs::Range(session::source(model.clone()), extents.clone())
+        } else {
+            let graph = first.import(&model, &dims, given)?;
+            first.mention_states(&graph);
+            graph.into()
+        };
+        let nodes = model.proto.graph.as_ref().map_or(0, |graph| graph.node.len());
+        let of = model.clone();
+        let make = move |dims: &[(String, usize)]| Ok(vec![(String::new(), onnx::import(&of, dims)?.into())]);
+        let (programs, model) = (vec![(String::new(), graphs)], Some((model, extents)));
+        Ok(Asked { programs, subject, model, training, make: Arc::new(make), nodes, dims })
+    }
+
     /// Opens the device, plans the graph or the programs, and loads their weights under a progress bar.
     pub(super) fn session(
         &self,
@@ -198,18 +223,51 @@ impl More {
         given: &[Given],
         json: bool,
     ) -> Result<(Session, Subject), Failure> {
-        if self.is_one(model) {
-            return model.session(on, measured, given, json);
-        }
-        if model.of.is_some() {
-            return Err(Error::usage("--model: expected one plan; several graphs are planned together".into()).into());
+        if let Some(of) = &model.of {
+            let what = "--model: expected one plan; several graphs are planned together";
+            ensure(self.is_one(model), || Error::usage(what.into()))?;
+            return Ok(model.of_plan(of, on, given)?);
         }
         let options = Options { tuned: !measured.no_tuned, ..model.options(on)? };
-        let graphs = self.graphs(model, given)?;
+        let asked = self.asked(model, given)?;
         let device = session::open(&options)?;
         tracing::info!("backend: {}", device.name);
-        let session = args::loading(|report| Session::new(options.job(graphs, &device), device, report));
-        Ok((session?, self.subject(model)))
+        let job = options.job(asked.programs.clone(), &device);
+        let target = job.target.clone();
+        let session = args::loading(|report| Session::new(job, device, report));
+        Ok((session.map_err(|error| asked.refuse(model, &target, error, json))?, asked.subject))
+    }
+}
+
+/// What a command plans, and what it says of it.
+pub(super) struct Asked {
+    pub(super) programs: Vec<(String, Graphs)>,
+    pub(super) subject: Subject,
+    /// The model, and its dims, if it is one alone.
+    pub(super) model: Option<(onnx::Model, Vec<(String, Extent)>)>,
+    pub(super) training: Option<Training>,
+    make: Make,
+    nodes: usize,
+    dims: Vec<(String, usize)>,
+}
+
+impl Asked {
+    /// The programs at their largest extents, for advice.
+    pub(super) fn case(&self, flags: &Model, target: &Target) -> Case {
+        let (make, nodes, dims) = (Arc::clone(&self.make), self.nodes, self.dims.clone());
+        Case { make, nodes, dims, target: target.clone(), recipe: flags.recipe(), runs: flags.forks }
+    }
+
+    /// An error of these programs, with advice if they do not fit.
+    pub(super) fn refuse(&self, flags: &Model, target: &Target, error: Error, json: bool) -> Failure {
+        let error = self.in_file(flags, error);
+        // A training has remedies of its own.
+        if self.training.is_some() { error.into() } else { args::refuse(&self.case(flags, target), error, json) }
+    }
+
+    /// An error of one model names its file.
+    pub(super) fn in_file(&self, flags: &Model, error: Error) -> Error {
+        if self.model.is_some() { error.in_file(&flags.model) } else { error }
     }
 }
 
@@ -291,25 +349,25 @@ fn own(given: &[Given], program: &str, takes: &dyn Fn(&str) -> bool) -> (Vec<Giv
 }
 
 /// A table of programs.
-pub(super) fn table(plans: &[&Plan]) -> String {
+pub(super) fn table(plan: &Plan) -> String {
     let mut table = Table::new("<>>>>>");
     table.row(["program", "steps", "arena, at least", "constants", "inputs", "outputs"]);
-    for plan in plans {
-        let bytes = |class| human(plan.buffer_bytes(class));
-        let (steps, least) = (plan.steps.len().to_string(), human(plan.summary.lower_bound));
+    for program in plan.views() {
+        let bytes = |class| human(program.buffer_bytes(class));
+        let (steps, least) = (program.steps.len().to_string(), human(program.summary.lower_bound));
         let [constants, inputs, outputs] = [Class::Constant, Class::Input, Class::Output].map(bytes);
-        table.row([plan.title().to_owned(), steps, least, constants, inputs, outputs]);
+        table.row([program.name.clone(), steps, least, constants, inputs, outputs]);
     }
     table.to_string()
 }
 
 /// A table of the bytes that programs share. `apart` is the sum of their bytes as plans of their own.
-pub(super) fn shared(plans: &[&Plan], apart: u64) -> String {
+pub(super) fn shared(plan: &Plan, apart: u64) -> String {
     let mut shared = Table::new("<>>");
     let mut line = |label: &str, bytes: u64| {
         shared.row([label.to_owned(), human(bytes), format!("{} bytes", grouped(bytes))]);
     };
-    line("planned together", plans[0].bytes());
+    line("planned together", plan.bytes());
     for (class, label) in [
         (Class::Constant, "  constants"),
         (Class::State, "  state"),
@@ -317,13 +375,13 @@ pub(super) fn shared(plans: &[&Plan], apart: u64) -> String {
         (Class::Staging, "  staging"),
         (Class::Backend, "  the backend's own"),
     ] {
-        match plans[0].class_bytes(class) * plans[0].copies(class) {
+        match plan.class_bytes(class) * plan.copies(class) {
             0 => {}
             bytes => line(label, bytes),
         }
     }
-    if plans[0].forks > 1 {
-        line(&format!("each of {} runs", plans[0].forks), plans[0].fork_bytes());
+    if plan.runs > 1 {
+        line(&format!("each of {} runs", plan.runs), plan.run_bytes());
     }
     line("planned apart", apart);
     shared.to_string()

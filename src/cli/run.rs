@@ -9,7 +9,7 @@ use crate::backend::Usage;
 use crate::error::{Error, Result};
 use crate::exec::{self, Exec};
 use crate::figures::count as counted;
-use crate::plan::{Plan, Port};
+use crate::plan::{Port, View};
 use crate::report::{self, Table};
 use crate::session::Session;
 use crate::tensor::Tensor;
@@ -151,8 +151,10 @@ impl Run {
         let read = model.read().chain(self.more.read()).chain(arrays).chain(self.labels.clone());
         args::outputs(files.into_iter().filter_map(|(flag, path)| Some((flag, path.as_deref()?))), read)?;
         let (session, subject) = self.more.session(&model, &self.on, &self.measured, &given, json)?;
-        let last =
-            self.program.last().map_or(Ok(session.plan()), |name| Ok::<_, Error>(session.program(name)?.plan()))?;
+        let last = self
+            .program
+            .last()
+            .map_or(Ok(session.plan().first()), |name| Ok::<_, Error>(session.program(name)?.plan()))?;
         let names: Vec<&str> = last.outputs.iter().map(|p| p.name.as_str()).collect();
         if let Some(Given { name, .. }) = expected.iter().find(|e| !names.contains(&e.name.as_str())) {
             let what = format!("--expect {name}: not an output of the graph; its outputs: {}", names.join(", "));
@@ -168,10 +170,11 @@ impl Run {
             }
         }
         self.load(&session, &given)?;
-        let (plan, inputs) = self.more.select(&session, &self.program, given, self.inputs.seed)?;
+        let (alone, inputs) = self.more.select(&session, &self.program, given, self.inputs.seed)?;
+        let plan = alone.first();
         let (held, repeats) = self.repeat(&session, &inputs)?;
         let found = Found { session: &session, held };
-        let outputs = found.figures(&plan)?;
+        let outputs = found.figures(plan)?;
         let shown = plan.state.iter().map(|state| &state.port).filter(|port| port.shape.numel() <= MOST_SHOWN);
         let states = shown.map(|port| Figures::of_state(&session, port));
         let states = states.collect::<Result<Vec<_>>>()?;
@@ -201,7 +204,7 @@ impl Run {
         let notes = session.with(|exec| exec.notes());
         if let Some(path) = &self.trace {
             let times = session.with(|exec| exec.profile(&inputs, 1))?;
-            let trace = report::trace(&plan, session.device(), &times, &notes);
+            let trace = report::trace(plan, session.device(), &times, &notes);
             file::write_whole(path, "write the trace", |out| writeln!(out, "{trace}"))?;
         }
         if json {
@@ -212,11 +215,11 @@ impl Run {
                 json!({"name": name, "dtype": dtype, "shape": shape, "min": min, "mean": mean, "max": max})
             };
             let mut value = json!({
-                "model": plan.title(),
+                "model": plan.name,
                 "seconds": repeats.seconds,
                 "device": session.device(),
                 "outputs": outputs.iter().map(figures).collect::<Vec<_>>(),
-                "memory": memory(&plan, usage),
+                "memory": memory(plan, usage),
             });
             subject.name_in(&mut value);
             if !states.is_empty() {
@@ -231,11 +234,11 @@ impl Run {
             for (part, bytes) in session.overhead() {
                 value["memory"]["overhead"][part] = json!(bytes);
             }
-            if let Some(answer) = self.model.answer(&plan) {
+            if let Some(answer) = self.model.answer(&alone) {
                 value["answer"] = json!(answer);
             }
             if self.placement {
-                value["placement"] = placement(&plan, &notes);
+                value["placement"] = placement(plan, &notes);
             }
             if let Some(score) = &score {
                 value["predictions"] = json!(score.predicted);
@@ -244,7 +247,7 @@ impl Run {
             }
             Ok(line(&value))
         } else {
-            let placed = || format!("all steps on {}\n\n{}\n", session.device(), report::placement(&plan, &notes));
+            let placed = || format!("all steps on {}\n\n{}\n", session.device(), report::placement(plan, &notes));
             let placement = if self.placement { placed() } else { String::new() };
             let time = match self.iters {
                 // With poison, the one run is not timed.
@@ -252,10 +255,11 @@ impl Run {
                 1 => format!("\n1 run in {:.3} ms, outputs read\n", 1e3 * repeats.seconds),
                 _ => repeats.to_string(),
             };
-            let program = plan.program.as_ref().map_or(String::new(), |name| format!(", {name}"));
+            let several = session.plan().programs.len() > 1;
+            let program = if several { format!(", {}", plan.name) } else { String::new() };
             let head = format!("{}{program} on {}\n\n", subject.heading(), session.device());
-            let text = head + &run_text(&session, &plan, &outputs, &states, score.as_ref(), usage);
-            Ok(placement + &text + &expect::table("as expected", &same) + &time + &self.model.answer_text(&plan))
+            let text = head + &run_text(&session, plan, &outputs, &states, score.as_ref(), usage);
+            Ok(placement + &text + &expect::table("as expected", &same) + &time + &self.model.answer_text(&alone))
         }
     }
 }
@@ -263,7 +267,7 @@ impl Run {
 impl Run {
     /// Loads the states, if a file has them. Refuses flags that have no use.
     fn load(&self, session: &Session, given: &[Given]) -> Result<()> {
-        let states = || session.programs().flat_map(|program| &program.plan().state);
+        let states = || session.plan().programs.iter().flat_map(|program| &program.state);
         for (flag, path) in [("--load-states", &self.load_states), ("--save-states", &self.save_states)] {
             if path.is_some() && states().next().is_none() {
                 return Err(Error::usage(format!("{flag}: the graph has no states; --state makes them")));
@@ -333,7 +337,7 @@ impl std::fmt::Display for Repeats {
 }
 
 /// The node and the algorithm of each step.
-pub(super) fn placement(plan: &Plan, notes: &[String]) -> Value {
+pub(super) fn placement(plan: View, notes: &[String]) -> Value {
     plan.steps.iter().zip(notes).map(|(step, note)| json!({"node": step.name, "kernel": note})).collect()
 }
 
@@ -352,7 +356,7 @@ fn file_name(output: &str) -> String {
     name + ".npy"
 }
 
-fn memory(plan: &Plan, usage: Usage) -> Value {
+fn memory(plan: View, usage: Usage) -> Value {
     let mut value = json!(plan.summary);
     value["allocated_bytes"] = json!(usage.bytes);
     value["allocations"] = json!(usage.allocations);
@@ -362,7 +366,7 @@ fn memory(plan: &Plan, usage: Usage) -> Value {
 
 fn run_text(
     session: &Session,
-    plan: &Plan,
+    plan: View,
     outputs: &[Figures],
     states: &[Figures],
     score: Option<&Score>,
@@ -408,7 +412,7 @@ impl Found<'_> {
         }
     }
 
-    fn figures(&self, plan: &Plan) -> Result<Vec<Figures>> {
+    fn figures(&self, plan: View) -> Result<Vec<Figures>> {
         let mut figures: Vec<_> = plan.outputs.iter().map(Figures::new).collect();
         let mut take = |number: usize, piece: &Tensor| figures[number].spread.take(piece);
         match &self.held {

@@ -1,6 +1,6 @@
 //! The subject of a report: which file, and with which extents.
 
-use crate::plan::Plan;
+use crate::plan::Program;
 use crate::shape::Extent;
 use serde_json::{Map, Value, json};
 use std::path::{Path, PathBuf};
@@ -25,7 +25,7 @@ impl Subject {
     }
 
     /// With the extents of a plan, which is of one binding if the dims have ranges.
-    pub(super) fn of(&self, plan: &Plan) -> Subject {
+    pub(super) fn of(&self, plan: &Program) -> Subject {
         let mut own = self.clone();
         for (name, extent) in &mut own.dims {
             if let Some(dim) = plan.dims.iter().find(|dim| dim.name == *name) {

@@ -10,7 +10,7 @@ use crate::figures::count as counted;
 use crate::file;
 use crate::onnx::{self, Model};
 use crate::report::{self, human, picture};
-use crate::session::{self, Options, Program};
+use crate::session::{self, Options};
 use crate::shape::Extent;
 use crate::train::Training;
 use crate::train::checkpoint::{Folder, Place};
@@ -292,12 +292,12 @@ impl Train {
 
     /// The record that `--json` prints.
     fn record(&self, trainer: &Trainer, course: &Course) -> String {
-        let plans: Vec<_> = trainer.session().programs().map(Program::plan).collect();
-        let Point { arena_bytes, recompute, .. } = Point::of(&plans, self.method.accumulate as usize);
+        let plan = trainer.session().plan();
+        let Point { arena_bytes, recompute, .. } = Point::of(plan, self.method.accumulate as usize);
         let mut record = json!({
-            "model": plans[0].name, "file": self.model, "device": trainer.session().device(), "steps": course.place.step, "loss": course.seen.loss,
-            "planned_bytes": plans[0].bytes(), "allocated_bytes": trainer.session().usage().bytes,
-            "arena_bytes": arena_bytes, "classes": Classes::of(&plans), "states": States::of(&plans, trainer.trained()),
+            "model": plan.programs[0].graph_name(), "file": self.model, "device": trainer.session().device(), "steps": course.place.step, "loss": course.seen.loss,
+            "planned_bytes": plan.bytes(), "allocated_bytes": trainer.session().usage().bytes,
+            "arena_bytes": arena_bytes, "classes": Classes::of(plan), "states": States::of(plan, trainer.trained()),
             "recompute": recompute, "host_bytes": trainer.host_bytes(), "seconds": course.seen.seconds,
             "wait_seconds": course.seen.waited.as_secs_f64(), "trained": trainer.trained(),
         });
@@ -309,7 +309,7 @@ impl Train {
     }
 
     /// The training as it is planned; `None` if that takes more than the data's shapes.
-    fn case<'a>(&self, model: &'a Model, data: &Data, options: &Options) -> Option<Case<'a>> {
+    fn case(&self, model: &Model, data: &Data, options: &Options) -> Option<Case> {
         let target = session::open(options).ok()?.backend.target().clone();
         let mut dims = options.fixed()?;
         let of_data = data.inputs.iter().flat_map(|(name, rows)| model.dims_of(name, rows.shape()));
@@ -321,16 +321,16 @@ impl Train {
         }
         let labels = Some(data.labels.shape().clone());
         let training = Training { labels, ..self.method.training(1).ok()?.on(&target) };
+        let model = model.clone();
         Some(Case { model, dims, batch: self.method.batch as usize, training, target, recipe: options.recipe })
     }
 
     /// Draws the run, if that is wanted.
     fn draw(&self, trainer: &Trainer, losses: &Losses) -> Result<()> {
         let Some(path) = &self.html else { return Ok(()) };
-        let plans: Vec<_> = trainer.session().programs().map(Program::plan).collect();
         let page = picture::training_page(
             &self.model.display().to_string(),
-            &plans,
+            trainer.session().plan(),
             trainer.trained(),
             losses,
             self.memory_limit,

@@ -3,6 +3,7 @@
 use super::args::{self, Inputs, Model, On};
 use super::subject::Subject;
 use super::{Failure, line};
+use crate::advise::Case;
 use crate::error::{Error, Result};
 use crate::exec::Exec;
 use crate::file;
@@ -110,7 +111,7 @@ impl Tune {
         session::check_limit(&*device, options.memory_limit)?;
         let (target, identity, limits) = (device.target().clone(), device.identity(), self.model.limits());
         let in_file = |e: Error| e.in_file(&self.model.model);
-        let case = self.model.case(&model, dims, target.clone());
+        let case = Case::of(&model, dims, target.clone(), options.recipe);
         let refuse = |e| args::refuse(&case, in_file(e), json);
 
         let prepared = options.recipe.graph(graph, &target, &limits).map_err(in_file)?;
@@ -133,7 +134,7 @@ impl Tune {
         let schedules = Some(Arc::new(known));
         let job = Job { schedules, more_memory: self.more_memory, ..Job::of(prepared, &target).within(limits.memory) };
         let mut tuned = plan::compiled(&job).map_err(in_file)?;
-        let inputs = args::fill(&tuned.0, given, self.inputs.seed)?;
+        let inputs = args::fill(&tuned.0.programs[0], given, self.inputs.seed)?;
         let runs = compare(&options, &untuned, &tuned, &inputs).map_err(in_file)?;
         if runs.untuned.is_some_and(|untuned| runs.tuned > NOISE * untuned) {
             tracing::info!("what is faster alone is not faster together: the expected schedules stay");
@@ -192,7 +193,7 @@ impl Outcome {
             })
         };
         let mut value = json!({
-            "model": tuned.name,
+            "model": tuned.title(),
             "device": device,
             "kernels": asked,
             "measured": found.iter().map(kernel).collect::<Vec<_>>(),

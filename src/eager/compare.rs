@@ -7,7 +7,7 @@ use crate::error::{Error, Result};
 use crate::exec::Exec;
 use crate::graph::Graph;
 use crate::pass::Prepared;
-use crate::plan::{self, Class, Limits, Plan, Recipe};
+use crate::plan::{self, Class, Limits, Recipe, View};
 use crate::target::Target;
 use crate::tensor::Tensor;
 use serde::Serialize;
@@ -35,7 +35,7 @@ pub struct Setup<'a> {
 #[allow(missing_docs)]
 pub enum Observed<'a> {
     Eager(&'a Program, &'a Log),
-    Planned(&'a Plan),
+    Planned(View<'a>),
 }
 
 /// The figures of eager and planned runs of one graph.
@@ -196,7 +196,7 @@ pub fn moved_by_quantizing(graph: &Graph, inputs: &[Tensor], setup: &Setup) -> R
         let device = (setup.open)()?;
         let limits = Limits { memory: setup.memory_limit };
         let (plan, constants) = recipe.compile(graph.clone(), device.target(), &limits)?;
-        let names: Vec<_> = plan.outputs.iter().map(|port| port.name.clone()).collect();
+        let names: Vec<_> = plan.programs[0].outputs.iter().map(|port| port.name.clone()).collect();
         let outputs = Exec::load(device, plan, &constants, &|_| {})?.run(inputs)?;
         Ok((names, outputs))
     };
@@ -274,11 +274,14 @@ fn planned(
 ) -> Result<(Column, Option<Vec<Tensor>>)> {
     (setup.progress)(name);
     let (plan, constants) = plan::compile(graph, target, &Limits { memory: None })?;
-    let (launches, needed, staging_bytes) =
-        (plan.steps.len(), plan.bytes(), plan.class_bytes(Class::Staging) + plan.class_bytes(Class::Backend));
+    let (launches, needed, staging_bytes) = (
+        plan.programs[0].steps.len(),
+        plan.bytes(),
+        plan.class_bytes(Class::Staging) + plan.class_bytes(Class::Backend),
+    );
     let ran = match setup.memory_limit {
         Some(limit) if needed > limit => {
-            Err(Error::Fit { what: format!("the plan of '{}'", plan.name), needed, limit, file: None })
+            Err(Error::Fit { what: format!("the plan of '{}'", plan.title()), needed, limit, file: None })
         }
         _ => Exec::load((setup.open)()?, plan, &constants, &|_| {}).and_then(|mut exec| {
             let measured = measure(&mut exec, inputs, setup.iters)?;
@@ -366,7 +369,7 @@ impl Runs for Exec {
 }
 
 /// The most bytes live at once: the arena's lower bound is its live bytes at the peak, and other segments are always live.
-fn peak_live(plan: &Plan) -> u64 {
+fn peak_live(plan: View) -> u64 {
     plan.bytes() - plan.class_bytes(Class::Activation) + plan.summary.lower_bound
 }
 

@@ -9,7 +9,7 @@ use super::{Lasting, read_ports, use_of};
 use crate::backend::Backend;
 use crate::error::{Error, Result};
 use crate::figures;
-use crate::plan::{Count, Fewest, Plan, Port, StatePort};
+use crate::plan::{Count, Fewest, Port, Program, StatePort};
 use crate::tensor::Tensor;
 
 /// The least and the largest element of a state.
@@ -59,7 +59,7 @@ impl Lasting {
 }
 
 /// The states that have bounds, and what a plan says of them.
-fn watched<'a>(states: &'a mut [Lasting], plan: &'a Plan) -> impl Iterator<Item = (&'a mut Lasting, &'a StatePort)> {
+fn watched<'a>(states: &'a mut [Lasting], plan: &'a Program) -> impl Iterator<Item = (&'a mut Lasting, &'a StatePort)> {
     let own = |name: &str| plan.state.iter().find(|state| state.port.name == name);
     states
         .iter_mut()
@@ -68,7 +68,7 @@ fn watched<'a>(states: &'a mut [Lasting], plan: &'a Plan) -> impl Iterator<Item 
 }
 
 /// Refuses a run that would go beyond a bound.
-pub(super) fn check(states: &mut [Lasting], plan: &Plan, backend: &mut dyn Backend) -> Result<()> {
+pub(super) fn check(states: &mut [Lasting], plan: &Program, backend: &mut dyn Backend) -> Result<()> {
     const REMEDY: &str = "reset the states, or plan a larger capacity";
     for (state, StatePort { port, count, .. }) in watched(states, plan) {
         let ([least, most], name) = (state.ends(backend)?, &port.name);
@@ -88,7 +88,7 @@ pub(super) fn check(states: &mut [Lasting], plan: &Plan, backend: &mut dyn Backe
 }
 
 /// Notes what a run has done.
-pub(super) fn advance(states: &mut [Lasting], plan: &Plan) {
+pub(super) fn advance(states: &mut [Lasting], plan: &Program) {
     for (state, own) in watched(states, plan).filter(|(_, own)| own.update.is_some()) {
         state.ends =
             state.ends.zip(own.count).map(|(ends, count)| ends.map(|end| end.saturating_add_unsigned(count.by)));

@@ -1,6 +1,6 @@
 //! Finds the first value of a run that is not finite.
 
-use super::{Exec, Loaded, argument};
+use super::{Exec, argument};
 use crate::error::Result;
 use crate::kernel::Operand;
 use crate::tensor::Tensor;
@@ -51,7 +51,7 @@ impl Exec {
     /// The elements that are not finite among those that a step has just written.
     fn not_finite_of(&mut self, at: usize) -> Result<Option<NotFinite>> {
         let Exec { backend, loaded, current, segments, .. } = self;
-        let Loaded { plan, .. } = &loaded[*current];
+        let plan = loaded[*current].program();
         let step = &plan.steps[at];
         let kernel = &plan.kernels[step.kernel];
         for (w, operand) in kernel.writes.iter().enumerate().filter(|(_, operand)| operand.dtype.is_float()) {

@@ -61,7 +61,7 @@ impl Exec {
     pub fn fill_in_place(&mut self, fill: &mut dyn FnMut(&str, &mut [u8]) -> Result<()>) -> Result<()> {
         self.ready = false;
         let Exec { backend, loaded, current, segments, .. } = self;
-        let plan = &loaded[*current].plan;
+        let plan = loaded[*current].program();
         for port in &plan.inputs {
             let (stored, to) = port_place(plan, segments, port);
             let to = Slice { bytes: stored.packed_bytes(port.shape.numel()) as u64, ..to };
@@ -100,7 +100,7 @@ impl Exec {
         // Until all inputs are there, none of them is good for a run.
         self.ready = false;
         let Exec { backend, loaded, current, segments, .. } = self;
-        let plan = &loaded[*current].plan;
+        let plan = loaded[*current].program();
         for ((port, &at), converted) in plan.inputs.iter().zip(order).zip(converted) {
             let (stored, to) = port_place(plan, segments, port);
             let to = Slice { bytes: stored.packed_bytes(port.shape.numel()) as u64, ..to };
@@ -117,7 +117,7 @@ impl Exec {
 
     fn give_out(&mut self, outputs: &mut [(&str, Place)], order: &[usize]) -> Result<()> {
         let Exec { backend, loaded, current, segments, .. } = self;
-        let plan = &loaded[*current].plan;
+        let plan = loaded[*current].program();
         backend.wait()?;
         for port in plan.outputs.iter().filter(|port| port.fewest.is_some()) {
             let (stored, at) = port_place(plan, segments, port);
@@ -144,7 +144,7 @@ impl Exec {
     fn converted(&self, inputs: &[(&str, Place)], order: &[usize]) -> Result<Vec<Option<Vec<u8>>>> {
         let plan = self.plan();
         let convert = |(port, &at): (&Port, &usize)| {
-            let stored = port_place(plan, &self.segments, port).0;
+            let stored = port_place(&plan, &self.segments, port).0;
             match &inputs[at].1.0 {
                 // A bool is 0 or 1 on a device, whatever the caller's byte.
                 Kind::Read(bytes) if !port.is_stored_as(stored) || stored == DType::Bool => {
@@ -176,7 +176,7 @@ impl Exec {
             if expected != found {
                 return fail(format!("expected a place of {expected} bytes, found {found}"));
             }
-            let stored = port_place(plan, &self.segments, port).0;
+            let stored = port_place(&plan, &self.segments, port).0;
             match (&given.0, what) {
                 (Kind::Read(_), "output") => return fail("expected a place that can be written".into()),
                 (Kind::Write(_), "input") => return fail("expected a place to read, found one to write".into()),

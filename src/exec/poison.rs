@@ -14,7 +14,7 @@ use crate::backend::{Launch, RecordId, Slice};
 use crate::error::{Error, Result};
 use crate::kernel::Operand;
 use crate::plan::check::{self, Span};
-use crate::plan::{Class, Plan};
+use crate::plan::{Class, Program};
 use crate::tensor::Tensor;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
@@ -48,7 +48,7 @@ impl Exec {
         let outputs = self.run(inputs)?;
         let records = self.record_steps()?;
         let mut dead = check::dead(self.plan());
-        if self.plan().forks > 1 {
+        if self.plan().plan.runs > 1 {
             // Other runs read that segment now, and may poison it, too.
             let segments = &self.plan().segments;
             dead[0].retain(|span| segments[span.segment].class != Class::Constant);
@@ -77,7 +77,8 @@ impl Exec {
     /// One record per step, so that each step runs by itself.
     pub(super) fn record_steps(&mut self) -> Result<Vec<RecordId>> {
         let Exec { backend, loaded, current, segments, .. } = self;
-        let Loaded { plan, kernels, .. } = &loaded[*current];
+        let Loaded { kernels, .. } = &loaded[*current];
+        let plan = loaded[*current].program();
         let alone = |step| Launch { stream: 0, waits: Vec::new(), ..launch(plan, segments, kernels, step) };
         plan.steps.iter().map(|step| backend.record(&[alone(step)])).collect()
     }
@@ -119,7 +120,7 @@ impl Exec {
     /// A hash of all elements that a step writes. Bytes between them do not count.
     fn note(&mut self, at: usize) -> Result<u64> {
         let Exec { backend, loaded, current, segments, .. } = self;
-        let plan = &loaded[*current].plan;
+        let plan = loaded[*current].program();
         let step = &plan.steps[at];
         let mut hasher = DefaultHasher::new();
         for (w, operand) in plan.kernels[step.kernel].writes.iter().enumerate() {
@@ -147,10 +148,10 @@ impl Exec {
         format!("step {at} '{}' (kernel {}, {kernel})", step.name, step.kernel)
     }
 
-    /// The plans that share the segments with the one that runs.
-    fn beside(&self) -> impl Iterator<Item = &Plan> {
+    /// The programs that share the segments with the one that runs.
+    fn beside(&self) -> impl Iterator<Item = &Program> {
         let others = self.loaded.iter().enumerate().filter(|(number, _)| *number != self.current);
-        others.map(|(_, loaded)| &loaded.plan)
+        others.map(|(_, loaded)| loaded.program())
     }
 
     pub(super) fn keep_state(&mut self) -> Result<Vec<Vec<u8>>> {

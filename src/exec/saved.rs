@@ -79,7 +79,7 @@ impl Exec {
     /// When the device fails.
     pub fn each_of_outputs(&mut self, take: &mut dyn FnMut(usize, &Tensor)) -> Result<()> {
         let Exec { backend, loaded, current, segments, .. } = self;
-        let plan = &loaded[*current].plan;
+        let plan = loaded[*current].program();
         let bytes = |port: &Port| port.shape.numel().saturating_mul(port.dtype.size());
         if plan.outputs.iter().map(bytes).fold(0, usize::saturating_add) <= CHUNK {
             self.read()?.iter().enumerate().for_each(|(number, tensor)| take(number, tensor));
@@ -114,8 +114,8 @@ impl Exec {
     fn titles(&self) -> String {
         let mut titles: Vec<&str> = Vec::new();
         for loaded in &self.loaded {
-            if !titles.contains(&loaded.plan.title()) {
-                titles.push(loaded.plan.title());
+            if !titles.contains(&&loaded.program().name[..]) {
+                titles.push(&loaded.program().name[..]);
             }
         }
         titles.join(", ")

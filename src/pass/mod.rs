@@ -52,7 +52,7 @@ pub use quantize::{Quantize, dequantized_from, quantized};
 /// use plimsoll::{Graph, Limits, Recipe, Target};
 /// let graph = Graph::from_path("graphs/mlp.onnxtxt", &[("batch", 64)])?;
 /// let plan = Recipe::default().plan(graph, &Target::cuda(), &Limits { memory: Some(2 << 30) })?;
-/// assert_eq!(plan.bytes(), plan.summary.planned_bytes);
+/// assert_eq!(plan.bytes(), plan.programs[0].summary.planned_bytes);
 /// # Ok::<(), plimsoll::Error>(())
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -13,7 +13,7 @@
 //! holds what the data held.
 
 use super::{
-    BindRange, Buffer, BufferIdx, Class, Count, Counted, KernelIdx, Plan, Port, StatePort, Step, StepIdx, VERSION,
+    BindRange, Buffer, BufferIdx, Class, Count, Counted, KernelIdx, Plan, Port, StatePort, Step, StepIdx, VERSION, View,
 };
 use crate::backend::cpu::{OwnBytes, own_bytes};
 use crate::dtype::DType;
@@ -39,14 +39,23 @@ pub(super) mod streams;
 
 pub use dead::{Span, dead, spare};
 pub use placement::placement;
-pub use programs::programs;
 
 /// Checks a plan.
 ///
 /// # Errors
 /// [`Error::Plan`], with the step, the kernel and the buffers that break a rule, what was expected and what was found.
 pub fn check(plan: &Plan) -> Result<()> {
-    Checker::new(plan).and_then(|mut checker| checker.run()).map_err(Error::plan)
+    let all = || {
+        ensure(plan.version == VERSION, || format!("expected version {VERSION}, found {}", plan.version))?;
+        plan.target.check().map_err(|e| format!("target '{}': {e}", plan.target.name))?;
+        ensure(!plan.programs.is_empty(), || "expected a program, found none".to_owned())?;
+        for view in plan.views() {
+            let of = if plan.programs.len() > 1 { format!("program '{}': ", view.name) } else { String::new() };
+            Checker::new(view).and_then(|mut checker| checker.run()).map_err(|e| of + &e)?;
+        }
+        programs::together(plan)
+    };
+    all().map_err(Error::plan)
 }
 
 /// The way of a convolution on the CPU, which its packed weights are for.
@@ -65,7 +74,7 @@ fn packs(access: &Access) -> (isize, Vec<(usize, isize)>) {
 }
 
 struct Checker<'a> {
-    plan: &'a Plan,
+    plan: View<'a>,
     /// Per buffer, the kernel and the operand that define its packed layout.
     packed: Vec<Option<(KernelIdx, usize)>>,
     needs: Vec<Needs>,
@@ -121,10 +130,8 @@ struct Arg<'a> {
 
 impl<'a> Checker<'a> {
     /// Checks everything but the steps.
-    fn new(plan: &'a Plan) -> Verdict<Checker<'a>> {
-        ensure(plan.version == VERSION, || format!("expected version {VERSION}, found {}", plan.version))?;
-        let target = &plan.target;
-        target.check().map_err(|e| format!("target '{}': {e}", target.name))?;
+    fn new(plan: View<'a>) -> Verdict<Checker<'a>> {
+        let target = plan.target;
         let kernel =
             |(i, k)| kernel::check(k, target).map_err(|e: String| format!("kernel {i} ({}): {e}", k.template.name()));
         let needs = plan.kernels.iter().enumerate().map(kernel).collect::<Verdict<Vec<_>>>()?;
@@ -147,7 +154,7 @@ impl<'a> Checker<'a> {
     }
 
     fn run(&mut self) -> Verdict {
-        for (at, step) in StepIdx::enumerate(&self.plan.steps) {
+        for (at, step) in StepIdx::enumerate(&self.plan.program.steps) {
             self.step(at, step).map_err(|e| {
                 let kernel = self.plan.kernels.get(step.kernel.index()).map_or("absent", |k| k.template.name());
                 format!("step {at} '{}' (kernel {}, {kernel}): {e}", step.name, step.kernel)
@@ -173,7 +180,6 @@ impl<'a> Checker<'a> {
             self.release(buffer);
         }
         self.clock.check(self.plan)?;
-        self.filled()?;
         self.backend()?;
         self.summary()
     }
@@ -229,9 +235,9 @@ impl<'a> Checker<'a> {
                 format!("{}: expected a multiple of {alignment} up to {cap}, found {slot}", named())
             })?;
         }
-        let forks = u64::from(self.plan.forks);
-        ensure(forks > 0, || "expected at least one run at once, found 0".to_owned())?;
-        let total = self.plan.segments.iter().try_fold(0u64, |sum, s| sum.checked_add(s.bytes.checked_mul(forks)?));
+        let runs = u64::from(self.plan.plan.runs);
+        ensure(runs > 0, || "expected at least one run at once, found 0".to_owned())?;
+        let total = self.plan.segments.iter().try_fold(0u64, |sum, s| sum.checked_add(s.bytes.checked_mul(runs)?));
         ensure(total.is_some(), || "the sum of the segments' sizes overflows 64 bits".to_owned())?;
         self.staging()
     }
@@ -257,7 +263,8 @@ impl<'a> Checker<'a> {
 
     /// Checks that the CPU's threads and kernels have the memory that the backend takes for itself, and no other device has any.
     fn backend(&self) -> Verdict {
-        let Plan { target, kernels, segments, .. } = self.plan;
+        let View { target, segments, program, .. } = self.plan;
+        let kernels = &program.kernels;
         let own = kernels.iter().filter(|_| target.family == Family::Cpu);
         let own: Vec<OwnBytes> = own.map(|kernel| own_bytes(kernel, target.threads as usize)).collect();
         let thread = own.iter().map(|own| own.thread).max().unwrap_or(0);
@@ -293,7 +300,7 @@ impl<'a> Checker<'a> {
                 format!("{}: expected class {}, found {}", named(), class.name(), found.class.name())
             })?;
             let fits = if matches!(class, Class::Constant | Class::State) { holds } else { stores };
-            ensure(fits(&plan.target, dtype, found.dtype), || {
+            ensure(fits(plan.target, dtype, found.dtype), || {
                 format!("{}: expected what stores {dtype}, found {}", named(), found.dtype)
             })?;
             if class != Class::Output {
@@ -748,17 +755,9 @@ impl<'a> Checker<'a> {
         }
     }
 
-    /// Checks that segments end with their last buffers. The segments of a range are as large as its largest binding needs, so they are
-    /// not checked. Those of programs are checked together.
-    fn filled(&self) -> Verdict {
-        let is_one = self.plan.dims.is_empty() && self.plan.program.is_none();
-        programs::ahead(&[self.plan], is_one)?;
-        if is_one { programs::filled(&[self.plan]) } else { Ok(()) }
-    }
-
     /// Checks the figures of the summary.
     fn summary(&self) -> Verdict {
-        let (plan, found) = (self.plan, &self.plan.summary);
+        let (plan, found) = (self.plan, &self.plan.program.summary);
         let mut live = 0;
         let bound = self.live.iter().map(|change| {
             live += change;
@@ -767,10 +766,10 @@ impl<'a> Checker<'a> {
         let bound = bound.max().unwrap_or(0);
         let arena = BufferIdx::all(&plan.buffers).filter(|&b| self.is_arena(b));
         let unshared: i128 = arena.map(|b| self.aligned(plan.buffers[b].bytes)).sum();
-        let class = |class| i128::from(plan.class_bytes(class));
+        let class = |class| i128::from(plan.plan.class_bytes(class));
         let buffers = |class| plan.buffers.iter().filter(|b| b.class == class).map(|b| self.aligned(b.bytes)).sum();
         let figures = [
-            ("planned_bytes", i128::from(plan.bytes()), found.planned_bytes),
+            ("planned_bytes", i128::from(plan.plan.bytes()), found.planned_bytes),
             ("arena_bytes", class(Class::Activation), found.arena_bytes),
             // The last buffer of a segment is not rounded up.
             ("lower_bound", bound.min(class(Class::Activation)), found.lower_bound),
@@ -794,7 +793,9 @@ impl<'a> Checker<'a> {
         }
         // The plan has the best order that was tried. But with several streams, it may take more.
         let least = found.orders.iter().map(|order| order.peak).min();
-        let own = |least| if plan.program.is_none() { least == found.arena_bytes } else { least <= found.arena_bytes };
+        // Other programs, and other bindings of a range, may need a larger arena.
+        let is_alone = plan.plan.programs.len() == 1 && plan.dims.is_empty();
+        let own = |least| if is_alone { least == found.arena_bytes } else { least <= found.arena_bytes };
         let best = least.is_none_or(|least| own(least) || !self.clock.is_single());
         ensure(best, || format!("summary: orders: the least peak is {least:?}, the arena's is {}", found.arena_bytes))
     }

@@ -81,11 +81,11 @@ macro_rules! indices {
 indices! {
     /// A position in [`Plan::segments`](super::Plan::segments).
     SegmentIdx
-    /// A position in [`Plan::buffers`](super::Plan::buffers).
+    /// A position in [`Program::buffers`](super::Program::buffers).
     BufferIdx
-    /// A position in [`Plan::kernels`](super::Plan::kernels).
+    /// A position in [`Program::kernels`](super::Program::kernels).
     KernelIdx
-    /// A position in [`Plan::steps`](super::Plan::steps).
+    /// A position in [`Program::steps`](super::Program::steps).
     StepIdx
 }
 

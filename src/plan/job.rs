@@ -1,7 +1,7 @@
 //! A job is all that is asked of a plan, and [`plan()`] the one way to make it.
 //!
 //! ```text
-//! graphs, ranges of graphs --passes--> parts --recompute, chunks--> --lower, order, place--> segments that all share --> plans
+//! graphs, ranges of graphs --passes--> parts --recompute, chunks--> --lower, order, place--> segments that all share --> Plan
 //!                                                '------ as far as it takes to fit the limit, for all runs at once ------'
 //! ```
 //!
@@ -17,7 +17,7 @@ use super::make::arrange::{Arrangement, arrange, draft};
 use super::make::assemble::assemble;
 use super::make::offsets::stack;
 use super::range::{Arranged, Bindings, ShapeRange, Source};
-use super::{BufferIdx, Class, Compiled, Limits, Plan, Recipe, Segment, Spot, check};
+use super::{BufferIdx, Class, Compiled, Data, Limits, Plan, Recipe, Segment, Spot, check};
 use crate::decisions::Decisions;
 use crate::error::{Error, Result, ensure};
 use crate::graph::Graph;
@@ -96,22 +96,17 @@ impl Job {
     }
 }
 
-/// A planned program.
+/// What a job becomes.
 #[derive(Debug)]
 pub struct Planned {
-    /// The plan, of the largest binding, and its constants.
-    pub compiled: Compiled,
-    /// The range, which plans the other bindings.
-    pub range: Option<ShapeRange>,
-    /// The graph that was lowered; of a range, that of the largest binding.
-    pub graph: Graph,
-}
-
-impl Planned {
-    /// The plan.
-    pub fn plan(&self) -> &Plan {
-        &self.compiled.0
-    }
+    /// The plan. A program of a range is that of the largest binding.
+    pub plan: Plan,
+    /// The elements of its constants and states.
+    pub data: Data,
+    /// Per program, the range, which plans the other bindings.
+    pub ranges: Vec<Option<ShapeRange>>,
+    /// Per program, the graph that was lowered; of a range, that of the largest binding.
+    pub graphs: Vec<Graph>,
 }
 
 /// Plans a job: exact bytes, before any device is touched.
@@ -124,7 +119,7 @@ impl Planned {
 /// [`Error::Fit`] when the plan exceeds the limit. [`Error::Usage`] when the target lacks a tensor's type, or a tensor is too large: for the
 /// target's segments, or for its bindings if a kernel needs all of it at once; when there is no program or no run, two programs have one
 /// name, or states of one name differ; when graphs of a range differ by more than extents.
-pub fn plan(job: &Job) -> Result<Vec<Planned>> {
+pub fn plan(job: &Job) -> Result<Planned> {
     Planner::new(job)?.within(job.limit)
 }
 
@@ -179,18 +174,18 @@ impl<'a> Planner<'a> {
         bound::together(&graphs, &self.job.target)
     }
 
-    /// The job's plans under this limit.
+    /// The job's plan under this limit.
     ///
     /// # Errors
     /// As [`plan()`].
-    pub fn within(&mut self, limit: Option<u64>) -> Result<Vec<Planned>> {
+    pub fn within(&mut self, limit: Option<u64>) -> Result<Planned> {
         let table = self.job.schedules.clone();
         let refused = table.as_ref().map_or(&[][..], |table| table.refused());
         let texts = (!refused.is_empty()).then(|| Arc::new(Tuned::default().without(refused.to_vec())));
         let plain = self.for_all_runs(limit, texts.as_ref());
         let Some(table) = table.filter(|table| !table.is_empty()) else { return plain };
         let most = match &plain {
-            Ok(plain) if !self.job.more_memory => Some(bytes(plain)),
+            Ok(plain) if !self.job.more_memory => Some(plain.plan.bytes()),
             _ => limit,
         };
         let tuned = self.for_all_runs(most, Some(&table)).or_else(|_| {
@@ -215,29 +210,22 @@ impl<'a> Planner<'a> {
         self.fitted(limit, None)?.into_iter().map(graph).collect()
     }
 
-    fn for_all_runs(&mut self, limit: Option<u64>, table: Option<&Arc<Tuned>>) -> Result<Vec<Planned>> {
+    fn for_all_runs(&mut self, limit: Option<u64>, table: Option<&Arc<Tuned>>) -> Result<Planned> {
         for_all_runs(self.job.runs, limit, &mut |limit| self.for_one_run(limit, table))
     }
 
     /// Plans one run.
-    fn for_one_run(&mut self, limit: Option<u64>, table: Option<&Arc<Tuned>>) -> Result<Vec<Planned>> {
+    fn for_one_run(&mut self, limit: Option<u64>, table: Option<&Arc<Tuned>>) -> Result<Planned> {
         let parts = self.fitted(limit, table)?;
         let names: Vec<&str> = self.parts.iter().map(|(name, _)| *name).collect();
         let planned = together(&names, &parts, &self.job.target, &Limits { memory: limit })?;
-        let Some(limit) = limit.filter(|&limit| bytes(&planned) > limit) else { return Ok(planned) };
-        let refused = |planned: &[Planned]| {
-            let what = match names[..] {
-                [_] => format!("the plan of '{}'", planned[0].plan().name),
-                _ => format!("the plan of the programs '{}'", names.join("', '")),
-            };
-            Error::Fit { what, needed: bytes(planned), limit, file: None }
-        };
+        let Some(limit) = limit.filter(|&limit| planned.plan.bytes() > limit) else { return Ok(planned) };
         if names.len() == 1 {
-            return Err(refused(&planned));
+            return Err(planned.plan.exceeds(limit));
         }
         // Each program was arranged as if it had the limit for itself, and may take more than its least, for speed.
         let least = together(&names, &parts, &self.job.target, &Limits { memory: Some(0) })?;
-        if bytes(&least) > limit { Err(refused(&least)) } else { Ok(least) }
+        if least.plan.bytes() > limit { Err(least.plan.exceeds(limit)) } else { Ok(least) }
     }
 
     /// The parts as they are lowered under a limit.
@@ -355,17 +343,13 @@ pub fn planned(graph: &Prepared, target: &Target, limits: &Limits) -> Result<Pla
     Ok(compile(graph, target, limits)?.0)
 }
 
-/// The plan of a job's only program, with the data of its constants.
+/// The plan of a job, with its data.
 ///
 /// # Errors
 /// As [`plan()`].
 pub fn compiled(job: &Job) -> Result<Compiled> {
-    Ok(plan(job)?.swap_remove(0).compiled)
-}
-
-/// The bytes of all programs: their segments are the same.
-pub fn bytes(planned: &[Planned]) -> u64 {
-    planned.first().map_or(0, |planned| planned.plan().bytes())
+    let Planned { plan, data, .. } = plan(job)?;
+    Ok((plan, data))
 }
 
 /// Plans for all runs at once, which together are to be within the limit. `make` plans one run under a limit.
@@ -375,11 +359,11 @@ pub fn bytes(planned: &[Planned]) -> u64 {
 pub fn for_all_runs(
     runs: u32,
     limit: Option<u64>,
-    make: &mut dyn FnMut(Option<u64>) -> Result<Vec<Planned>>,
-) -> Result<Vec<Planned>> {
+    make: &mut dyn FnMut(Option<u64>) -> Result<Planned>,
+) -> Result<Planned> {
     let mut made = make(limit)?;
     loop {
-        let (bytes, constants) = set_runs(runs, &mut made)?;
+        let (bytes, constants) = set_runs(runs, &mut made.plan)?;
         let Some(limit) = limit.filter(|&limit| bytes > limit) else { return Ok(made) };
         // One run may have taken more than its least, for speed. If the next one is too large, too, it has fewer constants than this one, so
         // that this ends.
@@ -387,7 +371,7 @@ pub fn for_all_runs(
         made = make(Some(each)).map_err(|error| match error {
             Error::Fit { needed, .. } => {
                 let own = needed.saturating_sub(constants).saturating_mul(u64::from(runs));
-                let what = format!("the plan of {runs} runs at once of '{}'", made[0].plan().title());
+                let what = format!("the plan of {runs} runs at once of '{}'", made.plan.title());
                 Error::Fit { what, needed: constants.saturating_add(own), limit, file: None }
             }
             error => error,
@@ -395,18 +379,16 @@ pub fn for_all_runs(
     }
 }
 
-/// Notes the number of runs in plans. Returns the bytes of all runs, and those of the constants.
-fn set_runs(runs: u32, planned: &mut [Planned]) -> Result<(u64, u64)> {
-    for Planned { compiled: (plan, _), .. } in planned.iter_mut() {
-        let (constants, each) = (plan.class_bytes(Class::Constant), plan.fork_bytes());
-        let all = each.checked_mul(runs.into()).and_then(|bytes| bytes.checked_add(constants));
-        let countable = all.filter(|&bytes| bytes <= i64::MAX as u64);
-        plan.summary.planned_bytes = countable.ok_or_else(|| {
-            Error::usage(format!("runs: the bytes of {runs} runs at once, {each} each, are beyond 63 bits"))
-        })?;
-        plan.forks = runs;
-    }
-    Ok((bytes(planned), planned[0].plan().class_bytes(Class::Constant)))
+/// Notes the number of runs in a plan. Returns the bytes of all runs, and those of the constants.
+fn set_runs(runs: u32, plan: &mut Plan) -> Result<(u64, u64)> {
+    let (constants, each) = (plan.class_bytes(Class::Constant), plan.run_bytes());
+    let all = each.checked_mul(runs.into()).and_then(|bytes| bytes.checked_add(constants));
+    let all = all.filter(|&bytes| bytes <= i64::MAX as u64).ok_or_else(|| {
+        Error::usage(format!("runs: the bytes of {runs} runs at once, {each} each, are beyond 63 bits"))
+    })?;
+    plan.programs.iter_mut().for_each(|program| program.summary.planned_bytes = all);
+    plan.runs = runs;
+    Ok((all, constants))
 }
 
 /// A part whose steps are ordered and whose buffers have places.
@@ -432,7 +414,7 @@ impl<'a> Ready<'a> {
         }
     }
 
-    /// The plan with these segments and places.
+    /// The plan of this part with these segments and places.
     fn finish(
         mut self,
         name: &str,
@@ -446,36 +428,44 @@ impl<'a> Ready<'a> {
         };
         (arrangement.segments, arrangement.places) = (segments.to_vec(), places);
         let name = (!name.is_empty()).then(|| name.to_owned());
-        match self {
+        Ok(match self {
             Ready::Graph(graph, found) => {
                 let same: Vec<_> = BufferIdx::all(&found.draft.buffers).map(Some).collect();
-                let (mut plan, constants) = assemble(graph, target, &found, &found.draft, &same)?;
-                plan.program = name;
-                check::check(&plan)?;
-                Ok(Planned { compiled: (plan, constants), range: None, graph: graph.graph.clone() })
+                let (mut plan, data) = assemble(graph, target, &found, &found.draft, &same)?;
+                if let Some(name) = name {
+                    plan.programs = plan.programs.into_iter().map(|program| program.named(name.clone())).collect();
+                }
+                Planned { plan, data, ranges: vec![None], graphs: vec![graph.graph.clone()] }
             }
             Ready::Range(range) => {
                 let graph = range.graph().graph.clone();
                 let range = range.finish(name)?;
-                Ok(Planned { compiled: range.largest().clone(), range: Some(range), graph })
+                let (plan, data) = range.largest().clone();
+                Planned { plan, data, ranges: vec![Some(range)], graphs: vec![graph] }
             }
-        }
+        })
     }
 }
 
 /// Plans with each program arranged as if it had the memory of `own` for itself.
-fn together(names: &[&str], parts: &[Part], target: &Target, own: &Limits) -> Result<Vec<Planned>> {
+fn together(names: &[&str], parts: &[Part], target: &Target, own: &Limits) -> Result<Planned> {
     let ready = parts.iter().map(|part| Ready::new(part, target, own)).collect::<Result<Vec<_>>>()?;
     agree(names, &ready)?;
     let drafts: Vec<_> = ready.iter().map(|part| (&part.arrangement().draft, &part.arrangement().layout)).collect();
     let (segments, places) = stack(target, &drafts);
     let parts = names.iter().zip(ready).zip(places);
-    let planned = parts.map(|((name, part), places)| part.finish(name, target, &segments, places));
-    let planned = planned.collect::<Result<Vec<_>>>()?;
-    if planned.len() > 1 {
-        check::programs(planned.iter().map(Planned::plan))?;
+    let mut made = parts.map(|((name, part), places)| part.finish(name, target, &segments, places));
+    let mut all = made.next().expect("a job has a program")?;
+    for next in made {
+        let Planned { plan, data, ranges, graphs } = next?;
+        all.plan.programs.extend(plan.programs);
+        all.plan.tuned = all.plan.tuned.or(plan.tuned);
+        all.data.extend(data);
+        all.ranges.extend(ranges);
+        all.graphs.extend(graphs);
     }
-    Ok(planned)
+    check::check(&all.plan)?;
+    Ok(all)
 }
 
 /// Refuses states of one name that differ.

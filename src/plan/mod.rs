@@ -24,6 +24,7 @@ pub use make::again::data;
 pub(crate) use make::offsets::{TransferBytes, own_segments};
 pub use origin::Origin;
 use serde::{Deserialize, Serialize};
+use std::ops::Deref;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -38,7 +39,7 @@ pub mod range;
 pub mod tell;
 
 /// The version of the plan's file format.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 
 /// The purpose of a buffer or a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -306,7 +307,7 @@ pub struct Summary {
     /// Bytes of the segments that the backend takes for itself.
     #[serde(default, skip_serializing_if = "is_none")]
     pub backend_bytes: u64,
-    /// Bytes of the arena if no buffers shared bytes.
+    /// Bytes of the arena if no buffers of the program shared bytes.
     pub unshared_bytes: u64,
     /// Number of steps.
     pub steps: usize,
@@ -327,51 +328,30 @@ pub struct Dim {
     pub most: usize,
 }
 
-/// The measurements that a plan has used.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Measured {
-    /// The device and its driver.
-    pub device: String,
-    /// Number of steps whose schedule was measured.
-    pub steps: usize,
-}
-
-/// A plan: the steps that run and the bytes that they use.
+/// A program: steps that run one after another or side by side, on buffers in the segments of its plan.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Plan {
-    /// The file format's version.
-    pub version: u32,
-    /// The graph's name.
+pub struct Program {
+    /// Its name. A plan of one graph has the graph's.
     pub name: String,
-    /// The name of the program, if the plan is one of several that share their segments.
+    /// The name of its graph, if it has another.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub program: Option<String>,
-    /// The device that the plan was made for.
-    pub target: Target,
-    /// Named dims that the plan was made for. Each has a range, of which the plan shows the largest extent, or one extent of such a range.
+    pub graph: Option<String>,
+    /// Named dims that it was made for. Each has a range, of which the program shows the largest extent, or one extent of such a range.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub dims: Vec<Dim>,
-    /// The device on which schedules of this plan were measured, if any were.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub tuned: Option<Measured>,
-    /// Runs at once. They share the constants; each has all other segments for itself.
-    #[serde(default = "one", skip_serializing_if = "is_one")]
-    pub forks: u32,
+    /// Number of steps whose schedule was measured.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub measured: usize,
     /// The work of values that are computed again for a backward computation.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub recompute: Option<Recompute>,
-    /// The file that it was made of, if a session is to [load it again](crate::Session::from_plan).
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub origin: Option<Origin>,
     /// Figures that follow from the rest.
     pub summary: Summary,
-    /// Allocations.
-    pub segments: Vec<Segment>,
-    /// Ranges of bytes in the segments.
+    /// Ranges of bytes in the plan's segments.
     pub buffers: Vec<Buffer>,
-    /// Constants, written at load.
+    /// Constants, written at load. Those that programs share are at the same bytes.
     pub constants: Vec<ConstantPort>,
-    /// State, kept between runs.
+    /// State, kept between runs. Programs that have a state of one name share it.
     pub state: Vec<StatePort>,
     /// Inputs of the graph.
     pub inputs: Vec<Port>,
@@ -383,6 +363,49 @@ pub struct Plan {
     pub steps: Vec<Step>,
 }
 
+/// A plan: programs, and the bytes that they share. Programs run one at a time.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Plan {
+    /// The file format's version.
+    pub version: u32,
+    /// The device that the plan was made for.
+    pub target: Target,
+    /// The device on which schedules of this plan were measured, if any were.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tuned: Option<String>,
+    /// Runs at once. They share the constants; each has all other segments for itself.
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    pub runs: u32,
+    /// The file that it was made of, if a session is to [load it again](crate::Session::from_plan).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub origin: Option<Origin>,
+    /// Allocations.
+    pub segments: Vec<Segment>,
+    /// The programs: at least one.
+    pub programs: Vec<Program>,
+}
+
+/// A program of a plan, with what it shares with the others.
+#[derive(Clone, Copy, Debug)]
+pub struct View<'a> {
+    /// The plan.
+    pub plan: &'a Plan,
+    /// The program, whose fields a view has, too.
+    pub program: &'a Program,
+    /// The device that the plan was made for.
+    pub target: &'a Target,
+    /// The plan's allocations.
+    pub segments: &'a [Segment],
+}
+
+impl Deref for View<'_> {
+    type Target = Program;
+
+    fn deref(&self) -> &Program {
+        self.program
+    }
+}
+
 fn one() -> u32 {
     1
 }
@@ -392,10 +415,76 @@ fn is_one(number: &u32) -> bool {
     *number == 1
 }
 
+#[allow(clippy::trivially_copy_pass_by_ref)]
+fn is_zero(number: &usize) -> bool {
+    *number == 0
+}
+
+impl Program {
+    /// The name of its graph.
+    pub fn graph_name(&self) -> &str {
+        self.graph.as_ref().unwrap_or(&self.name)
+    }
+
+    /// This program under a name of its own.
+    pub(crate) fn named(self, name: String) -> Program {
+        if name == self.name { self } else { Program { graph: Some(self.name), name, ..self } }
+    }
+
+    /// True if a step may overwrite an input's bytes. Inputs must then be written again before each run.
+    pub fn consumes_inputs(&self) -> bool {
+        let inputs: Vec<_> = self.inputs.iter().map(|port| &self.buffers[port.buffer]).collect();
+        let written = self.steps.iter().flat_map(|step| &step.writes);
+        written.map(|&b| &self.buffers[b]).any(|b| inputs.iter().any(|input| input.overlaps(b)))
+    }
+}
+
+impl View<'_> {
+    /// The plan with this program alone, in the same segments.
+    pub fn alone(&self) -> Plan {
+        Plan { programs: vec![self.program.clone()], ..self.plan.clone() }
+    }
+
+    /// As [`Plan::bytes`].
+    pub fn bytes(&self) -> u64 {
+        self.plan.bytes()
+    }
+
+    /// As [`Plan::class_bytes`].
+    pub fn class_bytes(&self, class: Class) -> u64 {
+        self.plan.class_bytes(class)
+    }
+
+    /// Bytes of the buffers of one class, each rounded up to the alignment. Bytes that buffers share count for each of them.
+    pub fn buffer_bytes(&self, class: Class) -> u64 {
+        let aligned = |b: &Buffer| b.bytes.next_multiple_of(self.target.alignment);
+        self.buffers.iter().filter(|b| b.class == class).map(aligned).sum()
+    }
+
+    /// The algorithm of each step, in words.
+    pub fn algorithms(&self) -> Vec<String> {
+        let kernels: Vec<String> = self.kernels.iter().map(|k| k.schedule.words(k, self.target)).collect();
+        self.steps.iter().map(|step| kernels[step.kernel].clone()).collect()
+    }
+}
+
 impl Plan {
-    /// The program's name if the plan is one of several, else the graph's.
-    pub fn title(&self) -> &str {
-        self.program.as_ref().unwrap_or(&self.name)
+    /// The programs, each with what it shares with the others.
+    pub fn views(&self) -> impl DoubleEndedIterator<Item = View<'_>> + ExactSizeIterator + Clone {
+        self.programs.iter().map(|program| View { plan: self, program, target: &self.target, segments: &self.segments })
+    }
+
+    /// The first program.
+    ///
+    /// # Panics
+    /// When the plan has no programs: [`check`](check::check) refuses such a plan.
+    pub fn first(&self) -> View<'_> {
+        self.views().next().expect("a plan has a program")
+    }
+
+    /// The names of the programs.
+    pub fn title(&self) -> String {
+        self.programs.iter().map(|program| &program.name[..]).collect::<Vec<_>>().join("', '")
     }
 
     /// Bytes that will be allocated, all classes and all runs at once together.
@@ -409,32 +498,13 @@ impl Plan {
     }
 
     /// Bytes that one more run at once takes.
-    pub fn fork_bytes(&self) -> u64 {
+    pub fn run_bytes(&self) -> u64 {
         self.segments.iter().map(|s| s.bytes).sum::<u64>() - self.class_bytes(Class::Constant)
     }
 
     /// Number of segments of a class, for each that the plan lists: runs at once share the constants.
     pub fn copies(&self, class: Class) -> u64 {
-        if class == Class::Constant { 1 } else { self.forks.into() }
-    }
-
-    /// Bytes of the buffers of one class, each rounded up to the alignment. Bytes that buffers share count for each of them.
-    pub fn buffer_bytes(&self, class: Class) -> u64 {
-        let aligned = |b: &Buffer| b.bytes.next_multiple_of(self.target.alignment);
-        self.buffers.iter().filter(|b| b.class == class).map(aligned).sum()
-    }
-
-    /// True if a step may overwrite an input's bytes. Inputs must then be written again before each run.
-    pub fn consumes_inputs(&self) -> bool {
-        let inputs: Vec<_> = self.inputs.iter().map(|port| &self.buffers[port.buffer]).collect();
-        let written = self.steps.iter().flat_map(|step| &step.writes);
-        written.map(|&b| &self.buffers[b]).any(|b| inputs.iter().any(|input| input.overlaps(b)))
-    }
-
-    /// The algorithm of each step, in words.
-    pub fn algorithms(&self) -> Vec<String> {
-        let kernels: Vec<String> = self.kernels.iter().map(|k| k.schedule.words(k, &self.target)).collect();
-        self.steps.iter().map(|step| kernels[step.kernel].clone()).collect()
+        if class == Class::Constant { 1 } else { self.runs.into() }
     }
 
     /// The plan as JSON, the same on every machine.
@@ -449,54 +519,37 @@ impl Plan {
     /// # Errors
     /// When the text is not a plan, is of another version, or breaks a rule of [`check::check`].
     pub fn from_json(text: &str, path: &Path) -> Result<Plan> {
-        let mut plans = Plan::all_from_json(text, path)?;
-        let plan = plans.pop().filter(|_| plans.is_empty());
-        plan.ok_or_else(|| Error::plan("expected one plan, found several programs".into()).in_file(path))
-    }
-
-    /// Programs as JSON: plans that share their segments.
-    pub fn all_to_json(programs: &[Plan]) -> String {
-        let all = serde_json::json!({"version": VERSION, "programs": programs});
-        format!("{all:#}\n")
-    }
-
-    /// The plan, or the programs, of a JSON text, checked each by itself and together.
-    ///
-    /// # Errors
-    /// As [`from_json`](Self::from_json), and when programs do not fit together.
-    pub fn all_from_json(text: &str, path: &Path) -> Result<Vec<Plan>> {
-        let syntax = |e| Error::json(path, &e);
-        let head: serde_json::Value = serde_json::from_str(text).map_err(syntax)?;
-        match head.get("version").and_then(serde_json::Value::as_u64) {
-            Some(v) if v == u64::from(VERSION) => {}
-            Some(v) => {
-                let why = if v == 1 {
-                    ": it does not say which algorithm computes each kernel; plan the model again"
-                } else {
-                    ""
-                };
-                return Err(Error::plan(format!("expected version {VERSION}, found {v}{why}")).in_file(path));
-            }
-            None => return Err(Error::plan("not a plan: it has no version".into()).in_file(path)),
+        #[derive(Deserialize)]
+        struct Head {
+            version: Option<u64>,
         }
-        let plans: Vec<Plan> = if head.get("programs").is_some() {
-            #[derive(Deserialize)]
-            struct Programs {
-                programs: Vec<Plan>,
+        let syntax = |e| Error::json(path, &e);
+        let refuse = |what: String| Err(Error::plan(what).in_file(path));
+        match serde_json::from_str::<Head>(text).map_err(syntax)?.version {
+            Some(version) if version == u64::from(VERSION) => {}
+            Some(version @ 1..3) => {
+                return refuse(format!(
+                    "expected version {VERSION}, found {version}, in which each program was a plan; plan the model again"
+                ));
             }
-            serde_json::from_str::<Programs>(text).map_err(syntax)?.programs
-        } else {
-            vec![serde_json::from_str(text).map_err(syntax)?]
-        };
-        let checked = plans.iter().try_for_each(check::check);
-        let together = || if plans.len() > 1 { check::programs(&plans) } else { Ok(()) };
-        checked.and_then(|()| together()).map_err(|e| e.in_file(path))?;
-        Ok(plans)
+            Some(version) => {
+                return refuse(format!(
+                    "expected version {VERSION}, found {version}; a plimsoll of that version reads it, or plan the model again"
+                ));
+            }
+            None => return refuse("not a plan: it has no version".into()),
+        }
+        let plan: Plan = serde_json::from_str(text).map_err(syntax)?;
+        check::check(&plan).map_err(|e| e.in_file(path))?;
+        Ok(plan)
     }
 }
 
-/// A plan and its data: one entry per entry of [`Plan::constants`], then one per state whose elements are given.
-pub type Compiled = (Plan, Vec<Arc<Constant>>);
+/// The data of a plan: per program, one entry per entry of [`Program::constants`], then one per state whose elements are given.
+pub type Data = Vec<Vec<Arc<Constant>>>;
+
+/// A plan and its data.
+pub type Compiled = (Plan, Data);
 
 /// The limits of a plan.
 #[derive(Clone, Copy, Debug)]
@@ -509,11 +562,17 @@ impl Limits {
     /// Refuses a plan that takes more.
     pub(crate) fn check(&self, plan: &Plan) -> Result<()> {
         match self.memory {
-            Some(limit) if plan.bytes() > limit => {
-                let what = format!("the plan of '{}'", plan.name);
-                Err(Error::Fit { what, needed: plan.bytes(), limit, file: None })
-            }
+            Some(limit) if plan.bytes() > limit => Err(plan.exceeds(limit)),
             _ => Ok(()),
         }
+    }
+}
+
+impl Plan {
+    /// The error of a plan that takes more than a limit.
+    pub(crate) fn exceeds(&self, limit: u64) -> Error {
+        let of = if self.programs.len() > 1 { "the programs " } else { "" };
+        let what = format!("the plan of {of}'{}'", self.title());
+        Error::Fit { what, needed: self.bytes(), limit, file: None }
     }
 }

@@ -4,10 +4,10 @@ use super::{Table, grouped, human, percent};
 use crate::backend::Usage;
 use crate::beside::Estimate;
 use crate::plan::tell::peak::{Peak, peak};
-use crate::plan::{Class, Plan};
+use crate::plan::{Class, View};
 
 /// The plan's bytes by class, and how close the arena is to its lower bound. With `usage`, the bytes that the device reports.
-pub fn memory(plan: &Plan, usage: Option<Usage>) -> String {
+pub fn memory(plan: View, usage: Option<Usage>) -> String {
     let mut table = Table::new("<>><");
     let mut line = |label: &str, bytes: u64, note: String| {
         table.row([label.to_owned(), human(bytes), format!("{} bytes", grouped(bytes)), note]);
@@ -29,7 +29,7 @@ pub fn memory(plan: &Plan, usage: Option<Usage>) -> String {
         (Class::Staging, "  staging"),
         (Class::Backend, "  the backend's own"),
     ] {
-        let bytes = plan.class_bytes(class) * plan.copies(class);
+        let bytes = plan.class_bytes(class) * plan.plan.copies(class);
         if bytes > 0 || class == Class::Activation {
             let of = match plan.target.threads {
                 _ if class != Class::Backend => String::new(),
@@ -47,9 +47,9 @@ pub fn memory(plan: &Plan, usage: Option<Usage>) -> String {
             }
         }
     }
-    if plan.forks > 1 {
-        let note = format!("{} at once, which share the constants", plan.forks);
-        line("each of the runs", plan.fork_bytes(), note);
+    if plan.plan.runs > 1 {
+        let note = format!("{} at once, which share the constants", plan.plan.runs);
+        line("each of the runs", plan.plan.run_bytes(), note);
     }
     let (arena, summary) = (plan.class_bytes(Class::Activation), &plan.summary);
     let over = arena.saturating_sub(summary.lower_bound);
@@ -70,7 +70,7 @@ pub fn memory(plan: &Plan, usage: Option<Usage>) -> String {
 }
 
 /// When the arena is fullest, behind its size.
-fn fullest(plan: &Plan) -> String {
+fn fullest(plan: View) -> String {
     let Peak { step: Some(step), name, steps, .. } = peak(plan, None) else { return String::new() };
     format!("  fullest in step {step} of {steps}: '{name}'")
 }

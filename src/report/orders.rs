@@ -1,12 +1,12 @@
 //! Reports the orders of steps that a plan was chosen from.
 
 use super::{Table, count, grouped};
-use crate::plan::{Candidate, Plan};
+use crate::plan::{Candidate, View};
 
 /// The file's order first, then the orders that take fewer bytes, the best first, then all others in one line.
 ///
 /// Orders with the same figures share a line. A star marks the order of the plan.
-pub fn orders(plan: &Plan) -> String {
+pub fn orders(plan: View) -> String {
     let mut table = Table::new("<>");
     table.row(["order", "arena's bound", "placed"]);
     let found = &plan.summary.orders;

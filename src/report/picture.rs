@@ -11,7 +11,7 @@ use crate::kernel::templates::Kind as Work;
 use crate::plan::index::Per;
 use crate::plan::tell::peak::operators;
 use crate::plan::tell::timeline::Timeline;
-use crate::plan::{Buffer, BufferIdx, Class, Plan, Segment, SegmentIdx, StepIdx};
+use crate::plan::{Buffer, BufferIdx, Class, Segment, SegmentIdx, StepIdx, View};
 use crate::target::Memory;
 use serde::Serialize;
 use std::collections::HashMap;
@@ -231,7 +231,7 @@ pub struct Scene {
 
 impl Scene {
     /// The scene of a checked plan, with one space per segment. The graph that was planned gives the operators.
-    pub fn of(plan: &Plan, graph: Option<&Graph>, limit: Option<u64>) -> Scene {
+    pub fn of(plan: View, graph: Option<&Graph>, limit: Option<u64>) -> Scene {
         let timeline = Timeline::of(plan);
         let operators = operators(graph);
         let mut kinds: Vec<Option<Kind>> = plan.buffers.iter().map(|b| Kind::resident(b.class)).collect();
@@ -265,7 +265,7 @@ impl Scene {
             name: plan.name.clone(),
             target: plan.target.name.clone(),
             planned: plan.bytes(),
-            arena: plan.summary.arena_bytes,
+            arena: plan.class_bytes(Class::Activation),
             bound: plan.summary.lower_bound,
             limit,
             live: StepIdx::all(&plan.steps).map(|s| timeline.live(s)).collect(),
@@ -280,7 +280,7 @@ impl Scene {
     }
 
     /// The scene of a checked plan in one space, beside other ways to run. The arena is above the other segments.
-    pub fn whole(name: &str, plan: &Plan, graph: Option<&Graph>) -> Scene {
+    pub fn whole(name: &str, plan: View, graph: Option<&Graph>) -> Scene {
         let mut scene = Scene { name: name.to_owned(), ..Scene::of(plan, graph, None) };
         let mut whole = Space { title: "planned".into(), class: None, bytes: 0, areas: Vec::new(), rects: Vec::new() };
         let (arena, rest): (Vec<_>, Vec<_>) =
@@ -311,7 +311,7 @@ impl Scene {
 }
 
 /// The segments of a plan with their buffers, those of the arena first.
-fn spaces(plan: &Plan, timeline: &Timeline) -> Vec<Space> {
+fn spaces(plan: View, timeline: &Timeline) -> Vec<Space> {
     let end = 2 * plan.steps.len();
     let space = |s: &Segment| Space {
         title: match s.memory {

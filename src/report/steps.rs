@@ -2,7 +2,7 @@
 
 use super::{Table, grouped};
 use crate::plan::tell::timeline::Timeline;
-use crate::plan::{BufferIdx, Class, KernelIdx, Plan, StepIdx};
+use crate::plan::{BufferIdx, Class, KernelIdx, StepIdx, View};
 use serde::Serialize;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
@@ -11,7 +11,7 @@ use std::time::Duration;
 /// A run in Chrome's trace format, which Perfetto reads: one span per step, one after the other, with a curve of the live bytes.
 ///
 /// `times` and `notes` have one entry per step.
-pub fn trace(plan: &Plan, device: &str, times: &[Duration], notes: &[String]) -> Value {
+pub fn trace(plan: View, device: &str, times: &[Duration], notes: &[String]) -> Value {
     let name = |what: &str, name: &str| json!({"ph": "M", "pid": 0, "tid": 0, "name": what, "args": {"name": name}});
     let mut events = vec![name("process_name", &plan.name), name("thread_name", device)];
     let mut now = 0.0;
@@ -51,7 +51,7 @@ pub struct TimedStep {
 
 impl TimedStep {
     /// The steps of a plan. `times` and `notes` have one entry per step.
-    pub fn of(plan: &Plan, times: &[Duration], notes: &[String]) -> Vec<TimedStep> {
+    pub fn of(plan: View, times: &[Duration], notes: &[String]) -> Vec<TimedStep> {
         let all: Duration = times.iter().sum();
         let steps = plan.steps.iter().zip(times.iter().zip(notes)).enumerate();
         let timed = steps.map(|(number, (step, (time, note)))| TimedStep {
@@ -81,7 +81,7 @@ pub fn timed_steps(steps: &[TimedStep]) -> String {
 }
 
 /// The kernel of each step and its algorithm. `notes` has one entry per step.
-pub fn placement(plan: &Plan, notes: &[String]) -> String {
+pub fn placement(plan: View, notes: &[String]) -> String {
     let mut table = Table::new("><");
     table.row(["step", "node", "kernel", "shape", "algorithm"]);
     for (number, (step, note)) in plan.steps.iter().zip(notes).enumerate() {
@@ -93,11 +93,11 @@ pub fn placement(plan: &Plan, notes: &[String]) -> String {
 }
 
 /// The algorithms that compute a plan's steps, in order of their first use, each with the number of its steps and kernels.
-pub fn algorithms(plan: &Plan) -> String {
+pub fn algorithms(plan: View) -> String {
     let mut found: Vec<([String; 3], usize, BTreeSet<KernelIdx>)> = Vec::new();
     for step in &plan.steps {
         let kernel = &plan.kernels[step.kernel];
-        let name = kernel.schedule.name(kernel, &plan.target);
+        let name = kernel.schedule.name(kernel, plan.target);
         let row = [kernel.template.name().into(), name.into(), kernel.schedule.numbers()];
         let at = found.iter().position(|(other, ..)| *other == row).unwrap_or_else(|| {
             found.push((row, 0, BTreeSet::new()));

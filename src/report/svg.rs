@@ -32,12 +32,43 @@ text{font:12px system-ui,-apple-system,'Segoe UI',Helvetica,Arial,sans-serif;fil
 .g{stroke:#2a313c}.r{stroke:#0d1117}.l{fill:#3a424d}.k{stroke:#e6edf3}.w{fill:#e6edf3;fill-opacity:.1}}
 ";
 
-/// The picture of a subject's plan.
-pub fn svg(subject: &str, plan: &Plan, graph: Option<&Graph>, limit: Option<u64>) -> String {
-    draw(&Scene { name: subject.to_owned(), ..Scene::of(plan, graph, limit) })
+/// The picture of a subject's plan: its programs, one below another.
+pub fn svg(subject: &str, plan: &Plan, graphs: &[Graph], limit: Option<u64>) -> String {
+    let scenes = plan.views().enumerate().map(|(number, view)| {
+        let name = if plan.programs.len() == 1 { subject.to_owned() } else { format!("{subject}, {}", view.name) };
+        Scene { name, ..Scene::of(view, graphs.get(number), limit) }
+    });
+    draw(&scenes.collect::<Vec<_>>())
 }
 
-fn draw(scene: &Scene) -> String {
+fn draw(scenes: &[Scene]) -> String {
+    let mut top = 0.0;
+    let mut body = String::new();
+    for (number, scene) in scenes.iter().enumerate() {
+        let (own, height) = sketch(scene);
+        body += &if number == 0 {
+            own
+        } else {
+            format!("<g transform=\"translate(0 {})\">\n{own}</g>\n", self::number(top))
+        };
+        top += height;
+    }
+    let height = top + 14.0;
+    let label = scenes
+        .first()
+        .map_or(String::new(), |scene| escape(&format!("{} on {}: memory over steps", scene.name, scene.target)));
+    format!(
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {h}\" width=\"{WIDTH}\" height=\"{h}\" role=\"img\" aria-label=\"{label}\">\n\
+         <style>{STYLE}</style>\n{STRIPES}\n<rect class=\"bg\" x=\".5\" y=\".5\" width=\"{}\" height=\"{}\" rx=\"6\"/>\n{}</svg>\n",
+        WIDTH - 1.0,
+        self::number(height - 1.0),
+        body,
+        h = self::number(height),
+    )
+}
+
+/// The drawing of a scene, and its height.
+fn sketch(scene: &Scene) -> (String, f64) {
     let mut sketch = Sketch { scene, body: String::new(), y: 30.0 };
     sketch.head();
     sketch.totals();
@@ -48,16 +79,7 @@ fn draw(scene: &Scene) -> String {
         sketch.legend();
         sketch.holders();
     }
-    let height = sketch.y + 14.0;
-    let label = escape(&format!("{} on {}: memory over steps", scene.name, scene.target));
-    format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {h}\" width=\"{WIDTH}\" height=\"{h}\" role=\"img\" aria-label=\"{label}\">\n\
-         <style>{STYLE}</style>\n{STRIPES}\n<rect class=\"bg\" x=\".5\" y=\".5\" width=\"{}\" height=\"{}\" rx=\"6\"/>\n{}</svg>\n",
-        WIDTH - 1.0,
-        number(height - 1.0),
-        sketch.body,
-        h = number(height),
-    )
+    (sketch.body, sketch.y)
 }
 
 /// The picture so far, which ends at `y`.

@@ -84,7 +84,9 @@ impl Saved {
         let text = std::fs::read_to_string(path).map_err(|e| Error::file(path, "read the plan", e))?;
         let plan = Plan::from_json(&text, path)?;
         let refuse = |what: String| Error::usage(what).in_file(path);
-        if let Some(Dim { name, least, most }) = plan.dims.first() {
+        let count = plan.programs.len();
+        ensure(count == 1, || refuse(format!("expected the plan of one model, found {count} programs")))?;
+        if let Some(Dim { name, least, most }) = plan.programs[0].dims.first() {
             return Err(refuse(format!(
                 "it is a plan of a range, {name}={least}..{most}: expected one extent for each dim"
             )));
@@ -183,7 +185,11 @@ impl Saved {
         let limits = Limits { memory: origin.memory_limit };
         let prepared = origin.recipe.graph(graph, &plan.target, &limits).map_err(in_file)?;
         let graph = prepared.graph.clone();
-        let constants = plan::data(prepared, &plan).map_err(in_file)?;
-        Session::load(vec![Planned { compiled: (plan, constants), range: None, graph }], device, progress)
+        let constants = plan::data(prepared, plan.first()).map_err(in_file)?;
+        Session::load(
+            Planned { plan, data: vec![constants], ranges: vec![None], graphs: vec![graph] },
+            device,
+            progress,
+        )
     }
 }

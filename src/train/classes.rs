@@ -7,7 +7,7 @@
 
 use crate::graph::AGAIN;
 use crate::plan::tell::timeline::Timeline;
-use crate::plan::{BufferIdx, Class, Plan, StepIdx};
+use crate::plan::{BufferIdx, Class, Plan, Program, StatePort, StepIdx, View};
 use crate::target::{AHEAD_STACK, Family};
 use serde::Serialize;
 use std::collections::HashMap;
@@ -83,13 +83,13 @@ impl Phase {
 }
 
 impl Classes {
-    /// The classes of the programs of a training, the last of which evaluates.
+    /// The classes of a training's plan, whose last program evaluates.
     ///
     /// # Panics
     /// When there is no program.
-    pub fn of(programs: &[&Plan]) -> Classes {
-        let parts = &programs[..programs.len().saturating_sub(1).max(1)];
-        let plan = parts.iter().max_by_key(|plan| plan.summary.lower_bound).expect("an update has a part");
+    pub fn of(plan: &Plan) -> Classes {
+        let parts = plan.views().take(plan.programs.len().saturating_sub(1).max(1));
+        let plan = parts.max_by_key(|program| program.summary.lower_bound).expect("an update has a part");
         let segment = |class| plan.class_bytes(class);
         let mut classes = Classes {
             constant: segment(Class::Constant),
@@ -109,7 +109,7 @@ impl Classes {
     }
 
     /// The figure that a buffer of the arena counts for.
-    fn place(&mut self, plan: &Plan, buffer: BufferIdx) -> &mut u64 {
+    fn place(&mut self, plan: View, buffer: BufferIdx) -> &mut u64 {
         let phases = |uses: &dyn Fn(StepIdx) -> bool| -> Vec<Phase> {
             let steps = StepIdx::all(&plan.steps).filter(|&step| uses(step));
             steps.map(|step| Phase::of(&plan.steps[step].name)).collect()
@@ -131,28 +131,30 @@ impl Classes {
 
 /// Bytes of the host beside the plan of a training: where rows are made ready, and the stack of the thread that does it. On the CPU they are
 /// part of the plan.
-pub fn host_bytes(programs: &[&Plan]) -> u64 {
-    if programs.iter().any(|plan| plan.target.family == Family::Cpu) {
+pub fn host_bytes(plan: &Plan) -> u64 {
+    if plan.target.family == Family::Cpu {
         return 0;
     }
-    let ports = programs.iter().flat_map(|plan| &plan.inputs);
+    let ports = plan.programs.iter().flat_map(|program| &program.inputs);
     let inputs: HashMap<&str, u64> =
         ports.map(|port| (&port.name[..], (port.shape.numel() * port.dtype.size()) as u64)).collect();
     AHEAD_STACK + inputs.values().sum::<u64>()
 }
 
 impl States {
-    /// The states of the programs of a training, in which these weights are trained.
-    pub fn of(programs: &[&Plan], trained: &[String]) -> States {
+    /// The states of a training's plan, in which these weights are trained.
+    pub fn of(plan: &Plan, trained: &[String]) -> States {
         let mut states = States::default();
-        let all = programs.iter().flat_map(|plan| plan.state.iter().map(move |state| (plan, &state.port)));
-        let bytes: HashMap<&str, u64> =
-            all.map(|(plan, port)| (&port.name[..], plan.buffers[port.buffer].bytes)).collect();
+        let of = |program: &'_ Program| {
+            let bytes = |state: &StatePort| (state.port.name.clone(), program.buffers[state.port.buffer].bytes);
+            program.state.iter().map(bytes).collect::<Vec<_>>()
+        };
+        let bytes: HashMap<String, u64> = plan.programs.iter().flat_map(of).collect();
         let held: u64 = bytes.values().sum();
-        states.idle = programs.first().map_or(0, |plan| plan.class_bytes(Class::State)).saturating_sub(held);
+        states.idle = plan.class_bytes(Class::State).saturating_sub(held);
         for (name, bytes) in bytes {
             let figure = match name.split_once('/') {
-                _ if trained.iter().any(|weight| weight == name) => &mut states.weight,
+                _ if trained.contains(&name) => &mut states.weight,
                 Some(("optimizer" | "scale" | "dropout", _)) => &mut states.optimizer,
                 Some(("accumulated", _)) => &mut states.gradient,
                 Some(("ema", _)) => &mut states.average,

@@ -2,7 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::pass::recompute::Recompute;
-use crate::plan::{Class, Limits, Plan};
+use crate::plan::{Class, Plan, Planner};
 use serde::Serialize;
 
 /// Limits are this part of the arena apart.
@@ -21,19 +21,19 @@ pub struct Point {
 }
 
 impl Point {
-    /// The point of the plans of a training's programs, an update of which has so many parts.
-    pub fn of(plans: &[&Plan], parts: usize) -> Point {
-        let arena = plans.iter().map(|plan| plan.class_bytes(Class::Activation)).max().unwrap_or(0);
-        Point { planned_bytes: plans[0].bytes(), arena_bytes: arena, recompute: recompute(plans, parts) }
+    /// The point of a training's plan, an update of which has so many parts.
+    pub fn of(plan: &Plan, parts: usize) -> Point {
+        let arena_bytes = plan.class_bytes(Class::Activation);
+        Point { planned_bytes: plan.bytes(), arena_bytes, recompute: recompute(plan, parts) }
     }
 }
 
 /// The work of an update of so many parts: the first, the last, and those between them.
-pub fn recompute(plans: &[&Plan], parts: usize) -> Recompute {
+pub fn recompute(plan: &Plan, parts: usize) -> Recompute {
     let mut all = Recompute::default();
-    for plan in plans {
-        let times = if plan.title() == "next" { parts.saturating_sub(2) as u64 } else { 1 };
-        if let Some(Recompute { extra_flop, extra_bytes, flop }) = plan.recompute {
+    for program in &plan.programs {
+        let times = if program.name == "next" { parts.saturating_sub(2) as u64 } else { 1 };
+        if let Some(Recompute { extra_flop, extra_bytes, flop }) = program.recompute {
             all.extra_flop += times * extra_flop;
             all.extra_bytes += times * extra_bytes;
             all.flop += times * flop;
@@ -42,16 +42,13 @@ pub fn recompute(plans: &[&Plan], parts: usize) -> Recompute {
     all
 }
 
-/// Plans without a limit and under ever smaller ones, until none fits. Each point takes less memory and does more again than the one before
+/// Plans of a job without a limit and under ever smaller ones, until none fits. Each point takes less memory and does more again than the one before
 /// it.
 ///
 /// # Errors
 /// Of planning, but for a limit that nothing fits.
-pub fn curve(parts: usize, mut plan: impl FnMut(&Limits) -> Result<Vec<Plan>>) -> Result<Vec<Point>> {
-    let mut point = |memory| {
-        let plans = plan(&Limits { memory })?;
-        Ok(Point::of(&plans.iter().collect::<Vec<_>>(), parts))
-    };
+pub fn curve(parts: usize, planner: &mut Planner) -> Result<Vec<Point>> {
+    let mut point = |limit| Ok(Point::of(&planner.within(limit)?.plan, parts));
     let mut found = vec![point(None)?];
     let apart = found[0].arena_bytes.div_ceil(APART).max(1);
     loop {

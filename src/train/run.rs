@@ -14,7 +14,7 @@ use crate::exec::finite::NotFinite;
 use crate::exec::{Exec, host_memory};
 use crate::onnx::{self, Model};
 use crate::op::Fact;
-use crate::session::{self, Options, Program, Session};
+use crate::session::{self, Options, Session};
 use crate::target::AHEAD_STACK;
 use crate::tensor::Tensor;
 use serde_json::{Value, json};
@@ -197,7 +197,7 @@ impl Trainer {
         let session = Session::new(options.job(all, &device), device, &|_, _| {})?;
         // A device with memory of its own plans that alone: the slot is the host's.
         let planned = session.with(Exec::take_ahead);
-        let host = host_bytes(&session.programs().map(Program::plan).collect::<Vec<_>>());
+        let host = host_bytes(session.plan());
         let slot = if host > 0 { Some(host_memory(host - AHEAD_STACK, "the next rows")?) } else { planned };
         let ahead = slot.map(|slot| Ahead::new(&facts, slot));
         init.unknown.retain(|(name, _)| outline.trained.contains(name));
@@ -240,7 +240,13 @@ impl Trainer {
 
     /// The names of all states.
     fn states(&self) -> HashSet<String> {
-        self.session.programs().flat_map(|p| &p.plan().state).map(|state| state.port.name.clone()).collect()
+        self.session
+            .plan()
+            .programs
+            .iter()
+            .flat_map(|program| &program.state)
+            .map(|state| state.port.name.clone())
+            .collect()
     }
 
     /// The session that runs the steps.

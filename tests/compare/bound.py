@@ -128,7 +128,7 @@ def arena_bytes(program, case):
     """What plimsoll plans for all but the weights, and how much of that inputs and outputs would take by themselves."""
     binds = [flag for dim, size in sorted(case.dims().items()) for flag in ("--set", f"{dim}={size}")]
     plan = json.loads(zoo.plimsoll(program, "plan", case, *binds, "--target", "cpu", "--format", "json"))
-    figures = plan["summary"]
+    figures = plan["programs"][0]["summary"]
     return figures["arena_bytes"], figures["input_bytes"] + figures["output_bytes"]
 
 

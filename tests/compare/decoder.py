@@ -105,10 +105,10 @@ def judge(plimsoll, file):
     command = [plimsoll, "plan", file, "--target", "cuda", "--state", "past_*=present_*", "--json"]
     plan = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     seconds = time.monotonic() - start
-    summary = plan["summary"]
-    caches = {buffer["bytes"] for buffer in plan["buffers"] if buffer["class"] == "state" and len(buffer["shape"]) == 4}
-    largest = lambda step: max(plan["buffers"][b]["bytes"] for b in step["writes"])
-    copies = [step["name"] for step in plan["steps"] if step["name"].startswith("copy of") and largest(step) in caches]
+    summary = plan["programs"][0]["summary"]
+    caches = {buffer["bytes"] for buffer in plan["programs"][0]["buffers"] if buffer["class"] == "state" and len(buffer["shape"]) == 4}
+    largest = lambda step: max(plan["programs"][0]["buffers"][b]["bytes"] for b in step["writes"])
+    copies = [step["name"] for step in plan["programs"][0]["steps"] if step["name"].startswith("copy of") and largest(step) in caches]
     arena, state = summary["arena_bytes"], summary["state_bytes"]
     print(f"{summary['steps']} steps, of which {len(copies)} copy a cache")
     print(f"arena {arena / 1e9:.3f} GB, state {state / 1e9:.2f} GB, constants {summary['constant_bytes'] / 1e9:.1f} GB")

@@ -66,7 +66,7 @@ def main():
         return subprocess.run([program, *args], check=True, capture_output=True, text=True).stdout
 
     def constants(*args):
-        return json.loads(run("plan", *args, "--json"))["summary"]["constant_bytes"]
+        return json.loads(run("plan", *args, "--json"))["programs"][0]["summary"]["constant_bytes"]
 
     random = np.random.default_rng(1)
     with tempfile.TemporaryDirectory() as folder:

@@ -19,7 +19,7 @@ fn load() -> plimsoll::Result<Session> {
 
 /// Runs a session so many times, and gives the token of each.
 fn generate(session: &Session, count: usize) -> plimsoll::Result<Vec<i64>> {
-    let ports = &session.plan().inputs;
+    let ports = session.inputs();
     let weights: Vec<_> = ports
         .iter()
         .map(|port| (&*port.name, Tensor::from_f64(port.dtype, port.shape.clone(), &drawn(port.shape.numel()))))

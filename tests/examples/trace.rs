@@ -17,7 +17,7 @@ fn either() -> plimsoll::Result<Graph> {
 fn main() -> plimsoll::Result<()> {
     let target = Target::preset("cuda").expect("a target that is known by name");
     let plan = Recipe::default().plan(either()?, &target, &Limits { memory: None })?;
-    println!("on {}: {} bytes, {} steps\n", target.name, plan.bytes(), plan.steps.len());
+    println!("on {}: {} bytes, {} steps\n", target.name, plan.bytes(), plan.programs[0].steps.len());
 
     let session = Session::from_graph(either()?, &Options::default().on(Choice::Cpu))?;
     println!("on {}: {} bytes", session.device(), session.plan().bytes());

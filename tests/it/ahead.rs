@@ -11,7 +11,7 @@ use plimsoll::internals::train::ahead::{Ahead, Batch};
 use plimsoll::internals::train::data::{Order, Rows};
 use plimsoll::internals::train::run::{Data, Trainer};
 use plimsoll::internals::train::{self, Loss, Optimizer, Rate, Schedule, Training};
-use plimsoll::{Choice, Class, DType, Fact, Options, Place, Plan, Session, Tensor};
+use plimsoll::{Choice, Class, DType, Fact, Options, Place, Session, Tensor};
 use std::path::Path;
 
 const LINEAR: &str = "graphs/linear.onnxtxt";
@@ -162,27 +162,32 @@ fn the_rows_are_planned_and_allocated() {
         let rows = MANY as u64 / 2 / accumulate as u64 * (10 + 1) * 4;
         let mut trainer = trainer(&data, accumulate, Choice::Cpu).expect("it loads");
         trainer.step(&data, 0, Some(1)).expect("it runs");
-        let plans: Vec<Plan> = trainer.session().programs().map(|program| program.plan().clone()).collect();
-        assert_eq!(plans[0].class_bytes(Class::Staging), AHEAD_STACK + rows);
-        assert_eq!((trainer.session().usage().bytes, trainer.host_bytes()), (plans[0].bytes(), 0));
-        check::programs(&plans).expect("they are sound");
+        let plan = trainer.session().plan();
+        assert_eq!(plan.class_bytes(Class::Staging), AHEAD_STACK + rows);
+        assert_eq!((trainer.session().usage().bytes, trainer.host_bytes()), (plan.bytes(), 0));
+        check::check(plan).expect("it is sound");
         // The checker counts them itself.
         for by in [-1i64, 1, 256, -(AHEAD_STACK as i64)] {
-            let mut wrong = plans.clone();
-            for segment in wrong.iter_mut().flat_map(|plan| &mut plan.segments) {
-                if segment.memory == Memory::Ahead {
-                    segment.bytes = segment.bytes.wrapping_add_signed(by);
-                }
+            let mut wrong = plan.clone();
+            for segment in wrong.segments.iter_mut().filter(|segment| segment.memory == Memory::Ahead) {
+                segment.bytes = segment.bytes.wrapping_add_signed(by);
             }
-            let error = check::programs(&wrong).expect_err("it is not the inputs' number").to_string();
+            for program in &mut wrong.programs {
+                let summary = &mut program.summary;
+                summary.planned_bytes = summary.planned_bytes.wrapping_add_signed(by);
+                summary.staging_bytes = summary.staging_bytes.wrapping_add_signed(by);
+            }
+            let error = check::check(&wrong).expect_err("it is not the inputs' number").to_string();
             assert!(error.contains("Ahead memory: expected one segment of"), "{error}");
         }
-        let mut twice = plans.clone();
-        for plan in &mut twice {
-            let own = plan.segments.iter().find(|s| s.memory == Memory::Ahead).expect("there is one").clone();
-            plan.segments.push(own);
+        let mut twice = plan.clone();
+        let own = twice.segments.iter().find(|s| s.memory == Memory::Ahead).expect("there is one").clone();
+        for program in &mut twice.programs {
+            program.summary.planned_bytes += own.bytes;
+            program.summary.staging_bytes += own.bytes;
         }
-        check::programs(&twice).expect_err("one is enough");
+        twice.segments.push(own);
+        check::check(&twice).expect_err("one is enough");
     }
     let method: &[&str] = &["plan", "--train", LINEAR, "--loss", "mse"];
     for (batch, is_ahead) in [(6000u64, true), (12, false)] {
@@ -194,7 +199,7 @@ fn the_rows_are_planned_and_allocated() {
         assert_eq!((&cpu["classes"]["staging"], &cpu["host_bytes"]), (&planned.into(), &0.into()));
         // On a device of its own memory, they are the host's.
         assert_eq!(cuda["host_bytes"], rows);
-        let memory = |plan: &serde_json::Value| plan["programs"][0]["segments"].to_string().contains("ahead");
+        let memory = |plan: &serde_json::Value| plan["segments"].to_string().contains("ahead");
         assert_eq!((memory(&cpu), memory(&cuda)), (is_ahead, false));
     }
     assert!(ok(&[method, &["--batch", "12", "--target", "cuda"]]).contains("of the host: the next rows"));
@@ -202,7 +207,7 @@ fn the_rows_are_planned_and_allocated() {
     let data = self::data(&folder, DType::F32, FEW, None);
     let mut trainer = trainer(&data, 1, Choice::Cpu).expect("it loads");
     trainer.step(&data, 0, None).expect("it runs");
-    let plan = trainer.session().programs().next().expect("there is one").plan().clone();
+    let plan = trainer.session().programs().next().expect("there is one").plan();
     assert_eq!(plan.class_bytes(Class::Staging), 0);
     assert_eq!((trainer.session().usage().bytes, trainer.host_bytes()), (plan.bytes(), 0));
 }

@@ -22,7 +22,7 @@ fn planned(graph: &Prepared, target: &Target) -> Plan {
 /// The templates of a graph's kernels on a target.
 fn kernels(text: &str, target: &Target) -> Vec<&'static str> {
     let plan = planned(&passed(text, target, true), target);
-    plan.steps.iter().map(|step| plan.kernels[step.kernel].template.name()).collect()
+    plan.programs[0].steps.iter().map(|step| plan.programs[0].kernels[step.kernel].template.name()).collect()
 }
 
 /// A step with six heads of queries and two heads of keys. `outputs` names further outputs than `y`.
@@ -125,7 +125,7 @@ fn products_that_no_half_holds_are_scaled_first() {
     let (alone, stored) = (text(""), text(", float16[1, 2, 3, 64] copies"));
     let target = Target::cuda();
     let plan = planned(&passed(&alone, &target, true), &target);
-    let [kernel] = &plan.kernels[..] else { panic!("one kernel: {:?}", plan.steps) };
+    let [kernel] = &plan.programs[0].kernels[..] else { panic!("one kernel: {:?}", plan.programs[0].steps) };
     let Template::Attention { score, .. } = &kernel.template else { panic!("{:?}", kernel.template) };
     let code: Vec<_> = score.code.iter().map(|i| (i.code, i.dtype)).collect();
     let factor = Code::Const(f64::from(0.001f32));
@@ -148,7 +148,7 @@ fn products_that_no_half_holds_are_scaled_first() {
     for (text, fuse) in [(&stored, true), (&alone, false)] {
         let graph = passed(text, &target, fuse);
         let found = planned(&graph, &target);
-        assert!(found.steps.len() > 2, "{:?}", found.steps);
+        assert!(found.programs[0].steps.len() > 2, "{:?}", found.programs[0].steps);
         let found = reference::run(&graph.graph, &inputs).expect("it has a meaning")[0].to_f64();
         assert_eq!(found, [5.0, 6.0, 1.0, 2.0], "fused: {fuse}");
     }

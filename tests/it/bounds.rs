@@ -76,7 +76,12 @@ fn a_place_that_is_an_input_is_checked() {
             let session = session(&opener, &graph);
             let new = Tensor::from_f32([1, 1, 2, 2], &[1.0, 2.0, 3.0, 4.0]).expect("four");
             let run = |place: i64| {
-                let dtype = session.plan().inputs.iter().find(|port| port.name == "position").expect("it is one").dtype;
+                let dtype = session.plan().programs[0]
+                    .inputs
+                    .iter()
+                    .find(|port| port.name == "position")
+                    .expect("it is one")
+                    .dtype;
                 session.run(&[("new", new.clone()), ("position", Tensor::from_f64(dtype, [1], &[place as f64]))])
             };
             for place in [*least, *most] {
@@ -92,7 +97,8 @@ fn a_place_that_is_an_input_is_checked() {
                 assert_eq!(states(&session, &graph), before, "{}: the states are as before", opener.0);
             }
             let bytes = i64::from(i32::MAX).to_le_bytes();
-            if session.plan().inputs.iter().any(|port| port.name == "position" && port.dtype == DType::I64) {
+            if session.plan().programs[0].inputs.iter().any(|port| port.name == "position" && port.dtype == DType::I64)
+            {
                 let lent = [("new", Place::bytes(new.bytes())), ("position", Place::bytes(&bytes))];
                 session.run_in_place(&lent, &mut []).expect_err("in memory of the caller, too");
             }
@@ -111,9 +117,13 @@ fn a_place_that_counts_is_checked() {
     let graph = onnx::import(&model().with_state(&pairs), &sizes).expect("it is a graph");
     for opener in common::backends() {
         let session = session(&opener, &graph);
-        let inputs = session.plan().inputs.iter().map(|port| (port.name.as_str(), common::random(&mut 3, &port.shape)));
+        let inputs = session.plan().programs[0]
+            .inputs
+            .iter()
+            .map(|port| (port.name.as_str(), common::random(&mut 3, &port.shape)));
         let inputs: Vec<_> = inputs.collect();
-        let position = session.plan().state.iter().find(|s| s.port.name == "position").expect("it is a state");
+        let position =
+            session.plan().programs[0].state.iter().find(|s| s.port.name == "position").expect("it is a state");
         assert_eq!(position.count.map(|count| (count.by, count.most)), Some((1, 3)), "{}", opener.0);
         for _ in 0..3 {
             session.run(&inputs).expect("there is room");
@@ -151,7 +161,7 @@ fn a_place_that_moves_freely_is_checked() {
     let graph = g.finish().expect("the graph is sound");
     for opener in common::backends() {
         let session = session(&opener, &graph);
-        assert_eq!(session.plan().state.iter().filter_map(|state| state.count).count(), 0, "{}", opener.0);
+        assert_eq!(session.plan().programs[0].state.iter().filter_map(|state| state.count).count(), 0, "{}", opener.0);
         let x = Tensor::from_f32([1, 1, 2], &[1.0, 2.0]).expect("two");
         let inputs = |step: i64| [("x", x.clone()), ("step", integers(&[1], &[step]))];
         for step in [3, -2, 4] {
@@ -240,7 +250,7 @@ fn lengths_beyond_the_keys_are_refused() {
         for (graph, name, right, wrong) in &cases {
             let session = session(&opener, graph);
             let run = |given: &Tensor| {
-                let inputs = session.plan().inputs.iter().map(|port| {
+                let inputs = session.plan().programs[0].inputs.iter().map(|port| {
                     let tensor = if port.name == *name { given.clone() } else { common::random(&mut 5, &port.shape) };
                     (port.name.as_str(), tensor)
                 });
@@ -308,7 +318,10 @@ fn chunks_keep_bounds() {
         Session::from_graph(graph.clone(), &options.on(Choice::Cpu)).expect("it is planned")
     };
     let session = load(2);
-    assert!(session.plan().steps.len() > load(1).plan().steps.len(), "it is computed in chunks");
+    assert!(
+        session.plan().programs[0].steps.len() > load(1).plan().programs[0].steps.len(),
+        "it is computed in chunks"
+    );
     let run =
         |at: i64| session.run(&[("x", common::random(&mut 3, &[4, 64].into())), ("at", integers(&[4], &[at; 4]))]);
     for _ in 0..2 {

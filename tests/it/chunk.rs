@@ -250,8 +250,11 @@ fn attentions_stay_one_kernel() {
     let inputs = inputs(&graph, &mut 3);
     for opener in backends() {
         let plan = runs_in_chunks(&graph, &inputs, &opener, true, (4, ALL)).expect("it has chunks");
-        let attentions = plan.steps.iter().filter(|step| plan.kernels[step.kernel].template.name() == "attention");
-        assert_eq!(attentions.count(), 4, "{}: {:?}", opener.0, plan.steps);
+        let attentions = plan.programs[0]
+            .steps
+            .iter()
+            .filter(|step| plan.programs[0].kernels[step.kernel].template.name() == "attention");
+        assert_eq!(attentions.count(), 4, "{}: {:?}", opener.0, plan.programs[0].steps);
     }
 }
 
@@ -276,12 +279,20 @@ fn chunks_shrink_activations() {
             let graph = graphs::import(file, dims);
             let [half, quarter] = [2, 4].map(|chunks| all_in_chunks(&graph, &target, chunks));
             let whole = planned(&graph, &target, &FREE, 1);
-            let arena = |plan: &Plan| plan.summary.arena_bytes;
+            let arena = |plan: &Plan| plan.programs[0].summary.arena_bytes;
             eprintln!("{} {file}: {} {} {}", target.name, arena(&whole), arena(&half), arena(&quarter));
             assert!(arena(&half) < arena(&whole) && arena(&quarter) < arena(&half), "{} {file}", target.name);
-            assert!(half.steps.len() <= 2 * whole.steps.len(), "{} {file}: copies", target.name);
-            assert_eq!(whole.summary.constant_bytes, quarter.summary.constant_bytes, "{} {file}", target.name);
-            assert!(half.steps.iter().all(|step| !step.name.starts_with("copy")), "{} {file}", target.name);
+            assert!(
+                half.programs[0].steps.len() <= 2 * whole.programs[0].steps.len(),
+                "{} {file}: copies",
+                target.name
+            );
+            assert_eq!(
+                whole.programs[0].summary.constant_bytes, quarter.programs[0].summary.constant_bytes,
+                "{} {file}",
+                target.name
+            );
+            assert!(half.programs[0].steps.iter().all(|step| !step.name.starts_with("copy")), "{} {file}", target.name);
         }
     }
 }
@@ -305,8 +316,18 @@ fn what_is_not_at_the_peak_stays_whole() {
         let saved = |plan: &Plan| whole.bytes().saturating_sub(plan.bytes());
         eprintln!("{}: {} half {} all {}", target.name, whole.bytes(), half.bytes(), all.bytes());
         assert!(saved(&all) > 0 && saved(&half) >= saved(&all) - saved(&all) / 16, "{}", target.name);
-        assert!(half.steps.len() <= whole.steps.len() + 3, "{}: {} steps", target.name, half.steps.len());
-        assert!(all.steps.len() >= 2 * whole.steps.len(), "{}: {} steps", target.name, all.steps.len());
+        assert!(
+            half.programs[0].steps.len() <= whole.programs[0].steps.len() + 3,
+            "{}: {} steps",
+            target.name,
+            half.programs[0].steps.len()
+        );
+        assert!(
+            all.programs[0].steps.len() >= 2 * whole.programs[0].steps.len(),
+            "{}: {} steps",
+            target.name,
+            all.programs[0].steps.len()
+        );
     }
 }
 
@@ -320,7 +341,11 @@ fn no_plan_grows_with_chunks() {
             for chunks in [2, 3, 4] {
                 let plan = planned(&graph, &target, &FREE, chunks);
                 assert!(plan.bytes() <= whole.bytes(), "{} {file} {dims:?} in {chunks} chunks", target.name);
-                assert!(plan.steps.len() >= whole.steps.len(), "{} {file} {dims:?}", target.name);
+                assert!(
+                    plan.programs[0].steps.len() >= whole.programs[0].steps.len(),
+                    "{} {file} {dims:?}",
+                    target.name
+                );
             }
         }
         // The result overwrites the input in place, but slices would keep all of it.
@@ -336,7 +361,7 @@ fn a_limit_has_no_more_in_chunks_than_it_takes() {
     let target = Target::cpu(2);
     let (whole, least) = (planned(&graph, &target, &FREE, 1), planned(&graph, &target, &FREE, 4));
     assert!(least.bytes() < whole.bytes());
-    let steps = |plan: &Plan| plan.steps.iter().filter(|step| step.name.contains("/4]")).count();
+    let steps = |plan: &Plan| plan.programs[0].steps.iter().filter(|step| step.name.contains("/4]")).count();
     let mut most = steps(&least);
     for limit in (least.bytes()..=whole.bytes()).step_by(4096).chain([whole.bytes()]) {
         let plan = planned(&graph, &target, &Limits { memory: Some(limit) }, 4);

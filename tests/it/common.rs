@@ -287,8 +287,8 @@ pub fn range(
     limits: &Limits,
 ) -> Result<ShapeRange, Error> {
     let graphs = Graphs::Range(source, dims.to_vec());
-    let planned = plan::plan(&Job { recipe, ..Job::of(graphs, target).within(limits.memory) })?.swap_remove(0);
-    Ok(planned.range.expect("a dim has a range"))
+    let planned = plan::plan(&Job { recipe, ..Job::of(graphs, target).within(limits.memory) })?;
+    Ok(planned.ranges.into_iter().next().flatten().expect("a dim has a range"))
 }
 
 /// Numbers from -1 to 1, the same for the same state.

@@ -329,7 +329,7 @@ fn a_session_gives_what_was_found() {
     let shown: Vec<_> = outputs.iter().map(|(name, tensor)| (&name[..], tensor.to_f64())).collect();
     assert_eq!(shown, [("at", vec![1.0, 4.0]), ("at.count", vec![2.0])]);
     assert_eq!(outputs[0].1.shape()[..], [1, 2]);
-    let port = &session.plan().outputs[0];
+    let port = &session.plan().programs[0].outputs[0];
     assert_eq!((&port.shape[..], port.counted[0].axis), (&[1, 6][..], 1), "the plan has room for all");
 }
 

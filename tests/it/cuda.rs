@@ -221,7 +221,7 @@ fn memory_is_what_was_planned() {
     let session = common::load(graph, backend, name, &Options::default()).expect("it is loaded");
     assert_eq!(session.usage().bytes, session.plan().bytes());
     let input = Tensor::from_f64(DType::F32, [4, 1, 8, 8], &[0.5; 256]);
-    let run = || session.run(&[(session.plan().inputs[0].name.as_str(), input.clone())]).expect("it runs");
+    let run = || session.run(&[(session.plan().programs[0].inputs[0].name.as_str(), input.clone())]).expect("it runs");
     run();
     let (usage, parts) = (session.usage(), session.overhead());
     for _ in 0..1000 {
@@ -261,7 +261,7 @@ fn forks_share_what_the_driver_takes() {
         ("allocations rounded up", rounded.sum::<u64>()),
     ];
     for run in [&forks[1], &session, &forks[0]] {
-        run.run(&[(plan.inputs[0].name.as_str(), input.clone())]).expect("it runs");
+        run.run(&[(plan.programs[0].inputs[0].name.as_str(), input.clone())]).expect("it runs");
         assert_eq!(session.overhead(), expected);
         assert_eq!(run.usage().bytes, plan.bytes());
         assert_eq!(run.usage().overhead, Some(expected.iter().map(|part| part.1).sum()));
@@ -278,7 +278,7 @@ fn a_range_runs_in_the_memory_of_its_largest_binding() {
     let options = Options::default().set("batch", 1..=8);
     let source = session::source(onnx::load(Path::new(MODEL)).expect("a graph"));
     let session = common::load_range(source, backend, name, &options).expect("it is loaded");
-    let input = session.plan().inputs[0].name.clone();
+    let input = session.plan().programs[0].inputs[0].name.clone();
     let run = |batch: usize| {
         let tensor = Tensor::from_f64(DType::F32, [batch, 1, 8, 8], &vec![0.5; 64 * batch]);
         let outputs = session.run(&[(input.as_str(), tensor)]).expect("it runs");
@@ -307,7 +307,7 @@ fn a_graph_that_cannot_be_used_takes_nothing() {
     g.output("y", x + 1.0);
     let graph = g.finish().expect("the graph is sound");
     let plan = plan::planned(&graph.into(), backend.target(), &Limits { memory: None }).expect("it is planned");
-    let kernel = backend.compile(&plan.kernels[0]).expect("it is rendered");
+    let kernel = backend.compile(&plan.programs[0].kernels[0]).expect("it is rendered");
     let segment = backend.alloc(1 << 10, Memory::Device).expect("it has room");
     let launch = Launch::new(kernel, vec![Slice { segment, offset: 0, bytes: 1 << 10 }; 2]);
     let alone = backend.record(std::slice::from_ref(&launch)).expect("one launch is no graph");
@@ -536,7 +536,7 @@ fn plans_compile() {
             let kernel = schedule::scheduled(kernel, &own).expect("there is a text for it");
             render(&kernel, &own, &Bindings::distinct(&kernel), Dialect::Cuda).expect("it is rendered")
         };
-        let sources: Vec<_> = plan.kernels.iter().map(render).collect();
+        let sources: Vec<_> = plan.programs[0].kernels.iter().map(render).collect();
         let texts: Vec<&str> = sources.iter().map(|source| source.text.as_str()).collect();
         let image = machine_code(&search, "sm_90a", &texts).unwrap_or_else(|error| panic!("{file}: {error}"));
         assert_eq!(&image[..4], b"\x7fELF");

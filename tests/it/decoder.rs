@@ -22,7 +22,7 @@ fn anew(prompt: &[i64], count: usize) -> Vec<i64> {
         options.dims = dims;
         options.outputs = vec!["logits".to_owned()];
         let session = Session::from_path(format!("{FOLDER}/model.onnxtxt"), &options).expect("it loads");
-        let inputs = session.plan().inputs.iter().map(|port| {
+        let inputs = session.plan().programs[0].inputs.iter().map(|port| {
             let values: Vec<f64> = match &port.name[..] {
                 "input_ids" => text.iter().map(|&token| token as f64).collect(),
                 _ => vec![1.0; port.shape.numel()],
@@ -138,7 +138,7 @@ fn ties_of_dims_are_found_or_given() {
     let plan = |more: &[&str]| {
         let all = [&args[..], more, &["--json"]].concat();
         let output = Command::new(env!("CARGO_BIN_EXE_plimsoll")).args(&all).output().expect("the program starts");
-        common::printed(&all, &String::from_utf8_lossy(&output.stdout))["summary"].clone()
+        common::printed(&all, &String::from_utf8_lossy(&output.stdout))["programs"][0]["summary"].clone()
     };
     assert_eq!(plan(&[]), plan(&["--set", "total_sequence=past_sequence + sequence"]));
 }

@@ -18,7 +18,7 @@ fn run(text: &str, inputs: &[(&str, Tensor)], fuse: bool) -> (Vec<Vec<f64>>, usi
         Options { threads: 2, recipe: Recipe { fuse, ..Recipe::default() }, ..Options::default() }.on(Choice::Cpu);
     let session = Session::from_graph(graph, &options).expect("it is planned");
     let outputs = session.run(inputs).expect("it runs");
-    (outputs.iter().map(|(_, tensor)| tensor.to_f64()).collect(), session.plan().steps.len())
+    (outputs.iter().map(|(_, tensor)| tensor.to_f64()).collect(), session.plan().programs[0].steps.len())
 }
 
 /// The outputs of a graph, fused and unfused, which must agree bit for bit.
@@ -104,7 +104,13 @@ fn tuples_of_what_is_not_there() {
         let model = onnx::Model::new(onnx::text::parse(&text, Path::new("text")).expect("it parses"));
         let graph = onnx::import(&model, &[]).expect("it is a graph");
         let session = Session::from_graph(graph, &Options::default().on(Choice::Cpu)).expect("it is planned");
-        let data = session.plan().inputs.iter().find(|input| input.name == "data").expect("an input").shape.clone();
+        let data = session.plan().programs[0]
+            .inputs
+            .iter()
+            .find(|input| input.name == "data")
+            .expect("an input")
+            .shape
+            .clone();
         let numbers: Vec<f64> = (0..data.numel()).map(|n| n as f64).collect();
         let data = Tensor::from_f64(DType::F32, data, &numbers);
         let run = |first: i64| {

@@ -70,7 +70,7 @@ fn a_saved_plan_runs_as_the_model_does() {
         let plan: Value = serde_json::from_slice(&std::fs::read(&saved).expect("it is there")).expect("it is JSON");
         assert_eq!(
             (bytes(&ran["memory"]), &ran["memory"]["allocated_bytes"]),
-            (bytes(&plan["summary"]), &bytes(&plan["summary"]))
+            (bytes(&plan["programs"][0]["summary"]), &bytes(&plan["programs"][0]["summary"]))
         );
         [&one, &other].iter().for_each(|made| std::fs::remove_dir_all(made).expect("it is there"));
     }
@@ -101,10 +101,10 @@ fn the_data_of_a_plan_is_found_again() {
                 }
                 let measured = Prepared { tuned: Some(Arc::new(tuned)), ..graph.clone() };
                 let (plan, constants) = plan::compile(&measured, &target, &FREE).expect("it is planned");
-                let found =
-                    plan::data(graph.clone(), &plan).unwrap_or_else(|e| panic!("{file} for {}: {e}", target.name));
-                let same = found.iter().zip(&constants).all(|(a, b)| a.name == b.name && a.same(b));
-                assert!(same && found.len() == constants.len(), "{file} for {}", target.name);
+                let found = plan::data(graph.clone(), plan.first())
+                    .unwrap_or_else(|e| panic!("{file} for {}: {e}", target.name));
+                let same = found.iter().zip(&constants[0]).all(|(a, b)| a.name == b.name && a.same(b));
+                assert!(same && found.len() == constants[0].len(), "{file} for {}", target.name);
             }
         }
     }
@@ -210,7 +210,7 @@ fn what_is_no_plan_of_the_model_is_refused() {
     ok(&[&["plan", DIGITS, "--set", "batch=1..4", "-o", &other]]);
     run(&other, DIGITS, &[], &["other.json", "batch=1..4", "one extent"]);
     ok(&[&["plan", DIGITS, "graphs/mlp.onnxtxt", "--set", "batch=3", "-o", &other]]);
-    run(&other, DIGITS, &[], &["other.json", "expected one plan, found several programs"]);
+    run(&other, DIGITS, &[], &["other.json", "expected the plan of one model, found 2 programs"]);
     let plan: Value = serde_json::from_slice(&std::fs::read(&saved).expect("it is there")).expect("it is JSON");
     let edited = |edit: &dyn Fn(&mut Value)| {
         let mut plan = plan.clone();
@@ -220,7 +220,7 @@ fn what_is_no_plan_of_the_model_is_refused() {
     let without = edited(&|plan| _ = plan.as_object_mut().expect("a record").remove("origin"));
     run(&without, DIGITS, &[], &["edited.json", "does not say of which model"]);
     // It breaks a rule.
-    let unsound = edited(&|plan| plan["buffers"][0]["offset"] = json!(4));
+    let unsound = edited(&|plan| plan["programs"][0]["buffers"][0]["offset"] = json!(4));
     run(&unsound, DIGITS, &[], &["edited.json", "plan: "]);
     // It breaks none, and computes something else: another binding, another recipe, another kernel, another wiring, other names.
     let origin = edited(&|plan| plan["origin"]["dims"][0] = json!({"name": "batch", "least": 2, "most": 2}));
@@ -233,9 +233,9 @@ fn what_is_no_plan_of_the_model_is_refused() {
     }
     let recipe = edited(&|plan| plan["origin"]["recipe"]["fuse"] = json!(false));
     run(&recipe, DIGITS, &[], &["edited.json", "it is no plan of"]);
-    let named = edited(&|plan| plan["outputs"][0]["name"] = json!("other"));
+    let named = edited(&|plan| plan["programs"][0]["outputs"][0]["name"] = json!("other"));
     run(&named, DIGITS, &[], &["edited.json", "expected outputs logits, found other"]);
-    let step = edited(&|plan| plan["steps"][0]["name"] = json!("other"));
+    let step = edited(&|plan| plan["programs"][0]["steps"][0]["name"] = json!("other"));
     run(&step, DIGITS, &[], &["edited.json", "step 0 'other': the graph has no such step"]);
 }
 

@@ -285,10 +285,12 @@ fn no_step_copies_what_grows() {
         let graph = grown(&folder.file("model.onnxtxt", text), &states, ranges, 1).expect("it grows");
         for target in [Target::cpu(1), Target::wgpu(), Target::cuda()] {
             let plan = common::planned(&graph, &target);
-            let rows =
-                |state: &str| plan.state.iter().find(|s| s.port.name == state).expect("it is a state").port.shape[2];
+            let rows = |state: &str| {
+                plan.programs[0].state.iter().find(|s| s.port.name == state).expect("it is a state").port.shape[2]
+            };
             assert_eq!([rows("past_k"), rows("past_v")], [ROOM; 2]);
-            let kernels = plan.steps.iter().map(|step| (&step.name, &plan.kernels[step.kernel].shape));
+            let kernels =
+                plan.programs[0].steps.iter().map(|step| (&step.name, &plan.programs[0].kernels[step.kernel].shape));
             let large: Vec<_> = kernels.filter(|(_, shape)| shape.numel() >= ROOM * 4).collect();
             assert!(large.is_empty(), "{} on {}: {large:?}", graph.name, target.name);
         }
@@ -337,7 +339,7 @@ fn a_run_beyond_the_capacity_is_refused_before_it_writes() {
     let folder = Folder::new("grow-beyond");
     let path = folder.file("decoder.onnxtxt", DECODER);
     let session = Session::from_path(&path, &options(&[("past_*", "present_*")], 5)).expect("it loads");
-    let state = &session.plan().state[0];
+    let state = &session.plan().programs[0].state[0];
     assert_eq!((state.port.name.as_str(), state.count.map(|c| (c.by, c.most))), ("past", Some((2, 5))));
     let inputs = || {
         [

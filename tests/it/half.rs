@@ -92,17 +92,21 @@ fn planned(graph: &Graph, target: &Target) -> Plan {
 }
 
 fn products(plan: &Plan) -> Vec<&MatMul> {
-    let call = |step: &plan::Step| match plan.kernels[step.kernel].schedule.call() {
+    let call = |step: &plan::Step| match plan.programs[0].kernels[step.kernel].schedule.call() {
         Some(Call::MatMul(call)) => Some(call),
         _ => None,
     };
-    plan.steps.iter().filter_map(call).collect()
+    plan.programs[0].steps.iter().filter_map(call).collect()
 }
 
 /// The number of products in its plan, without those inside attention.
 fn count(graph: &Graph, target: &Target) -> usize {
     let plan = planned(graph, target);
-    plan.steps.iter().filter(|step| plan.kernels[step.kernel].template == Template::MatMul).count()
+    plan.programs[0]
+        .steps
+        .iter()
+        .filter(|step| plan.programs[0].kernels[step.kernel].template == Template::MatMul)
+        .count()
 }
 
 /// The output of the graph in this type, with or without passes, on the same numbers. 16-bit floats are rounded at every node.
@@ -127,7 +131,7 @@ fn output(graph: &Graph) -> Vec<f64> {
 fn a_stream_is_rounded_to_f32() {
     let plan = planned(&layers(DType::BF16, LAYER, END), &Target::cuda());
     // The start, then three steps per layer: the normalisation, and two products with the operators after them; the last normalisation.
-    assert_eq!(plan.steps.len(), 2 + 3 * LAYERS);
+    assert_eq!(plan.programs[0].steps.len(), 2 + 3 * LAYERS);
     let products = products(&plan);
     assert_eq!(products.len(), 2 * LAYERS);
     for pair in products.chunks(2) {
@@ -137,10 +141,14 @@ fn a_stream_is_rounded_to_f32() {
         let seen = (outer.d.dtype, outer.a.dtype, outer.bias.is_some(), outer.c.as_ref().map(|c| c.dtype));
         assert_eq!(seen, (DType::F32, DType::BF16, true, Some(DType::F32)));
     }
-    let sums: Vec<_> = plan.steps.iter().filter(|s| plan.kernels[s.kernel].writes[0].dtype == DType::F32).collect();
+    let sums: Vec<_> = plan.programs[0]
+        .steps
+        .iter()
+        .filter(|s| plan.programs[0].kernels[s.kernel].writes[0].dtype == DType::F32)
+        .collect();
     assert_eq!(sums.len(), 1 + LAYERS, "the start and each layer's sum");
     let place = |step: &plan::Step| {
-        let buffer = &plan.buffers[step.writes[0]];
+        let buffer = &plan.programs[0].buffers[step.writes[0]];
         (buffer.segment, buffer.offset)
     };
     assert!(sums.iter().all(|step| place(step) == place(sums[0])), "each sum takes the place of the one before it");
@@ -161,7 +169,11 @@ fn results_are_more_exact() {
 fn other_sums_stay_halves() {
     let wide = |graph: &Graph, target: &Target| {
         let plan = planned(graph, target);
-        plan.steps.iter().filter(|s| plan.kernels[s.kernel].writes[0].dtype == DType::F32).count()
+        plan.programs[0]
+            .steps
+            .iter()
+            .filter(|s| plan.programs[0].kernels[s.kernel].writes[0].dtype == DType::F32)
+            .count()
     };
     // Products read these values directly, so each product would need a 16-bit copy.
     let read = LAYER.replace("MatMul (nFROM, vFROM)", "MatMul (xFROM, vFROM)");
@@ -171,18 +183,21 @@ fn other_sums_stay_halves() {
     assert_eq!(wide(&layers(DType::BF16, &post, END), &Target::cuda()), 0);
     // An output is stored in its own type.
     let plan = planned(&layers(DType::BF16, LAYER, "y = Identity (LAST)"), &Target::cuda());
-    let last = plan.steps.last().expect("there are steps");
-    assert_eq!(plan.kernels[last.kernel].writes[0].dtype, DType::BF16);
+    let last = plan.programs[0].steps.last().expect("there are steps");
+    assert_eq!(plan.programs[0].kernels[last.kernel].writes[0].dtype, DType::BF16);
     // Targets without 16-bit floats store everything as `f32` anyway.
     let graph = layers(DType::F32, LAYER, END);
     let before = planned(&graph, &Target::cuda());
-    assert!(before.kernels.iter().all(|k| k.body.code.iter().all(|i| i.dtype == DType::F32)), "f32 is left alone");
+    assert!(
+        before.programs[0].kernels.iter().all(|k| k.body.code.iter().all(|i| i.dtype == DType::F32)),
+        "f32 is left alone"
+    );
 }
 
 #[test]
 fn factors_behind_a_normalisation_are_not_rounded_between() {
     let plan = planned(&layers(DType::BF16, LAYER, END), &Target::cuda());
-    let rows = plan.kernels.iter().filter(|k| matches!(k.template, Template::Row { .. }));
+    let rows = plan.programs[0].kernels.iter().filter(|k| matches!(k.template, Template::Row { .. }));
     for kernel in rows {
         let halves = kernel.body.code.iter().filter(|i| i.dtype == DType::BF16).count();
         assert_eq!(halves, 1, "the result alone: {:?}", kernel.body);
@@ -209,7 +224,7 @@ fn products_of_one_value_are_one() {
     };
     let plain = graph("bfloat16", "", "");
     let plan = planned(&plain, &cuda);
-    let names: Vec<_> = plan.steps.iter().map(|s| &s.name).collect();
+    let names: Vec<_> = plan.programs[0].steps.iter().map(|s| &s.name).collect();
     assert_eq!((names.len(), products(&plan)[0].m), (3, 192), "a product, an attention, its rows: {names:?}");
     assert_eq!(count(&graph("float16", "", ""), &cuda), 1);
     // Without a bias; with an operator in between; with another value.
@@ -282,7 +297,7 @@ fn large_constants_are_not_widened() {
                 e = Exp (x)  h = Cast <to = 16> (e)  y = Add (h, c)
             }}"
         );
-        planned(&parameterised(&text), &Target::cuda()).summary.constant_bytes
+        planned(&parameterised(&text), &Target::cuda()).programs[0].summary.constant_bytes
     };
     assert_eq!((bytes(256), bytes(512)), (4 * 256 * 256, 2 * 512 * 256));
 }
@@ -343,7 +358,7 @@ fn literals(plan: &Plan) -> BTreeSet<String> {
         }
     }
     let mut found = BTreeSet::new();
-    walk(&serde_json::to_value(&plan.kernels).expect("it is JSON"), &mut found);
+    walk(&serde_json::to_value(&plan.programs[0].kernels).expect("it is JSON"), &mut found);
     found
 }
 

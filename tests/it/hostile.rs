@@ -75,7 +75,8 @@ fn constants_that_grow_far_are_left_to_the_run() {
         );
         planned(imported(&text, &[]).expect("a graph"), &Target::cpu(1)).expect("a plan")
     };
-    let constants = |plan: &Plan| plan.constants.iter().map(|c| plan.buffers[c.buffer].bytes).sum::<u64>();
+    let constants =
+        |plan: &Plan| plan.programs[0].constants.iter().map(|c| plan.programs[0].buffers[c.buffer].bytes).sum::<u64>();
     assert_eq!(constants(&tiled(1 << 10)), 4 << 20);
     let large = tiled(1 << 20);
     assert!(constants(&large) <= 4096 && large.bytes() >= 4 << 30, "{} bytes", constants(&large));
@@ -150,7 +151,10 @@ fn constants_of_decompositions_are_made_when_they_are_asked_for() {
     }";
     let graph = imported(text, &[]).expect("a graph");
     let session = Session::from_graph(graph, &Options::default().on(Choice::Cpu)).expect("a plan");
-    let masks = session.plan().constants.iter().filter(|c| session.plan().buffers[c.buffer].bytes >= 10_000);
+    let masks = session.plan().programs[0]
+        .constants
+        .iter()
+        .filter(|c| session.plan().programs[0].buffers[c.buffer].bytes >= 10_000);
     assert_eq!(masks.count(), 2);
     let ones = |n: f64| Tensor::from_f64(DType::F32, [100], &[n; 100]);
     let found = session.run(&[("a", ones(1.0)), ("b", ones(2.0))]).expect("it runs");
@@ -222,11 +226,11 @@ fn what_loops_repeat_is_bounded() {
 fn plans_without_steps_are_checked() {
     let text = "g (float[3] x, float[0] z) => (float[0] y) { y = Relu (z) }";
     let mut plan = planned(imported(text, &[]).expect("a graph"), &Target::cpu(1)).expect("a plan");
-    plan.steps.clear();
-    plan.kernels.clear();
-    plan.summary.steps = 0;
+    plan.programs[0].steps.clear();
+    plan.programs[0].kernels.clear();
+    plan.programs[0].summary.steps = 0;
     check(&plan).expect("nothing is to be computed");
-    assert!(report::diff(&diff(&plan, &plan)).contains("the same: 3 buffers"));
+    assert!(report::diff(&diff(plan.first(), plan.first())).contains("the same: 3 buffers"));
 }
 
 /// A plan that says where the columns of a product go may say that they are apart. The product is then collected elsewhere, and has room.

@@ -9,23 +9,23 @@ use plimsoll::internals::target::Target;
 
 /// What the steps of a plan compute one after another, by the meaning of their kernels. The graph has no constants that are stored.
 fn run(plan: &Plan, inputs: &[Vec<f64>]) -> Vec<Vec<f64>> {
-    assert!(plan.constants.is_empty(), "constants are literals");
-    let mut memory: Vec<Vec<f64>> = plan.buffers.iter().map(|b| vec![f64::NAN; b.shape.numel()]).collect();
-    for (port, values) in plan.inputs.iter().zip(inputs) {
+    assert!(plan.programs[0].constants.is_empty(), "constants are literals");
+    let mut memory: Vec<Vec<f64>> = plan.programs[0].buffers.iter().map(|b| vec![f64::NAN; b.shape.numel()]).collect();
+    for (port, values) in plan.programs[0].inputs.iter().zip(inputs) {
         memory[port.buffer.index()].clone_from(values);
     }
-    for step in &plan.steps {
+    for step in &plan.programs[0].steps {
         let read: Vec<_> = step.reads.iter().map(|b| memory[b.index()].clone()).collect();
-        for (stores, buffer) in stores(&plan.kernels[step.kernel], &read).into_iter().zip(&step.writes) {
+        for (stores, buffer) in stores(&plan.programs[0].kernels[step.kernel], &read).into_iter().zip(&step.writes) {
             stores.into_iter().for_each(|(at, value)| memory[buffer.index()][at as usize] = value);
         }
     }
-    plan.outputs.iter().map(|port| memory[port.buffer.index()].clone()).collect()
+    plan.programs[0].outputs.iter().map(|port| memory[port.buffer.index()].clone()).collect()
 }
 
 /// The results of each row kernel.
 fn results(plan: &Plan) -> Vec<usize> {
-    let rows = plan.steps.iter().map(|step| &plan.kernels[step.kernel]);
+    let rows = plan.programs[0].steps.iter().map(|step| &plan.programs[0].kernels[step.kernel]);
     rows.filter(|kernel| matches!(kernel.template, Template::Row { .. })).map(|kernel| kernel.writes.len()).collect()
 }
 

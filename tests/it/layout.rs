@@ -69,16 +69,16 @@ fn planned(graph: &Graph, target: &Target) -> (Plan, Vec<Vec<f64>>) {
     let graph = graph.clone();
     let graph = Recipe::default().whole(graph, target).expect("the passes run");
     let (plan, constants) = plan::compile(&graph, target, &Limits { memory: None }).expect("it is planned and checked");
-    (plan, constants.iter().map(|c| c.value().expect("it is known").to_f64()).collect())
+    (plan, constants[0].iter().map(|c| c.value().expect("it is known").to_f64()).collect())
 }
 
 /// Runs a plan's kernels in the interpreter, each buffer with memory of its own.
 fn run(plan: &Plan, constants: &[Vec<f64>], inputs: &[Tensor]) -> Vec<Vec<f64>> {
-    let mut buffers: Vec<Vec<f64>> = vec![Vec::new(); plan.buffers.len()];
-    plan.constants.iter().zip(constants).for_each(|(port, values)| buffers[port.buffer] = values.clone());
-    plan.inputs.iter().zip(inputs).for_each(|(port, tensor)| buffers[port.buffer] = tensor.to_f64());
-    for step in &plan.steps {
-        let kernel: &Kernel = &plan.kernels[step.kernel];
+    let mut buffers: Vec<Vec<f64>> = vec![Vec::new(); plan.programs[0].buffers.len()];
+    plan.programs[0].constants.iter().zip(constants).for_each(|(port, values)| buffers[port.buffer] = values.clone());
+    plan.programs[0].inputs.iter().zip(inputs).for_each(|(port, tensor)| buffers[port.buffer] = tensor.to_f64());
+    for step in &plan.programs[0].steps {
+        let kernel: &Kernel = &plan.programs[0].kernels[step.kernel];
         let reads: Vec<_> = step.reads.iter().map(|&b| buffers[b].clone()).collect();
         for ((operand, &buffer), values) in kernel.writes.iter().zip(&step.writes).zip(evaluate(kernel, &reads)) {
             let buffer = &mut buffers[buffer];
@@ -88,7 +88,7 @@ fn run(plan: &Plan, constants: &[Vec<f64>], inputs: &[Tensor]) -> Vec<Vec<f64>> 
             }
         }
     }
-    plan.outputs.iter().map(|port| buffers[port.buffer].clone()).collect()
+    plan.programs[0].outputs.iter().map(|port| buffers[port.buffer].clone()).collect()
 }
 
 fn inputs() -> Vec<Tensor> {
@@ -103,7 +103,8 @@ fn inputs() -> Vec<Tensor> {
 fn channels_come_last_where_tensor_cores_convolve() {
     let graph = network();
     let (plan, constants) = planned(&graph, &Target::cuda());
-    let convolutions: Vec<_> = plan.kernels.iter().filter(|k| matches!(k.template, Template::Conv { .. })).collect();
+    let convolutions: Vec<_> =
+        plan.programs[0].kernels.iter().filter(|k| matches!(k.template, Template::Conv { .. })).collect();
     let (depthwise, convolutions): (Vec<_>, Vec<_>) =
         convolutions.into_iter().partition(|k| matches!(k.template, Template::Conv { groups: 16, .. }));
     // Rendered: eight bytes of neighbouring channels at a time, of the weights, too.
@@ -123,7 +124,7 @@ fn channels_come_last_where_tensor_cores_convolve() {
     // Normalisation went into the weights, the residual and the activation into the call.
     let with = |f: fn(&Call) -> bool| convolutions.iter().filter(|k| k.schedule.call().is_some_and(f)).count();
     assert_eq!(with(|c| matches!(c, Call::Conv(c) if c.bias.is_some())), 1);
-    for kernel in plan.kernels.iter().filter(|k| k.template == Template::Map) {
+    for kernel in plan.programs[0].kernels.iter().filter(|k| k.template == Template::Map) {
         let axes = kernel.shape.iter().zip(&kernel.writes[0].access.strides).filter(|(extent, _)| **extent > 1);
         let strides: Vec<_> = axes.map(|(_, stride)| *stride).collect();
         assert!(strides.is_sorted_by(|a, b| a > b), "neighbours do not lie side by side: {strides:?}");
@@ -144,7 +145,8 @@ fn images_are_row_major_without_tensor_cores() {
     let graph = network();
     let plain = Target { libraries: Libraries::default(), ..Target::cuda() };
     let (plan, _) = planned(&graph, &plain);
-    let images = plan.kernels.iter().filter(|k| matches!(k.template, Template::Conv { .. } | Template::Pool { .. }));
+    let images =
+        plan.programs[0].kernels.iter().filter(|k| matches!(k.template, Template::Conv { .. } | Template::Pool { .. }));
     assert!(images.clone().count() > 3);
     assert!(images.flat_map(|k| k.reads[..1].iter().chain(&k.writes)).all(|o| !o.access.has_channels_last()));
 }

@@ -72,7 +72,9 @@ fn fails(args: &[&[&str]], words: &[&str]) {
 
 /// Bytes of a plan that the program makes.
 fn planned(args: &[&[&str]]) -> u64 {
-    ok_json(&[&[&["plan"][..]], args].concat())["summary"]["planned_bytes"].as_u64().expect("a number of bytes")
+    ok_json(&[&[&["plan"][..]], args].concat())["programs"][0]["summary"]["planned_bytes"]
+        .as_u64()
+        .expect("a number of bytes")
 }
 
 fn bytes(value: &Value) -> u64 {
@@ -178,8 +180,8 @@ fn an_order_can_make_it_fit() {
     let model = File::new("order.onnxtxt", source);
     let args: &[&str] = &["plan", model.path(), "--set", "n=2048"];
     let plan = ok_json(&[args]);
-    let figure = |key: &str| bytes(&plan["summary"][key]);
-    let (needed, least) = (figure("planned_bytes"), bytes(&plan["summary"]["orders"][0]["bound"]));
+    let figure = |key: &str| bytes(&plan["programs"][0]["summary"][key]);
+    let (needed, least) = (figure("planned_bytes"), bytes(&plan["programs"][0]["summary"]["orders"][0]["bound"]));
     let file = needed - figure("arena_bytes") + least;
     assert!(
         least >= 3 * 2048 * 512 * 4 && figure("arena_bytes") < least,
@@ -204,9 +206,10 @@ fn copied_parts_are_no_other_order() {
     let mut plan = plan_of(8, true);
     let verdict = |plan: &Plan| Answer::of(plan, limit).verdict;
     let candidate = |name: &str, bound: u64| Candidate { name: name.into(), bound, peak: bound };
-    plan.summary.orders = vec![candidate("file", 1 << 30), candidate("late", 1 << 10)];
+    plan.programs[0].summary.orders = vec![candidate("file", 1 << 30), candidate("late", 1 << 10)];
     assert_eq!(verdict(&plan), Verdict::FitsReordered);
-    plan.summary.orders.push(candidate("file, parts copied", plan.class_bytes(Class::Activation)));
+    let arena = plan.class_bytes(Class::Activation);
+    plan.programs[0].summary.orders.push(candidate("file, parts copied", arena));
     assert_eq!(verdict(&plan), Verdict::Fits);
 }
 
@@ -353,25 +356,25 @@ fn where_steps_have_one_order_the_bound_is_what_is_live() {
 
 /// Bytes of the plan that hold needed data during each step, counted by byte ranges. Outside the arena, all bytes do.
 fn counted(plan: &Plan) -> Vec<u64> {
-    let mut uses: Vec<Option<(usize, usize)>> = vec![None; plan.buffers.len()];
-    for (s, step) in plan.steps.iter().enumerate() {
+    let mut uses: Vec<Option<(usize, usize)>> = vec![None; plan.programs[0].buffers.len()];
+    for (s, step) in plan.programs[0].steps.iter().enumerate() {
         for &b in step.reads.iter().chain(&step.writes) {
             uses[b] = Some(uses[b].map_or((s, s), |(first, _)| (first, s)));
         }
     }
-    for port in &plan.inputs {
+    for port in &plan.programs[0].inputs {
         uses[port.buffer] = Some((0, uses[port.buffer].map_or(0, |(_, last)| last)));
     }
-    for port in &plan.outputs {
-        uses[port.buffer] = uses[port.buffer].map(|(first, _)| (first, plan.steps.len()));
+    for port in &plan.programs[0].outputs {
+        uses[port.buffer] = uses[port.buffer].map(|(first, _)| (first, plan.programs[0].steps.len()));
     }
-    let arena = |b: &usize| plan.segments[plan.buffers[*b].segment].class == Class::Activation;
+    let arena = |b: &usize| plan.segments[plan.programs[0].buffers[*b].segment].class == Class::Activation;
     let resident = plan.bytes() - plan.class_bytes(Class::Activation);
-    let buffers: Vec<usize> = (0..plan.buffers.len()).filter(arena).collect();
+    let buffers: Vec<usize> = (0..plan.programs[0].buffers.len()).filter(arena).collect();
     let at = |step: usize| {
         let live = |b: &usize| uses[*b].is_some_and(|(first, last)| first <= step && step <= last);
         let range = |b: usize| {
-            let buffer = &plan.buffers[b];
+            let buffer = &plan.programs[0].buffers[b];
             (buffer.segment, buffer.offset, buffer.offset + buffer.bytes)
         };
         // Bytes that buffers share count once.
@@ -384,7 +387,7 @@ fn counted(plan: &Plan) -> Vec<u64> {
             sum + to.saturating_sub(from)
         })
     };
-    (0..plan.steps.len()).map(at).collect()
+    (0..plan.programs[0].steps.len()).map(at).collect()
 }
 
 #[test]
@@ -394,24 +397,24 @@ fn the_peak_adds_up() {
             let graph = graphs::import(file, dims);
             let graph = Recipe::default().whole(graph, &target).expect("the passes run");
             let plan = plan::planned(&graph, &target, &UNLIMITED).expect("it is planned");
-            let peak = peak(&plan, Some(&graph.graph));
+            let peak = peak(plan.first(), Some(&graph.graph));
             let live: u64 = peak.live.iter().map(|h| h.bytes).sum();
             let held: u64 = peak.held.iter().map(|h| h.bytes).sum();
             assert_eq!(live + peak.others.bytes + peak.idle_bytes + held, plan.bytes(), "{file}: {peak:?}");
             assert_eq!(peak.bytes, plan.bytes());
             assert!(peak.live.is_sorted_by(|a, b| a.bytes >= b.bytes), "{file}: {peak:?}");
-            let step = &plan.steps[peak.step.expect("there are steps")];
+            let step = &plan.programs[0].steps[peak.step.expect("there are steps")];
             assert_eq!(step.name, peak.name);
             // The results of the step in the arena are live while it runs.
             for &b in &step.writes {
-                let buffer = &plan.buffers[b];
+                let buffer = &plan.programs[0].buffers[b];
                 let listed = peak.live.iter().any(|h| h.name == buffer.name) || peak.others.count > 0;
                 assert!(plan.segments[buffer.segment].class != Class::Activation || listed, "{file}: {}", buffer.name);
             }
             if target.streams == 1 {
                 // This count has no padding; the choice of the peak's step includes it.
                 let most = counted(&plan).into_iter().max().expect("there are steps");
-                let (found, padding) = (plan.bytes() - peak.idle_bytes, 256 * plan.buffers.len() as u64);
+                let (found, padding) = (plan.bytes() - peak.idle_bytes, 256 * plan.programs[0].buffers.len() as u64);
                 assert!(found <= most && most < found + padding, "{file}: {found} of {most}");
             }
         }
@@ -625,7 +628,7 @@ fn remedies_are_planned() {
     let model: &[&str] = &["graphs/attention.onnxtxt", "--set", "sequence=128"];
     let base = planned(&[model, &["--set", "batch=8"]]);
     let advice = ok_json(&[&["plan", "--advise"], model, &["--set", "batch=8"]]);
-    assert_eq!(bytes(&advice["summary"]["planned_bytes"]), base, "it is still a plan");
+    assert_eq!(bytes(&advice["programs"][0]["summary"]["planned_bytes"]), base, "it is still a plan");
     let remedies = advice["advice"]["remedies"].as_array().expect("a list");
     assert!(remedies.len() >= 4, "{remedies:?}");
     for remedy in remedies {
@@ -683,8 +686,8 @@ fn remedies_name_flags_that_are_there() {
     assert_eq!(said(&halves, "--f16"), None, "{halves}");
     let range = ok_json(&[&["plan", digits[0], "--target", "cuda", "--f16", "--set", "batch=1..64"]]);
     assert_eq!(
-        range["summary"]["arena_bytes"],
-        ok_json(&[&["plan", "--target", "cuda", "--f16"], digits])["summary"]["arena_bytes"]
+        range["programs"][0]["summary"]["arena_bytes"],
+        ok_json(&[&["plan", "--target", "cuda", "--f16"], digits])["programs"][0]["summary"]["arena_bytes"]
     );
     let kernels: &[&[&str]] = &[&["emit", digits[0], "cuda", "--set", "batch=64"]];
     assert_ne!(ok(kernels), ok(&[kernels, &[&["--f16"]]].concat()));
@@ -695,7 +698,7 @@ fn remedies_name_flags_that_are_there() {
     assert_eq!(plan(&["--threads", "1"])["target"]["threads"], 1);
     let advised = plan(&["--advise"])["advice"].clone();
     for threads in [4, 2, 1].map(|n: u32| n.to_string()) {
-        let expected = bytes(&plan(&["--threads", &threads])["summary"]["planned_bytes"]);
+        let expected = bytes(&plan(&["--threads", &threads])["programs"][0]["summary"]["planned_bytes"]);
         assert_eq!(said(&advised, &format!("--threads {threads}")), Some(expected), "{advised}");
     }
 }
@@ -788,7 +791,7 @@ fn f16_values_take_less_and_mean_the_same() {
     let model = onnx::load(Path::new("graphs/digits.onnx")).expect("it is a model");
     // At small batches, cuDNN's convolutions of 16-bit floats need more workspace than the smaller floats save.
     let dims = vec![("batch".to_owned(), 512)];
-    let case = Case { model: &model, dims, target: cuda, recipe: Recipe::default() };
+    let case = Case::of(&model, dims, cuda, Recipe::default());
     let advice = advise::advise(&case, None).expect("it is planned");
     let remedy = advice.remedies.iter().find(|r| r.name == "f16 values").expect("it is tried");
     let Taken::Bytes(found) = remedy.bytes else { panic!("{remedy:?}") };
@@ -859,7 +862,7 @@ fn nodes_of_one_name_are_not_mixed_up() {
     let target = Target::cpu(1);
     let graph = onnx::import(&onnx::Model::new(proto), &[]).expect("it is a graph");
     let graph = Recipe { fuse: false, ..Recipe::default() }.whole(graph, &target).expect("the passes run");
-    let peak = peak(&plan::planned(&graph, &target, &UNLIMITED).expect("it is planned"), Some(&graph.graph));
+    let peak = peak(plan::planned(&graph, &target, &UNLIMITED).expect("it is planned").first(), Some(&graph.graph));
     assert!(peak.live.iter().any(|h| h.kernel != "input"), "{peak:?}");
     for holder in &peak.live {
         assert_eq!(holder.operator, holder.kernel, "{peak:?}");
@@ -876,25 +879,25 @@ fn plan_of(batch: usize, fuse: bool) -> Plan {
 #[test]
 fn plans_are_compared() {
     let [small, large, unfused] = [plan_of(4, true), plan_of(64, true), plan_of(4, false)];
-    let same = diff(&small, &small);
-    assert!(same.buffers.is_empty() && same.unchanged == small.buffers.len());
+    let same = diff(small.first(), small.first());
+    assert!(same.buffers.is_empty() && same.unchanged == small.programs[0].buffers.len());
 
-    let grown = diff(&small, &large);
+    let grown = diff(small.first(), large.first());
     assert_eq!(grown.planned_bytes, [small.bytes(), large.bytes()]);
     let sum = |k: usize| grown.classes.iter().map(|t| t.bytes[k]).sum::<u64>();
     assert_eq!([sum(0), sum(1)], grown.planned_bytes, "the classes add up");
     assert!(grown.buffers.iter().all(|c| matches!(c.fate, Fate::Grown | Fate::Moved)), "{:?}", grown.buffers);
     assert!(grown.buffers.iter().any(|c| c.name == "image" && c.fate == Fate::Grown && c.bytes == [1024, 16384]));
     assert!(grown.buffers.is_sorted_by_key(|c| std::cmp::Reverse(c.bytes[0].abs_diff(c.bytes[1]))));
-    let back = diff(&large, &small);
+    let back = diff(large.first(), small.first());
     let count =
         |d: &plimsoll::internals::plan::tell::diff::Diff, fate| d.buffers.iter().filter(|c| c.fate == fate).count();
     assert_eq!(count(&grown, Fate::Grown), count(&back, Fate::Shrunk));
 
-    let more = diff(&small, &unfused);
+    let more = diff(small.first(), unfused.first());
     let [new, gone] = [Fate::New, Fate::Gone].map(|fate| count(&more, fate));
     assert!(new > 0, "unfused operators have buffers of their own");
-    assert_eq!(small.buffers.len() + new - gone, unfused.buffers.len());
+    assert_eq!(small.programs[0].buffers.len() + new - gone, unfused.programs[0].buffers.len());
 
     let [a, b] = [("a.json", &small), ("b.json", &large)].map(|(name, plan)| File::new(name, &plan.to_json()));
     let found = ok_json(&[&["diff", a.path(), b.path()]]);

@@ -68,7 +68,7 @@ fn a_constant_of_one_form_lies_in_that_form() {
     g.output("y", x.matmul(g.constant("w", floats(&[96, 32], 1)).transpose(&[1, 0])));
     let plan = planned(&g.finish().expect("the graph is sound"), &Target::cuda());
     assert_eq!(plan.class_bytes(Class::Constant), 96 * 32 * 4);
-    assert_eq!(plan.buffers[plan.constants[0].buffer].shape[..], [32, 96]);
+    assert_eq!(plan.programs[0].buffers[plan.programs[0].constants[0].buffer].shape[..], [32, 96]);
 }
 
 /// If only parts of a table are read, the table itself is not stored.
@@ -119,11 +119,15 @@ fn shared_keys_are_not_copied() {
         let graph = grouped(rows);
         for target in [Target::cpu(2), Target::cuda(), Target::wgpu()] {
             let plan = planned(&graph, &target);
-            let largest = plan.buffers.iter().filter(|b| b.class == Class::Activation).map(|b| b.bytes).max();
+            let largest =
+                plan.programs[0].buffers.iter().filter(|b| b.class == Class::Activation).map(|b| b.bytes).max();
             // Six copies of the two heads' keys would be 2 * 6 * 24 * 16 floats.
             let most = (2 * 6 * rows * 24 * 4) as u64;
             assert!(largest.is_none_or(|bytes| bytes <= most), "{rows} rows on {}: {largest:?}", target.name);
-            assert!(plan.steps.iter().all(|s| !s.name.contains("expand") && !s.name.contains("Expand")), "{plan:#?}");
+            assert!(
+                plan.programs[0].steps.iter().all(|s| !s.name.contains("expand") && !s.name.contains("Expand")),
+                "{plan:#?}"
+            );
         }
         let [k, v] = [5, 6].map(|seed| floats(&[2, 2, 24, 16], seed));
         runs(&graph, &[("q", floats(&[2, 6, rows, 16], 4)), ("k", k), ("v", v)]);
@@ -165,16 +169,21 @@ fn workspaces_take_what_is_free() {
     let plan = planned(&graph, &target);
     let bytes = |plan: &Plan| plan.class_bytes(Class::Activation);
     assert!(bytes(&plan) <= bytes(&without) + 8 * MIB, "{} beside {}", bytes(&plan), bytes(&without));
-    let spaces: Vec<u64> = plan.buffers.iter().filter(|b| b.class == Class::Workspace).map(|b| b.bytes).collect();
-    let calls: Vec<_> = plan.steps.iter().filter_map(|step| plan.kernels[step.kernel].schedule.call()).collect();
+    let spaces: Vec<u64> =
+        plan.programs[0].buffers.iter().filter(|b| b.class == Class::Workspace).map(|b| b.bytes).collect();
+    let calls: Vec<_> = plan.programs[0]
+        .steps
+        .iter()
+        .filter_map(|step| plan.programs[0].kernels[step.kernel].schedule.call())
+        .collect();
     assert_eq!((spaces.len(), calls.len()), (3, 3));
     // The second makes the peak. The others have room for larger workspaces than they need.
     assert!(calls.iter().zip(&spaces).all(|(c, &s)| c.least_workspace() <= s && s <= c.workspace()), "{spaces:?}");
     assert_eq!(spaces[1], calls[1].least_workspace());
     assert!(spaces[0] > calls[0].least_workspace() || spaces[2] == calls[2].workspace(), "{spaces:?}");
-    for step in &plan.steps {
-        let kernel = &plan.kernels[step.kernel];
-        let space = plan.buffers[step.writes[kernel.writes.len()]].bytes;
+    for step in &plan.programs[0].steps {
+        let kernel = &plan.programs[0].kernels[step.kernel];
+        let space = plan.programs[0].buffers[step.writes[kernel.writes.len()]].bytes;
         assert!(kernel.schedule.call().is_some() && kernel.workspace == space, "{}", step.name);
     }
 }
@@ -188,8 +197,11 @@ fn inputs_make_room_and_are_written_before_each_run() {
     let options = Options { backend: session::Choice::Cpu, threads: 1, ..Options::default() };
     let session = Session::from_graph(graph, &options).expect("it is loaded");
     let plan = session.plan();
-    assert!(plan.consumes_inputs());
-    assert!(plan.summary.arena_bytes < plan.summary.input_bytes + plan.summary.output_bytes + 64 * 64 * 4);
+    assert!(plan.programs[0].consumes_inputs());
+    assert!(
+        plan.programs[0].summary.arena_bytes
+            < plan.programs[0].summary.input_bytes + plan.programs[0].summary.output_bytes + 64 * 64 * 4
+    );
     let input = [("x", floats(&[64, 64], 2))];
     let first = session.run(&input).expect("it runs");
     let error = session.with(|exec| exec.replay()).expect_err("the input is gone");

@@ -178,7 +178,10 @@ fn types_are_named() {
     let x = trace.input("x", DType::F8E4M3FN, [4]);
     trace.output("y", x.cast(DType::F32) * 2.0);
     let plan = common::planned(&trace.finish().expect("a graph"), &Target::cuda());
-    assert_eq!((plan.inputs[0].dtype, &plan.inputs[0].shape), (DType::F8E4M3FN, &Shape::new([4])));
+    assert_eq!(
+        (plan.programs[0].inputs[0].dtype, &plan.programs[0].inputs[0].shape),
+        (DType::F8E4M3FN, &Shape::new([4]))
+    );
     // What is added at the edges is a number, not a code.
     let text = r#"g (float8e4m3fn[1,2] x) => (float[1,3] y)
         <int64[4] pads = {0, 1, 0, 0}, float8e4m3fn one = {56}> { wide = Pad (x, pads, one) y = Cast <to = 1> (wide) }"#;
@@ -244,9 +247,18 @@ fn elements_share_the_bytes_of_ports() {
                 let plan = session.plan();
                 assert_eq!(session.usage().bytes, plan.bytes(), "{name}");
                 let bytes = (count * dtype.bits()).div_ceil(8).next_multiple_of(4) as u64;
-                let ports = plan.inputs.iter().chain(&plan.outputs).chain(plan.state.iter().map(|state| &state.port));
+                let ports = plan.programs[0]
+                    .inputs
+                    .iter()
+                    .chain(&plan.programs[0].outputs)
+                    .chain(plan.programs[0].state.iter().map(|state| &state.port));
                 for port in ports {
-                    assert_eq!((plan.buffers[port.buffer].bytes, port.dtype), (bytes, dtype), "{name} {}", port.name);
+                    assert_eq!(
+                        (plan.programs[0].buffers[port.buffer].bytes, port.dtype),
+                        (bytes, dtype),
+                        "{name} {}",
+                        port.name
+                    );
                 }
                 let mut expected = tensor(3);
                 for by in [1, 5, 7] {

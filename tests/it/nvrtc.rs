@@ -44,7 +44,7 @@ fn planned(name: &str, graph: Graph, chunks: usize, into: &mut BTreeMap<String, 
         chunk::run(&mut graph, chunks, 0)?;
         plan::planned(&graph, &target(), &Limits { memory: None })
     });
-    collect(name, &planned.unwrap_or_else(|e| panic!("{name}: {e}")).kernels, &target(), into);
+    collect(name, &planned.unwrap_or_else(|e| panic!("{name}: {e}")).programs[0].kernels, &target(), into);
 }
 
 /// Every text, with the name of what it is for.

@@ -51,7 +51,7 @@ fn agrees(
     let passed = Recipe::default().whole(passed, target).map_err(|e| e.to_string())?;
     let (plan, constants) =
         plan::compile(&passed, target, &Limits { memory: None }).map_err(|e| format!("plan: {e}"))?;
-    let steps = plan.steps.iter().filter(|step| !step.bind_ranges.is_empty()).count();
+    let steps = plan.programs[0].steps.iter().filter(|step| !step.bind_ranges.is_empty()).count();
     let planned = plan.bytes();
     let mut exec = Exec::load(backend, plan, &constants, &|_| {}).map_err(|e| format!("load: {e}"))?;
     let found = exec.run_poisoned(&inputs).map_err(|e| format!("run: {e}"))?;

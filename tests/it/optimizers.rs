@@ -246,8 +246,8 @@ fn an_update_is_one_kernel_where_launches_cost() {
     let step = train::programs(&graph, &weights, &method(adam(true))).expect("it trains").parts.remove(0).1;
     for (target, joined) in [(Target::cuda(), 2), (Target::cpu(2), 0)] {
         let plan = Recipe::default().plan(step.clone(), &target, &Limits { memory: None }).expect("it is planned");
-        let states = plan.steps.iter().map(|step| {
-            let is_state = step.writes.iter().map(|&buffer| plan.buffers[buffer].class == Class::State);
+        let states = plan.programs[0].steps.iter().map(|step| {
+            let is_state = step.writes.iter().map(|&buffer| plan.programs[0].buffers[buffer].class == Class::State);
             is_state.filter(|&is_state| is_state).count()
         });
         let several: Vec<usize> = states.filter(|&count| count > 1).collect();

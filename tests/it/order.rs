@@ -166,19 +166,19 @@ fn no_plan_is_worse_than_the_files_order() {
         let target = Target::cpu(1);
         let graph = Recipe::default().whole(graph, &target).expect("the passes run");
         let plan = plan::planned(&graph, &target, &Limits { memory: None }).expect("it is planned and checked");
-        let found = &plan.summary.orders;
+        let found = &plan.programs[0].summary.orders;
         let draft = plan::lower::lower(&graph, &target, plan::lower::Options { join: true }).expect("it is lowered");
         let order: Vec<_> = StepIdx::all(&draft.steps).collect();
         let file = place(&problem(&draft, &order), Effort::PLAN);
         assert!(
-            plan.summary.arena_bytes.next_multiple_of(ALIGN) <= file.peak,
+            plan.programs[0].summary.arena_bytes.next_multiple_of(ALIGN) <= file.peak,
             "round {round}: {} for {found:?}",
             file.peak
         );
         assert_eq!(found[0].name, "file");
         assert!(found.iter().all(|order| order.bound <= order.peak), "{found:?}");
-        assert_eq!(found.iter().map(|order| order.peak).min(), Some(plan.summary.arena_bytes));
-        better += usize::from(plan.summary.arena_bytes.next_multiple_of(ALIGN) < file.peak);
+        assert_eq!(found.iter().map(|order| order.peak).min(), Some(plan.programs[0].summary.arena_bytes));
+        better += usize::from(plan.programs[0].summary.arena_bytes.next_multiple_of(ALIGN) < file.peak);
     }
     assert!(better > 20, "{better}");
 }
@@ -201,7 +201,7 @@ fn parts_are_copied_where_it_pays_or_where_they_must() {
     };
     let copied = |graph: &Prepared, memory: Option<u64>| {
         let plan = plan::planned(graph, &Target::cpu(1), &Limits { memory }).expect("it is planned");
-        (plan.steps.iter().any(|step| step.name.starts_with("copy of")), plan.bytes())
+        (plan.programs[0].steps.iter().any(|step| step.name.starts_with("copy of")), plan.bytes())
     };
     let little = late(8);
     let (copies, bytes) = copied(&little, None);
@@ -230,7 +230,11 @@ fn graphs_that_gain_by_another_order() {
         let target = Target::cpu(1);
         let graph = Recipe::default().whole(graph, &target).expect("the passes run");
         let plan = plan::planned(&graph, &target, &Limits { memory: None }).expect("it is planned");
-        assert_eq!((plan.summary.orders[0].bound, plan.summary.arena_bytes), (file, best), "{name}");
+        assert_eq!(
+            (plan.programs[0].summary.orders[0].bound, plan.programs[0].summary.arena_bytes),
+            (file, best),
+            "{name}"
+        );
     }
 }
 

@@ -122,7 +122,7 @@ fn constants_take_the_bytes_of_the_file() {
             for rows in [1, 100] {
                 let prepared = Recipe::default().whole(graph(&model, rows), &target).expect("the passes run");
                 let (plan, _) = compile(&prepared, &target, &Limits { memory: None }).expect("it is planned");
-                let found = plan.buffer_bytes(Class::Constant);
+                let found = plan.first().buffer_bytes(Class::Constant);
                 assert!(found <= bytes + 4 * 256, "{kind:?} on {}: {found} bytes of {bytes}", target.name);
             }
         }
@@ -137,7 +137,7 @@ fn agrees(name: &str, graph: &Graph, rows: &[usize], most: u64, state: &mut u64)
         let backend = open();
         let prepared = Recipe::default().whole(graph.clone(), backend.target()).expect("the passes run");
         let (plan, constants) = compile(&prepared, backend.target(), &Limits { memory: None }).expect("it is planned");
-        let found = plan.buffer_bytes(Class::Constant);
+        let found = plan.first().buffer_bytes(Class::Constant);
         assert!(found <= most, "{name} on {backend_name}: {found} bytes of {most}");
         let mut exec = plimsoll::internals::exec::Exec::load(backend, plan, &constants, &|_| {}).expect("it loads");
         let found = exec.run(std::slice::from_ref(&x)).expect("it runs");
@@ -258,7 +258,7 @@ fn experts_stay_packed() {
                 let prepared = Recipe::default().whole(graph.clone(), backend.target()).expect("the passes run");
                 let (plan, constants) =
                     compile(&prepared, backend.target(), &Limits { memory: None }).expect("it is planned");
-                let found = plan.buffer_bytes(Class::Constant);
+                let found = plan.first().buffer_bytes(Class::Constant);
                 // Zero points that do not fill bytes are floats.
                 let most = bytes + if zeros { 4 * 4 * 128 * 4 } else { 0 } + 16 * 256;
                 assert!(found <= most, "{name} {bits} {block:?}: {found} bytes of {most}");
@@ -427,7 +427,7 @@ fn dequantized_weights_take_the_bytes_of_the_file() {
     each_dequantized(|name, model, bytes, _, _| {
         for target in [Target::cpu(2), Target::cuda(), Target::preset("wgpu").expect("a preset")] {
             let plan = Recipe::default().plan(graph(&model, 5), &target, &Limits { memory: None }).expect(name);
-            let found = plan.buffer_bytes(Class::Constant);
+            let found = plan.first().buffer_bytes(Class::Constant);
             // Each buffer may be filled up; rows of 75 numbers begin in words of their own.
             let most = bytes as u64 * 105 / 100 + 40 * 8 + 3 * 256;
             assert!(found <= most, "{name} on {}: {found} bytes of {bytes}", target.name);
@@ -469,7 +469,7 @@ fn tied_weights_are_there_once() {
         let (model, bytes) = dequantized(("uint8", 8), [96, 64], true, Shared::Blocks(32), zeros, (ports, nodes));
         for target in [Target::cpu(2), Target::cuda(), Target::preset("wgpu").expect("a preset")] {
             let plan = Recipe::default().plan(graph(&model, 5), &target, &Limits { memory: None }).expect("a plan");
-            let found = plan.buffer_bytes(Class::Constant);
+            let found = plan.first().buffer_bytes(Class::Constant);
             // The zero points of a lookup fill whole words.
             let most = bytes as u64 + if zeros { 96 * 4 } else { 0 } + 256;
             assert!(found <= most, "{} {zeros}: {found} bytes of {bytes}", target.name);
@@ -547,7 +547,7 @@ fn halves_of_a_file_stay_halves() {
                 let prepared = Recipe::default().whole(graph.clone(), backend_of.target()).expect("the passes run");
                 let (plan, constants) =
                     compile(&prepared, backend_of.target(), &Limits { memory: None }).expect("it is planned");
-                let found = plan.buffer_bytes(Class::Constant);
+                let found = plan.first().buffer_bytes(Class::Constant);
                 // Panels of a right operand are filled up. Filters that are read tap by tap are floats on the CPU.
                 // Where halves are rounded, scales and shifts of rows are applied before that, in floats.
                 let wide = ["group = 15", "Transpose", "LayerNormalization"];
@@ -642,7 +642,7 @@ fn weights_are_quantized_where_it_is_asked_for() {
             let prepared = recipe.whole(graph(&model, 3), backend.target()).expect("the passes run");
             let (plan, constants) =
                 compile(&prepared, backend.target(), &Limits { memory: None }).expect("it is planned");
-            let found = plan.buffer_bytes(Class::Constant);
+            let found = plan.first().buffer_bytes(Class::Constant);
             let few = elements - (left - 64 * 8);
             let most = few * bits / 8 + few / quantize.block * 4 + left * 4 * 2 + 64 * 4 + 512;
             assert!(found <= most as u64, "{name} {text}: {found} bytes, expected {most}");
@@ -685,7 +685,7 @@ fn weights_in_few_bits_are_emitted_as_such() {
                     let prepared = recipe.whole(graph.clone(), backend.target()).expect("the passes run");
                     let (plan, constants) =
                         compile(&prepared, backend.target(), &Limits { memory: None }).expect("it is planned");
-                    let bytes = plan.buffer_bytes(Class::Constant);
+                    let bytes = plan.first().buffer_bytes(Class::Constant);
                     let exec = plimsoll::internals::exec::Exec::load(backend, plan, &constants, &|_| {});
                     (bytes, exec.expect("it loads").run(std::slice::from_ref(&x)).expect("it runs"))
                 };
@@ -840,7 +840,7 @@ fn floats_of_few_bits_stay_packed() {
             let plan = common::planned(&graph, &target);
             // The list of what the codes stand for has 4 bytes for each.
             let most = bytes + if kind == "float4e2m1" { 64 } else { 1024 } + 3 * target.alignment as usize;
-            let found = plan.buffer_bytes(Class::Constant) as usize;
+            let found = plan.first().buffer_bytes(Class::Constant) as usize;
             assert!(found <= most, "{kind} {scaled} on {}: {found} bytes, expected at most {most}", target.name);
         }
         let mut state = 3;

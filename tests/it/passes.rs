@@ -82,7 +82,7 @@ fn weights_that_others_read_are_held_once() {
             }}",
             (0..256 * 64).map(|i| format!("{}", i % 97)).collect::<Vec<_>>().join(", ")
         );
-        common::planned(&common::graph(&text), &Target::cuda()).summary.constant_bytes
+        common::planned(&common::graph(&text), &Target::cuda()).programs[0].summary.constant_bytes
     };
     assert_eq!(tied("y = Mul (p, s)"), tied("y = Relu (p)"));
 }
@@ -202,7 +202,7 @@ fn operators_of_many_inputs_are_divided() {
         let expected = &reference::run(&graph, &inputs).expect("it has a meaning")[0];
         for target in [Target::wgpu(), Target::wgpu_desktop(), Target::cuda(), Target::cpu(1)] {
             let plan = common::planned(&graph, &target);
-            let bound = plan.steps.iter().map(|step| step.reads.len() + step.writes.len()).max();
+            let bound = plan.programs[0].steps.iter().map(|step| step.reads.len() + step.writes.len()).max();
             assert!(bound <= Some(target.max_bindings as usize), "{op} for {}", target.name);
             let found = &reference::run(&passed(&graph, &target), &inputs).expect("it has a meaning")[0];
             common::agrees(found, expected, 1e-6).unwrap_or_else(|e| panic!("{op}: {e}"));
@@ -220,7 +220,7 @@ fn kernels(text: &str) -> Vec<&'static str> {
     let found = &reference::run(&passed(&graph, &target), &inputs).expect("it has a meaning")[0];
     common::agrees(found, expected, 1e-5).unwrap_or_else(|e| panic!("{text}: {e}"));
     let plan = common::planned(&graph, &target);
-    plan.steps.iter().map(|step| plan.kernels[step.kernel].template.name()).collect()
+    plan.programs[0].steps.iter().map(|step| plan.programs[0].kernels[step.kernel].template.name()).collect()
 }
 
 /// Constant indices that a Slice could express become a view.
@@ -249,7 +249,8 @@ fn known_indices_are_views_where_they_are_evenly_apart() {
         let [found, expected] = [&passed(&graph, &target), &graph].map(|graph| reference::run(graph, &inputs).ok());
         assert_eq!(found, expected, "{text}");
         let plan = common::planned(&graph, &target);
-        let names: Vec<_> = plan.steps.iter().map(|step| plan.kernels[step.kernel].template.name()).collect();
+        let names: Vec<_> =
+            plan.programs[0].steps.iter().map(|step| plan.programs[0].kernels[step.kernel].template.name()).collect();
         assert_eq!(names, [if view { "map" } else { "gather" }], "{text}");
     }
 }
@@ -293,7 +294,7 @@ fn packed_heads_are_read_where_they_lie() {
     // The rows of both products are contiguous, and the second product adds the residual.
     let graph = common::graph(&packed("float", "fq = Mul (q, c)  fk = Mul (k, c)"));
     let plan = common::planned(&graph, &Target::cuda());
-    let kernels = plan.steps.iter().map(|step| &plan.kernels[step.kernel]);
+    let kernels = plan.programs[0].steps.iter().map(|step| &plan.programs[0].kernels[step.kernel]);
     let products: Vec<_> = kernels.filter(|kernel| kernel.template.name() == "matmul").collect();
     let lies = |operand: &plimsoll::internals::kernel::Operand| operand.access.is_contiguous();
     assert!(products.iter().all(|kernel| lies(&kernel.reads[0]) && lies(&kernel.writes[0])));
@@ -461,12 +462,15 @@ fn products_of_quantized_matrices_are_products_of_bytes() {
             let expected = reference::run(&graph, &inputs).expect("it has a meaning");
             let whole = Recipe::default().whole(graph.clone(), &target).expect("the passes run");
             let (plan, constants) = plan::compile(&whole, &target, &Limits { memory: None }).expect("it is planned");
-            let bytes = |step: &Step| plan.kernels[step.kernel].reads.first().is_some_and(|r| r.dtype.is_byte());
-            let products =
-                plan.steps.iter().filter(|s| ["matmul", "conv"].contains(&plan.kernels[s.kernel].template.name()));
+            let bytes =
+                |step: &Step| plan.programs[0].kernels[step.kernel].reads.first().is_some_and(|r| r.dtype.is_byte());
+            let products = plan.programs[0]
+                .steps
+                .iter()
+                .filter(|s| ["matmul", "conv"].contains(&plan.programs[0].kernels[s.kernel].template.name()));
             let products: Vec<bool> = products.map(bytes).collect();
             assert!(!products.is_empty() && products.iter().all(|&of_bytes| of_bytes), "{x} {w} {nodes}");
-            let packed = plan.constants.iter().map(|c| plan.buffers[c.buffer].bytes).max();
+            let packed = plan.programs[0].constants.iter().map(|c| plan.programs[0].buffers[c.buffer].bytes).max();
             assert!(packed <= Some(20 * 16), "{x} {w} {nodes}: {packed:?}");
             let mut exec = Exec::load(Box::new(Cpu::new(2)), plan.clone(), &constants, &|_| {}).expect("it loads");
             let found = exec.run(&inputs).expect("it runs");
@@ -509,7 +513,11 @@ fn quantized_values_are_stored_as_bytes() {
             let mut exec = Exec::load(Box::new(Cpu::new(2)), plan.clone(), &constants, &|_| {}).expect("it loads");
             let found = exec.run(&inputs).expect("it runs");
             common::agrees(&found[0], &expected[0], 1e-6).unwrap_or_else(|e| panic!("{x} {nodes}: {e}"));
-            plan.steps.iter().map(|s| plan.kernels[s.kernel].writes[0].dtype).collect::<Vec<_>>()
+            plan.programs[0]
+                .steps
+                .iter()
+                .map(|s| plan.programs[0].kernels[s.kernel].writes[0].dtype)
+                .collect::<Vec<_>>()
         };
         // Products of two signed operands add up the rows of one.
         let stored = run(&plain);

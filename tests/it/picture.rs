@@ -67,14 +67,14 @@ fn rectangles_are_the_plan() {
     for (file, graph) in files {
         for (target, fuse) in [("cpu", true), ("cpu", false), ("cuda", true), ("cuda", false)] {
             let (plan, graph) = planned(graph.clone(), target, fuse);
-            let scene = Scene::of(&plan, Some(&graph), None);
+            let scene = Scene::of(plan.first(), Some(&graph), None);
             let what = format!("{file} on {target}");
-            let mut seen = vec![0u32; plan.buffers.len()];
-            let mut sums = vec![0; 2 * plan.steps.len()];
+            let mut seen = vec![0u32; plan.programs[0].buffers.len()];
+            let mut sums = vec![0; 2 * plan.programs[0].steps.len()];
             for space in &scene.spaces {
                 for (i, rect) in space.rects.iter().enumerate() {
                     seen[rect.buffer] += 1;
-                    let buffer = &plan.buffers[rect.buffer];
+                    let buffer = &plan.programs[0].buffers[rect.buffer];
                     assert_eq!(rect.bytes, (buffer.offset, buffer.offset + buffer.bytes), "{what}");
                     assert!(rect.bytes.1 <= space.bytes, "{what}");
                     assert_eq!(Some(plan.segments[buffer.segment].class), space.class, "{what}");
@@ -101,9 +101,9 @@ fn rectangles_are_the_plan() {
             assert_eq!(live.iter().max(), Some(&peak.bytes), "{what}");
             streams = streams.max(scene.streams());
             assert_eq!(peak.bytes, scene.bound, "{what}");
-            let at = |b: &BufferIdx| plan.buffers[*b].bytes.next_multiple_of(plan.target.alignment);
+            let at = |b: &BufferIdx| plan.programs[0].buffers[*b].bytes.next_multiple_of(plan.target.alignment);
             assert_eq!(peak.buffers.iter().map(at).sum::<u64>().min(arena), peak.bytes, "{what}");
-            assert_eq!(Timeline::of(&plan).peak(), Some(peak.step), "{what}");
+            assert_eq!(Timeline::of(plan.first()).peak(), Some(peak.step), "{what}");
         }
     }
     assert!(streams > 1, "some steps run side by side");
@@ -160,9 +160,10 @@ fn what_does_not_fit_is_drawn() {
 /// A buffer's lifetime in half steps, from the steps in a plan's JSON alone.
 fn lifetime(plan: &Value, buffer: usize) -> (f64, f64) {
     let arena = |b: usize| {
-        plan["segments"][plan["buffers"][b]["segment"].as_u64().expect("a number") as usize]["class"] == "activation"
+        plan["segments"][plan["programs"][0]["buffers"][b]["segment"].as_u64().expect("a number") as usize]["class"]
+            == "activation"
     };
-    let steps = plan["steps"].as_array().expect("a list");
+    let steps = plan["programs"][0]["steps"].as_array().expect("a list");
     let end = steps.len() as f64;
     if !arena(buffer) {
         return (0.0, end);
@@ -174,13 +175,15 @@ fn lifetime(plan: &Value, buffer: usize) -> (f64, f64) {
         (uses[0], uses[uses.len() - 1])
     };
     let range = |b: usize| {
-        let of = &plan["buffers"][b];
+        let of = &plan["programs"][0]["buffers"][b];
         let offset = of["offset"].as_u64().expect("a number");
         (of["segment"].as_u64().expect("a number"), offset, offset + of["bytes"].as_u64().expect("a number"))
     };
     let (first, last) = uses(buffer);
     let (mut from, mut to) = (first as f64, last as f64 + 1.0);
-    for other in (0..plan["buffers"].as_array().expect("a list").len()).filter(|&b| b != buffer && arena(b)) {
+    for other in
+        (0..plan["programs"][0]["buffers"].as_array().expect("a list").len()).filter(|&b| b != buffer && arena(b))
+    {
         let ((a, a0, a1), (b, b0, b1)) = (range(buffer), range(other));
         if a == b && a0 < b1 && b0 < a1 {
             let (other_first, other_last) = uses(other);
@@ -240,9 +243,9 @@ fn a_plan_is_a_page_that_answers() {
 
     // Each rectangle is where the plan has it.
     let (found, corner) = boxes(&mut browser);
-    let buffers = plan["buffers"].as_array().expect("buffers");
+    let buffers = plan["programs"][0]["buffers"].as_array().expect("buffers");
     assert_eq!(found.len(), buffers.len());
-    let steps = plan["steps"].as_array().expect("steps").len() as f64;
+    let steps = plan["programs"][0]["steps"].as_array().expect("steps").len() as f64;
     let mut halved = 0;
     for one in &found {
         let b = field(one, "buffer") as usize;
@@ -281,9 +284,9 @@ fn a_plan_is_a_page_that_answers() {
     assert!(painted > 3, "{painted}");
 
     // The texts: the head, the peak, the limit, and the buffers that are live at the peak.
-    let arena = plan["summary"]["arena_bytes"].as_u64().expect("a number");
+    let arena = plan["programs"][0]["summary"]["arena_bytes"].as_u64().expect("a number");
     let totals = text(&mut browser, "totals");
-    let planned = plan["summary"]["planned_bytes"].as_u64().expect("a number");
+    let planned = plan["programs"][0]["summary"]["planned_bytes"].as_u64().expect("a number");
     for words in [
         human(planned),
         grouped(planned),
@@ -298,7 +301,7 @@ fn a_plan_is_a_page_that_answers() {
 
     // All orders that were tried.
     let orders = text(&mut browser, "orders");
-    let tried = plan["summary"]["orders"].as_array().expect("orders");
+    let tried = plan["programs"][0]["summary"]["orders"].as_array().expect("orders");
     for order in tried.iter().filter(|_| tried.len() > 1) {
         let name = order["name"].as_str().expect("a name");
         assert!(orders.contains(name), "{name} in {orders}");
@@ -408,7 +411,7 @@ fn a_plan_is_a_page_that_answers() {
         ["x0", "x1", "y0", "y1"].map(|name| field(&view, name))
     };
     let whole = [x0, x1, y0, y1];
-    let output = plan["outputs"][0]["buffer"].as_u64().expect("a buffer") as usize;
+    let output = plan["programs"][0]["outputs"][0]["buffer"].as_u64().expect("a buffer") as usize;
     let (from, to) = lifetime(&plan, output);
     let [a0, a1, b0, b1] = find(&mut browser, "logits");
     assert!(x0 < a0 && a0 <= 2.0 * from && 2.0 * to <= a1 && a1 <= x1, "{a0} {a1}, of {from} {to}");
@@ -458,9 +461,9 @@ fn streams_staging_and_several_ways_are_drawn() {
     let file = folder.path("streams.html");
     let files = GRAPHS.iter().flat_map(|(file, dims)| [true, false].map(|fuse| (graphs::import(file, dims), fuse)));
     let mut plans = files.map(|(graph, fuse)| planned(graph, "cuda", fuse));
-    let wide = plans.find(|(plan, _)| plan.steps.iter().any(|s| s.stream > 0));
+    let wide = plans.find(|(plan, _)| plan.programs[0].steps.iter().any(|s| s.stream > 0));
     let (plan, graph) = wide.expect("some steps run side by side");
-    std::fs::write(&file, page("streams", &plan, Some(&graph), None)).expect("it is written");
+    std::fs::write(&file, page("streams", plan.first(), Some(&graph), None)).expect("it is written");
     browser.open(&file);
     let streams = browser.eval("plimsoll.data.scenes[0].streams").as_f64().expect("a number");
     let strip = browser.eval("plimsoll.panels().find(p => p.kind === 'strip').h").as_f64().expect("a number");
@@ -543,12 +546,14 @@ fn an_outlier_makes_no_column_flat() {
     let Some(mut browser) = Chromium::start("outlier") else { return };
     let folder = Folder::new("outlier");
     let plans = [1, 64].map(|batch| planned(graphs::import("digits.onnx", &[("batch", batch)]), "cpu", true));
-    let plans: Vec<_> = plans.iter().map(|(plan, graph)| (plan, graph)).collect();
+    let (plans, graphs): (Vec<Plan>, Vec<Graph>) = plans.into_iter().unzip();
+    let programs = plans.iter().flat_map(|plan| plan.programs.clone()).collect();
+    let plan = Plan { programs, ..plans[1].clone() };
     let file = folder.path("outlier.html");
-    std::fs::write(&file, programs_page("two", &plans, None)).expect("it is written");
+    std::fs::write(&file, programs_page("two", &plan, &graphs, None)).expect("it is written");
     browser.open(&file);
     let found = browser.eval("plimsoll.panels().filter(p => p.kind === 'main').map(p => p.extent)");
-    let arenas: Vec<_> = plans.iter().map(|(plan, _)| plan.class_bytes(Class::Activation)).collect();
+    let arenas: Vec<_> = plans.iter().map(|plan| plan.class_bytes(Class::Activation)).collect();
     assert!(arenas[0] * 16 < arenas[1]);
     assert_eq!(found, json!(arenas));
     assert_eq!(browser.complaints(), Vec::<String>::new());
@@ -561,15 +566,15 @@ fn measured_time_is_an_axis() {
     let folder = Folder::new("timed");
     let (plan, graph) = planned(graphs::import("digits.onnx", &[("batch", 8)]), "cpu", false);
     let file = folder.path("timed.html");
-    std::fs::write(&file, page("digits", &plan, Some(&graph), None)).expect("it is written");
+    std::fs::write(&file, page("digits", plan.first(), Some(&graph), None)).expect("it is written");
     browser.open(&file);
     assert_eq!(browser.eval("document.querySelectorAll('#choices input').length"), json!(0));
 
     // Microseconds.
-    let times: Vec<f64> = (0..plan.steps.len()).map(|step| 250.0 * (step + 1) as f64).collect();
-    let ends: Vec<f64> = (0..=plan.steps.len()).map(|step| times[..step].iter().sum()).collect();
-    let total = ends[plan.steps.len()];
-    let html = page("digits", &plan, Some(&graph), None);
+    let times: Vec<f64> = (0..plan.programs[0].steps.len()).map(|step| 250.0 * (step + 1) as f64).collect();
+    let ends: Vec<f64> = (0..=plan.programs[0].steps.len()).map(|step| times[..step].iter().sum()).collect();
+    let total = ends[plan.programs[0].steps.len()];
+    let html = page("digits", plan.first(), Some(&graph), None);
     let timed = html.replacen("\"times\":[]", &format!("\"times\":{}", json!(times)), 1);
     assert_ne!(html, timed);
     std::fs::write(&file, timed).expect("it is written");
@@ -579,7 +584,7 @@ fn measured_time_is_an_axis() {
     let rects =
         browser.eval("plimsoll.boxes().map(b => [...b.rect.time, (b.x - b.panel.x) / b.panel.w, b.w / b.panel.w])");
     let rects: Vec<[f64; 4]> = serde_json::from_value(rects).expect("numbers");
-    assert_eq!(rects.len(), plan.buffers.len());
+    assert_eq!(rects.len(), plan.programs[0].buffers.len());
     let at = |half: f64| {
         let step = (half / 2.0) as usize;
         ends[step] + if half % 2.0 == 1.0 { times[step] / 2.0 } else { 0.0 }
@@ -609,7 +614,7 @@ fn labels_are_turned_and_cut_in_the_middle() {
     }
     trace.output("short", x);
     let (plan, graph) = planned(trace.finish().expect("a graph"), "cpu", true);
-    let drawn = svg("labels", &plan, Some(&graph), None);
+    let drawn = svg("labels", &plan, std::slice::from_ref(&graph), None);
     let turned: Vec<_> = drawn.lines().filter(|line| line.contains("rotate(-90)")).collect();
     let cut = |line: &&&str| line.contains(">enc") && line.contains('…') && line.contains("first_input<");
     assert!(turned.len() > 3 && turned.iter().any(|line| cut(&line)), "{turned:?}");
@@ -617,7 +622,7 @@ fn labels_are_turned_and_cut_in_the_middle() {
     let Some(mut browser) = Chromium::start("labels") else { return };
     let folder = Folder::new("labels");
     let file = folder.path("labels.html");
-    std::fs::write(&file, page("labels", &plan, Some(&graph), None)).expect("it is written");
+    std::fs::write(&file, page("labels", plan.first(), Some(&graph), None)).expect("it is written");
     browser.open(&file);
     let told = browser.eval(
         "(() => {
@@ -718,9 +723,9 @@ fn names_are_text() {
         trace.output(&format!("{name}out"), x.exp().matmul(x).relu());
     }
     let (plan, graph) = planned(trace.finish().expect("a graph"), "cpu", false);
-    let html = page(NAMES[0], &plan, Some(&graph), None);
-    assert_eq!(html, page(NAMES[0], &plan, Some(&graph), None));
-    let drawn = svg(NAMES[0], &plan, Some(&graph), None);
+    let html = page(NAMES[0], plan.first(), Some(&graph), None);
+    assert_eq!(html, page(NAMES[0], plan.first(), Some(&graph), None));
+    let drawn = svg(NAMES[0], &plan, std::slice::from_ref(&graph), None);
     for text in [&html, &drawn] {
         assert!(!text.contains("<script>window") && !text.contains("<img"), "a name is markup");
     }
@@ -737,7 +742,7 @@ fn names_are_text() {
     for name in NAMES {
         assert!(shown.contains(&json!(name)), "{name:?} in {shown:?}");
     }
-    for b in 0..plan.buffers.len() {
+    for b in 0..plan.programs[0].buffers.len() {
         browser.eval(&format!("plimsoll.hit(1, 1); plimsoll.draw(); {b}"));
     }
     assert_eq!(browser.eval("document.title"), json!(format!("{} on cpu", NAMES[0])));
@@ -813,13 +818,17 @@ fn drawing_grows_with_the_buffers_and_not_with_their_square() {
     let folder = Folder::new("large");
     let [few, many] = [320, 5120].map(|turns| {
         let (plan, graph) = exponentials(turns);
-        assert!(plan.buffers.len() >= 2 * turns, "{}", plan.buffers.len());
+        assert!(plan.programs[0].buffers.len() >= 2 * turns, "{}", plan.programs[0].buffers.len());
         let file = folder.path(&format!("{turns}.html"));
-        std::fs::write(&file, page("exponentials", &plan, Some(&graph), None)).expect("it is written");
+        std::fs::write(&file, page("exponentials", plan.first(), Some(&graph), None)).expect("it is written");
         browser.open(&file);
-        assert_eq!(browser.eval("plimsoll.boxes().length"), json!(plan.buffers.len()));
+        assert_eq!(browser.eval("plimsoll.boxes().length"), json!(plan.programs[0].buffers.len()));
         let work = work(&mut browser);
-        assert!(work > 4.0 * plan.buffers.len() as f64, "{work} for {} buffers", plan.buffers.len());
+        assert!(
+            work > 4.0 * plan.programs[0].buffers.len() as f64,
+            "{work} for {} buffers",
+            plan.programs[0].buffers.len()
+        );
         work
     });
     assert!(many < 24.0 * few, "{few} blocks and elements for 640 buffers, {many} for 10,240");

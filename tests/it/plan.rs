@@ -17,8 +17,8 @@ use plimsoll::internals::kernel::{
 use plimsoll::internals::op::{Attrs, Fact};
 use plimsoll::internals::plan::check::{Span, check, dead};
 use plimsoll::internals::plan::{
-    Buffer, BufferIdx, Candidate, Class, ConstantPort, KernelIdx, Limits, Plan, Port, Segment, SegmentIdx, StatePort,
-    Step, Summary, VERSION, planned as plan_of,
+    Buffer, BufferIdx, Candidate, Class, ConstantPort, KernelIdx, Limits, Plan, Port, Program, Segment, SegmentIdx,
+    StatePort, Step, Summary, VERSION, planned as plan_of,
 };
 use plimsoll::internals::shape::{Access, Shape};
 use plimsoll::internals::target::{Memory, Target};
@@ -35,31 +35,34 @@ struct Maker(Plan);
 impl Maker {
     fn new(name: &str) -> Maker {
         Maker(Plan {
-            forks: 1,
-            recompute: None,
-            origin: None,
-            program: None,
             version: VERSION,
-            name: name.into(),
             target: Target::cpu(1),
-            dims: Vec::new(),
             tuned: None,
-            summary: Summary::default(),
+            runs: 1,
+            origin: None,
             segments: Vec::new(),
-            buffers: Vec::new(),
-            constants: Vec::new(),
-            state: Vec::new(),
-            inputs: Vec::new(),
-            outputs: Vec::new(),
-            kernels: Vec::new(),
-            steps: Vec::new(),
+            programs: vec![Program {
+                name: name.into(),
+                graph: None,
+                dims: Vec::new(),
+                measured: 0,
+                recompute: None,
+                summary: Summary::default(),
+                buffers: Vec::new(),
+                constants: Vec::new(),
+                state: Vec::new(),
+                inputs: Vec::new(),
+                outputs: Vec::new(),
+                kernels: Vec::new(),
+                steps: Vec::new(),
+            }],
         })
     }
 
     /// The segment of a class. Inputs and outputs have their own, away from buffers that share bytes on purpose.
     fn segment(&self, class: Class) -> Option<SegmentIdx> {
         let alike = |class| if class == Class::Workspace { Class::Activation } else { class };
-        self.0.buffers.iter().find(|b| alike(b.class) == alike(class)).map(|b| b.segment)
+        self.0.programs[0].buffers.iter().find(|b| alike(b.class) == alike(class)).map(|b| b.segment)
     }
 
     /// A buffer in the segment of its class, at this offset.
@@ -83,17 +86,24 @@ impl Maker {
             counted: Vec::new(),
             fewest: None,
         };
-        let number = BufferIdx::new(plan.buffers.len());
+        let number = BufferIdx::new(plan.programs[0].buffers.len());
         match class {
             Class::Constant => {
-                plan.constants.push(ConstantPort { name: name.into(), dtype, buffer: number, packed: None });
+                plan.programs[0].constants.push(ConstantPort {
+                    name: name.into(),
+                    dtype,
+                    buffer: number,
+                    packed: None,
+                });
             }
-            Class::State => plan.state.push(StatePort { port: port(number), update: None, given: false, count: None }),
-            Class::Input => plan.inputs.push(port(number)),
-            Class::Output => plan.outputs.push(port(number)),
+            Class::State => {
+                plan.programs[0].state.push(StatePort { port: port(number), update: None, given: false, count: None })
+            }
+            Class::Input => plan.programs[0].inputs.push(port(number)),
+            Class::Output => plan.programs[0].outputs.push(port(number)),
             Class::Activation | Class::Workspace | Class::Staging | Class::Backend => {}
         }
-        plan.buffers.push(Buffer { name: name.into(), dtype, shape, segment, offset, bytes, class });
+        plan.programs[0].buffers.push(Buffer { name: name.into(), dtype, shape, segment, offset, bytes, class });
         number
     }
 
@@ -105,16 +115,16 @@ impl Maker {
 
     /// The update of a state.
     fn update(&mut self, name: &str, state: BufferIdx) -> BufferIdx {
-        let update = Buffer { name: name.into(), ..self.0.buffers[state].clone() };
-        self.0.buffers.push(update);
-        let update = BufferIdx::new(self.0.buffers.len() - 1);
-        self.0.state.iter_mut().filter(|s| s.port.buffer == state).for_each(|s| s.update = Some(update));
+        let update = Buffer { name: name.into(), ..self.0.programs[0].buffers[state].clone() };
+        self.0.programs[0].buffers.push(update);
+        let update = BufferIdx::new(self.0.programs[0].buffers.len() - 1);
+        self.0.programs[0].state.iter_mut().filter(|s| s.port.buffer == state).for_each(|s| s.update = Some(update));
         update
     }
 
     /// The whole of a buffer.
     fn whole(&self, buffer: BufferIdx) -> (BufferIdx, Access) {
-        (buffer, Access::contiguous(self.0.buffers[buffer].shape.clone()))
+        (buffer, Access::contiguous(self.0.programs[0].buffers[buffer].shape.clone()))
     }
 
     /// A step with a kernel of its own.
@@ -129,7 +139,7 @@ impl Maker {
         let plan = &mut self.0;
         let operands = |list: &[(BufferIdx, Access)]| -> Vec<Operand> {
             let operand = |(b, access): &(BufferIdx, Access)| Operand {
-                dtype: plan.buffers[*b].dtype,
+                dtype: plan.programs[0].buffers[*b].dtype,
                 access: access.clone(),
                 packed: false,
             };
@@ -149,9 +159,10 @@ impl Maker {
         let all: Vec<_> = reads.iter().chain(writes).map(|(b, _)| *b).collect();
         let own = |slot: usize| all.iter().filter(|b| **b == all[slot]).count() == 1;
         let schedule = schedule::choose(&kernel, &plan.target, &own).unwrap_or_default();
-        plan.kernels.push(Kernel { schedule, ..kernel });
-        let (name, kernel) = (format!("step{}", plan.steps.len()), KernelIdx::new(plan.kernels.len() - 1));
-        plan.steps.push(Step {
+        plan.programs[0].kernels.push(Kernel { schedule, ..kernel });
+        let (name, kernel) =
+            (format!("step{}", plan.programs[0].steps.len()), KernelIdx::new(plan.programs[0].kernels.len() - 1));
+        plan.programs[0].steps.push(Step {
             name,
             kernel,
             reads: buffers(reads),
@@ -160,7 +171,7 @@ impl Maker {
             stream: 0,
             waits: Vec::new(),
         });
-        plan.steps.last_mut().expect("one was pushed")
+        plan.programs[0].steps.last_mut().expect("one was pushed")
     }
 
     fn done(mut self) -> Plan {
@@ -186,8 +197,9 @@ fn chain() -> Plan {
     let b = m.at(0, "b", Class::Activation, F32, &shape);
     let c = m.at(256, "c", Class::Activation, F32, &shape);
     let d = m.at(0, "d", Class::Activation, F32, &[64, 1]);
-    let full =
-        |m: &Maker, b: BufferIdx| (b, Access::contiguous(Shape::new(shape)).reshape(&m.0.buffers[b].shape).unwrap());
+    let full = |m: &Maker, b: BufferIdx| {
+        (b, Access::contiguous(Shape::new(shape)).reshape(&m.0.programs[0].buffers[b].shape).unwrap())
+    };
     let [xs, as_, bs, cs, ys] = [input, a, b, c, output].map(|b| full(&m, b));
     m.step(Template::Map, &shape, &[xs], std::slice::from_ref(&as_), &[x(0) * 2.0]);
     m.step(Template::Map, &shape, &[as_], std::slice::from_ref(&bs), &[x(0) + 1.0]);
@@ -251,7 +263,7 @@ fn matmul() -> Plan {
     let bias = (bias, m.whole(bias).1.broadcast(&shape));
     let sum = &(&x(0) + &x(1)) + &x(2);
     m.step(Template::MatMul, &shape, &[xs, ws, bias, rs], std::slice::from_ref(&ps), &[sum]).writes.push(scratch);
-    m.0.kernels.last_mut().expect("one was added").workspace = 256;
+    m.0.programs[0].kernels.last_mut().expect("one was added").workspace = 256;
     let largest = RowReduction { reduction: Reduction::Max, body: Body::new(&[x(0)]) };
     let shifted = &x(0) - &Expr::reduction(0, F32);
     let total = RowReduction { reduction: Reduction::Sum, body: Body::new(&[shifted.exp()]) };
@@ -289,7 +301,7 @@ fn behind() -> Plan {
     let reads = [xs.clone(), turned, rs, gs.clone(), first];
     m.step(Template::MatMul, &shape, &reads, std::slice::from_ref(&ps), &[x(0) + x(1)]);
     let behind = |operand, body| Prologue { operand, reads: 1, body: Body::new(&[body]) };
-    m.0.kernels.last_mut().expect("one was added").prologues =
+    m.0.programs[0].kernels.last_mut().expect("one was added").prologues =
         vec![behind(0, (x(0) * x(1)).abs()), behind(1, x(0) + x(1))];
     m.step(Template::Map, &shape, &[ps, gs], &[ys], &[x(0) - x(1)]);
     m.done()
@@ -327,7 +339,7 @@ fn gather() -> Plan {
     let scaled = m.at(0, "scaled", Class::Activation, F32, &shape);
     // It has as many elements as the operands that it selects from, but smaller ones, so it must not overwrite them.
     let sign = m.at(256, "sign", Class::Activation, DType::Bool, &shape);
-    m.0.buffers[sign].bytes = 96;
+    m.0.programs[0].buffers[sign].bytes = 96;
     let [ss, bs] = [scaled, sign].map(|b| m.whole(b));
     m.step(Template::Map, &shape, &[ts.clone(), zs], std::slice::from_ref(&ss), &[x(0) * x(1)]);
     m.step(Template::Map, &shape, &[ss], std::slice::from_ref(&bs), &[x(0).lt(&x(0).like(0.25))]);
@@ -434,9 +446,9 @@ fn planned() -> Vec<Plan> {
             let graph = onnx::import(&model, &[]).expect("it is a graph");
             let graph = Recipe { fuse, ..Recipe::default() }.whole(graph, &target).expect("passes run");
             let mut plan = plan_of(&graph, &target, &Limits { memory: None }).expect("it can be planned");
-            let cut = plan.steps.iter().filter(|step| !step.bind_ranges.is_empty()).count();
-            assert_eq!(cut > 1, target.alignment == 16, "{} cuts {cut} steps", plan.name);
-            plan.name = format!("{} on {}, {}", plan.name, target.name, target.max_binding);
+            let cut = plan.programs[0].steps.iter().filter(|step| !step.bind_ranges.is_empty()).count();
+            assert_eq!(cut > 1, target.alignment == 16, "{} cuts {cut} steps", plan.programs[0].name);
+            plan.programs[0].name = format!("{} on {}, {}", plan.programs[0].name, target.name, target.max_binding);
             plans.push(plan);
         }
     }
@@ -502,39 +514,43 @@ fn seeds() -> Vec<Plan> {
 #[test]
 fn good_plans_pass() {
     for seed in seeds() {
-        check(&seed).unwrap_or_else(|e| panic!("{}: {e}", seed.name));
+        check(&seed).unwrap_or_else(|e| panic!("{}: {e}", seed.programs[0].name));
         let again = Plan::from_json(&seed.to_json(), Path::new("seed.json")).expect("it was written by itself");
         assert_eq!(again, seed);
         let ideal = run::ideal(&seed).expect("seeds are small").expect("every element is written before it is read");
-        assert!(ideal.iter().flatten().any(|&bits| f64::from_bits(bits) != 0.0), "{} computes nothing", seed.name);
+        assert!(
+            ideal.iter().flatten().any(|&bits| f64::from_bits(bits) != 0.0),
+            "{} computes nothing",
+            seed.programs[0].name
+        );
         for backwards in [false, true] {
-            assert_eq!(run::shared(&seed, 1, backwards), ideal, "{}", seed.name);
+            assert_eq!(run::shared(&seed, 1, backwards), ideal, "{}", seed.programs[0].name);
         }
     }
-    assert_eq!(chain().summary.lower_bound, 768, "in place counts once");
+    assert_eq!(chain().programs[0].summary.lower_bound, 768, "in place counts once");
 }
 
 #[test]
 fn what_is_dead_follows_from_the_steps() {
     let plan = chain();
     let [x, y, arena] = [Class::Input, Class::Output, Class::Activation]
-        .map(|class| plan.buffers.iter().find(|b| b.class == class).expect("it has one").segment);
+        .map(|class| plan.programs[0].buffers.iter().find(|b| b.class == class).expect("it has one").segment);
     let span = |segment, offset, bytes| Span { segment, offset, bytes };
     let mut all = vec![span(y, 0, 256), span(arena, 0, 512)];
     all.sort_by_key(|s| s.segment);
     // The input dies with its only reader. A result in place kills nothing. The square's operand dies, and at the end the last step's operands.
     let expected = [all, vec![span(x, 0, 256)], vec![], vec![span(arena, 0, 256)], vec![]];
     let ends = vec![span(arena, 256, 256), span(arena, 0, 256)];
-    assert_eq!(dead(&plan), [&expected[..], &[ends]].concat());
+    assert_eq!(dead(plan.first()), [&expected[..], &[ends]].concat());
 
     // The last buffer overwrites the one before it, which then has lost its bytes; and a buffer that nothing has written.
     let mut faulty = plan.clone();
-    faulty.buffers[5].offset = 256;
-    assert_eq!(dead(&faulty)[3], [span(arena, 0, 256)]);
-    assert_eq!(dead(&faulty)[4], [span(arena, 256, 256)]);
+    faulty.programs[0].buffers[5].offset = 256;
+    assert_eq!(dead(faulty.first())[3], [span(arena, 0, 256)]);
+    assert_eq!(dead(faulty.first())[4], [span(arena, 256, 256)]);
     let mut early = plan;
-    early.steps.swap(0, 1);
-    assert!(dead(&early)[0].contains(&span(arena, 0, 256)));
+    early.programs[0].steps.swap(0, 1);
+    assert!(dead(early.first())[0].contains(&span(arena, 0, 256)));
 }
 
 #[test]
@@ -577,7 +593,7 @@ struct Tally {
 fn judge(seed: &Plan, results: &run::Results, mutant: &Mutant, tally: &mut Tally) {
     let Mutant { kind, what, plan } = mutant;
     let verdict = catch_unwind(AssertUnwindSafe(|| check(plan)));
-    let verdict = verdict.unwrap_or_else(|_| panic!("{}: {what}: the checker panics", seed.name));
+    let verdict = verdict.unwrap_or_else(|_| panic!("{}: {what}: the checker panics", seed.programs[0].name));
     if let Err(error) = verdict {
         assert!(matches!(error, Error::Plan { .. }), "{error}");
         tally.refused += 1;
@@ -587,12 +603,13 @@ fn judge(seed: &Plan, results: &run::Results, mutant: &Mutant, tally: &mut Tally
         tally.unjudged += 1;
         return;
     };
-    let ideal = ideal.unwrap_or_else(|b| panic!("{}: {what}: reads what nothing wrote in buffer {b}", seed.name));
+    let ideal =
+        ideal.unwrap_or_else(|b| panic!("{}: {what}: reads what nothing wrote in buffer {b}", seed.programs[0].name));
     for (nonsense, backwards) in [(1, false), (2, true)] {
         let found = run::shared(plan, nonsense, backwards);
-        assert!(found == ideal, "{}: {what}: bytes are mixed up", seed.name);
+        assert!(found == ideal, "{}: {what}: bytes are mixed up", seed.programs[0].name);
     }
-    assert!(*kind == Kind::Meaning || ideal == *results, "{}: {what}: computes something else", seed.name);
+    assert!(*kind == Kind::Meaning || ideal == *results, "{}: {what}: computes something else", seed.programs[0].name);
     if ideal == *results { tally.equal += 1 } else { tally.changed += 1 }
 }
 
@@ -607,8 +624,8 @@ fn corrupted_plans_are_refused_or_right() {
         let results = results(&seed);
         let mut tally = Tally::default();
         mutate::mutants(&seed).iter().for_each(|mutant| judge(&seed, &results, mutant, &mut tally));
-        eprintln!("{}: {tally:?}", seed.name);
-        assert!(tally.refused > 500 && tally.equal > 20 && tally.changed > 20, "{}: {tally:?}", seed.name);
+        eprintln!("{}: {tally:?}", seed.programs[0].name);
+        assert!(tally.refused > 500 && tally.equal > 20 && tally.changed > 20, "{}: {tally:?}", seed.programs[0].name);
         all.unjudged += tally.unjudged;
     }
     assert!(all.unjudged < 100, "{all:?}");
@@ -637,12 +654,12 @@ fn plans_corrupted_twice_are_refused_or_right() {
 #[test]
 fn accepted_mutants_stay_within_their_memory() {
     let mut early = chain();
-    early.steps.swap(0, 1);
+    early.programs[0].steps.swap(0, 1);
     assert!(matches!(device::guarded(&early), Some(Err(_))), "what is read before it is written shows");
     let (mut accepted, mut ran, mut alike) = (0, 0, 0);
     for seed in seeds() {
         let Some(expected) = device::guarded(&seed) else { continue };
-        let expected = expected.unwrap_or_else(|what| panic!("{}: {what}", seed.name));
+        let expected = expected.unwrap_or_else(|what| panic!("{}: {what}", seed.programs[0].name));
         for Mutant { kind, what, plan } in
             mutate::mutants(&seed).into_iter().filter(|mutant| check(&mutant.plan).is_ok())
         {
@@ -651,10 +668,10 @@ fn accepted_mutants_stay_within_their_memory() {
                 continue;
             }
             let Some(found) = device::guarded(&plan) else { continue };
-            let found = found.unwrap_or_else(|error| panic!("{}: {what}: {error}", seed.name));
+            let found = found.unwrap_or_else(|error| panic!("{}: {what}: {error}", seed.programs[0].name));
             ran += 1;
             if kind == Kind::Layout {
-                assert!(found == expected, "{}: {what}: computes something else", seed.name);
+                assert!(found == expected, "{}: {what}: computes something else", seed.programs[0].name);
                 alike += 1;
             }
         }
@@ -724,7 +741,7 @@ fn edited_files_never_panic() {
             }
             let text = edited.to_string();
             let parsed = catch_unwind(AssertUnwindSafe(|| Plan::from_json(&text, Path::new("edited.json"))));
-            match parsed.unwrap_or_else(|_| panic!("{}: panics on {text}", seed.name)) {
+            match parsed.unwrap_or_else(|_| panic!("{}: panics on {text}", seed.programs[0].name)) {
                 Ok(plan) => judge(&seed, &results, &Mutant { kind: Kind::Meaning, what: text, plan }, &mut tally),
                 Err(_) => tally.refused += 1,
             }
@@ -742,28 +759,34 @@ fn messages_name_what_is_wrong() {
         check(&plan).expect_err("it was corrupted").to_string()
     };
     assert_eq!(
-        refused(|p| p.steps.swap(0, 1)),
+        refused(|p| p.programs[0].steps.swap(0, 1)),
         "plan: step 0 'step1' (kernel 1, map): reads buffer 1 'c': bytes that were not written, or were overwritten by another buffer"
     );
-    assert_eq!(refused(|p| p.summary.lower_bound += 1), "plan: summary: lower_bound: expected 768, found 769");
     assert_eq!(
-        refused(|p| p.buffers[1].offset = 200),
+        refused(|p| p.programs[0].summary.lower_bound += 1),
+        "plan: summary: lower_bound: expected 768, found 769"
+    );
+    assert_eq!(
+        refused(|p| p.programs[0].buffers[1].offset = 200),
         "plan: buffer 1 'c': expected an offset that is a multiple of 256, found 200"
     );
     assert_eq!(
-        refused(|p| p.kernels[1].reads[0].access.offset = 3),
+        refused(|p| p.programs[0].kernels[1].reads[0].access.offset = 3),
         "plan: step 1 'step1' (kernel 1, map): reads buffer 1 'c' while it writes buffer 1 'c' at the same bytes"
     );
-    assert_eq!(refused(|p| p.kernels[2].body.results[0] = 4), "plan: kernel 2 (row): a result of instruction 4");
+    assert_eq!(
+        refused(|p| p.programs[0].kernels[2].body.results[0] = 4),
+        "plan: kernel 2 (row): a result of instruction 4"
+    );
 }
 
 /// Not every JSON reader gets the last bit of a number right.
 #[test]
 fn numbers_come_back_exactly() {
     let mut plan = chain();
-    plan.kernels[0].body = Body::new(&[x(0) * x(0).like(-0.9368234872817993)]);
+    plan.programs[0].kernels[0].body = Body::new(&[x(0) * x(0).like(-0.9368234872817993)]);
     let back = Plan::from_json(&plan.to_json(), Path::new("plan.json")).expect("its own JSON");
-    assert!(back == plan, "{:?}", back.kernels[0].body);
+    assert!(back == plan, "{:?}", back.programs[0].kernels[0].body);
 }
 
 /// Rules whose violation the results of one run cannot show.
@@ -778,64 +801,78 @@ fn rules_that_only_devices_would_notice() {
     };
     let (concat, matmul, windows) = (concat(), matmul(), windows());
     let buffer = |p: &Plan, name: &str| {
-        BufferIdx::all(&p.buffers).find(|&b| p.buffers[b].name == name).expect("a buffer of that name")
+        BufferIdx::all(&p.programs[0].buffers)
+            .find(|&b| p.programs[0].buffers[b].name == name)
+            .expect("a buffer of that name")
     };
-    refused(&matmul, &|p| p.steps[0].writes[0] = buffer(p, "x"), "a buffer of class input");
-    refused(&matmul, &|p| p.steps[1].writes[0] = buffer(p, "w"), "a buffer of class constant");
+    refused(&matmul, &|p| p.programs[0].steps[0].writes[0] = buffer(p, "x"), "a buffer of class input");
+    refused(&matmul, &|p| p.programs[0].steps[1].writes[0] = buffer(p, "w"), "a buffer of class constant");
     let gather = gather();
     let own = |p: &mut Plan| {
         let (own, update) = (buffer(p, "total"), buffer(p, "sum"));
-        p.steps.iter_mut().flat_map(|step| &mut step.writes).filter(|b| **b == update).for_each(|b| *b = own);
+        p.programs[0]
+            .steps
+            .iter_mut()
+            .flat_map(|step| &mut step.writes)
+            .filter(|b| **b == update)
+            .for_each(|b| *b = own);
     };
     refused(&gather, &own, "writes buffer 2 'total': a buffer of class state");
-    refused(&gather, &|p| p.state[0].update = None, "'sum': expected the bytes of a state that is updated");
+    refused(&gather, &|p| p.programs[0].state[0].update = None, "'sum': expected the bytes of a state that is updated");
     let scatter = scattering().swap_remove(0);
     let step = |p: &Plan, state: &str| {
         let data = buffer(p, state);
-        let scatters = |s: &Step| p.kernels[s.kernel].is_in_place() && s.reads[0] == data;
-        p.steps.iter().position(scatters).expect("it is scattered")
+        let scatters = |s: &Step| p.programs[0].kernels[s.kernel].is_in_place() && s.reads[0] == data;
+        p.programs[0].steps.iter().position(scatters).expect("it is scattered")
     };
     // The result somewhere else, and the data somewhere else.
     let apart = |p: &mut Plan| {
         let at = step(p, "once");
-        p.steps[at].reads[0] = buffer(p, "twice");
+        p.programs[0].steps[at].reads[0] = buffer(p, "twice");
     };
     refused(&scatter, &apart, "expected the place of buffer");
     let over = scattered(&scatter);
-    refused(&scatter, &|p| p.buffers[over].offset += 1 << 12, "expected the place of buffer");
+    refused(&scatter, &|p| p.programs[0].buffers[over].offset += 1 << 12, "expected the place of buffer");
     // A reader of the old elements behind the scatter.
     let late = |p: &mut Plan| {
         let (at, old) = (step(p, "once"), buffer(p, "once"));
-        let reader = p.steps.iter().position(|s| s.reads == [old]).expect("an output shows it");
-        p.steps[reader..=at].rotate_left(1);
+        let reader = p.programs[0].steps.iter().position(|s| s.reads == [old]).expect("an output shows it");
+        p.programs[0].steps[reader..=at].rotate_left(1);
     };
     refused(&scatter, &late, "'once': bytes that were not written, or were overwritten by another buffer");
     // A scatter alone does not make all elements.
     let unread = |p: &mut Plan| {
-        let first =
-            p.steps.iter().position(|s| s.writes.contains(&p.steps[made_by(p, over)].reads[0])).expect("it is made");
-        p.steps.remove(first);
+        let first = p.programs[0]
+            .steps
+            .iter()
+            .position(|s| s.writes.contains(&p.programs[0].steps[made_by(p, over)].reads[0]))
+            .expect("it is made");
+        p.programs[0].steps.remove(first);
     };
     refused(&scatter, &unread, "bytes that were not written");
-    refused(&matmul, &|p| p.steps[1].writes[1] = buffer(p, "residual"), "a buffer of class activation");
-    refused(&matmul, &|p| p.steps[1].writes[0] = buffer(p, "scratch"), "expected f32, found u8");
+    refused(&matmul, &|p| p.programs[0].steps[1].writes[1] = buffer(p, "residual"), "a buffer of class activation");
+    refused(&matmul, &|p| p.programs[0].steps[1].writes[0] = buffer(p, "scratch"), "expected f32, found u8");
     let numbers = |p: &mut Plan| {
         let scratch = buffer(p, "scratch");
-        (p.buffers[scratch].dtype, p.buffers[scratch].shape) = (F32, [4, 16].into());
-        p.steps[0].writes[0] = scratch;
+        (p.programs[0].buffers[scratch].dtype, p.programs[0].buffers[scratch].shape) = (F32, [4, 16].into());
+        p.programs[0].steps[0].writes[0] = scratch;
     };
     refused(&matmul, &numbers, "a buffer of class workspace");
-    refused(&matmul, &|p| p.kernels[1].workspace = 257, "expected at least 257 bytes, found 256");
-    refused(&matmul, &|p| p.constants[1].buffer = p.constants[0].buffer, "filled twice");
-    refused(&matmul, &|p| p.constants[0].packed = Some((KernelIdx::new(1), 1)), "operand 1 of kernel 1 is not packed");
-    refused(&matmul, &|p| p.kernels[1].reads[3].packed = true, "it has no packed layout");
-    refused(&matmul, &|p| p.outputs[0].shape.push(2), "expected [16,4,2], found [16,4]");
-    refused(&matmul, &|p| p.outputs[0].dtype = DType::I32, "expected what stores i32, found f32");
-    refused(&matmul, &|p| p.outputs[1].name = "y".into(), "named twice");
+    refused(&matmul, &|p| p.programs[0].kernels[1].workspace = 257, "expected at least 257 bytes, found 256");
+    refused(&matmul, &|p| p.programs[0].constants[1].buffer = p.programs[0].constants[0].buffer, "filled twice");
+    refused(
+        &matmul,
+        &|p| p.programs[0].constants[0].packed = Some((KernelIdx::new(1), 1)),
+        "operand 1 of kernel 1 is not packed",
+    );
+    refused(&matmul, &|p| p.programs[0].kernels[1].reads[3].packed = true, "it has no packed layout");
+    refused(&matmul, &|p| p.programs[0].outputs[0].shape.push(2), "expected [16,4,2], found [16,4]");
+    refused(&matmul, &|p| p.programs[0].outputs[0].dtype = DType::I32, "expected what stores i32, found f32");
+    refused(&matmul, &|p| p.programs[0].outputs[1].name = "y".into(), "named twice");
     refused(&matmul, &|p| p.target.max_bindings = 4, "expected at most 4 bindings, found 5");
     refused(&matmul, &|p| p.target.max_binding = 256, "expected at most 256 bytes, found 512");
     refused(&matmul, &|p| p.target.max_segment = 256, "expected at most 256 bytes, found");
-    refused(&matmul, &|p| p.outputs.clear(), "it has no outputs");
+    refused(&matmul, &|p| p.programs[0].outputs.clear(), "it has no outputs");
     let constants = matmul.segments.iter().position(|s| s.class == Class::Constant).expect("it has constants");
     for segment in [0, constants] {
         refused(&matmul, &|p| p.segments[segment].bytes += 256, "where its last buffer ends, found");
@@ -844,7 +881,7 @@ fn rules_that_only_devices_would_notice() {
     let arena = matmul.class_bytes(Class::Activation);
     let mut seed = matmul.clone();
     mutate::repair(&mut seed);
-    seed.summary.orders = order(arena + 1, arena);
+    seed.programs[0].summary.orders = order(arena + 1, arena);
     let error = check(&seed).expect_err("a bound above the peak").to_string();
     assert!(error.contains(&format!("'file' has a bound of {}, and a peak of {arena}", arena + 1)), "{error}");
     let staging = |memory| matmul.segments.iter().position(|s| s.memory == memory).expect("it stages");
@@ -859,16 +896,16 @@ fn rules_that_only_devices_would_notice() {
     }
     refused(&matmul, &|p| p.segments[0].memory = Memory::Upload, "in Upload memory");
     let residual = buffer(&matmul, "residual");
-    refused(&matmul, &|p| p.buffers[residual].class = Class::Staging, "a buffer of class staging");
+    refused(&matmul, &|p| p.programs[0].buffers[residual].class = Class::Staging, "a buffer of class staging");
     refused(&matmul, &|p| p.target.staging = 0, "of class staging: expected a multiple of 256 up to 0");
     refused(&matmul, &|p| p.target.staging = 100, "staging: expected a multiple of 256, found 100");
     refused(&concat, &|p| p.segments[0].memory = Memory::Download, "in Download memory");
-    refused(&matmul, &|p| p.kernels[1].shape.insert(0, 2), "expected");
-    refused(&concat, &|p| p.kernels[0].writes[0].access.strides[0] = 5, "elements share addresses");
-    refused(&windows, &|p| p.kernels[0].template = Template::Map, "expected extents");
-    refused(&concat, &|p| p.kernels[2].body = Body::new(&[x(0)]), "input 0 moves along the row");
+    refused(&matmul, &|p| p.programs[0].kernels[1].shape.insert(0, 2), "expected");
+    refused(&concat, &|p| p.programs[0].kernels[0].writes[0].access.strides[0] = 5, "elements share addresses");
+    refused(&windows, &|p| p.programs[0].kernels[0].template = Template::Map, "expected extents");
+    refused(&concat, &|p| p.programs[0].kernels[2].body = Body::new(&[x(0)]), "input 0 moves along the row");
     let conv = |change: fn(&mut usize, &mut Window)| {
-        move |p: &mut Plan| match &mut p.kernels[0].template {
+        move |p: &mut Plan| match &mut p.programs[0].kernels[0].template {
             Template::Conv { groups, window, .. } => change(groups, window),
             other => panic!("not a convolution: {other:?}"),
         }
@@ -877,18 +914,25 @@ fn rules_that_only_devices_would_notice() {
     refused(&windows, &conv(|_, w| w.pads[1] = 1 << 31), "the window reaches too far");
     refused(&windows, &conv(|_, w| w.kernel[1] = 2), "expected extents [2,1,1,2,3]");
     refused(&windows, &conv(|g, _| *g = 0), "expected groups that divide 2 channels, found 0");
-    refused(&windows, &|p| p.kernels[0].reads[0].access.strides.swap(3, 4), "each image must be contiguous");
+    refused(
+        &windows,
+        &|p| p.programs[0].kernels[0].reads[0].access.strides.swap(3, 4),
+        "each image must be contiguous",
+    );
 }
 
 /// The step that scatters over an activation, by its result.
 fn made_by(plan: &Plan, result: BufferIdx) -> usize {
-    plan.steps.iter().position(|s| s.writes.contains(&result)).expect("it is written")
+    plan.programs[0].steps.iter().position(|s| s.writes.contains(&result)).expect("it is written")
 }
 
 /// The result of a scatter over an activation.
 fn scattered(plan: &Plan) -> BufferIdx {
-    let over = |s: &&Step| plan.kernels[s.kernel].is_in_place() && plan.buffers[s.reads[0]].class == Class::Activation;
-    plan.steps.iter().find(over).expect("there is one").writes[0]
+    let over = |s: &&Step| {
+        plan.programs[0].kernels[s.kernel].is_in_place()
+            && plan.programs[0].buffers[s.reads[0]].class == Class::Activation
+    };
+    plan.programs[0].steps.iter().find(over).expect("there is one").writes[0]
 }
 
 /// Each part of a concatenation is computed from all earlier parts, as in a DenseNet.
@@ -917,7 +961,7 @@ fn work_grows_with_the_pairs_of_parts() {
     let mut plan = dense(200);
     let (few, many) = (check_seconds(&dense(50)), check_seconds(&plan));
     assert!(many < 40.0 * few, "{few} s for 50 parts, {many} s for 200");
-    plan.steps.swap(70, 71);
+    plan.programs[0].steps.swap(70, 71);
     assert!(check(&plan).expect_err("a part is read too early").to_string().contains("not written"));
 }
 
@@ -936,7 +980,7 @@ fn long(steps: usize) -> Plan {
     let y = m.whole(y);
     m.step(Template::Map, &[64], &[last], &[y], &[x(0)]);
     let mut plan = m.0;
-    plan.summary = Summary {
+    plan.programs[0].summary = Summary {
         planned_bytes: plan.bytes(),
         arena_bytes: 9 * 256,
         lower_bound: 512,

@@ -7,7 +7,7 @@ use plimsoll::internals::plan::{self, check};
 use plimsoll::internals::plan::{Graphs, Job};
 use plimsoll::internals::session::{Choice, Options, Session};
 use plimsoll::internals::shape::Extent;
-use plimsoll::{Class, DType, Error, Graph, Limits, Plan, Recipe, Target, Tensor, Trace};
+use plimsoll::{Class, DType, Error, Graph, Limits, Plan, Program, Recipe, Target, Tensor, Trace};
 use std::process::Command;
 use std::sync::Arc;
 
@@ -60,9 +60,7 @@ fn the_arena_is_the_largest_and_constants_are_there_once() {
         assert!((union..union + union / 4).contains(&plan.class_bytes(Class::Constant)), "{name}");
         let sum: u64 = plans.iter().map(|plan| plan.class_bytes(Class::Constant)).sum();
         assert!(plan.class_bytes(Class::Constant) < sum, "{name}");
-        for plan in session.programs().map(|program| program.plan()) {
-            check::check(plan).expect("each is sound by itself");
-        }
+        check::check(plan).expect("all are sound");
     }
 }
 
@@ -82,7 +80,7 @@ fn results_are_those_of_each_alone() {
             for (program, (expected, x)) in session.programs().zip(&expected) {
                 let inputs = [("x", x.clone())];
                 let found = if round == 1 { program.run_poisoned(&inputs) } else { program.run(&inputs) };
-                assert_eq!(found.expect("it runs"), *expected, "{name}, {}", program.plan().title());
+                assert_eq!(found.expect("it runs"), *expected, "{name}, {}", program.plan().name);
             }
         }
         assert_eq!(session.usage().bytes, session.plan().bytes(), "{name}");
@@ -297,39 +295,33 @@ fn a_count_holds_across_programs() {
 #[test]
 fn edited_programs_are_refused() {
     let target = Target::named("cpu").expect("it is a target");
-    let planned = |programs: Vec<(String, Graph)>| -> Vec<Plan> {
-        let planned = plan::plan(&Job::new(programs, &target)).expect("they are planned");
-        planned.into_iter().map(|program| program.compiled.0).collect()
+    let plan = plan::plan(&Job::new(stateful(), &target)).expect("they are planned").plan;
+    check::check(&plan).expect("they fit together");
+    let refused = |edit: &dyn Fn(&mut Program)| {
+        let mut plan = plan.clone();
+        edit(&mut plan.programs[1]);
+        check::check(&plan).expect_err("they do not fit together").to_string()
     };
-    let plans = planned(stateful());
-    check::programs(&plans).expect("they fit together");
-    let refused = |edit: &dyn Fn(&mut Plan)| {
-        let mut plans = plans.clone();
-        edit(&mut plans[1]);
-        check::programs(&plans).expect_err("they do not fit together").to_string()
-    };
+    let align = target.alignment;
     let found = [
-        refused(&|plan| plan.program = Some("encode".into())),
-        refused(&|plan| plan.program = None),
-        refused(&|plan| plan.target.alignment *= 2),
-        refused(&|plan| plan.segments[0].bytes += plan.target.alignment),
-        refused(&|plan| plan.state[0].port.name = "other".into()),
-        refused(&|plan| plan.state[0].given = false),
-        refused(&|plan| {
-            let [a, b] = &mut plan.state[..] else { unreachable!("it has two states") };
+        refused(&|program| program.name = plan.programs[0].name.clone()),
+        refused(&|program| program.state[0].port.name = "other".into()),
+        refused(&|program| program.state[0].given = false),
+        refused(&|program| {
+            let [a, b] = &mut program.state[..] else { unreachable!("it has two states") };
             std::mem::swap(&mut a.port.name, &mut b.port.name);
         }),
-        refused(&|plan| {
-            let (a, b) = (plan.state[0].port.buffer, plan.state[1].port.buffer);
-            plan.buffers[a].offset = plan.buffers[b].offset;
+        refused(&|program| {
+            let (a, b) = (program.state[0].port.buffer, program.state[1].port.buffer);
+            program.buffers[a].offset = program.buffers[b].offset;
         }),
-        refused(&|plan| {
-            let buffer = plan.state[0].port.buffer;
-            plan.buffers[buffer].offset += plan.target.alignment;
+        refused(&|program| {
+            let buffer = program.state[0].port.buffer;
+            program.buffers[buffer].offset += align;
         }),
     ];
     for text in &found {
-        assert!(text.contains("program '") || text.contains("one of several"), "{text}");
+        assert!(text.contains("program '"), "{text}");
     }
 }
 
@@ -461,7 +453,7 @@ fn commands_know_programs() {
     let files = [&[&encode[..], &decode], &states[..], &["--threads", "1"]].concat();
     let planned = |rows: &str| -> u64 {
         let plan = json(&[&["plan"], &files[..], &["--set", &format!("rows={rows}")]].concat());
-        let segments = plan["programs"][0]["segments"].as_array().cloned().expect("they have segments");
+        let segments = plan["segments"].as_array().cloned().expect("they have segments");
         segments.iter().map(|segment| segment["bytes"].as_u64().expect("it is a number")).sum()
     };
     let found = json(&[&["max-batch"], &files[..], &["--memory-limit", "64KiB"]].concat());
@@ -547,7 +539,6 @@ fn files_share_states() {
         (&["--state", "hidden=encoded", "--set", "decode:rows=1..4"], "dim 'rows' has a range, but no state grows"),
         (&["--output", "logits"], "--output logits: no program has such an output; the programs: encode, decode"),
         (&["--state", "cache=present"], "--state cache=present: no program has such an input or output"),
-        (&["--advise"], "--advise: expected one model"),
     ] {
         let found = refused(arguments);
         assert!(found.contains(words), "{found}");

@@ -159,7 +159,7 @@ const CASES: &[Case] = &[
 ];
 
 fn counts(plan: &Plan) -> (usize, usize) {
-    (plan.steps.len(), plan.kernels.iter().map(|k| k.prologues.len()).sum())
+    (plan.programs[0].steps.len(), plan.programs[0].kernels.iter().map(|k| k.prologues.len()).sum())
 }
 
 #[test]
@@ -168,7 +168,8 @@ fn groups_before_a_core_are_its_prologue() {
         let graph = graph(text);
         for (target, expected) in [(Target::cpu(2), cpu), (Target::wgpu(), wgpu)] {
             let plan = planned(&graph, &target);
-            let kernels: Vec<_> = plan.kernels.iter().map(|k| (k.template.name(), k.prologues.len())).collect();
+            let kernels: Vec<_> =
+                plan.programs[0].kernels.iter().map(|k| (k.template.name(), k.prologues.len())).collect();
             assert_eq!(counts(&plan), *expected, "{} on {}: {kernels:?}", graph.name, target.name);
         }
     }
@@ -190,7 +191,7 @@ fn what_a_device_cannot_bind_stays_outside() {
     let mut target = Target::wgpu();
     target.max_bindings = 5;
     let plan = planned(&graph, &target);
-    assert!(plan.kernels.iter().all(|k| k.reads.len() + k.writes.len() <= 5), "{:?}", counts(&plan));
+    assert!(plan.programs[0].kernels.iter().all(|k| k.reads.len() + k.writes.len() <= 5), "{:?}", counts(&plan));
     assert_eq!(counts(&plan).1, 0);
 }
 
@@ -203,7 +204,7 @@ fn what_a_prologue_computes_takes_no_memory() {
         }",
     );
     // Besides both inputs, there is one more buffer: the last reader of `w` writes `y` elsewhere.
-    assert_eq!(planned(&graph, &Target::wgpu()).summary.arena_bytes, 3 * 64 * 64 * 4);
+    assert_eq!(planned(&graph, &Target::wgpu()).programs[0].summary.arena_bytes, 3 * 64 * 64 * 4);
 }
 
 #[test]
@@ -221,11 +222,11 @@ fn results_are_those_of_the_reference() {
 #[test]
 fn what_reaches_too_far_is_refused() {
     let plan = planned(&graph(CASES[0].text), &Target::cpu(2));
-    let at = plan.kernels.iter().position(|k| k.template == Template::MatMul).expect("a product");
-    let first = plan.kernels[at].further().end;
+    let at = plan.programs[0].kernels.iter().position(|k| k.template == Template::MatMul).expect("a product");
+    let first = plan.programs[0].kernels[at].further().end;
     let refuse = |what: &str, change: &dyn Fn(&mut plimsoll::internals::kernel::Kernel)| {
         let mut plan = plan.clone();
-        change(&mut plan.kernels[at]);
+        change(&mut plan.programs[0].kernels[at]);
         let error = plan::check::check(&plan).expect_err(what).to_string();
         assert!(error.contains("operand") || error.contains("expected elements"), "{what}: {error}");
     };

@@ -71,7 +71,7 @@ fn agrees(found: &Tensor, expected: &Tensor, tolerance: f64) -> Result<(), Strin
 }
 
 fn named<'a>(plan: &'a Plan, tensors: &[Tensor]) -> Vec<(&'a str, Tensor)> {
-    plan.inputs.iter().map(|p| p.name.as_str()).zip(tensors.iter().cloned()).collect()
+    plan.programs[0].inputs.iter().map(|p| p.name.as_str()).zip(tensors.iter().cloned()).collect()
 }
 
 /// The plan of a binding is sound by itself, and lies within the plan of the range: the same segments, and nothing in the arena where
@@ -80,10 +80,10 @@ fn lies_within(plan: &Plan, range: &Plan) {
     check(plan).expect("sound");
     assert_eq!(plan.segments, range.segments);
     let place = |b: &Buffer| (b.segment, b.offset, b.class);
-    let places: HashSet<_> = range.buffers.iter().map(place).collect();
+    let places: HashSet<_> = range.programs[0].buffers.iter().map(place).collect();
     let new = |b: &&Buffer| b.class != Class::Workspace && b.class != Class::Constant && !places.contains(&place(b));
-    assert_eq!(plan.buffers.iter().find(new), None, "{}", plan.name);
-    let steps = |plan: &Plan| plan.steps.iter().map(|s| s.name.clone()).collect::<Vec<_>>();
+    assert_eq!(plan.programs[0].buffers.iter().find(new), None, "{}", plan.programs[0].name);
+    let steps = |plan: &Plan| plan.programs[0].steps.iter().map(|s| s.name.clone()).collect::<Vec<_>>();
     assert_eq!(steps(plan), steps(range));
 }
 
@@ -193,7 +193,7 @@ fn dims_that_only_shape_a_computation() {
     let bindings: [&[usize]; 7] = [&[5, 15], &[1, 1], &[2, 7], &[5, 1], &[1, 15], &[2, 7], &[5, 15]];
     let plan = runs(&shaped, &dims, &bindings, &cpu, 1e-5).expect("runs");
     // With one row, fifteen are left, which is more than with the largest binding.
-    let left = plan.outputs.iter().find(|p| p.name == "left").expect("an output");
+    let left = plan.programs[0].outputs.iter().find(|p| p.name == "left").expect("an output");
     assert_eq!(left.shape[..], [1, 8]);
     assert!(plan.class_bytes(Class::Activation) >= 4 * (5 * 15 * 8 + 15 * 8 + 15 * 15));
 }
@@ -253,7 +253,7 @@ fn replays(range: &ShapeRange, make: &Make, backend: Box<dyn Backend>, bindings:
         let (own, data) = range.at(binding).expect("it is in the range");
         check(&own).expect("sound");
         assert_eq!(own.segments, plan.segments);
-        let number = exec.add(own, &data, &[constants]).expect("it is made ready");
+        let number = exec.add(own, &data, constants).expect("it is made ready");
         exec.select(number).expect("it is selected");
         let dims: Vec<_> = range.dims().iter().map(|d| d.name.clone()).zip(binding.iter().copied()).collect();
         let graph = make(&dims, Decisions::default()).expect("a graph");
@@ -292,7 +292,7 @@ fn bindings_have_the_parts_of_the_largest() {
         let target = Target { max_binding: 4096, streams: 1, ..backend.target().clone() };
         let range =
             common::range(source(&make), &dims, &target, Recipe::default(), &Limits { memory: None }).expect("plans");
-        let parts = range.plan().steps.iter().filter(|step| !step.bind_ranges.is_empty()).count();
+        let parts = range.plan().programs[0].steps.iter().filter(|step| !step.bind_ranges.is_empty()).count();
         assert!(parts >= 16, "{parts} parts on {name}");
         replays(&range, &make, backend, &[&[8], &[1], &[3], &[8], &[5]]);
     }
@@ -415,7 +415,7 @@ fn the_plan_of_a_range_is_a_file() {
         };
         let planned = plan();
         let range = planned.plan();
-        let named: Vec<_> = range.dims.iter().map(|d| (d.name.as_str(), d.least, d.most)).collect();
+        let named: Vec<_> = range.programs[0].dims.iter().map(|d| (d.name.as_str(), d.least, d.most)).collect();
         assert_eq!(named, [("batch", 1, 8), ("sequence", 1, 300)]);
         let back = Plan::from_json(&range.to_json(), Path::new("plan.json")).expect("is read");
         assert_eq!((&back, range), (range, plan().plan()));
@@ -423,12 +423,12 @@ fn the_plan_of_a_range_is_a_file() {
         for binding in [[7, 299], [1, 150], [3, 11], [8, 33], [5, 5]] {
             let (own, constants) = planned.at(&binding).expect("a plan");
             lies_within(&own, range);
-            assert_eq!(constants.len(), own.constants.len());
-            assert!(own.summary.lower_bound <= range.summary.lower_bound);
+            assert_eq!(constants[0].len(), own.programs[0].constants.len());
+            assert!(own.programs[0].summary.lower_bound <= range.programs[0].summary.lower_bound);
         }
         let tried = planned.tried();
         assert!(tried.len() <= 64 && tried[0].binding == [1, 1] && tried[tried.len() - 1].binding == [8, 300]);
-        assert_eq!(tried[tried.len() - 1].live, range.summary.lower_bound);
+        assert_eq!(tried[tried.len() - 1].live, range.programs[0].summary.lower_bound);
     }
 }
 

@@ -95,13 +95,13 @@ fn what_is_computed_again_is_not_kept() {
     };
     let bytes = plan(None).bytes();
     let plan = plan(Some(bytes * 8 / 10));
-    let copies = plan.steps.iter().filter(|step| step.name.ends_with(AGAIN)).count();
+    let copies = plan.programs[0].steps.iter().filter(|step| step.name.ends_with(AGAIN)).count();
     assert!(copies > 0, "nothing is computed again");
     let mut renamed = plan.clone();
-    for step in &mut renamed.steps {
+    for step in &mut renamed.programs[0].steps {
         step.name = step.name.trim_end_matches(AGAIN).to_owned();
     }
-    let (found, taken) = (Classes::of(&[&plan]), Classes::of(&[&renamed]));
+    let (found, taken) = (Classes::of(&plan), Classes::of(&renamed));
     assert!(found.kept > 0 && found.kept < taken.kept, "{found:?} and {taken:?}");
     assert_eq!(found.kept + found.activation, taken.kept + taken.activation, "{found:?} and {taken:?}");
     assert_eq!(Classes { kept: 0, activation: 0, ..found }, Classes { kept: 0, activation: 0, ..taken });
@@ -130,7 +130,8 @@ fn a_normalization_stores_no_elementwise_value_that_its_kernels_can_compute() {
     let step = train::programs(&graph, &model.weights(), &method).expect("it trains").parts.remove(0).1;
     for (target, expected) in [(Target::cuda(), 1), (Target::cpu(2), 9)] {
         let plan = Recipe::default().plan(step.clone(), &target, &Limits { memory: None }).expect("it is planned");
-        let maps = plan.steps.iter().filter(|step| plan.kernels[step.kernel].template.name() == "map");
+        let maps =
+            plan.programs[0].steps.iter().filter(|step| plan.programs[0].kernels[step.kernel].template.name() == "map");
         let own = maps.filter(|step| step.name.contains("BatchNormalization")).count();
         assert_eq!(own, expected, "for {}", target.name);
     }

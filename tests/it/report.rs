@@ -1,7 +1,7 @@
 //! Reports: what tables, sizes and blocks of text look like.
 
 use plimsoll::internals::eager::compare::{Column, Comparison, Measured, Outcome};
-use plimsoll::internals::plan::{self, Plan, Segment, Summary};
+use plimsoll::internals::plan::{self, Plan, Program, Segment, Summary};
 use plimsoll::internals::report::{Table, bytes, comparison, grouped, memory, plain};
 use plimsoll::{Class, Memory, Target, Usage};
 
@@ -41,26 +41,29 @@ fn cells_line_up() {
 fn the_memory_block_adds_up() {
     let segment = |class, bytes| Segment { class, memory: Memory::Device, bytes };
     let mut plan = Plan {
-        forks: 1,
-        recompute: None,
-        origin: None,
-        program: None,
         version: plan::VERSION,
-        name: "m".into(),
         target: Target::cpu(1),
-        dims: Vec::new(),
         tuned: None,
-        summary: Summary { lower_bound: 2000, unshared_bytes: 4096, ..Summary::default() },
+        runs: 1,
+        origin: None,
         segments: vec![segment(Class::Activation, 2048), segment(Class::Constant, 2048)],
-        buffers: Vec::new(),
-        constants: Vec::new(),
-        state: Vec::new(),
-        inputs: Vec::new(),
-        outputs: Vec::new(),
-        kernels: Vec::new(),
-        steps: Vec::new(),
+        programs: vec![Program {
+            name: "m".into(),
+            graph: None,
+            dims: Vec::new(),
+            measured: 0,
+            recompute: None,
+            summary: Summary { lower_bound: 2000, unshared_bytes: 4096, ..Summary::default() },
+            buffers: Vec::new(),
+            constants: Vec::new(),
+            state: Vec::new(),
+            inputs: Vec::new(),
+            outputs: Vec::new(),
+            kernels: Vec::new(),
+            steps: Vec::new(),
+        }],
     };
-    let block = memory(&plan, Some(Usage { bytes: 4000, allocations: 4, overhead: Some(100) }));
+    let block = memory(plan.first(), Some(Usage { bytes: 4000, allocations: 4, overhead: Some(100) }));
     let expected = "\
 planned                4.00 KiB  4,096 bytes
 allocated              3.91 KiB  4,000 bytes  96 fewer than planned
@@ -72,13 +75,13 @@ beside the plan           100 B    100 bytes  the driver's
 ";
     let squeeze = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
     assert_eq!(squeeze(&block), squeeze(expected), "{block}");
-    plan.summary.lower_bound = 2048;
-    let block = memory(&plan, Some(Usage { bytes: 4096, allocations: 4, overhead: Some(0) }));
+    plan.programs[0].summary.lower_bound = 2048;
+    let block = memory(plan.first(), Some(Usage { bytes: 4096, allocations: 4, overhead: Some(0) }));
     assert!(block.contains("as planned") && block.contains("reached"), "{block}");
     assert!(!block.contains("beside"), "{block}");
-    let block = memory(&plan, Some(Usage { bytes: 4096, allocations: 4, overhead: None }));
+    let block = memory(plan.first(), Some(Usage { bytes: 4096, allocations: 4, overhead: None }));
     assert!(block.contains("beside the plan  not known"), "{block}");
-    assert!(!memory(&plan, None).contains("allocated"));
+    assert!(!memory(plan.first(), None).contains("allocated"));
 }
 
 #[test]

@@ -4,7 +4,7 @@ use crate::common;
 use plimsoll::internals::exec::Exec;
 use plimsoll::internals::plan::Limits;
 use plimsoll::internals::{onnx, plan, reference};
-use plimsoll::{DType, Graph, Plan, Recipe, Target, Tensor};
+use plimsoll::{DType, Graph, Recipe, Target, Tensor};
 use std::path::Path;
 
 /// A graph over `x` (its head names more), and how many steps its plan has: none where parts are stored, each by a step of its own.
@@ -97,7 +97,7 @@ fn graph(case: &Case) -> Graph {
     onnx::import(&model, &[]).expect("it is a graph")
 }
 
-fn planned(graph: &Graph, target: &Target) -> (Plan, Vec<std::sync::Arc<plimsoll::internals::constant::Constant>>) {
+fn planned(graph: &Graph, target: &Target) -> plan::Compiled {
     let graph = graph.clone();
     let graph = Recipe::default().whole(graph, target).expect("the passes run");
     plan::compile(&graph, target, &Limits { memory: None }).expect("it is planned and checked")
@@ -109,8 +109,8 @@ fn parts_that_change_places_are_views() {
     for case in CASES {
         for target in [Target::cpu(2), Target::wgpu(), Target::cuda()] {
             let (plan, _) = planned(&graph(case), &target);
-            if case.steps.map_or(plan.steps.len() < 2, |steps| plan.steps.len() != steps) {
-                wrong.push(format!("{} on {}: {} steps", case.head, target.name, plan.steps.len()));
+            if case.steps.map_or(plan.programs[0].steps.len() < 2, |steps| plan.programs[0].steps.len() != steps) {
+                wrong.push(format!("{} on {}: {} steps", case.head, target.name, plan.programs[0].steps.len()));
             }
         }
     }

@@ -48,7 +48,7 @@ fn open(graph: Graph, (_, open): &common::Opener, recipe: Recipe) -> Session {
 }
 
 fn states(session: &Session) -> BTreeMap<String, Tensor> {
-    let names = session.plan().state.iter().map(|state| state.port.name.clone());
+    let names = session.plan().programs[0].state.iter().map(|state| state.port.name.clone());
     names.map(|name| (name.clone(), session.state(&name).expect("it is a state"))).collect()
 }
 

@@ -106,7 +106,7 @@ fn a_large_product_is_known_before_it_runs() {
     let bytes = segments.filter(|s| s["class"] != "backend").map(|s| s["bytes"].as_u64());
     assert_eq!(bytes.sum::<Option<u64>>(), Some(3 * 10_000 * 10_000 * 4));
     let own = |summary: &Value| summary["backend_bytes"].as_u64().expect("the threads have scratch memory");
-    assert!(own(&plan["summary"]) < 1 << 20, "{}", plan["summary"]);
+    assert!(own(&plan["programs"][0]["summary"]) < 1 << 20, "{}", plan["programs"][0]["summary"]);
     let ran = json("product", "run graphs/product.onnxtxt --set n=320 --backend cpu --threads 2");
     assert_eq!(ran["memory"]["planned_bytes"], ran["memory"]["allocated_bytes"]);
     assert_eq!(ran["memory"]["planned_bytes"].as_u64(), Some(3 * 320 * 320 * 4 + own(&ran["memory"])));
@@ -142,7 +142,7 @@ fn a_decoder_keeps_its_cache() {
         assert_eq!(memory["planned_bytes"], memory["allocated_bytes"], "{memory}");
         assert_eq!(memory["state_bytes"], bytes, "{memory}");
         let plan = json(name, &format!("plan {sizes} {states}"));
-        let copies = plan["steps"]
+        let copies = plan["programs"][0]["steps"]
             .as_array()
             .expect("it has steps")
             .iter()
@@ -173,6 +173,7 @@ fn batches_share_their_weights() {
     let bytes = |value: &Value, field: &str| value["summary"][field].as_u64().expect("it is a number");
     let alone = [1, 64].map(|batch| json("digits", &format!("plan graphs/digits.onnx --set batch={batch}")));
     let shared = &together["programs"][0];
+    let alone = alone.map(|plan| plan["programs"][0].clone());
     assert_eq!(bytes(shared, "constant_bytes"), bytes(&alone[1], "constant_bytes"));
     assert_eq!(bytes(shared, "arena_bytes"), bytes(&alone[1], "arena_bytes"));
     assert_eq!(bytes(shared, "planned_bytes"), bytes(&alone[1], "planned_bytes"), "the smaller one costs nothing");
@@ -185,10 +186,10 @@ fn batches_share_their_weights() {
 fn runs_at_once_share_their_weights() {
     let model = "graphs/digits.onnx --set batch=64 --threads 1";
     let one = json("forks", &format!("plan {model}"));
-    let bytes = |field: &str| one["summary"][field].as_u64().expect("it is a number");
+    let bytes = |field: &str| one["programs"][0]["summary"][field].as_u64().expect("it is a number");
     let four = json("forks", &format!("plan {model} --forks 4"));
     let expected = bytes("constant_bytes") + 4 * (bytes("planned_bytes") - bytes("constant_bytes"));
-    assert_eq!(four["summary"]["planned_bytes"], expected);
+    assert_eq!(four["programs"][0]["summary"]["planned_bytes"], expected);
     let found = json("forks", &format!("bench {model} --forks 2 --backend cpu --iters 3"));
     assert_eq!(found["planned_bytes"], found["allocated_bytes"], "{found}");
     assert_eq!(found["allocations_in_runs"], 0, "{found}");
@@ -273,14 +274,17 @@ fn a_range_of_lengths_keeps_its_bytes() {
     // One plan, that of the largest binding, and the peak of each binding.
     let alone = json("range", "plan graphs/attention.onnxtxt --set batch=4 --set sequence=64");
     let plan = json("range", &format!("plan {range}"));
-    assert_eq!(plan["summary"], alone["summary"], "a plan for the range takes what its largest binding takes");
-    assert_eq!(plan["dims"], serde_json::json!([{"name": "sequence", "least": 1, "most": 64}]));
+    assert_eq!(
+        plan["programs"][0]["summary"], alone["programs"][0]["summary"],
+        "a plan for the range takes what its largest binding takes"
+    );
+    assert_eq!(plan["programs"][0]["dims"], serde_json::json!([{"name": "sequence", "least": 1, "most": 64}]));
     let (_, text, _) = run(&folder("range"), &format!("plan {range}").split(' ').collect::<Vec<_>>());
     let (_, table) = text.split_once("sequence  live at the peak").expect("a table over the range");
     let rows: Vec<&str> = table.lines().skip(1).take_while(|row| !row.is_empty()).collect();
     let extents: Vec<&str> = rows.iter().filter_map(|row| row.split_whitespace().next()).collect();
     assert_eq!(extents, ["1", "2", "4", "8", "16", "32", "64"], "{text}");
-    let peak = alone["summary"]["lower_bound"].as_u64().expect("it is a number");
+    let peak = alone["programs"][0]["summary"]["lower_bound"].as_u64().expect("it is a number");
     let figure =
         |row: &str| row.split(" bytes").next()?.split_whitespace().last()?.replace(',', "").parse::<u64>().ok();
     assert_eq!(figure(rows[6]), Some(peak), "{text}");

@@ -171,8 +171,8 @@ fn outputs_that_nobody_asks_for_are_not_computed() {
         // A state of the range's rows is refused for another reason.
         let one = if one.fixed().is_none() { Options { state: Vec::new(), ..one } } else { one };
         let session = Session::from_path(&path, &one).expect("it loads");
-        assert!(session.plan().steps.len() < all.plan().steps.len());
-        assert_eq!(session.plan().outputs.len(), 1);
+        assert!(session.plan().programs[0].steps.len() < all.plan().programs[0].steps.len());
+        assert_eq!(session.plan().programs[0].outputs.len(), 1);
         let total = ("total", random([3, 4], 6));
         let inputs = if one.state.is_empty() { vec![x.clone(), total] } else { vec![x.clone()] };
         assert_eq!(session.run(&inputs).expect("it runs"), expected[1..2]);
@@ -182,7 +182,7 @@ fn outputs_that_nobody_asks_for_are_not_computed() {
     }
     let graph = Graph::from_path(&path, &[("n", 3)]).expect("it is a graph");
     let session = Session::from_graph(graph, &asked(&["sum", "wide"])).expect("it loads");
-    assert_eq!(session.plan().outputs.iter().map(|o| &o.name[..]).collect::<Vec<_>>(), ["wide", "sum"]);
+    assert_eq!(session.plan().programs[0].outputs.iter().map(|o| &o.name[..]).collect::<Vec<_>>(), ["wide", "sum"]);
     for (name, words) in [
         ("product", "output 'product': not an output of the graph; its outputs: wide, sum, next_total"),
         ("next_total", "output 'next_total': it updates state 'total', which is read by that name"),
@@ -193,7 +193,7 @@ fn outputs_that_nobody_asks_for_are_not_computed() {
 }
 
 /// Two products of one input, so that no step overwrites it.
-fn kept() -> (Plan, Vec<std::sync::Arc<plimsoll::internals::constant::Constant>>) {
+fn kept() -> plan::Compiled {
     let g = Trace::new("kept");
     let x = g.input("x", DType::F32, [6, 40]);
     g.output("y", x.matmul(g.constant("w", random([40, 24], 2))));
@@ -207,7 +207,7 @@ fn kept() -> (Plan, Vec<std::sync::Arc<plimsoll::internals::constant::Constant>>
 #[test]
 fn inputs_are_written_before_the_first_run() {
     let (plan, constants) = kept();
-    assert!(!plan.consumes_inputs());
+    assert!(!plan.programs[0].consumes_inputs());
     let mut exec = Exec::load(cpu(), plan, &constants, &|_| {}).expect("it loads");
     let refused = |exec: &mut Exec| {
         let error = exec.replay().expect_err("the input is not there").to_string();
@@ -227,15 +227,15 @@ fn inputs_are_written_before_the_first_run() {
 fn constants_are_those_of_the_plan() {
     let (plan, constants) = kept();
     let refused = |constants: &[_], words: &str| {
-        let error =
-            Exec::load(cpu(), plan.clone(), constants, &|_| {}).expect_err("they are not the plan's").to_string();
+        let data = vec![constants.to_vec()];
+        let error = Exec::load(cpu(), plan.clone(), &data, &|_| {}).expect_err("they are not the plan's").to_string();
         assert!(error.contains(words), "{error}");
     };
     refused(&[], "expected 2 constants, found 0");
-    let swapped: Vec<_> = constants.iter().rev().cloned().collect();
+    let swapped: Vec<_> = constants[0].iter().rev().cloned().collect();
     refused(&swapped, "expected constant 'w' (f32[40,24]), found 'v' (f32[40,5])");
     let short = std::sync::Arc::new(plimsoll::internals::constant::Constant::new("w", random([40, 23], 2)));
-    refused(&[short, constants[1].clone()], "found 'w' (f32[40,23])");
+    refused(&[short, constants[0][1].clone()], "found 'w' (f32[40,23])");
 }
 
 /// A device whose memory is full of NaN, and which runs steps to record them, as CUDA does with library calls.
@@ -507,8 +507,8 @@ fn runs_as_planned(graph: &Graph, open: &dyn Fn() -> Box<dyn Backend>) -> Result
 
     for plan in [&fused, &unfused] {
         prop_assert!(check::check(plan).is_ok());
-        prop_assert!(plan.summary.lower_bound <= plan.summary.arena_bytes);
-        prop_assert!(plan.summary.arena_bytes <= plan.summary.unshared_bytes);
+        prop_assert!(plan.programs[0].summary.lower_bound <= plan.programs[0].summary.arena_bytes);
+        prop_assert!(plan.programs[0].summary.arena_bytes <= plan.programs[0].summary.unshared_bytes);
         let back = Plan::from_json(&plan.to_json(), Path::new("plan.json"));
         prop_assert_eq!(&back.map_err(|e| e.to_string()), &Ok(plan.clone()));
     }
@@ -527,9 +527,9 @@ fn binds_parts(graph: &Graph, most: u64, backend: Box<dyn Backend>) -> Result<us
         Error::Usage { what, .. } => what,
         other => panic!("{other}"),
     })?;
-    for step in &plan.steps {
+    for step in &plan.programs[0].steps {
         for (slot, &b) in step.reads.iter().chain(&step.writes).enumerate() {
-            assert!(step.bind_ranges.get(slot).map_or(plan.buffers[b].bytes, |w| w.bytes) <= most);
+            assert!(step.bind_ranges.get(slot).map_or(plan.programs[0].buffers[b].bytes, |w| w.bytes) <= most);
         }
     }
     let mut exec = Exec::load(backend, plan.clone(), &constants, &|_| {}).expect("it loads");
@@ -537,7 +537,7 @@ fn binds_parts(graph: &Graph, most: u64, backend: Box<dyn Backend>) -> Result<us
     for (found, expected) in found.iter().zip(&reference::run(graph, &inputs).expect("the reference runs")) {
         assert_eq!(found.compare(expected, 0.0, 1e-5), Ok(()), "{}", plan.to_json());
     }
-    Ok(plan.steps.iter().filter(|step| !step.bind_ranges.is_empty()).count())
+    Ok(plan.programs[0].steps.iter().filter(|step| !step.bind_ranges.is_empty()).count())
 }
 
 /// Tensors that are larger than a binding: kernels are cut into parts that bind ranges of them, or say which tensor is too large.
@@ -595,25 +595,26 @@ fn spoil(graph: &Graph, fuse: bool) -> usize {
     let (plan, constants) = plan::compile(&passed, &target, &Limits { memory: None }).expect("it is planned");
     let run = |plan: &Plan| Exec::load(cpu(), plan.clone(), &constants, &|_| {})?.run_poisoned(&inputs);
     let expected = run(&plan).expect("a good plan reads nothing that is dead");
-    let arena: Vec<usize> =
-        (0..plan.buffers.len()).filter(|&b| plan.buffers[b].class.segment() == Class::Activation).collect();
+    let arena: Vec<usize> = (0..plan.programs[0].buffers.len())
+        .filter(|&b| plan.programs[0].buffers[b].class.segment() == Class::Activation)
+        .collect();
     let over = |(&a, &b): (&usize, &usize)| {
         let mut faulty = plan.clone();
-        faulty.buffers[a].offset = plan.buffers[b].offset;
-        let end = faulty.buffers[a].offset + faulty.buffers[a].bytes;
-        let segment = &mut faulty.segments[plan.buffers[a].segment];
+        faulty.programs[0].buffers[a].offset = plan.programs[0].buffers[b].offset;
+        let end = faulty.programs[0].buffers[a].offset + faulty.programs[0].buffers[a].bytes;
+        let segment = &mut faulty.segments[plan.programs[0].buffers[a].segment];
         segment.bytes = segment.bytes.max(end.next_multiple_of(4));
-        faulty.summary.planned_bytes = faulty.bytes();
-        faulty.summary.arena_bytes = faulty.class_bytes(Class::Activation);
+        faulty.programs[0].summary.planned_bytes = faulty.bytes();
+        faulty.programs[0].summary.arena_bytes = faulty.class_bytes(Class::Activation);
         faulty
     };
     let swapped = |at: usize| {
         let mut faulty = plan.clone();
-        faulty.steps.swap(at - 1, at);
+        faulty.programs[0].steps.swap(at - 1, at);
         faulty
     };
     let pairs = arena.iter().flat_map(|a| arena.iter().map(move |b| (a, b)));
-    let faulty = pairs.map(over).chain((1..plan.steps.len()).map(swapped));
+    let faulty = pairs.map(over).chain((1..plan.programs[0].steps.len()).map(swapped));
     let mut found = 0;
     for faulty in faulty {
         let Err(refused) = check::check(&faulty) else { continue };
@@ -658,20 +659,21 @@ fn poison_shows_reads_of_dead_memory() {
 
 /// The steps in an order that streams and waits allow.
 fn shuffled(plan: &Plan, random: &mut impl FnMut(usize) -> usize) -> Plan {
-    let mut rest: Vec<_> = StepIdx::all(&plan.steps).collect();
+    let mut rest: Vec<_> = StepIdx::all(&plan.programs[0].steps).collect();
     let mut steps = Vec::new();
     while !rest.is_empty() {
         let ready = |at: &&StepIdx| {
-            let step = &plan.steps[**at];
-            let held = |other: &StepIdx| step.waits.contains(other) || plan.steps[*other].stream == step.stream;
+            let step = &plan.programs[0].steps[**at];
+            let held =
+                |other: &StepIdx| step.waits.contains(other) || plan.programs[0].steps[*other].stream == step.stream;
             !rest.iter().any(|other| other < *at && held(other))
         };
         let ready: Vec<_> = rest.iter().filter(ready).copied().collect();
         let next = ready[random(ready.len())];
         rest.retain(|at| *at != next);
-        steps.push(plan.steps[next].clone());
+        steps.push(plan.programs[0].steps[next].clone());
     }
-    Plan { steps, ..plan.clone() }
+    Plan { programs: vec![plan::Program { steps, ..plan.programs[0].clone() }], ..plan.clone() }
 }
 
 /// Branches that meet and part again: `width` of them, of `depth` products.
@@ -705,12 +707,13 @@ fn runs_in_streams(graph: &Graph, random: &mut impl FnMut(usize) -> usize) -> (u
             let mut exec = Exec::load(cpu(), plan.clone(), &constants, &|_| {}).expect("it loads");
             exec.run(&inputs).expect("it runs").iter().map(|t| t.bytes().to_vec()).collect()
         };
-        wide += usize::from(plan.steps.iter().any(|step| step.stream != 0));
+        wide += usize::from(plan.programs[0].steps.iter().any(|step| step.stream != 0));
         let expected = run(&plan);
-        let waits = plan.steps.iter().enumerate().flat_map(|(at, s)| (0..s.waits.len()).map(move |w| (at, w)));
+        let waits =
+            plan.programs[0].steps.iter().enumerate().flat_map(|(at, s)| (0..s.waits.len()).map(move |w| (at, w)));
         let without = |(at, wait): (usize, usize)| {
             let mut mutant = plan.clone();
-            mutant.steps[at].waits.remove(wait);
+            mutant.programs[0].steps[at].waits.remove(wait);
             mutant
         };
         for mutant in std::iter::once(plan.clone()).chain(waits.map(without)) {
@@ -762,8 +765,9 @@ fn random_graphs_run_as_planned_on_wgpu() {
     let (ranges, joined) = (Cell::new(0), Cell::new(0));
     let result = TestRunner::new_with_rng(config, rng).run(&choices, |choices| {
         for plan in runs_as_planned(&drawn(&choices, true), &open)? {
-            ranges.set(ranges.get() + plan.steps.iter().filter(|step| binds_ranges(&plan, step)).count());
-            joined.set(joined.get() + BufferIdx::all(&plan.buffers).filter(|b| is_joined(&plan, *b)).count());
+            ranges.set(ranges.get() + plan.programs[0].steps.iter().filter(|step| binds_ranges(&plan, step)).count());
+            joined
+                .set(joined.get() + BufferIdx::all(&plan.programs[0].buffers).filter(|b| is_joined(&plan, *b)).count());
         }
         Ok(())
     });
@@ -774,14 +778,14 @@ fn random_graphs_run_as_planned_on_wgpu() {
 
 /// True if a step writes to a segment that it reads elsewhere.
 fn binds_ranges(plan: &Plan, step: &Step) -> bool {
-    let place = |b: &BufferIdx| (plan.buffers[*b].segment, plan.buffers[*b].offset);
+    let place = |b: &BufferIdx| (plan.programs[0].buffers[*b].segment, plan.programs[0].buffers[*b].offset);
     let apart = |r: &BufferIdx, w: &BufferIdx| place(r).0 == place(w).0 && place(r).1 != place(w).1;
     step.writes.iter().any(|w| step.reads.iter().any(|r| apart(r, w)))
 }
 
 /// True if several steps write one buffer, as they do with the parts of a concatenation.
 fn is_joined(plan: &Plan, buffer: BufferIdx) -> bool {
-    plan.steps.iter().filter(|step| step.writes.contains(&buffer)).count() > 1
+    plan.programs[0].steps.iter().filter(|step| step.writes.contains(&buffer)).count() > 1
 }
 
 /// What a driver takes beside plans is measured on whatever device is here.
@@ -795,7 +799,7 @@ fn what_is_beside_plans_is_measured() {
         let g = Trace::new("sum");
         g.output("y", g.input("x", DType::F32, [8]) + 1.0);
         let plan = common::planned(&g.finish().expect("the graph is sound"), target);
-        let estimate = found.estimate(&[&plan]);
+        let estimate = found.estimate(&plan);
         assert_eq!((estimate.context, estimate.libraries), (found.context, 0), "{name}");
         assert_eq!((estimate.modules, estimate.graphs), (found.kernel, found.step), "{name}");
         assert_eq!(estimate.bytes, found.context + found.kernel + found.step, "{name}");

@@ -205,7 +205,7 @@ fn states_of_halves_stay_halves() {
     for opener in common::backends() {
         for graph in [mixed_of, caches_of].into_iter().flat_map(|of| [DType::F16, DType::BF16].map(of)) {
             let plan = Recipe::default().plan(graph.clone(), opener.1().target(), &Limits { memory: None });
-            for state in &plan.expect("it is planned").state {
+            for state in &plan.expect("it is planned").programs[0].state {
                 let dtype = graph.states().iter().find(|s| graph.value_name(s.value) == state.port.name);
                 assert_eq!(state.port.dtype, graph.fact(dtype.expect("it is one").value).dtype, "{}", opener.0);
             }
@@ -223,9 +223,13 @@ fn states_of_halves_stay_halves() {
 fn a_cache_is_written_where_it_is() {
     for target in [Target::cpu(2), Target::cuda(), Target::wgpu()] {
         let plan = Recipe::default().plan(caches(), &target, &Limits { memory: None }).expect("it is planned");
-        let is_cache = |step: &&Step| plan.buffers[step.writes[0]].shape.numel() == 40;
-        let copied: BTreeSet<&str> =
-            plan.steps.iter().filter(is_cache).filter_map(|step| step.name.strip_prefix("copy of ")).collect();
+        let is_cache = |step: &&Step| plan.programs[0].buffers[step.writes[0]].shape.numel() == 40;
+        let copied: BTreeSet<&str> = plan.programs[0]
+            .steps
+            .iter()
+            .filter(is_cache)
+            .filter_map(|step| step.name.strip_prefix("copy of "))
+            .collect();
         let [output] = copied.iter().filter(|name| name.starts_with("TensorScatter")).collect::<Vec<_>>()[..] else {
             panic!("{}: expected a copy for the output, found {copied:?}", target.name)
         };
@@ -260,7 +264,7 @@ fn caches_are_larger_than_a_binding() {
         assert!(error.contains("binds at most 1024, and kernel 'scatter' cannot be split"), "{name}: {error}");
         let whole = passed(false);
         let (plan, constants) = plan::compile(&whole, &target, &Limits { memory: None }).expect("it is planned");
-        let parts = plan.steps.iter().filter(|step| plan.kernels[step.kernel].is_in_place());
+        let parts = plan.programs[0].steps.iter().filter(|step| plan.programs[0].kernels[step.kernel].is_in_place());
         assert_eq!(parts.filter(|step| !step.bind_ranges.is_empty()).count(), 4, "{name}");
         let mut exec = Exec::load(backend, plan, &constants, &|_| {}).expect("it loads");
         let (mut states, mut seed) = (reference::initial(&whole.graph).expect("they are there"), 3);
@@ -287,7 +291,7 @@ fn a_token_writes_its_row_alone() {
         let work = [64, 4096].map(|capacity| {
             let plan =
                 Recipe::default().plan(graph(capacity), &target, &Limits { memory: None }).expect("it is planned");
-            let kernels = plan.steps.iter().map(|step| &plan.kernels[step.kernel]);
+            let kernels = plan.programs[0].steps.iter().map(|step| &plan.programs[0].kernels[step.kernel]);
             let attends = |k: &Kernel| matches!(k.template, Template::Attention { .. });
             // Attention reads a truth per row and place.
             let masks = |k: &Kernel| k.template == Template::Map && k.shape.numel() == 2 * capacity;
@@ -339,12 +343,17 @@ fn an_update_is_in_place_where_all_readers_come_first() {
     let graph = g.finish().expect("the graph is sound");
     for target in [Target::cpu(2), Target::cuda(), Target::wgpu()] {
         let plan = Recipe::default().plan(graph.clone(), &target, &Limits { memory: None }).expect("it is planned");
-        assert_eq!(plan.summary.state_bytes, 2 * 1024, "{}", target.name);
-        assert_eq!(plan.state.len(), 2);
-        assert!(!plan.steps.iter().any(|step| step.name.starts_with("copy")), "{}: {:#?}", target.name, plan.steps);
-        for state in &plan.state {
-            let update = &plan.buffers[state.update.expect("both are updated")];
-            let old = &plan.buffers[state.port.buffer];
+        assert_eq!(plan.programs[0].summary.state_bytes, 2 * 1024, "{}", target.name);
+        assert_eq!(plan.programs[0].state.len(), 2);
+        assert!(
+            !plan.programs[0].steps.iter().any(|step| step.name.starts_with("copy")),
+            "{}: {:#?}",
+            target.name,
+            plan.programs[0].steps
+        );
+        for state in &plan.programs[0].state {
+            let update = &plan.programs[0].buffers[state.update.expect("both are updated")];
+            let old = &plan.programs[0].buffers[state.port.buffer];
             assert_eq!((update.segment, update.offset, update.class), (old.segment, old.offset, Class::State));
         }
     }
@@ -390,9 +399,9 @@ fn inputs_and_outputs_of_files_become_states() {
     for state in [vec![pair("past_*", "present_*")], vec![pair("past_a", "present_a"), pair("past_b", "present_b")]] {
         for dims in [options().set("n", 3), options().set("n", 1..=5)] {
             let session = Session::from_path(&path, &Options { state: state.clone(), ..dims }).expect("it loads");
-            let names: Vec<_> = session.plan().state.iter().map(|s| s.port.name.as_str()).collect();
+            let names: Vec<_> = session.plan().programs[0].state.iter().map(|s| s.port.name.as_str()).collect();
             assert_eq!(names, ["past_a", "past_b"]);
-            assert_eq!((session.plan().inputs.len(), session.plan().outputs.len()), (1, 1));
+            assert_eq!((session.plan().programs[0].inputs.len(), session.plan().programs[0].outputs.len()), (1, 1));
             session.set_state("past_a", &filled([2, 4], 1.0)).expect("it fits");
             let mut states = [1.0f64, 0.0];
             for run in 0..4 {

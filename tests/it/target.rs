@@ -154,9 +154,16 @@ fn tensors_beyond_the_limits_are_cut_or_named() {
     let target = Target { max_binding: 4096, max_segment: 1 << 20, ..Target::wgpu() };
     let steps = |text: &str| {
         let plan = planned(text, &target).expect("it is cut");
-        assert!(plan.steps.iter().flat_map(|step| &step.bind_ranges).all(|w| w.bytes <= 4096), "{}", plan.to_json());
+        assert!(
+            plan.programs[0].steps.iter().flat_map(|step| &step.bind_ranges).all(|w| w.bytes <= 4096),
+            "{}",
+            plan.to_json()
+        );
         assert_eq!(Plan::from_json(&plan.to_json(), Path::new("plan.json")).expect("its own JSON"), plan);
-        (plan.steps.iter().filter(|step| !step.bind_ranges.is_empty()).count(), plan.kernels.len())
+        (
+            plan.programs[0].steps.iter().filter(|step| !step.bind_ranges.is_empty()).count(),
+            plan.programs[0].kernels.len(),
+        )
     };
     // 64 rows of 64 bytes fit a binding, and all parts share one kernel.
     assert_eq!(steps("(float[256, 16] x) => (float[256, 16] y) { y = Relu (x) }"), (4, 1));
@@ -177,7 +184,7 @@ fn tensors_beyond_the_limits_are_cut_or_named() {
     // The sum stays in its buffer.
     let two = "(float[4, 100] x, float[100, 16] w) => (float[4, 16] y) { y = MatMul (x, w) }";
     let plan = planned(two, &target).expect("it is cut in two");
-    assert_eq!((plan.steps.len(), plan.class_bytes(Class::Activation)), (2, 1792 + 6400 + 256));
+    assert_eq!((plan.programs[0].steps.len(), plan.class_bytes(Class::Activation)), (2, 1792 + 6400 + 256));
     assert_eq!(steps("(float[1000, 16] table, int64[8] i) => (float[8, 16] y) { y = Gather (table, i) }").0, 17);
     // Cutting either axis alone is not enough.
     let (parts, _) = steps("(float[2, 4096] x, float[2, 4096] z) => (float[2, 4096] y) { y = Mul (x, z) }");
@@ -241,7 +248,7 @@ fn parts_of_tables_and_products_mean_the_whole() {
         let graph = graph();
         let graph = Recipe::default().whole(graph, &target).expect("the passes run");
         let (plan, constants) = compile(&graph, &target, &Limits { memory: None }).expect("it is cut");
-        let held: u64 = plan.buffers.iter().filter(|b| b.class == Class::Constant).map(|b| b.bytes).sum();
+        let held: u64 = plan.programs[0].buffers.iter().filter(|b| b.class == Class::Constant).map(|b| b.bytes).sum();
         if name != "cpu" {
             assert!(held < 2 * 300 * 16 * 4, "{name} holds {held} bytes of constants: the table twice");
         }
@@ -257,14 +264,14 @@ fn parts_of_tables_and_products_mean_the_whole() {
 fn the_webgpu_baseline_holds_what_it_cannot_bind() {
     let wide = "(float[40, 1048576] x) => (float[40, 1048576] y) { y = Neg (x) }";
     let plan = planned(wide, &Target::wgpu()).expect("it is cut in two");
-    assert_eq!(plan.steps.len(), 2);
-    assert!(plan.steps.iter().flat_map(|s| &s.bind_ranges).all(|w| w.bytes <= 128 << 20));
+    assert_eq!(plan.programs[0].steps.len(), 2);
+    assert!(plan.programs[0].steps.iter().flat_map(|s| &s.bind_ranges).all(|w| w.bytes <= 128 << 20));
     let whole = planned(wide, &Target::wgpu_desktop()).expect("it is bound at once");
-    assert!(whole.steps.len() == 1 && whole.steps[0].bind_ranges.is_empty());
+    assert!(whole.programs[0].steps.len() == 1 && whole.programs[0].steps[0].bind_ranges.is_empty());
     let Some((_, open)) = common::backends().into_iter().find(|(name, _)| *name == "wgpu") else { return };
     let values: Vec<f32> = (0..40 << 20).map(|i| (i % 8191) as f32).collect();
     let input = Tensor::from_f32([40, 1 << 20], &values).expect("as many");
-    let mut exec = Exec::load(open(), plan, &[], &|_| {}).expect("it loads");
+    let mut exec = Exec::load(open(), plan, &vec![Vec::new()], &|_| {}).expect("it loads");
     let found = exec.run(&[input]).expect("it runs");
     let found = found[0].bytes().chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().expect("four bytes")));
     assert!(found.zip(&values).all(|(y, x)| y == -x));
@@ -358,7 +365,10 @@ fn edited_targets_never_panic() {
                     let target = &plan.target;
                     let mut placed = plan.segments.iter().filter(|s| s.class != Class::Backend);
                     assert!(placed.all(|s| s.bytes <= target.max_segment), "{text}");
-                    assert!(plan.buffers.iter().all(|b| b.offset.is_multiple_of(target.alignment)), "{text}");
+                    assert!(
+                        plan.programs[0].buffers.iter().all(|b| b.offset.is_multiple_of(target.alignment)),
+                        "{text}"
+                    );
                 }
                 Err(Error::Plan { what, .. }) => panic!("{file} on {text}: {what}"),
                 Err(_) => refused += 1,

@@ -38,8 +38,8 @@ fn residual(folder: &Folder, blocks: usize) -> Model {
 fn within(planner: &mut Planner, case: &Trained, memory: Option<u64>) -> Result<(u64, u64), u64> {
     match planner.within(memory) {
         Ok(planned) => {
-            let plans: Vec<_> = planned.iter().map(|program| program.plan()).collect();
-            Ok((plans[0].bytes(), Point::of(&plans, case.training.accumulate).recompute.extra_flop))
+            let point = Point::of(&planned.plan, case.training.accumulate);
+            Ok((planned.plan.bytes(), point.recompute.extra_flop))
         }
         Err(Error::Fit { needed, limit, .. }) if Some(limit) == memory => Err(needed),
         Err(error) => panic!("{error}"),
@@ -92,7 +92,7 @@ fn more_memory_is_never_worse() {
     ];
     for (what, model, batch, training) in cases {
         let (target, recipe) = (Target::cpu(2), Recipe::default());
-        sweep(what, &Trained { model, dims: Vec::new(), batch, training, target, recipe });
+        sweep(what, &Trained { model: model.clone(), dims: Vec::new(), batch, training, target, recipe });
     }
 }
 

@@ -165,7 +165,6 @@ fn flags_that_do_not_fit_training_are_named() {
     fails(1, &[PLAN, METHOD, &["--accumulate", "5"]], &["a batch of 12 has no 5 equal parts"]);
     fails(1, &[PLAN, METHOD, &["--set", "batch=1..4"]], &["--set: training takes no range"]);
     fails(1, &[PLAN, METHOD, &["--set", "batch=4"]], &["expected a batch of 12 on its first axis"]);
-    fails(1, &[PLAN, METHOD, &["--forks", "2"]], &["--forks: --train has no use for it"]);
 }
 
 #[test]
@@ -198,7 +197,7 @@ fn plans_of_training_are_saved_checked_drawn_and_compared() {
 }
 
 fn name(plan: &Value) -> &str {
-    plan["plan"].as_str().expect("a name")
+    plan["program"].as_str().expect("a name")
 }
 
 #[test]
@@ -266,7 +265,7 @@ fn a_training_prints_as_a_file_that_trains() {
 #[test]
 fn right_answers_are_counted_without_an_index_per_output() {
     let evaluate = ok_json(&[PLAN, METHOD])["programs"][1].clone();
-    assert_eq!(evaluate["program"], "evaluate");
+    assert_eq!(evaluate["name"], "evaluate");
     let buffers = evaluate["buffers"].as_array().expect("buffers");
     let rows = buffers.iter().find(|buffer| buffer["name"] == "labels").expect("labels")["shape"][0].as_u64();
     let elements = |buffer: &serde_json::Value| {

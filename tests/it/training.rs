@@ -75,7 +75,7 @@ fn inference_does_without_the_step() {
     assert_eq!(plan(&path), plan(&plain));
     let session =
         |training| Session::from_path(&path, &Options { training, ..options().set("batch", 4) }).expect("it loads");
-    assert_eq!((session(false).plan().state.len(), session(true).plan().state.len()), (0, 3));
+    assert_eq!((session(false).plan().programs[0].state.len(), session(true).plan().programs[0].state.len()), (0, 3));
     let error = Session::from_path(&plain, &options().set("batch", 4)).unwrap_err().to_string();
     assert_eq!(error, format!("{plain}: graph: expected a file with one training step (training_info), found 0"));
 }
@@ -106,7 +106,7 @@ fn an_initialization_gives_initializers_their_elements() {
     let whole = format!("{LINEAR}{INITIALIZATION}");
     let session = Session::from_graph(step(&whole).expect("it is a step"), &options()).expect("it loads");
     assert_eq!(session.state("w").expect("it is a state").to_f64(), [2.0, 4.0, 6.0]);
-    assert_eq!(session.plan().state.iter().filter(|state| state.given).count(), 2, "zeros are not data");
+    assert_eq!(session.plan().programs[0].state.iter().filter(|state| state.given).count(), 2, "zeros are not data");
     let zeros = [
         ("x", Tensor::from_f64(DType::F32, [4, 3], &[0.0; 12])),
         ("target", Tensor::from_f64(DType::F32, [4, 1], &[0.0; 4])),
@@ -140,9 +140,9 @@ fn zeros_are_small() {
         <update_binding: ["old" : "y"]> step () => () { }"#;
     let inference = onnx::import(&Model::new(model(CACHE)), &[]).expect("it is a graph");
     let plan = Recipe::default().plan(inference, &Target::cpu(2), &Limits { memory: None }).expect("it is planned");
-    assert!(plan.class_bytes(plimsoll::Class::Constant) < 100, "{:?}", plan.summary);
+    assert!(plan.class_bytes(plimsoll::Class::Constant) < 100, "{:?}", plan.programs[0].summary);
     let session = Session::from_graph(step(CACHE).expect("it is a step"), &options()).expect("it loads");
-    assert_eq!((session.plan().state.len(), session.plan().state[0].given), (1, false));
+    assert_eq!((session.plan().programs[0].state.len(), session.plan().programs[0].state[0].given), (1, false));
     let x = [("x", Tensor::from_f64(DType::F32, [4, 1], &[1.0, 2.0, 3.0, 4.0]))];
     session.run(&x).expect("it runs");
     let y = session.run(&x).expect("it runs");
@@ -153,7 +153,7 @@ fn zeros_are_small() {
     let trained = Model::new(model(&large)).with_training().expect("it has a step");
     let graph = onnx::import(&trained, &[]).expect("it is a graph");
     let plan = Recipe::default().plan(graph, &Target::cpu(2), &Limits { memory: None }).expect("it is planned");
-    assert_eq!(plan.summary.state_bytes, 4 * 4 * 100_000_000_000);
+    assert_eq!(plan.programs[0].summary.state_bytes, 4 * 4 * 100_000_000_000);
 }
 
 #[test]
@@ -302,7 +302,7 @@ fn graphs_with_states_are_written() {
                 let state = |s: &plimsoll::StatePort| {
                     (s.port.name.clone(), s.port.dtype, s.port.shape.to_vec(), s.update.is_some())
                 };
-                let mut states: Vec<_> = plan.state.iter().map(state).collect();
+                let mut states: Vec<_> = plan.programs[0].state.iter().map(state).collect();
                 states.sort();
                 let ports = |ports: &[plimsoll::Port]| {
                     // An output is renamed if a state has its name.
@@ -311,17 +311,17 @@ fn graphs_with_states_are_written() {
                     ports.sort();
                     ports
                 };
-                (states, ports(&plan.inputs), ports(&plan.outputs))
+                (states, ports(&plan.programs[0].inputs), ports(&plan.programs[0].outputs))
             };
             assert_eq!(ports(&first), ports(&second), "graph {number}, {form}");
             assert_eq!(first.bytes(), second.bytes(), "graph {number}, {form}");
-            assert_eq!(first.steps.len(), second.steps.len(), "graph {number}, {form}");
+            assert_eq!(first.programs[0].steps.len(), second.programs[0].steps.len(), "graph {number}, {form}");
             let sessions =
                 [graph, &again].map(|graph| Session::from_graph(graph.clone(), &options()).expect("it loads"));
             let mut seed = 3;
             for _ in 0..4 {
                 let random = |p: &plimsoll::Port| (p.name.clone(), common::random(&mut seed, &p.shape));
-                let inputs: Vec<_> = first.inputs.iter().map(random).collect();
+                let inputs: Vec<_> = first.programs[0].inputs.iter().map(random).collect();
                 let inputs: Vec<_> = inputs.iter().map(|(name, tensor)| (&name[..], tensor.clone())).collect();
                 let [a, b] = [0, 1].map(|at: usize| {
                     let outputs = sessions[at].run(&inputs).expect("it runs");
@@ -329,12 +329,12 @@ fn graphs_with_states_are_written() {
                 });
                 assert_eq!(a, b, "graph {number}, {form}");
             }
-            for state in &first.state {
+            for state in &first.programs[0].state {
                 let [a, b] = [0, 1].map(|at: usize| sessions[at].state(&state.port.name).expect("it is a state"));
                 assert_eq!(a, b, "graph {number}, {form}: '{}'", state.port.name);
             }
             // Without its step it is a graph of the same outputs.
-            if !first.outputs.is_empty() {
+            if !first.programs[0].outputs.is_empty() {
                 let folder = Folder::new("training-plain");
                 graph.save(folder.path(form)).expect("it is written");
                 let plain = Graph::from_path(folder.path(form), &[]).expect("it is a graph");
@@ -363,8 +363,12 @@ fn the_command_writes_steps() {
         let (_, out, err) = run(&[&["plan", "--json"], arguments].concat());
         let plan = common::printed(&["plan"], &out);
         assert!(plan["error"].is_null(), "{err}");
-        let steps = plan["steps"].as_array().map(Vec::len);
-        (plan["summary"]["planned_bytes"].clone(), plan["summary"]["state_bytes"].clone(), steps)
+        let steps = plan["programs"][0]["steps"].as_array().map(Vec::len);
+        (
+            plan["programs"][0]["summary"]["planned_bytes"].clone(),
+            plan["programs"][0]["summary"]["state_bytes"].clone(),
+            steps,
+        )
     };
     assert_eq!(bytes(&[&path, "--training"]), bytes(&[&model[..], &states].concat()));
     let text = folder.path("decoder.onnxtxt");

@@ -194,7 +194,7 @@ fn any_legal_schedule_may_be_the_measured_one() {
                 let tuned = table(&kernels, |kernel| candidates(kernel, &target).into_iter().nth(number));
                 let (plan, constants) = by(prepared.clone(), &target, &FREE, &tuned, true).expect("it is planned");
                 let Some(measured) = &plan.tuned else { panic!("{name}, {}: no schedule was taken", graph.name) };
-                assert!(measured.steps > 0 && measured.device == "a device");
+                assert!(plan.programs[0].measured > 0 && measured == "a device");
                 let again =
                     Plan::from_json(&plan.to_json(), Path::new("plan")).expect("a plan may have any legal schedule");
                 assert_eq!(again, plan);
@@ -220,7 +220,11 @@ fn calls_and_texts_replace_each_other() {
         });
         let calls_of = |tuned: &Arc<Tuned>| {
             let (plan, _) = by(prepared.clone(), &target, &FREE, tuned, true).expect("it is planned");
-            plan.steps.iter().filter(|step| plan.kernels[step.kernel].schedule.call().is_some()).count()
+            plan.programs[0]
+                .steps
+                .iter()
+                .filter(|step| plan.programs[0].kernels[step.kernel].schedule.call().is_some())
+                .count()
         };
         assert_eq!(calls_of(&texts), 0, "{}", graph.name);
         replaced[0] += kernels.iter().filter(|(kernel, _)| schedule::split(kernel, &target).is_some()).count();
@@ -245,7 +249,7 @@ fn a_measured_algorithm_of_a_library_is_in_the_plan() {
         by(prepared.clone(), &target, &FREE, &table(&kernels, by_last), true).expect("it is planned").0
     };
     let named = |plan: &Plan| -> Vec<(LibraryAlgorithm, u64)> {
-        let calls = plan.kernels.iter().filter_map(|kernel| Some((kernel, kernel.schedule.call()?)));
+        let calls = plan.programs[0].kernels.iter().filter_map(|kernel| Some((kernel, kernel.schedule.call()?)));
         calls.filter_map(|(kernel, call)| Some((call.algorithm()?, kernel.workspace))).collect()
     };
     let plan = planned(&|last| last);
@@ -362,7 +366,8 @@ fn refused_calls_are_left_to_texts() {
     let graph = g.finish().expect("the graph is sound");
     let target = Target::cuda();
     let calls = |plan: &Plan| -> Vec<&'static str> {
-        let called = plan.steps.iter().filter_map(|step| plan.kernels[step.kernel].schedule.call());
+        let called =
+            plan.programs[0].steps.iter().filter_map(|step| plan.programs[0].kernels[step.kernel].schedule.call());
         called.map(Call::library).collect()
     };
     let plain = Recipe::default().plan(graph.clone(), &target, &FREE).expect("it is planned");

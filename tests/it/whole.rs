@@ -44,7 +44,7 @@ fn runs_within_the_plan(name: &str, graph: &Graph, flags: &[&str]) {
         std::process::Command::new(program).args(["plan", &file, "--threads", "2", "--json"]).args(states).output();
     let plan = String::from_utf8(plan.expect("it starts").stdout).expect("it is text");
     let plan = printed(&["plan"], &plan);
-    let bytes = plan["summary"]["planned_bytes"].as_u64().expect("it is a number");
+    let bytes = plan["programs"][0]["summary"]["planned_bytes"].as_u64().expect("it is a number");
     let limit = (bytes + beside::process(bytes)) >> 10;
     let command = format!("ulimit -d {limit}; exec \"$0\" run \"$@\" --backend cpu --threads 2");
     let output = std::process::Command::new("sh").args(["-c", &command, program, &file]).args(flags).output();

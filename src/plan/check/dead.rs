@@ -1,6 +1,6 @@
 //! Finds the dead bytes of each step: those that no later step may read. Poison fills them to find wrong reads.
 
-use crate::plan::{BufferIdx, Class, Plan, SegmentIdx};
+use crate::plan::{BufferIdx, Class, Program, SegmentIdx, View};
 use std::collections::{BTreeMap, HashSet};
 
 /// A range of a segment's bytes.
@@ -24,7 +24,7 @@ pub struct Span {
 /// lost its bytes to another, these bytes are dead for the step.
 ///
 /// The plan may be one that [`check`](super::check) refuses, as long as its steps name buffers that exist.
-pub fn dead(plan: &Plan) -> Vec<Vec<Span>> {
+pub fn dead(plan: View) -> Vec<Vec<Span>> {
     let mut life = Life { plan, held: vec![BTreeMap::new(); plan.segments.len()], died: Vec::new() };
     let lasts = |class| !matches!(class, Class::Activation | Class::Workspace | Class::Input);
     // Per buffer, the last step that uses it.
@@ -32,7 +32,7 @@ pub fn dead(plan: &Plan) -> Vec<Vec<Span>> {
     for (at, step) in plan.steps.iter().enumerate() {
         step.reads.iter().chain(&step.writes).for_each(|&b| last[b] = last[b].max(at));
     }
-    for segment in SegmentIdx::all(&plan.segments).filter(|&s| plan.segments[s].memory.is_device()) {
+    for segment in SegmentIdx::all(plan.segments).filter(|&s| plan.segments[s].memory.is_device()) {
         life.died.push(Span { segment, offset: 0, bytes: plan.segments[segment].bytes });
     }
     let given = |class| matches!(class, Class::Constant | Class::Input);
@@ -52,11 +52,11 @@ pub fn dead(plan: &Plan) -> Vec<Vec<Span>> {
     all
 }
 
-/// Takes from dead bytes those that constants and states of other plans over the same segments hold.
-pub fn spare<'a>(dead: &mut Vec<Span>, others: impl Iterator<Item = &'a Plan>) {
+/// Takes from dead bytes those that constants and states of other programs over the same segments hold.
+pub fn spare<'a>(dead: &mut Vec<Span>, others: impl Iterator<Item = &'a Program>) {
     let mut kept: Vec<Span> = Vec::new();
-    for plan in others {
-        let lasting = plan.buffers.iter().filter(|b| matches!(b.class, Class::Constant | Class::State));
+    for program in others {
+        let lasting = program.buffers.iter().filter(|b| matches!(b.class, Class::Constant | Class::State));
         kept.extend(lasting.map(|b| Span { segment: b.segment, offset: b.offset, bytes: b.bytes }));
     }
     kept.sort_unstable_by_key(|span| (span.segment, span.offset));
@@ -84,7 +84,7 @@ pub fn spare<'a>(dead: &mut Vec<Span>, others: impl Iterator<Item = &'a Plan>) {
 }
 
 struct Life<'a> {
-    plan: &'a Plan,
+    plan: View<'a>,
     /// Per segment, the live buffers by offset, each with its end. They do not overlap.
     held: Vec<BTreeMap<u64, (u64, BufferIdx)>>,
     /// The bytes that have died. Some may have been written again since.

@@ -1,80 +1,60 @@
-//! Checks programs: plans that share their segments.
+//! Checks that programs fit together in the segments that they share.
 
-use crate::error::{Error, Result, ensure};
+use crate::error::ensure;
 use crate::kernel::validate::Verdict;
 use crate::plan::{Buffer, Class, Plan, Port, Spot, StatePort};
 use crate::target::{AHEAD_STACK, Memory};
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-/// Checks that plans fit together: they have the same target and segments, and names of their own. Constants and states of two plans are
-/// the same buffer, or share no bytes. A state has one name everywhere. So no program writes what another one keeps.
-///
-/// Each plan must have passed [`check`](super::check).
-///
-/// # Errors
-/// [`Error::Plan`], with the programs that do not fit together.
-pub fn programs<'a>(plans: impl IntoIterator<Item = &'a Plan>) -> Result<()> {
-    let plans: Vec<&Plan> = plans.into_iter().collect();
-    together(&plans).map_err(Error::plan)
-}
-
-fn together(plans: &[&Plan]) -> Verdict {
+/// Checks that the programs of a plan fit together: they have names of their own. Constants and states of two programs are the same buffer,
+/// or share no bytes. A state has one name everywhere. So no program writes what another one keeps.
+pub(super) fn together(plan: &Plan) -> Verdict {
     let mut names = HashSet::new();
-    let mut lasting: BTreeMap<Spot, (&Buffer, &Plan)> = BTreeMap::new();
-    let mut states: HashMap<&str, (&StatePort, &Plan)> = HashMap::new();
+    let mut lasting: BTreeMap<Spot, (&Buffer, &str)> = BTreeMap::new();
+    let mut states: HashMap<&str, (&StatePort, Spot, &str)> = HashMap::new();
     let mut names_at: HashMap<Spot, &str> = HashMap::new();
-    for plan in plans {
-        let Some(name) = &plan.program else { return Err(format!("plan '{}': it is not one of several", plan.name)) };
+    for program in &plan.programs {
+        let name = &program.name[..];
         let named = |e: String| format!("program '{name}': {e}");
         ensure(names.insert(name), || named("another program has its name".into()))?;
-        ensure(plan.target == plans[0].target, || named(format!("its target is not that of '{}'", plans[0].title())))?;
-        ensure(plan.segments == plans[0].segments, || {
-            named(format!(
-                "expected the segments of '{}', {:?}, found {:?}",
-                plans[0].title(),
-                plans[0].segments,
-                plan.segments
-            ))
-        })?;
-        ensure(plan.forks == plans[0].forks, || {
-            named(format!("{} runs at once, but '{}' has {}", plan.forks, plans[0].title(), plans[0].forks))
-        })?;
-        for buffer in plan.buffers.iter().filter(|b| matches!(b.class, Class::Constant | Class::State)) {
-            let (other, of) = lasting.entry(buffer.spot()).or_insert((buffer, plan));
-            let same = (other.class, other.dtype, other.bytes) == (buffer.class, buffer.dtype, buffer.bytes);
-            ensure(same, || {
-                named(format!("'{}' lies at '{}' of '{}', but is another", buffer.name, other.name, of.title()))
-            })?;
+        // Within a program, what lasts was checked before.
+        if plan.programs.len() == 1 {
+            continue;
         }
-        for state in &plan.state {
-            let (other, of) = states.entry(&state.port.name).or_insert((state, plan));
-            let place = |state: &StatePort, plan: &Plan| plan.buffers[state.port.buffer].spot();
+        for buffer in program.buffers.iter().filter(|b| matches!(b.class, Class::Constant | Class::State)) {
+            let (other, of) = lasting.entry(buffer.spot()).or_insert((buffer, name));
+            let same = (other.class, other.dtype, other.bytes) == (buffer.class, buffer.dtype, buffer.bytes);
+            ensure(same, || named(format!("'{}' lies at '{}' of '{of}', but is another", buffer.name, other.name)))?;
+        }
+        for state in &program.state {
+            let spot = program.buffers[state.port.buffer].spot();
+            let (other, place, of) = states.entry(&state.port.name).or_insert((state, spot, name));
             let figures = |state: &StatePort| (state.port.dtype, state.port.shape.clone(), state.given);
-            let held = *names_at.entry(place(state, plan)).or_insert(&state.port.name);
-            let same = figures(other) == figures(state) && place(other, of) == place(state, plan);
+            let held = *names_at.entry(spot).or_insert(&state.port.name);
             ensure(held == state.port.name, || named(format!("state '{}' lies where '{held}' does", state.port.name)))?;
-            ensure(same, || named(format!("state '{}' is not that of '{}'", state.port.name, of.title())))?;
+            ensure(figures(other) == figures(state) && *place == spot, || {
+                named(format!("state '{}' is not that of '{of}'", state.port.name))
+            })?;
         }
     }
     for ((spot, (a, of)), (next, (b, other))) in lasting.iter().zip(lasting.iter().skip(1)) {
         let disjoint = spot.segment != next.segment || spot.offset + a.bytes <= next.offset;
-        ensure(disjoint, || {
-            format!("'{}' of program '{}' overlaps '{}' of program '{}'", b.name, other.title(), a.name, of.title())
-        })?;
+        ensure(disjoint, || format!("'{}' of program '{other}' overlaps '{}' of program '{of}'", b.name, a.name))?;
     }
-    ahead(plans, plans.iter().all(|plan| plan.dims.is_empty()))?;
-    filled(plans)
+    let is_whole = plan.programs.iter().all(|program| program.dims.is_empty());
+    ahead(plan, is_whole)?;
+    // The segments of a range are as large as its largest binding needs.
+    if is_whole || plan.programs.len() > 1 { filled(plan) } else { Ok(()) }
 }
 
-/// Checks the memory in which the inputs of the next run are made ready, if there is some: it holds each input of these plans once, and a
+/// Checks the memory in which the inputs of the next run are made ready, if there is some: it holds each input of the programs once, and a
 /// stack. It may hold others if they are not `all`.
-pub(super) fn ahead(plans: &[&Plan], all: bool) -> Verdict {
-    let Some(Plan { segments, .. }) = plans.first() else { return Ok(()) };
-    let found: Vec<u64> = segments.iter().filter(|s| s.memory == Memory::Ahead).map(|s| s.bytes).collect();
+fn ahead(plan: &Plan, all: bool) -> Verdict {
+    let found: Vec<u64> = plan.segments.iter().filter(|s| s.memory == Memory::Ahead).map(|s| s.bytes).collect();
     if found.is_empty() {
         return Ok(());
     }
-    let ports = plans.iter().flat_map(|plan| &plan.inputs);
+    let ports = plan.programs.iter().flat_map(|program| &program.inputs);
     let bytes = |port: &Port| port.shape.iter().map(|&d| d as u128).product::<u128>() * port.dtype.size() as u128;
     let inputs: HashMap<&str, u128> = ports.map(|port| (&port.name[..], bytes(port))).collect();
     let needed = inputs.values().sum::<u128>() + u128::from(AHEAD_STACK);
@@ -84,11 +64,11 @@ pub(super) fn ahead(plans: &[&Plan], all: bool) -> Verdict {
     })
 }
 
-/// Checks that the segments of plans end with their last buffers, up to alignment.
-pub(super) fn filled(plans: &[&Plan]) -> Verdict {
-    let Some(Plan { segments, target, .. }) = plans.first() else { return Ok(()) };
+/// Checks that segments end with their last buffers, up to alignment.
+fn filled(plan: &Plan) -> Verdict {
+    let Plan { segments, target, programs, .. } = plan;
     let mut ends = vec![0; segments.len()];
-    let buffers = plans.iter().flat_map(|plan| &plan.buffers);
+    let buffers = programs.iter().flat_map(|program| &program.buffers);
     buffers.for_each(|b| ends[b.segment.index()] = ends[b.segment.index()].max(b.offset + b.bytes));
     let device = segments.iter().zip(ends).enumerate().filter(|(_, (s, _))| s.memory.is_device());
     for (i, (segment, end)) in device {

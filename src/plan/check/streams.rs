@@ -1,6 +1,6 @@
 //! Checks that steps which may run at the same time do not use the same bytes, unless both only read them.
 
-use super::{Buffer, BufferIdx, Class, Plan, StepIdx, Verdict, ensure};
+use super::{Buffer, BufferIdx, Class, StepIdx, Verdict, View, ensure};
 
 /// The order in which steps run, as far as the plan fixes it.
 pub struct Clock {
@@ -18,7 +18,7 @@ impl Clock {
     ///
     /// # Errors
     /// There are more streams than the target has, or a step waits for a later one.
-    pub fn new(plan: &Plan) -> Verdict<Clock> {
+    pub fn new(plan: View) -> Verdict<Clock> {
         let count = plan.steps.iter().map(|s| s.stream as usize + 1).max().unwrap_or(1);
         let most = plan.target.streams as usize;
         ensure(count <= most, || format!("expected at most {most} streams, found {count}"))?;
@@ -63,7 +63,7 @@ impl Clock {
     }
 
     /// Checks all pairs of uses of the same bytes where one writes: one must be over when the other starts.
-    pub fn check(&self, plan: &Plan) -> Verdict {
+    pub fn check(&self, plan: View) -> Verdict {
         if self.is_single() {
             return Ok(());
         }

@@ -12,7 +12,7 @@ use crate::kernel::tuned::Tuned;
 use crate::kernel::{Kernel, cpu, schedule};
 use crate::pass::Prepared;
 use crate::plan::lower::Draft;
-use crate::plan::{BindRange, BufferIdx, Class, Plan};
+use crate::plan::{BindRange, BufferIdx, Class, View};
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -20,11 +20,11 @@ use std::sync::Arc;
 ///
 /// # Errors
 /// When the plan is not one of this graph: the first buffer, step or port that differs.
-pub fn data(mut graph: Prepared, plan: &Plan) -> Result<Vec<Arc<Constant>>> {
+pub fn data(mut graph: Prepared, plan: View) -> Result<Vec<Arc<Constant>>> {
     let mut lower = |table: Tuned| {
         let table = Arc::new(table);
         graph.tuned = Some(Arc::clone(&table));
-        Ok::<_, Error>((drafts(|options| draft(&graph, &plan.target, options))?, table))
+        Ok::<_, Error>((drafts(|options| draft(&graph, plan.target, options))?, table))
     };
     let (mut lowered, table) = lower(schedules(plan))?;
     if let Some(table) = with_calls(plan, &table) {
@@ -37,7 +37,7 @@ pub fn data(mut graph: Prepared, plan: &Plan) -> Result<Vec<Arc<Constant>>> {
 }
 
 /// The schedules of a plan's kernels. Lowering takes them for its own, as it takes measured ones: how a kernel is cut depends on them.
-fn schedules(plan: &Plan) -> Tuned {
+fn schedules(plan: View) -> Tuned {
     let mut tuned = Tuned::new(plan.name.clone());
     for step in &plan.steps {
         let of = &plan.kernels[step.kernel];
@@ -55,12 +55,12 @@ fn schedules(plan: &Plan) -> Tuned {
 }
 
 /// The table with the library calls of a plan, too, for the kernels that lowering asked for: a call may be a part of one. `None` if none is.
-fn with_calls(plan: &Plan, table: &Tuned) -> Option<Tuned> {
+fn with_calls(plan: View, table: &Tuned) -> Option<Tuned> {
     let mut more = schedules(plan);
     let calls: Vec<&Call> = plan.kernels.iter().filter_map(|kernel| kernel.schedule.call()).collect();
     let mut is_other = false;
     for (kernel, _) in table.kernels() {
-        let split = schedule::split(&kernel, &plan.target);
+        let split = schedule::split(&kernel, plan.target);
         let call = split.and_then(|split| calls.iter().find(|call| split.allows(call)));
         if let Some(&call) = call.filter(|_| table.find(&kernel).is_none()) {
             more.insert(&kernel, Schedule::Library(call.clone()));
@@ -88,7 +88,7 @@ type Computed<'a> = (&'a str, &'a str, Vec<BufferIdx>, Vec<BufferIdx>, &'a [Bind
 /// A plan beside the lowering of a graph.
 struct Beside<'a> {
     graph: &'a Prepared,
-    plan: &'a Plan,
+    plan: View<'a>,
     draft: &'a Draft,
 }
 

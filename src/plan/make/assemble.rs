@@ -8,12 +8,12 @@ use crate::pass::Prepared;
 use crate::place::{Item, Problem};
 use crate::plan::lower::{Draft, DraftBuffer, DraftStep};
 use crate::plan::{
-    Buffer, BufferIdx, Candidate, Class, Compiled, ConstantPort, Measured, Plan, Port, Spot, StatePort, Step, Summary,
-    VERSION,
+    Buffer, BufferIdx, Candidate, Class, Compiled, ConstantPort, Plan, Port, Program, Spot, StatePort, Step, Summary,
+    VERSION, View,
 };
 use crate::target::Target;
 
-/// The plan of a draft whose buffers lie at the places of an arrangement, and the data of the plan's constants. `whole` has each
+/// The plan of a draft whose buffers lie at the places of an arrangement, a plan of one program, and its data. `whole` has each
 /// buffer's number in the arrangement.
 ///
 /// # Errors
@@ -80,21 +80,14 @@ pub fn assemble(
             waits: layout.streams.waits[at].clone(),
         }
     });
-    let tuned = tuned.as_ref().filter(|_| draft.measured > 0);
-    let measured = tuned.map(|tuned| Measured { device: tuned.device.clone(), steps: draft.measured });
-    let mut plan = Plan {
-        version: VERSION,
+    let program = Program {
         name: graph.name.clone(),
-        program: None,
-        target: target.clone(),
+        graph: None,
         dims: Vec::new(),
-        tuned: measured,
-        forks: 1,
+        measured: draft.measured,
         recompute: *recompute,
-        origin: None,
         summary: Summary::default(),
         steps: steps.collect(),
-        segments: segments.clone(),
         buffers,
         constants,
         state: states,
@@ -102,13 +95,24 @@ pub fn assemble(
         outputs,
         kernels: draft.kernels.clone(),
     };
+    let tuned = tuned.as_ref().filter(|_| draft.measured > 0);
+    let mut plan = Plan {
+        version: VERSION,
+        target: target.clone(),
+        tuned: tuned.map(|tuned| tuned.device.clone()),
+        runs: 1,
+        origin: None,
+        segments: segments.clone(),
+        programs: vec![program],
+    };
     let bound = live_bytes(layout, draft, whole, target)?;
-    plan.summary = summary(&plan, bound, orders.clone());
-    Ok((plan, data))
+    plan.programs[0].summary = summary(plan.first(), bound, orders.clone());
+    Ok((plan, vec![data]))
 }
 
 /// The figures of a plan whose steps have at most `bound` bytes live at once.
-fn summary(plan: &Plan, bound: u64, orders: Vec<Candidate>) -> Summary {
+fn summary(view: View, bound: u64, orders: Vec<Candidate>) -> Summary {
+    let plan = view.plan;
     let aligned = |b: &Buffer| b.bytes.next_multiple_of(plan.target.alignment);
     Summary {
         planned_bytes: plan.bytes(),
@@ -116,12 +120,12 @@ fn summary(plan: &Plan, bound: u64, orders: Vec<Candidate>) -> Summary {
         lower_bound: bound.min(plan.class_bytes(Class::Activation)),
         constant_bytes: plan.class_bytes(Class::Constant),
         state_bytes: plan.class_bytes(Class::State),
-        input_bytes: plan.buffer_bytes(Class::Input),
-        output_bytes: plan.buffer_bytes(Class::Output),
+        input_bytes: view.buffer_bytes(Class::Input),
+        output_bytes: view.buffer_bytes(Class::Output),
         staging_bytes: plan.class_bytes(Class::Staging),
         backend_bytes: plan.class_bytes(Class::Backend),
-        unshared_bytes: plan.buffers.iter().filter(|b| b.class.in_arena()).map(aligned).sum(),
-        steps: plan.steps.len(),
+        unshared_bytes: view.buffers.iter().filter(|b| b.class.in_arena()).map(aligned).sum(),
+        steps: view.steps.len(),
         orders,
     }
 }

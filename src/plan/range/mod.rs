@@ -229,7 +229,7 @@ impl ShapeRange {
                 continue;
             };
             if !(dim.least..=dim.most).contains(&extent) {
-                let (name, Dim { name: dim, least, most }) = (&self.plan().inputs[input].name, dim);
+                let (name, Dim { name: dim, least, most }) = (&self.plan().programs[0].inputs[input].name, dim);
                 return Err(Error::usage(format!(
                     "input '{name}': dim '{dim}' (axis {axis}): expected {least} to {most}, as was planned, found {extent}"
                 )));
@@ -275,11 +275,11 @@ impl Arranged {
         let mut largest = None;
         for member in members {
             let compiled = maker.compile(&arrangement, &member)?;
-            tried.push(Tried { binding: member.binding, live: compiled.0.summary.lower_bound });
+            tried.push(Tried { binding: member.binding, live: compiled.0.programs[0].summary.lower_bound });
             largest.get_or_insert(compiled);
         }
         let mut largest = largest.expect("the largest binding is tried first");
-        largest.0.dims.clone_from(&maker.dims);
+        largest.0.programs[0].dims.clone_from(&maker.dims);
         tried.sort_by(|a, b| a.binding.cmp(&b.binding));
         Ok(ShapeRange { maker, record, arrangement, largest, tried, dim_sources })
     }
@@ -508,8 +508,10 @@ impl Maker {
         workspace::take(&mut draft, &arrangement.layout, whole);
         let (mut plan, constants) = assemble(graph, &self.target, arrangement, &draft, whole)?;
         let own = |(dim, &extent): (&Dim, &usize)| Dim { name: dim.name.clone(), least: extent, most: extent };
-        plan.dims = self.dims.iter().zip(binding).map(own).collect();
-        plan.program.clone_from(&self.program);
+        plan.programs[0].dims = self.dims.iter().zip(binding).map(own).collect();
+        if let Some(name) = &self.program {
+            plan.programs = plan.programs.into_iter().map(|program| program.named(name.clone())).collect();
+        }
         check::check(&plan)?;
         Ok((plan, constants))
     }

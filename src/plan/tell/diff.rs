@@ -1,7 +1,7 @@
 //! Compares two plans buffer by buffer.
 
 use super::peak::{Peak, peak};
-use crate::plan::{Buffer, BufferIdx, Class, Plan, SegmentIdx};
+use crate::plan::{Buffer, BufferIdx, Class, SegmentIdx, View};
 use serde::Serialize;
 use std::cmp::Reverse;
 use std::collections::{HashMap, HashSet};
@@ -66,9 +66,9 @@ pub struct Diff {
 }
 
 /// Compares two plans buffer by buffer.
-pub fn diff(a: &Plan, b: &Plan) -> Diff {
+pub fn diff(a: View, b: View) -> Diff {
     let plans = [a, b];
-    let total = |class| Total { class, bytes: plans.map(|p| p.class_bytes(class) * p.copies(class)) };
+    let total = |class| Total { class, bytes: plans.map(|p| p.class_bytes(class) * p.plan.copies(class)) };
     let classes = Class::ALL.into_iter().map(total).filter(|t| t.bytes != [0, 0]).collect();
     let [before, after] = plans.map(keyed);
     let numbers: HashMap<_, _> = after.iter().copied().collect();
@@ -100,7 +100,7 @@ pub fn diff(a: &Plan, b: &Plan) -> Diff {
     Diff {
         plans: plans.map(|p| p.name.clone()),
         targets: plans.map(|p| p.target.name.clone()),
-        planned_bytes: plans.map(Plan::bytes),
+        planned_bytes: plans.map(|p| p.bytes()),
         classes,
         buffers,
         unchanged,
@@ -111,7 +111,8 @@ pub fn diff(a: &Plan, b: &Plan) -> Diff {
 /// Name, class, and the number among the buffers that share both.
 type Key<'a> = (&'a str, Class, usize);
 
-fn keyed(plan: &Plan) -> Vec<(Key<'_>, &Buffer)> {
+fn keyed(plan: View<'_>) -> Vec<(Key<'_>, &Buffer)> {
+    let plan = plan.program;
     let mut seen: HashMap<(&str, Class), usize> = HashMap::new();
     let keys = plan.buffers.iter().map(|b| (b.name.as_str(), b.class));
     let mut count = |key| {

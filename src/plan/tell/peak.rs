@@ -2,7 +2,7 @@
 
 use super::timeline::Timeline;
 use crate::graph::Graph;
-use crate::plan::{BufferIdx, Class, Plan, StepIdx};
+use crate::plan::{BufferIdx, Class, StepIdx, View};
 use serde::Serialize;
 use std::cmp::Reverse;
 use std::collections::{HashMap, HashSet};
@@ -74,7 +74,7 @@ pub fn operators(graph: Option<&Graph>) -> HashMap<&str, &str> {
 }
 
 /// The peak of a plan. Operators come from the graph that was planned; without a graph, they are the kernels' templates.
-pub fn peak(plan: &Plan, graph: Option<&Graph>) -> Peak {
+pub fn peak(plan: View, graph: Option<&Graph>) -> Peak {
     let operators = operators(graph);
     let kernel = |step: StepIdx| plan.kernels[plan.steps[step].kernel].template.name();
     let operator = |step: StepIdx| {

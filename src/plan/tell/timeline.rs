@@ -4,7 +4,7 @@
 //! bytes in the middle of the step. So no two buffers hold the same byte at the same time.
 
 use crate::plan::check::streams::Clock;
-use crate::plan::{BufferIdx, Class, Plan, StepIdx};
+use crate::plan::{BufferIdx, Class, StepIdx, View};
 use std::cmp::Reverse;
 use std::ops::Range;
 
@@ -24,7 +24,7 @@ pub struct Timeline {
 
 impl Timeline {
     /// The timeline of a plan that [`check`](crate::plan::check::check) has accepted. O(n log n).
-    pub fn of(plan: &Plan) -> Timeline {
+    pub fn of(plan: View) -> Timeline {
         let clock = Clock::new(plan).expect("a plan's streams are checked");
         let arena = |b: BufferIdx| plan.buffers[b].class.in_arena();
         let mut uses: Vec<Option<(StepIdx, StepIdx)>> = vec![None; plan.buffers.len()];
@@ -99,7 +99,7 @@ impl Timeline {
 
     /// The buffers that [`live`](Timeline::live) counts, the largest first. A result that overwrites its operand is listed, the operand
     /// is not.
-    pub fn holders(&self, plan: &Plan, step: StepIdx) -> Vec<BufferIdx> {
+    pub fn holders(&self, plan: View, step: StepIdx) -> Vec<BufferIdx> {
         let half = 2 * step.index();
         let half = half + usize::from(self.live[half] <= self.live[half + 1]);
         let holds = |b: &BufferIdx| self.held[*b].as_ref().is_some_and(|held| held.contains(&half));
@@ -110,6 +110,6 @@ impl Timeline {
 }
 
 /// The bytes that a buffer takes in the arena.
-fn bytes(plan: &Plan, buffer: BufferIdx) -> u64 {
+fn bytes(plan: View, buffer: BufferIdx) -> u64 {
     plan.buffers[buffer].bytes.next_multiple_of(plan.target.alignment)
 }

@@ -4,7 +4,7 @@ use super::super::{TimedStep, human, training};
 use super::{ARENA, Kind, Scene};
 use crate::eager::compare::{Comparison, Outcome};
 use crate::graph::Graph;
-use crate::plan::Plan;
+use crate::plan::{Plan, View};
 use crate::train::classes::{Classes, States};
 use crate::train::losses::Losses;
 use serde_json::{Value, json};
@@ -42,47 +42,41 @@ pub fn comparison_page(subject: &str, comparison: &Comparison, scenes: Vec<Scene
 }
 
 /// The page of a subject's plan: one file without references to others. Its data is the scene's JSON.
-pub fn page(subject: &str, plan: &Plan, graph: Option<&Graph>, limit: Option<u64>) -> String {
+pub fn page(subject: &str, plan: View, graph: Option<&Graph>, limit: Option<u64>) -> String {
     let scene = Scene { name: subject.to_owned(), ..Scene::of(plan, graph, limit) };
     let title = format!("{} on {}", scene.name, scene.target);
     document(&json!({"title": title, "scenes": [scene], "summary": plan.summary}))
 }
 
 /// The page of a subject's plan with the time that each of its steps takes on a device by itself.
-pub fn timed_page(subject: &str, plan: &Plan, steps: &[TimedStep], device: &str) -> String {
+pub fn timed_page(subject: &str, plan: View, steps: &[TimedStep], device: &str) -> String {
     let times = steps.iter().map(|step| step.median_us).collect();
     let scene = Scene { name: subject.to_owned(), times, ..Scene::of(plan, None, None) };
     document(&json!({"title": format!("{subject} on {device}"), "scenes": [scene], "summary": plan.summary}))
 }
 
 /// The page of a subject's programs: their scenes, one below another.
-pub fn programs_page(subject: &str, plans: &[(&Plan, &Graph)], limit: Option<u64>) -> String {
-    let plans: Vec<_> = plans.iter().map(|&(plan, graph)| (plan, Some(graph))).collect();
-    let mut data = programs(&plans, limit);
+pub fn programs_page(subject: &str, plan: &Plan, graphs: &[Graph], limit: Option<u64>) -> String {
+    let mut data = programs(plan, graphs, limit);
     data["title"] = format!("{subject}: {}", data["title"].as_str().unwrap_or_default()).into();
     document(&data)
 }
 
 /// The page of a training: the losses of its steps, the bytes by what they hold, and the scenes of its programs.
-pub fn training_page(model: &str, plans: &[&Plan], trained: &[String], losses: &Losses, limit: Option<u64>) -> String {
-    let scenes: Vec<_> = plans.iter().map(|&plan| (plan, None)).collect();
-    let mut data = programs(&scenes, limit);
-    let bytes = training::rows(&Classes::of(plans), &States::of(plans, trained));
+pub fn training_page(model: &str, plan: &Plan, trained: &[String], losses: &Losses, limit: Option<u64>) -> String {
+    let mut data = programs(plan, &[], limit);
+    let bytes = training::rows(&Classes::of(plan), &States::of(plan, trained));
     data["title"] = format!("Training of {model}: {}", data["title"].as_str().unwrap_or_default()).into();
     data["training"] = json!({"losses": losses, "bytes": bytes});
     document(&data)
 }
 
-fn programs(plans: &[(&Plan, Option<&Graph>)], limit: Option<u64>) -> Value {
-    let scene = |&(plan, graph): &(&Plan, Option<&Graph>)| {
-        let name = plan.title().to_owned();
-        Scene { name, ..Scene::of(plan, graph, limit) }
-    };
-    let names: Vec<_> = plans.iter().map(|(plan, _)| plan.title()).collect();
-    let target = plans.first().map_or("", |(plan, _)| &plan.target.name);
+fn programs(plan: &Plan, graphs: &[Graph], limit: Option<u64>) -> Value {
+    let scenes: Vec<_> =
+        plan.views().enumerate().map(|(number, view)| Scene::of(view, graphs.get(number), limit)).collect();
+    let names: Vec<_> = plan.programs.iter().map(|program| &program.name[..]).collect();
     let note = "Programs run one at a time, in the same segments. Each is drawn with what it uses of them.";
-    let scenes: Vec<_> = plans.iter().map(scene).collect();
-    json!({"title": format!("{} on {target}", names.join(", ")), "scenes": scenes, "notes": [note]})
+    json!({"title": format!("{} on {}", names.join(", "), plan.target.name), "scenes": scenes, "notes": [note]})
 }
 
 /// A page of scenes. `data` has a `title` and `scenes`; page.js reads the rest.

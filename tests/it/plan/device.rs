@@ -26,11 +26,15 @@ fn tensor(dtype: DType, shape: &Shape, port: usize) -> Tensor {
 }
 
 /// The elements of the constants, and then those that states begin with.
-fn constants(plan: &Plan) -> Vec<Arc<Constant>> {
-    let ports = plan.constants.iter().map(|c| (&c.name, c.dtype, &plan.buffers[c.buffer].shape));
-    let states = plan.state.iter().filter(|s| s.given).map(|s| (&s.port.name, s.port.dtype, &s.port.shape));
+fn constants(plan: &Plan) -> Vec<Vec<Arc<Constant>>> {
+    let ports =
+        plan.programs[0].constants.iter().map(|c| (&c.name, c.dtype, &plan.programs[0].buffers[c.buffer].shape));
+    let states = plan.programs[0].state.iter().filter(|s| s.given).map(|s| (&s.port.name, s.port.dtype, &s.port.shape));
     let made = ports.chain(states).enumerate();
-    made.map(|(port, (name, dtype, shape))| Arc::new(Constant::new(name.clone(), tensor(dtype, shape, port)))).collect()
+    vec![
+        made.map(|(port, (name, dtype, shape))| Arc::new(Constant::new(name.clone(), tensor(dtype, shape, port))))
+            .collect(),
+    ]
 }
 
 /// The outputs of a plan that the checker lets through, as bytes. `None` if it is not one of the CPU, takes too much, or is refused before it
@@ -41,7 +45,7 @@ fn constants(plan: &Plan) -> Vec<Arc<Constant>> {
 pub fn guarded(plan: &Plan) -> Option<Result<Vec<Vec<u8>>, String>> {
     let bytes: u64 = plan.segments.iter().map(|segment| segment.bytes.next_multiple_of(256)).sum();
     // A constant in a packed layout may have more elements than its buffer has room for.
-    let elements = plan.buffers.iter().map(|buffer| buffer.shape.numel() as u64).max().unwrap_or(0);
+    let elements = plan.programs[0].buffers.iter().map(|buffer| buffer.shape.numel() as u64).max().unwrap_or(0);
     if plan.target.family != Family::Cpu || bytes.max(elements) > MOST.0 || plan.target.threads > MOST.1 {
         return None;
     }
@@ -51,7 +55,8 @@ pub fn guarded(plan: &Plan) -> Option<Result<Vec<Vec<u8>>, String>> {
     let region = unsafe { Region::from_raw(start, bytes) }.expect("lines are aligned");
     let backend = Box::new(Cpu::with_arena(plan.target.threads as usize, region));
     let mut exec = Exec::load(backend, plan.clone(), &constants(plan), &|_| {}).ok()?;
-    let inputs: Vec<_> = plan.inputs.iter().enumerate().map(|(i, p)| tensor(p.dtype, &p.shape, 5 + i)).collect();
+    let inputs: Vec<_> =
+        plan.programs[0].inputs.iter().enumerate().map(|(i, p)| tensor(p.dtype, &p.shape, 5 + i)).collect();
     let found = match exec.run_poisoned(&inputs) {
         Ok(outputs) => Ok(outputs.iter().map(|output| output.bytes().to_vec()).collect()),
         Err(error @ Error::Differ { .. }) => Err(error.to_string()),

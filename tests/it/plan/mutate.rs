@@ -46,7 +46,8 @@ pub fn backend(plan: &mut Plan) {
     if plan.target.family != Family::Cpu {
         return;
     }
-    let own: Vec<_> = plan.kernels.iter().map(|kernel| own_bytes(kernel, plan.target.threads as usize)).collect();
+    let own: Vec<_> =
+        plan.programs[0].kernels.iter().map(|kernel| own_bytes(kernel, plan.target.threads as usize)).collect();
     let thread = own.iter().map(|own| own.thread).max().unwrap_or(0);
     let tables = own.iter().fold(plan.target.stack_bytes(), |sum, own| sum.saturating_add(own.tables));
     let scratch = thread.saturating_mul(plan.target.threads.into());
@@ -62,12 +63,13 @@ pub fn backend(plan: &mut Plan) {
 /// Makes the figures follow from the rest again, and the segments hold their buffers, so that a mutant is not refused for those alone.
 pub fn repair(plan: &mut Plan) {
     // None is refused for its algorithm alone, unless that is what was corrupted.
-    let Plan { kernels, target, .. } = &mut *plan;
+    let Plan { programs, target, .. } = &mut *plan;
+    let kernels = &mut programs[0].kernels;
     for kernel in kernels.iter_mut().filter(|k| k.schedule != Schedule::Open && schedule::check(k, target).is_err()) {
         kernel.schedule = schedule::choose(kernel, target, &|_| false).unwrap_or_default();
     }
     let align = plan.target.alignment.max(1);
-    for b in &plan.buffers {
+    for b in &plan.programs[0].buffers {
         if let (Some(segment), Some(end)) = (plan.segments.get_mut(b.segment.index()), b.offset.checked_add(b.bytes)) {
             segment.bytes = segment.bytes.max(end);
         }
@@ -77,25 +79,28 @@ pub fn repair(plan: &mut Plan) {
         let of = plan.segments.iter().filter(|s| class.is_none_or(|c| c == s.class));
         of.fold(0u64, |n, s| n.saturating_add(s.bytes))
     };
-    let size = |b: BufferIdx| plan.buffers[b].bytes.div_ceil(align).saturating_mul(align);
+    let size = |b: BufferIdx| plan.programs[0].buffers[b].bytes.div_ceil(align).saturating_mul(align);
     let class = |class: Class| {
-        let of = BufferIdx::all(&plan.buffers).filter(|&b| plan.buffers[b].class == class);
+        let of = BufferIdx::all(&plan.programs[0].buffers).filter(|&b| plan.programs[0].buffers[b].class == class);
         of.fold(0, |n: u64, b| n.saturating_add(size(b)))
     };
-    let arena = |b: &BufferIdx| plan.buffers.get(b.index()).is_some_and(|b| b.class.segment() == Class::Activation);
-    let all = BufferIdx::all(&plan.buffers);
+    let arena =
+        |b: &BufferIdx| plan.programs[0].buffers.get(b.index()).is_some_and(|b| b.class.segment() == Class::Activation);
+    let all = BufferIdx::all(&plan.programs[0].buffers);
     // From the first step that writes a buffer to the last that uses it; inputs from the start, outputs to the end.
     let life = |b: BufferIdx| {
-        let last = plan.steps.iter().rposition(|s| s.writes.contains(&b) || s.reads.contains(&b));
-        if plan.inputs.iter().any(|port| port.buffer == b) {
+        let last = plan.programs[0].steps.iter().rposition(|s| s.writes.contains(&b) || s.reads.contains(&b));
+        if plan.programs[0].inputs.iter().any(|port| port.buffer == b) {
             return Some((0, last.unwrap_or(0)));
         }
-        let first = plan.steps.iter().position(|s| s.writes.contains(&b))?;
-        let kept = plan.outputs.iter().any(|port| port.buffer == b);
-        Some((first, if kept { plan.steps.len() - 1 } else { last? }))
+        let first = plan.programs[0].steps.iter().position(|s| s.writes.contains(&b))?;
+        let kept = plan.programs[0].outputs.iter().any(|port| port.buffer == b);
+        Some((first, if kept { plan.programs[0].steps.len() - 1 } else { last? }))
     };
     let lives: Vec<_> = all.clone().map(|b| arena(&b).then(|| life(b)).flatten()).collect();
-    let place = |b: BufferIdx| (plan.buffers[b].segment, plan.buffers[b].offset, plan.buffers[b].bytes);
+    let place = |b: BufferIdx| {
+        (plan.programs[0].buffers[b].segment, plan.programs[0].buffers[b].offset, plan.programs[0].buffers[b].bytes)
+    };
     let live = |at: usize| -> u64 {
         let here: Vec<_> = all.clone().filter(|&b| lives[b].is_some_and(|(f, l)| f <= at && at <= l)).collect();
         let heir = |r: BufferIdx| {
@@ -106,10 +111,10 @@ pub fn repair(plan: &mut Plan) {
             .filter(|&&b| !heir(b) || lives[b].is_some_and(|(f, _)| f == at))
             .fold(0, |n, &b| n.saturating_add(size(b)))
     };
-    plan.summary = Summary {
+    plan.programs[0].summary = Summary {
         planned_bytes: sum(None),
         arena_bytes: sum(Some(Class::Activation)),
-        lower_bound: (0..plan.steps.len()).map(live).max().unwrap_or(0).min(sum(Some(Class::Activation))),
+        lower_bound: (0..plan.programs[0].steps.len()).map(live).max().unwrap_or(0).min(sum(Some(Class::Activation))),
         constant_bytes: sum(Some(Class::Constant)),
         state_bytes: sum(Some(Class::State)),
         input_bytes: class(Class::Input),
@@ -117,7 +122,7 @@ pub fn repair(plan: &mut Plan) {
         staging_bytes: sum(Some(Class::Staging)),
         backend_bytes: sum(Some(Class::Backend)),
         unshared_bytes: all.clone().filter(arena).fold(0, |n, b| n.saturating_add(size(b))),
-        steps: plan.steps.len(),
+        steps: plan.programs[0].steps.len(),
         orders: Vec::new(),
     };
 }
@@ -150,12 +155,12 @@ pub fn mutants(seed: &Plan) -> Vec<Mutant> {
     plan_wide(&mut nursery);
     steps(&mut nursery);
     ports(&mut nursery);
-    for k in 0..seed.kernels.len() {
+    for k in 0..seed.programs[0].kernels.len() {
         kernel(&mut nursery, k);
         // Any legal schedule computes the same.
-        for schedule in schedule::candidates(&seed.kernels[k], &seed.target, &|_| false) {
+        for schedule in schedule::candidates(&seed.programs[0].kernels[k], &seed.target, &|_| false) {
             let what = format!("kernel {k}: schedule {schedule}");
-            nursery.add(Kind::Layout, what, |p| p.kernels[k].schedule = schedule.clone());
+            nursery.add(Kind::Layout, what, |p| p.programs[0].kernels[k].schedule = schedule.clone());
         }
     }
     nursery.mutants
@@ -173,57 +178,65 @@ pub fn compound(one: &Mutant, random: &mut Random, count: usize) -> Vec<Mutant> 
 
 fn buffers(nursery: &mut Nursery) {
     let seed = nursery.seed;
-    let count = seed.buffers.len();
+    let count = seed.programs[0].buffers.len();
     for b in 0..count {
-        let name = &seed.buffers[b].name;
+        let name = &seed.programs[0].buffers[b].name;
         for by in [-512i64, -256, -64, -4, -1, 1, 4, 64, 256, 512, 1024] {
             let change = |n: &mut u64| *n = n.wrapping_add_signed(by);
-            nursery.add(Kind::Layout, format!("{name}: offset {by:+}"), |p| change(&mut p.buffers[b].offset));
-            nursery.add(Kind::Layout, format!("{name}: bytes {by:+}"), |p| change(&mut p.buffers[b].bytes));
+            nursery
+                .add(Kind::Layout, format!("{name}: offset {by:+}"), |p| change(&mut p.programs[0].buffers[b].offset));
+            nursery.add(Kind::Layout, format!("{name}: bytes {by:+}"), |p| change(&mut p.programs[0].buffers[b].bytes));
         }
         for bytes in [0, 1, u64::MAX] {
-            nursery.add(Kind::Layout, format!("{name}: {bytes} bytes"), |p| p.buffers[b].bytes = bytes);
+            nursery.add(Kind::Layout, format!("{name}: {bytes} bytes"), |p| p.programs[0].buffers[b].bytes = bytes);
         }
         for offset in [0, u64::MAX, u64::MAX - 255] {
-            nursery.add(Kind::Layout, format!("{name}: at {offset}"), |p| p.buffers[b].offset = offset);
+            nursery.add(Kind::Layout, format!("{name}: at {offset}"), |p| p.programs[0].buffers[b].offset = offset);
         }
         for segment in (0..seed.segments.len() + 1).chain([FAR]).map(SegmentIdx::new) {
-            nursery.add(Kind::Layout, format!("{name}: in segment {segment}"), |p| p.buffers[b].segment = segment);
+            nursery.add(Kind::Layout, format!("{name}: in segment {segment}"), |p| {
+                p.programs[0].buffers[b].segment = segment
+            });
             nursery.add(Kind::Layout, format!("{name}: in segment {segment} and of its class"), |p| {
-                p.buffers[b].segment = segment;
-                p.buffers[b].class = p.segments.get(segment.index()).map_or(Class::Workspace, |s| s.class);
+                p.programs[0].buffers[b].segment = segment;
+                p.programs[0].buffers[b].class = p.segments.get(segment.index()).map_or(Class::Workspace, |s| s.class);
             });
         }
         for class in Class::ALL {
-            nursery.add(Kind::Layout, format!("{name}: class {}", class.name()), |p| p.buffers[b].class = class);
+            nursery.add(Kind::Layout, format!("{name}: class {}", class.name()), |p| {
+                p.programs[0].buffers[b].class = class
+            });
         }
         for dtype in DType::ALL {
-            nursery.add(Kind::Layout, format!("{name}: {dtype}"), |p| p.buffers[b].dtype = dtype);
+            nursery.add(Kind::Layout, format!("{name}: {dtype}"), |p| p.programs[0].buffers[b].dtype = dtype);
         }
-        for axis in 0..seed.buffers[b].shape.len() {
+        for axis in 0..seed.programs[0].buffers[b].shape.len() {
             for extent in [0, 1, 2, 7, 1 << 40, usize::MAX] {
                 nursery.add(Kind::Layout, format!("{name}: extent {axis} is {extent}"), |p| {
-                    p.buffers[b].shape[axis] = extent;
+                    p.programs[0].buffers[b].shape[axis] = extent;
                 });
             }
         }
         nursery.add(Kind::Layout, format!("{name}: flat"), |p| {
-            let n = p.buffers[b].shape.checked_len().unwrap_or(usize::MAX);
-            p.buffers[b].shape = [n].into();
+            let n = p.programs[0].buffers[b].shape.checked_len().unwrap_or(usize::MAX);
+            p.programs[0].buffers[b].shape = [n].into();
         });
         for other in 0..count {
             nursery.add(Kind::Layout, format!("{name}: on buffer {other}"), |p| {
-                (p.buffers[b].segment, p.buffers[b].offset) = (p.buffers[other].segment, p.buffers[other].offset);
+                (p.programs[0].buffers[b].segment, p.programs[0].buffers[b].offset) =
+                    (p.programs[0].buffers[other].segment, p.programs[0].buffers[other].offset);
             });
             nursery.add(Kind::Layout, format!("{name}: places swapped with buffer {other}"), |p| {
-                let (x, y) =
-                    ((p.buffers[b].segment, p.buffers[b].offset), (p.buffers[other].segment, p.buffers[other].offset));
-                (p.buffers[b].segment, p.buffers[b].offset) = y;
-                (p.buffers[other].segment, p.buffers[other].offset) = x;
+                let (x, y) = (
+                    (p.programs[0].buffers[b].segment, p.programs[0].buffers[b].offset),
+                    (p.programs[0].buffers[other].segment, p.programs[0].buffers[other].offset),
+                );
+                (p.programs[0].buffers[b].segment, p.programs[0].buffers[b].offset) = y;
+                (p.programs[0].buffers[other].segment, p.programs[0].buffers[other].offset) = x;
             });
         }
     }
-    nursery.add(Kind::Layout, "no buffers".into(), |p| p.buffers.clear());
+    nursery.add(Kind::Layout, "no buffers".into(), |p| p.programs[0].buffers.clear());
 }
 
 fn plan_wide(nursery: &mut Nursery) {
@@ -274,62 +287,71 @@ fn plan_wide(nursery: &mut Nursery) {
     for (i, figure) in figures.into_iter().enumerate() {
         for by in [-256i64, -1, 1, 256] {
             nursery.add(Kind::Layout, format!("figure {i}: {by:+}"), |p| {
-                let n = figure(&mut p.summary);
+                let n = figure(&mut p.programs[0].summary);
                 *n = n.wrapping_add_signed(by);
             });
         }
     }
-    nursery.add(Kind::Layout, "figure steps".into(), |p| p.summary.steps += 1);
+    nursery.add(Kind::Layout, "figure steps".into(), |p| p.programs[0].summary.steps += 1);
 }
 
 fn steps(nursery: &mut Nursery) {
     let seed = nursery.seed;
     // An accepted order computes the same, unless a step changes a buffer that it reads: twice is another result then.
     let changes = |step: &Step| step.reads.iter().any(|b| step.writes.contains(b));
-    let order = if seed.steps.iter().any(changes) { Kind::Meaning } else { Kind::Layout };
-    for s in 0..seed.steps.len() {
+    let order = if seed.programs[0].steps.iter().any(changes) { Kind::Meaning } else { Kind::Layout };
+    for s in 0..seed.programs[0].steps.len() {
         for other in 0..s {
-            nursery.add(order, format!("steps {other} and {s} swapped"), |p| p.steps.swap(other, s));
-            nursery.add(order, format!("step {s} moved to {other}"), |p| p.steps[other..=s].rotate_right(1));
-            nursery.add(order, format!("step {other} moved to {s}"), |p| p.steps[other..=s].rotate_left(1));
+            nursery.add(order, format!("steps {other} and {s} swapped"), |p| p.programs[0].steps.swap(other, s));
+            nursery
+                .add(order, format!("step {s} moved to {other}"), |p| p.programs[0].steps[other..=s].rotate_right(1));
+            nursery.add(order, format!("step {other} moved to {s}"), |p| p.programs[0].steps[other..=s].rotate_left(1));
         }
-        for w in 0..seed.steps[s].bind_ranges.len() {
+        for w in 0..seed.programs[0].steps[s].bind_ranges.len() {
             for by in [-256i64, -64, -4, 4, 64, 256] {
                 let change = |n: &mut u64| *n = n.wrapping_add_signed(by);
                 nursery.add(Kind::Meaning, format!("step {s}: bind range {w} at {by:+}"), |p| {
-                    change(&mut p.steps[s].bind_ranges[w].offset)
+                    change(&mut p.programs[0].steps[s].bind_ranges[w].offset)
                 });
                 nursery.add(Kind::Layout, format!("step {s}: bind range {w} of {by:+}"), |p| {
-                    change(&mut p.steps[s].bind_ranges[w].bytes)
+                    change(&mut p.programs[0].steps[s].bind_ranges[w].bytes)
                 });
             }
             for extreme in [0, u64::MAX] {
                 nursery.add(Kind::Layout, format!("step {s}: bind range {w} of {extreme}"), |p| {
-                    p.steps[s].bind_ranges[w].bytes = extreme
+                    p.programs[0].steps[s].bind_ranges[w].bytes = extreme
                 });
                 nursery.add(Kind::Meaning, format!("step {s}: bind range {w} at {extreme}"), |p| {
-                    p.steps[s].bind_ranges[w].offset = extreme
+                    p.programs[0].steps[s].bind_ranges[w].offset = extreme
                 });
             }
         }
-        nursery.add(Kind::Meaning, format!("step {s}: no bind ranges"), |p| p.steps[s].bind_ranges.clear());
+        nursery.add(Kind::Meaning, format!("step {s}: no bind ranges"), |p| p.programs[0].steps[s].bind_ranges.clear());
         nursery.add(Kind::Meaning, format!("step {s}: a bind range less"), |p| {
-            p.steps[s].bind_ranges.pop();
+            p.programs[0].steps[s].bind_ranges.pop();
         });
-        nursery.add(Kind::Meaning, format!("step {s}: gone"), |p| drop(p.steps.remove(s)));
-        nursery.add(order, format!("step {s}: again at once"), |p| p.steps.insert(s, p.steps[s].clone()));
-        nursery.add(order, format!("step {s}: again at the end"), |p| p.steps.push(p.steps[s].clone()));
-        for kernel in (0..seed.kernels.len() + 1).chain([FAR]).map(KernelIdx::new) {
-            nursery.add(Kind::Meaning, format!("step {s}: kernel {kernel}"), |p| p.steps[s].kernel = kernel);
+        nursery.add(Kind::Meaning, format!("step {s}: gone"), |p| drop(p.programs[0].steps.remove(s)));
+        nursery.add(order, format!("step {s}: again at once"), |p| {
+            let own = p.programs[0].steps[s].clone();
+            p.programs[0].steps.insert(s, own);
+        });
+        nursery.add(order, format!("step {s}: again at the end"), |p| {
+            let own = p.programs[0].steps[s].clone();
+            p.programs[0].steps.push(own);
+        });
+        for kernel in (0..seed.programs[0].kernels.len() + 1).chain([FAR]).map(KernelIdx::new) {
+            nursery
+                .add(Kind::Meaning, format!("step {s}: kernel {kernel}"), |p| p.programs[0].steps[s].kernel = kernel);
         }
         for writes in [false, true] {
             let verb = if writes { "writes" } else { "reads" };
-            let count = if writes { seed.steps[s].writes.len() } else { seed.steps[s].reads.len() };
+            let count =
+                if writes { seed.programs[0].steps[s].writes.len() } else { seed.programs[0].steps[s].reads.len() };
             fn list(p: &mut Plan, s: usize, writes: bool) -> &mut Vec<BufferIdx> {
-                if writes { &mut p.steps[s].writes } else { &mut p.steps[s].reads }
+                if writes { &mut p.programs[0].steps[s].writes } else { &mut p.programs[0].steps[s].reads }
             }
             for i in 0..count {
-                for b in (0..seed.buffers.len() + 1).chain([FAR]).map(BufferIdx::new) {
+                for b in (0..seed.programs[0].buffers.len() + 1).chain([FAR]).map(BufferIdx::new) {
                     nursery.add(Kind::Meaning, format!("step {s}: {verb} {b} as {i}"), |p| list(p, s, writes)[i] = b);
                 }
                 nursery.add(Kind::Meaning, format!("step {s}: {verb} no {i}"), |p| {
@@ -346,59 +368,68 @@ fn steps(nursery: &mut Nursery) {
             nursery.add(Kind::Meaning, format!("step {s}: {verb} nothing"), |p| list(p, s, writes).clear());
         }
     }
-    nursery.add(Kind::Meaning, "no steps".into(), |p| p.steps.clear());
+    nursery.add(Kind::Meaning, "no steps".into(), |p| p.programs[0].steps.clear());
 }
 
 fn ports(nursery: &mut Nursery) {
     let seed = nursery.seed;
-    for b in (0..seed.buffers.len() + 1).chain([FAR]).map(BufferIdx::new) {
-        for i in 0..seed.constants.len() {
-            nursery.add(Kind::Meaning, format!("constant {i} in {b}"), |p| p.constants[i].buffer = b);
+    for b in (0..seed.programs[0].buffers.len() + 1).chain([FAR]).map(BufferIdx::new) {
+        for i in 0..seed.programs[0].constants.len() {
+            nursery.add(Kind::Meaning, format!("constant {i} in {b}"), |p| p.programs[0].constants[i].buffer = b);
         }
-        for i in 0..seed.inputs.len() {
-            nursery.add(Kind::Meaning, format!("input {i} in {b}"), |p| p.inputs[i].buffer = b);
+        for i in 0..seed.programs[0].inputs.len() {
+            nursery.add(Kind::Meaning, format!("input {i} in {b}"), |p| p.programs[0].inputs[i].buffer = b);
         }
-        for i in 0..seed.outputs.len() {
-            nursery.add(Kind::Meaning, format!("output {i} in {b}"), |p| p.outputs[i].buffer = b);
+        for i in 0..seed.programs[0].outputs.len() {
+            nursery.add(Kind::Meaning, format!("output {i} in {b}"), |p| p.programs[0].outputs[i].buffer = b);
         }
-        for i in 0..seed.state.len() {
-            nursery.add(Kind::Meaning, format!("state {i} in {b}"), |p| p.state[i].port.buffer = b);
-            nursery.add(Kind::Meaning, format!("update {i} in {b}"), |p| p.state[i].update = Some(b));
+        for i in 0..seed.programs[0].state.len() {
+            nursery.add(Kind::Meaning, format!("state {i} in {b}"), |p| p.programs[0].state[i].port.buffer = b);
+            nursery.add(Kind::Meaning, format!("update {i} in {b}"), |p| p.programs[0].state[i].update = Some(b));
         }
     }
-    for i in 0..seed.constants.len() {
-        nursery.add(Kind::Meaning, format!("constant {i} twice"), |p| p.constants.push(p.constants[i].clone()));
-        nursery.add(Kind::Meaning, format!("constant {i} gone"), |p| drop(p.constants.remove(i)));
-        nursery.add(Kind::Meaning, format!("constant {i} i64"), |p| p.constants[i].dtype = DType::I64);
+    for i in 0..seed.programs[0].constants.len() {
+        nursery.add(Kind::Meaning, format!("constant {i} twice"), |p| {
+            let own = p.programs[0].constants[i].clone();
+            p.programs[0].constants.push(own);
+        });
+        nursery.add(Kind::Meaning, format!("constant {i} gone"), |p| drop(p.programs[0].constants.remove(i)));
+        nursery.add(Kind::Meaning, format!("constant {i} i64"), |p| p.programs[0].constants[i].dtype = DType::I64);
         for packed in [(0, 0), (0, 1), (1, 1), (FAR, 0), (0, usize::MAX)] {
             nursery.add(Kind::Meaning, format!("constant {i} packed {packed:?}"), |p| {
-                p.constants[i].packed = Some((KernelIdx::new(packed.0), packed.1))
+                p.programs[0].constants[i].packed = Some((KernelIdx::new(packed.0), packed.1))
             });
         }
     }
-    for i in 0..seed.inputs.len() {
-        nursery.add(Kind::Meaning, format!("input {i} twice"), |p| p.inputs.push(p.inputs[i].clone()));
-        nursery.add(Kind::Meaning, format!("input {i} gone"), |p| drop(p.inputs.remove(i)));
-        nursery.add(Kind::Layout, format!("input {i} f64"), |p| p.inputs[i].dtype = DType::F64);
-        nursery.add(Kind::Layout, format!("input {i} longer"), |p| p.inputs[i].shape.push(2));
+    for i in 0..seed.programs[0].inputs.len() {
+        nursery.add(Kind::Meaning, format!("input {i} twice"), |p| {
+            let own = p.programs[0].inputs[i].clone();
+            p.programs[0].inputs.push(own);
+        });
+        nursery.add(Kind::Meaning, format!("input {i} gone"), |p| drop(p.programs[0].inputs.remove(i)));
+        nursery.add(Kind::Layout, format!("input {i} f64"), |p| p.programs[0].inputs[i].dtype = DType::F64);
+        nursery.add(Kind::Layout, format!("input {i} longer"), |p| p.programs[0].inputs[i].shape.push(2));
     }
-    for i in 0..seed.state.len() {
-        nursery.add(Kind::Meaning, format!("state {i} without update"), |p| p.state[i].update = None);
-        nursery.add(Kind::Meaning, format!("state {i} gone"), |p| drop(p.state.remove(i)));
-        nursery.add(Kind::Layout, format!("state {i} longer"), |p| p.state[i].port.shape.push(2));
+    for i in 0..seed.programs[0].state.len() {
+        nursery.add(Kind::Meaning, format!("state {i} without update"), |p| p.programs[0].state[i].update = None);
+        nursery.add(Kind::Meaning, format!("state {i} gone"), |p| drop(p.programs[0].state.remove(i)));
+        nursery.add(Kind::Layout, format!("state {i} longer"), |p| p.programs[0].state[i].port.shape.push(2));
     }
-    for i in 0..seed.outputs.len() {
-        nursery.add(Kind::Layout, format!("output {i} f64"), |p| p.outputs[i].dtype = DType::F64);
-        nursery.add(Kind::Layout, format!("output {i} longer"), |p| p.outputs[i].shape.push(usize::MAX));
-        nursery.add(Kind::Meaning, format!("output {i} twice"), |p| p.outputs.push(p.outputs[i].clone()));
+    for i in 0..seed.programs[0].outputs.len() {
+        nursery.add(Kind::Layout, format!("output {i} f64"), |p| p.programs[0].outputs[i].dtype = DType::F64);
+        nursery.add(Kind::Layout, format!("output {i} longer"), |p| p.programs[0].outputs[i].shape.push(usize::MAX));
+        nursery.add(Kind::Meaning, format!("output {i} twice"), |p| {
+            let own = p.programs[0].outputs[i].clone();
+            p.programs[0].outputs.push(own);
+        });
     }
 }
 
 fn kernel(nursery: &mut Nursery, k: usize) {
     let seed = nursery.seed;
-    let kernel = &seed.kernels[k];
+    let kernel = &seed.programs[0].kernels[k];
     let mut add = |what: String, change: &dyn Fn(&mut Kernel)| {
-        nursery.add(Kind::Meaning, format!("kernel {k}: {what}"), |p| change(&mut p.kernels[k]));
+        nursery.add(Kind::Meaning, format!("kernel {k}: {what}"), |p| change(&mut p.programs[0].kernels[k]));
     };
     const STRIDES: [isize; 9] = [0, 1, 2, 3, 16, -1, -16, isize::MAX, isize::MIN];
     const EXTENTS: [usize; 6] = [0, 1, 2, 9, 1 << 40, usize::MAX];

@@ -29,7 +29,7 @@ trait Memory {
 
 /// The port of a constant in a packed layout. Its bytes are the kernel's own affair; what it reads is the constant.
 fn packed(plan: &Plan, buffer: BufferIdx) -> Option<usize> {
-    plan.constants.iter().position(|c| c.buffer == buffer && c.packed.is_some())
+    plan.programs[0].constants.iter().position(|c| c.buffer == buffer && c.packed.is_some())
 }
 
 /// A buffer's own memory. What a step writes is seen after it.
@@ -63,7 +63,7 @@ impl Memory for Private<'_> {
 
     fn commit(&mut self) {
         for (buffer, element, value) in self.staged.drain(..) {
-            let dtype = self.plan.buffers[buffer].dtype;
+            let dtype = self.plan.programs[0].buffers[buffer].dtype;
             let value = load(dtype, &store(dtype, value));
             self.written[buffer].insert(element, value);
         }
@@ -80,7 +80,7 @@ struct Shared<'a> {
 
 impl Shared<'_> {
     fn bytes(&mut self, buffer: BufferIdx, element: isize, size: usize) -> &mut [u8] {
-        let Buffer { segment, offset, bytes, .. } = self.plan.buffers[buffer];
+        let Buffer { segment, offset, bytes, .. } = self.plan.programs[0].buffers[buffer];
         let at = usize::try_from(element).expect("no element is below a buffer") * size;
         assert!(at + size <= bytes as usize, "element {element} is beyond buffer {buffer}");
         &mut self.segments[segment][offset as usize + at..][..size]
@@ -105,17 +105,17 @@ impl Memory for Shared<'_> {
         if let Some(port) = packed(self.plan, buffer) {
             return given(DType::F32, port, element as usize, 0);
         }
-        let dtype = self.plan.buffers[buffer].dtype;
+        let dtype = self.plan.programs[0].buffers[buffer].dtype;
         load(dtype, self.bytes(buffer, element, dtype.size()))
     }
 
     fn set(&mut self, buffer: BufferIdx, element: isize, value: f64) {
-        let dtype = self.plan.buffers[buffer].dtype;
+        let dtype = self.plan.programs[0].buffers[buffer].dtype;
         self.bytes(buffer, element, dtype.size()).copy_from_slice(&store(dtype, value));
     }
 
     fn scribble(&mut self, buffer: BufferIdx, bytes: u64) {
-        let Buffer { segment, offset, .. } = self.plan.buffers[buffer];
+        let Buffer { segment, offset, .. } = self.plan.programs[0].buffers[buffer];
         self.fill(segment, offset as usize, (offset + bytes) as usize);
     }
 
@@ -190,7 +190,11 @@ fn work(plan: &Plan) -> u128 {
             | Template::Resize { .. } => space.saturating_mul(core),
         }
     };
-    let steps = plan.steps.iter().map(|s| kernel(&plan.kernels[s.kernel])).fold(0u128, u128::saturating_add);
+    let steps = plan.programs[0]
+        .steps
+        .iter()
+        .map(|s| kernel(&plan.programs[0].kernels[s.kernel]))
+        .fold(0u128, u128::saturating_add);
     plan.segments.iter().fold(steps, |n, s| n.saturating_add(u128::from(s.bytes)))
 }
 
@@ -202,8 +206,12 @@ pub fn ideal(plan: &Plan) -> Option<Result<Results, BufferIdx>> {
     if work(plan) > MOST_WORK {
         return None;
     }
-    let mut memory =
-        Private { plan, written: vec![BTreeMap::new(); plan.buffers.len()], staged: Vec::new(), unwritten: None };
+    let mut memory = Private {
+        plan,
+        written: vec![BTreeMap::new(); plan.programs[0].buffers.len()],
+        staged: Vec::new(),
+        unwritten: None,
+    };
     let results = runs(plan, &mut memory, false, |memory, buffer, lasts| {
         if !lasts {
             memory.written[buffer].clear();
@@ -215,7 +223,7 @@ pub fn ideal(plan: &Plan) -> Option<Result<Results, BufferIdx>> {
 /// Runs twice in a row on the bytes that the plan assigns, forwards or backwards through each kernel's index space.
 pub fn shared(plan: &Plan, seed: u64, backwards: bool) -> Results {
     let segments = plan.segments.iter().map(|s| vec![0; s.bytes as usize]).collect();
-    let mut memory = Shared { plan, segments, nonsense: seed, dead: dead(plan) };
+    let mut memory = Shared { plan, segments, nonsense: seed, dead: dead(plan.first()) };
     for (i, segment) in SegmentIdx::enumerate(&plan.segments) {
         memory.fill(i, 0, segment.bytes as usize);
     }
@@ -229,35 +237,35 @@ fn runs<M: Memory>(
     mut reset: impl FnMut(&mut M, BufferIdx, bool),
 ) -> Results {
     let mut results = Vec::new();
-    let elements = |b: BufferIdx| plan.buffers[b].shape.iter().product::<usize>();
+    let elements = |b: BufferIdx| plan.programs[0].buffers[b].shape.iter().product::<usize>();
     let fill = |memory: &mut M, buffer: BufferIdx, port: usize, run: usize| {
         for e in 0..elements(buffer) {
-            memory.set(buffer, e as isize, given(plan.buffers[buffer].dtype, port, e, run));
+            memory.set(buffer, e as isize, given(plan.programs[0].buffers[buffer].dtype, port, e, run));
         }
         memory.commit();
     };
-    for (i, port) in plan.constants.iter().enumerate().filter(|(_, c)| c.packed.is_none()) {
+    for (i, port) in plan.programs[0].constants.iter().enumerate().filter(|(_, c)| c.packed.is_none()) {
         fill(memory, port.buffer, i, 0);
     }
-    for state in &plan.state {
+    for state in &plan.programs[0].state {
         fill(memory, state.port.buffer, 0, 0);
     }
     for run in 0..2 {
-        let updates: Vec<_> = plan.state.iter().filter_map(|s| Some((s.port.buffer, s.update?))).collect();
-        for (b, buffer) in BufferIdx::enumerate(&plan.buffers) {
+        let updates: Vec<_> = plan.programs[0].state.iter().filter_map(|s| Some((s.port.buffer, s.update?))).collect();
+        for (b, buffer) in BufferIdx::enumerate(&plan.programs[0].buffers) {
             let update = updates.iter().any(|&(_, update)| update == b);
             reset(memory, b, matches!(buffer.class, Class::Constant | Class::State) && !update);
         }
-        for (i, port) in plan.inputs.iter().enumerate() {
+        for (i, port) in plan.programs[0].inputs.iter().enumerate() {
             fill(memory, port.buffer, 5 + i, run);
         }
-        for (at, step) in plan.steps.iter().enumerate() {
+        for (at, step) in plan.programs[0].steps.iter().enumerate() {
             memory.before(at);
-            launch(&plan.kernels[step.kernel], step, memory, backwards);
+            launch(&plan.programs[0].kernels[step.kernel], step, memory, backwards);
             memory.commit();
         }
-        memory.before(plan.steps.len());
-        for port in plan.outputs.iter().chain(plan.state.iter().map(|state| &state.port)) {
+        memory.before(plan.programs[0].steps.len());
+        for port in plan.programs[0].outputs.iter().chain(plan.programs[0].state.iter().map(|state| &state.port)) {
             let updated = updates.iter().find(|&&(state, _)| state == port.buffer);
             let buffer = updated.map_or(port.buffer, |&(_, update)| update);
             results.push((0..elements(buffer)).map(|e| memory.get(buffer, e as isize).to_bits()).collect());
