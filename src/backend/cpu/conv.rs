@@ -85,10 +85,28 @@ pub struct Share {
     pub task: usize,
 }
 
-impl Conv {
-    /// Number of tasks when the work is cut for `parts` threads: at least that many, if the shapes allow.
-    pub fn tasks(&self, parts: usize) -> usize {
-        let (_, grid) = self.split(parts);
+/// Computes one of the two convolutions by tasks.
+pub trait Compute {
+    /// Number of tasks when the work is cut for `parts` threads. Those of a [`Conv`] are at least that many, if the shapes allow.
+    fn tasks(&self, parts: usize) -> usize;
+
+    /// Computes one task, which calls `epilogue` with each finished piece and the index of its image, while the piece is still in cache: rows
+    /// are output channels, columns are positions. A [`ConvTranspose`] computes a few channels of one image, or of several small ones, which
+    /// are then handed to `epilogue` one by one, in place.
+    ///
+    /// # Panics
+    /// If there is no such task, or `workspace` is shorter than [`Conv::workspace_bytes`] or [`ConvTranspose::workspace_bytes`] says. If a
+    /// [`ConvTranspose`] has no result.
+    ///
+    /// # Safety
+    /// The data must be readable, the result writable and apart from it, the weights as packed by [`Conv::pack`]. No other thread may
+    /// use the task's part of the result during the call; tasks of one number of parts do not overlap.
+    unsafe fn run(&self, share: Share, tensors: &Tensors, workspace: &mut [f32], epilogue: &mut dyn FnMut(usize, Tile));
+}
+
+impl Compute for Conv {
+    fn tasks(&self, parts: usize) -> usize {
+        let (_, grid) = split(self, parts);
         match self.way {
             Way::Depthwise => grid.len(),
             Way::WholeBatch => self.groups * grid.len(),
@@ -96,36 +114,7 @@ impl Conv {
         }
     }
 
-    /// The planes or products that exist, and the cut of each (depthwise: of all the planes together).
-    fn split(&self, parts: usize) -> (usize, Grid) {
-        let (m, n, _) = self.product();
-        match self.way {
-            Way::Depthwise => {
-                let planes = self.batch * self.out_channels;
-                let rows = self.window.rows();
-                let cuts = if planes >= parts { 1 } else { parts.div_ceil(planes.max(1)) };
-                (planes, Grid::even(planes, rows, parts.min(planes.max(1)), cuts.min(rows.max(1))))
-            }
-            Way::WeightsLeft | Way::WeightsRight | Way::WholeBatch => {
-                let products = if self.way == Way::WholeBatch { self.groups } else { self.batch * self.groups };
-                // Each of several high tiles cuts its patches anew, so threads may as well share the weights, if these are more than the data.
-                let has_tiles = self.bytes.is_some() && m > n && m > 2 * TILE_ROWS;
-                let grid = if has_tiles { Grid::of_rows } else { Grid::new };
-                (products, grid(m, n, parts.div_ceil(products.max(1))))
-            }
-        }
-    }
-
-    /// Computes one task. Each finished piece is handed, while it is still in cache, to `epilogue` with the index of its image: rows are
-    /// output channels, columns are positions.
-    ///
-    /// # Panics
-    /// If there is no such task or `workspace` is shorter than [`Conv::workspace_bytes`] says.
-    ///
-    /// # Safety
-    /// The data must be readable, the result writable and apart from it, the weights as packed by [`Conv::pack`]. No other thread may
-    /// use the task's part of the result during the call; tasks of one number of parts do not overlap.
-    pub unsafe fn run(
+    unsafe fn run(
         &self,
         share: Share,
         tensors: &Tensors,
@@ -138,139 +127,158 @@ impl Conv {
         // SAFETY: guaranteed by the caller.
         unsafe {
             match self.way {
-                Way::Depthwise => self.depthwise(share, tensors, workspace, epilogue),
-                Way::WeightsLeft | Way::WeightsRight => self.by_product(share, tensors, workspace, epilogue),
-                Way::WholeBatch => self.whole_batch(share, tensors, workspace, epilogue),
+                Way::Depthwise => depthwise(self, share, tensors, workspace, epilogue),
+                Way::WeightsLeft | Way::WeightsRight => by_product(self, share, tensors, workspace, epilogue),
+                Way::WholeBatch => whole_batch::compute(self, share, tensors, workspace, epilogue),
             }
         }
     }
+}
 
-    /// # Safety
-    /// As for [`Conv::run`].
-    unsafe fn depthwise(
-        &self,
-        Share { isa, parts, task }: Share,
-        Tensors { x, weights, y, .. }: &Tensors,
-        workspace: &mut [f32],
-        epilogue: &mut dyn FnMut(usize, Tile),
-    ) {
-        let (planes, rows) = self.split(parts).1.get(task);
-        let (memory, bands) = workspace.split_at_mut(self.planes_bytes() / 4);
-        let (window, outputs, taps_step) = (&self.window, self.out_channels / self.groups, self.product().2);
-        let width = window.output[2];
-        let mut slider = Slider::new(isa, self, memory);
-        let mut plane = planes.start;
-        while plane < planes.end {
-            let (image, channel) = (plane / self.out_channels, plane % self.out_channels);
-            let count = self.together().min(self.out_channels - channel).min(planes.end - plane);
-            let from = x.channel(image, channel / outputs, self.bytes.is_some());
-            let taps = weights.wrapping_add(channel * taps_step);
-            let channels = Channels { count, from, step: x.channel_stride, taps, taps_step };
-            // SAFETY: planes of x, and the taps of their channels.
-            unsafe { slider.load(isa, window, &channels) }
-            for start in rows.clone().step_by(window.band()) {
-                let rows = start..rows.end.min(start + window.band());
-                let cols = rows.start * width..rows.end * width;
-                let (ptr, stride) = match y {
-                    Some(y) => {
-                        let plane = y.ptr.wrapping_add(image * y.batch_stride + channel * y.channel_stride);
-                        (plane.wrapping_add(cols.start), y.channel_stride)
-                    }
-                    None => (bands.as_mut_ptr(), cols.len()),
-                };
-                // SAFETY: as above, and bands of y or of the workspace.
-                unsafe { slider.rows(isa, window, &channels, rows, (ptr, stride)) }
-                epilogue(image, Tile { rows: channel..channel + count, cols, ptr, stride });
-            }
-            plane += count;
+/// The planes or products that exist, and the cut of each (depthwise: of all the planes together).
+fn split(conv: &Conv, parts: usize) -> (usize, Grid) {
+    let (m, n, _) = conv.product();
+    match conv.way {
+        Way::Depthwise => {
+            let planes = conv.batch * conv.out_channels;
+            let rows = conv.window.rows();
+            let cuts = if planes >= parts { 1 } else { parts.div_ceil(planes.max(1)) };
+            (planes, Grid::even(planes, rows, parts.min(planes.max(1)), cuts.min(rows.max(1))))
+        }
+        Way::WeightsLeft | Way::WeightsRight | Way::WholeBatch => {
+            let products = if conv.way == Way::WholeBatch { conv.groups } else { conv.batch * conv.groups };
+            // Each of several high tiles cuts its patches anew, so threads may as well share the weights, if these are more than the data.
+            let has_tiles = conv.bytes.is_some() && m > n && m > 2 * TILE_ROWS;
+            let grid = if has_tiles { Grid::of_rows } else { Grid::new };
+            (products, grid(m, n, parts.div_ceil(products.max(1))))
         }
     }
+}
 
-    /// # Safety
-    /// As for [`Conv::run`].
-    unsafe fn by_product(
-        &self,
-        Share { isa, parts, task }: Share,
-        Tensors { x, weights, y, prologue, .. }: &Tensors,
-        workspace: &mut [f32],
-        epilogue: &mut dyn FnMut(usize, Tile),
-    ) {
-        let grid = self.split(parts).1;
-        let (index, (rows, cols)) = (task / grid.len(), grid.get(task % grid.len()));
-        let (image, group) = (index / self.groups, index % self.groups);
-        let (m, n, k) = self.product();
-        let (inputs, outputs) = (self.in_channels / self.groups, self.out_channels / self.groups);
-        let from = x.channel(image, group * inputs, self.bytes.is_some());
-        let weights = weights.wrapping_add(self.packed_weight_bytes() / 4 / self.groups * group);
-        let patches = Patches { window: &self.window, ptr: from, channel_stride: x.channel_stride };
-        let pointwise = self.is_pointwise();
-        assert!(pointwise || prologue.is_none(), "a prologue sees each element of the image once");
-        let prologue = prologue.map(|p| p.of_image(image, group * inputs));
-        let first = group * outputs;
-        let to = y.map(|y| (y.ptr.wrapping_add(image * y.batch_stride + first * y.channel_stride), y.channel_stride));
-        if self.way == Way::WeightsLeft {
-            let pixels = View { ptr: from, rs: x.channel_stride as isize, cs: 1 };
-            let depth = self.terms();
-            let Bytes { unsigned_data, padding } = self.bytes.unwrap_or(Bytes { unsigned_data: false, padding: 0 });
-            let bytes = BytePatches {
-                window: &self.window,
-                ptr: from.cast(),
-                channel_stride: x.channel_stride,
-                channels: inputs,
-                by_tap: self.is_by_tap(),
-                padding: padding as u8,
-            };
-            let (b, elements) = match (&prologue, self.bytes) {
-                (Some(prologue), _) => (Matrix::Changed(pixels, prologue), Elements::Floats),
-                (None, None) if pointwise => (Matrix::Strided(pixels), Elements::Floats),
-                (None, None) => (Matrix::Produced(&patches), Elements::Floats),
-                (None, Some(_)) => {
-                    let lines = Lines { ptr: from.cast(), rs: pixels.rs, cs: pixels.cs, depth };
-                    let b = if pointwise { Matrix::Bytes(lines) } else { Matrix::Produced(&bytes) };
-                    (b, Elements::Bytes { left_unsigned: !unsigned_data })
+/// # Safety
+/// As for [`Compute::run`].
+unsafe fn depthwise(
+    conv: &Conv,
+    Share { isa, parts, task }: Share,
+    Tensors { x, weights, y, .. }: &Tensors,
+    workspace: &mut [f32],
+    epilogue: &mut dyn FnMut(usize, Tile),
+) {
+    let (planes, rows) = split(conv, parts).1.get(task);
+    let (memory, bands) = workspace.split_at_mut(conv.planes_bytes() / 4);
+    let (window, outputs, taps_step) = (&conv.window, conv.out_channels / conv.groups, conv.product().2);
+    let width = window.output[2];
+    let mut slider = Slider::new(isa, conv, memory);
+    let mut plane = planes.start;
+    while plane < planes.end {
+        let (image, channel) = (plane / conv.out_channels, plane % conv.out_channels);
+        let count = conv.together().min(conv.out_channels - channel).min(planes.end - plane);
+        let from = x.channel(image, channel / outputs, conv.bytes.is_some());
+        let taps = weights.wrapping_add(channel * taps_step);
+        let channels = Channels { count, from, step: x.channel_stride, taps, taps_step };
+        // SAFETY: planes of x, and the taps of their channels.
+        unsafe { slider.load(isa, window, &channels) }
+        for start in rows.clone().step_by(window.band()) {
+            let rows = start..rows.end.min(start + window.band());
+            let cols = rows.start * width..rows.end * width;
+            let (ptr, stride) = match y {
+                Some(y) => {
+                    let plane = y.ptr.wrapping_add(image * y.batch_stride + channel * y.channel_stride);
+                    (plane.wrapping_add(cols.start), y.channel_stride)
                 }
+                None => (bands.as_mut_ptr(), cols.len()),
             };
-            let strided = |(ptr, stride)| Out::Strided { ptr, rs: stride as isize, cs: 1 };
-            let c = to.map_or(Out::Epilogue, strided);
-            let halves = self.halves.map(|dtype| Halves::left(weights.cast(), m, k, dtype));
-            let a = halves.as_ref().map_or(Matrix::Packed(weights), |halves| Matrix::Produced(halves));
-            let gemm = Gemm { m, n, k, elements, a, b, c, accumulate: false };
-            let mut relay = |tile: Tile| {
-                epilogue(image, Tile { rows: first + tile.rows.start..first + tile.rows.end, ..tile });
-            };
-            // SAFETY: guaranteed by the caller for this group of this image.
-            unsafe { gemm.run(isa, rows, cols, workspace, &mut relay) }
-        } else {
-            let pixels = View { ptr: from, rs: 1, cs: x.channel_stride as isize };
-            let a = match &prologue {
-                Some(prologue) => Matrix::Changed(pixels, prologue),
-                None if pointwise => Matrix::Strided(pixels),
-                None => Matrix::Produced(&patches),
-            };
-            let halves = self.halves.map(|dtype| Halves::right(weights.cast(), n, k, dtype));
-            let b = halves.as_ref().map_or(Matrix::Packed(weights), |halves| Matrix::Produced(halves));
-            let (elements, c) = (Elements::Floats, Out::Epilogue);
-            let gemm = Gemm { m, n, k, elements, a, b, c, accumulate: false };
-            let is_packed = self.halves.is_none();
-            let (space, transposed) =
-                workspace.split_at_mut(gemm::workspace_bytes(m, n, k, false, is_packed, false) / 4);
-            let mut relay = |tile: Tile| {
-                let (channels, positions) = (tile.cols.len(), tile.rows.len());
-                let (ptr, stride) = match to {
-                    Some((ptr, stride)) => (ptr.wrapping_add(tile.cols.start * stride + tile.rows.start), stride),
-                    None => (transposed.as_mut_ptr(), positions),
-                };
-                // SAFETY: the tile as it is, and its place in y or a buffer of its size.
-                unsafe {
-                    let (from, to) = ((1, tile.stride as isize), (stride as isize, 1));
-                    moves::copy_2d(channels, positions, tile.ptr, from, ptr, to);
-                }
-                let rows = first + tile.cols.start..first + tile.cols.end;
-                epilogue(image, Tile { rows, cols: tile.rows, ptr, stride });
-            };
-            // SAFETY: as above.
-            unsafe { gemm.run(isa, rows, cols, space, &mut relay) }
+            // SAFETY: as above, and bands of y or of the workspace.
+            unsafe { slider.rows(isa, window, &channels, rows, (ptr, stride)) }
+            epilogue(image, Tile { rows: channel..channel + count, cols, ptr, stride });
         }
+        plane += count;
+    }
+}
+
+/// # Safety
+/// As for [`Compute::run`].
+unsafe fn by_product(
+    conv: &Conv,
+    Share { isa, parts, task }: Share,
+    Tensors { x, weights, y, prologue, .. }: &Tensors,
+    workspace: &mut [f32],
+    epilogue: &mut dyn FnMut(usize, Tile),
+) {
+    let grid = split(conv, parts).1;
+    let (index, (rows, cols)) = (task / grid.len(), grid.get(task % grid.len()));
+    let (image, group) = (index / conv.groups, index % conv.groups);
+    let (m, n, k) = conv.product();
+    let (inputs, outputs) = (conv.in_channels / conv.groups, conv.out_channels / conv.groups);
+    let from = x.channel(image, group * inputs, conv.bytes.is_some());
+    let weights = weights.wrapping_add(conv.packed_weight_bytes() / 4 / conv.groups * group);
+    let patches = Patches { window: &conv.window, ptr: from, channel_stride: x.channel_stride };
+    let pointwise = conv.is_pointwise();
+    assert!(pointwise || prologue.is_none(), "a prologue sees each element of the image once");
+    let prologue = prologue.map(|p| p.of_image(image, group * inputs));
+    let first = group * outputs;
+    let to = y.map(|y| (y.ptr.wrapping_add(image * y.batch_stride + first * y.channel_stride), y.channel_stride));
+    if conv.way == Way::WeightsLeft {
+        let pixels = View { ptr: from, rs: x.channel_stride as isize, cs: 1 };
+        let depth = conv.terms();
+        let Bytes { unsigned_data, padding } = conv.bytes.unwrap_or(Bytes { unsigned_data: false, padding: 0 });
+        let bytes = BytePatches {
+            window: &conv.window,
+            ptr: from.cast(),
+            channel_stride: x.channel_stride,
+            channels: inputs,
+            by_tap: conv.is_by_tap(),
+            padding: padding as u8,
+        };
+        let (b, elements) = match (&prologue, conv.bytes) {
+            (Some(prologue), _) => (Matrix::Changed(pixels, prologue), Elements::Floats),
+            (None, None) if pointwise => (Matrix::Strided(pixels), Elements::Floats),
+            (None, None) => (Matrix::Produced(&patches), Elements::Floats),
+            (None, Some(_)) => {
+                let lines = Lines { ptr: from.cast(), rs: pixels.rs, cs: pixels.cs, depth };
+                let b = if pointwise { Matrix::Bytes(lines) } else { Matrix::Produced(&bytes) };
+                (b, Elements::Bytes { left_unsigned: !unsigned_data })
+            }
+        };
+        let strided = |(ptr, stride)| Out::Strided { ptr, rs: stride as isize, cs: 1 };
+        let c = to.map_or(Out::Epilogue, strided);
+        let halves = conv.halves.map(|dtype| Halves::left(weights.cast(), m, k, dtype));
+        let a = halves.as_ref().map_or(Matrix::Packed(weights), |halves| Matrix::Produced(halves));
+        let gemm = Gemm { m, n, k, elements, a, b, c, accumulate: false };
+        let mut relay = |tile: Tile| {
+            epilogue(image, Tile { rows: first + tile.rows.start..first + tile.rows.end, ..tile });
+        };
+        // SAFETY: guaranteed by the caller for this group of this image.
+        unsafe { gemm.run(isa, rows, cols, workspace, &mut relay) }
+    } else {
+        let pixels = View { ptr: from, rs: 1, cs: x.channel_stride as isize };
+        let a = match &prologue {
+            Some(prologue) => Matrix::Changed(pixels, prologue),
+            None if pointwise => Matrix::Strided(pixels),
+            None => Matrix::Produced(&patches),
+        };
+        let halves = conv.halves.map(|dtype| Halves::right(weights.cast(), n, k, dtype));
+        let b = halves.as_ref().map_or(Matrix::Packed(weights), |halves| Matrix::Produced(halves));
+        let (elements, c) = (Elements::Floats, Out::Epilogue);
+        let gemm = Gemm { m, n, k, elements, a, b, c, accumulate: false };
+        let is_packed = conv.halves.is_none();
+        let (space, transposed) = workspace.split_at_mut(gemm::workspace_bytes(m, n, k, false, is_packed, false) / 4);
+        let mut relay = |tile: Tile| {
+            let (channels, positions) = (tile.cols.len(), tile.rows.len());
+            let (ptr, stride) = match to {
+                Some((ptr, stride)) => (ptr.wrapping_add(tile.cols.start * stride + tile.rows.start), stride),
+                None => (transposed.as_mut_ptr(), positions),
+            };
+            // SAFETY: the tile as it is, and its place in y or a buffer of its size.
+            unsafe {
+                let (from, to) = ((1, tile.stride as isize), (stride as isize, 1));
+                moves::copy_2d(channels, positions, tile.ptr, from, ptr, to);
+            }
+            let rows = first + tile.cols.start..first + tile.cols.end;
+            epilogue(image, Tile { rows, cols: tile.rows, ptr, stride });
+        };
+        // SAFETY: as above.
+        unsafe { gemm.run(isa, rows, cols, space, &mut relay) }
     }
 }
 
@@ -583,27 +591,19 @@ mod x86 {
     }
 }
 
-impl ConvTranspose {
-    /// Number of tasks.
-    pub fn tasks(&self) -> usize {
+impl Compute for ConvTranspose {
+    fn tasks(&self, _: usize) -> usize {
         self.batch.div_ceil(self.together()) * self.groups * self.blocks()
     }
 
-    /// Computes one task: a few channels of one image, or of several small ones, which are then handed to `epilogue` one by one, in place.
-    ///
-    /// # Panics
-    /// If there is no such task, no result, or `workspace` is shorter than [`ConvTranspose::workspace_bytes`] says.
-    ///
-    /// # Safety
-    /// As for [`Conv::run`].
-    pub unsafe fn run(
+    unsafe fn run(
         &self,
-        Share { isa, task, .. }: Share,
+        Share { isa, parts, task }: Share,
         Tensors { x, weights, y, .. }: &Tensors,
         workspace: &mut [f32],
         epilogue: &mut dyn FnMut(usize, Tile),
     ) {
-        assert!(task < self.tasks(), "the task exists");
+        assert!(task < self.tasks(parts), "the task exists");
         let y = y.expect("a transposed convolution adds up where its result goes");
         let (inputs, outputs, taps) =
             (self.in_channels / self.groups, self.out_channels / self.groups, self.window.taps());
@@ -648,7 +648,7 @@ impl ConvTranspose {
                         let mut from = tile.ptr.wrapping_add(i * tile.stride).cast_const();
                         for (image, cols) in by_image(tile.cols.clone(), positions) {
                             let count = cols.len();
-                            self.scatter(row % taps, cols, from, plane(images.start + image, row));
+                            scatter(self, row % taps, cols, from, plane(images.start + image, row));
                             from = from.add(count);
                         }
                     }
@@ -664,39 +664,39 @@ impl ConvTranspose {
             }
         }
     }
+}
 
-    /// Adds what positions `cols` contribute through one tap to an output plane.
-    ///
-    /// # Safety
-    /// `from` must be readable for `cols.len()` elements, `plane` writable for a plane.
-    unsafe fn scatter(&self, tap: usize, cols: Range<usize>, from: *const f32, plane: *mut f32) {
-        let w = &self.window;
-        let tap = [tap / w.kernel[2] / w.kernel[1], tap / w.kernel[2] % w.kernel[1], tap % w.kernel[2]];
-        let place = |dim: usize, at: usize| {
-            let padded = at * w.strides[dim] + tap[dim] * w.dilations[dim];
-            padded.checked_sub(w.pads[dim]).filter(|&i| i < w.input[dim])
-        };
-        let width = w.output[2];
-        let mut col = cols.start;
-        while col < cols.end {
-            let (row, start) = (col / width, col % width);
-            let end = width.min(start + cols.end - col);
-            if let (Some(d), Some(h)) = (place(0, row / w.output[1]), place(1, row % w.output[1])) {
-                // The positions of this row whose target is inside: those from `low` to `high`.
-                let shift = tap[2] * w.dilations[2];
-                let low = w.pads[2].saturating_sub(shift).div_ceil(w.strides[2]).max(start);
-                let high = (w.input[2] + w.pads[2]).saturating_sub(shift).div_ceil(w.strides[2]).min(end);
-                // SAFETY: by the choice of `low` and `high`.
-                unsafe {
-                    let line = plane.add((d * w.input[1] + h) * w.input[2]);
-                    for at in low..high {
-                        let to = line.add(at * w.strides[2] + shift - w.pads[2]);
-                        *to += *from.add(col - cols.start + at - start);
-                    }
+/// Adds what positions `cols` contribute through one tap to an output plane.
+///
+/// # Safety
+/// `from` must be readable for `cols.len()` elements, `plane` writable for a plane.
+unsafe fn scatter(conv: &ConvTranspose, tap: usize, cols: Range<usize>, from: *const f32, plane: *mut f32) {
+    let w = &conv.window;
+    let tap = [tap / w.kernel[2] / w.kernel[1], tap / w.kernel[2] % w.kernel[1], tap % w.kernel[2]];
+    let place = |dim: usize, at: usize| {
+        let padded = at * w.strides[dim] + tap[dim] * w.dilations[dim];
+        padded.checked_sub(w.pads[dim]).filter(|&i| i < w.input[dim])
+    };
+    let width = w.output[2];
+    let mut col = cols.start;
+    while col < cols.end {
+        let (row, start) = (col / width, col % width);
+        let end = width.min(start + cols.end - col);
+        if let (Some(d), Some(h)) = (place(0, row / w.output[1]), place(1, row % w.output[1])) {
+            // The positions of this row whose target is inside: those from `low` to `high`.
+            let shift = tap[2] * w.dilations[2];
+            let low = w.pads[2].saturating_sub(shift).div_ceil(w.strides[2]).max(start);
+            let high = (w.input[2] + w.pads[2]).saturating_sub(shift).div_ceil(w.strides[2]).min(end);
+            // SAFETY: by the choice of `low` and `high`.
+            unsafe {
+                let line = plane.add((d * w.input[1] + h) * w.input[2]);
+                for at in low..high {
+                    let to = line.add(at * w.strides[2] + shift - w.pads[2]);
+                    *to += *from.add(col - cols.start + at - start);
                 }
             }
-            col += end - start;
         }
+        col += end - start;
     }
 }
 

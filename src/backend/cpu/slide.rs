@@ -1,7 +1,7 @@
 //! Convolutions, transposed convolutions and pooling, with the body as their epilogue.
 
 use super::block::Repr;
-use super::conv::{Conv, Image, Share, Tensors};
+use super::conv::{Compute, Conv, Image, Share, Tensors};
 use super::gemm::{Grid, PANEL_COLS, PANEL_ROWS, Tile, View, pack_a, pack_b, pack_reversed};
 use super::operands::Operands;
 use super::prologue::{Prologue, Space};
@@ -93,7 +93,7 @@ impl Sliding {
         this.items = match this.windowed.slide {
             _ if empty => 0,
             Slide::Conv(conv) => conv.tasks(parts),
-            Slide::ConvTranspose(conv) => conv.tasks(),
+            Slide::ConvTranspose(conv) => conv.tasks(parts),
             Slide::Pool(_) => this.planes().len(),
         };
         this.workspace =

@@ -28,43 +28,6 @@ pub enum Slide {
     },
 }
 
-impl Window {
-    /// The input coordinate under tap `tap` of window `at`, if it is inside the input.
-    #[inline(always)]
-    fn under(&self, dim: usize, at: usize, tap: usize) -> Option<usize> {
-        (at * self.strides[dim] + tap * self.dilations[dim])
-            .checked_sub(self.pads[dim])
-            .filter(|&i| i < self.input[dim])
-    }
-
-    /// The taps of window `at` that are inside the input.
-    #[inline(always)]
-    fn taps_inside(&self, dim: usize, at: usize) -> Range<usize> {
-        let (from, step) = (at * self.strides[dim], self.dilations[dim]);
-        let before = |place: usize| {
-            let steps = place.saturating_sub(from);
-            // Divisions take longer than the rest.
-            let steps = if step == 1 { steps } else { steps.div_ceil(step) };
-            steps.min(self.kernel[dim])
-        };
-        let start = before(self.pads[dim]);
-        start..before(self.input[dim] + self.pads[dim]).max(start)
-    }
-
-    /// The number of taps of window `at` that an average divides by.
-    fn count(&self, dim: usize, at: usize, count_pads: bool) -> usize {
-        let inside = |tap: &usize| {
-            let padded = at * self.strides[dim] + tap * self.dilations[dim];
-            if count_pads {
-                padded < self.input[dim] + self.pads[dim] + self.pads_end[dim]
-            } else {
-                self.under(dim, at, *tap).is_some()
-            }
-        };
-        (0..self.kernel[dim]).filter(inside).count()
-    }
-}
-
 /// Planes to slide over, and the destination.
 #[derive(Clone, Debug)]
 pub struct Planes {

@@ -9,7 +9,7 @@
 //! a few dot products: of single filters if lines are long, else of several channels side by side. Where there are enough images, the columns of a panel are one position of several of them: these images are
 //! transposed, element by element side by side, and all positions cut their panels out of that.
 
-use super::{Image, Share, Tensors};
+use super::{Image, Share, Tensors, split};
 use crate::backend::cpu::gemm::{Elements, Gemm, Matrix, Out, Produce, Tile, View, pack_panel, pack_reversed};
 use crate::backend::cpu::moves;
 use crate::backend::cpu::simd::{Isa, Lanes, per_isa, transpose};
@@ -28,68 +28,65 @@ const CHANNELS: usize = 4;
 /// Positions of an image that an epilogue gets together where the result is not stored before.
 const STRETCH: usize = 32;
 
-impl Conv {
-    /// # Safety
-    /// As for [`Conv::run`].
-    pub(super) unsafe fn whole_batch(
-        &self,
-        Share { isa, parts, task }: Share,
-        Tensors { x, weights, weight_steps, flipped, y, .. }: &Tensors,
-        workspace: &mut [f32],
-        epilogue: &mut dyn FnMut(usize, Tile),
-    ) {
-        let grid = self.split(parts).1;
-        let (group, (rows, cols)) = (task / grid.len(), grid.get(task % grid.len()));
-        let (m, n, k) = self.product();
-        let (inputs, positions) = (self.in_channels / self.groups, self.window.output_len());
-        let first = group * m;
-        let window = lined_up(&self.window);
-        let image = Image { ptr: x.ptr.wrapping_add(group * inputs * x.channel_stride), ..*x };
-        let patches = Patches { window: &window, image, positions };
-        // A group is its output channels, or those of the convolution whose gradient this is: its input channels.
-        let [lines, step] = if *flipped { [inputs, 1] } else { [m, 0] };
-        let filters = Filters {
-            ptr: weights.wrapping_offset((group * lines) as isize * weight_steps[step]),
-            steps: *weight_steps,
-            taps: window.taps(),
-            flipped: *flipped,
-        };
-        let out = Results { y: *y, first, positions };
-        if m == 1 && !flipped {
-            let lines = self.lines_by_lane();
-            for start in cols.clone().step_by(PANEL_COLS) {
-                let cols = start..cols.end.min(start + PANEL_COLS);
-                let sums = &mut [0.0; PANEL_COLS];
-                // SAFETY: guaranteed by the caller; the workspace has room for the lines.
-                unsafe {
-                    match lines {
-                        0 => dots(isa, &patches, &filters, inputs, cols.clone(), sums),
-                        _ => dots_by_lane(isa, &patches, &filters, (inputs, lines), cols.clone(), workspace, sums),
-                    }
+/// # Safety
+/// As for [`Compute::run`](super::Compute::run).
+pub(super) unsafe fn compute(
+    conv: &Conv,
+    Share { isa, parts, task }: Share,
+    Tensors { x, weights, weight_steps, flipped, y, .. }: &Tensors,
+    workspace: &mut [f32],
+    epilogue: &mut dyn FnMut(usize, Tile),
+) {
+    let grid = split(conv, parts).1;
+    let (group, (rows, cols)) = (task / grid.len(), grid.get(task % grid.len()));
+    let (m, n, k) = conv.product();
+    let (inputs, positions) = (conv.in_channels / conv.groups, conv.window.output_len());
+    let first = group * m;
+    let window = lined_up(&conv.window);
+    let image = Image { ptr: x.ptr.wrapping_add(group * inputs * x.channel_stride), ..*x };
+    let patches = Patches { window: &window, image, positions };
+    // A group is its output channels, or those of the convolution whose gradient this is: its input channels.
+    let [lines, step] = if *flipped { [inputs, 1] } else { [m, 0] };
+    let filters = Filters {
+        ptr: weights.wrapping_offset((group * lines) as isize * weight_steps[step]),
+        steps: *weight_steps,
+        taps: window.taps(),
+        flipped: *flipped,
+    };
+    let out = Results { y: *y, first, positions };
+    if m == 1 && !flipped {
+        let lines = conv.lines_by_lane();
+        for start in cols.clone().step_by(PANEL_COLS) {
+            let cols = start..cols.end.min(start + PANEL_COLS);
+            let sums = &mut [0.0; PANEL_COLS];
+            // SAFETY: guaranteed by the caller; the workspace has room for the lines.
+            unsafe {
+                match lines {
+                    0 => dots(isa, &patches, &filters, inputs, cols.clone(), sums),
+                    _ => dots_by_lane(isa, &patches, &filters, (inputs, lines), cols.clone(), workspace, sums),
                 }
-                let tile = Tile { rows: 0..1, stride: cols.len(), cols, ptr: sums.as_mut_ptr() };
-                // SAFETY: as above.
-                unsafe { out.by_image(&tile, epilogue) }
             }
-            return;
+            let tile = Tile { rows: 0..1, stride: cols.len(), cols, ptr: sums.as_mut_ptr() };
+            // SAFETY: as above.
+            unsafe { out.by_image(&tile, epilogue) }
         }
-        let lanes_are_images = self.lanes_are_images();
-        let (space, workspace) = workspace.split_at_mut(self.transposed_len());
-        let transposed =
-            Transposed { conv: self, patches: &patches, space: space.as_mut_ptr(), holds: Cell::new(None) };
-        let b: &dyn Produce = if lanes_are_images { &transposed } else { &patches };
-        let (a, b) = (Matrix::Produced(&filters), Matrix::Produced(b));
-        let gemm = Gemm { m, n, k, elements: Elements::Floats, a, b, c: Out::Epilogue, accumulate: false };
-        // SAFETY: guaranteed by the caller for this group.
-        unsafe {
-            gemm.run(isa, rows, cols, workspace, &mut |tile| {
-                if lanes_are_images {
-                    out.by_lane(&tile, self.batch, epilogue);
-                } else {
-                    out.by_image(&tile, epilogue);
-                }
-            });
-        }
+        return;
+    }
+    let lanes_are_images = conv.lanes_are_images();
+    let (space, workspace) = workspace.split_at_mut(conv.transposed_len());
+    let transposed = Transposed { conv, patches: &patches, space: space.as_mut_ptr(), holds: Cell::new(None) };
+    let b: &dyn Produce = if lanes_are_images { &transposed } else { &patches };
+    let (a, b) = (Matrix::Produced(&filters), Matrix::Produced(b));
+    let gemm = Gemm { m, n, k, elements: Elements::Floats, a, b, c: Out::Epilogue, accumulate: false };
+    // SAFETY: guaranteed by the caller for this group.
+    unsafe {
+        gemm.run(isa, rows, cols, workspace, &mut |tile| {
+            if lanes_are_images {
+                out.by_lane(&tile, conv.batch, epilogue);
+            } else {
+                out.by_image(&tile, epilogue);
+            }
+        });
     }
 }
 
