@@ -50,9 +50,18 @@ pub(crate) use plimsoll_core::{
     safetensors, shape, target, tensor,
 };
 
+/// The devices, and what all of them are asked for.
+mod backend {
+    pub use plimsoll_backend::*;
+    pub use plimsoll_cpu as cpu;
+    #[cfg(feature = "cuda")]
+    pub use plimsoll_gpu::cuda;
+    #[cfg(feature = "wgpu")]
+    pub use plimsoll_gpu::wgpu;
+}
+
 mod advise;
 mod autodiff;
-mod backend;
 mod beside;
 #[cfg(feature = "cli")]
 #[doc(hidden)]
