@@ -50,6 +50,8 @@ pub(crate) use plimsoll_core::{
     safetensors, shape, target, tensor,
 };
 
+use plimsoll_place as place;
+
 /// The devices, and what all of them are asked for.
 mod backend {
     pub use plimsoll_backend::*;
@@ -72,7 +74,6 @@ mod exec;
 mod graph;
 mod onnx;
 mod pass;
-mod place;
 mod plan;
 mod reference;
 mod report;

@@ -26,12 +26,12 @@
 //! The effort is a number of steps or a deadline. With steps, the result is the same on every machine. Large problems are
 //! repaired on two cores.
 
-use crate::error::{Error, Result};
 use effort::Meter;
 use exact::Block;
 use greedy::greedy;
 use improve::improve;
 use pack::Packer;
+use plimsoll_core::error::{Error, Result};
 use sections::Sections;
 use std::ops::Range;
 
