@@ -44,44 +44,40 @@ pub mod guide {}
 #[doc = include_str!("operators.md")]
 pub mod operators {}
 
+// The members of the workspace bring in modules by their names.
+pub(crate) use plimsoll_core::{
+    constant, decisions, dtype, elements, error, expr, figures, file, hash, kernel, narrow, npy, npz, op, ops, random,
+    safetensors, shape, target, tensor,
+};
+
+use plimsoll_place as place;
+
+/// The devices, and what all of them are asked for.
+mod backend {
+    pub use plimsoll_backend::*;
+    pub use plimsoll_cpu as cpu;
+    #[cfg(feature = "cuda")]
+    pub use plimsoll_gpu::cuda;
+    #[cfg(feature = "wgpu")]
+    pub use plimsoll_gpu::wgpu;
+}
+
 mod advise;
 mod autodiff;
-mod backend;
 mod beside;
 #[cfg(feature = "cli")]
 #[doc(hidden)]
 pub mod cli;
-mod constant;
-mod decisions;
 mod decoder;
-mod dtype;
 mod eager;
-mod elements;
-mod error;
 mod exec;
-mod expr;
-mod figures;
-mod file;
 mod graph;
-mod hash;
-mod kernel;
-mod narrow;
-mod npy;
-mod npz;
 mod onnx;
-mod op;
-mod ops;
 mod pass;
-mod place;
 mod plan;
-mod random;
 mod reference;
 mod report;
-mod safetensors;
 mod session;
-mod shape;
-mod target;
-mod tensor;
 mod trace;
 mod train;
 mod tune;
@@ -103,7 +99,20 @@ pub use backend::{Place, Usage};
 pub use constant::Constant;
 pub use decoder::Decoder;
 pub use dtype::DType;
-pub use error::{Error, Result};
+/// An error is matched by its variant:
+///
+/// ```
+/// use plimsoll::{DType, Error, Options, Session, Trace};
+/// let trace = Trace::new("large");
+/// trace.output("y", trace.input("x", DType::F32, [1000]).relu());
+/// let graph = trace.finish().unwrap();
+/// match Session::from_graph(graph, &Options { memory_limit: Some(1024), ..Options::default() }) {
+///     Err(Error::Fit { needed, limit, .. }) => assert!(needed > limit),
+///     other => panic!("it takes more than 1024 bytes: {other:?}"),
+/// }
+/// ```
+pub use error::Error;
+pub use error::Result;
 pub use graph::Graph;
 pub use kernel::Kernel;
 pub use op::{Attr, Attrs, Fact, NodeId, ValueId};

@@ -7,7 +7,7 @@ static LENT: Mutex<Vec<(&'static str, u64, u64)>> = Mutex::new(Vec::new());
 
 /// A range of addresses that the host program lends. It can be lent again once this is dropped.
 #[derive(Debug)]
-pub(super) struct Lent {
+pub struct Lent {
     space: &'static str,
     base: u64,
     bytes: u64,
@@ -54,8 +54,7 @@ impl Lent {
 }
 
 /// True if memory of an address space, from an address to an end, is lent to a device.
-#[cfg(feature = "cuda")]
-pub(super) fn is_lent(space: &str, base: u64, end: u64) -> bool {
+pub fn is_lent(space: &str, base: u64, end: u64) -> bool {
     let lent = LENT.lock().unwrap_or_else(PoisonError::into_inner);
     lent.iter().any(|(other, from, to)| *other == space && base < *to && *from < end)
 }

@@ -1,18 +1,18 @@
 //! Memory of the host program that is no segment: where inputs come from, and where outputs go to.
 
-use crate::error::Error;
-use crate::target::Target;
+use plimsoll_core::error::Error;
+use plimsoll_core::target::Target;
 
 /// Memory of the caller that holds an input or takes an output: the elements in row-major order, in the type that the plan names.
 ///
 /// Bytes on a device are copied there. The caller's own work on such memory has to be over when the run begins; the run's is over when it
 /// returns.
 #[derive(Debug)]
-pub struct Place<'a>(pub(crate) Kind<'a>);
+pub struct Place<'a>(#[doc(hidden)] pub Kind<'a>);
 
 /// Where a place is.
 #[derive(Debug)]
-pub(crate) enum Kind<'a> {
+pub enum Kind<'a> {
     Read(&'a [u8]),
     Write(&'a mut [u8]),
     Device(Outside),
@@ -43,7 +43,8 @@ impl<'a> Place<'a> {
         Place(Kind::Device(Outside::Wgpu { buffer: buffer.clone(), offset, bytes }))
     }
 
-    pub(crate) fn length(&self) -> u64 {
+    #[doc(hidden)]
+    pub fn length(&self) -> u64 {
         match &self.0 {
             Kind::Read(bytes) => bytes.len() as u64,
             Kind::Write(bytes) => bytes.len() as u64,
@@ -51,7 +52,8 @@ impl<'a> Place<'a> {
         }
     }
 
-    pub(crate) fn device(&self) -> Option<&Outside> {
+    #[doc(hidden)]
+    pub fn device(&self) -> Option<&Outside> {
         if let Kind::Device(outside) = &self.0 { Some(outside) } else { None }
     }
 }
@@ -89,8 +91,7 @@ impl Outside {
     }
 
     /// The address and the length of CUDA's memory.
-    #[cfg(feature = "cuda")]
-    pub(super) fn cuda(&self) -> Option<(u64, u64)> {
+    pub fn cuda(&self) -> Option<(u64, u64)> {
         match self {
             Outside::Cuda { pointer, bytes } => Some((*pointer, *bytes)),
             #[cfg(feature = "wgpu")]
@@ -114,7 +115,7 @@ impl Outside {
         }
     }
 
-    pub(super) fn refused(&self, target: &Target) -> Error {
+    pub fn refused(&self, target: &Target) -> Error {
         let whose = match self {
             Outside::Cuda { .. } => "CUDA memory",
             #[cfg(feature = "wgpu")]

@@ -4,7 +4,7 @@ use super::{RecordId, SegmentId};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Records of a backend. Ids rise and are never given twice, so that the id of a record that is gone stays without one.
-pub(super) struct Records<R> {
+pub struct Records<R> {
     next: u32,
     records: BTreeMap<RecordId, (R, Vec<SegmentId>)>,
     users: BTreeMap<SegmentId, BTreeSet<RecordId>>,

@@ -1,11 +1,11 @@
 //! Segments of a backend: the memory that each lies in, and how much they take.
 
 use super::{SegmentId, Slice, Usage};
-use crate::target::Memory;
+use plimsoll_core::target::Memory;
 use std::collections::BTreeMap;
 
 /// A segment, and what the backend made for it.
-pub(super) struct Segment<M> {
+pub struct Segment<M> {
     pub bytes: u64,
     pub memory: Memory,
     /// True if another backend has made it, and frees it.
@@ -14,7 +14,7 @@ pub(super) struct Segment<M> {
 }
 
 /// Segments of a backend. Ids rise and are never given twice.
-pub(super) struct Segments<M> {
+pub struct Segments<M> {
     next: u32,
     /// Number of segments made so far.
     made: u64,

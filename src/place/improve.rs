@@ -8,7 +8,7 @@ use super::repair::{Goal, move_steps, repair};
 use super::sections::Sections;
 use super::subproblem::Subproblem;
 use super::{Problem, Solution};
-use crate::shape::gcd;
+use plimsoll_core::shape::gcd;
 use std::cmp::Reverse;
 use std::ops::Range;
 

@@ -1,7 +1,7 @@
 //! Reads and writes problems as CSV files in minimalloc's format.
 
 use super::{Item, Problem, Solution};
-use crate::error::{Error, Result};
+use plimsoll_core::error::{Error, Result};
 use std::fmt::Write;
 use std::hash::{BuildHasher, RandomState};
 use std::num::IntErrorKind;

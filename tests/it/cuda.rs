@@ -59,7 +59,7 @@ fn compile(folder: &Folder, text: &str, defines: &[&str]) -> bool {
 
 /// Every function of the driver that is used, as C that answers "not initialised", but for the ones in `with`.
 fn driver(folder: &Folder, with: &str, without: &[&str]) -> bool {
-    let api = include_str!("../../src/backend/cuda/api.rs");
+    let api = include_str!("../../src/gpu/cuda/api.rs");
     let names = api.match_indices("fn cu").filter_map(|(at, _)| api[at + 3..].split('(').next());
     let names = names.filter(|name| name.as_bytes()[2].is_ascii_uppercase());
     let mut text = String::from(with);

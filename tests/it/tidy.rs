@@ -4,8 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Modules from bottom to top. A file may use its own folder, the modules of its own line, and the lines above its own. A module that is
-/// named twice, as `plan` and `plan::make`, has the longer name's line.
+/// Modules from bottom to top, within the members of the workspace that have layers; between members the compiler holds them. A file may use
+/// its own folder, the modules of its own line, and the lines above its own. A module that is named twice, as `plan` and `plan::make`, has the
+/// longer name's line.
 const LAYERS: &[&[&str]] = &[
     &[
         "figures",
@@ -24,17 +25,16 @@ const LAYERS: &[&[&str]] = &[
         "target",
     ],
     &["expr", "kernel", "op", "ops"],
-    &["decisions", "constant", "graph"],
+    &["decisions", "constant"],
+    &["graph"],
     &["autodiff", "trace", "onnx", "reference", "pass", "train"],
     &["kernel::library"],
     &["kernel::cpu"],
     &["kernel::schedule"],
     &["kernel::render"],
     &["backend"],
-    &["backend::records", "backend::staged"],
-    &["backend::cpu"],
-    &["backend::cuda"],
-    &["backend::wgpu"],
+    &["gpu::bound", "gpu::staged"],
+    &["gpu::cuda", "gpu::wgpu"],
     &["place"],
     &["plan"],
     &["plan::check"],
@@ -60,7 +60,12 @@ const LAYERS: &[&[&str]] = &[
 ];
 
 /// Modules of which none may use another.
-const APART: &[&[&str]] = &[&["backend::cpu", "backend::cuda", "backend::wgpu"]];
+const APART: &[&[&str]] = &[&["gpu::cuda", "gpu::wgpu"]];
+
+/// The members of the workspace: a folder of `src`, and what stands before the names of its modules. Those of `core` have the names by which the
+/// library brings them in.
+const MEMBERS: &[(&str, &str)] =
+    &[("core", ""), ("place", "place"), ("backend", "backend"), ("cpu", "cpu"), ("gpu", "gpu")];
 
 fn rust_files(folder: &Path, out: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(folder).expect("the folder is there") {
@@ -86,9 +91,17 @@ fn sources() -> Vec<(PathBuf, String, String)> {
             code.lines().filter(|l| !l.trim_start().starts_with("//")).map(|l| format!("{l}\n")).collect();
         let relative = path.strip_prefix(&root).expect("it is below src").with_extension("");
         let module = relative.to_string_lossy().replace('/', "::");
-        (path, module.trim_end_matches("::mod").to_owned(), code)
+        let inside = |&(folder, name): &(&str, &str)| Some(join(name, module.strip_prefix(&format!("{folder}::"))?));
+        let module = MEMBERS.iter().find_map(inside).unwrap_or(module);
+        let head = [module.strip_suffix("::mod"), module.strip_suffix("::lib")].into_iter().flatten().next();
+        (path, head.unwrap_or(&module).to_owned(), code)
     };
     files.into_iter().map(load).collect()
+}
+
+/// A path below another one; none of them is empty at its ends.
+fn join(above: &str, path: &str) -> String {
+    format!("{above}::{path}").trim_matches(':').to_owned()
 }
 
 /// The layer and position of the longest listed prefix of a module path.
@@ -136,22 +149,25 @@ fn named(code: &str, prefix: &str) -> Vec<String> {
     found
 }
 
-/// The modules of this crate that a module's code names, from the root of the crate.
+/// The modules of this project that a module's code names.
 fn uses(module: &str, code: &str) -> Vec<String> {
-    let join = |above: &str, path: String| format!("{above}::{path}").trim_matches(':').to_owned();
     let above = |module: &str| module.rsplit_once("::").map_or(String::new(), |(above, _)| above.to_owned());
     let parent = above(module);
     let own = code.lines().filter_map(|line| line.trim_start_matches("pub ").strip_prefix("mod ")?.strip_suffix(';'));
-    let mut found = named(code, "crate::");
+    let own_crate = MEMBERS.iter().map(|(_, name)| *name).find(|name| !name.is_empty() && within(name, module));
+    let mut found = Vec::new();
+    for path in named(code, "crate::") {
+        found.push(join(own_crate.unwrap_or_default(), &path));
+    }
+    for (folder, name) in MEMBERS {
+        found.extend(named(code, &format!("plimsoll_{folder}::")).iter().map(|path| join(name, path)));
+    }
     found.extend(named(code, "super::").into_iter().map(|path| match path.strip_prefix("super::") {
-        Some(path) => join(&above(&parent), path.to_owned()),
-        None => join(&parent, path),
+        Some(path) => join(&above(&parent), path),
+        None => join(&parent, &path),
     }));
-    found.extend(
-        own.flat_map(|child| {
-            named(code, &format!("{child}::")).into_iter().map(move |_| join(module, child.to_owned()))
-        }),
-    );
+    found
+        .extend(own.flat_map(|child| named(code, &format!("{child}::")).into_iter().map(move |_| join(module, child))));
     found
 }
 
@@ -161,9 +177,14 @@ fn file_of<'a>(path: &str, modules: &[&'a str]) -> Option<&'a str> {
     modules.iter().filter(leads).max_by_key(|module| module.len()).copied()
 }
 
+/// True if a module has this name, or is in the folder of this name.
+fn within(name: &str, module: &str) -> bool {
+    module == name || module.starts_with(&format!("{name}::"))
+}
+
 /// True if one of two modules is in the folder of the other.
 fn related(one: &str, other: &str) -> bool {
-    one == other || one.starts_with(&format!("{other}::")) || other.starts_with(&format!("{one}::"))
+    within(one, other) || within(other, one)
 }
 
 /// Modules that import each other, directly or by way of others, as sets. That a folder's head and what is in the folder name each other is
@@ -228,11 +249,15 @@ fn no_two_files_import_each_other() {
 fn modules_use_only_what_is_below_them() {
     let mut wrong = Vec::new();
     for (path, module, code) in sources() {
-        if module == "lib" || module == "main" {
+        if ["", "lib", "main"].contains(&&module[..]) {
             continue;
         }
-        let (layer, _) = place(&module).unwrap_or_else(|| panic!("{} has no layer", path.display()));
-        let within = |name: &str, module: &str| module == name || module.starts_with(&format!("{name}::"));
+        let is_of_member = MEMBERS.iter().any(|(_, name)| !name.is_empty() && within(name, &module));
+        let layer = match place(&module) {
+            Some((layer, _)) => layer,
+            None if is_of_member => continue,
+            None => panic!("{} has no layer", path.display()),
+        };
         for used in uses(&module, &code) {
             let Some((other, _)) = place(&used) else { continue };
             // A folder's head is its door: it names what is in the folder.
@@ -259,11 +284,11 @@ fn libraries_stay_where_they_belong() {
         let confined: &[(&str, &[&str])] = &[
             ("petgraph::", &["graph"]),
             ("prost::", &["onnx"]),
-            ("wgpu::", &["backend::wgpu"]),
-            ("cudarc::", &["backend::cuda"]),
+            ("wgpu::", &["gpu::wgpu"]),
+            ("cudarc::", &["gpu::cuda"]),
             ("clap::", &["cli"]),
             ("tracing_subscriber::", &["cli"]),
-            ("libloading::", &["backend::cuda", "backend::wgpu"]),
+            ("libloading::", &["gpu::cuda", "gpu::wgpu"]),
             ("memmap2::", &["file"]),
             ("indicatif::", &["cli"]),
             ("libc::", &["cli::stop", "file"]),
@@ -281,7 +306,8 @@ fn libraries_stay_where_they_belong() {
         }
         // Mapped files, and the handler of signals.
         let system = ["file", "cli::stop"].contains(&&module[..]);
-        if !module.starts_with("backend") && !system && code.contains("unsafe ") {
+        let is_backend = ["backend", "cpu", "gpu"].iter().any(|name| within(name, &module));
+        if !is_backend && !system && code.contains("unsafe ") {
             wrong.push(format!("{} is unsafe", path.display()));
         }
     }
@@ -291,7 +317,7 @@ fn libraries_stay_where_they_belong() {
 /// wgpu takes no memory beside the plan: buffers are made in one place, and a clock has one set of timestamps.
 #[test]
 fn wgpu_takes_memory_in_one_place() {
-    let own = sources().into_iter().filter(|(_, module, _)| module.starts_with("backend::wgpu"));
+    let own = sources().into_iter().filter(|(_, module, _)| within("gpu::wgpu", module));
     let code: String = own.map(|(_, _, code)| code).collect();
     for (call, times) in [("create_buffer", 1), ("write_buffer", 0), ("create_texture", 0), ("create_query_set", 1)] {
         assert_eq!(code.matches(call).count(), times, "{call}");
@@ -322,13 +348,16 @@ fn every_unsafe_block_says_why_it_is_sound() {
 
 #[test]
 fn every_dependency_has_its_reason() {
-    let manifest = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("Cargo.toml")).expect("it is there");
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let members = MEMBERS.iter().map(|(folder, _)| format!("src/{folder}/Cargo.toml"));
+    let read = |file: String| fs::read_to_string(root.join(file)).expect("it is there");
+    let manifest: String = std::iter::once("Cargo.toml".to_owned()).chain(members).map(read).collect();
     let mut inside = false;
     let mut reason = false;
     let mut wrong = Vec::new();
     for line in manifest.lines() {
         if line.starts_with('[') {
-            inside = line == "[dependencies]" || line == "[dev-dependencies]";
+            inside = ["[dependencies]", "[dev-dependencies]", "[workspace.dependencies]"].contains(&line);
             reason = false;
         } else if inside && line.starts_with('#') {
             reason = true;

@@ -1,6 +1,6 @@
 //! The CPU's convolutions of every way, against plain loops.
 
-use plimsoll::internals::backend::cpu::conv::{Conv, ConvTranspose, Image, Share, Tensors};
+use plimsoll::internals::backend::cpu::conv::{Compute, Conv, ConvTranspose, Image, Share, Tensors};
 use plimsoll::internals::backend::cpu::gemm::Tile;
 use plimsoll::internals::backend::cpu::simd::Isa;
 use plimsoll::internals::backend::cpu::window::Window;
@@ -264,7 +264,7 @@ fn transposed_convolutions_of_every_kind() {
                         let mut y = vec![f32::NAN; want.len()];
                         let from = Image { ptr: x.as_ptr(), batch_stride: in_channels * n, channel_stride: n };
                         let to = Image { ptr: y.as_mut_ptr(), batch_stride: out_channels * size, channel_stride: size };
-                        for task in 0..conv.tasks() {
+                        for task in 0..conv.tasks(1) {
                             let mut space = vec![f32::NAN; conv.workspace_bytes() / 4];
                             let mut negate = |_: usize, tile: Tile| {
                                 for j in 0..tile.cols.len() {

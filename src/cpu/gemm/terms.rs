@@ -1,0 +1,190 @@
+//! The vectors of innermost kernels: floats, or *words*, four bytes of an operand that follow one another along `k`, and `i32` sums.
+//!
+//! A sum of products of one unsigned and one signed operand is exact in `i32` for up to [`MOST_TERMS`](plimsoll_core::kernel::MOST_TERMS) terms. VNNI
+//! adds up four products at once. Elsewhere bytes are widened to 16 bits, because the instruction that multiplies bytes saturates sums of two
+//! products.
+
+use crate::simd::Lanes;
+
+/// A vector of sums, or of elements of an operand, in lanes of 4 bytes.
+///
+/// # Safety
+/// As of [`Lanes`].
+pub(super) trait Terms: Copy {
+    /// Lanes.
+    const LEN: usize;
+    unsafe fn zero() -> Self;
+    /// The element at `from` in every lane.
+    unsafe fn splat(from: *const f32) -> Self;
+    unsafe fn load(from: *const f32) -> Self;
+    /// The first `n <= LEN` elements.
+    unsafe fn load_first(from: *const f32, n: usize) -> Self;
+    unsafe fn store(self, to: *mut f32);
+    unsafe fn store_first(self, to: *mut f32, n: usize);
+    /// Adds sums.
+    unsafe fn add(self, other: Self) -> Self;
+    /// Adds the product of an element of the left operand and one of the right operand to a sum.
+    unsafe fn mul_add(self, right: Self, sum: Self) -> Self;
+}
+
+/// Words of a product whose left operand is unsigned if `LEFT`, else its right one. The other operand is signed. The multiplication of `V`
+/// takes the unsigned one first.
+#[derive(Clone, Copy)]
+pub(super) struct Dot<V, const LEFT: bool>(V);
+
+macro_rules! vector {
+    ([$($generics:tt)*] $trait:ident for $name:ty, $len:expr; $(fn $method:ident($($args:tt)*) $(-> $out:ty)? { $($body:tt)* })*) => {
+        impl<$($generics)*> $trait for $name {
+            const LEN: usize = $len;
+            $(
+                #[inline(always)]
+                unsafe fn $method($($args)*) $(-> $out)? {
+                    // SAFETY: the caller vouches for the instruction set, and for as many elements as the method reads or writes. Masked
+                    // forms neither read nor write (nor fault on) the lanes that are masked out.
+                    #[allow(unused_unsafe, reason = "plain Rust needs none")]
+                    unsafe { $($body)* }
+                }
+            )*
+        }
+    };
+}
+
+vector! {
+    [L: Lanes] Terms for L, L::LEN;
+    fn zero() -> Self { L::splat(0.0) }
+    fn splat(from: *const f32) -> Self { L::splat(*from) }
+    fn load(from: *const f32) -> Self { L::load(from) }
+    fn load_first(from: *const f32, n: usize) -> Self { L::load_first(from, n) }
+    fn store(self, to: *mut f32) { L::store(self, to) }
+    fn store_first(self, to: *mut f32, n: usize) { L::store_first(self, to, n) }
+    fn add(self, other: Self) -> Self { L::add(self, other) }
+    fn mul_add(self, right: Self, sum: Self) -> Self { L::mul_add(self, right, sum) }
+}
+
+vector! {
+    [V: Terms, const LEFT: bool] Terms for Dot<V, LEFT>, V::LEN;
+    fn zero() -> Self { Dot(V::zero()) }
+    fn splat(from: *const f32) -> Self { Dot(V::splat(from)) }
+    fn load(from: *const f32) -> Self { Dot(V::load(from)) }
+    fn load_first(from: *const f32, n: usize) -> Self { Dot(V::load_first(from, n)) }
+    fn store(self, to: *mut f32) { self.0.store(to) }
+    fn store_first(self, to: *mut f32, n: usize) { self.0.store_first(to, n) }
+    fn add(self, other: Self) -> Self { Dot(self.0.add(other.0)) }
+    fn mul_add(self, right: Self, sum: Self) -> Self {
+        let (unsigned, signed) = if LEFT { (self.0, right.0) } else { (right.0, self.0) };
+        Dot(unsigned.mul_add(signed, sum.0))
+    }
+}
+
+/// Words in plain Rust, which runs everywhere.
+#[derive(Clone, Copy)]
+pub(super) struct Widened([i32; 8]);
+
+vector! {
+    [] Terms for Widened, 8;
+    fn zero() -> Self { Widened([0; 8]) }
+    fn splat(from: *const f32) -> Self { Widened([*from.cast(); 8]) }
+    fn load(from: *const f32) -> Self { Widened(from.cast::<[i32; 8]>().read_unaligned()) }
+    fn load_first(from: *const f32, n: usize) -> Self {
+        let word = |i: usize| if i < n { *from.cast::<i32>().add(i) } else { 0 };
+        Widened(std::array::from_fn(word))
+    }
+    fn store(self, to: *mut f32) { to.cast::<[i32; 8]>().write_unaligned(self.0) }
+    fn store_first(self, to: *mut f32, n: usize) { to.cast::<i32>().copy_from_nonoverlapping(self.0.as_ptr(), n) }
+    fn add(self, other: Self) -> Self { Widened(std::array::from_fn(|i| self.0[i].wrapping_add(other.0[i]))) }
+    fn mul_add(self, signed: Self, sum: Self) -> Self {
+        Widened(std::array::from_fn(|i| {
+            let (unsigned, signed) = (self.0[i].to_ne_bytes(), signed.0[i].to_ne_bytes());
+            let product = |t: usize| i32::from(unsigned[t]) * i32::from(signed[t].cast_signed());
+            sum.0[i].wrapping_add(product(0) + product(1) + product(2) + product(3))
+        }))
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+pub(super) use x86::{Vnni, WidenedYmm, WidenedZmm};
+
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    use super::Terms;
+    use std::arch::x86_64::*;
+
+    /// Sixteen words, whose products VNNI adds up.
+    #[derive(Clone, Copy)]
+    pub struct Vnni(__m512i);
+
+    /// Sixteen words, whose bytes AVX-512 widens.
+    #[derive(Clone, Copy)]
+    pub struct WidenedZmm(__m512i);
+
+    /// Eight words, whose bytes AVX2 widens.
+    #[derive(Clone, Copy)]
+    pub struct WidenedYmm(__m256i);
+
+    /// Ones for the first `n` lanes.
+    #[inline(always)]
+    fn mask(n: usize) -> __mmask16 {
+        ((1u32 << n) - 1) as u16
+    }
+
+    macro_rules! zmm {
+        ($name:ident, |$unsigned:ident, $signed:ident, $sum:ident| $dot:expr) => {
+            vector! {
+                [] Terms for $name, 16;
+                fn zero() -> Self { $name(_mm512_setzero_si512()) }
+                fn splat(from: *const f32) -> Self { $name(_mm512_set1_epi32(*from.cast())) }
+                fn load(from: *const f32) -> Self { $name(_mm512_loadu_si512(from.cast())) }
+                fn load_first(from: *const f32, n: usize) -> Self { $name(_mm512_maskz_loadu_epi32(mask(n), from.cast())) }
+                fn store(self, to: *mut f32) { _mm512_storeu_si512(to.cast(), self.0) }
+                fn store_first(self, to: *mut f32, n: usize) { _mm512_mask_storeu_epi32(to.cast(), mask(n), self.0) }
+                fn add(self, other: Self) -> Self { $name(_mm512_add_epi32(self.0, other.0)) }
+                fn mul_add(self, $signed: Self, $sum: Self) -> Self {
+                    let ($unsigned, $signed, $sum) = (self.0, $signed.0, $sum.0);
+                    $name($dot)
+                }
+            }
+        };
+    }
+
+    zmm!(Vnni, |unsigned, signed, sum| _mm512_dpbusd_epi32(sum, unsigned, signed));
+    zmm!(WidenedZmm, |unsigned, signed, sum| {
+        // Bytes 0 and 2 of each word, then bytes 1 and 3, as 16-bit numbers.
+        let even = _mm512_madd_epi16(
+            _mm512_and_si512(unsigned, _mm512_set1_epi16(0xff)),
+            _mm512_srai_epi16::<8>(_mm512_slli_epi16::<8>(signed)),
+        );
+        let odd = _mm512_madd_epi16(_mm512_srli_epi16::<8>(unsigned), _mm512_srai_epi16::<8>(signed));
+        _mm512_add_epi32(sum, _mm512_add_epi32(even, odd))
+    });
+
+    /// All ones in the first `n` lanes.
+    ///
+    /// # Safety
+    /// The CPU must have AVX2.
+    #[inline(always)]
+    unsafe fn first(n: usize) -> __m256i {
+        // SAFETY: guaranteed by the caller.
+        unsafe { _mm256_cmpgt_epi32(_mm256_set1_epi32(n as i32), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7)) }
+    }
+
+    vector! {
+        [] Terms for WidenedYmm, 8;
+        fn zero() -> Self { WidenedYmm(_mm256_setzero_si256()) }
+        fn splat(from: *const f32) -> Self { WidenedYmm(_mm256_set1_epi32(*from.cast())) }
+        fn load(from: *const f32) -> Self { WidenedYmm(_mm256_loadu_si256(from.cast())) }
+        fn load_first(from: *const f32, n: usize) -> Self { WidenedYmm(_mm256_maskload_epi32(from.cast(), first(n))) }
+        fn store(self, to: *mut f32) { _mm256_storeu_si256(to.cast(), self.0) }
+        fn store_first(self, to: *mut f32, n: usize) { _mm256_maskstore_epi32(to.cast(), first(n), self.0) }
+        fn add(self, other: Self) -> Self { WidenedYmm(_mm256_add_epi32(self.0, other.0)) }
+        fn mul_add(self, signed: Self, sum: Self) -> Self {
+            let (unsigned, signed) = (self.0, signed.0);
+            // Bytes 0 and 2 of each word, then bytes 1 and 3, as 16-bit numbers.
+            let even = _mm256_madd_epi16(
+                _mm256_and_si256(unsigned, _mm256_set1_epi16(0xff)),
+                _mm256_srai_epi16::<8>(_mm256_slli_epi16::<8>(signed)),
+            );
+            let odd = _mm256_madd_epi16(_mm256_srli_epi16::<8>(unsigned), _mm256_srai_epi16::<8>(signed));
+            WidenedYmm(_mm256_add_epi32(sum.0, _mm256_add_epi32(even, odd)))
+        }
+    }
+}

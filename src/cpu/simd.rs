@@ -1,0 +1,363 @@
+//! The instruction sets that the CPU kernels are written for, and the vectors that they compute with.
+
+/// The width and abilities of the vector unit. Higher levels include the lower ones.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Level {
+    /// Plain Rust that the compiler vectorises for the target's baseline.
+    Portable,
+    /// AVX2 with FMA and BMI2: 16 registers of 8 floats.
+    #[cfg(target_arch = "x86_64")]
+    Avx2,
+    /// AVX-512 F, BW, DQ, VL: 32 registers of 16 floats, with masks.
+    #[cfg(target_arch = "x86_64")]
+    Avx512,
+    /// The same with VNNI, which adds up products of bytes.
+    #[cfg(target_arch = "x86_64")]
+    Avx512Vnni,
+}
+
+/// An instruction set that this machine has. Only a query of the CPU makes one, so a value of this type is the proof that kernels for
+/// it may run. Kernels take it as an argument; nothing global remembers it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Isa(Level);
+
+impl Isa {
+    /// The plain Rust kernels, which run everywhere.
+    pub const PORTABLE: Isa = Isa(Level::Portable);
+
+    /// The best instruction set of this machine.
+    pub fn detect() -> Isa {
+        #[cfg(target_arch = "x86_64")]
+        {
+            use std::is_x86_feature_detected as has;
+            if has!("avx2") && has!("fma") && has!("bmi2") {
+                if has!("avx512f") && has!("avx512bw") && has!("avx512dq") && has!("avx512vl") {
+                    return Isa(if has!("avx512vnni") { Level::Avx512Vnni } else { Level::Avx512 });
+                }
+                return Isa(Level::Avx2);
+            }
+        }
+        Isa::PORTABLE
+    }
+
+    /// Every instruction set of this machine, the plainest first. Tests run each kernel on all of them.
+    pub fn available() -> impl Iterator<Item = Isa> {
+        let best = Isa::detect();
+        let all = [
+            Level::Portable,
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx2,
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx512,
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx512Vnni,
+        ];
+        all.into_iter().map(Isa).filter(move |isa| *isa <= best)
+    }
+
+    /// `"portable"`, `"avx2"`, `"avx512"` or `"avx512-vnni"`.
+    pub fn name(self) -> &'static str {
+        match self.0 {
+            Level::Portable => "portable",
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx2 => "avx2",
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx512 => "avx512",
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx512Vnni => "avx512-vnni",
+        }
+    }
+
+    pub(super) fn level(self) -> Level {
+        self.0
+    }
+}
+
+/// `dst[c * dst_step + r] = src[r * src_step + c]` for `r < rows`, `c < cols`: a matrix with contiguous rows, transposed.
+///
+/// # Safety
+/// `src` must be readable and `dst` writable at every element named above, and the two must not overlap.
+pub unsafe fn transpose(rows: usize, cols: usize, src: *const f32, src_step: isize, dst: *mut f32, dst_step: usize) {
+    // SAFETY: every index below is one that the caller vouches for: r < rows and c < cols.
+    unsafe {
+        let mut r = 0;
+        while r < rows {
+            let height = (rows - r).min(4);
+            let from = src.offset(r as isize * src_step);
+            let to = dst.add(r);
+            let mut c = 0;
+            #[cfg(target_arch = "x86_64")]
+            if height == 4 {
+                while c + 4 <= cols {
+                    transpose_4x4(from.add(c), src_step, to.add(c * dst_step), dst_step);
+                    c += 4;
+                }
+            }
+            while c < cols {
+                for i in 0..height {
+                    *to.add(c * dst_step + i) = *from.offset(i as isize * src_step).add(c);
+                }
+                c += 1;
+            }
+            r += height;
+        }
+    }
+}
+
+/// SSE is part of the x86-64 baseline, so this needs no run-time check.
+///
+/// # Safety
+/// As for [`transpose`], with four rows and four columns.
+#[cfg(target_arch = "x86_64")]
+#[inline(always)]
+unsafe fn transpose_4x4(src: *const f32, src_step: isize, dst: *mut f32, dst_step: usize) {
+    use std::arch::x86_64::*;
+    // SAFETY: four floats are read from each of four rows and written to each of four rows, which the caller vouches for.
+    unsafe {
+        let (a, b) = (_mm_loadu_ps(src), _mm_loadu_ps(src.offset(src_step)));
+        let (c, d) = (_mm_loadu_ps(src.offset(2 * src_step)), _mm_loadu_ps(src.offset(3 * src_step)));
+        let (ab_lo, ab_hi) = (_mm_unpacklo_ps(a, b), _mm_unpackhi_ps(a, b));
+        let (cd_lo, cd_hi) = (_mm_unpacklo_ps(c, d), _mm_unpackhi_ps(c, d));
+        _mm_storeu_ps(dst, _mm_movelh_ps(ab_lo, cd_lo));
+        _mm_storeu_ps(dst.add(dst_step), _mm_movehl_ps(cd_lo, ab_lo));
+        _mm_storeu_ps(dst.add(2 * dst_step), _mm_movelh_ps(ab_hi, cd_hi));
+        _mm_storeu_ps(dst.add(3 * dst_step), _mm_movehl_ps(cd_hi, ab_hi));
+    }
+}
+
+/// One vector register. Kernels are written once over this trait with `#[inline(always)]`; [`per_isa`] compiles them inside a function
+/// that has the matching `#[target_feature]`, where each method becomes a single instruction.
+///
+/// # Safety
+/// Every method may only run where the CPU has the implementor's instruction set. Loads and stores need `LEN` valid elements at the
+/// pointer, the `_first` forms only `n`; no alignment is needed.
+pub(super) trait Lanes: Copy {
+    /// Floats per register.
+    const LEN: usize;
+    /// True if the hardware has a fused multiply-add: without the instruction it is a call of a library function.
+    const FMA: bool;
+    unsafe fn splat(x: f32) -> Self;
+    unsafe fn load(from: *const f32) -> Self;
+    /// The first `n <= LEN` elements, then zeros.
+    unsafe fn load_first(from: *const f32, n: usize) -> Self;
+    unsafe fn store(self, to: *mut f32);
+    unsafe fn store_first(self, to: *mut f32, n: usize);
+    unsafe fn add(self, other: Self) -> Self;
+    unsafe fn sub(self, other: Self) -> Self;
+    unsafe fn mul(self, other: Self) -> Self;
+    unsafe fn div(self, other: Self) -> Self;
+    /// The smaller of the two; `other` when `self` is NaN or they are equal.
+    unsafe fn min(self, other: Self) -> Self;
+    /// The larger of the two; `other` when `self` is NaN or they are equal.
+    unsafe fn max(self, other: Self) -> Self;
+    /// `self`, and `other` where that is NaN.
+    unsafe fn or_nan(self, other: Self) -> Self;
+    /// The smaller of the two; NaN when either is.
+    #[inline(always)]
+    unsafe fn minimum(self, other: Self) -> Self {
+        // SAFETY: guaranteed by the caller.
+        unsafe { other.min(self).or_nan(other) }
+    }
+    /// The larger of the two; NaN when either is.
+    #[inline(always)]
+    unsafe fn maximum(self, other: Self) -> Self {
+        // SAFETY: guaranteed by the caller.
+        unsafe { other.max(self).or_nan(other) }
+    }
+    /// `self * factor + term`, fused where the hardware has it.
+    unsafe fn mul_add(self, factor: Self, term: Self) -> Self;
+}
+
+/// Implements [`Lanes`] with one expression per method.
+macro_rules! lanes {
+    ($name:ident, $len:literal, fma: $fma:expr; $(fn $method:ident($($args:tt)*) $(-> $out:ty)? { $($body:tt)* })*) => {
+        impl Lanes for $name {
+            const LEN: usize = $len;
+            const FMA: bool = $fma;
+            $(
+                #[inline(always)]
+                unsafe fn $method($($args)*) $(-> $out)? {
+                    // SAFETY: the caller vouches for the instruction set, and for as many elements as the method reads or writes. Masked
+                    // forms neither read nor write (nor fault on) the lanes that are masked out.
+                    #[allow(unused_unsafe, reason = "plain Rust needs none")]
+                    unsafe { $($body)* }
+                }
+            )*
+        }
+    };
+}
+
+/// Eight floats that the compiler keeps in whatever registers the target has.
+#[derive(Clone, Copy)]
+pub(super) struct Plain([f32; 8]);
+
+impl Plain {
+    #[inline(always)]
+    fn each(f: impl Fn(usize) -> f32) -> Plain {
+        Plain(std::array::from_fn(f))
+    }
+}
+
+lanes! {
+    Plain, 8, fma: cfg!(any(target_arch = "aarch64", target_feature = "fma"));
+    fn splat(x: f32) -> Self { Plain([x; 8]) }
+    fn load(from: *const f32) -> Self { Plain(from.cast::<[f32; 8]>().read_unaligned()) }
+    fn load_first(from: *const f32, n: usize) -> Self { Plain::each(|i| if i < n { *from.add(i) } else { 0.0 }) }
+    fn store(self, to: *mut f32) { to.cast::<[f32; 8]>().write_unaligned(self.0) }
+    fn store_first(self, to: *mut f32, n: usize) { self.0.iter().enumerate().take(n).for_each(|(i, &x)| *to.add(i) = x) }
+    fn add(self, other: Self) -> Self { Plain::each(|i| self.0[i] + other.0[i]) }
+    fn sub(self, other: Self) -> Self { Plain::each(|i| self.0[i] - other.0[i]) }
+    fn mul(self, other: Self) -> Self { Plain::each(|i| self.0[i] * other.0[i]) }
+    fn div(self, other: Self) -> Self { Plain::each(|i| self.0[i] / other.0[i]) }
+    fn min(self, other: Self) -> Self { Plain::each(|i| if self.0[i] < other.0[i] { self.0[i] } else { other.0[i] }) }
+    fn max(self, other: Self) -> Self { Plain::each(|i| if self.0[i] > other.0[i] { self.0[i] } else { other.0[i] }) }
+    fn or_nan(self, other: Self) -> Self { Plain::each(|i| if other.0[i].is_nan() { other.0[i] } else { self.0[i] }) }
+    fn mul_add(self, factor: Self, term: Self) -> Self { Plain::each(|i| multiply_add::<Plain>(self.0[i], factor.0[i], term.0[i])) }
+}
+
+/// `a * b + c`, fused where the hardware of `L` has it.
+#[inline(always)]
+pub(super) fn multiply_add<L: Lanes>(a: f32, b: f32, c: f32) -> f32 {
+    if L::FMA { a.mul_add(b, c) } else { a * b + c }
+}
+
+#[cfg(target_arch = "x86_64")]
+pub(super) use x86::{Ymm, Zmm};
+
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    use super::Lanes;
+    use std::arch::x86_64::*;
+
+    /// Eight floats in an AVX register.
+    #[derive(Clone, Copy)]
+    pub struct Ymm(__m256);
+
+    /// All ones in the first `n` lanes.
+    ///
+    /// # Safety
+    /// The CPU must have AVX2.
+    #[inline(always)]
+    unsafe fn first(n: usize) -> __m256i {
+        // SAFETY: AVX2, by the contract of `Lanes`.
+        unsafe { _mm256_cmpgt_epi32(_mm256_set1_epi32(n as i32), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7)) }
+    }
+
+    lanes! {
+        Ymm, 8, fma: true;
+        fn splat(x: f32) -> Self { Ymm(_mm256_set1_ps(x)) }
+        fn load(from: *const f32) -> Self { Ymm(_mm256_loadu_ps(from)) }
+        fn load_first(from: *const f32, n: usize) -> Self { Ymm(_mm256_maskload_ps(from, first(n))) }
+        fn store(self, to: *mut f32) { _mm256_storeu_ps(to, self.0) }
+        fn store_first(self, to: *mut f32, n: usize) { _mm256_maskstore_ps(to, first(n), self.0) }
+        fn add(self, other: Self) -> Self { Ymm(_mm256_add_ps(self.0, other.0)) }
+        fn sub(self, other: Self) -> Self { Ymm(_mm256_sub_ps(self.0, other.0)) }
+        fn mul(self, other: Self) -> Self { Ymm(_mm256_mul_ps(self.0, other.0)) }
+        fn div(self, other: Self) -> Self { Ymm(_mm256_div_ps(self.0, other.0)) }
+        fn min(self, other: Self) -> Self { Ymm(_mm256_min_ps(self.0, other.0)) }
+        fn max(self, other: Self) -> Self { Ymm(_mm256_max_ps(self.0, other.0)) }
+        fn or_nan(self, other: Self) -> Self {
+            Ymm(_mm256_blendv_ps(self.0, other.0, _mm256_cmp_ps::<_CMP_UNORD_Q>(other.0, other.0)))
+        }
+        fn mul_add(self, factor: Self, term: Self) -> Self { Ymm(_mm256_fmadd_ps(self.0, factor.0, term.0)) }
+    }
+
+    impl From<__m256> for Ymm {
+        #[inline(always)]
+        fn from(x: __m256) -> Ymm {
+            Ymm(x)
+        }
+    }
+
+    impl From<Ymm> for __m256 {
+        #[inline(always)]
+        fn from(x: Ymm) -> __m256 {
+            x.0
+        }
+    }
+
+    /// Sixteen floats in an AVX-512 register.
+    #[derive(Clone, Copy)]
+    pub struct Zmm(__m512);
+
+    impl From<__m512> for Zmm {
+        #[inline(always)]
+        fn from(x: __m512) -> Zmm {
+            Zmm(x)
+        }
+    }
+
+    impl From<Zmm> for __m512 {
+        #[inline(always)]
+        fn from(x: Zmm) -> __m512 {
+            x.0
+        }
+    }
+
+    /// Ones for the first `n` lanes.
+    #[inline(always)]
+    fn mask(n: usize) -> __mmask16 {
+        ((1u32 << n) - 1) as u16
+    }
+
+    lanes! {
+        Zmm, 16, fma: true;
+        fn splat(x: f32) -> Self { Zmm(_mm512_set1_ps(x)) }
+        fn load(from: *const f32) -> Self { Zmm(_mm512_loadu_ps(from)) }
+        fn load_first(from: *const f32, n: usize) -> Self { Zmm(_mm512_maskz_loadu_ps(mask(n), from)) }
+        fn store(self, to: *mut f32) { _mm512_storeu_ps(to, self.0) }
+        fn store_first(self, to: *mut f32, n: usize) { _mm512_mask_storeu_ps(to, mask(n), self.0) }
+        fn add(self, other: Self) -> Self { Zmm(_mm512_add_ps(self.0, other.0)) }
+        fn sub(self, other: Self) -> Self { Zmm(_mm512_sub_ps(self.0, other.0)) }
+        fn mul(self, other: Self) -> Self { Zmm(_mm512_mul_ps(self.0, other.0)) }
+        fn div(self, other: Self) -> Self { Zmm(_mm512_div_ps(self.0, other.0)) }
+        fn min(self, other: Self) -> Self { Zmm(_mm512_min_ps(self.0, other.0)) }
+        fn max(self, other: Self) -> Self { Zmm(_mm512_max_ps(self.0, other.0)) }
+        fn or_nan(self, other: Self) -> Self {
+            Zmm(_mm512_mask_mov_ps(self.0, _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(other.0, other.0), other.0))
+        }
+        fn mul_add(self, factor: Self, term: Self) -> Self { Zmm(_mm512_fmadd_ps(self.0, factor.0, term.0)) }
+    }
+}
+
+/// Compiles the generic function `$body::<L: Lanes>` once per instruction set. `$name` takes an [`Isa`] in front of the arguments and
+/// calls the copy for it.
+macro_rules! per_isa {
+    ($(#[$doc:meta])* $vis:vis unsafe fn $name:ident($($args:tt)*) $(-> $out:ty)? => $body:ident) => {
+        per_isa! { @make [$(#[$doc])*] [$vis] [unsafe] $name [$($args)*] [$(-> $out)?] $body }
+    };
+    ($(#[$doc:meta])* $vis:vis fn $name:ident($($args:tt)*) $(-> $out:ty)? => $body:ident) => {
+        per_isa! { @make [$(#[$doc])*] [$vis] [] $name [$($args)*] [$(-> $out)?] $body }
+    };
+    (@make [$($doc:tt)*] [$vis:vis] [$($unsafe:tt)?] $name:ident [$($arg:ident: $ty:ty),*] [$($out:tt)*] $body:ident) => {
+        $($doc)*
+        $vis $($unsafe)? fn $name(isa: $crate::simd::Isa, $($arg: $ty),*) $($out)* {
+            use $crate::simd;
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,bmi2")]
+            unsafe fn avx512($($arg: $ty),*) $($out)* {
+                // SAFETY: this function has the features of `Zmm`; the caller guarantees the rest.
+                #[allow(unused_unsafe, reason = "the body may be safe")]
+                unsafe { $body::<simd::Zmm>($($arg),*) }
+            }
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx2,fma,bmi2")]
+            unsafe fn avx2($($arg: $ty),*) $($out)* {
+                // SAFETY: this function has the features of `Ymm`; the caller guarantees the rest.
+                #[allow(unused_unsafe, reason = "the body may be safe")]
+                unsafe { $body::<simd::Ymm>($($arg),*) }
+            }
+            // SAFETY: an `Isa` is proof that the CPU has its instructions, and `Plain` needs none; the caller guarantees the rest.
+            unsafe {
+                match isa.level() {
+                    #[cfg(target_arch = "x86_64")]
+                    simd::Level::Avx512 | simd::Level::Avx512Vnni => avx512($($arg),*),
+                    #[cfg(target_arch = "x86_64")]
+                    simd::Level::Avx2 => avx2($($arg),*),
+                    _ => $body::<simd::Plain>($($arg),*),
+                }
+            }
+        }
+    };
+}
+pub(super) use per_isa;

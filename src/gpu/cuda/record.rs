@@ -1,0 +1,356 @@
+//! Launches as one graph: kernels compiled together, library calls prepared, the plan's streams captured as CUDA's.
+
+use super::api::{Driver, Refusal};
+use super::blas::{Algorithm, Blas, Product};
+use super::dnn::{Convolution, CudnnHandle};
+use super::{Cuda, failed, program};
+use crate::bound::{Texts, bind};
+use cudarc::driver::sys::{
+    CUdeviceptr, CUevent, CUfunction, CUfunction_attribute, CUgraphExec, CUstream, CUstream_flags, CUstreamCaptureMode,
+};
+use plimsoll_backend::{KernelId, Launch, RecordId, Slice};
+use plimsoll_core::error::Result;
+use plimsoll_core::kernel::call::Call;
+use plimsoll_core::kernel::render::Source;
+use std::cell::Cell;
+use std::collections::{HashMap, HashSet};
+use std::ffi::{CString, c_void};
+use std::sync::Arc;
+
+/// A launch that is ready.
+pub(super) enum Step {
+    /// Function, grid, block, bytes of workgroup memory that its text does not declare, addresses.
+    Kernel {
+        function: CUfunction,
+        groups: [u32; 3],
+        size: u32,
+        shared: u32,
+        pointers: Vec<CUdeviceptr>,
+    },
+    Product(Product),
+    Convolution(Convolution),
+    /// A kernel without elements.
+    Nothing,
+}
+
+/// Where a launch runs: [`Launch::stream`] and, as numbers of steps, [`Launch::waits`].
+struct Order {
+    stream: u32,
+    waits: Vec<usize>,
+}
+
+/// An algorithm that was chosen for a kernel's call.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Chosen {
+    product: Option<Algorithm>,
+    convolution: Option<u32>,
+}
+
+/// The form of a launch before its kernel's text is compiled.
+enum Bound {
+    Ready(Step),
+    /// The number of the text, and the addresses of the arguments.
+    Text(usize, Vec<CUdeviceptr>),
+}
+
+/// A graph that can be launched.
+struct Graph {
+    driver: Arc<Driver>,
+    exec: CUgraphExec,
+}
+
+impl Drop for Graph {
+    fn drop(&mut self) {
+        // SAFETY: the handle is given back once. Of a graph that still runs, the driver keeps what it needs until it is over.
+        let _ = unsafe { self.driver.cuGraphExecDestroy(self.exec) };
+    }
+}
+
+pub(super) struct Record {
+    steps: Vec<Step>,
+    /// Per launch, its blocks and threads; empty for a library call.
+    pub(super) notes: Vec<String>,
+    /// The steps as one graph. A single step is launched as it is.
+    graph: Option<Graph>,
+    /// True if it has run. Drivers take memory at the first run.
+    ran: Cell<bool>,
+}
+
+/// A library's handle, made when it is first needed. A library that refuses is not asked again.
+fn opened<'a, L, H>(
+    handle: &'a mut Option<H>,
+    library: &mut Option<Arc<L>>,
+    name: &str,
+    make: impl FnOnce(Arc<L>) -> Result<H, Refusal>,
+) -> Result<&'a H, String> {
+    let Some(found) = library else { return Err(format!("{name} is not here")) };
+    if handle.is_none() {
+        match make(Arc::clone(found)) {
+            Ok(made) => *handle = Some(made),
+            Err(refusal) => {
+                tracing::warn!("{name} is not used: {refusal}");
+                *library = None;
+                return Err(refusal.to_string());
+            }
+        }
+    }
+    Ok(handle.as_ref().expect("it has just been made"))
+}
+
+impl Cuda {
+    /// Compiles what launches need, and makes one graph of them where there are several.
+    pub(super) fn make_record(&mut self, launches: &[Launch]) -> Result<Record> {
+        let mut texts = Texts::default();
+        let mut bound = Vec::with_capacity(launches.len());
+        let mut notes = Vec::with_capacity(launches.len());
+        for launch in launches {
+            let (what, note) = self.choose(launch, &mut texts)?;
+            bound.push(what);
+            notes.push(note);
+        }
+        let sources: Vec<&Source> = texts.all.iter().filter(|text| text.has_work()).map(|text| &text.source).collect();
+        self.build(&sources.iter().map(|source| source.text.as_str()).collect::<Vec<_>>())?;
+        for Source { text, shared, .. } in sources.into_iter().filter(|source| source.shared > 0) {
+            let most = CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES as i32;
+            // SAFETY: the function's module is loaded until the backend is dropped.
+            unsafe { self.driver.cuFuncSetAttribute(self.functions[text], most, *shared as i32) }.map_err(failed)?;
+        }
+        let step = |bound: Bound| match bound {
+            Bound::Ready(step) => step,
+            Bound::Text(number, pointers) => {
+                let &Source { ref text, size, groups, shared, .. } = &texts.all[number].source;
+                Step::Kernel { function: self.functions[text], groups, size, shared, pointers }
+            }
+        };
+        let steps: Vec<Step> = bound.into_iter().map(step).collect();
+        let mut graph = None;
+        if steps.len() > 1 {
+            self.measure(None);
+            let order = |launch: &Launch| Order { stream: launch.stream, waits: launch.waits.clone() };
+            graph = Some(self.capture(&steps, &launches.iter().map(order).collect::<Vec<_>>()).map_err(failed)?);
+            self.measure(Some(|taken| &mut taken.graphs));
+        }
+        // Calls are prepared before a plan's segments are allocated: the bytes since then count, too.
+        self.measure(None);
+        Ok(Record { steps, notes, graph, ran: Cell::new(false) })
+    }
+
+    /// The step of a launch, a library call or a text, and a note on it.
+    fn choose(&mut self, launch: &Launch, texts: &mut Texts) -> Result<(Bound, String)> {
+        let id = launch.kernel;
+        let kernel = self.kernels.get(id.0 as usize).ok_or_else(|| failed(format!("there is no kernel {}", id.0)))?;
+        // Memory that the launch does not write is read-only.
+        let reads = kernel.reads.len();
+        let (bindings, places) =
+            bind(kernel, launch, failed, |at, high, size| self.place(at, high, size), |slot, _| slot < reads)?;
+        if let Some(call) = kernel.schedule.call().cloned() {
+            let step = self.call(id, &call, launch)?;
+            return Ok((Bound::Ready(step), String::new()));
+        }
+        let kernel = &self.kernels[id.0 as usize];
+        let number = texts.number(id, kernel, bindings, &self.info.target)?;
+        let text = &texts.all[number];
+        let Source { size, groups, .. } = &text.source;
+        if !text.has_work() {
+            return Ok((Bound::Ready(Step::Nothing), "nothing to compute".into()));
+        }
+        let pointers = places.into_iter().map(|(pointer, _)| pointer).collect();
+        Ok((Bound::Text(number, pointers), format!("{groups:?} blocks of {size} threads")))
+    }
+
+    /// The address of a slice, if it is aligned and reaches an element's number.
+    fn place(&self, at: Slice, high: u64, size: u64) -> Result<Option<CUdeviceptr>> {
+        let pointer = self.resolve(at)?;
+        let fits = high < at.bytes / size && pointer.is_multiple_of(self.info.target.alignment);
+        Ok(fits.then_some(pointer))
+    }
+
+    /// Compiles texts that are new, as one program, and loads them.
+    fn build(&mut self, texts: &[&str]) -> Result<()> {
+        let mut seen = HashSet::new();
+        let fresh: Vec<&str> =
+            texts.iter().copied().filter(|text| !self.functions.contains_key(*text) && seen.insert(*text)).collect();
+        if fresh.is_empty() {
+            return Ok(());
+        }
+        self.measure(None);
+        let (program, names) = program::join(&fresh);
+        let image = self.compiler.build(&program)?;
+        let mut module = std::ptr::null_mut();
+        // SAFETY: the image is machine code of this device's architecture, which the driver checks; it copies it.
+        unsafe { self.driver.cuModuleLoadData(&mut module, image.as_ptr().cast()) }.map_err(failed)?;
+        self.modules.push(module);
+        for (text, name) in fresh.into_iter().zip(names) {
+            let mut function = std::ptr::null_mut();
+            let name = CString::new(name).expect("names of templates have no zero byte");
+            // SAFETY: the module is loaded until the backend is dropped.
+            unsafe { self.driver.cuModuleGetFunction(&mut function, module, name.as_ptr()) }.map_err(failed)?;
+            self.functions.insert(text.to_owned(), function);
+        }
+        self.measure(Some(|taken| &mut taken.modules));
+        Ok(())
+    }
+
+    fn launch(&self, step: &Step, stream: CUstream) -> Result<(), Refusal> {
+        let (function, [x, y, z], size, shared, pointers) = match step {
+            Step::Kernel { function, groups, size, shared, pointers } => (*function, *groups, *size, *shared, pointers),
+            Step::Product(product) => return product.launch(stream),
+            Step::Convolution(convolution) => return convolution.launch(stream),
+            Step::Nothing => return Ok(()),
+        };
+        let mut params: Vec<*mut c_void> = pointers.iter().map(|p| std::ptr::from_ref(p).cast_mut().cast()).collect();
+        // SAFETY: the function takes as many pointers as the launch binds; each reaches no further than its slice, which `bind` has found
+        // within its segment; segments outlive the records that use them.
+        unsafe {
+            self.driver.cuLaunchKernel(
+                function,
+                x,
+                y,
+                z,
+                size,
+                1,
+                1,
+                shared,
+                stream,
+                params.as_mut_ptr(),
+                std::ptr::null_mut(),
+            )
+        }
+    }
+
+    /// Launches each step into its stream. The first stream is the one of all other work.
+    fn launch_all(&self, steps: &[Step], orders: &[Order], events: &mut Vec<CUevent>) -> Result<(), Refusal> {
+        let driver = &self.driver;
+        let handle = |stream: u32| if stream == 0 { self.stream } else { self.others[stream as usize - 1] };
+        let mut mark = |stream: u32| -> Result<CUevent, Refusal> {
+            let mut event = std::ptr::null_mut();
+            // SAFETY: the caller destroys the event; the stream lives as long as the backend.
+            unsafe {
+                driver.cuEventCreate(&mut event, 2)?; // without times
+                events.push(event);
+                driver.cuEventRecord(event, handle(stream))?;
+            }
+            Ok(event)
+        };
+        // SAFETY: stream and event live.
+        let wait = |stream: u32, event: CUevent| unsafe { driver.cuStreamWaitEvent(handle(stream), event, 0) };
+        let most = orders.iter().map(|o| o.stream).max().unwrap_or(0);
+        if most > 0 {
+            let start = mark(0)?;
+            (1..=most).try_for_each(|stream| wait(stream, start))?;
+        }
+        let waited: HashSet<usize> = orders.iter().flat_map(|o| o.waits.iter().copied()).collect();
+        let mut over: HashMap<usize, CUevent> = HashMap::new();
+        for (number, (step, Order { stream, waits })) in steps.iter().zip(orders).enumerate() {
+            waits.iter().try_for_each(|other| wait(*stream, over[other]))?;
+            self.launch(step, handle(*stream))?;
+            if waited.contains(&number) {
+                over.insert(number, mark(*stream)?);
+            }
+        }
+        for stream in 1..=most {
+            let end = mark(stream)?;
+            wait(0, end)?;
+        }
+        Ok(())
+    }
+
+    /// The steps as a graph, in their streams.
+    fn capture(&mut self, steps: &[Step], orders: &[Order]) -> Result<Graph, Refusal> {
+        while self.others.len() < orders.iter().map(|o| o.stream as usize).max().unwrap_or(0) {
+            let mut stream = std::ptr::null_mut();
+            // SAFETY: the context is current; the stream is given back when the backend is dropped.
+            unsafe { self.driver.cuStreamCreate(&mut stream, CUstream_flags::CU_STREAM_NON_BLOCKING as u32) }?;
+            self.others.push(stream);
+        }
+        let driver = &self.driver;
+        // Libraries may load code or take memory at a first call, which a capture does not allow. The results of these calls are
+        // computed again before anybody reads them.
+        let calls = || steps.iter().filter(|step| !matches!(step, Step::Kernel { .. }));
+        calls().try_for_each(|step| self.launch(step, self.stream))?;
+        self.sync()?;
+        let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED as u32;
+        let mut graph = std::ptr::null_mut();
+        let mut exec = std::ptr::null_mut();
+        let mut events = Vec::new();
+        // SAFETY: the streams are ours and nothing else is captured on them; a capture that has begun is ended on every path, and the
+        // graph and the events are not needed once it is instantiated.
+        let made = unsafe {
+            driver.cuStreamBeginCapture_v2(self.stream, mode)?;
+            let launched = self.launch_all(steps, orders, &mut events);
+            let ended = driver.cuStreamEndCapture(self.stream, &mut graph);
+            let made = launched.and(ended).and_then(|()| driver.cuGraphInstantiateWithFlags(&mut exec, graph, 0));
+            // Whatever fails, the rest is given back.
+            let destroyed = events.into_iter().map(|event| driver.cuEventDestroy_v2(event)).fold(Ok(()), Result::and);
+            let graph = if graph.is_null() { Ok(()) } else { driver.cuGraphDestroy(graph) };
+            made.map(|()| Graph { driver: Arc::clone(driver), exec })
+                .and_then(|made| destroyed.and(graph).map(|()| made))
+        }?;
+        // SAFETY: it has just been made.
+        unsafe { driver.cuGraphUpload(made.exec, self.stream) }?;
+        self.sync()?;
+        Ok(made)
+    }
+
+    /// A launch of a kernel's library call. If the library has no algorithm for it, that is an error, because the plan fixed the schedule.
+    fn call(&mut self, id: KernelId, call: &Call, launch: &Launch) -> Result<Step> {
+        let kernel = &self.kernels[id.0 as usize];
+        let slots = kernel.reads.len() + kernel.writes.len();
+        let workspace = match launch.args.get(slots) {
+            Some(at) => (self.resolve(*at)?, at.bytes),
+            None => (0, 0),
+        };
+        let pointers = launch.args[..slots].iter().map(|at| self.resolve(*at)).collect::<Result<Vec<_>>>()?;
+        self.prepare_call(id, call, &pointers, workspace)
+    }
+
+    /// The step of a call on these addresses. A kernel's first call chooses the algorithm, which depends on no address.
+    pub(super) fn prepare_call(
+        &mut self,
+        id: KernelId,
+        call: &Call,
+        pointers: &[CUdeviceptr],
+        workspace: (CUdeviceptr, u64),
+    ) -> Result<Step> {
+        let mut chosen = self.chosen.get(&id).copied().unwrap_or_default();
+        let handles = (self.blas.is_some(), self.cudnn.is_some());
+        self.measure(None);
+        let step = match call {
+            Call::MatMul(product) => opened(&mut self.blas, &mut self.lt, call.library(), Blas::new)
+                .and_then(|blas| blas.prepare(product, pointers, workspace, &mut chosen.product).map(Step::Product)),
+            Call::Conv(convolution) => {
+                let stream = self.stream;
+                opened(&mut self.cudnn, &mut self.dnn, call.library(), |dnn| CudnnHandle::new(dnn, stream)).and_then(
+                    |handle| {
+                        handle.prepare(convolution, pointers, workspace, &mut chosen.convolution).map(Step::Convolution)
+                    },
+                )
+            }
+        };
+        self.chosen.insert(id, chosen);
+        if handles != (self.blas.is_some(), self.cudnn.is_some()) {
+            self.measure(Some(|taken| &mut taken.libraries));
+        }
+        step.map_err(|why| {
+            let name = self.kernels[id.0 as usize].template.name();
+            let library = call.library();
+            failed(format!("kernel '{name}' is planned as a call of {library}: {why}; a device opened without libraries has no such calls"))
+        })
+    }
+
+    /// Launches the steps of a record.
+    pub(super) fn run(&mut self, record: RecordId) -> Result<()> {
+        let record = self.records.get(record);
+        let record = record.ok_or_else(|| failed("replay of a record whose memory is gone"))?;
+        match &record.graph {
+            // SAFETY: the graph's addresses lie in segments that stand as long as the record.
+            Some(graph) => unsafe { self.driver.cuGraphLaunch(graph.exec, self.stream) }.map_err(failed)?,
+            None => record.steps.iter().try_for_each(|step| self.launch(step, self.stream)).map_err(failed)?,
+        }
+        if record.graph.is_some() && !record.ran.replace(true) {
+            self.sync().map_err(failed)?;
+            self.measure(Some(|taken| &mut taken.graphs));
+        }
+        Ok(())
+    }
+}
