@@ -196,7 +196,7 @@ pub fn main() -> ExitCode {
     let result = match &cli.command {
         Command::Inspect(c) => c.run(json).map_err(Failure::from),
         Command::Run(c) => c.run(json),
-        Command::Plan(c) => c.run(json),
+        Command::Plan(c) => c.run(json, cli.verbose),
         Command::Place(c) => c.run(json),
         Command::Check(c) => c.run(json).map_err(Failure::from),
         Command::Diff(c) => c.run(json, github).map_err(Failure::from),

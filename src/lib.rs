@@ -117,8 +117,8 @@ pub use graph::Graph;
 pub use kernel::Kernel;
 pub use op::{Attr, Attrs, Fact, NodeId, ValueId};
 pub use plan::{
-    BindRange, Buffer, BufferIdx, Candidate, Class, ConstantPort, Dim, KernelIdx, Limits, Plan, Port, Program, Recipe,
-    Segment, SegmentIdx, StatePort, Step, StepIdx, Summary, View,
+    Because, BindRange, Buffer, BufferIdx, Candidate, Class, ConstantPort, Dim, KernelIdx, Knob, Limits, Plan, Port,
+    Prefer, Program, Recipe, Segment, SegmentIdx, StatePort, Step, StepIdx, Summary, View,
 };
 pub use session::{Choice, Options, Session, SessionProgram};
 pub use shape::{Extent, Shape};

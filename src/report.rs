@@ -1,6 +1,7 @@
 //! Reports for people: aligned plain text, the same on a terminal and in a pipe, and pictures.
 
 mod advice;
+mod choices;
 mod comparison;
 mod diff;
 mod dot;
@@ -14,6 +15,7 @@ mod training;
 
 pub use crate::figures::{bytes, count, grouped, human};
 pub use advice::{advice, answer, largest, peak, refusal};
+pub use choices::choices;
 pub use comparison::comparison;
 pub use diff::diff;
 pub use dot::dot;

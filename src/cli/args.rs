@@ -9,7 +9,7 @@ use crate::error::{Error, Result, ensure};
 use crate::file::fnv;
 use crate::graph::Graph;
 use crate::pass::Quantize;
-use crate::plan::{Limits, Plan, Program, Recipe};
+use crate::plan::{Limits, Plan, Prefer, Program, Recipe};
 use crate::report::{Table, human};
 use crate::session::{self, Choice, Options, Saved, Session};
 use crate::shape::{Extent, Shape};
@@ -84,6 +84,10 @@ pub(super) struct Model {
     /// Under a limit, no more is split than needed to fit. A part that would save nothing stays whole.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     pub(super) chunks: u32,
+    /// What comes first where memory and speed pull apart: streams, copies, workspaces, recomputation, measured schedules. memory takes the
+    /// smallest plan, speed as much as the limit allows. Default: speed, as long as it takes little memory. `plan -v` lists the choices.
+    #[arg(long, value_name = "WHAT", value_enum)]
+    pub(super) prefer: Option<First>,
     /// Threads of the CPU backend. Default: one per core of this machine; where no device is used, the target's number, which is 2 for cpu.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=4096))]
     pub(super) threads: Option<u16>,
@@ -127,6 +131,22 @@ pub(super) enum Backend {
     Wgpu,
     /// The host's threads.
     Cpu,
+}
+
+/// What comes first.
+#[derive(Clone, Copy, PartialEq, ValueEnum)]
+pub(super) enum First {
+    Memory,
+    Speed,
+}
+
+impl From<First> for Prefer {
+    fn from(first: First) -> Prefer {
+        match first {
+            First::Memory => Prefer::Memory,
+            First::Speed => Prefer::Speed,
+        }
+    }
 }
 
 impl From<Backend> for Choice {
@@ -214,7 +234,8 @@ impl Model {
     pub(super) fn recipe(&self) -> Recipe {
         let Model { f16, quantize, cache, .. } = *self;
         let int8_caches = cache == Some(Cache::Int8);
-        Recipe { f16, fuse: !self.no_fuse, chunks: self.chunks as usize, quantize, int8_caches }
+        let prefer = self.prefer.map_or(Prefer::Balance, Prefer::from);
+        Recipe { f16, fuse: !self.no_fuse, chunks: self.chunks as usize, quantize, int8_caches, prefer }
     }
 
     /// The limits of the plan, from the flags.
@@ -329,6 +350,7 @@ impl Model {
             threads,
             no_libraries,
             allow_tf32,
+            prefer,
         } = self;
         let flags = [
             ("--set", !set.is_empty()),
@@ -339,6 +361,7 @@ impl Model {
             ("--output", !outputs.is_empty()),
             ("--memory-limit", memory_limit.is_some()),
             ("--no-fuse", *no_fuse),
+            ("--prefer", prefer.is_some()),
             ("--f16", *f16),
             ("--quantize", quantize.is_some()),
             ("--cache", cache.is_some()),

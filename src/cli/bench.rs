@@ -55,6 +55,7 @@ at_once
   allocated_bytes int
   fork_bytes int
   allocations_in_runs int
+  steps? [timed_step]
 updates
   ..subject
   ..spread
@@ -75,6 +76,7 @@ bindings
 at
   ..spread
   binding {int}
+  steps? [timed_step]
 spread
   median_ms number
   min_ms number
@@ -116,14 +118,14 @@ pub(super) struct Bench {
     #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..))]
     iters: u32,
     /// Time runs for this time (500ms, 10s, 2min), instead of a number of runs.
-    #[arg(long, value_name = "TIME", value_parser = args::duration, conflicts_with_all = ["iters", "at", "forks", "train"])]
+    #[arg(long, value_name = "TIME", value_parser = args::duration, conflicts_with = "iters")]
     duration: Option<Duration>,
     /// After the runs, time each step by itself: a table of their algorithms, the bytes that they read and write, and their median times. With
-    /// --train, the steps of all parts of an update.
-    #[arg(long, conflicts_with_all = ["at", "forks"])]
+    /// --train, the steps of all parts of an update; with --at, those of each extent; of runs at once, those of one run by itself.
+    #[arg(long)]
     steps: bool,
     /// Draw memory over steps with the time that each takes by itself, as one HTML file that needs no network.
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["at", "forks", "train"])]
+    #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
     /// Time N runs at once, in a thread each, beside one run at a time. They share the constants; each has --threads threads of its own.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=65536))]
@@ -157,10 +159,7 @@ impl Bench {
         let alone = (0..whole.count).map(|_| session.with(time)).collect::<Result<_>>()?;
         let (usage, subject) = (session.usage(), subject.of(&plan.programs[0]));
         let steps = self.profiled(&session, plan.first(), &inputs)?;
-        if let (Some(path), Some(steps)) = (&self.html, &steps) {
-            let page = report::picture::timed_page(&subject.heading(), plan.first(), steps, session.device());
-            file::write_whole(path, "write the page", |out| out.write_all(page.as_bytes()))?;
-        }
+        self.draw(&subject, steps.iter().map(|steps| (subject.heading(), plan.first(), steps.clone())), &session)?;
         let steps = steps.filter(|_| self.steps);
         let ran = Ran { plan, subject, first, whole, alone: Times::new(alone), steps, loaded, usage };
         Ok(if json { self.record(&session, &ran) } else { self.text(&session, &ran) })
@@ -261,32 +260,51 @@ impl Bench {
         Ok(Some(TimedStep::of(plan, &times, &notes)))
     }
 
-    /// The time of the first run in milliseconds, and those of the timed ones.
-    fn timed(&self, session: &Session, inputs: &[Tensor]) -> Result<(f64, Times)> {
-        let bar = args::progress("runs");
+    /// Draws what was timed, if a flag asks for it.
+    fn draw<'a>(
+        &self,
+        subject: &Subject,
+        timed: impl Iterator<Item = (String, View<'a>, Vec<TimedStep>)>,
+        session: &Session,
+    ) -> Result<()> {
+        let Some(path) = &self.html else { return Ok(()) };
+        let page = report::picture::timed_page(&subject.heading(), &timed.collect::<Vec<_>>(), session.device());
+        file::write_whole(path, "write the page", |out| out.write_all(page.as_bytes()))
+    }
+
+    /// Runs as often as asked, or for as long. `run` gets true if the run counts.
+    fn rounds_of(&self, what: &'static str, mut run: impl FnMut(bool) -> Result<()>) -> Result<u64> {
+        let bar = args::progress(what);
         bar.set_length(u64::from(self.warmup) + u64::from(self.iters));
-        let mut times: Vec<Duration> = Vec::new();
-        let mut begin = Instant::now();
-        loop {
-            let done = times.len().saturating_sub(self.warmup as usize);
-            let is_over = match self.duration {
-                Some(duration) => done > 0 && begin.elapsed() >= duration,
-                None => done >= self.iters as usize,
-            };
-            if is_over {
-                break;
-            }
-            if times.len() == self.warmup as usize {
-                begin = Instant::now();
-            }
-            let start = Instant::now();
-            session.with(|exec| exec.run(inputs))?;
-            times.push(start.elapsed());
+        for _ in 0..self.warmup {
+            run(false)?;
+            bar.inc(1);
+        }
+        let (begin, mut done) = (Instant::now(), 0);
+        while match self.duration {
+            Some(duration) => done == 0 || begin.elapsed() < duration,
+            None => done < u64::from(self.iters),
+        } {
+            run(true)?;
+            done += 1;
             bar.inc(1);
         }
         bar.finish_and_clear();
-        let first = times[0].as_secs_f64() * 1e3;
-        Ok((first, Times::new(times.split_off(self.warmup as usize))))
+        Ok(done)
+    }
+
+    /// The time of the first run in milliseconds, and those of the timed ones.
+    fn timed(&self, session: &Session, inputs: &[Tensor]) -> Result<(f64, Times)> {
+        let (mut times, mut first): (Vec<Duration>, _) = (Vec::new(), None);
+        self.rounds_of("runs", |counts| {
+            let start = Instant::now();
+            session.with(|exec| exec.run(inputs))?;
+            let time = start.elapsed();
+            first.get_or_insert(time);
+            times.extend(counts.then_some(time));
+            Ok(())
+        })?;
+        Ok((first.unwrap_or_default().as_secs_f64() * 1e3, Times::new(times)))
     }
 
     /// Times runs at once beside one run at a time.
@@ -296,20 +314,26 @@ impl Bench {
         // Each has inputs of its own, as callers of their own would give it.
         let mut users = Vec::with_capacity(sessions.len());
         for session in &sessions {
-            users.push((session, self.more.select(session, &self.program, given.to_vec(), self.inputs.seed)?.1));
+            users.push(self.lane(session, given)?);
         }
-        let runs = |(session, inputs): &(&Session, Vec<Tensor>), count: u32| -> Result<()> {
-            (0..count).try_for_each(|_| session.with(|exec| exec.run(inputs)).map(drop))
+        let warm = |lane: &Lane| (0..self.warmup).try_for_each(|_| lane.run());
+        let runs = |lane: &Lane| -> Result<u64> {
+            let (begin, mut done) = (Instant::now(), 0);
+            while self.duration.map_or(done < u64::from(self.iters), |most| done == 0 || begin.elapsed() < most) {
+                lane.run()?;
+                done += 1;
+            }
+            Ok(done)
         };
-        let at_once = |users: &[(&Session, Vec<Tensor>)]| -> Result<f64> {
+        let at_once = |users: &[Lane]| -> Result<f64> {
             let start = Instant::now();
-            std::thread::scope(|scope| {
-                let threads: Vec<_> = users.iter().map(|user| scope.spawn(|| runs(user, self.iters))).collect();
-                threads.into_iter().try_for_each(|thread| thread.join().expect("a run does not panic"))
+            let done = std::thread::scope(|scope| {
+                let threads: Vec<_> = users.iter().map(|user| scope.spawn(|| runs(user))).collect();
+                threads.into_iter().map(|thread| thread.join().expect("a run does not panic")).sum::<Result<u64>>()
             })?;
-            Ok(f64::from(self.iters) * users.len() as f64 / start.elapsed().as_secs_f64())
+            Ok(done as f64 / start.elapsed().as_secs_f64())
         };
-        users.iter().try_for_each(|user| runs(user, self.warmup))?;
+        users.iter().try_for_each(warm)?;
         let allocations =
             || sessions.iter().map(|one| one.with(|exec| exec.backend().usage().allocations)).sum::<u64>();
         let before = allocations();
@@ -321,6 +345,9 @@ impl Bench {
         }
         let session = &sessions[0];
         let (usage, plan) = (session.usage(), session.plan());
+        let timed = self.steps_of(&users[0])?;
+        self.draw(subject, timed.iter().cloned(), session)?;
+        let steps = self.steps.then(|| numbered(timed));
         if json {
             let mut value = json!({
                 "model": plan.programs[0].graph_name(),
@@ -334,49 +361,75 @@ impl Bench {
                 "allocations_in_runs": allocations() - before,
             });
             subject.name_in(&mut value);
+            if let Some(steps) = steps {
+                value["steps"] = json!(steps);
+            }
             return Ok(line(&value));
         }
         let mut table = Table::new("<>>");
-        table.row([format!("{} each", count(self.iters.into(), "run")), "runs per second".into(), String::new()]);
+        let each = self.duration.map_or_else(|| count(self.iters.into(), "run"), |time| format!("{time:?}"));
+        table.row([format!("{each} each"), "runs per second".into(), String::new()]);
         table.row(["one at a time".to_owned(), format!("{one:.1}"), String::new()]);
         table.row([format!("{} at once", self.forks), format!("{all:.1}"), format!("{:.2} x", all / one)]);
         let head = format!("{} on {}\n\n{table}\n", subject.heading(), session.device());
-        Ok(head + &report::memory(plan.first(), Some(usage)))
+        let steps = steps.map_or(String::new(), |steps| report::timed_steps(&steps) + "\n");
+        Ok(head + &steps + &report::memory(plan.first(), Some(usage)))
     }
+}
+
+/// What a run of the benchmark does on a session, one program after another: one program, or the parts of an update.
+struct Lane<'a> {
+    parts: Vec<(SessionProgram<'a>, Vec<(String, usize)>, Vec<Tensor>)>,
+}
+
+impl Lane<'_> {
+    fn run(&self) -> Result<()> {
+        self.parts.iter().try_for_each(|(program, binding, inputs)| {
+            program.selected(binding, |exec| exec.run(inputs))??;
+            Ok(())
+        })
+    }
+}
+
+/// The steps of programs that run one after another, numbered from the first to the last.
+fn numbered(timed: Vec<(String, View, Vec<TimedStep>)>) -> Vec<TimedStep> {
+    let mut all: Vec<TimedStep> = Vec::new();
+    for (_, _, steps) in timed {
+        let first = all.len();
+        all.extend(steps.into_iter().map(|step| TimedStep { step: first + step.step, ..step }));
+    }
+    let sum: f64 = all.iter().map(|step| step.median_us).sum();
+    all.iter_mut().for_each(|step| step.share = step.median_us / sum);
+    all
 }
 
 impl Bench {
     /// Times the updates of a training.
     fn run_training(&self, given: &[Given], json: bool) -> Result<String, Failure> {
-        let flags = [
-            ("--program", !self.program.is_empty()),
-            ("--forks", self.forks > 1),
-            ("--at", !self.at.is_empty()),
-            ("--model", self.planned.of.is_some()),
-        ];
+        let flags = [("--at", !self.at.is_empty()), ("--model", self.planned.of.is_some())];
         if let Some((flag, _)) = flags.into_iter().find(|(_, given)| *given) {
-            return Err(Error::usage(format!("{flag}: --train has no use for it")).into());
+            return Err(Error::usage(format!("{flag}: --train has no use for it: a training has one batch")).into());
         }
         let more = self.more.or_training(self.trained.method.clone());
-        let (session, subject) = more.session(&self.model, &self.on, &self.measured, given, json)?;
-        let parts = self.parts(&session, given)?;
-        let (warmup, iters) = (u64::from(self.warmup), u64::from(self.iters));
-        let bar = args::progress("updates");
-        bar.set_length(warmup + iters);
+        let model = Model { forks: self.forks, ..self.model.clone() };
+        let (session, subject) = more.session(&model, &self.on, &self.measured, given, json)?;
+        if self.forks > 1 {
+            return self.run_forks(session, &subject, given, json);
+        }
+        let lane = self.lane(&session, given)?;
         let loaded = session.usage();
         let mut times = Vec::new();
-        for _ in 0..warmup + iters {
+        let done = self.rounds_of("updates", |counts| {
             let start = Instant::now();
-            for (program, inputs) in &parts {
-                program.selected(&[], |exec| exec.run(inputs))??;
-            }
-            times.push(start.elapsed());
-            bar.inc(1);
-        }
-        bar.finish_and_clear();
-        let times = Times::new(times.split_off(self.warmup as usize));
+            lane.run()?;
+            times.extend(counts.then_some(start.elapsed()));
+            Ok(())
+        })?;
+        let times = Times::new(times);
         let (usage, plan) = (session.usage(), session.plan());
-        let steps = self.profiled_update(&parts)?;
+        let timed = self.steps_of(&lane)?;
+        self.draw(&subject, timed.iter().cloned(), &session)?;
+        let steps = self.steps.then(|| numbered(timed));
         let (per_second, allocations) = (1e3 / times.median, usage.allocations - loaded.allocations);
         if json {
             let mut value = json!({
@@ -388,7 +441,7 @@ impl Bench {
                 "max_ms": times.max,
                 "p90_ms": times.p90,
                 "p99_ms": times.p99,
-                "iters": iters,
+                "iters": done,
                 "planned_bytes": plan.bytes(),
                 "allocated_bytes": usage.bytes,
                 "allocations_in_load": loaded.allocations,
@@ -402,34 +455,30 @@ impl Bench {
         }
         let steps = steps.map_or(String::new(), |steps| report::timed_steps(&steps) + "\n");
         let mut table = Table::new("<>");
-        table.row(Times::heading(&count(iters, "update")));
+        table.row(Times::heading(&count(done, "update")));
         table.row(times.row(&format!("{per_second:.1} per second")));
         let head = format!(
             "{} on {}\n\n{table}\nallocations: {} when loading, {allocations} in {}\n\n",
             subject.heading(),
             session.device(),
             loaded.allocations,
-            count(warmup + iters, "update")
+            count(u64::from(self.warmup) + done, "update")
         );
         Ok(head + &steps + &report::memory(plan.first(), Some(usage)) + &report::overhead(&session.overhead()))
     }
 
-    /// The steps of an update's parts with their times, if a flag asks for them. They are numbered from part to part.
-    fn profiled_update(&self, parts: &[(SessionProgram, Vec<Tensor>)]) -> Result<Option<Vec<TimedStep>>> {
-        if !self.steps {
-            return Ok(None);
+    /// The steps of a lane's programs with their times, if a flag asks for them.
+    fn steps_of<'a>(&self, lane: &Lane<'a>) -> Result<Vec<(String, View<'a>, Vec<TimedStep>)>> {
+        if !self.steps && self.html.is_none() {
+            return Ok(Vec::new());
         }
-        let mut all: Vec<TimedStep> = Vec::new();
-        for (program, inputs) in parts {
+        let profiled = |(program, binding, inputs): &(SessionProgram<'a>, Vec<(String, usize)>, Vec<Tensor>)| {
             let profile = |exec: &mut Exec| Ok::<_, Error>((exec.profile(inputs, self.rounds())?, exec.notes()));
-            let (times, notes) = program.selected(&[], profile)??;
-            let first = all.len();
-            let steps = TimedStep::of(program.plan(), &times, &notes).into_iter();
-            all.extend(steps.map(|step| TimedStep { step: first + step.step, ..step }));
-        }
-        let sum: f64 = all.iter().map(|step| step.median_us).sum();
-        all.iter_mut().for_each(|step| step.share = step.median_us / sum);
-        Ok(Some(all))
+            let (times, notes) = program.selected(binding, profile)??;
+            let plan = program.plan();
+            Ok((plan.name.clone(), plan, TimedStep::of(plan, &times, &notes)))
+        };
+        lane.parts.iter().map(profiled).collect()
     }
 
     /// The number of times that each step is timed by itself.
@@ -438,76 +487,102 @@ impl Bench {
         self.iters.min(MOST)
     }
 
-    /// The programs of an update in the order in which they run, each with its inputs.
-    fn parts<'s>(&self, session: &'s Session, given: &[Given]) -> Result<Vec<(SessionProgram<'s>, Vec<Tensor>)>> {
-        let count = self.trained.method.as_ref().map_or(1, |method| method.accumulate as usize);
-        let names = (0..count).map(|part| match part {
-            _ if count == 1 => "step",
+    /// What a run does: the parts of an update of a training, or the last of the programs that are asked for, behind one run of the others.
+    fn lane<'s>(&self, session: &'s Session, given: &[Given]) -> Result<Lane<'s>> {
+        let parts = self.trained.method.as_ref().map_or(0, |method| method.accumulate as usize);
+        let part = |part| match part {
+            _ if parts == 1 => "step",
             0 => "first",
-            part if part + 1 == count => "last",
+            part if part + 1 == parts => "last",
             _ => "next",
-        });
-        let ready = |name: &str| {
-            let program = session.program(name)?;
-            let plan = program.plan();
-            let takes = |name: &str| plan.inputs.iter().any(|port| port.name == name);
-            let own = given.iter().filter(|given| takes(&given.name)).cloned().collect();
-            Ok((program, args::fill(&program.plan(), own, self.inputs.seed)?))
         };
-        names.map(ready).collect()
+        let first = session.plan().programs[0].name.clone();
+        let names: Vec<String> = match (&self.program[..], parts) {
+            ([], 0) => vec![first],
+            ([], parts) => (0..parts).map(|at| part(at).to_owned()).collect(),
+            (names, _) => names.to_vec(),
+        };
+        let ready = |name: &String| {
+            let program = session.program(name)?;
+            let (binding, inputs) = self.more.ready(&program, given, self.inputs.seed)?;
+            Ok((program, binding, inputs))
+        };
+        let mut all = names.iter().map(ready).collect::<Result<Vec<_>>>()?;
+        if parts == 0 || !self.program.is_empty() {
+            let last = all.pop().expect("there is one");
+            Lane { parts: std::mem::take(&mut all) }.run()?;
+            all.push(last);
+        }
+        Ok(Lane { parts: all })
     }
 }
 
-/// A binding, its inputs, and the times of its runs.
+/// A binding, its inputs and its plan, and the times of its runs.
 struct At {
     binding: Vec<(String, usize)>,
     inputs: Vec<Tensor>,
+    plan: Plan,
     times: Vec<Duration>,
 }
 
 impl Bench {
     /// Times bindings of a range, which run one after another.
     fn run_range(&self, session: &Session, subject: &Subject, given: &[Given], json: bool) -> Result<String, Failure> {
-        if let Some(Given { name, .. }) = given.first() {
-            let what = format!("--at and --input {name}: inputs of several shapes are random ones");
-            return Err(Error::usage(what).into());
-        }
         let turns = self.at.iter().map(|(_, extents)| extents.len()).max().unwrap_or(0);
         let mut list = Vec::with_capacity(turns);
         for turn in 0..turns {
             let extent = |(dim, extents): &(String, Vec<usize>)| (dim.clone(), extents[turn % extents.len()]);
             let binding: Vec<_> = self.at.iter().map(extent).collect();
-            let inputs = args::fill(&session.select(&binding)?.programs[0], Vec::new(), self.inputs.seed)?;
-            list.push(At { binding, inputs, times: Vec::with_capacity(self.iters as usize) });
+            let plan = session.select(&binding)?;
+            let program = &plan.programs[0];
+            // What is given has one shape. Inputs of another shape are random ones.
+            let suits = |given: &&Given| {
+                program.inputs.iter().any(|port| port.name == given.name && port.shape == *given.tensor.shape())
+            };
+            let inputs = args::fill(program, given.iter().filter(suits).cloned().collect(), self.inputs.seed)?;
+            list.push(At { binding, inputs, plan, times: Vec::new() });
+        }
+        let suits = |given: &Given| {
+            let mut ports = list.iter().flat_map(|at| &at.plan.programs[0].inputs);
+            ports.any(|port| port.name == given.name && port.shape == *given.tensor.shape())
+        };
+        if let Some(Given { name, tensor, .. }) = given.iter().find(|given| !suits(given)) {
+            let what = format!("--input {name}: no extent of --at has its shape, {}", tensor.shape());
+            return Err(Error::usage(what).into());
         }
         let loaded = session.usage();
-        for round in 0..u64::from(self.warmup) + u64::from(self.iters) {
-            for At { binding, inputs, times } in &mut list {
+        let done = self.rounds_of("runs", |counts| {
+            for At { binding, inputs, times, .. } in &mut list {
                 let start = Instant::now();
                 session.selected(binding, |exec| exec.run(inputs))??;
-                if round >= u64::from(self.warmup) {
-                    times.push(start.elapsed());
-                }
+                times.extend(counts.then_some(start.elapsed()));
             }
-        }
+            Ok(())
+        })?;
         let (usage, plan) = (session.usage(), session.plan());
         let of = |bytes: u64, before: u64| i128::from(bytes) - i128::from(before);
         let allocations = usage.allocations - loaded.allocations;
         let grown = of(usage.bytes, loaded.bytes)
             + usage.overhead.zip(loaded.overhead).map_or(0, |(after, before)| of(after, before));
-        let runs = (u64::from(self.warmup) + u64::from(self.iters)) * turns as u64;
-        let list = list.into_iter().map(|at| (at.binding, Times::new(at.times)));
+        let runs = (u64::from(self.warmup) + done) * turns as u64;
+        let timed = self.steps_of_bindings(session, &list)?;
+        self.draw(subject, timed.iter().cloned(), session)?;
+        let list = list.iter().map(|at| (at.binding.clone(), Times::new(at.times.clone())));
         if json {
             let one = |(binding, times): (Vec<(String, usize)>, Times)| {
                 let Times { median, min, max, p90, p99, .. } = times;
                 let binding: serde_json::Map<_, _> = binding.into_iter().map(|(dim, n)| (dim, json!(n))).collect();
                 json!({"binding": binding, "median_ms": median, "min_ms": min, "max_ms": max, "p90_ms": p90, "p99_ms": p99})
             };
+            let mut bindings: Vec<_> = list.map(one).collect();
+            for (binding, (.., steps)) in bindings.iter_mut().zip(&timed).filter(|_| self.steps) {
+                binding["steps"] = json!(steps);
+            }
             let mut value = json!({
                 "model": plan.programs[0].graph_name(),
                 "device": session.device(),
-                "bindings": list.map(one).collect::<Vec<_>>(),
-                "iters": self.iters,
+                "bindings": bindings,
+                "iters": done,
                 "planned_bytes": plan.bytes(),
                 "allocated_bytes": usage.bytes,
                 "allocations_in_load": loaded.allocations,
@@ -518,7 +593,7 @@ impl Bench {
             return Ok(line(&value));
         }
         let mut table = Table::new("<>");
-        table.row(Times::heading(&format!("{} at", count(self.iters.into(), "run"))));
+        table.row(Times::heading(&format!("{} at", count(done, "run"))));
         for (binding, times) in list {
             let binding: Vec<_> = binding.iter().map(|(dim, extent)| format!("{dim}={extent}")).collect();
             table.row(times.row(&binding.join(" ")));
@@ -530,7 +605,28 @@ impl Bench {
             session.device(),
             count(runs, "run")
         );
-        Ok(head + &report::memory(plan.first(), Some(usage)) + &report::overhead(&session.overhead()))
+        let tables = timed.iter().filter(|_| self.steps);
+        let steps: String =
+            tables.map(|(name, _, steps)| format!("{name}\n{}\n", report::timed_steps(steps))).collect();
+        Ok(head + &steps + &report::memory(plan.first(), Some(usage)) + &report::overhead(&session.overhead()))
+    }
+
+    /// The steps of each binding with their times, if a flag asks for them.
+    fn steps_of_bindings<'a>(
+        &self,
+        session: &Session,
+        list: &'a [At],
+    ) -> Result<Vec<(String, View<'a>, Vec<TimedStep>)>> {
+        if !self.steps && self.html.is_none() {
+            return Ok(Vec::new());
+        }
+        let profiled = |At { binding, inputs, plan, .. }: &'a At| {
+            let profile = |exec: &mut Exec| Ok::<_, Error>((exec.profile(inputs, self.rounds())?, exec.notes()));
+            let (times, notes) = session.selected(binding, profile)??;
+            let name: Vec<_> = binding.iter().map(|(dim, extent)| format!("{dim}={extent}")).collect();
+            Ok((name.join(" "), plan.first(), TimedStep::of(plan.first(), &times, &notes)))
+        };
+        list.iter().map(profiled).collect()
     }
 }
 

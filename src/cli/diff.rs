@@ -24,6 +24,7 @@ difference
   classes [total]
   buffers [changed]
   unchanged int
+  choices [[choice]]
   peaks [peak]
 total
   class class

@@ -70,6 +70,12 @@ plan_file
   origin? origin
   segments [segment]
   programs [program]
+  choices? [choice]
+choice
+  program? text
+  what text
+  bytes int
+  because 'limit'|'memory'|'speed'|'asked'
 program
   name text
   graph? text
@@ -104,6 +110,8 @@ recipe
   fuse bool
   chunks int
   quantize? quantize
+  int8_caches? bool
+  prefer? 'memory'|'speed'
 quantize
   bits int
   block int
@@ -238,7 +246,7 @@ pub(super) struct Plan {
 }
 
 impl Plan {
-    pub(super) fn run(&self, json: bool) -> Result<String, Failure> {
+    pub(super) fn run(&self, json: bool, verbose: bool) -> Result<String, Failure> {
         let files = [("--save", &self.save), ("--html", &self.html), ("--svg", &self.svg)];
         let read =
             self.model.read().chain(self.more.read()).chain(args::arrays(&self.inputs)).chain(self.tuned.clone());
@@ -275,7 +283,7 @@ impl Plan {
         let training = asked.training.clone();
         let training = training.map(|programs| self.training(programs, &more, &mut planner, &planned.plan));
         let told = Told { asked: &asked, job: &job, planned, training: training.transpose()?, advice };
-        if json { Ok(self.json(told)) } else { Ok(self.text(&told)?) }
+        if json { Ok(self.json(told)) } else { Ok(self.text(&told, verbose)?) }
     }
 
     /// What would make the programs smaller. A training has remedies of its own, which a refusal tells.
@@ -371,7 +379,7 @@ impl Plan {
         line(&value)
     }
 
-    fn text(&self, told: &Told) -> Result<String> {
+    fn text(&self, told: &Told, verbose: bool) -> Result<String> {
         let Told { asked, job, planned: Planned { plan, ranges, .. }, training, advice } = told;
         let several = plan.programs.len() > 1;
         let all = if several {
@@ -408,6 +416,9 @@ impl Plan {
             } else if !several {
                 text += &format!("\n{}", report::algorithms(program));
             }
+        }
+        if verbose {
+            text += &format!("\n{}", report::choices(&plan.choices));
         }
         if let Some(device) = &plan.tuned {
             let [measured, steps] = [|p: &plan::Program| p.measured, |p: &plan::Program| p.steps.len()]

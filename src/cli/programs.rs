@@ -55,26 +55,33 @@ impl More {
         seed: u64,
     ) -> Result<(Plan, Vec<Tensor>)> {
         let programs = names.iter().map(|name| session.program(name)).collect::<Result<Vec<_>>>()?;
-        let several = session.plan().programs.len() > 1;
-        let ready = |program: &SessionProgram| {
-            let plan = program.plan();
-            let takes = |name: &str| plan.inputs.iter().any(|port| port.name == name);
-            // What a graph alone has no input for is a state's, or shapes it.
-            let own = if several { own(&given, &plan.name, &takes).0 } else { given.clone() };
-            let shapes: Vec<_> = own.iter().map(|g| (g.name.as_str(), g.tensor.shape())).collect();
-            let binding = program.binding(&shapes)?;
-            let alone = program.selected(&binding, |exec| exec.plan().alone())?;
-            let inputs = args::fill(&alone.programs[0], own, seed)?;
-            Ok::<_, Error>((binding, alone, inputs))
-        };
         let first = session.programs().next().expect("a plan has a program");
         let (last, before) = programs.split_last().unwrap_or((&first, &[]));
         for program in before {
-            let (binding, _, inputs) = ready(program)?;
+            let (binding, inputs) = self.ready(program, &given, seed)?;
             program.selected(&binding, |exec| exec.run(&inputs))??;
         }
-        let (_, alone, inputs) = ready(last)?;
-        Ok((alone, inputs))
+        let (binding, inputs) = self.ready(last, &given, seed)?;
+        Ok((last.selected(&binding, |exec| exec.plan().alone())?, inputs))
+    }
+
+    /// The binding that the given inputs select of a program, and all of its inputs. It is made ready to run.
+    pub(super) fn ready(
+        &self,
+        program: &SessionProgram,
+        given: &[Given],
+        seed: u64,
+    ) -> Result<(Vec<(String, usize)>, Vec<Tensor>)> {
+        let plan = program.plan();
+        let takes = |name: &str| plan.inputs.iter().any(|port| port.name == name);
+        // What a graph alone has no input for is a state's, or shapes it.
+        let several = plan.plan.programs.len() > 1;
+        let own = if several { own(given, &plan.name, &takes).0 } else { given.to_vec() };
+        let shapes: Vec<_> = own.iter().map(|g| (g.name.as_str(), g.tensor.shape())).collect();
+        let binding = program.binding(&shapes)?;
+        let alone = program.selected(&binding, |exec| exec.plan().alone())?;
+        let inputs = args::fill(&alone.programs[0], own, seed)?;
+        Ok((binding, inputs))
     }
 
     /// The files of the further graphs, and those with their data.

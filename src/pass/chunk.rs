@@ -407,11 +407,11 @@ impl<'a> Chunking<'a> {
             }
             self.to.bound_count(new.value, old.count);
         }
-        let Prepared { indexes, decisions, spares_memory, recompute, .. } = self.prepared;
+        let Prepared { indexes, decisions, prefer, recompute, .. } = self.prepared;
         let indexes = indexes.iter().map(|(input, indexes)| (self.whole[input], indexes.clone())).collect();
-        let (decisions, spares_memory, recompute) = (decisions.clone(), *spares_memory, *recompute);
+        let (decisions, prefer, recompute) = (decisions.clone(), *prefer, *recompute);
         let groups = self.groups()?;
-        Ok(Prepared { groups, graph: self.to, indexes, decisions, spares_memory, recompute, ..Prepared::default() })
+        Ok(Prepared { groups, graph: self.to, indexes, decisions, prefer, recompute, ..Prepared::default() })
     }
 
     /// One group for each chunk of a group, and one for each group that is computed as a whole.

@@ -69,11 +69,34 @@ pub struct Recipe {
     /// True to hold caches, states that rows are written to, in 8 bits with a scale for each row.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub int8_caches: bool,
+    /// What comes first where memory and speed pull apart.
+    #[serde(default, skip_serializing_if = "Prefer::is_balance")]
+    pub prefer: Prefer,
+}
+
+/// What comes first where memory and speed pull apart: streams, copies, workspaces, recomputation and measured schedules.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Prefer {
+    /// The smallest plan.
+    Memory,
+    /// Speed, as long as it takes little memory.
+    #[default]
+    Balance,
+    /// Speed, as long as the plan fits its limit.
+    Speed,
+}
+
+impl Prefer {
+    #[allow(clippy::trivially_copy_pass_by_ref)]
+    fn is_balance(&self) -> bool {
+        *self == Prefer::Balance
+    }
 }
 
 impl Default for Recipe {
     fn default() -> Recipe {
-        Recipe { f16: false, fuse: true, chunks: 1, quantize: None, int8_caches: false }
+        Recipe { f16: false, fuse: true, chunks: 1, quantize: None, int8_caches: false, prefer: Prefer::Balance }
     }
 }
 
@@ -120,8 +143,8 @@ pub struct Prepared {
     pub indexes: HashMap<ValueId, Vec<Indexes>>,
     /// The decisions, which lowering continues to make or to follow.
     pub decisions: Decisions,
-    /// True if memory comes before time: the plan takes no extra memory to run steps side by side.
-    pub spares_memory: bool,
+    /// What comes first where memory and speed pull apart.
+    pub prefer: Prefer,
     /// Measured schedules, which lowering takes where they are legal.
     pub tuned: Option<Arc<Tuned>>,
     /// The nodes that are computed again, each with its original.
@@ -221,8 +244,11 @@ pub fn run(mut graph: Graph, context: &Context) -> Result<Prepared> {
 pub fn group(graph: Graph, context: &Context) -> Result<Prepared> {
     let groups = if context.recipe.fuse { fuse::run(&graph, context)? } else { Groups::default() };
     // A step of training has activations of a whole batch, which fill the device one kernel after another.
-    let spares_memory = graph.has_backward();
-    Ok(Prepared { groups, spares_memory, decisions: context.decisions.clone(), ..Prepared::from(graph) })
+    let prefer = match context.recipe.prefer {
+        Prefer::Balance if graph.has_backward() => Prefer::Memory,
+        prefer => prefer,
+    };
+    Ok(Prepared { groups, prefer, decisions: context.decisions.clone(), ..Prepared::from(graph) })
 }
 
 /// Groups the nodes of a graph anew, after nodes were added.

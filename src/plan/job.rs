@@ -17,7 +17,7 @@ use super::make::arrange::{Arrangement, arrange, draft};
 use super::make::assemble::assemble;
 use super::make::offsets::stack;
 use super::range::{Arranged, Bindings, ShapeRange, Source};
-use super::{BufferIdx, Class, Compiled, Data, Limits, Plan, Recipe, Segment, Spot, check};
+use super::{Because, BufferIdx, Class, Compiled, Data, Knob, Limits, Plan, Prefer, Recipe, Segment, Spot, check};
 use crate::decisions::Decisions;
 use crate::error::{Error, Result, ensure};
 use crate::graph::Graph;
@@ -185,7 +185,7 @@ impl<'a> Planner<'a> {
         let plain = self.for_all_runs(limit, texts.as_ref());
         let Some(table) = table.filter(|table| !table.is_empty()) else { return plain };
         let most = match &plain {
-            Ok(plain) if !self.job.more_memory => Some(plain.plan.bytes()),
+            Ok(plain) if !self.job.more_memory && self.job.recipe.prefer != Prefer::Speed => Some(plain.plan.bytes()),
             _ => limit,
         };
         let tuned = self.for_all_runs(most, Some(&table)).or_else(|_| {
@@ -193,7 +193,12 @@ impl<'a> Planner<'a> {
             let small = table.filter(|kernel, schedule| is_no_larger(kernel, schedule, target));
             self.for_all_runs(most, Some(&Arc::new(small)))
         });
-        tuned.or(plain)
+        let Ok(mut tuned) = tuned else { return plain };
+        if let (Some(_), Ok(plain)) = (&tuned.plan.tuned, &plain) {
+            let bytes = tuned.plan.bytes() as i64 - plain.plan.bytes() as i64;
+            tuned.plan.choices.push(Knob::new("measured schedules", bytes, Because::Speed));
+        }
+        Ok(tuned)
     }
 
     /// The graphs that are lowered under a limit: with values [computed again](super::fit::limit) for backward computations, as far as it
@@ -207,50 +212,83 @@ impl<'a> Planner<'a> {
             Part::Graph(graph) | Part::Fixed(graph) => Ok(*graph),
             Part::Range(bindings) => bindings.graph(target),
         };
-        self.fitted(limit, None)?.into_iter().map(graph).collect()
+        self.fitted(limit, None, self.job.recipe.prefer)?.0.into_iter().map(graph).collect()
     }
 
     fn for_all_runs(&mut self, limit: Option<u64>, table: Option<&Arc<Tuned>>) -> Result<Planned> {
         for_all_runs(self.job.runs, limit, &mut |limit| self.for_one_run(limit, table))
     }
 
-    /// Plans one run.
+    /// Plans one run. If speed comes first, but does not fit, it comes as far as it takes little memory.
     fn for_one_run(&mut self, limit: Option<u64>, table: Option<&Arc<Tuned>>) -> Result<Planned> {
-        let parts = self.fitted(limit, table)?;
+        match self.job.recipe.prefer {
+            Prefer::Speed => match self.preferring(Prefer::Speed, limit, table) {
+                Err(Error::Fit { .. }) => self.preferring(Prefer::Balance, limit, table),
+                planned => planned,
+            },
+            prefer => self.preferring(prefer, limit, table),
+        }
+    }
+
+    fn preferring(&mut self, prefer: Prefer, limit: Option<u64>, table: Option<&Arc<Tuned>>) -> Result<Planned> {
+        let (parts, knobs) = self.fitted(limit, table, prefer)?;
+        let mut planned = self.arranged(&parts, limit)?;
+        planned.plan.choices.extend(knobs);
+        Ok(planned)
+    }
+
+    /// Plans parts that are ready to be lowered.
+    fn arranged(&self, parts: &[Part], limit: Option<u64>) -> Result<Planned> {
         let names: Vec<&str> = self.parts.iter().map(|(name, _)| *name).collect();
-        let planned = together(&names, &parts, &self.job.target, &Limits { memory: limit })?;
+        let planned = together(&names, parts, &self.job.target, &Limits { memory: limit })?;
         let Some(limit) = limit.filter(|&limit| planned.plan.bytes() > limit) else { return Ok(planned) };
         if names.len() == 1 {
             return Err(planned.plan.exceeds(limit));
         }
         // Each program was arranged as if it had the limit for itself, and may take more than its least, for speed.
-        let least = together(&names, &parts, &self.job.target, &Limits { memory: Some(0) })?;
+        let least = together(&names, parts, &self.job.target, &Limits { memory: Some(0) })?;
         if least.plan.bytes() > limit { Err(least.plan.exceeds(limit)) } else { Ok(least) }
     }
 
-    /// The parts as they are lowered under a limit.
-    fn fitted(&mut self, limit: Option<u64>, table: Option<&Arc<Tuned>>) -> Result<Vec<Part>> {
+    /// The parts as they are lowered under a limit, and the choices that were made for it.
+    fn fitted(
+        &mut self,
+        limit: Option<u64>,
+        table: Option<&Arc<Tuned>>,
+        prefer: Prefer,
+    ) -> Result<(Vec<Part>, Vec<Knob>)> {
         let Job { target, recipe, .. } = self.job;
         let has_backward = |part: &Part| matches!(part, Part::Graph(graph) if graph.graph.has_backward());
-        let mut chosen = Vec::new();
-        if let Some(limit) = limit.filter(|_| self.parts.iter().any(|(_, part)| has_backward(part))) {
-            chosen = self.search()?.within(limit)?;
+        let (mut chosen, mut knobs) = (Vec::new(), Vec::new());
+        let smallest = if recipe.prefer == Prefer::Memory { Some(0) } else { limit };
+        if let Some(limit) = smallest.filter(|_| self.parts.iter().any(|(_, part)| has_backward(part))) {
+            let (graphs, saved) = self.search()?.within(limit)?;
+            chosen = graphs;
+            let because = if limit > 0 { Because::Limit } else { Because::Memory };
+            knobs.extend((saved != 0).then(|| Knob::new("recomputation", saved, because)));
         }
         let mut chosen = chosen.into_iter();
         let mut parts = Vec::with_capacity(self.parts.len());
-        for (_, part) in &self.parts {
+        for (name, part) in &self.parts {
             let tuned = |graph: &Prepared| table.cloned().or(graph.tuned.clone());
             parts.push(match part {
                 Part::Graph(graph) => {
                     let mut graph = chosen.next().unwrap_or_else(|| (**graph).clone());
-                    chunks::run(&mut graph, target, &Limits { memory: limit }, recipe.chunks)?;
+                    if recipe.prefer != prefer {
+                        graph.prefer = prefer;
+                    }
+                    let knob = chunks::run(&mut graph, target, &Limits { memory: limit }, recipe.chunks)?;
+                    knobs.extend(knob.map(|knob| self.job.own(name, knob)));
                     Part::Graph(Box::new(Prepared { tuned: tuned(&graph), ..graph }))
                 }
                 Part::Fixed(graph) => Part::Fixed(Box::new(Prepared { tuned: tuned(graph), ..(**graph).clone() })),
-                Part::Range(bindings) => Part::Range(Bindings { tuned: table.cloned(), ..bindings.clone() }),
+                Part::Range(bindings) => {
+                    let recipe = Recipe { prefer, ..bindings.recipe };
+                    Part::Range(Bindings { tuned: table.cloned(), recipe, ..bindings.clone() })
+                }
             });
         }
-        Ok(parts)
+        Ok((parts, knobs))
     }
 
     /// The search among what backward computations compute again.
@@ -277,6 +315,11 @@ impl<'a> Planner<'a> {
 }
 
 impl Job {
+    /// A choice of this program's own.
+    fn own(&self, program: &str, knob: Knob) -> Knob {
+        Knob { program: (self.programs.len() > 1).then(|| program.to_owned()), ..knob }
+    }
+
     /// The graphs of a program after the passes.
     fn part(&self, graphs: &Graphs) -> Result<Part> {
         let whole = |graph: Graph| {
@@ -456,8 +499,14 @@ fn together(names: &[&str], parts: &[Part], target: &Target, own: &Limits) -> Re
     let parts = names.iter().zip(ready).zip(places);
     let mut made = parts.map(|((name, part), places)| part.finish(name, target, &segments, places));
     let mut all = made.next().expect("a job has a program")?;
-    for next in made {
-        let Planned { plan, data, ranges, graphs } = next?;
+    let own = |program: &str, choices: &mut Vec<Knob>| {
+        choices.iter_mut().filter(|_| names.len() > 1).for_each(|knob| knob.program = Some(program.to_owned()));
+    };
+    own(names[0], &mut all.plan.choices);
+    for (name, next) in names[1..].iter().zip(made) {
+        let Planned { mut plan, data, ranges, graphs } = next?;
+        own(name, &mut plan.choices);
+        all.plan.choices.extend(plan.choices);
         all.plan.programs.extend(plan.programs);
         all.plan.tuned = all.plan.tuned.or(plan.tuned);
         all.data.extend(data);

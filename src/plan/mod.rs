@@ -15,7 +15,7 @@ use crate::error::{Error, Result};
 pub use crate::graph::{Count, Counted, Fewest};
 use crate::kernel::Kernel;
 use crate::pass::recompute::Recompute;
-pub use crate::pass::{Indexes, Recipe, Use};
+pub use crate::pass::{Indexes, Prefer, Recipe, Use};
 use crate::shape::Shape;
 use crate::target::{Memory, Target};
 pub use index::{BufferIdx, KernelIdx, SegmentIdx, Spot, StepIdx};
@@ -363,6 +363,53 @@ pub struct Program {
     pub steps: Vec<Step>,
 }
 
+/// The reason of a choice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Because {
+    /// The plan would not fit its limit without.
+    Limit,
+    /// It takes less memory.
+    Memory,
+    /// It takes less time.
+    Speed,
+    /// The caller asked for it.
+    Asked,
+}
+
+impl Because {
+    /// The reason in words.
+    pub fn words(self) -> &'static str {
+        match self {
+            Because::Limit => "to fit the limit",
+            Because::Memory => "to take less memory",
+            Because::Speed => "to take less time",
+            Because::Asked => "as asked",
+        }
+    }
+}
+
+/// A choice that planning made between memory and speed, beside the plan without it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Knob {
+    /// The program, if the plan has several and the choice is one's own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub program: Option<String>,
+    /// What was chosen, such as `4 streams`.
+    pub what: String,
+    /// The bytes that it cost; below 0, those that it saved.
+    pub bytes: i64,
+    /// The reason.
+    pub because: Because,
+}
+
+impl Knob {
+    /// A choice of a plan's only program, or of all.
+    pub(crate) fn new(what: impl Into<String>, bytes: i64, because: Because) -> Knob {
+        Knob { program: None, what: what.into(), bytes, because }
+    }
+}
+
 /// A plan: programs, and the bytes that they share. Programs run one at a time.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Plan {
@@ -383,6 +430,9 @@ pub struct Plan {
     pub segments: Vec<Segment>,
     /// The programs: at least one.
     pub programs: Vec<Program>,
+    /// The choices between memory and speed, with what each cost or saved.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub choices: Vec<Knob>,
 }
 
 /// A program of a plan, with what it shares with the others.

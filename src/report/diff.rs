@@ -1,6 +1,6 @@
 //! Reports the difference between two plans.
 
-use super::{Table, count, grouped, human};
+use super::{Table, choices, count, grouped, human};
 use crate::plan::SegmentIdx;
 use crate::plan::tell::diff::{Changed, Diff, Fate};
 use crate::plan::tell::peak::Peak;
@@ -58,6 +58,11 @@ pub fn diff(diff: &Diff) -> String {
         }
     }
     text += &format!("\nthe same: {}\n", count(diff.unchanged as u64, "buffer"));
+    for (heading, knobs) in ["chosen before alone", "chosen after alone"].into_iter().zip(&diff.choices) {
+        if !knobs.is_empty() {
+            text += &format!("\n{heading}\n{}", choices(knobs));
+        }
+    }
 
     let at = |peak: &Peak| match peak.step {
         Some(step) => format!("step {step}, '{}' ({})", peak.name, peak.operator),

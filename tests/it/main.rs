@@ -44,6 +44,7 @@ mod recompute;
 mod rotary;
 
 // Plans: lowering, order, placement, the checker, limits.
+mod choices;
 mod grow;
 mod joined;
 mod limit;
@@ -87,6 +88,7 @@ mod given;
 mod golden;
 mod narrow;
 mod outside;
+mod pairs;
 mod picture;
 mod programs;
 mod report;

@@ -40,6 +40,7 @@ impl Maker {
             tuned: None,
             runs: 1,
             origin: None,
+            choices: Vec::new(),
             segments: Vec::new(),
             programs: vec![Program {
                 name: name.into(),

@@ -46,6 +46,7 @@ fn the_memory_block_adds_up() {
         tuned: None,
         runs: 1,
         origin: None,
+        choices: Vec::new(),
         segments: vec![segment(Class::Activation, 2048), segment(Class::Constant, 2048)],
         programs: vec![Program {
             name: "m".into(),

@@ -41,6 +41,10 @@ pub(super) fn together(plan: &Plan) -> Verdict {
         let disjoint = spot.segment != next.segment || spot.offset + a.bytes <= next.offset;
         ensure(disjoint, || format!("'{}' of program '{other}' overlaps '{}' of program '{of}'", b.name, a.name))?;
     }
+    for knob in &plan.choices {
+        let is_known = knob.program.as_ref().is_none_or(|program| names.contains(&program[..]));
+        ensure(is_known, || format!("choice '{}': no program {:?}", knob.what, knob.program))?;
+    }
     let is_whole = plan.programs.iter().all(|program| program.dims.is_empty());
     ahead(plan, is_whole)?;
     // The segments of a range are as large as its largest binding needs.

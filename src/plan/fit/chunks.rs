@@ -18,9 +18,9 @@
 
 use crate::decisions::Decisions;
 use crate::error::Result;
-use crate::pass::{Prepared, chunk};
+use crate::pass::{Prefer, Prepared, chunk};
 use crate::plan::make::arrange::{arrange, draft};
-use crate::plan::{Class, Limits};
+use crate::plan::{Because, Class, Knob, Limits};
 use crate::target::Target;
 
 /// The most thresholds that are tried. They are equally far apart.
@@ -31,21 +31,26 @@ const NODES: usize = 1 << 16;
 const WORTH: u64 = 16;
 
 /// Computes the stretches that gain by it in so many chunks, as [`chunk::run`] does. Without a limit, it also lets memory come before
-/// time. If no stretch gains, the graph stays whole.
+/// time. If no stretch gains, the graph stays whole. Returns what it saved.
 ///
 /// # Errors
 /// As [`chunk::run`].
-pub fn run(graph: &mut Prepared, target: &Target, limits: &Limits, chunks: usize) -> Result<()> {
+pub fn run(graph: &mut Prepared, target: &Target, limits: &Limits, chunks: usize) -> Result<Option<Knob>> {
     if chunks < 2 {
-        return Ok(());
+        return Ok(None);
     }
+    let mut knob = None;
     if let Some(least) = threshold(graph, target, limits, chunks)? {
+        let (whole, _) = bytes(graph, target, limits)?;
         chunk::run(graph, chunks, least)?;
+        let (cut, _) = bytes(graph, target, limits)?;
+        let because = if limits.memory.is_some() { Because::Limit } else { Because::Asked };
+        knob = Some(Knob::new(format!("chunks {chunks}"), cut as i64 - whole as i64, because));
     }
-    if limits.memory.is_none() {
-        graph.spares_memory = true;
+    if limits.memory.is_none() && graph.prefer == Prefer::Balance {
+        graph.prefer = Prefer::Memory;
     }
-    Ok(())
+    Ok(knob)
 }
 
 /// The live bytes from which on a graph is computed in so many chunks; `None` if it is better left whole.

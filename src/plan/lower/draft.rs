@@ -6,6 +6,7 @@ use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::kernel::{Kernel, cpu};
 use crate::op::ValueId;
+use crate::pass::Prefer;
 use crate::plan::index::Per;
 use crate::plan::{BindRange, BufferIdx, Class, KernelIdx, StepIdx};
 use crate::shape::Shape;
@@ -111,8 +112,8 @@ pub struct Draft {
     pub measured: usize,
     /// True if there are concatenations, which [`Options::join`](super::Options::join) affects.
     pub concatenates: bool,
-    /// True if memory comes before [time](crate::pass::Prepared::spares_memory).
-    pub spares_memory: bool,
+    /// What comes [first](crate::pass::Prepared::prefer) where memory and speed pull apart.
+    pub prefer: Prefer,
 }
 
 impl Draft {

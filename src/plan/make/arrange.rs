@@ -1,17 +1,19 @@
 //! Chooses the lowering, the order and the number of streams: the smallest arena, on as many streams as cost little.
 
-use super::offsets::{Layout, check_sizes, layout, stack, total};
+use super::offsets::{Layout, check_sizes, layout as place, stack, total};
 use super::{order, workspace};
 use crate::error::Result;
-use crate::pass::Prepared;
+use crate::pass::{Prefer, Prepared};
 use crate::plan::lower::{Draft, Options, lower};
-use crate::plan::{Candidate, Limits, Segment, Spot, StepIdx};
+use crate::plan::{Because, Candidate, Knob, Limits, Segment, Spot, StepIdx};
 use crate::target::Target;
 
-/// A draft that is ready to be ordered. Library calls have the least workspaces that they run with.
+/// A draft that is ready to be ordered. Library calls have the least workspaces that they run with, or the most if speed comes first.
 pub fn draft(graph: &Prepared, target: &Target, options: Options) -> Result<Draft> {
     let mut draft = lower(graph, target, options)?;
-    workspace::shrink(&mut draft);
+    if draft.prefer != Prefer::Speed {
+        workspace::shrink(&mut draft);
+    }
     Ok(draft)
 }
 
@@ -24,27 +26,40 @@ pub struct Arrangement {
     pub segments: Vec<Segment>,
     /// Per buffer of the draft, its segment and offset; `None` if nothing uses it.
     pub places: Vec<Option<Spot>>,
+    /// The choices that were made.
+    pub knobs: Vec<Knob>,
 }
 
 /// Chooses the draft to plan, and places all of its buffers.
 pub fn arrange(target: &Target, limits: &Limits, draft: impl FnMut(Options) -> Result<Draft>) -> Result<Arrangement> {
-    let (mut draft, options, mut layout, mut orders) = best_order(target, limits, draft)?;
+    let (mut draft, options, mut layout, mut orders, mut knobs) = best_order(target, limits, draft)?;
+    if draft.prefer == Prefer::Speed {
+        let mut small = draft.clone();
+        workspace::shrink(&mut small);
+        let least = place(&small, target, &layout.order, 1, u64::MAX)?.peak;
+        let cost = layout.peak as i64 - least as i64;
+        knobs.extend((cost > 0).then(|| Knob::new("workspaces", cost, Because::Speed)));
+    }
     if let Some(wide) = widen(&draft, target, &layout)? {
         let bytes = |layout| total(target, &draft, layout);
         // If neither fits, the smaller one shows how much is missing.
         if limits.memory.is_none_or(|limit| bytes(&wide) <= limit.max(bytes(&layout))) {
+            let cost = wide.peak as i64 - layout.peak as i64;
+            knobs.push(Knob::new(format!("{} streams", wide.streams.used()), cost, Because::Speed));
             layout = wide;
         }
     }
     let before = layout.peak;
-    workspace::grow(&mut draft, &mut layout, target);
+    if let Some(bytes) = workspace::grow(&mut draft, &mut layout, target) {
+        knobs.push(Knob::new(format!("{bytes} bytes of workspace that were free"), 0, Because::Speed));
+    }
     if let Some(order) = orders.iter_mut().find(|order| order.peak == before) {
         order.peak = layout.peak;
         order.bound = order.bound.min(layout.peak);
     }
     let (segments, mut places) = stack(target, &[(&draft, &layout)]);
     let places = places.swap_remove(0);
-    Ok(Arrangement { draft, options, layout, orders, segments, places })
+    Ok(Arrangement { draft, options, layout, orders, segments, places, knobs })
 }
 
 /// The lowerings that may become the plan.
@@ -72,21 +87,33 @@ fn best_order(
     target: &Target,
     limits: &Limits,
     draft: impl FnMut(Options) -> Result<Draft>,
-) -> Result<(Draft, Options, Layout, Vec<Candidate>)> {
-    let mut best: Option<(Draft, Options, Layout, Vec<Candidate>)> = None;
+) -> Result<(Draft, Options, Layout, Vec<Candidate>, Vec<Knob>)> {
+    let mut best: Option<(Draft, Options, Layout, Vec<Candidate>, Vec<Knob>)> = None;
     for (join, draft) in [true, false].into_iter().zip(drafts(draft)?) {
         check_sizes(&draft, target)?;
-        let bar = best.as_ref().map_or(u64::MAX, |(joined, _, layout, _)| {
+        let fits = |bytes: u64| limits.memory.is_none_or(|limit| bytes <= limit);
+        let bar = best.as_ref().map_or(u64::MAX, |(joined, _, layout, ..)| {
             let bytes = total(target, joined, layout);
-            let fits = limits.memory.is_none_or(|limit| bytes <= limit);
-            layout.peak.saturating_sub(if fits { bytes / COPIES_SAVE } else { 0 })
+            let worth = match joined.prefer {
+                _ if !fits(bytes) => 0,
+                Prefer::Memory => 0,
+                Prefer::Balance => bytes / COPIES_SAVE,
+                Prefer::Speed => u64::MAX,
+            };
+            layout.peak.saturating_sub(worth)
         });
         if let Some((layout, mut orders)) = best_of(target, &draft, bar)? {
-            if let Some((_, _, _, joined)) = &best {
+            let mut knobs = Vec::new();
+            if let Some((before, _, joined, first, _)) = &best {
+                let because = if fits(total(target, before, joined)) { Because::Memory } else { Because::Limit };
+                knobs.push(Knob::new("copies of parts", layout.peak as i64 - joined.peak as i64, because));
                 orders.iter_mut().for_each(|order| order.name += Candidate::COPIED);
-                orders.insert(0, joined[0].clone());
+                orders.insert(0, first[0].clone());
+            } else if let Some(file) = orders.first().filter(|file| file.peak > layout.peak) {
+                let saved = layout.peak as i64 - file.peak as i64;
+                knobs.push(Knob::new("another order than the file's", saved, Because::Memory));
             }
-            best = Some((draft, Options { join }, layout, orders));
+            best = Some((draft, Options { join }, layout, orders, knobs));
         }
     }
     Ok(best.expect("any arena is below the first bar"))
@@ -103,7 +130,7 @@ fn best_of(target: &Target, draft: &Draft, bar: u64) -> Result<Option<(Layout, V
     let mut best: Option<(usize, Layout)> = None;
     for at in queue {
         let bar = best.as_ref().map_or(bar, |(holder, best)| best.peak.saturating_add(u64::from(at < *holder)));
-        let layout = layout(draft, target, &tries[at].steps, 1, bar)?;
+        let layout = place(draft, target, &tries[at].steps, 1, bar)?;
         orders[at].peak = layout.peak;
         orders[at].bound = layout.bound.min(layout.peak);
         if layout.peak < bar {
@@ -121,7 +148,11 @@ const STREAMS_COST: u64 = 1 << 20;
 /// spares it.
 fn widen(draft: &Draft, target: &Target, narrow: &Layout) -> Result<Option<Layout>> {
     let constants: u64 = draft.constants.iter().map(|c| draft.buffers[c.buffer].bytes).sum();
-    let most = if draft.spares_memory { 0 } else { STREAMS_COST.max(narrow.peak / 4).max(constants / 32) };
+    let most = match draft.prefer {
+        Prefer::Memory => 0,
+        Prefer::Balance => STREAMS_COST.max(narrow.peak / 4).max(constants / 32),
+        Prefer::Speed => u64::MAX,
+    };
     let bar = narrow.peak.saturating_add(most).saturating_add(1);
     let file: Vec<_> = StepIdx::all(&draft.steps).collect();
     let mut streams = target.streams as usize;
@@ -129,7 +160,7 @@ fn widen(draft: &Draft, target: &Target, narrow: &Layout) -> Result<Option<Layou
         let mut best: Option<Layout> = None;
         for order in [&file, &narrow.order] {
             let bar = best.as_ref().map_or(bar, |best| best.peak);
-            let wide = layout(draft, target, order, streams, bar)?;
+            let wide = place(draft, target, order, streams, bar)?;
             if wide.peak < bar && wide.streams.used() > 1 {
                 best = Some(wide);
             }

@@ -104,6 +104,7 @@ pub fn assemble(
         origin: None,
         segments: segments.clone(),
         programs: vec![program],
+        choices: arrangement.knobs.clone(),
     };
     let bound = live_bytes(layout, draft, whole, target)?;
     plan.programs[0].summary = summary(plan.first(), bound, orders.clone());

@@ -30,11 +30,14 @@ pub fn shrink(draft: &mut Draft) {
 }
 
 /// Gives every library call the bytes of the arena that are free while it runs, up to the most that it can use.
-pub fn grow(draft: &mut Draft, layout: &mut Layout, target: &Target) {
+///
+/// Returns how much more the calls got, if they did: at most, of one.
+pub fn grow(draft: &mut Draft, layout: &mut Layout, target: &Target) -> Option<u64> {
+    let least: Vec<u64> = draft.kernels.iter().map(|kernel| kernel.workspace).collect();
     let most = |call: &Call| call.workspace().min(target.max_binding);
     let most: Vec<u64> = draft.kernels.iter().map(|k| k.schedule.call().map_or(0, most)).collect();
     if most.iter().all(|&bytes| bytes == 0) {
-        return;
+        return None;
     }
     let (ranges, offsets) = (&mut layout.live.ranges, &mut layout.offsets);
     let mut by_start: Vec<usize> = (0..ranges.len()).collect();
@@ -74,6 +77,8 @@ pub fn grow(draft: &mut Draft, layout: &mut Layout, target: &Target) {
     }
     layout.segments = ends;
     layout.peak = layout.segments.iter().sum();
+    let more = calls.iter().map(|&(kernel, _)| given[kernel].saturating_sub(least[kernel.index()]));
+    more.max().filter(|&bytes| bytes > 0)
 }
 
 /// Gives the library calls of a draft that runs in a layout, where `whole` numbers its buffers, what the layout has for them.

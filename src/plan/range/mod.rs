@@ -31,8 +31,8 @@ use crate::error::{Error, Result};
 use crate::graph::Graph;
 use crate::kernel::cpu::TILE_BYTES;
 use crate::kernel::tuned::Tuned;
-use crate::pass::Prepared;
 use crate::pass::chunk;
+use crate::pass::{Prefer, Prepared};
 use crate::shape::{Extent, Shape};
 use crate::target::{Family, Target};
 use std::collections::{BTreeSet, HashMap};
@@ -185,8 +185,15 @@ impl ShapeRange {
     ///
     /// Constants keep their addresses: the plans of a range run by turns, and tell by the address which constant is there.
     fn place_own(&self, draft: &Draft) -> Result<Arrangement, String> {
-        let Arrangement { draft: planned, options, layout: Layout { order, streams, .. }, orders, segments, places } =
-            &self.arrangement;
+        let Arrangement {
+            draft: planned,
+            options,
+            layout: Layout { order, streams, .. },
+            orders,
+            segments,
+            places,
+            knobs,
+        } = &self.arrangement;
         let mut whole = planned.clone();
         let map = correspond(&mut whole, draft, true)?;
         let layout =
@@ -212,7 +219,7 @@ impl ShapeRange {
         };
         let places = BufferIdx::all(&draft.buffers).map(place).collect::<Result<_, _>>()?;
         let (draft, orders, segments) = (draft.clone(), orders.clone(), segments.clone());
-        Ok(Arrangement { draft, options: *options, layout, orders, segments, places })
+        Ok(Arrangement { draft, options: *options, layout, orders, segments, places, knobs: knobs.clone() })
     }
 
     /// The binding for inputs of these shapes, in the plan's order. A dim that no given input has gets its largest extent.
@@ -364,8 +371,8 @@ impl Maker {
         if let Some(least) = self.chunked {
             chunk::run(&mut graph, self.recipe.chunks, least)?;
         }
-        if self.recipe.chunks > 1 {
-            graph.spares_memory = true;
+        if self.recipe.chunks > 1 && graph.prefer == Prefer::Balance {
+            graph.prefer = Prefer::Memory;
         }
         graph.tuned.clone_from(&self.tuned);
         let draft = arrange::draft(&graph, &self.target, options)?;

@@ -1,7 +1,7 @@
 //! Compares two plans buffer by buffer.
 
 use super::peak::{Peak, peak};
-use crate::plan::{Buffer, BufferIdx, Class, SegmentIdx, View};
+use crate::plan::{Buffer, BufferIdx, Class, Knob, SegmentIdx, View};
 use serde::Serialize;
 use std::cmp::Reverse;
 use std::collections::{HashMap, HashSet};
@@ -61,6 +61,8 @@ pub struct Diff {
     pub buffers: Vec<Changed>,
     /// Number of buffers that are the same.
     pub unchanged: usize,
+    /// The choices of each plan that the other does not have, or not at the same bytes.
+    pub choices: [Vec<Knob>; 2],
     /// The step with the most live bytes in each plan, and the buffers that are live there.
     pub peaks: [Peak; 2],
 }
@@ -104,8 +106,19 @@ pub fn diff(a: View, b: View) -> Diff {
         classes,
         buffers,
         unchanged,
+        choices: [others(a, b), others(b, a)],
         peaks: plans.map(|p| peak(p, None)),
     }
+}
+
+/// The choices of a program, and of its plan, that are not another's.
+fn others(own: View, other: View) -> Vec<Knob> {
+    let of = |view: View| -> Vec<Knob> {
+        let all = view.plan.choices.iter().filter(|knob| knob.program.as_ref().is_none_or(|name| *name == view.name));
+        all.cloned().collect()
+    };
+    let known = of(other);
+    of(own).into_iter().filter(|knob| !known.contains(knob)).collect()
 }
 
 /// Name, class, and the number among the buffers that share both.

@@ -48,11 +48,18 @@ pub fn page(subject: &str, plan: View, graph: Option<&Graph>, limit: Option<u64>
     document(&json!({"title": title, "scenes": [scene], "summary": plan.summary}))
 }
 
-/// The page of a subject's plan with the time that each of its steps takes on a device by itself.
-pub fn timed_page(subject: &str, plan: View, steps: &[TimedStep], device: &str) -> String {
-    let times = steps.iter().map(|step| step.median_us).collect();
-    let scene = Scene { name: subject.to_owned(), times, ..Scene::of(plan, None, None) };
-    document(&json!({"title": format!("{subject} on {device}"), "scenes": [scene], "summary": plan.summary}))
+/// The page of what was timed, each with its name: programs or bindings, with the time that each of their steps takes on a device by itself.
+pub fn timed_page(subject: &str, timed: &[(String, View, Vec<TimedStep>)], device: &str) -> String {
+    let scene = |(name, program, steps): &(String, View, Vec<TimedStep>)| {
+        let times = steps.iter().map(|step| step.median_us).collect();
+        Scene { name: name.clone(), times, ..Scene::of(*program, None, None) }
+    };
+    let scenes: Vec<_> = timed.iter().map(scene).collect();
+    let mut data = json!({"title": format!("{subject} on {device}"), "scenes": scenes});
+    if let [(_, program, _)] = timed {
+        data["summary"] = json!(program.summary);
+    }
+    document(&data)
 }
 
 /// The page of a subject's programs: their scenes, one below another.

@@ -1,0 +1,67 @@
+//! Flags that go together: what works for one model works for several, for ranges, for trainings and for runs at once.
+
+use crate::cli::{fails, ok, ok_json};
+use crate::common::Folder;
+
+const MODEL: &[&str] = &["graphs/digits.onnx", "--set", "batch=4", "--threads", "2"];
+const RANGE: &[&str] = &["graphs/digits.onnx", "--set", "batch=1..4", "--threads", "2"];
+const SEVERAL: &[&str] =
+    &["a=graphs/digits.onnx", "b=graphs/digits.onnx", "--set", "a:batch=2", "--set", "b:batch=4", "--threads", "2"];
+const TRAIN: &[&str] = &["--train", "graphs/digits.onnx", "--loss", "cross_entropy", "--batch", "12", "--threads", "2"];
+const BENCH: &[&str] = &["bench", "--backend", "cpu", "--warmup", "1", "--iters", "2"];
+const FOR: &[&str] = &["bench", "--backend", "cpu", "--warmup", "1", "--duration", "5ms"];
+
+#[test]
+fn plan_takes_all_flags_for_all_kinds() {
+    let folder = Folder::new("pairs");
+    let svg = folder.path("plan.svg");
+    for kind in [MODEL, RANGE, SEVERAL] {
+        ok(&[&["plan"], kind, &["--svg", &svg, "--placement"]]);
+        let drawn = std::fs::read_to_string(&svg).expect("it is drawn");
+        assert_eq!(drawn.matches("<svg").count(), 1);
+        let advice = &ok_json(&[&["plan"], kind, &["--advise"]])["advice"];
+        assert!(!advice["remedies"].as_array().expect("remedies").is_empty(), "{kind:?}");
+        fails(2, &[&["plan"], kind, &["--memory-limit", "1KiB"]], &["1,024 bytes"]);
+        fails(2, &[&["plan"], kind, &["--assert-peak", "1KiB"]], &["--assert-peak"]);
+    }
+    ok(&[&["plan"], TRAIN, &["--svg", &svg]]);
+    for kind in [MODEL, SEVERAL, TRAIN] {
+        let [one, two] =
+            ["1", "2"].map(|runs| ok_json(&[&["plan"], kind, &["--forks", runs]])["planned_bytes"].as_u64());
+        assert!(one < two && two < one.map(|bytes| 2 * bytes), "{kind:?}: {one:?}, {two:?}");
+    }
+    ok(&[&["plan"], MODEL, &["--forks", "3", "--advise"]]);
+    ok(&[&["plan"], SEVERAL, &["--forks", "3", "--advise"]]);
+    // An input sets the dims of the programs that have it.
+    let given = ok_json(&[&["plan", "a=graphs/digits.onnx", "b=graphs/digits.onnx", "--input", "image=3x1x8x8xf32=0"]]);
+    for program in given["programs"].as_array().expect("programs") {
+        assert_eq!(program["inputs"][0]["shape"][0], 3, "{given}");
+    }
+    // Measured schedules are for all programs.
+    let tuned = folder.path("cache");
+    std::fs::create_dir_all(&tuned).expect("it is made");
+    fails(1, &[&["plan"], TRAIN, &["--advise"]], &["--curve"]);
+    fails(1, &[&["plan"], RANGE, &["--forks", "2"]], &["one run at once", "constants"]);
+}
+
+#[test]
+fn bench_takes_all_flags_for_all_kinds() {
+    let folder = Folder::new("pairs-bench");
+    let page = folder.path("page.html");
+    let at: &[&str] = &["--at", "batch=1,3"];
+    let range = [RANGE, at].concat();
+    let forks = [MODEL, &["--forks", "2"]].concat();
+    let training = [TRAIN, &["--forks", "2"]].concat();
+    for kind in [&range[..], &forks, MODEL, SEVERAL, TRAIN, &training] {
+        let timed = ok_json(&[BENCH, kind, &["--steps", "--html", &page]]);
+        let steps = if kind == range { &timed["bindings"][0]["steps"] } else { &timed["steps"] };
+        assert!(!steps.as_array().expect("steps").is_empty(), "{kind:?}: {timed}");
+        assert!(std::fs::read_to_string(&page).expect("it is drawn").contains("</html>"));
+        std::fs::remove_file(&page).expect("it was there");
+        ok(&[FOR, kind]);
+    }
+    ok_json(&[BENCH, &range, &["--input", "image=3x1x8x8xf32=0.5"]]);
+    fails(1, &[BENCH, &range, &["--input", "image=2x1x8x8xf32=0.5"]], &["image", "no extent of --at"]);
+    ok_json(&[BENCH, TRAIN, &["--program", "evaluate"]]);
+    fails(1, &[BENCH, TRAIN, at], &["--at", "one batch"]);
+}
