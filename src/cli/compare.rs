@@ -5,15 +5,13 @@ use super::args::{self, Given, Inputs, Model, On};
 use super::expect::Tolerances;
 use super::method::Trained;
 use super::programs::More;
-use super::subject::Subject;
 use super::{Failure, line, print};
-use crate::advise::Case;
 use crate::backend::Backend;
 use crate::eager::compare::{Comparison, Moved, Observed, Setup, compare, moved_by_quantizing};
 use crate::error::{Error, Result};
 use crate::graph::Graph;
 use crate::pass::Quantize;
-use crate::plan::{self, Graphs, Job, Limits, Recipe};
+use crate::plan::{self, Graphs, Job};
 use crate::report::picture::{Scene, comparison_page};
 use crate::report::{Table, grouped, human};
 use crate::session::{self, Options};
@@ -28,7 +26,9 @@ use std::path::PathBuf;
 
 /// The records of `--json`, as `schema.rs` reads them.
 pub(super) const SCHEMA: &str = "
-compare = comparison|comparisons|across
+compare = comparison|comparisons|across|all_across
+all_across
+  programs [across]
 across
   ..subject
   model text
@@ -49,6 +49,7 @@ comparisons
   ..subject
   programs [ways]
   planned_together_bytes int
+  answer? answer
 ways
   model text
   target text
@@ -173,61 +174,91 @@ impl Compare {
         self.refuse_flags()?;
         let given = args::given("--input", &self.inputs.inputs)?;
         let more = self.more.or_training(self.trained.method.clone());
-        if !more.is_one(&self.model) {
-            return self.run_programs(&more, &given, json);
-        }
-        let (model, dims) = self.model.load(&given)?;
-        let graph = self.model.import(&model, &dims, &given)?;
-        let extents = dims.iter().map(|(name, extent)| (name.clone(), (*extent).into())).collect();
-        let subject = Subject::new(vec![self.model.model.clone()], extents);
+        let asked = more.asked(&self.model, &given)?;
+        let in_file = |e: Error| asked.in_file(&self.model, e);
         let options = self.model.options(&self.on)?;
         let session::Device { backend: device, name } = session::open(&options)?;
         tracing::info!("backend: {name}");
         session::check_limit(&*device, options.memory_limit)?;
-        // If not even the plan fits, there is nothing to compare.
-        let planned = options.recipe.plan(graph.clone(), device.target(), &self.model.limits());
-        let refuse = |e: Error| {
-            let case = Case::of(&model, dims.clone(), device.target().clone(), options.recipe);
-            args::refuse(&case, e.in_file(&self.model.model), json)
-        };
-        let plan = planned.map_err(refuse)?;
-        let inputs = args::fill(&plan.programs[0], given, self.inputs.seed)?;
-        let ways = WAYS + u64::from(device.pools());
+        let (target, ways) = (device.target().clone(), WAYS + u64::from(device.pools()));
         drop(device);
-        let scenes = RefCell::new(Vec::new());
-        let observe = |name: &str, graph: &Graph, observed: Observed| {
-            let scene = match observed {
-                Observed::Eager(program, log) => Scene::eager(name, program, log, Some(graph)),
-                Observed::Planned(plan) => Ok(Scene::whole(name, plan, Some(graph))),
+        // If not even the plan fits, there is nothing to compare.
+        let recipe = options.recipe;
+        let job = Job { recipe, ..Job::new(asked.programs.clone(), &target).within(self.model.memory_limit) };
+        let planned = plan::plan(&job).map_err(|error| asked.refuse(&self.model, &target, error, json))?.plan;
+        let several = planned.programs.len() > 1;
+        let (mut all, mut drawn) = (Vec::new(), Vec::new());
+        for ((_, graphs), program) in asked.programs.iter().zip(&planned.programs) {
+            let (graph, inputs) = self.largest(graphs, program, several, &given).map_err(in_file)?;
+            let scenes = RefCell::new(Vec::new());
+            let observe = |name: &str, graph: &Graph, observed: Observed| {
+                let scene = match observed {
+                    Observed::Eager(program, log) => Scene::eager(name, program, log, Some(graph)),
+                    Observed::Planned(plan) => Ok(Scene::whole(name, plan, Some(graph))),
+                };
+                scenes.borrow_mut().push(scene);
             };
-            scenes.borrow_mut().push(scene);
-        };
-        let observe: Option<&dyn Fn(&str, &Graph, Observed)> = if self.html.is_some() { Some(&observe) } else { None };
-        let in_file = |e: Error| e.in_file(&self.model.model);
-        let result = self.compared(&graph, &inputs, &options, ways, observe).map_err(in_file)?;
-        let quantized = self.quantized(&graph, &inputs, &options).map_err(in_file)?;
+            let observe: Option<&dyn Fn(&str, &Graph, Observed)> =
+                if self.html.is_some() { Some(&observe) } else { None };
+            let result = self.compared(&graph, &inputs, &options, ways, observe).map_err(in_file)?;
+            let model = if several { program.name.clone() } else { result.model.clone() };
+            let quantized = self.quantized(&graph, &inputs, &options).map_err(in_file)?;
+            drawn.push(scenes.into_inner().into_iter().collect::<Result<Vec<_>>>()?);
+            all.push((Comparison { model, ..result }, quantized));
+        }
+        let heading = asked.subject.heading();
         if let Some(path) = &self.html {
-            let page =
-                comparison_page(&subject.heading(), &result, scenes.into_inner().into_iter().collect::<Result<_>>()?);
+            let page = comparison_page(&heading, all.iter().map(|(result, _)| result).zip(drawn).collect());
             file::write_whole(path, "write the page", |out| out.write_all(page.as_bytes()))?;
         }
         let text = if json {
-            let mut value = json!(result);
-            subject.name_in(&mut value);
-            if let Some(quantized) = &quantized {
-                value["quantized"] = json!(quantized);
-            }
-            if let Some(answer) = self.model.answer(&plan) {
+            let record = |(result, quantized): &(Comparison, Option<Quantized>)| {
+                let mut value = json!(result);
+                if let Some(quantized) = quantized {
+                    value["quantized"] = json!(quantized);
+                }
+                value
+            };
+            let mut records: Vec<_> = all.iter().map(record).collect();
+            let mut value = if several {
+                json!({"programs": records, "planned_together_bytes": planned.bytes()})
+            } else {
+                records.swap_remove(0)
+            };
+            asked.subject.name_in(&mut value);
+            if let Some(answer) = self.model.answer(&planned) {
                 value["answer"] = json!(answer);
             }
             line(&value)
         } else {
-            let quantized = quantized.map_or(String::new(), |quantized| quantized.text());
-            report::comparison(&subject.heading(), &result) + &quantized + &self.model.answer_text(&plan)
+            let told = |(result, quantized): &(Comparison, Option<Quantized>)| {
+                let head = if several { format!("{heading}, {}", result.model) } else { heading.clone() };
+                report::comparison(&head, result) + &quantized.as_ref().map_or(String::new(), Quantized::text)
+            };
+            let told = all.iter().map(told).collect::<Vec<_>>().join("\n");
+            let bytes = planned.bytes();
+            let together = match several {
+                true => format!("\nplanned together: {} ({} bytes)\n", human(bytes), grouped(bytes)),
+                false => String::new(),
+            };
+            told + &together + &self.model.answer_text(&planned)
         };
         print(&text)?;
-        result.verdict(FUSED_TOLERANCE)?;
+        all.iter().try_for_each(|(result, _)| result.verdict(FUSED_TOLERANCE))?;
         Ok(String::new())
+    }
+
+    /// The graph of a program, of the largest binding of a range, and its inputs.
+    fn largest(
+        &self,
+        graphs: &Graphs,
+        program: &plan::Program,
+        several: bool,
+        given: &[Given],
+    ) -> Result<(Graph, Vec<Tensor>)> {
+        let takes = |given: &&Given| !several || program.inputs.iter().any(|port| port.name == given.name);
+        let own = given.iter().filter(takes).cloned().collect();
+        Ok((graphs.largest()?, args::fill(program, own, self.inputs.seed)?))
     }
 
     /// Refuses flags that have no use without --across.
@@ -241,25 +272,32 @@ impl Compare {
         Ok(())
     }
 
-    /// Computes the graph in two ways.
+    /// Computes the graphs in two ways.
     fn run_across(&self, ways: &Ways, json: bool) -> Result<String, Failure> {
-        if !self.more.is_one(&self.model) {
-            return Err(Error::usage("--across: expected one model; compare each by itself".into()).into());
-        }
         let given = args::given("--input", &self.inputs.inputs)?;
-        let (model, dims) = self.model.load(&given)?;
-        let graph = self.model.import(&model, &dims, &given)?;
-        let in_file = |e: Error| e.in_file(&self.model.model);
-        let extents = dims.into_iter().map(|(name, extent)| (name, extent.into())).collect();
-        let subject = Subject::new(vec![self.model.model.clone()], extents);
+        let asked = self.more.asked(&self.model, &given)?;
+        let in_file = |e: Error| asked.in_file(&self.model, e);
         let options = Options { dims: Vec::new(), outputs: Vec::new(), ..self.model.options(&self.on)? };
         // A plan for any device says which elements inputs may have.
-        let plan = Recipe::default().plan(graph.clone(), &Target::cpu(1), &Limits { memory: None }).map_err(in_file)?;
-        let names = plan.programs[0].inputs.iter().map(|port| port.name.clone());
-        let inputs = names.zip(args::fill(&plan.programs[0], given, self.inputs.seed)?).collect();
-        let tolerance = self.tolerances.tolerance();
-        let across = Across { graph: &graph, inputs, options, ways: ways.clone(), tolerance };
-        across.run(&subject, json).map_err(|failure| Failure { error: in_file(failure.error), ..failure })
+        let planned = plan::plan(&Job::new(asked.programs.clone(), &Target::cpu(1))).map_err(in_file)?.plan;
+        let several = planned.programs.len() > 1;
+        let mut told = Vec::new();
+        for ((_, graphs), program) in asked.programs.iter().zip(&planned.programs) {
+            let (graph, inputs) = self.largest(graphs, program, several, &given).map_err(in_file)?;
+            let inputs = program.inputs.iter().map(|port| port.name.clone()).zip(inputs).collect();
+            let (options, ways, tolerance) = (options.clone(), ways.clone(), self.tolerances.tolerance());
+            let across = Across { graph: &graph, inputs, options, ways, tolerance };
+            let of = |failure: Failure| Failure { error: in_file(failure.error), ..failure };
+            told.push(across.run(&asked.subject, json).map_err(of)?);
+        }
+        match &told[..] {
+            [one] => Ok(one.clone()),
+            all if json => Ok(format!(
+                "{{\"programs\":[{}]}}\n",
+                all.iter().map(|text| text.trim_end()).collect::<Vec<_>>().join(",")
+            )),
+            all => Ok(all.join("\n")),
+        }
     }
 
     /// Runs a graph in every way, under a progress bar.
@@ -302,58 +340,5 @@ impl Compare {
             Err(error) => return Err(error),
         };
         Ok(Some(Quantized { quantize, lost }))
-    }
-
-    /// Compares the ways to run each of several graphs, and says what they take if they are planned together.
-    fn run_programs(&self, more: &More, given: &[Given], json: bool) -> Result<String, Failure> {
-        if self.html.is_some() {
-            return Err(Error::usage("--html: expected one model; compare each program by itself for it".into()).into());
-        }
-        let options = self.model.options(&self.on)?;
-        let session::Device { backend: device, name } = session::open(&options)?;
-        tracing::info!("backend: {name}");
-        session::check_limit(&*device, options.memory_limit)?;
-        let (target, ways) = (device.target().clone(), WAYS + u64::from(device.pools()));
-        drop(device);
-        let asked = more.asked(&self.model, given)?;
-        let job = Job { recipe: options.recipe, ..Job::new(asked.programs.clone(), &target) };
-        let planned = plan::plan(&job.clone().within(self.model.memory_limit));
-        let together = planned.map_err(|error| asked.refuse(&self.model, &target, error, json))?.plan.bytes();
-        let (mut results, mut quantized) = (Vec::new(), Vec::new());
-        for (name, graphs) in asked.programs {
-            let Graphs::One(graph) = graphs else {
-                let what =
-                    format!("program '{name}': expected one extent for each dim, as this command takes no range");
-                return Err(Error::usage(what).into());
-            };
-            let plan = options.recipe.plan((*graph).clone(), &target, &Limits { memory: None })?;
-            let own = given.iter().filter(|given| plan.programs[0].inputs.iter().any(|port| port.name == given.name));
-            let inputs = args::fill(&plan.programs[0], own.cloned().collect(), self.inputs.seed)?;
-            let result = self.compared(&graph, &inputs, &options, ways, None)?;
-            quantized.push(self.quantized(&graph, &inputs, &options)?);
-            results.push(Comparison { model: name, ..result });
-        }
-        let text = if json {
-            let mut value = json!({"programs": results, "planned_together_bytes": together});
-            for (program, quantized) in quantized.iter().enumerate() {
-                if let Some(quantized) = quantized {
-                    value["programs"][program]["quantized"] = json!(quantized);
-                }
-            }
-            asked.subject.name_in(&mut value);
-            line(&value)
-        } else {
-            let subject = asked.subject.heading();
-            let head = |name: &str| format!("{subject}, {name}");
-            let texts = quantized.iter().map(|quantized| quantized.as_ref().map_or(String::new(), Quantized::text));
-            let all = results.iter().zip(texts);
-            let all: Vec<_> =
-                all.map(|(result, text)| report::comparison(&head(&result.model), result) + &text).collect();
-            let bytes = format!("planned together: {} ({} bytes)\n", human(together), grouped(together));
-            format!("{}\n{bytes}", all.join("\n"))
-        };
-        print(&text)?;
-        results.iter().try_for_each(|result| result.verdict(FUSED_TOLERANCE))?;
-        Ok(String::new())
     }
 }

@@ -33,9 +33,11 @@ use std::sync::Arc;
 pub(super) const SCHEMA: &str = "
 plan = planned|training
 planned
+  ..told
+  planned_bytes int
+told
   ..subject
   ..plan_file
-  planned_bytes int
   beside? beside
   answer? answer
   advice? advice
@@ -43,7 +45,7 @@ tried
   binding {int}
   live_bytes int
 training
-  ..planned
+  ..told
   ..training_bytes
   recompute recompute
   curve? [point]

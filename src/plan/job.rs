@@ -65,6 +65,23 @@ impl From<Graph> for Graphs {
     }
 }
 
+impl Graphs {
+    /// The graph before its passes; of a range, that of the largest binding.
+    ///
+    /// # Errors
+    /// When it cannot be made.
+    pub fn largest(&self) -> Result<Graph> {
+        match self {
+            Graphs::One(graph) => Ok((**graph).clone()),
+            Graphs::Prepared(graph) => Ok(graph.graph.clone()),
+            Graphs::Range(source, dims) => {
+                let dims: Vec<_> = dims.iter().map(|(name, extent)| (name.clone(), extent.most())).collect();
+                source(&dims, Decisions::default())
+            }
+        }
+    }
+}
+
 impl From<Prepared> for Graphs {
     fn from(graph: Prepared) -> Graphs {
         Graphs::Prepared(Box::new(graph))

@@ -9,36 +9,43 @@ use crate::train::classes::{Classes, States};
 use crate::train::losses::Losses;
 use serde_json::{Value, json};
 
-/// The page of a comparison of the ways to run a subject: one scene per column that ran, all on one scale of time and of bytes.
-pub fn comparison_page(subject: &str, comparison: &Comparison, scenes: Vec<Scene>) -> String {
-    let mut scenes = scenes;
+/// The page of the ways to run programs: one scene per column that ran, those of a program all on one scale of time and of bytes.
+pub fn comparison_page(subject: &str, compared: Vec<(&Comparison, Vec<Scene>)>) -> String {
+    let mut all = Vec::new();
     let mut notes = vec![
         "Memory from the load to the end of the first run. Segments of eager runs are drawn as low as they fit: their real addresses are not known.".to_owned(),
     ];
-    for column in &comparison.columns {
-        let measured = match &column.outcome {
-            Outcome::Ran(measured) => measured,
-            Outcome::Refused { does_not_fit } => {
-                notes.push(format!("{}: {does_not_fit}", column.name));
-                continue;
+    let target = compared.first().map_or("", |(comparison, _)| &comparison.target).to_owned();
+    let several = compared.len() > 1;
+    for (comparison, mut scenes) in compared {
+        let named = |column: &str| if several { format!("{}: {column}", comparison.model) } else { column.to_owned() };
+        for column in &comparison.columns {
+            let measured = match &column.outcome {
+                Outcome::Ran(measured) => measured,
+                Outcome::Refused { does_not_fit } => {
+                    notes.push(format!("{}: {does_not_fit}", named(&column.name)));
+                    continue;
+                }
+            };
+            let figures = [
+                ("peak reserved", human(measured.peak_reserved_bytes)),
+                ("peak live", human(measured.peak_live_bytes)),
+                ("fragmentation", format!("{:.1} %", 100.0 * measured.fragmentation)),
+                ("smallest device that fits", human(column.smallest_device_bytes)),
+                ("driver calls, load and run 1", measured.driver_calls_first.to_string()),
+                ("median run", format!("{:.3} ms", measured.median_ms)),
+            ];
+            for scene in scenes.iter_mut().filter(|scene| scene.name == column.name) {
+                scene.figures = figures.iter().map(|(name, text)| ((*name).to_owned(), text.clone())).collect();
+                scene.target.clone_from(&comparison.target);
+                scene.limit = comparison.memory_limit;
             }
-        };
-        let figures = [
-            ("peak reserved", human(measured.peak_reserved_bytes)),
-            ("peak live", human(measured.peak_live_bytes)),
-            ("fragmentation", format!("{:.1} %", 100.0 * measured.fragmentation)),
-            ("smallest device that fits", human(column.smallest_device_bytes)),
-            ("driver calls, load and run 1", measured.driver_calls_first.to_string()),
-            ("median run", format!("{:.3} ms", measured.median_ms)),
-        ];
-        for scene in scenes.iter_mut().filter(|scene| scene.name == column.name) {
-            scene.figures = figures.iter().map(|(name, text)| ((*name).to_owned(), text.clone())).collect();
-            scene.target.clone_from(&comparison.target);
-            scene.limit = comparison.memory_limit;
         }
+        scenes.iter_mut().for_each(|scene| scene.name = named(&scene.name));
+        all.extend(scenes);
     }
-    let title = format!("{subject} on {}: eager and planned", comparison.target);
-    document(&json!({"title": title, "scenes": scenes, "notes": notes}))
+    let title = format!("{subject} on {target}: eager and planned");
+    document(&json!({"title": title, "scenes": all, "notes": notes}))
 }
 
 /// The page of a subject's plan: one file without references to others. Its data is the scene's JSON.
