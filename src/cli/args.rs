@@ -10,6 +10,7 @@ use crate::file::fnv;
 use crate::graph::Graph;
 use crate::pass::Quantize;
 use crate::plan::{Limits, Plan, Prefer, Program, Recipe};
+use crate::random::splitmix;
 use crate::report::{Table, human};
 use crate::session::{self, Choice, Options, Saved, Session};
 use crate::shape::{Extent, Shape};
@@ -875,8 +876,8 @@ fn value(flag: &str, text: &str) -> Result<Given> {
             // Larger numbers are no doubles, by which elements are made.
             ensure([least, most].iter().all(|bound| bound.unsigned_abs() <= 1 << 53), bad)?;
             let count = most.checked_sub(least).and_then(|n| u64::try_from(n).ok()?.checked_add(1)).ok_or_else(bad)?;
-            let mut random = Random(fnv(name.as_bytes()) as u64);
-            Box::new(move || least as f64 + (random.next() % count) as f64)
+            let mut random = splitmix(fnv(name.as_bytes()) as u64);
+            Box::new(move || least as f64 + (random() % count) as f64)
         }
         None => {
             let fill: f64 = fill.parse().map_err(|_| bad())?;
@@ -918,7 +919,7 @@ fn made(dtype: DType, shape: Shape, mut next: impl FnMut() -> f64) -> Result<Ten
 
 /// Inputs in the plan's order: those given, random ones for the rest. What is given to states is in the graph.
 pub(super) fn fill(plan: &Program, given: Vec<Given>, seed: u64) -> Result<Vec<Tensor>> {
-    let mut random = Random(seed);
+    let mut random = splitmix(seed);
     // What else is given is a state's, or of an input that the plan is bound to.
     let is_input = |given: &Given| plan.inputs.iter().any(|port| port.name == given.name);
     let mut inputs: Vec<_> = given.into_iter().filter(is_input).map(|g| (g.name, g.tensor)).collect();
@@ -940,9 +941,9 @@ pub(super) fn fill(plan: &Program, given: Vec<Given>, seed: u64) -> Result<Vec<T
                 let count = most - first + 1.0;
                 // Of what is bounded at one end alone, no range is known.
                 if !count.is_finite() || count < 1.0 {
-                    return random.value(port.dtype).max(least).min(most);
+                    return drawn(random(), port.dtype).max(least).min(most);
                 }
-                first + (random.next() % count as u64) as f64
+                first + (random() % count as u64) as f64
             });
             let tensor = tensor.map_err(|what| Error::usage(format!("input '{}': {what}", port.name)))?;
             inputs.push((port.name.clone(), tensor));
@@ -952,23 +953,9 @@ pub(super) fn fill(plan: &Program, given: Vec<Given>, seed: u64) -> Result<Vec<T
     session::arrange(plan, &inputs)
 }
 
-/// splitmix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, 2014).
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    /// Floats in [-1, 1); 0 or 1 for integers, which every index allows.
-    fn value(&mut self, dtype: DType) -> f64 {
-        let bits = self.next();
-        if dtype.is_real() { (bits >> 11) as f64 / (1u64 << 52) as f64 - 1.0 } else { (bits >> 63) as f64 }
-    }
+/// A float in [-1, 1) of random bits; 0 or 1 for integers, which every index allows.
+fn drawn(bits: u64, dtype: DType) -> f64 {
+    if dtype.is_real() { (bits >> 11) as f64 / (1u64 << 52) as f64 - 1.0 } else { (bits >> 63) as f64 }
 }
 
 /// Loads weights under a bar. `load` gets a function that takes the number of constants loaded so far, and the number of all.

@@ -251,26 +251,15 @@ fn subtract(mut piece: Digits, cut: &Digits, left: &mut Vec<Digits>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::random::splitmix;
     use std::collections::HashSet;
 
-    /// Small pseudorandom numbers, so that sets often meet.
-    struct Numbers(u64);
-
-    impl Numbers {
-        fn below(&mut self, n: u64) -> u64 {
-            self.0 ^= self.0 << 13;
-            self.0 ^= self.0 >> 7;
-            self.0 ^= self.0 << 17;
-            self.0 % n
-        }
-
-        fn access(&mut self) -> Access {
-            let rank = self.below(4) as usize;
-            let shape: Vec<_> = (0..rank).map(|_| [0, 1, 1, 2, 2, 3, 3, 4, 5, 7][self.below(10) as usize]).collect();
-            let strides = shape.iter().map(|_| [0, 1, 1, 2, 3, 4, 6, 12, 24, -1, -6, 5][self.below(12) as usize]);
-            let strides: Vec<isize> = strides.collect();
-            Access { strides, shape: shape.into(), offset: 40 + self.below(30) as isize }
-        }
+    /// Small, so that sets often meet.
+    fn access(mut random: impl FnMut() -> u64) -> Access {
+        let mut below = |n| (random() % n) as usize;
+        let shape: Vec<_> = (0..below(4)).map(|_| [0, 1, 1, 2, 2, 3, 3, 4, 5, 7][below(10)]).collect();
+        let strides = shape.iter().map(|_| [0, 1, 1, 2, 3, 4, 6, 12, 24, -1, -6, 5][below(12)]).collect();
+        Access { strides, shape: shape.into(), offset: 40 + below(30) as isize }
     }
 
     fn elements(access: &Access) -> Vec<u64> {
@@ -283,10 +272,10 @@ mod tests {
 
     #[test]
     fn sets_agree_with_enumeration() {
-        let mut numbers = Numbers(1);
+        let mut random = splitmix(1);
         let (mut disjoint, mut covered, mut injective) = (0, 0, 0);
         for _ in 0..30_000 {
-            let accesses: Vec<_> = (0..4).map(|_| numbers.access()).collect();
+            let accesses: Vec<_> = (0..4).map(|_| access(&mut random)).collect();
             let all: Vec<_> = accesses.iter().map(elements).collect();
             let Ok(sets) = accesses.iter().map(set).collect::<Result<Vec<_>, _>>() else {
                 assert!(accesses.iter().any(|a| a.span().is_some_and(|(low, _)| low < 0)));

@@ -3,7 +3,6 @@
 use crate::error::{Error, Result};
 use bytes::Bytes;
 use std::fs::{self, File};
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -31,9 +30,7 @@ pub fn try_write_whole(path: &Path, put: impl FnOnce(&mut dyn Write) -> io::Resu
     }
     // Other processes may write the same file at the same time. The partial file has a short name, because the file's
     // own name may already have the maximal length.
-    let mut name = DefaultHasher::new();
-    path.file_name().hash(&mut name);
-    let start = format!(".{:016x}.", name.finish());
+    let start = partial_start(path);
     let partial = path.with_file_name(format!("{start}{}.partial", std::process::id()));
     remove_remains(&partial, &start);
     let written = File::create(&partial).and_then(|file| {
@@ -52,6 +49,11 @@ pub fn try_write_whole(path: &Path, put: impl FnOnce(&mut dyn Write) -> io::Resu
         let _ = fs::remove_file(&partial);
     }
     result
+}
+
+/// What the names of a file's partial files begin with.
+fn partial_start(path: &Path) -> String {
+    format!(".{:016x}.", fnv(path.file_name().unwrap_or_default().as_encoded_bytes()) as u64)
 }
 
 /// Removes partial files of the same name that writers left when they were stopped. One that still writes has written in the last hour.
@@ -80,6 +82,16 @@ pub fn open(path: &Path) -> io::Result<File> {
     File::open(path)
 }
 
+/// Maps a whole file, as [`map`] does.
+///
+/// # Errors
+/// As [`open`] and [`map`].
+pub fn map_whole(path: &Path) -> io::Result<Bytes> {
+    let file = open(path)?;
+    let bytes = file.metadata()?.len();
+    map(&file, 0, usize::try_from(bytes).map_err(|e| io::Error::new(io::ErrorKind::OutOfMemory, e))?)
+}
+
 /// Maps `bytes` bytes of a file from `offset` on. They take no memory of the process: the system reads them when they are used, and can drop
 /// them again. The file must not change while they are in use.
 ///
@@ -103,13 +115,8 @@ pub fn map(file: &File, offset: u64, bytes: usize) -> io::Result<Bytes> {
 /// # Errors
 /// The file cannot be read.
 pub fn content(path: &Path) -> Result<String> {
-    let read = || {
-        let file = open(path)?;
-        let len = file.metadata()?.len();
-        let len = usize::try_from(len).map_err(|e| io::Error::new(io::ErrorKind::OutOfMemory, e))?;
-        Ok(format!("{:032x}", content_of(&map(&file, 0, len)?)))
-    };
-    read().map_err(|e| Error::file(path, "read it", e))
+    let bytes = map_whole(path).map_err(|e| Error::file(path, "read it", e))?;
+    Ok(format!("{:032x}", content_of(&bytes)))
 }
 
 /// A hash of words of 16 bytes, and of the length: models have gigabytes. Each step maps different hashes to different ones, and each bit of a
@@ -304,11 +311,9 @@ mod tests {
         let folder = std::env::temp_dir().join(format!("plimsoll-remains-{}", std::process::id()));
         fs::create_dir_all(&folder).expect("a temporary folder");
         let path = folder.join("plan.json");
-        let mut name = DefaultHasher::new();
-        path.file_name().hash(&mut name);
-        let [old, new, other] = [("old", 7200), ("new", 60), ("other", 7200)].map(|(kind, age)| {
-            let hash = name.finish() ^ u64::from(kind == "other");
-            let remains = folder.join(format!(".{hash:016x}.{age}{}.partial", kind.len()));
+        let of = [(&path, 7200), (&path, 60), (&folder, 7200)];
+        let [old, new, other] = of.map(|(path, age)| {
+            let remains = folder.join(format!("{}{age}.partial", partial_start(path)));
             let file = File::create(&remains).expect("a file");
             file.set_modified(std::time::SystemTime::now() - Duration::from_secs(age)).expect("a time");
             remains

@@ -39,11 +39,7 @@ const ALIGNMENT: usize = 64;
 /// As [`read`], and when the array is in Fortran order.
 pub fn map(path: &Path) -> Result<(DType, Shape, Bytes)> {
     let fail = |e| Error::file(path, "read the array", e);
-    let file = file::open(path).map_err(|e| Error::file(path, "open", e))?;
-    let length = file.metadata().map_err(fail)?.len();
-    let length =
-        usize::try_from(length).map_err(|_| fail(invalid(format!("{length} bytes are more than an address"))))?;
-    parts(&file::map(&file, 0, length).map_err(fail)?).map_err(fail)
+    parts(&file::map_whole(path).map_err(fail)?).map_err(fail)
 }
 
 /// The parts of an array file in C order: its elements' type and shape, and the elements, which are not copied.
@@ -138,7 +134,7 @@ pub fn write(path: &Path, tensor: &Tensor) -> Result<()> {
     })
 }
 
-fn invalid(what: impl Into<String>) -> io::Error {
+pub(crate) fn invalid(what: impl Into<String>) -> io::Error {
     io::Error::new(ErrorKind::InvalidData, what.into())
 }
 

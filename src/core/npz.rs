@@ -12,12 +12,13 @@
 
 use crate::dtype::DType;
 use crate::error::{Error, Result, ensure};
+use crate::npy::invalid;
 use crate::shape::Shape;
 use crate::tensor::Tensor;
 use crate::{file, npy};
 use bytes::Bytes;
 use miniz_oxide::inflate::decompress_to_vec_with_limit;
-use std::io::{self, ErrorKind};
+use std::io;
 use std::path::{Path, PathBuf};
 
 /// The most bytes that a deflated member may have.
@@ -104,10 +105,6 @@ fn archive(path: &Path) -> Option<(&Path, Option<&str>)> {
     Some((Path::new(&text[..colon]), Some(&text[colon + 1..])))
 }
 
-fn invalid(what: impl Into<String>) -> io::Error {
-    io::Error::new(ErrorKind::InvalidData, what.into())
-}
-
 /// A mapped archive and its directory.
 struct Archive {
     path: PathBuf,
@@ -142,11 +139,7 @@ struct Member {
 impl Archive {
     fn open(path: &Path) -> Result<Archive> {
         let fail = |e| Error::file(path, "read the archive", e);
-        let file = file::open(path).map_err(|e| Error::file(path, "open", e))?;
-        let length = file.metadata().map_err(fail)?.len();
-        let length =
-            usize::try_from(length).map_err(|_| fail(invalid("it has more bytes than an address can tell")))?;
-        let bytes = file::map(&file, 0, length).map_err(fail)?;
+        let bytes = file::map_whole(path).map_err(fail)?;
         let (directory, members) = directory(&bytes).map_err(fail)?;
         Ok(Archive { path: path.to_owned(), bytes, directory, members })
     }
@@ -185,7 +178,7 @@ impl Archive {
     fn read(&self, member: &Member) -> Result<Tensor> {
         let fail = |e| self.fail(member, e);
         let bytes = self.bytes(member).and_then(|bytes| member.inflated(bytes)).map_err(fail)?;
-        ensure(crc32(&bytes) == member.crc, || {
+        ensure(crc32fast::hash(&bytes) == member.crc, || {
             fail(invalid("its bytes are not those that were written: the checksum differs"))
         })?;
         npy::read_from(&mut &bytes[..], bytes.len() as u64).map_err(fail)
@@ -331,33 +324,9 @@ fn lengthen(numbers: &mut [u64; 3], mut extra: Fields) -> io::Result<()> {
     Ok(())
 }
 
-/// The checksum of a member (CRC-32).
-fn crc32(bytes: &[u8]) -> u32 {
-    const TABLE: [u32; 256] = {
-        let mut table = [0; 256];
-        let mut at = 0;
-        while at < 256 {
-            let (mut word, mut bit) = (at as u32, 0);
-            while bit < 8 {
-                word = word >> 1 ^ if word & 1 == 1 { 0xedb8_8320 } else { 0 };
-                bit += 1;
-            }
-            table[at] = word;
-            at += 1;
-        }
-        table
-    };
-    !bytes.iter().fold(!0, |crc: u32, &byte| TABLE[(crc as u8 ^ byte) as usize] ^ crc >> 8)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_checksum_is_the_published_one() {
-        assert_eq!(crc32(b"123456789"), 0xcbf4_3926);
-    }
 
     #[test]
     fn members_are_named_behind_the_archive() {

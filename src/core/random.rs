@@ -38,6 +38,21 @@ pub fn uniform(key: [u32; 2], draw: u32, element: u32) -> f64 {
     f64::from(threefry(key, [element, draw])[0] >> 8) / NUMBERS
 }
 
+/// What splitmix64 draws, for values that only the host makes up (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, 2014).
+pub fn splitmix(mut seed: u64) -> impl FnMut() -> u64 {
+    move || {
+        seed = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        mix(seed)
+    }
+}
+
+/// A hash of one number: the finalizer of splitmix64.
+pub fn mix(mut x: u64) -> u64 {
+    x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    x ^ (x >> 31)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -48,6 +63,13 @@ mod tests {
         assert_eq!(threefry([0; 2], [0; 2]), [0x6b20_0159, 0x99ba_4efe]);
         assert_eq!(threefry([u32::MAX; 2], [u32::MAX; 2]), [0x1cb9_96fc, 0xbb00_2be7]);
         assert_eq!(threefry([0x1319_8a2e, 0x0370_7344], [0x243f_6a88, 0x85a3_08d3]), [0xc492_3a9c, 0x483d_f7a0]);
+    }
+
+    /// The first words of the authors' program.
+    #[test]
+    fn made_up_words_are_those_of_the_paper() {
+        let mut random = splitmix(1_234_567);
+        assert_eq!([random(), random()], [6_457_827_717_110_365_317, 3_203_168_211_198_807_973]);
     }
 
     #[test]

@@ -12,7 +12,6 @@ use bytes::Bytes;
 use serde::de::{self, Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
 use std::collections::BTreeMap;
 use std::fmt;
-use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -92,11 +91,8 @@ impl SafeTensors {
     pub fn open(path: &Path) -> Result<SafeTensors> {
         let fail = |e| Error::file(path, "read the tensors", e);
         let bad = |what: String| Error::File { path: path.to_owned(), what, source: None };
-        let metadata = path.metadata().map_err(fail)?;
-        ensure(metadata.is_file(), || bad("not a file".into()))?;
-        let length =
-            usize::try_from(metadata.len()).map_err(|e| fail(io::Error::new(io::ErrorKind::OutOfMemory, e)))?;
-        let mut data = file::map(&File::open(path).map_err(fail)?, 0, length).map_err(fail)?;
+        ensure(path.metadata().map_err(fail)?.is_file(), || bad("not a file".into()))?;
+        let mut data = file::map_whole(path).map_err(fail)?;
         let refuse = |what: String| bad(format!("not a safetensors file, or only a part of one: {what}"));
         let header = split_header(&mut data).map_err(refuse)?;
         let Header { metadata, tensors } =

@@ -199,14 +199,11 @@ impl Graph {
 }
 
 fn map(path: &Path) -> Result<Bytes> {
-    let fail = |e| Error::file(path, "read it", e);
-    let file = file::open(path).map_err(fail)?;
-    let metadata = file.metadata().map_err(fail)?;
-    if metadata.len() == 0 {
+    let bytes = file::map_whole(path).map_err(|e| Error::file(path, "read it", e))?;
+    if bytes.is_empty() {
         return Err(Error::File { path: path.to_owned(), what: "the file is empty".into(), source: None });
     }
-    let bytes = usize::try_from(metadata.len()).map_err(|e| fail(io::Error::new(ErrorKind::OutOfMemory, e)))?;
-    file::map(&file, 0, bytes).map_err(fail)
+    Ok(bytes)
 }
 
 impl Model {

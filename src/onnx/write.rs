@@ -124,9 +124,7 @@ impl Model {
             let bytes = match mapped.get(&path) {
                 Some(bytes) => bytes.clone(),
                 None => {
-                    let opened = file::open(&path).map_err(fail)?;
-                    let length = opened.metadata().map_err(fail)?.len();
-                    let bytes = file::map(&opened, 0, usize::try_from(length).unwrap_or(usize::MAX)).map_err(fail)?;
+                    let bytes = file::map_whole(&path).map_err(fail)?;
                     mapped.entry(path.clone()).or_insert(bytes).clone()
                 }
             };

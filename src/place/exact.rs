@@ -17,6 +17,7 @@
 //! Parts of time that no open block spans together are solved one after the other. If one fails, the others are not solved again.
 //! A failed part is remembered by its hash. A collision could hide a placement, but never makes a wrong one.
 
+use plimsoll_core::random::mix;
 use std::ops::Range;
 
 /// The result of a search.
@@ -129,13 +130,6 @@ pub(super) struct Search {
     nodes: Vec<Node>,
     todo: Vec<(Range<usize>, usize)>,
     beside: Vec<u64>,
-}
-
-/// A hash of one number: the finalizer of splitmix64.
-pub(super) fn mix(mut x: u64) -> u64 {
-    x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    x ^ (x >> 31)
 }
 
 impl Search {

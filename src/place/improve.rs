@@ -1,13 +1,14 @@
 //! Improves the greedy solution: searches for a lower peak in growing rounds.
 
 use super::effort::Meter;
-use super::exact::{Focus, Manner, Outcome, Search, mix};
+use super::exact::{Focus, Manner, Outcome, Search};
 use super::greedy::GIANT;
 use super::pack::{Packer, Recipe, Stuck};
 use super::repair::{Goal, move_steps, repair};
 use super::sections::Sections;
 use super::subproblem::Subproblem;
 use super::{Problem, Solution};
+use plimsoll_core::random::mix;
 use plimsoll_core::shape::gcd;
 use std::cmp::Reverse;
 use std::ops::Range;

@@ -18,6 +18,7 @@ use crate::kernel::{Kernel, Template, cpu};
 use crate::pass::Prepared;
 use crate::plan;
 use crate::plan::lower::lower;
+use crate::random::splitmix;
 use crate::shape::Access;
 use crate::target::{Memory, Target};
 use crate::tensor::Tensor;
@@ -284,12 +285,8 @@ struct Run {
 
 /// The content of an operand, block by block: floats between -1 and 1 that repeat after a while; zeros elsewhere, which every index allows.
 fn values(dtype: DType, bytes: u64, seed: usize) -> Vec<Bytes> {
-    let mut state = (seed as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    let mut value = || {
-        // Knuth's linear congruential generator (MMIX).
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        if dtype.is_float() { (state >> 40) as f64 / f64::from(1u32 << 23) - 1.0 } else { 0.0 }
-    };
+    let mut random = splitmix(seed as u64);
+    let mut value = || if dtype.is_float() { (random() >> 11) as f64 / (1u64 << 52) as f64 - 1.0 } else { 0.0 };
     let count = (bytes as usize / dtype.size()).min(REPEATED);
     let block: Vec<f64> = (0..count).map(|_| value()).collect();
     let block = Tensor::from_f64(dtype, [count], &block).bytes().clone();

@@ -65,3 +65,20 @@ fn bench_takes_all_flags_for_all_kinds() {
     ok_json(&[BENCH, TRAIN, &["--program", "evaluate"]]);
     fails(1, &[BENCH, TRAIN, at], &["--at", "one batch"]);
 }
+
+#[test]
+fn compare_takes_all_kinds() {
+    let folder = Folder::new("pairs-compare");
+    let page = folder.path("page.html");
+    let on: &[&str] = &["--backend", "cpu", "--iters", "1", "--html", &page];
+    for (kind, programs) in [(MODEL, 1), (RANGE, 1), (SEVERAL, 2)] {
+        let compared = ok_json(&[&["compare"], kind, on]);
+        let all = compared["programs"].as_array().cloned().unwrap_or_else(|| vec![compared.clone()]);
+        assert_eq!(all.len(), programs, "{compared}");
+        let drawn = std::fs::read_to_string(&page).expect("it is drawn");
+        assert_eq!(drawn.contains("b: planned"), programs > 1);
+        ok(&[&["compare"], kind, &["--across", "cpu,reference"]]);
+    }
+    let both = ok_json(&[&["compare"], SEVERAL, &["--across", "cpu,reference"]]);
+    assert_eq!(both["programs"].as_array().map(Vec::len), Some(2), "{both}");
+}
