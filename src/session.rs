@@ -81,7 +81,8 @@ pub struct Options {
     pub memory_limit: Option<u64>,
     /// Runs at once: the session and its [forks](Session::fork). Constants are there once, all other memory once per run.
     pub forks: u32,
-    /// True to use the schedules that `plimsoll tune` measured on this device, if there are any. The plan takes no more bytes for it.
+    /// True to use the schedules that `plimsoll tune` measured on this device, if there are any. The plan takes no more bytes for it, unless the
+    /// recipe prefers speed.
     pub tuned: bool,
 }
 
@@ -297,7 +298,7 @@ fn refused(backend: &mut dyn Backend, plan: &Plan) -> Vec<Call> {
     refused
 }
 
-/// A planned graph, loaded on a device; or several, which share their memory as programs. Threads can share it; it runs one call at a time.
+/// A plan, loaded on a device: one program or several. Threads can share it; it runs one call at a time.
 ///
 /// ```
 /// use plimsoll::{Choice, DType, Options, Session, Tensor};
@@ -351,7 +352,7 @@ impl Drop for Session {
 #[derive(Debug)]
 struct State {
     exec: Exec,
-    /// Programs and bindings that are ready, and the numbers of their plans.
+    /// Programs and bindings that are ready, and their numbers in `exec`.
     ready: BTreeMap<(usize, Vec<usize>), usize>,
 }
 
@@ -729,7 +730,7 @@ impl Session {
         let number = match state.ready.get(&key) {
             Some(&number) => number,
             None => {
-                let range = self.family.ranges[program].as_ref().expect("one graph is ready");
+                let range = self.family.ranges[program].as_ref().expect("a program without a range is ready");
                 let (plan, data) = range.at(&key.1)?;
                 let number = state.exec.add(plan, &data, &self.family.data)?;
                 state.ready.insert(key, number);

@@ -455,14 +455,15 @@ impl Bench {
         }
         let steps = steps.map_or(String::new(), |steps| report::timed_steps(&steps) + "\n");
         let mut table = Table::new("<>");
-        table.row(Times::heading(&count(done, "update")));
+        let noun = if self.program.is_empty() { "update" } else { "run" };
+        table.row(Times::heading(&count(done, noun)));
         table.row(times.row(&format!("{per_second:.1} per second")));
         let head = format!(
             "{} on {}\n\n{table}\nallocations: {} when loading, {allocations} in {}\n\n",
             subject.heading(),
             session.device(),
             loaded.allocations,
-            count(u64::from(self.warmup) + done, "update")
+            count(u64::from(self.warmup) + done, noun)
         );
         Ok(head + &steps + &report::memory(plan.first(), Some(usage)) + &report::overhead(&session.overhead()))
     }
@@ -528,18 +529,27 @@ struct At {
 impl Bench {
     /// Times bindings of a range, which run one after another.
     fn run_range(&self, session: &Session, subject: &Subject, given: &[Given], json: bool) -> Result<String, Failure> {
+        let program = match &self.program[..] {
+            [] => session.programs().next().expect("a plan has a program"),
+            [name] => session.program(name)?,
+            _ => return Err(Error::usage("--program: expected one program with --at".into()).into()),
+        };
+        let name = program.plan().program.name.clone();
         let turns = self.at.iter().map(|(_, extents)| extents.len()).max().unwrap_or(0);
         let mut list = Vec::with_capacity(turns);
         for turn in 0..turns {
-            let extent = |(dim, extents): &(String, Vec<usize>)| (dim.clone(), extents[turn % extents.len()]);
+            let extent = |(dim, extents): &(String, Vec<usize>)| {
+                let own = dim.split_once(':').filter(|(of, _)| *of == name).map_or(&dim[..], |(_, dim)| dim);
+                (own.to_owned(), extents[turn % extents.len()])
+            };
             let binding: Vec<_> = self.at.iter().map(extent).collect();
-            let plan = session.select(&binding)?;
-            let program = &plan.programs[0];
+            let plan = program.selected(&binding, |exec| exec.plan().alone())?;
+            let own = &plan.programs[0];
             // What is given has one shape. Inputs of another shape are random ones.
             let suits = |given: &&Given| {
-                program.inputs.iter().any(|port| port.name == given.name && port.shape == *given.tensor.shape())
+                own.inputs.iter().any(|port| port.name == given.name && port.shape == *given.tensor.shape())
             };
-            let inputs = args::fill(program, given.iter().filter(suits).cloned().collect(), self.inputs.seed)?;
+            let inputs = args::fill(own, given.iter().filter(suits).cloned().collect(), self.inputs.seed)?;
             list.push(At { binding, inputs, plan, times: Vec::new() });
         }
         let suits = |given: &Given| {
@@ -554,7 +564,7 @@ impl Bench {
         let done = self.rounds_of("runs", |counts| {
             for At { binding, inputs, times, .. } in &mut list {
                 let start = Instant::now();
-                session.selected(binding, |exec| exec.run(inputs))??;
+                program.selected(binding, |exec| exec.run(inputs))??;
                 times.extend(counts.then_some(start.elapsed()));
             }
             Ok(())
@@ -565,7 +575,7 @@ impl Bench {
         let grown = of(usage.bytes, loaded.bytes)
             + usage.overhead.zip(loaded.overhead).map_or(0, |(after, before)| of(after, before));
         let runs = (u64::from(self.warmup) + done) * turns as u64;
-        let timed = self.steps_of_bindings(session, &list)?;
+        let timed = self.steps_of_bindings(program, &list)?;
         self.draw(subject, timed.iter().cloned(), session)?;
         let list = list.iter().map(|at| (at.binding.clone(), Times::new(at.times.clone())));
         if json {
@@ -614,7 +624,7 @@ impl Bench {
     /// The steps of each binding with their times, if a flag asks for them.
     fn steps_of_bindings<'a>(
         &self,
-        session: &Session,
+        program: SessionProgram,
         list: &'a [At],
     ) -> Result<Vec<(String, View<'a>, Vec<TimedStep>)>> {
         if !self.steps && self.html.is_none() {
@@ -622,7 +632,7 @@ impl Bench {
         }
         let profiled = |At { binding, inputs, plan, .. }: &'a At| {
             let profile = |exec: &mut Exec| Ok::<_, Error>((exec.profile(inputs, self.rounds())?, exec.notes()));
-            let (times, notes) = session.selected(binding, profile)??;
+            let (times, notes) = program.selected(binding, profile)??;
             let name: Vec<_> = binding.iter().map(|(dim, extent)| format!("{dim}={extent}")).collect();
             Ok((name.join(" "), plan.first(), TimedStep::of(plan.first(), &times, &notes)))
         };

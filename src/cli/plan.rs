@@ -394,6 +394,10 @@ impl Plan {
             text += &format!("{}\n", programs::table(plan));
         }
         text += &match training {
+            Some(training) if plan.runs > 1 => {
+                let all = report::grouped(plan.bytes());
+                format!("{} runs at once take {all} bytes; of one of them:\n\n{}", plan.runs, training.text())
+            }
             Some(training) => training.text(),
             None if several => programs::shared(plan, apart(job)?),
             None => report::memory(plan.first(), None),

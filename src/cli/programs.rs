@@ -282,10 +282,19 @@ impl Asked {
 pub(super) fn of_training(training: Training, given: &[Given]) -> Result<Vec<(String, Graphs)>> {
     let programs: Vec<(String, Graph)> = training.named().collect();
     let takes = |graph: &Graph, name: &str| graph.inputs().iter().any(|&input| graph.value_name(input) == name);
-    match given.iter().find(|given| !programs.iter().any(|(_, graph)| takes(graph, &given.name))) {
-        Some(unknown) => Err(Error::usage(format!("{}: the training has no such input", unknown.flag))),
-        None => Ok(programs.into_iter().map(|(name, graph)| (name, graph.into())).collect()),
+    if let Some(unknown) = given.iter().find(|given| !programs.iter().any(|(_, graph)| takes(graph, &given.name))) {
+        return Err(Error::usage(format!("{}: the training has no such input", unknown.flag)));
     }
+    for Given { name, tensor, flag } in given {
+        let facts = programs.iter().flat_map(|(_, graph)| {
+            graph.inputs().iter().filter(|&&input| graph.value_name(input) == name).map(|&input| graph.fact(input))
+        });
+        if let Some(fact) = facts.into_iter().find(|fact| fact.shape != *tensor.shape()) {
+            let (dtype, shape) = (tensor.dtype(), tensor.shape());
+            return Err(Error::usage(format!("{flag}: input '{name}': expected {fact}, found {dtype}{shape}")));
+        }
+    }
+    Ok(programs.into_iter().map(|(name, graph)| (name, graph.into())).collect())
 }
 
 /// The model of a program, with the weights of `--weights`, and with its training step if that is wanted and there is one. True comes second

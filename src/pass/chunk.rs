@@ -407,11 +407,21 @@ impl<'a> Chunking<'a> {
             }
             self.to.bound_count(new.value, old.count);
         }
-        let Prepared { indexes, decisions, prefer, recompute, .. } = self.prepared;
+        let Prepared { indexes, decisions, prefer, sequential, recompute, .. } = self.prepared;
         let indexes = indexes.iter().map(|(input, indexes)| (self.whole[input], indexes.clone())).collect();
-        let (decisions, prefer, recompute) = (decisions.clone(), *prefer, *recompute);
+        let (decisions, recompute) = (decisions.clone(), *recompute);
+        let (prefer, sequential) = (*prefer, *sequential);
         let groups = self.groups()?;
-        Ok(Prepared { groups, graph: self.to, indexes, decisions, prefer, recompute, ..Prepared::default() })
+        Ok(Prepared {
+            groups,
+            graph: self.to,
+            indexes,
+            decisions,
+            prefer,
+            sequential,
+            recompute,
+            ..Prepared::default()
+        })
     }
 
     /// One group for each chunk of a group, and one for each group that is computed as a whole.

@@ -145,6 +145,8 @@ pub struct Prepared {
     pub decisions: Decisions,
     /// What comes first where memory and speed pull apart.
     pub prefer: Prefer,
+    /// True to run one step after another, unless speed comes first.
+    pub sequential: bool,
     /// Measured schedules, which lowering takes where they are legal.
     pub tuned: Option<Arc<Tuned>>,
     /// The nodes that are computed again, each with its original.
@@ -244,11 +246,8 @@ pub fn run(mut graph: Graph, context: &Context) -> Result<Prepared> {
 pub fn group(graph: Graph, context: &Context) -> Result<Prepared> {
     let groups = if context.recipe.fuse { fuse::run(&graph, context)? } else { Groups::default() };
     // A step of training has activations of a whole batch, which fill the device one kernel after another.
-    let prefer = match context.recipe.prefer {
-        Prefer::Balance if graph.has_backward() => Prefer::Memory,
-        prefer => prefer,
-    };
-    Ok(Prepared { groups, prefer, decisions: context.decisions.clone(), ..Prepared::from(graph) })
+    let (prefer, sequential) = (context.recipe.prefer, graph.has_backward());
+    Ok(Prepared { groups, prefer, sequential, decisions: context.decisions.clone(), ..Prepared::from(graph) })
 }
 
 /// Groups the nodes of a graph anew, after nodes were added.

@@ -40,6 +40,9 @@ pub(super) mod streams;
 pub use dead::{Span, dead, spare};
 pub use placement::placement;
 
+/// The most runs at once.
+const MOST_RUNS: u64 = 1 << 16;
+
 /// Checks a plan.
 ///
 /// # Errors
@@ -236,7 +239,7 @@ impl<'a> Checker<'a> {
             })?;
         }
         let runs = u64::from(self.plan.plan.runs);
-        ensure(runs > 0, || "expected at least one run at once, found 0".to_owned())?;
+        ensure((1..=MOST_RUNS).contains(&runs), || format!("expected 1 to {MOST_RUNS} runs at once, found {runs}"))?;
         let total = self.plan.segments.iter().try_fold(0u64, |sum, s| sum.checked_add(s.bytes.checked_mul(runs)?));
         ensure(total.is_some(), || "the sum of the segments' sizes overflows 64 bits".to_owned())?;
         self.staging()

@@ -130,7 +130,8 @@ pub struct Planned {
 ///
 /// Several orders are placed; the smallest arena wins, the file's order among equals. Parts of concatenations are copied only where that
 /// saves enough, or where the plan would not fit without. On a target with streams its steps are then spread over them, as long as that
-/// costs little and the limit holds. Measured schedules are used where the plan takes no more bytes for them.
+/// costs little and the limit holds. Measured schedules are used where the plan takes no more bytes for them. The recipe may prefer memory, or
+/// speed.
 ///
 /// # Errors
 /// [`Error::Fit`] when the plan exceeds the limit. [`Error::Usage`] when the target lacks a tensor's type, or a tensor is too large: for the
@@ -212,7 +213,9 @@ impl<'a> Planner<'a> {
         });
         let Ok(mut tuned) = tuned else { return plain };
         if let (Some(_), Ok(plain)) = (&tuned.plan.tuned, &plain) {
-            let bytes = tuned.plan.bytes() as i64 - plain.plan.bytes() as i64;
+            let [with, without] =
+                [&tuned.plan, &plain.plan].map(|plan| plan.segments.iter().map(|s| s.bytes as i64).sum::<i64>());
+            let bytes = with - without;
             tuned.plan.choices.push(Knob::new("measured schedules", bytes, Because::Speed));
         }
         Ok(tuned)
@@ -229,7 +232,7 @@ impl<'a> Planner<'a> {
             Part::Graph(graph) | Part::Fixed(graph) => Ok(*graph),
             Part::Range(bindings) => bindings.graph(target),
         };
-        self.fitted(limit, None, self.job.recipe.prefer)?.0.into_iter().map(graph).collect()
+        self.fitted(limit, limit, None, self.job.recipe.prefer)?.0.into_iter().map(graph).collect()
     }
 
     fn for_all_runs(&mut self, limit: Option<u64>, table: Option<&Arc<Tuned>>) -> Result<Planned> {
@@ -248,10 +251,18 @@ impl<'a> Planner<'a> {
     }
 
     fn preferring(&mut self, prefer: Prefer, limit: Option<u64>, table: Option<&Arc<Tuned>>) -> Result<Planned> {
-        let (parts, knobs) = self.fitted(limit, table, prefer)?;
-        let mut planned = self.arranged(&parts, limit)?;
-        planned.plan.choices.extend(knobs);
-        Ok(planned)
+        let is_cut_together = self.parts.len() > 1 && self.job.recipe.chunks > 1;
+        let mut plan = |chunked| {
+            let (parts, knobs) = self.fitted(limit, chunked, table, prefer)?;
+            let mut planned = self.arranged(&parts, limit)?;
+            planned.plan.choices.extend(knobs);
+            Ok(planned)
+        };
+        match plan(limit) {
+            // Each program may fit the limit in fewer chunks, but not all together.
+            Err(Error::Fit { .. }) if is_cut_together => plan(None),
+            planned => planned,
+        }
     }
 
     /// Plans parts that are ready to be lowered.
@@ -268,9 +279,11 @@ impl<'a> Planner<'a> {
     }
 
     /// The parts as they are lowered under a limit, and the choices that were made for it.
+    /// Chunks are as many as it takes for `chunked` to hold for each program.
     fn fitted(
         &mut self,
         limit: Option<u64>,
+        chunked: Option<u64>,
         table: Option<&Arc<Tuned>>,
         prefer: Prefer,
     ) -> Result<(Vec<Part>, Vec<Knob>)> {
@@ -291,10 +304,8 @@ impl<'a> Planner<'a> {
             parts.push(match part {
                 Part::Graph(graph) => {
                     let mut graph = chosen.next().unwrap_or_else(|| (**graph).clone());
-                    if recipe.prefer != prefer {
-                        graph.prefer = prefer;
-                    }
-                    let knob = chunks::run(&mut graph, target, &Limits { memory: limit }, recipe.chunks)?;
+                    graph.prefer = prefer;
+                    let knob = chunks::run(&mut graph, target, &Limits { memory: chunked }, recipe.chunks)?;
                     knobs.extend(knob.map(|knob| self.job.own(name, knob)));
                     Part::Graph(Box::new(Prepared { tuned: tuned(&graph), ..graph }))
                 }
@@ -339,8 +350,11 @@ impl Job {
 
     /// The graphs of a program after the passes.
     fn part(&self, graphs: &Graphs) -> Result<Part> {
+        // What is computed again under a limit is the same whether speed comes first or not.
+        let prefer = if self.recipe.prefer == Prefer::Speed { Prefer::Balance } else { self.recipe.prefer };
+        let recipe = Recipe { prefer, ..self.recipe };
         let whole = |graph: Graph| {
-            let mut graph = self.recipe.whole(graph, &self.target)?;
+            let mut graph = recipe.whole(graph, &self.target)?;
             recompute::free(&mut graph, &self.target, self.recipe.fuse)?;
             Ok::<_, Error>(Part::Graph(Box::new(graph)))
         };

@@ -345,7 +345,7 @@ pub struct Program {
     /// The work of values that are computed again for a backward computation.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub recompute: Option<Recompute>,
-    /// Figures that follow from the rest.
+    /// Figures that follow from the program and from the plan's segments.
     pub summary: Summary,
     /// Ranges of bytes in the plan's segments.
     pub buffers: Vec<Buffer>,
@@ -397,7 +397,8 @@ pub struct Knob {
     pub program: Option<String>,
     /// What was chosen, such as `4 streams`.
     pub what: String,
-    /// The bytes that it cost; below 0, those that it saved.
+    /// The bytes that it cost in one run, and of one program if it is that one's own, beside its plan without the choice; below 0, those that
+    /// it saved. Programs share the arena of the largest.
     pub bytes: i64,
     /// The reason.
     pub because: Because,
@@ -492,7 +493,12 @@ impl Program {
 impl View<'_> {
     /// The plan with this program alone, in the same segments.
     pub fn alone(&self) -> Plan {
-        Plan { programs: vec![self.program.clone()], ..self.plan.clone() }
+        Plan { programs: vec![self.program.clone()], choices: self.choices().cloned().collect(), ..self.plan.clone() }
+    }
+
+    /// The choices of the program, and of all programs together.
+    pub fn choices(&self) -> impl Iterator<Item = &Knob> {
+        self.plan.choices.iter().filter(|knob| knob.program.as_ref().is_none_or(|name| *name == self.name))
     }
 
     /// As [`Plan::bytes`].
@@ -532,7 +538,7 @@ impl Plan {
         self.views().next().expect("a plan has a program")
     }
 
-    /// The names of the programs.
+    /// The names of the programs, joined so that one quote stands before and one behind: `a', 'b`.
     pub fn title(&self) -> String {
         self.programs.iter().map(|program| &program.name[..]).collect::<Vec<_>>().join("', '")
     }

@@ -58,7 +58,9 @@ pub fn diff(diff: &Diff) -> String {
         }
     }
     text += &format!("\nthe same: {}\n", count(diff.unchanged as u64, "buffer"));
-    for (heading, knobs) in ["chosen before alone", "chosen after alone"].into_iter().zip(&diff.choices) {
+    for (heading, knobs) in
+        ["chosen only in the first plan", "chosen only in the second plan"].into_iter().zip(&diff.choices)
+    {
         if !knobs.is_empty() {
             text += &format!("\n{heading}\n{}", choices(knobs));
         }

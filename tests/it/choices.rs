@@ -92,7 +92,33 @@ fn choices_are_listed_and_compared() {
     assert_eq!(again(&before), None);
     assert!(again(&after).flatten().is_some_and(|bytes| bytes < 0), "{}", after["choices"]);
     let differs = ok(&[&["diff", &one, &other]]);
-    assert!(differs.contains("chosen after alone") && differs.contains("recomputation"), "{differs}");
+    assert!(differs.contains("chosen only in the second plan") && differs.contains("recomputation"), "{differs}");
     assert!(ok_json(&[&["diff", &one, &other]])["programs"][0]["diff"]["choices"][1].is_array());
     fails(1, &[&train, &["--prefer", "both"]], &["both"]);
+}
+
+/// Under a limit, speed comes as far as the limit allows: what the default fits, it fits, and it computes no more again.
+#[test]
+fn speed_fits_what_the_default_fits() {
+    let train =
+        ["plan", "--train", "graphs/digits.onnx", "--loss", "cross_entropy", "--batch", "24", "--target", "cuda"];
+    for limit in ["1036100", "1085308", "1200000"] {
+        let [default, speed] = [&[][..], &["--prefer", "speed"]]
+            .map(|flags| ok_json(&[&train, &["--memory-limit", limit], flags])["recompute"]["extra_flop"].as_u64());
+        assert!(speed <= default, "{limit}: {speed:?}, {default:?}");
+    }
+}
+
+/// Chunks of several programs are as small as it takes for all of them together to fit.
+#[test]
+fn chunks_of_several_programs_fit_together() {
+    let files = ["a=graphs/digits.onnx", "b=graphs/mlp.onnxtxt", "--set", "a:batch=2", "--set", "b:batch=100"];
+    let plan = |flags: &[&str]| ok_json(&[&["plan"], &files, &["--chunks", "4"], flags])["planned_bytes"].as_u64();
+    let bytes = plan(&[]).expect("it is planned");
+    assert!(plan(&["--memory-limit", &bytes.to_string()]) <= Some(bytes));
+    // The smallest plan is no larger than one under a limit.
+    let one = ["plan", "graphs/digits.onnx", "--set", "batch=24", "--chunks", "4"];
+    let least = ok_json(&[&one, &["--prefer", "memory"]])["planned_bytes"].as_u64();
+    assert!(least <= ok_json(&[&one])["planned_bytes"].as_u64());
+    assert!(least <= ok_json(&[&one, &["--prefer", "speed"]])["planned_bytes"].as_u64());
 }

@@ -63,7 +63,14 @@ fn bench_takes_all_flags_for_all_kinds() {
     ok_json(&[BENCH, &range, &["--input", "image=3x1x8x8xf32=0.5"]]);
     fails(1, &[BENCH, &range, &["--input", "image=2x1x8x8xf32=0.5"]], &["image", "no extent of --at"]);
     ok_json(&[BENCH, TRAIN, &["--program", "evaluate"]]);
-    fails(1, &[BENCH, TRAIN, at], &["--at", "one batch"]);
+    let [several, at] = [
+        &["a=graphs/digits.onnx", "b=graphs/digits.onnx", "--set", "a:batch=1..4", "--set", "b:batch=2"][..],
+        &["--at", "a:batch=1,4"],
+    ];
+    ok_json(&[BENCH, several, at]);
+    fails(1, &[BENCH, several, at, &["--program", "nope"]], &["nope"]);
+    fails(1, &[&["plan"], TRAIN, &["--input", "image=7x9xi64=1"]], &["image", "expected", "[7,9]"]);
+    fails(1, &[BENCH, TRAIN, &["--at", "batch=1"]], &["--at", "one batch"]);
 }
 
 #[test]

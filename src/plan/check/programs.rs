@@ -43,7 +43,18 @@ pub(super) fn together(plan: &Plan) -> Verdict {
     }
     for knob in &plan.choices {
         let is_known = knob.program.as_ref().is_none_or(|program| names.contains(&program[..]));
-        ensure(is_known, || format!("choice '{}': no program {:?}", knob.what, knob.program))?;
+        ensure(is_known, || {
+            format!("choice '{}': no program '{}'", knob.what, knob.program.as_deref().unwrap_or_default())
+        })?;
+    }
+    for (program, dim) in plan.programs.iter().flat_map(|program| program.dims.iter().map(move |dim| (program, dim))) {
+        let name = &program.name;
+        ensure(dim.least <= dim.most, || {
+            format!("program '{name}': dim '{}': {}..{} is empty", dim.name, dim.least, dim.most)
+        })?;
+        ensure(dim.least == dim.most || plan.runs == 1, || {
+            format!("program '{name}': dim '{}' has a range, but there are {} runs at once", dim.name, plan.runs)
+        })?;
     }
     let is_whole = plan.programs.iter().all(|program| program.dims.is_empty());
     ahead(plan, is_whole)?;

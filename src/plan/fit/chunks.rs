@@ -40,24 +40,35 @@ pub fn run(graph: &mut Prepared, target: &Target, limits: &Limits, chunks: usize
         return Ok(None);
     }
     let mut knob = None;
-    if let Some(least) = threshold(graph, target, limits, chunks)? {
-        let (whole, _) = bytes(graph, target, limits)?;
-        chunk::run(graph, chunks, least)?;
-        let (cut, _) = bytes(graph, target, limits)?;
-        let because = if limits.memory.is_some() { Because::Limit } else { Because::Asked };
-        knob = Some(Knob::new(format!("chunks {chunks}"), cut as i64 - whole as i64, because));
+    if let Some(cut) = threshold(graph, target, limits, chunks)? {
+        chunk::run(graph, chunks, cut.least)?;
+        knob = cut.knob(chunks, limits);
     }
-    if limits.memory.is_none() && graph.prefer == Prefer::Balance {
-        graph.prefer = Prefer::Memory;
-    }
+    graph.sequential |= limits.memory.is_none();
     Ok(knob)
 }
 
-/// The live bytes from which on a graph is computed in so many chunks; `None` if it is better left whole.
+/// Where a graph is cut.
+pub struct Cut {
+    /// The live bytes from which on it is computed in chunks.
+    pub least: u64,
+    /// The bytes that this saves, if it can be planned as a whole, too.
+    saved: Option<u64>,
+}
+
+impl Cut {
+    /// The choice, if what it saves is known.
+    pub fn knob(&self, chunks: usize, limits: &Limits) -> Option<Knob> {
+        let because = if limits.memory.is_some() { Because::Limit } else { Because::Asked };
+        self.saved.map(|saved| Knob::new(format!("{chunks} chunks"), -(saved as i64), because))
+    }
+}
+
+/// Where a graph is cut into so many chunks; `None` if it is better left whole.
 ///
 /// # Errors
 /// As [`chunk::run`].
-pub fn threshold(graph: &Prepared, target: &Target, limits: &Limits, chunks: usize) -> Result<Option<u64>> {
+pub fn threshold(graph: &Prepared, target: &Target, limits: &Limits, chunks: usize) -> Result<Option<Cut>> {
     let (units, levels) = chunk::levels(graph)?;
     let chunks = chunks.min(units);
     let fits = |bytes: u64| limits.memory.is_some_and(|limit| bytes <= limit);
@@ -74,17 +85,19 @@ pub fn threshold(graph: &Prepared, target: &Target, limits: &Limits, chunks: usi
         let (bytes, _) = bytes(&changed, target, limits).unwrap_or((u64::MAX, 0));
         tracing::debug!(least, bytes, whole, "in chunks");
         if fits(bytes) {
-            return Ok(Some(least));
+            return Ok(Some(Cut { least, saved: (whole < u64::MAX).then(|| whole.saturating_sub(bytes)) }));
         }
         saved.push((least, whole.saturating_sub(bytes)));
     }
     let most = saved.iter().map(|&(_, saved)| saved).max().unwrap_or(0);
-    let (worth, slack) = if limits.memory.is_none() { (arena / WORTH, most / WORTH) } else { (0, 0) };
+    let is_balanced = limits.memory.is_none() && graph.prefer != Prefer::Memory;
+    let (worth, slack) = if is_balanced { (arena / WORTH, most / WORTH) } else { (0, 0) };
     if most == 0 || most < worth {
         tracing::warn!("'{}' takes hardly less memory in {chunks} chunks: it is computed as a whole", graph.graph.name);
         return Ok(None);
     }
-    Ok(saved.into_iter().find(|&(_, saved)| saved >= most - slack).map(|(least, _)| least))
+    let found = saved.into_iter().find(|&(_, saved)| saved >= most - slack);
+    Ok(found.map(|(least, saved)| Cut { least, saved: (whole < u64::MAX).then_some(saved) }))
 }
 
 /// At most `most` of the levels, the highest first and the lowest last.

@@ -114,6 +114,8 @@ pub struct Draft {
     pub concatenates: bool,
     /// What comes [first](crate::pass::Prepared::prefer) where memory and speed pull apart.
     pub prefer: Prefer,
+    /// True to run one step after [another](crate::pass::Prepared::sequential).
+    pub sequential: bool,
 }
 
 impl Draft {

@@ -111,14 +111,14 @@ struct Lowering<'a> {
 /// # Errors
 /// When the target has no type for a value, or a node has no kernel.
 pub fn lower(prepared: &Prepared, target: &Target, options: Options) -> Result<Draft> {
-    let Prepared { graph, groups, decisions, prefer, tuned, .. } = prepared;
+    let Prepared { graph, groups, decisions, prefer, sequential, tuned, .. } = prepared;
     let mut lowering = Lowering {
         graph,
         groups,
         decisions,
         target,
         tuned: tuned.as_deref(),
-        draft: Draft { prefer: *prefer, ..Draft::default() },
+        draft: Draft { prefer: *prefer, sequential: *sequential, ..Draft::default() },
         places: HashMap::new(),
         destinations: HashMap::new(),
         channels_last: HashMap::new(),

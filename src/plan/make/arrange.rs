@@ -150,6 +150,7 @@ fn widen(draft: &Draft, target: &Target, narrow: &Layout) -> Result<Option<Layou
     let constants: u64 = draft.constants.iter().map(|c| draft.buffers[c.buffer].bytes).sum();
     let most = match draft.prefer {
         Prefer::Memory => 0,
+        Prefer::Balance if draft.sequential => 0,
         Prefer::Balance => STREAMS_COST.max(narrow.peak / 4).max(constants / 32),
         Prefer::Speed => u64::MAX,
     };

@@ -24,15 +24,15 @@ use super::make::arrange::{self, Arrangement, arrange};
 use super::make::assemble::assemble;
 use super::make::offsets::{Layout, layout};
 use super::make::workspace;
-use super::{BufferIdx, Class, Compiled, Dim, Limits, Plan, Recipe, StepIdx, check};
+use super::{BufferIdx, Class, Compiled, Dim, Knob, Limits, Plan, Recipe, StepIdx, check};
 use crate::backend::cpu::OwnBytes;
 use crate::decisions::{Decisions, Divergence, Record};
 use crate::error::{Error, Result};
 use crate::graph::Graph;
 use crate::kernel::cpu::TILE_BYTES;
 use crate::kernel::tuned::Tuned;
+use crate::pass::Prepared;
 use crate::pass::chunk;
-use crate::pass::{Prefer, Prepared};
 use crate::shape::{Extent, Shape};
 use crate::target::{Family, Target};
 use std::collections::{BTreeSet, HashMap};
@@ -111,6 +111,8 @@ struct Maker {
     recipe: Recipe,
     /// The live bytes from which on the graph is computed in chunks, if it is.
     chunked: Option<u64>,
+    /// What the chunks save.
+    knob: Option<Knob>,
     /// Measured schedules.
     tuned: Option<Arc<Tuned>>,
 }
@@ -255,11 +257,12 @@ impl Arranged {
     pub fn new(bindings: Bindings, target: &Target, limits: &Limits) -> Result<Arranged> {
         let maker = Maker::new(bindings, target)?;
         let mut found: Vec<(Options, Arc<Record>, Vec<Member>)> = Vec::new();
-        let arrangement = arrange(&maker.target, limits, |options| {
+        let mut arrangement = arrange(&maker.target, limits, |options| {
             let (record, whole, members) = maker.all(options)?;
             found.push((options, record, members));
             Ok(whole)
         })?;
+        arrangement.knobs.extend(maker.knob.clone());
         let chosen = found.into_iter().find(|(options, ..)| *options == arrangement.options);
         let (_, record, members) = chosen.expect("what is arranged was made");
         Ok(Arranged { maker, record, arrangement, members })
@@ -313,11 +316,15 @@ impl Maker {
             }
         }
         let target = target.clone();
-        let mut maker = Maker { program: None, source, fixed, dims: ranges, target, recipe, chunked: None, tuned };
+        let mut maker =
+            Maker { program: None, source, fixed, dims: ranges, target, recipe, chunked: None, knob: None, tuned };
         if recipe.chunks > 1 {
             // Other bindings may need more than the largest, so everything that chunks make smaller is in chunks, whatever the limit.
             let largest = maker.graph(&maker.largest(), Decisions::default())?;
-            maker.chunked = chunks::threshold(&largest, &maker.target, &Limits { memory: None }, recipe.chunks)?;
+            let limits = Limits { memory: None };
+            if let Some(cut) = chunks::threshold(&largest, &maker.target, &limits, recipe.chunks)? {
+                (maker.chunked, maker.knob) = (Some(cut.least), cut.knob(recipe.chunks, &limits));
+            }
         }
         Ok(maker)
     }
@@ -371,9 +378,7 @@ impl Maker {
         if let Some(least) = self.chunked {
             chunk::run(&mut graph, self.recipe.chunks, least)?;
         }
-        if self.recipe.chunks > 1 && graph.prefer == Prefer::Balance {
-            graph.prefer = Prefer::Memory;
-        }
+        graph.sequential |= self.recipe.chunks > 1;
         graph.tuned.clone_from(&self.tuned);
         let draft = arrange::draft(&graph, &self.target, options)?;
         Ok((graph, draft))

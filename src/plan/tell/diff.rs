@@ -113,12 +113,8 @@ pub fn diff(a: View, b: View) -> Diff {
 
 /// The choices of a program, and of its plan, that are not another's.
 fn others(own: View, other: View) -> Vec<Knob> {
-    let of = |view: View| -> Vec<Knob> {
-        let all = view.plan.choices.iter().filter(|knob| knob.program.as_ref().is_none_or(|name| *name == view.name));
-        all.cloned().collect()
-    };
-    let known = of(other);
-    of(own).into_iter().filter(|knob| !known.contains(knob)).collect()
+    let known: Vec<&Knob> = other.choices().collect();
+    own.choices().filter(|knob| !known.contains(knob)).cloned().collect()
 }
 
 /// Name, class, and the number among the buffers that share both.
