@@ -364,7 +364,7 @@ struct Sizes {
 }
 
 impl Files {
-    /// The dims that were given, and those that are taken in their place where none were.
+    /// The dims that were given; defaults for the others.
     ///
     /// # Errors
     /// When a dim is out of range.

@@ -12,7 +12,7 @@ use crate::plan::{
     StatePort, Step, Use, View,
 };
 use crate::shape::Access;
-use crate::target::{AHEAD_STACK, Memory};
+use crate::target::{Memory, PREFETCH_STACK};
 use crate::tensor::Tensor;
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
@@ -162,15 +162,15 @@ impl Exec {
     }
 
     fn alloc(&mut self, segment: &Segment) -> Result<SegmentId> {
-        if segment.memory == Memory::Ahead {
-            self.ahead = Some(host_memory(segment.bytes.saturating_sub(AHEAD_STACK), "the next rows")?);
+        if segment.memory == Memory::Prefetch {
+            self.ahead = Some(host_memory(segment.bytes.saturating_sub(PREFETCH_STACK), "the next rows")?);
         }
         self.backend.alloc(segment.bytes, segment.memory)
     }
 
     /// The planned memory for the inputs of the next run, if there is some, for whoever makes them ready while one runs. It may be taken once,
     /// and it is counted for as long as the plan is loaded.
-    pub(crate) fn take_ahead(&mut self) -> Option<Vec<u8>> {
+    pub(crate) fn take_prefetch(&mut self) -> Option<Vec<u8>> {
         self.ahead.take()
     }
 
@@ -205,7 +205,7 @@ impl Exec {
         Ok(())
     }
 
-    /// Notes the states of a program that no earlier one has. `given` has the elements of those that have them given.
+    /// Notes the states of a program that no earlier one has. `given` has the elements of states whose first elements are given.
     fn know_states(&mut self, plan: &Program, given: &[Arc<Constant>]) {
         let mut given = given.iter();
         for StatePort { port, given: is_given, count, .. } in &plan.state {

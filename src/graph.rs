@@ -111,7 +111,7 @@ pub struct Graph {
     /// The place from which on nodes belong to the backward computation.
     backward: Option<u32>,
     /// True if whoever runs the graph makes the inputs of the next run ready while one runs.
-    pub(crate) reads_ahead: bool,
+    pub(crate) prefetches: bool,
     known: Known,
 }
 

@@ -64,11 +64,11 @@ mod backend {
 
 mod advise;
 mod autodiff;
-mod beside;
 #[cfg(feature = "cli")]
 #[doc(hidden)]
 pub mod cli;
 mod decoder;
+mod driver_memory;
 mod eager;
 mod exec;
 mod graph;
@@ -89,7 +89,7 @@ pub mod internals {
         ($($name:ident)*) => { $(pub mod $name { pub use crate::$name::*; })* };
     }
     modules! {
-        advise backend beside constant decisions decoder dtype eager elements error exec expr file graph kernel npy npz onnx op
+        advise backend driver_memory constant decisions decoder dtype eager elements error exec expr file graph kernel npy npz onnx op
         ops pass place plan random reference report safetensors session shape target tensor trace train tune
     }
 }

@@ -315,14 +315,14 @@ fn refused(backend: &mut dyn Backend, plan: &Plan) -> Vec<Call> {
 /// ```
 #[derive(Debug)]
 pub struct Session {
-    family: Arc<Family>,
+    family: Arc<Shared>,
     /// The number of its run.
     run: usize,
 }
 
 /// A session and its forks: runs at once on the same constants.
 #[derive(Debug)]
-struct Family {
+struct Shared {
     plan: Plan,
     /// Per program, its range if it has one.
     ranges: Vec<Option<ShapeRange>>,
@@ -330,14 +330,14 @@ struct Family {
     data: Data,
     device: String,
     /// The runs that were planned. Constants are the first one's, so it is dropped last.
-    runs: Vec<Mutex<State>>,
+    runs: Vec<Mutex<Run>>,
     /// The bytes that each run had taken when it was loaded.
     taken: Vec<Usage>,
     /// The numbers of runs that no session has.
     idle: Mutex<Vec<usize>>,
 }
 
-impl Drop for Family {
+impl Drop for Shared {
     fn drop(&mut self) {
         while self.runs.pop().is_some() {}
     }
@@ -350,7 +350,7 @@ impl Drop for Session {
 }
 
 #[derive(Debug)]
-struct State {
+struct Run {
     exec: Exec,
     /// Programs and bindings that are ready, and their numbers in `exec`.
     ready: BTreeMap<(usize, Vec<usize>), usize>,
@@ -445,9 +445,9 @@ impl Session {
         execs.insert(0, exec);
         let taken = execs.iter().map(|exec| exec.backend().usage()).collect();
         let idle = Mutex::new((1..execs.len()).rev().collect());
-        let states = |exec| Mutex::new(State { exec, ready: ready() });
+        let states = |exec| Mutex::new(Run { exec, ready: ready() });
         let runs = execs.into_iter().map(states).collect();
-        Ok(Session { family: Arc::new(Family { plan, ranges, data, device, runs, taken, idle }), run: 0 })
+        Ok(Session { family: Arc::new(Shared { plan, ranges, data, device, runs, taken, idle }), run: 0 })
     }
 
     /// A session that runs at the same time as this one: on the same constants, with an arena and states of its own, which begin as this
@@ -725,7 +725,7 @@ impl Session {
     }
 
     /// Makes a binding's plan the next to run, and plans it first if it is new.
-    fn make_current(&self, state: &mut State, program: usize, binding: Vec<usize>) -> Result<()> {
+    fn make_current(&self, state: &mut Run, program: usize, binding: Vec<usize>) -> Result<()> {
         let key = (program, binding);
         let number = match state.ready.get(&key) {
             Some(&number) => number,
@@ -746,7 +746,7 @@ impl Session {
         self.lend(|state| f(&mut state.exec))
     }
 
-    fn lend<T>(&self, f: impl FnOnce(&mut State) -> T) -> T {
+    fn lend<T>(&self, f: impl FnOnce(&mut Run) -> T) -> T {
         // A panic in another thread leaves no half-written state that a new run would not overwrite.
         f(&mut self.family.runs[self.run].lock().unwrap_or_else(PoisonError::into_inner))
     }

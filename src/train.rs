@@ -10,7 +10,6 @@
 //! With accumulation an update has several parts, which are programs over the same states: `first` writes the sums of the gradients, `next`
 //! adds to them, `last` adds to them and updates. There is no run that sets sums to zero.
 
-pub mod ahead;
 pub mod checkpoint;
 pub mod classes;
 pub mod curve;
@@ -23,6 +22,7 @@ pub mod losses;
 mod norm;
 mod optimizer;
 mod precision;
+pub mod prefetch;
 mod rate;
 pub mod run;
 mod scaling;
@@ -53,7 +53,7 @@ pub const LABELS: &str = "labels";
 /// The least bytes of the rows of a micro-batch for which a thread of the CPU fills in the next ones while one is computed. A hand-over to
 /// that thread and back takes 18 microseconds, and on two cores it takes one from a kernel: the step of a linear model takes 26 instead of 7
 /// microseconds with 1 KiB of rows, a fifth more with 128 KiB, and as long with 256 KiB. Above that, rows that are read from a disk count.
-const READ_AHEAD: u64 = 256 << 10;
+const PREFETCHED: u64 = 256 << 10;
 
 /// How a model is trained.
 #[derive(Clone, Debug, Serialize)]
@@ -347,9 +347,9 @@ pub fn programs(model: &Graph, weights: &[onnx::Weight], training: &Training) ->
     }
     let mut evaluate = evaluate(model, &trained, classes, training)?;
     let bytes = |&input: &_| (evaluate.fact(input).shape.numel() * evaluate.fact(input).dtype.size()) as u64;
-    let reads_ahead = evaluate.inputs().iter().map(bytes).sum::<u64>() >= READ_AHEAD;
+    let prefetches = evaluate.inputs().iter().map(bytes).sum::<u64>() >= PREFETCHED;
     let all = parts.iter_mut().map(|(_, graph): &mut (_, Graph)| graph).chain([&mut evaluate]);
-    all.for_each(|graph| graph.reads_ahead = reads_ahead);
+    all.for_each(|graph| graph.prefetches = prefetches);
     let is_doubtful = |weight: &&onnx::Weight| weight.role == onnx::Role::Doubtful && trained.contains(&weight.name);
     let doubtful = weights.iter().filter(is_doubtful).map(|weight| weight.name.clone()).collect();
     let class_axis = classes;

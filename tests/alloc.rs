@@ -242,8 +242,8 @@ fn a_thousand_runs_on_wgpu_allocate_nothing() {
 #[test]
 fn rows_made_ready_ahead_allocate_nothing() {
     use plimsoll::internals::npy;
-    use plimsoll::internals::train::ahead::{Ahead, Batch};
     use plimsoll::internals::train::data::{Order, Rows};
+    use plimsoll::internals::train::prefetch::{Batch, Prefetch};
     use plimsoll::{Fact, Tensor};
     let _alone = ALONE.lock();
     let path = std::env::temp_dir().join(format!("plimsoll-rows-{}.npy", std::process::id()));
@@ -251,7 +251,7 @@ fn rows_made_ready_ahead_allocate_nothing() {
     npy::write(&path, &Tensor::from_f64(DType::U8, [64, 300], &values)).expect("it is written");
     let rows = Rows::open(&path).expect("it is an array of rows");
     let facts = [DType::F32, DType::U8].map(|dtype| Fact::new(dtype, [8, 300]));
-    let mut ahead = Ahead::new(&facts, vec![0; 8 * 300 * 5]);
+    let mut ahead = Prefetch::new(&facts, vec![0; 8 * 300 * 5]);
     let columns = || [&rows, &rows].into_iter();
     let batch = |at: usize| Batch { order: Order::new(64, Some(1), 0), first: at % 8 * 8, count: 8 };
     let mut turns = |turns: usize| {

@@ -89,7 +89,7 @@ pub trait Backend: Send {
     fn room(&self) -> Option<DeviceMemory> {
         None
     }
-    /// Allocates exactly `bytes` bytes of this memory, zero-filled. That of [`Memory::Own`] and [`Memory::Ahead`] is there already: it is
+    /// Allocates exactly `bytes` bytes of this memory, zero-filled. That of [`Memory::Own`] and [`Memory::Prefetch`] is there already: it is
     /// counted from then on. If the target asks for [staging](Target::staging), [`write`](Self::write) and [`read`](Self::read) need a segment of [`Memory::Upload`] and [`Memory::Download`], and move data through nothing else.
     fn alloc(&mut self, bytes: u64, memory: Memory) -> Result<SegmentId>;
     /// True if the device has an allocator of its own, which keeps freed memory.

@@ -1,7 +1,7 @@
 //! `devices`: lists the devices of this machine.
 
 use super::line;
-use crate::beside::{self, Beside};
+use crate::driver_memory::{self, DriverMemory};
 use crate::error::{Error, Result};
 use crate::report::{Table, human};
 use crate::session::{self, Choice, Options};
@@ -61,7 +61,7 @@ impl Devices {
         }
         let beside: Vec<_> = rows.iter().map(Row::beside).collect();
         if json {
-            let row = |(Row { name, device, status, target }, beside): (&Row, &Option<Beside>)| {
+            let row = |(Row { name, device, status, target }, beside): (&Row, &Option<DriverMemory>)| {
                 let backend = name.split(':').next();
                 json!({"backend": backend, "name": name, "device": device, "status": status, "target": target, "beside": beside})
             };
@@ -70,7 +70,7 @@ impl Devices {
         }
         let mut measured = Table::new("<>");
         measured.row(["beside plans", "context", "cuBLASLt", "cuDNN", "each kernel", "each step"]);
-        for (row, Beside { context, cublaslt, cudnn, kernel, step, .. }) in
+        for (row, DriverMemory { context, cublaslt, cudnn, kernel, step, .. }) in
             rows.iter().zip(&beside).filter_map(|(row, found)| Some((row, found.as_ref()?)))
         {
             let bytes = [context, cublaslt, cudnn, kernel, step].map(|bytes| human(*bytes));
@@ -101,11 +101,11 @@ struct Row {
 
 impl Row {
     /// The memory that the device's driver takes beside plans, if it is a GPU that can be used. If it refuses, the log says why.
-    fn beside(&self) -> Option<Beside> {
+    fn beside(&self) -> Option<DriverMemory> {
         let (backend, number) = self.name.split_once(':').filter(|_| self.status == target::Device::AVAILABLE)?;
         let backend = if backend == "cuda" { Choice::Cuda } else { Choice::Wgpu };
         let options = Options { device: Some(number.into()), ..Options::default() }.on(backend);
-        let found = beside::known(&|| Ok(session::open(&options)?.backend));
+        let found = driver_memory::known(&|| Ok(session::open(&options)?.backend));
         found.inspect_err(|error| tracing::warn!("{}: what is beside plans is not measured: {error}", self.name)).ok()
     }
 }

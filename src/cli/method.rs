@@ -154,7 +154,7 @@ pub(super) struct Method {
 #[derive(Args)]
 #[command(mut_group("Method", |group| group.requires("train")))]
 pub(super) struct Trained {
-    /// Take the training of the model: the programs that `train` runs, with the same bytes. It needs no data: the open dim on the first axis
+    /// Plan one training step of the model instead of inference, with the bytes that `train` takes. Needs no data: the open dim on the first axis
     /// of the first input is the batch, and --set binds the others. --loss and --batch are needed, too.
     #[arg(long, requires = "loss")]
     train: bool,

@@ -6,7 +6,7 @@ use super::programs::{self, Asked, More};
 use super::subject::Subject;
 use super::{Failure, line};
 use crate::advise::{Advice, Trained as Case, advise, fullest};
-use crate::beside;
+use crate::driver_memory;
 use crate::dtype::DType;
 use crate::error::{Error, Result, ensure};
 use crate::figures::count;
@@ -136,7 +136,7 @@ order
   peak int
 segment
   class class
-  memory? 'device'|'upload'|'download'|'scratch'|'own'|'ahead'
+  memory? 'device'|'upload'|'download'|'scratch'|'own'|'prefetch'
   bytes int
 buffer
   name text
@@ -369,7 +369,7 @@ impl Plan {
                 value["programs"][number]["placement"] = super::run::placement(view, &view.algorithms());
             }
         }
-        if let Some(found) = beside::find(&plan.target) {
+        if let Some(found) = driver_memory::find(&plan.target) {
             value["beside"] = json!(found.estimate(&plan));
         }
         if let Some(answer) = self.model.answer(&plan) {
@@ -506,9 +506,9 @@ fn apart(job: &Job) -> Result<u64> {
 
 /// The memory that a driver will take beside a plan, or how to know it. On the CPU, what the process takes for itself.
 fn beside_text(plan: &plan::Plan) -> String {
-    match beside::find(&plan.target) {
+    match driver_memory::find(&plan.target) {
         _ if plan.target.family == Family::Cpu => {
-            let bytes = report::human(beside::process(plan.bytes()));
+            let bytes = report::human(driver_memory::process(plan.bytes()));
             format!("beside the plan  at most {bytes} of the process itself\n")
         }
         Some(found) => report::beside(&found.estimate(plan)),

@@ -25,7 +25,7 @@ pub(super) struct More {
     /// there once. A program has the name of its file, or NAME if it is given as NAME=FILE. --set NAME:DIM=N sets a dim of one program.
     #[arg(value_name = "MODEL")]
     more: Vec<PathBuf>,
-    /// How the model is trained, if its training takes its place; no flag of its own, but some of the commands that have a use for it.
+    /// The training to plan in place of the model. Some commands have flags for it.
     #[arg(skip)]
     pub(super) method: Option<Method>,
 }
@@ -122,7 +122,7 @@ impl More {
         }
     }
 
-    /// The graphs of all programs. Inputs are given to those that have them.
+    /// The graphs of all programs. A given input goes to each program that has it.
     pub(super) fn graphs(&self, first: &Model, given: &[Given]) -> Result<Vec<(String, Graphs)>> {
         if let Some(files) = first.decoder()? {
             if let Some(other) = self.more.first() {

@@ -477,7 +477,7 @@ impl Spread {
     }
 }
 
-/// Predicted classes, and the number of those that are right.
+/// Predicted classes, and how many are right.
 struct Score {
     predicted: Vec<usize>,
     right: usize,

@@ -44,7 +44,7 @@ pub enum Memory {
     /// Memory of the host that a backend takes when it is opened and when it compiles: stacks of threads, tables of kernels.
     Own,
     /// Memory of the host in which the inputs of the next run are made ready while one runs, and the stack of the thread that does it.
-    Ahead,
+    Prefetch,
 }
 
 impl Memory {
@@ -67,7 +67,7 @@ pub const STACK: u64 = 256 << 10;
 pub const STACK_ADDRESSES: u64 = 1 << 20;
 
 /// Bytes of the stack of the thread that makes the inputs of the next run ready. It copies and converts, and does nothing else.
-pub const AHEAD_STACK: u64 = 64 << 10;
+pub const PREFETCH_STACK: u64 = 64 << 10;
 
 /// The limits and abilities of a device: all that planning knows of it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -80,7 +80,7 @@ pub struct Target {
     /// Every buffer starts at a multiple of this many bytes.
     pub alignment: u64,
     /// The largest segment, in bytes. It does not hold for [`Memory::Scratch`], [`Memory::Own`] and
-    /// [`Memory::Ahead`], which no buffer lies in.
+    /// [`Memory::Prefetch`], which no buffer lies in.
     pub max_segment: u64,
     /// The largest range that one binding can cover, in bytes.
     pub max_binding: u64,

@@ -26,10 +26,10 @@ use thread_pool::ThreadPool;
 
 mod attention;
 mod block;
-mod chain;
 mod check;
 pub mod conv;
 mod copy;
+mod epilogue;
 mod filters;
 pub mod gemm;
 mod halves;
@@ -239,7 +239,7 @@ impl Backend for Cpu {
     }
 
     fn alloc(&mut self, bytes: u64, place: Place) -> Result<SegmentId> {
-        if matches!(place, Place::Own | Place::Ahead) {
+        if matches!(place, Place::Own | Place::Prefetch) {
             return self.memory.note(bytes, place);
         }
         // All other memory is the host's, and kernels work there.

@@ -168,7 +168,7 @@ impl Drop for Memory {
 
 /// True for memory that no segment was allocated for.
 fn is_noted(place: Place) -> bool {
-    matches!(place, Place::Own | Place::Ahead)
+    matches!(place, Place::Own | Place::Prefetch)
 }
 
 fn layout(bytes: u64) -> Option<Layout> {

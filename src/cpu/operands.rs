@@ -92,7 +92,7 @@ pub struct Operands {
     pub frame: Frame,
     /// The destinations of the results.
     pub sinks: Vec<Sink>,
-    /// Operands that are read, then those that are written: the elements' origin and size.
+    /// The operands, reads before writes: the elements' origin and size.
     feeds: Vec<(Feed, usize)>,
     /// The motion of each over the axes of the index space.
     pub motions: Vec<Motion>,

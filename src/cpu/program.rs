@@ -4,7 +4,7 @@
 //! reductions, and what follows from them. The others run block by block.
 
 use super::block::{BLOCK, Form, Kind, Loc, Op, Repr, exec, to_bf16, to_f16};
-use super::chain::{Chain, Piece, pieces};
+use super::epilogue::{Chain, Piece, pieces};
 use super::simd::Isa;
 use plimsoll_core::dtype::DType;
 use plimsoll_core::error::ensure;
@@ -403,7 +403,7 @@ impl Builder<'_> {
         to
     }
 
-    /// Brings every result to its destination. Returns the registers of those that are kept.
+    /// Brings every result to its destination. Returns the registers of the results that are kept.
     fn store_results(&mut self) -> Vec<Loc> {
         self.save_sources();
         let mut kept = Vec::new();

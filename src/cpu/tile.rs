@@ -1,7 +1,7 @@
 //! Bodies applied to finished tiles of a product or a convolution while those are in the cache.
 
 use super::block::BLOCK;
-use super::chain::{Chain, Rows};
+use super::epilogue::{Chain, Rows};
 use super::gemm::Tile;
 use super::moves;
 use super::nest::{Motion, Nest};

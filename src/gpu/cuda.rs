@@ -563,7 +563,7 @@ impl Backend for Cuda {
                 })?;
                 *slot = Some(Slot::new(Arc::clone(&self.driver), bytes as usize).map_err(failed)?);
             }
-            Memory::Scratch | Memory::Own | Memory::Ahead => {
+            Memory::Scratch | Memory::Own | Memory::Prefetch => {
                 return Err(failed(format!("{memory:?} memory is the CPU's")));
             }
         }
@@ -644,7 +644,7 @@ impl Backend for Cuda {
             Memory::Device => drop(unsafe { self.driver.cuMemFree_v2(pointer) }),
             Memory::Upload => self.upload = None,
             Memory::Download => self.download = None,
-            Memory::Scratch | Memory::Own | Memory::Ahead => unreachable!("no segment has it"),
+            Memory::Scratch | Memory::Own | Memory::Prefetch => unreachable!("no segment has it"),
         }
     }
 

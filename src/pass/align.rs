@@ -119,8 +119,8 @@ impl Aligner<'_> {
         Ok(made)
     }
 
-    /// Makes the readers of a product read the columns of a longer one that it has. A transposition that alone reads it is that of the longer
-    /// one, which a kernel can write so.
+    /// Makes the readers of a product read its columns of a longer product. If its only reader is a transposition, transpose the longer
+    /// product instead: the kernel can write that layout.
     fn shorten(&self, graph: &mut Graph, old: ValueId, longer: ValueId, columns: usize) -> Result<()> {
         let (name, rank) = (graph.value_name(old).to_owned(), graph.fact(old).shape.len());
         let (mut old, mut value, mut axis) = (old, longer, rank - 1);

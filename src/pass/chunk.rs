@@ -359,7 +359,7 @@ impl<'a> Chunking<'a> {
     fn new(prepared: &'a Prepared, region: &'a Region, chunks: Vec<Range<usize>>) -> Chunking<'a> {
         let from = &prepared.graph;
         let mut to = Graph::new(from.name.clone());
-        to.reads_ahead = from.reads_ahead;
+        to.prefetches = from.prefetches;
         let (whole, parts, members) = (HashMap::new(), HashMap::new(), HashMap::new());
         Chunking { prepared, from, region, chunks, to, whole, parts, members, grown: Vec::new() }
     }

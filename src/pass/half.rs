@@ -16,7 +16,7 @@ use std::collections::HashMap;
 pub fn run(graph: &mut Graph) -> Result<()> {
     ensure(graph.dtypes().contains(&DType::F32), || Error::usage("no value is f32".into()))?;
     let mut half = Halving { from: graph, to: Graph::new(graph.name.clone()), values: HashMap::new() };
-    half.to.reads_ahead = graph.reads_ahead;
+    half.to.prefetches = graph.prefetches;
     for &input in graph.inputs() {
         let made = half.to.input(graph.value_name(input), graph.fact(input).clone());
         half.narrow(input, made)?;

@@ -16,10 +16,10 @@ mod align;
 pub mod apart;
 pub mod attention;
 mod bind;
-mod bytes;
 mod caches;
 pub mod chunk;
 mod decompose;
+mod elide_rounding;
 mod filters;
 mod fold;
 mod fuse;
@@ -27,18 +27,18 @@ pub mod group;
 pub mod half;
 mod horizontal;
 mod indexes;
+mod int8;
 mod merge;
 mod packed;
 mod quantize;
 pub mod recompute;
 mod rotary;
-mod round;
 mod scale;
 mod simplify;
-mod stages;
+mod sink_upcasts;
+mod split_reduction;
 mod transposed;
 mod views;
-mod widen;
 
 pub use decompose::decompose;
 pub use fold::fold_node;
@@ -187,7 +187,7 @@ pub const PASSES: &[(&str, Pass, When)] = &[
     ("caches", caches::run, When::Always),
     // Weights that are folded to floats are bytes no more.
     ("packed", packed::run, When::Always),
-    ("bytes", bytes::run, When::Always),
+    ("int8", int8::run, When::Always),
     ("fold", fold::run, When::Always),
     ("simplify", simplify::run, When::Always),
     ("filters", filters::run, When::Always),
@@ -197,15 +197,15 @@ pub const PASSES: &[(&str, Pass, When)] = &[
     ("transposed", transposed::run, When::Always),
     ("rotary", rotary::run, When::Always),
     ("simplify", simplify::run, When::Always),
-    ("stages", stages::run, When::Always),
+    ("split_reduction", split_reduction::run, When::Always),
     // Without fusion a kernel of its own would scale the scores, which are more than the queries.
     ("scale", scale::run, When::Fused),
     ("views", views::run, When::Always),
     ("merge", merge::run, When::Always),
     ("horizontal", horizontal::run, When::Always),
     ("align", align::run, When::Always),
-    ("round", round::run, When::Always),
-    ("widen", widen::run, When::Fused),
+    ("elide_rounding", elide_rounding::run, When::Always),
+    ("sink_upcasts", sink_upcasts::run, When::Fused),
 ];
 
 /// Runs the pipeline, then groups the nodes that become one kernel. Without fusion only the passes that [always](When::Always) run do, and

@@ -218,7 +218,7 @@ impl<'a> Checker<'a> {
             let own = segment.class.segment() == segment.class;
             ensure(own, || format!("segment {i}: no segment is of class {}", segment.class.name()))?;
             ensure(
-                segment.bytes <= most || segment.class == Class::Backend || segment.memory == Memory::Ahead,
+                segment.bytes <= most || segment.class == Class::Backend || segment.memory == Memory::Prefetch,
                 || format!("segment {i}: expected at most {most} bytes, found {}", segment.bytes),
             )?;
             let named = || format!("segment {i} of class {}", segment.class.name());
@@ -227,7 +227,7 @@ impl<'a> Checker<'a> {
                 Memory::Device => !staging && segment.class != Class::Backend,
                 Memory::Upload | Memory::Download => staging,
                 Memory::Scratch | Memory::Own => segment.class == Class::Backend,
-                Memory::Ahead => staging && self.plan.target.family == Family::Cpu,
+                Memory::Prefetch => staging && self.plan.target.family == Family::Cpu,
             };
             ensure(right, || format!("{}: in {:?} memory", named(), segment.memory))?;
             let (slot, cap) = (segment.bytes, self.plan.target.staging);

@@ -20,8 +20,8 @@ use crate::shape::Shape;
 use crate::target::{Memory, Target};
 pub use index::{BufferIdx, KernelIdx, SegmentIdx, Spot, StepIdx};
 pub use job::{Graphs, Job, Planned, Planner, compile, compiled, plan, planned};
-pub use make::again::data;
 pub(crate) use make::offsets::{TransferBytes, own_segments};
+pub use make::rebind::data;
 pub use origin::Origin;
 use serde::{Deserialize, Serialize};
 use std::ops::Deref;
@@ -194,7 +194,7 @@ impl Port {
         if self.packed { self.dtype } else { buffer }
     }
 
-    /// True if the caller's bytes are those that are stored.
+    /// True if the device stores the caller's bytes as they are.
     pub fn is_stored_as(&self, stored: DType) -> bool {
         stored == self.dtype && !self.packed
     }

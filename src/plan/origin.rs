@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Origin {
     /// The hash of the file's content. That has the names, the places and the sizes of external data, but not the elements: a plan is made without
-    /// them, and is the same on every machine. As those of another file of weights, they may be others when it runs.
+    /// them, and is the same on every machine. The weights may differ when the plan runs.
     pub content: String,
     /// The extents that its named dims were given.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]

@@ -2,7 +2,7 @@
 
 use super::{Table, grouped, human, percent};
 use crate::backend::Usage;
-use crate::beside::Estimate;
+use crate::driver_memory::Estimate;
 use crate::plan::tell::peak::{Peak, peak};
 use crate::plan::{Class, View};
 

@@ -320,7 +320,7 @@ fn spaces(plan: View, timeline: &Timeline) -> Vec<Space> {
             Memory::Download => "staging down".into(),
             Memory::Scratch => "threads' scratch memory".into(),
             Memory::Own => "stacks and tables".into(),
-            Memory::Ahead => "the next rows".into(),
+            Memory::Prefetch => "the next rows".into(),
         },
         class: Some(s.class),
         bytes: s.bytes,

@@ -8,7 +8,7 @@
 use crate::graph::AGAIN;
 use crate::plan::tell::timeline::Timeline;
 use crate::plan::{BufferIdx, Class, Plan, Program, StatePort, StepIdx, View};
-use crate::target::{AHEAD_STACK, Family};
+use crate::target::{Family, PREFETCH_STACK};
 use serde::Serialize;
 use std::collections::HashMap;
 
@@ -138,7 +138,7 @@ pub fn host_bytes(plan: &Plan) -> u64 {
     let ports = plan.programs.iter().flat_map(|program| &program.inputs);
     let inputs: HashMap<&str, u64> =
         ports.map(|port| (&port.name[..], (port.shape.numel() * port.dtype.size()) as u64)).collect();
-    AHEAD_STACK + inputs.values().sum::<u64>()
+    PREFETCH_STACK + inputs.values().sum::<u64>()
 }
 
 impl States {

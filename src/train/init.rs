@@ -83,7 +83,7 @@ impl Drawn {
     }
 }
 
-/// The weights of a graph that are drawn, and those that are not.
+/// The weights of a graph: the drawn, and the rest.
 #[derive(Clone, Debug, Default)]
 pub struct Init {
     /// The weights that are drawn.

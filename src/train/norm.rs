@@ -52,7 +52,7 @@ fn is_frozen(graph: &Graph, node: NodeId, training: &Training) -> bool {
         || [3, 4].into_iter().any(|slot| name(slot).is_some_and(|name| training.names_frozen(name)))
 }
 
-/// Splits the nodes into those that normalize by the batch, and those that are frozen.
+/// Splits the nodes into norms by the batch and frozen norms.
 fn parted(graph: &Graph, training: &Training) -> Result<(Vec<NodeId>, Vec<NodeId>)> {
     Ok(nodes(graph)?.into_iter().partition(|&node| !is_frozen(graph, node, training)))
 }

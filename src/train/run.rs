@@ -1,11 +1,11 @@
 //! Runs training steps: batches of rows go in, losses come out, the weights stay on the device.
 
-use super::ahead::{Ahead, Batch};
 use super::checkpoint::fingerprint;
 use super::classes::host_bytes;
 use super::data::{Labels, Order, Rows};
 use super::init::{self, Init};
 use super::loss::usual_class_axis;
+use super::prefetch::{Batch, Prefetch};
 use super::{LABELS, Loss, Outline, Programs, Schedule, Training, check_rows, of_model};
 use crate::backend::Place;
 use crate::dtype::DType;
@@ -15,7 +15,7 @@ use crate::exec::{Exec, host_memory};
 use crate::onnx::{self, Model};
 use crate::op::Fact;
 use crate::session::{self, Options, Session};
-use crate::target::AHEAD_STACK;
+use crate::target::PREFETCH_STACK;
 use crate::tensor::Tensor;
 use serde_json::{Value, json};
 use std::collections::HashSet;
@@ -72,7 +72,7 @@ pub struct Trainer {
     /// The facts of a micro-batch, in the order of the columns.
     facts: Vec<Fact>,
     /// The rows of a micro-batch, and the thread that makes the next one ready. `None` if rows are filled in where the plan has its inputs.
-    ahead: Option<Ahead>,
+    ahead: Option<Prefetch>,
     /// Bytes of the host's memory that they take, where that is no part of the plan.
     host_bytes: u64,
     parts: Vec<&'static str>,
@@ -196,10 +196,10 @@ impl Trainer {
         let all = parts.into_iter().chain([("evaluate", evaluate)]);
         let session = Session::new(options.job(all, &device), device, &|_, _| {})?;
         // A device with memory of its own plans that alone: the slot is the host's.
-        let planned = session.with(Exec::take_ahead);
+        let planned = session.with(Exec::take_prefetch);
         let host = host_bytes(session.plan());
-        let slot = if host > 0 { Some(host_memory(host - AHEAD_STACK, "the next rows")?) } else { planned };
-        let ahead = slot.map(|slot| Ahead::new(&facts, slot));
+        let slot = if host > 0 { Some(host_memory(host - PREFETCH_STACK, "the next rows")?) } else { planned };
+        let ahead = slot.map(|slot| Prefetch::new(&facts, slot));
         init.unknown.retain(|(name, _)| outline.trained.contains(name));
         let undrawn = std::mem::take(&mut init.unknown);
         let trainer = Trainer {

@@ -1118,7 +1118,6 @@ fn steps_are_timed() {
         "{}",
         data["title"]
     );
-    fails(1, &[&["bench"], MLP, &["--steps", "--forks", "2"]], &["--steps", "--forks"]);
 }
 
 /// An item is what a batch has several of: rows that the inputs share, or that one shares with the outputs.

@@ -73,7 +73,6 @@ mod templates;
 mod tune;
 
 // The library and the program from outside.
-mod ahead;
 mod allocators;
 mod bounds;
 mod cli;
@@ -90,6 +89,7 @@ mod narrow;
 mod outside;
 mod pairs;
 mod picture;
+mod prefetch;
 mod programs;
 mod report;
 mod saved;

@@ -334,7 +334,7 @@ fn sizes_that_rise_and_fall_are_all_tried_or_refused() {
         lies_within(&range.at(&[length]).expect("it runs").0, range.plan());
     }
     let error = plan(1000).expect_err("too many").to_string();
-    assert!(error.starts_with("dim 'length', 1..1000: 'z' neither just grows with it nor just shrinks"), "{error}");
+    assert!(error.starts_with("dim 'length', 1..1000: the size of 'z' is not monotonic in it"), "{error}");
 }
 
 /// A binding that was not tried, with a buffer larger than planned, is placed by itself in the same segments.

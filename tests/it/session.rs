@@ -12,7 +12,7 @@ use plimsoll::internals::plan::{BufferIdx, Class, Limits, Plan, Recipe, Step, St
 use plimsoll::internals::session::{Choice, Options, Session};
 use plimsoll::internals::target::Memory;
 use plimsoll::internals::trace::{Trace, Var};
-use plimsoll::internals::{beside, plan, reference};
+use plimsoll::internals::{driver_memory, plan, reference};
 use plimsoll::{DType, Error, Graph, Target, Tensor};
 use proptest::prelude::*;
 use proptest::test_runner::{TestRng, TestRunner};
@@ -792,7 +792,7 @@ fn is_joined(plan: &Plan, buffer: BufferIdx) -> bool {
 #[test]
 fn what_is_beside_plans_is_measured() {
     for (name, open) in common::backends() {
-        let found = beside::measure(&|| Ok(open())).expect("small graphs run");
+        let found = driver_memory::measure(&|| Ok(open())).expect("small graphs run");
         let device = open();
         let target = device.target();
         assert_eq!((&found.device, &found.target, found.family), (&device.identity(), &target.name, target.family));

@@ -52,7 +52,7 @@ const LAYERS: &[&[&str]] = &[
         "train::classes",
         "train::curve",
         "train::checkpoint",
-        "beside",
+        "driver_memory",
         "advise",
         "report",
         "cli",

@@ -4,7 +4,7 @@
 //! memory that only this process can hold: pages of a mapped file are the system's.
 
 use crate::common::{Folder, printed};
-use plimsoll::internals::beside;
+use plimsoll::internals::driver_memory;
 use plimsoll::internals::dtype::DType::{self, F32, I64};
 use plimsoll::internals::graph::Graph;
 use plimsoll::internals::onnx;
@@ -45,7 +45,7 @@ fn runs_within_the_plan(name: &str, graph: &Graph, flags: &[&str]) {
     let plan = String::from_utf8(plan.expect("it starts").stdout).expect("it is text");
     let plan = printed(&["plan"], &plan);
     let bytes = plan["programs"][0]["summary"]["planned_bytes"].as_u64().expect("it is a number");
-    let limit = (bytes + beside::process(bytes)) >> 10;
+    let limit = (bytes + driver_memory::process(bytes)) >> 10;
     let command = format!("ulimit -d {limit}; exec \"$0\" run \"$@\" --backend cpu --threads 2");
     let output = std::process::Command::new("sh").args(["-c", &command, program, &file]).args(flags).output();
     let output = output.expect("sh runs");

@@ -10,11 +10,11 @@ use std::fmt;
 pub use attention::keys_seen;
 pub use compose::constant as made_constant;
 pub use counted::{Finder, finder};
-pub use heads::{COS as COSINES, PAST as KEYS, key_room};
 pub use index::{from_start, tuples};
 pub use integer::{OTHER_SIGN, PRODUCT_OF_BYTES, SUMS_OF_BYTES, requantized};
 pub use layout::{AT_RUN, spans};
 pub use norm::softmax_axes;
+pub use ort_attention::{COS as COSINES, PAST as KEYS, key_room};
 pub use packed::Codes;
 pub use random::{dropout, dropped, ratio};
 pub use scatter::SCATTER;
@@ -30,7 +30,6 @@ mod experts;
 mod found;
 mod fused;
 mod grid;
-mod heads;
 mod index;
 mod integer;
 mod layout;
@@ -38,6 +37,7 @@ mod linear;
 mod linear_attention;
 mod loss;
 mod norm;
+mod ort_attention;
 mod packed;
 mod quantize;
 mod random;
@@ -86,7 +86,7 @@ pub static OPS: [&[OpDef]; 36] = [
     fused::OPS,
     packed::OPS,
     experts::OPS,
-    heads::OPS,
+    ort_attention::OPS,
     signal::OPS,
     terms::OPS,
     updates::OPS,
@@ -100,7 +100,7 @@ pub fn all() -> impl Iterator<Item = &'static OpDef> {
 
 /// True if a row is of an operator of ONNX Runtime's domain.
 pub fn is_of_runtime(op: &OpDef) -> bool {
-    let families = [runtime::OPS, fused::OPS, packed::OPS, experts::OPS, heads::OPS];
+    let families = [runtime::OPS, fused::OPS, packed::OPS, experts::OPS, ort_attention::OPS];
     let is_own = op.name.starts_with("plimsoll.");
     let in_family = families.iter().flat_map(|family| family.iter()).any(|other| other.name == op.name);
     in_family && !is_own || ["BiasGelu", "FastGelu", "QuickGelu"].contains(&op.name)

@@ -15,7 +15,7 @@ use crate::ops::{self, softmax_axes};
 use crate::tensor::Tensor;
 use std::collections::{HashMap, HashSet};
 
-/// True if an operator has a rule of its own, beside those that are elementwise.
+/// True if an operator that is not elementwise has a rule.
 pub(super) fn has_rule(op: &str) -> bool {
     Rules::rule_of(op).is_some()
 }

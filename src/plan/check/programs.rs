@@ -2,15 +2,15 @@
 
 use crate::error::ensure;
 use crate::kernel::validate::Verdict;
-use crate::plan::{Buffer, Class, Plan, Port, Spot, StatePort};
-use crate::target::{AHEAD_STACK, Memory};
+use crate::plan::{Buffer, BufferIdx, Class, Plan, Port, Spot, StatePort};
+use crate::target::{Memory, PREFETCH_STACK};
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 /// Checks that the programs of a plan fit together: they have names of their own. Constants and states of two programs are the same buffer,
 /// or share no bytes. A state has one name everywhere. So no program writes what another one keeps.
 pub(super) fn together(plan: &Plan) -> Verdict {
     let mut names = HashSet::new();
-    let mut lasting: BTreeMap<Spot, (&Buffer, &str)> = BTreeMap::new();
+    let mut lasting: BTreeMap<Spot, (&Buffer, bool, &str)> = BTreeMap::new();
     let mut states: HashMap<&str, (&StatePort, Spot, &str)> = HashMap::new();
     let mut names_at: HashMap<Spot, &str> = HashMap::new();
     for program in &plan.programs {
@@ -21,9 +21,16 @@ pub(super) fn together(plan: &Plan) -> Verdict {
         if plan.programs.len() == 1 {
             continue;
         }
-        for buffer in program.buffers.iter().filter(|b| matches!(b.class, Class::Constant | Class::State)) {
-            let (other, of) = lasting.entry(buffer.spot()).or_insert((buffer, name));
-            let same = (other.class, other.dtype, other.bytes) == (buffer.class, buffer.dtype, buffer.bytes);
+        let packed = program.constants.iter().filter(|port| port.packed.is_some()).map(|port| port.buffer);
+        let packed: HashSet<BufferIdx> = packed.collect();
+        for (b, buffer) in BufferIdx::enumerate(&program.buffers) {
+            if !matches!(buffer.class, Class::Constant | Class::State) {
+                continue;
+            }
+            let is_packed = packed.contains(&b);
+            let (other, was_packed, of) = lasting.entry(buffer.spot()).or_insert((buffer, is_packed, name));
+            let same = (other.class, other.dtype, other.bytes, *was_packed)
+                == (buffer.class, buffer.dtype, buffer.bytes, is_packed);
             ensure(same, || named(format!("'{}' lies at '{}' of '{of}', but is another", buffer.name, other.name)))?;
         }
         for state in &program.state {
@@ -37,7 +44,7 @@ pub(super) fn together(plan: &Plan) -> Verdict {
             })?;
         }
     }
-    for ((spot, (a, of)), (next, (b, other))) in lasting.iter().zip(lasting.iter().skip(1)) {
+    for ((spot, (a, _, of)), (next, (b, _, other))) in lasting.iter().zip(lasting.iter().skip(1)) {
         let disjoint = spot.segment != next.segment || spot.offset + a.bytes <= next.offset;
         ensure(disjoint, || format!("'{}' of program '{other}' overlaps '{}' of program '{of}'", b.name, a.name))?;
     }
@@ -65,17 +72,17 @@ pub(super) fn together(plan: &Plan) -> Verdict {
 /// Checks the memory in which the inputs of the next run are made ready, if there is some: it holds each input of the programs once, and a
 /// stack. It may hold others if they are not `all`.
 fn ahead(plan: &Plan, all: bool) -> Verdict {
-    let found: Vec<u64> = plan.segments.iter().filter(|s| s.memory == Memory::Ahead).map(|s| s.bytes).collect();
+    let found: Vec<u64> = plan.segments.iter().filter(|s| s.memory == Memory::Prefetch).map(|s| s.bytes).collect();
     if found.is_empty() {
         return Ok(());
     }
     let ports = plan.programs.iter().flat_map(|program| &program.inputs);
     let bytes = |port: &Port| port.shape.iter().map(|&d| d as u128).product::<u128>() * port.dtype.size() as u128;
     let inputs: HashMap<&str, u128> = ports.map(|port| (&port.name[..], bytes(port))).collect();
-    let needed = inputs.values().sum::<u128>() + u128::from(AHEAD_STACK);
+    let needed = inputs.values().sum::<u128>() + u128::from(PREFETCH_STACK);
     let right = matches!(found[..], [bytes] if u128::from(bytes) == needed || !all && u128::from(bytes) > needed);
     ensure(right, || {
-        format!("Ahead memory: expected one segment of {needed} bytes, found {found:?}; plan the model again")
+        format!("Prefetch memory: expected one segment of {needed} bytes, found {found:?}; plan the model again")
     })
 }
 

@@ -136,7 +136,7 @@ pub fn lower(prepared: &Prepared, target: &Target, options: Options) -> Result<D
     let mut draft = lowering.draft;
     if target.family == Family::Cpu {
         // Other devices have memory of their own, and the plan is of that.
-        let inputs = graph.inputs().iter().filter(|_| graph.reads_ahead);
+        let inputs = graph.inputs().iter().filter(|_| graph.prefetches);
         let bytes = |fact: &Fact| (fact.shape.numel() * fact.dtype.size()) as u64;
         draft.ahead = inputs.map(|&input| (graph.value_name(input).to_owned(), bytes(graph.fact(input)))).collect();
         draft.own = draft.kernels.iter().map(|kernel| cpu::own_bytes(kernel, target.threads as usize)).collect();

@@ -5,11 +5,11 @@
 //!                     '------------- arrange tries several -------------'
 //! ```
 
-pub mod again;
 pub(super) mod arrange;
 pub(super) mod assemble;
 pub mod liveness;
 pub(super) mod offsets;
 pub mod order;
+pub mod rebind;
 pub mod streams;
 pub(super) mod workspace;

@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 use crate::place::{self, Effort, Item, Problem};
 use crate::plan::lower::{Draft, DraftBuffer, DraftConstant};
 use crate::plan::{BufferIdx, Class, Segment, SegmentIdx, Spot, StepIdx};
-use crate::target::{AHEAD_STACK, Memory, Target};
+use crate::target::{Memory, PREFETCH_STACK, Target};
 use std::collections::HashMap;
 
 /// An order and the offsets it leads to.
@@ -160,9 +160,9 @@ pub fn own_segments(target: &Target, drafts: &[&Draft]) -> impl Iterator<Item = 
     // Programs take the inputs of one name from one place.
     let ahead: HashMap<&str, u64> =
         drafts.iter().flat_map(|draft| &draft.ahead).map(|(name, bytes)| (&name[..], *bytes)).collect();
-    let ahead = if ahead.is_empty() { 0 } else { AHEAD_STACK + ahead.values().sum::<u64>() };
+    let ahead = if ahead.is_empty() { 0 } else { PREFETCH_STACK + ahead.values().sum::<u64>() };
     let segments = [
-        (Class::Staging, Memory::Ahead, ahead),
+        (Class::Staging, Memory::Prefetch, ahead),
         (Class::Backend, Memory::Scratch, thread * u64::from(target.threads)),
         (Class::Backend, Memory::Own, own),
     ];

@@ -432,8 +432,8 @@ impl Maker {
             bindings = self.bindings(&uneven).map_err(|count| {
                 let Dim { name, least, most } = &self.dims[dim];
                 Error::usage(format!(
-                    "dim '{name}', {least}..{most}: '{tensor}' neither just grows with it nor just shrinks, so that each extent must be \
-                     tried: {count} bindings; expected a smaller range, of at most {MOST_UNEVEN} bindings"
+                    "dim '{name}', {least}..{most}: the size of '{tensor}' is not monotonic in it, so all {count} bindings must be planned \
+                     (at most {MOST_UNEVEN}): give a smaller range"
                 ))
             })?;
         }

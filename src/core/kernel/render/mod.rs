@@ -414,7 +414,7 @@ impl<'a> Module<'a> {
                     for o in code.operands().filter(|_| all).collect::<BTreeSet<_>>() {
                         statements.push(format!("let c{i}_{o} = {};", names[o as usize].0));
                     }
-                    // Halves that are compared are those that are stored: an element is looked for among them.
+                    // Compare stored halves: an element is looked for among them.
                     let compares = matches!(code, Code::Binary(op, ..) if op.compares());
                     let is_rounded = |instr: &Instr| match instr.code {
                         Code::Const(_) | Code::Cast(_) => true,

@@ -98,7 +98,7 @@ impl Module<'_> {
                 self.int(format!("STRIDE_{axis}"), window.strides[a] as isize);
                 self.int(format!("DILATION_{axis}"), window.dilations[a] as isize);
                 self.int(format!("PAD_{axis}"), window.pads[a] as isize);
-                // Of adjacent elements of a window, those that are so many apart belong to the windows over one element.
+                // Elements of a window that are this far apart belong to the windows over one element.
                 let step = if window.dilations[a] == 1 { window.strides[a] } else { 1 };
                 self.int(format!("STEP_{axis}"), step as isize);
             }

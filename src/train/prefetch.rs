@@ -11,7 +11,7 @@
 use super::data::{Order, Rows};
 use crate::error::Result;
 use crate::op::Fact;
-use crate::target::AHEAD_STACK;
+use crate::target::PREFETCH_STACK;
 use std::ops::Range;
 use std::panic::resume_unwind;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -83,7 +83,7 @@ impl Slot {
 
 /// A slot, and the thread that fills it.
 #[derive(Debug)]
-pub struct Ahead {
+pub struct Prefetch {
     /// The slot, while the thread does not have it.
     slot: Option<Slot>,
     /// To the thread, and back. Each holds one slot, so sending waits for nobody and allocates nothing.
@@ -92,13 +92,13 @@ pub struct Ahead {
     thread: Option<JoinHandle<()>>,
 }
 
-impl Ahead {
+impl Prefetch {
     /// A slot for micro-batches of these facts in this memory, which has a byte for each of theirs. It has no thread if the system refuses one:
     /// then nothing is filled ahead.
     ///
     /// # Panics
     /// When the memory is too small.
-    pub fn new(facts: &[Fact], bytes: Vec<u8>) -> Ahead {
+    pub fn new(facts: &[Fact], bytes: Vec<u8>) -> Prefetch {
         let mut end = 0;
         let columns = facts.iter().map(|fact| {
             let start = end;
@@ -117,9 +117,9 @@ impl Ahead {
                 }
             }
         };
-        let thread = Builder::new().name("rows ahead".to_owned()).stack_size(AHEAD_STACK as usize).spawn(work);
+        let thread = Builder::new().name("rows ahead".to_owned()).stack_size(PREFETCH_STACK as usize).spawn(work);
         let (ask, thread) = thread.ok().map(|thread| (ask, thread)).unzip();
-        Ahead { slot: Some(Slot { columns, bytes, batch: None, filled: Ok(()) }), ask, back, thread }
+        Prefetch { slot: Some(Slot { columns, bytes, batch: None, filled: Ok(()) }), ask, back, thread }
     }
 
     /// Has the slot filled with other rows, by its thread. What is in it now is gone.
@@ -175,7 +175,7 @@ impl Ahead {
     }
 }
 
-impl Drop for Ahead {
+impl Drop for Prefetch {
     fn drop(&mut self) {
         self.ask = None;
         if let Some(thread) = self.thread.take() {

@@ -6,9 +6,9 @@ use crate::common::{Folder, printed};
 use plimsoll::internals::npy;
 use plimsoll::internals::onnx;
 use plimsoll::internals::plan::check;
-use plimsoll::internals::target::{AHEAD_STACK, Memory};
-use plimsoll::internals::train::ahead::{Ahead, Batch};
+use plimsoll::internals::target::{Memory, PREFETCH_STACK};
 use plimsoll::internals::train::data::{Order, Rows};
+use plimsoll::internals::train::prefetch::{Batch, Prefetch};
 use plimsoll::internals::train::run::{Data, Trainer};
 use plimsoll::internals::train::{self, Loss, Optimizer, Rate, Schedule, Training};
 use plimsoll::{Choice, Class, DType, Fact, Options, Place, Session, Tensor};
@@ -163,13 +163,13 @@ fn the_rows_are_planned_and_allocated() {
         let mut trainer = trainer(&data, accumulate, Choice::Cpu).expect("it loads");
         trainer.step(&data, 0, Some(1)).expect("it runs");
         let plan = trainer.session().plan();
-        assert_eq!(plan.class_bytes(Class::Staging), AHEAD_STACK + rows);
+        assert_eq!(plan.class_bytes(Class::Staging), PREFETCH_STACK + rows);
         assert_eq!((trainer.session().usage().bytes, trainer.host_bytes()), (plan.bytes(), 0));
         check::check(plan).expect("it is sound");
         // The checker counts them itself.
-        for by in [-1i64, 1, 256, -(AHEAD_STACK as i64)] {
+        for by in [-1i64, 1, 256, -(PREFETCH_STACK as i64)] {
             let mut wrong = plan.clone();
-            for segment in wrong.segments.iter_mut().filter(|segment| segment.memory == Memory::Ahead) {
+            for segment in wrong.segments.iter_mut().filter(|segment| segment.memory == Memory::Prefetch) {
                 segment.bytes = segment.bytes.wrapping_add_signed(by);
             }
             for program in &mut wrong.programs {
@@ -178,10 +178,10 @@ fn the_rows_are_planned_and_allocated() {
                 summary.staging_bytes = summary.staging_bytes.wrapping_add_signed(by);
             }
             let error = check::check(&wrong).expect_err("it is not the inputs' number").to_string();
-            assert!(error.contains("Ahead memory: expected one segment of"), "{error}");
+            assert!(error.contains("Prefetch memory: expected one segment of"), "{error}");
         }
         let mut twice = plan.clone();
-        let own = twice.segments.iter().find(|s| s.memory == Memory::Ahead).expect("there is one").clone();
+        let own = twice.segments.iter().find(|s| s.memory == Memory::Prefetch).expect("there is one").clone();
         for program in &mut twice.programs {
             program.summary.planned_bytes += own.bytes;
             program.summary.staging_bytes += own.bytes;
@@ -194,12 +194,12 @@ fn the_rows_are_planned_and_allocated() {
         let batch_flag = batch.to_string();
         let plan = |target| ok_json(&[method, &["--batch", &batch_flag, "--target", target]]);
         let [cpu, cuda] = ["cpu", "cuda"].map(plan);
-        let rows = batch * 11 * 4 + AHEAD_STACK;
+        let rows = batch * 11 * 4 + PREFETCH_STACK;
         let planned = if is_ahead { rows } else { 0 };
         assert_eq!((&cpu["classes"]["staging"], &cpu["host_bytes"]), (&planned.into(), &0.into()));
         // On a device of its own memory, they are the host's.
         assert_eq!(cuda["host_bytes"], rows);
-        let memory = |plan: &serde_json::Value| plan["segments"].to_string().contains("ahead");
+        let memory = |plan: &serde_json::Value| plan["segments"].to_string().contains("prefetch");
         assert_eq!((memory(&cpu), memory(&cuda)), (is_ahead, false));
     }
     assert!(ok(&[method, &["--batch", "12", "--target", "cuda"]]).contains("of the host: the next rows"));
@@ -255,7 +255,7 @@ fn many_trainers_leave_nothing() {
     const CHILD: &str = "PLIMSOLL_TRAINERS";
     if std::env::var_os(CHILD).is_none() {
         let mut child = std::process::Command::new(std::env::current_exe().expect("it has a path"));
-        let child = child.args(["--exact", "ahead::many_trainers_leave_nothing", "--test-threads=1"]);
+        let child = child.args(["--exact", "prefetch::many_trainers_leave_nothing", "--test-threads=1"]);
         let output = child.env(CHILD, "1").output().expect("it starts");
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         assert!(output.status.success(), "{}{}", text(&output.stdout), text(&output.stderr));
@@ -293,7 +293,7 @@ fn a_slot_has_what_was_asked_for() {
             bytes
         })
     };
-    let mut ahead = Ahead::new(&facts, vec![0; 4 * 11 * 4]);
+    let mut ahead = Prefetch::new(&facts, vec![0; 4 * 11 * 4]);
     for at in 0..200 {
         let wanted = batch(at % 5 * 4, at as u64 / 20);
         ahead.wait(rows(), wanted).expect("they are finite");

@@ -30,7 +30,7 @@ pub fn data(mut graph: Prepared, plan: View) -> Result<Vec<Arc<Constant>>> {
     if let Some(table) = with_calls(plan, &table) {
         lowered = lower(table)?.0;
     }
-    let found: Vec<_> = lowered.iter().map(|draft| Beside { graph: &graph, plan, draft }.data()).collect();
+    let found: Vec<_> = lowered.iter().map(|draft| Rebound { graph: &graph, plan, draft }.data()).collect();
     let refused = found.iter().find_map(|found| found.as_ref().err().cloned()).unwrap_or_default();
     let data = found.into_iter().find_map(Result::ok);
     data.ok_or_else(|| Error::plan(format!("it is no plan of '{}': {refused}", graph.graph.name)))
@@ -86,15 +86,15 @@ fn meaning(kernel: &Kernel) -> String {
 type Computed<'a> = (&'a str, &'a str, Vec<BufferIdx>, Vec<BufferIdx>, &'a [BindRange]);
 
 /// A plan beside the lowering of a graph.
-struct Beside<'a> {
+struct Rebound<'a> {
     graph: &'a Prepared,
     plan: View<'a>,
     draft: &'a Draft,
 }
 
-impl Beside<'_> {
+impl Rebound<'_> {
     fn data(&self) -> Result<Vec<Arc<Constant>>, String> {
-        let Beside { plan, draft, .. } = self;
+        let Rebound { plan, draft, .. } = self;
         let used = draft.used();
         let kept: Vec<BufferIdx> = BufferIdx::all(&draft.buffers).filter(|&b| used[b]).collect();
         self.buffers(&kept)?;
@@ -129,7 +129,7 @@ impl Beside<'_> {
     }
 
     fn steps(&self, numbers: &[BufferIdx]) -> Result<(), String> {
-        let Beside { plan, draft, .. } = self;
+        let Rebound { plan, draft, .. } = self;
         let [meanings, planned] =
             [&draft.kernels, &plan.kernels].map(|all| all.iter().map(meaning).collect::<Vec<_>>());
         let number = |list: &[BufferIdx]| list.iter().map(|&b| numbers[b]).collect::<Vec<_>>();
@@ -150,7 +150,7 @@ impl Beside<'_> {
     }
 
     fn ports(&self, numbers: &[BufferIdx]) -> Result<(), String> {
-        let Beside { graph, plan, draft } = self;
+        let Rebound { graph, plan, draft } = self;
         let name = |value| graph.graph.value_name(value);
         let inputs = draft.inputs.iter().map(|&(value, b)| (name(value), numbers[b])).collect::<Vec<_>>();
         let outputs = draft.outputs.iter().map(|(name, _, b)| (&name[..], numbers[*b])).collect::<Vec<_>>();

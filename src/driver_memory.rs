@@ -47,7 +47,7 @@ pub type Open<'a> = &'a dyn Fn() -> Result<Box<dyn Backend>>;
 /// The figures that were measured on a device, in bytes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Beside {
+pub struct DriverMemory {
     version: u32,
     /// The version of the crate, whose kernels were loaded.
     plimsoll: String,
@@ -86,7 +86,7 @@ pub struct Estimate {
     pub device: String,
 }
 
-impl Beside {
+impl DriverMemory {
     /// The estimate for a plan.
     pub fn estimate(&self, plan: &Plan) -> Estimate {
         let library = |name: &str, bytes: u64| if calls(plan, name) { bytes } else { 0 };
@@ -119,9 +119,9 @@ fn calls(plan: &Plan, library: &str) -> bool {
 }
 
 /// The last figures of a device that a target describes: of any device of its family, if the target is a preset.
-pub fn find(target: &Target) -> Option<Beside> {
+pub fn find(target: &Target) -> Option<DriverMemory> {
     let folder = file::cache_folder()?.join(FOLDER);
-    let suits = |found: &Beside| {
+    let suits = |found: &DriverMemory| {
         found.family == target.family && (found.target == target.name || Target::preset(&target.name).is_some())
     };
     let files = std::fs::read_dir(folder).ok()?.filter_map(|entry| {
@@ -138,7 +138,7 @@ pub fn find(target: &Target) -> Option<Beside> {
 ///
 /// # Errors
 /// When the device cannot be opened, or refuses a small graph.
-pub fn known(open: Open) -> Result<Beside> {
+pub fn known(open: Open) -> Result<DriverMemory> {
     let device = open()?.identity();
     let path = file::cached(FOLDER, &device);
     if let Some(known) = path.as_deref().and_then(read).filter(|known| known.device == device) {
@@ -151,7 +151,7 @@ pub fn known(open: Open) -> Result<Beside> {
 }
 
 /// A file that can be used.
-fn read(path: &Path) -> Option<Beside> {
+fn read(path: &Path) -> Option<DriverMemory> {
     match try_read(path) {
         Ok(found) => Some(found),
         Err(Error::File { source: Some(e), .. }) if e.kind() == ErrorKind::NotFound => None,
@@ -162,15 +162,15 @@ fn read(path: &Path) -> Option<Beside> {
     }
 }
 
-fn try_read(path: &Path) -> Result<Beside> {
+fn try_read(path: &Path) -> Result<DriverMemory> {
     let failed = |e| Error::file(path, "read what was measured", e);
     let bytes = std::fs::metadata(path).map_err(failed)?.len();
     ensure(bytes <= MOST_BYTES, || {
         Error::usage(format!("expected at most {MOST_BYTES} bytes, found {bytes}")).in_file(path)
     })?;
     let kept = std::fs::read_to_string(path).map_err(failed)?;
-    let found: Beside = serde_json::from_str(file::unsealed(&kept, path)?).map_err(|e| Error::json(path, &e))?;
-    let (own, Beside { version, plimsoll, .. }) = (env!("CARGO_PKG_VERSION"), &found);
+    let found: DriverMemory = serde_json::from_str(file::unsealed(&kept, path)?).map_err(|e| Error::json(path, &e))?;
+    let (own, DriverMemory { version, plimsoll, .. }) = (env!("CARGO_PKG_VERSION"), &found);
     ensure(*version == VERSION && plimsoll == own, || {
         let what =
             format!("expected version {VERSION} by plimsoll {own}, found version {version} by plimsoll {plimsoll}");
@@ -183,7 +183,7 @@ fn try_read(path: &Path) -> Result<Beside> {
 ///
 /// # Errors
 /// As [`known`].
-pub fn measure(open: Open) -> Result<Beside> {
+pub fn measure(open: Open) -> Result<DriverMemory> {
     let device = open()?;
     let (identity, target) = (device.identity(), device.target().clone());
     drop(device);
@@ -196,7 +196,7 @@ pub fn measure(open: Open) -> Result<Beside> {
         let steps = step * probe.plan.programs[0].steps.len() as u64;
         Ok::<_, Error>(if calls(&probe.plan, name) { taken.saturating_sub(steps) } else { 0 })
     };
-    Ok(Beside {
+    Ok(DriverMemory {
         version: VERSION,
         plimsoll: env!("CARGO_PKG_VERSION").into(),
         device: identity,
