@@ -235,6 +235,7 @@ impl<'a> Planner<'a> {
         self.fitted(limit, limit, None, self.job.recipe.prefer)?.0.into_iter().map(graph).collect()
     }
 
+    /// Plans all runs at once.
     fn for_all_runs(&mut self, limit: Option<u64>, table: Option<&Arc<Tuned>>) -> Result<Planned> {
         for_all_runs(self.job.runs, limit, &mut |limit| self.for_one_run(limit, table))
     }
@@ -250,6 +251,7 @@ impl<'a> Planner<'a> {
         }
     }
 
+    /// Plans one run with this preference. Several programs in chunks are cut as without a limit if they do not fit together.
     fn preferring(&mut self, prefer: Prefer, limit: Option<u64>, table: Option<&Arc<Tuned>>) -> Result<Planned> {
         let is_cut_together = self.parts.len() > 1 && self.job.recipe.chunks > 1;
         let mut plan = |chunked| {
@@ -259,7 +261,7 @@ impl<'a> Planner<'a> {
             Ok(planned)
         };
         match plan(limit) {
-            // Each program may fit the limit in fewer chunks, but not all together.
+            // Each program was cut until it fits alone.
             Err(Error::Fit { .. }) if is_cut_together => plan(None),
             planned => planned,
         }
@@ -278,8 +280,8 @@ impl<'a> Planner<'a> {
         if least.plan.bytes() > limit { Err(least.plan.exceeds(limit)) } else { Ok(least) }
     }
 
-    /// The parts as they are lowered under a limit, and the choices that were made for it.
-    /// Chunks are as many as it takes for `chunked` to hold for each program.
+    /// The parts as they are lowered under a limit, and the choices that were made for it. Each program is cut into chunks until it fits
+    /// `chunked` alone.
     fn fitted(
         &mut self,
         limit: Option<u64>,
