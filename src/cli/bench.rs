@@ -128,7 +128,7 @@ pub(super) struct Bench {
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
     /// Time N runs at once, in a thread each, beside one run at a time. They share the constants; each has --threads threads of its own.
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=65536))]
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=i64::from(plan::MOST_RUNS)))]
     forks: u32,
     /// Extents to run at, one after another, for a dim that --set gives a range.
     #[arg(long, value_name = "DIM=N,N,..", value_parser = args::extents)]

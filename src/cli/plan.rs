@@ -221,7 +221,7 @@ pub(super) struct Plan {
     #[arg(short = 'o', long, value_name = "FILE")]
     save: Option<PathBuf>,
     /// Plan N runs at once, which share the constants: each has an arena, states and staging of its own. In Rust, `Session::fork` gives them.
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=65536))]
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=i64::from(plan::MOST_RUNS)))]
     forks: u32,
     /// List the tensors that are live at the peak, and the bytes that each remedy would save: half the extent, f16, smaller workspaces, chunks.
     #[arg(long)]

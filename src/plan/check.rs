@@ -13,7 +13,8 @@
 //! holds what the data held.
 
 use super::{
-    BindRange, Buffer, BufferIdx, Class, Count, Counted, KernelIdx, Plan, Port, StatePort, Step, StepIdx, VERSION, View,
+    BindRange, Buffer, BufferIdx, Class, Count, Counted, KernelIdx, MOST_RUNS, Plan, Port, StatePort, Step, StepIdx,
+    VERSION, View,
 };
 use crate::backend::cpu::{OwnBytes, own_bytes};
 use crate::dtype::DType;
@@ -39,9 +40,6 @@ pub(super) mod streams;
 
 pub use dead::{Span, dead, spare};
 pub use placement::placement;
-
-/// The most runs at once.
-const MOST_RUNS: u64 = 1 << 16;
 
 /// Checks a plan.
 ///
@@ -239,7 +237,9 @@ impl<'a> Checker<'a> {
             })?;
         }
         let runs = u64::from(self.plan.plan.runs);
-        ensure((1..=MOST_RUNS).contains(&runs), || format!("expected 1 to {MOST_RUNS} runs at once, found {runs}"))?;
+        ensure((1..=MOST_RUNS).contains(&self.plan.plan.runs), || {
+            format!("expected 1 to {MOST_RUNS} runs at once, found {runs}")
+        })?;
         let total = self.plan.segments.iter().try_fold(0u64, |sum, s| sum.checked_add(s.bytes.checked_mul(runs)?));
         ensure(total.is_some(), || "the sum of the segments' sizes overflows 64 bits".to_owned())?;
         self.staging()

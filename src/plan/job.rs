@@ -17,7 +17,9 @@ use super::make::arrange::{Arrangement, arrange, draft};
 use super::make::assemble::assemble;
 use super::make::offsets::stack;
 use super::range::{Arranged, Bindings, ShapeRange, Source};
-use super::{Because, BufferIdx, Class, Compiled, Data, Knob, Limits, Plan, Prefer, Recipe, Segment, Spot, check};
+use super::{
+    Because, BufferIdx, Class, Compiled, Data, Knob, Limits, MOST_RUNS, Plan, Prefer, Recipe, Segment, Spot, check,
+};
 use crate::decisions::Decisions;
 use crate::error::{Error, Result, ensure};
 use crate::graph::Graph;
@@ -462,6 +464,7 @@ fn set_runs(runs: u32, plan: &mut Plan) -> Result<(u64, u64)> {
     let all = all.filter(|&bytes| bytes <= i64::MAX as u64).ok_or_else(|| {
         Error::usage(format!("runs: the bytes of {runs} runs at once, {each} each, are beyond 63 bits"))
     })?;
+    ensure(runs <= MOST_RUNS, || Error::usage(format!("runs: expected at most {MOST_RUNS} at once, found {runs}")))?;
     plan.programs.iter_mut().for_each(|program| program.summary.planned_bytes = all);
     plan.runs = runs;
     Ok((all, constants))

@@ -41,6 +41,9 @@ pub mod tell;
 /// The version of the plan's file format.
 pub const VERSION: u32 = 3;
 
+/// The most runs at once of a plan.
+pub const MOST_RUNS: u32 = 1 << 16;
+
 /// The purpose of a buffer or a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
