@@ -270,9 +270,11 @@ impl Graph {
     }
 
     /// Gives a constant other elements, in its place.
-    pub(crate) fn fill(&mut self, value: ValueId, constant: Constant) {
+    pub(crate) fn fill(&mut self, value: ValueId, constant: impl Into<Arc<Constant>>) {
         self.known = Known::default();
-        self.dag[index(value.node)].kind = Kind::Constant(Arc::new(constant));
+        let (constant, node) = (constant.into(), &mut self.dag[index(value.node)]);
+        node.outputs[0].fact = constant.fact.clone();
+        node.kind = Kind::Constant(constant);
     }
 
     /// Makes a state of a constant, which is what it begins with. It has the name of the constant, or this one.
@@ -768,23 +770,58 @@ impl Graph {
     /// # Errors
     /// When an input's elements are needed and cannot be fetched.
     pub fn make_constant(&mut self, node: NodeId) -> Result<Vec<ValueId>> {
+        let constants = self.derived(node)?;
+        Ok(self.put(node, constants))
+    }
+
+    /// Puts constants in the place of a node, one for each of its outputs.
+    pub(crate) fn put(&mut self, node: NodeId, constants: Vec<Constant>) -> Vec<ValueId> {
+        self.insert_at(node);
+        let values: Vec<_> = constants.into_iter().map(|constant| self.constant(constant)).collect();
+        values.iter().enumerate().for_each(|(port, &value)| self.replace(node.output(port), value));
+        values
+    }
+
+    /// What a node makes of constants, if all of its inputs are; nothing if it is no operator.
+    ///
+    /// # Errors
+    /// When an input's elements are needed and cannot be fetched.
+    pub(crate) fn derived(&self, node: NodeId) -> Result<Vec<Constant>> {
         let operands = self.operands(node);
         let inputs: Vec<_> = operands.iter().map(|v| v.and_then(|v| self.as_constant(v).cloned())).collect();
-        let Node { attrs, outputs, .. } = self.node(node).clone();
+        let Node { attrs, outputs, .. } = self.node(node);
         let Some(op) = self.node(node).op() else { return Ok(Vec::new()) };
-        self.insert_at(node);
-        let mut values = Vec::with_capacity(outputs.len());
-        for (port, Output { name, fact }) in outputs.into_iter().enumerate() {
-            let constant = match op.lower {
-                Lower::Map(_) if fact.dtype.is_half() && !op.name.ends_with("Cast") => {
-                    Constant::of_numbers(name, op, &attrs, &inputs, fact)?
-                }
-                _ => Constant::derived(name, op, attrs.clone(), inputs.clone(), port, fact)?,
-            };
-            values.push(self.constant(constant));
-            self.replace(node.output(port), values[port]);
+        let of = |(port, Output { name, fact }): (usize, &Output)| match op.lower {
+            Lower::Map(_) if fact.dtype.is_half() && !op.name.ends_with("Cast") => {
+                Constant::of_numbers(name.clone(), op, attrs, &inputs, fact.clone())
+            }
+            _ => Constant::derived(name.clone(), op, attrs.clone(), inputs.clone(), port, fact.clone()),
+        };
+        outputs.iter().enumerate().map(of).collect()
+    }
+
+    /// Gives an input another fact. What reads it keeps its own until its [attributes are set](Self::set_attrs).
+    pub(crate) fn set_input(&mut self, input: ValueId, fact: Fact) {
+        self.known = Known::default();
+        self.dag[index(input.node)].outputs[input.port as usize].fact = fact;
+    }
+
+    /// Gives an operator these attributes, and its values the facts that follow from them and from what it reads now.
+    ///
+    /// # Errors
+    /// When the operator does not allow the attributes, the types or the shapes, or has another number of values.
+    pub(crate) fn set_attrs(&mut self, id: NodeId, attrs: Attrs) -> Result<()> {
+        let node = self.node(id);
+        let op = node.op().ok_or_else(|| node.error("only an operator has attributes"))?;
+        let facts = self.infer(op, &self.operands(id), &attrs).map_err(|what| node.error(what))?;
+        if facts.len() != node.outputs.len() {
+            return Err(node.error(format!("expected {} values, found {}", node.outputs.len(), facts.len())));
         }
-        Ok(values)
+        self.known = Known::default();
+        let node = &mut self.dag[index(id)];
+        node.attrs = attrs;
+        node.outputs.iter_mut().zip(facts).for_each(|(output, fact)| output.fact = fact);
+        Ok(())
     }
 
     /// Adds a node like another, which reads other values and stands where `at` stands. Its name ends with [`AGAIN`].

@@ -837,7 +837,8 @@ impl<'a> SessionProgram<'a> {
 
 /// The graphs of a model, for a range of its dims.
 pub fn source(model: onnx::Model) -> Source {
-    Arc::new(move |dims, choices| onnx::import_as(&model, dims, choices))
+    let model = onnx::Symbolic::new(model);
+    Arc::new(move |dims| model.at(dims))
 }
 
 /// Inputs given by name, in the order of the plan.

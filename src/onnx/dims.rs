@@ -101,6 +101,11 @@ impl Model {
         self.open_dims().is_ok_and(|open| open.iter().any(|dim| dim == name)) || self.open_inputs().any(is_axis)
     }
 
+    /// True if the elements of an input are given in this shape.
+    pub(super) fn gives(&self, input: &str, shape: &Shape) -> bool {
+        self.values.iter().any(|(name, tensor)| name == input && tensor.shape() == shape)
+    }
+
     /// The open dims that an input of this name and shape binds: single names, or `input.axis`.
     ///
     /// Empty if the model has no such input, or its rank is another: [`import`](super::import) and the run report that.

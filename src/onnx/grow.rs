@@ -6,7 +6,8 @@
 //!   new [b, h, T, d] --Concat--> present [b, h, P+T, d]     new [b, h, T, d] --TensorScatter at L--> cache (updated)
 //! ```
 //!
-//! The model is imported for several lengths P, of which the largest, C - T, fills the capacity. The graphs have the same nodes, so
+//! The model is imported once, for the largest length P, C - T, which fills the capacity. The graphs of other lengths
+//! [follow](super::import::Open::at) from this one. All have the same nodes, so
 //! whatever differs between them depends on the length: an extent, an attribute or a constant. In the graph of the largest length, each
 //! extent stays. Elements behind the length are never read: what reduces over them gets a mask. Attributes and constants that differ are
 //! computed from the length.
@@ -15,15 +16,14 @@
 //! all, by a line, or otherwise. What depends on it otherwise is computed in the run, by the operators that it was folded from.
 
 use super::Model;
-use super::import::{Counts, Imported, Lengths, import_counted, import_ports};
-use crate::decisions::Decisions;
+use super::import::{Counts, Imported, Lengths, Open, import_ports};
+use super::varying::Counted;
 use crate::error::{Error, Result};
 use crate::graph::{Count, Graph};
 use crate::shape::Extent;
 use members::Members;
 use rules::Rules;
 use std::collections::BTreeSet;
-use std::sync::Arc;
 
 pub(super) mod counted;
 mod members;
@@ -153,9 +153,7 @@ impl Growth {
         let mut refused = None;
         for by in BTreeSet::from_iter(dims.iter().map(|(_, extent)| *extent).chain([1])) {
             let dims = self.bind(dims, self.most.saturating_sub(by), by);
-            match quietly(|| import_ports(model, &dims, Decisions::default()))
-                .and_then(|graph| self.pairs(model, &graph))
-            {
+            match quietly(|| import_ports(model, &dims)).and_then(|graph| self.pairs(model, &graph)) {
                 Ok(found) if self.after.is_empty() || found.2 == by => return Ok(found),
                 Ok(_) => {}
                 Err(error @ Error::Usage { .. }) => return Err(error),
@@ -188,19 +186,19 @@ pub(super) fn import(model: &Model, growth: &Growth, dims: &[(String, usize)]) -
             "dim '{dim}', {least}..{most}: a run adds {by} rows to {least}: expected a capacity of more"
         )));
     }
-    let decisions = Decisions::record(&BTreeSet::new());
     let all = [most - by, 0, 1, 2, (most - by) / 2].into_iter().filter(|&rows| rows <= most - by);
     let samples = all.map(|rows| (rows, growth.bind(dims, rows, by))).collect();
     let lengths = Lengths { dim: dim.clone(), most: most - by, samples };
     let mut counts = Counts { all_known: true, lengths: Some(lengths), ..Counts::default() };
-    let Imported { graph: largest, varying } =
-        import_counted(model, &growth.bind(dims, most - by, by), decisions.clone(), &mut counts)?;
-    let record = Arc::new(decisions.finish().expect("nothing is followed"));
+    let (open, _) = Open::new(model, &growth.bind(dims, most - by, by), &mut counts)?;
+    let Imported { graph: largest, varying } = open.first();
     let (mut graphs, mut lengths) = (vec![largest], vec![most - by]);
     let between = [most - by - 1, (most - by) / 2, 1];
     for rows in BTreeSet::from(between).into_iter().rev().filter(|&rows| rows < most - by) {
         let dims = growth.bind(dims, rows, by);
-        graphs.push(quietly(|| import_counted(model, &dims, Decisions::follow(&record), &mut counts))?.graph);
+        let mut at = Counted::default();
+        at[0] = rows as i64;
+        graphs.push(quietly(|| open.at(model, &dims, &mut counts, &at))?.graph);
         lengths.push(rows);
     }
     let mut members = Members {

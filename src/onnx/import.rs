@@ -21,6 +21,8 @@ use crate::ops;
 use crate::pass::fold_node;
 use crate::tensor::Tensor;
 pub(super) use find::{Counts, Lengths};
+pub(super) use open::Open;
+use open::{Notes, Relied, Shaping};
 use prost::Message;
 use sequence::Named;
 use serde::Serialize;
@@ -32,6 +34,7 @@ mod bodies;
 mod control;
 mod find;
 mod old;
+mod open;
 mod sequence;
 mod training;
 mod vary;
@@ -57,14 +60,15 @@ const PREVIEW: &str = "ai.onnx.preview";
 /// The most constant indices that are looked at.
 const MAX_INDICES: usize = 1 << 20;
 
-/// Imports a model whose inputs and outputs stay what they are. What is folded follows `decisions`. What a run finds must be as many as
-/// the import knows.
+/// Imports a model whose inputs and outputs stay what they are. What a run finds must be as many as the import knows.
 ///
 /// # Errors
-/// As [`import_counted`].
-pub(super) fn import_ports(model: &Model, dims: &[(String, usize)], decisions: Decisions) -> Result<Graph> {
-    let imported = import_counted(model, dims, decisions, &mut Counts { all_known: true, ..Counts::default() })?;
-    Ok(imported.graph)
+/// As [`Open::new`].
+pub(super) fn import_ports(model: &Model, dims: &[(String, usize)]) -> Result<Graph> {
+    let counts = Counts { all_known: true, ..Counts::default() };
+    let Importer { mut graph, .. } = read(model, dims, &Decisions::default(), &mut counts.clone())?;
+    graph.sweep();
+    Ok(graph)
 }
 
 /// A model as a graph, and the constants of that graph that depend on counts.
@@ -73,17 +77,13 @@ pub(super) struct Imported {
     pub varying: Varying,
 }
 
-/// Imports a model whose inputs and outputs stay what they are. What is folded follows `decisions`. Nodes that find as many as a run decides
-/// find as many as `counts` say; those that are not in it are added, and find the most.
-///
-/// # Errors
-/// The first node that breaks a rule of ONNX or of the op table.
-pub(super) fn import_counted(
-    model: &Model,
+/// Reads a model. What is folded follows `decisions`.
+fn read<'a>(
+    model: &'a Model,
     dims: &[(String, usize)],
-    decisions: Decisions,
+    decisions: &Decisions,
     counts: &mut Counts,
-) -> Result<Imported> {
+) -> Result<Importer<'a>> {
     let proto = model.graph()?;
     let mut bound = BTreeSet::new();
     loop {
@@ -99,10 +99,8 @@ pub(super) fn import_counted(
                 for name in &bound {
                     tracing::info!("input '{name}' is bound by value: the plan is for these elements alone");
                 }
-                importer.graph.sweep();
-                let varying = importer.dependence.finish(&importer.graph)?;
-                *counts = importer.counts;
-                return Ok(Imported { graph: importer.graph, varying });
+                *counts = importer.counts.clone();
+                return Ok(importer);
             }
         }
     }
@@ -154,6 +152,7 @@ struct Importer<'a> {
     guarded: HashMap<(ValueId, ValueId), ValueId>,
     counts: Counts,
     dependence: Dependence,
+    notes: Notes,
     /// How many were found, in the order of the nodes.
     found: Vec<ValueId>,
     /// Work that inlining may still do, in the units of [`MAX_WORK`].
@@ -274,6 +273,7 @@ impl<'a> Importer<'a> {
             guarded: HashMap::new(),
             counts: Counts::default(),
             dependence: Dependence::default(),
+            notes: Notes::default(),
             found: Vec::new(),
             // Reading the whole file once is free.
             work_left: MAX_WORK + model.proto.encoded_len() / BYTES_PER_UNIT,
@@ -362,7 +362,11 @@ impl<'a> Importer<'a> {
         let mut grown = self.grown_inputs(&inputs)?;
         for (name, fact) in bind(&inputs, self.model.loops(), dims)? {
             let value = match self.model.values.iter().find(|(given, _)| given == name && self.bound.contains(name)) {
-                None => self.graph.input(name, fact),
+                None => {
+                    let input = self.graph.input(name, fact);
+                    self.notes.open(input);
+                    input
+                }
                 Some((_, given)) => {
                     let tensor = given.converted(fact.dtype).unwrap_or_else(|| given.clone());
                     ensure((tensor.dtype(), tensor.shape()) == (fact.dtype, &fact.shape), || {
@@ -471,25 +475,28 @@ impl<'a> Importer<'a> {
         attrs: Attrs,
         outputs: &[&str],
     ) -> Result<Vec<ValueId>> {
-        self.add_shaped(op, name, inputs, (attrs, &Shaped::new()), outputs)
+        self.add_shaped(op, name, inputs, (attrs, &Shaping::default()), outputs)
     }
 
-    /// Adds a node of which numbers in attributes may depend on counts.
+    /// Adds a node of which attributes may depend on what is open.
     fn add_shaped(
         &mut self,
         op: &'static OpDef,
         name: &str,
         inputs: &[Option<ValueId>],
-        (attrs, shaped): (Attrs, &Shaped),
+        (attrs, shaping): (Attrs, &Shaping),
         outputs: &[&str],
     ) -> Result<Vec<ValueId>> {
         let node = self.graph.add(op, name, inputs, attrs, outputs)?;
-        let varies = self.dependence.read(&self.graph, node, shaped)?;
+        self.notes.added(node, inputs, shaping, self.guard.is_none());
+        let varies = self.dependence.read(&self.graph, node, &shaping.forms)?;
         let ports = self.graph.node(node).outputs.len() as u32;
         let own = || (0..ports).map(|port| ValueId { node, port }).collect();
         let is_trained = inputs.iter().flatten().any(|value| self.weights.contains(value));
         let folded = if is_trained { None } else { fold_node(&mut self.graph, node, &self.decisions)? };
+        let is_folded = folded.is_some();
         let values = folded.unwrap_or_else(own);
+        self.notes.stand(node, &values, is_folded);
         self.dependence.keep(&self.graph, &values, varies);
         Ok(values)
     }
@@ -612,7 +619,7 @@ impl<'a> Importer<'a> {
         {
             return self.find(finder, call, inputs, attrs);
         }
-        let (data, forms) = self.take_shaping(op, call, inputs, &mut attrs)?;
+        let (data, shaping) = self.take_shaping(op, call, inputs, &mut attrs)?;
         let shaped = op.inputs.iter().any(|i| i.shapes() && attrs.get(i.name).is_some());
         if op.attrs.contains(&"num_outputs") && attrs.get("num_outputs").is_none() && !shaped {
             attrs.set("num_outputs", outputs.len() as i64);
@@ -620,52 +627,20 @@ impl<'a> Importer<'a> {
         let outputs: Vec<_> = outputs.iter().map(String::as_str).collect();
         // Indices of what is not taken may be any.
         if self.guard.is_none() {
-            self.look_up(op, &data, &attrs).map_err(|what| call.fail(what))?;
+            look_up(&self.graph, op, &data, &attrs).map_err(|what| call.fail(what))?;
         }
-        self.add_shaped(op, call.name, &data, (attrs, &forms), &outputs)
+        self.add_shaped(op, call.name, &data, (attrs, &shaping), &outputs)
     }
 
-    /// Refuses constant indices that are outside of what they look up. Kernels, which cannot tell, would take other elements.
-    fn look_up(&self, op: &OpDef, data: &[Option<ValueId>], attrs: &Attrs) -> Result<(), String> {
-        let number = |name| if let Some(Attr::Int(number)) = attrs.get(name) { *number } else { 0 };
-        let &[Some(data), Some(at), ..] = data else { return Ok(()) };
-        let (data, constant) = (&self.graph.fact(data).shape, self.graph.as_constant(at));
-        let Some(constant) = constant.filter(|c| c.fact.shape.numel() <= MAX_INDICES) else { return Ok(()) };
-        // The first axis that is looked up, and how many indices an element has.
-        let (first, tuple) = match op.name {
-            "Gather" | "GatherElements" | "ScatterElements" => {
-                let axis = number("axis");
-                (if axis < 0 { axis + data.len() as i64 } else { axis }, 1)
-            }
-            "GatherND" | "ScatterND" => (number("batch_dims"), constant.fact.shape.last().copied().unwrap_or(0)),
-            _ => return Ok(()),
-        };
-        // Whatever else is wrong with the node, its row says. Elements in a file that is missing are not there to plan.
-        let axes = usize::try_from(first).ok().and_then(|first| data.get(first..first.checked_add(tuple)?));
-        let (Some(axes), Some(indices)) = (axes, constant.value().ok().and_then(Tensor::to_i64)) else { return Ok(()) };
-        for (index, &extent) in indices.iter().zip(axes.iter().cycle()) {
-            let extent = extent as i64;
-            ensure((-extent..extent).contains(index), || {
-                format!(
-                    "input '{}': expected indices from {} to {}, found {index}",
-                    op.inputs[1].name,
-                    -extent,
-                    extent - 1
-                )
-            })?;
-        }
-        Ok(())
-    }
-
-    /// Moves the inputs that shape the computation into attributes. Returns the other inputs, and how the attributes depend on counts.
+    /// Moves the inputs that shape the computation into attributes. Returns the other inputs, and what the attributes are from.
     fn take_shaping(
         &mut self,
         op: &OpDef,
         call: &Call<'_, 'a>,
         inputs: Vec<Option<ValueId>>,
         attrs: &mut Attrs,
-    ) -> Result<(Vec<Option<ValueId>>, Shaped)> {
-        let (mut data, mut forms) = (Vec::with_capacity(inputs.len()), Shaped::new());
+    ) -> Result<(Vec<Option<ValueId>>, Shaping)> {
+        let (mut data, mut shaping) = (Vec::with_capacity(inputs.len()), Shaping::default());
         for (slot, input) in inputs.into_iter().enumerate() {
             let declared = op.inputs.get(slot).or(op.inputs.last().filter(|i| i.arity == Arity::Variadic));
             match declared.filter(|declared| declared.shapes()) {
@@ -679,7 +654,8 @@ impl<'a> Importer<'a> {
                         )));
                     }
                     attrs.set(declared.name, attr);
-                    forms.extend(self.dependence.elements(value).map(|own| (declared.name, own.clone())));
+                    shaping.forms.extend(self.dependence.elements(value).map(|own| (declared.name, own.clone())));
+                    shaping.values.push((declared.name, self.folded(value)?));
                 }
                 None if declared.is_none() && input.is_none() => {}
                 // If there is one input too many, the graph refuses the node.
@@ -689,7 +665,7 @@ impl<'a> Importer<'a> {
         while data.last().is_some_and(Option::is_none) {
             data.pop();
         }
-        Ok((data, forms))
+        Ok((data, shaping))
     }
 
     /// The attribute that an input becomes. A hint that is no constant becomes none.
@@ -728,6 +704,7 @@ impl<'a> Importer<'a> {
             self.folded(operand)?;
         }
         let made = fold_node(&mut self.graph, value.node, &self.decisions)?;
+        self.notes.late(value.node);
         Ok(made.map_or(value, |made| made[value.port as usize]))
     }
 
@@ -827,6 +804,33 @@ impl<'a> Importer<'a> {
             quoted.join(", ")
         )
     }
+}
+
+/// Refuses constant indices that are outside of what they look up. Kernels, which cannot tell, would take other elements.
+fn look_up(graph: &Graph, op: &OpDef, data: &[Option<ValueId>], attrs: &Attrs) -> Result<(), String> {
+    let number = |name| if let Some(Attr::Int(number)) = attrs.get(name) { *number } else { 0 };
+    let &[Some(data), Some(at), ..] = data else { return Ok(()) };
+    let (data, constant) = (&graph.fact(data).shape, graph.as_constant(at));
+    let Some(constant) = constant.filter(|c| c.fact.shape.numel() <= MAX_INDICES) else { return Ok(()) };
+    // The first axis that is looked up, and how many indices an element has.
+    let (first, tuple) = match op.name {
+        "Gather" | "GatherElements" | "ScatterElements" => {
+            let axis = number("axis");
+            (if axis < 0 { axis + data.len() as i64 } else { axis }, 1)
+        }
+        "GatherND" | "ScatterND" => (number("batch_dims"), constant.fact.shape.last().copied().unwrap_or(0)),
+        _ => return Ok(()),
+    };
+    // Whatever else is wrong with the node, its row says. Elements in a file that is missing are not there to plan.
+    let axes = usize::try_from(first).ok().and_then(|first| data.get(first..first.checked_add(tuple)?));
+    let (Some(axes), Some(indices)) = (axes, constant.value().ok().and_then(Tensor::to_i64)) else { return Ok(()) };
+    for (index, &extent) in indices.iter().zip(axes.iter().cycle()) {
+        let extent = extent as i64;
+        ensure((-extent..extent).contains(index), || {
+            format!("input '{}': expected indices from {} to {}, found {index}", op.inputs[1].name, -extent, extent - 1)
+        })?;
+    }
+    Ok(())
 }
 
 impl<'a> Call<'_, 'a> {

@@ -5,7 +5,6 @@
 //! [op table](crate::ops), and nowhere here.
 
 use crate::constant::Constant;
-use crate::decisions::Decisions;
 use crate::error::{Error, Result};
 use crate::file;
 use crate::graph::Graph;
@@ -18,6 +17,7 @@ use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
 
 mod defaults;
 mod dims;
@@ -34,6 +34,8 @@ mod varying;
 mod weigh;
 mod weights;
 mod write;
+
+use import::Open;
 
 pub use export::{export, export_step};
 pub use inspect::{Declared, Initializer, Inspected};
@@ -136,19 +138,37 @@ pub fn load_weighed(path: &Path, weights: Option<&Path>) -> Result<Model> {
 /// The first node that breaks a rule of ONNX or of the op table; all operators without a row, in one message;
 /// dims that are not bound, or that the graph does not have.
 pub fn import(model: &Model, dims: &[(String, usize)]) -> Result<Graph> {
-    import_as(model, dims, Decisions::default())
+    Symbolic::new(model.clone()).at(dims)
 }
 
-/// Imports a model as [`import()`] does, where what is folded follows `decisions`.
-///
-/// # Errors
-/// As [`import()`].
-pub fn import_as(model: &Model, dims: &[(String, usize)], decisions: Decisions) -> Result<Graph> {
-    let run = || {
+/// A model whose dims stay open. It is imported once, for the first extents that are asked for. The graphs for others follow from that one,
+/// and have the same nodes unless the model decides by its dims which nodes there are.
+#[derive(Debug)]
+pub struct Symbolic {
+    model: Model,
+    first: Mutex<Option<Arc<Open>>>,
+}
+
+impl Symbolic {
+    /// Imports nothing yet.
+    pub fn new(model: Model) -> Symbolic {
+        Symbolic { model, first: Mutex::new(None) }
+    }
+
+    /// The graph for these extents.
+    ///
+    /// # Errors
+    /// As [`import()`].
+    pub fn at(&self, dims: &[(String, usize)]) -> Result<Graph> {
+        self.made(dims).map_err(|e| self.model.name_file(e))
+    }
+
+    fn made(&self, dims: &[(String, usize)]) -> Result<Graph> {
+        let model = &self.model;
         let mut graph = match &model.growth {
             Some(growth) => grow::import(model, growth, dims)?,
             None => {
-                let mut graph = grow::counted::import(model, dims, decisions)?;
+                let mut graph = grow::counted::import(model, dims, &self.first)?;
                 model.pair(&mut graph)?;
                 graph
             }
@@ -156,8 +176,7 @@ pub fn import_as(model: &Model, dims: &[(String, usize)], decisions: Decisions) 
         graph.keep_outputs(model.outputs.as_deref().unwrap_or_default())?;
         model.begin(&mut graph)?;
         Ok(graph)
-    };
-    run().map_err(|e| model.name_file(e))
+    }
 }
 
 impl Graph {

@@ -1,14 +1,16 @@
 //! Numbers that are known while reading, and depend on counts: on how many elements nodes find, or on the rows of states.
 //!
-//! A model is imported for some counts, and one graph is made for all. What several imports have in common may differ for other counts. So
-//! each number that depends on counts has a [`Form`], which holds for all of them.
+//! There are graphs of a model for some counts, of which one graph is made for all. What several of them have in common may differ for
+//! other counts. So each number that depends on counts has a [`Form`], which holds for all of them.
 
 use crate::constant::Constant;
 use crate::dtype::DType;
+use crate::op::Attr;
+use crate::tensor::Tensor;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// The most counts of a model. Each one multiplies the number of imports.
+/// The most counts of a model. Each one multiplies the number of graphs.
 pub(super) const MOST_COUNTS: usize = 4;
 
 /// The counts that a run may have.
@@ -79,6 +81,15 @@ impl Line {
 }
 
 impl Form {
+    /// The integer of this form for some counts, where it is `own` for the counts that it was read for; `None` if no line says.
+    pub fn at_counts(&self, own: i64, counts: &Counted) -> Option<i64> {
+        match self {
+            Form::Fixed => Some(own),
+            Form::Line(line) => line.at(counts),
+            Form::Other(_) => None,
+        }
+    }
+
     /// The form of a line; one that is level has no form of its own.
     pub fn of(line: Line) -> Form {
         if line.is_fixed() { Form::Fixed } else { Form::Line(line) }
@@ -368,24 +379,44 @@ impl Forms {
         self.iter().fold(0, |on, form| on | form.on())
     }
 
+    /// An attribute of these forms for other counts than it was read for; `None` if a number follows no line.
+    pub fn at_counts(&self, attr: &Attr, counts: &Counted) -> Option<Attr> {
+        let integer = |(k, value): (usize, &i64)| self.at(k).at_counts(*value, counts);
+        let float = |(k, value): (usize, &f64)| match self.at(k) {
+            Form::Fixed => Some(*value),
+            form => form.at_counts(0, counts).map(|value| value as f64),
+        };
+        Some(match attr {
+            Attr::Int(value) => Attr::Int(integer((0, value))?),
+            Attr::Ints(values) => Attr::Ints(values.iter().enumerate().map(integer).collect::<Option<_>>()?),
+            Attr::Float(value) => Attr::Float(float((0, value))?),
+            Attr::Floats(values) => Attr::Floats(values.iter().enumerate().map(float).collect::<Option<_>>()?),
+            Attr::Tensor(tensor) => {
+                let values = tensor.to_f64().iter().enumerate().map(float).collect::<Option<Vec<_>>>()?;
+                Attr::Tensor(Tensor::from_f64(tensor.dtype(), tensor.shape().clone(), &values))
+            }
+            _ => return None,
+        })
+    }
+
     /// The counts on which some depend otherwise than by a line.
     pub fn others(&self) -> u8 {
         self.iter().filter(|form| matches!(form, Form::Other(_))).fold(0, |on, form| on | form.on())
     }
 }
 
-/// The constants of an import that depend on counts.
+/// The constants of an import that depend on counts, by address.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Varying(HashMap<*const Constant, (Arc<Constant>, Forms)>);
+pub(super) struct Varying(HashMap<usize, (Arc<Constant>, Forms)>);
 
 impl Varying {
     pub fn note(&mut self, constant: &Arc<Constant>, forms: Forms) {
-        self.0.insert(Arc::as_ptr(constant), (Arc::clone(constant), forms));
+        self.0.insert(Arc::as_ptr(constant).addr(), (Arc::clone(constant), forms));
     }
 
     /// The forms of a constant's elements; `None` if none depends on counts.
     pub fn of(&self, constant: &Arc<Constant>) -> Option<&Forms> {
-        self.0.get(&Arc::as_ptr(constant)).map(|(_, forms)| forms)
+        self.0.get(&Arc::as_ptr(constant).addr()).map(|(_, forms)| forms)
     }
 }
 
@@ -394,7 +425,6 @@ mod tests {
     use super::*;
     use crate::op::{Attrs, Call, Fact};
     use crate::ops;
-    use crate::tensor::Tensor;
 
     /// What a row makes of integers.
     fn value(op: &str, x: &[f64]) -> f64 {

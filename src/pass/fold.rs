@@ -34,34 +34,39 @@ pub fn fold_node(graph: &mut Graph, id: NodeId, decisions: &Decisions) -> Result
     let known = operands.iter().zip(&constants).all(|(v, c)| v.is_none() || c.is_some());
     let output: usize = node.outputs.iter().map(|o| o.fact.bytes()).sum();
     let input: usize = constants.iter().flatten().map(|c| c.fact.bytes()).sum();
-    match op.lower {
+    let folds = match op.lower {
         // It is there to stop this.
-        _ if op.name == AT_RUN => Ok(None),
-        // The value is a fact: it is computed at once, from facts and attributes alone.
-        Lower::Const => {
-            // A fill is made where it is needed, so that it is never held as a whole.
-            if op.name == FILL && output > MAX_EXPANDED {
-                return graph.make_constant(id).map(Some);
-            }
-            let tensors = graph.with_call(id, |call| call.compute(&vec![None; operands.len()])).expect("an operator");
-            let tensors = tensors.map_err(|what| node.error(what))?;
-            let made = node.outputs.iter().zip(tensors).map(|(o, tensor)| Constant::new(o.name.clone(), tensor));
-            let made: Vec<_> = made.collect();
-            graph.insert_at(id);
-            let mut values = Vec::with_capacity(made.len());
-            for (port, constant) in made.into_iter().enumerate() {
-                values.push(graph.constant(constant));
-                graph.replace(id.output(port), values[port]);
-            }
-            Ok(Some(values))
-        }
+        _ if op.name == AT_RUN => false,
+        Lower::Const => true,
         _ if known && !operands.is_empty() => {
             let most = if let Lower::View(_) = op.lower { MAX_EXPANDED } else { MAX_MADE };
-            if decisions.if_cheaper("fold", id, output <= input.max(most)) {
-                return graph.make_constant(id).map(Some);
-            }
-            Ok(None)
+            decisions.if_cheaper("fold", id, output <= input.max(most))
         }
-        _ => Ok(None),
+        _ => false,
+    };
+    if !folds {
+        return Ok(None);
+    }
+    let constants = folded_constants(graph, id)?;
+    Ok(Some(graph.put(id, constants)))
+}
+
+/// The constants that a node becomes which can be folded, one for each of its outputs.
+///
+/// # Errors
+/// When the operator refuses its values.
+pub fn folded_constants(graph: &Graph, id: NodeId) -> Result<Vec<Constant>> {
+    let node = graph.node(id);
+    let bytes: usize = node.outputs.iter().map(|o| o.fact.bytes()).sum();
+    match node.op() {
+        // The value is a fact: it is computed at once, from facts and attributes alone. But a fill is made where it is needed, so that it is
+        // never held as a whole.
+        Some(op) if matches!(op.lower, Lower::Const) && (op.name != FILL || bytes <= MAX_EXPANDED) => {
+            let slots = graph.operands(id).len();
+            let tensors = graph.with_call(id, |call| call.compute(&vec![None; slots])).expect("an operator");
+            let tensors = tensors.map_err(|what| node.error(what))?;
+            Ok(node.outputs.iter().zip(tensors).map(|(o, tensor)| Constant::new(o.name.clone(), tensor)).collect())
+        }
+        _ => graph.derived(id),
     }
 }

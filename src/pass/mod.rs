@@ -41,7 +41,7 @@ mod transposed;
 mod views;
 
 pub use decompose::decompose;
-pub use fold::fold_node;
+pub use fold::{fold_node, folded_constants};
 pub use group::{Group, GroupKind, Groups};
 pub use indexes::{Indexes, Use};
 pub use quantize::{Quantize, dequantized_from, quantized};

@@ -20,7 +20,6 @@ use super::range::{Arranged, Bindings, ShapeRange, Source};
 use super::{
     Because, BufferIdx, Class, Compiled, Data, Knob, Limits, MOST_RUNS, Plan, Prefer, Recipe, Segment, Spot, check,
 };
-use crate::decisions::Decisions;
 use crate::error::{Error, Result, ensure};
 use crate::graph::Graph;
 use crate::kernel::schedule::variants::is_no_larger;
@@ -78,7 +77,7 @@ impl Graphs {
             Graphs::Prepared(graph) => Ok(graph.graph.clone()),
             Graphs::Range(source, dims) => {
                 let dims: Vec<_> = dims.iter().map(|(name, extent)| (name.clone(), extent.most())).collect();
-                source(&dims, Decisions::default())
+                source(&dims)
             }
         }
     }
@@ -369,7 +368,7 @@ impl Job {
                 let fixed: Option<Vec<_>> =
                     dims.iter().map(|(name, extent)| Some((name.clone(), extent.fixed()?))).collect();
                 if let Some(dims) = fixed {
-                    return whole(source(&dims, Decisions::default())?);
+                    return whole(source(&dims)?);
                 }
                 let (source, dims) = (Arc::clone(source), dims.clone());
                 Ok(Part::Range(Bindings { source, dims, recipe: self.recipe, tuned: None }))

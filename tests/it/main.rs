@@ -96,6 +96,7 @@ mod saved;
 mod scenarios;
 mod session;
 mod state;
+mod symbolic;
 mod train;
 mod train_limit;
 mod train_plan;

@@ -100,7 +100,7 @@ fn a_binding_overwrites_a_constant_that_programs_share() {
     };
     let extent = |dims: &[(String, usize)]| dims.iter().find(|(name, _)| name == "rows").expect("it is set").1;
     for (name, open) in common::backends() {
-        let source: Source = Arc::new(move |dims, _| Ok(scaled(extent(dims), extent(dims))));
+        let source: Source = Arc::new(move |dims| Ok(scaled(extent(dims), extent(dims))));
         let programs = vec![
             ("many".to_owned(), Graphs::Range(source, vec![("rows".to_owned(), Extent::from(1..=6))])),
             ("one".to_owned(), scaled(4, 6).into()),
@@ -139,7 +139,7 @@ fn a_binding_overwrites_a_constant_that_programs_share() {
 #[test]
 fn a_range_is_a_program() {
     let source = |depth: usize| -> Source {
-        Arc::new(move |dims, _| {
+        Arc::new(move |dims| {
             Ok(part("range", dims.iter().find(|(name, _)| name == "rows").expect("it is set").1, depth, 8))
         })
     };

@@ -3,7 +3,6 @@
 use crate::common;
 use plimsoll::internals::backend::cpu::Cpu;
 use plimsoll::internals::backend::{Backend, Usage};
-use plimsoll::internals::decisions::Decisions;
 use plimsoll::internals::exec::Exec;
 use plimsoll::internals::onnx;
 use plimsoll::internals::op::ValueId;
@@ -21,22 +20,21 @@ use std::path::Path;
 use std::sync::Arc;
 
 /// The graph of a binding.
-type Make = Arc<dyn Fn(&[(String, usize)], Decisions) -> Result<Graph> + Send + Sync>;
+type Make = Source;
 
 fn source(make: &Make) -> Source {
-    let make = make.clone();
-    Arc::new(move |dims, decisions| make(dims, decisions))
+    make.clone()
 }
 
 fn file(name: &str) -> Make {
     let model = onnx::load(&Path::new(env!("CARGO_MANIFEST_DIR")).join("graphs").join(name)).expect("it is a graph");
-    Arc::new(move |dims, decisions| onnx::import_as(&model, dims, decisions))
+    plimsoll::internals::session::source(model)
 }
 
 fn text(text: &str) -> Make {
     let model = onnx::text::parse(text, Path::new("test.onnxtxt")).expect("it is a graph");
     let model = onnx::Model::new(model);
-    Arc::new(move |dims, decisions| onnx::import_as(&model, dims, decisions))
+    plimsoll::internals::session::source(model)
 }
 
 fn options(dims: &[(&str, Extent)]) -> Options {
@@ -105,7 +103,7 @@ fn runs(
         let own = ranges.iter().zip(*binding).map(|(name, &extent)| ((*name).to_owned(), extent));
         let (fixed, own): (Vec<_>, Vec<_>) = (fixed.collect(), own.collect());
         let all = [fixed, own.clone()].concat();
-        let graph = make(&all, Decisions::default()).map_err(say)?;
+        let graph = make(&all).map_err(say)?;
         let inputs = inputs(&graph);
         let expected = reference::run(&graph, &inputs).map_err(say)?;
         let alone = common::load(graph, open(), "test", &options).map_err(say)?;
@@ -256,7 +254,7 @@ fn replays(range: &ShapeRange, make: &Make, backend: Box<dyn Backend>, bindings:
         let number = exec.add(own, &data, constants).expect("it is made ready");
         exec.select(number).expect("it is selected");
         let dims: Vec<_> = range.dims().iter().map(|d| d.name.clone()).zip(binding.iter().copied()).collect();
-        let graph = make(&dims, Decisions::default()).expect("a graph");
+        let graph = make(&dims).expect("a graph");
         let given = inputs(&graph);
         let expected = reference::run(&graph, &given).expect("it has a meaning");
         for (found, expected) in exec.run(&given).expect("it runs").iter().zip(&expected) {
@@ -274,7 +272,7 @@ fn extent(dims: &[(String, usize)], name: &str) -> usize {
 /// A value that is cut at the largest binding has as many parts at the others. Some of them are empty.
 #[test]
 fn bindings_have_the_parts_of_the_largest() {
-    let make: Make = Arc::new(|dims, _| {
+    let make: Make = Arc::new(|dims| {
         let (batch, left) = (extent(dims, "batch"), 9 - extent(dims, "batch"));
         let g = Trace::new("parts");
         let x = g.input("x", DType::F32, [batch, 16, 64]);
@@ -297,7 +295,7 @@ fn bindings_have_the_parts_of_the_largest() {
         replays(&range, &make, backend, &[&[8], &[1], &[3], &[8], &[5]]);
     }
     // A value that is cut at a smaller binding only.
-    let make: Make = Arc::new(|dims, _| {
+    let make: Make = Arc::new(|dims| {
         let g = Trace::new("rest");
         g.output("y", g.input("x", DType::F32, [9 - extent(dims, "batch"), 1024]).tanh());
         g.finish()
@@ -313,7 +311,7 @@ fn bindings_have_the_parts_of_the_largest() {
 /// A size that grows and then shrinks: neighbours say nothing about the extents between them, so all are tried.
 #[test]
 fn sizes_that_rise_and_fall_are_all_tried_or_refused() {
-    let make: Make = Arc::new(|dims, _| {
+    let make: Make = Arc::new(|dims| {
         let (length, of) = (extent(dims, "length"), extent(dims, "of"));
         let g = Trace::new("arch");
         let x = g.input("x", DType::F32, [length, 1]);
@@ -341,7 +339,7 @@ fn sizes_that_rise_and_fall_are_all_tried_or_refused() {
 #[test]
 fn an_odd_binding_is_placed_within_the_segments() {
     let odd = |length: usize, more: usize| -> Make {
-        Arc::new(move |dims, _| {
+        Arc::new(move |dims| {
             let now = extent(dims, "length");
             let g = Trace::new("odd");
             let x = g.input("x", DType::F32, [now, 16]);
@@ -384,7 +382,7 @@ fn bad_ranges_and_inputs_are_named() {
     assert!(matches!(&refused, Err(Error::Fit { limit: 1000, file: Some(file), .. }) if *file == path), "{refused:?}");
 
     let session = Session::from_path(&path, &options(&[("batch", (2..=8).into())])).expect("loads");
-    let graph = |batch: usize| file("mlp.onnxtxt")(&[("batch".into(), batch)], Decisions::default()).expect("a graph");
+    let graph = |batch: usize| file("mlp.onnxtxt")(&[("batch".into(), batch)]).expect("a graph");
     for batch in [1, 9] {
         let given = inputs(&graph(batch));
         let found = session.run(&named(session.plan(), &given)).expect_err("outside").to_string();
@@ -603,7 +601,7 @@ proptest! {
         drawn in proptest::collection::vec((0u8..10, any::<u16>(), any::<u16>(), any::<u16>()), 1..24),
         bindings in proptest::collection::vec((1usize..=4, 1usize..=5), 1..4),
     ) {
-        let make: Make = Arc::new(move |dims, _| {
+        let make: Make = Arc::new(move |dims| {
             let extent = |name: &str| dims.iter().find(|(n, _)| n == name).expect("it is bound").1;
             Ok(random_graph(&drawn, [extent("batch"), extent("length")]))
         });

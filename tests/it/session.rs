@@ -314,7 +314,7 @@ fn states_begin_as_declared() {
 /// A binding that is prepared later, which records its steps, leaves the states as they are.
 #[test]
 fn states_last_over_the_bindings_of_a_range() {
-    let source: Source = Arc::new(|dims, _| Ok(counting(dims[0].1)));
+    let source: Source = Arc::new(|dims| Ok(counting(dims[0].1)));
     let options = options().set("rows", 1..=6);
     let session = common::load_range(source, Box::new(Used(Cpu::new(1))), "used", &options);
     let session = session.expect("it loads");

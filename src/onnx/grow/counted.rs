@@ -1,43 +1,52 @@
 //! Models whose nodes find as many elements as a run decides.
 //!
-//! The model is imported for several counts of each such node, as it is for several lengths of caches. In the graph of the most that can be
+//! There is a graph for several counts of each such node, as for several lengths of caches. In the graph of the most that can be
 //! found, each extent stays, and the same rules hold: elements behind the count mean nothing, so what reduces over them gets a mask. Outputs
 //! whose extents differ say which other output counts them.
 
 use super::members::Members;
 use super::rules::{self, Rules};
 use super::{Model, quietly};
-use crate::decisions::{Decisions, Record};
 use crate::error::{Error, Result};
 use crate::figures::count;
 use crate::graph::{Fewest, Graph};
-use crate::onnx::import::{Counts, Imported, import_counted, import_ports};
+use crate::onnx::import::{Counts, Imported, Open, import_ports};
+use crate::onnx::varying::Counted;
 use std::collections::BTreeSet;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
-/// Imports a model. What is folded follows `decisions`.
-pub(in crate::onnx) fn import(model: &Model, dims: &[(String, usize)], decisions: Decisions) -> Result<Graph> {
+/// Imports a model; if it was imported before, for other extents of the same dims, by what was `opened` then.
+pub(in crate::onnx) fn import(
+    model: &Model,
+    dims: &[(String, usize)],
+    opened: &Mutex<Option<Arc<Open>>>,
+) -> Result<Graph> {
+    // Nothing is half-written to it.
+    let mut opened = opened.lock().unwrap_or_else(PoisonError::into_inner);
     let mut counts = Counts::default();
-    let first = import_counted(model, dims, decisions.clone(), &mut counts);
-    let made = match first {
-        Ok(imported) if counts.known.is_empty() => return Ok(imported.graph),
-        Ok(_) => all_counts(model, dims, counts),
+    if let Some(open) = opened.as_ref().filter(|open| open.is_of(dims)).cloned() {
+        drop(opened);
+        return Ok(open.at(model, dims, &mut counts, &Counted::default())?.graph);
+    }
+    let made = match Open::new(model, dims, &mut counts) {
+        Ok((open, graph)) if counts.known.is_empty() => {
+            *opened = Some(Arc::new(open));
+            return Ok(graph);
+        }
+        Ok((open, _)) => all_counts(model, dims, &open, counts),
         Err(error) => Err(error),
     };
     made.or_else(|error| {
         // What is given may be known before the run. Otherwise the first error says what the model lacks.
-        let bound = if model.values.is_empty() { None } else { import_ports(model, dims, decisions).ok() };
+        let bound = if model.values.is_empty() { None } else { import_ports(model, dims).ok() };
         bound.ok_or(error)
     })
 }
 
 /// One graph for all that the nodes may find.
-fn all_counts(model: &Model, dims: &[(String, usize)], mut counts: Counts) -> Result<Graph> {
+fn all_counts(model: &Model, dims: &[(String, usize)], open: &Open, mut counts: Counts) -> Result<Graph> {
     let number = counts.known.len();
-    let recorder = Decisions::record(&BTreeSet::new());
-    import_counted(model, dims, recorder.clone(), &mut counts)?;
-    let record = Arc::new(recorder.finish().expect("nothing is followed"));
-    let Imported { mut graph, .. } = Family { model, dims, record }.of(&mut counts, number)?;
+    let Imported { mut graph, .. } = Family { model, dims, open }.of(&mut counts, number)?;
     for known in counts.known.iter().filter(|known| known.least > 0) {
         let what = "the plan is for 1 or more elements that it finds, as the graph cannot be read for none: a run that finds none is refused";
         tracing::warn!(node = known.node, "{what}");
@@ -62,14 +71,19 @@ fn where_found(error: Error, node: &str, length: usize) -> Error {
 struct Family<'a> {
     model: &'a Model,
     dims: &'a [(String, usize)],
-    record: Arc<Record>,
+    open: &'a Open,
 }
 
 impl Family<'_> {
     /// The graph for all that the first `open` nodes may find, where the others find as many as `counts` say.
     fn of(&self, counts: &mut Counts, open: usize) -> Result<Imported> {
         let Some(last) = open.checked_sub(1) else {
-            return quietly(|| import_counted(self.model, self.dims, Decisions::follow(&self.record), counts));
+            let mut at = Counted::default();
+            at.iter_mut().zip(&counts.known).for_each(|(at, known)| *at = known.count as i64);
+            if counts.known.iter().all(|known| known.count == known.most) {
+                return Ok(self.open.first());
+            }
+            return quietly(|| self.open.at(self.model, self.dims, counts, &at));
         };
         let (dim, most) = (counts.known[last].name.clone(), counts.known[last].most);
         let (mut graphs, mut lengths, mut varying) = (Vec::new(), Vec::new(), None);

@@ -63,9 +63,10 @@ struct Attention {
 }
 
 impl Attention {
-    fn of(importer: &Importer, call: &Call) -> Result<Attention> {
-        let fact = |at: usize| -> Result<Fact> {
+    fn of(importer: &mut Importer, call: &Call) -> Result<Attention> {
+        let mut fact = |at: usize| -> Result<Fact> {
             let value = call.tensor(at)?.ok_or_else(|| call.fail(format!("input {at} is missing")))?;
+            [1, 3].into_iter().for_each(|axis| importer.notes.rely(Relied::Extent(value, axis)));
             let fact = importer.graph.fact(value);
             let fits = fact.shape.len() == 4 && fact.dtype.is_float();
             ensure(fits, || {
@@ -175,6 +176,7 @@ impl<'a> Importer<'a> {
 
     /// `[batch, heads, ..]` with each head as often as `times` says, one after another.
     fn repeat_heads(&mut self, call: &Call, name: &str, value: ValueId, times: usize) -> Result<ValueId> {
+        self.notes.rely(Relied::Shape(value));
         let shape = self.graph.fact(value).shape.clone();
         let (head, rest) = (&shape[..2], &shape[2..]);
         let axes: Vec<_> = (0..shape.len()).map(|axis| self.dependence.extent(value, axis)).collect();
@@ -187,7 +189,8 @@ impl<'a> Importer<'a> {
         ] {
             let attrs = Attrs::new().with("shape", &extents[..]);
             let attrs = if op == "Reshape" { attrs.with("allowzero", 1) } else { attrs };
-            let (step, shaped) = (format!("{}/{name}.{step}", call.name), vec![("shape", Forms::Each(forms.clone()))]);
+            let (step, shaped) =
+                (format!("{}/{name}.{step}", call.name), Shaping::from(vec![("shape", Forms::Each(forms.clone()))]));
             value = self.add_shaped(self.rows[op], &shortened(step), &[Some(value)], (attrs, &shaped), &[])?[0];
         }
         Ok(value)

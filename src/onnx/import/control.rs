@@ -110,6 +110,7 @@ impl<'a> Importer<'a> {
             }
             pair => return Ok(Err(pair.map(|named| self.described(&named)))),
         };
+        [yes, no].into_iter().for_each(|value| self.notes.rely(Relied::Shape(value)));
         if self.graph.fact(yes) != self.graph.fact(no) {
             return Ok(Err([yes, no].map(|value| self.graph.fact(value).to_string())));
         }
@@ -278,6 +279,7 @@ impl<'a> Importer<'a> {
         call.collect(&mut columns, outputs.into_iter().skip(1 + carried.len()))?;
         let mut empty = Vec::with_capacity(columns.len());
         for (i, part) in columns.concat().into_iter().enumerate() {
+            self.notes.rely(Relied::Shape(part));
             let Fact { dtype, shape } = self.graph.fact(part);
             let shape: Shape = std::iter::once(0).chain(shape.iter().copied()).collect();
             let name = call.scope.name(call.node.output.get(carried.len() + i).map_or("", String::as_str));
@@ -336,6 +338,7 @@ impl<'a> Importer<'a> {
 
     /// A value of one element, which the run computes, without axes.
     fn scalar(&mut self, call: &Call<'_, 'a>, input: &str, value: ValueId, dtype: DType) -> Result<ValueId> {
+        self.notes.rely(Relied::Shape(value));
         let fact = self.graph.fact(value);
         ensure(fact.dtype == dtype && fact.shape.numel() == 1, || {
             call.fail(format!("input '{input}': expected one element of {dtype}, found {fact}"))
@@ -348,29 +351,31 @@ impl<'a> Importer<'a> {
     }
 
     /// The most that an element of an integer may be, where the nodes that make it say so.
-    fn most(&self, value: ValueId, left: &mut usize) -> Option<i64> {
+    fn most(&mut self, value: ValueId, left: &mut usize) -> Option<i64> {
         *left = left.checked_sub(1)?;
+        self.notes.rely(Relied::Elements(value));
         if let Some(constant) = self.graph.as_constant(value) {
             if self.dependence.elements(value).is_some() {
                 return self.dependence.most(constant, left);
             }
             return constant.value().ok()?.to_i64()?.into_iter().max();
         }
-        let node = self.graph.node(value.node);
+        let (op, is_view) = (self.graph.node(value.node).op_name(), self.graph.is_view(value.node));
         let operands: Vec<_> = self.graph.operands(value.node).into_iter().flatten().collect();
+        if matches!(op, "ArgMax" | "ArgMin") {
+            operands.iter().for_each(|&operand| self.notes.rely(Relied::Shape(operand)));
+        }
+        let longest = operands.first().and_then(|&data| self.graph.fact(data).shape.iter().copied().max());
         let mut of = |at: usize| self.most(*operands.get(at)?, left);
-        let own = match node.op_name() {
+        let own = match op {
             "Min" => (0..operands.len()).filter_map(of).min(),
             "Max" => (0..operands.len()).map(of).collect::<Option<Vec<_>>>()?.into_iter().max(),
             "Where" => of(1).zip(of(2)).map(|(a, b)| a.max(b)),
             "Add" => of(0).zip(of(1)).and_then(|(a, b)| a.checked_add(b)),
             "Clip" => of(0).into_iter().chain(of(2)).min(),
             "Cast" | "ReduceMax" | "ReduceMin" | "Gather" => of(0),
-            "ArgMax" | "ArgMin" => {
-                let data = &self.graph.fact(*operands.first()?).shape;
-                data.iter().copied().max().and_then(|extent| i64::try_from(extent).ok()).map(|extent| extent - 1)
-            }
-            _ if self.graph.is_view(value.node) => of(0),
+            "ArgMax" | "ArgMin" => longest.and_then(|extent| i64::try_from(extent).ok()).map(|extent| extent - 1),
+            _ if is_view => of(0),
             _ => None,
         };
         let range = match self.graph.fact(value).dtype {

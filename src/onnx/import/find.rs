@@ -7,7 +7,7 @@
 //! x --plimsoll.NonZero--> places [rank, most] --Slice--> places [rank, count]
 //!                '------> how many were found: an output of the graph
 //! ```
-//! [`grow::counted`](crate::onnx::grow::counted) imports a model for several counts, and makes one graph of them.
+//! [`grow::counted`](crate::onnx::grow::counted) makes one graph of those for several counts.
 
 use super::*;
 use crate::figures::listed;
@@ -81,9 +81,9 @@ impl<'a> Importer<'a> {
     ) -> Result<Vec<ValueId>> {
         let (number, row) = (self.found.len(), self.rows[finder.row]);
         self.may_count(call, number)?;
-        let (mut data, forms) = self.take_shaping(row, call, inputs, &mut attrs)?;
+        let (mut data, shaping) = self.take_shaping(row, call, inputs, &mut attrs)?;
         let shapes = self.make_room(finder, call, &mut data, number)?;
-        let made = self.add_shaped(row, call.name, &data, (attrs.clone(), &forms), &[])?;
+        let made = self.add_shaped(row, call.name, &data, (attrs.clone(), &shaping), &[])?;
         let (&count, made) = made.split_last().expect("the row says how many it finds");
         let facts: Vec<_> = data.iter().map(|value| value.map(|value| self.graph.fact(value))).collect();
         let axes = (finder.axes)(&crate::op::Call { op: row, attrs: &attrs, inputs: &facts });
@@ -132,7 +132,7 @@ impl<'a> Importer<'a> {
         made: &[ValueId],
     ) -> Result<Vec<ValueId>> {
         let found = self.counts.known[number].count;
-        let ends = vec![("ends", Forms::All(Form::Line(Line::count(number))))];
+        let ends = Shaping::from(vec![("ends", Forms::All(Form::Line(Line::count(number))))]);
         let mut cut = Vec::with_capacity(made.len());
         for (k, (axis, &value)) in axes.iter().zip(made).enumerate() {
             let Some(axis) = *axis else {
@@ -216,7 +216,8 @@ impl<'a> Importer<'a> {
         };
         let forms = std::iter::repeat_n(Form::Fixed, own.len()).chain((0..own.len()).map(forms)).collect();
         let attrs = Attrs::new().with("pads", pads).with("constant_value", filler);
-        let (name, shaped) = (shortened(format!("{}/room", call.name)), vec![("pads", Forms::Each(forms))]);
+        let (name, shaped) =
+            (shortened(format!("{}/room", call.name)), Shaping::from(vec![("pads", Forms::Each(forms))]));
         Ok(self.add_shaped(self.rows["Pad"], &name, &[Some(value)], (attrs, &shaped), &[])?[0])
     }
 }

@@ -38,6 +38,7 @@ impl<'a> Importer<'a> {
             // One slope per channel.
             "PRelu" => {
                 let &mut [Some(x), Some(slopes)] = inputs else { return Ok(()) };
+                self.notes.rely(Relied::Shape(slopes));
                 let [x, slopes] = [x, slopes].map(|value| &self.graph.fact(value).shape);
                 if x.len() > 1 && slopes.len() == 1 && slopes.numel() > 1 {
                     self.begin_at(call, inputs, 1)?;

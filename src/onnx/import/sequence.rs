@@ -4,7 +4,7 @@
 //! shapes and constants. A sequence is then a list of the graph's values, and the graph itself has none. So it is with an optional value:
 //! it is the value, or none.
 
-use super::{Call, Importer, needed};
+use super::{Call, Importer, Relied, needed};
 use crate::constant::Constant;
 use crate::dtype::DType;
 use crate::error::{Result, ensure};
@@ -172,7 +172,10 @@ fn split(importer: &mut Importer, operands: &Operands) -> Result<Named, String> 
                 // ONNX ignores `keepdims` if a size is given. But exporters write an unbind with a size of 1, and want
                 // the axis removed.
                 (0, 1) => importer.unstack(name, data, axis)?,
-                _ => importer.split(name, data, axis, importer.sizes(data, axis, size)?)?,
+                _ => {
+                    let sizes = importer.sizes(data, axis, size)?;
+                    importer.split(name, data, axis, sizes)?
+                }
             }
         }
     };
@@ -217,7 +220,7 @@ impl<'a> Importer<'a> {
     }
 
     /// The sizes of the parts if an axis is split every `size` indices. The last part may be smaller.
-    fn sizes(&self, value: ValueId, axis: i64, size: i64) -> Result<Vec<i64>, String> {
+    fn sizes(&mut self, value: ValueId, axis: i64, size: i64) -> Result<Vec<i64>, String> {
         let extent = self.extent(value, axis)?;
         let size = usize::try_from(size).ok().filter(|&size| size > 0);
         let size = size.ok_or("input 'split': expected a positive number")?;
@@ -234,7 +237,7 @@ impl<'a> Importer<'a> {
         self.values("Split", name, &[value], Attrs::new().with("axis", axis).with("split", sizes))
     }
 
-    fn extent(&self, value: ValueId, axis: i64) -> Result<usize, String> {
+    fn extent(&mut self, value: ValueId, axis: i64) -> Result<usize, String> {
         let shape = &self.graph.fact(value).shape;
         let at = usize::try_from(if axis < 0 { axis + shape.len() as i64 } else { axis }).ok();
         if let Some(form) = at.filter(|&at| at < shape.len()).map(|at| self.dependence.extent(value, at))
@@ -246,6 +249,7 @@ impl<'a> Importer<'a> {
             ));
         }
         let extent = at.and_then(|at| shape.get(at).copied());
+        at.into_iter().for_each(|at| self.notes.rely(Relied::Extent(value, at)));
         extent.ok_or_else(|| format!("attribute 'axis': expected an axis of {shape}, found {axis}"))
     }
 
@@ -271,6 +275,7 @@ impl<'a> Importer<'a> {
 
     /// The integers in an input, which must be a constant.
     pub(super) fn numbers(&mut self, input: &str, value: ValueId) -> Result<Vec<i64>, String> {
+        self.notes.rely(Relied::Elements(value));
         let known = self.graph.as_constant(value).filter(|_| self.dependence.elements(value).is_none());
         let Some(constant) = known else { return Err(self.not_constant(input, value)) };
         let tensor = constant.value().map_err(|e| needed(input, &e))?;

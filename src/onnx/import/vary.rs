@@ -257,39 +257,19 @@ impl Reading<'_> {
 
     /// The facts of the node's values for these counts.
     fn facts_at(&self, counts: &Counted) -> Option<Vec<Fact>> {
-        let at = |form: &Form, own: i64| match form {
-            Form::Fixed => Some(own),
-            Form::Line(line) => line.at(counts),
-            Form::Other(_) => None,
-        };
         let mut inputs = Vec::with_capacity(self.operands.len());
         for operand in &self.operands {
             let Some(Operand { fact, extents, .. }) = operand else {
                 inputs.push(None);
                 continue;
             };
-            let extent = |(form, &own): (&Form, &usize)| usize::try_from(at(form, own as i64)?).ok();
+            let extent = |(form, &own): (&Form, &usize)| usize::try_from(form.at_counts(own as i64, counts)?).ok();
             let shape = extents.iter().zip(fact.shape.iter()).map(extent).collect::<Option<Shape>>()?;
             inputs.push(Some(Fact::new(fact.dtype, shape)));
         }
         let mut attrs = self.call.attrs.clone();
         for (name, forms) in self.shaped {
-            let integer = |(k, value): (usize, &i64)| at(&forms.at(k), *value);
-            let float = |(k, value): (usize, &f64)| match forms.at(k) {
-                Form::Fixed => Some(*value),
-                form => at(&form, 0).map(|value| value as f64),
-            };
-            let attr = match attrs.get(name)? {
-                Attr::Int(value) => Attr::Int(integer((0, value))?),
-                Attr::Ints(values) => Attr::Ints(values.iter().enumerate().map(integer).collect::<Option<_>>()?),
-                Attr::Float(value) => Attr::Float(float((0, value))?),
-                Attr::Floats(values) => Attr::Floats(values.iter().enumerate().map(float).collect::<Option<_>>()?),
-                Attr::Tensor(tensor) => {
-                    let values = tensor.to_f64().iter().enumerate().map(float).collect::<Option<Vec<_>>>()?;
-                    Attr::Tensor(Tensor::from_f64(tensor.dtype(), tensor.shape().clone(), &values))
-                }
-                _ => return None,
-            };
+            let attr = forms.at_counts(attrs.get(name)?, counts)?;
             attrs.set(name, attr);
         }
         let inputs: Vec<_> = inputs.iter().map(Option::as_ref).collect();

@@ -43,8 +43,8 @@ const MOST_TRIED: usize = 64;
 /// The most bindings that are tried if the size of a tensor both grows and shrinks with a dim.
 const MOST_UNEVEN: usize = 256;
 
-/// Makes the graph of a binding, where what is folded follows the decisions. Graphs of different bindings differ in extents only.
-pub type Source = Arc<dyn Fn(&[(String, usize)], Decisions) -> Result<Graph> + Send + Sync>;
+/// Makes the graph of a binding. Graphs of different bindings differ in extents only.
+pub type Source = Arc<dyn Fn(&[(String, usize)]) -> Result<Graph> + Send + Sync>;
 
 /// A range to plan.
 #[derive(Clone)]
@@ -370,7 +370,7 @@ impl Maker {
     fn graph(&self, binding: &[usize], decisions: Decisions) -> Result<Prepared> {
         let named = self.dims.iter().zip(binding).map(|(dim, &extent)| (dim.name.clone(), extent));
         let dims: Vec<_> = self.fixed.iter().cloned().chain(named).collect();
-        self.recipe.following((self.source)(&dims, decisions.clone())?, &self.target, decisions)
+        self.recipe.following((self.source)(&dims)?, &self.target, decisions)
     }
 
     fn draft(&self, binding: &[usize], options: Options, decisions: Decisions) -> Result<(Prepared, Draft)> {
