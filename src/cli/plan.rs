@@ -1,6 +1,6 @@
 //! `plan` and `check`: plan a graph's memory, and check a plan, with no device.
 
-use super::args::{self, Backend, Model, On};
+use super::args::{self, Model};
 use super::method::{self, Method, Trained};
 use super::programs::{self, Asked, More};
 use super::subject::Subject;
@@ -16,7 +16,6 @@ use crate::plan::range::Tried;
 use crate::plan::tell::peak::peak;
 use crate::plan::{self, Graphs, Job, Planned, Planner};
 use crate::session::Options;
-use crate::shape::Extent;
 use crate::target::{Family, Target};
 use crate::train::Programs;
 use crate::train::classes::{Classes, States, host_bytes};
@@ -271,8 +270,8 @@ impl Plan {
             Some(method) => method::refuse(error.in_file(&flags.model), json, || self.trained_case(method, &target)),
             None => asked.refuse(&flags, &target, error, json),
         })?;
-        if let Some((model, extents)) = asked.model.as_ref().filter(|_| self.save.is_some() || json) {
-            planned.plan.origin = Some(self.origin(extents, model.given())?);
+        if self.save.is_some() || json {
+            planned.plan.origin = asked.origin(&self.model)?;
         }
         if let Some(path) = &self.save {
             file::write_whole(path, "write the plan", |out| out.write_all(planned.plan.to_json().as_bytes()))?;
@@ -308,15 +307,6 @@ impl Plan {
             target: target.clone(),
             recipe: self.model.recipe(),
         })
-    }
-
-    /// The origin of the plan of one graph. Dims that inputs set are not bound anew by others.
-    fn origin(&self, extents: &[(String, Extent)], given: Vec<String>) -> Result<plan::Origin> {
-        let options = self.model.options(&On { backend: Backend::Auto, device: None })?;
-        let is_given = |(name, _): &&(String, Extent)| options.dims.iter().any(|(given, _)| given == name);
-        let set = extents.iter().filter(|dim| !is_given(dim)).cloned();
-        let dims = options.dims.iter().cloned().chain(set).collect();
-        Options { dims, given, ..options }.origin(&self.model.model)
     }
 
     /// The refusal of a plan that takes more than `--assert-peak` allows.

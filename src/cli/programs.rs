@@ -1,14 +1,14 @@
 //! Several graphs in one command: programs, which share their memory.
 
 use super::Failure;
-use super::args::{self, Given, Measured, Model, On};
+use super::args::{self, Backend, Given, Measured, Model, On};
 use super::method::Method;
 use super::subject::Subject;
 use crate::advise::{Case, Make};
 use crate::error::{Error, Result, ensure};
 use crate::graph::Graph;
 use crate::onnx;
-use crate::plan::{Class, Graphs, Plan};
+use crate::plan::{Class, Graphs, Origin, Plan, Program};
 use crate::report::{Table, grouped, human};
 use crate::session::{self, Options, Session, SessionProgram};
 use crate::shape::Extent;
@@ -103,6 +103,12 @@ impl More {
     /// These graphs, or the training of the model by a method.
     pub(super) fn or_training(&self, method: Option<Method>) -> More {
         More { method, ..self.clone() }
+    }
+
+    /// The files of all graphs, for a message.
+    pub(super) fn files(&self, first: &Model) -> String {
+        let files = [&first.model].into_iter().chain(&self.more);
+        files.map(|file| file.display().to_string()).collect::<Vec<_>>().join(", ")
     }
 
     /// The files of all graphs, with the extents that flags give.
@@ -259,6 +265,16 @@ pub(super) struct Asked {
 }
 
 impl Asked {
+    /// Where the plan of these programs comes from, if it can be loaded again. Dims that inputs set are not bound anew by others.
+    pub(super) fn origin(&self, flags: &Model) -> Result<Option<Origin>> {
+        let Some((model, extents)) = &self.model else { return Ok(None) };
+        let options = flags.options(&On { backend: Backend::Auto, device: None })?;
+        let is_given = |(name, _): &&(String, Extent)| options.dims.iter().any(|(given, _)| given == name);
+        let set = extents.iter().filter(|dim| !is_given(dim)).cloned();
+        let dims = options.dims.iter().cloned().chain(set).collect();
+        Options { dims, given: model.given(), ..options }.origin(&flags.model).map(Some)
+    }
+
     /// The programs at their largest extents, for advice.
     pub(super) fn case(&self, flags: &Model, target: &Target) -> Case {
         let (make, nodes, dims) = (Arc::clone(&self.make), self.nodes, self.dims.clone());
@@ -362,6 +378,15 @@ fn own(given: &[Given], program: &str, takes: &dyn Fn(&str) -> bool) -> (Vec<Giv
     let shared: Vec<Given> = shared.cloned().collect();
     own.extend(shared);
     (own, uses)
+}
+
+/// The inputs of each program: what is given to it, and random ones for the rest.
+pub(super) fn inputs(plan: &Plan, given: &[Given], seed: u64) -> Result<Vec<Vec<Tensor>>> {
+    let of = |program: &Program| {
+        let takes = |name: &str| program.inputs.iter().any(|port| port.name == name);
+        args::fill(program, own(given, &program.name, &takes).0, seed)
+    };
+    plan.programs.iter().map(of).collect()
 }
 
 /// A table of programs.

@@ -96,7 +96,7 @@ fn the_data_of_a_plan_is_found_again() {
             let graph = Recipe::default().graph(graphs::import(file, dims), &target, &FREE).expect("the passes run");
             for choose in [none, last, call] {
                 let mut tuned = Tuned::new("a device");
-                for (kernel, _) in tune::kernels(&graph, &target).expect("it is lowered") {
+                for (kernel, _) in tune::kernels(std::slice::from_ref(&graph), &target).expect("it is lowered") {
                     choose(&kernel, &target).into_iter().for_each(|schedule| tuned.insert(&kernel, schedule));
                 }
                 let measured = Prepared { tuned: Some(Arc::new(tuned)), ..graph.clone() };

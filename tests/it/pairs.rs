@@ -2,6 +2,8 @@
 
 use crate::cli::{fails, ok, ok_json};
 use crate::common::Folder;
+use serde_json::Value;
+use std::collections::BTreeSet;
 
 const MODEL: &[&str] = &["graphs/digits.onnx", "--set", "batch=4", "--threads", "2"];
 const RANGE: &[&str] = &["graphs/digits.onnx", "--set", "batch=1..4", "--threads", "2"];
@@ -88,4 +90,42 @@ fn compare_takes_all_kinds() {
     }
     let both = ok_json(&[&["compare"], SEVERAL, &["--across", "cpu,reference"]]);
     assert_eq!(both["programs"].as_array().map(Vec::len), Some(2), "{both}");
+}
+
+/// One table of measured schedules serves the kernels of all programs, and those of a range.
+#[test]
+fn tune_takes_several_programs_and_ranges() {
+    let folder = Folder::new("pairs-tune");
+    let cache = folder.path("cache");
+    let ran = |args: &[&[&str]]| -> Value {
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_plimsoll"));
+        let output = command.args(args.concat()).arg("--json").env("PLIMSOLL_CACHE_DIR", &cache).output();
+        let output = output.expect("it starts");
+        assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
+        serde_json::from_slice(&output.stdout).expect("it is JSON")
+    };
+    let cpu: &[&str] = &["--backend", "cpu", "--again"];
+    let shapes = |told: &Value| -> BTreeSet<String> {
+        let measured = told["measured"].as_array().expect("measured").iter();
+        measured.map(|kernel| format!("{} {}", kernel["template"], kernel["shape"])).collect()
+    };
+    let [two, four] = ["batch=2", "batch=4"]
+        .map(|set| shapes(&ran(&[&["tune", "graphs/digits.onnx", "--set", set, "--threads", "2"], cpu])));
+    let ranged = ran(&[&["tune"], RANGE, cpu]);
+    assert_eq!(shapes(&ranged), four, "{ranged}");
+    std::fs::remove_dir_all(&cache).expect("it is there");
+    let told = ran(&[&["tune"], SEVERAL, cpu]);
+    assert_eq!(shapes(&told), two.union(&four).cloned().collect(), "{told}");
+    assert!(told["tuned_bytes"].as_u64() <= told["untuned_bytes"].as_u64(), "{told}");
+    // The same programs take what was measured for each, whatever bytes it takes.
+    let kept = told["kept_in"].as_str().expect("it is kept");
+    let planned = ran(&[&["plan"], SEVERAL, &["--tuned", kept, "--prefer", "speed"]]);
+    for program in planned["programs"].as_array().expect("programs") {
+        assert!(program["measured"].as_u64() > Some(0), "{}", program["name"]);
+    }
+    let [tuned, plain] = [&[][..], &["--no-tuned"]].map(|more| {
+        let mut ran = ran(&[&["run"], SEVERAL, &["--backend", "cpu", "--program", "b", "--seed", "3"], more]);
+        ran["outputs"][0]["mean"].take().as_f64().expect("a number")
+    });
+    assert!((tuned - plain).abs() < 1e-4, "{tuned}, {plain}");
 }
