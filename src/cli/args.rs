@@ -9,7 +9,7 @@ use crate::error::{Error, Result, ensure};
 use crate::file::fnv;
 use crate::graph::Graph;
 use crate::pass::Quantize;
-use crate::plan::{Limits, Plan, Prefer, Program, Recipe};
+use crate::plan::{Plan, Prefer, Program, Recipe};
 use crate::random::splitmix;
 use crate::report::{Table, human};
 use crate::session::{self, Choice, Options, Saved, Session};
@@ -237,11 +237,6 @@ impl Model {
         let int8_caches = cache == Some(Cache::Int8);
         let prefer = self.prefer.map_or(Prefer::Balance, Prefer::from);
         Recipe { f16, fuse: !self.no_fuse, chunks: self.chunks as usize, quantize, int8_caches, prefer }
-    }
-
-    /// The limits of the plan, from the flags.
-    pub(super) fn limits(&self) -> Limits {
-        Limits { memory: self.memory_limit }
     }
 
     /// The target of this name, as the flags change it.
@@ -493,12 +488,6 @@ impl Model {
                 if count == 1 { "1 pair looks like a state".into() } else { format!("{count} pairs look like states") };
             tracing::info!("{pairs}; to keep them on the device: --state {input}={output}");
         }
-    }
-
-    /// The graph, with named dims bound by `--set` and by the shapes of the inputs that are given.
-    pub(super) fn graph(&self, given: &[Given]) -> Result<Graph> {
-        let (model, dims) = self.load(given)?;
-        self.import(&model, &dims, given)
     }
 
     /// The answer for a plan that fits the limit, if there is one.

@@ -129,3 +129,34 @@ fn tune_takes_several_programs_and_ranges() {
     });
     assert!((tuned - plain).abs() < 1e-4, "{tuned}, {plain}");
 }
+
+/// The kernels of several programs are those of each; of a range, those of its largest extents; of a training, those that `plan` has.
+#[test]
+fn emit_takes_several_programs_and_ranges() {
+    let body = |text: &str| -> Vec<String> {
+        let own = text.lines().filter(|line| !line.starts_with("// program") && !line.starts_with("// the kernels"));
+        own.filter(|line| !line.is_empty()).map(str::to_owned).collect()
+    };
+    let of = |batch: &str, form: &str| ok(&[&["emit", "graphs/digits.onnx", form, "--set", batch]]);
+    let several = |form: &str, more: &[&str]| {
+        let named = ["emit", "a=graphs/digits.onnx", "b=graphs/digits.onnx", form];
+        ok(&[&named, &["--set", "a:batch=2", "--set", "b:batch=4"], more])
+    };
+    for form in ["wgsl", "dot"] {
+        let [two, four] = ["batch=2", "batch=4"].map(|batch| of(batch, form));
+        assert_eq!(body(&several(form, &[])), [body(&two), body(&four)].concat());
+        assert_eq!(body(&several(form, &["--program", "b"])), body(&four));
+        assert_eq!(body(&of("batch=1..4", form)), body(&four));
+    }
+    let text = several("cuda", &[]);
+    assert_eq!(text.matches("// program ").count(), 2);
+    assert!(of("batch=1..4", "wgsl").contains("the largest extents of batch=1..4"));
+    let both = ["graphs/digits.onnx", "graphs/mlp.onnxtxt"];
+    fails(1, &[&["emit"], &both, &["onnxtxt"]], &["onnxtxt: a file has one graph", "graphs/mlp.onnxtxt"]);
+    fails(1, &[&["emit"], &both, &["dot", "--set", "batch=1", "--program", "c"]], &["expected one of digits, mlp"]);
+    fails(
+        1,
+        &[&["emit", "--train"], &both, &["dot", "--loss", "mse", "--batch", "1"]],
+        &["--train: expected one model"],
+    );
+}
