@@ -1,7 +1,6 @@
 //! Arguments that commands share: the model, its inputs, the device. Also the parsers of flags.
 
 use super::Failure;
-use super::subject::Subject;
 use crate::advise::{Answer, Case, advise};
 use crate::decoder;
 use crate::dtype::DType;
@@ -12,7 +11,7 @@ use crate::pass::Quantize;
 use crate::plan::{Plan, Prefer, Program, Recipe};
 use crate::random::splitmix;
 use crate::report::{Table, human};
-use crate::session::{self, Choice, Options, Saved, Session};
+use crate::session::{self, Choice, Options};
 use crate::shape::{Extent, Shape};
 use crate::target::{Family, Libraries, PRESETS, Preset, Target};
 use crate::tensor::Tensor;
@@ -58,9 +57,9 @@ pub(super) struct Model {
     /// Compute this output alone; give it several times for several. What only other outputs need is not computed, except updates of states.
     #[arg(long = "output", value_name = "NAME")]
     pub(super) outputs: Vec<String>,
-    /// The model's file of a saved plan, which is then in the place of the graph; no flag of its own, but one of the commands that run plans.
+    /// The models' files of a saved plan, which is then in the place of the graph; no flag of its own, but one of the commands that run plans.
     #[arg(skip)]
-    pub(super) of: Option<PathBuf>,
+    pub(super) of: Vec<PathBuf>,
     /// Runs at once; no flag of its own, but one of the commands that have a use for it.
     #[arg(skip = 1u32)]
     pub(super) forks: u32,
@@ -256,6 +255,22 @@ impl Model {
         Ok(target)
     }
 
+    /// The options that made a plan, for its origin: the dims that flags set, and behind them those that inputs set, which are not bound anew by
+    /// other inputs.
+    pub(super) fn origin(&self, set: &[(String, Extent)], all: &[(String, Extent)]) -> Result<Options> {
+        let is_set = |(name, _): &&(String, Extent)| set.iter().any(|(other, _)| other == name);
+        let given = all.iter().filter(|dim| !is_set(dim));
+        let dims = set.iter().chain(given).cloned().collect();
+        Ok(Options { dims, ..self.options(&On { backend: Backend::Auto, device: None })? })
+    }
+
+    /// These flags as options of a plan's program shape its graph.
+    pub(super) fn shaped(&self, options: &Options) -> Model {
+        let Options { dims, state, training, outputs, .. } = options.clone();
+        let set = dims.into_iter().map(|(name, extent)| (name, Bound::Extent(extent))).collect();
+        Model { set, context: None, shapes: Vec::new(), state, training, outputs, ..self.clone() }
+    }
+
     /// The dims that flags set.
     pub(super) fn dims(&self) -> Vec<(String, Extent)> {
         let axes = |Axes { input, extents }: &Axes| {
@@ -405,7 +420,7 @@ impl Model {
 
     /// Loads as [`load`](Self::load) does, with dims that may have ranges.
     pub(super) fn load_range(&self, given: &[Given]) -> Result<(onnx::Model, Vec<(String, Extent)>)> {
-        if self.model.extension().is_some_and(|end| end == "json") && self.of.is_none() {
+        if self.model.extension().is_some_and(|end| end == "json") {
             let what =
                 "it is no model; `run` and `bench` run a saved plan, if --model gives the model that it was made of";
             return Err(Error::usage(what.into()).in_file(&self.model));
@@ -501,44 +516,13 @@ impl Model {
     }
 }
 
-impl Model {
-    /// Loads a saved plan, with the weights of the model that it was made of.
-    pub(super) fn of_plan(&self, of: &Path, on: &On, given: &[Given]) -> Result<(Session, Subject)> {
-        let saved = Saved::read(&self.model, of)?;
-        let options = saved.options(&self.options(on)?)?;
-        if let Some(name) = options.given.iter().find(|name| !given.iter().any(|given| given.name == **name)) {
-            let what = format!("the plan is for runs that give input '{name}': expected --input {name}=VALUE");
-            return Err(Error::usage(what).in_file(&self.model));
-        }
-        let Options { dims, state, training, outputs, .. } = options.clone();
-        let set = dims.into_iter().map(|(name, extent)| (name, Bound::Extent(extent))).collect();
-        let own = Model {
-            model: of.to_owned(),
-            set,
-            context: None,
-            shapes: Vec::new(),
-            state,
-            training,
-            outputs,
-            ..self.clone()
-        };
-        let (model, dims) = own.load(given)?;
-        let graph = own.import(&model, &dims, given)?;
-        let device = session::open(&options)?;
-        tracing::info!("backend: {}", device.name);
-        let session = loading(|report| saved.load(graph, device, &options, report));
-        let dims = dims.into_iter().map(|(name, extent)| (name, extent.into())).collect();
-        Ok((session?, Subject::new(vec![of.to_owned()], dims).by(&self.model)))
-    }
-}
-
 #[derive(Args)]
 pub(super) struct Planned {
-    /// Run a saved plan, which is given in place of the graph: FILE is the model that it was made of. The plan is checked, and must be of a
-    /// file with this content. Dims, states and outputs are the plan's; weights of another file, and inputs that shape the computation, are
-    /// given again.
+    /// Run a saved plan, which is given in place of the graph: FILE is the model that it was made of. A plan of several programs takes the file of
+    /// each, in their order, or one of all. The plan is checked, and must be of files with this content. Dims, states and outputs are the
+    /// plan's; weights of another file, and inputs that shape the computation, are given again.
     #[arg(id = "of", long = "model", value_name = "FILE")]
-    pub(super) of: Option<PathBuf>,
+    pub(super) of: Vec<PathBuf>,
 }
 
 /// True if a dim has a range.

@@ -406,7 +406,7 @@ fn numbered(timed: Vec<(String, View, Vec<TimedStep>)>) -> Vec<TimedStep> {
 impl Bench {
     /// Times the updates of a training.
     fn run_training(&self, given: &[Given], json: bool) -> Result<String, Failure> {
-        let flags = [("--at", !self.at.is_empty()), ("--model", self.planned.of.is_some())];
+        let flags = [("--at", !self.at.is_empty()), ("--model", !self.planned.of.is_empty())];
         if let Some((flag, _)) = flags.into_iter().find(|(_, given)| *given) {
             return Err(Error::usage(format!("{flag}: --train has no use for it: a training has one batch")).into());
         }

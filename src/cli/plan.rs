@@ -98,14 +98,16 @@ dim
   least int
   most int
 origin
+  models [model]
+  recipe recipe
+  memory_limit? int
+model
   content text
   dims? [dim]
   state? [[text]]
   given? [text]
   training? bool
   outputs? [text]
-  recipe recipe
-  memory_limit? int
 recipe
   f16 bool
   fuse bool
@@ -271,7 +273,7 @@ impl Plan {
             None => asked.refuse(&flags, &target, error, json),
         })?;
         if self.save.is_some() || json {
-            planned.plan.origin = asked.origin(&self.model)?;
+            planned.plan.origin = asked.origin()?;
         }
         if let Some(path) = &self.save {
             file::write_whole(path, "write the plan", |out| out.write_all(planned.plan.to_json().as_bytes()))?;

@@ -148,7 +148,7 @@ impl Tune {
         let kept = cache::save(&identity, entries);
         let ((untuned, _), (mut tuned, _)) = (untuned, tuned);
         if let Some(path) = &self.save {
-            tuned.origin = asked.origin(&self.model)?;
+            tuned.origin = asked.origin()?;
             file::write_whole(path, "write the plan", |out| out.write_all(tuned.to_json().as_bytes()))?;
         }
         let subject = asked.subject;

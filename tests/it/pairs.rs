@@ -2,6 +2,7 @@
 
 use crate::cli::{fails, ok, ok_json};
 use crate::common::Folder;
+use plimsoll::Options;
 use serde_json::Value;
 use std::collections::BTreeSet;
 
@@ -160,3 +161,67 @@ fn emit_takes_several_programs_and_ranges() {
         &["--train: expected one model"],
     );
 }
+
+/// A saved plan of several programs runs as they do, bit for bit, from the file of each or from the one of all.
+#[test]
+fn saved_plans_of_several_programs_run() {
+    let folder = Folder::new("pairs-saved");
+    let (saved, one, other) = (folder.path("plan.json"), folder.path("one"), folder.path("other"));
+    let digits: &[&str] = &["--model", "graphs/digits.onnx"];
+    let mlp: &[&str] = &["--model", "graphs/mlp.onnxtxt"];
+    let mixed = ["graphs/digits.onnx", "mlp=graphs/mlp.onnxtxt", "--set", "batch=3", "--threads", "2"];
+    let given =
+        ["a=graphs/digits.onnx", "b=graphs/digits.onnx", "--threads", "2", "--input", "a:image=2x1x8x8xf32=0.5"];
+    let given = [&given[..], &["--set", "b:batch=3"]].concat();
+    let sums = folder.file("sums.onnxtxt", SUMS);
+    let (first, next) = (format!("first={sums}"), format!("next={sums}"));
+    let state = [&first, &next, "--set", "n=4", "--threads", "2", "--state", "past=present"];
+    let sums = ["--model", &sums];
+    let cases: [(&[&str], Vec<&str>, &[&str], &[&str]); 4] = [
+        (SEVERAL, digits.to_vec(), &["a", "b"], &[]),
+        (&mixed, [digits, mlp].concat(), &["digits", "mlp"], &[]),
+        (&given, digits.to_vec(), &["a", "b"], &["--input", "a:image=2x1x8x8xf32=0.5"]),
+        (&state, sums.to_vec(), &["first", "next"], &["--input", "x=4xf32=2"]),
+    ];
+    for (kind, models, programs, more) in &cases {
+        ok(&[&["plan"], kind, &["-o", &saved]]);
+        for program in *programs {
+            let flags: &[&str] = &["--backend", "cpu", "--seed", "5", "--program", programs[0], "--program", program];
+            // What shaped the programs is the plan's.
+            let ours = if kind.contains(&"--input") { kind.to_vec() } else { [*kind, more].concat() };
+            ok(&[&["run"], &ours, flags, &["--no-tuned", "--output-dir", &one]]);
+            let ran = ok_json(&[&["run", &saved], models, flags, more, &["--output-dir", &other]]);
+            assert_eq!(ran["plan"], saved[..], "{ran}");
+            for name in folder.names("one") {
+                let [a, b] =
+                    ["one", "other"].map(|of| std::fs::read(folder.0.join(of).join(&name)).expect("it is there"));
+                assert!(a == b, "{programs:?} {program} {name}");
+            }
+            assert_eq!(folder.names("one"), folder.names("other"));
+            [&one, &other].iter().for_each(|made| std::fs::remove_dir_all(made).expect("it is there"));
+        }
+    }
+    ok(&[&["plan"], &mixed, &["-o", &saved]]);
+    let timed = ok_json(&[&["bench", &saved], digits, mlp, &["--iters", "2", "--program", "mlp"]]);
+    assert!(timed["median_ms"].as_f64() > Some(0.0), "{timed}");
+    ok(&[&["run", &saved], digits, mlp, &["--set", "batch=3"]]);
+    ok(&[&["run", &saved], digits, mlp, &["--set", "mlp:batch=3"]]);
+    fails(1, &[&["run", &saved], digits, mlp, &["--set", "batch=4"]], &["dim 'batch' is 4: the plan has 3"]);
+    fails(1, &[&["run", &saved], mlp, digits], &["program 'digits' was made of a model", "mlp.onnxtxt is"]);
+    fails(1, &[&["run", &saved], digits, mlp, mlp], &["in the order digits, mlp", "found 3"]);
+    fails(1, &[&["run", &saved], digits, mlp, &["--input", "none=1xf32=1"]], &["none", "no such input"]);
+    let session =
+        plimsoll::Session::from_plan(&saved, &["graphs/digits.onnx", "graphs/mlp.onnxtxt"], &Options::default());
+    let session = session.expect("it loads");
+    assert_eq!(
+        session.programs().map(|program| &program.plan().program.name[..]).collect::<Vec<_>>(),
+        ["digits", "mlp"]
+    );
+}
+
+/// A sum that goes on from run to run.
+const SUMS: &str = r#"<ir_version: 8, opset_import: ["" : 17]>
+sums (float[n] x, float[n] past) => (float[n] present, float[n] twice) {
+    present = Add (past, x)
+    twice = Add (present, present)
+}"#;
