@@ -18,6 +18,9 @@ use clap::Args;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+/// The dim that is the batch of a training.
+const BATCH: &str = "batch";
+
 /// The file of a program, and what shapes its graph.
 pub(super) type Source = (PathBuf, Options);
 
@@ -30,6 +33,14 @@ pub(super) struct More {
     /// The training to plan in place of the model. Some commands have flags for it.
     #[arg(skip)]
     pub(super) method: Option<Method>,
+    /// Batches and other extents to plan the training for, all together; none for that of the flags.
+    #[arg(skip)]
+    pub(super) at: Vec<Vec<(String, usize)>>,
+}
+
+/// Extents of dims, for a name: `batch=8 sequence=64`.
+pub(super) fn label(binding: &[(String, usize)]) -> String {
+    binding.iter().map(|(dim, extent)| format!("{dim}={extent}")).collect::<Vec<_>>().join(" ")
 }
 
 /// A program's name and its file.
@@ -130,6 +141,25 @@ impl More {
         }
     }
 
+    /// The programs of the model's training for each batch that is wanted. They share the weights and the arena.
+    fn trainings(&self, method: &Method, model: &Model, given: &[Given]) -> Result<Vec<(String, Graphs)>> {
+        let mut all = Vec::new();
+        for (turn, binding) in self.at.iter().enumerate() {
+            if self.at[..turn].contains(binding) {
+                continue;
+            }
+            let (batch, set): (Vec<_>, Vec<_>) = binding.iter().cloned().partition(|(dim, _)| dim == BATCH);
+            let method = batch.first().map_or_else(|| method.clone(), |(_, batch)| method.on_batch(*batch as u64));
+            let is_set = |(dim, _): &(String, usize)| set.iter().any(|(other, _)| other == dim);
+            let mut dims = args::largest(&model.dims());
+            dims.retain(|dim| !is_set(dim));
+            dims.extend(set.iter().cloned());
+            let programs = of_training(self.training(&method, &model.with_dims(&dims))?, &[])?;
+            all.extend(programs.into_iter().map(|(name, graphs)| (format!("{} {name}", label(binding)), graphs)));
+        }
+        if all.is_empty() { of_training(self.training(method, model)?, given) } else { Ok(all) }
+    }
+
     /// The graphs of all programs, and where each comes from if it is of a file. A given input goes to each program that has it.
     pub(super) fn graphs(&self, first: &Model, given: &[Given]) -> Result<(Vec<(String, Graphs)>, Vec<Source>)> {
         if let Some(files) = first.decoder()? {
@@ -199,8 +229,8 @@ impl More {
     pub(super) fn asked(&self, first: &Model, given: &[Given]) -> Result<Asked> {
         let training = self.method.as_ref().map(|method| self.training(method, first)).transpose()?;
         if !self.is_one(first) {
-            let (programs, sources) = match &training {
-                Some(training) => (of_training(training.clone(), given)?, Vec::new()),
+            let (programs, sources) = match &self.method {
+                Some(method) => (self.trainings(method, first, given)?, Vec::new()),
                 None => self.graphs(first, given)?,
             };
             let (more, first, given) = (self.clone(), first.clone(), given.to_vec());

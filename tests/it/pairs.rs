@@ -73,7 +73,9 @@ fn bench_takes_all_flags_for_all_kinds() {
     ok_json(&[BENCH, several, at]);
     fails(1, &[BENCH, several, at, &["--program", "nope"]], &["nope"]);
     fails(1, &[&["plan"], TRAIN, &["--input", "image=7x9xi64=1"]], &["image", "expected", "[7,9]"]);
-    fails(1, &[BENCH, TRAIN, &["--at", "batch=1"]], &["--at", "one batch"]);
+    fails(1, &[BENCH, TRAIN, &["--at", "batch=4", "--forks", "2"]], &["--at", "one run at a time"]);
+    fails(1, &[BENCH, TRAIN, &["--at", "rows=4"]], &["rows"]);
+    fails(1, &[BENCH, TRAIN, &["--model", "graphs/digits.onnx"]], &["--model", "does not say how it trains"]);
 }
 
 #[test]
@@ -225,3 +227,30 @@ sums (float[n] x, float[n] past) => (float[n] present, float[n] twice) {
     present = Add (past, x)
     twice = Add (present, present)
 }"#;
+
+/// Trainings of several batches are planned together: each has the steps of its own, and they share the weights.
+#[test]
+fn bench_times_trainings_of_several_batches() {
+    let page = Folder::new("pairs-batches");
+    let page = page.path("page.html");
+    let bytes = |told: &Value| told["planned_bytes"].as_u64().expect("a number");
+    let steps = |told: &Value| -> Vec<String> {
+        let steps = told["steps"].as_array().expect("steps").iter();
+        steps.map(|step| format!("{} {} {}", step["step"], step["node"], step["bytes"])).collect()
+    };
+    for more in [&[][..], &["--accumulate", "2"], &["--program", "evaluate"]] {
+        let at = ok_json(&[BENCH, TRAIN, more, &["--at", "batch=4,12,4", "--steps", "--html", &page]]);
+        let turns = at["bindings"].as_array().expect("bindings");
+        let of = |batch: &'static str| ok_json(&[BENCH, TRAIN, more, &["--steps", "--at", batch]]);
+        let [four, twelve] = [of("batch=4"), of("batch=12")];
+        for (turn, (batch, alone)) in turns.iter().zip([(4, &four), (12, &twelve), (4, &four)]) {
+            assert_eq!(turn["binding"]["batch"], batch, "{at}");
+            assert_eq!(steps(turn), steps(&alone["bindings"][0]), "{more:?}, batch {batch}");
+        }
+        let plain = ok_json(&[BENCH, TRAIN, more, &["--steps"]]);
+        assert_eq!((steps(&plain), bytes(&plain)), (steps(&twelve["bindings"][0]), bytes(&twelve)));
+        assert!(bytes(&twelve) <= bytes(&at) && bytes(&at) < bytes(&four) + bytes(&twelve), "{more:?}: {at}");
+        let drawn = std::fs::read_to_string(&page).expect("it is drawn");
+        assert!(drawn.contains("batch=4 ") && drawn.contains("batch=12 "));
+    }
+}
