@@ -43,7 +43,6 @@ fn plan_takes_all_flags_for_all_kinds() {
     // Measured schedules are for all programs.
     let tuned = folder.path("cache");
     std::fs::create_dir_all(&tuned).expect("it is made");
-    fails(1, &[&["plan"], TRAIN, &["--advise"]], &["--curve"]);
     fails(1, &[&["plan"], RANGE, &["--forks", "2"]], &["one run at once", "constants"]);
 }
 
@@ -253,4 +252,29 @@ fn bench_times_trainings_of_several_batches() {
         let drawn = std::fs::read_to_string(&page).expect("it is drawn");
         assert!(drawn.contains("batch=4 ") && drawn.contains("batch=12 "));
     }
+}
+
+/// Each remedy for a training is a flag, and the plan with this flag has the bytes that were said.
+#[test]
+fn plan_advises_trainings() {
+    let bytes = |told: &Value| told["planned_bytes"].as_u64().expect("a number");
+    for forks in [&[][..], &["--forks", "2"]] {
+        let plan = ["plan", "--train", "graphs/digits.onnx", "--loss", "cross_entropy", "--target", "wgpu"];
+        let (plan, batch) = ([&plan, forks].concat(), ["--batch", "12"]);
+        let told = ok_json(&[&plan, &batch, &["--advise"]]);
+        let remedies = told["advice"]["remedies"].as_array().expect("remedies");
+        let names: Vec<_> = remedies.iter().map(|remedy| remedy["name"].as_str().expect("a name")).collect();
+        assert_eq!(names, ["recomputation", "accumulation", "smaller batch", "halves"]);
+        for remedy in remedies {
+            let change = remedy["change"].as_str().expect("a change");
+            let flags: Vec<&str> = change.split(':').next().expect("a flag").split(' ').collect();
+            let batch = if flags[0] == "--batch" { &[][..] } else { &batch };
+            let with = ok_json(&[&plan, batch, &flags]);
+            assert_eq!(bytes(&with), bytes(remedy), "{change}");
+        }
+        assert!(told["advice"]["peak"]["live"].as_array().is_some_and(|live| !live.is_empty()));
+    }
+    let limit = ["--memory-limit", "16MiB", "--advise"];
+    let text = ok(&[&["plan"], TRAIN, &limit]);
+    assert!(text.contains("fits:") && text.contains("--accumulate 2"), "{text}");
 }
