@@ -25,7 +25,7 @@ use std::time::Duration;
 
 #[derive(Args, Clone)]
 pub(super) struct Model {
-    /// The graph: an .onnx or .onnxtxt file. `plan`, `max-batch` and `run` also take a folder with a decoder: a genai_config.json and its graph.
+    /// The graph: an .onnx or .onnxtxt file. Or a folder with a decoder: a genai_config.json and its graph.
     pub(super) model: PathBuf,
     /// Take the elements of initializers from this safetensors file, by their names. It stays mapped.
     #[arg(long, value_name = "FILE")]
@@ -34,7 +34,7 @@ pub(super) struct Model {
     /// given sets the dims of its shape, too. A dim may be a sum of other dims and numbers: total=past+sequence. LOOP.trips=N bounds the iterations of a Loop of which the run decides how often it runs.
     #[arg(long, value_name = "DIM=N", value_parser = bound)]
     pub(super) set: Vec<(String, Bound)>,
-    /// For `plan`, `max-batch` and `run` of a folder with a decoder, as onnxruntime-genai has it (genai_config.json): plan room in its caches for N tokens, the prompt among them.
+    /// Of a folder with a decoder, as onnxruntime-genai has it (genai_config.json): plan room in its caches for N tokens, the prompt among them.
     /// Default: as many as the model was made for. --set prefill=N is the number of tokens of a prompt that are taken at a time.
     #[arg(long, value_name = "N")]
     pub(super) context: Option<usize>,
@@ -305,18 +305,6 @@ impl Model {
         decoder::Files::are_in(&self.model)
     }
 
-    /// Refuses a folder.
-    pub(super) fn refuse_folder(&self) -> Result<()> {
-        match self.is_folder() {
-            true => {
-                let what = "expected a graph, found a folder, which `plan`, `max-batch` and `run` take";
-                let graph = decoder::Files::read(&self.model)?.path();
-                Err(Error::usage(format!("{what}; its graph: {}", graph.display())).in_file(&self.model))
-            }
-            false => Ok(()),
-        }
-    }
-
     /// The decoder, if the model is a folder.
     ///
     /// # Errors
@@ -415,6 +403,11 @@ impl Model {
 
     /// The file as it is, with the elements of `--weights`.
     pub(super) fn file(&self) -> Result<onnx::Model> {
+        if self.is_folder() {
+            let graph = decoder::Files::read(&self.model)?.path();
+            let what = "expected one graph, as is trained and written, found the folder of a decoder";
+            return Err(Error::usage(format!("{what}; its graph: {}", graph.display())).in_file(&self.model));
+        }
         onnx::load_weighed(&self.model, self.weights.as_deref())
     }
 
@@ -425,7 +418,6 @@ impl Model {
                 "it is no model; `run` and `bench` run a saved plan, if --model gives the model that it was made of";
             return Err(Error::usage(what.into()).in_file(&self.model));
         }
-        self.refuse_folder()?;
         let model = self.file()?;
         let model = if self.training { model.with_training()? } else { model };
         if model.offers_training() {

@@ -138,7 +138,6 @@ pub(super) struct Bench {
 
 impl Bench {
     pub(super) fn run(&self, json: bool) -> Result<String, Failure> {
-        self.model.refuse_folder()?;
         let read = self.model.read().chain(self.more.read()).chain(args::arrays(&self.inputs.inputs));
         args::outputs(self.html.as_deref().map(|path| ("--html", path)), read)?;
         let given = args::given("--input", &self.inputs.inputs)?;

@@ -177,8 +177,13 @@ fn fastest(options: &Options, (plan, constants): &Compiled, inputs: &[Vec<Tensor
     let mut sum = 0.0;
     for (program, inputs) in inputs.iter().enumerate() {
         exec.select(program)?;
+        // A cache that grows has room for some runs alone.
+        let grows = plan.programs[program].state.iter().any(|state| state.count.is_some());
         let mut best = f64::INFINITY;
         for _ in 0..RUNS {
+            if grows {
+                exec.reset_state()?;
+            }
             exec.write(inputs)?;
             best = best.min(exec.time()?.as_secs_f64() * 1e3);
         }

@@ -278,3 +278,25 @@ fn plan_advises_trainings() {
     let text = ok(&[&["plan"], TRAIN, &limit]);
     assert!(text.contains("fits:") && text.contains("--accumulate 2"), "{text}");
 }
+
+/// The programs of a decoder are those of any command; where one graph is wanted, its own is named.
+#[test]
+fn folders_of_decoders_are_taken() {
+    let (folder, graph) = ("graphs/decoder", "graphs/decoder/model.onnxtxt");
+    assert_eq!(ok(&[&["inspect", folder]]), ok(&[&["inspect", graph]]));
+    let planned = ok_json(&[&["plan", folder, "--threads", "2"]]);
+    let steps = |program: usize| planned["programs"][program]["steps"].as_array().map(Vec::len);
+    for (number, name) in ["decode", "prefill"].into_iter().enumerate() {
+        let flags = ["--program", name, "--steps", "--context", "60", "--set", "prefill=4", "--threads", "2"];
+        let timed = ok_json(&[BENCH, &[folder], &flags]);
+        assert_eq!(timed["steps"].as_array().map(Vec::len), steps(number), "{name}");
+        let text = ok(&[&["emit", folder, "dot", "--program", name]]);
+        assert_eq!(text.matches("digraph").count(), 1, "{name}");
+    }
+    let compared = ok_json(&[&["compare", folder, "--backend", "cpu", "--iters", "1"]]);
+    let names: Vec<_> = compared["programs"].as_array().expect("programs").iter().map(|p| p["model"].clone()).collect();
+    assert_eq!(names, ["decode", "prefill"]);
+    ok(&[&["compare", folder, "--across", "cpu,reference"]]);
+    fails(1, &[&["emit", folder, "onnxtxt"]], &["onnxtxt: a file has one graph", folder]);
+    fails(1, &[BENCH, &["--train", folder, "--loss", "mse", "--batch", "1"]], &["one graph", graph]);
+}
