@@ -637,9 +637,15 @@ pub fn advise(case: &Case, limit: Option<u64>) -> Result<Advice> {
             Some((bytes, fits))
         }));
     }
-    let (program, graph) = fullest(&planned);
-    let peak = peak(program, Some(graph));
-    Ok(Advice { answer, file_order_bytes: in_the_files_order(plan), peak, remedies })
+    Ok(Advice::of(&planned, answer, remedies))
+}
+
+impl Advice {
+    fn of(planned: &Planned, answer: Option<Answer>, remedies: Vec<Remedy>) -> Advice {
+        let (program, graph) = fullest(planned);
+        let peak = peak(program, Some(graph));
+        Advice { answer, file_order_bytes: in_the_files_order(&planned.plan), peak, remedies }
+    }
 }
 
 /// The program that needs the most arena, and its graph.
@@ -682,6 +688,8 @@ pub struct Trained {
     pub target: Target,
     /// How the graphs are prepared before they are planned.
     pub recipe: Recipe,
+    /// Runs at once.
+    pub runs: u32,
 }
 
 impl Trained {
@@ -691,25 +699,47 @@ impl Trained {
     /// Those of [`train::programs_of_file`].
     pub fn job(&self) -> Result<Job> {
         let programs = train::programs_of_file(self.model.clone(), self.dims.clone(), self.batch, &self.training)?;
-        Ok(Job { recipe: self.recipe, ..Job::new(programs.named(), &self.target) })
+        Ok(Job { recipe: self.recipe, runs: self.runs, ..Job::new(programs.named(), &self.target) })
     }
 
     /// The bytes that it needs if it is planned under a limit. They exceed the limit if it does not fit. `None` if that is known without a
     /// plan.
-    fn bytes(&self, limit: u64) -> Result<Option<u64>> {
+    fn bytes(&self, limit: Option<u64>) -> Result<Option<u64>> {
         let silent = tracing::subscriber::NoSubscriber::default();
         tracing::subscriber::with_default(silent, || {
             let job = self.job()?;
             let mut planner = Planner::new(&job)?;
-            if planner.bound()?.bytes > limit {
+            if limit.map_or(Ok(false), |limit| Ok::<_, Error>(planner.bound()?.bytes > limit))? {
                 return Ok(None);
             }
-            match planner.within(Some(limit)) {
+            match planner.within(limit) {
                 Ok(planned) => Ok(Some(planned.plan.bytes())),
                 Err(Error::Fit { needed, .. }) => Ok(Some(needed)),
                 Err(error) => Err(error),
             }
         })
+    }
+
+    /// The remedies that were planned under this limit. The first is to compute again what the plan of the fewest bytes does.
+    fn remedies(&self, whole: &Point, least: &Point, limit: Option<u64>) -> Vec<Remedy> {
+        let mut remedies = Vec::new();
+        if least.planned_bytes < whole.planned_bytes {
+            let bytes = least.planned_bytes;
+            let change = format!(
+                "--memory-limit {bytes}: {:.1} % more operations, {:.1} % without a limit",
+                100.0 * least.recompute.share(),
+                100.0 * whole.recompute.share()
+            );
+            remedies.push(Remedy { name: "recomputation", change, bytes: Taken::Bytes(bytes) });
+        }
+        for way in TRAINING_REMEDIES {
+            remedies.extend(way.planned((way.changes)(self), |changed| {
+                let bytes = Taken::new(changed.bytes(limit).transpose()?);
+                let fits = limit.is_none_or(|limit| bytes.within(limit).is_some());
+                Some((bytes, fits))
+            }));
+        }
+        remedies
     }
 }
 
@@ -788,22 +818,6 @@ pub fn refusal(case: &Trained, limit: u64) -> Result<Option<Refusal>> {
     let point = |planned: Planned| Point::of(&planned.plan, case.training.accumulate);
     let whole = point(planner.within(None)?);
     let least = point(planner.within(Some(needed_bytes))?);
-    let again = format!(
-        "--memory-limit {needed_bytes}: {:.1} % more operations, {:.1} % without a limit",
-        100.0 * least.recompute.share(),
-        100.0 * whole.recompute.share()
-    );
-    let mut remedies = Vec::new();
-    if least.planned_bytes < whole.planned_bytes {
-        remedies.push(Remedy { name: "recomputation", change: again, bytes: Taken::Bytes(least.planned_bytes) });
-    }
-    for way in TRAINING_REMEDIES {
-        remedies.extend(way.planned((way.changes)(case), |changed| {
-            let bytes = Taken::new(changed.bytes(limit).transpose()?);
-            let fits = bytes.within(limit).is_some();
-            Some((bytes, fits))
-        }));
-    }
     Ok(Some(Refusal {
         limit_bytes: limit,
         needed_bytes,
@@ -811,6 +825,27 @@ pub fn refusal(case: &Trained, limit: u64) -> Result<Option<Refusal>> {
         bound: planner.bound()?,
         whole_bytes: whole.planned_bytes,
         recompute: least.recompute,
-        remedies,
+        remedies: case.remedies(&whole, &least, Some(limit)),
     }))
+}
+
+/// Plans a training and every remedy for it.
+///
+/// # Errors
+/// The training cannot be planned, or does not fit.
+pub fn advise_training(case: &Trained, limit: Option<u64>) -> Result<Advice> {
+    let job = case.job()?;
+    let mut planner = Planner::new(&job)?;
+    let planned = planner.within(limit)?;
+    let point = |planned: &Planned| Point::of(&planned.plan, case.training.accumulate);
+    // The bytes that one run lacks come first, then those of all runs at once.
+    let mut most = 0;
+    let least = loop {
+        match planner.within(Some(most)) {
+            Err(Error::Fit { needed, .. }) if needed > most => most = needed,
+            planned => break planned?,
+        }
+    };
+    let remedies = case.remedies(&point(&planned), &point(&least), limit);
+    Ok(Advice::of(&planned, limit.map(|limit| Answer::of(&planned.plan, limit)), remedies))
 }

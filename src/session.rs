@@ -135,11 +135,12 @@ impl Options {
         self.dims.iter().map(|(name, extent)| Some((name.clone(), extent.fixed()?))).collect()
     }
 
-    /// A model's file as these options shape its graph, and its dims.
-    fn shape(&self, path: &Path) -> Result<(onnx::Model, Vec<(String, Extent)>)> {
+    /// A model's file as these options shape its graph, and its dims. One of several programs may have one half of a state's pair.
+    fn shape(&self, path: &Path, several: bool) -> Result<(onnx::Model, Vec<(String, Extent)>)> {
         let model = onnx::load_weighed(path, self.weights.as_deref())?;
         let model = if self.training { model.with_training()? } else { model };
-        let model = model.with_state(&self.state).with_given(self.given.iter().map(String::as_str))?;
+        let model = if several { model.with_shared_state(&self.state).0 } else { model.with_state(&self.state) };
+        let model = model.with_given(self.given.iter().map(String::as_str))?;
         let model = model.with_outputs(&self.outputs).with_values(self.values.clone());
         model.grow(self.dims.clone())
     }
@@ -363,7 +364,7 @@ impl Session {
     /// When the file is not a graph, the plan exceeds the limit, or the device is not there.
     pub fn from_path(path: impl AsRef<Path>, options: &Options) -> Result<Session> {
         let path = path.as_ref();
-        let (model, dims) = options.shape(path)?;
+        let (model, dims) = options.shape(path, false)?;
         let device = open(options)?;
         let job = options.job([("", Graphs::Range(source(model), dims))], &device);
         Session::new(job, device, &|_, _| {}).map_err(|e| e.in_file(path))

@@ -1,7 +1,6 @@
 //! Arguments that commands share: the model, its inputs, the device. Also the parsers of flags.
 
 use super::Failure;
-use super::subject::Subject;
 use crate::advise::{Answer, Case, advise};
 use crate::decoder;
 use crate::dtype::DType;
@@ -9,10 +8,10 @@ use crate::error::{Error, Result, ensure};
 use crate::file::fnv;
 use crate::graph::Graph;
 use crate::pass::Quantize;
-use crate::plan::{Limits, Plan, Prefer, Program, Recipe};
+use crate::plan::{Plan, Prefer, Program, Recipe};
 use crate::random::splitmix;
 use crate::report::{Table, human};
-use crate::session::{self, Choice, Options, Saved, Session};
+use crate::session::{self, Choice, Options};
 use crate::shape::{Extent, Shape};
 use crate::target::{Family, Libraries, PRESETS, Preset, Target};
 use crate::tensor::Tensor;
@@ -26,7 +25,7 @@ use std::time::Duration;
 
 #[derive(Args, Clone)]
 pub(super) struct Model {
-    /// The graph: an .onnx or .onnxtxt file. `plan`, `max-batch` and `run` also take a folder with a decoder: a genai_config.json and its graph.
+    /// The graph: an .onnx or .onnxtxt file. Or a folder with a decoder: a genai_config.json and its graph.
     pub(super) model: PathBuf,
     /// Take the elements of initializers from this safetensors file, by their names. It stays mapped.
     #[arg(long, value_name = "FILE")]
@@ -35,7 +34,7 @@ pub(super) struct Model {
     /// given sets the dims of its shape, too. A dim may be a sum of other dims and numbers: total=past+sequence. LOOP.trips=N bounds the iterations of a Loop of which the run decides how often it runs.
     #[arg(long, value_name = "DIM=N", value_parser = bound)]
     pub(super) set: Vec<(String, Bound)>,
-    /// For `plan`, `max-batch` and `run` of a folder with a decoder, as onnxruntime-genai has it (genai_config.json): plan room in its caches for N tokens, the prompt among them.
+    /// Of a folder with a decoder, as onnxruntime-genai has it (genai_config.json): plan room in its caches for N tokens, the prompt among them.
     /// Default: as many as the model was made for. --set prefill=N is the number of tokens of a prompt that are taken at a time.
     #[arg(long, value_name = "N")]
     pub(super) context: Option<usize>,
@@ -58,9 +57,9 @@ pub(super) struct Model {
     /// Compute this output alone; give it several times for several. What only other outputs need is not computed, except updates of states.
     #[arg(long = "output", value_name = "NAME")]
     pub(super) outputs: Vec<String>,
-    /// The model's file of a saved plan, which is then in the place of the graph; no flag of its own, but one of the commands that run plans.
+    /// The models' files of a saved plan, which is then in the place of the graph; no flag of its own, but one of the commands that run plans.
     #[arg(skip)]
-    pub(super) of: Option<PathBuf>,
+    pub(super) of: Vec<PathBuf>,
     /// Runs at once; no flag of its own, but one of the commands that have a use for it.
     #[arg(skip = 1u32)]
     pub(super) forks: u32,
@@ -239,11 +238,6 @@ impl Model {
         Recipe { f16, fuse: !self.no_fuse, chunks: self.chunks as usize, quantize, int8_caches, prefer }
     }
 
-    /// The limits of the plan, from the flags.
-    pub(super) fn limits(&self) -> Limits {
-        Limits { memory: self.memory_limit }
-    }
-
     /// The target of this name, as the flags change it.
     ///
     /// # Errors
@@ -259,6 +253,22 @@ impl Model {
         }
         target.allow_tf32 |= self.allow_tf32;
         Ok(target)
+    }
+
+    /// The options that made a plan, for its origin: the dims that flags set, and behind them those that inputs set, which are not bound anew by
+    /// other inputs.
+    pub(super) fn origin(&self, set: &[(String, Extent)], all: &[(String, Extent)]) -> Result<Options> {
+        let is_set = |(name, _): &&(String, Extent)| set.iter().any(|(other, _)| other == name);
+        let given = all.iter().filter(|dim| !is_set(dim));
+        let dims = set.iter().chain(given).cloned().collect();
+        Ok(Options { dims, ..self.options(&On { backend: Backend::Auto, device: None })? })
+    }
+
+    /// These flags as options of a plan's program shape its graph.
+    pub(super) fn shaped(&self, options: &Options) -> Model {
+        let Options { dims, state, training, outputs, .. } = options.clone();
+        let set = dims.into_iter().map(|(name, extent)| (name, Bound::Extent(extent))).collect();
+        Model { set, context: None, shapes: Vec::new(), state, training, outputs, ..self.clone() }
     }
 
     /// The dims that flags set.
@@ -293,18 +303,6 @@ impl Model {
     /// True if the model is a folder with a decoder.
     pub(super) fn is_folder(&self) -> bool {
         decoder::Files::are_in(&self.model)
-    }
-
-    /// Refuses a folder.
-    pub(super) fn refuse_folder(&self) -> Result<()> {
-        match self.is_folder() {
-            true => {
-                let what = "expected a graph, found a folder, which `plan`, `max-batch` and `run` take";
-                let graph = decoder::Files::read(&self.model)?.path();
-                Err(Error::usage(format!("{what}; its graph: {}", graph.display())).in_file(&self.model))
-            }
-            false => Ok(()),
-        }
     }
 
     /// The decoder, if the model is a folder.
@@ -405,17 +403,21 @@ impl Model {
 
     /// The file as it is, with the elements of `--weights`.
     pub(super) fn file(&self) -> Result<onnx::Model> {
+        if self.is_folder() {
+            let graph = decoder::Files::read(&self.model)?.path();
+            let what = "expected one graph, as is trained and written, found the folder of a decoder";
+            return Err(Error::usage(format!("{what}; its graph: {}", graph.display())).in_file(&self.model));
+        }
         onnx::load_weighed(&self.model, self.weights.as_deref())
     }
 
     /// Loads as [`load`](Self::load) does, with dims that may have ranges.
     pub(super) fn load_range(&self, given: &[Given]) -> Result<(onnx::Model, Vec<(String, Extent)>)> {
-        if self.model.extension().is_some_and(|end| end == "json") && self.of.is_none() {
+        if self.model.extension().is_some_and(|end| end == "json") {
             let what =
                 "it is no model; `run` and `bench` run a saved plan, if --model gives the model that it was made of";
             return Err(Error::usage(what.into()).in_file(&self.model));
         }
-        self.refuse_folder()?;
         let model = self.file()?;
         let model = if self.training { model.with_training()? } else { model };
         if model.offers_training() {
@@ -495,12 +497,6 @@ impl Model {
         }
     }
 
-    /// The graph, with named dims bound by `--set` and by the shapes of the inputs that are given.
-    pub(super) fn graph(&self, given: &[Given]) -> Result<Graph> {
-        let (model, dims) = self.load(given)?;
-        self.import(&model, &dims, given)
-    }
-
     /// The answer for a plan that fits the limit, if there is one.
     pub(super) fn answer(&self, plan: &Plan) -> Option<Answer> {
         self.memory_limit.map(|limit| Answer::of(plan, limit))
@@ -512,44 +508,13 @@ impl Model {
     }
 }
 
-impl Model {
-    /// Loads a saved plan, with the weights of the model that it was made of.
-    pub(super) fn of_plan(&self, of: &Path, on: &On, given: &[Given]) -> Result<(Session, Subject)> {
-        let saved = Saved::read(&self.model, of)?;
-        let options = saved.options(&self.options(on)?)?;
-        if let Some(name) = options.given.iter().find(|name| !given.iter().any(|given| given.name == **name)) {
-            let what = format!("the plan is for runs that give input '{name}': expected --input {name}=VALUE");
-            return Err(Error::usage(what).in_file(&self.model));
-        }
-        let Options { dims, state, training, outputs, .. } = options.clone();
-        let set = dims.into_iter().map(|(name, extent)| (name, Bound::Extent(extent))).collect();
-        let own = Model {
-            model: of.to_owned(),
-            set,
-            context: None,
-            shapes: Vec::new(),
-            state,
-            training,
-            outputs,
-            ..self.clone()
-        };
-        let (model, dims) = own.load(given)?;
-        let graph = own.import(&model, &dims, given)?;
-        let device = session::open(&options)?;
-        tracing::info!("backend: {}", device.name);
-        let session = loading(|report| saved.load(graph, device, &options, report));
-        let dims = dims.into_iter().map(|(name, extent)| (name, extent.into())).collect();
-        Ok((session?, Subject::new(vec![of.to_owned()], dims).by(&self.model)))
-    }
-}
-
 #[derive(Args)]
 pub(super) struct Planned {
-    /// Run a saved plan, which is given in place of the graph: FILE is the model that it was made of. The plan is checked, and must be of a
-    /// file with this content. Dims, states and outputs are the plan's; weights of another file, and inputs that shape the computation, are
-    /// given again.
+    /// Run a saved plan, which is given in place of the graph: FILE is the model that it was made of. A plan of several programs takes the file of
+    /// each, in their order, or one of all. The plan is checked, and must be of files with this content. Dims, states and outputs are the
+    /// plan's; weights of another file, and inputs that shape the computation, are given again.
     #[arg(id = "of", long = "model", value_name = "FILE")]
-    pub(super) of: Option<PathBuf>,
+    pub(super) of: Vec<PathBuf>,
 }
 
 /// True if a dim has a range.

@@ -2,7 +2,7 @@
 
 use super::args::{self, Given, Inputs, Measured, Model, On, Planned};
 use super::method::Trained;
-use super::programs::More;
+use super::programs::{More, label};
 use super::subject::Subject;
 use super::{Failure, line};
 use crate::backend::Usage;
@@ -130,27 +130,39 @@ pub(super) struct Bench {
     /// Time N runs at once, in a thread each, beside one run at a time. They share the constants; each has --threads threads of its own.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=i64::from(plan::MOST_RUNS)))]
     forks: u32,
-    /// Extents to run at, one after another, for a dim that --set gives a range.
+    /// Extents to run at, one after another, for a dim that --set gives a range. With --train, batches, or extents of another dim: the trainings are
+    /// planned together, and share the weights.
     #[arg(long, value_name = "DIM=N,N,..", value_parser = args::extents)]
     at: Vec<(String, Vec<usize>)>,
 }
 
 impl Bench {
     pub(super) fn run(&self, json: bool) -> Result<String, Failure> {
-        self.model.refuse_folder()?;
         let read = self.model.read().chain(self.more.read()).chain(args::arrays(&self.inputs.inputs));
         args::outputs(self.html.as_deref().map(|path| ("--html", path)), read)?;
         let given = args::given("--input", &self.inputs.inputs)?;
-        if self.trained.method.is_some() {
-            return self.run_training(&given, json);
+        let is_training = self.trained.method.is_some();
+        if is_training && !self.planned.of.is_empty() {
+            let what = "--model: a saved plan of a training does not say how it trains, so --train plans it anew";
+            return Err(Error::usage(what.into()).into());
+        }
+        if self.forks > 1 && !self.at.is_empty() {
+            return Err(Error::usage("--at: extents are timed one run at a time: expected no --forks".into()).into());
         }
         let model = Model { forks: self.forks, of: self.planned.of.clone(), ..self.model.clone() };
-        let (session, subject) = self.more.session(&model, &self.on, &self.measured, &given, json)?;
+        let mut more = self.more.or_training(self.trained.method.clone());
+        if is_training {
+            more.at = self.bindings("");
+        }
+        let (session, subject) = more.session(&model, &self.on, &self.measured, &given, json)?;
         if !self.at.is_empty() {
             return self.run_range(&session, &subject, &given, json);
         }
         if self.forks > 1 {
             return self.run_forks(session, &subject, &given, json);
+        }
+        if is_training {
+            return self.run_training(&session, &subject, &given, json);
         }
         let (plan, inputs) = self.more.select(&session, &self.program, given, self.inputs.seed)?;
         let loaded = session.usage();
@@ -379,15 +391,36 @@ impl Bench {
 
 /// What a run of the benchmark does on a session, one program after another: one program, or the parts of an update.
 struct Lane<'a> {
-    parts: Vec<(SessionProgram<'a>, Vec<(String, usize)>, Vec<Tensor>)>,
+    parts: Vec<Part<'a>>,
+}
+
+/// A binding of a program, its inputs and its plan.
+struct Part<'a> {
+    program: SessionProgram<'a>,
+    binding: Vec<(String, usize)>,
+    inputs: Vec<Tensor>,
+    plan: Plan,
+}
+
+impl Part<'_> {
+    fn run(&self) -> Result<()> {
+        self.program.selected(&self.binding, |exec| exec.run(&self.inputs))??;
+        Ok(())
+    }
+
+    /// True if a given input is one of its own, of its shape.
+    fn takes(&self, given: &Given) -> bool {
+        takes(&self.plan.programs[0], given)
+    }
+}
+
+fn takes(program: &plan::Program, given: &Given) -> bool {
+    program.inputs.iter().any(|port| port.name == given.name && port.shape == *given.tensor.shape())
 }
 
 impl Lane<'_> {
     fn run(&self) -> Result<()> {
-        self.parts.iter().try_for_each(|(program, binding, inputs)| {
-            program.selected(binding, |exec| exec.run(inputs))??;
-            Ok(())
-        })
+        self.parts.iter().try_for_each(Part::run)
     }
 }
 
@@ -405,18 +438,14 @@ fn numbered(timed: Vec<(String, View, Vec<TimedStep>)>) -> Vec<TimedStep> {
 
 impl Bench {
     /// Times the updates of a training.
-    fn run_training(&self, given: &[Given], json: bool) -> Result<String, Failure> {
-        let flags = [("--at", !self.at.is_empty()), ("--model", self.planned.of.is_some())];
-        if let Some((flag, _)) = flags.into_iter().find(|(_, given)| *given) {
-            return Err(Error::usage(format!("{flag}: --train has no use for it: a training has one batch")).into());
-        }
-        let more = self.more.or_training(self.trained.method.clone());
-        let model = Model { forks: self.forks, ..self.model.clone() };
-        let (session, subject) = more.session(&model, &self.on, &self.measured, given, json)?;
-        if self.forks > 1 {
-            return self.run_forks(session, &subject, given, json);
-        }
-        let lane = self.lane(&session, given)?;
+    fn run_training(
+        &self,
+        session: &Session,
+        subject: &Subject,
+        given: &[Given],
+        json: bool,
+    ) -> Result<String, Failure> {
+        let lane = self.lane(session, given)?;
         let loaded = session.usage();
         let mut times = Vec::new();
         let done = self.rounds_of("updates", |counts| {
@@ -428,7 +457,7 @@ impl Bench {
         let times = Times::new(times);
         let (usage, plan) = (session.usage(), session.plan());
         let timed = self.steps_of(&lane)?;
-        self.draw(&subject, timed.iter().cloned(), &session)?;
+        self.draw(subject, timed.iter().cloned(), session)?;
         let steps = self.steps.then(|| numbered(timed));
         let (per_second, allocations) = (1e3 / times.median, usage.allocations - loaded.allocations);
         if json {
@@ -469,15 +498,15 @@ impl Bench {
     }
 
     /// The steps of a lane's programs with their times, if a flag asks for them.
-    fn steps_of<'a>(&self, lane: &Lane<'a>) -> Result<Vec<(String, View<'a>, Vec<TimedStep>)>> {
+    fn steps_of<'a>(&self, lane: &'a Lane) -> Result<Vec<(String, View<'a>, Vec<TimedStep>)>> {
         if !self.steps && self.html.is_none() {
             return Ok(Vec::new());
         }
-        let profiled = |(program, binding, inputs): &(SessionProgram<'a>, Vec<(String, usize)>, Vec<Tensor>)| {
+        let profiled = |Part { program, binding, inputs, plan }: &'a Part| {
             let profile = |exec: &mut Exec| Ok::<_, Error>((exec.profile(inputs, self.rounds())?, exec.notes()));
             let (times, notes) = program.selected(binding, profile)??;
-            let plan = program.plan();
-            Ok((plan.name.clone(), plan, TimedStep::of(plan, &times, &notes)))
+            let name = if binding.is_empty() { plan.programs[0].name.clone() } else { label(binding) };
+            Ok((name, plan.first(), TimedStep::of(plan.first(), &times, &notes)))
         };
         lane.parts.iter().map(profiled).collect()
     }
@@ -490,6 +519,27 @@ impl Bench {
 
     /// What a run does: the parts of an update of a training, or the last of the programs that are asked for, behind one run of the others.
     fn lane<'s>(&self, session: &'s Session, given: &[Given]) -> Result<Lane<'s>> {
+        let names = match (&self.program[..], &self.trained.method) {
+            ([], None) => vec![session.plan().programs[0].name.clone()],
+            _ => self.names(),
+        };
+        let ready = |name: &String| {
+            let program = session.program(name)?;
+            let (binding, inputs) = self.more.ready(&program, given, self.inputs.seed)?;
+            let plan = program.selected(&binding, |exec| exec.plan().alone())?;
+            Ok(Part { program, binding, inputs, plan })
+        };
+        let mut all = names.iter().map(ready).collect::<Result<Vec<_>>>()?;
+        if self.trained.method.is_none() || !self.program.is_empty() {
+            let last = all.pop().expect("there is one");
+            Lane { parts: std::mem::take(&mut all) }.run()?;
+            all.push(last);
+        }
+        Ok(Lane { parts: all })
+    }
+
+    /// The programs that are asked for, or else the parts of an update of a training.
+    fn names(&self) -> Vec<String> {
         let parts = self.trained.method.as_ref().map_or(0, |method| method.accumulate as usize);
         let part = |part| match part {
             _ if parts == 1 => "step",
@@ -497,74 +547,73 @@ impl Bench {
             part if part + 1 == parts => "last",
             _ => "next",
         };
-        let first = session.plan().programs[0].name.clone();
-        let names: Vec<String> = match (&self.program[..], parts) {
-            ([], 0) => vec![first],
-            ([], parts) => (0..parts).map(|at| part(at).to_owned()).collect(),
-            (names, _) => names.to_vec(),
-        };
-        let ready = |name: &String| {
-            let program = session.program(name)?;
-            let (binding, inputs) = self.more.ready(&program, given, self.inputs.seed)?;
-            Ok((program, binding, inputs))
-        };
-        let mut all = names.iter().map(ready).collect::<Result<Vec<_>>>()?;
-        if parts == 0 || !self.program.is_empty() {
-            let last = all.pop().expect("there is one");
-            Lane { parts: std::mem::take(&mut all) }.run()?;
-            all.push(last);
+        if !self.program.is_empty() {
+            return self.program.clone();
         }
-        Ok(Lane { parts: all })
+        (0..parts).map(|at| part(at).to_owned()).collect()
+    }
+
+    /// The extents of --at, turn by turn. A dim may be said to be this program's.
+    fn bindings(&self, program: &str) -> Vec<Vec<(String, usize)>> {
+        let turns = self.at.iter().map(|(_, extents)| extents.len()).max().unwrap_or(0);
+        let extent = |turn: usize, (dim, extents): &(String, Vec<usize>)| {
+            let own = dim.split_once(':').filter(|(of, _)| *of == program).map_or(&dim[..], |(_, dim)| dim);
+            (own.to_owned(), extents[turn % extents.len()])
+        };
+        (0..turns).map(|turn| self.at.iter().map(|dim| extent(turn, dim)).collect()).collect()
+    }
+
+    /// What is timed at each of the extents: a binding of a range, or the parts of an update of a training that was planned for them.
+    fn turns<'s>(&self, session: &'s Session, given: &[Given]) -> Result<Vec<At<'s>>> {
+        // What is given has one shape. Inputs of another shape are random ones.
+        let part = |program: SessionProgram<'s>, binding: Vec<(String, usize)>| {
+            let plan = program.selected(&binding, |exec| exec.plan().alone())?;
+            let suits = given.iter().filter(|given| takes(&plan.programs[0], given)).cloned().collect();
+            let inputs = args::fill(&plan.programs[0], suits, self.inputs.seed)?;
+            Ok::<_, Error>(Part { program, binding, inputs, plan })
+        };
+        if self.trained.method.is_some() {
+            let turn = |binding: Vec<(String, usize)>| {
+                let named = |name: &String| session.program(&format!("{} {name}", label(&binding)));
+                let parts = self.names().iter().map(|name| part(named(name)?, Vec::new())).collect::<Result<_>>()?;
+                Ok(At { lane: Lane { parts }, binding, times: Vec::new() })
+            };
+            return self.bindings("").into_iter().map(turn).collect();
+        }
+        let program = match &self.program[..] {
+            [] => session.programs().next().expect("a plan has a program"),
+            [name] => session.program(name)?,
+            _ => return Err(Error::usage("--program: expected one program with --at".into())),
+        };
+        let turn = |binding: Vec<(String, usize)>| {
+            let lane = Lane { parts: vec![part(program, binding.clone())?] };
+            Ok(At { lane, binding, times: Vec::new() })
+        };
+        self.bindings(&program.plan().program.name).into_iter().map(turn).collect()
     }
 }
 
-/// A binding, its inputs and its plan, and the times of its runs.
-struct At {
+/// Extents, what is timed at them, and the times of its runs.
+struct At<'a> {
     binding: Vec<(String, usize)>,
-    inputs: Vec<Tensor>,
-    plan: Plan,
+    lane: Lane<'a>,
     times: Vec<Duration>,
 }
 
 impl Bench {
-    /// Times bindings of a range, which run one after another.
+    /// Times what runs at each of the extents, one after another.
     fn run_range(&self, session: &Session, subject: &Subject, given: &[Given], json: bool) -> Result<String, Failure> {
-        let program = match &self.program[..] {
-            [] => session.programs().next().expect("a plan has a program"),
-            [name] => session.program(name)?,
-            _ => return Err(Error::usage("--program: expected one program with --at".into()).into()),
-        };
-        let name = program.plan().program.name.clone();
-        let turns = self.at.iter().map(|(_, extents)| extents.len()).max().unwrap_or(0);
-        let mut list = Vec::with_capacity(turns);
-        for turn in 0..turns {
-            let extent = |(dim, extents): &(String, Vec<usize>)| {
-                let own = dim.split_once(':').filter(|(of, _)| *of == name).map_or(&dim[..], |(_, dim)| dim);
-                (own.to_owned(), extents[turn % extents.len()])
-            };
-            let binding: Vec<_> = self.at.iter().map(extent).collect();
-            let plan = program.selected(&binding, |exec| exec.plan().alone())?;
-            let own = &plan.programs[0];
-            // What is given has one shape. Inputs of another shape are random ones.
-            let suits = |given: &&Given| {
-                own.inputs.iter().any(|port| port.name == given.name && port.shape == *given.tensor.shape())
-            };
-            let inputs = args::fill(own, given.iter().filter(suits).cloned().collect(), self.inputs.seed)?;
-            list.push(At { binding, inputs, plan, times: Vec::new() });
-        }
-        let suits = |given: &Given| {
-            let mut ports = list.iter().flat_map(|at| &at.plan.programs[0].inputs);
-            ports.any(|port| port.name == given.name && port.shape == *given.tensor.shape())
-        };
+        let mut list = self.turns(session, given)?;
+        let suits = |given: &Given| list.iter().flat_map(|at| &at.lane.parts).any(|part| part.takes(given));
         if let Some(Given { name, tensor, .. }) = given.iter().find(|given| !suits(given)) {
             let what = format!("--input {name}: no extent of --at has its shape, {}", tensor.shape());
             return Err(Error::usage(what).into());
         }
         let loaded = session.usage();
         let done = self.rounds_of("runs", |counts| {
-            for At { binding, inputs, times, .. } in &mut list {
+            for At { lane, times, .. } in &mut list {
                 let start = Instant::now();
-                program.selected(binding, |exec| exec.run(inputs))??;
+                lane.run()?;
                 times.extend(counts.then_some(start.elapsed()));
             }
             Ok(())
@@ -574,9 +623,9 @@ impl Bench {
         let allocations = usage.allocations - loaded.allocations;
         let grown = of(usage.bytes, loaded.bytes)
             + usage.overhead.zip(loaded.overhead).map_or(0, |(after, before)| of(after, before));
-        let runs = (u64::from(self.warmup) + done) * turns as u64;
-        let timed = self.steps_of_bindings(program, &list)?;
-        self.draw(subject, timed.iter().cloned(), session)?;
+        let runs = (u64::from(self.warmup) + done) * list.len() as u64;
+        let timed = list.iter().map(|at| self.steps_of(&at.lane)).collect::<Result<Vec<_>>>()?;
+        self.draw(subject, timed.iter().flatten().cloned(), session)?;
         let list = list.iter().map(|at| (at.binding.clone(), Times::new(at.times.clone())));
         if json {
             let one = |(binding, times): (Vec<(String, usize)>, Times)| {
@@ -585,8 +634,8 @@ impl Bench {
                 json!({"binding": binding, "median_ms": median, "min_ms": min, "max_ms": max, "p90_ms": p90, "p99_ms": p99})
             };
             let mut bindings: Vec<_> = list.map(one).collect();
-            for (binding, (.., steps)) in bindings.iter_mut().zip(&timed).filter(|_| self.steps) {
-                binding["steps"] = json!(steps);
+            for (binding, timed) in bindings.iter_mut().zip(timed).filter(|_| self.steps) {
+                binding["steps"] = json!(numbered(timed));
             }
             let mut value = json!({
                 "model": plan.programs[0].graph_name(),
@@ -605,8 +654,7 @@ impl Bench {
         let mut table = Table::new("<>");
         table.row(Times::heading(&format!("{} at", count(done, "run"))));
         for (binding, times) in list {
-            let binding: Vec<_> = binding.iter().map(|(dim, extent)| format!("{dim}={extent}")).collect();
-            table.row(times.row(&binding.join(" ")));
+            table.row(times.row(&label(&binding)));
         }
         let before = loaded.allocations;
         let head = format!(
@@ -615,28 +663,10 @@ impl Bench {
             session.device(),
             count(runs, "run")
         );
-        let tables = timed.iter().filter(|_| self.steps);
+        let tables = timed.iter().flatten().filter(|_| self.steps);
         let steps: String =
             tables.map(|(name, _, steps)| format!("{name}\n{}\n", report::timed_steps(steps))).collect();
         Ok(head + &steps + &report::memory(plan.first(), Some(usage)) + &report::overhead(&session.overhead()))
-    }
-
-    /// The steps of each binding with their times, if a flag asks for them.
-    fn steps_of_bindings<'a>(
-        &self,
-        program: SessionProgram,
-        list: &'a [At],
-    ) -> Result<Vec<(String, View<'a>, Vec<TimedStep>)>> {
-        if !self.steps && self.html.is_none() {
-            return Ok(Vec::new());
-        }
-        let profiled = |At { binding, inputs, plan, .. }: &'a At| {
-            let profile = |exec: &mut Exec| Ok::<_, Error>((exec.profile(inputs, self.rounds())?, exec.notes()));
-            let (times, notes) = program.selected(binding, profile)??;
-            let name: Vec<_> = binding.iter().map(|(dim, extent)| format!("{dim}={extent}")).collect();
-            Ok((name.join(" "), plan.first(), TimedStep::of(plan.first(), &times, &notes)))
-        };
-        list.iter().map(profiled).collect()
     }
 }
 

@@ -165,7 +165,6 @@ impl Quantized {
 
 impl Compare {
     pub(super) fn run(&self, json: bool) -> Result<String, Failure> {
-        self.model.refuse_folder()?;
         let read = self.model.read().chain(self.more.read()).chain(args::arrays(&self.inputs.inputs));
         args::outputs(self.html.as_deref().map(|path| ("--html", path)), read)?;
         if let Some(ways) = &self.across {

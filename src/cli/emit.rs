@@ -3,14 +3,14 @@
 use super::args::{self, Model};
 use super::line;
 use super::method::Trained;
-use crate::error::{Error, Result};
+use super::programs::{More, of_training};
+use crate::error::{Error, Result, ensure};
 use crate::file;
-use crate::graph::Graph;
 use crate::kernel::render::{Bindings, Dialect, PRELUDE, render};
 use crate::onnx::proto::ModelProto;
 use crate::onnx::{self, text};
 use crate::pass::quantized;
-use crate::plan::KernelIdx;
+use crate::plan::{self, Dim, Graphs, Job, KernelIdx, Planner};
 use crate::report;
 use crate::target::{Family, Target};
 use clap::{Args, ValueEnum};
@@ -33,18 +33,23 @@ written
 #[derive(Args)]
 #[command(after_help = args::targets())]
 #[command(mut_arg("train", |flag| flag.requires("batch")))]
+#[command(allow_missing_positional = true)]
 pub(super) struct Emit {
     #[command(flatten)]
     model: Model,
     #[command(flatten)]
+    more: More,
+    #[command(flatten)]
     trained: Trained,
-    /// The program of a training: step and evaluate, or with --accumulate, first, next, last and evaluate. Default: step.
-    #[arg(long, value_name = "NAME", requires = "train", default_value = "step")]
-    program: String,
+    /// The program to print, of several. Default: all. Of a training: step or evaluate, or with --accumulate, first, next, last or evaluate;
+    /// by default, step.
+    #[arg(long, value_name = "NAME")]
+    program: Option<String>,
     /// The number of updates over which the learning rate falls.
     #[arg(long, value_name = "N", requires = "train", default_value_t = 1)]
     steps: u64,
-    /// The form to print. onnxtxt, onnx: the file as text or as protobuf; dot: the graph after the passes; wgsl, cuda: the kernels.
+    /// The form to print. onnxtxt, onnx: the file as text or as protobuf; dot: the graph after the passes; wgsl, cuda: the kernels. Of dims that
+    /// have ranges, it is for the largest extents.
     ///
     /// With --state, --training or --train, onnxtxt and onnx are the graph with its states: initializers that a training_info updates. Run
     /// it with --training. With --quantize, they are the graph with its weights in few bits, behind each a DequantizeLinear.
@@ -85,7 +90,7 @@ impl Emit {
         let data = self.save.as_deref().filter(|_| matches!(self.form, Form::Onnx)).map(onnx::data_file);
         let files = self.save.as_deref().map(|path| ("--save", path));
         let files = files.into_iter().chain(data.as_deref().map(|path| ("the data of --save", path)));
-        args::outputs(files, self.model.read())?;
+        args::outputs(files, self.model.read().chain(self.more.read()))?;
         let content = match self.form {
             Form::Onnxtxt => text::print(&self.proto()?).into_bytes(),
             Form::Onnx => Vec::new(),
@@ -93,7 +98,7 @@ impl Emit {
             Form::Wgsl => self.kernels(&self.target(Some(Family::Wgpu))?, Dialect::Wgsl)?.into_bytes(),
             Form::Cuda => self.kernels(&self.target(Some(Family::Cuda))?, Dialect::Cuda)?.into_bytes(),
         };
-        let (model, form) = (self.model.model.display().to_string(), self.form.name());
+        let (model, form) = (self.more.files(&self.model), self.form.name());
         if let Some(path) = &self.save {
             match self.form {
                 Form::Onnx => onnx::write(self.proto()?, path, None)?,
@@ -146,31 +151,45 @@ impl Emit {
         has_states || self.model.quantize.is_some()
     }
 
-    /// The graph of the model, or a program of its training.
-    fn graph(&self) -> Result<Graph> {
-        let Some(method) = &self.trained.method else { return self.model.graph(&[]) };
-        let mut programs: Vec<_> = method.programs(&self.model, self.steps)?.named().collect();
-        match programs.iter().position(|(name, _)| *name == self.program) {
-            Some(at) => Ok(programs.swap_remove(at).1),
-            None => {
-                let names: Vec<_> = programs.iter().map(|(name, _)| &name[..]).collect();
-                Err(Error::usage(format!("--program {}: expected one of {}", self.program, names.join(", "))))
-            }
-        }
+    /// The programs to print: all of them, or the one that is asked for. Of a training it is one.
+    fn programs(&self) -> Result<Vec<(String, Graphs)>> {
+        ensure(self.trained.method.is_none() || self.more.is_one(&self.model), || {
+            Error::usage(format!("--train: expected one model, found {}", self.more.files(&self.model)))
+        })?;
+        let mut programs = match &self.trained.method {
+            Some(method) => of_training(method.programs(&self.model, self.steps)?, &[])?,
+            None => self.more.asked(&self.model, &[])?.programs,
+        };
+        let Some(asked) = self.program.as_deref().or(self.trained.method.as_ref().map(|_| "step")) else {
+            return Ok(programs);
+        };
+        let names: Vec<_> = programs.iter().map(|(name, _)| name.clone()).collect();
+        programs.retain(|(name, _)| name == asked);
+        let names = || Error::usage(format!("--program {asked}: expected one of {}", names.join(", ")));
+        if programs.is_empty() { Err(names()) } else { Ok(programs) }
+    }
+
+    /// An error of one model names its file.
+    fn in_file(&self, error: Error) -> Error {
+        if self.more.is_one(&self.model) { error.in_file(&self.model.model) } else { error }
     }
 
     /// The file as it is, whole if it is written to another one; or its graph with states or with weights of few bits, if they are asked for.
     fn proto(&self) -> Result<ModelProto> {
+        ensure(self.more.is_one(&self.model), || {
+            let (form, found) = (self.form.name(), self.more.files(&self.model));
+            Error::usage(format!("{form}: a file has one graph: expected one model, found {found}"))
+        })?;
         if !self.is_another() {
             let model = self.model.file()?;
             return if self.save.is_some() { model.whole(model.proto.clone()) } else { Ok(model.proto) };
         }
+        let in_file = |e: Error| e.in_file(&self.model.model);
         if self.trained.method.is_some() {
-            return onnx::export(&self.graph()?).map_err(|e| e.in_file(&self.model.model));
+            return onnx::export(&self.programs()?[0].1.largest()?).map_err(in_file);
         }
         let (model, dims) = self.model.load(&[])?;
         let mut graph = self.model.import(&model, &dims, &[])?;
-        let in_file = |e: Error| e.in_file(&self.model.model);
         if let Some(quantize) = self.model.quantize {
             graph = quantized(graph, quantize).map_err(in_file)?;
         }
@@ -192,33 +211,48 @@ impl Emit {
         }
     }
 
-    /// The graph after the passes.
+    /// What is printed, as a job.
+    fn job(&self, target: &Target) -> Result<Job> {
+        let job = Job::new(self.programs()?, target).within(self.model.memory_limit);
+        Ok(Job { recipe: self.model.recipe(), ..job })
+    }
+
+    /// The graphs after the passes.
     fn dot(&self, target: &Target) -> Result<String> {
-        let graph = self.graph()?;
-        let made = self.model.recipe().graph(graph, target, &self.model.limits());
-        report::dot(&made.map_err(|e| e.in_file(&self.model.model))?)
+        let job = self.job(target)?;
+        let made = Planner::new(&job).and_then(|mut planner| planner.graphs(job.limit));
+        made.map_err(|e| self.in_file(e))?.iter().map(report::dot).collect()
     }
 
     /// The text of a plan's kernels. A library call is printed as its arguments.
     fn kernels(&self, target: &Target, dialect: Dialect) -> Result<String> {
-        let graph = self.graph()?;
-        let plan = self.model.recipe().plan(graph, target, &self.model.limits());
-        let plan = plan.map_err(|e| e.in_file(&self.model.model))?;
+        let plan = plan::plan(&self.job(target)?).map_err(|e| self.in_file(e))?.plan;
         let mut text = if dialect == Dialect::Cuda { format!("{PRELUDE}\n") } else { String::new() };
-        for (number, kernel) in KernelIdx::enumerate(&plan.programs[0].kernels) {
-            let steps = plan.programs[0].steps.iter();
-            let users: Vec<_> = steps.filter(|s| s.kernel == number).map(|s| s.name.as_str()).collect();
+        for program in &plan.programs {
             // Names come from the file: none of them may end the comment.
-            let users = users.join(", ").replace(char::is_control, " ");
-            text += &format!("// kernel {number}, {}: {users}\n", kernel.template.name());
-            if let Some(call) = kernel.schedule.call() {
-                let call = serde_json::to_string(call).expect("a call has only finite numbers and text keys");
-                text += &format!("// {call}\n\n");
-                continue;
+            let plain = |text: String| text.replace(char::is_control, " ");
+            if plan.programs.len() > 1 {
+                text += &format!("// program {}\n\n", plain(program.name.clone()));
             }
-            let source = render(kernel, target, &Bindings::distinct(kernel), dialect)?;
-            let own = source.text.replacen(PRELUDE, "", 1);
-            text += &format!("// {} invocations, {:?} workgroups\n{own}\n", source.size, source.groups);
+            if !program.dims.is_empty() {
+                let range = |Dim { name, least, most }: &Dim| plain(format!("{name}={least}..{most}"));
+                let ranges: Vec<_> = program.dims.iter().map(range).collect();
+                text += &format!("// the kernels of the largest extents of {}\n\n", ranges.join(" "));
+            }
+            for (number, kernel) in KernelIdx::enumerate(&program.kernels) {
+                let steps = program.steps.iter();
+                let users: Vec<_> = steps.filter(|s| s.kernel == number).map(|s| s.name.as_str()).collect();
+                let users = plain(users.join(", "));
+                text += &format!("// kernel {number}, {}: {users}\n", kernel.template.name());
+                if let Some(call) = kernel.schedule.call() {
+                    let call = serde_json::to_string(call).expect("a call has only finite numbers and text keys");
+                    text += &format!("// {call}\n\n");
+                    continue;
+                }
+                let source = render(kernel, target, &Bindings::distinct(kernel), dialect)?;
+                let own = source.text.replacen(PRELUDE, "", 1);
+                text += &format!("// {} invocations, {:?} workgroups\n{own}\n", source.size, source.groups);
+            }
         }
         Ok(text)
     }

@@ -114,7 +114,7 @@ const EXAMPLES: &[(&str, &[&str])] = &[
         &[
             "plimsoll tune model.onnx --set batch=8",
             "plimsoll tune model.onnx --set batch=8 --seconds 600 --more-memory",
-            "plimsoll tune model.onnx --set batch=8 --again -o tuned.json",
+            "plimsoll tune prefill.onnx decode.onnx --set batch=8 --again -o tuned.json",
         ],
     ),
     (
@@ -131,7 +131,7 @@ const EXAMPLES: &[(&str, &[&str])] = &[
         "emit",
         &[
             "plimsoll emit model.onnx onnxtxt",
-            "plimsoll emit model.onnx cuda --set batch=8",
+            "plimsoll emit prefill.onnx decode.onnx cuda --set batch=8",
             "plimsoll emit --train model.onnx onnx --loss mse --batch 8 -o step.onnx",
         ],
     ),

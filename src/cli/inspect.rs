@@ -1,6 +1,7 @@
 //! `inspect`: what is in a model's file, with nothing bound and nothing planned.
 
 use super::line;
+use crate::decoder::Files;
 use crate::error::Result;
 use crate::figures::{count, grouped, listed};
 use crate::onnx::{self, Declared, Initializer, Inspected, Role};
@@ -58,7 +59,7 @@ const COUNTS: &str =
 
 #[derive(Args)]
 pub(super) struct Inspect {
-    /// The graph: an .onnx or .onnxtxt file.
+    /// The graph: an .onnx or .onnxtxt file, or the folder of a decoder, which has one.
     model: PathBuf,
     /// List the initializers: their names, shapes and bytes, and what each is to a training.
     #[arg(long)]
@@ -67,16 +68,18 @@ pub(super) struct Inspect {
 
 impl Inspect {
     pub(super) fn run(&self, json: bool) -> Result<String> {
-        let found = onnx::load(&self.model)?.inspect(self.weights).map_err(|e| e.in_file(&self.model))?;
+        let is_folder = Files::are_in(&self.model);
+        let file = if is_folder { Files::read(&self.model)?.path() } else { self.model.clone() };
+        let found = onnx::load(&file)?.inspect(self.weights).map_err(|e| e.in_file(&file))?;
         if json {
             let mut value = json!(found);
-            value["file"] = json!(self.model);
+            value["file"] = json!(file);
             return Ok(line(&value));
         }
         let Inspected { graph, producer, ir_version, opsets, inputs, outputs, .. } = &found;
         let opsets: Vec<_> = opsets.iter().map(|(domain, version)| format!("{domain} {version}")).collect();
         let producer = if producer.is_empty() { "unknown" } else { producer };
-        let mut text = format!("{} ({graph})\n\n", self.model.display());
+        let mut text = format!("{} ({graph})\n\n", file.display());
         text += &format!("producer  {producer}\nopset     {}\nIR        {ir_version}\n", opsets.join(", "));
         for (kind, values) in [("input", inputs), ("output", outputs)] {
             let mut table = Table::new("<<<");

@@ -107,7 +107,7 @@ impl MaxBatch {
         let found = largest(&dim, limit, of_model.unwrap_or(below), &mut |extent| {
             let mut model = self.model.clone();
             model.set.push((dim.clone(), args::Bound::Extent(extent.into())));
-            silent(|| self.needed(self.more.graphs(&model, &[])?, target, limit))
+            silent(|| self.needed(self.more.graphs(&model, &[])?.0, target, limit))
         })?;
         let names: Vec<_> = programs.iter().map(|(name, ..)| &name[..]).collect();
         Ok(told(&names.join(", "), &self.more.subject(&self.model), &target.name, &found, limit, json)?)

@@ -1,22 +1,20 @@
 //! `plan` and `check`: plan a graph's memory, and check a plan, with no device.
 
-use super::args::{self, Backend, Model, On};
+use super::args::{self, Model};
 use super::method::{self, Method, Trained};
 use super::programs::{self, Asked, More};
 use super::subject::Subject;
 use super::{Failure, line};
-use crate::advise::{Advice, Trained as Case, advise, fullest};
+use crate::advise::{Advice, Trained as Case, advise, advise_training, fullest};
 use crate::driver_memory;
 use crate::dtype::DType;
-use crate::error::{Error, Result, ensure};
+use crate::error::{Error, Result};
 use crate::figures::count;
 use crate::kernel::tuned::Tuned;
 use crate::pass::recompute::Recompute;
 use crate::plan::range::Tried;
 use crate::plan::tell::peak::peak;
 use crate::plan::{self, Graphs, Job, Planned, Planner};
-use crate::session::Options;
-use crate::shape::Extent;
 use crate::target::{Family, Target};
 use crate::train::Programs;
 use crate::train::classes::{Classes, States, host_bytes};
@@ -99,14 +97,16 @@ dim
   least int
   most int
 origin
+  models [model]
+  recipe recipe
+  memory_limit? int
+model
   content text
   dims? [dim]
   state? [[text]]
   given? [text]
   training? bool
   outputs? [text]
-  recipe recipe
-  memory_limit? int
 recipe
   f16 bool
   fuse bool
@@ -223,7 +223,8 @@ pub(super) struct Plan {
     /// Plan N runs at once, which share the constants: each has an arena, states and staging of its own. In Rust, `Session::fork` gives them.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=i64::from(plan::MOST_RUNS)))]
     forks: u32,
-    /// List the tensors that are live at the peak, and the bytes that each remedy would save: half the extent, f16, smaller workspaces, chunks.
+    /// List the tensors that are live at the peak, and the bytes that each remedy would save: half the extent, f16, smaller workspaces, chunks; of
+    /// a training, recomputation, more parts of an update, a smaller batch, values of 16 bits.
     #[arg(long)]
     advise: bool,
     /// For tests: fail with exit code 2 if the plan takes more than this, and list the tensors that are live at its peak. Unlike a limit,
@@ -268,17 +269,19 @@ impl Plan {
             self.draw(&asked.subject, &planner.within(None).map_err(in_file)?)?;
         }
         let mut planned = planned.map_err(|error| match &more.method {
-            Some(method) => method::refuse(error.in_file(&flags.model), json, || self.trained_case(method, &target)),
+            Some(method) => {
+                method::refuse(error.in_file(&flags.model), json, || self.trained_case(method, &target).ok())
+            }
             None => asked.refuse(&flags, &target, error, json),
         })?;
-        if let Some((model, extents)) = asked.model.as_ref().filter(|_| self.save.is_some() || json) {
-            planned.plan.origin = Some(self.origin(extents, model.given())?);
+        if self.save.is_some() || json {
+            planned.plan.origin = asked.origin()?;
         }
         if let Some(path) = &self.save {
             file::write_whole(path, "write the plan", |out| out.write_all(planned.plan.to_json().as_bytes()))?;
         }
         self.draw(&asked.subject, &planned)?;
-        let advice = self.advise.then(|| self.advice(&asked, &flags, &target)).transpose()?;
+        let advice = self.advise.then(|| self.advice(&asked, &more, &flags, &target)).transpose()?;
         if let Some(limit) = self.assert_peak.filter(|&limit| planned.plan.bytes() > limit) {
             return Err(self.above_peak(&planned, in_file, limit, advice.as_ref(), json));
         }
@@ -288,35 +291,26 @@ impl Plan {
         if json { Ok(self.json(told)) } else { Ok(self.text(&told, verbose)?) }
     }
 
-    /// What would make the programs smaller. A training has remedies of its own, which a refusal tells.
-    fn advice(&self, asked: &Asked, flags: &Model, target: &Target) -> Result<Advice> {
-        ensure(asked.training.is_none(), || {
-            Error::usage(
-                "--advise: of a training, --memory-limit tells what would help; --curve plans it under limits".into(),
-            )
-        })?;
-        advise(&asked.case(flags, target), flags.memory_limit).map_err(|e| asked.in_file(flags, e))
+    /// What would make the programs smaller.
+    fn advice(&self, asked: &Asked, more: &More, flags: &Model, target: &Target) -> Result<Advice> {
+        let advice = match &more.method {
+            Some(method) => advise_training(&self.trained_case(method, target)?, flags.memory_limit),
+            None => advise(&asked.case(flags, target), flags.memory_limit),
+        };
+        advice.map_err(|e| asked.in_file(flags, e))
     }
 
-    /// The training as a case, for the remedies of its refusal.
-    fn trained_case(&self, method: &Method, target: &Target) -> Option<Case> {
-        Some(Case {
-            model: self.model.file().ok()?,
-            dims: Options { dims: self.model.dims(), ..Options::default() }.fixed()?,
+    /// The training as a case, for its remedies.
+    fn trained_case(&self, method: &Method, target: &Target) -> Result<Case> {
+        Ok(Case {
+            model: self.model.file()?,
+            dims: args::largest(&self.model.dims()),
             batch: method.batch as usize,
-            training: method.training(1).ok()?,
+            training: method.training(1)?,
             target: target.clone(),
             recipe: self.model.recipe(),
+            runs: self.forks,
         })
-    }
-
-    /// The origin of the plan of one graph. Dims that inputs set are not bound anew by others.
-    fn origin(&self, extents: &[(String, Extent)], given: Vec<String>) -> Result<plan::Origin> {
-        let options = self.model.options(&On { backend: Backend::Auto, device: None })?;
-        let is_given = |(name, _): &&(String, Extent)| options.dims.iter().any(|(given, _)| given == name);
-        let set = extents.iter().filter(|dim| !is_given(dim)).cloned();
-        let dims = options.dims.iter().cloned().chain(set).collect();
-        Options { dims, given, ..options }.origin(&self.model.model)
     }
 
     /// The refusal of a plan that takes more than `--assert-peak` allows.

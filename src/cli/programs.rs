@@ -8,16 +8,21 @@ use crate::advise::{Case, Make};
 use crate::error::{Error, Result, ensure};
 use crate::graph::Graph;
 use crate::onnx;
-use crate::plan::{Class, Graphs, Plan};
+use crate::plan::{Class, Graphs, Origin, Plan, Program};
 use crate::report::{Table, grouped, human};
-use crate::session::{self, Options, Session, SessionProgram};
-use crate::shape::Extent;
+use crate::session::{self, Options, Saved, Session, SessionProgram};
 use crate::target::Target;
 use crate::tensor::Tensor;
 use crate::train::Programs as Training;
 use clap::Args;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+
+/// The dim that is the batch of a training.
+const BATCH: &str = "batch";
+
+/// The file of a program, and what shapes its graph.
+pub(super) type Source = (PathBuf, Options);
 
 #[derive(Args, Clone)]
 pub(super) struct More {
@@ -28,6 +33,14 @@ pub(super) struct More {
     /// The training to plan in place of the model. Some commands have flags for it.
     #[arg(skip)]
     pub(super) method: Option<Method>,
+    /// Batches and other extents to plan the training for, all together; none for that of the flags.
+    #[arg(skip)]
+    pub(super) at: Vec<Vec<(String, usize)>>,
+}
+
+/// Extents of dims, for a name: `batch=8 sequence=64`.
+pub(super) fn label(binding: &[(String, usize)]) -> String {
+    binding.iter().map(|(dim, extent)| format!("{dim}={extent}")).collect::<Vec<_>>().join(" ")
 }
 
 /// A program's name and its file.
@@ -105,6 +118,12 @@ impl More {
         More { method, ..self.clone() }
     }
 
+    /// The files of all graphs, for a message.
+    pub(super) fn files(&self, first: &Model) -> String {
+        let files = [&first.model].into_iter().chain(&self.more);
+        files.map(|file| file.display().to_string()).collect::<Vec<_>>().join(", ")
+    }
+
     /// The files of all graphs, with the extents that flags give.
     pub(super) fn subject(&self, first: &Model) -> Subject {
         let files = [&first.model].into_iter().chain(&self.more);
@@ -122,8 +141,27 @@ impl More {
         }
     }
 
-    /// The graphs of all programs. A given input goes to each program that has it.
-    pub(super) fn graphs(&self, first: &Model, given: &[Given]) -> Result<Vec<(String, Graphs)>> {
+    /// The programs of the model's training for each batch that is wanted. They share the weights and the arena.
+    fn trainings(&self, method: &Method, model: &Model, given: &[Given]) -> Result<Vec<(String, Graphs)>> {
+        let mut all = Vec::new();
+        for (turn, binding) in self.at.iter().enumerate() {
+            if self.at[..turn].contains(binding) {
+                continue;
+            }
+            let (batch, set): (Vec<_>, Vec<_>) = binding.iter().cloned().partition(|(dim, _)| dim == BATCH);
+            let method = batch.first().map_or_else(|| method.clone(), |(_, batch)| method.on_batch(*batch as u64));
+            let is_set = |(dim, _): &(String, usize)| set.iter().any(|(other, _)| other == dim);
+            let mut dims = args::largest(&model.dims());
+            dims.retain(|dim| !is_set(dim));
+            dims.extend(set.iter().cloned());
+            let programs = of_training(self.training(&method, &model.with_dims(&dims))?, &[])?;
+            all.extend(programs.into_iter().map(|(name, graphs)| (format!("{} {name}", label(binding)), graphs)));
+        }
+        if all.is_empty() { of_training(self.training(method, model)?, given) } else { Ok(all) }
+    }
+
+    /// The graphs of all programs, and where each comes from if it is of a file. A given input goes to each program that has it.
+    pub(super) fn graphs(&self, first: &Model, given: &[Given]) -> Result<(Vec<(String, Graphs)>, Vec<Source>)> {
         if let Some(files) = first.decoder()? {
             if let Some(other) = self.more.first() {
                 return Err(Error::usage(format!(
@@ -135,7 +173,7 @@ impl More {
                 let what = "the run of a decoder gives all inputs; --ids gives the tokens of a prompt";
                 return Err(Error::usage(format!("{}: {what}", given.flag)));
             }
-            return files.programs(&first.dims(), first.weights.as_deref());
+            return Ok((files.programs(&first.dims(), first.weights.as_deref())?, Vec::new()));
         }
         let files = [&first.model].into_iter().chain(&self.more).map(|text| named(text));
         let files = files.collect::<Result<Vec<_>>>()?;
@@ -145,13 +183,14 @@ impl More {
             + first.outputs.len()
             + usize::from(first.training);
         let mut used = vec![false; flags + given.len()];
-        let mut graphs = Vec::with_capacity(files.len());
+        let (mut graphs, mut sources) = (Vec::with_capacity(files.len()), Vec::with_capacity(files.len()));
         for (name, path) in &files {
-            let (graph, uses) = program(first, given, name, path).map_err(|e| e.in_file(path))?;
-            used.iter_mut().zip(uses).for_each(|(used, uses)| *used |= uses);
-            graphs.push((name.clone(), graph));
+            let made = program(first, given, name, path).map_err(|e| e.in_file(path))?;
+            used.iter_mut().zip(made.used).for_each(|(used, uses)| *used |= uses);
+            graphs.push((name.clone(), made.graphs));
+            sources.push((path.clone(), made.options));
         }
-        let Some(unused) = used.iter().position(|used| !used) else { return Ok(graphs) };
+        let Some(unused) = used.iter().position(|used| !used) else { return Ok((graphs, sources)) };
         let names: Vec<_> = files.iter().map(|(name, _)| name.as_str()).collect();
         let flags =
             first.dims().into_iter().map(|(dim, extent)| format!("--set {dim}={extent}: no program has such a dim"));
@@ -190,19 +229,28 @@ impl More {
     pub(super) fn asked(&self, first: &Model, given: &[Given]) -> Result<Asked> {
         let training = self.method.as_ref().map(|method| self.training(method, first)).transpose()?;
         if !self.is_one(first) {
-            let programs = match &training {
-                Some(training) => of_training(training.clone(), given)?,
+            let (programs, sources) = match &self.method {
+                Some(method) => (self.trainings(method, first, given)?, Vec::new()),
                 None => self.graphs(first, given)?,
             };
             let (more, first, given) = (self.clone(), first.clone(), given.to_vec());
             let (subject, dims) = (self.subject(&first), args::largest(&first.dims()));
-            let make = move |dims: &[(String, usize)]| more.graphs(&first.with_dims(dims), &given);
+            let make = move |dims: &[(String, usize)]| Ok(more.graphs(&first.with_dims(dims), &given)?.0);
             let cost = |(_, graphs): &(String, Graphs)| match graphs {
                 Graphs::One(graph) => graph.len(),
                 _ => usize::MAX,
             };
             let nodes = programs.iter().map(cost).fold(0, usize::saturating_add);
-            return Ok(Asked { programs, subject, model: None, training, make: Arc::new(make), nodes, dims });
+            return Ok(Asked {
+                programs,
+                sources,
+                subject,
+                is_one: false,
+                training,
+                make: Arc::new(make),
+                nodes,
+                dims,
+            });
         }
         let (model, extents) = first.load_range(given)?;
         let subject = Subject::new(vec![first.model.clone()], extents.clone());
@@ -217,8 +265,9 @@ impl More {
         let nodes = model.proto.graph.as_ref().map_or(0, |graph| graph.node.len());
         let of = model.clone();
         let make = move |dims: &[(String, usize)]| Ok(vec![(String::new(), onnx::import(&of, dims)?.into())]);
-        let (programs, model) = (vec![(String::new(), graphs)], Some((model, extents)));
-        Ok(Asked { programs, subject, model, training, make: Arc::new(make), nodes, dims })
+        let options = Options { given: model.given(), ..first.origin(&first.dims(), &extents)? };
+        let (programs, sources) = (vec![(String::new(), graphs)], vec![(first.model.clone(), options)]);
+        Ok(Asked { programs, sources, subject, is_one: true, training, make: Arc::new(make), nodes, dims })
     }
 
     /// Opens the device, plans the graph or the programs, and loads their weights under a progress bar.
@@ -230,10 +279,10 @@ impl More {
         given: &[Given],
         json: bool,
     ) -> Result<(Session, Subject), Failure> {
-        if let Some(of) = &model.of {
+        if !model.of.is_empty() {
             let what = "--model: expected one plan; several graphs are planned together";
             ensure(self.is_one(model), || Error::usage(what.into()))?;
-            return Ok(model.of_plan(of, on, given)?);
+            return Ok(of_plan(model, on, given)?);
         }
         let options = Options { tuned: !measured.no_tuned, ..model.options(on)? };
         let asked = self.asked(model, given)?;
@@ -246,12 +295,42 @@ impl More {
     }
 }
 
+/// Loads a saved plan, with the weights of the models that it was made of.
+fn of_plan(flags: &Model, on: &On, given: &[Given]) -> Result<(Session, Subject)> {
+    let saved = Saved::read(&flags.model, &flags.of)?;
+    let options = saved.options(&flags.options(on)?)?;
+    let several = options.len() > 1;
+    let (mut graphs, mut dims, mut used) = (Vec::new(), Vec::new(), vec![false; given.len()]);
+    for ((name, path), own) in saved.programs().zip(&options) {
+        let is_given = |input: &&String| given.iter().any(|g| g.name == **input || g.name == format!("{name}:{input}"));
+        if let Some(input) = own.given.iter().find(|input| !is_given(input)) {
+            let what = format!("the plan is for runs that give input '{input}': expected --input {input}=VALUE");
+            return Err(Error::usage(what).in_file(&flags.model));
+        }
+        let made = program(&flags.shaped(own), given, name, path).map_err(|e| e.in_file(path))?;
+        let uses = &made.used[made.used.len() - given.len()..];
+        used.iter_mut().zip(uses).for_each(|(used, uses)| *used |= uses);
+        let label = |dim: String| if several { format!("{name}:{dim}") } else { dim };
+        dims.extend(made.options.dims.into_iter().map(|(dim, extent)| (label(dim), extent)));
+        graphs.push(made.graphs);
+    }
+    if let Some((Given { flag, .. }, _)) = given.iter().zip(&used).find(|(_, used)| !**used) {
+        return Err(Error::usage(format!("{flag}: the plan has no such input or state")).in_file(&flags.model));
+    }
+    let device = session::open(&options[0])?;
+    tracing::info!("backend: {}", device.name);
+    let session = args::loading(|report| saved.load(graphs, device, &options[0], report));
+    Ok((session?, Subject::new(flags.of.clone(), dims).by(&flags.model)))
+}
+
 /// What a command plans, and what it says of it.
 pub(super) struct Asked {
     pub(super) programs: Vec<(String, Graphs)>,
+    /// Where each program comes from; empty if they are of no file: of a training, or of a folder.
+    sources: Vec<Source>,
     pub(super) subject: Subject,
-    /// The model, and its dims, if it is one alone.
-    pub(super) model: Option<(onnx::Model, Vec<(String, Extent)>)>,
+    /// True of one model alone.
+    is_one: bool,
     pub(super) training: Option<Training>,
     make: Make,
     nodes: usize,
@@ -259,6 +338,12 @@ pub(super) struct Asked {
 }
 
 impl Asked {
+    /// Where the plan of these programs comes from, if it can be loaded again.
+    pub(super) fn origin(&self) -> Result<Option<Origin>> {
+        let made = self.sources.iter().map(|(path, options)| options.origin(path)).collect::<Result<Vec<_>>>()?;
+        Ok(made.into_iter().reduce(|all, next| Origin { models: [all.models, next.models].concat(), ..all }))
+    }
+
     /// The programs at their largest extents, for advice.
     pub(super) fn case(&self, flags: &Model, target: &Target) -> Case {
         let (make, nodes, dims) = (Arc::clone(&self.make), self.nodes, self.dims.clone());
@@ -274,7 +359,7 @@ impl Asked {
 
     /// An error of one model names its file.
     pub(super) fn in_file(&self, flags: &Model, error: Error) -> Error {
-        if self.model.is_some() { error.in_file(&flags.model) } else { error }
+        if self.is_one { error.in_file(&flags.model) } else { error }
     }
 }
 
@@ -304,9 +389,17 @@ fn load(all: &Model, path: &Path) -> Result<(onnx::Model, bool)> {
     if all.training && model.offers_training() { Ok((model.with_training()?, true)) } else { Ok((model, false)) }
 }
 
-/// The graph of a program; and per flag of `--set`, `--state`, `--output` and `--training`, and per given input, whether the program has use
-/// for it.
-fn program(all: &Model, given: &[Given], name: &str, path: &Path) -> Result<(Graphs, Vec<bool>)> {
+/// A program of a file.
+struct Made {
+    graphs: Graphs,
+    /// What shapes its graph, for its [origin](Asked::origin).
+    options: Options,
+    /// Per flag of `--set`, `--state`, `--output` and `--training`, and per given input, whether the program has use for it.
+    used: Vec<bool>,
+}
+
+/// The program of a file.
+fn program(all: &Model, given: &[Given], name: &str, path: &Path) -> Result<Made> {
     let (mut model, training) = load(all, path)?;
     let mut tied = Vec::new();
     for (dim, sum) in all.ties() {
@@ -332,21 +425,25 @@ fn program(all: &Model, given: &[Given], name: &str, path: &Path) -> Result<(Gra
         }
     }
     used.extend(tied);
+    let state = all.state.iter().zip(&states).filter(|(_, used)| **used).map(|(pair, _)| pair.clone()).collect();
     used.extend(states);
     let outputs = model.proto.graph.iter().flat_map(|g| &g.output).map(|o| o.name.as_str());
     let outputs: Vec<String> =
         outputs.filter(|name| all.outputs.iter().any(|o| o == name)).map(str::to_owned).collect();
     used.extend(all.outputs.iter().map(|name| outputs.contains(name)));
+    let set = dims.clone();
     let (model, dims) = model.with_outputs(&outputs).grow(dims)?;
     used.extend(all.training.then_some(training));
     let (own, uses) = own(given, name, &|input| model.takes(input));
     used.extend(uses);
     let one = Model { model: path.to_owned(), ..all.clone() };
     let (model, dims) = one.bind(model, dims, &own)?;
-    if args::has_range(&dims) {
-        return Ok((Graphs::Range(session::source(model), dims), used));
-    }
-    Ok((one.import(&model, &args::largest(&dims), &own)?.into(), used))
+    let options = Options { state, training, outputs, given: model.given(), ..all.origin(&set, &dims)? };
+    let graphs = match args::has_range(&dims) {
+        true => Graphs::Range(session::source(model), dims),
+        false => one.import(&model, &args::largest(&dims), &own)?.into(),
+    };
+    Ok(Made { graphs, options, used })
 }
 
 /// The inputs that are given to a program: by its name and the input's, or else by that of the input alone. Per given input, true if the
@@ -362,6 +459,15 @@ fn own(given: &[Given], program: &str, takes: &dyn Fn(&str) -> bool) -> (Vec<Giv
     let shared: Vec<Given> = shared.cloned().collect();
     own.extend(shared);
     (own, uses)
+}
+
+/// The inputs of each program: what is given to it, and random ones for the rest.
+pub(super) fn inputs(plan: &Plan, given: &[Given], seed: u64) -> Result<Vec<Vec<Tensor>>> {
+    let of = |program: &Program| {
+        let takes = |name: &str| program.inputs.iter().any(|port| port.name == name);
+        args::fill(program, own(given, &program.name, &takes).0, seed)
+    };
+    plan.programs.iter().map(of).collect()
 }
 
 /// A table of programs.

@@ -322,7 +322,7 @@ impl Train {
         let labels = Some(data.labels.shape().clone());
         let training = Training { labels, ..self.method.training(1).ok()?.on(&target) };
         let model = model.clone();
-        Some(Case { model, dims, batch: self.method.batch as usize, training, target, recipe: options.recipe })
+        Some(Case { model, dims, batch: self.method.batch as usize, training, target, recipe: options.recipe, runs: 1 })
     }
 
     /// Draws the run, if that is wanted.

@@ -1,14 +1,14 @@
 //! `tune`: the fastest algorithm of each kernel on a device.
 
 use super::args::{self, Inputs, Model, On};
+use super::programs::{self, More};
 use super::subject::Subject;
 use super::{Failure, line};
-use crate::advise::Case;
 use crate::error::{Error, Result};
 use crate::exec::Exec;
 use crate::file;
 use crate::kernel::tuned::Tuned;
-use crate::plan::{self, Compiled, Job, Plan};
+use crate::plan::{self, Compiled, Job, Plan, Planner};
 use crate::report::{self, Table};
 use crate::session::{self, Options};
 use crate::tensor::Tensor;
@@ -60,6 +60,8 @@ pub(super) struct Tune {
     #[command(flatten)]
     model: Model,
     #[command(flatten)]
+    more: More,
+    #[command(flatten)]
     inputs: Inputs,
     #[command(flatten)]
     on: On,
@@ -77,7 +79,7 @@ pub(super) struct Tune {
     more_memory: bool,
 }
 
-/// Milliseconds of the fastest run without measured schedules and of the fastest with them.
+/// Milliseconds of the fastest run of all programs without measured schedules, and of the fastest with them.
 struct Runs {
     untuned: Option<f64>,
     tuned: f64,
@@ -98,28 +100,27 @@ struct Outcome {
 
 impl Tune {
     pub(super) fn run(&self, json: bool) -> Result<String, Failure> {
-        let read = self.model.read().chain(args::arrays(&self.inputs.inputs));
+        let read = self.model.read().chain(self.more.read()).chain(args::arrays(&self.inputs.inputs));
         args::outputs(self.save.as_deref().map(|path| ("--save", path)), read)?;
         let given = args::given("--input", &self.inputs.inputs)?;
-        let options = self.model.options(&self.on)?;
-        let (model, dims) = self.model.load(&given)?;
-        let graph = self.model.import(&model, &dims, &given)?;
-        let extents: Vec<_> = dims.iter().map(|(name, extent)| (name.clone(), (*extent).into())).collect();
-        let subject = Subject::new(vec![self.model.model.clone()], extents.clone());
-        let session::Device { backend: mut device, name } = session::open(&options)?;
-        tracing::info!("backend: {name}");
-        session::check_limit(&*device, options.memory_limit)?;
-        let (target, identity, limits) = (device.target().clone(), device.identity(), self.model.limits());
-        let in_file = |e: Error| e.in_file(&self.model.model);
-        let case = Case::of(&model, dims, target.clone(), options.recipe);
-        let refuse = |e| args::refuse(&case, in_file(e), json);
+        let options = Options { tuned: false, ..self.model.options(&self.on)? };
+        let asked = self.more.asked(&self.model, &given)?;
+        let device = session::open(&options)?;
+        tracing::info!("backend: {}", device.name);
+        session::check_limit(&*device.backend, options.memory_limit)?;
+        let job = options.job(asked.programs.clone(), &device);
+        let session::Device { backend: mut device, name } = device;
+        let identity = device.identity();
+        let in_file = |e: Error| asked.in_file(&self.model, e);
+        let refuse = |e| asked.refuse(&self.model, &job.target, e, json);
 
-        let prepared = options.recipe.graph(graph, &target, &limits).map_err(in_file)?;
-        let untuned = plan::compile(&prepared, &target, &limits).map_err(refuse)?;
+        let mut planner = Planner::new(&job).map_err(in_file)?;
+        let untuned = planner.within(job.limit).map_err(refuse)?;
         let (mut known, mut entries) =
             cache::load(&identity).unwrap_or_else(|| (Tuned::new(&identity[..]), Vec::new()));
-        let mut kernels = tune::kernels(&prepared, &target).map_err(in_file)?;
-        let asked: Vec<_> = kernels.iter().map(|(kernel, _)| kernel.clone()).collect();
+        let graphs = planner.graphs(job.limit).map_err(in_file)?;
+        let mut kernels = tune::kernels(&graphs, &job.target).map_err(in_file)?;
+        let choices: Vec<_> = kernels.iter().map(|(kernel, _)| kernel.clone()).collect();
         kernels.retain(|(kernel, _)| self.again || known.find(kernel).is_none());
 
         let bar = args::progress("kernels");
@@ -131,14 +132,14 @@ impl Tune {
         drop(device);
 
         found.iter().for_each(|entry| known.insert(&entry.kernel, entry.schedule.clone()));
-        let schedules = Some(Arc::new(known));
-        let job = Job { schedules, more_memory: self.more_memory, ..Job::of(prepared, &target).within(limits.memory) };
-        let mut tuned = plan::compiled(&job).map_err(in_file)?;
-        let inputs = args::fill(&tuned.0.programs[0], given, self.inputs.seed)?;
+        let with = Job { schedules: Some(Arc::new(known)), more_memory: self.more_memory, ..job.clone() };
+        let tuned = plan::plan(&with).map_err(in_file)?;
+        let inputs = programs::inputs(&tuned.plan, &given, self.inputs.seed)?;
+        let (untuned, mut tuned) = ((untuned.plan, untuned.data), (tuned.plan, tuned.data));
         let runs = compare(&options, &untuned, &tuned, &inputs).map_err(in_file)?;
         if runs.untuned.is_some_and(|untuned| runs.tuned > NOISE * untuned) {
             tracing::info!("what is faster alone is not faster together: the expected schedules stay");
-            let known = entries.iter_mut().filter(|entry| asked.contains(&entry.kernel));
+            let known = entries.iter_mut().filter(|entry| choices.contains(&entry.kernel));
             known.chain(&mut found).for_each(|entry| entry.schedule.clone_from(&entry.expected));
             tuned = untuned.clone();
         }
@@ -147,17 +148,17 @@ impl Tune {
         let kept = cache::save(&identity, entries);
         let ((untuned, _), (mut tuned, _)) = (untuned, tuned);
         if let Some(path) = &self.save {
-            let options = Options { dims: extents, given: model.given(), ..options };
-            tuned.origin = Some(options.origin(&self.model.model)?);
+            tuned.origin = asked.origin()?;
             file::write_whole(path, "write the plan", |out| out.write_all(tuned.to_json().as_bytes()))?;
         }
-        let outcome = Outcome { subject, device: name, untuned, tuned, asked: asked.len(), found, runs, kept };
+        let subject = asked.subject;
+        let outcome = Outcome { subject, device: name, untuned, tuned, asked: choices.len(), found, runs, kept };
         Ok(if json { outcome.json() } else { outcome.text() })
     }
 }
 
 /// Runs both plans in turns. An untuned plan that the device refuses has no time.
-fn compare(options: &Options, untuned: &Compiled, tuned: &Compiled, inputs: &[Tensor]) -> Result<Runs> {
+fn compare(options: &Options, untuned: &Compiled, tuned: &Compiled, inputs: &[Vec<Tensor>]) -> Result<Runs> {
     let mut runs = Runs { untuned: None, tuned: f64::INFINITY };
     for _ in 0..TURNS {
         match fastest(options, untuned, inputs) {
@@ -169,16 +170,26 @@ fn compare(options: &Options, untuned: &Compiled, tuned: &Compiled, inputs: &[Te
     Ok(runs)
 }
 
-/// Milliseconds of the fastest of some runs of a plan, by the device's clock if it has one.
-fn fastest(options: &Options, (plan, constants): &Compiled, inputs: &[Tensor]) -> Result<f64> {
+/// Milliseconds of the fastest of some runs of each program, in all, by the device's clock if it has one.
+fn fastest(options: &Options, (plan, constants): &Compiled, inputs: &[Vec<Tensor>]) -> Result<f64> {
     let device = session::open(options)?;
     let mut exec = Exec::load(device.backend, plan.clone(), constants, &|_| {})?;
-    let mut best = f64::INFINITY;
-    for _ in 0..RUNS {
-        exec.write(inputs)?;
-        best = best.min(exec.time()?.as_secs_f64() * 1e3);
+    let mut sum = 0.0;
+    for (program, inputs) in inputs.iter().enumerate() {
+        exec.select(program)?;
+        // A cache that grows has room for some runs alone.
+        let grows = plan.programs[program].state.iter().any(|state| state.count.is_some());
+        let mut best = f64::INFINITY;
+        for _ in 0..RUNS {
+            if grows {
+                exec.reset_state()?;
+            }
+            exec.write(inputs)?;
+            best = best.min(exec.time()?.as_secs_f64() * 1e3);
+        }
+        sum += best;
     }
-    Ok(best)
+    Ok(sum)
 }
 
 impl Outcome {

@@ -22,7 +22,7 @@ pub use index::{BufferIdx, KernelIdx, SegmentIdx, Spot, StepIdx};
 pub use job::{Graphs, Job, Planned, Planner, compile, compiled, plan, planned};
 pub(crate) use make::offsets::{TransferBytes, own_segments};
 pub use make::rebind::data;
-pub use origin::Origin;
+pub use origin::{Model, Origin};
 use serde::{Deserialize, Serialize};
 use std::ops::Deref;
 use std::path::Path;
@@ -427,7 +427,7 @@ pub struct Plan {
     /// Runs at once. They share the constants; each has all other segments for itself.
     #[serde(default = "one", skip_serializing_if = "is_one")]
     pub runs: u32,
-    /// The file that it was made of, if a session is to [load it again](crate::Session::from_plan).
+    /// The files that it was made of, if a session is to [load it again](crate::Session::from_plan).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub origin: Option<Origin>,
     /// Allocations.

@@ -3,9 +3,21 @@
 use super::{Dim, Recipe};
 use serde::{Deserialize, Serialize};
 
-/// The model's file that a plan was made of, and what shaped its graph. With both, the data of the plan's constants is found again.
+/// The files that a plan was made of, and how. With these files, the data of the plan's constants is found again.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Origin {
+    /// The file of each program.
+    pub models: Vec<Model>,
+    /// How the graphs were compiled.
+    pub recipe: Recipe,
+    /// The most bytes that the plan was to take. What is computed in chunks, or again, depends on it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_limit: Option<u64>,
+}
+
+/// The model's file that a program was made of, and what shaped its graph.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Model {
     /// The hash of the file's content. That has the names, the places and the sizes of external data, but not the elements: a plan is made without
     /// them, and is the same on every machine. The weights may differ when the plan runs.
     pub content: String,
@@ -24,9 +36,4 @@ pub struct Origin {
     /// The outputs that are computed; empty for all.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub outputs: Vec<String>,
-    /// How the graph was compiled.
-    pub recipe: Recipe,
-    /// The most bytes that the plan was to take. What is computed in chunks, or again, depends on it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub memory_limit: Option<u64>,
 }

@@ -1,4 +1,4 @@
-//! Tuning: times the schedules of a graph's kernels on a device, and keeps the fastest of each.
+//! Tuning: times the schedules of graphs' kernels on a device, and keeps the fastest of each.
 //!
 //! ```text
 //! Graph --plan, with an empty table--> the kernels that lowering asked for
@@ -321,14 +321,16 @@ fn agree(kernel: &Kernel, target: &Target, expected: &[Vec<f64>], found: &[Vec<f
     Ok(())
 }
 
-/// The kernels of a graph that lowering asks a table for, and how often it asks for each.
+/// The kernels of graphs that lowering asks a table for, and how often it asks for each.
 ///
 /// # Errors
 /// As [`lower()`].
-pub fn kernels(prepared: &Prepared, target: &Target) -> Result<Vec<(Kernel, usize)>> {
+pub fn kernels(graphs: &[Prepared], target: &Target) -> Result<Vec<(Kernel, usize)>> {
     let asked = Arc::new(Tuned::default());
-    let prepared = Prepared { tuned: Some(Arc::clone(&asked)), ..prepared.clone() };
-    lower(&prepared, target, plan::lower::Options { join: true })?;
+    for graph in graphs {
+        let prepared = Prepared { tuned: Some(Arc::clone(&asked)), ..graph.clone() };
+        lower(&prepared, target, plan::lower::Options { join: true })?;
+    }
     Ok(asked.kernels())
 }
 

@@ -96,7 +96,7 @@ fn the_data_of_a_plan_is_found_again() {
             let graph = Recipe::default().graph(graphs::import(file, dims), &target, &FREE).expect("the passes run");
             for choose in [none, last, call] {
                 let mut tuned = Tuned::new("a device");
-                for (kernel, _) in tune::kernels(&graph, &target).expect("it is lowered") {
+                for (kernel, _) in tune::kernels(std::slice::from_ref(&graph), &target).expect("it is lowered") {
                     choose(&kernel, &target).into_iter().for_each(|schedule| tuned.insert(&kernel, schedule));
                 }
                 let measured = Prepared { tuned: Some(Arc::new(tuned)), ..graph.clone() };
@@ -123,9 +123,10 @@ fn plans_are_loaded_on_every_backend() {
             let plan = Recipe::default().plan(graph(), &target, &Limits { memory: None }).expect("it is planned");
             let plan = Plan { origin: Some(options.origin(DIGITS).expect("it is read")), ..plan };
             let file = folder.file("plan.json", plan.to_json());
-            let saved = Saved::read(file.as_ref(), DIGITS.as_ref()).expect("it is sound");
-            let own = saved.options(&options).expect("nothing differs");
-            let session = saved.load(graph(), Device::new(open(), name), &own, &|_, _| {}).expect("it loads");
+            let saved = Saved::read(file.as_ref(), &[DIGITS]).expect("it is sound");
+            let own = saved.options(&options).expect("nothing differs").swap_remove(0);
+            let session =
+                saved.load(vec![graph().into()], Device::new(open(), name), &own, &|_, _| {}).expect("it loads");
             assert_eq!((session.plan(), session.usage().bytes), (&plan, plan.bytes()), "{name}");
             session.run(&[("image", image.clone())]).expect("it runs").swap_remove(0).1
         });
@@ -210,7 +211,7 @@ fn what_is_no_plan_of_the_model_is_refused() {
     ok(&[&["plan", DIGITS, "--set", "batch=1..4", "-o", &other]]);
     run(&other, DIGITS, &[], &["other.json", "batch=1..4", "one extent"]);
     ok(&[&["plan", DIGITS, "graphs/mlp.onnxtxt", "--set", "batch=3", "-o", &other]]);
-    run(&other, DIGITS, &[], &["other.json", "expected the plan of one model, found 2 programs"]);
+    run(&other, DIGITS, &[], &["other.json", "program 'mlp' was made of a model with the content", "digits.onnx is"]);
     let plan: Value = serde_json::from_slice(&std::fs::read(&saved).expect("it is there")).expect("it is JSON");
     let edited = |edit: &dyn Fn(&mut Value)| {
         let mut plan = plan.clone();
@@ -223,12 +224,15 @@ fn what_is_no_plan_of_the_model_is_refused() {
     let unsound = edited(&|plan| plan["programs"][0]["buffers"][0]["offset"] = json!(4));
     run(&unsound, DIGITS, &[], &["edited.json", "plan: "]);
     // It breaks none, and computes something else: another binding, another recipe, another kernel, another wiring, other names.
-    let origin = edited(&|plan| plan["origin"]["dims"][0] = json!({"name": "batch", "least": 2, "most": 2}));
+    let origin =
+        edited(&|plan| plan["origin"]["models"][0]["dims"][0] = json!({"name": "batch", "least": 2, "most": 2}));
     run(&origin, DIGITS, &[], &["edited.json", "it is no plan of", "expected buffer 'image'"]);
     for (least, most, words) in [(3, 2, "3..2 is empty"), (2, 3, "one extent")] {
-        let dims = edited(&|plan| plan["origin"]["dims"][0] = json!({"name": "batch", "least": least, "most": most}));
+        let dims = edited(&|plan| {
+            plan["origin"]["models"][0]["dims"][0] = json!({"name": "batch", "least": least, "most": most})
+        });
         run(&dims, DIGITS, &[], &[words]);
-        let refused = Session::from_plan(&dims, DIGITS, &Options::default()).expect_err("it has no binding");
+        let refused = Session::from_plan(&dims, &[DIGITS], &Options::default()).expect_err("it has no binding");
         assert!(refused.to_string().contains("edited.json") && refused.to_string().contains(words), "{refused}");
     }
     let recipe = edited(&|plan| plan["origin"]["recipe"]["fuse"] = json!(false));
@@ -248,7 +252,7 @@ fn other_code_is_another_plan() {
     let session = Session::from_path(&model, &options).expect("it loads");
     let plan = Plan { origin: Some(options.origin(&model).expect("it is read")), ..session.plan().clone() };
     let file = folder.file("plan.json", plan.to_json());
-    let again = Session::from_plan(&file, &model, &Options::default()).expect("it loads");
+    let again = Session::from_plan(&file, &[&model], &Options::default()).expect("it loads");
     assert_eq!(again.plan(), &plan);
     // Two is a literal of the code.
     let text = plan.to_json();
@@ -256,11 +260,11 @@ fn other_code_is_another_plan() {
     assert_eq!(literals.len(), 1, "the code has one literal");
     let file = folder.file("edited.json", text.replace("2.0", "3.0"));
     ok(&[&["check", &file]]);
-    let refused = Session::from_plan(&file, &model, &Options::default()).expect_err("it is another plan");
+    let refused = Session::from_plan(&file, &[&model], &Options::default()).expect_err("it is another plan");
     assert!(matches!(&refused, Error::Plan { file: Some(named), .. } if named == Path::new(&file)), "{refused}");
     assert!(refused.to_string().contains("the graph has no such step"), "{refused}");
     // A graph with the same file and other weights is another model.
     let other = folder.file("other.onnxtxt", COUNTER.replace("{2}", "{4}"));
-    let refused = Session::from_plan(folder.path("plan.json"), &other, &Options::default()).unwrap_err().to_string();
+    let refused = Session::from_plan(folder.path("plan.json"), &[&other], &Options::default()).unwrap_err().to_string();
     assert!(refused.contains("made of a model with the content") && refused.contains("other.onnxtxt"), "{refused}");
 }

@@ -39,7 +39,7 @@ fn prepared(graph: &Graph, target: &Target) -> Prepared {
 }
 
 fn asked(prepared: &Prepared, target: &Target) -> Vec<(Kernel, usize)> {
-    tune::kernels(prepared, target).expect("it is lowered")
+    tune::kernels(std::slice::from_ref(prepared), target).expect("it is lowered")
 }
 
 /// The schedules of a kernel as lowering asks for it.
