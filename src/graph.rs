@@ -112,6 +112,8 @@ pub struct Graph {
     backward: Option<u32>,
     /// True if whoever runs the graph makes the inputs of the next run ready while one runs.
     pub(crate) prefetches: bool,
+    /// True if numbers behind that of the last node are free: new nodes would take these.
+    has_free_end: bool,
     known: Known,
 }
 
@@ -671,11 +673,20 @@ impl Graph {
         }
         let states = self.states.iter().map(|state| &state.value);
         self.inputs.iter().chain(states).for_each(|v| live[v.node.index()] = true);
+        let is_used = |edge: &Use| edge.slot.is_some();
+        if !self.has_free_end
+            && live.iter().filter(|live| **live).count() == self.len()
+            && self.dag.edge_weights().all(is_used)
+        {
+            self.known.swept = true;
+            return;
+        }
         let dag = std::mem::take(&mut self.dag);
         let kept = |node: NodeIndex, weight| live[node.index()].then_some(weight);
-        self.dag = dag.filter_map_owned(kept, |_, edge: Use| edge.slot.is_some().then_some(edge));
+        self.dag = dag.filter_map_owned(kept, |_, edge: Use| is_used(&edge).then_some(edge));
         // Free numbers behind the last node are forgotten by the next sweep, and new nodes take the numbers that are left.
-        self.known = Known { swept: self.bound() == bound, ..Known::default() };
+        self.has_free_end = self.bound() != bound;
+        self.known = Known { swept: !self.has_free_end, ..Known::default() };
     }
 
     /// All nodes, each behind the nodes that it reads; otherwise in the order of the file.

@@ -46,8 +46,8 @@ pub mod operators {}
 
 // The members of the workspace bring in modules by their names.
 pub(crate) use plimsoll_core::{
-    constant, decisions, dtype, elements, error, expr, figures, file, hash, kernel, narrow, npy, npz, op, ops, random,
-    safetensors, shape, target, tensor,
+    constant, decisions, dtype, elements, error, expr, figures, file, hash, kernel, narrow, npy, npz, op, ops,
+    parallel, random, safetensors, shape, target, tensor,
 };
 
 use plimsoll_place as place;

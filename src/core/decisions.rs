@@ -48,6 +48,16 @@ impl Decisions {
         Decisions::with(State { forbidden: forbidden.clone(), ..State::default() })
     }
 
+    /// Continues behind a record: records more, where those in `forbidden` choose nothing, or follows a longer record.
+    ///
+    /// # Panics
+    /// When these graphs have no decisions to share.
+    pub fn resume(&self, begun: &Record, followed: Option<&Arc<Record>>, forbidden: &BTreeSet<usize>) {
+        let mut state = self.state().expect("decisions that were recorded or followed");
+        let (made, followed) = (begun.0.clone(), followed.cloned());
+        *state = State { made, followed, forbidden: forbidden.clone(), divergence: None };
+    }
+
     /// Follows the decisions of a record.
     pub fn follow(record: &Arc<Record>) -> Decisions {
         Decisions::with(State { followed: Some(record.clone()), ..State::default() })
@@ -158,6 +168,14 @@ mod tests {
         let again = Decisions::record(&BTreeSet::from([1]));
         again.if_cheaper("fold", 1u32, true);
         assert!(!again.if_valid("twin", 2u32, true), "forbidden");
+
+        let rest = Decisions::record(&BTreeSet::new());
+        rest.resume(&record, None, &BTreeSet::from([3]));
+        assert!(!rest.if_valid("join", 4u32, true) && rest.if_cheaper("join", 5u32, true), "the first is number 3");
+        let longer = Arc::new(rest.finish().expect("nothing to follow"));
+        rest.resume(&record, Some(&longer), &BTreeSet::new());
+        assert!(!rest.if_valid("join", 4u32, true) && rest.if_cheaper("join", 5u32, false), "followed");
+        rest.finish().expect("followed");
 
         assert!(Decisions::default().if_valid("twin", 2u32, true), "alone, each graph decides for itself");
     }

@@ -16,6 +16,7 @@ pub mod npy;
 pub mod npz;
 pub mod op;
 pub mod ops;
+pub mod parallel;
 pub mod random;
 pub mod safetensors;
 pub mod shape;

@@ -14,6 +14,7 @@ const LAYERS: &[&[&str]] = &[
         "file",
         "hash",
         "random",
+        "parallel",
         "dtype",
         "narrow",
         "shape",

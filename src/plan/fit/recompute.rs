@@ -19,6 +19,7 @@
 use crate::error::Result;
 use crate::graph::{Graph, min_cut};
 use crate::op::{NodeId, ValueId};
+use crate::parallel::each;
 use crate::pass::recompute::{Recompute, work};
 use crate::pass::{Prepared, apart, recompute, regroup};
 use crate::plan::Limits;
@@ -26,10 +27,7 @@ use crate::plan::make::arrange::{Arrangement, arrange, draft, estimate};
 use crate::target::Target;
 use std::cell::OnceCell;
 use std::collections::{HashMap, HashSet};
-use std::panic::resume_unwind;
 use std::rc::Rc;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::thread;
 
 /// An element that is computed again counts as one byte in so many.
 const ELEMENTS: f64 = 1.0 / 16.0;
@@ -234,34 +232,6 @@ pub(super) fn choices(first: Rc<Choice>, target: &Target) -> Result<Vec<Rc<Choic
         }
     }
     Ok(found)
-}
-
-/// Does some work per item, on as many threads as there are cores. The results have the order of the items.
-fn each<T: Sync, R: Send>(items: &[T], work: impl Fn(&T) -> R + Sync) -> Vec<R> {
-    let next = AtomicUsize::new(0);
-    let run = || {
-        let mut done = Vec::new();
-        loop {
-            let at = next.fetch_add(1, Ordering::Relaxed);
-            match items.get(at) {
-                Some(item) => done.push((at, work(item))),
-                None => return done,
-            }
-        }
-    };
-    let beside = thread::available_parallelism().map_or(1, usize::from).min(items.len()).saturating_sub(1);
-    let mut done = thread::scope(|scope| {
-        // If the system gives no more threads, fewer do the same.
-        let others = (0..beside).map_while(|_| thread::Builder::new().spawn_scoped(scope, run).ok());
-        let others: Vec<_> = others.collect();
-        let mut done = run();
-        for other in others {
-            done.extend(other.join().unwrap_or_else(|panic| resume_unwind(panic)));
-        }
-        done
-    });
-    done.sort_by_key(|(at, _)| *at);
-    done.into_iter().map(|(_, result)| result).collect()
 }
 
 fn sorted(values: &HashSet<ValueId>) -> Vec<ValueId> {

@@ -31,6 +31,7 @@ use crate::error::{Error, Result};
 use crate::graph::Graph;
 use crate::kernel::cpu::TILE_BYTES;
 use crate::kernel::tuned::Tuned;
+use crate::parallel;
 use crate::pass::Prepared;
 use crate::pass::chunk;
 use crate::shape::{Extent, Shape};
@@ -40,6 +41,8 @@ use std::sync::Arc;
 
 /// The most bindings that are tried when a range is planned.
 const MOST_TRIED: usize = 64;
+/// Bindings that are made at once, on all threads, before their decisions are looked at.
+const WAVE: usize = 8;
 /// The most bindings that are tried if the size of a tensor both grows and shrinks with a dim.
 const MOST_UNEVEN: usize = 256;
 
@@ -117,10 +120,17 @@ struct Maker {
     tuned: Option<Arc<Tuned>>,
 }
 
+/// Graphs of bindings whose passes made the same decisions.
+struct AllPrepared {
+    bindings: Vec<Vec<usize>>,
+    graphs: Vec<Arc<Prepared>>,
+    record: Arc<Record>,
+}
+
 /// The graph and the draft of one binding.
 struct Member {
     binding: Vec<usize>,
-    graph: Prepared,
+    graph: Arc<Prepared>,
     draft: Draft,
     /// Per buffer of the draft, its index in the range's draft; `None` if the draft does not use it.
     whole: Vec<Option<BufferIdx>>,
@@ -161,9 +171,12 @@ impl ShapeRange {
         self.maker.check(binding)?;
         let options = self.arrangement.options;
         let decisions = Decisions::follow(&self.record);
-        let made = self.maker.draft(binding, options, decisions.clone());
+        let made = self.maker.prepare(binding, decisions.clone()).and_then(|graph| {
+            let draft = arrange::draft(&graph, &self.maker.target, options)?;
+            Ok((Arc::new(graph), draft))
+        });
         let diverges =
-            |divergence| self.maker.diverges(binding, divergence, made.as_ref().ok().map(|(graph, _)| graph));
+            |divergence| self.maker.diverges(binding, divergence, made.as_ref().ok().map(|(graph, _)| &**graph));
         match (decisions.finish(), &made) {
             (Err(divergence @ Divergence::Invalid(_)), _) | (Err(divergence), Ok(_)) => {
                 return Err(diverges(divergence));
@@ -257,8 +270,9 @@ impl Arranged {
     pub fn new(bindings: Bindings, target: &Target, limits: &Limits) -> Result<Arranged> {
         let maker = Maker::new(bindings, target)?;
         let mut found: Vec<(Options, Arc<Record>, Vec<Member>)> = Vec::new();
+        let mut prepared = None;
         let mut arrangement = arrange(&maker.target, limits, |options| {
-            let (record, whole, members) = maker.all(options)?;
+            let (record, whole, members) = maker.all(options, &mut prepared)?;
             found.push((options, record, members));
             Ok(whole)
         })?;
@@ -373,15 +387,15 @@ impl Maker {
         self.recipe.following((self.source)(&dims)?, &self.target, decisions)
     }
 
-    fn draft(&self, binding: &[usize], options: Options, decisions: Decisions) -> Result<(Prepared, Draft)> {
+    /// The graph of a binding that is lowered.
+    fn prepare(&self, binding: &[usize], decisions: Decisions) -> Result<Prepared> {
         let mut graph = self.graph(binding, decisions)?;
         if let Some(least) = self.chunked {
             chunk::run(&mut graph, self.recipe.chunks, least)?;
         }
         graph.sequential |= self.recipe.chunks > 1;
         graph.tuned.clone_from(&self.tuned);
-        let draft = arrange::draft(&graph, &self.target, options)?;
-        Ok((graph, draft))
+        Ok(graph)
     }
 
     /// The bindings to try, the largest first.
@@ -421,11 +435,16 @@ impl Maker {
     }
 
     /// The choices that are valid for every binding that is tried, the draft with the largest sizes, and the drafts of all bindings.
-    fn all(&self, options: Options) -> Result<(Arc<Record>, Draft, Vec<Member>)> {
+    /// Graphs whose passes have run are kept for other options.
+    fn all(&self, options: Options, prepared: &mut Option<AllPrepared>) -> Result<(Arc<Record>, Draft, Vec<Member>)> {
         let mut uneven = vec![false; self.dims.len()];
         let mut bindings = self.bindings(&uneven).expect("corners and some between them");
         loop {
-            let made = self.among(options, &bindings)?;
+            let family = match prepared.take() {
+                Some(family) if family.bindings == bindings => family,
+                _ => self.family(bindings.clone())?,
+            };
+            let made = self.drafts(options, prepared.insert(family))?;
             let Some((dim, tensor)) = self.uneven(&made.1, &made.2) else { return Ok(made) };
             tracing::debug!(dim = self.dims[dim].name, tensor, "its size neither grows with the dim nor shrinks");
             uneven[dim] = true;
@@ -471,37 +490,78 @@ impl Maker {
         None
     }
 
-    /// Makes the drafts of these bindings, as [`all`](Self::all) returns them.
-    fn among(&self, options: Options, bindings: &[Vec<usize>]) -> Result<(Arc<Record>, Draft, Vec<Member>)> {
+    /// Runs the passes for these bindings.
+    fn family(&self, bindings: Vec<Vec<usize>>) -> Result<AllPrepared> {
+        let prepare = |binding: &Vec<usize>| {
+            let decisions = Decisions::record(&BTreeSet::new());
+            (binding.clone(), decisions)
+        };
+        let begun: Vec<_> = bindings.iter().map(prepare).collect();
+        let decisions = |number: usize| &begun[number].1;
+        let make = |number: usize| Ok(Arc::new(self.prepare(&bindings[number], decisions(number).clone())?));
+        let (record, graphs) = self.agreed(&bindings, &Record::default(), decisions, make, |_, graph| graph.clone())?;
+        Ok(AllPrepared { bindings, graphs, record })
+    }
+
+    /// Lowers the graphs of bindings, as [`all`](Self::all) returns them.
+    fn drafts(&self, options: Options, family: &AllPrepared) -> Result<(Arc<Record>, Draft, Vec<Member>)> {
+        let AllPrepared { bindings, graphs, record } = family;
+        let make = |number: usize| arrange::draft(&graphs[number], &self.target, options);
+        let decisions = |number: usize| &graphs[number].decisions;
+        let (record, drafts) = self.agreed(bindings, record, decisions, make, |number, _| graphs[number].clone())?;
+        let mut whole = drafts[0].clone();
+        let mut members = Vec::with_capacity(drafts.len());
+        for ((binding, graph), draft) in bindings.iter().zip(graphs).zip(drafts) {
+            let map = correspond(&mut whole, &draft, true).map_err(|what| self.differs(binding, &what))?;
+            members.push(Member { binding: binding.clone(), graph: graph.clone(), draft, whole: map });
+        }
+        whole.least_own = self.own_bytes(&members);
+        Ok((record, whole, members))
+    }
+
+    /// Makes something for each binding, with the same decisions behind those of `begun`: the first decides, the others follow. Where a
+    /// decision is not valid for one, it is forbidden to all, and everything is made again.
+    fn agreed<'a, T: Send + 'a>(
+        &self,
+        bindings: &[Vec<usize>],
+        begun: &Record,
+        decisions: impl Fn(usize) -> &'a Decisions + Sync,
+        make: impl Fn(usize) -> Result<T> + Sync,
+        graph: impl Fn(usize, &T) -> Arc<Prepared>,
+    ) -> Result<(Arc<Record>, Vec<T>)> {
+        let others: Vec<usize> = (1..bindings.len()).collect();
         let mut forbidden = BTreeSet::new();
         'choices: loop {
-            let decisions = Decisions::record(&forbidden);
-            let (graph, mut whole) = self.draft(&bindings[0], options, decisions.clone())?;
-            let record = Arc::new(decisions.finish().map_err(|d| self.diverges(&bindings[0], d, None))?);
-            let same = BufferIdx::all(&whole.buffers).map(Some).collect();
-            let mut members = vec![Member { binding: bindings[0].clone(), graph, draft: whole.clone(), whole: same }];
-            for binding in &bindings[1..] {
-                let decisions = Decisions::follow(&record);
-                let made = self.draft(binding, options, decisions.clone());
-                match decisions.finish() {
-                    Err(Divergence::Invalid(choice)) => {
-                        tracing::debug!(choice, binding = self.show(binding), "not right for all of the range");
-                        // The choices after this one are made again and may be others.
-                        forbidden.split_off(&choice);
-                        forbidden.insert(choice);
-                        continue 'choices;
+            decisions(0).resume(begun, None, &forbidden);
+            let mut all = vec![make(0)?];
+            let record = decisions(0).finish();
+            let record = Arc::new(record.map_err(|divergence| self.diverges(&bindings[0], divergence, None))?);
+            for some in others.chunks(WAVE) {
+                let made = parallel::each(some, |&number| {
+                    decisions(number).resume(begun, Some(&record), &BTreeSet::new());
+                    let made = make(number);
+                    (decisions(number).finish(), made)
+                });
+                for (&number, (ended, made)) in some.iter().zip(made) {
+                    let binding = &bindings[number];
+                    match ended {
+                        Err(Divergence::Invalid(choice)) => {
+                            tracing::debug!(choice, binding = self.show(binding), "not right for all of the range");
+                            // The choices after this one are made again and may be others.
+                            forbidden.split_off(&choice);
+                            forbidden.insert(choice);
+                            continue 'choices;
+                        }
+                        Err(divergence) if made.is_ok() => {
+                            let graph = made.as_ref().ok().map(|made| graph(number, made));
+                            return Err(self.diverges(binding, divergence, graph.as_deref()));
+                        }
+                        _ => {}
                     }
-                    Err(divergence) if made.is_ok() => {
-                        return Err(self.diverges(binding, divergence, made.ok().as_ref().map(|(graph, _)| graph)));
-                    }
-                    _ => {}
+                    all.push(made.map_err(|e| self.differs(binding, &e.to_string()))?);
                 }
-                let (graph, draft) = made.map_err(|e| self.differs(binding, &e.to_string()))?;
-                let map = correspond(&mut whole, &draft, true).map_err(|what| self.differs(binding, &what))?;
-                members.push(Member { binding: binding.clone(), graph, draft, whole: map });
             }
-            whole.least_own = self.own_bytes(&members);
-            return Ok((record, whole, members));
+            return Ok((record, all));
         }
     }
 
