@@ -25,7 +25,7 @@
 //! - Run a model file: [`Session::from_path`] reads `.onnx` and `.onnxtxt`.
 //! - Run a plan that was saved and checked before: [`Session::from_plan`].
 //! - Choose the device, bind named dims, set a memory limit: [`Options`].
-//! - Plan without a device and without weights: [`Recipe::plan`], for a [`Target`]. The [`Plan`] says what lies where, and when.
+//! - Plan without a device and without weights: [`Planning::plan`] of a [`Recipe`], for a [`Target`]. The [`Plan`] says what lies where, and when.
 //! - Build a graph in Rust: [`Trace`].
 //! - Handle what does not fit: [`Error::Fit`] has the bytes needed and the limit.
 //! - Copy from a program: `tests/examples` in the source has one for each of a model from a file, a traced net, a decoder with states, memory of
@@ -46,41 +46,18 @@ pub mod operators {}
 
 // The members of the workspace bring in modules by their names.
 pub(crate) use plimsoll_core::{
-    constant, decisions, dtype, elements, error, expr, figures, file, hash, kernel, narrow, npy, npz, op, ops,
-    parallel, random, safetensors, shape, target, tensor,
+    constant, decisions, dtype, elements, error, expr, figures, file, kernel, npy, npz, op, ops, random, safetensors,
+    shape, target, tensor,
 };
-
+pub(crate) use plimsoll_graph::{graph, onnx, pass, reference, trace};
 use plimsoll_place as place;
+pub(crate) use plimsoll_plan as plan;
+pub(crate) use plimsoll_run::{advise, backend, decoder, driver_memory, eager, exec, session, train, tune};
 
-/// The devices, and what all of them are asked for.
-mod backend {
-    pub use plimsoll_backend::*;
-    pub use plimsoll_cpu as cpu;
-    #[cfg(feature = "cuda")]
-    pub use plimsoll_gpu::cuda;
-    #[cfg(feature = "wgpu")]
-    pub use plimsoll_gpu::wgpu;
-}
-
-mod advise;
-mod autodiff;
 #[cfg(feature = "cli")]
 #[doc(hidden)]
 pub mod cli;
-mod decoder;
-mod driver_memory;
-mod eager;
-mod exec;
-mod graph;
-mod onnx;
-mod pass;
-mod plan;
-mod reference;
 mod report;
-mod session;
-mod trace;
-mod train;
-mod tune;
 
 /// The parts, for the tests of this project. They may change at any time.
 #[doc(hidden)]
@@ -117,8 +94,8 @@ pub use graph::Graph;
 pub use kernel::Kernel;
 pub use op::{Attr, Attrs, Fact, NodeId, ValueId};
 pub use plan::{
-    Because, BindRange, Buffer, BufferIdx, Candidate, Class, ConstantPort, Dim, KernelIdx, Knob, Limits, Plan, Port,
-    Prefer, Program, Recipe, Segment, SegmentIdx, StatePort, Step, StepIdx, Summary, View,
+    Because, BindRange, Buffer, BufferIdx, Candidate, Class, ConstantPort, Dim, KernelIdx, Knob, Limits, Plan,
+    Planning, Port, Prefer, Program, Recipe, Segment, SegmentIdx, StatePort, Step, StepIdx, Summary, View,
 };
 pub use session::{Choice, Options, Session, SessionProgram};
 pub use shape::{Extent, Shape};

@@ -9,6 +9,7 @@ use crate::kernel::Kernel;
 use crate::kernel::render::{Bindings, Dialect, render};
 use crate::op::{Fact, OpDef, SampleInput, ValueId};
 use crate::ops;
+use crate::plan::Planning;
 use crate::plan::{Limits, Recipe};
 use crate::target::{Family, Target};
 

@@ -2,6 +2,7 @@
 
 use super::{Buffer, Segment, Step};
 use crate::kernel::Kernel;
+use plimsoll_backend::{KernelId, SegmentId};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt;
@@ -94,6 +95,9 @@ impl Per<BufferIdx> for Buffer {}
 impl Per<BufferIdx> for BufferIdx {}
 impl Per<KernelIdx> for Kernel {}
 impl Per<KernelIdx> for String {}
+// What a device has for each.
+impl Per<SegmentIdx> for SegmentId {}
+impl Per<KernelIdx> for KernelId {}
 impl Per<StepIdx> for Step {}
 
 /// The first byte of a buffer: a segment, and the bytes before it there.

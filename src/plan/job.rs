@@ -377,29 +377,36 @@ impl Job {
     }
 }
 
-impl Recipe {
+/// Plans of one graph: sugar for a [`Job`].
+pub trait Planning: Sized {
     /// The graph that is lowered for a plan under these limits.
     ///
     /// # Errors
     /// As [`plan()`].
-    pub fn graph(self, graph: Graph, target: &Target, limits: &Limits) -> Result<Prepared> {
-        let job = Job { recipe: self, ..Job::of(graph, target) };
-        Ok(Planner::new(&job)?.graphs(limits.memory)?.swap_remove(0))
-    }
-
-    /// The graph's plan.
-    ///
-    /// # Errors
-    /// As [`plan()`].
-    pub fn plan(self, graph: Graph, target: &Target, limits: &Limits) -> Result<Plan> {
-        Ok(self.compile(graph, target, limits)?.0)
-    }
+    fn graph(self, graph: Graph, target: &Target, limits: &Limits) -> Result<Prepared>;
 
     /// The graph's plan, with the data of its constants.
     ///
     /// # Errors
     /// As [`plan()`].
-    pub fn compile(self, graph: Graph, target: &Target, limits: &Limits) -> Result<Compiled> {
+    fn compile(self, graph: Graph, target: &Target, limits: &Limits) -> Result<Compiled>;
+
+    /// The graph's plan.
+    ///
+    /// # Errors
+    /// As [`plan()`].
+    fn plan(self, graph: Graph, target: &Target, limits: &Limits) -> Result<Plan> {
+        Ok(self.compile(graph, target, limits)?.0)
+    }
+}
+
+impl Planning for Recipe {
+    fn graph(self, graph: Graph, target: &Target, limits: &Limits) -> Result<Prepared> {
+        let job = Job { recipe: self, ..Job::of(graph, target) };
+        Ok(Planner::new(&job)?.graphs(limits.memory)?.swap_remove(0))
+    }
+
+    fn compile(self, graph: Graph, target: &Target, limits: &Limits) -> Result<Compiled> {
         compiled(&Job { recipe: self, limit: limits.memory, ..Job::of(graph, target) })
     }
 }

@@ -15,10 +15,12 @@ ROOT = Path(__file__).resolve().parents[2]
 FILES = {
     "core": "src/core/shape.rs",
     "place": "src/place/greedy.rs",
+    "graph": "src/graph/pass/fuse.rs",
+    "onnx": "src/graph/onnx/mod.rs",
     "cpu": "src/cpu/row.rs",
     "gpu": "src/gpu/cuda.rs",
-    "onnx": "src/onnx/mod.rs",
     "plan": "src/plan/make/arrange.rs",
+    "run": "src/run/exec.rs",
     "cli": "src/cli/run.rs",
 }
 

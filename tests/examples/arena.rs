@@ -1,6 +1,6 @@
 //! Runs a model in memory that the program has already: `cargo run --example arena`.
 
-use plimsoll::{Choice, Error, Graph, Limits, Options, Place, Recipe, Session, Target};
+use plimsoll::{Choice, Error, Graph, Limits, Options, Place, Planning, Recipe, Session, Target};
 
 fn main() -> plimsoll::Result<()> {
     let options = Options { threads: 2, ..Options::default() }.on(Choice::Cpu);

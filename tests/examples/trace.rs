@@ -2,7 +2,7 @@
 //!
 //! The net computes "either, but not both" of two inputs, with weights that are set by hand.
 
-use plimsoll::{Choice, DType, Graph, Limits, Options, Recipe, Session, Target, Tensor, Trace};
+use plimsoll::{Choice, DType, Graph, Limits, Options, Planning, Recipe, Session, Target, Tensor, Trace};
 
 fn either() -> plimsoll::Result<Graph> {
     let trace = Trace::new("either");

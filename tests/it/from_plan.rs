@@ -7,6 +7,7 @@ use plimsoll::internals::kernel::algorithm::Schedule;
 use plimsoll::internals::kernel::tuned::Tuned;
 use plimsoll::internals::kernel::{Kernel, schedule};
 use plimsoll::internals::pass::Prepared;
+use plimsoll::internals::plan::Planning;
 use plimsoll::internals::session::{Choice, Device, Options, Saved, Session};
 use plimsoll::internals::target::PRESETS;
 use plimsoll::internals::{plan, tune};

@@ -78,7 +78,7 @@ fn the_library_names_no_flags() {
     let mut wrong = Vec::new();
     for path in files {
         let module = path.strip_prefix(root().join("src")).expect("it is below src").to_string_lossy().into_owned();
-        if ["cli", "advise", "report", "gpu/cuda/program"].iter().any(|own| module.starts_with(own)) {
+        if ["cli", "run/advise", "report", "gpu/cuda/program"].iter().any(|own| module.starts_with(own)) {
             continue;
         }
         let text = fs::read_to_string(&path).expect("it is text");
@@ -119,7 +119,7 @@ fn the_documented_surface_is_small() {
     }
 }
 
-/// A program that needs neither a GPU nor the command line builds few crates.
+/// A program that needs neither a GPU nor the command line builds few crates beside the project's own.
 #[test]
 fn the_library_alone_builds_few_crates() {
     let args = [
@@ -139,5 +139,6 @@ fn the_library_alone_builds_few_crates() {
     let text = String::from_utf8(output.stdout).expect("it is text");
     let lines: BTreeSet<&str> =
         text.lines().map(|line| line.trim_end_matches(" (*)")).filter(|line| !line.is_empty()).collect();
-    assert!(lines.len() <= 46, "{} lines:\n{}", lines.len(), Vec::from_iter(lines).join("\n"));
+    let lines: BTreeSet<&str> = lines.into_iter().filter(|line| !line.starts_with("plimsoll")).collect();
+    assert!(lines.len() <= 40, "{} lines:\n{}", lines.len(), Vec::from_iter(lines).join("\n"));
 }

@@ -11,6 +11,7 @@ use plimsoll::internals::graph::Graph;
 use plimsoll::internals::kernel::algorithm::Schedule;
 use plimsoll::internals::kernel::{Kernel, Operand, Template, schedule};
 use plimsoll::internals::onnx;
+use plimsoll::internals::plan::Planning;
 use plimsoll::internals::plan::check::check;
 use plimsoll::internals::plan::tell::diff::diff;
 use plimsoll::internals::plan::{Limits, Plan, Recipe};

@@ -9,6 +9,7 @@ use plimsoll::internals::dtype::DType;
 use plimsoll::internals::exec::Exec;
 use plimsoll::internals::graph::Graph;
 use plimsoll::internals::op::{Attr, Attrs, Fact, ValueId};
+use plimsoll::internals::plan::Planning;
 use plimsoll::internals::plan::{Limits, Recipe};
 use plimsoll::internals::target::Target;
 use plimsoll::internals::{ops, plan, reference};

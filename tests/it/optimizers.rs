@@ -2,6 +2,7 @@
 
 use crate::common;
 use plimsoll::internals::onnx::{self, Model};
+use plimsoll::internals::plan::Planning;
 use plimsoll::internals::train::{self, Loss, Optimizer, Rate, Schedule, Training};
 use plimsoll::{Class, DType, Limits, Options, Recipe, Target, Tensor};
 

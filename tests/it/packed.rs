@@ -6,6 +6,7 @@ use plimsoll::internals::onnx::proto::DataType;
 use plimsoll::internals::onnx::{self, text};
 use plimsoll::internals::op::Attrs;
 use plimsoll::internals::pass::{Quantize, quantized};
+use plimsoll::internals::plan::Planning;
 use plimsoll::internals::plan::check::check;
 use plimsoll::internals::plan::{Class, Plan, compile};
 use plimsoll::internals::reference;

@@ -2,6 +2,7 @@
 
 use crate::common;
 use plimsoll::internals::op::Attrs;
+use plimsoll::internals::plan::Planning;
 use plimsoll::internals::plan::range::Source;
 use plimsoll::internals::plan::{self, check};
 use plimsoll::internals::plan::{Graphs, Job};

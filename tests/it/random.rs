@@ -2,6 +2,7 @@
 
 use crate::common;
 use plimsoll::internals::onnx::{self, Model, Weight};
+use plimsoll::internals::plan::Planning;
 use plimsoll::internals::random::{key, uniform};
 use plimsoll::internals::session::Session;
 use plimsoll::internals::train::{self, Loss, Optimizer, Programs, Rate, Training};

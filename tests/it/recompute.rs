@@ -3,6 +3,7 @@
 use plimsoll::internals::graph::AGAIN;
 use plimsoll::internals::onnx::{self, Model};
 use plimsoll::internals::pass::recompute::work;
+use plimsoll::internals::plan::Planning;
 use plimsoll::internals::train::classes::Classes;
 use plimsoll::internals::train::{self, Loss, Optimizer, Rate, Training};
 use plimsoll::{Choice, DType, Error, Graph, Limits, Options, Recipe, Session, Target, Tensor, Trace};

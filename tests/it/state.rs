@@ -6,6 +6,7 @@ use plimsoll::internals::eager::{Eager, Program};
 use plimsoll::internals::exec::Exec;
 use plimsoll::internals::kernel::{Kernel, Template};
 use plimsoll::internals::op::{Attrs, Fact, ValueId};
+use plimsoll::internals::plan::Planning;
 use plimsoll::internals::plan::{Class, Step};
 use plimsoll::internals::session::{Choice, Options, Session};
 use plimsoll::internals::{onnx, plan, reference};

@@ -65,8 +65,16 @@ const APART: &[&[&str]] = &[&["gpu::cuda", "gpu::wgpu"]];
 
 /// The members of the workspace: a folder of `src`, and what stands before the names of its modules. Those of `core` have the names by which the
 /// library brings them in.
-const MEMBERS: &[(&str, &str)] =
-    &[("core", ""), ("place", "place"), ("backend", "backend"), ("cpu", "cpu"), ("gpu", "gpu")];
+const MEMBERS: &[(&str, &str)] = &[
+    ("core", ""),
+    ("graph", ""),
+    ("run", ""),
+    ("plan", "plan"),
+    ("place", "place"),
+    ("backend", "backend"),
+    ("cpu", "cpu"),
+    ("gpu", "gpu"),
+];
 
 fn rust_files(folder: &Path, out: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(folder).expect("the folder is there") {

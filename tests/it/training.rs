@@ -3,6 +3,7 @@
 use crate::common::{self, Folder};
 use crate::state::{caches, mixed};
 use plimsoll::internals::onnx::{self, proto::*};
+use plimsoll::internals::plan::Planning;
 use plimsoll::internals::session::{Choice, Options, Session};
 use plimsoll::internals::{onnx::Model, reference};
 use plimsoll::{DType, Graph, Limits, Plan, Recipe, Target, Tensor, Trace};

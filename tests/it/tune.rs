@@ -10,6 +10,7 @@ use plimsoll::internals::kernel::call::{Call, LibraryAlgorithm};
 use plimsoll::internals::kernel::tuned::Tuned;
 use plimsoll::internals::kernel::{Kernel, schedule};
 use plimsoll::internals::pass::Prepared;
+use plimsoll::internals::plan::Planning;
 use plimsoll::internals::plan::{self, Compiled, Job, Limits};
 use plimsoll::internals::session::Device;
 use plimsoll::internals::target::Memory;

@@ -1,6 +1,6 @@
 //! Finds the dead bytes of each step: those that no later step may read. Poison fills them to find wrong reads.
 
-use crate::plan::{BufferIdx, Class, Program, SegmentIdx, View};
+use crate::{BufferIdx, Class, Program, SegmentIdx, View};
 use std::collections::{BTreeMap, HashSet};
 
 /// A range of a segment's bytes.

@@ -3,10 +3,10 @@
 use super::body;
 use crate::elements::{Set, is_injective};
 use crate::error::ensure;
+use crate::index::{KernelIdx, Per};
 use crate::kernel::schedule::{self, prologue};
 use crate::kernel::validate::Verdict;
 use crate::kernel::{Kernel, Operand, Template, check_prologues, cpu};
-use crate::plan::index::{KernelIdx, Per};
 use crate::shape::Access;
 use crate::target::Target;
 

@@ -2,8 +2,8 @@
 
 use crate::error::ensure;
 use crate::kernel::validate::Verdict;
-use crate::plan::{Buffer, BufferIdx, Class, Plan, Port, Spot, StatePort};
 use crate::target::{Memory, PREFETCH_STACK};
+use crate::{Buffer, BufferIdx, Class, Plan, Port, Spot, StatePort};
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 /// Checks that the programs of a plan fit together: they have names of their own. Constants and states of two programs are the same buffer,

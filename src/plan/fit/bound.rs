@@ -2,12 +2,12 @@
 
 use crate::error::Result;
 use crate::kernel::schedule;
+use crate::lower::{Dag, Draft};
+use crate::make::arrange::{draft, drafts};
+use crate::make::offsets::{TransferBytes, own_segments};
 use crate::pass::Prepared;
-use crate::plan::lower::{Dag, Draft};
-use crate::plan::make::arrange::{draft, drafts};
-use crate::plan::make::offsets::{TransferBytes, own_segments};
-use crate::plan::{BufferIdx, Class, StepIdx};
 use crate::target::Target;
+use crate::{BufferIdx, Class, StepIdx};
 use serde::Serialize;
 use std::cmp::Reverse;
 use std::collections::{HashMap, HashSet};
@@ -36,7 +36,7 @@ const MAX_ANCESTRY: usize = 1 << 14;
 /// The bound does not hold for other kernels, such as those of another fusion or of another binding of a dim.
 ///
 /// # Errors
-/// As [`plan`](crate::plan::plan), but for the limit.
+/// As [`plan`](crate), but for the limit.
 pub fn bound(graph: &Prepared, target: &Target) -> Result<Bound> {
     let bounds = drafts(|options| draft(graph, target, options))?.into_iter().map(|draft| of(&draft, target));
     Ok(bounds.min_by_key(|bound| bound.bytes).expect("there is a lowering"))

@@ -18,10 +18,10 @@
 
 use crate::decisions::Decisions;
 use crate::error::Result;
+use crate::make::arrange::{arrange, draft};
 use crate::pass::{Prefer, Prepared, chunk};
-use crate::plan::make::arrange::{arrange, draft};
-use crate::plan::{Because, Class, Knob, Limits};
 use crate::target::Target;
+use crate::{Because, Class, Knob, Limits};
 
 /// The most thresholds that are tried. They are equally far apart.
 const TRIED: usize = 16;

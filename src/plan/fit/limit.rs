@@ -19,9 +19,9 @@
 
 use super::recompute::{Choice, choices};
 use crate::error::Result;
+use crate::make::arrange::Arrangement;
+use crate::make::offsets::stack;
 use crate::pass::Prepared;
-use crate::plan::make::arrange::Arrangement;
-use crate::plan::make::offsets::stack;
 use crate::target::Target;
 use std::collections::HashMap;
 use std::rc::Rc;

@@ -3,5 +3,4 @@
 pub mod bound;
 pub mod chunks;
 pub mod limit;
-pub mod recipe;
 pub mod recompute;

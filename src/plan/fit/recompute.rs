@@ -16,14 +16,14 @@
 //! save nothing. Therefore the forward computation is cut into segments at narrow places, whose values are kept. Numbers of segments and
 //! prices of work are tried: these are the choices among which [limits](super::limit) select.
 
+use crate::Limits;
 use crate::error::Result;
 use crate::graph::{Graph, min_cut};
+use crate::make::arrange::{Arrangement, arrange, draft, estimate};
 use crate::op::{NodeId, ValueId};
 use crate::parallel::each;
 use crate::pass::recompute::{Recompute, work};
 use crate::pass::{Prepared, apart, recompute, regroup};
-use crate::plan::Limits;
-use crate::plan::make::arrange::{Arrangement, arrange, draft, estimate};
 use crate::target::Target;
 use std::cell::OnceCell;
 use std::collections::{HashMap, HashSet};

@@ -4,8 +4,8 @@ use super::{DraftConstant, Lowering};
 use crate::error::{Error, Result};
 use crate::kernel::Operand;
 use crate::op::ValueId;
-use crate::plan::{BufferIdx, Class};
 use crate::shape::Access;
+use crate::{BufferIdx, Class};
 use std::sync::Arc;
 
 /// A buffer as a value sees it.

@@ -3,6 +3,7 @@
 use super::buffer_view::BufferView;
 use super::outline::build;
 use super::{DraftConstant, Lowering};
+use crate::Class;
 use crate::constant::Constant;
 use crate::dtype::DType;
 use crate::error::Result;
@@ -10,7 +11,6 @@ use crate::graph::{Graph, Kind};
 use crate::kernel::{Template, library};
 use crate::op::{Fact, Lower, NodeId, ValueId};
 use crate::pass::Groups;
-use crate::plan::Class;
 use crate::shape::Access;
 use crate::target::Target;
 use std::collections::HashMap;

@@ -11,8 +11,8 @@ use crate::expr::{Body, Expr};
 use crate::graph::Graph;
 use crate::kernel::{Kernel, Operand, Template, cpu};
 use crate::op::{Call, Lower, NodeId, ValueId};
-use crate::plan::{BufferIdx, Class};
 use crate::shape::Access;
+use crate::{BufferIdx, Class};
 use std::collections::HashMap;
 use std::sync::Arc;
 

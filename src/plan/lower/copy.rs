@@ -3,12 +3,12 @@
 use super::Lowering;
 use super::buffer_view::BufferView;
 use super::outline::Outline;
+use crate::Class;
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::expr::Body;
 use crate::kernel::Template;
 use crate::op::ValueId;
-use crate::plan::Class;
 use crate::shape::Access;
 
 impl Lowering<'_> {

@@ -1,7 +1,7 @@
 //! The order that steps must keep.
 
 use super::Draft;
-use crate::plan::StepIdx;
+use crate::StepIdx;
 
 /// The dependencies between steps.
 pub struct Dag {

@@ -4,12 +4,12 @@
 use super::buffer_view::BufferView;
 use super::view::keeps_order;
 use super::{Lowering, Options};
+use crate::Class;
 use crate::error::{Error, Result};
 use crate::graph::Graph;
 use crate::kernel::cpu::same_elements;
 use crate::op::{Lower, NodeId, ValueId};
 use crate::pass::{Group, GroupKind};
-use crate::plan::Class;
 use crate::shape::Access;
 
 impl Lowering<'_> {

@@ -4,13 +4,13 @@ use crate::backend::cpu::OwnBytes;
 use crate::constant::Constant;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
+use crate::index::Per;
 use crate::kernel::{Kernel, cpu};
 use crate::op::ValueId;
 use crate::pass::Prefer;
-use crate::plan::index::Per;
-use crate::plan::{BindRange, BufferIdx, Class, KernelIdx, StepIdx};
 use crate::shape::Shape;
 use crate::target::Target;
+use crate::{BindRange, BufferIdx, Class, KernelIdx, StepIdx};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 

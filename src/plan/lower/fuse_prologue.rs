@@ -13,8 +13,8 @@ use crate::kernel::schedule::prologue;
 use crate::kernel::{Kernel, Operand, Prologue, Template};
 use crate::op::{Lower, NodeId, TemplateCall, ValueId};
 use crate::pass::{Group, GroupKind};
-use crate::plan::{BufferIdx, Class};
 use crate::shape::Access;
+use crate::{BufferIdx, Class};
 use std::collections::HashSet;
 
 /// An elementwise group that a template applies to the elements of an operand.

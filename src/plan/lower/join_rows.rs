@@ -13,7 +13,7 @@ use crate::error::Result;
 use crate::expr::{Body, Code, Instr};
 use crate::kernel::algorithm::Schedule;
 use crate::kernel::{Kernel, RowReduction, Template};
-use crate::plan::{BufferIdx, StepIdx};
+use crate::{BufferIdx, StepIdx};
 
 /// The most reductions of a joined kernel. Each holds a sum in registers.
 const MOST_REDUCTIONS: usize = 8;

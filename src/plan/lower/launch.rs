@@ -13,9 +13,9 @@ use crate::kernel::schedule::{self, Split};
 use crate::kernel::tuned::Tuned;
 use crate::kernel::{Kernel, Template};
 use crate::op::NodeId;
-use crate::plan::{BindRange, BufferIdx, Class, KernelIdx};
 use crate::shape::{Access, Shape};
 use crate::target::Target;
+use crate::{BindRange, BufferIdx, Class, KernelIdx};
 
 impl Lowering<'_> {
     /// Adds the kernel of a group, which writes the value of its last node. `seen` is that value's place in the kernel's index space, if

@@ -19,8 +19,8 @@ use crate::graph::Graph;
 
 use crate::op::{NodeId, ValueId};
 use crate::ops::SCATTER;
-use crate::plan::{BufferIdx, Class, StepIdx};
 use crate::shape::Access;
+use crate::{BufferIdx, Class, StepIdx};
 use std::collections::{HashMap, HashSet};
 
 /// The scatters of a graph, and the buffers over which they lie.

@@ -14,8 +14,8 @@ use crate::error::Result;
 use crate::expr::{Binary, Body, Expr};
 use crate::kernel::{Operand, PadMode, Template};
 use crate::op::ValueId;
-use crate::plan::{BufferIdx, Class};
 use crate::shape::{Access, Shape};
+use crate::{BufferIdx, Class};
 
 impl Lowering<'_> {
     /// The buffer of a port whose elements share bytes; `None` if they do not.

@@ -12,8 +12,8 @@
 use crate::expr::{Body, Code};
 use crate::kernel::templates::Along;
 use crate::kernel::{Kernel, Operand};
-use crate::plan::{BindRange, BufferIdx};
 use crate::target::Target;
+use crate::{BindRange, BufferIdx};
 use std::cell::Cell;
 use std::collections::BTreeMap;
 

@@ -14,8 +14,8 @@ use super::launch::reads_as_written;
 use super::{Dag, DraftState, DraftStep, Lowering};
 use crate::error::Result;
 use crate::graph::Kind;
-use crate::plan::{BufferIdx, Class, StepIdx};
 use crate::shape::Access;
+use crate::{BufferIdx, Class, StepIdx};
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashSet};
 

@@ -12,7 +12,7 @@ use crate::error::Result;
 use crate::expr::{Body, Code, Instr};
 use crate::kernel::algorithm::Schedule;
 use crate::kernel::{Kernel, Operand, Template};
-use crate::plan::{BufferIdx, KernelIdx, StepIdx};
+use crate::{BufferIdx, KernelIdx, StepIdx};
 use std::collections::HashSet;
 
 /// A kernel that computes what two did, and its arguments.

@@ -3,10 +3,10 @@
 use super::offsets::{Layout, check_sizes, layout as place, stack, total};
 use super::{order, workspace};
 use crate::error::Result;
+use crate::lower::{Draft, Options, lower};
 use crate::pass::{Prefer, Prepared};
-use crate::plan::lower::{Draft, Options, lower};
-use crate::plan::{Because, Candidate, Knob, Limits, Segment, Spot, StepIdx};
 use crate::target::Target;
+use crate::{Because, Candidate, Knob, Limits, Segment, Spot, StepIdx};
 
 /// A draft that is ready to be ordered. Library calls have the least workspaces that they run with, or the most if speed comes first.
 pub fn draft(graph: &Prepared, target: &Target, options: Options) -> Result<Draft> {

@@ -4,14 +4,14 @@ use super::arrange::Arrangement;
 use super::offsets::Layout;
 use crate::error::Result;
 use crate::kernel;
+use crate::lower::{Draft, DraftBuffer, DraftStep};
 use crate::pass::Prepared;
 use crate::place::{Item, Problem};
-use crate::plan::lower::{Draft, DraftBuffer, DraftStep};
-use crate::plan::{
+use crate::target::Target;
+use crate::{
     Buffer, BufferIdx, Candidate, Class, Compiled, ConstantPort, Plan, Port, Program, Spot, StatePort, Step, Summary,
     VERSION, View,
 };
-use crate::target::Target;
 
 /// The plan of a draft whose buffers lie at the places of an arrangement, a plan of one program, and its data. `whole` has each
 /// buffer's number in the arrangement.

@@ -1,8 +1,8 @@
 //! Liveness: the times at which each buffer holds data, and the results that overwrite an operand in place.
 
 use super::streams::Streams;
-use crate::plan::lower::Draft;
-use crate::plan::{BufferIdx, Class, StepIdx};
+use crate::lower::Draft;
+use crate::{BufferIdx, Class, StepIdx};
 
 /// The live range of one buffer, or of several that are placed as one because each overwrites the one before it in place.
 #[derive(Clone, Debug)]

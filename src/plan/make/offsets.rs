@@ -3,10 +3,10 @@
 use super::liveness::{self, Live};
 use super::streams::Streams;
 use crate::error::{Error, Result};
+use crate::lower::{Draft, DraftBuffer, DraftConstant};
 use crate::place::{self, Effort, Item, Problem};
-use crate::plan::lower::{Draft, DraftBuffer, DraftConstant};
-use crate::plan::{BufferIdx, Class, Segment, SegmentIdx, Spot, StepIdx};
 use crate::target::{Memory, PREFETCH_STACK, Target};
+use crate::{BufferIdx, Class, Segment, SegmentIdx, Spot, StepIdx};
 use std::collections::HashMap;
 
 /// An order and the offsets it leads to.

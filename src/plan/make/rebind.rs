@@ -10,13 +10,13 @@ use crate::kernel::algorithm::Schedule;
 use crate::kernel::call::Call;
 use crate::kernel::tuned::Tuned;
 use crate::kernel::{Kernel, cpu, schedule};
+use crate::lower::Draft;
 use crate::pass::Prepared;
-use crate::plan::lower::Draft;
-use crate::plan::{BindRange, BufferIdx, Class, View};
+use crate::{BindRange, BufferIdx, Class, View};
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// The data of a plan's constants and states, as [`Compiled`](crate::plan::Compiled) has it, from the graph that the plan was made of.
+/// The data of a plan's constants and states, as [`Compiled`](crate::Compiled) has it, from the graph that the plan was made of.
 ///
 /// # Errors
 /// When the plan is not one of this graph: the first buffer, step or port that differs.

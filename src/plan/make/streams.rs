@@ -10,8 +10,8 @@
 //! respects this order. So the live range of a buffer is stretched over all steps that may run at the same time as one that uses
 //! it. If two such ranges are disjoint, the uses are ordered.
 
-use crate::plan::StepIdx;
-use crate::plan::lower::{Dag, Draft};
+use crate::StepIdx;
+use crate::lower::{Dag, Draft};
 
 /// The streams of steps. All indices are positions in the order that the streams were made for.
 #[derive(Clone, Debug)]
@@ -126,8 +126,8 @@ impl Streams {
 mod tests {
     use super::*;
     use crate::dtype::DType;
-    use crate::plan::lower::{DraftBuffer, DraftStep};
-    use crate::plan::{BufferIdx, Class, KernelIdx};
+    use crate::lower::{DraftBuffer, DraftStep};
+    use crate::{BufferIdx, Class, KernelIdx};
 
     /// Steps that each read up to two earlier results, drawn from a seed.
     fn draft(seed: u64, steps: usize) -> Draft {

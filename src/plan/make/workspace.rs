@@ -18,10 +18,10 @@ use super::liveness::Range;
 use super::offsets::Layout;
 use crate::kernel::call::Call;
 use crate::kernel::{Kernel, schedule};
-use crate::plan::lower::Draft;
-use crate::plan::{BufferIdx, KernelIdx, SegmentIdx, Spot, StepIdx};
+use crate::lower::Draft;
 use crate::shape::Shape;
 use crate::target::Target;
+use crate::{BufferIdx, KernelIdx, SegmentIdx, Spot, StepIdx};
 use std::cmp::Reverse;
 
 /// Leaves every library call the least workspace that it runs with.
@@ -134,10 +134,10 @@ fn resize(draft: &mut Draft, bytes: impl Fn(KernelIdx, &Kernel) -> u64) {
 mod tests {
     use super::*;
     use crate::dtype::DType;
-    use crate::plan::lower::Options;
-    use crate::plan::make::liveness::live;
-    use crate::plan::make::streams::Streams;
-    use crate::trace::Trace;
+    use crate::lower::Options;
+    use crate::make::liveness::live;
+    use crate::make::streams::Streams;
+    use plimsoll_graph::trace::Trace;
 
     const MIB: u64 = 1 << 20;
 
@@ -150,7 +150,7 @@ mod tests {
         g.output("y", x.matmul(w).matmul(w));
         let (graph, target) = (g.finish().expect("the graph is sound"), Target::cuda());
         let mut draft =
-            crate::plan::make::arrange::draft(&graph.into(), &target, Options { join: true }).expect("it is lowered");
+            crate::make::arrange::draft(&graph.into(), &target, Options { join: true }).expect("it is lowered");
         assert!(draft.kernels.len() == 1 && draft.steps.len() == 2);
         let order: Vec<_> = StepIdx::all(&draft.steps).collect();
         let streams = Streams::new(&draft, &order, 1);

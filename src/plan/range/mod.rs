@@ -266,7 +266,7 @@ impl Arranged {
     /// Orders and places the largest sizes of the bindings that are tried.
     ///
     /// # Errors
-    /// As [`plan`](crate::plan::plan()), except that the limit is an aim alone.
+    /// As [`plan`](crate::plan()), except that the limit is an aim alone.
     pub fn new(bindings: Bindings, target: &Target, limits: &Limits) -> Result<Arranged> {
         let maker = Maker::new(bindings, target)?;
         let mut found: Vec<(Options, Arc<Record>, Vec<Member>)> = Vec::new();

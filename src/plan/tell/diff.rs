@@ -1,7 +1,7 @@
 //! Compares two plans buffer by buffer.
 
 use super::peak::{Peak, peak};
-use crate::plan::{Buffer, BufferIdx, Class, Knob, SegmentIdx, View};
+use crate::{Buffer, BufferIdx, Class, Knob, SegmentIdx, View};
 use serde::Serialize;
 use std::cmp::Reverse;
 use std::collections::{HashMap, HashSet};

@@ -2,7 +2,7 @@
 
 use super::timeline::Timeline;
 use crate::graph::Graph;
-use crate::plan::{BufferIdx, Class, StepIdx, View};
+use crate::{BufferIdx, Class, StepIdx, View};
 use serde::Serialize;
 use std::cmp::Reverse;
 use std::collections::{HashMap, HashSet};

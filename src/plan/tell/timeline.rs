@@ -3,8 +3,8 @@
 //! Time is in half steps: step `s` lasts from `2 s` to `2 s + 2`. If a result overwrites an operand in place, it takes over the
 //! bytes in the middle of the step. So no two buffers hold the same byte at the same time.
 
-use crate::plan::check::streams::Clock;
-use crate::plan::{BufferIdx, Class, StepIdx, View};
+use crate::check::streams::Clock;
+use crate::{BufferIdx, Class, StepIdx, View};
 use std::cmp::Reverse;
 use std::ops::Range;
 
@@ -23,7 +23,7 @@ pub struct Timeline {
 }
 
 impl Timeline {
-    /// The timeline of a plan that [`check`](crate::plan::check::check) has accepted. O(n log n).
+    /// The timeline of a plan that [`check`](crate::check::check) has accepted. O(n log n).
     pub fn of(plan: View) -> Timeline {
         let clock = Clock::new(plan).expect("a plan's streams are checked");
         let arena = |b: BufferIdx| plan.buffers[b].class.in_arena();

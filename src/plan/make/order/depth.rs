@@ -1,8 +1,8 @@
 //! Depth-first orders, from the results back: the inputs of a step are computed right before it.
 
 use super::live_bytes::Uses;
-use crate::plan::lower::Dag;
-use crate::plan::{BufferIdx, StepIdx};
+use crate::lower::Dag;
+use crate::{BufferIdx, StepIdx};
 use std::cmp::Reverse;
 
 /// The rule that says which of a step's inputs is computed first.

@@ -1,8 +1,8 @@
 //! List schedules: of the steps that are ready, the one with the fewest live bytes after it is next.
 
 use super::live_bytes::{LiveBytes, Uses};
-use crate::plan::lower::Dag;
-use crate::plan::{BufferIdx, StepIdx};
+use crate::lower::Dag;
+use crate::{BufferIdx, StepIdx};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 

@@ -1,7 +1,7 @@
-//! How many bytes are live while steps run one after another: what [`live`](crate::plan::make::liveness) will find, without its ranges.
+//! How many bytes are live while steps run one after another: what [`live`](crate::make::liveness) will find, without its ranges.
 
-use crate::plan::lower::Draft;
-use crate::plan::{BufferIdx, Class, StepIdx};
+use crate::lower::Draft;
+use crate::{BufferIdx, Class, StepIdx};
 
 /// The buffers of the arena that each step touches.
 pub(super) struct Uses {

@@ -1,7 +1,7 @@
 //! Orders the steps. The order sets the lower bound of the arena, which offsets can only approach.
 
-use crate::plan::StepIdx;
-use crate::plan::lower::{Dag, Draft};
+use crate::StepIdx;
+use crate::lower::{Dag, Draft};
 use depth::{First, depth_first};
 use list::{Next, list};
 use live_bytes::{LiveBytes, Uses};

@@ -5,8 +5,8 @@
 //! steps depend on. If one size has too many sets, only those with the fewest live bytes go on, and the search is not exact.
 
 use super::live_bytes::{Level, Uses};
-use crate::plan::lower::Dag;
-use crate::plan::{BufferIdx, StepIdx};
+use crate::lower::Dag;
+use crate::{BufferIdx, StepIdx};
 use std::collections::HashMap;
 use std::ops::Range;
 

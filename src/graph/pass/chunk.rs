@@ -7,7 +7,7 @@
 //! ```
 //!
 //! A node's row says if its chunks make up the whole ([`Call::part`](crate::op::Call::part)), so every choice of nodes is right. The choice is a matter of memory
-//! alone: the region has all nodes that run while at least so many bytes are live. [Plans](crate::plan::fit::chunks) are asked for that
+//! alone: the region has all nodes that run while at least so many bytes are live. Plans are asked for that
 //! threshold. A chunk of a whole value is a slice of it; a whole value of chunks is their concatenation. Along the outermost axis neither
 //! moves a byte. Constants are shared.
 

@@ -111,7 +111,7 @@ pub struct Graph {
     /// The place from which on nodes belong to the backward computation.
     backward: Option<u32>,
     /// True if whoever runs the graph makes the inputs of the next run ready while one runs.
-    pub(crate) prefetches: bool,
+    pub prefetches: bool,
     /// True if numbers behind that of the last node are free: new nodes would take these.
     has_free_end: bool,
     known: Known,
@@ -272,7 +272,7 @@ impl Graph {
     }
 
     /// Gives a constant other elements, in its place.
-    pub(crate) fn fill(&mut self, value: ValueId, constant: impl Into<Arc<Constant>>) {
+    pub fn fill(&mut self, value: ValueId, constant: impl Into<Arc<Constant>>) {
         self.known = Known::default();
         let (constant, node) = (constant.into(), &mut self.dag[index(value.node)]);
         node.outputs[0].fact = constant.fact.clone();
@@ -283,7 +283,7 @@ impl Graph {
     ///
     /// # Errors
     /// When the value is no constant.
-    pub(crate) fn keep(&mut self, value: ValueId, name: Option<String>) -> Result<()> {
+    pub fn keep(&mut self, value: ValueId, name: Option<String>) -> Result<()> {
         let Some(mut constant) = self.as_constant(value).cloned() else {
             return Err(self.node(value.node).error("only a constant becomes a state"));
         };
@@ -329,7 +329,7 @@ impl Graph {
     }
 
     /// Takes an output from the graph, and returns its value. `None` if there is none of this name.
-    pub(crate) fn withdraw_output(&mut self, name: &str) -> Option<ValueId> {
+    pub fn withdraw_output(&mut self, name: &str) -> Option<ValueId> {
         self.known = Known::default();
         let at = self.outputs.iter().position(|(output, _)| output == name)?;
         Some(self.outputs.remove(at).1)
@@ -428,7 +428,7 @@ impl Graph {
     ///
     /// # Errors
     /// When the graph has no output of a name.
-    pub(crate) fn keep_outputs(&mut self, names: &[String]) -> Result<()> {
+    pub fn keep_outputs(&mut self, names: &[String]) -> Result<()> {
         if names.is_empty() {
             return Ok(());
         }
@@ -756,7 +756,7 @@ impl Graph {
     }
 
     /// Places nodes added from now on at the beginning of the backward computation.
-    pub(crate) fn insert_backward(&mut self) {
+    pub fn insert_backward(&mut self) {
         self.cursor = self.backward.unwrap_or(self.cursor);
     }
 
@@ -836,7 +836,7 @@ impl Graph {
     }
 
     /// Adds a node like another, which reads other values and stands where `at` stands. Its name ends with [`AGAIN`].
-    pub(crate) fn copy(&mut self, node: NodeId, operands: &[Option<ValueId>], at: NodeId) -> NodeId {
+    pub fn copy(&mut self, node: NodeId, operands: &[Option<ValueId>], at: NodeId) -> NodeId {
         let Node { name, kind, attrs, outputs, .. } = self.node(node).clone();
         self.insert_at(at);
         let again = |name: String| if name.ends_with(AGAIN) { name } else { name + AGAIN };
@@ -845,7 +845,7 @@ impl Graph {
     }
 
     /// Makes a node read other values.
-    pub(crate) fn read(&mut self, node: NodeId, operands: &[Option<ValueId>]) {
+    pub fn read(&mut self, node: NodeId, operands: &[Option<ValueId>]) {
         self.known = Known::default();
         let edges: Vec<_> = self.dag.edges_directed(index(node), Direction::Incoming).map(|edge| edge.id()).collect();
         edges.into_iter().for_each(|edge| self.dag[edge].slot = None);
@@ -908,7 +908,7 @@ impl Graph {
 }
 
 /// The nodes on the sink's side of a minimum cut of a network, as few as there can be. An edge has a start, an end and a capacity.
-pub(crate) fn min_cut(nodes: usize, edges: &[(u32, u32, u64)], source: u32, sink: u32) -> Vec<bool> {
+pub fn min_cut(nodes: usize, edges: &[(u32, u32, u64)], source: u32, sink: u32) -> Vec<bool> {
     let mut network = petgraph::Graph::<(), u64>::with_capacity(nodes, edges.len());
     (0..nodes).for_each(|_| _ = network.add_node(()));
     let index = |node: u32| NodeIndex::new(node as usize);

@@ -263,6 +263,7 @@ fn convolutions() -> Result<Graph> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::plan::Planning;
     use crate::plan::{Limits, Recipe};
 
     /// The graphs have the kernels that they are made for.

@@ -125,7 +125,7 @@ const READERS: &[(&str, usize)] = &[
 ];
 
 /// Operators that hand the elements of a weight on.
-pub(crate) const HAND_ON: &[&str] = &["Identity", "Transpose", "Cast", "Reshape", "Squeeze", "Unsqueeze", "Flatten"];
+pub const HAND_ON: &[&str] = &["Identity", "Transpose", "Cast", "Reshape", "Squeeze", "Unsqueeze", "Flatten"];
 
 /// The words of a name: parts of letters, in lower case.
 fn words(name: &str) -> impl DoubleEndedIterator<Item = String> {

@@ -6,7 +6,7 @@
 //! ```
 //!
 //! The copy of a node stands where its first reader of the backward computation stands. It reads the kept values, and copies of the others.
-//! Which values are kept is a matter of memory and of time: [plans](crate::plan::fit::recompute) are asked for it.
+//! Which values are kept is a matter of memory and of time: plans are asked for it.
 
 use super::{GroupKind, Groups, Prepared};
 use crate::error::Result;

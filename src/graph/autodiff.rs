@@ -3,7 +3,7 @@
 //! The graph is walked backwards from the value. Each node on the way hands the gradients of its outputs to its inputs, as its row's
 //! [`Grad`] says. Most rows state nothing:
 //!
-//! - an elementwise row is derived from its expression ([`scalar`]);
+//! - an elementwise row is derived from its expression (`scalar`);
 //! - a row that decomposes is derived node by node. These nodes are added beside the row, and are computed once with those of the forward
 //!   computation, because equal nodes are;
 //! - a reduction, a concatenation and a view have one rule each.

@@ -359,7 +359,7 @@ fn value_info(name: String, fact: &Fact) -> ValueInfoProto {
 
 impl Graph {
     /// Writes the graph as a model that holds its constants: `.onnxtxt` as text, any other name as protobuf. Its states become a training
-    /// step, which [`Options::training`](crate::Options::training) runs. A reader sees the old file or the complete new one.
+    /// step, which `Options::training` runs. A reader sees the old file or the complete new one.
     ///
     /// ```
     /// use plimsoll::{Choice, Options, Session, Tensor, Trace};

@@ -6,10 +6,9 @@ use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::kernel::Kernel;
 use crate::kernel::cpu::{self, Plain};
-use crate::plan::index::Per;
 use crate::plan::{
-    BufferIdx, Class, ConstantPort, Counted, Data, Indexes, KernelIdx, Plan, Port, Program, Segment, SegmentIdx, Spot,
-    StatePort, Step, Use, View,
+    BufferIdx, Class, ConstantPort, Counted, Data, Indexes, Plan, Port, Program, Segment, SegmentIdx, Spot, StatePort,
+    Step, Use, View,
 };
 use crate::shape::Access;
 use crate::target::{Memory, PREFETCH_STACK};
@@ -24,9 +23,6 @@ pub(crate) mod finite;
 mod place;
 pub mod poison;
 mod saved;
-
-impl Per<SegmentIdx> for SegmentId {}
-impl Per<KernelIdx> for KernelId {}
 
 /// A plan on a device: allocated, filled with its constants, recorded. One of its programs is current and runs. Plans of other bindings of a
 /// range may be added: they have the same segments, and one program each.
@@ -811,7 +807,7 @@ pub(crate) fn read_outputs(
 }
 
 /// All outputs of a run, without the room behind what it found. Per output: its name, and the axes along which it has room.
-pub(crate) fn found<'p>(ports: impl Iterator<Item = (&'p str, &'p [Counted])>, outputs: Vec<Tensor>) -> Vec<Tensor> {
+pub fn found<'p>(ports: impl Iterator<Item = (&'p str, &'p [Counted])>, outputs: Vec<Tensor>) -> Vec<Tensor> {
     let ports: Vec<_> = ports.collect();
     let all: BTreeMap<&str, Tensor> = ports.iter().map(|(name, _)| *name).zip(outputs.iter().cloned()).collect();
     ports.iter().zip(outputs).map(|((_, counted), tensor)| without_room(tensor, counted, &all)).collect()

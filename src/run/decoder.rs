@@ -484,7 +484,7 @@ impl Decoder {
     }
 
     /// True if a text of so many tokens, the last of which no run has taken, fills the context.
-    pub(crate) fn is_full(&self, tokens: usize) -> bool {
+    pub fn is_full(&self, tokens: usize) -> bool {
         tokens > self.context
     }
 

@@ -302,6 +302,7 @@ fn refused(backend: &mut dyn Backend, plan: &Plan) -> Vec<Call> {
 /// A plan, loaded on a device: one program or several. Threads can share it; it runs one call at a time.
 ///
 /// ```
+/// # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).expect("the folder of the project");
 /// use plimsoll::{Choice, DType, Options, Session, Tensor};
 /// let options = Options::default().on(Choice::Cpu).set("batch", 2);
 /// let session = Session::from_path("graphs/mlp.onnxtxt", &options)?;
@@ -385,6 +386,7 @@ impl Session {
     /// and `Cuda::lend`, of the crate's internals.
     ///
     /// ```
+    /// # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).expect("the folder of the project");
     /// use plimsoll::{Choice, Graph, Options, Session};
     /// let memory: &'static mut [u8] = vec![0; 1 << 20].leak();
     /// let graph = Graph::from_path("graphs/mlp.onnxtxt", &[("batch", 2)])?;
@@ -456,6 +458,7 @@ impl Session {
     /// room for another.
     ///
     /// ```
+    /// # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).expect("the folder of the project");
     /// use plimsoll::{Choice, Options, Session, Tensor};
     /// let options = Options { forks: 2, ..Options::default() }.on(Choice::Cpu).set("batch", 1);
     /// let session = Session::from_path("graphs/mlp.onnxtxt", &options)?;
@@ -590,6 +593,7 @@ impl Session {
     /// stores in their own type. Of several [programs](Self::program), the first one runs.
     ///
     /// ```
+    /// # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).expect("the folder of the project");
     /// use plimsoll::{Choice, Options, Place, Session};
     /// let session = Session::from_path("graphs/product.onnxtxt", &Options::default().on(Choice::Cpu).set("n", 2))?;
     /// let (a, b, mut y) = ([0u8; 16], [0u8; 16], [1u8; 16]);

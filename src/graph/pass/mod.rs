@@ -31,6 +31,7 @@ mod int8;
 mod merge;
 mod packed;
 mod quantize;
+mod recipe;
 pub mod recompute;
 mod rotary;
 mod scale;
@@ -46,10 +47,11 @@ pub use group::{Group, GroupKind, Groups};
 pub use indexes::{Indexes, Use};
 pub use quantize::{Quantize, dequantized_from, quantized};
 
-/// The options of compilation that do not depend on the device: types, fusion, chunks. [`Recipe::plan`] plans without a device.
+/// The options of compilation that do not depend on the device: types, fusion, chunks. `Planning::plan` plans without a device.
 ///
 /// ```
-/// use plimsoll::{Graph, Limits, Recipe, Target};
+/// # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).expect("the folder of the project");
+/// use plimsoll::{Graph, Limits, Planning, Recipe, Target};
 /// let graph = Graph::from_path("graphs/mlp.onnxtxt", &[("batch", 64)])?;
 /// let plan = Recipe::default().plan(graph, &Target::cuda(), &Limits { memory: Some(2 << 30) })?;
 /// assert_eq!(plan.bytes(), plan.programs[0].summary.planned_bytes);

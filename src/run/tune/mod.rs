@@ -6,7 +6,7 @@
 //!       --plan again, with the table--> a plan of no more bytes
 //! ```
 //!
-//! [`schedule::candidates`] says what is tried, [`schedule::check`] what is legal. Tuning adds no algorithm and no rule.
+//! `schedule::candidates` says what is tried, `schedule::check` what is legal. Tuning adds no algorithm and no rule.
 
 use crate::backend::{Backend, Launch, RecordId, SegmentId, Slice};
 use crate::dtype::DType;

@@ -9,6 +9,17 @@
 //! A [`Job`] is all that is asked, and [`plan()`] makes its plan. [`make`] tries lowerings, orders and streams, and writes the plan of the best;
 //! [`range`] does so for a range of shapes. [`tell`] says what a finished plan holds.
 
+// Its own modules, and those of the members below, by their names.
+pub(crate) use plimsoll_core::{
+    constant, decisions, dtype, elements, error, expr, kernel, op, ops, parallel, shape, target,
+};
+pub(crate) use plimsoll_graph::{graph, pass};
+use plimsoll_place as place;
+
+mod backend {
+    pub use plimsoll_cpu as cpu;
+}
+
 use crate::constant::Constant;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -19,8 +30,8 @@ pub use crate::pass::{Indexes, Prefer, Recipe, Use};
 use crate::shape::Shape;
 use crate::target::{Memory, Target};
 pub use index::{BufferIdx, KernelIdx, SegmentIdx, Spot, StepIdx};
-pub use job::{Graphs, Job, Planned, Planner, compile, compiled, plan, planned};
-pub(crate) use make::offsets::{TransferBytes, own_segments};
+pub use job::{Graphs, Job, Planned, Planner, Planning, compile, compiled, plan, planned};
+pub use make::offsets::{TransferBytes, own_segments};
 pub use make::rebind::data;
 pub use origin::{Model, Origin};
 use serde::{Deserialize, Serialize};
@@ -30,7 +41,7 @@ use std::sync::Arc;
 
 pub mod check;
 pub mod fit;
-pub(crate) mod index;
+pub mod index;
 pub mod job;
 pub mod lower;
 pub mod make;
@@ -141,7 +152,7 @@ pub struct Buffer {
 
 impl Buffer {
     /// The buffer's first byte.
-    pub(crate) fn spot(&self) -> Spot {
+    pub fn spot(&self) -> Spot {
         Spot { segment: self.segment, offset: self.offset }
     }
 
@@ -203,7 +214,7 @@ impl Port {
     }
 
     /// The name, and the axes along which a run fills the first elements.
-    pub(crate) fn room(&self) -> (&str, &[Counted]) {
+    pub fn room(&self) -> (&str, &[Counted]) {
         (&self.name, &self.counted)
     }
 }
@@ -427,7 +438,7 @@ pub struct Plan {
     /// Runs at once. They share the constants; each has all other segments for itself.
     #[serde(default = "one", skip_serializing_if = "is_one")]
     pub runs: u32,
-    /// The files that it was made of, if a session is to [load it again](crate::Session::from_plan).
+    /// The files that it was made of, if a session is to load it again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub origin: Option<Origin>,
     /// Allocations.
@@ -619,7 +630,7 @@ pub struct Limits {
 
 impl Limits {
     /// Refuses a plan that takes more.
-    pub(crate) fn check(&self, plan: &Plan) -> Result<()> {
+    pub fn check(&self, plan: &Plan) -> Result<()> {
         match self.memory {
             Some(limit) if plan.bytes() > limit => Err(plan.exceeds(limit)),
             _ => Ok(()),

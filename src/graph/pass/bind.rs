@@ -5,7 +5,7 @@
 //! MatMul (x, w)         x [.., 0..k] . w [0..k, ..]   +   x [.., k..] . w [k.., ..]
 //! ```
 //!
-//! Each part is a view that a binding holds. Kernels that can be cut along their results are cut [when they are made](crate::plan::lower),
+//! Each part is a view that a binding holds. Kernels that can be cut along their results are cut when they are made,
 //! and stay as they are here.
 
 use super::Context;

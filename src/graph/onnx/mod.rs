@@ -1,6 +1,6 @@
 //! Reads and writes ONNX files. No other module knows protobuf.
 //!
-//! [`load`] reads a `.onnx` or `.onnxtxt` file into a [`Model`]. [`import`] turns a model into a [`Graph`](crate::Graph). Operators
+//! [`load`] reads a `.onnx` or `.onnxtxt` file into a [`Model`]. [`import`] turns a model into a [`Graph`]. Operators
 //! have ONNX's names and meanings throughout the crate, so it is a loop over nodes. An operator is defined by its row of the
 //! [op table](crate::ops), and nowhere here.
 
@@ -39,7 +39,7 @@ use import::Open;
 
 pub use export::{export, export_step};
 pub use inspect::{Declared, Initializer, Inspected};
-pub(crate) use roles::HAND_ON;
+pub use roles::HAND_ON;
 pub use roles::{Role, Weight};
 pub use state::likely_states;
 pub use write::{data_file, encode, write};
@@ -184,6 +184,7 @@ impl Graph {
     /// long as the graph is in use.
     ///
     /// ```
+    /// # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).expect("the folder of the project");
     /// let graph = plimsoll::Graph::from_path("graphs/mlp.onnxtxt", &[("batch", 8)])?;
     /// assert_eq!(graph.fact(graph.inputs()[0]).to_string(), "f32[8,784]");
     /// # Ok::<(), plimsoll::Error>(())
@@ -199,6 +200,7 @@ impl Graph {
     /// Reads a graph file as [`from_path`](Self::from_path) does, with its training step: initializers that the step updates are states.
     ///
     /// ```
+    /// # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).expect("the folder of the project");
     /// let graph = plimsoll::Graph::training_from_path("graphs/sgd.onnxtxt", &[("batch", 8)])?;
     /// assert_eq!(graph.states().len(), 3);
     /// # Ok::<(), plimsoll::Error>(())

@@ -7,6 +7,7 @@ use crate::error::{Error, Result};
 use crate::exec::Exec;
 use crate::graph::Graph;
 use crate::pass::Prepared;
+use crate::plan::Planning;
 use crate::plan::{self, Class, Limits, Recipe, View};
 use crate::target::Target;
 use crate::tensor::Tensor;

@@ -39,6 +39,7 @@ impl Session {
     /// [bound](Options::bind) elements. A plan of the CPU runs on as many threads as it was made for.
     ///
     /// ```
+    /// # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).expect("the folder of the project");
     /// use plimsoll::{Choice, Options, Plan, Session};
     /// let (model, options) = ("graphs/mlp.onnxtxt", Options::default().on(Choice::Cpu).set("batch", 2));
     /// let plan = Session::from_path(model, &options)?.plan().clone();
