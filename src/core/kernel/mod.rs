@@ -123,16 +123,7 @@ impl Kernel {
             // A prologue rewrites what is there.
             return operand < self.further().end;
         }
-        match (&self.template, operand) {
-            (Template::Gather { .. } | Template::Scatter { .. }, _) | (Template::Attention { .. }, 3..) => true,
-            (Template::MatMul, 1) => is_constant,
-            (Template::MatMulBits { zeros, .. }, 2 | 3) => {
-                is_constant && (operand == 2 || matches!(zeros, ZeroPoints::Floats | ZeroPoints::Codes))
-            }
-            // A depthwise one reads its filters tap by tap.
-            (Template::Conv { groups, .. }, 1) if is_constant => self.reads[0].access.shape.get(1) != Some(groups),
-            _ => false,
-        }
+        (self.template.def().widens)(self, operand, is_constant)
     }
 
     /// The type of the core value: the core operands' own. Products of bytes, and convolutions of them, are summed in `i32`.

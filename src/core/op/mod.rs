@@ -78,6 +78,8 @@ pub struct OpDef {
     pub flop: Option<fn(&Call) -> f64>,
     /// True if the nodes that stand for a call on halves compute in `f32`, and the results are rounded once: see [`Call::decompose`].
     pub wide: bool,
+    /// True if its kernel writes some elements of its first operand, and the result lies over that: its template is in place.
+    pub in_place: bool,
     /// Adds inputs and attributes to an empty sample: see [`OpDef::example`].
     pub sample: fn(Sample) -> Sample,
 }
@@ -113,6 +115,7 @@ impl OpDef {
             grad,
             flop,
             wide: false,
+            in_place: false,
             sample: |s| s,
         }
     }
@@ -145,6 +148,11 @@ impl OpDef {
     /// Says that halves are computed in `f32`, as sums, counts and squares of theirs must be.
     pub(crate) const fn wide(self) -> OpDef {
         OpDef { wide: true, ..self }
+    }
+
+    /// Says that the result lies over the first operand.
+    pub(crate) const fn in_place(self) -> OpDef {
+        OpDef { in_place: true, ..self }
     }
 
     /// Sets inputs and attributes of the sample.

@@ -326,7 +326,15 @@ mod tests {
                 (facts.iter().map(Option::as_ref).collect(), tensors.iter().map(Option::as_ref).collect());
             let (least, most) = op.arity();
             assert!((least..=most).contains(&facts.len()), "{} has a sample with {} inputs", op.name, facts.len());
-            let outputs = Call { op, attrs: &sample.attrs, inputs: &facts }.compute(&inputs);
+            let call = Call { op, attrs: &sample.attrs, inputs: &facts };
+            if let Lower::Template(of) = op.lower {
+                let views: Vec<_> =
+                    facts.iter().flatten().map(|f| crate::shape::Access::contiguous(f.shape.clone())).collect();
+                let made = of(&call, &views).unwrap_or_else(|e| panic!("{} has no template: {e}", op.name));
+                let in_place = made.template.def().in_place;
+                assert_eq!(op.in_place, in_place, "{} and its template, {}", op.name, made.template.name());
+            }
+            let outputs = call.compute(&inputs);
             let outputs = outputs.unwrap_or_else(|e| panic!("{} refuses its sample: {e}", op.name));
             assert!(outputs.iter().any(|t| t.shape().numel() > 0), "the sample of {} computes nothing", op.name);
         }

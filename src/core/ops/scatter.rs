@@ -65,6 +65,7 @@ pub(super) static OPS: &[OpDef] = &[
         let s = s.floats(&[&[2, 5, 3]]).given(DType::I64, &[1, 4, 1], &[0.0, -1.0, 5.0, 2.0]);
         s.floats(&[&[2, 4, 3]]).attr("axis", 1).attr("unique_indices", 1)
     })
+    .in_place()
     .attrs(names![axis unique_indices]),
     OpDef::new(
         SUM_BY_INDEX,

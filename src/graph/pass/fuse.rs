@@ -7,7 +7,7 @@ use crate::dtype::DType;
 use crate::error::Result;
 use crate::graph::Graph;
 use crate::op::{Call, Lower, NodeId, ValueId};
-use crate::ops::{CONV_OF_BYTES, PRODUCT_OF_BYTES, SCATTER, SUMS_OF_PARTS};
+use crate::ops::{CONV_OF_BYTES, PRODUCT_OF_BYTES, SUMS_OF_PARTS};
 use crate::shape::Shape;
 use std::collections::BTreeSet;
 
@@ -51,7 +51,7 @@ pub(super) fn run(graph: &Graph, context: &Context) -> Result<Groups> {
     }
     for node in templates.into_iter().filter(|&n| fuser.is_free(n)).collect::<Vec<_>>() {
         let kind = GroupKind::Template { call: node };
-        if graph.node(node).op().is_some_and(|op| op.name == SCATTER) {
+        if graph.node(node).op().is_some_and(|op| op.in_place) {
             // Its kernel computes some of its value's elements.
             fuser.seal(&[node], kind);
             continue;

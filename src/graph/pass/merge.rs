@@ -14,7 +14,6 @@ use crate::dtype::DType;
 use crate::error::Result;
 use crate::graph::Graph;
 use crate::op::{Attrs, Lower, NodeId, OpDef, ValueId};
-use crate::ops::SCATTER;
 use crate::target::{Target, Wave};
 use std::collections::BTreeSet;
 
@@ -39,8 +38,8 @@ pub fn run(graph: &mut Graph, context: &Context) -> Result<()> {
     let Some(wave) = context.target.wave() else { return Ok(()) };
     let mut row: Vec<Product> = Vec::new();
     for id in graph.order()? {
-        // Other kernels in between would run while all of the results are kept. A scatter takes no memory of its own.
-        let computes = |op: &OpDef| matches!(op.lower, Lower::Template(_) | Lower::Reduce(_)) && op.name != SCATTER;
+        // Other kernels in between would run while all of the results are kept. A result in place takes no memory of its own.
+        let computes = |op: &OpDef| matches!(op.lower, Lower::Template(_) | Lower::Reduce(_)) && !op.in_place;
         let computes = graph.node(id).op().is_some_and(computes);
         if !computes {
             continue;

@@ -18,7 +18,6 @@ use crate::expr::Body;
 use crate::graph::Graph;
 
 use crate::op::{NodeId, ValueId};
-use crate::ops::SCATTER;
 use crate::shape::Access;
 use crate::{BufferIdx, Class, StepIdx};
 use std::collections::{HashMap, HashSet};
@@ -39,9 +38,9 @@ impl Scatters {
     }
 }
 
-/// True if a node is a scatter.
+/// True if a node is a scatter: its row says so.
 pub(super) fn is_scatter(graph: &Graph, id: NodeId) -> bool {
-    graph.node(id).op().is_some_and(|op| op.name == SCATTER)
+    graph.node(id).op().is_some_and(|op| op.in_place)
 }
 
 impl Lowering<'_> {

@@ -16,6 +16,7 @@ pub(super) static ATTENTION: TemplateDef = TemplateDef {
     name: "attention",
     doc: "softmax of the scores of queries and keys, times values; scores are never stored",
     kind: Kind::Product,
+    widens: |_, operand, _| operand >= 3,
     core_reads: |t| {
         let Template::Attention { further, .. } = t else { mismatch(t) };
         3usize.saturating_add(*further)

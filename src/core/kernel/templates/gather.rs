@@ -5,6 +5,7 @@ use super::*;
 pub(super) static GATHER: TemplateDef = TemplateDef {
     name: "gather",
     doc: "elements that indices choose",
+    widens: |_, _, _| true,
     core_reads: |t| {
         let Template::Gather { strides, .. } = t else { mismatch(t) };
         1 + strides.len()

@@ -9,6 +9,7 @@ pub(super) static MATMUL: TemplateDef = TemplateDef {
     name: "matmul",
     doc: "batched matrix product",
     kind: Kind::Product,
+    widens: |_, operand, is_constant| operand == 1 && is_constant,
     core_reads: |_| 2,
     check: |kernel, _| {
         let shape = &kernel.shape;

@@ -186,6 +186,8 @@ pub struct TemplateDef {
     pub rows: fn(&Template) -> Rows,
     /// True if the one result lies at the bytes of operand 0, and the kernel writes only elements that data chooses: the others stay.
     pub in_place: bool,
+    /// True if the CPU's kernel widens halves of a core operand, which may be a constant, as it reads them.
+    pub widens: fn(&Kernel, usize, bool) -> bool,
     /// The template's own code, beside the kernel's body and prologues.
     pub bodies: fn(&Template) -> Vec<&Body>,
     /// Checks the core operands and the parameters. Operands are enough, and have countable extents with a stride per axis.
@@ -279,6 +281,7 @@ const PLAIN: TemplateDef = TemplateDef {
     core_reads: |_| 1,
     rows: |_| Rows { axes: 0, written_once: false },
     in_place: false,
+    widens: |_, _, _| false,
     bodies: |_| Vec::new(),
     check: |_, _| Ok(()),
     axis_of: |_, _, _| Along::Tied,

@@ -137,6 +137,13 @@ pub(super) static MATMUL_BITS: TemplateDef = TemplateDef {
         Template::MatMulBits { zeros: ZeroPoints::Number(_), .. } => 3,
         _ => 4,
     },
+    widens: |kernel, operand, is_constant| match (&kernel.template, operand) {
+        (_, 2) => is_constant,
+        (Template::MatMulBits { zeros, .. }, 3) => {
+            is_constant && matches!(zeros, ZeroPoints::Floats | ZeroPoints::Codes)
+        }
+        _ => false,
+    },
     check: |kernel, _| {
         let (shape, reads) = (&kernel.shape, &kernel.reads);
         let (batch, m, n) = matrix(shape)?;

@@ -17,6 +17,7 @@ pub(super) static SCATTER: TemplateDef = TemplateDef {
     name: "scatter",
     doc: "updates at the places that indices choose, over the data",
     core_reads: |_| 3,
+    widens: |_, _, _| true,
     in_place: true,
     check: |kernel, _| {
         let &Template::Scatter { axis, extent, .. } = &kernel.template else { mismatch(&kernel.template) };

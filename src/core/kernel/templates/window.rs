@@ -39,6 +39,11 @@ pub(super) static CONV: TemplateDef = TemplateDef {
     doc: "convolution",
     kind: Kind::Convolution,
     core_reads: |_| 2,
+    // A depthwise one reads its filters tap by tap.
+    widens: |kernel, operand, is_constant| {
+        let Template::Conv { groups, .. } = &kernel.template else { mismatch(&kernel.template) };
+        operand == 1 && is_constant && kernel.reads[0].access.shape.get(1) != Some(groups)
+    },
     check: |kernel, family| {
         let Template::Conv { groups, window, padding } = &kernel.template else { mismatch(&kernel.template) };
         let (c, o) = channels(kernel, *groups)?;
