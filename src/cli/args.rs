@@ -200,6 +200,7 @@ impl Model {
             values: Vec::new(),
             given: Vec::new(),
             weights: self.weights.clone(),
+            ties: self.ties().map(|(dim, sum)| (dim.to_owned(), sum.to_owned())).collect(),
             dims: self.dims(),
             threads: self.threads.map_or(0, usize::from),
             recipe: self.recipe(),
@@ -266,8 +267,9 @@ impl Model {
 
     /// These flags as options of a plan's program shape its graph.
     pub(super) fn shaped(&self, options: &Options) -> Model {
-        let Options { dims, state, training, outputs, .. } = options.clone();
-        let set = dims.into_iter().map(|(name, extent)| (name, Bound::Extent(extent))).collect();
+        let Options { dims, ties, state, training, outputs, .. } = options.clone();
+        let extents = dims.into_iter().map(|(name, extent)| (name, Bound::Extent(extent)));
+        let set = extents.chain(ties.into_iter().map(|(name, sum)| (name, Bound::Tie(sum)))).collect();
         Model { set, context: None, shapes: Vec::new(), state, training, outputs, ..self.clone() }
     }
 

@@ -401,12 +401,13 @@ struct Made {
 /// The program of a file.
 fn program(all: &Model, given: &[Given], name: &str, path: &Path) -> Result<Made> {
     let (mut model, training) = load(all, path)?;
-    let mut tied = Vec::new();
+    let (mut tied, mut ties) = (Vec::new(), Vec::new());
     for (dim, sum) in all.ties() {
         let dim = dim.split_once(':').filter(|(program, _)| *program == name).map_or(dim, |(_, dim)| dim);
         tied.push(model.has_dim(dim));
         if model.has_dim(dim) {
             model = model.with_tie(dim, sum)?;
+            ties.push((dim.to_owned(), sum.to_owned()));
         }
     }
     let (model, states) = model.with_shared_state(&all.state);
@@ -438,7 +439,7 @@ fn program(all: &Model, given: &[Given], name: &str, path: &Path) -> Result<Made
     used.extend(uses);
     let one = Model { model: path.to_owned(), ..all.clone() };
     let (model, dims) = one.bind(model, dims, &own)?;
-    let options = Options { state, training, outputs, given: model.given(), ..all.origin(&set, &dims)? };
+    let options = Options { state, training, outputs, ties, given: model.given(), ..all.origin(&set, &dims)? };
     let graphs = match args::has_range(&dims) {
         true => Graphs::Range(session::source(model), dims),
         false => one.import(&model, &args::largest(&dims), &own)?.into(),

@@ -41,7 +41,7 @@ fn extent(access: &Access, dtype: DType) -> Result<u64, String> {
 /// True if a read and a write of one buffer have no element in common, such as parts of a concatenation.
 fn is_disjoint(kernel: &Kernel, read: usize, write: usize) -> Result<bool, String> {
     let (from, to) = (&kernel.reads[read], &kernel.writes[write]);
-    if to.access.shape.contains(&0) {
+    if [from, to].iter().any(|operand| operand.access.shape.contains(&0)) {
         return Ok(true);
     }
     if from.packed || from.dtype.size() != to.dtype.size() {

@@ -24,6 +24,9 @@ pub struct Model {
     /// The extents that its named dims were given.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub dims: Vec<Dim>,
+    /// Dims that follow from others, and the sums that they are.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub ties: Vec<(String, String)>,
     /// Inputs and outputs that became states.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub state: Vec<(String, String)>,

@@ -70,6 +70,8 @@ pub struct Options {
     pub given: Vec<String>,
     /// A safetensors file: its tensors are the elements of the initializers of a model's file that have their names.
     pub weights: Option<PathBuf>,
+    /// Dims of a model's file that follow from others, each with the sum that it is: `("total", "past+new")`.
+    pub ties: Vec<(String, String)>,
     /// Named dims, each with an extent or a range of extents. `LOOP.trips` is the most iterations of a Loop, where the run decides how often
     /// it runs.
     pub dims: Vec<(String, Extent)>,
@@ -99,6 +101,7 @@ impl Default for Options {
             values: Vec::new(),
             given: Vec::new(),
             weights: None,
+            ties: Vec::new(),
             dims: Vec::new(),
             threads: 0,
             recipe: Recipe::default(),
@@ -139,6 +142,7 @@ impl Options {
     fn shape(&self, path: &Path, several: bool) -> Result<(onnx::Model, Vec<(String, Extent)>)> {
         let model = onnx::load_weighed(path, self.weights.as_deref())?;
         let model = if self.training { model.with_training()? } else { model };
+        let model = self.ties.iter().try_fold(model, |model, (dim, sum)| model.with_tie(dim, sum))?;
         let model = if several { model.with_shared_state(&self.state).0 } else { model.with_state(&self.state) };
         let model = model.with_given(self.given.iter().map(String::as_str))?;
         let model = model.with_outputs(&self.outputs).with_values(self.values.clone());

@@ -699,3 +699,15 @@ fn places_of_what_is_not_a_number_are_its_own() {
     }
     assert!(failures.is_empty(), "{}", failures.join("\n"));
 }
+
+/// An empty tensor has no byte that another could overwrite.
+#[test]
+fn parts_without_elements_lie_anywhere() {
+    let text = "g (float[0, 4] w) => (float[4, 4] y) <int64[4] pad = {0, 0, 4, 0}> {
+        a = Tanh (w) b = Pad (a, pad) c = Concat <axis = 0> (b, a) y = Neg (c)
+    }";
+    for fuse in [true, false] {
+        let (outputs, _) = run(text, &[("w", Tensor::from_f64(DType::F32, [0, 4], &[]))], fuse);
+        assert_eq!(outputs, [vec![0.0; 16]]);
+    }
+}

@@ -220,6 +220,39 @@ fn saved_plans_of_several_programs_run() {
     );
 }
 
+/// What a saved plan was made of has dims that follow from others, and bounds of loops.
+#[test]
+fn saved_plans_keep_ties_and_bounds_of_loops() {
+    let folder = Folder::new("pairs-ties");
+    let saved = folder.path("plan.json");
+    let tied = folder.file(
+        "tied.onnxtxt",
+        "<ir_version: 9, opset_import: [\"\" : 18]> g (float[past, 4] a, float[new, 4] b, float[total, 4] c) => (y) {
+            k = Concat <axis = 0> (a, b) y = Add (k, c)
+        }",
+    );
+    let looped = folder.file(
+        "looped.onnxtxt",
+        "<ir_version: 9, opset_import: [\"\" : 18]> g (float[2] x, int64 m) => (y) <bool yes = {1}> {
+            y = Loop (m, yes, x) < body = b (int64 i, bool c, float[2] a) => (bool d, float[2] e) { d = Identity (c) e = Add (a, a) } >
+        }",
+    );
+    let ties: &[&str] = &["--set", "past=2", "--set", "new=1", "--set", "total=past+new", "--threads", "2"];
+    let trips: &[&str] = &["--set", "y.trips=3", "--threads", "2"];
+    for (model, flags) in [(&tied, ties), (&looped, trips)] {
+        ok(&[&["plan", model], flags, &["-o", &saved]]);
+        ok(&[&["run", &saved, "--model", model]]);
+        let both = [&format!("one={model}")[..], &format!("two={model}")];
+        ok(&[&["plan"], &both, flags, &["-o", &saved]]);
+        ok(&[&["run", &saved, "--model", model]]);
+        ok(&[&["run"], &both, flags]);
+    }
+    let digits: &[&str] = &["--model", "graphs/digits.onnx"];
+    let other = &["a=graphs/digits.onnx", "b=graphs/digits.onnx", "--set", "a:batch=2", "--set", "b:batch=3"];
+    ok(&[&["plan"], other, &["--threads", "2", "-o", &saved]]);
+    fails(1, &[&["run", &saved], digits, &["--set", "batch=3"]], &["dim 'batch' is 3: the plan has 2"]);
+}
+
 /// A sum that goes on from run to run.
 const SUMS: &str = r#"<ir_version: 8, opset_import: ["" : 17]>
 sums (float[n] x, float[n] past) => (float[n] present, float[n] twice) {

@@ -148,6 +148,31 @@ const MODELS: &[(&str, usize, &str)] = &[
         }",
     ),
     (
+        "an axis of an old operator",
+        6,
+        "<ir_version: 3, opset_import: [\"\" : 6]> g (float[n, 4, 4] x) => (y) <float[4] w = {1, 2, 3, 4}> {
+            s = Squeeze (x) y = Add <broadcast = 1, axis = 1> (s, w)
+        }",
+    ),
+    (
+        "slopes of an old operator",
+        6,
+        "<ir_version: 3, opset_import: [\"\" : 6]> g (float[n, 4, 4] x) => (y) <float[4] w = {1, 2, 3, 4}> {
+            s = Squeeze (x) y = PRelu (s, w)
+        }",
+    ),
+    (
+        "branches that fold other nodes",
+        4,
+        "g (float[n] x) => (y) <int64 four = {4}, int64[1] all = {-1}, int64[1] one = {1}, int64[1] many = {2000}, float two = {2}> {
+            s = Shape (x) q = Squeeze (s) b = Greater (q, four) z = Mul (x, two)
+            y = If (b) <
+                then_branch = t () => (a) { e = Expand (all, many) d = Neg (z) r = Reshape (z, all) a = Mul (r, r) },
+                else_branch = u () => (a) { e = Expand (all, one) r = Reshape (z, e) a = Mul (r, r) }
+            >
+        }",
+    ),
+    (
         "ties and pads",
         7,
         "g (float[n] x, float[n] z) => (float[p] y) <int64[2] pads = {1, 1}, float[1] w = {3}> {
@@ -160,11 +185,27 @@ const MODELS: &[(&str, usize, &str)] = &[
 fn models_that_decide_by_extents_are_imported_again() {
     let mut found = Vec::new();
     for (name, _, source) in MODELS {
-        let source = format!("<ir_version: 9, opset_import: [\"\" : 18]> {source}");
+        let head = if source.starts_with('<') { "" } else { "<ir_version: 9, opset_import: [\"\" : 18]> " };
+        let source = format!("{head}{source}");
         let proto = text::parse(&source, Path::new("test")).unwrap_or_else(|e| panic!("{name}: {e}"));
         let bindings: Vec<_> = [6, 1, 2, 3, 5, 7, 12].map(|n| vec![("n".to_owned(), n)]).to_vec();
         found.push((*name, hold(name, &Model::new(proto), &bindings)));
     }
     let expected: Vec<_> = MODELS.iter().map(|(name, derived, _)| (*name, *derived)).collect();
     assert_eq!(found, expected);
+}
+
+/// What an import refuses, a graph for other extents is not.
+#[test]
+fn what_an_import_refuses_is_refused_for_other_extents() {
+    let source = "<ir_version: 11, opset_import: [\"\" : 24, \"ai.onnx.preview\" : 1]>
+        g (float[2, 2, 3, 4] q, float[2, 2, 5, 4] k, float[n, 2, 5, 4] v) => (y) { y = ai.onnx.preview.FlexAttention (q, k, v) }";
+    let model = Model::new(text::parse(source, Path::new("test")).expect("the text is well-formed"));
+    let symbolic = Symbolic::new(model.clone());
+    let at = |n: usize| [("n".to_owned(), n)];
+    symbolic.at(&at(2)).expect("its values fit its keys");
+    let [found, expected] = [symbolic.at(&at(1)), onnx::import(&model, &at(1))]
+        .map(|graph| graph.expect_err("its values do not fit").to_string());
+    assert_eq!(found, expected);
+    assert!(found.contains("expected keys and values that fit the queries"), "{found}");
 }

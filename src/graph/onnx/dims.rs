@@ -92,13 +92,15 @@ fn named(inputs: &[&ValueInfoProto], given: &[(String, usize)]) -> (Vec<(String,
 }
 
 impl Model {
-    /// True if a dim can be set: an open one, or an axis of an input, `input.axis`, whose size the file fixes.
+    /// True if a dim can be set: an open one, an axis of an input, `input.axis`, whose size the file fixes, or one that bounds a loop.
     pub fn has_dim(&self, name: &str) -> bool {
         let is_axis = |input: &ValueInfoProto| {
             let dims = declared(input).map_or(0, |(_, dims)| dims.len());
             (0..dims).any(|axis| axis_of(&input.name, axis) == name)
         };
-        self.open_dims().is_ok_and(|open| open.iter().any(|dim| dim == name)) || self.open_inputs().any(is_axis)
+        self.open_dims().is_ok_and(|open| open.iter().any(|dim| dim == name))
+            || self.open_inputs().any(is_axis)
+            || self.loops().contains(name)
     }
 
     /// True if the elements of an input are given in this shape.

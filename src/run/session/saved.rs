@@ -21,6 +21,7 @@ impl Options {
         let model = Model {
             content: file::content(model.as_ref())?,
             dims: self.dims.iter().map(dim).collect(),
+            ties: self.ties.clone(),
             state: self.state.clone(),
             given: self.given.clone(),
             training: self.training,
@@ -144,9 +145,9 @@ impl Saved {
                 model.dims.iter().find(|dim| dim.name == own).map(|dim| Extent::from(dim.least..=dim.most))
             };
             let planned: Vec<Extent> = models.iter().zip(&self.plan.programs).filter_map(planned).collect();
-            if !planned.contains(extent) {
-                let planned =
-                    planned.first().map_or_else(|| "binds no such dim".to_owned(), |planned| format!("has {planned}"));
+            if planned.is_empty() || planned.iter().any(|planned| planned != extent) {
+                let other = planned.iter().find(|planned| *planned != extent);
+                let planned = other.map_or_else(|| "binds no such dim".to_owned(), |planned| format!("has {planned}"));
                 return Err(Error::usage(format!("dim '{name}' is {extent}: the plan {planned}")).in_file(&self.path));
             }
         }
@@ -163,6 +164,7 @@ impl Saved {
                 "outputs",
                 asked.outputs.is_empty() || asked.outputs.iter().all(is_output) && models.iter().all(is_wanted),
             ),
+            ("ties", asked.ties.iter().all(|tie| models.iter().any(|model| model.ties.contains(tie)))),
             ("recipe", asked.recipe == Recipe::default() || asked.recipe == *recipe),
             ("threads", threads),
             ("libraries", asked.libraries || target.libraries == Libraries::default()),
@@ -181,10 +183,11 @@ impl Saved {
             let what = format!("the plan is for {}, not for {:?}", target.family.name(), asked.backend);
             return Err(Error::usage(what.to_lowercase()).in_file(&self.path));
         }
-        let own = |Model { dims, state, given, training, outputs, .. }: &Model| Options {
+        let own = |Model { dims, ties, state, given, training, outputs, .. }: &Model| Options {
             backend,
             libraries: target.libraries != Libraries::default(),
             allow_tf32: target.allow_tf32,
+            ties: ties.clone(),
             state: state.clone(),
             given: given.clone(),
             training: *training,

@@ -66,7 +66,7 @@ impl Attention {
     fn of(importer: &mut Importer, call: &Call) -> Result<Attention> {
         let mut fact = |at: usize| -> Result<Fact> {
             let value = call.tensor(at)?.ok_or_else(|| call.fail(format!("input {at} is missing")))?;
-            [1, 3].into_iter().for_each(|axis| importer.notes.rely(Relied::Extent(value, axis)));
+            importer.notes.rely(Relied::Shape(value));
             let fact = importer.graph.fact(value);
             let fits = fact.shape.len() == 4 && fact.dtype.is_float();
             ensure(fits, || {
@@ -169,6 +169,7 @@ impl<'a> Importer<'a> {
         let [Named::Tensor(made)] = made[..] else {
             return Err(call.fail(format!("attribute '{key}': expected a body with one output")));
         };
+        [value, made].into_iter().for_each(|value| self.notes.rely(Relied::Shape(value)));
         let (expected, found) = (self.graph.fact(value), self.graph.fact(made));
         ensure(expected == found, || call.fail(format!("attribute '{key}': expected {expected}, found {found}")))?;
         Ok(made)

@@ -39,6 +39,7 @@ impl<'a> Importer<'a> {
             "PRelu" => {
                 let &mut [Some(x), Some(slopes)] = inputs else { return Ok(()) };
                 self.notes.rely(Relied::Shape(slopes));
+                self.notes.rely(Relied::Rank(x));
                 let [x, slopes] = [x, slopes].map(|value| &self.graph.fact(value).shape);
                 if x.len() > 1 && slopes.len() == 1 && slopes.numel() > 1 {
                     self.begin_at(call, inputs, 1)?;
@@ -89,6 +90,7 @@ impl<'a> Importer<'a> {
     /// Lets the axes of the second input stand for those of the first from `axis` on, by axes of extent 1 behind them.
     fn begin_at(&mut self, call: &Call<'_, 'a>, inputs: &mut [Option<ValueId>], axis: i64) -> Result<()> {
         let &mut [Some(a), Some(b)] = inputs else { return Ok(()) };
+        [a, b].into_iter().for_each(|value| self.notes.rely(Relied::Rank(value)));
         let [whole, part] = [a, b].map(|value| self.graph.fact(value).shape.len() as i64);
         let first = if axis < 0 { axis.saturating_add(whole) } else { axis };
         ensure((0..=whole - part).contains(&first), || {

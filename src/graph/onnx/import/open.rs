@@ -60,6 +60,7 @@ pub(super) enum Relied {
     Elements(ValueId),
     Shape(ValueId),
     Extent(ValueId, usize),
+    Rank(ValueId),
 }
 
 impl Notes {
@@ -101,7 +102,7 @@ impl Notes {
 
     /// Notes a decision.
     pub fn rely(&mut self, on: Relied) {
-        let (Relied::Elements(value) | Relied::Shape(value) | Relied::Extent(value, _)) = on;
+        let (Relied::Elements(value) | Relied::Shape(value) | Relied::Extent(value, _) | Relied::Rank(value)) = on;
         if self.open.contains(&value) && !self.relied.contains(&on) {
             self.relied.push(on);
         }
@@ -161,7 +162,14 @@ impl Open {
         if let Some(derived) = self.derived(model, dims, at).ok().flatten() {
             return Ok(derived);
         }
-        let mut importer = read(model, dims, &Decisions::follow(&self.record), counts)?;
+        // What was folded for the first extents is folded for these, too, where their nodes are alike.
+        let followed = Decisions::follow(&self.record);
+        let importer = read(model, dims, &followed, &mut counts.clone()).ok().filter(|_| followed.finish().is_ok());
+        let mut importer = match importer {
+            Some(importer) => importer,
+            None => read(model, dims, &Decisions::default(), counts)?,
+        };
+        counts.clone_from(&importer.counts);
         importer.graph.sweep();
         let varying = importer.dependence.finish(&importer.graph)?;
         Ok(Imported { graph: importer.graph, varying })
@@ -246,6 +254,7 @@ impl Relied {
     fn holds(&self, first: &Graph, other: &Graph) -> Result<bool> {
         Ok(match *self {
             Relied::Shape(value) => first.fact(value) == other.fact(value),
+            Relied::Rank(value) => first.fact(value).shape.len() == other.fact(value).shape.len(),
             Relied::Extent(value, axis) => {
                 let extent = |graph: &Graph| graph.fact(value).shape.get(axis).copied();
                 extent(first) == extent(other)
