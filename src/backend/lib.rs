@@ -5,12 +5,12 @@ use plimsoll_core::kernel::Kernel;
 use plimsoll_core::target::{Memory, Target};
 use std::time::{Duration, Instant};
 
+mod external_memory;
 pub mod lent;
-mod outside;
 pub mod records;
 pub mod segments;
 
-pub use outside::{Kind, Outside, Place};
+pub use external_memory::{Kind, Outside, Place};
 
 /// A segment that a backend allocated, by a number of its choice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -10,7 +10,7 @@
 use super::Model;
 use super::dims::{bind, check_output};
 use super::proto::*;
-use super::varying::{Form, Forms, Ranges, Varying};
+use super::symbolic::{Form, Forms, Ranges, Varying};
 use crate::constant::Constant;
 use crate::decisions::Decisions;
 use crate::dtype::DType;
@@ -20,6 +20,7 @@ use crate::op::{Arity, Attr, Attrs, Fact, Input, OpDef, ValueId};
 use crate::ops;
 use crate::pass::fold_node;
 use crate::tensor::Tensor;
+use dependence::{Dependence, Shaped};
 pub(super) use find::{Counts, Lengths};
 pub(super) use open::Open;
 use open::{Notes, Relied, Shaping};
@@ -28,16 +29,15 @@ use sequence::Named;
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use training::Initial;
-use vary::{Dependence, Shaped};
 
 mod bodies;
 mod control;
+mod dependence;
 mod find;
 mod old;
 mod open;
 mod sequence;
 mod training;
-mod vary;
 
 /// The first version of ONNX's operators.
 const OLDEST_OPSET: i64 = 1;

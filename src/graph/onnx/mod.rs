@@ -21,16 +21,16 @@ use std::sync::{Arc, Mutex};
 
 mod defaults;
 mod dims;
+mod dynamic_cache;
 mod export;
-mod grow;
 mod import;
 mod inspect;
 pub mod proto;
 mod roles;
 mod state;
+mod symbolic;
 pub mod text;
 mod training;
-mod varying;
 mod weigh;
 mod weights;
 mod write;
@@ -56,7 +56,7 @@ pub struct Model {
     /// States of which the model has the input alone, or the output alone. Another program has the other.
     shared: Vec<(String, String)>,
     /// The dim along which states grow from run to run.
-    growth: Option<grow::Growth>,
+    growth: Option<dynamic_cache::Growth>,
     /// The outputs to compute; `None` for all.
     outputs: Option<Vec<String>>,
     /// The elements that states begin with, by name.
@@ -166,9 +166,9 @@ impl Symbolic {
     fn made(&self, dims: &[(String, usize)]) -> Result<Graph> {
         let model = &self.model;
         let mut graph = match &model.growth {
-            Some(growth) => grow::import(model, growth, dims)?,
+            Some(growth) => dynamic_cache::import(model, growth, dims)?,
             None => {
-                let mut graph = grow::counted::import(model, dims, &self.first)?;
+                let mut graph = dynamic_cache::data_dependent::import(model, dims, &self.first)?;
                 model.pair(&mut graph)?;
                 graph
             }

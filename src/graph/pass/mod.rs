@@ -13,12 +13,13 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 mod align;
-pub mod apart;
+
 pub mod attention;
 mod bind;
 mod caches;
 pub mod chunk;
 mod decompose;
+pub mod duplicate_into_readers;
 mod elide_rounding;
 mod filters;
 mod fold;

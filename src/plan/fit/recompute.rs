@@ -23,7 +23,7 @@ use crate::make::arrange::{Arrangement, arrange, draft, estimate};
 use crate::op::{NodeId, ValueId};
 use crate::parallel::each;
 use crate::pass::recompute::{Recompute, work};
-use crate::pass::{Prepared, apart, recompute, regroup};
+use crate::pass::{Prepared, duplicate_into_readers, recompute, regroup};
 use crate::target::Target;
 use std::cell::OnceCell;
 use std::collections::{HashMap, HashSet};
@@ -97,11 +97,11 @@ pub fn free(graph: &mut Prepared, target: &Target, fuse: bool) -> Result<()> {
 /// Lets kernels compute the elementwise values that they share, each for itself, if they move fewer bytes so and hardly more are live.
 fn divide(made: &mut Prepared, copies: &mut HashMap<NodeId, NodeId>, target: &Target) -> Result<()> {
     let (mut divided, mut further) = (made.clone(), copies.clone());
-    if !apart::run(&mut divided, target, &mut further)? {
+    if !duplicate_into_readers::run(&mut divided, target, &mut further)? {
         return Ok(());
     }
     regroup(&mut divided, target, true)?;
-    let [before, after] = [&*made, &divided].map(apart::moved_bytes);
+    let [before, after] = [&*made, &divided].map(duplicate_into_readers::moved_bytes);
     let [peak, less] = [estimate(made, target)?, estimate(&divided, target)?];
     tracing::debug!(before, after, peak, less, "bytes moved, if kernels share no elementwise values");
     if after < before && less <= peak + peak / DIVIDED_TAKES {

@@ -7,12 +7,12 @@
 //! x --plimsoll.NonZero--> places [rank, most] --Slice--> places [rank, count]
 //!                '------> how many were found: an output of the graph
 //! ```
-//! [`grow::counted`](crate::onnx::grow::counted) makes one graph of those for several counts.
+//! [`dynamic_cache::data_dependent`](crate::onnx::dynamic_cache::data_dependent) makes one graph of those for several counts.
 
 use super::*;
 use crate::figures::listed;
-use crate::onnx::varying::Counted;
-use crate::onnx::varying::{Line, MOST_COUNTS, Number};
+use crate::onnx::symbolic::Counted;
+use crate::onnx::symbolic::{Line, MOST_COUNTS, Number};
 use crate::ops::Finder;
 use crate::shape::Shape;
 

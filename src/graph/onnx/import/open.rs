@@ -11,7 +11,7 @@
 
 use super::*;
 use crate::decisions::Record;
-use crate::onnx::varying::Counted;
+use crate::onnx::symbolic::Counted;
 use crate::op::NodeId;
 use crate::pass::folded_constants;
 use std::sync::Arc;

@@ -8,7 +8,7 @@ use super::{Call, Importer, Relied, needed};
 use crate::constant::Constant;
 use crate::dtype::DType;
 use crate::error::{Result, ensure};
-use crate::onnx::varying::Form;
+use crate::onnx::symbolic::Form;
 use crate::op::{Attr, Attrs, ValueId};
 use crate::tensor::Tensor;
 use std::rc::Rc;

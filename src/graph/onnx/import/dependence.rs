@@ -6,7 +6,7 @@
 //! ```
 
 use super::*;
-use crate::onnx::varying::{Counted, Form, Forms, Number, Ranges, Varying};
+use crate::onnx::symbolic::{Counted, Form, Forms, Number, Ranges, Varying};
 use crate::op::{Call as OpCall, Eval, Lower, NodeId, OpResult};
 use crate::shape::{Access, Shape};
 use std::sync::Arc;

@@ -17,17 +17,17 @@
 
 use super::Model;
 use super::import::{Counts, Imported, Lengths, Open, import_ports};
-use super::varying::Counted;
+use super::symbolic::Counted;
 use crate::error::{Error, Result};
 use crate::graph::{Count, Graph};
 use crate::shape::Extent;
-use members::Members;
 use rules::Rules;
+use samples::Samples;
 use std::collections::BTreeSet;
 
-pub(super) mod counted;
-mod members;
+pub(super) mod data_dependent;
 mod rules;
+mod samples;
 
 /// A dim along which states grow.
 #[derive(Clone, Debug)]
@@ -201,7 +201,7 @@ pub(super) fn import(model: &Model, growth: &Growth, dims: &[(String, usize)]) -
         graphs.push(quietly(|| open.at(model, &dims, &mut counts, &at))?.graph);
         lengths.push(rows);
     }
-    let mut members = Members {
+    let mut samples = Samples {
         graphs,
         lengths,
         dim: dim.clone(),
@@ -210,9 +210,9 @@ pub(super) fn import(model: &Model, growth: &Growth, dims: &[(String, usize)]) -
         number: 0,
         varying,
     };
-    members.unfold(rules::has_rule)?;
+    samples.unfold(rules::has_rule)?;
     let count = Count { by: by as u64, most: *most as u64 };
-    let mut graph = Rules::growing(&members, *least, count)?.apply(&grown)?;
+    let mut graph = Rules::growing(&samples, *least, count)?.apply(&grown)?;
     graph.sweep();
     graph.verify()?;
     others.iter().try_for_each(|(input, output)| graph.pair(input, output))?;

@@ -4,7 +4,7 @@
 //! that computes each element from elements at the same place stays. One that reduces over such an axis, or counts from its end, is
 //! rewritten.
 
-use super::members::{Content, Members, Ragged};
+use super::samples::{Content, Ragged, Samples};
 use super::{Grown, Pair};
 use crate::constant::Constant;
 use crate::dtype::DType;
@@ -33,7 +33,7 @@ struct Cache {
 
 /// The graph of the largest length, while its nodes are rewritten for all lengths. Every value keeps its type and shape.
 pub(super) struct Rules<'a> {
-    members: &'a Members,
+    samples: &'a Samples,
     graph: Graph,
     /// The state that is the length.
     length: ValueId,
@@ -51,23 +51,23 @@ pub(super) struct Rules<'a> {
 
 impl<'a> Rules<'a> {
     /// The graph of the largest length, in which a value is the length.
-    fn new(members: &'a Members, graph: Graph, length: ValueId) -> Rules<'a> {
+    fn new(samples: &'a Samples, graph: Graph, length: ValueId) -> Rules<'a> {
         let (sums, masked) = (HashMap::from([(0, length)]), HashMap::new());
         let (zero, kept, caches) = (HashSet::new(), HashSet::new(), HashMap::new());
-        Rules { members, graph, length, sums, masked, zero, kept, caches }
+        Rules { samples, graph, length, sums, masked, zero, kept, caches }
     }
 
     /// The length is the output of its name.
-    pub fn counting(members: &'a Members) -> Rules<'a> {
-        let graph = members.largest().clone();
-        let count = graph.outputs().iter().find(|(name, _)| *name == members.dim).map(|(_, value)| *value);
-        Rules::new(members, graph, count.expect("what is found is counted by an output"))
+    pub fn counting(samples: &'a Samples) -> Rules<'a> {
+        let graph = samples.largest().clone();
+        let count = graph.outputs().iter().find(|(name, _)| *name == samples.dim).map(|(_, value)| *value);
+        Rules::new(samples, graph, count.expect("what is found is counted by an output"))
     }
 
     /// Adds the state that is the length.
-    pub fn growing(members: &'a Members, least: usize, count: Count) -> Result<Rules<'a>> {
-        let mut graph = members.largest().clone();
-        let dim = &members.dim;
+    pub fn growing(samples: &'a Samples, least: usize, count: Count) -> Result<Rules<'a>> {
+        let mut graph = samples.largest().clone();
+        let dim = &samples.dim;
         if graph.inputs().iter().any(|&v| graph.value_name(v) == *dim) {
             return Err(Error::usage(format!(
                 "dim '{dim}': an input has this name, which the state needs that is the length"
@@ -81,7 +81,7 @@ impl<'a> Rules<'a> {
         let after = graph.add(add, &format!("{dim} after the run"), &[Some(length), Some(by)], Attrs::new(), &[])?;
         graph.update(length, after.output(0)).map_err(Error::graph)?;
         graph.bound_count(length, Some(count));
-        Ok(Rules::new(members, graph, length))
+        Ok(Rules::new(samples, graph, length))
     }
 
     /// Rewrites all nodes, and makes the pairs states.
@@ -89,10 +89,10 @@ impl<'a> Rules<'a> {
         for pair in pairs {
             self.add_cache(pair)?;
         }
-        for id in self.members.largest().order()? {
-            let made = match self.members.largest().node(id).kind {
+        for id in self.samples.largest().order()? {
+            let made = match self.samples.largest().node(id).kind {
                 Kind::Constant(_) => self.constant(id)?,
-                Kind::Op(op) if self.members.is_touched(id) => self.rule(id, op)?,
+                Kind::Op(op) if self.samples.is_touched(id) => self.rule(id, op)?,
                 _ => Vec::new(),
             };
             for (port, value) in made.into_iter().enumerate() {
@@ -100,15 +100,15 @@ impl<'a> Rules<'a> {
             }
         }
         self.update_caches()?;
-        for (name, value) in self.members.largest().outputs() {
+        for (name, value) in self.samples.largest().outputs() {
             let left = self.graph.outputs().iter().any(|(output, _)| output == name);
-            let ragged = self.members.ragged(*value)?;
-            if self.members.counts {
+            let ragged = self.samples.ragged(*value)?;
+            if self.samples.counts {
                 for Ragged { axis, more } in ragged {
-                    self.graph.count_output(name, Counted { axis, by: self.members.dim.clone(), more });
+                    self.graph.count_output(name, Counted { axis, by: self.samples.dim.clone(), more });
                 }
             } else if left && !ragged.is_empty() {
-                let (dim, fact) = (&self.members.dim, self.members.largest().fact(*value));
+                let (dim, fact) = (&self.samples.dim, self.samples.largest().fact(*value));
                 return Err(Error::usage(format!(
                     "output '{name}', {fact}, grows along dim '{dim}': expected an output of one shape, or a pair of a state"
                 )));
@@ -165,9 +165,9 @@ impl<'a> Rules<'a> {
         id: NodeId,
         make: impl for<'g> FnOnce(Nodes<'g>) -> OpResult<Vec<Var<'g>>>,
     ) -> Result<Vec<ValueId>> {
-        let name = self.members.largest().node(id).name.clone();
+        let name = self.samples.largest().node(id).name.clone();
         self.graph.insert_at(id);
-        build(Decomposer::new(&mut self.graph, name), make).map_err(|what| self.members.fail(id, what))
+        build(Decomposer::new(&mut self.graph, name), make).map_err(|what| self.samples.fail(id, what))
     }
 
     fn one(&mut self, id: NodeId, make: impl for<'g> FnOnce(Nodes<'g>) -> OpResult<Var<'g>>) -> Result<ValueId> {
@@ -176,7 +176,7 @@ impl<'a> Rules<'a> {
 
     /// The same operator on other operands.
     fn again(&mut self, id: NodeId, operands: &[Option<ValueId>]) -> Result<Vec<ValueId>> {
-        let node = self.members.largest().node(id);
+        let node = self.samples.largest().node(id);
         let Kind::Op(op) = node.kind else { unreachable!("rules are of operators") };
         let outputs: Vec<&str> = node.outputs.iter().map(|o| o.name.as_str()).collect();
         self.graph.insert_at(id);
@@ -187,16 +187,16 @@ impl<'a> Rules<'a> {
     /// The length before the run, plus a number.
     fn length_plus(&mut self, id: NodeId, number: i64) -> Result<ValueId> {
         // The graphs of several counts are compared again: numbers that are equal in one of them may differ in others.
-        if let Some(&sum) = self.sums.get(&number).filter(|_| !self.members.counts) {
+        if let Some(&sum) = self.sums.get(&number).filter(|_| !self.samples.counts) {
             return Ok(sum);
         }
         let length = self.length;
         // Every node may read it, so it stands where the length does.
         self.graph.insert_at(length.node);
-        let made = build(Decomposer::new(&mut self.graph, self.members.dim.clone()), |b| {
+        let made = build(Decomposer::new(&mut self.graph, self.samples.dim.clone()), |b| {
             Ok(vec![b.value(length) + number as f64])
         });
-        let sum = made.map_err(|what| self.members.fail(id, what))?[0];
+        let sum = made.map_err(|what| self.samples.fail(id, what))?[0];
         self.sums.insert(number, sum);
         Ok(sum)
     }
@@ -230,8 +230,8 @@ impl<'a> Rules<'a> {
 
     /// The ragged axes of an operand.
     fn ragged(&self, id: NodeId, slot: usize) -> Result<Vec<Ragged>> {
-        let operand = self.members.largest().operands(id)[slot];
-        operand.map_or(Ok(Vec::new()), |value| self.members.ragged(value))
+        let operand = self.samples.largest().operands(id)[slot];
+        operand.map_or(Ok(Vec::new()), |value| self.samples.ragged(value))
     }
 
     /// The operands as they are now.
@@ -241,16 +241,16 @@ impl<'a> Rules<'a> {
 
     /// An answer of the call in the graph of the largest length.
     fn call<T>(&self, id: NodeId, of: impl FnOnce(&Call) -> OpResult<T>) -> Result<T> {
-        self.members
+        self.samples
             .largest()
             .with_call(id, of)
             .expect("rules are of operators")
-            .map_err(|what| self.members.fail(id, what))
+            .map_err(|what| self.samples.fail(id, what))
     }
 
     /// A constant that depends on the length.
     fn constant(&mut self, id: NodeId) -> Result<Vec<ValueId>> {
-        let Content::Linear { slopes, offsets } = self.members.content(id)? else { return Ok(Vec::new()) };
+        let Content::Linear { slopes, offsets } = self.samples.content(id)? else { return Ok(Vec::new()) };
         let Fact { dtype, shape } = self.graph.fact(id.output(0)).clone();
         let length = self.length;
         let floats = |values: &[i64]| values.iter().map(|&v| v as f64).collect::<Vec<_>>();
@@ -267,9 +267,9 @@ impl<'a> Rules<'a> {
 
     /// Refuses attributes that depend on the length, but for those named.
     fn only(&self, id: NodeId, allowed: &[&str]) -> Result<()> {
-        match self.members.changed(id).into_iter().find(|name| !allowed.contains(name)) {
+        match self.samples.changed(id).into_iter().find(|name| !allowed.contains(name)) {
             None => Ok(()),
-            Some(name) => Err(self.members.fail(id, format!("attribute '{name}' depends on the length"))),
+            Some(name) => Err(self.samples.fail(id, format!("attribute '{name}' depends on the length"))),
         }
     }
 
@@ -295,8 +295,8 @@ impl<'a> Rules<'a> {
 
     /// Applies the rule of a node.
     fn rule(&mut self, id: NodeId, op: &'static OpDef) -> Result<Vec<ValueId>> {
-        for port in 0..self.members.largest().node(id).outputs.len() as u32 {
-            self.members.ragged(ValueId { node: id, port })?;
+        for port in 0..self.samples.largest().node(id).outputs.len() as u32 {
+            self.samples.ragged(ValueId { node: id, port })?;
         }
         if let Some(rule) = Rules::rule_of(op.name) {
             return rule(self, id);
@@ -310,13 +310,13 @@ impl<'a> Rules<'a> {
         }
         let facts: Vec<_> = self.operands(id).into_iter().flatten().map(|v| self.graph.fact(v).to_string()).collect();
         let what = format!("no rule says what it makes of operands that grow, {}", facts.join(", "));
-        Err(self.members.fail(id, what))
+        Err(self.samples.fail(id, what))
     }
 
     /// Refuses an axis of as many elements as the length beside one of another number: they are as many for some lengths alone.
     fn stretches(&self, id: NodeId) -> Result<()> {
-        let operands = self.members.largest().operands(id);
-        let shape = |value: ValueId| &self.members.largest().fact(value).shape;
+        let operands = self.samples.largest().operands(id);
+        let shape = |value: ValueId| &self.samples.largest().fact(value).shape;
         let rank = operands.iter().flatten().map(|&v| shape(v).len()).max().unwrap_or(0);
         let (mut grows, mut fixed) = (vec![false; rank], vec![false; rank]);
         for (slot, value) in operands.iter().enumerate().filter_map(|(slot, v)| Some((slot, (*v)?))) {
@@ -329,14 +329,14 @@ impl<'a> Rules<'a> {
             }
         }
         let Some(axis) = (0..rank).find(|&axis| grows[axis] && fixed[axis]) else { return Ok(()) };
-        let facts: Vec<_> = operands.iter().flatten().map(|&v| self.members.largest().fact(v).to_string()).collect();
+        let facts: Vec<_> = operands.iter().flatten().map(|&v| self.samples.largest().fact(v).to_string()).collect();
         let what = format!("axis {axis} of its operands, {}, is as long for some lengths alone", facts.join(", "));
-        Err(self.members.fail(id, what))
+        Err(self.samples.fail(id, what))
     }
 
     /// The operator of a node.
     fn op_name(&self, id: NodeId) -> &'static str {
-        self.members.largest().node(id).op().expect("rules are of operators").name
+        self.samples.largest().node(id).op().expect("rules are of operators").name
     }
 
     /// A node that only moves elements: what holds behind the length of its operand holds for its value.
@@ -373,7 +373,7 @@ impl<'a> Rules<'a> {
             return Ok(vec![operands[0].expect("its input is required")]);
         }
         let before = self.ragged(id, 0)?;
-        let after = self.members.ragged(id.output(0))?;
+        let after = self.samples.ragged(id.output(0))?;
         let outside = |graph: &Graph, value: ValueId, ragged: &[Ragged]| -> Vec<usize> {
             ragged.iter().map(|r| graph.fact(value).shape[..r.axis].iter().product()).collect()
         };
@@ -382,11 +382,11 @@ impl<'a> Rules<'a> {
             outside(graph, source, &before) == outside(graph, id.output(0), &after)
         };
         let more = |ragged: &[Ragged]| ragged.iter().map(|r| r.more).collect::<Vec<_>>();
-        if more(&before) != more(&after) || !self.members.graphs.iter().all(same) {
+        if more(&before) != more(&after) || !self.samples.graphs.iter().all(same) {
             let (from, to) =
                 (self.graph.fact(operands[0].expect("its input is required")), &self.graph.node(id).outputs[0].fact);
             let what = format!("turns {from} into {to}: expected an axis that grows to stay an axis of its own");
-            return Err(self.members.fail(id, what));
+            return Err(self.samples.fail(id, what));
         }
         Ok(self.follow(id))
     }
@@ -395,21 +395,21 @@ impl<'a> Rules<'a> {
     fn slice(&mut self, id: NodeId) -> Result<Vec<ValueId>> {
         self.only(id, &["starts", "ends"])?;
         let mut spans = Vec::new();
-        for graph in &self.members.graphs {
+        for graph in &self.samples.graphs {
             let found = graph.with_call(id, ops::spans).expect("rules are of operators");
-            spans.push(found.map_err(|what| self.members.fail(id, what))?);
+            spans.push(found.map_err(|what| self.samples.fail(id, what))?);
         }
         let mut value = self.operands(id)[0].expect("its input is required");
         let (mut fixed, mut moving) = (Vec::new(), Vec::new());
         for (axis, span) in spans[0].iter().enumerate() {
             let starts: Vec<_> = spans.iter().map(|spans| spans[axis].start as i64).collect();
             let alike = spans.iter().all(|spans| spans[axis].len == span.len && spans[axis].step == span.step);
-            match self.members.line(&starts) {
+            match self.samples.line(&starts) {
                 Some((0, _)) => fixed.push((axis, span.start, span.step, span.len)),
                 Some((1, offset)) if alike => moving.push((axis, offset, span.step, span.len)),
                 _ => {
                     let what = format!("where it begins along axis {axis}, {starts:?}, does not go up with the length");
-                    return Err(self.members.fail(id, what));
+                    return Err(self.samples.fail(id, what));
                 }
             }
         }
@@ -463,7 +463,7 @@ impl<'a> Rules<'a> {
             let slots = 1..operands.len();
             for slot in slots {
                 if !self.ragged(id, slot)?.is_empty() {
-                    return Err(self.members.fail(id, format!("operand {slot} grows, too, behind a state")));
+                    return Err(self.samples.fail(id, format!("operand {slot} grows, too, behind a state")));
                 }
             }
             let written = self.write(id, state, new, axis, 0)?;
@@ -474,7 +474,7 @@ impl<'a> Rules<'a> {
         let (mut ragged, mut place, mut later) = (false, 0, Vec::new());
         for (slot, &operand) in operands.iter().enumerate() {
             if ragged {
-                later.push((operand, place - self.members.lengths[0] as i64));
+                later.push((operand, place - self.samples.lengths[0] as i64));
             }
             ragged |= self.ragged(id, slot)?.iter().any(|r| r.axis == axis);
             place += self.graph.fact(operand).shape[axis] as i64;
@@ -503,12 +503,12 @@ impl<'a> Rules<'a> {
         match self.caches.get(&input).filter(grows).filter(behind) {
             Some(cache) => Ok(vec![cache.state]),
             // Rows up to the most that there can be.
-            None if behind_alone && self.members.ragged(value)?.is_empty() => {
+            None if behind_alone && self.samples.ragged(value)?.is_empty() => {
                 let along = self.ragged(id, 0)?;
                 self.masked(id, input, &along, filler).map(|padded| vec![padded])
             }
             None => {
-                Err(self.members.fail(id, "pads what grows: expected a state, and room for its new rows behind it"))
+                Err(self.samples.fail(id, "pads what grows: expected a state, and room for its new rows behind it"))
             }
         }
     }
@@ -518,7 +518,7 @@ impl<'a> Rules<'a> {
         self.only(id, &[])?;
         let (input, value) = (value_of(&self.operands(id), 0), id.output(0));
         if self.call(id, |call| Ok(call.str("mode", "linear")? != "linear"))? {
-            return Err(self.members.fail(id, "goes on at the start of what grows: expected mode 'linear'"));
+            return Err(self.samples.fail(id, "goes on at the start of what grows: expected mode 'linear'"));
         }
         if let Some(cache) = self.caches.values_mut().find(|cache| cache.state == input && cache.updated.is_none()) {
             cache.updated = Some(value);
@@ -568,14 +568,14 @@ impl<'a> Rules<'a> {
                 }
                 return Ok(Vec::new());
             }
-            return Err(self.members.fail(id, "looks up along two axes that grow"));
+            return Err(self.samples.fail(id, "looks up along two axes that grow"));
         };
         if constant.is_some_and(|at| at.iter().all(|&at| at >= 0)) {
             return Ok(Vec::new());
         }
         if tuples {
             return Err(self
-                .members
+                .samples
                 .fail(id, "looks up along an axis that grows: expected constant indices of at least 0"));
         }
         let end = self.length_plus(id, along.more)?;
@@ -619,20 +619,20 @@ impl<'a> Rules<'a> {
     /// A part above or below a diagonal that depends on the length.
     fn triangle(&mut self, id: NodeId) -> Result<Vec<ValueId>> {
         self.only(id, &["k"])?;
-        let diagonals = self.members.graphs.iter().map(|graph| {
+        let diagonals = self.samples.graphs.iter().map(|graph| {
             let k = graph.with_call(id, |call| call.int("k", 0)).expect("rules are of operators");
-            k.map_err(|what| self.members.fail(id, what))
+            k.map_err(|what| self.samples.fail(id, what))
         });
         let diagonals = diagonals.collect::<Result<Vec<_>>>()?;
         let upper = self.call(id, |call| call.int("upper", 1))? != 0;
         let value = self.operands(id)[0].expect("its input is required");
         let shape = self.graph.fact(value).shape.clone();
-        let offset = match self.members.line(&diagonals) {
+        let offset = match self.samples.line(&diagonals) {
             Some((0, _)) => return Ok(Vec::new()),
             Some((1, offset)) => offset,
             _ => {
                 return Err(self
-                    .members
+                    .samples
                     .fail(id, format!("its diagonal, {diagonals:?}, does not go up with the length")));
             }
         };
@@ -685,7 +685,7 @@ impl<'a> Rules<'a> {
         let end = self.length_plus(id, more)?;
         let (n, rank) = (self.graph.fact(masked).shape[axis], self.graph.fact(masked).shape.len());
         let k = self.graph.fact(id.output(0)).shape[axis];
-        let attrs = self.members.largest().node(id).attrs.clone().with("K", n as i64);
+        let attrs = self.samples.largest().node(id).attrs.clone().with("K", n as i64);
         self.build(id, |b| {
             let (masked, end) = (b.value(masked), b.value(end));
             let all: [Var; 2] = b.outputs("TopK", &[masked], attrs);
@@ -705,7 +705,7 @@ impl<'a> Rules<'a> {
         let op = self.op_name(id);
         if self.call(id, |call| call.int("select_last_index", 0))? != 0 {
             let what = "it selects the last of equal elements, as those behind the length may be";
-            return Err(self.members.fail(id, what));
+            return Err(self.samples.fail(id, what));
         }
         let (axes, element) = self.reduced(id, op)?;
         let mut along = self.ragged(id, 0)?;
@@ -732,7 +732,7 @@ impl<'a> Rules<'a> {
         let fixed: usize =
             axes.iter().filter(|axis| along.iter().all(|r| r.axis != **axis)).map(|&axis| shape[axis]).product();
         let ends = along.iter().map(|r| self.length_plus(id, r.more)).collect::<Result<Vec<_>>>()?;
-        let attrs = self.members.largest().node(id).attrs.clone();
+        let attrs = self.samples.largest().node(id).attrs.clone();
         let mean = self.one(id, |b| {
             let count = ends.iter().fold(b.scalar(fixed as f64, DType::I64), |count, &end| count * b.value(end));
             Ok(b.value(masked).op("ReduceSum", &[], attrs) / count.cast(dtype))

@@ -4,14 +4,14 @@
 //! found, each extent stays, and the same rules hold: elements behind the count mean nothing, so what reduces over them gets a mask. Outputs
 //! whose extents differ say which other output counts them.
 
-use super::members::Members;
 use super::rules::{self, Rules};
+use super::samples::Samples;
 use super::{Model, quietly};
 use crate::error::{Error, Result};
 use crate::figures::count;
 use crate::graph::{Fewest, Graph};
 use crate::onnx::import::{Counts, Imported, Open, import_ports};
-use crate::onnx::varying::Counted;
+use crate::onnx::symbolic::Counted;
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -118,10 +118,10 @@ impl Family<'_> {
         counts.known[last].count = most;
         let why = format!("a run decides how many elements node '{}' finds", counts.known[last].node);
         let varying = varying.unwrap_or_default();
-        let mut members = Members { graphs, lengths, dim, why, counts: true, number: last, varying };
-        members.unfold(rules::has_rule)?;
-        let mut graph = Rules::counting(&members).apply(&[])?;
+        let mut samples = Samples { graphs, lengths, dim, why, counts: true, number: last, varying };
+        samples.unfold(rules::has_rule)?;
+        let mut graph = Rules::counting(&samples).apply(&[])?;
         graph.sweep();
-        Ok(Imported { graph, varying: members.varying })
+        Ok(Imported { graph, varying: samples.varying })
     }
 }

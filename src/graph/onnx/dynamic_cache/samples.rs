@@ -3,7 +3,7 @@
 use crate::constant::Constant;
 use crate::error::{Error, Result};
 use crate::graph::{Graph, Kind, MAX_NODES};
-use crate::onnx::varying::Varying;
+use crate::onnx::symbolic::Varying;
 use crate::op::{Lower, NodeId, ValueId};
 use crate::pass::decompose;
 use crate::shape::Access;
@@ -11,7 +11,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
 /// One model, imported for several lengths. A node has the same number in each graph.
-pub(super) struct Members {
+pub(super) struct Samples {
     /// The graphs, that of the largest length first.
     pub graphs: Vec<Graph>,
     /// The lengths.
@@ -47,7 +47,7 @@ pub(super) struct Ragged {
     pub more: i64,
 }
 
-impl Members {
+impl Samples {
     /// The graph of the largest length.
     pub fn largest(&self) -> &Graph {
         &self.graphs[0]
@@ -132,11 +132,11 @@ impl Members {
         let mut found = Vec::new();
         for axis in 0..rank {
             let more = extent(self.largest(), axis) - self.lengths[0] as i64;
-            let members = || self.graphs.iter().zip(&self.lengths);
-            if members().all(|(graph, _)| extent(graph, axis) == extent(self.largest(), axis)) {
+            let samples = || self.graphs.iter().zip(&self.lengths);
+            if samples().all(|(graph, _)| extent(graph, axis) == extent(self.largest(), axis)) {
                 continue;
             }
-            if let Some((graph, rows)) = members().find(|&(graph, &rows)| extent(graph, axis) != rows as i64 + more) {
+            if let Some((graph, rows)) = samples().find(|&(graph, &rows)| extent(graph, axis) != rows as i64 + more) {
                 let [few, many] = [(extent(graph, axis), rows), (extent(self.largest(), axis), &self.lengths[0])]
                     .map(|(extent, rows)| format!("{extent} elements of {rows} rows"));
                 let what = format!("axis {axis} of its value has {few} and {many}: expected one element per row");
