@@ -69,7 +69,7 @@ struct Cli {
     /// Log errors alone.
     #[arg(short, long, global = true, display_order = LAST, conflicts_with = "verbose")]
     quiet: bool,
-    /// Log passes and placements, too. RUST_LOG selects more finely.
+    /// List the choices of a plan, and log passes and placements, too. RUST_LOG selects more finely.
     #[arg(short, long, global = true, display_order = LAST)]
     verbose: bool,
 }

@@ -63,7 +63,7 @@ pub(super) struct Model {
     /// Runs at once; no flag of its own, but one of the commands that have a use for it.
     #[arg(skip = 1u32)]
     pub(super) forks: u32,
-    /// Refuse a plan that takes more memory than this, with exit code 2. For `max-batch`, the memory to fill. A size is a number of bytes, or has
+    /// Refuse a plan that takes more memory than this, with exit code 2. For `max-batch`, which needs it, the memory to fill. A size is a number of bytes, or has
     /// a unit: K, M, G, T or KiB .. TiB are powers of 1024, KB .. TB of 1000.
     #[arg(long, value_name = "SIZE", value_parser = limit, allow_hyphen_values = true)]
     pub(super) memory_limit: Option<u64>,
@@ -85,7 +85,7 @@ pub(super) struct Model {
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     pub(super) chunks: u32,
     /// What comes first where memory and speed pull apart: streams, copies, workspaces, recomputation, measured schedules. memory takes the
-    /// smallest plan, speed as much as the limit allows. Default: speed, as long as it takes little memory. `plan -v` lists the choices.
+    /// smallest plan, speed as much as the limit allows. Default: a balance, which takes speed where that costs little memory. `plan -v` lists the choices.
     #[arg(long, value_name = "WHAT", value_enum)]
     pub(super) prefer: Option<First>,
     /// Threads of the CPU backend. Default: one per core of this machine; where no device is used, the target's number, which is 2 for cpu.

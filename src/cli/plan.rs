@@ -217,7 +217,8 @@ pub(super) struct Plan {
     /// The target to plan for: one of those below.
     #[arg(long, default_value = "cpu")]
     target: String,
-    /// Write the plan as JSON, for `check` and for `run --model`.
+    /// Write the plan as JSON, for `check`, `diff` and `run --model`. `run` takes plans of files with one extent for each dim: none of a range, of
+    /// a training or of a folder of decoders.
     #[arg(short = 'o', long, value_name = "FILE")]
     save: Option<PathBuf>,
     /// Plan N runs at once, which share the constants: each has an arena, states and staging of its own. In Rust, `Session::fork` gives them.

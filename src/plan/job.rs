@@ -142,7 +142,7 @@ pub fn plan(job: &Job) -> Result<Planned> {
     Planner::new(job)?.within(job.limit)
 }
 
-/// A program's graphs whose passes have run.
+/// What is lowered of a program: a graph whose passes have run, or a range, whose passes run each time that it is planned.
 enum Part {
     Graph(Box<Prepared>),
     /// It is lowered as it is.
@@ -150,7 +150,7 @@ enum Part {
     Range(Bindings),
 }
 
-/// A job whose passes have run, to plan it under several limits.
+/// A job that is ready to be planned under several limits. The passes of its graphs have run; those of ranges run with each plan.
 pub struct Planner<'a> {
     job: &'a Job,
     parts: Vec<(&'a str, Part)>,
@@ -158,7 +158,7 @@ pub struct Planner<'a> {
 }
 
 impl<'a> Planner<'a> {
-    /// Runs the passes of a job.
+    /// Checks a job, and runs the passes of its graphs.
     ///
     /// # Errors
     /// When a pass refuses a graph, and when the job asks for what cannot be.

@@ -18,8 +18,8 @@ pub struct Origin {
 /// The model's file that a program was made of, and what shaped its graph.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Model {
-    /// The hash of the file's content. That has the names, the places and the sizes of external data, but not the elements: a plan is made without
-    /// them, and is the same on every machine. The weights may differ when the plan runs.
+    /// The hash of the file. Of external data it covers names, places and sizes, not elements: planning needs none of them, and its result is the
+    /// same on every machine. These elements may differ when the plan runs.
     pub content: String,
     /// The extents that its named dims were given.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]

@@ -2,7 +2,7 @@
 //!
 //! An 8-bit integer minus its zero point is a whole number, and so are products of these. `f32` holds a sum of few
 //! such products exactly. So kernels of float products compute partial sums, which are added as `i32`. This is how they are
-//! computed where `pass/bytes.rs` finds no product of bytes: sums too long for `i32`, zero points along the summed axis,
+//! computed where `src/graph/pass/int8.rs` finds no product of bytes: sums too long for `i32`, zero points along the summed axis,
 //! filters that are no constants, few channels on GPUs.
 
 use super::linear::{lower_matmul, part_matmul};

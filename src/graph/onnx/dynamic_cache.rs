@@ -6,10 +6,9 @@
 //!   new [b, h, T, d] --Concat--> present [b, h, P+T, d]     new [b, h, T, d] --TensorScatter at L--> cache (updated)
 //! ```
 //!
-//! The model is imported once, for the largest length P, C - T, which fills the capacity. The graphs of other lengths
-//! [follow](super::import::Open::at) from this one. All have the same nodes, so
-//! whatever differs between them depends on the length: an extent, an attribute or a constant. In the graph of the largest length, each
-//! extent stays. Elements behind the length are never read: what reduces over them gets a mask. Attributes and constants that differ are
+//! The ports are read first, to count the rows that a run adds. Then the model is imported for the largest length P = C - T, which fills the
+//! capacity. The graphs of other lengths [follow](super::import::Open::at) from that one. Where they have the same nodes, what differs depends
+//! on the length: an extent, an attribute or a constant. In the graph of the largest length, each extent stays. Elements behind the length are never read: what reduces over them gets a mask. Attributes and constants that differ are
 //! computed from the length.
 //!
 //! What is equal in all of these graphs may differ for other lengths. So the importer knows how each constant depends on the length: not at

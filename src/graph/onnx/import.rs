@@ -496,7 +496,7 @@ impl<'a> Importer<'a> {
         let folded = if is_trained { None } else { fold_node(&mut self.graph, node, &self.decisions)? };
         let is_folded = folded.is_some();
         let values = folded.unwrap_or_else(own);
-        self.notes.stand(node, &values, is_folded);
+        self.notes.became(node, &values, is_folded);
         self.dependence.keep(&self.graph, &values, varies);
         Ok(values)
     }

@@ -141,8 +141,9 @@ pub fn import(model: &Model, dims: &[(String, usize)]) -> Result<Graph> {
     Symbolic::new(model.clone()).at(dims)
 }
 
-/// A model whose dims stay open. It is imported once, for the first extents that are asked for. The graphs for others follow from that one,
-/// and have the same nodes unless the model decides by its dims which nodes there are.
+/// A model whose dims stay open. It is imported for the first extents that are asked for; the graphs for others follow from that import, where
+/// they can. A model with caches that grow, or with nodes that find as many elements as a run decides, is imported anew for each set of
+/// extents.
 #[derive(Debug)]
 pub struct Symbolic {
     model: Model,

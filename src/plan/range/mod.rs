@@ -2,10 +2,10 @@
 //! segments at the same offsets.
 //!
 //! ```text
-//! largest binding --import, passes, lower--> Draft ---.                     the choices of the largest are recorded,
-//!        | choices                                    |                     and the others follow them, so that all have
+//! largest binding --graph, passes, lower---> Draft ---.                     the decisions of the largest are recorded,
+//!        | decisions                                  |                     and the others follow them, so that all have
 //!        v                                            v largest sizes       the same steps and buffers
-//! other bindings  --import, passes, lower--> Draft --- --> order, place --> segments, offsets
+//! other bindings  --graph, passes, lower---> Draft --- --> order, place --> segments, offsets
 //!                                              |                                    |
 //!                                              '-------------> Plan <---------------'   one per binding, each judged by check
 //! ```
@@ -434,7 +434,7 @@ impl Maker {
         Ok(bindings)
     }
 
-    /// The choices that are valid for every binding that is tried, the draft with the largest sizes, and the drafts of all bindings.
+    /// The decisions that are valid for every binding that is tried, the draft with the largest sizes, and the drafts of all bindings.
     /// Graphs whose passes have run are kept for other options.
     fn all(&self, options: Options, prepared: &mut Option<AllPrepared>) -> Result<(Arc<Record>, Draft, Vec<Member>)> {
         let mut uneven = vec![false; self.dims.len()];
@@ -492,12 +492,8 @@ impl Maker {
 
     /// Runs the passes for these bindings.
     fn family(&self, bindings: Vec<Vec<usize>>) -> Result<AllPrepared> {
-        let prepare = |binding: &Vec<usize>| {
-            let decisions = Decisions::record(&BTreeSet::new());
-            (binding.clone(), decisions)
-        };
-        let begun: Vec<_> = bindings.iter().map(prepare).collect();
-        let decisions = |number: usize| &begun[number].1;
+        let begun: Vec<_> = bindings.iter().map(|_| Decisions::record(&BTreeSet::new())).collect();
+        let decisions = |number: usize| &begun[number];
         let make = |number: usize| Ok(Arc::new(self.prepare(&bindings[number], decisions(number).clone())?));
         let (record, graphs) = self.agreed(&bindings, &Record::default(), decisions, make, |_, graph| graph.clone())?;
         Ok(AllPrepared { bindings, graphs, record })
@@ -531,11 +527,10 @@ impl Maker {
     ) -> Result<(Arc<Record>, Vec<T>)> {
         let others: Vec<usize> = (1..bindings.len()).collect();
         let mut forbidden = BTreeSet::new();
-        'choices: loop {
+        'decisions: loop {
             decisions(0).resume(begun, None, &forbidden);
             let mut all = vec![make(0)?];
-            let record = decisions(0).finish();
-            let record = Arc::new(record.map_err(|divergence| self.diverges(&bindings[0], divergence, None))?);
+            let record = Arc::new(decisions(0).finish().expect("nothing is followed"));
             for some in others.chunks(WAVE) {
                 let made = parallel::each(some, |&number| {
                     decisions(number).resume(begun, Some(&record), &BTreeSet::new());
@@ -547,10 +542,10 @@ impl Maker {
                     match ended {
                         Err(Divergence::Invalid(choice)) => {
                             tracing::debug!(choice, binding = self.show(binding), "not right for all of the range");
-                            // The choices after this one are made again and may be others.
+                            // The decisions after this one are made again, and may be others.
                             forbidden.split_off(&choice);
                             forbidden.insert(choice);
-                            continue 'choices;
+                            continue 'decisions;
                         }
                         Err(divergence) if made.is_ok() => {
                             let graph = made.as_ref().ok().map(|made| graph(number, made));

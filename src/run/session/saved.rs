@@ -95,12 +95,14 @@ impl Saved {
         let refuse = |what: String| Error::usage(what).in_file(path);
         if let Some(Dim { name, least, most }) = plan.programs.iter().find_map(|program| program.dims.first()) {
             return Err(refuse(format!(
-                "it is a plan of a range, {name}={least}..{most}: expected one extent for each dim"
+                "it is a plan of a range, {name}={least}..{most}, which no run takes from a file: give each dim one extent, and plan it again"
             )));
         }
         let origin = plan.origin.clone();
-        let origin =
-            origin.ok_or_else(|| refuse("it does not say of which model it was made: plan that again".into()))?;
+        let origin = origin.ok_or_else(|| {
+            let kinds = "a training, of a folder of decoders or of a graph without a file";
+            refuse(format!("it does not say of which model it was made, as a plan of {kinds}: run the model itself"))
+        })?;
         let (count, known) = (plan.programs.len(), origin.models.len());
         ensure(count == known, || refuse(format!("its origin has {known} models: expected one for each of {count}")))?;
         let mut dims = origin.models.iter().flat_map(|model| &model.dims);
@@ -132,7 +134,7 @@ impl Saved {
         self.plan.programs.iter().zip(&self.files).map(|(program, file)| (&program.name[..], file.as_path()))
     }
 
-    /// These options, where they are silent, as those that made the plan: for each program.
+    /// The options of each program: those asked for, completed by those that made the plan.
     ///
     /// # Errors
     /// The option that says otherwise.

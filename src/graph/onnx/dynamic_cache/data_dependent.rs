@@ -92,7 +92,7 @@ impl Family<'_> {
         };
         let (dim, most) = (counts.known[last].name.clone(), counts.known[last].most);
         let (mut graphs, mut lengths, mut varying) = (Vec::new(), Vec::new(), None);
-        // The more, the fewer decisions pass that other counts would make otherwise; but each such node multiplies the imports.
+        // More counts pass fewer decisions that another count would make otherwise; but the number of graphs is a product over such nodes.
         let lengths_of = [most, 0, 1, most.div_ceil(2), most.saturating_sub(1), 2];
         let some = match counts.known.len() {
             1 => 6,

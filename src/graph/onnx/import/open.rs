@@ -19,9 +19,9 @@ use std::sync::Arc;
 /// Attributes that come from inputs of a node.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Shaping {
-    /// How those that depend on counts do.
+    /// The attributes that depend on counts, each with its form.
     pub forms: Shaped,
-    /// The constants that they are.
+    /// The attributes that are read from inputs, each with its input.
     pub values: Vec<(&'static str, ValueId)>,
 }
 
@@ -39,8 +39,8 @@ pub(super) struct Notes {
     /// What makes these, in order.
     steps: Vec<Step>,
     relied: Vec<Relied>,
-    /// Nodes that always matter: constant indices of theirs must be inside of what they look up.
-    looked_up: Vec<NodeId>,
+    /// Nodes outside of branches: constant indices that they read must lie within their data.
+    unconditional: Vec<NodeId>,
     /// True if the order of the steps is not that of the computation.
     is_mixed: bool,
 }
@@ -53,7 +53,7 @@ enum Step {
     Folded(NodeId, Vec<ValueId>),
 }
 
-/// What the importer decided by.
+/// A fact that the importer relied on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Relied {
     /// The elements of a constant.
@@ -79,13 +79,13 @@ impl Notes {
         }
         self.steps.push(Step::Node(node, Shaping { forms, values }));
         if matters {
-            self.looked_up.push(node);
+            self.unconditional.push(node);
         }
         self.open.insert(node.output(0));
     }
 
-    /// Notes the values that stand for a node's: its own, or constants.
-    pub fn stand(&mut self, node: NodeId, values: &[ValueId], is_folded: bool) {
+    /// Notes what a node became: its own values, or the constants that it was folded into.
+    pub fn became(&mut self, node: NodeId, values: &[ValueId], is_folded: bool) {
         if !self.open.contains(&node.output(0)) {
             return;
         }
@@ -124,8 +124,8 @@ pub(in crate::onnx) struct Open {
 }
 
 impl Open {
-    /// Imports a model whose inputs and outputs stay what they are, for these extents. Nodes that find as many as a run decides find as many
-    /// as `counts` say; those that are not in it are added, and find the most. Returns the graph for these extents, too.
+    /// Imports a model for these extents; its states stay inputs and outputs. A node that finds as many elements as a run decides finds the
+    /// number in `counts`; one that is missing there is added, and finds the most. Returns the graph for these extents, too.
     ///
     /// # Errors
     /// The first node that breaks a rule of ONNX or of the op table.
@@ -177,7 +177,7 @@ impl Open {
 
     /// The graph for other extents; `None` if it has other nodes.
     fn derived(&self, model: &Model, dims: &[(String, usize)], at: &Counted) -> Result<Option<Imported>> {
-        let Notes { steps, relied, looked_up, is_mixed, .. } = &self.notes;
+        let Notes { steps, relied, unconditional, is_mixed, .. } = &self.notes;
         let proto = model.graph()?;
         let loops = model.loops();
         let bounds_loops = |(now, first): (&(String, usize), &(String, usize))| now != first && loops.contains(&now.0);
@@ -216,7 +216,7 @@ impl Open {
                 return Ok(None);
             }
         }
-        for &node in looked_up {
+        for &node in unconditional {
             let own = graph.node(node);
             let op = own.op().expect("an operator was added");
             look_up(&graph, op, &graph.operands(node), &own.attrs).map_err(|what| own.error(what))?;
