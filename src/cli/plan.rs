@@ -103,6 +103,7 @@ origin
 model
   content text
   dims? [dim]
+  ties? [[text]]
   state? [[text]]
   given? [text]
   training? bool
