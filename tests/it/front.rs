@@ -95,6 +95,17 @@ fn the_library_names_no_flags() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
+/// Files that the program writes are plimsoll's, whichever member of the workspace writes them.
+#[test]
+fn no_member_writes_its_own_name() {
+    let mut files = Vec::new();
+    sources(&root().join("src"), &mut files);
+    for path in files {
+        let text = fs::read_to_string(&path).expect("it is text");
+        assert!(!text.contains("CARGO_PKG_NAME"), "{}: expected \"plimsoll\"", path.display());
+    }
+}
+
 /// The names at the crate's root are what is documented; all other modules are private or hidden.
 #[test]
 fn the_documented_surface_is_small() {

@@ -67,7 +67,7 @@ pub fn export_step(graph: &Graph, outputs: &[String]) -> Result<ModelProto> {
     let training = TrainingInfoProto { algorithm, update_binding, ..Default::default() };
     Ok(ModelProto {
         ir_version: IR_VERSION,
-        producer_name: env!("CARGO_PKG_NAME").into(),
+        producer_name: "plimsoll".into(),
         producer_version: env!("CARGO_PKG_VERSION").into(),
         opset_import,
         graph: Some(main),

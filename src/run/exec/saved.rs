@@ -32,7 +32,7 @@ impl Exec {
         if states.is_empty() {
             return Err(Error::usage(format!("'{title}' has no states to save")));
         }
-        let mut metadata = BTreeMap::from([(GRAPH, title), ("producer", env!("CARGO_PKG_NAME").to_owned())]);
+        let mut metadata = BTreeMap::from([(GRAPH, title), ("producer", "plimsoll".to_owned())]);
         metadata.extend(further.iter().cloned());
         let ports = states.iter().map(|state| &state.port);
         let tensors: Vec<_> = ports.map(|Port { name, dtype, shape, .. }| (&name[..], *dtype, shape)).collect();
