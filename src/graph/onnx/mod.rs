@@ -138,7 +138,22 @@ pub fn load_weighed(path: &Path, weights: Option<&Path>) -> Result<Model> {
 /// The first node that breaks a rule of ONNX or of the op table; all operators without a row, in one message;
 /// dims that are not bound, or that the graph does not have.
 pub fn import(model: &Model, dims: &[(String, usize)]) -> Result<Graph> {
-    Symbolic::new(model.clone()).at(dims)
+    made(model, dims, &Mutex::default()).map_err(|e| model.name_file(e))
+}
+
+/// The graph for these extents, by what was `opened` for others, if that was.
+fn made(model: &Model, dims: &[(String, usize)], opened: &Mutex<Option<Arc<Open>>>) -> Result<Graph> {
+    let mut graph = match &model.growth {
+        Some(growth) => dynamic_cache::import(model, growth, dims)?,
+        None => {
+            let mut graph = dynamic_cache::data_dependent::import(model, dims, opened)?;
+            model.pair(&mut graph)?;
+            graph
+        }
+    };
+    graph.keep_outputs(model.outputs.as_deref().unwrap_or_default())?;
+    model.begin(&mut graph)?;
+    Ok(graph)
 }
 
 /// A model whose dims stay open. It is imported for the first extents that are asked for; the graphs for others follow from that import, where
@@ -147,13 +162,13 @@ pub fn import(model: &Model, dims: &[(String, usize)]) -> Result<Graph> {
 #[derive(Debug)]
 pub struct Symbolic {
     model: Model,
-    first: Mutex<Option<Arc<Open>>>,
+    opened: Mutex<Option<Arc<Open>>>,
 }
 
 impl Symbolic {
     /// Imports nothing yet.
     pub fn new(model: Model) -> Symbolic {
-        Symbolic { model, first: Mutex::new(None) }
+        Symbolic { model, opened: Mutex::default() }
     }
 
     /// The graph for these extents.
@@ -161,22 +176,7 @@ impl Symbolic {
     /// # Errors
     /// As [`import()`].
     pub fn at(&self, dims: &[(String, usize)]) -> Result<Graph> {
-        self.made(dims).map_err(|e| self.model.name_file(e))
-    }
-
-    fn made(&self, dims: &[(String, usize)]) -> Result<Graph> {
-        let model = &self.model;
-        let mut graph = match &model.growth {
-            Some(growth) => dynamic_cache::import(model, growth, dims)?,
-            None => {
-                let mut graph = dynamic_cache::data_dependent::import(model, dims, &self.first)?;
-                model.pair(&mut graph)?;
-                graph
-            }
-        };
-        graph.keep_outputs(model.outputs.as_deref().unwrap_or_default())?;
-        model.begin(&mut graph)?;
-        Ok(graph)
+        made(&self.model, dims, &self.opened).map_err(|e| self.model.name_file(e))
     }
 }
 
