@@ -1,4 +1,19 @@
-// One invocation per update. An update outside the axis is left out, and so is one whose place a later update has.
+// An update outside the axis is left out.
+//@ if JOIN
+// One invocation per row of updates. They join what is at their places in their order.
+let row = group * SIZE + thread;
+if (row < COUNT) {
+    let first = row / STEP * STEP * UPDATES + row % STEP;
+    for (var u = 0; u < UPDATES; u++) {
+        let i = first + u * STEP;
+        let place = chosen(i);
+        if (place >= 0 && place < EXTENT) {
+            store(i, place, join(stored(i, place), update(i)));
+        }
+    }
+}
+//@ else
+// One invocation per update. One whose place a later update has is left out, too.
 let i = group * SIZE + thread;
 if (i < COUNT) {
     let place = chosen(i);
@@ -13,3 +28,4 @@ if (i < COUNT) {
         store(i, place, update(i));
     }
 }
+//@ end

@@ -297,6 +297,16 @@ impl Access {
         self.offset + index.iter().zip(&self.strides).map(|(&i, &s)| i as isize * s).sum::<isize>()
     }
 
+    /// The element at the index of this number in row-major order.
+    pub fn element(&self, mut number: usize) -> isize {
+        let mut element = self.offset;
+        for (&extent, &stride) in self.shape.iter().zip(&self.strides).rev() {
+            element += (number % extent) as isize * stride;
+            number /= extent;
+        }
+        element
+    }
+
     /// The lowest and the highest element that is read. `None` for an empty index space.
     pub fn span(&self) -> Option<(isize, isize)> {
         if self.shape.contains(&0) {

@@ -47,10 +47,12 @@ mod prologue;
 mod reduction;
 mod rewrite;
 mod row;
+mod scan;
 mod scatter;
 mod shares;
 pub mod simd;
 mod slide;
+mod sort;
 mod task;
 mod thread_pool;
 mod tile;
@@ -216,6 +218,8 @@ fn compile(kernel: &Kernel, isa: Isa, threads: usize, outline: bool) -> Result<B
             Box::new(slide::Sliding::new(kernel, isa, threads)?)
         }
         Template::Scatter { .. } => Box::new(scatter::Scatter::new(kernel, threads)?),
+        Template::Scan { .. } => Box::new(scan::Scan::new(kernel, threads)?),
+        Template::Sort { .. } => Box::new(sort::Sort::new(kernel, threads)?),
         _ => {
             let core = index::core(kernel)?;
             let core = if outline { core.outline() } else { core };

@@ -75,6 +75,7 @@ mod tune;
 // The library and the program from outside.
 mod allocators;
 mod bounds;
+mod census;
 mod cli;
 mod data;
 mod decoder;

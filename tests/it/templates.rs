@@ -70,7 +70,7 @@ fn mutant(kernel: &Kernel, what: impl Into<String>, change: impl FnOnce(&mut Ker
 }
 
 /// True if a core operand may have any extent along an axis of its own.
-fn is_free(template: &Template, operand: usize, axis: usize) -> bool {
+fn is_free(template: &Template, operand: usize, axis: usize, rank: usize) -> bool {
     match template {
         Template::Pad { .. } | Template::Resize { .. } => true,
         // A row is filled up to whole blocks.
@@ -85,7 +85,10 @@ fn is_free(template: &Template, operand: usize, axis: usize) -> bool {
         | Template::MatMul
         | Template::Attention { .. }
         | Template::Gather { .. }
-        | Template::Scatter { .. } => false,
+        | Template::Scatter { .. }
+        | Template::Scan { .. } => false,
+        // A last group may have fewer.
+        Template::Sort { .. } => operand == 0 && axis + 1 == rank,
     }
 }
 
@@ -174,9 +177,17 @@ fn broken_templates(template: &Template) -> Vec<Template> {
                 of(strides, &[&[usize::MAX], rest].concat()),
             ]
         }
-        &Template::Scatter { axis, stride, extent, unique } => {
-            let of = |axis, extent| Template::Scatter { axis, stride, extent, unique };
+        &Template::Scatter { axis, stride, extent, unique, join } => {
+            let of = |axis, extent| Template::Scatter { axis, stride, extent, unique, join };
             vec![of(axis + 1, extent), of(9, extent), of(usize::MAX, extent), of(axis, 0), of(axis, usize::MAX)]
+        }
+        &Template::Scan { axis, exclusive, reverse } => {
+            let of = |axis| Template::Scan { axis, exclusive, reverse };
+            vec![of(axis + 9), of(usize::MAX)]
+        }
+        &Template::Sort { largest, runs, .. } => {
+            let of = |given, runs| Template::Sort { largest, given, runs };
+            vec![of(false, 0), of(false, 1), of(false, usize::MAX), of(true, runs)]
         }
         Template::Pad { before, mode } => {
             let of = |before: &[isize]| Template::Pad { before: before.to_vec(), mode: *mode };
@@ -218,7 +229,7 @@ fn mutants(kernel: &Kernel) -> Vec<(String, Kernel)> {
         let more = |k: &mut Kernel| k.reads[operand].access = k.reads[operand].access.clone().unsqueezed();
         all.push(mutant(kernel, format!("operand {operand} with an axis more"), more));
         for axis in 0..kernel.reads[operand].access.shape.len() {
-            if !is_free(&kernel.template, operand, axis) {
+            if !is_free(&kernel.template, operand, axis, kernel.reads[operand].access.shape.len()) {
                 let more = |k: &mut Kernel| k.reads[operand].access.shape[axis] += 1;
                 all.push(mutant(kernel, format!("operand {operand} with more along {axis}"), more));
             }

@@ -344,6 +344,11 @@ pub enum Cpu {
         /// Threads that share it.
         threads: u32,
     },
+    /// The order of groups, each by one thread.
+    Sort {
+        /// Threads that share them.
+        threads: u32,
+    },
 }
 
 /// How a convolution is computed.

@@ -127,9 +127,13 @@ impl Kernel {
     }
 
     /// The type of the core value: the core operands' own. Products of bytes, and convolutions of them, are summed in `i32`.
+    /// The order of keys is of `i32`.
     pub fn core_dtype(&self) -> DType {
         let dtype = self.reads[0].dtype;
         let multiplies = matches!(self.template, Template::MatMul | Template::Conv { .. });
+        if matches!(self.template, Template::Sort { .. }) {
+            return DType::I32;
+        }
         if multiplies && dtype.is_byte() { DType::I32 } else { dtype }
     }
 

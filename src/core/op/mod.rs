@@ -80,6 +80,8 @@ pub struct OpDef {
     pub wide: bool,
     /// True if its kernel writes some elements of its first operand, and the result lies over that: its template is in place.
     pub in_place: bool,
+    /// True if its kernel stores what it computes, and no other node joins it: its template is alone.
+    pub alone: bool,
     /// Adds inputs and attributes to an empty sample: see [`OpDef::example`].
     pub sample: fn(Sample) -> Sample,
 }
@@ -116,6 +118,7 @@ impl OpDef {
             flop,
             wide: false,
             in_place: false,
+            alone: false,
             sample: |s| s,
         }
     }
@@ -152,7 +155,12 @@ impl OpDef {
 
     /// Says that the result lies over the first operand.
     pub(crate) const fn in_place(self) -> OpDef {
-        OpDef { in_place: true, ..self }
+        OpDef { in_place: true, alone: true, ..self }
+    }
+
+    /// Says that no other node joins its kernel.
+    pub(crate) const fn alone(self) -> OpDef {
+        OpDef { alone: true, ..self }
     }
 
     /// Sets inputs and attributes of the sample.

@@ -2,15 +2,14 @@
 //! found. The last output is how many were found.
 
 use super::found::{Unique, best_boxes};
+use super::reduce::running_sums;
 use super::scatter::SCATTER;
-use super::sort::LONGEST;
+use super::sort::order;
 use super::{ensure, position};
 use crate::dtype::DType;
 use crate::op::{Args, Attrs, Call, Eval, Fact, Lower, Nodes, OpDef, OpResult, Var, inputs, names};
 use crate::shape::{Shape, indices};
 
-/// The elements that are summed up in one row; longer sums are sums of rows.
-const ROW: usize = 1 << 7;
 /// The most columns by which slices are sorted.
 const MOST_COLUMNS: usize = 1 << 6;
 /// The most boxes per class: each takes nodes of its own.
@@ -58,7 +57,7 @@ pub(super) static OPS: &[OpDef] = &[
         }),
         Lower::Decompose(|b, call, x| {
             let (shape, axis, most) = compressed(call)?;
-            let found = Found::new(b, x[1].cast(DType::Bool), most, 0);
+            let found = Found::new(b, x[1].cast(DType::Bool), most, 0)?;
             let kept = x[0].shaped(&shape).gather(found.places, axis as i64);
             Ok(vec![found.zeros_behind(b, kept, axis), found.count])
         }),
@@ -185,17 +184,17 @@ struct Found<'g> {
 }
 
 impl<'g> Found<'g> {
-    fn new(b: Nodes<'g>, holds: Var<'g>, n: usize, none: usize) -> Found<'g> {
-        let ranks = running(b, holds.cast(DType::I64), n);
+    fn new(b: Nodes<'g>, holds: Var<'g>, n: usize, none: usize) -> OpResult<Found<'g>> {
+        let ranks = running_sums(b, holds.cast(DType::I32), 0, false, false)?;
         // Updates whose index is outside are not written.
         let at = holds.select(ranks - 1.0, n as f64);
-        let places = b.scalar(none as f64, DType::I64).expand(&[n]);
-        let places = places.op(SCATTER, &[at, b.numbers(DType::I64, [n], 0.0)], unique_indices());
+        let places = b.scalar(none as f64, DType::I32).expand(&[n]);
+        let places = places.op(SCATTER, &[at, b.numbers(DType::I32, [n], 0.0)], unique_indices());
         let count = match n {
             0 => b.scalar(0.0, DType::I64),
-            n => ranks.part(0, n - 1..n).shaped(&[]),
+            n => ranks.part(0, n - 1..n).shaped(&[]).cast(DType::I64),
         };
-        Found { ranks, places, count, most: n }
+        Ok(Found { ranks, places, count, most: n })
     }
 
     /// A value with zeros behind what was found, along an axis.
@@ -215,35 +214,20 @@ fn unique_indices() -> Attrs {
     Attrs::new().with("axis", 0).with("unique_indices", 1)
 }
 
-/// The sums of the integers `[n]` up to each.
-fn running<'g>(b: Nodes<'g>, x: Var<'g>, n: usize) -> Var<'g> {
-    let along = |axis: i64| Attrs::new().with("axis", axis);
-    if n <= ROW {
-        return if n == 0 { x } else { x.op("CumSum", &[], along(0)) };
-    }
-    let rows = n.div_ceil(ROW);
-    let room = match rows * ROW - n {
-        0 => x,
-        more => b.concat(&[x, b.scalar(0.0, DType::I64).expand(&[more])], 0),
-    };
-    let inside = room.shaped(&[rows, ROW]).op("CumSum", &[], along(1));
-    let totals = inside.part(1, ROW - 1..ROW).shaped(&[rows]);
-    let before = running(b, totals, rows) - totals;
-    (inside + before.shaped(&[rows, 1])).shaped(&[rows * ROW]).part(0, 0..n)
-}
-
 fn non_zero<'g>(b: Nodes<'g>, call: &Call, x: &Args<Var<'g>>) -> OpResult<Vec<Var<'g>>> {
     let shape = call.shape(0);
     let (n, rank) = (shape.numel(), shape.len());
-    let found = Found::new(b, x[0].cast(DType::Bool).shaped(&[n]), n, 0);
+    let found = Found::new(b, x[0].cast(DType::Bool).shaped(&[n]), n, 0)?;
     if rank == 0 || n == 0 {
         return Ok(vec![b.constant(DType::I64, [rank, n], Vec::new), found.count]);
     }
     let behind = |axis: usize| shape[axis + 1..].iter().product::<usize>() as f64;
     let column = |of: &dyn Fn(usize) -> f64| (0..rank).map(of).collect::<Vec<_>>();
-    let strides = b.constant(DType::I64, [rank, 1], || column(&behind));
-    let extents = b.constant(DType::I64, [rank, 1], || column(&|axis| shape[axis] as f64));
-    Ok(vec![found.places.shaped(&[1, n]) / strides % extents, found.count])
+    let strides = b.constant(DType::I32, [rank, 1], || column(&behind));
+    let extents = b.constant(DType::I32, [rank, 1], || column(&|axis| shape[axis] as f64));
+    let places = found.places.shaped(&[1, n]);
+    let indices = if rank == 1 { places } else { places / strides % extents };
+    Ok(vec![indices.cast(DType::I64), found.count])
 }
 
 /// The input's shape, flat if no axis is given; the axis; and the number of elements that may be kept.
@@ -270,10 +254,6 @@ fn axis(call: &Call) -> OpResult<Option<usize>> {
 fn slices(call: &Call) -> OpResult<[usize; 2]> {
     let (shape, axis) = (call.shape(0), axis(call)?);
     let n = axis.map_or(shape.numel(), |axis| shape[axis]);
-    ensure(n <= LONGEST, || {
-        let what = if axis.is_some() { "slices" } else { "elements" };
-        format!("input 'X': expected at most {LONGEST} {what}, found {n}")
-    })?;
     let Some(axis) = axis else { return Ok([n, 1]) };
     let others = (0..shape.len()).filter(|&k| k != axis).map(|k| shape[k]).product();
     ensure((1..=MOST_COLUMNS).contains(&others), || {
@@ -290,19 +270,18 @@ fn unique<'g>(b: Nodes<'g>, call: &Call, x: &Args<Var<'g>>) -> OpResult<Vec<Var<
         let none = || b.constant(DType::I64, [0], Vec::new);
         return Ok(vec![whole, none(), none(), none(), b.scalar(0.0, DType::I64)]);
     }
-    let order: Vec<usize> = std::iter::once(at).chain((0..shape.len()).filter(|&k| k != at)).collect();
-    let table = if axis.is_some() { x[0].transpose(&order) } else { whole };
+    let axes: Vec<usize> = std::iter::once(at).chain((0..shape.len()).filter(|&k| k != at)).collect();
+    let table = if axis.is_some() { x[0].transpose(&axes) } else { whole };
     let table = if call.dtype(0) == DType::Bool { table.cast(DType::I32) } else { table };
     let table = table.shaped(&[n, width]);
     // Sorted by the last column first; equal ones stay in their order.
-    let mut order = b.numbers(DType::I64, [n], 0.0);
-    for column in (0..width).rev() {
-        let keys = table.part(1, column..column + 1).shaped(&[n]).gather(order, 0);
-        let attrs = Attrs::new().with("K", n as i64).with("largest", 0);
-        let [_, next] = b.outputs("TopK", &[keys], attrs);
-        order = order.gather(next, 0);
+    let keys = |column: usize| table.part(1, column..column + 1).shaped(&[n]);
+    let mut sorted_by = order(keys(width - 1), n, n, false);
+    for column in (0..width - 1).rev() {
+        let next = order(keys(column).gather(sorted_by, 0), n, n, false);
+        sorted_by = sorted_by.gather(next, 0);
     }
-    let sorted = table.gather(order, 0);
+    let sorted = table.gather(sorted_by, 0);
     let yes = b.scalar(1.0, DType::Bool).expand(&[1]);
     let [later, earlier] = [sorted.part(0, 1..n), sorted.part(0, 0..n - 1)];
     let mut same = later.equal(earlier);
@@ -312,16 +291,16 @@ fn unique<'g>(b: Nodes<'g>, call: &Call, x: &Args<Var<'g>>) -> OpResult<Vec<Var<
     }
     let again = same.cast(DType::I32).reduce_min(&[1], false);
     let starts = if n == 1 { yes } else { b.concat(&[yes, again.equal(0.0)], 0) };
-    let found = Found::new(b, starts, n, n);
+    let found = Found::new(b, starts, n, n)?;
     let last = (n - 1) as f64;
-    let next = b.concat(&[found.places.part(0, 1..n), b.scalar(n as f64, DType::I64).expand(&[1])], 0);
+    let next = b.concat(&[found.places.part(0, 1..n), b.scalar(n as f64, DType::I32).expand(&[1])], 0);
     let mut counts = next - found.places;
-    let mut first = order.gather(found.places.min(last), 0);
-    let none = b.scalar(0.0, DType::I64).expand(&[n]);
-    let mut inverse = none.op(SCATTER, &[order, found.ranks - 1.0], unique_indices());
+    let mut first = sorted_by.gather(found.places.min(last), 0);
+    let none = b.scalar(0.0, DType::I32).expand(&[n]);
+    let mut inverse = none.op(SCATTER, &[sorted_by, found.ranks - 1.0], unique_indices());
     if call.int("sorted", 1)? == 0 {
-        let firsts = none.op(SCATTER, &[order, starts.cast(DType::I64)], unique_indices()).cast(DType::Bool);
-        let seen = Found::new(b, firsts, n, n);
+        let firsts = none.op(SCATTER, &[sorted_by, starts.cast(DType::I32)], unique_indices()).cast(DType::Bool);
+        let seen = Found::new(b, firsts, n, n)?;
         let own = seen.places.min(last);
         counts = counts.gather(inverse.gather(own, 0), 0);
         inverse = (seen.ranks - 1.0).gather(first.gather(inverse, 0), 0);
@@ -330,7 +309,8 @@ fn unique<'g>(b: Nodes<'g>, call: &Call, x: &Args<Var<'g>>) -> OpResult<Vec<Var<
     let elements = whole.gather(first, at as i64);
     let [elements, first, counts] =
         [(elements, at), (first, 0), (counts, 0)].map(|(v, axis)| found.zeros_behind(b, v, axis));
-    Ok(vec![elements, first, inverse, counts, found.count])
+    let numbers = |v: Var<'g>| v.cast(DType::I64);
+    Ok(vec![elements, numbers(first), numbers(inverse), numbers(counts), found.count])
 }
 
 /// The extents of a NonMaxSuppression.
@@ -390,9 +370,9 @@ fn best<'g>(b: Nodes<'g>, call: &Call, x: &Args<Var<'g>>) -> OpResult<Vec<Var<'g
         holds.push(better);
     }
     let [taken, holds] = [taken, holds].map(|parts| b.concat(&parts, 2).shaped(&[room]));
-    let found = Found::new(b, holds, room, 0);
+    let found = Found::new(b, holds, room, 0)?;
     let place = found.places;
-    let column = |value: Var<'g>| value.shaped(&[room, 1]);
+    let column = |value: Var<'g>| value.cast(DType::I64).shaped(&[room, 1]);
     let (image, class) = (place / (classes * most) as f64, place / most as f64 % classes as f64);
     let rows = b.concat(&[column(image), column(class), column(taken.gather(place, 0))], 1);
     Ok(vec![found.zeros_behind(b, rows, 0), found.count])

@@ -1,9 +1,9 @@
 //! Rows whose results are as many as are found. The elements that decide are known before the run.
 
 use super::compose::composed;
-use super::sort::ascending;
 use super::{ensure, output, position};
 use crate::dtype::DType;
+use crate::kernel::templates::ascending;
 use crate::op::{Attr, Call, Eval, Lower, Nodes, OpDef, OpResult, Var, inputs, names};
 use crate::shape::{Shape, indices};
 use crate::tensor::Tensor;

@@ -1,31 +1,26 @@
 //! Rows that write elements by index.
 //!
-//! Without a reduction an update goes to its place: `plimsoll.Scatter` writes nothing else.
+//! An update goes to its place, or joins what is there: `plimsoll.Scatter` writes nothing else. Updates of one place join in their order, so the
+//! result is the same in every run.
 //!
-//! With a sum, floating-point updates that have the same index are added up: `plimsoll.SumByIndex`.
-//!
-//! All others become reductions: each place of the data finds the updates that are for it. So no two invocations write one
-//! place, and the result is the same on every device:
-//!
-//! ```text
-//! indices [n, k] --column j, raised--> [1.., n] --. equal, for all j
-//! 0..d_j ------------------------------> [d_j, 1] --'-> hit [d_0 .. d_k-1, n] --reduce over n--> a sum, a maximum, ...
-//! ```
+//! GPUs add floating-point updates up by the places: `plimsoll.SumByIndex`. The pass `indexed` chooses between both.
 
 use super::compose::composed;
 use super::index::from_start;
 use super::{along, expect_dtype, indices, output, position};
 use crate::dtype::DType;
 use crate::expr::{maximum, minimum};
-use crate::kernel::Template;
-use crate::op::{Args, Attrs, Call, Eval, Fact, Lower, Nodes, OpDef, OpResult, Part, TemplateCall, Var, inputs, names};
+use crate::kernel::{Reduction, Template};
+use crate::op::{
+    Args, Attrs, Back, Call, Eval, Fact, Lower, Nodes, OpDef, OpResult, Part, TemplateCall, Var, inputs, names,
+};
 use crate::shape::{Access, Shape};
 
 /// The row whose kernel writes its updates alone. Its result lies over the data, so computing it in parts would only add copies of these.
 pub const SCATTER: &str = "plimsoll.Scatter";
 
 /// The row whose kernel adds updates up by their indices.
-const SUM_BY_INDEX: &str = "plimsoll.SumByIndex";
+pub const SUM_BY_INDEX: &str = "plimsoll.SumByIndex";
 
 pub(super) static OPS: &[OpDef] = &[
     OpDef::new(
@@ -42,31 +37,21 @@ pub(super) static OPS: &[OpDef] = &[
                 stride: data.strides[axis],
                 extent: data.shape[axis],
                 unique: call.int("unique_indices", 0)? != 0,
+                join: combine(call)?.join(),
             };
             let mut base = Access { shape: shape.clone(), ..data.clone() };
             base.strides[axis] = 0;
             Ok(TemplateCall { template, shape, reads: vec![(0, base), (1, indices), (2, x[2].clone())] })
         }),
     )
-    .grad(|b, call, back| {
-        let (dy, data, updates) = (back.first()?, call.shape(0), call.shape(2));
-        let attrs = Attrs::new().with("axis", call.axis("axis", 0, data)? as i64);
-        let zeros = b.scalar(0.0, call.dtype(2)).expand(updates);
-        let kept = dy.op(SCATTER, &[back.x[1], zeros], call.attrs.clone());
-        // An update has a part in the result if its number is what a scatter of numbers leaves at its place.
-        let numbers = b.numbers(DType::I32, updates.clone(), 0.0);
-        let places = back.x[1].expand(updates);
-        let left = b.scalar(-1.0, DType::I32).expand(data).op(SCATTER, &[places, numbers], attrs.clone());
-        let stays = left.op("GatherElements", &[places], attrs.clone()).equal(numbers);
-        Ok(vec![Some(kept), None, Some(stays.select(dy.op("GatherElements", &[places], attrs), 0.0))])
-    })
+    .grad(scatter_grad)
     .sample(|s| s.floats(&[&[2, 5, 3]]).input(DType::I64, &[2, 4, 1], -5.0, 4.0).floats(&[&[2, 4, 3]]).attr("axis", 1))
     .sample(|s| {
         let s = s.floats(&[&[2, 5, 3]]).given(DType::I64, &[1, 4, 1], &[0.0, -1.0, 5.0, 2.0]);
         s.floats(&[&[2, 4, 3]]).attr("axis", 1).attr("unique_indices", 1)
     })
     .in_place()
-    .attrs(names![axis unique_indices]),
+    .attrs(names![axis unique_indices reduction]),
     OpDef::new(
         SUM_BY_INDEX,
         "For each index below `extent`, the sum of the updates that have it; of indices [n] and updates [n, ..]",
@@ -107,7 +92,7 @@ pub(super) static OPS: &[OpDef] = &[
         inputs![data indices updates],
         scatter_elements,
         Eval::Tensor(scatter_elements_eval),
-        Lower::Decompose(scatter_elements_nodes),
+        Lower::Decompose(|_, call, x| scatter_elements_nodes(call, x)),
     )
     .sample(|s| s.floats(&[&[3, 4, 2]]).input(DType::I64, &[2, 6, 1], -4.0, 3.0).floats(&[&[2, 6, 1]]).attr("axis", 1))
     .attrs(names![axis reduction]),
@@ -195,14 +180,14 @@ impl Combine {
         }
     }
 
-    /// The row that reduces the updates of a place, the row that joins the result to the data, and the value that
-    /// stands for no update. `None` stands for the element itself.
-    fn rows(self) -> (&'static str, &'static str, Option<f64>) {
+    /// How the template joins an update to an element.
+    fn join(self) -> Option<Reduction> {
         match self {
-            Combine::None | Combine::Add => ("ReduceSum", "Add", Some(0.0)),
-            Combine::Mul => ("ReduceProd", "Mul", Some(1.0)),
-            Combine::Max => ("ReduceMax", "Max", None),
-            Combine::Min => ("ReduceMin", "Min", None),
+            Combine::None => None,
+            Combine::Add => Some(Reduction::Sum),
+            Combine::Mul => Some(Reduction::Prod),
+            Combine::Max => Some(Reduction::Max),
+            Combine::Min => Some(Reduction::Min),
         }
     }
 }
@@ -227,6 +212,54 @@ fn tuple(call: &Call) -> OpResult<usize> {
     match at.last() {
         Some(&tuple) if tuple <= data.len() => Ok(tuple),
         _ => Err(format!("input 'indices': expected [n.., tuple] for data {data}, found {at}")),
+    }
+}
+
+/// The derivatives of a scatter, by the data and by the updates.
+fn scatter_grad<'g>(b: Nodes<'g>, call: &Call, back: &Back<'_, 'g>) -> OpResult<Vec<Option<Var<'g>>>> {
+    let (dy, data, updates) = (back.first()?, call.shape(0), call.shape(2));
+    let axis = call.axis("axis", 0, data)?;
+    let along = || Attrs::new().with("axis", axis as i64);
+    let (x, u, at) = (back.x[0], back.x[2], back.x[1]);
+    let places = at.expand(updates);
+    let look_up = |of: Var<'g>| of.op("GatherElements", &[places], along());
+    // An update outside has no part in the result.
+    let own = from_start(at, data[axis]);
+    let inside = own.greater_or_equal(0.0).and(own.less(data[axis] as f64)).expand(updates);
+    let given = |of: Var<'g>| inside.select(look_up(of), 0.0);
+    let joined = |of: Var<'g>, by: Var<'g>, how: &str| of.op(SCATTER, &[at, by], along().with("reduction", how));
+    match combine(call)? {
+        Combine::None => {
+            let zeros = b.scalar(0.0, call.dtype(2)).expand(updates);
+            let kept = dy.op(SCATTER, &[at, zeros], call.attrs.clone());
+            // An update has a part in the result if its number is what a scatter of numbers leaves at its place.
+            let numbers = b.numbers(DType::I32, updates.clone(), 0.0);
+            let left = b.scalar(-1.0, DType::I32).expand(data).op(SCATTER, &[places, numbers], along());
+            let stays = look_up(left).equal(numbers);
+            Ok(vec![Some(kept), None, Some(stays.select(look_up(dy), 0.0))])
+        }
+        Combine::Add => Ok(vec![Some(dy), None, Some(given(dy))]),
+        Combine::Max | Combine::Min => {
+            // Those that are the extreme share its derivative.
+            let (y, dtype) = (back.y[0], call.dtype(0));
+            let [old, new] = [x.equal(y), u.equal(look_up(y)).and(inside)].map(|hit| hit.cast(dtype));
+            let share = dy / joined(old, new, "add").max(1.0);
+            Ok(vec![Some(old * share), None, Some(new * look_up(share))])
+        }
+        Combine::Mul => {
+            // Of an update, the product of all others at its place: of those that are not zero, unless one is.
+            let is_zero = [x, u].map(|v| v.equal(0.0));
+            let [old, new] = [(is_zero[0], x), (is_zero[1], u)].map(|(zero, v)| zero.select(1.0, v));
+            let product = joined(old, new, "mul");
+            let zeros = joined(is_zero[0].cast(call.dtype(0)), is_zero[1].cast(call.dtype(0)), "add");
+            let others = |zero: Var<'g>, own: Var<'g>, product: Var<'g>, zeros: Var<'g>| {
+                let alone = zeros.equal(zero.cast(call.dtype(0)));
+                alone.select(product / own, 0.0)
+            };
+            let by_data = dy * others(is_zero[0], old, product, zeros);
+            let by_updates = given(dy) * others(is_zero[1], new, look_up(product), look_up(zeros));
+            Ok(vec![Some(by_data), None, Some(by_updates)])
+        }
     }
 }
 
@@ -262,33 +295,22 @@ fn scatter_nd_eval(x: &Args<&[f64]>, call: &Call) -> OpResult<Vec<Vec<f64>>> {
 
 fn scatter_nd_nodes<'g>(b: Nodes<'g>, call: &Call, x: &Args<Var<'g>>) -> OpResult<Vec<Var<'g>>> {
     let [data, at, updates] = [0, 1, 2].map(|i| x[i]);
-    let (combine, tuple, shape) = (combine(call)?, tuple(call)?, call.shape(0));
+    let (tuple, shape) = (tuple(call)?, call.shape(0));
     let count: usize = call.shape(1)[..call.shape(1).len() - 1].iter().product();
     if count == 0 || shape.contains(&0) {
         return Ok(vec![data]);
     }
     let (places, rest) = shape.split_at(tuple);
     let updates = updates.shaped(&[&[count], rest].concat());
-    if combine == Combine::None {
-        let at = numbered(b, at.shaped(&[count, tuple]), places)?.shaped(&along(count, 1 + rest.len()));
-        let rows = data.shaped(&[&[places.iter().product()], rest].concat());
-        return Ok(vec![rows.op(SCATTER, &[at, updates], Attrs::new()).shaped(shape)]);
-    }
-    if combine == Combine::Add && has_sums(call.dtype(0)) {
-        let at = numbered(b, at.shaped(&[count, tuple]), places)?.shaped(&[count]);
-        let extent = places.iter().product::<usize>() as i64;
-        let sums = at.op(SUM_BY_INDEX, &[updates], Attrs::new().with("extent", extent)).shaped(shape);
-        return Ok(vec![data + sums]);
-    }
-    // Behind the places come the axes of a slice, and then the updates.
-    let inner = rest.len();
-    let hit = hits(b, call, at, count, inner)?;
-    let last = Attrs::new().with("axes", vec![(tuple + inner) as i64]).with("keepdims", 0);
-    let first_last: Vec<usize> = (1..=rest.len()).chain([0]).collect();
-    let updates = updates.transpose(&first_last);
-    let (fold, join, neutral) = combine.rows();
-    let neutral = neutral.map_or_else(|| data.unsqueeze(&[shape.len() as i64]), |number| data.like(number));
-    Ok(vec![data.op(join, &[hit.select(updates, neutral).op(fold, &[], last)], Attrs::new())])
+    let at = numbered(b, at.shaped(&[count, tuple]), places)?.shaped(&along(count, 1 + rest.len()));
+    let rows = data.shaped(&[&[places.iter().product()], rest].concat());
+    Ok(vec![rows.op(SCATTER, &[at, updates], reduction(call)).shaped(shape)])
+}
+
+/// The attribute that says how updates join, if they do.
+fn reduction(call: &Call) -> Attrs {
+    let given = call.attrs.get("reduction");
+    given.map_or(Attrs::new(), |how| Attrs::new().with("reduction", how.clone()))
 }
 
 fn scatter_elements(call: &Call) -> OpResult<Vec<Fact>> {
@@ -302,11 +324,6 @@ fn scatter_elements(call: &Call) -> OpResult<Vec<Fact>> {
     } else {
         Err(format!("input 'updates': expected {at} as input 'indices', found {}", call.shape(2)))
     }
-}
-
-/// True if the CPU, too, has a kernel that adds up such updates.
-fn has_sums(dtype: DType) -> bool {
-    matches!(dtype, DType::F32 | DType::F16 | DType::BF16)
 }
 
 fn sum_by_index(call: &Call) -> OpResult<Vec<Fact>> {
@@ -370,36 +387,13 @@ fn scatter_elements_eval(x: &Args<&[f64]>, call: &Call) -> OpResult<Vec<Vec<f64>
     Ok(vec![result])
 }
 
-/// Like ScatterND, but an update can only meet places along the axis: `hit [.., places, updates, ..]`.
-fn scatter_elements_nodes<'g>(b: Nodes<'g>, call: &Call, x: &Args<Var<'g>>) -> OpResult<Vec<Var<'g>>> {
-    let data = x[0];
-    let (combine, shape, given) = (combine(call)?, call.shape(0), call.shape(1));
+fn scatter_elements_nodes<'g>(call: &Call, x: &Args<Var<'g>>) -> OpResult<Vec<Var<'g>>> {
+    let (data, shape) = (x[0], call.shape(0));
     let axis = call.axis("axis", 0, shape)?;
-    if given.contains(&0) || shape.contains(&0) {
+    if call.shape(1).contains(&0) || shape.contains(&0) {
         return Ok(vec![data]);
     }
-    if combine == Combine::None {
-        return Ok(vec![data.op(SCATTER, &[x[1], x[2]], Attrs::new().with("axis", axis as i64))]);
-    }
-    let extent = shape[axis];
-    // Where the data extends beyond the updates, the indices are padded with one that matches no element.
-    let missing: Vec<_> = (0..shape.len()).map(|k| if k == axis { 0 } else { (shape[k] - given[k]) as i64 }).collect();
-    let pads = [vec![0; shape.len()], missing].concat();
-    let pad = |value: Var<'g>, filler: f64| {
-        if pads.iter().all(|&n| n == 0) {
-            return value;
-        }
-        value.op("Pad", &[], Attrs::new().with("pads", pads.clone()).with("constant_value", filler))
-    };
-    let (at, updates) = (pad(from_start(x[1], extent), -1.0), pad(x[2], 0.0));
-    let numbers = b.numbers(call.dtype(1), along(extent, shape.len() - axis + 1), 0.0);
-    let (places, behind) = ([axis as i64], [axis as i64 + 1]);
-    let hit = at.unsqueeze(&places).equal(numbers);
-    let (fold, join, neutral) = combine.rows();
-    let neutral = neutral.map_or_else(|| data.unsqueeze(&behind), |number| data.like(number));
-    let over = Attrs::new().with("axes", behind.to_vec()).with("keepdims", 0);
-    let update = hit.select(updates.unsqueeze(&places), neutral).op(fold, &[], over);
-    Ok(vec![data.op(join, &[update], Attrs::new())])
+    Ok(vec![data.op(SCATTER, &[x[1], x[2]], reduction(call).with("axis", axis as i64))])
 }
 
 /// The number of the place that each tuple of `[count, tuple]` names, or how many there are if it names none.
@@ -417,19 +411,6 @@ fn numbered<'g>(b: Nodes<'g>, at: Var<'g>, places: &[usize]) -> OpResult<Var<'g>
         inside = Some(inside.map_or(own, |others: Var<'g>| others.and(own)));
     }
     Ok(inside.map_or(number, |inside| inside.select(number, places.iter().product::<usize>() as f64)))
-}
-
-/// True where an update is for a place: `[places.., 1 (inner times).., count]`.
-fn hits<'g>(b: Nodes<'g>, call: &Call, at: Var<'g>, count: usize, inner: usize) -> OpResult<Var<'g>> {
-    let tuple = tuple(call)?;
-    let at = at.shaped(&[count, tuple]);
-    let equal = |(j, &extent): (usize, &usize)| {
-        let column = from_start(at.part(1, j..j + 1).shaped(&[count]), extent);
-        column.equal(b.numbers(call.dtype(1), along(extent, tuple - j + inner + 1), 0.0))
-    };
-    let all = call.shape(0)[..tuple].iter().enumerate().map(equal).reduce(|others, equal| others.and(equal));
-    // Without a tuple every update goes everywhere.
-    Ok(all.unwrap_or_else(|| b.constant(DType::Bool, vec![1; inner + 1], || vec![1.0])))
 }
 
 #[cfg(test)]

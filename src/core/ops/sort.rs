@@ -1,45 +1,88 @@
-//! Sorting.
-//!
-//! The rank of an element is the number of elements before it in the order. So every element finds its place by
-//! itself, no two invocations write one place, and the result is the same on every device. What is not a number stands above all
-//! numbers:
-//!
-//! ```text
-//! x [n, 1] --.
-//!            comes before --sum over n--> rank [n] --equal 0..k--> hit [k, n] --the one that hits--> index [k] --GatherElements--> value
-//! x [1, n] --'
-//! ```
+//! Sorting. `plimsoll.Sort` gives the order of a row, in which elements are looked up. GPUs sort in levels: see the pass `indexed`.
 
-use super::{expect_dtype, indices, position};
+use super::{ensure, expect_dtype, indices, position};
 use crate::dtype::DType;
-use crate::op::{Args, Attrs, Call, Eval, Fact, Lower, Nodes, OpDef, OpResult, Var, inputs, names};
-use std::cmp::Ordering;
+use crate::kernel::{Template, templates::ascending};
+use crate::op::{Args, Attrs, Call, Eval, Fact, Lower, Nodes, OpDef, OpResult, Part, TemplateCall, Var, inputs, names};
+use crate::shape::Shape;
 
-/// Upper bound of the axis length: each element is compared with every other.
-pub(super) const LONGEST: usize = 1 << 14;
+/// The row whose kernel sorts.
+pub const SORT: &str = "plimsoll.Sort";
 
-pub(super) static OPS: &[OpDef] = &[OpDef::new(
-    "TopK",
-    "The `K` largest elements along `axis`, or the smallest, in order, the first of equal ones first; \
+pub(super) static OPS: &[OpDef] = &[
+    OpDef::new(
+        "TopK",
+        "The `K` largest elements along `axis`, or the smallest, in order, the first of equal ones first; \
          and their indices",
-    inputs![X K=],
-    |call| {
-        let (axis, k) = extent(call)?;
-        let mut shape = call.shape(0).clone();
-        shape[axis] = k;
-        Ok(vec![Fact::new(call.dtype(0), shape.clone()), Fact::new(DType::I64, shape)])
-    },
-    Eval::Tensor(eval),
-    Lower::Decompose(nodes),
-)
-.sample(|s| s.floats(&[&[9]]).attr("K", 4))
-.attrs(names![axis largest sorted])
-.upgrade(|_, _, attrs| {
-    // Before opset 10.
-    if let Some(k) = attrs.remove("k") {
-        attrs.set("K", k);
-    }
-})];
+        inputs![X K=],
+        |call| {
+            let (axis, k) = extent(call)?;
+            let mut shape = call.shape(0).clone();
+            shape[axis] = k;
+            Ok(vec![Fact::new(call.dtype(0), shape.clone()), Fact::new(DType::I64, shape)])
+        },
+        Eval::Tensor(eval),
+        Lower::Decompose(nodes),
+    )
+    .sample(|s| s.floats(&[&[9]]).attr("K", 4))
+    .attrs(names![axis largest sorted])
+    .upgrade(|_, _, attrs| {
+        // Before opset 10.
+        if let Some(k) = attrs.remove("k") {
+            attrs.set("K", k);
+        }
+    }),
+    OpDef::new(
+        SORT,
+        "The indices of the first `kept` elements of each group along the last axis of `x`, in order; a group has `runs` elements, or as many \
+         runs of `order` [.., groups, runs, from], each in order",
+        inputs![x order?],
+        |call| Ok(vec![Fact::new(DType::I32, Groups::of(call)?.shape(call))]),
+        Eval::Tensor(|x, call| {
+            let groups = Groups::of(call)?;
+            let (n, per_group) = (groups.n, groups.per_group(call));
+            let compare = |a: f64, b: f64| if groups.largest { ascending(b, a) } else { ascending(a, b) };
+            let of = |group: usize| {
+                let row = group / groups.groups * n;
+                let all = (0..per_group).map(|i| match x.get(1) {
+                    Some(order) => order[group * per_group + i] as usize,
+                    None => group % groups.groups * per_group + i,
+                });
+                let mut named: Vec<usize> = all.map(|i| i.min(n)).collect();
+                named.sort_by(|&i, &j| match (i < n, j < n) {
+                    (true, true) => compare(x[0][row + i], x[0][row + j]),
+                    (i, j) => j.cmp(&i),
+                });
+                named.truncate(groups.kept);
+                named.into_iter().map(|i| i as f64)
+            };
+            let count = call.shape(0)[..call.shape(0).len() - 1].iter().product::<usize>() * groups.groups;
+            Ok(vec![(0..count).flat_map(of).collect()])
+        }),
+        Lower::Template(|call, x| {
+            let groups = Groups::of(call)?;
+            let template = Template::Sort { largest: groups.largest, given: x.len() == 2, runs: groups.runs };
+            let reads = x.iter().cloned().enumerate().collect();
+            Ok(TemplateCall { template, shape: groups.shape(call), reads })
+        }),
+    )
+    .sample(|s| s.floats(&[&[3, 10]]).attr("runs", 4).attr("kept", 3))
+    .sample(|s| {
+        let order = [0.0, 2.0, 3.0, 1.0, 4.0, 5.0];
+        s.given(DType::F32, &[6], &[1.0, 4.0, 2.0, 3.0, 5.0, 9.0])
+            .given(DType::I32, &[1, 3, 2], &order)
+            .attr("runs", 3)
+            .attr("kept", 4)
+            .attr("largest", 0)
+    })
+    .attrs(names![runs kept largest])
+    .alone()
+    .part(|call, axis, _| {
+        let outer = call.shape(0).len() - 1;
+        let given = call.inputs.len() == 2;
+        if axis < outer { Part::of(vec![Some(axis); call.inputs.len()]) } else { Part::of([None, Some(axis)]).filter(|_| given && axis == outer) }
+    }),
+];
 
 /// The axis, and the number of elements to take.
 fn extent(call: &Call) -> OpResult<(usize, usize)> {
@@ -50,15 +93,62 @@ fn extent(call: &Call) -> OpResult<(usize, usize)> {
     call.int("sorted", 1)?;
     let (k, n) = (call.int("K", -1)?, shape[axis]);
     match usize::try_from(k) {
-        _ if n > LONGEST => Err(format!("input 'X': expected at most {LONGEST} elements along axis {axis}, found {n}")),
         Ok(k) if k <= n => Ok((axis, k)),
         _ => Err(format!("'K' is required and must be a constant of 0 to {n}, found {k}")),
     }
 }
 
-/// The order of two elements: zeros of both signs are equal, and what is not a number stands above all numbers.
-pub(super) fn ascending(a: f64, b: f64) -> Ordering {
-    a.partial_cmp(&b).unwrap_or_else(|| a.is_nan().cmp(&b.is_nan()))
+/// The extents of a sort.
+struct Groups {
+    largest: bool,
+    n: usize,
+    groups: usize,
+    runs: usize,
+    kept: usize,
+}
+
+impl Groups {
+    fn of(call: &Call) -> OpResult<Groups> {
+        expect_dtype(call, 0, "a float or integer type", DType::is_number)?;
+        let (x, given) = (call.shape(0), call.inputs.get(1).copied().flatten());
+        let n = *x.last().ok_or("expected an axis to sort along, found a scalar")?;
+        let number = |name: &str, least: usize| {
+            let found = call.int(name, 0)?;
+            let known = usize::try_from(found).ok().filter(|&found| found >= least);
+            known.ok_or_else(|| format!("attribute '{name}': expected {least} or more, found {found}"))
+        };
+        let (runs, kept, largest) = (number("runs", 1)?, number("kept", 0)?, call.int("largest", 1)? != 0);
+        let most = i32::MAX as usize;
+        ensure(runs <= most, || format!("attribute 'runs': expected at most {most}, found {runs}"))?;
+        let (groups, room) = match given {
+            None => (n.div_ceil(runs), runs),
+            Some(order) => {
+                let [outer @ .., groups, count, from] = &order.shape[..] else {
+                    return Err(format!("input 'order': expected [.., groups, runs, from], found {}", order.shape));
+                };
+                let fits = *outer == x[..x.len() - 1] && *count == runs && order.dtype == DType::I32;
+                ensure(fits, || {
+                    format!(
+                        "input 'order': expected i32 {:?} and groups of {runs} runs, found {order}",
+                        &x[..x.len() - 1]
+                    )
+                })?;
+                (*groups, runs * from)
+            }
+        };
+        ensure(kept <= room, || format!("attribute 'kept': expected at most {room}, found {kept}"))?;
+        Ok(Groups { largest, n, groups, runs, kept })
+    }
+
+    fn shape(&self, call: &Call) -> Shape {
+        let outer = &call.shape(0)[..call.shape(0).len() - 1];
+        Shape::new([outer, &[self.groups, self.kept]].concat())
+    }
+
+    /// Elements of a group.
+    fn per_group(&self, call: &Call) -> usize {
+        self.runs * call.inputs.get(1).copied().flatten().and_then(|order| order.shape.last().copied()).unwrap_or(1)
+    }
 }
 
 fn eval(x: &Args<&[f64]>, call: &Call) -> OpResult<Vec<Vec<f64>>> {
@@ -84,32 +174,27 @@ fn eval(x: &Args<&[f64]>, call: &Call) -> OpResult<Vec<Vec<f64>>> {
 }
 
 fn nodes<'g>(b: Nodes<'g>, call: &Call, x: &Args<Var<'g>>) -> OpResult<Vec<Var<'g>>> {
-    let (x, shape) = (x[0], call.shape(0));
     let ((axis, k), largest) = (extent(call)?, call.int("largest", 1)? != 0);
-    let n = shape[axis];
-    // Numbers of type `dtype` along the axis, behind which there are as many as in the input.
-    let count = |dtype: DType, along: [usize; 2]| {
-        b.numbers(dtype, [&along[..], &vec![1; shape.len() - axis - 1]].concat(), 0.0)
-    };
-    let (at, behind) = ([axis as i64], [axis as i64 + 1]);
-    // [.., each, others, ..]
-    let (each, others) = (x.unsqueeze(&behind), x.unsqueeze(&at));
-    let before = if largest { others.greater(each) } else { others.less(each) };
-    let (before, equal) = if call.dtype(0).is_float() {
-        let undefined = x.op("IsNaN", &[], Attrs::new());
-        let (each_is, others_are) = (undefined.unsqueeze(&behind), undefined.unsqueeze(&at));
-        let [above, below] = if largest { [others_are, each_is] } else { [each_is, others_are] };
-        (before.or(above).and(below.op("Not", &[], Attrs::new())), others.equal(each).or(each_is.and(others_are)))
-    } else {
-        (before, others.equal(each))
-    };
-    let (rows, columns) = (count(DType::I32, [n, 1]), count(DType::I32, [1, n]));
-    let before = before.or(equal.and(columns.less(rows))).cast(DType::I32);
-    // [.., places, each, ..]
-    let rank = before.reduce_sum(&behind, false).unsqueeze(&at);
-    let hit = rank.equal(count(DType::I32, [k, 1]));
-    let index = hit.select(count(DType::I64, [1, n]), 0.0).reduce_max(&behind, false);
-    Ok(vec![x.op("GatherElements", &[index], Attrs::new().with("axis", axis as i64)), index])
+    let (x, taken) = (x[0], call.infer()?.swap_remove(0).shape);
+    if taken.numel() == 0 {
+        return Ok([call.dtype(0), DType::I64].map(|dtype| b.constant(dtype, taken.clone(), Vec::new)).into());
+    }
+    let rank = taken.len();
+    let last: Vec<usize> = (0..rank).filter(|&k| k != axis).chain([axis]).collect();
+    let rows = x.transpose(&last);
+    let order = order(rows, call.shape(0)[axis], k, largest);
+    let back: Vec<usize> = (0..rank).map(|k| if k == axis { rank - 1 } else { k - usize::from(k > axis) }).collect();
+    let order = order.transpose(&back);
+    let values = x.op("GatherElements", &[order], Attrs::new().with("axis", axis as i64));
+    Ok(vec![values, order.cast(DType::I64)])
+}
+
+/// The indices of the first `k` of `n` elements along the last axis, in order, as `i32`.
+pub(super) fn order(x: Var, n: usize, k: usize, largest: bool) -> Var {
+    let attrs = Attrs::new().with("runs", n as i64).with("kept", k as i64).with("largest", i64::from(largest));
+    let order = x.op(SORT, &[], attrs);
+    let rank = x.shape().map_or(0, |shape| shape.len());
+    order.squeeze(&[rank as i64 - 1])
 }
 
 #[cfg(test)]
@@ -145,8 +230,6 @@ mod tests {
         let attrs = |k: i64| Attrs::new().with("K", k);
         let found = refused("TopK", &[(F32, &[2, 3])], &attrs(4));
         assert_eq!(found, "'K' is required and must be a constant of 0 to 3, found 4");
-        let found = refused("TopK", &[(F32, &[20_000])], &attrs(1));
-        assert_eq!(found, "input 'X': expected at most 16384 elements along axis 0, found 20000");
     }
 
     #[test]

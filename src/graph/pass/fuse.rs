@@ -51,8 +51,7 @@ pub(super) fn run(graph: &Graph, context: &Context) -> Result<Groups> {
     }
     for node in templates.into_iter().filter(|&n| fuser.is_free(n)).collect::<Vec<_>>() {
         let kind = GroupKind::Template { call: node };
-        if graph.node(node).op().is_some_and(|op| op.in_place) {
-            // Its kernel computes some of its value's elements.
+        if graph.node(node).op().is_some_and(|op| op.alone) {
             fuser.seal(&[node], kind);
             continue;
         }

@@ -27,6 +27,7 @@ mod fuse;
 pub mod group;
 pub mod half;
 mod horizontal;
+mod indexed;
 mod indexes;
 mod int8;
 mod merge;
@@ -195,6 +196,7 @@ pub const PASSES: &[(&str, Pass, When)] = &[
     ("simplify", simplify::run, When::Always),
     ("filters", filters::run, When::Always),
     ("decompose", decompose::run, When::Always),
+    ("indexed", indexed::run, When::Always),
     ("bind", bind::run, When::Always),
     ("fold", fold::run, When::Always),
     ("transposed", transposed::run, When::Always),

@@ -120,6 +120,8 @@ fn elements_read(kernel: &Kernel, i: usize) -> Verdict<Option<Set>> {
         | Template::Gather { .. }
         | Template::Scatter { .. }
         | Template::SumByIndex
+        | Template::Scan { .. }
+        | Template::Sort { .. }
         | Template::Pad { .. }
         | Template::Resize { .. } => {}
     }

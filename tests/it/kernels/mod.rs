@@ -1182,7 +1182,7 @@ fn scatter(c: &mut Cases) {
         (case.inputs[0], case.inputs[1]) = (data, indices.to_vec());
     };
     let rows = |n| Access { shape: Shape::new([n, 16]), strides: vec![0, 1], offset: 0 };
-    let of = |axis, stride, extent, unique| Template::Scatter { axis, stride, extent, unique };
+    let of = |axis, stride, extent, unique| Template::Scatter { axis, stride, extent, unique, join: None };
     let index = |dtype, n| typed(dtype, spread(&[n, 1], &[n, 16]));
     let places = [0.0, 9.0, -1.0, 3.0, -10.0, 12.0, 3.0, -11.0, 9.0];
     add("scatter rows", of(0, 16, 10, false), [f32s(rows(9)), index(I64, 9)], &[9, 16], &places);

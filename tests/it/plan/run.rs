@@ -178,7 +178,12 @@ fn work(plan: &Plan) -> u128 {
             Template::MatMul | Template::MatMulBits { .. } => {
                 space.saturating_mul(k.reads[0].access.shape.last().copied().unwrap_or(1) as u128)
             }
-            Template::Gather { .. } | Template::Scatter { .. } | Template::Map | Template::Row { .. } => space,
+            Template::Gather { .. }
+            | Template::Scatter { .. }
+            | Template::Scan { .. }
+            | Template::Sort { .. }
+            | Template::Map
+            | Template::Row { .. } => space,
             Template::Attention { .. }
             | Template::Conv { .. }
             | Template::ConvTranspose { .. }

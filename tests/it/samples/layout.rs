@@ -230,6 +230,11 @@ fn tops() -> Vec<Sample> {
         top(U8, &[2, 6, 2], 2).attr("axis", -2).attr("largest", 0),
         top(F32, &[2, 3], 0),
         top(F32, &[2, 3], 1),
+        // Several levels on GPUs: of few that are kept, and of all; the last groups are not full.
+        top(F32, &[2, 4500], 3),
+        top(F32, &[700], 700).attr("largest", 0),
+        top(I32, &[900, 2], 400).attr("axis", 0),
+        top(U8, &[300], 300),
     ]
 }
 

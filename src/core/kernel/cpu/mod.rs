@@ -65,8 +65,21 @@ pub fn slots(kernel: &Kernel) -> Slots {
             let slots = |w: Windowed| Slots::new(w.shared_bytes(), w.slot_bytes(), threads);
             Windowed::new(kernel).map(slots).unwrap_or_default()
         }
+        (Cpu::Sort { .. }, Template::Sort { .. }) => {
+            let size = if kernel.reads[0].dtype.size() > 4 { size_of::<u128>() } else { size_of::<u64>() };
+            Slots::new(0, candidates(kernel) * size, threads)
+        }
         _ => Slots::default(),
     }
+}
+
+/// The candidates for which a thread that sorts a group has room: all elements, or where few are kept, some more than these.
+pub fn candidates(kernel: &Kernel) -> usize {
+    const FEW: usize = 1 << 10;
+    let &Template::Sort { given, runs, .. } = &kernel.template else { return 0 };
+    let rank = kernel.shape.len();
+    let (all, kept) = (if given { kernel.reads[1].access.shape[rank] } else { 1 } * runs, kernel.shape[rank - 1]);
+    all.min((2 * kept).max(FEW))
 }
 
 /// The most bytes of tile memory per thread of the CPU backend, as a workgroup of a GPU has shared memory. Blocks of operands are packed

@@ -111,7 +111,7 @@ impl Module<'_> {
     }
 
     fn scatter(&mut self) -> Result<(), String> {
-        let &Template::Scatter { axis, stride, extent, unique } = &self.kernel.template else {
+        let &Template::Scatter { axis, stride, extent, unique, join } = &self.kernel.template else {
             mismatch(&self.kernel.template)
         };
         let space = self.flat();
@@ -122,12 +122,19 @@ impl Module<'_> {
         body.push(format!("return {};", self.load(2, &address)));
         self.function("update", &[("i", I32)], Some(self.value[2]), body);
         self.int("EXTENT", extent as isize);
-        if !unique {
+        if join.is_some() || !unique {
+            let step = self.kernel.shape[axis + 1..].iter().product();
+            self.ints(&[("UPDATES", self.kernel.shape[axis]), ("STEP", step)]);
+        }
+        if let Some(join) = join {
+            self.flags.push("JOIN");
+            let ty = self.value[0];
+            self.combine("join", join, ty);
+            let (mut body, base) = self.address(0, &space);
+            body.push(format!("return {};", self.load(0, &format!("{base} + place * {stride}"))));
+            self.function("stored", &[("i", I32), ("place", I32)], Some(ty), body);
+        } else if !unique {
             self.flags.push("REPEATS");
-            self.ints(&[
-                ("UPDATES", self.kernel.shape[axis]),
-                ("STEP", self.kernel.shape[axis + 1..].iter().product()),
-            ]);
             let located = locate(&space, &[], &BTreeSet::from([axis]));
             let mut body = located.statements;
             body.push(format!("return {};", located.coordinates[&axis]));

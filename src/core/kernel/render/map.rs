@@ -31,7 +31,7 @@ impl Module<'_> {
 
     /// The constant of a text of one invocation per element.
     pub(super) fn per_element(&mut self) {
-        self.int("COUNT", self.kernel.shape.numel() as isize);
+        self.int("COUNT", (self.kernel.template.def().invocations)(self.kernel) as isize);
     }
 
     /// Several neighbours per invocation: those of a vector at once, vectors a workgroup apart.

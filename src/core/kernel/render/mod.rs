@@ -36,6 +36,7 @@ mod index;
 mod locate;
 mod map;
 mod matmul;
+mod order;
 mod packed;
 mod pool;
 mod row;
@@ -55,8 +56,16 @@ pub struct KernelDef {
 }
 
 /// Every kernel text, by the files that fill their holes.
-pub static KERNELS: &[&[KernelDef]] =
-    &[map::KERNELS, row::KERNELS, matmul::KERNELS, attention::KERNELS, conv::KERNELS, pool::KERNELS, index::KERNELS];
+pub static KERNELS: &[&[KernelDef]] = &[
+    map::KERNELS,
+    row::KERNELS,
+    matmul::KERNELS,
+    attention::KERNELS,
+    conv::KERNELS,
+    pool::KERNELS,
+    index::KERNELS,
+    order::KERNELS,
+];
 
 /// Declares rows, by the function that fills their holes: the text's name, its file in `shaders/`, and one line on it.
 macro_rules! kernels {

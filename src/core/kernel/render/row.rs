@@ -204,13 +204,13 @@ impl Module<'_> {
             self.private.push((format!("reduced{k}"), ty));
             self.function(&format!("element{k}"), parameters, Some(ty), lines);
             let (low, high) = ty.bounds();
-            let (combine, start) = match reduction {
-                Reduction::Sum => ("return a + b;".into(), 0.0),
-                Reduction::Prod => ("return a * b;".into(), 1.0),
-                Reduction::Max => (format!("return {}(a, b);", extreme(true, ty)), low),
-                Reduction::Min => (format!("return {}(a, b);", extreme(false, ty)), high),
+            let start = match reduction {
+                Reduction::Sum => 0.0,
+                Reduction::Prod => 1.0,
+                Reduction::Max => low,
+                Reduction::Min => high,
             };
-            self.function(&format!("combine{k}"), &[("a", ty), ("b", ty)], Some(ty), vec![combine]);
+            self.combine(&format!("combine{k}"), *reduction, ty);
             self.start(format!("START{k}"), start, ty);
             types.push(ty);
         }
@@ -219,6 +219,17 @@ impl Module<'_> {
             types.iter().map(|ty| vec![("SHARED", shared(*ty).to_owned()), ("VALUE", ty.name().to_owned())]).collect(),
         );
         Ok(types)
+    }
+
+    /// The function `name(a, b)`, which makes two values one.
+    pub(super) fn combine(&mut self, name: &str, reduction: Reduction, ty: Type) {
+        let value = match reduction {
+            Reduction::Sum => "a + b".into(),
+            Reduction::Prod => "a * b".into(),
+            Reduction::Max => format!("{}(a, b)", extreme(true, ty)),
+            Reduction::Min => format!("{}(a, b)", extreme(false, ty)),
+        };
+        self.function(name, &[("a", ty), ("b", ty)], Some(ty), vec![format!("return {value};")]);
     }
 
     /// Arrays of so many elements for reductions of these types.

@@ -23,6 +23,7 @@ impl Cpu {
             Cpu::Matmul { threads }
             | Cpu::Conv { threads, .. }
             | Cpu::Window { threads }
+            | Cpu::Sort { threads }
             | Cpu::Attention { threads, .. } => Some(threads),
         }
     }
@@ -44,7 +45,8 @@ impl Cpu {
         }
         match (self, &kernel.template) {
             (Cpu::Loops, _) if way(kernel) == Cpu::Loops => Ok(()),
-            (Cpu::Matmul { .. }, Template::MatMul | Template::MatMulBits { .. }) => Ok(()),
+            (Cpu::Matmul { .. }, Template::MatMul | Template::MatMulBits { .. })
+            | (Cpu::Sort { .. }, Template::Sort { .. }) => Ok(()),
             (Cpu::Window { .. }, Template::ConvTranspose { .. } | Template::Pool { .. }) => {
                 Windowed::new(kernel).map(drop)
             }
@@ -151,6 +153,7 @@ fn shared(kernel: &Kernel, cpu: Cpu, target: &Target) -> Cpu {
     let one = cpu.with_threads(1);
     let alone = match one {
         Cpu::Loops => return one,
+        Cpu::Sort { .. } => (kernel.template.def().invocations)(kernel) as f64,
         Cpu::Matmul { .. } => Product::new(kernel).nanoseconds(),
         Cpu::Attention { strip, .. } => Attention::new(kernel, strip).nanoseconds(),
         Cpu::Conv { .. } | Cpu::Window { .. } => {
@@ -169,6 +172,7 @@ fn way(kernel: &Kernel) -> Cpu {
         Template::ConvTranspose { groups, .. } if turns(kernel) => Cpu::Conv { way: conv(kernel, *groups), threads: 1 },
         Template::ConvTranspose { .. } | Template::Pool { .. } => Cpu::Window { threads: 1 },
         Template::Attention { .. } => Cpu::Attention { strip: strip(kernel), threads: 1 },
+        Template::Sort { .. } => Cpu::Sort { threads: 1 },
         _ => Cpu::Loops,
     }
 }
@@ -193,7 +197,7 @@ pub(super) fn all(kernel: &Kernel, target: &Target) -> Vec<Cpu> {
             all.extend(strips.map(|strip| Cpu::Attention { strip, threads }));
             all.push(Cpu::Attention { strip: strip / 2 / PANEL_ROWS * PANEL_ROWS, threads });
         }
-        Cpu::Loops | Cpu::Matmul { .. } | Cpu::Window { .. } => {}
+        Cpu::Loops | Cpu::Matmul { .. } | Cpu::Window { .. } | Cpu::Sort { .. } => {}
     }
     let both: Vec<Cpu> =
         all.iter().flat_map(|cpu| [1, target.threads].map(|threads| cpu.with_threads(threads))).collect();

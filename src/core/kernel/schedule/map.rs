@@ -27,7 +27,7 @@ pub(in crate::kernel) const TEAM: usize = 16;
 
 impl Elements {
     pub(in crate::kernel) fn launch(&self, kernel: &Kernel) -> Launch {
-        let count = kernel.shape.numel() as u64;
+        let count = (kernel.template.def().invocations)(kernel) as u64;
         let (threads, each) = match *self {
             Elements::One { threads } if kernel.template == Template::SumByIndex => {
                 (threads, looks(kernel, threads as usize).unwrap_or(1) as u64)
@@ -90,7 +90,7 @@ pub(super) fn all(kernel: &Kernel, target: &Target) -> Vec<Elements> {
 /// One element per invocation, in workgroups of every size. The best is the first.
 pub(super) fn ones(kernel: &Kernel, target: &Target) -> Vec<Elements> {
     let others = [64, 128, 256].map(|threads| Elements::One { threads });
-    [one(kernel.shape.numel(), target)].into_iter().chain(others).collect()
+    [one((kernel.template.def().invocations)(kernel), target)].into_iter().chain(others).collect()
 }
 
 /// The operands of a map that its body reads or writes, and how each moves along the index space.

@@ -80,6 +80,7 @@ impl Cpu {
             Cpu::Conv { .. } => "conv",
             Cpu::Window { .. } => "window",
             Cpu::Attention { .. } => "attention",
+            Cpu::Sort { .. } => "sort",
         }
     }
 }

@@ -23,7 +23,9 @@ mod packed;
 mod pad;
 mod resize;
 mod row;
+mod scan;
 mod scatter;
+mod sort;
 mod window;
 
 pub use attention::Guard;
@@ -32,6 +34,7 @@ pub use packed::{Packing, ZeroPoints};
 pub use pad::PadMode;
 pub use resize::{Nearest, ResizeMode};
 pub use row::{Reduction, RowReduction};
+pub use sort::ascending;
 pub use window::{MOST_TAPS, Pool, Window};
 
 /// The computation of a kernel at each index of its index space.
@@ -139,7 +142,7 @@ pub enum Template {
     /// reads\[0\] with reads\[2\], the updates, stored where reads\[1\], integer indices, say: the update of index `i` goes to
     /// `access(i) + reads[1](i) * stride` of the data's buffer. All have the kernel's shape; the data's access gives each base. Negative
     /// indices count from the end of the indexed axis; an update outside is left out. Of several for one element, the last along `axis`
-    /// counts. The result lies at the bytes of the data: the kernel stores updates, and touches nothing else.
+    /// counts, or all join it in their order. The result lies at the bytes of the data: the kernel touches no other elements.
     Scatter {
         /// The axis of the index space along which indices may choose one element twice.
         axis: usize,
@@ -149,11 +152,35 @@ pub enum Template {
         extent: usize,
         /// True if no two indices along `axis` are the same, so that no update has to look for later ones.
         unique: bool,
+        /// How an update joins the element at its place; none if it takes that place.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        join: Option<Reduction>,
     },
     /// The updates of each index, added up: reads\[0\] are updates `[n, ..]`, reads\[1\] their integer indices `[n]`, and index
     /// `[i, ..]` of the kernel's shape sums those whose index is `i`. Negative indices count from the end of the first axis; an update
     /// outside is left out.
     SumByIndex,
+    /// The sums of the elements of reads\[0\] up to each along an axis. All have the kernel's shape.
+    Scan {
+        /// The axis.
+        axis: usize,
+        /// True for the sums without the element itself.
+        exclusive: bool,
+        /// True for the sums from the end.
+        reverse: bool,
+    },
+    /// Indices of the first elements of groups, in order, as `i32`: reads\[0\] are keys `[outer.., n]`, shape `[outer.., groups, kept]`. A group
+    /// has `runs` neighbouring elements. Or it has `runs` runs of reads\[1\], which are indices of keys `[outer.., groups, runs, from]`, each
+    /// run in order. The first of equal ones comes first. An index of `n` or more stands for nothing, and is behind all others; a last group
+    /// that the keys do not fill is filled up with such.
+    Sort {
+        /// True if the largest come first.
+        largest: bool,
+        /// True if runs of indices are given.
+        given: bool,
+        /// Runs of a group.
+        runs: usize,
+    },
     /// reads\[0\] surrounded: index `i` reads `i - before`, outside of the data's extents as `mode` says.
     Pad {
         /// Elements before each axis; negative removes elements.
@@ -186,6 +213,10 @@ pub struct TemplateDef {
     pub rows: fn(&Template) -> Rows,
     /// True if the one result lies at the bytes of operand 0, and the kernel writes only elements that data chooses: the others stay.
     pub in_place: bool,
+    /// True if the kernel stores what the core computes: it has no body, no further operands, and one result.
+    pub alone: bool,
+    /// Invocations by which a GPU computes it, each alone, unless its texts have tiles.
+    pub invocations: fn(&Kernel) -> usize,
     /// True if the CPU's kernel widens halves of a core operand, which may be a constant, as it reads them.
     pub widens: fn(&Kernel, usize, bool) -> bool,
     /// The template's own code, beside the kernel's body and prologues.
@@ -269,6 +300,8 @@ templates! {
     Template::Gather { .. } => gather::GATHER,
     Template::Scatter { .. } => scatter::SCATTER,
     Template::SumByIndex => scatter::SUM_BY_INDEX,
+    Template::Scan { .. } => scan::SCAN,
+    Template::Sort { .. } => sort::SORT,
     Template::Pad { .. } => pad::PAD,
     Template::Resize { .. } => resize::RESIZE,
 }
@@ -281,6 +314,8 @@ const PLAIN: TemplateDef = TemplateDef {
     core_reads: |_| 1,
     rows: |_| Rows { axes: 0, written_once: false },
     in_place: false,
+    alone: false,
+    invocations: |kernel| kernel.shape.numel(),
     widens: |_, _, _| false,
     bodies: |_| Vec::new(),
     check: |_, _| Ok(()),
@@ -331,6 +366,11 @@ impl Kernel {
     /// True if the result lies at the bytes of operand 0, of which the kernel changes elements that data chooses.
     pub fn is_in_place(&self) -> bool {
         self.template.def().in_place
+    }
+
+    /// True if it reads core operands alone, and writes one result.
+    fn stores_alone(&self) -> bool {
+        self.reads.len() == self.template.core_reads() && self.writes.len() == 1
     }
 
     /// How an argument, one of the reads or then of the writes, lies along an axis of the index space.

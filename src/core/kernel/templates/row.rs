@@ -13,6 +13,18 @@ pub enum Reduction {
     Prod,
 }
 
+impl Reduction {
+    /// Two values as one.
+    pub fn combine(self, a: f64, b: f64) -> f64 {
+        match self {
+            Reduction::Sum => a + b,
+            Reduction::Prod => a * b,
+            Reduction::Max => maximum(a, b),
+            Reduction::Min => minimum(a, b),
+        }
+    }
+}
+
 /// One reduction of a row kernel.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RowReduction {
@@ -60,16 +72,16 @@ fn row(kernel: &Kernel, row: &[usize], elements: &mut Elements) -> Row {
     let places = indices(&kernel.shape[row.len()..], Order::Forwards);
     let mut reduced = Vec::new();
     for reduction in reductions {
-        let (first, combine): (f64, fn(f64, f64) -> f64) = match reduction.reduction {
-            Reduction::Sum => (0.0, |a, b| a + b),
-            Reduction::Prod => (1.0, |a, b| a * b),
-            Reduction::Max => (f64::NEG_INFINITY, maximum),
-            Reduction::Min => (f64::INFINITY, minimum),
+        let first = match reduction.reduction {
+            Reduction::Sum => 0.0,
+            Reduction::Prod => 1.0,
+            Reduction::Max => f64::NEG_INFINITY,
+            Reduction::Min => f64::INFINITY,
         };
         let value = places.iter().fold(first, |total, place| {
             let index = [row, place].concat();
             let inputs = elements.further(&index, index.len());
-            combine(total, reduction.body.eval(&inputs, &index, &reduced)[0])
+            reduction.reduction.combine(total, reduction.body.eval(&inputs, &index, &reduced)[0])
         });
         reduced.push(value);
     }

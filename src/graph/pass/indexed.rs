@@ -1,0 +1,159 @@
+//! What devices compute differently by index: the order of a row, and updates that are added up.
+//!
+//! A GPU sorts in levels, each of which merges groups of runs by binary searches: so an element is compared with few. Where few elements are
+//! kept, each level leaves less to the next.
+//!
+//! ```text
+//! Sort <runs = n> (x)   =   Sort <runs = 64> (x) --groups of runs--> Sort <runs = 4> (x, order) --> ... --> one group
+//! ```
+//!
+//! It adds updates up by their places, `SumByIndex`, if each index names a place of whole slices. The CPU adds updates in their order, in place.
+
+use super::Context;
+use crate::dtype::DType;
+use crate::error::Result;
+use crate::graph::{Decomposer, Graph};
+use crate::op::{Attrs, NodeId, Nodes, OpResult, ValueId, Var, build};
+use crate::ops::{SCATTER, SORT, SUM_BY_INDEX};
+use crate::target::Family;
+
+/// Runs of a group of the first level, and of others where few elements are kept.
+const WIDE: usize = 64;
+/// Runs of a group of a later level.
+const NARROW: usize = 4;
+
+/// Rewrites such nodes as the target computes them.
+pub fn run(graph: &mut Graph, context: &Context) -> Result<()> {
+    let is_cpu = context.target.family == Family::Cpu;
+    for id in graph.order()? {
+        let name = graph.node(id).op_name();
+        let levels = if name == SORT && !is_cpu { Levels::of(graph, id, context) } else { None };
+        let sum = if name == SCATTER && !is_cpu { Sum::of(graph, id) } else { None };
+        if levels.is_none() && sum.is_none() && !(name == SUM_BY_INDEX && is_cpu) {
+            continue;
+        }
+        let node = graph.node(id).clone();
+        let operands: Vec<ValueId> = graph.operands(id).into_iter().flatten().collect();
+        graph.insert_at(id);
+        let made = build(Decomposer::new(graph, node.name.clone()), |b| {
+            let x: Vec<Var> = operands.iter().map(|&value| b.value(value)).collect();
+            let made = match (&levels, &sum) {
+                (Some(levels), _) => levels.nodes(b, x[0])?,
+                (_, Some(sum)) => sum.nodes(b, x[0], x[2])?,
+                _ => in_order(b, x[0], x[1], &node.outputs[0].fact.shape)?,
+            };
+            Ok(vec![made])
+        });
+        let made = made.map_err(|what| node.error(what))?;
+        graph.replace(id.output(0), made[0]);
+    }
+    graph.sweep();
+    Ok(())
+}
+
+/// The levels of a sort.
+struct Levels {
+    kept: usize,
+    largest: bool,
+    /// Levels behind the first, and the runs of their groups.
+    more: usize,
+    runs: usize,
+}
+
+impl Levels {
+    /// `None` if the node is a level itself, or one is enough.
+    fn of(graph: &Graph, id: NodeId, context: &Context) -> Option<Levels> {
+        let operands = graph.operands(id);
+        let &[Some(x)] = &operands[..] else { return None };
+        let n = *graph.fact(x).shape.last()?;
+        let (whole, kept, largest) = graph.with_call(id, |call| {
+            let int = |name: &str, default| call.int(name, default).unwrap_or(default);
+            (int("runs", 0) as usize >= n, int("kept", 0) as usize, int("largest", 1) != 0)
+        })?;
+        let room = |more: usize, runs: usize| (0..more).fold(WIDE, |room, _| room.saturating_mul(runs));
+        let own = (whole && n > WIDE).then(|| {
+            let runs = if kept < NARROW * WIDE { WIDE } else { NARROW };
+            let more = (1..).find(|&more| room(more, runs) >= n).unwrap_or(1);
+            (more * 2 + usize::from(runs == WIDE)) as u32
+        });
+        let ways = |chosen: u32| (chosen as usize / 2, if chosen % 2 == 1 { WIDE } else { NARROW });
+        let valid = |chosen: u32| whole && room(ways(chosen).0, ways(chosen).1) >= n;
+        let (more, runs) = context.decisions.choose("levels", id, own, valid).map(ways)?;
+        Some(Levels { kept, largest, more, runs })
+    }
+
+    fn nodes<'g>(&self, b: Nodes<'g>, x: Var<'g>) -> OpResult<Var<'g>> {
+        let shape = x.shape()?;
+        let (&n, outer) = shape.split_last().ok_or("expected an axis to sort along")?;
+        let attrs = |runs: usize, kept: usize| {
+            let sizes = Attrs::new().with("runs", runs as i64).with("kept", kept as i64);
+            sizes.with("largest", i64::from(self.largest))
+        };
+        let (mut groups, mut kept) = (n.div_ceil(WIDE), self.kept.min(WIDE));
+        let mut order = x.op(SORT, &[], attrs(WIDE, kept));
+        for _ in 0..self.more {
+            let (before, from) = (groups, kept);
+            groups = before.div_ceil(self.runs);
+            kept = self.kept.min(self.runs * from);
+            if groups * self.runs != before {
+                // Indices that stand for nothing.
+                let missing = [outer, &[groups * self.runs - before, from]].concat();
+                let nothing = b.scalar(n as f64, DType::I32).expand(&missing);
+                order = b.concat(&[order, nothing], outer.len() as i64);
+            }
+            let runs = order.shaped(&[outer, &[groups, self.runs, from]].concat());
+            order = x.op(SORT, &[runs], attrs(self.runs, kept));
+        }
+        Ok(order)
+    }
+}
+
+/// A scatter that adds updates up, each index of which is for whole slices.
+struct Sum {
+    axis: usize,
+    /// The indices `[n]`, or as many axes of 1 around these.
+    indices: ValueId,
+}
+
+impl Sum {
+    fn of(graph: &Graph, id: NodeId) -> Option<Sum> {
+        let operands = graph.operands(id);
+        let (data, updates) = (graph.fact(operands[0]?), graph.fact(operands[2]?));
+        let (adds, axis) = graph.with_call(id, |call| {
+            (call.str("reduction", "none").is_ok_and(|how| how == "add"), call.axis("axis", 0, call.shape(0)))
+        })?;
+        let (axis, rank) = (axis.ok()?, data.shape.len());
+        let whole = (0..rank).all(|k| k == axis || data.shape[k] == updates.shape[k]);
+        // An index that was repeated is one.
+        let mut indices = operands[1]?;
+        while graph.node(indices.node).op_name() == "Expand" {
+            indices = graph.operands(indices.node)[0]?;
+        }
+        let own = &graph.fact(indices).shape;
+        let behind = own.len().checked_sub(rank - axis);
+        let alone = own.numel() == updates.shape[axis] && behind.is_some_and(|at| own[at] == updates.shape[axis]);
+        (adds && whole && alone && data.dtype.is_float()).then_some(Sum { axis, indices })
+    }
+
+    fn nodes<'g>(&self, b: Nodes<'g>, data: Var<'g>, updates: Var<'g>) -> OpResult<Var<'g>> {
+        let (extents, rank) = (data.shape()?, data.shape()?.len());
+        let (extent, n) = (extents[self.axis], updates.shape()?[self.axis]);
+        let first: Vec<usize> = std::iter::once(self.axis).chain((0..rank).filter(|&k| k != self.axis)).collect();
+        let back: Vec<usize> =
+            (0..rank).map(|k| if k == self.axis { 0 } else { k + usize::from(k < self.axis) }).collect();
+        let indices = b.value(self.indices).shaped(&[n]);
+        let attrs = Attrs::new().with("extent", extent as i64);
+        let sums = indices.op(SUM_BY_INDEX, &[updates.transpose(&first)], attrs);
+        Ok(data + sums.transpose(&back))
+    }
+}
+
+/// Sums of updates in their order, by their indices.
+fn in_order<'g>(b: Nodes<'g>, indices: Var<'g>, updates: Var<'g>, shape: &[usize]) -> OpResult<Var<'g>> {
+    let fact = updates.fact()?;
+    let mut along = vec![1; fact.shape.len()];
+    along[0] = fact.shape[0];
+    let zeros = b.scalar(0.0, fact.dtype).expand(shape);
+    let attrs = Attrs::new().with("axis", 0).with("reduction", "add");
+    Ok(zeros.op(SCATTER, &[indices.shaped(&along), updates], attrs))
+}
