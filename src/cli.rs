@@ -25,6 +25,7 @@ mod help;
 mod inspect;
 mod max_batch;
 mod method;
+mod open;
 mod ops;
 mod place;
 mod plan;
@@ -276,10 +277,7 @@ fn tell(error: &Error) {
 /// An error's text, with the flags that would mend it.
 fn explain(error: &Error) -> String {
     let Error::Unbound { dims, .. } = error else { return error.to_string() };
-    let plain = |c: char| c.is_alphanumeric() || "._-".contains(c);
-    let quote = |dim: &str| if dim.chars().all(plain) { dim.to_owned() } else { format!("'{dim}'") };
-    let flags: Vec<_> = dims.iter().map(|dim| format!("--set {}=N", quote(dim))).collect();
-    format!("{error}; give {}", flags.join(" "))
+    format!("{error}; give {}", open::flags(dims))
 }
 
 /// Writes the result. A reader that has seen enough (`| head`) is no error.

@@ -171,7 +171,7 @@ impl Bench {
         let alone = (0..whole.count).map(|_| session.with(time)).collect::<Result<_>>()?;
         let (usage, subject) = (session.usage(), subject.of(&plan.programs[0]));
         let steps = self.profiled(&session, plan.first(), &inputs)?;
-        self.draw(&subject, steps.iter().map(|steps| (subject.heading(), plan.first(), steps.clone())), &session)?;
+        self.draw(&subject, steps.iter().map(|steps| (subject.title(), plan.first(), steps.clone())), &session)?;
         let steps = steps.filter(|_| self.steps);
         let ran = Ran { plan, subject, first, whole, alone: Times::new(alone), steps, loaded, usage };
         Ok(if json { self.record(&session, &ran) } else { self.text(&session, &ran) })
@@ -280,7 +280,7 @@ impl Bench {
         session: &Session,
     ) -> Result<()> {
         let Some(path) = &self.html else { return Ok(()) };
-        let page = report::picture::timed_page(&subject.heading(), &timed.collect::<Vec<_>>(), session.device());
+        let page = report::picture::timed_page(&subject.title(), &timed.collect::<Vec<_>>(), session.device());
         file::write_whole(path, "write the page", |out| out.write_all(page.as_bytes()))
     }
 

@@ -207,7 +207,8 @@ impl Compare {
         }
         let heading = asked.subject.heading();
         if let Some(path) = &self.html {
-            let page = comparison_page(&heading, all.iter().map(|(result, _)| result).zip(drawn).collect());
+            let page =
+                comparison_page(&asked.subject.title(), all.iter().map(|(result, _)| result).zip(drawn).collect());
             file::write_whole(path, "write the page", |out| out.write_all(page.as_bytes()))?;
         }
         let text = if json {

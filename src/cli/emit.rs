@@ -3,6 +3,7 @@
 use super::args::{self, Model};
 use super::line;
 use super::method::Trained;
+use super::open::{self, Whole};
 use super::programs::{More, of_training};
 use crate::error::{Error, Result, ensure};
 use crate::file;
@@ -157,8 +158,15 @@ impl Emit {
             Error::usage(format!("--train: expected one model, found {}", self.more.files(&self.model)))
         })?;
         let mut programs = match &self.trained.method {
-            Some(method) => of_training(method.programs(&self.model, self.steps)?, &[])?,
-            None => self.more.asked(&self.model, &[])?.programs,
+            Some(method) => {
+                open::mention(&method.whole(&self.model)?.assumed);
+                of_training(method.programs(&self.model, self.steps)?, &[])?
+            }
+            None => {
+                let asked = self.more.asked(&self.model, &[])?;
+                open::mention(asked.subject.assumed());
+                asked.programs
+            }
         };
         let Some(asked) = self.program.as_deref().or(self.trained.method.as_ref().map(|_| "step")) else {
             return Ok(programs);
@@ -189,11 +197,14 @@ impl Emit {
             return onnx::export(&self.programs()?[0].1.largest()?).map_err(in_file);
         }
         let (model, dims) = self.model.load(&[])?;
-        let mut graph = self.model.import(&model, &dims, &[])?;
+        let dims = dims.into_iter().map(|(name, extent)| (name, extent.into())).collect();
+        let whole = Whole::new(model, dims).map_err(in_file)?;
+        let mut graph = self.model.import(&whole, &[])?;
+        open::mention(&whole.assumed);
         if let Some(quantize) = self.model.quantize {
             graph = quantized(graph, quantize).map_err(in_file)?;
         }
-        onnx::export_step(&graph, model.step_outputs()).map_err(in_file)
+        onnx::export_step(&graph, whole.model.step_outputs()).map_err(in_file)
     }
 
     /// The target that is asked for, of this family if kernels are wanted.

@@ -1,12 +1,12 @@
 //! Flags that say how a model is trained.
 
 use super::Failure;
-use super::args::Model;
+use super::args::{Model, has_range};
+use super::open::{self, Whole};
 use crate::advise::{Trained as Case, refusal};
 use crate::dtype::DType;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, ensure};
 use crate::report;
-use crate::session::Options;
 use crate::target::Target;
 use crate::train::{self, Loss, Optimizer, Programs, Rate, Schedule, Training};
 use clap::{Args, ValueEnum};
@@ -183,11 +183,21 @@ impl Method {
     /// # Errors
     /// Those of the model and its loss; a flag that `train` has no use for.
     pub(super) fn programs(&self, model: &Model, steps: u64) -> Result<Programs> {
+        let Whole { model: file, dims, assumed } = self.whole(model)?;
+        let programs = train::programs_of_file(file, open::largest(&dims), self.batch as usize, &self.training(steps)?);
+        let blamed = |e: Error| if matches!(e, Error::Node { .. }) { open::blamed(&assumed, e) } else { e };
+        programs.map_err(|e| blamed(e.in_file(&model.model)))
+    }
+
+    /// The model that is trained, with all of its dims but the batch.
+    ///
+    /// # Errors
+    /// Those of the model; a flag that `train` has no use for.
+    pub(super) fn whole(&self, model: &Model) -> Result<Whole> {
         model.suits_training()?;
-        let options = Options { dims: model.dims(), ..Options::default() };
-        let dims = options.fixed().ok_or_else(|| Error::usage("--set: training takes no range of a dim".to_owned()))?;
-        let programs = train::programs_of_file(model.file()?, dims, self.batch as usize, &self.training(steps)?);
-        programs.map_err(|e| e.in_file(&model.model))
+        let (file, dims) = (model.file()?, model.dims());
+        ensure(!has_range(&dims), || Error::usage("--set: training takes no range of a dim".to_owned()))?;
+        Whole::but(file.batch_dim(), file, dims).map_err(|e| e.in_file(&model.model))
     }
 
     /// How a model is trained for a number of steps.

@@ -2,6 +2,7 @@
 
 use super::args::{self, Model};
 use super::method::{self, Method, Trained};
+use super::open;
 use super::programs::{self, Asked, More};
 use super::subject::Subject;
 use super::{Failure, line};
@@ -304,9 +305,10 @@ impl Plan {
 
     /// The training as a case, for its remedies.
     fn trained_case(&self, method: &Method, target: &Target) -> Result<Case> {
+        let whole = method.whole(&self.model)?;
         Ok(Case {
-            model: self.model.file()?,
-            dims: args::largest(&self.model.dims()),
+            dims: open::largest(&whole.dims),
+            model: whole.model,
             batch: method.batch as usize,
             training: method.training(1)?,
             target: target.clone(),
@@ -466,7 +468,7 @@ impl Plan {
     }
 
     fn draw(&self, subject: &Subject, Planned { plan, graphs, .. }: &Planned) -> Result<()> {
-        let (limit, subject) = (self.model.memory_limit, subject.heading());
+        let (limit, subject) = (self.model.memory_limit, subject.title());
         if let Some(path) = &self.html {
             let page = match &graphs[..] {
                 [graph] => report::picture::page(&subject, plan.first(), Some(graph), limit),

@@ -49,6 +49,7 @@ subject
   files? [text]
   plan? text
   binding? {int|text}
+  assumed? [text]
 answer
   limit_bytes int
   needed_bytes int

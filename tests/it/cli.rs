@@ -698,7 +698,6 @@ fn wrong_inputs_are_named() {
         let flags: Vec<_> = inputs.iter().flat_map(|input| ["--input", input]).collect();
         fails(1, &[&["run", "graphs/mlp.onnxtxt"], CPU, &flags], words);
     };
-    run(&[], &["mlp.onnxtxt", "'batch'", "--set batch=N"]);
     run(&["x=3x783xf32=1"], &["'x'", "f32[3,784]", "f32[3,783]"]);
     run(&["x=3x784xi64=1"], &["'x'", "f32[3,784]", "i64[3,784]"]);
     run(&["y=3x784xf32=1"], &["mlp.onnxtxt", "--input y", "x, w1, b1, w2, b2"]);
@@ -1289,6 +1288,67 @@ fn reports_name_their_file_and_its_extents() {
     let head = "a=graphs/mlp.onnxtxt, b=graphs/mlp.onnxtxt (a:batch=1 b:batch=2) for cpu, 2 programs\n";
     assert!(ok(&[&both]).starts_with(head), "{}", ok(&[&both]));
     assert_eq!(ok_json(&[&both])["files"], json!(["a=graphs/mlp.onnxtxt", "b=graphs/mlp.onnxtxt"]));
+}
+
+/// Open dims that nothing binds are 1, which the heading, the log or the record says.
+#[test]
+fn dims_that_nobody_gives_are_one() {
+    let folder = Folder::new("assumed");
+    let note = "batch=1, as none was given; --set batch=N";
+    for command in [&["plan"][..], &["run"], &["bench", "--iters", "1"], &["compare", "--iters", "1"]] {
+        let on: &[&str] = if command[0] == "plan" { &[] } else { CPU };
+        let head = format!("graphs/mlp.onnxtxt ({note}) ");
+        assert!(ok(&[command, &["graphs/mlp.onnxtxt"], on]).starts_with(&head), "{command:?}");
+        let found = ok_json(&[command, &["graphs/mlp.onnxtxt"], on]);
+        assert_eq!((&found["assumed"], &found["binding"]), (&json!(["batch"]), &json!({"batch": 1})), "{command:?}");
+        let found = ok_json(&[command, MLP, on]);
+        assert!(found["assumed"].is_null(), "{found}");
+    }
+    let one = ["emit", "graphs/mlp.onnxtxt", "dot"];
+    assert_eq!(ok(&[&one]), ok(&[&one, &["--set", "batch=1"]]));
+    assert!(finish(program(&one)).err.contains(note));
+
+    // What flags, shapes of inputs and ranges bind stays so.
+    let head = |args: &[&[&str]]| ok(args).lines().next().expect("a heading").to_owned();
+    let attention = ["plan", "graphs/attention.onnxtxt"];
+    let found = head(&[&attention, &["--set", "batch=1..4"]]);
+    assert!(found.contains(" (batch=1..4; sequence=1, as none was given; --set sequence=N) for cpu"), "{found}");
+    assert!(head(&[&["plan", "graphs/mlp.onnxtxt", "--shape", "x=4x784"]]).contains(" (x.0=4 x.1=784) for cpu"));
+    let given = ["plan", "graphs/mlp.onnxtxt", "--input", "x=3x784xf32=0"];
+    assert!(head(&[&given]).contains(" (batch=3) for cpu"));
+    // A mask has a column for each row of a cache and for each new one.
+    let decoder = ok_json(&[&["plan", "graphs/decoder/model.onnxtxt"]]);
+    assert_eq!(decoder["assumed"], json!(["batch", "past_sequence", "sequence"]));
+
+    // A saved plan has them as any other.
+    let saved = folder.path("plan.json");
+    ok(&[&["plan", "graphs/mlp.onnxtxt", "-o", &saved]]);
+    let found = ok_json(&[&["run", &saved, "--model", "graphs/mlp.onnxtxt"], CPU]);
+    assert_eq!((&found["assumed"], &found["binding"]), (&Value::Null, &json!({"batch": 1})));
+
+    // Of several programs, and of a training.
+    let both = ["plan", "a=graphs/mlp.onnxtxt", "b=graphs/mlp.onnxtxt"];
+    assert!(head(&[&both]).contains(&format!(" ({note}) for cpu")));
+    let found = head(&[&both, &["--set", "a:batch=2"]]);
+    assert!(found.contains(" (a:batch=2; b:batch=1, as none was given; --set b:batch=N) for cpu"), "{found}");
+    let train = folder.file(
+        "sum.onnxtxt",
+        text("float[batch, length, 4] x", "float[batch, length, 2] y", "y = MatMul (x, w)")
+            .replace("\n{", "\n<float[4, 2] w = {1, 2, 3, 4, 5, 6, 7, 8}>\n{"),
+    );
+    let train = ["plan", "--train", &train, "--loss", "mse", "--batch", "8"];
+    assert!(head(&[&train]).contains("(length=1, as none was given; --set length=N)"), "{}", head(&[&train]));
+    assert!(ok_json(&[&train, &["--set", "length=3"]])["assumed"].is_null());
+
+    // Where 1 does not do, the flag that sets another is named.
+    let even = "float[batch, n] x";
+    let even = folder
+        .file("even.onnxtxt", text(even, "float[m] y", "s = Constant<value_ints = [-1, 2]> ()\ny = Reshape (x, s)"));
+    fails(
+        1,
+        &[&["plan", &even]],
+        &["even.onnxtxt", "(Reshape)", "batch=1 n=1, as none was given; --set batch=N --set n=N"],
+    );
 }
 
 /// What is missing is named by its flag.
