@@ -139,14 +139,13 @@ fn commands() -> Vec<String> {
     command().get_subcommands().map(|command| command.get_name().to_owned()).collect()
 }
 
-/// The arguments of this process. An error leaves out a tip of the parser's that is wrong for flags, and says what --batch is for.
+/// The arguments of this process. An error leaves out a tip of the parser's that is wrong for flags, and says which flags are a training's.
 fn parsed() -> Result<Cli, clap::Error> {
     let matches = command().try_get_matches().and_then(|matches| Cli::from_arg_matches(&matches));
     matches.map_err(|mut error| {
         let lacks = error.get(ContextKind::InvalidArg).map(ToString::to_string).unwrap_or_default();
         if error.kind() == ErrorKind::MissingRequiredArgument && lacks.contains("--train") {
-            let tip = "--batch and the flags beside it are a training's, which --train asks for. The batch of a run is a dim of the model: \
-                       --set batch=N, or --shape INPUT=NxN. `plimsoll inspect MODEL` lists the dims";
+            let tip = "these flags are of a training, which --train asks for";
             error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![tip.into()]));
         }
         if let Some(ContextValue::StyledStrs(mut tips)) = error.remove(ContextKind::Suggested) {

@@ -61,6 +61,9 @@ pub(super) struct Model {
     /// The models' files of a saved plan, which is then in the place of the graph; no flag of its own, but one of the commands that run plans.
     #[arg(skip)]
     pub(super) of: Vec<PathBuf>,
+    /// The extent of the dim that leads the inputs; no flag of its own, but one of the commands that have a use for it.
+    #[arg(skip)]
+    pub(super) batch: Option<u64>,
     /// Runs at once; no flag of its own, but one of the commands that have a use for it.
     #[arg(skip = 1u32)]
     pub(super) forks: u32,
@@ -318,6 +321,7 @@ impl Model {
         }
         let files = decoder::Files::read(&self.model)?;
         let flags = [
+            ("--batch", self.batch.is_some()),
             ("--shape", !self.shapes.is_empty()),
             ("--state", !self.state.is_empty()),
             ("--training", self.training),
@@ -343,6 +347,7 @@ impl Model {
             outputs,
             of: _,
             forks: _,
+            batch,
             memory_limit,
             no_fuse,
             f16,
@@ -356,6 +361,7 @@ impl Model {
         } = self;
         let flags = [
             ("--set", !set.is_empty()),
+            ("--batch", batch.is_some()),
             ("--context", context.is_some()),
             ("--shape", !shapes.is_empty()),
             ("--state", !state.is_empty()),

@@ -172,8 +172,8 @@ impl Compare {
         }
         self.refuse_flags()?;
         let given = args::given("--input", &self.inputs.inputs)?;
-        let more = self.more.or_training(self.trained.method.clone());
-        let asked = more.asked(&self.model, &given)?;
+        let more = self.more.or_training(self.trained.method());
+        let asked = more.asked(&self.trained.with_batch(&self.model), &given)?;
         let in_file = |e: Error| asked.in_file(&self.model, e);
         let options = self.model.options(&self.on)?;
         let session::Device { backend: device, name } = session::open(&options)?;
@@ -275,7 +275,7 @@ impl Compare {
     /// Computes the graphs in two ways.
     fn run_across(&self, ways: &Ways, json: bool) -> Result<String, Failure> {
         let given = args::given("--input", &self.inputs.inputs)?;
-        let asked = self.more.asked(&self.model, &given)?;
+        let asked = self.more.asked(&self.trained.with_batch(&self.model), &given)?;
         let in_file = |e: Error| asked.in_file(&self.model, e);
         let options = Options { dims: Vec::new(), outputs: Vec::new(), ..self.model.options(&self.on)? };
         // A plan for any device says which elements inputs may have.

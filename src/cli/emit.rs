@@ -34,6 +34,7 @@ written
 #[derive(Args)]
 #[command(after_help = args::targets())]
 #[command(mut_arg("train", |flag| flag.requires("batch")))]
+#[command(mut_arg("batch", |flag| flag.requires("train").help("Batch size: rows per update, with --train")))]
 #[command(allow_missing_positional = true)]
 pub(super) struct Emit {
     #[command(flatten)]
@@ -148,16 +149,16 @@ impl Emit {
 
     /// True if flags make another graph of the file.
     fn is_another(&self) -> bool {
-        let has_states = self.model.training || !self.model.state.is_empty() || self.trained.method.is_some();
+        let has_states = self.model.training || !self.model.state.is_empty() || self.trained.method().is_some();
         has_states || self.model.quantize.is_some()
     }
 
     /// The programs to print: all of them, or the one that is asked for. Of a training it is one.
     fn programs(&self) -> Result<Vec<(String, Graphs)>> {
-        ensure(self.trained.method.is_none() || self.more.is_one(&self.model), || {
+        ensure(self.trained.method().is_none() || self.more.is_one(&self.model), || {
             Error::usage(format!("--train: expected one model, found {}", self.more.files(&self.model)))
         })?;
-        let mut programs = match &self.trained.method {
+        let mut programs = match &self.trained.method() {
             Some(method) => {
                 open::mention(&method.whole(&self.model)?.assumed);
                 of_training(method.programs(&self.model, self.steps)?, &[])?
@@ -168,7 +169,7 @@ impl Emit {
                 asked.programs
             }
         };
-        let Some(asked) = self.program.as_deref().or(self.trained.method.as_ref().map(|_| "step")) else {
+        let Some(asked) = self.program.as_deref().or(self.trained.method().map(|_| "step")) else {
             return Ok(programs);
         };
         let names: Vec<_> = programs.iter().map(|(name, _)| name.clone()).collect();
@@ -193,7 +194,7 @@ impl Emit {
             return if self.save.is_some() { model.whole(model.proto.clone()) } else { Ok(model.proto) };
         }
         let in_file = |e: Error| e.in_file(&self.model.model);
-        if self.trained.method.is_some() {
+        if self.trained.method().is_some() {
             return onnx::export(&self.programs()?[0].1.largest()?).map_err(in_file);
         }
         let (model, dims) = self.model.load(&[])?;

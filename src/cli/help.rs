@@ -8,7 +8,7 @@ use serde_json::json;
 
 /// Groups of flags, by the names of their fields. All others are under "Options".
 const GROUPS: &[(&str, &[&str])] = &[
-    ("The model", &["of", "weights", "set", "shapes", "state", "training", "outputs"]),
+    ("The model", &["of", "weights", "set", "batch", "shapes", "state", "training", "outputs"]),
     ("Inputs", &["inputs", "seed"]),
     ("Memory", &["memory_limit", "chunks", "f16", "quantize", "no_fuse", "forks", "assert_peak", "advise"]),
     ("The device", &["backend", "device", "target", "threads", "no_libraries", "allow_tf32", "no_tuned", "tuned"]),
@@ -30,7 +30,6 @@ const GROUPS: &[(&str, &[&str])] = &[
             "lr",
             "schedule",
             "warmup",
-            "batch",
             "accumulate",
             "clip_norm",
             "ema",

@@ -16,9 +16,6 @@ use clap::Args;
 use serde_json::json;
 use std::ops::Bound::{Excluded, Included, Unbounded};
 
-/// The value of --batch without which all batches are tried.
-const ANY: &str = "18446744073709551615";
-
 /// The help of --batch.
 const BATCH: &str =
     "Rows per update, which --train enlarges: all parts of an update together. If given, no more are tried";
@@ -39,7 +36,7 @@ max-batch
 #[derive(Args)]
 #[command(after_help = args::targets())]
 #[command(mut_arg("batch", |flag| {
-    flag.default_value(ANY).hide_default_value(true).help(BATCH)
+    flag.requires("train").help(BATCH)
 }))]
 pub(super) struct MaxBatch {
     #[command(flatten)]
@@ -62,7 +59,7 @@ impl MaxBatch {
             return Err(Error::usage("max-batch: expected --memory-limit SIZE".into()).into());
         };
         let target = self.model.target(&self.target)?;
-        if let Some(method) = &self.trained.method {
+        if let Some(method) = &self.trained.method() {
             return self.run_training(method, &target, limit, json);
         }
         if !self.more.is_one(&self.model) {
@@ -131,10 +128,12 @@ impl MaxBatch {
             return Err(Error::usage("--dim: --train enlarges the batch".into()).into());
         }
         let parts = method.accumulate as usize;
-        let most = match method.batch as usize / parts {
-            _ if method.batch.to_string() == ANY => Unbounded,
-            0 => return Err(Error::usage(format!("a batch of {} has no {parts} equal parts", method.batch)).into()),
-            rows => Included(rows),
+        let most = match self.trained.batch.map(|batch| (batch, batch as usize / parts)) {
+            None => Unbounded,
+            Some((batch, 0)) => {
+                return Err(Error::usage(format!("a batch of {batch} has no {parts} equal parts")).into());
+            }
+            Some((_, rows)) => Included(rows),
         };
         let mut found = largest("batch", limit, most, &mut |rows| {
             let more = self.more.or_training(Some(method.on_batch(rows.saturating_mul(parts) as u64).on(target)));

@@ -2,8 +2,10 @@
 
 use crate::advise::silent;
 use crate::error::{Error, Result};
+use crate::onnx::proto::TypeValue;
 use crate::onnx::{self, Model};
-use crate::shape::Extent;
+use crate::shape::{Extent, Shape};
+use std::collections::BTreeSet;
 
 /// A model of which all dims are bound.
 pub(super) struct Whole {
@@ -65,6 +67,34 @@ pub(super) fn blamed(assumed: &[String], mut error: Error) -> Error {
 pub(super) fn note(assumed: &[String]) -> String {
     let taken: Vec<_> = assumed.iter().map(|dim| format!("{dim}=1")).collect();
     format!("{}, as none was given; {}", taken.join(" "), flags(assumed))
+}
+
+/// The open dim that leads the inputs: the first of all inputs that have one. Or why there is none.
+pub(super) fn leading(model: &Model) -> Result<String, String> {
+    let mut found = BTreeSet::new();
+    for input in model.proto.graph.iter().flat_map(|graph| &graph.input) {
+        let Some(TypeValue::Tensor(tensor)) = input.r#type.as_ref().and_then(|kind| kind.value.as_ref()) else {
+            continue;
+        };
+        // Each axis has its number as its extent.
+        let axes: Shape = (0..tensor.shape.as_ref().map_or(0, |shape| shape.dim.len())).collect();
+        found.extend(model.dims_of(&input.name, &axes).into_iter().filter(|(_, axis)| *axis == 0).map(|(dim, _)| dim));
+    }
+    let found: Vec<String> = found.into_iter().collect();
+    let inputs = model.declared_inputs();
+    match &found[..] {
+        [dim] => Ok(dim.clone()),
+        [] => Err(format!(
+            "expected an open dim that leads the inputs, found {inputs}; --shape gives inputs other sizes, where the nodes allow it"
+        )),
+        several => {
+            let names = several.iter().map(|dim| format!("'{dim}'")).collect::<Vec<_>>().join(", ");
+            Err(format!(
+                "expected one open dim that leads the inputs, found {names} ({inputs}); give {}",
+                flags(several)
+            ))
+        }
+    }
 }
 
 /// Says in the log which dims were taken as 1, of a command whose result has no heading.

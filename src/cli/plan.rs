@@ -258,8 +258,8 @@ impl Plan {
             self.model.read().chain(self.more.read()).chain(args::arrays(&self.inputs)).chain(self.tuned.clone());
         args::outputs(files.into_iter().filter_map(|(flag, path)| Some((flag, path.as_deref()?))), read)?;
         let target = self.model.target(&self.target)?;
-        let more = self.more.or_training(self.trained.method.as_ref().map(|method| method.on(&target)));
-        let flags = Model { forks: self.forks, ..self.model.clone() };
+        let more = self.more.or_training(self.trained.method().map(|method| method.on(&target)));
+        let flags = Model { forks: self.forks, ..self.trained.with_batch(&self.model) };
         let asked = more.asked(&flags, &args::given("--input", &self.inputs)?)?;
         let schedules = self.tuned.as_deref().map(tuned).transpose()?;
         let (recipe, runs) = (flags.recipe(), self.forks);
@@ -442,7 +442,7 @@ impl Plan {
         let target = &plan.target;
         let points = self.curve.then(|| curve(parts, planner));
         let method = more.method.as_ref();
-        let asked = self.trained.method.as_ref().map(|method| method.precision.dtype());
+        let asked = self.trained.method().map(|method| method.precision.dtype());
         let unstored = asked.filter(|&asked| target.storage(asked).is_ok_and(|stored| stored != asked));
         Ok(Training {
             wide_target: unstored.map(|asked| (target.name.clone(), asked)),

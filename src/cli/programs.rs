@@ -250,8 +250,34 @@ impl More {
         files.map(|file| file.and_then(open)).collect()
     }
 
+    /// The flags with `--batch` as the `--set` that it stands for.
+    fn with_batch(&self, first: &Model) -> Result<Model> {
+        let Some(batch) = first.batch.filter(|_| !first.is_folder()) else { return Ok(first.clone()) };
+        let files = [&first.model].into_iter().chain(&self.more).map(|text| named(text));
+        let leading = |(name, path): (String, PathBuf)| {
+            let dim = open::leading(&load(first, &path)?.0);
+            Ok((name, dim.map_err(|what| Error::usage(format!("--batch {batch}: {what}")).in_file(&path))?))
+        };
+        let mut found = files.map(|file| file.and_then(leading)).collect::<Result<Vec<(String, String)>>>()?;
+        if found.iter().all(|(_, dim)| *dim == found[0].1) {
+            found.truncate(1);
+        } else {
+            found.iter_mut().for_each(|(name, dim)| *dim = format!("{name}:{dim}"));
+        }
+        let mut model = Model { batch: None, ..first.clone() };
+        for (_, dim) in found {
+            if let Some((_, extent)) = first.dims().iter().find(|(other, _)| *other == dim) {
+                let what = format!("--batch {batch}: --set {dim}={extent} binds the same dim: expected one of them");
+                return Err(Error::usage(what));
+            }
+            model.set.push((dim, args::Bound::Extent((batch as usize).into())));
+        }
+        Ok(model)
+    }
+
     /// What a command plans.
     pub(super) fn asked(&self, first: &Model, given: &[Given]) -> Result<Asked> {
+        let first = &self.with_batch(first)?;
         let training = self.method.as_ref().map(|method| self.training(method, first)).transpose()?;
         if !self.is_one(first) {
             let Several { programs, sources, assumed } = match &self.method {
@@ -326,6 +352,7 @@ impl More {
 
 /// Loads a saved plan, with the weights of the models that it was made of.
 fn of_plan(flags: &Model, on: &On, given: &[Given]) -> Result<(Session, Subject)> {
+    ensure(flags.batch.is_none(), || Error::usage("--batch: a saved plan has its own extents".into()))?;
     let saved = Saved::read(&flags.model, &flags.of)?;
     let options = saved.options(&flags.options(on)?)?;
     let several = options.len() > 1;

@@ -1361,9 +1361,36 @@ fn flags_that_are_missing_are_named() {
     for command in ["plan", "compare", "bench"] {
         fails(1, &[&[command, "--train", "graphs/linear.onnxtxt", "--loss", "mse"]], &["--batch <B>"]);
         fails(1, &[&[command, "--train", "graphs/linear.onnxtxt", "--batch", "8"]], &["--loss <LOSS>"]);
-        let tip = &["--batch and the flags beside it are a training's", "--set batch=N"];
-        fails(1, &[&[command, "graphs/digits.onnx", "--batch", "8"]], tip);
+        let tip = &["these flags are of a training, which --train asks for"];
+        fails(1, &[&[command, "graphs/digits.onnx", "--optimizer", "sgd"]], tip);
     }
+}
+
+/// --batch binds the dim that leads the inputs, of each program its own.
+#[test]
+fn a_batch_is_the_dim_that_leads_the_inputs() {
+    for command in [&["plan"][..], &["run"], &["bench", "--iters", "1"], &["compare", "--iters", "1"]] {
+        let on: &[&str] = if command[0] == "plan" { &[] } else { CPU };
+        let binding = |flags: &[&str]| ok_json(&[command, flags, on])["binding"].clone();
+        assert_eq!(binding(&["graphs/mlp.onnxtxt", "--batch", "3"]), json!({"batch": 3}), "{command:?}");
+        let attention = ["graphs/attention.onnxtxt", "--batch", "2", "--set", "sequence=4"];
+        assert_eq!(binding(&attention), json!({"sequence": 4, "batch": 2}), "{command:?}");
+        fails(1, &[command, MLP, on, &["--batch", "3"]], &["--batch 3: --set batch=3 binds the same dim"]);
+    }
+    let folder = Folder::new("batch");
+    let fixed = folder.file("fixed.onnxtxt", text("float[8, n] x", "float[8, n] y", "y = Neg (x)"));
+    fails(1, &[&["plan", &fixed, "--batch", "2"]], &["fixed.onnxtxt", "leads the inputs", "x f32[8,n]", "--shape"]);
+    let body = "z = Add (x, y)";
+    let two = folder.file("two.onnxtxt", text("float[n, 4] x, float[m, 4] y", "float[k, 4] z", body));
+    fails(1, &[&["plan", &two, "--batch", "2"]], &["two.onnxtxt", "'m', 'n'", "--set m=N --set n=N"]);
+    let other = folder.file("other.onnxtxt", text("float[rows, 4] x", "float[rows, 4] y", "y = Neg (x)"));
+    let both = ok_json(&[&["plan", "a=graphs/mlp.onnxtxt", &format!("b={other}"), "--batch", "5"]]);
+    assert_eq!(both["binding"], json!({"a:batch": 5, "b:rows": 5}));
+    let plan = folder.path("plan.json");
+    ok(&[&["plan", "graphs/mlp.onnxtxt", "--batch", "5", "-o", &plan]]);
+    let run = ["run", &plan, "--model", "graphs/mlp.onnxtxt"];
+    assert_eq!(ok_json(&[&run, CPU])["binding"], json!({"batch": 5}));
+    fails(1, &[&run, CPU, &["--batch", "5"]], &["--batch: a saved plan has its own extents"]);
 }
 
 /// One of a kind is no plural, and digits stand in groups.
