@@ -10,7 +10,7 @@ use serde_json::json;
 const GROUPS: &[(&str, &[&str])] = &[
     ("The model", &["of", "weights", "set", "batch", "shapes", "state", "training", "outputs"]),
     ("Inputs", &["inputs", "seed"]),
-    ("Memory", &["memory_limit", "chunks", "f16", "quantize", "no_fuse", "forks", "assert_peak", "advise"]),
+    ("Memory", &["memory_limit", "chunks", "f16", "quantize", "no_fuse", "forks", "assert_bytes", "advise"]),
     ("The device", &["backend", "device", "target", "threads", "no_libraries", "allow_tf32", "no_tuned", "tuned"]),
     (
         "How it is trained",

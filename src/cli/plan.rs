@@ -230,10 +230,10 @@ pub(super) struct Plan {
     /// a training, recomputation, more parts of an update, a smaller batch, values of 16 bits.
     #[arg(long)]
     advise: bool,
-    /// For tests: fail with exit code 2 if the plan takes more than this, and list the tensors that are live at its peak. Unlike a limit,
-    /// this does not change the plan, and --save is written.
-    #[arg(long, value_name = "SIZE", value_parser = args::limit, allow_hyphen_values = true)]
-    assert_peak: Option<u64>,
+    /// For tests: fail with exit code 2 if the whole plan takes more than this, and list the tensors that are live at its peak. Unlike a
+    /// limit, this does not change the plan, and --save is written.
+    #[arg(long, alias = "assert-peak", value_name = "SIZE", value_parser = args::limit, allow_hyphen_values = true)]
+    assert_bytes: Option<u64>,
     /// List the kernel of each step, and the algorithm that computes it.
     #[arg(long)]
     placement: bool,
@@ -285,8 +285,8 @@ impl Plan {
         }
         self.draw(&asked.subject, &planned)?;
         let advice = self.advise.then(|| self.advice(&asked, &more, &flags, &target)).transpose()?;
-        if let Some(limit) = self.assert_peak.filter(|&limit| planned.plan.bytes() > limit) {
-            return Err(self.above_peak(&planned, in_file, limit, advice.as_ref(), json));
+        if let Some(limit) = self.assert_bytes.filter(|&limit| planned.plan.bytes() > limit) {
+            return Err(self.above_asserted(&planned, in_file, limit, advice.as_ref(), json));
         }
         let training = asked.training.clone();
         let training = training.map(|programs| self.training(programs, &more, &mut planner, &planned.plan));
@@ -317,8 +317,8 @@ impl Plan {
         })
     }
 
-    /// The refusal of a plan that takes more than `--assert-peak` allows.
-    fn above_peak(
+    /// The refusal of a plan that takes more than `--assert-bytes` allows.
+    fn above_asserted(
         &self,
         planned: &Planned,
         in_file: impl Fn(Error) -> Error,
@@ -327,7 +327,7 @@ impl Plan {
         json: bool,
     ) -> Failure {
         let needed = planned.plan.bytes();
-        let what = format!("--assert-peak: the plan of '{}'", planned.plan.title());
+        let what = format!("--assert-bytes: the plan of '{}'", planned.plan.title());
         let error = in_file(Error::Fit { what, needed, limit, file: None });
         let (program, graph) = fullest(planned);
         let peak = peak(program, Some(graph));

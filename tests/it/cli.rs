@@ -1148,7 +1148,7 @@ fn sizes_have_units() {
         ok(&[&["plan"], MLP, &["--memory-limit", size]]);
     }
     for size in ["64KiB", "0.5k", "1.5kB"] {
-        fails(2, &[&["plan"], MLP, &["--assert-peak", size]], &["bytes"]);
+        fails(2, &[&["plan"], MLP, &["--assert-bytes", size]], &["bytes"]);
     }
     for size in ["1.5", "2.0B", "1XB", "1,5MiB", ",500", "1.0,5MiB", "12,34,567"] {
         fails(1, &[&["plan"], MLP, &["--memory-limit", size]], &["--memory-limit", size]);
@@ -1477,8 +1477,8 @@ fn workflows_have_annotations() {
     ok(&[&["plan"], MLP, &["-o", &small]]);
     ok(&[&["plan", MLP[0], "--set", "batch=300", "-o", &large]]);
     let github = ["--format", "github"];
-    let ran = finish(program(&[&["plan"], MLP, &["--assert-peak", "64KiB"], &github].concat()));
-    let first = format!("::error file={},title=Memory does not fit::{}: does not fit: --assert-peak", MLP[0], MLP[0]);
+    let ran = finish(program(&[&["plan"], MLP, &["--assert-bytes", "64KiB"], &github].concat()));
+    let first = format!("::error file={},title=Memory does not fit::{}: does not fit: --assert-bytes", MLP[0], MLP[0]);
     assert!(
         ran.code == Some(2) && ran.out.starts_with(&first) && ran.out.contains("%0Alive at the peak"),
         "{}",

@@ -25,7 +25,7 @@ fn plan_takes_all_flags_for_all_kinds() {
         let advice = &ok_json(&[&["plan"], kind, &["--advise"]])["advice"];
         assert!(!advice["remedies"].as_array().expect("remedies").is_empty(), "{kind:?}");
         fails(2, &[&["plan"], kind, &["--memory-limit", "1KiB"]], &["1,024 bytes"]);
-        fails(2, &[&["plan"], kind, &["--assert-peak", "1KiB"]], &["--assert-peak"]);
+        fails(2, &[&["plan"], kind, &["--assert-bytes", "1KiB"]], &["--assert-bytes"]);
     }
     ok(&[&["plan"], TRAIN, &["--svg", &svg]]);
     for kind in [MODEL, SEVERAL, TRAIN] {
