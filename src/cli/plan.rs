@@ -1,6 +1,6 @@
 //! `plan` and `check`: plan a graph's memory, and check a plan, with no device.
 
-use super::args::{self, Model};
+use super::args::{self, Backend, Model, On};
 use super::method::{self, Method, Trained};
 use super::open;
 use super::programs::{self, Asked, More};
@@ -16,6 +16,7 @@ use crate::pass::recompute::Recompute;
 use crate::plan::range::Tried;
 use crate::plan::tell::peak::peak;
 use crate::plan::{self, Graphs, Job, Planned, Planner};
+use crate::session;
 use crate::target::{Family, Target};
 use crate::train::Programs;
 use crate::train::classes::{Classes, States, host_bytes};
@@ -219,6 +220,9 @@ pub(super) struct Plan {
     /// The target to plan for: one of those below.
     #[arg(long, default_value = "cpu")]
     target: String,
+    /// Plan for the device that `run` takes with this backend, as it is found on this machine, in place of a named target.
+    #[arg(long, value_enum, conflicts_with = "target")]
+    backend: Option<Backend>,
     /// Write the plan as JSON, for `check`, `diff` and `run --model`. `run` takes plans of files with one extent for each dim: none of a range, of
     /// a training or of a folder of decoders.
     #[arg(short = 'o', long, value_name = "FILE")]
@@ -257,7 +261,7 @@ impl Plan {
         let read =
             self.model.read().chain(self.more.read()).chain(args::arrays(&self.inputs)).chain(self.tuned.clone());
         args::outputs(files.into_iter().filter_map(|(flag, path)| Some((flag, path.as_deref()?))), read)?;
-        let target = self.model.target(&self.target)?;
+        let target = self.target()?;
         let more = self.more.or_training(self.trained.method().map(|method| method.on(&target)));
         let flags = Model { forks: self.forks, ..self.trained.with_batch(&self.model) };
         let asked = more.asked(&flags, &args::given("--input", &self.inputs)?)?;
@@ -292,6 +296,14 @@ impl Plan {
         let training = training.map(|programs| self.training(programs, &more, &mut planner, &planned.plan));
         let told = Told { asked: &asked, job: &job, planned, training: training.transpose()?, advice };
         if json { Ok(self.json(told)) } else { Ok(self.text(&told, verbose)?) }
+    }
+
+    /// The named target, or that of a device of this machine.
+    fn target(&self) -> Result<Target> {
+        let Some(backend) = self.backend else { return self.model.target(&self.target) };
+        let device = session::open(&self.model.options(&On { backend, device: None })?)?;
+        tracing::info!("backend: {}", device.name);
+        Ok(device.backend.target().clone())
     }
 
     /// What would make the programs smaller.

@@ -1366,6 +1366,16 @@ fn flags_that_are_missing_are_named() {
     }
 }
 
+/// A plan for the device that is here is that for its target.
+#[test]
+fn a_plan_is_for_the_device_of_a_backend() {
+    let plan = |flags: &[&str]| ok_json(&[&["plan"], MLP, flags]);
+    assert_eq!(plan(&["--backend", "cpu", "--threads", "3"]), plan(&["--target", "cpu", "--threads", "3"]));
+    let run = finish(program(&[&["run"], MLP, &["--json"]].concat()));
+    let auto = plan(&["--backend", "auto"]);
+    assert_eq!(auto["planned_bytes"], parsed(&run.out)["memory"]["planned_bytes"], "{auto}");
+}
+
 /// --batch binds the dim that leads the inputs, of each program its own.
 #[test]
 fn a_batch_is_the_dim_that_leads_the_inputs() {
