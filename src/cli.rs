@@ -70,7 +70,7 @@ struct Cli {
     /// Log errors alone.
     #[arg(short, long, global = true, display_order = LAST, conflicts_with = "verbose")]
     quiet: bool,
-    /// List the choices of a plan, and log passes and placements, too. RUST_LOG selects more finely.
+    /// List what a plan was made of, with its choices, and log passes and placements, too. RUST_LOG selects more finely.
     #[arg(short, long, global = true, display_order = LAST)]
     verbose: bool,
 }

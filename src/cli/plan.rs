@@ -410,11 +410,15 @@ impl Plan {
             }
             Some(training) => training.text(),
             None if several => programs::shared(plan, apart(job)?),
-            None => report::memory(plan.first(), None),
+            None if verbose => report::memory(plan.first(), None),
+            None => report::planned(plan.first()),
         };
         // What a trainer's process takes beside its plan depends on its data.
         if training.is_none() || plan.target.family != Family::Cpu {
             text += &beside_text(plan);
+        }
+        if !several && !verbose {
+            text += "-v adds inputs and outputs, the arena's lower bound, the orders that were tried, kernels and choices\n";
         }
         for (program, range) in plan.views().zip(ranges) {
             let range = range.as_ref().map(|range| format!("\n{}", report::range(range)));
@@ -424,12 +428,12 @@ impl Plan {
                 String::new()
             };
             text += &format!("{named}{}", range.unwrap_or_default());
-            if !several {
+            if !several && verbose {
                 text += &format!("\n{}", report::orders(program));
             }
             if self.placement {
                 text += &format!("\n{}", report::placement(program, &program.algorithms()));
-            } else if !several {
+            } else if !several && verbose {
                 text += &format!("\n{}", report::algorithms(program));
             }
         }

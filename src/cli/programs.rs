@@ -534,7 +534,7 @@ pub(super) fn inputs(plan: &Plan, given: &[Given], seed: u64) -> Result<Vec<Vec<
 /// A table of programs.
 pub(super) fn table(plan: &Plan) -> String {
     let mut table = Table::new("<>>>>>");
-    table.row(["program", "steps", "arena, at least", "constants", "inputs", "outputs"]);
+    table.row(["program", "steps", "arena's lower bound", "constants", "inputs", "outputs"]);
     for program in plan.views() {
         let bytes = |class| human(program.buffer_bytes(class));
         let (steps, least) = (program.steps.len().to_string(), human(program.summary.lower_bound));

@@ -518,6 +518,8 @@ pub struct Answer {
     pub needed_bytes: u64,
     /// Bytes of the plan over the limit.
     pub deficit_bytes: u64,
+    /// Bytes of the constants, which every plan of these kernels takes.
+    pub constant_bytes: u64,
     /// The answer in one word.
     pub verdict: Verdict,
     /// The fewest bytes that a plan in the file's order takes.
@@ -552,6 +554,7 @@ impl Answer {
             limit_bytes: limit,
             needed_bytes,
             deficit_bytes,
+            constant_bytes: plan.class_bytes(Class::Constant) * plan.copies(Class::Constant),
             verdict,
             file_order_bytes,
             bound: None,

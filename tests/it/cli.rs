@@ -244,12 +244,13 @@ fn without_subject(mut record: Value) -> Value {
     record
 }
 
-/// The lines of `plan` from its table of algorithms on, and those of `plan --placement`.
+/// The table of algorithms of `plan -v`, and that of `plan --placement`.
 fn algorithms(model: &[&str], target: &str) -> [String; 2] {
-    [&[][..], &["--placement"]].map(|flag| {
+    [&["-v"][..], &["--placement"]].map(|flag| {
         let text = ok(&[&["plan"], model, &["--target", target], flag]);
         let start = text.find("\nstep").unwrap_or_else(|| panic!("there is no table in {text}"));
-        text[start + 1..].to_owned()
+        let table = &text[start + 1..];
+        table.split("\n\n").next().map_or(String::new(), |table| format!("{}\n", table.trim_end()))
     })
 }
 
@@ -320,6 +321,29 @@ steps  kernels  template  algorithm
     // A run on a device names the algorithms of its plan.
     let ran = ok(&[&["run"], model, CPU, &["--placement"]]);
     assert!(ran.contains("[64,28]        matmul threads 1\n"), "{ran}");
+}
+
+/// Without -v, a plan is told in a few lines: what takes its bytes, when most is live, and whether it fits.
+#[test]
+fn a_plan_is_told_in_a_few_lines() {
+    let model = ["graphs/digits.onnx", "--set", "batch=64"];
+    let text = ok(&[&["plan"], &model, &["--memory-limit", "2MiB"]]);
+    let lines: Vec<_> = text.lines().filter(|line| !line.is_empty()).collect();
+    let parts =
+        "planned  1.21 MiB  1,265,408 bytes: constants 99.75 KiB, arena 768.00 KiB, the backend's own 368.00 KiB";
+    assert_eq!(lines[1..3], [parts, "most is live in step 1 of 7: '/body/body.2/Relu'"], "{text}");
+    assert!(lines.len() == 6 && lines[4].starts_with("-v adds ") && lines[5].starts_with("fits: "), "{text}");
+    let all = ok(&[&["plan"], &model, &["-v"]]);
+    for words in ["arena's lower bound", "order ", "steps  kernels", "choice", "most is live in step 1 of 7"] {
+        assert!(all.contains(words) && !all.contains("-v adds"), "{words}: {all}");
+    }
+    let forks = ok(&[&["plan"], &model, &["--forks", "2"]]);
+    assert!(forks.contains("\neach of the 2 runs takes "), "{forks}");
+
+    // Weights that alone are too large come first.
+    let ran = finish(program(&["plan", "graphs/digits.onnx", "--memory-limit", "64KiB"]));
+    let words = "\n\nthe weights alone are above the limit: constants take 99.75 KiB (102,144 bytes)\n";
+    assert!(ran.code == Some(2) && ran.err.contains(words), "{}", ran.err);
 }
 
 /// The plan of a range, with the bytes that each binding uses of the arena, in text and in JSON.
@@ -1161,8 +1185,8 @@ fn what_a_plan_takes_can_be_given_as_its_limit() {
     let plan = ok(&[&["plan"], MLP]);
     let line = plan.lines().find(|line| line.starts_with("planned")).expect("the first figure");
     let words: Vec<_> = line.split_whitespace().collect();
-    let [_, number, unit, exact, bytes] = words[..] else { panic!("five words: {line}") };
-    for size in [format!("{number}{unit}"), format!("{number} {unit}"), exact.to_owned(), format!("{exact} {bytes}")] {
+    let [_, number, unit, exact, ..] = words[..] else { panic!("four words: {line}") };
+    for size in [format!("{number}{unit}"), format!("{number} {unit}"), exact.to_owned(), format!("{exact} bytes")] {
         ok(&[&["plan"], MLP, &["--memory-limit", &size]]);
     }
     let less = exact.replace(',', "").parse::<u64>().expect("a number") - 1;

@@ -756,10 +756,14 @@ fn what_helps_is_pointed_to() {
     let halves = remedies.as_array().expect("a list").iter().find(|r| r["name"] == "f16 values");
     assert!(bytes(&halves.expect("it is tried")["planned_bytes"]) < limit);
     let err = run(args).err;
-    assert!(err.contains("\ndoes not fit as asked; see what would help\n"), "{err}");
+    assert!(err.contains("\ndoes not fit; what would help is below\n"), "{err}");
     assert!(err.lines().any(|line| line.contains("--f16") && line.ends_with("  fits")), "{err}");
     let ran = run(&[&["plan"], MLP, &["--memory-limit", "1KiB"]]);
-    assert!(ran.err.contains("\ndoes not fit as asked\n") && !ran.err.contains("cannot fit"), "{}", ran.err);
+    assert!(
+        ran.err.contains("\ndoes not fit, and no smaller binding does\n") && !ran.err.contains("cannot fit"),
+        "{}",
+        ran.err
+    );
 }
 
 #[test]
