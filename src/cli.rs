@@ -123,7 +123,8 @@ enum Command {
 
 /// The command line, with its help.
 fn command() -> clap::Command {
-    help::dressed(Cli::command())
+    let trains = std::env::args_os().any(|argument| argument == "--train");
+    help::dressed(Cli::command(), trains)
 }
 
 /// True if arguments that were not understood ask for JSON.

@@ -1453,6 +1453,23 @@ fn help_teaches() {
     {
         assert!(help.contains(words), "{words} missing in\n{help}");
     }
+    let short = |args: &[&str]| {
+        let help = ok(&[args, &["-h"]]);
+        let flags = |line: &&str| line.trim_start().starts_with('-') && line.starts_with(' ');
+        (help.lines().take_while(|line| !line.starts_with("Examples")).filter(flags).count(), help)
+    };
+    let (first, help) = short(&["plan"]);
+    assert!((8..=14).contains(&first) && !help.contains("--optimizer") && !help.contains("--shape"), "{first}: {help}");
+    assert!(
+        help.contains(
+            "`plimsoll plan --help` has all flags and targets, `plimsoll plan --train -h` those of a training"
+        )
+    );
+    let (all, trained) = short(&["plan", "--train"]);
+    assert!(all > first + 15 && trained.contains("--optimizer") && !trained.contains("--shape"), "{all}: {trained}");
+    let long = ok(&[&["plan", "--help"]]);
+    let places = ["<MODEL>", "The model:", "--memory-limit <", "--optimizer <", "--html <"].map(|word| long.find(word));
+    assert!(places.is_sorted() && places[0].is_some() && long.contains("--shape"), "{places:?}");
     let target = ok(&[&["plan", "--help"]]);
     assert!(target.contains("Examples:\n") && target.contains("\nTargets:\n"), "{target}");
     let ran = finish(program(&["run", "graphs/mlp.onnxtxt", "--inptu", "x"]));
