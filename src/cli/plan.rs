@@ -231,7 +231,7 @@ pub(super) struct Plan {
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=i64::from(plan::MOST_RUNS)))]
     forks: u32,
     /// List the tensors that are live at the peak, and the bytes that each remedy would save: half the extent, f16, smaller workspaces, chunks; of
-    /// a training, recomputation, more parts of an update, a smaller batch, values of 16 bits.
+    /// a training, recomputation, a smaller optimizer, frozen weights, more parts of an update, a smaller batch, values of 16 bits.
     #[arg(long)]
     advise: bool,
     /// For tests: fail with exit code 2 if the whole plan takes more than this, and list the tensors that are live at its peak. Unlike a
