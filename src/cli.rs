@@ -41,10 +41,10 @@ mod tune;
 
 const AFTER_HELP: &str = "A first look:
   plimsoll inspect MODEL                                 what is in it: inputs, open dims, operators, weights
-  plimsoll plan MODEL --set batch=8                      how much memory it takes, without a device
-  plimsoll plan MODEL --set batch=8 --memory-limit 2GiB  whether it fits, and what would help
-  plimsoll run MODEL --set batch=8                       run it on random inputs
-  plimsoll bench MODEL --set batch=8                     time its runs
+  plimsoll plan MODEL                                    how much memory it takes, without a device
+  plimsoll plan MODEL --batch 8 --memory-limit 2GiB      whether it fits, and what would help
+  plimsoll run MODEL --batch 8                           run it on random inputs
+  plimsoll bench MODEL --batch 8                         time its runs
   plimsoll tune MODEL --set batch=8                      find its fastest algorithms on this device
 
 Exit codes: 0 ok, 1 bad input or usage, 2 does not fit the limit, 3 results differ, 4 backend unavailable.
