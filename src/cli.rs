@@ -25,6 +25,7 @@ mod help;
 mod inspect;
 mod max_batch;
 mod method;
+mod open;
 mod ops;
 mod place;
 mod plan;
@@ -40,10 +41,10 @@ mod tune;
 
 const AFTER_HELP: &str = "A first look:
   plimsoll inspect MODEL                                 what is in it: inputs, open dims, operators, weights
-  plimsoll plan MODEL --set batch=8                      how much memory it takes, without a device
-  plimsoll plan MODEL --set batch=8 --memory-limit 2GiB  whether it fits, and what would help
-  plimsoll run MODEL --set batch=8                       run it on random inputs
-  plimsoll bench MODEL --set batch=8                     time its runs
+  plimsoll plan MODEL                                    how much memory it takes, without a device
+  plimsoll plan MODEL --batch 8 --memory-limit 2GiB      whether it fits, and what would help
+  plimsoll run MODEL --batch 8                           run it on random inputs
+  plimsoll bench MODEL --batch 8                         time its runs
   plimsoll tune MODEL --set batch=8                      find its fastest algorithms on this device
 
 Exit codes: 0 ok, 1 bad input or usage, 2 does not fit the limit, 3 results differ, 4 backend unavailable.
@@ -69,7 +70,7 @@ struct Cli {
     /// Log errors alone.
     #[arg(short, long, global = true, display_order = LAST, conflicts_with = "verbose")]
     quiet: bool,
-    /// List the choices of a plan, and log passes and placements, too. RUST_LOG selects more finely.
+    /// List what a plan was made of, with its choices, and log passes and placements, too. RUST_LOG selects more finely.
     #[arg(short, long, global = true, display_order = LAST)]
     verbose: bool,
 }
@@ -122,7 +123,8 @@ enum Command {
 
 /// The command line, with its help.
 fn command() -> clap::Command {
-    help::dressed(Cli::command())
+    let trains = std::env::args_os().any(|argument| argument == "--train");
+    help::dressed(Cli::command(), trains)
 }
 
 /// True if arguments that were not understood ask for JSON.
@@ -138,14 +140,13 @@ fn commands() -> Vec<String> {
     command().get_subcommands().map(|command| command.get_name().to_owned()).collect()
 }
 
-/// The arguments of this process. An error leaves out a tip of the parser's that is wrong for flags, and says what --batch is for.
+/// The arguments of this process. An error leaves out a tip of the parser's that is wrong for flags, and says which flags are a training's.
 fn parsed() -> Result<Cli, clap::Error> {
     let matches = command().try_get_matches().and_then(|matches| Cli::from_arg_matches(&matches));
     matches.map_err(|mut error| {
         let lacks = error.get(ContextKind::InvalidArg).map(ToString::to_string).unwrap_or_default();
         if error.kind() == ErrorKind::MissingRequiredArgument && lacks.contains("--train") {
-            let tip = "--batch and the flags beside it are a training's, which --train asks for. The batch of a run is a dim of the model: \
-                       --set batch=N, or --shape INPUT=NxN. `plimsoll inspect MODEL` lists the dims";
+            let tip = "these flags are of a training, which --train asks for";
             error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![tip.into()]));
         }
         if let Some(ContextValue::StyledStrs(mut tips)) = error.remove(ContextKind::Suggested) {
@@ -276,10 +277,7 @@ fn tell(error: &Error) {
 /// An error's text, with the flags that would mend it.
 fn explain(error: &Error) -> String {
     let Error::Unbound { dims, .. } = error else { return error.to_string() };
-    let plain = |c: char| c.is_alphanumeric() || "._-".contains(c);
-    let quote = |dim: &str| if dim.chars().all(plain) { dim.to_owned() } else { format!("'{dim}'") };
-    let flags: Vec<_> = dims.iter().map(|dim| format!("--set {}=N", quote(dim))).collect();
-    format!("{error}; give {}", flags.join(" "))
+    format!("{error}; give {}", open::flags(dims))
 }
 
 /// Writes the result. A reader that has seen enough (`| head`) is no error.

@@ -19,7 +19,7 @@ pub use choices::choices;
 pub use comparison::comparison;
 pub use diff::diff;
 pub use dot::dot;
-pub use memory::{beside, memory, overhead};
+pub use memory::{beside, memory, overhead, planned};
 pub use orders::orders;
 pub use range::range;
 pub use steps::{TimedStep, algorithms, placement, timed_steps, trace};

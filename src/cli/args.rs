@@ -1,6 +1,7 @@
 //! Arguments that commands share: the model, its inputs, the device. Also the parsers of flags.
 
 use super::Failure;
+use super::open::{self, Whole};
 use crate::advise::{Answer, Case, advise};
 use crate::decoder;
 use crate::dtype::DType;
@@ -31,7 +32,7 @@ pub(super) struct Model {
     #[arg(long, value_name = "FILE")]
     pub(super) weights: Option<PathBuf>,
     /// Give a named dim its extent. `plan`, `run` and `bench` also take a range, such as 1..64, which includes both ends. An input that is
-    /// given sets the dims of its shape, too. A dim may be a sum of other dims and numbers: total=past+sequence. LOOP.trips=N bounds the iterations of a Loop of which the run decides how often it runs.
+    /// given sets the dims of its shape, too; what is left is 1. A dim may be a sum of other dims and numbers: total=past+sequence. LOOP.trips=N bounds the iterations of a Loop of which the run decides how often it runs.
     #[arg(long, value_name = "DIM=N", value_parser = bound)]
     pub(super) set: Vec<(String, Bound)>,
     /// Of a folder with a decoder, as onnxruntime-genai has it (genai_config.json): plan room in its caches for N tokens, the prompt among them.
@@ -60,6 +61,9 @@ pub(super) struct Model {
     /// The models' files of a saved plan, which is then in the place of the graph; no flag of its own, but one of the commands that run plans.
     #[arg(skip)]
     pub(super) of: Vec<PathBuf>,
+    /// The extent of the dim that leads the inputs; no flag of its own, but one of the commands that have a use for it.
+    #[arg(skip)]
+    pub(super) batch: Option<u64>,
     /// Runs at once; no flag of its own, but one of the commands that have a use for it.
     #[arg(skip = 1u32)]
     pub(super) forks: u32,
@@ -317,6 +321,7 @@ impl Model {
         }
         let files = decoder::Files::read(&self.model)?;
         let flags = [
+            ("--batch", self.batch.is_some()),
             ("--shape", !self.shapes.is_empty()),
             ("--state", !self.state.is_empty()),
             ("--training", self.training),
@@ -342,6 +347,7 @@ impl Model {
             outputs,
             of: _,
             forks: _,
+            batch,
             memory_limit,
             no_fuse,
             f16,
@@ -355,6 +361,7 @@ impl Model {
         } = self;
         let flags = [
             ("--set", !set.is_empty()),
+            ("--batch", batch.is_some()),
             ("--context", context.is_some()),
             ("--shape", !shapes.is_empty()),
             ("--state", !state.is_empty()),
@@ -391,7 +398,7 @@ impl Model {
         }
     }
 
-    /// Loads the model. Each named dim has one extent, from `--set` or from the shape of a given input.
+    /// Loads the model. A named dim has one extent, from `--set` or from the shape of a given input. Others are open.
     pub(super) fn load(&self, given: &[Given]) -> Result<(onnx::Model, Vec<(String, usize)>)> {
         let fixed = |(name, extent): (String, Extent)| match extent.fixed() {
             Some(extent) => Ok((name, extent)),
@@ -399,7 +406,7 @@ impl Model {
                 Err(Error::usage(format!("--set {name}={extent}: expected one extent, as this command takes no range")))
             }
         };
-        let (model, dims) = self.load_range(given)?;
+        let (model, dims) = self.load_open(given)?;
         Ok((model, dims.into_iter().map(fixed).collect::<Result<_>>()?))
     }
 
@@ -413,8 +420,13 @@ impl Model {
         onnx::load_weighed(&self.model, self.weights.as_deref())
     }
 
-    /// Loads as [`load`](Self::load) does, with dims that may have ranges.
-    pub(super) fn load_range(&self, given: &[Given]) -> Result<(onnx::Model, Vec<(String, Extent)>)> {
+    /// Loads the model with all of its dims, which may have ranges.
+    pub(super) fn load_whole(&self, given: &[Given]) -> Result<Whole> {
+        let (model, dims) = self.load_open(given)?;
+        Whole::new(model, dims).map_err(|e| e.in_file(&self.model))
+    }
+
+    fn load_open(&self, given: &[Given]) -> Result<(onnx::Model, Vec<(String, Extent)>)> {
         if self.model.extension().is_some_and(|end| end == "json") {
             let what =
                 "it is no model; `run` and `bench` run a saved plan, if --model gives the model that it was made of";
@@ -462,9 +474,10 @@ impl Model {
         Ok((model.with_first(states).with_values(values), dims))
     }
 
-    /// The graph of a loaded model.
-    pub(super) fn import(&self, model: &onnx::Model, dims: &[(String, usize)], given: &[Given]) -> Result<Graph> {
-        let graph = onnx::import(model, dims).map_err(|e| e.in_file(&self.model))?;
+    /// The graph of a loaded model, at its largest extents.
+    pub(super) fn import(&self, Whole { model, dims, assumed }: &Whole, given: &[Given]) -> Result<Graph> {
+        let graph = onnx::import(model, &open::largest(dims));
+        let graph = graph.map_err(|e| open::blamed(assumed, e.in_file(&self.model)))?;
         for &input in graph.inputs() {
             let (name, fact) = (graph.value_name(input), graph.fact(input));
             let is_same = |tensor: &Tensor| {
@@ -522,11 +535,6 @@ pub(super) struct Planned {
 /// True if a dim has a range.
 pub(super) fn has_range(dims: &[(String, Extent)]) -> bool {
     dims.iter().any(|(_, extent)| extent.fixed().is_none())
-}
-
-/// Dims at their largest extents.
-pub(super) fn largest(dims: &[(String, Extent)]) -> Vec<(String, usize)> {
-    dims.iter().map(|(name, extent)| (name.clone(), extent.most())).collect()
 }
 
 /// Refuses to write a file twice, or one that is read, or is in a folder of which all files are.

@@ -141,7 +141,7 @@ impl Bench {
         let read = self.model.read().chain(self.more.read()).chain(args::arrays(&self.inputs.inputs));
         args::outputs(self.html.as_deref().map(|path| ("--html", path)), read)?;
         let given = args::given("--input", &self.inputs.inputs)?;
-        let is_training = self.trained.method.is_some();
+        let is_training = self.trained.method().is_some();
         if is_training && !self.planned.of.is_empty() {
             let what = "--model: a saved plan of a training does not say how it trains, so --train plans it anew";
             return Err(Error::usage(what.into()).into());
@@ -149,8 +149,9 @@ impl Bench {
         if self.forks > 1 && !self.at.is_empty() {
             return Err(Error::usage("--at: extents are timed one run at a time: expected no --forks".into()).into());
         }
-        let model = Model { forks: self.forks, of: self.planned.of.clone(), ..self.model.clone() };
-        let mut more = self.more.or_training(self.trained.method.clone());
+        let model = self.trained.with_batch(&self.model);
+        let model = Model { forks: self.forks, of: self.planned.of.clone(), ..model };
+        let mut more = self.more.or_training(self.trained.method());
         if is_training {
             more.at = self.bindings("");
         }
@@ -171,7 +172,7 @@ impl Bench {
         let alone = (0..whole.count).map(|_| session.with(time)).collect::<Result<_>>()?;
         let (usage, subject) = (session.usage(), subject.of(&plan.programs[0]));
         let steps = self.profiled(&session, plan.first(), &inputs)?;
-        self.draw(&subject, steps.iter().map(|steps| (subject.heading(), plan.first(), steps.clone())), &session)?;
+        self.draw(&subject, steps.iter().map(|steps| (subject.title(), plan.first(), steps.clone())), &session)?;
         let steps = steps.filter(|_| self.steps);
         let ran = Ran { plan, subject, first, whole, alone: Times::new(alone), steps, loaded, usage };
         Ok(if json { self.record(&session, &ran) } else { self.text(&session, &ran) })
@@ -280,7 +281,7 @@ impl Bench {
         session: &Session,
     ) -> Result<()> {
         let Some(path) = &self.html else { return Ok(()) };
-        let page = report::picture::timed_page(&subject.heading(), &timed.collect::<Vec<_>>(), session.device());
+        let page = report::picture::timed_page(&subject.title(), &timed.collect::<Vec<_>>(), session.device());
         file::write_whole(path, "write the page", |out| out.write_all(page.as_bytes()))
     }
 
@@ -519,7 +520,7 @@ impl Bench {
 
     /// What a run does: the parts of an update of a training, or the last of the programs that are asked for, behind one run of the others.
     fn lane<'s>(&self, session: &'s Session, given: &[Given]) -> Result<Lane<'s>> {
-        let names = match (&self.program[..], &self.trained.method) {
+        let names = match (&self.program[..], &self.trained.method()) {
             ([], None) => vec![session.plan().programs[0].name.clone()],
             _ => self.names(),
         };
@@ -530,7 +531,7 @@ impl Bench {
             Ok(Part { program, binding, inputs, plan })
         };
         let mut all = names.iter().map(ready).collect::<Result<Vec<_>>>()?;
-        if self.trained.method.is_none() || !self.program.is_empty() {
+        if self.trained.method().is_none() || !self.program.is_empty() {
             let last = all.pop().expect("there is one");
             Lane { parts: std::mem::take(&mut all) }.run()?;
             all.push(last);
@@ -540,7 +541,7 @@ impl Bench {
 
     /// The programs that are asked for, or else the parts of an update of a training.
     fn names(&self) -> Vec<String> {
-        let parts = self.trained.method.as_ref().map_or(0, |method| method.accumulate as usize);
+        let parts = self.trained.method().map_or(0, |method| method.accumulate as usize);
         let part = |part| match part {
             _ if parts == 1 => "step",
             0 => "first",
@@ -572,7 +573,7 @@ impl Bench {
             let inputs = args::fill(&plan.programs[0], suits, self.inputs.seed)?;
             Ok::<_, Error>(Part { program, binding, inputs, plan })
         };
-        if self.trained.method.is_some() {
+        if self.trained.method().is_some() {
             let turn = |binding: Vec<(String, usize)>| {
                 let named = |name: &String| session.program(&format!("{} {name}", label(&binding)));
                 let parts = self.names().iter().map(|name| part(named(name)?, Vec::new())).collect::<Result<_>>()?;

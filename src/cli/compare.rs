@@ -172,8 +172,8 @@ impl Compare {
         }
         self.refuse_flags()?;
         let given = args::given("--input", &self.inputs.inputs)?;
-        let more = self.more.or_training(self.trained.method.clone());
-        let asked = more.asked(&self.model, &given)?;
+        let more = self.more.or_training(self.trained.method());
+        let asked = more.asked(&self.trained.with_batch(&self.model), &given)?;
         let in_file = |e: Error| asked.in_file(&self.model, e);
         let options = self.model.options(&self.on)?;
         let session::Device { backend: device, name } = session::open(&options)?;
@@ -207,7 +207,8 @@ impl Compare {
         }
         let heading = asked.subject.heading();
         if let Some(path) = &self.html {
-            let page = comparison_page(&heading, all.iter().map(|(result, _)| result).zip(drawn).collect());
+            let page =
+                comparison_page(&asked.subject.title(), all.iter().map(|(result, _)| result).zip(drawn).collect());
             file::write_whole(path, "write the page", |out| out.write_all(page.as_bytes()))?;
         }
         let text = if json {
@@ -274,7 +275,7 @@ impl Compare {
     /// Computes the graphs in two ways.
     fn run_across(&self, ways: &Ways, json: bool) -> Result<String, Failure> {
         let given = args::given("--input", &self.inputs.inputs)?;
-        let asked = self.more.asked(&self.model, &given)?;
+        let asked = self.more.asked(&self.trained.with_batch(&self.model), &given)?;
         let in_file = |e: Error| asked.in_file(&self.model, e);
         let options = Options { dims: Vec::new(), outputs: Vec::new(), ..self.model.options(&self.on)? };
         // A plan for any device says which elements inputs may have.

@@ -3,6 +3,7 @@
 use super::args::{self, Model};
 use super::line;
 use super::method::Trained;
+use super::open::{self, Whole};
 use super::programs::{More, of_training};
 use crate::error::{Error, Result, ensure};
 use crate::file;
@@ -33,6 +34,7 @@ written
 #[derive(Args)]
 #[command(after_help = args::targets())]
 #[command(mut_arg("train", |flag| flag.requires("batch")))]
+#[command(mut_arg("batch", |flag| flag.requires("train").help("Batch size: rows per update, with --train")))]
 #[command(allow_missing_positional = true)]
 pub(super) struct Emit {
     #[command(flatten)]
@@ -147,20 +149,27 @@ impl Emit {
 
     /// True if flags make another graph of the file.
     fn is_another(&self) -> bool {
-        let has_states = self.model.training || !self.model.state.is_empty() || self.trained.method.is_some();
+        let has_states = self.model.training || !self.model.state.is_empty() || self.trained.method().is_some();
         has_states || self.model.quantize.is_some()
     }
 
     /// The programs to print: all of them, or the one that is asked for. Of a training it is one.
     fn programs(&self) -> Result<Vec<(String, Graphs)>> {
-        ensure(self.trained.method.is_none() || self.more.is_one(&self.model), || {
+        ensure(self.trained.method().is_none() || self.more.is_one(&self.model), || {
             Error::usage(format!("--train: expected one model, found {}", self.more.files(&self.model)))
         })?;
-        let mut programs = match &self.trained.method {
-            Some(method) => of_training(method.programs(&self.model, self.steps)?, &[])?,
-            None => self.more.asked(&self.model, &[])?.programs,
+        let mut programs = match &self.trained.method() {
+            Some(method) => {
+                open::mention(&method.whole(&self.model)?.assumed);
+                of_training(method.programs(&self.model, self.steps)?, &[])?
+            }
+            None => {
+                let asked = self.more.asked(&self.model, &[])?;
+                open::mention(asked.subject.assumed());
+                asked.programs
+            }
         };
-        let Some(asked) = self.program.as_deref().or(self.trained.method.as_ref().map(|_| "step")) else {
+        let Some(asked) = self.program.as_deref().or(self.trained.method().map(|_| "step")) else {
             return Ok(programs);
         };
         let names: Vec<_> = programs.iter().map(|(name, _)| name.clone()).collect();
@@ -185,15 +194,18 @@ impl Emit {
             return if self.save.is_some() { model.whole(model.proto.clone()) } else { Ok(model.proto) };
         }
         let in_file = |e: Error| e.in_file(&self.model.model);
-        if self.trained.method.is_some() {
+        if self.trained.method().is_some() {
             return onnx::export(&self.programs()?[0].1.largest()?).map_err(in_file);
         }
         let (model, dims) = self.model.load(&[])?;
-        let mut graph = self.model.import(&model, &dims, &[])?;
+        let dims = dims.into_iter().map(|(name, extent)| (name, extent.into())).collect();
+        let whole = Whole::new(model, dims).map_err(in_file)?;
+        let mut graph = self.model.import(&whole, &[])?;
+        open::mention(&whole.assumed);
         if let Some(quantize) = self.model.quantize {
             graph = quantized(graph, quantize).map_err(in_file)?;
         }
-        onnx::export_step(&graph, model.step_outputs()).map_err(in_file)
+        onnx::export_step(&graph, whole.model.step_outputs()).map_err(in_file)
     }
 
     /// The target that is asked for, of this family if kernels are wanted.

@@ -8,12 +8,15 @@ use serde_json::json;
 
 /// Groups of flags, by the names of their fields. All others are under "Options".
 const GROUPS: &[(&str, &[&str])] = &[
-    ("The model", &["of", "weights", "set", "shapes", "state", "training", "outputs"]),
+    ("The model", &["of", "weights", "set", "batch", "context", "shapes", "state", "training", "outputs"]),
     ("Inputs", &["inputs", "seed"]),
-    ("Memory", &["memory_limit", "chunks", "f16", "quantize", "no_fuse", "forks", "assert_peak", "advise"]),
+    (
+        "Memory",
+        &["memory_limit", "prefer", "chunks", "f16", "quantize", "cache", "no_fuse", "forks", "assert_bytes", "advise"],
+    ),
     ("The device", &["backend", "device", "target", "threads", "no_libraries", "allow_tf32", "no_tuned", "tuned"]),
     (
-        "How it is trained",
+        TRAINED,
         &[
             "train",
             "curve",
@@ -30,7 +33,6 @@ const GROUPS: &[(&str, &[&str])] = &[
             "lr",
             "schedule",
             "warmup",
-            "batch",
             "accumulate",
             "clip_norm",
             "ema",
@@ -41,7 +43,42 @@ const GROUPS: &[(&str, &[&str])] = &[
             "init",
         ],
     ),
+    ("Results", &["save", "placement", "html", "svg"]),
     ("Output", &["format", "json", "quiet", "verbose"]),
+];
+
+/// The group of the flags of a training.
+const TRAINED: &str = "How it is trained";
+
+/// The flags of the first day, which `-h` lists, of each command that has many. With --train, it lists those of a training, too.
+const FIRST: &[(&str, &[&str])] = &[
+    ("run", &["set", "batch", "inputs", "memory_limit", "backend", "iters", "expect", "output_dir"]),
+    ("plan", &["set", "batch", "memory_limit", "advise", "target", "backend", "train", "save", "html"]),
+    ("max-batch", &["set", "dim", "memory_limit", "target", "train"]),
+    ("compare", &["set", "batch", "inputs", "memory_limit", "backend", "iters", "across", "train", "html"]),
+    ("bench", &["set", "batch", "memory_limit", "backend", "iters", "duration", "steps", "train"]),
+    ("tune", &["set", "memory_limit", "backend", "seconds", "save"]),
+    (
+        "train",
+        &[
+            "data",
+            "labels",
+            "valid",
+            "valid_labels",
+            "loss",
+            "lr",
+            "optimizer",
+            "batch",
+            "epochs",
+            "steps",
+            "memory_limit",
+            "output",
+            "checkpoint",
+            "resume",
+            "html",
+        ],
+    ),
+    ("emit", &["set", "save", "target", "train"]),
 ];
 
 /// Three examples or more of each command that takes a file.
@@ -138,15 +175,33 @@ const EXAMPLES: &[(&str, &[&str])] = &[
     ("devices", &["plimsoll devices", "plimsoll devices cuda:0", "plimsoll devices --json"]),
 ];
 
-/// The command line with its flags in groups and its commands with examples.
-pub(super) fn dressed(command: Command) -> Command {
+/// The command line with its flags in groups and its commands with examples. `-h` lists the flags of the first day; if it `trains`, those of a
+/// training, too.
+pub(super) fn dressed(command: Command, trains: bool) -> Command {
     command.mut_args(grouped).mut_subcommands(|command| {
-        let Some((_, examples)) = EXAMPLES.iter().find(|(name, _)| *name == command.get_name()) else { return command };
-        let mut text = StyledStr::from(format!("Examples:\n  {}", examples.join("\n  ")));
-        if let Some(more) = command.get_after_help() {
-            text = StyledStr::from(format!("{text}\n\n{more}"));
-        }
-        command.mut_args(grouped).after_help(text)
+        let name = command.get_name().to_owned();
+        let Some((_, examples)) = EXAMPLES.iter().find(|(of, _)| *of == name) else { return command };
+        let examples = format!("Examples:\n  {}", examples.join("\n  "));
+        let has_targets = command.get_after_help().is_some_and(|more| more.to_string().starts_with("Targets:"));
+        let all = match command.get_after_help() {
+            Some(more) => format!("{examples}\n\n{more}"),
+            None => examples.clone(),
+        };
+        let command = command.mut_args(grouped);
+        let Some((_, first)) = FIRST.iter().find(|(of, _)| *of == name) else {
+            return command.after_help(StyledStr::from(all));
+        };
+        let has_training = !trains && command.get_arguments().any(|arg| arg.get_id() == "train");
+        let training =
+            if has_training { format!(", `plimsoll {name} --train -h` those of a training") } else { String::new() };
+        let targets = if has_targets { " and targets" } else { "" };
+        let short = format!("{examples}\n\n`plimsoll {name} --help` has all flags{targets}{training}.");
+        let command = command.mut_args(|arg| {
+            let is_first = arg.is_positional() || first.contains(&arg.get_id().as_str());
+            let is_training = trains && arg.get_help_heading() == Some(TRAINED);
+            arg.hide_short_help(!is_first && !is_training)
+        });
+        command.after_help(StyledStr::from(short)).after_long_help(StyledStr::from(all))
     })
 }
 
@@ -233,6 +288,18 @@ mod tests {
                 let words: Vec<_> = example.split_whitespace().collect();
                 assert_eq!(&words[..2], ["plimsoll", name]);
                 command().try_get_matches_from(words).unwrap_or_else(|error| panic!("{example}: {error}"));
+            }
+        }
+    }
+
+    /// Each name among the flags of the first day is that of a flag of its command.
+    #[test]
+    fn first_flags_are_flags() {
+        for (name, first) in FIRST {
+            let all = command();
+            let of = all.get_subcommands().find(|of| of.get_name() == *name).expect("a command");
+            for id in *first {
+                assert!(of.get_arguments().any(|arg| arg.get_id() == *id), "{name} {id}");
             }
         }
     }

@@ -2,6 +2,7 @@
 
 use super::args::{self, Model};
 use super::method::{Method, Trained};
+use super::open::{self, Whole};
 use super::programs::More;
 use super::subject::Subject;
 use super::{Failure, line};
@@ -14,9 +15,6 @@ use crate::target::Target;
 use clap::Args;
 use serde_json::json;
 use std::ops::Bound::{Excluded, Included, Unbounded};
-
-/// The value of --batch without which all batches are tried.
-const ANY: &str = "18446744073709551615";
 
 /// The help of --batch.
 const BATCH: &str =
@@ -38,7 +36,7 @@ max-batch
 #[derive(Args)]
 #[command(after_help = args::targets())]
 #[command(mut_arg("batch", |flag| {
-    flag.default_value(ANY).hide_default_value(true).help(BATCH)
+    flag.requires("train").help(BATCH)
 }))]
 pub(super) struct MaxBatch {
     #[command(flatten)]
@@ -61,7 +59,7 @@ impl MaxBatch {
             return Err(Error::usage("max-batch: expected --memory-limit SIZE".into()).into());
         };
         let target = self.model.target(&self.target)?;
-        if let Some(method) = &self.trained.method {
+        if let Some(method) = &self.trained.method() {
             return self.run_training(method, &target, limit, json);
         }
         if !self.more.is_one(&self.model) {
@@ -74,9 +72,10 @@ impl MaxBatch {
         known.extend(self.dim.clone().filter(|dim| model.has_dim(dim) && !known.contains(dim)));
         let dim = self.dim(&known, &model.declared_inputs());
         let dim = dim.map_err(in_file)?;
-        let extents = dims.iter().map(|(name, extent)| (name.clone(), (*extent).into())).collect();
-        let subject = Subject::new(vec![self.model.model.clone()], extents);
-        let case = Case::of(&model, dims, target, self.model.recipe());
+        let extents = dims.into_iter().map(|(name, extent)| (name, extent.into())).collect();
+        let Whole { model, dims, assumed } = Whole::but(Some(dim.clone()), model, extents).map_err(in_file)?;
+        let case = Case::of(&model, open::largest(&dims), target, self.model.recipe());
+        let subject = Subject::new(vec![self.model.model.clone()], dims).assuming(assumed);
         // An error that no binding can avoid is the model's. The search would report it for every extent.
         let found = largest_binding(&case, &dim, limit).map_err(in_file)?;
         let (name, target) = (model.name(), &case.target.name);
@@ -104,13 +103,18 @@ impl MaxBatch {
         let of_model = self.model.decoder()?.filter(|_| dim == CONTEXT).map(|files| Included(files.most_context()));
         let below =
             self.model.dims().iter().find(|(d, _)| *d == dim).map_or(Unbounded, |(_, extent)| Excluded(extent.most()));
+        let mut assumed = Vec::new();
         let found = largest(&dim, limit, of_model.unwrap_or(below), &mut |extent| {
             let mut model = self.model.clone();
             model.set.push((dim.clone(), args::Bound::Extent(extent.into())));
-            silent(|| self.needed(self.more.graphs(&model, &[])?.0, target, limit))
+            silent(|| {
+                let made = self.more.graphs(&model, &[])?;
+                assumed = made.assumed;
+                self.needed(made.programs, target, limit)
+            })
         })?;
         let names: Vec<_> = programs.iter().map(|(name, ..)| &name[..]).collect();
-        Ok(told(&names.join(", "), &self.more.subject(&self.model), &target.name, &found, limit, json)?)
+        Ok(told(&names.join(", "), &self.more.subject(&self.model, assumed), &target.name, &found, limit, json)?)
     }
 
     /// The bytes that programs need under the limit.
@@ -124,10 +128,12 @@ impl MaxBatch {
             return Err(Error::usage("--dim: --train enlarges the batch".into()).into());
         }
         let parts = method.accumulate as usize;
-        let most = match method.batch as usize / parts {
-            _ if method.batch.to_string() == ANY => Unbounded,
-            0 => return Err(Error::usage(format!("a batch of {} has no {parts} equal parts", method.batch)).into()),
-            rows => Included(rows),
+        let most = match self.trained.batch.map(|batch| (batch, batch as usize / parts)) {
+            None => Unbounded,
+            Some((batch, 0)) => {
+                return Err(Error::usage(format!("a batch of {batch} has no {parts} equal parts")).into());
+            }
+            Some((_, rows)) => Included(rows),
         };
         let mut found = largest("batch", limit, most, &mut |rows| {
             let more = self.more.or_training(Some(method.on_batch(rows.saturating_mul(parts) as u64).on(target)));
@@ -136,8 +142,8 @@ impl MaxBatch {
         for size in found.fits.iter_mut().chain(&mut found.next) {
             size.extent = size.extent.saturating_mul(parts);
         }
-        let file = self.model.file()?;
-        Ok(told(file.name(), &self.more.subject(&self.model), &target.name, &found, limit, json)?)
+        let Whole { model: file, assumed, .. } = method.whole(&self.model)?;
+        Ok(told(file.name(), &self.more.subject(&self.model, assumed), &target.name, &found, limit, json)?)
     }
 
     /// The dim that is asked for, or the only one that is left of those that are known.

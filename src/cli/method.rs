@@ -1,12 +1,12 @@
 //! Flags that say how a model is trained.
 
 use super::Failure;
-use super::args::Model;
+use super::args::{Model, has_range};
+use super::open::{self, Whole};
 use crate::advise::{Trained as Case, refusal};
 use crate::dtype::DType;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, ensure};
 use crate::report;
-use crate::session::Options;
 use crate::target::Target;
 use crate::train::{self, Loss, Optimizer, Programs, Rate, Schedule, Training};
 use clap::{Args, ValueEnum};
@@ -115,8 +115,8 @@ pub(super) struct Method {
     /// Warmup: steps in which the learning rate rises to --lr.
     #[arg(long, value_name = "N", default_value_t = 0)]
     warmup: u64,
-    /// Batch size: rows per update.
-    #[arg(long, value_name = "B", required = false, value_parser = clap::value_parser!(u64).range(1..))]
+    /// Rows per update. Commands have a flag for it.
+    #[arg(skip)]
     pub(super) batch: u64,
     /// Gradient accumulation: compute an update in K parts, one after another. Their activations take a K-th of the memory; the sums of the
     /// gradients take as much as the weights.
@@ -155,11 +155,26 @@ pub(super) struct Method {
 #[command(mut_group("Method", |group| group.requires("train")))]
 pub(super) struct Trained {
     /// Plan one training step of the model instead of inference, with the bytes that `train` takes. Needs no data: the open dim on the first axis
-    /// of the first input is the batch, and --set binds the others. --loss and --batch are needed, too.
+    /// of the first input is the batch, and others are 1 unless --set binds them. --loss and --batch are needed, too.
     #[arg(long, requires = "loss")]
     train: bool,
+    /// Batch size: the extent of the open dim that leads the inputs, as --set gives it. With --train, rows per update.
+    #[arg(long, value_name = "B", value_parser = clap::value_parser!(u64).range(1..))]
+    pub(super) batch: Option<u64>,
     #[command(flatten)]
-    pub(super) method: Option<Method>,
+    method: Option<Method>,
+}
+
+impl Trained {
+    /// The method, of a training.
+    pub(super) fn method(&self) -> Option<Method> {
+        self.method.as_ref().map(|method| method.on_batch(self.batch.unwrap_or(1)))
+    }
+
+    /// The model with the batch that is asked for, if it is not trained.
+    pub(super) fn with_batch(&self, model: &Model) -> Model {
+        Model { batch: self.batch.filter(|_| self.method.is_none()), ..model.clone() }
+    }
 }
 
 impl Method {
@@ -183,11 +198,21 @@ impl Method {
     /// # Errors
     /// Those of the model and its loss; a flag that `train` has no use for.
     pub(super) fn programs(&self, model: &Model, steps: u64) -> Result<Programs> {
+        let Whole { model: file, dims, assumed } = self.whole(model)?;
+        let programs = train::programs_of_file(file, open::largest(&dims), self.batch as usize, &self.training(steps)?);
+        let blamed = |e: Error| if matches!(e, Error::Node { .. }) { open::blamed(&assumed, e) } else { e };
+        programs.map_err(|e| blamed(e.in_file(&model.model)))
+    }
+
+    /// The model that is trained, with all of its dims but the batch.
+    ///
+    /// # Errors
+    /// Those of the model; a flag that `train` has no use for.
+    pub(super) fn whole(&self, model: &Model) -> Result<Whole> {
         model.suits_training()?;
-        let options = Options { dims: model.dims(), ..Options::default() };
-        let dims = options.fixed().ok_or_else(|| Error::usage("--set: training takes no range of a dim".to_owned()))?;
-        let programs = train::programs_of_file(model.file()?, dims, self.batch as usize, &self.training(steps)?);
-        programs.map_err(|e| e.in_file(&model.model))
+        let (file, dims) = (model.file()?, model.dims());
+        ensure(!has_range(&dims), || Error::usage("--set: training takes no range of a dim".to_owned()))?;
+        Whole::but(file.batch_dim(), file, dims).map_err(|e| e.in_file(&model.model))
     }
 
     /// How a model is trained for a number of steps.

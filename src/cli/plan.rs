@@ -1,7 +1,8 @@
 //! `plan` and `check`: plan a graph's memory, and check a plan, with no device.
 
-use super::args::{self, Model};
+use super::args::{self, Backend, Model, On};
 use super::method::{self, Method, Trained};
+use super::open;
 use super::programs::{self, Asked, More};
 use super::subject::Subject;
 use super::{Failure, line};
@@ -15,6 +16,7 @@ use crate::pass::recompute::Recompute;
 use crate::plan::range::Tried;
 use crate::plan::tell::peak::peak;
 use crate::plan::{self, Graphs, Job, Planned, Planner};
+use crate::session;
 use crate::target::{Family, Target};
 use crate::train::Programs;
 use crate::train::classes::{Classes, States, host_bytes};
@@ -218,6 +220,9 @@ pub(super) struct Plan {
     /// The target to plan for: one of those below.
     #[arg(long, default_value = "cpu")]
     target: String,
+    /// Plan for the device that `run` takes with this backend, as it is found on this machine, in place of a named target.
+    #[arg(long, value_enum, conflicts_with = "target")]
+    backend: Option<Backend>,
     /// Write the plan as JSON, for `check`, `diff` and `run --model`. `run` takes plans of files with one extent for each dim: none of a range, of
     /// a training or of a folder of decoders.
     #[arg(short = 'o', long, value_name = "FILE")]
@@ -226,13 +231,13 @@ pub(super) struct Plan {
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=i64::from(plan::MOST_RUNS)))]
     forks: u32,
     /// List the tensors that are live at the peak, and the bytes that each remedy would save: half the extent, f16, smaller workspaces, chunks; of
-    /// a training, recomputation, more parts of an update, a smaller batch, values of 16 bits.
+    /// a training, recomputation, a smaller optimizer, frozen weights, more parts of an update, a smaller batch, values of 16 bits.
     #[arg(long)]
     advise: bool,
-    /// For tests: fail with exit code 2 if the plan takes more than this, and list the tensors that are live at its peak. Unlike a limit,
-    /// this does not change the plan, and --save is written.
-    #[arg(long, value_name = "SIZE", value_parser = args::limit, allow_hyphen_values = true)]
-    assert_peak: Option<u64>,
+    /// For tests: fail with exit code 2 if the whole plan takes more than this, and list the tensors that are live at its peak. Unlike a
+    /// limit, this does not change the plan, and --save is written.
+    #[arg(long, alias = "assert-peak", value_name = "SIZE", value_parser = args::limit, allow_hyphen_values = true)]
+    assert_bytes: Option<u64>,
     /// List the kernel of each step, and the algorithm that computes it.
     #[arg(long)]
     placement: bool,
@@ -256,9 +261,9 @@ impl Plan {
         let read =
             self.model.read().chain(self.more.read()).chain(args::arrays(&self.inputs)).chain(self.tuned.clone());
         args::outputs(files.into_iter().filter_map(|(flag, path)| Some((flag, path.as_deref()?))), read)?;
-        let target = self.model.target(&self.target)?;
-        let more = self.more.or_training(self.trained.method.as_ref().map(|method| method.on(&target)));
-        let flags = Model { forks: self.forks, ..self.model.clone() };
+        let target = self.target()?;
+        let more = self.more.or_training(self.trained.method().map(|method| method.on(&target)));
+        let flags = Model { forks: self.forks, ..self.trained.with_batch(&self.model) };
         let asked = more.asked(&flags, &args::given("--input", &self.inputs)?)?;
         let schedules = self.tuned.as_deref().map(tuned).transpose()?;
         let (recipe, runs) = (flags.recipe(), self.forks);
@@ -284,13 +289,21 @@ impl Plan {
         }
         self.draw(&asked.subject, &planned)?;
         let advice = self.advise.then(|| self.advice(&asked, &more, &flags, &target)).transpose()?;
-        if let Some(limit) = self.assert_peak.filter(|&limit| planned.plan.bytes() > limit) {
-            return Err(self.above_peak(&planned, in_file, limit, advice.as_ref(), json));
+        if let Some(limit) = self.assert_bytes.filter(|&limit| planned.plan.bytes() > limit) {
+            return Err(self.above_asserted(&planned, in_file, limit, advice.as_ref(), json));
         }
         let training = asked.training.clone();
         let training = training.map(|programs| self.training(programs, &more, &mut planner, &planned.plan));
         let told = Told { asked: &asked, job: &job, planned, training: training.transpose()?, advice };
         if json { Ok(self.json(told)) } else { Ok(self.text(&told, verbose)?) }
+    }
+
+    /// The named target, or that of a device of this machine.
+    fn target(&self) -> Result<Target> {
+        let Some(backend) = self.backend else { return self.model.target(&self.target) };
+        let device = session::open(&self.model.options(&On { backend, device: None })?)?;
+        tracing::info!("backend: {}", device.name);
+        Ok(device.backend.target().clone())
     }
 
     /// What would make the programs smaller.
@@ -304,9 +317,10 @@ impl Plan {
 
     /// The training as a case, for its remedies.
     fn trained_case(&self, method: &Method, target: &Target) -> Result<Case> {
+        let whole = method.whole(&self.model)?;
         Ok(Case {
-            model: self.model.file()?,
-            dims: args::largest(&self.model.dims()),
+            dims: open::largest(&whole.dims),
+            model: whole.model,
             batch: method.batch as usize,
             training: method.training(1)?,
             target: target.clone(),
@@ -315,8 +329,8 @@ impl Plan {
         })
     }
 
-    /// The refusal of a plan that takes more than `--assert-peak` allows.
-    fn above_peak(
+    /// The refusal of a plan that takes more than `--assert-bytes` allows.
+    fn above_asserted(
         &self,
         planned: &Planned,
         in_file: impl Fn(Error) -> Error,
@@ -325,7 +339,7 @@ impl Plan {
         json: bool,
     ) -> Failure {
         let needed = planned.plan.bytes();
-        let what = format!("--assert-peak: the plan of '{}'", planned.plan.title());
+        let what = format!("--assert-bytes: the plan of '{}'", planned.plan.title());
         let error = in_file(Error::Fit { what, needed, limit, file: None });
         let (program, graph) = fullest(planned);
         let peak = peak(program, Some(graph));
@@ -396,11 +410,15 @@ impl Plan {
             }
             Some(training) => training.text(),
             None if several => programs::shared(plan, apart(job)?),
-            None => report::memory(plan.first(), None),
+            None if verbose => report::memory(plan.first(), None),
+            None => report::planned(plan.first()),
         };
         // What a trainer's process takes beside its plan depends on its data.
         if training.is_none() || plan.target.family != Family::Cpu {
             text += &beside_text(plan);
+        }
+        if !several && !verbose {
+            text += "-v adds inputs and outputs, the arena's lower bound, the orders that were tried, kernels and choices\n";
         }
         for (program, range) in plan.views().zip(ranges) {
             let range = range.as_ref().map(|range| format!("\n{}", report::range(range)));
@@ -410,12 +428,12 @@ impl Plan {
                 String::new()
             };
             text += &format!("{named}{}", range.unwrap_or_default());
-            if !several {
+            if !several && verbose {
                 text += &format!("\n{}", report::orders(program));
             }
             if self.placement {
                 text += &format!("\n{}", report::placement(program, &program.algorithms()));
-            } else if !several {
+            } else if !several && verbose {
                 text += &format!("\n{}", report::algorithms(program));
             }
         }
@@ -440,7 +458,7 @@ impl Plan {
         let target = &plan.target;
         let points = self.curve.then(|| curve(parts, planner));
         let method = more.method.as_ref();
-        let asked = self.trained.method.as_ref().map(|method| method.precision.dtype());
+        let asked = self.trained.method().map(|method| method.precision.dtype());
         let unstored = asked.filter(|&asked| target.storage(asked).is_ok_and(|stored| stored != asked));
         Ok(Training {
             wide_target: unstored.map(|asked| (target.name.clone(), asked)),
@@ -466,7 +484,7 @@ impl Plan {
     }
 
     fn draw(&self, subject: &Subject, Planned { plan, graphs, .. }: &Planned) -> Result<()> {
-        let (limit, subject) = (self.model.memory_limit, subject.heading());
+        let (limit, subject) = (self.model.memory_limit, subject.title());
         if let Some(path) = &self.html {
             let page = match &graphs[..] {
                 [graph] => report::picture::page(&subject, plan.first(), Some(graph), limit),

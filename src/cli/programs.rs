@@ -3,6 +3,7 @@
 use super::Failure;
 use super::args::{self, Given, Measured, Model, On};
 use super::method::Method;
+use super::open::{self, Whole};
 use super::subject::Subject;
 use crate::advise::{Case, Make};
 use crate::error::{Error, Result, ensure};
@@ -23,6 +24,15 @@ const BATCH: &str = "batch";
 
 /// The file of a program, and what shapes its graph.
 pub(super) type Source = (PathBuf, Options);
+
+/// Programs, and where each comes from if it is of a file.
+#[derive(Default)]
+pub(super) struct Several {
+    pub(super) programs: Vec<(String, Graphs)>,
+    sources: Vec<Source>,
+    /// The dims that were taken as 1.
+    pub(super) assumed: Vec<String>,
+}
 
 #[derive(Args, Clone)]
 pub(super) struct More {
@@ -124,12 +134,13 @@ impl More {
         files.map(|file| file.display().to_string()).collect::<Vec<_>>().join(", ")
     }
 
-    /// The files of all graphs, with the extents that flags give.
-    pub(super) fn subject(&self, first: &Model) -> Subject {
+    /// The files of all graphs, with the extents that flags give, and those that were taken as 1.
+    pub(super) fn subject(&self, first: &Model, assumed: Vec<String>) -> Subject {
         let files = [&first.model].into_iter().chain(&self.more);
         let decoder = first.decoder().ok().flatten();
-        let dims = decoder.and_then(|files| files.dims(&first.dims()).ok()).unwrap_or_else(|| first.dims());
-        Subject::new(files.cloned().collect(), dims)
+        let mut dims = decoder.and_then(|files| files.dims(&first.dims()).ok()).unwrap_or_else(|| first.dims());
+        dims.extend(assumed.iter().map(|dim| (dim.clone(), 1.into())));
+        Subject::new(files.cloned().collect(), dims).assuming(assumed)
     }
 
     /// The programs of the model's training.
@@ -151,7 +162,7 @@ impl More {
             let (batch, set): (Vec<_>, Vec<_>) = binding.iter().cloned().partition(|(dim, _)| dim == BATCH);
             let method = batch.first().map_or_else(|| method.clone(), |(_, batch)| method.on_batch(*batch as u64));
             let is_set = |(dim, _): &(String, usize)| set.iter().any(|(other, _)| other == dim);
-            let mut dims = args::largest(&model.dims());
+            let mut dims = open::largest(&model.dims());
             dims.retain(|dim| !is_set(dim));
             dims.extend(set.iter().cloned());
             let programs = of_training(self.training(&method, &model.with_dims(&dims))?, &[])?;
@@ -160,8 +171,8 @@ impl More {
         if all.is_empty() { of_training(self.training(method, model)?, given) } else { Ok(all) }
     }
 
-    /// The graphs of all programs, and where each comes from if it is of a file. A given input goes to each program that has it.
-    pub(super) fn graphs(&self, first: &Model, given: &[Given]) -> Result<(Vec<(String, Graphs)>, Vec<Source>)> {
+    /// The programs of files, or of a folder with a decoder. A given input goes to each program that has it.
+    pub(super) fn graphs(&self, first: &Model, given: &[Given]) -> Result<Several> {
         if let Some(files) = first.decoder()? {
             if let Some(other) = self.more.first() {
                 return Err(Error::usage(format!(
@@ -173,7 +184,8 @@ impl More {
                 let what = "the run of a decoder gives all inputs; --ids gives the tokens of a prompt";
                 return Err(Error::usage(format!("{}: {what}", given.flag)));
             }
-            return Ok((files.programs(&first.dims(), first.weights.as_deref())?, Vec::new()));
+            let programs = files.programs(&first.dims(), first.weights.as_deref())?;
+            return Ok(Several { programs, ..Several::default() });
         }
         let files = [&first.model].into_iter().chain(&self.more).map(|text| named(text));
         let files = files.collect::<Result<Vec<_>>>()?;
@@ -183,14 +195,27 @@ impl More {
             + first.outputs.len()
             + usize::from(first.training);
         let mut used = vec![false; flags + given.len()];
-        let (mut graphs, mut sources) = (Vec::with_capacity(files.len()), Vec::with_capacity(files.len()));
+        let (mut all, mut assumed) = (Several::default(), Vec::new());
         for (name, path) in &files {
             let made = program(first, given, name, path).map_err(|e| e.in_file(path))?;
             used.iter_mut().zip(made.used).for_each(|(used, uses)| *used |= uses);
-            graphs.push((name.clone(), made.graphs));
-            sources.push((path.clone(), made.options));
+            all.programs.push((name.clone(), made.graphs));
+            all.sources.push((path.clone(), made.options));
+            assumed.extend(made.assumed.into_iter().map(|dim| (name, dim)));
         }
-        let Some(unused) = used.iter().position(|used| !used) else { return Ok((graphs, sources)) };
+        // A dim has its program's name in front where flags bind the same dim of another one.
+        all.assumed = assumed
+            .iter()
+            .map(|(name, dim)| {
+                let takes = |(_, options): &Source| options.dims.iter().any(|(other, _)| other == dim);
+                let with = all.sources.iter().filter(|source| takes(source)).count();
+                let alike = assumed.iter().filter(|(_, other)| other == dim).count();
+                if with == alike { dim.clone() } else { format!("{name}:{dim}") }
+            })
+            .collect();
+        all.assumed.sort();
+        all.assumed.dedup();
+        let Some(unused) = used.iter().position(|used| !used) else { return Ok(all) };
         let names: Vec<_> = files.iter().map(|(name, _)| name.as_str()).collect();
         let flags =
             first.dims().into_iter().map(|(dim, extent)| format!("--set {dim}={extent}: no program has such a dim"));
@@ -225,17 +250,46 @@ impl More {
         files.map(|file| file.and_then(open)).collect()
     }
 
+    /// The flags with `--batch` as the `--set` that it stands for.
+    fn with_batch(&self, first: &Model) -> Result<Model> {
+        let Some(batch) = first.batch.filter(|_| !first.is_folder()) else { return Ok(first.clone()) };
+        let files = [&first.model].into_iter().chain(&self.more).map(|text| named(text));
+        let leading = |(name, path): (String, PathBuf)| {
+            let dim = open::leading(&load(first, &path)?.0);
+            Ok((name, dim.map_err(|what| Error::usage(format!("--batch {batch}: {what}")).in_file(&path))?))
+        };
+        let mut found = files.map(|file| file.and_then(leading)).collect::<Result<Vec<(String, String)>>>()?;
+        if found.iter().all(|(_, dim)| *dim == found[0].1) {
+            found.truncate(1);
+        } else {
+            found.iter_mut().for_each(|(name, dim)| *dim = format!("{name}:{dim}"));
+        }
+        let mut model = Model { batch: None, ..first.clone() };
+        for (_, dim) in found {
+            if let Some((_, extent)) = first.dims().iter().find(|(other, _)| *other == dim) {
+                let what = format!("--batch {batch}: --set {dim}={extent} binds the same dim: expected one of them");
+                return Err(Error::usage(what));
+            }
+            model.set.push((dim, args::Bound::Extent((batch as usize).into())));
+        }
+        Ok(model)
+    }
+
     /// What a command plans.
     pub(super) fn asked(&self, first: &Model, given: &[Given]) -> Result<Asked> {
+        let first = &self.with_batch(first)?;
         let training = self.method.as_ref().map(|method| self.training(method, first)).transpose()?;
         if !self.is_one(first) {
-            let (programs, sources) = match &self.method {
-                Some(method) => (self.trainings(method, first, given)?, Vec::new()),
+            let Several { programs, sources, assumed } = match &self.method {
+                Some(method) => {
+                    let assumed = method.whole(first)?.assumed;
+                    Several { programs: self.trainings(method, first, given)?, sources: Vec::new(), assumed }
+                }
                 None => self.graphs(first, given)?,
             };
             let (more, first, given) = (self.clone(), first.clone(), given.to_vec());
-            let (subject, dims) = (self.subject(&first), args::largest(&first.dims()));
-            let make = move |dims: &[(String, usize)]| Ok(more.graphs(&first.with_dims(dims), &given)?.0);
+            let (subject, dims) = (self.subject(&first, assumed), open::largest(&first.dims()));
+            let make = move |dims: &[(String, usize)]| Ok(more.graphs(&first.with_dims(dims), &given)?.programs);
             let cost = |(_, graphs): &(String, Graphs)| match graphs {
                 Graphs::One(graph) => graph.len(),
                 _ => usize::MAX,
@@ -252,16 +306,17 @@ impl More {
                 dims,
             });
         }
-        let (model, extents) = first.load_range(given)?;
-        let subject = Subject::new(vec![first.model.clone()], extents.clone());
-        let dims = args::largest(&extents);
-        let graphs = if args::has_range(&extents) {
-            Graphs::Range(session::source(model.clone()), extents.clone())
+        let whole = first.load_whole(given)?;
+        let graphs = if args::has_range(&whole.dims) {
+            Graphs::Range(session::source(whole.model.clone()), whole.dims.clone())
         } else {
-            let graph = first.import(&model, &dims, given)?;
+            let graph = first.import(&whole, given)?;
             first.mention_states(&graph);
             graph.into()
         };
+        let Whole { model, dims: extents, assumed } = whole;
+        let subject = Subject::new(vec![first.model.clone()], extents.clone()).assuming(assumed);
+        let dims = open::largest(&extents);
         let nodes = model.proto.graph.as_ref().map_or(0, |graph| graph.node.len());
         let of = model.clone();
         let make = move |dims: &[(String, usize)]| Ok(vec![(String::new(), onnx::import(&of, dims)?.into())]);
@@ -297,6 +352,7 @@ impl More {
 
 /// Loads a saved plan, with the weights of the models that it was made of.
 fn of_plan(flags: &Model, on: &On, given: &[Given]) -> Result<(Session, Subject)> {
+    ensure(flags.batch.is_none(), || Error::usage("--batch: a saved plan has its own extents".into()))?;
     let saved = Saved::read(&flags.model, &flags.of)?;
     let options = saved.options(&flags.options(on)?)?;
     let several = options.len() > 1;
@@ -396,6 +452,8 @@ struct Made {
     options: Options,
     /// Per flag of `--set`, `--state`, `--output` and `--training`, and per given input, whether the program has use for it.
     used: Vec<bool>,
+    /// The dims that were taken as 1.
+    assumed: Vec<String>,
 }
 
 /// The program of a file.
@@ -439,12 +497,14 @@ fn program(all: &Model, given: &[Given], name: &str, path: &Path) -> Result<Made
     used.extend(uses);
     let one = Model { model: path.to_owned(), ..all.clone() };
     let (model, dims) = one.bind(model, dims, &own)?;
-    let options = Options { state, training, outputs, ties, given: model.given(), ..all.origin(&set, &dims)? };
-    let graphs = match args::has_range(&dims) {
-        true => Graphs::Range(session::source(model), dims),
-        false => one.import(&model, &args::largest(&dims), &own)?.into(),
+    let whole = Whole::new(model, dims)?;
+    let Whole { model, dims, assumed } = &whole;
+    let options = Options { state, training, outputs, ties, given: model.given(), ..all.origin(&set, dims)? };
+    let graphs = match args::has_range(dims) {
+        true => Graphs::Range(session::source(model.clone()), dims.clone()),
+        false => one.import(&whole, &own)?.into(),
     };
-    Ok(Made { graphs, options, used })
+    Ok(Made { graphs, options, used, assumed: assumed.clone() })
 }
 
 /// The inputs that are given to a program: by its name and the input's, or else by that of the input alone. Per given input, true if the
@@ -474,7 +534,7 @@ pub(super) fn inputs(plan: &Plan, given: &[Given], seed: u64) -> Result<Vec<Vec<
 /// A table of programs.
 pub(super) fn table(plan: &Plan) -> String {
     let mut table = Table::new("<>>>>>");
-    table.row(["program", "steps", "arena, at least", "constants", "inputs", "outputs"]);
+    table.row(["program", "steps", "arena's lower bound", "constants", "inputs", "outputs"]);
     for program in plan.views() {
         let bytes = |class| human(program.buffer_bytes(class));
         let (steps, least) = (program.steps.len().to_string(), human(program.summary.lower_bound));

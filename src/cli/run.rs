@@ -87,6 +87,9 @@ pub(super) struct Run {
     planned: Planned,
     #[command(flatten)]
     more: More,
+    /// Batch size: the extent of the open dim that leads the inputs, as --set gives it.
+    #[arg(long, value_name = "B", value_parser = clap::value_parser!(u64).range(1..))]
+    batch: Option<u64>,
     /// The program to run, of several graphs. Given several times: they run one after another, and --iters repeats the last. Default: the
     /// first.
     #[arg(long, value_name = "NAME")]
@@ -136,7 +139,8 @@ pub(super) struct Run {
 impl Run {
     pub(super) fn run(&self, json: bool) -> Result<String, Failure> {
         if self.model.is_folder() {
-            return self.text.run(&self.model, &self.more, &self.on, &self.measured, json);
+            let model = Model { batch: self.batch, ..self.model.clone() };
+            return self.text.run(&model, &self.more, &self.on, &self.measured, json);
         }
         self.text.refuse()?;
         let given = args::given("--input", &self.inputs.inputs)?;
@@ -145,7 +149,7 @@ impl Run {
             return Err(Error::usage("--rtol, --atol: `run` has no use for them without --expect".into()).into());
         }
         let labels = self.labels.as_deref().map(npz::read).transpose()?;
-        let model = Model { of: self.planned.of.clone(), ..self.model.clone() };
+        let model = Model { of: self.planned.of.clone(), batch: self.batch, ..self.model.clone() };
         let files = [("--save-states", &self.save_states), ("--trace", &self.trace)];
         let arrays = args::arrays(&self.inputs.inputs).chain(args::arrays(&self.expect));
         let read = model.read().chain(self.more.read()).chain(arrays).chain(self.labels.clone());

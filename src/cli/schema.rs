@@ -49,10 +49,12 @@ subject
   files? [text]
   plan? text
   binding? {int|text}
+  assumed? [text]
 answer
   limit_bytes int
   needed_bytes int
   deficit_bytes int
+  constant_bytes int
   verdict 'fits'|'fits_reordered'|'fits_smaller'|'cannot'|'not_found'
   file_order_bytes int|null
   bound bound|null
@@ -65,6 +67,7 @@ advice
   limit_bytes? int
   needed_bytes? int
   deficit_bytes? int
+  constant_bytes? int
   verdict? 'fits'|'fits_reordered'|'fits_smaller'|'cannot'|'not_found'
   file_order_bytes? int|null
   bound? bound|null

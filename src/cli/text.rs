@@ -28,7 +28,8 @@ pub(super) struct Text {
 }
 
 /// Flags of runs that are not for a decoder.
-const OTHERS: [&str; 15] = [
+const OTHERS: [&str; 16] = [
+    "batch",
     "of",
     "seed",
     "inputs",

@@ -52,7 +52,6 @@ train
 #[command(group = ArgGroup::new("length").required(true))]
 #[command(mut_arg("loss", |flag| flag.required(true)))]
 #[command(mut_arg("lr", |flag| flag.required(true)))]
-#[command(mut_arg("batch", |flag| flag.required(true)))]
 pub(super) struct Train {
     /// The model: an .onnx or .onnxtxt file, as it was exported for inference.
     model: PathBuf,
@@ -68,6 +67,9 @@ pub(super) struct Train {
     labels: PathBuf,
     #[command(flatten)]
     method: Method,
+    /// Batch size: rows per update.
+    #[arg(long, value_name = "B", value_parser = clap::value_parser!(u64).range(1..))]
+    batch: u64,
     /// The number of steps: updates of the weights.
     #[arg(long, value_name = "N", group = "length")]
     steps: Option<u64>,
@@ -139,7 +141,7 @@ impl Train {
         let data = rows(&self.data, &self.labels, &first)?;
         let valid = self.valid_labels.as_ref().map(|labels| rows(&self.valid, labels, &first)).transpose()?;
         let count = data.check()? as u64;
-        let per_epoch = count / self.method.batch;
+        let per_epoch = count / self.batch;
         let steps = self.steps.unwrap_or_else(|| self.epochs.unwrap_or(1).saturating_mul(per_epoch));
         let training = Training { seed: self.seed, ..self.method.training(steps)? };
         let precision = training.precision;
@@ -150,7 +152,7 @@ impl Train {
         }
         let left_out = valid.as_ref().map(|valid| trainer.admits(valid)).transpose()?.unwrap_or(0);
         if !json {
-            let rest = match count % self.method.batch {
+            let rest = match count % self.batch {
                 0 => String::new(),
                 rest => format!(", {} left out of each", counted(rest, "row")),
             };
@@ -235,7 +237,7 @@ impl Train {
             ..Options::default()
         };
         let resumed = folder.filter(|_| self.resume).map(Folder::is_begun).transpose()?.unwrap_or(false);
-        let batch = self.method.batch as usize;
+        let batch = self.batch as usize;
         let trainer = if self.init && !resumed {
             Trainer::drawn(model, data, batch, training, &options, self.seed)
         } else {
@@ -322,7 +324,7 @@ impl Train {
         let labels = Some(data.labels.shape().clone());
         let training = Training { labels, ..self.method.training(1).ok()?.on(&target) };
         let model = model.clone();
-        Some(Case { model, dims, batch: self.method.batch as usize, training, target, recipe: options.recipe, runs: 1 })
+        Some(Case { model, dims, batch: self.batch as usize, training, target, recipe: options.recipe, runs: 1 })
     }
 
     /// Draws the run, if that is wanted.

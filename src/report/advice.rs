@@ -47,10 +47,14 @@ fn explained(answer: &Answer, helps: bool) -> String {
             return format!("fits after reordering: {}; in the file's order at least {} over\n", spare(), bytes(over));
         }
         Verdict::FitsSmaller => "fits at a smaller binding\n".to_owned(),
-        Verdict::Cannot | Verdict::NotFound if helps => "does not fit as asked; see what would help\n".to_owned(),
-        Verdict::Cannot => "does not fit as asked\n".to_owned(),
+        Verdict::Cannot | Verdict::NotFound if helps => "does not fit; what would help is below\n".to_owned(),
+        Verdict::Cannot => "does not fit, and no smaller binding does\n".to_owned(),
         Verdict::NotFound => "no plan was found that fits\n".to_owned(),
     };
+    if answer.constant_bytes > limit {
+        text =
+            format!("the weights alone are above the limit: constants take {}\n{text}", bytes(answer.constant_bytes));
+    }
     for Largest { dim, fits, next, .. } in &answer.smaller {
         if let Some(Size { extent, bytes: Taken::Bytes(taken) }) = fits {
             let next = next.as_ref().map_or(String::new(), |next| match &next.bytes {

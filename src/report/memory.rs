@@ -6,6 +6,36 @@ use crate::driver_memory::Estimate;
 use crate::plan::tell::peak::{Peak, peak};
 use crate::plan::{Class, View};
 
+/// What takes a plan's bytes, in a line, and when most is live.
+pub fn planned(plan: View) -> String {
+    let part = |&(class, label): &(Class, &'static str)| (label, plan.class_bytes(class) * plan.plan.copies(class));
+    let parts = CLASSES.iter().map(part).filter(|(_, bytes)| *bytes > 0);
+    let parts: Vec<_> = parts.map(|(label, bytes)| format!("{label} {}", human(bytes))).collect();
+    let planned = plan.bytes();
+    let mut text = format!("planned  {}  {} bytes: {}\n", human(planned), grouped(planned), parts.join(", "));
+    if plan.plan.runs > 1 {
+        let each = plan.plan.run_bytes();
+        text += &format!(
+            "each of the {} runs takes {}, beside the constants that they share\n",
+            plan.plan.runs,
+            human(each)
+        );
+    }
+    match fullest(plan) {
+        Some(step) => text + &step + "\n",
+        None => text,
+    }
+}
+
+/// The classes of a plan's bytes.
+const CLASSES: [(Class, &str); 5] = [
+    (Class::Constant, "constants"),
+    (Class::State, "state"),
+    (Class::Activation, "arena"),
+    (Class::Staging, "staging"),
+    (Class::Backend, "the backend's own"),
+];
+
 /// The plan's bytes by class, and how close the arena is to its lower bound. With `usage`, the bytes that the device reports.
 pub fn memory(plan: View, usage: Option<Usage>) -> String {
     let mut table = Table::new("<>><");
@@ -22,13 +52,7 @@ pub fn memory(plan: View, usage: Option<Usage>) -> String {
         };
         line("allocated", bytes, note);
     }
-    for (class, label) in [
-        (Class::Constant, "  constants"),
-        (Class::State, "  state"),
-        (Class::Activation, "  arena"),
-        (Class::Staging, "  staging"),
-        (Class::Backend, "  the backend's own"),
-    ] {
+    for (class, label) in CLASSES {
         let bytes = plan.class_bytes(class) * plan.plan.copies(class);
         if bytes > 0 || class == Class::Activation {
             let of = match plan.target.threads {
@@ -36,8 +60,9 @@ pub fn memory(plan: View, usage: Option<Usage>) -> String {
                 1 => "  of 1 thread".into(),
                 threads => format!("  of {threads} threads"),
             };
-            let of = if class == Class::Activation { fullest(plan) } else { of };
-            line(label, bytes, format!("{:>7}{of}", percent(bytes, planned)));
+            let step = fullest(plan).filter(|_| class == Class::Activation);
+            let of = step.map_or(of, |step| format!("  {step}"));
+            line(&format!("  {label}"), bytes, format!("{:>7}{of}", percent(bytes, planned)));
         }
         let within = [(Class::Input, "    inputs in it"), (Class::Output, "    outputs in it")];
         for (class, label) in within.into_iter().filter(|_| class == Class::Activation) {
@@ -69,10 +94,10 @@ pub fn memory(plan: View, usage: Option<Usage>) -> String {
     table.to_string() + unknown
 }
 
-/// When the arena is fullest, behind its size.
-fn fullest(plan: View) -> String {
-    let Peak { step: Some(step), name, steps, .. } = peak(plan, None) else { return String::new() };
-    format!("  fullest in step {step} of {steps}: '{name}'")
+/// When most of the arena is live.
+fn fullest(plan: View) -> Option<String> {
+    let Peak { step, name, steps, .. } = peak(plan, None);
+    step.map(|step| format!("most is live in step {step} of {steps}: '{name}'"))
 }
 
 /// The estimate of the memory that a driver takes beside plans.

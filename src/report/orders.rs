@@ -8,7 +8,7 @@ use crate::plan::{Candidate, View};
 /// Orders with the same figures share a line. A star marks the order of the plan.
 pub fn orders(plan: View) -> String {
     let mut table = Table::new("<>");
-    table.row(["order", "arena's bound", "placed"]);
+    table.row(["order", "arena's lower bound", "arena"]);
     let found = &plan.summary.orders;
     let Some(file) = found.first() else { return table.to_string() };
     let figures = |order: &Candidate| (order.peak, order.bound);

@@ -4,6 +4,7 @@
 
 use crate::dtype::DType;
 use crate::error::{Error, Result};
+use crate::file;
 use crate::graph::Graph;
 use crate::onnx::{self, Model};
 use crate::pass::recompute::Recompute;
@@ -13,7 +14,7 @@ use crate::plan::tell::peak::{Peak, peak};
 use crate::plan::{self, Class, Graphs, Job, Plan, Planned, Planner, Recipe, View};
 use crate::target::{Family, Target};
 use crate::train::curve::Point;
-use crate::train::{self, Training};
+use crate::train::{self, Optimizer, Training};
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::{self, Bound::Excluded, Bound::Included, Bound::Unbounded};
@@ -398,7 +399,7 @@ impl<C: Copy> Way<C> {
     fn planned<T>(
         &self,
         changes: Vec<(String, T)>,
-        within: impl Fn(T) -> Option<(Taken, bool)>,
+        mut within: impl FnMut(T) -> Option<(Taken, bool)>,
     ) -> impl Iterator<Item = Remedy> {
         let (mut tried, mut fits) = (0, false);
         let (name, always) = (self.name, self.always);
@@ -518,6 +519,8 @@ pub struct Answer {
     pub needed_bytes: u64,
     /// Bytes of the plan over the limit.
     pub deficit_bytes: u64,
+    /// Bytes of the constants, which every plan of these kernels takes.
+    pub constant_bytes: u64,
     /// The answer in one word.
     pub verdict: Verdict,
     /// The fewest bytes that a plan in the file's order takes.
@@ -552,6 +555,7 @@ impl Answer {
             limit_bytes: limit,
             needed_bytes,
             deficit_bytes,
+            constant_bytes: plan.class_bytes(Class::Constant) * plan.copies(Class::Constant),
             verdict,
             file_order_bytes,
             bound: None,
@@ -733,8 +737,15 @@ impl Trained {
             remedies.push(Remedy { name: "recomputation", change, bytes: Taken::Bytes(bytes) });
         }
         for way in TRAINING_REMEDIES {
+            let mut tried = 0;
             remedies.extend(way.planned((way.changes)(self), |changed| {
-                let bytes = Taken::new(changed.bytes(limit).transpose()?);
+                tried += 1;
+                let bytes = match changed.bytes(limit).transpose() {
+                    // What fits no plan of these kernels is planned without the limit, if in any case.
+                    None if tried <= way.always => changed.bytes(None).transpose()?,
+                    bytes => bytes?,
+                };
+                let bytes = Taken::new(bytes);
                 let fits = limit.is_none_or(|limit| bytes.within(limit).is_some());
                 Some((bytes, fits))
             }));
@@ -747,15 +758,49 @@ impl Trained {
 type Retrained = (String, Trained);
 
 /// The remedies for a training: a name, and a function that returns the changed trainings, none if the remedy does not apply. Of several, the
-/// first that fits is the last that is planned; those that no plan makes fit are left out.
+/// first that fits is the last that is planned; those that no plan makes fit are left out, beyond those that are planned in any case: what
+/// optimizers and frozen weights take is told even if it is not enough, and that accumulation takes more.
 pub const TRAINING_REMEDIES: &[Way<fn(&Trained) -> Vec<Retrained>>] = &[
-    Way { name: "accumulation", changes: accumulated, always: 0 },
+    Way::all("smaller optimizer", smaller_optimizer),
+    Way::all("the last layer alone", last_layer),
+    Way { name: "accumulation", changes: accumulated, always: 1 },
     Way { name: "smaller batch", changes: fewer_rows, always: 0 },
     Way { name: "halves", changes: halves, always: 0 },
 ];
 
 /// The most times that a batch is halved.
 const HALVED: usize = 4;
+
+/// An optimizer that keeps less per weight.
+fn smaller_optimizer(case: &Trained) -> Vec<Retrained> {
+    let sgd = |change: &str, momentum: f64| {
+        let optimizer = Optimizer::Sgd { momentum, nesterov: false };
+        (change.to_owned(), Trained { training: Training { optimizer, ..case.training.clone() }, ..case.clone() })
+    };
+    match case.training.optimizer {
+        Optimizer::Adam { .. } => vec![sgd("--optimizer sgd --momentum 0.9", 0.9), sgd("--optimizer sgd", 0.0)],
+        Optimizer::Sgd { momentum, nesterov: false } if momentum != 0.0 => vec![sgd("--momentum 0", 0.0)],
+        Optimizer::Sgd { .. } => Vec::new(),
+    }
+}
+
+/// All weights frozen but those of the last layer: of the name, up to its last part, that the last node has which reads a weight.
+fn last_layer(case: &Trained) -> Vec<Retrained> {
+    let made = train::programs_of_file(case.model.clone(), case.dims.clone(), case.batch, &case.training);
+    let (Ok(made), Some(graph)) = (made, &case.model.proto.graph) else { return Vec::new() };
+    let trained = made.outline.trained;
+    let mut read = graph.node.iter().rev().flat_map(|node| &node.input);
+    let Some(last) = read.find(|input| trained.contains(input)).filter(|_| case.training.only.is_empty()) else {
+        return Vec::new();
+    };
+    let pattern = last.rfind(['.', '/']).map_or_else(|| last.clone(), |end| format!("{}*", &last[..=end]));
+    if trained.iter().all(|name| file::glob(&pattern, name)) {
+        return Vec::new();
+    }
+    let change = format!("--train-only '{pattern}'");
+    let training = Training { only: vec![pattern], ..case.training.clone() };
+    vec![(change, Trained { training, ..case.clone() })]
+}
 
 /// More parts of an update: 2 to 16 times as many. With fewer rows than a sixteenth, a part loses more speed than its bytes are worth.
 fn accumulated(case: &Trained) -> Vec<Retrained> {

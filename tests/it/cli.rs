@@ -244,12 +244,13 @@ fn without_subject(mut record: Value) -> Value {
     record
 }
 
-/// The lines of `plan` from its table of algorithms on, and those of `plan --placement`.
+/// The table of algorithms of `plan -v`, and that of `plan --placement`.
 fn algorithms(model: &[&str], target: &str) -> [String; 2] {
-    [&[][..], &["--placement"]].map(|flag| {
+    [&["-v"][..], &["--placement"]].map(|flag| {
         let text = ok(&[&["plan"], model, &["--target", target], flag]);
         let start = text.find("\nstep").unwrap_or_else(|| panic!("there is no table in {text}"));
-        text[start + 1..].to_owned()
+        let table = &text[start + 1..];
+        table.split("\n\n").next().map_or(String::new(), |table| format!("{}\n", table.trim_end()))
     })
 }
 
@@ -320,6 +321,29 @@ steps  kernels  template  algorithm
     // A run on a device names the algorithms of its plan.
     let ran = ok(&[&["run"], model, CPU, &["--placement"]]);
     assert!(ran.contains("[64,28]        matmul threads 1\n"), "{ran}");
+}
+
+/// Without -v, a plan is told in a few lines: what takes its bytes, when most is live, and whether it fits.
+#[test]
+fn a_plan_is_told_in_a_few_lines() {
+    let model = ["graphs/digits.onnx", "--set", "batch=64"];
+    let text = ok(&[&["plan"], &model, &["--memory-limit", "2MiB"]]);
+    let lines: Vec<_> = text.lines().filter(|line| !line.is_empty()).collect();
+    let parts =
+        "planned  1.21 MiB  1,265,408 bytes: constants 99.75 KiB, arena 768.00 KiB, the backend's own 368.00 KiB";
+    assert_eq!(lines[1..3], [parts, "most is live in step 1 of 7: '/body/body.2/Relu'"], "{text}");
+    assert!(lines.len() == 6 && lines[4].starts_with("-v adds ") && lines[5].starts_with("fits: "), "{text}");
+    let all = ok(&[&["plan"], &model, &["-v"]]);
+    for words in ["arena's lower bound", "order ", "steps  kernels", "choice", "most is live in step 1 of 7"] {
+        assert!(all.contains(words) && !all.contains("-v adds"), "{words}: {all}");
+    }
+    let forks = ok(&[&["plan"], &model, &["--forks", "2"]]);
+    assert!(forks.contains("\neach of the 2 runs takes "), "{forks}");
+
+    // Weights that alone are too large come first.
+    let ran = finish(program(&["plan", "graphs/digits.onnx", "--memory-limit", "64KiB"]));
+    let words = "\n\nthe weights alone are above the limit: constants take 99.75 KiB (102,144 bytes)\n";
+    assert!(ran.code == Some(2) && ran.err.contains(words), "{}", ran.err);
 }
 
 /// The plan of a range, with the bytes that each binding uses of the arena, in text and in JSON.
@@ -698,7 +722,6 @@ fn wrong_inputs_are_named() {
         let flags: Vec<_> = inputs.iter().flat_map(|input| ["--input", input]).collect();
         fails(1, &[&["run", "graphs/mlp.onnxtxt"], CPU, &flags], words);
     };
-    run(&[], &["mlp.onnxtxt", "'batch'", "--set batch=N"]);
     run(&["x=3x783xf32=1"], &["'x'", "f32[3,784]", "f32[3,783]"]);
     run(&["x=3x784xi64=1"], &["'x'", "f32[3,784]", "i64[3,784]"]);
     run(&["y=3x784xf32=1"], &["mlp.onnxtxt", "--input y", "x, w1, b1, w2, b2"]);
@@ -1149,7 +1172,7 @@ fn sizes_have_units() {
         ok(&[&["plan"], MLP, &["--memory-limit", size]]);
     }
     for size in ["64KiB", "0.5k", "1.5kB"] {
-        fails(2, &[&["plan"], MLP, &["--assert-peak", size]], &["bytes"]);
+        fails(2, &[&["plan"], MLP, &["--assert-bytes", size]], &["bytes"]);
     }
     for size in ["1.5", "2.0B", "1XB", "1,5MiB", ",500", "1.0,5MiB", "12,34,567"] {
         fails(1, &[&["plan"], MLP, &["--memory-limit", size]], &["--memory-limit", size]);
@@ -1162,8 +1185,8 @@ fn what_a_plan_takes_can_be_given_as_its_limit() {
     let plan = ok(&[&["plan"], MLP]);
     let line = plan.lines().find(|line| line.starts_with("planned")).expect("the first figure");
     let words: Vec<_> = line.split_whitespace().collect();
-    let [_, number, unit, exact, bytes] = words[..] else { panic!("five words: {line}") };
-    for size in [format!("{number}{unit}"), format!("{number} {unit}"), exact.to_owned(), format!("{exact} {bytes}")] {
+    let [_, number, unit, exact, ..] = words[..] else { panic!("four words: {line}") };
+    for size in [format!("{number}{unit}"), format!("{number} {unit}"), exact.to_owned(), format!("{exact} bytes")] {
         ok(&[&["plan"], MLP, &["--memory-limit", &size]]);
     }
     let less = exact.replace(',', "").parse::<u64>().expect("a number") - 1;
@@ -1291,6 +1314,67 @@ fn reports_name_their_file_and_its_extents() {
     assert_eq!(ok_json(&[&both])["files"], json!(["a=graphs/mlp.onnxtxt", "b=graphs/mlp.onnxtxt"]));
 }
 
+/// Open dims that nothing binds are 1, which the heading, the log or the record says.
+#[test]
+fn dims_that_nobody_gives_are_one() {
+    let folder = Folder::new("assumed");
+    let note = "batch=1, as none was given; --set batch=N";
+    for command in [&["plan"][..], &["run"], &["bench", "--iters", "1"], &["compare", "--iters", "1"]] {
+        let on: &[&str] = if command[0] == "plan" { &[] } else { CPU };
+        let head = format!("graphs/mlp.onnxtxt ({note}) ");
+        assert!(ok(&[command, &["graphs/mlp.onnxtxt"], on]).starts_with(&head), "{command:?}");
+        let found = ok_json(&[command, &["graphs/mlp.onnxtxt"], on]);
+        assert_eq!((&found["assumed"], &found["binding"]), (&json!(["batch"]), &json!({"batch": 1})), "{command:?}");
+        let found = ok_json(&[command, MLP, on]);
+        assert!(found["assumed"].is_null(), "{found}");
+    }
+    let one = ["emit", "graphs/mlp.onnxtxt", "dot"];
+    assert_eq!(ok(&[&one]), ok(&[&one, &["--set", "batch=1"]]));
+    assert!(finish(program(&one)).err.contains(note));
+
+    // What flags, shapes of inputs and ranges bind stays so.
+    let head = |args: &[&[&str]]| ok(args).lines().next().expect("a heading").to_owned();
+    let attention = ["plan", "graphs/attention.onnxtxt"];
+    let found = head(&[&attention, &["--set", "batch=1..4"]]);
+    assert!(found.contains(" (batch=1..4; sequence=1, as none was given; --set sequence=N) for cpu"), "{found}");
+    assert!(head(&[&["plan", "graphs/mlp.onnxtxt", "--shape", "x=4x784"]]).contains(" (x.0=4 x.1=784) for cpu"));
+    let given = ["plan", "graphs/mlp.onnxtxt", "--input", "x=3x784xf32=0"];
+    assert!(head(&[&given]).contains(" (batch=3) for cpu"));
+    // A mask has a column for each row of a cache and for each new one.
+    let decoder = ok_json(&[&["plan", "graphs/decoder/model.onnxtxt"]]);
+    assert_eq!(decoder["assumed"], json!(["batch", "past_sequence", "sequence"]));
+
+    // A saved plan has them as any other.
+    let saved = folder.path("plan.json");
+    ok(&[&["plan", "graphs/mlp.onnxtxt", "-o", &saved]]);
+    let found = ok_json(&[&["run", &saved, "--model", "graphs/mlp.onnxtxt"], CPU]);
+    assert_eq!((&found["assumed"], &found["binding"]), (&Value::Null, &json!({"batch": 1})));
+
+    // Of several programs, and of a training.
+    let both = ["plan", "a=graphs/mlp.onnxtxt", "b=graphs/mlp.onnxtxt"];
+    assert!(head(&[&both]).contains(&format!(" ({note}) for cpu")));
+    let found = head(&[&both, &["--set", "a:batch=2"]]);
+    assert!(found.contains(" (a:batch=2; b:batch=1, as none was given; --set b:batch=N) for cpu"), "{found}");
+    let train = folder.file(
+        "sum.onnxtxt",
+        text("float[batch, length, 4] x", "float[batch, length, 2] y", "y = MatMul (x, w)")
+            .replace("\n{", "\n<float[4, 2] w = {1, 2, 3, 4, 5, 6, 7, 8}>\n{"),
+    );
+    let train = ["plan", "--train", &train, "--loss", "mse", "--batch", "8"];
+    assert!(head(&[&train]).contains("(length=1, as none was given; --set length=N)"), "{}", head(&[&train]));
+    assert!(ok_json(&[&train, &["--set", "length=3"]])["assumed"].is_null());
+
+    // Where 1 does not do, the flag that sets another is named.
+    let even = "float[batch, n] x";
+    let even = folder
+        .file("even.onnxtxt", text(even, "float[m] y", "s = Constant<value_ints = [-1, 2]> ()\ny = Reshape (x, s)"));
+    fails(
+        1,
+        &[&["plan", &even]],
+        &["even.onnxtxt", "(Reshape)", "batch=1 n=1, as none was given; --set batch=N --set n=N"],
+    );
+}
+
 /// What is missing is named by its flag.
 #[test]
 fn flags_that_are_missing_are_named() {
@@ -1301,9 +1385,46 @@ fn flags_that_are_missing_are_named() {
     for command in ["plan", "compare", "bench"] {
         fails(1, &[&[command, "--train", "graphs/linear.onnxtxt", "--loss", "mse"]], &["--batch <B>"]);
         fails(1, &[&[command, "--train", "graphs/linear.onnxtxt", "--batch", "8"]], &["--loss <LOSS>"]);
-        let tip = &["--batch and the flags beside it are a training's", "--set batch=N"];
-        fails(1, &[&[command, "graphs/digits.onnx", "--batch", "8"]], tip);
+        let tip = &["these flags are of a training, which --train asks for"];
+        fails(1, &[&[command, "graphs/digits.onnx", "--optimizer", "sgd"]], tip);
     }
+}
+
+/// A plan for the device that is here is that for its target.
+#[test]
+fn a_plan_is_for_the_device_of_a_backend() {
+    let plan = |flags: &[&str]| ok_json(&[&["plan"], MLP, flags]);
+    assert_eq!(plan(&["--backend", "cpu", "--threads", "3"]), plan(&["--target", "cpu", "--threads", "3"]));
+    let run = finish(program(&[&["run"], MLP, &["--json"]].concat()));
+    let auto = plan(&["--backend", "auto"]);
+    assert_eq!(auto["planned_bytes"], parsed(&run.out)["memory"]["planned_bytes"], "{auto}");
+}
+
+/// --batch binds the dim that leads the inputs, of each program its own.
+#[test]
+fn a_batch_is_the_dim_that_leads_the_inputs() {
+    for command in [&["plan"][..], &["run"], &["bench", "--iters", "1"], &["compare", "--iters", "1"]] {
+        let on: &[&str] = if command[0] == "plan" { &[] } else { CPU };
+        let binding = |flags: &[&str]| ok_json(&[command, flags, on])["binding"].clone();
+        assert_eq!(binding(&["graphs/mlp.onnxtxt", "--batch", "3"]), json!({"batch": 3}), "{command:?}");
+        let attention = ["graphs/attention.onnxtxt", "--batch", "2", "--set", "sequence=4"];
+        assert_eq!(binding(&attention), json!({"sequence": 4, "batch": 2}), "{command:?}");
+        fails(1, &[command, MLP, on, &["--batch", "3"]], &["--batch 3: --set batch=3 binds the same dim"]);
+    }
+    let folder = Folder::new("batch");
+    let fixed = folder.file("fixed.onnxtxt", text("float[8, n] x", "float[8, n] y", "y = Neg (x)"));
+    fails(1, &[&["plan", &fixed, "--batch", "2"]], &["fixed.onnxtxt", "leads the inputs", "x f32[8,n]", "--shape"]);
+    let body = "z = Add (x, y)";
+    let two = folder.file("two.onnxtxt", text("float[n, 4] x, float[m, 4] y", "float[k, 4] z", body));
+    fails(1, &[&["plan", &two, "--batch", "2"]], &["two.onnxtxt", "'m', 'n'", "--set m=N --set n=N"]);
+    let other = folder.file("other.onnxtxt", text("float[rows, 4] x", "float[rows, 4] y", "y = Neg (x)"));
+    let both = ok_json(&[&["plan", "a=graphs/mlp.onnxtxt", &format!("b={other}"), "--batch", "5"]]);
+    assert_eq!(both["binding"], json!({"a:batch": 5, "b:rows": 5}));
+    let plan = folder.path("plan.json");
+    ok(&[&["plan", "graphs/mlp.onnxtxt", "--batch", "5", "-o", &plan]]);
+    let run = ["run", &plan, "--model", "graphs/mlp.onnxtxt"];
+    assert_eq!(ok_json(&[&run, CPU])["binding"], json!({"batch": 5}));
+    fails(1, &[&run, CPU, &["--batch", "5"]], &["--batch: a saved plan has its own extents"]);
 }
 
 /// One of a kind is no plural, and digits stand in groups.
@@ -1332,6 +1453,23 @@ fn help_teaches() {
     {
         assert!(help.contains(words), "{words} missing in\n{help}");
     }
+    let short = |args: &[&str]| {
+        let help = ok(&[args, &["-h"]]);
+        let flags = |line: &&str| line.trim_start().starts_with('-') && line.starts_with(' ');
+        (help.lines().take_while(|line| !line.starts_with("Examples")).filter(flags).count(), help)
+    };
+    let (first, help) = short(&["plan"]);
+    assert!((8..=14).contains(&first) && !help.contains("--optimizer") && !help.contains("--shape"), "{first}: {help}");
+    assert!(
+        help.contains(
+            "`plimsoll plan --help` has all flags and targets, `plimsoll plan --train -h` those of a training"
+        )
+    );
+    let (all, trained) = short(&["plan", "--train"]);
+    assert!(all > first + 15 && trained.contains("--optimizer") && !trained.contains("--shape"), "{all}: {trained}");
+    let long = ok(&[&["plan", "--help"]]);
+    let places = ["<MODEL>", "The model:", "--memory-limit <", "--optimizer <", "--html <"].map(|word| long.find(word));
+    assert!(places.is_sorted() && places[0].is_some() && long.contains("--shape"), "{places:?}");
     let target = ok(&[&["plan", "--help"]]);
     assert!(target.contains("Examples:\n") && target.contains("\nTargets:\n"), "{target}");
     let ran = finish(program(&["run", "graphs/mlp.onnxtxt", "--inptu", "x"]));
@@ -1390,8 +1528,8 @@ fn workflows_have_annotations() {
     ok(&[&["plan"], MLP, &["-o", &small]]);
     ok(&[&["plan", MLP[0], "--set", "batch=300", "-o", &large]]);
     let github = ["--format", "github"];
-    let ran = finish(program(&[&["plan"], MLP, &["--assert-peak", "64KiB"], &github].concat()));
-    let first = format!("::error file={},title=Memory does not fit::{}: does not fit: --assert-peak", MLP[0], MLP[0]);
+    let ran = finish(program(&[&["plan"], MLP, &["--assert-bytes", "64KiB"], &github].concat()));
+    let first = format!("::error file={},title=Memory does not fit::{}: does not fit: --assert-bytes", MLP[0], MLP[0]);
     assert!(
         ran.code == Some(2) && ran.out.starts_with(&first) && ran.out.contains("%0Alive at the peak"),
         "{}",

@@ -493,7 +493,7 @@ fn commands_know_programs() {
     assert_eq!(run["outputs"][0]["max"], 1.0, "{run}");
     let (code, _, err) = plimsoll(&[&["run"], &fixed[..], &["--input", "other:x=2x2xf32=0.5"]].concat());
     assert_eq!((code, err.contains("--input other:x: no program has such an input")), (Some(1), true), "{err}");
-    let beyond = [&["plan"], &files[..], &["--set", "rows=3", "--assert-peak", "64"]].concat();
+    let beyond = [&["plan"], &files[..], &["--set", "rows=3", "--assert-bytes", "64"]].concat();
     let (code, _, err) = plimsoll(&beyond);
     assert_eq!((code, err.contains("needs the most arena")), (Some(2), true), "{err}");
 }

@@ -141,7 +141,7 @@ fn a_refused_training_is_told_what_would_help() {
             continue;
         }
         // What fits is planned so with the flag; the last flag of a name counts.
-        let flag: Vec<&str> = change.split(' ').collect();
+        let flag: Vec<&str> = change.split(' ').map(|word| word.trim_matches('\'')).collect();
         let mut changed: Vec<&str> = flags.to_vec();
         match flag[0] {
             "--batch" => changed[4] = flag[1],
@@ -155,11 +155,15 @@ fn a_refused_training_is_told_what_would_help() {
                 "{remedy}"
             );
         } else {
-            assert_eq!(number(&record(&[&changed, &limited])["needed_bytes"]), bytes, "{remedy}");
+            // What no plan makes fit is planned without the limit.
+            let record = record(&[&changed, &limited]);
+            assert!([&record["needed_bytes"], &record["whole_bytes"]].map(number).contains(&bytes), "{remedy}");
         }
     }
     assert!(names.starts_with(&["recomputation"]) && names.contains(&"smaller batch"), "{names:?}");
-    assert!(names.contains(&"halves"), "{names:?}");
+    for name in ["halves", "smaller optimizer", "the last layer alone", "accumulation"] {
+        assert!(names.contains(&name), "{names:?}");
+    }
     let texts = [
         refused(&[&["plan", "--train"], &flags, &limited], &["does not fit"]),
         refused(&[&["train"], &flags, &data, &["--backend", "cpu"], &limited], &["does not fit"]),

@@ -191,8 +191,8 @@ fn plans_of_training_are_saved_checked_drawn_and_compared() {
         assert!(drawn.contains(words), "{words} missing in the page");
     }
     let planned = ok_json(&[PLAN, METHOD])["planned_bytes"].to_string();
-    ok(&[PLAN, METHOD, &["--assert-peak", &planned]]);
-    fails(2, &[PLAN, METHOD, &["--assert-peak", "1000"]], &["--assert-peak", "program 'step' needs the most arena"]);
+    ok(&[PLAN, METHOD, &["--assert-bytes", &planned]]);
+    fails(2, &[PLAN, METHOD, &["--assert-bytes", "1000"]], &["--assert-bytes", "program 'step' needs the most arena"]);
     refused(&[PLAN, METHOD, &["--memory-limit", "1000"]], &["'step', 'evaluate'", "the limit is 1,000 bytes"]);
 }
 

@@ -5,7 +5,7 @@ set -euo pipefail
 
 # FLAGS has several words.
 # shellcheck disable=SC2086
-plimsoll plan "$MODEL" ${FLAGS:-} --save "$PLAN" ${LIMIT:+--assert-peak "$LIMIT"} --format github
+plimsoll plan "$MODEL" ${FLAGS:-} --save "$PLAN" ${LIMIT:+--assert-bytes "$LIMIT"} --format github
 if [ -n "${BASELINE:-}" ]; then
   plimsoll diff "$BASELINE" "$PLAN" --format github
 fi
