@@ -167,8 +167,8 @@ fn workspaces_take_what_is_free() {
     let target = Target { allow_tf32: true, ..Target::cuda() };
     let without = planned(&graph, &Target { libraries: Libraries::default(), ..target.clone() });
     let plan = planned(&graph, &target);
-    let bytes = |plan: &Plan| plan.class_bytes(Class::Activation);
-    assert!(bytes(&plan) <= bytes(&without) + 8 * MIB, "{} beside {}", bytes(&plan), bytes(&without));
+    let (with, least) = (plan.bytes(), without.bytes());
+    assert!(with <= least + least / 16 + MIB / 8, "{with} beside {least}");
     let spaces: Vec<u64> =
         plan.programs[0].buffers.iter().filter(|b| b.class == Class::Workspace).map(|b| b.bytes).collect();
     let calls: Vec<_> = plan.programs[0]
@@ -179,7 +179,7 @@ fn workspaces_take_what_is_free() {
     assert_eq!((spaces.len(), calls.len()), (3, 3));
     // The second makes the peak. The others have room for larger workspaces than they need.
     assert!(calls.iter().zip(&spaces).all(|(c, &s)| c.least_workspace() <= s && s <= c.workspace()), "{spaces:?}");
-    assert_eq!(spaces[1], calls[1].least_workspace());
+    assert!(spaces[1] <= least / 16 && spaces[1] < calls[1].wanted_workspace(), "{spaces:?}");
     assert!(spaces[0] > calls[0].least_workspace() || spaces[2] == calls[2].workspace(), "{spaces:?}");
     for step in &plan.programs[0].steps {
         let kernel = &plan.programs[0].kernels[step.kernel];

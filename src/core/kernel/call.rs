@@ -230,12 +230,20 @@ impl Call {
         }
     }
 
-    /// Bytes of workspace that the call always gets, even if the arena becomes larger by them.
+    /// Bytes of workspace without which the call does not run, or would be very slow.
+    pub fn least_workspace(&self) -> u64 {
+        match self {
+            Call::MatMul(_) if self.algorithm().is_none() => 64 << 10,
+            _ => self.wanted_workspace(),
+        }
+    }
+
+    /// Bytes of workspace with which the call is about as fast as with all that it can use.
     ///
     /// Products of few tiles share the inner axis among all multiprocessors, each of which leaves a tile of `f32` there. Products of many
     /// tiles keep all multiprocessors busy without that. Convolutions of `f32` have algorithms that need almost no workspace. So have those
     /// of 16-bit floats whose channels come last and are a multiple of 8. Other convolutions of 16-bit floats transpose images in the workspace.
-    pub fn least_workspace(&self) -> u64 {
+    pub fn wanted_workspace(&self) -> u64 {
         if let Some(algorithm) = self.algorithm() {
             return algorithm.workspace;
         }

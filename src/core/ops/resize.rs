@@ -72,8 +72,7 @@ fn upgrade_resize(opset: i64, inputs: &mut Vec<Option<ValueId>>, attrs: &mut Att
     }
 }
 
-/// Uses the kernel template, except with antialias: then a matrix product per axis, since neighbours and weights are
-/// constants. Coordinates outside the data get the extrapolation value.
+/// Uses the kernel template, except with antialias: then neighbours and weights are constants, axis by axis. Coordinates outside the data get the extrapolation value.
 fn decompose_resize<'g>(b: Nodes<'g>, call: &Call, x: &Args<Var<'g>>) -> OpResult<Vec<Var<'g>>> {
     let axes = axes(call)?;
     let mut y = if axes.iter().any(|a| a.blur < 1.0) {
@@ -98,17 +97,28 @@ fn decompose_resize<'g>(b: Nodes<'g>, call: &Call, x: &Args<Var<'g>>) -> OpResul
     Ok(vec![y])
 }
 
-/// Resizes with antialias: one matrix product per axis.
+/// An axis with this many elements per neighbour of a result, at most, is resized by a matrix product, if the matrix is no larger than the data.
+const DENSE: usize = 64;
+
+/// Resizes with antialias: axis by axis, by a matrix product, or by the neighbours alone.
 fn blurred<'g>(b: Nodes<'g>, call: &Call, axes: &[Axis], mut y: Var<'g>) -> OpResult<Var<'g>> {
     let (mode, mut shape) = (mode(call)?, call.shape(0).clone());
     for (k, &axis) in axes.iter().enumerate().filter(|(_, a)| !a.stays()) {
         let (outer, inner): (usize, usize) = (shape[..k].iter().product(), shape[k + 1..].iter().product());
+        let found: Vec<Vec<(usize, f64)>> = (0..axis.out).map(|i| neighbours(axis, mode, i)).collect();
+        let taps = found.iter().map(Vec::len).max().unwrap_or(0);
+        if axis.len > DENSE * taps || axis.out > outer * inner {
+            y = by_neighbours(b, call.dtype(0), y.shaped(&[outer, axis.len, inner]), &found, taps);
+            shape[k] = axis.out;
+            y = y.shaped(&shape);
+            continue;
+        }
         // `at(i, j)` is the position of the weight of data element `j` in result element `i`.
         let weights = |shape: [usize; 2], at: &dyn Fn(usize, usize) -> usize| {
             b.constant(call.dtype(0), shape, || {
                 let mut weights = vec![0.0; axis.out * axis.len];
-                for i in 0..axis.out {
-                    neighbours(axis, mode, i).iter().for_each(|&(j, w)| weights[at(i, j)] += w);
+                for (i, found) in found.iter().enumerate() {
+                    found.iter().for_each(|&(j, w)| weights[at(i, j)] += w);
                 }
                 weights
             })
@@ -124,6 +134,19 @@ fn blurred<'g>(b: Nodes<'g>, call: &Call, axes: &[Axis], mut y: Var<'g>) -> OpRe
         y = y.shaped(&shape);
     }
     Ok(y)
+}
+
+/// Sums of the neighbours along the middle axis, each times its weight.
+fn by_neighbours<'g>(b: Nodes<'g>, dtype: DType, y: Var<'g>, found: &[Vec<(usize, f64)>], taps: usize) -> Var<'g> {
+    let tap = |k: usize| {
+        let of = |pick: &dyn Fn((usize, f64)) -> f64| {
+            found.iter().map(|all| all.get(k).map_or(0.0, |&tap| pick(tap))).collect::<Vec<f64>>()
+        };
+        let places = b.constant(DType::I32, [found.len()], || of(&|(at, _)| at as f64));
+        let weights = b.constant(dtype, [found.len(), 1], || of(&|(_, weight)| weight));
+        y.gather(places, 1) * weights
+    };
+    (1..taps).fold(tap(0), |sum, k| sum + tap(k))
 }
 
 /// Splits along axes that are not resized.

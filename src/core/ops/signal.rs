@@ -1,12 +1,14 @@
-//! Rows of signals: windows and filters as constants, and Fourier transforms as matrix products.
+//! Rows of signals: windows and filters as constants. Fourier transforms are in `fourier`.
 
 use super::compose::composed;
 use super::index::known;
-use super::{ensure, expect_dtype, output, required_ints};
+use super::{ensure, output, required_ints};
 use crate::dtype::DType;
 use crate::op::{Args, Attrs, Call, Fact, Input, Nodes, OpDef, OpResult, Var, inputs, names};
 use crate::tensor::Tensor;
 use std::f64::consts::TAU;
+
+pub(super) mod fourier;
 
 const SIZE: &[Input] = inputs![size=];
 const WINDOW: &[&str] = names![output_datatype periodic];
@@ -48,7 +50,7 @@ pub(super) static OPS: &[OpDef] = &[
         "DFT",
         "The discrete Fourier transform along `axis` of numbers, real or complex, whose parts are the last axis",
         inputs![input dft_length= axis=],
-        transform,
+        fourier::transform,
     )
     .sample(|s| s.floats(&[&[2, 8, 3, 2]]))
     .attrs(names![inverse onesided])
@@ -150,72 +152,6 @@ impl Mel {
         }
         Ok(Tensor::from_f64(dtype, [self.spectrum, self.bins], &weights))
     }
-}
-
-/// The matrix `[samples parts, bins 2]`: the contribution of each part of each sample to both parts of each bin.
-fn matrix(samples: usize, parts: usize, bins: usize, length: usize, inverse: bool) -> Vec<f64> {
-    if samples == 0 {
-        return Vec::new();
-    }
-    let (sign, share) = if inverse { (1.0, 1.0 / length as f64) } else { (-1.0, 1.0) };
-    // An angle depends on the product of sample and bin modulo the length only. So large products are as exact as small ones.
-    let turn = |at: usize| (TAU * (at as f64 / length as f64)).sin_cos();
-    let turns: Vec<(f64, f64)> = (0..length).map(turn).collect();
-    let mut weights = Vec::with_capacity(samples * parts * bins * 2);
-    for sample in 0..samples {
-        for part in 0..parts {
-            let mut at = 0;
-            for _ in 0..bins {
-                let (sin, cos) = turns[at];
-                weights.extend(if part == 0 {
-                    [cos * share, sign * sin * share]
-                } else {
-                    [-sign * sin * share, cos * share]
-                });
-                at = (at + sample) % length;
-            }
-        }
-    }
-    weights
-}
-
-/// The matrix `[bins 2, length]` from the first half of the spectrum of a real signal: the other half is its mirror.
-fn half_matrix(bins: usize, length: usize) -> Vec<f64> {
-    let all = matrix(bins, 2, length, length, true);
-    let real = all.iter().step_by(2).enumerate();
-    let times = |row: usize| if row == 0 || 2 * row == length { 1.0 } else { 2.0 };
-    real.map(|(at, weight)| weight * times(at / (2 * length))).collect()
-}
-
-fn transform<'g>(b: Nodes<'g>, call: &Call, x: &Args<Var<'g>>) -> OpResult<Vec<Var<'g>>> {
-    let dtype = expect_dtype(call, 0, "a float type", DType::is_float)?;
-    let (shape, rank) = (call.shape(0), call.shape(0).len());
-    let axis = call.axis("axis", -2, shape)?;
-    let parts = shape.last().copied().filter(|parts| (1..=2).contains(parts) && axis + 1 < rank);
-    let parts =
-        parts.ok_or_else(|| format!("input 'input': expected 1 or 2 parts behind axis {axis}, found {shape}"))?;
-    let (inverse, onesided) = (call.int("inverse", 0)? != 0, call.int("onesided", 0)? != 0);
-    let length = match call.attrs.get("dft_length") {
-        Some(_) => length(call, "dft_length")?,
-        None if inverse && onesided && shape[axis] > 1 => 2 * (shape[axis] - 1),
-        None if shape[axis] > 0 => shape[axis],
-        None => return Err(format!("input 'input': expected elements along axis {axis}, found {shape}")),
-    };
-    if onesided && inverse != (parts == 2) {
-        return Err("attribute 'onesided': expected 0 for a complex signal and for a real spectrum, found 1".into());
-    }
-    let bins = if onesided && !inverse { length / 2 + 1 } else { length };
-    let samples = shape[axis].min(if onesided && inverse { length / 2 + 1 } else { length });
-    let results = if onesided && inverse { 1 } else { 2 };
-    let last: Vec<usize> = (0..rank).filter(|&k| k != axis && k + 1 < rank).chain([axis, rank - 1]).collect();
-    let back: Vec<usize> = (0..rank).map(|k| last.iter().position(|&l| l == k).expect("axes are permuted")).collect();
-    let others: Vec<usize> = last[..rank - 2].iter().map(|&k| shape[k]).collect();
-    let rows = x[0].part(axis, 0..samples).transpose(&last);
-    let rows = rows.shaped(&[&others[..], &[samples * parts]].concat());
-    let weights = b.constant(dtype, [samples * parts, bins * results], || {
-        if results == 1 { half_matrix(samples, length) } else { matrix(samples, parts, bins, length, inverse) }
-    });
-    Ok(vec![rows.matmul(weights).shaped(&[&others[..], &[bins, results]].concat()).transpose(&back)])
 }
 
 fn frames<'g>(b: Nodes<'g>, call: &Call, x: &Args<Var<'g>>) -> OpResult<Vec<Var<'g>>> {

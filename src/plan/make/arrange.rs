@@ -8,11 +8,11 @@ use crate::pass::{Prefer, Prepared};
 use crate::target::Target;
 use crate::{Because, Candidate, Knob, Limits, Segment, Spot, StepIdx};
 
-/// A draft that is ready to be ordered. Library calls have the least workspaces that they run with, or the most if speed comes first.
+/// A draft that is ready to be ordered. Library calls have small workspaces, or the most that they can use if speed comes first.
 pub fn draft(graph: &Prepared, target: &Target, options: Options) -> Result<Draft> {
     let mut draft = lower(graph, target, options)?;
     if draft.prefer != Prefer::Speed {
-        workspace::shrink(&mut draft);
+        workspace::shrink(&mut draft, target);
     }
     Ok(draft)
 }
@@ -35,7 +35,7 @@ pub fn arrange(target: &Target, limits: &Limits, draft: impl FnMut(Options) -> R
     let (mut draft, options, mut layout, mut orders, mut knobs) = best_order(target, limits, draft)?;
     if draft.prefer == Prefer::Speed {
         let mut small = draft.clone();
-        workspace::shrink(&mut small);
+        workspace::shrink(&mut small, target);
         let least = place(&small, target, &layout.order, 1, u64::MAX)?.peak;
         let cost = layout.peak as i64 - least as i64;
         knobs.extend((cost > 0).then(|| Knob::new("workspaces", cost, Because::Speed)));

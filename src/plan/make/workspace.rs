@@ -16,17 +16,33 @@
 
 use super::liveness::Range;
 use super::offsets::Layout;
+use super::order;
 use crate::kernel::call::Call;
 use crate::kernel::{Kernel, schedule};
-use crate::lower::Draft;
+use crate::lower::{Draft, DraftBuffer};
+use crate::pass::Prefer;
 use crate::shape::Shape;
 use crate::target::Target;
-use crate::{BufferIdx, KernelIdx, SegmentIdx, Spot, StepIdx};
+use crate::{BufferIdx, Class, KernelIdx, SegmentIdx, Spot, StepIdx};
 use std::cmp::Reverse;
 
-/// Leaves every library call the least workspace that it runs with.
-pub fn shrink(draft: &mut Draft) {
+/// A plan is larger by workspaces that make it faster by at most one in this many of its bytes.
+const PART: u64 = 16;
+
+/// Leaves every library call the least workspace that it runs with, and, unless memory comes first, the one with which it is fast, as far as
+/// that is a small [part](PART) of what the plan takes without.
+pub fn shrink(draft: &mut Draft, target: &Target) {
     resize(draft, |_, kernel| schedule::workspace(kernel));
+    let wanted = |kernel: &Kernel| kernel.schedule.call().map_or(0, Call::wanted_workspace);
+    let wants = |kernel: &Kernel| wanted(kernel) > schedule::workspace(kernel);
+    if draft.prefer == Prefer::Memory || !draft.kernels.iter().any(wants) {
+        return;
+    }
+    let arena = order::peak(draft, target.alignment).unwrap_or(u64::MAX);
+    let kept = |buffer: &&DraftBuffer| matches!(buffer.class, Class::Constant | Class::State);
+    let kept = draft.buffers.iter().filter(kept).fold(0, |sum: u64, buffer| sum.saturating_add(buffer.bytes));
+    let part = arena.saturating_add(kept) / PART / target.alignment * target.alignment;
+    resize(draft, |_, kernel| wanted(kernel).min(part).max(schedule::workspace(kernel)));
 }
 
 /// Gives every library call the bytes of the arena that are free while it runs, up to the most that it can use.

@@ -69,12 +69,12 @@ impl Split {
         Split { is_preferred: true, ..self }
     }
 
-    /// The library's algorithms that may be worth a try: the first ones within the least workspace, and within the most that the call can
-    /// use.
+    /// The library's algorithms that may be worth a try: the first ones within the workspace that it wants, and within the most that
+    /// it can use.
     pub fn algorithms(&self) -> Vec<LibraryAlgorithm> {
-        let (least, most) = (self.library.least_workspace(), self.library.workspace());
+        let (least, most) = (self.library.wanted_workspace(), self.library.workspace());
         let within = |workspace: u64| (0..RANKS).map(move |rank| LibraryAlgorithm { rank, workspace });
-        // The call without a named algorithm is the first within the least workspace.
+        // The call without a named algorithm is the first within the workspace that it wants, if it gets that.
         within(least).skip(1).chain(within(most).filter(|_| most > least)).collect()
     }
 

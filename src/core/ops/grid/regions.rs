@@ -1,11 +1,14 @@
 //! Regions of images, such as those of objects, brought to one size.
 
-use super::{Tap, channels_first, channels_last, combine, linear};
+use super::{Tap, channels_first, channels_last, linear};
 use crate::dtype::DType;
-use crate::op::{Args, Call, Nodes, OpDef, OpResult, Var, inputs, names};
+use crate::op::{Args, Attrs, Call, Nodes, OpDef, OpResult, Var, inputs, names};
 use crate::ops::compose::composed;
 use crate::ops::{ensure, expect_dtype, expect_shape};
 use crate::shape::Shape;
+
+/// The most points of an element along an axis: each takes nodes of its own.
+const MOST_POINTS: usize = 16;
 
 /// Attributes of the row.
 const ATTRS: &[&str] =
@@ -61,7 +64,7 @@ fn align<'g>(b: Nodes<'g>, call: &Call, x: &Args<Var<'g>>) -> OpResult<Vec<Var<'
     let dtype = expect_dtype(call, 0, "a float type", DType::is_float)?;
     expect_dtype(call, 1, "a float type", DType::is_float)?;
     expect_dtype(call, 2, "i64 or i32", |d| matches!(d, DType::I64 | DType::I32))?;
-    let &[images, channels, height, width] = &call.shape(0)[..] else {
+    let &[images, _, height, width] = &call.shape(0)[..] else {
         return Err(format!("input 'X': expected [n, c, h, w], found {}", call.shape(0)));
     };
     ensure(images * height * width > 0, || format!("input 'X': expected elements, found {}", call.shape(0)))?;
@@ -74,30 +77,41 @@ fn align<'g>(b: Nodes<'g>, call: &Call, x: &Args<Var<'g>>) -> OpResult<Vec<Var<'
     let regions = x[1].cast(wide);
     let column = points(b, regions, Axis { low: 0, out: columns, ratio }, call)?;
     let row = points(b, regions, Axis { low: 1, out: rows, ratio }, call)?;
-    // Each region reads an image of its own.
-    let image = channels_last(x[0].cast(wide), 4).gather(x[2], 0);
-    let (tall, broad) = (rows * ratio, columns * ratio);
-    let whole = [count, tall, broad, 1];
-    let ((down, in_rows), (across, in_columns)) = (
-        held(row.shaped(&[count, tall, 1, 1]).expand(&whole), height),
-        held(column.shaped(&[count, 1, broad, 1]).expand(&whole), width),
-    );
-    let inside = in_rows.and(in_columns);
-    let split = |value: Var<'g>| inside.select(value, 0.0).shaped(&[count, rows, ratio, columns, ratio, channels]);
-    let out = if mean {
-        split(combine(b, image, &[down, across])?).reduce_mean(&[2, 4], false)
-    } else {
-        // ONNX takes the largest of all weighted elements, not of their sums.
-        let mut largest: Option<Var> = None;
-        for y in &down {
-            for x in &across {
-                let one = |tap: &Tap<'g>| vec![*tap];
-                let value = split(combine(b, image, &[one(y), one(x)])?).reduce_max(&[2, 4], false);
-                largest = Some(largest.map_or(value, |others| others.max(value)));
+    // A region reads its own image.
+    let image = channels_last(x[0].cast(wide), 4);
+    let places = x[2].cast(DType::I64).shaped(&[count, 1, 1, 1]);
+    // One point of every element at a time, and one of the elements around it: nothing is larger than the result.
+    let whole = [count, rows, columns, 1];
+    let mut out: Option<Var> = None;
+    for (y, x) in (0..ratio).flat_map(|y| (0..ratio).map(move |x| (y, x))) {
+        let point = |places: Var<'g>, out: usize, at: usize| {
+            places.shaped(&[count, out, ratio]).part(2, at..at + 1).shaped(&[count, out])
+        };
+        let (y, x) = (point(row, rows, y), point(column, columns, x));
+        let ((down, in_rows), (across, in_columns)) =
+            (held(y.shaped(&[count, rows, 1, 1]), height), held(x.shaped(&[count, 1, columns, 1]), width));
+        let inside = in_rows.and(in_columns);
+        for (y, x) in down.iter().flat_map(|y| across.iter().map(move |x| (y, x))) {
+            let named =
+                |tap: &Tap<'g>, extent: usize| tap.at.clip(0.0, extent as f64 - 1.0).cast(DType::I64).expand(&whole);
+            let index = b.concat(&[places.expand(&whole), named(y, height), named(x, width)], 3);
+            let mut value = image.op("GatherND", &[index], Attrs::new());
+            // Weights of a bilinear mean.
+            for weight in [y.weight, x.weight].into_iter().flatten() {
+                value = value * weight;
             }
+            let near = |tap: &Tap<'g>, extent: usize| tap.at.less_or_equal(extent as f64 - 1.0);
+            let value = inside.and(near(y, height)).and(near(x, width)).select(value, 0.0);
+            // ONNX takes the largest of all weighted elements, not of their sums.
+            out = Some(match out {
+                None => value,
+                Some(others) if mean => others + value,
+                Some(others) => others.max(value),
+            });
         }
-        largest.ok_or("a point reads four elements")?
-    };
+    }
+    let out = out.ok_or("an element has a point")?;
+    let out = if mean { out / (ratio * ratio) as f64 } else { out };
     Ok(vec![channels_first(out.cast(dtype), 4)])
 }
 
@@ -109,6 +123,9 @@ fn size(call: &Call) -> OpResult<[usize; 3]> {
     };
     let ratio = count("sampling_ratio", 0).map_err(|what| {
         format!("{what}: by the size of each region, how much is read would depend on data; export it with a number")
+    })?;
+    ensure(ratio <= MOST_POINTS, || {
+        format!("attribute 'sampling_ratio': expected at most {MOST_POINTS} points along an axis, found {ratio}")
     })?;
     let size = [count("output_height", 1)?, count("output_width", 1)?, ratio];
     Shape::new(size).checked_len().and_then(|n| n.checked_mul(ratio)).ok_or("the result is too large to count")?;
