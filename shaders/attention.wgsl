@@ -10,7 +10,11 @@ var total = 0.0f;
 //@ each sum
 var sum$ = 0.0f;
 //@ end
+//@ if BAND
+for (var n0 = first_key(m0) / COLUMNS * COLUMNS; n0 < end_key(m0 + ROWS); n0 = n0 + COLUMNS) {
+//@ else
 for (var n0 = 0; n0 < N; n0 = n0 + COLUMNS) {
+//@ end
 //@ each product
     var product$ = 0.0f;
 //@ end

@@ -20,7 +20,11 @@ var total$ = 0.0f;
 var sum$ = vec4f(0.0f);
 //@ end
 workgroupBarrier();
+//@ if BAND
+for (var from_n = first_key(from_m) / COLUMNS * COLUMNS; from_n < end_key(from_m + ROWS); from_n = from_n + COLUMNS) {
+//@ else
 for (var from_n = 0; from_n < N; from_n = from_n + COLUMNS) {
+//@ end
     //@ each pass
     let n$ = min(from_n + key + $ * KEYS, N - 1);
     //@ end

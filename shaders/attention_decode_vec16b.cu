@@ -32,7 +32,12 @@ for (i32 i = 0; i < ROWS; i++) {
     }
 }
 __syncthreads();
+//@ if BAND
+for (i32 from_n = first_key(from_m) / COLUMNS * COLUMNS + rank * COLUMNS; from_n < end_key(from_m + ROWS);
+     from_n += CLUSTER * COLUMNS) {
+//@ else
 for (i32 from_n = rank * COLUMNS; from_n < N; from_n += CLUSTER * COLUMNS) {
+//@ end
     f32 product[ROWS][PASSES];
     #pragma unroll
     for (i32 i = 0; i < ROWS * PASSES; i++) {

@@ -12,6 +12,9 @@ const i32 lane = thread % 32;
 const i32 team = thread / 32 / WARPS;
 const i32 m = group / CLUSTER % GROUPS * ROWS + thread / 32 % WARPS * 16 * EACH + lane / 4;
 const i32 column = lane % 4 * 2;
+//@ if BAND
+const i32 origin = first_key(group / CLUSTER % GROUPS * ROWS) / STRIPE * STRIPE;
+//@ end
 const auto place = [&](i32 n) {
     return n / COLUMNS * COLUMNS + n % (2 * TILES) / 2 * 8 + n % COLUMNS / (2 * TILES) * 2 + n % 2;
 };
@@ -62,7 +65,11 @@ const auto fetch = [&](i32 first, i32 stage) {
 };
 #pragma unroll
 for (i32 stage = 0; stage < STAGES - 1; stage++) {
+    //@ if BAND
+    fetch(origin + (rank + stage * CLUSTER) * STRIPE, stage);
+    //@ else
     fetch((rank + stage * CLUSTER) * STRIPE, stage);
+    //@ end
 }
 u32 x[EACH][DEPTH / 16][4];
 #pragma unroll
@@ -92,7 +99,11 @@ for (i32 i = 0; i < EACH * PIECES * 4; i++) {
     sum[i / (PIECES * 4)][i / 4 % PIECES][i % 4] = 0.0f;
 }
 i32 stage = 0;
+//@ if BAND
+for (i32 n0 = origin + rank * STRIPE; n0 < end_key(group / CLUSTER % GROUPS * ROWS + ROWS); n0 += CLUSTER * STRIPE) {
+//@ else
 for (i32 n0 = rank * STRIPE; n0 < N; n0 += CLUSTER * STRIPE) {
+//@ end
     wait_copies<STAGES - 2>();
     __syncthreads();
     fetch(n0 + (STAGES - 1) * CLUSTER * STRIPE, stage == 0 ? STAGES - 1 : stage - 1);

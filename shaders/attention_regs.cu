@@ -45,7 +45,11 @@ for (i32 i = 0; i < ROW; i++) {
         sum[i][e] = 0.0f;
     }
 }
+//@ if BAND
+for (i32 n0 = first_key(m0) / COLUMNS * COLUMNS + rank * COLUMNS; n0 < end_key(m0 + ROWS); n0 += CLUSTER * COLUMNS) {
+//@ else
 for (i32 n0 = rank * COLUMNS; n0 < N; n0 += CLUSTER * COLUMNS) {
+//@ end
     __syncthreads();
     //@ if B_WIDE
     for (i32 s = thread; s < COLUMNS * K / 4; s += SIZE) {

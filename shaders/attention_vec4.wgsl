@@ -32,7 +32,11 @@ let column$ = min(lane + $ * LANES, WIDTH - 1);
 //@ each sum
 var sum$ = vec4f(0.0f);
 //@ end
+//@ if BAND
+for (var from_n = first_key(from_m) / COLUMNS * COLUMNS; from_n < end_key(from_m + ROWS); from_n = from_n + COLUMNS) {
+//@ else
 for (var from_n = 0; from_n < N; from_n = from_n + COLUMNS) {
+//@ end
     workgroupBarrier();
     for (var s = thread; s < COLUMNS * DEPTH; s = s + SIZE * 4) {
         //@ each four

@@ -11,6 +11,7 @@ use super::task::{Args, Compiled, Needs, Scratch, Workspace};
 use super::tile::Epilogue;
 use plimsoll_core::kernel::algorithm::{Cpu, Schedule};
 use plimsoll_core::kernel::cpu::attention::Attention as Cut;
+use plimsoll_core::kernel::templates::{Band, band};
 use plimsoll_core::kernel::{Guard, Kernel, Operand, Template};
 use std::ops::Range;
 
@@ -27,6 +28,8 @@ pub struct Attention {
     scored: usize,
     body: Option<Epilogue>,
     guarded: Option<Guard>,
+    /// The keys that a query may see, if not all.
+    band: Option<Band>,
     /// The destination's argument.
     write: usize,
     items: usize,
@@ -69,7 +72,8 @@ impl Attention {
         let tasks = if cut.nanoseconds() < 20e3 { 1 } else { threads.min(items.max(1)) };
         let workspace = Workspace::new(kernel, threads, tasks)?;
         let write = kernel.reads.len();
-        Ok(Attention { isa, cut, nest, steps, score: scores, scored, body, guarded: *guarded, write, items, workspace })
+        let (guarded, band) = (*guarded, band(kernel));
+        Ok(Attention { isa, cut, nest, steps, score: scores, scored, body, guarded, band, write, items, workspace })
     }
 }
 
@@ -85,6 +89,8 @@ struct Buffers<'a> {
 
 /// Some rows of queries of one head.
 struct Strip<'a> {
+    /// The keys that they may see.
+    keys: Range<usize>,
     args: &'a Args,
     /// The positions of the nest's operands.
     at: &'a [isize],
@@ -140,6 +146,14 @@ impl Attention {
         }
     }
 
+    /// The keys that these queries may see, to whole vectors.
+    fn keys(&self, rows: &Range<usize>) -> Range<usize> {
+        const WHOLE: usize = 64;
+        let Some(band) = self.band else { return 0..self.cut.n };
+        let Range { start, end } = band.keys(rows.clone(), self.cut.n);
+        start / WHOLE * WHOLE..end.next_multiple_of(WHOLE).min(self.cut.n)
+    }
+
     /// Computes the scores of a strip.
     ///
     /// # Safety
@@ -159,12 +173,15 @@ impl Attention {
         };
         let mut finish = |tile: Tile| strip.apply(&self.score, 4, tile, space);
         // SAFETY: operands were checked to span their memory, and the scores are the task's own.
-        unsafe { product.run(self.isa, 0..rows, 0..n, buffers.products, &mut finish) }
+        unsafe { product.run(self.isa, 0..rows, strip.keys.clone(), buffers.products, &mut finish) }
     }
 
     /// Makes rows of scores probabilities.
-    fn normalise(&self, scores: &mut [f32]) {
-        for row in scores.chunks_exact_mut(self.cut.n.max(1)) {
+    fn normalise(&self, scores: &mut [f32], keys: &Range<usize>) {
+        for all in scores.chunks_exact_mut(self.cut.n.max(1)) {
+            all[..keys.start].fill(0.0);
+            all[keys.end..].fill(0.0);
+            let row = &mut all[keys.clone()];
             let unseen = self.guarded == Some(Guard::Unseen) && row.iter().all(|&score| score == f32::NEG_INFINITY);
             math::softmax_in_place(self.isa, row);
             // All of a row are numbers, or none is.
@@ -184,13 +201,21 @@ impl Attention {
         let View { ptr, rs, cs } = self.view(strip.args, strip.at, 3, strip.rows.start);
         // A single column has any step.
         let to = Out::Strided { ptr: ptr.cast_mut(), rs, cs: if e == 1 { 1 } else { cs } };
+        // Packed values are read whole: what is not seen weighs nothing.
+        let keys = if self.cut.packs() { 0..n } else { strip.keys.clone() };
+        let b = match self.right(strip, 2, buffers.values) {
+            Matrix::Strided(view) => {
+                Matrix::Strided(View { ptr: view.ptr.wrapping_offset(keys.start as isize * view.rs), ..view })
+            }
+            other => other,
+        };
         let product = Gemm {
             m: rows,
             n: e,
-            k: n,
+            k: keys.len(),
             elements: Elements::Floats,
-            a: Matrix::Strided(View { ptr: buffers.scores.as_ptr(), rs: n as isize, cs: 1 }),
-            b: self.right(strip, 2, buffers.values),
+            a: Matrix::Strided(View { ptr: buffers.scores[keys.start..].as_ptr(), rs: n as isize, cs: 1 }),
+            b,
             c: if direct { to } else { Out::Epilogue },
             accumulate: false,
         };
@@ -231,9 +256,9 @@ impl Compiled for Attention {
                 if self.cut.packs() && (part == 0 || item == items.start) {
                     self.pack(args, at, &mut buffers);
                 }
-                let strip = Strip { args, at, rows: rows.clone() };
+                let strip = Strip { keys: self.keys(&rows), args, at, rows: rows.clone() };
                 self.score(&strip, &mut buffers, &mut space);
-                self.normalise(&mut buffers.scores[..rows.len() * n]);
+                self.normalise(&mut buffers.scores[..rows.len() * n], &strip.keys);
                 self.weigh(&strip, &mut buffers, &mut space);
             }
             if part + 1 == strips {

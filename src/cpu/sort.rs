@@ -125,9 +125,9 @@ impl Sort {
             room[..len].select_nth_unstable(kept - 1);
         }
         room[..found].sort_unstable();
-        for place in 0..kept {
+        for (place, candidate) in (0..kept).map(|place| (place, room.get(place))) {
             // Behind what was found there is nothing.
-            let index = if place < found { number(room[place].element()) } else { n };
+            let index = candidate.filter(|_| place < found).map_or(n, |candidate| number(candidate.element()));
             // SAFETY: guaranteed by the caller.
             unsafe { to.offset(place as isize * self.result_step).write_unaligned(index as i32) };
         }

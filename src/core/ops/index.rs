@@ -15,6 +15,9 @@ use crate::op::{
 use crate::shape::{Access, Shape};
 use crate::tensor::Tensor;
 
+/// The row of a condition of the index.
+pub const BAND: &str = "plimsoll.Band";
+
 const DATA: &[Input] = inputs![data];
 const GATHER: &[Input] = inputs![data indices];
 const PAD: &[Input] = inputs![data pads= constant_value= axes=];
@@ -199,6 +202,23 @@ pub(super) static OPS: &[OpDef] = &[
         .grad(|_, c, back| Ok(vec![Some(back.first()?.op("Trilu", &[], c.attrs.clone()))]))
         .sample(|s| s.floats(&[&[2, 4, 5]]).attr("k", 1))
         .attrs(names![upper])
+        .part(|c, axis, _| Part::of([Some(axis)]).filter(|_| axis + 2 < c.shape(0).len())),
+    row(BAND, "True where the column is from `from` to `to` behind the row, in a space such as that of `x`, whose elements do not count",
+        inputs![x],
+        |c| {
+            let rank = c.shape(0).len();
+            ensure(rank > 1, || format!("input 'x': expected at least 2 axes, found {}", c.shape(0)))?;
+            ends(c)?;
+            output(DType::Bool, c.shape(0).clone())
+        },
+        |_, c| {
+            let [from, to] = ends(c)?;
+            let inside = |i: Vec<usize>| f64::from(u8::from((from..=to).contains(&diagonal(&i))));
+            Ok(vec![indices(c.shape(0)).map(inside).collect()])
+        },
+        Lower::Map(band_expr))
+        .sample(|s| s.floats(&[&[2, 4, 5]]).attr("from", -1).attr("to", 1))
+        .attrs(names![from to])
         .part(|c, axis, _| Part::of([Some(axis)]).filter(|_| axis + 2 < c.shape(0).len())),
     composed("CenterCropPad", "The middle of the data, or the data in the middle of zeros, along `axes`, where `shape` says how many",
         inputs![input_data shape=], |_, c, x| centred(c, x[0]))
@@ -640,6 +660,24 @@ fn trilu(call: &Call) -> OpResult<Vec<Fact>> {
         0 | 1 => Err(format!("input 'input': expected at least 2 axes, found {}", call.shape(0))),
         _ => Ok(vec![call.fact(0).clone()]),
     }
+}
+
+/// The ends of a band.
+fn ends(call: &Call) -> OpResult<[i64; 2]> {
+    Ok([call.int("from", i64::MIN)?, call.int("to", i64::MAX)?])
+}
+
+fn band_expr(x: &Args, call: &Call) -> Expr {
+    let shape = call.shape(0);
+    let axis = shape.len() - 2;
+    let [from, to] = ends(call).unwrap_or([i64::MIN, i64::MAX]);
+    let (row, column) = (Expr::index(axis), Expr::index(axis + 1));
+    // Ends beyond the corners are none.
+    let [low, high] = [-(shape[axis] as i64), shape[axis + 1] as i64];
+    let first = (from > low).then(|| (&row + from.min(high) as f64).le(&column));
+    let last = (to < high).then(|| column.le(&(&row + to.max(low) as f64)));
+    let both = first.into_iter().chain(last).reduce(|a, b| a.and(&b));
+    both.unwrap_or_else(|| x[0].like(1.0).cast(DType::Bool))
 }
 
 fn trilu_expr(x: &Args, call: &Call) -> Expr {

@@ -10,7 +10,7 @@ use std::fmt;
 pub use attention::keys_seen;
 pub use compose::constant as made_constant;
 pub use counted::{Finder, finder};
-pub use index::{from_start, tuples};
+pub use index::{BAND, from_start, tuples};
 pub use integer::{OTHER_SIGN, PRODUCT_OF_BYTES, SUMS_OF_BYTES, requantized};
 pub use layout::{AT_RUN, spans};
 pub use norm::softmax_axes;

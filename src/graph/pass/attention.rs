@@ -19,6 +19,7 @@ use crate::dtype::DType;
 use crate::graph::Graph;
 use crate::kernel::Guard;
 use crate::op::{Call, Fact, Lower, NodeId, ValueId};
+use crate::ops::BAND;
 use crate::target::Target;
 use std::collections::HashSet;
 
@@ -164,7 +165,9 @@ fn ending_in(graph: &Graph, sink: NodeId, decisions: &Decisions) -> Option<Found
                 }
                 products = Some(value.node);
             }
-            Lower::Map(map) if !uses_index(graph, value.node, map) => rest.extend(operands.into_iter().flatten()),
+            Lower::Map(map) if op.name == BAND || !uses_index(graph, value.node, map) => {
+                rest.extend(operands.into_iter().flatten());
+            }
             _ => continue,
         }
         nodes.insert(value.node);
@@ -218,8 +221,11 @@ impl Found {
 
     /// The values that the scores read beside the product, each once. Numbers are not among them: they are part of the code.
     fn further(&self, graph: &Graph) -> HashSet<ValueId> {
+        // The operand of a band is a space, which nothing reads.
         let maps = self.nodes.iter().filter(|&&n| {
-            n != self.attention.products && matches!(graph.node(n).op().map(|op| &op.lower), Some(Lower::Map(_)))
+            n != self.attention.products
+                && graph.node(n).op_name() != BAND
+                && matches!(graph.node(n).op().map(|op| &op.lower), Some(Lower::Map(_)))
         });
         let operands = maps.flat_map(|&n| graph.operands(n)).flatten();
         let number =

@@ -30,6 +30,7 @@ mod horizontal;
 mod indexed;
 mod indexes;
 mod int8;
+mod masks;
 mod merge;
 mod packed;
 mod quantize;
@@ -207,6 +208,8 @@ pub const PASSES: &[(&str, Pass, When)] = &[
     ("scale", scale::run, When::Fused),
     ("views", views::run, When::Always),
     ("merge", merge::run, When::Always),
+    // Without fusion each would be a kernel of its own, over the scores.
+    ("masks", masks::run, When::Fused),
     ("horizontal", horizontal::run, When::Always),
     ("align", align::run, When::Always),
     ("elide_rounding", elide_rounding::run, When::Always),

@@ -6,7 +6,7 @@ use super::destination::unreachable;
 use super::outline::Outline;
 use super::view::split_batch;
 use crate::error::Result;
-use crate::expr::{Body, Expr};
+use crate::expr::{self, Body, Expr};
 use crate::kernel::Template;
 use crate::op::{Lower, NodeId};
 use crate::pass::Group;
@@ -49,7 +49,14 @@ impl Lowering<'_> {
         };
         let further = code.reads.len();
         reads.append(&mut code.reads);
-        let template = Template::Attention { score: Body::new(&[score]), further, guarded: found.guarded };
+        let mut score = Body::new(&[score]);
+        // Code at an index is of the last two axes.
+        for instr in &mut score.code {
+            if let expr::Code::Index(axis) = &mut instr.code {
+                *axis = *axis + space.len() as u32 - whole.len() as u32;
+            }
+        }
+        let template = Template::Attention { score, further, guarded: found.guarded };
         let outline = Outline::new(template, shape.clone(), Body::identity(graph.fact(value).dtype.held()));
         self.write(sink, outline, reads, |access| access.reshape(&shape))
     }

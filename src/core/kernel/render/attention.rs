@@ -11,6 +11,7 @@ use crate::kernel::algorithm::{Cut, Decode, Mma, Regs, Shared, Text, Vec4};
 use crate::kernel::meaning::mismatch;
 use crate::kernel::schedule::attention::{Extents, STEP, tile_width};
 use crate::kernel::space::{BYTES, Var};
+use crate::kernel::templates::{Band, band};
 use crate::kernel::{Guard, Template};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -43,6 +44,14 @@ impl Module<'_> {
                 let whole = if guard == Guard::Unseen { "whole == 0.0f" } else { "!(whole > 0.0f)" };
                 self.declarations.push(format!("const auto weightless = [](f32 whole) {{ return {whole}; }};"));
             }
+        }
+        if let Some(Band { from, to }) = band(self.kernel) {
+            // The keys that queries from `m` on may see, and the end of those that queries before `m` may see.
+            self.flags.push("BAND");
+            let first = from.map_or("return 0;".into(), |from| format!("return clamp(m + ({from}), 0, N);"));
+            let end = to.map_or("return N;".into(), |to| format!("return clamp(m + ({to}), 0, N);"));
+            self.function("first_key", &[("m", I32)], Some(I32), vec![first]);
+            self.function("end_key", &[("m", I32)], Some(I32), vec![end]);
         }
         match cut {
             Cut::Shared(_) => self.score_each(score, &extents, true)?,

@@ -1,6 +1,7 @@
 //! Attention.
 
 use super::*;
+use crate::expr::{Binary, Code};
 
 /// Rows without a softmax.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -85,4 +86,155 @@ fn attention(kernel: &Kernel, row: &[usize], elements: &mut Elements) -> Row {
     };
     let core = (0..kernel.shape[row.len()]).map(&mut value).collect();
     Row { core, ..Row::default() }
+}
+
+/// The keys that a query may see: those from `from` to `to` behind its own place.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Band {
+    /// The first, if there is one.
+    pub from: Option<isize>,
+    /// The last.
+    pub to: Option<isize>,
+}
+
+impl Band {
+    /// The keys, of `n`, that any of these queries may see.
+    pub fn keys(self, queries: std::ops::Range<usize>, n: usize) -> std::ops::Range<usize> {
+        let held = |at: isize| at.clamp(0, n as isize) as usize;
+        let first = self.from.map_or(0, |from| held(queries.start as isize + from));
+        let end = self.to.map_or(n, |to| held((queries.end as isize).saturating_add(to)));
+        first.min(end)..end
+    }
+}
+
+/// The band outside which the scores of an attention weigh nothing, as its code says; `None` if it says nothing, or if a query may see no key.
+pub fn band(kernel: &Kernel) -> Option<Band> {
+    let Template::Attention { score, .. } = &kernel.template else { return None };
+    let rank = kernel.shape.len();
+    let (m, n) = (kernel.shape[rank - 2], kernel.reads[1].access.shape[rank - 1]);
+    let mut found =
+        Found { body: score, axes: [rank as u32 - 2, rank as u32 - 1], band: Band::default(), others: false };
+    let lowest = found.hidden(*score.results.first()?)?;
+    let Band { from, to } = found.band;
+    if from.is_none() && to.is_none() {
+        return None;
+    }
+    // A row without keys has the mean of all values where what is hidden is a number.
+    let sees = |query: usize| !found.band.keys(query..query + 1, n).is_empty();
+    let exact = lowest == f64::NEG_INFINITY || !found.others;
+    (exact && m > 0 && sees(0) && sees(m - 1)).then_some(found.band)
+}
+
+struct Found<'a> {
+    body: &'a Body,
+    /// Of queries, and of keys.
+    axes: [u32; 2],
+    band: Band,
+    /// True if there are conditions that are no bands.
+    others: bool,
+}
+
+impl Found<'_> {
+    fn code(&self, i: u32) -> Code {
+        self.body.code[i as usize].code
+    }
+
+    /// The value of what a score's conditions hide, if it has any, and it weighs nothing.
+    fn hidden(&mut self, i: u32) -> Option<f64> {
+        const LOWEST: f64 = -1e37;
+        match self.code(i) {
+            Code::Cast(from) => self.hidden(from),
+            Code::Select(condition, shown, hidden) => {
+                let Code::Const(lowest) = self.code(hidden) else { return None };
+                if lowest > LOWEST {
+                    return None;
+                }
+                self.condition(condition);
+                // What is shown may have conditions, too.
+                self.hidden(shown);
+                Some(lowest)
+            }
+            // A sum of a score and what is hidden.
+            Code::Binary(Binary::Add, a, b) => {
+                let is_plain = |i: u32| match self.code(i) {
+                    Code::Select(_, shown, _) => matches!(self.code(shown), Code::Const(_)),
+                    _ => false,
+                };
+                let mask = [a, b].into_iter().find(|&i| is_plain(i))?;
+                self.hidden(mask)
+            }
+            _ => None,
+        }
+    }
+
+    fn condition(&mut self, i: u32) {
+        match self.code(i) {
+            Code::Binary(Binary::And, a, b) => {
+                self.condition(a);
+                self.condition(b);
+            }
+            Code::Binary(comparison @ (Binary::Lt | Binary::Le), a, b) => {
+                let strict = isize::from(comparison == Binary::Lt);
+                let (Some(a), Some(b)) = (self.linear(a), self.linear(b)) else {
+                    self.others = true;
+                    return;
+                };
+                // a is below b: of the query, of the key, and a number.
+                let [query, key, by] = [0, 1, 2].map(|k| b[k] - a[k]);
+                let Band { from, to } = &mut self.band;
+                match (query, key) {
+                    (1, -1) => *to = Some(to.map_or(by - strict, |to| to.min(by - strict))),
+                    (-1, 1) => *from = Some(from.map_or(strict - by, |from| from.max(strict - by))),
+                    _ => self.others = true,
+                }
+            }
+            _ => self.others = true,
+        }
+    }
+
+    /// Times of the query's place, times of the key's, and a number.
+    fn linear(&self, i: u32) -> Option<[isize; 3]> {
+        match self.code(i) {
+            Code::Index(axis) if axis == self.axes[0] => Some([1, 0, 0]),
+            Code::Index(axis) if axis == self.axes[1] => Some([0, 1, 0]),
+            Code::Const(number) if number.fract() == 0.0 && number.abs() < 1e9 => Some([0, 0, number as isize]),
+            Code::Cast(from) if self.body.code[from as usize].dtype.is_int() => self.linear(from),
+            Code::Binary(op @ (Binary::Add | Binary::Sub), a, b) => {
+                let (a, b) = (self.linear(a)?, self.linear(b)?);
+                Some([0, 1, 2].map(|k| if op == Binary::Add { a[k] + b[k] } else { a[k] - b[k] }))
+            }
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(score: Expr, m: usize, n: usize) -> Option<Band> {
+        let template = Template::Attention { score: Body::new(&[score]), further: 0, guarded: None };
+        let reads = vec![floats(&[2, m, 4]), floats(&[2, 4, n]), floats(&[2, n, 6])];
+        band(&sample(template, &[2, m, 6], reads, Expr::input(0, DType::F32)))
+    }
+
+    #[test]
+    fn bands_are_found_in_the_code_of_scores() {
+        let (x, query, key) = (Expr::input(0, DType::F32), Expr::index(1), Expr::index(2));
+        let low = Expr::lit(f64::NEG_INFINITY, DType::F32);
+        let hides = |condition: &Expr| condition.select(&x, &low);
+        let causal = key.le(&query);
+        assert_eq!(of(hides(&causal), 5, 5), Some(Band { from: None, to: Some(0) }));
+        assert_eq!(of(hides(&causal), 3, 9), Some(Band { from: None, to: Some(0) }));
+        let window = (&query - 2.0).le(&key);
+        let both = Some(Band { from: Some(-2), to: Some(0) });
+        assert_eq!(of(hides(&causal.and(&window)), 5, 5), both);
+        assert_eq!(of(window.select(&hides(&causal), &low), 5, 5), both);
+        let added = &x + &causal.select(&Expr::lit(0.0, DType::F32), &Expr::lit(-3e38, DType::F32));
+        assert_eq!(of(added, 5, 5), Some(Band { from: None, to: Some(0) }));
+        assert_eq!(of(&x * 2.0, 5, 5), None);
+        // The last query would see nothing.
+        assert_eq!(of(hides(&query.le(&key)), 9, 5), None);
+        assert_eq!(Band { from: Some(-2), to: Some(0) }.keys(4..6, 9), 2..6);
+    }
 }

@@ -28,7 +28,7 @@ mod scatter;
 mod sort;
 mod window;
 
-pub use attention::Guard;
+pub use attention::{Band, Guard, band};
 pub use matmul::MOST_TERMS;
 pub use packed::{Packing, ZeroPoints};
 pub use pad::PadMode;
