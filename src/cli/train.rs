@@ -150,7 +150,7 @@ impl Train {
         if self.output.is_some() {
             trainer.check_model()?;
         }
-        let left_out = valid.as_ref().map(|valid| trainer.admits(valid)).transpose()?.unwrap_or(0);
+        valid.as_ref().map_or(Ok(()), |valid| trainer.admits(valid))?;
         if !json {
             let rest = match count % self.batch {
                 0 => String::new(),
@@ -160,9 +160,6 @@ impl Train {
             let [weights, rows, steps] = [(weights as u64, "weight"), (count, "row"), (per_epoch, "step")]
                 .map(|(number, noun)| counted(number, noun));
             eprintln!("{weights}, {rows}, {steps} per epoch{rest}; {bytes} planned");
-            if left_out > 0 {
-                eprintln!("  the last {left_out} rows to validate on are left out: they do not fill a part of a batch");
-            }
             notes(&trainer, precision);
         }
         let seed = (!self.no_shuffle).then_some(self.seed);
