@@ -21,8 +21,9 @@ use clap::{Args, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
 use std::fs::File;
+use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 #[derive(Args, Clone)]
 pub(super) struct Model {
@@ -942,6 +943,39 @@ pub(super) fn loading<T>(load: impl FnOnce(&dyn Fn(usize, usize)) -> T) -> T {
     });
     bar.finish_and_clear();
     loaded
+}
+
+/// Lines of the log about a search that takes long, one now and then.
+pub(super) struct Pace {
+    last: Instant,
+}
+
+impl Pace {
+    /// The time from one line to the next.
+    const EVERY: Duration = Duration::from_secs(3);
+
+    /// From now on.
+    pub(super) fn new() -> Pace {
+        Pace { last: Instant::now() }
+    }
+
+    /// Says how far the search is, if nothing was said for a while.
+    pub(super) fn say(&mut self, line: impl FnOnce() -> String) {
+        if self.last.elapsed() >= Pace::EVERY {
+            tracing::info!("{}", line());
+            self.last = Instant::now();
+        }
+    }
+}
+
+/// Writes a line to stderr: above the bar, if it is seen.
+pub(super) fn above(bar: &ProgressBar, line: &str) {
+    if bar.is_hidden() {
+        // Where stderr is closed, nobody waits for it.
+        let _ = writeln!(std::io::stderr(), "{line}");
+    } else {
+        bar.println(line);
+    }
 }
 
 /// A bar on a terminal, nothing elsewhere.

@@ -1,6 +1,6 @@
 //! `plan` and `check`: plan a graph's memory, and check a plan, with no device.
 
-use super::args::{self, Backend, Model, On};
+use super::args::{self, Backend, Model, On, Pace};
 use super::method::{self, Method, Trained};
 use super::open;
 use super::programs::{self, Asked, More};
@@ -456,7 +456,9 @@ impl Plan {
     fn training(&self, programs: Programs, more: &More, planner: &mut Planner, plan: &plan::Plan) -> Result<Training> {
         let parts = more.method.as_ref().map_or(1, |method| method.accumulate as usize);
         let target = &plan.target;
-        let points = self.curve.then(|| curve(parts, planner));
+        let mut pace = Pace::new();
+        let mut seen = |point: &Point| pace.say(|| still(point));
+        let points = self.curve.then(|| curve(parts, planner, &mut seen));
         let method = more.method.as_ref();
         let asked = self.trained.method().map(|method| method.precision.dtype());
         let unstored = asked.filter(|&asked| target.storage(asked).is_ok_and(|stored| stored != asked));
@@ -498,6 +500,12 @@ impl Plan {
         }
         Ok(())
     }
+}
+
+/// How far a curve is.
+fn still(point: &Point) -> String {
+    let (bytes, share) = (report::human(point.planned_bytes), 100.0 * point.recompute.share());
+    format!("still planning under smaller limits: {bytes}, {share:.1} % more operations")
 }
 
 /// What the command tells.

@@ -269,12 +269,14 @@ impl Train {
             let pace = (course.place.step - first) as f64 / elapsed.as_secs_f64();
             bar.set_message(format!("loss {loss:.4}  lr {rate:.1e}  {pace:.1} steps/s  data {share:.0} %  {bytes}"));
             bar.inc(1);
-            if let Some(valid) = course.valid.as_ref().filter(|_| course.ends_epoch()) {
-                let found = trainer.evaluate(valid)?;
-                if !json {
-                    bar.println(epoch_line((step + 1).div_ceil(course.per_epoch), shown.loss, &found));
+            if course.ends_epoch() {
+                let found = course.valid.as_ref().map(|valid| trainer.evaluate(valid)).transpose()?;
+                // A bar that is seen has the loss already.
+                if !json && (found.is_some() || bar.is_hidden()) {
+                    let epoch = (step + 1).div_ceil(course.per_epoch);
+                    args::above(&bar, &epoch_line(epoch, shown.loss, found.as_ref(), begin.elapsed()));
                 }
-                course.validated(found);
+                found.into_iter().for_each(|found| course.validated(found));
             }
             let stops = stop::is_asked();
             let is_due = self.save_every.map_or(course.ends_epoch(), |every| (step + 1).is_multiple_of(every));
@@ -523,7 +525,10 @@ fn percent(part: Duration, whole: Duration) -> f64 {
     100.0 * part.as_secs_f64() / whole.as_secs_f64().max(f64::MIN_POSITIVE)
 }
 
-fn epoch_line(epoch: u64, loss: f32, score: &Score) -> String {
-    let accuracy = score.accuracy.map_or(String::new(), |share| format!("  accuracy {:6.2} %", share * 100.0));
-    format!("epoch {epoch:4}  loss {loss:8.4}  validation {:8.4}{accuracy}", score.loss)
+/// The loss of an epoch's last step, what was found behind it, and the time since the first step.
+fn epoch_line(epoch: u64, loss: f32, score: Option<&Score>, time: Duration) -> String {
+    let accuracy = score.and_then(|score| score.accuracy);
+    let accuracy = accuracy.map_or(String::new(), |share| format!("  accuracy {:6.2} %", share * 100.0));
+    let valid = score.map_or(String::new(), |score| format!("  validation {:8.4}{accuracy}", score.loss));
+    format!("epoch {epoch:4}  loss {loss:8.4}{valid}  {:7.1} s", time.as_secs_f64())
 }
