@@ -131,7 +131,8 @@ pub(super) struct Train {
 }
 
 impl Train {
-    pub(super) fn run(&self, json: bool) -> Result<String, Failure> {
+    /// What is printed, and the exit code: of a training that was stopped, that of the signal.
+    pub(super) fn run(&self, json: bool) -> Result<(String, u8), Failure> {
         let files = [("--log", &self.log), ("--html", &self.html), ("--output", &self.output)];
         let files = files.into_iter().filter_map(|(flag, path)| Some((flag, path.as_deref()?)));
         files.clone().try_for_each(|(_, path)| args::has_place(path))?;
@@ -171,17 +172,19 @@ impl Train {
             }
         }
         let log = self.log.as_deref().map(|path| Log::open(path, place.step)).transpose()?;
-        let mut course = Course { data, valid, folder, seed, place, steps, per_epoch, log, seen: Seen::default() };
+        let seen = Seen::default();
+        let mut course = Course { data, valid, folder, seed, place, steps, per_epoch, log, kept: None, seen };
         self.steps(&mut course, &mut trainer, json)?;
         if let Some(path) = &self.output {
             onnx::write(trainer.model()?, path, None)?;
         }
         self.draw(&trainer, &course.seen.losses)?;
-        Ok(if json {
+        let text = if json {
             self.record(&trainer, &course)
         } else {
             format!("{}: {}", self.model.display(), summary(&trainer, &course))
-        })
+        };
+        Ok((text, if course.is_stopped() { stop::exit_code() } else { 0 }))
     }
 
     /// Refuses files to write that are read, or the same, before the work that they are to hold. --overwrite lets the trained model take the
@@ -211,8 +214,11 @@ impl Train {
     /// The folder of checkpoints, which is empty unless the training goes on.
     fn folder(&self) -> Result<Option<Folder>> {
         let folder = self.checkpoint.as_deref().map(Folder::open).transpose()?;
-        if let Some(folder) = folder.as_ref().filter(|_| !self.resume) {
-            folder.expect_new()?;
+        let is_begun = folder.as_ref().filter(|_| !self.resume).map(Folder::is_begun).transpose()?;
+        if let (Some(path), Some(true)) = (&self.checkpoint, is_begun) {
+            let what =
+                "it has checkpoints of a training: add --resume to go on from the last one, or name another folder";
+            return Err(Error::File { path: path.clone(), what: what.to_owned(), source: None });
         }
         Ok(folder)
     }
@@ -286,6 +292,10 @@ impl Train {
             }
         }
         bar.finish_and_clear();
+        if first >= course.steps {
+            // No step was left to do: the states are those behind the last one.
+            course.seen.score = course.valid.as_ref().map(|valid| trainer.evaluate(valid)).transpose()?;
+        }
         course.log.as_mut().map_or(Ok(()), Log::flush)?;
         course.seen.seconds = begin.elapsed().as_secs_f64();
         Ok(())
@@ -352,6 +362,8 @@ struct Course<'a> {
     steps: u64,
     per_epoch: u64,
     log: Option<Log<'a>>,
+    /// The last checkpoint that was written.
+    kept: Option<PathBuf>,
     seen: Seen,
 }
 
@@ -381,6 +393,11 @@ impl Course<'_> {
         self.seen.score = Some(score);
     }
 
+    /// True if steps are left: the training was stopped.
+    fn is_stopped(&self) -> bool {
+        self.place.step < self.steps
+    }
+
     /// True if the last step ended an epoch, or the training.
     fn ends_epoch(&self) -> bool {
         self.place.step.is_multiple_of(self.per_epoch.max(1)) || self.place.step == self.steps
@@ -397,7 +414,7 @@ impl Course<'_> {
         if is_due {
             // The log has all steps before a checkpoint, whatever ends the process.
             self.log.as_mut().map_or(Ok(()), Log::flush)?;
-            folder.save(trainer.session(), &self.place)?;
+            self.kept = Some(folder.save(trainer.session(), &self.place)?);
         }
         Ok(())
     }
@@ -491,15 +508,20 @@ fn summary(trainer: &Trainer, course: &Course) -> String {
         let accuracy = score.accuracy.map_or(String::new(), |share| format!(", accuracy {:.2} %", share * 100.0));
         format!("; validation loss {:.4}{accuracy}", score.loss)
     });
-    let Course { place, steps, seen: Seen { seconds, .. }, .. } = course;
-    let steps = if place.step < *steps {
+    let Course { place, steps, kept, seen: Seen { seconds, .. }, .. } = course;
+    let next = match kept {
+        _ if !course.is_stopped() => String::new(),
+        Some(path) => format!("go on with --resume: {} has all that is needed\n", path.display()),
+        None => "to go on from where a training was stopped, give it --checkpoint DIR\n".to_owned(),
+    };
+    let steps = if course.is_stopped() {
         format!("stopped after {} of {}", place.step, counted(*steps, "step"))
     } else {
         counted(*steps, "step")
     };
     let loss = course.seen.loss.map_or("no step was left to do".to_owned(), |loss| format!("loss {loss:.4}"));
     let (device, planned, allocated) = (session.device(), human(session.plan().bytes()), human(session.usage().bytes));
-    format!("{steps} in {seconds:.1} s on {device}: {loss}{valid}\nplanned {planned}, allocated {allocated}\n")
+    format!("{steps} in {seconds:.1} s on {device}: {loss}{valid}\nplanned {planned}, allocated {allocated}\n{next}")
 }
 
 /// Maps the files of data and labels. A file without a name is the first input's.
