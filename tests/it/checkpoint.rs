@@ -139,7 +139,11 @@ fn epochs_are_told_and_so_is_what_is_done() {
     let valid: &[&str] = &["--valid", "graphs/digits-images.npy", "--valid-labels", "graphs/digits-labels.npy"];
     let told = |more: &[&[&str]]| {
         let own: &[&str] = &["--epochs", "2", "--checkpoint", &points, "--resume"];
-        let output = command(&[&[TRAIN, DATA, CPU, own], more].concat()).stdout(Stdio::piped()).stderr(Stdio::piped()).output().expect("it starts");
+        let output = command(&[&[TRAIN, DATA, CPU, own], more].concat())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .output()
+            .expect("it starts");
         [output.stdout, output.stderr].map(|text| String::from_utf8(text).expect("it is text"))
     };
     let [_, log] = told(&[]);

@@ -939,8 +939,14 @@ fn a_model_is_inspected_with_nothing_bound() {
     let model = folder.file("odd.onnxtxt", source);
     let found = ok_json(&[&["inspect", &model]]);
     let lacks = |at: usize| found["operators"][at]["lacks"].clone();
-    assert_eq!((found["operators"][0]["name"].as_str(), lacks(0)), (Some("Frobnicate"), json!("no such operator")));
+    let expected = json!("plimsoll does not have this operator");
+    assert_eq!((found["operators"][0]["name"].as_str(), lacks(0)), (Some("Frobnicate"), expected));
     assert_eq!(found["open_dims"], json!(["m", "n"]));
+    // Of an input whose type is not supported, too.
+    let source = text("string[k] a, float[batch, 4] b", "float y", "c = StringNormalizer (a)\ny = Relu (b)");
+    let words = folder.file("words.onnxtxt", source);
+    assert_eq!(ok_json(&[&["inspect", &words]])["open_dims"], json!(["batch", "k"]));
+    assert!(ok(&[&["inspect", &words]]).contains("open dims  --set 'batch'=N --set 'k'=N\n"));
     fails(1, &[&["inspect", "graphs"]], &["graphs", "expected a file, found a folder"]);
     let counts = |at: usize| found["operators"][at]["counts"].clone();
     assert_eq!(

@@ -112,7 +112,7 @@ impl Model {
             producer: format!("{} {}", proto.producer_name, proto.producer_version).trim().to_owned(),
             ir_version: proto.ir_version,
             opsets: proto.opset_import.iter().map(|set| (domain(&set.domain), set.version)).collect(),
-            open_dims: self.open_dims().unwrap_or_default(),
+            open_dims: self.named_dims(),
             inputs: self.open_inputs().map(declared).collect(),
             defaults: self.inputs_with_default().map(declared).collect(),
             outputs: graph.output.iter().map(declared).collect(),
