@@ -16,6 +16,7 @@ use crate::session::{self, Choice, Options};
 use crate::shape::{Extent, Shape};
 use crate::target::{Family, Libraries, PRESETS, Preset, Target};
 use crate::tensor::Tensor;
+use crate::train::data::of_other_format;
 use crate::{npz, onnx, report};
 use clap::{Args, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
@@ -839,7 +840,9 @@ fn value(flag: &str, text: &str) -> Result<Given> {
     let (name, value) = text.split_once('=').ok_or_else(bad)?;
     let (name, flag) = (name.to_owned(), format!("{flag} {text}"));
     let Some((spec, fill)) = value.split_once('=').filter(|_| !Path::new(value).exists()) else {
-        return Ok(Given { name, tensor: npz::read(Path::new(value))?, flag });
+        let file = Path::new(value);
+        let tensor = npz::read(file).map_err(|error| of_other_format(file, error))?;
+        return Ok(Given { name, tensor, flag });
     };
     let mut parts: Vec<&str> = spec.split('x').collect();
     let dtype = parts.pop().and_then(DType::from_name).ok_or_else(bad)?;

@@ -975,6 +975,33 @@ fn files_of_weights_say_how_a_graph_is_written() {
     }
 }
 
+/// What is often taken for a model, or for data, says what it is.
+#[test]
+fn files_of_other_formats_are_named() {
+    let folder = Folder::new("formats");
+    let pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 5\n";
+    for (name, content, words) in [
+        ("m.tflite", "\u{1c}\0\0\0TFL3rest", "TensorFlow Lite"),
+        ("m.gguf", "GGUF\u{3}\0\0\0", "llama.cpp"),
+        ("page.onnx", "\n<!DOCTYPE html><html>", "it is a web page"),
+        ("page.onnxtxt", "<html lang=en>", "it is a web page"),
+        ("pointer.onnx", pointer, "`git lfs pull`"),
+        ("m.zip", "PK\u{3}\u{4}rest", "it is a zip archive"),
+        ("m.onnx", "PK\u{3}\u{4}rest of archive/data.pkl", "it has weights alone"),
+    ] {
+        let file = folder.file(name, content);
+        fails(1, &[&["plan", &file]], &[name, words]);
+    }
+    let data = |name: &str, content: &str, words: &str| {
+        let file = folder.file(name, content);
+        let method = ["--labels", &file, "--loss", "mse", "--lr", "0.1", "--batch", "2", "--steps", "1"];
+        fails(1, &[&["train", "graphs/linear.onnxtxt", "--data", &file], &method], &[name, words]);
+        fails(1, &[&["run", "graphs/linear.onnxtxt", "--input", &format!("x={file}")]], &[name, words]);
+    };
+    data("x.csv", "1,2,3\n4,5,6\n", "np.loadtxt");
+    data("x.npy", pointer, "`git lfs pull`");
+}
+
 /// With --json, an error is a record, too.
 #[test]
 fn errors_are_json_if_that_is_asked_for() {
