@@ -281,16 +281,12 @@ impl Model {
 
     /// The dims that flags set.
     pub(super) fn dims(&self) -> Vec<(String, Extent)> {
-        let axes = |Axes { input, extents }: &Axes| {
-            let axis = |(axis, extent): (usize, &usize)| (format!("{input}.{axis}"), Extent::from(*extent));
-            extents.iter().enumerate().map(axis).collect::<Vec<_>>()
-        };
         let context = self.context.map(|tokens| (decoder::CONTEXT.to_owned(), tokens.into()));
         let set = self.set.iter().filter_map(|(name, bound)| match bound {
             Bound::Extent(extent) => Some((name.clone(), *extent)),
             Bound::Tie(_) => None,
         });
-        set.chain(context).chain(self.shapes.iter().flat_map(axes)).collect()
+        set.chain(context).chain(self.shapes.iter().flat_map(Axes::dims)).collect()
     }
 
     /// These flags with other extents of dims.
@@ -672,8 +668,14 @@ pub(super) struct Axes {
 }
 
 impl Axes {
+    /// The dims that they set.
+    pub(super) fn dims(&self) -> impl Iterator<Item = (String, Extent)> {
+        let axis = |(axis, extent): (usize, &usize)| (format!("{}.{axis}", self.input), Extent::from(*extent));
+        self.extents.iter().enumerate().map(axis)
+    }
+
     /// Refuses another number of axes than an input of a model has.
-    fn suits(&self, model: &onnx::Model) -> Result<()> {
+    pub(super) fn suits(&self, model: &onnx::Model) -> Result<()> {
         let Axes { input, extents } = self;
         let shape: Shape = extents.iter().copied().collect();
         match model.other_rank(input, &shape) {
@@ -689,7 +691,7 @@ impl Axes {
     }
 }
 
-fn shape(text: &str) -> Result<Axes, String> {
+pub(super) fn shape(text: &str) -> Result<Axes, String> {
     let (input, extents) = text.rsplit_once('=').ok_or("expected INPUT=NxN, such as x=8x3x224x224")?;
     let number = |extent: &str| {
         let wrong = |_| format!("expected numbers with x between them after '{input}=', found '{extents}'");

@@ -1,6 +1,6 @@
 //! `train`: trains the weights of a model's file.
 
-use super::args::{self, On, limit};
+use super::args::{self, Axes, On, limit};
 use super::method::{self, Method};
 use super::{Failure, line, stop};
 use crate::advise::Trained as Case;
@@ -120,6 +120,10 @@ pub(super) struct Train {
     /// Give a named dim its extent, if the data does not.
     #[arg(long = "set", value_name = "DIM=N", value_parser = args::binding)]
     dims: Vec<(String, Extent)>,
+    /// Give an input's shape, such as x=8x3x64x64, in the place of the sizes that the file fixes, as `plan --shape` does. The first axis has the
+    /// rows of one part of a batch.
+    #[arg(long = "shape", value_name = "INPUT=NxN", value_parser = args::shape)]
+    shapes: Vec<Axes>,
     /// Refuse a plan that takes more memory than this, with exit code 2. Sizes are as of `plan --memory-limit`.
     #[arg(long, value_name = "SIZE", value_parser = limit, allow_hyphen_values = true)]
     memory_limit: Option<u64>,
@@ -138,6 +142,7 @@ impl Train {
         files.clone().try_for_each(|(_, path)| args::has_place(path))?;
         let model = onnx::load_weighed(&self.model, self.weights.as_deref())?;
         self.check_outputs(&model, files)?;
+        self.shapes.iter().try_for_each(|axes| axes.suits(&model)).map_err(|e| e.in_file(&self.model))?;
         let first = model.first_input().unwrap_or_default().to_owned();
         let data = rows(&self.data, &self.labels, &first)?;
         let valid = self.valid_labels.as_ref().map(|labels| rows(&self.valid, labels, &first)).transpose()?;
@@ -234,7 +239,7 @@ impl Train {
         let options = Options {
             backend: self.on.backend.into(),
             device: self.on.device.clone(),
-            dims: self.dims.clone(),
+            dims: self.dims.iter().cloned().chain(self.shapes.iter().flat_map(Axes::dims)).collect(),
             threads: self.threads.map_or(0, usize::from),
             memory_limit: self.memory_limit,
             ..Options::default()

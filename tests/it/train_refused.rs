@@ -149,6 +149,22 @@ fn data_that_does_not_suit_the_model_is_named() {
 
 /// A pipe that nobody writes to would be waited for, for ever.
 #[cfg(unix)]
+/// A file that fixes its batch is trained on another one if it is asked for.
+#[test]
+fn a_fixed_batch_is_replaced_by_a_shape() {
+    let folder = Folder::new("train-shape");
+    let source = "<ir_version: 9, opset_import: [\"\" : 20]> g (float[1, 2] x) => (float[1, 1] y)
+        <float[2, 1] w = {0.5, 0.25}> { y = MatMul (x, w) }";
+    let model = folder.file("fixed.onnxtxt", source);
+    let x = array(&folder, "x.npy", DType::F32, [8, 2], &[1.0; 16]);
+    let y = array(&folder, "y.npy", DType::F32, [8, 1], &[2.0; 8]);
+    let method = ["--loss", "mse", "--batch", "8"];
+    let train: &[&[&str]] = &[&["train", &model, "--data", &x, "--labels", &y], &method, CPU];
+    fails(1, train, &["input 'x' is f32[1,2]: expected a batch of 8"]);
+    ok(&[train, &[&["--shape", "x=8x2"]]].concat());
+    fails(1, &[train, &[&["--shape", "x=8"]]].concat(), &["--shape x: the file declares f32[1,2], found [8]"]);
+}
+
 #[test]
 fn a_pipe_is_no_file_of_data() {
     let folder = Folder::new("pipe");
