@@ -48,6 +48,7 @@ training
   ..told
   ..training_bytes
   recompute recompute
+  undivided_bytes? int
   curve? [point]
   trained [text]
   fixed [[text]]
@@ -462,7 +463,10 @@ impl Plan {
         let method = more.method.as_ref();
         let asked = self.trained.method().map(|method| method.precision.dtype());
         let unstored = asked.filter(|&asked| target.storage(asked).is_ok_and(|stored| stored != asked));
+        let case = method.map(|method| self.trained_case(method, target)).transpose()?;
+        let undivided = case.map(|case| case.undivided(plan.bytes(), self.model.memory_limit)).transpose()?.flatten();
         Ok(Training {
+            undivided_bytes: undivided,
             wide_target: unstored.map(|asked| (target.name.clone(), asked)),
             bytes: Bytes::of(plan, &programs.outline.trained),
             precision: method.map_or(DType::F32, |method| method.precision.dtype()).name(),
@@ -564,6 +568,9 @@ struct Training {
     #[serde(flatten)]
     bytes: Bytes,
     recompute: Recompute,
+    /// The bytes of an update in one part, if they are fewer.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    undivided_bytes: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     curve: Option<Vec<Point>>,
     trained: Vec<String>,
@@ -589,6 +596,9 @@ impl Training {
         let mut text = report::training(&self.bytes.classes, &self.bytes.states);
         if self.bytes.host_bytes > 0 {
             text += &format!("beside the plan  {} of the host: the next rows\n", report::human(self.bytes.host_bytes));
+        }
+        if let Some(whole) = self.undivided_bytes {
+            text += &format!("{}\n", report::undivided(self.bytes.planned_bytes, whole));
         }
         text += &report::recompute(&self.recompute);
         if let Some(points) = &self.curve {

@@ -167,6 +167,12 @@ impl Train {
                 .map(|(number, noun)| counted(number, noun));
             eprintln!("{weights}, {rows}, {steps} per epoch{rest}; {bytes} planned");
             notes(&trainer, precision);
+            let case = (self.method.accumulate > 1).then(|| onnx::load_weighed(&self.model, self.weights.as_deref()));
+            let case = case.and_then(|model| self.case(&model.ok()?, &data, &self.options()));
+            let bytes = trainer.session().plan().bytes();
+            if let Some(Ok(Some(whole))) = case.map(|case| case.undivided(bytes, self.memory_limit)) {
+                eprintln!("  {}", report::undivided(bytes, whole));
+            }
         }
         let seed = (!self.no_shuffle).then_some(self.seed);
         let mut place = Place { step: 0, best: None, method: trainer.identity(&data, seed) };
@@ -236,14 +242,7 @@ impl Train {
         folder: Option<&Folder>,
         json: bool,
     ) -> Result<Trainer, Failure> {
-        let options = Options {
-            backend: self.on.backend.into(),
-            device: self.on.device.clone(),
-            dims: self.dims.iter().cloned().chain(self.shapes.iter().flat_map(Axes::dims)).collect(),
-            threads: self.threads.map_or(0, usize::from),
-            memory_limit: self.memory_limit,
-            ..Options::default()
-        };
+        let options = self.options();
         let resumed = folder.filter(|_| self.resume).map(Folder::is_begun).transpose()?.unwrap_or(false);
         let batch = self.batch as usize;
         let trainer = if self.init && !resumed {
@@ -255,6 +254,18 @@ impl Train {
             let file = onnx::load(&self.model);
             method::refuse(error.in_file(&self.model), json, || self.case(file.as_ref().ok()?, data, &options))
         })
+    }
+
+    /// The options of the session.
+    fn options(&self) -> Options {
+        Options {
+            backend: self.on.backend.into(),
+            device: self.on.device.clone(),
+            dims: self.dims.iter().cloned().chain(self.shapes.iter().flat_map(Axes::dims)).collect(),
+            threads: self.threads.map_or(0, usize::from),
+            memory_limit: self.memory_limit,
+            ..Options::default()
+        }
     }
 
     /// Runs the steps that are left, until the last one or Ctrl-C.
