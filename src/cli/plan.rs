@@ -303,7 +303,7 @@ impl Plan {
     fn target(&self) -> Result<Target> {
         let Some(backend) = self.backend else { return self.model.target(&self.target) };
         let device = session::open(&self.model.options(&On { backend, device: None })?)?;
-        tracing::info!("backend: {}", device.name);
+        tracing::info!("backend: {}", device.described());
         Ok(device.backend.target().clone())
     }
 
@@ -606,7 +606,7 @@ impl Training {
         }
         text += &format!("\n{}\n", self.outline.join("\n"));
         if let Some((target, asked)) = &self.wide_target {
-            text += &format!("\ntarget '{target}' computes in f32, and keeps {asked} for the backward pass\n");
+            text += &format!("\n{}\n", method::wide(&format!("target '{target}'"), *asked));
         }
         let Some(before) = &self.f32 else { return text };
         let both = [before, &self.bytes].map(|bytes| (&bytes.classes, &bytes.states));

@@ -477,7 +477,7 @@ impl<'a> Log<'a> {
 /// Says how the model is trained.
 fn notes(trainer: &Trainer, precision: DType) {
     if trainer.precision() != precision {
-        eprintln!("  {} computes in f32, and keeps {precision} for the backward pass", trainer.session().device());
+        eprintln!("  {}", method::wide(trainer.session().device(), precision));
     }
     report::outline(trainer.outline()).iter().for_each(|line| eprintln!("  {line}"));
     for (name, reader) in trainer.undrawn() {

@@ -110,10 +110,10 @@ impl Tune {
         let options = Options { tuned: false, ..model.options(&self.on)? };
         let asked = self.more.asked(model, &given)?;
         let device = session::open(&options)?;
-        tracing::info!("backend: {}", device.name);
+        tracing::info!("backend: {}", device.described());
         session::check_limit(&*device.backend, options.memory_limit)?;
         let job = options.job(asked.programs.clone(), &device);
-        let session::Device { backend: mut device, name } = device;
+        let session::Device { backend: mut device, name, .. } = device;
         let identity = device.identity();
         let in_file = |e: Error| asked.in_file(model, e);
         let refuse = |e| asked.refuse(model, &job.target, e, json);

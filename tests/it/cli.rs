@@ -965,6 +965,32 @@ fn a_model_is_inspected_with_nothing_bound() {
     assert!(ok(&[&["inspect", &model]]).contains("\nloops      --set 'twice.trips'=N"));
 }
 
+/// Both files are named, each with the extents that differ.
+#[test]
+fn a_difference_names_its_files() {
+    let folder = Folder::new("differs");
+    let plan = |name: &str, batch: &str| {
+        let path = folder.path(name);
+        ok(&[&["plan", MLP[0], "--batch", batch, "--save", &path]]);
+        path
+    };
+    let (small, large) = (plan("small.json", "8"), plan("large.json", "10"));
+    let text = ok(&[&["diff", &small, &large]]);
+    assert!(text.starts_with(&format!("before  {small} (batch=8)\nafter   {large} (batch=10)\n\n")), "{text}");
+    assert!(ok(&[&["diff", &small, &small]]).starts_with(&format!("before  {small}\nafter   {small}\n\n")));
+}
+
+/// Why a device is not a better one is said once, in the log.
+#[test]
+fn a_device_is_described_once() {
+    for command in [&["run", MLP[0]][..], &["bench", MLP[0], "--iters", "1"], &["compare", MLP[0]]] {
+        let ran = finish(program(command));
+        let told = |text: &str| text.matches("no CUDA").count();
+        assert!(ran.code == Some(0) && told(&ran.out) == 0 && told(&ran.err) <= 1, "{}{}", ran.err, ran.out);
+        assert_eq!(ran.err.matches("INFO backend: ").count(), 1, "{}", ran.err);
+    }
+}
+
 /// Weights alone are no graph.
 #[test]
 fn files_of_weights_say_how_a_graph_is_written() {

@@ -163,6 +163,7 @@ impl Trainer {
             init::forget(&mut graph, &init)?;
         }
         let device = session::open(options)?;
+        tracing::info!("backend: {}", device.described());
         let training = Training { labels: Some(data.labels.shape().clone()), ..training.on(device.backend.target()) };
         let Programs { parts, evaluate, outline, .. } = of_model(&model, &graph, &training)?;
         let facts: Vec<Fact> = data
