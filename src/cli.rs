@@ -47,7 +47,8 @@ const AFTER_HELP: &str = "A first look:
   plimsoll bench MODEL --batch 8                         time its runs
   plimsoll tune MODEL --set batch=8                      find its fastest algorithms on this device
 
-Exit codes: 0 ok, 1 bad input or usage, 2 does not fit the limit, 3 results differ, 4 backend unavailable.
+Exit codes: 0 ok, 1 bad input or usage, 2 does not fit the limit, 3 results differ, 4 backend unavailable,
+130 a training that Ctrl-C stopped.
 The log goes to stderr; -v shows passes and placements, -q errors alone.";
 
 /// Flags that every command has come after its own.
@@ -194,6 +195,7 @@ pub fn main() -> ExitCode {
         .init();
     let json = cli.json || cli.format == Format::Json;
     let github = !json && cli.format == Format::Github;
+    let mut code = 0;
     let result = match &cli.command {
         Command::Inspect(c) => c.run(json).map_err(Failure::from),
         Command::Run(c) => c.run(json),
@@ -205,7 +207,10 @@ pub fn main() -> ExitCode {
         Command::Compare(c) => c.run(json),
         Command::Bench(c) => c.run(json),
         Command::Tune(c) => c.run(json),
-        Command::Train(c) => c.run(json),
+        Command::Train(c) => c.run(json).map(|(text, stopped)| {
+            code = stopped;
+            text
+        }),
         Command::Emit(c) => c.run(json).map_err(Failure::from),
         Command::Devices(c) => c.run(json).map_err(Failure::from),
         Command::Ops => ops::run(json).map_err(Failure::from),
@@ -214,7 +219,7 @@ pub fn main() -> ExitCode {
         Command::Schema(c) => c.run(&commands(), json).map_err(Failure::from),
     };
     match result.and_then(|text| Ok(print(&text)?)) {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(()) => ExitCode::from(code),
         Err(Failure { error, detail }) => {
             // If stdout does not take it, the error is still told.
             match detail.as_deref() {

@@ -24,7 +24,7 @@ pub use orders::orders;
 pub use range::range;
 pub use steps::{TimedStep, algorithms, placement, timed_steps, trace};
 pub use svg::svg;
-pub use training::{curve, outline, precisions, recompute, training};
+pub use training::{curve, outline, precisions, recompute, training, undivided};
 
 /// Rows of cells in columns.
 #[derive(Clone, Debug)]

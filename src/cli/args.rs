@@ -16,13 +16,15 @@ use crate::session::{self, Choice, Options};
 use crate::shape::{Extent, Shape};
 use crate::target::{Family, Libraries, PRESETS, Preset, Target};
 use crate::tensor::Tensor;
+use crate::train::data::of_other_format;
 use crate::{npz, onnx, report};
 use clap::{Args, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
 use std::fs::File;
+use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 #[derive(Args, Clone)]
 pub(super) struct Model {
@@ -279,16 +281,12 @@ impl Model {
 
     /// The dims that flags set.
     pub(super) fn dims(&self) -> Vec<(String, Extent)> {
-        let axes = |Axes { input, extents }: &Axes| {
-            let axis = |(axis, extent): (usize, &usize)| (format!("{input}.{axis}"), Extent::from(*extent));
-            extents.iter().enumerate().map(axis).collect::<Vec<_>>()
-        };
         let context = self.context.map(|tokens| (decoder::CONTEXT.to_owned(), tokens.into()));
         let set = self.set.iter().filter_map(|(name, bound)| match bound {
             Bound::Extent(extent) => Some((name.clone(), *extent)),
             Bound::Tie(_) => None,
         });
-        set.chain(context).chain(self.shapes.iter().flat_map(axes)).collect()
+        set.chain(context).chain(self.shapes.iter().flat_map(Axes::dims)).collect()
     }
 
     /// These flags with other extents of dims.
@@ -670,8 +668,14 @@ pub(super) struct Axes {
 }
 
 impl Axes {
+    /// The dims that they set.
+    pub(super) fn dims(&self) -> impl Iterator<Item = (String, Extent)> {
+        let axis = |(axis, extent): (usize, &usize)| (format!("{}.{axis}", self.input), Extent::from(*extent));
+        self.extents.iter().enumerate().map(axis)
+    }
+
     /// Refuses another number of axes than an input of a model has.
-    fn suits(&self, model: &onnx::Model) -> Result<()> {
+    pub(super) fn suits(&self, model: &onnx::Model) -> Result<()> {
         let Axes { input, extents } = self;
         let shape: Shape = extents.iter().copied().collect();
         match model.other_rank(input, &shape) {
@@ -687,7 +691,7 @@ impl Axes {
     }
 }
 
-fn shape(text: &str) -> Result<Axes, String> {
+pub(super) fn shape(text: &str) -> Result<Axes, String> {
     let (input, extents) = text.rsplit_once('=').ok_or("expected INPUT=NxN, such as x=8x3x224x224")?;
     let number = |extent: &str| {
         let wrong = |_| format!("expected numbers with x between them after '{input}=', found '{extents}'");
@@ -838,7 +842,9 @@ fn value(flag: &str, text: &str) -> Result<Given> {
     let (name, value) = text.split_once('=').ok_or_else(bad)?;
     let (name, flag) = (name.to_owned(), format!("{flag} {text}"));
     let Some((spec, fill)) = value.split_once('=').filter(|_| !Path::new(value).exists()) else {
-        return Ok(Given { name, tensor: npz::read(Path::new(value))?, flag });
+        let file = Path::new(value);
+        let tensor = npz::read(file).map_err(|error| of_other_format(file, error))?;
+        return Ok(Given { name, tensor, flag });
     };
     let mut parts: Vec<&str> = spec.split('x').collect();
     let dtype = parts.pop().and_then(DType::from_name).ok_or_else(bad)?;
@@ -942,6 +948,39 @@ pub(super) fn loading<T>(load: impl FnOnce(&dyn Fn(usize, usize)) -> T) -> T {
     });
     bar.finish_and_clear();
     loaded
+}
+
+/// Lines of the log about a search that takes long, one now and then.
+pub(super) struct Pace {
+    last: Instant,
+}
+
+impl Pace {
+    /// The time from one line to the next.
+    const EVERY: Duration = Duration::from_secs(3);
+
+    /// From now on.
+    pub(super) fn new() -> Pace {
+        Pace { last: Instant::now() }
+    }
+
+    /// Says how far the search is, if nothing was said for a while.
+    pub(super) fn say(&mut self, line: impl FnOnce() -> String) {
+        if self.last.elapsed() >= Pace::EVERY {
+            tracing::info!("{}", line());
+            self.last = Instant::now();
+        }
+    }
+}
+
+/// Writes a line to stderr: above the bar, if it is seen.
+pub(super) fn above(bar: &ProgressBar, line: &str) {
+    if bar.is_hidden() {
+        // Where stderr is closed, nobody waits for it.
+        let _ = writeln!(std::io::stderr(), "{line}");
+    } else {
+        bar.println(line);
+    }
 }
 
 /// A bar on a terminal, nothing elsewhere.

@@ -220,9 +220,10 @@ impl Bench {
         table.row(whole.row("whole runs"));
         table.row(alone.row("steps alone"));
         let items = items(&plan.programs[0]).map_or(String::new(), |items| {
-            format!(", {:.1} items, of which a run has {items}", items as f64 * per_second)
+            let each = if items == 1 { "1 item".to_owned() } else { format!("{items} items") };
+            format!(", {:.1} items; a run has {each}", items as f64 * per_second)
         });
-        let rate = format!("per second: {per_second:.1} runs{items}\n");
+        let rate = format!("in a second: {per_second:.1} runs{items}\n");
         let (before, after) = (loaded.allocations, usage.allocations - loaded.allocations);
         let runs = u64::from(self.warmup) + 2 * whole.count;
         let ways = "whole runs write the inputs, run the steps and read the outputs; steps alone are without both\n";

@@ -176,8 +176,9 @@ impl Compare {
         let asked = more.asked(&self.trained.with_batch(&self.model), &given)?;
         let in_file = |e: Error| asked.in_file(&self.model, e);
         let options = self.model.options(&self.on)?;
-        let session::Device { backend: device, name } = session::open(&options)?;
-        tracing::info!("backend: {name}");
+        let opened = session::open(&options)?;
+        tracing::info!("backend: {}", opened.described());
+        let device = opened.backend;
         session::check_limit(&*device, options.memory_limit)?;
         let (target, ways) = (device.target().clone(), WAYS + u64::from(device.pools()));
         drop(device);

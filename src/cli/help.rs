@@ -57,7 +57,7 @@ const FIRST: &[(&str, &[&str])] = &[
     ("max-batch", &["set", "dim", "memory_limit", "target", "train"]),
     ("compare", &["set", "batch", "inputs", "memory_limit", "backend", "iters", "across", "train", "html"]),
     ("bench", &["set", "batch", "memory_limit", "backend", "iters", "duration", "steps", "train"]),
-    ("tune", &["set", "memory_limit", "backend", "seconds", "save"]),
+    ("tune", &["set", "batch", "memory_limit", "backend", "seconds", "save"]),
     (
         "train",
         &[

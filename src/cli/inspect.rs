@@ -26,6 +26,7 @@ inspect
   operators [operator]
   weights int
   weight_bytes int
+  parameters int
   files [data_file]
   training bool
   initializers? [initializer]
@@ -116,7 +117,12 @@ impl Inspect {
         if lacking > 0 {
             text += &format!("\nnot supported: {lacking} of {}\n", count(found.operators.len() as u64, "operator"));
         }
-        text += &format!("\nweights   {}, {}\n", count(found.weights as u64, "tensor"), human(found.weight_bytes));
+        let (tensors, bytes) = (count(found.weights as u64, "tensor"), human(found.weight_bytes));
+        let parameters = match found.parameters {
+            0 => String::new(),
+            number => format!(", {} parameters", grouped(number)),
+        };
+        text += &format!("\nweights   {tensors}, {bytes}{parameters}\n");
         if let Some(initializers) = &found.initializers {
             text += &format!("\n{}\n", weights(initializers));
         }
@@ -134,7 +140,7 @@ impl Inspect {
     }
 }
 
-/// A table of initializers, and the numbers that a training may change.
+/// A table of initializers.
 fn weights(initializers: &[Initializer]) -> String {
     let mut table = Table::new("<<<>><");
     table.row(["initializer", "type", "shape", "elements", "bytes", ""]);
@@ -144,7 +150,5 @@ fn weights(initializers: &[Initializer]) -> String {
         let role = role.map_or("", Role::word);
         table.row([&name[..], dtype, &shape, &grouped(*elements), &human(*bytes), role]);
     }
-    let is_trained = |i: &&Initializer| matches!(i.role, Some(Role::Parameter | Role::Doubtful));
-    let elements: u64 = initializers.iter().filter(is_trained).map(|initializer| initializer.elements).sum();
-    format!("{table}\nparameters  {}", grouped(elements))
+    table.to_string()
 }

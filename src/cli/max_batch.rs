@@ -1,6 +1,6 @@
 //! `max-batch`: finds the largest extent of a dim that fits a limit.
 
-use super::args::{self, Model};
+use super::args::{self, Model, Pace};
 use super::method::{Method, Trained};
 use super::open::{self, Whole};
 use super::programs::More;
@@ -32,6 +32,12 @@ max-batch
   next size|null
   plans int
 ";
+
+/// How far a search is: the extent that was tried last, and the bytes that it needs.
+fn tried(dim: &str, extent: usize, needed: Option<&u64>) -> String {
+    let bytes = needed.map_or("cannot be planned".to_owned(), |&bytes| report::human(bytes));
+    format!("still searching: {dim} {extent}: {bytes}")
+}
 
 #[derive(Args)]
 #[command(after_help = args::targets())]
@@ -103,15 +109,17 @@ impl MaxBatch {
         let of_model = self.model.decoder()?.filter(|_| dim == CONTEXT).map(|files| Included(files.most_context()));
         let below =
             self.model.dims().iter().find(|(d, _)| *d == dim).map_or(Unbounded, |(_, extent)| Excluded(extent.most()));
-        let mut assumed = Vec::new();
+        let (mut assumed, mut pace) = (Vec::new(), Pace::new());
         let found = largest(&dim, limit, of_model.unwrap_or(below), &mut |extent| {
             let mut model = self.model.clone();
             model.set.push((dim.clone(), args::Bound::Extent(extent.into())));
-            silent(|| {
+            let needed = silent(|| {
                 let made = self.more.graphs(&model, &[])?;
                 assumed = made.assumed;
                 self.needed(made.programs, target, limit)
-            })
+            });
+            pace.say(|| tried(&dim, extent, needed.as_ref().ok()));
+            needed
         })?;
         let names: Vec<_> = programs.iter().map(|(name, ..)| &name[..]).collect();
         Ok(told(&names.join(", "), &self.more.subject(&self.model, assumed), &target.name, &found, limit, json)?)
@@ -135,9 +143,13 @@ impl MaxBatch {
             }
             Some((_, rows)) => Included(rows),
         };
+        let mut pace = Pace::new();
         let mut found = largest("batch", limit, most, &mut |rows| {
-            let more = self.more.or_training(Some(method.on_batch(rows.saturating_mul(parts) as u64).on(target)));
-            silent(|| self.needed(more.asked(&self.model, &[])?.programs, target, limit))
+            let batch = rows.saturating_mul(parts);
+            let more = self.more.or_training(Some(method.on_batch(batch as u64).on(target)));
+            let needed = silent(|| self.needed(more.asked(&self.model, &[])?.programs, target, limit));
+            pace.say(|| tried("batch", batch, needed.as_ref().ok()));
+            needed
         })?;
         for size in found.fits.iter_mut().chain(&mut found.next) {
             size.extent = size.extent.saturating_mul(parts);

@@ -273,6 +273,13 @@ impl Method {
     }
 }
 
+/// Warns that a device has no kernels of a precision.
+pub(super) fn wide(device: &str, asked: DType) -> String {
+    format!(
+        "warning: --precision {asked}: no kernels of {asked} on {device}: it computes in f32, and keeps {asked} for the backward pass alone"
+    )
+}
+
 /// Explains an [`Error::Fit`] of a training: what no plan is below, and what would help. `case` makes the training.
 pub(super) fn refuse(error: Error, json: bool, case: impl FnOnce() -> Option<Case>) -> Failure {
     let Error::Fit { limit, .. } = error else { return error.into() };

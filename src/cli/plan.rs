@@ -1,6 +1,6 @@
 //! `plan` and `check`: plan a graph's memory, and check a plan, with no device.
 
-use super::args::{self, Backend, Model, On};
+use super::args::{self, Backend, Model, On, Pace};
 use super::method::{self, Method, Trained};
 use super::open;
 use super::programs::{self, Asked, More};
@@ -48,6 +48,7 @@ training
   ..told
   ..training_bytes
   recompute recompute
+  undivided_bytes? int
   curve? [point]
   trained [text]
   fixed [[text]]
@@ -302,7 +303,7 @@ impl Plan {
     fn target(&self) -> Result<Target> {
         let Some(backend) = self.backend else { return self.model.target(&self.target) };
         let device = session::open(&self.model.options(&On { backend, device: None })?)?;
-        tracing::info!("backend: {}", device.name);
+        tracing::info!("backend: {}", device.described());
         Ok(device.backend.target().clone())
     }
 
@@ -456,11 +457,16 @@ impl Plan {
     fn training(&self, programs: Programs, more: &More, planner: &mut Planner, plan: &plan::Plan) -> Result<Training> {
         let parts = more.method.as_ref().map_or(1, |method| method.accumulate as usize);
         let target = &plan.target;
-        let points = self.curve.then(|| curve(parts, planner));
+        let mut pace = Pace::new();
+        let mut seen = |point: &Point| pace.say(|| still(point));
+        let points = self.curve.then(|| curve(parts, planner, &mut seen));
         let method = more.method.as_ref();
         let asked = self.trained.method().map(|method| method.precision.dtype());
         let unstored = asked.filter(|&asked| target.storage(asked).is_ok_and(|stored| stored != asked));
+        let case = method.map(|method| self.trained_case(method, target)).transpose()?;
+        let undivided = case.map(|case| case.undivided(plan.bytes(), self.model.memory_limit)).transpose()?.flatten();
         Ok(Training {
+            undivided_bytes: undivided,
             wide_target: unstored.map(|asked| (target.name.clone(), asked)),
             bytes: Bytes::of(plan, &programs.outline.trained),
             precision: method.map_or(DType::F32, |method| method.precision.dtype()).name(),
@@ -498,6 +504,12 @@ impl Plan {
         }
         Ok(())
     }
+}
+
+/// How far a curve is.
+fn still(point: &Point) -> String {
+    let (bytes, share) = (report::human(point.planned_bytes), 100.0 * point.recompute.share());
+    format!("still planning under smaller limits: {bytes}, {share:.1} % more operations")
 }
 
 /// What the command tells.
@@ -556,6 +568,9 @@ struct Training {
     #[serde(flatten)]
     bytes: Bytes,
     recompute: Recompute,
+    /// The bytes of an update in one part, if they are fewer.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    undivided_bytes: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     curve: Option<Vec<Point>>,
     trained: Vec<String>,
@@ -582,13 +597,16 @@ impl Training {
         if self.bytes.host_bytes > 0 {
             text += &format!("beside the plan  {} of the host: the next rows\n", report::human(self.bytes.host_bytes));
         }
+        if let Some(whole) = self.undivided_bytes {
+            text += &format!("{}\n", report::undivided(self.bytes.planned_bytes, whole));
+        }
         text += &report::recompute(&self.recompute);
         if let Some(points) = &self.curve {
             text += &format!("\n{}", report::curve(points));
         }
         text += &format!("\n{}\n", self.outline.join("\n"));
         if let Some((target, asked)) = &self.wide_target {
-            text += &format!("\ntarget '{target}' computes in f32, and keeps {asked} for the backward pass\n");
+            text += &format!("\n{}\n", method::wide(&format!("target '{target}'"), *asked));
         }
         let Some(before) = &self.f32 else { return text };
         let both = [before, &self.bytes].map(|bytes| (&bytes.classes, &bytes.states));

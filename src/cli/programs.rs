@@ -342,7 +342,7 @@ impl More {
         let options = Options { tuned: !measured.no_tuned, ..model.options(on)? };
         let asked = self.asked(model, given)?;
         let device = session::open(&options)?;
-        tracing::info!("backend: {}", device.name);
+        tracing::info!("backend: {}", device.described());
         let job = options.job(asked.programs.clone(), &device);
         let target = job.target.clone();
         let session = args::loading(|report| Session::new(job, device, report));
@@ -374,7 +374,7 @@ fn of_plan(flags: &Model, on: &On, given: &[Given]) -> Result<(Session, Subject)
         return Err(Error::usage(format!("{flag}: the plan has no such input or state")).in_file(&flags.model));
     }
     let device = session::open(&options[0])?;
-    tracing::info!("backend: {}", device.name);
+    tracing::info!("backend: {}", device.described());
     let session = args::loading(|report| saved.load(graphs, device, &options[0], report));
     Ok((session?, Subject::new(flags.of.clone(), dims).by(&flags.model)))
 }

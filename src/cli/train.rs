@@ -1,6 +1,6 @@
 //! `train`: trains the weights of a model's file.
 
-use super::args::{self, On, limit};
+use super::args::{self, Axes, On, limit};
 use super::method::{self, Method};
 use super::{Failure, line, stop};
 use crate::advise::Trained as Case;
@@ -120,6 +120,10 @@ pub(super) struct Train {
     /// Give a named dim its extent, if the data does not.
     #[arg(long = "set", value_name = "DIM=N", value_parser = args::binding)]
     dims: Vec<(String, Extent)>,
+    /// Give an input's shape, such as x=8x3x64x64, in the place of the sizes that the file fixes, as `plan --shape` does. The first axis has the
+    /// rows of one part of a batch.
+    #[arg(long = "shape", value_name = "INPUT=NxN", value_parser = args::shape)]
+    shapes: Vec<Axes>,
     /// Refuse a plan that takes more memory than this, with exit code 2. Sizes are as of `plan --memory-limit`.
     #[arg(long, value_name = "SIZE", value_parser = limit, allow_hyphen_values = true)]
     memory_limit: Option<u64>,
@@ -131,12 +135,14 @@ pub(super) struct Train {
 }
 
 impl Train {
-    pub(super) fn run(&self, json: bool) -> Result<String, Failure> {
+    /// What is printed, and the exit code: of a training that was stopped, that of the signal.
+    pub(super) fn run(&self, json: bool) -> Result<(String, u8), Failure> {
         let files = [("--log", &self.log), ("--html", &self.html), ("--output", &self.output)];
         let files = files.into_iter().filter_map(|(flag, path)| Some((flag, path.as_deref()?)));
         files.clone().try_for_each(|(_, path)| args::has_place(path))?;
         let model = onnx::load_weighed(&self.model, self.weights.as_deref())?;
         self.check_outputs(&model, files)?;
+        self.shapes.iter().try_for_each(|axes| axes.suits(&model)).map_err(|e| e.in_file(&self.model))?;
         let first = model.first_input().unwrap_or_default().to_owned();
         let data = rows(&self.data, &self.labels, &first)?;
         let valid = self.valid_labels.as_ref().map(|labels| rows(&self.valid, labels, &first)).transpose()?;
@@ -150,7 +156,7 @@ impl Train {
         if self.output.is_some() {
             trainer.check_model()?;
         }
-        let left_out = valid.as_ref().map(|valid| trainer.admits(valid)).transpose()?.unwrap_or(0);
+        valid.as_ref().map_or(Ok(()), |valid| trainer.admits(valid))?;
         if !json {
             let rest = match count % self.batch {
                 0 => String::new(),
@@ -160,10 +166,13 @@ impl Train {
             let [weights, rows, steps] = [(weights as u64, "weight"), (count, "row"), (per_epoch, "step")]
                 .map(|(number, noun)| counted(number, noun));
             eprintln!("{weights}, {rows}, {steps} per epoch{rest}; {bytes} planned");
-            if left_out > 0 {
-                eprintln!("  the last {left_out} rows to validate on are left out: they do not fill a part of a batch");
-            }
             notes(&trainer, precision);
+            let case = (self.method.accumulate > 1).then(|| onnx::load_weighed(&self.model, self.weights.as_deref()));
+            let case = case.and_then(|model| self.case(&model.ok()?, &data, &self.options()));
+            let bytes = trainer.session().plan().bytes();
+            if let Some(Ok(Some(whole))) = case.map(|case| case.undivided(bytes, self.memory_limit)) {
+                eprintln!("  {}", report::undivided(bytes, whole));
+            }
         }
         let seed = (!self.no_shuffle).then_some(self.seed);
         let mut place = Place { step: 0, best: None, method: trainer.identity(&data, seed) };
@@ -174,17 +183,19 @@ impl Train {
             }
         }
         let log = self.log.as_deref().map(|path| Log::open(path, place.step)).transpose()?;
-        let mut course = Course { data, valid, folder, seed, place, steps, per_epoch, log, seen: Seen::default() };
+        let seen = Seen::default();
+        let mut course = Course { data, valid, folder, seed, place, steps, per_epoch, log, kept: None, seen };
         self.steps(&mut course, &mut trainer, json)?;
         if let Some(path) = &self.output {
             onnx::write(trainer.model()?, path, None)?;
         }
         self.draw(&trainer, &course.seen.losses)?;
-        Ok(if json {
+        let text = if json {
             self.record(&trainer, &course)
         } else {
             format!("{}: {}", self.model.display(), summary(&trainer, &course))
-        })
+        };
+        Ok((text, if course.is_stopped() { stop::exit_code() } else { 0 }))
     }
 
     /// Refuses files to write that are read, or the same, before the work that they are to hold. --overwrite lets the trained model take the
@@ -214,8 +225,11 @@ impl Train {
     /// The folder of checkpoints, which is empty unless the training goes on.
     fn folder(&self) -> Result<Option<Folder>> {
         let folder = self.checkpoint.as_deref().map(Folder::open).transpose()?;
-        if let Some(folder) = folder.as_ref().filter(|_| !self.resume) {
-            folder.expect_new()?;
+        let is_begun = folder.as_ref().filter(|_| !self.resume).map(Folder::is_begun).transpose()?;
+        if let (Some(path), Some(true)) = (&self.checkpoint, is_begun) {
+            let what =
+                "it has checkpoints of a training: add --resume to go on from the last one, or name another folder";
+            return Err(Error::File { path: path.clone(), what: what.to_owned(), source: None });
         }
         Ok(folder)
     }
@@ -228,14 +242,7 @@ impl Train {
         folder: Option<&Folder>,
         json: bool,
     ) -> Result<Trainer, Failure> {
-        let options = Options {
-            backend: self.on.backend.into(),
-            device: self.on.device.clone(),
-            dims: self.dims.clone(),
-            threads: self.threads.map_or(0, usize::from),
-            memory_limit: self.memory_limit,
-            ..Options::default()
-        };
+        let options = self.options();
         let resumed = folder.filter(|_| self.resume).map(Folder::is_begun).transpose()?.unwrap_or(false);
         let batch = self.batch as usize;
         let trainer = if self.init && !resumed {
@@ -247,6 +254,18 @@ impl Train {
             let file = onnx::load(&self.model);
             method::refuse(error.in_file(&self.model), json, || self.case(file.as_ref().ok()?, data, &options))
         })
+    }
+
+    /// The options of the session.
+    fn options(&self) -> Options {
+        Options {
+            backend: self.on.backend.into(),
+            device: self.on.device.clone(),
+            dims: self.dims.iter().cloned().chain(self.shapes.iter().flat_map(Axes::dims)).collect(),
+            threads: self.threads.map_or(0, usize::from),
+            memory_limit: self.memory_limit,
+            ..Options::default()
+        }
     }
 
     /// Runs the steps that are left, until the last one or Ctrl-C.
@@ -272,12 +291,14 @@ impl Train {
             let pace = (course.place.step - first) as f64 / elapsed.as_secs_f64();
             bar.set_message(format!("loss {loss:.4}  lr {rate:.1e}  {pace:.1} steps/s  data {share:.0} %  {bytes}"));
             bar.inc(1);
-            if let Some(valid) = course.valid.as_ref().filter(|_| course.ends_epoch()) {
-                let found = trainer.evaluate(valid)?;
-                if !json {
-                    bar.println(epoch_line((step + 1).div_ceil(course.per_epoch), shown.loss, &found));
+            if course.ends_epoch() {
+                let found = course.valid.as_ref().map(|valid| trainer.evaluate(valid)).transpose()?;
+                // A bar that is seen has the loss already.
+                if !json && (found.is_some() || bar.is_hidden()) {
+                    let epoch = (step + 1).div_ceil(course.per_epoch);
+                    args::above(&bar, &epoch_line(epoch, shown.loss, found.as_ref(), begin.elapsed()));
                 }
-                course.validated(found);
+                found.into_iter().for_each(|found| course.validated(found));
             }
             let stops = stop::is_asked();
             let is_due = self.save_every.map_or(course.ends_epoch(), |every| (step + 1).is_multiple_of(every));
@@ -287,6 +308,10 @@ impl Train {
             }
         }
         bar.finish_and_clear();
+        if first >= course.steps {
+            // No step was left to do: the states are those behind the last one.
+            course.seen.score = course.valid.as_ref().map(|valid| trainer.evaluate(valid)).transpose()?;
+        }
         course.log.as_mut().map_or(Ok(()), Log::flush)?;
         course.seen.seconds = begin.elapsed().as_secs_f64();
         Ok(())
@@ -353,6 +378,8 @@ struct Course<'a> {
     steps: u64,
     per_epoch: u64,
     log: Option<Log<'a>>,
+    /// The last checkpoint that was written.
+    kept: Option<PathBuf>,
     seen: Seen,
 }
 
@@ -382,6 +409,11 @@ impl Course<'_> {
         self.seen.score = Some(score);
     }
 
+    /// True if steps are left: the training was stopped.
+    fn is_stopped(&self) -> bool {
+        self.place.step < self.steps
+    }
+
     /// True if the last step ended an epoch, or the training.
     fn ends_epoch(&self) -> bool {
         self.place.step.is_multiple_of(self.per_epoch.max(1)) || self.place.step == self.steps
@@ -398,7 +430,7 @@ impl Course<'_> {
         if is_due {
             // The log has all steps before a checkpoint, whatever ends the process.
             self.log.as_mut().map_or(Ok(()), Log::flush)?;
-            folder.save(trainer.session(), &self.place)?;
+            self.kept = Some(folder.save(trainer.session(), &self.place)?);
         }
         Ok(())
     }
@@ -445,7 +477,7 @@ impl<'a> Log<'a> {
 /// Says how the model is trained.
 fn notes(trainer: &Trainer, precision: DType) {
     if trainer.precision() != precision {
-        eprintln!("  {} computes in f32, and keeps {precision} for the backward pass", trainer.session().device());
+        eprintln!("  {}", method::wide(trainer.session().device(), precision));
     }
     report::outline(trainer.outline()).iter().for_each(|line| eprintln!("  {line}"));
     for (name, reader) in trainer.undrawn() {
@@ -492,15 +524,20 @@ fn summary(trainer: &Trainer, course: &Course) -> String {
         let accuracy = score.accuracy.map_or(String::new(), |share| format!(", accuracy {:.2} %", share * 100.0));
         format!("; validation loss {:.4}{accuracy}", score.loss)
     });
-    let Course { place, steps, seen: Seen { seconds, .. }, .. } = course;
-    let steps = if place.step < *steps {
+    let Course { place, steps, kept, seen: Seen { seconds, .. }, .. } = course;
+    let next = match kept {
+        _ if !course.is_stopped() => String::new(),
+        Some(path) => format!("go on with --resume: {} has all that is needed\n", path.display()),
+        None => "to go on from where a training was stopped, give it --checkpoint DIR\n".to_owned(),
+    };
+    let steps = if course.is_stopped() {
         format!("stopped after {} of {}", place.step, counted(*steps, "step"))
     } else {
         counted(*steps, "step")
     };
     let loss = course.seen.loss.map_or("no step was left to do".to_owned(), |loss| format!("loss {loss:.4}"));
     let (device, planned, allocated) = (session.device(), human(session.plan().bytes()), human(session.usage().bytes));
-    format!("{steps} in {seconds:.1} s on {device}: {loss}{valid}\nplanned {planned}, allocated {allocated}\n")
+    format!("{steps} in {seconds:.1} s on {device}: {loss}{valid}\nplanned {planned}, allocated {allocated}\n{next}")
 }
 
 /// Maps the files of data and labels. A file without a name is the first input's.
@@ -526,7 +563,10 @@ fn percent(part: Duration, whole: Duration) -> f64 {
     100.0 * part.as_secs_f64() / whole.as_secs_f64().max(f64::MIN_POSITIVE)
 }
 
-fn epoch_line(epoch: u64, loss: f32, score: &Score) -> String {
-    let accuracy = score.accuracy.map_or(String::new(), |share| format!("  accuracy {:6.2} %", share * 100.0));
-    format!("epoch {epoch:4}  loss {loss:8.4}  validation {:8.4}{accuracy}", score.loss)
+/// The loss of an epoch's last step, what was found behind it, and the time since the first step.
+fn epoch_line(epoch: u64, loss: f32, score: Option<&Score>, time: Duration) -> String {
+    let accuracy = score.and_then(|score| score.accuracy);
+    let accuracy = accuracy.map_or(String::new(), |share| format!("  accuracy {:6.2} %", share * 100.0));
+    let valid = score.map_or(String::new(), |score| format!("  validation {:8.4}{accuracy}", score.loss));
+    format!("epoch {epoch:4}  loss {loss:8.4}{valid}  {:7.1} s", time.as_secs_f64())
 }

@@ -61,6 +61,9 @@ pub(super) struct Tune {
     model: Model,
     #[command(flatten)]
     more: More,
+    /// Batch size: the extent of the open dim that leads the inputs, as --set gives it.
+    #[arg(long, value_name = "B", value_parser = clap::value_parser!(u64).range(1..))]
+    batch: Option<u64>,
     #[command(flatten)]
     inputs: Inputs,
     #[command(flatten)]
@@ -100,19 +103,20 @@ struct Outcome {
 
 impl Tune {
     pub(super) fn run(&self, json: bool) -> Result<String, Failure> {
-        let read = self.model.read().chain(self.more.read()).chain(args::arrays(&self.inputs.inputs));
+        let model = &Model { batch: self.batch, ..self.model.clone() };
+        let read = model.read().chain(self.more.read()).chain(args::arrays(&self.inputs.inputs));
         args::outputs(self.save.as_deref().map(|path| ("--save", path)), read)?;
         let given = args::given("--input", &self.inputs.inputs)?;
-        let options = Options { tuned: false, ..self.model.options(&self.on)? };
-        let asked = self.more.asked(&self.model, &given)?;
+        let options = Options { tuned: false, ..model.options(&self.on)? };
+        let asked = self.more.asked(model, &given)?;
         let device = session::open(&options)?;
-        tracing::info!("backend: {}", device.name);
+        tracing::info!("backend: {}", device.described());
         session::check_limit(&*device.backend, options.memory_limit)?;
         let job = options.job(asked.programs.clone(), &device);
-        let session::Device { backend: mut device, name } = device;
+        let session::Device { backend: mut device, name, .. } = device;
         let identity = device.identity();
-        let in_file = |e: Error| asked.in_file(&self.model, e);
-        let refuse = |e| asked.refuse(&self.model, &job.target, e, json);
+        let in_file = |e: Error| asked.in_file(model, e);
+        let refuse = |e| asked.refuse(model, &job.target, e, json);
 
         let mut planner = Planner::new(&job).map_err(in_file)?;
         let untuned = planner.within(job.limit).map_err(refuse)?;

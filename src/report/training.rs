@@ -65,6 +65,11 @@ pub fn training(classes: &Classes, states: &States) -> String {
     table.to_string()
 }
 
+/// Says that an update in one part takes fewer bytes.
+pub fn undivided(bytes: u64, whole: u64) -> String {
+    format!("accumulation takes {} more: {} without it", human(bytes - whole), human(whole))
+}
+
 /// What is trained and what is not, and how the model is read: a line each.
 pub fn outline(outline: &Outline) -> Vec<String> {
     let Outline { trained, fixed, frozen_bytes, doubtful, output, class_axis, few, folded_norms } = outline;

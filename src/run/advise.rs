@@ -706,6 +706,19 @@ impl Trained {
         Ok(Job { recipe: self.recipe, runs: self.runs, ..Job::new(programs.named(), &self.target) })
     }
 
+    /// The bytes that it needs if its updates have one part, where they are fewer than these: each part adds its gradients to sums, which take as
+    /// much as the weights.
+    ///
+    /// # Errors
+    /// As [`job`](Self::job).
+    pub fn undivided(&self, bytes: u64, limit: Option<u64>) -> Result<Option<u64>> {
+        if self.training.accumulate == 1 {
+            return Ok(None);
+        }
+        let training = Training { accumulate: 1, ..self.training.clone() };
+        Ok(Trained { training, ..self.clone() }.bytes(limit)?.filter(|&whole| whole < bytes))
+    }
+
     /// The bytes that it needs if it is planned under a limit. They exceed the limit if it does not fit. `None` if that is known without a
     /// plan.
     fn bytes(&self, limit: Option<u64>) -> Result<Option<u64>> {

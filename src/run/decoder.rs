@@ -414,6 +414,7 @@ impl Decoder {
         let files = Files::read(folder.as_ref())?;
         let programs = files.programs(&options.dims, options.weights.as_deref())?;
         let device = session::open(options)?;
+        tracing::info!("backend: {}", device.described());
         let session =
             Session::new(options.job(programs, &device), device, &|_, _| {}).map_err(|e| e.in_file(&files.path()))?;
         Decoder::of(files, session, &options.dims)

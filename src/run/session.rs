@@ -186,14 +186,25 @@ impl Options {
 pub struct Device {
     /// The device.
     pub backend: Box<dyn Backend>,
-    /// Which device it is, and why, in one line.
+    /// Which device it is, in one line.
     pub name: String,
+    /// Why it is not a better one that was looked for.
+    pub fallback: Option<String>,
 }
 
 impl Device {
     /// A device that the caller opened, such as one over memory of its own.
     pub fn new(backend: Box<dyn Backend>, name: impl Into<String>) -> Device {
-        Device { backend, name: name.into() }
+        Device { backend, name: name.into(), fallback: None }
+    }
+
+    /// The device and, where it stands in for a better one, the reason.
+    #[doc(hidden)]
+    pub fn described(&self) -> String {
+        match &self.fallback {
+            Some(why) => format!("{} ({why})", self.name),
+            None => self.name.clone(),
+        }
     }
 }
 
@@ -202,38 +213,39 @@ impl Device {
 /// # Errors
 /// [`Error::Backend`] if the named device is absent.
 pub fn open(options: &Options) -> Result<Device> {
-    let (backend, name) = find(options)?;
-    Ok(Device { backend, name })
+    let ((backend, name), fallback) = find(options)?;
+    Ok(Device { backend, name, fallback })
 }
 
-fn find(options: &Options) -> Result<(Box<dyn Backend>, String)> {
+/// The backend with its name, and why it is not a better one that was looked for.
+fn find(options: &Options) -> Result<((Box<dyn Backend>, String), Option<String>)> {
     let threads = options.thread_count();
     let cpu = || -> Box<dyn Backend> { Box::new(Cpu::new(threads)) };
     let device = options.device.as_deref();
     match (options.backend, device) {
-        (Choice::Cpu, None) => Ok((cpu(), format!("cpu, {threads} threads"))),
+        (Choice::Cpu, None) => Ok(((cpu(), format!("cpu, {threads} threads")), None)),
         (Choice::Cpu, Some(name)) => Err(Error::Backend {
             backend: "cpu",
             what: format!("no device '{name}': the CPU is one device, without a number"),
             file: None,
         }),
-        (Choice::Cuda, _) => cuda(options),
-        (Choice::Wgpu, device) => wgpu(device, true),
+        (Choice::Cuda, _) => Ok((cuda(options)?, None)),
+        (Choice::Wgpu, device) => Ok((wgpu(device, true)?, None)),
         (Choice::Auto, _) => {
             let no_cuda = match cuda(options) {
-                Ok(opened) => return Ok(opened),
+                Ok(opened) => return Ok((opened, None)),
                 Err(error) => reason(error),
             };
             let no_wgpu = match wgpu(device, false) {
-                Ok((backend, name)) => return Ok((backend, format!("{name} (no CUDA: {no_cuda})"))),
+                Ok(opened) => return Ok((opened, Some(format!("no CUDA: {no_cuda}")))),
                 Err(error) => reason(error),
             };
+            let why = format!("no CUDA: {no_cuda}; no GPU: {no_wgpu}");
             match device {
                 Some(name) => {
-                    let what = format!("no device '{name}' (no CUDA: {no_cuda}; no GPU: {no_wgpu})");
-                    Err(Error::Backend { backend: "auto", what, file: None })
+                    Err(Error::Backend { backend: "auto", what: format!("no device '{name}' ({why})"), file: None })
                 }
-                None => Ok((cpu(), format!("cpu, {threads} threads (no CUDA: {no_cuda}; no GPU: {no_wgpu})"))),
+                None => Ok(((cpu(), format!("cpu, {threads} threads")), Some(why))),
             }
         }
     }
@@ -440,7 +452,7 @@ impl Session {
     /// Loads a plan, for all runs at once.
     fn load(planned: Planned, device: Device, progress: &dyn Fn(usize, usize)) -> Result<Session> {
         let Planned { plan, data, ranges, .. } = planned;
-        let Device { backend, name: device } = device;
+        let Device { backend, name: device, .. } = device;
         let count = data.iter().map(Vec::len).sum();
         let mut exec = Exec::load(backend, plan.clone(), &data, &|n| progress(n, count))?;
         let data = if ranges.iter().any(Option::is_some) { data } else { Vec::new() };

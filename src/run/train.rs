@@ -775,7 +775,7 @@ fn evaluate(model: &Graph, trained: &[String], classes: Option<usize>, training:
     }
     let made = grow(&mut graph, "loss", |b| {
         let (judged, labels) = (b.value(judged), b.value(labels));
-        let (sum, count) = training.loss.sum(judged, labels, classes, 0.0)?;
+        let (sum, count) = training.loss.sum_beside_padding(judged, labels, classes)?;
         let mut made = vec![
             sum,
             match count {

@@ -142,7 +142,7 @@ def reason(text):
     message = re.sub(r"^error: (\S*\.onnx: )?", "", errors[-1])
     message = re.sub(r"^--input \S+: ", "", message)
     message = re.sub(r"node '[^']*' ", "node ", message)
-    for pattern in (r"(no such operator: [\w.]+)", r"(input '[^']*' must be known)",
+    for pattern in (r"(plimsoll does not have this operator: [\w.]+)", r"(input '[^']*' must be known)",
                     r"(element type \w+ is not supported)", r"(elements of type \S+ are not supported)"):
         if found := re.search(pattern, message):
             return found[1]

@@ -13,10 +13,14 @@ const TRAIN: &[&str] = &["train", "graphs/digits.onnx", "--loss", "cross_entropy
 const DATA: &[&str] = &["--data", "graphs/digits-images.npy", "--labels", "graphs/digits-labels.npy"];
 const CPU: &[&str] = &["--backend", "cpu", "--threads", "1"];
 
-fn child(args: &[&[&str]]) -> Child {
+fn command(args: &[&[&str]]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_plimsoll"));
-    command.args(args.concat()).current_dir(env!("CARGO_MANIFEST_DIR"));
-    command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("the program starts")
+    command.args(args.concat()).current_dir(env!("CARGO_MANIFEST_DIR")).stdout(Stdio::null()).stderr(Stdio::null());
+    command
+}
+
+fn child(args: &[&[&str]]) -> Child {
+    command(args).spawn().expect("the program starts")
 }
 
 /// The steps of a folder's checkpoints.
@@ -103,9 +107,12 @@ fn an_interrupted_training_finishes_its_step_and_writes_a_checkpoint() {
     let points = folder.path("points");
     let steps_of = |count: &'static str| ["--steps", count];
     let parts: &[&str] = &["--checkpoint", &points, "--save-every", "1000"];
-    for (run, signal) in ["-INT", "-TERM"].into_iter().enumerate() {
-        let mut running =
-            child(&[TRAIN, DATA, CPU, parts, &steps_of("100000"), &["--resume", "--log", &folder.path("log")]]);
+    for (run, (signal, expected)) in [("-INT", 130), ("-TERM", 143)].into_iter().enumerate() {
+        let log = ["--resume", "--log", &folder.path("log")];
+        let out = folder.path("out");
+        let file = fs::File::create(&out).expect("it can be written");
+        let words = [TRAIN, DATA, CPU, parts, &steps_of("100000"), &log];
+        let mut running = command(&words).stdout(file).spawn().expect("the program starts");
         let begin = Instant::now();
         // A step is in hand once the log is there.
         while !Path::new(&folder.path("log")).exists() {
@@ -114,10 +121,43 @@ fn an_interrupted_training_finishes_its_step_and_writes_a_checkpoint() {
         }
         std::thread::sleep(Duration::from_millis(200));
         let sent = Command::new("kill").args([signal, &running.id().to_string()]).status().expect("kill runs");
-        assert!(sent.success() && running.wait().expect("it ends").success(), "{signal}: it ends by itself");
-        assert!(!steps(&points).is_empty(), "{signal}: a checkpoint");
+        let code = running.wait().expect("it ends").code();
+        assert!(sent.success() && code == Some(expected), "{signal}: {code:?}: it ends by itself");
+        let last = *steps(&points).last().expect("a checkpoint");
+        let text = fs::read_to_string(&out).expect("it was written");
+        let words = format!("go on with --resume: {points}/step-{last:09}.safetensors");
+        assert!(text.contains(&words), "{signal}: {words} in {text}");
         fs::remove_file(folder.path("log")).unwrap_or_else(|e| panic!("{run}: {e}"));
     }
+}
+
+/// Where stderr is no terminal, each epoch has a line. A training that is done validates once more.
+#[test]
+fn epochs_are_told_and_so_is_what_is_done() {
+    let folder = Folder::new("told");
+    let points = folder.path("points");
+    let valid: &[&str] = &["--valid", "graphs/digits-images.npy", "--valid-labels", "graphs/digits-labels.npy"];
+    let told = |more: &[&[&str]]| {
+        let own: &[&str] = &["--epochs", "2", "--checkpoint", &points, "--resume"];
+        let output = command(&[&[TRAIN, DATA, CPU, own], more].concat())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .output()
+            .expect("it starts");
+        [output.stdout, output.stderr].map(|text| String::from_utf8(text).expect("it is text"))
+    };
+    let [_, log] = told(&[]);
+    let lines: Vec<&str> = log.lines().filter(|line| line.starts_with("epoch ")).collect();
+    assert!(
+        matches!(lines[..], [first, second] if first.starts_with("epoch    1  loss ") && second.ends_with(" s")),
+        "{log}"
+    );
+    let [text, log] = told(&[valid]);
+    assert!(!log.contains("epoch  ") && log.contains("60 of 60 steps were done"), "{log}");
+    assert!(text.contains("no step was left to do; validation loss ") && text.contains("accuracy "), "{text}");
+    std::fs::remove_dir_all(&points).expect("it is there");
+    let [_, log] = told(&[valid]);
+    assert_eq!(log.lines().filter(|line| line.contains("  validation ")).count(), 2, "{log}");
 }
 
 #[test]
@@ -155,7 +195,7 @@ fn checkpoints_of_other_trainings_and_damaged_ones_are_refused() {
     fails(
         1,
         &[TRAIN, DATA, CPU, &["--steps", "1", "--checkpoint", &points]],
-        &[&points, "it has checkpoints of a training", "resumed"],
+        &[&points, "it has checkpoints of a training: add --resume", "or name another folder"],
     );
     assert_eq!(folder.names("points"), before);
 }

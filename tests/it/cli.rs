@@ -939,8 +939,14 @@ fn a_model_is_inspected_with_nothing_bound() {
     let model = folder.file("odd.onnxtxt", source);
     let found = ok_json(&[&["inspect", &model]]);
     let lacks = |at: usize| found["operators"][at]["lacks"].clone();
-    assert_eq!((found["operators"][0]["name"].as_str(), lacks(0)), (Some("Frobnicate"), json!("no such operator")));
+    let expected = json!("plimsoll does not have this operator");
+    assert_eq!((found["operators"][0]["name"].as_str(), lacks(0)), (Some("Frobnicate"), expected));
     assert_eq!(found["open_dims"], json!(["m", "n"]));
+    // Of an input whose type is not supported, too.
+    let source = text("string[k] a, float[batch, 4] b", "float y", "c = StringNormalizer (a)\ny = Relu (b)");
+    let words = folder.file("words.onnxtxt", source);
+    assert_eq!(ok_json(&[&["inspect", &words]])["open_dims"], json!(["batch", "k"]));
+    assert!(ok(&[&["inspect", &words]]).contains("open dims  --set 'batch'=N --set 'k'=N\n"));
     fails(1, &[&["inspect", "graphs"]], &["graphs", "expected a file, found a folder"]);
     let counts = |at: usize| found["operators"][at]["counts"].clone();
     assert_eq!(
@@ -959,6 +965,32 @@ fn a_model_is_inspected_with_nothing_bound() {
     assert!(ok(&[&["inspect", &model]]).contains("\nloops      --set 'twice.trips'=N"));
 }
 
+/// Both files are named, each with the extents that differ.
+#[test]
+fn a_difference_names_its_files() {
+    let folder = Folder::new("differs");
+    let plan = |name: &str, batch: &str| {
+        let path = folder.path(name);
+        ok(&[&["plan", MLP[0], "--batch", batch, "--save", &path]]);
+        path
+    };
+    let (small, large) = (plan("small.json", "8"), plan("large.json", "10"));
+    let text = ok(&[&["diff", &small, &large]]);
+    assert!(text.starts_with(&format!("before  {small} (batch=8)\nafter   {large} (batch=10)\n\n")), "{text}");
+    assert!(ok(&[&["diff", &small, &small]]).starts_with(&format!("before  {small}\nafter   {small}\n\n")));
+}
+
+/// Why a device is not a better one is said once, in the log.
+#[test]
+fn a_device_is_described_once() {
+    for command in [&["run", MLP[0]][..], &["bench", MLP[0], "--iters", "1"], &["compare", MLP[0]]] {
+        let ran = finish(program(command));
+        let told = |text: &str| text.matches("no CUDA").count();
+        assert!(ran.code == Some(0) && told(&ran.out) == 0 && told(&ran.err) <= 1, "{}{}", ran.err, ran.out);
+        assert_eq!(ran.err.matches("INFO backend: ").count(), 1, "{}", ran.err);
+    }
+}
+
 /// Weights alone are no graph.
 #[test]
 fn files_of_weights_say_how_a_graph_is_written() {
@@ -967,6 +999,33 @@ fn files_of_weights_say_how_a_graph_is_written() {
         let file = folder.file(name, content);
         fails(1, &[&["inspect", &file]], &[name, "torch.onnx.export(model, (example,), \"model.onnx\", dynamo=True)"]);
     }
+}
+
+/// What is often taken for a model, or for data, says what it is.
+#[test]
+fn files_of_other_formats_are_named() {
+    let folder = Folder::new("formats");
+    let pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 5\n";
+    for (name, content, words) in [
+        ("m.tflite", "\u{1c}\0\0\0TFL3rest", "TensorFlow Lite"),
+        ("m.gguf", "GGUF\u{3}\0\0\0", "llama.cpp"),
+        ("page.onnx", "\n<!DOCTYPE html><html>", "it is a web page"),
+        ("page.onnxtxt", "<html lang=en>", "it is a web page"),
+        ("pointer.onnx", pointer, "`git lfs pull`"),
+        ("m.zip", "PK\u{3}\u{4}rest", "it is a zip archive"),
+        ("m.onnx", "PK\u{3}\u{4}rest of archive/data.pkl", "it has weights alone"),
+    ] {
+        let file = folder.file(name, content);
+        fails(1, &[&["plan", &file]], &[name, words]);
+    }
+    let data = |name: &str, content: &str, words: &str| {
+        let file = folder.file(name, content);
+        let method = ["--labels", &file, "--loss", "mse", "--lr", "0.1", "--batch", "2", "--steps", "1"];
+        fails(1, &[&["train", "graphs/linear.onnxtxt", "--data", &file], &method], &[name, words]);
+        fails(1, &[&["run", "graphs/linear.onnxtxt", "--input", &format!("x={file}")]], &[name, words]);
+    };
+    data("x.csv", "1,2,3\n4,5,6\n", "np.loadtxt");
+    data("x.npy", pointer, "`git lfs pull`");
 }
 
 /// With --json, an error is a record, too.

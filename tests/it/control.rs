@@ -148,7 +148,7 @@ fn branches_of_other_shapes_are_refused() {
         assert_eq!(graph.inputs().len(), 1);
     }
     let found = refusal(&broken, &[]);
-    assert!(found.starts_with("node 'y/else/b' (Nothing): no such operator"), "{found}");
+    assert!(found.starts_with("node 'y/else/b' (Nothing): plimsoll does not have this operator"), "{found}");
     assert!(
         found.contains("; it is in a branch that is read because input 'cond' must be known before the run"),
         "{found}"

@@ -344,7 +344,7 @@ fn buffers_are_no_weights() {
     let roles: Vec<_> = found["initializers"].as_array().expect("a list").iter().map(|i| i["role"].clone()).collect();
     assert_eq!(roles, ["buffer", "buffer", "parameter"]);
     let text = ok(&[&["inspect", &marked, "--weights"]]);
-    assert!(text.contains("parameters  8\n"), "{text}");
+    assert!(text.contains(", 8 parameters\n"), "{text}");
 }
 
 /// The plan that `plan --train` prints is the one that `train` takes, with a log or without, also under a limit.

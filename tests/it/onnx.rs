@@ -180,8 +180,8 @@ fn all_unknown_operators_are_listed_at_once() {
     );
     assert_eq!(
         message,
-        "graph: no such operator: Fourier (2 nodes, the first is 'a'), org.example.Relu (node 'second'); the model's \
-         opset is 20, and `plimsoll ops` lists the operators there are"
+        "graph: plimsoll does not have these operators: Fourier (2 nodes, the first is 'a'), org.example.Relu (node 'second'); the model's \
+         opset is 20, and `plimsoll ops` lists those that it has"
     );
 }
 
@@ -839,7 +839,10 @@ fn operators_that_no_plan_can_hold_say_why() {
     );
     assert!(of("StringSplit").contains("how much it finds depends on data"), "{}", of("StringSplit"));
     let found = of("com.microsoft.NGramRepeatBlock");
-    assert!(found.contains("no such operator: com.microsoft.NGramRepeatBlock (node 'y')"), "{found}");
+    assert!(
+        found.contains("plimsoll does not have this operator: com.microsoft.NGramRepeatBlock (node 'y')"),
+        "{found}"
+    );
     // ONNX has an operator with this name and another meaning.
     let found = of("com.microsoft.Attention");
     assert!(found.contains("com.microsoft.Attention") && found.contains("expected 2 to 6 inputs, found 1"), "{found}");

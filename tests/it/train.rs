@@ -22,20 +22,74 @@ fn training(rate: f64, accumulate: usize) -> Training {
 
 /// Eight rows for `graphs/linear.onnxtxt`.
 fn data(folder: &Folder) -> Data {
+    some_data(folder, 8, |label| label)
+}
+
+/// The first of these rows, with other labels.
+fn some_data(folder: &Folder, rows: usize, label: impl Fn(f64) -> f64) -> Data {
     let x: Vec<f64> = (0..80).map(|i| f64::from(i * 37 % 19) / 4.0 - 2.0).collect();
-    let y: Vec<f64> = x.chunks(10).map(|row| row[0] - row[3] + 0.5).collect();
+    let y: Vec<f64> = x.chunks(10).map(|row| label(row[0] - row[3] + 0.5)).collect();
     let open = |name: &str, tensor: Tensor| {
         let path = folder.path(name);
         npy::write(Path::new(&path), &tensor).expect("it can be written");
         Rows::open(Path::new(&path)).expect("it is an array of rows")
     };
-    let inputs = vec![("x".to_owned(), open("x.npy", Tensor::from_f64(DType::F32, [8, 10], &x)))];
-    Data { inputs, labels: open("y.npy", Tensor::from_f64(DType::F32, [8, 1], &y)) }
+    let inputs = vec![("x".to_owned(), open("x.npy", Tensor::from_f64(DType::F32, [rows, 10], &x[..10 * rows])))];
+    Data { inputs, labels: open("y.npy", Tensor::from_f64(DType::F32, [rows, 1], &y[..rows])) }
 }
 
 fn states(trainer: &Trainer) -> Vec<Vec<u8>> {
     let names = ["w", "b", "optimizer/momentum/w", "ema/w", "step"];
     names.map(|name| trainer.session().state(name).expect("it is a state").bytes().to_vec()).into()
+}
+
+/// The mean over all rows is the same whatever the batch is, also if a batch has more rows than there are.
+#[test]
+fn a_validation_counts_each_row_once() {
+    let folder = Folder::new("validated");
+    let score = |model: &str, loss, [data, valid]: [&Data; 2], backend, batch, accumulate| {
+        let training = Training { loss, ..training(0.1, accumulate) };
+        let model = onnx::load(Path::new(model)).expect("it is a model");
+        match Trainer::new(model, data, batch, training, &Options::default().on(backend)) {
+            Ok(mut trainer) => {
+                trainer.admits(valid).expect("they suit the model");
+                let score = trainer.evaluate(valid).expect("it runs");
+                assert_eq!(trainer.session().usage().bytes, trainer.session().plan().bytes());
+                Some(score)
+            }
+            Err(error) if backend == Choice::Cpu => panic!("{error}"),
+            Err(_) => None,
+        }
+    };
+    let near = |a: f64, b: f64| (a - b).abs() <= 1e-5 * b.abs();
+    let (eight, three) = (some_data(&folder, 8, |y| (y / 8.0 + 0.5).clamp(0.0, 1.0)), Folder::new("validated-few"));
+    let three = some_data(&three, 3, |y| (y / 8.0 + 0.5).clamp(0.0, 1.0));
+    let open = |name: &str| Rows::open(Path::new(name)).expect("it is an array of rows");
+    let digits = Data {
+        inputs: vec![("image".to_owned(), open("graphs/digits-images.npy"))],
+        labels: open("graphs/digits-labels.npy"),
+    };
+    for backend in [Choice::Cpu, Choice::Wgpu] {
+        for loss in [Loss::Mse, Loss::L1, Loss::Huber, Loss::BceLogits] {
+            for valid in [&eight, &three] {
+                let found = |batch, accumulate| {
+                    score("graphs/linear.onnxtxt", loss, [&eight, valid], backend, batch, accumulate)
+                };
+                let Some(alone) = found(1, 1) else { continue };
+                for (batch, accumulate) in [(3, 1), (5, 1), (8, 1), (8, 4), (6, 2)] {
+                    let of = found(batch, accumulate).expect("the device is there");
+                    assert!(near(of.loss, alone.loss), "{backend:?}, {loss:?}, {batch}: {of:?}, alone {alone:?}");
+                    assert_eq!(of.accuracy, None);
+                }
+            }
+        }
+        let found = |batch| score("graphs/digits.onnx", Loss::CrossEntropy, [&digits, &digits], backend, batch, 1);
+        let Some(alone) = found(1) else { continue };
+        for batch in [7, digits.labels.count() - 1, digits.labels.count()] {
+            let of = found(batch).expect("the device is there");
+            assert!(near(of.loss, alone.loss) && of.accuracy == alone.accuracy, "{batch}: {of:?}, alone {alone:?}");
+        }
+    }
 }
 
 #[test]

@@ -25,6 +25,19 @@ fn number(value: &Value) -> u64 {
     value.as_u64().unwrap_or_else(|| panic!("expected a number, found {value}"))
 }
 
+/// Where the sums of gradients take more than the parts of a batch save.
+#[test]
+fn an_accumulation_that_takes_more_says_so() {
+    let few = [METHOD[0], METHOD[1], "--batch", "4"];
+    let plan = |more: &[&str]| ok_json(&[PLAN, &few, more]);
+    let (whole, parts) = (plan(&[]), plan(&["--accumulate", "2"]));
+    let [whole_bytes, bytes] = [&whole, &parts].map(|plan| number(&plan["planned_bytes"]));
+    assert!(whole_bytes < bytes && whole.get("undivided_bytes").is_none(), "{whole_bytes}, {bytes}");
+    assert_eq!(number(&parts["undivided_bytes"]), whole_bytes);
+    let text = ok(&[PLAN, &few, &["--accumulate", "2"]]);
+    assert!(text.contains("accumulation takes ") && text.contains(" without it\n"), "{text}");
+}
+
 fn sum(value: &Value) -> u64 {
     value.as_object().expect("figures").values().map(number).sum()
 }

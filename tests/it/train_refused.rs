@@ -77,7 +77,7 @@ fn flags_without_effect_are_refused() {
 fn data_to_validate_on_is_judged_before_the_first_step() {
     let folder = Folder::new("valid");
     let rows = |name: &str, count: usize| array(&folder, name, DType::F32, [count, 1, 8, 8], &vec![0.5; count * 64]);
-    let (few, some) = (rows("few.npy", 5), rows("some.npy", 24));
+    let some = rows("some.npy", 24);
     let labels = |name: &str, labels: &[f64]| array(&folder, name, DType::I64, [labels.len()], labels);
     let five = labels("five.npy", &[1.0; 5]);
     let mut wrong = [3.0; 24];
@@ -85,7 +85,6 @@ fn data_to_validate_on_is_judged_before_the_first_step() {
     let (wrong, none) = (labels("wrong.npy", &wrong), labels("none.npy", &[-100.0; 24]));
     let log = folder.path("log");
     for (valid, right, words) in [
-        (few, &five, "at least 12 rows to validate on, one part of a batch, found 5"),
         (some.clone(), &five, "five.npy: expected 24 labels, one per row, found 5"),
         (some.clone(), &wrong, "wrong.npy: row 17: expected a label of 0 to 9"),
         (some.clone(), &none, "none.npy: all labels are -100"),
@@ -150,6 +149,22 @@ fn data_that_does_not_suit_the_model_is_named() {
 
 /// A pipe that nobody writes to would be waited for, for ever.
 #[cfg(unix)]
+/// A file that fixes its batch is trained on another one if it is asked for.
+#[test]
+fn a_fixed_batch_is_replaced_by_a_shape() {
+    let folder = Folder::new("train-shape");
+    let source = "<ir_version: 9, opset_import: [\"\" : 20]> g (float[1, 2] x) => (float[1, 1] y)
+        <float[2, 1] w = {0.5, 0.25}> { y = MatMul (x, w) }";
+    let model = folder.file("fixed.onnxtxt", source);
+    let x = array(&folder, "x.npy", DType::F32, [8, 2], &[1.0; 16]);
+    let y = array(&folder, "y.npy", DType::F32, [8, 1], &[2.0; 8]);
+    let method = ["--loss", "mse", "--batch", "8"];
+    let train: &[&[&str]] = &[&["train", &model, "--data", &x, "--labels", &y], &method, CPU];
+    fails(1, train, &["input 'x' is f32[1,2]: expected a batch of 8"]);
+    ok(&[train, &[&["--shape", "x=8x2"]]].concat());
+    fails(1, &[train, &[&["--shape", "x=8"]]].concat(), &["--shape x: the file declares f32[1,2], found [8]"]);
+}
+
 #[test]
 fn a_pipe_is_no_file_of_data() {
     let folder = Folder::new("pipe");

@@ -120,7 +120,7 @@ fn an_initialization_gives_initializers_their_elements() {
     );
     assert_eq!(
         refused("drawn = Mul (some, two)", "drawn = RandomNormal <shape = [3, 1]> ()"),
-        "node 'initialization/drawn' (RandomNormal): no such operator; `plimsoll ops` lists the operators there are"
+        "node 'initialization/drawn' (RandomNormal): plimsoll does not have this operator; `plimsoll ops` lists those that it has"
     );
     assert_eq!(
         refused("\"b\" : \"half\"", "\"c\" : \"half\""),

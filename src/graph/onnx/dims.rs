@@ -252,6 +252,16 @@ impl Model {
         Ok(open.into_iter().collect())
     }
 
+    /// The names of the open dims of all inputs that have some, in alphabetical order, whatever the types of the inputs are.
+    pub(super) fn named_dims(&self) -> Vec<String> {
+        let dims = self.open_inputs().filter_map(|input| dims_of(&input.name, tensor(input).ok()?).ok()).flatten();
+        let open = dims.filter_map(|dim| match dim {
+            Dim::Open(text) => Some(evaluate(&text, &BTreeMap::new()).ok()?.0),
+            Dim::Fixed(_) => None,
+        });
+        open.flatten().collect::<BTreeSet<_>>().into_iter().collect()
+    }
+
     /// The names, types and dims of the inputs, as the file declares them.
     pub fn declared_inputs(&self) -> String {
         let one = |input| match declared(input) {
@@ -290,23 +300,31 @@ fn written((dtype, dims): &(crate::dtype::DType, Vec<Dim>)) -> String {
 
 /// The type and dims that a file declares for a value.
 fn declared(value: &ValueInfoProto) -> Result<(crate::dtype::DType, Vec<Dim>), String> {
+    let tensor = tensor(value)?;
+    Ok((dtype(tensor.elem_type)?, dims_of(&value.name, tensor)?))
+}
+
+/// The dims that a file declares for a tensor of this name.
+fn dims_of(value: &str, tensor: &TensorType) -> Result<Vec<Dim>, String> {
+    let shape = tensor.shape.as_ref().ok_or("its rank is unknown: expected a shape")?;
+    let open = |axis, name: &str| match name {
+        // PaddlePaddle calls every unknown size "?".
+        "" | "?" => Dim::Open(format!("{value}.{axis}")),
+        name => Dim::Open(name.into()),
+    };
+    let dims = shape.dim.iter().enumerate().map(|(axis, dim)| match &dim.value {
+        Some(DimensionValue::DimParam(name)) => open(axis, name.trim()),
+        // Some exporters write an unknown size as -1.
+        Some(DimensionValue::DimValue(size)) => usize::try_from(*size).map_or(open(axis, ""), Dim::Fixed),
+        None => open(axis, ""),
+    });
+    Ok(dims.collect())
+}
+
+/// The type that a file declares for a value, of a tensor.
+fn tensor(value: &ValueInfoProto) -> Result<&TensorType, String> {
     let kind = match value.r#type.as_ref().and_then(|t| t.value.as_ref()) {
-        Some(TypeValue::Tensor(tensor)) => {
-            let dtype = dtype(tensor.elem_type)?;
-            let shape = tensor.shape.as_ref().ok_or("its rank is unknown: expected a shape")?;
-            let open = |axis, name: &str| match name {
-                // PaddlePaddle calls every unknown size "?".
-                "" | "?" => Dim::Open(format!("{}.{axis}", value.name)),
-                name => Dim::Open(name.into()),
-            };
-            let dims = shape.dim.iter().enumerate().map(|(axis, dim)| match &dim.value {
-                Some(DimensionValue::DimParam(name)) => open(axis, name.trim()),
-                // Some exporters write an unknown size as -1.
-                Some(DimensionValue::DimValue(size)) => usize::try_from(*size).map_or(open(axis, ""), Dim::Fixed),
-                None => open(axis, ""),
-            });
-            return Ok((dtype, dims.collect()));
-        }
+        Some(TypeValue::Tensor(tensor)) => return Ok(tensor),
         None => "nothing",
         Some(TypeValue::Sequence(_)) => "a sequence",
         Some(TypeValue::Map(_)) => "a map",

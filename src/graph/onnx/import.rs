@@ -122,7 +122,7 @@ pub struct Operator {
 }
 
 /// Why most operators that are not supported are not.
-const NO_ROW: &str = "no such operator";
+const NO_ROW: &str = "plimsoll does not have this operator";
 
 /// The operators of a model, by name. Those in bodies of `If` and loops are not among them.
 pub(super) fn operators(model: &Model) -> Result<Vec<Operator>> {
@@ -338,8 +338,9 @@ impl<'a> Importer<'a> {
             return Ok(());
         }
         let opset = opset(&self.model.proto.opset_import)?.map_or("unknown".into(), |v| v.to_string());
+        let these = if list.len() == 1 { "this operator" } else { "these operators" };
         Err(Error::graph(format!(
-            "no such operator: {}; the model's opset is {opset}, and `plimsoll ops` lists the operators there are",
+            "plimsoll does not have {these}: {}; the model's opset is {opset}, and `plimsoll ops` lists those that it has",
             list.join(", ")
         )))
     }
@@ -587,7 +588,7 @@ impl<'a> Importer<'a> {
             }
             Some(Meaning::Function(function)) => self.function(function, &call),
             Some(Meaning::Bodies) => self.bodies(&call),
-            None => Err(call.fail("no such operator; `plimsoll ops` lists the operators there are")),
+            None => Err(call.fail("plimsoll does not have this operator; `plimsoll ops` lists those that it has")),
         }
     }
 

@@ -35,6 +35,8 @@ pub struct Inspected {
     pub weights: usize,
     /// Their bytes, those in other files among them.
     pub weight_bytes: u64,
+    /// The numbers that a training may change.
+    pub parameters: u64,
     /// The files with external data.
     pub files: Vec<DataFile>,
     /// True if it has a training step.
@@ -105,6 +107,8 @@ impl Model {
             }
             Ok(())
         })?;
+        let initializers = self.initializers();
+        let is_trained = |i: &&Initializer| matches!(i.role, Some(Role::Parameter | Role::Doubtful));
         let domain = |domain: &str| if domain.is_empty() { "ai.onnx".to_owned() } else { domain.to_owned() };
         let file = |(path, bytes): (PathBuf, u64)| DataFile { is_there: path.exists(), path, bytes };
         Ok(Inspected {
@@ -112,7 +116,7 @@ impl Model {
             producer: format!("{} {}", proto.producer_name, proto.producer_version).trim().to_owned(),
             ir_version: proto.ir_version,
             opsets: proto.opset_import.iter().map(|set| (domain(&set.domain), set.version)).collect(),
-            open_dims: self.open_dims().unwrap_or_default(),
+            open_dims: self.named_dims(),
             inputs: self.open_inputs().map(declared).collect(),
             defaults: self.inputs_with_default().map(declared).collect(),
             outputs: graph.output.iter().map(declared).collect(),
@@ -122,7 +126,8 @@ impl Model {
             weight_bytes,
             files: files.into_iter().map(file).collect(),
             training: self.offers_training(),
-            initializers: lists_initializers.then(|| self.initializers()),
+            parameters: initializers.iter().filter(is_trained).map(|initializer| initializer.elements).sum(),
+            initializers: lists_initializers.then_some(initializers),
             folded_norms: self.folded_norms(),
         })
     }

@@ -87,10 +87,8 @@ pub struct Model {
 pub fn load(path: &Path) -> Result<Model> {
     let extension = path.extension().and_then(OsStr::to_str).unwrap_or_default();
     let bytes = map(path)?;
-    // PyTorch's files are archives, whatever their names are.
-    if ["pt", "pth", "safetensors"].contains(&extension) || bytes.starts_with(b"PK\x03\x04") {
-        let what = "it has weights alone, and no graph: write one from PyTorch by torch.onnx.export(model, (example,), \"model.onnx\", dynamo=True)";
-        return Err(Error::File { path: path.to_owned(), what: what.into(), source: None });
+    if let Some(what) = other_format(extension, &bytes) {
+        return Err(Error::File { path: path.to_owned(), what, source: None });
     }
     let is_text = match extension {
         "onnx" => false,
@@ -115,6 +113,36 @@ pub fn load(path: &Path) -> Result<Model> {
     let model = Model { path: Some(path.to_owned()), ..Model::new(proto) };
     model.check().map_err(|e| e.in_file(path))?;
     Ok(model)
+}
+
+/// What a file is that is no model of ONNX, by its name or its first bytes, and how to come by one.
+fn other_format(extension: &str, bytes: &[u8]) -> Option<String> {
+    const WEIGHTS: &str = "it has weights alone, and no graph: write one from PyTorch by torch.onnx.export(model, (example,), \"model.onnx\", dynamo=True)";
+    let start = &bytes[..bytes.len().min(256)];
+    let has = |words: &[u8]| start.windows(words.len()).any(|part| part == words);
+    let text = start.trim_ascii_start().to_ascii_lowercase();
+    let what = if ["pt", "pth", "safetensors"].contains(&extension) {
+        WEIGHTS
+    } else if start.starts_with(b"PK\x03\x04") {
+        // PyTorch's files are archives, too, whatever their names are.
+        let archive = "it is a zip archive: expected the model that is in it";
+        return Some(if has(b"data.pkl") {
+            WEIGHTS.to_owned()
+        } else {
+            format!("{archive}; or, if PyTorch wrote it, {WEIGHTS}")
+        });
+    } else if start.get(4..8) == Some(b"TFL3") {
+        "it is a model of TensorFlow Lite: write one of ONNX from it, as tf2onnx does"
+    } else if start.starts_with(b"GGUF") {
+        "it is a GGUF file: it has weights for llama.cpp, and no graph; export the model that it was made of, as Hugging Face's optimum does"
+    } else if text.starts_with(b"<!doctype html") || text.starts_with(b"<html") {
+        "it is a web page: expected the model itself; download it by the page's link to the raw file"
+    } else if start.starts_with(b"version https://git-lfs") {
+        "it is a pointer of Git LFS, which stands for the model: `git lfs pull` brings the file"
+    } else {
+        return None;
+    };
+    Some(what.to_owned())
 }
 
 /// Reads a model as [`load`] does, with the elements that a safetensors file has for its initializers, if one is given.

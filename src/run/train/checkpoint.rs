@@ -82,28 +82,18 @@ impl Folder {
         Ok(!self.steps()?.is_empty())
     }
 
-    /// Refuses a folder with checkpoints, which those of another training would be mixed with.
-    ///
-    /// # Errors
-    /// That there are some.
-    pub fn expect_new(&self) -> Result<()> {
-        ensure(!self.is_begun()?, || {
-            let what = "it has checkpoints of a training: expected an empty folder; a training that is resumed goes on with them";
-            Error::File { path: self.path.clone(), what: what.to_owned(), source: None }
-        })
-    }
-
-    /// Writes a checkpoint, and removes those before the last ones.
+    /// Writes a checkpoint, and removes those before the last ones. Returns its file.
     ///
     /// # Errors
     /// When the file cannot be written: those before it are still there. When the device fails.
-    pub fn save(&self, session: &Session, place: &Place) -> Result<()> {
-        self.write(&self.path.join(format!("step-{:09}.{EXTENSION}", place.step)), session, place)?;
+    pub fn save(&self, session: &Session, place: &Place) -> Result<PathBuf> {
+        let path = self.path.join(format!("step-{:09}.{EXTENSION}", place.step));
+        self.write(&path, session, place)?;
         let found = self.steps()?;
         for (_, old) in &found[..found.len().saturating_sub(KEPT)] {
             fs::remove_file(old).map_err(|e| Error::file(old, "remove the old checkpoint", e))?;
         }
-        Ok(())
+        Ok(path)
     }
 
     /// Writes the checkpoint with the least validation loss so far.

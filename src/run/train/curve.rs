@@ -43,12 +43,16 @@ pub fn recompute(plan: &Plan, parts: usize) -> Recompute {
 }
 
 /// Plans of a job without a limit and under ever smaller ones, until none fits. Each point takes less memory and does more again than the one before
-/// it.
+/// it. `seen` gets each plan's point as it is made.
 ///
 /// # Errors
 /// Of planning, but for a limit that nothing fits.
-pub fn curve(parts: usize, planner: &mut Planner) -> Result<Vec<Point>> {
-    let mut point = |limit| Ok(Point::of(&planner.within(limit)?.plan, parts));
+pub fn curve(parts: usize, planner: &mut Planner, seen: &mut dyn FnMut(&Point)) -> Result<Vec<Point>> {
+    let mut point = |limit| {
+        let point = Point::of(&planner.within(limit)?.plan, parts);
+        seen(&point);
+        Ok(point)
+    };
     let mut found = vec![point(None)?];
     let apart = found[0].arena_bytes.div_ceil(APART).max(1);
     loop {

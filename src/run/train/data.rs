@@ -4,12 +4,13 @@ use super::LABELS;
 use super::loss::IGNORED;
 use crate::dtype::DType;
 use crate::error::{Error, Result, ensure};
-use crate::file::{Access, advise};
+use crate::file::{self, Access, advise};
 use crate::npz;
 use crate::op::Fact;
 use crate::shape::Shape;
 use crate::tensor::{Tensor, convert};
 use bytes::Bytes;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -59,7 +60,7 @@ impl Rows {
         let paths = if path.is_dir() { shards(path)? } else { vec![path.to_owned()] };
         let mut all: Option<Array> = None;
         for file in paths {
-            let (dtype, shape, bytes) = npz::map(&file)?;
+            let (dtype, shape, bytes) = npz::map(&file).map_err(|error| of_other_format(&file, error))?;
             let fail = |what: String| Error::File { path: file.clone(), what, source: None };
             ensure(shape.first().is_some_and(|&count| count > 0), || {
                 fail(format!("expected an array of rows, found {dtype}{shape}"))
@@ -223,6 +224,25 @@ impl Rows {
         let row = Tensor::new(self.array.dtype, shape, self.row(row).to_vec()).expect("a row has whole elements");
         row.to_f64()
     }
+}
+
+/// The error of an array that cannot be read, or what its file is in the place of one.
+pub fn of_other_format(path: &Path, error: Error) -> Error {
+    let mut start = [0; 256];
+    let read = file::open(path).and_then(|mut file| file.read(&mut start)).unwrap_or(0);
+    let start = &start[..read];
+    let is_text = !start.is_empty() && !start.iter().any(|byte| byte.is_ascii_control() && !byte.is_ascii_whitespace());
+    let what = if start.starts_with(b"version https://git-lfs") {
+        "it is a pointer of Git LFS, which stands for the array: `git lfs pull` brings the file".to_owned()
+    } else if is_text && start.is_ascii() {
+        format!(
+            "it is text: expected an .npy file; one of numbers with commas between them is written by np.save(\"x.npy\", np.loadtxt({:?}, delimiter=\",\", dtype=np.float32))",
+            path.file_name().unwrap_or_default().to_string_lossy()
+        )
+    } else {
+        return error;
+    };
+    Error::File { path: path.to_owned(), what, source: None }
 }
 
 /// The allowed labels.

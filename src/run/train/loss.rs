@@ -71,6 +71,10 @@ pub(super) fn class_axis(output: &Fact, training: &Training) -> Result<Option<us
 /// The label of elements that do not count.
 pub const IGNORED: f64 = -100.0;
 
+/// The float label of elements that do not count: those of rows that fill up the last part of a validation. Labels of data are smaller, as no loss
+/// of this one would be finite.
+pub(super) const PADDING: f64 = (1u128 << 127) as f64;
+
 /// The number of elements that a sum of losses is divided by.
 pub(super) enum Count<'g> {
     Known(usize),
@@ -106,8 +110,34 @@ impl Loss {
         classes: Option<usize>,
         smoothing: f64,
     ) -> OpResult<(Var<'g>, Count<'g>)> {
-        let each = match self {
-            Loss::CrossEntropy => return cross_entropy(output, labels, classes, smoothing),
+        if self == Loss::CrossEntropy {
+            return cross_entropy(output, labels, classes, smoothing);
+        }
+        let each = self.each(output, labels);
+        let count = each.shape()?.numel();
+        Ok((each.reduce_sum(&[], false), Count::Known(count)))
+    }
+
+    /// As [`sum`](Self::sum), of rows among which there may be [padding](PADDING). The number of elements counts the padding in, unless it depends on
+    /// the labels.
+    pub(super) fn sum_beside_padding<'g>(
+        self,
+        output: Var<'g>,
+        labels: Var<'g>,
+        classes: Option<usize>,
+    ) -> OpResult<(Var<'g>, Count<'g>)> {
+        if self == Loss::CrossEntropy {
+            return cross_entropy(output, labels, classes, 0.0);
+        }
+        let each = labels.less(PADDING).select(self.each(output, labels), 0.0);
+        let count = each.shape()?.numel();
+        Ok((each.reduce_sum(&[], false), Count::Known(count)))
+    }
+
+    /// The loss of each element, of a loss that does not judge classes.
+    fn each<'g>(self, output: Var<'g>, labels: Var<'g>) -> Var<'g> {
+        match self {
+            Loss::CrossEntropy => unreachable!("it judges classes"),
             Loss::Mse => {
                 let difference = output - labels;
                 difference * difference
@@ -118,9 +148,7 @@ impl Loss {
                 let difference = (output - labels).abs();
                 difference.less(1.0).select(difference * difference * 0.5, difference - 0.5)
             }
-        };
-        let count = each.shape()?.numel();
-        Ok((each.reduce_sum(&[], false), Count::Known(count)))
+        }
     }
 
     /// The number of right answers, of a loss that judges classes.

@@ -9,6 +9,8 @@
 //! are there from the beginning. What is filled, and every error, depends on what is asked for alone, never on time.
 
 use super::data::{Order, Rows};
+use super::loss::{IGNORED, PADDING};
+use crate::dtype::DType;
 use crate::error::Result;
 use crate::op::Fact;
 use crate::target::PREFETCH_STACK;
@@ -18,7 +20,8 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
-/// The rows of a micro-batch: those at consecutive places of an order.
+/// The rows of a micro-batch: those at consecutive places of an order. If they are fewer than it takes, copies of the last one follow, whose labels
+/// do not count.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Batch {
     /// The order of the rows.
@@ -30,10 +33,21 @@ pub struct Batch {
 }
 
 impl Batch {
-    /// The numbers of the rows.
-    pub fn rows(&self) -> impl ExactSizeIterator<Item = usize> + Clone + use<> {
+    /// Writes the rows to memory that has room for a micro-batch of this fact.
+    ///
+    /// # Errors
+    /// As [`Rows::fill`].
+    pub fn fill(&self, rows: &Rows, are_labels: bool, fact: &Fact, out: &mut [u8]) -> Result<()> {
         let Batch { order, first, count } = *self;
-        (first..first + count).map(move |place| order.row(place))
+        let (whole, last) = (fact.shape.first().map_or(count, |&whole| whole), first + count - 1);
+        rows.fill((first..first + whole).map(|place| order.row(place.min(last))), fact, out)?;
+        if are_labels {
+            let padding = &mut out[fact.bytes() / whole * count..];
+            let (integer, float) = ((IGNORED as i64).to_le_bytes(), (PADDING as f32).to_le_bytes());
+            let label = if fact.dtype == DType::I64 { &integer[..] } else { &float[..] };
+            padding.chunks_exact_mut(label.len()).for_each(|to| to.copy_from_slice(label));
+        }
+        Ok(())
     }
 }
 
@@ -73,11 +87,12 @@ impl Slot {
     fn fill(&mut self) {
         let Slot { columns, bytes, batch, filled } = self;
         let Some(batch) = *batch else { return };
-        let fill = |Column { rows, fact, range }: &Column| match rows {
-            Some(rows) => rows.fill(batch.rows(), fact, &mut bytes[range.clone()]),
+        let last = columns.len() - 1;
+        let fill = |(number, Column { rows, fact, range }): (usize, &Column)| match rows {
+            Some(rows) => batch.fill(rows, number == last, fact, &mut bytes[range.clone()]),
             None => Ok(()),
         };
-        *filled = columns.iter().try_for_each(fill);
+        *filled = columns.iter().enumerate().try_for_each(fill);
     }
 }
 
@@ -93,7 +108,7 @@ pub struct Prefetch {
 }
 
 impl Prefetch {
-    /// A slot for micro-batches of these facts in this memory, which has a byte for each of theirs. It has no thread if the system refuses one:
+    /// A slot for micro-batches of these facts, the labels last, in this memory, which has a byte for each of theirs. It has no thread if the system refuses one:
     /// then nothing is filled ahead.
     ///
     /// # Panics

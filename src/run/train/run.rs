@@ -101,8 +101,6 @@ pub struct Score {
     pub loss: f64,
     /// The share of right answers, of classes.
     pub accuracy: Option<f64>,
-    /// Rows at the end that do not fill a batch, and are left out.
-    pub left_out: usize,
 }
 
 impl Trainer {
@@ -165,6 +163,7 @@ impl Trainer {
             init::forget(&mut graph, &init)?;
         }
         let device = session::open(options)?;
+        tracing::info!("backend: {}", device.described());
         let training = Training { labels: Some(data.labels.shape().clone()), ..training.on(device.backend.target()) };
         let Programs { parts, evaluate, outline, .. } = of_model(&model, &graph, &training)?;
         let facts: Vec<Fact> = data
@@ -345,7 +344,7 @@ impl Trainer {
             let columns = data.columns().zip(&self.facts).filter(|((name, _), _)| takes(name));
             let inputs = columns.map(|((name, rows), fact)| {
                 let mut bytes = vec![0; fact.shape.numel() * fact.dtype.size()];
-                rows.fill(batch.rows(), fact, &mut bytes)?;
+                batch.fill(rows, name == LABELS, fact, &mut bytes)?;
                 Ok((name, Tensor::new(fact.dtype, fact.shape.clone(), bytes)?))
             });
             if let Some(found) = program.first_not_finite(&inputs.collect::<Result<Vec<_>>>()?)? {
@@ -372,18 +371,16 @@ impl Trainer {
         }
     }
 
-    /// Refuses data that [`evaluate`](Self::evaluate) would refuse, or whose labels are none that the loss can judge. Returns the number of rows
-    /// at its end that do not fill a part of a batch, and are left out.
+    /// Refuses data that [`evaluate`](Self::evaluate) would refuse, or whose labels are none that the loss can judge.
     ///
     /// # Errors
     /// The file, what was expected, and what was found.
-    pub fn admits(&self, data: &Data) -> Result<usize> {
-        let rows = self.fits(data)?;
-        data.labels.check_labels(self.labels)?;
-        Ok(rows % (self.batch / self.training.accumulate))
+    pub fn admits(&self, data: &Data) -> Result<()> {
+        self.fits(data)?;
+        data.labels.check_labels(self.labels)
     }
 
-    /// Refuses data of other columns than the training's, or of fewer rows than a part of a batch. Returns the number of rows.
+    /// Refuses data of other columns than the training's. Returns the number of rows.
     fn fits(&self, data: &Data) -> Result<usize> {
         let rows = data.check()?;
         ensure(data.columns().map(|(name, _)| name).eq(self.names.iter().map(String::as_str)), || {
@@ -395,13 +392,6 @@ impl Trainer {
         for ((name, rows), fact) in data.columns().zip(&self.facts) {
             rows.suit(name, fact)?;
         }
-        let micro = self.batch / self.training.accumulate;
-        ensure(rows >= micro, || {
-            let advice = "give more rows, a smaller batch, or more parts of it";
-            data.labels.fail(format!(
-                "expected at least {micro} rows to validate on, one part of a batch, found {rows}; {advice}"
-            ))
-        })?;
         Ok(rows)
     }
 
@@ -427,7 +417,7 @@ impl Trainer {
         Ok(None)
     }
 
-    /// The loss and the accuracy on other data.
+    /// The loss and the accuracy on other data: means over all of its rows.
     ///
     /// # Errors
     /// When the data does not fit the model, or the device fails.
@@ -436,16 +426,18 @@ impl Trainer {
         let micro = self.batch / self.training.accumulate;
         let (mut loss, mut count, mut correct) = (0.0, 0.0, 0.0);
         let order = Order::new(rows, None, 0);
-        for part in 0..rows / micro {
+        let judges_classes = self.training.loss == Loss::CrossEntropy;
+        let batch = |first: usize| Batch { order, first, count: micro.min(rows - first) };
+        for first in (0..rows).step_by(micro) {
             let mut shown = [[0u8; 4]; 3];
-            let [batch, next] = [part, part + 1].map(|part| Batch { order, first: part * micro, count: micro });
-            let next = (part + 1 < rows / micro).then_some(next);
-            self.run(data, batch, next, "evaluate", ["loss", "count", "correct"], &mut shown)?;
+            let next = (first + micro < rows).then(|| batch(first + micro));
+            self.run(data, batch(first), next, "evaluate", ["loss", "count", "correct"], &mut shown)?;
             let [own, number, right] = shown.map(|bytes| f64::from(f32::from_le_bytes(bytes)));
-            (loss, count, correct) = (loss + own, count + number, correct + right);
+            // The labels of classes tell which count. Of other losses, all elements of a row do.
+            let share = if judges_classes { 1.0 } else { batch(first).count as f64 / micro as f64 };
+            (loss, count, correct) = (loss + own, count + number * share, correct + right);
         }
-        let accuracy = (self.training.loss == Loss::CrossEntropy).then_some(correct / count);
-        Ok(Score { loss: loss / count, accuracy, left_out: rows % micro })
+        Ok(Score { loss: loss / count, accuracy: judges_classes.then_some(correct / count) })
     }
 
     /// Runs a program on some rows, and has the next ones made ready meanwhile. Returns how long it has waited for the rows.
@@ -479,7 +471,7 @@ impl Trainer {
                 exec.fill_in_place(&mut |input, place| {
                     let column = data.columns().zip(&facts[..]).find(|((name, _), _)| *name == input);
                     let ((_, rows), fact) = column.expect("a trainer has a column for each input");
-                    rows.fill(batch.rows(), fact, place)
+                    batch.fill(rows, input == LABELS, fact, place)
                 })?;
                 waited = start.elapsed();
             }
