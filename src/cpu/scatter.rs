@@ -60,8 +60,8 @@ impl Scatter {
             _ => 1,
         };
         let ns = (nest.len() * count) as f64 * (2.0 + 0.1 * (run * size) as f64);
-        // Many updates of short rows are shared by their elements, a line of the cache at a time.
-        let unit = if join.is_some() { 16 } else { 4096 };
+        // Many updates of short rows are shared by their elements: each thread reads all indices, and whole lines of the cache.
+        let unit = if join.is_some() { run.div_ceil(threads.max(1)).next_multiple_of(16).min(4096) } else { 4096 };
         let shares = Shares::new(nest.len(), run, unit, ns, threads);
         let (extent, stride) = (extent as i64, stride * dense);
         let wide = repr == Repr::I64;

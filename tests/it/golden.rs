@@ -140,15 +140,24 @@ fn operators() -> String {
 fn the_operators_are_listed_as_they_are() {
     let path = root().join("src/operators.md");
     let page = std::fs::read_to_string(&path).expect("the page is there");
-    let (before, rest) = page.split_once("<!-- plimsoll ops -->\n").expect("the table's beginning is marked");
-    let (found, after) = rest.split_once("<!-- end -->").expect("the table's end is marked");
-    let expected = operators();
-    if std::env::var_os("BLESS").is_some() {
-        let text = format!("{before}<!-- plimsoll ops -->\n{expected}<!-- end -->{after}");
-        std::fs::write(&path, text).expect("the page is written");
-        return;
+    let limit = |limit: &plimsoll::internals::ops::Limit| {
+        format!("| {} | {} | {} |\n", limit.operators, limit.what, limit.most)
+    };
+    let limits: String = plimsoll::internals::ops::LIMITS.iter().map(limit).collect();
+    let limits = format!("| operators | what | at most |\n|---|---|---|\n{limits}");
+    let mut page = page;
+    for (begin, end, expected) in
+        [("<!-- limits -->\n", "<!-- end limits -->", limits), ("<!-- plimsoll ops -->\n", "<!-- end -->", operators())]
+    {
+        let (before, rest) = page.split_once(begin).expect("the table's beginning is marked");
+        let (found, after) = rest.split_once(end).expect("the table's end is marked");
+        if std::env::var_os("BLESS").is_some() {
+            page = format!("{before}{begin}{expected}{end}{after}");
+            std::fs::write(&path, &page).expect("the page is written");
+            continue;
+        }
+        assert!(found == expected, "src/operators.md: {}", difference(&expected, found));
     }
-    assert!(found == expected, "src/operators.md: {}", difference(&expected, found));
 }
 
 /// The same graph gives the same bytes: twice in this process, and in another one.

@@ -11,9 +11,9 @@ use crate::op::{Args, Attrs, Call, Eval, Fact, Lower, Nodes, OpDef, OpResult, Va
 use crate::shape::{Shape, indices};
 
 /// The most columns by which slices are sorted.
-const MOST_COLUMNS: usize = 1 << 6;
+pub(super) const MOST_COLUMNS: usize = 1 << 6;
 /// The most boxes per class: each takes nodes of its own.
-const MOST_BOXES: usize = 1 << 10;
+pub(super) const MOST_BOXES: usize = 1 << 10;
 
 pub(super) static OPS: &[OpDef] = &[
     OpDef::new(

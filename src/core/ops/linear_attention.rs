@@ -6,7 +6,7 @@ use crate::dtype::DType;
 use crate::op::{Args, Call, Nodes, OpDef, OpResult, Var, inputs, names};
 
 /// The most places of a sequence: each is a handful of nodes of the graph.
-const LONGEST: usize = 1 << 12;
+pub(super) const LONGEST: usize = 1 << 12;
 const MOST_HEADS: i64 = 1 << 16;
 
 /// Indices of inputs.

@@ -7,6 +7,42 @@ use crate::shape::{Shape, indices};
 use std::borrow::Cow;
 use std::fmt;
 
+/// What a row takes at most: its operators, what is counted, and how many there may be.
+pub struct Limit {
+    /// The operators.
+    pub operators: &'static str,
+    /// What is counted.
+    pub what: &'static str,
+    /// The most.
+    pub most: usize,
+}
+
+/// The limits of rows, as the page of operators lists them.
+pub static LIMITS: &[Limit] = &[
+    Limit { operators: "RNN GRU LSTM", what: "steps", most: recurrent::LONGEST },
+    Limit {
+        operators: "LinearAttention CausalConvWithState",
+        what: "steps of a state",
+        most: linear_attention::LONGEST,
+    },
+    Limit { operators: "Loop Scan", what: "iterations", most: MOST_ITERATIONS },
+    Limit {
+        operators: "NonMaxSuppression",
+        what: "`max_output_boxes_per_class`, of boxes that a run gives",
+        most: counted::MOST_BOXES,
+    },
+    Limit { operators: "Unique", what: "elements of a slice, where a run gives them", most: counted::MOST_COLUMNS },
+    Limit { operators: "RoiAlign", what: "`sampling_ratio`", most: grid::regions::MOST_POINTS },
+    Limit {
+        operators: "all, on GPUs",
+        what: "elements of a tensor that no library computes",
+        most: crate::kernel::MOST_ELEMENTS,
+    },
+];
+
+/// The most iterations of a loop in a file.
+pub const MOST_ITERATIONS: usize = 1 << 13;
+
 pub use attention::keys_seen;
 pub use compose::constant as made_constant;
 pub use counted::{Finder, finder};

@@ -17,7 +17,7 @@ use crate::shape::{Access, Shape};
 use std::ops::Range;
 
 /// Upper bound of the sequence length: each step is a cell of the graph.
-const LONGEST: usize = 1 << 12;
+pub(super) const LONGEST: usize = 1 << 12;
 
 const RNN: &[Input] = inputs![X W R B? sequence_lens? initial_h?];
 /// Indices of inputs: the lengths, the first of the initial states, and the peepholes.

@@ -8,7 +8,7 @@ use crate::ops::{ensure, expect_dtype, expect_shape};
 use crate::shape::Shape;
 
 /// The most points of an element along an axis: each takes nodes of its own.
-const MOST_POINTS: usize = 16;
+pub(in crate::ops) const MOST_POINTS: usize = 16;
 
 /// Attributes of the row.
 const ATTRS: &[&str] =

@@ -18,7 +18,7 @@ use crate::onnx::dims::trips_of;
 use crate::shape::Shape;
 
 /// The most iterations of a loop.
-const MAX_ITERATIONS: i64 = 1 << 13;
+const MAX_ITERATIONS: i64 = crate::ops::MOST_ITERATIONS as i64;
 /// The most nodes that a bound is followed through.
 const MAX_FOLLOWED: usize = 1 << 6;
 
