@@ -420,10 +420,6 @@ fn what_is_wrong_with_a_graph_is_said_of_its_node() {
             "g (float[2] x) => (int64[2] y) { y = Relu (x) }",
             "graph: output 'y': the file declares int64, but its nodes make f32[2]",
         ),
-        (
-            "g (float[2] x) => (float[2, 1] y) { y = Relu (x) }",
-            "graph: output 'y': the file declares 2 dims, but its nodes make f32[2]",
-        ),
         ("g (float[] x) => (float[2] y) { y = Relu (x) }", "graph: input 'x': its rank is unknown: expected a shape"),
         (
             "g (seq(float[2]) x) => (float[2] y) { y = Relu (x) }",
