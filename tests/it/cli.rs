@@ -85,6 +85,10 @@ fn an_output_of_another_size_than_the_file_says_is_named() {
         let ran = finish(program(&[&["plan", &model, "--set", "past=3"][..], &["--target", "cpu"]].concat()));
         assert_eq!((ran.code, ran.err.contains("size differs")), (Some(0), differs), "{declared}: {}", ran.err);
     }
+    let source = "<ir_version: 9, opset_import: [\"\" : 20]> g (float[3] x) => (float[1, 3] y) { y = Relu (x) }";
+    let model = folder.file("m.onnxtxt", source);
+    let ran = finish(program(&["plan", &model, "--target", "cpu"]));
+    assert_eq!((ran.code, ran.err.contains("the number of dims differs")), (Some(0), true), "{}", ran.err);
 }
 
 /// The best of some needs one at least.

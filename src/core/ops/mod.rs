@@ -91,7 +91,7 @@ mod updates;
 mod window;
 
 /// Every row, by family; names are unique.
-pub static OPS: [&[OpDef]; 36] = [
+pub static OPS: [&[OpDef]; 37] = [
     elementwise::OPS,
     reduce::OPS,
     layout::OPS,
@@ -119,6 +119,7 @@ pub static OPS: [&[OpDef]; 36] = [
     integer::OPS,
     attention::OPS,
     runtime::OPS,
+    recurrent::OF_RUNTIME,
     random::OPS,
     fused::OPS,
     packed::OPS,
@@ -137,7 +138,7 @@ pub fn all() -> impl Iterator<Item = &'static OpDef> {
 
 /// True if a row is of an operator of ONNX Runtime's domain.
 pub fn is_of_runtime(op: &OpDef) -> bool {
-    let families = [runtime::OPS, fused::OPS, packed::OPS, experts::OPS, ort_attention::OPS];
+    let families = [runtime::OPS, recurrent::OF_RUNTIME, fused::OPS, packed::OPS, experts::OPS, ort_attention::OPS];
     let is_own = op.name.starts_with("plimsoll.");
     let in_family = families.iter().flat_map(|family| family.iter()).any(|other| other.name == op.name);
     in_family && !is_own || ["BiasGelu", "FastGelu", "QuickGelu"].contains(&op.name)

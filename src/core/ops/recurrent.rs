@@ -8,10 +8,11 @@
 //!                               state t-1 --x R'---'
 //! ```
 
-use super::{ensure, expect_shape, output, same_float};
+use super::compose::composed;
+use super::{ensure, expect_dtype, expect_shape, find, output, same_float};
 use crate::dtype::DType;
 use crate::op::{
-    Args, Attr, Attrs, Call, Eval, Fact, Infer, Input, Lower, Nodes, OpDef, OpResult, Rule, Tensors, Var, inputs,
+    Args, Attr, Attrs, Call, Eval, Fact, Infer, Input, Lower, Nodes, OpDef, OpResult, Rule, Tensors, Var, inputs, names,
 };
 use crate::shape::{Access, Shape};
 use std::ops::Range;
@@ -19,6 +20,9 @@ use std::ops::Range;
 /// Upper bound of the sequence length: each step is a cell of the graph.
 pub(super) const LONGEST: usize = 1 << 12;
 
+const ATTRS: &[&str] = names![
+    activation_alpha activation_beta activations clip direction hidden_size input_forget layout linear_before_reset
+];
 const RNN: &[Input] = inputs![X W R B? sequence_lens? initial_h?];
 /// Indices of inputs: the lengths, the first of the initial states, and the peepholes.
 const LENGTHS: usize = 4;
@@ -56,6 +60,59 @@ pub(super) static OPS: &[OpDef] = &[
     .sample(|s| s.floats(&[&[4, 2, 3], &[1, 20, 3], &[1, 20, 5]])),
 ];
 
+/// Rows of ONNX Runtime's domain.
+pub(super) static OF_RUNTIME: &[OpDef] = &[composed(
+    "DynamicQuantizeLSTM",
+    "LSTM of weights of 8 bits, [directions, input, gates hidden], which have a scale and a zero point per direction, or per direction and row of \
+     the gates. Its other numbers are not rounded",
+    inputs![
+        X W R B? sequence_lens? initial_h? initial_c? P? W_scale W_zero_point R_scale R_zero_point
+    ],
+    quantized,
+)
+.sample(|s| {
+    let s = s.floats(&[&[3, 2, 4]]).input(DType::I8, &[1, 4, 20], -128.0, 127.0).input(DType::I8, &[1, 5, 20], -128.0, 127.0);
+    let s = s.floats(&[&[1, 40]]).omitted().omitted().omitted().omitted();
+    let s = s.given(DType::F32, &[1], &[0.0078125]).given(DType::I8, &[1], &[3.0]);
+    s.input(DType::F32, &[1, 20], 0.001, 0.01).input(DType::I8, &[1, 20], -9.0, 9.0).element(DType::F32)
+})
+.attrs(names![activation_alpha activation_beta activations clip direction hidden_size input_forget])];
+
+/// The first inputs of a scale and a zero point, by the input of the weights less 1.
+const SCALES: [usize; 2] = [PEEPHOLES + 1, PEEPHOLES + 3];
+
+fn quantized<'g>(b: Nodes<'g>, call: &Call, x: &Args<Var<'g>>) -> OpResult<Vec<Var<'g>>> {
+    let dtype = expect_dtype(call, 0, "f32", |d| d == DType::F32)?;
+    let mut facts = Vec::new();
+    for (input, first) in [1, 2].into_iter().zip(SCALES) {
+        expect_dtype(call, input, "u8 or i8", DType::is_byte)?;
+        let &[directions, elements, rows] = &call.shape(input)[..] else {
+            let (name, found) = (call.op.inputs[input].name, call.shape(input));
+            return Err(format!("input '{name}': expected [directions, elements, gates], found {found}"));
+        };
+        for at in [first, first + 1] {
+            let fits = matches!(call.shape(at)[..], [n] if n == directions)
+                || matches!(call.shape(at)[..], [n, r] if (n, r) == (directions, rows));
+            expect_shape(call, at, fits, format_args!("[{directions}] or [{directions}, {rows}]"))?;
+        }
+        facts.push(Fact::new(dtype, [directions, rows, elements]));
+    }
+    let row = find("LSTM").ok_or("there is no LSTM")?;
+    let mut inputs = call.inputs[..call.inputs.len().min(PEEPHOLES + 1)].to_vec();
+    inputs[1..3].iter_mut().zip(&facts).for_each(|(input, fact)| *input = Some(fact));
+    let call = Call { op: row, attrs: call.attrs, inputs: &inputs };
+    infer(&call, &LONG)?;
+    let weights = |input: usize, d: usize| {
+        let first = SCALES[input - 1];
+        let [bytes, scale, zero] = [input, first, first + 1].map(|at| element(x[at], d));
+        // One zero point may serve all rows that have scales of their own.
+        let zero = zero.expand(&scale.shape()?);
+        Ok(bytes.op("DequantizeLinear", &[scale, zero], Attrs::new().with("axis", 1)))
+    };
+    let inputs: Vec<_> = (0..inputs.len()).map(|at| x.given(at)).collect();
+    walked(b, &call, &Args(&inputs), &LONG, &weights)
+}
+
 const fn row(
     name: &'static str,
     doc: &'static str,
@@ -64,9 +121,8 @@ const fn row(
     eval: Tensors,
     nodes: Rule,
 ) -> OpDef {
-    let attrs = &["activations", "direction", "hidden_size", "input_forget", "layout", "linear_before_reset"];
     let (eval, lower) = (Eval::Tensor(eval), Lower::Decompose(nodes));
-    OpDef::new(name, doc, inputs, infer, eval, lower).attrs(attrs)
+    OpDef::new(name, doc, inputs, infer, eval, lower).attrs(ATTRS)
 }
 
 /// A kind of recurrent cell.
@@ -75,13 +131,13 @@ struct Cell {
     gates: usize,
     /// Tensors of a state: the hidden state, and for LSTM the cell state.
     states: usize,
-    /// The lists of activations that it supports, the default first.
-    activations: &'static [&'static [&'static str]],
+    /// The functions of a direction, unless the call names others.
+    activations: &'static [&'static str],
     /// Computes the next state of one row in `f64` from the gates' share of the input with its bias, the old state,
     /// the product of a state with R, and the peepholes.
-    step: fn(&Call, &[f64], &State, &dyn Fn(&[f64]) -> Vec<f64>, Option<&[f64]>) -> OpResult<State>,
+    step: fn(&Call, &[Function], &[f64], &State, &dyn Fn(&[f64]) -> Vec<f64>, Option<&[f64]>) -> OpResult<State>,
     /// Builds the nodes of the next state.
-    nodes: for<'g> fn(&Call, Var<'g>, &[Var<'g>], &Recurrence<'g>) -> OpResult<Vec<Var<'g>>>,
+    nodes: for<'g> fn(&Call, &[Function], Var<'g>, &[Var<'g>], &Recurrence<'g>) -> OpResult<Vec<Var<'g>>>,
 }
 
 /// The hidden state of a row, and its cell state.
@@ -90,91 +146,195 @@ type State = [Vec<f64>; 2];
 static SIMPLE: Cell = Cell {
     gates: 1,
     states: 1,
-    activations: &[&["tanh"], &["relu"]],
-    step: |call, x, [h, _], recur, _| {
-        let relu = relu(call);
-        let next = |(x, r): (&f64, f64)| if relu { (x + r).max(0.0) } else { (x + r).tanh() };
-        Ok([x.iter().zip(recur(h)).map(next).collect(), Vec::new()])
+    activations: &["tanh"],
+    step: |_, f, x, [h, _], recur, _| {
+        Ok([x.iter().zip(recur(h)).map(|(x, r)| f[0].value(x + r)).collect(), Vec::new()])
     },
-    nodes: |call, x, state, recurrence| {
-        let sum = x + recurrence.product(state[0], 0..1);
-        Ok(vec![if relu(call) { sum.relu() } else { sum.tanh() }])
-    },
+    nodes: |_, f, x, state, recurrence| Ok(vec![f[0].node(x + recurrence.product(state[0], 0..1))]),
 };
 
 /// Gates z, r and h.
 static GATED: Cell = Cell {
     gates: 3,
     states: 1,
-    activations: &[&["sigmoid", "tanh"]],
-    step: |call, x, [h, _], recur, _| {
+    activations: &["sigmoid", "tanh"],
+    step: |call, f, x, [h, _], recur, _| {
         let (n, linear) = (h.len(), call.int("linear_before_reset", 0)? != 0);
         let old = recur(h);
-        let z: Vec<_> = (0..n).map(|j| sigmoid(x[j] + old[j])).collect();
-        let r: Vec<_> = (n..2 * n).map(|j| sigmoid(x[j] + old[j])).collect();
+        let z: Vec<_> = (0..n).map(|j| f[0].value(x[j] + old[j])).collect();
+        let r: Vec<_> = (n..2 * n).map(|j| f[0].value(x[j] + old[j])).collect();
         let reset: Vec<_> = r.iter().zip(h).map(|(r, h)| r * h).collect();
         let reset = recur(&reset);
         let hidden = |j: usize| {
             let k = 2 * n + j;
-            (x[k] + if linear { r[j] * old[k] } else { reset[k] }).tanh()
+            f[1].value(x[k] + if linear { r[j] * old[k] } else { reset[k] })
         };
         Ok([(0..n).map(|j| (1.0 - z[j]) * hidden(j) + z[j] * h[j]).collect(), Vec::new()])
     },
-    nodes: |call, x, state, recurrence| {
+    nodes: |call, f, x, state, recurrence| {
         let (h, linear) = (state[0], call.int("linear_before_reset", 0)? != 0);
         let old = recurrence.product(h, 0..if linear { 3 } else { 2 });
-        let gate = |k: usize| (recurrence.gate(x, k) + recurrence.gate(old, k)).sigmoid();
+        let gate = |k: usize| f[0].node(recurrence.gate(x, k) + recurrence.gate(old, k));
         let (z, r) = (gate(0), gate(1));
         let reset = if linear { r * recurrence.gate(old, 2) } else { recurrence.product(r * h, 2..3) };
-        let hidden = (recurrence.gate(x, 2) + reset).tanh();
+        let hidden = f[1].node(recurrence.gate(x, 2) + reset);
         // (1 - z) hidden + z h
         Ok(vec![hidden + z * (h - hidden)])
     },
 };
 
-/// Gates i, o, f and c.
+/// Gates i, o, f and c. Where the gates i and f are one, f is 1 - i.
 static LONG: Cell = Cell {
     gates: 4,
     states: 2,
-    activations: &[&["sigmoid", "tanh", "tanh"]],
-    step: |_, x, [h, c], recur, peepholes| {
-        let (n, old) = (h.len(), recur(h));
+    activations: &["sigmoid", "tanh", "tanh"],
+    step: |call, functions, x, [h, c], recur, peepholes| {
+        let (n, old, coupled) = (h.len(), recur(h), call.int("input_forget", 0)? != 0);
         let sum = |k: usize, j: usize| x[k * n + j] + old[k * n + j];
-        let gate = |k: usize, j: usize, c: f64| sigmoid(sum(k, j) + peepholes.map_or(0.0, |p| p[k * n + j] * c));
-        let cell = |j: usize| gate(2, j, c[j]) * c[j] + gate(0, j, c[j]) * sum(3, j).tanh();
+        let gate =
+            |k: usize, j: usize, c: f64| functions[0].value(sum(k, j) + peepholes.map_or(0.0, |p| p[k * n + j] * c));
+        let cell = |j: usize| {
+            let i = gate(0, j, c[j]);
+            let f = if coupled { 1.0 - i } else { gate(2, j, c[j]) };
+            f * c[j] + i * functions[1].value(sum(3, j))
+        };
         let c: Vec<_> = (0..n).map(cell).collect();
-        Ok([(0..n).map(|j| gate(1, j, c[j]) * c[j].tanh()).collect(), c])
+        Ok([(0..n).map(|j| gate(1, j, c[j]) * functions[2].value(c[j])).collect(), c])
     },
-    nodes: |_, x, state, recurrence| {
+    nodes: |call, functions, x, state, recurrence| {
         let sum = x + recurrence.product(state[0], 0..4);
         let gate = |k: usize, c| {
             let gate = recurrence.gate(sum, k);
             let hidden = recurrence.hidden;
             let seen = recurrence.peepholes.map(|all| all.part(0, k * hidden..(k + 1) * hidden));
-            seen.map_or(gate, |seen| gate + seen * c).sigmoid()
+            functions[0].node(seen.map_or(gate, |seen| gate + seen * c))
         };
-        let (i, f) = (gate(0, state[1]), gate(2, state[1]));
-        let g = recurrence.gate(sum, 3).tanh();
+        let i = gate(0, state[1]);
+        let f = if call.int("input_forget", 0)? != 0 { 1.0 - i } else { gate(2, state[1]) };
+        let g = functions[1].node(recurrence.gate(sum, 3));
         let c = f * state[1] + i * g;
-        Ok(vec![gate(1, c) * c.tanh(), c])
+        Ok(vec![gate(1, c) * functions[2].node(c), c])
     },
 };
 
+#[cfg(test)]
 fn sigmoid(x: f64) -> f64 {
     1.0 / (1.0 + (-x).exp())
 }
 
-/// The names of the activations in lower case. An empty list means the default.
-fn activations(call: &Call) -> OpResult<Vec<String>> {
-    match call.attrs.get("activations") {
-        None => Ok(Vec::new()),
-        Some(Attr::Strs(names)) => Ok(names.iter().map(|name| name.to_lowercase()).collect()),
-        Some(other) => Err(format!("attribute 'activations': expected strings, found {}", other.kind())),
-    }
+/// A function of a gate.
+struct Function {
+    kind: &'static Kind,
+    /// `alpha` and `beta`.
+    parameters: [f64; 2],
+    /// What its argument is held within, on both sides of 0.
+    clip: Option<f64>,
 }
 
-fn relu(call: &Call) -> bool {
-    activations(call).is_ok_and(|names| names.first().is_some_and(|name| name == "relu"))
+/// A function that `activations` can name.
+struct Kind {
+    /// In lower case: names are compared so.
+    name: &'static str,
+    /// The row that computes it, with its parameters as attributes. Without one it is made of others.
+    row: &'static str,
+    /// What `alpha` and `beta` are unless they are given; `None` if the function has no such parameter.
+    parameters: [Option<f64>; 2],
+    value: fn(f64, [f64; 2]) -> f64,
+}
+
+static KINDS: [Kind; 11] = [
+    Kind { name: "affine", row: "", parameters: [Some(1.0), Some(0.0)], value: |x, [a, b]| a * x + b },
+    Kind {
+        name: "elu",
+        row: "Elu",
+        parameters: [Some(1.0), None],
+        value: |x, [a, _]| if x < 0.0 { a * x.exp_m1() } else { x },
+    },
+    Kind {
+        name: "hardsigmoid",
+        row: "HardSigmoid",
+        parameters: [Some(0.2), Some(0.5)],
+        value: |x, [a, b]| (a * x + b).clamp(0.0, 1.0),
+    },
+    Kind {
+        name: "leakyrelu",
+        row: "LeakyRelu",
+        parameters: [Some(0.01), None],
+        value: |x, [a, _]| if x < 0.0 { a * x } else { x },
+    },
+    Kind { name: "relu", row: "Relu", parameters: [None; 2], value: |x, _| x.max(0.0) },
+    Kind { name: "scaledtanh", row: "", parameters: [Some(1.0), Some(1.0)], value: |x, [a, b]| a * (b * x).tanh() },
+    Kind { name: "sigmoid", row: "Sigmoid", parameters: [None; 2], value: |x, _| 1.0 / (1.0 + (-x).exp()) },
+    Kind {
+        name: "softplus",
+        row: "Softplus",
+        parameters: [None; 2],
+        value: |x, _| x.max(0.0) + (-x.abs()).exp().ln_1p(),
+    },
+    Kind { name: "softsign", row: "Softsign", parameters: [None; 2], value: |x, _| x / (1.0 + x.abs()) },
+    Kind { name: "tanh", row: "Tanh", parameters: [None; 2], value: |x, _| x.tanh() },
+    Kind {
+        name: "thresholdedrelu",
+        row: "ThresholdedRelu",
+        parameters: [Some(1.0), None],
+        value: |x, [a, _]| if x > a { x } else { 0.0 },
+    },
+];
+
+impl Function {
+    /// The functions of all directions, one after another. Those that have a parameter take the next of what is given.
+    fn all(call: &Call, cell: &Cell, directions: usize) -> OpResult<Vec<Function>> {
+        let names: Vec<String> = match call.attrs.get("activations") {
+            None => Vec::new(),
+            Some(Attr::Strs(names)) => names.iter().map(|name| name.to_lowercase()).collect(),
+            Some(other) => return Err(format!("attribute 'activations': expected strings, found {}", other.kind())),
+        };
+        let names = match names.len() {
+            0 => cell.activations.repeat(directions),
+            _ => names.iter().map(String::as_str).collect(),
+        };
+        let count = cell.activations.len() * directions;
+        ensure(names.len() == count, || {
+            format!("attribute 'activations': expected {count} for {directions} directions, found {}", names.len())
+        })?;
+        let clip = call.float("clip", 0.0)?;
+        ensure(clip >= 0.0, || format!("attribute 'clip': expected a positive number, or 0 for none, found {clip}"))?;
+        let clip = Some(clip).filter(|&clip| clip > 0.0);
+        let [alpha, beta] = ["activation_alpha", "activation_beta"].map(|name| call.floats(name));
+        let mut given = [alpha?.unwrap_or_default().into_iter(), beta?.unwrap_or_default().into_iter()];
+        let function = |name: &str| {
+            let kind = KINDS.iter().find(|kind| kind.name == name).ok_or_else(|| {
+                let known = KINDS.each_ref().map(|kind| kind.name).join(", ");
+                format!("attribute 'activations': expected some of {known}, found {name}")
+            })?;
+            let mut parameters = [0.0; 2];
+            for ((parameter, usual), given) in parameters.iter_mut().zip(kind.parameters).zip(&mut given) {
+                if let Some(usual) = usual {
+                    *parameter = given.next().unwrap_or(usual);
+                }
+            }
+            Ok(Function { kind, parameters, clip })
+        };
+        names.into_iter().map(function).collect()
+    }
+
+    fn value(&self, x: f64) -> f64 {
+        (self.kind.value)(self.clip.map_or(x, |clip| x.clamp(-clip, clip)), self.parameters)
+    }
+
+    fn node<'g>(&self, x: Var<'g>) -> Var<'g> {
+        let x = self.clip.map_or(x, |clip| x.clip(-clip, clip));
+        let ([a, b], Kind { name, row, parameters, .. }) = (self.parameters, self.kind);
+        match *name {
+            "affine" => x * a + b,
+            "scaledtanh" => (x * b).tanh() * a,
+            _ => {
+                let known = ["alpha", "beta"].into_iter().zip(parameters).zip(self.parameters);
+                let known = known.filter_map(|((name, usual), value)| usual.map(|_| (name, value)));
+                x.op(row, &[], known.fold(Attrs::new(), |attrs, (name, value)| attrs.with(name, value)))
+            }
+        }
+    }
 }
 
 /// The extents of a recurrent row.
@@ -222,10 +382,10 @@ impl Extents {
         if given != self.hidden as i64 {
             return Err(format!("attribute 'hidden_size': expected {} as R has it, found {given}", self.hidden));
         }
-        if !(1..=LONGEST).contains(&self.steps) || self.hidden == 0 {
+        if self.steps > LONGEST || self.hidden == 0 {
             let found = call.shape(0);
             return Err(format!(
-                "input 'X': expected a sequence of 1 to {LONGEST} and a state with elements, found {found}"
+                "input 'X': expected a sequence of at most {LONGEST} and a state with elements, found {found}"
             ));
         }
         Ok(())
@@ -290,21 +450,12 @@ fn infer(call: &Call, cell: &Cell) -> OpResult<Vec<Fact>> {
     floats.iter_mut().skip(LENGTHS).take(1).for_each(|lengths| *lengths = None);
     let dtype = same_float(&Call { inputs: &floats, ..*call })?;
     let Extents { steps, batch, hidden, reversed, .. } = Extents::of(call, cell)?;
-    match call.int("input_forget", 0)? {
-        0 => {}
-        found => return Err(format!("attribute 'input_forget': expected 0 (gates of their own), found {found}")),
-    }
+    call.int("input_forget", 0)?;
     call.int("linear_before_reset", 0)?;
     if call.has(LENGTHS) && (!call.dtype(LENGTHS).is_int() || call.shape(LENGTHS)[..] != [batch]) {
         return Err(format!("input 'sequence_lens': expected integers [{batch}], found {}", call.fact(LENGTHS)));
     }
-    let found = activations(call)?;
-    let is = |expected: &&[&str]| found.chunks(expected.len()).all(|part| part == *expected);
-    if !cell.activations.iter().any(is) {
-        let expected: Vec<_> = cell.activations.iter().map(|list| list.join(", ")).collect();
-        let (expected, found) = (expected.join(" or "), found.join(", "));
-        return Err(format!("attribute 'activations': expected {expected} per direction, found {found}"));
-    }
+    Function::all(call, cell, reversed.len())?;
     let mut facts = output(dtype, [steps, reversed.len(), batch, hidden])?;
     facts.resize(1 + cell.states, Fact::new(dtype, [reversed.len(), batch, hidden]));
     Ok(facts)
@@ -327,6 +478,7 @@ fn eval(x: &Args<&[f64]>, call: &Call, cell: &Cell) -> OpResult<Vec<Vec<f64>>> {
     }
     let Extents { steps, batch, input, hidden, reversed } = Extents::of(call, cell)?;
     let rows = cell.gates * hidden;
+    let functions = Function::all(call, cell, reversed.len())?;
     let part = |i: usize, at: usize, len: usize| x.given(i).map(|v| &v[at * len..][..len]);
     let times = |matrix: &[f64], vector: &[f64], bias: Option<&[f64]>| -> Vec<f64> {
         let row = |k: usize| matrix[k * vector.len()..][..vector.len()].iter().zip(vector).map(|(a, b)| a * b);
@@ -350,6 +502,7 @@ fn eval(x: &Args<&[f64]>, call: &Call, cell: &Cell) -> OpResult<Vec<Vec<f64>>> {
                 let x = part(0, t * batch + row, input).ok_or("input 'X' has no value")?;
                 state = (cell.step)(
                     call,
+                    &functions[d * cell.activations.len()..],
                     &times(w, x, own),
                     &state,
                     &|h| times(r, h, recurrent),
@@ -416,14 +569,36 @@ fn nodes<'g>(b: Nodes<'g>, call: &Call, x: &Args<Var<'g>>, cell: &Cell) -> OpRes
         let order = |y: Var<'g>| Ok(y.transpose(SequenceFirst::order(y.shape()?.len())));
         return outputs.into_iter().map(order).collect();
     }
+    // Weights stand [gates hidden, input]; products want them turned.
+    let weights = |input: usize, d: usize| Ok(element(x[input], d).transpose(&[1, 0]));
+    walked(b, call, x, cell, &weights)
+}
+
+/// The weights of an input, W or R, and a direction, `[elements, gates hidden]`.
+type Weights<'w, 'g> = &'w dyn Fn(usize, usize) -> OpResult<Var<'g>>;
+
+/// The outputs of a call whose sequence comes first.
+fn walked<'g>(
+    b: Nodes<'g>,
+    call: &Call,
+    x: &Args<Var<'g>>,
+    cell: &Cell,
+    weights: Weights<'_, 'g>,
+) -> OpResult<Vec<Var<'g>>> {
     let extents = Extents::of(call, cell)?;
     let (mut all, mut last) = (Vec::new(), vec![Vec::new(); cell.states]);
     for d in 0..extents.reversed.len() {
-        let (states, end) = direction(b, call, x, cell, &extents, d)?;
-        all.push(stack(b, &states, 0, &[0, 1]));
+        let (states, end) = direction(b, call, x, cell, &extents, (d, weights))?;
+        if !states.is_empty() {
+            all.push(stack(b, &states, 0, &[0, 1]));
+        }
         last.iter_mut().zip(end).for_each(|(last, state)| last.push(state));
     }
-    let mut outputs = vec![b.concat(&all, 1)];
+    let none = || {
+        let shape = [0, extents.reversed.len(), extents.batch, extents.hidden];
+        b.constant(call.dtype(0), shape, Vec::new)
+    };
+    let mut outputs = vec![if all.is_empty() { none() } else { b.concat(&all, 1) }];
     outputs.extend(last.iter().map(|states| stack(b, states, 0, &[0])));
     Ok(outputs)
 }
@@ -435,12 +610,23 @@ fn direction<'g>(
     x: &Args<Var<'g>>,
     cell: &Cell,
     extents: &Extents,
-    d: usize,
+    (d, weights): (usize, Weights<'_, 'g>),
 ) -> OpResult<(Vec<Var<'g>>, Vec<Var<'g>>)> {
     let (hidden, rows, stored) = (extents.hidden, cell.gates * extents.hidden, call.dtype(0));
     let wide = stored.unhalved();
-    let transposed = |weights| element(weights, d).transpose(&[1, 0]);
-    let (w, weights) = (transposed(x[1]), transposed(x[2]));
+    let functions = Function::all(call, cell, extents.reversed.len())?;
+    let functions = &functions[d * cell.activations.len()..];
+    let start = |i: usize| match x.given(INITIAL + i) {
+        Some(initial) => element(initial, d).cast(wide),
+        // One row serves the whole batch, so its size does not depend on the batch.
+        None => b.constant(wide, [1, hidden], || vec![0.0; hidden]),
+    };
+    let mut state: Vec<_> = (0..cell.states).map(start).collect();
+    if extents.steps == 0 {
+        let end = state.into_iter().map(|state| state.expand(&[extents.batch, hidden]).cast(stored));
+        return Ok((Vec::new(), end.collect()));
+    }
+    let (w, weights) = (weights(1, d)?, weights(2, d)?);
     let mut inputs = x[0].matmul(w).cast(wide);
     let mut bias = None;
     if let Some(both) = x.given(3) {
@@ -450,18 +636,12 @@ fn direction<'g>(
     }
     let peepholes = x.given(PEEPHOLES).map(|all| element(all, d).cast(wide));
     let recurrence = Recurrence { weights, bias, peepholes, hidden, stored, wide };
-    let start = |i: usize| match x.given(INITIAL + i) {
-        Some(initial) => element(initial, d).cast(wide),
-        // One row serves the whole batch, so its size does not depend on the batch.
-        None => b.constant(wide, [1, hidden], || vec![0.0; hidden]),
-    };
-    let mut state: Vec<_> = (0..cell.states).map(start).collect();
     let lengths = x.given(LENGTHS).map(|lengths| lengths.cast(DType::I32).unsqueeze(&[1]));
     let nothing = b.scalar(0.0, wide);
     let mut steps = Vec::with_capacity(extents.steps);
     for t in 0..extents.steps {
         let t = if extents.reversed[d] { extents.steps - 1 - t } else { t };
-        let mut next = (cell.nodes)(call, element(inputs, t), &state, &recurrence)?;
+        let mut next = (cell.nodes)(call, functions, element(inputs, t), &state, &recurrence)?;
         let mut shown = next[0];
         if let Some(lengths) = lengths {
             // A row that has ended keeps its state, and its outputs are zero.
@@ -522,6 +702,38 @@ mod tests {
     }
 
     #[test]
+    fn functions_take_their_parameters_in_turn() {
+        let names = |names: &[&str]| Attr::Strs(names.iter().map(|&name| name.into()).collect());
+        let mut attrs = attrs("bidirectional").with("activations", names(&["Affine", "ScaledTanh"]));
+        attrs.set("activation_alpha", Attr::Floats(vec![2.0, 3.0]));
+        attrs.set("activation_beta", Attr::Floats(vec![0.5, 0.25]));
+        let found = run("RNN", 1, attrs.clone());
+        let scaled = |x: f64| 3.0 * (0.25 * x).tanh();
+        let two = scaled(2.0);
+        assert_eq!(found[0].1, [2.5, scaled(1.0 + 0.5 * two), 2.0 * (2.0 + 0.5 * 2.5) + 0.5, two]);
+        // What they take is held within the bounds first.
+        let found = run("RNN", 1, attrs.with("clip", 0.75));
+        assert_eq!(found[0].1, [2.0, scaled(0.75), 2.0, scaled(0.75)]);
+        let one = sigmoid(1.0);
+        let found = run("LSTM", 4, Attrs::new().with("input_forget", 1));
+        assert_eq!(found[0].1[0], one * (one * 1f64.tanh()).tanh());
+    }
+
+    #[test]
+    fn of_no_steps_the_state_stays() {
+        let inputs: [Input; 6] = [
+            (F32, &[0, 1, 1], &[]),
+            (F32, &[1, 1, 1], &[1.0]),
+            (F32, &[1, 1, 1], &[1.0]),
+            (F32, &[1, 2], &[0.0; 2]),
+            (I32, &[1], &[0.0]),
+            (F32, &[1, 1, 1], &[7.0]),
+        ];
+        let found = outputs("RNN", &inputs, &Attrs::new());
+        assert_eq!(found, [("f32[0,1,1,1]".into(), vec![]), ("f32[1,1,1]".into(), vec![7.0])]);
+    }
+
+    #[test]
     fn a_sequence_is_walked_both_ways() {
         let (one, two) = (1f64.tanh(), 2f64.tanh());
         let back = (1.0 + 0.5 * two).tanh();
@@ -556,11 +768,18 @@ mod tests {
         };
         let found = refused("LSTM", 16, Attrs::new());
         assert_eq!(found, "input 'W': expected [1, 20, 4], found [1,16,4]");
-        let affine = Attr::Strs(vec!["Affine".into()]);
-        let found = refused("RNN", 5, Attrs::new().with("activations", affine));
-        assert_eq!(found, "attribute 'activations': expected tanh or relu per direction, found affine");
-        let found = refused("LSTM", 20, Attrs::new().with("input_forget", 1));
-        assert_eq!(found, "attribute 'input_forget': expected 0 (gates of their own), found 1");
+        let swish = Attr::Strs(vec!["Swish".into()]);
+        let found = refused("RNN", 5, Attrs::new().with("activations", swish));
+        assert_eq!(
+            found,
+            "attribute 'activations': expected some of affine, elu, hardsigmoid, leakyrelu, relu, scaledtanh, sigmoid, softplus, softsign, \
+             tanh, thresholdedrelu, found swish"
+        );
+        let two = Attr::Strs(vec!["Tanh".into(), "Relu".into()]);
+        let found = refused("RNN", 5, Attrs::new().with("activations", two));
+        assert_eq!(found, "attribute 'activations': expected 1 for 1 directions, found 2");
+        let found = refused("RNN", 5, Attrs::new().with("clip", -1.0));
+        assert!(found.starts_with("attribute 'clip': expected a positive number"), "{found}");
         assert!(refused("RNN", 5, Attrs::new().with("layout", 2)).starts_with("attribute 'layout'"));
         assert!(refused("RNN", 5, attrs("up")).ends_with("found 'up'"));
         assert!(refused("RNN", 5, Attrs::new().with("hidden_size", 6)).starts_with("attribute 'hidden_size'"));

@@ -99,12 +99,18 @@ fn decompose_resize<'g>(b: Nodes<'g>, call: &Call, x: &Args<Var<'g>>) -> OpResul
 
 /// An axis with this many elements per neighbour of a result, at most, is resized by a matrix product, if the matrix is no larger than the data.
 const DENSE: usize = 64;
+/// The most weights that are made for an axis.
+const MOST_WEIGHTS: f64 = (1 << 26) as f64;
 
 /// Resizes with antialias: axis by axis, by a matrix product, or by the neighbours alone.
 fn blurred<'g>(b: Nodes<'g>, call: &Call, axes: &[Axis], mut y: Var<'g>) -> OpResult<Var<'g>> {
     let (mode, mut shape) = (mode(call)?, call.shape(0).clone());
     for (k, &axis) in axes.iter().enumerate().filter(|(_, a)| !a.stays()) {
         let (outer, inner): (usize, usize) = (shape[..k].iter().product(), shape[k + 1..].iter().product());
+        let most = (4.0 / axis.blur + 2.0) * axis.out as f64;
+        ensure(most <= MOST_WEIGHTS, || {
+            format!("axis {k}: expected at most {MOST_WEIGHTS} weights of what antialias widens, found {most}")
+        })?;
         let found: Vec<Vec<(usize, f64)>> = (0..axis.out).map(|i| neighbours(axis, mode, i)).collect();
         let taps = found.iter().map(Vec::len).max().unwrap_or(0);
         if axis.len > DENSE * taps || axis.out > outer * inner {

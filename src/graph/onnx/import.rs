@@ -36,6 +36,7 @@ mod dependence;
 mod find;
 mod old;
 mod open;
+mod order;
 mod sequence;
 mod training;
 
@@ -155,6 +156,8 @@ struct Importer<'a> {
     notes: Notes,
     /// How many were found, in the order of the nodes.
     found: Vec<ValueId>,
+    /// The orders of lists of nodes that were read.
+    orders: HashMap<order::List, order::Order>,
     /// Work that inlining may still do, in the units of [`MAX_WORK`].
     work_left: usize,
 }
@@ -275,6 +278,7 @@ impl<'a> Importer<'a> {
             dependence: Dependence::default(),
             notes: Notes::default(),
             found: Vec::new(),
+            orders: HashMap::new(),
             // Reading the whole file once is free.
             work_left: MAX_WORK + model.proto.encoded_len() / BYTES_PER_UNIT,
         }
@@ -503,7 +507,10 @@ impl<'a> Importer<'a> {
     }
 
     fn nodes(&mut self, nodes: &'a [NodeProto], scope: &mut Scope<'_, 'a>) -> Result<()> {
-        for (index, node) in nodes.iter().enumerate() {
+        let order = self.order(nodes, scope)?;
+        for place in 0..nodes.len() {
+            let index = order.as_ref().map_or(place, |order| order[place]);
+            let node = &nodes[index];
             let name = scope.name(&node_name(node, index));
             let fail = |what: String| Error::Node { node: name.clone(), op: full_name(node), what, file: None };
             let mut inputs = Vec::with_capacity(node.input.len());
@@ -514,14 +521,9 @@ impl<'a> Importer<'a> {
                     None => scope.find(input).map(|outer| self.guarded(outer)).transpose()?,
                 };
                 let Some(value) = value else {
-                    let later = nodes.iter().enumerate().skip(index).find(|(_, n)| n.output.contains(input));
-                    return Err(fail(match later {
-                        Some((at, later)) => format!(
-                            "reads '{input}', which node '{}' produces later: expected nodes in the order they run",
-                            node_name(later, at)
-                        ),
-                        None => format!("reads '{input}', which is no input, no initializer and no node's output"),
-                    }));
+                    return Err(fail(format!(
+                        "reads '{input}', which is no input, no initializer and no node's output"
+                    )));
                 };
                 inputs.push(value);
             }

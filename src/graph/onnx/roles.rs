@@ -109,6 +109,7 @@ const READERS: &[(&str, usize)] = &[
     ("FusedConv", 1),
     ("ConvTranspose", 1),
     ("LSTM", 1),
+    ("DynamicQuantizeLSTM", 1),
     ("GRU", 1),
     ("RNN", 1),
     ("PRelu", 1),

@@ -111,6 +111,20 @@ fn recurrences() -> Vec<Sample> {
         let usual = call(op, &[&[3, 2, 4], &[1, gates * 5, 4], &[1, gates * 5, 5]]).attr("activations", activations);
         all.push(usual.attr("layout", 0).attr("input_forget", 0));
     }
+    // Parameters go to the functions that have some, in turn; `clip` cuts some arguments.
+    for (op, gates, activations) in [
+        ("RNN", 1, &["Affine", "ScaledTanh"][..]),
+        ("RNN", 1, &["Softsign", "LeakyRelu"]),
+        ("GRU", 3, &["HardSigmoid", "Softplus", "Sigmoid", "Elu"]),
+        ("LSTM", 4, &["Sigmoid", "ThresholdedRelu", "Tanh", "HardSigmoid", "Softsign", "Affine"]),
+    ] {
+        let own =
+            call(op, &[&[3, 2, 4], &[2, gates * 5, 4], &[2, gates * 5, 5]]).attr("activations", named(activations));
+        let own = own.attr("direction", "bidirectional").attr("input_forget", 1);
+        let own = own.attr("activation_alpha", vec![0.3, 0.6]).attr("activation_beta", vec![0.4]);
+        all.extend([own.clone(), own.attr("clip", 0.7)]);
+    }
+    all.push(call("LSTM", &[&[0, 2, 4], &[1, 20, 4], &[1, 20, 5]]));
     let peepholes =
         |sample: Sample| [(); 4].iter().fold(sample, |sample, ()| sample.omitted()).input(F32, &[2, 15], -1.0, 1.0);
     all.push(peepholes(call("LSTM", &[&[3, 2, 4], &[2, 20, 4], &[2, 20, 5]]).attr("direction", "bidirectional")));

@@ -2,6 +2,7 @@
 
 use super::{Sample, call};
 use plimsoll::internals::dtype::DType::{self, *};
+use plimsoll::internals::op::Attr;
 
 pub fn samples() -> Vec<Sample> {
     [
@@ -16,6 +17,7 @@ pub fn samples() -> Vec<Sample> {
         projections(),
         heads(),
         caches(),
+        recurrent(),
     ]
     .concat()
 }
@@ -59,6 +61,29 @@ fn fused() -> Vec<Sample> {
             .attr("dilation", 1)
             .attr("ndim", 1)
             .attr("state_window", 0),
+    ]
+}
+
+fn recurrent() -> Vec<Sample> {
+    let plain = |dtype| {
+        let s = call("DynamicQuantizeLSTM", &[&[2, 3, 3]]).attr("direction", "bidirectional");
+        bytes(bytes(s, dtype, &[2, 3, 20]), dtype, &[2, 5, 20])
+    };
+    let scales = |s: Sample, dtype, shape: &[usize]| {
+        let s = s.input(F32, shape, 0.002, 0.008).input(dtype, shape, 90.0, 120.0);
+        s.input(F32, shape, 0.002, 0.008).input(dtype, shape, 90.0, 120.0)
+    };
+    let states = |s: Sample| s.input(F32, &[2, 3, 5], -1.0, 1.0).input(F32, &[2, 3, 5], -1.0, 1.0);
+    let names = ["HardSigmoid", "Tanh", "Affine"].repeat(2).into_iter().map(String::from).collect();
+    let bare = (0..5).fold(plain(I8), |s, _| s.omitted());
+    let full = states(plain(U8).input(F32, &[2, 40], -1.0, 1.0).given(I32, &[3], &[2.0, 0.0, 1.0]));
+    vec![
+        scales(bare, I8, &[2]).attr("activations", Attr::Strs(names)).attr("activation_alpha", vec![0.3, 0.6]),
+        scales(full.input(F32, &[2, 15], -1.0, 1.0), U8, &[2, 20])
+            .attr("hidden_size", 5)
+            .attr("clip", 0.8)
+            .attr("input_forget", 1)
+            .attr("activation_beta", vec![0.4]),
     ]
 }
 
