@@ -1,9 +1,9 @@
 //! Rows of ONNX Runtime's domain that its optimizer fuses from several operators.
 
 use super::compose::{channels_first, channels_last, composed};
-use super::{ensure, expect_dtype, find};
+use super::{broadcasts_to, ensure, expect_dtype, find};
 use crate::dtype::DType;
-use crate::op::{Args, Attr, Attrs, Call, Lower, Nodes, OpDef, OpResult, Var, inputs, names};
+use crate::op::{Args, Attr, Attrs, Call, Lower, Nodes, OpDef, OpResult, Sample, Var, inputs, names};
 
 const GEMM: &[&str] = names![activation activation_alpha activation_beta activation_gamma alpha beta transA transB];
 const CONV: &[&str] = names![activation activation_params auto_pad dilations group kernel_shape pads strides];
@@ -18,6 +18,32 @@ pub(super) static OPS: &[OpDef] = &[
     )
     .sample(|s| s.floats(&[&[3, 4], &[4, 5]]).attr("alpha", 0.5))
     .attrs(names![alpha transA transB transBatchA transBatchB]),
+    composed(
+        "TransposeMatMul",
+        "FusedMatMul by its older name, without swaps of first axes",
+        inputs![A B],
+        |_, call, x| product(call, x),
+    )
+    .sample(|s| s.floats(&[&[4, 3], &[4, 5]]).attr("transA", 1).attr("alpha", 0.5))
+    .attrs(names![alpha transA transB]),
+    composed(
+        "BiasSoftmax",
+        "Softmax, over `axis` and all behind it together, of the sum of the data and a bias that broadcasts to them",
+        inputs![data bias],
+        |_, call, x| {
+            let shape = call.shape(0);
+            broadcasts_to(call, 1, shape)?;
+            call.int("is_inner_broadcast", 0)?;
+            let (axis, sum) = (call.axis("axis", 1, shape)?, x[0] + x[1]);
+            if axis + 1 == shape.len() {
+                return Ok(vec![sum.softmax(-1)]);
+            }
+            let rows = [&shape[..axis], &[shape[axis..].iter().product()]].concat();
+            Ok(vec![sum.shaped(&rows).softmax(-1).shaped(shape)])
+        },
+    )
+    .sample(|s| s.floats(&[&[2, 3, 4], &[2, 1, 4]]).attr("axis", 2).attr("is_inner_broadcast", 1))
+    .attrs(names![axis is_inner_broadcast]),
     composed("FusedGemm", "An activation of Gemm", inputs![A B C?], |b, call, x| {
         let y = b.op("Gemm", x.0, known("Gemm", call));
         let names = ["activation_alpha", "activation_beta", "activation_gamma"];
@@ -46,6 +72,25 @@ pub(super) static OPS: &[OpDef] = &[
     })
     .sample(|s| s.floats(&[&[1, 9, 2], &[3, 3, 2]]).attr("auto_pad", "SAME_UPPER").ints("dilations", &[2]))
     .attrs(names![auto_pad dilations group kernel_shape pads strides]),
+    composed(
+        "NhwcFusedConv",
+        "FusedConv of images, and with Z, whose channels stand last; the filters are those of Conv",
+        inputs![X W B? Z?],
+        |b, call, x| {
+            let rank = call.shape(0).len();
+            ensure(rank >= 3, || format!("input 'X': expected a batch of images, found {}", call.shape(0)))?;
+            let inputs = [Some(channels_first(x[0], rank)), x.given(1), x.given(2)];
+            let y = channels_last(b.op("Conv", &inputs, known("Conv", call)), rank);
+            let y = x.given(3).map_or(y, |z| y + z);
+            let parameters = call.floats("activation_params")?.unwrap_or_default();
+            Ok(vec![activated(call, y, &parameters)?])
+        },
+    )
+    .sample(|s| {
+        let s = s.floats(&[&[1, 7, 8, 3], &[4, 3, 3, 3], &[4], &[1, 7, 8, 4]]);
+        s.attr("activation", "Relu").ints("pads", &[1, 1, 1, 1])
+    })
+    .attrs(CONV),
     composed("BiasAdd", "The sum X + bias + skip", inputs![X bias skip], |_, _, x| Ok(vec![x[0] + x[1] + x[2]]))
         .sample(|s| s.floats(&[&[2, 3, 4], &[4], &[2, 3, 4]])),
     composed(
@@ -70,7 +115,7 @@ pub(super) static OPS: &[OpDef] = &[
         inputs![
             input_ids segment_ids? word_embedding position_embedding segment_embedding? gamma beta mask? position_ids?
         ],
-        embedded,
+        |b, call, x| embedded(b, call, x, x.given(8), &|_, value| value),
     )
     .sample(|s| {
         s.input(DType::I32, &[2, 5], 0.0, 19.0)
@@ -82,6 +127,36 @@ pub(super) static OPS: &[OpDef] = &[
             .element(DType::F32)
     })
     .attrs(names![epsilon mask_index_type]),
+    composed(
+        "QEmbedLayerNormalization",
+        "EmbedLayerNormalization of tables and parameters of 8 bits, each with a scale and a zero point; without the sum",
+        inputs![
+            input_ids segment_ids? word_embedding position_embedding segment_embedding? gamma beta mask?
+            word_embedding_scale position_embedding_scale segment_embedding_scale? gamma_scale beta_scale
+            word_embedding_zero_point position_embedding_zero_point segment_embedding_zero_point? gamma_zero_point
+            beta_zero_point
+        ],
+        |b, call, x| {
+            // A scale stands 6 inputs behind what it scales, and a zero point 11.
+            let number = |input: usize, value| {
+                let parameters = [Some(value), x.given(input + 6), x.given(input + 11)];
+                b.op("DequantizeLinear", &parameters, Attrs::new())
+            };
+            let mut outputs = embedded(b, call, x, None, &number)?;
+            outputs.truncate(2);
+            Ok(outputs)
+        },
+    )
+    .sample(|s| {
+        let table = |s: Sample, shape: &[usize]| s.input(DType::U8, shape, 0.0, 255.0);
+        let s = s.input(DType::I32, &[2, 5], 0.0, 19.0).input(DType::I32, &[2, 5], 0.0, 1.0);
+        let s = [&[20, 8][..], &[6, 8], &[2, 8], &[8], &[8]].into_iter().fold(s, table);
+        let s = s.input(DType::I32, &[2, 5], 0.0, 1.0);
+        let s = [0.0625, 0.03125, 0.015625, 0.0078125, 0.125].iter().fold(s, |s, &v| s.given(DType::F32, &[], &[v]));
+        let s = [100.0, 120.0, 7.0, 50.0, 128.0].iter().fold(s, |s, &v| s.given(DType::U8, &[], &[v]));
+        s.attr("epsilon", 0.1).element(DType::U8)
+    })
+    .attrs(names![epsilon]),
     composed(
         "GroupNorm",
         "GroupNormalization of channels that stand last unless `channels_last` is 0, and Swish of it where \
@@ -160,12 +235,19 @@ fn product<'g>(call: &Call, x: &Args<Var<'g>>) -> OpResult<Vec<Var<'g>>> {
     }
 }
 
-fn embedded<'g>(b: Nodes<'g>, call: &Call, x: &Args<Var<'g>>) -> OpResult<Vec<Var<'g>>> {
+/// The outputs of embeddings: `number` makes floats of what is read of an input.
+fn embedded<'g>(
+    b: Nodes<'g>,
+    call: &Call,
+    x: &Args<Var<'g>>,
+    positions: Option<Var<'g>>,
+    number: &dyn Fn(usize, Var<'g>) -> Var<'g>,
+) -> OpResult<Vec<Var<'g>>> {
     let [batch, sequence] = call.shape(0)[..] else {
         return Err(format!("input 'input_ids': expected [batch, sequence], found {}", call.shape(0)));
     };
-    let words = x[2].gather(x[0], 0);
-    let positions = match x.given(8) {
+    let words = number(2, x[2].gather(x[0], 0));
+    let positions = match positions {
         Some(ids) => x[3].gather(ids, 0),
         None if call.shape(3).first().is_some_and(|&n| n >= sequence) => x[3].part(0, 0..sequence),
         None => {
@@ -175,11 +257,11 @@ fn embedded<'g>(b: Nodes<'g>, call: &Call, x: &Args<Var<'g>>) -> OpResult<Vec<Va
             ));
         }
     };
-    let mut sum = words + positions;
+    let mut sum = words + number(3, positions);
     if let (Some(ids), Some(segments)) = (x.given(1), x.given(4)) {
-        sum = sum + segments.gather(ids, 0);
+        sum = sum + number(4, segments.gather(ids, 0));
     }
-    let y = sum.layer_norm(x[5], Some(x[6]), -1, call.float("epsilon", 1e-12)?);
+    let y = sum.layer_norm(number(5, x[5]), Some(number(6, x[6])), -1, call.float("epsilon", 1e-12)?);
     call.int("mask_index_type", 0)?;
     let left = match x.given(7) {
         Some(mask) => mask.reduce_sum(&[1], false),

@@ -156,6 +156,9 @@ pub fn unplannable(name: &str) -> Option<&'static str> {
         "Bernoulli" | "Multinomial" | "RandomNormal" | "RandomNormalLike" | "RandomUniform" | "RandomUniformLike" => {
             "it draws other numbers at every run; make them an input of the model"
         }
+        "com.microsoft.RemovePadding" => {
+            "how many tokens it leaves depends on data; export the model with padding, whose attention takes a mask instead"
+        }
         "MaxRoiPool" => "where it reads depends on data; export the model with RoiAlign instead",
         "RegexFullMatch" | "StringConcat" | "StringNormalizer" | "ImageDecoder" => {
             "it works on strings or files; let the model begin after it"

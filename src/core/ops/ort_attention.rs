@@ -2,7 +2,7 @@
 
 use super::attention::with_heads;
 use super::compose::composed;
-use super::{expect_dtype, input_name};
+use super::{ensure, expect_dtype, input_name};
 use crate::dtype::DType;
 use crate::op::{Args, Attrs, Call, Fact, Nodes, OpDef, OpResult, Var, inputs, names};
 use crate::shape::Shape;
@@ -48,6 +48,34 @@ pub(super) static OPS: &[OpDef] = &[
             .attr("num_heads", 2)
     })
     .attrs(names![do_rotary mask_filter_value num_heads past_present_share_buffer scale unidirectional]),
+    composed(
+        "PackedAttention",
+        "com.microsoft.Attention of the tokens of several sequences, one behind another without padding: a token sees those of its sequence",
+        inputs![input weights bias token_offset cumulative_sequence_length],
+        of_packed,
+    )
+    .sample(|s| {
+        let s = s.floats(&[&[5, 6], &[6, 24], &[24]]).given(DType::I32, &[2, 3], &[0.0, 1.0, 3.0, 4.0, 5.0, 2.0]);
+        s.given(DType::I32, &[3], &[0.0, 2.0, 5.0]).attr("num_heads", 2)
+    })
+    .attrs(names![num_heads qkv_hidden_sizes scale]),
+    composed(
+        "RestorePadding",
+        "The tokens of several sequences at their places in [batch, sequence, width], and zeros elsewhere",
+        inputs![input token_offset],
+        |b, call, x| {
+            let (&[tokens, width], &[batch, sequence]) = (&call.shape(0)[..], &call.shape(1)[..]) else {
+                let (found, places) = (call.shape(0), call.shape(1));
+                return Err(format!("expected [tokens, width] and [batch, sequence], found {found} and {places}"));
+            };
+            let rows = batch.saturating_mul(sequence);
+            ensure(tokens <= rows, || format!("input 'input': expected at most {rows} tokens, found {tokens}"))?;
+            let places = x[1].cast(DType::I64).shaped(&[rows]).part(0, 0..tokens).shaped(&[tokens, 1]);
+            let zeros = b.scalar(0.0, call.dtype(0)).expand(&[rows, width]);
+            Ok(vec![zeros.op("ScatterND", &[places, x[0]], Attrs::new()).shaped(&[batch, sequence, width])])
+        },
+    )
+    .sample(|s| s.floats(&[&[4, 3]]).given(DType::I32, &[2, 3], &[0.0, 1.0, 3.0, 4.0, 2.0, 5.0])),
     composed(
         "MultiHeadAttention",
         "Attention of ONNX of queries, keys and values that may be packed and have a bias; padding is \
@@ -243,6 +271,25 @@ fn attended<'g>(
         return Ok(vec![y]);
     }
     Ok(vec![y, b.concat(&presents, 0)])
+}
+
+/// Attention among tokens that stand one behind another, sequence by sequence.
+fn of_packed<'g>(b: Nodes<'g>, call: &Call, x: &Args<Var<'g>>) -> OpResult<Vec<Var<'g>>> {
+    let (&[tokens, _], &[ends]) = (&call.shape(0)[..], &call.shape(4)[..]) else {
+        let (found, ends) = (call.shape(0), call.shape(4));
+        return Err(format!(
+            "expected [tokens, width] and the end of each sequence behind a 0, found {found} and {ends}"
+        ));
+    };
+    ensure(ends > 0, || "input 'cumulative_sequence_length': expected a 0 and ends, found no elements".to_owned())?;
+    let projected = added(x[0].matmul(x[1]), x.given(2)).unsqueeze(&[0]);
+    // The number of a token's sequence is how many end before it.
+    let ends = x[4].cast(DType::I64).part(0, 1..ends).unsqueeze(&[0]);
+    let before = places(b, &[tokens, 1], 0).greater_or_equal(ends).cast(DType::I32).reduce_sum(&[1], false);
+    let alike = before.unsqueeze(&[1]).equal(before.unsqueeze(&[0]));
+    let mask = alike.select(b.scalar(0.0, call.dtype(0)), f64::NEG_INFINITY);
+    let y = attended(b, call, projected, [None, None, Some(mask)])?[0];
+    Ok(vec![y.squeeze(&[0])])
 }
 
 /// Splits an input that packs several parts per head, each as `[batch, sequence, heads width]`.

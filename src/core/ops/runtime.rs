@@ -1,12 +1,13 @@
 //! Rows of ONNX Runtime's domain that its optimizer and its quantizer insert.
 
-use super::compose::composed;
+use super::compose::{channels_first, channels_last, composed};
 use super::quantize::spread_node;
 use super::{broadcasts_to, ensure, expect_dtype, expect_shape, expect_type_of, find, same_float};
 use crate::dtype::DType;
 use crate::op::{Args, Attrs, Call, Input, Nodes, OpDef, OpResult, Sample, Var, inputs, names};
 
 const UNARY: &[Input] = inputs![X X_scale X_zero_point? Y_scale Y_zero_point?];
+const REDUCED: &[Input] = inputs![data data_scale data_zero_point? reduced_scale reduced_zero_point?];
 const BINARY: &[Input] = inputs![A A_scale A_zero_point? B B_scale B_zero_point? C_scale C_zero_point?];
 const POOL: &[&str] = names![auto_pad ceil_mode channels_last count_include_pad kernel_shape pads strides];
 const SKIP: &[Input] = inputs![input skip gamma beta? bias?];
@@ -26,6 +27,17 @@ pub(super) static OPS: &[OpDef] = &[
     quantized("QLinearGlobalAveragePool", "QuantizeLinear of GlobalAveragePool of DequantizeLinear", UNARY)
         .sample(|s| of_one(s, &[2, 3, 4, 4], 0.0625))
         .attrs(names![channels_last]),
+    quantized("QLinearReduceMean", "QuantizeLinear of ReduceMean of DequantizeLinear, along `axes`", REDUCED)
+        .sample(|s| of_one(s, &[2, 3, 4], 0.0625).ints("axes", &[1, -1]))
+        .attrs(names![axes keepdims]),
+    composed("NhwcMaxPool", "MaxPool of images of u8 or i8 whose channels stand last", inputs![x], |_, call, x| {
+        expect_dtype(call, 0, "u8 or i8", DType::is_byte)?;
+        let rank = call.shape(0).len();
+        ensure(rank >= 3, || format!("input 'x': expected a batch of images, found {}", call.shape(0)))?;
+        Ok(vec![channels_last(channels_first(x[0], rank).op("MaxPool", &[], call.attrs.clone()), rank)])
+    })
+    .sample(|s| s.input(DType::U8, &[1, 6, 5, 2], 0.0, 255.0).ints("kernel_shape", &[2, 3]).ints("strides", &[2, 1]))
+    .attrs(names![auto_pad ceil_mode dilations kernel_shape pads strides]),
     composed("SkipLayerNormalization", "LayerNormalization of a sum, its statistics, and the sum", SKIP, skipped)
         .attrs(names![epsilon])
         .sample(|s| s.floats(&[&[2, 3, 8], &[2, 3, 8], &[8]])),
@@ -79,7 +91,11 @@ fn quantized_nodes<'g>(b: Nodes<'g>, call: &Call, x: &Args<Var<'g>>) -> OpResult
     };
     let given = (0..last + 2).map(one).collect::<OpResult<Vec<_>>>()?;
     let data = given[..last].chunks(3).map(|data| b.op("DequantizeLinear", data, Attrs::new()));
-    let y = b.op(row.name, &data.collect::<Vec<_>>(), call.attrs.only(row.attrs));
+    let mut attrs = call.attrs.only(row.attrs);
+    if let Some(axes) = call.attrs.get("axes") {
+        attrs.set("axes", axes.clone());
+    }
+    let y = b.op(row.name, &data.collect::<Vec<_>>(), attrs);
     let to = match given[last + 1] {
         Some(_) => Attrs::new(),
         None => Attrs::new().with("output_dtype", dtype.onnx()),

@@ -55,6 +55,34 @@ fn fused() -> Vec<Sample> {
             .ints("kernel_shape", &[3, 2])
             .ints("strides", &[2, 1])
             .ints("pads", &[1, 0, 1, 1]),
+        call("NhwcFusedConv", &[&[1, 7, 8, 4], &[4, 2, 3, 3]])
+            .attr("activation", "Clip")
+            .attr("activation_params", vec![-0.3, 0.5])
+            .attr("auto_pad", "SAME_UPPER")
+            .attr("group", 2)
+            .ints("dilations", &[1, 1])
+            .ints("kernel_shape", &[3, 3])
+            .ints("strides", &[2, 2]),
+        call("TransposeMatMul", &[&[2, 3, 4], &[2, 5, 4]]).attr("transB", 1),
+        call("BiasSoftmax", &[&[2, 3, 4], &[3, 4]]).attr("axis", 1).attr("is_inner_broadcast", 0),
+        bytes(Sample::new("NhwcMaxPool"), I8, &[2, 7, 6, 3])
+            .attr("auto_pad", "NOTSET")
+            .attr("ceil_mode", 1)
+            .ints("dilations", &[2, 1])
+            .ints("kernel_shape", &[2, 2])
+            .ints("pads", &[1, 0, 0, 1])
+            .ints("strides", &[2, 2]),
+        bytes(Sample::new("QLinearReduceMean"), U8, &[2, 3, 4])
+            .quantized(0.0625, 60.0)
+            .quantized(0.03125, 7.0)
+            .ints("axes", &[1])
+            .attr("keepdims", 0),
+        call("PackedAttention", &[&[5, 6], &[6, 20], &[20]])
+            .given(I32, &[1, 5], &[0.0, 1.0, 2.0, 3.0, 4.0])
+            .given(I32, &[2], &[0.0, 5.0])
+            .attr("num_heads", 2)
+            .attr("scale", 0.5)
+            .ints("qkv_hidden_sizes", &[6, 6, 8]),
         call("CausalConvWithState", &[&[2, 6, 1], &[6, 1, 4], &[6], &[2, 6, 3]])
             .attr("activation", "silu")
             .attr("channels_last", 0)
