@@ -273,7 +273,7 @@ fn counted(graph: &Graph, value: ValueId) -> Option<(Along, i64)> {
         _ => return None,
     };
     let values = constant.value().ok()?.to_f64();
-    let first = values[0];
+    let first = *values.first()?;
     let counts =
         first.fract() == 0.0 && first.abs() < 1e9 && values.iter().zip(0..).all(|(&v, i)| v == first + f64::from(i));
     let along = match rank - axis {

@@ -136,6 +136,8 @@ fn reductions() -> Vec<Sample> {
         for dtype in [F32, I64, I32] {
             let sums = Sample::new("CumSum").input(dtype, &[3, 4, 5], -3.0, 3.0).attr("axis", axis);
             all.push(sums.attr("exclusive", exclusive).attr("reverse", reverse));
+            let row = Sample::new("plimsoll.Scan").input(dtype, &[3, 4, 5], -3.0, 3.0).attr("axis", axis);
+            all.push(row.attr("exclusive", exclusive).attr("reverse", reverse));
         }
     }
     for op in ["ArgMax", "ArgMin"] {
@@ -216,6 +218,8 @@ fn scatters_along() -> Vec<Sample> {
     for how in ["none", "add", "mul", "max", "min"] {
         all.push(scatter(F32, &[3, 4], &[2, 6], 4.0).attr("axis", 1).attr("reduction", how));
         all.push(scatter(I32, &[4, 3], &[3, 3], 4.0).attr("reduction", how));
+        let row = Sample::new("plimsoll.Scatter").input(F32, &[4, 3], -3.0, 3.0).input(I64, &[6, 1], -4.0, 3.0);
+        all.push(row.input(F32, &[6, 3], -3.0, 3.0).attr("axis", 0).attr("reduction", how));
     }
     all
 }
