@@ -5,7 +5,7 @@ use plimsoll::internals::backend::cpu::Cpu;
 use plimsoll::internals::backend::{Backend, Usage};
 use plimsoll::internals::exec::Exec;
 use plimsoll::internals::onnx;
-use plimsoll::internals::op::ValueId;
+use plimsoll::internals::op::{Attrs, ValueId};
 use plimsoll::internals::plan::check::check;
 use plimsoll::internals::plan::range::{ShapeRange, Source};
 use plimsoll::internals::plan::{Buffer, Class, Plan, Recipe};
@@ -333,6 +333,25 @@ fn sizes_that_rise_and_fall_are_all_tried_or_refused() {
     }
     let error = plan(1000).expect_err("too many").to_string();
     assert!(error.starts_with("dim 'length', 1..1000: the size of 'z' is not monotonic in it"), "{error}");
+}
+
+/// Sums up to each element and orders take more levels of kernels the longer they are.
+#[test]
+fn sums_and_orders_run_at_every_length() {
+    let make: Make = Arc::new(|dims| {
+        let length = extent(dims, "length");
+        let g = Trace::new("sums");
+        let x = g.input("x", DType::F32, [2, length]);
+        g.output("sums", x.op("CumSum", &[], Attrs::new().with("axis", 1).with("reverse", 1)));
+        let first = Attrs::new().with("runs", length as i64).with("kept", 1);
+        g.output("first", x.op("plimsoll.Sort", &[], first).cast(DType::F32));
+        g.finish()
+    });
+    for (backend, open) in common::backends() {
+        let dims = [("length", Extent::from(1..=1500))];
+        let bindings: [&[usize]; 6] = [&[1500], &[1], &[511], &[512], &[513], &[1024]];
+        runs(&make, &dims, &bindings, &open, 1e-5).unwrap_or_else(|e| panic!("{backend}: {e}"));
+    }
 }
 
 /// A binding that was not tried, with a buffer larger than planned, is placed by itself in the same segments.

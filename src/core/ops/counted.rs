@@ -185,7 +185,7 @@ struct Found<'g> {
 
 impl<'g> Found<'g> {
     fn new(b: Nodes<'g>, holds: Var<'g>, n: usize, none: usize) -> OpResult<Found<'g>> {
-        let ranks = running_sums(b, holds.cast(DType::I32), 0, false, false)?;
+        let ranks = running_sums(holds.cast(DType::I32), 0, false, false);
         // Updates whose index is outside are not written.
         let at = holds.select(ranks - 1.0, n as f64);
         let places = b.scalar(none as f64, DType::I32).expand(&[n]);

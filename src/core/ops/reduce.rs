@@ -61,9 +61,9 @@ pub(super) static OPS: &[OpDef] = &[
         |x, c| position_of(x, c, |a, b| a < b), Lower::Decompose(|b, c, x| locate(b, c, x[0], "ReduceMin"))),
     OpDef::new("CumSum",
         "The sum of the elements up to each along `axis`, without itself (`exclusive`), or from the end (`reverse`)",
-        inputs![x axis=], running_infer, Eval::Tensor(|x, c| running(x, c, |parts| parts.sum())), Lower::Decompose(|b, c, x| {
+        inputs![x axis=], running_infer, Eval::Tensor(|x, c| running(x, c, |parts| parts.sum())), Lower::Decompose(|_, c, x| {
             let axis = c.axis("axis", 0, c.shape(0))?;
-            Ok(vec![running_sums(b, x[0], axis, c.int("exclusive", 0)? != 0, c.int("reverse", 0)? != 0)?])
+            Ok(vec![running_sums(x[0], axis, c.int("exclusive", 0)? != 0, c.int("reverse", 0)? != 0)])
         }))
         .sample(|s| s.input(DType::F32, &[3, 4, 5], -3.0, 3.0).attr("axis", 0))
         .attrs(names![exclusive reverse]),
@@ -255,44 +255,12 @@ fn running(x: &Args<&[f64]>, call: &Call, join: fn(&mut dyn Iterator<Item = f64>
 }
 
 /// The row whose kernel adds up along an axis.
-const SCAN: &str = "plimsoll.Scan";
-/// Elements of a block. Longer axes are added up in blocks, and then the sums of the blocks.
-const BLOCK: usize = 1 << 8;
+pub const SCAN: &str = "plimsoll.Scan";
 
-/// ```text
-/// x [.., n] --blocks--> [.., blocks, BLOCK] --sums inside--> + --> y
-///                             '--sums of blocks, up to each--'
-/// ```
-pub(super) fn running_sums<'g>(
-    b: Nodes<'g>,
-    x: Var<'g>,
-    axis: usize,
-    exclusive: bool,
-    reverse: bool,
-) -> OpResult<Var<'g>> {
+/// The sums up to each element along an axis. Long axes are added up in blocks: see the pass `indexed`.
+pub(super) fn running_sums(x: Var, axis: usize, exclusive: bool, reverse: bool) -> Var {
     let flags = Attrs::new().with("exclusive", i64::from(exclusive)).with("reverse", i64::from(reverse));
-    let fact = x.fact()?;
-    let n = fact.shape[axis];
-    if n <= 2 * BLOCK {
-        return Ok(x.op(SCAN, &[], flags.with("axis", axis as i64)));
-    }
-    let blocks = n.div_ceil(BLOCK);
-    let with = |extents: &[usize]| [&fact.shape[..axis], extents, &fact.shape[axis + 1..]].concat();
-    let room = match blocks * BLOCK - n {
-        0 => x,
-        more => b.concat(&[x, b.scalar(0.0, fact.dtype).expand(&with(&[more]))], axis as i64),
-    };
-    let room = room.shaped(&with(&[blocks, BLOCK]));
-    let inside = room.op(SCAN, &[], flags.with("axis", axis as i64 + 1));
-    let totals = if exclusive {
-        room.reduce_sum(&[axis as i64 + 1], false)
-    } else {
-        let last = if reverse { 0 } else { BLOCK - 1 };
-        inside.part(axis + 1, last..last + 1).squeeze(&[axis as i64 + 1])
-    };
-    let before = running_sums(b, totals, axis, true, reverse)?;
-    let sums = (inside + before.unsqueeze(&[axis as i64 + 1])).shaped(&with(&[blocks * BLOCK]));
-    Ok(sums.part(axis, 0..n))
+    x.op(SCAN, &[], flags.with("axis", axis as i64))
 }
 
 /// Multiplies each element by the one before it, then by the product of the two before these, then of four, and so on.

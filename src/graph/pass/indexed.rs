@@ -8,19 +8,30 @@
 //! ```
 //!
 //! It adds updates up by their places, `SumByIndex`, if each index names a place of whole slices. The CPU adds updates in their order, in place.
+//!
+//! Sums up to each element of a long axis are those of blocks, and of the sums of blocks:
+//!
+//! ```text
+//! x [n] --and zeros--> [blocks, 256] --sums inside--> + --> y [n]
+//!                          '--sums of blocks, up to each--'
+//! ```
 
 use super::Context;
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::graph::{Decomposer, Graph};
 use crate::op::{Attrs, NodeId, Nodes, OpResult, ValueId, Var, build};
-use crate::ops::{SCATTER, SORT, SUM_BY_INDEX};
+use crate::ops::{SCAN, SCATTER, SORT, SUM_BY_INDEX};
 use crate::target::Family;
 
 /// Runs of a group of the first level, and of others where few elements are kept.
 const WIDE: usize = 64;
 /// Runs of a group of a later level.
 const NARROW: usize = 4;
+
+/// Elements of a block, and the longest axis that is added up as one.
+const BLOCK: usize = 1 << 8;
+const SHORT: usize = 2 * BLOCK;
 
 /// Rewrites such nodes as the target computes them.
 pub fn run(graph: &mut Graph, context: &Context) -> Result<()> {
@@ -29,7 +40,8 @@ pub fn run(graph: &mut Graph, context: &Context) -> Result<()> {
         let name = graph.node(id).op_name();
         let levels = if name == SORT && !is_cpu { Levels::of(graph, id, context) } else { None };
         let sum = if name == SCATTER && !is_cpu { Sum::of(graph, id) } else { None };
-        if levels.is_none() && sum.is_none() && !(name == SUM_BY_INDEX && is_cpu) {
+        let blocks = if name == SCAN { Blocks::of(graph, id, context) } else { None };
+        if levels.is_none() && sum.is_none() && blocks.is_none() && !(name == SUM_BY_INDEX && is_cpu) {
             continue;
         }
         let node = graph.node(id).clone();
@@ -37,9 +49,10 @@ pub fn run(graph: &mut Graph, context: &Context) -> Result<()> {
         graph.insert_at(id);
         let made = build(Decomposer::new(graph, node.name.clone()), |b| {
             let x: Vec<Var> = operands.iter().map(|&value| b.value(value)).collect();
-            let made = match (&levels, &sum) {
-                (Some(levels), _) => levels.nodes(b, x[0])?,
-                (_, Some(sum)) => sum.nodes(b, x[0], x[2])?,
+            let made = match (&levels, &sum, &blocks) {
+                (Some(levels), ..) => levels.nodes(b, x[0])?,
+                (_, Some(sum), _) => sum.nodes(b, x[0], x[2])?,
+                (.., Some(blocks)) => blocks.nodes(x[0], blocks.levels, blocks.exclusive)?,
                 _ => in_order(b, x[0], x[1], &node.outputs[0].fact.shape)?,
             };
             Ok(vec![made])
@@ -105,6 +118,57 @@ impl Levels {
             order = x.op(SORT, &[runs], attrs(self.runs, kept));
         }
         Ok(order)
+    }
+}
+
+/// Sums up to each element, in levels of blocks.
+struct Blocks {
+    axis: usize,
+    exclusive: bool,
+    reverse: bool,
+    levels: usize,
+}
+
+impl Blocks {
+    /// `None` if one kernel adds all up.
+    fn of(graph: &Graph, id: NodeId, context: &Context) -> Option<Blocks> {
+        let shape = &graph.node(id).outputs[0].fact.shape;
+        let (axis, exclusive, reverse) = graph.with_call(id, |call| {
+            let flag = |name: &str| call.int(name, 0).is_ok_and(|flag| flag != 0);
+            (call.axis("axis", 0, call.shape(0)), flag("exclusive"), flag("reverse"))
+        })?;
+        let axis = axis.ok()?;
+        let (mut n, mut own) = (shape[axis], 0);
+        while n > SHORT {
+            (n, own) = (n / BLOCK + 1, own + 1);
+        }
+        // More levels than an axis needs add zeros up.
+        let levels = context.decisions.choose("blocks", id, (own > 0).then_some(own), |levels| levels > 0 && n > 0)?;
+        Some(Blocks { axis, exclusive, reverse, levels: levels as usize })
+    }
+
+    fn nodes<'g>(&self, x: Var<'g>, levels: usize, exclusive: bool) -> OpResult<Var<'g>> {
+        let (axis, fact) = (self.axis, x.fact()?);
+        let along = |axis: usize| {
+            let flags = Attrs::new().with("exclusive", i64::from(exclusive));
+            flags.with("reverse", i64::from(self.reverse)).with("axis", axis as i64)
+        };
+        if levels == 0 {
+            return Ok(x.op(SCAN, &[], along(axis)));
+        }
+        let n = fact.shape[axis];
+        // There are always zeros, so that graphs of other extents have the same nodes.
+        let blocks = n / BLOCK + 1;
+        let with = |extents: &[usize]| [&fact.shape[..axis], extents, &fact.shape[axis + 1..]].concat();
+        let mut pads = vec![0; 2 * fact.shape.len()];
+        pads[fact.shape.len() + axis] = (blocks * BLOCK - n) as i64;
+        let room = x.op("Pad", &[], Attrs::new().with("pads", pads)).shaped(&with(&[blocks, BLOCK]));
+        let behind = [axis as i64 + 1];
+        let inside = room.op(SCAN, &[], along(axis + 1));
+        let totals = room.reduce_sum(&behind, false);
+        let before = self.nodes(totals, levels - 1, true)?;
+        let sums = (inside + before.unsqueeze(&behind)).shaped(&with(&[blocks * BLOCK]));
+        Ok(sums.part(axis, 0..n))
     }
 }
 

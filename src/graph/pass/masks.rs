@@ -185,13 +185,18 @@ fn constant_band(graph: &Graph, value: ValueId) -> Option<Moved> {
     // The numbers at two corners, of which one is outside, or the first that differs.
     let first = values[0];
     // If all are the same, a band of a smaller graph is whole.
-    let Some(&other) = values.iter().find(|&&v| v != first) else {
+    let exact = dtype.is_float() || values.iter().all(|v| v.abs() < 2f64.powi(53));
+    if !exact {
+        return None;
+    }
+    let Some(&other) = values.iter().find(|&&v| v.to_bits() != first.to_bits()) else {
         let ends = [None, Some(columns as i64)];
         let is_true = dtype == DType::Bool && first != 0.0;
         return (dtype != DType::Bool || is_true)
             .then(|| if is_true { Moved::Band(ends) } else { Moved::Numbers(ends, dtype, [first, first]) });
     };
-    let is_first = |v: f64| if v == first { Some(true) } else { (v == other).then_some(false) };
+    let is = |v: f64, number: f64| v.to_bits() == number.to_bits();
+    let is_first = |v: f64| if is(v, first) { Some(true) } else { is(v, other).then_some(false) };
     // In each row, the columns of a number are one stretch, whose ends move with the row.
     let band = |wanted: bool| -> Option<[Option<i64>; 2]> {
         let (mut from, mut to) = (None, None);
