@@ -16,11 +16,11 @@ const STILL: f64 = (1 << 16) as f64;
 const STEEPEST: f64 = 1.2;
 
 /// Rows with nodes of their own for each step.
-const UNROLLED: [&str; 6] =
-    ["RNN", "GRU", "LSTM", "LinearAttention", "NonMaxSuppression", "plimsoll.NonMaxSuppression"];
+const UNROLLED: [&str; 7] =
+    ["RNN", "GRU", "LSTM", "DynamicQuantizeLSTM", "LinearAttention", "NonMaxSuppression", "plimsoll.NonMaxSuppression"];
 
 /// Rows that are known to be steeper on one way: of queries that differ from the rows of the batch, and of a library's own workspace.
-const STEEP: [&str; 3] = ["GroupQueryAttention", "RoiAlign", "Conv"];
+const STEEP: [&str; 4] = ["GroupQueryAttention", "PackedAttention", "RoiAlign", "Conv"];
 
 /// The sample with one of its extents grown wherever it stands: in shapes, and, if asked, in attributes.
 fn grown(sample: &Sample, from: usize, to: usize, attrs: bool) -> Sample {

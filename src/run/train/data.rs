@@ -234,7 +234,7 @@ pub fn of_other_format(path: &Path, error: Error) -> Error {
     let is_text = !start.is_empty() && !start.iter().any(|byte| byte.is_ascii_control() && !byte.is_ascii_whitespace());
     let what = if start.starts_with(b"version https://git-lfs") {
         "it is a pointer of Git LFS, which stands for the array: `git lfs pull` brings the file".to_owned()
-    } else if is_text && start.is_ascii() {
+    } else if is_text && start.is_ascii() && path.extension().is_none_or(|extension| extension != "npz") {
         format!(
             "it is text: expected an .npy file; one of numbers with commas between them is written by np.save(\"x.npy\", np.loadtxt({:?}, delimiter=\",\", dtype=np.float32))",
             path.file_name().unwrap_or_default().to_string_lossy()
