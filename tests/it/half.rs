@@ -363,7 +363,13 @@ fn literals(plan: &Plan) -> BTreeSet<String> {
 }
 
 /// Rows whose numbers are those of the type, and say why.
-const OF_THE_TYPE: &[(&str, &str)] = &[("IsInf", "what is larger than any number of the type")];
+const OF_THE_TYPE: &[(&str, &str)] = &[
+    ("IsInf", "what is larger than any number of the type"),
+    (
+        "PackedAttention",
+        "what hides a score, where the attention is one kernel, as it is beside `f32` with another extent",
+    ),
+];
 
 /// A number that a row or a pass needs, such as a count, an epsilon or a scale, is the same beside halves as beside `f32`: not rounded to
 /// the type of the data, and finite where it is.

@@ -270,7 +270,7 @@ fn the_command_shows_what_precision_saves() {
         assert_eq!(narrow["precision"], "bf16");
         assert!(planned(&narrow) < most * planned(&wide), "{target}: {} of {}", planned(&narrow), planned(&wide));
     }
-    let (plain, kept) = (run("f32", "cpu", &[]), run("bf16", "cpu", &[]));
-    let line = "target 'cpu' computes in f32, and keeps bf16 for the backward pass";
+    let [plain, kept] = ["f32", "bf16"].map(|precision| run(precision, "cpu", &[]));
+    let line = "it computes in f32, and keeps bf16 for the backward pass alone";
     assert!(kept.contains(line) && !plain.contains("backward pass"), "{kept}");
 }
