@@ -148,6 +148,16 @@ impl Constant {
         Constant::derived(name, identity, Attrs::new(), vec![Some(Arc::clone(self))], 0, self.fact.clone())
     }
 
+    /// True if no file but the model's own has a part in its elements. What a plan may follow from is at hand: other files may be missing.
+    pub fn is_at_hand(&self) -> bool {
+        match &self.source {
+            Source::Given | Source::Part { .. } => true,
+            Source::File { .. } => false,
+            Source::Derived { inputs, .. } => inputs.iter().flatten().all(|input| input.is_at_hand()),
+            Source::Rows { of, .. } => of.is_at_hand(),
+        }
+    }
+
     /// If an operator derives this constant from others: the operator, its attributes, its inputs and the port.
     #[expect(clippy::type_complexity, reason = "the parts of a node")]
     pub fn derivation(&self) -> Option<(&'static OpDef, &Attrs, &[Option<Arc<Constant>>], usize)> {

@@ -528,6 +528,39 @@ fn planning_needs_no_weights() {
     assert_eq!(without.to_json(), compile().0.to_json());
 }
 
+/// A mask in another file may be a band. A plan without that file cannot know.
+#[test]
+fn a_mask_in_another_file_has_one_plan() {
+    let folder = folder("masked");
+    let path = folder.join("model.onnx");
+    let seen = |i: usize| if i % 300 <= i / 300 { "1" } else { "0" };
+    let mask: Vec<_> = (0..300 * 300).map(seen).collect();
+    let source = format!(
+        "g (float[2, 300, 300] s) => (float[2, 300, 300] y) <bool[300, 300] mask = {{{}}}, float low = {{-1e38}}> {{ y = Where (mask, s, low) }}",
+        mask.join(", ")
+    );
+    let bytes = |external: bool| {
+        let mut proto = model(&source).proto;
+        let initializers = &mut proto.graph.as_mut().expect("a graph").initializer;
+        let tensor = initializers.iter_mut().find(|tensor| tensor.name == "mask").expect("it is there");
+        if external {
+            (tensor.int32_data, tensor.raw_data) = (Vec::new(), Default::default());
+            tensor.data_location = DataLocation::External as i32;
+            tensor.external_data = vec![StringStringEntryProto { key: "location".into(), value: "mask.bin".into() }];
+        }
+        fs::write(&path, proto.encode_to_vec()).expect("writable");
+        let graph = import(&load(&path).expect("it loads"), &[]).expect("it is a graph");
+        let graph = Recipe::default().whole(graph, &Target::cpu(1)).expect("the passes run");
+        plan::compile(&graph, &Target::cpu(1), &Limits { memory: None }).expect("it is planned").0.bytes()
+    };
+    let without = bytes(true);
+    let elements: Vec<u8> = (0..300 * 300).map(|i| u8::from(i % 300 <= i / 300)).collect();
+    fs::write(folder.join("mask.bin"), elements).expect("writable");
+    assert_eq!(bytes(true), without);
+    let within = bytes(false);
+    assert!(within + 65_536 <= without, "a mask in the model's own file is a condition: {within} of {without} bytes");
+}
+
 #[test]
 fn a_tensor_that_planning_does_need_is_named() {
     let folder = folder("needed");

@@ -14,13 +14,14 @@ use crate::graph::{Decomposer, Graph};
 use crate::op::{Attrs, Lower, Nodes, OpResult, ValueId, Var, build};
 use crate::ops::{AT_RUN, BAND};
 use crate::shape::Shape;
+use crate::tensor::Tensor;
 
 /// A value is computed where it is read if it has so many times the elements of what it is made of.
 const EXPANDS: usize = 8;
 /// The most elements of a constant that is looked at.
 const MOST_LOOKED_AT: usize = 1 << 28;
-/// The fewest elements of such a value.
-const LARGE: usize = 1 << 12;
+/// The fewest bytes of such a value. Its code takes registers, which each thread of a CPU has in memory.
+const LARGE: usize = 1 << 16;
 /// The most nodes that are computed in another place, and the most values that they read.
 const MOST_NODES: usize = 12;
 const MOST_READS: usize = 3;
@@ -29,7 +30,8 @@ const MOST_READS: usize = 3;
 pub fn run(graph: &mut Graph, context: &Context) -> Result<()> {
     for id in graph.order()?.into_iter().rev() {
         let Some(op) = graph.node(id).op() else { continue };
-        if !matches!(op.lower, Lower::Map(_)) || graph.users(id.output(0)).is_empty() {
+        let is_read = graph.is_output(id.output(0)) || !graph.users(id.output(0)).is_empty();
+        if !matches!(op.lower, Lower::Map(_)) || !is_read {
             continue;
         }
         let shape = graph.node(id).outputs[0].fact.shape.clone();
@@ -87,7 +89,7 @@ impl Moved {
         let read: usize = chain.reads.iter().map(|&value| graph.fact(source(graph, value)).shape.numel()).sum();
         let expands = read.saturating_mul(EXPANDS) <= own.numel();
         let few = chain.nodes <= MOST_NODES && chain.reads.len() <= MOST_READS;
-        let is_cheaper = expands && own.numel() >= LARGE && (!alone || chain.bands > 0);
+        let is_cheaper = expands && graph.fact(value).bytes() >= LARGE && (!alone || chain.bands > 0);
         (few && !matches!(moved, Moved::Read(_))).then_some((moved, is_cheaper))
     }
 
@@ -171,70 +173,45 @@ impl Chain<'_> {
     }
 }
 
-/// A constant of two numbers that is a band of a matrix, or of equal matrices.
+/// A constant of two numbers that is a band of a matrix, or of equal matrices. Only elements that are in the model's own file are looked at:
+/// a plan is the same where other files are missing.
 fn constant_band(graph: &Graph, value: ValueId) -> Option<Moved> {
     let constant = graph.as_constant(value)?;
     let (shape, dtype) = (&constant.fact.shape, constant.fact.dtype);
-    let rank = shape.len();
-    if rank < 2 || shape[..rank - 2].iter().any(|&extent| extent != 1) || !(1..=MOST_LOOKED_AT).contains(&shape.numel())
-    {
+    let (rank, count) = (shape.len(), shape.numel());
+    let is_matrix = rank >= 2 && shape[..rank - 2].iter().all(|&extent| extent == 1);
+    if !is_matrix || !(1..=MOST_LOOKED_AT).contains(&count) || !constant.is_at_hand() {
         return None;
     }
-    let [rows, columns] = [shape[rank - 2], shape[rank - 1]];
-    let values = constant.value().ok()?.to_f64();
-    // The numbers at two corners, of which one is outside, or the first that differs.
-    let first = values[0];
-    // If all are the same, a band of a smaller graph is whole.
-    let exact = dtype.is_float() || values.iter().all(|v| v.abs() < 2f64.powi(53));
-    if !exact {
+    let [rows, columns] = [shape[rank - 2] as i64, shape[rank - 1] as i64];
+    let tensor = constant.value().ok()?;
+    let (bytes, size): (&[u8], usize) = (tensor.bytes(), dtype.size());
+    let element = |i: usize| &bytes[i * size..][..size];
+    let first = element(0);
+    let other = (1..count).map(element).find(|&other| other != first).unwrap_or(first);
+    if (0..count).map(element).any(|found| found != first && found != other) {
         return None;
     }
-    let Some(&other) = values.iter().find(|&&v| v.to_bits() != first.to_bits()) else {
-        let ends = [None, Some(columns as i64)];
-        let is_true = dtype == DType::Bool && first != 0.0;
-        return (dtype != DType::Bool || is_true)
-            .then(|| if is_true { Moved::Band(ends) } else { Moved::Numbers(ends, dtype, [first, first]) });
+    // The column, counted from the row.
+    let behind = |i: usize| i as i64 % columns - i as i64 / columns;
+    let band = |within: &[u8]| {
+        let found = || (0..count).filter(|&i| element(i) == within).map(behind);
+        let (from, to) = (found().min()?, found().max()?);
+        let is_band = (0..count).all(|i| (from..=to).contains(&behind(i)) == (element(i) == within));
+        // An end at a corner hides nothing.
+        is_band.then_some([(from > 1 - rows).then_some(from), (to < columns - 1).then_some(to)])
     };
-    let is = |v: f64, number: f64| v.to_bits() == number.to_bits();
-    let is_first = |v: f64| if is(v, first) { Some(true) } else { is(v, other).then_some(false) };
-    // In each row, the columns of a number are one stretch, whose ends move with the row.
-    let band = |wanted: bool| -> Option<[Option<i64>; 2]> {
-        let (mut from, mut to) = (None, None);
-        for row in 0..rows {
-            let of_row = &values[row * columns..(row + 1) * columns];
-            let (mut begin, mut end) = (None, None);
-            for (column, &v) in of_row.iter().enumerate() {
-                if is_first(v)? == wanted {
-                    begin.get_or_insert(column);
-                    end = Some(column);
-                }
-            }
-            let (Some(begin), Some(end)) = (begin, end) else { continue };
-            if of_row[begin..=end].iter().any(|&v| is_first(v) != Some(wanted)) {
-                return None;
-            }
-            let behind = |column: usize| column as i64 - row as i64;
-            let tie = |known: &mut Option<i64>, found: i64| *known.get_or_insert(found) == found;
-            if begin > 0 && !tie(&mut from, behind(begin)) || end + 1 < columns && !tie(&mut to, behind(end)) {
-                return None;
-            }
-        }
-        // It must be the same band where a row has none, or where an end is beyond the matrix.
-        let inside = |row: usize, column: usize| {
-            let behind = column as i64 - row as i64;
-            from.is_none_or(|from| behind >= from) && to.is_none_or(|to| behind <= to)
-        };
-        let same = |i: usize| is_first(values[i]) == Some(inside(i / columns, i % columns) == wanted);
-        (0..values.len()).all(same).then_some([from, to])
+    let number = |element: &[u8]| Some(Tensor::new(dtype, [1], element.to_vec()).ok()?.to_f64()[0]);
+    let [first, other] = if dtype == DType::Bool && number(first)? == 0.0 { [other, first] } else { [first, other] };
+    let (ends, [within, outside]) = match band(first) {
+        Some(ends) => (ends, [number(first)?, number(other)?]),
+        None => (band(other)?, [number(other)?, number(first)?]),
     };
-    let (ends, numbers) = match band(true) {
-        Some(ends) => (ends, [first, other]),
-        None => (band(false)?, [other, first]),
-    };
-    match (dtype, numbers) {
-        (DType::Bool, [within, _]) if within != 0.0 => Some(Moved::Band(ends)),
-        _ => Some(Moved::Numbers(ends, dtype, numbers)),
-    }
+    let is_exact = dtype.is_float() || within.abs().max(outside.abs()) < 2f64.powi(53);
+    is_exact.then_some(match dtype {
+        DType::Bool if within != 0.0 => Moved::Band(ends),
+        _ => Moved::Numbers(ends, dtype, [within, outside]),
+    })
 }
 
 /// A comparison of numbers that count up along the columns with such that count up along the rows.
@@ -268,7 +245,7 @@ enum Along {
 
 /// The first of the numbers that count up by 1 along the last axis, or the one before it, and nothing else.
 fn counted(graph: &Graph, value: ValueId) -> Option<(Along, i64)> {
-    let constant = graph.as_constant(source(graph, value))?;
+    let constant = graph.as_constant(source(graph, value)).filter(|constant| constant.is_at_hand())?;
     let (shape, rank) = (&constant.fact.shape, constant.fact.shape.len());
     let long: Vec<usize> = (0..rank).filter(|&axis| shape[axis] != 1).collect();
     let axis = match long[..] {
