@@ -343,6 +343,8 @@ fn sums_and_orders_run_at_every_length() {
         let g = Trace::new("sums");
         let x = g.input("x", DType::F32, [2, length]);
         g.output("sums", x.op("CumSum", &[], Attrs::new().with("axis", 1).with("reverse", 1)));
+        let halved = Attrs::new().with("mode", "linear").with("antialias", 1).with("scales", vec![1.0, 0.5]);
+        g.output("halved", g.input("rows", DType::F32, [length, 600]).op("Resize", &[], halved));
         let first = Attrs::new().with("runs", length as i64).with("kept", 1);
         g.output("first", x.op("plimsoll.Sort", &[], first).cast(DType::F32));
         g.finish()

@@ -97,8 +97,10 @@ fn decompose_resize<'g>(b: Nodes<'g>, call: &Call, x: &Args<Var<'g>>) -> OpResul
     Ok(vec![y])
 }
 
-/// An axis with this many elements per neighbour of a result, at most, is resized by a matrix product, if the matrix is no larger than the data.
+/// An axis with this many elements per neighbour of a result, at most, is resized by a matrix product, if the matrix has few elements, or no
+/// more than a plane of the data.
 const DENSE: usize = 64;
+const SMALL: usize = 1 << 16;
 /// The most weights that are made for an axis.
 const MOST_WEIGHTS: f64 = (1 << 26) as f64;
 
@@ -113,7 +115,9 @@ fn blurred<'g>(b: Nodes<'g>, call: &Call, axes: &[Axis], mut y: Var<'g>) -> OpRe
         })?;
         let found: Vec<Vec<(usize, f64)>> = (0..axis.out).map(|i| neighbours(axis, mode, i)).collect();
         let taps = found.iter().map(Vec::len).max().unwrap_or(0);
-        if axis.len > DENSE * taps || axis.out > outer * inner {
+        // The batch has no part in the choice: graphs of other batches have the same nodes.
+        let small = axis.out.saturating_mul(axis.len) <= SMALL || axis.out <= inner;
+        if axis.len > DENSE * taps || !small {
             y = by_neighbours(b, call.dtype(0), y.shaped(&[outer, axis.len, inner]), &found, taps);
             shape[k] = axis.out;
             y = y.shaped(&shape);
