@@ -194,5 +194,9 @@ pub fn fits_i32(kernel: &Kernel) -> Result<(), String> {
     if kernel.shape.checked_len().is_none_or(|n| n > MOST_ELEMENTS) {
         return Err(format!("{} elements are more than {MOST_ELEMENTS}", kernel.shape));
     }
+    let invocations = (kernel.template.def().invocations)(kernel);
+    if invocations > MOST_ELEMENTS {
+        return Err(format!("{invocations} invocations are more than {MOST_ELEMENTS}"));
+    }
     Ok(())
 }
