@@ -4,7 +4,7 @@ use super::moves;
 use super::nest::{Motion, Nest};
 use super::operands::stored;
 use super::shares::Shares;
-use super::task::{Args, Compiled, Needs, Scratch};
+use super::task::{Args, Compiled, Needs, Scratch, walk};
 use plimsoll_core::kernel::{Kernel, Template};
 
 /// Copies one operand to another access of the same type.
@@ -58,21 +58,12 @@ impl Compiled for Copy {
     }
 
     unsafe fn run(&self, _: usize, task: usize, args: &Args, scratch: &mut Scratch) {
-        let items = self.shares.of(task);
-        let (index, at) = (&mut scratch.index[..self.nest.rank()], &mut scratch.at[..2]);
-        let mut row = self.shares.row(items.start);
-        self.nest.seek(row, index, at);
-        for item in items {
-            if self.shares.row(item) != row {
-                row += 1;
-                self.nest.advance(index, at);
-            }
-            let elements = self.shares.elements(item);
+        walk(&self.nest, &self.shares, task, scratch, |at, elements| {
             let (start, n) = (elements.start, elements.len());
             let (from, to) = (args.at(0, at[0]).cast_const(), args.at(1, at[1]));
             // A source that is the destination holds the result.
             if std::ptr::eq(from, to) {
-                continue;
+                return;
             }
             // SAFETY: both operands were checked to span their memory when the launch was recorded.
             unsafe {
@@ -84,6 +75,6 @@ impl Compiled for Copy {
                     moves::gather(self.size, n, from, self.from_step, to.add(start * self.size));
                 }
             }
-        }
+        });
     }
 }

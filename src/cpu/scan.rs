@@ -5,7 +5,7 @@ use super::nest::{Motion, Nest};
 use super::operands::stored;
 use super::scatter::{Number, with_number};
 use super::shares::Shares;
-use super::task::{Args, Compiled, Needs, Scratch};
+use super::task::{Args, Compiled, Needs, Scratch, walk};
 use plimsoll_core::kernel::{Kernel, Template};
 
 /// A compiled scan. Rows are the index space without its axis, and without the elements that lie side by side.
@@ -88,20 +88,11 @@ impl Compiled for Scan {
     }
 
     unsafe fn run(&self, _: usize, task: usize, args: &Args, scratch: &mut Scratch) {
-        let items = self.shares.of(task);
-        let (index, at) = (&mut scratch.index[..self.nest.rank()], &mut scratch.at[..2]);
-        let mut row = self.shares.row(items.start);
-        self.nest.seek(row, index, at);
-        for item in items {
-            if self.shares.row(item) != row {
-                row += 1;
-                self.nest.advance(index, at);
-            }
-            let elements = self.shares.elements(item);
+        walk(&self.nest, &self.shares, task, scratch, |at, elements| {
             let start = (elements.start * self.repr.size()) as isize;
             let (from, to) = (args.at(0, at[0] + start).cast_const(), args.at(1, at[1] + start));
             // SAFETY: operands were checked to span their memory when the launch was recorded.
             with_number!(self.repr, T => unsafe { self.row::<T>(from, to, elements.len()) });
-        }
+        });
     }
 }

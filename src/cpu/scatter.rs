@@ -4,7 +4,7 @@ use super::block::Repr;
 use super::nest::{Motion, Nest};
 use super::operands::stored;
 use super::shares::Shares;
-use super::task::{Args, Compiled, Needs, Scratch};
+use super::task::{Args, Compiled, Needs, Scratch, walk};
 use half::{bf16, f16};
 use plimsoll_core::kernel::{Kernel, Reduction, Template};
 
@@ -97,16 +97,7 @@ impl Compiled for Scatter {
     }
 
     unsafe fn run(&self, _: usize, task: usize, args: &Args, scratch: &mut Scratch) {
-        let items = self.shares.of(task);
-        let (index, at) = (&mut scratch.index[..self.nest.rank()], &mut scratch.at[..3]);
-        let mut row = self.shares.row(items.start);
-        self.nest.seek(row, index, at);
-        for item in items {
-            if self.shares.row(item) != row {
-                row += 1;
-                self.nest.advance(index, at);
-            }
-            let elements = self.shares.elements(item);
+        walk(&self.nest, &self.shares, task, scratch, |at, elements| {
             let size = self.repr.size();
             let (start, bytes) = ((elements.start * size) as isize, elements.len() * size);
             for k in 0..self.count as isize {
@@ -122,7 +113,7 @@ impl Compiled for Scatter {
                     }
                 }
             }
-        }
+        });
     }
 }
 

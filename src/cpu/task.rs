@@ -1,7 +1,8 @@
 //! A kernel that is ready to run: its tasks, and the memory that a thread needs for one.
 
 use super::memory::Line;
-use super::shares::portion;
+use super::nest::Nest;
+use super::shares::{Shares, portion};
 use plimsoll_core::error::ensure;
 use plimsoll_core::kernel::Kernel;
 use plimsoll_core::kernel::cpu::{Slots, slots};
@@ -76,6 +77,28 @@ impl Scratch {
         grow(&mut self.bases, needs.bases, std::ptr::null_mut());
         grow(&mut self.index, needs.rank, 0);
         grow(&mut self.at, needs.motions, 0);
+    }
+}
+
+/// Calls `each` for every item of a task: with the positions of the nest's operands in the item's row, and the elements of the row.
+#[inline(always)]
+pub fn walk(
+    nest: &Nest,
+    shares: &Shares,
+    task: usize,
+    scratch: &mut Scratch,
+    mut each: impl FnMut(&[isize], Range<usize>),
+) {
+    let items = shares.of(task);
+    let (index, at) = (&mut scratch.index[..nest.rank()], &mut scratch.at[..nest.start.len()]);
+    let mut row = shares.row(items.start);
+    nest.seek(row, index, at);
+    for item in items {
+        if shares.row(item) != row {
+            row += 1;
+            nest.advance(index, at);
+        }
+        each(at, shares.elements(item));
     }
 }
 
