@@ -19,7 +19,8 @@ const STEEPEST: f64 = 1.2;
 const UNROLLED: [&str; 7] =
     ["RNN", "GRU", "LSTM", "DynamicQuantizeLSTM", "LinearAttention", "NonMaxSuppression", "plimsoll.NonMaxSuppression"];
 
-/// Rows that are known to be steeper on one way: of queries that differ from the rows of the batch, and of a library's own workspace.
+/// Rows that are steeper along an extent: attentions that store their scores there, RoiAlign on wgpu, and a convolution whose library call
+/// takes a MiB of workspace from some size on.
 const STEEP: [&str; 4] = ["GroupQueryAttention", "PackedAttention", "RoiAlign", "Conv"];
 
 /// The sample with one of its extents grown wherever it stands: in shapes, and, if asked, in attributes.

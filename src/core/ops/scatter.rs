@@ -9,7 +9,6 @@ use super::compose::composed;
 use super::index::from_start;
 use super::{along, expect_dtype, indices, output, position};
 use crate::dtype::DType;
-use crate::expr::{maximum, minimum};
 use crate::kernel::{Reduction, Template};
 use crate::op::{
     Args, Attrs, Back, Call, Eval, Fact, Lower, Nodes, OpDef, OpResult, Part, TemplateCall, Var, inputs, names,
@@ -37,7 +36,7 @@ pub(super) static OPS: &[OpDef] = &[
                 stride: data.strides[axis],
                 extent: data.shape[axis],
                 unique: call.int("unique_indices", 0)? != 0,
-                join: combine(call)?.join(),
+                join: join(call)?,
             };
             let mut base = Access { shape: shape.clone(), ..data.clone() };
             base.strides[axis] = 0;
@@ -146,57 +145,28 @@ fn tensor_scatter_nodes<'g>(b: Nodes<'g>, call: &Call, x: &Args<Var<'g>>) -> OpR
     Ok(vec![x[0].op(SCATTER, &[at.shaped(&row), x[1]], attrs)])
 }
 
-/// How an element and its updates combine.
-#[derive(Clone, Copy, PartialEq)]
-enum Combine {
-    /// The last update.
-    None,
-    Add,
-    Mul,
-    Max,
-    Min,
-}
-
-fn combine(call: &Call) -> OpResult<Combine> {
+/// How an update joins an element; none if it takes its place.
+fn join(call: &Call) -> OpResult<Option<Reduction>> {
     let words = [
-        ("none", Combine::None),
-        ("add", Combine::Add),
-        ("mul", Combine::Mul),
-        ("max", Combine::Max),
-        ("min", Combine::Min),
+        ("none", None),
+        ("add", Some(Reduction::Sum)),
+        ("mul", Some(Reduction::Prod)),
+        ("max", Some(Reduction::Max)),
+        ("min", Some(Reduction::Min)),
     ];
     call.choice("reduction", &words)
 }
 
-impl Combine {
-    /// The element after an update.
-    fn apply(self, old: f64, update: f64) -> f64 {
-        match self {
-            Combine::None => update,
-            Combine::Add => old + update,
-            Combine::Mul => old * update,
-            Combine::Max => maximum(old, update),
-            Combine::Min => minimum(old, update),
-        }
-    }
-
-    /// How the template joins an update to an element.
-    fn join(self) -> Option<Reduction> {
-        match self {
-            Combine::None => None,
-            Combine::Add => Some(Reduction::Sum),
-            Combine::Mul => Some(Reduction::Prod),
-            Combine::Max => Some(Reduction::Max),
-            Combine::Min => Some(Reduction::Min),
-        }
-    }
+/// The element after an update.
+fn updated_by(join: Option<Reduction>, old: f64, update: f64) -> f64 {
+    join.map_or(update, |join| join.combine(old, update))
 }
 
 /// The type of the data and the updates. Some reductions restrict it.
 fn updated(call: &Call) -> OpResult<DType> {
     expect_dtype(call, 1, "i64 or i32", |d| matches!(d, DType::I64 | DType::I32))?;
-    let dtype = match combine(call)? {
-        Combine::None => call.dtype(0),
+    let dtype = match join(call)? {
+        None => call.dtype(0),
         _ => expect_dtype(call, 0, "a float or integer type", DType::is_number)?,
     };
     if call.dtype(2) == dtype {
@@ -228,8 +198,8 @@ fn scatter_grad<'g>(b: Nodes<'g>, call: &Call, back: &Back<'_, 'g>) -> OpResult<
     let inside = own.greater_or_equal(0.0).and(own.less(data[axis] as f64)).expand(updates);
     let given = |of: Var<'g>| inside.select(look_up(of), 0.0);
     let joined = |of: Var<'g>, by: Var<'g>, how: &str| of.op(SCATTER, &[at, by], along().with("reduction", how));
-    match combine(call)? {
-        Combine::None => {
+    match join(call)? {
+        None => {
             let zeros = b.scalar(0.0, call.dtype(2)).expand(updates);
             let kept = dy.op(SCATTER, &[at, zeros], call.attrs.clone());
             // An update has a part in the result if its number is what a scatter of numbers leaves at its place.
@@ -238,15 +208,15 @@ fn scatter_grad<'g>(b: Nodes<'g>, call: &Call, back: &Back<'_, 'g>) -> OpResult<
             let stays = look_up(left).equal(numbers);
             Ok(vec![Some(kept), None, Some(stays.select(look_up(dy), 0.0))])
         }
-        Combine::Add => Ok(vec![Some(dy), None, Some(given(dy))]),
-        Combine::Max | Combine::Min => {
+        Some(Reduction::Sum) => Ok(vec![Some(dy), None, Some(given(dy))]),
+        Some(Reduction::Max | Reduction::Min) => {
             // Those that are the extreme share its derivative.
             let (y, dtype) = (back.y[0], call.dtype(0));
             let [old, new] = [x.equal(y), u.equal(look_up(y)).and(inside)].map(|hit| hit.cast(dtype));
             let share = dy / joined(old, new, "add").max(1.0);
             Ok(vec![Some(old * share), None, Some(new * look_up(share))])
         }
-        Combine::Mul => {
+        Some(Reduction::Prod) => {
             // Of an update, the product of all others at its place: of those that are not zero, unless one is.
             let is_zero = [x, u].map(|v| v.equal(0.0));
             let [old, new] = [(is_zero[0], x), (is_zero[1], u)].map(|(zero, v)| zero.select(1.0, v));
@@ -276,7 +246,7 @@ fn scatter_nd(call: &Call) -> OpResult<Vec<Fact>> {
 
 fn scatter_nd_eval(x: &Args<&[f64]>, call: &Call) -> OpResult<Vec<Vec<f64>>> {
     let [data, at, updates] = [0, 1, 2].map(|i| x[i]);
-    let (combine, tuple, shape) = (combine(call)?, tuple(call)?, call.shape(0));
+    let (join, tuple, shape) = (join(call)?, tuple(call)?, call.shape(0));
     let outer = call.shape(1).len() - 1;
     let mut result = data.to_vec();
     for (index, &update) in indices(call.shape(2)).zip(updates) {
@@ -288,7 +258,7 @@ fn scatter_nd_eval(x: &Args<&[f64]>, call: &Call) -> OpResult<Vec<Vec<f64>>> {
         let Some(mut place) = (0..tuple).map(named).collect::<Option<Vec<_>>>() else { continue };
         place.extend(&index[outer..]);
         let old = &mut result[position(&place, shape)];
-        *old = combine.apply(*old, update);
+        *old = updated_by(join, *old, update);
     }
     Ok(vec![result])
 }
@@ -370,7 +340,7 @@ fn scatter_rows(call: &Call) -> OpResult<Vec<Fact>> {
 
 fn scatter_elements_eval(x: &Args<&[f64]>, call: &Call) -> OpResult<Vec<Vec<f64>>> {
     let [data, at, updates] = [0, 1, 2].map(|i| x[i]);
-    let (combine, shape) = (combine(call)?, call.shape(0));
+    let (join, shape) = (join(call)?, call.shape(0));
     let axis = call.axis("axis", 0, shape)?;
     let mut result = data.to_vec();
     for (mut index, &update) in indices(call.shape(2)).zip(updates) {
@@ -381,7 +351,7 @@ fn scatter_elements_eval(x: &Args<&[f64]>, call: &Call) -> OpResult<Vec<Vec<f64>
         if (0.0..extent).contains(&place) {
             index[axis] = place as usize;
             let old = &mut result[position(&index, shape)];
-            *old = combine.apply(*old, update);
+            *old = updated_by(join, *old, update);
         }
     }
     Ok(vec![result])
