@@ -69,6 +69,10 @@ fn a_validation_counts_each_row_once() {
         inputs: vec![("image".to_owned(), open("graphs/digits-images.npy"))],
         labels: open("graphs/digits-labels.npy"),
     };
+    // Labels above the one that marks copies count.
+    let large = some_data(&Folder::new("validated-large"), 3, |_| 2e38);
+    let found = score("graphs/linear.onnxtxt", Loss::L1, [&eight, &large], Choice::Cpu, 2, 1).expect("it runs").loss;
+    assert!(found > 1e38, "{found}");
     for backend in [Choice::Cpu, Choice::Wgpu] {
         for loss in [Loss::Mse, Loss::L1, Loss::Huber, Loss::BceLogits] {
             for valid in [&eight, &three] {

@@ -71,8 +71,7 @@ pub(super) fn class_axis(output: &Fact, training: &Training) -> Result<Option<us
 /// The label of elements that do not count.
 pub const IGNORED: f64 = -100.0;
 
-/// The float label of elements that do not count: those of rows that fill up the last part of a validation. Labels of data are smaller, as no loss
-/// of this one would be finite.
+/// The float label of elements that do not count: those of rows that fill up the last part of a validation.
 pub(super) const PADDING: f64 = (1u128 << 127) as f64;
 
 /// The number of elements that a sum of losses is divided by.
@@ -129,7 +128,8 @@ impl Loss {
         if self == Loss::CrossEntropy {
             return cross_entropy(output, labels, classes, 0.0);
         }
-        let each = labels.less(PADDING).select(self.each(output, labels), 0.0);
+        // Labels above it count.
+        let each = labels.equal(PADDING).select(0.0, self.each(output, labels));
         let count = each.shape()?.numel();
         Ok((each.reduce_sum(&[], false), Count::Known(count)))
     }
