@@ -9,6 +9,7 @@ mod external_memory;
 pub mod lent;
 pub mod records;
 pub mod segments;
+pub mod work;
 
 pub use external_memory::{Kind, Outside, Place};
 

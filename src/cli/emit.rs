@@ -256,14 +256,24 @@ impl Emit {
                 let users: Vec<_> = steps.filter(|s| s.kernel == number).map(|s| s.name.as_str()).collect();
                 let users = plain(users.join(", "));
                 text += &format!("// kernel {number}, {}: {users}\n", kernel.template.name());
-                if let Some(call) = kernel.schedule.call() {
-                    let call = serde_json::to_string(call).expect("a call has only finite numbers and text keys");
-                    text += &format!("// {call}\n\n");
-                    continue;
+                if let Some(of) = kernel.repeat() {
+                    text += &format!(
+                        "// {} launches once, then {} launches, {} times:\n\n",
+                        of.first.len(),
+                        of.each.len(),
+                        of.times
+                    );
                 }
-                let source = render(kernel, target, &Bindings::distinct(kernel), dialect)?;
-                let own = source.text.replacen(PRELUDE, "", 1);
-                text += &format!("// {} invocations, {:?} workgroups\n{own}\n", source.size, source.groups);
+                for kernel in kernel.launched() {
+                    if let Some(call) = kernel.schedule.call() {
+                        let call = serde_json::to_string(call).expect("a call has only finite numbers and text keys");
+                        text += &format!("// {call}\n\n");
+                        continue;
+                    }
+                    let source = render(kernel, target, &Bindings::distinct(kernel), dialect)?;
+                    let own = source.text.replacen(PRELUDE, "", 1);
+                    text += &format!("// {} invocations, {:?} workgroups\n{own}\n", source.size, source.groups);
+                }
             }
         }
         Ok(text)

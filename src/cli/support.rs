@@ -70,5 +70,5 @@ fn runs(graph: &Graph, target: &Target, cpu: &mut Cpu) -> bool {
         Family::Wgpu => render(kernel, target, &Bindings::distinct(kernel), Dialect::Wgsl).is_ok(),
         Family::Cuda => render(kernel, target, &Bindings::distinct(kernel), Dialect::Cuda).is_ok(),
     };
-    planned.is_ok_and(|plan| plan.programs[0].kernels.iter().all(&mut compiles))
+    planned.is_ok_and(|plan| plan.programs[0].kernels.iter().flat_map(Kernel::launched).all(&mut compiles))
 }

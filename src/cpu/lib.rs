@@ -15,6 +15,7 @@ use check::Check;
 pub use memory::{Line, Region};
 use memory::{Memory, refuse};
 use plimsoll_backend::records::Records;
+use plimsoll_backend::work::{Loops, Work};
 use plimsoll_backend::{Backend, KernelId, Launch, RecordId, SegmentId, Slice, Usage};
 use plimsoll_core::error::Result;
 use plimsoll_core::kernel::{Kernel, Template};
@@ -85,7 +86,8 @@ pub struct Cpu {
     pool: ThreadPool,
     memory: Memory,
     kernels: Vec<(Box<dyn Compiled>, Check)>,
-    records: Records<Vec<Step>>,
+    loops: Loops,
+    records: Records<Vec<Work<Step>>>,
     /// One per thread, used by that thread alone.
     scratch: Vec<UnsafeCell<Scratch>>,
     /// Bytes of scratch memory that each thread has.
@@ -111,6 +113,13 @@ pub struct OwnBytes {
 
 /// The bytes that the backend takes for itself to run a kernel. Those of a kernel that it refuses are none.
 pub fn own_bytes(kernel: &Kernel, threads: usize) -> OwnBytes {
+    if let Some(repeat) = kernel.repeat() {
+        let all = repeat.kernels.iter().map(|inner| own_bytes(inner, threads));
+        return all.fold(OwnBytes::default(), |sum, own| OwnBytes {
+            thread: sum.thread.max(own.thread),
+            tables: sum.tables + own.tables,
+        });
+    }
     let checked = Check::new(kernel).and_then(|_| compile(kernel, Isa::PORTABLE, threads, true));
     let needs = checked.map_or(Needs::default(), |compiled| compiled.needs());
     OwnBytes { thread: needs.thread_bytes(), tables: needs.tables }
@@ -150,6 +159,7 @@ impl Cpu {
             isa: Isa::detect(),
             memory,
             kernels: Vec::new(),
+            loops: Loops::default(),
             records: Records::default(),
             scratch: (0..pool.threads()).map(|worker| UnsafeCell::new(Scratch::new(worker))).collect(),
             thread_bytes: 0,
@@ -306,6 +316,13 @@ impl Backend for Cpu {
     }
 
     fn compile(&mut self, kernel: &Kernel) -> Result<KernelId> {
+        if let Some(repeat) = kernel.repeat() {
+            let kernels = repeat.kernels.iter().map(|inner| self.compile(inner)).collect::<Result<_>>()?;
+            self.kernels.push((Box::new(Nothing), Check::nothing()));
+            let id = KernelId(self.kernels.len() as u32 - 1);
+            self.loops.insert(id, repeat, kernels);
+            return Ok(id);
+        }
         let malformed = |what: String| refuse(format!("kernel {}: {what}", kernel.template.name()));
         let check = Check::new(kernel).map_err(malformed)?;
         let compiled = compile(kernel, self.isa, self.pool.threads(), false).map_err(malformed)?;
@@ -320,14 +337,15 @@ impl Backend for Cpu {
     }
 
     fn record(&mut self, launches: &[Launch]) -> Result<RecordId> {
-        let mut steps = Vec::with_capacity(launches.len());
-        for launch in launches {
+        let mut step = |launch: Launch| {
             let kernel = launch.kernel.0 as usize;
             let (_, check) = self.kernels.get(kernel).ok_or_else(|| refuse(format!("no kernel {kernel}")))?;
             check.launch(&launch.args).map_err(refuse)?;
             let args = launch.args.iter().map(|&slice| self.memory.resolve(slice)).collect::<Result<_>>()?;
-            steps.push(Step { kernel, args: Args(args) });
-        }
+            Ok(Step { kernel, args: Args(args) })
+        };
+        let work = self.loops.expand(launches).into_iter().flatten();
+        let steps = work.map(|part| part.try_map(&mut step)).collect::<Result<Vec<_>>>()?;
         self.provide_scratch();
         let segments = launches.iter().flat_map(|launch| &launch.args).map(|at| at.segment);
         self.records.insert(steps, segments).ok_or_else(|| refuse("too many records"))
@@ -337,7 +355,7 @@ impl Backend for Cpu {
         let Cpu { records, kernels, scratch, pool, .. } = self;
         let steps = records.get(record).ok_or_else(|| refuse("replay of a record whose memory is gone"))?;
         let scratch = Shared(scratch);
-        for step in steps {
+        let mut run = |step: &Step| {
             let kernel = &*kernels[step.kernel].0;
             let scratch = &scratch;
             // SAFETY: the launch was checked when it was recorded and its segments are not freed. Scratch memory was provided then, too,
@@ -347,7 +365,8 @@ impl Backend for Cpu {
                     kernel.run(phase, task, &step.args, &mut *scratch.of(worker));
                 });
             }
-        }
-        Ok(())
+            Ok(())
+        };
+        steps.iter().try_for_each(|part| part.run(&mut run))
     }
 }

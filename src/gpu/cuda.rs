@@ -30,6 +30,7 @@ use library::{Found, Search};
 use plimsoll_backend::lent::{Lent, is_lent};
 use plimsoll_backend::records::Records;
 use plimsoll_backend::segments::{Segment, Segments};
+use plimsoll_backend::work::Loops;
 use plimsoll_backend::{Backend, DeviceMemory, KernelId, Launch, Outside, RecordId, SegmentId, Slice, Usage};
 use plimsoll_core::error::{Error, Result, ensure};
 use plimsoll_core::kernel::Kernel;
@@ -167,6 +168,7 @@ pub struct Cuda {
     upload: Option<Slot>,
     download: Option<Slot>,
     kernels: Vec<Kernel>,
+    loops: Loops,
     records: Records<Record>,
     functions: HashMap<String, CUfunction>,
     modules: Vec<CUmodule>,
@@ -273,6 +275,7 @@ impl Cuda {
             upload: None,
             download: None,
             kernels: Vec::new(),
+            loops: Loops::default(),
             records: Records::default(),
             functions: HashMap::new(),
             modules: Vec::new(),
@@ -701,6 +704,13 @@ impl Backend for Cuda {
     }
 
     fn compile(&mut self, kernel: &Kernel) -> Result<KernelId> {
+        if let Some(repeat) = kernel.repeat() {
+            let kernels = repeat.kernels.iter().map(|inner| self.compile(inner)).collect::<Result<_>>()?;
+            let id = KernelId(self.kernels.len() as u32);
+            self.kernels.push(kernel.clone());
+            self.loops.insert(id, repeat, kernels);
+            return Ok(id);
+        }
         // The text depends on which arguments share bytes, which is known when a launch is recorded. Errors are reported here.
         let id = KernelId(self.kernels.len() as u32);
         if let Some(call) = kernel.schedule.call() {

@@ -16,6 +16,7 @@ pub use gpu::{Adapter, adapters};
 use gpu::{Gpu, address, describe, failed};
 use plimsoll_backend::records::Records;
 use plimsoll_backend::segments::{Segment, Segments};
+use plimsoll_backend::work::{Loops, Work, launches as each_launch};
 use plimsoll_backend::{Backend, KernelId, Launch, Outside, RecordId, SegmentId, Slice, Usage};
 use plimsoll_core::error::{Error, Result, ensure};
 use plimsoll_core::kernel::Kernel;
@@ -24,6 +25,7 @@ use plimsoll_core::target::{Memory, Target};
 use record::{Device, Pipelines, Step, buffer};
 use staging::Upload;
 use std::collections::VecDeque;
+use std::convert::Infallible;
 use std::sync::atomic::Ordering;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -49,7 +51,8 @@ pub struct Wgpu {
     upload: Option<Upload>,
     download: Option<wgpu::Buffer>,
     kernels: Vec<Kernel>,
-    records: Records<Vec<Step>>,
+    loops: Loops,
+    records: Records<Vec<Work<Option<Step>>>>,
     /// The record that ran last. Once it has run twice in a row, it is encoded for its next replay.
     ahead: Option<(RecordId, Option<wgpu::CommandBuffer>)>,
     pipelines: Pipelines,
@@ -186,6 +189,7 @@ impl Wgpu {
             upload: None,
             download: None,
             kernels: Vec::new(),
+            loops: Loops::default(),
             records: Records::default(),
             ahead: None,
             pipelines: Pipelines::new(checked),
@@ -210,12 +214,15 @@ impl Wgpu {
             // One pass for all: reads after writes are ordered within it, and passes cost more than dispatches.
             let timestamp_writes = clock.map(|(clock, _)| clock.marks());
             let mut pass = encoder.begin_compute_pass(&wgpu::ComputePassDescriptor { label: None, timestamp_writes });
-            for step in steps {
+            let mut run = |step: &Option<Step>| {
+                let Some(step) = step else { return Ok::<_, Infallible>(()) };
                 let [x, y, z] = step.groups;
                 pass.set_pipeline(&step.pipeline);
                 pass.set_bind_group(0, &step.group, &[]);
                 pass.dispatch_workgroups(x, y, z);
-            }
+                Ok(())
+            };
+            let Ok(()) = steps.iter().try_for_each(|part| part.run(&mut run));
             drop(pass);
             if let Some((clock, slot)) = clock {
                 clock.resolve(encoder, slot);
@@ -394,6 +401,13 @@ impl Backend for Wgpu {
     }
 
     fn compile(&mut self, kernel: &Kernel) -> Result<KernelId> {
+        if let Some(repeat) = kernel.repeat() {
+            let kernels = repeat.kernels.iter().map(|inner| self.compile(inner)).collect::<Result<_>>()?;
+            self.kernels.push(kernel.clone());
+            let id = KernelId(self.kernels.len() as u32 - 1);
+            self.loops.insert(id, repeat, kernels);
+            return Ok(id);
+        }
         // The text depends on which arguments share bytes, which is known when a launch is recorded. Errors are reported here.
         render::render(kernel, &self.target, &Bindings::distinct(kernel), Dialect::Wgsl)?;
         self.kernels.push(kernel.clone());
@@ -403,7 +417,12 @@ impl Backend for Wgpu {
     fn record(&mut self, launches: &[Launch]) -> Result<RecordId> {
         self.gpu.alive()?;
         let Wgpu { gpu, target, kernels, segments, .. } = self;
-        let steps = self.pipelines.steps(&Device { gpu, target, kernels, segments }, launches)?;
+        let work: Vec<Work<Launch>> = self.loops.expand(launches).into_iter().flatten().collect();
+        let each: Vec<Launch> = each_launch(&work).into_iter().cloned().collect();
+        let steps = self.pipelines.steps(&Device { gpu, target, kernels, segments }, &each)?;
+        let mut made = steps.into_iter();
+        let mut next = |_| made.next().ok_or_else(|| failed("a launch was not recorded"));
+        let steps = work.into_iter().map(|part| part.try_map(&mut next)).collect::<Result<Vec<_>>>()?;
         let segments = launches.iter().flat_map(|launch| &launch.args).map(|at| at.segment);
         self.records.insert(steps, segments).ok_or_else(|| failed("too many records"))
     }

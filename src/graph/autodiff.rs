@@ -11,6 +11,7 @@
 //! A rule may read inputs and outputs freely. What is kept from the forward computation is a matter of the plan.
 
 mod fixed;
+mod repeat;
 mod scalar;
 
 use crate::constant::Constant;
@@ -105,6 +106,7 @@ impl Sweep<'_> {
         match (op.grad, op.lower) {
             (Grad::Derived, Lower::Decompose(_)) => self.pieces(id, &dy),
             (Grad::Derived, Lower::Const) => Ok(()),
+            (Grad::Derived, Lower::Repeat) => self.repeat(id, &dy),
             (Grad::Derived, Lower::Template(_)) => Err(self.refuse(id, "its row states none")),
             (Grad::Rule(rule), _) => self.apply(id, &dy, rule),
             (Grad::Derived, Lower::Map(map)) => {
@@ -178,6 +180,11 @@ impl Sweep<'_> {
         let mut pieces = Decomposer::new(self.graph, node.name.clone()).of(&call);
         let values = call.decompose(rule, &mut pieces, &operands).map_err(|what| node.error(what))?;
         let made = pieces.made;
+        let is_loop = |&piece: &NodeId| matches!(self.graph.node(piece).op().map(|op| op.lower), Some(Lower::Repeat));
+        if made.iter().any(is_loop) {
+            // The loop keeps what its steps began with. It runs once: nobody reads the row any more.
+            values.iter().enumerate().for_each(|(port, &value)| self.graph.replace(id.output(port), value));
+        }
         made.iter().for_each(|&piece| self.activate(piece));
         for (value, gradient) in values.into_iter().zip(dy) {
             gradient.iter().for_each(|&gradient| self.add(value, gradient));

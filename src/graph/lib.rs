@@ -2,6 +2,7 @@
 //! here may change at any time.
 
 pub mod autodiff;
+pub mod body;
 pub mod graph;
 pub mod onnx;
 pub mod pass;

@@ -1,8 +1,6 @@
 //! Runs a graph node by node in `f64`: the reference that every backend is compared with.
 
-use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::expr;
 use crate::graph::{Graph, Kind, State};
 use crate::op::{Call, Fact, ValueId};
 use crate::tensor::Tensor;
@@ -81,27 +79,12 @@ pub fn values(graph: &Graph, mut values: HashMap<ValueId, Vec<f64>>) -> Result<H
                 let facts: Vec<_> = operands.iter().map(|v| v.map(|v| graph.fact(v))).collect();
                 let data: Vec<_> = operands.iter().map(|v| v.map(|v| values[&v].as_slice())).collect();
                 let call = Call { op, attrs: &node.attrs, inputs: &facts };
-                let outputs = call.eval(&data).map_err(|what| node.error(what))?;
-                let floats = facts.iter().flatten().any(|fact| fact.dtype.is_float());
-                for (port, mut output) in outputs.into_iter().enumerate() {
-                    round(&mut output, floats, node.outputs[port].fact.dtype);
+                let outputs = call.eval_rounded(&data).map_err(|what| node.error(what))?;
+                for (port, output) in outputs.into_iter().enumerate() {
                     values.insert(id.output(port), output);
                 }
             }
         }
     }
     Ok(values)
-}
-
-/// Rounds values of a 16-bit float type, and wraps or saturates integers that arithmetic leaves. `from_floats` says which: floats saturate.
-fn round(values: &mut [f64], from_floats: bool, dtype: DType) {
-    if dtype.is_small_int() || dtype == DType::U64 {
-        return values.iter_mut().for_each(|v| *v = expr::small(*v, from_floats, dtype));
-    }
-    let half: fn(f64) -> f64 = match dtype {
-        DType::F16 => |v| half::f16::from_f64(v).to_f64(),
-        DType::BF16 => |v| half::bf16::from_f64(v).to_f64(),
-        _ => return,
-    };
-    values.iter_mut().for_each(|v| *v = half(*v));
 }

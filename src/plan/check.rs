@@ -36,6 +36,7 @@ mod dead;
 mod kernel;
 mod placement;
 mod programs;
+mod repeat;
 pub(super) mod streams;
 
 pub use dead::{Span, dead, spare};
@@ -134,7 +135,7 @@ impl<'a> Checker<'a> {
     fn new(plan: View<'a>) -> Verdict<Checker<'a>> {
         let target = plan.target;
         let kernel =
-            |(i, k)| kernel::check(k, target).map_err(|e: String| format!("kernel {i} ({}): {e}", k.template.name()));
+            |(i, k)| repeat::check(k, target).map_err(|e: String| format!("kernel {i} ({}): {e}", k.template.name()));
         let needs = plan.kernels.iter().enumerate().map(kernel).collect::<Verdict<Vec<_>>>()?;
         let mut checker = Checker {
             plan,
@@ -428,7 +429,10 @@ impl<'a> Checker<'a> {
             ensure(is_countable(&b.shape), || name(format!("{} is too large", b.shape)))?;
             let needed = match self.packed[i] {
                 // The operand was seen to be packed, and its kernel to have a layout for it.
-                Some((kernel, operand)) => cpu::packed_bytes(&plan.kernels[kernel], operand).unwrap_or(u64::MAX),
+                Some((kernel, operand)) => {
+                    let (kernel, operand) = plan.kernels[kernel].packed_reader(operand);
+                    cpu::packed_bytes(kernel, operand).unwrap_or(u64::MAX)
+                }
                 None => self.elements(i) * b.dtype.size() as u64,
             };
             ensure(b.bytes >= needed, || {
@@ -502,7 +506,9 @@ impl<'a> Checker<'a> {
         for (slot, &b) in step.reads.iter().chain(&step.writes).enumerate() {
             let BindRange { offset, bytes } = self.bind_range(step, slot, b);
             let name = |e: String| format!("binds {}: {e}", self.name(b));
-            ensure(bytes <= most, || name(format!("expected at most {most} bytes, found {bytes}")))?;
+            // A loop binds nothing itself.
+            let binds = plan.kernels[step.kernel].repeat().is_none();
+            ensure(bytes <= most || !binds, || name(format!("expected at most {most} bytes, found {bytes}")))?;
             let (buffer, unit) = (&plan.buffers[b], plan.target.alignment);
             let whole = offset.is_multiple_of(unit) && offset.is_multiple_of(buffer.dtype.size() as u64);
             ensure(whole, || name(format!("expected a bind range at a multiple of {unit}, found {offset}")))?;
@@ -542,7 +548,9 @@ impl<'a> Checker<'a> {
                 name(format!("expected elements below {elements}, found element {high}"))
             })?;
             let layout = |(k, o): (KernelIdx, usize)| {
-                let packed = &plan.kernels[k];
+                let (packed, o) = plan.kernels[k].packed_reader(o);
+                let (kernel, i) = kernel.packed_reader(i);
+                let operand = &kernel.reads[i];
                 let same = match kernel.template {
                     // A matrix that is repeated is packed once.
                     Template::MatMul => packs(&packed.reads[o].access) == packs(&operand.access),
@@ -646,7 +654,8 @@ impl<'a> Checker<'a> {
         sorted.sort_by_key(|a| slice(a));
         let groups: Vec<&[&Arg]> = sorted.chunk_by(|a, b| slice(a) == slice(b)).collect();
         let most = plan.target.max_bindings;
-        ensure(groups.len() as u64 <= u64::from(most), || {
+        let binds = plan.kernels[step.kernel].repeat().is_none();
+        ensure(groups.len() as u64 <= u64::from(most) || !binds, || {
             format!("expected at most {most} bindings, found {}", groups.len())
         })?;
         let mut before: Option<&Arg> = None;

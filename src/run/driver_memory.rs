@@ -90,9 +90,11 @@ impl DriverMemory {
     /// The estimate for a plan.
     pub fn estimate(&self, plan: &Plan) -> Estimate {
         let library = |name: &str, bytes: u64| if calls(plan, name) { bytes } else { 0 };
-        let kernels = plan.programs.iter().flat_map(|program| &program.kernels);
+        let kernels = plan.programs.iter().flat_map(|program| &program.kernels).flat_map(Kernel::launched);
         let texts: HashSet<_> = kernels.filter(|kernel| kernel.schedule.call().is_none()).map(Kernel::key).collect();
-        let steps = plan.programs.iter().map(|program| program.steps.len() as u64).sum::<u64>() * u64::from(plan.runs);
+        let steps =
+            plan.programs.iter().flat_map(|program| program.steps.iter().map(|step| &program.kernels[step.kernel]));
+        let steps = steps.map(Kernel::recorded).sum::<u64>() * u64::from(plan.runs);
         let parts = [
             self.context,
             library(CUBLASLT, self.cublaslt).saturating_add(library(CUDNN, self.cudnn)),
@@ -114,7 +116,7 @@ pub fn process(planned: u64) -> u64 {
 
 /// True if a plan calls a library.
 fn calls(plan: &Plan, library: &str) -> bool {
-    let mut kernels = plan.programs.iter().flat_map(|program| &program.kernels);
+    let mut kernels = plan.programs.iter().flat_map(|program| &program.kernels).flat_map(Kernel::launched);
     kernels.any(|kernel| kernel.schedule.call().is_some_and(|call| call.library() == library))
 }
 

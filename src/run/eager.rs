@@ -15,7 +15,8 @@ use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::exec;
 use crate::pass::Prepared;
-use crate::plan::lower::{Draft, Options, lower};
+use crate::plan::lower::{Draft, Options};
+use crate::plan::make::lowered;
 use crate::plan::{BufferIdx, Class, Port, Segment, TransferBytes, own_segments};
 use crate::target::{Memory, Target};
 use crate::tensor::Tensor;
@@ -49,7 +50,7 @@ impl Program {
     /// # Errors
     /// The target has no type for a value, or a node has no kernel.
     pub fn new(prepared: &Prepared, target: &Target) -> Result<Program> {
-        let mut draft = lower(prepared, target, Options { join: false })?;
+        let mut draft = lowered(prepared, target, Options { join: false })?;
         // Steps are in an order in which results take the places of what they lie over.
         let own: Vec<BufferIdx> = BufferIdx::all(&draft.buffers).map(|b| draft.root(b)).collect();
         for (_, _, output) in &mut draft.outputs {

@@ -702,6 +702,7 @@ pub(crate) fn write_constant(
     packed: Option<(&Kernel, usize)>,
     constant: &Constant,
 ) -> Result<()> {
+    let packed = packed.map(|(kernel, operand)| kernel.packed_reader(operand));
     let pieces = constant.pieces()?;
     let wide = packed.map_or(stored, |(kernel, operand)| kernel.reads[operand].dtype);
     let plain = wide.packed_bytes(constant.fact.shape.numel()) as u64;

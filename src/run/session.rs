@@ -305,7 +305,7 @@ pub fn check_limit(backend: &dyn Backend, limit: Option<u64>) -> Result<()> {
 /// The library calls of a plan that a device refuses, each with a line in the log.
 fn refused(backend: &mut dyn Backend, plan: &Plan) -> Vec<Call> {
     let mut refused = Vec::new();
-    for kernel in plan.programs.iter().flat_map(|program| &program.kernels) {
+    for kernel in plan.programs.iter().flat_map(|program| &program.kernels).flat_map(|kernel| kernel.launched()) {
         let Some(call) = kernel.schedule.call() else { continue };
         if let Err(error) = backend.compile(kernel) {
             tracing::warn!("{error}; a text computes it");

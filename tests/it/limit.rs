@@ -7,8 +7,9 @@ use plimsoll::internals::onnx::proto::NodeProto;
 use plimsoll::internals::pass::{Prepared, half};
 use plimsoll::internals::plan::fit::bound::bound;
 use plimsoll::internals::plan::lower::Dag;
-use plimsoll::internals::plan::lower::{Options, lower};
+use plimsoll::internals::plan::lower::Options;
 use plimsoll::internals::plan::make::liveness::live;
+use plimsoll::internals::plan::make::lowered;
 use plimsoll::internals::plan::make::streams::Streams;
 use plimsoll::internals::plan::tell::diff::{Fate, diff};
 use plimsoll::internals::plan::tell::peak::peak;
@@ -263,7 +264,7 @@ fn random(seed: u64, nodes: usize) -> Graph {
 fn least_of_all_orders(graph: &Prepared, target: &Target) -> Option<u64> {
     let mut least = u64::MAX;
     for join in [true, false] {
-        let draft = lower(graph, target, Options { join }).expect("it is lowered");
+        let draft = lowered(graph, target, Options { join }).expect("it is lowered");
         let dag = Dag::new(&draft);
         let (mut order, mut missing) = (Vec::new(), dag.before.iter().map(Vec::len).collect::<Vec<_>>());
         let mut left = 20_000u32;

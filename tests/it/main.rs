@@ -13,6 +13,7 @@ mod samples;
 
 // Operators: every row of the table.
 mod composed;
+mod loops;
 mod lowering;
 mod ops;
 mod rows;

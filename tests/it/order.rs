@@ -167,7 +167,7 @@ fn no_plan_is_worse_than_the_files_order() {
         let graph = Recipe::default().whole(graph, &target).expect("the passes run");
         let plan = plan::planned(&graph, &target, &Limits { memory: None }).expect("it is planned and checked");
         let found = &plan.programs[0].summary.orders;
-        let draft = plan::lower::lower(&graph, &target, plan::lower::Options { join: true }).expect("it is lowered");
+        let draft = plan::make::lowered(&graph, &target, plan::lower::Options { join: true }).expect("it is lowered");
         let order: Vec<_> = StepIdx::all(&draft.steps).collect();
         let file = place(&problem(&draft, &order), Effort::PLAN);
         assert!(

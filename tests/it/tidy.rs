@@ -28,6 +28,7 @@ const LAYERS: &[&[&str]] = &[
     &["expr", "kernel", "op", "ops"],
     &["decisions", "constant"],
     &["graph"],
+    &["body"],
     &["autodiff", "trace", "onnx", "reference", "pass", "train"],
     &["kernel::library"],
     &["kernel::cpu"],

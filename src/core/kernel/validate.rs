@@ -38,6 +38,11 @@ impl Kernel {
             operand_alone(operand).map_err(|e| format!("operand {i} read: {e}"))?;
         }
         self.further().try_for_each(|i| self.reads_extents(i, shape))?;
+        if self.repeat().is_some() {
+            // Its results have extents of their own.
+            writes.iter().try_for_each(operand_alone)?;
+            return (template.def().check)(self, family);
+        }
         let written = self.written();
         for (i, operand) in writes.iter().enumerate() {
             let name = |e| format!("operand {i} written: {e}");

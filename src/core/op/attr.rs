@@ -1,9 +1,12 @@
-//! Attributes of a node.
+//! Attributes of a node, and the bodies of loops, which are attributes.
 
+use super::OpDef;
+use super::fact::{Fact, NodeId, ValueId};
 use crate::dtype::DType;
 use crate::tensor::Tensor;
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::sync::Arc;
 
 /// The value of an attribute.
 #[derive(Clone, Debug, PartialEq)]
@@ -16,6 +19,7 @@ pub enum Attr {
     Floats(Vec<f64>),
     Strs(Vec<String>),
     Tensor(Tensor),
+    Body(Arc<Body>),
 }
 
 impl Attr {
@@ -29,6 +33,7 @@ impl Attr {
             Attr::Floats(_) => "floats",
             Attr::Strs(_) => "strings",
             Attr::Tensor(_) => "tensor",
+            Attr::Body(_) => "graph",
         }
     }
 
@@ -108,5 +113,89 @@ from!(Int: i64, i32; Float: f64, f32; Str: String, &str; Ints: Vec<i64>; Floats:
 impl From<&[usize]> for Attr {
     fn from(values: &[usize]) -> Attr {
         Attr::Ints(values.iter().map(|&v| v as i64).collect())
+    }
+}
+
+/// Nodes that a loop runs at each step. It grows as a [`Build`].
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Body {
+    inputs: Vec<Fact>,
+    nodes: Vec<BodyNode>,
+    outputs: Vec<ValueId>,
+}
+
+/// A node of a body.
+#[derive(Clone, Debug, PartialEq)]
+pub struct BodyNode {
+    /// What it is.
+    pub kind: BodyKind,
+    /// The values that it reads, by slot.
+    pub inputs: Vec<Option<ValueId>>,
+    /// The facts of its values.
+    pub outputs: Vec<Fact>,
+}
+
+/// The kinds of a body's nodes.
+#[derive(Clone, Debug)]
+pub enum BodyKind {
+    /// A call of a row.
+    Op(&'static OpDef, Attrs),
+    /// A tensor that is known before the run.
+    Constant(Tensor),
+}
+
+impl PartialEq for BodyKind {
+    fn eq(&self, other: &BodyKind) -> bool {
+        match (self, other) {
+            (BodyKind::Op(op, attrs), BodyKind::Op(other, found)) => op.name == other.name && attrs == found,
+            (BodyKind::Constant(constant), BodyKind::Constant(other)) => constant == other,
+            _ => false,
+        }
+    }
+}
+
+impl Body {
+    /// A body with these inputs, and without nodes.
+    pub fn new(inputs: Vec<Fact>) -> Body {
+        Body { inputs, ..Body::default() }
+    }
+
+    /// Its inputs.
+    pub fn inputs(&self) -> &[Fact] {
+        &self.inputs
+    }
+
+    /// The value of an input.
+    pub fn input(&self, input: usize) -> ValueId {
+        NodeId::new(input).output(0)
+    }
+
+    /// Its nodes, in order. The first has the number behind that of the last input.
+    pub fn nodes(&self) -> &[BodyNode] {
+        &self.nodes
+    }
+
+    /// Its outputs.
+    pub fn outputs(&self) -> &[ValueId] {
+        &self.outputs
+    }
+
+    /// Says what its outputs are.
+    pub fn set_outputs(&mut self, outputs: Vec<ValueId>) {
+        self.outputs = outputs;
+    }
+
+    /// The fact of a value.
+    pub fn fact_of(&self, value: ValueId) -> &Fact {
+        match value.node.index().checked_sub(self.inputs.len()) {
+            Some(node) => &self.nodes[node].outputs[value.port as usize],
+            None => &self.inputs[value.node.index()],
+        }
+    }
+
+    /// Adds a node.
+    pub fn push(&mut self, kind: BodyKind, inputs: Vec<Option<ValueId>>, outputs: Vec<Fact>) -> NodeId {
+        self.nodes.push(BodyNode { kind, inputs, outputs });
+        NodeId::new(self.inputs.len() + self.nodes.len() - 1)
     }
 }

@@ -2,6 +2,8 @@
 
 use super::fact::OpResult;
 use super::{Args, Call, Eval};
+use crate::dtype::DType;
+use crate::expr;
 use crate::shape::{Access, advance};
 
 impl Call<'_> {
@@ -43,4 +45,30 @@ impl Call<'_> {
         }
         Ok(outputs)
     }
+
+    /// As [`eval`](Self::eval), with values rounded as a node of a graph rounds them: to 16-bit floats, and to integers that wrap or saturate.
+    ///
+    /// # Errors
+    /// As of [`eval`](Self::eval).
+    pub fn eval_rounded(&self, values: &[Option<&[f64]>]) -> OpResult<Vec<Vec<f64>>> {
+        let mut outputs = self.eval(values)?;
+        let floats = self.inputs.iter().flatten().any(|fact| fact.dtype.is_float());
+        for (output, fact) in outputs.iter_mut().zip(self.infer()?) {
+            round(output, floats, fact.dtype);
+        }
+        Ok(outputs)
+    }
+}
+
+/// Rounds values of a 16-bit float type, and wraps or saturates integers that arithmetic leaves. `from_floats` says which: floats saturate.
+fn round(values: &mut [f64], from_floats: bool, dtype: DType) {
+    if dtype.is_small_int() || dtype == DType::U64 {
+        return values.iter_mut().for_each(|v| *v = expr::small(*v, from_floats, dtype));
+    }
+    let half: fn(f64) -> f64 = match dtype {
+        DType::F16 => |v| half::f16::from_f64(v).to_f64(),
+        DType::BF16 => |v| half::bf16::from_f64(v).to_f64(),
+        _ => return,
+    };
+    values.iter_mut().for_each(|v| *v = half(*v));
 }

@@ -9,6 +9,7 @@
 //! facts, its parts, its values in `f64`, its values in its own types.
 
 mod attr;
+mod body;
 mod build;
 mod call;
 mod eval;
@@ -21,7 +22,7 @@ mod part;
 mod sample;
 mod var;
 
-pub use attr::{Attr, Attrs};
+pub use attr::{Attr, Attrs, Body, BodyKind, BodyNode};
 pub use build::{Build, Nodes, Scope};
 pub use fact::{Fact, MAX_MADE, NodeId, OpResult, ValueId};
 pub use grad::{Back, Grad};
@@ -222,6 +223,8 @@ pub enum Lower {
     Concat,
     /// Nodes of other rows; returns one value per output.
     Decompose(Rule),
+    /// A kernel that launches those of a body, step after step.
+    Repeat,
     /// A kernel template over the data inputs, whose accesses are given.
     Template(fn(&Call, &[Access]) -> OpResult<TemplateCall>),
     /// A constant, computed from constants, facts and attributes before lowering. It has no kernel.
@@ -237,6 +240,7 @@ impl Lower {
             Lower::View(_) => "view",
             Lower::Concat => "in place",
             Lower::Decompose(_) => "decomposed",
+            Lower::Repeat => "loop",
             Lower::Template(_) => "template",
             Lower::Const => "constant",
         }

@@ -19,7 +19,6 @@ pub struct Limit {
 
 /// The limits of rows, as the page of operators lists them.
 pub static LIMITS: &[Limit] = &[
-    Limit { operators: "RNN GRU LSTM", what: "steps", most: recurrent::LONGEST },
     Limit {
         operators: "LinearAttention CausalConvWithState",
         what: "steps of a state",
@@ -54,6 +53,7 @@ pub use ort_attention::{COS as COSINES, PAST as KEYS, key_room};
 pub use packed::Codes;
 pub use random::{dropout, dropped, ratio};
 pub use reduce::SCAN;
+pub use repeat::{Loop, REPEAT};
 pub use scatter::{SCATTER, SUM_BY_INDEX};
 pub use sort::SORT;
 pub use window::bytes::CONV_OF_BYTES;
@@ -81,6 +81,7 @@ mod quantize;
 mod random;
 mod recurrent;
 mod reduce;
+mod repeat;
 mod resize;
 mod runtime;
 mod scatter;
@@ -92,7 +93,7 @@ mod updates;
 mod window;
 
 /// Every row, by family; names are unique.
-pub static OPS: [&[OpDef]; 37] = [
+pub static OPS: [&[OpDef]; 38] = [
     elementwise::OPS,
     reduce::OPS,
     layout::OPS,
@@ -112,6 +113,7 @@ pub static OPS: [&[OpDef]; 37] = [
     norm::OPS,
     loss::OPS,
     recurrent::OPS,
+    repeat::OPS,
     resize::OPS,
     grid::OPS,
     grid::deform::OPS,

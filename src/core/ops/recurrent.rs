@@ -1,14 +1,14 @@
 //! Recurrent rows: a cell walks along the sequence with its state.
 //!
-//! A plan knows the length of the sequence, so a row becomes one cell per step. One product computes the input's share
-//! of all cells; each cell adds the product with its state:
+//! One product computes the input's share of all cells. A loop walks along the sequence, and adds the product with the state:
 //!
 //! ```text
-//! X [s, b, i] --x W'--> [s, b, gates h] --slice t--+--> gates --> state t --Concat--> Y [s, directions, b, h]
-//!                               state t-1 --x R'---'
+//! X [s, b, i] --x W'--> [s, b, gates h] --row t--+--> gates --> state t, which is row t of Y [s, b, h]
+//!                             state t-1 --x R'---'
 //! ```
 
 use super::compose::composed;
+use super::repeat::{Inputs, repeat};
 use super::{ensure, expect_dtype, expect_shape, find, output, same_float};
 use crate::dtype::DType;
 use crate::op::{
@@ -16,9 +16,6 @@ use crate::op::{
 };
 use crate::shape::{Access, Shape};
 use std::ops::Range;
-
-/// Upper bound of the sequence length: each step is a cell of the graph.
-pub(super) const LONGEST: usize = 1 << 12;
 
 const ATTRS: &[&str] = names![
     activation_alpha activation_beta activations clip direction hidden_size input_forget layout linear_before_reset
@@ -107,7 +104,7 @@ fn quantized<'g>(b: Nodes<'g>, call: &Call, x: &Args<Var<'g>>) -> OpResult<Vec<V
         let [bytes, scale, zero] = [input, first, first + 1].map(|at| element(x[at], d));
         // One zero point may serve all rows that have scales of their own.
         let zero = zero.expand(&scale.shape()?);
-        Ok(bytes.op("DequantizeLinear", &[scale, zero], Attrs::new().with("axis", 1)))
+        Ok((bytes.op("DequantizeLinear", &[scale, zero], Attrs::new().with("axis", 1)), false))
     };
     let inputs: Vec<_> = (0..inputs.len()).map(|at| x.given(at)).collect();
     walked(b, &call, &Args(&inputs), &LONG, &weights)
@@ -382,12 +379,7 @@ impl Extents {
         if given != self.hidden as i64 {
             return Err(format!("attribute 'hidden_size': expected {} as R has it, found {given}", self.hidden));
         }
-        if self.steps > LONGEST || self.hidden == 0 {
-            let found = call.shape(0);
-            return Err(format!(
-                "input 'X': expected a sequence of at most {LONGEST} and a state with elements, found {found}"
-            ));
-        }
+        ensure(self.hidden > 0, || format!("input 'R': expected a state with elements, found {}", call.shape(2)))?;
         Ok(())
     }
 }
@@ -552,12 +544,6 @@ fn element(value: Var, at: usize) -> Var {
     value.part(0, at..at + 1).squeeze(&[0])
 }
 
-/// Concatenates the values along an axis, each with the axes `new` of extent 1 inserted before.
-fn stack<'g>(b: Nodes<'g>, values: &[Var<'g>], axis: i64, new: &[i64]) -> Var<'g> {
-    let wide: Vec<_> = values.iter().map(|value| value.unsqueeze(new)).collect();
-    b.concat(&wide, axis)
-}
-
 fn nodes<'g>(b: Nodes<'g>, call: &Call, x: &Args<Var<'g>>, cell: &Cell) -> OpResult<Vec<Var<'g>>> {
     if let Some(turned) = SequenceFirst::of(call)? {
         let turn = |at: usize| {
@@ -570,12 +556,12 @@ fn nodes<'g>(b: Nodes<'g>, call: &Call, x: &Args<Var<'g>>, cell: &Cell) -> OpRes
         return outputs.into_iter().map(order).collect();
     }
     // Weights stand [gates hidden, input]; products want them turned.
-    let weights = |input: usize, d: usize| Ok(element(x[input], d).transpose(&[1, 0]));
+    let weights = |input: usize, d: usize| Ok((element(x[input], d), true));
     walked(b, call, x, cell, &weights)
 }
 
-/// The weights of an input, W or R, and a direction, `[elements, gates hidden]`.
-type Weights<'w, 'g> = &'w dyn Fn(usize, usize) -> OpResult<Var<'g>>;
+/// The weights of an input, W or R, and a direction: `[gates hidden, elements]`, which a product wants turned, or `[elements, gates hidden]`.
+type Weights<'w, 'g> = &'w dyn Fn(usize, usize) -> OpResult<(Var<'g>, bool)>;
 
 /// The outputs of a call whose sequence comes first.
 fn walked<'g>(
@@ -589,17 +575,11 @@ fn walked<'g>(
     let (mut all, mut last) = (Vec::new(), vec![Vec::new(); cell.states]);
     for d in 0..extents.reversed.len() {
         let (states, end) = direction(b, call, x, cell, &extents, (d, weights))?;
-        if !states.is_empty() {
-            all.push(stack(b, &states, 0, &[0, 1]));
-        }
-        last.iter_mut().zip(end).for_each(|(last, state)| last.push(state));
+        all.push(states.unsqueeze(&[1]));
+        last.iter_mut().zip(end).for_each(|(last, state)| last.push(state.unsqueeze(&[0])));
     }
-    let none = || {
-        let shape = [0, extents.reversed.len(), extents.batch, extents.hidden];
-        b.constant(call.dtype(0), shape, Vec::new)
-    };
-    let mut outputs = vec![if all.is_empty() { none() } else { b.concat(&all, 1) }];
-    outputs.extend(last.iter().map(|states| stack(b, states, 0, &[0])));
+    let mut outputs = vec![b.concat(&all, 1)];
+    outputs.extend(last.iter().map(|states| b.concat(states, 0)));
     Ok(outputs)
 }
 
@@ -611,51 +591,59 @@ fn direction<'g>(
     cell: &Cell,
     extents: &Extents,
     (d, weights): (usize, Weights<'_, 'g>),
-) -> OpResult<(Vec<Var<'g>>, Vec<Var<'g>>)> {
-    let (hidden, rows, stored) = (extents.hidden, cell.gates * extents.hidden, call.dtype(0));
+) -> OpResult<(Var<'g>, Vec<Var<'g>>)> {
+    let &Extents { steps, batch, hidden, reversed, .. } = extents;
+    let (rows, stored) = (cell.gates * hidden, call.dtype(0));
     let wide = stored.unhalved();
-    let functions = Function::all(call, cell, extents.reversed.len())?;
+    let functions = Function::all(call, cell, reversed.len())?;
     let functions = &functions[d * cell.activations.len()..];
     let start = |i: usize| match x.given(INITIAL + i) {
         Some(initial) => element(initial, d).cast(wide),
-        // One row serves the whole batch, so its size does not depend on the batch.
-        None => b.constant(wide, [1, hidden], || vec![0.0; hidden]),
+        None => b.constant(wide, [1, 1], || vec![0.0]).expand(&[batch, hidden]),
     };
-    let mut state: Vec<_> = (0..cell.states).map(start).collect();
-    if extents.steps == 0 {
-        let end = state.into_iter().map(|state| state.expand(&[extents.batch, hidden]).cast(stored));
-        return Ok((Vec::new(), end.collect()));
-    }
-    let (w, weights) = (weights(1, d)?, weights(2, d)?);
-    let mut inputs = x[0].matmul(w).cast(wide);
-    let mut bias = None;
-    if let Some(both) = x.given(3) {
-        let both = element(both, d).cast(wide);
+    let turned = |(weights, turned): (Var<'g>, bool)| if turned { weights.transpose(&[1, 0]) } else { weights };
+    let mut inputs = x[0].matmul(turned(weights(1, d)?)).cast(wide);
+    let (weights, turned) = weights(2, d)?;
+    let mut captured = vec![weights];
+    let bias = x.given(3).map(|both| element(both, d).cast(wide));
+    if let Some(both) = bias {
         inputs = inputs + both.part(0, 0..rows);
-        bias = Some(both.part(0, rows..2 * rows));
+        captured.push(both.part(0, rows..2 * rows));
     }
     let peepholes = x.given(PEEPHOLES).map(|all| element(all, d).cast(wide));
-    let recurrence = Recurrence { weights, bias, peepholes, hidden, stored, wide };
+    captured.extend(peepholes);
     let lengths = x.given(LENGTHS).map(|lengths| lengths.cast(DType::I32).unsqueeze(&[1]));
-    let nothing = b.scalar(0.0, wide);
-    let mut steps = Vec::with_capacity(extents.steps);
-    for t in 0..extents.steps {
-        let t = if extents.reversed[d] { extents.steps - 1 - t } else { t };
-        let mut next = (cell.nodes)(call, functions, element(inputs, t), &state, &recurrence)?;
-        let mut shown = next[0];
-        if let Some(lengths) = lengths {
+    captured.extend(lengths);
+    let numbers = lengths.map(|_| b.numbers(DType::I32, [steps], 0.0));
+    let scanned = [inputs].into_iter().chain(numbers).collect();
+    let carried: Vec<_> = (0..cell.states).map(start).collect();
+    let (biased, peeps, bounded) = (bias.is_some(), peepholes.is_some(), lengths.is_some());
+    let made = repeat(b, (steps, reversed[d]), Inputs { carried, scanned, captured }, &|b, given| {
+        let (state, mut rest) = given.split_at(cell.states);
+        let mut next = |is_given: bool| {
+            let (first, others) = rest.split_first().filter(|_| is_given)?;
+            rest = others;
+            Some(*first)
+        };
+        let (Some(x), number, Some(weights)) = (next(true), next(bounded), next(true)) else {
+            return Err("a cell reads its input and its weights".into());
+        };
+        let weights = if turned { weights.transpose(&[1, 0]) } else { weights };
+        let recurrence = Recurrence { weights, bias: next(biased), peepholes: next(peeps), hidden, stored, wide };
+        let mut made = (cell.nodes)(call, functions, x, state, &recurrence)?;
+        let mut shown = made[0];
+        if let (Some(number), Some(lengths)) = (number, next(bounded)) {
             // A row that has ended keeps its state, and its outputs are zero.
-            let is_running = b.scalar(t as f64, DType::I32).less(lengths);
-            shown = is_running.select(next[0], nothing);
-            next.iter_mut().zip(&state).for_each(|(next, &old)| *next = is_running.select(*next, old));
+            let is_running = number.less(lengths);
+            shown = is_running.select(made[0], b.scalar(0.0, wide));
+            made.iter_mut().zip(state).for_each(|(next, &old)| *next = is_running.select(*next, old));
         }
-        state = next;
-        steps.push(shown.cast(stored));
-    }
-    if extents.reversed[d] {
-        steps.reverse();
-    }
-    Ok((steps, state.into_iter().map(|state| state.cast(stored)).collect()))
+        made.push(shown.cast(stored));
+        Ok(made)
+    })?;
+    let (end, states) = made.split_at(cell.states.min(made.len()));
+    let states = *states.first().ok_or("a loop that was refused")?;
+    Ok((states, end.iter().map(|state| state.cast(stored)).collect()))
 }
 
 #[cfg(test)]

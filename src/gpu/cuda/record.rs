@@ -8,8 +8,10 @@ use crate::bound::{Texts, bind};
 use cudarc::driver::sys::{
     CUdeviceptr, CUevent, CUfunction, CUfunction_attribute, CUgraphExec, CUstream, CUstream_flags, CUstreamCaptureMode,
 };
+use plimsoll_backend::work::Work;
 use plimsoll_backend::{KernelId, Launch, RecordId, Slice};
-use plimsoll_core::error::Result;
+use plimsoll_core::error::{Error, Result};
+use plimsoll_core::kernel::UNROLLED;
 use plimsoll_core::kernel::call::Call;
 use plimsoll_core::kernel::render::Source;
 use std::cell::Cell;
@@ -33,7 +35,17 @@ pub(super) enum Step {
     Nothing,
 }
 
-/// Where a launch runs: [`Launch::stream`] and, as numbers of steps, [`Launch::waits`].
+/// A launch on its way into a record.
+struct Piece<S> {
+    /// The number of the launch that it is, or belongs to.
+    number: usize,
+    stream: u32,
+    /// Launches that must be over before it starts.
+    waits: Vec<usize>,
+    step: S,
+}
+
+/// Where a step runs: its stream and, as numbers of steps, what it waits for.
 struct Order {
     stream: u32,
     waits: Vec<usize>,
@@ -66,14 +78,48 @@ impl Drop for Graph {
     }
 }
 
+/// A part of a record.
+enum Part {
+    /// Steps, as one graph. A single step is launched as it is.
+    Steps(Vec<Step>, Option<Graph>),
+    /// The parts of a loop.
+    Repeat(u64, Vec<Part>),
+}
+
 pub(super) struct Record {
-    steps: Vec<Step>,
+    parts: Vec<Part>,
     /// Per launch, its blocks and threads; empty for a library call.
     pub(super) notes: Vec<String>,
-    /// The steps as one graph. A single step is launched as it is.
-    graph: Option<Graph>,
     /// True if it has run. Drivers take memory at the first run.
     ran: Cell<bool>,
+}
+
+impl Part {
+    fn has_graph(&self) -> bool {
+        match self {
+            Part::Steps(_, graph) => graph.is_some(),
+            Part::Repeat(_, of) => of.iter().any(Part::has_graph),
+        }
+    }
+}
+
+/// Loops of few launches as rounds of several steps, so that a graph holds more than one step, and then the steps that are left.
+fn unrolled(work: Vec<Work<Launch>>) -> Vec<Work<Launch>> {
+    let unroll = |part: Work<Launch>| match part {
+        Work::Repeat { times, of } if of.iter().all(|part| matches!(part, Work::Launch(_))) => {
+            let round = (UNROLLED / of.len().max(1) as u64).clamp(1, times.max(1));
+            let copies = |count: u64| (0..count).flat_map(|_| of.iter().cloned()).collect::<Vec<_>>();
+            let mut parts = if times == round { copies(round) } else { Vec::new() };
+            if times > round {
+                parts.push(Work::Repeat { times: times / round, of: copies(round) });
+                parts.extend(copies(times % round));
+            }
+            parts
+        }
+        Work::Repeat { times, of } => vec![Work::Repeat { times, of: unrolled(of) }],
+        launch => vec![launch],
+    };
+    work.into_iter().flat_map(unroll).collect()
 }
 
 /// A library's handle, made when it is first needed. A library that refuses is not asked again.
@@ -98,15 +144,23 @@ fn opened<'a, L, H>(
 }
 
 impl Cuda {
-    /// Compiles what launches need, and makes one graph of them where there are several.
+    /// Compiles what launches need, and makes graphs of them: one, unless there are loops.
     pub(super) fn make_record(&mut self, launches: &[Launch]) -> Result<Record> {
         let mut texts = Texts::default();
-        let mut bound = Vec::with_capacity(launches.len());
+        let mut bound: Vec<Work<Piece<Bound>>> = Vec::with_capacity(launches.len());
         let mut notes = Vec::with_capacity(launches.len());
-        for launch in launches {
-            let (what, note) = self.choose(launch, &mut texts)?;
-            bound.push(what);
-            notes.push(note);
+        for (number, work) in self.loops.expand(launches).into_iter().enumerate() {
+            let mut last = String::new();
+            let mut choose = |launch: Launch| {
+                let (step, note) = self.choose(&launch, &mut texts)?;
+                last = note;
+                Ok::<_, Error>(Piece { number, stream: launch.stream, waits: launch.waits, step })
+            };
+            let is_loop = work.len() > 1;
+            for part in unrolled(work) {
+                bound.push(part.try_map(&mut choose)?);
+            }
+            notes.push(if is_loop { String::new() } else { last });
         }
         let sources: Vec<&Source> = texts.all.iter().filter(|text| text.has_work()).map(|text| &text.source).collect();
         self.build(&sources.iter().map(|source| source.text.as_str()).collect::<Vec<_>>())?;
@@ -122,17 +176,54 @@ impl Cuda {
                 Step::Kernel { function: self.functions[text], groups, size, shared, pointers }
             }
         };
-        let steps: Vec<Step> = bound.into_iter().map(step).collect();
-        let mut graph = None;
-        if steps.len() > 1 {
-            self.measure(None);
-            let order = |launch: &Launch| Order { stream: launch.stream, waits: launch.waits.clone() };
-            graph = Some(self.capture(&steps, &launches.iter().map(order).collect::<Vec<_>>()).map_err(failed)?);
-            self.measure(Some(|taken| &mut taken.graphs));
-        }
+        let mut made = |Piece { number, stream, waits, step: bound }: Piece<Bound>| {
+            Ok::<_, Error>(Piece { number, stream, waits, step: step(bound) })
+        };
+        let work = bound.into_iter().map(|part| part.try_map(&mut made)).collect::<Result<Vec<_>>>()?;
+        self.measure(None);
+        let parts = self.parts(work).map_err(failed)?;
+        self.measure(Some(|taken| &mut taken.graphs));
         // Calls are prepared before a plan's segments are allocated: the bytes since then count, too.
         self.measure(None);
-        Ok(Record { steps, notes, graph, ran: Cell::new(false) })
+        Ok(Record { parts, notes, ran: Cell::new(false) })
+    }
+
+    /// The parts of a record: neighbouring launches are one graph.
+    fn parts(&mut self, work: Vec<Work<Piece<Step>>>) -> Result<Vec<Part>, Refusal> {
+        let (mut parts, mut run) = (Vec::new(), Vec::new());
+        for part in work {
+            match part {
+                Work::Launch(piece) => run.push(piece),
+                Work::Repeat { times, of } => {
+                    parts.extend(self.steps(std::mem::take(&mut run))?);
+                    parts.push(Part::Repeat(times, self.parts(of)?));
+                }
+            }
+        }
+        parts.extend(self.steps(run)?);
+        Ok(parts)
+    }
+
+    /// Launches as one part, if there are any. What they wait for is among them, or over before the part begins.
+    fn steps(&mut self, run: Vec<Piece<Step>>) -> Result<Option<Part>, Refusal> {
+        let last = |number: usize, before: usize| run[..before].iter().rposition(|piece| piece.number == number);
+        let order = |(at, piece): (usize, &Piece<Step>)| {
+            let waits = piece.waits.iter().filter_map(|&number| last(number, at)).collect();
+            Order { stream: piece.stream, waits }
+        };
+        let orders: Vec<Order> = run.iter().enumerate().map(order).collect();
+        let steps: Vec<Step> = run.into_iter().map(|piece| piece.step).collect();
+        let graph = if steps.len() > 1 { Some(self.capture(&steps, &orders)?) } else { None };
+        Ok((!steps.is_empty()).then_some(Part::Steps(steps, graph)))
+    }
+
+    fn run_parts(&self, parts: &[Part]) -> Result<(), Refusal> {
+        parts.iter().try_for_each(|part| match part {
+            // SAFETY: the graph's addresses lie in segments that stand as long as the record.
+            Part::Steps(_, Some(graph)) => unsafe { self.driver.cuGraphLaunch(graph.exec, self.stream) },
+            Part::Steps(steps, None) => steps.iter().try_for_each(|step| self.launch(step, self.stream)),
+            Part::Repeat(times, of) => (0..*times).try_for_each(|_| self.run_parts(of)),
+        })
     }
 
     /// The step of a launch, a library call or a text, and a note on it.
@@ -342,12 +433,8 @@ impl Cuda {
     pub(super) fn run(&mut self, record: RecordId) -> Result<()> {
         let record = self.records.get(record);
         let record = record.ok_or_else(|| failed("replay of a record whose memory is gone"))?;
-        match &record.graph {
-            // SAFETY: the graph's addresses lie in segments that stand as long as the record.
-            Some(graph) => unsafe { self.driver.cuGraphLaunch(graph.exec, self.stream) }.map_err(failed)?,
-            None => record.steps.iter().try_for_each(|step| self.launch(step, self.stream)).map_err(failed)?,
-        }
-        if record.graph.is_some() && !record.ran.replace(true) {
+        self.run_parts(&record.parts).map_err(failed)?;
+        if record.parts.iter().any(Part::has_graph) && !record.ran.replace(true) {
             self.sync().map_err(failed)?;
             self.measure(Some(|taken| &mut taken.graphs));
         }

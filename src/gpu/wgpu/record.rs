@@ -28,8 +28,8 @@ pub(super) struct Step {
 #[derive(Default)]
 struct Bound {
     texts: Texts,
-    /// Per launch that has work to do: the number of its text, and the slices of its bindings.
-    launches: Vec<(usize, Vec<Slice>)>,
+    /// Per launch: the number of its text, and the slices of its bindings; `None` if it has nothing to do.
+    launches: Vec<Option<(usize, Vec<Slice>)>>,
 }
 
 /// A device that launches are recorded for, with its kernels and segments.
@@ -83,9 +83,7 @@ impl Device<'_> {
             let kernel = self.kernel(launch)?;
             let (bindings, slices) = self.bind(kernel, launch, &written)?;
             let number = bound.texts.number(launch.kernel, kernel, bindings, self.target)?;
-            if bound.texts.all[number].has_work() {
-                bound.launches.push((number, slices));
-            }
+            bound.launches.push(bound.texts.all[number].has_work().then_some((number, slices)));
         }
         Ok(bound)
     }
@@ -200,8 +198,8 @@ impl Pipelines {
         Ok(())
     }
 
-    /// The steps of launches that have work to do, in order.
-    pub fn steps(&mut self, device: &Device, launches: &[Launch]) -> Result<Vec<Step>> {
+    /// The steps of launches, in order; `None` for one that has nothing to do.
+    pub fn steps(&mut self, device: &Device, launches: &[Launch]) -> Result<Vec<Option<Step>>> {
         let Bound { texts, launches } = device.bind_all(launches)?;
         let Device { gpu, segments, .. } = device;
         self.compile_texts(gpu, &texts.all)?;
@@ -223,7 +221,7 @@ impl Pipelines {
                 });
                 Step { pipeline: self.pipelines[&source.text].clone(), group, groups: source.groups }
             };
-            launches.into_iter().map(step).collect()
+            launches.into_iter().map(|launch| launch.map(step)).collect()
         })
     }
 }

@@ -305,7 +305,9 @@ fn shaping(attr: &Attr, node: &Node) -> Result<Tensor> {
         Attr::Float(v) => Ok(Tensor::from_f64(DType::F32, vec![], &[*v])),
         Attr::Floats(v) => Ok(Tensor::from_f64(DType::F32, [v.len()], v)),
         Attr::Tensor(tensor) => Ok(tensor.clone()),
-        Attr::Str(_) | Attr::Strs(_) => Err(node.error("expected numbers for an input, found text")),
+        Attr::Str(_) | Attr::Strs(_) | Attr::Body(_) => {
+            Err(node.error(format!("expected numbers for an input, found {}", attr.kind())))
+        }
     }
 }
 
@@ -344,6 +346,7 @@ fn attribute(name: &str, attr: &Attr) -> Result<AttributeProto> {
             proto.t = Some(Box::new(tensor("", v)?));
             AttributeType::Tensor
         }
+        Attr::Body(_) => return Err(Error::graph(format!("attribute '{name}': a body is written as a loop"))),
     };
     proto.set_type(kind);
     Ok(proto)

@@ -1,11 +1,13 @@
 //! Replaces operators by the smaller ones that their rows name. Splits operators of more inputs than a kernel may bind.
 
 use super::{Context, fold_node};
+use crate::body;
 use crate::constant::Constant;
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::graph::{Decomposer, Graph};
 use crate::op::{Arity, Attrs, Call, Lower, NodeId, OpDef, ValueId, build};
+use crate::ops::Loop;
 use crate::shape::Shape;
 use crate::tensor::Tensor;
 
@@ -20,7 +22,8 @@ pub fn run(graph: &mut Graph, context: &Context) -> Result<()> {
     loop {
         let mut order = graph.order()?;
         order.retain(|&n| matches!(graph.node(n).op().map(|op| &op.lower), Some(Lower::Decompose(_))));
-        if order.is_empty() {
+        let unrolled = unroll(graph, context)?;
+        if order.is_empty() && !unrolled {
             for id in graph.order()? {
                 multiply(graph, id, context)?;
             }
@@ -35,6 +38,21 @@ pub fn run(graph: &mut Graph, context: &Context) -> Result<()> {
         }
         graph.sweep();
     }
+}
+
+/// Replaces loops of at most one step by the nodes of their bodies. Returns true if there were some.
+fn unroll(graph: &mut Graph, context: &Context) -> Result<bool> {
+    let mut found = false;
+    for id in graph.order()? {
+        let times = graph.with_call(id, |call| Loop::of(call).map(|of| of.times));
+        let is_loop = graph.node(id).op().is_some_and(|op| matches!(op.lower, Lower::Repeat));
+        let Some(Ok(times)) = times.filter(|_| is_loop) else { continue };
+        if context.decisions.if_valid("unroll", id, times <= 1) {
+            body::unrolled(graph, id)?;
+            found = true;
+        }
+    }
+    Ok(found)
 }
 
 /// Replaces a node by those that its row names, if it names any.

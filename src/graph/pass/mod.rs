@@ -30,6 +30,7 @@ mod horizontal;
 mod indexed;
 mod indexes;
 mod int8;
+mod loops;
 mod masks;
 mod merge;
 mod packed;
@@ -203,6 +204,7 @@ pub const PASSES: &[(&str, Pass, When)] = &[
     ("transposed", transposed::run, When::Always),
     ("rotary", rotary::run, When::Always),
     ("simplify", simplify::run, When::Always),
+    ("loops", loops::run, When::Always),
     ("split_reduction", split_reduction::run, When::Always),
     // Without fusion a kernel of its own would scale the scores, which are more than the queries.
     ("scale", scale::run, When::Fused),

@@ -123,7 +123,8 @@ fn elements_read(kernel: &Kernel, i: usize) -> Verdict<Option<Set>> {
         | Template::Scan { .. }
         | Template::Sort { .. }
         | Template::Pad { .. }
-        | Template::Resize { .. } => {}
+        | Template::Resize { .. }
+        | Template::Repeat(_) => {}
     }
     Set::new(&access, chosen(kernel, i))
 }

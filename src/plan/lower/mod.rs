@@ -8,6 +8,7 @@
 //! group                            or a kernel's template, its body, its operands
 //! scatter                          a kernel that writes some elements lies over its data
 //! shared_bytes                     elements of less than 8 bits share the bytes of inputs, outputs and states
+//! repeat                           a loop is one kernel, which launches those of its body
 //! launch, parts                    and its library call, its workspace, its parts where a binding does not hold a buffer
 //! join_rows                        then reductions of the same rows become one kernel,
 //! updates, state                   and updates that follow from each other. These are written in place, behind all that reads the old
@@ -58,6 +59,7 @@ mod join_rows;
 mod launch;
 mod map;
 mod outline;
+mod repeat;
 mod row;
 mod scatter;
 mod shared_bytes;
@@ -69,6 +71,7 @@ mod view;
 
 pub use dag::Dag;
 pub use draft::{Draft, DraftBuffer, DraftConstant, DraftState, DraftStep};
+pub use repeat::{Place, Placed};
 
 /// Decisions of lowering that change memory, not results.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -83,6 +86,7 @@ struct Lowering<'a> {
     decisions: &'a Decisions,
     target: &'a Target,
     tuned: Option<&'a Tuned>,
+    place_body: Place,
     draft: Draft,
     places: HashMap<ValueId, BufferView>,
     /// The place where a value must be written, decided before its kernel is made.
@@ -106,11 +110,11 @@ struct Lowering<'a> {
     shared_ports: HashMap<ValueId, BufferIdx>,
 }
 
-/// Lowers a graph whose passes have run.
+/// Lowers a graph whose passes have run. `place_body` places the bodies of loops.
 ///
 /// # Errors
 /// When the target has no type for a value, or a node has no kernel.
-pub fn lower(prepared: &Prepared, target: &Target, options: Options) -> Result<Draft> {
+pub fn lower(prepared: &Prepared, target: &Target, options: Options, place_body: Place) -> Result<Draft> {
     let Prepared { graph, groups, decisions, prefer, sequential, tuned, .. } = prepared;
     let mut lowering = Lowering {
         graph,
@@ -118,6 +122,7 @@ pub fn lower(prepared: &Prepared, target: &Target, options: Options) -> Result<D
         decisions,
         target,
         tuned: tuned.as_deref(),
+        place_body,
         draft: Draft { prefer: *prefer, sequential: *sequential, ..Draft::default() },
         places: HashMap::new(),
         destinations: HashMap::new(),
@@ -180,6 +185,7 @@ impl Lowering<'_> {
                 Lower::View(_) if self.passed.contains(&id) => {}
                 Lower::View(_) => self.view(id)?,
                 Lower::Concat => self.concat(id)?,
+                Lower::Repeat => self.repeat(id)?,
                 Lower::Map(_) | Lower::Reduce(_) | Lower::Template(_) => {
                     self.group(&Group::alone(id, op).expect("its row names a kernel"))?;
                 }

@@ -3,14 +3,26 @@
 use super::offsets::{Layout, check_sizes, layout as place, stack, total};
 use super::{order, workspace};
 use crate::error::Result;
-use crate::lower::{Draft, Options, lower};
+use crate::lower::{Draft, Options, Placed, lower};
 use crate::pass::{Prefer, Prepared};
 use crate::target::Target;
 use crate::{Because, Candidate, Knob, Limits, Segment, Spot, StepIdx};
 
+/// A graph whose passes have run, lowered with the bodies of its loops.
+///
+/// # Errors
+/// As of [`lower`].
+pub fn lowered(graph: &Prepared, target: &Target, options: Options) -> Result<Draft> {
+    lower(graph, target, options, |body, target| {
+        let made = arrange(target, &Limits { memory: None }, |options| draft(body, target, options))?;
+        let Arrangement { draft, layout, segments, places, .. } = made;
+        Ok(Placed { draft, order: layout.order, segments, places })
+    })
+}
+
 /// A draft that is ready to be ordered. Library calls have small workspaces, or the most that they can use if speed comes first.
 pub fn draft(graph: &Prepared, target: &Target, options: Options) -> Result<Draft> {
-    let mut draft = lower(graph, target, options)?;
+    let mut draft = lowered(graph, target, options)?;
     if draft.prefer != Prefer::Speed {
         workspace::shrink(&mut draft, target);
     }

@@ -13,3 +13,5 @@ pub mod order;
 pub mod rebind;
 pub mod streams;
 pub(super) mod workspace;
+
+pub use arrange::lowered;

@@ -17,7 +17,7 @@ use crate::kernel::tuned::Tuned;
 use crate::kernel::{Kernel, Template, cpu};
 use crate::pass::Prepared;
 use crate::plan;
-use crate::plan::lower::lower;
+use crate::plan::make::lowered;
 use crate::random::splitmix;
 use crate::shape::Access;
 use crate::target::{Memory, Target};
@@ -324,12 +324,12 @@ fn agree(kernel: &Kernel, target: &Target, expected: &[Vec<f64>], found: &[Vec<f
 /// The kernels of graphs that lowering asks a table for, and how often it asks for each.
 ///
 /// # Errors
-/// As [`lower()`].
+/// As [`lowered()`].
 pub fn kernels(graphs: &[Prepared], target: &Target) -> Result<Vec<(Kernel, usize)>> {
     let asked = Arc::new(Tuned::default());
     for graph in graphs {
         let prepared = Prepared { tuned: Some(Arc::clone(&asked)), ..graph.clone() };
-        lower(&prepared, target, plan::lower::Options { join: true })?;
+        lowered(&prepared, target, plan::lower::Options { join: true })?;
     }
     Ok(asked.kernels())
 }

@@ -193,6 +193,8 @@ fn work(plan: &Plan) -> u128 {
             | Template::SumByIndex
             | Template::Pad { .. }
             | Template::Resize { .. } => space.saturating_mul(core),
+            // Launches of other kernels have no elements of their own.
+            Template::Repeat(_) => u128::MAX,
         }
     };
     let steps = plan.programs[0]

@@ -62,12 +62,16 @@ impl Schedule {
             Schedule::Library(call) => call.library(),
             Schedule::Text(text) => text.name(&kernel.template, target.family),
             Schedule::Cpu(cpu) => cpu.name(),
+            Schedule::Open if kernel.repeat().is_some() => "launches",
             Schedule::Open => "open",
         }
     }
 
     /// The algorithm's name and its numbers, in one line.
     pub fn words(&self, kernel: &Kernel, target: &Target) -> String {
+        if let Some(repeat) = kernel.repeat() {
+            return format!("{} launches, {} times", repeat.each.len(), repeat.times);
+        }
         format!("{} {}", self.name(kernel, target), self.numbers()).trim_end().to_owned()
     }
 }
@@ -251,6 +255,10 @@ impl Launch {
 pub fn check(kernel: &Kernel, target: &Target) -> Result<Needs, String> {
     let (schedule, family) = (&kernel.schedule, target.family);
     validate(kernel, target)?;
+    if let Some(repeat) = kernel.repeat() {
+        repeat.kernels.iter().try_for_each(|inner| check(inner, target).map(drop))?;
+        return Ok(Needs { workspace: kernel.workspace, own: Vec::new() });
+    }
     let judge = || match (schedule, family) {
         (Schedule::Open, _) => Err("no algorithm is chosen".to_owned()),
         (Schedule::Cpu(cpu), Family::Cpu) => {
@@ -284,6 +292,9 @@ fn validate(kernel: &Kernel, target: &Target) -> Result<(), String> {
 
 /// Bytes of workspace that a kernel's schedule needs. Library calls can make use of more.
 pub fn workspace(kernel: &Kernel) -> u64 {
+    if kernel.repeat().is_some() {
+        return kernel.workspace;
+    }
     match &kernel.schedule {
         Schedule::Library(call) => call.least_workspace(),
         Schedule::Cpu(_) => super::cpu::workspace(kernel),

@@ -21,6 +21,7 @@ mod map;
 mod matmul;
 mod packed;
 mod pad;
+mod repeat;
 mod resize;
 mod row;
 mod scan;
@@ -32,6 +33,7 @@ pub use attention::{Band, Guard, band};
 pub use matmul::MOST_TERMS;
 pub use packed::{Packing, ZeroPoints};
 pub use pad::PadMode;
+pub use repeat::{ArgBytes, Inner, Repeat, UNROLLED};
 pub use resize::{Nearest, ResizeMode};
 pub use row::{Reduction, RowReduction};
 pub use sort::ascending;
@@ -197,6 +199,8 @@ pub enum Template {
         /// How neighbours combine.
         mode: ResizeMode,
     },
+    /// A loop: other kernels, launched step after step.
+    Repeat(Box<Repeat>),
 }
 
 /// A row of [`TEMPLATES`]. Its functions panic on a kernel of another template.
@@ -272,8 +276,8 @@ pub enum Along {
 }
 
 macro_rules! templates {
-    ($($variant:pat => $row:path,)*) => {
-        /// Every row.
+    ($($variant:pat => $row:path,)* ; $($other:pat => $of_others:path,)*) => {
+        /// Every row of a template that a kernel of its own computes.
         pub static TEMPLATES: &[&TemplateDef] = &[$(&$row),*];
 
         impl Template {
@@ -281,6 +285,7 @@ macro_rules! templates {
             pub fn def(&self) -> &'static TemplateDef {
                 match self {
                     $($variant => &$row,)*
+                    $($other => &$of_others,)*
                 }
             }
         }
@@ -304,6 +309,8 @@ templates! {
     Template::Sort { .. } => sort::SORT,
     Template::Pad { .. } => pad::PAD,
     Template::Resize { .. } => resize::RESIZE,
+    ;
+    Template::Repeat(_) => repeat::REPEAT,
 }
 
 /// The columns of a template that reads one operand, computes each index alone, and has no code of its own.
