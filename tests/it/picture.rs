@@ -111,14 +111,15 @@ fn rectangles_are_the_plan() {
 
 /// `BLESS=1 cargo test --test it picture::` draws them anew.
 #[test]
-fn pictures_in_the_readme_are_what_the_tool_draws() {
+fn pictures_in_the_pages_are_what_the_tool_draws() {
     let folder = Folder::new("readme");
-    let readme = std::fs::read_to_string(root().join("README.md")).expect("the README is there");
+    let page = |name: &str| std::fs::read_to_string(root().join(name)).expect("the page is there");
+    let shown = page("README.md") + &page("src/guide.md");
     for (picture, args) in [
         ("graphs/digits.svg", &["graphs/digits.onnx", "--set", "batch=360"][..]),
         ("graphs/attention.svg", &["graphs/attention.onnxtxt", "--set", "batch=8", "--set", "sequence=128"]),
     ] {
-        assert!(readme.contains(picture), "the README shows {picture}");
+        assert!(shown.contains(picture), "neither README nor guide names {picture}");
         let drawn = folder.path("picture.svg");
         plimsoll(&[&["plan"], args, &["--svg", drawn.to_str().expect("the path is text")]].concat());
         let drawn = std::fs::read_to_string(drawn).expect("it is drawn");
