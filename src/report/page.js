@@ -7,6 +7,7 @@
   const scenes = data.scenes;
   const colours = Object.fromEntries(data.palette.map(p => [p.kind, p]));
   const several = scenes.length > 1;
+  const partLooks = Object.fromEntries(data.parts.map(p => [p.part, p]));
   const canvas = $("canvas"), tip = $("tip"), find = $("find");
   const pen = canvas.getContext("2d");
   const titles = { activation: "arena", constant: "constants", state: "state", input: "inputs", output: "outputs", staging: "staging", backend: "the backend's own" };
@@ -72,6 +73,7 @@
       for (const b of new Set(step.reads)) scene.uses[b].reads.push(s);
       for (const b of new Set(step.writes)) scene.uses[b].writes.push(s);
     });
+    scene.parted = scene.steps.some(step => step.part);
     scene.streams = 1 + Math.max(0, ...new Set(scene.steps.map(s => s.stream)));
     scene.main = scene.spaces.filter(space => space.class === null || space.class === "activation");
     scene.rest = scene.spaces.filter(space => !scene.main.includes(space));
@@ -146,6 +148,7 @@
         add("main", several ? tall : Math.max(60, tall * space.bytes / sum), { space, extent, cap });
         y += 8;
       }
+      if (scene.parted) { add("part", 16, { extent: 1 }); y += 4; }
       add("strip", 10 * Math.min(8, scene.streams), {});
       y += 26;
       if (scene.times.length) { add("time", 40, { extent: Math.max(...scene.times) || 1 }); y += 12; }
@@ -197,7 +200,7 @@
   function hit(x, y) {
     const panel = panelAt(x, y);
     if (!panel) return null;
-    if (["strip", "curve", "time"].includes(panel.kind)) {
+    if (["strip", "curve", "part", "time"].includes(panel.kind)) {
       const s = stepAt(panel.k, view.x0 + (x - panel.x) / panel.w * (view.x1 - view.x0));
       const stream = panel.kind === "strip" ? Math.floor((y - panel.y) / 10) : null;
       const step = panel.scene.steps[s];
@@ -277,6 +280,7 @@
     }
     for (const panel of panels) {
       if (panel.kind === "curve") curve(panel);
+      if (panel.kind === "part") parts(panel);
       if (panel.kind === "strip") strip(panel, partners);
       if (panel.kind === "time") times(panel);
       if (panel.kind === "band") {
@@ -446,6 +450,20 @@
     }
   }
 
+  /** Of a training, the part of an update that the steps compute. */
+  function parts(panel) {
+    const { steps } = panel.scene, [first, end] = visible(panel);
+    for (let from = first, to; from < end; from = to) {
+      for (to = from + 1; to < end && steps[to].part === steps[from].part;) to++;
+      const { label, fill } = partLooks[steps[from].part], at = clip(panel, [2 * from, 2 * to], [0, 1]);
+      if (!at) continue;
+      pen.fillStyle = fill;
+      pen.fillRect(at.x, at.y, at.w, at.h);
+      if (wide(label) < at.w - 10) words(label, at.x + 5, at.y + at.h / 2, "left", colour.label);
+    }
+    if (panel.k === 0) words("part", panel.x - 8, panel.y + panel.h / 2, "right", colour.muted);
+  }
+
   function strip(panel, partners) {
     const { scene } = panel;
     const [from, to] = visible(panel);
@@ -544,6 +562,7 @@
     const step = scene.steps[at.step], sum = list => exact([...new Set(list)].reduce((n, b) => n + scene.buffers[b].bytes, 0));
     const out = [["operator", step.operator], ["kernel", step.kernel], ["reads", sum(step.reads)], ["writes", sum(step.writes)], ["live", exact(scene.live[at.step])]];
     if (step.algorithm) out.push(["algorithm", step.algorithm]);
+    if (step.part) out.push(["part", partLooks[step.part].label]);
     if (scene.times.length) {
       const time = scene.times[at.step], all = scene.times.reduce((a, b) => a + b, 0);
       out.push(["time", `${elapsed(time)}, ${share(time, all)} of all steps`]);
@@ -621,43 +640,58 @@
     }
   }
 
+  /** What the bytes of a plan hold: label, bytes and colour. */
+  function holdings(scene) {
+    if (data.training) {
+      const fills = { weights: colours.weight, optimizer: colours.optimizer, arena: { fill: data.arena }, constants: colours.constant, staging: colours.staging, "the backend's own": colours.staging };
+      // Those that are indented further are parts of these.
+      const rows = data.training.bytes.filter(([label]) => /^  \S/.test(label));
+      return rows.map(([label, bytes]) => [label.trim(), bytes, (fills[label.trim()] || colours.state).fill]);
+    }
+    const sums = new Map();
+    for (const space of scene.spaces) sums.set(space.class, (sums.get(space.class) || 0) + space.bytes);
+    return [...sums].filter(([, bytes]) => bytes).map(([of, bytes]) => [titles[of], bytes, kindOf(of)]);
+  }
+
+  /** All bytes of a plan: a bar, and its legend. */
+  function total(scene) {
+    const whole = Math.max(scene.planned, scene.limit || 0) || 1;
+    const bar = make("div", { class: "bar", role: "img", "aria-label": `${human(scene.planned)} planned` });
+    const list = make("ul", {}, make("li", {}, make("strong", {}, `${human(scene.planned)} planned `), make("span", {}, `${grouped(scene.planned)} bytes`)));
+    for (const [title, bytes, fill] of holdings(scene)) {
+      bar.append(make("i", { title: `${title}: ${exact(bytes)}`, style: { width: `${100 * bytes / whole}%`, background: fill } }));
+      list.append(swatch(fill, `${title} ${human(bytes)} `, make("span", {}, share(bytes, scene.planned))));
+    }
+    if (scene.limit !== null) {
+      bar.append(make("b", { title: `limit: ${exact(scene.limit)}`, style: { left: `calc(${100 * scene.limit / whole}% - 2px)` } }));
+      const left = scene.limit - scene.planned;
+      list.append(swatch("var(--limit)", `limit ${human(scene.limit)} `, make("span", {}, left < 0 ? `${human(-left)} too few` : `${human(left)} left`)));
+    }
+    return [bar, list];
+  }
+
   function summary() {
     const scene = scenes[0];
     $("title").textContent = data.title;
     document.querySelector("main").classList.toggle("wide", several);
-    if (!several) {
-      const sums = new Map();
-      for (const space of scene.spaces) sums.set(space.class, { bytes: (sums.get(space.class) || { bytes: 0 }).bytes + space.bytes, title: titles[space.class] });
-      const whole = Math.max(scene.planned, scene.limit || 0) || 1;
-      const bar = make("div", { class: "bar", role: "img", "aria-label": `${human(scene.planned)} planned` });
-      const parts = make("ul", {}, make("li", {}, make("strong", {}, `${human(scene.planned)} planned `), make("span", {}, `${grouped(scene.planned)} bytes`)));
-      for (const [of, { bytes, title }] of sums) {
-        if (!bytes) continue;
-        bar.append(make("i", { title: `${title}: ${exact(bytes)}`, style: { width: `${100 * bytes / whole}%`, background: kindOf(of) } }));
-        parts.append(swatch(kindOf(of), `${title} ${human(bytes)} `, make("span", {}, share(bytes, scene.planned))));
-      }
-      if (scene.limit !== null) {
-        bar.append(make("b", { title: `limit: ${exact(scene.limit)}`, style: { left: `calc(${100 * scene.limit / whole}% - 2px)` } }));
-        const left = scene.limit - scene.planned;
-        parts.append(swatch("var(--limit)", `limit ${human(scene.limit)} `, make("span", {}, left < 0 ? `${human(-left)} too few` : `${human(left)} left`)));
-      }
-      $("totals").replaceChildren(bar, parts);
-    }
+    if (!several || data.shared) $("totals").replaceChildren(...total(scene));
     const used = new Set(scenes.flatMap(s => s.main.flatMap(p => p.rects.map(r => s.buffers[r.buffer].kind)).concat(s.steps.map(t => t.kind))));
     $("legend").replaceChildren(...data.palette.filter(p => used.has(p.kind)).map(p => swatch(p.kind, p.label)));
+    const parted = new Set(scenes.flatMap(s => s.steps.map(step => step.part)));
+    $("legend").append(...data.parts.filter(p => parted.has(p.part)).map(p => swatch(p.fill, p.label)));
     if (scenes.some(s => s.main.some(p => p.rects.some(r => r.held[0] < r.time[0] || r.held[1] > r.time[1])))) {
       $("legend").append(swatch("#77aadd4d", "pale: held, but not in use"));
     }
     if (scenes.some(s => s.main.some(p => p.rects.length))) $("legend").append(make("li", {}, make("i", { class: "unused" }), several ? "reserved, not in use" : "not in use"));
     choice(several, "a scale for each", own, on => own = on);
     choice(measured, "measured time", timed, on => timed = on);
-    if (several) {
+    if (several && scene.figures.length) {
       const table = make("table", {}, make("tr", {}, make("th"), ...scenes.map(s => make("th", { class: "n" }, s.name))));
       scene.figures.forEach(([name], i) =>
         table.append(make("tr", {}, make("th", {}, name), ...scenes.map(s => make("td", { class: "n" }, (s.figures[i] || ["", "-"])[1])))));
-      for (const note of data.notes || []) table.append(make("tr", {}, make("td", { colspan: scenes.length + 1, class: "muted" }, note)));
-      $("totals").replaceChildren(table);
+      $("totals").append(table);
     }
+    for (const note of several && data.notes || []) $("totals").append(make("p", { class: "muted" }, note));
     if (!several && scene.peak) {
       const table = make("table", {});
       scene.peak.buffers.slice(0, 12).forEach(b => {
@@ -693,16 +727,39 @@
 
   // ---- Training
 
-  /** Draws the losses over the steps, those of validation too, and lists the bytes. Falls of a factor of ten and more are on a scale of powers. */
+  /** Lists the bytes of a training by what they hold, beside its losses if it has run. */
   function training() {
     if (!data.training) return;
-    const { losses: { each, points, steps, valid }, bytes } = data.training;
+    const { losses, bytes } = data.training;
     $("training").hidden = false;
+    $("training").classList.toggle("planned", !losses);
+    $("losses").hidden = !losses;
     const table = make("table", {});
     for (const [label, size] of bytes) {
       table.append(make("tr", {}, make("td", {}, label), make("td", { class: "n" }, human(size)), make("td", { class: "n muted" }, share(size, bytes[0][1]))));
     }
     $("bytes").replaceChildren(table);
+    if (losses) curveOf(losses);
+  }
+
+  /** At most six round numbers within a range, at equal distances. */
+  function rounds(low, high) {
+    const most = 5;
+    let step = 10 ** Math.floor(Math.log10((high - low) / most));
+    for (let n = 0; (high - low) / step > most; n++) step *= [2, 2.5, 2][n % 3];
+    const from = Math.ceil(low / step), to = Math.floor(high / step);
+    return Array.from({ length: Math.max(0, to - from + 1) }, (_, n) => Number(((from + n) * step).toPrecision(12)));
+  }
+
+  /** Powers of ten within a range, with twice and five times each if these are few. */
+  function powersOfTen(low, high) {
+    const from = Math.floor(Math.log10(low)), to = Math.ceil(Math.log10(high)), between = to - from < 4 ? [1, 2, 5] : [1];
+    const all = Array.from({ length: to - from + 1 }, (_, n) => between.map(factor => Number((factor * 10 ** (from + n)).toPrecision(1))));
+    return all.flat().filter(value => low <= value && value <= high);
+  }
+
+  /** Draws the losses over the steps, those of validation too. Falls of a factor of ten and more are on a scale of powers. */
+  function curveOf({ each, points, steps, valid }) {
     const width = 1000, height = 240, left = 64, right = 12, top = 14, bottom = 24;
     const element = (tag, attributes, text) => {
       const node = document.createElementNS("http://www.w3.org/2000/svg", tag);
@@ -718,11 +775,12 @@
     const x = step => left + (width - left - right) * step / Math.max(1, steps);
     const y = value => top + (height - top - bottom) * (to - up(value)) / (to - from);
     const svg = element("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `Loss over ${steps} steps` });
-    for (let i = 0; i <= 4; i++) {
-      const level = from + (to - from) * i / 4, value = powers ? 10 ** level : level;
+    for (const value of powers ? powersOfTen(low, high) : rounds(from, to)) {
       svg.append(element("line", { x1: left, x2: width - right, y1: y(value), y2: y(value) }));
-      svg.append(element("text", { x: left - 8, y: y(value) + 4, "text-anchor": "end" }, value.toPrecision(3)));
-      svg.append(element("text", { x: x(steps * i / 4), y: height - 8, "text-anchor": i === 4 ? "end" : i ? "middle" : "start" }, grouped(Math.round(steps * i / 4))));
+      svg.append(element("text", { class: "loss", x: left - 8, y: y(value) + 4, "text-anchor": "end" }, String(value)));
+    }
+    for (const step of rounds(0, steps).filter(Number.isInteger)) {
+      svg.append(element("text", { class: "step", x: x(step), y: height - 8, "text-anchor": step === 0 ? "start" : step === steps ? "end" : "middle" }, grouped(step)));
     }
     // A point is the mean of `each` steps, and stands in their middle.
     const curve = points.map((loss, i) => [(i + .5) * each, loss]);
@@ -745,7 +803,7 @@
     });
     svg.addEventListener("pointerleave", whole);
     whole();
-    $("losses").replaceChildren(make("h2", {}, "Loss over the steps"), svg, told);
+    $("losses").replaceChildren(make("h2", {}, powers ? "Loss over the steps, on a logarithmic scale" : "Loss over the steps"), svg, told);
   }
 
   let most = 200;

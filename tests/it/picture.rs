@@ -8,7 +8,7 @@ use crate::graphs::GRAPHS;
 use chromium::Chromium;
 use plimsoll::internals::plan::tell::timeline::Timeline;
 use plimsoll::internals::plan::{self, BufferIdx, Class, Limits, Plan};
-use plimsoll::internals::report::picture::{Kind, Scene, page, timed_page};
+use plimsoll::internals::report::picture::{About, Kind, Part, Scene, page, timed_page};
 use plimsoll::internals::report::{grouped, human, svg};
 use plimsoll::internals::target::Target;
 use plimsoll::internals::trace::Trace;
@@ -614,7 +614,7 @@ fn labels_are_turned_and_cut_in_the_middle() {
     }
     trace.output("short", x);
     let (plan, graph) = planned(trace.finish().expect("a graph"), "cpu", true);
-    let drawn = svg("labels", &plan, std::slice::from_ref(&graph), None);
+    let drawn = svg(&plan, &About { subject: "labels", graphs: std::slice::from_ref(&graph), ..About::default() });
     let turned: Vec<_> = drawn.lines().filter(|line| line.contains("rotate(-90)")).collect();
     let cut = |line: &&&str| line.contains(">enc") && line.contains('…') && line.contains("first_input<");
     assert!(turned.len() > 3 && turned.iter().any(|line| cut(&line)), "{turned:?}");
@@ -680,6 +680,19 @@ fn the_losses_of_a_training_are_drawn_beside_its_memory() {
         let above = drawn[one][1] <= drawn[other][1];
         assert!(losses[one] < losses[other] || above, "{losses:?} are drawn as {drawn:?}");
     }
+    // Ticks are round, and where they say.
+    let marks = "[...document.querySelectorAll('#losses text.loss')].map(t => [Number(t.textContent), t.y.baseVal[0].value - 4])";
+    let marks: Vec<[f64; 2]> = serde_json::from_value(browser.eval(marks)).expect("ticks");
+    assert!(marks.len() > 2, "{marks:?}");
+    for [value, y] in &marks {
+        let digits = format!("{value:e}");
+        assert!(digits.split('e').next().is_some_and(|digits| digits.len() <= 3), "{value} is not round");
+        for (loss, [_, drawn]) in losses.iter().zip(&drawn) {
+            assert!((loss < value) == (drawn > y) || (drawn - y).abs() < 0.2, "{loss} beside {value}");
+        }
+    }
+    let steps = browser.eval("[...document.querySelectorAll('#losses text.step')].map(t => t.textContent)");
+    assert_eq!(steps, json!(["0", "5", "10", "15", "20"]));
     assert_eq!(browser.eval("document.querySelectorAll('#losses circle').length"), json!(3));
     let legend = text(&mut browser, "losses");
     let accuracy = format!("accuracy {:.2} %", 100.0 * field(&found, "valid_accuracy"));
@@ -690,6 +703,19 @@ fn the_losses_of_a_training_are_drawn_beside_its_memory() {
         assert!(bytes.contains(words), "{words} in {bytes}");
     }
     assert_eq!(browser.eval("plimsoll.data.scenes.map(s => s.name)"), json!(["step", "evaluate"]));
+    let title = "Training of graphs/digits-fresh.onnx (batch 180, adam, cross_entropy) on cpu";
+    assert!(text(&mut browser, "title").starts_with(title));
+    // A fall of five powers of ten.
+    let html = std::fs::read_to_string(&page).expect("it is drawn");
+    let (head, rest) = html.split_once("\"points\":[").expect("it has losses");
+    let (_, rest) = rest.split_once(']').expect("the losses end");
+    let steep = folder.path("steep.html");
+    std::fs::write(&steep, format!("{head}\"points\":[1.52,0.03,0.0000126]{rest}")).expect("it is written");
+    browser.open(&steep);
+    let marks = browser.eval("[...document.querySelectorAll('#losses text.loss')].map(t => t.textContent)");
+    assert_eq!(marks, json!(["0.0001", "0.001", "0.01", "0.1", "1"]));
+    assert!(text(&mut browser, "losses").contains("on a logarithmic scale"));
+    browser.open(&page);
     // The pointer shows the step below it.
     let middle = "(b => [b.left + b.width / 2, b.top + b.height / 2])(document.querySelector('#losses svg').getBoundingClientRect())";
     let [x, y]: [f64; 2] = serde_json::from_value(browser.eval(middle)).expect("a point");
@@ -702,6 +728,71 @@ fn the_losses_of_a_training_are_drawn_beside_its_memory() {
         told.is_some_and(|told| (told - loss).abs() < 1e-3)
     });
     assert!(right, "{shown}");
+    assert_eq!(browser.complaints(), Vec::<String>::new());
+}
+
+/// A training that has not run: what its bytes hold, the parts of its steps, and what each state is.
+#[test]
+fn a_planned_training_is_drawn_as_a_training() {
+    let folder = Folder::new("planned-training");
+    let [html, svg] = ["step.html", "step.svg"].map(|name| folder.path(name));
+    let args = ["plan", "--train", "graphs/digits-fresh.onnx", "--loss", "cross_entropy", "--batch", "30", "--json"];
+    let files = ["--html", html.to_str().expect("text"), "--svg", svg.to_str().expect("text")];
+    let plan = common::printed(&args, &plimsoll(&[&args[..], &files].concat()));
+    let planned = plan["planned_bytes"].as_u64().expect("a number");
+
+    let drawn = std::fs::read_to_string(&svg).expect("it is drawn");
+    let title = "Training of graphs/digits-fresh.onnx (batch 30, adam, cross_entropy)";
+    let label = format!("aria-label=\"{title}, step on cpu: ");
+    for words in [&label, ", evaluate on cpu, ", &format!("{} planned", human(planned))] {
+        assert!(drawn.contains(&words), "{words} in the picture");
+    }
+    // The bar of all bytes.
+    for kind in [Kind::Weight, Kind::Optimizer] {
+        assert_eq!(drawn.matches(&format!(">{} ", kind.label())).count(), 1, "{kind:?}");
+    }
+    let bands = |part: Part| drawn.matches(&format!("fill=\"{}\"", part.fill())).count();
+    for part in [Part::Forward, Part::Backward, Part::Update] {
+        assert!(bands(part) > 1 && drawn.contains(&format!(">{}<", part.label())), "{part:?} and its legend");
+    }
+
+    let Some(mut browser) = Chromium::start("planned-training") else { return };
+    browser.open(&html);
+    assert_eq!(text(&mut browser, "title"), format!("{title} on cpu"));
+    let totals = text(&mut browser, "totals");
+    for words in [format!("{} planned", human(planned)), "weights".into(), "optimizer".into(), "arena".into()] {
+        assert!(totals.contains(&words), "{words} in {totals}");
+    }
+    // No table is a heading alone, and no loss is drawn.
+    let bare = "[...document.querySelectorAll('table')].filter(t => !t.querySelector('td')).length";
+    assert_eq!(browser.eval(bare), json!(0));
+    assert_eq!(browser.eval("document.getElementById('losses').offsetHeight"), json!(0));
+    // The bar has all bytes.
+    let widths =
+        "[...document.querySelectorAll('#totals .bar i')].reduce((sum, i) => sum + parseFloat(i.style.width), 0)";
+    let widths = browser.eval(widths).as_f64().expect("a number");
+    assert!((widths - 100.0).abs() < 0.01, "{widths} %");
+    // Forward comes before backward, and that before the update of the first layer.
+    let parts = browser.eval("plimsoll.data.scenes[0].steps.map(s => s.part)");
+    let parts = parts.as_array().expect("a list");
+    let first = |part: &str| parts.iter().position(|p| p == part).unwrap_or_else(|| panic!("no {part} in {parts:?}"));
+    assert!(first("forward") < first("backward") && first("backward") < first("update"), "{parts:?}");
+    assert!(browser.eval("plimsoll.data.scenes[1].steps.every(s => s.part === 'forward')") == json!(true));
+    let band = browser.eval("(p => [p.x + 2, p.y + 2])(plimsoll.panels().find(p => p.kind === 'part'))");
+    let [x, y]: [f64; 2] = serde_json::from_value(band).expect("a point");
+    assert_eq!(pixel(&mut browser, x, y), Part::Forward.fill());
+    assert_eq!(browser.eval(&format!("plimsoll.hit({x}, {y}).step")), json!(0));
+    // The states: six weights, and two of Adam's for each.
+    let of = |kind: &str| {
+        format!("new Set(plimsoll.data.scenes[0].buffers.filter(b => b.kind === '{kind}').map(b => b.offset)).size")
+    };
+    let trained = plan["trained"].as_array().expect("a list").len();
+    assert_eq!(browser.eval(&of("weight")), json!(trained));
+    assert!(browser.eval(&of("optimizer")).as_u64() >= Some(2 * trained as u64));
+    let legend = text(&mut browser, "legend");
+    for words in ["forward", "backward", "update"] {
+        assert!(legend.contains(words), "{words} in {legend}");
+    }
     assert_eq!(browser.complaints(), Vec::<String>::new());
 }
 
@@ -725,7 +816,7 @@ fn names_are_text() {
     let (plan, graph) = planned(trace.finish().expect("a graph"), "cpu", false);
     let html = page(NAMES[0], plan.first(), Some(&graph), None);
     assert_eq!(html, page(NAMES[0], plan.first(), Some(&graph), None));
-    let drawn = svg(NAMES[0], &plan, std::slice::from_ref(&graph), None);
+    let drawn = svg(&plan, &About { subject: NAMES[0], graphs: std::slice::from_ref(&graph), ..About::default() });
     for text in [&html, &drawn] {
         assert!(!text.contains("<script>window") && !text.contains("<img"), "a name is markup");
     }
