@@ -12,7 +12,9 @@
   const pen = canvas.getContext("2d");
   const titles = { activation: "arena", constant: "constants", state: "state", input: "inputs", output: "outputs", staging: "staging", backend: "the backend's own" };
   const FONT = "11px system-ui, -apple-system, 'Segoe UI', Helvetica, Arial, sans-serif";
-  const GAP = 18, CURVE = 76, HEAD = 22, BAND = 22;
+  const GAP = 18, CURVE = 76, HEAD = 22;
+  /** The height of a segment that lasts: of one whose buffers have names, and of another. */
+  const NAMED = 34, BAND = 22;
   /** The gap between columns that have a scale each. */
   const SCALE = 64;
 
@@ -78,6 +80,18 @@
     scene.main = scene.spaces.filter(space => space.class === null || space.class === "activation");
     scene.rest = scene.spaces.filter(space => !scene.main.includes(space));
   }
+  /** Segments outside the arena are drawn where all scenes share them. */
+  const lasting = !several || data.shared ? scenes[0].rest : [];
+  /** The buffers of a segment that lasts, once where programs or a state and its update have the same bytes. */
+  function lastingIn(space) {
+    const at = new Map(), number = scenes[0].spaces.indexOf(space);
+    scenes.forEach((scene, k) => {
+      for (const rect of scene.spaces[number].rects) if (!at.has(rect.bytes[0])) at.set(rect.bytes[0], { k, rect });
+    });
+    return [...at.values()];
+  }
+  for (const space of lasting) space.lasting = lastingIn(space);
+
   const last = 2 * Math.max(1, ...scenes.map(s => s.steps.length));
   const tallest = scenes.map(s => Math.max(1, ...s.main.map(space => space.bytes)));
   const highest = Math.max(...tallest);
@@ -129,7 +143,7 @@
     width = canvas.clientWidth;
     panels = [];
     pen.font = FONT;
-    gutter = 16 + Math.max(68, ...scenes.flatMap(scene => several ? [] : scene.rest.map(space => wide(space.title))));
+    gutter = 16 + Math.max(68, ...lasting.map(space => wide(space.title)));
     const gap = own ? SCALE : GAP;
     const column = (width - gutter - gap * (scenes.length - 1)) / scenes.length;
     const tall = Math.max(300, Math.min(620, innerHeight * 0.52));
@@ -152,11 +166,13 @@
       add("strip", 10 * Math.min(8, scene.streams), {});
       y += 26;
       if (scene.times.length) { add("time", 40, { extent: Math.max(...scene.times) || 1 }); y += 12; }
-      if (!several) {
-        for (const space of scene.rest) { add("band", BAND, { space, extent: Math.max(1, space.bytes) }); y += 6; }
-      }
       low = Math.max(low, y);
     });
+    for (const space of lasting) {
+      const h = space.lasting.length ? NAMED : BAND;
+      panels.push({ kind: "band", scene: scenes[0], k: 0, x: gutter, y: low, w: Math.max(20, width - gutter), h, space, extent: Math.max(1, space.bytes) });
+      low += h + 6;
+    }
     height = low + 4;
     const ratio = devicePixelRatio || 1;
     canvas.style.height = `${height}px`;
@@ -183,6 +199,14 @@
     const out = [];
     for (const panel of panels) {
       if (!panel.space) continue;
+      if (panel.kind === "band") {
+        // What lasts has no time: its bytes go from left to right.
+        for (const { k, rect } of panel.space.lasting) {
+          const [x0, x1] = rect.bytes.map(byte => panel.x + panel.w * byte / panel.extent);
+          out.push({ k, buffer: rect.buffer, rect, panel, held: null, x: x0, y: panel.y, w: x1 - x0, h: panel.h });
+        }
+        continue;
+      }
       for (const rect of panel.space.rects) {
         if (place(panel.k, rect.held[1]) <= view.x0 || place(panel.k, rect.held[0]) >= view.x1) continue;
         const at = clip(panel, rect.time, rect.bytes);
@@ -235,7 +259,7 @@
       pen.fillStyle = panel.space.rects.length ? colour.unused : kindOf(panel.space.class);
       pen.strokeStyle = colour.line;
       for (const area of panel.space.areas) {
-        const at = clip(panel, area.time, area.bytes);
+        const at = panel.kind === "band" ? panel : clip(panel, area.time, area.bytes);
         if (!at) continue;
         pen.fillRect(at.x, at.y, at.w, at.h);
         if (several && at.h > 3) pen.strokeRect(at.x + .5, at.y + .5, at.w - 1, at.h - 1);
@@ -676,6 +700,7 @@
     document.querySelector("main").classList.toggle("wide", several);
     if (!several || data.shared) $("totals").replaceChildren(...total(scene));
     const used = new Set(scenes.flatMap(s => s.main.flatMap(p => p.rects.map(r => s.buffers[r.buffer].kind)).concat(s.steps.map(t => t.kind))));
+    for (const space of lasting) for (const { k, rect } of space.lasting) used.add(scenes[k].buffers[rect.buffer].kind);
     $("legend").replaceChildren(...data.palette.filter(p => used.has(p.kind)).map(p => swatch(p.kind, p.label)));
     const parted = new Set(scenes.flatMap(s => s.steps.map(step => step.part)));
     $("legend").append(...data.parts.filter(p => parted.has(p.part)).map(p => swatch(p.fill, p.label)));
@@ -706,6 +731,7 @@
       const step = make("button", { onclick: () => pin({ k: 0, step: scene.peak.step }, true) }, stepName(scene, scene.peak.step));
       $("peak").replaceChildren(make("h2", {}, `Live at the peak: ${human(scene.peak.bytes)}`), make("p", { class: "muted" }, "step ", step), table);
     }
+    largest();
     const orders = data.summary && data.summary.orders || [];
     if (orders.length > 1) {
       const table = make("table", {}, make("tr", {}, make("th", {}, "order"), make("th", { class: "n" }, "bound"), make("th", { class: "n" }, "arena")));
@@ -715,6 +741,21 @@
         make("td", {}, o.name), make("td", { class: "n" }, human(o.bound)), make("td", { class: "n" }, human(o.peak)))));
       $("orders").replaceChildren(make("h2", {}, "Orders that were tried"), table);
     }
+  }
+
+  /** Lists the largest buffers that last: weights, mostly. */
+  function largest() {
+    const all = lasting.flatMap(space => space.lasting).map(({ k, rect }) => ({ k, b: rect.buffer, item: scenes[k].buffers[rect.buffer] }));
+    if (!all.length) return;
+    all.sort((a, b) => b.item.bytes - a.item.bytes);
+    const table = make("table", {}), few = all.slice(0, 12);
+    for (const { k, b, item } of few) {
+      const name = make("button", { onclick: () => pin({ k, buffer: b }, true) }, item.name);
+      table.append(make("tr", {}, make("td", { class: "n" }, human(item.bytes)), make("td", {}, name)));
+    }
+    const bytes = all.slice(12).reduce((sum, { item }) => sum + item.bytes, 0);
+    if (bytes) table.append(make("tr", {}, make("td", { class: "n" }, human(bytes)), make("td", { class: "muted" }, `in ${all.length - 12} more`)));
+    $("largest").replaceChildren(make("h2", {}, `Largest of what lasts: ${[...new Set(few.map(({ item }) => titles[item.class]))].join(", ")}`), table);
   }
 
   /** A box to tick above the keys, which changes how all is drawn. */
@@ -866,6 +907,8 @@
   /** The panel whose axes a point is on, and the axes: `x`, `y` or `xy`. */
   function axesAt(x, y) {
     const panel = panelAt(x, y);
+    // What lasts has neither axis.
+    if (panel && panel.kind === "band") return [undefined, ""];
     if (panel) return [panel, panel.kind === "main" ? "xy" : "x"];
     const beside = panels.find(p => p.kind === "main" && y >= p.y && y < p.y + p.h && x < p.x && x >= p.x - gutter);
     if (beside) return [beside, "y"];
@@ -1001,13 +1044,12 @@
     }
     before = before || { ...view };
     const x = [last, 0], y = [1, 0];
-    for (const { k, space, kind, extent } of panels.filter(p => p.space)) {
+    for (const { k, space, extent } of panels.filter(p => p.kind === "main")) {
       for (const rect of space.rects) {
         if (!matches.has(`${k}:${rect.buffer}`)) continue;
         const [from, to] = rect.time.map(half => place(k, half));
         x[0] = Math.min(x[0], from);
         x[1] = Math.max(x[1], to);
-        if (kind !== "main") continue;
         y[0] = Math.min(y[0], rect.bytes[0] / extent);
         y[1] = Math.max(y[1], rect.bytes[1] / extent);
       }

@@ -3,7 +3,7 @@
 use super::picture::{ARENA, About, Item, Kind, Part, Scene, Space, escape, scenes, title};
 use super::{count, grouped, human};
 use crate::plan::{BufferIdx, Class, Plan};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 
 const WIDTH: f64 = 800.0;
@@ -82,6 +82,7 @@ fn sketch(scene: &Scene, is_first: bool) -> (String, f64) {
         sketch.arena();
         sketch.parts();
         sketch.steps();
+        sketch.lasting();
         sketch.legend();
         sketch.holders();
     }
@@ -353,6 +354,32 @@ impl Sketch<'_> {
             }
         }
         self.y += 14.0;
+    }
+
+    /// A strip per segment of named buffers outside the arena: constants and states. Their bytes go from left to right.
+    fn lasting(&mut self) {
+        const HEIGHT: f64 = 18.0;
+        let scene = self.scene;
+        let named =
+            |space: &&Space| matches!(space.class, Some(Class::Constant | Class::State)) && !space.rects.is_empty();
+        for space in scene.spaces.iter().filter(named) {
+            let (top, bottom) = (self.y, self.y + HEIGHT);
+            let x = |byte: u64| LEFT + (RIGHT - LEFT) * byte as f64 / space.bytes.max(1) as f64;
+            let mut labels = Sketch { scene, body: String::new(), y: 0.0 };
+            // A state and its update have the same bytes.
+            let mut drawn = BTreeSet::new();
+            for rect in space.rects.iter().filter(|rect| drawn.insert(rect.bytes.0)) {
+                let item = &scene.buffers[rect.buffer];
+                let area = [x(rect.bytes.0), x(rect.bytes.1), top, bottom];
+                let class = if area[1] - area[0] > 2.0 { "class=\"r\" " } else { "" };
+                self.rect(&format!("{class}fill=\"{}\"", item.kind.fill()), area, &scene.tip(rect.buffer));
+                labels.label(item, area);
+            }
+            self.body += &labels.body;
+            self.text("m e", LEFT - 8.0, bottom - 5.0, &space.title);
+            self.y = bottom + 6.0;
+        }
+        self.y += 4.0;
     }
 
     fn legend(&mut self) {

@@ -203,7 +203,7 @@ fn lifetime(plan: &Value, buffer: usize) -> (f64, f64) {
 fn boxes(browser: &mut Chromium) -> (Vec<Value>, (f64, f64)) {
     let found = browser.eval(
         "plimsoll.boxes().map(b => ({k: b.k, buffer: b.buffer, x: b.x, y: b.y, w: b.w, h: b.h,
-            panel: {x: b.panel.x, y: b.panel.y, w: b.panel.w, h: b.panel.h, bytes: b.panel.space.bytes}}))",
+            panel: {kind: b.panel.kind, x: b.panel.x, y: b.panel.y, w: b.panel.w, h: b.panel.h, bytes: b.panel.space.bytes}}))",
     );
     let at = browser.eval("(r => [r.left, r.top])(document.getElementById('canvas').getBoundingClientRect())");
     let number = |v: &Value| v.as_f64().expect("a number");
@@ -216,6 +216,21 @@ fn field(value: &Value, name: &str) -> f64 {
 
 fn text(browser: &mut Chromium, id: &str) -> String {
     browser.eval(&format!("document.getElementById('{id}').innerText")).as_str().expect("text").to_owned()
+}
+
+/// The texts on the canvas.
+fn written(browser: &mut Chromium) -> Vec<String> {
+    let told = browser.eval(
+        "(() => {
+            const told = [], pen = CanvasRenderingContext2D.prototype, own = pen.fillText;
+            pen.fillText = (text) => told.push(text);
+            plimsoll.draw();
+            pen.fillText = own;
+            plimsoll.draw();
+            return told;
+        })()",
+    );
+    serde_json::from_value(told).expect("texts")
 }
 
 fn pixel(browser: &mut Chromium, x: f64, y: f64) -> String {
@@ -258,8 +273,14 @@ fn a_plan_is_a_page_that_answers() {
         let (offset, bytes) = (field(&buffers[b], "offset"), field(&buffers[b], "bytes"));
         let x = |step: f64| field(panel, "x") + field(panel, "w") * step / steps;
         let y = |byte: f64| field(panel, "y") + field(panel, "h") * (1.0 - byte / field(panel, "bytes"));
+        // The bytes of constants go from left to right.
+        let along = |byte: f64| field(panel, "x") + field(panel, "w") * byte / field(panel, "bytes");
+        let (across, down) = match panel["kind"].as_str() {
+            Some("main") => ([x(from), x(to)], [y(offset + bytes), y(offset)]),
+            _ => ([along(offset), along(offset + bytes)], [field(panel, "y"), field(panel, "y") + field(panel, "h")]),
+        };
         for (name, expected) in
-            [("x", x(from)), ("w", x(to) - x(from)), ("y", y(offset + bytes)), ("h", y(offset) - y(offset + bytes))]
+            [("x", across[0]), ("w", across[1] - across[0]), ("y", down[0]), ("h", down[1] - down[0])]
         {
             let found = field(one, name);
             assert!((found - expected).abs() < 0.01, "buffer {b}: {name}: expected {expected}, found {found}");
@@ -299,6 +320,16 @@ fn a_plan_is_a_page_that_answers() {
     }
     let live = text(&mut browser, "peak");
     assert!(live.contains(&format!("Live at the peak: {}", human(arena))), "{live}");
+
+    // The largest constant, by its name: in a list, and where its bytes are.
+    let constants = buffers.iter().enumerate().filter(|(_, b)| b["class"] == "constant");
+    let (weight, of) = constants.max_by_key(|(_, b)| b["bytes"].as_u64()).expect("there are constants");
+    let name = of["name"].as_str().expect("a name");
+    assert!(text(&mut browser, "largest").contains(name), "{name}");
+    assert!(written(&mut browser).iter().any(|told| told == name), "{name} is written on its rectangle");
+    let at = found.iter().find(|one| field(one, "buffer") as usize == weight).expect("it is drawn");
+    let middle = [field(at, "x") + field(at, "w") / 2.0, field(at, "y") + field(at, "h") / 2.0];
+    assert_eq!(browser.eval(&format!("plimsoll.hit({}, {}).buffer", middle[0], middle[1])), json!(weight));
 
     // All orders that were tried.
     let orders = text(&mut browser, "orders");
@@ -582,9 +613,10 @@ fn measured_time_is_an_axis() {
     browser.eval("document.querySelector('#choices input').click()");
     browser.settle();
     let rects =
-        browser.eval("plimsoll.boxes().map(b => [...b.rect.time, (b.x - b.panel.x) / b.panel.w, b.w / b.panel.w])");
+        browser.eval("plimsoll.boxes().filter(b => b.panel.kind === 'main').map(b => [...b.rect.time, (b.x - b.panel.x) / b.panel.w, b.w / b.panel.w])");
     let rects: Vec<[f64; 4]> = serde_json::from_value(rects).expect("numbers");
-    assert_eq!(rects.len(), plan.programs[0].buffers.len());
+    let arena = |b: &&plan::Buffer| plan.segments[b.segment].class == Class::Activation;
+    assert_eq!(rects.len(), plan.programs[0].buffers.iter().filter(arena).count());
     let at = |half: f64| {
         let step = (half / 2.0) as usize;
         ends[step] + if half % 2.0 == 1.0 { times[step] / 2.0 } else { 0.0 }
@@ -782,6 +814,13 @@ fn a_planned_training_is_drawn_as_a_training() {
     let [x, y]: [f64; 2] = serde_json::from_value(band).expect("a point");
     assert_eq!(pixel(&mut browser, x, y), Part::Forward.fill());
     assert_eq!(browser.eval(&format!("plimsoll.hit({x}, {y}).step")), json!(0));
+    // Both programs share the weights: each is drawn once, with its name.
+    let names = plan["trained"].as_array().expect("a list");
+    let lasting = "plimsoll.boxes().filter(b => b.panel.kind === 'band').map(b => plimsoll.data.scenes[b.k].buffers[b.buffer].name)";
+    let lasting: Vec<String> = serde_json::from_value(browser.eval(lasting)).expect("names");
+    for name in names.iter().map(|name| name.as_str().expect("a name")) {
+        assert_eq!(lasting.iter().filter(|drawn| *drawn == name).count(), 1, "{name} in {lasting:?}");
+    }
     // The states: six weights, and two of Adam's for each.
     let of = |kind: &str| {
         format!("new Set(plimsoll.data.scenes[0].buffers.filter(b => b.kind === '{kind}').map(b => b.offset)).size")
@@ -790,7 +829,7 @@ fn a_planned_training_is_drawn_as_a_training() {
     assert_eq!(browser.eval(&of("weight")), json!(trained));
     assert!(browser.eval(&of("optimizer")).as_u64() >= Some(2 * trained as u64));
     let legend = text(&mut browser, "legend");
-    for words in ["forward", "backward", "update"] {
+    for words in ["forward", "backward", "update", "weights", "optimizer"] {
         assert!(legend.contains(words), "{words} in {legend}");
     }
     assert_eq!(browser.complaints(), Vec::<String>::new());
