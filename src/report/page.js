@@ -93,15 +93,50 @@
   for (const space of lasting) space.lasting = lastingIn(space);
 
   const last = 2 * Math.max(1, ...scenes.map(s => s.steps.length));
-  const tallest = scenes.map(s => Math.max(1, ...s.main.map(space => space.bytes)));
-  const highest = Math.max(...tallest);
+  /** A scene without the buffers that keep their bytes for all of the run: constants and states. What is above them moves down. */
+  function bare(scene) {
+    const lasts = rect => ["constant", "state"].includes(scene.buffers[rect.buffer].class) && rect.time[0] <= 0 && rect.time[1] >= 2 * scene.steps.length;
+    let gone = 0;
+    const main = scene.main.map(space => {
+      // Where each stretch of such bytes begins and ends, and how many are gone up to its end.
+      const stretches = [];
+      for (const [from, to] of space.rects.filter(lasts).map(rect => rect.bytes).sort((a, b) => a[0] - b[0])) {
+        const before = stretches.length ? stretches[stretches.length - 1] : { to: 0, sum: 0 }, begin = Math.max(from, before.to);
+        if (to > begin) stretches.push({ from: begin, to, sum: before.sum + to - begin });
+      }
+      const down = byte => {
+        let low = 0, high = stretches.length;
+        while (low < high) {
+          const middle = (low + high) >> 1;
+          if (stretches[middle].from < byte) low = middle + 1;
+          else high = middle;
+        }
+        const stretch = stretches[low - 1];
+        return stretch ? byte - stretch.sum + Math.max(0, stretch.to - byte) : byte;
+      };
+      const moved = part => ({ ...part, bytes: part.bytes.map(down) });
+      gone += space.bytes - down(space.bytes);
+      return { ...space, bytes: down(space.bytes), areas: space.areas.map(moved).filter(area => area.bytes[0] < area.bytes[1]), rects: space.rects.filter(rect => !lasts(rect)).map(moved) };
+    });
+    const less = bytes => Math.max(0, bytes - gone);
+    return { main, live: scene.live.map(less), reserved: scene.reserved.map(less), gone };
+  }
+  const whole = scenes.map(({ main, live, reserved }) => ({ main, live, reserved }));
+  const stripped = several && !data.shared ? scenes.map(bare) : [];
+  let isBare = false;
+  let tallest, highest;
+  function measure() {
+    tallest = scenes.map(s => Math.max(1, ...s.main.map(space => space.bytes)));
+    highest = Math.max(...tallest);
+  }
+  measure();
   // Beside one that takes far more, the others would be flat.
   let own = several && highest > 4 * Math.min(...tallest);
   /** The bytes that a column's height stands for, and the limit if it is drawn. */
   function scale(k) {
     const most = own ? tallest[k] : highest, { limit } = scenes[0];
     // A limit far above the data would leave no height for the rest.
-    const cap = limit !== null && limit <= 1.6 * most ? limit : 0;
+    const cap = limit !== null && !isBare && limit <= 1.6 * most ? limit : 0;
     return { extent: Math.max(most, cap), cap };
   }
 
@@ -709,6 +744,11 @@
     }
     if (scenes.some(s => s.main.some(p => p.rects.length))) $("legend").append(make("li", {}, make("i", { class: "unused" }), several ? "reserved, not in use" : "not in use"));
     choice(several, "a scale for each", own, on => own = on);
+    choice(stripped.some(scene => scene.gone), "without constants", isBare, on => {
+      isBare = on;
+      scenes.forEach((scene, k) => Object.assign(scene, (on ? stripped : whole)[k]));
+      measure();
+    });
     choice(measured, "measured time", timed, on => timed = on);
     if (several && scene.figures.length) {
       const table = make("table", {}, make("tr", {}, make("th"), ...scenes.map(s => make("th", { class: "n" }, s.name))));

@@ -548,6 +548,37 @@ fn streams_staging_and_several_ways_are_drawn() {
     let again = browser.eval("plimsoll.panels().filter(p => p.kind === 'main').map(p => [p.w, p.h, p.extent])");
     assert_eq!(again.as_array(), Some(scales));
 
+    // On request without constants: what is left keeps its size and its order, and no two have a byte at the same time.
+    let arenas = "plimsoll.boxes().map(b => ({ k: b.k, buffer: b.buffer, time: b.rect.time, bytes: b.rect.bytes }))";
+    let before = browser.eval(arenas);
+    let bare = "[...document.querySelectorAll('#choices label')].find(l => l.innerText.includes('without constants')).firstChild.click()";
+    browser.eval(bare);
+    browser.settle();
+    let after = browser.eval(arenas);
+    let constant = |b: &&Value| {
+        let of = format!("plimsoll.data.scenes[{}].buffers[{}].class", b["k"], b["buffer"]);
+        browser.eval(&of) == json!("constant")
+    };
+    let before = before.as_array().expect("a list");
+    let constants = before.iter().filter(constant).count();
+    let after = after.as_array().expect("a list");
+    assert!(constants > 0 && after.len() + constants == before.len(), "{constants} of {}", before.len());
+    let of = |b: &Value| [0, 1].map(|end| b["bytes"][end].as_u64().expect("a byte"));
+    for (i, now) in after.iter().enumerate() {
+        let same = |b: &&Value| ["k", "buffer", "time"].iter().all(|field| b[field] == now[field]);
+        let then = before.iter().find(same).expect("it was there");
+        let ([from, to], [old_from, old_to]) = (of(now), of(then));
+        assert!(to - from == old_to - old_from && from <= old_from, "{then} is now {now}");
+        let apart = |other: &Value| {
+            let ([a, b], times) = (of(other), |v: &Value, end: usize| v["time"][end].as_u64());
+            times(other, 1) <= times(now, 0) || times(now, 1) <= times(other, 0) || b <= from || to <= a
+        };
+        assert!(after[..i].iter().all(|other| other["k"] != now["k"] || apart(other)), "{now}");
+    }
+    browser.eval(bare);
+    browser.settle();
+    assert_eq!(browser.eval(arenas).as_array(), Some(before));
+
     // Bytes that are reserved and in no use have stripes.
     let legend = text(&mut browser, "legend");
     assert!(legend.contains("reserved, not in use"), "{legend}");
