@@ -490,12 +490,19 @@ impl Plan {
     }
 
     fn draw(&self, asked: &Asked, Planned { plan, graphs, .. }: &Planned) -> Result<()> {
+        if self.html.is_none() && self.svg.is_none() {
+            return Ok(());
+        }
+        // Names of one file may be others in another.
+        let is_one = graphs.len() == 1 || asked.training.is_some();
+        let modules = if is_one { self.model.modules() } else { None };
         let how = self.trained.method().map(|method| format!(" ({})", method.told(method.batch)));
         let about = About {
             subject: &(asked.subject.title() + &how.unwrap_or_default()),
             graphs,
             limit: self.model.memory_limit,
             trained: asked.training.as_ref().map(|programs| &programs.outline.trained[..]),
+            modules: modules.as_ref(),
         };
         if let Some(path) = &self.html {
             let page = picture::plan_page(plan, &about);

@@ -2,6 +2,7 @@
 
 use super::args::{self, Axes, On, limit};
 use super::method::{self, Method};
+use super::modules::modules;
 use super::{Failure, line, stop};
 use crate::advise::Trained as Case;
 use crate::dtype::DType;
@@ -357,7 +358,8 @@ impl Train {
     fn draw(&self, trainer: &Trainer, losses: &Losses) -> Result<()> {
         let Some(path) = &self.html else { return Ok(()) };
         let subject = format!("{} ({})", self.model.display(), self.method.told(self.batch));
-        let about = About { subject: &subject, limit: self.memory_limit, ..About::default() };
+        let modules = modules(&onnx::load(&self.model)?.proto);
+        let about = About { subject: &subject, limit: self.memory_limit, modules: Some(&modules), ..About::default() };
         let page = picture::training_page(trainer.session().plan(), &about, trainer.trained(), Some(losses));
         file::write_whole(path, "write the page", |out| out.write_all(page.as_bytes()))
     }

@@ -55,12 +55,16 @@
   const operator = step => `${step.operator} ${step.name}${step.operator === step.kernel ? "" : ` (kernel ${step.kernel})`}`;
   const stepName = (scene, s) => `${s} ${scene.steps[s].operator} ${scene.steps[s].name}`;
 
+  /** A buffer's name in the picture: the path of its module leads, if the file names modules. */
+  const shown = item => item.module ? `${item.module}: ${item.name}` : item.name;
+
   /** The description of a buffer: pairs of label and text. */
   function facts(scene, b) {
     const item = scene.buffers[b], out = [];
     const using = scene.uses[b];
     out.push(["bytes", exact(item.bytes)], ["type", item.type], ["class", item.class]);
     if (using.writes.length) out.push(["operator", operator(scene.steps[using.writes[0]])]);
+    if (item.module) out.push(["module", item.module]);
     if (item.uses) out.push(["life", item.uses[0] === item.uses[1] ? `step ${item.uses[0]}` : `steps ${item.uses[0]} to ${item.uses[1]}`]);
     out.push(["address", several && !scene.planned ? `byte ${grouped(item.offset)} of its segment` : `segment ${item.segment}, byte ${grouped(item.offset)}`]);
     if (item.takes_from !== null) out.push(["in place of", scene.buffers[item.takes_from].name]);
@@ -139,6 +143,45 @@
     const cap = limit !== null && !isBare && limit <= 1.6 * most ? limit : 0;
     return { extent: Math.max(most, cap), cap };
   }
+
+  // ---- Layers
+
+  /** The path to a step or a buffer: that of its module, of the weight's owner, or the folders of its name. */
+  function pathOf(one) {
+    if (one.module) return one.module.split(".");
+    const name = one.name.replace(/^copy of /, "").replace(/^gradient of /, "");
+    if (["constant", "state"].includes(one.class)) return name.split("/").pop().split(".").slice(0, -1);
+    return name.split("/").filter(Boolean).slice(0, -1);
+  }
+
+  /** Colours by layer, in turn. */
+  const LAYERS = ["#77aadd", "#ee8866", "#eedd88", "#ffaabb", "#99ddff", "#44bb99", "#bbcc33", "#caaccb", "#f4a736", "#90c987"];
+  /** More layers than this cannot be told apart, so paths are cut to where there are fewer. */
+  const MOST_LAYERS = 40;
+  const paths = new Map(scenes.flatMap(s => [...s.steps, ...s.buffers]).map(one => [one, pathOf(one)]));
+  const layerAt = (one, depth) => paths.get(one).slice(0, depth).join(".");
+  function layered(depth) {
+    return [...new Set(scenes.flatMap(s => s.steps.map(step => layerAt(step, depth))).filter(Boolean))];
+  }
+  let depth = 1, layers = layered(1);
+  for (let next = 2, more; next < 8 && (more = layered(next)).length <= MOST_LAYERS; next++) {
+    if (more.length > layers.length) [depth, layers] = [next, more];
+  }
+  const layerFills = new Map(layers.map((layer, i) => [layer, LAYERS[i % LAYERS.length]]));
+  let byLayer = false;
+
+  /** The colour of a step or a buffer. */
+  function fillOf(one) {
+    if (!byLayer) return colours[one.kind].fill;
+    // A weight may have an owner inside a layer, or around layers.
+    for (let at = depth; at > 0; at--) {
+      const fill = layerFills.get(layerAt(one, at));
+      if (fill) return fill;
+    }
+    return colours.staging.fill;
+  }
+
+  // ---- Time
 
   /** The ends of the steps in measured microseconds, after a zero. */
   const ends = scenes.map(scene => {
@@ -304,8 +347,7 @@
     const partners = pinned ? related(pinned) : null;
     const dim = box => matches && !matches.has(`${box.k}:${box.buffer}`);
     for (const box of shown) {
-      const item = scenes[box.k].buffers[box.buffer];
-      pen.fillStyle = colours[item.kind].fill;
+      pen.fillStyle = fillOf(scenes[box.k].buffers[box.buffer]);
       if (box.held) {
         pen.globalAlpha = dim(box) ? .08 : .3;
         pen.fillRect(box.held.x, box.held.y, box.held.w, box.held.h);
@@ -415,10 +457,10 @@
 
   /** Writes name and size into a box: upwards if it is tall and its width has no room for the name. */
   function label(box) {
-    const item = scenes[box.k].buffers[box.buffer], turned = box.h > box.w && wide(item.name) > box.w - 12;
+    const item = scenes[box.k].buffers[box.buffer], name = shown(item), turned = box.h > box.w && wide(name) > box.w - 12;
     const [length, height] = turned ? [box.h, box.w] : [box.w, box.h], room = length - 12;
     if (height < 14 || length < 34) return;
-    const lines = [fit(item.name, room), [`${human(item.bytes)}  ${item.type}`, human(item.bytes)].find(t => wide(t) <= room)];
+    const lines = [fit(name, room), [`${human(item.bytes)}  ${item.type}`, human(item.bytes)].find(t => wide(t) <= room)];
     const told = lines.filter(Boolean).slice(0, height >= 30 ? 2 : 1);
     told.forEach((text, i) => {
       const across = (i - (told.length - 1) / 2) * 14;
@@ -530,7 +572,7 @@
       const step = scene.steps[s], y = panel.y + 10 * Math.min(7, step.stream);
       const x0 = Math.max(panel.x, px(panel, 2 * s)), x1 = Math.min(panel.x + panel.w, px(panel, 2 * s + 2));
       if (x1 <= x0) continue;
-      pen.fillStyle = colours[step.kind].fill;
+      pen.fillStyle = fillOf(step);
       pen.fillRect(x0, y, x1 - x0 > 4 ? x1 - x0 - 1 : x1 - x0, 8);
       if (pinned && pinned.k === panel.k && pinned.step === s) {
         pen.strokeStyle = colour.mark;
@@ -589,7 +631,7 @@
     for (let s = from; s < to; s++) {
       const at = clip(panel, [2 * s, 2 * s + 2], [0, scene.times[s]]);
       if (!at) continue;
-      pen.fillStyle = colours[scene.steps[s].kind].fill;
+      pen.fillStyle = fillOf(scene.steps[s]);
       pen.fillRect(at.x, at.y, at.w > 4 ? at.w - 1 : at.w, at.h);
     }
     words("time", panel.x - 8, panel.y + panel.h / 2, "right", colour.muted);
@@ -620,6 +662,7 @@
     if (at.buffer !== undefined) return [scene.buffers[at.buffer].name, facts(scene, at.buffer)];
     const step = scene.steps[at.step], sum = list => exact([...new Set(list)].reduce((n, b) => n + scene.buffers[b].bytes, 0));
     const out = [["operator", step.operator], ["kernel", step.kernel], ["reads", sum(step.reads)], ["writes", sum(step.writes)], ["live", exact(scene.live[at.step])]];
+    if (step.module) out.push(["module", step.module]);
     if (step.algorithm) out.push(["algorithm", step.algorithm]);
     if (step.part) out.push(["part", partLooks[step.part].label]);
     if (scene.times.length) {
@@ -734,15 +777,8 @@
     $("title").textContent = data.title;
     document.querySelector("main").classList.toggle("wide", several);
     if (!several || data.shared) $("totals").replaceChildren(...total(scene));
-    const used = new Set(scenes.flatMap(s => s.main.flatMap(p => p.rects.map(r => s.buffers[r.buffer].kind)).concat(s.steps.map(t => t.kind))));
-    for (const space of lasting) for (const { k, rect } of space.lasting) used.add(scenes[k].buffers[rect.buffer].kind);
-    $("legend").replaceChildren(...data.palette.filter(p => used.has(p.kind)).map(p => swatch(p.kind, p.label)));
-    const parted = new Set(scenes.flatMap(s => s.steps.map(step => step.part)));
-    $("legend").append(...data.parts.filter(p => parted.has(p.part)).map(p => swatch(p.fill, p.label)));
-    if (scenes.some(s => s.main.some(p => p.rects.some(r => r.held[0] < r.time[0] || r.held[1] > r.time[1])))) {
-      $("legend").append(swatch("#77aadd4d", "pale: held, but not in use"));
-    }
-    if (scenes.some(s => s.main.some(p => p.rects.length))) $("legend").append(make("li", {}, make("i", { class: "unused" }), several ? "reserved, not in use" : "not in use"));
+    legend();
+    choice(layers.length > 1 && layers.length <= MOST_LAYERS, "colour by layer", byLayer, on => { byLayer = on; legend(); });
     choice(several, "a scale for each", own, on => own = on);
     choice(stripped.some(scene => scene.gone), "without constants", isBare, on => {
       isBare = on;
@@ -760,7 +796,7 @@
     if (!several && scene.peak) {
       const table = make("table", {});
       scene.peak.buffers.slice(0, 12).forEach(b => {
-        const name = make("button", { onclick: () => pin({ k: 0, buffer: b }, true) }, scene.buffers[b].name);
+        const name = make("button", { onclick: () => pin({ k: 0, buffer: b }, true) }, shown(scene.buffers[b]));
         table.append(make("tr", {}, make("td", { class: "n" }, human(scene.buffers[b].bytes)), make("td", {}, name)));
       });
       const more = scene.peak.buffers.slice(12);
@@ -790,12 +826,26 @@
     all.sort((a, b) => b.item.bytes - a.item.bytes);
     const table = make("table", {}), few = all.slice(0, 12);
     for (const { k, b, item } of few) {
-      const name = make("button", { onclick: () => pin({ k, buffer: b }, true) }, item.name);
+      const name = make("button", { onclick: () => pin({ k, buffer: b }, true) }, shown(item));
       table.append(make("tr", {}, make("td", { class: "n" }, human(item.bytes)), make("td", {}, name)));
     }
     const bytes = all.slice(12).reduce((sum, { item }) => sum + item.bytes, 0);
     if (bytes) table.append(make("tr", {}, make("td", { class: "n" }, human(bytes)), make("td", { class: "muted" }, `in ${all.length - 12} more`)));
     $("largest").replaceChildren(make("h2", {}, `Largest of what lasts: ${[...new Set(few.map(({ item }) => titles[item.class]))].join(", ")}`), table);
+  }
+
+  /** What the colours mean. */
+  function legend() {
+    const used = new Set(scenes.flatMap(s => s.main.flatMap(p => p.rects.map(r => s.buffers[r.buffer].kind)).concat(s.steps.map(t => t.kind))));
+    for (const space of lasting) for (const { k, rect } of space.lasting) used.add(scenes[k].buffers[rect.buffer].kind);
+    const kinds = data.palette.filter(p => used.has(p.kind)).map(p => swatch(p.kind, p.label));
+    $("legend").replaceChildren(...(byLayer ? layers.map(layer => swatch(layerFills.get(layer), layer)) : kinds));
+    const parted = new Set(scenes.flatMap(s => s.steps.map(step => step.part)));
+    $("legend").append(...data.parts.filter(p => parted.has(p.part)).map(p => swatch(p.fill, p.label)));
+    if (scenes.some(s => s.main.some(p => p.rects.some(r => r.held[0] < r.time[0] || r.held[1] > r.time[1])))) {
+      $("legend").append(swatch("#77aadd4d", "pale: held, but not in use"));
+    }
+    if (scenes.some(s => s.main.some(p => p.rects.length))) $("legend").append(make("li", {}, make("i", { class: "unused" }), several ? "reserved, not in use" : "not in use"));
   }
 
   /** A box to tick above the keys, which changes how all is drawn. */
@@ -1110,7 +1160,7 @@
     if (term) {
       matches = new Map();
       scenes.forEach((scene, k) => scene.buffers.forEach((item, b) => {
-        if (item.name.toLowerCase().includes(term) || item.type.toLowerCase().includes(term)) matches.set(`${k}:${b}`, { k, buffer: b });
+        if (shown(item).toLowerCase().includes(term) || item.type.toLowerCase().includes(term)) matches.set(`${k}:${b}`, { k, buffer: b });
       }));
     }
     $("found").textContent = matches ? `${grouped(matches.size)} of ${grouped(scenes.reduce((n, s) => n + s.buffers.length, 0))}` : "";

@@ -17,9 +17,11 @@ use serde::Serialize;
 use std::collections::HashMap;
 
 mod eager;
+mod modules;
 mod page;
 mod parts;
 
+pub use modules::Modules;
 pub use page::{comparison_page, escape, page, plan_page, timed_page, training_page};
 pub use parts::Part;
 
@@ -117,6 +119,9 @@ pub struct Mark {
     pub algorithm: String,
     /// The kind of its results.
     pub kind: Kind,
+    /// The path of the module whose result it computes, if the file names modules.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub module: Option<String>,
     /// Of a training, the part of an update that it computes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub part: Option<Part>,
@@ -135,6 +140,9 @@ impl Per<StepIdx> for Mark {}
 pub struct Item {
     /// The tensor's name.
     pub name: String,
+    /// The path of the module that computes it, if the file names modules.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub module: Option<String>,
     /// Stored type and extents: `f32[8,10]`.
     #[serde(rename = "type")]
     pub ty: String,
@@ -256,6 +264,7 @@ impl Scene {
         }
         let item = |(b, (buffer, kind)): (BufferIdx, (&Buffer, Option<Kind>))| Item {
             name: buffer.name.clone(),
+            module: None,
             ty: format!("{}{}", buffer.dtype, buffer.shape),
             bytes: buffer.bytes,
             class: buffer.class,
@@ -332,16 +341,21 @@ pub struct About<'a> {
     pub limit: Option<u64>,
     /// Of a training, the weights that are trained.
     pub trained: Option<&'a [String]>,
+    /// The modules that the file names.
+    pub modules: Option<&'a Modules>,
 }
 
 /// The scenes of a plan's programs.
 pub fn scenes(plan: &Plan, about: &About) -> Vec<Scene> {
     let scene = |(number, view): (usize, View)| {
-        let scene = Scene::of(view, about.graphs.get(number), about.limit);
-        match about.trained {
-            Some(trained) => scene.of_training(view, trained),
-            None => scene,
+        let mut scene = Scene::of(view, about.graphs.get(number), about.limit);
+        if let Some(modules) = about.modules {
+            scene.name_modules(modules);
         }
+        if let Some(trained) = about.trained {
+            scene.name_parts(view, trained);
+        }
+        scene
     };
     plan.views().enumerate().map(scene).collect()
 }
@@ -407,6 +421,7 @@ impl Mark {
             kernel: template.name(),
             algorithm: String::new(),
             kind: Kind::Computed(template.def().kind),
+            module: None,
             part: None,
             stream: 0,
             reads: reads.to_vec(),

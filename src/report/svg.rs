@@ -286,11 +286,12 @@ impl Sketch<'_> {
     fn label(&mut self, item: &Item, [x0, x1, y0, y1]: [f64; 4]) {
         const SIZE: f64 = 11.0;
         const EDGES: f64 = 10.0;
-        let turned = y1 - y0 > x1 - x0 && width(&item.name, SIZE) > x1 - x0 - EDGES;
+        let name = item.shown();
+        let turned = y1 - y0 > x1 - x0 && width(&name, SIZE) > x1 - x0 - EDGES;
         let (length, height) = if turned { (y1 - y0, x1 - x0) } else { (x1 - x0, y1 - y0) };
         let (room, size) = (length - EDGES, human(item.bytes));
         let sized = [format!("{size} {}", item.ty), size].into_iter().find(|s| width(s, SIZE) <= room);
-        let lines: Vec<_> = [fit(&item.name, room, SIZE), sized].into_iter().flatten().collect();
+        let lines: Vec<_> = [fit(&name, room, SIZE), sized].into_iter().flatten().collect();
         let lines = &lines[..lines.len().min(if height >= 30.0 { 2 } else { usize::from(height >= 15.0) })];
         for (i, line) in lines.iter().enumerate() {
             let across = 4.0 + 14.0 * (i as f64 - (lines.len() as f64 - 1.0) / 2.0);
@@ -407,7 +408,7 @@ impl Sketch<'_> {
         self.text("b", EDGE, self.y, "at the peak");
         for &b in peak.buffers.iter().take(MOST) {
             let item = &self.scene.buffers[b];
-            let words = format!("{} {}", item.name, item.ty);
+            let words = format!("{} {}", item.shown(), item.ty);
             self.text("e", LEFT + 98.0, self.y, &human(item.bytes));
             self.text("m", LEFT + 108.0, self.y, &fit(&words, RIGHT - LEFT - 108.0, 12.0).unwrap_or_default());
             self.y += 17.0;
@@ -454,7 +455,7 @@ impl Scene {
     /// The tooltip of a buffer.
     fn tip(&self, buffer: BufferIdx) -> String {
         let item = &self.buffers[buffer];
-        let mut tip = format!("{}\n{}, {}", item.name, item.ty, super::bytes(item.bytes));
+        let mut tip = format!("{}\n{}, {}", item.shown(), item.ty, super::bytes(item.bytes));
         if let Some((first, last)) = item.uses {
             let step = &self.steps[first];
             tip += &format!("\nsteps {first} to {last}, from {} '{}'", step.operator, step.name);

@@ -6,6 +6,8 @@ use crate::common;
 use crate::graphs;
 use crate::graphs::GRAPHS;
 use chromium::Chromium;
+use plimsoll::internals::onnx;
+use plimsoll::internals::onnx::proto::StringStringEntryProto;
 use plimsoll::internals::plan::tell::timeline::Timeline;
 use plimsoll::internals::plan::{self, BufferIdx, Class, Limits, Plan};
 use plimsoll::internals::report::picture::{About, Kind, Part, Scene, page, timed_page};
@@ -231,6 +233,15 @@ fn written(browser: &mut Chromium) -> Vec<String> {
         })()",
     );
     serde_json::from_value(told).expect("texts")
+}
+
+/// Changes a choice below the picture. False if it is not offered.
+fn tick(browser: &mut Chromium, choice: &str) -> bool {
+    let found =
+        format!("[...document.querySelectorAll('#choices label')].find(l => l.innerText.trim() === '{choice}')");
+    let ticked = browser.eval(&format!("(l => {{ if (l) l.firstChild.click(); return !!l; }})({found})"));
+    browser.settle();
+    ticked == json!(true)
 }
 
 fn pixel(browser: &mut Chromium, x: f64, y: f64) -> String {
@@ -537,23 +548,18 @@ fn streams_staging_and_several_ways_are_drawn() {
     assert!(scales.iter().all(|scale| scale == &scales[0]), "{scales:?}");
 
     // On request each has its own.
-    let tick = "document.querySelector('#choices input').click()";
-    browser.eval(tick);
-    browser.settle();
+    assert!(tick(&mut browser, "a scale for each"));
     let own = "plimsoll.panels().filter(p => p.kind === 'main').map(p => p.extent)";
     let tallest = "plimsoll.data.scenes.map(s => s.spaces[0].bytes)";
     assert_eq!(browser.eval(own), browser.eval(tallest));
-    browser.eval(tick);
-    browser.settle();
+    tick(&mut browser, "a scale for each");
     let again = browser.eval("plimsoll.panels().filter(p => p.kind === 'main').map(p => [p.w, p.h, p.extent])");
     assert_eq!(again.as_array(), Some(scales));
 
     // On request without constants: what is left keeps its size and its order, and no two have a byte at the same time.
     let arenas = "plimsoll.boxes().map(b => ({ k: b.k, buffer: b.buffer, time: b.rect.time, bytes: b.rect.bytes }))";
     let before = browser.eval(arenas);
-    let bare = "[...document.querySelectorAll('#choices label')].find(l => l.innerText.includes('without constants')).firstChild.click()";
-    browser.eval(bare);
-    browser.settle();
+    assert!(tick(&mut browser, "without constants"));
     let after = browser.eval(arenas);
     let constant = |b: &&Value| {
         let of = format!("plimsoll.data.scenes[{}].buffers[{}].class", b["k"], b["buffer"]);
@@ -575,8 +581,7 @@ fn streams_staging_and_several_ways_are_drawn() {
         };
         assert!(after[..i].iter().all(|other| other["k"] != now["k"] || apart(other)), "{now}");
     }
-    browser.eval(bare);
-    browser.settle();
+    tick(&mut browser, "without constants");
     assert_eq!(browser.eval(arenas).as_array(), Some(before));
 
     // Bytes that are reserved and in no use have stripes.
@@ -630,7 +635,7 @@ fn measured_time_is_an_axis() {
     let file = folder.path("timed.html");
     std::fs::write(&file, page("digits", plan.first(), Some(&graph), None)).expect("it is written");
     browser.open(&file);
-    assert_eq!(browser.eval("document.querySelectorAll('#choices input').length"), json!(0));
+    assert!(!tick(&mut browser, "measured time"));
 
     // Microseconds.
     let times: Vec<f64> = (0..plan.programs[0].steps.len()).map(|step| 250.0 * (step + 1) as f64).collect();
@@ -641,8 +646,7 @@ fn measured_time_is_an_axis() {
     assert_ne!(html, timed);
     std::fs::write(&file, timed).expect("it is written");
     browser.open(&file);
-    browser.eval("document.querySelector('#choices input').click()");
-    browser.settle();
+    assert!(tick(&mut browser, "measured time"));
     let rects =
         browser.eval("plimsoll.boxes().filter(b => b.panel.kind === 'main').map(b => [...b.rect.time, (b.x - b.panel.x) / b.panel.w, b.w / b.panel.w])");
     let rects: Vec<[f64; 4]> = serde_json::from_value(rects).expect("numbers");
@@ -863,6 +867,58 @@ fn a_planned_training_is_drawn_as_a_training() {
     for words in ["forward", "backward", "update", "weights", "optimizer"] {
         assert!(legend.contains(words), "{words} in {legend}");
     }
+    assert_eq!(browser.complaints(), Vec::<String>::new());
+}
+
+/// The modules that PyTorch's exporter writes beside each node lead the names, and a colour can tell them apart.
+#[test]
+fn modules_of_the_file_are_names_and_colours() {
+    let folder = Folder::new("modules");
+    let [model, html, svg] = ["model.onnx", "plan.html", "plan.svg"].map(|name| folder.path(name));
+    let mut proto = onnx::load(&root().join("graphs/digits.onnx")).expect("it is read").proto;
+    let nodes = &mut proto.graph.as_mut().expect("it has a graph").node;
+    let half = nodes.len() / 2;
+    for (n, node) in nodes.iter_mut().enumerate() {
+        let block = if n < half { "encoder" } else { "head" };
+        let value = format!("['', '{block}', '{block}.{n}', 'node_{n}']");
+        node.metadata_props.push(StringStringEntryProto { key: "pkg.torch.onnx.name_scopes".into(), value });
+    }
+    onnx::write(proto, &model, None).expect("it is written");
+    let paths = [&model, &html, &svg].map(|path| path.to_str().expect("the path is text"));
+    let plan = ["plan", paths[0], "--batch", "360"];
+    plimsoll(&[&plan[..], &["--html", paths[1], "--svg", paths[2]]].concat());
+    let drawn = std::fs::read_to_string(&svg).expect("it is drawn");
+    assert!(drawn.contains("<title>encoder.") && drawn.contains(">head."), "modules in {drawn}");
+
+    let Some(mut browser) = Chromium::start("modules") else { return };
+    browser.open(&html);
+    let steps = browser.eval("plimsoll.data.scenes[0].steps.map(s => s.module)");
+    let steps: Vec<String> = serde_json::from_value(steps).expect("each step has a module");
+    assert!(steps[0].starts_with("encoder.") && steps[steps.len() - 1].starts_with("head."), "{steps:?}");
+    let told = written(&mut browser);
+    assert!(told.iter().any(|text| text.starts_with("encoder.")), "{told:?}");
+
+    // By layer, steps have one colour where their module is one.
+    assert!(tick(&mut browser, "colour by layer"));
+    let strip = browser.eval("(p => [p.x, p.y + 4, p.w])(plimsoll.panels().find(p => p.kind === 'strip'))");
+    let [x, y, w]: [f64; 3] = serde_json::from_value(strip).expect("numbers");
+    let count = steps.len() as f64;
+    let colours: Vec<_> =
+        (0..steps.len()).map(|step| pixel(&mut browser, x + w * (step as f64 + 0.5) / count, y)).collect();
+    for (one, other) in (0..steps.len()).flat_map(|i| (0..i).map(move |j| (i, j))) {
+        assert_eq!(steps[one] == steps[other], colours[one] == colours[other], "{steps:?} are {colours:?}");
+    }
+    let legend = text(&mut browser, "legend");
+    assert!(steps.iter().all(|module| legend.contains(module)), "{steps:?} in {legend}");
+    assert!(tick(&mut browser, "colour by layer"));
+    assert!(text(&mut browser, "legend").contains("convolution"));
+
+    // So do trainings, whose gradients have the modules of what they are of.
+    let train = ["plan", "--train", paths[0], "--loss", "cross_entropy", "--batch", "8"];
+    plimsoll(&[&train[..], &["--html", paths[1]]].concat());
+    browser.open(&html);
+    let backward = "plimsoll.data.scenes[0].steps.filter(s => s.part === 'backward' && s.module).length";
+    assert!(browser.eval(backward).as_u64() > Some(2));
     assert_eq!(browser.complaints(), Vec::<String>::new());
 }
 

@@ -50,9 +50,13 @@ pub fn comparison_page(subject: &str, compared: Vec<(&Comparison, Vec<Scene>)>) 
 
 /// The page of a subject's plan: one file without references to others. Its data is the scene's JSON.
 pub fn page(subject: &str, plan: View, graph: Option<&Graph>, limit: Option<u64>) -> String {
-    let scene = Scene { name: subject.to_owned(), ..Scene::of(plan, graph, limit) };
-    let title = format!("{} on {}", scene.name, scene.target);
-    document(&json!({"title": title, "scenes": [scene], "summary": plan.summary}))
+    single(subject, plan, vec![Scene::of(plan, graph, limit)])
+}
+
+fn single(subject: &str, plan: View, mut scenes: Vec<Scene>) -> String {
+    scenes.iter_mut().for_each(|scene| subject.clone_into(&mut scene.name));
+    let title = format!("{subject} on {}", plan.target.name);
+    document(&json!({"title": title, "scenes": scenes, "summary": plan.summary}))
 }
 
 /// The page of what was timed, each with its name: programs or bindings, with the time that each of their steps takes on a device by itself.
@@ -71,10 +75,10 @@ pub fn timed_page(subject: &str, timed: &[(String, View, Vec<TimedStep>)], devic
 
 /// The page of a plan: of one program, of several, or of a training.
 pub fn plan_page(plan: &Plan, about: &About) -> String {
-    let About { subject, graphs, limit, trained } = *about;
+    let About { subject, graphs, trained, .. } = *about;
     match (graphs, trained) {
         (_, Some(trained)) => training_page(plan, about, trained, None),
-        ([graph], None) => page(subject, plan.first(), Some(graph), limit),
+        ([_], None) => single(subject, plan.first(), scenes(plan, about)),
         (_, None) => {
             let names: Vec<_> = plan.programs.iter().map(|program| &program.name[..]).collect();
             let title = format!("{subject}: {} on {}", names.join(", "), plan.target.name);

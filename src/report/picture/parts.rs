@@ -63,8 +63,8 @@ impl Part {
 }
 
 impl Scene {
-    /// This scene as one of a training, in which these weights are trained.
-    pub(super) fn of_training(mut self, program: View, trained: &[String]) -> Scene {
+    /// Says what its steps and its states are in a training of these weights.
+    pub(super) fn name_parts(&mut self, program: View, trained: &[String]) {
         for step in &mut self.steps {
             step.part = Some(Part::of(&step.name));
         }
@@ -75,7 +75,6 @@ impl Scene {
                 self.buffers[update].kind = kind;
             }
         }
-        self
     }
 
     /// Its steps as runs of one part: the part, the first step, and one after the last. Empty if it is no scene of a training.
