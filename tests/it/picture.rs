@@ -812,7 +812,7 @@ fn a_planned_training_is_drawn_as_a_training() {
     let title = "Training of graphs/digits-fresh.onnx (batch 30, adam, cross_entropy)";
     let label = format!("aria-label=\"{title}, step on cpu: ");
     for words in [&label, ", evaluate on cpu, ", &format!("{} planned", human(planned))] {
-        assert!(drawn.contains(&words), "{words} in the picture");
+        assert!(drawn.contains(words), "{words} in the picture");
     }
     // The bar of all bytes.
     for kind in [Kind::Weight, Kind::Optimizer] {
