@@ -25,6 +25,7 @@ mod help;
 mod inspect;
 mod max_batch;
 mod method;
+mod modules;
 mod open;
 mod ops;
 mod place;

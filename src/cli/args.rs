@@ -1,6 +1,7 @@
 //! Arguments that commands share: the model, its inputs, the device. Also the parsers of flags.
 
 use super::Failure;
+use super::modules::modules;
 use super::open::{self, Whole};
 use crate::advise::{Answer, Case, advise};
 use crate::decoder;
@@ -11,6 +12,7 @@ use crate::graph::Graph;
 use crate::pass::Quantize;
 use crate::plan::{Plan, Prefer, Program, Recipe};
 use crate::random::splitmix;
+use crate::report::picture::Modules;
 use crate::report::{Table, human};
 use crate::session::{self, Choice, Options};
 use crate::shape::{Extent, Shape};
@@ -416,6 +418,11 @@ impl Model {
             return Err(Error::usage(format!("{what}; its graph: {}", graph.display())).in_file(&self.model));
         }
         onnx::load_weighed(&self.model, self.weights.as_deref())
+    }
+
+    /// The modules that the file names, for pictures; `None` for the folder of a decoder.
+    pub(super) fn modules(&self) -> Option<Modules> {
+        Some(modules(&onnx::load(&self.model).ok()?.proto))
     }
 
     /// Loads the model with all of its dims, which may have ranges.

@@ -188,6 +188,8 @@ impl Compare {
         let planned = plan::plan(&job).map_err(|error| asked.refuse(&self.model, &target, error, json))?.plan;
         let several = planned.programs.len() > 1;
         let (mut all, mut drawn) = (Vec::new(), Vec::new());
+        // Names of one file may be others in another.
+        let modules = if self.html.is_some() && !several { self.model.modules() } else { None };
         for ((_, graphs), program) in asked.programs.iter().zip(&planned.programs) {
             let (graph, inputs) = self.largest(graphs, program, several, &given).map_err(in_file)?;
             let scenes = RefCell::new(Vec::new());
@@ -196,7 +198,11 @@ impl Compare {
                     Observed::Eager(program, log) => Scene::eager(name, program, log, Some(graph)),
                     Observed::Planned(plan) => Ok(Scene::whole(name, plan, Some(graph))),
                 };
-                scenes.borrow_mut().push(scene);
+                let named = |mut scene: Scene| {
+                    modules.iter().for_each(|modules| scene.name_modules(modules));
+                    scene
+                };
+                scenes.borrow_mut().push(scene.map(named));
             };
             let observe: Option<&dyn Fn(&str, &Graph, Observed)> =
                 if self.html.is_some() { Some(&observe) } else { None };

@@ -177,7 +177,19 @@ impl Trained {
     }
 }
 
+/// The name of a flag's value.
+fn name(value: &impl ValueEnum) -> String {
+    value.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
+}
+
 impl Method {
+    /// In a few words, for the titles of pictures: `batch 30, adam, cross_entropy`.
+    pub(super) fn told(&self, batch: u64) -> String {
+        let precision =
+            if self.precision == Precision::F32 { String::new() } else { format!(", {}", name(&self.precision)) };
+        format!("batch {batch}, {}, {}{precision}", name(&self.optimizer), name(&self.loss))
+    }
+
     /// This method with so many rows per update.
     pub(super) fn on_batch(&self, batch: u64) -> Method {
         Method { batch, ..self.clone() }

@@ -4,7 +4,6 @@ use super::args::{self, Backend, Model, On, Pace};
 use super::method::{self, Method, Trained};
 use super::open;
 use super::programs::{self, Asked, More};
-use super::subject::Subject;
 use super::{Failure, line};
 use crate::advise::{Advice, Trained as Case, advise, advise_training, fullest};
 use crate::driver_memory;
@@ -16,6 +15,7 @@ use crate::pass::recompute::Recompute;
 use crate::plan::range::Tried;
 use crate::plan::tell::peak::peak;
 use crate::plan::{self, Graphs, Job, Planned, Planner};
+use crate::report::picture::{self, About};
 use crate::session;
 use crate::target::{Family, Target};
 use crate::train::Programs;
@@ -274,7 +274,7 @@ impl Plan {
         let planned = planner.within(flags.memory_limit);
         if let (Err(Error::Fit { .. }), true) = (&planned, self.html.is_some() || self.svg.is_some()) {
             // The picture helps most if the plan does not fit.
-            self.draw(&asked.subject, &planner.within(None).map_err(in_file)?)?;
+            self.draw(&asked, &planner.within(None).map_err(in_file)?)?;
         }
         let mut planned = planned.map_err(|error| match &more.method {
             Some(method) => {
@@ -288,7 +288,7 @@ impl Plan {
         if let Some(path) = &self.save {
             file::write_whole(path, "write the plan", |out| out.write_all(planned.plan.to_json().as_bytes()))?;
         }
-        self.draw(&asked.subject, &planned)?;
+        self.draw(&asked, &planned)?;
         let advice = self.advise.then(|| self.advice(&asked, &more, &flags, &target)).transpose()?;
         if let Some(limit) = self.assert_bytes.filter(|&limit| planned.plan.bytes() > limit) {
             return Err(self.above_asserted(&planned, in_file, limit, advice.as_ref(), json));
@@ -489,17 +489,27 @@ impl Plan {
         Ok(Some(Bytes::of(&plan::plan(&job)?.plan, &trained)))
     }
 
-    fn draw(&self, subject: &Subject, Planned { plan, graphs, .. }: &Planned) -> Result<()> {
-        let (limit, subject) = (self.model.memory_limit, subject.title());
+    fn draw(&self, asked: &Asked, Planned { plan, graphs, .. }: &Planned) -> Result<()> {
+        if self.html.is_none() && self.svg.is_none() {
+            return Ok(());
+        }
+        // Names of one file may be others in another.
+        let is_one = graphs.len() == 1 || asked.training.is_some();
+        let modules = if is_one { self.model.modules() } else { None };
+        let how = self.trained.method().map(|method| format!(" ({})", method.told(method.batch)));
+        let about = About {
+            subject: &(asked.subject.title() + &how.unwrap_or_default()),
+            graphs,
+            limit: self.model.memory_limit,
+            trained: asked.training.as_ref().map(|programs| &programs.outline.trained[..]),
+            modules: modules.as_ref(),
+        };
         if let Some(path) = &self.html {
-            let page = match &graphs[..] {
-                [graph] => report::picture::page(&subject, plan.first(), Some(graph), limit),
-                graphs => report::picture::programs_page(&subject, plan, graphs, limit),
-            };
+            let page = picture::plan_page(plan, &about);
             file::write_whole(path, "write the page", |out| out.write_all(page.as_bytes()))?;
         }
         if let Some(path) = &self.svg {
-            let picture = report::svg(&subject, plan, graphs, limit);
+            let picture = report::svg(plan, &about);
             file::write_whole(path, "write the picture", |out| out.write_all(picture.as_bytes()))?;
         }
         Ok(())

@@ -2,6 +2,7 @@
 
 use super::args::{self, Axes, On, limit};
 use super::method::{self, Method};
+use super::modules::modules;
 use super::{Failure, line, stop};
 use crate::advise::Trained as Case;
 use crate::dtype::DType;
@@ -9,7 +10,8 @@ use crate::error::{Error, Result};
 use crate::figures::count as counted;
 use crate::file;
 use crate::onnx::{self, Model};
-use crate::report::{self, human, picture};
+use crate::report::picture::{self, About};
+use crate::report::{self, human};
 use crate::session::{self, Options};
 use crate::shape::Extent;
 use crate::train::Training;
@@ -355,13 +357,10 @@ impl Train {
     /// Draws the run, if that is wanted.
     fn draw(&self, trainer: &Trainer, losses: &Losses) -> Result<()> {
         let Some(path) = &self.html else { return Ok(()) };
-        let page = picture::training_page(
-            &self.model.display().to_string(),
-            trainer.session().plan(),
-            trainer.trained(),
-            losses,
-            self.memory_limit,
-        );
+        let subject = format!("{} ({})", self.model.display(), self.method.told(self.batch));
+        let modules = modules(&onnx::load(&self.model)?.proto);
+        let about = About { subject: &subject, limit: self.memory_limit, modules: Some(&modules), ..About::default() };
+        let page = picture::training_page(trainer.session().plan(), &about, trainer.trained(), Some(losses));
         file::write_whole(path, "write the page", |out| out.write_all(page.as_bytes()))
     }
 }

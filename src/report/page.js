@@ -7,11 +7,14 @@
   const scenes = data.scenes;
   const colours = Object.fromEntries(data.palette.map(p => [p.kind, p]));
   const several = scenes.length > 1;
+  const partLooks = Object.fromEntries(data.parts.map(p => [p.part, p]));
   const canvas = $("canvas"), tip = $("tip"), find = $("find");
   const pen = canvas.getContext("2d");
   const titles = { activation: "arena", constant: "constants", state: "state", input: "inputs", output: "outputs", staging: "staging", backend: "the backend's own" };
   const FONT = "11px system-ui, -apple-system, 'Segoe UI', Helvetica, Arial, sans-serif";
-  const GAP = 18, CURVE = 76, HEAD = 22, BAND = 22;
+  const GAP = 18, CURVE = 76, HEAD = 22;
+  /** The height of a segment that lasts: of one whose buffers have names, and of another. */
+  const NAMED = 34, BAND = 22;
   /** The gap between columns that have a scale each. */
   const SCALE = 64;
 
@@ -52,12 +55,16 @@
   const operator = step => `${step.operator} ${step.name}${step.operator === step.kernel ? "" : ` (kernel ${step.kernel})`}`;
   const stepName = (scene, s) => `${s} ${scene.steps[s].operator} ${scene.steps[s].name}`;
 
+  /** A buffer's name in the picture: the path of its module leads, if the file names modules. */
+  const shown = item => item.module ? `${item.module}: ${item.name}` : item.name;
+
   /** The description of a buffer: pairs of label and text. */
   function facts(scene, b) {
     const item = scene.buffers[b], out = [];
     const using = scene.uses[b];
     out.push(["bytes", exact(item.bytes)], ["type", item.type], ["class", item.class]);
     if (using.writes.length) out.push(["operator", operator(scene.steps[using.writes[0]])]);
+    if (item.module) out.push(["module", item.module]);
     if (item.uses) out.push(["life", item.uses[0] === item.uses[1] ? `step ${item.uses[0]}` : `steps ${item.uses[0]} to ${item.uses[1]}`]);
     out.push(["address", several && !scene.planned ? `byte ${grouped(item.offset)} of its segment` : `segment ${item.segment}, byte ${grouped(item.offset)}`]);
     if (item.takes_from !== null) out.push(["in place of", scene.buffers[item.takes_from].name]);
@@ -72,22 +79,109 @@
       for (const b of new Set(step.reads)) scene.uses[b].reads.push(s);
       for (const b of new Set(step.writes)) scene.uses[b].writes.push(s);
     });
+    scene.parted = scene.steps.some(step => step.part);
     scene.streams = 1 + Math.max(0, ...new Set(scene.steps.map(s => s.stream)));
     scene.main = scene.spaces.filter(space => space.class === null || space.class === "activation");
     scene.rest = scene.spaces.filter(space => !scene.main.includes(space));
   }
+  /** Segments outside the arena are drawn where all scenes share them. */
+  const lasting = !several || data.shared ? scenes[0].rest : [];
+  /** The buffers of a segment that lasts, once where programs or a state and its update have the same bytes. */
+  function lastingIn(space) {
+    const at = new Map(), number = scenes[0].spaces.indexOf(space);
+    scenes.forEach((scene, k) => {
+      for (const rect of scene.spaces[number].rects) if (!at.has(rect.bytes[0])) at.set(rect.bytes[0], { k, rect });
+    });
+    return [...at.values()];
+  }
+  for (const space of lasting) space.lasting = lastingIn(space);
+
   const last = 2 * Math.max(1, ...scenes.map(s => s.steps.length));
-  const tallest = scenes.map(s => Math.max(1, ...s.main.map(space => space.bytes)));
-  const highest = Math.max(...tallest);
+  /** A scene without the buffers that keep their bytes for all of the run: constants and states. What is above them moves down. */
+  function bare(scene) {
+    const lasts = rect => ["constant", "state"].includes(scene.buffers[rect.buffer].class) && rect.time[0] <= 0 && rect.time[1] >= 2 * scene.steps.length;
+    let gone = 0;
+    const main = scene.main.map(space => {
+      // Where each stretch of such bytes begins and ends, and how many are gone up to its end.
+      const stretches = [];
+      for (const [from, to] of space.rects.filter(lasts).map(rect => rect.bytes).sort((a, b) => a[0] - b[0])) {
+        const before = stretches.length ? stretches[stretches.length - 1] : { to: 0, sum: 0 }, begin = Math.max(from, before.to);
+        if (to > begin) stretches.push({ from: begin, to, sum: before.sum + to - begin });
+      }
+      const down = byte => {
+        let low = 0, high = stretches.length;
+        while (low < high) {
+          const middle = (low + high) >> 1;
+          if (stretches[middle].from < byte) low = middle + 1;
+          else high = middle;
+        }
+        const stretch = stretches[low - 1];
+        return stretch ? byte - stretch.sum + Math.max(0, stretch.to - byte) : byte;
+      };
+      const moved = part => ({ ...part, bytes: part.bytes.map(down) });
+      gone += space.bytes - down(space.bytes);
+      return { ...space, bytes: down(space.bytes), areas: space.areas.map(moved).filter(area => area.bytes[0] < area.bytes[1]), rects: space.rects.filter(rect => !lasts(rect)).map(moved) };
+    });
+    const less = bytes => Math.max(0, bytes - gone);
+    return { main, live: scene.live.map(less), reserved: scene.reserved.map(less), gone };
+  }
+  const whole = scenes.map(({ main, live, reserved }) => ({ main, live, reserved }));
+  const stripped = several && !data.shared ? scenes.map(bare) : [];
+  let isBare = false;
+  let tallest, highest;
+  function measure() {
+    tallest = scenes.map(s => Math.max(1, ...s.main.map(space => space.bytes)));
+    highest = Math.max(...tallest);
+  }
+  measure();
   // Beside one that takes far more, the others would be flat.
   let own = several && highest > 4 * Math.min(...tallest);
   /** The bytes that a column's height stands for, and the limit if it is drawn. */
   function scale(k) {
     const most = own ? tallest[k] : highest, { limit } = scenes[0];
     // A limit far above the data would leave no height for the rest.
-    const cap = limit !== null && limit <= 1.6 * most ? limit : 0;
+    const cap = limit !== null && !isBare && limit <= 1.6 * most ? limit : 0;
     return { extent: Math.max(most, cap), cap };
   }
+
+  // ---- Layers
+
+  /** The path to a step or a buffer: that of its module, of the weight's owner, or the folders of its name. */
+  function pathOf(one) {
+    if (one.module) return one.module.split(".");
+    const name = one.name.replace(/^copy of /, "").replace(/^gradient of /, "");
+    if (["constant", "state"].includes(one.class)) return name.split("/").pop().split(".").slice(0, -1);
+    return name.split("/").filter(Boolean).slice(0, -1);
+  }
+
+  /** Colours by layer, in turn. */
+  const LAYERS = ["#77aadd", "#ee8866", "#eedd88", "#ffaabb", "#99ddff", "#44bb99", "#bbcc33", "#caaccb", "#f4a736", "#90c987"];
+  /** More layers than this cannot be told apart, so paths are cut to where there are fewer. */
+  const MOST_LAYERS = 40;
+  const paths = new Map(scenes.flatMap(s => [...s.steps, ...s.buffers]).map(one => [one, pathOf(one)]));
+  const layerAt = (one, depth) => paths.get(one).slice(0, depth).join(".");
+  function layered(depth) {
+    return [...new Set(scenes.flatMap(s => s.steps.map(step => layerAt(step, depth))).filter(Boolean))];
+  }
+  let depth = 1, layers = layered(1);
+  for (let next = 2, more; next < 8 && (more = layered(next)).length <= MOST_LAYERS; next++) {
+    if (more.length > layers.length) [depth, layers] = [next, more];
+  }
+  const layerFills = new Map(layers.map((layer, i) => [layer, LAYERS[i % LAYERS.length]]));
+  let byLayer = false;
+
+  /** The colour of a step or a buffer. */
+  function fillOf(one) {
+    if (!byLayer) return colours[one.kind].fill;
+    // A weight may have an owner inside a layer, or around layers.
+    for (let at = depth; at > 0; at--) {
+      const fill = layerFills.get(layerAt(one, at));
+      if (fill) return fill;
+    }
+    return colours.staging.fill;
+  }
+
+  // ---- Time
 
   /** The ends of the steps in measured microseconds, after a zero. */
   const ends = scenes.map(scene => {
@@ -127,7 +221,7 @@
     width = canvas.clientWidth;
     panels = [];
     pen.font = FONT;
-    gutter = 16 + Math.max(68, ...scenes.flatMap(scene => several ? [] : scene.rest.map(space => wide(space.title))));
+    gutter = 16 + Math.max(68, ...lasting.map(space => wide(space.title)));
     const gap = own ? SCALE : GAP;
     const column = (width - gutter - gap * (scenes.length - 1)) / scenes.length;
     const tall = Math.max(300, Math.min(620, innerHeight * 0.52));
@@ -146,14 +240,17 @@
         add("main", several ? tall : Math.max(60, tall * space.bytes / sum), { space, extent, cap });
         y += 8;
       }
+      if (scene.parted) { add("part", 16, { extent: 1 }); y += 4; }
       add("strip", 10 * Math.min(8, scene.streams), {});
       y += 26;
       if (scene.times.length) { add("time", 40, { extent: Math.max(...scene.times) || 1 }); y += 12; }
-      if (!several) {
-        for (const space of scene.rest) { add("band", BAND, { space, extent: Math.max(1, space.bytes) }); y += 6; }
-      }
       low = Math.max(low, y);
     });
+    for (const space of lasting) {
+      const h = space.lasting.length ? NAMED : BAND;
+      panels.push({ kind: "band", scene: scenes[0], k: 0, x: gutter, y: low, w: Math.max(20, width - gutter), h, space, extent: Math.max(1, space.bytes) });
+      low += h + 6;
+    }
     height = low + 4;
     const ratio = devicePixelRatio || 1;
     canvas.style.height = `${height}px`;
@@ -180,6 +277,14 @@
     const out = [];
     for (const panel of panels) {
       if (!panel.space) continue;
+      if (panel.kind === "band") {
+        // What lasts has no time: its bytes go from left to right.
+        for (const { k, rect } of panel.space.lasting) {
+          const [x0, x1] = rect.bytes.map(byte => panel.x + panel.w * byte / panel.extent);
+          out.push({ k, buffer: rect.buffer, rect, panel, held: null, x: x0, y: panel.y, w: x1 - x0, h: panel.h });
+        }
+        continue;
+      }
       for (const rect of panel.space.rects) {
         if (place(panel.k, rect.held[1]) <= view.x0 || place(panel.k, rect.held[0]) >= view.x1) continue;
         const at = clip(panel, rect.time, rect.bytes);
@@ -197,7 +302,7 @@
   function hit(x, y) {
     const panel = panelAt(x, y);
     if (!panel) return null;
-    if (["strip", "curve", "time"].includes(panel.kind)) {
+    if (["strip", "curve", "part", "time"].includes(panel.kind)) {
       const s = stepAt(panel.k, view.x0 + (x - panel.x) / panel.w * (view.x1 - view.x0));
       const stream = panel.kind === "strip" ? Math.floor((y - panel.y) / 10) : null;
       const step = panel.scene.steps[s];
@@ -232,7 +337,7 @@
       pen.fillStyle = panel.space.rects.length ? colour.unused : kindOf(panel.space.class);
       pen.strokeStyle = colour.line;
       for (const area of panel.space.areas) {
-        const at = clip(panel, area.time, area.bytes);
+        const at = panel.kind === "band" ? panel : clip(panel, area.time, area.bytes);
         if (!at) continue;
         pen.fillRect(at.x, at.y, at.w, at.h);
         if (several && at.h > 3) pen.strokeRect(at.x + .5, at.y + .5, at.w - 1, at.h - 1);
@@ -242,8 +347,7 @@
     const partners = pinned ? related(pinned) : null;
     const dim = box => matches && !matches.has(`${box.k}:${box.buffer}`);
     for (const box of shown) {
-      const item = scenes[box.k].buffers[box.buffer];
-      pen.fillStyle = colours[item.kind].fill;
+      pen.fillStyle = fillOf(scenes[box.k].buffers[box.buffer]);
       if (box.held) {
         pen.globalAlpha = dim(box) ? .08 : .3;
         pen.fillRect(box.held.x, box.held.y, box.held.w, box.held.h);
@@ -277,6 +381,7 @@
     }
     for (const panel of panels) {
       if (panel.kind === "curve") curve(panel);
+      if (panel.kind === "part") parts(panel);
       if (panel.kind === "strip") strip(panel, partners);
       if (panel.kind === "time") times(panel);
       if (panel.kind === "band") {
@@ -352,10 +457,10 @@
 
   /** Writes name and size into a box: upwards if it is tall and its width has no room for the name. */
   function label(box) {
-    const item = scenes[box.k].buffers[box.buffer], turned = box.h > box.w && wide(item.name) > box.w - 12;
+    const item = scenes[box.k].buffers[box.buffer], name = shown(item), turned = box.h > box.w && wide(name) > box.w - 12;
     const [length, height] = turned ? [box.h, box.w] : [box.w, box.h], room = length - 12;
     if (height < 14 || length < 34) return;
-    const lines = [fit(item.name, room), [`${human(item.bytes)}  ${item.type}`, human(item.bytes)].find(t => wide(t) <= room)];
+    const lines = [fit(name, room), [`${human(item.bytes)}  ${item.type}`, human(item.bytes)].find(t => wide(t) <= room)];
     const told = lines.filter(Boolean).slice(0, height >= 30 ? 2 : 1);
     told.forEach((text, i) => {
       const across = (i - (told.length - 1) / 2) * 14;
@@ -446,6 +551,20 @@
     }
   }
 
+  /** Of a training, the part of an update that the steps compute. */
+  function parts(panel) {
+    const { steps } = panel.scene, [first, end] = visible(panel);
+    for (let from = first, to; from < end; from = to) {
+      for (to = from + 1; to < end && steps[to].part === steps[from].part;) to++;
+      const { label, fill } = partLooks[steps[from].part], at = clip(panel, [2 * from, 2 * to], [0, 1]);
+      if (!at) continue;
+      pen.fillStyle = fill;
+      pen.fillRect(at.x, at.y, at.w, at.h);
+      if (wide(label) < at.w - 10) words(label, at.x + 5, at.y + at.h / 2, "left", colour.label);
+    }
+    if (panel.k === 0) words("part", panel.x - 8, panel.y + panel.h / 2, "right", colour.muted);
+  }
+
   function strip(panel, partners) {
     const { scene } = panel;
     const [from, to] = visible(panel);
@@ -453,7 +572,7 @@
       const step = scene.steps[s], y = panel.y + 10 * Math.min(7, step.stream);
       const x0 = Math.max(panel.x, px(panel, 2 * s)), x1 = Math.min(panel.x + panel.w, px(panel, 2 * s + 2));
       if (x1 <= x0) continue;
-      pen.fillStyle = colours[step.kind].fill;
+      pen.fillStyle = fillOf(step);
       pen.fillRect(x0, y, x1 - x0 > 4 ? x1 - x0 - 1 : x1 - x0, 8);
       if (pinned && pinned.k === panel.k && pinned.step === s) {
         pen.strokeStyle = colour.mark;
@@ -512,7 +631,7 @@
     for (let s = from; s < to; s++) {
       const at = clip(panel, [2 * s, 2 * s + 2], [0, scene.times[s]]);
       if (!at) continue;
-      pen.fillStyle = colours[scene.steps[s].kind].fill;
+      pen.fillStyle = fillOf(scene.steps[s]);
       pen.fillRect(at.x, at.y, at.w > 4 ? at.w - 1 : at.w, at.h);
     }
     words("time", panel.x - 8, panel.y + panel.h / 2, "right", colour.muted);
@@ -543,7 +662,9 @@
     if (at.buffer !== undefined) return [scene.buffers[at.buffer].name, facts(scene, at.buffer)];
     const step = scene.steps[at.step], sum = list => exact([...new Set(list)].reduce((n, b) => n + scene.buffers[b].bytes, 0));
     const out = [["operator", step.operator], ["kernel", step.kernel], ["reads", sum(step.reads)], ["writes", sum(step.writes)], ["live", exact(scene.live[at.step])]];
+    if (step.module) out.push(["module", step.module]);
     if (step.algorithm) out.push(["algorithm", step.algorithm]);
+    if (step.part) out.push(["part", partLooks[step.part].label]);
     if (scene.times.length) {
       const time = scene.times[at.step], all = scene.times.reduce((a, b) => a + b, 0);
       out.push(["time", `${elapsed(time)}, ${share(time, all)} of all steps`]);
@@ -621,47 +742,61 @@
     }
   }
 
+  /** What the bytes of a plan hold: label, bytes and colour. */
+  function holdings(scene) {
+    if (data.training) {
+      const fills = { weights: colours.weight, optimizer: colours.optimizer, arena: { fill: data.arena }, constants: colours.constant, staging: colours.staging, "the backend's own": colours.staging };
+      // Those that are indented further are parts of these.
+      const rows = data.training.bytes.filter(([label]) => /^  \S/.test(label));
+      return rows.map(([label, bytes]) => [label.trim(), bytes, (fills[label.trim()] || colours.state).fill]);
+    }
+    const sums = new Map();
+    for (const space of scene.spaces) sums.set(space.class, (sums.get(space.class) || 0) + space.bytes);
+    return [...sums].filter(([, bytes]) => bytes).map(([of, bytes]) => [titles[of], bytes, kindOf(of)]);
+  }
+
+  /** All bytes of a plan: a bar, and its legend. */
+  function total(scene) {
+    const whole = Math.max(scene.planned, scene.limit || 0) || 1;
+    const bar = make("div", { class: "bar", role: "img", "aria-label": `${human(scene.planned)} planned` });
+    const list = make("ul", {}, make("li", {}, make("strong", {}, `${human(scene.planned)} planned `), make("span", {}, `${grouped(scene.planned)} bytes`)));
+    for (const [title, bytes, fill] of holdings(scene)) {
+      bar.append(make("i", { title: `${title}: ${exact(bytes)}`, style: { width: `${100 * bytes / whole}%`, background: fill } }));
+      list.append(swatch(fill, `${title} ${human(bytes)} `, make("span", {}, share(bytes, scene.planned))));
+    }
+    if (scene.limit !== null) {
+      bar.append(make("b", { title: `limit: ${exact(scene.limit)}`, style: { left: `calc(${100 * scene.limit / whole}% - 2px)` } }));
+      const left = scene.limit - scene.planned;
+      list.append(swatch("var(--limit)", `limit ${human(scene.limit)} `, make("span", {}, left < 0 ? `${human(-left)} too few` : `${human(left)} left`)));
+    }
+    return [bar, list];
+  }
+
   function summary() {
     const scene = scenes[0];
     $("title").textContent = data.title;
     document.querySelector("main").classList.toggle("wide", several);
-    if (!several) {
-      const sums = new Map();
-      for (const space of scene.spaces) sums.set(space.class, { bytes: (sums.get(space.class) || { bytes: 0 }).bytes + space.bytes, title: titles[space.class] });
-      const whole = Math.max(scene.planned, scene.limit || 0) || 1;
-      const bar = make("div", { class: "bar", role: "img", "aria-label": `${human(scene.planned)} planned` });
-      const parts = make("ul", {}, make("li", {}, make("strong", {}, `${human(scene.planned)} planned `), make("span", {}, `${grouped(scene.planned)} bytes`)));
-      for (const [of, { bytes, title }] of sums) {
-        if (!bytes) continue;
-        bar.append(make("i", { title: `${title}: ${exact(bytes)}`, style: { width: `${100 * bytes / whole}%`, background: kindOf(of) } }));
-        parts.append(swatch(kindOf(of), `${title} ${human(bytes)} `, make("span", {}, share(bytes, scene.planned))));
-      }
-      if (scene.limit !== null) {
-        bar.append(make("b", { title: `limit: ${exact(scene.limit)}`, style: { left: `calc(${100 * scene.limit / whole}% - 2px)` } }));
-        const left = scene.limit - scene.planned;
-        parts.append(swatch("var(--limit)", `limit ${human(scene.limit)} `, make("span", {}, left < 0 ? `${human(-left)} too few` : `${human(left)} left`)));
-      }
-      $("totals").replaceChildren(bar, parts);
-    }
-    const used = new Set(scenes.flatMap(s => s.main.flatMap(p => p.rects.map(r => s.buffers[r.buffer].kind)).concat(s.steps.map(t => t.kind))));
-    $("legend").replaceChildren(...data.palette.filter(p => used.has(p.kind)).map(p => swatch(p.kind, p.label)));
-    if (scenes.some(s => s.main.some(p => p.rects.some(r => r.held[0] < r.time[0] || r.held[1] > r.time[1])))) {
-      $("legend").append(swatch("#77aadd4d", "pale: held, but not in use"));
-    }
-    if (scenes.some(s => s.main.some(p => p.rects.length))) $("legend").append(make("li", {}, make("i", { class: "unused" }), several ? "reserved, not in use" : "not in use"));
+    if (!several || data.shared) $("totals").replaceChildren(...total(scene));
+    legend();
+    choice(layers.length > 1 && layers.length <= MOST_LAYERS, "colour by layer", byLayer, on => { byLayer = on; legend(); });
     choice(several, "a scale for each", own, on => own = on);
+    choice(stripped.some(scene => scene.gone), "without constants", isBare, on => {
+      isBare = on;
+      scenes.forEach((scene, k) => Object.assign(scene, (on ? stripped : whole)[k]));
+      measure();
+    });
     choice(measured, "measured time", timed, on => timed = on);
-    if (several) {
+    if (several && scene.figures.length) {
       const table = make("table", {}, make("tr", {}, make("th"), ...scenes.map(s => make("th", { class: "n" }, s.name))));
       scene.figures.forEach(([name], i) =>
         table.append(make("tr", {}, make("th", {}, name), ...scenes.map(s => make("td", { class: "n" }, (s.figures[i] || ["", "-"])[1])))));
-      for (const note of data.notes || []) table.append(make("tr", {}, make("td", { colspan: scenes.length + 1, class: "muted" }, note)));
-      $("totals").replaceChildren(table);
+      $("totals").append(table);
     }
+    for (const note of several && data.notes || []) $("totals").append(make("p", { class: "muted" }, note));
     if (!several && scene.peak) {
       const table = make("table", {});
       scene.peak.buffers.slice(0, 12).forEach(b => {
-        const name = make("button", { onclick: () => pin({ k: 0, buffer: b }, true) }, scene.buffers[b].name);
+        const name = make("button", { onclick: () => pin({ k: 0, buffer: b }, true) }, shown(scene.buffers[b]));
         table.append(make("tr", {}, make("td", { class: "n" }, human(scene.buffers[b].bytes)), make("td", {}, name)));
       });
       const more = scene.peak.buffers.slice(12);
@@ -672,6 +807,7 @@
       const step = make("button", { onclick: () => pin({ k: 0, step: scene.peak.step }, true) }, stepName(scene, scene.peak.step));
       $("peak").replaceChildren(make("h2", {}, `Live at the peak: ${human(scene.peak.bytes)}`), make("p", { class: "muted" }, "step ", step), table);
     }
+    largest();
     const orders = data.summary && data.summary.orders || [];
     if (orders.length > 1) {
       const table = make("table", {}, make("tr", {}, make("th", {}, "order"), make("th", { class: "n" }, "bound"), make("th", { class: "n" }, "arena")));
@@ -681,6 +817,35 @@
         make("td", {}, o.name), make("td", { class: "n" }, human(o.bound)), make("td", { class: "n" }, human(o.peak)))));
       $("orders").replaceChildren(make("h2", {}, "Orders that were tried"), table);
     }
+  }
+
+  /** Lists the largest buffers that last: weights, mostly. */
+  function largest() {
+    const all = lasting.flatMap(space => space.lasting).map(({ k, rect }) => ({ k, b: rect.buffer, item: scenes[k].buffers[rect.buffer] }));
+    if (!all.length) return;
+    all.sort((a, b) => b.item.bytes - a.item.bytes);
+    const table = make("table", {}), few = all.slice(0, 12);
+    for (const { k, b, item } of few) {
+      const name = make("button", { onclick: () => pin({ k, buffer: b }, true) }, shown(item));
+      table.append(make("tr", {}, make("td", { class: "n" }, human(item.bytes)), make("td", {}, name)));
+    }
+    const bytes = all.slice(12).reduce((sum, { item }) => sum + item.bytes, 0);
+    if (bytes) table.append(make("tr", {}, make("td", { class: "n" }, human(bytes)), make("td", { class: "muted" }, `in ${all.length - 12} more`)));
+    $("largest").replaceChildren(make("h2", {}, `Largest of what lasts: ${[...new Set(few.map(({ item }) => titles[item.class]))].join(", ")}`), table);
+  }
+
+  /** What the colours mean. */
+  function legend() {
+    const used = new Set(scenes.flatMap(s => s.main.flatMap(p => p.rects.map(r => s.buffers[r.buffer].kind)).concat(s.steps.map(t => t.kind))));
+    for (const space of lasting) for (const { k, rect } of space.lasting) used.add(scenes[k].buffers[rect.buffer].kind);
+    const kinds = data.palette.filter(p => used.has(p.kind)).map(p => swatch(p.kind, p.label));
+    $("legend").replaceChildren(...(byLayer ? layers.map(layer => swatch(layerFills.get(layer), layer)) : kinds));
+    const parted = new Set(scenes.flatMap(s => s.steps.map(step => step.part)));
+    $("legend").append(...data.parts.filter(p => parted.has(p.part)).map(p => swatch(p.fill, p.label)));
+    if (scenes.some(s => s.main.some(p => p.rects.some(r => r.held[0] < r.time[0] || r.held[1] > r.time[1])))) {
+      $("legend").append(swatch("#77aadd4d", "pale: held, but not in use"));
+    }
+    if (scenes.some(s => s.main.some(p => p.rects.length))) $("legend").append(make("li", {}, make("i", { class: "unused" }), several ? "reserved, not in use" : "not in use"));
   }
 
   /** A box to tick above the keys, which changes how all is drawn. */
@@ -693,16 +858,39 @@
 
   // ---- Training
 
-  /** Draws the losses over the steps, those of validation too, and lists the bytes. Falls of a factor of ten and more are on a scale of powers. */
+  /** Lists the bytes of a training by what they hold, beside its losses if it has run. */
   function training() {
     if (!data.training) return;
-    const { losses: { each, points, steps, valid }, bytes } = data.training;
+    const { losses, bytes } = data.training;
     $("training").hidden = false;
+    $("training").classList.toggle("planned", !losses);
+    $("losses").hidden = !losses;
     const table = make("table", {});
     for (const [label, size] of bytes) {
       table.append(make("tr", {}, make("td", {}, label), make("td", { class: "n" }, human(size)), make("td", { class: "n muted" }, share(size, bytes[0][1]))));
     }
     $("bytes").replaceChildren(table);
+    if (losses) curveOf(losses);
+  }
+
+  /** At most six round numbers within a range, at equal distances. */
+  function rounds(low, high) {
+    const most = 5;
+    let step = 10 ** Math.floor(Math.log10((high - low) / most));
+    for (let n = 0; (high - low) / step > most; n++) step *= [2, 2.5, 2][n % 3];
+    const from = Math.ceil(low / step), to = Math.floor(high / step);
+    return Array.from({ length: Math.max(0, to - from + 1) }, (_, n) => Number(((from + n) * step).toPrecision(12)));
+  }
+
+  /** Powers of ten within a range, with twice and five times each if these are few. */
+  function powersOfTen(low, high) {
+    const from = Math.floor(Math.log10(low)), to = Math.ceil(Math.log10(high)), between = to - from < 4 ? [1, 2, 5] : [1];
+    const all = Array.from({ length: to - from + 1 }, (_, n) => between.map(factor => Number((factor * 10 ** (from + n)).toPrecision(1))));
+    return all.flat().filter(value => low <= value && value <= high);
+  }
+
+  /** Draws the losses over the steps, those of validation too. Falls of a factor of ten and more are on a scale of powers. */
+  function curveOf({ each, points, steps, valid }) {
     const width = 1000, height = 240, left = 64, right = 12, top = 14, bottom = 24;
     const element = (tag, attributes, text) => {
       const node = document.createElementNS("http://www.w3.org/2000/svg", tag);
@@ -718,11 +906,12 @@
     const x = step => left + (width - left - right) * step / Math.max(1, steps);
     const y = value => top + (height - top - bottom) * (to - up(value)) / (to - from);
     const svg = element("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `Loss over ${steps} steps` });
-    for (let i = 0; i <= 4; i++) {
-      const level = from + (to - from) * i / 4, value = powers ? 10 ** level : level;
+    for (const value of powers ? powersOfTen(low, high) : rounds(from, to)) {
       svg.append(element("line", { x1: left, x2: width - right, y1: y(value), y2: y(value) }));
-      svg.append(element("text", { x: left - 8, y: y(value) + 4, "text-anchor": "end" }, value.toPrecision(3)));
-      svg.append(element("text", { x: x(steps * i / 4), y: height - 8, "text-anchor": i === 4 ? "end" : i ? "middle" : "start" }, grouped(Math.round(steps * i / 4))));
+      svg.append(element("text", { class: "loss", x: left - 8, y: y(value) + 4, "text-anchor": "end" }, String(value)));
+    }
+    for (const step of rounds(0, steps).filter(Number.isInteger)) {
+      svg.append(element("text", { class: "step", x: x(step), y: height - 8, "text-anchor": step === 0 ? "start" : step === steps ? "end" : "middle" }, grouped(step)));
     }
     // A point is the mean of `each` steps, and stands in their middle.
     const curve = points.map((loss, i) => [(i + .5) * each, loss]);
@@ -745,7 +934,7 @@
     });
     svg.addEventListener("pointerleave", whole);
     whole();
-    $("losses").replaceChildren(make("h2", {}, "Loss over the steps"), svg, told);
+    $("losses").replaceChildren(make("h2", {}, powers ? "Loss over the steps, on a logarithmic scale" : "Loss over the steps"), svg, told);
   }
 
   let most = 200;
@@ -808,6 +997,8 @@
   /** The panel whose axes a point is on, and the axes: `x`, `y` or `xy`. */
   function axesAt(x, y) {
     const panel = panelAt(x, y);
+    // What lasts has neither axis.
+    if (panel && panel.kind === "band") return [undefined, ""];
     if (panel) return [panel, panel.kind === "main" ? "xy" : "x"];
     const beside = panels.find(p => p.kind === "main" && y >= p.y && y < p.y + p.h && x < p.x && x >= p.x - gutter);
     if (beside) return [beside, "y"];
@@ -943,13 +1134,12 @@
     }
     before = before || { ...view };
     const x = [last, 0], y = [1, 0];
-    for (const { k, space, kind, extent } of panels.filter(p => p.space)) {
+    for (const { k, space, extent } of panels.filter(p => p.kind === "main")) {
       for (const rect of space.rects) {
         if (!matches.has(`${k}:${rect.buffer}`)) continue;
         const [from, to] = rect.time.map(half => place(k, half));
         x[0] = Math.min(x[0], from);
         x[1] = Math.max(x[1], to);
-        if (kind !== "main") continue;
         y[0] = Math.min(y[0], rect.bytes[0] / extent);
         y[1] = Math.max(y[1], rect.bytes[1] / extent);
       }
@@ -970,7 +1160,7 @@
     if (term) {
       matches = new Map();
       scenes.forEach((scene, k) => scene.buffers.forEach((item, b) => {
-        if (item.name.toLowerCase().includes(term) || item.type.toLowerCase().includes(term)) matches.set(`${k}:${b}`, { k, buffer: b });
+        if (shown(item).toLowerCase().includes(term) || item.type.toLowerCase().includes(term)) matches.set(`${k}:${b}`, { k, buffer: b });
       }));
     }
     $("found").textContent = matches ? `${grouped(matches.size)} of ${grouped(scenes.reduce((n, s) => n + s.buffers.length, 0))}` : "";

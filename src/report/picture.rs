@@ -11,15 +11,19 @@ use crate::kernel::templates::Kind as Work;
 use crate::plan::index::Per;
 use crate::plan::tell::peak::operators;
 use crate::plan::tell::timeline::Timeline;
-use crate::plan::{Buffer, BufferIdx, Class, Segment, SegmentIdx, StepIdx, View};
+use crate::plan::{Buffer, BufferIdx, Class, Plan, Segment, SegmentIdx, StepIdx, View};
 use crate::target::Memory;
 use serde::Serialize;
 use std::collections::HashMap;
 
 mod eager;
+mod modules;
 mod page;
+mod parts;
 
-pub use page::{comparison_page, escape, page, programs_page, timed_page, training_page};
+pub use modules::Modules;
+pub use page::{comparison_page, escape, page, plan_page, timed_page, training_page};
+pub use parts::Part;
 
 /// The kind of a rectangle, which decides its colour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -31,6 +35,10 @@ pub enum Kind {
     Constant,
     /// [`Class::State`].
     State,
+    /// A state that is a trained weight.
+    Weight,
+    /// A state that an optimizer keeps.
+    Optimizer,
     /// [`Class::Input`].
     Input,
     /// [`Class::Output`].
@@ -43,7 +51,7 @@ pub enum Kind {
 }
 
 /// Every kind in the order of legends, with its word and its fill colour.
-const LOOKS: [(Kind, &str, &str); 12] = [
+const LOOKS: [(Kind, &str, &str); 14] = [
     (Kind::Computed(Work::Product), "matrix product", "#77aadd"),
     (Kind::Computed(Work::Convolution), "convolution", "#ee8866"),
     (Kind::Computed(Work::Window), "pooling, resizing", "#ffaabb"),
@@ -52,6 +60,8 @@ const LOOKS: [(Kind, &str, &str); 12] = [
     (Kind::Computed(Work::Movement), "gather, pad", "#bbcc33"),
     (Kind::Workspace, "workspace", "#aaaa00"),
     (Kind::Constant, "constants", "#8792a0"),
+    (Kind::Weight, "weights", "#ae76a3"),
+    (Kind::Optimizer, "optimizer", "#d9cce3"),
     (Kind::State, "state", "#caaccb"),
     (Kind::Input, "inputs", "#99ddff"),
     (Kind::Output, "outputs", "#c6cdd5"),
@@ -83,7 +93,7 @@ impl Kind {
     }
 
     /// The fill colour. Results of steps, workspaces and inputs have Paul Tol's light colours: people of every colour vision can tell them
-    /// apart, and black text is readable on them. States have one of his rainbow; what is left has greys of its own.
+    /// apart, and black text is readable on them. States have three of his rainbow; what is left has greys of its own.
     pub fn fill(self) -> &'static str {
         self.look().2
     }
@@ -109,6 +119,12 @@ pub struct Mark {
     pub algorithm: String,
     /// The kind of its results.
     pub kind: Kind,
+    /// The path of the module whose result it computes, if the file names modules.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub module: Option<String>,
+    /// Of a training, the part of an update that it computes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub part: Option<Part>,
     /// Its stream. Steps of different streams may run at the same time.
     pub stream: u32,
     /// Indices of the buffers that it reads.
@@ -124,6 +140,9 @@ impl Per<StepIdx> for Mark {}
 pub struct Item {
     /// The tensor's name.
     pub name: String,
+    /// The path of the module that computes it, if the file names modules.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub module: Option<String>,
     /// Stored type and extents: `f32[8,10]`.
     #[serde(rename = "type")]
     pub ty: String,
@@ -245,6 +264,7 @@ impl Scene {
         }
         let item = |(b, (buffer, kind)): (BufferIdx, (&Buffer, Option<Kind>))| Item {
             name: buffer.name.clone(),
+            module: None,
             ty: format!("{}{}", buffer.dtype, buffer.shape),
             bytes: buffer.bytes,
             class: buffer.class,
@@ -310,6 +330,36 @@ impl Scene {
     }
 }
 
+/// What a picture of a plan is told beside it.
+#[derive(Clone, Copy, Default)]
+pub struct About<'a> {
+    /// The file, its extents, how it is trained.
+    pub subject: &'a str,
+    /// The graph of each program, which gives the operators.
+    pub graphs: &'a [Graph],
+    /// The most bytes that all segments together may take.
+    pub limit: Option<u64>,
+    /// Of a training, the weights that are trained.
+    pub trained: Option<&'a [String]>,
+    /// The modules that the file names.
+    pub modules: Option<&'a Modules>,
+}
+
+/// The scenes of a plan's programs.
+pub fn scenes(plan: &Plan, about: &About) -> Vec<Scene> {
+    let scene = |(number, view): (usize, View)| {
+        let mut scene = Scene::of(view, about.graphs.get(number), about.limit);
+        if let Some(modules) = about.modules {
+            scene.name_modules(modules);
+        }
+        if let Some(trained) = about.trained {
+            scene.name_parts(view, trained);
+        }
+        scene
+    };
+    plan.views().enumerate().map(scene).collect()
+}
+
 /// The segments of a plan with their buffers, those of the arena first.
 fn spaces(plan: View, timeline: &Timeline) -> Vec<Space> {
     let end = 2 * plan.steps.len();
@@ -371,6 +421,8 @@ impl Mark {
             kernel: template.name(),
             algorithm: String::new(),
             kind: Kind::Computed(template.def().kind),
+            module: None,
+            part: None,
             stream: 0,
             reads: reads.to_vec(),
             writes: writes.to_vec(),

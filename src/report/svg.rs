@@ -1,9 +1,9 @@
 //! Draws a scene as a static picture for a README, 800 units wide, in light and dark colours.
 
-use super::picture::{ARENA, Item, Kind, Scene, Space, escape, title};
+use super::picture::{ARENA, About, Item, Kind, Part, Scene, Space, escape, scenes, title};
 use super::{count, grouped, human};
-use crate::graph::Graph;
 use crate::plan::{BufferIdx, Class, Plan};
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 
 const WIDTH: f64 = 800.0;
@@ -32,20 +32,23 @@ text{font:12px system-ui,-apple-system,'Segoe UI',Helvetica,Arial,sans-serif;fil
 .g{stroke:#2a313c}.r{stroke:#0d1117}.l{fill:#3a424d}.k{stroke:#e6edf3}.w{fill:#e6edf3;fill-opacity:.1}}
 ";
 
-/// The picture of a subject's plan: its programs, one below another.
-pub fn svg(subject: &str, plan: &Plan, graphs: &[Graph], limit: Option<u64>) -> String {
-    let scenes = plan.views().enumerate().map(|(number, view)| {
-        let name = if plan.programs.len() == 1 { subject.to_owned() } else { format!("{subject}, {}", view.name) };
-        Scene { name, ..Scene::of(view, graphs.get(number), limit) }
-    });
-    draw(&scenes.collect::<Vec<_>>())
+/// The picture of a plan: its programs, one below another.
+pub fn svg(plan: &Plan, about: &About) -> String {
+    let whose = if about.trained.is_some() { "Training of " } else { "" };
+    let mut scenes = scenes(plan, about);
+    let several = scenes.len() > 1;
+    for scene in &mut scenes {
+        let program = if several { format!(", {}", scene.name) } else { String::new() };
+        scene.name = format!("{whose}{}{program}", about.subject);
+    }
+    draw(&scenes)
 }
 
 fn draw(scenes: &[Scene]) -> String {
     let mut top = 0.0;
     let mut body = String::new();
     for (number, scene) in scenes.iter().enumerate() {
-        let (own, height) = sketch(scene);
+        let (own, height) = sketch(scene, number == 0);
         body += &if number == 0 {
             own
         } else {
@@ -67,15 +70,19 @@ fn draw(scenes: &[Scene]) -> String {
     )
 }
 
-/// The drawing of a scene, and its height.
-fn sketch(scene: &Scene) -> (String, f64) {
+/// The drawing of a scene, and its height. Programs of a plan share all segments: the first has the bar of them.
+fn sketch(scene: &Scene, is_first: bool) -> (String, f64) {
     let mut sketch = Sketch { scene, body: String::new(), y: 30.0 };
     sketch.head();
-    sketch.totals();
+    if is_first {
+        sketch.totals();
+    }
     if !scene.steps.is_empty() {
         sketch.curve();
         sketch.arena();
+        sketch.parts();
         sketch.steps();
+        sketch.lasting();
         sketch.legend();
         sketch.holders();
     }
@@ -139,18 +146,12 @@ impl Sketch<'_> {
         let (top, bottom) = (self.y, self.y + 12.0);
         let mut x = EDGE;
         let mut entries = Vec::new();
-        let others = Class::ALL.into_iter().filter(|&c| c != Class::Activation);
-        for class in std::iter::once(Class::Activation).chain(others) {
-            let bytes: u64 = scene.spaces.iter().filter(|s| s.class == Some(class)).map(|s| s.bytes).sum();
-            if bytes == 0 {
-                continue;
-            }
+        for (title, bytes, fill) in scene.holdings() {
             let to = x + (RIGHT - EDGE) * bytes as f64 / whole;
-            let tip = format!("{}: {}", title(class), super::bytes(bytes));
-            let fill = fill(class);
+            let tip = format!("{title}: {}", super::bytes(bytes));
             self.rect(&format!("class=\"r\" fill=\"{fill}\""), [x, to, top, bottom], &tip);
             x = to;
-            entries.push((fill, format!("{} {}", title(class), human(bytes))));
+            entries.push((fill, format!("{title} {}", human(bytes))));
         }
         if let Some(limit) = scene.limit {
             let at = EDGE + (RIGHT - EDGE) * limit as f64 / whole;
@@ -285,11 +286,12 @@ impl Sketch<'_> {
     fn label(&mut self, item: &Item, [x0, x1, y0, y1]: [f64; 4]) {
         const SIZE: f64 = 11.0;
         const EDGES: f64 = 10.0;
-        let turned = y1 - y0 > x1 - x0 && width(&item.name, SIZE) > x1 - x0 - EDGES;
+        let name = item.shown();
+        let turned = y1 - y0 > x1 - x0 && width(&name, SIZE) > x1 - x0 - EDGES;
         let (length, height) = if turned { (y1 - y0, x1 - x0) } else { (x1 - x0, y1 - y0) };
         let (room, size) = (length - EDGES, human(item.bytes));
         let sized = [format!("{size} {}", item.ty), size].into_iter().find(|s| width(s, SIZE) <= room);
-        let lines: Vec<_> = [fit(&item.name, room, SIZE), sized].into_iter().flatten().collect();
+        let lines: Vec<_> = [fit(&name, room, SIZE), sized].into_iter().flatten().collect();
         let lines = &lines[..lines.len().min(if height >= 30.0 { 2 } else { usize::from(height >= 15.0) })];
         for (i, line) in lines.iter().enumerate() {
             let across = 4.0 + 14.0 * (i as f64 - (lines.len() as f64 - 1.0) / 2.0);
@@ -301,6 +303,25 @@ impl Sketch<'_> {
                 self.text("i", x0 + 6.0, (y0 + y1) / 2.0 + across, line);
             }
         }
+    }
+
+    /// Of a training, a row of the parts of an update above the steps.
+    fn parts(&mut self) {
+        let parts = self.scene.parts();
+        if parts.is_empty() {
+            return;
+        }
+        let (top, bottom) = (self.y, self.y + 16.0);
+        for (part, first, end) in parts {
+            let (x0, x1) = (self.x(2 * first), self.x(2 * end));
+            let tip = format!("{}: {}", part.label(), steps_told(first, end));
+            self.rect(&format!("fill=\"{}\"", part.fill()), [x0, x1, top, bottom], &tip);
+            if width(part.label(), 11.0) < x1 - x0 - 10.0 {
+                self.text("i", x0 + 5.0, bottom - 4.0, part.label());
+            }
+        }
+        self.text("m e", LEFT - 8.0, bottom - 4.0, "part");
+        self.y = bottom + 4.0;
     }
 
     /// One cell per step, with a row per stream, and names or numbers below the cells.
@@ -336,12 +357,40 @@ impl Sketch<'_> {
         self.y += 14.0;
     }
 
+    /// A strip per segment of named buffers outside the arena: constants and states. Their bytes go from left to right.
+    fn lasting(&mut self) {
+        const HEIGHT: f64 = 18.0;
+        let scene = self.scene;
+        let named =
+            |space: &&Space| matches!(space.class, Some(Class::Constant | Class::State)) && !space.rects.is_empty();
+        for space in scene.spaces.iter().filter(named) {
+            let (top, bottom) = (self.y, self.y + HEIGHT);
+            let x = |byte: u64| LEFT + (RIGHT - LEFT) * byte as f64 / space.bytes.max(1) as f64;
+            let mut labels = Sketch { scene, body: String::new(), y: 0.0 };
+            // A state and its update have the same bytes.
+            let mut drawn = BTreeSet::new();
+            for rect in space.rects.iter().filter(|rect| drawn.insert(rect.bytes.0)) {
+                let item = &scene.buffers[rect.buffer];
+                let area = [x(rect.bytes.0), x(rect.bytes.1), top, bottom];
+                let class = if area[1] - area[0] > 2.0 { "class=\"r\" " } else { "" };
+                self.rect(&format!("{class}fill=\"{}\"", item.kind.fill()), area, &scene.tip(rect.buffer));
+                labels.label(item, area);
+            }
+            self.body += &labels.body;
+            self.text("m e", LEFT - 8.0, bottom - 5.0, &space.title);
+            self.y = bottom + 6.0;
+        }
+        self.y += 4.0;
+    }
+
     fn legend(&mut self) {
         let scene = self.scene;
         let kinds = |kind: &Kind| {
             scene.steps.iter().any(|s| s.kind == *kind) || *kind == Kind::Workspace && scene.kinds().contains(kind)
         };
         let mut entries: Vec<_> = Kind::all().filter(kinds).map(|k| (k.fill(), k.label().to_owned())).collect();
+        let parts = Part::all().filter(|part| scene.steps.iter().any(|s| s.part == Some(*part)));
+        entries.extend(parts.map(|part| (part.fill(), part.label().to_owned())));
         if scene.spaces.iter().flat_map(|s| &s.rects).any(|r| r.held != r.time) {
             entries.push((PALE, "pale: held, but not in use".to_owned()));
         }
@@ -359,7 +408,7 @@ impl Sketch<'_> {
         self.text("b", EDGE, self.y, "at the peak");
         for &b in peak.buffers.iter().take(MOST) {
             let item = &self.scene.buffers[b];
-            let words = format!("{} {}", item.name, item.ty);
+            let words = format!("{} {}", item.shown(), item.ty);
             self.text("e", LEFT + 98.0, self.y, &human(item.bytes));
             self.text("m", LEFT + 108.0, self.y, &fit(&words, RIGHT - LEFT - 108.0, 12.0).unwrap_or_default());
             self.y += 17.0;
@@ -377,16 +426,47 @@ impl Sketch<'_> {
 }
 
 impl Scene {
+    /// What its bytes hold, the arena first: words, bytes and colour. Of a training, weights and what its optimizer keeps are no mere states.
+    fn holdings(&self) -> Vec<(&'static str, u64, &'static str)> {
+        let mut all = Vec::new();
+        let others = Class::ALL.into_iter().filter(|&c| c != Class::Activation);
+        for class in std::iter::once(Class::Activation).chain(others) {
+            let mut bytes: u64 = self.spaces.iter().filter(|s| s.class == Some(class)).map(|s| s.bytes).sum();
+            if class == Class::State {
+                for kind in [Kind::Weight, Kind::Optimizer] {
+                    let own = self.states(kind);
+                    bytes -= own;
+                    all.push((kind.label(), own, kind.fill()));
+                }
+            }
+            all.push((title(class), bytes, fill(class)));
+        }
+        all.retain(|(_, bytes, _)| *bytes > 0);
+        all
+    }
+
+    /// The bytes of the states of a kind. A state and its update have the same.
+    fn states(&self, kind: Kind) -> u64 {
+        let states = self.buffers.iter().filter(|b| b.kind == kind);
+        let places: BTreeMap<_, _> = states.map(|b| ((b.segment, b.offset), b.bytes)).collect();
+        places.values().sum()
+    }
+
     /// The tooltip of a buffer.
     fn tip(&self, buffer: BufferIdx) -> String {
         let item = &self.buffers[buffer];
-        let mut tip = format!("{}\n{}, {}", item.name, item.ty, super::bytes(item.bytes));
+        let mut tip = format!("{}\n{}, {}", item.shown(), item.ty, super::bytes(item.bytes));
         if let Some((first, last)) = item.uses {
             let step = &self.steps[first];
             tip += &format!("\nsteps {first} to {last}, from {} '{}'", step.operator, step.name);
         }
         tip + &format!("\nat byte {}", grouped(item.offset))
     }
+}
+
+/// Steps in words: the first, and one after the last.
+fn steps_told(first: usize, end: usize) -> String {
+    if end - first == 1 { format!("step {first}") } else { format!("steps {first} to {}", end - 1) }
 }
 
 /// The colour of a class in the bar of totals.

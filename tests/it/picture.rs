@@ -6,9 +6,11 @@ use crate::common;
 use crate::graphs;
 use crate::graphs::GRAPHS;
 use chromium::Chromium;
+use plimsoll::internals::onnx;
+use plimsoll::internals::onnx::proto::StringStringEntryProto;
 use plimsoll::internals::plan::tell::timeline::Timeline;
 use plimsoll::internals::plan::{self, BufferIdx, Class, Limits, Plan};
-use plimsoll::internals::report::picture::{Kind, Scene, page, timed_page};
+use plimsoll::internals::report::picture::{About, Kind, Part, Scene, page, timed_page};
 use plimsoll::internals::report::{grouped, human, svg};
 use plimsoll::internals::target::Target;
 use plimsoll::internals::trace::Trace;
@@ -111,14 +113,15 @@ fn rectangles_are_the_plan() {
 
 /// `BLESS=1 cargo test --test it picture::` draws them anew.
 #[test]
-fn pictures_in_the_readme_are_what_the_tool_draws() {
+fn pictures_in_the_pages_are_what_the_tool_draws() {
     let folder = Folder::new("readme");
-    let readme = std::fs::read_to_string(root().join("README.md")).expect("the README is there");
+    let page = |name: &str| std::fs::read_to_string(root().join(name)).expect("the page is there");
+    let shown = page("README.md") + &page("src/guide.md");
     for (picture, args) in [
         ("graphs/digits.svg", &["graphs/digits.onnx", "--set", "batch=360"][..]),
         ("graphs/attention.svg", &["graphs/attention.onnxtxt", "--set", "batch=8", "--set", "sequence=128"]),
     ] {
-        assert!(readme.contains(picture), "the README shows {picture}");
+        assert!(shown.contains(picture), "neither README nor guide names {picture}");
         let drawn = folder.path("picture.svg");
         plimsoll(&[&["plan"], args, &["--svg", drawn.to_str().expect("the path is text")]].concat());
         let drawn = std::fs::read_to_string(drawn).expect("it is drawn");
@@ -202,7 +205,7 @@ fn lifetime(plan: &Value, buffer: usize) -> (f64, f64) {
 fn boxes(browser: &mut Chromium) -> (Vec<Value>, (f64, f64)) {
     let found = browser.eval(
         "plimsoll.boxes().map(b => ({k: b.k, buffer: b.buffer, x: b.x, y: b.y, w: b.w, h: b.h,
-            panel: {x: b.panel.x, y: b.panel.y, w: b.panel.w, h: b.panel.h, bytes: b.panel.space.bytes}}))",
+            panel: {kind: b.panel.kind, x: b.panel.x, y: b.panel.y, w: b.panel.w, h: b.panel.h, bytes: b.panel.space.bytes}}))",
     );
     let at = browser.eval("(r => [r.left, r.top])(document.getElementById('canvas').getBoundingClientRect())");
     let number = |v: &Value| v.as_f64().expect("a number");
@@ -215,6 +218,30 @@ fn field(value: &Value, name: &str) -> f64 {
 
 fn text(browser: &mut Chromium, id: &str) -> String {
     browser.eval(&format!("document.getElementById('{id}').innerText")).as_str().expect("text").to_owned()
+}
+
+/// The texts on the canvas.
+fn written(browser: &mut Chromium) -> Vec<String> {
+    let told = browser.eval(
+        "(() => {
+            const told = [], pen = CanvasRenderingContext2D.prototype, own = pen.fillText;
+            pen.fillText = (text) => told.push(text);
+            plimsoll.draw();
+            pen.fillText = own;
+            plimsoll.draw();
+            return told;
+        })()",
+    );
+    serde_json::from_value(told).expect("texts")
+}
+
+/// Changes a choice below the picture. False if it is not offered.
+fn tick(browser: &mut Chromium, choice: &str) -> bool {
+    let found =
+        format!("[...document.querySelectorAll('#choices label')].find(l => l.innerText.trim() === '{choice}')");
+    let ticked = browser.eval(&format!("(l => {{ if (l) l.firstChild.click(); return !!l; }})({found})"));
+    browser.settle();
+    ticked == json!(true)
 }
 
 fn pixel(browser: &mut Chromium, x: f64, y: f64) -> String {
@@ -257,8 +284,14 @@ fn a_plan_is_a_page_that_answers() {
         let (offset, bytes) = (field(&buffers[b], "offset"), field(&buffers[b], "bytes"));
         let x = |step: f64| field(panel, "x") + field(panel, "w") * step / steps;
         let y = |byte: f64| field(panel, "y") + field(panel, "h") * (1.0 - byte / field(panel, "bytes"));
+        // The bytes of constants go from left to right.
+        let along = |byte: f64| field(panel, "x") + field(panel, "w") * byte / field(panel, "bytes");
+        let (across, down) = match panel["kind"].as_str() {
+            Some("main") => ([x(from), x(to)], [y(offset + bytes), y(offset)]),
+            _ => ([along(offset), along(offset + bytes)], [field(panel, "y"), field(panel, "y") + field(panel, "h")]),
+        };
         for (name, expected) in
-            [("x", x(from)), ("w", x(to) - x(from)), ("y", y(offset + bytes)), ("h", y(offset) - y(offset + bytes))]
+            [("x", across[0]), ("w", across[1] - across[0]), ("y", down[0]), ("h", down[1] - down[0])]
         {
             let found = field(one, name);
             assert!((found - expected).abs() < 0.01, "buffer {b}: {name}: expected {expected}, found {found}");
@@ -298,6 +331,16 @@ fn a_plan_is_a_page_that_answers() {
     }
     let live = text(&mut browser, "peak");
     assert!(live.contains(&format!("Live at the peak: {}", human(arena))), "{live}");
+
+    // The largest constant, by its name: in a list, and where its bytes are.
+    let constants = buffers.iter().enumerate().filter(|(_, b)| b["class"] == "constant");
+    let (weight, of) = constants.max_by_key(|(_, b)| b["bytes"].as_u64()).expect("there are constants");
+    let name = of["name"].as_str().expect("a name");
+    assert!(text(&mut browser, "largest").contains(name), "{name}");
+    assert!(written(&mut browser).iter().any(|told| told == name), "{name} is written on its rectangle");
+    let at = found.iter().find(|one| field(one, "buffer") as usize == weight).expect("it is drawn");
+    let middle = [field(at, "x") + field(at, "w") / 2.0, field(at, "y") + field(at, "h") / 2.0];
+    assert_eq!(browser.eval(&format!("plimsoll.hit({}, {}).buffer", middle[0], middle[1])), json!(weight));
 
     // All orders that were tried.
     let orders = text(&mut browser, "orders");
@@ -505,16 +548,41 @@ fn streams_staging_and_several_ways_are_drawn() {
     assert!(scales.iter().all(|scale| scale == &scales[0]), "{scales:?}");
 
     // On request each has its own.
-    let tick = "document.querySelector('#choices input').click()";
-    browser.eval(tick);
-    browser.settle();
+    assert!(tick(&mut browser, "a scale for each"));
     let own = "plimsoll.panels().filter(p => p.kind === 'main').map(p => p.extent)";
     let tallest = "plimsoll.data.scenes.map(s => s.spaces[0].bytes)";
     assert_eq!(browser.eval(own), browser.eval(tallest));
-    browser.eval(tick);
-    browser.settle();
+    tick(&mut browser, "a scale for each");
     let again = browser.eval("plimsoll.panels().filter(p => p.kind === 'main').map(p => [p.w, p.h, p.extent])");
     assert_eq!(again.as_array(), Some(scales));
+
+    // On request without constants: what is left keeps its size and its order, and no two have a byte at the same time.
+    let arenas = "plimsoll.boxes().map(b => ({ k: b.k, buffer: b.buffer, time: b.rect.time, bytes: b.rect.bytes }))";
+    let before = browser.eval(arenas);
+    assert!(tick(&mut browser, "without constants"));
+    let after = browser.eval(arenas);
+    let constant = |b: &&Value| {
+        let of = format!("plimsoll.data.scenes[{}].buffers[{}].class", b["k"], b["buffer"]);
+        browser.eval(&of) == json!("constant")
+    };
+    let before = before.as_array().expect("a list");
+    let constants = before.iter().filter(constant).count();
+    let after = after.as_array().expect("a list");
+    assert!(constants > 0 && after.len() + constants == before.len(), "{constants} of {}", before.len());
+    let of = |b: &Value| [0, 1].map(|end| b["bytes"][end].as_u64().expect("a byte"));
+    for (i, now) in after.iter().enumerate() {
+        let same = |b: &&Value| ["k", "buffer", "time"].iter().all(|field| b[field] == now[field]);
+        let then = before.iter().find(same).expect("it was there");
+        let ([from, to], [old_from, old_to]) = (of(now), of(then));
+        assert!(to - from == old_to - old_from && from <= old_from, "{then} is now {now}");
+        let apart = |other: &Value| {
+            let ([a, b], times) = (of(other), |v: &Value, end: usize| v["time"][end].as_u64());
+            times(other, 1) <= times(now, 0) || times(now, 1) <= times(other, 0) || b <= from || to <= a
+        };
+        assert!(after[..i].iter().all(|other| other["k"] != now["k"] || apart(other)), "{now}");
+    }
+    tick(&mut browser, "without constants");
+    assert_eq!(browser.eval(arenas).as_array(), Some(before));
 
     // Bytes that are reserved and in no use have stripes.
     let legend = text(&mut browser, "legend");
@@ -567,7 +635,7 @@ fn measured_time_is_an_axis() {
     let file = folder.path("timed.html");
     std::fs::write(&file, page("digits", plan.first(), Some(&graph), None)).expect("it is written");
     browser.open(&file);
-    assert_eq!(browser.eval("document.querySelectorAll('#choices input').length"), json!(0));
+    assert!(!tick(&mut browser, "measured time"));
 
     // Microseconds.
     let times: Vec<f64> = (0..plan.programs[0].steps.len()).map(|step| 250.0 * (step + 1) as f64).collect();
@@ -578,12 +646,12 @@ fn measured_time_is_an_axis() {
     assert_ne!(html, timed);
     std::fs::write(&file, timed).expect("it is written");
     browser.open(&file);
-    browser.eval("document.querySelector('#choices input').click()");
-    browser.settle();
+    assert!(tick(&mut browser, "measured time"));
     let rects =
-        browser.eval("plimsoll.boxes().map(b => [...b.rect.time, (b.x - b.panel.x) / b.panel.w, b.w / b.panel.w])");
+        browser.eval("plimsoll.boxes().filter(b => b.panel.kind === 'main').map(b => [...b.rect.time, (b.x - b.panel.x) / b.panel.w, b.w / b.panel.w])");
     let rects: Vec<[f64; 4]> = serde_json::from_value(rects).expect("numbers");
-    assert_eq!(rects.len(), plan.programs[0].buffers.len());
+    let arena = |b: &&plan::Buffer| plan.segments[b.segment].class == Class::Activation;
+    assert_eq!(rects.len(), plan.programs[0].buffers.iter().filter(arena).count());
     let at = |half: f64| {
         let step = (half / 2.0) as usize;
         ends[step] + if half % 2.0 == 1.0 { times[step] / 2.0 } else { 0.0 }
@@ -613,7 +681,7 @@ fn labels_are_turned_and_cut_in_the_middle() {
     }
     trace.output("short", x);
     let (plan, graph) = planned(trace.finish().expect("a graph"), "cpu", true);
-    let drawn = svg("labels", &plan, std::slice::from_ref(&graph), None);
+    let drawn = svg(&plan, &About { subject: "labels", graphs: std::slice::from_ref(&graph), ..About::default() });
     let turned: Vec<_> = drawn.lines().filter(|line| line.contains("rotate(-90)")).collect();
     let cut = |line: &&&str| line.contains(">enc") && line.contains('…') && line.contains("first_input<");
     assert!(turned.len() > 3 && turned.iter().any(|line| cut(&line)), "{turned:?}");
@@ -679,6 +747,19 @@ fn the_losses_of_a_training_are_drawn_beside_its_memory() {
         let above = drawn[one][1] <= drawn[other][1];
         assert!(losses[one] < losses[other] || above, "{losses:?} are drawn as {drawn:?}");
     }
+    // Ticks are round, and where they say.
+    let marks = "[...document.querySelectorAll('#losses text.loss')].map(t => [Number(t.textContent), t.y.baseVal[0].value - 4])";
+    let marks: Vec<[f64; 2]> = serde_json::from_value(browser.eval(marks)).expect("ticks");
+    assert!(marks.len() > 2, "{marks:?}");
+    for [value, y] in &marks {
+        let digits = format!("{value:e}");
+        assert!(digits.split('e').next().is_some_and(|digits| digits.len() <= 3), "{value} is not round");
+        for (loss, [_, drawn]) in losses.iter().zip(&drawn) {
+            assert!((loss < value) == (drawn > y) || (drawn - y).abs() < 0.2, "{loss} beside {value}");
+        }
+    }
+    let steps = browser.eval("[...document.querySelectorAll('#losses text.step')].map(t => t.textContent)");
+    assert_eq!(steps, json!(["0", "5", "10", "15", "20"]));
     assert_eq!(browser.eval("document.querySelectorAll('#losses circle').length"), json!(3));
     let legend = text(&mut browser, "losses");
     let accuracy = format!("accuracy {:.2} %", 100.0 * field(&found, "valid_accuracy"));
@@ -689,6 +770,19 @@ fn the_losses_of_a_training_are_drawn_beside_its_memory() {
         assert!(bytes.contains(words), "{words} in {bytes}");
     }
     assert_eq!(browser.eval("plimsoll.data.scenes.map(s => s.name)"), json!(["step", "evaluate"]));
+    let title = "Training of graphs/digits-fresh.onnx (batch 180, adam, cross_entropy) on cpu";
+    assert!(text(&mut browser, "title").starts_with(title));
+    // A fall of five powers of ten.
+    let html = std::fs::read_to_string(&page).expect("it is drawn");
+    let (head, rest) = html.split_once("\"points\":[").expect("it has losses");
+    let (_, rest) = rest.split_once(']').expect("the losses end");
+    let steep = folder.path("steep.html");
+    std::fs::write(&steep, format!("{head}\"points\":[1.52,0.03,0.0000126]{rest}")).expect("it is written");
+    browser.open(&steep);
+    let marks = browser.eval("[...document.querySelectorAll('#losses text.loss')].map(t => t.textContent)");
+    assert_eq!(marks, json!(["0.0001", "0.001", "0.01", "0.1", "1"]));
+    assert!(text(&mut browser, "losses").contains("on a logarithmic scale"));
+    browser.open(&page);
     // The pointer shows the step below it.
     let middle = "(b => [b.left + b.width / 2, b.top + b.height / 2])(document.querySelector('#losses svg').getBoundingClientRect())";
     let [x, y]: [f64; 2] = serde_json::from_value(browser.eval(middle)).expect("a point");
@@ -701,6 +795,130 @@ fn the_losses_of_a_training_are_drawn_beside_its_memory() {
         told.is_some_and(|told| (told - loss).abs() < 1e-3)
     });
     assert!(right, "{shown}");
+    assert_eq!(browser.complaints(), Vec::<String>::new());
+}
+
+/// A training that has not run: what its bytes hold, the parts of its steps, and what each state is.
+#[test]
+fn a_planned_training_is_drawn_as_a_training() {
+    let folder = Folder::new("planned-training");
+    let [html, svg] = ["step.html", "step.svg"].map(|name| folder.path(name));
+    let args = ["plan", "--train", "graphs/digits-fresh.onnx", "--loss", "cross_entropy", "--batch", "30", "--json"];
+    let files = ["--html", html.to_str().expect("text"), "--svg", svg.to_str().expect("text")];
+    let plan = common::printed(&args, &plimsoll(&[&args[..], &files].concat()));
+    let planned = plan["planned_bytes"].as_u64().expect("a number");
+
+    let drawn = std::fs::read_to_string(&svg).expect("it is drawn");
+    let title = "Training of graphs/digits-fresh.onnx (batch 30, adam, cross_entropy)";
+    let label = format!("aria-label=\"{title}, step on cpu: ");
+    for words in [&label, ", evaluate on cpu, ", &format!("{} planned", human(planned))] {
+        assert!(drawn.contains(words), "{words} in the picture");
+    }
+    // The bar of all bytes.
+    for kind in [Kind::Weight, Kind::Optimizer] {
+        assert_eq!(drawn.matches(&format!(">{} ", kind.label())).count(), 1, "{kind:?}");
+    }
+    let bands = |part: Part| drawn.matches(&format!("fill=\"{}\"", part.fill())).count();
+    for part in [Part::Forward, Part::Backward, Part::Update] {
+        assert!(bands(part) > 1 && drawn.contains(&format!(">{}<", part.label())), "{part:?} and its legend");
+    }
+
+    let Some(mut browser) = Chromium::start("planned-training") else { return };
+    browser.open(&html);
+    assert_eq!(text(&mut browser, "title"), format!("{title} on cpu"));
+    let totals = text(&mut browser, "totals");
+    for words in [format!("{} planned", human(planned)), "weights".into(), "optimizer".into(), "arena".into()] {
+        assert!(totals.contains(&words), "{words} in {totals}");
+    }
+    // No table is a heading alone, and no loss is drawn.
+    let bare = "[...document.querySelectorAll('table')].filter(t => !t.querySelector('td')).length";
+    assert_eq!(browser.eval(bare), json!(0));
+    assert_eq!(browser.eval("document.getElementById('losses').offsetHeight"), json!(0));
+    // The bar has all bytes.
+    let widths =
+        "[...document.querySelectorAll('#totals .bar i')].reduce((sum, i) => sum + parseFloat(i.style.width), 0)";
+    let widths = browser.eval(widths).as_f64().expect("a number");
+    assert!((widths - 100.0).abs() < 0.01, "{widths} %");
+    // Forward comes before backward, and that before the update of the first layer.
+    let parts = browser.eval("plimsoll.data.scenes[0].steps.map(s => s.part)");
+    let parts = parts.as_array().expect("a list");
+    let first = |part: &str| parts.iter().position(|p| p == part).unwrap_or_else(|| panic!("no {part} in {parts:?}"));
+    assert!(first("forward") < first("backward") && first("backward") < first("update"), "{parts:?}");
+    assert!(browser.eval("plimsoll.data.scenes[1].steps.every(s => s.part === 'forward')") == json!(true));
+    let band = browser.eval("(p => [p.x + 2, p.y + 2])(plimsoll.panels().find(p => p.kind === 'part'))");
+    let [x, y]: [f64; 2] = serde_json::from_value(band).expect("a point");
+    assert_eq!(pixel(&mut browser, x, y), Part::Forward.fill());
+    assert_eq!(browser.eval(&format!("plimsoll.hit({x}, {y}).step")), json!(0));
+    // Both programs share the weights: each is drawn once, with its name.
+    let names = plan["trained"].as_array().expect("a list");
+    let lasting = "plimsoll.boxes().filter(b => b.panel.kind === 'band').map(b => plimsoll.data.scenes[b.k].buffers[b.buffer].name)";
+    let lasting: Vec<String> = serde_json::from_value(browser.eval(lasting)).expect("names");
+    for name in names.iter().map(|name| name.as_str().expect("a name")) {
+        assert_eq!(lasting.iter().filter(|drawn| *drawn == name).count(), 1, "{name} in {lasting:?}");
+    }
+    // The states: six weights, and two of Adam's for each.
+    let of = |kind: &str| {
+        format!("new Set(plimsoll.data.scenes[0].buffers.filter(b => b.kind === '{kind}').map(b => b.offset)).size")
+    };
+    let trained = plan["trained"].as_array().expect("a list").len();
+    assert_eq!(browser.eval(&of("weight")), json!(trained));
+    assert!(browser.eval(&of("optimizer")).as_u64() >= Some(2 * trained as u64));
+    let legend = text(&mut browser, "legend");
+    for words in ["forward", "backward", "update", "weights", "optimizer"] {
+        assert!(legend.contains(words), "{words} in {legend}");
+    }
+    assert_eq!(browser.complaints(), Vec::<String>::new());
+}
+
+/// The modules that PyTorch's exporter writes beside each node lead the names, and a colour can tell them apart.
+#[test]
+fn modules_of_the_file_are_names_and_colours() {
+    let folder = Folder::new("modules");
+    let [model, html, svg] = ["model.onnx", "plan.html", "plan.svg"].map(|name| folder.path(name));
+    let mut proto = onnx::load(&root().join("graphs/digits.onnx")).expect("it is read").proto;
+    let nodes = &mut proto.graph.as_mut().expect("it has a graph").node;
+    let half = nodes.len() / 2;
+    for (n, node) in nodes.iter_mut().enumerate() {
+        let block = if n < half { "encoder" } else { "head" };
+        let value = format!("['', '{block}', '{block}.{n}', 'node_{n}']");
+        node.metadata_props.push(StringStringEntryProto { key: "pkg.torch.onnx.name_scopes".into(), value });
+    }
+    onnx::write(proto, &model, None).expect("it is written");
+    let paths = [&model, &html, &svg].map(|path| path.to_str().expect("the path is text"));
+    let plan = ["plan", paths[0], "--batch", "360"];
+    plimsoll(&[&plan[..], &["--html", paths[1], "--svg", paths[2]]].concat());
+    let drawn = std::fs::read_to_string(&svg).expect("it is drawn");
+    assert!(drawn.contains("<title>encoder.") && drawn.contains(">head."), "modules in {drawn}");
+
+    let Some(mut browser) = Chromium::start("modules") else { return };
+    browser.open(&html);
+    let steps = browser.eval("plimsoll.data.scenes[0].steps.map(s => s.module)");
+    let steps: Vec<String> = serde_json::from_value(steps).expect("each step has a module");
+    assert!(steps[0].starts_with("encoder.") && steps[steps.len() - 1].starts_with("head."), "{steps:?}");
+    let told = written(&mut browser);
+    assert!(told.iter().any(|text| text.starts_with("encoder.")), "{told:?}");
+
+    // By layer, steps have one colour where their module is one.
+    assert!(tick(&mut browser, "colour by layer"));
+    let strip = browser.eval("(p => [p.x, p.y + 4, p.w])(plimsoll.panels().find(p => p.kind === 'strip'))");
+    let [x, y, w]: [f64; 3] = serde_json::from_value(strip).expect("numbers");
+    let count = steps.len() as f64;
+    let colours: Vec<_> =
+        (0..steps.len()).map(|step| pixel(&mut browser, x + w * (step as f64 + 0.5) / count, y)).collect();
+    for (one, other) in (0..steps.len()).flat_map(|i| (0..i).map(move |j| (i, j))) {
+        assert_eq!(steps[one] == steps[other], colours[one] == colours[other], "{steps:?} are {colours:?}");
+    }
+    let legend = text(&mut browser, "legend");
+    assert!(steps.iter().all(|module| legend.contains(module)), "{steps:?} in {legend}");
+    assert!(tick(&mut browser, "colour by layer"));
+    assert!(text(&mut browser, "legend").contains("convolution"));
+
+    // So do trainings, whose gradients have the modules of what they are of.
+    let train = ["plan", "--train", paths[0], "--loss", "cross_entropy", "--batch", "8"];
+    plimsoll(&[&train[..], &["--html", paths[1]]].concat());
+    browser.open(&html);
+    let backward = "plimsoll.data.scenes[0].steps.filter(s => s.part === 'backward' && s.module).length";
+    assert!(browser.eval(backward).as_u64() > Some(2));
     assert_eq!(browser.complaints(), Vec::<String>::new());
 }
 
@@ -724,7 +942,7 @@ fn names_are_text() {
     let (plan, graph) = planned(trace.finish().expect("a graph"), "cpu", false);
     let html = page(NAMES[0], plan.first(), Some(&graph), None);
     assert_eq!(html, page(NAMES[0], plan.first(), Some(&graph), None));
-    let drawn = svg(NAMES[0], &plan, std::slice::from_ref(&graph), None);
+    let drawn = svg(&plan, &About { subject: NAMES[0], graphs: std::slice::from_ref(&graph), ..About::default() });
     for text in [&html, &drawn] {
         assert!(!text.contains("<script>window") && !text.contains("<img"), "a name is markup");
     }

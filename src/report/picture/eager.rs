@@ -62,6 +62,7 @@ impl Scene {
 fn items(draft: &Draft, steps: &[Mark]) -> Vec<Item> {
     let item = |b: &DraftBuffer| Item {
         name: b.name.clone(),
+        module: None,
         ty: format!("{}{}", b.dtype, b.shape),
         bytes: b.bytes,
         class: b.class,

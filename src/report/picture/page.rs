@@ -1,7 +1,7 @@
 //! Writes scenes as an HTML page: one file without references to others.
 
 use super::super::{TimedStep, human, training};
-use super::{ARENA, Kind, Scene};
+use super::{ARENA, About, Kind, Part, Scene, scenes};
 use crate::eager::compare::{Comparison, Outcome};
 use crate::graph::Graph;
 use crate::plan::{Plan, View};
@@ -50,9 +50,13 @@ pub fn comparison_page(subject: &str, compared: Vec<(&Comparison, Vec<Scene>)>) 
 
 /// The page of a subject's plan: one file without references to others. Its data is the scene's JSON.
 pub fn page(subject: &str, plan: View, graph: Option<&Graph>, limit: Option<u64>) -> String {
-    let scene = Scene { name: subject.to_owned(), ..Scene::of(plan, graph, limit) };
-    let title = format!("{} on {}", scene.name, scene.target);
-    document(&json!({"title": title, "scenes": [scene], "summary": plan.summary}))
+    single(subject, plan, vec![Scene::of(plan, graph, limit)])
+}
+
+fn single(subject: &str, plan: View, mut scenes: Vec<Scene>) -> String {
+    scenes.iter_mut().for_each(|scene| subject.clone_into(&mut scene.name));
+    let title = format!("{subject} on {}", plan.target.name);
+    document(&json!({"title": title, "scenes": scenes, "summary": plan.summary}))
 }
 
 /// The page of what was timed, each with its name: programs or bindings, with the time that each of their steps takes on a device by itself.
@@ -69,28 +73,33 @@ pub fn timed_page(subject: &str, timed: &[(String, View, Vec<TimedStep>)], devic
     document(&data)
 }
 
-/// The page of a subject's programs: their scenes, one below another.
-pub fn programs_page(subject: &str, plan: &Plan, graphs: &[Graph], limit: Option<u64>) -> String {
-    let mut data = programs(plan, graphs, limit);
-    data["title"] = format!("{subject}: {}", data["title"].as_str().unwrap_or_default()).into();
-    document(&data)
+/// The page of a plan: of one program, of several, or of a training.
+pub fn plan_page(plan: &Plan, about: &About) -> String {
+    let About { subject, graphs, trained, .. } = *about;
+    match (graphs, trained) {
+        (_, Some(trained)) => training_page(plan, about, trained, None),
+        ([_], None) => single(subject, plan.first(), scenes(plan, about)),
+        (_, None) => {
+            let names: Vec<_> = plan.programs.iter().map(|program| &program.name[..]).collect();
+            let title = format!("{subject}: {} on {}", names.join(", "), plan.target.name);
+            document(&programs(&title, plan, about))
+        }
+    }
 }
 
-/// The page of a training: the losses of its steps, the bytes by what they hold, and the scenes of its programs.
-pub fn training_page(model: &str, plan: &Plan, trained: &[String], losses: &Losses, limit: Option<u64>) -> String {
-    let mut data = programs(plan, &[], limit);
+/// The page of a training: the losses of its steps, if it has run, the bytes by what they hold, and the scenes of its programs.
+pub fn training_page(plan: &Plan, about: &About, trained: &[String], losses: Option<&Losses>) -> String {
+    let title = format!("Training of {} on {}", about.subject, plan.target.name);
+    let mut data = programs(&title, plan, &About { trained: Some(trained), ..*about });
     let bytes = training::rows(&Classes::of(plan), &States::of(plan, trained));
-    data["title"] = format!("Training of {model}: {}", data["title"].as_str().unwrap_or_default()).into();
     data["training"] = json!({"losses": losses, "bytes": bytes});
     document(&data)
 }
 
-fn programs(plan: &Plan, graphs: &[Graph], limit: Option<u64>) -> Value {
-    let scenes: Vec<_> =
-        plan.views().enumerate().map(|(number, view)| Scene::of(view, graphs.get(number), limit)).collect();
-    let names: Vec<_> = plan.programs.iter().map(|program| &program.name[..]).collect();
+/// Programs of one plan.
+fn programs(title: &str, plan: &Plan, about: &About) -> Value {
     let note = "Programs run one at a time, in the same segments. Each is drawn with what it uses of them.";
-    json!({"title": format!("{} on {}", names.join(", "), plan.target.name), "scenes": scenes, "notes": [note]})
+    json!({"title": title, "scenes": scenes(plan, about), "notes": [note], "shared": true})
 }
 
 /// A page of scenes. `data` has a `title` and `scenes`; page.js reads the rest.
@@ -99,6 +108,8 @@ fn document(data: &Value) -> String {
     let title = escape(data["title"].as_str().unwrap_or_default());
     let mut data = data.clone();
     data["palette"] = json!(palette);
+    let parts = Part::all().map(|part| json!({"part": part, "label": part.label(), "fill": part.fill()}));
+    data["parts"] = parts.collect();
     data["arena"] = json!(ARENA);
     // In JSON, '<' occurs in strings only. Escaped, no string can end the script or begin a comment.
     let data = data.to_string().replace('<', "\\u003c");
