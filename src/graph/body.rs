@@ -8,6 +8,7 @@ use crate::op::{Attrs, Body, BodyKind, Build, Fact, NodeId, Nodes, OpResult, Val
 use crate::ops::{Loop, SCATTER};
 use crate::tensor::Tensor;
 use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
 
 /// Adds the nodes of a body to a graph, of these inputs. Returns its outputs.
 ///
@@ -67,7 +68,7 @@ pub fn outline(graph: &Graph, inputs: &[ValueId], outputs: &[ValueId]) -> Result
 pub struct Stepped {
     /// The graph. It has no inputs and no outputs.
     pub graph: Graph,
-    /// Per input of the loop, its state: the values that are handed on have updates, all others stay.
+    /// Per input of the loop, its state, or a constant: the values that are handed on have updates, all others stay.
     pub inputs: Vec<ValueId>,
     /// Per further output of the body, the state with one row for each step.
     pub rows: Vec<ValueId>,
@@ -76,16 +77,22 @@ pub struct Stepped {
 }
 
 /// A step of a loop: it reads the row that the state says of what is scanned, writes that row of further outputs, and counts. One of no steps is
-/// seen as if it had one.
+/// seen as if it had one. Inputs that stay, and are `known`, are constants of the step.
 ///
 /// # Errors
 /// When a row refuses a node.
-pub fn stepped(of: &Loop, name: &str) -> Result<Stepped> {
+pub fn stepped(of: &Loop, name: &str, known: &[Option<Arc<Constant>>]) -> Result<Stepped> {
     let of = &Loop { times: of.times.max(1), ..*of };
     let mut graph = Graph::new(name);
     let row = graph.state("row", Fact::new(DType::I64, []), None);
     let (mut inputs, mut given) = (Vec::new(), Vec::new());
     for (at, fact) in of.body.inputs().iter().enumerate() {
+        if let Some(constant) = known[at].as_ref().filter(|_| at >= of.carried + of.scanned) {
+            let value = graph.constant(Arc::clone(constant));
+            inputs.push(value);
+            given.push(value);
+            continue;
+        }
         let held = if of.is_scanned(at) { of.rows_of(fact) } else { fact.clone() };
         let state = graph.state(format!("{name}/input {at}"), held, None);
         inputs.push(state);

@@ -282,9 +282,9 @@ fn iterations_are_bounded_by_what_they_carry() {
     let list = |item: &dyn Fn(usize) -> String| (0..2000).map(item).collect::<Vec<_>>().join(", ");
     let source = format!(
         "g (bool c, {}) => (float[1] y0) <int64 m = {{8000}}> {{
-            {} = Loop (m, c, {}) <body = b (int64 i, bool go, {}) => (bool go, {}) {{ }}>
+            {} = Loop (m, , {}) <body = b (int64 i, bool go, {}) => (bool go, {}) {{ }}>
         }}",
-        list(&|i| format!("float[1] x{i}")),
+        list(&|i| format!("float[{}] x{i}", if i == 0 { 2 } else { 1 })),
         list(&|i| format!("y{i}")),
         list(&|i| format!("x{i}")),
         list(&|i| format!("float[1] s{i}")),

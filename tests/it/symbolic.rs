@@ -123,9 +123,10 @@ const MODELS: &[(&str, usize, &str)] = &[
     ),
     (
         "a step for each",
-        1,
-        "g (float[2] h, float[n, 2] x) => (float[2] last, float[n, 2] all) <float two = {2}> {
+        7,
+        "g (float[2] h, float[n, 2] x) => (float[2] last, float[n, 2] all, float[n, 2] more) <float two = {2}> {
             last, all = Scan <num_scan_inputs = 1, body = b (float[2] a, float[2] v) => (float[2] c, float[2] d) { e = Mul (a, two) c = Add (e, v) d = Identity (c) }> (h, x)
+            more = Mul (all, two)
         }",
     ),
     (

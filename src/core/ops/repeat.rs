@@ -19,8 +19,8 @@ pub const REPEAT: &str = "plimsoll.Repeat";
 
 pub(super) static OPS: &[OpDef] = &[OpDef::new(
     REPEAT,
-    "Runs `body` for `times` steps: `carried` inputs are what each step hands on to the next, `scanned` ones are read row by row along the \
-     first axis, the others are the same for all steps. Gives the carried values after the last step, and of each further output of the body \
+    "Runs `body` step after step: `carried` inputs are what each step hands on to the next, `scanned` ones are read row by row along the \
+     first axis, the others are the same for all steps. There are as many steps as rows, or `times` without such. Gives the carried values after the last step, and of each further output of the body \
      one row per step. With `reverse` the last rows come first",
     inputs![values*],
     |call| Loop::of(call)?.facts(),
@@ -57,7 +57,12 @@ impl<'a> Loop<'a> {
             let found = call.int(name, 0)?;
             usize::try_from(found).map_err(|_| format!("attribute '{name}': expected 0 or more, found {found}"))
         };
-        let (times, carried, scanned) = (number("times")?, number("carried")?, number("scanned")?);
+        let (carried, scanned) = (number("carried")?, number("scanned")?);
+        let rows = call.inputs.get(carried).copied().flatten().filter(|_| scanned > 0);
+        let times = match rows {
+            Some(rows) => *rows.shape.first().ok_or("expected rows to walk along, found a scalar")?,
+            None => number("times")?,
+        };
         let of = Loop { body, times, carried, scanned, reverse: call.int("reverse", 0)? != 0 };
         of.check(call)?;
         Ok(of)
@@ -138,10 +143,10 @@ pub(crate) struct Inputs<'g> {
     pub(crate) captured: Vec<Var<'g>>,
 }
 
-/// A loop of `times` steps. `make` builds the body of its inputs, in order: it returns what is handed on, then a row of each further output.
+/// A loop of as many steps as there are rows. `make` builds the body of its inputs, in order: it returns what is handed on, then a row of each further output.
 pub(crate) fn repeat<'g>(
     b: Nodes<'g>,
-    (times, reverse): (usize, bool),
+    reverse: bool,
     Inputs { carried, scanned, captured }: Inputs<'g>,
     make: &dyn for<'h> Fn(Nodes<'h>, &[Var<'h>]) -> OpResult<Vec<Var<'h>>>,
 ) -> OpResult<Vec<Var<'g>>> {
@@ -163,7 +168,6 @@ pub(crate) fn repeat<'g>(
     let number = |count: usize| count as i64;
     let attrs = Attrs::new()
         .with("body", Attr::Body(Arc::new(body)))
-        .with("times", number(times))
         .with("carried", number(carried.len()))
         .with("scanned", number(scanned.len()))
         .with("reverse", i64::from(reverse));
@@ -183,7 +187,6 @@ fn sample(s: Sample, times: i64) -> Sample {
     body.set_outputs(made.unwrap_or_default());
     s.floats(&[&[2, 3], &[times as usize, 2, 3], &[3, 3]])
         .attr("body", Attr::Body(Arc::new(body)))
-        .attr("times", times)
         .attr("carried", 1)
         .attr("scanned", 1)
         .attr("reverse", 1)

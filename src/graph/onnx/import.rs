@@ -37,6 +37,7 @@ mod find;
 mod old;
 mod open;
 mod order;
+mod repeat;
 mod sequence;
 mod training;
 

@@ -1,12 +1,13 @@
 //! The allowed elements of inputs and states that are indices, or lengths. A caller who gives others is told before the run, and so is one
 //! whose states have come to others. Kernels, which cannot tell, look up the nearest element, and write nothing.
 
+use crate::body::inline;
 use crate::constant::Constant;
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::graph::{Count, Graph, Kind};
-use crate::op::{Call, NodeId, ValueId};
-use crate::ops;
+use crate::op::{Call, Lower, NodeId, ValueId};
+use crate::ops::{self, Loop};
 use crate::shape::Shape;
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
@@ -53,6 +54,9 @@ const MAX_ADDED: usize = 1 << 16;
 pub(super) fn find(graph: &mut Graph) -> Result<Found> {
     let mut found = Found::new();
     for id in graph.order()? {
+        for (value, indexes) in within(graph, id)? {
+            trace(graph, value, indexes, &mut found);
+        }
         for (value, indexes) in used(graph, id) {
             let writes = indexes.used == Use::Writes;
             if !trace(graph, value, indexes, &mut found) && writes && writes_state(graph, id) {
@@ -66,6 +70,23 @@ pub(super) fn find(graph: &mut Graph) -> Result<Found> {
         graph.bound_count(value, Some(Count { by, most }));
     }
     Ok(found)
+}
+
+/// The values that a loop reads, and in whose rows or elements its body looks up or writes.
+fn within(graph: &Graph, id: NodeId) -> Result<Vec<(ValueId, Indexes)>> {
+    let is_loop = graph.node(id).op().is_some_and(|op| matches!(op.lower, Lower::Repeat));
+    let of = graph.with_call(id, |call| Loop::of(call).map(|of| (of.body.clone(), of.carried)).ok()).flatten();
+    let Some((body, carried)) = of.filter(|_| is_loop) else { return Ok(Vec::new()) };
+    let mut step = Graph::new("step");
+    let given: Vec<ValueId> = body.inputs().iter().map(|fact| step.input("given", fact.clone())).collect();
+    for (port, value) in inline(&mut step, &body, &graph.node(id).name, &given)?.into_iter().enumerate() {
+        step.output(port.to_string(), value);
+    }
+    let found = find(&mut step)?;
+    // What is handed on is another value at each step.
+    let read = graph.operands(id).into_iter().flatten().zip(given).skip(carried);
+    let all = read.flat_map(|(value, given)| found.get(&given).into_iter().flatten().map(move |i| (value, i.clone())));
+    Ok(all.collect())
 }
 
 /// The states that are indices and to which each run adds a number: what it adds, and the most that they may be.

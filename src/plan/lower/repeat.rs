@@ -23,7 +23,7 @@ use crate::{BufferIdx, Class, KernelIdx, Segment, Spot, StepIdx};
 use plimsoll_core::constant::Constant;
 use plimsoll_core::tensor::Tensor;
 use plimsoll_graph::body::{Stepped, stepped};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 /// A body whose steps have an order, and whose buffers have places.
@@ -67,7 +67,9 @@ impl Lowering<'_> {
     /// Makes the kernel of a loop.
     pub(super) fn repeat(&mut self, id: NodeId) -> Result<()> {
         let node = self.graph.node(id);
-        let prepare = |of: Loop| Ok((stepped(&of, &node.name)?, of.times, of.carried, of.reverse));
+        let values: Vec<ValueId> = self.graph.operands(id).into_iter().flatten().collect();
+        let known: Vec<_> = values.iter().map(|&value| self.graph.as_constant(value).cloned()).collect();
+        let prepare = |of: Loop| Ok((stepped(&of, &node.name, &known)?, of.times, of.carried, of.reverse));
         let made = self.graph.with_call(id, |call| Loop::of(call).map(prepare)).expect("it is an operator");
         let (Stepped { graph, inputs, rows, row }, times, carried, reverse) =
             made.map_err(|what| node.error(what))??;
@@ -78,8 +80,8 @@ impl Lowering<'_> {
         let made = (self.place_body)(&body, &target)?;
 
         let mut operands = Operands::default();
-        let values: Vec<ValueId> = self.graph.operands(id).into_iter().flatten().collect();
-        for (&value, &state) in values.iter().zip(&inputs).skip(carried) {
+        let states: HashSet<ValueId> = made.draft.states.iter().map(|state| state.value).collect();
+        for (&value, &state) in values.iter().zip(&inputs).skip(carried).filter(|(_, state)| states.contains(state)) {
             let state = state_of(&made.draft, state);
             let (read, offset) = self.operand_of_loop(value, &made.draft, state)?;
             operands.slots.insert(state, Slot::Read(operands.reads.len(), offset));

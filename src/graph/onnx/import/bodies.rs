@@ -50,6 +50,11 @@ impl Body<'_, '_> {
             .ok_or_else(|| call.fail(format!("expected a body of {before} outputs or more, found {found}")))?;
         Ok(vec![Vec::new(); collected])
     }
+
+    /// The outputs behind the first `before`.
+    pub(super) fn collected(&self, before: usize) -> usize {
+        self.proto.output.len().saturating_sub(before)
+    }
 }
 
 /// What a `FlexAttention` says of itself.
@@ -236,6 +241,9 @@ impl<'a> Importer<'a> {
         let states = states.ok_or_else(|| {
             call.fail(format!("attribute 'num_scan_inputs': expected 1 to {}, found {scanned}", call.inputs.len()))
         })?;
+        if let Some(made) = self.scanned(call, body, (directions, name), states)? {
+            return Ok(made);
+        }
         let slices = self.scan_slices(call, states, directions)?;
         let mut carried = call.inputs[..states].to_vec();
         let mut columns = body.columns(call, states)?;
@@ -251,6 +259,70 @@ impl<'a> Importer<'a> {
             carried.push(self.stack_column(call, states + i, column, along)?);
         }
         Ok(carried)
+    }
+
+    /// The outputs of a `Scan` that is a loop of the graph.
+    fn scanned(
+        &mut self,
+        call: &Call<'_, 'a>,
+        body: &Body<'_, 'a>,
+        (directions, name): (&str, &str),
+        states: usize,
+    ) -> Result<Option<Vec<Named>>> {
+        let (first, mut scanned) = (call.tensors()?, Vec::new());
+        let Some(first) = first.into_iter().collect::<Option<Vec<_>>>() else { return Ok(None) };
+        let (first, walked) = first.split_at(states);
+        let outputs = body.collected(states);
+        let back = |list: &str, count: usize| (0..count).map(|i| call.listed(list, i) == 1).collect::<Vec<_>>();
+        let (read, written) = (back(directions, walked.len()), back("scan_output_directions", outputs));
+        // Where all go backwards, the loop does. Else each that does is turned.
+        let reverse = read.iter().chain(&written).all(|&back| back);
+        for (at, &value) in walked.iter().enumerate() {
+            self.notes.rely(Relied::Rank(value));
+            let shape = &self.graph.fact(value).shape;
+            let Some(axis) = shape.axis(call.listed("scan_input_axes", at)) else { return Ok(None) };
+            if shape[axis] == 0 {
+                self.notes.rely(Relied::Extent(value, axis));
+            }
+            if shape[axis] == 0 || self.dependence.is_uneven(value) {
+                return Ok(None);
+            }
+            let value = self.moved(call, &format!("scanned.{at}"), value, (axis, 0))?;
+            let turns = read[at] && !reverse;
+            scanned.push(if turns { self.turned(call, &format!("scanned.{at}/turned"), value)? } else { value });
+        }
+        let lengths: HashSet<usize> = scanned.iter().map(|&value| self.graph.fact(value).shape[0]).collect();
+        if lengths.len() != 1 {
+            return Ok(None);
+        }
+        let Some(mut made) = self.scan_as_loop(call, body, name, (first, &scanned, reverse)) else { return Ok(None) };
+        for (at, value) in made[states..].iter_mut().enumerate() {
+            if written[at] && !reverse {
+                *value = self.turned(call, &format!("output.{at}/turned"), *value)?;
+            }
+            let shape = &self.graph.fact(*value).shape;
+            let axis = call.listed("scan_output_axes", at);
+            let axis = shape.axis(axis).ok_or_else(|| call.fail(format!("axis {axis} is outside {shape}")))?;
+            *value = self.moved(call, &format!("output.{at}"), *value, (0, axis))?;
+        }
+        Ok(Some(made.into_iter().map(Named::Tensor).collect()))
+    }
+
+    /// A value with one of its axes at another place.
+    fn moved(&mut self, call: &Call, name: &str, value: ValueId, (from, to): (usize, usize)) -> Result<ValueId> {
+        if from == to {
+            return Ok(value);
+        }
+        let mut order: Vec<usize> = (0..self.graph.fact(value).shape.len()).filter(|&axis| axis != from).collect();
+        order.insert(to, from);
+        self.step(call, name, "Transpose", &[value], Attrs::new().with("perm", &order[..]))
+    }
+
+    /// A value with its rows in reverse.
+    fn turned(&mut self, call: &Call, name: &str, value: ValueId) -> Result<ValueId> {
+        let one = |number: i64| vec![number];
+        let attrs = Attrs::new().with("starts", one(-1)).with("ends", one(i64::MIN)).with("axes", one(0));
+        self.step(call, name, "Slice", &[value], attrs.with("steps", one(-1)))
     }
 
     /// The slices of each input that a `Scan` walks along; its first `states` inputs are carried instead.

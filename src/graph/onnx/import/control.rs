@@ -1,4 +1,4 @@
-//! Inlines `If` and `Loop`, which conditions control.
+//! Inlines `If`, and `Loop` where its steps differ, which conditions control. Other loops are loops of the graph: see `repeat`.
 //!
 //! A condition that is known while reading leaves the nodes of the branch that is taken, or of the iterations that run. One that the run
 //! decides leaves the nodes of both branches, or of all iterations up to a bound. A Where chooses among their results:
@@ -24,19 +24,19 @@ const MAX_FOLLOWED: usize = 1 << 6;
 
 /// A condition, as far as it is known while reading.
 #[derive(Clone, Copy)]
-enum Holds {
+pub(super) enum Holds {
     Known(bool),
     /// The run decides: a scalar.
     Decided(ValueId),
 }
 
 /// How often a loop runs.
-struct Trips {
+pub(super) struct Trips {
     /// The most iterations.
-    most: i64,
+    pub(super) most: i64,
     /// The number that the run decides, if it does.
-    count: Option<ValueId>,
-    going: Holds,
+    pub(super) count: Option<ValueId>,
+    pub(super) going: Holds,
 }
 
 impl<'a> Importer<'a> {
@@ -126,7 +126,7 @@ impl<'a> Importer<'a> {
     }
 
     /// A Where: its condition is a scalar.
-    fn either(&mut self, name: &str, operands: [ValueId; 3]) -> Result<ValueId> {
+    pub(super) fn either(&mut self, name: &str, operands: [ValueId; 3]) -> Result<ValueId> {
         let name = shortened(name.to_owned());
         Ok(self.add(self.rows["Where"], &name, &operands.map(Some), Attrs::new(), &[&name])?[0])
     }
@@ -165,6 +165,11 @@ impl<'a> Importer<'a> {
         let mut trips = self.trips(call)?;
         let mut carried = call.inputs.get(2..).unwrap_or(&[]).to_vec();
         let mut columns = body.columns(call, 1 + carried.len())?;
+        if trips.bound_holds(carried.len(), call)
+            && let Some(made) = self.loop_as_loop(call, &body, &trips, &carried)
+        {
+            return Ok(made.into_iter().map(Named::Tensor).collect());
+        }
         for i in 0..trips.most {
             let running = match trips.running(self, call, i)? {
                 Holds::Known(false) => break,
@@ -177,7 +182,8 @@ impl<'a> Importer<'a> {
             ensure(i != MAX_ITERATIONS, || {
                 call.fail(format!("it runs more than {MAX_ITERATIONS} times: expected an 'M' or a 'cond' that ends it"))
             })?;
-            let mut outputs = self.iteration(call, &body, i, (&carried, running))?.into_iter();
+            let number = self.number(call, i)?;
+            let mut outputs = self.iteration(call, &body, (&i.to_string(), number), (&carried, running))?.into_iter();
             let Some(Named::Tensor(condition)) = outputs.next() else {
                 return Err(call.fail("expected a body whose first output is a condition"));
             };
@@ -275,7 +281,8 @@ impl<'a> Importer<'a> {
         mut columns: Vec<Vec<ValueId>>,
         carried: &[Named],
     ) -> Result<Vec<Named>> {
-        let outputs = self.iteration(call, body, 0, (carried, None))?;
+        let number = self.number(call, 0)?;
+        let outputs = self.iteration(call, body, ("0", number), (carried, None))?;
         call.collect(&mut columns, outputs.into_iter().skip(1 + carried.len()))?;
         let mut empty = Vec::with_capacity(columns.len());
         for (i, part) in columns.concat().into_iter().enumerate() {
@@ -289,23 +296,28 @@ impl<'a> Importer<'a> {
         Ok(empty)
     }
 
+    /// The number of an iteration.
+    fn number(&mut self, call: &Call, i: i64) -> Result<Named> {
+        let number = Constant::new(format!("{}/{i}/i", call.name), Tensor::from_i64([], &[i])?);
+        Ok(Named::Tensor(self.graph.constant(number)))
+    }
+
     /// Inlines one iteration of a `Loop` and returns the outputs of its body. It may matter under a condition alone.
-    fn iteration(
+    pub(super) fn iteration(
         &mut self,
         call: &Call<'_, 'a>,
         body: &Body<'_, 'a>,
-        i: i64,
+        (name, number): (&str, Named),
         (carried, running): (&[Named], Option<ValueId>),
     ) -> Result<Vec<Named>> {
-        let prefix = format!("{}/{i}/", call.name);
-        let number = Constant::new(format!("{prefix}i"), Tensor::from_i64([], &[i])?);
+        let prefix = format!("{}/{name}/", call.name);
         let condition = Constant::new(format!("{prefix}cond"), Tensor::from_f64(DType::Bool, [], &[1.0]));
-        let mut given = [number, condition].map(|constant| Named::Tensor(self.graph.constant(constant))).to_vec();
+        let mut given = vec![number, Named::Tensor(self.graph.constant(condition))];
         let Some(running) = running else {
             given.extend_from_slice(carried);
             return self.inline(call, body, prefix, &given);
         };
-        let outer = self.guard_by(call, &format!("{i}/guard"), running)?;
+        let outer = self.guard_by(call, &format!("{name}/guard"), running)?;
         for value in carried {
             given.push(self.guarded(value.clone())?);
         }
@@ -315,7 +327,7 @@ impl<'a> Importer<'a> {
     }
 
     /// A condition as far as it is known.
-    fn condition(&mut self, call: &Call<'_, 'a>, value: ValueId) -> Result<Holds> {
+    pub(super) fn condition(&mut self, call: &Call<'_, 'a>, value: ValueId) -> Result<Holds> {
         let value = self.folded(value)?;
         if self.graph.as_constant(value).is_none() || self.dependence.elements(value).is_some() {
             return self.scalar(call, "cond", value, DType::Bool).map(Holds::Decided);
@@ -326,7 +338,7 @@ impl<'a> Importer<'a> {
     }
 
     /// A condition that holds if two do.
-    fn both(&mut self, call: &Call, name: &str, left: Holds, right: Holds) -> Result<Holds> {
+    pub(super) fn both(&mut self, call: &Call, name: &str, left: Holds, right: Holds) -> Result<Holds> {
         Ok(match (left, right) {
             (Holds::Known(false), _) | (_, Holds::Known(false)) => Holds::Known(false),
             (Holds::Known(true), other) | (other, Holds::Known(true)) => other,
@@ -389,6 +401,13 @@ impl<'a> Importer<'a> {
 }
 
 impl Trips {
+    /// True if the run does not decide how often the loop runs, or there is a bound of that, and nothing is stacked.
+    fn bound_holds(&self, carried: usize, call: &Call) -> bool {
+        let is_known = self.count.is_none() && matches!(self.going, Holds::Known(_));
+        let stacks = call.node.output.iter().skip(carried).any(|name| !name.is_empty());
+        is_known || self.most <= MAX_ITERATIONS && !stacks
+    }
+
     /// True for iterations that run.
     fn running(&self, importer: &mut Importer, call: &Call, i: i64) -> Result<Holds> {
         let Some(count) = self.count else { return Ok(self.going) };

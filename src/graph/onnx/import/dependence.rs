@@ -26,7 +26,7 @@ pub(super) struct Varies {
 pub(super) type Shaped = Vec<(&'static str, Forms)>;
 
 /// What depends on counts.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub(super) struct Dependence {
     pub ranges: Ranges,
     values: HashMap<ValueId, Varies>,

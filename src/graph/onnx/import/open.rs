@@ -32,7 +32,7 @@ impl From<Shaped> for Shaping {
 }
 
 /// What an import noted.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Notes {
     /// Values that may depend on what is open.
     open: HashSet<ValueId>,
@@ -45,7 +45,7 @@ pub(super) struct Notes {
     is_mixed: bool,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 enum Step {
     /// An operator: its facts are inferred, with these attributes.
     Node(NodeId, Shaping),
