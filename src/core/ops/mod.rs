@@ -235,6 +235,17 @@ fn same_float(call: &Call) -> OpResult<DType> {
     expect_dtype(call, 0, "a floating-point type", DType::is_float).map(|_| dtype)
 }
 
+/// The one type of all given inputs, of which products and their sums are taken.
+fn same_factor(call: &Call) -> OpResult<DType> {
+    let dtype = same_dtype(call)?;
+    expect_dtype(call, 0, "a floating-point type, or integers of 32 or 64 bits", is_factor).map(|_| dtype)
+}
+
+/// True for the types that ONNX's products and their sums have.
+fn is_factor(dtype: DType) -> bool {
+    dtype.is_float() || dtype.is_int() && dtype.size() >= 4
+}
+
 /// A row with a meaning over whole tensors.
 const fn row(
     name: &'static str,

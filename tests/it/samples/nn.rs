@@ -41,6 +41,15 @@ fn products() -> Vec<Sample> {
         (&[1, 1], &[1, 1]),
     ];
     let mut samples: Vec<_> = shapes.iter().map(|(a, b)| call("MatMul", &[a, b])).collect();
+    let whole = |op: &'static str, a: &[usize], b: &[usize]| {
+        Sample::new(op).input(I32, a, -90.0, 90.0).input(I32, b, -90.0, 90.0)
+    };
+    samples.extend([
+        whole("MatMul", &[2, 1, 7, 33], &[3, 33, 5]),
+        whole("MatMul", &[3], &[3, 2]),
+        whole("Gemm", &[3, 2], &[4, 3]).attr("transA", 1).attr("transB", 1).attr("alpha", -2.0),
+        whole("Einsum", &[2, 3, 4], &[4, 5]).attr("equation", "bij,jk->bki"),
+    ]);
     samples.extend([
         call("Gemm", &[&[2, 3], &[3, 4]]),
         call("Gemm", &[&[3, 2], &[3, 4], &[2, 1]]).attr("transA", 1),
@@ -510,6 +519,12 @@ fn resizes() -> Vec<Sample> {
         samples.push(with(&[1, 2, 9, 8]).attr("scales", vec![1.0, 1.0, 0.4, 1.5]));
         samples.push(with(&[2, 7, 11]).ints("sizes", &[2, 3, 2]).attr("exclude_outside", 1));
         samples.push(with(&[3, 9, 4]).ints("sizes", &[5]).ints("axes", &[1]).attr("cubic_coeff_a", -0.5));
+    }
+    // Of integers between elements, halves and quarters are exact.
+    for dtype in [U8, I8, I32] {
+        let whole =
+            || Sample::new("Resize").input(dtype, &[1, 2, 4, 8], 0.0, 120.0).attr("scales", vec![1.0, 1.0, 2.0, 0.5]);
+        samples.extend(["nearest", "linear"].map(|mode| whole().attr("mode", mode)));
     }
     // Inside the data, beyond it at either end, backwards, and a single element in the middle.
     for (roi, sizes) in [
