@@ -58,6 +58,7 @@ pub use scatter::{SCATTER, SUM_BY_INDEX};
 pub use sort::SORT;
 pub use window::bytes::CONV_OF_BYTES;
 pub use window::filters::SUMS_OF_PARTS;
+pub use window::taps::by_taps;
 
 mod attention;
 mod compose;
