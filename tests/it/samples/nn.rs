@@ -305,6 +305,9 @@ fn attentions() -> Vec<Sample> {
         within.clone().input(F32, &[5, 7], -1.0, 1.0).attr("softmax_precision", 1),
         seen(within, &[2, 1, 5, 7]).attr("qk_matmul_output_mode", 3),
         seen(apart([4, 2], 5, 7), &[2, 4, 5, 7]),
+        // Masks of another type are added, too.
+        apart([3, 3], 4, 6).input(I32, &[4, 6], -3.0, 3.0),
+        apart([4, 2], 4, 6).input(I8, &[2, 1, 4, 6], -3.0, 3.0),
         past(apart([3, 3], 2, 2).omitted(), 3).attr("is_causal", 1),
         past(seen(apart([6, 2], 2, 2), &[1, 5]), 2).attr("is_causal", 1).attr("qk_matmul_output_mode", 1),
         apart([4, 2], 5, 7).omitted().omitted().omitted().given(I64, &[2], &[5.0, 7.0]).attr("is_causal", 1),
