@@ -32,7 +32,16 @@ pub static LIMITS: &[Limit] = &[
         most: counted::MOST_BOXES,
     },
     Limit { operators: "Unique", what: "elements of a slice, where a run gives them", most: counted::MOST_COLUMNS },
-    Limit { operators: "RoiAlign", what: "`sampling_ratio`", most: grid::regions::MOST_POINTS },
+    Limit {
+        operators: "RoiAlign",
+        what: "points of an element along an axis, as `sampling_ratio` says or the image's extent over the result's",
+        most: grid::regions::MOST_POINTS,
+    },
+    Limit {
+        operators: "Conv ConvTranspose MaxPool AveragePool, of doubles on the CPU",
+        what: "elements of a window; of a pool, along an axis",
+        most: window::taps::MOST_TAPS,
+    },
     Limit {
         operators: "all, on GPUs",
         what: "elements of a tensor that no library computes",
