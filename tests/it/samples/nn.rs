@@ -264,6 +264,9 @@ fn between_numbers() -> Vec<Sample> {
     all.push(pool.clone().ints("pads", &[1, 0, 1, 0]).attr("ceil_mode", 1).attr("count_include_pad", 1));
     all.push(pool.ints("strides", &[2, 1]).attr("auto_pad", "VALID").attr("channels_last", 0));
     all.push(result(one("QLinearGlobalAveragePool", U8, &[2, 3, 4, 4]), U8, 0.0625).attr("channels_last", 0));
+    all.push(result(one("QLinearGlobalAveragePool", U8, &[2, 4, 4, 3]), U8, 0.0625).attr("channels_last", 1));
+    let pool = result(one("QLinearAveragePool", U8, &[1, 6, 5, 2]), U8, 0.0625).ints("kernel_shape", &[2, 3]);
+    all.push(pool.attr("channels_last", 1));
     all
 }
 
