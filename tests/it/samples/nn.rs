@@ -267,6 +267,13 @@ fn between_numbers() -> Vec<Sample> {
     all.push(result(one("QLinearGlobalAveragePool", U8, &[2, 4, 4, 3]), U8, 0.0625).attr("channels_last", 1));
     let pool = result(one("QLinearAveragePool", U8, &[1, 6, 5, 2]), U8, 0.0625).ints("kernel_shape", &[2, 3]);
     all.push(pool.attr("channels_last", 1));
+    let conv = |shape: &[usize]| {
+        let data = Sample::new("com.microsoft.QLinearConv").input(U8, shape, 0.0, 255.0).quantized(0.25, 100.0);
+        let filters = data.input(U8, &[4, 2, 3, 3], 0.0, 255.0).quantized(0.5, 2.0);
+        filters.quantized(64.0, 7.0).input(I32, &[4], -900.0, 900.0).attr("group", 2)
+    };
+    all.push(conv(&[1, 4, 6, 7]).ints("pads", &[1, 0, 1, 2]).ints("strides", &[2, 1]).ints("dilations", &[1, 2]));
+    all.push(conv(&[1, 6, 5, 4]).attr("auto_pad", "SAME_UPPER").ints("kernel_shape", &[3, 3]).attr("channels_last", 1));
     all
 }
 
