@@ -384,7 +384,7 @@ impl Target {
 
     /// True if a kernel computes matrix products of this type.
     pub fn has_product_for(&self, dtype: DType) -> bool {
-        self.family != Family::Cpu || dtype != DType::F64
+        dtype.is_float() && (self.family != Family::Cpu || dtype != DType::F64)
     }
 
     /// True if a convolution of bytes with so many input channels per group is faster than one of floats. GPUs multiply four neighbours at once:

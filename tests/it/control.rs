@@ -293,6 +293,6 @@ fn iterations_are_bounded_by_what_they_carry() {
     let found = refusal(&source, &[]);
     assert_eq!(
         found,
-        "node 'y0' (Loop): functions and loops let the graph grow beyond 262144 nodes: expected fewer calls or iterations"
+        "node 'y0' (Loop): functions and loops repeat more than 4194304 nodes, inputs and outputs, where 64 bytes count as one: expected fewer calls or iterations"
     );
 }

@@ -241,7 +241,7 @@ fn refusals_say_what_was_expected_and_what_was_found() {
         (call("MatMul", &[&[2, 2, 3], &[3, 3, 5]]), "leading axes that broadcast, found [2,2,3] and [3,3,5]"),
         (call("MatMul", &[&[], &[3]]), "a vector, a matrix or a batch of them, found []"),
         (call("MatMul", &[&[3]]).input(DType::F16, &[3], 0.0, 1.0), "input 'B': expected f32"),
-        (Sample::new("MatMul").input(DType::I64, &[3], 0.0, 1.0).input(DType::I64, &[3], 0.0, 1.0), "found i64"),
+        (Sample::new("MatMul").input(DType::U8, &[3], 0.0, 1.0).input(DType::U8, &[3], 0.0, 1.0), "found u8"),
         (call("Gemm", &[&[2, 3], &[4, 3]]), "found [2,3] and [4,3] with transA=0, transB=0"),
         (call("Gemm", &[&[2, 3], &[3, 4], &[3]]), "input 'C': expected a shape that broadcasts to [2,4], found [3]"),
         (conv(&[1, 3], &[1, 3]), "expected [n, c, spatial..] with 1 to 3 spatial axes, found [1,3]"),

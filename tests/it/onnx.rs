@@ -3,7 +3,7 @@
 use plimsoll::internals::backend::cpu::Cpu;
 use plimsoll::internals::exec::Exec;
 use plimsoll::internals::graph::{Graph, Kind};
-use plimsoll::internals::onnx::proto::{DataLocation, DataType, ModelProto, StringStringEntryProto};
+use plimsoll::internals::onnx::proto::{DataLocation, DataType, ModelProto, SparseTensorProto, StringStringEntryProto};
 use plimsoll::internals::onnx::{Model, export, import, load, text};
 use plimsoll::internals::plan::Recipe;
 use plimsoll::internals::session::{Choice, Options, Session};
@@ -476,6 +476,37 @@ fn external(length: &str) -> ModelProto {
     weight.external_data =
         entries.map(|(key, value)| StringStringEntryProto { key: key.into(), value: value.into() }).into();
     proto
+}
+
+/// A model whose weight `[2, 3]` lists two elements, at these places.
+fn sparse(dims: &[i64], places: &[i64]) -> ModelProto {
+    let text = "g (float[2, 3] x) => (float[2, 3] y) <float[2] w = {5, 7}, int64[1] at = {0}> { y = Add (x, w) }";
+    let Model { mut proto, .. } = model(text);
+    let graph = proto.graph.as_mut().expect("a graph");
+    let (mut indices, values) = (graph.initializer.remove(1), graph.initializer.remove(0));
+    (indices.dims, indices.int64_data) = (dims.to_vec(), places.to_vec());
+    indices.raw_data.clear();
+    graph.sparse_initializer =
+        vec![SparseTensorProto { values: Some(values), indices: Some(indices), dims: vec![2, 3] }];
+    proto
+}
+
+#[test]
+fn sparse_initializers_are_read_as_dense_ones() {
+    let path = folder("sparse").join("model.onnx");
+    let read = |dims: &[i64], places: &[i64]| {
+        fs::write(&path, sparse(dims, places).encode_to_vec()).expect("writable");
+        import(&load(&path)?, &[])
+    };
+    let [listed, tuples] =
+        [run(&read(&[2], &[1, 5]).expect("places")), run(&read(&[2, 2], &[0, 1, 1, 2]).expect("tuples"))];
+    assert_eq!(listed, [[1.0, 7.0, 3.0, 4.0, 5.0, 13.0]]);
+    assert_eq!(listed, tuples);
+    let refused = |dims: &[i64], places: &[i64]| read(dims, places).expect_err("refused").to_string();
+    let found = refused(&[2], &[1, 6]);
+    assert!(found.ends_with("sparse initializer 'w': expected places from 0 to below 6, found 6"), "{found}");
+    let found = refused(&[2, 1], &[1, 5]);
+    assert!(found.ends_with("expected places int64 [2] or [2, 2], found int64 [2, 1]"), "{found}");
 }
 
 #[test]

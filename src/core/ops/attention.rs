@@ -133,9 +133,9 @@ fn infer(call: &Call) -> OpResult<Vec<Fact>> {
     let e = Extents::of(call)?;
     if call.has(MASK) {
         let mask = call.fact(MASK);
-        if mask.dtype != DType::Bool && mask.dtype != dtype {
-            return Err(format!("input 'attn_mask': expected bool or {dtype}, found {mask}"));
-        }
+        ensure(mask.dtype == DType::Bool || mask.dtype.is_number(), || {
+            format!("input 'attn_mask': expected bool, a float or integer type, found {mask}")
+        })?;
         let mut shape = mask.shape.clone();
         if call.has(LENGTHS) && shape.last().is_some_and(|&keys| keys > 1 && keys < e.keys) {
             // Keys beyond the mask's last one are not seen.
@@ -300,7 +300,8 @@ fn nodes<'g>(b: Nodes<'g>, call: &Call, x: &Args<Var<'g>>) -> OpResult<Vec<Var<'
         }
         _ => raw,
     };
-    let mask = x.given(MASK).map(|mask| whole_mask(b, mask, e.keys)).transpose()?;
+    let added = |mask: Var<'g>| if call.dtype(MASK) == DType::Bool { mask } else { mask.cast(dtype) };
+    let mask = x.given(MASK).map(|mask| whole_mask(b, added(mask), e.keys)).transpose()?;
     let scores = masked(b, call, &e, [mask, x.given(LENGTHS)], capped)?;
     let wide = scores.cast(precision(call)?);
     let mut weights = wide.softmax(-1);

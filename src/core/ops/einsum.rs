@@ -11,7 +11,7 @@
 //! Terms are joined from the left, two at a time, by one matrix product each. Letters that both terms and a later
 //! reader have are the batch of the product. A letter that only one term has and nobody reads is summed first.
 
-use super::{ensure, indices, output, position, same_float};
+use super::{ensure, indices, output, position, same_factor};
 use crate::dtype::DType;
 use crate::op::{Args, Attrs, Call, Eval, Lower, Nodes, OpDef, OpResult, Var, inputs, names};
 use crate::shape::Shape;
@@ -22,7 +22,7 @@ pub(super) static OPS: &[OpDef] = &[OpDef::new(
          does not have",
     inputs![Inputs*],
     |call| {
-        let dtype = same_float(call)?;
+        let dtype = same_factor(call)?;
         let equation = Equation::of(call)?;
         output(dtype, equation.shape(&equation.output))
     },
@@ -290,6 +290,8 @@ mod tests {
         assert_eq!(both("ij,jk"), both("ij,jk->ik"));
         assert_eq!(both("...j,jk->...k"), both("ij,jk->ik"));
         assert_eq!(both("ij,ji->"), ("f32[]".into(), vec![1.0 + 3.0 + 5.0 + 6.0]));
+        let whole = (I64, &[2][..], &[3.0, -4.0][..]);
+        assert_eq!(eval("Einsum", &[whole, whole], &equation("i,i->")), ("i64[]".into(), vec![25.0]));
         let wide = eval("Einsum", &[a, (F32, &[1, 3], &[1.0, 0.0, 2.0])], &equation("...,...->..."));
         assert_eq!(wide.1, [1.0, 0.0, 6.0, 4.0, 0.0, 12.0], "one element goes with all");
     }

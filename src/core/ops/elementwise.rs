@@ -153,15 +153,17 @@ pub(super) static OPS: &[OpDef] = &[
         |x, c| exponential(&x[0], param(c, "alpha", SELU_ALPHA), 1.0) * param(c, "gamma", SELU_GAMMA))
         .sample(|s| s.uniform(-4.0, 4.0))
         .attrs(names![alpha gamma]),
-    map("Shrink", "x + bias where x < -lambd, x - bias where x > lambd, else 0", IN, float,
+    map("Shrink", "x + bias where x < -lambd, x - bias where x > lambd, else 0; of integers in f32, rounded toward zero", IN, number,
         |x, c| {
             let (bias, least) = (param(c, "bias", 0.0), param(c, "lambd", 0.5));
-            if x[0] < -least { x[0] + bias } else if x[0] > least { x[0] - bias } else { 0.0 }
+            let y = if x[0] < -least { x[0] + bias } else if x[0] > least { x[0] - bias } else { 0.0 };
+            if c.dtype(0).is_int() { y.trunc() } else { y }
         },
         |x, c| {
-            let (x, bias, least) = (&x[0], param(c, "bias", 0.0), param(c, "lambd", 0.5));
-            let above = x.like(least).lt(x).select(&(x + -bias), &x.like(0.0));
-            x.lt(&x.like(-least)).select(&(x + bias), &above)
+            let (dtype, bias, least) = (x[0].dtype(), param(c, "bias", 0.0), param(c, "lambd", 0.5));
+            let x = if dtype.is_int() { x[0].cast(DType::F32) } else { x[0].clone() };
+            let above = x.like(least).lt(&x).select(&(&x + -bias), &x.like(0.0));
+            x.lt(&x.like(-least)).select(&(&x + bias), &above).cast(dtype)
         })
         .attrs(names![bias lambd]),
     map("Sigmoid", "1 / (1 + e^-x)", X, float, |x, _| 1.0 / (1.0 + (-x[0]).exp()), |x, _| sigmoid(&x[0]))

@@ -1,7 +1,7 @@
 //! Rows of ONNX Runtime's domain that its optimizer fuses from several operators.
 
 use super::compose::{channels_first, channels_last, composed};
-use super::{broadcasts_to, ensure, expect_dtype, find};
+use super::{broadcasts_to, ensure, expect_dtype, find, same_float};
 use crate::dtype::DType;
 use crate::op::{Args, Attr, Attrs, Call, Lower, Nodes, OpDef, OpResult, Sample, Var, inputs, names};
 
@@ -214,6 +214,7 @@ fn activated<'g>(call: &Call, y: Var<'g>, parameters: &[f64]) -> OpResult<Var<'g
 }
 
 fn product<'g>(call: &Call, x: &Args<Var<'g>>) -> OpResult<Vec<Var<'g>>> {
+    same_float(call)?;
     let mut operands = [x[0], x[1]];
     for (i, [batch, matrix]) in [["transBatchA", "transA"], ["transBatchB", "transB"]].into_iter().enumerate() {
         let rank = call.shape(i).len();

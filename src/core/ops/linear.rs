@@ -1,7 +1,7 @@
 //! Matrix products.
 
 use super::compose::composed;
-use super::{broadcasts_to, ensure, expect_shape, indices, output, same_float};
+use super::{broadcasts_to, ensure, expect_shape, indices, output, same_factor, same_float};
 use crate::kernel::Template;
 use crate::op::{Args, Back, Call, Eval, Fact, Lower, Nodes, OpDef, OpResult, Part, TemplateCall, Var, inputs, names};
 use crate::shape::{Access, Shape};
@@ -102,7 +102,7 @@ impl Product {
 }
 
 fn infer_matmul(call: &Call) -> OpResult<Vec<Fact>> {
-    let dtype = same_float(call)?;
+    let dtype = same_factor(call)?;
     let p = Product::new(call)?;
     let mut shape = p.with(p.m, p.n);
     if call.shape(1).len() == 1 {
@@ -215,10 +215,14 @@ fn gemm(call: &Call) -> OpResult<([usize; 3], [bool; 2])> {
 }
 
 fn infer_gemm(call: &Call) -> OpResult<Vec<Fact>> {
-    let dtype = same_float(call)?;
+    let dtype = same_factor(call)?;
     let ([m, _, n], _) = gemm(call)?;
-    call.float("alpha", 1.0)?;
-    call.float("beta", 1.0)?;
+    for name in ["alpha", "beta"] {
+        let factor = call.float(name, 1.0)?;
+        ensure(dtype.is_float() || factor.fract() == 0.0, || {
+            format!("attribute '{name}': expected a whole number as a factor of {dtype}, found {factor}")
+        })?;
+    }
     let shape = Shape::new([m, n]);
     broadcasts_to(call, 2, &shape)?;
     output(dtype, shape)
@@ -255,4 +259,27 @@ fn decompose_gemm<'g>(call: &Call, x: &Args<Var<'g>>) -> OpResult<Vec<Var<'g>>> 
     let y = scaled(a.matmul(b), call.float("alpha", 1.0)?);
     let beta = call.float("beta", 1.0)?;
     Ok(vec![x.given(2).map_or(y, |c| y + scaled(c, beta))])
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::dtype::DType::*;
+    use crate::op::Attrs;
+    use crate::ops::tests::{eval, refused};
+
+    #[test]
+    fn integers_are_multiplied_as_such() {
+        let (a, b) = ((I32, &[1, 2][..], &[2.0, -3.0][..]), (I32, &[2, 1][..], &[5.0, 7.0][..]));
+        assert_eq!(eval("MatMul", &[a, b], &Attrs::new()), ("i32[1,1]".into(), vec![-11.0]));
+        assert_eq!(eval("Gemm", &[a, b], &Attrs::new().with("alpha", 2.0)).1, [-22.0]);
+        let shapes = |dtype| [(dtype, &[1, 2][..]), (dtype, &[2, 1][..])];
+        assert_eq!(
+            refused("Gemm", &shapes(I64), &Attrs::new().with("alpha", 0.5)),
+            "attribute 'alpha': expected a whole number as a factor of i64, found 0.5"
+        );
+        assert_eq!(
+            refused("MatMul", &shapes(U8), &Attrs::new()),
+            "input 'A': expected a floating-point type, or integers of 32 or 64 bits, found u8"
+        );
+    }
 }

@@ -31,7 +31,16 @@ pub static LIMITS: &[Limit] = &[
         most: counted::MOST_BOXES,
     },
     Limit { operators: "Unique", what: "elements of a slice, where a run gives them", most: counted::MOST_COLUMNS },
-    Limit { operators: "RoiAlign", what: "`sampling_ratio`", most: grid::regions::MOST_POINTS },
+    Limit {
+        operators: "RoiAlign",
+        what: "points of an element along an axis, as `sampling_ratio` says or the image's extent over the result's",
+        most: grid::regions::MOST_POINTS,
+    },
+    Limit {
+        operators: "Conv ConvTranspose MaxPool AveragePool, of doubles on the CPU",
+        what: "elements of a window; of a pool, along an axis",
+        most: window::taps::MOST_TAPS,
+    },
     Limit {
         operators: "all, on GPUs",
         what: "elements of a tensor that no library computes",
@@ -58,6 +67,7 @@ pub use scatter::{SCATTER, SUM_BY_INDEX};
 pub use sort::SORT;
 pub use window::bytes::CONV_OF_BYTES;
 pub use window::filters::SUMS_OF_PARTS;
+pub use window::taps::by_taps;
 
 mod attention;
 mod compose;
@@ -235,6 +245,17 @@ fn expect_dtype(call: &Call, input: usize, expected: &str, allowed: fn(DType) ->
 fn same_float(call: &Call) -> OpResult<DType> {
     let dtype = same_dtype(call)?;
     expect_dtype(call, 0, "a floating-point type", DType::is_float).map(|_| dtype)
+}
+
+/// The one type of all given inputs, of which products and their sums are taken.
+fn same_factor(call: &Call) -> OpResult<DType> {
+    let dtype = same_dtype(call)?;
+    expect_dtype(call, 0, "a floating-point type, or integers of 32 or 64 bits", is_factor).map(|_| dtype)
+}
+
+/// True for the types that ONNX's products and their sums have.
+fn is_factor(dtype: DType) -> bool {
+    dtype.is_float() || dtype.is_int() && dtype.size() >= 4
 }
 
 /// A row with a meaning over whole tensors.

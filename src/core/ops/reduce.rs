@@ -1,7 +1,7 @@
 //! Reductions over axes.
 
 use super::elementwise::most;
-use super::{along, expect_dtype, indices, output, position};
+use super::{along, expect_dtype, indices, is_factor, output, position};
 use crate::dtype::DType;
 use crate::expr::{maximum, minimum};
 use crate::kernel::{Reduction, Template};
@@ -27,25 +27,31 @@ pub(super) static OPS: &[OpDef] = &[
     added("ReduceL1", "The sum of magnitudes along axes", number,
         |x, c| reduced_by(x, c, |x, _| x.iter().map(|x| x.abs()).sum()),
         Lower::Decompose(|_, c, x| Ok(vec![reduce(c, "ReduceSum", x[0].abs())?]))),
-    added("ReduceL2", "The root of the sum of squares along axes", float,
-        |x, c| reduced_by(x, c, |x, _| x.iter().map(|x| x * x).sum::<f64>().sqrt()),
-        Lower::Decompose(|_, c, x| Ok(vec![sum_square(c, x[0])?.sqrt()])))
+    added("ReduceL2", "The root of the sum of squares along axes; of integers, rounded down", factor,
+        |x, c| reduced_by(x, c, |x, d| whole(x.iter().map(|x| x * x).sum::<f64>().sqrt(), d)),
+        Lower::Decompose(|_, c, x| {
+            let sum = sum_square(c, x[0])?;
+            Ok(vec![if c.dtype(0).is_int() { root(sum)? } else { sum.sqrt() }])
+        }))
         .grad(|_, c, back| {
             // Of a norm of zeros it is 0, though the root has none.
             let kept = kept(c)?;
             let (y, dy) = (back.y[0].shaped(&kept), back.first()?.shaped(&kept));
             Ok(vec![Some(back.x[0] * (dy / y.equal(0.0).select(1.0, y)))])
         }),
-    added("ReduceLogSum", "The logarithm of the sum along axes", float,
-        |x, c| reduced_by(x, c, |x, _| x.iter().sum::<f64>().ln()),
-        Lower::Decompose(|_, c, x| Ok(vec![reduce(c, "ReduceSum", x[0])?.log()])))
+    added("ReduceLogSum", "The logarithm of the sum along axes; of integers, rounded toward zero", factor,
+        |x, c| reduced_by(x, c, |x, d| whole(x.iter().sum::<f64>().ln(), d)),
+        Lower::Decompose(|_, c, x| Ok(vec![in_floats(reduce(c, "ReduceSum", x[0])?)?.log().cast(c.dtype(0))])))
         .sample(|s| s.input(DType::F32, &[3, 4, 5], 0.5, 3.0).ints("axes", &[1]).attr("keepdims", 0)),
-    added("ReduceLogSumExp", "The logarithm of the sum of exponentials along axes", float,
-        |x, c| reduced_by(x, c, |x, _| {
+    added("ReduceLogSumExp", "The logarithm of the sum of exponentials along axes; of integers, rounded toward zero", factor,
+        |x, c| reduced_by(x, c, |x, d| {
             let max = x.iter().copied().fold(f64::MIN, f64::max).min(f64::MAX);
-            max + x.iter().map(|x| (x - max).exp()).sum::<f64>().ln()
+            whole(max + x.iter().map(|x| (x - max).exp()).sum::<f64>().ln(), d)
         }),
-        Lower::Decompose(|_, c, x| log_sum_exp(c, x[0]))),
+        Lower::Decompose(|_, c, x| {
+            let made = log_sum_exp(c, in_floats(x[0])?)?;
+            Ok(made.into_iter().map(|y| y.cast(c.dtype(0))).collect())
+        })),
     added("ReduceMean", "The mean along axes", number,
         |x, c| reduced_by(x, c, |x, _| x.iter().sum::<f64>() / x.len() as f64),
         Lower::Decompose(|_, c, x| {
@@ -131,9 +137,29 @@ fn number(call: &Call) -> OpResult<Vec<Fact>> {
     logical(call)
 }
 
-fn float(call: &Call) -> OpResult<Vec<Fact>> {
-    expect_dtype(call, 0, "a float type", DType::is_float)?;
+fn factor(call: &Call) -> OpResult<Vec<Fact>> {
+    expect_dtype(call, 0, "a float type, or integers of 32 or 64 bits", is_factor)?;
     logical(call)
+}
+
+/// A number as an element of this type.
+fn whole(value: f64, dtype: DType) -> f64 {
+    if dtype.is_int() { value.trunc() } else { value }
+}
+
+/// Integers as floats. Floats stay as they are.
+fn in_floats(x: Var) -> OpResult<Var> {
+    Ok(if x.fact()?.dtype.is_int() { x.cast(DType::F32) } else { x })
+}
+
+/// The largest whole number whose square is not above an integer.
+fn root(x: Var) -> OpResult<Var> {
+    let dtype = x.fact()?.dtype;
+    let guess = x.cast(DType::F32).sqrt().cast(dtype).max(1.0);
+    // A single has 24 bits of 32: a step of Newton's method leaves the number, or the one above.
+    let near = (guess + x / guess) / 2.0;
+    // Quotients overflow less than squares.
+    Ok(near - near.greater(x / near.max(1.0)).cast(dtype))
 }
 
 /// The input's shape without `axes`, or with extents of 1 there.
@@ -195,7 +221,7 @@ fn sum_square<'g>(call: &Call, x: Var<'g>) -> OpResult<Var<'g>> {
 
 /// `m + ln(sum(e^(x - m)))` with the largest value `m`, which is kept finite so that no infinities are subtracted.
 fn log_sum_exp<'g>(call: &Call, x: Var<'g>) -> OpResult<Vec<Var<'g>>> {
-    let (axes, finite) = (call.reduced_axes()?, most(call.dtype(0)));
+    let (axes, finite) = (call.reduced_axes()?, most(x.fact()?.dtype));
     let max = x.op("ReduceMax", &[], over(&axes, 1)).clip(-finite, finite);
     let out = (x - max).exp().op("ReduceSum", &[], over(&axes, 1)).log() + max;
     unkept(call, &axes, out)
@@ -341,6 +367,13 @@ mod tests {
             "input 'data': expected a float or integer type, found bool"
         );
         assert!(refused("ArgMax", &[(F32, &[0, 3])], &keep).starts_with("input 'data': expected elements"));
+    }
+
+    #[test]
+    fn of_integers_results_are_whole() {
+        let of = |op: &str| eval(op, &[(I32, &[2, 2], &[3.0, 4.0, 2.0, 2.0])], &Attrs::new().with("axes", vec![1]));
+        assert_eq!(of("ReduceL2"), ("i32[2,1]".into(), vec![5.0, 2.0]));
+        assert_eq!((of("ReduceLogSum").1, of("ReduceLogSumExp").1), (vec![1.0, 1.0], vec![4.0, 2.0]));
     }
 
     #[test]

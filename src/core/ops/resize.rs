@@ -1,7 +1,7 @@
 //! Interpolation.
 
 use super::compose::composed;
-use super::{along, ensure, indices, output, same_float, transposed_map};
+use super::{along, ensure, expect_dtype, indices, output, transposed_map};
 use crate::dtype::DType;
 use crate::kernel::{Nearest, ResizeMode, Template};
 use crate::op::{
@@ -12,7 +12,8 @@ use crate::shape::{Access, Shape};
 pub(super) static OPS: &[OpDef] = &[
     OpDef::new(
         "Resize",
-        "Interpolates along every axis to `sizes`, or by `scales`",
+        "Interpolates along every axis to `sizes`, or by `scales`; integers in f32, where a linear result is rounded toward zero, and others to \
+         the nearest integer, with antialias behind each axis, of which the last comes first",
         inputs![X roi= scales= sizes=],
         infer_resize,
         Eval::Tensor(eval_resize),
@@ -72,17 +73,27 @@ fn upgrade_resize(opset: i64, inputs: &mut Vec<Option<ValueId>>, attrs: &mut Att
     }
 }
 
-/// Uses the kernel template, except with antialias: then neighbours and weights are constants, axis by axis. Coordinates outside the data get the extrapolation value.
+/// Uses the kernel template, except with antialias or doubles: then neighbours and weights are constants, axis by axis. Coordinates outside the data get the extrapolation value.
 fn decompose_resize<'g>(b: Nodes<'g>, call: &Call, x: &Args<Var<'g>>) -> OpResult<Vec<Var<'g>>> {
-    let axes = axes(call)?;
-    let mut y = if axes.iter().any(|a| a.blur < 1.0) {
-        blurred(b, call, &axes, x[0])?
-    } else {
-        let mut attrs = call.attrs.clone();
-        for name in ["antialias", "extrapolation_value"] {
-            attrs.remove(name);
+    let (axes, dtype) = (axes(call)?, call.dtype(0));
+    let rounding = Rounding::of(call)?;
+    let mut y = if rounding != Rounding::None {
+        let wide = Fact::new(DType::F32, call.shape(0).clone());
+        let inputs: Vec<_> = [Some(&wide)].into_iter().chain(call.inputs[1..].iter().copied()).collect();
+        let call = Call { inputs: &inputs, ..*call };
+        if rounding == Rounding::Steps {
+            blurred(b, &call, &axes, x[0].cast(DType::F32), Some(dtype))?
+        } else {
+            let y = x[0].cast(DType::F32).op("plimsoll.Resize", &[], core_attrs(&call));
+            if rounding == Rounding::Nearest { held(y.round(), dtype) } else { y }
         }
-        x[0].op("plimsoll.Resize", &[], attrs)
+        .cast(dtype)
+    } else if dtype.is_int() {
+        chosen(b, call, &axes, x[0])?
+    } else if dtype == DType::F64 || axes.iter().any(|a| a.blur < 1.0) {
+        blurred(b, call, &axes, x[0], None)?
+    } else {
+        x[0].op("plimsoll.Resize", &[], core_attrs(call))
     };
     let value = call.float("extrapolation_value", 0.0)?;
     for (k, axis) in axes.iter().enumerate() {
@@ -97,6 +108,68 @@ fn decompose_resize<'g>(b: Nodes<'g>, call: &Call, x: &Args<Var<'g>>) -> OpResul
     Ok(vec![y])
 }
 
+/// The attributes of the kernel template.
+fn core_attrs(call: &Call) -> Attrs {
+    let mut attrs = call.attrs.clone();
+    for name in ["antialias", "extrapolation_value"] {
+        attrs.remove(name);
+    }
+    attrs
+}
+
+/// How integers follow from what is interpolated between them.
+#[derive(Clone, Copy, PartialEq)]
+enum Rounding {
+    /// Not at all: they are elements of the data, or no integers.
+    None,
+    /// Toward zero.
+    Down,
+    /// To the nearest.
+    Nearest,
+    /// To the nearest, axis by axis from the last one.
+    Steps,
+}
+
+impl Rounding {
+    fn of(call: &Call) -> OpResult<Rounding> {
+        if !call.dtype(0).is_int() {
+            return Ok(Rounding::None);
+        }
+        Ok(match mode(call)? {
+            ResizeMode::Nearest(_) => Rounding::None,
+            _ if call.int("antialias", 0)? != 0 => Rounding::Steps,
+            ResizeMode::Linear => Rounding::Down,
+            ResizeMode::Cubic { .. } => Rounding::Nearest,
+        })
+    }
+
+    /// A value between integers of this type as an integer.
+    fn round(self, value: f64, dtype: DType) -> f64 {
+        let (low, high) = dtype.range();
+        match self {
+            Rounding::None => value,
+            Rounding::Down => value.trunc(),
+            Rounding::Nearest | Rounding::Steps => value.round_ties_even().clamp(low, high),
+        }
+    }
+}
+
+/// A value within the range of an integer type.
+fn held(y: Var, dtype: DType) -> Var {
+    let (low, high) = dtype.range();
+    y.clip(low, high)
+}
+
+/// Takes the nearest elements, axis by axis.
+fn chosen<'g>(b: Nodes<'g>, call: &Call, axes: &[Axis], mut y: Var<'g>) -> OpResult<Var<'g>> {
+    let mode = mode(call)?;
+    for (k, &axis) in axes.iter().enumerate().filter(|(_, axis)| !axis.stays()) {
+        let place = |i| neighbours(axis, mode, i)[0].0 as f64;
+        y = y.gather(b.constant(DType::I32, [axis.out], || (0..axis.out).map(place).collect()), k as i64);
+    }
+    Ok(y)
+}
+
 /// An axis with this many elements per neighbour of a result, at most, is resized by a matrix product, if the matrix has few elements, or no
 /// more than a plane of the data.
 const DENSE: usize = 64;
@@ -104,10 +177,14 @@ const SMALL: usize = 1 << 16;
 /// The most weights that are made for an axis.
 const MOST_WEIGHTS: f64 = (1 << 26) as f64;
 
-/// Resizes with antialias: axis by axis, by a matrix product, or by the neighbours alone.
-fn blurred<'g>(b: Nodes<'g>, call: &Call, axes: &[Axis], mut y: Var<'g>) -> OpResult<Var<'g>> {
+/// Resizes axis by axis, by a matrix product, or by the neighbours alone. If the data were integers of type `whole`, so is the result of each axis.
+fn blurred<'g>(b: Nodes<'g>, call: &Call, axes: &[Axis], mut y: Var<'g>, whole: Option<DType>) -> OpResult<Var<'g>> {
     let (mode, mut shape) = (mode(call)?, call.shape(0).clone());
-    for (k, &axis) in axes.iter().enumerate().filter(|(_, a)| !a.stays()) {
+    let mut order: Vec<_> = axes.iter().copied().enumerate().filter(|(_, axis)| !axis.stays()).collect();
+    if whole.is_some() {
+        order.reverse();
+    }
+    for (k, axis) in order {
         let (outer, inner): (usize, usize) = (shape[..k].iter().product(), shape[k + 1..].iter().product());
         let most = (4.0 / axis.blur + 2.0) * axis.out as f64;
         ensure(most <= MOST_WEIGHTS, || {
@@ -119,31 +196,44 @@ fn blurred<'g>(b: Nodes<'g>, call: &Call, axes: &[Axis], mut y: Var<'g>) -> OpRe
         let small = axis.out.saturating_mul(axis.len) <= SMALL || axis.out <= inner;
         if axis.len > DENSE * taps || !small {
             y = by_neighbours(b, call.dtype(0), y.shaped(&[outer, axis.len, inner]), &found, taps);
-            shape[k] = axis.out;
-            y = y.shaped(&shape);
-            continue;
-        }
-        // `at(i, j)` is the position of the weight of data element `j` in result element `i`.
-        let weights = |shape: [usize; 2], at: &dyn Fn(usize, usize) -> usize| {
-            b.constant(call.dtype(0), shape, || {
-                let mut weights = vec![0.0; axis.out * axis.len];
-                for (i, found) in found.iter().enumerate() {
-                    found.iter().for_each(|&(j, w)| weights[at(i, j)] += w);
-                }
-                weights
-            })
-        };
-        y = if inner == 1 {
-            let weights = weights([axis.len, axis.out], &|i, j| j * axis.out + i);
-            y.shaped(&[outer, axis.len]).matmul(weights)
         } else {
-            let weights = weights([axis.out, axis.len], &|i, j| i * axis.len + j);
-            weights.matmul(y.shaped(&[outer, axis.len, inner]))
-        };
+            y = by_product(b, call.dtype(0), y, [outer, inner], axis, &found);
+        }
         shape[k] = axis.out;
         y = y.shaped(&shape);
+        if let Some(dtype) = whole {
+            y = held(y.round(), dtype);
+        }
     }
     Ok(y)
+}
+
+/// The product of all elements along an axis with their weights, of which most are zero.
+fn by_product<'g>(
+    b: Nodes<'g>,
+    dtype: DType,
+    y: Var<'g>,
+    [outer, inner]: [usize; 2],
+    axis: Axis,
+    found: &[Vec<(usize, f64)>],
+) -> Var<'g> {
+    // `at(i, j)` is the position of the weight of data element `j` in result element `i`.
+    let weights = |shape: [usize; 2], at: &dyn Fn(usize, usize) -> usize| {
+        b.constant(dtype, shape, || {
+            let mut weights = vec![0.0; axis.out * axis.len];
+            for (i, found) in found.iter().enumerate() {
+                found.iter().for_each(|&(j, w)| weights[at(i, j)] += w);
+            }
+            weights
+        })
+    };
+    if inner == 1 {
+        let weights = weights([axis.len, axis.out], &|i, j| j * axis.out + i);
+        y.shaped(&[outer, axis.len]).matmul(weights)
+    } else {
+        let weights = weights([axis.out, axis.len], &|i, j| i * axis.len + j);
+        weights.matmul(y.shaped(&[outer, axis.len, inner]))
+    }
 }
 
 /// Sums of the neighbours along the middle axis, each times its weight.
@@ -347,7 +437,10 @@ fn regions(call: &Call, named: usize) -> OpResult<Vec<(f64, f64)>> {
 }
 
 fn infer_resize(call: &Call) -> OpResult<Vec<Fact>> {
-    let dtype = same_float(call)?;
+    let dtype = match call.op.name {
+        "Resize" => expect_dtype(call, 0, "a float or integer type", DType::is_number)?,
+        _ => expect_dtype(call, 0, "a floating-point type", DType::is_float)?,
+    };
     mode(call)?;
     call.float("extrapolation_value", 0.0)?;
     output(dtype, axes(call)?.iter().map(|a| a.out).collect::<Shape>())
@@ -432,7 +525,12 @@ fn spread(axis: Axis, x: f64, reach: f64, inside: bool, weight: impl Fn(f64) -> 
 fn eval_resize(inputs: &Args<&[f64]>, call: &Call) -> OpResult<Vec<Vec<f64>>> {
     let (mode, axes, outside) = (mode(call)?, axes(call)?, call.float("extrapolation_value", 0.0)?);
     let (mut values, mut shape) = (inputs[0].to_vec(), call.shape(0).clone());
-    for (k, &axis) in axes.iter().enumerate() {
+    let (rounding, dtype) = (Rounding::of(call)?, call.dtype(0));
+    let mut order: Vec<_> = axes.iter().copied().enumerate().collect();
+    if rounding == Rounding::Steps {
+        order.reverse();
+    }
+    for (k, axis) in order {
         let inner: usize = shape[k + 1..].iter().product();
         shape[k] = axis.out;
         let mut resized = Vec::with_capacity(shape.numel());
@@ -446,6 +544,28 @@ fn eval_resize(inputs: &Args<&[f64]>, call: &Call) -> OpResult<Vec<Vec<f64>>> {
             });
         }
         values = resized;
+        if rounding == Rounding::Steps {
+            values.iter_mut().for_each(|value| *value = rounding.round(*value, dtype));
+        }
     }
+    values.iter_mut().for_each(|value| *value = rounding.round(*value, dtype));
     Ok(vec![values])
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::dtype::DType::*;
+    use crate::op::Attrs;
+    use crate::ops::tests::eval;
+
+    #[test]
+    fn integers_stay_integers() {
+        let of = |mode: &str| {
+            let attrs = Attrs::new().with("scales", vec![2.0]).with("mode", mode);
+            eval("Resize", &[(I8, &[3], &[-5.0, 6.0, 127.0])], &attrs).1
+        };
+        assert_eq!(of("nearest"), [-5.0, -5.0, 6.0, 6.0, 127.0, 127.0]);
+        assert_eq!(of("linear"), [-5.0, -2.0, 3.0, 36.0, 96.0, 127.0], "toward zero: of -2.25, 3.25, 36.25 and 96.75");
+        assert_eq!(of("cubic")[5], 127.0, "more would be held within the type");
+    }
 }

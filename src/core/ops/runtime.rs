@@ -38,6 +38,32 @@ pub(super) static OPS: &[OpDef] = &[
     })
     .sample(|s| s.input(DType::U8, &[1, 6, 5, 2], 0.0, 255.0).ints("kernel_shape", &[2, 3]).ints("strides", &[2, 1]))
     .attrs(names![auto_pad ceil_mode dilations kernel_shape pads strides]),
+    composed(
+        "com.microsoft.QLinearConv",
+        "QLinearConv of ONNX, of images whose channels stand last where `channels_last` says so",
+        inputs![x x_scale x_zero_point w w_scale w_zero_point y_scale y_zero_point B?],
+        |b, call, x| {
+            let (rank, mut inputs) = (call.shape(0).len(), x.0.to_vec());
+            let mut attrs = call.attrs.clone();
+            attrs.remove("channels_last");
+            if call.int("channels_last", 0)? == 0 {
+                return Ok(vec![b.op("QLinearConv", &inputs, attrs)]);
+            }
+            ensure(rank >= 3, || format!("input 'x': expected a batch of images, found {}", call.shape(0)))?;
+            inputs[0] = Some(channels_first(x[0], rank));
+            Ok(vec![channels_last(b.op("QLinearConv", &inputs, attrs), rank)])
+        },
+    )
+    .sample(|s| {
+        s.input(DType::U8, &[1, 6, 5, 4], 0.0, 255.0)
+            .quantized(0.25, 100.0)
+            .input(DType::U8, &[3, 4, 3, 3], 0.0, 255.0)
+            .given(DType::F32, &[3], &[0.5, 0.25, 1.0])
+            .given(DType::U8, &[1], &[2.0])
+            .quantized(64.0, 7.0)
+            .attr("channels_last", 1)
+    })
+    .attrs(names![auto_pad channels_last dilations group kernel_shape pads strides]),
     composed("SkipLayerNormalization", "LayerNormalization of a sum, its statistics, and the sum", SKIP, skipped)
         .attrs(names![epsilon])
         .sample(|s| s.floats(&[&[2, 3, 8], &[2, 3, 8], &[8]])),
@@ -67,7 +93,6 @@ fn of_two(s: Sample) -> Sample {
 /// Refuses quantized inputs that do not fit, and finds the type of the result. Inputs come in threes: data, scale, zero
 /// point. The result's scale and zero point come last.
 fn quantized_type(call: &Call) -> OpResult<DType> {
-    ensure(call.int("channels_last", 0)? == 0, || "attribute 'channels_last': expected 0, found 1".to_owned())?;
     let last = call.op.inputs.len() - 2;
     for scale in (1..=last).step_by(3).chain([last]) {
         expect_dtype(call, scale, "f32", |d| d == DType::F32)?;
@@ -95,7 +120,15 @@ fn quantized_nodes<'g>(b: Nodes<'g>, call: &Call, x: &Args<Var<'g>>) -> OpResult
     if let Some(axes) = call.attrs.get("axes") {
         attrs.set("axes", axes.clone());
     }
-    let y = b.op(row.name, &data.collect::<Vec<_>>(), attrs);
+    let mut data: Vec<_> = data.collect();
+    let rank = call.shape(0).len();
+    let stands_last = call.int("channels_last", 0)? != 0;
+    if stands_last {
+        ensure(rank >= 3, || format!("input 'X': expected a batch of images, found {}", call.shape(0)))?;
+        data[0] = channels_first(data[0], rank);
+    }
+    let y = b.op(row.name, &data, attrs);
+    let y = if stands_last { channels_last(y, rank) } else { y };
     let to = match given[last + 1] {
         Some(_) => Attrs::new(),
         None => Attrs::new().with("output_dtype", dtype.onnx()),

@@ -14,6 +14,7 @@ use std::iter::zip;
 pub(super) mod bytes;
 pub(super) mod filters;
 pub(super) mod sums;
+pub mod taps;
 pub(super) mod unpool;
 
 pub(super) static OPS: &[OpDef] = &[
@@ -362,6 +363,11 @@ impl Side {
         before(self.before)..before(self.before + self.len)
     }
 
+    /// The elements of window `o` that are inside the padded input.
+    fn within(&self, o: usize) -> usize {
+        (self.before + self.len + self.after - o * self.stride).div_ceil(self.dilation).min(self.kernel)
+    }
+
     /// Leaves out the elements at both ends of the window that are padding wherever it lies.
     fn cut(&mut self) {
         // Nothing is inside the data before this element. Padding in front is left where windows begin inside it alone.
@@ -686,11 +692,9 @@ fn eval_pool(
     let mut y = Vec::with_capacity(shape.numel());
     for index in indices(&shape) {
         let x = &x[(index[0] * shape[1] + index[1]) * image..][..image];
-        let within =
-            |(s, &o): (&Side, &usize)| (s.before + s.len + s.after - o * s.stride).div_ceil(s.dilation).min(s.kernel);
         let value = inside(&sides, &index[2..]).into_iter().fold(start, |value, at| fold(value, x[at]));
         let count = if padded {
-            zip(&sides, &index[2..]).map(within).product()
+            zip(&sides, &index[2..]).map(|(s, &o)| s.within(o)).product()
         } else {
             zip(&sides, &index[2..]).map(|(s, &o)| s.taps(o).len()).product()
         };

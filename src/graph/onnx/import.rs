@@ -429,8 +429,13 @@ impl<'a> Importer<'a> {
             training.is_some_and(|training| training.numbers.contains_key(name)) || initial.contains_key(name)
         };
         for sparse in &proto.sparse_initializer {
-            let (name, fact) = (sparse.name(), Fact::new(sparse.dtype()?, sparse.shape()?));
-            let value = if is_trained(name) { self.trained(name, fact, None, initial) } else { self.zeros(name, fact) };
+            let name = sparse.name();
+            let value = if is_trained(name) {
+                let fact = Fact::new(sparse.dtype()?, sparse.shape()?);
+                self.trained(name, fact, model.sparse(sparse, name)?, initial)
+            } else {
+                self.sparse(sparse, &scope.name(name))
+            };
             scope.take(name, value?)?;
         }
         for tensor in &proto.initializer {
@@ -448,6 +453,14 @@ impl<'a> Importer<'a> {
             scope.take(name, value)?;
         }
         Ok(())
+    }
+
+    /// Adds a sparse tensor to the graph as a dense constant.
+    fn sparse(&mut self, tensor: &SparseTensorProto, name: &str) -> Result<ValueId> {
+        match self.model.sparse(tensor, name)? {
+            Some(constant) => Ok(self.graph.constant(constant)),
+            None => self.zeros(name, Fact::new(tensor.dtype()?, tensor.shape()?)),
+        }
     }
 
     /// Adds a tensor to the graph as a constant, unpacked if several of its elements share a byte.
@@ -606,6 +619,12 @@ impl<'a> Importer<'a> {
             // As an attribute the elements would be read; as a constant they stay in the file.
             let name = outputs.first().map_or(call.name, String::as_str);
             return Ok(vec![self.constant(tensor, name).map_err(|e| call.fail(e.to_string()))?]);
+        }
+        if op.name == "Constant"
+            && let Some(tensor) = call.attribute("sparse_value").and_then(|a| a.sparse_tensor.as_deref())
+        {
+            let name = outputs.first().map_or(call.name, String::as_str);
+            return Ok(vec![self.sparse(tensor, name).map_err(|e| call.fail(e.to_string()))?]);
         }
         let mut attrs = self.attributes(call)?;
         if op.name == "GatherBlockQuantized" {

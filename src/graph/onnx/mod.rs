@@ -5,14 +5,16 @@
 //! [op table](crate::ops), and nowhere here.
 
 use crate::constant::Constant;
+use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::file;
 use crate::graph::Graph;
-use crate::op::Fact;
+use crate::op::{Attrs, Fact};
+use crate::ops;
 use crate::tensor::Tensor;
 use bytes::Bytes;
 use prost::Message;
-use proto::{GraphProto, ModelProto, NodeProto, TensorProto};
+use proto::{GraphProto, ModelProto, NodeProto, SparseTensorProto, TensorProto};
 use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::io::{self, ErrorKind};
@@ -341,6 +343,15 @@ impl Model {
         self.proto.functions.iter().try_for_each(|f| in_nodes(&f.node, &mut check))
     }
 
+    /// The constant with a sparse tensor's elements, which are not read here. `None` if all are zero.
+    fn sparse(&self, tensor: &SparseTensorProto, name: &str) -> Result<Option<Constant>> {
+        let Some((values, places)) = tensor.listed()? else { return Ok(None) };
+        let shape = tensor.shape()?;
+        check_places(tensor, places, &shape)?;
+        let places = self.constant(places, format!("{name}/places"))?;
+        Ok(Some(scattered(name, shape, self.constant(values, format!("{name}/values"))?, places)?))
+    }
+
     /// The constant with a tensor's elements. They are not read here.
     fn constant(&self, tensor: &TensorProto, name: String) -> Result<Constant> {
         let fact = Fact::new(tensor.dtype()?, tensor.shape()?);
@@ -350,6 +361,46 @@ impl Model {
             None => Ok(Constant::new(name, Tensor::new(fact.dtype, fact.shape, tensor.bytes()?)?)),
         }
     }
+}
+
+/// Refuses places outside a sparse tensor, if the file itself lists them.
+fn check_places(tensor: &SparseTensorProto, places: &TensorProto, shape: &[usize]) -> Result<()> {
+    if places.external()?.is_some() {
+        return Ok(());
+    }
+    let bytes = places.bytes()?;
+    let whole = [shape.iter().fold(1, |all: usize, &extent| all.saturating_mul(extent))];
+    let extents = if places.dims.len() == 1 { &whole[..] } else { shape };
+    let numbers = bytes.chunks_exact(8).map(|bytes| i64::from_le_bytes(bytes.try_into().expect("eight bytes")));
+    let mut outside = numbers.zip(extents.iter().cycle()).filter(|&(at, &extent)| at < 0 || at as u64 >= extent as u64);
+    outside.next().map_or(Ok(()), |(at, extent)| {
+        let name = tensor.name();
+        Err(Error::graph(format!("sparse initializer '{name}': expected places from 0 to below {extent}, found {at}")))
+    })
+}
+
+/// The constant with these elements at their places, and zeros elsewhere. None of them is read here.
+fn scattered(name: &str, shape: Vec<usize>, values: Constant, places: Constant) -> Result<Constant> {
+    let dtype = values.fact.dtype;
+    let fact = Fact::new(dtype, shape);
+    fact.countable().map_err(|what| Error::graph(format!("initializer '{name}': {what}")))?;
+    // Places of one number each are those of the elements one behind another.
+    let is_flat = places.fact.shape.len() == 1;
+    let target = if is_flat { Fact::new(dtype, [fact.shape.numel()]) } else { fact.clone() };
+    let of = |op: &str, attrs: Attrs, inputs: Vec<Constant>, fact: &Fact| {
+        let row = ops::find(op).expect("the table has the row");
+        let inputs = inputs.into_iter().map(|constant| Some(Arc::new(constant))).collect();
+        Constant::derived(name.into(), row, attrs, inputs, 0, fact.clone())
+    };
+    let shaped = |constant: Constant, fact: &Fact| {
+        of("Reshape", Attrs::new().with("shape", &fact.shape[..]), vec![constant], fact)
+    };
+    let zero = Constant::new(format!("{name}/zero"), Tensor::from_f64(dtype, [], &[0.0]));
+    let zeros = of("Expand", Attrs::new().with("shape", &target.shape[..]), vec![zero], &target)?;
+    let tuples = Fact::new(DType::I64, [values.fact.shape[0], 1]);
+    let places = if is_flat { shaped(places, &tuples)? } else { places };
+    let made = of("ScatterND", Attrs::new(), vec![zeros, places, values], &target)?;
+    if is_flat { shaped(made, &fact) } else { Ok(made) }
 }
 
 type Visit<'v> = &'v mut dyn FnMut(&TensorProto) -> Result<()>;

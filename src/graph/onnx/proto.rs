@@ -434,13 +434,30 @@ impl SparseTensorProto {
     /// The element type.
     ///
     /// # Errors
-    /// This crate has no such element type, or some elements are not zero.
+    /// It has no values, or this crate has no such element type.
     pub fn dtype(&self) -> Result<DType> {
-        let Some(values) = &self.values else { return Err(Error::graph("a sparse initializer has no values".into())) };
-        ensure(values.dims.contains(&0), || {
-            Error::graph(format!("initializer '{}': expected a dense tensor, found a sparse one", values.name))
+        let values = self.values.as_ref();
+        values.ok_or_else(|| Error::graph("a sparse initializer has no values".into()))?.dtype()
+    }
+
+    /// The elements that are listed, and their places. `None` if all are zero.
+    ///
+    /// # Errors
+    /// Places are missing, or are not `[n]` or `[n, axes]` for `n` elements.
+    pub fn listed(&self) -> Result<Option<(&TensorProto, &TensorProto)>> {
+        let Some(values) = self.values.as_ref().filter(|values| !values.dims.contains(&0)) else { return Ok(None) };
+        let error = |what: String| Error::graph(format!("sparse initializer '{}': {what}", values.name));
+        let places =
+            self.indices.as_ref().ok_or_else(|| error("expected the places of its elements, found none".into()))?;
+        let (&[count], axes) = (&values.dims[..], self.dims.len() as i64) else {
+            return Err(error(format!("expected a list of elements, found dims {:?}", values.dims)));
+        };
+        let fits = places.dims == [count] || places.dims == [count, axes];
+        ensure(fits && places.dtype()? == DType::I64, || {
+            let found = DataType::try_from(places.data_type).map_or("another type", DataType::name);
+            error(format!("expected places int64 [{count}] or [{count}, {axes}], found {found} {:?}", places.dims))
         })?;
-        values.dtype()
+        Ok(Some((values, places)))
     }
 
     /// The sizes of the dimensions.

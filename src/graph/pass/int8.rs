@@ -31,8 +31,8 @@ use std::ops::RangeInclusive;
 /// The most products of two bytes, each less its zero point, whose sum is exact in `i32`.
 const MOST_SHIFTED: usize = i32::MAX as usize / (255 * 255);
 
-/// Rows that have a `MatMulInteger` among others.
-const COMPOSED: [&str; 3] = ["DynamicQuantizeMatMul", "MatMulIntegerToFloat", "QGemm"];
+/// Rows that have a product of integers among others.
+const COMPOSED: [&str; 4] = ["DynamicQuantizeMatMul", "MatMulIntegerToFloat", "QGemm", "com.microsoft.QLinearConv"];
 
 /// Writes products of quantized matrices as products of bytes.
 pub fn run(graph: &mut Graph, context: &Context) -> Result<()> {

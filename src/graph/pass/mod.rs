@@ -44,6 +44,7 @@ mod sink_upcasts;
 mod split_reduction;
 mod transposed;
 mod views;
+mod windows;
 
 pub use decompose::decompose;
 pub use fold::{fold_node, folded_constants};
@@ -197,6 +198,8 @@ pub const PASSES: &[(&str, Pass, When)] = &[
     ("fold", fold::run, When::Always),
     ("simplify", simplify::run, When::Always),
     ("filters", filters::run, When::Always),
+    ("decompose", decompose::run, When::Always),
+    ("windows", windows::run, When::Always),
     ("decompose", decompose::run, When::Always),
     ("indexed", indexed::run, When::Always),
     ("bind", bind::run, When::Always),

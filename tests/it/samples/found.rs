@@ -21,6 +21,11 @@ fn regions() -> Vec<Sample> {
         call("DeformConv", &[image, filters]).input(F32, offsets, -1.5, 1.5)
     };
     vec![
+        align(),
+        align()
+            .attr("mode", "max")
+            .attr("coordinate_transformation_mode", "output_half_pixel")
+            .attr("spatial_scale", 0.5),
         align().attr("sampling_ratio", 1).attr("spatial_scale", 0.5),
         align()
             .attr("sampling_ratio", 2)

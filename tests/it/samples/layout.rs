@@ -103,6 +103,7 @@ fn reductions() -> Vec<Sample> {
         ("ReduceMax", &[F32, I64, I32, Bool]),
         ("ReduceMin", &[F32, I64, I32, Bool]),
         ("ReduceProd", &[F32, I64, I32]),
+        ("ReduceL2", &[F32, I32]),
         ("ReduceMean", &[F32, I64]),
         ("ReduceL1", &[F32, I64]),
         ("ReduceL2", &[F32]),

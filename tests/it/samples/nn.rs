@@ -41,6 +41,15 @@ fn products() -> Vec<Sample> {
         (&[1, 1], &[1, 1]),
     ];
     let mut samples: Vec<_> = shapes.iter().map(|(a, b)| call("MatMul", &[a, b])).collect();
+    let whole = |op: &'static str, a: &[usize], b: &[usize]| {
+        Sample::new(op).input(I32, a, -90.0, 90.0).input(I32, b, -90.0, 90.0)
+    };
+    samples.extend([
+        whole("MatMul", &[2, 1, 7, 33], &[3, 33, 5]),
+        whole("MatMul", &[3], &[3, 2]),
+        whole("Gemm", &[3, 2], &[4, 3]).attr("transA", 1).attr("transB", 1).attr("alpha", -2.0),
+        whole("Einsum", &[2, 3, 4], &[4, 5]).attr("equation", "bij,jk->bki"),
+    ]);
     samples.extend([
         call("Gemm", &[&[2, 3], &[3, 4]]),
         call("Gemm", &[&[3, 2], &[3, 4], &[2, 1]]).attr("transA", 1),
@@ -255,6 +264,16 @@ fn between_numbers() -> Vec<Sample> {
     all.push(pool.clone().ints("pads", &[1, 0, 1, 0]).attr("ceil_mode", 1).attr("count_include_pad", 1));
     all.push(pool.ints("strides", &[2, 1]).attr("auto_pad", "VALID").attr("channels_last", 0));
     all.push(result(one("QLinearGlobalAveragePool", U8, &[2, 3, 4, 4]), U8, 0.0625).attr("channels_last", 0));
+    all.push(result(one("QLinearGlobalAveragePool", U8, &[2, 4, 4, 3]), U8, 0.0625).attr("channels_last", 1));
+    let pool = result(one("QLinearAveragePool", U8, &[1, 6, 5, 2]), U8, 0.0625).ints("kernel_shape", &[2, 3]);
+    all.push(pool.attr("channels_last", 1));
+    let conv = |shape: &[usize]| {
+        let data = Sample::new("com.microsoft.QLinearConv").input(U8, shape, 0.0, 255.0).quantized(0.25, 100.0);
+        let filters = data.input(U8, &[4, 2, 3, 3], 0.0, 255.0).quantized(0.5, 2.0);
+        filters.quantized(64.0, 7.0).input(I32, &[4], -900.0, 900.0).attr("group", 2)
+    };
+    all.push(conv(&[1, 4, 6, 7]).ints("pads", &[1, 0, 1, 2]).ints("strides", &[2, 1]).ints("dilations", &[1, 2]));
+    all.push(conv(&[1, 6, 5, 4]).attr("auto_pad", "SAME_UPPER").ints("kernel_shape", &[3, 3]).attr("channels_last", 1));
     all
 }
 
@@ -296,6 +315,9 @@ fn attentions() -> Vec<Sample> {
         within.clone().input(F32, &[5, 7], -1.0, 1.0).attr("softmax_precision", 1),
         seen(within, &[2, 1, 5, 7]).attr("qk_matmul_output_mode", 3),
         seen(apart([4, 2], 5, 7), &[2, 4, 5, 7]),
+        // Masks of another type are added, too.
+        apart([3, 3], 4, 6).input(I32, &[4, 6], -3.0, 3.0),
+        apart([4, 2], 4, 6).input(I8, &[2, 1, 4, 6], -3.0, 3.0),
         past(apart([3, 3], 2, 2).omitted(), 3).attr("is_causal", 1),
         past(seen(apart([6, 2], 2, 2), &[1, 5]), 2).attr("is_causal", 1).attr("qk_matmul_output_mode", 1),
         apart([4, 2], 5, 7).omitted().omitted().omitted().given(I64, &[2], &[5.0, 7.0]).attr("is_causal", 1),
@@ -510,6 +532,12 @@ fn resizes() -> Vec<Sample> {
         samples.push(with(&[1, 2, 9, 8]).attr("scales", vec![1.0, 1.0, 0.4, 1.5]));
         samples.push(with(&[2, 7, 11]).ints("sizes", &[2, 3, 2]).attr("exclude_outside", 1));
         samples.push(with(&[3, 9, 4]).ints("sizes", &[5]).ints("axes", &[1]).attr("cubic_coeff_a", -0.5));
+    }
+    // Of integers between elements, halves and quarters are exact.
+    for dtype in [U8, I8, I32] {
+        let whole =
+            || Sample::new("Resize").input(dtype, &[1, 2, 4, 8], 0.0, 120.0).attr("scales", vec![1.0, 1.0, 2.0, 0.5]);
+        samples.extend(["nearest", "linear"].map(|mode| whole().attr("mode", mode)));
     }
     // Inside the data, beyond it at either end, backwards, and a single element in the middle.
     for (roi, sizes) in [
