@@ -1,7 +1,9 @@
 //! Loops: one step of a plan, however long they run, on every backend, forwards and back.
 
 use crate::common::{self, backends};
+use plimsoll::internals::ops::REPEAT;
 use plimsoll::internals::plan::check;
+use plimsoll::internals::{onnx, reference};
 use plimsoll::{DType, Graph, Limits, Planning, Recipe, Target, Trace};
 
 /// The gates of each recurrent row.
@@ -56,6 +58,61 @@ fn a_sequence_is_one_step_however_long() {
                 |plan: &plimsoll::Plan| plan.programs[0].summary.input_bytes + plan.programs[0].summary.output_bytes;
             let rows = long.programs[0].summary.arena_bytes / ports(&long);
             assert!(rows <= 12, "{op} on {}: {rows} times its inputs and outputs", target.name);
+        }
+    }
+}
+
+/// Of files: a `Scan` that reads two inputs along other axes and backwards, and a `Loop` that ends where the run says.
+const FILES: [&str; 3] = [
+    "g (float[2] h, float[2, 7] x, float[9, 2] w) => (float[2] last, float[2, 7] all) {
+        v = Slice (w, from, to)
+        last, all = Scan <num_scan_inputs = 2, scan_input_axes = [1, 0], scan_input_directions = [0, 1], scan_output_axes = [1], \
+            body = b (float[2] a, float[2] s, float[2] t) => (float[2] c, float[2] d) { e = Mul (a, t) c = Add (e, s) d = Neg (c) }> (h, x, v)
+    }",
+    "g (float[2] x, float[2] w) => (float[2] y, float[11, 2] rows) {
+        y, rows = Loop (eleven, , x) <body = b (int64 i, bool go, float[2] a) => (bool on, float[2] c, float[2] d) {
+            on = Identity (go) f = Cast <to = 1> (i) g = Mul (w, f) c = Add (a, g) d = Sin (c) }>
+    }",
+    "g (float[2] x, float[2] w) => (float[2] y) {
+        y = Loop (eleven, , x) <body = b (int64 i, bool go, float[2] a) => (bool on, float[2] c) {
+            c = Add (a, w) s = ReduceSum <keepdims = 0> (c) on = Less (s, two) }>
+    }",
+];
+
+fn file(source: &str) -> Graph {
+    let known = "<int64 eleven = {11}, float two = {2}, int64[1] from = {1}, int64[1] to = {8}> {";
+    let at = source.find("{\n").expect("a body");
+    common::graph(&[&source[..at], known, &source[at + 1..]].concat())
+}
+
+#[test]
+fn loops_of_files_are_loops() {
+    let mut state = 5;
+    for source in FILES {
+        let graph = file(source);
+        let loops = |graph: &Graph| {
+            let order = graph.order().expect("no cycles");
+            order.into_iter().filter(|&node| graph.node(node).op_name() == REPEAT).count()
+        };
+        assert_eq!(loops(&graph), 1, "{source}");
+        for opener in backends() {
+            common::runs_as_the_reference(&graph, &opener, &mut state);
+        }
+    }
+}
+
+/// Loops are written as ONNX has them, and read as what they were.
+#[test]
+fn written_loops_compute_the_same() {
+    let recurrent = ROWS.map(|(op, gates)| recurrent(op, gates, 6, true));
+    for graph in FILES.map(file).into_iter().chain(recurrent) {
+        let model = onnx::Model::new(onnx::export(&graph).expect("it is written"));
+        let again = onnx::import(&model, &[]).expect("it is read");
+        let mut state = 3;
+        let inputs: Vec<_> = graph.inputs().iter().map(|&v| common::random(&mut state, &graph.fact(v).shape)).collect();
+        let [found, expected] = [&again, &graph].map(|graph| reference::run(graph, &inputs).expect("it runs"));
+        for (found, expected) in found.iter().zip(&expected) {
+            common::agrees(found, expected, 1e-9).unwrap_or_else(|e| panic!("{}: {e}", graph.name));
         }
     }
 }

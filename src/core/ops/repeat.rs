@@ -9,7 +9,8 @@
 use super::ensure;
 use crate::dtype::DType;
 use crate::op::{
-    Args, Attr, Attrs, Body, Call, Eval, Fact, Lower, Nodes, OpDef, OpResult, Sample, Var, build, inputs, names,
+    Args, Attr, Attrs, Body, BodyKind, BodyNode, Call, Eval, Fact, Lower, Nodes, OpDef, OpResult, Sample, Var, build,
+    inputs, names,
 };
 use crate::shape::Shape;
 use std::sync::Arc;
@@ -28,6 +29,7 @@ pub(super) static OPS: &[OpDef] = &[OpDef::new(
     Lower::Repeat,
 )
 .attrs(names![body times carried scanned reverse])
+.flop(|call| Loop::of(call).map_or(0.0, |of| of.times as f64 * flop(of.body)))
 .sample(|s| sample(s, 4))];
 
 /// A loop, as a call of its row says it.
@@ -108,6 +110,21 @@ impl<'a> Loop<'a> {
         });
         Ok(outputs.collect())
     }
+}
+
+/// Floating-point operations of a step: those of products, and one for each other element.
+fn flop(body: &Body) -> f64 {
+    let of = |node: &BodyNode| {
+        let facts: Vec<_> = node.inputs.iter().map(|value| value.map(|value| body.fact_of(value))).collect();
+        match &node.kind {
+            BodyKind::Constant(_) => 0.0,
+            BodyKind::Op(op, attrs) => match op.flop {
+                Some(flop) => flop(&Call { op, attrs, inputs: &facts }),
+                None => node.outputs.iter().map(|fact| fact.shape.numel() as f64).sum(),
+            },
+        }
+    };
+    body.nodes().iter().map(of).sum()
 }
 
 fn eval(x: &Args<&[f64]>, call: &Call) -> OpResult<Vec<Vec<f64>>> {

@@ -7,11 +7,13 @@
 
 use super::proto::*;
 use super::write::write;
+use crate::body::inline;
 use crate::constant::Constant;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::graph::{Graph, Kind, Node, State};
 use crate::op::{Arity, Attr, Fact, NodeId, OpDef, ValueId};
+use crate::ops::{Loop, REPEAT};
 use crate::pass::dequantized_from;
 use crate::tensor::Tensor;
 use std::collections::{HashMap, HashSet};
@@ -252,7 +254,78 @@ impl Exporter<'_> {
         name
     }
 
+    /// Adds a loop, as a `Scan` or, if it reads nothing row by row, as a `Loop`. What it captures is read by its name.
+    fn repeat(&mut self, id: NodeId, node: &Node) -> Result<()> {
+        let of = self.graph.with_call(id, |call| {
+            let of = Loop::of(call)?;
+            Ok((of.body.clone(), of.times, (of.carried, of.scanned), of.reverse))
+        });
+        let (body, times, (carried, scanned), reverse) =
+            of.expect("it is an operator").map_err(|what: String| node.error(what))?;
+        let outer: Vec<String> =
+            self.graph.operands(id).into_iter().flatten().map(|value| self.names[&value].clone()).collect();
+        let mut step = Graph::new(node.name.clone());
+        let given: Vec<ValueId> =
+            body.inputs().iter().map(|fact| step.input(format!("{}/given", node.name), fact.clone())).collect();
+        for value in inline(&mut step, &body, &node.name, &given)? {
+            step.output(format!("{}/made", node.name), value);
+        }
+        let walked = carried + scanned;
+        let names = given.iter().copied().zip(outer.iter().cloned()).skip(walked).collect();
+        let mut inner = Exporter {
+            graph: &step,
+            outputs: HashSet::new(),
+            own: vec![true; step.bound()],
+            names,
+            used: std::mem::take(&mut self.used),
+            parts: HashMap::new(),
+            main: GraphProto::default(),
+            step: GraphProto::default(),
+        };
+        inner.run()?;
+        let Exporter { mut main, used, .. } = inner;
+        self.used = used;
+        main.input.truncate(walked);
+        let mut input = outer[..walked].to_vec();
+        let mut attribute = Vec::new();
+        let op_type = if scanned > 0 {
+            let rows = body.outputs().len() - carried;
+            let directions = |count: usize| Attr::Ints(vec![i64::from(reverse); count]);
+            attribute.push(self::attribute("num_scan_inputs", &Attr::Int(scanned as i64))?);
+            attribute.push(self::attribute("scan_input_directions", &directions(scanned))?);
+            attribute.push(self::attribute("scan_output_directions", &directions(rows))?);
+            "Scan"
+        } else {
+            let [number, goes, most] =
+                ["number", "goes", "most"].map(|name| self.unique(&format!("{}/{name}", node.name)));
+            let on = self.unique(&format!("{}/goes on", node.name));
+            self.proto(id).initializer.push(tensor(&most, &Tensor::from_i64([], &[times as i64])?)?);
+            main.input.splice(
+                0..0,
+                [(&number, DType::I64), (&goes, DType::Bool)]
+                    .map(|(name, dtype)| value_info(name.clone(), &Fact::new(dtype, []))),
+            );
+            main.output.insert(0, value_info(on.clone(), &Fact::new(DType::Bool, [])));
+            main.node.push(identity(&goes, &on));
+            input.splice(0..0, [most, String::new()]);
+            "Loop"
+        };
+        let mut proto = AttributeProto { name: "body".into(), g: Some(Box::new(main)), ..Default::default() };
+        proto.set_type(AttributeType::Graph);
+        attribute.push(proto);
+        let ports = 0..node.outputs.len() as u32;
+        let output =
+            ports.map(|port| self.name(ValueId { node: id, port }, &node.outputs[port as usize].name)).collect();
+        let (name, attribute) = (node.name.clone(), attribute.into_iter().map(Box::new).collect());
+        let op_type = op_type.to_owned();
+        self.proto(id).node.push(NodeProto { input, output, name, op_type, attribute, ..Default::default() });
+        Ok(())
+    }
+
     fn node(&mut self, id: NodeId, op: &OpDef, node: &Node) -> Result<()> {
+        if op.name == REPEAT {
+            return self.repeat(id, node);
+        }
         let mut data = self.graph.operands(id).into_iter();
         let mut input = Vec::new();
         for declared in op.inputs {
