@@ -15,10 +15,6 @@ const STILL: f64 = (1 << 16) as f64;
 /// The largest exponent of bytes over the bytes of inputs and outputs.
 const STEEPEST: f64 = 1.2;
 
-/// Rows with nodes of their own for each step.
-const UNROLLED: [&str; 7] =
-    ["RNN", "GRU", "LSTM", "DynamicQuantizeLSTM", "LinearAttention", "NonMaxSuppression", "plimsoll.NonMaxSuppression"];
-
 /// Rows that are steeper along an extent: attentions that store their scores there, RoiAlign on wgpu, and a convolution whose library call
 /// takes a MiB of workspace from some size on.
 const STEEP: [&str; 4] = ["GroupQueryAttention", "PackedAttention", "RoiAlign", "Conv"];
@@ -91,7 +87,7 @@ fn named(sample: &Sample) -> String {
 fn bytes_grow_with_the_data() {
     let (mut walked, mut steep) = (0, Vec::new());
     let mut seen = BTreeSet::new();
-    for sample in samples::samples().into_iter().filter(|sample| !UNROLLED.contains(&sample.op)) {
+    for sample in samples::samples() {
         for (extent, attrs) in ways(&sample) {
             for target in [Target::cpu(2), Target::cuda(), Target::wgpu()] {
                 let mut points: Vec<[f64; 3]> = Vec::new();

@@ -3,6 +3,7 @@
 
 use super::found::{Unique, best_boxes};
 use super::reduce::running_sums;
+use super::repeat::{Inputs, repeat};
 use super::scatter::SCATTER;
 use super::sort::order;
 use super::{ensure, position};
@@ -12,8 +13,6 @@ use crate::shape::{Shape, indices};
 
 /// The most columns by which slices are sorted.
 pub(super) const MOST_COLUMNS: usize = 1 << 6;
-/// The most boxes per class: each takes nodes of its own.
-pub(super) const MOST_BOXES: usize = 1 << 10;
 
 pub(super) static OPS: &[OpDef] = &[
     OpDef::new(
@@ -338,9 +337,6 @@ impl Boxes {
         ensure(call.dtype(0).is_float(), || format!("input 'boxes': expected a float type, found {}", call.fact(0)))?;
         let asked = usize::try_from(call.int("max_output_boxes_per_class", 0)?).unwrap_or(0);
         let most = asked.min(boxes);
-        ensure(most <= MOST_BOXES, || {
-            format!("'max_output_boxes_per_class': expected at most {MOST_BOXES} of {boxes} boxes, found {asked}")
-        })?;
         let thresholds = [call.float("iou_threshold", 0.0)?, call.float("score_threshold", f64::NEG_INFINITY)?];
         call.int("center_point_box", 0)?;
         Ok(Boxes { images, classes, boxes, most, thresholds })
@@ -358,18 +354,24 @@ fn best<'g>(b: Nodes<'g>, call: &Call, x: &Args<Var<'g>>) -> OpResult<Vec<Var<'g
     let [corners, scores] = [x[0], x[1]].map(|v| if call.dtype(0).size() < 4 { v.cast(DType::F32) } else { v });
     let spans = Span::of(call, corners, [images, boxes])?;
     let numbers = b.numbers(DType::I64, [boxes], 0.0);
-    let mut scores = scores.greater(least).select(scores, f64::NEG_INFINITY);
-    let (mut taken, mut holds) = (Vec::with_capacity(most), Vec::with_capacity(most));
-    for _ in 0..most {
-        let at = scores.op("ArgMax", &[], Attrs::new().with("axis", 2).with("keepdims", 1));
-        let better = scores.reduce_max(&[2], true).greater(f64::NEG_INFINITY);
-        let overlap = spans.at(at.shaped(&[images, classes])).overlap(&spans);
-        let hidden = overlap.greater(threshold).or(numbers.equal(at));
-        scores = hidden.select(f64::NEG_INFINITY, scores);
-        taken.push(at);
-        holds.push(better);
-    }
-    let [taken, holds] = [taken, holds].map(|parts| b.concat(&parts, 2).shaped(&[room]));
+    let scores = scores.greater(least).select(scores, f64::NEG_INFINITY);
+    let Span { low: [left, top], high: [right, bottom], area } = spans;
+    let captured = vec![left, top, right, bottom, area, numbers];
+    let made =
+        repeat(b, (most, false), Inputs { carried: vec![scores], scanned: Vec::new(), captured }, &|_, given| {
+            let &[scores, left, top, right, bottom, area, numbers] = given else {
+                return Err("a step has scores and boxes".into());
+            };
+            let spans = Span { low: [left, top], high: [right, bottom], area };
+            let at = scores.op("ArgMax", &[], Attrs::new().with("axis", 2).with("keepdims", 1));
+            let better = scores.reduce_max(&[2], true).greater(f64::NEG_INFINITY);
+            let overlap = spans.at(at.shaped(&[images, classes])).overlap(&spans);
+            let hidden = overlap.greater(threshold).or(numbers.equal(at));
+            Ok(vec![hidden.select(f64::NEG_INFINITY, scores), at, better])
+        })?;
+    let &[_, taken, holds] = &made[..] else { return Err("a loop that was refused".into()) };
+    // The boxes of a class one after another.
+    let [taken, holds] = [taken, holds].map(|rows| rows.transpose(&[1, 2, 3, 0]).shaped(&[room]));
     let found = Found::new(b, holds, room, 0)?;
     let place = found.places;
     let column = |value: Var<'g>| value.cast(DType::I64).shaped(&[room, 1]);

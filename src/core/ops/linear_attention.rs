@@ -1,12 +1,11 @@
 //! Attention without a softmax: a matrix per head holds what has been read so far.
 
 use super::compose::composed;
+use super::repeat::{Inputs, repeat};
 use super::{ensure, expect_shape, same_float};
 use crate::dtype::DType;
 use crate::op::{Args, Call, Nodes, OpDef, OpResult, Var, inputs, names};
 
-/// The most places of a sequence: each is a handful of nodes of the graph.
-pub(super) const LONGEST: usize = 1 << 12;
 const MOST_HEADS: i64 = 1 << 16;
 
 /// Indices of inputs.
@@ -69,9 +68,7 @@ impl Heads {
         let &[batch, places, width] = &call.shape(0)[..] else {
             return Err(format!("input 'query': expected [batch, places, heads x keys], found {}", call.shape(0)));
         };
-        ensure((1..=LONGEST).contains(&places), || {
-            format!("input 'query': expected 1 to {LONGEST} places, found {places}")
-        })?;
+        ensure(places > 0, || format!("input 'query': expected a place, found {}", call.shape(0)))?;
         let per_head = |input: usize, of: usize| {
             let width = *call.shape(input).last().unwrap_or(&0);
             expect_shape(
@@ -86,11 +83,6 @@ impl Heads {
         expect_shape(call, 0, width == all * keys, format_args!("[{batch}, {places}, {}]", all * keys))?;
         Ok(Heads { batch, places, heads, sharing: all / heads, keys, values })
     }
-
-    /// An input `[batch, places, ..]` at one place, under another shape.
-    fn at<'g>(x: Var<'g>, place: usize, shape: &[usize]) -> Var<'g> {
-        x.part(1, place..place + 1).shaped(shape)
-    }
 }
 
 fn attend<'g>(b: Nodes<'g>, call: &Call, x: &Args<Var<'g>>) -> OpResult<Vec<Var<'g>>> {
@@ -102,7 +94,7 @@ fn attend<'g>(b: Nodes<'g>, call: &Call, x: &Args<Var<'g>>) -> OpResult<Vec<Var<
     let rate = gate(call, x, &h, rule.corrects, BETA, &[heads, 1])?;
     // States add up many products: f16 would lose them.
     let wide = dtype.unhalved();
-    let mut state = match x.given(PAST) {
+    let state = match x.given(PAST) {
         Some(past) => {
             let expected = [batch, heads, keys, values];
             expect_shape(call, PAST, call.shape(PAST)[..] == expected, format_args!("{expected:?}"))?;
@@ -114,23 +106,31 @@ fn attend<'g>(b: Nodes<'g>, call: &Call, x: &Args<Var<'g>>) -> OpResult<Vec<Var<
         0.0 => 1.0 / (keys as f64).sqrt(),
         scale => scale,
     };
-    let [query, key, value] = [0, 1, 2].map(|input| x[input].cast(wide));
-    let mut read = Vec::with_capacity(places);
-    for t in 0..places {
-        let key = Heads::at(key, t, &[batch, heads, keys, 1]);
-        let mut value = Heads::at(value, t, &[batch, heads, 1, values]);
-        if let Some((decay, width)) = decay {
-            state = state * Heads::at(decay.cast(wide), t, &[batch, heads, width / heads, 1]).exp();
-        }
-        if let Some((rate, width)) = rate {
-            let known = key.transpose(&[0, 1, 3, 2]).matmul(state);
-            value = (value - known) * Heads::at(rate.cast(wide), t, &[batch, width, 1, 1]);
-        }
-        state = state + key * value;
-        let query = Heads::at(query, t, &[batch, heads, sharing, keys]) * scale;
-        read.push(query.matmul(state).shaped(&[batch, 1, heads * sharing * values]));
-    }
-    Ok(vec![b.concat(&read, 1).cast(dtype), state.cast(dtype)])
+    // One place of all rows after another: [places, batch, ..].
+    let along = |x: Var<'g>| x.cast(wide).transpose(&[1, 0, 2]);
+    let mut scanned: Vec<_> = [0, 1, 2].map(|input| along(x[input])).into();
+    scanned.extend(decay.map(|(decay, _)| along(decay)));
+    scanned.extend(rate.map(|(rate, _)| along(rate)));
+    let (decay, rate) = (decay.map(|(_, width)| width), rate.map(|(_, width)| width));
+    let made =
+        repeat(b, (places, false), Inputs { carried: vec![state], scanned, captured: Vec::new() }, &|_, given| {
+            let &[mut state, query, key, value, ref gates @ ..] = given else {
+                return Err("a place has a query, a key and a value".into());
+            };
+            let (key, mut value) = (key.shaped(&[batch, heads, keys, 1]), value.shaped(&[batch, heads, 1, values]));
+            if let (Some(width), Some(decay)) = (decay, gates.first()) {
+                state = state * decay.shaped(&[batch, heads, width / heads, 1]).exp();
+            }
+            if let (Some(width), Some(rate)) = (rate, gates.last()) {
+                let known = key.transpose(&[0, 1, 3, 2]).matmul(state);
+                value = (value - known) * rate.shaped(&[batch, width, 1, 1]);
+            }
+            state = state + key * value;
+            let query = query.shaped(&[batch, heads, sharing, keys]) * scale;
+            Ok(vec![state, query.matmul(state).shaped(&[batch, heads * sharing * values])])
+        })?;
+    let &[state, read] = &made[..] else { return Err("a loop that was refused".into()) };
+    Ok(vec![read.transpose(&[1, 0, 2]).cast(dtype), state.cast(dtype)])
 }
 
 /// An input that a rule needs, and its last extent, which is one of these. None if the rule does not need it.

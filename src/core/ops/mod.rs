@@ -20,15 +20,9 @@ pub struct Limit {
 /// The limits of rows, as the page of operators lists them.
 pub static LIMITS: &[Limit] = &[
     Limit {
-        operators: "LinearAttention CausalConvWithState",
-        what: "steps of a state",
-        most: linear_attention::LONGEST,
-    },
-    Limit { operators: "Loop Scan", what: "iterations", most: MOST_ITERATIONS },
-    Limit {
-        operators: "NonMaxSuppression",
-        what: "`max_output_boxes_per_class`, of boxes that a run gives",
-        most: counted::MOST_BOXES,
+        operators: "Loop Scan",
+        what: "iterations that differ in their shapes, or whose number a run decides",
+        most: MOST_ITERATIONS,
     },
     Limit { operators: "Unique", what: "elements of a slice, where a run gives them", most: counted::MOST_COLUMNS },
     Limit {

@@ -618,7 +618,7 @@ fn direction<'g>(
     let scanned = [inputs].into_iter().chain(numbers).collect();
     let carried: Vec<_> = (0..cell.states).map(start).collect();
     let (biased, peeps, bounded) = (bias.is_some(), peepholes.is_some(), lengths.is_some());
-    let made = repeat(b, reversed[d], Inputs { carried, scanned, captured }, &|b, given| {
+    let made = repeat(b, (steps, reversed[d]), Inputs { carried, scanned, captured }, &|b, given| {
         let (state, mut rest) = given.split_at(cell.states);
         let mut next = |is_given: bool| {
             let (first, others) = rest.split_first().filter(|_| is_given)?;

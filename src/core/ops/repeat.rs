@@ -160,10 +160,10 @@ pub(crate) struct Inputs<'g> {
     pub(crate) captured: Vec<Var<'g>>,
 }
 
-/// A loop of as many steps as there are rows. `make` builds the body of its inputs, in order: it returns what is handed on, then a row of each further output.
+/// A loop of as many steps as there are rows, or `times` if nothing is read row by row. `make` builds the body of its inputs, in order: it returns what is handed on, then a row of each further output.
 pub(crate) fn repeat<'g>(
     b: Nodes<'g>,
-    reverse: bool,
+    (times, reverse): (usize, bool),
     Inputs { carried, scanned, captured }: Inputs<'g>,
     make: &dyn for<'h> Fn(Nodes<'h>, &[Var<'h>]) -> OpResult<Vec<Var<'h>>>,
 ) -> OpResult<Vec<Var<'g>>> {
@@ -183,7 +183,11 @@ pub(crate) fn repeat<'g>(
     let made = build(&mut body, |b| make(b, &given.iter().map(|&value| b.value(value)).collect::<Vec<_>>()))?;
     body.set_outputs(made);
     let number = |count: usize| count as i64;
-    let attrs = Attrs::new()
+    let mut attrs = Attrs::new();
+    if scanned.is_empty() {
+        attrs.set("times", number(times));
+    }
+    let attrs = attrs
         .with("body", Attr::Body(Arc::new(body)))
         .with("carried", number(carried.len()))
         .with("scanned", number(scanned.len()))
