@@ -70,7 +70,7 @@ impl Loops {
         self.0.insert(id, (of.clone(), kernels));
     }
 
-    /// The work of launches: those of loops are expanded, in their stream. Only the first launch of a loop waits for other streams.
+    /// The work of launches: those of loops are expanded, in their stream. The first launch of a loop waits for what the loop does.
     pub fn expand(&self, launches: &[Launch]) -> Vec<Vec<Work<Launch>>> {
         launches.iter().map(|launch| self.parts(launch)).collect()
     }
@@ -82,9 +82,13 @@ impl Loops {
                 let Slice { segment, offset, .. } = launch.args[arg.slot];
                 Slice { segment, offset: offset + arg.offset, bytes: arg.bytes }
             });
-            self.parts(&Launch { kernel: kernels[inner.kernel], args: args.collect(), ..launch.clone() })
+            let (args, stream) = (args.collect(), launch.stream);
+            self.parts(&Launch { kernel: kernels[inner.kernel], args, stream, waits: Vec::new() })
         };
         let mut parts: Vec<_> = of.first.iter().flat_map(inner).collect();
+        if let Some(Work::Launch(first)) = parts.first_mut() {
+            first.waits.clone_from(&launch.waits);
+        }
         parts.push(Work::Repeat { times: of.times, of: of.each.iter().flat_map(inner).collect() });
         parts
     }

@@ -53,7 +53,9 @@ pub fn outline(graph: &Graph, inputs: &[ValueId], outputs: &[ValueId]) -> Result
         let kind = match &node.kind {
             Kind::Op(op) => BodyKind::Op(op, node.attrs.clone()),
             Kind::Constant(constant) => BodyKind::Constant(constant.value()?.clone()),
-            Kind::Input | Kind::State(_) => return Err(node.error("a loop reads it, but was not given it")),
+            Kind::Input | Kind::State(_) => {
+                return Err(node.error("the body of a loop depends on it, and it is no input of the loop"));
+            }
         };
         let operands = graph.operands(id).into_iter().map(|value| value.map(|value| known[&value])).collect();
         let facts = node.outputs.iter().map(|output| output.fact.clone()).collect();
@@ -76,8 +78,8 @@ pub struct Stepped {
     pub row: ValueId,
 }
 
-/// A step of a loop: it reads the row that the state says of what is scanned, writes that row of further outputs, and counts. One of no steps is
-/// seen as if it had one. Inputs that stay, and are `known`, are constants of the step.
+/// One step of a loop. The state `row` names the row that the step reads of each scanned input and writes of each further output; the step then
+/// moves it on. A loop of no steps is built with one row, so that its shapes exist. Inputs that stay, and are `known`, are constants of the step.
 ///
 /// # Errors
 /// When a row refuses a node.
@@ -129,7 +131,7 @@ fn nodes(graph: &mut Graph, name: &str, make: impl for<'g> FnOnce(Nodes<'g>) -> 
 ///
 /// # Errors
 /// When a row refuses a node.
-pub fn unrolled(graph: &mut Graph, id: NodeId) -> Result<()> {
+pub fn inline_single(graph: &mut Graph, id: NodeId) -> Result<()> {
     let node = graph.node(id).clone();
     let operands: Vec<ValueId> = graph.operands(id).into_iter().flatten().collect();
     let shapes =

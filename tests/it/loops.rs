@@ -51,8 +51,8 @@ fn a_sequence_is_one_step_however_long() {
             let [short, long] = [plan(16), plan(65_536)];
             check::check(&long).expect("the plan is sound");
             assert_eq!(short.programs[0].steps.len(), long.programs[0].steps.len(), "{op} on {}", target.name);
-            let loops = long.programs[0].kernels.iter().filter(|kernel| kernel.repeat().is_some()).count();
-            assert_eq!(loops, 2, "{op} on {}: one loop walks on, one back", target.name);
+            let walks = long.programs[0].kernels.iter().filter(|kernel| kernel.repeat().is_some()).count();
+            assert_eq!(walks, 2, "{op} on {}: one loop walks on, one back", target.name);
             // Of a row that is thousands of times as long, nothing but the rows grows.
             let ports =
                 |plan: &plimsoll::Plan| plan.programs[0].summary.input_bytes + plan.programs[0].summary.output_bytes;
@@ -62,7 +62,8 @@ fn a_sequence_is_one_step_however_long() {
     }
 }
 
-/// Of files: a `Scan` that reads two inputs along other axes and backwards, and a `Loop` that ends where the run says.
+/// Of files: a `Scan` that reads two inputs along other axes and backwards, a `Loop` that computes of its number, and one that ends where the
+/// run says.
 const FILES: [&str; 3] = [
     "g (float[2] h, float[2, 7] x, float[9, 2] w) => (float[2] last, float[2, 7] all) {
         v = Slice (w, from, to)
@@ -85,15 +86,16 @@ fn file(source: &str) -> Graph {
     common::graph(&[&source[..at], known, &source[at + 1..]].concat())
 }
 
+fn loops(graph: &Graph) -> usize {
+    let order = graph.order().expect("no cycles");
+    order.into_iter().filter(|&node| graph.node(node).op_name() == REPEAT).count()
+}
+
 #[test]
 fn loops_of_files_are_loops() {
     let mut state = 5;
     for source in FILES {
         let graph = file(source);
-        let loops = |graph: &Graph| {
-            let order = graph.order().expect("no cycles");
-            order.into_iter().filter(|&node| graph.node(node).op_name() == REPEAT).count()
-        };
         assert_eq!(loops(&graph), 1, "{source}");
         for opener in backends() {
             common::runs_as_the_reference(&graph, &opener, &mut state);
@@ -108,6 +110,7 @@ fn written_loops_compute_the_same() {
     for graph in FILES.map(file).into_iter().chain(recurrent) {
         let model = onnx::Model::new(onnx::export(&graph).expect("it is written"));
         let again = onnx::import(&model, &[]).expect("it is read");
+        assert_eq!(loops(&again), loops(&graph), "{}", graph.name);
         let mut state = 3;
         let inputs: Vec<_> = graph.inputs().iter().map(|&v| common::random(&mut state, &graph.fact(v).shape)).collect();
         let [found, expected] = [&again, &graph].map(|graph| reference::run(graph, &inputs).expect("it runs"));

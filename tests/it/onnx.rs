@@ -237,7 +237,7 @@ fn long_chains_of_constants_are_folded() {
 
 /// A loop whose iterations are known before the run becomes its iterations, one after another.
 #[test]
-fn loops_that_can_be_counted_are_unrolled() {
+fn loops_that_can_be_counted_need_no_run() {
     let graph_of = |body: &str| format!("g (float[2, 3] x, bool c) => (float[k] last, float[m, n] all) {{ {body} }}");
     let constants =
         "three = Constant <value_int = 3> () yes = Constant <value = bool {1}> () one = Constant <value_int = 1> ()

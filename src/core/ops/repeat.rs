@@ -30,7 +30,7 @@ pub(super) static OPS: &[OpDef] = &[OpDef::new(
 )
 .attrs(names![body times carried scanned reverse])
 .flop(|call| Loop::of(call).map_or(0.0, |of| of.times as f64 * flop(of.body)))
-.sample(|s| sample(s, 4))];
+.sample(sample)];
 
 /// A loop, as a call of its row says it.
 pub struct Loop<'a> {
@@ -52,8 +52,12 @@ impl<'a> Loop<'a> {
     /// # Errors
     /// When an attribute is missing, or an input is not what the body takes.
     pub fn of(call: &Call<'a>) -> OpResult<Loop<'a>> {
-        let Some(Attr::Body(body)) = call.attrs.get("body") else {
-            return Err("attribute 'body': expected a body, found none".into());
+        let body = match call.attrs.get("body") {
+            Some(Attr::Body(body)) => body,
+            other => {
+                let found = other.map_or("none", Attr::kind);
+                return Err(format!("attribute 'body': expected a graph, found {found}"));
+            }
         };
         let number = |name: &str| {
             let found = call.int(name, 0)?;
@@ -196,7 +200,7 @@ pub(crate) fn repeat<'g>(
 }
 
 /// `h' = tanh(x[t] + h w)`, whose rows are the outputs.
-fn sample(s: Sample, times: i64) -> Sample {
+fn sample(s: Sample) -> Sample {
     let fact = |shape: [usize; 2]| Fact::new(DType::F32, shape);
     let mut body = Body::new(vec![fact([2, 3]), fact([2, 3]), fact([3, 3])]);
     let [h, x, w] = [0, 1, 2].map(|input| body.input(input));
@@ -205,8 +209,8 @@ fn sample(s: Sample, times: i64) -> Sample {
         let next = (x + h.matmul(w)).tanh();
         Ok(vec![next, next])
     });
-    body.set_outputs(made.unwrap_or_default());
-    s.floats(&[&[2, 3], &[times as usize, 2, 3], &[3, 3]])
+    body.set_outputs(made.expect("the table has these rows"));
+    s.floats(&[&[2, 3], &[4, 2, 3], &[3, 3]])
         .attr("body", Attr::Body(Arc::new(body)))
         .attr("carried", 1)
         .attr("scanned", 1)

@@ -1,4 +1,4 @@
-//! Launches as one graph: kernels compiled together, library calls prepared, the plan's streams captured as CUDA's.
+//! Launches as graphs, one unless there are loops: kernels compiled together, library calls prepared, the plan's streams captured as CUDA's.
 
 use super::api::{Driver, Refusal};
 use super::blas::{Algorithm, Blas, Product};
@@ -156,7 +156,7 @@ impl Cuda {
                 last = note;
                 Ok::<_, Error>(Piece { number, stream: launch.stream, waits: launch.waits, step })
             };
-            let is_loop = work.len() > 1;
+            let is_loop = work.iter().any(|part| matches!(part, Work::Repeat { .. }));
             for part in unrolled(work) {
                 bound.push(part.try_map(&mut choose)?);
             }

@@ -9,6 +9,7 @@
 
 use super::{Sweep, gradients};
 use crate::body::{inline, outline};
+use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::graph::{Decomposer, Graph};
 use crate::op::{Attr, Attrs, Body, Call, Fact, NodeId, ValueId, build};
@@ -116,14 +117,14 @@ fn walk(of: &Loop, wanted: &[bool], dy: &[Option<ValueId>]) -> Result<Walk> {
     let pairs = handed.iter().zip(&next).chain(seeds.iter().zip(&read));
     let pairs: Vec<_> = pairs.map(|(&port, &seed)| (outputs[port], seed)).collect();
     let total = build(&mut Decomposer::new(&mut graph, "total".into()), |b| {
-        let mut sum = b.scalar(0.0, crate::dtype::DType::F32);
+        let mut sum = b.scalar(0.0, DType::F32);
         for &(output, seed) in &pairs {
             let (output, seed) = (b.value(output), b.value(seed));
             let wide = output.fact()?.dtype.unhalved();
             let all: Vec<i64> = (0..output.shape()?.len() as i64).collect();
             let product = output.cast(wide) * seed.cast(wide);
             let part = if all.is_empty() { product } else { product.reduce_sum(&all, false) };
-            sum = sum + part.cast(crate::dtype::DType::F32);
+            sum = sum + part.cast(DType::F32);
         }
         Ok(vec![sum])
     });

@@ -262,6 +262,9 @@ impl Exporter<'_> {
         });
         let (body, times, (carried, scanned), reverse) =
             of.expect("it is an operator").map_err(|what: String| node.error(what))?;
+        if reverse && scanned == 0 {
+            return Err(node.error("ONNX has no loop that walks back without reading rows"));
+        }
         let outer: Vec<String> =
             self.graph.operands(id).into_iter().flatten().map(|value| self.names[&value].clone()).collect();
         let mut step = Graph::new(node.name.clone());

@@ -1,4 +1,4 @@
-//! Replaces operators by the smaller ones that their rows name. Splits operators of more inputs than a kernel may bind.
+//! Replaces operators by the smaller ones that their rows name, and loops of at most one step by the nodes of their bodies. Splits operators of more inputs than a kernel may bind.
 
 use super::{Context, fold_node};
 use crate::body;
@@ -44,11 +44,13 @@ pub fn run(graph: &mut Graph, context: &Context) -> Result<()> {
 fn unroll(graph: &mut Graph, context: &Context) -> Result<bool> {
     let mut found = false;
     for id in graph.order()? {
+        if !graph.node(id).op().is_some_and(|op| matches!(op.lower, Lower::Repeat)) {
+            continue;
+        }
         let times = graph.with_call(id, |call| Loop::of(call).map(|of| of.times));
-        let is_loop = graph.node(id).op().is_some_and(|op| matches!(op.lower, Lower::Repeat));
-        let Some(Ok(times)) = times.filter(|_| is_loop) else { continue };
+        let Some(Ok(times)) = times else { continue };
         if context.decisions.if_valid("unroll", id, times <= 1) {
-            body::unrolled(graph, id)?;
+            body::inline_single(graph, id)?;
             found = true;
         }
     }

@@ -9,7 +9,7 @@
 use super::Context;
 use crate::error::Result;
 use crate::graph::Graph;
-use crate::op::{Attr, Attrs, Body, NodeId, ValueId};
+use crate::op::{Attr, Attrs, Body, Call, Lower, NodeId, ValueId};
 use crate::ops::{self, Loop, REPEAT};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -32,8 +32,11 @@ pub fn run(graph: &mut Graph, _: &Context) -> Result<()> {
 }
 
 /// What a loop computes, but for its outputs.
-fn mark(call: &crate::op::Call) -> Option<String> {
-    let of = Loop::of(call).ok().filter(|_| call.op.name == REPEAT)?;
+fn mark(call: &Call) -> Option<String> {
+    if !matches!(call.op.lower, Lower::Repeat) {
+        return None;
+    }
+    let of = Loop::of(call).ok()?;
     let handed = &of.body.outputs()[..of.carried];
     Some(format!("{:?}", (of.times, of.carried, of.scanned, of.reverse, of.body.inputs(), of.body.nodes(), handed)))
 }

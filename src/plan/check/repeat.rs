@@ -34,9 +34,15 @@ fn check_loop(kernel: &Kernel, of: &Repeat, target: &Target) -> Verdict<Needs> {
             let (own, needs) = (&of.kernels[inner.kernel], &needs[inner.kernel]);
             bounds(inner, own, needs, &bytes, target)?;
             disjoint(inner, own, needs)?;
-            flow(inner, own, of.reads, &mut holders)
+            flow(inner, own, (of.reads, kernel.writes.len()), &mut holders)
         };
         judge().map_err(|e: String| format!("launch '{}': {e}", inner.name))?;
+    }
+    for (slot, holders) in holders.iter().enumerate().skip(of.reads).take(kernel.writes.len()) {
+        // The rows of a loop without steps are none.
+        let access = &kernel.operand(slot).access;
+        let written = holders.get(&0).is_some_and(|&end| end == bytes[slot]);
+        ensure(written || access.shape.contains(&0), || format!("no launch writes result {}", slot - of.reads))?;
     }
     let whole = |access: &Access| Ok(Accessed { set: Set::new(access, std::iter::empty())?, at_index: false });
     let all = |operands: &[crate::kernel::Operand]| {
@@ -116,12 +122,12 @@ fn apart(needs: &Needs, own: &Kernel, a: usize, b: usize) -> bool {
 }
 
 /// A launch reads bytes that were written as it reads them, writes none of what the loop only reads, and takes the bytes that it writes.
-fn flow(inner: &Inner, own: &Kernel, reads: usize, holders: &mut Holders) -> Verdict {
+fn flow(inner: &Inner, own: &Kernel, (reads, writes): (usize, usize), holders: &mut Holders) -> Verdict {
     let count = own.reads.len();
     for (at, arg) in inner.args[..count].iter().enumerate().filter(|(_, arg)| arg.slot >= reads && arg.bytes > 0) {
         let held = holders[arg.slot].get(&arg.offset) == Some(&(arg.offset + arg.bytes));
         // Rows of a result are written one by one.
-        let rows = own.is_in_place() && at == 0;
+        let rows = own.is_in_place() && at == 0 && arg.slot < reads + writes;
         ensure(held || rows, || {
             format!("argument {at}: reads bytes that were not written, or were overwritten: {arg:?}")
         })?;

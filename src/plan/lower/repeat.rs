@@ -220,7 +220,9 @@ impl Lowering<'_> {
         for &step in made.order.iter().filter(|_| times > 0) {
             let step = &made.draft.steps[step];
             if !step.bind_ranges.is_empty() {
-                return Err(node.error(format!("its step '{}' works on more than a binding holds", step.name)));
+                let most = target.max_binding;
+                let what = format!("step '{}' of its body works on more than a binding holds, {most} bytes", step.name);
+                return Err(node.error(format!("{what}: a loop's steps are not split")));
             }
             let kernel = number(&mut repeat, made.draft.kernels[step.kernel].clone());
             let args = step.reads.iter().chain(&step.writes).map(|&buffer| arguments.of(buffer)).collect();

@@ -46,7 +46,8 @@ pub struct ArgBytes {
     pub bytes: u64,
 }
 
-/// The most launches of a short loop that a record holds one after another, so that steps follow each other without the host.
+/// The most launches of a round: a record of a driver holds whole rounds of steps, and the steps that are left, so that steps follow each other
+/// without the host.
 pub const UNROLLED: u64 = 64;
 
 impl Repeat {

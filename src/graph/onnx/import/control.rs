@@ -180,7 +180,11 @@ impl<'a> Importer<'a> {
                 self.is_bounded(call, &trips, carried.len())?;
             }
             ensure(i != MAX_ITERATIONS, || {
-                call.fail(format!("it runs more than {MAX_ITERATIONS} times: expected an 'M' or a 'cond' that ends it"))
+                let what = match trips.most {
+                    i64::MAX => "expected an 'M' or a 'cond' that ends it",
+                    _ => "expected iterations of the same types and shapes, which are one loop however many they are",
+                };
+                call.fail(format!("it runs more than {MAX_ITERATIONS} times: {what}"))
             })?;
             let number = self.number(call, i)?;
             let mut outputs = self.iteration(call, &body, (&i.to_string(), number), (&carried, running))?.into_iter();

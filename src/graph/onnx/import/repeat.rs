@@ -19,7 +19,7 @@ use crate::op::NodeId;
 use crate::ops::REPEAT;
 use std::sync::Arc;
 
-/// Loops of at most this many steps are inlined: their nodes join those around them, and what they compute of their number is known.
+/// Each `Loop` of at most this many steps is inlined: its nodes join those around them, and what it computes of the steps' numbers is known.
 const FEW: i64 = 4;
 /// Constants of at most this many bytes are a body's own.
 const SMALL: usize = 1 << 12;
@@ -58,12 +58,13 @@ struct Before {
     guarded: HashMap<(ValueId, ValueId), ValueId>,
     guard: Option<ValueId>,
     found: Vec<ValueId>,
-    work_left: usize,
 }
 
 impl<'a> Importer<'a> {
-    /// The result of a function, or nothing if it fails or has none: the importer is then as it was.
+    /// The result of a function, or nothing if it fails or has none: the importer is then as it was, but for the work that was done, which
+    /// stays spent. Copying the graph is work, too.
     fn attempt<T>(&mut self, make: impl FnOnce(&mut Self) -> Result<Option<T>>) -> Option<T> {
+        self.spend(self.graph.len()).ok()?;
         let before = Before {
             graph: self.graph.clone(),
             dependence: self.dependence.clone(),
@@ -73,15 +74,13 @@ impl<'a> Importer<'a> {
             guarded: self.guarded.clone(),
             guard: self.guard,
             found: self.found.clone(),
-            work_left: self.work_left,
         };
         if let Ok(Some(made)) = make(self) {
             return Some(made);
         }
-        let Before { graph, dependence, notes, counts, wanted, guarded, guard, found, work_left } = before;
+        let Before { graph, dependence, notes, counts, wanted, guarded, guard, found } = before;
         (self.graph, self.dependence, self.notes, self.counts) = (graph, dependence, notes, counts);
-        (self.wanted, self.guarded, self.guard, self.found, self.work_left) =
-            (wanted, guarded, guard, found, work_left);
+        (self.wanted, self.guarded, self.guard, self.found) = (wanted, guarded, guard, found);
         None
     }
 
@@ -233,6 +232,21 @@ impl<'a> Importer<'a> {
         value
     }
 
+    /// True if how many elements a run finds has a part in a value.
+    fn follows_found(&self, values: &[ValueId]) -> bool {
+        let found: HashSet<NodeId> = self.found.iter().map(|value| value.node).collect();
+        let (mut seen, mut open) = (HashSet::new(), values.iter().map(|value| value.node).collect::<Vec<_>>());
+        while let Some(node) = open.pop().filter(|_| !found.is_empty()) {
+            if found.contains(&node) {
+                return true;
+            }
+            if seen.insert(node) {
+                open.extend(self.graph.operands(node).into_iter().flatten().map(|value| value.node));
+            }
+        }
+        false
+    }
+
     /// Adds the loop of a body whose nodes were added from `start` on. Nothing if its steps are not alike.
     fn close(
         &mut self,
@@ -247,9 +261,13 @@ impl<'a> Importer<'a> {
         }
         let given: Vec<ValueId> = carried.iter().map(|c| c.given).chain(scanned.iter().map(|(_, row)| *row)).collect();
         let outputs: Vec<ValueId> = carried.iter().map(|c| c.next).chain(rows).collect();
-        let captured = self.captured(&given, &outputs, start);
+        let [captured, own] = self.captured(&given, &outputs, start);
+        own.into_iter().for_each(|value| self.notes.rely(Relied::Elements(value)));
         let first = carried.iter().map(|c| c.first).chain(scanned.iter().map(|(value, _)| *value));
         let inputs: Vec<ValueId> = first.chain(captured.iter().copied()).collect();
+        if self.follows_found(&inputs) {
+            return Ok(None);
+        }
         for (at, &value) in inputs.iter().enumerate() {
             if (carried.len()..given.len()).contains(&at) {
                 // There may be any number of rows.
@@ -273,8 +291,8 @@ impl<'a> Importer<'a> {
         self.add(self.rows[REPEAT], &shortened(name.to_owned()), &inputs, attrs, &[]).map(Some)
     }
 
-    /// The values that the nodes behind `given` read, but are not behind it.
-    fn captured(&self, given: &[ValueId], outputs: &[ValueId], start: usize) -> Vec<ValueId> {
+    /// The values that the nodes behind `given` read, but are not behind it; and the constants among these that become the body's own.
+    fn captured(&self, given: &[ValueId], outputs: &[ValueId], start: usize) -> [Vec<ValueId>; 2] {
         let graph = &self.graph;
         let mut behind: HashSet<NodeId> = given.iter().map(|value| value.node).collect();
         let stands = behind.clone();
@@ -284,10 +302,11 @@ impl<'a> Importer<'a> {
             }
         }
         let is_own = |value: ValueId| {
-            let constant = graph.as_constant(value).filter(|_| !self.weights.contains(&value));
+            let stays = !self.weights.contains(&value) && self.dependence.elements(value).is_none();
+            let constant = graph.as_constant(value).filter(|_| stays);
             constant.is_some_and(|constant| constant.fact.bytes() <= SMALL && constant.is_at_hand())
         };
-        let (mut captured, mut seen) = (Vec::new(), HashSet::new());
+        let (mut captured, mut own, mut seen) = (Vec::new(), Vec::new(), HashSet::new());
         let mut open: Vec<ValueId> = outputs.iter().rev().copied().collect();
         while let Some(value) = open.pop() {
             if stands.contains(&value.node) || !seen.insert(value) {
@@ -295,11 +314,13 @@ impl<'a> Importer<'a> {
             }
             if behind.contains(&value.node) {
                 open.extend(graph.operands(value.node).into_iter().flatten().rev());
-            } else if !is_own(value) {
+            } else if is_own(value) {
+                own.push(value);
+            } else {
                 captured.push(value);
             }
         }
-        captured
+        [captured, own]
     }
 }
 
