@@ -2,7 +2,7 @@
 
 use crate::common::{self, backends};
 use plimsoll::internals::ops::REPEAT;
-use plimsoll::internals::plan::check;
+use plimsoll::internals::plan::{Job, check, plan};
 use plimsoll::internals::{onnx, reference};
 use plimsoll::{DType, Graph, Limits, Planning, Recipe, Target, Trace};
 
@@ -59,6 +59,32 @@ fn a_sequence_is_one_step_however_long() {
             let rows = long.programs[0].summary.arena_bytes / ports(&long);
             assert!(rows <= 12, "{op} on {}: {rows} times its inputs and outputs", target.name);
         }
+    }
+}
+
+/// Two sequences, one after the other: both count from the same number, and programs share constants.
+#[test]
+fn programs_of_several_loops_share_their_constants() {
+    let g = Trace::new("two");
+    let x = g.input("x", DType::F32, [6, 2, 5]);
+    let weights = |name: &str| g.input(name, DType::F32, [1, 5, 5]);
+    let layer = |x, n: &str| {
+        let all = g.outputs(
+            "RNN",
+            &[Some(x), Some(weights(&format!("w{n}"))), Some(weights(&format!("r{n}")))],
+            plimsoll::Attrs::new(),
+        );
+        all[0].squeeze(&[1])
+    };
+    g.output("y", layer(layer(x, "1"), "2"));
+    let graph = g.finish().expect("the rows take these inputs");
+    for target in [Target::cpu(2), Target::wgpu(), Target::cuda()] {
+        let job = Job {
+            programs: ["a", "b"].map(|name| (name.to_owned(), graph.clone().into())).into(),
+            ..Job::of(graph.clone(), &target)
+        };
+        let planned = plan(&job).expect("it is planned");
+        check::check(&planned.plan).expect("the plan is sound");
     }
 }
 

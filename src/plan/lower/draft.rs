@@ -154,7 +154,9 @@ impl Draft {
         let packed = match (own.packed, constant.packed) {
             (None, None) => true,
             (Some((Some(kernel), operand)), Some((Some(k), o))) => {
-                operand == o && cpu::packs_alike(&self.kernels[kernel], &other.kernels[k], operand)
+                let (kernel, operand) = self.kernels[kernel].packed_reader(operand);
+                let (k, o) = other.kernels[k].packed_reader(o);
+                operand == o && cpu::packs_alike(kernel, k, operand)
             }
             _ => false,
         };

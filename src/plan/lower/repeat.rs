@@ -146,8 +146,16 @@ impl Lowering<'_> {
         let name = format!("{name}/row");
         let constant = Arc::new(Constant::new(name.clone(), Tensor::from_i64([], &[first as i64])?));
         let dtype = self.storage(DType::I64, &name)?;
-        let buffer = self.add_buffer(name, dtype, Shape::default(), Class::Constant);
-        self.draft.constants.push(DraftConstant { constant, buffer, packed: None });
+        let known = self.draft.constants.iter().find(|other| other.constant.same(&constant));
+        let known = known.filter(|other| other.packed.is_none() && self.draft.buffers[other.buffer].dtype == dtype);
+        let buffer = match known {
+            Some(other) => other.buffer,
+            None => {
+                let buffer = self.add_buffer(name, dtype, Shape::default(), Class::Constant);
+                self.draft.constants.push(DraftConstant { constant, buffer, packed: None });
+                buffer
+            }
+        };
         Ok((buffer, self.operand(buffer, Access::contiguous(Shape::default()))))
     }
 
@@ -159,7 +167,7 @@ impl Lowering<'_> {
             let alike = |other: &&DraftConstant| {
                 let found = &self.draft.buffers[other.buffer];
                 let same = (found.dtype, found.bytes) == (of.dtype, of.bytes);
-                same && Arc::ptr_eq(&other.constant, &own.constant) && other.packed.is_none() && own.packed.is_none()
+                same && other.packed.is_none() && own.packed.is_none() && other.constant.same(&own.constant)
             };
             let read = operands.reads.len();
             let known = self.draft.constants.iter().find(alike).map(|other| other.buffer);

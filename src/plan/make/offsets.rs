@@ -7,7 +7,7 @@ use crate::lower::{Draft, DraftBuffer, DraftConstant};
 use crate::place::{self, Effort, Item, Problem};
 use crate::target::{Memory, PREFETCH_STACK, Target};
 use crate::{BufferIdx, Class, Segment, SegmentIdx, Spot, StepIdx};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 /// An order and the offsets it leads to.
 pub struct Layout {
@@ -234,13 +234,16 @@ struct Shared<'a> {
 }
 
 impl<'a> Shared<'a> {
-    /// Per buffer of a draft, its place if an earlier draft has the same constant or state.
+    /// Per buffer of a draft, its place if an earlier draft has the same constant or state. No two constants of a draft have one place.
     fn places(&self, draft: &Draft) -> Vec<Option<Spot>> {
         let mut places = vec![None; draft.buffers.len()];
+        let mut taken = HashSet::new();
         for constant in &draft.constants {
-            let alike = self.constants.get(&constant.constant.mark()).into_iter().flatten();
-            let found = alike.into_iter().find(|(other, known, _)| other.holds_alike(known, draft, constant));
+            let mut alike = self.constants.get(&constant.constant.mark()).into_iter().flatten();
+            let is_free = |spot: &Spot| !taken.contains(&(spot.segment, spot.offset));
+            let found = alike.find(|(other, own, spot)| is_free(spot) && other.holds_alike(own, draft, constant));
             places[constant.buffer] = found.map(|(.., spot)| *spot);
+            taken.extend(found.map(|(.., spot)| (spot.segment, spot.offset)));
         }
         for state in &draft.states {
             places[state.buffer] = self.states.get(draft.buffers[state.buffer].name.as_str()).copied();
