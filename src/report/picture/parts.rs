@@ -1,8 +1,8 @@
 //! What a picture of a training shows beside a plan: the part of an update that each step computes, and what each state holds.
 
 use super::{Kind, Scene};
-use crate::graph::AGAIN;
 use crate::plan::View;
+use crate::train::classes::{Held, Phase};
 use serde::Serialize;
 
 /// A part of an update.
@@ -35,15 +35,11 @@ impl Part {
 
     /// The part of a step, by the name that training gives its nodes.
     pub fn of(step: &str) -> Part {
-        let step = step.strip_prefix("copy of ").unwrap_or(step);
-        if step.ends_with(AGAIN) {
-            Part::Again
-        } else if step.starts_with("gradient of ") {
-            Part::Backward
-        } else if step.starts_with("update/") || step.starts_with("accumulate/") {
-            Part::Update
-        } else {
-            Part::Forward
+        match Phase::of(step) {
+            Phase::Forward => Part::Forward,
+            Phase::Again => Part::Again,
+            Phase::Backward => Part::Backward,
+            Phase::Update => Part::Update,
         }
     }
 
@@ -69,7 +65,11 @@ impl Scene {
             step.part = Some(Part::of(&step.name));
         }
         for state in &program.state {
-            let kind = held(&state.port.name, trained);
+            let kind = match Held::of(&state.port.name, trained) {
+                Held::Weight => Kind::Weight,
+                Held::Optimizer => Kind::Optimizer,
+                Held::Gradient | Held::Average | Held::Statistic => Kind::State,
+            };
             self.buffers[state.port.buffer].kind = kind;
             if let Some(update) = state.update {
                 self.buffers[update].kind = kind;
@@ -88,15 +88,5 @@ impl Scene {
             }
         }
         runs
-    }
-}
-
-/// What a state holds, by the name that training gives it.
-fn held(name: &str, trained: &[String]) -> Kind {
-    match name.split_once('/') {
-        _ if trained.iter().any(|weight| weight == name) => Kind::Weight,
-        Some(("optimizer" | "scale" | "dropout", _)) => Kind::Optimizer,
-        None if name == "step" => Kind::Optimizer,
-        _ => Kind::State,
     }
 }

@@ -57,18 +57,22 @@ pub struct States {
     pub idle: u64,
 }
 
-/// The part of a step that a kernel computes.
+/// A part of an update.
 #[derive(Clone, Copy, PartialEq)]
-enum Phase {
+pub enum Phase {
+    /// From the inputs to the loss.
     Forward,
-    Backward,
-    /// A value of the forward computation, among the backward one.
+    /// Values of the forward computation that the backward one computes once more.
     Again,
+    /// The gradients.
+    Backward,
+    /// The weights and what the optimizer keeps.
     Update,
 }
 
 impl Phase {
-    fn of(step: &str) -> Phase {
+    /// The part that a step computes, by the name that training gives its nodes.
+    pub fn of(step: &str) -> Phase {
         let step = step.strip_prefix("copy of ").unwrap_or(step);
         if step.ends_with(AGAIN) {
             Phase::Again
@@ -78,6 +82,35 @@ impl Phase {
             Phase::Update
         } else {
             Phase::Forward
+        }
+    }
+}
+
+/// What a state of a training holds, as the fields of [`States`] say.
+#[derive(Clone, Copy)]
+pub enum Held {
+    /// [`States::weight`].
+    Weight,
+    /// [`States::optimizer`].
+    Optimizer,
+    /// [`States::gradient`].
+    Gradient,
+    /// [`States::average`].
+    Average,
+    /// [`States::statistic`].
+    Statistic,
+}
+
+impl Held {
+    /// What a state holds, by the name that training gives it, if these weights are trained.
+    pub fn of(name: &str, trained: &[String]) -> Held {
+        match name.split_once('/') {
+            _ if trained.iter().any(|weight| weight == name) => Held::Weight,
+            Some(("optimizer" | "scale" | "dropout", _)) => Held::Optimizer,
+            Some(("accumulated", _)) => Held::Gradient,
+            Some(("ema", _)) => Held::Average,
+            None if name == "step" => Held::Optimizer,
+            _ => Held::Statistic,
         }
     }
 }
@@ -153,15 +186,13 @@ impl States {
         let held: u64 = bytes.values().sum();
         states.idle = plan.class_bytes(Class::State).saturating_sub(held);
         for (name, bytes) in bytes {
-            let figure = match name.split_once('/') {
-                _ if trained.contains(&name) => &mut states.weight,
-                Some(("optimizer" | "scale" | "dropout", _)) => &mut states.optimizer,
-                Some(("accumulated", _)) => &mut states.gradient,
-                Some(("ema", _)) => &mut states.average,
-                None if name == "step" => &mut states.optimizer,
-                _ => &mut states.statistic,
-            };
-            *figure += bytes;
+            *match Held::of(&name, trained) {
+                Held::Weight => &mut states.weight,
+                Held::Optimizer => &mut states.optimizer,
+                Held::Gradient => &mut states.gradient,
+                Held::Average => &mut states.average,
+                Held::Statistic => &mut states.statistic,
+            } += bytes;
         }
         states
     }
