@@ -89,6 +89,9 @@ impl Loops {
         if let Some(Work::Launch(first)) = parts.first_mut() {
             first.waits.clone_from(&launch.waits);
         }
+        if of.times == 0 {
+            return parts;
+        }
         parts.push(Work::Repeat { times: of.times, of: of.each.iter().flat_map(inner).collect() });
         parts
     }

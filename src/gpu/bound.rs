@@ -86,7 +86,7 @@ pub(super) fn bind<P: PartialEq>(
 /// The highest element of its slice that a kernel touches through an operand. `None` if it touches nothing; `Some(None)` if an element is
 /// before the slice or beyond counting.
 fn reaches(kernel: &Kernel, slot: usize) -> Option<Option<u64>> {
-    if kernel.operand(slot).access.shape.contains(&0) {
+    if kernel.reach(slot).shape.contains(&0) {
         return None;
     }
     let span = kernel.reach(slot).span().filter(|&(low, _)| low >= 0);

@@ -14,6 +14,8 @@ use crate::error::{Error, Result};
 use crate::graph::{Decomposer, Graph};
 use crate::op::{Attr, Attrs, Body, Call, Fact, NodeId, ValueId, build};
 use crate::ops::{self, Loop, REPEAT};
+use std::collections::HashSet;
+use std::ops::Range;
 use std::sync::Arc;
 
 /// What the backward loop of a body is: its body, and which inputs of the forward one it gives gradients of.
@@ -27,6 +29,8 @@ struct Walk {
     rows: Vec<usize>,
     /// Further outputs whose gradients are read row by row.
     seeds: Vec<usize>,
+    /// Inputs that it reads: carried ones as they were before each step, rows, and those that stay.
+    read: [Vec<usize>; 3],
 }
 
 impl Sweep<'_> {
@@ -41,7 +45,7 @@ impl Sweep<'_> {
         let wanted: Vec<bool> = operands.iter().map(|value| self.active.contains(value)).collect();
         let walk = walk(&of, &wanted, dy).map_err(|e| self.refuse(id, &e.to_string()))?;
 
-        let kept = self.keeping(id, &of, &operands)?;
+        let kept = self.keeping(id, &of, &operands, &walk.read[0])?;
         let fail = |what: String| node.error(what);
         let made = build(self.nodes_of(&format!("gradient of {}", node.name)), |b| {
             let zeros = |fact: &Fact| {
@@ -55,10 +59,10 @@ impl Sweep<'_> {
             inputs.extend(walk.summed.iter().map(|&input| zeros(&of.body.inputs()[input].unhalved())));
             let carried = inputs.len();
             inputs.extend(kept.iter().map(|&value| b.value(value)));
-            inputs.extend(operands[of.carried..][..of.scanned].iter().map(|&value| b.value(value)));
+            inputs.extend(walk.read[1].iter().map(|&input| b.value(operands[input])));
             inputs.extend(walk.seeds.iter().map(|&port| b.value(dy[port].expect("it has a gradient"))));
             let scanned = inputs.len() - carried;
-            inputs.extend(operands[of.carried + of.scanned..].iter().map(|&value| b.value(value)));
+            inputs.extend(walk.read[2].iter().map(|&input| b.value(operands[input])));
             let attrs = attrs(walk.body.clone(), &of, (carried, scanned), !of.reverse);
             let made = b.all_outputs(REPEAT, &inputs, attrs);
             let given = walk.handed.iter().chain(&walk.summed).chain(&walk.rows);
@@ -70,11 +74,11 @@ impl Sweep<'_> {
         Ok(())
     }
 
-    /// Puts a loop in the place of another that also gives what its steps began with, and returns these rows.
-    fn keeping(&mut self, id: NodeId, of: &Loop, operands: &[ValueId]) -> Result<Vec<ValueId>> {
+    /// Puts a loop in the place of another that also gives what its steps began with of these carried inputs, and returns these rows.
+    fn keeping(&mut self, id: NodeId, of: &Loop, operands: &[ValueId], kept: &[usize]) -> Result<Vec<ValueId>> {
         let node = self.graph.node(id).clone();
         let mut body = Body::clone(of.body);
-        let begun = (0..of.carried).map(|input| of.body.input(input));
+        let begun = kept.iter().map(|&input| of.body.input(input));
         body.set_outputs(of.body.outputs().iter().copied().chain(begun).collect());
         let attrs = attrs(body, of, (of.carried, of.scanned), of.reverse);
         let inputs: Vec<_> = operands.iter().copied().map(Some).collect();
@@ -83,7 +87,7 @@ impl Sweep<'_> {
         let made = self.graph.add(row, &node.name, &inputs, attrs, &[])?;
         let outputs = of.body.outputs().len();
         (0..outputs).for_each(|port| self.graph.replace(id.output(port), made.output(port)));
-        Ok((outputs..outputs + of.carried).map(|port| made.output(port)).collect())
+        Ok((outputs..outputs + kept.len()).map(|port| made.output(port)).collect())
     }
 }
 
@@ -150,8 +154,22 @@ fn walk(of: &Loop, wanted: &[bool], dy: &[Option<ValueId>]) -> Result<Walk> {
         Ok(inputs.enumerate().map(result).collect())
     });
     let results = results.map_err(Error::graph)?;
-    let (kept, stay) = (&given[..of.carried + of.scanned], &given[of.carried + of.scanned..]);
-    let inputs = [&next[..], &sums, kept, &read, stay].concat();
-    let body = outline(&graph, &inputs, &results)?;
-    Ok(Walk { body, handed, summed, rows, seeds })
+    let reads = needed(&graph, &results);
+    let walked = of.carried + of.scanned;
+    let among = |inputs: Range<usize>| inputs.filter(|&input| reads.contains(&given[input].node)).collect::<Vec<_>>();
+    let found = [among(0..of.carried), among(of.carried..walked), among(walked..facts.len())];
+    let [kept, scanned, stay] = found.each_ref().map(|list| list.iter().map(|&at| given[at]).collect::<Vec<_>>());
+    let body = outline(&graph, &[&next[..], &sums, &kept, &scanned, &read, &stay].concat(), &results)?;
+    Ok(Walk { body, handed, summed, rows, seeds, read: found })
+}
+
+/// The nodes that values depend on, with their own.
+fn needed(graph: &Graph, values: &[ValueId]) -> HashSet<NodeId> {
+    let (mut found, mut open) = (HashSet::new(), values.iter().map(|value| value.node).collect::<Vec<_>>());
+    while let Some(node) = open.pop() {
+        if found.insert(node) {
+            open.extend(graph.operands(node).into_iter().flatten().map(|value| value.node));
+        }
+    }
+    found
 }

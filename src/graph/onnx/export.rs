@@ -56,7 +56,8 @@ pub fn export_step(graph: &Graph, outputs: &[String]) -> Result<ModelProto> {
     let own = needed(graph, &outputs);
     let (names, used, parts) = (HashMap::new(), HashSet::new(), HashMap::new());
     let (main, step) = (GraphProto::default(), GraphProto::default());
-    let mut export = Exporter { graph, outputs, own, names, used, parts, main, step };
+    let nodes = HashSet::new();
+    let mut export = Exporter { graph, outputs, own, names, used, nodes, parts, main, step };
     let update_binding = export.run()?;
     let Exporter { main, step, .. } = export;
     let is_microsoft = |graph: &GraphProto| graph.node.iter().any(|node| node.domain == MICROSOFT);
@@ -99,6 +100,8 @@ struct Exporter<'g> {
     own: Vec<bool>,
     names: HashMap<ValueId, String>,
     used: HashSet<String>,
+    /// The names of nodes: within bodies, no two are the same.
+    nodes: HashSet<String>,
     /// The names of constants that others are made of, in each of the graphs.
     parts: HashMap<(bool, *const Constant), String>,
     main: GraphProto,
@@ -246,10 +249,7 @@ impl Exporter<'_> {
     }
 
     fn unique(&mut self, wanted: &str) -> String {
-        let wanted = if wanted.is_empty() { "value" } else { wanted };
-        let numbered = (2..).map(|n| format!("{wanted}_{n}"));
-        let mut names = std::iter::once(wanted.to_owned()).chain(numbered);
-        let name = names.find(|n| !self.used.contains(n)).expect("numbers do not end");
+        let name = free(if wanted.is_empty() { "value" } else { wanted }, &self.used);
         self.used.insert(name.clone());
         name
     }
@@ -281,13 +281,19 @@ impl Exporter<'_> {
             own: vec![true; step.bound()],
             names,
             used: std::mem::take(&mut self.used),
+            nodes: std::mem::take(&mut self.nodes),
             parts: HashMap::new(),
             main: GraphProto::default(),
             step: GraphProto::default(),
         };
         inner.run()?;
-        let Exporter { mut main, used, .. } = inner;
-        self.used = used;
+        let Exporter { mut main, used, nodes, .. } = inner;
+        (self.used, self.nodes) = (used, nodes);
+        for inner in &mut main.node {
+            let wanted = std::mem::take(&mut inner.name);
+            inner.name = free(&wanted, &self.nodes);
+            self.nodes.insert(inner.name.clone());
+        }
         main.input.truncate(walked);
         let mut input = outer[..walked].to_vec();
         let mut attribute = Vec::new();
@@ -366,6 +372,13 @@ impl Exporter<'_> {
         self.proto(id).node.push(NodeProto { input, output, name, op_type, domain, attribute, ..Default::default() });
         Ok(())
     }
+}
+
+/// A name, or a variant of it that is not used.
+fn free(wanted: &str, used: &HashSet<String>) -> String {
+    let numbered = (2..).map(|n| format!("{wanted}_{n}"));
+    let mut names = std::iter::once(wanted.to_owned()).chain(numbered);
+    names.find(|name| !used.contains(name)).expect("numbers do not end")
 }
 
 fn identity(input: &str, output: &str) -> NodeProto {

@@ -28,8 +28,9 @@ fn check_loop(kernel: &Kernel, of: &Repeat, target: &Target) -> Verdict<Needs> {
     let needs = of.kernels.iter().map(|inner| check(inner, target)).collect::<Verdict<Vec<_>>>()?;
     let bytes = arguments(kernel)?;
     let mut holders: Holders = vec![BTreeMap::new(); bytes.len()];
-    // What the second step finds, all later ones do.
-    for inner in of.first.iter().chain(&of.each).chain(&of.each) {
+    // What the second step finds, all later ones do. A loop of no steps launches none.
+    let each = if of.times > 0 { &of.each[..] } else { &[] };
+    for inner in of.first.iter().chain(each).chain(each) {
         let mut judge = || {
             let (own, needs) = (&of.kernels[inner.kernel], &needs[inner.kernel]);
             bounds(inner, own, needs, &bytes, target)?;
@@ -74,7 +75,10 @@ fn bounds(inner: &Inner, own: &Kernel, needs: &Needs, bytes: &[u64], target: &Ta
         let fits = inside && arg.offset.is_multiple_of(target.alignment) && arg.bytes <= target.max_binding;
         ensure(fits, || format!("argument {at}: {arg:?} does not lie in {} bytes", bytes[arg.slot]))?;
         let needed = match at.checked_sub(own.reads.len()) {
-            None if own.reads[at].packed => cpu::packed_bytes(own, at).unwrap_or(u64::MAX),
+            None if own.reads[at].packed => {
+                let (reader, operand) = own.packed_reader(at);
+                cpu::packed_bytes(reader, operand).unwrap_or(u64::MAX)
+            }
             None => touched(&needs.reads[at], own.reads[at].dtype.size()),
             Some(write) if write < own.writes.len() => touched(&needs.writes[write], own.writes[write].dtype.size()),
             Some(_) => own.workspace,

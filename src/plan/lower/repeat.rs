@@ -59,8 +59,8 @@ struct Operands {
     writes: Vec<BufferIdx>,
     /// By buffer of the body. The update of a state is where the state is.
     slots: HashMap<BufferIdx, Slot>,
-    /// What a launch in front of all steps copies: a read, to the buffer of a state.
-    copies: Vec<(usize, BufferIdx)>,
+    /// What a launch in front of all steps copies: a read, to the buffer of a state, and the type of its value.
+    copies: Vec<(usize, BufferIdx, DType)>,
 }
 
 impl Lowering<'_> {
@@ -94,13 +94,14 @@ impl Lowering<'_> {
         }
         for (&value, &state) in values[..carried].iter().zip(&inputs) {
             let place = self.place(value)?;
-            operands.copies.push((operands.reads.len(), state_of(&made.draft, state)));
+            let dtype = self.graph.fact(value).dtype.held();
+            operands.copies.push((operands.reads.len(), state_of(&made.draft, state), dtype));
             operands.reads.push((place.buffer, self.operand(place.buffer, place.access)));
         }
         let first = if reverse { times.saturating_sub(1) } else { 0 };
         let state = state_of(&made.draft, row);
         operands.slots.insert(state, Slot::Row);
-        operands.copies.push((operands.reads.len(), state));
+        operands.copies.push((operands.reads.len(), state, DType::I64));
         operands.reads.push(self.row_number(&node.name, first)?);
         let packed = self.constants_of_loop(&made.draft, &mut operands);
         let kernel = self.loop_kernel(id, &target, &made, times as u64, &operands)?;
@@ -134,6 +135,7 @@ impl Lowering<'_> {
         };
         let shape = self.graph.fact(value).shape.clone();
         let decided = self.destinations.get(&value).filter(fits).map(|place| place.buffer);
+        let decided = self.decisions.if_found("loop result", value.node, decided);
         let buffer = decided.unwrap_or_else(|| {
             self.add_buffer(self.graph.value_name(value).to_owned(), dtype, shape.clone(), Class::Activation)
         });
@@ -203,7 +205,7 @@ impl Lowering<'_> {
         let writes: Vec<Operand> = operands.writes.iter().map(written).collect();
         let mut repeat =
             Repeat { reads: operands.reads.len(), times, kernels: Vec::new(), first: Vec::new(), each: Vec::new() };
-        for &(read, state) in &operands.copies {
+        for &(read, state, dtype) in &operands.copies {
             let (_, from) = &operands.reads[read];
             let elements = from.access.span().map_or(0, |(_, high)| high.unsigned_abs() as u64 + 1);
             let to = &made.draft.buffers[state];
@@ -213,7 +215,7 @@ impl Lowering<'_> {
                 template: Template::Map,
                 shape: to.access.shape.clone(),
                 reads: vec![from.clone()],
-                body: Body::identity(from.dtype),
+                body: Body::identity(dtype),
                 writes: vec![to],
                 prologues: Vec::new(),
                 workspace: 0,
@@ -225,7 +227,7 @@ impl Lowering<'_> {
             let inner = Inner { name: node.name.clone(), kernel: number(&mut repeat, kernel), args };
             repeat.first.push(inner);
         }
-        for &step in made.order.iter().filter(|_| times > 0) {
+        for &step in &made.order {
             let step = &made.draft.steps[step];
             if !step.bind_ranges.is_empty() {
                 let most = target.max_binding;

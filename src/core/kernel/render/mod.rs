@@ -105,8 +105,8 @@ impl Bindings {
     /// Every operand with elements has its own binding; what is read is bound for reading only.
     pub fn distinct(kernel: &Kernel) -> Bindings {
         let mut bindings = Bindings { of: Vec::new(), read_only: Vec::new() };
-        for (slot, operand) in kernel.reads.iter().chain(&kernel.writes).enumerate() {
-            let empty = operand.access.shape.contains(&0);
+        for slot in 0..kernel.reads.len() + kernel.writes.len() {
+            let empty = kernel.reach(slot).shape.contains(&0);
             bindings.of.push((!empty).then_some(bindings.read_only.len()));
             if !empty {
                 bindings.read_only.push(slot < kernel.reads.len());

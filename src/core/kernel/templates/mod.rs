@@ -359,6 +359,14 @@ impl Kernel {
     /// chooses the element. The arguments are the reads, then the writes.
     pub fn reach(&self, slot: usize) -> Access {
         let mut access = self.operand(slot).access.clone();
+        if let Template::Row { inner, per_row: true, .. } = self.template
+            && slot < self.reads.len()
+        {
+            // What does not move along a row is read once, even if the row is empty.
+            let outer = self.shape.len().saturating_sub(inner);
+            let still = (outer..access.shape.len()).filter(|&axis| access.strides[axis] == 0).collect::<Vec<_>>();
+            still.into_iter().for_each(|axis| access.shape[axis] = access.shape[axis].max(1));
+        }
         // A result in place reaches what the data does.
         let slot = if self.is_in_place() && slot >= self.reads.len() { 0 } else { slot };
         if slot < self.template.core_reads() {

@@ -18,7 +18,7 @@ use crate::onnx::dims::trips_of;
 use crate::shape::Shape;
 
 /// The most iterations of a loop.
-const MAX_ITERATIONS: i64 = crate::ops::MOST_ITERATIONS as i64;
+pub(super) const MAX_ITERATIONS: i64 = crate::ops::MOST_ITERATIONS as i64;
 /// The most nodes that a bound is followed through.
 const MAX_FOLLOWED: usize = 1 << 6;
 
@@ -37,6 +37,8 @@ pub(super) struct Trips {
     /// The number that the run decides, if it does.
     pub(super) count: Option<ValueId>,
     pub(super) going: Holds,
+    /// True if the number follows from an extent.
+    pub(super) follows: bool,
 }
 
 impl<'a> Importer<'a> {
@@ -219,15 +221,16 @@ impl<'a> Importer<'a> {
             None => Holds::Known(true),
         };
         let set = trips_of(call.node).and_then(|dim| self.trips.get(&dim).copied()).unwrap_or(i64::MAX);
-        let Some(count) = call.tensor(0)? else { return Ok(Trips { most: set, count: None, going }) };
+        let Some(count) = call.tensor(0)? else { return Ok(Trips { most: set, count: None, going, follows: false }) };
         let count = self.folded(count)?;
         if self.graph.as_constant(count).is_some() && self.dependence.elements(count).is_none() {
             let numbers = self.numbers("M", count).map_err(|what| call.fail(what))?;
             let &number = numbers.first().ok_or_else(|| call.fail("input 'M': expected one element, found none"))?;
-            return Ok(Trips { most: number.min(set), count: None, going });
+            let follows = self.notes.is_open(count);
+            return Ok(Trips { most: number.min(set), count: None, going, follows });
         }
         let most = self.most(count, &mut MAX_FOLLOWED.clone()).unwrap_or(i64::MAX).min(set);
-        Ok(Trips { most, count: Some(self.scalar(call, "M", count, DType::I64)?), going })
+        Ok(Trips { most, count: Some(self.scalar(call, "M", count, DType::I64)?), going, follows: false })
     }
 
     /// Refuses a loop of which the run decides how often it runs, if it has no bound, or stacks as many parts.

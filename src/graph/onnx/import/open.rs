@@ -95,6 +95,27 @@ impl Notes {
         }
     }
 
+    /// The constants that attributes of these nodes are read from, if they may change; `None` if attributes depend on counts.
+    pub fn shaping(&self, nodes: &HashSet<NodeId>) -> Option<Vec<ValueId>> {
+        let of = |step: &Step| match step {
+            Step::Node(node, shaping) if nodes.contains(node) => Some(shaping.clone()),
+            _ => None,
+        };
+        let mut values = Vec::new();
+        for shaping in self.steps.iter().filter_map(of) {
+            if !shaping.forms.is_empty() {
+                return None;
+            }
+            values.extend(shaping.values.iter().map(|(_, value)| *value));
+        }
+        Some(values)
+    }
+
+    /// True if a value may depend on what is open.
+    pub fn is_open(&self, value: ValueId) -> bool {
+        self.open.contains(&value)
+    }
+
     /// Notes constants that a node became after others have read it.
     pub fn late(&mut self, node: NodeId) {
         self.is_mixed |= self.open.contains(&node.output(0));

@@ -10,7 +10,7 @@
 //! Where steps differ by more than their values, such as in shapes that grow, the iterations are inlined one by one instead.
 
 use super::bodies::Body;
-use super::control::{Holds, Trips};
+use super::control::{Holds, MAX_ITERATIONS, Trips};
 use super::sequence::Named;
 use super::*;
 use crate::body::outline;
@@ -38,6 +38,15 @@ struct Step {
     /// Values that are read row by row, and what stands for a row.
     scanned: Vec<(ValueId, ValueId)>,
     rows: Vec<ValueId>,
+}
+
+/// What a body reads and is made of.
+struct Captured {
+    /// Values from outside of it.
+    values: Vec<ValueId>,
+    /// Constants that become its own.
+    own: Vec<ValueId>,
+    nodes: HashSet<NodeId>,
 }
 
 /// The outcome of reading one iteration.
@@ -125,8 +134,12 @@ impl<'a> Importer<'a> {
         trips: &Trips,
         carried: &[Named],
     ) -> Option<Vec<ValueId>> {
-        let times = usize::try_from(trips.most).ok().filter(|_| trips.most > FEW && trips.most < i32::MAX.into())?;
+        let many = trips.most > FEW || trips.follows;
+        let times = usize::try_from(trips.most).ok().filter(|_| many && trips.most < i32::MAX.into())?;
         let first = tensors(carried)?;
+        if matches!(trips.going, Holds::Known(false)) {
+            return None;
+        }
         for decides in [matches!(trips.going, Holds::Decided(_)), true] {
             let mut retries = false;
             let made = self.attempt(|importer| {
@@ -145,7 +158,8 @@ impl<'a> Importer<'a> {
                 made.drain(..made.len() - first.len() - body.collected(1 + first.len()));
                 return Some(made);
             }
-            if !retries {
+            // A loop that the run ends runs all of its steps.
+            if !retries || trips.most > MAX_ITERATIONS {
                 return None;
             }
         }
@@ -261,8 +275,14 @@ impl<'a> Importer<'a> {
         }
         let given: Vec<ValueId> = carried.iter().map(|c| c.given).chain(scanned.iter().map(|(_, row)| *row)).collect();
         let outputs: Vec<ValueId> = carried.iter().map(|c| c.next).chain(rows).collect();
-        let [captured, own] = self.captured(&given, &outputs, start);
+        let Captured { values: captured, own, nodes } = self.captured(&given, &outputs, start);
         own.into_iter().for_each(|value| self.notes.rely(Relied::Elements(value)));
+        // A body's attributes stay what they are.
+        let Some(shaping) = self.notes.shaping(&nodes) else { return Ok(None) };
+        shaping.into_iter().for_each(|value| self.notes.rely(Relied::Elements(value)));
+        if self.found.iter().any(|value| value.node.index() >= start) {
+            return Ok(None);
+        }
         let first = carried.iter().map(|c| c.first).chain(scanned.iter().map(|(value, _)| *value));
         let inputs: Vec<ValueId> = first.chain(captured.iter().copied()).collect();
         if self.follows_found(&inputs) {
@@ -292,7 +312,7 @@ impl<'a> Importer<'a> {
     }
 
     /// The values that the nodes behind `given` read, but are not behind it; and the constants among these that become the body's own.
-    fn captured(&self, given: &[ValueId], outputs: &[ValueId], start: usize) -> [Vec<ValueId>; 2] {
+    fn captured(&self, given: &[ValueId], outputs: &[ValueId], start: usize) -> Captured {
         let graph = &self.graph;
         let mut behind: HashSet<NodeId> = given.iter().map(|value| value.node).collect();
         let stands = behind.clone();
@@ -320,7 +340,8 @@ impl<'a> Importer<'a> {
                 captured.push(value);
             }
         }
-        [captured, own]
+        let nodes = seen.into_iter().map(|value: ValueId| value.node).filter(|node| behind.contains(node)).collect();
+        Captured { values: captured, own, nodes }
     }
 }
 
