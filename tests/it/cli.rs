@@ -1562,6 +1562,10 @@ fn the_log_is_as_long_as_is_asked_for() {
     let log = |flags: &[&str]| finish(program(&[&["run"], MLP, CPU, flags].concat())).err;
     assert_eq!(log(&["-q"]), "");
     assert!(log(&["-v"]).len() > log(&[]).len() && log(&[]).contains("backend: cpu"));
+    assert!(log(&["-v"]).contains("DEBUG"), "{}", log(&["-v"]));
+    // -v of `plan` is for its report.
+    let plan = |flags: &[&str]| finish(program(&[&["plan"], MLP, flags].concat())).err;
+    assert_eq!(plan(&["-v"]), plan(&[]));
     let wrong = finish(program(&["run", "-q", "graphs/none.onnx"])).err;
     assert!(wrong.starts_with("error: "), "{wrong}");
     fails(1, &[&["ops", "-q", "-v"]], &["--quiet", "--verbose"]);
