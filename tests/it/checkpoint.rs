@@ -153,10 +153,22 @@ fn epochs_are_told_and_so_is_what_is_done() {
         "{log}"
     );
     let [text, log] = told(&[valid]);
+    assert!(!text.contains("wrote "), "{text}");
     assert!(!log.contains("epoch  ") && log.contains("60 of 60 steps were done"), "{log}");
     assert!(text.contains("no step was left to do; validation loss ") && text.contains("accuracy "), "{text}");
     std::fs::remove_dir_all(&points).expect("it is there");
-    let [_, log] = told(&[valid]);
+    let steps = folder.path("steps");
+    let [text, log] = told(&[valid, &["--log", &steps]]);
+    let last = format!("{points}/step-000000060.safetensors");
+    assert!(text.ends_with(&format!("wrote {steps}: the log\nwrote {last}: the last checkpoint\n")), "{text}");
+    // The loss of an epoch is the mean of its 30 steps.
+    let written = fs::read_to_string(&steps).expect("it was written");
+    let losses = written.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).expect("a record"));
+    let losses: Vec<f64> = losses.map(|record| record["loss"].as_f64().expect("a loss")).collect();
+    let means: Vec<_> =
+        losses.chunks(30).map(|epoch| format!("  loss {:8.4}  ", epoch.iter().sum::<f64>() / 30.0)).collect();
+    let epochs: Vec<&str> = log.lines().filter(|line| line.starts_with("epoch ")).collect();
+    assert!(means.len() == 2 && epochs.iter().zip(&means).all(|(line, mean)| line.contains(mean)), "{means:?}: {log}");
     assert_eq!(log.lines().filter(|line| line.contains("  validation ")).count(), 2, "{log}");
 }
 
