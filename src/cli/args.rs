@@ -90,7 +90,7 @@ pub(super) struct Model {
     pub(super) cache: Option<Cache>,
     /// Save memory: compute the largest activations in N chunks of the batch, one after another. If the batch is 1, tokens are split, but not images.
     /// Under a limit, no more is split than needed to fit. A part that would save nothing stays whole.
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = chunks)]
     pub(super) chunks: u32,
     /// What comes first where memory and speed pull apart: streams, copies, workspaces, recomputation, measured schedules. memory takes the
     /// smallest plan, speed as much as the limit allows. Default: a balance, which takes speed where that costs little memory. `plan -v` lists the choices.
@@ -740,6 +740,28 @@ pub(super) fn binding(text: &str) -> Result<(String, Extent), String> {
         None => number(extent)?.into(),
     };
     Ok((name.to_owned(), extent))
+}
+
+/// A batch.
+pub(super) fn batch(text: &str) -> Result<u64, String> {
+    match text.contains("..") {
+        true => Err(format!("expected one whole number above 0; a range goes to --set batch={text}")),
+        false => rows(text),
+    }
+}
+
+/// A number of rows.
+pub(super) fn rows(text: &str) -> Result<u64, String> {
+    let number = text.parse().ok().filter(|&number| number > 0);
+    number.ok_or_else(|| "expected a whole number above 0".to_owned())
+}
+
+/// A number of chunks.
+fn chunks(text: &str) -> Result<u32, String> {
+    let number = text.parse().ok().filter(|&number| number > 0);
+    number.ok_or_else(|| {
+        "expected a whole number above 0: the most chunks; under --memory-limit, no more are made than needed to fit".to_owned()
+    })
 }
 
 /// A dim and a list of extents.

@@ -70,7 +70,7 @@ pub(super) struct Train {
     #[command(flatten)]
     method: Method,
     /// Batch size: rows per update.
-    #[arg(long, value_name = "B", value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, value_name = "B", value_parser = args::rows)]
     batch: u64,
     /// The number of steps: updates of the weights.
     #[arg(long, value_name = "N", group = "length")]

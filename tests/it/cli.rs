@@ -691,6 +691,9 @@ fn wrong_flags_are_named() {
         ("--target", "graphs/mlp.onnxtxt", "graphs/mlp.onnxtxt:1:1"),
         ("--threads", "0", "1..=4096"),
         ("--format", "xml", "json"),
+        ("--batch", "1..16", "a range goes to --set batch=1..16"),
+        ("--batch", "0", "a whole number above 0"),
+        ("--chunks", "auto", "a whole number above 0: the most chunks"),
     ] {
         fails(1, &[&["plan"], MLP, &[flag, value]], &[words]);
     }
