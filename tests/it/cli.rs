@@ -718,6 +718,9 @@ fn wrong_flags_are_named() {
     fails(1, &[&["run"], MLP, &["--backend", "abacus"]], &["abacus", "wgpu", "cpu"]);
     fails(1, &[&["bench"], MLP, CPU, &["--iters", "0"]], &["--iters"]);
     fails(1, &[&["compare"], MLP, CPU, &["--iters", "0"]], &["--iters"]);
+    for command in ["bench", "compare"] {
+        fails(1, &[&[command], MLP, CPU, &["--html", "nodir/b.html"]], &["nodir/b.html", "there is no folder nodir"]);
+    }
     fails(1, &[&["emit"], MLP, &["fortran"]], &["fortran", "wgsl"]);
     fails(1, &[&["sail"]], &["sail"]);
     fails(1, &[&["run"]], &["MODEL"]);
