@@ -28,6 +28,9 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+/// What to do with an array of another type.
+const CONVERT: &str = "; convert it, as with NumPy's astype";
+
 #[derive(Args, Clone)]
 pub(super) struct Model {
     /// The graph: an .onnx or .onnxtxt file. Or a folder with a decoder: a genai_config.json and its graph.
@@ -68,6 +71,9 @@ pub(super) struct Model {
     /// The extent of the dim that leads the inputs; no flag of its own, but one of the commands that have a use for it.
     #[arg(skip)]
     pub(super) batch: Option<u64>,
+    /// The extent of the dim of `set` that --batch gave; no flag of its own.
+    #[arg(skip)]
+    pub(super) of_batch: Option<u64>,
     /// Runs at once; no flag of its own, but one of the commands that have a use for it.
     #[arg(skip = 1u32)]
     pub(super) forks: u32,
@@ -348,6 +354,7 @@ impl Model {
             of: _,
             forks: _,
             batch,
+            of_batch: _,
             memory_limit,
             no_fuse,
             f16,
@@ -493,11 +500,24 @@ impl Model {
             if let Some(Given { tensor, flag, .. }) = given.iter().find(wrong) {
                 let (dtype, shape) = (tensor.dtype(), tensor.shape());
                 let extents: Vec<_> = shape.iter().map(usize::to_string).collect();
-                let remedy = match shape.len() == fact.shape.len() && *shape != fact.shape {
-                    true => {
+                let is_bound = |dim: &str| dims.iter().find(|(bound, _)| bound == dim).map(|(_, extent)| extent.most());
+                let own = model.dims_of(name, shape).into_iter();
+                let mut others = own.filter_map(|(dim, found)| Some((is_bound(&dim)?, dim, found)));
+                let remedy = match others.find(|(bound, _, found)| bound != found) {
+                    _ if *shape == fact.shape => CONVERT.to_owned(),
+                    _ if shape.len() != fact.shape.len() => String::new(),
+                    Some((bound, dim, found)) if !self.of.is_empty() => {
+                        format!("; the saved plan has {dim}={bound}: plan again for {found}")
+                    }
+                    Some((bound, ..)) if self.of_batch == Some(bound as u64) => {
+                        format!("; leave out --batch {bound}, or give {bound} rows")
+                    }
+                    Some((bound, dim, _)) if self.set.iter().any(|(name, _)| *name == dim) => {
+                        format!("; leave out --set {dim}={bound}, or give it {bound} there")
+                    }
+                    _ => {
                         format!("; --shape {name}={} plans for that shape, where the nodes allow it", extents.join("x"))
                     }
-                    false => String::new(),
                 };
                 let what = format!("{flag}: input '{name}': expected {fact}, found {dtype}{shape}{remedy}");
                 return Err(Error::usage(what).in_file(&self.model));
@@ -938,6 +958,11 @@ pub(super) fn fill(plan: &Program, given: Vec<Given>, seed: u64) -> Result<Vec<T
         if let Some(same) = port.and_then(|port| tensor.converted(port.dtype)) {
             tracing::info!("input '{name}': {} to {}, which changes no element", tensor.dtype(), same.dtype());
             *tensor = same;
+        }
+        if let Some(port) = port.filter(|port| port.dtype != tensor.dtype() && port.shape == *tensor.shape()) {
+            let (expected, found, shape) = (port.dtype, tensor.dtype(), &port.shape);
+            let what = format!("input '{name}': expected {expected}{shape}, found {found}{shape}{CONVERT}");
+            return Err(Error::usage(what));
         }
     }
     for port in &plan.inputs {

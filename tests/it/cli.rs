@@ -734,7 +734,15 @@ fn wrong_inputs_are_named() {
         fails(1, &[&["run", "graphs/mlp.onnxtxt"], CPU, &flags], words);
     };
     run(&["x=3x783xf32=1"], &["'x'", "f32[3,784]", "f32[3,783]"]);
-    run(&["x=3x784xi64=1"], &["'x'", "f32[3,784]", "i64[3,784]"]);
+    let reals = ["x=3x784xf64=0.1"];
+    run(&reals, &["'x'", "f32[3,784]", "f64[3,784]", "convert it, as with NumPy's astype"]);
+    let four = ["--input", "x=4x784xf32=1"];
+    let given = ["run", "graphs/mlp.onnxtxt", "--batch", "3"];
+    fails(1, &[&given, &four, CPU], &["found f32[4,784]; leave out --batch 3, or give 3 rows"]);
+    let saved = folder.path("saved.json");
+    ok(&[&["plan"], MLP, &["--save", &saved]]);
+    let given = ["run", &saved, "--model", "graphs/mlp.onnxtxt"];
+    fails(1, &[&given, &four, CPU], &["found f32[4,784]; the saved plan has batch=3: plan again for 4"]);
     run(&["y=3x784xf32=1"], &["mlp.onnxtxt", "--input y", "x, w1, b1, w2, b2"]);
     run(&["x=3x784xf32=1", "x=3x784xf32=1"], &["'x'", "twice"]);
     run(&["x=none.npy"], &["none.npy"]);
