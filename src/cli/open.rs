@@ -85,7 +85,7 @@ pub(super) fn leading(model: &Model) -> Result<String, String> {
     match &found[..] {
         [dim] => Ok(dim.clone()),
         [] => Err(format!(
-            "expected an open dim that leads the inputs, found {inputs}; --shape gives inputs other sizes, where the nodes allow it"
+            "expected an open dim that leads the inputs, found {inputs}: its inputs have fixed extents; export it with dynamic_shapes"
         )),
         several => {
             let names = several.iter().map(|dim| format!("'{dim}'")).collect::<Vec<_>>().join(", ");
