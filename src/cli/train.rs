@@ -50,6 +50,35 @@ train
   valid_accuracy? number|null
 ";
 
+/// The settings of a training as checkpoints have them, each with its flag or in words.
+const SETTINGS: &[(&str, &str)] = &[
+    ("batch", "--batch"),
+    ("loss", "--loss"),
+    ("smoothing", "--label-smoothing"),
+    ("optimizer", "--optimizer"),
+    ("optimizer.momentum", "--momentum"),
+    ("optimizer.nesterov", "--nesterov"),
+    ("optimizer.beta1", "--beta1"),
+    ("optimizer.beta2", "--beta2"),
+    ("optimizer.eps", "--eps"),
+    ("rate.most", "--lr"),
+    ("rate.schedule", "--schedule"),
+    ("rate.warmup", "--warmup"),
+    ("rate.steps", "the number of steps"),
+    ("decay", "--weight-decay"),
+    ("decay_dims", "--decay-dims"),
+    ("clip", "--clip-norm"),
+    ("accumulate", "--accumulate"),
+    ("ema", "--ema"),
+    ("freeze", "--freeze"),
+    ("only", "--train-only"),
+    ("class_axis", "--class-axis"),
+    ("seed", "--seed"),
+    ("precision", "--precision"),
+    ("kept", "the type that is kept for the backward computation"),
+    ("rows", "the number of rows of the data"),
+];
+
 #[derive(Args)]
 #[command(group = ArgGroup::new("length").required(true))]
 #[command(mut_arg("loss", |flag| flag.required(true)))]
@@ -179,7 +208,10 @@ impl Train {
         let seed = (!self.no_shuffle).then_some(self.seed);
         let mut place = Place { step: 0, best: None, method: trainer.identity(&data, seed) };
         if let Some(folder) = folder.as_ref().filter(|_| self.resume) {
-            place = folder.resume(trainer.session(), &place)?.unwrap_or(place);
+            if let (Some(path), false) = (&self.checkpoint, folder.is_begun()?) {
+                tracing::warn!("{} has no checkpoint: the training begins at step 1", path.display());
+            }
+            place = folder.resume(trainer.session(), &place, SETTINGS)?.unwrap_or(place);
             if !json {
                 eprintln!("{} of {steps} steps were done", place.step);
             }
