@@ -151,6 +151,14 @@ fn parsed() -> Result<Cli, clap::Error> {
             let tip = "these flags are of a training, which --train asks for";
             error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![tip.into()]));
         }
+        // The parser's line has neither of two flags that exclude each other.
+        let excluded = [ContextKind::InvalidArg, ContextKind::PriorArg];
+        let names_across =
+            |kind: &ContextKind| error.get(*kind).is_some_and(|flag| flag.to_string().contains("--across"));
+        if error.kind() == ErrorKind::ArgumentConflict && excluded.iter().any(names_across) {
+            let usage = "Usage: plimsoll compare --across <A,B> [OPTIONS] <MODEL>";
+            error.insert(ContextKind::Usage, ContextValue::StyledStr(usage.into()));
+        }
         if let Some(ContextValue::StyledStrs(mut tips)) = error.remove(ContextKind::Suggested) {
             tips.retain(|tip| !tip.to_string().contains("as a value"));
             if !tips.is_empty() {

@@ -1176,7 +1176,7 @@ fn a_graph_is_compared_across_devices() {
     let counter = folder.file("counter.onnxtxt", counter);
     ok(&[&["compare", &counter, "--state", "total=next"], &across]);
     for flags in [&["--backend", "cpu"][..], &["--poison"], &["--iters", "2"], &["--html", "x.html"]] {
-        fails(1, &[&["compare"], MLP, &across, flags], &["--across", flags[0]]);
+        fails(1, &[&["compare"], MLP, &across, flags], &["compare --across <A,B>", flags[0]]);
     }
     fails(1, &[&["compare"], MLP, &["--across", "cpu,tpu"]], &["expected cpu, cuda, wgpu or reference, found 'tpu'"]);
     fails(1, &[&["compare"], MLP, CPU, &["--rtol", "1"]], &["--across"]);
