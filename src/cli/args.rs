@@ -424,7 +424,8 @@ impl Model {
             let what = "expected one graph, as is trained and written, found the folder of a decoder";
             return Err(Error::usage(format!("{what}; its graph: {}", graph.display())).in_file(&self.model));
         }
-        onnx::load_weighed(&self.model, self.weights.as_deref())
+        let file = onnx::load_weighed(&self.model, self.weights.as_deref());
+        file.map_err(|error| if self.weights.is_none() { open::not_a_model(&self.model, error) } else { error })
     }
 
     /// The modules that the file names, for pictures; `None` for the folder of a decoder.

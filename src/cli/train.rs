@@ -3,7 +3,7 @@
 use super::args::{self, Axes, On, limit};
 use super::method::{self, Method};
 use super::modules::modules;
-use super::{Failure, line, stop};
+use super::{Failure, line, open, stop};
 use crate::advise::Trained as Case;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -171,7 +171,8 @@ impl Train {
         let files = [("--log", &self.log), ("--html", &self.html), ("--output", &self.output)];
         let files = files.into_iter().filter_map(|(flag, path)| Some((flag, path.as_deref()?)));
         files.clone().try_for_each(|(_, path)| args::has_place(path))?;
-        let model = onnx::load_weighed(&self.model, self.weights.as_deref())?;
+        let model = onnx::load_weighed(&self.model, self.weights.as_deref());
+        let model = model.map_err(|e| if self.weights.is_none() { open::not_a_model(&self.model, e) } else { e })?;
         self.check_outputs(&model, files)?;
         self.shapes.iter().try_for_each(|axes| axes.suits(&model)).map_err(|e| e.in_file(&self.model))?;
         let first = model.first_input().unwrap_or_default().to_owned();

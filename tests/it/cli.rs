@@ -768,7 +768,9 @@ fn graphs_that_are_none_are_named() {
         |a: usize, b: usize, body: &str| text(&format!("float[{a}] a, float[{b}] b"), &format!("float[{a}] y"), body);
     let cases: &[(String, &[&str])] = &[
         (folder.path("none.onnx"), &["none.onnx", "No such file"]),
-        (folder.path(""), &["expected a file, found a folder"]),
+        (folder.path(""), &["no genai_config.json in "]),
+        (file("data.py", "import numpy\n"), &["data.py", "it is not a model", "line 1"]),
+        (file("x.npy", "\u{1}NUMPY"), &["x.npy", "it is an array: --input takes it"]),
         (file("empty.onnx", ""), &["empty.onnx", "empty"]),
         (file("words.onnx", "What is this?"), &["words.onnx", "not an ONNX model"]),
         (file("words.onnxtxt", "What is this?"), &["words.onnxtxt:1:"]),
@@ -966,7 +968,7 @@ fn a_model_is_inspected_with_nothing_bound() {
     let words = folder.file("words.onnxtxt", source);
     assert_eq!(ok_json(&[&["inspect", &words]])["open_dims"], json!(["batch", "k"]));
     assert!(ok(&[&["inspect", &words]]).contains("open dims  --set 'batch'=N --set 'k'=N\n"));
-    fails(1, &[&["inspect", "graphs"]], &["graphs", "expected a file, found a folder"]);
+    fails(1, &[&["inspect", "graphs"]], &["graphs", "no genai_config.json in graphs"]);
     let counts = |at: usize| found["operators"][at]["counts"].clone();
     assert_eq!(
         (counts(0), found["operators"][1]["name"].as_str(), counts(1)),
