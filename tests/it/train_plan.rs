@@ -35,6 +35,7 @@ fn an_accumulation_that_takes_more_says_so() {
     assert!(whole_bytes < bytes && whole.get("undivided_bytes").is_none(), "{whole_bytes}, {bytes}");
     assert_eq!(number(&parts["undivided_bytes"]), whole_bytes);
     let text = ok(&[PLAN, &few, &["--accumulate", "2"]]);
+    assert!(text.starts_with("graphs/digits.onnx (batch 4, adam, cross_entropy) for "), "{text}");
     assert!(text.contains("accumulation takes ") && text.contains(" without it\n"), "{text}");
 }
 
