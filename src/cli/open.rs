@@ -56,7 +56,8 @@ pub(super) fn not_a_model(path: &Path, error: Error) -> Error {
     let what = if path.is_dir() {
         format!("no genai_config.json in {}: expected the file of a model, or the folder of a decoder", path.display())
     } else if ["npy", "npz"].contains(&extension) && path.exists() {
-        "it is an array: --input takes it, and --data of a training; expected a model, an .onnx or .onnxtxt file".to_owned()
+        "it is an array: --input takes it, and --data of a training; expected a model, an .onnx or .onnxtxt file"
+            .to_owned()
     } else if let (true, Error::Syntax { line, column, what, .. }) = (extension != "onnxtxt", &error) {
         format!(
             "it is not a model: expected an .onnx or .onnxtxt file; as ONNX text, line {line}, column {column}: {what}"

@@ -194,6 +194,12 @@ fn checkpoints_of_other_trainings_and_damaged_ones_are_refused() {
         &[TRAIN, DATA, CPU, again, &["--steps", "4", "--clip-norm", "2"]],
         &["--clip-norm was not given, is 2.0;"],
     );
+    let other: &[&str] = &["--accumulate", "2"];
+    let words = [&file, "another training: --accumulate was 1, is 2; resume"];
+    fails(1, &[TRAIN, DATA, CPU, again, &["--steps", "4"], other], &words);
+    let other = [&["train", "graphs/digits-fresh.onnx"], &TRAIN[2..]].concat();
+    let words = ["another training: the model is another one"];
+    fails(1, &[&other, DATA, CPU, again, &["--steps", "4"]], &words);
     let good = fs::read(&file).expect("it was written");
     fs::write(&file, &good[..good.len() - 100]).expect("it can be written");
     fails(1, &[TRAIN, DATA, CPU, again, &["--steps", "4"]], &[&file, "part of one"]);

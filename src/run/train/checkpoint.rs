@@ -166,6 +166,8 @@ fn differences(then: &Value, now: &Value, names: &[(&str, &str)]) -> Vec<String>
         }
         let [was, is] = [before, after].map(words);
         found.push(match &name[..] {
+            // Another batch is another graph of the same model.
+            "graph" if ["batch", "accumulate"].iter().any(|&setting| then.get(setting) != now.get(setting)) => continue,
             "graph" => "the model is another one, or is read with other shapes".to_owned(),
             "shuffled by seed" if before.is_null() => "the rows were in their order, are shuffled".to_owned(),
             "shuffled by seed" if after.is_null() => "the rows were shuffled, are in their order".to_owned(),
