@@ -50,7 +50,7 @@ const AFTER_HELP: &str = "A first look:
 
 Exit codes: 0 ok, 1 bad input or usage, 2 does not fit the limit, 3 results differ, 4 backend unavailable,
 130 a training that Ctrl-C stopped.
-The log goes to stderr; -v shows passes and placements, -q errors alone.";
+The log goes to stderr; -v shows passes and placements (not of `plan`), -q errors alone.";
 
 /// Flags that every command has come after its own.
 const LAST: usize = 100;
@@ -72,7 +72,7 @@ struct Cli {
     /// Log errors alone.
     #[arg(short, long, global = true, display_order = LAST, conflicts_with = "verbose")]
     quiet: bool,
-    /// List what a plan was made of, with its choices, and log passes and placements, too. RUST_LOG selects more finely.
+    /// Of `plan`: list what a plan was made of, with its choices. Of other commands: log passes and placements. RUST_LOG selects more finely.
     #[arg(short, long, global = true, display_order = LAST)]
     verbose: bool,
 }
@@ -151,6 +151,14 @@ fn parsed() -> Result<Cli, clap::Error> {
             let tip = "these flags are of a training, which --train asks for";
             error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![tip.into()]));
         }
+        // The parser's line has neither of two flags that exclude each other.
+        let excluded = [ContextKind::InvalidArg, ContextKind::PriorArg];
+        let names_across =
+            |kind: &ContextKind| error.get(*kind).is_some_and(|flag| flag.to_string().contains("--across"));
+        if error.kind() == ErrorKind::ArgumentConflict && excluded.iter().any(names_across) {
+            let usage = "Usage: plimsoll compare --across <A,B> [OPTIONS] <MODEL>";
+            error.insert(ContextKind::Usage, ContextValue::StyledStr(usage.into()));
+        }
         if let Some(ContextValue::StyledStrs(mut tips)) = error.remove(ContextKind::Suggested) {
             tips.retain(|tip| !tip.to_string().contains("as a value"));
             if !tips.is_empty() {
@@ -179,9 +187,11 @@ pub fn main() -> ExitCode {
         }
     };
     let asked = std::env::var("RUST_LOG").ok().filter(|text| !text.is_empty()).and_then(|text| text.parse().ok());
+    // -v of `plan` lists more in its report, which passes and placements in the log would hide.
+    let is_plan = matches!(cli.command, Command::Plan(_));
     let level = match (cli.quiet, cli.verbose) {
         (true, _) => Level::ERROR,
-        (_, true) => Level::DEBUG,
+        (_, true) if !is_plan => Level::DEBUG,
         _ => Level::INFO,
     };
     let levels = Targets::new().with_default(Level::ERROR).with_target("plimsoll", level);

@@ -28,6 +28,9 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+/// What to do with an array of another type.
+const CONVERT: &str = "; convert it, as with NumPy's astype";
+
 #[derive(Args, Clone)]
 pub(super) struct Model {
     /// The graph: an .onnx or .onnxtxt file. Or a folder with a decoder: a genai_config.json and its graph.
@@ -68,6 +71,9 @@ pub(super) struct Model {
     /// The extent of the dim that leads the inputs; no flag of its own, but one of the commands that have a use for it.
     #[arg(skip)]
     pub(super) batch: Option<u64>,
+    /// The extent of the dim of `set` that --batch gave; no flag of its own.
+    #[arg(skip)]
+    pub(super) of_batch: Option<u64>,
     /// Runs at once; no flag of its own, but one of the commands that have a use for it.
     #[arg(skip = 1u32)]
     pub(super) forks: u32,
@@ -90,7 +96,7 @@ pub(super) struct Model {
     pub(super) cache: Option<Cache>,
     /// Save memory: compute the largest activations in N chunks of the batch, one after another. If the batch is 1, tokens are split, but not images.
     /// Under a limit, no more is split than needed to fit. A part that would save nothing stays whole.
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = chunks)]
     pub(super) chunks: u32,
     /// What comes first where memory and speed pull apart: streams, copies, workspaces, recomputation, measured schedules. memory takes the
     /// smallest plan, speed as much as the limit allows. Default: a balance, which takes speed where that costs little memory. `plan -v` lists the choices.
@@ -348,6 +354,7 @@ impl Model {
             of: _,
             forks: _,
             batch,
+            of_batch: _,
             memory_limit,
             no_fuse,
             f16,
@@ -417,7 +424,8 @@ impl Model {
             let what = "expected one graph, as is trained and written, found the folder of a decoder";
             return Err(Error::usage(format!("{what}; its graph: {}", graph.display())).in_file(&self.model));
         }
-        onnx::load_weighed(&self.model, self.weights.as_deref())
+        let file = onnx::load_weighed(&self.model, self.weights.as_deref());
+        file.map_err(|error| if self.weights.is_none() { open::not_a_model(&self.model, error) } else { error })
     }
 
     /// The modules that the file names, for pictures; `None` for the folder of a decoder.
@@ -493,11 +501,24 @@ impl Model {
             if let Some(Given { tensor, flag, .. }) = given.iter().find(wrong) {
                 let (dtype, shape) = (tensor.dtype(), tensor.shape());
                 let extents: Vec<_> = shape.iter().map(usize::to_string).collect();
-                let remedy = match shape.len() == fact.shape.len() && *shape != fact.shape {
-                    true => {
+                let is_bound = |dim: &str| dims.iter().find(|(bound, _)| bound == dim).map(|(_, extent)| extent.most());
+                let own = model.dims_of(name, shape).into_iter();
+                let mut others = own.filter_map(|(dim, found)| Some((is_bound(&dim)?, dim, found)));
+                let remedy = match others.find(|(bound, _, found)| bound != found) {
+                    _ if *shape == fact.shape => CONVERT.to_owned(),
+                    _ if shape.len() != fact.shape.len() => String::new(),
+                    Some((bound, dim, found)) if !self.of.is_empty() => {
+                        format!("; the saved plan has {dim}={bound}: plan again for {found}")
+                    }
+                    Some((bound, ..)) if self.of_batch == Some(bound as u64) => {
+                        format!("; leave out --batch {bound}, or give {bound} rows")
+                    }
+                    Some((bound, dim, _)) if self.set.iter().any(|(name, _)| *name == dim) => {
+                        format!("; leave out --set {dim}={bound}, or give it {bound} there")
+                    }
+                    _ => {
                         format!("; --shape {name}={} plans for that shape, where the nodes allow it", extents.join("x"))
                     }
-                    false => String::new(),
                 };
                 let what = format!("{flag}: input '{name}': expected {fact}, found {dtype}{shape}{remedy}");
                 return Err(Error::usage(what).in_file(&self.model));
@@ -742,6 +763,28 @@ pub(super) fn binding(text: &str) -> Result<(String, Extent), String> {
     Ok((name.to_owned(), extent))
 }
 
+/// A batch.
+pub(super) fn batch(text: &str) -> Result<u64, String> {
+    match text.contains("..") {
+        true => Err(format!("expected one whole number above 0; a range goes to --set batch={text}")),
+        false => rows(text),
+    }
+}
+
+/// A number of rows.
+pub(super) fn rows(text: &str) -> Result<u64, String> {
+    let number = text.parse().ok().filter(|&number| number > 0);
+    number.ok_or_else(|| "expected a whole number above 0".to_owned())
+}
+
+/// A number of chunks.
+fn chunks(text: &str) -> Result<u32, String> {
+    let number = text.parse().ok().filter(|&number| number > 0);
+    number.ok_or_else(|| {
+        "expected a whole number above 0: the most chunks; under --memory-limit, no more are made than needed to fit".to_owned()
+    })
+}
+
 /// A dim and a list of extents.
 pub(super) fn extents(text: &str) -> Result<(String, Vec<usize>), String> {
     let (name, list) = text.rsplit_once('=').ok_or("expected DIM=N,N,..")?;
@@ -916,6 +959,11 @@ pub(super) fn fill(plan: &Program, given: Vec<Given>, seed: u64) -> Result<Vec<T
         if let Some(same) = port.and_then(|port| tensor.converted(port.dtype)) {
             tracing::info!("input '{name}': {} to {}, which changes no element", tensor.dtype(), same.dtype());
             *tensor = same;
+        }
+        if let Some(port) = port.filter(|port| port.dtype != tensor.dtype() && port.shape == *tensor.shape()) {
+            let (expected, found, shape) = (port.dtype, tensor.dtype(), &port.shape);
+            let what = format!("input '{name}': expected {expected}{shape}, found {found}{shape}{CONVERT}");
+            return Err(Error::usage(what));
         }
     }
     for port in &plan.inputs {

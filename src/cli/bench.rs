@@ -140,6 +140,7 @@ impl Bench {
     pub(super) fn run(&self, json: bool) -> Result<String, Failure> {
         let read = self.model.read().chain(self.more.read()).chain(args::arrays(&self.inputs.inputs));
         args::outputs(self.html.as_deref().map(|path| ("--html", path)), read)?;
+        self.html.as_deref().map_or(Ok(()), args::has_place)?;
         let given = args::given("--input", &self.inputs.inputs)?;
         let is_training = self.trained.method().is_some();
         if is_training && !self.planned.of.is_empty() {

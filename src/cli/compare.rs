@@ -167,6 +167,7 @@ impl Compare {
     pub(super) fn run(&self, json: bool) -> Result<String, Failure> {
         let read = self.model.read().chain(self.more.read()).chain(args::arrays(&self.inputs.inputs));
         args::outputs(self.html.as_deref().map(|path| ("--html", path)), read)?;
+        self.html.as_deref().map_or(Ok(()), args::has_place)?;
         if let Some(ways) = &self.across {
             return self.run_across(ways, json);
         }

@@ -1,6 +1,6 @@
 //! `inspect`: what is in a model's file, with nothing bound and nothing planned.
 
-use super::line;
+use super::{line, open};
 use crate::decoder::Files;
 use crate::error::Result;
 use crate::figures::{count, grouped, listed};
@@ -71,7 +71,10 @@ impl Inspect {
     pub(super) fn run(&self, json: bool) -> Result<String> {
         let is_folder = Files::are_in(&self.model);
         let file = if is_folder { Files::read(&self.model)?.path() } else { self.model.clone() };
-        let found = onnx::load(&file)?.inspect(self.weights).map_err(|e| e.in_file(&file))?;
+        let found = onnx::load(&file)
+            .map_err(|e| open::not_a_model(&file, e))?
+            .inspect(self.weights)
+            .map_err(|e| e.in_file(&file))?;
         if json {
             let mut value = json!(found);
             value["file"] = json!(file);

@@ -1,7 +1,7 @@
 //! Flags that say how a model is trained.
 
 use super::Failure;
-use super::args::{Model, has_range};
+use super::args::{self, Model, has_range};
 use super::open::{self, Whole};
 use crate::advise::{Trained as Case, refusal};
 use crate::dtype::DType;
@@ -159,7 +159,7 @@ pub(super) struct Trained {
     #[arg(long, requires = "loss")]
     train: bool,
     /// Batch size: the extent of the open dim that leads the inputs, as --set gives it. With --train, rows per update.
-    #[arg(long, value_name = "B", value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, value_name = "B", value_parser = args::batch)]
     pub(super) batch: Option<u64>,
     #[command(flatten)]
     method: Option<Method>,

@@ -6,6 +6,8 @@ use crate::onnx::proto::TypeValue;
 use crate::onnx::{self, Model};
 use crate::shape::{Extent, Shape};
 use std::collections::BTreeSet;
+use std::ffi::OsStr;
+use std::path::Path;
 
 /// A model of which all dims are bound.
 pub(super) struct Whole {
@@ -48,6 +50,24 @@ impl Whole {
     }
 }
 
+/// The error of a file that cannot be read as a model, with what the file is, if that is seen.
+pub(super) fn not_a_model(path: &Path, error: Error) -> Error {
+    let extension = path.extension().and_then(OsStr::to_str).unwrap_or_default();
+    let what = if path.is_dir() {
+        format!("no genai_config.json in {}: expected the file of a model, or the folder of a decoder", path.display())
+    } else if ["npy", "npz"].contains(&extension) && path.exists() {
+        "it is an array: --input takes it, and --data of a training; expected a model, an .onnx or .onnxtxt file"
+            .to_owned()
+    } else if let (true, Error::Syntax { line, column, what, .. }) = (extension != "onnxtxt", &error) {
+        format!(
+            "it is not a model: expected an .onnx or .onnxtxt file; as ONNX text, line {line}, column {column}: {what}"
+        )
+    } else {
+        return error;
+    };
+    Error::File { path: path.to_owned(), what, source: None }
+}
+
 /// Dims at their largest extents.
 pub(super) fn largest(dims: &[(String, Extent)]) -> Vec<(String, usize)> {
     dims.iter().map(|(name, extent)| (name.clone(), extent.most())).collect()
@@ -85,7 +105,7 @@ pub(super) fn leading(model: &Model) -> Result<String, String> {
     match &found[..] {
         [dim] => Ok(dim.clone()),
         [] => Err(format!(
-            "expected an open dim that leads the inputs, found {inputs}; --shape gives inputs other sizes, where the nodes allow it"
+            "expected an open dim that leads the inputs, found {inputs}: its inputs have fixed extents; export it with dynamic_shapes"
         )),
         several => {
             let names = several.iter().map(|dim| format!("'{dim}'")).collect::<Vec<_>>().join(", ");

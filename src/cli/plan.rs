@@ -400,7 +400,9 @@ impl Plan {
         } else {
             count(plan.programs[0].steps.len() as u64, "step")
         };
-        let mut text = format!("{} for {}, {all}\n\n", asked.subject.heading(), plan.target.name);
+        let how = self.trained.method().map(|method| format!(" ({})", method.told(method.batch)));
+        let how = how.unwrap_or_default();
+        let mut text = format!("{}{how} for {}, {all}\n\n", asked.subject.heading(), plan.target.name);
         if several {
             text += &format!("{}\n", programs::table(plan));
         }

@@ -264,7 +264,7 @@ impl More {
         } else {
             found.iter_mut().for_each(|(name, dim)| *dim = format!("{name}:{dim}"));
         }
-        let mut model = Model { batch: None, ..first.clone() };
+        let mut model = Model { batch: None, of_batch: Some(batch), ..first.clone() };
         for (_, dim) in found {
             if let Some((_, extent)) = first.dims().iter().find(|(other, _)| *other == dim) {
                 let what = format!("--batch {batch}: --set {dim}={extent} binds the same dim: expected one of them");

@@ -88,7 +88,7 @@ pub(super) struct Run {
     #[command(flatten)]
     more: More,
     /// Batch size: the extent of the open dim that leads the inputs, as --set gives it.
-    #[arg(long, value_name = "B", value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, value_name = "B", value_parser = args::batch)]
     batch: Option<u64>,
     /// The program to run, of several graphs. Given several times: they run one after another, and --iters repeats the last. Default: the
     /// first.

@@ -3,7 +3,7 @@
 use super::args::{self, Axes, On, limit};
 use super::method::{self, Method};
 use super::modules::modules;
-use super::{Failure, line, stop};
+use super::{Failure, line, open, stop};
 use crate::advise::Trained as Case;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -50,6 +50,35 @@ train
   valid_accuracy? number|null
 ";
 
+/// The settings of a training as checkpoints have them, each with its flag or in words.
+const SETTINGS: &[(&str, &str)] = &[
+    ("batch", "--batch"),
+    ("loss", "--loss"),
+    ("smoothing", "--label-smoothing"),
+    ("optimizer", "--optimizer"),
+    ("optimizer.momentum", "--momentum"),
+    ("optimizer.nesterov", "--nesterov"),
+    ("optimizer.beta1", "--beta1"),
+    ("optimizer.beta2", "--beta2"),
+    ("optimizer.eps", "--eps"),
+    ("rate.most", "--lr"),
+    ("rate.schedule", "--schedule"),
+    ("rate.warmup", "--warmup"),
+    ("rate.steps", "the number of steps"),
+    ("decay", "--weight-decay"),
+    ("decay_dims", "--decay-dims"),
+    ("clip", "--clip-norm"),
+    ("accumulate", "--accumulate"),
+    ("ema", "--ema"),
+    ("freeze", "--freeze"),
+    ("only", "--train-only"),
+    ("class_axis", "--class-axis"),
+    ("seed", "--seed"),
+    ("precision", "--precision"),
+    ("kept", "the type that is kept for the backward computation"),
+    ("rows", "the number of rows of the data"),
+];
+
 #[derive(Args)]
 #[command(group = ArgGroup::new("length").required(true))]
 #[command(mut_arg("loss", |flag| flag.required(true)))]
@@ -70,7 +99,7 @@ pub(super) struct Train {
     #[command(flatten)]
     method: Method,
     /// Batch size: rows per update.
-    #[arg(long, value_name = "B", value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, value_name = "B", value_parser = args::rows)]
     batch: u64,
     /// The number of steps: updates of the weights.
     #[arg(long, value_name = "N", group = "length")]
@@ -142,7 +171,8 @@ impl Train {
         let files = [("--log", &self.log), ("--html", &self.html), ("--output", &self.output)];
         let files = files.into_iter().filter_map(|(flag, path)| Some((flag, path.as_deref()?)));
         files.clone().try_for_each(|(_, path)| args::has_place(path))?;
-        let model = onnx::load_weighed(&self.model, self.weights.as_deref())?;
+        let model = onnx::load_weighed(&self.model, self.weights.as_deref());
+        let model = model.map_err(|e| if self.weights.is_none() { open::not_a_model(&self.model, e) } else { e })?;
         self.check_outputs(&model, files)?;
         self.shapes.iter().try_for_each(|axes| axes.suits(&model)).map_err(|e| e.in_file(&self.model))?;
         let first = model.first_input().unwrap_or_default().to_owned();
@@ -179,7 +209,10 @@ impl Train {
         let seed = (!self.no_shuffle).then_some(self.seed);
         let mut place = Place { step: 0, best: None, method: trainer.identity(&data, seed) };
         if let Some(folder) = folder.as_ref().filter(|_| self.resume) {
-            place = folder.resume(trainer.session(), &place)?.unwrap_or(place);
+            if let (Some(path), false) = (&self.checkpoint, folder.is_begun()?) {
+                tracing::warn!("{} has no checkpoint: the training begins at step 1", path.display());
+            }
+            place = folder.resume(trainer.session(), &place, SETTINGS)?.unwrap_or(place);
             if !json {
                 eprintln!("{} of {steps} steps were done", place.step);
             }
@@ -192,12 +225,27 @@ impl Train {
             onnx::write(trainer.model()?, path, None)?;
         }
         self.draw(&trainer, &course.seen.losses)?;
+        let written = self.written(&course);
         let text = if json {
+            // Where stderr is closed, nobody waits for it.
+            let _ = write!(std::io::stderr(), "{}", report::plain(&written));
             self.record(&trainer, &course)
         } else {
-            format!("{}: {}", self.model.display(), summary(&trainer, &course))
+            format!("{}: {}{written}", self.model.display(), summary(&trainer, &course))
         };
         Ok((text, if course.is_stopped() { stop::exit_code() } else { 0 }))
+    }
+
+    /// What the training wrote: a line for each file.
+    fn written(&self, course: &Course) -> String {
+        let files = [
+            ("the trained model", self.output.as_deref()),
+            ("the page", self.html.as_deref()),
+            ("the log", self.log.as_deref()),
+            ("the last checkpoint", course.kept.as_deref()),
+        ];
+        let files = files.into_iter().filter_map(|(what, path)| Some((what, path?)));
+        files.map(|(what, path)| format!("wrote {}: {what}\n", path.display())).collect()
     }
 
     /// Refuses files to write that are read, or the same, before the work that they are to hold. --overwrite lets the trained model take the
@@ -294,11 +342,12 @@ impl Train {
             bar.set_message(format!("loss {loss:.4}  lr {rate:.1e}  {pace:.1} steps/s  data {share:.0} %  {bytes}"));
             bar.inc(1);
             if course.ends_epoch() {
+                let (sum, steps) = std::mem::take(&mut course.seen.epoch);
                 let found = course.valid.as_ref().map(|valid| trainer.evaluate(valid)).transpose()?;
                 // A bar that is seen has the loss already.
                 if !json && (found.is_some() || bar.is_hidden()) {
                     let epoch = (step + 1).div_ceil(course.per_epoch);
-                    args::above(&bar, &epoch_line(epoch, shown.loss, found.as_ref(), begin.elapsed()));
+                    args::above(&bar, &epoch_line(epoch, sum / steps as f64, found.as_ref(), begin.elapsed()));
                 }
                 found.into_iter().for_each(|found| course.validated(found));
             }
@@ -388,6 +437,8 @@ struct Seen {
     losses: Losses,
     /// The loss of the last step, if one ran.
     loss: Option<f32>,
+    /// The sum of the losses of the epoch so far, and their number.
+    epoch: (f64, u64),
     /// The last validation.
     score: Option<Score>,
     /// The time that its steps waited for their rows, and the time of all.
@@ -399,6 +450,8 @@ impl Course<'_> {
     fn push(&mut self, shown: &Shown) {
         self.place.step += 1;
         self.seen.loss = Some(shown.loss);
+        self.seen.epoch.0 += f64::from(shown.loss);
+        self.seen.epoch.1 += 1;
         self.seen.waited += shown.waited;
         self.seen.losses.push(shown.loss);
     }
@@ -562,8 +615,8 @@ fn percent(part: Duration, whole: Duration) -> f64 {
     100.0 * part.as_secs_f64() / whole.as_secs_f64().max(f64::MIN_POSITIVE)
 }
 
-/// The loss of an epoch's last step, what was found behind it, and the time since the first step.
-fn epoch_line(epoch: u64, loss: f32, score: Option<&Score>, time: Duration) -> String {
+/// The mean loss of an epoch's steps, what was found behind the last one, and the time since the first step.
+fn epoch_line(epoch: u64, loss: f64, score: Option<&Score>, time: Duration) -> String {
     let accuracy = score.and_then(|score| score.accuracy);
     let accuracy = accuracy.map_or(String::new(), |share| format!("  accuracy {:6.2} %", share * 100.0));
     let valid = score.map_or(String::new(), |score| format!("  validation {:8.4}{accuracy}", score.loss));

@@ -72,7 +72,7 @@ pub fn undivided(bytes: u64, whole: u64) -> String {
 
 /// What is trained and what is not, and how the model is read: a line each.
 pub fn outline(outline: &Outline) -> Vec<String> {
-    let Outline { trained, fixed, frozen_bytes, doubtful, output, class_axis, few, folded_norms } = outline;
+    let Outline { trained, fixed, frozen_bytes, doubtful, output, doubled, class_axis, few, folded_norms } = outline;
     let weights = |number: usize| count(number as u64, "weight");
     let mut lines =
         vec![format!("trained: {}: {}", weights(trained.len()), quoted(trained.iter().map(String::as_str)))];
@@ -85,6 +85,16 @@ pub fn outline(outline: &Outline) -> Vec<String> {
     if !doubtful.is_empty() {
         let names = quoted(doubtful.iter().map(String::as_str));
         lines.push(format!("trained, but perhaps no weights: {names}; --freeze NAME leaves one as it is"));
+    }
+    if let Some((node, operator)) = doubled {
+        // The softmax of a logarithm of a softmax is that softmax.
+        let twice = match *operator {
+            "LogSoftmax" => "it is computed twice, which changes no loss",
+            _ => "it is taken twice, which gives another loss",
+        };
+        lines.push(format!(
+            "warning: the first output is made by node '{node}' ({operator}), but the loss takes logits, the values before it: {twice}; export the model without it"
+        ));
     }
     if let Some(axis) = class_axis.filter(|_| output.shape.len() > 2) {
         lines.push(format!("classes: axis {axis} of the first output, {output}; --class-axis sets another"));

@@ -270,6 +270,9 @@ pub struct Outline {
     pub doubtful: Vec<String>,
     /// The first output, which the loss judges.
     pub output: Fact,
+    /// The node that makes it, with its operator, if the loss computes what this node does: a softmax before cross_entropy, a sigmoid before
+    /// bce_logits.
+    pub doubled: Option<(String, &'static str)>,
     /// The axis of its classes, of a loss that has some.
     pub class_axis: Option<usize>,
     /// Batch normalizations, each with the number of values that a mean and a variance are of, if these are few.
@@ -316,6 +319,7 @@ pub fn programs(model: &Graph, weights: &[onnx::Weight], training: &Training) ->
     let training = &training.of(weights);
     let output = model.outputs().first().map(|(_, output)| model.fact(*output).clone());
     let output = output.ok_or_else(|| Error::graph("it has no output that a loss could judge".into()))?;
+    let doubled = doubled(model, training.loss);
     let classes = match training.loss {
         Loss::CrossEntropy => loss::class_axis(&output, training)?,
         _ => None,
@@ -353,8 +357,21 @@ pub fn programs(model: &Graph, weights: &[onnx::Weight], training: &Training) ->
     let is_doubtful = |weight: &&onnx::Weight| weight.role == onnx::Role::Doubtful && trained.contains(&weight.name);
     let doubtful = weights.iter().filter(is_doubtful).map(|weight| weight.name.clone()).collect();
     let class_axis = classes;
-    let outline = Outline { trained, fixed, frozen_bytes, doubtful, output, class_axis, few, folded_norms: None };
+    let outline =
+        Outline { trained, fixed, frozen_bytes, doubtful, output, doubled, class_axis, few, folded_norms: None };
     Ok(Programs { parts, evaluate, outline, wide })
+}
+
+/// The node that makes the first output, with its operator, if the loss computes what this node does.
+fn doubled(model: &Graph, loss: Loss) -> Option<(String, &'static str)> {
+    let node = model.node(model.outputs().first()?.1.node);
+    let operators: &[&str] = match loss {
+        Loss::CrossEntropy => &["Softmax", "LogSoftmax"],
+        Loss::BceLogits => &["Sigmoid"],
+        _ => &[],
+    };
+    let operator = operators.iter().copied().find(|&operator| operator == node.op_name())?;
+    Some((node.name.clone(), operator))
 }
 
 /// Builds the programs that train a file's model on batches of `batch` rows, without data. The open dim on the first axis of the first input

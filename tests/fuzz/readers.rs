@@ -68,7 +68,7 @@ static TRAINING: LazyLock<(Session, Place)> = LazyLock::new(|| {
 fn is_resumed(path: &Path) -> bool {
     let (session, now) = &*TRAINING;
     let folder = Folder::open(path.parent().expect("it is in a folder")).expect("it is there");
-    folder.resume(session, now).is_ok_and(|place| place.is_some())
+    folder.resume(session, now, &[]).is_ok_and(|place| place.is_some())
 }
 
 /// The project's folder.

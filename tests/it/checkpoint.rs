@@ -152,11 +152,24 @@ fn epochs_are_told_and_so_is_what_is_done() {
         matches!(lines[..], [first, second] if first.starts_with("epoch    1  loss ") && second.ends_with(" s")),
         "{log}"
     );
+    assert!(log.contains("points has no checkpoint: the training begins at step 1"), "{log}");
     let [text, log] = told(&[valid]);
+    assert!(!text.contains("wrote "), "{text}");
     assert!(!log.contains("epoch  ") && log.contains("60 of 60 steps were done"), "{log}");
     assert!(text.contains("no step was left to do; validation loss ") && text.contains("accuracy "), "{text}");
     std::fs::remove_dir_all(&points).expect("it is there");
-    let [_, log] = told(&[valid]);
+    let steps = folder.path("steps");
+    let [text, log] = told(&[valid, &["--log", &steps]]);
+    let last = format!("{points}/step-000000060.safetensors");
+    assert!(text.ends_with(&format!("wrote {steps}: the log\nwrote {last}: the last checkpoint\n")), "{text}");
+    // The loss of an epoch is the mean of its 30 steps.
+    let written = fs::read_to_string(&steps).expect("it was written");
+    let losses = written.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).expect("a record"));
+    let losses: Vec<f64> = losses.map(|record| record["loss"].as_f64().expect("a loss")).collect();
+    let means: Vec<_> =
+        losses.chunks(30).map(|epoch| format!("  loss {:8.4}  ", epoch.iter().sum::<f64>() / 30.0)).collect();
+    let epochs: Vec<&str> = log.lines().filter(|line| line.starts_with("epoch ")).collect();
+    assert!(means.len() == 2 && epochs.iter().zip(&means).all(|(line, mean)| line.contains(mean)), "{means:?}: {log}");
     assert_eq!(log.lines().filter(|line| line.contains("  validation ")).count(), 2, "{log}");
 }
 
@@ -168,13 +181,25 @@ fn checkpoints_of_other_trainings_and_damaged_ones_are_refused() {
     ok(&[TRAIN, DATA, CPU, &["--steps", "2", "--checkpoint", &points]]);
     let file = format!("{points}/step-000000002.safetensors");
     let sgd: &[&str] = &["--optimizer", "sgd", "--momentum", "0.9"];
-    fails(1, &[TRAIN, DATA, CPU, again, &["--steps", "4"], sgd], &[&file, "another training", "optimizer", "Adam"]);
     fails(
         1,
-        &[TRAIN, DATA, CPU, again, &["--steps", "4", "--seed", "1"]],
-        &[&file, "seed: the checkpoint has 0, now it is 1"],
+        &[TRAIN, DATA, CPU, again, &["--steps", "4"], sgd],
+        &[&file, "another training", "--optimizer was adam, is sgd"],
     );
-    fails(1, &[TRAIN, DATA, CPU, again, &["--steps", "4", "--freeze", "stem*"]], &[&file, "freeze"]);
+    fails(1, &[TRAIN, DATA, CPU, again, &["--steps", "4", "--seed", "1"]], &[&file, "--seed was 0, is 1"]);
+    let frozen = "--freeze was not given, is stem*";
+    fails(1, &[TRAIN, DATA, CPU, again, &["--steps", "4", "--freeze", "stem*"]], &[&file, frozen]);
+    fails(
+        1,
+        &[TRAIN, DATA, CPU, again, &["--steps", "4", "--clip-norm", "2"]],
+        &["--clip-norm was not given, is 2.0;"],
+    );
+    let other: &[&str] = &["--accumulate", "2"];
+    let words = [&file, "another training: --accumulate was 1, is 2; resume"];
+    fails(1, &[TRAIN, DATA, CPU, again, &["--steps", "4"], other], &words);
+    let other = [&["train", "graphs/digits-fresh.onnx"], &TRAIN[2..]].concat();
+    let words = ["another training: the model is another one"];
+    fails(1, &[&other, DATA, CPU, again, &["--steps", "4"]], &words);
     let good = fs::read(&file).expect("it was written");
     fs::write(&file, &good[..good.len() - 100]).expect("it can be written");
     fails(1, &[TRAIN, DATA, CPU, again, &["--steps", "4"]], &[&file, "part of one"]);

@@ -691,6 +691,9 @@ fn wrong_flags_are_named() {
         ("--target", "graphs/mlp.onnxtxt", "graphs/mlp.onnxtxt:1:1"),
         ("--threads", "0", "1..=4096"),
         ("--format", "xml", "json"),
+        ("--batch", "1..16", "a range goes to --set batch=1..16"),
+        ("--batch", "0", "a whole number above 0"),
+        ("--chunks", "auto", "a whole number above 0: the most chunks"),
     ] {
         fails(1, &[&["plan"], MLP, &[flag, value]], &[words]);
     }
@@ -715,6 +718,9 @@ fn wrong_flags_are_named() {
     fails(1, &[&["run"], MLP, &["--backend", "abacus"]], &["abacus", "wgpu", "cpu"]);
     fails(1, &[&["bench"], MLP, CPU, &["--iters", "0"]], &["--iters"]);
     fails(1, &[&["compare"], MLP, CPU, &["--iters", "0"]], &["--iters"]);
+    for command in ["bench", "compare"] {
+        fails(1, &[&[command], MLP, CPU, &["--html", "nodir/b.html"]], &["nodir/b.html", "there is no folder nodir"]);
+    }
     fails(1, &[&["emit"], MLP, &["fortran"]], &["fortran", "wgsl"]);
     fails(1, &[&["sail"]], &["sail"]);
     fails(1, &[&["run"]], &["MODEL"]);
@@ -728,7 +734,15 @@ fn wrong_inputs_are_named() {
         fails(1, &[&["run", "graphs/mlp.onnxtxt"], CPU, &flags], words);
     };
     run(&["x=3x783xf32=1"], &["'x'", "f32[3,784]", "f32[3,783]"]);
-    run(&["x=3x784xi64=1"], &["'x'", "f32[3,784]", "i64[3,784]"]);
+    let reals = ["x=3x784xf64=0.1"];
+    run(&reals, &["'x'", "f32[3,784]", "f64[3,784]", "convert it, as with NumPy's astype"]);
+    let four = ["--input", "x=4x784xf32=1"];
+    let given = ["run", "graphs/mlp.onnxtxt", "--batch", "3"];
+    fails(1, &[&given, &four, CPU], &["found f32[4,784]; leave out --batch 3, or give 3 rows"]);
+    let saved = folder.path("saved.json");
+    ok(&[&["plan"], MLP, &["--save", &saved]]);
+    let given = ["run", &saved, "--model", "graphs/mlp.onnxtxt"];
+    fails(1, &[&given, &four, CPU], &["found f32[4,784]; the saved plan has batch=3: plan again for 4"]);
     run(&["y=3x784xf32=1"], &["mlp.onnxtxt", "--input y", "x, w1, b1, w2, b2"]);
     run(&["x=3x784xf32=1", "x=3x784xf32=1"], &["'x'", "twice"]);
     run(&["x=none.npy"], &["none.npy"]);
@@ -754,7 +768,9 @@ fn graphs_that_are_none_are_named() {
         |a: usize, b: usize, body: &str| text(&format!("float[{a}] a, float[{b}] b"), &format!("float[{a}] y"), body);
     let cases: &[(String, &[&str])] = &[
         (folder.path("none.onnx"), &["none.onnx", "No such file"]),
-        (folder.path(""), &["expected a file, found a folder"]),
+        (folder.path(""), &["no genai_config.json in "]),
+        (file("data.py", "import numpy\n"), &["data.py", "it is not a model", "line 1"]),
+        (file("x.npy", "\u{1}NUMPY"), &["x.npy", "it is an array: --input takes it"]),
         (file("empty.onnx", ""), &["empty.onnx", "empty"]),
         (file("words.onnx", "What is this?"), &["words.onnx", "not an ONNX model"]),
         (file("words.onnxtxt", "What is this?"), &["words.onnxtxt:1:"]),
@@ -952,7 +968,7 @@ fn a_model_is_inspected_with_nothing_bound() {
     let words = folder.file("words.onnxtxt", source);
     assert_eq!(ok_json(&[&["inspect", &words]])["open_dims"], json!(["batch", "k"]));
     assert!(ok(&[&["inspect", &words]]).contains("open dims  --set 'batch'=N --set 'k'=N\n"));
-    fails(1, &[&["inspect", "graphs"]], &["graphs", "expected a file, found a folder"]);
+    fails(1, &[&["inspect", "graphs"]], &["graphs", "no genai_config.json in graphs"]);
     let counts = |at: usize| found["operators"][at]["counts"].clone();
     assert_eq!(
         (counts(0), found["operators"][1]["name"].as_str(), counts(1)),
@@ -1162,7 +1178,7 @@ fn a_graph_is_compared_across_devices() {
     let counter = folder.file("counter.onnxtxt", counter);
     ok(&[&["compare", &counter, "--state", "total=next"], &across]);
     for flags in [&["--backend", "cpu"][..], &["--poison"], &["--iters", "2"], &["--html", "x.html"]] {
-        fails(1, &[&["compare"], MLP, &across, flags], &["--across", flags[0]]);
+        fails(1, &[&["compare"], MLP, &across, flags], &["compare --across <A,B>", flags[0]]);
     }
     fails(1, &[&["compare"], MLP, &["--across", "cpu,tpu"]], &["expected cpu, cuda, wgpu or reference, found 'tpu'"]);
     fails(1, &[&["compare"], MLP, CPU, &["--rtol", "1"]], &["--across"]);
@@ -1477,7 +1493,11 @@ fn a_batch_is_the_dim_that_leads_the_inputs() {
     }
     let folder = Folder::new("batch");
     let fixed = folder.file("fixed.onnxtxt", text("float[8, n] x", "float[8, n] y", "y = Neg (x)"));
-    fails(1, &[&["plan", &fixed, "--batch", "2"]], &["fixed.onnxtxt", "leads the inputs", "x f32[8,n]", "--shape"]);
+    fails(
+        1,
+        &[&["plan", &fixed, "--batch", "2"]],
+        &["fixed.onnxtxt", "leads the inputs", "x f32[8,n]", "export it with dynamic_shapes"],
+    );
     let body = "z = Add (x, y)";
     let two = folder.file("two.onnxtxt", text("float[n, 4] x, float[m, 4] y", "float[k, 4] z", body));
     fails(1, &[&["plan", &two, "--batch", "2"]], &["two.onnxtxt", "'m', 'n'", "--set m=N --set n=N"]);
@@ -1562,6 +1582,10 @@ fn the_log_is_as_long_as_is_asked_for() {
     let log = |flags: &[&str]| finish(program(&[&["run"], MLP, CPU, flags].concat())).err;
     assert_eq!(log(&["-q"]), "");
     assert!(log(&["-v"]).len() > log(&[]).len() && log(&[]).contains("backend: cpu"));
+    assert!(log(&["-v"]).contains("DEBUG"), "{}", log(&["-v"]));
+    // -v of `plan` is for its report.
+    let plan = |flags: &[&str]| finish(program(&[&["plan"], MLP, flags].concat())).err;
+    assert_eq!(plan(&["-v"]), plan(&[]));
     let wrong = finish(program(&["run", "-q", "graphs/none.onnx"])).err;
     assert!(wrong.starts_with("error: "), "{wrong}");
     fails(1, &[&["ops", "-q", "-v"]], &["--quiet", "--verbose"]);

@@ -35,6 +35,7 @@ fn an_accumulation_that_takes_more_says_so() {
     assert!(whole_bytes < bytes && whole.get("undivided_bytes").is_none(), "{whole_bytes}, {bytes}");
     assert_eq!(number(&parts["undivided_bytes"]), whole_bytes);
     let text = ok(&[PLAN, &few, &["--accumulate", "2"]]);
+    assert!(text.starts_with("graphs/digits.onnx (batch 4, adam, cross_entropy) for "), "{text}");
     assert!(text.contains("accumulation takes ") && text.contains(" without it\n"), "{text}");
 }
 
@@ -314,4 +315,37 @@ fn eager_and_planned_updates_agree() {
         assert!(text.contains(words), "{words} missing in\n{text}");
     }
     assert!(text.contains("reference          equal"), "{text}");
+}
+
+/// A search for a batch ends if no batch can be planned, and says why.
+#[test]
+fn a_batch_that_cannot_be_planned_is_not_sought_for_ever() {
+    let folder = Folder::new("hopeless");
+    let source =
+        "<ir_version: 9, opset_import: [\"\" : 20]> g (float[b, 8] x) => (float[b, 4] y) { y = MatMul (x, w) }";
+    let model = folder
+        .file("none.onnxtxt", source.replace(" {", " <float[7, 4] w = {W}> {").replace('W', &["0.5"; 28].join(", ")));
+    let method = ["--loss", "mse", "--memory-limit", "1GiB"];
+    fails(1, &[&["max-batch", "--train", &model], &method], &["none.onnxtxt", "(MatMul)"]);
+}
+
+/// A loss that takes logits says so of a model that ends with what the loss computes.
+#[test]
+fn an_output_that_the_loss_would_squash_again_is_told() {
+    let folder = Folder::new("squashed");
+    for (operator, loss, warns) in [
+        ("Softmax", "cross_entropy", true),
+        ("LogSoftmax", "cross_entropy", true),
+        ("Sigmoid", "bce_logits", true),
+        ("Sigmoid", "mse", false),
+    ] {
+        let source = format!(
+            "<ir_version: 9, opset_import: [\"\" : 20]> g (float[b, 2] x) => (float[b, 3] y)
+            <float[2, 3] w = {{1, 2, 3, 4, 5, 6}}> {{ z = MatMul (x, w) y = {operator} (z) }}"
+        );
+        let model = folder.file("squashed.onnxtxt", source);
+        let text = ok(&[&["plan", "--train", &model, "--loss", loss, "--batch", "4"]]);
+        let words = format!("warning: the first output is made by node 'y' ({operator}), but the loss takes logits");
+        assert_eq!(text.contains(&words), warns, "{loss}: {text}");
+    }
 }

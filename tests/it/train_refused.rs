@@ -145,6 +145,9 @@ fn data_that_does_not_suit_the_model_is_named() {
         &[bce, CPU, &["--data", &x, "--labels", &bits]],
         &["bits.npy: row 0: expected a label of 0 to 1, found 2"],
     );
+    let ones = array(&folder, "ones.npy", DType::I64, [16], &[1.0; 16]);
+    let one = &["train", "graphs/linear.onnxtxt", "--loss", "cross_entropy", "--batch", "8"];
+    fails(1, &[one, CPU, &["--data", &x, "--labels", &ones]], &["for 0/1 labels take bce_logits"]);
 }
 
 /// A pipe that nobody writes to would be waited for, for ever.

@@ -10,6 +10,7 @@ use crate::safetensors::SafeTensors;
 use crate::session::Session;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use std::collections::BTreeMap;
 use std::fs;
 use std::hash::Hasher;
 use std::path::{Path, PathBuf};
@@ -113,17 +114,17 @@ impl Folder {
     }
 
     /// Gives a training the states of the last checkpoint, and returns its place; `None` if there is none. `now` is the training as it
-    /// is asked for.
+    /// is asked for. `names` says what settings are called in an error: a setting, as in [`Place::method`], and its name.
     ///
     /// # Errors
     /// When the checkpoint is of another training: what differs. When a file is damaged.
-    pub fn resume(&self, session: &Session, now: &Place) -> Result<Option<Place>> {
+    pub fn resume(&self, session: &Session, now: &Place, names: &[(&str, &str)]) -> Result<Option<Place>> {
         let Some((_, path)) = self.steps()?.pop() else { return Ok(None) };
         let bad = |what: String| Error::File { path: path.clone(), what, source: None };
         let file = SafeTensors::open(&path)?;
         let text = file.metadata(KEY).ok_or_else(|| bad("it has states, but no place in a training".into()))?;
         let place: Place = serde_json::from_str(text).map_err(|e| bad(format!("its place in the training: {e}")))?;
-        let differ = differences(&place.method, &now.method);
+        let differ = differences(&place.method, &now.method, names);
         ensure(differ.is_empty(), || {
             bad(format!(
                 "it is of another training: {}; resume it with the settings that it began with",
@@ -148,17 +149,79 @@ fn checksum(place: &str, states: u64) -> String {
     format!("{:016x}", hash.finish())
 }
 
-/// The differences between two objects, name by name.
-fn differences(then: &Value, now: &Value) -> Vec<String> {
-    let none = serde_json::Map::new();
-    let [then, now] = [then, now].map(|value| value.as_object().unwrap_or(&none));
-    let mut names: Vec<&String> = then.keys().chain(now.keys()).collect();
-    names.sort();
-    names.dedup();
-    let value = |of: &serde_json::Map<String, Value>, name: &String| of.get(name).cloned().unwrap_or(Value::Null);
-    let pairs = names.into_iter().map(|name| (name, value(then, name), value(now, name)));
-    let differ = pairs.filter(|(_, then, now)| then != now);
-    differ.map(|(name, then, now)| format!("{name}: the checkpoint has {then}, now it is {now}")).collect()
+/// The differences between two trainings, setting by setting: `learning rate was 0.01, is 0.02`, if `names` calls `rate.most` so.
+fn differences(then: &Value, now: &Value, names: &[(&str, &str)]) -> Vec<String> {
+    let [then, now] = [then, now].map(settings);
+    let mut all: Vec<&String> = then.keys().chain(now.keys()).collect();
+    all.sort();
+    all.dedup();
+    let mut found = Vec::new();
+    for name in all {
+        let [before, after] = [&then, &now].map(|settings| settings.get(name).unwrap_or(&Value::Null));
+        // What another optimizer or schedule has goes with it.
+        let is_of = |part: &str, of: &str| name.starts_with(part) && then.get(of) != now.get(of);
+        let is_told = is_of("optimizer.", "optimizer") || is_of("rate.steps", "rate.schedule");
+        if before == after || is_told {
+            continue;
+        }
+        let [was, is] = [before, after].map(words);
+        found.push(match &name[..] {
+            // Another batch is another graph of the same model.
+            "graph" if ["batch", "accumulate"].iter().any(|&setting| then.get(setting) != now.get(setting)) => continue,
+            "graph" => "the model is another one, or is read with other shapes".to_owned(),
+            "shuffled by seed" if before.is_null() => "the rows were in their order, are shuffled".to_owned(),
+            "shuffled by seed" if after.is_null() => "the rows were shuffled, are in their order".to_owned(),
+            "shuffled by seed" if then.get("seed") != now.get("seed") => continue,
+            _ => {
+                let told = names.iter().find(|(setting, _)| setting == name).map_or(&name[..], |(_, told)| told);
+                format!("{told} was {was}, is {is}")
+            }
+        });
+    }
+    found
+}
+
+/// The settings of a training by name, those within others as `rate.most`.
+fn settings(method: &Value) -> BTreeMap<String, Value> {
+    let mut found = BTreeMap::new();
+    for (name, value) in method.as_object().into_iter().flatten() {
+        let Some(inner) = value.as_object() else {
+            found.insert(name.clone(), value.clone());
+            continue;
+        };
+        for (part, value) in inner {
+            match value.as_object() {
+                // A choice with fields of its own.
+                Some(fields) => {
+                    let choice = if fields.get("decoupled") == Some(&Value::Bool(true)) { "AdamW" } else { part };
+                    found.insert(name.clone(), choice.into());
+                    let fields = fields.iter().filter(|(field, _)| *field != "decoupled");
+                    found.extend(fields.map(|(field, value)| (format!("{name}.{field}"), value.clone())));
+                }
+                None => _ = found.insert(format!("{name}.{part}"), value.clone()),
+            }
+        }
+    }
+    found
+}
+
+/// A setting's value as a flag has it.
+fn words(value: &Value) -> String {
+    match value {
+        Value::Null => "not given".to_owned(),
+        Value::Array(all) if all.is_empty() => "not given".to_owned(),
+        Value::Array(all) => all.iter().map(words).collect::<Vec<_>>().join(" "),
+        Value::String(text) => match &text[..] {
+            "CrossEntropy" => "cross_entropy".to_owned(),
+            "BceLogits" => "bce_logits".to_owned(),
+            // Names of weights stay as they are.
+            "Mse" | "L1" | "Huber" | "Sgd" | "Adam" | "AdamW" | "Constant" | "Cosine" | "Linear" | "Step" => {
+                text.to_lowercase()
+            }
+            _ => text.clone(),
+        },
+        other => other.to_string(),
+    }
 }
 
 /// A number that tells graphs apart: of their nodes, in order, with all that they compute.

@@ -206,7 +206,11 @@ impl Rows {
                 if !ignores(label) && !range.contains(&label) {
                     let ignored = if labels == Labels::Shares { "" } else { ", or -100 for one that does not count" };
                     let expected = format!("{} to {}{ignored}", range.start(), range.end());
-                    return Err(self.fail_at(row, &format!("expected a label of {expected}, found {label}")));
+                    let remedy = match (labels, label) {
+                        (Labels::Classes(1), 1.0) => "; the first output has one class: for 0/1 labels take bce_logits",
+                        _ => "",
+                    };
+                    return Err(self.fail_at(row, &format!("expected a label of {expected}, found {label}{remedy}")));
                 }
             }
         }
