@@ -115,6 +115,8 @@ struct Blocks {
     row_len: usize,
     last_rows: usize,
     first_out: usize,
+    /// Per operand, true if it does not move along a row.
+    still: Vec<bool>,
 }
 
 impl Blocks {
@@ -131,8 +133,9 @@ impl Blocks {
         let inner = Nest::new(&kernel.shape[split..], &half(split..kernel.shape.len(), false), Some(by));
         let (rows, row_len, last_rows) = (outer.len(), inner.len(), *outer.dims.last().unwrap_or(&1));
         let (along, steps) = (0, Vec::new());
+        let still = operands.motions.iter().map(|m| m.steps[split..].iter().all(|&step| step == 0)).collect();
         let mut blocks =
-            Blocks { outer, inner, across: false, per_row, along, steps, rows, row_len, last_rows, first_out };
+            Blocks { outer, inner, across: false, per_row, along, steps, rows, row_len, last_rows, first_out, still };
         blocks.across = blocks.should_cross(operands);
         let nest = if blocks.across { &mut blocks.outer } else { &mut blocks.inner };
         (blocks.along, blocks.steps) = nest.split_inner();
@@ -416,15 +419,21 @@ impl Row {
         }
     }
 
-    /// Points every source at zeros: a row of no elements has none to read.
+    /// Points every source that moves along a row at zeros: a row of no elements has none to read. The others are there.
     ///
     /// # Safety
-    /// `walk` must have this kernel's scratch memory.
-    unsafe fn bind_zeros(&self, walk: &mut Walk) {
+    /// As for [`bind`](Self::bind).
+    unsafe fn bind_zeros(&self, walk: &mut Walk, i: usize, n: usize) {
         let zeros = walk.mem.wrapping_add(self.offsets.zeros);
-        // SAFETY: a block is set aside when rows are empty.
-        unsafe { zeros.write_bytes(0, 8 * BLOCK) }
-        walk.bases[source(0)..source(self.sources.len())].fill(zeros);
+        // SAFETY: a block is set aside when rows are empty; operands that stand still were checked to span their memory.
+        unsafe {
+            zeros.write_bytes(0, 8 * BLOCK);
+            for (k, s) in self.sources.iter().enumerate() {
+                let is_there = self.blocks.still[k] && !matches!(s.place, Place::Transposed(_));
+                walk.bases[source(k)] =
+                    if is_there { s.block(walk.args, walk.position(k, i, s), n, walk.mem) } else { zeros };
+            }
+        }
     }
 
     /// Points kept values at element `i` of the row (or at element `i` times a block).
@@ -626,7 +635,7 @@ impl Row {
                 return self.each_block(phase, walk, |walk, i, n| self.finish(phase, walk, (i, 0), n));
             }
             if self.blocks.row_len == 0 {
-                self.bind_zeros(walk);
+                self.bind_zeros(walk, 0, 1);
             } else if !self.is_one_block() {
                 self.bind(walk, 0, 1);
             }
@@ -694,7 +703,7 @@ impl Row {
         // SAFETY: the rows are within the operands.
         unsafe {
             match self.blocks.row_len {
-                0 => self.bind_zeros(walk),
+                0 => self.bind_zeros(walk, rows.start, rows.len()),
                 _ => self.bind(walk, rows.start, rows.len()),
             }
             self.bind_kept(phase, j * self.block.next_multiple_of(VECTOR), walk);

@@ -289,3 +289,18 @@ fn rows_meet_hostile_extents() {
     assert!(failures.is_empty(), "{} panics\n{}", failures.len(), failures.join("\n"));
     assert!(plans > samples.len() / 2, "{plans} plans: most extents are refused before anything is planned");
 }
+
+/// Behind the sum of an empty row, elementwise code still reads its other operands.
+#[test]
+fn what_follows_an_empty_sum_is_computed() {
+    let graph = common::graph(
+        "g (float[0, 40] q, float[40] h, float[3, 0] p, float[3] v) => (float[40] y, float[3] z) <int64[1] first = {0}, int64[1] last = {1}> {
+            s = ReduceSum <keepdims = 0> (q, first) y = Add (h, s)
+            e = Exp (p) m = ReduceProd <keepdims = 0> (e, last) z = Mul (v, m)
+        }",
+    );
+    let mut state = 9;
+    for opener in common::backends() {
+        common::runs_as_the_reference(&graph, &opener, &mut state);
+    }
+}

@@ -39,6 +39,7 @@ fn check_loop(kernel: &Kernel, of: &Repeat, target: &Target) -> Verdict<Needs> {
         };
         judge().map_err(|e: String| format!("launch '{}': {e}", inner.name))?;
     }
+    counts(kernel, of)?;
     for (slot, holders) in holders.iter().enumerate().skip(of.reads).take(kernel.writes.len()) {
         // The rows of a loop without steps are none.
         let access = &kernel.operand(slot).access;
@@ -50,6 +51,24 @@ fn check_loop(kernel: &Kernel, of: &Repeat, target: &Target) -> Verdict<Needs> {
         operands.iter().map(|operand| whole(&operand.access)).collect::<Verdict<Vec<_>>>()
     };
     Ok(Needs { reads: all(&kernel.reads)?, writes: all(&kernel.writes)?, own: Vec::new() })
+}
+
+/// A result that begins as nothing has a row for each step, and the number of the step's row, which begins in the workspace, moves on.
+fn counts(kernel: &Kernel, of: &Repeat) -> Verdict {
+    let written = |launches: &[Inner]| -> Vec<ArgBytes> {
+        let results = |inner: &Inner| inner.args[of.kernels[inner.kernel].reads.len()..].to_vec();
+        launches.iter().flat_map(results).collect()
+    };
+    let (first, each) = (written(&of.first), written(&of.each));
+    let results = of.reads..of.reads + kernel.writes.len();
+    for slot in results.clone().filter(|slot| first.iter().all(|arg| arg.slot != *slot)) {
+        let shape = &kernel.operand(slot).access.shape;
+        ensure(shape.first().is_some_and(|&rows| rows as u64 == of.times), || {
+            format!("result {}: expected {} rows, one for each step, found {shape}", slot - of.reads, of.times)
+        })?;
+    }
+    let stuck = first.iter().find(|arg| arg.slot >= results.end && !each.contains(arg));
+    ensure(stuck.is_none(), || "the number of the step's row stays the same".into())
 }
 
 /// Bytes of each argument of a loop: of an operand, up to its last element.
