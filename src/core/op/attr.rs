@@ -116,7 +116,7 @@ impl From<&[usize]> for Attr {
     }
 }
 
-/// Nodes that a loop runs at each step. It grows as a [`Build`].
+/// Nodes that a loop runs at each step. It grows as a graph that is [built](super::Build).
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Body {
     inputs: Vec<Fact>,

@@ -212,6 +212,7 @@ fn sample(s: Sample) -> Sample {
     body.set_outputs(made.expect("the table has these rows"));
     s.floats(&[&[2, 3], &[4, 2, 3], &[3, 3]])
         .attr("body", Attr::Body(Arc::new(body)))
+        .attr("times", 4)
         .attr("carried", 1)
         .attr("scanned", 1)
         .attr("reverse", 1)
