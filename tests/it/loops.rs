@@ -1,6 +1,7 @@
 //! Loops: one step of a plan, however long they run, on every backend, forwards and back.
 
 use crate::common::{self, backends};
+use plimsoll::internals::kernel::{Repeat, Template};
 use plimsoll::internals::ops::REPEAT;
 use plimsoll::internals::plan::{Job, check, plan};
 use plimsoll::internals::{onnx, reference};
@@ -142,6 +143,51 @@ fn written_loops_compute_the_same() {
         let [found, expected] = [&again, &graph].map(|graph| reference::run(graph, &inputs).expect("it runs"));
         for (found, expected) in found.iter().zip(&expected) {
             common::agrees(found, expected, 1e-9).unwrap_or_else(|e| panic!("{}: {e}", graph.name));
+        }
+    }
+}
+
+/// A loop whose launches do not fit together is refused: what begins it, which rows it has, where its launches work.
+#[test]
+fn loops_that_do_not_fit_together_are_refused() {
+    for target in [Target::cpu(2), Target::wgpu(), Target::cuda()] {
+        let graph = recurrent("GRU", 3, 4, false);
+        let plan = Recipe::default().plan(graph, &target, &Limits { memory: None }).expect("it is planned");
+        check::check(&plan).expect("the plan is sound");
+        let number =
+            plan.programs[0].kernels.iter().position(|kernel| kernel.repeat().is_some()).expect("it has a loop");
+        let own = plan.programs[0].kernels[number].repeat().expect("it is a loop").clone();
+        let mut mutants: Vec<(String, Repeat)> = Vec::new();
+        let mut mutant = |what: String, change: &dyn Fn(&mut Repeat)| {
+            let mut changed = own.clone();
+            change(&mut changed);
+            mutants.push((what, changed));
+        };
+        for times in [0, 3, 5, u64::MAX] {
+            mutant(format!("{times} steps"), &move |of| of.times = times);
+        }
+        for at in 0..own.first.len() {
+            mutant(format!("without first launch {at}"), &move |of| drop(of.first.remove(at)));
+        }
+        for (at, inner) in own.each.iter().enumerate() {
+            let reads = own.kernels[inner.kernel].reads.len();
+            mutant(format!("launch {at} has fewer arguments"), &move |of| _ = of.each[at].args.pop());
+            mutant(format!("launch {at} is of no kernel"), &move |of| of.each[at].kernel = of.kernels.len());
+            for arg in 0..inner.args.len() {
+                let named = |what: &str| format!("argument {arg} of launch {at} {what}");
+                mutant(named("is nowhere"), &move |of| of.each[at].args[arg].slot = 1 << 10);
+                mutant(named("is beyond"), &move |of| of.each[at].args[arg].offset = 1 << 40);
+                mutant(named("is not aligned"), &move |of| of.each[at].args[arg].offset += 1);
+                mutant(named("is short"), &move |of| of.each[at].args[arg].bytes = 0);
+                if arg >= reads {
+                    mutant(named("is a read of the loop"), &move |of| of.each[at].args[arg].slot = 0);
+                }
+            }
+        }
+        for (what, changed) in mutants {
+            let mut plan = plan.clone();
+            plan.programs[0].kernels[number].template = Template::Repeat(Box::new(changed));
+            assert!(check::check(&plan).is_err(), "on {}: {what}", target.name);
         }
     }
 }

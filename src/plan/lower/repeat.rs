@@ -198,11 +198,12 @@ impl Lowering<'_> {
     ) -> Result<Kernel> {
         let node = self.graph.node(id);
         let arguments = Arguments::new(made, operands, target);
-        let written = |&buffer: &BufferIdx| {
-            let access = Access::contiguous(self.draft.buffers[buffer].shape.clone());
+        // The buffer may have the shape of a view.
+        let written = |(port, &buffer): (usize, &BufferIdx)| {
+            let access = Access::contiguous(self.graph.fact(id.output(port)).shape.clone());
             self.operand(buffer, access)
         };
-        let writes: Vec<Operand> = operands.writes.iter().map(written).collect();
+        let writes: Vec<Operand> = operands.writes.iter().enumerate().map(written).collect();
         let mut repeat =
             Repeat { reads: operands.reads.len(), times, kernels: Vec::new(), first: Vec::new(), each: Vec::new() };
         for &(read, state, dtype) in &operands.copies {

@@ -281,10 +281,7 @@ impl<'a> Importer<'a> {
             self.notes.rely(Relied::Rank(value));
             let shape = &self.graph.fact(value).shape;
             let Some(axis) = shape.axis(call.listed("scan_input_axes", at)) else { return Ok(None) };
-            if shape[axis] == 0 {
-                self.notes.rely(Relied::Extent(value, axis));
-            }
-            if shape[axis] == 0 || self.dependence.is_uneven(value) {
+            if self.dependence.is_uneven(value) {
                 return Ok(None);
             }
             let value = self.moved(call, &format!("scanned.{at}"), value, (axis, 0))?;
