@@ -30,7 +30,8 @@ fn target() -> Target {
 
 /// Adds the texts of kernels to the earlier ones.
 fn collect(name: &str, kernels: &[Kernel], target: &Target, into: &mut BTreeMap<String, String>) {
-    for kernel in kernels.iter().filter(|k| k.schedule.call().is_none() && !k.reads.iter().any(|r| r.packed)) {
+    let launched = kernels.iter().flat_map(Kernel::launched);
+    for kernel in launched.filter(|k| k.schedule.call().is_none() && !k.reads.iter().any(|r| r.packed)) {
         let source = render(kernel, target, &Bindings::distinct(kernel), Dialect::Cuda);
         let source = source.unwrap_or_else(|e| panic!("{name}: {e}"));
         if !source.text.is_empty() {
