@@ -203,7 +203,7 @@ impl Sweep<'_> {
             let outputs = 0..graph.node(node).outputs.len() as u32;
             outputs.flat_map(move |port| graph.users(ValueId { node, port }))
         };
-        let reaches = self.ancestors();
+        let reaches = ancestors(graph, [self.of.node]);
         while at != self.of.node {
             let Some(next) = reads(at).find(|user| reaches.contains(user) && seen.insert(*user)) else { break };
             way.push(format!("'{}'", graph.node(next).name));
@@ -213,17 +213,17 @@ impl Sweep<'_> {
         let way = if way.is_empty() { String::new() } else { format!("; on the way {}", way.join(" <- ")) };
         graph.node(id).error(format!("no derivatives: {why}{way}"))
     }
+}
 
-    /// The nodes that the derived value depends on.
-    fn ancestors(&self) -> HashSet<NodeId> {
-        let (mut found, mut stack) = (HashSet::new(), vec![self.of.node]);
-        while let Some(node) = stack.pop() {
-            if found.insert(node) {
-                stack.extend(self.graph.operands(node).into_iter().flatten().map(|value| value.node));
-            }
+/// The nodes that some nodes depend on, with these.
+fn ancestors(graph: &Graph, of: impl IntoIterator<Item = NodeId>) -> HashSet<NodeId> {
+    let (mut found, mut stack) = (HashSet::new(), Vec::from_iter(of));
+    while let Some(node) = stack.pop() {
+        if found.insert(node) {
+            stack.extend(graph.operands(node).into_iter().flatten().map(|value| value.node));
         }
-        found
     }
+    found
 }
 
 /// A gradient in the shape of its input: summed where the input was broadcast, and broadcast where the gradient is.

@@ -5,7 +5,7 @@ use plimsoll::internals::kernel::{Repeat, Template};
 use plimsoll::internals::ops::REPEAT;
 use plimsoll::internals::plan::{Job, check, plan};
 use plimsoll::internals::{onnx, reference};
-use plimsoll::{DType, Graph, Limits, Planning, Recipe, Target, Trace};
+use plimsoll::{DType, Graph, Limits, Planning, Recipe, Target, Tensor, Trace};
 
 /// The gates of each recurrent row.
 const ROWS: [(&str, usize); 3] = [("RNN", 1), ("GRU", 3), ("LSTM", 4)];
@@ -68,7 +68,7 @@ fn a_sequence_is_one_step_however_long() {
 fn programs_of_several_loops_share_their_constants() {
     let g = Trace::new("two");
     let x = g.input("x", DType::F32, [6, 2, 5]);
-    let weights = |name: &str| g.input(name, DType::F32, [1, 5, 5]);
+    let weights = |name: &str| g.constant(name, Tensor::from_f64(DType::F32, [1, 5, 5], &[0.25; 25]));
     let layer = |x, n: &str| {
         let all = g.outputs(
             "RNN",

@@ -56,7 +56,7 @@ pub use ort_attention::{COS as COSINES, PAST as KEYS, key_room};
 pub use packed::Codes;
 pub use random::{dropout, dropped, ratio};
 pub use reduce::SCAN;
-pub use repeat::{Loop, REPEAT};
+pub use repeat::{Loop, REPEAT, attrs as loop_attrs};
 pub use scatter::{SCATTER, SUM_BY_INDEX};
 pub use sort::SORT;
 pub use window::bytes::CONV_OF_BYTES;

@@ -157,6 +157,16 @@ fn eval(x: &Args<&[f64]>, call: &Call) -> OpResult<Vec<Vec<f64>>> {
     Ok(results)
 }
 
+/// The attributes of a loop of this body, of so many carried and scanned inputs. Where rows are scanned, these say how often it runs.
+pub fn attrs(body: Body, times: usize, (carried, scanned): (usize, usize), reverse: bool) -> Attrs {
+    let attrs = if scanned == 0 { Attrs::new().with("times", times as i64) } else { Attrs::new() };
+    attrs
+        .with("body", Attr::Body(Arc::new(body)))
+        .with("carried", carried as i64)
+        .with("scanned", scanned as i64)
+        .with("reverse", i64::from(reverse))
+}
+
 /// What a loop reads: the values that are handed on, those that are read row by row, and those that stay.
 pub(crate) struct Inputs<'g> {
     pub(crate) carried: Vec<Var<'g>>,
@@ -186,16 +196,7 @@ pub(crate) fn repeat<'g>(
     let given: Vec<_> = (0..body.inputs().len()).map(|input| body.input(input)).collect();
     let made = build(&mut body, |b| make(b, &given.iter().map(|&value| b.value(value)).collect::<Vec<_>>()))?;
     body.set_outputs(made);
-    let number = |count: usize| count as i64;
-    let mut attrs = Attrs::new();
-    if scanned.is_empty() {
-        attrs.set("times", number(times));
-    }
-    let attrs = attrs
-        .with("body", Attr::Body(Arc::new(body)))
-        .with("carried", number(carried.len()))
-        .with("scanned", number(scanned.len()))
-        .with("reverse", i64::from(reverse));
+    let attrs = attrs(body, times, (carried.len(), scanned.len()), reverse);
     Ok(b.all_outputs(REPEAT, &[carried, scanned, captured].concat(), attrs))
 }
 

@@ -7,16 +7,14 @@
 //! ```
 //! A step of the backward loop computes its step of the forward one again, from what that began with.
 
-use super::{Sweep, gradients};
+use super::{Sweep, ancestors, gradients};
 use crate::body::{inline, outline};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::graph::{Decomposer, Graph};
-use crate::op::{Attr, Attrs, Body, Call, Fact, NodeId, ValueId, build};
-use crate::ops::{self, Loop, REPEAT};
-use std::collections::HashSet;
+use crate::op::{Body, Call, Fact, NodeId, ValueId, build};
+use crate::ops::{self, Loop, REPEAT, loop_attrs};
 use std::ops::Range;
-use std::sync::Arc;
 
 /// What the backward loop of a body is: its body, and which inputs of the forward one it gives gradients of.
 struct Walk {
@@ -63,7 +61,7 @@ impl Sweep<'_> {
             inputs.extend(walk.seeds.iter().map(|&port| b.value(dy[port].expect("it has a gradient"))));
             let scanned = inputs.len() - carried;
             inputs.extend(walk.read[2].iter().map(|&input| b.value(operands[input])));
-            let attrs = attrs(walk.body.clone(), &of, (carried, scanned), !of.reverse);
+            let attrs = loop_attrs(walk.body.clone(), of.times, (carried, scanned), !of.reverse);
             let made = b.all_outputs(REPEAT, &inputs, attrs);
             let given = walk.handed.iter().chain(&walk.summed).chain(&walk.rows);
             Ok(made.into_iter().zip(given).map(|(made, &input)| made.cast(of.body.inputs()[input].dtype)).collect())
@@ -80,7 +78,7 @@ impl Sweep<'_> {
         let mut body = Body::clone(of.body);
         let begun = kept.iter().map(|&input| of.body.input(input));
         body.set_outputs(of.body.outputs().iter().copied().chain(begun).collect());
-        let attrs = attrs(body, of, (of.carried, of.scanned), of.reverse);
+        let attrs = loop_attrs(body, of.times, (of.carried, of.scanned), of.reverse);
         let inputs: Vec<_> = operands.iter().copied().map(Some).collect();
         self.graph.insert_at(id);
         let row = ops::find(REPEAT).expect("the table has the row");
@@ -89,15 +87,6 @@ impl Sweep<'_> {
         (0..outputs).for_each(|port| self.graph.replace(id.output(port), made.output(port)));
         Ok((outputs..outputs + kept.len()).map(|port| made.output(port)).collect())
     }
-}
-
-fn attrs(body: Body, of: &Loop, (carried, scanned): (usize, usize), reverse: bool) -> Attrs {
-    Attrs::new()
-        .with("body", Attr::Body(Arc::new(body)))
-        .with("times", of.times as i64)
-        .with("carried", carried as i64)
-        .with("scanned", scanned as i64)
-        .with("reverse", i64::from(reverse))
 }
 
 /// The backward loop of a loop whose outputs have these gradients. `wanted` says which inputs are asked for.
@@ -154,22 +143,11 @@ fn walk(of: &Loop, wanted: &[bool], dy: &[Option<ValueId>]) -> Result<Walk> {
         Ok(inputs.enumerate().map(result).collect())
     });
     let results = results.map_err(Error::graph)?;
-    let reads = needed(&graph, &results);
+    let reads = ancestors(&graph, results.iter().map(|value| value.node));
     let walked = of.carried + of.scanned;
     let among = |inputs: Range<usize>| inputs.filter(|&input| reads.contains(&given[input].node)).collect::<Vec<_>>();
     let found = [among(0..of.carried), among(of.carried..walked), among(walked..facts.len())];
     let [kept, scanned, stay] = found.each_ref().map(|list| list.iter().map(|&at| given[at]).collect::<Vec<_>>());
     let body = outline(&graph, &[&next[..], &sums, &kept, &scanned, &read, &stay].concat(), &results)?;
     Ok(Walk { body, handed, summed, rows, seeds, read: found })
-}
-
-/// The nodes that values depend on, with their own.
-fn needed(graph: &Graph, values: &[ValueId]) -> HashSet<NodeId> {
-    let (mut found, mut open) = (HashSet::new(), values.iter().map(|value| value.node).collect::<Vec<_>>());
-    while let Some(node) = open.pop() {
-        if found.insert(node) {
-            open.extend(graph.operands(node).into_iter().flatten().map(|value| value.node));
-        }
-    }
-    found
 }

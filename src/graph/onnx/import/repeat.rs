@@ -16,8 +16,7 @@ use super::*;
 use crate::body::outline;
 use crate::constant::Constant;
 use crate::op::NodeId;
-use crate::ops::REPEAT;
-use std::sync::Arc;
+use crate::ops::{REPEAT, loop_attrs};
 
 /// Each `Loop` of at most this many steps is inlined: its nodes join those around them, and what it computes of the steps' numbers is known.
 const FEW: i64 = 4;
@@ -301,12 +300,7 @@ impl<'a> Importer<'a> {
             }
         }
         let body = outline(&self.graph, &[&given[..], &captured].concat(), &outputs)?;
-        let attrs = Attrs::new()
-            .with("body", Attr::Body(Arc::new(body)))
-            .with("times", times as i64)
-            .with("carried", carried.len() as i64)
-            .with("scanned", scanned.len() as i64)
-            .with("reverse", i64::from(reverse));
+        let attrs = loop_attrs(body, times, (carried.len(), scanned.len()), reverse);
         let inputs: Vec<_> = inputs.into_iter().map(Some).collect();
         self.add(self.rows[REPEAT], &shortened(name.to_owned()), &inputs, attrs, &[]).map(Some)
     }
