@@ -18,7 +18,8 @@ use crate::constant::Constant;
 use crate::op::NodeId;
 use crate::ops::{REPEAT, loop_attrs};
 
-/// Each `Loop` of at most this many steps is inlined: its nodes join those around them, and what it computes of the steps' numbers is known.
+/// A `Loop` of at most this many steps is inlined, unless their number follows from an extent: its nodes join those around it, and the numbers of
+/// its steps are constants.
 const FEW: i64 = 4;
 /// Constants of at most this many bytes are a body's own.
 const SMALL: usize = 1 << 12;
