@@ -46,8 +46,8 @@ pub mod operators {}
 
 // The members of the workspace bring in modules by their names.
 pub(crate) use plimsoll_core::{
-    constant, decisions, dtype, elements, error, expr, figures, file, kernel, npy, npz, op, ops, random, safetensors,
-    shape, target, tensor,
+    constant, decisions, dtype, elements, error, expr, figures, file, kernel, mesh, npy, npz, op, ops, random,
+    safetensors, shape, target, tensor,
 };
 pub(crate) use plimsoll_graph::{graph, onnx, pass, reference, trace};
 use plimsoll_place as place;
@@ -66,7 +66,7 @@ pub mod internals {
         ($($name:ident)*) => { $(pub mod $name { pub use crate::$name::*; })* };
     }
     modules! {
-        advise backend driver_memory constant decisions decoder dtype eager elements error exec expr file graph kernel npy npz onnx op
+        advise backend driver_memory constant decisions decoder dtype eager elements error exec expr file graph kernel mesh npy npz onnx op
         ops pass place plan random reference report safetensors session shape target tensor trace train tune
     }
 }
@@ -92,6 +92,7 @@ pub use error::Error;
 pub use error::Result;
 pub use graph::Graph;
 pub use kernel::Kernel;
+pub use mesh::Mesh;
 pub use op::{Attr, Attrs, Fact, NodeId, ValueId};
 pub use plan::{
     Because, BindRange, Buffer, BufferIdx, Candidate, Class, ConstantPort, Dim, KernelIdx, Knob, Limits, Plan,

@@ -3,10 +3,13 @@
 use plimsoll_core::error::{Error, Result};
 use plimsoll_core::kernel::Kernel;
 use plimsoll_core::target::{Memory, Target};
+use ranks::Ranks;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 mod external_memory;
 pub mod lent;
+pub mod ranks;
 pub mod records;
 pub mod segments;
 pub mod work;
@@ -110,6 +113,14 @@ pub trait Backend: Send {
     fn fork(&mut self, shared: &[SegmentId]) -> Result<Box<dyn Backend>> {
         let _ = shared;
         Err(Error::usage(format!("'{}' has one run at a time", self.target().name)))
+    }
+    /// Makes this device that of one rank of a mesh: from now on it runs collectives, together with the devices of the other ranks.
+    ///
+    /// # Errors
+    /// When the device has no way to others.
+    fn join(&mut self, ranks: Arc<dyn Ranks>) -> Result<()> {
+        let what = format!("it runs alone: expected the CPU or CUDA for the ranks of '{}'", ranks.mesh());
+        Err(Error::usage(format!("'{}': {what}", self.target().name)))
     }
     /// Frees a segment, and drops the records that use it. One that is shared stays.
     fn free(&mut self, segment: SegmentId);

@@ -225,8 +225,7 @@ impl Emit {
 
     /// What is printed, as a job.
     fn job(&self, target: &Target) -> Result<Job> {
-        let job = Job::new(self.programs()?, target).within(self.model.memory_limit);
-        Ok(Job { recipe: self.model.recipe(), ..job })
+        Ok(self.model.job(self.programs()?, target)?.within(self.model.memory_limit))
     }
 
     /// The graphs after the passes.

@@ -9,7 +9,7 @@ use super::{Failure, line};
 use crate::advise::{Case, Largest, Size, Taken, largest, largest_binding, needed, silent};
 use crate::decoder::CONTEXT;
 use crate::error::{Error, Result};
-use crate::plan::{Graphs, Job};
+use crate::plan::Graphs;
 use crate::report;
 use crate::target::Target;
 use clap::Args;
@@ -127,7 +127,7 @@ impl MaxBatch {
 
     /// The bytes that programs need under the limit.
     fn needed(&self, programs: Vec<(String, Graphs)>, target: &Target, limit: u64) -> Result<u64> {
-        needed(&Job { recipe: self.model.recipe(), ..Job::new(programs, target).within(limit) })
+        needed(&self.model.job(programs, target)?.within(limit))
     }
 
     /// Enlarges the batch of a training. The search is over the rows of one part of an update, which decide about the bytes.

@@ -267,8 +267,8 @@ impl Plan {
         let flags = Model { forks: self.forks, ..self.trained.with_batch(&self.model) };
         let asked = more.asked(&flags, &args::given("--input", &self.inputs)?)?;
         let schedules = self.tuned.as_deref().map(tuned).transpose()?;
-        let (recipe, runs) = (flags.recipe(), self.forks);
-        let job = Job { recipe, runs, schedules, ..Job::new(asked.programs.clone(), &target) };
+        let runs = self.forks;
+        let job = Job { runs, schedules, ..flags.job(asked.programs.clone(), &target)? };
         let in_file = |e: Error| asked.in_file(&flags, e);
         let mut planner = Planner::new(&job).map_err(in_file)?;
         let planned = planner.within(flags.memory_limit);
@@ -487,7 +487,7 @@ impl Plan {
         let Some(wide) = method.in_f32() else { return Ok(None) };
         let programs = wide.programs(&self.model, 1)?;
         let trained = programs.outline.trained.clone();
-        let job = Job { recipe: self.model.recipe(), ..Job::new(programs.named(), target) };
+        let job = self.model.job(programs.named(), target)?;
         Ok(Some(Bytes::of(&plan::plan(&job)?.plan, &trained)))
     }
 

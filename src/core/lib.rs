@@ -11,6 +11,7 @@ pub mod figures;
 pub mod file;
 pub mod hash;
 pub mod kernel;
+pub mod mesh;
 pub mod narrow;
 pub mod npy;
 pub mod npz;

@@ -28,7 +28,7 @@ pub struct Tensor {
 }
 
 /// Every element of some bytes as `f64`.
-fn widen(dtype: DType, bytes: &[u8], values: &mut [f64]) {
+pub fn widen(dtype: DType, bytes: &[u8], values: &mut [f64]) {
     fn map<T: bytemuck::AnyBitPattern>(bytes: &[u8], values: &mut [f64], f: impl Fn(T) -> f64) {
         let elements = bytes.chunks_exact(size_of::<T>());
         values.iter_mut().zip(elements).for_each(|(value, c)| *value = f(bytemuck::pod_read_unaligned(c)));
@@ -52,7 +52,7 @@ fn widen(dtype: DType, bytes: &[u8], values: &mut [f64]) {
 }
 
 /// The bytes of values that are rounded to `dtype`. Integers are truncated and saturated.
-fn narrow(dtype: DType, values: &[f64], bytes: &mut [u8]) {
+pub fn narrow(dtype: DType, values: &[f64], bytes: &mut [u8]) {
     fn map<T: bytemuck::NoUninit>(values: &[f64], bytes: &mut [u8], f: impl Fn(f64) -> T) {
         let elements = bytes.chunks_exact_mut(size_of::<T>());
         elements.zip(values).for_each(|(c, &v)| c.copy_from_slice(bytemuck::bytes_of(&f(v))));

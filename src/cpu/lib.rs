@@ -14,14 +14,17 @@
 use check::Check;
 pub use memory::{Line, Region};
 use memory::{Memory, refuse};
+use plimsoll_backend::ranks::{Exchanged, Ranks};
 use plimsoll_backend::records::Records;
 use plimsoll_backend::work::{Loops, Work};
 use plimsoll_backend::{Backend, KernelId, Launch, RecordId, SegmentId, Slice, Usage};
 use plimsoll_core::error::Result;
-use plimsoll_core::kernel::{Kernel, Template};
+use plimsoll_core::kernel::{Collective, Kernel, Template};
 use plimsoll_core::target::{Memory as Place, Target};
 use simd::Isa;
 use std::cell::UnsafeCell;
+use std::collections::HashMap;
+use std::sync::Arc;
 use task::{Args, Compiled, Needs, Scratch};
 use thread_pool::ThreadPool;
 
@@ -77,6 +80,8 @@ impl Compiled for Nothing {
 struct Step {
     kernel: usize,
     args: Args,
+    /// What it exchanges with other ranks, if it does.
+    exchanged: Option<Exchanged>,
 }
 
 /// The host's processor and memory.
@@ -87,6 +92,9 @@ pub struct Cpu {
     memory: Memory,
     kernels: Vec<(Box<dyn Compiled>, Check)>,
     loops: Loops,
+    /// What kernels exchange with other ranks, and the bytes before each rank's elements in its arguments.
+    exchanges: HashMap<usize, (Exchanged, [usize; 2])>,
+    ranks: Option<Arc<dyn Ranks>>,
     records: Records<Vec<Work<Step>>>,
     /// One per thread, used by that thread alone.
     scratch: Vec<UnsafeCell<Scratch>>,
@@ -119,6 +127,9 @@ pub fn own_bytes(kernel: &Kernel, threads: usize) -> OwnBytes {
             thread: sum.thread.max(own.thread),
             tables: sum.tables + own.tables,
         });
+    }
+    if kernel.is_the_backends() {
+        return OwnBytes::default();
     }
     let checked = Check::new(kernel).and_then(|_| compile(kernel, Isa::PORTABLE, threads, true));
     let needs = checked.map_or(Needs::default(), |compiled| compiled.needs());
@@ -160,6 +171,8 @@ impl Cpu {
             memory,
             kernels: Vec::new(),
             loops: Loops::default(),
+            exchanges: HashMap::new(),
+            ranks: None,
             records: Records::default(),
             scratch: (0..pool.threads()).map(|worker| UnsafeCell::new(Scratch::new(worker))).collect(),
             thread_bytes: 0,
@@ -196,6 +209,21 @@ impl Cpu {
             let start = self.own_scratch.as_mut_ptr().cast();
             self.share_scratch(start, bytes);
         }
+    }
+
+    fn compile_collective(&mut self, kernel: &Kernel, collective: &Collective) -> Result<KernelId> {
+        let joined = self.ranks.is_some() || collective.ranks == 1;
+        if !joined {
+            return Err(refuse(format!("{collective}: expected a rank of a mesh, found a device that runs alone")));
+        }
+        let check = Check::new(kernel).map_err(refuse)?;
+        let (read, write) = (&kernel.reads[0], &kernel.writes[0]);
+        let dtype = read.dtype;
+        let exchanged = Exchanged { collective: collective.clone(), dtype, given: read.access.shape.numel() };
+        let before = [&read.access, &write.access].map(|access| access.offset as usize * dtype.size());
+        self.kernels.push((Box::new(Nothing), check));
+        self.exchanges.insert(self.kernels.len() - 1, (exchanged, before));
+        Ok(KernelId(self.kernels.len() as u32 - 1))
     }
 
     /// Stacks and tables that no segment counts; negative if segments count more than there are.
@@ -278,6 +306,11 @@ impl Backend for Cpu {
         Ok(Box::new(fork))
     }
 
+    fn join(&mut self, ranks: Arc<dyn Ranks>) -> Result<()> {
+        self.ranks = Some(ranks);
+        Ok(())
+    }
+
     fn free(&mut self, segment: SegmentId) {
         self.records.free(segment);
         if self.scratch_segment == Some(segment) {
@@ -323,6 +356,9 @@ impl Backend for Cpu {
             self.loops.insert(id, repeat, kernels);
             return Ok(id);
         }
+        if let Some(collective) = kernel.collective() {
+            return self.compile_collective(kernel, collective);
+        }
         let malformed = |what: String| refuse(format!("kernel {}: {what}", kernel.template.name()));
         let check = Check::new(kernel).map_err(malformed)?;
         let compiled = compile(kernel, self.isa, self.pool.threads(), false).map_err(malformed)?;
@@ -342,7 +378,8 @@ impl Backend for Cpu {
             let (_, check) = self.kernels.get(kernel).ok_or_else(|| refuse(format!("no kernel {kernel}")))?;
             check.launch(&launch.args).map_err(refuse)?;
             let args = launch.args.iter().map(|&slice| self.memory.resolve(slice)).collect::<Result<_>>()?;
-            Ok(Step { kernel, args: Args(args) })
+            let exchanged = self.exchanges.get(&kernel).map(|(exchanged, _)| exchanged.clone());
+            Ok(Step { kernel, args: Args(args), exchanged })
         };
         let work = self.loops.expand(launches).into_iter().flatten();
         let steps = work.map(|part| part.try_map(&mut step)).collect::<Result<Vec<_>>>()?;
@@ -352,10 +389,24 @@ impl Backend for Cpu {
     }
 
     fn replay(&mut self, record: RecordId) -> Result<()> {
-        let Cpu { records, kernels, scratch, pool, .. } = self;
+        let Cpu { records, kernels, scratch, pool, exchanges, ranks, .. } = self;
         let steps = records.get(record).ok_or_else(|| refuse("replay of a record whose memory is gone"))?;
         let scratch = Shared(scratch);
         let mut run = |step: &Step| {
+            if let Some(exchanged) = &step.exchanged {
+                let (_, [read, write]) = exchanges[&step.kernel];
+                let (read, write) = (step.args.0[0].wrapping_add(read), step.args.0[1].wrapping_add(write));
+                return match ranks {
+                    // SAFETY: the launch was checked when it was recorded: both have as many elements as are exchanged.
+                    Some(ranks) => unsafe { ranks.exchange(exchanged, read, write) },
+                    // A group of one rank has what it gives.
+                    None => {
+                        // SAFETY: as above.
+                        unsafe { std::ptr::copy(read, write, exchanged.given * exchanged.dtype.size()) };
+                        Ok(())
+                    }
+                };
+            }
             let kernel = &*kernels[step.kernel].0;
             let scratch = &scratch;
             // SAFETY: the launch was checked when it was recorded and its segments are not freed. Scratch memory was provided then, too,

@@ -408,6 +408,12 @@ impl Backend for Wgpu {
             self.loops.insert(id, repeat, kernels);
             return Ok(id);
         }
+        if let Some(collective) = kernel.collective() {
+            return Err(Error::usage(format!(
+                "'{}' runs alone: {collective}; expected the CPU or CUDA",
+                self.target.name
+            )));
+        }
         // The text depends on which arguments share bytes, which is known when a launch is recorded. Errors are reported here.
         render::render(kernel, &self.target, &Bindings::distinct(kernel), Dialect::Wgsl)?;
         self.kernels.push(kernel.clone());

@@ -817,6 +817,27 @@ impl Graph {
         self.dag[index(input.node)].outputs[input.port as usize].fact = fact;
     }
 
+    /// Gives a state another fact, and the elements that it begins with.
+    pub(crate) fn set_state(&mut self, state: ValueId, fact: Fact, initial: Option<Arc<Constant>>) {
+        self.known = Known::default();
+        let node = &mut self.dag[index(state.node)];
+        node.outputs[state.port as usize].fact = fact;
+        node.kind = Kind::State(initial);
+    }
+
+    /// Gives an output of the graph another value.
+    pub(crate) fn set_output(&mut self, output: usize, value: ValueId) {
+        self.known = Known::default();
+        self.outputs[output].1 = value;
+    }
+
+    /// Gives a state another update.
+    pub(crate) fn set_update(&mut self, state: ValueId, value: ValueId) {
+        self.known = Known::default();
+        let found = self.states.iter_mut().find(|other| other.value == state);
+        found.expect("it is a state").update = Some(value);
+    }
+
     /// Gives an operator these attributes, and its values the facts that follow from them and from what it reads now.
     ///
     /// # Errors

@@ -10,6 +10,6 @@ pub mod reference;
 pub mod trace;
 
 pub(crate) use plimsoll_core::{
-    constant, decisions, dtype, error, expr, figures, file, hash, kernel, narrow, op, ops, safetensors, shape, target,
-    tensor,
+    constant, decisions, dtype, error, expr, figures, file, hash, kernel, mesh, narrow, op, ops, safetensors, shape,
+    target, tensor,
 };

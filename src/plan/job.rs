@@ -25,8 +25,9 @@ use crate::graph::Graph;
 use crate::kernel::schedule::variants::is_no_larger;
 use crate::kernel::tuned::Tuned;
 use crate::pass::Prepared;
+use crate::pass::shard::{self, Shard, Sharding};
 use crate::shape::Extent;
-use crate::target::Target;
+use crate::target::{Family, Target};
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -47,6 +48,8 @@ pub struct Job {
     pub schedules: Option<Arc<Tuned>>,
     /// True to let measured schedules take more bytes than the plan takes without them.
     pub more_memory: bool,
+    /// The mesh of whose ranks each runs the plan, if there are several, and which rank this one is.
+    pub sharding: Option<Sharding>,
 }
 
 /// The graphs of a program.
@@ -100,6 +103,7 @@ impl Job {
             runs: 1,
             schedules: None,
             more_memory: false,
+            sharding: None,
         }
     }
 
@@ -154,6 +158,8 @@ enum Part {
 pub struct Planner<'a> {
     job: &'a Job,
     parts: Vec<(&'a str, Part)>,
+    /// Per program, what is split between ranks.
+    shards: Vec<Vec<Shard>>,
     search: Option<Search<'a>>,
 }
 
@@ -165,19 +171,21 @@ impl<'a> Planner<'a> {
     pub fn new(job: &'a Job) -> Result<Planner<'a>> {
         ensure(!job.programs.is_empty(), || Error::usage("expected a program, found none".into()))?;
         ensure(job.runs > 0, || Error::usage("runs: expected at least one run at once, found 0".into()))?;
-        let mut parts: Vec<(&str, Part)> = Vec::new();
+        let (mut parts, mut shards): (Vec<(&str, Part)>, _) = (Vec::new(), Vec::new());
         for (name, graphs) in &job.programs {
             if parts.iter().any(|(other, _)| other == name) {
                 return Err(Error::usage(format!("two programs have the name '{name}': expected a name for each")));
             }
-            parts.push((name, job.part(graphs)?));
+            let (graphs, split) = job.sharded(graphs)?;
+            shards.push(split);
+            parts.push((name, job.part(&graphs)?));
         }
         if job.runs > 1 && parts.iter().any(|(_, part)| matches!(part, Part::Range(_))) {
             let what = "runs: a range of shapes has one run at once, as its bindings write constants, which runs share; \
                 give each dim one extent";
             return Err(Error::usage(what.into()));
         }
-        Ok(Planner { job, parts, search: None })
+        Ok(Planner { job, parts, shards, search: None })
     }
 
     /// The least that the programs take together, whatever is computed again.
@@ -198,6 +206,21 @@ impl<'a> Planner<'a> {
     /// # Errors
     /// As [`plan()`].
     pub fn within(&mut self, limit: Option<u64>) -> Result<Planned> {
+        let mut planned = self.tuned_within(limit)?;
+        if let Some(Sharding { mesh, .. }) = &self.job.sharding {
+            planned.plan.mesh = Some(mesh.clone());
+            planned
+                .plan
+                .programs
+                .iter_mut()
+                .zip(&self.shards)
+                .for_each(|(program, shards)| program.shards.clone_from(shards));
+        }
+        Ok(planned)
+    }
+
+    /// The plan of one rank, with measured schedules where they take no more bytes.
+    fn tuned_within(&mut self, limit: Option<u64>) -> Result<Planned> {
         let table = self.job.schedules.clone();
         let refused = table.as_ref().map_or(&[][..], |table| table.refused());
         let texts = (!refused.is_empty()).then(|| Arc::new(Tuned::default().without(refused.to_vec())));
@@ -349,6 +372,34 @@ impl Job {
     /// A choice of this program's own.
     fn own(&self, program: &str, knob: Knob) -> Knob {
         Knob { program: (self.programs.len() > 1).then(|| program.to_owned()), ..knob }
+    }
+
+    /// The graphs of a program of one rank, and what is split between ranks.
+    fn sharded(&self, graphs: &Graphs) -> Result<(Graphs, Vec<Shard>)> {
+        let Some(sharding) = &self.sharding else { return Ok((graphs.clone(), Vec::new())) };
+        if self.target.family == Family::Wgpu {
+            let what =
+                format!("mesh '{}': '{}' runs alone; expected a target cpu or cuda", sharding.mesh, self.target.name);
+            return Err(Error::usage(what));
+        }
+        let mut largest = graphs.largest()?;
+        let shards = shard::run(&mut largest, sharding)?;
+        Ok(match graphs {
+            Graphs::One(_) => (Graphs::One(Box::new(largest)), shards),
+            Graphs::Prepared(_) => {
+                let what = format!("mesh '{}': expected a graph whose passes have not run", sharding.mesh);
+                return Err(Error::usage(what));
+            }
+            Graphs::Range(source, dims) => {
+                let (source, sharding) = (Arc::clone(source), sharding.clone());
+                let of_rank = move |dims: &[(String, usize)]| {
+                    let mut graph = source(dims)?;
+                    shard::run(&mut graph, &sharding)?;
+                    Ok(graph)
+                };
+                (Graphs::Range(Arc::new(of_rank), dims.clone()), shards)
+            }
+        })
     }
 
     /// The graphs of a program after the passes.

@@ -11,7 +11,7 @@
 
 // Its own modules, and those of the members below, by their names.
 pub(crate) use plimsoll_core::{
-    constant, decisions, dtype, elements, error, expr, kernel, op, ops, parallel, shape, target,
+    constant, decisions, dtype, elements, error, expr, kernel, mesh, op, ops, parallel, shape, target,
 };
 pub(crate) use plimsoll_graph::{graph, pass};
 use plimsoll_place as place;
@@ -25,7 +25,9 @@ use crate::dtype::DType;
 use crate::error::{Error, Result};
 pub use crate::graph::{Count, Counted, Fewest};
 use crate::kernel::Kernel;
+pub use crate::mesh::Mesh;
 use crate::pass::recompute::Recompute;
+pub use crate::pass::shard::{Rule, Shard, Sharding};
 pub use crate::pass::{Indexes, Prefer, Recipe, Use};
 use crate::shape::Shape;
 use crate::target::{Memory, Target};
@@ -359,6 +361,9 @@ pub struct Program {
     /// The work of values that are computed again for a backward computation.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub recompute: Option<Recompute>,
+    /// Inputs, constants and states of which each rank has a part.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub shards: Vec<Shard>,
     /// Figures that follow from the program and from the plan's segments.
     pub summary: Summary,
     /// Ranges of bytes in the plan's segments.
@@ -441,6 +446,9 @@ pub struct Plan {
     /// The files that it was made of, if a session is to load it again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub origin: Option<Origin>,
+    /// The ranks that it is for, all but for what their data are: each runs this plan.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mesh: Option<Mesh>,
     /// Allocations.
     pub segments: Vec<Segment>,
     /// The programs: at least one.

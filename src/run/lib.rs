@@ -21,7 +21,7 @@ pub mod backend {
 }
 
 pub(crate) use plimsoll_core::{
-    constant, dtype, error, figures, file, hash, kernel, npz, op, ops, random, safetensors, shape, target, tensor,
+    constant, dtype, error, figures, file, hash, kernel, mesh, npz, op, ops, random, safetensors, shape, target, tensor,
 };
 pub(crate) use plimsoll_graph::{autodiff, graph, onnx, pass, trace};
 pub(crate) use plimsoll_plan as plan;

@@ -1,6 +1,7 @@
 //! The front door: a path or a graph in, a plan that runs out.
 
 use crate::backend::cpu::{Cpu, Region};
+use crate::backend::ranks::Ranks;
 use crate::backend::{Backend, Place, Usage};
 use crate::error::{Error, Result, ensure};
 use crate::exec::finite::NotFinite;
@@ -9,9 +10,10 @@ use crate::figures::grouped;
 use crate::graph::Graph;
 use crate::kernel::call::Call;
 use crate::kernel::tuned::Tuned;
+use crate::mesh::Mesh;
 use crate::onnx;
 use crate::plan::range::{ShapeRange, Source};
-use crate::plan::{self, Data, Graphs, Job, Plan, Planned, Port, Recipe, View};
+use crate::plan::{self, Data, Graphs, Job, Plan, Planned, Port, Recipe, Rule, Sharding, View};
 use crate::shape::{Extent, Shape};
 use crate::tensor::Tensor;
 use crate::tune;
@@ -19,6 +21,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
+mod ranks;
 mod saved;
 
 pub use saved::Saved;
@@ -86,6 +89,13 @@ pub struct Options {
     /// True to use the schedules that `plimsoll tune` measured on this device, if there are any. The plan takes no more bytes for it, unless the
     /// recipe prefers speed.
     pub tuned: bool,
+    /// The mesh on whose ranks the model is computed, each by a process or a thread of its own.
+    pub mesh: Option<Mesh>,
+    /// What is split between ranks, beside what an axis `data` splits: the rows of the inputs.
+    pub shards: Vec<Rule>,
+    /// The ranks, to the one that this is. Without them a model is planned, and does not run.
+    #[doc(hidden)]
+    pub ranks: Option<Arc<dyn Ranks>>,
 }
 
 impl Default for Options {
@@ -108,6 +118,9 @@ impl Default for Options {
             memory_limit: None,
             forks: 1,
             tuned: true,
+            mesh: None,
+            shards: Vec::new(),
+            ranks: None,
         }
     }
 }
@@ -162,8 +175,16 @@ impl Options {
             limit: self.memory_limit,
             runs: self.forks,
             schedules: if self.tuned { measured() } else { None },
+            sharding: self.sharding(),
             ..Job::new(programs, device.backend.target())
         }
+    }
+
+    /// What is asked of a mesh, if there is one.
+    #[doc(hidden)]
+    pub fn sharding(&self) -> Option<Sharding> {
+        let rank = self.ranks.as_ref().map_or(0, |ranks| ranks.rank());
+        self.mesh.clone().map(|mesh| Sharding { mesh, rank, by: self.shards.clone() })
     }
 
     /// These options on another device.
@@ -190,12 +211,14 @@ pub struct Device {
     pub name: String,
     /// Why it is not a better one that was looked for.
     pub fallback: Option<String>,
+    /// The ranks that it has joined.
+    pub ranks: Option<Arc<dyn Ranks>>,
 }
 
 impl Device {
     /// A device that the caller opened, such as one over memory of its own.
     pub fn new(backend: Box<dyn Backend>, name: impl Into<String>) -> Device {
-        Device { backend, name: name.into(), fallback: None }
+        Device { backend, name: name.into(), fallback: None, ranks: None }
     }
 
     /// The device and, where it stands in for a better one, the reason.
@@ -213,8 +236,11 @@ impl Device {
 /// # Errors
 /// [`Error::Backend`] if the named device is absent.
 pub fn open(options: &Options) -> Result<Device> {
-    let ((backend, name), fallback) = find(options)?;
-    Ok(Device { backend, name, fallback })
+    let ((mut backend, name), fallback) = find(options)?;
+    if let Some(ranks) = &options.ranks {
+        backend.join(Arc::clone(ranks))?;
+    }
+    Ok(Device { backend, name, fallback, ranks: options.ranks.clone() })
 }
 
 /// The backend with its name, and why it is not a better one that was looked for.
@@ -347,6 +373,8 @@ struct Shared {
     /// The plan's data, if any program has a range: its bindings may want other constants in their places.
     data: Data,
     device: String,
+    /// The ranks of the plan's mesh.
+    ranks: Option<Arc<dyn Ranks>>,
     /// The runs that were planned. Constants are the first one's, so it is dropped last.
     runs: Vec<Mutex<Run>>,
     /// The bytes that each run had taken when it was loaded.
@@ -434,6 +462,9 @@ impl Session {
     #[doc(hidden)]
     pub fn new(mut job: Job, mut device: Device, progress: &dyn Fn(usize, usize)) -> Result<Session> {
         check_limit(&*device.backend, job.limit)?;
+        if let Some(Sharding { mesh, .. }) = &job.sharding {
+            ranks::expect(mesh, device.ranks.as_ref())?;
+        }
         let mut planned = plan::plan(&job)?;
         let refused = refused(&mut *device.backend, &planned.plan);
         if !refused.is_empty() {
@@ -452,7 +483,10 @@ impl Session {
     /// Loads a plan, for all runs at once.
     fn load(planned: Planned, device: Device, progress: &dyn Fn(usize, usize)) -> Result<Session> {
         let Planned { plan, data, ranges, .. } = planned;
-        let Device { backend, name: device, .. } = device;
+        let Device { backend, name: device, ranks, .. } = device;
+        if let Some(ranks) = &ranks {
+            ranks::agree(&plan, &**ranks)?;
+        }
         let count = data.iter().map(Vec::len).sum();
         let mut exec = Exec::load(backend, plan.clone(), &data, &|n| progress(n, count))?;
         let data = if ranges.iter().any(Option::is_some) { data } else { Vec::new() };
@@ -466,7 +500,7 @@ impl Session {
         let idle = Mutex::new((1..execs.len()).rev().collect());
         let states = |exec| Mutex::new(Run { exec, ready: ready() });
         let runs = execs.into_iter().map(states).collect();
-        Ok(Session { family: Arc::new(Shared { plan, ranges, data, device, runs, taken, idle }), run: 0 })
+        Ok(Session { family: Arc::new(Shared { plan, ranges, data, device, ranks, runs, taken, idle }), run: 0 })
     }
 
     /// A session that runs at the same time as this one: on the same constants, with an arena and states of its own, which begin as this
@@ -641,7 +675,7 @@ impl Session {
         run: fn(&mut Exec, &[Tensor]) -> Result<Vec<Tensor>>,
     ) -> Result<Vec<(String, Tensor)>> {
         let (plan, range) = (&self.family.plan.programs[program], &self.family.ranges[program]);
-        let ordered = arrange(plan, inputs)?;
+        let ordered = self.own(program, arrange(plan, inputs)?)?;
         let shapes: Vec<_> = ordered.iter().map(|tensor| Some(tensor.shape())).collect();
         let binding = range.as_ref().map_or(Ok(Vec::new()), |range| range.binding(&shapes))?;
         let outputs = self.lend(|state| {
@@ -654,6 +688,14 @@ impl Session {
             .map(|p| p.name.clone())
             .zip(exec::found(plan.outputs.iter().map(Port::room), outputs))
             .collect())
+    }
+
+    /// The parts of inputs that are this rank's own.
+    fn own(&self, program: usize, inputs: Vec<Tensor>) -> Result<Vec<Tensor>> {
+        let Shared { plan, ranks, .. } = &*self.family;
+        let (Some(mesh), Some(of)) = (&plan.mesh, ranks) else { return Ok(inputs) };
+        let own = |(at, input)| ranks::own(&plan.programs[program], mesh, of.rank(), at, input);
+        inputs.into_iter().enumerate().map(own).collect()
     }
 
     /// The elements of a state, after the last run.
@@ -820,7 +862,7 @@ impl<'a> SessionProgram<'a> {
     /// As [`Session::run`].
     #[doc(hidden)]
     pub fn first_not_finite(self, inputs: &[(&str, Tensor)]) -> Result<Option<NotFinite>> {
-        let ordered = arrange(&self.plan(), inputs)?;
+        let ordered = self.session.own(self.number, arrange(&self.plan(), inputs)?)?;
         self.selected(&[], |exec| exec.first_not_finite(&ordered))?
     }
 

@@ -54,6 +54,7 @@ mod order;
 mod place;
 mod plan;
 mod range;
+mod ranks;
 mod target;
 #[cfg(target_os = "linux")]
 mod whole;

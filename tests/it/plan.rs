@@ -40,6 +40,7 @@ impl Maker {
             tuned: None,
             runs: 1,
             origin: None,
+            mesh: None,
             choices: Vec::new(),
             segments: Vec::new(),
             programs: vec![Program {
@@ -48,6 +49,7 @@ impl Maker {
                 dims: Vec::new(),
                 measured: 0,
                 recompute: None,
+                shards: Vec::new(),
                 summary: Summary::default(),
                 buffers: Vec::new(),
                 constants: Vec::new(),

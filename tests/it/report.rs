@@ -46,6 +46,7 @@ fn the_memory_block_adds_up() {
         tuned: None,
         runs: 1,
         origin: None,
+        mesh: None,
         choices: Vec::new(),
         segments: vec![segment(Class::Activation, 2048), segment(Class::Constant, 2048)],
         programs: vec![Program {
@@ -54,6 +55,7 @@ fn the_memory_block_adds_up() {
             dims: Vec::new(),
             measured: 0,
             recompute: None,
+            shards: Vec::new(),
             summary: Summary { lower_bound: 2000, unshared_bytes: 4096, ..Summary::default() },
             buffers: Vec::new(),
             constants: Vec::new(),

@@ -13,6 +13,7 @@ const LAYERS: &[&[&str]] = &[
         "error",
         "file",
         "hash",
+        "mesh",
         "random",
         "parallel",
         "dtype",

@@ -45,6 +45,9 @@ pub type Upgrade = fn(opset: i64, inputs: &mut Vec<Option<ValueId>>, attrs: &mut
 /// Splits the output along an axis into units, or refuses to.
 pub type Split = fn(&Call, axis: usize, units: usize) -> Option<Part>;
 
+/// Per way, the axis of each data input along which parts of it give results that add up.
+pub type Summed = fn(&Call) -> Vec<Vec<Option<usize>>>;
+
 /// Maps row-major values of the inputs to those of every output.
 pub type Tensors = fn(&Args<&[f64]>, &Call) -> OpResult<Vec<Vec<f64>>>;
 /// Adds nodes of other rows that stand for a call, and returns one value per output.
@@ -73,6 +76,8 @@ pub struct OpDef {
     /// Splits the output along an axis into units: see [`Call::part`]. `None` if the rule follows from `lower`, or if
     /// no part can be computed without the rest.
     pub part: Option<Split>,
+    /// The axes along which parts of the inputs give results that add up to the output: see [`Call::summed`].
+    pub summed: Option<Summed>,
     /// The derivatives by the inputs.
     pub grad: Grad,
     /// The floating-point operations of a product or convolution; `None` for all others.
@@ -115,6 +120,7 @@ impl OpDef {
             lower,
             upgrade,
             part,
+            summed: None,
             grad,
             flop,
             wide: false,
@@ -137,6 +143,11 @@ impl OpDef {
     /// Sets the rule that splits the output.
     pub(crate) const fn part(self, part: Split) -> OpDef {
         OpDef { part: Some(part), ..self }
+    }
+
+    /// Sets the axes along which results of parts add up.
+    pub(crate) const fn summed(self, summed: Summed) -> OpDef {
+        OpDef { summed: Some(summed), ..self }
     }
 
     /// Sets the rule of the derivatives.

@@ -4,6 +4,7 @@ use super::attr::Attrs;
 use super::fact::Fact;
 use super::{Args, Call, Lower, Part};
 use crate::expr::Expr;
+use crate::kernel::Reduction;
 use crate::shape::Shape;
 
 impl Part {
@@ -47,6 +48,24 @@ impl Call<'_> {
         };
         let mut read = part.inputs.iter().zip(self.inputs).filter_map(|(k, fact)| Some(fact.as_ref()?.shape[(*k)?]));
         read.all(divides).then_some(part)
+    }
+
+    /// The ways to split inputs along axes into `units` equal units so that the results of the units, joined, are the only output: per way, the
+    /// axis of each data input, or `None` if all units read the whole of it.
+    pub fn summed(&self, units: usize) -> Vec<(Vec<Option<usize>>, Reduction)> {
+        let ways = match (self.op.summed, self.op.lower) {
+            (Some(rule), _) => rule(self).into_iter().map(|way| (way, Reduction::Sum)).collect(),
+            (None, Lower::Reduce(reduction)) => {
+                let axes = self.reduced_axes().unwrap_or_default();
+                axes.into_iter().map(|axis| (vec![Some(axis)], reduction)).collect()
+            }
+            _ => Vec::new(),
+        };
+        let divides = |way: &[Option<usize>]| {
+            let mut axes = way.iter().zip(self.inputs).filter_map(|(axis, fact)| Some(fact.as_ref()?.shape[(*axis)?]));
+            axes.all(|extent| extent > 0 && extent.is_multiple_of(units))
+        };
+        ways.into_iter().filter(|(way, _)| divides(way)).collect::<Vec<_>>()
     }
 
     /// A part of a broadcast result of this shape. An input with one element along the axis is read whole.

@@ -20,7 +20,11 @@ pub(super) static OPS: &[OpDef] = &[
     .grad(matmul_grad)
     .flop(|call| Product::new(call).map_or(0.0, |p| 2.0 * p.batch.numel() as f64 * (p.m * p.k * p.n) as f64))
     .sample(|s| s.floats(&[&[2, 3], &[3, 4]]))
-    .part(part_matmul),
+    .part(part_matmul)
+    .summed(|call| {
+        let (a, b) = (call.shape(0).len(), call.shape(1).len());
+        vec![vec![a.checked_sub(1), Some(b.saturating_sub(2))]]
+    }),
     OpDef::new(
         "Gemm",
         "alpha * A' * B' + beta * C, where A' and B' are the matrices or their transposes",

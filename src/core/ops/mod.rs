@@ -46,6 +46,7 @@ pub static LIMITS: &[Limit] = &[
 pub const MOST_ITERATIONS: usize = 1 << 13;
 
 pub use attention::keys_seen;
+pub use collective::{ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, REDUCE_SCATTER, collective, is_collective};
 pub use compose::constant as made_constant;
 pub use counted::{Finder, finder};
 pub use index::{BAND, from_start, tuples};
@@ -64,6 +65,7 @@ pub use window::filters::SUMS_OF_PARTS;
 pub use window::taps::by_taps;
 
 mod attention;
+mod collective;
 mod compose;
 mod counted;
 mod einsum;
@@ -97,7 +99,7 @@ mod updates;
 mod window;
 
 /// Every row, by family; names are unique.
-pub static OPS: [&[OpDef]; 38] = [
+pub static OPS: [&[OpDef]; 39] = [
     elementwise::OPS,
     reduce::OPS,
     layout::OPS,
@@ -118,6 +120,7 @@ pub static OPS: [&[OpDef]; 38] = [
     loss::OPS,
     recurrent::OPS,
     repeat::OPS,
+    collective::OPS,
     resize::OPS,
     grid::OPS,
     grid::deform::OPS,

@@ -72,7 +72,8 @@ pub(super) static OPS: &[OpDef] = &[
     })
     .sample(|s| s.given(DType::I64, &[6], &[1.0, -1.0, 4.0, 1.0, -5.0, 2.0]).floats(&[&[6, 2, 3]]).attr("extent", 4))
     .attrs(names![extent])
-    .part(|_, axis, _| if axis == 0 { None } else { Part::of([None, Some(axis)]) }),
+    .part(|_, axis, _| if axis == 0 { None } else { Part::of([None, Some(axis)]) })
+    .summed(|_| vec![vec![Some(0), Some(0)]]),
     OpDef::new(
         "ScatterND",
         "The data with updates at the places that the tuples along the last axis of the indices name; the \

@@ -7,7 +7,7 @@ use crate::dtype::DType;
 use crate::error::Result;
 use crate::graph::{Decomposer, Graph};
 use crate::op::{Arity, Attrs, Call, Lower, NodeId, OpDef, ValueId, build};
-use crate::ops::Loop;
+use crate::ops::{self, Loop};
 use crate::shape::Shape;
 use crate::tensor::Tensor;
 
@@ -17,6 +17,7 @@ pub fn run(graph: &mut Graph, context: &Context) -> Result<()> {
     let most = (context.target.max_bindings as usize).saturating_sub(2).max(2);
     for id in graph.order()? {
         divide(graph, id, most, context)?;
+        regroup_alone(graph, id, context)?;
     }
     graph.sweep();
     loop {
@@ -38,6 +39,21 @@ pub fn run(graph: &mut Graph, context: &Context) -> Result<()> {
         }
         graph.sweep();
     }
+}
+
+/// Replaces an exchange of one rank with itself by a view.
+fn regroup_alone(graph: &mut Graph, id: NodeId, context: &Context) -> Result<()> {
+    let ranks =
+        graph.with_call(id, |call| ops::is_collective(call.op).then(|| ops::collective(call).map(|of| of.ranks)));
+    if !matches!(ranks.flatten(), Some(Ok(1))) {
+        return Ok(());
+    }
+    let shape: Vec<i64> = graph.fact(id.output(0)).shape.iter().map(|&extent| extent as i64).collect();
+    let (operands, name) = (graph.operands(id), graph.node(id).name.clone());
+    graph.insert_at(id);
+    let same = context.add(graph, &name, "Reshape", &operands, Attrs::new().with("shape", shape))?;
+    graph.replace(id.output(0), same);
+    Ok(())
 }
 
 /// Replaces loops of at most one step by the nodes of their bodies. Returns true if there were some.

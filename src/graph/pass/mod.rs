@@ -39,6 +39,7 @@ mod recipe;
 pub mod recompute;
 mod rotary;
 mod scale;
+pub mod shard;
 mod simplify;
 mod sink_upcasts;
 mod split_reduction;

@@ -124,7 +124,8 @@ fn elements_read(kernel: &Kernel, i: usize) -> Verdict<Option<Set>> {
         | Template::Sort { .. }
         | Template::Pad { .. }
         | Template::Resize { .. }
-        | Template::Repeat(_) => {}
+        | Template::Repeat(_)
+        | Template::Collective(_) => {}
     }
     Set::new(&access, chosen(kernel, i))
 }

@@ -194,7 +194,7 @@ fn work(plan: &Plan) -> u128 {
             | Template::Pad { .. }
             | Template::Resize { .. } => space.saturating_mul(core),
             // Launches of other kernels have no elements of their own.
-            Template::Repeat(_) => u128::MAX,
+            Template::Repeat(_) | Template::Collective(_) => u128::MAX,
         }
     };
     let steps = plan.programs[0]

@@ -63,6 +63,7 @@ impl Schedule {
             Schedule::Text(text) => text.name(&kernel.template, target.family),
             Schedule::Cpu(cpu) => cpu.name(),
             Schedule::Open if kernel.repeat().is_some() => "launches",
+            Schedule::Open if kernel.collective().is_some() => "collective",
             Schedule::Open => "open",
         }
     }
@@ -71,6 +72,9 @@ impl Schedule {
     pub fn words(&self, kernel: &Kernel, target: &Target) -> String {
         if let Some(repeat) = kernel.repeat() {
             return format!("{} launches, {} times", repeat.each.len(), repeat.times);
+        }
+        if let Some(collective) = kernel.collective() {
+            return collective.to_string();
         }
         format!("{} {}", self.name(kernel, target), self.numbers()).trim_end().to_owned()
     }
@@ -259,6 +263,10 @@ pub fn check(kernel: &Kernel, target: &Target) -> Result<Needs, String> {
         repeat.kernels.iter().try_for_each(|inner| check(inner, target).map(drop))?;
         return Ok(Needs { workspace: kernel.workspace, own: Vec::new() });
     }
+    if kernel.is_the_backends() {
+        ensure(*schedule == Schedule::Open, || format!("schedule {schedule}: a collective has none"))?;
+        return Ok(Needs { workspace: 0, own: Vec::new() });
+    }
     let judge = || match (schedule, family) {
         (Schedule::Open, _) => Err("no algorithm is chosen".to_owned()),
         (Schedule::Cpu(cpu), Family::Cpu) => {
@@ -292,7 +300,7 @@ fn validate(kernel: &Kernel, target: &Target) -> Result<(), String> {
 
 /// Bytes of workspace that a kernel's schedule needs. Library calls can make use of more.
 pub fn workspace(kernel: &Kernel) -> u64 {
-    if kernel.repeat().is_some() {
+    if kernel.is_the_backends() {
         return kernel.workspace;
     }
     match &kernel.schedule {

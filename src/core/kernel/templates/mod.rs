@@ -16,6 +16,7 @@ use crate::target::Family;
 use serde::{Deserialize, Serialize};
 
 mod attention;
+mod collective;
 mod gather;
 mod map;
 mod matmul;
@@ -30,6 +31,7 @@ mod sort;
 mod window;
 
 pub use attention::{Band, Guard, band};
+pub use collective::{Collective, Exchange};
 pub use matmul::MOST_TERMS;
 pub use packed::{Packing, ZeroPoints};
 pub use pad::PadMode;
@@ -201,6 +203,8 @@ pub enum Template {
     },
     /// A loop: other kernels, launched step after step.
     Repeat(Box<Repeat>),
+    /// Data that the ranks of a mesh axis exchange: reads\[0\] is what this rank gives.
+    Collective(Collective),
 }
 
 /// A row of [`TEMPLATES`]. Its functions panic on a kernel of another template.
@@ -311,6 +315,7 @@ templates! {
     Template::Resize { .. } => resize::RESIZE,
     ;
     Template::Repeat(_) => repeat::REPEAT,
+    Template::Collective(_) => collective::COLLECTIVE,
 }
 
 /// The columns of a template that reads one operand, computes each index alone, and has no code of its own.

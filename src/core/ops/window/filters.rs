@@ -79,6 +79,10 @@ pub(in crate::ops) static OPS: &[OpDef] = &[
             1 if groups == 1 => Part::of([Some(1), None]),
             _ => None,
         }
+    })
+    .summed(|call| match positions(call) {
+        Ok(Positions { parts: [1, 1], .. }) => vec![vec![Some(0), Some(0)]],
+        _ => Vec::new(),
     }),
 ];
 

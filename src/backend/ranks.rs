@@ -1,0 +1,258 @@
+//! The ranks of a mesh, to one of them: what a backend hands its collectives to. Here are ranks that are threads of one process.
+
+use plimsoll_core::dtype::DType;
+use plimsoll_core::error::{Error, Result};
+use plimsoll_core::kernel::{Collective, Exchange, Reduction};
+use plimsoll_core::mesh::Mesh;
+use plimsoll_core::tensor::{narrow, widen};
+use std::fmt::Debug;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// How long a rank waits for the others, unless it is told otherwise.
+pub const PATIENCE: Duration = Duration::from_secs(30);
+
+/// The ranks of a mesh, to one of them.
+pub trait Ranks: Send + Sync + Debug {
+    /// The mesh.
+    fn mesh(&self) -> &Mesh;
+    /// The number of this rank.
+    fn rank(&self) -> usize;
+    /// Exchanges elements in memory of the host with the group of a collective, and waits for it.
+    ///
+    /// # Errors
+    /// When a rank of the group is gone or late, or exchanges something else.
+    ///
+    /// # Safety
+    /// `read` points to as many elements as this rank gives, `write` to as many as it gets. They are equal or disjoint, and nobody else uses
+    /// them.
+    unsafe fn exchange(&self, what: &Exchanged, read: *const u8, write: *mut u8) -> Result<()>;
+    /// The bytes that all ranks give, in order. It is for what ranks agree on, and takes its own memory.
+    ///
+    /// # Errors
+    /// When a rank is gone or late.
+    fn gather(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>>;
+}
+
+/// A collective, and the elements that each rank gives.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Exchanged {
+    /// The collective.
+    pub collective: Collective,
+    /// The type of the elements.
+    pub dtype: DType,
+    /// Their number.
+    pub given: usize,
+}
+
+impl Exchanged {
+    /// The number of elements that each rank gets.
+    pub fn got(&self) -> usize {
+        let ranks = self.collective.ranks;
+        match self.collective.exchange {
+            Exchange::AllReduce(_) | Exchange::AllToAll => self.given,
+            Exchange::AllGather => self.given * ranks,
+            Exchange::ReduceScatter(_) => self.given / ranks,
+        }
+    }
+}
+
+/// Ranks that are threads of this process.
+#[derive(Debug)]
+pub struct Threads {
+    mesh: Mesh,
+    rank: usize,
+    boards: Arc<Boards>,
+    patience: Duration,
+}
+
+/// A meeting place per axis and group, and one for all ranks.
+#[derive(Debug)]
+struct Boards {
+    groups: Vec<Vec<Board>>,
+    all: Board,
+}
+
+/// A place where the ranks of a group meet: each says what it brings, and goes on when all are there.
+#[derive(Debug, Default)]
+struct Board {
+    meeting: Mutex<Meeting>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Meeting {
+    /// How often all have met.
+    met: u64,
+    /// What those who are here bring, by their places.
+    here: Vec<Option<Brought>>,
+    /// What was brought to the last meeting.
+    last: Arc<Vec<Brought>>,
+    /// Why nobody meets here any more.
+    broken: Option<String>,
+}
+
+#[derive(Clone, Debug)]
+enum Brought {
+    /// Where a rank's elements are, and where it wants them.
+    Elements {
+        what: Exchanged,
+        read: usize,
+        write: usize,
+    },
+    Bytes(Vec<u8>),
+    Nothing,
+}
+
+impl Threads {
+    /// The ranks of a mesh, for a thread each.
+    pub fn of(mesh: &Mesh) -> Vec<Arc<dyn Ranks>> {
+        Threads::patient(mesh, PATIENCE)
+    }
+
+    /// As [`of`](Self::of): each waits so long for the others.
+    pub fn patient(mesh: &Mesh, patience: Duration) -> Vec<Arc<dyn Ranks>> {
+        let groups = mesh.axes().iter().map(|_| (0..mesh.ranks()).map(|_| Board::default()).collect()).collect();
+        let boards = Arc::new(Boards { groups, all: Board::default() });
+        let rank = |rank| -> Arc<dyn Ranks> {
+            Arc::new(Threads { mesh: mesh.clone(), rank, boards: Arc::clone(&boards), patience })
+        };
+        (0..mesh.ranks()).map(rank).collect()
+    }
+
+    /// Brings something to a board, and returns what all have brought.
+    fn meet(&self, board: &Board, place: usize, ranks: &[usize], brought: Brought) -> Result<Arc<Vec<Brought>>> {
+        let fail =
+            |what: &str| Error::Backend { backend: "ranks", what: format!("rank {}: {what}", self.rank), file: None };
+        let mut meeting = board.meeting.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(why) = &meeting.broken {
+            return Err(fail(why));
+        }
+        meeting.here.resize(ranks.len(), None);
+        meeting.here[place] = Some(brought);
+        let met = meeting.met;
+        if meeting.here.iter().all(Option::is_some) {
+            meeting.last = Arc::new(meeting.here.iter_mut().filter_map(Option::take).collect());
+            meeting.met += 1;
+            board.changed.notify_all();
+            return Ok(Arc::clone(&meeting.last));
+        }
+        let end = Instant::now() + self.patience;
+        while meeting.met == met && meeting.broken.is_none() {
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                let missing = ranks.iter().zip(&meeting.here).filter(|(_, here)| here.is_none());
+                let missing: Vec<_> = missing.map(|(rank, _)| rank.to_string()).collect();
+                meeting.broken =
+                    Some(format!("no sign of rank {} for {} s", missing.join(", "), self.patience.as_secs_f64()));
+                board.changed.notify_all();
+                break;
+            }
+            meeting = board.changed.wait_timeout(meeting, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        match &meeting.broken {
+            Some(why) => Err(fail(why)),
+            None => Ok(Arc::clone(&meeting.last)),
+        }
+    }
+}
+
+impl Ranks for Threads {
+    fn mesh(&self) -> &Mesh {
+        &self.mesh
+    }
+
+    fn rank(&self) -> usize {
+        self.rank
+    }
+
+    unsafe fn exchange(&self, what: &Exchanged, read: *const u8, write: *mut u8) -> Result<()> {
+        let Exchanged { collective: Collective { exchange, axis, ranks }, dtype, given } = what;
+        let (at, _) = self.mesh.axis(axis)?;
+        let (group, place) = (self.mesh.group(self.rank, at), self.mesh.place(self.rank, at));
+        let board = &self.boards.groups[at][group[0]];
+        let brought = Brought::Elements { what: what.clone(), read: read as usize, write: write as usize };
+        let all = self.meet(board, place, &group, brought)?;
+        let mut places = Vec::with_capacity(group.len());
+        for (brought, rank) in all.iter().zip(&group) {
+            match brought {
+                Brought::Elements { what: other, read, write } if other == what => {
+                    places.push((*read as *const u8, *write as *mut u8))
+                }
+                other => {
+                    let other = match other {
+                        Brought::Elements { what, .. } => {
+                            format!("{} elements of {} for '{}'", what.given, what.dtype, what.collective)
+                        }
+                        _ => "something else".into(),
+                    };
+                    let what = format!(
+                        "rank {} exchanges {given} elements of {dtype} for '{}', rank {rank} {other}",
+                        self.rank, what.collective
+                    );
+                    return Err(Error::Backend { backend: "ranks", what, file: None });
+                }
+            }
+        }
+        let size = dtype.size();
+        let copy = |from: *const u8, to: *mut u8, elements: usize| {
+            // SAFETY: the caller's elements; ranks write apart, and read what nobody writes before the next meeting. Equal places stay.
+            unsafe { std::ptr::copy(from, to, elements * size) }
+        };
+        let part = |rank: usize, of: usize| (rank * given / of, (rank + 1) * given / of);
+        // Each rank joins one part of the elements of all, in the order of the ranks.
+        let join = |by: Reduction, (start, end): (usize, usize), to: *mut u8| {
+            const BLOCK: usize = 256;
+            let (mut sums, mut more) = ([0.0; BLOCK], [0.0; BLOCK]);
+            for first in (start..end).step_by(BLOCK) {
+                let count = BLOCK.min(end - first);
+                for (rank, (from, _)) in places.iter().enumerate() {
+                    // SAFETY: as above.
+                    let bytes = unsafe { std::slice::from_raw_parts(from.add(first * size), count * size) };
+                    let values = if rank == 0 { &mut sums } else { &mut more };
+                    widen(*dtype, bytes, &mut values[..count]);
+                    if rank > 0 {
+                        sums.iter_mut().zip(&more).for_each(|(sum, more)| *sum = by.combine(*sum, *more));
+                    }
+                }
+                // SAFETY: as above; a part that is joined in place is this rank's alone.
+                let out = unsafe { std::slice::from_raw_parts_mut(to.add((first - start) * size), count * size) };
+                narrow(*dtype, &sums[..count], out);
+            }
+        };
+        let offset = |pointer: *mut u8, elements: usize| pointer.wrapping_add(elements * size);
+        match exchange {
+            Exchange::AllReduce(by) => {
+                let own = part(place, *ranks);
+                join(*by, own, offset(write, own.0));
+                self.meet(board, place, &group, Brought::Nothing)?;
+                for (rank, (_, from)) in places.iter().enumerate().filter(|(rank, _)| *rank != place) {
+                    let (start, end) = part(rank, *ranks);
+                    copy(offset(*from, start), offset(write, start), end - start);
+                }
+            }
+            Exchange::AllGather => {
+                places
+                    .iter()
+                    .enumerate()
+                    .for_each(|(rank, (from, _))| copy(*from, offset(write, rank * given), *given));
+            }
+            Exchange::ReduceScatter(by) => join(*by, part(place, *ranks), write),
+            Exchange::AllToAll => {
+                let (start, end) = part(place, *ranks);
+                for (rank, (from, _)) in places.iter().enumerate() {
+                    copy(offset(from.cast_mut(), start), offset(write, part(rank, *ranks).0), end - start);
+                }
+            }
+        }
+        // Nobody goes on before all have read.
+        self.meet(board, place, &group, Brought::Nothing).map(drop)
+    }
+
+    fn gather(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
+        let ranks: Vec<usize> = (0..self.mesh.ranks()).collect();
+        let all = self.meet(&self.boards.all, self.rank, &ranks, Brought::Bytes(bytes.to_vec()))?;
+        let bytes = |brought: &Brought| if let Brought::Bytes(bytes) = brought { bytes.clone() } else { Vec::new() };
+        Ok(all.iter().map(bytes).collect())
+    }
+}

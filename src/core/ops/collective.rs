@@ -1,0 +1,106 @@
+//! Collectives: what the ranks of a mesh axis exchange. A graph of one rank has them; see the pass that shards graphs.
+
+use super::{ensure, output};
+use crate::kernel::{Collective, Exchange, Reduction, Template};
+use crate::op::{Attrs, Call, Eval, Lower, OpDef, OpResult, Part, TemplateCall, inputs, names};
+
+/// The rows of collectives.
+pub const ALL_REDUCE: &str = "plimsoll.AllReduce";
+/// As [`ALL_REDUCE`].
+pub const ALL_GATHER: &str = "plimsoll.AllGather";
+/// As [`ALL_REDUCE`].
+pub const REDUCE_SCATTER: &str = "plimsoll.ReduceScatter";
+/// As [`ALL_REDUCE`].
+pub const ALL_TO_ALL: &str = "plimsoll.AllToAll";
+
+pub(super) static OPS: &[OpDef] = &[
+    row(ALL_REDUCE, "The elements of all ranks of a mesh axis, joined by `reduction`: sum, max or min").grad(
+        |b, call, back| {
+            let dy = b.op(ALL_REDUCE, &[back.first()?], of(call).with("reduction", "sum"));
+            Ok(vec![Some(match collective(call)?.exchange {
+                Exchange::AllReduce(Reduction::Sum) => dy,
+                // Whoever has what was chosen has the gradient.
+                _ => {
+                    let chosen = back.x[0].op("Equal", &[back.y[0]], Attrs::new());
+                    chosen.select(dy, b.scalar(0.0, call.dtype(0)))
+                }
+            })])
+        },
+    ),
+    row(ALL_GATHER, "The elements of all ranks of a mesh axis, one after another along a new first axis").grad(
+        |b, call, back| Ok(vec![Some(b.op(REDUCE_SCATTER, &[back.first()?], of(call).with("reduction", "sum")))]),
+    ),
+    row(
+        REDUCE_SCATTER,
+        "A rank's own part, along the first axis, of the elements of all ranks of a mesh axis, joined by `reduction`",
+    )
+    .grad(|b, call, back| match collective(call)?.exchange {
+        Exchange::ReduceScatter(Reduction::Sum) => Ok(vec![Some(b.op(ALL_GATHER, &[back.first()?], of(call)))]),
+        _ => Err("it has derivatives as a sum alone".into()),
+    })
+    .sample(|s| s.floats(&[&[1, 5]]).attr("ranks", 1).attr("mesh_axis", "data").attr("reduction", "sum")),
+    row(ALL_TO_ALL, "Of each rank of a mesh axis the part, along the first axis, that is this rank's own")
+        .grad(|b, call, back| Ok(vec![Some(b.op(ALL_TO_ALL, &[back.first()?], of(call)))]))
+        .sample(|s| s.floats(&[&[1, 5]]).attr("ranks", 1).attr("mesh_axis", "data").attr("reduction", "sum")),
+];
+
+/// The row of a collective. A sample is a group of one rank, as no other rank runs it.
+const fn row(name: &'static str, doc: &'static str) -> OpDef {
+    OpDef::new(
+        name,
+        doc,
+        inputs![x],
+        |call| {
+            let Collective { exchange, ranks, .. } = collective(call)?;
+            output(call.dtype(0), exchange.shape(call.shape(0), ranks)?)
+        },
+        Eval::Move(|x, call| {
+            let ranks = collective(call)?.ranks;
+            ensure(ranks == 1, || format!("it is computed by {ranks} ranks together"))?;
+            Ok(vec![x[0].to_vec()])
+        }),
+        Lower::Template(|call, x| {
+            let collective = collective(call)?;
+            let shape = collective.exchange.shape(call.shape(0), collective.ranks)?;
+            Ok(TemplateCall { template: Template::Collective(collective), shape, reads: vec![(0, x[0].clone())] })
+        }),
+    )
+    .attrs(names![mesh_axis ranks reduction])
+    .alone()
+    // Along another axis of the mesh. The first axis of parts has one per rank.
+    .part(|call, axis, _| match collective(call).ok()?.exchange {
+        Exchange::AllReduce(_) => Part::of([Some(axis)]),
+        Exchange::AllGather => Part::of([Some(axis.checked_sub(1)?)]),
+        Exchange::ReduceScatter(_) => Part::of([Some(axis + 1)]),
+        Exchange::AllToAll => Part::of([Some(axis)]).filter(|_| axis > 0),
+    })
+    .sample(|s| s.floats(&[&[2, 3]]).attr("ranks", 1).attr("mesh_axis", "data").attr("reduction", "sum"))
+}
+
+/// True if a row is a collective.
+pub fn is_collective(op: &OpDef) -> bool {
+    [ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL].contains(&op.name)
+}
+
+/// The collective of a call.
+///
+/// # Errors
+/// When an attribute is none of a collective.
+pub fn collective(call: &Call) -> OpResult<Collective> {
+    let ranks = call.int("ranks", 0)?;
+    let ranks = usize::try_from(ranks).ok().filter(|&ranks| ranks > 0);
+    let ranks = ranks.ok_or("attribute 'ranks': expected at least 1")?;
+    let by = || call.choice("reduction", &[("sum", Reduction::Sum), ("max", Reduction::Max), ("min", Reduction::Min)]);
+    let exchange = match call.op.name {
+        ALL_REDUCE => Exchange::AllReduce(by()?),
+        ALL_GATHER => Exchange::AllGather,
+        REDUCE_SCATTER => Exchange::ReduceScatter(by()?),
+        _ => Exchange::AllToAll,
+    };
+    Ok(Collective { exchange, axis: call.str("mesh_axis", "")?.to_owned(), ranks })
+}
+
+/// The attributes that say who takes part.
+fn of(call: &Call) -> Attrs {
+    call.attrs.only(&["mesh_axis", "ranks"])
+}

@@ -1,0 +1,679 @@
+//! Makes the graph of one rank of a mesh from the graph of the whole computation.
+//!
+//! ```text
+//! x [8, 64] split by rows ---.                        x [4, 64]
+//! w [64, 32] whole ----------'-- MatMul               w [64, 32]   MatMul [4, 32]: rows of the product
+//! dw = x' dy: sums over rows                          a partial sum, AllReduce where it is read as a whole
+//! ```
+//!
+//! The axes of the mesh are taken one after another: to the second, what the first made is an ordinary graph. Along one axis a value is whole on
+//! every rank, split along one of its dims, or a sum whose terms the ranks have. What a person or a rule decides is the inputs, constants and
+//! states; the rest follows: an operator is computed in parts where its row's [`part`](crate::op::OpDef::part) or
+//! [`summed`](crate::op::OpDef::summed) lets it be, in the way that moves the fewest bytes between ranks. A row that knows neither is written as
+//! the nodes that it decomposes into. What cannot be split is gathered, and computed by every rank.
+//!
+//! Ranks have the same graph: what differs is data, the parts of constants and states, and a state that holds the rank's place.
+
+use crate::constant::Constant;
+use crate::dtype::DType;
+use crate::error::{Error, Result, ensure};
+use crate::graph::{Decomposer, Graph, Kind};
+use crate::kernel::Reduction;
+use crate::mesh::Mesh;
+use crate::op::{Attrs, Call, Fact, Lower, NodeId, OpDef, OpResult, Part, ValueId, Var, build};
+use crate::ops;
+use crate::shape::Shape;
+use crate::tensor::Tensor;
+use serde::{Deserialize, Serialize};
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
+/// What stands before the names of states that hold a rank's place along an axis of the mesh.
+pub const PLACE: &str = "mesh/";
+
+/// What is asked of a sharded graph: the mesh, one of its ranks, and what is split along which axis.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Sharding {
+    /// The ranks.
+    pub mesh: Mesh,
+    /// The rank whose graph is made.
+    pub rank: usize,
+    /// What is decided by hand. The first pattern that fits a name holds.
+    pub by: Vec<Rule>,
+}
+
+/// A decision: the values whose names fit are split.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rule {
+    /// A name of an input, a constant or a state, with `*` for any text.
+    pub pattern: String,
+    /// The dim along which they are split.
+    pub dim: usize,
+    /// The axis of the mesh.
+    pub axis: String,
+}
+
+/// A value of the graph of which each rank has a part.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Shard {
+    /// The name of an input, a constant or a state.
+    pub name: String,
+    /// The dim along which it is split.
+    pub dim: usize,
+    /// The axis of the mesh.
+    pub axis: String,
+}
+
+/// Where the elements of a value are, along one axis of the mesh.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Spread {
+    /// Every rank has all elements.
+    Whole,
+    /// Each rank has a part along this dim.
+    Split(usize),
+    /// Each rank has terms, whose joint is the value.
+    Terms(Reduction),
+}
+
+use Spread::{Split, Terms, Whole};
+
+/// How a node is computed by ranks: what it reads, and what it gives.
+#[derive(Clone, Debug)]
+struct Way {
+    needs: Vec<Spread>,
+    gives: Spread,
+    part: Option<Part>,
+}
+
+/// Makes a graph that of one rank. Returns what is split.
+///
+/// # Errors
+/// When a decision names nothing, a dim that is not there or that the axis does not divide, or nothing is split along an axis.
+pub fn run(graph: &mut Graph, sharding: &Sharding) -> Result<Vec<Shard>> {
+    let mut shards = Vec::new();
+    for rule in &sharding.by {
+        sharding.mesh.axis(&rule.axis)?;
+    }
+    let mut used = vec![false; sharding.by.len()];
+    for (at, axis) in sharding.mesh.axes().iter().enumerate().filter(|(_, axis)| axis.ranks > 1) {
+        let place = sharding.mesh.place(sharding.rank, at);
+        let along = Along { name: &axis.name, ranks: axis.ranks, place };
+        let decided = decide(graph, &along, &sharding.by, &mut used)?;
+        let found: Vec<Shard> = decided
+            .iter()
+            .map(|&(value, dim)| Shard { name: graph.value_name(value).to_owned(), dim, axis: axis.name.clone() })
+            .collect();
+        ensure(!found.is_empty(), || {
+            Error::usage(format!(
+                "mesh axis '{}': nothing is split along it; say what, by a name, a dim and this axis",
+                axis.name
+            ))
+        })?;
+        let specs = decided.iter().map(|&(value, dim)| (value, Split(dim))).collect();
+        let mut walk = Walk { graph, along: &along, spreads: specs, ways: HashMap::new(), decomposed: false };
+        walk.all()?;
+        let Walk { spreads, ways, .. } = walk;
+        Rewrite::new(graph, &along, spreads, ways)?.all()?;
+        graph.sweep();
+        graph.verify()?;
+        shards.extend(found);
+    }
+    if let Some(at) = used.iter().position(|used| !used) {
+        let Rule { pattern, dim, axis } = &sharding.by[at];
+        let what = format!(
+            "shard '{pattern}={dim}:{axis}': no input, constant or state has this name, or it is split already"
+        );
+        return Err(Error::usage(what));
+    }
+    Ok(shards)
+}
+
+/// One axis of the mesh, as one rank sees it.
+struct Along<'a> {
+    name: &'a str,
+    ranks: usize,
+    place: usize,
+}
+
+/// True if a name fits a pattern, in which `*` stands for any text.
+fn fits(pattern: &str, name: &str) -> bool {
+    match pattern.split_once('*') {
+        None => pattern == name,
+        Some((start, rest)) => name
+            .strip_prefix(start)
+            .is_some_and(|name| (0..=name.len()).any(|at| name.is_char_boundary(at) && fits(rest, &name[at..]))),
+    }
+}
+
+/// The values that are split along an axis, each with its dim: those that rules name, and, along an axis `data`, all inputs that have as many
+/// rows as the first.
+fn decide(graph: &Graph, along: &Along, by: &[Rule], used: &mut [bool]) -> Result<Vec<(ValueId, usize)>> {
+    let Along { name: axis, ranks, .. } = along;
+    let mut decided: Vec<(ValueId, usize)> = Vec::new();
+    for id in graph.order()? {
+        if graph.node(id).op().is_some() {
+            continue;
+        }
+        let value = id.output(0);
+        let name = graph.value_name(value);
+        let Some(at) = by.iter().position(|rule| rule.axis == **axis && fits(&rule.pattern, name)) else { continue };
+        let (dim, shape) = (by[at].dim, &graph.fact(value).shape);
+        used[at] = true;
+        let fail =
+            |what: String| Err(Error::usage(format!("shard '{}={dim}:{axis}': '{name}' {what}", by[at].pattern)));
+        match shape.get(dim) {
+            None => return fail(format!("is {shape}, which has no dim {dim}")),
+            Some(extent) if *extent == 0 || !extent.is_multiple_of(*ranks) => {
+                return fail(format!("is {shape}: {ranks} ranks do not divide {extent}"));
+            }
+            Some(_) => decided.push((value, dim)),
+        }
+    }
+    if *axis == "data" && !by.iter().any(|rule| rule.axis == **axis) {
+        let first = graph.inputs().first().and_then(|&input| graph.fact(input).shape.first().copied());
+        let Some(rows) = first else { return Ok(decided) };
+        for &input in graph.inputs().iter().filter(|&&input| graph.fact(input).shape.first() == Some(&rows)) {
+            ensure(rows > 0 && rows.is_multiple_of(*ranks), || {
+                let name = graph.value_name(input);
+                Error::usage(format!(
+                    "mesh axis 'data': input '{name}' has {rows} rows, which {ranks} ranks do not divide"
+                ))
+            })?;
+            decided.push((input, 0));
+        }
+    }
+    Ok(decided)
+}
+
+/// Finds how each node is computed. Facts are those of the whole computation.
+struct Walk<'a> {
+    graph: &'a mut Graph,
+    along: &'a Along<'a>,
+    spreads: HashMap<ValueId, Spread>,
+    ways: HashMap<NodeId, Way>,
+    decomposed: bool,
+}
+
+impl Walk<'_> {
+    fn all(&mut self) -> Result<()> {
+        for id in self.graph.order()? {
+            self.visit(id)?;
+        }
+        if self.decomposed {
+            self.graph.sweep();
+        }
+        Ok(())
+    }
+
+    fn spread(&self, value: ValueId) -> Spread {
+        self.spreads.get(&value).copied().unwrap_or(Whole)
+    }
+
+    fn visit(&mut self, id: NodeId) -> Result<()> {
+        let Some(op) = self.graph.node(id).op() else { return Ok(()) };
+        let operands = self.graph.operands(id);
+        let spreads: Vec<Spread> = operands.iter().map(|v| v.map_or(Whole, |v| self.spread(v))).collect();
+        if spreads.iter().all(|spread| *spread == Whole) {
+            return Ok(());
+        }
+        let best = match self.joint(id, op, &spreads) {
+            Some(way) => Some(way),
+            None => self.graph.with_call(id, |call| self.best(call, &operands, &spreads)).flatten(),
+        };
+        let keeps =
+            |way: &Way| way.needs.iter().zip(&spreads).all(|(need, has)| !matches!(has, Split(_)) || need == has);
+        match (best, op.lower) {
+            (Some(way), lower) if keeps(&way) || !matches!(lower, Lower::Decompose(_)) => self.take(id, way),
+            (best, Lower::Decompose(_)) => {
+                let splits = spreads.iter().any(|spread| matches!(spread, Split(_)));
+                match best {
+                    // All operands are whole, once they are joined.
+                    Some(way) if !splits => self.take(id, way),
+                    _ => {
+                        self.decomposed = true;
+                        for made in self.decompose(id)? {
+                            self.visit(made)?;
+                        }
+                    }
+                }
+            }
+            (None, _) => self.take(id, Way { needs: vec![Whole; operands.len()], gives: Whole, part: None }),
+            (Some(way), _) => self.take(id, way),
+        }
+        Ok(())
+    }
+
+    fn take(&mut self, id: NodeId, way: Way) {
+        for port in 0..self.graph.node(id).outputs.len() {
+            self.spreads.insert(id.output(port), way.gives);
+        }
+        self.ways.insert(id, way);
+    }
+
+    /// Replaces a node by those that its row names. Returns them in order.
+    fn decompose(&mut self, id: NodeId) -> Result<Vec<NodeId>> {
+        let node = self.graph.node(id).clone();
+        let (Some(op), operands) = (node.op(), self.graph.operands(id)) else { return Ok(Vec::new()) };
+        let Lower::Decompose(rule) = op.lower else { return Ok(Vec::new()) };
+        let facts: Vec<_> = operands.iter().map(|v| v.map(|v| self.graph.fact(v).clone())).collect();
+        let facts: Vec<_> = facts.iter().map(Option::as_ref).collect();
+        let call = Call { op, attrs: &node.attrs, inputs: &facts };
+        self.graph.insert_at(id);
+        let mut to = Decomposer::new(self.graph, node.name.clone()).of(&call);
+        let values = call.decompose(rule, &mut to, &operands).map_err(|what| node.error(what))?;
+        let made = std::mem::take(&mut to.made);
+        for (port, value) in values.into_iter().enumerate() {
+            self.graph.replace(id.output(port), value);
+        }
+        Ok(made)
+    }
+
+    /// Terms that stay terms: what is linear needs no joint.
+    fn joint(&self, id: NodeId, op: &OpDef, spreads: &[Spread]) -> Option<Way> {
+        let sums = Terms(Reduction::Sum);
+        let terms = spreads.iter().filter(|spread| matches!(spread, Terms(_))).count();
+        let adds = matches!(op.name, "Add" | "Sub" | "Sum") && spreads.iter().all(|spread| *spread == sums);
+        let moves = spreads.len() == 1 && terms == 1 && matches!(op.lower, Lower::View(_));
+        let alone = self.graph.node(id).outputs.len() == 1;
+        let gives = spreads[0];
+        (alone && (adds || moves)).then(|| Way { needs: spreads.to_vec(), gives, part: None })
+    }
+
+    /// The way that keeps the most bytes where they are split, and then moves the fewest. `None` if only the whole can be computed, of what
+    /// is split.
+    fn best(&self, call: &Call, operands: &[Option<ValueId>], spreads: &[Spread]) -> Option<Way> {
+        let ranks = self.along.ranks;
+        let whole = Way { needs: vec![Whole; operands.len()], gives: Whole, part: None };
+        if !spreads.iter().any(|spread| matches!(spread, Split(_))) {
+            return Some(whole);
+        }
+        let facts = call.infer().ok()?;
+        let [fact] = &facts[..] else { return None };
+        let needs = |axes: &[Option<usize>]| axes.iter().map(|axis| axis.map_or(Whole, Split)).collect::<Vec<_>>();
+        let mut ways: Vec<Way> = Vec::new();
+        for axis in 0..fact.shape.len() {
+            if let Some(part) = call.part(axis, ranks) {
+                ways.push(Way { needs: needs(&part.inputs), gives: Split(axis), part: Some(part) });
+            }
+        }
+        for (axes, by) in call.summed(ranks) {
+            if matches!(by, Reduction::Sum | Reduction::Max | Reduction::Min) {
+                ways.push(Way { needs: needs(&axes), gives: Terms(by), part: None });
+            }
+        }
+        let bytes = |value: Option<ValueId>| value.map_or(0, |value| self.graph.fact(value).bytes()) as i64;
+        let judge = |way: &Way| {
+            let each = || way.needs.iter().zip(spreads).zip(operands);
+            let kept = each().filter(|((need, has), _)| matches!(has, Split(_)) && need == has);
+            let kept: i64 = kept.map(|(_, &value)| bytes(value)).sum();
+            let moved: i64 = each().map(|((need, has), &value)| moved(*has, *need, bytes(value), ranks as i64)).sum();
+            (kept, -moved)
+        };
+        let best = ways.into_iter().enumerate().max_by_key(|(at, way)| (judge(way), std::cmp::Reverse(*at)))?.1;
+        (judge(&best).0 > 0).then_some(best)
+    }
+}
+
+/// Bytes that each rank sends to make of one spread another.
+fn moved(has: Spread, needs: Spread, bytes: i64, ranks: i64) -> i64 {
+    let others = bytes * (ranks - 1) / ranks;
+    match (has, needs) {
+        (Terms(_), Whole) => 2 * others,
+        (Terms(_), Split(_)) | (Split(_), Whole) => others,
+        (Split(a), Split(b)) if a != b => others / ranks,
+        _ => 0,
+    }
+}
+
+/// Makes the graph of one rank, node by node: facts become those of the parts.
+struct Rewrite<'a> {
+    graph: &'a mut Graph,
+    along: &'a Along<'a>,
+    spreads: HashMap<ValueId, Spread>,
+    ways: HashMap<NodeId, Way>,
+    /// The facts of the whole computation.
+    facts: HashMap<ValueId, Fact>,
+    /// What was made of values for those who need them otherwise: in the backward computation anew.
+    made: HashMap<(ValueId, Spread, bool), ValueId>,
+    /// The state that holds the rank's place.
+    place: Option<ValueId>,
+}
+
+impl<'a> Rewrite<'a> {
+    fn new(
+        graph: &'a mut Graph,
+        along: &'a Along<'a>,
+        spreads: HashMap<ValueId, Spread>,
+        ways: HashMap<NodeId, Way>,
+    ) -> Result<Rewrite<'a>> {
+        let mut facts = HashMap::new();
+        for id in graph.order()? {
+            for port in 0..graph.node(id).outputs.len() {
+                facts.insert(id.output(port), graph.fact(id.output(port)).clone());
+            }
+        }
+        Ok(Rewrite { graph, along, spreads, ways, facts, made: HashMap::new(), place: None })
+    }
+
+    fn spread(&self, value: ValueId) -> Spread {
+        self.spreads.get(&value).copied().unwrap_or(Whole)
+    }
+
+    /// The fact of a rank's part.
+    fn part_of(&self, value: ValueId, dim: usize) -> Fact {
+        let mut fact = self.facts[&value].clone();
+        fact.shape[dim] /= self.along.ranks;
+        fact
+    }
+
+    fn all(mut self) -> Result<()> {
+        let order = self.graph.order()?;
+        for &id in &order {
+            match (&self.graph.node(id).kind, self.spread(id.output(0))) {
+                (Kind::Input, Split(dim)) => {
+                    let fact = self.part_of(id.output(0), dim);
+                    self.graph.set_input(id.output(0), fact);
+                }
+                (Kind::State(initial), Split(dim)) => {
+                    let initial = initial.clone().map(|initial| self.slice(&initial, dim)).transpose()?;
+                    let fact = self.part_of(id.output(0), dim);
+                    self.graph.set_state(id.output(0), fact, initial);
+                }
+                (Kind::Constant(constant), Split(dim)) => {
+                    let part = self.slice(&constant.clone(), dim)?;
+                    self.graph.fill(id.output(0), part);
+                }
+                (Kind::Op(_), _) => self.node(id)?,
+                _ => {}
+            }
+        }
+        for (at, value) in self.graph.outputs().iter().map(|(_, value)| *value).enumerate().collect::<Vec<_>>() {
+            let whole = self.convert(value, Whole, None)?;
+            self.graph.set_output(at, whole);
+        }
+        for state in self.graph.states().to_vec() {
+            let Some(update) = state.update else { continue };
+            let (needs, at) =
+                (self.spread(state.value), Some(update.node).filter(|&node| self.graph.is_backward(node)));
+            let value = self.convert(update, needs, at)?;
+            self.graph.set_update(state.value, value);
+        }
+        Ok(())
+    }
+
+    fn node(&mut self, id: NodeId) -> Result<()> {
+        let operands = self.graph.operands(id);
+        let way = self.ways.get(&id).cloned();
+        let whole = || Way { needs: vec![Whole; operands.len()], gives: Whole, part: None };
+        let Way { needs, gives, part } = way.unwrap_or_else(whole);
+        let mut read = operands.clone();
+        for (operand, need) in read.iter_mut().zip(&needs) {
+            if let Some(value) = *operand {
+                *operand = Some(self.convert(value, *need, Some(id))?);
+            }
+        }
+        if read == operands && gives == Whole && needs.iter().all(|need| *need == Whole) {
+            return Ok(());
+        }
+        self.graph.read(id, &read);
+        let attrs = &self.graph.node(id).attrs;
+        let attrs = match (&part, gives) {
+            (Some(part), Split(dim)) => part.attrs(attrs, &self.part_of(id.output(0), dim).shape),
+            _ => attrs.clone(),
+        };
+        self.graph.set_attrs(id, attrs)?;
+        let found = self.graph.fact(id.output(0));
+        let expected = match gives {
+            Split(dim) => self.part_of(id.output(0), dim),
+            _ => self.facts[&id.output(0)].clone(),
+        };
+        assert_eq!(*found, expected, "a part of '{}' has its share of the extents", self.graph.node(id).name);
+        Ok(())
+    }
+
+    /// A rank's part of a constant.
+    fn slice(&self, constant: &Arc<Constant>, dim: usize) -> Result<Arc<Constant>> {
+        let mut fact = constant.fact.clone();
+        let each = fact.shape[dim] / self.along.ranks;
+        fact.shape[dim] = each;
+        let op = ops::find("Slice").expect("the table has the row");
+        let attrs = Attrs::span(dim, self.along.place * each..(self.along.place + 1) * each);
+        Ok(Arc::new(Constant::derived(constant.name.clone(), op, attrs, vec![Some(Arc::clone(constant))], 0, fact)?))
+    }
+
+    /// The rank's place, an `i32`.
+    fn place(&mut self) -> ValueId {
+        let (name, place) = (format!("{PLACE}{}", self.along.name), self.along.place as f64);
+        let graph = &mut *self.graph;
+        *self.place.get_or_insert_with(|| {
+            let initial = Constant::new(name.clone(), Tensor::from_f64(DType::I32, Shape::default(), &[place]));
+            graph.state(name, Fact::new(DType::I32, []), Some(Arc::new(initial)))
+        })
+    }
+
+    /// A value as a reader needs it.
+    fn convert(&mut self, value: ValueId, needs: Spread, reader: Option<NodeId>) -> Result<ValueId> {
+        let has = self.spread(value);
+        if has == needs {
+            return Ok(value);
+        }
+        let again = reader.is_some_and(|reader| self.graph.is_backward(reader));
+        if let Some(&made) = self.made.get(&(value, needs, again)) {
+            return Ok(made);
+        }
+        let made = match (self.graph.as_constant(value).cloned(), has, needs) {
+            (Some(constant), Whole, Split(dim)) => {
+                self.graph.insert_at(value.node);
+                let part = self.slice(&constant, dim)?;
+                self.graph.constant(part)
+            }
+            _ => {
+                let place = (has == Whole).then(|| self.place());
+                // Terms are joined as they appear; what is gathered is gathered where it is read.
+                let joins = matches!(has, Terms(_));
+                self.graph.insert_at(reader.filter(|_| !joins).unwrap_or(value.node));
+                self.exchange(value, has, needs, place)?
+            }
+        };
+        self.made.insert((value, needs, again), made);
+        Ok(made)
+    }
+
+    /// Adds the nodes that make of one spread another.
+    fn exchange(&mut self, value: ValueId, has: Spread, needs: Spread, place: Option<ValueId>) -> Result<ValueId> {
+        let Along { name, ranks, .. } = *self.along;
+        let whole =
+            self.facts.get(&value).map_or_else(|| self.graph.fact(value).shape.clone(), |fact| fact.shape.clone());
+        let node = format!("{}/{name}", self.graph.value_name(value));
+        let attrs = Attrs::new().with("mesh_axis", name).with("ranks", ranks as i64);
+        let joined = |by: Reduction| {
+            attrs.clone().with(
+                "reduction",
+                match by {
+                    Reduction::Max => "max",
+                    Reduction::Min => "min",
+                    _ => "sum",
+                },
+            )
+        };
+        let made = build(&mut Decomposer::new(self.graph, node.clone()), |b| {
+            let x = b.value(value);
+            Ok(vec![match (has, needs) {
+                (Terms(by), Whole) => x.op(ops::ALL_REDUCE, &[], joined(by)),
+                (Terms(by), Split(dim)) => parts_first(x, dim, ranks)?.op(ops::REDUCE_SCATTER, &[], joined(by)),
+                (Split(dim), Whole) => parts_back(x.op(ops::ALL_GATHER, &[], attrs.clone()), dim)?,
+                (Split(from), Split(to)) => {
+                    parts_back(parts_first(x, to, ranks)?.op(ops::ALL_TO_ALL, &[], attrs.clone()), from)?
+                }
+                (Whole, Split(dim)) => {
+                    let each = whole[dim] / ranks;
+                    let first = b.value(place.expect("it was made for this")) * each as f64;
+                    let at = b.numbers(DType::I32, [each], 0.0) + first;
+                    x.op("Gather", &[at], Attrs::new().with("axis", dim as i64))
+                }
+                (Whole, Terms(_)) => {
+                    let first = b.value(place.expect("it was made for this")).equal(0.0);
+                    first.select(x, 0.0)
+                }
+                _ => return Err(format!("{has:?} does not become {needs:?}")),
+            }])
+        });
+        Ok(made.map_err(|what| Error::graph(format!("'{node}': {what}")))?[0])
+    }
+}
+
+/// A value with its parts along a dim in a new first axis.
+fn parts_first<'g>(x: Var<'g>, dim: usize, ranks: usize) -> OpResult<Var<'g>> {
+    let shape = x.shape()?;
+    let mut split: Vec<usize> = shape.to_vec();
+    split.splice(dim..=dim, [ranks, shape[dim] / ranks]);
+    let order: Vec<usize> = std::iter::once(dim).chain((0..split.len()).filter(|&axis| axis != dim)).collect();
+    let split = if split == shape[..] { x } else { x.shaped(&split) };
+    Ok(if dim == 0 { split } else { split.transpose(&order) })
+}
+
+/// The parts in the first axis one after another along a dim.
+fn parts_back<'g>(x: Var<'g>, dim: usize) -> OpResult<Var<'g>> {
+    let shape = x.shape()?;
+    let mut order: Vec<usize> = (1..shape.len()).collect();
+    order.insert(dim, 0);
+    let moved = if dim == 0 { x } else { x.transpose(&order) };
+    let mut joined: Vec<usize> = shape[1..].to_vec();
+    joined[dim] *= shape[0];
+    Ok(moved.shaped(&joined))
+}
+
+/// The states that hold places, by name.
+pub fn places(graph: &Graph) -> HashSet<String> {
+    graph
+        .states()
+        .iter()
+        .map(|state| graph.value_name(state.value).to_owned())
+        .filter(|name| name.starts_with(PLACE))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::op::Sample;
+    use crate::reference;
+
+    /// The graph of a call, its inputs, and these.
+    fn graph_of(sample: &Sample) -> Option<(Graph, Vec<Tensor>)> {
+        let mut graph = Graph::new(sample.op);
+        let tensors = sample.tensors();
+        let mut inputs = Vec::new();
+        for (slot, tensor) in tensors.iter().enumerate() {
+            let fact = tensor.as_ref().map(|tensor| Fact::new(tensor.dtype(), tensor.shape().clone()));
+            inputs.push(fact.map(|fact| graph.input(format!("x{slot}"), fact)));
+        }
+        let op = ops::find(sample.op).expect("it has a row");
+        let node = graph.add(op, "call", &inputs, sample.attrs.clone(), &[]).ok()?;
+        for port in 0..graph.node(node).outputs.len() {
+            graph.output(format!("y{port}"), node.output(port));
+        }
+        Some((graph, tensors.into_iter().flatten().collect()))
+    }
+
+    /// A rank's part of a tensor.
+    fn part(tensor: &Tensor, dim: usize, ranks: usize, rank: usize) -> Tensor {
+        let shape = tensor.shape();
+        let (each, inner) = (shape[dim] / ranks, shape[dim + 1..].iter().product::<usize>());
+        let (values, mut part) = (tensor.to_f64(), shape.clone());
+        part[dim] = each;
+        let rows =
+            values.chunks(shape[dim] * inner).flat_map(|rows| &rows[rank * each * inner..(rank + 1) * each * inner]);
+        Tensor::from_f64(tensor.dtype(), part, &rows.copied().collect::<Vec<_>>())
+    }
+
+    /// Holds what ranks compute together against the whole. Returns the names of the collectives that they need.
+    fn compare(graph: &Graph, inputs: &[Tensor], mesh: &Mesh, by: &[Rule]) -> Result<Vec<String>> {
+        // Rows and what they decompose into may differ by a literal's rounding.
+        let mut pieces = graph.clone();
+        while let Some(id) = pieces
+            .order()?
+            .into_iter()
+            .find(|&id| matches!(pieces.node(id).op().map(|op| op.lower), Some(Lower::Decompose(_))))
+        {
+            crate::pass::decompose(&mut pieces, id)?;
+            pieces.sweep();
+        }
+        let (expected, decomposed) = (reference::run(graph, inputs)?, reference::run(&pieces, inputs)?);
+        let (mut graphs, mut given, mut states) = (Vec::new(), Vec::new(), Vec::new());
+        for rank in 0..mesh.ranks() {
+            let mut own = graph.clone();
+            let sharding = Sharding { mesh: mesh.clone(), rank, by: by.to_vec() };
+            let shards = run(&mut own, &sharding)?;
+            let cut = |(&value, tensor): (&ValueId, &Tensor)| {
+                let name = graph.value_name(value);
+                shards.iter().filter(|shard| shard.name == name).fold(tensor.clone(), |tensor, shard| {
+                    let (axis, of) = mesh.axis(&shard.axis).expect("it is an axis");
+                    part(&tensor, shard.dim, of.ranks, mesh.place(rank, axis))
+                })
+            };
+            given.push(graph.inputs().iter().zip(inputs).map(cut).collect::<Vec<_>>());
+            states.push(reference::initial(&own)?);
+            graphs.push(own);
+        }
+        let found = reference::ranks(mesh, &graphs, &given, &mut states)?;
+        for (rank, found) in found.iter().enumerate() {
+            for ((expected, pieces), found) in expected.iter().zip(&decomposed).zip(found) {
+                assert_eq!(expected.shape(), found.shape(), "{} on rank {rank}", graph.name);
+                let most = if expected.dtype() == DType::F64 { 1e-12 } else { 1e-5 };
+                let off = |a: f64, b: f64| {
+                    if a == b || a.is_nan() && b.is_nan() { 0.0 } else { (a - b).abs() / a.abs().max(1.0) }
+                };
+                let [a, p, b] = [expected, pieces, found].map(Tensor::to_f64);
+                let worst = |a: &[f64]| a.iter().zip(&b).map(|(&a, &b)| off(a, b)).fold(0.0, f64::max);
+                let (far, by) = (worst(&a).min(worst(&p)), &by[0]);
+                assert!(
+                    far <= most,
+                    "{} with {} split along {} on rank {rank}: off by {far}",
+                    graph.name,
+                    by.pattern,
+                    by.dim
+                );
+            }
+        }
+        let order = graphs[0].order()?;
+        let names = order.into_iter().map(|id| graphs[0].node(id).op_name());
+        Ok(names
+            .filter(|name| name.starts_with("plimsoll.All") || name.contains("ReduceScatter"))
+            .map(str::to_owned)
+            .collect())
+    }
+
+    #[test]
+    fn every_row_is_the_same_on_ranks() {
+        let (mut walks, mut whole) = (0, std::collections::BTreeSet::new());
+        for op in ops::all() {
+            let example = op.example();
+            let wide = example.clone().retyped(DType::F64);
+            for sample in [&wide, &example] {
+                let Some((graph, inputs)) = graph_of(sample) else { continue };
+                if reference::run(&graph, &inputs).is_err() {
+                    continue;
+                }
+                for ranks in [2, 4] {
+                    let mesh = Mesh::new([("m", ranks)]).unwrap();
+                    for &input in graph.inputs() {
+                        let shape = &graph.fact(input).shape;
+                        for dim in (0..shape.len()).filter(|&dim| shape[dim] > 0 && shape[dim].is_multiple_of(ranks)) {
+                            let rule = Rule { pattern: graph.value_name(input).to_owned(), dim, axis: "m".into() };
+                            let used =
+                                compare(&graph, &inputs, &mesh, &[rule]).unwrap_or_else(|e| panic!("{}: {e}", op.name));
+                            walks += 1;
+                            if used.len() > graph.outputs().len() + 1 {
+                                whole.insert(op.name);
+                            }
+                        }
+                    }
+                }
+                break;
+            }
+        }
+        assert!(walks > 600, "{walks} walks");
+        println!("{walks} walks; more than one collective: {whole:?}");
+    }
+}

@@ -1,0 +1,82 @@
+//! Sessions of several ranks: what they agree on before they run, and which rows of an input are one's own.
+
+use crate::backend::ranks::Ranks;
+use crate::error::{Error, Result, ensure};
+use crate::file::fnv;
+use crate::plan::{Mesh, Plan, Program, Shard};
+use crate::shape::Access;
+use crate::tensor::Tensor;
+use std::sync::Arc;
+
+/// The version of the library, which all ranks have.
+const VERSION: &str = env!("CARGO_PKG_VERSION");
+
+/// Checks that all ranks have the same plan, before any of them runs.
+///
+/// # Errors
+/// On every rank, when one has another version, mesh or plan, or none.
+pub(crate) fn agree(plan: &Plan, ranks: &dyn Ranks) -> Result<()> {
+    let text = format!("{VERSION} {:032x} {}", fnv(plan.to_json().as_bytes()), plan.title());
+    let all = ranks.gather(text.as_bytes())?;
+    let other = all.iter().position(|other| other[..] != *text.as_bytes());
+    let Some(other) = other else { return Ok(()) };
+    let [mine, others] = [text.as_bytes(), &all[other]].map(|text| String::from_utf8_lossy(text).into_owned());
+    let words = |text: &str| {
+        let mut parts = text.splitn(3, ' ').map(str::to_owned);
+        let mut next = || parts.next().unwrap_or_default();
+        format!("version {}, plan {} of '{}'", next(), next(), next())
+    };
+    Err(Error::usage(format!(
+        "the ranks have not the same plan: rank {} has {}, rank {other} has {}; give all the same model, flags and device",
+        ranks.rank(),
+        words(&mine),
+        words(&others)
+    )))
+}
+
+/// The part of an input that is a rank's own. An input that has the shape of a part is one.
+///
+/// # Errors
+/// When it is neither the whole nor a part.
+pub(crate) fn own(plan: &Program, mesh: &Mesh, rank: usize, input: usize, tensor: Tensor) -> Result<Tensor> {
+    let port = &plan.inputs[input];
+    let shards: Vec<&Shard> = plan.shards.iter().filter(|shard| shard.name == port.name).collect();
+    if shards.is_empty() || *tensor.shape() == port.shape {
+        return Ok(tensor);
+    }
+    let mut whole = port.shape.clone();
+    let mut access = Access::contiguous(tensor.shape().clone());
+    for Shard { dim, axis, .. } in shards {
+        let (at, axis) = mesh.axis(axis)?;
+        whole[*dim] *= axis.ranks;
+        let each = tensor.shape().get(*dim).map_or(0, |extent| extent / axis.ranks);
+        if let (Some(extent), Some(stride)) = (access.shape.get_mut(*dim), access.strides.get(*dim)) {
+            access.offset += (mesh.place(rank, at) * each) as isize * stride;
+            *extent = each;
+        }
+    }
+    ensure(*tensor.shape() == whole, || {
+        let (name, found) = (&port.name, tensor.shape());
+        Error::usage(format!(
+            "input '{name}': expected {whole}, or {}, which is a rank's part, found {found}",
+            port.shape
+        ))
+    })?;
+    Ok(tensor.gather(&access))
+}
+
+/// The rank that runs a job of a mesh.
+///
+/// # Errors
+/// When there are no ranks, or those of another mesh.
+pub(crate) fn expect(mesh: &Mesh, ranks: Option<&Arc<dyn Ranks>>) -> Result<()> {
+    let Some(ranks) = ranks else {
+        let count = mesh.ranks();
+        return Err(Error::usage(format!(
+            "mesh '{mesh}': expected {count} processes, found one that runs alone; start {count} with a launcher, such as mpirun -n {count}"
+        )));
+    };
+    ensure(ranks.mesh() == mesh, || {
+        Error::usage(format!("mesh '{mesh}': expected its ranks, found those of '{}'", ranks.mesh()))
+    })
+}
