@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 mod external_memory;
 pub mod lent;
+pub mod mpi;
 pub mod ranks;
 pub mod records;
 pub mod segments;

@@ -870,6 +870,7 @@ impl Graph {
         self.known = Known::default();
         let edges: Vec<_> = self.dag.edges_directed(index(node), Direction::Incoming).map(|edge| edge.id()).collect();
         edges.into_iter().for_each(|edge| self.dag[edge].slot = None);
+        self.dag[index(node)].slots = operands.len() as u32;
         for (slot, value) in operands.iter().enumerate() {
             if let Some(value) = value {
                 self.dag.add_edge(index(value.node), index(node), Use { port: value.port, slot: Some(slot as u32) });

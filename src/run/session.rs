@@ -575,6 +575,12 @@ impl Session {
         Session::new(options.job(programs, &device), device, &|_, _| {})
     }
 
+    /// The number of this rank, of a mesh.
+    #[doc(hidden)]
+    pub fn rank(&self) -> usize {
+        self.family.ranks.as_ref().map_or(0, |ranks| ranks.rank())
+    }
+
     /// The plan. A program of a range is that of the largest binding.
     pub fn plan(&self) -> &Plan {
         &self.family.plan

@@ -38,6 +38,7 @@ use crate::figures::listed;
 use crate::graph::{Decomposer, Graph, Kind};
 use crate::onnx::{self, Model};
 use crate::op::{Fact, Nodes, OpResult, ValueId, Var, build};
+use crate::pass::shard;
 use crate::shape::Shape;
 use crate::target::Target;
 use serde::Serialize;
@@ -763,7 +764,7 @@ fn held<'g>(b: Nodes<'g>, finite: Var<'g>, states: &[ValueId], next: &[ValueId])
 /// Adds a value of this part to the sum of those before, which is a state. The last part takes the whole sum for the value.
 fn accumulate(graph: &mut Graph, part: Part, name: &str, value: &mut ValueId) -> Result<()> {
     let fact = graph.fact(*value).clone();
-    let state = graph.state(format!("accumulated/{name}"), fact, None);
+    let state = graph.state(format!("{}{name}", shard::TERMS), fact, None);
     if part != Part::First {
         graph.insert_at(value.node);
         let own = *value;

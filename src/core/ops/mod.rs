@@ -55,7 +55,7 @@ pub use layout::{AT_RUN, spans};
 pub use norm::softmax_axes;
 pub use ort_attention::{COS as COSINES, PAST as KEYS, key_room};
 pub use packed::Codes;
-pub use random::{dropout, dropped, ratio};
+pub use random::{DROPOUT, dropout, dropped, ratio};
 pub use reduce::SCAN;
 pub use repeat::{Loop, REPEAT, attrs as loop_attrs};
 pub use scatter::{SCATTER, SUM_BY_INDEX};

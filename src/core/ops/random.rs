@@ -7,10 +7,10 @@ use crate::error::ensure;
 use crate::expr::Expr;
 use crate::op::{Attrs, Call, Eval, Fact, Lower, OpDef, OpResult, Var, inputs, names};
 use crate::random::{NUMBERS, PARITY, ROTATIONS, ROUNDS, key, uniform};
-use crate::shape::Shape;
+use crate::shape::{Shape, indices};
 
 /// The row of dropout in training.
-const DROPOUT: &str = "plimsoll.Dropout";
+pub const DROPOUT: &str = "plimsoll.Dropout";
 const RANDOM: &str = "plimsoll.Random";
 
 pub(super) static OPS: &[OpDef] = &[
@@ -53,37 +53,53 @@ pub(super) static OPS: &[OpDef] = &[
             let (key, draw) = (words(c)?, x[0][0] as i64 as u32);
             Ok(vec![(0..shape(c)?.numel()).map(|element| uniform(key, draw, element as u32)).collect()])
         }),
-        Lower::Map(|x, c| number(&shape(c).expect("facts are inferred"), c, &x[0])),
+        Lower::Map(|x, c| number(&shape(c).expect("facts are inferred"), c, &x[0], None)),
     )
     .attrs(names![key shape])
     .sample(|s| s.given(DType::I32, &[], &[3.0]).ints("key", &[17, -4]).ints("shape", &[2, 3, 37])),
     OpDef::new(
         DROPOUT,
-        "x / (1 - ratio), and 0 at a share `ratio` of the places, which depend on a key and a count of draws",
-        inputs![data draw],
+        "x / (1 - ratio), and 0 at a share `ratio` of the places, which depend on a key and a count of draws. Of a part of a tensor `of` is the whole's \
+         shape, and `first` the place of its first element there",
+        inputs![data draw first?],
         |c| {
             words(c)?;
             ratio(c)?;
             draw(c, 1)?;
+            of(c)?;
+            if c.has(2) {
+                draw(c, 2)?;
+            }
             output(expect_dtype(c, 0, "a float type", DType::is_float)?, c.shape(0).clone())
         },
         Eval::Tensor(|x, c| {
             let (key, draw, ratio) = (words(c)?, x[1][0] as i64 as u32, ratio(c)?);
-            let kept = |element: usize| uniform(key, draw, element as u32) >= share(ratio);
-            let each = x[0].iter().enumerate();
-            Ok(vec![each.map(|(element, x)| if kept(element) { x * scale(ratio) } else { 0.0 }).collect()])
+            let (of, first) = (of(c)?.strides(), x.get(2).map_or(0, |first| first[0] as i64));
+            let place = |index: &[usize]| index.iter().zip(&of).fold(first, |at, (&i, &stride)| at + i as i64 * stride as i64);
+            let kept = |place: i64| uniform(key, draw, place as u32) >= share(ratio);
+            let each = indices(c.shape(0)).map(|index| place(&index)).zip(x[0].iter());
+            Ok(vec![each.map(|(place, x)| if kept(place) { x * scale(ratio) } else { 0.0 }).collect()])
         }),
         Lower::Map(|x, c| {
-            let (number, ratio) = (number(c.shape(0), c, &x[1]), ratio(c).expect("facts are inferred"));
+            let (of, ratio) = (of(c).expect("facts are inferred"), ratio(c).expect("facts are inferred"));
+            let number = number(&of, c, &x[1], x.get(2));
             number.like(share(ratio)).le(&number).select(&(&x[0] * scale(ratio)), &x[0].like(0.0))
         }),
     )
-    .attrs(names![key ratio])
+    .attrs(names![key ratio of])
     .grad(|b, c, back| {
         // The same elements are dropped again.
-        Ok(vec![Some(b.op(DROPOUT, &[back.first()?, back.x[1]], c.attrs.clone())), None])
+        let first = back.x.given(2);
+        let inputs: Vec<Var> = [back.first()?, back.x[1]].into_iter().chain(first).collect();
+        let mut gradients = vec![None; inputs.len()];
+        gradients[0] = Some(b.op(DROPOUT, &inputs, c.attrs.clone()));
+        Ok(gradients)
     })
-    .sample(|s| s.uniform(-3.0, 3.0).given(DType::I32, &[], &[3.0]).ints("key", &[17, -4]).attr("ratio", 0.25)),
+    .sample(|s| s.uniform(-3.0, 3.0).given(DType::I32, &[], &[3.0]).ints("key", &[17, -4]).attr("ratio", 0.25))
+    .sample(|s| {
+        let part = s.floats(&[&[2, 3]]).given(DType::I32, &[], &[3.0]).given(DType::I32, &[], &[6.0]);
+        part.ints("key", &[17, -4]).attr("ratio", 0.25).ints("of", &[4, 3])
+    }),
 ];
 
 /// The share of elements that a Dropout in training mode drops; `None` if it drops none.
@@ -97,6 +113,15 @@ pub fn ratio(call: &Call) -> OpResult<f64> {
     let ratio = call.float("ratio", 0.5)?;
     ensure((0.0..=1.0).contains(&ratio), || format!("input 'ratio': expected 0 to 1, found {ratio}"))?;
     Ok(ratio)
+}
+
+/// The shape of the whole tensor, of which the data are a part.
+fn of(call: &Call) -> OpResult<Shape> {
+    let own = call.shape(0);
+    let Some(found) = call.ints("of")? else { return Ok(own.clone()) };
+    let extents: Option<Shape> = found.iter().map(|&extent| usize::try_from(extent).ok()).collect();
+    let fits = |whole: &Shape| whole.len() == own.len() && whole.iter().zip(own.iter()).all(|(whole, own)| own <= whole);
+    extents.filter(fits).ok_or_else(|| format!("attribute 'of': expected extents of at least {own}, found {found:?}"))
 }
 
 /// Dropout in training, and the mask of the elements that stay.
@@ -139,10 +164,10 @@ fn draw(call: &Call, input: usize) -> OpResult<()> {
     ensure(found.is_empty(), || format!("input 'draw': expected no axes, found {found}"))
 }
 
-/// The number of an element of this shape: [`uniform`], in code.
-fn number(shape: &Shape, call: &Call, draw: &Expr) -> Expr {
+/// The number of an element of a tensor of this shape, or of its part that begins at `first`: [`uniform`], in code.
+fn number(shape: &Shape, call: &Call, draw: &Expr, first: Option<&Expr>) -> Expr {
     let key = words(call).expect("facts are inferred");
-    let mut element = draw.like(0.0);
+    let mut element = first.cloned().unwrap_or_else(|| draw.like(0.0));
     let mut stride = 1;
     for (axis, &extent) in shape.iter().enumerate().rev().filter(|&(_, &extent)| extent != 1) {
         element = element + Expr::index(axis).cast(DType::I32) * f64::from(stride as i32);

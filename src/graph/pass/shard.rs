@@ -20,7 +20,7 @@ use crate::error::{Error, Result, ensure};
 use crate::graph::{Decomposer, Graph, Kind};
 use crate::kernel::Reduction;
 use crate::mesh::Mesh;
-use crate::op::{Attrs, Call, Fact, Lower, NodeId, OpDef, OpResult, Part, ValueId, Var, build};
+use crate::op::{Attr, Attrs, Call, Fact, Lower, NodeId, OpDef, OpResult, Part, ValueId, Var, build};
 use crate::ops;
 use crate::shape::Shape;
 use crate::tensor::Tensor;
@@ -28,8 +28,14 @@ use serde::{Deserialize, Serialize};
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
+/// The axis of a mesh that splits the rows of inputs.
+pub const DATA: &str = "data";
+
 /// What stands before the names of states that hold a rank's place along an axis of the mesh.
 pub const PLACE: &str = "mesh/";
+
+/// What stands before the names of states that add up what runs give, until one reads the sum: each rank has its own terms.
+pub const TERMS: &str = "accumulated/";
 
 /// What is asked of a sharded graph: the mesh, one of its ranks, and what is split along which axis.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -109,7 +115,12 @@ pub fn run(graph: &mut Graph, sharding: &Sharding) -> Result<Vec<Shard>> {
                 axis.name
             ))
         })?;
-        let specs = decided.iter().map(|&(value, dim)| (value, Split(dim))).collect();
+        let mut specs: HashMap<ValueId, Spread> = decided.iter().map(|&(value, dim)| (value, Split(dim))).collect();
+        for value in graph.states().iter().map(|state| state.value) {
+            if axis.name == DATA && graph.value_name(value).starts_with(TERMS) {
+                specs.entry(value).or_insert(Terms(Reduction::Sum));
+            }
+        }
         let mut walk = Walk { graph, along: &along, spreads: specs, ways: HashMap::new(), decomposed: false };
         walk.all()?;
         let Walk { spreads, ways, .. } = walk;
@@ -169,7 +180,7 @@ fn decide(graph: &Graph, along: &Along, by: &[Rule], used: &mut [bool]) -> Resul
             Some(_) => decided.push((value, dim)),
         }
     }
-    if *axis == "data" && !by.iter().any(|rule| rule.axis == **axis) {
+    if *axis == DATA && !by.iter().any(|rule| rule.axis == **axis) {
         let first = graph.inputs().first().and_then(|&input| graph.fact(input).shape.first().copied());
         let Some(rows) = first else { return Ok(decided) };
         for &input in graph.inputs().iter().filter(|&&input| graph.fact(input).shape.first() == Some(&rows)) {
@@ -274,9 +285,22 @@ impl Walk<'_> {
         let terms = spreads.iter().filter(|spread| matches!(spread, Terms(_))).count();
         let adds = matches!(op.name, "Add" | "Sub" | "Sum") && spreads.iter().all(|spread| *spread == sums);
         let moves = spreads.len() == 1 && terms == 1 && matches!(op.lower, Lower::View(_));
+        let scales = self.scales(id, op, spreads);
         let alone = self.graph.node(id).outputs.len() == 1;
-        let gives = spreads[0];
-        (alone && (adds || moves)).then(|| Way { needs: spreads.to_vec(), gives, part: None })
+        let gives = if scales { sums } else { spreads[0] };
+        (alone && (adds || moves || scales)).then(|| Way { needs: spreads.to_vec(), gives, part: None })
+    }
+
+    /// True if a node multiplies terms of a sum, and makes no more of them.
+    fn scales(&self, id: NodeId, op: &OpDef, spreads: &[Spread]) -> bool {
+        let at = match (op.name, spreads) {
+            ("Mul" | "Div", [Terms(Reduction::Sum), Whole]) => 0,
+            ("Mul", [Whole, Terms(Reduction::Sum)]) => 1,
+            _ => return false,
+        };
+        let terms = self.graph.operands(id)[at].expect("a factor is there");
+        let fact = self.graph.fact(id.output(0));
+        fact.dtype.is_float() && fact.shape == self.graph.fact(terms).shape
     }
 
     /// The way that keeps the most bytes where they are split, and then moves the fewest. `None` if only the whole can be computed, of what
@@ -294,6 +318,15 @@ impl Walk<'_> {
         for axis in 0..fact.shape.len() {
             if let Some(part) = call.part(axis, ranks) {
                 ways.push(Way { needs: needs(&part.inputs), gives: Split(axis), part: Some(part) });
+            }
+        }
+        if call.op.name == ops::DROPOUT {
+            // A part draws the numbers of its places in the whole.
+            let divides = |&axis: &usize| fact.shape[axis] > 0 && fact.shape[axis].is_multiple_of(ranks);
+            for axis in (0..fact.shape.len()).filter(divides) {
+                let mut needs = vec![Whole; operands.len()];
+                needs[0] = Split(axis);
+                ways.push(Way { needs, gives: Split(axis), part: None });
             }
         }
         for (axes, by) in call.summed(ranks) {
@@ -415,9 +448,11 @@ impl<'a> Rewrite<'a> {
         if read == operands && gives == Whole && needs.iter().all(|need| *need == Whole) {
             return Ok(());
         }
+        let dropped = self.dropped(id, gives, &mut read)?;
         self.graph.read(id, &read);
         let attrs = &self.graph.node(id).attrs;
         let attrs = match (&part, gives) {
+            _ if dropped.is_some() => dropped.expect("it is there"),
             (Some(part), Split(dim)) => part.attrs(attrs, &self.part_of(id.output(0), dim).shape),
             _ => attrs.clone(),
         };
@@ -429,6 +464,26 @@ impl<'a> Rewrite<'a> {
         };
         assert_eq!(*found, expected, "a part of '{}' has its share of the extents", self.graph.node(id).name);
         Ok(())
+    }
+
+    /// The attributes of a part of a Dropout, which also reads the place of its first element in the whole.
+    fn dropped(&mut self, id: NodeId, gives: Spread, read: &mut Vec<Option<ValueId>>) -> Result<Option<Attrs>> {
+        let (Split(dim), ops::DROPOUT) = (gives, self.graph.node(id).op_name()) else { return Ok(None) };
+        let attrs = self.graph.node(id).attrs.clone();
+        let of = match attrs.get("of") {
+            Some(Attr::Ints(of)) => of.clone(),
+            _ => self.facts[&id.output(0)].shape.iter().map(|&extent| extent as i64).collect(),
+        };
+        let each = self.part_of(id.output(0), dim).shape[dim] as i64 * of[dim + 1..].iter().product::<i64>();
+        let (place, earlier, name) = (self.place(), read.get(2).copied().flatten(), self.graph.node(id).name.clone());
+        self.graph.insert_at(id);
+        let made = build(&mut Decomposer::new(self.graph, name), |b| {
+            let first = b.value(place) * each as f64;
+            Ok(vec![earlier.map_or(first, |earlier| first + b.value(earlier))])
+        });
+        read.resize(3, None);
+        read[2] = Some(made.map_err(|what| self.graph.node(id).error(what))?[0]);
+        Ok(Some(attrs.with("of", of)))
     }
 
     /// A rank's part of a constant.

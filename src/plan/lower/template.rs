@@ -101,6 +101,12 @@ impl Lowering<'_> {
             places[input] = self.contiguous(operands[input], &places[input])?;
             call = build(self.graph, id, &accesses(&places), split)?;
         }
+        // What ranks exchange is one run of bytes.
+        let exchanged = matches!(call.template, Template::Collective(_));
+        if exchanged && !self.decisions.if_valid("exchanged", id, call.reads[0].1.is_contiguous()) {
+            places[0] = self.contiguous(operands[0], &places[0])?;
+            call = build(self.graph, id, &accesses(&places), split)?;
+        }
         let reads: Vec<_> = call
             .reads
             .iter()

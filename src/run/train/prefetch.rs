@@ -39,7 +39,7 @@ impl Batch {
     /// As [`Rows::fill`].
     pub fn fill(&self, rows: &Rows, are_labels: bool, fact: &Fact, out: &mut [u8]) -> Result<()> {
         let Batch { order, first, count } = *self;
-        let (whole, last) = (fact.shape.first().map_or(count, |&whole| whole), first + count - 1);
+        let (whole, last) = (fact.shape.first().map_or(count, |&whole| whole), (first + count).saturating_sub(1));
         rows.fill((first..first + whole).map(|place| order.row(place.min(last))), fact, out)?;
         if are_labels {
             let padding = &mut out[fact.bytes() / whole * count..];

@@ -71,6 +71,8 @@ pub struct Trainer {
     labels: Labels,
     /// The facts of a micro-batch, in the order of the columns.
     facts: Vec<Fact>,
+    /// The rows of a micro-batch that this rank computes.
+    own: Own,
     /// The rows of a micro-batch, and the thread that makes the next one ready. `None` if rows are filled in where the plan has its inputs.
     ahead: Option<Prefetch>,
     /// Bytes of the host's memory that they take, where that is no part of the plan.
@@ -79,6 +81,46 @@ pub struct Trainer {
     batch: usize,
     /// Tells the model's graph from others.
     fingerprint: String,
+}
+
+/// The rows of a micro-batch that a rank computes: its share, at its place.
+#[derive(Clone, Copy, Debug)]
+struct Own {
+    place: usize,
+    ranks: usize,
+}
+
+impl Own {
+    /// The share of a session's rank.
+    ///
+    /// # Errors
+    /// When the mesh splits the rows in a way that data have not.
+    fn of(session: &Session) -> Result<Own> {
+        let alone = Own { place: 0, ranks: 1 };
+        let (plan, rank) = (session.plan(), session.rank());
+        let Some(mesh) = &plan.mesh else { return Ok(alone) };
+        let inputs = |name: &str| plan.programs[0].inputs.iter().any(|port| port.name == name);
+        let mut shards = plan.programs[0].shards.iter().filter(|shard| inputs(&shard.name));
+        let Some(first) = shards.next() else { return Ok(alone) };
+        if let Some(other) = shards.find(|other| other.dim != 0 || other.axis != first.axis) {
+            let what = format!("input '{}' is split along dim {} over '{}'", other.name, other.dim, other.axis);
+            return Err(Error::usage(format!("{what}: data are split by rows, over one axis of the mesh")));
+        }
+        let (at, axis) = mesh.axis(&first.axis)?;
+        Ok(Own { place: mesh.place(rank, at), ranks: axis.ranks })
+    }
+
+    /// The fact of this rank's rows.
+    fn part(self, mut fact: Fact) -> Fact {
+        fact.shape[0] /= self.ranks;
+        fact
+    }
+
+    /// This rank's rows of a micro-batch of so many.
+    fn rows(self, batch: Batch, micro: usize) -> Batch {
+        let first = self.place * (micro / self.ranks);
+        Batch { first: batch.first + first, count: batch.count.saturating_sub(first).min(micro / self.ranks), ..batch }
+    }
 }
 
 /// The figures of a step.
@@ -194,6 +236,8 @@ impl Trainer {
         let names = parts.iter().map(|(name, _)| *name).collect();
         let all = parts.into_iter().chain([("evaluate", evaluate)]);
         let session = Session::new(options.job(all, &device), device, &|_, _| {})?;
+        let own = Own::of(&session)?;
+        let facts: Vec<Fact> = facts.into_iter().map(|fact| own.part(fact)).collect();
         // A device with memory of its own plans that alone: the slot is the host's.
         let planned = session.with(Exec::take_prefetch);
         let host = host_bytes(session.plan());
@@ -210,6 +254,7 @@ impl Trainer {
             names: data.columns().map(|(name, _)| name.to_owned()).collect(),
             labels,
             facts,
+            own,
             ahead,
             host_bytes: host,
             parts: names,
@@ -337,6 +382,10 @@ impl Trainer {
     /// # Errors
     /// As [`step`](Self::step).
     pub fn not_finite(&mut self, data: &Data, number: u64, seed: Option<u64>) -> Result<Option<NotFinite>> {
+        if self.session.plan().mesh.is_some() {
+            // Ranks stop at different steps, and would wait for each other.
+            return Ok(None);
+        }
         for part in 0..self.training.accumulate {
             let batch = self.batch(data, number, part, seed);
             let program = self.session.program(self.program(part))?;
@@ -450,7 +499,9 @@ impl Trainer {
         names: [&str; 3],
         shown: &mut [[u8; 4]; 3],
     ) -> Result<Duration> {
-        let Trainer { session, ahead, facts, .. } = self;
+        let micro = self.batch / self.training.accumulate;
+        let Trainer { session, ahead, facts, own, .. } = self;
+        let (batch, next) = (own.rows(batch, micro), next.map(|next| own.rows(next, micro)));
         let mut waited = match ahead {
             Some(ahead) => ahead.wait(data.rows(), batch)?,
             None => Duration::ZERO,
