@@ -1,5 +1,6 @@
 //! The command line: one file per command. stdout is the result, stderr the log.
 
+use crate::backend::mpi;
 use crate::error::{Error, Result};
 use crate::report;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
@@ -31,6 +32,7 @@ mod ops;
 mod place;
 mod plan;
 mod programs;
+mod ranks;
 mod run;
 mod schema;
 mod stop;
@@ -171,7 +173,7 @@ fn parsed() -> Result<Cli, clap::Error> {
 
 /// Runs the command line of this process.
 pub fn main() -> ExitCode {
-    let cli = match parsed() {
+    let mut cli = match parsed() {
         Ok(cli) => cli,
         Err(error) => {
             // A closed pipe is no error.
@@ -207,6 +209,23 @@ pub fn main() -> ExitCode {
     let json = cli.json || cli.format == Format::Json;
     let github = !json && cli.format == Format::Github;
     let mut code = 0;
+    // Ranks leave their launcher in order: what has joined is dropped before this ends.
+    let several = match &mut cli.command {
+        Command::Run(c) => Some(&mut c.model.several),
+        Command::Bench(c) => Some(&mut c.model.several),
+        Command::Train(c) => Some(&mut c.several),
+        _ => None,
+    };
+    let joined = several.map_or(Ok(true), |several| several.join().map(|()| several.is_first()));
+    let is_first = match joined {
+        Ok(is_first) => is_first,
+        Err(error) => {
+            if mpi::launched().ok().flatten().is_none_or(|(rank, _)| rank == 0) {
+                tell(&error);
+            }
+            return ExitCode::from(error.exit_code());
+        }
+    };
     let result = match &cli.command {
         Command::Inspect(c) => c.run(json).map_err(Failure::from),
         Command::Run(c) => c.run(json),
@@ -229,8 +248,16 @@ pub fn main() -> ExitCode {
         Command::Man(c) => c.run(command(), json).map_err(Failure::from),
         Command::Schema(c) => c.run(&commands(), json).map_err(Failure::from),
     };
-    match result.and_then(|text| Ok(print(&text)?)) {
+    match result.and_then(|text| {
+        Ok(if is_first {
+            print(&text)?
+        })
+    }) {
         Ok(()) => ExitCode::from(code),
+        // All ranks find the same, and the first tells it.
+        Err(Failure { error: error @ (Error::Usage { .. } | Error::Fit { .. }), .. }) if !is_first => {
+            ExitCode::from(error.exit_code())
+        }
         Err(Failure { error, detail }) => {
             // If stdout does not take it, the error is still told.
             match detail.as_deref() {

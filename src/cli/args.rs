@@ -3,15 +3,15 @@
 use super::Failure;
 use super::modules::modules;
 use super::open::{self, Whole};
+use super::ranks::Meshed;
 use crate::advise::{Answer, Case, advise};
-use crate::backend::ranks::Ranks;
 use crate::decoder;
 use crate::dtype::DType;
 use crate::error::{Error, Result, ensure};
 use crate::file::fnv;
 use crate::graph::Graph;
 use crate::pass::Quantize;
-use crate::plan::{Graphs, Job, Mesh, Plan, Prefer, Program, Recipe, Rule, Sharding};
+use crate::plan::{Graphs, Job, Plan, Prefer, Program, Recipe};
 use crate::random::splitmix;
 use crate::report::picture::Modules;
 use crate::report::{Table, human};
@@ -27,7 +27,6 @@ use serde_json::json;
 use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// What to do with an array of another type.
@@ -104,17 +103,8 @@ pub(super) struct Model {
     /// smallest plan, speed as much as the limit allows. Default: a balance, which takes speed where that costs little memory. `plan -v` lists the choices.
     #[arg(long, value_name = "WHAT", value_enum)]
     pub(super) prefer: Option<First>,
-    /// Plan, or run, on several devices: axes of ranks, such as data=2,tensor=4. An axis `data` splits the rows of the inputs, and gradients are
-    /// summed over it; --shard says what the others split. Each rank is a process that a launcher starts: mpirun -n 8 plimsoll run ..
-    #[arg(long, value_name = "AXES", value_parser = mesh)]
-    pub(super) mesh: Option<Mesh>,
-    /// Split inputs, weights or states along a dim, over an axis of --mesh: 'layers.*.up=1:tensor'. `*` stands for any text; the first that fits
-    /// holds. What follows from it is found: parts of products, and what ranks exchange.
-    #[arg(long = "shard", value_name = "NAME=DIM:AXIS", value_parser = shard)]
-    pub(super) shards: Vec<Rule>,
-    /// The ranks that a launcher started; no flag of its own.
-    #[arg(skip)]
-    pub(super) ranks: Option<Arc<dyn Ranks>>,
+    #[command(flatten)]
+    pub(super) several: Meshed,
     /// Threads of the CPU backend. Default: one per core of this machine; where no device is used, the target's number, which is 2 for cpu.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=4096))]
     pub(super) threads: Option<u16>,
@@ -218,7 +208,7 @@ impl Model {
         }
         Ok(Options {
             backend: on.backend.into(),
-            device: on.device.clone(),
+            device: self.several.device(on),
             libraries: !self.no_libraries,
             allow_tf32: self.allow_tf32,
             state: self.state.clone(),
@@ -229,14 +219,14 @@ impl Model {
             weights: self.weights.clone(),
             ties: self.ties().map(|(dim, sum)| (dim.to_owned(), sum.to_owned())).collect(),
             dims: self.dims(),
-            threads: self.threads.map_or(0, usize::from),
+            threads: self.several.threads(self.threads),
             recipe: self.recipe(),
             memory_limit: self.memory_limit,
             forks: self.forks,
             tuned: true,
-            mesh: self.mesh.clone(),
-            shards: self.shards.clone(),
-            ranks: self.ranks.clone(),
+            mesh: self.several.mesh.clone(),
+            shards: self.several.shards.clone(),
+            ranks: self.several.ranks.clone(),
         })
     }
 
@@ -269,38 +259,16 @@ impl Model {
         Recipe { f16, fuse: !self.no_fuse, chunks: self.chunks as usize, quantize, int8_caches, prefer }
     }
 
-    /// What is asked of a mesh, if there is one.
-    ///
-    /// # Errors
-    /// When something is split and there is no mesh.
-    pub(super) fn sharding(&self) -> Result<Option<Sharding>> {
-        if let (None, Some(rule)) = (&self.mesh, self.shards.first()) {
-            return Err(Error::usage(format!("--shard '{}': expected --mesh, which has the axes", rule.pattern)));
-        }
-        let rank = self.ranks.as_ref().map_or(0, |ranks| ranks.rank());
-        Ok(self.mesh.clone().map(|mesh| Sharding { mesh, rank, by: self.shards.clone() }))
-    }
-
     /// Programs as a job, as the flags have it compiled.
     ///
     /// # Errors
-    /// As [`sharding`](Self::sharding).
+    /// As [`Meshed::sharding`].
     pub(super) fn job<N: Into<String>, G: Into<Graphs>>(
         &self,
         programs: impl IntoIterator<Item = (N, G)>,
         target: &Target,
     ) -> Result<Job> {
-        Ok(Job { recipe: self.recipe(), sharding: self.sharding()?, ..Job::new(programs, target) })
-    }
-
-    /// Refuses a mesh, for a command that has no use for it.
-    pub(super) fn is_alone(&self, command: &str) -> Result<()> {
-        match &self.mesh {
-            Some(mesh) => Err(Error::usage(format!(
-                "--mesh {mesh}: {command} is for one device; plan, run, bench, emit and train take a mesh"
-            ))),
-            None => self.sharding().map(drop),
-        }
+        Ok(Job { recipe: self.recipe(), sharding: self.several.sharding()?, ..Job::new(programs, target) })
     }
 
     /// The target of this name, as the flags change it.
@@ -383,7 +351,7 @@ impl Model {
             ("--training", self.training),
             ("--output", !self.outputs.is_empty()),
             ("--set of a sum", self.ties().next().is_some()),
-            ("--mesh", self.mesh.is_some()),
+            ("--mesh", self.several.mesh.is_some()),
         ];
         match flags.into_iter().find(|(_, given)| *given) {
             Some((flag, _)) => Err(Error::usage(format!("{flag}: a folder with a decoder has no use for it"))),
@@ -416,9 +384,7 @@ impl Model {
             no_libraries,
             allow_tf32,
             prefer,
-            mesh,
-            shards,
-            ranks: _,
+            several: Meshed { mesh, shards, ranks: _ },
         } = self;
         let flags = [
             ("--set", !set.is_empty()),
@@ -839,20 +805,6 @@ fn chunks(text: &str) -> Result<u32, String> {
     number.ok_or_else(|| {
         "expected a whole number above 0: the most chunks; under --memory-limit, no more are made than needed to fit".to_owned()
     })
-}
-
-fn mesh(text: &str) -> Result<Mesh, String> {
-    Mesh::parse(text).map_err(|error| error.to_string())
-}
-
-/// What is split: a pattern of names, a dim, an axis.
-fn shard(text: &str) -> Result<Rule, String> {
-    let parts = || {
-        let (pattern, by) = text.rsplit_once('=')?;
-        let (dim, axis) = by.split_once(':')?;
-        Some(Rule { pattern: pattern.to_owned(), dim: dim.parse().ok()?, axis: axis.to_owned() })
-    };
-    parts().ok_or_else(|| format!("expected NAME=DIM:AXIS, such as 'layers.*.up=1:tensor', found '{text}'"))
 }
 
 /// A dim and a list of extents.

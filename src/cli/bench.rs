@@ -95,7 +95,7 @@ bytes
 #[command(mut_arg("train", |flag| flag.requires("batch")))]
 pub(super) struct Bench {
     #[command(flatten)]
-    model: Model,
+    pub(super) model: Model,
     #[command(flatten)]
     planned: Planned,
     #[command(flatten)]

@@ -165,7 +165,7 @@ impl Quantized {
 
 impl Compare {
     pub(super) fn run(&self, json: bool) -> Result<String, Failure> {
-        self.model.is_alone("compare")?;
+        self.model.several.refuse("compare")?;
         let read = self.model.read().chain(self.more.read()).chain(args::arrays(&self.inputs.inputs));
         args::outputs(self.html.as_deref().map(|path| ("--html", path)), read)?;
         self.html.as_deref().map_or(Ok(()), args::has_place)?;

@@ -82,7 +82,7 @@ memory
 #[derive(Args)]
 pub(super) struct Run {
     #[command(flatten)]
-    model: Model,
+    pub(super) model: Model,
     #[command(flatten)]
     planned: Planned,
     #[command(flatten)]
@@ -191,7 +191,8 @@ impl Run {
             None => Err(Error::usage("--labels: the graph has no output to compare with".into())),
         });
         let score = score.transpose()?;
-        if let Some(folder) = &self.output_dir {
+        let writes = self.model.several.is_first();
+        if let Some(folder) = self.output_dir.as_ref().filter(|_| writes) {
             std::fs::create_dir_all(folder).map_err(|e| Error::file(folder, "create the folder", e))?;
             for (number, name) in names.iter().enumerate() {
                 npy::write(&folder.join(file_name(name)), &found.whole(number)?)?;
@@ -206,7 +207,7 @@ impl Run {
         drop(found);
         let (usage, subject) = (session.usage(), subject.of(&plan));
         let notes = session.with(|exec| exec.notes());
-        if let Some(path) = &self.trace {
+        if let Some(path) = self.trace.as_ref().filter(|_| writes) {
             let times = session.with(|exec| exec.profile(&inputs, 1))?;
             let trace = report::trace(plan, session.device(), &times, &notes);
             file::write_whole(path, "write the trace", |out| writeln!(out, "{trace}"))?;

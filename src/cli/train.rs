@@ -3,6 +3,7 @@
 use super::args::{self, Axes, On, limit};
 use super::method::{self, Method};
 use super::modules::modules;
+use super::ranks::Meshed;
 use super::{Failure, line, open, stop};
 use crate::advise::Trained as Case;
 use crate::dtype::DType;
@@ -162,6 +163,8 @@ pub(super) struct Train {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=4096))]
     threads: Option<u16>,
     #[command(flatten)]
+    pub(super) several: Meshed,
+    #[command(flatten)]
     on: On,
 }
 
@@ -189,7 +192,7 @@ impl Train {
             trainer.check_model()?;
         }
         valid.as_ref().map_or(Ok(()), |valid| trainer.admits(valid))?;
-        if !json {
+        if !json && self.several.is_first() {
             let rest = match count % self.batch {
                 0 => String::new(),
                 rest => format!(", {} left out of each", counted(rest, "row")),
@@ -213,16 +216,24 @@ impl Train {
                 tracing::warn!("{} has no checkpoint: the training begins at step 1", path.display());
             }
             place = folder.resume(trainer.session(), &place, SETTINGS)?.unwrap_or(place);
-            if !json {
+            if !json && self.several.is_first() {
                 eprintln!("{} of {steps} steps were done", place.step);
             }
         }
-        let log = self.log.as_deref().map(|path| Log::open(path, place.step)).transpose()?;
+        let log = self
+            .log
+            .as_deref()
+            .filter(|_| self.several.is_first())
+            .map(|path| Log::open(path, place.step))
+            .transpose()?;
         let seen = Seen::default();
         let mut course = Course { data, valid, folder, seed, place, steps, per_epoch, log, kept: None, seen };
         self.steps(&mut course, &mut trainer, json)?;
         if let Some(path) = &self.output {
-            onnx::write(trainer.model()?, path, None)?;
+            let model = trainer.model()?;
+            if self.several.is_first() {
+                onnx::write(model, path, None)?;
+            }
         }
         self.draw(&trainer, &course.seen.losses)?;
         let written = self.written(&course);
@@ -310,9 +321,12 @@ impl Train {
     fn options(&self) -> Options {
         Options {
             backend: self.on.backend.into(),
-            device: self.on.device.clone(),
+            device: self.several.device(&self.on),
             dims: self.dims.iter().cloned().chain(self.shapes.iter().flat_map(Axes::dims)).collect(),
-            threads: self.threads.map_or(0, usize::from),
+            threads: self.several.threads(self.threads),
+            mesh: self.several.mesh.clone(),
+            shards: self.several.shards.clone(),
+            ranks: self.several.ranks.clone(),
             memory_limit: self.memory_limit,
             ..Options::default()
         }
@@ -345,13 +359,13 @@ impl Train {
                 let (sum, steps) = std::mem::take(&mut course.seen.epoch);
                 let found = course.valid.as_ref().map(|valid| trainer.evaluate(valid)).transpose()?;
                 // A bar that is seen has the loss already.
-                if !json && (found.is_some() || bar.is_hidden()) {
+                if !json && self.several.is_first() && (found.is_some() || bar.is_hidden()) {
                     let epoch = (step + 1).div_ceil(course.per_epoch);
                     args::above(&bar, &epoch_line(epoch, sum / steps as f64, found.as_ref(), begin.elapsed()));
                 }
                 found.into_iter().for_each(|found| course.validated(found));
             }
-            let stops = stop::is_asked();
+            let stops = trainer.any(stop::is_asked())?;
             let is_due = self.save_every.map_or(course.ends_epoch(), |every| (step + 1).is_multiple_of(every));
             course.keep(trainer, is_due || stops || step + 1 == course.steps)?;
             if stops {
@@ -405,7 +419,7 @@ impl Train {
 
     /// Draws the run, if that is wanted.
     fn draw(&self, trainer: &Trainer, losses: &Losses) -> Result<()> {
-        let Some(path) = &self.html else { return Ok(()) };
+        let Some(path) = self.html.as_ref().filter(|_| self.several.is_first()) else { return Ok(()) };
         let subject = format!("{} ({})", self.model.display(), self.method.told(self.batch));
         let modules = modules(&onnx::load(&self.model)?.proto);
         let about = About { subject: &subject, limit: self.memory_limit, modules: Some(&modules), ..About::default() };

@@ -103,7 +103,7 @@ struct Outcome {
 
 impl Tune {
     pub(super) fn run(&self, json: bool) -> Result<String, Failure> {
-        self.model.is_alone("tune")?;
+        self.model.several.refuse("tune")?;
         let model = &Model { batch: self.batch, ..self.model.clone() };
         let read = model.read().chain(self.more.read()).chain(args::arrays(&self.inputs.inputs));
         args::outputs(self.save.as_deref().map(|path| ("--save", path)), read)?;

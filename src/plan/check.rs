@@ -36,6 +36,7 @@ mod dead;
 mod kernel;
 mod placement;
 mod programs;
+pub mod ranks;
 mod repeat;
 pub(super) mod streams;
 
@@ -57,7 +58,9 @@ pub fn check(plan: &Plan) -> Result<()> {
         }
         programs::together(plan)
     };
-    all().map_err(Error::plan)
+    all().map_err(Error::plan)?;
+    // While a plan is made, it has no mesh yet.
+    if plan.mesh.is_some() { ranks::one(plan) } else { Ok(()) }
 }
 
 /// The way of a convolution on the CPU, which its packed weights are for.

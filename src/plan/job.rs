@@ -215,6 +215,8 @@ impl<'a> Planner<'a> {
                 .iter_mut()
                 .zip(&self.shards)
                 .for_each(|(program, shards)| program.shards.clone_from(shards));
+            check::ranks::one(&planned.plan)?;
+            check::ranks::ranks(mesh, &[(&planned.plan, (0..mesh.ranks()).collect())])?;
         }
         Ok(planned)
     }

@@ -618,7 +618,7 @@ impl Plan {
             None => return refuse("not a plan: it has no version".into()),
         }
         let plan: Plan = serde_json::from_str(text).map_err(syntax)?;
-        check::check(&plan).map_err(|e| e.in_file(path))?;
+        check::check(&plan).and_then(|()| check::ranks::one(&plan)).map_err(|e| e.in_file(path))?;
         Ok(plan)
     }
 }

@@ -1,18 +1,21 @@
 //! Loads a plan on a backend and replays it. Decides nothing.
 
+use crate::backend::ranks::Ranks;
 use crate::backend::{Backend, KernelId, Launch, RecordId, SegmentId, Slice};
 use crate::constant::Constant;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::kernel::Kernel;
 use crate::kernel::cpu::{self, Plain};
+use crate::pass::shard::PLACE;
 use crate::plan::{
     BufferIdx, Class, ConstantPort, Counted, Data, Indexes, Plan, Port, Program, Segment, SegmentIdx, Spot, StatePort,
     Step, Use, View,
 };
-use crate::shape::Access;
+use crate::shape::{Access, Shape};
 use crate::target::{Memory, PREFETCH_STACK};
 use crate::tensor::Tensor;
+use spread::Spread;
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -23,6 +26,7 @@ pub(crate) mod finite;
 mod place;
 pub mod poison;
 mod saved;
+pub(crate) mod spread;
 
 /// A plan on a device: allocated, filled with its constants, recorded. One of its programs is current and runs. Plans of other bindings of a
 /// range may be added: they have the same segments, and one program each.
@@ -42,6 +46,8 @@ pub struct Exec {
     contents: Option<Box<Contents>>,
     /// Where the inputs of the next run are made ready, until somebody takes it.
     ahead: Option<Vec<u8>>,
+    /// True if this is the rank that writes files.
+    is_first: bool,
 }
 
 /// The constants of plans that want different contents at the same place: bindings of a range.
@@ -85,6 +91,20 @@ struct Lasting {
     most: Option<u64>,
     /// The host's copy of the least and the largest element of a state that is watched; `None` if it is unknown.
     ends: Option<count::Ends>,
+    /// How it is split, if each rank has a part.
+    spread: Option<Spread>,
+}
+
+impl Lasting {
+    /// True if it tells a rank its place: it is every rank's own, and in no file.
+    fn is_place(&self) -> bool {
+        self.port.name.starts_with(PLACE)
+    }
+
+    /// The shape of the whole.
+    fn whole(&self) -> Shape {
+        self.spread.as_ref().map_or_else(|| self.port.shape.clone(), |spread| spread.whole(&self.port.shape))
+    }
 }
 
 /// A constant in the form that a plan wants.
@@ -115,6 +135,16 @@ impl Exec {
         Ok(exec)
     }
 
+    /// Says whose rank this is: states are written to files, and given, as a whole.
+    pub(crate) fn share(&mut self, ranks: &Arc<dyn Ranks>) {
+        self.is_first = ranks.rank() == 0;
+        let plan = Arc::clone(&self.loaded[0].plan);
+        for state in &mut self.states {
+            let mut programs = plan.programs.iter();
+            state.spread = programs.find_map(|program| Spread::of(&state.port.name, &program.shards, ranks));
+        }
+    }
+
     fn new(backend: Box<dyn Backend>) -> Exec {
         Exec {
             backend,
@@ -126,6 +156,7 @@ impl Exec {
             compiled: HashMap::new(),
             contents: None,
             ahead: None,
+            is_first: true,
         }
     }
 
@@ -214,7 +245,16 @@ impl Exec {
                 known.most = known.most.max(most);
             } else {
                 let (stored, at) = port_place(plan, &self.segments, port);
-                self.states.push(Lasting { port: port.clone(), at, stored, initial, watched, most, ends: None });
+                self.states.push(Lasting {
+                    port: port.clone(),
+                    at,
+                    stored,
+                    initial,
+                    watched,
+                    most,
+                    ends: None,
+                    spread: None,
+                });
             }
         }
     }
@@ -498,9 +538,10 @@ impl Exec {
     /// # Errors
     /// When no plan has such a state, or the device fails.
     pub fn state(&mut self, name: &str) -> Result<Tensor> {
-        let Lasting { port, at, stored, .. } = lasting(&mut self.states, name)?;
+        let Lasting { port, at, stored, spread, .. } = lasting(&mut self.states, name)?;
         let found = read_outputs(&mut *self.backend, std::slice::from_ref(port), &|_| (*stored, *at))?;
-        Ok(found.into_iter().next().expect("one port has one tensor"))
+        let part = found.into_iter().next().expect("one port has one tensor");
+        spread.as_ref().map_or(Ok(part.clone()), |spread| spread.gathered(&part))
     }
 
     /// Gives a state elements. Inputs that were written stay as they are.
@@ -509,11 +550,13 @@ impl Exec {
     /// When no plan has such a state, or the tensor is not of its type and shape; the state is then as before. When the device fails.
     pub fn set_state(&mut self, name: &str, tensor: &Tensor) -> Result<()> {
         let state = lasting(&mut self.states, name)?;
-        let Port { dtype, shape, .. } = &state.port;
+        let (dtype, shape) = (&state.port.dtype, &state.whole());
         if (tensor.dtype(), tensor.shape()) != (*dtype, shape) {
             let found = (tensor.dtype(), tensor.shape());
             return Err(Error::usage(format!("state '{name}': expected {dtype}{shape}, found {}{}", found.0, found.1)));
         }
+        let own = state.spread.as_ref().map(|spread| spread.own(tensor));
+        let tensor = own.as_ref().unwrap_or(tensor);
         state.admits(tensor)?;
         state.give(&mut *self.backend, tensor)
     }

@@ -489,6 +489,7 @@ impl Session {
         }
         let count = data.iter().map(Vec::len).sum();
         let mut exec = Exec::load(backend, plan.clone(), &data, &|n| progress(n, count))?;
+        ranks.iter().for_each(|ranks| exec.share(ranks));
         let data = if ranges.iter().any(Option::is_some) { data } else { Vec::new() };
         let largest =
             |range: &Option<ShapeRange>| range.iter().flat_map(ShapeRange::dims).map(|dim| dim.most).collect();
@@ -573,6 +574,11 @@ impl Session {
             graph.keep_outputs(&own)?;
         }
         Session::new(options.job(programs, &device), device, &|_, _| {})
+    }
+
+    /// The ranks, of a mesh.
+    pub(crate) fn ranks(&self) -> Option<&Arc<dyn Ranks>> {
+        self.family.ranks.as_ref()
     }
 
     /// The number of this rank, of a mesh.
@@ -699,8 +705,8 @@ impl Session {
     /// The parts of inputs that are this rank's own.
     fn own(&self, program: usize, inputs: Vec<Tensor>) -> Result<Vec<Tensor>> {
         let Shared { plan, ranks, .. } = &*self.family;
-        let (Some(mesh), Some(of)) = (&plan.mesh, ranks) else { return Ok(inputs) };
-        let own = |(at, input)| ranks::own(&plan.programs[program], mesh, of.rank(), at, input);
+        let Some(ranks) = ranks else { return Ok(inputs) };
+        let own = |(at, input)| ranks::own(&plan.programs[program], ranks, at, input);
         inputs.into_iter().enumerate().map(own).collect()
     }
 

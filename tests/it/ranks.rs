@@ -212,7 +212,8 @@ fn a_training_is_that_of_the_whole_batch() {
                 assert!(off < 1e-5, "{on} in {accumulate} parts: losses off by {off}: {losses:?} {own:?}");
                 assert!((score - own_score).abs() < 1e-5, "{score} {own_score}");
                 for (state, own) in states.iter().zip(kept) {
-                    let off = state.to_f64().iter().zip(own.to_f64()).fold(0.0, |off: f64, (a, b)| off.max((a - b).abs()));
+                    let off =
+                        state.to_f64().iter().zip(own.to_f64()).fold(0.0, |off: f64, (a, b)| off.max((a - b).abs()));
                     assert!(off < 1e-4, "{on} in {accumulate} parts: a state is off by {off}");
                 }
             }

@@ -12,6 +12,7 @@
 
 use crate::StepIdx;
 use crate::lower::{Dag, Draft};
+use std::ops::Range;
 
 /// The streams of steps. All indices are positions in the order that the streams were made for.
 #[derive(Clone, Debug)]
@@ -51,26 +52,35 @@ impl Streams {
             return streams;
         }
         let dag = Dag::new(draft);
+        // What ranks exchange has a stream of its own, as all of them begin it in one order.
+        let exchanges = draft.kernels.iter().any(|kernel| kernel.collective().is_some());
+        let own = if exchanges { most - 1 } else { most };
         let mut position = vec![0; count];
         for (at, &s) in order.iter().enumerate() {
             position[s] = at;
             let mut needs: Vec<usize> = dag.before[s].iter().map(|&p| position[p]).collect();
             needs.sort_unstable();
-            streams.push(at, &needs);
+            let kernel = draft.kernels.get(draft.steps[s].kernel.index());
+            let is_exchange = kernel.is_some_and(|kernel| kernel.collective().is_some());
+            streams.push(at, &needs, if is_exchange { own..most } else { 0..own });
         }
         streams
     }
 
-    fn push(&mut self, at: usize, needs: &[usize]) {
+    fn push(&mut self, at: usize, needs: &[usize], among: Range<usize>) {
         let mut done = vec![0; self.steps.len()];
         for &need in needs {
             done.iter_mut().zip(&self.done[need]).for_each(|(d, n)| *d = (*d).max(*n));
         }
         let last = |stream: usize| self.steps[stream].last().copied();
-        let follows =
-            needs.iter().rev().map(|&n| self.stream[n] as usize).find(|&l| last(l).is_some_and(|t| needs.contains(&t)));
-        let free = (0..self.steps.len()).find(|&l| done[l] == self.steps[l].len());
-        let oldest = (0..self.steps.len()).min_by_key(|&l| last(l)).expect("there is a stream");
+        let follows = needs
+            .iter()
+            .rev()
+            .map(|&n| self.stream[n] as usize)
+            .filter(|l| among.contains(l))
+            .find(|&l| last(l).is_some_and(|t| needs.contains(&t)));
+        let free = among.clone().find(|&l| done[l] == self.steps[l].len());
+        let oldest = among.clone().min_by_key(|&l| last(l)).expect("there is a stream");
         let stream = follows.or(free).unwrap_or(oldest);
         // Starts with the latest. A step that one of these has waited for needs no wait of its own.
         let mut known = vec![0; self.steps.len()];

@@ -28,21 +28,23 @@ impl Exec {
     /// When no plan has a state, the file cannot be written, or the device fails.
     pub fn save_states(&mut self, path: &Path, further: &[(&str, String)]) -> Result<()> {
         let title = self.titles();
-        let Exec { backend, states, .. } = self;
+        let Exec { backend, states, is_first, .. } = self;
+        let states: Vec<&Lasting> = states.iter().filter(|state| !state.is_place()).collect();
         if states.is_empty() {
             return Err(Error::usage(format!("'{title}' has no states to save")));
         }
         let mut metadata = BTreeMap::from([(GRAPH, title), ("producer", "plimsoll".to_owned())]);
         metadata.extend(further.iter().cloned());
-        let ports = states.iter().map(|state| &state.port);
-        let tensors: Vec<_> = ports.map(|Port { name, dtype, shape, .. }| (&name[..], *dtype, shape)).collect();
+        let shapes: Vec<Shape> = states.iter().map(|state| state.whole()).collect();
+        let ports = states.iter().map(|state| &state.port).zip(&shapes);
+        let tensors: Vec<_> = ports.map(|(Port { name, dtype, .. }, shape)| (&name[..], *dtype, shape)).collect();
         tensors.iter().try_for_each(|(name, dtype, shape)| safetensors::check(name, *dtype, shape))?;
+        if !*is_first {
+            // It gives its parts to the rank that writes them.
+            return states.iter().try_for_each(|state| state.each_piece(&mut **backend, &mut |_| Ok(())));
+        }
         safetensors::write(path, "write the states", &metadata, &tensors, |number, put| {
-            let state = &states[number];
-            pieces(&state.port.shape, state.stored).try_for_each(|elements| {
-                let piece = state.read(&mut **backend, elements)?;
-                put(&piece.in_file())
-            })
+            states[number].each_piece(&mut **backend, &mut |piece| put(&piece.in_file()))
         })
     }
 
@@ -55,7 +57,8 @@ impl Exec {
         let title = self.titles();
         let Exec { backend, states, .. } = self;
         let file = SafeTensors::open(path)?;
-        let found = of_file(&file, states, &title).map_err(|e| e.in_file(path))?;
+        let mut states: Vec<&mut Lasting> = states.iter_mut().filter(|state| !state.is_place()).collect();
+        let found = of_file(&file, &states, &title).map_err(|e| e.in_file(path))?;
         for (state, tensor) in states.iter_mut().zip(&found) {
             state.give(&mut **backend, tensor)?;
         }
@@ -99,12 +102,13 @@ impl Exec {
     pub fn checksum(&mut self) -> Result<u64> {
         let Exec { backend, states, .. } = self;
         let mut sum = 0u64;
-        for state in states {
+        for state in states.iter().filter(|state| !state.is_place()) {
             let mut hash = Fast::default();
             hash.write(state.port.name.as_bytes());
-            for elements in pieces(&state.port.shape, state.stored) {
-                hash.write(state.read(&mut **backend, elements)?.bytes());
-            }
+            state.each_piece(&mut **backend, &mut |piece| {
+                hash.write(piece.bytes());
+                Ok(())
+            })?;
             sum = sum.wrapping_add(hash.finish());
         }
         Ok(sum)
@@ -123,7 +127,7 @@ impl Exec {
 }
 
 /// The tensors of a file that become states, in the order of these, if all of them can.
-fn of_file(file: &SafeTensors, states: &[Lasting], title: &str) -> Result<Vec<Tensor>> {
+fn of_file(file: &SafeTensors, states: &[&mut Lasting], title: &str) -> Result<Vec<Tensor>> {
     let origin = file.metadata(GRAPH).map_or(String::new(), |graph| format!(", which has states of '{graph}'"));
     let fail = |what: String| Err(Error::usage(format!("expected the states of '{title}'{origin}: {what}")));
     let own = || listed(states.iter().map(|state| state.port.name.as_str()));
@@ -132,7 +136,7 @@ fn of_file(file: &SafeTensors, states: &[Lasting], title: &str) -> Result<Vec<Te
     }
     let mut found = Vec::with_capacity(states.len());
     for state in states {
-        let Port { name, dtype, shape, .. } = &state.port;
+        let (Port { name, dtype, .. }, shape) = (&state.port, state.whole());
         match file.describe(name) {
             None => return fail(format!("state '{name}' is not in the file; it has: {}", listed(file.names()))),
             Some(other) if other != format!("{dtype}{shape}") => {
@@ -141,6 +145,7 @@ fn of_file(file: &SafeTensors, states: &[Lasting], title: &str) -> Result<Vec<Te
             Some(_) => {}
         }
         let tensor = file.tensor(name)?;
+        let tensor = state.spread.as_ref().map_or(tensor.clone(), |spread| spread.own(&tensor));
         state.admits(&tensor)?;
         found.push(tensor);
     }
@@ -170,6 +175,19 @@ impl Lasting {
         })?;
         self.ends = self.counted(tensor)?;
         Ok(())
+    }
+
+    /// Calls `take` with the elements of the whole, some at a time, in order.
+    fn each_piece(&self, backend: &mut dyn Backend, take: &mut dyn FnMut(&Tensor) -> Result<()>) -> Result<()> {
+        let Some(spread) = &self.spread else {
+            let mut each = pieces(&self.port.shape, self.stored);
+            return each.try_for_each(|elements| take(&self.read(backend, elements)?));
+        };
+        let mut bytes = vec![0; self.stored.packed_bytes(self.port.shape.numel())];
+        backend.read(self.at, &mut bytes)?;
+        let whole = spread.gathered(&Tensor::load(self.stored, bytes, self.port.dtype, self.port.shape.clone())?)?;
+        let all = Access::contiguous(whole.shape().clone());
+        pieces(whole.shape(), self.stored).try_for_each(|elements| take(&whole.gather_range(&all, elements)))
     }
 
     /// Elements of the state, in its own type, as a tensor of one axis.

@@ -2,9 +2,9 @@
 
 use crate::backend::ranks::Ranks;
 use crate::error::{Error, Result, ensure};
+use crate::exec::spread::Spread;
 use crate::file::fnv;
-use crate::plan::{Mesh, Plan, Program, Shard};
-use crate::shape::Access;
+use crate::plan::{Mesh, Plan, Program};
 use crate::tensor::Tensor;
 use std::sync::Arc;
 
@@ -38,31 +38,18 @@ pub(crate) fn agree(plan: &Plan, ranks: &dyn Ranks) -> Result<()> {
 ///
 /// # Errors
 /// When it is neither the whole nor a part.
-pub(crate) fn own(plan: &Program, mesh: &Mesh, rank: usize, input: usize, tensor: Tensor) -> Result<Tensor> {
+pub(crate) fn own(plan: &Program, ranks: &Arc<dyn Ranks>, input: usize, tensor: Tensor) -> Result<Tensor> {
     let port = &plan.inputs[input];
-    let shards: Vec<&Shard> = plan.shards.iter().filter(|shard| shard.name == port.name).collect();
-    if shards.is_empty() || *tensor.shape() == port.shape {
+    let Some(spread) = Spread::of(&port.name, &plan.shards, ranks) else { return Ok(tensor) };
+    if *tensor.shape() == port.shape {
         return Ok(tensor);
     }
-    let mut whole = port.shape.clone();
-    let mut access = Access::contiguous(tensor.shape().clone());
-    for Shard { dim, axis, .. } in shards {
-        let (at, axis) = mesh.axis(axis)?;
-        whole[*dim] *= axis.ranks;
-        let each = tensor.shape().get(*dim).map_or(0, |extent| extent / axis.ranks);
-        if let (Some(extent), Some(stride)) = (access.shape.get_mut(*dim), access.strides.get(*dim)) {
-            access.offset += (mesh.place(rank, at) * each) as isize * stride;
-            *extent = each;
-        }
-    }
-    ensure(*tensor.shape() == whole, || {
-        let (name, found) = (&port.name, tensor.shape());
-        Error::usage(format!(
-            "input '{name}': expected {whole}, or {}, which is a rank's part, found {found}",
-            port.shape
-        ))
+    let (whole, found) = (spread.whole(&port.shape), tensor.shape());
+    ensure(*found == whole, || {
+        let what = format!("expected {whole}, or {}, which is a rank's part, found {found}", port.shape);
+        Error::usage(format!("input '{}': {what}", port.name))
     })?;
-    Ok(tensor.gather(&access))
+    Ok(spread.own(&tensor))
 }
 
 /// The rank that runs a job of a mesh.

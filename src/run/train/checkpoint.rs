@@ -90,6 +90,9 @@ impl Folder {
     pub fn save(&self, session: &Session, place: &Place) -> Result<PathBuf> {
         let path = self.path.join(format!("step-{:09}.{EXTENSION}", place.step));
         self.write(&path, session, place)?;
+        if session.rank() > 0 {
+            return Ok(path);
+        }
         let found = self.steps()?;
         for (_, old) in &found[..found.len().saturating_sub(KEPT)] {
             fs::remove_file(old).map_err(|e| Error::file(old, "remove the old checkpoint", e))?;

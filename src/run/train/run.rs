@@ -293,6 +293,15 @@ impl Trainer {
             .collect()
     }
 
+    /// True if it is so on any rank of the mesh.
+    ///
+    /// # Errors
+    /// When a rank is gone or late.
+    pub fn any(&self, here: bool) -> Result<bool> {
+        let Some(ranks) = self.session.ranks() else { return Ok(here) };
+        Ok(ranks.gather(&[u8::from(here)])?.iter().any(|there| there == &[1]))
+    }
+
     /// The session that runs the steps.
     pub fn session(&self) -> &Session {
         &self.session
