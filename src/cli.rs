@@ -191,7 +191,9 @@ pub fn main() -> ExitCode {
     let asked = std::env::var("RUST_LOG").ok().filter(|text| !text.is_empty()).and_then(|text| text.parse().ok());
     // -v of `plan` lists more in its report, which passes and placements in the log would hide.
     let is_plan = matches!(cli.command, Command::Plan(_));
-    let level = match (cli.quiet, cli.verbose) {
+    // The first rank tells what all do.
+    let is_other = mpi::launched().ok().flatten().is_some_and(|(rank, _)| rank > 0);
+    let level = match (cli.quiet || is_other, cli.verbose) {
         (true, _) => Level::ERROR,
         (_, true) if !is_plan => Level::DEBUG,
         _ => Level::INFO,

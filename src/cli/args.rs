@@ -11,7 +11,7 @@ use crate::error::{Error, Result, ensure};
 use crate::file::fnv;
 use crate::graph::Graph;
 use crate::pass::Quantize;
-use crate::plan::{Graphs, Job, Plan, Prefer, Program, Recipe};
+use crate::plan::{Graphs, Job, Mesh, Plan, Prefer, Program, Recipe};
 use crate::random::splitmix;
 use crate::report::picture::Modules;
 use crate::report::{Table, human};
@@ -208,7 +208,7 @@ impl Model {
         }
         Ok(Options {
             backend: on.backend.into(),
-            device: self.several.device(on),
+            device: self.several.device(on.device.as_deref(), on.backend == Backend::Cuda),
             libraries: !self.no_libraries,
             allow_tf32: self.allow_tf32,
             state: self.state.clone(),
@@ -971,7 +971,7 @@ fn made(dtype: DType, shape: Shape, mut next: impl FnMut() -> f64) -> Result<Ten
 }
 
 /// Inputs in the plan's order: those given, random ones for the rest. What is given to states is in the graph.
-pub(super) fn fill(plan: &Program, given: Vec<Given>, seed: u64) -> Result<Vec<Tensor>> {
+pub(super) fn fill(plan: &Program, mesh: Option<&Mesh>, given: Vec<Given>, seed: u64) -> Result<Vec<Tensor>> {
     let mut random = splitmix(seed);
     // What else is given is a state's, or of an input that the plan is bound to.
     let is_input = |given: &Given| plan.inputs.iter().any(|port| port.name == given.name);
@@ -995,7 +995,8 @@ pub(super) fn fill(plan: &Program, given: Vec<Given>, seed: u64) -> Result<Vec<T
                 [least.max(low.ceil()), most.min(high.floor())]
             });
             let first = if most >= 0.0 { least.max(0.0) } else { least };
-            let tensor = made(port.dtype, port.shape.clone(), || {
+            let whole = mesh.map_or_else(|| port.shape.clone(), |mesh| plan.whole(mesh, &port.name, &port.shape));
+            let tensor = made(port.dtype, whole, || {
                 let count = most - first + 1.0;
                 // Of what is bounded at one end alone, no range is known.
                 if !count.is_finite() || count < 1.0 {

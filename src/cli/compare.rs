@@ -267,7 +267,7 @@ impl Compare {
     ) -> Result<(Graph, Vec<Tensor>)> {
         let takes = |given: &&Given| !several || program.inputs.iter().any(|port| port.name == given.name);
         let own = given.iter().filter(takes).cloned().collect();
-        Ok((graphs.largest()?, args::fill(program, own, self.inputs.seed)?))
+        Ok((graphs.largest()?, args::fill(program, None, own, self.inputs.seed)?))
     }
 
     /// Refuses flags that have no use without --across.

@@ -13,7 +13,7 @@ use crate::figures::count;
 use crate::kernel::tuned::Tuned;
 use crate::pass::recompute::Recompute;
 use crate::plan::range::Tried;
-use crate::plan::tell::peak::peak;
+use crate::plan::tell::{self, peak::peak};
 use crate::plan::{self, Graphs, Job, Planned, Planner};
 use crate::report::picture::{self, About};
 use crate::session;
@@ -40,6 +40,7 @@ told
   ..plan_file
   beside? beside
   answer? answer
+  ranks? ranks
   advice? advice
 tried
   binding {int}
@@ -56,6 +57,23 @@ training
   precision text
   f32? training_bytes
   wide? [[text]]
+ranks
+  ranks int
+  all_bytes int
+  shards [shard]
+  split_bytes int
+  repeated_bytes int
+  traffic [traffic]
+shard
+  name text
+  dim int
+  axis text
+traffic
+  program text
+  axis text
+  ranks int
+  collectives int
+  sent_bytes int
 training_bytes
   planned_bytes int
   host_bytes int
@@ -383,6 +401,9 @@ impl Plan {
         if let Some(found) = driver_memory::find(&plan.target) {
             value["beside"] = json!(found.estimate(&plan));
         }
+        if let Some(part) = tell::ranks::part(&plan) {
+            value["ranks"] = json!(part);
+        }
         if let Some(answer) = self.model.answer(&plan) {
             value["answer"] = json!(answer);
         }
@@ -419,6 +440,9 @@ impl Plan {
         // What a trainer's process takes beside its plan depends on its data.
         if training.is_none() || plan.target.family != Family::Cpu {
             text += &beside_text(plan);
+        }
+        if let (Some(mesh), Some(part)) = (&plan.mesh, tell::ranks::part(plan)) {
+            text += &report::ranks(mesh, &part);
         }
         if !several && !verbose {
             text += "-v adds inputs and outputs, the arena's lower bound, the orders that were tried, kernels and choices\n";

@@ -103,7 +103,7 @@ impl More {
         let shapes: Vec<_> = own.iter().map(|g| (g.name.as_str(), g.tensor.shape())).collect();
         let binding = program.binding(&shapes)?;
         let alone = program.selected(&binding, |exec| exec.plan().alone())?;
-        let inputs = args::fill(&alone.programs[0], own, seed)?;
+        let inputs = args::fill(&alone.programs[0], alone.mesh.as_ref(), own, seed)?;
         Ok((binding, inputs))
     }
 
@@ -526,7 +526,7 @@ fn own(given: &[Given], program: &str, takes: &dyn Fn(&str) -> bool) -> (Vec<Giv
 pub(super) fn inputs(plan: &Plan, given: &[Given], seed: u64) -> Result<Vec<Vec<Tensor>>> {
     let of = |program: &Program| {
         let takes = |name: &str| program.inputs.iter().any(|port| port.name == name);
-        args::fill(program, own(given, &program.name, &takes).0, seed)
+        args::fill(program, plan.mesh.as_ref(), own(given, &program.name, &takes).0, seed)
     };
     plan.programs.iter().map(of).collect()
 }

@@ -1,6 +1,5 @@
 //! Flags for several devices, and the ranks that a launcher has started.
 
-use super::args::{Backend, On};
 use crate::backend::mpi::{self, Mpi};
 use crate::backend::ranks::Ranks;
 use crate::error::{Error, Result, ensure};
@@ -96,9 +95,9 @@ impl Meshed {
     }
 
     /// The device of this rank: the one that is given, or, of CUDA's, the one of its number on its machine.
-    pub(super) fn device(&self, on: &On) -> Option<String> {
-        let own = self.ranks.as_ref().filter(|_| on.backend == Backend::Cuda).and_then(|_| number(&ON_MACHINE));
-        on.device.clone().or_else(|| own.map(|number| number.to_string()))
+    pub(super) fn device(&self, given: Option<&str>, is_cuda: bool) -> Option<String> {
+        let own = self.ranks.as_ref().filter(|_| is_cuda).and_then(|_| number(&ON_MACHINE));
+        given.map(str::to_owned).or_else(|| own.map(|number| number.to_string()))
     }
 }
 

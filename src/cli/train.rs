@@ -321,7 +321,7 @@ impl Train {
     fn options(&self) -> Options {
         Options {
             backend: self.on.backend.into(),
-            device: self.several.device(&self.on),
+            device: self.several.device(self.on.device.as_deref(), self.on.backend == args::Backend::Cuda),
             dims: self.dims.iter().cloned().chain(self.shapes.iter().flat_map(Axes::dims)).collect(),
             threads: self.several.threads(self.threads),
             mesh: self.several.mesh.clone(),

@@ -504,6 +504,16 @@ impl Program {
         if name == self.name { self } else { Program { graph: Some(self.name), name, ..self } }
     }
 
+    /// The shape of the whole of an input or a state, of which each rank of a mesh has a part of this shape.
+    pub fn whole(&self, mesh: &Mesh, name: &str, part: &Shape) -> Shape {
+        let mut whole = part.clone();
+        for shard in self.shards.iter().filter(|shard| shard.name == name) {
+            let axis = mesh.axes().iter().find(|axis| axis.name == shard.axis);
+            whole[shard.dim] *= axis.map_or(1, |axis| axis.ranks);
+        }
+        whole
+    }
+
     /// True if a step may overwrite an input's bytes. Inputs must then be written again before each run.
     pub fn consumes_inputs(&self) -> bool {
         let inputs: Vec<_> = self.inputs.iter().map(|port| &self.buffers[port.buffer]).collect();

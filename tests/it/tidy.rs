@@ -299,7 +299,7 @@ fn libraries_stay_where_they_belong() {
             ("cudarc::", &["gpu::cuda"]),
             ("clap::", &["cli"]),
             ("tracing_subscriber::", &["cli"]),
-            ("libloading::", &["gpu::cuda", "gpu::wgpu"]),
+            ("libloading::", &["backend::mpi", "gpu::cuda", "gpu::wgpu"]),
             ("memmap2::", &["file"]),
             ("indicatif::", &["cli"]),
             ("libc::", &["cli::stop", "file"]),

@@ -2,4 +2,5 @@
 
 pub mod diff;
 pub mod peak;
+pub mod ranks;
 pub mod timeline;

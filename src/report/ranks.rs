@@ -1,0 +1,33 @@
+//! Reports a plan as that of each rank of a mesh.
+
+use super::{Table, count, human};
+use crate::plan::Mesh;
+use crate::plan::tell::ranks::Part;
+
+/// The most names that are listed.
+const LISTED: usize = 6;
+
+/// What each rank has, and what it sends.
+pub fn ranks(mesh: &Mesh, part: &Part) -> String {
+    let all = human(part.all_bytes);
+    let mut text = format!("\nmesh {mesh}: {} with this plan each, {all} together\n", count(part.ranks as u64, "rank"));
+    for axis in mesh.axes().iter().filter(|axis| axis.ranks > 1) {
+        let own = part.shards.iter().filter(|shard| shard.axis == axis.name);
+        let names: Vec<_> = own.map(|shard| format!("{} (dim {})", shard.name, shard.dim)).collect();
+        let more = names.len().saturating_sub(LISTED);
+        let rest = if more > 0 { format!(" and {more} more") } else { String::new() };
+        let listed = names[..names.len().min(LISTED)].join(", ");
+        text += &format!("split over {}: {listed}{rest}\n", axis.name);
+    }
+    if part.split_bytes + part.repeated_bytes > 0 {
+        let [split, repeated] = [part.split_bytes, part.repeated_bytes].map(human);
+        text +=
+            &format!("of constants and states a rank has {split} that are split, and {repeated} that all ranks have\n");
+    }
+    let mut table = Table::new("<<>>");
+    table.row(["program", "axis", "exchanges", "a rank sends"]);
+    for of in &part.traffic {
+        table.row([of.program.clone(), of.axis.clone(), of.collectives.to_string(), human(of.sent_bytes)]);
+    }
+    text + "\n" + &table.to_string()
+}
