@@ -21,6 +21,7 @@ mod devices;
 mod diff;
 mod emit;
 mod expect;
+mod fit;
 mod github;
 mod help;
 mod inspect;
@@ -103,6 +104,8 @@ enum Command {
     Diff(diff::Diff),
     /// Find the largest extent of a dim that fits a limit, by planning alone.
     MaxBatch(max_batch::MaxBatch),
+    /// Find the fewest cards on which a model fits, and the best ways to split it over more, by planning alone.
+    Fit(fit::Fit),
     /// Run a graph with one allocation per tensor and as planned: compares memory, time and results.
     Compare(compare::Compare),
     /// Time a graph's runs.
@@ -236,6 +239,7 @@ pub fn main() -> ExitCode {
         Command::Check(c) => c.run(json).map_err(Failure::from),
         Command::Diff(c) => c.run(json, github).map_err(Failure::from),
         Command::MaxBatch(c) => c.run(json),
+        Command::Fit(c) => c.run(json),
         Command::Compare(c) => c.run(json),
         Command::Bench(c) => c.run(json),
         Command::Tune(c) => c.run(json),

@@ -52,7 +52,7 @@ pub(crate) use plimsoll_core::{
 pub(crate) use plimsoll_graph::{graph, onnx, pass, reference, trace};
 use plimsoll_place as place;
 pub(crate) use plimsoll_plan as plan;
-pub(crate) use plimsoll_run::{advise, backend, decoder, driver_memory, eager, exec, session, train, tune};
+pub(crate) use plimsoll_run::{advise, backend, decoder, driver_memory, eager, exec, fit, session, train, tune};
 
 #[cfg(feature = "cli")]
 #[doc(hidden)]
@@ -66,7 +66,7 @@ pub mod internals {
         ($($name:ident)*) => { $(pub mod $name { pub use crate::$name::*; })* };
     }
     modules! {
-        advise backend driver_memory constant decisions decoder dtype eager elements error exec expr file graph kernel mesh npy npz onnx op
+        advise backend driver_memory constant decisions decoder dtype eager elements error exec expr file fit graph kernel mesh npy npz onnx op
         ops pass place plan random reference report safetensors session shape target tensor trace train tune
     }
 }

@@ -75,7 +75,23 @@ if [[ $(uname -s) == Linux ]]; then
     fi
 fi
 
+# Ranks are processes of MPI, which is a wheel, too.
+mpich=$PWD/${CARGO_TARGET_DIR:-target}/mpich
+[[ ${CARGO_TARGET_DIR:-} != /* ]] || mpich=$CARGO_TARGET_DIR/mpich
+if [[ $(uname -s) == Linux && -z "${PLIMSOLL_MPIRUN:-}" ]]; then
+    [[ -x $mpich/bin/mpirun ]] || {
+        echo "test.sh: installing mpich to $mpich" >&2
+        python3 -m pip install --quiet --disable-pip-version-check --no-deps --prefix "$mpich" mpich >&2 || true
+    }
+    if [[ -x $mpich/bin/mpirun ]]; then
+        export PLIMSOLL_MPIRUN=$mpich/bin/mpirun PATH=$mpich/bin:$PATH
+    else
+        echo "test.sh: no MPI and no way to install it: ranks run as threads alone." >&2
+    fi
+fi
+
 if [[ "${CI:-}" == true ]]; then
+    if [[ -n "${PLIMSOLL_MPIRUN:-}" ]]; then export PLIMSOLL_REQUIRE_MPI=1; fi
     export PLIMSOLL_REQUIRE_WGPU=1 PLIMSOLL_REQUIRE_NVRTC=1
     # Where it is neither there nor to be had, its tests say that they were skipped.
     if has_chromium; then export PLIMSOLL_REQUIRE_CHROMIUM=1; fi

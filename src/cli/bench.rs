@@ -573,6 +573,7 @@ impl Bench {
             let plan = program.selected(&binding, |exec| exec.plan().alone())?;
             let suits = given.iter().filter(|given| takes(&plan.programs[0], given)).cloned().collect();
             let inputs = args::fill(&plan.programs[0], plan.mesh.as_ref(), suits, self.inputs.seed)?;
+            let inputs = program.own(inputs)?;
             Ok::<_, Error>(Part { program, binding, inputs, plan })
         };
         if self.trained.method().is_some() {

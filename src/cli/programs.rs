@@ -104,7 +104,7 @@ impl More {
         let binding = program.binding(&shapes)?;
         let alone = program.selected(&binding, |exec| exec.plan().alone())?;
         let inputs = args::fill(&alone.programs[0], alone.mesh.as_ref(), own, seed)?;
-        Ok((binding, inputs))
+        Ok((binding, program.own(inputs)?))
     }
 
     /// The files of the further graphs, and those with their data.

@@ -12,7 +12,9 @@
 //! ```
 
 use super::line;
-use crate::cli::{bench, compare, devices, diff, emit, help, inspect, max_batch, ops, place, plan, run, train, tune};
+use crate::cli::{
+    bench, compare, devices, diff, emit, fit, help, inspect, max_batch, ops, place, plan, run, train, tune,
+};
 use crate::error::{Error, Result};
 use clap::Args;
 use serde_json::{Map, Value, json};
@@ -190,6 +192,7 @@ const TEXTS: &[&str] = &[
     emit::SCHEMA,
     help::SCHEMA,
     inspect::SCHEMA,
+    fit::SCHEMA,
     max_batch::SCHEMA,
     ops::SCHEMA,
     place::SCHEMA,

@@ -32,6 +32,8 @@ pub struct Constant {
     pub fact: Fact,
     source: Source,
     value: OnceLock<Tensor>,
+    /// True if it is stored by itself, even where it is a view of another.
+    apart: bool,
 }
 
 /// The source of a constant's elements.
@@ -93,12 +95,18 @@ impl Constant {
     /// A constant in memory.
     pub fn new(name: impl Into<String>, tensor: Tensor) -> Constant {
         let fact = Fact::new(tensor.dtype(), tensor.shape().clone());
-        Constant { name: name.into(), fact, source: Source::Given, value: OnceLock::from(tensor) }
+        Constant { name: name.into(), fact, source: Source::Given, value: OnceLock::from(tensor), apart: false }
     }
 
     /// A constant in a file, row-major and little-endian from `offset`.
     pub fn in_file(name: impl Into<String>, fact: Fact, path: PathBuf, offset: u64) -> Constant {
-        Constant { name: name.into(), fact, source: Source::File { path, offset }, value: OnceLock::new() }
+        Constant {
+            name: name.into(),
+            fact,
+            source: Source::File { path, offset },
+            value: OnceLock::new(),
+            apart: false,
+        }
     }
 
     /// A constant that an operator's decomposition makes, by number.
@@ -114,7 +122,13 @@ impl Constant {
         if fact.shape.numel() <= MADE_AT_ONCE {
             return Constant::new(name, Tensor::from_f64(fact.dtype, fact.shape, &elements()));
         }
-        Constant { name, fact, source: Source::Part { of: Arc::clone(of), number }, value: OnceLock::new() }
+        Constant {
+            name,
+            fact,
+            source: Source::Part { of: Arc::clone(of), number },
+            value: OnceLock::new(),
+            apart: false,
+        }
     }
 
     /// Output `port` of a node whose inputs are all constants.
@@ -131,7 +145,7 @@ impl Constant {
     ) -> Result<Constant> {
         let depth = 1 + inputs.iter().flatten().map(|c| c.depth()).max().unwrap_or(0);
         let source = Source::Derived { op, attrs, inputs, port, depth };
-        let mut constant = Constant { name, fact, source, value: OnceLock::new() };
+        let mut constant = Constant { name, fact, source, value: OnceLock::new(), apart: false };
         if depth > MAX_DERIVED_DEPTH {
             constant.value()?;
             constant.source = Source::Given;
@@ -146,6 +160,11 @@ impl Constant {
     pub fn named(self: &Arc<Self>, name: String) -> Result<Constant> {
         let identity = crate::ops::find("Identity").expect("the table has the row");
         Constant::derived(name, identity, Attrs::new(), vec![Some(Arc::clone(self))], 0, self.fact.clone())
+    }
+
+    /// The same constant, stored by itself: what it is a view of, a rank need not hold.
+    pub fn apart(self) -> Constant {
+        Constant { apart: true, ..self }
     }
 
     /// True if no file but the model's own has a part in its elements. What a plan may follow from is at hand: other files may be missing.
@@ -170,10 +189,12 @@ impl Constant {
     /// If this constant is a view of another: the operator, its attributes and the other constant.
     pub fn view(&self) -> Option<(&'static OpDef, &Attrs, &Arc<Constant>)> {
         match &self.source {
-            Source::Derived { op, attrs, inputs, .. } if matches!(op.lower, Lower::View(_)) => match &inputs[..] {
-                [Some(input)] => Some((op, attrs, input)),
-                _ => None,
-            },
+            Source::Derived { op, attrs, inputs, .. } if matches!(op.lower, Lower::View(_)) && !self.apart => {
+                match &inputs[..] {
+                    [Some(input)] => Some((op, attrs, input)),
+                    _ => None,
+                }
+            }
             _ => None,
         }
     }
@@ -217,7 +238,7 @@ impl Constant {
         let fact = Fact::new(dtype, wide.fact.shape.clone());
         let source =
             Source::Derived { op, attrs, inputs: vec![Some(Arc::clone(wide))], port: 0, depth: 1 + wide.depth() };
-        Constant { name, fact, source, value: OnceLock::new() }
+        Constant { name, fact, source, value: OnceLock::new(), apart: false }
     }
 
     /// The half that an elementwise node makes of constants. If it is one number, and one of these was rounded, only the result is rounded.
@@ -280,7 +301,7 @@ impl Constant {
         assert_eq!(self.fact.bytes(), (rows.count * rows.len * rows.held).div_ceil(8), "the bytes of the numbers");
         let fact = Fact::new(DType::I32, [rows.bytes().div_ceil(4)]);
         let source = Source::Rows { of: Arc::clone(self), rows };
-        Constant { name: self.name.clone(), fact, source, value: OnceLock::new() }
+        Constant { name: self.name.clone(), fact, source, value: OnceLock::new(), apart: false }
     }
 
     /// This constant before the program [narrowed](Self::narrowed) it to halves, if it did. A view of one number is that number, whose shape may be another one.

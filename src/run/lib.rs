@@ -6,6 +6,7 @@ pub mod decoder;
 pub mod driver_memory;
 pub mod eager;
 pub mod exec;
+pub mod fit;
 pub mod session;
 pub mod train;
 pub mod tune;

@@ -868,6 +868,15 @@ impl<'a> SessionProgram<'a> {
         self.session.run_by(self.number, inputs, Exec::run_poisoned)
     }
 
+    /// The parts of inputs, in the plan's order, that are this rank's own.
+    ///
+    /// # Errors
+    /// When one is neither a whole nor a part.
+    #[doc(hidden)]
+    pub fn own(self, inputs: Vec<Tensor>) -> Result<Vec<Tensor>> {
+        self.session.own(self.number, inputs)
+    }
+
     /// Runs step by step, and returns the first result that has a value that is not finite: where a run went wrong. Updates of states stay.
     ///
     /// # Errors

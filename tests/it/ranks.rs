@@ -3,15 +3,18 @@
 use crate::common::Folder;
 use crate::graphs;
 use plimsoll::internals::backend::ranks::{Ranks, Threads};
+use plimsoll::internals::fit::{Asked, Cluster, fit};
+use plimsoll::internals::kernel::{Exchange, Reduction, Template};
 use plimsoll::internals::mesh::Mesh;
 use plimsoll::internals::npy;
 use plimsoll::internals::onnx;
-use plimsoll::internals::plan::{Plan, Rule};
+use plimsoll::internals::plan::{self, Graphs, Job, Plan, Rule, Sharding, check};
 use plimsoll::internals::train::data::Rows;
 use plimsoll::internals::train::run::{Data, Trainer};
 use plimsoll::internals::train::{Loss, Optimizer, Rate, Training};
-use plimsoll::{Choice, DType, Graph, Options, Session, Tensor};
+use plimsoll::{Choice, DType, Graph, KernelIdx, Options, Session, Target, Tensor};
 use std::path::Path;
+use std::process::Command;
 use std::sync::Arc;
 use std::thread;
 
@@ -54,12 +57,29 @@ fn lent(inputs: &[(String, Tensor)]) -> Vec<(&str, Tensor)> {
     inputs.iter().map(|(name, tensor)| (&name[..], tensor.clone())).collect()
 }
 
+/// The plan of each rank: one for all.
+fn planned(graph: &Graph, mesh: &Mesh, by: &[Rule]) -> Plan {
+    let of = |rank: usize| {
+        let sharding = Some(Sharding { mesh: mesh.clone(), rank, by: by.to_vec() });
+        let job = Job { sharding, ..Job::of(graph.clone(), &Target::cpu(1)) };
+        plan::plan(&job).expect("it is planned").plan
+    };
+    let first = of(0);
+    for rank in 1..mesh.ranks() {
+        let (a, b) = (first.to_json(), of(rank).to_json());
+        let differ = a.lines().zip(b.lines()).find(|(a, b)| a != b);
+        assert!(a == b, "rank {rank} of {mesh} has another plan of {}: {differ:?}", graph.name);
+    }
+    first
+}
+
 /// Holds what the ranks of a mesh compute against one device. Returns the plan of a rank.
 fn same(graph: &Graph, on: &str, by: &[Rule], most: f64) -> Plan {
     let whole = Session::from_graph(graph.clone(), &options()).expect("it is planned");
     let inputs = inputs(&whole);
     let expected = whole.run(&lent(&inputs)).expect("it runs");
     let mesh = mesh(on);
+    planned(graph, &mesh, by);
     let found = each(&mesh, |ranks| {
         let options = Options { mesh: Some(mesh.clone()), shards: by.to_vec(), ranks: Some(ranks), ..options() };
         let session = Session::from_graph(graph.clone(), &options).expect("it is planned");
@@ -117,6 +137,255 @@ fn products_are_split_along_columns_and_rows() {
     assert_eq!(plan.programs[0].shards.len(), by.len());
 }
 
+/// A block of a decoder whose queries, keys and values are one product, over a table.
+const DECODER: &str = r#"<ir_version: 10, opset_import: ["" : 20]>
+    decoder (int64[batch, 8] ids) => (float[batch, 8, 32] logits)
+    <float[32, 16] table, float[16, 48] qkv, float[48] qkv_bias, float[16, 16] out, float[16] ones, float[16] zeros,
+     float[16, 64] up, float[64] up_bias, float[64, 16] down, float[16, 32] head, int64[4] heads = {0, 0, 4, 4}, int64[3] flat = {0, 0, 16},
+     float quarter = {0.5}>
+    {
+      x = Gather (table, ids)
+      a = LayerNormalization (x, ones, zeros)
+      product = MatMul (a, qkv)
+      all = Add (product, qkv_bias)
+      q, k, v = Split <axis = -1, num_outputs = 3> (all)
+      qh = Reshape (q, heads)  kh = Reshape (k, heads)  vh = Reshape (v, heads)
+      qt = Transpose <perm = [0, 2, 1, 3]> (qh)
+      kt = Transpose <perm = [0, 2, 3, 1]> (kh)
+      vt = Transpose <perm = [0, 2, 1, 3]> (vh)
+      scores = MatMul (qt, kt)
+      scaled = Mul (scores, quarter)
+      weights = Softmax <axis = -1> (scaled)
+      mixed = MatMul (weights, vt)
+      back = Transpose <perm = [0, 2, 1, 3]> (mixed)
+      joined = Reshape (back, flat)
+      attended = MatMul (joined, out)
+      y = Add (x, attended)
+      b = LayerNormalization (y, ones, zeros)
+      wider = MatMul (b, up)
+      wide = Add (wider, up_bias)
+      bent = Gelu (wide)
+      narrow = MatMul (bent, down)
+      z = Add (y, narrow)
+      logits = MatMul (z, head)
+    }"#;
+
+/// The decoder, on so many rows.
+fn decoder(folder: &Folder, rows: usize) -> Graph {
+    let sizes = [
+        ("table", 512),
+        ("qkv", 768),
+        ("qkv_bias", 48),
+        ("out", 256),
+        ("ones", 16),
+        ("zeros", 16),
+        ("up", 1024),
+        ("up_bias", 64),
+        ("down", 1024),
+        ("head", 512),
+    ];
+    let path = folder.path("decoder.onnxtxt");
+    std::fs::write(&path, filled(DECODER, &sizes)).expect("it can be written");
+    let model = onnx::load(Path::new(&path)).expect("it is a model");
+    onnx::import(&model, &[("batch".to_owned(), rows)]).expect("it is imported")
+}
+
+#[test]
+fn weights_are_split_as_it_suits() {
+    let folder = Folder::new("decoder-by-ranks");
+    let graph = decoder(&folder, 4);
+    let whole = Session::from_graph(graph.clone(), &options()).expect("it is planned");
+    for (on, exchanges) in [("tensor=2", 4), ("tensor=4", 4), ("data=2,tensor=2", 5)] {
+        let plan = same(&graph, on, &[], 1e-5);
+        let found: Vec<_> = plan.programs[0].kernels.iter().filter_map(|kernel| kernel.collective()).collect();
+        // Rows of the table; the sums of both halves of the block; the logits; and the rows of the output.
+        let steps =
+            plan.programs[0].steps.iter().filter(|step| plan.programs[0].kernels[step.kernel].collective().is_some());
+        assert_eq!(steps.count(), exchanges, "{on}: {found:?}");
+        let [all, own] = [whole.plan(), &plan].map(|plan| plan.programs[0].summary.constant_bytes);
+        assert!(own * 3 < all * 2, "{own} of {all} bytes of constants");
+    }
+}
+
+/// The fewest cards, and the best meshes, are those that planning every mesh finds.
+#[test]
+fn the_fewest_cards_are_found() {
+    let folder = Folder::new("cards");
+    let graph = decoder(&folder, 8);
+    let job = Job::new(Vec::<(String, Graphs)>::new(), &Target::cpu(1));
+    let mut all = Vec::new();
+    for (data, tensor) in [(1, 1), (1, 2), (2, 1), (1, 4), (2, 2), (4, 1), (1, 8), (2, 4), (4, 2), (8, 1)] {
+        let mesh = Mesh::new([("data", data), ("tensor", tensor)]).expect("it is a mesh");
+        let sharding = (mesh.ranks() > 1).then(|| Sharding { mesh: mesh.clone(), rank: 0, by: Vec::new() });
+        let job = Job { sharding, ..Job::of(graph.clone(), &Target::cpu(1)) };
+        all.push((data * tensor, plan::plan(&job).expect("it is planned").plan.bytes()));
+    }
+    let mut sizes: Vec<u64> = all.iter().map(|(_, bytes)| *bytes).collect();
+    sizes.sort_unstable();
+    let mut answers = std::collections::BTreeSet::new();
+    for limit in sizes.iter().map(|bytes| bytes + 64).chain([sizes[0] - 1]) {
+        let programs = || Ok(vec![(String::new(), graph.clone().into(), 1)]);
+        let (by, cluster) = (Vec::new(), Cluster::default());
+        let found = fit(&Asked { programs: &programs, job: job.clone(), limit, cards: 1..=8, by, cluster })
+            .expect("it is planned");
+        // Under a limit some plans take less than their balance.
+        let fewest = found.fewest.as_ref().map(|fewest| fewest.cards);
+        let expected = all.iter().filter(|(_, bytes)| *bytes <= limit).map(|(cards, _)| *cards).min();
+        assert!(
+            expected.is_none_or(|expected| fewest.is_some_and(|found| found <= expected)),
+            "{limit}: {fewest:?} of {expected:?}"
+        );
+        assert!(found.best.iter().all(|tried| tried.card_bytes <= limit), "{found:?}");
+        answers.insert(fewest);
+    }
+    assert!(answers.len() > 2, "{answers:?}");
+}
+
+/// A plan over ranks that is not as it was is refused, wherever that would stop or mix them up.
+#[test]
+fn harmful_changes_of_one_rank_are_refused() {
+    let folder = Folder::new("changed-ranks");
+    let graph = decoder(&folder, 4);
+    let mesh = mesh("data=2,tensor=2");
+    let plan = planned(&graph, &mesh, &[]);
+    let ranks = |changed: &Plan, rank: usize| {
+        let others = (0..4).filter(|other| *other != rank).collect();
+        check::ranks::ranks(&mesh, &[(&plan, others), (changed, vec![rank])])
+    };
+    ranks(&plan, 1).expect("it is sound");
+    let exchanges: Vec<usize> = (0..plan.programs[0].steps.len()).filter(|&at| exchange(&plan, at).is_some()).collect();
+    let mut seed = 7u64;
+    let mut below = |count: usize| {
+        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (seed >> 33) as usize % count
+    };
+    let mut harmful = 0;
+    while harmful < 1000 {
+        let mut changed = plan.clone();
+        let (at, rank, how) = (exchanges[below(exchanges.len())], below(4), below(6));
+        let other = exchanges[below(exchanges.len())];
+        let mut kernel = exchange(&plan, at).expect("it is an exchange").clone();
+        let Template::Collective(collective) = &mut kernel.template else { unreachable!("it is an exchange") };
+        match how {
+            // Two that bring the same may change places.
+            0 if brings(&plan, at) != brings(&plan, other) => {
+                let steps = &mut changed.programs[0].steps;
+                let (a, b) = (steps[at].kernel, steps[other].kernel);
+                (steps[at].kernel, steps[other].kernel) = (b, a);
+            }
+            1 => drop(changed.programs[0].steps.remove(at)),
+            2 => collective.axis = if collective.axis == "data" { "tensor" } else { "data" }.into(),
+            3 => kernel.reads[0].access.shape[0] += 1,
+            4 => kernel.reads[0].dtype = DType::F16,
+            5 => collective.exchange = Exchange::AllReduce(Reduction::Max),
+            _ => continue,
+        }
+        if how >= 2 {
+            let kernels: Vec<_> = changed.programs[0].kernels.iter().cloned().chain([kernel]).collect();
+            changed.programs[0].kernels = kernels.into();
+            changed.programs[0].steps[at].kernel = KernelIdx::new(changed.programs[0].kernels.len() - 1);
+        }
+        assert!(ranks(&changed, rank).is_err(), "change {how} of step {at} on rank {rank}");
+        harmful += 1;
+    }
+}
+
+/// What a rank brings to an exchange.
+fn brings(plan: &Plan, step: usize) -> (String, DType, usize) {
+    let kernel = exchange(plan, step).expect("it is an exchange");
+    let read = &kernel.reads[0];
+    (kernel.collective().expect("it is one").to_string(), read.dtype, read.access.shape.numel())
+}
+
+/// The kernel of a step, if it is an exchange.
+fn exchange(plan: &Plan, step: usize) -> Option<&plimsoll::Kernel> {
+    let program = &plan.programs[0];
+    Some(&program.kernels[program.steps[step].kernel]).filter(|kernel| kernel.collective().is_some())
+}
+
+/// The launcher of MPI's processes, if there is one: `PLIMSOLL_MPIRUN`, or `mpirun`.
+fn launcher() -> Option<String> {
+    let named = std::env::var("PLIMSOLL_MPIRUN").unwrap_or("mpirun".into());
+    let starts = Command::new(&named).arg("--version").output().is_ok_and(|ran| ran.status.success());
+    if !starts {
+        assert!(std::env::var_os("PLIMSOLL_REQUIRE_MPI").is_none(), "{named} does not start");
+        eprintln!("SKIPPED: no mpirun; PLIMSOLL_MPIRUN names one");
+    }
+    starts.then_some(named)
+}
+
+/// Runs the program by so many processes. Returns what it printed, and the errors.
+fn launched(launcher: &str, ranks: usize, arguments: &[&str]) -> (bool, String, String) {
+    let mut command = Command::new(launcher);
+    command.args(["-n", &ranks.to_string(), env!("CARGO_BIN_EXE_plimsoll")]).args(arguments);
+    let ran = command.output().expect("it starts");
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    (ran.status.success(), text(&ran.stdout), text(&ran.stderr))
+}
+
+#[test]
+fn ranks_are_processes() {
+    let Some(launcher) = launcher() else { return };
+    let folder = Folder::new("processes");
+    let model = folder.path("decoder.onnxtxt");
+    decoder(&folder, 4);
+    let run = |ranks: usize, mesh: &[&str], to: &str| {
+        let to = folder.path(to);
+        let more = ["run", &model, "--backend", "cpu", "--batch", "4", "--output-dir", &to, "--json"];
+        let (ran, printed, errors) = launched(&launcher, ranks, &[&more[..], mesh].concat());
+        assert!(ran, "{mesh:?}: {errors}");
+        let record: serde_json::Value = serde_json::from_str(&printed).expect("one rank prints one record");
+        assert_eq!(record["memory"]["planned_bytes"], record["memory"]["allocated_bytes"], "{mesh:?}");
+        npy::read(Path::new(&format!("{to}/logits.npy"))).expect("the first rank writes it").to_f64()
+    };
+    let expected = run(1, &[], "alone");
+    let peak = expected.iter().fold(0.0, |peak: f64, a| peak.max(a.abs()));
+    for (ranks, on) in [(2, "data=2"), (2, "tensor=2"), (4, "tensor=4"), (4, "data=2,tensor=2")] {
+        let found = run(ranks, &["--mesh", on], on);
+        let off = expected.iter().zip(&found).fold(0.0, |off: f64, (a, b)| off.max((a - b).abs()));
+        assert!(found.len() == expected.len() && off <= 1e-5 * peak, "{on}: off by {off} of {peak}");
+    }
+    // What is wrong is told once, with both sides.
+    for (arguments, what) in [
+        (&["--mesh", "data=4"][..], "--mesh data=4: expected 4 processes, found 2"),
+        (&[], "a launcher started 2 processes: expected --mesh"),
+        (&["--mesh", "other=2"], "mesh axis 'other': nothing is split along it"),
+        (&["--mesh", "tensor=2", "--shard", "up=7:tensor"], "which has no dim 7"),
+        (&["--mesh", "tensor=2", "--shard", "down=1:data"], "no axis 'data'"),
+        (&["--mesh", "tensor=2", "--shard", "nothing=0:tensor"], "no input, constant or state has this name"),
+    ] {
+        let all = [&["run", &model, "--backend", "cpu", "--batch", "4"], arguments].concat();
+        let (ran, _, errors) = launched(&launcher, 2, &all);
+        assert!(!ran && errors.contains(what) && errors.matches("error: ").count() == 1, "{arguments:?}: {errors}");
+    }
+}
+
+#[test]
+fn processes_train_and_go_on_in_another_mesh() {
+    let Some(launcher) = launcher() else { return };
+    let folder = Folder::new("trained-processes");
+    let train = |ranks: usize, mesh: &str, kept: &str, steps: &str, more: &[&str]| {
+        let kept = folder.path(kept);
+        let data = ["--data", "graphs/digits-train-images.npy", "--labels", "graphs/digits-train-labels.npy"];
+        let method = ["--loss", "cross_entropy", "--batch", "32", "--lr", "0.001", "--steps", steps, "--checkpoint", &kept];
+        let of = if mesh.is_empty() { Vec::new() } else { vec!["--mesh", mesh] };
+        let start = ["train", "graphs/digits.onnx", "--backend", "cpu", "--json"];
+        let (ran, printed, errors) = launched(&launcher, ranks, &[&start[..], &data, &method, &of, more].concat());
+        assert!(ran, "{mesh}: {errors}");
+        let record: serde_json::Value = serde_json::from_str(&printed).expect("one rank prints one record");
+        assert_eq!(record["planned_bytes"], record["allocated_bytes"]);
+        record["loss"].as_f64().expect("it has a loss")
+    };
+    let alone = train(1, "", "alone", "20", &[]);
+    for on in ["data=2", "data=4"] {
+        let loss = train(on[5..].parse().expect("a number"), on, on, "20", &[]);
+        assert!((loss - alone).abs() < 1e-5 * alone.abs(), "{on}: {loss} of {alone}");
+    }
+    train(2, "data=2", "resumed", "10", &[]);
+    let loss = train(4, "data=4", "resumed", "20", &["--resume"]);
+    assert!((loss - alone).abs() < 1e-5 * alone.abs(), "resumed: {loss} of {alone}");
+}
+
 #[test]
 fn rows_are_split_along_data() {
     let graph = graphs::import("mlp.onnxtxt", &[("batch", 8)]);
@@ -126,6 +395,23 @@ fn rows_are_split_along_data() {
         assert_eq!(plan.mesh, Some(mesh(on)));
         assert!(plan.bytes() < whole, "{} of {whole}", plan.bytes());
     }
+}
+
+/// A model's text with numbers for its weights.
+fn filled(text: &str, sizes: &[(&str, usize)]) -> String {
+    let mut text = text.to_owned();
+    let mut seed = 1u32;
+    for &(name, count) in sizes {
+        let mut number = || {
+            seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            format!("{:.3}", f64::from(seed >> 8) / f64::from(1u32 << 24) - 0.5)
+        };
+        let numbers: Vec<_> = (0..count).map(|_| number()).collect();
+        for end in [",", ">"] {
+            text = text.replace(&format!("] {name}{end}"), &format!("] {name} = {{{}}}{end}", numbers.join(", ")));
+        }
+    }
+    text
 }
 
 /// A network of most that trainings have: a convolution, the norm of a batch, a Dropout, a norm of rows.
@@ -149,18 +435,7 @@ const NETWORK: &str = r#"<ir_version: 10, opset_import: ["" : 20]>
 
 /// The network with weights, and its data.
 fn network(folder: &Folder, rows: usize) -> (onnx::Model, Data) {
-    let mut text = NETWORK.to_owned();
-    let mut seed = 1u32;
-    for (name, count) in [("filters", 36), ("up", 512), ("bias", 8), ("down", 24)] {
-        let mut number = || {
-            seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-            format!("{:.3}", f64::from(seed >> 8) / f64::from(1u32 << 24) - 0.5)
-        };
-        let numbers: Vec<_> = (0..count).map(|_| number()).collect();
-        for end in [",", ">"] {
-            text = text.replace(&format!("{name}{end}"), &format!("{name} = {{{}}}{end}", numbers.join(", ")));
-        }
-    }
+    let text = filled(NETWORK, &[("filters", 36), ("up", 512), ("bias", 8), ("down", 24)]);
     let path = folder.path("network.onnxtxt");
     std::fs::write(&path, text).expect("it can be written");
     let open = |name: &str, tensor: Tensor| {

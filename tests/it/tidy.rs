@@ -57,6 +57,7 @@ const LAYERS: &[&[&str]] = &[
         "train::checkpoint",
         "driver_memory",
         "advise",
+        "fit",
         "report",
         "cli",
     ],

@@ -58,7 +58,11 @@ pub(super) static OPS: &[OpDef] = &[
             .ints("pads", &[1, 0, 2, 1])
     })
     .attrs(names![dilations group pads strides])
-    .part(images),
+    .part(images)
+    .summed(|call| match conv(call) {
+        Ok((_, 1, _)) => vec![vec![Some(1), Some(1)]],
+        _ => Vec::new(),
+    }),
     OpDef::new(
         "ConvTranspose",
         "The gradient of Conv by its input: [n, c, spatial..], filters [c, o / group, kernel..], plus a \

@@ -31,6 +31,14 @@ use std::sync::Arc;
 /// The axis of a mesh that splits the rows of inputs.
 pub const DATA: &str = "data";
 
+/// The axis of a mesh that splits weights.
+pub const TENSOR: &str = "tensor";
+
+/// Weights of fewer elements are not worth an exchange.
+const WORTH: usize = 256;
+
+mod slices;
+
 /// What stands before the names of states that hold a rank's place along an axis of the mesh.
 pub const PLACE: &str = "mesh/";
 
@@ -105,26 +113,34 @@ pub fn run(graph: &mut Graph, sharding: &Sharding) -> Result<Vec<Shard>> {
         let place = sharding.mesh.place(sharding.rank, at);
         let along = Along { name: &axis.name, ranks: axis.ranks, place };
         let decided = decide(graph, &along, &sharding.by, &mut used)?;
-        let found: Vec<Shard> = decided
-            .iter()
-            .map(|&(value, dim)| Shard { name: graph.value_name(value).to_owned(), dim, axis: axis.name.clone() })
-            .collect();
-        ensure(!found.is_empty(), || {
-            Error::usage(format!(
-                "mesh axis '{}': nothing is split along it; say what, by a name, a dim and this axis",
-                axis.name
-            ))
-        })?;
-        let mut specs: HashMap<ValueId, Spread> = decided.iter().map(|&(value, dim)| (value, Split(dim))).collect();
+        // Without a decision, weights of products are split as it suits what follows from that.
+        let finds = axis.name == TENSOR && decided.is_empty();
+        if finds {
+            slices::run(graph)?;
+        }
+        let mut spreads: HashMap<ValueId, Spread> =
+            decided.into_iter().map(|(value, dim)| (value, Split(dim))).collect();
         for value in graph.states().iter().map(|state| state.value) {
             if axis.name == DATA && graph.value_name(value).starts_with(TERMS) {
-                specs.entry(value).or_insert(Terms(Reduction::Sum));
+                spreads.entry(value).or_insert(Terms(Reduction::Sum));
             }
         }
-        let mut walk = Walk { graph, along: &along, spreads: specs, ways: HashMap::new(), decomposed: false };
+        let mut walk = Walk {
+            graph,
+            along: &along,
+            spreads,
+            ways: HashMap::new(),
+            decomposed: false,
+            finds,
+            whole: HashSet::new(),
+        };
         walk.all()?;
         let Walk { spreads, ways, .. } = walk;
-        Rewrite::new(graph, &along, spreads, ways)?.all()?;
+        let found = Rewrite::new(graph, &along, spreads, ways)?.all()?;
+        ensure(!found.is_empty(), || {
+            let what = "nothing is split along it; say what, by a name, a dim and this axis";
+            Error::usage(format!("mesh axis '{}': {what}", axis.name))
+        })?;
         graph.sweep();
         graph.verify()?;
         shards.extend(found);
@@ -203,12 +219,22 @@ struct Walk<'a> {
     spreads: HashMap<ValueId, Spread>,
     ways: HashMap<NodeId, Way>,
     decomposed: bool,
+    /// True if weights are split by what their products need.
+    finds: bool,
+    /// States and constants that a node before has read as a whole, and results that are gathered at once.
+    whole: HashSet<ValueId>,
 }
 
 impl Walk<'_> {
     fn all(&mut self) -> Result<()> {
         for id in self.graph.order()? {
             self.visit(id)?;
+        }
+        // A state that nobody reads follows what it becomes.
+        for state in self.graph.states().to_vec() {
+            if let (true, Some(Split(dim))) = (self.finds, state.update.map(|update| self.spread(update))) {
+                self.adopt(state.value, Split(dim));
+            }
         }
         if self.decomposed {
             self.graph.sweep();
@@ -217,7 +243,58 @@ impl Walk<'_> {
     }
 
     fn spread(&self, value: ValueId) -> Spread {
-        self.spreads.get(&value).copied().unwrap_or(Whole)
+        if self.whole.contains(&value) { Whole } else { self.spreads.get(&value).copied().unwrap_or(Whole) }
+    }
+
+    /// True if a value is a weight, or is kept beside one.
+    fn is_kept(&self, value: ValueId) -> bool {
+        matches!(self.graph.node(value.node).kind, Kind::State(_) | Kind::Constant(_))
+    }
+
+    /// Gives a state that is not yet read the spread that its first reader needs.
+    fn adopt(&mut self, value: ValueId, needs: Spread) {
+        let is_state = matches!(self.graph.node(value.node).kind, Kind::State(_));
+        let is_free = self.finds && is_state && !self.spreads.contains_key(&value) && !self.whole.contains(&value);
+        if let (true, Split(dim)) = (is_free, needs)
+            && self.graph.fact(value).shape.get(dim).is_some_and(|extent| extent.is_multiple_of(self.along.ranks))
+        {
+            self.spreads.insert(value, needs);
+        }
+    }
+
+    /// The way of a product, or a lookup, of whole data and a weight: in columns of the weight.
+    fn columns(&self, id: NodeId, op: &OpDef) -> Option<Way> {
+        let operands = self.graph.operands(id);
+        let [Some(a), Some(b), ..] = operands[..] else { return None };
+        let (weight, data, at) = match op.name {
+            "MatMul" | "plimsoll.Conv" => (b, a, 1),
+            "Gather" => (a, b, 0),
+            _ => return None,
+        };
+        let shape = &self.graph.fact(weight).shape;
+        let is_weight = self.finds && self.is_kept(weight) && !self.is_kept(data) && !self.whole.contains(&weight);
+        if !is_weight || shape.len() < 2 || shape.numel() < WORTH {
+            return None;
+        }
+        let ranks = self.along.ranks;
+        let (dim, gives) = match op.name {
+            "MatMul" => (shape.len() - 1, self.graph.fact(id.output(0)).shape.len() - 1),
+            "Gather" => {
+                let axis = self.graph.with_call(id, |call| call.axis("axis", 0, call.shape(0)))?.ok()?;
+                let last = (shape.len() - 1, self.graph.fact(id.output(0)).shape.len() - 1);
+                Some(last).filter(|_| axis + 1 < shape.len())?
+            }
+            _ => {
+                let groups = self.graph.with_call(id, |call| call.int("group", 1))?.ok()?;
+                Some((0, 1)).filter(|_| groups == 1)?
+            }
+        };
+        if self.graph.fact(data).shape.len() < 2 && op.name == "MatMul" || !shape[dim].is_multiple_of(ranks) {
+            return None;
+        }
+        let mut needs = vec![Whole; operands.len()];
+        needs[at] = Split(dim);
+        Some(Way { needs, gives: Split(gives), part: Part::of(vec![None; operands.len()]) })
     }
 
     fn visit(&mut self, id: NodeId) -> Result<()> {
@@ -225,7 +302,7 @@ impl Walk<'_> {
         let operands = self.graph.operands(id);
         let spreads: Vec<Spread> = operands.iter().map(|v| v.map_or(Whole, |v| self.spread(v))).collect();
         if spreads.iter().all(|spread| *spread == Whole) {
-            return Ok(());
+            return self.visit_whole(id, op, &operands);
         }
         let best = match self.joint(id, op, &spreads) {
             Some(way) => Some(way),
@@ -254,7 +331,39 @@ impl Walk<'_> {
         Ok(())
     }
 
+    /// A node of whole operands is computed by every rank, unless it has a weight that is worth to be split.
+    fn visit_whole(&mut self, id: NodeId, op: &OpDef, operands: &[Option<ValueId>]) -> Result<()> {
+        let worth = |value: &ValueId| self.is_kept(*value) && self.graph.fact(*value).shape.numel() >= WORTH;
+        let has_weight = self.finds && operands.iter().flatten().any(worth);
+        match op.lower {
+            Lower::Decompose(_) if has_weight => {
+                self.decomposed = true;
+                self.decompose(id)?.into_iter().try_for_each(|made| self.visit(made))
+            }
+            _ => {
+                match self.columns(id, op) {
+                    Some(way) => {
+                        self.take(id, way);
+                        // Rows of a table go on as a whole: what follows is seldom a product.
+                        if op.name == "Gather" {
+                            self.whole.insert(id.output(0));
+                        }
+                    }
+                    None => self.whole.extend(operands.iter().flatten()),
+                }
+                Ok(())
+            }
+        }
+    }
+
     fn take(&mut self, id: NodeId, way: Way) {
+        for (value, need) in self.graph.operands(id).into_iter().zip(&way.needs) {
+            let Some(value) = value else { continue };
+            self.adopt(value, *need);
+            if *need == Whole && self.is_kept(value) {
+                self.whole.insert(value);
+            }
+        }
         for port in 0..self.graph.node(id).outputs.len() {
             self.spreads.insert(id.output(port), way.gives);
         }
@@ -370,6 +479,8 @@ struct Rewrite<'a> {
     made: HashMap<(ValueId, Spread, bool), ValueId>,
     /// The state that holds the rank's place.
     place: Option<ValueId>,
+    /// What is split.
+    shards: Vec<Shard>,
 }
 
 impl<'a> Rewrite<'a> {
@@ -385,7 +496,7 @@ impl<'a> Rewrite<'a> {
                 facts.insert(id.output(port), graph.fact(id.output(port)).clone());
             }
         }
-        Ok(Rewrite { graph, along, spreads, ways, facts, made: HashMap::new(), place: None })
+        Ok(Rewrite { graph, along, spreads, ways, facts, made: HashMap::new(), place: None, shards: Vec::new() })
     }
 
     fn spread(&self, value: ValueId) -> Spread {
@@ -399,9 +510,12 @@ impl<'a> Rewrite<'a> {
         fact
     }
 
-    fn all(mut self) -> Result<()> {
+    fn all(mut self) -> Result<Vec<Shard>> {
         let order = self.graph.order()?;
         for &id in &order {
+            if let (None, Split(dim)) = (self.graph.node(id).op(), self.spread(id.output(0))) {
+                self.note(self.graph.value_name(id.output(0)).to_owned(), dim);
+            }
             match (&self.graph.node(id).kind, self.spread(id.output(0))) {
                 (Kind::Input, Split(dim)) => {
                     let fact = self.part_of(id.output(0), dim);
@@ -431,7 +545,15 @@ impl<'a> Rewrite<'a> {
             let value = self.convert(update, needs, at)?;
             self.graph.set_update(state.value, value);
         }
-        Ok(())
+        Ok(self.shards)
+    }
+
+    /// Notes that a value is split.
+    fn note(&mut self, name: String, dim: usize) {
+        let shard = Shard { name, dim, axis: self.along.name.to_owned() };
+        if !self.shards.contains(&shard) {
+            self.shards.push(shard);
+        }
     }
 
     fn node(&mut self, id: NodeId) -> Result<()> {
@@ -493,7 +615,8 @@ impl<'a> Rewrite<'a> {
         fact.shape[dim] = each;
         let op = ops::find("Slice").expect("the table has the row");
         let attrs = Attrs::span(dim, self.along.place * each..(self.along.place + 1) * each);
-        Ok(Arc::new(Constant::derived(constant.name.clone(), op, attrs, vec![Some(Arc::clone(constant))], 0, fact)?))
+        let part = Constant::derived(constant.name.clone(), op, attrs, vec![Some(Arc::clone(constant))], 0, fact)?;
+        Ok(Arc::new(part.apart()))
     }
 
     /// The rank's place, an `i32`.
@@ -519,6 +642,9 @@ impl<'a> Rewrite<'a> {
         let made = match (self.graph.as_constant(value).cloned(), has, needs) {
             (Some(constant), Whole, Split(dim)) => {
                 self.graph.insert_at(value.node);
+                if constant.fact.shape.numel() >= WORTH {
+                    self.note(constant.name.clone(), dim);
+                }
                 let part = self.slice(&constant, dim)?;
                 self.graph.constant(part)
             }

@@ -1,0 +1,146 @@
+//! `fit`: finds the fewest cards on which a model fits, and the best meshes of more.
+
+use super::args::{self, Model};
+use super::method::Trained;
+use super::programs::More;
+use super::{Failure, line};
+use crate::error::{Error, Result, ensure};
+use crate::fit::{Asked, Cluster, Found, Tried, fit};
+use crate::plan::Job;
+use crate::report::{Table, count, human};
+use clap::Args;
+use serde_json::json;
+use std::fs;
+use std::ops::RangeInclusive;
+use std::path::PathBuf;
+
+/// The records of `--json`, as `schema.rs` reads them.
+pub(super) const SCHEMA: &str = "
+fit
+  ..subject
+  target text
+  limit_bytes int
+  fewest mesh|null
+  best [mesh]
+  refused mesh|null
+  plans int
+mesh
+  cards int
+  mesh text
+  card_bytes int
+  fits bool
+  sent_bytes int
+  exchanges int
+  exchange_ms number
+";
+
+#[derive(Args)]
+#[command(after_help = args::targets())]
+pub(super) struct Fit {
+    #[command(flatten)]
+    model: Model,
+    #[command(flatten)]
+    more: More,
+    #[command(flatten)]
+    trained: Trained,
+    /// The target to plan for: one of those below.
+    #[arg(long, default_value = "cuda")]
+    target: String,
+    /// The numbers of cards to try, such as 1..64.
+    #[arg(long, value_name = "N..N", default_value = "1..8", value_parser = cards)]
+    cards: RangeInclusive<usize>,
+    /// The links between the cards, for the estimate of time: a file with {"gb_per_second": .., "latency_us": ..}. Default: NVLink within a host.
+    #[arg(long, value_name = "FILE")]
+    cluster: Option<PathBuf>,
+}
+
+/// A range of numbers of cards.
+fn cards(text: &str) -> Result<RangeInclusive<usize>, String> {
+    let parsed = || {
+        let (from, to) = text.split_once("..").unwrap_or((text, text));
+        Some((from.parse().ok()?, to.parse().ok()?))
+    };
+    let found: Option<(usize, usize)> = parsed();
+    let range = found.filter(|(from, to)| *from > 0 && from <= to && *to <= crate::mesh::MOST_RANKS);
+    range.map(|(from, to)| from..=to).ok_or_else(|| format!("expected numbers of cards such as 1..64, found '{text}'"))
+}
+
+impl Fit {
+    pub(super) fn run(&self, json: bool) -> Result<String, Failure> {
+        let several = &self.model.several;
+        ensure(several.mesh.is_none(), || {
+            Error::usage("--mesh: fit finds the mesh; --cards says how many cards".into())
+        })?;
+        let limit = self.model.memory_limit.ok_or_else(|| {
+            Error::usage("fit: expected --memory-limit SIZE, the memory of a card for the plan".into())
+        })?;
+        let target = self.model.target(&self.target)?;
+        let more = self.more.or_training(self.trained.method().map(|method| method.on(&target)));
+        let flags = self.trained.with_batch(&self.model);
+        let asked = more.asked(&flags, &[])?;
+        let cluster = self.cluster.as_deref().map(|path| {
+            let text = fs::read_to_string(path).map_err(|e| Error::file(path, "read the links", e))?;
+            Cluster::parse(&text).map_err(|e| e.in_file(path))
+        });
+        // An update runs its middle part once for each further micro-batch.
+        let parts = self.trained.method().map_or(1, |method| method.accumulate);
+        let times = |name: &str| match name {
+            "next" => parts.saturating_sub(2),
+            "evaluate" => 0,
+            _ => 1,
+        };
+        let programs = || {
+            let all = asked.programs.iter();
+            Ok(all.map(|(name, graphs)| (name.clone(), graphs.clone(), times(name).into())).collect())
+        };
+        let job = Job { recipe: flags.recipe(), ..Job::new(Vec::<(String, crate::plan::Graphs)>::new(), &target) };
+        let cluster = cluster.transpose()?.unwrap_or_default();
+        let (by, cards) = (several.shards.clone(), self.cards.clone());
+        let found = fit(&Asked { programs: &programs, job, limit, cards, by, cluster })
+            .map_err(|e| asked.in_file(&flags, e))?;
+        let mut record = json!({
+            "target": target.name, "limit_bytes": limit, "fewest": found.fewest, "best": found.best, "refused": found.refused,
+            "plans": found.plans,
+        });
+        asked.subject.name_in(&mut record);
+        let Some(least) = found.refused.as_ref().filter(|_| found.fewest.is_none()) else {
+            let text = format!(
+                "{} on cards of {}, {}\n\n{}",
+                asked.subject.heading(),
+                human(limit),
+                target.name,
+                told(&found, limit)
+            );
+            return Ok(if json { line(&record) } else { text });
+        };
+        let what =
+            format!("the plan of a card, on {} at most ({})", count(*self.cards.end() as u64, "card"), least.mesh);
+        let error = Error::Fit { what, needed: least.card_bytes, limit, file: None };
+        Err(Failure::explained(asked.in_file(&flags, error), json, record, String::new()))
+    }
+}
+
+/// The answer, its proof, and the meshes.
+fn told(found: &Found, limit: u64) -> String {
+    let mut text = String::new();
+    if let Some(fewest) = &found.fewest {
+        let Tried { cards, mesh, card_bytes, .. } = fewest;
+        text += &format!("fits {}: {mesh}, {} each\n", count(*cards as u64, "card"), human(*card_bytes));
+    }
+    if let Some(Tried { cards, mesh, card_bytes, .. }) = &found.refused {
+        let (needed, over) = (human(*card_bytes), human(card_bytes.saturating_sub(limit)));
+        text +=
+            &format!("not {}: {mesh} takes the least, {needed} each, {over} too much\n", count(*cards as u64, "card"));
+    }
+    let mut table = Table::new("><>>>>");
+    table.row(["cards", "mesh", "a card", "of the limit", "a card sends", "links, about"]);
+    for of in &found.best {
+        let share = format!("{:.1} %", 100.0 * of.card_bytes as f64 / limit as f64);
+        let ms = format!("{:.2} ms", of.exchange_ms);
+        table.row([of.cards.to_string(), of.mesh.clone(), human(of.card_bytes), share, human(of.sent_bytes), ms]);
+    }
+    text + &format!(
+        "\n{table}\nlinks: an estimate, if nothing is computed meanwhile; all bytes are those of plans ({} made)\n",
+        found.plans
+    )
+}

@@ -1,0 +1,173 @@
+//! How many cards a model needs, and in which mesh: each answer is a plan of one rank.
+
+use crate::advise::silent;
+use crate::error::{Error, Result, ensure};
+use crate::mesh::Mesh;
+use crate::pass::shard::{DATA, Rule, Sharding, TENSOR};
+use crate::plan::tell::ranks::part;
+use crate::plan::{self, Graphs, Job};
+use serde::{Deserialize, Serialize};
+use std::ops::RangeInclusive;
+
+/// The links between cards, for estimates of time.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Cluster {
+    /// What a card sends in a second, in GB.
+    pub gb_per_second: f64,
+    /// Microseconds that an exchange takes at least.
+    pub latency_us: f64,
+}
+
+impl Default for Cluster {
+    /// Cards of one host over NVLink: 329 GB/s is the bus bandwidth of an all reduce of 1 GiB on two H100, 10 us the least in a CUDA graph.
+    fn default() -> Cluster {
+        Cluster { gb_per_second: 329.0, latency_us: 10.0 }
+    }
+}
+
+/// A mesh, and what its plan says.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Tried {
+    /// The number of cards.
+    pub cards: usize,
+    /// The mesh.
+    pub mesh: String,
+    /// Bytes of the plan of each card.
+    pub card_bytes: u64,
+    /// True if they are within the limit.
+    pub fits: bool,
+    /// Bytes that a card sends in a run, or in an update of a training.
+    pub sent_bytes: u64,
+    /// The exchanges of a run.
+    pub exchanges: usize,
+    /// An estimate of the milliseconds that they take, if nothing else is done meanwhile.
+    pub exchange_ms: f64,
+}
+
+/// What was found.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Found {
+    /// The fewest cards on which it fits, if it does on any number.
+    pub fewest: Option<Tried>,
+    /// The meshes that fit, none of which is worse than another in cards, bytes and exchanges.
+    pub best: Vec<Tried>,
+    /// Of the largest number of cards that cannot hold it, below the fewest: the mesh that takes the least.
+    pub refused: Option<Tried>,
+    /// Plans that were made.
+    pub plans: usize,
+}
+
+/// What is asked.
+pub struct Asked<'a> {
+    /// The programs, as one device runs them. Each is as often in an update as it says.
+    pub programs: &'a dyn Fn() -> Result<Vec<(String, Graphs, u64)>>,
+    /// The job, without programs and mesh.
+    pub job: Job,
+    /// Bytes of a card.
+    pub limit: u64,
+    /// The numbers of cards to try.
+    pub cards: RangeInclusive<usize>,
+    /// What is split by hand.
+    pub by: Vec<Rule>,
+    /// The links.
+    pub cluster: Cluster,
+}
+
+/// Finds the meshes on which a model fits, of axes `data` and `tensor`.
+///
+/// # Errors
+/// When the model cannot be planned at all, or no number of cards divides it.
+pub fn fit(asked: &Asked) -> Result<Found> {
+    let programs = (asked.programs)()?;
+    let (mut tried, mut last, mut plans): (Vec<Tried>, Option<Error>, usize) = (Vec::new(), None, 0);
+    // What an axis does not divide is refused for all of its multiples, too, so that few plans are made.
+    let mut none: Vec<(usize, usize)> = Vec::new();
+    for cards in asked.cards.clone() {
+        for tensor in (1..=cards).filter(|tensor| cards % tensor == 0) {
+            let data = cards / tensor;
+            if none.iter().any(|&(d, t)| data % d == 0 && tensor % t == 0) {
+                continue;
+            }
+            match try_mesh(asked, &programs, data, tensor) {
+                Ok(found) => {
+                    plans += 1;
+                    tried.push(found);
+                }
+                Err(error) => {
+                    none.push((data, tensor));
+                    last = Some(error);
+                }
+            }
+        }
+    }
+    let Some(fewest) = tried.iter().filter(|t| t.fits).min_by_key(|t| (t.cards, t.sent_bytes)).cloned() else {
+        let refused = tried.iter().min_by_key(|t| t.card_bytes).cloned();
+        return match (refused, last) {
+            (None, Some(error)) => Err(error),
+            (refused, _) => Ok(Found { fewest: None, best: Vec::new(), refused, plans }),
+        };
+    };
+    let below = tried.iter().filter(|t| t.cards < fewest.cards);
+    let most = below.clone().map(|t| t.cards).max();
+    let refused = below.filter(|t| Some(t.cards) == most).min_by_key(|t| t.card_bytes).cloned();
+    let figures = |t: &Tried| (t.cards as u64, t.card_bytes, t.sent_bytes);
+    let beats = |a: &Tried, b: &Tried| {
+        let ((a0, a1, a2), (b0, b1, b2)) = (figures(a), figures(b));
+        a0 <= b0 && a1 <= b1 && a2 <= b2 && (a0, a1, a2) != (b0, b1, b2)
+    };
+    let fitting: Vec<Tried> = tried.into_iter().filter(|t| t.fits).collect();
+    let best = fitting.iter().filter(|t| !fitting.iter().any(|other| beats(other, t))).cloned().collect();
+    Ok(Found { fewest: Some(fewest), best, refused, plans })
+}
+
+/// Plans a rank of a mesh.
+fn try_mesh(asked: &Asked, programs: &[(String, Graphs, u64)], data: usize, tensor: usize) -> Result<Tried> {
+    let axes = [(DATA, data), (TENSOR, tensor)].into_iter().filter(|(_, ranks)| *ranks > 1);
+    let axes: Vec<_> = axes.map(|(name, ranks)| (name.to_owned(), ranks)).collect();
+    let mesh = if axes.is_empty() { Mesh::new([(DATA, 1)])? } else { Mesh::new(axes)? };
+    let by = asked.by.iter().filter(|rule| mesh.axis(&rule.axis).is_ok()).cloned().collect();
+    let own = programs.iter().map(|(name, graphs, _)| (name.clone(), graphs.clone())).collect();
+    let sharding = (mesh.ranks() > 1).then(|| Sharding { mesh: mesh.clone(), rank: 0, by });
+    let job = Job { programs: own, sharding, limit: None, ..asked.job.clone() };
+    let plan = silent(|| plan::plan(&job))?.plan;
+    // A limit changes the plan, where less memory costs time.
+    let plan = match plan.bytes() > asked.limit {
+        true => match silent(|| plan::plan(&job.within(asked.limit))) {
+            Ok(planned) => planned.plan,
+            Err(Error::Fit { .. }) => plan,
+            Err(error) => return Err(error),
+        },
+        false => plan,
+    };
+    let times = |program: &str| programs.iter().find(|(name, ..)| name == program).map_or(1, |(.., times)| *times);
+    let traffic = part(&plan).map(|part| part.traffic).unwrap_or_default();
+    let sent_bytes = traffic.iter().map(|of| of.sent_bytes * times(&of.program)).sum::<u64>();
+    let exchanges = traffic.iter().map(|of| of.collectives * times(&of.program) as usize).sum::<usize>();
+    let Cluster { gb_per_second, latency_us } = asked.cluster;
+    Ok(Tried {
+        cards: mesh.ranks(),
+        mesh: if mesh.ranks() > 1 { mesh.to_string() } else { "one card".into() },
+        card_bytes: plan.bytes(),
+        fits: plan.bytes() <= asked.limit,
+        sent_bytes,
+        exchanges,
+        exchange_ms: sent_bytes as f64 / gb_per_second / 1e6 + exchanges as f64 * latency_us / 1e3,
+    })
+}
+
+impl Cluster {
+    /// The links that a file tells: `{"gb_per_second": 50, "latency_us": 20}`.
+    ///
+    /// # Errors
+    /// When it is something else, or a number is not above 0.
+    pub fn parse(text: &str) -> Result<Cluster> {
+        let cluster: Cluster = serde_json::from_str(text).map_err(|e| {
+            Error::usage(format!("expected links such as {{\"gb_per_second\": 50, \"latency_us\": 20}}: {e}"))
+        })?;
+        ensure(cluster.gb_per_second > 0.0 && cluster.latency_us >= 0.0, || {
+            Error::usage("expected links with a bandwidth above 0 and a latency of at least 0".into())
+        })?;
+        Ok(cluster)
+    }
+}
