@@ -109,7 +109,10 @@ pub fn run(graph: &mut Graph, sharding: &Sharding) -> Result<Vec<Shard>> {
         sharding.mesh.axis(&rule.axis)?;
     }
     let mut used = vec![false; sharding.by.len()];
-    for (at, axis) in sharding.mesh.axes().iter().enumerate().filter(|(_, axis)| axis.ranks > 1) {
+    let mut axes: Vec<_> = sharding.mesh.axes().iter().enumerate().filter(|(_, axis)| axis.ranks > 1).collect();
+    // Weights are split while operators are as in the file.
+    axes.sort_by_key(|(_, axis)| axis.name != TENSOR);
+    for (at, axis) in axes {
         let place = sharding.mesh.place(sharding.rank, at);
         let along = Along { name: &axis.name, ranks: axis.ranks, place };
         let decided = decide(graph, &along, &sharding.by, &mut used)?;
