@@ -1077,14 +1077,15 @@ fn what_is_printed_is_as_its_schema_says() {
     let train = ["train", "graphs/digits-fresh.onnx", "--data", "graphs/digits-train-images.npy"];
     let method =
         ["--labels", "graphs/digits-train-labels.npy", "--loss", "cross_entropy", "--lr", "0.01", "--batch", "48"];
-    let runs: [Vec<&str>; 16] = [
+    let runs: [Vec<&str>; 17] = [
         vec!["inspect", DIGITS[0]],
         [&mlp("run")[..], CPU, &["--iters", "2", "--placement"]].concat(),
-        [&mlp("plan")[..], &["--memory-limit", "1GiB", "--advise", "--placement"]].concat(),
+        [&mlp("plan")[..], &["--memory-limit", "1GiB", "--advise", "--placement", "--mesh", "data=1"]].concat(),
         vec!["place", &rows, "--capacity", "16"],
         vec!["check", &saved],
         vec!["diff", &saved, &saved],
         vec!["max-batch", MLP[0], "--memory-limit", "1MiB"],
+        vec!["fit", MLP[0], "--batch", "8", "--target", "cpu", "--memory-limit", "1MiB", "--cards", "2"],
         [&mlp("compare")[..], CPU, &["--iters", "1"]].concat(),
         [&mlp("bench")[..], CPU, &["--iters", "2", "--steps"]].concat(),
         [&train[..], &method, CPU, &["--steps", "1"]].concat(),

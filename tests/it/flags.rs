@@ -18,13 +18,14 @@ const LETTERS: [(&str, &str); 4] = [
     ),
 ];
 /// What is given to each command before the arguments of a row. Times are left out of what is printed, so it is JSON where they are.
-const BEFORE: [(&str, &str); 7] = [
+const BEFORE: [(&str, &str); 8] = [
     ("run", "--backend cpu --json"),
     ("compare", "--backend cpu --json"),
     ("bench", "--backend cpu --json"),
     ("tune", "--backend cpu --json --seconds 1"),
     ("plan", "--json"),
     ("place", "--json"),
+    ("fit", "--json"),
     ("train", "--backend cpu --json"),
 ];
 
@@ -164,6 +165,7 @@ fn a_result_is_the_same_in_each_run() {
         let without = match command {
             "train" => "W",
             "place" => "graphs/buffers.csv",
+            "fit" => "M --target cpu --memory-limit 1M",
             _ => "M",
         };
         let row = Row { commands: command, flag: "", without, added: "", follows: "" };

@@ -372,7 +372,8 @@ fn processes_train_and_go_on_in_another_mesh() {
     let train = |ranks: usize, mesh: &str, kept: &str, steps: &str, more: &[&str]| {
         let kept = folder.path(kept);
         let data = ["--data", "graphs/digits-train-images.npy", "--labels", "graphs/digits-train-labels.npy"];
-        let method = ["--loss", "cross_entropy", "--batch", "32", "--lr", "0.001", "--steps", steps, "--checkpoint", &kept];
+        let method =
+            ["--loss", "cross_entropy", "--batch", "32", "--lr", "0.001", "--steps", steps, "--checkpoint", &kept];
         let of = if mesh.is_empty() { Vec::new() } else { vec!["--mesh", mesh] };
         let start = ["train", "graphs/digits.onnx", "--backend", "cpu", "--json"];
         let (ran, printed, errors) = launched(&launcher, ranks, &[&start[..], &data, &method, &of, more].concat());
