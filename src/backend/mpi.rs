@@ -322,4 +322,8 @@ impl Ranks for Mpi {
     fn gather(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
         self.world.gather(bytes)
     }
+
+    fn patience(&self) -> Duration {
+        self.world.patience
+    }
 }

@@ -32,6 +32,8 @@ pub trait Ranks: Send + Sync + Debug {
     /// # Errors
     /// When a rank is gone or late.
     fn gather(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>>;
+    /// How long a rank waits for the others.
+    fn patience(&self) -> Duration;
 }
 
 /// A collective, and the elements that each rank gives.
@@ -254,5 +256,9 @@ impl Ranks for Threads {
         let all = self.meet(&self.boards.all, self.rank, &ranks, Brought::Bytes(bytes.to_vec()))?;
         let bytes = |brought: &Brought| if let Brought::Bytes(bytes) = brought { bytes.clone() } else { Vec::new() };
         Ok(all.iter().map(bytes).collect())
+    }
+
+    fn patience(&self) -> Duration {
+        self.patience
     }
 }

@@ -4,6 +4,7 @@
 //! alloc    one cuMemAlloc per segment
 //! record   texts --NVRTC, all new ones at once--> machine code (kept on disk) --> launches with raw addresses, captured into one graph
 //! replay   one cuGraphLaunch
+//! join     communicators of NCCL, one per axis of a mesh
 //! ```
 //!
 //! - Nothing is linked: [`library`] finds the driver and NVIDIA's libraries when a device is opened, and reports them.
@@ -27,7 +28,9 @@ use find::{
     include, missing,
 };
 use library::{Found, Search};
+use nccl::{Group, Noted};
 use plimsoll_backend::lent::{Lent, is_lent};
+use plimsoll_backend::ranks::Ranks;
 use plimsoll_backend::records::Records;
 use plimsoll_backend::segments::{Segment, Segments};
 use plimsoll_backend::work::Loops;
@@ -41,6 +44,7 @@ use record::{Chosen, Record};
 use staging::Slot;
 use std::collections::HashMap;
 use std::ffi::{CStr, CString, c_int};
+use std::rc::Rc;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use taken::{Process, Taken};
@@ -50,6 +54,7 @@ mod blas;
 mod dnn;
 mod find;
 pub mod library;
+mod nccl;
 mod program;
 mod record;
 mod staging;
@@ -131,6 +136,7 @@ struct Parts {
     /// That of the device which is forked, if one is; otherwise what opening it took.
     taken: Arc<Mutex<Taken>>,
     is_fork: bool,
+    search: Search,
 }
 
 /// A CUDA device as a backend.
@@ -169,13 +175,19 @@ pub struct Cuda {
     download: Option<Slot>,
     kernels: Vec<Kernel>,
     loops: Loops,
+    /// The kernels that are collectives.
+    exchanges: HashMap<KernelId, Noted>,
     records: Records<Record>,
+    /// The ranks that this device has joined.
+    group: Option<Rc<Group>>,
+    /// Where NCCL is looked for then.
+    search: Search,
     functions: HashMap<String, CUfunction>,
     modules: Vec<CUmodule>,
 }
 
 // SAFETY: handles of the driver belong to no thread once the context is made current, which every method does first; pinned memory is
-// used under `&mut self` alone.
+// used under `&mut self` alone; the group of ranks is shared by nothing but steps of records, which go where the device goes.
 unsafe impl Send for Cuda {}
 
 impl Cuda {
@@ -230,6 +242,7 @@ impl Cuda {
             census: Arc::new(census),
             taken: Arc::new(Mutex::new(taken)),
             is_fork: false,
+            search: search.clone(),
         })
     }
 
@@ -248,6 +261,7 @@ impl Cuda {
             census,
             taken,
             is_fork,
+            search,
         } = parts;
         let mut cuda = Cuda {
             driver,
@@ -276,7 +290,10 @@ impl Cuda {
             download: None,
             kernels: Vec::new(),
             loops: Loops::default(),
+            exchanges: HashMap::new(),
             records: Records::default(),
+            group: None,
+            search,
             functions: HashMap::new(),
             modules: Vec::new(),
         };
@@ -351,9 +368,20 @@ impl Cuda {
         unsafe { self.driver.cuCtxSetCurrent(self.context) }
     }
 
+    /// Waits for the stream. While exchanges with other ranks may be under way, not for ever.
     fn sync(&self) -> Result<(), Refusal> {
+        if let Some(group) = self.group.as_ref().filter(|group| group.is_busy()) {
+            return group.wait(self.stream);
+        }
         // SAFETY: the stream lives as long as the backend.
         unsafe { self.driver.cuStreamSynchronize(self.stream) }
+    }
+
+    /// Waits for exchanges, before the driver is told to wait.
+    fn settle(&self) -> Result<(), Refusal> {
+        let Some(group) = &self.group else { return Ok(()) };
+        group.is_whole()?;
+        if group.is_busy() { group.wait(self.stream) } else { Ok(()) }
     }
 
     fn free_bytes(&self) -> Result<DeviceMemory, Refusal> {
@@ -535,14 +563,13 @@ impl Backend for Cuda {
         let parts = if self.is_fork {
             Some(0)
         } else {
-            self.taken().parts().map(|parts| parts.map(|part| part.1).iter().sum())
+            self.taken().parts().map(|parts| parts.iter().map(|part| part.1).sum())
         };
         Usage { overhead: parts, ..self.segments.usage() }
     }
 
     fn overhead(&self) -> Vec<(&'static str, u64)> {
-        let parts = if self.is_fork { None } else { self.taken().parts() };
-        parts.map_or_else(Vec::new, Vec::from)
+        if self.is_fork { Vec::new() } else { self.known_parts() }
     }
 
     /// In lent memory, the room on the card says nothing.
@@ -601,6 +628,7 @@ impl Backend for Cuda {
     /// Kernels that this device has loaded stay loaded, and serve the other one, too.
     fn fork(&mut self, shared: &[SegmentId]) -> Result<Box<dyn Backend>> {
         ensure(self.lent.is_none(), || failed("memory that the host program lends serves one run at a time"))?;
+        self.is_alone()?;
         // Streams do not wait for each other, so that what was written must be there.
         self.wait()?;
         let mut context = std::ptr::null_mut();
@@ -619,10 +647,15 @@ impl Backend for Cuda {
             census: Arc::clone(&self.census),
             taken: Arc::clone(&self.taken),
             is_fork: true,
+            search: self.search.clone(),
         })?;
         fork.segments = self.segments.lend(shared);
         fork.functions.clone_from(&self.functions);
         Ok(Box::new(fork))
+    }
+
+    fn join(&mut self, ranks: Arc<dyn Ranks>) -> Result<()> {
+        self.join_ranks(&*ranks)
     }
 
     fn free(&mut self, segment: SegmentId) {
@@ -641,6 +674,9 @@ impl Backend for Cuda {
         }
         let _ = self.sync();
         self.records.free(segment);
+        if self.is_stuck() {
+            return;
+        }
         match memory {
             Memory::Device if pointer == 0 || borrowed || origin == Origin::Lent => {}
             // SAFETY: records that use it are gone, and work has been waited for.
@@ -655,6 +691,7 @@ impl Backend for Cuda {
         self.enter().map_err(failed)?;
         let to = self.resolve(at)?;
         ensure(data.len() as u64 == at.bytes, || failed(format!("{} bytes do not fill {}", data.len(), at.bytes)))?;
+        self.settle().map_err(failed)?;
         let slot = self.upload.as_mut().ok_or_else(|| failed("there is no segment to upload from"))?;
         slot.upload(to, data, self.stream).map_err(failed)
     }
@@ -670,6 +707,7 @@ impl Backend for Cuda {
             from.push(self.resolve(*at)?);
             ensure(data.len() as u64 == at.bytes, || failed(format!("{} bytes do not take {}", data.len(), at.bytes)))?;
         }
+        self.settle().map_err(failed)?;
         let slot = self.download.as_mut().ok_or_else(|| failed("there is no segment to download to"))?;
         let mut data: Vec<&mut [u8]> = pieces.iter_mut().map(|(_, data)| &mut **data).collect();
         slot.download(&mut data, &from, self.stream).map_err(failed)
@@ -710,6 +748,9 @@ impl Backend for Cuda {
             self.kernels.push(kernel.clone());
             self.loops.insert(id, repeat, kernels);
             return Ok(id);
+        }
+        if let Some(collective) = kernel.collective() {
+            return self.compile_collective(kernel, collective);
         }
         // The text depends on which arguments share bytes, which is known when a launch is recorded. Errors are reported here.
         let id = KernelId(self.kernels.len() as u32);
@@ -753,7 +794,7 @@ impl Backend for Cuda {
     }
 
     fn wait(&mut self) -> Result<()> {
-        self.enter().and_then(|()| self.sync()).map_err(failed)
+        self.enter().and_then(|()| self.settle()).and_then(|()| self.sync()).map_err(failed)
     }
 
     fn start(&mut self) -> Result<Instant> {
@@ -771,6 +812,7 @@ impl Backend for Cuda {
         unsafe {
             driver
                 .cuEventRecord(end, self.stream)
+                .and_then(|()| self.settle())
                 .and_then(|()| driver.cuEventSynchronize(end))
                 .and_then(|()| driver.cuEventElapsedTime(&mut milliseconds, start, end))
                 .map_err(failed)?;
@@ -784,6 +826,12 @@ impl Drop for Cuda {
         // A refusal cannot be reported here, and does not stop the next step.
         let _ = self.enter().and_then(|()| self.sync());
         self.records = Records::default();
+        // An exchange that does not end keeps the memory that it uses: to free any would be to wait for it.
+        if self.is_stuck() {
+            std::mem::forget((self.blas.take(), self.cudnn.take(), self.upload.take(), self.download.take()));
+            return;
+        }
+        self.group = None;
         (self.blas, self.cudnn) = (None, None);
         (self.upload, self.download) = (None, None);
         let driver = &self.driver;

@@ -17,6 +17,8 @@ use plimsoll::{DType, Limits, Recipe, Tensor};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+mod ranks;
+
 /// A folder that is removed when the test is over.
 struct Folder(PathBuf);
 
@@ -171,6 +173,11 @@ fn auto_falls_back() {
 
 /// A search that finds the stub driver and the real compiler. `None`, with a message, if that or a C compiler is missing.
 fn paper(folder: &Folder, defines: &[&str]) -> Option<Search> {
+    paper_of(folder, include_str!("cuda/driver.c"), defines, &[])
+}
+
+/// As [`paper`], of a driver with further libraries in it, by these names.
+fn paper_of(folder: &Folder, text: &str, defines: &[&str], further: &[&str]) -> Option<Search> {
     if let Err(error) = machine_code(&Search::here(), "sm_90a", &[]) {
         assert!(std::env::var_os("PLIMSOLL_REQUIRE_NVRTC").is_none(), "NVRTC is required: {error}");
         eprintln!("SKIPPED: {error}");
@@ -180,11 +187,11 @@ fn paper(folder: &Folder, defines: &[&str]) -> Option<Search> {
     let mut search = folder.search();
     search.folders.extend(Search::here().folders);
     search.folders.extend(found.and_then(|found| Some(found.path?.parent()?.to_owned())));
-    let made = compile(folder, include_str!("cuda/driver.c"), defines);
-    if made {
-        // One library under two names has one count of what is used.
-        let [driver, nvml] = ["libcuda.so.1", "libnvidia-ml.so.1"].map(|name| folder.0.join(name));
-        std::fs::hard_link(driver, nvml).expect("the library has a second name");
+    let made = compile(folder, text, defines);
+    // One library under several names has one count of what is used.
+    for name in further.iter().chain(&["libnvidia-ml.so.1"]).filter(|_| made) {
+        let [driver, other] = ["libcuda.so.1", name].map(|name| folder.0.join(name));
+        std::fs::hard_link(driver, other).expect("the library has another name");
     }
     made.then_some(search)
 }

@@ -23,7 +23,7 @@ fn mesh(text: &str) -> Mesh {
 }
 
 /// What a rule of the command line says.
-fn rule(pattern: &str, dim: usize, axis: &str) -> Rule {
+pub fn rule(pattern: &str, dim: usize, axis: &str) -> Rule {
     Rule { pattern: pattern.into(), dim, axis: axis.into() }
 }
 
@@ -32,7 +32,7 @@ fn options() -> Options {
 }
 
 /// Runs a function for each rank of a mesh, by a thread of its own.
-fn each<T: Send>(mesh: &Mesh, of_rank: impl Fn(Arc<dyn Ranks>) -> T + Sync) -> Vec<T> {
+pub fn each<T: Send>(mesh: &Mesh, of_rank: impl Fn(Arc<dyn Ranks>) -> T + Sync) -> Vec<T> {
     thread::scope(|scope| {
         let of_rank = &of_rank;
         let threads: Vec<_> = Threads::of(mesh).into_iter().map(|ranks| scope.spawn(move || of_rank(ranks))).collect();
@@ -75,13 +75,19 @@ fn planned(graph: &Graph, mesh: &Mesh, by: &[Rule]) -> Plan {
 
 /// Holds what the ranks of a mesh compute against one device. Returns the plan of a rank.
 fn same(graph: &Graph, on: &str, by: &[Rule], most: f64) -> Plan {
-    let whole = Session::from_graph(graph.clone(), &options()).expect("it is planned");
+    same_on(graph, on, by, most, &|_| options())
+}
+
+/// As [`same`], with the options of each rank; one device has those of the first.
+pub fn same_on(graph: &Graph, on: &str, by: &[Rule], most: f64, options: &(dyn Fn(usize) -> Options + Sync)) -> Plan {
+    let whole = Session::from_graph(graph.clone(), &options(0)).expect("it is planned");
     let inputs = inputs(&whole);
     let expected = whole.run(&lent(&inputs)).expect("it runs");
     let mesh = mesh(on);
     planned(graph, &mesh, by);
     let found = each(&mesh, |ranks| {
-        let options = Options { mesh: Some(mesh.clone()), shards: by.to_vec(), ranks: Some(ranks), ..options() };
+        let own = options(ranks.rank());
+        let options = Options { mesh: Some(mesh.clone()), shards: by.to_vec(), ranks: Some(ranks), ..own };
         let session = Session::from_graph(graph.clone(), &options).expect("it is planned");
         assert_eq!(session.usage().bytes, session.plan().bytes(), "planned == allocated");
         session.run_poisoned(&lent(&inputs)).expect("it runs");
@@ -464,7 +470,7 @@ fn method(accumulate: usize) -> Training {
 }
 
 /// The losses of steps, and a weight and a running statistic after them.
-fn trained(folder: &Folder, options: &Options, accumulate: usize, steps: u64) -> (Vec<f32>, Vec<Tensor>, f64) {
+pub fn trained(folder: &Folder, options: &Options, accumulate: usize, steps: u64) -> (Vec<f32>, Vec<Tensor>, f64) {
     let (model, data) = network(folder, 24);
     let mut trainer = Trainer::new(model, &data, 8, method(accumulate), options).expect("it is planned");
     let losses = (0..steps).map(|step| trainer.step(&data, step, Some(3)).expect("it runs").loss).collect();

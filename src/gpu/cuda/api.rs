@@ -116,14 +116,20 @@ unsafe fn words(text: *const c_char) -> String {
 macro_rules! meaning {
     ($($table:ident $words:ident),*) => {$(
         impl $table {
-            fn meaning(&self, code: c_int) -> String {
+            pub(super) fn meaning(&self, code: c_int) -> String {
                 // SAFETY: it returns a string for every code.
                 unsafe { words(self.$words(code)) }
             }
         }
     )*};
 }
-meaning!(Nvrtc nvrtcGetErrorString, BlasLt cublasLtGetStatusString, Dnn cudnnGetErrorString, Nvml nvmlErrorString);
+meaning!(
+    Nvrtc nvrtcGetErrorString,
+    BlasLt cublasLtGetStatusString,
+    Dnn cudnnGetErrorString,
+    Nvml nvmlErrorString,
+    Nccl ncclGetErrorString
+);
 
 table! {
     /// libcuda.
@@ -157,6 +163,7 @@ table! {
         fn cuStreamCreate(stream: *mut CUstream, flags: c_uint);
         fn cuStreamDestroy_v2(stream: CUstream);
         fn cuStreamSynchronize(stream: CUstream);
+        fn cuStreamQuery(stream: CUstream);
         fn cuStreamWaitEvent(stream: CUstream, event: CUevent, flags: c_uint);
         fn cuStreamBeginCapture_v2(stream: CUstream, mode: c_uint);
         fn cuStreamEndCapture(stream: CUstream, graph: *mut CUgraph);
@@ -422,5 +429,66 @@ impl Nvml {
         }
         list.truncate(count as usize);
         Ok(list)
+    }
+}
+
+/// ncclComm_t.
+pub(super) type NcclComm = *mut c_void;
+
+/// ncclUniqueId, by which ranks find each other.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(super) struct NcclId(pub(super) [u8; 128]);
+
+/// ncclConfig_t of nccl.h 2.18, and the first field that came later, which takes the place of padding. Later versions of the library take it
+/// as one of that version, by its first fields.
+#[repr(C)]
+pub(super) struct NcclConfig {
+    pub(super) size: usize,
+    pub(super) magic: c_uint,
+    pub(super) version: c_uint,
+    pub(super) blocking: c_int,
+    pub(super) cga_cluster_size: c_int,
+    pub(super) min_ctas: c_int,
+    pub(super) max_ctas: c_int,
+    pub(super) net_name: *const c_char,
+    pub(super) split_share: c_int,
+    pub(super) traffic_class: c_int,
+}
+
+table! {
+    /// libnccl, by nccl.h of 2.18 and later.
+    Nccl {
+        fn ncclGetVersion(version: *mut c_int);
+        fn ncclGetUniqueId(id: *mut NcclId);
+        fn ncclCommInitRankConfig(comm: *mut NcclComm, ranks: c_int, id: NcclId, rank: c_int, config: *mut NcclConfig);
+        fn ncclCommSplit(comm: NcclComm, color: c_int, key: c_int, part: *mut NcclComm, config: *mut NcclConfig);
+        fn ncclCommGetAsyncError(comm: NcclComm, state: *mut c_int);
+        fn ncclCommAbort(comm: NcclComm);
+        fn ncclCommDestroy(comm: NcclComm);
+        fn ncclGroupStart();
+        fn ncclGroupEnd();
+        fn ncclAllReduce(
+            read: *const c_void, write: *mut c_void, count: usize, ty: c_int, op: c_int, comm: NcclComm, stream: CUstream,
+        );
+        fn ncclReduceScatter(
+            read: *const c_void, write: *mut c_void, got: usize, ty: c_int, op: c_int, comm: NcclComm, stream: CUstream,
+        );
+        fn ncclAllGather(
+            read: *const c_void, write: *mut c_void, given: usize, ty: c_int, comm: NcclComm, stream: CUstream,
+        );
+        fn ncclSend(read: *const c_void, count: usize, ty: c_int, peer: c_int, comm: NcclComm, stream: CUstream);
+        fn ncclRecv(write: *mut c_void, count: usize, ty: c_int, peer: c_int, comm: NcclComm, stream: CUstream);
+    } {
+        fn ncclGetErrorString(code: c_int) -> *const c_char;
+        fn ncclGetLastError(comm: NcclComm) -> *const c_char;
+    }
+}
+
+impl Nccl {
+    /// The last error of this process, in the library's words.
+    pub(super) fn last_error(&self) -> String {
+        // SAFETY: the library ignores which communicator is meant, and returns a string.
+        unsafe { words(self.ncclGetLastError(std::ptr::null_mut())) }
     }
 }

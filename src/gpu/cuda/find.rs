@@ -1,6 +1,6 @@
 //! The search for CUDA on a machine: the driver, its devices, and NVIDIA's libraries.
 
-use super::api::{BlasLt, Dnn, Driver, Nvml, Nvrtc, Refusal, failed};
+use super::api::{BlasLt, Dnn, Driver, Nccl, Nvml, Nvrtc, Refusal, failed};
 use super::library::{self, Found, Search};
 use cudarc::driver::sys::{CUdevice, CUdevice_attribute as Attribute};
 use plimsoll_core::error::{Error, ensure};
@@ -54,6 +54,7 @@ mod names {
     pub(super) const CUBLASLT: &[&str] = &["libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so"];
     pub(super) const CUDNN: &[&str] = &["libcudnn.so.9", "libcudnn.so"];
     pub(super) const NVML: &[&str] = &["libnvidia-ml.so.1"];
+    pub(super) const NCCL: &[&str] = &["libnccl.so.2", "libnccl.so"];
 }
 #[cfg(not(unix))]
 mod names {
@@ -62,6 +63,7 @@ mod names {
     pub(super) const CUBLASLT: &[&str] = &["cublasLt64_13.dll", "cublasLt64_12.dll"];
     pub(super) const CUDNN: &[&str] = &["cudnn64_9.dll"];
     pub(super) const NVML: &[&str] = &["nvml.dll"];
+    pub(super) const NCCL: &[&str] = &["nccl.dll"];
 }
 
 pub(super) fn find_driver(search: &Search) -> (Option<Opened>, Found) {
@@ -130,6 +132,27 @@ pub(super) fn find_cudnn(search: &Search, driver: c_int) -> (Option<Dnn>, Found)
 
 pub(super) fn find_nvml(search: &Search) -> Option<Nvml> {
     search.open("nvml", names::NVML, |library| Ok((Nvml::bind(library)?, String::new()))).0
+}
+
+/// The version of NCCL, as it counts.
+pub(super) fn dotted_nccl(code: c_int) -> String {
+    format!("{}.{}.{}", code / 10_000, code / 100 % 100, code % 100)
+}
+
+/// The oldest NCCL that serves: communicators that are split share memory from it on.
+const MIN_NCCL: c_int = 21_800;
+
+/// NCCL, and its version as `ncclGetVersion` counts.
+pub(super) fn find_nccl(search: &Search) -> (Option<(Nccl, c_int)>, Found) {
+    search.open("nccl", names::NCCL, |library| {
+        let nccl = Nccl::bind(library)?;
+        let mut code = 0;
+        // SAFETY: it writes a number, and may be called at any time.
+        unsafe { nccl.ncclGetVersion(&mut code) }?;
+        let version = dotted_nccl(code);
+        ensure(code >= MIN_NCCL, || format!("it is version {version}, at least 2.18 is needed"))?;
+        Ok(((nccl, code), version))
+    })
 }
 
 /// Looks for the driver, its devices, and the libraries, in this order. Libraries are not looked for without a driver.

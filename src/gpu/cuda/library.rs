@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 /// The result of the search for one library.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Found {
-    /// `driver`, `nvrtc`, `cublaslt` or `cudnn`.
+    /// `driver`, `nvrtc`, `cublaslt`, `cudnn` or `nccl`.
     pub library: &'static str,
     /// Its version, if it told one.
     pub version: Option<String>,

@@ -3,6 +3,7 @@
 use super::api::{Driver, Refusal};
 use super::blas::{Algorithm, Blas, Product};
 use super::dnn::{Convolution, CudnnHandle};
+use super::nccl::Meeting;
 use super::{Cuda, failed, program};
 use crate::bound::{Texts, bind};
 use cudarc::driver::sys::{
@@ -31,6 +32,7 @@ pub(super) enum Step {
     },
     Product(Product),
     Convolution(Convolution),
+    Meeting(Meeting),
     /// A kernel without elements.
     Nothing,
 }
@@ -90,6 +92,8 @@ pub(super) struct Record {
     parts: Vec<Part>,
     /// Per launch, its blocks and threads; empty for a library call.
     pub(super) notes: Vec<String>,
+    /// True if it exchanges data with other ranks.
+    meets: bool,
     /// True if it has run. Drivers take memory at the first run.
     ran: Cell<bool>,
 }
@@ -99,6 +103,14 @@ impl Part {
         match self {
             Part::Steps(_, graph) => graph.is_some(),
             Part::Repeat(_, of) => of.iter().any(Part::has_graph),
+        }
+    }
+
+    /// True if it exchanges data with other ranks.
+    fn meets(&self) -> bool {
+        match self {
+            Part::Steps(steps, _) => steps.iter().any(|step| matches!(step, Step::Meeting(_))),
+            Part::Repeat(_, of) => of.iter().any(Part::meets),
         }
     }
 }
@@ -185,7 +197,8 @@ impl Cuda {
         self.measure(Some(|taken| &mut taken.graphs));
         // Calls are prepared before a plan's segments are allocated: the bytes since then count, too.
         self.measure(None);
-        Ok(Record { parts, notes, ran: Cell::new(false) })
+        let meets = parts.iter().any(Part::meets);
+        Ok(Record { parts, notes, meets, ran: Cell::new(false) })
     }
 
     /// The parts of a record: neighbouring launches are one graph.
@@ -238,6 +251,11 @@ impl Cuda {
             let step = self.call(id, &call, launch)?;
             return Ok((Bound::Ready(step), String::new()));
         }
+        if let Some(noted) = self.exchanges.get(&id) {
+            let is_empty = bindings.of.iter().all(Option::is_none);
+            let step = if is_empty { Step::Nothing } else { Step::Meeting(self.meeting(noted, launch)?) };
+            return Ok((Bound::Ready(step), String::new()));
+        }
         let kernel = &self.kernels[id.0 as usize];
         let number = texts.number(id, kernel, bindings, &self.info.target)?;
         let text = &texts.all[number];
@@ -287,6 +305,7 @@ impl Cuda {
             Step::Kernel { function, groups, size, shared, pointers } => (*function, *groups, *size, *shared, pointers),
             Step::Product(product) => return product.launch(stream),
             Step::Convolution(convolution) => return convolution.launch(stream),
+            Step::Meeting(meeting) => return meeting.launch(&self.driver, stream),
             Step::Nothing => return Ok(()),
         };
         let mut params: Vec<*mut c_void> = pointers.iter().map(|p| std::ptr::from_ref(p).cast_mut().cast()).collect();
@@ -433,6 +452,10 @@ impl Cuda {
     pub(super) fn run(&mut self, record: RecordId) -> Result<()> {
         let record = self.records.get(record);
         let record = record.ok_or_else(|| failed("replay of a record whose memory is gone"))?;
+        if let Some(group) = self.group.as_ref().filter(|_| record.meets) {
+            group.is_whole().map_err(failed)?;
+            group.begin();
+        }
         self.run_parts(&record.parts).map_err(failed)?;
         if record.parts.iter().any(Part::has_graph) && !record.ran.replace(true) {
             self.sync().map_err(failed)?;

@@ -8,6 +8,9 @@ pub(super) struct Process {
     pub(super) bytes: Option<u64>,
 }
 
+/// The part that is NCCL's.
+pub(super) const NCCL: &str = "NCCL";
+
 /// Bytes that the driver was seen to take for a device and its forks, by purpose.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Taken {
@@ -18,6 +21,8 @@ pub(super) struct Taken {
     pub(super) libraries: i64,
     pub(super) modules: i64,
     pub(super) graphs: i64,
+    /// What NCCL took when the device joined others.
+    pub(super) nccl: i64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,12 +65,12 @@ impl Taken {
     }
 
     /// What was taken beside the segments, by purpose; none if it is not known.
-    pub(super) fn parts(&self) -> Option<[(&'static str, u64); 5]> {
+    pub(super) fn parts(&self) -> Option<Vec<(&'static str, u64)>> {
         let Readings { before, open, now } = self.readings?;
-        let Taken { segments, libraries, modules, graphs, .. } = *self;
+        let Taken { segments, libraries, modules, graphs, nccl, .. } = *self;
         let since = now - open;
         // Before the first record, nothing has been measured.
-        let rounding = if since == 0 { 0 } else { since - libraries - modules - graphs - segments };
+        let rounding = if since == 0 { 0 } else { since - libraries - modules - graphs - nccl - segments };
         let parts = [
             ("context", open - before),
             ("libraries", libraries),
@@ -73,8 +78,9 @@ impl Taken {
             ("graphs", graphs),
             ("allocations rounded up", rounding),
         ];
+        let nccl = (nccl != 0).then_some((NCCL, nccl));
         // What was given back since it was counted is held no more.
-        Some(parts.map(|(part, bytes)| (part, bytes.max(0) as u64)))
+        Some(parts.into_iter().chain(nccl).map(|(part, bytes)| (part, bytes.max(0) as u64)).collect())
     }
 }
 
@@ -133,6 +139,16 @@ mod tests {
             assert_eq!(parts(unlisted).is_some(), at == 0, "not listed at {at}");
         }
         assert_eq!(parts([None, None, None, None]), None);
+    }
+
+    #[test]
+    fn what_nccl_takes_is_a_part_of_its_own() {
+        let [before, open, joined] = [None, Some(Some(500)), Some(Some(676))].map(|own| list(own, Some(40)));
+        let mut taken = Taken::open(before.as_deref(), open.as_deref(), OWN);
+        taken.measure(joined.as_deref(), OWN, Some(|taken| &mut taken.nccl));
+        let parts = taken.parts().expect("they are known");
+        assert_eq!((parts.len(), parts[5]), (6, (NCCL, 176)));
+        assert_eq!(parts[4].1, 0);
     }
 
     /// A second device in one process.

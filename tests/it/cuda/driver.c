@@ -1,6 +1,7 @@
 // A driver of a device that computes nothing: memory is the host's, launches are counted. It stands for a real one where what is
 // tested is not the results: that handles, copies and captures are used as the driver's documentation asks, and what is said when
 // memory is short. MEMORY is the device's; TAKEN is what others have of it.
+#include <pthread.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,11 +14,23 @@
 #ifndef TAKEN
 #define TAKEN 0
 #endif
+#ifndef DEVICES
+#define DEVICES 1
+#endif
 
 enum { OK = 0, INVALID = 1, NO_MEMORY = 2, CAPTURED = 900 };
 typedef unsigned long long address;
-static size_t used = TAKEN;
-static int current, capturing, launched;
+static _Atomic size_t used = TAKEN;
+// The one context; whether a thread has it; and whether it captures.
+static int primary;
+static __thread int current, capturing;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+// What a thread captures: a count of kernels, and what libraries have put into its streams, which `hold` and `release` count.
+typedef struct { int (*run)(void *what), (*hold)(void *what), (*release)(void *what); char what[96]; } work;
+typedef struct { int launched, works; work list[16]; } graph;
+static __thread graph captured;
+// The work of a thread's stream goes on, and does not end.
+static __thread volatile int *unending;
 // What is allocated: an address knows its allocation.
 static struct { address start; size_t bytes; } blocks[4096];
 // Sizes stand before what is allocated.
@@ -33,8 +46,8 @@ int cuGetExportTable(const void **table, const void *id) { *table = 0; return 50
 int cuDriverGetVersion(int *version) { *version = 13000; return OK; }
 int cuGetErrorName(int code, const char **name) { *name = code == NO_MEMORY ? "CUDA_ERROR_OUT_OF_MEMORY" : 0; return OK; }
 int cuGetErrorString(int code, const char **text) { *text = "out of memory"; return OK; }
-int cuDeviceGetCount(int *count) { *count = 1; return OK; }
-int cuDeviceGet(int *device, int index) { *device = 7; return index ? 101 : OK; }
+int cuDeviceGetCount(int *count) { *count = DEVICES; return OK; }
+int cuDeviceGet(int *device, int index) { *device = 7; return index < DEVICES ? OK : 101; }
 int cuDeviceGetName(char *name, int len, int device) { snprintf(name, len, "Paper GPU"); return OK; }
 int cuDeviceGetAttribute(int *value, unsigned attribute, int device) {
     switch (attribute) {
@@ -49,9 +62,9 @@ int cuDeviceGetAttribute(int *value, unsigned attribute, int device) {
 }
 int cuDeviceTotalMem_v2(size_t *bytes, int device) { *bytes = MEMORY; return device == 7 ? OK : 101; }
 int cuDeviceGetPCIBusId(char *id, int len, int device) { snprintf(id, len, "0000:00:00.0"); return OK; }
-int cuDevicePrimaryCtxRetain(void **context, int device) { *context = &current; return OK; }
+int cuDevicePrimaryCtxRetain(void **context, int device) { *context = &primary; return OK; }
 int cuDevicePrimaryCtxRelease_v2(int device) { current = 0; return OK; }
-int cuCtxSetCurrent(void *context) { current = context == &current; return current ? OK : INVALID; }
+int cuCtxSetCurrent(void *context) { current = context == &primary; return current ? OK : INVALID; }
 int cuMemGetInfo_v2(size_t *free, size_t *total) { NEEDS_CONTEXT; *free = MEMORY - used; *total = MEMORY; return OK; }
 int cuMemAlloc_v2(address *pointer, size_t bytes) {
     NEEDS_CONTEXT; FORBIDDEN_IN_CAPTURE;
@@ -63,14 +76,18 @@ int cuMemAlloc_v2(address *pointer, size_t bytes) {
     *head(block + 256) = rounded;
     used += rounded;
     *pointer = (address)(block + 256);
+    pthread_mutex_lock(&lock);
     for (int i = 0; i < 4096; i++)
         if (!blocks[i].bytes) { blocks[i].start = *pointer; blocks[i].bytes = bytes; break; }
+    pthread_mutex_unlock(&lock);
     return OK;
 }
 int cuMemFree_v2(address pointer) {
     NEEDS_CONTEXT; FORBIDDEN_IN_CAPTURE;
     used -= *head((void *)pointer);
+    pthread_mutex_lock(&lock);
     for (int i = 0; i < 4096; i++) if (blocks[i].start == pointer) blocks[i].start = blocks[i].bytes = 0;
+    pthread_mutex_unlock(&lock);
     free((char *)pointer - 256);
     return OK;
 }
@@ -86,7 +103,7 @@ int cuPointerGetAttribute(void *value, unsigned attribute, address pointer) {
     *(int *)value = attribute == 2 ? 2 : 7; // device memory, of the one device
     return attribute == 2 || attribute == 9 ? OK : INVALID;
 }
-int cuMemcpyDtoDAsync_v2(address to, address from, size_t bytes, void *stream) { NEEDS_CONTEXT; memcpy((void *)to, (void *)from, bytes); return stream ? OK : INVALID; }
+int cuMemcpyDtoDAsync_v2(address to, address from, size_t bytes, void *stream) { NEEDS_CONTEXT; captured.launched++; memcpy((void *)to, (void *)from, bytes); return stream ? OK : INVALID; }
 int cuDeviceGetDefaultMemPool(void **pool, int device) { *pool = &used; return OK; }
 int cuMemPoolSetAttribute(void *pool, unsigned attribute, void *value) { return pool == &used && attribute == 4 ? OK : INVALID; }
 int cuMemAllocAsync(address *pointer, size_t bytes, void *stream) { return cuMemAlloc_v2(pointer, bytes); }
@@ -99,16 +116,33 @@ int cuMemcpyDtoHAsync_v2(void *to, address from, size_t bytes, void *stream) { N
 int cuStreamCreate(void **stream, unsigned flags) { NEEDS_CONTEXT; *stream = malloc(1); return flags == 1 ? OK : INVALID; }
 int cuStreamDestroy_v2(void *stream) { free(stream); return OK; }
 int cuStreamWaitEvent(void *stream, void *event, unsigned flags) { NEEDS_CONTEXT; return event && stream && !flags ? OK : INVALID; }
-int cuStreamSynchronize(void *stream) { NEEDS_CONTEXT; FORBIDDEN_IN_CAPTURE; return stream ? OK : INVALID; }
-int cuStreamBeginCapture_v2(void *stream, unsigned mode) { NEEDS_CONTEXT; FORBIDDEN_IN_CAPTURE; capturing = 1; launched = 0; return stream ? OK : INVALID; }
-int cuStreamEndCapture(void *stream, void **graph) { if (!capturing) return INVALID; capturing = 0; *graph = memcpy(malloc(sizeof launched), &launched, sizeof launched); return OK; }
-int cuGraphInstantiateWithFlags(void **exec, void *graph, unsigned long long flags) { used += 65536; *exec = memcpy(malloc(sizeof launched), graph, sizeof launched); return OK; }
+int cuStreamQuery(void *stream) { NEEDS_CONTEXT; FORBIDDEN_IN_CAPTURE; return !stream ? INVALID : unending && *unending ? 600 : OK; }
+int cuStreamSynchronize(void *stream) { NEEDS_CONTEXT; FORBIDDEN_IN_CAPTURE; while (unending && *unending) usleep(1000); return stream ? OK : INVALID; }
+int cuStreamBeginCapture_v2(void *stream, unsigned mode) { NEEDS_CONTEXT; FORBIDDEN_IN_CAPTURE; capturing = 1; captured.launched = captured.works = 0; return stream ? OK : INVALID; }
+int cuStreamEndCapture(void *stream, void **graph) { if (!capturing) return INVALID; capturing = 0; *graph = memcpy(malloc(sizeof captured), &captured, sizeof captured); return OK; }
+int cuGraphInstantiateWithFlags(void **exec, void *from, unsigned long long flags) {
+    used += 65536;
+    graph *made = *exec = memcpy(malloc(sizeof captured), from, sizeof captured);
+    for (int i = 0; i < made->works; i++) made->list[i].hold(made->list[i].what);
+    return OK;
+}
 #ifndef UPLOADED
 #define UPLOADED OK
 #endif
 int cuGraphUpload(void *exec, void *stream) { return exec ? UPLOADED : INVALID; }
-int cuGraphLaunch(void *exec, void *stream) { NEEDS_CONTEXT; return *(int *)exec > 1 ? OK : INVALID; }
-int cuGraphExecDestroy(void *exec) { used -= 65536; free(exec); return OK; }
+int cuGraphLaunch(void *exec, void *stream) {
+    NEEDS_CONTEXT;
+    graph *of = exec;
+    for (int i = 0; i < of->works; i++) if (of->list[i].run(of->list[i].what)) return INVALID;
+    return of->launched + of->works > 1 ? OK : INVALID;
+}
+int cuGraphExecDestroy(void *exec) {
+    graph *of = exec;
+    for (int i = 0; i < of->works; i++) of->list[i].release(of->list[i].what);
+    used -= 65536;
+    free(exec);
+    return OK;
+}
 int cuGraphDestroy(void *graph) { free(graph); return OK; }
 int cuModuleLoadData(void **module, const void *image) { NEEDS_CONTEXT; used += 1 << 20; *module = malloc(1); return memcmp(image, "\177ELF", 4) ? 200 : OK; }
 int cuModuleUnload(void *module) { used -= 1 << 20; free(module); return OK; }
@@ -116,7 +150,7 @@ int cuModuleGetFunction(void **function, void *module, const char *name) { *func
 int cuFuncSetAttribute(void *function, int attribute, int value) { return function && value >= 0 ? OK : INVALID; }
 int cuLaunchKernel(void *function, unsigned x, unsigned y, unsigned z, unsigned bx, unsigned by, unsigned bz, unsigned shared, void *stream, void **params, void **extra) {
     NEEDS_CONTEXT;
-    launched++;
+    captured.launched++;
     return function && stream && x && y && z && bx && bx <= 1024 && params[0] ? OK : INVALID;
 }
 int cuEventCreate(void **event, unsigned flags) { NEEDS_CONTEXT; *event = malloc(1); return OK; }
