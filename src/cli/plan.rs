@@ -57,6 +57,11 @@ training
   precision text
   f32? training_bytes
   wide? [[text]]
+axes
+  axes [axis]
+axis
+  name text
+  ranks int
 ranks
   ranks int
   all_bytes int
@@ -89,6 +94,7 @@ plan_file
   tuned? text
   runs? int
   origin? origin
+  mesh? axes
   segments [segment]
   programs [program]
   choices? [choice]
@@ -103,6 +109,7 @@ program
   dims? [dim]
   measured? int
   recompute? recompute
+  shards? [shard]
   summary summary
   range? [tried]
   placement? [placed]

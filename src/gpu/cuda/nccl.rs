@@ -140,11 +140,6 @@ fn pause(waited: Duration) {
     }
 }
 
-/// A call that has begun has not failed.
-fn begun(call: Result<(), Refusal>) -> Result<(), Refusal> {
-    call.or_else(|refusal| if refusal.code == IN_PROGRESS { Ok(()) } else { Err(refusal) })
-}
-
 /// Prepares the environment, once, before NCCL reads it.
 fn prepare_environment() {
     static ONCE: Once = Once::new();
@@ -273,7 +268,7 @@ impl Group {
         let mut config = config();
         // SAFETY: it has just been made, and is never freed before NCCL has written to it.
         let made = || unsafe { (*place).load(Ordering::Acquire) };
-        let started = begun(call(&self.nccl, place.cast(), &mut config));
+        let started = self.begun(call(&self.nccl, place.cast(), &mut config));
         let ready = started.and_then(|()| {
             of.map_or(Ok(()), |of| self.settle(of, "ncclCommSplit"))?;
             self.until("ncclCommInitRankConfig", || Ok(!made().is_null()))?;
@@ -287,6 +282,19 @@ impl Group {
         // SAFETY: it was boxed above, and NCCL has done with it.
         drop(unsafe { Box::from_raw(place) });
         Ok(comm)
+    }
+
+    /// A call that has begun has not failed. One that has is told in the library's own words, too.
+    fn begun(&self, call: Result<(), Refusal>) -> Result<(), Refusal> {
+        match call {
+            Err(refusal) if refusal.code != IN_PROGRESS => Err(self.explained(refusal.call, refusal.code)),
+            _ => Ok(()),
+        }
+    }
+
+    fn explained(&self, call: &'static str, code: c_int) -> Refusal {
+        let meaning = format!("{}: {}", self.nccl.meaning(code), self.nccl.last_error().trim());
+        Refusal { call, code, meaning }
     }
 
     /// Asks until something is so, up to the deadline.
@@ -317,10 +325,7 @@ impl Group {
         match state {
             0 => Ok(true),
             IN_PROGRESS => Ok(false),
-            code => {
-                let meaning = format!("{}: {}", self.nccl.meaning(code), self.nccl.last_error().trim());
-                Err(Refusal { call, code, meaning })
-            }
+            code => Err(self.explained(call, code)),
         }
     }
 
@@ -449,7 +454,7 @@ impl Call {
                 Exchange::AllToAll => ("ncclSend", self.send_all(comm, bytes / ranks, stream)),
             }
         };
-        begun(call).and_then(|()| group.settle(comm, name)).map_err(|refusal| group.lose(refusal))
+        group.begun(call).and_then(|()| group.settle(comm, name)).map_err(|refusal| group.lose(refusal))
     }
 
     /// Sends a part of these bytes to each rank, and receives one from each, as one call.
@@ -464,10 +469,10 @@ impl Call {
             let all = (0..self.what.collective.ranks).try_for_each(|peer| {
                 let at = (peer * bytes) as u64;
                 let (from, to) = ((self.read + at) as *const c_void, (self.write + at) as *mut c_void);
-                begun(nccl.ncclSend(from, bytes, BYTE, peer as c_int, comm, stream))?;
-                begun(nccl.ncclRecv(to, bytes, BYTE, peer as c_int, comm, stream))
+                self.group.begun(nccl.ncclSend(from, bytes, BYTE, peer as c_int, comm, stream))?;
+                self.group.begun(nccl.ncclRecv(to, bytes, BYTE, peer as c_int, comm, stream))
             });
-            let ended = begun(nccl.ncclGroupEnd());
+            let ended = self.group.begun(nccl.ncclGroupEnd());
             all.and(ended)
         }
     }

@@ -27,7 +27,8 @@ static __thread int current, capturing;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 // What a thread captures: a count of kernels, and what libraries have put into its streams, which `hold` and `release` count.
 typedef struct { int (*run)(void *what), (*hold)(void *what), (*release)(void *what); char what[96]; } work;
-typedef struct { int launched, works; work list[16]; } graph;
+enum { MOST_WORK = 256 };
+typedef struct { int launched, works; work list[MOST_WORK]; } graph;
 static __thread graph captured;
 // The work of a thread's stream goes on, and does not end.
 static __thread volatile int *unending;

@@ -175,7 +175,7 @@ static int put(exchange own, void *stream) {
     if (!stream || !own.of) return ARGUMENT;
     own.of->asked = 0;
     if (!capturing) return run(&own) ? USAGE : IN_PROGRESS;
-    if (captured.works == 16) return USAGE;
+    if (captured.works == MOST_WORK) return USAGE;
     work *kept = &captured.list[captured.works++];
     kept->run = run, kept->hold = hold, kept->release = release;
     memcpy(kept->what, &own, sizeof own);
