@@ -254,11 +254,8 @@ pub fn main() -> ExitCode {
         Command::Man(c) => c.run(command(), json).map_err(Failure::from),
         Command::Schema(c) => c.run(&commands(), json).map_err(Failure::from),
     };
-    match result.and_then(|text| {
-        Ok(if is_first {
-            print(&text)?
-        })
-    }) {
+    let told = |text: String| if is_first { print(&text).map_err(Failure::from) } else { Ok(()) };
+    match result.and_then(told) {
         Ok(()) => ExitCode::from(code),
         // All ranks find the same, and the first tells it.
         Err(Failure { error: error @ (Error::Usage { .. } | Error::Fit { .. }), .. }) if !is_first => {

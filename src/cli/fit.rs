@@ -91,7 +91,7 @@ impl Fit {
         };
         let programs = || {
             let all = asked.programs.iter();
-            Ok(all.map(|(name, graphs)| (name.clone(), graphs.clone(), times(name).into())).collect())
+            Ok(all.map(|(name, graphs)| (name.clone(), graphs.clone(), times(name))).collect())
         };
         let job = Job { recipe: flags.recipe(), ..Job::new(Vec::<(String, crate::plan::Graphs)>::new(), &target) };
         let cluster = cluster.transpose()?.unwrap_or_default();

@@ -488,7 +488,11 @@ impl Session {
             ranks::agree(&plan, &**ranks)?;
         }
         let count = data.iter().map(Vec::len).sum();
-        let mut exec = Exec::load(backend, plan.clone(), &data, &|n| progress(n, count))?;
+        let loaded = Exec::load(backend, plan.clone(), &data, &|n| progress(n, count));
+        if let Some(ranks) = &ranks {
+            ranks::all_well(loaded.as_ref().err(), &**ranks)?;
+        }
+        let mut exec = loaded?;
         ranks.iter().for_each(|ranks| exec.share(ranks));
         let data = if ranges.iter().any(Option::is_some) { data } else { Vec::new() };
         let largest =

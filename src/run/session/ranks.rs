@@ -34,6 +34,19 @@ pub(crate) fn agree(plan: &Plan, ranks: &dyn Ranks) -> Result<()> {
     )))
 }
 
+/// Checks that all ranks have loaded the plan.
+///
+/// # Errors
+/// On every rank, when one could not: which, and why.
+pub(crate) fn all_well(error: Option<&Error>, ranks: &dyn Ranks) -> Result<()> {
+    let text = error.map_or_else(String::new, |error| format!("rank {}: {error}", ranks.rank()));
+    let all = ranks.gather(text.as_bytes())?;
+    match all.iter().find(|text| !text.is_empty()) {
+        Some(text) => Err(Error::usage(String::from_utf8_lossy(text).into_owned())),
+        None => Ok(()),
+    }
+}
+
 /// The part of an input that is a rank's own. An input that has the shape of a part is one.
 ///
 /// # Errors
