@@ -288,7 +288,7 @@ fn harmful_changes_of_one_rank_are_refused() {
         }
         if how >= 2 {
             let kernels: Vec<_> = changed.programs[0].kernels.iter().cloned().chain([kernel]).collect();
-            changed.programs[0].kernels = kernels.into();
+            changed.programs[0].kernels = kernels;
             changed.programs[0].steps[at].kernel = KernelIdx::new(changed.programs[0].kernels.len() - 1);
         }
         assert!(ranks(&changed, rank).is_err(), "change {how} of step {at} on rank {rank}");
