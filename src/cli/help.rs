@@ -55,6 +55,7 @@ const TRAINED: &str = "How it is trained";
 const FIRST: &[(&str, &[&str])] = &[
     ("run", &["set", "batch", "inputs", "memory_limit", "backend", "iters", "expect", "output_dir"]),
     ("plan", &["set", "batch", "memory_limit", "advise", "target", "backend", "train", "save", "html"]),
+    ("fit", &["set", "batch", "cards", "memory_limit", "target", "train"]),
     ("max-batch", &["set", "dim", "memory_limit", "target", "train"]),
     ("compare", &["set", "batch", "inputs", "memory_limit", "backend", "iters", "across", "train", "html"]),
     ("bench", &["set", "batch", "memory_limit", "backend", "iters", "duration", "steps", "train"]),
@@ -120,6 +121,13 @@ const EXAMPLES: &[(&str, &[&str])] = &[
             "plimsoll diff before.json after.json",
             "plimsoll diff before.json after.json --json",
             "plimsoll diff before.json after.json --format github",
+        ],
+    ),
+    (
+        "fit",
+        &[
+            "plimsoll fit model.onnx --memory-limit 80GiB --cards 1..16",
+            "plimsoll fit --train model.onnx --loss cross_entropy --batch 64 --memory-limit 80GiB",
         ],
     ),
     (

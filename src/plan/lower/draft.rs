@@ -119,6 +119,17 @@ pub struct Draft {
 }
 
 impl Draft {
+    /// True if a step exchanges data with other ranks.
+    pub fn is_exchange(&self, step: StepIdx) -> bool {
+        let kernel = self.kernels.get(self.steps[step].kernel.index());
+        kernel.is_some_and(|kernel| kernel.collective().is_some())
+    }
+
+    /// True if ranks exchange data.
+    pub fn exchanges(&self) -> bool {
+        self.kernels.iter().any(|kernel| kernel.collective().is_some())
+    }
+
     /// Refuses a buffer that no segment holds.
     pub fn fits_segments(&self, target: &Target) -> Result<()> {
         match self.buffers.iter().find(|b| b.bytes > target.max_segment) {

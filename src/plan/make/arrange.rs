@@ -1,7 +1,7 @@
 //! Chooses the lowering, the order and the number of streams: the smallest arena, on as many streams as cost little.
 
 use super::offsets::{Layout, check_sizes, layout as place, stack, total};
-use super::{order, workspace};
+use super::{order, overlap, workspace};
 use crate::error::Result;
 use crate::lower::{Draft, Options, Placed, lower};
 use crate::pass::{Prefer, Prepared};
@@ -162,23 +162,28 @@ fn widen(draft: &Draft, target: &Target, narrow: &Layout) -> Result<Option<Layou
     let constants: u64 = draft.constants.iter().map(|c| draft.buffers[c.buffer].bytes).sum();
     let most = match draft.prefer {
         Prefer::Memory => 0,
+        // What ranks exchange runs beside what is computed.
+        Prefer::Balance if draft.sequential && draft.exchanges() => STREAMS_COST.max(narrow.peak / 8),
         Prefer::Balance if draft.sequential => 0,
         Prefer::Balance => STREAMS_COST.max(narrow.peak / 4).max(constants / 32),
         Prefer::Speed => u64::MAX,
     };
     let bar = narrow.peak.saturating_add(most).saturating_add(1);
     let file: Vec<_> = StepIdx::all(&draft.steps).collect();
+    let mut orders: Vec<_> =
+        overlap::lagged(draft, &narrow.order).into_iter().chain([file, narrow.order.clone()]).collect();
+    orders.dedup();
     let mut streams = target.streams as usize;
+    if draft.sequential && draft.exchanges() {
+        streams = streams.min(2);
+    }
     while streams > 1 {
         let mut best: Option<Layout> = None;
-        for order in [&file, &narrow.order] {
+        for order in &orders {
             let bar = best.as_ref().map_or(bar, |best| best.peak);
             let wide = place(draft, target, order, streams, bar)?;
             if wide.peak < bar && wide.streams.used() > 1 {
                 best = Some(wide);
-            }
-            if narrow.order == file {
-                break;
             }
         }
         if best.is_some() {

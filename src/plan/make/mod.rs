@@ -10,6 +10,7 @@ pub(super) mod assemble;
 pub mod liveness;
 pub(super) mod offsets;
 pub mod order;
+mod overlap;
 pub mod rebind;
 pub mod streams;
 pub(super) mod workspace;
