@@ -264,6 +264,10 @@ impl Emit {
                     );
                 }
                 for kernel in kernel.launched() {
+                    if let Some(collective) = kernel.collective() {
+                        text += &format!("// {collective}\n\n");
+                        continue;
+                    }
                     if let Some(call) = kernel.schedule.call() {
                         let call = serde_json::to_string(call).expect("a call has only finite numbers and text keys");
                         text += &format!("// {call}\n\n");

@@ -6,6 +6,7 @@ use super::programs::More;
 use super::{Failure, line};
 use crate::error::{Error, Result, ensure};
 use crate::fit::{Asked, Cluster, Found, Tried, fit};
+use crate::pass::shard::{DATA, TENSOR};
 use crate::plan::Job;
 use crate::report::{Table, count, human};
 use clap::Args;
@@ -34,6 +35,9 @@ mesh
   exchange_ms number
 ";
 
+/// The most cards that are tried.
+const MOST_CARDS: usize = 4096;
+
 #[derive(Args)]
 #[command(after_help = args::targets())]
 pub(super) struct Fit {
@@ -61,8 +65,10 @@ fn cards(text: &str) -> Result<RangeInclusive<usize>, String> {
         Some((from.parse().ok()?, to.parse().ok()?))
     };
     let found: Option<(usize, usize)> = parsed();
-    let range = found.filter(|(from, to)| *from > 0 && from <= to && *to <= crate::mesh::MOST_RANKS);
-    range.map(|(from, to)| from..=to).ok_or_else(|| format!("expected numbers of cards such as 1..64, found '{text}'"))
+    let range = found.filter(|(from, to)| *from > 0 && from <= to && *to <= MOST_CARDS);
+    range
+        .map(|(from, to)| from..=to)
+        .ok_or_else(|| format!("expected numbers of cards such as 1..64, at most {MOST_CARDS}, found '{text}'"))
 }
 
 impl Fit {
@@ -71,6 +77,14 @@ impl Fit {
         ensure(several.mesh.is_none(), || {
             Error::usage("--mesh: fit finds the mesh; --cards says how many cards".into())
         })?;
+        ensure(!self.model.is_folder(), || {
+            Error::usage("fit: a folder with a decoder runs on one card; name its graph".into())
+        })?;
+        if let Some(rule) = several.shards.iter().find(|rule| ![DATA, TENSOR].contains(&&rule.axis[..])) {
+            let what =
+                format!("--shard '{}': fit has the axes {DATA} and {TENSOR}, found '{}'", rule.pattern, rule.axis);
+            return Err(Error::usage(what).into());
+        }
         let limit = self.model.memory_limit.ok_or_else(|| {
             Error::usage("fit: expected --memory-limit SIZE, the memory of a card for the plan".into())
         })?;

@@ -68,6 +68,7 @@ impl MaxBatch {
         if let Some(method) = &self.trained.method() {
             return self.run_training(method, &target, limit, json);
         }
+        self.model.several.refuse("max-batch without --train")?;
         if !self.more.is_one(&self.model) {
             return self.run_programs(&target, limit, json);
         }

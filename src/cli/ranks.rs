@@ -71,7 +71,7 @@ impl Meshed {
     pub(super) fn refuse(&self, command: &str) -> Result<()> {
         match &self.mesh {
             Some(mesh) => Err(Error::usage(format!(
-                "--mesh {mesh}: {command} is for one device; plan, run, bench, emit, max-batch and train take a mesh"
+                "--mesh {mesh}: {command} is for one device; plan, run, bench, emit and train take a mesh, and fit finds one"
             ))),
             None => self.sharding().map(drop),
         }

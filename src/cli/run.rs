@@ -207,10 +207,13 @@ impl Run {
         drop(found);
         let (usage, subject) = (session.usage(), subject.of(&plan));
         let notes = session.with(|exec| exec.notes());
-        if let Some(path) = self.trace.as_ref().filter(|_| writes) {
+        if let Some(path) = &self.trace {
+            // Ranks go through the steps together.
             let times = session.with(|exec| exec.profile(&inputs, 1))?;
             let trace = report::trace(plan, session.device(), &times, &notes);
-            file::write_whole(path, "write the trace", |out| writeln!(out, "{trace}"))?;
+            if writes {
+                file::write_whole(path, "write the trace", |out| writeln!(out, "{trace}"))?;
+            }
         }
         if json {
             let figures = |figures: &Figures| {

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 
 /// The most ranks of a mesh.
-pub const MOST_RANKS: usize = 1 << 20;
+pub const MOST_RANKS: usize = 1 << 14;
 
 /// Ranks in named axes.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -136,7 +136,7 @@ mod tests {
             ("data=0", "axis 'data': expected at least one rank, found 0"),
             ("data=2,data=2", "found two axes 'data'"),
             ("=2", "axis 0: expected a name"),
-            ("data=1048577", "expected at most 1048576 ranks"),
+            ("data=16385", "expected at most 16384 ranks"),
         ] {
             let error = Mesh::parse(text).unwrap_err().to_string();
             assert!(error.contains(what), "{error}");

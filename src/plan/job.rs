@@ -384,6 +384,13 @@ impl Job {
                 format!("mesh '{}': '{}' runs alone; expected a target cpu or cuda", sharding.mesh, self.target.name);
             return Err(Error::usage(what));
         }
+        let alone = [("runs at once", self.runs > 1), ("chunks", self.recipe.chunks > 1)];
+        if let Some((what, _)) = alone.into_iter().find(|(_, asked)| *asked) {
+            return Err(Error::usage(format!(
+                "mesh '{}': its ranks have one run each, of the whole: no {what}",
+                sharding.mesh
+            )));
+        }
         let mut largest = graphs.largest()?;
         let shards = shard::run(&mut largest, sharding)?;
         Ok(match graphs {

@@ -24,6 +24,9 @@ pub fn ranks(mesh: &Mesh, part: &Part) -> String {
         text +=
             &format!("of constants and states a rank has {split} that are split, and {repeated} that all ranks have\n");
     }
+    if part.traffic.is_empty() {
+        return text;
+    }
     let mut table = Table::new("<<>>");
     table.row(["program", "axis", "exchanges", "a rank sends"]);
     for of in &part.traffic {

@@ -108,7 +108,9 @@ pub fn run(graph: &mut Graph, sharding: &Sharding) -> Result<Vec<Shard>> {
     for rule in &sharding.by {
         sharding.mesh.axis(&rule.axis)?;
     }
-    let mut used = vec![false; sharding.by.len()];
+    // Along an axis of one rank all is whole.
+    let is_alone = |rule: &Rule| sharding.mesh.axis(&rule.axis).is_ok_and(|(_, axis)| axis.ranks == 1);
+    let mut used: Vec<bool> = sharding.by.iter().map(is_alone).collect();
     let mut axes: Vec<_> = sharding.mesh.axes().iter().enumerate().filter(|(_, axis)| axis.ranks > 1).collect();
     // Weights are split while operators are as in the file.
     axes.sort_by_key(|(_, axis)| axis.name != TENSOR);
@@ -116,6 +118,7 @@ pub fn run(graph: &mut Graph, sharding: &Sharding) -> Result<Vec<Shard>> {
         let place = sharding.mesh.place(sharding.rank, at);
         let along = Along { name: &axis.name, ranks: axis.ranks, place };
         let decided = decide(graph, &along, &sharding.by, &mut used)?;
+        unknown(sharding, &used, Some(&axis.name))?;
         // Without a decision, weights of products are split as it suits what follows from that.
         let finds = axis.name == TENSOR && decided.is_empty();
         if finds {
@@ -148,14 +151,17 @@ pub fn run(graph: &mut Graph, sharding: &Sharding) -> Result<Vec<Shard>> {
         graph.verify()?;
         shards.extend(found);
     }
-    if let Some(at) = used.iter().position(|used| !used) {
-        let Rule { pattern, dim, axis } = &sharding.by[at];
-        let what = format!(
-            "shard '{pattern}={dim}:{axis}': no input, constant or state has this name, or it is split already"
-        );
-        return Err(Error::usage(what));
-    }
+    unknown(sharding, &used, None)?;
     Ok(shards)
+}
+
+/// Refuses a decision, of this axis or of any, that names nothing.
+fn unknown(sharding: &Sharding, used: &[bool], axis: Option<&str>) -> Result<()> {
+    let of = |rule: &Rule| axis.is_none_or(|axis| rule.axis == axis);
+    let Some((rule, _)) = sharding.by.iter().zip(used).find(|(rule, used)| !**used && of(rule)) else { return Ok(()) };
+    let Rule { pattern, dim, axis } = rule;
+    let what = "no input, constant or state has this name, or it is split already";
+    Err(Error::usage(format!("shard '{pattern}={dim}:{axis}': {what}")))
 }
 
 /// One axis of the mesh, as one rank sees it.
@@ -192,6 +198,8 @@ fn decide(graph: &Graph, along: &Along, by: &[Rule], used: &mut [bool]) -> Resul
         let fail =
             |what: String| Err(Error::usage(format!("shard '{}={dim}:{axis}': '{name}' {what}", by[at].pattern)));
         match shape.get(dim) {
+            // A pattern is for those that have the dim.
+            None if by[at].pattern.contains('*') => continue,
             None => return fail(format!("is {shape}, which has no dim {dim}")),
             Some(extent) if *extent == 0 || !extent.is_multiple_of(*ranks) => {
                 return fail(format!("is {shape}: {ranks} ranks do not divide {extent}"));

@@ -184,6 +184,10 @@ fn widen(draft: &Draft, target: &Target, narrow: &Layout) -> Result<Option<Layou
             let wide = place(draft, target, order, streams, bar)?;
             if wide.peak < bar && wide.streams.used() > 1 {
                 best = Some(wide);
+                // The first order is the one in which exchanges have the most time.
+                if draft.exchanges() {
+                    break;
+                }
             }
         }
         if best.is_some() {

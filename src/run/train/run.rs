@@ -119,7 +119,12 @@ impl Own {
     /// This rank's rows of a micro-batch of so many.
     fn rows(self, batch: Batch, micro: usize) -> Batch {
         let first = self.place * (micro / self.ranks);
-        Batch { first: batch.first + first, count: batch.count.saturating_sub(first).min(micro / self.ranks), ..batch }
+        // Of a last batch that has fewer rows, this rank may have none.
+        Batch {
+            first: batch.first + first.min(batch.count),
+            count: batch.count.saturating_sub(first).min(micro / self.ranks),
+            ..batch
+        }
     }
 }
 

@@ -60,14 +60,15 @@ impl Parted {
         if graph.node(value.node).op_name() == "Add" && alone(value) {
             let [Some(a), Some(b)] = graph.operands(value.node)[..] else { return None };
             let (sum, term) = if graph.as_constant(a).is_some() { (b, a) } else { (a, b) };
-            let term = graph.as_constant(term).filter(|c| c.fact.shape.len() == 1)?;
+            let columns = graph.fact(value).shape[last];
+            let term = graph.as_constant(term).filter(|c| c.fact.shape[..] == [columns])?;
             added = Some((value.node, Arc::clone(term)));
             value = sum;
         }
         let product = value.node;
         let is_product = graph.node(product).op_name() == "MatMul" && alone(value) && axis == last;
         let [Some(x), Some(w)] = graph.operands(product)[..] else { return None };
-        let weight = graph.as_constant(w).filter(|_| is_product)?;
+        let weight = graph.as_constant(w).filter(|c| is_product && c.fact.shape.len() >= 2)?;
         Some(Parted { split, x, weight: Arc::clone(weight), added, product, parts })
     }
 
