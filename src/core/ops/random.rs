@@ -120,8 +120,11 @@ fn of(call: &Call) -> OpResult<Shape> {
     let own = call.shape(0);
     let Some(found) = call.ints("of")? else { return Ok(own.clone()) };
     let extents: Option<Shape> = found.iter().map(|&extent| usize::try_from(extent).ok()).collect();
-    let fits =
-        |whole: &Shape| whole.len() == own.len() && whole.iter().zip(own.iter()).all(|(whole, own)| own <= whole);
+    // Elements are counted in 32 bits.
+    let fits = |whole: &Shape| {
+        let contains = whole.len() == own.len() && whole.iter().zip(own.iter()).all(|(whole, own)| own <= whole);
+        contains && whole.checked_len().is_some_and(|count| count <= u32::MAX as usize)
+    };
     extents.filter(fits).ok_or_else(|| format!("attribute 'of': expected extents of at least {own}, found {found:?}"))
 }
 
