@@ -5,7 +5,7 @@
 //! must win on all ranks, are computed here. Halves are rounded after each rank, integers that overflow wrap. Ranks that give other numbers
 //! of elements than the others are not found in all cases: a plan that all ranks share keeps from it.
 
-use crate::ranks::{Exchanged, PATIENCE, Ranks};
+use crate::ranks::{Exchanged, PATIENCE, Ranks, pause};
 use joins::{JOINS, kind, operation};
 use library::{Handle, Table, abi, find};
 use plimsoll_core::dtype::DType;
@@ -27,12 +27,6 @@ mod library;
 
 pub use launched::launched;
 
-/// How long a rank asks without a pause whether a collective is over.
-const SPIN: Duration = Duration::from_micros(50);
-/// How long it lets other threads run between two questions; later it sleeps.
-const YIELD: Duration = Duration::from_millis(5);
-/// The longest sleep.
-const SLEEP: Duration = Duration::from_millis(1);
 /// A rank that ends waits so many times its patience for the others: they may have files to write, and launchers end them when it goes
 /// without having left MPI.
 const PARTING: u32 = 10;
@@ -217,11 +211,7 @@ impl World {
                 let why = format!("'{what}' did not end in {} s: a rank is gone or late", self.patience.as_secs_f64());
                 return self.call(|_| Err(why));
             }
-            match waited {
-                _ if waited < SPIN => std::hint::spin_loop(),
-                _ if waited < YIELD => thread::yield_now(),
-                _ => thread::sleep((waited / 100).min(SLEEP)),
-            }
+            pause(waited);
         }
     }
 

@@ -2,7 +2,7 @@
 
 use plimsoll_core::dtype::DType;
 use plimsoll_core::error::{Error, Result};
-use plimsoll_core::kernel::{Collective, Exchange, Reduction};
+use plimsoll_core::kernel::{Collective, Exchange, Kernel, Reduction};
 use plimsoll_core::mesh::Mesh;
 use plimsoll_core::tensor::{narrow, widen};
 use std::fmt::Debug;
@@ -48,6 +48,14 @@ pub struct Exchanged {
 }
 
 impl Exchanged {
+    /// What a kernel exchanges if it is a collective, and the bytes before the elements in what it reads and writes.
+    pub fn of(kernel: &Kernel) -> Option<(Exchanged, [usize; 2])> {
+        let collective = kernel.collective()?.clone();
+        let (read, write) = (&kernel.reads[0], &kernel.writes[0]);
+        let before = [read, write].map(|operand| operand.access.offset as usize * operand.dtype.size());
+        Some((Exchanged { collective, dtype: read.dtype, given: read.access.shape.numel() }, before))
+    }
+
     /// The number of elements that each rank gets.
     pub fn got(&self) -> usize {
         let ranks = self.collective.ranks;
@@ -56,6 +64,18 @@ impl Exchanged {
             Exchange::AllGather => self.given * ranks,
             Exchange::ReduceScatter(_) => self.given / ranks,
         }
+    }
+}
+
+/// Waits a little before the next question whether others are ready: at first not at all, later it sleeps.
+pub fn pause(waited: Duration) {
+    const SPIN: Duration = Duration::from_micros(50);
+    const YIELD: Duration = Duration::from_millis(5);
+    const SLEEP: Duration = Duration::from_millis(1);
+    match waited {
+        _ if waited < SPIN => std::hint::spin_loop(),
+        _ if waited < YIELD => std::thread::yield_now(),
+        _ => std::thread::sleep((waited / 100).min(SLEEP)),
     }
 }
 

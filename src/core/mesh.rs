@@ -121,7 +121,7 @@ mod tests {
 
     #[test]
     fn ranks_of_the_last_axis_are_neighbours() {
-        let mesh = Mesh::parse("data=2, tensor=3").unwrap();
+        let mesh = Mesh::parse("data=2, tensor=3").expect("it is a mesh");
         assert_eq!(mesh.to_string(), "data=2,tensor=3");
         assert_eq!(mesh.ranks(), 6);
         assert_eq!((mesh.place(4, 0), mesh.place(4, 1)), (1, 1));
@@ -138,7 +138,7 @@ mod tests {
             ("=2", "axis 0: expected a name"),
             ("data=16385", "expected at most 16384 ranks"),
         ] {
-            let error = Mesh::parse(text).unwrap_err().to_string();
+            let error = Mesh::parse(text).expect_err("it is none").to_string();
             assert!(error.contains(what), "{error}");
         }
     }

@@ -217,12 +217,9 @@ impl Cpu {
             return Err(refuse(format!("{collective}: expected a rank of a mesh, found a device that runs alone")));
         }
         let check = Check::new(kernel).map_err(refuse)?;
-        let (read, write) = (&kernel.reads[0], &kernel.writes[0]);
-        let dtype = read.dtype;
-        let exchanged = Exchanged { collective: collective.clone(), dtype, given: read.access.shape.numel() };
-        let before = [&read.access, &write.access].map(|access| access.offset as usize * dtype.size());
+        let exchanged = Exchanged::of(kernel).expect("the kernel is a collective");
         self.kernels.push((Box::new(Nothing), check));
-        self.exchanges.insert(self.kernels.len() - 1, (exchanged, before));
+        self.exchanges.insert(self.kernels.len() - 1, exchanged);
         Ok(KernelId(self.kernels.len() as u32 - 1))
     }
 

@@ -28,6 +28,7 @@ use crate::pass::Prepared;
 use crate::pass::shard::{self, Shard, Sharding};
 use crate::shape::Extent;
 use crate::target::{Family, Target};
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -377,8 +378,8 @@ impl Job {
     }
 
     /// The graphs of a program of one rank, and what is split between ranks.
-    fn sharded(&self, graphs: &Graphs) -> Result<(Graphs, Vec<Shard>)> {
-        let Some(sharding) = &self.sharding else { return Ok((graphs.clone(), Vec::new())) };
+    fn sharded<'g>(&self, graphs: &'g Graphs) -> Result<(Cow<'g, Graphs>, Vec<Shard>)> {
+        let Some(sharding) = &self.sharding else { return Ok((Cow::Borrowed(graphs), Vec::new())) };
         if self.target.family == Family::Wgpu {
             let what =
                 format!("mesh '{}': '{}' runs alone; expected a target cpu or cuda", sharding.mesh, self.target.name);
@@ -393,8 +394,8 @@ impl Job {
         }
         let mut largest = graphs.largest()?;
         let shards = shard::run(&mut largest, sharding)?;
-        Ok(match graphs {
-            Graphs::One(_) => (Graphs::One(Box::new(largest)), shards),
+        let of_rank = match graphs {
+            Graphs::One(_) => Graphs::One(Box::new(largest)),
             Graphs::Prepared(_) => {
                 let what = format!("mesh '{}': expected a graph whose passes have not run", sharding.mesh);
                 return Err(Error::usage(what));
@@ -406,9 +407,10 @@ impl Job {
                     shard::run(&mut graph, &sharding)?;
                     Ok(graph)
                 };
-                (Graphs::Range(Arc::new(of_rank), dims.clone()), shards)
+                Graphs::Range(Arc::new(of_rank), dims.clone())
             }
-        })
+        };
+        Ok((Cow::Owned(of_rank), shards))
     }
 
     /// The graphs of a program after the passes.

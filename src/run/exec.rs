@@ -541,7 +541,10 @@ impl Exec {
         let Lasting { port, at, stored, spread, .. } = lasting(&mut self.states, name)?;
         let found = read_outputs(&mut *self.backend, std::slice::from_ref(port), &|_| (*stored, *at))?;
         let part = found.into_iter().next().expect("one port has one tensor");
-        spread.as_ref().map_or(Ok(part.clone()), |spread| spread.gathered(&part))
+        match spread {
+            Some(spread) => spread.gathered(&part),
+            None => Ok(part),
+        }
     }
 
     /// Gives a state elements. Inputs that were written stay as they are.

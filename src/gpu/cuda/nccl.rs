@@ -18,7 +18,7 @@ use super::api::{Driver, Nccl, NcclComm, NcclConfig, NcclId, Refusal, failed};
 use super::find::{dotted_nccl, find_nccl, missing};
 use super::taken::NCCL;
 use cudarc::driver::sys::{CUcontext, CUdeviceptr, CUresult, CUstream};
-use plimsoll_backend::ranks::{Exchanged, Ranks};
+use plimsoll_backend::ranks::{Exchanged, Ranks, pause};
 use plimsoll_backend::{KernelId, Launch, Slice};
 use plimsoll_core::dtype::DType;
 use plimsoll_core::error::{Error, Result, ensure};
@@ -50,12 +50,6 @@ const ENVIRONMENT: [(&str, &str, bool); 3] = [
     // Connect when the ranks join, and not at a first exchange.
     ("NCCL_RUNTIME_CONNECT", "0", true),
 ];
-/// How long a device asks without a pause whether work is over.
-const SPIN: Duration = Duration::from_micros(50);
-/// How long it lets other threads run between two questions; later it sleeps.
-const YIELD: Duration = Duration::from_millis(5);
-/// The longest sleep.
-const SLEEP: Duration = Duration::from_millis(1);
 /// How long work may go on that has been aborted.
 const PARTING: Duration = Duration::from_secs(5);
 
@@ -83,7 +77,7 @@ pub(super) struct Group {
 #[derive(Clone)]
 pub(super) struct Noted {
     what: Exchanged,
-    before: [u64; 2],
+    before: [usize; 2],
 }
 
 /// An exchange that is ready to be launched.
@@ -128,15 +122,6 @@ fn operation(by: Reduction) -> c_int {
         Reduction::Prod => 1,
         Reduction::Max => 2,
         Reduction::Min => 3,
-    }
-}
-
-/// Waits a little before the next question.
-fn pause(waited: Duration) {
-    match waited {
-        _ if waited < SPIN => std::hint::spin_loop(),
-        _ if waited < YIELD => thread::yield_now(),
-        _ => thread::sleep((waited / 100).min(SLEEP)),
     }
 }
 
@@ -549,12 +534,11 @@ impl Cuda {
             let (_, axis) = group?.mesh.axis(&collective.axis)?;
             ensure(axis.ranks == collective.ranks, || refuse(&format!("the axis has {} ranks", axis.ranks)))?;
         }
-        let [read, write] = [&kernel.reads[0], &kernel.writes[0]];
-        let dtype = read.dtype;
+        let (what, before) = Exchanged::of(kernel).expect("the kernel is a collective");
         let joins = matches!(collective.exchange, Exchange::AllReduce(_) | Exchange::ReduceScatter(_));
-        ensure(!joins || kind(dtype).is_some(), || refuse(&format!("NCCL does not join elements of {dtype}")))?;
-        let what = Exchanged { collective: collective.clone(), dtype, given: read.access.shape.numel() };
-        let before = [read, write].map(|operand| (operand.access.offset as usize * dtype.size()) as u64);
+        ensure(!joins || kind(what.dtype).is_some(), || {
+            refuse(&format!("NCCL does not join elements of {}", what.dtype))
+        })?;
         let id = KernelId(self.kernels.len() as u32);
         self.kernels.push(kernel.clone());
         self.exchanges.insert(id, Noted { what, before });
@@ -566,8 +550,9 @@ impl Cuda {
         let Noted { what, before } = noted;
         let place = |slot: usize, elements: usize| -> Result<CUdeviceptr> {
             let (at, bytes) = (launch.args[slot], (elements * what.dtype.size()) as u64);
-            let start = Slice { offset: at.offset + before[slot], bytes, ..at };
-            ensure(before[slot] + bytes <= at.bytes, || {
+            let before = before[slot] as u64;
+            let start = Slice { offset: at.offset + before, bytes, ..at };
+            ensure(before + bytes <= at.bytes, || {
                 failed(format!("{}: {bytes} bytes do not fit {}", what.collective, at.bytes))
             })?;
             self.resolve(start)

@@ -73,11 +73,11 @@ fn unroll(graph: &mut Graph, context: &Context) -> Result<bool> {
     Ok(found)
 }
 
-/// Replaces a node by those that its row names, if it names any.
-pub fn decompose(graph: &mut Graph, id: NodeId) -> Result<()> {
+/// Replaces a node by those that its row names, if it names any. Returns these, in order.
+pub fn decompose(graph: &mut Graph, id: NodeId) -> Result<Vec<NodeId>> {
     let node = graph.node(id).clone();
-    let Some(op) = node.op() else { return Ok(()) };
-    let Lower::Decompose(rule) = op.lower else { return Ok(()) };
+    let Some(op) = node.op() else { return Ok(Vec::new()) };
+    let Lower::Decompose(rule) = op.lower else { return Ok(Vec::new()) };
     let operands = graph.operands(id);
     let facts: Vec<_> = operands.iter().map(|v| v.map(|v| graph.fact(v).clone())).collect();
     let facts: Vec<_> = facts.iter().map(Option::as_ref).collect();
@@ -85,10 +85,11 @@ pub fn decompose(graph: &mut Graph, id: NodeId) -> Result<()> {
     graph.insert_at(id);
     let mut build = Decomposer::new(graph, node.name.clone()).of(&call);
     let values = call.decompose(rule, &mut build, &operands).map_err(|what| node.error(what))?;
+    let made = build.made;
     for (port, value) in values.into_iter().enumerate() {
         graph.replace(id.output(port), value);
     }
-    Ok(())
+    Ok(made)
 }
 
 /// Writes a matrix product of a type that the target has no kernels for as products of elements and their sums.

@@ -145,7 +145,10 @@ fn of_file(file: &SafeTensors, states: &[&mut Lasting], title: &str) -> Result<V
             Some(_) => {}
         }
         let tensor = file.tensor(name)?;
-        let tensor = state.spread.as_ref().map_or(tensor.clone(), |spread| spread.own(&tensor));
+        let tensor = match &state.spread {
+            Some(spread) => spread.own(&tensor),
+            None => tensor,
+        };
         state.admits(&tensor)?;
         found.push(tensor);
     }

@@ -40,8 +40,7 @@ impl Spread {
         let mut access = Access::contiguous(whole.clone());
         for &(dim, axis) in &self.dims {
             let each = access.shape[dim] / self.mesh().axes()[axis].ranks;
-            access.offset += (self.mesh().place(rank, axis) * each) as isize * access.strides[dim];
-            access.shape[dim] = each;
+            access = access.slice(dim, self.mesh().place(rank, axis) * each, 1, each);
         }
         access
     }

@@ -79,7 +79,7 @@ impl Samples {
                     Kind::Op(op)
                         if matches!(op.lower, Lower::Decompose(_)) && !has_rule(op.name) && self.is_touched(id) =>
                     {
-                        self.graphs.iter_mut().try_for_each(|graph| decompose(graph, id))?;
+                        self.graphs.iter_mut().try_for_each(|graph| decompose(graph, id).map(drop))?;
                     }
                     _ => continue,
                 }
