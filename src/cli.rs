@@ -194,8 +194,16 @@ pub fn main() -> ExitCode {
     let asked = std::env::var("RUST_LOG").ok().filter(|text| !text.is_empty()).and_then(|text| text.parse().ok());
     // -v of `plan` lists more in its report, which passes and placements in the log would hide.
     let is_plan = matches!(cli.command, Command::Plan(_));
+    // Ranks leave their launcher in order: what has joined is dropped before this ends.
+    let several = match &mut cli.command {
+        Command::Run(c) => Some(&mut c.model.several),
+        Command::Bench(c) => Some(&mut c.model.several),
+        Command::Train(c) => Some(&mut c.several),
+        _ => None,
+    };
     // The first rank tells what all do.
-    let is_other = mpi::launched().ok().flatten().is_some_and(|(rank, _)| rank > 0);
+    let is_meshed = several.as_ref().is_some_and(|several| several.mesh.is_some());
+    let is_other = is_meshed && mpi::launched().ok().flatten().is_some_and(|(rank, _)| rank > 0);
     let level = match (cli.quiet || is_other, cli.verbose) {
         (true, _) => Level::ERROR,
         (_, true) if !is_plan => Level::DEBUG,
@@ -214,13 +222,6 @@ pub fn main() -> ExitCode {
     let json = cli.json || cli.format == Format::Json;
     let github = !json && cli.format == Format::Github;
     let mut code = 0;
-    // Ranks leave their launcher in order: what has joined is dropped before this ends.
-    let several = match &mut cli.command {
-        Command::Run(c) => Some(&mut c.model.several),
-        Command::Bench(c) => Some(&mut c.model.several),
-        Command::Train(c) => Some(&mut c.several),
-        _ => None,
-    };
     let joined = several.map_or(Ok(true), |several| several.join().map(|()| several.is_first()));
     let is_first = match joined {
         Ok(is_first) => is_first,

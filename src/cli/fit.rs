@@ -154,7 +154,7 @@ fn told(found: &Found, limit: u64) -> String {
         table.row([of.cards.to_string(), of.mesh.clone(), human(of.card_bytes), share, human(of.sent_bytes), ms]);
     }
     text + &format!(
-        "\n{table}\nlinks: an estimate, if nothing is computed meanwhile; all bytes are those of plans ({} made)\n",
+        "\n{table}\nlinks: an estimate, if nothing is computed meanwhile; bytes are those of plans ({} made), without what NCCL or MPI takes\n",
         found.plans
     )
 }

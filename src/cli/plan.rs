@@ -449,7 +449,7 @@ impl Plan {
             text += &beside_text(plan);
         }
         if let (Some(mesh), Some(part)) = (&plan.mesh, tell::ranks::part(plan)) {
-            text += &report::ranks(mesh, &part);
+            text += &report::ranks(mesh, &part, plan.target.family);
         }
         if !several && !verbose {
             text += "-v adds inputs and outputs, the arena's lower bound, the orders that were tried, kernels and choices\n";

@@ -4,6 +4,7 @@ use crate::backend::mpi::{self, Mpi};
 use crate::backend::ranks::Ranks;
 use crate::error::{Error, Result, ensure};
 use crate::plan::{Mesh, Rule, Sharding};
+use crate::session;
 use clap::Args;
 use std::sync::Arc;
 
@@ -32,8 +33,9 @@ impl Meshed {
     /// Joins the ranks that a launcher started, for a command that runs on them.
     ///
     /// # Errors
-    /// When they are not those of the mesh, one is gone or late, or there is a launcher and no mesh.
+    /// When they are not those of the mesh, one is gone or late, there is a launcher and no mesh, or something is split without a mesh.
     pub(super) fn join(&mut self) -> Result<()> {
+        self.sharding()?;
         match (&self.mesh, mpi::launched()?) {
             (None, Some((_, size))) if size > 1 => {
                 let what = format!(
@@ -63,8 +65,7 @@ impl Meshed {
         if let (None, Some(rule)) = (&self.mesh, self.shards.first()) {
             return Err(Error::usage(format!("--shard '{}': expected --mesh, which has the axes", rule.pattern)));
         }
-        let rank = self.ranks.as_ref().map_or(0, |ranks| ranks.rank());
-        Ok(self.mesh.clone().map(|mesh| Sharding { mesh, rank, by: self.shards.clone() }))
+        Ok(session::asked(self.mesh.as_ref(), &self.shards, self.ranks.as_deref()))
     }
 
     /// Refuses a mesh, for a command that has no use for it.

@@ -3,12 +3,21 @@
 use super::{Table, count, human};
 use crate::plan::Mesh;
 use crate::plan::tell::ranks::Part;
+use crate::target::Family;
+
+/// What the library that exchanges data takes, which no plan counts.
+fn uncounted(family: Family) -> &'static str {
+    match family {
+        Family::Cuda => "beside the plan  what NCCL takes on each card: a run tells it, and no limit holds it\n",
+        _ => "beside the plan  what MPI takes of each process: no limit holds it\n",
+    }
+}
 
 /// The most names that are listed.
 const LISTED: usize = 6;
 
 /// What each rank has, and what it sends.
-pub fn ranks(mesh: &Mesh, part: &Part) -> String {
+pub fn ranks(mesh: &Mesh, part: &Part, family: Family) -> String {
     let all = human(part.all_bytes);
     let mut text = format!("\nmesh {mesh}: {} with this plan each, {all} together\n", count(part.ranks as u64, "rank"));
     for axis in mesh.axes().iter().filter(|axis| axis.ranks > 1) {
@@ -24,6 +33,7 @@ pub fn ranks(mesh: &Mesh, part: &Part) -> String {
         text +=
             &format!("of constants and states a rank has {split} that are split, and {repeated} that all ranks have\n");
     }
+    text += uncounted(family);
     if part.traffic.is_empty() {
         return text;
     }

@@ -183,8 +183,7 @@ impl Options {
     /// What is asked of a mesh, if there is one.
     #[doc(hidden)]
     pub fn sharding(&self) -> Option<Sharding> {
-        let rank = self.ranks.as_ref().map_or(0, |ranks| ranks.rank());
-        self.mesh.clone().map(|mesh| Sharding { mesh, rank, by: self.shards.clone() })
+        asked(self.mesh.as_ref(), &self.shards, self.ranks.as_deref())
     }
 
     /// These options on another device.
@@ -200,6 +199,13 @@ impl Options {
             n => n,
         }
     }
+}
+
+/// What is asked of a mesh, if there is one. What is to be split without a mesh names an axis that is not there, and is refused.
+#[doc(hidden)]
+pub fn asked(mesh: Option<&Mesh>, shards: &[Rule], ranks: Option<&dyn Ranks>) -> Option<Sharding> {
+    let mesh = mesh.cloned().or_else(|| (!shards.is_empty()).then(Mesh::default))?;
+    Some(Sharding { mesh, rank: ranks.map_or(0, Ranks::rank), by: shards.to_vec() })
 }
 
 /// A device that is open.

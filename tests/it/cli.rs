@@ -1080,7 +1080,7 @@ fn what_is_printed_is_as_its_schema_says() {
     let runs: [Vec<&str>; 17] = [
         vec!["inspect", DIGITS[0]],
         [&mlp("run")[..], CPU, &["--iters", "2", "--placement"]].concat(),
-        [&mlp("plan")[..], &["--memory-limit", "1GiB", "--advise", "--placement", "--mesh", "data=1"]].concat(),
+        [&mlp("plan")[..], &["--memory-limit", "1GiB", "--advise", "--placement", "--mesh", "data=3"]].concat(),
         vec!["place", &rows, "--capacity", "16"],
         vec!["check", &saved],
         vec!["diff", &saved, &saved],

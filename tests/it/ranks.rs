@@ -11,7 +11,7 @@ use plimsoll::internals::onnx;
 use plimsoll::internals::plan::{self, Graphs, Job, Plan, Rule, Sharding, check};
 use plimsoll::internals::train::data::Rows;
 use plimsoll::internals::train::run::{Data, Trainer};
-use plimsoll::internals::train::{Loss, Optimizer, Rate, Training};
+use plimsoll::internals::train::{Loss, Optimizer, Rate, Training, programs_of_file};
 use plimsoll::{Choice, DType, Graph, KernelIdx, Options, Session, Target, Tensor};
 use std::path::Path;
 use std::process::Command;
@@ -219,14 +219,14 @@ fn the_fewest_cards_are_found() {
     let folder = Folder::new("cards");
     let graph = decoder(&folder, 8);
     let job = Job::new(Vec::<(String, Graphs)>::new(), &Target::cpu(1));
-    let mut all = Vec::new();
-    for (data, tensor) in [(1, 1), (1, 2), (2, 1), (1, 4), (2, 2), (4, 1), (1, 8), (2, 4), (4, 2), (8, 1)] {
+    let meshes = [(1, 1), (1, 2), (2, 1), (1, 4), (2, 2), (4, 1), (1, 8), (2, 4), (4, 2), (8, 1)];
+    let own = |data: usize, tensor: usize, limit: Option<u64>| {
         let mesh = Mesh::new([("data", data), ("tensor", tensor)]).expect("it is a mesh");
         let sharding = (mesh.ranks() > 1).then(|| Sharding { mesh: mesh.clone(), rank: 0, by: Vec::new() });
-        let job = Job { sharding, ..Job::of(graph.clone(), &Target::cpu(1)) };
-        all.push((data * tensor, plan::plan(&job).expect("it is planned").plan.bytes()));
-    }
-    let mut sizes: Vec<u64> = all.iter().map(|(_, bytes)| *bytes).collect();
+        let job = Job { sharding, limit, ..Job::of(graph.clone(), &Target::cpu(1)) };
+        plan::plan(&job).map(|planned| planned.plan.bytes())
+    };
+    let mut sizes: Vec<u64> = meshes.map(|(data, tensor)| own(data, tensor, None).expect("it is planned")).to_vec();
     sizes.sort_unstable();
     let mut answers = std::collections::BTreeSet::new();
     for limit in sizes.iter().map(|bytes| bytes + 64).chain([sizes[0] - 1]) {
@@ -234,13 +234,9 @@ fn the_fewest_cards_are_found() {
         let (by, cluster) = (Vec::new(), Cluster::default());
         let found = fit(&Asked { programs: &programs, job: job.clone(), limit, cards: 1..=8, by, cluster })
             .expect("it is planned");
-        // Under a limit some plans take less than their balance.
         let fewest = found.fewest.as_ref().map(|fewest| fewest.cards);
-        let expected = all.iter().filter(|(_, bytes)| *bytes <= limit).map(|(cards, _)| *cards).min();
-        assert!(
-            expected.is_none_or(|expected| fewest.is_some_and(|found| found <= expected)),
-            "{limit}: {fewest:?} of {expected:?}"
-        );
+        let holds = meshes.into_iter().filter(|&(data, tensor)| own(data, tensor, Some(limit)).is_ok());
+        assert_eq!(fewest, holds.map(|(data, tensor)| data * tensor).min(), "the fewest cards of {limit} bytes");
         assert!(found.best.iter().all(|tried| tried.card_bytes <= limit), "{found:?}");
         answers.insert(fewest);
     }
@@ -396,6 +392,32 @@ fn processes_train_and_go_on_in_another_mesh() {
     train(2, "data=2", "resumed", "10", &[]);
     let loss = train(4, "data=4", "resumed", "20", &["--resume"]);
     assert!((loss - alone).abs() < 1e-5 * alone.abs(), "resumed: {loss} of {alone}");
+}
+
+/// A target with streams: what reads the sum of a gradient comes behind other exchanges, which have a stream of their own.
+#[test]
+fn exchanges_run_beside_what_is_computed() {
+    let model = onnx::load(Path::new("graphs/digits.onnx")).expect("it is a model");
+    let adam = Optimizer::Adam { beta1: 0.9, beta2: 0.999, eps: 1e-8, decoupled: true };
+    let training = Training::new(Loss::CrossEntropy, adam, Rate::constant(0.01));
+    let programs = programs_of_file(model, Vec::new(), 64, &training).expect("it can be trained");
+    let sharding = Some(Sharding { mesh: mesh("data=2"), rank: 0, by: Vec::new() });
+    let plan =
+        plan::plan(&Job { sharding, ..Job::new(programs.named(), &Target::cuda()) }).expect("it is planned").plan;
+    let steps = &plan.programs[0].steps;
+    let exchanges: Vec<usize> = (0..steps.len()).filter(|&at| exchange(&plan, at).is_some()).collect();
+    let streams: std::collections::BTreeSet<u32> = exchanges.iter().map(|&at| steps[at].stream).collect();
+    assert_eq!(streams.len(), 1, "{streams:?}");
+    let others = steps.iter().enumerate().filter(|(at, _)| !exchanges.contains(at));
+    assert!(others.clone().all(|(_, step)| !streams.contains(&step.stream)), "their stream is their own");
+    // Most have time: another exchange begins before one of its readers.
+    let has_time = |&&at: &&usize| {
+        let mut readers =
+            others.clone().filter(|(reader, step)| *reader > at && step.reads.contains(&steps[at].writes[0]));
+        readers.next().is_some_and(|(reader, _)| exchanges.iter().any(|&other| (at + 1..reader).contains(&other)))
+    };
+    let timely = exchanges.iter().filter(has_time).count();
+    assert!(timely * 2 > exchanges.len(), "{timely} of {}", exchanges.len());
 }
 
 #[test]
