@@ -352,6 +352,10 @@ fn ranks_are_processes() {
         let off = expected.iter().zip(&found).fold(0.0, |off: f64, (a, b)| off.max((a - b).abs()));
         assert!(found.len() == expected.len() && off <= 1e-5 * peak, "{on}: off by {off} of {peak}");
     }
+    let trace = folder.path("trace.json");
+    let traced = ["run", &model, "--backend", "cpu", "--batch", "4", "--mesh", "data=2", "--trace", &trace];
+    let (ran, _, errors) = launched(&launcher, 2, &traced);
+    assert!(ran && Path::new(&trace).is_file(), "{errors}");
     // What is wrong is told once, with both sides.
     for (arguments, what) in [
         (&["--mesh", "data=4"][..], "--mesh data=4: expected 4 processes, found 2"),
@@ -418,6 +422,43 @@ fn exchanges_run_beside_what_is_computed() {
     };
     let timely = exchanges.iter().filter(has_time).count();
     assert!(timely * 2 > exchanges.len(), "{timely} of {}", exchanges.len());
+}
+
+/// Weights that no way of a reader keeps split are gathered in the run, and what cannot be parted stays one.
+#[test]
+fn what_does_not_suit_is_gathered_or_stays_whole() {
+    let digits = graphs::import("digits.onnx", &[("batch", 4)]);
+    for name in ["stem.0.weight", "body.0.weight"] {
+        let plan = same(&digits, "m=2", &[rule(name, 0, "m")], 1e-5);
+        let gathers =
+            |kernel: &&plimsoll::Kernel| kernel.collective().is_some_and(|of| of.exchange == Exchange::AllGather);
+        assert!(plan.programs[0].kernels.iter().any(|kernel| gathers(&kernel)), "{name} is gathered");
+    }
+    let parted = |added: &str| {
+        format!(
+            r#"<ir_version: 10, opset_import: ["" : 20]>
+            parted (float[batch, 4, 16] x) => (float[batch, 4, 32] y)
+            <float[16, 96] wide, float[1] one = {{0.5}}, float[96] bias>
+            {{ product = MatMul (x, wide) all = Add (product, {added})
+              a, b, c = Split <axis = -1, num_outputs = 3> (all) s = Add (a, b) y = Add (s, c) }}"#
+        )
+    };
+    let folder = Folder::new("parted");
+    let sizes = [("wide", 1536), ("bias", 96)];
+    for added in ["bias", "one"] {
+        let path = folder.file("parted.onnxtxt", &filled(&parted(added), &sizes));
+        let graph = onnx::import(&onnx::load(Path::new(&path)).expect("a model"), &[("batch".into(), 2)]);
+        same(&graph.expect("it is imported"), "tensor=2", &[], 1e-5);
+    }
+    let text = r#"<ir_version: 10, opset_import: ["" : 20]>
+        vectors (float[batch, 6, 16] x) => (float[batch, 3, 8] z)
+        <float[16] narrow, float[3, 64] up, float[64, 8] down>
+        { product = MatMul (x, narrow) a, b = Split <axis = -1, num_outputs = 2> (product) y = Sub (a, b)
+          w = MatMul (y, up) p = Unsqueeze (w, axes) e = Expand (p, extents) z = MatMul (e, down) }"#;
+    let text = text.replace("down>", "down, int64[1] axes = {1}, int64[3] extents = {1, 3, 64}>");
+    let path = folder.file("vectors.onnxtxt", &filled(&text, &[("narrow", 16), ("up", 192), ("down", 512)]));
+    let graph = onnx::import(&onnx::load(Path::new(&path)).expect("a model"), &[("batch".into(), 2)]);
+    same(&graph.expect("it is imported"), "tensor=2", &[], 1e-5);
 }
 
 #[test]
@@ -499,7 +540,10 @@ pub fn trained(folder: &Folder, options: &Options, accumulate: usize, steps: u64
     let session = trainer.session();
     assert_eq!(session.usage().bytes, session.plan().bytes(), "planned == allocated");
     let states = ["up", "filters", "mean", "ema/down"].map(|name| session.state(name).expect("it is a state"));
-    let score = trainer.evaluate(&data).expect("it runs").loss;
+    // The last of its parts has rows for some ranks alone.
+    let (_, few) =
+        network(&Folder::new(&format!("{}-few", options.ranks.as_ref().map_or(0, |ranks| 1 + ranks.rank()))), 9);
+    let score = trainer.evaluate(&few).expect("it runs").loss;
     (losses, states.to_vec(), score)
 }
 
