@@ -446,7 +446,7 @@ fn what_does_not_suit_is_gathered_or_stays_whole() {
     let folder = Folder::new("parted");
     let sizes = [("wide", 1536), ("bias", 96)];
     for added in ["bias", "one"] {
-        let path = folder.file("parted.onnxtxt", &filled(&parted(added), &sizes));
+        let path = folder.file("parted.onnxtxt", filled(&parted(added), &sizes));
         let graph = onnx::import(&onnx::load(Path::new(&path)).expect("a model"), &[("batch".into(), 2)]);
         same(&graph.expect("it is imported"), "tensor=2", &[], 1e-5);
     }
@@ -456,7 +456,7 @@ fn what_does_not_suit_is_gathered_or_stays_whole() {
         { product = MatMul (x, narrow) a, b = Split <axis = -1, num_outputs = 2> (product) y = Sub (a, b)
           w = MatMul (y, up) p = Unsqueeze (w, axes) e = Expand (p, extents) z = MatMul (e, down) }"#;
     let text = text.replace("down>", "down, int64[1] axes = {1}, int64[3] extents = {1, 3, 64}>");
-    let path = folder.file("vectors.onnxtxt", &filled(&text, &[("narrow", 16), ("up", 192), ("down", 512)]));
+    let path = folder.file("vectors.onnxtxt", filled(&text, &[("narrow", 16), ("up", 192), ("down", 512)]));
     let graph = onnx::import(&onnx::load(Path::new(&path)).expect("a model"), &[("batch".into(), 2)]);
     same(&graph.expect("it is imported"), "tensor=2", &[], 1e-5);
 }
