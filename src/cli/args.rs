@@ -226,6 +226,7 @@ impl Model {
             tuned: true,
             mesh: self.several.mesh.clone(),
             shards: self.several.shards.clone(),
+            shard_states: self.several.kept(),
             ranks: self.several.ranks.clone(),
         })
     }
@@ -384,7 +385,7 @@ impl Model {
             no_libraries,
             allow_tf32,
             prefer,
-            several: Meshed { mesh, shards, ranks: _ },
+            several: Meshed { mesh, shards, states, ranks: _ },
         } = self;
         let flags = [
             ("--set", !set.is_empty()),
@@ -406,6 +407,7 @@ impl Model {
             ("--allow-tf32", *allow_tf32),
             ("--mesh", mesh.is_some()),
             ("--shard", !shards.is_empty()),
+            ("--shard-states", states.is_some()),
         ];
         flags.into_iter().find_map(|(flag, given)| given.then_some(flag))
     }

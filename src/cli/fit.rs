@@ -6,7 +6,7 @@ use super::programs::More;
 use super::{Failure, line};
 use crate::error::{Error, Result, ensure};
 use crate::fit::{Asked, Cluster, Found, Tried, fit};
-use crate::pass::shard::{DATA, TENSOR};
+use crate::pass::shard::{DATA, Kept, TENSOR};
 use crate::plan::Job;
 use crate::report::{Table, count, human};
 use clap::Args;
@@ -28,6 +28,7 @@ fit
 mesh
   cards int
   mesh text
+  shard_states int
   card_bytes int
   fits bool
   sent_bytes int
@@ -110,7 +111,12 @@ impl Fit {
         let job = Job { recipe: flags.recipe(), ..Job::new(Vec::<(String, crate::plan::Graphs)>::new(), &target) };
         let cluster = cluster.transpose()?.unwrap_or_default();
         let (by, cards) = (several.shards.clone(), self.cards.clone());
-        let found = fit(&Asked { programs: &programs, job, limit, cards, by, cluster })
+        let is_trained = self.trained.method().is_some();
+        let kept = match several.states {
+            Some(_) => vec![several.kept()],
+            None => Kept::LEVELS.into_iter().filter(|&kept| is_trained || kept == Kept::Whole).collect(),
+        };
+        let found = fit(&Asked { programs: &programs, job, limit, cards, by, kept, cluster })
             .map_err(|e| asked.in_file(&flags, e))?;
         let mut record = json!({
             "target": target.name, "limit_bytes": limit, "fewest": found.fewest, "best": found.best, "refused": found.refused,
@@ -128,9 +134,17 @@ impl Fit {
             return Ok(if json { line(&record) } else { text });
         };
         let what =
-            format!("the plan of a card, on {} at most ({})", count(*self.cards.end() as u64, "card"), least.mesh);
+            format!("the plan of a card, on {} at most ({})", count(*self.cards.end() as u64, "card"), named(least));
         let error = Error::Fit { what, needed: least.card_bytes, limit, file: None };
         Err(Failure::explained(asked.in_file(&flags, error), json, record, String::new()))
+    }
+}
+
+/// A mesh, and the states that its ranks share out.
+fn named(of: &Tried) -> String {
+    match of.shard_states {
+        0 => of.mesh.clone(),
+        level => format!("{}, states {level}", of.mesh),
     }
 }
 
@@ -138,10 +152,11 @@ impl Fit {
 fn told(found: &Found, limit: u64) -> String {
     let mut text = String::new();
     if let Some(fewest) = &found.fewest {
-        let Tried { cards, mesh, card_bytes, .. } = fewest;
+        let (mesh, Tried { cards, card_bytes, .. }) = (named(fewest), fewest);
         text += &format!("fits {}: {mesh}, {} each\n", count(*cards as u64, "card"), human(*card_bytes));
     }
-    if let Some(Tried { cards, mesh, card_bytes, .. }) = &found.refused {
+    if let Some(refused @ Tried { cards, card_bytes, .. }) = &found.refused {
+        let mesh = named(refused);
         let (needed, over) = (human(*card_bytes), human(card_bytes.saturating_sub(limit)));
         text +=
             &format!("not {}: {mesh} takes the least, {needed} each, {over} too much\n", count(*cards as u64, "card"));
@@ -151,7 +166,7 @@ fn told(found: &Found, limit: u64) -> String {
     for of in &found.best {
         let share = format!("{:.1} %", 100.0 * of.card_bytes as f64 / limit as f64);
         let ms = format!("{:.2} ms", of.exchange_ms);
-        table.row([of.cards.to_string(), of.mesh.clone(), human(of.card_bytes), share, human(of.sent_bytes), ms]);
+        table.row([of.cards.to_string(), named(of), human(of.card_bytes), share, human(of.sent_bytes), ms]);
     }
     text + &format!(
         "\n{table}\nlinks: an estimate, if nothing is computed meanwhile; bytes are those of plans ({} made), without what NCCL or MPI takes\n",

@@ -15,7 +15,7 @@ const GROUPS: &[(&str, &[&str])] = &[
         &["memory_limit", "prefer", "chunks", "f16", "quantize", "cache", "no_fuse", "forks", "assert_bytes", "advise"],
     ),
     ("The device", &["backend", "device", "target", "threads", "no_libraries", "allow_tf32", "no_tuned", "tuned"]),
-    ("Several devices", &["mesh", "shards"]),
+    ("Several devices", &["mesh", "shards", "states"]),
     (
         TRAINED,
         &[

@@ -3,7 +3,7 @@
 use crate::backend::mpi::{self, Mpi};
 use crate::backend::ranks::Ranks;
 use crate::error::{Error, Result, ensure};
-use crate::plan::{Mesh, Rule, Sharding};
+use crate::plan::{Kept, Mesh, Rule, Sharding};
 use crate::session;
 use clap::Args;
 use std::sync::Arc;
@@ -24,6 +24,10 @@ pub(super) struct Meshed {
     /// holds. What follows from it is found: parts of products, and what ranks exchange.
     #[arg(long = "shard", value_name = "NAME=DIM:AXIS", value_parser = shard)]
     pub(super) shards: Vec<Rule>,
+    /// Share the states of a training out between the ranks of an axis `data`: 1, what the optimizer keeps beside the weights; 2, the sums of
+    /// gradients, too; 3, the weights, too, which are gathered where they are read (ZeRO, FSDP)
+    #[arg(long = "shard-states", value_name = "1|2|3", value_parser = clap::value_parser!(u8).range(1..=3))]
+    pub(super) states: Option<u8>,
     /// The ranks that a launcher started; no flag of its own.
     #[arg(skip)]
     pub(super) ranks: Option<Arc<dyn Ranks>>,
@@ -65,7 +69,15 @@ impl Meshed {
         if let (None, Some(rule)) = (&self.mesh, self.shards.first()) {
             return Err(Error::usage(format!("--shard '{}': expected --mesh, which has the axes", rule.pattern)));
         }
-        Ok(session::asked(self.mesh.as_ref(), &self.shards, self.ranks.as_deref()))
+        if let (None, Some(level)) = (&self.mesh, self.states) {
+            return Err(Error::usage(format!("--shard-states {level}: expected --mesh, such as --mesh data=2")));
+        }
+        Ok(session::asked(self.mesh.as_ref(), &self.shards, self.kept(), self.ranks.as_deref()))
+    }
+
+    /// The states that ranks share out.
+    pub(super) fn kept(&self) -> Kept {
+        Kept::LEVELS[usize::from(self.states.unwrap_or(0))]
     }
 
     /// Refuses a mesh, for a command that has no use for it.

@@ -326,6 +326,7 @@ impl Train {
             threads: self.several.threads(self.threads),
             mesh: self.several.mesh.clone(),
             shards: self.several.shards.clone(),
+            shard_states: self.several.kept(),
             ranks: self.several.ranks.clone(),
             memory_limit: self.memory_limit,
             ..Options::default()

@@ -18,7 +18,8 @@ use super::make::assemble::assemble;
 use super::make::offsets::stack;
 use super::range::{Arranged, Bindings, ShapeRange, Source};
 use super::{
-    Because, BufferIdx, Class, Compiled, Data, Knob, Limits, MOST_RUNS, Plan, Prefer, Recipe, Segment, Spot, check,
+    Because, BufferIdx, Class, Compiled, Data, Kept, Knob, Limits, MOST_RUNS, Plan, Prefer, Recipe, Segment, Spot,
+    check,
 };
 use crate::error::{Error, Result, ensure};
 use crate::graph::Graph;
@@ -208,7 +209,7 @@ impl<'a> Planner<'a> {
     /// As [`plan()`].
     pub fn within(&mut self, limit: Option<u64>) -> Result<Planned> {
         let mut planned = self.tuned_within(limit)?;
-        if let Some(Sharding { mesh, .. }) = &self.job.sharding {
+        if let Some(Sharding { mesh, kept, .. }) = &self.job.sharding {
             planned.plan.mesh = Some(mesh.clone());
             planned
                 .plan
@@ -216,6 +217,15 @@ impl<'a> Planner<'a> {
                 .iter_mut()
                 .zip(&self.shards)
                 .for_each(|(program, shards)| program.shards.clone_from(shards));
+            let is_shared = |program: &super::Program| {
+                let own =
+                    |name: &str| program.shards.iter().any(|shard| shard.name == name && shard.axis == shard::DATA);
+                program.state.iter().any(|state| own(&state.port.name))
+            };
+            ensure(*kept == Kept::Whole || planned.plan.programs.iter().any(is_shared), || {
+                let what = "expected some of 256 floats or more whose extents the axis 'data' divides, found none";
+                Error::usage(format!("mesh '{mesh}': states that its ranks share out: {what}"))
+            })?;
             check::ranks::one(&planned.plan)?;
             check::ranks::ranks(mesh, &[(&planned.plan, (0..mesh.ranks()).collect())])?;
         }

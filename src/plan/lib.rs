@@ -27,7 +27,7 @@ pub use crate::graph::{Count, Counted, Fewest};
 use crate::kernel::Kernel;
 pub use crate::mesh::Mesh;
 use crate::pass::recompute::Recompute;
-pub use crate::pass::shard::{Rule, Shard, Sharding};
+pub use crate::pass::shard::{Kept, Rule, Shard, Sharding};
 pub use crate::pass::{Indexes, Prefer, Recipe, Use};
 use crate::shape::Shape;
 use crate::target::{Memory, Target};

@@ -3,7 +3,7 @@
 use crate::advise::silent;
 use crate::error::{Error, Result, ensure};
 use crate::mesh::Mesh;
-use crate::pass::shard::{DATA, Rule, Sharding, TENSOR};
+use crate::pass::shard::{DATA, Kept, Rule, Sharding, TENSOR};
 use crate::plan::tell::ranks::part;
 use crate::plan::{self, Graphs, Job};
 use serde::{Deserialize, Serialize};
@@ -33,6 +33,8 @@ pub struct Tried {
     pub cards: usize,
     /// The mesh.
     pub mesh: String,
+    /// The level at which ranks share out the states of a training; 0 where each has them all.
+    pub shard_states: usize,
     /// Bytes of the plan of each card.
     pub card_bytes: u64,
     /// True if they are within the limit.
@@ -70,6 +72,8 @@ pub struct Asked<'a> {
     pub cards: RangeInclusive<usize>,
     /// What is split by hand.
     pub by: Vec<Rule>,
+    /// The states that ranks may share out: a training is tried with each of these.
+    pub kept: Vec<Kept>,
     /// The links.
     pub cluster: Cluster,
 }
@@ -89,14 +93,17 @@ pub fn fit(asked: &Asked) -> Result<Found> {
             if none.iter().any(|&(d, t)| data % d == 0 && tensor % t == 0) {
                 continue;
             }
-            match try_mesh(asked, &programs, data, tensor) {
-                Ok(found) => {
-                    plans += 1;
-                    tried.push(found);
-                }
-                Err(error) => {
-                    none.push((data, tensor));
-                    last = Some(error);
+            for &kept in asked.kept.iter().filter(|&&kept| data > 1 || kept == asked.kept[0]) {
+                match try_mesh(asked, &programs, (data, tensor), kept) {
+                    Ok(found) => {
+                        plans += 1;
+                        tried.push(found);
+                    }
+                    Err(error) => {
+                        none.push((data, tensor));
+                        last = Some(error);
+                        break;
+                    }
                 }
             }
         }
@@ -111,10 +118,10 @@ pub fn fit(asked: &Asked) -> Result<Found> {
     let below = tried.iter().filter(|t| t.cards < fewest.cards);
     let most = below.clone().map(|t| t.cards).max();
     let refused = below.filter(|t| Some(t.cards) == most).min_by_key(|t| t.card_bytes).cloned();
-    let figures = |t: &Tried| (t.cards as u64, t.card_bytes, t.sent_bytes);
+    let figures = |t: &Tried| [t.cards as u64, t.card_bytes, t.sent_bytes];
     let beats = |a: &Tried, b: &Tried| {
-        let ((a0, a1, a2), (b0, b1, b2)) = (figures(a), figures(b));
-        a0 <= b0 && a1 <= b1 && a2 <= b2 && (a0, a1, a2) != (b0, b1, b2)
+        let no_worse = figures(a).iter().zip(figures(b)).all(|(a, b)| *a <= b);
+        no_worse && (figures(a) != figures(b) || a.shard_states < b.shard_states)
     };
     let fitting: Vec<Tried> = tried.into_iter().filter(|t| t.fits).collect();
     let best = fitting.iter().filter(|t| !fitting.iter().any(|other| beats(other, t))).cloned().collect();
@@ -122,13 +129,20 @@ pub fn fit(asked: &Asked) -> Result<Found> {
 }
 
 /// Plans a rank of a mesh.
-fn try_mesh(asked: &Asked, programs: &[(String, Graphs, u64)], data: usize, tensor: usize) -> Result<Tried> {
+fn try_mesh(
+    asked: &Asked,
+    programs: &[(String, Graphs, u64)],
+    (data, tensor): (usize, usize),
+    kept: Kept,
+) -> Result<Tried> {
     let axes = [(DATA, data), (TENSOR, tensor)].into_iter().filter(|(_, ranks)| *ranks > 1);
     let axes: Vec<_> = axes.map(|(name, ranks)| (name.to_owned(), ranks)).collect();
     let mesh = if axes.is_empty() { Mesh::new([(DATA, 1)])? } else { Mesh::new(axes)? };
     let by = asked.by.iter().filter(|rule| mesh.axis(&rule.axis).is_ok()).cloned().collect();
     let own = programs.iter().map(|(name, graphs, _)| (name.clone(), graphs.clone())).collect();
-    let sharding = (mesh.ranks() > 1).then(|| Sharding { mesh: mesh.clone(), rank: 0, by });
+    // One card has all states.
+    let kept = if data > 1 { kept } else { Kept::Whole };
+    let sharding = (mesh.ranks() > 1).then(|| Sharding { mesh: mesh.clone(), by, kept, ..Sharding::default() });
     let job = Job { programs: own, sharding, limit: None, ..asked.job.clone() };
     let plan = silent(|| plan::plan(&job))?.plan;
     // A limit changes the plan, where less memory costs time.
@@ -148,6 +162,7 @@ fn try_mesh(asked: &Asked, programs: &[(String, Graphs, u64)], data: usize, tens
     Ok(Tried {
         cards: mesh.ranks(),
         mesh: if mesh.ranks() > 1 { mesh.to_string() } else { "one card".into() },
+        shard_states: kept as usize,
         card_bytes: plan.bytes(),
         fits: plan.bytes() <= asked.limit,
         sent_bytes,

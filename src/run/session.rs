@@ -13,7 +13,7 @@ use crate::kernel::tuned::Tuned;
 use crate::mesh::Mesh;
 use crate::onnx;
 use crate::plan::range::{ShapeRange, Source};
-use crate::plan::{self, Data, Graphs, Job, Plan, Planned, Port, Recipe, Rule, Sharding, View};
+use crate::plan::{self, Data, Graphs, Job, Kept, Plan, Planned, Port, Recipe, Rule, Sharding, View};
 use crate::shape::{Extent, Shape};
 use crate::tensor::Tensor;
 use crate::tune;
@@ -93,6 +93,8 @@ pub struct Options {
     pub mesh: Option<Mesh>,
     /// What is split between ranks, beside what an axis `data` splits: the rows of the inputs.
     pub shards: Vec<Rule>,
+    /// The states of a training that the ranks of an axis `data` share out.
+    pub shard_states: Kept,
     /// The ranks, to the one that this is. Without them a model is planned, and does not run.
     #[doc(hidden)]
     pub ranks: Option<Arc<dyn Ranks>>,
@@ -120,6 +122,7 @@ impl Default for Options {
             tuned: true,
             mesh: None,
             shards: Vec::new(),
+            shard_states: Kept::Whole,
             ranks: None,
         }
     }
@@ -183,7 +186,7 @@ impl Options {
     /// What is asked of a mesh, if there is one.
     #[doc(hidden)]
     pub fn sharding(&self) -> Option<Sharding> {
-        asked(self.mesh.as_ref(), &self.shards, self.ranks.as_deref())
+        asked(self.mesh.as_ref(), &self.shards, self.shard_states, self.ranks.as_deref())
     }
 
     /// These options on another device.
@@ -203,9 +206,10 @@ impl Options {
 
 /// What is asked of a mesh, if there is one. What is to be split without a mesh names an axis that is not there, and is refused.
 #[doc(hidden)]
-pub fn asked(mesh: Option<&Mesh>, shards: &[Rule], ranks: Option<&dyn Ranks>) -> Option<Sharding> {
-    let mesh = mesh.cloned().or_else(|| (!shards.is_empty()).then(Mesh::default))?;
-    Some(Sharding { mesh, rank: ranks.map_or(0, Ranks::rank), by: shards.to_vec() })
+pub fn asked(mesh: Option<&Mesh>, shards: &[Rule], kept: Kept, ranks: Option<&dyn Ranks>) -> Option<Sharding> {
+    let splits = !shards.is_empty() || kept != Kept::Whole;
+    let mesh = mesh.cloned().or_else(|| splits.then(Mesh::default))?;
+    Some(Sharding { mesh, rank: ranks.map_or(0, Ranks::rank), by: shards.to_vec(), kept })
 }
 
 /// A device that is open.

@@ -8,7 +8,7 @@ use plimsoll::internals::kernel::{Exchange, Reduction, Template};
 use plimsoll::internals::mesh::Mesh;
 use plimsoll::internals::npy;
 use plimsoll::internals::onnx;
-use plimsoll::internals::plan::{self, Graphs, Job, Plan, Rule, Sharding, check};
+use plimsoll::internals::plan::{self, Graphs, Job, Kept, Plan, Rule, Sharding, check};
 use plimsoll::internals::train::data::Rows;
 use plimsoll::internals::train::run::{Data, Trainer};
 use plimsoll::internals::train::{Loss, Optimizer, Rate, Training, programs_of_file};
@@ -60,7 +60,7 @@ fn lent(inputs: &[(String, Tensor)]) -> Vec<(&str, Tensor)> {
 /// The plan of each rank: one for all.
 fn planned(graph: &Graph, mesh: &Mesh, by: &[Rule]) -> Plan {
     let of = |rank: usize| {
-        let sharding = Some(Sharding { mesh: mesh.clone(), rank, by: by.to_vec() });
+        let sharding = Some(Sharding { mesh: mesh.clone(), rank, by: by.to_vec(), ..Sharding::default() });
         let job = Job { sharding, ..Job::of(graph.clone(), &Target::cpu(1)) };
         plan::plan(&job).expect("it is planned").plan
     };
@@ -222,7 +222,7 @@ fn the_fewest_cards_are_found() {
     let meshes = [(1, 1), (1, 2), (2, 1), (1, 4), (2, 2), (4, 1), (1, 8), (2, 4), (4, 2), (8, 1)];
     let own = |data: usize, tensor: usize, limit: Option<u64>| {
         let mesh = Mesh::new([("data", data), ("tensor", tensor)]).expect("it is a mesh");
-        let sharding = (mesh.ranks() > 1).then(|| Sharding { mesh: mesh.clone(), rank: 0, by: Vec::new() });
+        let sharding = (mesh.ranks() > 1).then(|| Sharding { mesh: mesh.clone(), ..Sharding::default() });
         let job = Job { sharding, limit, ..Job::of(graph.clone(), &Target::cpu(1)) };
         plan::plan(&job).map(|planned| planned.plan.bytes())
     };
@@ -232,8 +232,16 @@ fn the_fewest_cards_are_found() {
     for limit in sizes.iter().map(|bytes| bytes + 64).chain([sizes[0] - 1]) {
         let programs = || Ok(vec![(String::new(), graph.clone().into(), 1)]);
         let (by, cluster) = (Vec::new(), Cluster::default());
-        let found = fit(&Asked { programs: &programs, job: job.clone(), limit, cards: 1..=8, by, cluster })
-            .expect("it is planned");
+        let found = fit(&Asked {
+            programs: &programs,
+            job: job.clone(),
+            limit,
+            cards: 1..=8,
+            by,
+            kept: vec![Kept::Whole],
+            cluster,
+        })
+        .expect("it is planned");
         let fewest = found.fewest.as_ref().map(|fewest| fewest.cards);
         let holds = meshes.into_iter().filter(|&(data, tensor)| own(data, tensor, Some(limit)).is_ok());
         assert_eq!(fewest, holds.map(|(data, tensor)| data * tensor).min(), "the fewest cards of {limit} bytes");
@@ -405,7 +413,7 @@ fn exchanges_run_beside_what_is_computed() {
     let adam = Optimizer::Adam { beta1: 0.9, beta2: 0.999, eps: 1e-8, decoupled: true };
     let training = Training::new(Loss::CrossEntropy, adam, Rate::constant(0.01));
     let programs = programs_of_file(model, Vec::new(), 64, &training).expect("it can be trained");
-    let sharding = Some(Sharding { mesh: mesh("data=2"), rank: 0, by: Vec::new() });
+    let sharding = Some(Sharding { mesh: mesh("data=2"), ..Sharding::default() });
     let plan =
         plan::plan(&Job { sharding, ..Job::new(programs.named(), &Target::cuda()) }).expect("it is planned").plan;
     let steps = &plan.programs[0].steps;
@@ -553,13 +561,14 @@ fn a_training_is_that_of_the_whole_batch() {
     for accumulate in [1, 2] {
         let (losses, states, score) = trained(&folder, &options(), accumulate, 30);
         assert!(losses[29] < 0.8 * losses[0], "{losses:?}");
-        for on in ["data=2", "data=4"] {
+        for (on, kept) in ["data=2", "data=4"].into_iter().flat_map(|on| Kept::LEVELS.map(|kept| (on, kept))) {
             let mesh = mesh(on);
             let found = each(&mesh, |ranks| {
                 let folder = Folder::new(&format!("trained-by-rank-{on}-{}", ranks.rank()));
-                let options = Options { mesh: Some(mesh.clone()), ranks: Some(ranks), ..options() };
+                let options = Options { mesh: Some(mesh.clone()), ranks: Some(ranks), shard_states: kept, ..options() };
                 trained(&folder, &options, accumulate, 30)
             });
+            let on = format!("{on}, states {kept:?}");
             for (own, kept, own_score) in &found {
                 let off = losses.iter().zip(own).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
                 assert!(off < 1e-5, "{on} in {accumulate} parts: losses off by {off}: {losses:?} {own:?}");

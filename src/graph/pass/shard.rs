@@ -40,12 +40,16 @@ pub const TENSOR: &str = "tensor";
 const WORTH: usize = 256;
 
 mod slices;
+mod stored;
 
 /// What stands before the names of states that hold a rank's place along an axis of the mesh.
 pub const PLACE: &str = "mesh/";
 
 /// What stands before the names of states that add up what runs give, until one reads the sum: each rank has its own terms.
 pub const TERMS: &str = "accumulated/";
+
+/// What stands before the names of states that an optimizer keeps beside weights, and of their moving averages.
+pub const BESIDE: [&str; 2] = ["optimizer/", "ema/"];
 
 /// What is asked of a sharded graph: the mesh, one of its ranks, and what is split along which axis.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -56,6 +60,40 @@ pub struct Sharding {
     pub rank: usize,
     /// What is decided by hand. The first pattern that fits a name holds.
     pub by: Vec<Rule>,
+    /// The states of a training that the ranks of an axis `data` share out.
+    pub kept: Kept,
+}
+
+/// Which states of a training each rank of an axis `data` keeps a part of, instead of all (ZeRO, FSDP). What is read as a whole is gathered for
+/// its readers, and dead afterwards.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Kept {
+    /// Every rank has all states.
+    #[default]
+    Whole,
+    /// What an optimizer keeps beside weights, and their averages.
+    Optimizer,
+    /// The sums of gradients, too.
+    Gradients,
+    /// All states, the weights among them.
+    Weights,
+}
+
+impl Kept {
+    /// The levels, by the numbers that ZeRO gives them.
+    pub const LEVELS: [Kept; 4] = [Kept::Whole, Kept::Optimizer, Kept::Gradients, Kept::Weights];
+
+    /// The dim along which ranks share out a state, if they do.
+    fn dim(self, name: &str, fact: &Fact, ranks: usize) -> Option<usize> {
+        let is_beside = BESIDE.iter().any(|before| name.starts_with(before));
+        let level = match name.starts_with(TERMS) {
+            true => Kept::Gradients,
+            false if is_beside => Kept::Optimizer,
+            false => Kept::Weights,
+        };
+        let is_shared = self >= level && fact.dtype.is_float() && fact.shape.numel() >= WORTH;
+        fact.shape.iter().position(|&extent| is_shared && extent.is_multiple_of(ranks))
+    }
 }
 
 /// A decision: the values whose names fit are split.
@@ -117,6 +155,11 @@ pub fn run(graph: &mut Graph, sharding: &Sharding) -> Result<Vec<Shard>> {
     for rule in &sharding.by {
         sharding.mesh.axis(&rule.axis)?;
     }
+    let shares = sharding.mesh.axis(DATA).is_ok_and(|(_, axis)| axis.ranks > 1);
+    ensure(shares || sharding.kept == Kept::Whole, || {
+        let what = "states are shared out by the ranks of an axis 'data'";
+        Error::usage(format!("mesh '{}': {what}: expected at least two of them, found none", sharding.mesh))
+    })?;
     // Along an axis of one rank all is whole.
     let is_alone = |rule: &Rule| sharding.mesh.axis(&rule.axis).is_ok_and(|(_, axis)| axis.ranks == 1);
     let mut used: Vec<bool> = sharding.by.iter().map(is_alone).collect();
@@ -135,12 +178,23 @@ pub fn run(graph: &mut Graph, sharding: &Sharding) -> Result<Vec<Shard>> {
         }
         let mut spreads: HashMap<ValueId, Spread> =
             decided.into_iter().map(|(value, dim)| (value, Split(dim))).collect();
-        for value in graph.states().iter().map(|state| state.value) {
-            if axis.name == DATA && graph.value_name(value).starts_with(TERMS) {
-                spreads.entry(value).or_insert(Terms(Reduction::Sum));
+        let mut stored = HashMap::new();
+        for value in graph.states().iter().map(|state| state.value).filter(|_| axis.name == DATA) {
+            let name = graph.value_name(value);
+            if spreads.contains_key(&value) {
+                continue;
+            }
+            if let Some(dim) = sharding.kept.dim(name, graph.fact(value), axis.ranks) {
+                stored.insert(value, dim);
+                spreads.insert(value, Split(dim));
+            } else if name.starts_with(TERMS) {
+                spreads.insert(value, Terms(Reduction::Sum));
             }
         }
+        let scattered = stored::scattered(graph, &stored);
         let mut walk = Walk {
+            stored,
+            scattered,
             graph,
             along: &along,
             spreads,
@@ -235,6 +289,10 @@ struct Walk<'a> {
     finds: bool,
     /// States and constants that a node before has read as a whole, and results that are gathered at once.
     whole: HashSet<ValueId>,
+    /// Values that are split as the states are that they come from or go to, each with its dim.
+    stored: HashMap<ValueId, usize>,
+    /// Values of which, if they are sums whose terms ranks have, readers want parts.
+    scattered: HashMap<ValueId, usize>,
 }
 
 impl Walk<'_> {
@@ -312,7 +370,18 @@ impl Walk<'_> {
     fn visit(&mut self, id: NodeId) -> Result<()> {
         let Some(op) = self.graph.node(id).op() else { return Ok(()) };
         let operands = self.graph.operands(id);
-        let spreads: Vec<Spread> = operands.iter().map(|v| v.map_or(Whole, |v| self.spread(v))).collect();
+        let mut spreads: Vec<Spread> = operands.iter().map(|v| v.map_or(Whole, |v| self.spread(v))).collect();
+        if let Some(way) = self.adds(id, op, &spreads) {
+            self.take(id, way);
+            return Ok(());
+        }
+        if let Some(way) = self.as_stored(id, op, &operands, &mut spreads) {
+            if let Split(dim) = way.gives {
+                self.stored.insert(id.output(0), dim);
+            }
+            self.take(id, way);
+            return Ok(());
+        }
         if spreads.iter().all(|spread| *spread == Whole) {
             return self.visit_whole(id, op, &operands);
         }
@@ -351,7 +420,10 @@ impl Walk<'_> {
                             self.whole.insert(id.output(0));
                         }
                     }
-                    None => self.whole.extend(operands.iter().flatten()),
+                    None => {
+                        let free = operands.iter().flatten().filter(|value| !self.stored.contains_key(value));
+                        self.whole.extend(free);
+                    }
                 }
                 Ok(())
             }
@@ -362,7 +434,7 @@ impl Walk<'_> {
         for (value, need) in self.graph.operands(id).into_iter().zip(&way.needs) {
             let Some(value) = value else { continue };
             self.adopt(value, *need);
-            if *need == Whole && self.is_kept(value) {
+            if *need == Whole && self.is_kept(value) && !self.stored.contains_key(&value) {
                 self.whole.insert(value);
             }
         }
@@ -372,16 +444,19 @@ impl Walk<'_> {
         self.ways.insert(id, way);
     }
 
-    /// The way of what is linear in terms: they stay terms.
-    fn joint(&self, id: NodeId, op: &OpDef, spreads: &[Spread]) -> Option<Way> {
-        let sums = Terms(Reduction::Sum);
-        let terms = spreads.iter().filter(|spread| matches!(spread, Terms(_))).count();
-        let adds = matches!(op.name, "Add" | "Sub" | "Sum") && spreads.iter().all(|spread| *spread == sums);
-        let moves = spreads.len() == 1 && terms == 1 && matches!(op.lower, Lower::View(_));
-        let scales = self.scales(id, op, spreads);
+    /// The way of what adds or moves terms: they stay terms.
+    fn adds(&self, id: NodeId, op: &OpDef, spreads: &[Spread]) -> Option<Way> {
+        let adds =
+            matches!(op.name, "Add" | "Sub" | "Sum") && spreads.iter().all(|spread| *spread == Terms(Reduction::Sum));
+        let moves = matches!((spreads, op.lower), ([Terms(_)], Lower::View(_)));
         let alone = self.graph.node(id).outputs.len() == 1;
-        let gives = if scales { sums } else { spreads[0] };
-        (alone && (adds || moves || scales)).then(|| Way { needs: spreads.to_vec(), gives, part: None })
+        (alone && (adds || moves)).then(|| Way { needs: spreads.to_vec(), gives: spreads[0], part: None })
+    }
+
+    /// The way of what multiplies terms: they stay terms.
+    fn joint(&self, id: NodeId, op: &OpDef, spreads: &[Spread]) -> Option<Way> {
+        let scales = self.graph.node(id).outputs.len() == 1 && self.scales(id, op, spreads);
+        scales.then(|| Way { needs: spreads.to_vec(), gives: Terms(Reduction::Sum), part: None })
     }
 
     /// True if a node multiplies terms of a sum, and makes no more of them.
@@ -746,7 +821,7 @@ mod tests {
         let (mut graphs, mut given, mut states) = (Vec::new(), Vec::new(), Vec::new());
         for rank in 0..mesh.ranks() {
             let mut own = graph.clone();
-            let sharding = Sharding { mesh: mesh.clone(), rank, by: by.to_vec() };
+            let sharding = Sharding { mesh: mesh.clone(), rank, by: by.to_vec(), kept: Kept::Whole };
             let shards = run(&mut own, &sharding)?;
             let cut = |(&value, tensor): (&ValueId, &Tensor)| {
                 let name = graph.value_name(value);
