@@ -239,7 +239,7 @@ impl World {
         // Elements that are moved are bytes.
         let (count, (kind, op)) = match collective.exchange {
             Exchange::AllReduce(by) | Exchange::ReduceScatter(by) => (*given, self.joined(*dtype, by)?),
-            Exchange::AllGather | Exchange::AllToAll => (given * dtype.size(), (abi::BYTE, abi::OP_NULL)),
+            _ => (given * dtype.size(), (abi::BYTE, abi::OP_NULL)),
         };
         let (count, part) = (count as i64, (count / axis.ranks) as i64);
         let read: *const c_void = if ptr::eq(read, write) { abi::IN_PLACE } else { read.cast() };
@@ -253,6 +253,8 @@ impl World {
                 }
                 Exchange::AllGather => table.MPI_Iallgather_c(read, count, kind, write, count, kind, comm, request),
                 Exchange::AllToAll => table.MPI_Ialltoall_c(read, part, kind, write, part, kind, comm, request),
+                Exchange::Send { to } => table.MPI_Isend_c(read, count, kind, to as c_int, 0, comm, request),
+                Exchange::Recv { from } => table.MPI_Irecv_c(write, count, kind, from as c_int, 0, comm, request),
             }
         })
     }

@@ -5,6 +5,7 @@ use plimsoll_core::error::{Error, Result};
 use plimsoll_core::kernel::{Collective, Exchange, Kernel, Reduction};
 use plimsoll_core::mesh::Mesh;
 use plimsoll_core::tensor::{narrow, widen};
+use std::collections::HashMap;
 use std::fmt::Debug;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -36,7 +37,7 @@ pub trait Ranks: Send + Sync + Debug {
     fn patience(&self) -> Duration;
 }
 
-/// A collective, and the elements that each rank gives.
+/// A collective, and the elements that each rank gives, or gets if one gives them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Exchanged {
     /// The collective.
@@ -53,14 +54,31 @@ impl Exchanged {
         let collective = kernel.collective()?.clone();
         let (read, write) = (&kernel.reads[0], &kernel.writes[0]);
         let before = [read, write].map(|operand| operand.access.offset as usize * operand.dtype.size());
-        Some((Exchanged { collective, dtype: read.dtype, given: read.access.shape.numel() }, before))
+        let moved = if let Exchange::Recv { .. } = collective.exchange { write } else { read };
+        Some((Exchanged { collective, dtype: moved.dtype, given: moved.access.shape.numel() }, before))
+    }
+
+    /// What the other rank exchanges, which is at `place` along the axis to it, if two do.
+    pub fn of_other(&self, place: usize) -> Option<Exchanged> {
+        let exchange = match self.collective.exchange {
+            Exchange::Send { .. } => Exchange::Recv { from: place },
+            Exchange::Recv { .. } => Exchange::Send { to: place },
+            _ => return None,
+        };
+        Some(Exchanged { collective: Collective { exchange, ..self.collective.clone() }, ..self.clone() })
+    }
+
+    /// The number of elements that this rank gives.
+    pub fn gave(&self) -> usize {
+        if let Exchange::Recv { .. } = self.collective.exchange { 0 } else { self.given }
     }
 
     /// The number of elements that each rank gets.
     pub fn got(&self) -> usize {
         let ranks = self.collective.ranks;
         match self.collective.exchange {
-            Exchange::AllReduce(_) | Exchange::AllToAll => self.given,
+            Exchange::AllReduce(_) | Exchange::AllToAll | Exchange::Recv { .. } => self.given,
+            Exchange::Send { .. } => 0,
             Exchange::AllGather => self.given * ranks,
             Exchange::ReduceScatter(_) => self.given / ranks,
         }
@@ -92,6 +110,8 @@ pub struct Threads {
 #[derive(Debug)]
 struct Boards {
     groups: Vec<Vec<Board>>,
+    /// Those of two ranks, where one sends to the other: made when they first meet.
+    pairs: Mutex<HashMap<[usize; 2], Arc<Board>>>,
     all: Board,
 }
 
@@ -135,11 +155,46 @@ impl Threads {
     /// As [`of`](Self::of): each waits so long for the others.
     pub fn patient(mesh: &Mesh, patience: Duration) -> Vec<Arc<dyn Ranks>> {
         let groups = mesh.axes().iter().map(|_| (0..mesh.ranks()).map(|_| Board::default()).collect()).collect();
-        let boards = Arc::new(Boards { groups, all: Board::default() });
+        let boards = Arc::new(Boards { groups, pairs: Mutex::default(), all: Board::default() });
         let rank = |rank| -> Arc<dyn Ranks> {
             Arc::new(Threads { mesh: mesh.clone(), rank, boards: Arc::clone(&boards), patience })
         };
         (0..mesh.ranks()).map(rank).collect()
+    }
+
+    /// The error of ranks that exchange what is not the same.
+    fn differs(&self, what: &Exchanged, rank: usize, other: &Brought) -> Error {
+        let words = |Exchanged { collective, dtype, given }: &Exchanged| {
+            format!("{given} elements of {dtype} for '{collective}'")
+        };
+        let other = if let Brought::Elements { what, .. } = other { words(what) } else { "something else".into() };
+        let what = format!("rank {} exchanges {}, rank {rank} {other}", self.rank, words(what));
+        Error::Backend { backend: "ranks", what, file: None }
+    }
+
+    /// Gives elements to another rank, or gets them from it.
+    fn pass(&self, what: &Exchanged, other: usize, place: usize, brought: Brought) -> Result<()> {
+        let pair = [self.rank.min(other), self.rank.max(other)];
+        let board = {
+            let mut pairs = self.boards.pairs.lock().unwrap_or_else(PoisonError::into_inner);
+            Arc::clone(pairs.entry(pair).or_default())
+        };
+        let (own, theirs) = if self.rank < other { (0, 1) } else { (1, 0) };
+        let both = self.meet(&board, own, &pair, brought)?;
+        match (&both[own], &both[theirs]) {
+            (Brought::Elements { write, .. }, Brought::Elements { what: there, read, .. })
+                if Some(there) == what.of_other(place).as_ref() =>
+            {
+                if let Exchange::Recv { .. } = what.collective.exchange {
+                    let (from, bytes) = (*read as *const u8, what.given * what.dtype.size());
+                    // SAFETY: the elements of both callers, who wait until all is over.
+                    unsafe { std::ptr::copy(from, *write as *mut u8, bytes) }
+                }
+            }
+            (_, there) => return Err(self.differs(what, other, there)),
+        }
+        // The sender's elements stay until they are read.
+        self.meet(&board, own, &pair, Brought::Nothing).map(drop)
     }
 
     /// Brings something to a board, and returns what all have brought.
@@ -192,8 +247,11 @@ impl Ranks for Threads {
         let Exchanged { collective: Collective { exchange, axis, ranks }, dtype, given } = what;
         let (at, _) = self.mesh.axis(axis)?;
         let (group, place) = (self.mesh.group(self.rank, at), self.mesh.place(self.rank, at));
-        let board = &self.boards.groups[at][group[0]];
         let brought = Brought::Elements { what: what.clone(), read: read as usize, write: write as usize };
+        if let Some(other) = exchange.other() {
+            return self.pass(what, group[other], place, brought);
+        }
+        let board = &self.boards.groups[at][group[0]];
         let all = self.meet(board, place, &group, brought)?;
         let mut places = Vec::with_capacity(group.len());
         for (brought, rank) in all.iter().zip(&group) {
@@ -201,19 +259,7 @@ impl Ranks for Threads {
                 Brought::Elements { what: other, read, write } if other == what => {
                     places.push((*read as *const u8, *write as *mut u8))
                 }
-                other => {
-                    let other = match other {
-                        Brought::Elements { what, .. } => {
-                            format!("{} elements of {} for '{}'", what.given, what.dtype, what.collective)
-                        }
-                        _ => "something else".into(),
-                    };
-                    let what = format!(
-                        "rank {} exchanges {given} elements of {dtype} for '{}', rank {rank} {other}",
-                        self.rank, what.collective
-                    );
-                    return Err(Error::Backend { backend: "ranks", what, file: None });
-                }
+                other => return Err(self.differs(what, *rank, other)),
             }
         }
         let size = dtype.size();
@@ -266,6 +312,7 @@ impl Ranks for Threads {
                     copy(offset(from.cast_mut(), start), offset(write, part(rank, *ranks).0), end - start);
                 }
             }
+            Exchange::Send { .. } | Exchange::Recv { .. } => unreachable!("two ranks exchange it"),
         }
         // Nobody goes on before all have read.
         self.meet(board, place, &group, Brought::Nothing).map(drop)

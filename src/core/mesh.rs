@@ -11,6 +11,9 @@ use crate::error::{Error, Result, ensure};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
+/// The axis of a mesh along which a graph is cut: each of its ranks computes one of the stages, one after another.
+pub const STAGE: &str = "stage";
+
 /// The most ranks of a mesh.
 pub const MOST_RANKS: usize = 1 << 14;
 
@@ -98,6 +101,21 @@ impl Mesh {
     /// The place of a rank along an axis.
     pub fn place(&self, rank: usize, axis: usize) -> usize {
         rank / self.stride(axis) % self.axes[axis].ranks
+    }
+
+    /// The stage that a rank computes.
+    pub fn stage(&self, rank: usize) -> usize {
+        self.axis(STAGE).map_or(0, |(axis, _)| self.place(rank, axis))
+    }
+
+    /// The number of stages.
+    pub fn stages(&self) -> usize {
+        self.axis(STAGE).map_or(1, |(_, axis)| axis.ranks)
+    }
+
+    /// The ranks that compute a stage. They have one plan.
+    pub fn ranks_of(&self, stage: usize) -> Vec<usize> {
+        (0..self.ranks()).filter(|&rank| self.stage(rank) == stage).collect()
     }
 
     /// The group of a rank along an axis: the ranks that differ from it in this axis alone, and itself.

@@ -19,7 +19,7 @@ use plimsoll_backend::records::Records;
 use plimsoll_backend::work::{Loops, Work};
 use plimsoll_backend::{Backend, KernelId, Launch, RecordId, SegmentId, Slice, Usage};
 use plimsoll_core::error::Result;
-use plimsoll_core::kernel::{Collective, Kernel, Template};
+use plimsoll_core::kernel::{Collective, Exchange, Kernel, Template};
 use plimsoll_core::target::{Memory as Place, Target};
 use simd::Isa;
 use std::cell::UnsafeCell;
@@ -392,7 +392,12 @@ impl Backend for Cpu {
         let mut run = |step: &Step| {
             if let Some(exchanged) = &step.exchanged {
                 let (_, [read, write]) = exchanges[&step.kernel];
-                let (read, write) = (step.args.0[0].wrapping_add(read), step.args.0[1].wrapping_add(write));
+                let written = *step.args.0.last().expect("a collective writes");
+                let (read, write) = (step.args.0[0].wrapping_add(read), written.wrapping_add(write));
+                if let Exchange::Send { .. } = exchanged.collective.exchange {
+                    // SAFETY: the launch was checked when it was recorded: what it writes is a mark.
+                    unsafe { write.cast::<i32>().write(0) };
+                }
                 return match ranks {
                     // SAFETY: the launch was checked when it was recorded: both have as many elements as are exchanged.
                     Some(ranks) => unsafe { ranks.exchange(exchanged, read, write) },

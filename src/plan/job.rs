@@ -148,6 +148,22 @@ pub fn plan(job: &Job) -> Result<Planned> {
     Planner::new(job)?.within(job.limit)
 }
 
+/// Plans a job for all ranks of its mesh: a plan for each stage, with the ranks that have it, the first stage first.
+///
+/// # Errors
+/// As [`plan()`], and when the ranks could not go on together.
+pub fn of_all_ranks(job: &Job) -> Result<Vec<(Planned, Vec<usize>)>> {
+    let Some(sharding) = &job.sharding else { return Ok(vec![(plan(job)?, vec![0])]) };
+    let of = |(sharding, ranks): (Sharding, Vec<usize>)| {
+        let own = Job { sharding: Some(sharding), ..job.clone() };
+        Ok((plan(&own)?, ranks))
+    };
+    let all = sharding.classes().map(of).collect::<Result<Vec<_>>>()?;
+    let plans: Vec<_> = all.iter().map(|(planned, ranks)| (&planned.plan, ranks.clone())).collect();
+    check::ranks::ranks(&sharding.mesh, &plans)?;
+    Ok(all)
+}
+
 /// What is lowered of a program: a graph whose passes have run, or a range, whose passes run each time that it is planned.
 enum Part {
     Graph(Box<Prepared>),
@@ -209,25 +225,28 @@ impl<'a> Planner<'a> {
     /// As [`plan()`].
     pub fn within(&mut self, limit: Option<u64>) -> Result<Planned> {
         let mut planned = self.tuned_within(limit)?;
-        if let Some(Sharding { mesh, kept, .. }) = &self.job.sharding {
+        if let Some(Sharding { mesh, kept, rank, .. }) = &self.job.sharding {
             planned.plan.mesh = Some(mesh.clone());
+            planned.plan.stage = mesh.stage(*rank);
             planned
                 .plan
                 .programs
                 .iter_mut()
                 .zip(&self.shards)
                 .for_each(|(program, shards)| program.shards.clone_from(shards));
+            // Inputs are split along it, too. States may be those of another stage.
             let is_shared = |program: &super::Program| {
-                let own =
-                    |name: &str| program.shards.iter().any(|shard| shard.name == name && shard.axis == shard::DATA);
-                program.state.iter().any(|state| own(&state.port.name))
+                let is_input = |name: &str| program.inputs.iter().any(|port| port.name == name);
+                program.shards.iter().any(|shard| shard.axis == shard::DATA && !is_input(&shard.name))
             };
             ensure(*kept == Kept::Whole || planned.plan.programs.iter().any(is_shared), || {
                 let what = "expected some of 256 floats or more whose extents the axis 'data' divides, found none";
                 Error::usage(format!("mesh '{mesh}': states that its ranks share out: {what}"))
             })?;
             check::ranks::one(&planned.plan)?;
-            check::ranks::ranks(mesh, &[(&planned.plan, (0..mesh.ranks()).collect())])?;
+            if mesh.stages() == 1 {
+                check::ranks::ranks(mesh, &[(&planned.plan, (0..mesh.ranks()).collect())])?;
+            }
         }
         Ok(planned)
     }

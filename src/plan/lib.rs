@@ -32,7 +32,7 @@ pub use crate::pass::{Indexes, Prefer, Recipe, Use};
 use crate::shape::Shape;
 use crate::target::{Memory, Target};
 pub use index::{BufferIdx, KernelIdx, SegmentIdx, Spot, StepIdx};
-pub use job::{Graphs, Job, Planned, Planner, Planning, compile, compiled, plan, planned};
+pub use job::{Graphs, Job, Planned, Planner, Planning, compile, compiled, of_all_ranks, plan, planned};
 pub use make::offsets::{TransferBytes, own_segments};
 pub use make::rebind::data;
 pub use origin::{Model, Origin};
@@ -449,6 +449,9 @@ pub struct Plan {
     /// The ranks that it is for, all but for what their data are: each runs this plan.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mesh: Option<Mesh>,
+    /// The stage of the mesh that it computes.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub stage: usize,
     /// Allocations.
     pub segments: Vec<Segment>,
     /// The programs: at least one.

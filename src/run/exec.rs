@@ -1,6 +1,5 @@
 //! Loads a plan on a backend and replays it. Decides nothing.
 
-use crate::backend::ranks::Ranks;
 use crate::backend::{Backend, KernelId, Launch, RecordId, SegmentId, Slice};
 use crate::constant::Constant;
 use crate::dtype::DType;
@@ -41,6 +40,8 @@ pub struct Exec {
     ready: bool,
     /// The states of all plans, each once.
     states: Vec<Lasting>,
+    /// The states that ranks of other stages have.
+    elsewhere: Vec<Lasting>,
     /// Compiled kernels by their content, if there is more than one plan.
     compiled: HashMap<String, KernelId>,
     contents: Option<Box<Contents>>,
@@ -101,6 +102,11 @@ impl Lasting {
         self.port.name.starts_with(PLACE)
     }
 
+    /// True if ranks of another stage have it.
+    fn is_elsewhere(&self) -> bool {
+        self.spread.as_ref().is_some_and(Spread::is_elsewhere)
+    }
+
     /// The shape of the whole.
     fn whole(&self) -> Shape {
         self.spread.as_ref().map_or_else(|| self.port.shape.clone(), |spread| spread.whole(&self.port.shape))
@@ -135,16 +141,6 @@ impl Exec {
         Ok(exec)
     }
 
-    /// Says whose rank this is: states are written to files, and given, as a whole.
-    pub(crate) fn share(&mut self, ranks: &Arc<dyn Ranks>) {
-        self.is_first = ranks.rank() == 0;
-        let plan = Arc::clone(&self.loaded[0].plan);
-        for state in &mut self.states {
-            let mut programs = plan.programs.iter();
-            state.spread = programs.find_map(|program| Spread::of(&state.port.name, &program.shards, ranks));
-        }
-    }
-
     fn new(backend: Box<dyn Backend>) -> Exec {
         Exec {
             backend,
@@ -153,6 +149,7 @@ impl Exec {
             current: 0,
             ready: false,
             states: Vec::new(),
+            elsewhere: Vec::new(),
             compiled: HashMap::new(),
             contents: None,
             ahead: None,
@@ -538,12 +535,16 @@ impl Exec {
     /// # Errors
     /// When no plan has such a state, or the device fails.
     pub fn state(&mut self, name: &str) -> Result<Tensor> {
-        let Lasting { port, at, stored, spread, .. } = lasting(&mut self.states, name)?;
-        let found = read_outputs(&mut *self.backend, std::slice::from_ref(port), &|_| (*stored, *at))?;
-        let part = found.into_iter().next().expect("one port has one tensor");
-        match spread {
-            Some(spread) => spread.gathered(&part),
-            None => Ok(part),
+        let state = lasting(&mut self.states, &mut self.elsewhere, name)?;
+        let Lasting { port, at, stored, spread, .. } = &*state;
+        let mut part = None;
+        if !state.is_elsewhere() {
+            let found = read_outputs(&mut *self.backend, std::slice::from_ref(port), &|_| (*stored, *at))?;
+            part = found.into_iter().next();
+        }
+        match (spread, part) {
+            (Some(spread), part) => spread.gathered(port.dtype, &port.shape, part.as_ref()),
+            (None, part) => Ok(part.expect("one port has one tensor")),
         }
     }
 
@@ -552,7 +553,7 @@ impl Exec {
     /// # Errors
     /// When no plan has such a state, or the tensor is not of its type and shape; the state is then as before. When the device fails.
     pub fn set_state(&mut self, name: &str, tensor: &Tensor) -> Result<()> {
-        let state = lasting(&mut self.states, name)?;
+        let state = lasting(&mut self.states, &mut self.elsewhere, name)?;
         let (dtype, shape) = (&state.port.dtype, &state.whole());
         if (tensor.dtype(), tensor.shape()) != (*dtype, shape) {
             let found = (tensor.dtype(), tensor.shape());
@@ -681,14 +682,15 @@ pub(crate) fn host_memory(bytes: u64, what: &str) -> Result<Vec<u8>> {
     Ok(memory)
 }
 
-fn lasting<'a>(states: &'a mut [Lasting], name: &str) -> Result<&'a mut Lasting> {
+fn lasting<'a>(states: &'a mut [Lasting], elsewhere: &'a mut [Lasting], name: &str) -> Result<&'a mut Lasting> {
+    let mut states: Vec<&mut Lasting> = states.iter_mut().chain(elsewhere).collect();
     let Some(found) = states.iter().position(|state| state.port.name == name) else {
         let known: Vec<_> = states.iter().map(|state| state.port.name.as_str()).collect();
         let known =
             if known.is_empty() { "it has none".to_owned() } else { format!("its states: {}", known.join(", ")) };
         return Err(Error::usage(format!("state '{name}': not a state of the graph; {known}")));
     };
-    Ok(&mut states[found])
+    Ok(states.swap_remove(found))
 }
 
 fn launch(plan: &Program, segments: &[SegmentId], kernels: &[KernelId], step: &Step) -> Launch {

@@ -503,7 +503,7 @@ impl Session {
             ranks::all_well(loaded.as_ref().err(), &**ranks)?;
         }
         let mut exec = loaded?;
-        ranks.iter().for_each(|ranks| exec.share(ranks));
+        ranks.iter().try_for_each(|ranks| exec.share(ranks))?;
         let data = if ranges.iter().any(Option::is_some) { data } else { Vec::new() };
         let largest =
             |range: &Option<ShapeRange>| range.iter().flat_map(ShapeRange::dims).map(|dim| dim.most).collect();
@@ -730,6 +730,11 @@ impl Session {
     /// When the graph has no such state, or the device fails.
     pub fn state(&self, name: &str) -> Result<Tensor> {
         self.with(|exec| exec.state(name))
+    }
+
+    /// The names of all states, those of other stages of a mesh among them.
+    pub(crate) fn state_names(&self) -> Vec<String> {
+        self.with(exec::Exec::state_names)
     }
 
     /// Gives a state elements, for the next run.

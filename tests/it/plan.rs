@@ -41,6 +41,7 @@ impl Maker {
             runs: 1,
             origin: None,
             mesh: None,
+            stage: 0,
             choices: Vec::new(),
             segments: Vec::new(),
             programs: vec![Program {

@@ -121,6 +121,41 @@ fn files_are_the_same_on_two_and_four_ranks() {
     }
 }
 
+/// Each stage has its own plan, and all give all outputs.
+#[test]
+fn stages_compute_the_same() {
+    let folder = Folder::new("stages");
+    let graph = decoder(&folder, 4);
+    let whole = Session::from_graph(graph.clone(), &options()).expect("it is planned");
+    let inputs = inputs(&whole);
+    let expected = whole.run(&lent(&inputs)).expect("it runs");
+    let all = whole.plan().programs[0].summary.constant_bytes;
+    for on in ["stage=2", "stage=3", "stage=2,tensor=2", "data=2,stage=2", "data=2,stage=2,tensor=2"] {
+        let mesh = mesh(on);
+        let sharding = Some(Sharding { mesh: mesh.clone(), ..Sharding::default() });
+        let planned = plan::of_all_ranks(&Job { sharding, ..Job::of(graph.clone(), &Target::cpu(1)) });
+        let planned = planned.unwrap_or_else(|e| panic!("{on}: {e}"));
+        let most = planned.iter().map(|(of, _)| of.plan.programs[0].summary.constant_bytes).max();
+        assert!(most.is_some_and(|most| most * 10 < all * 8), "{on}: {most:?} of {all} bytes of constants");
+        let found = each(&mesh, |ranks| {
+            let options = Options { mesh: Some(mesh.clone()), ranks: Some(ranks), ..options() };
+            let session = Session::from_graph(graph.clone(), &options).expect("it is planned");
+            assert_eq!(session.usage().bytes, session.plan().bytes(), "planned == allocated");
+            session.run_poisoned(&lent(&inputs)).expect("it runs");
+            session.run(&lent(&inputs)).expect("it runs")
+        });
+        for outputs in &found {
+            let off = |(a, b): (&(String, Tensor), &(String, Tensor))| {
+                let (a, b) = (a.1.to_f64(), b.1.to_f64());
+                assert_eq!(a.len(), b.len());
+                a.iter().zip(&b).fold(0.0, |off: f64, (a, b)| off.max((a - b).abs()))
+            };
+            let off = expected.iter().zip(outputs).map(off).fold(0.0, f64::max);
+            assert!(off < 1e-6, "{on}: off by {off}");
+        }
+    }
+}
+
 #[test]
 fn products_are_split_along_columns_and_rows() {
     let mlp = graphs::import("mlp.onnxtxt", &[("batch", 8)]);
@@ -561,7 +596,9 @@ fn a_training_is_that_of_the_whole_batch() {
     for accumulate in [1, 2] {
         let (losses, states, score) = trained(&folder, &options(), accumulate, 30);
         assert!(losses[29] < 0.8 * losses[0], "{losses:?}");
-        for (on, kept) in ["data=2", "data=4"].into_iter().flat_map(|on| Kept::LEVELS.map(|kept| (on, kept))) {
+        let by_data = ["data=2", "data=4"].into_iter().flat_map(|on| Kept::LEVELS.map(|kept| (on, kept)));
+        let by_stage = [("stage=2", Kept::Whole), ("stage=2,data=2", Kept::Whole), ("data=2,stage=2", Kept::Weights)];
+        for (on, kept) in by_data.chain(by_stage) {
             let mesh = mesh(on);
             let found = each(&mesh, |ranks| {
                 let folder = Folder::new(&format!("trained-by-rank-{on}-{}", ranks.rank()));
@@ -572,12 +609,12 @@ fn a_training_is_that_of_the_whole_batch() {
             for (own, kept, own_score) in &found {
                 let off = losses.iter().zip(own).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
                 assert!(off < 1e-5, "{on} in {accumulate} parts: losses off by {off}: {losses:?} {own:?}");
-                assert!((score - own_score).abs() < 1e-5, "{score} {own_score}");
                 for (state, own) in states.iter().zip(kept) {
                     let off =
                         state.to_f64().iter().zip(own.to_f64()).fold(0.0, |off: f64, (a, b)| off.max((a - b).abs()));
                     assert!(off < 1e-4, "{on} in {accumulate} parts: a state is off by {off}");
                 }
+                assert!((score - own_score).abs() < 1e-5, "{on} in {accumulate} parts: {score} {own_score}");
             }
         }
     }

@@ -47,6 +47,7 @@ fn the_memory_block_adds_up() {
         runs: 1,
         origin: None,
         mesh: None,
+        stage: 0,
         choices: Vec::new(),
         segments: vec![segment(Class::Activation, 2048), segment(Class::Constant, 2048)],
         programs: vec![Program {

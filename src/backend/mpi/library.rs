@@ -112,6 +112,8 @@ table! {
     fn MPI_Ialltoall_c(
         read: *const c_void, given: i64, kind: Handle, write: *mut c_void, got: i64, of: Handle, comm: Handle, request: *mut Handle,
     );
+    fn MPI_Isend_c(read: *const c_void, given: i64, kind: Handle, to: c_int, tag: c_int, comm: Handle, request: *mut Handle);
+    fn MPI_Irecv_c(write: *mut c_void, got: i64, kind: Handle, from: c_int, tag: c_int, comm: Handle, request: *mut Handle);
     fn MPI_Iallgatherv_c(
         read: *const c_void, given: i64, kind: Handle,
         write: *mut c_void, counts: *const i64, places: *const isize, of: Handle, comm: Handle, request: *mut Handle,

@@ -127,9 +127,12 @@ impl Kernel {
     }
 
     /// The type of the core value: the core operands' own. Products of bytes, and convolutions of them, are summed in `i32`.
-    /// The order of keys is of `i32`.
+    /// The order of keys is of `i32`. What another rank gives is of its own type.
     pub fn core_dtype(&self) -> DType {
         let dtype = self.reads[0].dtype;
+        if self.collective().is_some_and(|of| of.exchange.other().is_some()) {
+            return self.writes[0].dtype;
+        }
         let multiplies = matches!(self.template, Template::MatMul | Template::Conv { .. });
         if matches!(self.template, Template::Sort { .. }) {
             return DType::I32;

@@ -1,8 +1,10 @@
 //! Collectives: what the ranks of a mesh axis exchange. A graph of one rank has them; see the pass that shards graphs.
 
 use super::{ensure, output};
+use crate::dtype::DType;
 use crate::kernel::{Collective, Exchange, Reduction, Template};
 use crate::op::{Attrs, Call, Eval, Lower, OpDef, OpResult, Part, TemplateCall, inputs, names};
+use crate::shape::Shape;
 
 /// The rows of collectives.
 pub const ALL_REDUCE: &str = "plimsoll.AllReduce";
@@ -12,6 +14,10 @@ pub const ALL_GATHER: &str = "plimsoll.AllGather";
 pub const REDUCE_SCATTER: &str = "plimsoll.ReduceScatter";
 /// As [`ALL_REDUCE`].
 pub const ALL_TO_ALL: &str = "plimsoll.AllToAll";
+/// What a rank sends to another along a mesh axis. Its result is nothing but a mark: what reads it comes later.
+pub const SEND: &str = "plimsoll.Send";
+/// What a rank receives from another along a mesh axis.
+pub const RECV: &str = "plimsoll.Recv";
 
 pub(super) static OPS: &[OpDef] = &[
     row(ALL_REDUCE, "The elements of all ranks of a mesh axis, joined by `reduction`: sum, max or min").grad(
@@ -42,7 +48,60 @@ pub(super) static OPS: &[OpDef] = &[
     row(ALL_TO_ALL, "Of each rank of a mesh axis the part, along the first axis, that is this rank's own")
         .grad(|b, call, back| Ok(vec![Some(b.op(ALL_TO_ALL, &[back.first()?], of(call)))]))
         .sample(|s| s.floats(&[&[1, 5]]).attr("ranks", 1).attr("mesh_axis", "data").attr("reduction", "sum")),
+    OpDef::new(
+        SEND,
+        "Sends data to the rank at `place` along a mesh axis, after what `after` is; the result is a mark that what comes later reads",
+        inputs![x after],
+        |_| output(DType::I32, MARK),
+        Eval::Tensor(|_, call| alone(call, 1)),
+        Lower::Template(|call, x| {
+            let (template, shape) = (Template::Collective(collective(call)?), Shape::new(MARK));
+            Ok(TemplateCall { template, shape, reads: vec![(0, x[0].clone()), (1, x[1].clone())] })
+        }),
+    )
+    .attrs(names![mesh_axis ranks place])
+    .grad(|_, _, _| Err(CUT_LAST.into()))
+    .alone()
+    .sample(|s| s.floats(&[&[2, 3], &[1]]).attr("ranks", 1).attr("mesh_axis", "stage")),
+    OpDef::new(
+        RECV,
+        "Receives data of `shape` and the type `to` from the rank at `place` along a mesh axis, after what `after` is; a rank alone has zeros",
+        inputs![after],
+        |call| {
+            let to = DType::from_onnx(call.int("to", 1)?).ok_or("attribute 'to': expected a type of elements")?;
+            output(to, received(call)?)
+        },
+        Eval::Tensor(|_, call| alone(call, received(call)?.numel())),
+        Lower::Template(|call, x| {
+            let (template, shape) = (Template::Collective(collective(call)?), received(call)?);
+            Ok(TemplateCall { template, shape, reads: vec![(0, x[0].clone())] })
+        }),
+    )
+    .attrs(names![mesh_axis ranks place shape to])
+    .grad(|_, _, _| Err(CUT_LAST.into()))
+    .alone()
+    .sample(|s| s.floats(&[&[1]]).attr("ranks", 1).attr("mesh_axis", "stage").ints("shape", &[2, 3])),
 ];
+
+/// The shape of the mark of what is sent: one `i32`.
+pub const MARK: [usize; 1] = [1];
+
+/// Why what is sent has no gradient.
+const CUT_LAST: &str = "a graph is differentiated before it is cut into stages";
+
+/// What a rank has that exchanges with none.
+fn alone(call: &Call, elements: usize) -> OpResult<Vec<Vec<f64>>> {
+    ensure(collective(call)?.ranks == 1, || "it is computed by two ranks together".to_owned())?;
+    Ok(vec![vec![0.0; elements]])
+}
+
+/// The shape of what a call receives.
+fn received(call: &Call) -> OpResult<Shape> {
+    let shape = call.ints("shape")?.ok_or("attribute 'shape': expected extents, found none")?;
+    let extent =
+        |&extent: &i64| usize::try_from(extent).map_err(|_| format!("attribute 'shape': {extent} is no extent"));
+    shape.iter().map(extent).collect()
+}
 
 /// The row of a collective. A sample is a group of one rank, as no other rank runs it.
 const fn row(name: &'static str, doc: &'static str) -> OpDef {
@@ -73,13 +132,19 @@ const fn row(name: &'static str, doc: &'static str) -> OpDef {
         Exchange::AllGather => Part::of([Some(axis.checked_sub(1)?)]),
         Exchange::ReduceScatter(_) => Part::of([Some(axis + 1)]),
         Exchange::AllToAll => Part::of([Some(axis)]).filter(|_| axis > 0),
+        Exchange::Send { .. } | Exchange::Recv { .. } => None,
     })
     .sample(|s| s.floats(&[&[2, 3]]).attr("ranks", 1).attr("mesh_axis", "data").attr("reduction", "sum"))
 }
 
 /// True if a row is a collective.
 pub fn is_collective(op: &OpDef) -> bool {
-    [ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL].contains(&op.name)
+    [ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL].contains(&op.name) || is_passed(op)
+}
+
+/// True if a row is of what one rank has from another: each is met by the other rank's, once.
+pub fn is_passed(op: &OpDef) -> bool {
+    [SEND, RECV].contains(&op.name)
 }
 
 /// The collective of a call.
@@ -91,7 +156,13 @@ pub fn collective(call: &Call) -> OpResult<Collective> {
     let ranks = usize::try_from(ranks).ok().filter(|&ranks| ranks > 0);
     let ranks = ranks.ok_or("attribute 'ranks': expected at least 1")?;
     let by = || call.choice("reduction", &[("sum", Reduction::Sum), ("max", Reduction::Max), ("min", Reduction::Min)]);
+    let place = || {
+        let place = usize::try_from(call.int("place", 0)?).ok().filter(|&place| place < ranks);
+        place.ok_or_else(|| format!("attribute 'place': expected one of {ranks} ranks"))
+    };
     let exchange = match call.op.name {
+        SEND => Exchange::Send { to: place()? },
+        RECV => Exchange::Recv { from: place()? },
         ALL_REDUCE => Exchange::AllReduce(by()?),
         ALL_GATHER => Exchange::AllGather,
         REDUCE_SCATTER => Exchange::ReduceScatter(by()?),

@@ -46,7 +46,9 @@ pub static LIMITS: &[Limit] = &[
 pub const MOST_ITERATIONS: usize = 1 << 13;
 
 pub use attention::keys_seen;
-pub use collective::{ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, REDUCE_SCATTER, collective, is_collective};
+pub use collective::{
+    ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, MARK, RECV, REDUCE_SCATTER, SEND, collective, is_collective, is_passed,
+};
 pub use compose::constant as made_constant;
 pub use counted::{Finder, finder};
 pub use index::{BAND, from_start, tuples};

@@ -437,6 +437,14 @@ impl Call {
                 ),
                 Exchange::AllGather => ("ncclAllGather", nccl.ncclAllGather(from, to, bytes, BYTE, comm, stream)),
                 Exchange::AllToAll => ("ncclSend", self.send_all(comm, bytes / ranks, stream)),
+                Exchange::Send { to: peer } => {
+                    // The mark, which is read by nobody that computes.
+                    self.group.driver.cuMemsetD8Async(*write, 0, size_of::<i32>(), stream)?;
+                    ("ncclSend", nccl.ncclSend(from, bytes, BYTE, peer as c_int, comm, stream))
+                }
+                Exchange::Recv { from: peer } => {
+                    ("ncclRecv", nccl.ncclRecv(to, bytes, BYTE, peer as c_int, comm, stream))
+                }
             }
         };
         group.begun(call).and_then(|()| group.settle(comm, name)).map_err(|refusal| group.lose(refusal))
@@ -548,16 +556,17 @@ impl Cuda {
     /// The step of a collective on the places of its arguments.
     pub(super) fn meeting(&self, noted: &Noted, launch: &Launch) -> Result<Meeting> {
         let Noted { what, before } = noted;
-        let place = |slot: usize, elements: usize| -> Result<CUdeviceptr> {
+        let place = |slot: usize, before: usize, elements: usize| -> Result<CUdeviceptr> {
             let (at, bytes) = (launch.args[slot], (elements * what.dtype.size()) as u64);
-            let before = before[slot] as u64;
+            let before = before as u64;
             let start = Slice { offset: at.offset + before, bytes, ..at };
             ensure(before + bytes <= at.bytes, || {
                 failed(format!("{}: {bytes} bytes do not fit {}", what.collective, at.bytes))
             })?;
             self.resolve(start)
         };
-        let (read, write) = (place(0, what.given)?, place(1, what.got())?);
+        let written = launch.args.len() - 1;
+        let (read, write) = (place(0, before[0], what.gave())?, place(written, before[1], what.got())?);
         match &self.group {
             Some(group) if what.collective.ranks > 1 => {
                 let in_place = matches!(what.collective.exchange, Exchange::AllReduce(_));

@@ -6,7 +6,7 @@ use crate::constant::Constant;
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::graph::{Decomposer, Graph};
-use crate::op::{Arity, Attrs, Call, Lower, NodeId, OpDef, ValueId, build};
+use crate::op::{Arity, Attrs, Call, Fact, Lower, NodeId, OpDef, ValueId, build};
 use crate::ops::{self, Loop};
 use crate::shape::Shape;
 use crate::tensor::Tensor;
@@ -41,11 +41,19 @@ pub fn run(graph: &mut Graph, context: &Context) -> Result<()> {
     }
 }
 
-/// Replaces an exchange of one rank with itself by a view.
+/// Replaces an exchange of one rank with itself by a view, and what it sends itself by zeros.
 fn regroup_alone(graph: &mut Graph, id: NodeId, context: &Context) -> Result<()> {
     let ranks =
         graph.with_call(id, |call| ops::is_collective(call.op).then(|| ops::collective(call).map(|of| of.ranks)));
     if !matches!(ranks.flatten(), Some(Ok(1))) {
+        return Ok(());
+    }
+    if graph.node(id).op().is_some_and(ops::is_passed) {
+        let (Fact { dtype, shape }, name) = (graph.fact(id.output(0)).clone(), graph.node(id).name.clone());
+        let zeros = Tensor::from_f64(dtype, shape.clone(), &vec![0.0; shape.numel()]);
+        graph.insert_at(id);
+        let zeros = graph.constant(Constant::new(name, zeros));
+        graph.replace(id.output(0), zeros);
         return Ok(());
     }
     let shape: Vec<i64> = graph.fact(id.output(0)).shape.iter().map(|&extent| extent as i64).collect();

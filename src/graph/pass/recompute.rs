@@ -12,6 +12,7 @@ use super::{GroupKind, Groups, Prepared};
 use crate::error::Result;
 use crate::graph::{Graph, Kind};
 use crate::op::{Call, Lower, NodeId, ValueId};
+use crate::ops;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -107,7 +108,9 @@ pub fn run(prepared: &mut Prepared, kept: &HashSet<ValueId>) -> Result<HashMap<N
     let forward: HashSet<NodeId> = order.iter().copied().filter(|&node| !prepared.is_backward(node)).collect();
     let graph = &mut prepared.graph;
     let copied = |graph: &Graph, value: ValueId| {
-        graph.node(value.node).op().is_some() && forward.contains(&value.node) && !kept.contains(&value)
+        // What another rank gives is given once.
+        let is_own = graph.node(value.node).op().is_some_and(|op| !ops::is_passed(op));
+        is_own && forward.contains(&value.node) && !kept.contains(&value)
     };
     let rank: HashMap<NodeId, usize> = order.iter().enumerate().map(|(at, &node)| (node, at)).collect();
     let mut copies: HashMap<NodeId, NodeId> = HashMap::new();

@@ -21,7 +21,7 @@ use crate::error::{Error, Result, ensure};
 use crate::file;
 use crate::graph::{Decomposer, Graph, Kind};
 use crate::kernel::Reduction;
-use crate::mesh::Mesh;
+use crate::mesh::{Mesh, STAGE};
 use crate::op::{Attr, Attrs, Call, Fact, Lower, NodeId, OpDef, OpResult, Part, ValueId, Var, build};
 use crate::ops;
 use crate::shape::Shape;
@@ -40,6 +40,7 @@ pub const TENSOR: &str = "tensor";
 const WORTH: usize = 256;
 
 mod slices;
+mod stages;
 mod stored;
 
 /// What stands before the names of states that hold a rank's place along an axis of the mesh.
@@ -62,6 +63,16 @@ pub struct Sharding {
     pub by: Vec<Rule>,
     /// The states of a training that the ranks of an axis `data` share out.
     pub kept: Kept,
+}
+
+impl Sharding {
+    /// The ranks that have one plan, of each stage.
+    pub fn classes(&self) -> impl Iterator<Item = (Sharding, Vec<usize>)> {
+        (0..self.mesh.stages()).map(|stage| {
+            let ranks = self.mesh.ranks_of(stage);
+            (Sharding { rank: ranks[0], ..self.clone() }, ranks)
+        })
+    }
 }
 
 /// Which states of a training each rank of an axis `data` keeps a part of, instead of all (ZeRO, FSDP). What is read as a whole is gathered for
@@ -152,8 +163,12 @@ impl Way {
 /// When a decision names nothing, a dim that is not there or that the axis does not divide, or nothing is split along an axis.
 pub fn run(graph: &mut Graph, sharding: &Sharding) -> Result<Vec<Shard>> {
     let mut shards = Vec::new();
-    for rule in &sharding.by {
-        sharding.mesh.axis(&rule.axis)?;
+    for Rule { pattern, dim, axis } in &sharding.by {
+        sharding.mesh.axis(axis)?;
+        ensure(axis != STAGE, || {
+            let what = "along this axis the graph is cut between weights, and no value is split";
+            Error::usage(format!("shard '{pattern}={dim}:{axis}': {what}"))
+        })?;
     }
     let shares = sharding.mesh.axis(DATA).is_ok_and(|(_, axis)| axis.ranks > 1);
     ensure(shares || sharding.kept == Kept::Whole, || {
@@ -165,10 +180,16 @@ pub fn run(graph: &mut Graph, sharding: &Sharding) -> Result<Vec<Shard>> {
     let mut used: Vec<bool> = sharding.by.iter().map(is_alone).collect();
     let mut axes: Vec<_> = sharding.mesh.axes().iter().enumerate().filter(|(_, axis)| axis.ranks > 1).collect();
     // Weights are split while operators are as in the file.
-    axes.sort_by_key(|(_, axis)| axis.name != TENSOR);
+    axes.sort_by_key(|(_, axis)| (axis.name == STAGE, axis.name != TENSOR));
     for (at, axis) in axes {
         let place = sharding.mesh.place(sharding.rank, at);
         let along = Along { name: &axis.name, ranks: axis.ranks, place };
+        if axis.name == STAGE {
+            stages::run(graph, &along)?;
+            graph.sweep();
+            graph.verify()?;
+            continue;
+        }
         let decided = decide(graph, &along, &sharding.by, &mut used)?;
         unknown(sharding, &used, Some(&axis.name))?;
         // Without a decision, weights of products are split as it suits what follows from that.

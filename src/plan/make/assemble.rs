@@ -104,6 +104,7 @@ pub fn assemble(
         runs: 1,
         origin: None,
         mesh: None,
+        stage: 0,
         segments: segments.clone(),
         programs: vec![program],
         choices: arrangement.knobs.clone(),

@@ -1,5 +1,6 @@
 //! States in files: all states of the plans that are loaded, by name.
 
+use super::spread::all;
 use super::{Exec, Lasting, lasting, port_place};
 use crate::backend::{Backend, Slice};
 use crate::dtype::DType;
@@ -28,8 +29,8 @@ impl Exec {
     /// When no plan has a state, the file cannot be written, or the device fails.
     pub fn save_states(&mut self, path: &Path, further: &[(&str, String)]) -> Result<()> {
         let title = self.titles();
-        let Exec { backend, states, is_first, .. } = self;
-        let states: Vec<&Lasting> = states.iter().filter(|state| !state.is_place()).collect();
+        let Exec { backend, states, elsewhere, is_first, .. } = self;
+        let states = all(states, elsewhere);
         if states.is_empty() {
             return Err(Error::usage(format!("'{title}' has no states to save")));
         }
@@ -55,9 +56,9 @@ impl Exec {
     /// hold: all states are then as before. When the device fails.
     pub fn load_states(&mut self, path: &Path) -> Result<()> {
         let title = self.titles();
-        let Exec { backend, states, .. } = self;
+        let Exec { backend, states, elsewhere, .. } = self;
         let file = SafeTensors::open(path)?;
-        let mut states: Vec<&mut Lasting> = states.iter_mut().filter(|state| !state.is_place()).collect();
+        let mut states = all(states, elsewhere);
         let found = of_file(&file, &states, &title).map_err(|e| e.in_file(path))?;
         for (state, tensor) in states.iter_mut().zip(&found) {
             state.give(&mut **backend, tensor)?;
@@ -70,9 +71,12 @@ impl Exec {
     /// # Errors
     /// When no plan has such a state, or the device fails.
     pub fn each_of_state(&mut self, name: &str, take: &mut dyn FnMut(&Tensor)) -> Result<()> {
-        let state = lasting(&mut self.states, name)?;
-        let Lasting { port, at, stored, .. } = state;
-        each_piece(&mut *self.backend, port, *at, *stored, take)
+        let state = lasting(&mut self.states, &mut self.elsewhere, name)?;
+        let Lasting { port, at, stored, .. } = &*state;
+        match state.is_elsewhere() {
+            true => Ok(()),
+            false => each_piece(&mut *self.backend, port, *at, *stored, take),
+        }
     }
 
     /// Waits for the device, and calls `take` with the number of each output and its elements, as tensors of one axis: all at once where
@@ -100,9 +104,9 @@ impl Exec {
     /// # Errors
     /// When the device fails.
     pub fn checksum(&mut self) -> Result<u64> {
-        let Exec { backend, states, .. } = self;
+        let Exec { backend, states, elsewhere, .. } = self;
         let mut sum = 0u64;
-        for state in states.iter().filter(|state| !state.is_place()) {
+        for state in all(states, elsewhere) {
             let mut hash = Fast::default();
             hash.write(state.port.name.as_bytes());
             state.each_piece(&mut **backend, &mut |piece| {
@@ -112,6 +116,11 @@ impl Exec {
             sum = sum.wrapping_add(hash.finish());
         }
         Ok(sum)
+    }
+
+    /// The names of all states, those that ranks of other stages have among them.
+    pub(crate) fn state_names(&mut self) -> Vec<String> {
+        all(&mut self.states, &mut self.elsewhere).iter().map(|state| state.port.name.clone()).collect()
     }
 
     /// The names of the graph or of the programs.
@@ -173,6 +182,9 @@ impl Lasting {
 
     /// Gives the state the elements of a tensor that it [admits](Self::admits).
     pub(super) fn give(&mut self, backend: &mut dyn Backend, tensor: &Tensor) -> Result<()> {
+        if self.is_elsewhere() {
+            return Ok(());
+        }
         self.each(tensor, |elements, piece| {
             backend.write(self.bytes_of(elements), &piece.store(self.stored, &self.port.name)?)
         })?;
@@ -186,9 +198,13 @@ impl Lasting {
             let mut each = pieces(&self.port.shape, self.stored);
             return each.try_for_each(|elements| take(&self.read(backend, elements)?));
         };
-        let mut bytes = vec![0; self.stored.packed_bytes(self.port.shape.numel())];
-        backend.read(self.at, &mut bytes)?;
-        let whole = spread.gathered(&Tensor::load(self.stored, bytes, self.port.dtype, self.port.shape.clone())?)?;
+        let mut part = None;
+        if !self.is_elsewhere() {
+            let mut bytes = vec![0; self.stored.packed_bytes(self.port.shape.numel())];
+            backend.read(self.at, &mut bytes)?;
+            part = Some(Tensor::load(self.stored, bytes, self.port.dtype, self.port.shape.clone())?);
+        }
+        let whole = spread.gathered(self.port.dtype, &self.port.shape, part.as_ref())?;
         let all = Access::contiguous(whole.shape().clone());
         pieces(whole.shape(), self.stored).try_for_each(|elements| take(&whole.gather_range(&all, elements)))
     }

@@ -4,34 +4,59 @@ use crate::backend::ranks::Ranks;
 use crate::error::{Error, Result, ensure};
 use crate::exec::spread::Spread;
 use crate::file::fnv;
+use crate::plan::check::ranks::{Meeting, all_meet, meetings};
 use crate::plan::{Mesh, Plan, Program};
 use crate::tensor::Tensor;
+use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
 /// The version of the library, which all ranks have.
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// Checks that all ranks have the same plan, before any of them runs.
+/// What a rank tells the others of its plan.
+#[derive(Serialize, Deserialize)]
+struct Card {
+    version: String,
+    stage: usize,
+    plan: String,
+    title: String,
+    meetings: Vec<Vec<Meeting>>,
+}
+
+/// Checks, before any of them runs, that all ranks of a stage have the same plan, and that those of all stages go on together.
 ///
 /// # Errors
 /// On every rank, when one has another version, mesh or plan, or none.
 pub(crate) fn agree(plan: &Plan, ranks: &dyn Ranks) -> Result<()> {
-    let text = format!("{VERSION} {:032x} {}", fnv(plan.to_json().as_bytes()), plan.title());
-    let all = ranks.gather(text.as_bytes())?;
-    let other = all.iter().position(|other| other[..] != *text.as_bytes());
-    let Some(other) = other else { return Ok(()) };
-    let [mine, others] = [text.as_bytes(), &all[other]].map(|text| String::from_utf8_lossy(text).into_owned());
-    let words = |text: &str| {
-        let mut parts = text.splitn(3, ' ').map(str::to_owned);
-        let mut next = || parts.next().unwrap_or_default();
-        format!("version {}, plan {} of '{}'", next(), next(), next())
+    let several = plan.mesh.as_ref().is_some_and(|mesh| mesh.stages() > 1);
+    let own = Card {
+        version: VERSION.into(),
+        stage: plan.stage,
+        plan: format!("{:032x}", fnv(plan.to_json().as_bytes())),
+        title: plan.title(),
+        meetings: if several { meetings(plan) } else { Vec::new() },
     };
-    Err(Error::usage(format!(
-        "the ranks have not the same plan: rank {} has {}, rank {other} has {}; give all the same model, flags and device",
-        ranks.rank(),
-        words(&mine),
-        words(&others)
-    )))
+    let unread = |e: serde_json::Error| Error::usage(format!("the ranks have not the same version: {e}"));
+    let all = ranks.gather(&serde_json::to_vec(&own).map_err(unread)?)?;
+    let all = all.iter().map(|card| serde_json::from_slice(card).map_err(unread)).collect::<Result<Vec<Card>>>()?;
+    let differs = |other: &Card| {
+        other.version != own.version
+            || other.stage == own.stage && (&other.plan, &other.title) != (&own.plan, &own.title)
+    };
+    if let Some(other) = all.iter().position(differs) {
+        let words = |card: &Card| format!("version {}, plan {} of '{}'", card.version, card.plan, card.title);
+        return Err(Error::usage(format!(
+            "the ranks have not the same plan: rank {} has {}, rank {other} has {}; give all the same model, flags and device",
+            ranks.rank(),
+            words(&own),
+            words(&all[other])
+        )));
+    }
+    if !several {
+        return Ok(());
+    }
+    let of: Vec<usize> = (0..all.len()).collect();
+    all_meet(ranks.mesh(), &of, &all.into_iter().map(|card| card.meetings).collect::<Vec<_>>())
 }
 
 /// Checks that all ranks have loaded the plan.

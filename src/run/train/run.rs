@@ -289,13 +289,7 @@ impl Trainer {
 
     /// The names of all states.
     fn states(&self) -> HashSet<String> {
-        self.session
-            .plan()
-            .programs
-            .iter()
-            .flat_map(|program| &program.state)
-            .map(|state| state.port.name.clone())
-            .collect()
+        self.session.state_names().into_iter().collect()
     }
 
     /// True if it is so on any rank of the mesh.

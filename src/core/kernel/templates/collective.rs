@@ -24,6 +24,16 @@ pub enum Exchange {
     ReduceScatter(Reduction),
     /// Each gets a part of each.
     AllToAll,
+    /// One sends all elements to another. It gets none: what it writes is a mark that nobody reads.
+    Send {
+        /// The place of the other.
+        to: usize,
+    },
+    /// One gets all elements from another. It gives none: what it reads comes before it.
+    Recv {
+        /// The place of the other.
+        from: usize,
+    },
 }
 
 /// An exchange, and those who take part.
@@ -50,6 +60,8 @@ impl fmt::Display for Exchange {
             Exchange::AllGather => f.write_str("all gather"),
             Exchange::ReduceScatter(by) => write!(f, "reduce scatter by {}", join(by)),
             Exchange::AllToAll => f.write_str("all to all"),
+            Exchange::Send { to } => write!(f, "send to {to}"),
+            Exchange::Recv { from } => write!(f, "receive from {from}"),
         }
     }
 }
@@ -82,7 +94,16 @@ impl Exchange {
                 parts()?;
                 given.clone()
             }
+            Exchange::Send { .. } | Exchange::Recv { .. } => return Err("it is one rank's from another".into()),
         })
+    }
+
+    /// The place of the other rank, if two exchange.
+    pub fn other(self) -> Option<usize> {
+        match self {
+            Exchange::Send { to: other } | Exchange::Recv { from: other } => Some(other),
+            _ => None,
+        }
     }
 
     /// What each rank gets when the ranks give these elements: the meaning of all collectives.
@@ -108,6 +129,7 @@ impl Exchange {
             Exchange::AllToAll => {
                 (0..ranks).map(|rank| given.iter().flat_map(|all| part(all, rank)).collect()).collect()
             }
+            Exchange::Send { .. } | Exchange::Recv { .. } => unreachable!("two ranks exchange it, not all"),
         }
     }
 
@@ -118,6 +140,8 @@ impl Exchange {
             Exchange::AllReduce(_) => 2 * (given * others).div_ceil(ranks),
             Exchange::AllGather => given * others,
             Exchange::ReduceScatter(_) | Exchange::AllToAll => (given * others).div_ceil(ranks),
+            Exchange::Send { .. } => given,
+            Exchange::Recv { .. } => 0,
         }
     }
 }
@@ -138,21 +162,34 @@ pub(super) static COLLECTIVE: TemplateDef = TemplateDef {
     name: "collective",
     doc: "an exchange of data between the ranks of a mesh axis",
     kind: Kind::Movement,
+    core_reads: |t| match t {
+        Template::Collective(Collective { exchange: Exchange::Send { .. }, .. }) => 2,
+        _ => 1,
+    },
     alone: true,
     check: |kernel, _| {
         let Some(Collective { exchange, ranks, .. }) = kernel.collective() else { mismatch(&kernel.template) };
         ensure(*ranks > 0, || "a group of no ranks".to_owned())?;
-        let [read] = &kernel.reads[..] else {
-            return Err(format!("expected one operand, found {}", kernel.reads.len()));
+        let other = exchange.other();
+        ensure(other.is_none_or(|other| other < *ranks), || format!("expected one of {ranks} ranks, found {other:?}"))?;
+        let expected = if let Exchange::Send { .. } = exchange { 2 } else { 1 };
+        ensure(kernel.reads.len() == expected, || {
+            format!("expected {expected} operands, found {}", kernel.reads.len())
+        })?;
+        let read = &kernel.reads[0];
+        let shape = match exchange {
+            Exchange::Send { .. } => Shape::new([1]),
+            Exchange::Recv { .. } => kernel.shape.clone(),
+            all => all.shape(&read.access.shape, *ranks)?,
         };
-        let shape = exchange.shape(&read.access.shape, *ranks)?;
         ensure(shape == kernel.shape, || format!("expected a result {shape}, found {}", kernel.shape))?;
         ensure(kernel.stores_alone() && kernel.body.is_identity(), || {
             "expected one result, stored as it is".to_owned()
         })?;
         let lies = read.access.is_contiguous() && kernel.writes[0].access.is_contiguous();
         ensure(lies, || "expected data in row-major order".to_owned())?;
-        ensure(read.dtype == kernel.writes[0].dtype, || "expected data of one type".to_owned())?;
+        let alike = other.is_some() || read.dtype == kernel.writes[0].dtype;
+        ensure(alike, || "expected data of one type".to_owned())?;
         let sums = matches!(exchange, Exchange::AllReduce(_) | Exchange::ReduceScatter(_));
         ensure(!sums || read.dtype.is_number(), || format!("expected numbers, found {}", read.dtype))
     },
@@ -163,6 +200,7 @@ pub(super) static COLLECTIVE: TemplateDef = TemplateDef {
             Exchange::AllGather => index[1..].to_vec(),
             Exchange::ReduceScatter(_) => [&[0], index].concat(),
             Exchange::AllReduce(_) | Exchange::AllToAll => index.to_vec(),
+            Exchange::Send { .. } | Exchange::Recv { .. } => unreachable!("two ranks exchange it, not one"),
         };
         Row { core: vec![elements.at(0, &place)], ..Row::default() }
     },
