@@ -199,6 +199,7 @@ pub fn main() -> ExitCode {
         Command::Run(c) => Some(&mut c.model.several),
         Command::Bench(c) => Some(&mut c.model.several),
         Command::Train(c) => Some(&mut c.several),
+        Command::Devices(c) => c.several(),
         _ => None,
     };
     // The first rank tells what all do.

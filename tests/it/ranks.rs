@@ -18,6 +18,8 @@ use std::process::Command;
 use std::sync::Arc;
 use std::thread;
 
+mod reserve;
+
 fn mesh(text: &str) -> Mesh {
     Mesh::parse(text).expect("it is a mesh")
 }
