@@ -19,6 +19,7 @@ use std::sync::Arc;
 use std::thread;
 
 mod reserve;
+mod wire;
 
 fn mesh(text: &str) -> Mesh {
     Mesh::parse(text).expect("it is a mesh")
