@@ -18,6 +18,7 @@ use std::process::Command;
 use std::sync::Arc;
 use std::thread;
 
+mod others;
 mod reserve;
 mod wire;
 
