@@ -44,11 +44,13 @@ const CONFIG: u32 = 21_800;
 /// The most blocks of a collective: each has buffers of its own.
 const MOST_BLOCKS: c_int = 4;
 /// What NCCL reads from the environment when it starts, and whether a user may decide otherwise.
-const ENVIRONMENT: [(&str, &str, bool); 3] = [
+const ENVIRONMENT: [(&str, &str, bool); 4] = [
     // Multicast can put the cards of a shared host out of service.
     ("NCCL_NVLS_ENABLE", "0", false),
     // Bytes of a buffer.
     ("NCCL_BUFFSIZE", "1048576", true),
+    // Those of another protocol, a quarter of NCCL's own choice: eight steps of whole lines of 128 bytes.
+    ("NCCL_LL128_BUFFSIZE", "1228800", true),
     // Connect when the ranks join, and not at a first exchange.
     ("NCCL_RUNTIME_CONNECT", "0", true),
 ];

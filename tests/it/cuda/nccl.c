@@ -64,7 +64,7 @@ static comm *make(const char *name, int rank, int ranks) {
 static int is_sound(config *with) {
     const char *multicast = getenv("NCCL_NVLS_ENABLE");
     return with->size == 48 && with->magic == 0xcafebeef && with->blocking == 0 && with->share == 1 && with->most == 4 && !with->net
-        && multicast && !strcmp(multicast, "0") && getenv("NCCL_BUFFSIZE");
+        && multicast && !strcmp(multicast, "0") && getenv("NCCL_BUFFSIZE") && getenv("NCCL_LL128_BUFFSIZE");
 }
 
 int ncclGetVersion(int *version) { *version = NCCL_VERSION; return OK; }
