@@ -1,6 +1,6 @@
 //! The command line: one file per command. stdout is the result, stderr the log.
 
-use crate::backend::mpi;
+use crate::backend::launched::launched;
 use crate::error::{Error, Result};
 use crate::report;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
@@ -199,11 +199,12 @@ pub fn main() -> ExitCode {
         Command::Run(c) => Some(&mut c.model.several),
         Command::Bench(c) => Some(&mut c.model.several),
         Command::Train(c) => Some(&mut c.several),
+        Command::Devices(c) => c.several(),
         _ => None,
     };
     // The first rank tells what all do.
     let is_meshed = several.as_ref().is_some_and(|several| several.mesh.is_some());
-    let is_other = is_meshed && mpi::launched().ok().flatten().is_some_and(|(rank, _)| rank > 0);
+    let is_other = is_meshed && launched().ok().flatten().is_some_and(|launched| launched.rank > 0);
     let level = match (cli.quiet || is_other, cli.verbose) {
         (true, _) => Level::ERROR,
         (_, true) if !is_plan => Level::DEBUG,
@@ -226,7 +227,9 @@ pub fn main() -> ExitCode {
     let is_first = match joined {
         Ok(is_first) => is_first,
         Err(error) => {
-            if mpi::launched().ok().flatten().is_none_or(|(rank, _)| rank == 0) {
+            // A rank that misses the first cannot leave it to that one.
+            let misses = matches!(&error, Error::Backend { backend: "ranks", .. });
+            if misses || launched().ok().flatten().is_none_or(|launched| launched.rank == 0) {
                 tell(&error);
             }
             return ExitCode::from(error.exit_code());

@@ -52,7 +52,9 @@ pub(crate) use plimsoll_core::{
 pub(crate) use plimsoll_graph::{graph, onnx, pass, reference, trace};
 use plimsoll_place as place;
 pub(crate) use plimsoll_plan as plan;
-pub(crate) use plimsoll_run::{advise, backend, decoder, driver_memory, eager, exec, fit, session, train, tune};
+pub(crate) use plimsoll_run::{
+    advise, backend, decoder, driver_memory, eager, exec, fit, reserve, session, train, tune,
+};
 
 #[cfg(feature = "cli")]
 #[doc(hidden)]
@@ -67,7 +69,7 @@ pub mod internals {
     }
     modules! {
         advise backend driver_memory constant decisions decoder dtype eager elements error exec expr file fit graph kernel mesh npy npz onnx op
-        ops pass place plan random reference report safetensors session shape target tensor trace train tune
+        ops pass place plan random reference report reserve safetensors session shape target tensor trace train tune
     }
 }
 

@@ -8,11 +8,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 mod external_memory;
+pub mod launched;
 pub mod lent;
 pub mod mpi;
 pub mod ranks;
 pub mod records;
 pub mod segments;
+pub mod wire;
 pub mod work;
 
 pub use external_memory::{Kind, Outside, Place};

@@ -22,10 +22,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 mod joins;
-mod launched;
 mod library;
-
-pub use launched::launched;
 
 /// A rank that ends waits so many times its patience for the others: they may have files to write, and launchers end them when it goes
 /// without having left MPI.

@@ -269,7 +269,8 @@ impl Model {
         programs: impl IntoIterator<Item = (N, G)>,
         target: &Target,
     ) -> Result<Job> {
-        Ok(Job { recipe: self.recipe(), sharding: self.several.sharding()?, ..Job::new(programs, target) })
+        let target = target.among(self.several.mesh.as_ref().map_or(1, Mesh::ranks));
+        Ok(Job { recipe: self.recipe(), sharding: self.several.sharding()?, ..Job::new(programs, &target) })
     }
 
     /// The target of this name, as the flags change it.

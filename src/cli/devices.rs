@@ -1,9 +1,12 @@
 //! `devices`: lists the devices of this machine.
 
 use super::line;
+use super::ranks::Meshed;
 use crate::driver_memory::{self, DriverMemory};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, ensure};
+use crate::mesh::Mesh;
 use crate::report::{Table, human};
+use crate::reserve;
 use crate::session::{self, Choice, Options};
 use crate::target::{self, Target};
 use clap::Args;
@@ -11,7 +14,7 @@ use serde_json::{Value, json};
 
 /// The records of `--json`, as `schema.rs` reads them.
 pub(super) const SCHEMA: &str = "
-devices = list|target
+devices = list|target|reserve
 list
   devices [device]
   libraries [library]
@@ -27,6 +30,11 @@ library
   version text|null
   path text|null
   problem text|null
+reserve
+  version int
+  device text
+  ranks text
+  bytes int
 measured_beside
   version int
   plimsoll text
@@ -45,10 +53,29 @@ pub(super) struct Devices {
     /// Print the target of this device (cpu, cuda:0, wgpu:0) as JSON, for `plan --target FILE` on another machine. Without a device, --json
     /// prints all of them.
     device: Option<String>,
+    /// Measure what NCCL takes of each card, for later plans of so many ranks on cards like these: of one axis, or along each of several, such as
+    /// 2,4. Each rank is a process that a launcher starts: mpirun -n 8 plimsoll devices --ranks 8
+    #[arg(long, value_name = "N", value_parser = ranks, conflicts_with = "device")]
+    ranks: Option<Mesh>,
+    /// The ranks that a launcher started; no flag of its own.
+    #[arg(skip)]
+    several: Meshed,
+}
+
+/// Ranks along the axes of a mesh.
+fn ranks(text: &str) -> Result<Mesh, String> {
+    let axis = |(at, ranks): (usize, &str)| Some((format!("axis{at}"), ranks.parse().ok()?));
+    let axes: Option<Vec<_>> = text.split(',').enumerate().map(axis).collect();
+    let axes = axes.ok_or_else(|| format!("expected numbers of ranks, such as 2 or 2,4, found '{text}'"))?;
+    let mesh = Mesh::new(axes).map_err(|error| error.to_string())?;
+    ensure(mesh.ranks() > 1, || "expected several ranks, found 1".into()).map(|()| mesh)
 }
 
 impl Devices {
     pub(super) fn run(&self, json: bool) -> Result<String> {
+        if let Some(mesh) = &self.ranks {
+            return self.reserve(mesh, json);
+        }
         let (cuda, libraries, found) = cuda();
         let mut rows = vec![cpu()];
         rows.extend(cuda);
@@ -87,6 +114,34 @@ impl Devices {
             text += &format!("\n{measured}");
         }
         Ok(text)
+    }
+}
+
+impl Devices {
+    /// The ranks to join, if NCCL is to be measured.
+    pub(super) fn several(&mut self) -> Option<&mut Meshed> {
+        self.several.mesh.clone_from(&self.ranks);
+        self.ranks.as_ref().map(|_| &mut self.several)
+    }
+
+    /// Measures what NCCL takes of each card. The first rank tells it.
+    fn reserve(&self, mesh: &Mesh, json: bool) -> Result<String> {
+        let (several, count, extents) = (&self.several, mesh.ranks(), mesh.extents());
+        let ranks = several.ranks.clone().ok_or_else(|| {
+            let what = format!("--ranks {extents}: expected {count} processes, found one that runs alone");
+            Error::usage(format!("{what}; start them: mpirun -n {count} plimsoll devices --ranks {extents}"))
+        })?;
+        let device = several.device(None, true);
+        let keeps = device.as_deref().is_none_or(|number| number == "0");
+        let options = Options { device, mesh: Some(mesh.clone()), ranks: Some(ranks.clone()), ..Options::default() };
+        let found = reserve::measure(&*session::open(&options.on(Choice::Cuda))?.backend, &*ranks, keeps)?;
+        Ok(match json {
+            _ if !several.is_first() => String::new(),
+            true => line(&json!(found)),
+            false => {
+                format!("NCCL takes {} of each card of {extents} ranks; their plans reserve it\n", human(found.bytes))
+            }
+        })
     }
 }
 

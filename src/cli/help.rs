@@ -15,7 +15,7 @@ const GROUPS: &[(&str, &[&str])] = &[
         &["memory_limit", "prefer", "chunks", "f16", "quantize", "cache", "no_fuse", "forks", "assert_bytes", "advise"],
     ),
     ("The device", &["backend", "device", "target", "threads", "no_libraries", "allow_tf32", "no_tuned", "tuned"]),
-    ("Several devices", &["mesh", "shards", "states"]),
+    ("Several devices", &["mesh", "shards", "states", "ranks"]),
     (
         TRAINED,
         &[
@@ -181,7 +181,15 @@ const EXAMPLES: &[(&str, &[&str])] = &[
             "plimsoll emit --train model.onnx onnx --loss mse --batch 8 -o step.onnx",
         ],
     ),
-    ("devices", &["plimsoll devices", "plimsoll devices cuda:0", "plimsoll devices --json"]),
+    (
+        "devices",
+        &[
+            "plimsoll devices",
+            "plimsoll devices cuda:0",
+            "plimsoll devices --json",
+            "mpirun -n 2 plimsoll devices --ranks 2",
+        ],
+    ),
 ];
 
 /// The command line with its flags in groups and its commands with examples. `-h` lists the flags of the first day; if it `trains`, those of a

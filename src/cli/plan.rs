@@ -156,6 +156,7 @@ summary
   output_bytes int
   staging_bytes int
   backend_bytes? int
+  reserve_bytes? int
   unshared_bytes int
   steps int
   orders? [order]
@@ -165,7 +166,7 @@ order
   peak int
 segment
   class class
-  memory? 'device'|'upload'|'download'|'scratch'|'own'|'prefetch'
+  memory? 'device'|'upload'|'download'|'scratch'|'own'|'prefetch'|'reserve'
   bytes int
 buffer
   name text
@@ -329,7 +330,7 @@ impl Plan {
         let Some(backend) = self.backend else { return self.model.target(&self.target) };
         let device = session::open(&self.model.options(&On { backend, device: None })?)?;
         tracing::info!("backend: {}", device.described());
-        Ok(device.backend.target().clone())
+        Ok(device.target(self.model.several.mesh.as_ref()))
     }
 
     /// What would make the programs smaller.

@@ -557,6 +557,7 @@ pub(super) fn shared(plan: &Plan, apart: u64) -> String {
         (Class::Activation, "  arena"),
         (Class::Staging, "  staging"),
         (Class::Backend, "  the backend's own"),
+        (Class::Reserve, "  NCCL's reserve"),
     ] {
         match plan.class_bytes(class) * plan.copies(class) {
             0 => {}

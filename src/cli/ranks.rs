@@ -1,7 +1,9 @@
 //! Flags for several devices, and the ranks that a launcher has started.
 
-use crate::backend::mpi::{self, Mpi};
+use crate::backend::launched::{Launched, launched};
+use crate::backend::mpi::Mpi;
 use crate::backend::ranks::Ranks;
+use crate::backend::wire::Wire;
 use crate::error::{Error, Result, ensure};
 use crate::plan::{Kept, Mesh, Rule, Sharding};
 use crate::session;
@@ -40,21 +42,24 @@ impl Meshed {
     /// When they are not those of the mesh, one is gone or late, there is a launcher and no mesh, or something is split without a mesh.
     pub(super) fn join(&mut self) -> Result<()> {
         self.sharding()?;
-        match (&self.mesh, mpi::launched()?) {
-            (None, Some((_, size))) if size > 1 => {
+        match (&self.mesh, launched()?) {
+            (None, Some(Launched { size, .. })) if size > 1 => {
                 let what = format!(
                     "a launcher started {size} processes: expected --mesh, such as --mesh data={size}, found none"
                 );
                 Err(Error::usage(what))
             }
-            (Some(mesh), Some((_, size))) => {
+            (Some(mesh), Some(Launched { rank, size, address })) => {
                 ensure(mesh.ranks() == size, || {
                     let ranks = mesh.ranks();
                     Error::usage(format!(
                         "--mesh {mesh}: expected {ranks} processes, found {size}, which the launcher started"
                     ))
                 })?;
-                self.ranks = Some(Mpi::join(mesh)?);
+                self.ranks = Some(match address {
+                    Some(address) => Wire::join(mesh, rank, size, &address)?,
+                    None => Mpi::join(mesh)?,
+                });
                 Ok(())
             }
             _ => Ok(()),

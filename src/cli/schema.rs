@@ -125,7 +125,7 @@ rest
   count int
   bytes int
   largest text|null
-class = 'constant'|'state'|'input'|'output'|'activation'|'workspace'|'staging'|'backend'
+class = 'constant'|'state'|'input'|'output'|'activation'|'workspace'|'staging'|'backend'|'reserve'
 recompute
   extra_flop int
   extra_bytes int
@@ -142,6 +142,7 @@ classes
   idle int
   staging int
   backend int
+  reserve int
 states
   weight int
   optimizer int
@@ -172,6 +173,7 @@ target
   streams? int
   threads int
   staging int
+  reserve? int
   libraries? libraries
   allow_tf32? bool
   compute? int

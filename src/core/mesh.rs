@@ -82,6 +82,13 @@ impl Mesh {
         self.axes.iter().map(|axis| axis.ranks).product()
     }
 
+    /// The ranks along each axis that has several: `2,4`; `1` if none has.
+    pub fn extents(&self) -> String {
+        let axes = self.axes.iter().filter(|axis| axis.ranks > 1).map(|axis| axis.ranks.to_string());
+        let axes: Vec<_> = axes.collect();
+        if axes.is_empty() { "1".into() } else { axes.join(",") }
+    }
+
     /// The axis of this name, and its place among the axes.
     ///
     /// # Errors

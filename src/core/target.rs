@@ -45,6 +45,8 @@ pub enum Memory {
     Own,
     /// Memory of the host in which the inputs of the next run are made ready while one runs, and the stack of the thread that does it.
     Prefetch,
+    /// Memory of the device that NCCL takes when ranks join.
+    Reserve,
 }
 
 impl Memory {
@@ -56,6 +58,9 @@ impl Memory {
 
 /// Bytes of staging memory, each way, on devices with memory of their own. More hardly speeds up copies.
 pub const STAGING: u64 = 4 << 20;
+
+/// Bytes of a CUDA device that a plan for several ranks leaves to NCCL, unless they were measured.
+pub const RESERVE: u64 = 512 << 20;
 
 /// Bytes of the stack of a thread that the CPU backend starts: what its kernels touch.
 pub const STACK: u64 = 256 << 10;
@@ -79,8 +84,8 @@ pub struct Target {
     pub family: Family,
     /// Every buffer starts at a multiple of this many bytes.
     pub alignment: u64,
-    /// The largest segment, in bytes. It does not hold for [`Memory::Scratch`], [`Memory::Own`] and
-    /// [`Memory::Prefetch`], which no buffer lies in.
+    /// The largest segment, in bytes. It does not hold for [`Memory::Scratch`], [`Memory::Own`], [`Memory::Prefetch`] and
+    /// [`Memory::Reserve`], which no buffer lies in.
     pub max_segment: u64,
     /// The largest range that one binding can cover, in bytes.
     pub max_binding: u64,
@@ -101,6 +106,9 @@ pub struct Target {
     /// write the device's memory itself.
     #[serde(default)]
     pub staging: u64,
+    /// Bytes of the device that NCCL may take. They are 0 where a plan is for one rank.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub reserve: u64,
     /// Libraries that may compute kernels.
     #[serde(default, skip_serializing_if = "is_default")]
     pub libraries: Libraries,
@@ -232,6 +240,7 @@ impl Target {
             streams: 1,
             threads,
             staging: 0,
+            reserve: 0,
             libraries: Libraries::default(),
             allow_tf32: false,
             compute: 0,
@@ -267,6 +276,7 @@ impl Target {
             streams: 1,
             threads: 1,
             staging: STAGING,
+            reserve: 0,
             libraries: Libraries::default(),
             allow_tf32: false,
             compute: 0,
@@ -290,6 +300,7 @@ impl Target {
             streams: 4,
             threads: 1,
             staging: STAGING,
+            reserve: 0,
             libraries: Libraries { cublaslt: true, cudnn: true },
             allow_tf32: false,
             compute: 90,
@@ -423,6 +434,16 @@ impl Target {
         self.family == Family::Cuda
     }
 
+    /// This device as that of one of so many ranks: if there are several, a CUDA device leaves memory to NCCL, [`RESERVE`] unless it says how much.
+    pub fn among(&self, ranks: usize) -> Target {
+        let reserve = match self.family {
+            Family::Cuda if ranks > 1 && self.reserve == 0 => RESERVE,
+            Family::Cuda if ranks > 1 => self.reserve,
+            _ => 0,
+        };
+        Target { reserve, ..self.clone() }
+    }
+
     /// Bytes of the stacks of the threads that the backend starts beside the caller's own.
     pub fn stack_bytes(&self) -> u64 {
         if self.family == Family::Cpu { u64::from(self.threads.max(1) - 1) * STACK } else { 0 }
@@ -469,6 +490,9 @@ impl Target {
         }
         for (name, value) in [("threads", self.threads), ("streams", self.streams)] {
             ensure(value <= 4096, || format!("{name}: expected at most 4096, found {value}"))?;
+        }
+        if self.reserve > 0 && self.family != Family::Cuda {
+            return Err(format!("reserve: expected 0, as NCCL is CUDA's, found {}", self.reserve));
         }
         if !self.staging.is_multiple_of(self.alignment) {
             return Err(format!("staging: expected a multiple of {}, found {}", self.alignment, self.staging));

@@ -593,6 +593,7 @@ impl Backend for Cuda {
                 })?;
                 *slot = Some(Slot::new(Arc::clone(&self.driver), bytes as usize).map_err(failed)?);
             }
+            Memory::Reserve => self.reserve(bytes)?,
             Memory::Scratch | Memory::Own | Memory::Prefetch => {
                 return Err(failed(format!("{memory:?} memory is the CPU's")));
             }
@@ -683,6 +684,7 @@ impl Backend for Cuda {
             Memory::Device => drop(unsafe { self.driver.cuMemFree_v2(pointer) }),
             Memory::Upload => self.upload = None,
             Memory::Download => self.download = None,
+            Memory::Reserve => self.taken().reserved = false,
             Memory::Scratch | Memory::Own | Memory::Prefetch => unreachable!("no segment has it"),
         }
     }

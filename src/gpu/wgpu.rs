@@ -282,7 +282,7 @@ impl Backend for Wgpu {
         if !memory.is_device() && (bytes == 0 || is_there) {
             return Err(failed(format!("cannot allocate {bytes} bytes of {memory:?} memory: one segment, not empty")));
         }
-        if matches!(memory, Memory::Scratch | Memory::Own | Memory::Prefetch) {
+        if matches!(memory, Memory::Scratch | Memory::Own | Memory::Prefetch | Memory::Reserve) {
             return Err(failed(format!("{memory:?} memory is the CPU's")));
         }
         let id = self.segments.next().map_err(failed)?;

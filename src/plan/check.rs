@@ -220,16 +220,18 @@ impl<'a> Checker<'a> {
             let own = segment.class.segment() == segment.class;
             ensure(own, || format!("segment {i}: no segment is of class {}", segment.class.name()))?;
             ensure(
-                segment.bytes <= most || segment.class == Class::Backend || segment.memory == Memory::Prefetch,
+                segment.bytes <= most
+                    || matches!(segment.memory, Memory::Scratch | Memory::Own | Memory::Prefetch | Memory::Reserve),
                 || format!("segment {i}: expected at most {most} bytes, found {}", segment.bytes),
             )?;
             let named = || format!("segment {i} of class {}", segment.class.name());
             let staging = segment.class == Class::Staging;
             let right = match segment.memory {
-                Memory::Device => !staging && segment.class != Class::Backend,
+                Memory::Device => !staging && !matches!(segment.class, Class::Backend | Class::Reserve),
                 Memory::Upload | Memory::Download => staging,
                 Memory::Scratch | Memory::Own => segment.class == Class::Backend,
                 Memory::Prefetch => staging && self.plan.target.family == Family::Cpu,
+                Memory::Reserve => segment.class == Class::Reserve,
             };
             ensure(right, || format!("{}: in {:?} memory", named(), segment.memory))?;
             let (slot, cap) = (segment.bytes, self.plan.target.staging);
@@ -246,7 +248,19 @@ impl<'a> Checker<'a> {
         })?;
         let total = self.plan.segments.iter().try_fold(0u64, |sum, s| sum.checked_add(s.bytes.checked_mul(runs)?));
         ensure(total.is_some(), || "the sum of the segments' sizes overflows 64 bits".to_owned())?;
-        self.staging()
+        self.staging()?;
+        self.reserve()
+    }
+
+    /// Checks that NCCL has the memory that the target leaves to it.
+    fn reserve(&self) -> Verdict {
+        let needed = self.plan.target.reserve;
+        let reserves = self.plan.segments.iter().filter(|s| s.class == Class::Reserve);
+        let found: Vec<u64> = reserves.map(|s| s.bytes).collect();
+        let right = if needed == 0 { found.is_empty() } else { found == [needed] };
+        ensure(right, || {
+            format!("the reserve of NCCL: expected one segment of {needed} bytes or none for 0, found {found:?}")
+        })
     }
 
     /// Checks that there is one staging segment in each direction, if data must pass through it.
@@ -416,7 +430,7 @@ impl<'a> Checker<'a> {
             let Some(segment) = plan.segments.get(b.segment.index()) else {
                 return Err(name(format!("segment {} of {}", b.segment, plan.segments.len())));
             };
-            let holds = !matches!(b.class, Class::Staging | Class::Backend);
+            let holds = !matches!(b.class, Class::Staging | Class::Backend | Class::Reserve);
             ensure(holds, || name(format!("a buffer of class {}", b.class.name())))?;
             ensure(segment.class == b.class.segment(), || {
                 name(format!("class {} in a segment of class {}", b.class.name(), segment.class.name()))
@@ -537,7 +551,12 @@ impl<'a> Checker<'a> {
             let fixed = match buffer.class {
                 Class::Constant | Class::Input => verb == "writes",
                 Class::State => verb == "writes" && !self.updates.contains(&b),
-                Class::Activation | Class::Output | Class::Workspace | Class::Staging | Class::Backend => false,
+                Class::Activation
+                | Class::Output
+                | Class::Workspace
+                | Class::Staging
+                | Class::Backend
+                | Class::Reserve => false,
             };
             let usable = buffer.class != Class::Workspace && !fixed;
             ensure(usable, || name(format!("a buffer of class {}", buffer.class.name())))?;
@@ -794,6 +813,7 @@ impl<'a> Checker<'a> {
             ("output_bytes", buffers(Class::Output), found.output_bytes),
             ("staging_bytes", class(Class::Staging), found.staging_bytes),
             ("backend_bytes", class(Class::Backend), found.backend_bytes),
+            ("reserve_bytes", class(Class::Reserve), found.reserve_bytes),
             ("unshared_bytes", unshared, found.unshared_bytes),
             ("steps", plan.steps.len() as i128, found.steps as u64),
         ];

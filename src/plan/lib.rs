@@ -77,11 +77,13 @@ pub enum Class {
     Staging,
     /// Memory that the backend takes for itself: scratch memory of its threads, their stacks, tables of kernels. A segment without buffers.
     Backend,
+    /// Memory that NCCL takes when ranks join. A segment without buffers.
+    Reserve,
 }
 
 impl Class {
     /// Every class.
-    pub const ALL: [Class; 8] = [
+    pub const ALL: [Class; 9] = [
         Class::Constant,
         Class::State,
         Class::Input,
@@ -90,6 +92,7 @@ impl Class {
         Class::Workspace,
         Class::Staging,
         Class::Backend,
+        Class::Reserve,
     ];
 
     /// The name used in plans and tables.
@@ -103,6 +106,7 @@ impl Class {
             Class::Workspace => "workspace",
             Class::Staging => "staging",
             Class::Backend => "backend",
+            Class::Reserve => "reserve",
         }
     }
 
@@ -126,7 +130,7 @@ pub struct Segment {
     /// The class of its buffers; [`Class::Activation`] is the arena.
     pub class: Class,
     /// The kind of its memory. That of [`Class::Staging`] is visible to the host, that of [`Class::Backend`] is the host's, and all other
-    /// segments are the device's.
+    /// segments are the device's. That of [`Class::Reserve`] is NCCL's.
     #[serde(default, skip_serializing_if = "Memory::is_device")]
     pub memory: Memory,
     /// Size in bytes.
@@ -323,6 +327,9 @@ pub struct Summary {
     /// Bytes of the segments that the backend takes for itself.
     #[serde(default, skip_serializing_if = "is_none")]
     pub backend_bytes: u64,
+    /// Bytes that are left to NCCL.
+    #[serde(default, skip_serializing_if = "is_none")]
+    pub reserve_bytes: u64,
     /// Bytes of the arena if no buffers of the program shared bytes.
     pub unshared_bytes: u64,
     /// Number of steps.

@@ -28,12 +28,13 @@ pub fn planned(plan: View) -> String {
 }
 
 /// The classes of a plan's bytes.
-const CLASSES: [(Class, &str); 5] = [
+const CLASSES: [(Class, &str); 6] = [
     (Class::Constant, "constants"),
     (Class::State, "state"),
     (Class::Activation, "arena"),
     (Class::Staging, "staging"),
     (Class::Backend, "the backend's own"),
+    (Class::Reserve, "NCCL's reserve"),
 ];
 
 /// The plan's bytes by class, and how close the arena is to its lower bound. With `usage`, the bytes that the device reports.

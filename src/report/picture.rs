@@ -81,7 +81,7 @@ impl Kind {
             Class::State => Some(Kind::State),
             Class::Input => Some(Kind::Input),
             Class::Output => Some(Kind::Output),
-            Class::Staging | Class::Backend => Some(Kind::Staging),
+            Class::Staging | Class::Backend | Class::Reserve => Some(Kind::Staging),
             Class::Workspace => Some(Kind::Workspace),
             Class::Activation => None,
         }
@@ -371,6 +371,7 @@ fn spaces(plan: View, timeline: &Timeline) -> Vec<Space> {
             Memory::Scratch => "threads' scratch memory".into(),
             Memory::Own => "stacks and tables".into(),
             Memory::Prefetch => "the next rows".into(),
+            Memory::Reserve => "NCCL's reserve".into(),
         },
         class: Some(s.class),
         bytes: s.bytes,
@@ -403,6 +404,7 @@ pub fn title(class: Class) -> &'static str {
         Class::Output => "outputs",
         Class::Staging => "staging",
         Class::Backend => "the backend's own",
+        Class::Reserve => "NCCL's reserve",
     }
 }
 

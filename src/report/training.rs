@@ -15,11 +15,23 @@ pub(super) fn rows(classes: &Classes, states: &States) -> Vec<(&'static str, u64
 }
 
 /// All figures, with their labels.
-fn figures(classes: &Classes, states: &States) -> [(&'static str, u64); 18] {
-    let Classes { constant, state, gradient, kept, activation, workspace, input, output, idle, staging, backend } =
-        *classes;
+fn figures(classes: &Classes, states: &States) -> [(&'static str, u64); 19] {
+    let Classes {
+        constant,
+        state,
+        gradient,
+        kept,
+        activation,
+        workspace,
+        input,
+        output,
+        idle,
+        staging,
+        backend,
+        reserve,
+    } = *classes;
     let arena = gradient + kept + activation + workspace + input + output + idle;
-    let planned = constant + state + arena + staging + backend;
+    let planned = constant + state + arena + staging + backend + reserve;
     [
         ("planned", planned),
         ("  weights", states.weight),
@@ -39,6 +51,7 @@ fn figures(classes: &Classes, states: &States) -> [(&'static str, u64); 18] {
         ("    gaps in it", idle),
         ("  staging", staging),
         ("  the backend's own", backend),
+        ("  NCCL's reserve", reserve),
     ]
 }
 

@@ -143,7 +143,8 @@ fn try_mesh(
     // One card has all states.
     let kept = if data > 1 { kept } else { Kept::Whole };
     let sharding = (mesh.ranks() > 1).then(|| Sharding { mesh: mesh.clone(), by, kept, ..Sharding::default() });
-    let job = Job { programs: own, sharding, limit: None, ..asked.job.clone() };
+    let target = asked.job.target.among(mesh.ranks());
+    let job = Job { programs: own, target, sharding, limit: None, ..asked.job.clone() };
     let plan = silent(|| plan::plan(&job))?.plan;
     // A limit changes the plan, where less memory costs time.
     let plan = match plan.bytes() > asked.limit {

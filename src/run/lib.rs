@@ -7,6 +7,7 @@ pub mod driver_memory;
 pub mod eager;
 pub mod exec;
 pub mod fit;
+pub mod reserve;
 pub mod session;
 pub mod train;
 pub mod tune;

@@ -14,7 +14,9 @@ use crate::mesh::Mesh;
 use crate::onnx;
 use crate::plan::range::{ShapeRange, Source};
 use crate::plan::{self, Data, Graphs, Job, Kept, Plan, Planned, Port, Recipe, Rule, Sharding, View};
+use crate::reserve;
 use crate::shape::{Extent, Shape};
+use crate::target::Target;
 use crate::tensor::Tensor;
 use crate::tune;
 use std::collections::BTreeMap;
@@ -179,7 +181,7 @@ impl Options {
             runs: self.forks,
             schedules: if self.tuned { measured() } else { None },
             sharding: self.sharding(),
-            ..Job::new(programs, device.backend.target())
+            ..Job::new(programs, &device.target(self.mesh.as_ref()))
         }
     }
 
@@ -223,12 +225,20 @@ pub struct Device {
     pub fallback: Option<String>,
     /// The ranks that it has joined.
     pub ranks: Option<Arc<dyn Ranks>>,
+    /// The most bytes that NCCL was measured to take on any of the ranks; 0 if they are not known.
+    pub reserve: u64,
 }
 
 impl Device {
     /// A device that the caller opened, such as one over memory of its own.
     pub fn new(backend: Box<dyn Backend>, name: impl Into<String>) -> Device {
-        Device { backend, name: name.into(), fallback: None, ranks: None }
+        Device { backend, name: name.into(), fallback: None, ranks: None, reserve: 0 }
+    }
+
+    /// The target of plans for the ranks of a mesh, or for this device alone.
+    pub fn target(&self, mesh: Option<&Mesh>) -> Target {
+        let own = self.backend.target().clone();
+        Target { reserve: self.reserve, ..own }.among(mesh.map_or(1, Mesh::ranks))
     }
 
     /// The device and, where it stands in for a better one, the reason.
@@ -250,7 +260,11 @@ pub fn open(options: &Options) -> Result<Device> {
     if let Some(ranks) = &options.ranks {
         backend.join(Arc::clone(ranks))?;
     }
-    Ok(Device { backend, name, fallback, ranks: options.ranks.clone() })
+    let reserve = match &options.mesh {
+        Some(mesh) => reserve::known(&*backend, mesh, options.ranks.as_deref())?,
+        None => 0,
+    };
+    Ok(Device { backend, name, fallback, ranks: options.ranks.clone(), reserve })
 }
 
 /// The backend with its name, and why it is not a better one that was looked for.

@@ -105,7 +105,7 @@ impl Maker {
             }
             Class::Input => plan.programs[0].inputs.push(port(number)),
             Class::Output => plan.programs[0].outputs.push(port(number)),
-            Class::Activation | Class::Workspace | Class::Staging | Class::Backend => {}
+            Class::Activation | Class::Workspace | Class::Staging | Class::Backend | Class::Reserve => {}
         }
         plan.programs[0].buffers.push(Buffer { name: name.into(), dtype, shape, segment, offset, bytes, class });
         number

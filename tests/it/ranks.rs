@@ -18,6 +18,10 @@ use std::process::Command;
 use std::sync::Arc;
 use std::thread;
 
+mod others;
+mod reserve;
+mod wire;
+
 fn mesh(text: &str) -> Mesh {
     Mesh::parse(text).expect("it is a mesh")
 }

@@ -47,7 +47,7 @@ const LAYERS: &[&[&str]] = &[
     &["plan::range"],
     &["plan::job"],
     &["plan::tell"],
-    &["exec", "eager", "tune"],
+    &["exec", "eager", "reserve", "tune"],
     &[
         "session",
         "decoder",

@@ -51,6 +51,7 @@ pub use collective::{
 };
 pub use compose::constant as made_constant;
 pub use counted::{Finder, finder};
+pub use cut::OF_CUT_FILES;
 pub use index::{BAND, from_start, tuples};
 pub use integer::{OTHER_SIGN, PRODUCT_OF_BYTES, SUMS_OF_BYTES, requantized};
 pub use layout::{AT_RUN, spans};
@@ -70,6 +71,7 @@ mod attention;
 mod collective;
 mod compose;
 mod counted;
+mod cut;
 mod einsum;
 mod elementwise;
 mod experts;
@@ -101,7 +103,7 @@ mod updates;
 mod window;
 
 /// Every row, by family; names are unique.
-pub static OPS: [&[OpDef]; 39] = [
+pub static OPS: [&[OpDef]; 40] = [
     elementwise::OPS,
     reduce::OPS,
     layout::OPS,
@@ -123,6 +125,7 @@ pub static OPS: [&[OpDef]; 39] = [
     recurrent::OPS,
     repeat::OPS,
     collective::OPS,
+    cut::OPS,
     resize::OPS,
     grid::OPS,
     grid::deform::OPS,

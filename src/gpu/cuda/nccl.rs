@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! join    rank 0 makes an id --to all ranks--> a communicator of all --split--> one per mesh axis --> an exchange of each kind
+//! alloc   the memory that NCCL took is held against the segment that the plan has for it
 //! record  a launch of a collective is a call of NCCL in the stream of the launch, which a capture keeps as it keeps kernels
 //! wait    asks the stream, and NCCL for errors; when a rank is gone or late, everything is aborted, and all later calls fail
 //! ```
@@ -22,6 +23,7 @@ use plimsoll_backend::ranks::{Exchanged, Ranks, pause};
 use plimsoll_backend::{KernelId, Launch, Slice};
 use plimsoll_core::dtype::DType;
 use plimsoll_core::error::{Error, Result, ensure};
+use plimsoll_core::figures::grouped;
 use plimsoll_core::kernel::{Collective, Exchange, Kernel, Reduction};
 use plimsoll_core::mesh::Mesh;
 use std::cell::{Cell, OnceCell, RefCell};
@@ -42,11 +44,13 @@ const CONFIG: u32 = 21_800;
 /// The most blocks of a collective: each has buffers of its own.
 const MOST_BLOCKS: c_int = 4;
 /// What NCCL reads from the environment when it starts, and whether a user may decide otherwise.
-const ENVIRONMENT: [(&str, &str, bool); 3] = [
+const ENVIRONMENT: [(&str, &str, bool); 4] = [
     // Multicast can put the cards of a shared host out of service.
     ("NCCL_NVLS_ENABLE", "0", false),
     // Bytes of a buffer.
     ("NCCL_BUFFSIZE", "1048576", true),
+    // Those of another protocol, a quarter of NCCL's own choice: eight steps of whole lines of 128 bytes.
+    ("NCCL_LL128_BUFFSIZE", "1228800", true),
     // Connect when the ranks join, and not at a first exchange.
     ("NCCL_RUNTIME_CONNECT", "0", true),
 ];
@@ -503,6 +507,28 @@ impl Cuda {
         Ok(())
     }
 
+    /// Leaves so many bytes to NCCL, which has taken its memory already.
+    pub(super) fn reserve(&self, bytes: u64) -> Result<()> {
+        let Some(group) = &self.group else {
+            return Err(failed("NCCL's reserve: expected a rank of a mesh, found a device that runs alone"));
+        };
+        let mut taken = self.taken();
+        let took = taken.nccl.max(0) as u64;
+        tracing::info!(
+            "rank {}: NCCL took {} of the {} bytes that it is left",
+            group.rank,
+            grouped(took),
+            grouped(bytes)
+        );
+        ensure(took <= bytes, || {
+            let (took, bytes, axes) = (grouped(took), grouped(bytes), group.mesh.extents());
+            let what = format!("NCCL took {took} bytes of the card, the plan leaves it {bytes}");
+            failed(format!("{what}; `plimsoll devices`, for ranks {axes}, measures it for later plans"))
+        })?;
+        taken.reserved = true;
+        Ok(())
+    }
+
     /// Makes an exchange of each kind along each axis, with elements that nobody needs.
     fn rehearse(&self, group: &Rc<Group>) -> Result<()> {
         let most = group.mesh.axes().iter().map(|axis| axis.ranks).max().unwrap_or(1);
@@ -582,7 +608,7 @@ impl Cuda {
     /// The parts of what was taken that are known: without a count of the process's memory, what NCCL took of the free memory.
     pub(super) fn known_parts(&self) -> Vec<(&'static str, u64)> {
         let taken = self.taken();
-        let nccl = || (taken.nccl > 0).then_some((NCCL, taken.nccl as u64));
+        let nccl = || (taken.nccl > 0 && !taken.reserved).then_some((NCCL, taken.nccl as u64));
         taken.parts().unwrap_or_else(|| nccl().into_iter().collect())
     }
 

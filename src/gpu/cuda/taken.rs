@@ -23,6 +23,8 @@ pub(super) struct Taken {
     pub(super) graphs: i64,
     /// What NCCL took when the device joined others.
     pub(super) nccl: i64,
+    /// True if that is within a segment of its own.
+    pub(super) reserved: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,7 +69,7 @@ impl Taken {
     /// What was taken beside the segments, by purpose; none if it is not known.
     pub(super) fn parts(&self) -> Option<Vec<(&'static str, u64)>> {
         let Readings { before, open, now } = self.readings?;
-        let Taken { segments, libraries, modules, graphs, nccl, .. } = *self;
+        let Taken { segments, libraries, modules, graphs, nccl, reserved, .. } = *self;
         let since = now - open;
         // Before the first record, nothing has been measured.
         let rounding = if since == 0 { 0 } else { since - libraries - modules - graphs - nccl - segments };
@@ -78,7 +80,7 @@ impl Taken {
             ("graphs", graphs),
             ("allocations rounded up", rounding),
         ];
-        let nccl = (nccl != 0).then_some((NCCL, nccl));
+        let nccl = (nccl != 0 && !reserved).then_some((NCCL, nccl));
         // What was given back since it was counted is held no more.
         Some(parts.into_iter().chain(nccl).map(|(part, bytes)| (part, bytes.max(0) as u64)).collect())
     }
@@ -149,6 +151,8 @@ mod tests {
         let parts = taken.parts().expect("they are known");
         assert_eq!((parts.len(), parts[5]), (6, (NCCL, 176)));
         assert_eq!(parts[4].1, 0);
+        taken.reserved = true;
+        assert_eq!(taken.parts().expect("they are known").len(), 5);
     }
 
     /// A second device in one process.

@@ -18,6 +18,7 @@ pub mod attention;
 mod bind;
 mod caches;
 pub mod chunk;
+mod cut;
 mod decompose;
 pub mod duplicate_into_readers;
 mod elide_rounding;

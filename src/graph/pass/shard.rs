@@ -14,7 +14,7 @@
 //!
 //! Ranks have the same graph: what differs is data, the parts of constants and states, and a state that holds the rank's place.
 
-use super::decompose;
+use super::{cut, decompose};
 use crate::constant::Constant;
 use crate::dtype::DType;
 use crate::error::{Error, Result, ensure};
@@ -163,6 +163,11 @@ impl Way {
 /// When a decision names nothing, a dim that is not there or that the axis does not divide, or nothing is split along an axis.
 pub fn run(graph: &mut Graph, sharding: &Sharding) -> Result<Vec<Shard>> {
     let mut shards = Vec::new();
+    let split = sharding.by.first().map(|rule| &rule.pattern[..]);
+    let split = split.or((sharding.kept != Kept::Whole).then_some("the states"));
+    if cut::run(graph, &sharding.mesh, split)? {
+        return Ok(shards);
+    }
     for Rule { pattern, dim, axis } in &sharding.by {
         sharding.mesh.axis(axis)?;
         ensure(axis != STAGE, || {

@@ -128,6 +128,7 @@ fn summary(view: View, bound: u64, orders: Vec<Candidate>) -> Summary {
         output_bytes: view.buffer_bytes(Class::Output),
         staging_bytes: plan.class_bytes(Class::Staging),
         backend_bytes: plan.class_bytes(Class::Backend),
+        reserve_bytes: plan.class_bytes(Class::Reserve),
         unshared_bytes: view.buffers.iter().filter(|b| b.class.in_arena()).map(aligned).sum(),
         steps: view.steps.len(),
         orders,

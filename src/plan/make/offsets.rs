@@ -144,8 +144,9 @@ impl TransferBytes {
     }
 }
 
-/// The segments of the CPU that hold no buffers: the inputs that are made ready for the next run, with the stack of the thread that does it;
-/// then what the backend takes for itself, which is scratch memory of its threads, their stacks and the tables of kernels.
+/// The segments that hold no buffers. Those of the CPU: the inputs that are made ready for the next run, with the stack of the thread that does
+/// it; then what the backend takes for itself, which is scratch memory of its threads, their stacks and the tables of kernels. That of a CUDA
+/// device among others: what NCCL takes.
 pub fn own_segments(target: &Target, drafts: &[&Draft]) -> impl Iterator<Item = Segment> + use<> {
     let least = drafts.iter().map(|draft| &draft.least_own);
     let threads = drafts.iter().flat_map(|draft| &draft.own).chain(least.clone()).map(|own| own.thread);
@@ -165,6 +166,7 @@ pub fn own_segments(target: &Target, drafts: &[&Draft]) -> impl Iterator<Item = 
         (Class::Staging, Memory::Prefetch, ahead),
         (Class::Backend, Memory::Scratch, thread * u64::from(target.threads)),
         (Class::Backend, Memory::Own, own),
+        (Class::Reserve, Memory::Reserve, target.reserve),
     ];
     let segments = segments.map(|(class, memory, bytes)| Segment { class, memory, bytes });
     segments.into_iter().filter(|segment| segment.bytes > 0)

@@ -278,7 +278,7 @@ fn planned(
     let (launches, needed, staging_bytes) = (
         plan.programs[0].steps.len(),
         plan.bytes(),
-        plan.class_bytes(Class::Staging) + plan.class_bytes(Class::Backend),
+        [Class::Staging, Class::Backend, Class::Reserve].map(|class| plan.class_bytes(class)).iter().sum(),
     );
     let ran = match setup.memory_limit {
         Some(limit) if needed > limit => {

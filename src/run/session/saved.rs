@@ -6,7 +6,7 @@ use crate::file;
 use crate::onnx;
 use crate::plan::{self, Dim, Graphs, Job, Limits, Model, Origin, Plan, Planned, Planner, Recipe, check};
 use crate::shape::Extent;
-use crate::target::{Family, Libraries};
+use crate::target::{Family, Libraries, Target};
 use std::path::{Path, PathBuf};
 
 impl Options {
@@ -221,9 +221,10 @@ impl Saved {
         let backend = &device.backend;
         check_limit(&**backend, options.memory_limit)?;
         Limits { memory: options.memory_limit }.check(&plan).map_err(in_file)?;
-        if *backend.target() != plan.target {
+        let here = Target { reserve: plan.target.reserve, ..backend.target().clone() };
+        if here != plan.target {
             // A plan that is legal for its target may not be so on this device.
-            let here = Plan { target: backend.target().clone(), ..plan.clone() };
+            let here = Plan { target: here, ..plan.clone() };
             check::check(&here).map_err(in_file)?;
         }
         let names = plan.programs.iter().map(|program| program.name.clone());

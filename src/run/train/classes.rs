@@ -38,6 +38,8 @@ pub struct Classes {
     pub staging: u64,
     /// Memory that the backend takes for itself.
     pub backend: u64,
+    /// Memory that is left to NCCL.
+    pub reserve: u64,
 }
 
 /// The bytes of the states by what they hold.
@@ -129,6 +131,7 @@ impl Classes {
             state: segment(Class::State),
             staging: segment(Class::Staging),
             backend: segment(Class::Backend),
+            reserve: segment(Class::Reserve),
             ..Classes::default()
         };
         let timeline = Timeline::of(plan);

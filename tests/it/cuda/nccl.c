@@ -1,11 +1,14 @@
 // NCCL over the driver beside it, whose memory is the host's: ranks are threads that meet at boards. It stands for a real one where what is
 // tested is how it is called: calls go on after they return, a capture keeps them, and ncclCommDestroy waits for graphs that have kept
 // some. NCCL_VERSION is the version; a rank that waits LATE milliseconds for another goes on, but its stream does not end. LOG is a file
-// to which a line is added for each communicator that goes.
+// to which a line is added for each communicator that goes; a rank takes TAKES bytes when it joins.
 #include <stdarg.h>
 #include <time.h>
 #ifndef NCCL_VERSION
 #define NCCL_VERSION 22809
+#endif
+#ifndef TAKES
+#define TAKES (8 << 20)
 #endif
 #ifndef LATE
 #define LATE 60000
@@ -61,7 +64,7 @@ static comm *make(const char *name, int rank, int ranks) {
 static int is_sound(config *with) {
     const char *multicast = getenv("NCCL_NVLS_ENABLE");
     return with->size == 48 && with->magic == 0xcafebeef && with->blocking == 0 && with->share == 1 && with->most == 4 && !with->net
-        && multicast && !strcmp(multicast, "0") && getenv("NCCL_BUFFSIZE");
+        && multicast && !strcmp(multicast, "0") && getenv("NCCL_BUFFSIZE") && getenv("NCCL_LL128_BUFFSIZE");
 }
 
 int ncclGetVersion(int *version) { *version = NCCL_VERSION; return OK; }
@@ -75,7 +78,7 @@ int ncclGetUniqueId(unique *id) {
 int ncclCommInitRankConfig(comm **to, int ranks, unique id, int rank, config *with) {
     NEEDS_CONTEXT;
     if (!is_sound(with) || rank >= ranks || ranks > MOST) return ARGUMENT;
-    used += 8 << 20;
+    used += TAKES;
     *to = make(id.bytes, rank, ranks);
     return IN_PROGRESS;
 }

@@ -11,10 +11,12 @@ use plimsoll::internals::expr::Body;
 use plimsoll::internals::kernel::algorithm::Schedule;
 use plimsoll::internals::kernel::{Collective, Exchange, Kernel, Operand, Reduction, Template};
 use plimsoll::internals::mesh::Mesh;
+use plimsoll::internals::reserve;
+use plimsoll::internals::session::Device;
 use plimsoll::internals::shape::{Access, Shape};
-use plimsoll::internals::target::Memory;
+use plimsoll::internals::target::{Memory, RESERVE};
 use plimsoll::internals::tensor::widen;
-use plimsoll::{Choice, DType, Options, Tensor};
+use plimsoll::{Choice, DType, Options, Session, Tensor};
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -152,12 +154,52 @@ fn collectives_are_calls_of_nccl() {
             let parts = rank.backend.overhead();
             let nccl = parts.iter().find(|part| part.0 == "NCCL").expect("it is a part");
             assert!(nccl.1 >= 8 << 20, "{nccl:?}");
+            // Within its reserve, it is counted there alone.
+            let before = rank.backend.usage().bytes;
+            let reserve = rank.backend.alloc(RESERVE, Memory::Reserve).expect("NCCL took less");
+            assert_eq!(rank.backend.usage().bytes, before + RESERVE);
+            assert!(rank.backend.overhead().iter().all(|part| part.0 != "NCCL"));
+            rank.backend.free(reserve);
+            assert!(rank.backend.overhead().contains(nccl), "it is held still");
+            let found = reserve::measure(&*rank.backend, &*ranks, false).expect("all are there");
+            assert!(found.bytes >= nccl.1 && found.ranks == mesh.extents(), "{found:?}");
             let error = rank.backend.fork(&[]).map(drop).expect_err("one run");
             assert!(error.to_string().contains("a rank of a mesh has one run at a time"), "{error}");
         });
     }
     // Those of all ranks, and those of the axes of the second mesh.
     assert_eq!(log(&folder), vec!["destroyed"; 2 + 3 * 6 + 2], "records go before communicators");
+}
+
+/// What NCCL takes beyond its reserve is refused as a plan is loaded, with both numbers.
+#[test]
+fn nccl_takes_no_more_than_its_reserve() {
+    let folder = Folder::new("reserve");
+    let Some(search) = stub(&folder, &["-DTAKES=(64<<20)"]) else { return };
+    let mlp = graphs::import("mlp.onnxtxt", &[("batch", 8)]);
+    for (reserve, fits) in [(32 << 20, false), (200 << 20, true)] {
+        let mesh = Mesh::parse("data=2").expect("it is a mesh");
+        each(&mesh, |ranks| {
+            let settings = Settings { device: ranks.rank(), ..BARE };
+            let (mut backend, name) = open(&search, &settings).expect("the device opens");
+            backend.join(Arc::clone(&ranks)).expect("the ranks are there");
+            let device = Device { ranks: Some(Arc::clone(&ranks)), reserve, ..Device::new(backend, name) };
+            let options = Options { mesh: Some(mesh.clone()), ranks: Some(ranks), ..Options::default() };
+            let job = options.job([("", mlp.clone())], &device);
+            assert_eq!(job.target.reserve, reserve);
+            match Session::new(job, device, &|_, _| {}) {
+                Ok(session) => {
+                    assert!(fits && session.usage().bytes == session.plan().bytes());
+                    assert!(session.plan().bytes() > reserve);
+                }
+                Err(error) => {
+                    let error = error.to_string();
+                    assert!(!fits && error.contains("the plan leaves it 33,554,432"), "{error}");
+                    assert!(error.contains("`plimsoll devices`, for ranks 2, measures it"), "{error}");
+                }
+            }
+        });
+    }
 }
 
 /// A rank that is gone is an error on the others, at once or after their patience, and nobody hangs.

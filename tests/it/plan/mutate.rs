@@ -121,6 +121,7 @@ pub fn repair(plan: &mut Plan) {
         output_bytes: class(Class::Output),
         staging_bytes: sum(Some(Class::Staging)),
         backend_bytes: sum(Some(Class::Backend)),
+        reserve_bytes: sum(Some(Class::Reserve)),
         unshared_bytes: all.clone().filter(arena).fold(0, |n, b| n.saturating_add(size(b))),
         steps: plan.programs[0].steps.len(),
         orders: Vec::new(),
