@@ -116,7 +116,12 @@ impl Fit {
             Some(_) => vec![several.kept()],
             None => Kept::LEVELS.into_iter().filter(|&kept| is_trained || kept == Kept::Whole).collect(),
         };
-        let found = fit(&Asked { programs: &programs, job, limit, cards, by, kept, cluster })
+        let first = |of: &Tried| {
+            let (number, each) = (count(of.cards as u64, "card"), human(of.card_bytes));
+            eprintln!("{number} hold it: {}, {each} each; others are tried ..", named(of));
+        };
+        let first: &dyn Fn(&Tried) = if json { &|_| () } else { &first };
+        let found = fit(&Asked { programs: &programs, job, limit, cards, by, kept, cluster, first })
             .map_err(|e| asked.in_file(&flags, e))?;
         let mut record = json!({
             "target": target.name, "limit_bytes": limit, "fewest": found.fewest, "best": found.best, "refused": found.refused,
@@ -169,7 +174,7 @@ fn told(found: &Found, limit: u64) -> String {
         table.row([of.cards.to_string(), named(of), human(of.card_bytes), share, human(of.sent_bytes), ms]);
     }
     text + &format!(
-        "\n{table}\nlinks: an estimate, if nothing is computed meanwhile; bytes are those of plans ({} made), without what NCCL or MPI takes\n",
+        "\n{table}\nlinks: an estimate, if nothing is computed meanwhile; bytes are those of plans ({} made): with NCCL's reserve, without what MPI takes\n",
         found.plans
     )
 }

@@ -37,6 +37,7 @@ const GROUPS: &[(&str, &[&str])] = &[
             "accumulate",
             "clip_norm",
             "ema",
+            "sync_norm",
             "precision",
             "freeze",
             "train_only",

@@ -3,9 +3,11 @@
 use super::Failure;
 use super::args::{self, Model, has_range};
 use super::open::{self, Whole};
+use super::ranks::Meshed;
 use crate::advise::{Trained as Case, refusal};
 use crate::dtype::DType;
 use crate::error::{Error, Result, ensure};
+use crate::pass::shard::DATA;
 use crate::report;
 use crate::target::Target;
 use crate::train::{self, Loss, Optimizer, Programs, Rate, Schedule, Training};
@@ -47,6 +49,13 @@ enum ScheduleName {
     Linear,
     /// A tenth after each third of the steps.
     Step,
+}
+
+/// Whether norms of a batch are of all ranks' rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(super) enum SyncNorm {
+    Yes,
+    No,
 }
 
 #[derive(Clone, Copy, PartialEq, ValueEnum)]
@@ -129,6 +138,10 @@ pub(super) struct Method {
     /// averages.
     #[arg(long, value_name = "D", allow_negative_numbers = true)]
     ema: Option<f64>,
+    /// BatchNormalization on the ranks of --mesh: yes, by all rows of the batch, as on one device; no, on each rank by its own rows, without an
+    /// exchange. Running statistics follow the mean of the ranks.
+    #[arg(long, value_enum, default_value_t = SyncNorm::Yes)]
+    sync_norm: SyncNorm,
     /// Type of activations and gradients. Weights and other states stay f32, and so do sums, softmax, norms and losses. With f16, GPUs scale
     /// the loss. The CPU computes in f32 and scales nothing: it keeps in this type what the backward computation reads.
     #[arg(long, value_enum, default_value_t = Precision::F32)]
@@ -211,9 +224,24 @@ impl Method {
     /// Those of the model and its loss; a flag that `train` has no use for.
     pub(super) fn programs(&self, model: &Model, steps: u64) -> Result<Programs> {
         let Whole { model: file, dims, assumed } = self.whole(model)?;
-        let programs = train::programs_of_file(file, open::largest(&dims), self.batch as usize, &self.training(steps)?);
+        let training = Training { norm_groups: self.norm_groups(&model.several)?, ..self.training(steps)? };
+        let programs = train::programs_of_file(file, open::largest(&dims), self.batch as usize, &training);
         let blamed = |e: Error| if matches!(e, Error::Node { .. }) { open::blamed(&assumed, e) } else { e };
         programs.map_err(|e| blamed(e.in_file(&model.model)))
+    }
+
+    /// The parts of a batch that have norms of their own.
+    ///
+    /// # Errors
+    /// When ranks are to normalize by themselves, and there are no ranks.
+    pub(super) fn norm_groups(&self, several: &Meshed) -> Result<usize> {
+        if self.sync_norm == SyncNorm::Yes {
+            return Ok(1);
+        }
+        let axis = several.mesh.as_ref().and_then(|mesh| mesh.axis(DATA).ok()).map(|(_, axis)| axis.ranks);
+        axis.ok_or_else(|| {
+            Error::usage("--sync-norm no: expected --mesh with an axis data, such as --mesh data=2".to_owned())
+        })
     }
 
     /// The model that is trained, with all of its dims but the batch.
@@ -270,6 +298,7 @@ impl Method {
             clip: self.clip_norm,
             accumulate: self.accumulate as usize,
             ema: self.ema,
+            norm_groups: 1,
             freeze: self.freeze.clone(),
             only: self.train_only.clone(),
             class_axis: self.class_axis.map(|axis| axis as usize),

@@ -13,7 +13,7 @@ use crate::figures::count;
 use crate::kernel::tuned::Tuned;
 use crate::pass::recompute::Recompute;
 use crate::plan::range::Tried;
-use crate::plan::tell::{self, peak::peak};
+use crate::plan::tell::{self, peak::peak, ranks::StagePart};
 use crate::plan::{self, Graphs, Job, Planned, Planner};
 use crate::report::picture::{self, About};
 use crate::session;
@@ -41,6 +41,7 @@ told
   beside? beside
   answer? answer
   ranks? ranks
+  stages? [stage]
   advice? advice
 tried
   binding {int}
@@ -62,6 +63,11 @@ axes
 axis
   name text
   ranks int
+stage
+  stage int
+  ranks int
+  bytes int
+  sent_bytes int
 ranks
   ranks int
   all_bytes int
@@ -297,7 +303,10 @@ impl Plan {
         let job = Job { runs, schedules, ..flags.job(asked.programs.clone(), &target)? };
         let in_file = |e: Error| asked.in_file(&flags, e);
         let mut planner = Planner::new(&job).map_err(in_file)?;
-        let planned = planner.within(flags.memory_limit);
+        let (planned, stages) = match job.sharding.as_ref().is_some_and(|of| of.mesh.stages() > 1) {
+            true => self.staged(&job.clone().within(flags.memory_limit)),
+            false => (planner.within(flags.memory_limit), Vec::new()),
+        };
         if let (Err(Error::Fit { .. }), true) = (&planned, self.html.is_some() || self.svg.is_some()) {
             // The picture helps most if the plan does not fit.
             self.draw(&asked, &planner.within(None).map_err(in_file)?)?;
@@ -321,8 +330,20 @@ impl Plan {
         }
         let training = asked.training.clone();
         let training = training.map(|programs| self.training(programs, &more, &mut planner, &planned.plan));
-        let told = Told { asked: &asked, job: &job, planned, training: training.transpose()?, advice };
+        let told = Told { asked: &asked, job: &job, planned, stages, training: training.transpose()?, advice };
         if json { Ok(self.json(told)) } else { Ok(self.text(&told, verbose)?) }
+    }
+
+    /// The largest plan of a stage, and what all stages take.
+    fn staged(&self, job: &Job) -> (Result<Planned>, Vec<StagePart>) {
+        match plan::of_all_ranks(job) {
+            Ok(all) => {
+                let stages = tell::ranks::stages(all.iter().map(|(planned, ranks)| (&planned.plan, ranks.len())));
+                let largest = all.into_iter().map(|(planned, _)| planned).max_by_key(|planned| planned.plan.bytes());
+                (largest.ok_or_else(|| Error::plan("a mesh has a stage".to_owned())), stages)
+            }
+            Err(error) => (Err(error), Vec::new()),
+        }
     }
 
     /// The named target, or that of a device of this machine.
@@ -387,7 +408,7 @@ impl Plan {
 
     /// The plan's file, with further fields for what else was asked. It can still be read as a plan, because readers ignore them.
     fn json(&self, told: Told) -> String {
-        let Told { asked, planned: Planned { plan, ranges, .. }, training, advice, .. } = told;
+        let Told { asked, planned: Planned { plan, ranges, .. }, stages, training, advice, .. } = told;
         let mut value = training.map_or_else(|| json!({}), |training| json!(training));
         let own = json!(plan);
         let fields = own.as_object().into_iter().flatten();
@@ -412,6 +433,9 @@ impl Plan {
         if let Some(part) = tell::ranks::part(&plan) {
             value["ranks"] = json!(part);
         }
+        if !stages.is_empty() {
+            value["stages"] = json!(stages);
+        }
         if let Some(answer) = self.model.answer(&plan) {
             value["answer"] = json!(answer);
         }
@@ -422,7 +446,7 @@ impl Plan {
     }
 
     fn text(&self, told: &Told, verbose: bool) -> Result<String> {
-        let Told { asked, job, planned: Planned { plan, ranges, .. }, training, advice } = told;
+        let Told { asked, job, planned: Planned { plan, ranges, .. }, stages, training, advice } = told;
         let several = plan.programs.len() > 1;
         let all = if several {
             count(plan.programs.len() as u64, "program")
@@ -451,6 +475,9 @@ impl Plan {
         }
         if let (Some(mesh), Some(part)) = (&plan.mesh, tell::ranks::part(plan)) {
             text += &report::ranks(mesh, &part, plan.target.family);
+        }
+        if !stages.is_empty() {
+            text += &report::stages(stages);
         }
         if !several && !verbose {
             text += "-v adds inputs and outputs, the arena's lower bound, the orders that were tried, kernels and choices\n";
@@ -561,6 +588,8 @@ struct Told<'a> {
     asked: &'a Asked,
     job: &'a Job,
     planned: Planned,
+    /// The plans of all stages of a mesh; `planned` is the largest.
+    stages: Vec<StagePart>,
     training: Option<Training>,
     advice: Option<Advice>,
 }

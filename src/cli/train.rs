@@ -184,7 +184,8 @@ impl Train {
         let count = data.check()? as u64;
         let per_epoch = count / self.batch;
         let steps = self.steps.unwrap_or_else(|| self.epochs.unwrap_or(1).saturating_mul(per_epoch));
-        let training = Training { seed: self.seed, ..self.method.training(steps)? };
+        let norm_groups = self.method.norm_groups(&self.several)?;
+        let training = Training { seed: self.seed, norm_groups, ..self.method.training(steps)? };
         let precision = training.precision;
         let folder = self.folder()?;
         let mut trainer = self.trainer(model, &data, training, folder.as_ref(), json)?;

@@ -1,14 +1,15 @@
 //! Reports a plan as that of each rank of a mesh.
 
 use super::{Table, count, human};
+use crate::mesh::STAGE;
 use crate::plan::Mesh;
-use crate::plan::tell::ranks::Part;
+use crate::plan::tell::ranks::{Part, StagePart};
 use crate::target::Family;
 
 /// What the library that exchanges data takes, which no plan counts.
 fn uncounted(family: Family) -> &'static str {
     match family {
-        Family::Cuda => "beside the plan  what NCCL takes on each card: a run tells it, and no limit holds it\n",
+        Family::Cuda => "",
         _ => "beside the plan  what MPI takes of each process: no limit holds it\n",
     }
 }
@@ -16,11 +17,25 @@ fn uncounted(family: Family) -> &'static str {
 /// The most names that are listed.
 const LISTED: usize = 6;
 
+/// The plans of stages.
+pub fn stages(stages: &[StagePart]) -> String {
+    let mut table = Table::new(">>>>");
+    table.row(["stage", "ranks", "each", "a rank sends"]);
+    for of in stages {
+        table.row([of.stage.to_string(), of.ranks.to_string(), human(of.bytes), human(of.sent_bytes)]);
+    }
+    format!("\n{table}")
+}
+
 /// What each rank has, and what it sends.
 pub fn ranks(mesh: &Mesh, part: &Part, family: Family) -> String {
-    let all = human(part.all_bytes);
-    let mut text = format!("\nmesh {mesh}: {} with this plan each, {all} together\n", count(part.ranks as u64, "rank"));
+    let (all, number) = (human(part.all_bytes), count(part.ranks as u64, "rank"));
+    let mut text = format!("\nmesh {mesh}: {number} with this plan each, {all} together\n");
     for axis in mesh.axes().iter().filter(|axis| axis.ranks > 1) {
+        if axis.name == STAGE {
+            text += &format!("cut into {}: the table of stages\n", count(axis.ranks as u64, "stage"));
+            continue;
+        }
         let own = part.shards.iter().filter(|shard| shard.axis == axis.name);
         let names: Vec<_> = own.map(|shard| format!("{} (dim {})", shard.name, shard.dim)).collect();
         let more = names.len().saturating_sub(LISTED);

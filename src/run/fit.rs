@@ -2,12 +2,15 @@
 
 use crate::advise::silent;
 use crate::error::{Error, Result, ensure};
-use crate::mesh::Mesh;
+use crate::mesh::{Mesh, STAGE};
 use crate::pass::shard::{DATA, Kept, Rule, Sharding, TENSOR};
 use crate::plan::tell::ranks::part;
-use crate::plan::{self, Graphs, Job};
+use crate::plan::{self, Graphs, Job, Plan};
 use serde::{Deserialize, Serialize};
 use std::ops::RangeInclusive;
+
+/// The most stages that are tried.
+const MOST_STAGES: usize = 16;
 
 /// The links between cards, for estimates of time.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -76,9 +79,11 @@ pub struct Asked<'a> {
     pub kept: Vec<Kept>,
     /// The links.
     pub cluster: Cluster,
+    /// Is told the first mesh that fits, while others are tried.
+    pub first: &'a dyn Fn(&Tried),
 }
 
-/// Finds the meshes on which a model fits, of axes `data` and `tensor`.
+/// Finds the meshes on which a model fits, of axes `data` and `tensor`; and `stage`, on as many cards as hold it in no other way.
 ///
 /// # Errors
 /// When the model cannot be planned at all, or no number of cards divides it.
@@ -88,15 +93,20 @@ pub fn fit(asked: &Asked) -> Result<Found> {
     // What an axis does not divide is refused for all of its multiples, too, so that few plans are made.
     let mut none: Vec<(usize, usize)> = Vec::new();
     for cards in asked.cards.clone() {
+        let mut fits = tried.iter().any(|of| of.fits);
         for tensor in (1..=cards).filter(|tensor| cards % tensor == 0) {
             let data = cards / tensor;
             if none.iter().any(|&(d, t)| data % d == 0 && tensor % t == 0) {
                 continue;
             }
             for &kept in asked.kept.iter().filter(|&&kept| data > 1 || kept == asked.kept[0]) {
-                match try_mesh(asked, &programs, (data, tensor), kept) {
+                match try_mesh(asked, &programs, [data, tensor, 1], kept) {
                     Ok(found) => {
                         plans += 1;
+                        if found.fits && !fits {
+                            (asked.first)(&found);
+                        }
+                        fits |= found.fits;
                         tried.push(found);
                     }
                     Err(error) => {
@@ -104,6 +114,28 @@ pub fn fit(asked: &Asked) -> Result<Found> {
                         last = Some(error);
                         break;
                     }
+                }
+            }
+        }
+        // Stages compute one after another: they are tried where nothing else fits, nor fewer cards.
+        let holds = fits;
+        for stages in (2..=cards.min(MOST_STAGES)).filter(|stages| !holds && cards % stages == 0) {
+            for tensor in (1..=cards / stages).filter(|tensor| cards / stages % tensor == 0) {
+                let data = cards / stages / tensor;
+                if none.iter().any(|&(d, t)| data % d == 0 && tensor % t == 0) {
+                    continue;
+                }
+                let kept = *asked.kept.last().expect("a level is asked for");
+                match try_mesh(asked, &programs, [data, tensor, stages], kept) {
+                    Ok(found) => {
+                        plans += stages;
+                        if found.fits && !fits {
+                            (asked.first)(&found);
+                        }
+                        fits |= found.fits;
+                        tried.push(found);
+                    }
+                    Err(error) => last = Some(error),
                 }
             }
         }
@@ -132,10 +164,10 @@ pub fn fit(asked: &Asked) -> Result<Found> {
 fn try_mesh(
     asked: &Asked,
     programs: &[(String, Graphs, u64)],
-    (data, tensor): (usize, usize),
+    [data, tensor, stages]: [usize; 3],
     kept: Kept,
 ) -> Result<Tried> {
-    let axes = [(DATA, data), (TENSOR, tensor)].into_iter().filter(|(_, ranks)| *ranks > 1);
+    let axes = [(STAGE, stages), (DATA, data), (TENSOR, tensor)].into_iter().filter(|(_, ranks)| *ranks > 1);
     let axes: Vec<_> = axes.map(|(name, ranks)| (name.to_owned(), ranks)).collect();
     let mesh = if axes.is_empty() { Mesh::new([(DATA, 1)])? } else { Mesh::new(axes)? };
     let by = asked.by.iter().filter(|rule| mesh.axis(&rule.axis).is_ok()).cloned().collect();
@@ -145,27 +177,35 @@ fn try_mesh(
     let sharding = (mesh.ranks() > 1).then(|| Sharding { mesh: mesh.clone(), by, kept, ..Sharding::default() });
     let target = asked.job.target.among(mesh.ranks());
     let job = Job { programs: own, target, sharding, limit: None, ..asked.job.clone() };
-    let plan = silent(|| plan::plan(&job))?.plan;
+    let plans = |job: &Job| -> Result<Vec<Plan>> {
+        Ok(silent(|| plan::of_all_ranks(job))?.into_iter().map(|(planned, _)| planned.plan).collect())
+    };
+    let most = |plans: &[Plan]| plans.iter().map(|plan| plan.bytes()).max().unwrap_or(0);
+    let all = plans(&job)?;
     // A limit changes the plan, where less memory costs time.
-    let plan = match plan.bytes() > asked.limit {
-        true => match silent(|| plan::plan(&job.within(asked.limit))) {
-            Ok(planned) => planned.plan,
-            Err(Error::Fit { .. }) => plan,
+    let all = match most(&all) > asked.limit {
+        true => match plans(&job.within(asked.limit)) {
+            Ok(fitting) => fitting,
+            Err(Error::Fit { .. }) => all,
             Err(error) => return Err(error),
         },
-        false => plan,
+        false => all,
     };
     let times = |program: &str| programs.iter().find(|(name, ..)| name == program).map_or(1, |(.., times)| *times);
-    let traffic = part(&plan).map(|part| part.traffic).unwrap_or_default();
-    let sent_bytes = traffic.iter().map(|of| of.sent_bytes * times(&of.program)).sum::<u64>();
-    let exchanges = traffic.iter().map(|of| of.collectives * times(&of.program) as usize).sum::<usize>();
+    let sent = |plan: &Plan| {
+        let traffic = part(plan).map(|part| part.traffic).unwrap_or_default();
+        let sent = traffic.iter().map(|of| of.sent_bytes * times(&of.program)).sum::<u64>();
+        (sent, traffic.iter().map(|of| of.collectives * times(&of.program) as usize).sum::<usize>())
+    };
+    let (sent_bytes, exchanges) = all.iter().map(sent).max().unwrap_or((0, 0));
+    let card_bytes = most(&all);
     let Cluster { gb_per_second, latency_us } = asked.cluster;
     Ok(Tried {
         cards: mesh.ranks(),
         mesh: if mesh.ranks() > 1 { mesh.to_string() } else { "one card".into() },
         shard_states: kept as usize,
-        card_bytes: plan.bytes(),
-        fits: plan.bytes() <= asked.limit,
+        card_bytes,
+        fits: card_bytes <= asked.limit,
         sent_bytes,
         exchanges,
         exchange_ms: sent_bytes as f64 / gb_per_second / 1e6 + exchanges as f64 * latency_us / 1e3,

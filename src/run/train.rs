@@ -77,6 +77,9 @@ pub struct Training {
     pub accumulate: usize,
     /// The decay of the weights' moving averages.
     pub ema: Option<f64>,
+    /// Parts of a batch that are normalized each by statistics of its own, where a norm is of the batch: 1 for the whole batch.
+    #[serde(skip_serializing_if = "is_one")]
+    pub norm_groups: usize,
     /// Weights that stay as they are: names, in which `*` stands for any text. A batch normalization whose scale and bias stay, or one of
     /// whose running statistics is named, normalizes by its stored statistics and leaves them as they are.
     pub freeze: Vec<String>,
@@ -98,6 +101,10 @@ pub struct Training {
     pub kept: DType,
 }
 
+fn is_one(number: &usize) -> bool {
+    *number == 1
+}
+
 fn is_f32(dtype: &DType) -> bool {
     *dtype == DType::F32
 }
@@ -115,6 +122,7 @@ impl Training {
             clip: None,
             accumulate: 1,
             ema: None,
+            norm_groups: 1,
             freeze: Vec::new(),
             only: Vec::new(),
             class_axis: None,

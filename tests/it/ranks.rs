@@ -258,15 +258,19 @@ fn the_fewest_cards_are_found() {
     let folder = Folder::new("cards");
     let graph = decoder(&folder, 8);
     let job = Job::new(Vec::<(String, Graphs)>::new(), &Target::cpu(1));
-    let meshes = [(1, 1), (1, 2), (2, 1), (1, 4), (2, 2), (4, 1), (1, 8), (2, 4), (4, 2), (8, 1)];
-    let own = |data: usize, tensor: usize, limit: Option<u64>| {
-        let mesh = Mesh::new([("data", data), ("tensor", tensor)]).expect("it is a mesh");
+    let all = (1..=8).flat_map(|a| (1..=8 / a).flat_map(move |b| (1..=8 / a / b).map(move |c| [a, b, c])));
+    let own = |[stage, data, tensor]: [usize; 3], limit: Option<u64>| {
+        let mesh = Mesh::new([("stage", stage), ("data", data), ("tensor", tensor)]).expect("it is a mesh");
         let sharding = (mesh.ranks() > 1).then(|| Sharding { mesh: mesh.clone(), ..Sharding::default() });
         let job = Job { sharding, limit, ..Job::of(graph.clone(), &Target::cpu(1)) };
-        plan::plan(&job).map(|planned| planned.plan.bytes())
+        let all = plan::of_all_ranks(&job)?;
+        Ok::<_, plimsoll::Error>(all.iter().map(|(planned, _)| planned.plan.bytes()).max().expect("it has a stage"))
     };
-    let mut sizes: Vec<u64> = meshes.map(|(data, tensor)| own(data, tensor, None).expect("it is planned")).to_vec();
+    let meshes: Vec<[usize; 3]> = all.filter(|mesh| own(*mesh, None).is_ok()).collect();
+    let mut sizes: Vec<u64> = meshes.iter().map(|mesh| own(*mesh, None).expect("it was planned")).collect();
     sizes.sort_unstable();
+    sizes.dedup();
+    let sizes: Vec<u64> = sizes.iter().copied().step_by(sizes.len().div_ceil(10)).collect();
     let mut answers = std::collections::BTreeSet::new();
     for limit in sizes.iter().map(|bytes| bytes + 64).chain([sizes[0] - 1]) {
         let programs = || Ok(vec![(String::new(), graph.clone().into(), 1)]);
@@ -279,11 +283,13 @@ fn the_fewest_cards_are_found() {
             by,
             kept: vec![Kept::Whole],
             cluster,
+            first: &|_| (),
         })
         .expect("it is planned");
         let fewest = found.fewest.as_ref().map(|fewest| fewest.cards);
-        let holds = meshes.into_iter().filter(|&(data, tensor)| own(data, tensor, Some(limit)).is_ok());
-        assert_eq!(fewest, holds.map(|(data, tensor)| data * tensor).min(), "the fewest cards of {limit} bytes");
+        let holds = meshes.iter().filter(|&&mesh| own(mesh, Some(limit)).is_ok());
+        let expected = holds.map(|mesh| mesh.iter().product::<usize>()).min();
+        assert_eq!(fewest, expected, "the fewest cards of {limit} bytes");
         assert!(found.best.iter().all(|tried| tried.card_bytes <= limit), "{found:?}");
         answers.insert(fewest);
     }
@@ -339,6 +345,74 @@ fn harmful_changes_of_one_rank_are_refused() {
     }
 }
 
+/// The plans of stages go on together; none does if a send, a receive or a sum of one of them is gone, another, or elsewhere.
+#[test]
+fn harmful_changes_of_one_stage_are_refused() {
+    let folder = Folder::new("changed-stages");
+    let mesh = mesh("stage=3,data=2");
+    let sharding = Some(Sharding { mesh: mesh.clone(), ..Sharding::default() });
+    let job = Job { sharding, ..Job::of(decoder(&folder, 4), &Target::cpu(1)) };
+    let all = plan::of_all_ranks(&job).expect("it is planned");
+    let mut tried = 0;
+    for class in 0..all.len() {
+        let plan = &all[class].0.plan;
+        let refuses = |changed: &Plan, how: &str, at: usize| {
+            let own = |(number, (planned, ranks)): (usize, &(plan::Planned, Vec<usize>))| {
+                (if number == class { changed.clone() } else { planned.plan.clone() }, ranks.clone())
+            };
+            let plans: Vec<(Plan, Vec<usize>)> = all.iter().enumerate().map(own).collect();
+            let plans: Vec<_> = plans.iter().map(|(plan, ranks)| (plan, ranks.clone())).collect();
+            assert!(check::ranks::ranks(&mesh, &plans).is_err(), "{how} of step {at} of stage {class}");
+        };
+        let exchanges: Vec<usize> =
+            (0..plan.programs[0].steps.len()).filter(|&at| exchange(plan, at).is_some()).collect();
+        for (number, &at) in exchanges.iter().enumerate() {
+            let is_alone = exchange(plan, at).is_some_and(|kernel| {
+                kernel.collective().is_some_and(|of| of.exchange.other().is_none() && of.axis == "data")
+            });
+            let change = |how: &str, edit: &dyn Fn(&mut plimsoll::Kernel)| {
+                let mut changed = plan.clone();
+                let mut kernel = exchange(plan, at).expect("it is an exchange").clone();
+                edit(&mut kernel);
+                let kernels: Vec<_> = changed.programs[0].kernels.iter().cloned().chain([kernel]).collect();
+                changed.programs[0].kernels = kernels;
+                changed.programs[0].steps[at].kernel = KernelIdx::new(changed.programs[0].kernels.len() - 1);
+                refuses(&changed, how, at);
+            };
+            // Both ranks of a stage have its plan: what they alone exchange they change together.
+            if is_alone {
+                continue;
+            }
+            let mut changed = plan.clone();
+            changed.programs[0].steps.remove(at);
+            refuses(&changed, "loss", at);
+            change("another count", &|kernel| {
+                kernel.reads[0].access.shape[0] += 1;
+                kernel.writes[0].access.shape[0] += 1;
+            });
+            change("another way", &|kernel| {
+                let Template::Collective(of) = &mut kernel.template else { unreachable!("it is an exchange") };
+                of.exchange = match of.exchange {
+                    Exchange::Send { to } => Exchange::Recv { from: to },
+                    _ => Exchange::Send { to: (class + 1) % 3 },
+                };
+            });
+            if let Some(&next) = exchanges.get(number + 1).filter(|&&next| brings(plan, at) != brings(plan, next)) {
+                let mut changed = plan.clone();
+                let steps = &mut changed.programs[0].steps;
+                (steps[at].kernel, steps[next].kernel) = (steps[next].kernel, steps[at].kernel);
+                // Those with different ranks may be begun in either order if nobody waits in a circle.
+                let pair = |at| exchange(plan, at).and_then(|kernel| kernel.collective()?.exchange.other());
+                if pair(at) == pair(next) {
+                    refuses(&changed, "another order", at);
+                }
+            }
+            tried += 3;
+        }
+    }
+    assert!(tried >= 18, "{tried} changes");
+}
+
 /// The axis of an exchange.
 fn axis(plan: &Plan, step: usize) -> String {
     exchange(plan, step).and_then(|kernel| kernel.collective()).expect("it is one").axis.clone()
@@ -347,8 +421,9 @@ fn axis(plan: &Plan, step: usize) -> String {
 /// What a rank brings to an exchange.
 fn brings(plan: &Plan, step: usize) -> (String, DType, usize) {
     let kernel = exchange(plan, step).expect("it is an exchange");
-    let read = &kernel.reads[0];
-    (kernel.collective().expect("it is one").to_string(), read.dtype, read.access.shape.numel())
+    let collective = kernel.collective().expect("it is one");
+    let moved = if let Exchange::Recv { .. } = collective.exchange { &kernel.writes[0] } else { &kernel.reads[0] };
+    (collective.to_string(), moved.dtype, moved.access.shape.numel())
 }
 
 /// The kernel of a step, if it is an exchange.
@@ -592,6 +667,40 @@ pub fn trained(folder: &Folder, options: &Options, accumulate: usize, steps: u64
         network(&Folder::new(&format!("{}-few", options.ranks.as_ref().map_or(0, |ranks| 1 + ranks.rank()))), 9);
     let score = trainer.evaluate(&few).expect("it runs").loss;
     (losses, states.to_vec(), score)
+}
+
+/// Norms by the rows of a rank are those that one device has for parts of its batch, and need no exchange.
+#[test]
+fn norms_may_be_of_a_ranks_rows() {
+    let steps = |folder: &Folder, options: &Options, norm_groups: usize| {
+        let (model, data) = network(folder, 24);
+        let training = Training { norm_groups, ..method(1) };
+        let mut trainer = Trainer::new(model, &data, 8, training, options).expect("it is planned");
+        let losses: Vec<f32> = (0..30).map(|step| trainer.step(&data, step, Some(3)).expect("it runs").loss).collect();
+        let plan = trainer.session().plan();
+        let exchanges =
+            plan.programs[0].steps.iter().filter(|step| plan.programs[0].kernels[step.kernel].collective().is_some());
+        (losses, trainer.session().state("variance").expect("it is a state").to_f64(), exchanges.count())
+    };
+    let folder = Folder::new("norms-of-ranks");
+    let (alone, variance, _) = steps(&folder, &options(), 2);
+    let (whole, ..) = steps(&folder, &options(), 1);
+    let mesh = mesh("data=2");
+    let of_ranks = |groups: usize| {
+        each(&mesh, |ranks| {
+            let folder = Folder::new(&format!("norms-of-rank-{groups}-{}", ranks.rank()));
+            let options = Options { mesh: Some(mesh.clone()), ranks: Some(ranks), ..options() };
+            steps(&folder, &options, groups)
+        })
+    };
+    let far = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+    let (apart, together) = (of_ranks(2), of_ranks(1));
+    for (losses, own, exchanges) in &apart {
+        assert!(far(&alone, losses) < 1e-5, "{alone:?} {losses:?}");
+        assert!(far(&whole, losses) > 1e-4, "parts of a batch have other statistics");
+        assert!(variance.iter().zip(own).all(|(a, b)| (a - b).abs() < 1e-5), "{variance:?} {own:?}");
+        assert!(*exchanges < together[0].2, "{exchanges} of {}", together[0].2);
+    }
 }
 
 #[test]

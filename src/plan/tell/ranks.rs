@@ -18,10 +18,33 @@ pub struct Traffic {
     pub sent_bytes: u64,
 }
 
+/// The plan of the ranks of a stage.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct StagePart {
+    /// The stage.
+    pub stage: usize,
+    /// The ranks that have the plan.
+    pub ranks: usize,
+    /// Bytes of the plan.
+    pub bytes: u64,
+    /// Bytes that a rank sends, in one run of each program.
+    pub sent_bytes: u64,
+}
+
+/// What the plans of all stages say, each with its ranks.
+pub fn stages<'a>(plans: impl IntoIterator<Item = (&'a Plan, usize)>) -> Vec<StagePart> {
+    let of = |(plan, ranks): (&Plan, usize)| {
+        let traffic = part(plan).map(|part| part.traffic).unwrap_or_default();
+        let sent_bytes = traffic.iter().map(|of| of.sent_bytes).sum();
+        StagePart { stage: plan.stage, ranks, bytes: plan.bytes(), sent_bytes }
+    };
+    plans.into_iter().map(of).collect()
+}
+
 /// The plan of each rank, as a part of a mesh.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Part {
-    /// The number of ranks, which all have this plan.
+    /// The number of ranks, which all have this plan: all, or those of its stage.
     pub ranks: usize,
     /// Bytes of all ranks together.
     pub all_bytes: u64,
@@ -38,7 +61,7 @@ pub struct Part {
 /// What a plan says of its mesh, if it has one.
 pub fn part(plan: &Plan) -> Option<Part> {
     let mesh = plan.mesh.as_ref()?;
-    let ranks = mesh.ranks();
+    let ranks = mesh.ranks() / mesh.stages();
     let mut shards: Vec<Shard> = Vec::new();
     let (mut split, mut repeated) = (0, 0);
     let mut known: Vec<&str> = Vec::new();

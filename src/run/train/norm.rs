@@ -1,7 +1,7 @@
 //! Batch normalization in training: by the statistics of the batch. Running statistics are states.
 
 use super::{Training, grow};
-use crate::error::{Result, ensure};
+use crate::error::{Error, Result, ensure};
 use crate::graph::Graph;
 use crate::op::{Attrs, NodeId, Nodes, OpResult, ValueId, Var};
 use crate::shape::Shape;
@@ -103,6 +103,10 @@ pub(super) fn train(graph: &mut Graph, training: &Training) -> Result<Trained> {
     let (trained, frozen) = parted(graph, training)?;
     share(graph, training)?;
     store(graph, &frozen)?;
+    ensure(training.norm_groups <= 1 || !trained.is_empty(), || {
+        let what = "expected a BatchNormalization that is trained, found none";
+        Error::usage(format!("norms of {} parts of a batch: {what}", training.norm_groups))
+    })?;
     // Nodes that share their statistics update them one after another.
     let (mut running, mut few): (Vec<(ValueId, ValueId)>, _) = (Vec::new(), Vec::new());
     for id in trained {
@@ -112,7 +116,12 @@ pub(super) fn train(graph: &mut Graph, training: &Training) -> Result<Trained> {
         let (epsilon, kept) = (number("epsilon", 1e-5)?, number("momentum", 0.9)?);
         let mut operands: Vec<ValueId> = graph.operands(id).into_iter().flatten().collect();
         let fact = graph.fact(operands[0]);
-        let values = values_of_a_channel(&fact.shape);
+        let groups = training.norm_groups;
+        let rows = fact.shape[0];
+        ensure(groups > 0 && rows.is_multiple_of(groups), || {
+            node.error(format!("norms of {groups} parts of a batch: expected rows that they divide, found {fact}"))
+        })?;
+        let values = values_of_a_channel(&fact.shape) / groups;
         ensure(values > 1, || {
             node.error(format!(
                 "expected more than one value per channel in each part of a batch, to have a variance, found {fact}; \
@@ -133,7 +142,7 @@ pub(super) fn train(graph: &mut Graph, training: &Training) -> Result<Trained> {
         }
         let made = grow(graph, &node.name, |b| {
             let [x, scale, bias, mean, variance] = [0, 1, 2, 3, 4].map(|slot| b.value(operands[slot]));
-            normalize(b, x, [scale, bias], [mean, variance], epsilon, kept)
+            normalize(b, x, groups, [scale, bias], [mean, variance], [epsilon, kept])
         })?;
         graph.replace(id.output(0), made[0]);
         let is_state = |value: ValueId| graph.states().iter().any(|state| state.value == value);
@@ -150,19 +159,36 @@ fn values_of_a_channel(shape: &Shape) -> usize {
     shape.numel() / shape.get(1).map_or(1, |&channels| channels.max(1))
 }
 
-/// The normalized batch, and the new running statistics. The running variance is that of a sample, as PyTorch has it.
+/// The normalized batch, and the new running statistics. The running variance is that of a sample, as PyTorch has it. Channels of a group of
+/// rows are channels of their own; running statistics follow the mean of all groups.
 fn normalize<'g>(
     b: Nodes<'g>,
     x: Var<'g>,
+    groups: usize,
     [scale, bias]: [Var<'g>; 2],
     [mean, variance]: [Var<'g>; 2],
-    epsilon: f64,
-    kept: f64,
+    [epsilon, kept]: [f64; 2],
 ) -> OpResult<Vec<Var<'g>>> {
-    let count = values_of_a_channel(&x.shape()?) as f64;
-    let attrs = Attrs::new().with("epsilon", epsilon);
-    let made = b.all_outputs("plimsoll.BatchNormalization", &[x, scale, bias], attrs);
+    let (attrs, shape) = (Attrs::new().with("epsilon", epsilon), x.shape()?);
+    let count = (values_of_a_channel(&shape) / groups) as f64;
+    let (rows, channels, rest) = (shape[0] / groups, shape[1], &shape[2..]);
+    let turned: Vec<usize> = [1, 0].into_iter().chain(2..shape.len() + 1).collect();
+    let of_groups = |x: Var<'g>| {
+        let apart = x.shaped(&[&[groups, rows, channels], rest].concat()).transpose(&turned);
+        apart.shaped(&[&[rows, groups * channels], rest].concat())
+    };
+    let back = |y: Var<'g>| {
+        let apart = y.shaped(&[&[rows, groups, channels], rest].concat()).transpose(&turned);
+        apart.shaped(&shape)
+    };
+    let each = |of: Var<'g>| of.expand(&[groups, channels]).shaped(&[groups * channels]);
+    let joined = |of: Var<'g>| of.shaped(&[groups, channels]).reduce_sum(&[0], false) * (1.0 / groups as f64);
+    let is_whole = groups == 1;
+    let operands = if is_whole { [x, scale, bias] } else { [of_groups(x), each(scale), each(bias)] };
+    let made = b.all_outputs("plimsoll.BatchNormalization", &operands, attrs);
     let [y, own_mean, own_variance] = made[..] else { unreachable!("it has three results") };
+    let y = if is_whole { y } else { back(y) };
+    let [own_mean, own_variance] = [own_mean, own_variance].map(|of| if is_whole { of } else { joined(of) });
     let unbiased = count / (count - 1.0);
     let new_mean = mean * kept + own_mean * (1.0 - kept);
     let new_variance = variance * kept + own_variance * ((1.0 - kept) * unbiased);

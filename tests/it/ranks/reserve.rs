@@ -48,6 +48,7 @@ fn the_limit_counts_the_reserve() {
     let mlp = graphs::import("mlp.onnxtxt", &[("batch", 8)]);
     let programs = || Ok(vec![(String::new(), Graphs::from(mlp.clone()), 1)]);
     let found = fit(&Asked {
+        first: &|_| (),
         programs: &programs,
         job: Job::of(mlp.clone(), &cuda),
         limit: 1 << 30,
