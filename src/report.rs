@@ -23,7 +23,7 @@ pub use dot::dot;
 pub use memory::{beside, memory, overhead, planned};
 pub use orders::orders;
 pub use range::range;
-pub use ranks::{ranks, stages};
+pub use ranks::{offloaded, ranks, stages};
 pub use steps::{TimedStep, algorithms, placement, timed_steps, trace};
 pub use svg::svg;
 pub use training::{curve, outline, precisions, recompute, training, undivided};

@@ -69,12 +69,19 @@ impl<M> Segments<M> {
         Usage { bytes: own.sum(), allocations: self.made, overhead: Some(0) }
     }
 
-    /// The backend's own part of the segment of a slice, which is in device memory.
+    /// As [`usage`](Self::usage), of a device beside the host: what lies in the host's memory is none of it.
+    pub fn usage_of_device(&self) -> Usage {
+        let pinned = self.all().filter(|segment| !segment.borrowed && segment.memory == Memory::Pinned);
+        let (all, pinned) = (self.usage(), pinned.map(|segment| segment.bytes).sum::<u64>());
+        Usage { bytes: all.bytes - pinned, ..all }
+    }
+
+    /// The backend's own part of the segment of a slice, which is in memory that kernels reach.
     ///
     /// # Errors
     /// When there is no such segment, or the slice is not within it.
     pub fn find(&self, at: Slice) -> Result<&M, String> {
-        let segment = self.segments.get(&at.segment.0).filter(|s| s.memory.is_device());
+        let segment = self.segments.get(&at.segment.0).filter(|s| s.memory.is_reached());
         let Segment { bytes, made, .. } = segment.ok_or_else(|| format!("there is no segment {}", at.segment.0))?;
         let within = at.offset.checked_add(at.bytes).is_some_and(|end| end <= *bytes);
         if within { Ok(made) } else { Err(format!("{} bytes at {} do not lie in {bytes} bytes", at.bytes, at.offset)) }

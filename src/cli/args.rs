@@ -11,6 +11,7 @@ use crate::error::{Error, Result, ensure};
 use crate::file::fnv;
 use crate::graph::Graph;
 use crate::pass::Quantize;
+use crate::pass::offload::Offload;
 use crate::plan::{Graphs, Job, Mesh, Plan, Prefer, Program, Recipe};
 use crate::random::splitmix;
 use crate::report::picture::Modules;
@@ -103,6 +104,10 @@ pub(super) struct Model {
     /// smallest plan, speed as much as the limit allows. Default: a balance, which takes speed where that costs little memory. `plan -v` lists the choices.
     #[arg(long, value_name = "WHAT", value_enum)]
     pub(super) prefer: Option<First>,
+    /// Keep data in pinned memory of the host, from which planned copies bring it shortly before it is read: of a training, what is kept beside
+    /// the weights (states); the weights; or all. Limits are of the device. For CUDA.
+    #[arg(long, value_enum, value_name = "WHAT")]
+    pub(super) offload: Option<Offloaded>,
     #[command(flatten)]
     pub(super) several: Meshed,
     /// Threads of the CPU backend. Default: one per core of this machine; where no device is used, the target's number, which is 2 for cpu.
@@ -162,6 +167,24 @@ impl From<First> for Prefer {
         match first {
             First::Memory => Prefer::Memory,
             First::Speed => Prefer::Speed,
+        }
+    }
+}
+
+/// What lies in the memory of the host.
+#[derive(Clone, Copy, PartialEq, ValueEnum)]
+pub(super) enum Offloaded {
+    States,
+    Weights,
+    All,
+}
+
+impl From<Offloaded> for Offload {
+    fn from(what: Offloaded) -> Offload {
+        match what {
+            Offloaded::States => Offload::States,
+            Offloaded::Weights => Offload::Weights,
+            Offloaded::All => Offload::All,
         }
     }
 }
@@ -237,6 +260,7 @@ impl Model {
             ("--threads", Family::Cpu, self.threads.is_some()),
             ("--no-libraries", Family::Cuda, self.no_libraries),
             ("--allow-tf32", Family::Cuda, self.allow_tf32),
+            ("--offload", Family::Cuda, self.offload.is_some()),
         ];
         match flags.into_iter().find(|&(_, of, given)| given && of != family) {
             Some((flag, of, _)) => {
@@ -257,7 +281,8 @@ impl Model {
         let Model { f16, quantize, cache, .. } = *self;
         let int8_caches = cache == Some(Cache::Int8);
         let prefer = self.prefer.map_or(Prefer::Balance, Prefer::from);
-        Recipe { f16, fuse: !self.no_fuse, chunks: self.chunks as usize, quantize, int8_caches, prefer }
+        let offload = self.offload.map_or(Offload::None, Offload::from);
+        Recipe { f16, fuse: !self.no_fuse, chunks: self.chunks as usize, quantize, int8_caches, prefer, offload }
     }
 
     /// Programs as a job, as the flags have it compiled.
@@ -386,6 +411,7 @@ impl Model {
             no_libraries,
             allow_tf32,
             prefer,
+            offload,
             several: Meshed { mesh, shards, states, ranks: _ },
         } = self;
         let flags = [
@@ -399,6 +425,7 @@ impl Model {
             ("--memory-limit", memory_limit.is_some()),
             ("--no-fuse", *no_fuse),
             ("--prefer", prefer.is_some()),
+            ("--offload", offload.is_some()),
             ("--f16", *f16),
             ("--quantize", quantize.is_some()),
             ("--cache", cache.is_some()),

@@ -42,6 +42,7 @@ told
   answer? answer
   ranks? ranks
   stages? [stage]
+  offloaded? offloaded
   advice? advice
 tried
   binding {int}
@@ -63,6 +64,15 @@ axes
 axis
   name text
   ranks int
+offloaded
+  bytes int
+  programs [fetched]
+  gb_per_second number
+fetched
+  program text
+  fetched_bytes int
+  written_bytes int
+  ms number
 stage
   stage int
   ranks int
@@ -436,6 +446,9 @@ impl Plan {
         if !stages.is_empty() {
             value["stages"] = json!(stages);
         }
+        if let Some(offloaded) = tell::offload::offloaded(&plan) {
+            value["offloaded"] = json!(offloaded);
+        }
         if let Some(answer) = self.model.answer(&plan) {
             value["answer"] = json!(answer);
         }
@@ -475,6 +488,9 @@ impl Plan {
         }
         if let (Some(mesh), Some(part)) = (&plan.mesh, tell::ranks::part(plan)) {
             text += &report::ranks(mesh, &part, plan.target.family);
+        }
+        if let Some(offloaded) = tell::offload::offloaded(plan) {
+            text += &report::offloaded(&offloaded);
         }
         if !stages.is_empty() {
             text += &report::stages(stages);

@@ -11,6 +11,8 @@ use crate::error::{Error, Result};
 use crate::figures::count as counted;
 use crate::file;
 use crate::onnx::{self, Model};
+use crate::pass::offload::Offload;
+use crate::plan::Recipe;
 use crate::report::picture::{self, About};
 use crate::report::{self, human};
 use crate::session::{self, Options};
@@ -159,6 +161,10 @@ pub(super) struct Train {
     /// Refuse a plan that takes more memory than this, with exit code 2. Sizes are as of `plan --memory-limit`.
     #[arg(long, value_name = "SIZE", value_parser = limit, allow_hyphen_values = true)]
     memory_limit: Option<u64>,
+    /// Keep data in pinned memory of the host, from which planned copies bring it shortly before it is read: what is kept beside the weights
+    /// (states), the weights, or all. Limits are of the device. For --backend cuda.
+    #[arg(long, value_enum, value_name = "WHAT")]
+    offload: Option<args::Offloaded>,
     /// Threads of the CPU backend. Default: one per core of this machine.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=4096))]
     threads: Option<u16>,
@@ -185,6 +191,12 @@ impl Train {
         let per_epoch = count / self.batch;
         let steps = self.steps.unwrap_or_else(|| self.epochs.unwrap_or(1).saturating_mul(per_epoch));
         let norm_groups = self.method.norm_groups(&self.several)?;
+        if self.offload.is_some() && self.on.backend != args::Backend::Cuda {
+            return Err(Error::usage(
+                "--offload: expected --backend cuda, which has memory beside the host's".to_owned(),
+            )
+            .into());
+        }
         let training = Training { seed: self.seed, norm_groups, ..self.method.training(steps)? };
         let precision = training.precision;
         let folder = self.folder()?;
@@ -330,6 +342,7 @@ impl Train {
             shard_states: self.several.kept(),
             ranks: self.several.ranks.clone(),
             memory_limit: self.memory_limit,
+            recipe: Recipe { offload: self.offload.map_or(Offload::None, Offload::from), ..Recipe::default() },
             ..Options::default()
         }
     }

@@ -47,12 +47,24 @@ pub enum Memory {
     Prefetch,
     /// Memory of the device that NCCL takes when ranks join.
     Reserve,
+    /// Memory of the host that the device reads and writes, which no limit of the device holds.
+    Pinned,
 }
 
 impl Memory {
     /// True for memory that kernels read and write.
     pub fn is_device(&self) -> bool {
         *self == Memory::Device
+    }
+
+    /// True for memory that counts as a device's: what is pinned on the host is beside it, unless the host is the device.
+    pub fn counts(&self, family: Family) -> bool {
+        *self != Memory::Pinned || family == Family::Cpu
+    }
+
+    /// True for memory that kernels reach.
+    pub fn is_reached(&self) -> bool {
+        matches!(self, Memory::Device | Memory::Pinned)
     }
 }
 

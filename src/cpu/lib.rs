@@ -282,7 +282,7 @@ impl Backend for Cpu {
             return self.memory.note(bytes, place);
         }
         // All other memory is the host's, and kernels work there.
-        let place = if place == Place::Scratch { place } else { Place::Device };
+        let place = if matches!(place, Place::Scratch | Place::Pinned) { place } else { Place::Device };
         let (segment, start) = self.memory.alloc(bytes, place)?;
         if place == Place::Scratch {
             self.share_scratch(start, bytes);

@@ -111,6 +111,9 @@ enum Origin {
     Lent,
 }
 
+/// `CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP`: memory of the host that all contexts know, and kernels reach.
+const PORTABLE: std::ffi::c_uint = 3;
+
 /// The memory of a segment.
 #[derive(Clone, Copy)]
 struct Made {
@@ -565,7 +568,7 @@ impl Backend for Cuda {
         } else {
             self.taken().parts().map(|parts| parts.iter().map(|part| part.1).sum())
         };
-        Usage { overhead: parts, ..self.segments.usage() }
+        Usage { overhead: parts, ..self.segments.usage_of_device() }
     }
 
     fn overhead(&self) -> Vec<(&'static str, u64)> {
@@ -594,6 +597,14 @@ impl Backend for Cuda {
                 *slot = Some(Slot::new(Arc::clone(&self.driver), bytes as usize).map_err(failed)?);
             }
             Memory::Reserve => self.reserve(bytes)?,
+            Memory::Pinned => {
+                let mut memory = std::ptr::null_mut();
+                let size = usize::try_from(bytes).map_err(failed)?;
+                // SAFETY: the memory is given back when the segment is freed. Addresses of the host are the device's, too.
+                let taken = unsafe { self.driver.cuMemHostAlloc(&mut memory, size.max(1), PORTABLE) };
+                taken.map_err(|refusal| self.refused(refusal, bytes))?;
+                pointer = memory as CUdeviceptr;
+            }
             Memory::Scratch | Memory::Own | Memory::Prefetch => {
                 return Err(failed(format!("{memory:?} memory is the CPU's")));
             }
@@ -682,6 +693,9 @@ impl Backend for Cuda {
             Memory::Device if pointer == 0 || borrowed || origin == Origin::Lent => {}
             // SAFETY: records that use it are gone, and work has been waited for.
             Memory::Device => drop(unsafe { self.driver.cuMemFree_v2(pointer) }),
+            Memory::Pinned if borrowed => {}
+            // SAFETY: as above.
+            Memory::Pinned => drop(unsafe { self.driver.cuMemFreeHost(pointer as *mut std::ffi::c_void) }),
             Memory::Upload => self.upload = None,
             Memory::Download => self.download = None,
             Memory::Reserve => self.taken().reserved = false,

@@ -282,8 +282,8 @@ impl Backend for Wgpu {
         if !memory.is_device() && (bytes == 0 || is_there) {
             return Err(failed(format!("cannot allocate {bytes} bytes of {memory:?} memory: one segment, not empty")));
         }
-        if matches!(memory, Memory::Scratch | Memory::Own | Memory::Prefetch | Memory::Reserve) {
-            return Err(failed(format!("{memory:?} memory is the CPU's")));
+        if matches!(memory, Memory::Scratch | Memory::Own | Memory::Prefetch | Memory::Reserve | Memory::Pinned) {
+            return Err(failed(format!("there is no {memory:?} memory")));
         }
         let id = self.segments.next().map_err(failed)?;
         let lent = if memory.is_device() { self.next_lent(bytes)? } else { None };

@@ -232,6 +232,7 @@ impl<'a> Checker<'a> {
                 Memory::Scratch | Memory::Own => segment.class == Class::Backend,
                 Memory::Prefetch => staging && self.plan.target.family == Family::Cpu,
                 Memory::Reserve => segment.class == Class::Reserve,
+                Memory::Pinned => matches!(segment.class, Class::Constant | Class::State),
             };
             ensure(right, || format!("{}: in {:?} memory", named(), segment.memory))?;
             let (slot, cap) = (segment.bytes, self.plan.target.staging);

@@ -225,6 +225,12 @@ impl<'a> Planner<'a> {
     /// As [`plan()`].
     pub fn within(&mut self, limit: Option<u64>) -> Result<Planned> {
         let mut planned = self.tuned_within(limit)?;
+        // A stage may have none of it.
+        let stages = self.job.sharding.as_ref().map_or(1, |of| of.mesh.stages());
+        let finds = self.job.recipe.offload.is_none() || planned.plan.offloaded_bytes() > 0 || stages > 1;
+        ensure(finds, || {
+            Error::usage("offloaded data: expected constants or states of 64 KiB or more, found none".to_owned())
+        })?;
         if let Some(Sharding { mesh, kept, rank, .. }) = &self.job.sharding {
             planned.plan.mesh = Some(mesh.clone());
             planned.plan.stage = mesh.stage(*rank);
@@ -408,6 +414,9 @@ impl Job {
 
     /// The graphs of a program of one rank, and what is split between ranks.
     fn sharded<'g>(&self, graphs: &'g Graphs) -> Result<(Cow<'g, Graphs>, Vec<Shard>)> {
+        ensure(self.target.family != Family::Wgpu || self.recipe.offload.is_none(), || {
+            Error::usage(format!("offloaded data: expected a target cpu or cuda, found '{}'", self.target.name))
+        })?;
         let Some(sharding) = &self.sharding else { return Ok((Cow::Borrowed(graphs), Vec::new())) };
         if self.target.family == Family::Wgpu {
             let what =

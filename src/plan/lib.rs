@@ -587,17 +587,27 @@ impl Plan {
 
     /// Bytes that will be allocated, all classes and all runs at once together.
     pub fn bytes(&self) -> u64 {
-        self.segments.iter().map(|s| s.bytes * self.copies(s.class)).sum()
+        self.own().map(|s| s.bytes * self.copies(s.class)).sum()
+    }
+
+    /// The segments that the device has, and its share of the host's memory for them. What is offloaded is not among them.
+    fn own(&self) -> impl Iterator<Item = &Segment> {
+        self.segments.iter().filter(|s| s.memory.counts(self.target.family))
+    }
+
+    /// Bytes of the host's memory in which offloaded data lies, which are beside the plan's.
+    pub fn offloaded_bytes(&self) -> u64 {
+        self.segments.iter().filter(|s| s.memory == Memory::Pinned).map(|s| s.bytes * self.copies(s.class)).sum()
     }
 
     /// Bytes of the segments of one class, for one run.
     pub fn class_bytes(&self, class: Class) -> u64 {
-        self.segments.iter().filter(|s| s.class == class).map(|s| s.bytes).sum()
+        self.own().filter(|s| s.class == class).map(|s| s.bytes).sum()
     }
 
     /// Bytes that one more run at once takes.
     pub fn run_bytes(&self) -> u64 {
-        self.segments.iter().map(|s| s.bytes).sum::<u64>() - self.class_bytes(Class::Constant)
+        self.own().map(|s| s.bytes).sum::<u64>() - self.class_bytes(Class::Constant)
     }
 
     /// Number of segments of a class, for each that the plan lists: runs at once share the constants.

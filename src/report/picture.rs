@@ -372,6 +372,7 @@ fn spaces(plan: View, timeline: &Timeline) -> Vec<Space> {
             Memory::Own => "stacks and tables".into(),
             Memory::Prefetch => "the next rows".into(),
             Memory::Reserve => "NCCL's reserve".into(),
+            Memory::Pinned => "on the host".into(),
         },
         class: Some(s.class),
         bytes: s.bytes,

@@ -1,8 +1,9 @@
-//! Reports a plan as that of each rank of a mesh.
+//! Reports a plan as that of each rank of a mesh, and what of it lies beside the device.
 
 use super::{Table, count, human};
 use crate::mesh::STAGE;
 use crate::plan::Mesh;
+use crate::plan::tell::offload::Offloaded;
 use crate::plan::tell::ranks::{Part, StagePart};
 use crate::target::Family;
 
@@ -16,6 +17,20 @@ fn uncounted(family: Family) -> &'static str {
 
 /// The most names that are listed.
 const LISTED: usize = 6;
+
+/// What is in the memory of the host, and how long it takes to come from there.
+pub fn offloaded(of: &Offloaded) -> String {
+    let (bytes, rate) = (human(of.bytes), of.gb_per_second);
+    let mut table = Table::new("<>>>");
+    table.row(["program", "fetched", "written back", "about"]);
+    for moved in &of.programs {
+        let [fetched, written] = [moved.fetched_bytes, moved.written_bytes].map(human);
+        table.row([moved.program.clone(), fetched, written, format!("{:.2} ms", moved.ms)]);
+    }
+    format!(
+        "\noffloaded  {bytes} in pinned memory of the host, beside the plan; times are estimates, at {rate} GB/s\n\n{table}"
+    )
+}
 
 /// The plans of stages.
 pub fn stages(stages: &[StagePart]) -> String {

@@ -24,6 +24,7 @@ mod counted;
 mod edges;
 mod fuzz;
 mod hostile;
+mod offload;
 mod onnx;
 mod proto;
 mod syntax;

@@ -287,6 +287,7 @@ fn work_grows_with_the_steps_and_not_with_their_square() {
 
 fn buffer(name: &str, class: Class, bytes: usize) -> DraftBuffer {
     DraftBuffer {
+        offloaded: false,
         name: name.into(),
         dtype: DType::U8,
         shape: Shape::new([bytes]),

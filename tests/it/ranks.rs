@@ -45,7 +45,7 @@ pub fn each<T: Send>(mesh: &Mesh, of_rank: impl Fn(Arc<dyn Ranks>) -> T + Sync) 
 }
 
 /// Random inputs of a session.
-fn inputs(session: &Session) -> Vec<(String, Tensor)> {
+pub fn inputs(session: &Session) -> Vec<(String, Tensor)> {
     let tensor = |at: usize, shape: &[usize]| {
         let count: usize = shape.iter().product();
         let values: Vec<f64> = (0..count).map(|i| f64::from(((i * 37 + at * 11) % 101) as u32) / 101.0 - 0.5).collect();
@@ -57,7 +57,7 @@ fn inputs(session: &Session) -> Vec<(String, Tensor)> {
     session.inputs().iter().enumerate().map(made).collect()
 }
 
-fn lent(inputs: &[(String, Tensor)]) -> Vec<(&str, Tensor)> {
+pub fn lent(inputs: &[(String, Tensor)]) -> Vec<(&str, Tensor)> {
     inputs.iter().map(|(name, tensor)| (&name[..], tensor.clone())).collect()
 }
 
@@ -595,7 +595,7 @@ fn rows_are_split_along_data() {
 }
 
 /// A model's text with numbers for its weights.
-fn filled(text: &str, sizes: &[(&str, usize)]) -> String {
+pub fn filled(text: &str, sizes: &[(&str, usize)]) -> String {
     let mut text = text.to_owned();
     let mut seed = 1u32;
     for &(name, count) in sizes {

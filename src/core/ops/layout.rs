@@ -1,7 +1,10 @@
 //! Rows that move elements and compute nothing. Most are views, which cost nothing.
 
 use super::{ensure, indices, moving, output, position, required_ints, same_dtype};
-use crate::op::{Args, Attrs, Back, Call, Fact, Input, Lower, Nodes, OpDef, OpResult, Part, Var, inputs, names};
+use crate::kernel::Template;
+use crate::op::{
+    Args, Attrs, Back, Call, Eval, Fact, Input, Lower, Nodes, OpDef, OpResult, Part, TemplateCall, Var, inputs, names,
+};
 use crate::shape::{Access, Shape};
 
 const DATA: &[Input] = inputs![data];
@@ -11,6 +14,9 @@ const SLICE: &[Input] = inputs![data starts= ends= axes= steps=];
 
 /// The row that stops folding: what it feeds is computed in the run. Without it, weights that are held in few bits would be folded to floats.
 pub const AT_RUN: &str = "plimsoll.AtRun";
+
+/// The row that brings what lies in the host's memory to where kernels compute.
+pub const FETCH: &str = "plimsoll.Fetch";
 
 #[rustfmt::skip] // A table: one row, one line, where it fits.
 pub(super) static OPS: &[OpDef] = &[
@@ -25,6 +31,13 @@ pub(super) static OPS: &[OpDef] = &[
     moving(AT_RUN, "The input. Nothing behind it is computed before the run", INPUT, |c| Ok(vec![c.fact(0).clone()]), same, RESHAPE)
         .sample(|s| s.floats(&[&[2, 3, 4]]))
         .part(regrouped),
+    OpDef::new(FETCH, "The input, copied from the memory of the host to that of the device", INPUT, |c| Ok(vec![c.fact(0).clone()]),
+        Eval::Move(|x, _| Ok(vec![x[0].to_vec()])),
+        Lower::Template(|c, x| Ok(TemplateCall { template: Template::Map, shape: c.shape(0).clone(), reads: vec![(0, x[0].clone())] })))
+        .grad(|_, _, back| Ok(vec![Some(back.first()?)]))
+        .alone()
+        .part(|_, axis, _| Part::of([Some(axis)]))
+        .sample(|s| s.floats(&[&[2, 3, 4]])),
     moving("Reshape", "The elements in the same order under another shape", inputs![data shape=], reshape,
         same, RESHAPE)
         .sample(|s| s.floats(&[&[2, 3, 4]]).ints("shape", &[4, 6]))

@@ -6,7 +6,7 @@ use crate::decisions::Decisions;
 use crate::error::Result;
 use crate::graph::Graph;
 use crate::op::{Lower, MAX_MADE, NodeId, ValueId};
-use crate::ops::{AT_RUN, is_collective};
+use crate::ops::{AT_RUN, FETCH, is_collective};
 
 /// Views of constants that would make more than this many bytes stay views, which cost nothing. Other nodes that would make more bytes than
 /// they read, and more than [`MAX_MADE`], are left to the run.
@@ -36,7 +36,7 @@ pub fn fold_node(graph: &mut Graph, id: NodeId, decisions: &Decisions) -> Result
     let input: usize = constants.iter().flatten().map(|c| c.fact.bytes()).sum();
     let folds = match op.lower {
         // It is there to stop this.
-        _ if op.name == AT_RUN || is_collective(op) => false,
+        _ if op.name == AT_RUN || op.name == FETCH || is_collective(op) => false,
         Lower::Const => true,
         _ if known && !operands.is_empty() => {
             let most = if let Lower::View(_) = op.lower { MAX_EXPANDED } else { MAX_MADE };

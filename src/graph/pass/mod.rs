@@ -7,6 +7,7 @@ use crate::graph::{Decomposer, Graph};
 use crate::kernel::tuned::Tuned;
 use crate::op::{Attrs, Build, NodeId, ValueId};
 use crate::target::Target;
+use offload::Offload;
 use recompute::Recompute;
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
@@ -34,6 +35,7 @@ mod int8;
 mod loops;
 mod masks;
 mod merge;
+pub mod offload;
 mod packed;
 mod quantize;
 mod recipe;
@@ -81,6 +83,9 @@ pub struct Recipe {
     /// What comes first where memory and speed pull apart.
     #[serde(default, skip_serializing_if = "Prefer::is_balance")]
     pub prefer: Prefer,
+    /// What lies in the memory of the host.
+    #[serde(default, skip_serializing_if = "Offload::is_none")]
+    pub offload: Offload,
 }
 
 /// What comes first where memory and speed pull apart: streams, copies, workspaces, recomputation and measured schedules.
@@ -105,7 +110,15 @@ impl Prefer {
 
 impl Default for Recipe {
     fn default() -> Recipe {
-        Recipe { f16: false, fuse: true, chunks: 1, quantize: None, int8_caches: false, prefer: Prefer::Balance }
+        Recipe {
+            f16: false,
+            fuse: true,
+            chunks: 1,
+            quantize: None,
+            int8_caches: false,
+            prefer: Prefer::Balance,
+            offload: Offload::None,
+        }
     }
 }
 
@@ -154,6 +167,8 @@ pub struct Prepared {
     pub decisions: Decisions,
     /// What comes first where memory and speed pull apart.
     pub prefer: Prefer,
+    /// What lies in the memory of the host.
+    pub offload: Offload,
     /// True to run one step after another, unless speed comes first.
     pub sequential: bool,
     /// Measured schedules, which lowering takes where they are legal.
@@ -221,6 +236,8 @@ pub const PASSES: &[(&str, Pass, When)] = &[
     ("align", align::run, When::Always),
     ("elide_rounding", elide_rounding::run, When::Always),
     ("sink_upcasts", sink_upcasts::run, When::Fused),
+    // Constants are as kernels read them.
+    ("offload", offload::run, When::Always),
 ];
 
 /// Runs the pipeline, then groups the nodes that become one kernel. Without fusion only the passes that [always](When::Always) run do, and
@@ -261,8 +278,8 @@ pub fn run(mut graph: Graph, context: &Context) -> Result<Prepared> {
 pub fn group(graph: Graph, context: &Context) -> Result<Prepared> {
     let groups = if context.recipe.fuse { fuse::run(&graph, context)? } else { Groups::default() };
     // A step of training has activations of a whole batch, which fill the device one kernel after another.
-    let (prefer, sequential) = (context.recipe.prefer, graph.has_backward());
-    Ok(Prepared { groups, prefer, sequential, decisions: context.decisions.clone(), ..Prepared::from(graph) })
+    let (Recipe { prefer, offload, .. }, sequential) = (context.recipe, graph.has_backward());
+    Ok(Prepared { groups, prefer, offload, sequential, decisions: context.decisions.clone(), ..Prepared::from(graph) })
 }
 
 /// Groups the nodes of a graph anew, after nodes were added.

@@ -29,6 +29,8 @@ pub struct DraftBuffer {
     pub class: Class,
     /// The buffer whose bytes it takes over: a state's, if it holds the update, or that of the data whose other elements it keeps.
     pub over: Option<BufferIdx>,
+    /// True if it lies in the memory of the host.
+    pub offloaded: bool,
 }
 
 impl DraftBuffer {
@@ -119,6 +121,18 @@ pub struct Draft {
 }
 
 impl Draft {
+    /// True if a step brings data from the memory of the host.
+    pub fn is_fetch(&self, step: StepIdx) -> bool {
+        let DraftStep { reads, writes, .. } = &self.steps[step];
+        let of_host = |&b: &BufferIdx| self.buffers[b].offloaded;
+        reads.len() == 1 && reads.iter().all(of_host) && !writes.iter().any(of_host)
+    }
+
+    /// True if steps bring data from the memory of the host.
+    pub fn fetches(&self) -> bool {
+        self.buffers.iter().any(|buffer| buffer.offloaded)
+    }
+
     /// True if a step exchanges data with other ranks.
     pub fn is_exchange(&self, step: StepIdx) -> bool {
         let kernel = self.kernels.get(self.steps[step].kernel.index());

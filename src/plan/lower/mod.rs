@@ -34,6 +34,7 @@ use crate::error::{Error, Result};
 use crate::graph::{Graph, Kind};
 use crate::kernel::tuned::Tuned;
 use crate::op::{Fact, Lower, NodeId, ValueId};
+use crate::pass::offload::Offload;
 use crate::pass::{Group, GroupKind, Groups, Prepared};
 use crate::shape::{Access, Shape};
 use crate::target::{Family, Target};
@@ -85,6 +86,8 @@ struct Lowering<'a> {
     groups: &'a Groups,
     decisions: &'a Decisions,
     target: &'a Target,
+    /// What lies in the memory of the host.
+    offload: Offload,
     tuned: Option<&'a Tuned>,
     place_body: Place,
     draft: Draft,
@@ -115,7 +118,7 @@ struct Lowering<'a> {
 /// # Errors
 /// When the target has no type for a value, or a node has no kernel.
 pub fn lower(prepared: &Prepared, target: &Target, options: Options, place_body: Place) -> Result<Draft> {
-    let Prepared { graph, groups, decisions, prefer, sequential, tuned, .. } = prepared;
+    let Prepared { graph, groups, decisions, prefer, offload, sequential, tuned, .. } = prepared;
     let mut lowering = Lowering {
         graph,
         groups,
@@ -123,6 +126,7 @@ pub fn lower(prepared: &Prepared, target: &Target, options: Options, place_body:
         target,
         tuned: tuned.as_deref(),
         place_body,
+        offload: *offload,
         draft: Draft { prefer: *prefer, sequential: *sequential, ..Draft::default() },
         places: HashMap::new(),
         destinations: HashMap::new(),
@@ -259,7 +263,7 @@ impl Lowering<'_> {
 
     fn add_buffer(&mut self, name: String, dtype: DType, shape: Shape, class: Class) -> BufferIdx {
         let bytes = (shape.numel() * dtype.size()).next_multiple_of(4).max(4) as u64;
-        self.draft.buffers.push(DraftBuffer { name, dtype, shape, bytes, class, over: None });
+        self.draft.buffers.push(DraftBuffer { name, dtype, shape, bytes, class, over: None, offloaded: false });
         BufferIdx::new(self.draft.buffers.len() - 1)
     }
 }

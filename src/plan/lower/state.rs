@@ -25,6 +25,8 @@ impl Lowering<'_> {
         for state in self.graph.states() {
             let shared = self.shared_bytes(state.value, Class::State);
             let buffer = shared.map_or_else(|| self.buffer(state.value, Class::State), Ok)?;
+            let name = self.graph.value_name(state.value);
+            self.draft.buffers[buffer].offloaded = self.offload.takes_state(name, self.graph.fact(state.value));
             let update = state.update.map(|_| self.update_buffer(buffer));
             let Kind::State(initial) = &self.graph.node(state.value.node).kind else { unreachable!("it is a state") };
             let initial = initial.clone();
@@ -88,7 +90,7 @@ impl Lowering<'_> {
             // The update is made elsewhere, and copied behind the readers.
             let copy = self.update_buffer(buffer);
             let made = &mut self.draft.buffers[update];
-            (made.class, made.over) = (Class::Activation, None);
+            (made.class, made.over, made.offloaded) = (Class::Activation, None, false);
             self.draft.states[at].update = Some(copy);
             let access = Access::contiguous(self.draft.buffers[buffer].shape.clone());
             let view = |buffer| BufferView { buffer, access: access.clone() };

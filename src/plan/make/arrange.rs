@@ -162,6 +162,8 @@ fn widen(draft: &Draft, target: &Target, narrow: &Layout) -> Result<Option<Layou
     let constants: u64 = draft.constants.iter().map(|c| draft.buffers[c.buffer].bytes).sum();
     let most = match draft.prefer {
         Prefer::Memory => 0,
+        // The next of what comes from the host is on its way while one is used.
+        Prefer::Balance if draft.fetches() => STREAMS_COST.max(narrow.peak),
         // What ranks exchange runs beside what is computed.
         Prefer::Balance if draft.sequential && draft.exchanges() => STREAMS_COST.max(narrow.peak / 8),
         Prefer::Balance if draft.sequential => 0,
@@ -174,7 +176,8 @@ fn widen(draft: &Draft, target: &Target, narrow: &Layout) -> Result<Option<Layou
         overlap::lagged(draft, &narrow.order).into_iter().chain([file, narrow.order.clone()]).collect();
     orders.dedup();
     let mut streams = target.streams as usize;
-    if draft.sequential && draft.exchanges() {
+    let moves = draft.exchanges() || draft.fetches();
+    if draft.sequential && moves {
         streams = streams.min(2);
     }
     while streams > 1 {
@@ -185,7 +188,7 @@ fn widen(draft: &Draft, target: &Target, narrow: &Layout) -> Result<Option<Layou
             if wide.peak < bar && wide.streams.used() > 1 {
                 best = Some(wide);
                 // The first order is the one in which exchanges have the most time.
-                if draft.exchanges() {
+                if moves {
                     break;
                 }
             }

@@ -81,6 +81,7 @@ pub fn layout(draft: &Draft, target: &Target, order: &[StepIdx], streams: usize,
 struct Stack<'a> {
     target: &'a Target,
     class: Class,
+    memory: Memory,
     open: Option<SegmentIdx>,
 }
 
@@ -93,7 +94,7 @@ impl Stack<'_> {
                 return Spot { segment: open, offset };
             }
         }
-        segments.push(Segment { class: self.class, memory: Memory::Device, bytes });
+        segments.push(Segment { class: self.class, memory: self.memory, bytes });
         let segment = SegmentIdx::new(segments.len() - 1);
         self.open = Some(segment);
         Spot { segment, offset: 0 }
@@ -174,7 +175,8 @@ pub fn own_segments(target: &Target, drafts: &[&Draft]) -> impl Iterator<Item = 
 
 /// The sum of the bytes of all segments.
 pub fn total(target: &Target, draft: &Draft, layout: &Layout) -> u64 {
-    stack(target, &[(draft, layout)]).0.iter().map(|segment| segment.bytes).sum()
+    let segments = stack(target, &[(draft, layout)]).0;
+    segments.iter().filter(|segment| segment.memory.counts(target.family)).map(|segment| segment.bytes).sum()
 }
 
 /// The segments of drafts that share them, and per draft, the segment and offset of each buffer that is used. The drafts run one at a time:
@@ -188,7 +190,10 @@ pub fn stack(target: &Target, drafts: &[(&Draft, &Layout)]) -> (Vec<Segment>, Ve
     let arena = arena.into_iter().filter(|&bytes| bytes > 0);
     let mut segments: Vec<Segment> =
         arena.map(|bytes| Segment { class: Class::Activation, memory: Memory::Device, bytes }).collect();
-    let mut stacks = Class::ALL.map(|class| Stack { target, class, open: None });
+    let stacks = [Memory::Device, Memory::Pinned]
+        .into_iter()
+        .flat_map(|memory| Class::ALL.map(|class| Stack { target, class, memory, open: None }));
+    let mut stacks: Vec<Stack> = stacks.collect();
     let mut shared = Shared::default();
     let mut moved = TransferBytes { constants: 0, states: 0, inputs: 0, outputs: 0 };
     let mut all = Vec::with_capacity(drafts.len());
@@ -205,7 +210,9 @@ pub fn stack(target: &Target, drafts: &[(&Draft, &Layout)]) -> (Vec<Segment>, Ve
                 (None, _) if buffer.is_update() => None,
                 (None, Some(spot)) => Some(spot),
                 (None, None) => {
-                    let stack = stacks.iter_mut().find(|s| s.class == buffer.class).expect("every class has a stack");
+                    let memory = if buffer.offloaded { Memory::Pinned } else { Memory::Device };
+                    let stack = stacks.iter_mut().find(|s| (s.class, s.memory) == (buffer.class, memory));
+                    let stack = stack.expect("every class has a stack");
                     Some(stack.push(&mut segments, buffer.bytes))
                 }
             };

@@ -10,10 +10,12 @@ use crate::lower::{Dag, Draft};
 
 /// Exchanges that begin between one and what reads its result.
 const LAG: usize = 8;
+/// The same of what comes from the memory of the host: the next is on its way while one is used.
+const FETCHED: usize = 1;
 
 /// The same order with the readers of exchanges behind later exchanges, if there are exchanges.
 pub(super) fn lagged(draft: &Draft, order: &[StepIdx]) -> Option<Vec<StepIdx>> {
-    if !draft.exchanges() {
+    if !draft.exchanges() && !draft.fetches() {
         return None;
     }
     let dag = Dag::new(draft);
@@ -25,7 +27,8 @@ pub(super) fn lagged(draft: &Draft, order: &[StepIdx]) -> Option<Vec<StepIdx>> {
         begun: 0,
     };
     for &step in order {
-        lagging.step(step, draft.is_exchange(step));
+        let lag = if draft.is_fetch(step) { Some(FETCHED) } else { draft.is_exchange(step).then_some(LAG) };
+        lagging.step(step, lag);
     }
     lagging.release(usize::MAX);
     Some(lagging.made)
@@ -43,15 +46,15 @@ struct Lagging<'a> {
 }
 
 impl Lagging<'_> {
-    fn step(&mut self, step: StepIdx, is_exchange: bool) {
+    fn step(&mut self, step: StepIdx, lag: Option<usize>) {
         let before = &self.dag.before[step];
         let due = before.iter().map(|&other| self.due[other.index()]).max().unwrap_or(0);
-        if is_exchange {
+        if let Some(lag) = lag {
             // It waits for what it reads, and for no more.
             self.release(due);
             self.made.push(step);
             self.begun += 1;
-            self.due[step.index()] = self.begun + LAG;
+            self.due[step.index()] = self.begun + lag;
             self.release(self.begun);
             return;
         }

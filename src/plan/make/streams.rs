@@ -53,15 +53,22 @@ impl Streams {
         }
         let dag = Dag::new(draft);
         // What ranks exchange has a stream of its own, as all of them begin it in one order.
-        let exchanges = draft.kernels.iter().any(|kernel| kernel.collective().is_some());
+        // So has what comes from the memory of the host.
+        let exchanges = draft.exchanges() || draft.fetches();
         let own = if exchanges { most - 1 } else { most };
         let mut position = vec![0; count];
+        // The last step that is no exchange.
+        let mut computed = None;
         for (at, &s) in order.iter().enumerate() {
             position[s] = at;
             let mut needs: Vec<usize> = dag.before[s].iter().map(|&p| position[p]).collect();
+            let is_fetch = draft.is_fetch(s);
+            // It would begin at once otherwise, and so would all others: their copies would need memory of their own.
+            needs.extend(computed.filter(|_| is_fetch));
             needs.sort_unstable();
-            let kernel = draft.kernels.get(draft.steps[s].kernel.index());
-            let is_exchange = kernel.is_some_and(|kernel| kernel.collective().is_some());
+            needs.dedup();
+            let is_exchange = draft.is_exchange(s) || is_fetch;
+            computed = if is_exchange { computed } else { Some(at) };
             streams.push(at, &needs, if is_exchange { own..most } else { 0..own });
         }
         streams
@@ -152,7 +159,7 @@ mod tests {
         for s in 0..steps {
             let (name, shape) = (format!("b{s}"), vec![1].into());
             let (dtype, class) = (DType::F32, Class::Activation);
-            draft.buffers.push(DraftBuffer { name, dtype, shape, bytes: 4, class, over: None });
+            draft.buffers.push(DraftBuffer { name, dtype, shape, bytes: 4, class, over: None, offloaded: false });
             let reads = if s == 0 { Vec::new() } else { (0..below(3)).map(|_| BufferIdx::new(below(s))).collect() };
             let name = format!("s{s}");
             let (writes, bind_ranges) = (vec![BufferIdx::new(s)], Vec::new());
