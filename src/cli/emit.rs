@@ -5,8 +5,10 @@ use super::line;
 use super::method::Trained;
 use super::open::{self, Whole};
 use super::programs::{More, of_training};
+use super::ranks::Meshed;
 use crate::error::{Error, Result, ensure};
 use crate::file;
+use crate::graph::Graph;
 use crate::kernel::render::{Bindings, Dialect, PRELUDE, render};
 use crate::onnx::proto::ModelProto;
 use crate::onnx::{self, text};
@@ -54,7 +56,8 @@ pub(super) struct Emit {
     /// have ranges, it is for the largest extents.
     ///
     /// With --state, --training or --train, onnxtxt and onnx are the graph with its states: initializers that a training_info updates. Run
-    /// it with --training. With --quantize, they are the graph with its weights in few bits, behind each a DequantizeLinear.
+    /// it with --training. With --quantize, they are the graph with its weights in few bits, behind each a DequantizeLinear. With --mesh, their nodes
+    /// are annotated with what is split, which --mesh reads instead of --shard.
     #[arg(value_enum)]
     form: Form,
     /// Write to a file instead. onnx needs one.
@@ -132,7 +135,12 @@ impl Emit {
             training: false,
             ..self.model.clone()
         };
-        let model = if self.is_another() { &others } else { &self.model };
+        // What is split on a mesh depends on the extents of dims.
+        let annotated = |model: &Model| match model.several.mesh {
+            Some(_) => Model { several: Meshed::default(), set: Vec::new(), shapes: Vec::new(), ..model.clone() },
+            None => model.clone(),
+        };
+        let model = &annotated(if self.is_another() { &others } else { &self.model });
         match (self.form, target.or(model.flag())) {
             (Form::Onnxtxt | Form::Onnx, Some(flag)) => {
                 let form = self.form.name();
@@ -189,13 +197,18 @@ impl Emit {
             let (form, found) = (self.form.name(), self.more.files(&self.model));
             Error::usage(format!("{form}: a file has one graph: expected one model, found {found}"))
         })?;
+        let in_file = |e: Error| e.in_file(&self.model.model);
         if !self.is_another() {
             let model = self.model.file()?;
-            return if self.save.is_some() { model.whole(model.proto.clone()) } else { Ok(model.proto) };
+            let proto = if self.save.is_some() { model.whole(model.proto.clone())? } else { model.proto };
+            return match &self.model.several.mesh {
+                Some(_) => self.annotated(proto, self.programs()?[0].1.largest()?).map_err(in_file),
+                None => Ok(proto),
+            };
         }
-        let in_file = |e: Error| e.in_file(&self.model.model);
         if self.trained.method().is_some() {
-            return onnx::export(&self.programs()?[0].1.largest()?).map_err(in_file);
+            let graph = self.programs()?[0].1.largest()?;
+            return onnx::export(&graph).and_then(|proto| self.annotated(proto, graph)).map_err(in_file);
         }
         let (model, dims) = self.model.load(&[])?;
         let dims = dims.into_iter().map(|(name, extent)| (name, extent.into())).collect();
@@ -205,7 +218,20 @@ impl Emit {
         if let Some(quantize) = self.model.quantize {
             graph = quantized(graph, quantize).map_err(in_file)?;
         }
-        onnx::export_step(&graph, whole.model.step_outputs()).map_err(in_file)
+        let proto = onnx::export_step(&graph, whole.model.step_outputs());
+        proto.and_then(|proto| self.annotated(proto, graph)).map_err(in_file)
+    }
+
+    /// A file whose nodes say what is split of its graph, if there is a mesh.
+    fn annotated(&self, mut proto: ModelProto, mut graph: Graph) -> Result<ModelProto> {
+        let Some(sharding) = self.model.several.sharding()? else { return Ok(proto) };
+        if let Some(level) = self.model.several.states {
+            let what = "a file has no form for states that ranks share out; leave it out, and give it with the file";
+            return Err(Error::usage(format!("--shard-states {level}: {what}")));
+        }
+        let shards = onnx::shard(&mut graph, &sharding)?;
+        onnx::annotate(&mut proto, &shards, &sharding.mesh)?;
+        Ok(proto)
     }
 
     /// The target that is asked for, of this family if kernels are wanted.

@@ -4,7 +4,7 @@ use super::{line, open};
 use crate::decoder::Files;
 use crate::error::Result;
 use crate::figures::{count, grouped, listed};
-use crate::onnx::{self, Declared, Initializer, Inspected, Role};
+use crate::onnx::{self, Configuration, Declared, Initializer, Inspected, Role};
 use crate::report::{Table, human};
 use clap::Args;
 use serde_json::json;
@@ -31,6 +31,7 @@ inspect
   training bool
   initializers? [initializer]
   folded_norms? text
+  configurations? [configuration]
 declared
   name text
   dtype text
@@ -48,6 +49,11 @@ initializer
   elements int
   bytes int
   role 'parameter'|'statistic'|'buffer'|'doubtful'|null
+configuration
+  name text
+  devices int
+  tensors int
+  stages int
 data_file
   path text
   bytes int
@@ -135,6 +141,11 @@ impl Inspect {
         }
         if found.training {
             text += "training  the file has a training step, which --training runs\n";
+        }
+        for Configuration { name, devices, tensors, stages } in &found.configurations {
+            let tensors = count(*tensors as u64, "tensor");
+            let stages = if *stages > 1 { format!(", {stages} stages") } else { String::new() };
+            text += &format!("sharding  '{name}': {devices} devices, {tensors} split{stages}; --mesh reads it\n");
         }
         if let Some(folded) = &found.folded_norms {
             text += &format!("norms     {folded}\n");

@@ -273,8 +273,9 @@ pub(super) struct Plan {
     /// Plan N runs at once, which share the constants: each has an arena, states and staging of its own. In Rust, `Session::fork` gives them.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=i64::from(plan::MOST_RUNS)))]
     forks: u32,
-    /// List the tensors that are live at the peak, and the bytes that each remedy would save: half the extent, f16, smaller workspaces, chunks; of
-    /// a training, recomputation, a smaller optimizer, frozen weights, more parts of an update, a smaller batch, values of 16 bits.
+    /// List the tensors that are live at the peak, and the bytes that each remedy would save: half the extent, f16, smaller workspaces, chunks,
+    /// several cards; of a training, recomputation, a smaller optimizer, frozen weights, more parts of an update, a smaller batch, values of 16
+    /// bits, several cards.
     #[arg(long)]
     advise: bool,
     /// For tests: fail with exit code 2 if the whole plan takes more than this, and list the tensors that are live at its peak. Unlike a
@@ -384,6 +385,7 @@ impl Plan {
             target: target.clone(),
             recipe: self.model.recipe(),
             runs: self.forks,
+            sharding: self.model.several.sharding()?,
         })
     }
 

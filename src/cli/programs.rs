@@ -403,7 +403,9 @@ impl Asked {
     /// The programs at their largest extents, for advice.
     pub(super) fn case(&self, flags: &Model, target: &Target) -> Case {
         let (make, nodes, dims) = (Arc::clone(&self.make), self.nodes, self.dims.clone());
-        Case { make, nodes, dims, target: target.clone(), recipe: flags.recipe(), runs: flags.forks }
+        // A mesh that is refused has been, before.
+        let sharding = flags.several.sharding().unwrap_or_default();
+        Case { make, nodes, dims, target: target.clone(), recipe: flags.recipe(), runs: flags.forks, sharding }
     }
 
     /// An error of these programs, with advice if they do not fit.

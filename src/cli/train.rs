@@ -417,7 +417,7 @@ impl Train {
 
     /// The training as it is planned; `None` if that takes more than the data's shapes.
     fn case(&self, model: &Model, data: &Data, options: &Options) -> Option<Case> {
-        let target = session::open(options).ok()?.backend.target().clone();
+        let target = session::open(options).ok()?.target(options.mesh.as_ref());
         let mut dims = options.fixed()?;
         let of_data = data.inputs.iter().flat_map(|(name, rows)| model.dims_of(name, rows.shape()));
         let is_open = |dims: &[(String, usize)], dim: &str| !dims.iter().any(|(known, _)| known == dim);
@@ -429,7 +429,8 @@ impl Train {
         let labels = Some(data.labels.shape().clone());
         let training = Training { labels, ..self.method.training(1).ok()?.on(&target) };
         let model = model.clone();
-        Some(Case { model, dims, batch: self.batch as usize, training, target, recipe: options.recipe, runs: 1 })
+        let (batch, recipe, sharding) = (self.batch as usize, options.recipe, options.sharding());
+        Some(Case { model, dims, batch, training, target, recipe, runs: 1, sharding })
     }
 
     /// Draws the run, if that is wanted.

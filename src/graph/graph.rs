@@ -1,5 +1,6 @@
 //! The compute graph: a DAG of operators over values. petgraph holds it, and only this file names petgraph.
 
+use crate::annotations::Annotations;
 use crate::constant::{Constant, Decomposed};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -112,6 +113,8 @@ pub struct Graph {
     backward: Option<u32>,
     /// True if whoever runs the graph makes the inputs of the next run ready while one runs.
     pub prefetches: bool,
+    /// What the graph's file says about several devices, if it says something.
+    pub annotations: Option<Arc<Annotations>>,
     /// True if numbers behind that of the last node are free: new nodes would take these.
     has_free_end: bool,
     known: Known,

@@ -1,6 +1,7 @@
 //! The graphs of plimsoll: traced, differentiated, read from ONNX files, and prepared by passes. The crate `plimsoll` is the library; the parts
 //! here may change at any time.
 
+pub mod annotations;
 pub mod autodiff;
 pub mod body;
 pub mod graph;

@@ -25,6 +25,7 @@ use crate::error::{Error, Result, ensure};
 use crate::graph::Graph;
 use crate::kernel::schedule::variants::is_no_larger;
 use crate::kernel::tuned::Tuned;
+use crate::onnx;
 use crate::pass::Prepared;
 use crate::pass::shard::{self, Shard, Sharding};
 use crate::shape::Extent;
@@ -431,7 +432,7 @@ impl Job {
             )));
         }
         let mut largest = graphs.largest()?;
-        let shards = shard::run(&mut largest, sharding)?;
+        let shards = onnx::shard(&mut largest, sharding)?;
         let of_rank = match graphs {
             Graphs::One(_) => Graphs::One(Box::new(largest)),
             Graphs::Prepared(_) => {
@@ -442,7 +443,7 @@ impl Job {
                 let (source, sharding) = (Arc::clone(source), sharding.clone());
                 let of_rank = move |dims: &[(String, usize)]| {
                     let mut graph = source(dims)?;
-                    shard::run(&mut graph, &sharding)?;
+                    onnx::shard(&mut graph, &sharding)?;
                     Ok(graph)
                 };
                 Graphs::Range(Arc::new(of_rank), dims.clone())

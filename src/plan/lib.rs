@@ -13,7 +13,7 @@
 pub(crate) use plimsoll_core::{
     constant, decisions, dtype, elements, error, expr, kernel, mesh, op, ops, parallel, shape, target,
 };
-pub(crate) use plimsoll_graph::{graph, pass};
+pub(crate) use plimsoll_graph::{graph, onnx, pass};
 use plimsoll_place as place;
 
 mod backend {

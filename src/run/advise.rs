@@ -6,8 +6,10 @@ use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::file;
 use crate::graph::Graph;
+use crate::mesh::Mesh;
 use crate::onnx::{self, Model};
 use crate::pass::recompute::Recompute;
+use crate::pass::shard::{DATA, Kept, Sharding, TENSOR};
 use crate::pass::{Prepared, Quantize};
 use crate::plan::fit::bound::{Bound, bound, together};
 use crate::plan::tell::peak::{Peak, peak};
@@ -21,7 +23,7 @@ use std::ops::{self, Bound::Excluded, Bound::Included, Bound::Unbounded};
 use std::sync::Arc;
 
 /// Makes the programs of a case, for extents of its dims.
-pub type Make = Arc<dyn Fn(&[(String, usize)]) -> Result<Vec<(String, Graphs)>>>;
+pub type Make = Arc<dyn Fn(&[(String, usize)]) -> Result<Vec<(String, Graphs)>> + Send + Sync>;
 
 /// Programs and the settings to plan them with. A remedy is another case of the same programs.
 #[derive(Clone)]
@@ -38,6 +40,8 @@ pub struct Case {
     pub recipe: Recipe,
     /// Runs at once.
     pub runs: u32,
+    /// The mesh, if the programs run on one.
+    pub sharding: Option<Sharding>,
 }
 
 impl Case {
@@ -46,7 +50,7 @@ impl Case {
         let nodes = model.proto.graph.as_ref().map_or(0, |graph| graph.node.len());
         let model = model.clone();
         let make = move |dims: &[(String, usize)]| Ok(vec![(String::new(), onnx::import(&model, dims)?.into())]);
-        Case { make: Arc::new(make), nodes, dims, target, recipe, runs: 1 }
+        Case { make: Arc::new(make), nodes, dims, target, recipe, runs: 1, sharding: None }
     }
 
     /// The job under this limit.
@@ -55,7 +59,8 @@ impl Case {
     /// A program cannot be made with these bindings.
     pub fn job(&self, limit: Option<u64>) -> Result<Job> {
         let programs = (self.make)(&self.dims)?;
-        Ok(Job { recipe: self.recipe, runs: self.runs, ..Job::new(programs, &self.target).within(limit) })
+        let (recipe, runs, sharding) = (self.recipe, self.runs, self.sharding.clone());
+        Ok(Job { recipe, runs, ..on(Job::new(programs, &self.target).within(limit), sharding) })
     }
 
     /// The bytes that the case needs if it is planned under this limit. They exceed the limit if it does not fit.
@@ -90,6 +95,34 @@ pub fn needed(job: &Job) -> Result<u64> {
         Ok(planned) => Ok(planned.plan.bytes()),
         Err(Error::Fit { needed, .. }) => Ok(needed),
         Err(error) => Err(error),
+    }
+}
+
+/// A job on a mesh, if there is one.
+fn on(job: Job, sharding: Option<Sharding>) -> Job {
+    let ranks = sharding.as_ref().map_or(1, |sharding| sharding.mesh.ranks());
+    Job { target: job.target.among(ranks), sharding, ..job }
+}
+
+/// Programs without the annotations of their files, for meshes that are looked for.
+pub fn bare(graphs: &Graphs) -> Graphs {
+    match graphs {
+        Graphs::One(graph) => {
+            let mut graph = Graph::clone(graph);
+            graph.annotations = None;
+            graph.into()
+        }
+        Graphs::Prepared(_) => graphs.clone(),
+        Graphs::Range(source, dims) => {
+            let source = Arc::clone(source);
+            let bare = move |dims: &[(String, usize)]| {
+                source(dims).map(|mut graph| {
+                    graph.annotations = None;
+                    graph
+                })
+            };
+            Graphs::Range(Arc::new(bare), dims.clone())
+        }
     }
 }
 
@@ -377,6 +410,7 @@ pub const REMEDIES: &[Way<fn(&Case) -> Vec<Change>>] = &[
     Way::all("fusion", other_fusion),
     // More chunks save more bytes, but each chunk's kernels have less to do.
     Way { name: "chunks", changes: chunked, always: 2 },
+    Way { name: "one of several cards", changes: cards, always: 0 },
 ];
 
 /// A way to need fewer bytes.
@@ -471,11 +505,44 @@ fn other_fusion(case: &Case) -> Vec<Change> {
 }
 
 fn chunked(case: &Case) -> Vec<Change> {
+    if case.sharding.is_some() {
+        return Vec::new();
+    }
     let nodes = case.nodes;
     let more = CHUNKS.into_iter().filter(|&chunks| chunks > case.recipe.chunks && nodes * chunks <= MAX_CHUNKED);
     let into = |chunks: usize| case.with(Recipe { chunks, ..case.recipe });
     let whole = (case.recipe.chunks > 1).then(|| ("without --chunks".into(), into(1)));
     whole.into_iter().chain(more.map(|chunks| (format!("--chunks {chunks}"), into(chunks)))).collect()
+}
+
+/// The numbers of cards that remedies try.
+const CARDS: [usize; 3] = [2, 4, 8];
+
+/// The mesh of so many cards along one axis, and the flags that ask for it.
+fn several(axis: &str, cards: usize, kept: Kept) -> Option<(String, Sharding)> {
+    let mesh = Mesh::new([(axis, cards)]).ok()?;
+    let shares = if kept == Kept::Whole { String::new() } else { format!(" --shard-states {}", kept as usize) };
+    Some((format!("--mesh {mesh}{shares}"), Sharding { mesh, kept, ..Sharding::default() }))
+}
+
+/// True if programs on one device may run on several.
+fn may_spread(target: &Target, sharding: Option<&Sharding>, runs: u32, recipe: &Recipe) -> bool {
+    target.family != Family::Wgpu && sharding.is_none() && runs == 1 && recipe.chunks <= 1
+}
+
+/// Weights that several cards share out, as it suits.
+fn cards(case: &Case) -> Vec<Change> {
+    if !may_spread(&case.target, case.sharding.as_ref(), case.runs, &case.recipe) {
+        return Vec::new();
+    }
+    let make = Arc::clone(&case.make);
+    let made = move |dims: &[(String, usize)]| {
+        let programs = make(dims)?.into_iter().map(|(name, graphs)| (name, bare(&graphs)));
+        Ok(programs.collect())
+    };
+    let made: Make = Arc::new(made);
+    let on = |(change, sharding)| (change, Case { make: Arc::clone(&made), sharding: Some(sharding), ..case.clone() });
+    CARDS.into_iter().filter_map(|cards| several(TENSOR, cards, Kept::Whole)).map(on).collect()
 }
 
 /// A remedy that was planned.
@@ -638,7 +705,9 @@ pub fn advise(case: &Case, limit: Option<u64>) -> Result<Advice> {
         remedies.extend(way.planned((way.changes)(case), |changed| {
             let bytes = Taken::new(changed.bytes(limit));
             let fits = limit.is_none_or(|limit| bytes.within(limit).is_some());
-            Some((bytes, fits))
+            // What cannot be split is no remedy.
+            let looked_for = case.sharding.is_none() && changed.sharding.is_some();
+            (!looked_for || matches!(bytes, Taken::Bytes(_))).then_some((bytes, fits))
         }));
     }
     Ok(Advice::of(&planned, answer, remedies))
@@ -694,6 +763,8 @@ pub struct Trained {
     pub recipe: Recipe,
     /// Runs at once.
     pub runs: u32,
+    /// The mesh, if it runs on one.
+    pub sharding: Option<Sharding>,
 }
 
 impl Trained {
@@ -703,7 +774,8 @@ impl Trained {
     /// Those of [`train::programs_of_file`].
     pub fn job(&self) -> Result<Job> {
         let programs = train::programs_of_file(self.model.clone(), self.dims.clone(), self.batch, &self.training)?;
-        Ok(Job { recipe: self.recipe, runs: self.runs, ..Job::new(programs.named(), &self.target) })
+        let (recipe, runs, sharding) = (self.recipe, self.runs, self.sharding.clone());
+        Ok(Job { recipe, runs, ..on(Job::new(programs.named(), &self.target), sharding) })
     }
 
     /// The bytes that it needs if its updates have one part, where they are fewer than these: each part adds its gradients to sums, which take as
@@ -753,6 +825,7 @@ impl Trained {
             let mut tried = 0;
             remedies.extend(way.planned((way.changes)(self), |changed| {
                 tried += 1;
+                let is_on_mesh = changed.sharding.is_some();
                 let bytes = match changed.bytes(limit).transpose() {
                     // What fits no plan of these kernels is planned without the limit, if in any case.
                     None if tried <= way.always => changed.bytes(None).transpose()?,
@@ -760,7 +833,8 @@ impl Trained {
                 };
                 let bytes = Taken::new(bytes);
                 let fits = limit.is_none_or(|limit| bytes.within(limit).is_some());
-                Some((bytes, fits))
+                let looked_for = self.sharding.is_none() && is_on_mesh;
+                (!looked_for || matches!(bytes, Taken::Bytes(_))).then_some((bytes, fits))
             }));
         }
         remedies
@@ -779,6 +853,7 @@ pub const TRAINING_REMEDIES: &[Way<fn(&Trained) -> Vec<Retrained>>] = &[
     Way { name: "accumulation", changes: accumulated, always: 1 },
     Way { name: "smaller batch", changes: fewer_rows, always: 0 },
     Way { name: "halves", changes: halves, always: 0 },
+    Way { name: "one of several cards", changes: sharing, always: 0 },
 ];
 
 /// The most times that a batch is halved.
@@ -840,6 +915,21 @@ fn halves(case: &Trained) -> Vec<Retrained> {
     }
     let training = Training { precision: DType::BF16, ..case.training.clone() }.on(&case.target);
     vec![("--precision bf16".into(), Trained { training, ..case.clone() })]
+}
+
+/// States that several cards share out, and rows.
+fn sharing(case: &Trained) -> Vec<Retrained> {
+    if !may_spread(&case.target, case.sharding.as_ref(), case.runs, &case.recipe) {
+        return Vec::new();
+    }
+    let mut model = case.model.clone();
+    let nodes = model.proto.graph.iter_mut().flat_map(|graph| &mut graph.node);
+    nodes.for_each(|node| node.device_configurations.clear());
+    model.proto.configuration.clear();
+    let on = |(change, sharding)| (change, Trained { model: model.clone(), sharding: Some(sharding), ..case.clone() });
+    let rows = case.batch / case.training.accumulate.max(1);
+    let cards = CARDS.into_iter().filter(|cards| rows.is_multiple_of(*cards));
+    cards.filter_map(|cards| several(DATA, cards, Kept::Weights)).map(on).collect()
 }
 
 /// Why a training does not fit, and what would help.

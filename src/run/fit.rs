@@ -1,6 +1,6 @@
 //! How many cards a model needs, and in which mesh: each answer is a plan of one rank.
 
-use crate::advise::silent;
+use crate::advise::{bare, silent};
 use crate::error::{Error, Result, ensure};
 use crate::mesh::{Mesh, STAGE};
 use crate::pass::shard::{DATA, Kept, Rule, Sharding, TENSOR};
@@ -171,7 +171,7 @@ fn try_mesh(
     let axes: Vec<_> = axes.map(|(name, ranks)| (name.to_owned(), ranks)).collect();
     let mesh = if axes.is_empty() { Mesh::new([(DATA, 1)])? } else { Mesh::new(axes)? };
     let by = asked.by.iter().filter(|rule| mesh.axis(&rule.axis).is_ok()).cloned().collect();
-    let own = programs.iter().map(|(name, graphs, _)| (name.clone(), graphs.clone())).collect();
+    let own = programs.iter().map(|(name, graphs, _)| (name.clone(), bare(graphs))).collect();
     // One card has all states.
     let kept = if data > 1 { kept } else { Kept::Whole };
     let sharding = (mesh.ranks() > 1).then(|| Sharding { mesh: mesh.clone(), by, kept, ..Sharding::default() });

@@ -1,5 +1,6 @@
 //! Limits and remedies: every figure that is printed is held against a plan of its own.
 
+use crate::annotations;
 use crate::common;
 use crate::graphs;
 use plimsoll::internals::advise::{self, Answer, Case, Taken, Verdict, largest};
@@ -13,7 +14,7 @@ use plimsoll::internals::plan::make::lowered;
 use plimsoll::internals::plan::make::streams::Streams;
 use plimsoll::internals::plan::tell::diff::{Fate, diff};
 use plimsoll::internals::plan::tell::peak::peak;
-use plimsoll::internals::plan::{Candidate, Class, Limits, Plan, Recipe, SegmentIdx, StepIdx};
+use plimsoll::internals::plan::{Candidate, Class, Limits, Mesh, Plan, Recipe, SegmentIdx, Sharding, StepIdx};
 use plimsoll::internals::report::grouped;
 use plimsoll::internals::target::Target;
 use plimsoll::internals::trace::Trace;
@@ -816,6 +817,50 @@ fn a_refusal_tells_of_the_plan_that_was_refused() {
         assert!(error.contains(&format!("needs {needed} bytes")), "{chunks} chunks: {needed}: {error}");
         assert_eq!(found["needed_bytes"], found["peak"]["bytes"], "{chunks} chunks");
     }
+}
+
+/// What a mesh would save is what a plan of its ranks takes, and on a mesh a refusal is of the plan that a rank has.
+#[test]
+fn cards_are_a_remedy_and_refusals_on_a_mesh_are_of_its_ranks() {
+    // What is looked for is not held to what the file says, here of four devices.
+    let annotated = r#"@ "cards" [up <1: [4]> (0, 1, 2, 3)]"#;
+    let [annotated, plain] =
+        [(r#""cards" : 4"#, annotated), ("", "")].map(|(of, first)| annotations::file(of, first, ""));
+    let case = |text: &str| {
+        let model = onnx::Model::new(onnx::text::parse(text, Path::new("net")).expect("a model"));
+        Case::of(&model, Vec::new(), Target::cpu(1), Recipe::default())
+    };
+    let rank = |cards: usize, limit: Option<u64>| {
+        let sharding = Sharding { mesh: Mesh::new([("tensor", cards)]).expect("a mesh"), ..Sharding::default() };
+        let case = Case { sharding: Some(sharding), ..case(&plain) };
+        (case.bytes(limit).expect("it is planned"), case)
+    };
+    let case = case(&annotated);
+    let advice = advise::advise(&case, None).expect("it is planned");
+    let cards: Vec<_> = advice.remedies.iter().filter(|r| r.name == "one of several cards").collect();
+    let [one] = cards[..] else { panic!("without a limit, one number of cards is tried: {cards:?}") };
+    assert_eq!((&one.change[..], &one.bytes), ("--mesh tensor=2", &Taken::Bytes(rank(2, None).0)));
+    // The fewest that fit are the last that are tried.
+    let limit = rank(4, None).0;
+    let advice = advise::advise(&case, Some(limit)).expect("it is planned");
+    let cards: Vec<_> = advice.remedies.iter().filter(|r| r.name == "one of several cards").collect();
+    let [_, four] = cards[..] else { panic!("{cards:?}") };
+    assert!(four.change.starts_with("--mesh tensor=4") && four.bytes.within(limit).is_some(), "{four:?}");
+    // On a mesh, all bytes are those of a rank.
+    let (needed, of_two) = rank(2, Some(limit));
+    let advice = advise::advise(&of_two, Some(limit)).expect("it is planned");
+    let answer = advice.answer.expect("there is a limit");
+    assert_eq!((answer.needed_bytes, advice.peak.bytes), (needed, needed));
+    assert!(
+        advice.remedies.iter().all(|r| !["one of several cards", "chunks"].contains(&r.name)),
+        "{:?}",
+        advice.remedies
+    );
+    let file = File::new("cards.onnxtxt", &plain);
+    let args = ["plan", file.path(), "--target", "cpu", "--threads", "1", "--mesh", "tensor=2"];
+    let found = refused(&[&args, &["--memory-limit", &limit.to_string()]]);
+    assert_eq!(bytes(&found["needed_bytes"]), needed);
+    assert_eq!(found["needed_bytes"], found["peak"]["bytes"]);
 }
 
 // ---- For people's tests

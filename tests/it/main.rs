@@ -19,6 +19,7 @@ mod ops;
 mod rows;
 
 // Files and graphs.
+mod annotations;
 mod control;
 mod counted;
 mod edges;

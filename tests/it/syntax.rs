@@ -190,7 +190,7 @@ fn says_where_and_what() {
     // Position, part of the message, and the text, in which \n is a new line.
     let wrong = r#"
 1:1 | expected the name of a graph, found the end of the text |
-3:3 | or metadata_props, found 'opset' | <\n  ir_version: 8,\n  opset: 1>
+3:3 | metadata_props or configuration, found 'opset' | <\n  ir_version: 8,\n  opset: 1>
 1:14 | expected a version, found a string | <ir_version: "8">
 1:14 | expected a version, found '9223372036854775808' | <ir_version: 9223372036854775808>
 1:12 | expected ',' or ']' after a dimension, found 'x' | g (float[N x) => () {}

@@ -28,6 +28,7 @@ const LAYERS: &[&[&str]] = &[
     ],
     &["expr", "kernel", "op", "ops"],
     &["decisions", "constant"],
+    &["annotations"],
     &["graph"],
     &["body"],
     &["autodiff", "trace", "onnx", "reference", "pass", "train"],

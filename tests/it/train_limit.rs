@@ -92,7 +92,19 @@ fn more_memory_is_never_worse() {
     ];
     for (what, model, batch, training) in cases {
         let (target, recipe) = (Target::cpu(2), Recipe::default());
-        sweep(what, &Trained { model: model.clone(), dims: Vec::new(), batch, training, target, recipe, runs: 1 });
+        sweep(
+            what,
+            &Trained {
+                model: model.clone(),
+                dims: Vec::new(),
+                batch,
+                training,
+                target,
+                recipe,
+                runs: 1,
+                sharding: None,
+            },
+        );
     }
 }
 

@@ -1,5 +1,6 @@
 //! The content of a model, with nothing bound.
 
+use super::annotations::{Configuration, configurations};
 use super::import::{Operator, operators};
 use super::proto::*;
 use super::{Model, Role, in_graph};
@@ -47,6 +48,9 @@ pub struct Inspected {
     /// What tells that an exporter has folded the norms of the network away, if something does.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub folded_norms: Option<String>,
+    /// The configurations of several devices that nodes are annotated for.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub configurations: Vec<Configuration>,
 }
 
 /// An input or an output as the file declares it.
@@ -129,6 +133,7 @@ impl Model {
             parameters: initializers.iter().filter(is_trained).map(|initializer| initializer.elements).sum(),
             initializers: lists_initializers.then_some(initializers),
             folded_norms: self.folded_norms(),
+            configurations: configurations(proto),
         })
     }
 

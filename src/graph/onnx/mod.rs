@@ -21,6 +21,7 @@ use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
+mod annotations;
 mod defaults;
 mod dims;
 mod dynamic_cache;
@@ -39,6 +40,7 @@ mod write;
 
 use import::Open;
 
+pub use annotations::{Configuration, annotate, shard};
 pub use export::{export, export_step};
 pub use inspect::{Declared, Initializer, Inspected};
 pub use roles::HAND_ON;
@@ -183,6 +185,7 @@ fn made(model: &Model, dims: &[(String, usize)], opened: &Mutex<Option<Arc<Open>
     };
     graph.keep_outputs(model.outputs.as_deref().unwrap_or_default())?;
     model.begin(&mut graph)?;
+    graph.annotations = annotations::read(&model.proto).map(Arc::new);
     Ok(graph)
 }
 

@@ -1,7 +1,7 @@
 //! The messages of `onnx.proto` (ONNX 1.23, IR version 14) as structs, and the rules of the format that need no graph.
 //!
 //! Field numbers and names are ONNX's. An absent scalar and its default are the same, as in ONNX's proto3 variant. Reading
-//! skips device configurations and `Segment`. Decoding from [`Bytes`] copies no `raw_data`: the field
+//! skips `Segment`. Decoding from [`Bytes`] copies no `raw_data`: the field
 //! refers to the bytes of the file.
 #![allow(missing_docs, reason = "fields have the name and the meaning they have in onnx.proto")]
 
@@ -53,6 +53,14 @@ messages! {
         (message, repeated, tag = "14") metadata_props: Vec<StringStringEntryProto>,
         (message, repeated, tag = "20") training_info: Vec<TrainingInfoProto>,
         (message, repeated, tag = "25") functions: Vec<FunctionProto>,
+        (message, repeated, tag = "26") configuration: Vec<DeviceConfigurationProto>,
+    }
+
+    /// Devices that the nodes of a model may be annotated for.
+    DeviceConfigurationProto {
+        (string, tag = "1") name: String,
+        (int32, tag = "2") num_devices: i32,
+        (string, repeated, tag = "3") device: Vec<String>,
     }
 
     /// A training step: a graph that goes on where the model's graph ends, and the initializers that its outputs update; and a graph
@@ -107,6 +115,40 @@ messages! {
         (string, tag = "7") domain: String,
         (string, tag = "8") overload: String,
         (message, repeated, tag = "9") metadata_props: Vec<StringStringEntryProto>,
+        (message, repeated, tag = "10") device_configurations: Vec<NodeDeviceConfigurationProto>,
+    }
+
+    /// What a node is on the devices of a configuration.
+    NodeDeviceConfigurationProto {
+        (string, tag = "1") configuration_id: String,
+        (message, repeated, tag = "2") sharding_spec: Vec<ShardingSpecProto>,
+        (int32, optional, tag = "3") pipeline_stage: Option<i32>,
+    }
+
+    /// How an input or an output of a node is split. Its shards, in row-major order, are on these devices, or groups of devices.
+    ShardingSpecProto {
+        (string, tag = "1") tensor_name: String,
+        (int64, repeated, packed = "false", tag = "2") device: Vec<i64>,
+        (message, repeated, tag = "3") index_to_device_group_map: Vec<IntIntListEntryProto>,
+        (message, repeated, tag = "4") sharded_dim: Vec<ShardedDimProto>,
+    }
+
+    /// A number that stands for a group of devices, and the devices.
+    IntIntListEntryProto {
+        (int64, tag = "1") key: i64,
+        (int64, repeated, packed = "false", tag = "2") value: Vec<i64>,
+    }
+
+    /// An axis of a tensor that is split. Several numbers of shards are of several axes that were fused into this one.
+    ShardedDimProto {
+        (int64, required, tag = "1") axis: i64,
+        (message, repeated, tag = "2") simple_sharding: Vec<SimpleShardedDimProto>,
+    }
+
+    /// The extent of an axis, if it is told, and the number of its shards.
+    SimpleShardedDimProto {
+        (oneof = "DimensionValue", tags = "1, 2") dim: Option<DimensionValue>,
+        (int64, tag = "3") num_shards: i64,
     }
 
     /// A named value. `type` says which field holds it. If `ref_attr_name` is set, the value is that attribute of the function's

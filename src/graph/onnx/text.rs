@@ -9,7 +9,9 @@
 //! graph    ::= name '(' input,* ')' '=>' '(' value,* ')' ('<' (value | initializer),* '>')? nodes
 //! function ::= header? name ('<' (name | attr),* '>')? '(' value,* ')' '=>' '(' value,* ')' ('<' value,* '>')? nodes
 //! nodes    ::= '{' node* '}'
-//! node     ::= ('[' name ']')? name,* '=' (domain '.')* op (':' overload)? attrs? '(' name,* ')' attrs?
+//! node     ::= ('[' name ']')? name,* '=' (domain '.')* op (':' overload)? attrs? '(' name,* ')' attrs? placed*
+//! placed   ::= '@' string (':' stage)? '[' (name '<' (axis ':' '[' (shards ('of' (number | string))?),* ']'),* '>' devices),* ']'
+//! devices  ::= '(' number,* ')' ('[' (number ':' '(' number,* ')'),* ']')?
 //! attrs    ::= '<' attr,* '>'
 //! attr     ::= name (':' kind)? '=' ('@' name | item | '[' item,* ']')
 //! item     ::= number | string | tensor | type | graph
@@ -28,7 +30,8 @@
 //!
 //! This syntax extends that of `onnx.parser`, so that every model can be printed and read back. Any name, domain or
 //! operator may be quoted. A training step has bindings before its algorithm, and before its initialization if it has one. A sparse
-//! initializer is one of zeros. Lists of tensors, graphs and types keep their elements. `undefined` is an element type. Every
+//! initializer is one of zeros. Lists of tensors, graphs and types keep their elements. A header
+//! has `configuration: [string ':' number ('(' string,* ')')?,*]`, for which nodes say how they are split, on which devices. `undefined` is an element type. Every
 //! list may be empty. One rule is stricter: a tensor has as many values as its shape needs, each in the range of its type.
 
 use super::proto::{AttributeType, DataType};

@@ -420,7 +420,73 @@ impl Parser<'_> {
         if node.attribute.is_empty() {
             node.attribute = self.attributes()?;
         }
+        while self.eat(b'@') {
+            self.spend_for(&node.device_configurations)?;
+            node.device_configurations.push(self.placed()?);
+        }
         Ok(node)
+    }
+
+    /// What a node is on several devices, after `@`.
+    fn placed(&mut self) -> Parse<NodeDeviceConfigurationProto> {
+        let configuration_id = self.string("the name of a configuration as a string")?;
+        let pipeline_stage = if self.eat(b':') { Some(self.int("a stage")?) } else { None };
+        self.expect(b'[', "'[' and the tensors that are split")?;
+        let sharding_spec = self.items(b']', "a tensor", |p| {
+            let tensor_name = p.name("the name of a tensor")?;
+            p.expect(b'<', "'<' and the axes that are split")?;
+            let sharded_dim = p.items(b'>', "an axis", |p| {
+                let axis = p.int("an axis")?;
+                p.expect(b':', "':' after an axis")?;
+                p.expect(b'[', "'[' and a number of shards")?;
+                let simple_sharding = p.items(b']', "a number of shards", Self::shards)?;
+                Ok(ShardedDimProto { axis, simple_sharding })
+            })?;
+            let device = p.devices()?;
+            let index_to_device_group_map = match p.eat(b'[') {
+                false => Vec::new(),
+                true => p.items(b']', "a group of devices", |p| {
+                    let key = p.int("the number of a group")?;
+                    p.expect(b':', "':' after the number of a group")?;
+                    Ok(IntIntListEntryProto { key, value: p.devices()? })
+                })?,
+            };
+            Ok(ShardingSpecProto { tensor_name, device, index_to_device_group_map, sharded_dim })
+        })?;
+        Ok(NodeDeviceConfigurationProto { configuration_id, sharding_spec, pipeline_stage })
+    }
+
+    fn devices(&mut self) -> Parse<Vec<i64>> {
+        self.expect(b'(', "'(' and devices")?;
+        self.items(b')', "a device", |p| p.int("a device"))
+    }
+
+    fn shards(&mut self) -> Parse<SimpleShardedDimProto> {
+        let num_shards = self.int("a number of shards")?;
+        if self.peek_word() != Some("of") {
+            return Ok(SimpleShardedDimProto { dim: None, num_shards });
+        }
+        self.word();
+        let dim = match self.peek() {
+            Some(b'"') => DimensionValue::DimParam(self.string("a dim")?),
+            _ => DimensionValue::DimValue(self.int("an extent, or the name of a dim as a string")?),
+        };
+        Ok(SimpleShardedDimProto { dim: Some(dim), num_shards })
+    }
+
+    /// The devices of a configuration, after its key.
+    fn configuration(&mut self) -> Parse<Vec<DeviceConfigurationProto>> {
+        self.expect(b'[', "'[' and configurations, such as \"cards\" : 4")?;
+        self.items(b']', "a configuration", |p| {
+            let name = p.string("the name of a configuration as a string")?;
+            p.expect(b':', "':' after the name of a configuration")?;
+            let num_devices = p.int("a number of devices")?;
+            let device = match p.eat(b'(') {
+                false => Vec::new(),
+                true => p.items(b')', "a device", |p| p.string("the name of a device as a string"))?,
+            };
+            Ok(DeviceConfigurationProto { name, num_devices, device })
+        })
     }
 
     fn nodes(&mut self) -> Parse<Vec<NodeProto>> {
@@ -568,8 +634,8 @@ impl Parser<'_> {
 
     fn model(&mut self) -> Parse<ModelProto> {
         let mut m = ModelProto::default();
-        let keys = "ir_version, opset_import, producer_name, producer_version, domain, model_version, doc_string or \
-            metadata_props";
+        let keys = "ir_version, opset_import, producer_name, producer_version, domain, model_version, doc_string, \
+            metadata_props or configuration";
         self.header(keys, |p, key| {
             match key {
                 "ir_version" => m.ir_version = p.int("a version")?,
@@ -583,6 +649,7 @@ impl Parser<'_> {
                     p.expect(b'[', "'[' and pairs of strings")?;
                     m.metadata_props = p.string_pairs()?;
                 }
+                "configuration" => m.configuration = p.configuration()?,
                 _ => return Ok(false),
             }
             Ok(true)

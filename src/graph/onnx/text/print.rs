@@ -352,6 +352,58 @@ impl Printer {
             self.put(" ");
             self.block("<", ">", node.attribute.iter().map(Box::as_ref), Self::attribute);
         }
+        node.device_configurations.iter().for_each(|placed| self.placed(placed));
+    }
+
+    /// What a node is on several devices.
+    fn placed(&mut self, placed: &NodeDeviceConfigurationProto) {
+        self.put(" @ ");
+        self.string(&placed.configuration_id);
+        if let Some(stage) = placed.pipeline_stage {
+            self.put(" : ");
+            self.display(stage);
+        }
+        self.put(" [");
+        self.list(&placed.sharding_spec, |p, spec| {
+            p.name(&spec.tensor_name);
+            p.put(" <");
+            p.list(&spec.sharded_dim, |p, dim| {
+                p.display(dim.axis);
+                p.put(": [");
+                p.list(&dim.simple_sharding, Self::shards);
+                p.put("]");
+            });
+            p.put("> ");
+            p.devices(&spec.device);
+            if !spec.index_to_device_group_map.is_empty() {
+                p.put(" [");
+                p.list(&spec.index_to_device_group_map, |p, group| {
+                    p.display(group.key);
+                    p.put(": ");
+                    p.devices(&group.value);
+                });
+                p.put("]");
+            }
+        });
+        self.put("]");
+    }
+
+    fn devices(&mut self, devices: &[i64]) {
+        self.put("(");
+        self.list(devices, Self::display);
+        self.put(")");
+    }
+
+    fn shards(&mut self, shards: &SimpleShardedDimProto) {
+        self.display(shards.num_shards);
+        match &shards.dim {
+            Some(DimensionValue::DimValue(extent)) => self.display(format_args!(" of {extent}")),
+            Some(DimensionValue::DimParam(name)) => {
+                self.put(" of ");
+                self.string(name);
+            }
+            None => {}
+        }
     }
 
     /// Items with commas between them, each on a line of its own.
@@ -505,6 +557,21 @@ impl Printer {
             self.key("metadata_props");
             self.put("[");
             self.list(&m.metadata_props, Self::string_pair);
+            self.put("]");
+        }
+        if !m.configuration.is_empty() {
+            self.key("configuration");
+            self.put("[");
+            self.list(&m.configuration, |p, of| {
+                p.string(&of.name);
+                p.put(" : ");
+                p.display(of.num_devices);
+                if !of.device.is_empty() {
+                    p.put(" (");
+                    p.list(&of.device, |p, name| p.string(name));
+                    p.put(")");
+                }
+            });
             self.put("]");
         }
         self.indent = 0;
