@@ -112,13 +112,17 @@ impl Fit {
         let cluster = cluster.transpose()?.unwrap_or_default();
         let (by, cards) = (several.shards.clone(), self.cards.clone());
         let is_trained = self.trained.method().is_some();
+        if let (Some(level), false) = (several.states, is_trained) {
+            let what = format!("--shard-states {level}: expected --train, as a model alone has no such states");
+            return Err(Error::usage(what).into());
+        }
         let kept = match several.states {
             Some(_) => vec![several.kept()],
             None => Kept::LEVELS.into_iter().filter(|&kept| is_trained || kept == Kept::Whole).collect(),
         };
         let first = |of: &Tried| {
             let (number, each) = (count(of.cards as u64, "card"), human(of.card_bytes));
-            eprintln!("{number} hold it: {}, {each} each; others are tried ..", named(of));
+            eprintln!("fits {number}: {}, {each} each; others are tried ..", named(of));
         };
         let first: &dyn Fn(&Tried) = if json { &|_| () } else { &first };
         let found = fit(&Asked { programs: &programs, job, limit, cards, by, kept, cluster, first })

@@ -332,6 +332,11 @@ impl Plan {
             planned.plan.origin = asked.origin()?;
         }
         if let Some(path) = &self.save {
+            if !stages.is_empty() {
+                let what =
+                    "--save: the stages of a mesh have plans of their own: expected a mesh without an axis 'stage'";
+                return Err(Error::usage(what.to_owned()).into());
+            }
             file::write_whole(path, "write the plan", |out| out.write_all(planned.plan.to_json().as_bytes()))?;
         }
         self.draw(&asked, &planned)?;

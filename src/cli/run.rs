@@ -9,6 +9,7 @@ use crate::backend::Usage;
 use crate::error::{Error, Result};
 use crate::exec::{self, Exec};
 use crate::figures::count as counted;
+use crate::pass::shard::PLACE;
 use crate::plan::{Port, View};
 use crate::report::{self, Table};
 use crate::session::Session;
@@ -180,6 +181,7 @@ impl Run {
         let found = Found { session: &session, held };
         let outputs = found.figures(plan)?;
         let shown = plan.state.iter().map(|state| &state.port).filter(|port| port.shape.numel() <= MOST_SHOWN);
+        let shown = shown.filter(|port| !port.name.starts_with(PLACE));
         let states = shown.map(|port| Figures::of_state(&session, port));
         let states = states.collect::<Result<Vec<_>>>()?;
         if let Some(path) = &self.save_states {

@@ -190,9 +190,7 @@ pub fn write(
         let what = format!("'{name}' cannot be a tensor's name in a safetensors file");
         return Err(Error::usage(format!("{what}: expected at most {MAX_NAME} bytes, and not '{METADATA}'")));
     }
-    // Types in order of their size keep every tensor aligned in a mapped file.
-    let mut order: Vec<usize> = (0..tensors.len()).collect();
-    order.sort_by(|&a, &b| (tensors[b].1.size(), tensors[a].0).cmp(&(tensors[a].1.size(), tensors[b].0)));
+    let order = order(tensors);
     let header = header(metadata, order.iter().map(|&number| tensors[number]));
     let mut failed = None;
     let written = file::write_whole(path, doing, |out| {
@@ -208,6 +206,13 @@ pub fn write(
         Ok(())
     });
     failed.map_or(written, Err)
+}
+
+/// The order in which [`write`] asks for the elements of tensors: types in order of their size keep every tensor aligned in a mapped file.
+pub fn order(tensors: &[(&str, DType, &Shape)]) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..tensors.len()).collect();
+    order.sort_by(|&a, &b| (tensors[b].1.size(), tensors[a].0).cmp(&(tensors[a].1.size(), tensors[b].0)));
+    order
 }
 
 /// Refuses a tensor that the format has no name or no place for.

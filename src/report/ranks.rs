@@ -39,16 +39,18 @@ pub fn stages(stages: &[StagePart]) -> String {
     for of in stages {
         table.row([of.stage.to_string(), of.ranks.to_string(), human(of.bytes), human(of.sent_bytes)]);
     }
-    format!("\n{table}")
+    let all: u64 = stages.iter().map(|of| of.bytes * of.ranks as u64).sum();
+    format!("\n{table}all ranks of all stages take {} together\n", human(all))
 }
 
 /// What each rank has, and what it sends.
 pub fn ranks(mesh: &Mesh, part: &Part, family: Family) -> String {
     let (all, number) = (human(part.all_bytes), count(part.ranks as u64, "rank"));
-    let mut text = format!("\nmesh {mesh}: {number} with this plan each, {all} together\n");
+    let of = if mesh.stages() > 1 { "of its largest stage, " } else { "" };
+    let mut text = format!("\nmesh {mesh}: {of}{number} with this plan each, {all} together\n");
     for axis in mesh.axes().iter().filter(|axis| axis.ranks > 1) {
         if axis.name == STAGE {
-            text += &format!("cut into {}: the table of stages\n", count(axis.ranks as u64, "stage"));
+            text += &format!("cut into {}, each with a plan of its own\n", count(axis.ranks as u64, "stage"));
             continue;
         }
         let own = part.shards.iter().filter(|shard| shard.axis == axis.name);

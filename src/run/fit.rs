@@ -5,7 +5,7 @@ use crate::error::{Error, Result, ensure};
 use crate::mesh::{Mesh, STAGE};
 use crate::pass::shard::{DATA, Kept, Rule, Sharding, TENSOR};
 use crate::plan::tell::ranks::part;
-use crate::plan::{self, Graphs, Job, Plan};
+use crate::plan::{self, Class, Graphs, Job, Plan};
 use serde::{Deserialize, Serialize};
 use std::ops::RangeInclusive;
 
@@ -182,8 +182,12 @@ fn try_mesh(
     };
     let most = |plans: &[Plan]| plans.iter().map(|plan| plan.bytes()).max().unwrap_or(0);
     let all = plans(&job)?;
+    // What lasts and what NCCL takes is as it is.
+    let lasting =
+        |plan: &Plan| [Class::Constant, Class::State, Class::Reserve].map(|class| plan.class_bytes(class)).iter().sum();
+    let hopeless = all.iter().map(lasting).max().unwrap_or(0u64) > asked.limit;
     // A limit changes the plan, where less memory costs time.
-    let all = match most(&all) > asked.limit {
+    let all = match most(&all) > asked.limit && !hopeless {
         true => match plans(&job.within(asked.limit)) {
             Ok(fitting) => fitting,
             Err(Error::Fit { .. }) => all,

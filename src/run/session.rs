@@ -489,7 +489,11 @@ impl Session {
         if let Some(Sharding { mesh, .. }) = &job.sharding {
             ranks::expect(mesh, device.ranks.as_ref())?;
         }
-        let mut planned = plan::plan(&job)?;
+        let planned = plan::plan(&job);
+        if let Some(ranks) = &device.ranks {
+            ranks::all_well(planned.as_ref().err(), &**ranks)?;
+        }
+        let mut planned = planned?;
         let refused = refused(&mut *device.backend, &planned.plan);
         if !refused.is_empty() {
             let known = job.schedules.take().map_or_else(Tuned::default, |known| known.filter(|_, _| true));

@@ -515,7 +515,8 @@ fn processes_train_and_go_on_in_another_mesh() {
         let loss = train(on[5..].parse().expect("a number"), on, on, "20", &[]);
         assert!((loss - alone).abs() < 1e-5 * alone.abs(), "{on}: {loss} of {alone}");
     }
-    train(2, "data=2", "resumed", "10", &[]);
+    train(2, "data=2", "resumed", "5", &[]);
+    train(4, "stage=2,data=2", "resumed", "10", &["--resume", "--shard-states", "3"]);
     let loss = train(4, "data=4", "resumed", "20", &["--resume"]);
     assert!((loss - alone).abs() < 1e-5 * alone.abs(), "resumed: {loss} of {alone}");
 }
@@ -616,14 +617,16 @@ const NETWORK: &str = r#"<ir_version: 10, opset_import: ["" : 20]>
     network (float[batch, 1, 6, 6] x) => (float[batch, 3] y)
     <float[4, 1, 3, 3] filters, float[4] scale = {1, 1, 1, 1}, float[4] shift = {0, 0, 0, 0}, float[4] mean = {0, 0, 0, 0},
      float[4] variance = {1, 1, 1, 1}, float[64, 8] up, float[8] bias, float[8] weight = {1, 1, 1, 1, 1, 1, 1, 1},
-     float[8] zero = {0, 0, 0, 0, 0, 0, 0, 0}, float[8, 3] down, float ratio = {0.25}, bool training = {1}>
+     float[8] zero = {0, 0, 0, 0, 0, 0, 0, 0}, float[8] late = {0, 0, 0, 0, 0, 0, 0, 0},
+     float[8] spread = {1, 1, 1, 1, 1, 1, 1, 1}, float[8, 3] down, float ratio = {0.25}, bool training = {1}>
     {
       image = Conv (x, filters)
       normed = BatchNormalization (image, scale, shift, mean, variance)
       positive = Relu (normed)
       flat = Flatten (positive)
       hidden = MatMul (flat, up)
-      biased = Add (hidden, bias)
+      later = BatchNormalization (hidden, weight, zero, late, spread)
+      biased = Add (later, bias)
       some = Dropout (biased, ratio, training)
       even = LayerNormalization (some, weight, zero)
       bent = Gelu (even)
@@ -661,7 +664,7 @@ pub fn trained(folder: &Folder, options: &Options, accumulate: usize, steps: u64
     let losses = (0..steps).map(|step| trainer.step(&data, step, Some(3)).expect("it runs").loss).collect();
     let session = trainer.session();
     assert_eq!(session.usage().bytes, session.plan().bytes(), "planned == allocated");
-    let states = ["up", "filters", "mean", "ema/down"].map(|name| session.state(name).expect("it is a state"));
+    let states = ["up", "filters", "mean", "late", "ema/down"].map(|name| session.state(name).expect("it is a state"));
     // The last of its parts has rows for some ranks alone.
     let (_, few) =
         network(&Folder::new(&format!("{}-few", options.ranks.as_ref().map_or(0, |ranks| 1 + ranks.rank()))), 9);

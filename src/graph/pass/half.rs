@@ -15,7 +15,8 @@ use std::collections::HashMap;
 /// When no value is `f32`, or an operator takes neither `f16` nor `f32` where it took `f32`.
 pub fn run(graph: &mut Graph) -> Result<()> {
     ensure(graph.dtypes().contains(&DType::F32), || Error::usage("no value is f32".into()))?;
-    let mut half = Halving { from: graph, to: Graph::new(graph.name.clone()), values: HashMap::new() };
+    let mut half =
+        Halving { from: graph, to: Graph::new(graph.name.clone()), values: HashMap::new(), given: HashMap::new() };
     half.to.prefetches = graph.prefetches;
     for &input in graph.inputs() {
         let made = half.to.input(graph.value_name(input), graph.fact(input).clone());
@@ -50,6 +51,8 @@ struct Halving<'a> {
     from: &'a Graph,
     to: Graph,
     values: HashMap<ValueId, ValueId>,
+    /// What other ranks have given, as they gave it.
+    given: HashMap<ValueId, ValueId>,
 }
 
 impl Halving<'_> {
@@ -69,6 +72,9 @@ impl Halving<'_> {
 
     /// A value in the type that it has outside.
     fn wide(&mut self, value: ValueId) -> Result<ValueId> {
+        if let Some(&given) = self.given.get(&value) {
+            return Ok(given);
+        }
         let made = self.values[&value];
         if self.from.fact(value).dtype == DType::F32 { self.cast(made, DType::F32) } else { Ok(made) }
     }
@@ -98,6 +104,16 @@ impl Halving<'_> {
                     attrs.set("to", DType::F16.onnx());
                 }
                 let names: Vec<&str> = node.outputs.iter().map(|o| o.name.as_str()).collect();
+                // What passes between stages may be an output.
+                let operands = match ops::is_passed(op) {
+                    true => self
+                        .from
+                        .operands(id)
+                        .iter()
+                        .map(|v| v.map(|v| self.wide(v)).transpose())
+                        .collect::<Result<_>>()?,
+                    false => operands,
+                };
                 match self.to.add(op, &node.name, &operands, attrs.clone(), &names) {
                     Ok(made) => made,
                     // What takes no halves is computed in `f32`.
@@ -110,6 +126,9 @@ impl Halving<'_> {
                 }
             }
         };
+        if node.op_name() == ops::RECV {
+            self.given.insert(id.output(0), ValueId { node: made, port: 0 });
+        }
         (0..node.outputs.len() as u32)
             .try_for_each(|port| self.narrow(ValueId { node: id, port }, ValueId { node: made, port }))
     }

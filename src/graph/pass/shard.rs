@@ -355,6 +355,16 @@ impl Walk<'_> {
             && self.graph.fact(value).shape.get(dim).is_some_and(|extent| extent.is_multiple_of(self.along.ranks))
         {
             self.spreads.insert(value, needs);
+            // What is kept beside a weight lies as it does.
+            let (name, shape) = (self.graph.value_name(value), &self.graph.fact(value).shape);
+            let is_beside = |other: &ValueId| {
+                let before = self.graph.value_name(*other).strip_suffix(name);
+                let kept =
+                    before.is_some_and(|before| before == TERMS || BESIDE.iter().any(|of| before.starts_with(of)));
+                kept && self.graph.fact(*other).shape == *shape && !self.whole.contains(other)
+            };
+            let beside: Vec<ValueId> = self.graph.states().iter().map(|state| state.value).filter(is_beside).collect();
+            beside.into_iter().for_each(|other| _ = self.spreads.entry(other).or_insert(needs));
         }
     }
 

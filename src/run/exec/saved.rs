@@ -41,8 +41,9 @@ impl Exec {
         let tensors: Vec<_> = ports.map(|(Port { name, dtype, .. }, shape)| (&name[..], *dtype, shape)).collect();
         tensors.iter().try_for_each(|(name, dtype, shape)| safetensors::check(name, *dtype, shape))?;
         if !*is_first {
-            // It gives its parts to the rank that writes them.
-            return states.iter().try_for_each(|state| state.each_piece(&mut **backend, &mut |_| Ok(())));
+            // It gives its parts to the rank that writes them, when that asks for them.
+            let mut order = safetensors::order(&tensors).into_iter();
+            return order.try_for_each(|number| states[number].each_piece(&mut **backend, &mut |_| Ok(())));
         }
         safetensors::write(path, "write the states", &metadata, &tensors, |number, put| {
             states[number].each_piece(&mut **backend, &mut |piece| put(&piece.in_file()))

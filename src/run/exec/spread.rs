@@ -135,6 +135,10 @@ impl Exec {
         for told in ranks.gather(&text)? {
             let told: Vec<Told> = serde_json::from_slice(&told).map_err(|e| Error::plan(e.to_string()))?;
             for Told { port, stored, shards, stage } in told {
+                if stage != plan.stage && self.states.iter().any(|own| own.port.name == port.name) {
+                    let what = format!("state '{}' is in stages {stage} and {}", port.name, plan.stage);
+                    return Err(Error::plan(what));
+                }
                 if stage == plan.stage || self.elsewhere.iter().any(|known| known.port.name == port.name) {
                     continue;
                 }

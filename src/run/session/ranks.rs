@@ -59,17 +59,35 @@ pub(crate) fn agree(plan: &Plan, ranks: &dyn Ranks) -> Result<()> {
     all_meet(ranks.mesh(), &of, &all.into_iter().map(|card| card.meetings).collect::<Vec<_>>())
 }
 
-/// Checks that all ranks have loaded the plan.
+/// Why a rank cannot go on.
+#[derive(Serialize, Deserialize)]
+struct Trouble {
+    what: String,
+    /// What was needed and what there is, if memory does not suffice.
+    fit: Option<[u64; 2]>,
+}
+
+/// Checks that all ranks go on.
 ///
 /// # Errors
-/// On every rank, when one could not: which, and why.
+/// On every rank, when one cannot: which, and why. On that rank, its own.
 pub(crate) fn all_well(error: Option<&Error>, ranks: &dyn Ranks) -> Result<()> {
-    let text = error.map_or_else(String::new, |error| format!("rank {}: {error}", ranks.rank()));
-    let all = ranks.gather(text.as_bytes())?;
-    match all.iter().find(|text| !text.is_empty()) {
-        Some(text) => Err(Error::usage(String::from_utf8_lossy(text).into_owned())),
-        None => Ok(()),
+    let own = error.map(|error| match error {
+        Error::Fit { what, needed, limit, .. } => Trouble { what: what.clone(), fit: Some([*needed, *limit]) },
+        error => Trouble { what: error.to_string(), fit: None },
+    });
+    let text = serde_json::to_vec(&own).map_err(|e| Error::plan(e.to_string()))?;
+    for (rank, told) in ranks.gather(&text)?.iter().enumerate() {
+        let told = serde_json::from_slice::<Option<Trouble>>(told);
+        let trouble = told.map_err(|e| Error::usage(format!("the ranks have not the same version: {e}")))?;
+        let Some(Trouble { what, fit }) = trouble.filter(|_| error.is_none()) else { continue };
+        let what = format!("rank {rank}: {what}");
+        return Err(match fit {
+            Some([needed, limit]) => Error::Fit { what, needed, limit, file: None },
+            None => Error::usage(what),
+        });
     }
+    Ok(())
 }
 
 /// The part of an input that is a rank's own. An input that has the shape of a part is one.

@@ -56,6 +56,7 @@ impl Stages {
                 named.insert(&graph.node(id).name, stage(level));
             }
         }
+        stages.follow_readers(graph, |id| is_forward(id));
         stages.keep_beside_weights(graph);
         for at in 0..stages.order.len() {
             let id = stages.order[at];
@@ -78,6 +79,27 @@ impl Stages {
             }
         }
         Ok(stages)
+    }
+
+    /// What is computed of states that are no weights alone, such as running statistics, is in the first stage that reads it.
+    fn follow_readers(&mut self, graph: &Graph, is_forward: impl Fn(&NodeId) -> bool) {
+        let mut of_states: HashSet<NodeId> = HashSet::new();
+        for id in self.order.iter().filter(|id| is_forward(id) && !self.of.contains_key(id)) {
+            let is_of_states = |value: &ValueId| match graph.node(value.node).kind {
+                Kind::State(_) => !is_everywhere(graph, *value),
+                _ => of_states.contains(&value.node),
+            };
+            if graph.operands(*id).iter().flatten().any(is_of_states) {
+                of_states.insert(*id);
+            }
+        }
+        for at in (0..self.order.len()).rev().filter(|&at| of_states.contains(&self.order[at])) {
+            let id = self.order[at];
+            let outputs = (0..graph.node(id).outputs.len() as u32).map(|port| ValueId { node: id, port });
+            let readers = outputs.flat_map(|value| graph.users(value));
+            let first = readers.filter_map(|reader| self.of.get(&reader).copied()).min();
+            self.of.insert(id, first.unwrap_or(0));
+        }
     }
 
     /// A state is where it is read first.
@@ -261,7 +283,7 @@ fn levels(graph: &Graph, nodes: impl Iterator<Item = NodeId>) -> (HashMap<NodeId
             } else if matches!(graph.node(value.node).kind, Kind::Op(_)) {
                 levels.get(&value.node).copied()
             } else {
-                (!is_everywhere(graph, value)).then_some(0)
+                None
             };
             level = level.max(own);
         }
