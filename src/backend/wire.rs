@@ -6,7 +6,7 @@
 //! ```
 //!
 //! It is for what ranks agree on, a few bytes each time. On CUDA, NCCL exchanges the data. On CPUs they pass through rank 0, and take memory of
-//! their own there: right, and slow; MPI is for those. Sums are computed in `f64`, in the order of the ranks.
+//! their own there: right, and slow; MPI is for those, and for stages. Sums are computed in `f64`, in the order of the ranks.
 
 use crate::launched::Address;
 use crate::ranks::{Exchanged, PATIENCE, Ranks, pause};

@@ -224,7 +224,9 @@ impl Model {
     /// A flag that the backend, if one is asked for, has no use for.
     pub(super) fn options(&self, on: &On) -> Result<Options> {
         match on.backend {
-            Backend::Auto => {}
+            Backend::Auto => ensure(self.offload.is_none(), || {
+                Error::usage("--offload: expected --backend cuda, which has memory beside the host's".to_owned())
+            })?,
             Backend::Cuda => self.suits(Family::Cuda, "--backend cuda")?,
             Backend::Wgpu => self.suits(Family::Wgpu, "--backend wgpu")?,
             Backend::Cpu => self.suits(Family::Cpu, "--backend cpu")?,

@@ -5,9 +5,11 @@ use super::method::Trained;
 use super::programs::More;
 use super::{Failure, line};
 use crate::error::{Error, Result, ensure};
-use crate::fit::{Asked, Cluster, Found, Tried, fit};
+use crate::file;
+use crate::fit::{Asked, Cluster, Found, Tried, fit, plans_of};
 use crate::pass::shard::{DATA, Kept, TENSOR};
 use crate::plan::Job;
+use crate::report::picture::stages_page;
 use crate::report::{Table, count, human};
 use clap::Args;
 use serde_json::json;
@@ -57,6 +59,9 @@ pub(super) struct Fit {
     /// The links between the cards, for the estimate of time: a file with {"gb_per_second": .., "latency_us": ..}. Default: NVLink within a host.
     #[arg(long, value_name = "FILE")]
     cluster: Option<PathBuf>,
+    /// Draw the plan of a card of the fewest, a lane for each stage and program, as one HTML file that needs no network.
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
 }
 
 /// A range of numbers of cards.
@@ -74,6 +79,8 @@ fn cards(text: &str) -> Result<RangeInclusive<usize>, String> {
 
 impl Fit {
     pub(super) fn run(&self, json: bool) -> Result<String, Failure> {
+        let files = self.html.iter().map(|path| ("--html", path.as_path()));
+        args::outputs(files, self.model.read().chain(self.more.read()).chain(self.cluster.clone()))?;
         let several = &self.model.several;
         ensure(several.mesh.is_none(), || {
             Error::usage("--mesh: fit finds the mesh; --cards says how many cards".into())
@@ -122,11 +129,16 @@ impl Fit {
         };
         let first = |of: &Tried| {
             let (number, each) = (count(of.cards as u64, "card"), human(of.card_bytes));
-            eprintln!("fits {number}: {}, {each} each; others are tried ..", named(of));
+            eprintln!("fits on {number}: {}, {each} each; others are tried ..", named(of));
         };
         let first: &dyn Fn(&Tried) = if json { &|_| () } else { &first };
-        let found = fit(&Asked { programs: &programs, job, limit, cards, by, kept, cluster, first })
-            .map_err(|e| asked.in_file(&flags, e))?;
+        let wanted = Asked { programs: &programs, job, limit, cards, by, kept, cluster, first };
+        let found = fit(&wanted).map_err(|e| asked.in_file(&flags, e))?;
+        if let (Some(path), Some(fewest)) = (&self.html, &found.fewest) {
+            let plans = plans_of(&wanted, fewest).map_err(|e| asked.in_file(&flags, e))?;
+            let page = stages_page(&asked.subject.heading(), &named(fewest), &plans, limit);
+            file::write_whole(path, "draw the plan", |out| out.write_all(page.as_bytes()))?;
+        }
         let mut record = json!({
             "target": target.name, "limit_bytes": limit, "fewest": found.fewest, "best": found.best, "refused": found.refused,
             "plans": found.plans,
@@ -153,7 +165,7 @@ impl Fit {
 fn named(of: &Tried) -> String {
     match of.shard_states {
         0 => of.mesh.clone(),
-        level => format!("{}, states {level}", of.mesh),
+        level => format!("{} --shard-states {level}", of.mesh),
     }
 }
 
@@ -162,13 +174,15 @@ fn told(found: &Found, limit: u64) -> String {
     let mut text = String::new();
     if let Some(fewest) = &found.fewest {
         let (mesh, Tried { cards, card_bytes, .. }) = (named(fewest), fewest);
-        text += &format!("fits {}: {mesh}, {} each\n", count(*cards as u64, "card"), human(*card_bytes));
+        text += &format!("fits on {}: {mesh}, {} each\n", count(*cards as u64, "card"), human(*card_bytes));
     }
     if let Some(refused @ Tried { cards, card_bytes, .. }) = &found.refused {
         let mesh = named(refused);
         let (needed, over) = (human(*card_bytes), human(card_bytes.saturating_sub(limit)));
-        text +=
-            &format!("not {}: {mesh} takes the least, {needed} each, {over} too much\n", count(*cards as u64, "card"));
+        text += &format!(
+            "not on {}: {mesh} takes the least, {needed} each, {over} too much\n",
+            count(*cards as u64, "card")
+        );
     }
     let mut table = Table::new("><>>>>");
     table.row(["cards", "mesh", "a card", "of the limit", "a card sends", "links, about"]);

@@ -18,12 +18,13 @@ const ON_MACHINE: [&str; 4] = ["MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK", 
 /// The flags.
 #[derive(Args, Clone, Default)]
 pub(super) struct Meshed {
-    /// Plan, or run, on several devices: axes of ranks, such as data=2,tensor=4. An axis `data` splits the rows of the inputs, and gradients are
-    /// summed over it; --shard says what the others split. Each rank is a process that a launcher starts: mpirun -n 8 plimsoll run ..
+    /// Plan, or run, on several devices: axes of ranks, such as data=2,tensor=4. `data` splits the rows of the inputs, and gradients are summed
+    /// over it; `tensor` splits weights; `stage` cuts the graph, one part after another. --shard decides by hand, and for axes of other names.
+    /// Each rank is a process that a launcher starts: mpirun -n 8 plimsoll run MODEL --mesh data=2,tensor=4
     #[arg(long, value_name = "AXES", value_parser = mesh)]
     pub(super) mesh: Option<Mesh>,
     /// Split inputs, weights or states along a dim, over an axis of --mesh: 'layers.*.up=1:tensor'. `*` stands for any text; the first that fits
-    /// holds. What follows from it is found: parts of products, and what ranks exchange.
+    /// holds. What follows from it is found: parts of products, and what ranks exchange. Of an axis that it names, nothing else is found.
     #[arg(long = "shard", value_name = "NAME=DIM:AXIS", value_parser = shard)]
     pub(super) shards: Vec<Rule>,
     /// Share the states of a training out between the ranks of an axis `data`: 1, what the optimizer keeps beside the weights; 2, the sums of

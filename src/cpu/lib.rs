@@ -401,10 +401,12 @@ impl Backend for Cpu {
                 return match ranks {
                     // SAFETY: the launch was checked when it was recorded: both have as many elements as are exchanged.
                     Some(ranks) => unsafe { ranks.exchange(exchanged, read, write) },
-                    // A group of one rank has what it gives.
+                    // A group of one rank has what it gives; of what two would pass, nothing.
                     None => {
                         // SAFETY: as above.
-                        unsafe { std::ptr::copy(read, write, exchanged.given * exchanged.dtype.size()) };
+                        unsafe {
+                            std::ptr::copy(read, write, exchanged.gave().min(exchanged.got()) * exchanged.dtype.size())
+                        };
                         Ok(())
                     }
                 };

@@ -22,7 +22,7 @@ mod page;
 mod parts;
 
 pub use modules::Modules;
-pub use page::{comparison_page, escape, page, plan_page, timed_page, training_page};
+pub use page::{comparison_page, escape, page, plan_page, stages_page, timed_page, training_page};
 pub use parts::Part;
 
 /// The kind of a rectangle, which decides its colour.

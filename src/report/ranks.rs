@@ -11,7 +11,7 @@ use crate::target::Family;
 fn uncounted(family: Family) -> &'static str {
     match family {
         Family::Cuda => "",
-        _ => "beside the plan  what MPI takes of each process: no limit holds it\n",
+        _ => "beside the plan  the memory of MPI itself, which is neither planned nor limited\n",
     }
 }
 
@@ -63,7 +63,7 @@ pub fn ranks(mesh: &Mesh, part: &Part, family: Family) -> String {
     if part.split_bytes + part.repeated_bytes > 0 {
         let [split, repeated] = [part.split_bytes, part.repeated_bytes].map(human);
         text +=
-            &format!("of constants and states a rank has {split} that are split, and {repeated} that all ranks have\n");
+            &format!("of constants and states a rank has {split} that are split, and {repeated} that it has whole\n");
     }
     text += uncounted(family);
     if part.traffic.is_empty() {

@@ -1,4 +1,4 @@
-//! How many cards a model needs, and in which mesh: each answer is a plan of one rank.
+//! How many cards a model needs, and in which mesh: each answer is a plan of each stage.
 
 use crate::advise::{bare, silent};
 use crate::error::{Error, Result, ensure};
@@ -38,7 +38,10 @@ pub struct Tried {
     pub mesh: String,
     /// The level at which ranks share out the states of a training; 0 where each has them all.
     pub shard_states: usize,
-    /// Bytes of the plan of each card.
+    /// Its ranks along `data`, `tensor` and `stage`.
+    #[serde(skip)]
+    shape: [usize; 3],
+    /// Bytes of the largest plan of a card.
     pub card_bytes: u64,
     /// True if they are within the limit.
     pub fits: bool,
@@ -160,41 +163,59 @@ pub fn fit(asked: &Asked) -> Result<Found> {
     Ok(Found { fewest: Some(fewest), best, refused, plans })
 }
 
-/// Plans a rank of a mesh.
-fn try_mesh(
+/// The plans of a mesh that was tried, a stage each.
+///
+/// # Errors
+/// As [`fit`].
+pub fn plans_of(asked: &Asked, tried: &Tried) -> Result<Vec<Plan>> {
+    Ok(plans(asked, &(asked.programs)()?, tried.shape, Kept::LEVELS[tried.shard_states])?.1)
+}
+
+/// Plans the ranks of a mesh.
+fn plans(
     asked: &Asked,
     programs: &[(String, Graphs, u64)],
     [data, tensor, stages]: [usize; 3],
     kept: Kept,
-) -> Result<Tried> {
+) -> Result<(Mesh, Vec<Plan>)> {
     let axes = [(STAGE, stages), (DATA, data), (TENSOR, tensor)].into_iter().filter(|(_, ranks)| *ranks > 1);
     let axes: Vec<_> = axes.map(|(name, ranks)| (name.to_owned(), ranks)).collect();
     let mesh = if axes.is_empty() { Mesh::new([(DATA, 1)])? } else { Mesh::new(axes)? };
     let by = asked.by.iter().filter(|rule| mesh.axis(&rule.axis).is_ok()).cloned().collect();
     let own = programs.iter().map(|(name, graphs, _)| (name.clone(), bare(graphs))).collect();
-    // One card has all states.
-    let kept = if data > 1 { kept } else { Kept::Whole };
     let sharding = (mesh.ranks() > 1).then(|| Sharding { mesh: mesh.clone(), by, kept, ..Sharding::default() });
     let target = asked.job.target.among(mesh.ranks());
     let job = Job { programs: own, target, sharding, limit: None, ..asked.job.clone() };
-    let plans = |job: &Job| -> Result<Vec<Plan>> {
+    let planned = |job: &Job| -> Result<Vec<Plan>> {
         Ok(silent(|| plan::of_all_ranks(job))?.into_iter().map(|(planned, _)| planned.plan).collect())
     };
-    let most = |plans: &[Plan]| plans.iter().map(|plan| plan.bytes()).max().unwrap_or(0);
-    let all = plans(&job)?;
+    let all = planned(&job)?;
     // What lasts and what NCCL takes is as it is.
     let lasting =
         |plan: &Plan| [Class::Constant, Class::State, Class::Reserve].map(|class| plan.class_bytes(class)).iter().sum();
     let hopeless = all.iter().map(lasting).max().unwrap_or(0u64) > asked.limit;
     // A limit changes the plan, where less memory costs time.
     let all = match most(&all) > asked.limit && !hopeless {
-        true => match plans(&job.within(asked.limit)) {
+        true => match planned(&job.within(asked.limit)) {
             Ok(fitting) => fitting,
             Err(Error::Fit { .. }) => all,
             Err(error) => return Err(error),
         },
         false => all,
     };
+    Ok((mesh, all))
+}
+
+/// The bytes of the largest of some plans.
+fn most(plans: &[Plan]) -> u64 {
+    plans.iter().map(Plan::bytes).max().unwrap_or(0)
+}
+
+/// Tries a mesh.
+fn try_mesh(asked: &Asked, programs: &[(String, Graphs, u64)], shape: [usize; 3], kept: Kept) -> Result<Tried> {
+    // One card has all states.
+    let kept = if shape[0] > 1 { kept } else { Kept::Whole };
+    let (mesh, all) = plans(asked, programs, shape, kept)?;
     let times = |program: &str| programs.iter().find(|(name, ..)| name == program).map_or(1, |(.., times)| *times);
     let sent = |plan: &Plan| {
         let traffic = part(plan).map(|part| part.traffic).unwrap_or_default();
@@ -208,6 +229,7 @@ fn try_mesh(
         cards: mesh.ranks(),
         mesh: if mesh.ranks() > 1 { mesh.to_string() } else { "one card".into() },
         shard_states: kept as usize,
+        shape,
         card_bytes,
         fits: card_bytes <= asked.limit,
         sent_bytes,

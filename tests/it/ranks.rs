@@ -125,6 +125,73 @@ fn files_are_the_same_on_two_and_four_ranks() {
     }
 }
 
+/// What is received is one run of bytes, also where it is to be a part of a concatenation.
+#[test]
+fn what_is_received_may_be_a_part() {
+    const PARTS: &str = r#"<ir_version: 10, opset_import: ["" : 20]>
+        parts (float[batch, 8] x) => (float[batch, 8] y)
+        <float[8, 8] a, float[8, 8] b, float[16, 8] c>
+        {
+          first = MatMul (x, a)
+          second = MatMul (first, b)
+          both = Concat <axis = 1> (first, second)
+          y = MatMul (both, c)
+        }"#;
+    let folder = Folder::new("received-parts");
+    let path = folder.path("parts.onnxtxt");
+    std::fs::write(&path, filled(PARTS, &[("a", 64), ("b", 64), ("c", 128)])).expect("it can be written");
+    let model = onnx::load(Path::new(&path)).expect("it is a model");
+    let graph = onnx::import(&model, &[("batch".to_owned(), 4)]).expect("it is imported");
+    let whole = Session::from_graph(graph.clone(), &options()).expect("it is planned");
+    let inputs = inputs(&whole);
+    let expected = whole.run(&lent(&inputs)).expect("it runs");
+    let mesh = mesh("stage=3");
+    for outputs in each(&mesh, |ranks| {
+        let options = Options { mesh: Some(mesh.clone()), ranks: Some(ranks), ..options() };
+        Session::from_graph(graph.clone(), &options).expect("it is planned").run(&lent(&inputs)).expect("it runs")
+    }) {
+        assert_eq!(outputs[0].1.to_f64(), expected[0].1.to_f64());
+    }
+}
+
+/// A weight with a row for each of the batch has a gradient that is split by rows, though the sum over parts of an update has terms.
+#[test]
+fn a_weight_may_have_the_rows_of_the_batch() {
+    const TOKENS: &str = r#"<ir_version: 10, opset_import: ["" : 20]>
+        tokens (float[4, 8] x) => (float[4, 3] y)
+        <float[4, 8] token, float[8, 3] down>
+        {
+          sum = Add (x, token)
+          y = MatMul (sum, down)
+        }"#;
+    let steps = |folder: &Folder, options: &Options| {
+        let path = folder.path("tokens.onnxtxt");
+        std::fs::write(&path, filled(TOKENS, &[("token", 32), ("down", 24)])).expect("it can be written");
+        let open = |name: &str, tensor: Tensor| {
+            let path = folder.path(name);
+            npy::write(Path::new(&path), &tensor).expect("it can be written");
+            Rows::open(Path::new(&path)).expect("it is an array of rows")
+        };
+        let x: Vec<f64> = (0..16 * 8).map(|i| f64::from((i * 37 % 101) as u32) / 50.0 - 1.0).collect();
+        let y: Vec<f64> = (0..16).map(|row| f64::from(row % 3)).collect();
+        let inputs = vec![("x".to_owned(), open("x.npy", Tensor::from_f64(DType::F32, [16, 8], &x)))];
+        let data = Data { inputs, labels: open("y.npy", Tensor::from_f64(DType::I64, [16], &y)) };
+        let model = onnx::load(Path::new(&path)).expect("it is a model");
+        let mut trainer = Trainer::new(model, &data, 8, method(2), options).expect("it is planned");
+        let losses: Vec<f32> = (0..10).map(|step| trainer.step(&data, step, Some(3)).expect("it runs").loss).collect();
+        losses
+    };
+    let expected = steps(&Folder::new("tokens"), &options());
+    let mesh = mesh("data=2");
+    for losses in each(&mesh, |ranks| {
+        let folder = Folder::new(&format!("tokens-{}", ranks.rank()));
+        steps(&folder, &Options { mesh: Some(mesh.clone()), ranks: Some(ranks), ..options() })
+    }) {
+        let off = expected.iter().zip(&losses).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+        assert!(off < 1e-5, "{expected:?} {losses:?}");
+    }
+}
+
 /// Each stage has its own plan, and all give all outputs.
 #[test]
 fn stages_compute_the_same() {
@@ -482,7 +549,7 @@ fn ranks_are_processes() {
     for (arguments, what) in [
         (&["--mesh", "data=4"][..], "--mesh data=4: expected 4 processes, found 2"),
         (&[], "a launcher started 2 processes: expected --mesh"),
-        (&["--mesh", "other=2"], "mesh axis 'other': nothing is split along it"),
+        (&["--mesh", "other=2"], "mesh axis 'other': expected 'data', 'tensor' or 'stage'"),
         (&["--mesh", "tensor=2", "--shard", "up=7:tensor"], "which has no dim 7"),
         (&["--mesh", "tensor=2", "--shard", "down=1:data"], "no axis 'data'"),
         (&["--mesh", "tensor=2", "--shard", "nothing=0:tensor"], "no input, constant or state has this name"),

@@ -166,7 +166,8 @@ pub fn collective(call: &Call) -> OpResult<Collective> {
         ALL_REDUCE => Exchange::AllReduce(by()?),
         ALL_GATHER => Exchange::AllGather,
         REDUCE_SCATTER => Exchange::ReduceScatter(by()?),
-        _ => Exchange::AllToAll,
+        ALL_TO_ALL => Exchange::AllToAll,
+        name => unreachable!("'{name}' is no collective"),
     };
     Ok(Collective { exchange, axis: call.str("mesh_axis", "")?.to_owned(), ranks })
 }

@@ -442,7 +442,7 @@ impl Call {
                 Exchange::AllGather => ("ncclAllGather", nccl.ncclAllGather(from, to, bytes, BYTE, comm, stream)),
                 Exchange::AllToAll => ("ncclSend", self.send_all(comm, bytes / ranks, stream)),
                 Exchange::Send { to: peer } => {
-                    // The mark, which is read by nobody that computes.
+                    // The mark: it orders steps, and nobody computes with it.
                     self.group.driver.cuMemsetD8Async(*write, 0, size_of::<i32>(), stream)?;
                     ("ncclSend", nccl.ncclSend(from, bytes, BYTE, peer as c_int, comm, stream))
                 }
@@ -601,7 +601,7 @@ impl Cuda {
                 })?;
                 Ok(Meeting::Call(Call { group: Rc::clone(group), what: what.clone(), read, write }))
             }
-            _ => Ok(Meeting::Copy(read, write, what.given * what.dtype.size())),
+            _ => Ok(Meeting::Copy(read, write, what.gave().min(what.got()) * what.dtype.size())),
         }
     }
 

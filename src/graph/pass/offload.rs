@@ -12,7 +12,7 @@ use crate::error::Result;
 use crate::graph::{Graph, Kind};
 use crate::op::{Attrs, Fact, ValueId};
 use crate::ops::FETCH;
-use crate::pass::shard::{BESIDE, PLACE, TERMS};
+use crate::pass::shard::{PLACE, is_beside};
 use serde::{Deserialize, Serialize};
 
 /// What lies in the memory of the host.
@@ -24,13 +24,13 @@ pub enum Offload {
     None,
     /// What a training keeps beside its weights: what the optimizer keeps, sums of gradients, averages.
     States,
-    /// Weights: large constants, and the states that a training has as weights.
+    /// Weights: large constants, and all states that are not kept beside weights, a decoder's caches among them.
     Weights,
     /// Both.
     All,
 }
 
-/// What has fewer bytes stays on the device.
+/// Data of fewer bytes stay on the device.
 const LEAST: usize = 64 << 10;
 
 impl Offload {
@@ -42,8 +42,7 @@ impl Offload {
 
     /// True if a state of this name lies in the memory of the host.
     pub fn takes_state(self, name: &str, fact: &Fact) -> bool {
-        let is_beside = name.starts_with(TERMS) || BESIDE.iter().any(|before| name.starts_with(before));
-        let level = if is_beside { Offload::States } else { Offload::Weights };
+        let level = if is_beside(name) { Offload::States } else { Offload::Weights };
         (self == Offload::All || self == level) && fact.bytes() >= LEAST && !name.starts_with(PLACE)
     }
 }

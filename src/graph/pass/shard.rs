@@ -12,7 +12,8 @@
 //! [`summed`](crate::op::OpDef::summed) lets it be, in the way that moves the fewest bytes between ranks. A row that knows neither is written as
 //! the nodes that it decomposes into. What cannot be split is gathered, and computed by every rank.
 //!
-//! Ranks have the same graph: what differs is data, the parts of constants and states, and a state that holds the rank's place.
+//! Ranks of a stage have the same graph: what differs is data, the parts of constants and states, and a state that holds the rank's place. The
+//! axis `stage` comes last: it splits no value, and leaves each rank the nodes of its stage.
 
 use super::{cut, decompose};
 use crate::constant::Constant;
@@ -43,7 +44,7 @@ mod slices;
 mod stages;
 mod stored;
 
-/// What stands before the names of states that hold a rank's place along an axis of the mesh.
+/// What stands before the names of states that are a rank's own, and in no file: its place along an axis, and the mark of what it has passed on.
 pub const PLACE: &str = "mesh/";
 
 /// What stands before the names of states that add up what runs give, until one reads the sum: each rank has its own terms.
@@ -51,6 +52,11 @@ pub const TERMS: &str = "accumulated/";
 
 /// What stands before the names of states that an optimizer keeps beside weights, and of their moving averages.
 pub const BESIDE: [&str; 2] = ["optimizer/", "ema/"];
+
+/// True for a state that a training keeps beside a weight.
+pub fn is_beside(name: &str) -> bool {
+    name.starts_with(TERMS) || BESIDE.iter().any(|before| name.starts_with(before))
+}
 
 /// What is asked of a sharded graph: the mesh, one of its ranks, and what is split along which axis.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -96,11 +102,10 @@ impl Kept {
 
     /// The dim along which ranks share out a state, if they do.
     fn dim(self, name: &str, fact: &Fact, ranks: usize) -> Option<usize> {
-        let is_beside = BESIDE.iter().any(|before| name.starts_with(before));
-        let level = match name.starts_with(TERMS) {
-            true => Kept::Gradients,
-            false if is_beside => Kept::Optimizer,
-            false => Kept::Weights,
+        let level = match name {
+            _ if name.starts_with(TERMS) => Kept::Gradients,
+            _ if is_beside(name) => Kept::Optimizer,
+            _ => Kept::Weights,
         };
         let is_shared = self >= level && fact.dtype.is_float() && fact.shape.numel() >= WORTH;
         fact.shape.iter().position(|&extent| is_shared && extent.is_multiple_of(ranks))
@@ -233,8 +238,17 @@ pub fn run(graph: &mut Graph, sharding: &Sharding) -> Result<Vec<Shard>> {
         let Walk { spreads, ways, .. } = walk;
         let found = Rewrite::new(graph, &along, spreads, ways)?.all()?;
         ensure(!found.is_empty(), || {
-            let what = "nothing is split along it; say what, by a name, a dim and this axis";
-            Error::usage(format!("mesh axis '{}': {what}", axis.name))
+            let (name, ranks) = (&axis.name, axis.ranks);
+            Error::usage(match &name[..] {
+                TENSOR => format!(
+                    "mesh axis '{name}': expected a product by a weight of {WORTH} elements or more that {ranks} ranks divide, found none; \
+                     say what is split, by a name, a dim and this axis"
+                ),
+                _ => format!(
+                    "mesh axis '{name}': expected '{DATA}', '{TENSOR}' or '{STAGE}', whose ranks find what to split, or what is split along it, \
+                     by a name, a dim and this axis"
+                ),
+            })
         })?;
         graph.sweep();
         graph.verify()?;
@@ -731,6 +745,11 @@ impl<'a> Rewrite<'a> {
         let again = reader.is_some_and(|reader| self.graph.is_backward(reader));
         if let Some(&made) = self.made.get(&(value, needs, again)) {
             return Ok(made);
+        }
+        if let (Split(_), Terms(_)) = (has, needs) {
+            // One rank gives the whole, and the others nothing.
+            let whole = self.convert(value, Whole, reader)?;
+            return self.convert(whole, needs, reader);
         }
         let made = match (self.graph.as_constant(value).cloned(), has, needs) {
             (Some(constant), Whole, Split(dim)) => {

@@ -9,6 +9,7 @@ use crate::error::{Error, Result};
 use crate::graph::Graph;
 use crate::kernel::cpu::same_elements;
 use crate::op::{Lower, NodeId, ValueId};
+use crate::ops::is_collective;
 use crate::pass::{Group, GroupKind};
 use crate::shape::Access;
 
@@ -49,6 +50,11 @@ impl Lowering<'_> {
                 return;
             }
             let Lower::View(_) = op.lower else {
+                // What ranks exchange is one run of bytes.
+                let lies = place.access.is_contiguous();
+                if is_collective(op) && !self.decisions.if_valid("exchange there", value.node, lies) {
+                    return;
+                }
                 self.destinations.insert(value, place);
                 return;
             };

@@ -128,6 +128,11 @@ impl Draft {
         reads.len() == 1 && reads.iter().all(of_host) && !writes.iter().any(of_host)
     }
 
+    /// Bytes of the largest buffer in the memory of the host.
+    pub fn largest_offloaded(&self) -> u64 {
+        self.buffers.iter().filter(|buffer| buffer.offloaded).map(|buffer| buffer.bytes).max().unwrap_or(0)
+    }
+
     /// True if steps bring data from the memory of the host.
     pub fn fetches(&self) -> bool {
         self.buffers.iter().any(|buffer| buffer.offloaded)

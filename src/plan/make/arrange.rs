@@ -163,7 +163,7 @@ fn widen(draft: &Draft, target: &Target, narrow: &Layout) -> Result<Option<Layou
     let most = match draft.prefer {
         Prefer::Memory => 0,
         // The next of what comes from the host is on its way while one is used.
-        Prefer::Balance if draft.fetches() => STREAMS_COST.max(narrow.peak),
+        Prefer::Balance if draft.fetches() => STREAMS_COST.max(2 * draft.largest_offloaded()),
         // What ranks exchange runs beside what is computed.
         Prefer::Balance if draft.sequential && draft.exchanges() => STREAMS_COST.max(narrow.peak / 8),
         Prefer::Balance if draft.sequential => 0,

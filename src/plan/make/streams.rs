@@ -52,12 +52,11 @@ impl Streams {
             return streams;
         }
         let dag = Dag::new(draft);
-        // What ranks exchange has a stream of its own, as all of them begin it in one order.
-        // So has what comes from the memory of the host.
-        let exchanges = draft.exchanges() || draft.fetches();
-        let own = if exchanges { most - 1 } else { most };
+        // What ranks exchange, and what comes from the memory of the host, share the last stream: all ranks begin exchanges in one order.
+        let moves = draft.exchanges() || draft.fetches();
+        let own = if moves { most - 1 } else { most };
         let mut position = vec![0; count];
-        // The last step that is no exchange.
+        // The last step that computes.
         let mut computed = None;
         for (at, &s) in order.iter().enumerate() {
             position[s] = at;
@@ -67,9 +66,9 @@ impl Streams {
             needs.extend(computed.filter(|_| is_fetch));
             needs.sort_unstable();
             needs.dedup();
-            let is_exchange = draft.is_exchange(s) || is_fetch;
-            computed = if is_exchange { computed } else { Some(at) };
-            streams.push(at, &needs, if is_exchange { own..most } else { 0..own });
+            let is_move = draft.is_exchange(s) || is_fetch;
+            computed = if is_move { computed } else { Some(at) };
+            streams.push(at, &needs, if is_move { own..most } else { 0..own });
         }
         streams
     }

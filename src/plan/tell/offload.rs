@@ -3,8 +3,8 @@
 use crate::{Memory, Plan, Program};
 use serde::Serialize;
 
-/// What a device fetches from the host in a second over PCI Express 5 with 16 lanes, in GB: an estimate, nine tenths of the link's.
-pub const GB_PER_SECOND: f64 = 55.0;
+/// What a device fetches from the host in a second, in GB, for estimates: what an H200 did over PCI Express 5.
+pub const GB_PER_SECOND: f64 = 39.0;
 
 /// The data of a plan that is offloaded.
 #[derive(Clone, Debug, PartialEq, Serialize)]

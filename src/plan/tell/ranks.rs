@@ -46,13 +46,13 @@ pub fn stages<'a>(plans: impl IntoIterator<Item = (&'a Plan, usize)>) -> Vec<Sta
 pub struct Part {
     /// The number of ranks, which all have this plan: all, or those of its stage.
     pub ranks: usize,
-    /// Bytes of all ranks together.
+    /// Bytes of these ranks together.
     pub all_bytes: u64,
     /// What is split, in any program.
     pub shards: Vec<Shard>,
     /// Bytes that the rank has of what is split.
     pub split_bytes: u64,
-    /// Bytes of constants and states that every rank has.
+    /// Bytes of constants and states that each of these ranks has whole.
     pub repeated_bytes: u64,
     /// What is exchanged, by program and axis.
     pub traffic: Vec<Traffic>,

@@ -87,6 +87,24 @@ pub fn plan_page(plan: &Plan, about: &About) -> String {
     }
 }
 
+/// The page of the plans of a mesh's stages: a scene for each program of each.
+pub fn stages_page(subject: &str, mesh: &str, plans: &[Plan], limit: u64) -> String {
+    let several = plans.len() > 1;
+    let of = |plan: &Plan| {
+        let about = About { subject, limit: Some(limit), ..About::default() };
+        let mut scenes = scenes(plan, &about);
+        let stage = if several { format!("stage {}: ", plan.stage) } else { String::new() };
+        scenes.iter_mut().for_each(|scene| scene.name = format!("{stage}{}", scene.name));
+        scenes
+    };
+    let target = plans.first().map_or("", |plan| &plan.target.name);
+    let all: Vec<Scene> = plans.iter().flat_map(of).collect();
+    let note = "Each rank of a stage has its plan. Programs of a plan run one at a time, in the same segments.";
+    document(
+        &json!({"title": format!("{subject}: {mesh} on {target}"), "scenes": all, "notes": [note], "shared": true}),
+    )
+}
+
 /// The page of a training: the losses of its steps, if it has run, the bytes by what they hold, and the scenes of its programs.
 pub fn training_page(plan: &Plan, about: &About, trained: &[String], losses: Option<&Losses>) -> String {
     let title = format!("Training of {} on {}", about.subject, plan.target.name);

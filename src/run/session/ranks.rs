@@ -39,16 +39,18 @@ pub(crate) fn agree(plan: &Plan, ranks: &dyn Ranks) -> Result<()> {
     let unread = |e: serde_json::Error| Error::usage(format!("the ranks have not the same version: {e}"));
     let all = ranks.gather(&serde_json::to_vec(&own).map_err(unread)?)?;
     let all = all.iter().map(|card| serde_json::from_slice(card).map_err(unread)).collect::<Result<Vec<Card>>>()?;
-    let differs = |other: &Card| {
-        other.version != own.version
-            || other.stage == own.stage && (&other.plan, &other.title) != (&own.plan, &own.title)
+    // The same two ranks are named on every rank.
+    let first = |card: &Card| all.iter().position(|other| other.stage == card.stage).expect("a card is of its stage");
+    let differs = |card: &Card| {
+        let one = &all[first(card)];
+        card.version != all[0].version || (&card.plan, &card.title) != (&one.plan, &one.title)
     };
     if let Some(other) = all.iter().position(differs) {
+        let of = if all[other].version == all[0].version { first(&all[other]) } else { 0 };
         let words = |card: &Card| format!("version {}, plan {} of '{}'", card.version, card.plan, card.title);
         return Err(Error::usage(format!(
-            "the ranks have not the same plan: rank {} has {}, rank {other} has {}; give all the same model, flags and device",
-            ranks.rank(),
-            words(&own),
+            "the ranks have not the same plan: rank {of} has {}, rank {other} has {}; give all the same model, flags and device",
+            words(&all[of]),
             words(&all[other])
         )));
     }
@@ -108,7 +110,7 @@ pub(crate) fn own(plan: &Program, ranks: &Arc<dyn Ranks>, input: usize, tensor: 
     Ok(spread.own(&tensor))
 }
 
-/// The rank that runs a job of a mesh.
+/// Checks that this process is one of the ranks of a job's mesh.
 ///
 /// # Errors
 /// When there are no ranks, or those of another mesh.

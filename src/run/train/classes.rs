@@ -182,8 +182,11 @@ impl States {
     pub fn of(plan: &Plan, trained: &[String]) -> States {
         let mut states = States::default();
         let of = |program: &'_ Program| {
-            let bytes = |state: &StatePort| (state.port.name.clone(), program.buffers[state.port.buffer].bytes);
-            program.state.iter().map(bytes).collect::<Vec<_>>()
+            let place = |state: &StatePort| &program.buffers[state.port.buffer];
+            // What lies on the host is told beside the plan.
+            let is_own = |state: &&StatePort| plan.segments[place(state).segment].memory.counts(plan.target.family);
+            let bytes = |state: &StatePort| (state.port.name.clone(), place(state).bytes);
+            program.state.iter().filter(is_own).map(bytes).collect::<Vec<_>>()
         };
         let bytes: HashMap<String, u64> = plan.programs.iter().flat_map(of).collect();
         let held: u64 = bytes.values().sum();

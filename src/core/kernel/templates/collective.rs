@@ -24,12 +24,12 @@ pub enum Exchange {
     ReduceScatter(Reduction),
     /// Each gets a part of each.
     AllToAll,
-    /// One sends all elements to another. It gets none: what it writes is a mark that nobody reads.
+    /// One sends all elements to another. It gets none: it writes a mark, which the next that passes reads, so that their order stays.
     Send {
         /// The place of the other.
         to: usize,
     },
-    /// One gets all elements from another. It gives none: what it reads comes before it.
+    /// One gets all elements from another. It gives none: it reads the mark, or the elements, of the one before.
     Recv {
         /// The place of the other.
         from: usize,
@@ -106,7 +106,10 @@ impl Exchange {
         }
     }
 
-    /// What each rank gets when the ranks give these elements: the meaning of all collectives.
+    /// What each rank gets when the ranks give these elements: the meaning of those in which all take part.
+    ///
+    /// # Panics
+    /// For what one passes to another.
     pub fn of_all(self, given: &[&[f64]]) -> Vec<Vec<f64>> {
         let ranks = given.len();
         let joined = |by: Reduction| -> Vec<f64> {
