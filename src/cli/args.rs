@@ -16,7 +16,7 @@ use crate::plan::{Graphs, Job, Mesh, Plan, Prefer, Program, Recipe};
 use crate::random::splitmix;
 use crate::report::picture::Modules;
 use crate::report::{Table, human};
-use crate::session::{self, Choice, Options};
+use crate::session::{self, Choice, Device, Options};
 use crate::shape::{Extent, Shape};
 use crate::target::{Family, Libraries, PRESETS, Preset, Target};
 use crate::tensor::Tensor;
@@ -224,9 +224,7 @@ impl Model {
     /// A flag that the backend, if one is asked for, has no use for.
     pub(super) fn options(&self, on: &On) -> Result<Options> {
         match on.backend {
-            Backend::Auto => ensure(self.offload.is_none(), || {
-                Error::usage("--offload: expected --backend cuda, which has memory beside the host's".to_owned())
-            })?,
+            Backend::Auto => {}
             Backend::Cuda => self.suits(Family::Cuda, "--backend cuda")?,
             Backend::Wgpu => self.suits(Family::Wgpu, "--backend wgpu")?,
             Backend::Cpu => self.suits(Family::Cpu, "--backend cpu")?,
@@ -315,6 +313,16 @@ impl Model {
         }
         target.allow_tf32 |= self.allow_tf32;
         Ok(target)
+    }
+
+    /// Refuses to offload data of a device that has no memory beside the host's.
+    pub(super) fn may_offload(&self, device: &Device) -> Result<()> {
+        let Target { name, family, .. } = device.backend.target();
+        ensure(self.offload.is_none() || *family == Family::Cuda, || {
+            Error::usage(format!(
+                "--offload: expected a CUDA device, which has memory beside the host's, found '{name}'"
+            ))
+        })
     }
 
     /// The options that made a plan, for its origin: the dims that flags set, and behind them those that inputs set, which are not bound anew by

@@ -179,6 +179,7 @@ impl Compare {
         let in_file = |e: Error| asked.in_file(&self.model, e);
         let options = self.model.options(&self.on)?;
         let opened = session::open(&options)?;
+        self.model.may_offload(&opened)?;
         tracing::info!("backend: {}", opened.described());
         let device = opened.backend;
         session::check_limit(&*device, options.memory_limit)?;

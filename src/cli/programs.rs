@@ -343,6 +343,7 @@ impl More {
         let asked = self.asked(model, given)?;
         let device = session::open(&options)?;
         tracing::info!("backend: {}", device.described());
+        model.may_offload(&device)?;
         let job = options.job(asked.programs.clone(), &device);
         let target = job.target.clone();
         let session = args::loading(|report| Session::new(job, device, report));

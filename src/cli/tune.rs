@@ -111,6 +111,7 @@ impl Tune {
         let options = Options { tuned: false, ..model.options(&self.on)? };
         let asked = self.more.asked(model, &given)?;
         let device = session::open(&options)?;
+        model.may_offload(&device)?;
         tracing::info!("backend: {}", device.described());
         session::check_limit(&*device.backend, options.memory_limit)?;
         let job = options.job(asked.programs.clone(), &device);

@@ -182,7 +182,8 @@ fn of_equal_maxima_the_first_has_the_gradient_on_every_backend() {
 fn every_row_has_the_derivatives_that_differences_show() {
     let mut wrong = Vec::new();
     let mut derived = 0;
-    for op in ops::all() {
+    // What one rank has from another is cut after graphs are differentiated, and says so.
+    for op in ops::all().filter(|op| !ops::is_passed(op)) {
         match compare(op, &op.example()) {
             Ok(compared) => derived += usize::from(compared),
             Err(what) => wrong.push(format!("{}: {what}", op.name)),

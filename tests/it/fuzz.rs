@@ -1,7 +1,7 @@
 //! Every reader of files on files that are almost right: each is read or refused, and none ends in a panic.
 //!
 //! A seed is a file as the crate writes it, or one of `graphs/`, or one of `tests/corpus/`: what once went wrong is kept there, in a folder
-//! per reader. Each mutant is a seed with a few edits. `cargo test --test it fuzz::` tries some; `PLIMSOLL_LONG=1` tries for ten minutes.
+//! per reader. Each mutant is a seed with a few edits. `cargo test --test it fuzz::` tries some; `PLIMSOLL_LONG=1` tries for four minutes.
 //! `bash tests/fuzz.sh` searches for longer, and follows the code that each mutant reaches.
 
 use crate::common::{Folder, runs_long};
@@ -16,7 +16,7 @@ use readers::{READERS, seeds};
 /// Mutants of each reader where the search is short.
 const FEW: usize = 1500;
 /// How long a long search takes, all readers together.
-const LONG: Duration = Duration::from_secs(600);
+const LONG: Duration = Duration::from_secs(240);
 
 /// Numbers that are the same for the same start: a search that found something finds it again.
 struct Random(u64);
@@ -95,7 +95,7 @@ fn mutate(seed: &[u8], other: &[u8], random: &mut Random) -> Vec<u8> {
 
 #[test]
 fn no_file_ends_a_reader_in_a_panic() {
-    let long = runs_long("ten minutes of mutants of files");
+    let long = runs_long("four minutes of mutants of files");
     let folder = Folder::new("fuzz");
     for (number, reader) in READERS.iter().enumerate() {
         let seeds = seeds(reader, &folder.0);

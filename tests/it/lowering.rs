@@ -402,7 +402,8 @@ fn what_is_accepted_can_be_evaluated_and_lowered() {
             let facts: Vec<_> = facts.iter().map(Option::as_ref).collect();
             let Ok(inferred) = (Call { op, attrs: &mutant.attrs, inputs: &facts }).infer() else { return Ok(false) };
             // What ranks compute together has its own tests.
-            let alone = mutant.attrs.get("ranks").is_none_or(|ranks| *ranks == Attr::Int(1));
+            let is_of_ranks = mutant.attrs.get("mesh_axis").is_some();
+            let alone = !is_of_ranks || mutant.attrs.get("ranks") == Some(&Attr::Int(1));
             if !alone || inferred.iter().any(|fact| fact.shape.checked_len().is_none_or(|n| n > 2_000)) {
                 return Ok(true);
             }

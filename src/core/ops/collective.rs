@@ -52,7 +52,10 @@ pub(super) static OPS: &[OpDef] = &[
         SEND,
         "Sends data to the rank at `place` along a mesh axis, after what `after` is; the result is a mark that what comes later reads",
         inputs![x after],
-        |_| output(DType::I32, MARK),
+        |call| {
+            collective(call)?;
+            output(DType::I32, MARK)
+        },
         Eval::Tensor(|_, call| alone(call, 1)),
         Lower::Template(|call, x| {
             let (template, shape) = (Template::Collective(collective(call)?), Shape::new(MARK));
@@ -68,6 +71,7 @@ pub(super) static OPS: &[OpDef] = &[
         "Receives data of `shape` and the type `to` from the rank at `place` along a mesh axis, after what `after` is; a rank alone has zeros",
         inputs![after],
         |call| {
+            collective(call)?;
             let to = DType::from_onnx(call.int("to", 1)?).ok_or("attribute 'to': expected a type of elements")?;
             output(to, received(call)?)
         },

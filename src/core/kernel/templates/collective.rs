@@ -199,11 +199,15 @@ pub(super) static COLLECTIVE: TemplateDef = TemplateDef {
     meaning: |kernel, index, elements| {
         // Of a group of one rank; others are the ranks' together.
         let Some(Collective { exchange, .. }) = kernel.collective() else { mismatch(&kernel.template) };
+        if exchange.other().is_some() {
+            // Alone it has nobody to get something from.
+            return Row { core: vec![0.0], ..Row::default() };
+        }
         let place = match exchange {
             Exchange::AllGather => index[1..].to_vec(),
             Exchange::ReduceScatter(_) => [&[0], index].concat(),
             Exchange::AllReduce(_) | Exchange::AllToAll => index.to_vec(),
-            Exchange::Send { .. } | Exchange::Recv { .. } => unreachable!("two ranks exchange it, not one"),
+            Exchange::Send { .. } | Exchange::Recv { .. } => unreachable!("it has another"),
         };
         Row { core: vec![elements.at(0, &place)], ..Row::default() }
     },
