@@ -65,7 +65,7 @@ pub(super) static OPS: &[OpDef] = &[
     .attrs(names![mesh_axis ranks place])
     .grad(|_, _, _| Err(CUT_LAST.into()))
     .alone()
-    .sample(|s| s.floats(&[&[2, 3], &[1]]).attr("ranks", 1).attr("mesh_axis", "stage")),
+    .sample(|s| s.floats(&[&[2, 3], &[1]]).attr("ranks", 1).attr("mesh_axis", "stage").attr("place", 0)),
     OpDef::new(
         RECV,
         "Receives data of `shape` and the type `to` from the rank at `place` along a mesh axis, after what `after` is; a rank alone has zeros",
@@ -84,7 +84,10 @@ pub(super) static OPS: &[OpDef] = &[
     .attrs(names![mesh_axis ranks place shape to])
     .grad(|_, _, _| Err(CUT_LAST.into()))
     .alone()
-    .sample(|s| s.floats(&[&[1]]).attr("ranks", 1).attr("mesh_axis", "stage").ints("shape", &[2, 3])),
+    .sample(|s| {
+        let s = s.floats(&[&[1]]).attr("ranks", 1).attr("mesh_axis", "stage").attr("place", 0);
+        s.ints("shape", &[2, 3]).attr("to", DType::F32.onnx())
+    }),
 ];
 
 /// The shape of the mark of what is sent: one `i32`.

@@ -38,7 +38,10 @@ pub(super) static OPS: &[OpDef] = &[
         )
     }
     .attrs(names![axis group_size mesh_axis ranks])
-    .sample(|s| s.floats(&[&[2, 3]]).attr("ranks", 1).attr("mesh_axis", "data")),
+    .sample(|s| {
+        let s = s.floats(&[&[2, 3]]).attr("ranks", 1).attr("mesh_axis", "data");
+        s.attr("axis", 1).attr("group_size", 1)
+    }),
     OpDef {
         infer: |call| {
             let (elements, ranks) = (call.shape(0).numel(), group(call)?);
@@ -57,7 +60,7 @@ pub(super) static OPS: &[OpDef] = &[
         )
     }
     .attrs(names![group_size mesh_axis ranks])
-    .sample(|s| s.floats(&[&[2, 3]]).attr("ranks", 1).attr("mesh_axis", "data")),
+    .sample(|s| s.floats(&[&[2, 3]]).attr("ranks", 1).attr("mesh_axis", "data").attr("group_size", 1)),
 ];
 
 const GATHERED: Infer = |call| {
@@ -73,6 +76,10 @@ fn axis(call: &Call) -> OpResult<usize> {
 /// The ranks that the file was cut for.
 fn group(call: &Call) -> OpResult<usize> {
     let size = call.int("group_size", 1)?;
+    let ranks = call.int("ranks", size)?;
+    ensure(ranks == size, || {
+        format!("attribute 'group_size': expected the {ranks} ranks that a mesh has, found {size}")
+    })?;
     usize::try_from(size)
         .ok()
         .filter(|&size| size > 0)
