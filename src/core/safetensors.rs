@@ -208,7 +208,7 @@ pub fn write(
     failed.map_or(written, Err)
 }
 
-/// The order in which [`write`] asks for the elements of tensors: types in order of their size keep every tensor aligned in a mapped file.
+/// The order in which [`write()`] asks for the elements of tensors: types in order of their size keep every tensor aligned in a mapped file.
 pub fn order(tensors: &[(&str, DType, &Shape)]) -> Vec<usize> {
     let mut order: Vec<usize> = (0..tensors.len()).collect();
     order.sort_by(|&a, &b| (tensors[b].1.size(), tensors[a].0).cmp(&(tensors[a].1.size(), tensors[b].0)));

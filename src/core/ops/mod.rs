@@ -399,7 +399,8 @@ mod tests {
                     facts.iter().flatten().map(|f| crate::shape::Access::contiguous(f.shape.clone())).collect();
                 let made = of(&call, &views).unwrap_or_else(|e| panic!("{} has no template: {e}", op.name));
                 let row = made.template.def();
-                let same = (op.in_place, op.alone) == (row.in_place, row.alone);
+                // A row may want a kernel for itself where its template does not: a fetch that were fused would not be early.
+                let same = op.in_place == row.in_place && op.alone >= row.alone;
                 assert!(same, "{} and its template, {}", op.name, row.name);
             }
             let outputs = call.compute(&inputs);
