@@ -1,6 +1,6 @@
 //! Files: atomic writes, where a file gets its name when it is complete, mapped files, and the folder of the caches.
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, ensure};
 use bytes::Bytes;
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};
@@ -251,6 +251,31 @@ pub fn keep(path: Option<PathBuf>, what: &str, text: &str) -> Option<PathBuf> {
 /// A text of the cache with the hash of its content behind it, in a line of its own.
 pub fn sealed(text: &str) -> String {
     format!("{text}\n{:032x}\n", fnv(text.as_bytes()))
+}
+
+/// The text of a file that was [kept](keep), without its hash: one of more than `most` bytes is refused, and what was cut off or changed. `doing`
+/// says what it is read for.
+///
+/// # Errors
+/// The file cannot be read, or is refused.
+pub fn kept(path: &Path, doing: &str, most: u64) -> Result<String> {
+    let failed = |e| Error::file(path, doing, e);
+    let bytes = std::fs::metadata(path).map_err(failed)?.len();
+    ensure(bytes <= most, || Error::usage(format!("expected at most {most} bytes, found {bytes}")).in_file(path))?;
+    let text = std::fs::read_to_string(path).map_err(failed)?;
+    unsealed(&text, path).map(str::to_owned)
+}
+
+/// What was read of a file that may be missing. Another error is told in the log: `what`, such as `measured schedules are`, not used.
+pub fn if_there<T>(read: Result<T>, what: &str) -> Option<T> {
+    match read {
+        Ok(found) => Some(found),
+        Err(Error::File { source: Some(e), .. }) if e.kind() == io::ErrorKind::NotFound => None,
+        Err(error) => {
+            tracing::warn!("{what} not used: {error}");
+            None
+        }
+    }
 }
 
 /// The text of a file that was [kept](keep): what was cut off or changed is refused.

@@ -20,7 +20,6 @@ use crate::target::{Family, Target};
 use crate::trace::Trace;
 use serde::{Deserialize, Serialize};
 use std::collections::HashSet;
-use std::io::ErrorKind;
 use std::path::Path;
 
 /// The version of the file's format.
@@ -154,24 +153,12 @@ pub fn known(open: Open) -> Result<DriverMemory> {
 
 /// A file that can be used.
 fn read(path: &Path) -> Option<DriverMemory> {
-    match try_read(path) {
-        Ok(found) => Some(found),
-        Err(Error::File { source: Some(e), .. }) if e.kind() == ErrorKind::NotFound => None,
-        Err(error) => {
-            tracing::warn!("what was measured beside plans is not used: {error}");
-            None
-        }
-    }
+    file::if_there(try_read(path), "what was measured beside plans is")
 }
 
 fn try_read(path: &Path) -> Result<DriverMemory> {
-    let failed = |e| Error::file(path, "read what was measured", e);
-    let bytes = std::fs::metadata(path).map_err(failed)?.len();
-    ensure(bytes <= MOST_BYTES, || {
-        Error::usage(format!("expected at most {MOST_BYTES} bytes, found {bytes}")).in_file(path)
-    })?;
-    let kept = std::fs::read_to_string(path).map_err(failed)?;
-    let found: DriverMemory = serde_json::from_str(file::unsealed(&kept, path)?).map_err(|e| Error::json(path, &e))?;
+    let text = file::kept(path, "read what was measured", MOST_BYTES)?;
+    let found: DriverMemory = serde_json::from_str(&text).map_err(|e| Error::json(path, &e))?;
     let (own, DriverMemory { version, plimsoll, .. }) = (env!("CARGO_PKG_VERSION"), &found);
     ensure(*version == VERSION && plimsoll == own, || {
         let what =

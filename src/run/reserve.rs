@@ -9,7 +9,6 @@ use crate::file;
 use crate::mesh::Mesh;
 use crate::target::{Family, RESERVE};
 use serde::{Deserialize, Serialize};
-use std::io::ErrorKind;
 use std::path::Path;
 
 /// The version of the file's format.
@@ -39,7 +38,8 @@ fn name(device: &str, mesh: &Mesh) -> String {
     format!("{} ranks {device}", mesh.extents())
 }
 
-/// The most bytes that NCCL was measured to take on any rank of a mesh, so that all ranks have one plan; 0 if they are not known.
+/// The bytes that NCCL was measured to take on a rank of a mesh. With ranks, the most of all, where one that does not know has [`RESERVE`]: all
+/// reserve the same. Without, 0 if they are not known.
 ///
 /// # Errors
 /// When a rank is gone or late.
@@ -80,24 +80,13 @@ pub fn measure(device: &dyn Backend, ranks: &dyn Ranks, keeps: bool) -> Result<R
 /// What was measured on a device.
 fn find(device: &str, mesh: &Mesh) -> Option<Reserve> {
     let path = file::cached(FOLDER, &name(device, mesh))?;
-    match read(&path) {
-        Ok(found) => Some(found).filter(|found| found.device == device && found.ranks == mesh.extents()),
-        Err(Error::File { source: Some(e), .. }) if e.kind() == ErrorKind::NotFound => None,
-        Err(error) => {
-            tracing::warn!("what NCCL was measured to take is not used: {error}");
-            None
-        }
-    }
+    let found = file::if_there(read(&path), "what NCCL was measured to take is");
+    found.filter(|found| found.device == device && found.ranks == mesh.extents())
 }
 
 fn read(path: &Path) -> Result<Reserve> {
-    let failed = |e| Error::file(path, "read what was measured", e);
-    let bytes = std::fs::metadata(path).map_err(failed)?.len();
-    ensure(bytes <= MOST_BYTES, || {
-        Error::usage(format!("expected at most {MOST_BYTES} bytes, found {bytes}")).in_file(path)
-    })?;
-    let kept = std::fs::read_to_string(path).map_err(failed)?;
-    let found: Reserve = serde_json::from_str(file::unsealed(&kept, path)?).map_err(|e| Error::json(path, &e))?;
+    let text = file::kept(path, "read what was measured", MOST_BYTES)?;
+    let found: Reserve = serde_json::from_str(&text).map_err(|e| Error::json(path, &e))?;
     ensure(found.version == VERSION, || {
         Error::usage(format!("expected version {VERSION}, found {}", found.version)).in_file(path)
     })?;

@@ -8,7 +8,6 @@ use crate::error::{Error, Result};
 use crate::file;
 use crate::kernel::tuned::Tuned;
 use serde::{Deserialize, Serialize};
-use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 /// The version of the file's format, and of the algorithms that schedules name.
@@ -36,13 +35,7 @@ pub fn path(device: &str) -> Option<PathBuf> {
 /// # Errors
 /// The file is missing, larger than a table can be, or not of this version.
 pub fn read(path: &Path) -> Result<(Tuned, Vec<Entry>)> {
-    let failed = |e| Error::file(path, "read the tuning file", e);
-    let bytes = std::fs::metadata(path).map_err(failed)?.len();
-    if bytes > MOST_BYTES {
-        return Err(Error::usage(format!("expected at most {MOST_BYTES} bytes, found {bytes}")).in_file(path));
-    }
-    let kept = std::fs::read_to_string(path).map_err(failed)?;
-    let text = file::unsealed(&kept, path)?;
+    let text = &file::kept(path, "read the tuning file", MOST_BYTES)?;
     let syntax = |e| Error::json(path, &e);
     let head: serde_json::Value = serde_json::from_str(text).map_err(syntax)?;
     let (version, made) = (&head["version"], &head["plimsoll"]);
@@ -62,19 +55,13 @@ pub fn read(path: &Path) -> Result<(Tuned, Vec<Entry>)> {
 /// The measured schedules of a device, if its file can be used.
 pub fn load(device: &str) -> Option<(Tuned, Vec<Entry>)> {
     let path = path(device)?;
-    match read(&path) {
-        Ok((tuned, entries)) if tuned.device == device => Some((tuned, entries)),
-        Ok((tuned, _)) => {
-            let (path, found) = (path.display(), &tuned.device);
-            tracing::warn!("{path}: measured on another device, and not used: expected {device}, found {found}");
-            None
-        }
-        Err(Error::File { source: Some(e), .. }) if e.kind() == ErrorKind::NotFound => None,
-        Err(error) => {
-            tracing::warn!("measured schedules are not used: {error}");
-            None
-        }
+    let (tuned, entries) = file::if_there(read(&path), "measured schedules are")?;
+    if tuned.device != device {
+        let (path, found) = (path.display(), &tuned.device);
+        tracing::warn!("{path}: measured on another device, and not used: expected {device}, found {found}");
+        return None;
     }
+    Some((tuned, entries))
 }
 
 /// Writes the measured schedules of a device. Returns the file, or `None` if it could not be written, with a line in the log.
