@@ -225,10 +225,7 @@ impl World {
     /// As [`Ranks::exchange`].
     unsafe fn exchange(&self, what: &Exchanged, read: *const u8, write: *mut u8) -> Result<()> {
         let Exchanged { collective, dtype, given } = what;
-        let (at, axis) = self.mesh.axis(&collective.axis)?;
-        ensure(collective.ranks == axis.ranks, || {
-            self.failed(format!("'{collective}': expected as many ranks as in mesh '{}'", self.mesh))
-        })?;
+        let at = what.axis(&self.mesh)?;
         let aligned = [read as usize, write as usize].iter().all(|at| at.is_multiple_of(dtype.size()));
         ensure(aligned, || {
             self.failed(format!("'{collective}': expected elements of {dtype} at multiples of their size"))
@@ -238,7 +235,7 @@ impl World {
             Exchange::AllReduce(by) | Exchange::ReduceScatter(by) => (*given, self.joined(*dtype, by)?),
             _ => (given * dtype.size(), (abi::BYTE, abi::OP_NULL)),
         };
-        let (count, part) = (count as i64, (count / axis.ranks) as i64);
+        let (count, part) = (count as i64, (count / collective.ranks) as i64);
         let read: *const c_void = if ptr::eq(read, write) { abi::IN_PLACE } else { read.cast() };
         let (write, comm) = (write.cast(), self.groups[at]);
         // SAFETY: the caller lends both places until all is over, and the counts are those of the elements there.

@@ -1,12 +1,12 @@
 //! The ranks of a mesh, to one of them: what a backend hands its collectives to. Here are ranks that are threads of one process.
 
 use plimsoll_core::dtype::DType;
-use plimsoll_core::error::{Error, Result};
+use plimsoll_core::error::{Error, Result, ensure};
 use plimsoll_core::kernel::{Collective, Exchange, Kernel, Reduction};
 use plimsoll_core::mesh::Mesh;
 use plimsoll_core::tensor::{narrow, widen};
 use std::collections::HashMap;
-use std::fmt::Debug;
+use std::fmt::{self, Debug};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -54,18 +54,26 @@ impl Exchanged {
         let collective = kernel.collective()?.clone();
         let (read, write) = (&kernel.reads[0], &kernel.writes[0]);
         let before = [read, write].map(|operand| operand.access.offset as usize * operand.dtype.size());
-        let moved = if let Exchange::Recv { .. } = collective.exchange { write } else { read };
+        let moved = kernel.moved()?;
         Some((Exchanged { collective, dtype: moved.dtype, given: moved.access.shape.numel() }, before))
     }
 
-    /// What the other rank exchanges, which is at `place` along the axis to it, if two do.
-    pub fn of_other(&self, place: usize) -> Option<Exchanged> {
-        let exchange = match self.collective.exchange {
-            Exchange::Send { .. } => Exchange::Recv { from: place },
-            Exchange::Recv { .. } => Exchange::Send { to: place },
-            _ => return None,
-        };
-        Some(Exchanged { collective: Collective { exchange, ..self.collective.clone() }, ..self.clone() })
+    /// What a rank exchanges that meets this one, which is at `place` to it.
+    pub fn met(&self, place: usize) -> Exchanged {
+        let exchange = self.collective.exchange.met(place);
+        Exchanged { collective: Collective { exchange, ..self.collective.clone() }, ..self.clone() }
+    }
+
+    /// The number of the axis of a mesh along which it is exchanged.
+    ///
+    /// # Errors
+    /// When the mesh has no such axis, or as many ranks as it is not of.
+    pub fn axis(&self, mesh: &Mesh) -> Result<usize> {
+        let (at, axis) = mesh.axis(&self.collective.axis)?;
+        ensure(self.collective.ranks == axis.ranks, || {
+            Error::usage(format!("'{}': expected as many ranks as in mesh '{mesh}'", self.collective))
+        })?;
+        Ok(at)
     }
 
     /// The number of elements that this rank gives.
@@ -82,6 +90,12 @@ impl Exchanged {
             Exchange::AllGather => self.given * ranks,
             Exchange::ReduceScatter(_) => self.given / ranks,
         }
+    }
+}
+
+impl fmt::Display for Exchanged {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} elements of {} for '{}'", self.given, self.dtype, self.collective)
     }
 }
 
@@ -164,11 +178,8 @@ impl Threads {
 
     /// The error of ranks that exchange what is not the same.
     fn differs(&self, what: &Exchanged, rank: usize, other: &Brought) -> Error {
-        let words = |Exchanged { collective, dtype, given }: &Exchanged| {
-            format!("{given} elements of {dtype} for '{collective}'")
-        };
-        let other = if let Brought::Elements { what, .. } = other { words(what) } else { "something else".into() };
-        let what = format!("rank {} exchanges {}, rank {rank} {other}", self.rank, words(what));
+        let other = if let Brought::Elements { what, .. } = other { what.to_string() } else { "something else".into() };
+        let what = format!("rank {} exchanges {what}, rank {rank} {other}", self.rank);
         Error::Backend { backend: "ranks", what, file: None }
     }
 
@@ -183,7 +194,7 @@ impl Threads {
         let both = self.meet(&board, own, &pair, brought)?;
         match (&both[own], &both[theirs]) {
             (Brought::Elements { write, .. }, Brought::Elements { what: there, read, .. })
-                if Some(there) == what.of_other(place).as_ref() =>
+                if *there == what.met(place) =>
             {
                 if let Exchange::Recv { .. } = what.collective.exchange {
                     let (from, bytes) = (*read as *const u8, what.given * what.dtype.size());
@@ -244,8 +255,8 @@ impl Ranks for Threads {
     }
 
     unsafe fn exchange(&self, what: &Exchanged, read: *const u8, write: *mut u8) -> Result<()> {
-        let Exchanged { collective: Collective { exchange, axis, ranks }, dtype, given } = what;
-        let (at, _) = self.mesh.axis(axis)?;
+        let Exchanged { collective: Collective { exchange, ranks, .. }, dtype, given } = what;
+        let at = what.axis(&self.mesh)?;
         let (group, place) = (self.mesh.group(self.rank, at), self.mesh.place(self.rank, at));
         let brought = Brought::Elements { what: what.clone(), read: read as usize, write: write as usize };
         if let Some(other) = exchange.other() {

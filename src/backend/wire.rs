@@ -315,15 +315,12 @@ impl Ranks for Wire {
 
     unsafe fn exchange(&self, what: &Exchanged, read: *const u8, write: *mut u8) -> Result<()> {
         let Exchanged { collective, dtype, given } = what;
-        let (at, axis) = self.mesh.axis(&collective.axis)?;
-        ensure(collective.ranks == axis.ranks, || {
-            self.failed(format!("'{collective}': expected as many ranks as in mesh '{}'", self.mesh))
-        })?;
+        let at = what.axis(&self.mesh)?;
         ensure(collective.exchange.other().is_none(), || {
             self.failed(format!("'{collective}': stages on CPUs pass data on over MPI; start them with mpirun"))
         })?;
         let (place, size) = (self.mesh.place(self.rank, at), dtype.size());
-        let words = format!("{given} elements of {dtype} for '{collective}'");
+        let words = what.to_string();
         // SAFETY: the caller lends as many elements to be read.
         let own = unsafe { std::slice::from_raw_parts(read, given * size) };
         let frame = [&(words.len() as u64).to_le_bytes()[..], words.as_bytes(), own].concat();

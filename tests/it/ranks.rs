@@ -489,7 +489,7 @@ fn axis(plan: &Plan, step: usize) -> String {
 fn brings(plan: &Plan, step: usize) -> (String, DType, usize) {
     let kernel = exchange(plan, step).expect("it is an exchange");
     let collective = kernel.collective().expect("it is one");
-    let moved = if let Exchange::Recv { .. } = collective.exchange { &kernel.writes[0] } else { &kernel.reads[0] };
+    let moved = kernel.moved().expect("it moves elements");
     (collective.to_string(), moved.dtype, moved.access.shape.numel())
 }
 

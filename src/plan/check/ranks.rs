@@ -5,7 +5,7 @@
 
 use crate::dtype::DType;
 use crate::error::{Error, Result, ensure};
-use crate::kernel::{Collective, Exchange};
+use crate::kernel::Collective;
 use crate::{Mesh, Plan, Program};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -42,12 +42,7 @@ impl Meeting {
 
     /// What another rank brings if this one, which is at `place` to it, meets it.
     fn expects(&self, place: usize) -> Collective {
-        let exchange = match self.of.exchange {
-            Exchange::Send { .. } => Exchange::Recv { from: place },
-            Exchange::Recv { .. } => Exchange::Send { to: place },
-            all => all,
-        };
-        Collective { exchange, ..self.of.clone() }
+        Collective { exchange: self.of.exchange.met(place), ..self.of.clone() }
     }
 }
 
@@ -128,7 +123,7 @@ pub fn meetings(plan: &Plan) -> Vec<Vec<Meeting>> {
         let meeting = |step: &crate::Step| {
             let kernel = &program.kernels[step.kernel];
             let of = kernel.collective()?.clone();
-            let moved = if let Exchange::Recv { .. } = of.exchange { &kernel.writes[0] } else { &kernel.reads[0] };
+            let moved = kernel.moved()?;
             let (dtype, count) = (moved.dtype, moved.access.shape.numel());
             Some(Meeting { step: step.name.clone(), stream: step.stream, of, dtype, count })
         };

@@ -7,6 +7,7 @@
 //! all gather      [a]       [b]       ->  [a b]     [a b]
 //! reduce scatter  [a b]     [c d]     ->  [a+c]     [b+d]
 //! all to all      [a b]     [c d]     ->  [a c]     [b d]
+//! send, receive   [a b]     [mark]    ->  [mark]    [a b]
 //! ```
 
 use super::*;
@@ -98,6 +99,15 @@ impl Exchange {
         })
     }
 
+    /// What a rank does that meets one which does this, and which is at `place` to it.
+    pub fn met(self, place: usize) -> Exchange {
+        match self {
+            Exchange::Send { .. } => Exchange::Recv { from: place },
+            Exchange::Recv { .. } => Exchange::Send { to: place },
+            all => all,
+        }
+    }
+
     /// The place of the other rank, if two exchange.
     pub fn other(self) -> Option<usize> {
         match self {
@@ -153,6 +163,14 @@ impl Kernel {
     /// The collective, if it is one.
     pub fn collective(&self) -> Option<&Collective> {
         if let Template::Collective(collective) = &self.template { Some(collective) } else { None }
+    }
+
+    /// The operand whose elements a collective moves: what is given, or what is got if nothing is given.
+    pub fn moved(&self) -> Option<&Operand> {
+        Some(match self.collective()?.exchange {
+            Exchange::Recv { .. } => &self.writes[0],
+            _ => &self.reads[0],
+        })
     }
 
     /// True if no algorithm is chosen for it: a loop launches kernels of its own, a collective is the library's of its ranks.
