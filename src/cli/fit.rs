@@ -192,7 +192,7 @@ fn told(found: &Found, limit: u64) -> String {
         table.row([of.cards.to_string(), named(of), human(of.card_bytes), share, human(of.sent_bytes), ms]);
     }
     text + &format!(
-        "\n{table}\nlinks: an estimate, if nothing is computed meanwhile; bytes are those of plans ({} made): with NCCL's reserve, without what MPI takes\n",
+        "\n{table}\nlinks: an estimate, if nothing is computed meanwhile; bytes are those of plans ({} tried): with NCCL's reserve, without what MPI takes\n",
         found.plans
     )
 }

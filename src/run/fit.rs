@@ -45,7 +45,7 @@ pub struct Tried {
     pub card_bytes: u64,
     /// True if they are within the limit.
     pub fits: bool,
-    /// Bytes that a card sends in a run, or in an update of a training.
+    /// Bytes that a card sends in a run, or in an update of a training: of stages, the one that sends the most.
     pub sent_bytes: u64,
     /// The exchanges of a run.
     pub exchanges: usize,
@@ -58,11 +58,11 @@ pub struct Tried {
 pub struct Found {
     /// The fewest cards on which it fits, if it does on any number.
     pub fewest: Option<Tried>,
-    /// The meshes that fit, none of which is worse than another in cards, bytes and exchanges.
+    /// The meshes that fit, none of which is worse than another in cards, bytes of a card and bytes that it sends; among equals, the lowest level.
     pub best: Vec<Tried>,
     /// Of the largest number of cards that cannot hold it, below the fewest: the mesh that takes the least.
     pub refused: Option<Tried>,
-    /// Plans that were made.
+    /// The plans of the meshes that were tried, one for each stage.
     pub plans: usize,
 }
 
@@ -86,63 +86,74 @@ pub struct Asked<'a> {
     pub first: &'a dyn Fn(&Tried),
 }
 
+/// What was tried so far.
+struct Search<'a> {
+    asked: &'a Asked<'a>,
+    programs: &'a [(String, Graphs, u64)],
+    tried: Vec<Tried>,
+    /// Why a mesh was refused.
+    last: Option<Error>,
+    /// The plans of the meshes that were tried.
+    plans: usize,
+    /// Ranks of data and tensor that do not divide the model. Their multiples do not, either, so that few plans are made.
+    none: Vec<[usize; 2]>,
+}
+
+impl Search<'_> {
+    fn fits(&self) -> bool {
+        self.tried.iter().any(|of| of.fits)
+    }
+
+    /// Tries all meshes of so many cards in so many stages, with each of these levels of states that are shared out.
+    fn try_all(&mut self, cards: usize, stages: usize, levels: &[Kept]) {
+        let each = cards / stages;
+        for tensor in (1..=each).filter(|tensor| each % tensor == 0) {
+            let data = each / tensor;
+            if self.none.iter().any(|&[d, t]| data % d == 0 && tensor % t == 0) {
+                continue;
+            }
+            // Ranks without an axis data have all states, whatever the level.
+            let levels = if data > 1 { levels } else { &levels[..levels.len().min(1)] };
+            for &kept in levels {
+                match try_mesh(self.asked, self.programs, [data, tensor, stages], kept) {
+                    Ok(found) => {
+                        self.plans += stages;
+                        if found.fits && !self.fits() {
+                            (self.asked.first)(&found);
+                        }
+                        self.tried.push(found);
+                    }
+                    Err(error) => {
+                        if stages == 1 {
+                            self.none.push([data, tensor]);
+                        }
+                        self.last = Some(error);
+                        break;
+                    }
+                }
+            }
+        }
+    }
+}
+
 /// Finds the meshes on which a model fits, of axes `data` and `tensor`; and `stage`, on as many cards as hold it in no other way.
 ///
 /// # Errors
 /// When the model cannot be planned at all, or no number of cards divides it.
 pub fn fit(asked: &Asked) -> Result<Found> {
     let programs = (asked.programs)()?;
-    let (mut tried, mut last, mut plans): (Vec<Tried>, Option<Error>, usize) = (Vec::new(), None, 0);
-    // What an axis does not divide is refused for all of its multiples, too, so that few plans are made.
-    let mut none: Vec<(usize, usize)> = Vec::new();
+    let mut search = Search { asked, programs: &programs, tried: Vec::new(), last: None, plans: 0, none: Vec::new() };
     for cards in asked.cards.clone() {
-        let mut fits = tried.iter().any(|of| of.fits);
-        for tensor in (1..=cards).filter(|tensor| cards % tensor == 0) {
-            let data = cards / tensor;
-            if none.iter().any(|&(d, t)| data % d == 0 && tensor % t == 0) {
-                continue;
-            }
-            for &kept in asked.kept.iter().filter(|&&kept| data > 1 || kept == asked.kept[0]) {
-                match try_mesh(asked, &programs, [data, tensor, 1], kept) {
-                    Ok(found) => {
-                        plans += 1;
-                        if found.fits && !fits {
-                            (asked.first)(&found);
-                        }
-                        fits |= found.fits;
-                        tried.push(found);
-                    }
-                    Err(error) => {
-                        none.push((data, tensor));
-                        last = Some(error);
-                        break;
-                    }
-                }
-            }
-        }
-        // Stages compute one after another: they are tried where nothing else fits, nor fewer cards.
-        let holds = fits;
-        for stages in (2..=cards.min(MOST_STAGES)).filter(|stages| !holds && cards % stages == 0) {
-            for tensor in (1..=cards / stages).filter(|tensor| cards / stages % tensor == 0) {
-                let data = cards / stages / tensor;
-                if none.iter().any(|&(d, t)| data % d == 0 && tensor % t == 0) {
-                    continue;
-                }
-                let kept = *asked.kept.last().expect("a level is asked for");
-                match try_mesh(asked, &programs, [data, tensor, stages], kept) {
-                    Ok(found) => {
-                        plans += stages;
-                        if found.fits && !fits {
-                            (asked.first)(&found);
-                        }
-                        fits |= found.fits;
-                        tried.push(found);
-                    }
-                    Err(error) => last = Some(error),
-                }
+        search.try_all(cards, 1, &asked.kept);
+        // Stages compute one after another: they are tried where nothing else fits, nor fewer cards. What takes the least is shared out then.
+        if !search.fits() {
+            let least = &asked.kept[asked.kept.len().saturating_sub(1)..];
+            for stages in (2..=cards.min(MOST_STAGES)).filter(|stages| cards % stages == 0) {
+                search.try_all(cards, stages, least);
             }
         }
     }
+    let Search { tried, last, plans, .. } = search;
     let Some(fewest) = tried.iter().filter(|t| t.fits).min_by_key(|t| (t.cards, t.sent_bytes)).cloned() else {
         let refused = tried.iter().min_by_key(|t| t.card_bytes).cloned();
         return match (refused, last) {
@@ -242,7 +253,7 @@ impl Cluster {
     /// The links that a file tells: `{"gb_per_second": 50, "latency_us": 20}`.
     ///
     /// # Errors
-    /// When it is something else, or a number is not above 0.
+    /// When it is something else, the bandwidth is not above 0, or the latency is below it.
     pub fn parse(text: &str) -> Result<Cluster> {
         let cluster: Cluster = serde_json::from_str(text).map_err(|e| {
             Error::usage(format!("expected links such as {{\"gb_per_second\": 50, \"latency_us\": 20}}: {e}"))
