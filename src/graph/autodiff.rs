@@ -17,7 +17,7 @@ mod scalar;
 use crate::constant::Constant;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::graph::{Decomposer, Graph};
+use crate::graph::{Decomposer, GRADIENT, Graph};
 use crate::op::{Args, Back, Call, Fact, Grad, Lower, NodeId, Nodes, OpResult, ValueId, Var, build};
 use crate::shape::Shape;
 use crate::tensor::Tensor;
@@ -87,7 +87,7 @@ impl Sweep<'_> {
     /// The sum of the gradients that the readers of a value gave.
     fn total(&mut self, value: ValueId) -> Result<Option<ValueId>> {
         let Some(parts) = self.found.remove(&value) else { return Ok(None) };
-        let name = format!("gradient of {}", self.graph.value_name(value));
+        let name = format!("{GRADIENT}{}", self.graph.value_name(value));
         let sum = build(self.nodes_of(&name), |b| {
             let parts = parts.iter().map(|&part| b.value(part));
             Ok(parts.reduce(|sum, part| sum + part).into_iter().collect())
@@ -140,7 +140,7 @@ impl Sweep<'_> {
         let wanted: Vec<_> = operands.iter().map(|value| value.filter(active)).collect();
         let mut given = Vec::new();
         let seed = self.seed;
-        let mut nodes = self.nodes_of(&format!("gradient of {}", node.name));
+        let mut nodes = self.nodes_of(&format!("{GRADIENT}{}", node.name));
         let made = build(&mut nodes, |b| {
             let read = |value: ValueId| {
                 let value = b.value(value);

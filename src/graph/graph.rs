@@ -19,6 +19,9 @@ use std::sync::{Arc, OnceLock};
 /// The most nodes that a graph may grow to when operators are decomposed or a file's functions are expanded.
 pub const MAX_NODES: usize = 1 << 18;
 
+/// What stands before the names of the nodes that compute a node's gradient.
+pub const GRADIENT: &str = "gradient of ";
+
 /// The ending of names of nodes that compute forward values again, for the backward computation.
 pub const AGAIN: &str = " again";
 

@@ -11,7 +11,7 @@ use super::{Sweep, ancestors, gradients};
 use crate::body::{inline, outline};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::graph::{Decomposer, Graph};
+use crate::graph::{Decomposer, GRADIENT, Graph};
 use crate::op::{Body, Call, Fact, NodeId, ValueId, build};
 use crate::ops::{self, Loop, REPEAT, loop_attrs};
 use std::ops::Range;
@@ -45,7 +45,7 @@ impl Sweep<'_> {
 
         let kept = self.keeping(id, &of, &operands, &walk.read[0])?;
         let fail = |what: String| node.error(what);
-        let made = build(self.nodes_of(&format!("gradient of {}", node.name)), |b| {
+        let made = build(self.nodes_of(&format!("{GRADIENT}{}", node.name)), |b| {
             let zeros = |fact: &Fact| {
                 let one = vec![1; fact.shape.len()];
                 b.constant(fact.dtype, one, || vec![0.0]).expand(&fact.shape)

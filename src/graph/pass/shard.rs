@@ -371,13 +371,13 @@ impl Walk<'_> {
             self.spreads.insert(value, needs);
             // What is kept beside a weight lies as it does.
             let (name, shape) = (self.graph.value_name(value), &self.graph.fact(value).shape);
-            let is_beside = |other: &ValueId| {
+            let is_its = |other: &ValueId| {
                 let before = self.graph.value_name(*other).strip_suffix(name);
-                let kept =
-                    before.is_some_and(|before| before == TERMS || BESIDE.iter().any(|of| before.starts_with(of)));
-                kept && self.graph.fact(*other).shape == *shape && !self.whole.contains(other)
+                before.is_some_and(|before| before.ends_with('/') && is_beside(before))
+                    && self.graph.fact(*other).shape == *shape
+                    && !self.whole.contains(other)
             };
-            let beside: Vec<ValueId> = self.graph.states().iter().map(|state| state.value).filter(is_beside).collect();
+            let beside: Vec<ValueId> = self.graph.states().iter().map(|state| state.value).filter(is_its).collect();
             beside.into_iter().for_each(|other| _ = self.spreads.entry(other).or_insert(needs));
         }
     }

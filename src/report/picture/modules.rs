@@ -1,7 +1,7 @@
 //! Names steps and buffers by the modules of the program that a file was exported from.
 
 use super::{Item, Scene};
-use crate::graph::AGAIN;
+use crate::graph::{AGAIN, GRADIENT};
 use std::borrow::Cow;
 use std::collections::HashMap;
 
@@ -33,7 +33,7 @@ impl Item {
 /// The module of a name. Names of gradients, of copies and of parts of a node are made from that of the node.
 fn module(modules: &Modules, name: &str) -> Option<String> {
     let name = name.strip_prefix("copy of ").unwrap_or(name);
-    let name = name.strip_prefix("gradient of ").unwrap_or(name);
+    let name = name.strip_prefix(GRADIENT).unwrap_or(name);
     let name = name.strip_suffix(AGAIN).unwrap_or(name);
     let mut node = name;
     loop {

@@ -5,7 +5,7 @@
 //! one that the backward computation makes and the update reads is a weight's gradient. Steps that compute a forward value again, whose names
 //! end with [`AGAIN`], belong to the backward computation: what they read is kept for it, and what they write is neither.
 
-use crate::graph::AGAIN;
+use crate::graph::{AGAIN, GRADIENT};
 use crate::plan::tell::timeline::Timeline;
 use crate::plan::{BufferIdx, Class, Plan, Program, StatePort, StepIdx, View};
 use crate::target::{Family, PREFETCH_STACK};
@@ -78,7 +78,7 @@ impl Phase {
         let step = step.strip_prefix("copy of ").unwrap_or(step);
         if step.ends_with(AGAIN) {
             Phase::Again
-        } else if step.starts_with("gradient of ") {
+        } else if step.starts_with(GRADIENT) {
             Phase::Backward
         } else if step.starts_with("update/") || step.starts_with("accumulate/") {
             Phase::Update

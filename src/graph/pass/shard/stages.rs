@@ -15,16 +15,13 @@
 use super::{Along, PLACE};
 use crate::dtype::DType;
 use crate::error::{Error, Result, ensure};
-use crate::graph::{Graph, Kind, State};
+use crate::graph::{GRADIENT, Graph, Kind, State};
 use crate::op::{Attrs, Fact, NodeId, ValueId};
 use crate::ops;
 use std::collections::{HashMap, HashSet};
 
 /// The state that ends the chain of what a stage passes on: without it nobody would read the last mark.
 const PASSED: &str = "mesh/passed";
-
-/// What stands before the names of the nodes of a gradient.
-const GRADIENT: &str = "gradient of ";
 
 /// Leaves of a graph the nodes of one stage.
 ///
@@ -56,7 +53,7 @@ impl Stages {
                 named.insert(&graph.node(id).name, stage(level));
             }
         }
-        stages.follow_readers(graph, |id| is_forward(id));
+        stages.follow_readers(graph, is_forward);
         stages.keep_beside_weights(graph);
         for at in 0..stages.order.len() {
             let id = stages.order[at];
@@ -139,7 +136,7 @@ impl Stages {
             let stage = *self.of.get(&value.node)?;
             Some((graph.fact(*value).bytes(), stage))
         });
-        // A state that nobody has read yet is where the training ends.
+        // A state that nobody has read yet, and what is made of it alone, such as the number of the update, is in the first stage.
         known.max().map(|(_, stage)| stage).or_else(|| reads_state.then_some(0))
     }
 
@@ -199,6 +196,7 @@ impl Stages {
         match sent {
             Some(sent) => graph.update(mark, sent).map_err(Error::graph)?,
             None if after == mark => graph.withdraw_state(mark),
+            // It has only received: nobody changes the mark.
             None => {}
         }
         Ok(())
