@@ -68,6 +68,8 @@ impl Launch {
 pub struct Usage {
     /// Bytes held now.
     pub bytes: u64,
+    /// Bytes of the host's memory that the device reaches. They are among `bytes` only where the host is the device.
+    pub pinned: u64,
     /// Allocations made so far, those given back included.
     pub allocations: u64,
     /// Bytes that the backend and its driver hold beside the segments for this process, such as blocks that an allocator has reserved; none

@@ -65,15 +65,16 @@ impl<M> Segments<M> {
 
     /// Bytes held now, and allocations made so far.
     pub fn usage(&self) -> Usage {
-        let own = self.all().filter(|segment| !segment.borrowed).map(|segment| segment.bytes);
-        Usage { bytes: own.sum(), allocations: self.made, overhead: Some(0) }
+        let own = || self.all().filter(|segment| !segment.borrowed);
+        let pinned = own().filter(|segment| segment.memory == Memory::Pinned).map(|segment| segment.bytes).sum();
+        let bytes = own().map(|segment| segment.bytes).sum();
+        Usage { bytes, pinned, allocations: self.made, overhead: Some(0) }
     }
 
     /// As [`usage`](Self::usage), of a device beside the host: what lies in the host's memory is none of it.
     pub fn usage_of_device(&self) -> Usage {
-        let pinned = self.all().filter(|segment| !segment.borrowed && segment.memory == Memory::Pinned);
-        let (all, pinned) = (self.usage(), pinned.map(|segment| segment.bytes).sum::<u64>());
-        Usage { bytes: all.bytes - pinned, ..all }
+        let all = self.usage();
+        Usage { bytes: all.bytes - all.pinned, ..all }
     }
 
     /// The backend's own part of the segment of a slice, which is in memory that kernels reach.

@@ -159,6 +159,7 @@ recipe
   quantize? quantize
   int8_caches? bool
   prefer? 'memory'|'speed'
+  offload? 'states'|'weights'|'all'
 quantize
   bits int
   block int
@@ -182,7 +183,7 @@ order
   peak int
 segment
   class class
-  memory? 'device'|'upload'|'download'|'scratch'|'own'|'prefetch'|'reserve'
+  memory? 'device'|'upload'|'download'|'scratch'|'own'|'prefetch'|'reserve'|'pinned'
   bytes int
 buffer
   name text

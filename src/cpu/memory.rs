@@ -207,7 +207,7 @@ mod tests {
         let a = alloc(300).expect("fits");
         let b = alloc(256).expect("fits");
         assert!(matches!(alloc(257), Err(Error::Fit { needed: 257, limit: 256, .. })));
-        assert_eq!(memory.usage(), Usage { bytes: 556, allocations: 3, overhead: Some(0) });
+        assert_eq!(memory.usage(), Usage { bytes: 556, pinned: 0, allocations: 3, overhead: Some(0) });
         let beyond = Memory::system().alloc(1 << 62, Place::Device).expect_err("no host has as much");
         assert!(matches!(beyond, Error::Memory { needed, .. } if needed == 1 << 62) && beyond.exit_code() == 2);
         let slice = |segment, offset, bytes| Slice { segment, offset, bytes };

@@ -53,6 +53,12 @@ pub fn memory(plan: View, usage: Option<Usage>) -> String {
         };
         line("allocated", bytes, note);
     }
+    let offloaded = plan.plan.offloaded_bytes();
+    if let Some(Usage { pinned, .. }) = usage.filter(|usage| usage.pinned != 0 || offloaded != 0) {
+        let note =
+            if pinned == offloaded { "as planned".to_owned() } else { format!("{} planned", grouped(offloaded)) };
+        line("on the host", pinned, note);
+    }
     for (class, label) in CLASSES {
         let bytes = plan.class_bytes(class) * plan.plan.copies(class);
         if bytes > 0 || class == Class::Activation {

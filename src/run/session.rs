@@ -225,7 +225,7 @@ pub struct Device {
     pub fallback: Option<String>,
     /// The ranks that it has joined.
     pub ranks: Option<Arc<dyn Ranks>>,
-    /// The most bytes that NCCL was measured to take on any of the ranks; 0 if they are not known.
+    /// The bytes that a plan for its ranks leaves to NCCL, if they were measured; 0 if they are not known.
     pub reserve: u64,
 }
 
@@ -365,6 +365,18 @@ fn refused(backend: &mut dyn Backend, plan: &Plan) -> Vec<Call> {
     refused
 }
 
+/// Plans a job, and once more without the library calls that the device refuses.
+fn plan_on(job: &mut Job, backend: &mut dyn Backend) -> Result<Planned> {
+    let planned = plan::plan(job)?;
+    let refused = refused(backend, &planned.plan);
+    if refused.is_empty() {
+        return Ok(planned);
+    }
+    let known = job.schedules.take().map_or_else(Tuned::default, |known| known.filter(|_, _| true));
+    job.schedules = Some(Arc::new(known.without(refused)));
+    plan::plan(job)
+}
+
 /// A plan, loaded on a device: one program or several. Threads can share it; it runs one call at a time.
 ///
 /// ```
@@ -489,17 +501,11 @@ impl Session {
         if let Some(Sharding { mesh, .. }) = &job.sharding {
             ranks::expect(mesh, device.ranks.as_ref())?;
         }
-        let planned = plan::plan(&job);
+        let planned = plan_on(&mut job, &mut *device.backend);
         if let Some(ranks) = &device.ranks {
             ranks::all_well(planned.as_ref().err(), &**ranks)?;
         }
-        let mut planned = planned?;
-        let refused = refused(&mut *device.backend, &planned.plan);
-        if !refused.is_empty() {
-            let known = job.schedules.take().map_or_else(Tuned::default, |known| known.filter(|_, _| true));
-            job.schedules = Some(Arc::new(known.without(refused)));
-            planned = plan::plan(&job)?;
-        }
+        let planned = planned?;
         if let Some(device) = &planned.plan.tuned {
             let [measured, all] = [|p: &plan::Program| p.measured, |p: &plan::Program| p.steps.len()]
                 .map(|count| planned.plan.programs.iter().map(count).sum::<usize>());
@@ -663,6 +669,7 @@ impl Session {
         let others = self.family.taken.iter().enumerate().filter(|(run, _)| *run != self.run);
         others.fold(own, |sum, (_, taken)| Usage {
             bytes: sum.bytes + taken.bytes,
+            pinned: sum.pinned + taken.pinned,
             allocations: sum.allocations + taken.allocations,
             overhead: sum.overhead.zip(taken.overhead).map(|(sum, taken)| sum + taken),
         })

@@ -2,6 +2,7 @@
 //! whose memory is the host's and whose kernels compute nothing.
 
 use crate::common;
+use crate::offload::wide;
 use plimsoll::internals::backend::cuda::library::Search;
 use plimsoll::internals::backend::cuda::{Settings, machine_code, open, report};
 use plimsoll::internals::backend::{Launch, Slice};
@@ -9,6 +10,7 @@ use plimsoll::internals::file::{sealed, unsealed};
 use plimsoll::internals::kernel::Kernel;
 use plimsoll::internals::kernel::render::{Bindings, Dialect, render};
 use plimsoll::internals::kernel::schedule;
+use plimsoll::internals::pass::offload::Offload;
 use plimsoll::internals::session::{Choice, Options, Session};
 use plimsoll::internals::target::{Libraries, Memory, STAGING, Target};
 use plimsoll::internals::trace::Trace;
@@ -242,6 +244,21 @@ fn memory_is_what_was_planned() {
     let device = session.plan().segments.iter().filter(|s| s.memory.is_device());
     let rounded: u64 = device.map(|s| s.bytes.next_multiple_of(2 << 20) - s.bytes).sum();
     assert_eq!(part("allocations rounded up"), rounded);
+}
+
+/// What lies in pinned memory of the host is allocated as planned, beside the device's.
+#[test]
+fn offloaded_data_is_counted_apart() {
+    let folder = Folder::new("pinned");
+    let Some(search) = paper(&folder, &[]) else { return };
+    let (backend, name) = open(&search, &BARE).expect("the device opens");
+    let recipe = Recipe { offload: Offload::Weights, ..Recipe::default() };
+    let session = common::load(wide(), backend, name, &Options { recipe, ..Options::default() }).expect("it is loaded");
+    let (usage, plan) = (session.usage(), session.plan());
+    assert_eq!((usage.bytes, usage.pinned), (plan.bytes(), plan.offloaded_bytes()));
+    let pinned = plan.segments.iter().filter(|s| s.memory == Memory::Pinned).map(|s| s.bytes);
+    assert_eq!(usage.pinned, pinned.sum::<u64>());
+    assert!(usage.pinned > 1 << 20, "{usage:?}");
 }
 
 /// What the driver takes for runs at once is counted once, part by part, and the segments of all are planned.

@@ -1,6 +1,6 @@
 //! Data in the memory of the host: the same results, in fewer bytes of the device.
 
-use crate::common::Folder;
+use crate::common::{Folder, printed};
 use crate::ranks::{filled, inputs, lent};
 use plimsoll::internals::pass::offload::Offload;
 use plimsoll::internals::plan::{self, Job, Plan, check};
@@ -8,7 +8,7 @@ use plimsoll::internals::train::data::Rows;
 use plimsoll::internals::train::run::{Data, Trainer};
 use plimsoll::internals::train::{Loss, Optimizer, Rate, Training};
 use plimsoll::internals::{npy, onnx};
-use plimsoll::{Choice, DType, Graph, Memory, Options, Program, Recipe, Session, Target, Tensor, Trace};
+use plimsoll::{Choice, Class, DType, Graph, Memory, Options, Program, Recipe, Session, Target, Tensor, Trace};
 use std::path::Path;
 
 fn options(offload: Offload) -> Options {
@@ -27,7 +27,7 @@ fn fetches(plan: &Plan) -> usize {
 }
 
 /// A network whose weights are worth it.
-fn wide() -> Graph {
+pub fn wide() -> Graph {
     let trace = Trace::new("wide");
     let mut x = trace.input("x", DType::F32, [4, 256]);
     for layer in 0..6 {
@@ -63,7 +63,8 @@ fn results_are_the_same() {
     let inputs = inputs(&plain);
     let expected = plain.run(&lent(&inputs)).expect("it runs");
     let session = Session::from_graph(graph, &options(Offload::All)).expect("it is planned");
-    assert_eq!(session.usage().bytes, session.plan().bytes(), "planned == allocated");
+    let (usage, plan) = (session.usage(), session.plan());
+    assert_eq!((usage.bytes, usage.pinned), (plan.bytes(), plan.offloaded_bytes()), "planned == allocated");
     session.run_poisoned(&lent(&inputs)).expect("it runs");
     let found = session.run(&lent(&inputs)).expect("it runs");
     for ((_, a), (_, b)) in expected.iter().zip(&found) {
@@ -71,6 +72,64 @@ fn results_are_the_same() {
         let off = a.to_f64().iter().zip(b.to_f64()).fold(0.0, |off: f64, (a, b)| off.max((a - b).abs()));
         assert!(off <= 1e-6 * peak, "off by {off} of {peak}");
     }
+}
+
+/// A table is read where it lies, so that no copy of it is planned.
+#[test]
+fn rows_are_looked_up_there() {
+    let trace = Trace::new("table");
+    let ids = trace.input("ids", DType::I64, [4]);
+    let values: Vec<f64> = (0..4096 * 64).map(|i| f64::from((i * 37 % 101) as u32)).collect();
+    let table = trace.constant("table", Tensor::from_f64(DType::F32, [4096, 64], &values));
+    trace.output("rows", table.op("Gather", &[ids], Default::default()));
+    let graph = trace.finish().expect("it is a graph");
+    let session = Session::from_graph(graph, &options(Offload::Weights)).expect("it is planned");
+    let (plan, bytes) = (session.plan(), 4096 * 64 * 4);
+    assert_eq!(plan.offloaded_bytes(), bytes);
+    assert!(plan.class_bytes(Class::Activation) < bytes, "the arena has no copy of the table");
+    let ids = Tensor::from_f64(DType::I64, [4], &[7.0, 4095.0, 0.0, 7.0]);
+    let found = session.run(&[("ids", ids)]).expect("it runs").remove(0).1.to_f64();
+    let expected: Vec<f64> = [7, 4095, 0, 7].iter().flat_map(|&row| values[row * 64..][..64].to_vec()).collect();
+    assert_eq!(found, expected);
+}
+
+/// Caches to which runs add rows may lie on the host, too.
+#[test]
+fn caches_grow_there() {
+    let run = |offload: Offload| {
+        let pairs = [("token", "next_token"), ("past_*", "present_*")];
+        let state = pairs.map(|(input, output)| (input.to_owned(), output.to_owned())).to_vec();
+        let options = Options { state, ..options(offload) }.set("past", 0..=4096).set("batch", 2);
+        let session = Session::from_path("graphs/append.onnxtxt", &options).expect("it is planned");
+        let inputs = inputs(&session);
+        let found: Vec<_> = (0..6).map(|_| session.run(&lent(&inputs)).expect("it runs")).collect();
+        assert_eq!(session.usage().bytes, session.plan().bytes(), "planned == allocated");
+        (found, session.state("past_keys").expect("it is a state"), session.plan().offloaded_bytes())
+    };
+    let (expected, keys, none) = run(Offload::None);
+    let (found, own, bytes) = run(Offload::Weights);
+    assert!(none == 0 && bytes > 1 << 16, "{bytes} bytes on the host");
+    assert!(keys.to_f64().iter().any(|key| *key != 0.0), "runs add rows");
+    assert_eq!(keys.to_f64(), own.to_f64());
+    for (a, b) in expected.iter().flatten().zip(found.iter().flatten()) {
+        assert_eq!(a.1.to_f64(), b.1.to_f64(), "{}", a.0);
+    }
+}
+
+/// The records of plans with offloaded data, and of stages, are as their schema says.
+#[test]
+fn records_are_as_their_schema_says() {
+    let folder = Folder::new("offloaded-records");
+    let path = folder.path("perceptron.onnxtxt");
+    let text = filled(PERCEPTRON, &[("up", 128 * 160), ("bias", 160), ("down", 480)]);
+    std::fs::write(&path, text).expect("it can be written");
+    let plan = |further: &[&str]| {
+        let args = [&["plan", &path, "--batch", "8", "--target", "cuda", "--json"], further].concat();
+        let ran = std::process::Command::new(env!("CARGO_BIN_EXE_plimsoll")).args(&args).output().expect("it starts");
+        printed(&args, &String::from_utf8_lossy(&ran.stdout))
+    };
+    assert_eq!(plan(&["--offload", "weights"])["offloaded"]["bytes"], 128 * 160 * 4);
+    assert_eq!(plan(&["--mesh", "stage=2"])["stages"].as_array().map(Vec::len), Some(2));
 }
 
 const PERCEPTRON: &str = r#"<ir_version: 10, opset_import: ["" : 20]>
@@ -116,7 +175,8 @@ fn trainings_are_the_same() {
                 (0..20).map(|step| trainer.step(&data, step, Some(3)).expect("it runs").loss).collect();
             let score = trainer.evaluate(&data).expect("it runs").loss;
             let session = trainer.session();
-            assert_eq!(session.usage().bytes, session.plan().bytes(), "planned == allocated");
+            let (usage, plan) = (session.usage(), session.plan());
+            assert_eq!((usage.bytes, usage.pinned), (plan.bytes(), plan.offloaded_bytes()), "planned == allocated");
             (losses, score, session.plan().offloaded_bytes(), fetches(session.plan()))
         };
         let (expected, score, none, _) = losses(Offload::None);

@@ -67,7 +67,7 @@ fn the_memory_block_adds_up() {
             steps: Vec::new(),
         }],
     };
-    let block = memory(plan.first(), Some(Usage { bytes: 4000, allocations: 4, overhead: Some(100) }));
+    let block = memory(plan.first(), Some(Usage { bytes: 4000, pinned: 0, allocations: 4, overhead: Some(100) }));
     let expected = "\
 planned                4.00 KiB  4,096 bytes
 allocated              3.91 KiB  4,000 bytes  96 fewer than planned
@@ -80,10 +80,10 @@ beside the plan           100 B    100 bytes  the driver's
     let squeeze = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
     assert_eq!(squeeze(&block), squeeze(expected), "{block}");
     plan.programs[0].summary.lower_bound = 2048;
-    let block = memory(plan.first(), Some(Usage { bytes: 4096, allocations: 4, overhead: Some(0) }));
+    let block = memory(plan.first(), Some(Usage { bytes: 4096, pinned: 0, allocations: 4, overhead: Some(0) }));
     assert!(block.contains("as planned") && block.contains("reached"), "{block}");
     assert!(!block.contains("beside"), "{block}");
-    let block = memory(plan.first(), Some(Usage { bytes: 4096, allocations: 4, overhead: None }));
+    let block = memory(plan.first(), Some(Usage { bytes: 4096, pinned: 0, allocations: 4, overhead: None }));
     assert!(block.contains("beside the plan  not known"), "{block}");
     assert!(!memory(plan.first(), None).contains("allocated"));
 }

@@ -5,12 +5,12 @@
 //! mean   (host) --Fetch--> update --> mean (host)
 //! ```
 //!
-//! A copy lives as long as one reader needs it. An update is written where the state lies.
+//! A copy lives as long as one reader needs it. What is looked up by rows is read where it lies, and an update is written there.
 
 use super::{Context, Recipe};
 use crate::error::Result;
 use crate::graph::{Graph, Kind};
-use crate::op::{Attrs, Fact, ValueId};
+use crate::op::{Attrs, Fact, NodeId, ValueId};
 use crate::ops::FETCH;
 use crate::pass::shard::{PLACE, is_beside};
 use serde::{Deserialize, Serialize};
@@ -40,6 +40,11 @@ impl Offload {
         *self == Offload::None
     }
 
+    /// True if a constant that is read lies in the memory of the host.
+    fn takes_constant(self, fact: &Fact) -> bool {
+        matches!(self, Offload::Weights | Offload::All) && fact.bytes() >= LEAST
+    }
+
     /// True if a state of this name lies in the memory of the host.
     pub fn takes_state(self, name: &str, fact: &Fact) -> bool {
         let level = if is_beside(name) { Offload::States } else { Offload::Weights };
@@ -47,10 +52,18 @@ impl Offload {
     }
 }
 
-/// True if a constant lies in the memory of the host: all that read it fetch it.
-pub fn is_fetched(graph: &Graph, constant: ValueId) -> bool {
+/// True if a constant lies in the memory of the host: all that read it fetch it, or look up rows there.
+pub fn is_offloaded(graph: &Graph, constant: ValueId) -> bool {
     let users = graph.users(constant);
-    !users.is_empty() && users.iter().all(|&user| graph.node(user).op_name() == FETCH) && !graph.is_output(constant)
+    let suits = |&user: &NodeId| graph.node(user).op_name() == FETCH || looks_up(graph, user, constant);
+    !users.is_empty() && users.iter().all(suits) && !graph.is_output(constant)
+}
+
+/// True if a node reads few of a value's elements: rows that indices name.
+fn looks_up(graph: &Graph, node: NodeId, value: ValueId) -> bool {
+    let operands = graph.operands(node);
+    let is_data = operands.first() == Some(&Some(value)) && !operands[1..].contains(&Some(value));
+    is_data && graph.node(node).op_name() == "Gather" && graph.fact(node.output(0)).bytes() < graph.fact(value).bytes()
 }
 
 /// Has each reader of what is kept on the host fetch it.
@@ -67,14 +80,16 @@ pub(super) fn run(graph: &mut Graph, context: &Context) -> Result<()> {
         let takes = match &graph.node(id).kind {
             Kind::State(_) => offload.takes_state(graph.value_name(value), graph.fact(value)),
             Kind::Constant(_) => {
-                matches!(offload, Offload::Weights | Offload::All) && graph.fact(value).bytes() >= LEAST
+                let is_read = !graph.is_output(value) && !graph.users(value).is_empty();
+                is_read && offload.takes_constant(graph.fact(value))
             }
             _ => false,
         };
         if !context.decisions.if_valid("offload", id, takes) {
             continue;
         }
-        for user in graph.users(value) {
+        let readers = graph.users(value);
+        for user in readers.into_iter().filter(|&user| !looks_up(graph, user, value)).collect::<Vec<_>>() {
             graph.insert_at(user);
             let name = format!("{}/fetched", graph.value_name(value));
             let fetched = context.add(graph, &name, FETCH, &[Some(value)], Attrs::new())?;

@@ -4,7 +4,7 @@ use super::{DraftConstant, Lowering};
 use crate::error::{Error, Result};
 use crate::kernel::Operand;
 use crate::op::ValueId;
-use crate::pass::offload::is_fetched;
+use crate::pass::offload::is_offloaded;
 use crate::shape::Access;
 use crate::{BufferIdx, Class};
 use std::sync::Arc;
@@ -44,7 +44,7 @@ impl Lowering<'_> {
         let name = constant.name.clone();
         let dtype = self.target.holds(constant.fact.dtype).map_err(|e| Error::usage(format!("value '{name}': {e}")))?;
         let buffer = self.add_buffer(name, dtype, constant.fact.shape.clone(), Class::Constant);
-        self.draft.buffers[buffer].offloaded = !self.offload.is_none() && is_fetched(self.graph, value);
+        self.draft.buffers[buffer].offloaded = !self.offload.is_none() && is_offloaded(self.graph, value);
         self.constants.insert(key, buffer);
         self.draft.constants.push(DraftConstant { constant, buffer, packed: None });
         Ok(BufferView { buffer, access })

@@ -109,7 +109,7 @@ int cuDeviceGetDefaultMemPool(void **pool, int device) { *pool = &used; return O
 int cuMemPoolSetAttribute(void *pool, unsigned attribute, void *value) { return pool == &used && attribute == 4 ? OK : INVALID; }
 int cuMemAllocAsync(address *pointer, size_t bytes, void *stream) { return cuMemAlloc_v2(pointer, bytes); }
 int cuMemFreeAsync(address pointer, void *stream) { return cuMemFree_v2(pointer); }
-int cuMemHostAlloc(void **pointer, size_t bytes, unsigned flags) { NEEDS_CONTEXT; *pointer = malloc(bytes); return OK; }
+int cuMemHostAlloc(void **pointer, size_t bytes, unsigned flags) { NEEDS_CONTEXT; *pointer = aligned_alloc(4096, (bytes + 4095) / 4096 * 4096); return OK; }
 int cuMemFreeHost(void *pointer) { free(pointer); return OK; }
 int cuMemsetD8Async(address at, unsigned char value, size_t count, void *stream) { NEEDS_CONTEXT; memset((void *)at, value, count); return stream ? OK : INVALID; }
 int cuMemcpyHtoDAsync_v2(address to, const void *from, size_t bytes, void *stream) { NEEDS_CONTEXT; memcpy((void *)to, from, bytes); return stream ? OK : INVALID; }
