@@ -152,12 +152,12 @@ fn best_of(target: &Target, draft: &Draft, bar: u64) -> Result<Option<(Layout, V
     Ok(best.map(|(_, layout)| (layout, orders)))
 }
 
-/// For steps to run side by side, an arena may become larger by a quarter, by a thirty-second of the constants, or by this many bytes,
-/// which no device is short of.
+/// Bytes by which an arena may become larger in any case for steps to run side by side: no device is short of them.
 const STREAMS_COST: u64 = 1 << 20;
 
-/// The same order or the file's in as many streams as the target runs, or in fewer, if they take little more memory: none, where the graph
-/// spares it.
+/// An order in which exchanges and fetches have time, the file's or the same one, in as many streams as the target runs, or in fewer, if the arena
+/// grows by little: by two of the largest that are fetched, by an eighth where ranks exchange in a training, else by a quarter or by a thirty-second
+/// of the constants; by nothing where memory comes first, and in any other training.
 fn widen(draft: &Draft, target: &Target, narrow: &Layout) -> Result<Option<Layout>> {
     let constants: u64 = draft.constants.iter().map(|c| draft.buffers[c.buffer].bytes).sum();
     let most = match draft.prefer {

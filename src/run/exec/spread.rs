@@ -9,6 +9,7 @@ use crate::mesh::Mesh;
 use crate::plan::{Port, Shard};
 use crate::shape::{Access, Shape, indices};
 use crate::tensor::Tensor;
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
@@ -29,6 +30,16 @@ struct Told {
     stored: DType,
     shards: Vec<Shard>,
     stage: usize,
+}
+
+/// What all ranks tell each other, in the order of the ranks.
+///
+/// # Errors
+/// When a rank is gone or late, or of another version, which tells something else.
+pub(crate) fn tell_all<T: Serialize + DeserializeOwned>(ranks: &dyn Ranks, own: &T) -> Result<Vec<T>> {
+    let unread = |e: serde_json::Error| Error::usage(format!("the ranks have not the same version: {e}"));
+    let all = ranks.gather(&serde_json::to_vec(own).map_err(unread)?)?;
+    all.iter().map(|told| serde_json::from_slice(told).map_err(unread)).collect()
 }
 
 impl Spread {
@@ -131,9 +142,7 @@ impl Exec {
                 Told { port: state.port.clone(), stored: state.stored, shards, stage: plan.stage }
             })
             .collect();
-        let text = serde_json::to_vec(&own).map_err(|e| Error::plan(e.to_string()))?;
-        for told in ranks.gather(&text)? {
-            let told: Vec<Told> = serde_json::from_slice(&told).map_err(|e| Error::plan(e.to_string()))?;
+        for told in tell_all(&**ranks, &own)? {
             for Told { port, stored, shards, stage } in told {
                 if stage != plan.stage && self.states.iter().any(|own| own.port.name == port.name) {
                     let what = format!("state '{}' is in stages {stage} and {}", port.name, plan.stage);

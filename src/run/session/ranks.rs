@@ -2,7 +2,7 @@
 
 use crate::backend::ranks::Ranks;
 use crate::error::{Error, Result, ensure};
-use crate::exec::spread::Spread;
+use crate::exec::spread::{Spread, tell_all};
 use crate::file::fnv;
 use crate::plan::check::ranks::{Meeting, all_meet, meetings};
 use crate::plan::{Mesh, Plan, Program};
@@ -36,9 +36,7 @@ pub(crate) fn agree(plan: &Plan, ranks: &dyn Ranks) -> Result<()> {
         title: plan.title(),
         meetings: if several { meetings(plan) } else { Vec::new() },
     };
-    let unread = |e: serde_json::Error| Error::usage(format!("the ranks have not the same version: {e}"));
-    let all = ranks.gather(&serde_json::to_vec(&own).map_err(unread)?)?;
-    let all = all.iter().map(|card| serde_json::from_slice(card).map_err(unread)).collect::<Result<Vec<Card>>>()?;
+    let all = tell_all(ranks, &own)?;
     // The same two ranks are named on every rank.
     let first = |card: &Card| all.iter().position(|other| other.stage == card.stage).expect("a card is of its stage");
     let differs = |card: &Card| {
@@ -78,10 +76,7 @@ pub(crate) fn all_well(error: Option<&Error>, ranks: &dyn Ranks) -> Result<()> {
         Error::Fit { what, needed, limit, .. } => Trouble { what: what.clone(), fit: Some([*needed, *limit]) },
         error => Trouble { what: error.to_string(), fit: None },
     });
-    let text = serde_json::to_vec(&own).map_err(|e| Error::plan(e.to_string()))?;
-    for (rank, told) in ranks.gather(&text)?.iter().enumerate() {
-        let told = serde_json::from_slice::<Option<Trouble>>(told);
-        let trouble = told.map_err(|e| Error::usage(format!("the ranks have not the same version: {e}")))?;
+    for (rank, trouble) in tell_all(ranks, &own)?.into_iter().enumerate() {
         let Some(Trouble { what, fit }) = trouble.filter(|_| error.is_none()) else { continue };
         let what = format!("rank {rank}: {what}");
         return Err(match fit {
