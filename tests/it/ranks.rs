@@ -125,6 +125,29 @@ fn files_are_the_same_on_two_and_four_ranks() {
     }
 }
 
+/// A stage that does not fit is told on all ranks at once, with both numbers.
+#[test]
+fn a_stage_that_does_not_fit_is_told_everywhere() {
+    let folder = Folder::new("stage-too-large");
+    let (graph, mesh) = (decoder(&folder, 4), mesh("stage=2"));
+    let sharding = Some(Sharding { mesh: mesh.clone(), ..Sharding::default() });
+    let all = plan::of_all_ranks(&Job { sharding, ..Job::of(graph.clone(), &Target::cpu(1)) }).expect("it is planned");
+    let mut sizes: Vec<u64> = all.iter().map(|(planned, _)| planned.plan.bytes()).collect();
+    sizes.sort_unstable();
+    assert!(sizes[0] + 8 < sizes[1], "the stages differ: {sizes:?}");
+    let start = std::time::Instant::now();
+    let errors = each(&mesh, |ranks| {
+        let memory_limit = Some(sizes[0] + 4);
+        let options = Options { mesh: Some(mesh.clone()), ranks: Some(ranks), memory_limit, ..options() };
+        Session::from_graph(graph.clone(), &options).expect_err("one does not fit")
+    });
+    assert!(start.elapsed().as_secs() < 10, "nobody waits for a rank that is gone");
+    for error in &errors {
+        assert!(matches!(error, plimsoll::Error::Fit { limit, .. } if *limit == sizes[0] + 4), "{error}");
+    }
+    assert_eq!(errors.iter().filter(|error| error.to_string().contains("rank ")).count(), 1, "{errors:?}");
+}
+
 /// What is received is one run of bytes, also where it is to be a part of a concatenation.
 #[test]
 fn what_is_received_may_be_a_part() {
@@ -737,6 +760,87 @@ pub fn trained(folder: &Folder, options: &Options, accumulate: usize, steps: u64
         network(&Folder::new(&format!("{}-few", options.ranks.as_ref().map_or(0, |ranks| 1 + ranks.rank()))), 9);
     let score = trainer.evaluate(&few).expect("it runs").loss;
     (losses, states.to_vec(), score)
+}
+
+/// Each level of states that ranks share out takes fewer bytes; all of them on four ranks take at most 0.30 of one rank's.
+#[test]
+fn shared_states_take_their_share() {
+    const WIDE: &str = r#"<ir_version: 10, opset_import: ["" : 20]>
+        wide (float[batch, 64] x) => (float[batch, 4] y)
+        <float[64, 128] up, float[128] bias, float[128, 4] down>
+        {
+          product = MatMul (x, up)
+          sum = Add (product, bias)
+          bent = Gelu (sum)
+          y = MatMul (bent, down)
+        }"#;
+    let folder = Folder::new("shared-states");
+    let path = folder.path("wide.onnxtxt");
+    std::fs::write(&path, filled(WIDE, &[("up", 64 * 128), ("bias", 128), ("down", 512)])).expect("it can be written");
+    let model = onnx::load(Path::new(&path)).expect("it is a model");
+    let programs = programs_of_file(model, vec![("batch".to_owned(), 8)], 16, &method(2)).expect("it is trained").parts;
+    let bytes = |kept: Kept| {
+        let sharding = Some(Sharding { mesh: mesh("data=4"), kept, ..Sharding::default() });
+        let plan =
+            plan::plan(&Job { sharding, ..Job::new(programs.clone(), &Target::cpu(1)) }).expect("it is planned").plan;
+        plan.class_bytes(plimsoll::Class::State) as f64
+    };
+    let shares = Kept::LEVELS.map(|kept| bytes(kept) / bytes(Kept::Whole));
+    assert!(shares.windows(2).all(|two| two[1] < two[0] - 0.05), "{shares:?}");
+    assert!(shares[3] <= 0.30, "{shares:?}");
+}
+
+/// States of all stages, of several types, are written to one file, in one order, and read by one device.
+#[test]
+fn states_of_stages_are_written_as_a_whole() {
+    const WEIGHTS: &str = "float[256, 128] table, float[128, 128] w_query, float[128, 32] w_key, float[128, 32] w_value, float[128, 128] w_out";
+    let folder = Folder::new("states-of-stages");
+    let [path, states] = ["append.onnxtxt", "states.safetensors"].map(|name| folder.path(name));
+    // Weights as inputs would be no place to cut.
+    let text = std::fs::read_to_string("graphs/append.onnxtxt").expect("it is there");
+    let text = text.replacen(&format!(",\n   {WEIGHTS}"), "", 1).replacen(
+        "int64 zero =",
+        &format!("{WEIGHTS},\n   int64 zero ="),
+        1,
+    );
+    let sizes = [
+        ("table", 256 * 128),
+        ("w_query", 128 * 128),
+        ("w_key", 128 * 32),
+        ("w_value", 128 * 32),
+        ("w_out", 128 * 128),
+    ];
+    std::fs::write(&path, filled(&text, &sizes)).expect("it can be written");
+    let options = || {
+        let pairs = [("token", "next_token"), ("past_*", "present_*")];
+        let state = pairs.map(|(input, output)| (input.to_owned(), output.to_owned())).to_vec();
+        Options { state, ..options() }.set("past", 0..=16).set("batch", 2)
+    };
+    let alone = Session::from_path(&path, &options()).expect("it is planned");
+    (0..5).for_each(|_| drop(alone.run(&[]).expect("it runs")));
+    let names = ["token", "past", "past_keys", "past_values"];
+    let of = |session: &Session| names.map(|name| session.state(name).expect("it is a state"));
+    let expected = of(&alone);
+    let size = |tensor: &Tensor| tensor.dtype().size();
+    assert!(expected.iter().any(|state| size(state) != size(&expected[0])), "files are in the order of sizes");
+    for on in ["stage=2", "stage=3", "stage=4"] {
+        let mesh = mesh(on);
+        let found = each(&mesh, |ranks| {
+            let options = Options { mesh: Some(mesh.clone()), ranks: Some(ranks), ..options() };
+            let session = Session::from_path(&path, &options).expect("it is planned");
+            (0..5).for_each(|_| drop(session.run(&[]).expect("it runs")));
+            session.save_states(&states).expect("they are written");
+            of(&session)
+        });
+        alone.reset_state().expect("it is reset");
+        alone.load_states(&states).expect("they are read");
+        for own in found.iter().chain([&of(&alone)]) {
+            for ((name, a), b) in names.iter().zip(&expected).zip(own) {
+                let off = a.to_f64().iter().zip(b.to_f64()).fold(0.0, |off: f64, (a, b)| off.max((a - b).abs()));
+                assert!(off < 1e-5, "'{name}' on {on}: off by {off}");
+            }
+        }
+    }
 }
 
 /// Norms by the rows of a rank are those that one device has for parts of its batch, and need no exchange.
