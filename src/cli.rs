@@ -6,6 +6,7 @@ use crate::report;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 use serde_json::{Value, json};
+use std::ffi::OsString;
 use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
 use tracing::Level;
@@ -148,8 +149,8 @@ fn commands() -> Vec<String> {
 }
 
 /// The arguments of this process. An error leaves out a tip of the parser's that is wrong for flags, and says which flags are a training's.
-fn parsed() -> Result<Cli, clap::Error> {
-    let matches = command().try_get_matches().and_then(|matches| Cli::from_arg_matches(&matches));
+fn parsed(arguments: &[OsString]) -> Result<Cli, clap::Error> {
+    let matches = command().try_get_matches_from(arguments).and_then(|matches| Cli::from_arg_matches(&matches));
     matches.map_err(|mut error| {
         let lacks = error.get(ContextKind::InvalidArg).map(ToString::to_string).unwrap_or_default();
         if error.kind() == ErrorKind::MissingRequiredArgument && lacks.contains("--train") {
@@ -176,19 +177,24 @@ fn parsed() -> Result<Cli, clap::Error> {
 
 /// Runs the command line of this process.
 pub fn main() -> ExitCode {
-    let mut cli = match parsed() {
+    ExitCode::from(run_with(std::env::args_os().collect()))
+}
+
+/// Runs the command with these arguments, of which the first is its name. Returns the exit code.
+pub fn run_with(arguments: Vec<OsString>) -> u8 {
+    let mut cli = match parsed(&arguments) {
         Ok(cli) => cli,
         Err(error) => {
             // A closed pipe is no error.
             let _ = error.print();
             if error.use_stderr()
-                && asks_for_json(std::env::args_os().map(|argument| argument.to_string_lossy().into_owned()))
+                && asks_for_json(arguments.iter().map(|argument| argument.to_string_lossy().into_owned()))
             {
                 let text = error.render().to_string();
                 let text = text.trim_end().strip_prefix("error: ").unwrap_or(&text);
                 _ = print(&line(&json!({"error": text, "exit_code": 1})));
             }
-            return ExitCode::from(u8::from(error.use_stderr()));
+            return u8::from(error.use_stderr());
         }
     };
     let asked = std::env::var("RUST_LOG").ok().filter(|text| !text.is_empty()).and_then(|text| text.parse().ok());
@@ -211,7 +217,8 @@ pub fn main() -> ExitCode {
         _ => Level::INFO,
     };
     let levels = Targets::new().with_default(Level::ERROR).with_target("plimsoll", level);
-    tracing_subscriber::fmt()
+    // A program of another language may have run it before: the first log stays.
+    let _ = tracing_subscriber::fmt()
         .with_max_level(Level::TRACE)
         .with_writer(std::io::stderr)
         .with_ansi(std::io::stderr().is_terminal())
@@ -219,7 +226,7 @@ pub fn main() -> ExitCode {
         .with_target(false)
         .finish()
         .with(asked.unwrap_or(levels))
-        .init();
+        .try_init();
     let json = cli.json || cli.format == Format::Json;
     let github = !json && cli.format == Format::Github;
     let mut code = 0;
@@ -232,7 +239,7 @@ pub fn main() -> ExitCode {
             if misses || launched().ok().flatten().is_none_or(|launched| launched.rank == 0) {
                 tell(&error);
             }
-            return ExitCode::from(error.exit_code());
+            return error.exit_code();
         }
     };
     let result = match &cli.command {
@@ -260,11 +267,9 @@ pub fn main() -> ExitCode {
     };
     let told = |text: String| if is_first { print(&text).map_err(Failure::from) } else { Ok(()) };
     match result.and_then(told) {
-        Ok(()) => ExitCode::from(code),
+        Ok(()) => code,
         // All ranks find the same, and the first tells it.
-        Err(Failure { error: error @ (Error::Usage { .. } | Error::Fit { .. }), .. }) if !is_first => {
-            ExitCode::from(error.exit_code())
-        }
+        Err(Failure { error: error @ (Error::Usage { .. } | Error::Fit { .. }), .. }) if !is_first => error.exit_code(),
         Err(Failure { error, detail }) => {
             // If stdout does not take it, the error is still told.
             match detail.as_deref() {
@@ -280,7 +285,7 @@ pub fn main() -> ExitCode {
             if let Some(Detail::Text(text)) = detail.as_deref() {
                 let _ = write!(std::io::stderr(), "\n{}", report::plain(text));
             }
-            ExitCode::from(error.exit_code())
+            error.exit_code()
         }
     }
 }

@@ -25,7 +25,9 @@
 //! - Run a model file: [`Session::from_path`] reads `.onnx` and `.onnxtxt`.
 //! - Run a plan that was saved and checked before: [`Session::from_plan`].
 //! - Choose the device, bind named dims, set a memory limit: [`Options`].
-//! - Plan without a device and without weights: [`Planning::plan`] of a [`Recipe`], for a [`Target`]. The [`Plan`] says what lies where, and when.
+//! - Ask what a model's file takes, whether it fits, what would help, how far its batch grows, how many cards it needs: [`Model`], with no device
+//!   and no weights. Of a graph: [`Planning::plan`] of a [`Recipe`], for a [`Target`]. The [`Plan`] says what lies where, and when.
+//! - Train a model's file: [`training`].
 //! - Build a graph in Rust: [`Trace`].
 //! - Handle what does not fit: [`Error::Fit`] has the bytes needed and the limit.
 //! - Copy from a program: `tests/examples` in the source has one for each of a model from a file, a traced net, a decoder with states, memory of
@@ -44,21 +46,56 @@ pub mod guide {}
 #[doc = include_str!("operators.md")]
 pub mod operators {}
 
+/// How a model's file is trained: [`Model::trainer`](crate::Model::trainer).
+///
+/// ```
+/// use plimsoll::training::{Data, Loss, Optimizer, Rate, Rows, Training};
+/// use plimsoll::{Choice, Model, Options};
+/// # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"))).expect("the folder of the project");
+/// # fn main() -> plimsoll::Result<()> {
+/// let model = Model::from_path("graphs/linear.onnxtxt", &Options::default().on(Choice::Cpu))?;
+/// let (x, labels) = (Rows::open("graphs/linear-x.npy".as_ref())?, Rows::open("graphs/linear-y.npy".as_ref())?);
+/// let data = Data { inputs: vec![("x".into(), x)], labels };
+/// let method = Training::new(Loss::Mse, Optimizer::adam(None, None, None, false), Rate::constant(0.01));
+/// let mut trainer = model.trainer(&data, 16, method)?;
+/// let first = trainer.step(&data, 0, None)?.loss;
+/// for step in 1..10 {
+///     trainer.step(&data, step, None)?;
+/// }
+/// assert!(trainer.evaluate(&data)?.loss < f64::from(first));
+/// # Ok(())
+/// # }
+/// ```
+pub mod training {
+    pub use crate::train::data::Rows;
+    pub use crate::train::run::{Data, Score, Shown, Trainer};
+    pub use crate::train::{Loss, Optimizer, Rate, Schedule, Training};
+}
+
+/// What a [`Model`](crate::Model) answers.
+pub mod answers {
+    pub use crate::advise::{Advice, Answer, Largest, Remedy, Size, Taken, Verdict};
+    pub use crate::eager::compare::Comparison;
+    pub use crate::fit::{Cluster, Found, Tried};
+}
+
 // The members of the workspace bring in modules by their names.
 pub(crate) use plimsoll_core::{
-    constant, decisions, dtype, elements, error, expr, figures, file, kernel, mesh, npy, npz, op, ops, random,
-    safetensors, shape, target, tensor,
+    constant, decisions, dtype, elements, error, expr, figures, file, kernel, log, mesh, npy, npz, op, ops, random,
+    safetensors, shape, table, target, tensor,
 };
 pub(crate) use plimsoll_graph::{graph, onnx, pass, reference, trace};
 use plimsoll_place as place;
 pub(crate) use plimsoll_plan as plan;
 pub(crate) use plimsoll_run::{
-    advise, backend, decoder, driver_memory, eager, exec, fit, reserve, session, train, tune,
+    advise, backend, decoder, driver_memory, eager, exec, fit, model, reserve, session, settings, train, tune, whole,
 };
 
 #[cfg(feature = "cli")]
 #[doc(hidden)]
 pub mod cli;
+#[cfg(feature = "python")]
+mod python;
 mod report;
 
 /// The parts, for the tests of this project. They may change at any time.
@@ -68,8 +105,8 @@ pub mod internals {
         ($($name:ident)*) => { $(pub mod $name { pub use crate::$name::*; })* };
     }
     modules! {
-        advise backend driver_memory constant decisions decoder dtype eager elements error exec expr file fit graph kernel mesh npy npz onnx op
-        ops pass place plan random reference report reserve safetensors session shape target tensor trace train tune
+        advise backend driver_memory constant decisions decoder dtype eager elements error exec expr file fit graph kernel mesh model npy npz onnx op
+        ops pass place plan random reference report reserve safetensors session settings shape table target tensor trace train tune
     }
 }
 
@@ -95,6 +132,7 @@ pub use error::Result;
 pub use graph::Graph;
 pub use kernel::Kernel;
 pub use mesh::Mesh;
+pub use model::Model;
 pub use op::{Attr, Attrs, Fact, NodeId, ValueId};
 pub use plan::{
     Because, BindRange, Buffer, BufferIdx, Candidate, Class, ConstantPort, Dim, KernelIdx, Knob, Limits, Plan,

@@ -10,18 +10,19 @@ use crate::dtype::DType;
 use crate::error::{Error, Result, ensure};
 use crate::file::fnv;
 use crate::graph::Graph;
+use crate::model::fill::{self, CONVERT, made};
 use crate::pass::Quantize;
 use crate::pass::offload::Offload;
 use crate::plan::{Graphs, Job, Mesh, Plan, Prefer, Program, Recipe};
 use crate::random::splitmix;
 use crate::report::picture::Modules;
 use crate::report::{Table, human};
-use crate::session::{self, Choice, Device, Options};
+use crate::session::{Choice, Device, Options};
 use crate::shape::{Extent, Shape};
 use crate::target::{Family, Libraries, PRESETS, Preset, Target};
 use crate::tensor::Tensor;
 use crate::train::data::of_other_format;
-use crate::{npz, onnx, report};
+use crate::{figures, npz, onnx, report};
 use clap::{Args, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
@@ -31,7 +32,6 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 /// What to do with an array of another type.
-const CONVERT: &str = "; convert it, as with NumPy's astype";
 
 #[derive(Args, Clone)]
 pub(super) struct Model {
@@ -237,6 +237,8 @@ impl Model {
             state: self.state.clone(),
             training: self.training,
             outputs: self.outputs.clone(),
+            // The flag is one of those of dims by then.
+            batch: None,
             values: Vec::new(),
             given: Vec::new(),
             weights: self.weights.clone(),
@@ -857,50 +859,10 @@ pub(super) fn extents(text: &str) -> Result<(String, Vec<usize>), String> {
 
 /// A memory limit.
 pub(super) fn limit(text: &str) -> Result<u64, String> {
-    match size(text)? {
+    match figures::size(text)? {
         0 => Err("expected a size above 0, such as 512MiB".into()),
         bytes => Ok(bytes),
     }
-}
-
-pub(super) fn size(text: &str) -> Result<u64, String> {
-    let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.' && c != ',').unwrap_or(text.len());
-    let (number, unit) = text.split_at(digits);
-    let number = &ungrouped(number).ok_or_else(|| format!("expected a size such as 512MiB, found '{text}'"))?;
-    let scale: u64 = match unit.trim().to_ascii_lowercase().as_str() {
-        "" | "b" | "bytes" => 1,
-        "kb" => 1000,
-        "mb" => 1_000_000,
-        "gb" => 1_000_000_000,
-        "tb" => 1_000_000_000_000,
-        "k" | "kib" => 1 << 10,
-        "m" | "mib" => 1 << 20,
-        "g" | "gib" => 1 << 30,
-        "t" | "tib" => 1 << 40,
-        "p" | "pib" => 1 << 50,
-        "e" | "eib" => 1 << 60,
-        other => {
-            return Err(format!(
-                "unknown unit '{other}'; use B, KB, MB, GB or TB (powers of 1000), or K, M, G, T, KiB .. EiB (of 1024)"
-            ));
-        }
-    };
-    if let Ok(whole) = number.parse::<u64>() {
-        return whole.checked_mul(scale).ok_or_else(|| format!("'{text}' is more than 64 bits can count"));
-    }
-    let value: f64 = number.parse().map_err(|_| format!("expected a size such as 512MiB, found '{text}'"))?;
-    ensure(scale > 1, || format!("expected whole bytes, or a unit such as GB behind a fraction, found '{text}'"))?;
-    let bytes = value * scale as f64;
-    if bytes < u64::MAX as f64 { Ok(bytes as u64) } else { Err(format!("'{text}' is more than 64 bits can count")) }
-}
-
-/// A number without the commas between groups of three digits; none if it is empty or a comma is elsewhere.
-fn ungrouped(number: &str) -> Option<String> {
-    let (whole, fraction) = number.find('.').map_or((number, ""), |at| number.split_at(at));
-    let mut groups = whole.split(',');
-    let first = groups.next().unwrap_or_default();
-    let is_grouped = !whole.contains(',') || (1..=3).contains(&first.len()) && groups.all(|group| group.len() == 3);
-    (!number.is_empty() && is_grouped && !fraction.contains(',')).then(|| whole.replace(',', "") + fraction)
 }
 
 pub(super) fn duration(text: &str) -> Result<Duration, String> {
@@ -994,67 +956,9 @@ fn value(flag: &str, text: &str) -> Result<Given> {
     Ok(Given { name, tensor, flag })
 }
 
-/// A tensor of made-up values, or why the host cannot hold it.
-fn made(dtype: DType, shape: Shape, mut next: impl FnMut() -> f64) -> Result<Tensor, String> {
-    const BLOCK: usize = 4096;
-    let size = shape.checked_len().and_then(|n| n.checked_mul(dtype.size()));
-    let size = size.ok_or_else(|| format!("{dtype}{shape} is larger than any memory"))?;
-    let mut bytes = Vec::new();
-    bytes.try_reserve_exact(size).map_err(|_| format!("the host has no {size} bytes for {dtype}{shape}"))?;
-    let mut left = shape.numel();
-    while left > 0 {
-        let block: Vec<f64> = std::iter::repeat_with(&mut next).take(left.min(BLOCK)).collect();
-        bytes.extend_from_slice(Tensor::from_f64(dtype, vec![block.len()], &block).bytes());
-        left -= block.len();
-    }
-    Tensor::new(dtype, shape, bytes).map_err(|e| e.to_string())
-}
-
 /// Inputs in the plan's order: those given, random ones for the rest. What is given to states is in the graph.
 pub(super) fn fill(plan: &Program, mesh: Option<&Mesh>, given: Vec<Given>, seed: u64) -> Result<Vec<Tensor>> {
-    let mut random = splitmix(seed);
-    // What else is given is a state's, or of an input that the plan is bound to.
-    let is_input = |given: &Given| plan.inputs.iter().any(|port| port.name == given.name);
-    let mut inputs: Vec<_> = given.into_iter().filter(is_input).map(|g| (g.name, g.tensor)).collect();
-    for (name, tensor) in &mut inputs {
-        let port = plan.inputs.iter().find(|port| port.name == *name);
-        if let Some(same) = port.and_then(|port| tensor.converted(port.dtype)) {
-            tracing::info!("input '{name}': {} to {}, which changes no element", tensor.dtype(), same.dtype());
-            *tensor = same;
-        }
-        if let Some(port) = port.filter(|port| port.dtype != tensor.dtype() && port.shape == *tensor.shape()) {
-            let (expected, found, shape) = (port.dtype, tensor.dtype(), &port.shape);
-            let what = format!("input '{name}': expected {expected}{shape}, found {found}{shape}{CONVERT}");
-            return Err(Error::usage(what));
-        }
-    }
-    for port in &plan.inputs {
-        if !inputs.iter().any(|(name, _)| *name == port.name) {
-            let ends = port.indexes.iter().map(|i| [i.least, i.most].map(|end| end as f64 / i.sum as f64));
-            let [least, most] = ends.fold([f64::NEG_INFINITY, f64::INFINITY], |[least, most], [low, high]| {
-                [least.max(low.ceil()), most.min(high.floor())]
-            });
-            let first = if most >= 0.0 { least.max(0.0) } else { least };
-            let whole = mesh.map_or_else(|| port.shape.clone(), |mesh| plan.whole(mesh, &port.name, &port.shape));
-            let tensor = made(port.dtype, whole, || {
-                let count = most - first + 1.0;
-                // Of what is bounded at one end alone, no range is known.
-                if !count.is_finite() || count < 1.0 {
-                    return drawn(random(), port.dtype).max(least).min(most);
-                }
-                first + (random() % count as u64) as f64
-            });
-            let tensor = tensor.map_err(|what| Error::usage(format!("input '{}': {what}", port.name)))?;
-            inputs.push((port.name.clone(), tensor));
-        }
-    }
-    let inputs: Vec<_> = inputs.iter().map(|(name, tensor)| (name.as_str(), tensor.clone())).collect();
-    session::arrange(plan, &inputs)
-}
-
-/// A float in [-1, 1) of random bits; 0 or 1 for integers, which every index allows.
-fn drawn(bits: u64, dtype: DType) -> f64 {
-    if dtype.is_real() { (bits >> 11) as f64 / (1u64 << 52) as f64 - 1.0 } else { (bits >> 63) as f64 }
+    fill::fill(plan, mesh, given.into_iter().map(|g| (g.name, g.tensor)).collect(), seed)
 }
 
 /// Loads weights under a bar. `load` gets a function that takes the number of constants loaded so far, and the number of all.

@@ -6,9 +6,10 @@ use super::open::{self, Whole};
 use super::programs::More;
 use super::subject::Subject;
 use super::{Failure, line};
-use crate::advise::{Case, Largest, Size, Taken, largest, largest_binding, needed, silent};
+use crate::advise::{Case, Largest, Size, Taken, largest, largest_batch, largest_binding, needed};
 use crate::decoder::CONTEXT;
 use crate::error::{Error, Result};
+use crate::log::silent;
 use crate::plan::Graphs;
 use crate::report;
 use crate::target::Target;
@@ -145,21 +146,12 @@ impl MaxBatch {
             Some((_, rows)) => Included(rows),
         };
         let mut pace = Pace::new();
-        let mut measure = |rows: usize| {
-            let batch = rows.saturating_mul(parts);
+        let found = largest_batch(parts, limit, most, &mut |batch| {
             let more = self.more.or_training(Some(method.on_batch(batch as u64).on(target)));
             let needed = silent(|| self.needed(more.asked(&self.model, &[])?.programs, target, limit));
             pace.say(|| tried("batch", batch, needed.as_ref().ok()));
             needed
-        };
-        let most_rows = if let Included(rows) = most { rows } else { usize::MAX };
-        if let Some(error) = hopeless(most_rows, &mut measure) {
-            return Err(error.into());
-        }
-        let mut found = largest("batch", limit, most, &mut measure)?;
-        for size in found.fits.iter_mut().chain(&mut found.next) {
-            size.extent = size.extent.saturating_mul(parts);
-        }
+        })?;
         let Whole { model: file, assumed, .. } = method.whole(&self.model)?;
         Ok(told(file.name(), &self.more.subject(&self.model, assumed), &target.name, &found, limit, json)?)
     }
@@ -197,25 +189,6 @@ impl MaxBatch {
             },
         }
     }
-}
-
-/// Rows that a model is likely to take, if it takes any: all are tried before a search is given up.
-const LIKELY: [usize; 12] = [2, 1, 3, 4, 5, 6, 7, 8, 16, 32, 64, 128];
-
-/// The error of a training that cannot be planned, if the rows are not the reason: all [`LIKELY`] ones fail alike, but for numbers. One row
-/// alone may fail in a way of its own, as in a norm.
-fn hopeless(most: usize, measure: &mut dyn FnMut(usize) -> Result<u64>) -> Option<Error> {
-    let text = |error: &Error| error.to_string().replace(|c: char| c.is_ascii_digit(), "");
-    let mut first: Option<Error> = None;
-    for rows in LIKELY.into_iter().filter(|&rows| rows <= most) {
-        match (measure(rows), &first) {
-            (Ok(_) | Err(Error::Fit { .. }), _) => return None,
-            (Err(error), None) => first = Some(error),
-            (Err(error), Some(first)) if rows > 1 && text(&error) != text(first) => return None,
-            _ => {}
-        }
-    }
-    first
 }
 
 /// The report of a search.

@@ -1,8 +1,9 @@
 //! `place`: places buffers whose live ranges are given.
 
-use super::args::{duration, size};
+use super::args::duration;
 use super::{Failure, line, print, tell};
 use crate::error::{Error, Result, ensure};
+use crate::figures::size;
 use crate::file;
 use crate::place::{self, Effort};
 use crate::plan::check;

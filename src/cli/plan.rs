@@ -3,7 +3,7 @@
 use super::args::{self, Backend, Model, On, Pace};
 use super::method::{self, Method, Trained};
 use super::open;
-use super::programs::{self, Asked, More};
+use super::programs::{Asked, More};
 use super::{Failure, line};
 use crate::advise::{Advice, Trained as Case, advise, advise_training, fullest};
 use crate::driver_memory;
@@ -478,7 +478,7 @@ impl Plan {
         let how = how.unwrap_or_default();
         let mut text = format!("{}{how} for {}, {all}\n\n", asked.subject.heading(), plan.target.name);
         if several {
-            text += &format!("{}\n", programs::table(plan));
+            text += &format!("{}\n", report::programs(plan));
         }
         text += &match training {
             Some(training) if plan.runs > 1 => {
@@ -486,7 +486,7 @@ impl Plan {
                 format!("{} runs at once take {all} bytes; of one of them:\n\n{}", plan.runs, training.text())
             }
             Some(training) => training.text(),
-            None if several => programs::shared(plan, apart(job)?),
+            None if several => report::shared(plan, Some(apart(job)?)),
             None if verbose => report::memory(plan.first(), None),
             None => report::planned(plan.first()),
         };

@@ -9,8 +9,7 @@ use crate::advise::{Case, Make};
 use crate::error::{Error, Result, ensure};
 use crate::graph::Graph;
 use crate::onnx;
-use crate::plan::{Class, Graphs, Origin, Plan, Program};
-use crate::report::{Table, grouped, human};
+use crate::plan::{Graphs, Origin, Plan, Program};
 use crate::session::{self, Options, Saved, Session, SessionProgram};
 use crate::target::Target;
 use crate::tensor::Tensor;
@@ -532,44 +531,4 @@ pub(super) fn inputs(plan: &Plan, given: &[Given], seed: u64) -> Result<Vec<Vec<
         args::fill(program, plan.mesh.as_ref(), own(given, &program.name, &takes).0, seed)
     };
     plan.programs.iter().map(of).collect()
-}
-
-/// A table of programs.
-pub(super) fn table(plan: &Plan) -> String {
-    let mut table = Table::new("<>>>>>");
-    table.row(["program", "steps", "arena's lower bound", "constants", "inputs", "outputs"]);
-    for program in plan.views() {
-        let bytes = |class| human(program.buffer_bytes(class));
-        let (steps, least) = (program.steps.len().to_string(), human(program.summary.lower_bound));
-        let [constants, inputs, outputs] = [Class::Constant, Class::Input, Class::Output].map(bytes);
-        table.row([program.name.clone(), steps, least, constants, inputs, outputs]);
-    }
-    table.to_string()
-}
-
-/// A table of the bytes that programs share. `apart` is the sum of their bytes as plans of their own.
-pub(super) fn shared(plan: &Plan, apart: u64) -> String {
-    let mut shared = Table::new("<>>");
-    let mut line = |label: &str, bytes: u64| {
-        shared.row([label.to_owned(), human(bytes), format!("{} bytes", grouped(bytes))]);
-    };
-    line("planned together", plan.bytes());
-    for (class, label) in [
-        (Class::Constant, "  constants"),
-        (Class::State, "  state"),
-        (Class::Activation, "  arena"),
-        (Class::Staging, "  staging"),
-        (Class::Backend, "  the backend's own"),
-        (Class::Reserve, "  NCCL's reserve"),
-    ] {
-        match plan.class_bytes(class) * plan.copies(class) {
-            0 => {}
-            bytes => line(label, bytes),
-        }
-    }
-    if plan.runs > 1 {
-        line(&format!("each of {} runs", plan.runs), plan.run_bytes());
-    }
-    line("planned apart", apart);
-    shared.to_string()
 }

@@ -25,7 +25,7 @@ pub(super) struct Meshed {
     pub(super) mesh: Option<Mesh>,
     /// Split inputs, weights or states along a dim, over an axis of --mesh: 'layers.*.up=1:tensor'. `*` stands for any text; the first that fits
     /// holds. What follows from it is found: parts of products, and what ranks exchange. Of an axis that it names, nothing else is found.
-    #[arg(long = "shard", value_name = "NAME=DIM:AXIS", value_parser = shard)]
+    #[arg(long = "shard", value_name = "NAME=DIM:AXIS", value_parser = Rule::parse)]
     pub(super) shards: Vec<Rule>,
     /// Share the states of a training out between the ranks of an axis `data`: 1, what the optimizer keeps beside the weights; 2, the sums of
     /// gradients, too; 3, the weights, too, which are gathered where they are read (ZeRO, FSDP)
@@ -127,14 +127,4 @@ fn number(variables: &[&str]) -> Option<usize> {
 
 fn mesh(text: &str) -> Result<Mesh, String> {
     Mesh::parse(text).map_err(|error| error.to_string())
-}
-
-/// What is split: a pattern of names, a dim, an axis.
-fn shard(text: &str) -> Result<Rule, String> {
-    let parts = || {
-        let (pattern, by) = text.rsplit_once('=')?;
-        let (dim, axis) = by.split_once(':')?;
-        Some(Rule { pattern: pattern.to_owned(), dim: dim.parse().ok()?, axis: axis.to_owned() })
-    };
-    parts().ok_or_else(|| format!("expected NAME=DIM:AXIS, such as 'layers.*.up=1:tensor', found '{text}'"))
 }

@@ -127,6 +127,24 @@ impl Error {
         }
     }
 
+    /// The kind of error in a word, and its fields, for programs in other languages.
+    pub fn fields(&self) -> (&'static str, serde_json::Value) {
+        use serde_json::json;
+        match self {
+            Error::File { .. } => ("file", json!({})),
+            Error::Syntax { line, column, .. } => ("syntax", json!({"line": line, "column": column})),
+            Error::Node { node, op, .. } => ("node", json!({"node": node, "op": op})),
+            Error::Graph { .. } => ("graph", json!({})),
+            Error::Unbound { dims, .. } => ("unbound", json!({"dims": dims})),
+            Error::Usage { .. } => ("usage", json!({})),
+            Error::Fit { needed, limit, .. } => ("fit", json!({"needed": needed, "limit": limit})),
+            Error::Memory { needed, .. } => ("memory", json!({"needed": needed})),
+            Error::Plan { .. } => ("plan", json!({})),
+            Error::Differ { .. } => ("differ", json!({})),
+            Error::Backend { backend, .. } => ("backend", json!({"backend": backend})),
+        }
+    }
+
     /// The file that the error names.
     pub fn path(&self) -> Option<&Path> {
         match self {

@@ -50,3 +50,49 @@ pub fn count(number: u64, noun: &str) -> String {
     let plural = if number == 1 { "" } else { "s" };
     format!("{} {noun}{plural}", grouped(number))
 }
+
+/// Reads a number of bytes, with a unit behind it if there is one: `6GiB`, `1.5 GB`, `4,096`.
+///
+/// # Errors
+/// Expected and found.
+pub fn size(text: &str) -> Result<u64, String> {
+    let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.' && c != ',').unwrap_or(text.len());
+    let (number, unit) = text.split_at(digits);
+    let number = &ungrouped(number).ok_or_else(|| format!("expected a size such as 512MiB, found '{text}'"))?;
+    let scale: u64 = match unit.trim().to_ascii_lowercase().as_str() {
+        "" | "b" | "bytes" => 1,
+        "kb" => 1000,
+        "mb" => 1_000_000,
+        "gb" => 1_000_000_000,
+        "tb" => 1_000_000_000_000,
+        "k" | "kib" => 1 << 10,
+        "m" | "mib" => 1 << 20,
+        "g" | "gib" => 1 << 30,
+        "t" | "tib" => 1 << 40,
+        "p" | "pib" => 1 << 50,
+        "e" | "eib" => 1 << 60,
+        other => {
+            return Err(format!(
+                "unknown unit '{other}'; use B, KB, MB, GB or TB (powers of 1000), or K, M, G, T, KiB .. EiB (of 1024)"
+            ));
+        }
+    };
+    if let Ok(whole) = number.parse::<u64>() {
+        return whole.checked_mul(scale).ok_or_else(|| format!("'{text}' is more than 64 bits can count"));
+    }
+    let value: f64 = number.parse().map_err(|_| format!("expected a size such as 512MiB, found '{text}'"))?;
+    if scale == 1 {
+        return Err(format!("expected whole bytes, or a unit such as GB behind a fraction, found '{text}'"));
+    }
+    let bytes = value * scale as f64;
+    if bytes < u64::MAX as f64 { Ok(bytes as u64) } else { Err(format!("'{text}' is more than 64 bits can count")) }
+}
+
+/// A number without the commas between groups of three digits; none if it is empty or a comma is elsewhere.
+fn ungrouped(number: &str) -> Option<String> {
+    let (whole, fraction) = number.find('.').map_or((number, ""), |at| number.split_at(at));
+    let mut groups = whole.split(',');
+    let first = groups.next().unwrap_or_default();
+    let is_grouped = !whole.contains(',') || (1..=3).contains(&first.len()) && groups.all(|group| group.len() == 3);
+    (!number.is_empty() && is_grouped && !fraction.contains(',')).then(|| whole.replace(',', "") + fraction)
+}

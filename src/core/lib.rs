@@ -11,6 +11,7 @@ pub mod figures;
 pub mod file;
 pub mod hash;
 pub mod kernel;
+pub mod log;
 pub mod mesh;
 pub mod narrow;
 pub mod npy;
@@ -21,6 +22,7 @@ pub mod parallel;
 pub mod random;
 pub mod safetensors;
 pub mod shape;
+pub mod table;
 pub mod target;
 pub mod tensor;
 

@@ -11,12 +11,13 @@
 
 // Its own modules, and those of the members below, by their names.
 pub(crate) use plimsoll_core::{
-    constant, decisions, dtype, elements, error, expr, kernel, mesh, op, ops, parallel, shape, target,
+    constant, decisions, dtype, elements, error, expr, figures, kernel, mesh, op, ops, parallel, shape, table, target,
 };
 pub(crate) use plimsoll_graph::{graph, onnx, pass};
 use plimsoll_place as place;
 
 mod backend {
+    pub use plimsoll_backend::Usage;
     pub use plimsoll_cpu as cpu;
 }
 

@@ -6,6 +6,7 @@ use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::file;
 use crate::graph::Graph;
+use crate::log::silent;
 use crate::mesh::Mesh;
 use crate::onnx::{self, Model};
 use crate::pass::recompute::Recompute;
@@ -21,6 +22,8 @@ use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::{self, Bound::Excluded, Bound::Included, Bound::Unbounded};
 use std::sync::Arc;
+
+pub mod told;
 
 /// Makes the programs of a case, for extents of its dims.
 pub type Make = Arc<dyn Fn(&[(String, usize)]) -> Result<Vec<(String, Graphs)>> + Send + Sync>;
@@ -124,11 +127,6 @@ pub fn bare(graphs: &Graphs) -> Graphs {
             Graphs::Range(Arc::new(bare), dims.clone())
         }
     }
-}
-
-/// Does something without a line in the log.
-pub fn silent<T>(f: impl FnOnce() -> T) -> T {
-    tracing::subscriber::with_default(tracing::subscriber::NoSubscriber::default(), f)
 }
 
 // ---- The largest binding
@@ -390,6 +388,48 @@ pub fn largest(
 pub fn largest_binding(case: &Case, dim: &str, limit: u64) -> Result<Largest> {
     let below = case.dims.iter().find(|(name, _)| name == dim).map_or(Unbounded, |(_, extent)| Excluded(*extent));
     largest(dim, limit, below, &mut |extent| case.with_dim(dim, extent).bytes(Some(limit)))
+}
+
+/// Rows that a model is likely to take, if it takes any: all are tried before a search is given up.
+const LIKELY: [usize; 12] = [2, 1, 3, 4, 5, 6, 7, 8, 16, 32, 64, 128];
+
+/// The error of a training that cannot be planned, if the rows are not the reason: all [`LIKELY`] ones fail alike, but for numbers. One row
+/// alone may fail in a way of its own, as in a norm.
+fn hopeless(most: usize, measure: &mut dyn FnMut(usize) -> Result<u64>) -> Option<Error> {
+    let text = |error: &Error| error.to_string().replace(|c: char| c.is_ascii_digit(), "");
+    let mut first: Option<Error> = None;
+    for rows in LIKELY.into_iter().filter(|&rows| rows <= most) {
+        match (measure(rows), &first) {
+            (Ok(_) | Err(Error::Fit { .. }), _) => return None,
+            (Err(error), None) => first = Some(error),
+            (Err(error), Some(first)) if rows > 1 && text(&error) != text(first) => return None,
+            _ => {}
+        }
+    }
+    first
+}
+
+/// Finds the largest batch of a training, in parts of equal rows, whose plan is within `limit`. `measure` plans a batch. The search is over the
+/// rows of one part of an update, which decide about the bytes; `most` bounds them.
+///
+/// # Errors
+/// The first error, if no number of rows can be planned.
+pub fn largest_batch(
+    parts: usize,
+    limit: u64,
+    most: ops::Bound<usize>,
+    measure: &mut dyn FnMut(usize) -> Result<u64>,
+) -> Result<Largest> {
+    let mut of_rows = |rows: usize| measure(rows.saturating_mul(parts));
+    let most_rows = if let Included(rows) = most { rows } else { usize::MAX };
+    if let Some(error) = hopeless(most_rows, &mut of_rows) {
+        return Err(error);
+    }
+    let mut found = largest("batch", limit, most, &mut of_rows)?;
+    for size in found.fits.iter_mut().chain(&mut found.next) {
+        size.extent = size.extent.saturating_mul(parts);
+    }
+    Ok(found)
 }
 
 // ---- Remedies

@@ -26,6 +26,7 @@ use std::mem::take;
 
 pub mod alloc;
 pub mod compare;
+pub mod told;
 
 /// The kernels of a graph in the order of the file, with the lifetime of each tensor.
 #[derive(Debug)]

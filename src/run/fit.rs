@@ -1,7 +1,8 @@
 //! How many cards a model needs, and in which mesh: each answer is a plan of each stage.
 
-use crate::advise::{bare, silent};
+use crate::advise::bare;
 use crate::error::{Error, Result, ensure};
+use crate::log::silent;
 use crate::mesh::{Mesh, STAGE};
 use crate::pass::shard::{DATA, Kept, Rule, Sharding, TENSOR};
 use crate::plan::tell::ranks::part;

@@ -7,10 +7,13 @@ pub mod driver_memory;
 pub mod eager;
 pub mod exec;
 pub mod fit;
+pub mod model;
 pub mod reserve;
 pub mod session;
+pub mod settings;
 pub mod train;
 pub mod tune;
+pub mod whole;
 
 /// The devices, and what all of them are asked for.
 pub mod backend {
@@ -23,7 +26,8 @@ pub mod backend {
 }
 
 pub(crate) use plimsoll_core::{
-    constant, dtype, error, figures, file, hash, kernel, mesh, npz, op, ops, random, safetensors, shape, target, tensor,
+    constant, dtype, error, figures, file, hash, kernel, log, mesh, npz, op, ops, random, safetensors, shape, table,
+    target, tensor,
 };
 pub(crate) use plimsoll_graph::{autodiff, graph, onnx, pass, trace};
 pub(crate) use plimsoll_plan as plan;

@@ -13,19 +13,22 @@ use crate::kernel::tuned::Tuned;
 use crate::mesh::Mesh;
 use crate::onnx;
 use crate::plan::range::{ShapeRange, Source};
-use crate::plan::{self, Data, Graphs, Job, Kept, Plan, Planned, Port, Recipe, Rule, Sharding, View};
+use crate::plan::{self, Data, Graphs, Job, Kept, Plan, Planned, Port, Rule, Sharding, View};
 use crate::reserve;
 use crate::shape::{Extent, Shape};
 use crate::target::Target;
 use crate::tensor::Tensor;
 use crate::tune;
+use crate::whole::batch;
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
+mod options;
 mod ranks;
 mod saved;
 
+pub use options::Options;
 pub use saved::Saved;
 
 /// The device to run on.
@@ -42,129 +45,24 @@ pub enum Choice {
     Cpu,
 }
 
-/// How a graph is compiled and where it runs.
-///
-/// ```
-/// use plimsoll::{Choice, Options};
-/// let options = Options { memory_limit: Some(2 << 30), ..Options::default() };
-/// let options = options.on(Choice::Cpu).set("batch", 1..=64).set("sequence", 128);
-/// assert_eq!(options.dims.len(), 2);
-/// ```
-#[derive(Clone, Debug)]
-pub struct Options {
-    /// The device.
-    pub backend: Choice,
-    /// The backend's device: its number, or, for wgpu, a part of its name. Default: the first CUDA device, the best wgpu device.
-    pub device: Option<String>,
-    /// True to let CUDA call cuBLASLt and cuDNN.
-    pub libraries: bool,
-    /// True to let CUDA round `f32` operands of products and convolutions to TF32.
-    pub allow_tf32: bool,
-    /// States of a model's file: pairs of an input, which reads the state, and an output, which updates it. One `*` in both stands for the
-    /// same text: `("past_*", "present_*")`. If the output is the input with new rows behind it, a range in `dims` is the number of rows:
-    /// room for the most is planned once.
-    pub state: Vec<(String, String)>,
-    /// True to run the training step of a model's file: its graph and the algorithm of its `training_info`, in one. Initializers that the
-    /// step updates are states. Otherwise the graph runs alone, and they are constants.
-    pub training: bool,
-    /// The outputs to compute; empty for all. What only others need is not computed. Of programs, one that has none of these computes all.
-    pub outputs: Vec<String>,
-    /// Elements of inputs that shape the computation of a model's file, such as axes or sizes: see [`bind`](Options::bind).
-    pub values: Vec<(String, Tensor)>,
-    /// Inputs of a model's file that each run gives though they have a default there: see [`give`](Options::give).
-    pub given: Vec<String>,
-    /// A safetensors file: its tensors are the elements of the initializers of a model's file that have their names.
-    pub weights: Option<PathBuf>,
-    /// Dims of a model's file that follow from others, each with the sum that it is: `("total", "past+new")`.
-    pub ties: Vec<(String, String)>,
-    /// Named dims, each with an extent or a range of extents. `LOOP.trips` is the most iterations of a Loop, where the run decides how often
-    /// it runs.
-    pub dims: Vec<(String, Extent)>,
-    /// Number of CPU threads; 0 means one per core of the host.
-    pub threads: usize,
-    /// How the graph is compiled.
-    pub recipe: Recipe,
-    /// The most bytes the plan may take.
-    pub memory_limit: Option<u64>,
-    /// Runs at once: the session and its [forks](Session::fork). Constants are there once, all other memory once per run.
-    pub forks: u32,
-    /// True to use the schedules that `plimsoll tune` measured on this device, if there are any. The plan takes no more bytes for it, unless the
-    /// recipe prefers speed.
-    pub tuned: bool,
-    /// The mesh on whose ranks the model is computed, each by a process or a thread of its own.
-    pub mesh: Option<Mesh>,
-    /// What is split between ranks, beside what an axis `data` splits: the rows of the inputs.
-    pub shards: Vec<Rule>,
-    /// The states of a training that the ranks of an axis `data` share out.
-    pub shard_states: Kept,
-    /// The ranks, to the one that this is. Without them a model is planned, and does not run.
-    #[doc(hidden)]
-    pub ranks: Option<Arc<dyn Ranks>>,
-}
-
-impl Default for Options {
-    fn default() -> Options {
-        Options {
-            backend: Choice::Auto,
-            device: None,
-            libraries: true,
-            allow_tf32: false,
-            state: Vec::new(),
-            training: false,
-            outputs: Vec::new(),
-            values: Vec::new(),
-            given: Vec::new(),
-            weights: None,
-            ties: Vec::new(),
-            dims: Vec::new(),
-            threads: 0,
-            recipe: Recipe::default(),
-            memory_limit: None,
-            forks: 1,
-            tuned: true,
-            mesh: None,
-            shards: Vec::new(),
-            shard_states: Kept::Whole,
-            ranks: None,
-        }
-    }
-}
-
 impl Options {
-    /// These options with a named dim bound, to one extent or to a range of them: `options.set("batch", 1..=64)`.
-    pub fn set(mut self, dim: impl Into<String>, extent: impl Into<Extent>) -> Options {
-        self.dims.push((dim.into(), extent.into()));
-        self
-    }
-
-    /// These options with the elements of an input that shapes the computation of a model's file: `options.bind("axes", axes)`. The plan is for
-    /// these elements alone, and the input is none of the session's. An input that shapes nothing stays an input.
-    pub fn bind(mut self, input: impl Into<String>, elements: Tensor) -> Options {
-        self.values.push((input.into(), elements));
-        self
-    }
-
-    /// These options with an input that each run gives, though the model's file has a default for it, an initializer of its name. Without this,
-    /// the default is a constant of the plan, and the session has no such input.
-    pub fn give(mut self, input: impl Into<String>) -> Options {
-        self.given.push(input.into());
-        self
-    }
-
-    /// The dims with an extent each, unless one has a range.
-    pub fn fixed(&self) -> Option<Vec<(String, usize)>> {
-        self.dims.iter().map(|(name, extent)| Some((name.clone(), extent.fixed()?))).collect()
-    }
-
     /// A model's file as these options shape its graph, and its dims. One of several programs may have one half of a state's pair.
-    fn shape(&self, path: &Path, several: bool) -> Result<(onnx::Model, Vec<(String, Extent)>)> {
-        let model = onnx::load_weighed(path, self.weights.as_deref())?;
+    pub(crate) fn shape(&self, model: onnx::Model, several: bool) -> Result<(onnx::Model, Vec<(String, Extent)>)> {
         let model = if self.training { model.with_training()? } else { model };
         let model = self.ties.iter().try_fold(model, |model, (dim, sum)| model.with_tie(dim, sum))?;
         let model = if several { model.with_shared_state(&self.state).0 } else { model.with_state(&self.state) };
         let model = model.with_given(self.given.iter().map(String::as_str))?;
         let model = model.with_outputs(&self.outputs).with_values(self.values.clone());
-        model.grow(self.dims.clone())
+        let mut dims = self.dims.clone();
+        if let Some(extent) = self.batch {
+            let dim = batch(&model)?;
+            let bound = dims.iter().any(|(name, _)| *name == dim);
+            ensure(!bound, || {
+                Error::usage(format!("dim '{dim}' is the batch, and bound by its name: expected one of them"))
+            })?;
+            dims.push((dim, extent));
+        }
+        model.grow(dims)
     }
 
     /// These options as a job: programs to plan for a device.
@@ -175,34 +73,26 @@ impl Options {
         device: &Device,
     ) -> Job {
         let measured = || Some(Arc::new(tune::cache::load(&device.backend.identity())?.0));
-        Job {
-            recipe: self.recipe,
-            limit: self.memory_limit,
-            runs: self.forks,
-            schedules: if self.tuned { measured() } else { None },
-            sharding: self.sharding(),
-            ..Job::new(programs, &device.target(self.mesh.as_ref()))
-        }
+        let schedules = if self.tuned { measured() } else { None };
+        let reserved = Target { reserve: device.reserve, ..device.backend.target().clone() };
+        Job { schedules, ..self.job_for(programs, &reserved) }
+    }
+
+    /// These options as a job: programs to plan for a target.
+    pub(crate) fn job_for<N: Into<String>, G: Into<Graphs>>(
+        &self,
+        programs: impl IntoIterator<Item = (N, G)>,
+        target: &Target,
+    ) -> Job {
+        let target = target.among(self.mesh.as_ref().map_or(1, Mesh::ranks));
+        let (recipe, limit, runs, sharding) = (self.recipe, self.memory_limit, self.forks, self.sharding());
+        Job { recipe, limit, runs, sharding, ..Job::new(programs, &target) }
     }
 
     /// What is asked of a mesh, if there is one.
     #[doc(hidden)]
     pub fn sharding(&self) -> Option<Sharding> {
         asked(self.mesh.as_ref(), &self.shards, self.shard_states, self.ranks.as_deref())
-    }
-
-    /// These options on another device.
-    pub fn on(mut self, backend: Choice) -> Options {
-        self.backend = backend;
-        self
-    }
-
-    /// Threads, with 0 resolved.
-    pub fn thread_count(&self) -> usize {
-        match self.threads {
-            0 => std::thread::available_parallelism().map_or(1, usize::from),
-            n => n,
-        }
     }
 }
 
@@ -445,7 +335,8 @@ impl Session {
     /// When the file is not a graph, the plan exceeds the limit, or the device is not there.
     pub fn from_path(path: impl AsRef<Path>, options: &Options) -> Result<Session> {
         let path = path.as_ref();
-        let (model, dims) = options.shape(path, false)?;
+        let file = onnx::load_weighed(path, options.weights.as_deref())?;
+        let (model, dims) = options.shape(file, false).map_err(|e| e.in_file(path))?;
         let device = open(options)?;
         let job = options.job([("", Graphs::Range(source(model), dims))], &device);
         Session::new(job, device, &|_, _| {}).map_err(|e| e.in_file(path))
@@ -758,7 +649,8 @@ impl Session {
     }
 
     /// The names of all states, those of other stages of a mesh among them.
-    pub(crate) fn state_names(&self) -> Vec<String> {
+    #[doc(hidden)]
+    pub fn state_names(&self) -> Vec<String> {
         self.with(exec::Exec::state_names)
     }
 

@@ -52,6 +52,7 @@ mod grow;
 mod joined;
 mod limit;
 mod memory;
+mod model;
 mod order;
 mod place;
 mod plan;

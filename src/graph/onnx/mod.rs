@@ -6,7 +6,7 @@
 
 use crate::constant::Constant;
 use crate::dtype::DType;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, ensure};
 use crate::file;
 use crate::graph::Graph;
 use crate::op::{Attrs, Fact};
@@ -89,8 +89,31 @@ pub struct Model {
 /// aside; or a file with external data
 /// is too short or outside the model's folder.
 pub fn load(path: &Path) -> Result<Model> {
+    let model = Model { path: Some(path.to_owned()), ..Model::new(read(map(path)?, path)?) };
+    model.check().map_err(|e| e.in_file(path))?;
+    Ok(model)
+}
+
+/// Reads a model from memory as [`load`] does from a file. Its external data lies in the current folder.
+///
+/// # Errors
+/// As [`load`]. They name `(memory)` in place of a file.
+pub fn from_bytes(bytes: impl Into<Bytes>) -> Result<Model> {
+    let path = Path::new("(memory)");
+    let bytes = bytes.into();
+    ensure(!bytes.is_empty(), || Error::File {
+        path: path.to_owned(),
+        what: "there are no bytes".into(),
+        source: None,
+    })?;
+    let model = Model::new(read(bytes, path)?);
+    model.check().map_err(|e| e.in_file(path))?;
+    Ok(model)
+}
+
+/// The messages of a model, of a file of this name.
+fn read(bytes: Bytes, path: &Path) -> Result<ModelProto> {
     let extension = path.extension().and_then(OsStr::to_str).unwrap_or_default();
-    let bytes = map(path)?;
     if let Some(what) = other_format(extension, &bytes) {
         return Err(Error::File { path: path.to_owned(), what, source: None });
     }
@@ -105,18 +128,15 @@ pub fn load(path: &Path) -> Result<Model> {
         what: format!("{expected}: {cause}"),
         source: Some(io::Error::new(ErrorKind::InvalidData, cause)),
     };
-    let proto = if is_text {
+    if is_text {
         let text = std::str::from_utf8(&bytes).map_err(|e| fail("expected text", e.into()))?;
-        text::parse(text, path)?
+        text::parse(text, path)
     } else {
         if !weigh::fits::<ModelProto>(&bytes, weigh::most(bytes.len())) {
             return Err(Error::File { path: path.to_owned(), what: weigh::refusal(bytes.len()), source: None });
         }
-        ModelProto::decode(bytes).map_err(|e| fail("not an ONNX model, or only a part of one", e.into()))?
-    };
-    let model = Model { path: Some(path.to_owned()), ..Model::new(proto) };
-    model.check().map_err(|e| e.in_file(path))?;
-    Ok(model)
+        ModelProto::decode(bytes).map_err(|e| fail("not an ONNX model, or only a part of one", e.into()))
+    }
 }
 
 /// What a file is that is no model of ONNX, by its name or its first bytes, and how to come by one.

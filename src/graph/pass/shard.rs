@@ -123,6 +123,21 @@ pub struct Rule {
     pub axis: String,
 }
 
+impl Rule {
+    /// Reads a pattern of names, a dim, an axis: `layers.*.up=1:tensor`.
+    ///
+    /// # Errors
+    /// Expected and found.
+    pub fn parse(text: &str) -> std::result::Result<Rule, String> {
+        let parts = || {
+            let (pattern, by) = text.rsplit_once('=')?;
+            let (dim, axis) = by.split_once(':')?;
+            Some(Rule { pattern: pattern.to_owned(), dim: dim.parse().ok()?, axis: axis.to_owned() })
+        };
+        parts().ok_or_else(|| format!("expected NAME=DIM:AXIS, such as 'layers.*.up=1:tensor', found '{text}'"))
+    }
+}
+
 /// A value of the graph of which each rank has a part.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Shard {
@@ -931,7 +946,13 @@ mod tests {
                         let shape = &graph.fact(input).shape;
                         for dim in (0..shape.len()).filter(|&dim| shape[dim] > 0 && shape[dim].is_multiple_of(ranks)) {
                             let rule = Rule { pattern: graph.value_name(input).to_owned(), dim, axis: "m".into() };
-                            compare(&graph, &inputs, &mesh, &[rule]).unwrap_or_else(|e| panic!("{}: {e}", op.name));
+                            let found = compare(&graph, &inputs, &mesh, &[rule]);
+                            // Of a file that was cut already nothing else is split.
+                            if ops::OF_CUT_FILES.contains(&op.name) {
+                                assert!(found.is_err(), "{} was split again", op.name);
+                                continue;
+                            }
+                            found.unwrap_or_else(|e| panic!("{}: {e}", op.name));
                             walks += 1;
                         }
                     }

@@ -62,7 +62,8 @@ impl Session {
         let options = saved.options(options)?;
         let mut graphs = Vec::with_capacity(options.len());
         for (options, (_, path)) in options.iter().zip(saved.programs()) {
-            let (model, dims) = options.shape(path, saved.plan.programs.len() > 1)?;
+            let (model, dims) =
+                options.shape(onnx::load_weighed(path, options.weights.as_deref())?, saved.plan.programs.len() > 1)?;
             let fixed = Options { dims: dims.clone(), ..Options::default() }.fixed();
             graphs.push(match fixed {
                 Some(dims) => onnx::import(&model, &dims).map_err(|e| e.in_file(path))?.into(),

@@ -91,6 +91,21 @@ impl Rows {
         })
     }
 
+    /// Rows of an array in memory.
+    ///
+    /// # Errors
+    /// When it has no rows.
+    pub fn of(tensor: &Tensor) -> Result<Rows> {
+        let path = PathBuf::from("(memory)");
+        let (dtype, shape, bytes) = (tensor.dtype(), tensor.shape().clone(), tensor.bytes().clone());
+        ensure(shape.first().is_some_and(|&count| count > 0), || {
+            Error::usage(format!("expected an array of rows, found {dtype}{shape}"))
+        })?;
+        let row_bytes = bytes.len() / shape[0];
+        let files = vec![Part { path: path.clone(), first: 0, bytes }];
+        Ok(Rows { array: Arc::new(Array { path, dtype, shape, row_bytes, files }) })
+    }
+
     /// The number of rows.
     pub fn count(&self) -> usize {
         self.array.shape[0]

@@ -28,6 +28,12 @@ pub enum Optimizer {
 }
 
 impl Optimizer {
+    /// Adam with the usual constants where none is given.
+    pub fn adam(beta1: Option<f64>, beta2: Option<f64>, eps: Option<f64>, decoupled: bool) -> Optimizer {
+        let [beta1, beta2] = [beta1.unwrap_or(0.9), beta2.unwrap_or(0.999)];
+        Optimizer::Adam { beta1, beta2, eps: eps.unwrap_or(1e-8), decoupled }
+    }
+
     /// The values that it keeps per weight.
     pub(super) fn slots(self) -> &'static [&'static str] {
         match self {

@@ -1,7 +1,15 @@
-//! Reports a comparison of eager and planned runs.
+//! A comparison of eager and planned runs.
 
-use super::{Table, bytes, count, grouped, human};
-use crate::eager::compare::{Agreement, Column, Comparison, Measured, Outcome};
+use super::compare::{Agreement, Column, Comparison, Measured, Outcome};
+use crate::figures::{bytes, count, grouped, human};
+use crate::table::Table;
+use std::fmt;
+
+impl fmt::Display for Comparison {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", comparison(&self.model, self))
+    }
+}
 
 /// The comparison as a table: one row per figure, one column per way to run. `subject` is what was run.
 pub fn comparison(subject: &str, comparison: &Comparison) -> String {

@@ -1,8 +1,17 @@
-//! Reports advice: the answer for a limit, the tensors that are live at the peak, and the remedies.
+//! Advice as text: the answer for a limit, the tensors that are live at the peak, and the remedies.
 
-use super::{Table, bytes, count, grouped, human};
-use crate::advise::{Advice, Answer, Largest, Refusal, Remedy, Rigid, Size, Taken, Verdict};
+use super::{Advice, Answer, Largest, Refusal, Remedy, Rigid, Size, Taken, Verdict};
+use crate::figures::{bytes, count, grouped, human};
 use crate::plan::tell::peak::{Peak, Rest};
+use crate::table::Table;
+use std::fmt;
+
+impl fmt::Display for Advice {
+    /// The answer, the tensors that are live at the peak, and the remedies.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", advice(self))
+    }
+}
 
 /// The answer, the peak, and the remedies.
 pub fn advice(advice: &Advice) -> String {
