@@ -310,6 +310,7 @@ fn libraries_stay_where_they_belong() {
             ("memmap2::", &["file"]),
             ("indicatif::", &["cli"]),
             ("libc::", &["cli::stop", "file"]),
+            ("pyo3::", &["python"]),
         ];
         for (library, allowed) in confined {
             // This is the crate, not a module with its name.
@@ -322,8 +323,8 @@ fn libraries_stay_where_they_belong() {
                 wrong.push(format!("{} names {library}", path.display()));
             }
         }
-        // Mapped files, and the handler of signals.
-        let system = ["file", "cli::stop"].contains(&&module[..]);
+        // Mapped files, the handler of signals, and memory of other languages.
+        let system = ["file", "cli::stop", "python::array"].contains(&&module[..]);
         let is_backend = ["backend", "cpu", "gpu"].iter().any(|name| within(name, &module));
         if !is_backend && !system && code.contains("unsafe ") {
             wrong.push(format!("{} is unsafe", path.display()));

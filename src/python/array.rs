@@ -1,0 +1,440 @@
+//! Arrays of Python: NumPy's by the buffer protocol, all others by DLPack. Neither copies an element.
+
+use crate::backend::Place;
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::onnx::proto::{DimensionValue, TypeValue, ValueInfoProto};
+use crate::plan::Port;
+use crate::shape::Shape;
+use crate::tensor::Tensor;
+use pyo3::buffer::{ElementType, PyUntypedBuffer};
+use pyo3::exceptions::{PyBufferError, PyTypeError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyCapsule, PyDict, PyString};
+use std::ffi::{CStr, c_void};
+use std::ptr::NonNull;
+
+/// A name, a type as NumPy calls it, and extents or names of dims.
+pub(super) type Named = (String, String, Vec<String>);
+
+/// The types that NumPy and its kin have, with the names that they have there.
+const NAMES: &[(DType, &str)] = &[
+    (DType::F32, "float32"),
+    (DType::F64, "float64"),
+    (DType::F16, "float16"),
+    (DType::BF16, "bfloat16"),
+    (DType::I8, "int8"),
+    (DType::I16, "int16"),
+    (DType::I32, "int32"),
+    (DType::I64, "int64"),
+    (DType::U8, "uint8"),
+    (DType::U16, "uint16"),
+    (DType::U32, "uint32"),
+    (DType::U64, "uint64"),
+    (DType::Bool, "bool"),
+];
+
+/// A type as NumPy calls it; by the project's own name if NumPy has none.
+pub(super) fn name_of(dtype: DType) -> String {
+    NAMES.iter().find(|(known, _)| *known == dtype).map_or_else(|| dtype.to_string(), |(_, name)| (*name).to_owned())
+}
+
+/// The names, types and extents of a program's inputs or outputs.
+pub(super) fn ports(ports: &[Port]) -> Vec<Named> {
+    let named =
+        |port: &Port| (port.name.clone(), name_of(port.dtype), port.shape.iter().map(usize::to_string).collect());
+    ports.iter().map(named).collect()
+}
+
+/// An input or an output as a file declares it.
+pub(super) fn declared(value: &ValueInfoProto) -> Named {
+    let Some(TypeValue::Tensor(tensor)) = value.r#type.as_ref().and_then(|kind| kind.value.as_ref()) else {
+        return (value.name.clone(), "unknown".into(), Vec::new());
+    };
+    let dtype = crate::onnx::proto::dtype(tensor.elem_type).map_or_else(|_| "unknown".to_owned(), name_of);
+    let dims = tensor.shape.iter().flat_map(|shape| &shape.dim).map(|dim| match &dim.value {
+        Some(DimensionValue::DimValue(extent)) => extent.to_string(),
+        Some(DimensionValue::DimParam(name)) => name.clone(),
+        None => "None".to_owned(),
+    });
+    (value.name.clone(), dtype, dims.collect())
+}
+
+// ---- DLPack, its unversioned form, which all know
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct DlDevice {
+    kind: i32,
+    number: i32,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct DlType {
+    code: u8,
+    bits: u8,
+    lanes: u16,
+}
+
+#[repr(C)]
+struct DlTensor {
+    data: *mut c_void,
+    device: DlDevice,
+    rank: i32,
+    dtype: DlType,
+    shape: *mut i64,
+    strides: *mut i64,
+    offset: u64,
+}
+
+#[repr(C)]
+struct DlManaged {
+    tensor: DlTensor,
+    context: *mut c_void,
+    deleter: Option<unsafe extern "C" fn(*mut DlManaged)>,
+}
+
+const CPU: i32 = 1;
+const CUDA: i32 = 2;
+const CUDA_HOST: i32 = 3;
+
+const DLTENSOR: &CStr = c"dltensor";
+const USED: &CStr = c"used_dltensor";
+
+/// The types of DLPack: a code and a number of bits.
+fn of_dl(of: DlType) -> Option<DType> {
+    let known = [
+        (2, 32, DType::F32),
+        (2, 64, DType::F64),
+        (2, 16, DType::F16),
+        (4, 16, DType::BF16),
+        (0, 8, DType::I8),
+        (0, 16, DType::I16),
+        (0, 32, DType::I32),
+        (0, 64, DType::I64),
+        (1, 8, DType::U8),
+        (1, 16, DType::U16),
+        (1, 32, DType::U32),
+        (1, 64, DType::U64),
+        (6, 8, DType::Bool),
+    ];
+    known
+        .into_iter()
+        .find(|(code, bits, _)| of.lanes == 1 && of.code == *code && of.bits == *bits)
+        .map(|(.., dtype)| dtype)
+}
+
+fn to_dl(dtype: DType) -> Option<DlType> {
+    (0..=6u8)
+        .flat_map(|code| [8, 16, 32, 64].map(|bits| DlType { code, bits, lanes: 1 }))
+        .find(|of| of_dl(*of) == Some(dtype))
+}
+
+/// A tensor that another program has lent: its deleter runs when this goes.
+struct Lent(NonNull<DlManaged>);
+
+// SAFETY: a lent tensor may be given back by any thread; elements are read only while the lender keeps them.
+unsafe impl Send for Lent {}
+// SAFETY: as above; nothing in it changes.
+unsafe impl Sync for Lent {}
+
+impl Drop for Lent {
+    fn drop(&mut self) {
+        // SAFETY: the tensor was taken from its capsule, so this is its only owner.
+        unsafe {
+            if let Some(deleter) = self.0.as_ref().deleter {
+                deleter(self.0.as_ptr());
+            }
+        }
+    }
+}
+
+/// What keeps the elements.
+enum Owner {
+    Buffer(PyUntypedBuffer),
+    Lent(#[expect(dead_code, reason = "it is dropped")] Lent),
+}
+
+/// Elements of an array, in row-major order, and what keeps them.
+pub(super) struct Array {
+    pub(super) dtype: DType,
+    pub(super) shape: Shape,
+    address: u64,
+    bytes: usize,
+    on_cuda: bool,
+    owner: Owner,
+}
+
+/// The strides of elements that lie one after another.
+fn is_dense(shape: &[i64], strides: &[i64]) -> bool {
+    let mut next = 1;
+    shape.iter().zip(strides).rev().all(|(&extent, &stride)| {
+        let fits = extent <= 1 || stride == next;
+        next *= extent.max(1);
+        fits
+    })
+}
+
+/// What is said of an array whose elements do not lie one after another.
+const SCATTERED: &str =
+    "its elements do not lie one after another: expected a contiguous array, as numpy.ascontiguousarray makes";
+
+impl Array {
+    /// The elements of a NumPy array, or of what has a buffer or DLPack.
+    pub(super) fn of(name: &str, object: &Bound<PyAny>) -> PyResult<Array> {
+        let fail = |what: &str| PyValueError::new_err(format!("array '{name}': {what}"));
+        let buffer = match PyUntypedBuffer::get(object) {
+            Ok(buffer) => buffer,
+            Err(_) if object.hasattr("__dlpack__")? => return Array::lent(name, object),
+            Err(error) if error.is_instance_of::<PyBufferError>(object.py()) => return Err(error),
+            Err(_) => {
+                let kind = object.get_type().name()?.to_string();
+                return Err(PyTypeError::new_err(format!(
+                    "array '{name}': expected an array, as of NumPy, or an object with __dlpack__, found {kind}"
+                )));
+            }
+        };
+        let size = buffer.item_size();
+        let dtype = match (ElementType::from_format(buffer.format()), size) {
+            (ElementType::Float { bytes: 4 }, 4) => DType::F32,
+            (ElementType::Float { bytes: 8 }, 8) => DType::F64,
+            (ElementType::Float { bytes: 2 }, 2) => DType::F16,
+            (ElementType::Bool, 1) => DType::Bool,
+            (ElementType::SignedInteger { bytes: 1 }, 1) => DType::I8,
+            (ElementType::SignedInteger { bytes: 2 }, 2) => DType::I16,
+            (ElementType::SignedInteger { bytes: 4 }, 4) => DType::I32,
+            (ElementType::SignedInteger { bytes: 8 }, 8) => DType::I64,
+            (ElementType::UnsignedInteger { bytes: 1 }, 1) => DType::U8,
+            (ElementType::UnsignedInteger { bytes: 2 }, 2) => DType::U16,
+            (ElementType::UnsignedInteger { bytes: 4 }, 4) => DType::U32,
+            (ElementType::UnsignedInteger { bytes: 8 }, 8) => DType::U64,
+            _ if buffer.format() == c"e" => DType::F16,
+            _ => return Err(fail(&format!("its type has the format {:?}, which no input has", buffer.format()))),
+        };
+        if !buffer.is_c_contiguous() {
+            return Err(fail(SCATTERED));
+        }
+        let shape: Shape = buffer.shape().iter().copied().collect();
+        let (address, bytes) = (buffer.buf_ptr() as u64, buffer.len_bytes());
+        Ok(Array { dtype, shape, address, bytes, on_cuda: false, owner: Owner::Buffer(buffer) })
+    }
+
+    fn lent(name: &str, object: &Bound<PyAny>) -> PyResult<Array> {
+        let fail = |what: String| PyValueError::new_err(format!("array '{name}': {what}"));
+        let (kind, _): (i32, i32) = object.call_method0("__dlpack_device__")?.extract()?;
+        // What runs waits for the lender: its work is over when the lender has handed the tensor to the stream that all wait for.
+        let capsule = match kind {
+            CUDA => {
+                let stream = PyDict::new(object.py());
+                stream.set_item("stream", 1)?;
+                object.call_method("__dlpack__", (), Some(&stream))?
+            }
+            _ => object.call_method0("__dlpack__")?,
+        };
+        let capsule = capsule.cast_into::<PyCapsule>().map_err(|_| fail("its __dlpack__ gave no capsule".into()))?;
+        let pointer = capsule.pointer_checked(Some(DLTENSOR))?.cast::<DlManaged>();
+        // SAFETY: a capsule of this name holds such a tensor, which is taken from it by the new name.
+        let (lent, tensor) = unsafe {
+            pyo3::ffi::PyCapsule_SetName(capsule.as_ptr(), USED.as_ptr());
+            (Lent(pointer), &pointer.as_ref().tensor)
+        };
+        let on_cuda = match tensor.device.kind {
+            CPU | CUDA_HOST => false,
+            CUDA => true,
+            other => return Err(fail(format!("it is on a device of DLPack's kind {other}: expected the CPU or CUDA"))),
+        };
+        let rank = tensor.rank.max(0) as usize;
+        // SAFETY: DLPack's shape and strides have an entry for each axis; none has null for the strides of dense elements.
+        let (shape, is_dense) = unsafe {
+            let entries = |at: *mut i64| if rank == 0 { &[][..] } else { std::slice::from_raw_parts(at, rank) };
+            let shape = entries(tensor.shape);
+            (shape.to_vec(), tensor.strides.is_null() || is_dense(shape, entries(tensor.strides)))
+        };
+        if !is_dense {
+            return Err(fail(SCATTERED.to_owned()));
+        }
+        let DlType { code, bits, .. } = tensor.dtype;
+        let dtype = of_dl(tensor.dtype);
+        let dtype = dtype.ok_or_else(|| fail(format!("no input has its type, DLPack's code {code} of {bits} bits")))?;
+        let shape: Shape = shape.into_iter().map(|extent| extent.max(0) as usize).collect();
+        let bytes = shape.numel() * dtype.size();
+        let address = tensor.data as u64 + tensor.offset;
+        Ok(Array { dtype, shape, address, bytes, on_cuda, owner: Owner::Lent(lent) })
+    }
+
+    /// Refuses an array of another type or shape than a port of the program.
+    pub(super) fn suits(&self, what: &str, port: &Port) -> Result<()> {
+        if self.dtype == port.dtype && self.shape == port.shape {
+            return Ok(());
+        }
+        let (expected, found) = (name_of(port.dtype), name_of(self.dtype));
+        let remedy = if self.shape == port.shape { "; convert it, as with NumPy's astype" } else { "" };
+        Err(Error::usage(format!(
+            "{what} '{}': expected {expected}{}, found {found}{}{remedy}",
+            port.name, port.shape, self.shape
+        )))
+    }
+
+    fn slice(&self) -> &[u8] {
+        if self.bytes == 0 {
+            return &[];
+        }
+        // SAFETY: the owner keeps so many bytes there; the lock of the interpreter or the caller's word keeps others from writing them.
+        unsafe { std::slice::from_raw_parts(self.address as *const u8, self.bytes) }
+    }
+
+    /// Its place, for an input.
+    pub(super) fn place(&self) -> Place<'_> {
+        if self.on_cuda {
+            // SAFETY: the owner keeps the memory until the run is over.
+            return unsafe { Place::cuda(self.address, self.bytes as u64) };
+        }
+        Place::bytes(self.slice())
+    }
+
+    /// Its place, for an output.
+    pub(super) fn place_mut(&mut self) -> Result<Place<'_>> {
+        if self.on_cuda {
+            // SAFETY: the owner keeps the memory until the run is over.
+            return Ok(unsafe { Place::cuda(self.address, self.bytes as u64) });
+        }
+        if let Owner::Buffer(buffer) = &self.owner
+            && buffer.readonly()
+        {
+            return Err(Error::usage("an array for an output cannot be written".to_owned()));
+        }
+        if self.bytes == 0 {
+            return Ok(Place::bytes_mut(&mut []));
+        }
+        // SAFETY: as of `slice`; the array was made, or given, to be written.
+        Ok(Place::bytes_mut(unsafe { std::slice::from_raw_parts_mut(self.address as *mut u8, self.bytes) }))
+    }
+
+    /// A tensor with a copy of the elements.
+    pub(super) fn tensor(&self) -> Result<Tensor> {
+        if self.on_cuda {
+            return Err(Error::usage(
+                "an array on a device is no value of a state, nor data: expected one of the host".into(),
+            ));
+        }
+        Tensor::new(self.dtype, self.shape.clone(), self.slice().to_vec())
+    }
+}
+
+/// Copies of named arrays.
+pub(super) fn tensors(arrays: &Bound<PyDict>) -> PyResult<Vec<(String, Tensor)>> {
+    let copied = |(name, array): (Bound<PyAny>, Bound<PyAny>)| {
+        let name: String = name.extract()?;
+        let tensor = Array::of(&name, &array)?.tensor();
+        Ok((name, tensor.map_err(|error| super::raised(array.py(), &error))?))
+    };
+    arrays.iter().map(copied).collect()
+}
+
+/// A new array of NumPy, of the type and shape of an output.
+pub(super) fn empty<'py>(
+    py: Python<'py>,
+    numpy: &Bound<'py, PyAny>,
+    dtype: DType,
+    shape: &Shape,
+) -> PyResult<Bound<'py, PyAny>> {
+    let name = match dtype {
+        DType::BF16 => "uint16",
+        _ => NAMES.iter().find(|(known, _)| *known == dtype).map(|(_, name)| *name).ok_or_else(|| {
+            PyTypeError::new_err(format!(
+                "an output of {dtype}: NumPy has no such type; its elements are in Session.outputs as bytes"
+            ))
+        })?,
+    };
+    let shape: Vec<usize> = shape.to_vec();
+    numpy.call1((shape, PyString::intern(py, name)))
+}
+
+/// A tensor of the host, which numpy.asarray, torch.from_dlpack and their kin take without a copy. It is read-only.
+#[pyclass(name = "Tensor", module = "plimsoll._plimsoll", frozen)]
+pub(super) struct PyTensor {
+    tensor: Tensor,
+}
+
+impl PyTensor {
+    pub(super) fn new(tensor: Tensor) -> PyTensor {
+        PyTensor { tensor }
+    }
+}
+
+/// What a lent tensor of ours keeps.
+struct Keeper {
+    shape: Vec<i64>,
+    _tensor: Tensor,
+}
+
+/// Frees what [`PyTensor::__dlpack__`] has lent.
+unsafe extern "C" fn give_back(managed: *mut DlManaged) {
+    // SAFETY: both were boxed where the tensor was lent, and the borrower calls this once.
+    unsafe {
+        let managed = Box::from_raw(managed);
+        drop(Box::from_raw(managed.context.cast::<Keeper>()));
+    }
+}
+
+/// Gives a tensor back that nobody took from its capsule.
+unsafe extern "C" fn dropped(capsule: *mut pyo3::ffi::PyObject) {
+    // SAFETY: a capsule that nobody took has its first name.
+    unsafe {
+        if pyo3::ffi::PyCapsule_IsValid(capsule, DLTENSOR.as_ptr()) != 0 {
+            let managed = pyo3::ffi::PyCapsule_GetPointer(capsule, DLTENSOR.as_ptr()).cast::<DlManaged>();
+            if let Some(deleter) = (*managed).deleter {
+                deleter(managed);
+            }
+        }
+    }
+}
+
+#[pymethods]
+impl PyTensor {
+    #[getter]
+    fn dtype(&self) -> String {
+        name_of(self.tensor.dtype())
+    }
+
+    #[getter]
+    fn shape(&self) -> Vec<usize> {
+        self.tensor.shape().to_vec()
+    }
+
+    /// The elements as bytes, in row-major order.
+    fn tobytes<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
+        PyBytes::new(py, self.tensor.bytes())
+    }
+
+    #[expect(clippy::unused_self, reason = "the protocol has it")]
+    fn __dlpack_device__(&self) -> (i32, i32) {
+        (CPU, 0)
+    }
+
+    #[pyo3(signature = (**_more))]
+    fn __dlpack__<'py>(&self, py: Python<'py>, _more: Option<&Bound<'py, PyDict>>) -> PyResult<Bound<'py, PyAny>> {
+        let dtype = self.tensor.dtype();
+        let of = to_dl(dtype).ok_or_else(|| PyBufferError::new_err(format!("DLPack has no {dtype}")))?;
+        let shape: Vec<i64> = self.tensor.shape().iter().map(|&extent| extent as i64).collect();
+        let keeper = Box::into_raw(Box::new(Keeper { shape, _tensor: self.tensor.clone() }));
+        // SAFETY: the keeper was just made, and lives until the tensor is given back.
+        let shape = unsafe { (*keeper).shape.as_mut_ptr() };
+        let tensor = DlTensor {
+            data: self.tensor.bytes().as_ptr() as *mut c_void,
+            device: DlDevice { kind: CPU, number: 0 },
+            rank: self.tensor.shape().len() as i32,
+            dtype: of,
+            shape,
+            strides: std::ptr::null_mut(),
+            offset: 0,
+        };
+        let managed = Box::into_raw(Box::new(DlManaged { tensor, context: keeper.cast(), deleter: Some(give_back) }));
+        // SAFETY: the capsule owns the tensor until somebody takes it.
+        unsafe {
+            let capsule = pyo3::ffi::PyCapsule_New(managed.cast(), DLTENSOR.as_ptr(), Some(dropped));
+            Bound::from_owned_ptr_or_err(py, capsule)
+        }
+    }
+}

@@ -1,0 +1,673 @@
+"""Plans every byte of a model's memory before it runs, and runs and trains it in exactly these.
+
+A model is the path of an ONNX file, its bytes, or a `torch.nn.Module`, which PyTorch exports with the example `inputs`. Options have the names
+of the command's flags: `batch=8`, `dims={"sequence": 128}`, `memory_limit="6GiB"`, `device="cuda"`, `f16=True`, `quantize="int4"` ...
+Bytes are numbers of bytes. Extents are numbers, ranges such as `range(1, 65)` or `"1..64"`.
+"""
+
+import json
+import os
+
+from . import _plimsoll
+from ._plimsoll import Tensor, devices
+from .errors import (
+    DeviceError,
+    DoesNotFit,
+    FileError,
+    GraphError,
+    GraphSyntaxError,
+    NodeError,
+    OutOfMemory,
+    PlanError,
+    PlimsollError,
+    ResultsDiffer,
+    UnboundDims,
+    UsageError,
+)
+
+__version__ = _plimsoll.__version__
+
+__all__ = [
+    "Advice", "Comparison", "DeviceError", "Difference", "DoesNotFit", "FileError", "Fit", "GraphError", "GraphSyntaxError", "InferenceSession",
+    "Largest", "NodeError", "OutOfMemory", "Plan", "PlanError", "PlimsollError", "ResultsDiffer", "Session", "Tensor", "Trained", "UnboundDims",
+    "UsageError", "advise", "bench", "check", "compare", "devices", "diff", "fit", "load_plan", "max_batch", "plan", "place", "run", "train",
+]
+
+
+def _extent(value):
+    """An extent as the options have it."""
+    if isinstance(value, range):
+        if value.step != 1 or not value:
+            raise UsageError(f"option: expected a range of step 1 that is not empty, found {value!r}")
+        return [value.start, value.stop - 1]
+    return value
+
+
+def _options(options):
+    """Options as JSON."""
+    options = {name: value for name, value in options.items() if value is not None}
+    if "batch" in options:
+        options["batch"] = _extent(options["batch"])
+    if "dims" in options:
+        options["dims"] = {name: _extent(extent) for name, extent in options["dims"].items()}
+    if "weights" in options:
+        options["weights"] = os.fspath(options["weights"])
+    try:
+        return json.dumps(options)
+    except TypeError as error:
+        raise UsageError(f"options: {error}") from None
+
+
+def _source(model, inputs=None):
+    """A path or bytes; a module of PyTorch is exported."""
+    if isinstance(model, (bytes, bytearray, memoryview)):
+        return bytes(model)
+    if isinstance(model, (str, os.PathLike)):
+        return os.fspath(model)
+    if hasattr(model, "SerializeToString"):
+        return model.SerializeToString()
+    if hasattr(model, "state_dict") and hasattr(model, "forward"):
+        return _exported(model, inputs)
+    raise UsageError(f"model: expected a path, bytes, an ONNX model or a torch.nn.Module, found {type(model).__name__}")
+
+
+def _exported(module, inputs):
+    """A module of PyTorch as the bytes of an ONNX file, the first axis of each input open."""
+    import io
+    import tempfile
+
+    import torch
+
+    if inputs is None:
+        raise UsageError("a torch.nn.Module is exported with example inputs: expected inputs=(tensor, ...)")
+    args = tuple(inputs.values()) if isinstance(inputs, dict) else tuple(inputs) if isinstance(inputs, (list, tuple)) else (inputs,)
+    names = list(inputs) if isinstance(inputs, dict) else None
+    with torch.no_grad(), tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "model.onnx")
+        try:
+            batch = torch.export.Dim("batch")
+            shapes = tuple({0: batch} if getattr(x, "ndim", 0) else None for x in args)
+            program = torch.onnx.export(module, args, dynamo=True, input_names=names, dynamic_shapes=shapes, verbose=False)
+        except Exception:
+            # Not all modules take any number of rows.
+            program = torch.onnx.export(module, args, dynamo=True, input_names=names, verbose=False)
+        program.save(path, external_data=False)
+        with open(path, "rb") as file:
+            return io.BytesIO(file.read()).getvalue()
+
+
+def _advising(error, advise):
+    """Lets an error that is no fit say what would help."""
+    error._advise = advise
+    return error
+
+
+class _Record:
+    """A record, whose fields are attributes and items, with a text for people."""
+
+    def __init__(self, record, text=None):
+        self.record = record
+        self._text = text
+
+    def __getattr__(self, name):
+        if name.startswith("__") or name == "record":
+            raise AttributeError(name)
+        try:
+            return self.record[name]
+        except KeyError:
+            raise AttributeError(f"{type(self).__name__} has no '{name}'; it has {', '.join(self.record)}") from None
+
+    def __getitem__(self, name):
+        return self.record[name]
+
+    def __dir__(self):
+        return [*super().__dir__(), *self.record]
+
+    def __str__(self):
+        return self._text or json.dumps(self.record, indent=1)
+
+    def __repr__(self):
+        return f"<{type(self).__name__}: {', '.join(self.record)}>"
+
+
+class Advice(_Record):
+    """What is live at the peak (`peak`), and what would help (`remedies`); with a limit, the `verdict`."""
+
+
+class Largest(_Record):
+    """The largest extent of a dim that fits: `dim`, `extent` and `bytes` (`None` if none fits), and the `next` larger one."""
+
+    def __init__(self, record):
+        fits = record.pop("fits") or {}
+        super().__init__({**record, "extent": fits.get("extent"), "bytes": fits.get("bytes")})
+
+    def __int__(self):
+        return self.extent or 0
+
+
+class Comparison(_Record):
+    """A model run as others do, buffer by buffer, and as it was planned: `columns`."""
+
+
+class Difference(_Record):
+    """What differs between two plans."""
+
+
+class Fit(_Record):
+    """The fewest cards on which it fits (`fewest`), the meshes that are worth a look (`best`), the most cards that cannot hold it (`refused`)."""
+
+
+class Plan:
+    """Where every tensor lies, and when: known before anything runs."""
+
+    def __init__(self, plan, assumed=()):
+        self._plan = plan
+        #: Dims that no option gave: they are 1.
+        self.assumed = list(assumed)
+
+    @property
+    def bytes(self):
+        """All bytes that the device gives, when it runs."""
+        return self._plan.bytes
+
+    @property
+    def classes(self):
+        """The bytes by class: constants, states, arena (`activation`), staging ..."""
+        return json.loads(self._plan.classes())
+
+    @property
+    def peak(self):
+        """The tensors that are live where most is."""
+        return _Record(json.loads(self._plan.peak()))
+
+    @property
+    def inputs(self):
+        """Names, types and shapes of the inputs."""
+        return [Node(*port) for port in self._plan.ports()[0]]
+
+    @property
+    def outputs(self):
+        """Names, types and shapes of the outputs."""
+        return [Node(*port) for port in self._plan.ports()[1]]
+
+    def table(self):
+        """The bytes by class, in a table."""
+        return self._plan.table()
+
+    def json(self):
+        """The plan as the command's `plan -o` writes it."""
+        return self._plan.json()
+
+    def html(self, path=None):
+        """A page with the picture of the plan; written to `path` if there is one."""
+        return _written(self._plan.html(), path)
+
+    def svg(self, path=None):
+        """The picture of the plan; written to `path` if there is one."""
+        return _written(self._plan.svg(), path)
+
+    def save(self, path):
+        """Writes the plan, for `load_plan` and the command."""
+        self._plan.save(os.fspath(path))
+
+    def check(self):
+        """Proves that no two live tensors overlap and that each is written before it is read; raises `PlanError` if not."""
+        self._plan.check()
+
+    def diff(self, other):
+        """What differs from another plan."""
+        record, text = self._plan.diff(other._plan)
+        return Difference(json.loads(record), text)
+
+    def __str__(self):
+        return self.table()
+
+    def __repr__(self):
+        return f"<Plan: {self.bytes:,} bytes>"
+
+    def _repr_html_(self):
+        import html
+
+        return f"{self._plan.svg()}<pre>{html.escape(self.table())}</pre>"
+
+
+def _written(text, path):
+    """Writes a text if there is a path."""
+    if path is not None:
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(text)
+    return text
+
+
+class Node:
+    """An input or an output: `name`, `type` as in `tensor(float)`, `dtype` as NumPy has it, `shape` with the names of open dims."""
+
+    _TYPES = {"float32": "float", "float64": "double", "float16": "float16", "bfloat16": "bfloat16", "bool": "bool"}
+
+    def __init__(self, name, dtype, shape):
+        self.name = name
+        self.dtype = dtype
+        self.shape = [int(dim) if dim.isdigit() else None if dim == "None" else dim for dim in shape]
+        self.type = f"tensor({self._TYPES.get(dtype, dtype)})"
+
+    def __repr__(self):
+        return f"Node(name={self.name!r}, type={self.type!r}, shape={self.shape})"
+
+
+def _model(model, inputs, options):
+    return _plimsoll.Model(_source(model, inputs), _options(options))
+
+
+def _train_options(train):
+    """The batch of a training, and its method as JSON."""
+    method = {name: value for name, value in dict(train).items() if value is not None}
+    batch = method.pop("batch", None)
+    return batch, json.dumps(method)
+
+
+def plan(model, *, inputs=None, target="cpu", train=None, **options):
+    """Plans a model for a target, with no device and no weights.
+
+    `target` is `cpu`, `cuda`, `wgpu` or another that the command `plimsoll plan --help` names. `train` plans a training step:
+    `train={"loss": "cross_entropy", "batch": 32, "optimizer": "adamw"}`.
+
+    >>> plan("graphs/mlp.onnxtxt", batch=8).bytes > 0
+    True
+    """
+    made = _model(model, inputs, options)
+    if train is None:
+        work, advise_ = (lambda: made.plan(target)), (lambda: made.advise(target))
+    else:
+        batch, method = _train_options(train)
+        if batch is None:
+            raise UsageError("train: expected a batch, as in train={'loss': 'mse', 'batch': 32}")
+        work, advise_ = (lambda: made.plan_training(target, batch, method)), (lambda: made.advise_training(target, batch, method))
+    try:
+        return Plan(work(), made.assumed)
+    except DoesNotFit as error:
+        raise _advising(error, lambda: _advice(advise_())) from None
+
+
+def _advice(told):
+    record, text = told
+    return Advice(json.loads(record), text)
+
+
+def advise(model, *, inputs=None, target="cpu", train=None, **options):
+    """What is live at the peak, and the bytes that each remedy would save.
+
+    >>> [remedy["name"] for remedy in advise("graphs/mlp.onnxtxt", batch=8).remedies][0]
+    'half the extent'
+    """
+    made = _model(model, inputs, options)
+    if train is None:
+        return _advice(made.advise(target))
+    batch, method = _train_options(train)
+    return _advice(made.advise_training(target, batch, method))
+
+
+def max_batch(model, *, memory_limit, dim=None, inputs=None, target="cpu", train=None, **options):
+    """The largest extent of a dim whose plan fits the limit; of a training, the largest batch.
+
+    >>> max_batch("graphs/mlp.onnxtxt", memory_limit="2MiB").extent > 100
+    True
+    """
+    made = _model(model, inputs, {**options, "memory_limit": memory_limit})
+    if train is None:
+        return Largest(json.loads(made.max_batch(target, dim)))
+    if dim is not None:
+        raise UsageError("dim: a training enlarges its batch")
+    return Largest(json.loads(made.max_batch_of_training(target, _train_options({**train, "batch": None})[1])))
+
+
+def fit(model, *, memory_limit, cards=range(1, 9), cluster=None, inputs=None, target="cuda", **options):
+    """The fewest cards, each with this memory, on which a model fits."""
+    made = _model(model, inputs, {**options, "memory_limit": memory_limit})
+    cards = range(1, cards + 1) if isinstance(cards, int) else cards
+    cluster = json.dumps(cluster) if cluster is not None else None
+    return Fit(json.loads(made.fit(target, cards.start, cards.stop - 1, cluster)))
+
+
+def compare(model, feeds=None, *, runs=5, inputs=None, **options):
+    """Runs a model as others do, buffer by buffer, and as it is planned: peaks, driver calls, times, differences."""
+    record, text = _model(model, inputs, options).compare(feeds or {}, runs)
+    return Comparison(json.loads(record), text)
+
+
+def run(model, feeds, **options):
+    """Plans, loads and runs a model once.
+
+    >>> import numpy as np
+    >>> run("graphs/product.onnxtxt", {"a": np.eye(2, dtype="f4"), "b": np.ones((2, 2), "f4")}, dims={"n": 2})["y"].tolist()
+    [[1.0, 1.0], [1.0, 1.0]]
+    """
+    return Session(model, **options).run(feeds)
+
+
+def bench(model, *, runs=20, seed=0, **options):
+    """Milliseconds of runs on random inputs: `median`, `least`, `most`, `all`."""
+    times = sorted(Session(model, **options)._session.bench(runs, seed))
+    return _Record({"median": times[len(times) // 2], "least": times[0], "most": times[-1], "all": times})
+
+
+def load_plan(path):
+    """Reads a plan that was saved."""
+    return Plan(_plimsoll.Plan.load(os.fspath(path)))
+
+
+def check(plan):
+    """Checks a plan, or the file of one; raises `PlanError` if it breaks a rule."""
+    (plan if isinstance(plan, Plan) else load_plan(plan)).check()
+
+
+def diff(before, after):
+    """What differs between two plans, or the files of two."""
+    before, after = (of if isinstance(of, Plan) else load_plan(of) for of in (before, after))
+    return before.diff(after)
+
+
+def place(buffers):
+    """Places buffers in one arena: each is `(bytes, lower, upper)`, live from step `lower` on, and before `upper`. Returns the offsets, and the
+    bytes of the arena.
+
+    >>> place([(64, 0, 2), (64, 1, 3), (64, 2, 4)])[1]
+    128
+    """
+    return _plimsoll.place([tuple(buffer) for buffer in buffers])
+
+
+class Session:
+    """A plan that is loaded, and runs.
+
+    Inputs are arrays of NumPy, or of whatever has DLPack: no element is copied on the way to the device's memory. `out` has arrays for outputs.
+
+    >>> import numpy as np
+    >>> session = Session("graphs/product.onnxtxt", dims={"n": 2}, device="cpu")
+    >>> session.run({"a": np.eye(2, dtype="f4"), "b": np.ones((2, 2), "f4")})["y"].tolist()
+    [[1.0, 1.0], [1.0, 1.0]]
+    >>> session.bytes == session.allocated
+    True
+    """
+
+    def __init__(self, model, *, inputs=None, **options):
+        made = _model(model, inputs, options)
+        self.assumed = made.assumed
+        target = str(options.get("device") or "cpu").split(":")[0].replace("auto", "cpu")
+        try:
+            self._session = made.session()
+        except DoesNotFit as error:
+            raise _advising(error, lambda: _advice(made.advise(target))) from None
+
+    @property
+    def device(self):
+        """The device in one line, and why it was chosen."""
+        return self._session.device
+
+    @property
+    def bytes(self):
+        """The bytes that were planned."""
+        return self._session.bytes[0]
+
+    @property
+    def allocated(self):
+        """The bytes that the device has given: as planned."""
+        return self._session.bytes[1]
+
+    @property
+    def inputs(self):
+        """Names, types and shapes of the inputs."""
+        return [Node(*port) for port in self._session.ports()[0]]
+
+    @property
+    def outputs(self):
+        """Names, types and shapes of the outputs."""
+        return [Node(*port) for port in self._session.ports()[1]]
+
+    def run(self, feeds, out=None):
+        """Runs once: arrays by the inputs' names in, arrays by the outputs' names out."""
+        try:
+            return self._session.run(feeds, out)
+        except TypeError:
+            if isinstance(feeds, dict) and (out is None or isinstance(out, dict)):
+                raise
+            raise UsageError("feeds, out: expected a dict of arrays by name") from None
+
+    def fork(self):
+        """Another run on the same constants, for another thread. `forks` of the options says how many runs there are at most."""
+        other = object.__new__(Session)
+        other._session, other.assumed = self._session.fork(), self.assumed
+        return other
+
+    @property
+    def states(self):
+        """The names of the states."""
+        return self._session.state_names()
+
+    def state(self, name):
+        """The elements of a state, after the last run."""
+        import numpy
+
+        return numpy.from_dlpack(self._session.state(name))
+
+    def set_state(self, name, array):
+        """Gives a state elements."""
+        self._session.set_state(name, array)
+
+    def reset_state(self):
+        """Gives all states the elements that they began with."""
+        self._session.reset_state()
+
+    def save_states(self, path):
+        """Writes all states as a safetensors file."""
+        self._session.save_states(os.fspath(path))
+
+    def load_states(self, path):
+        """Reads all states from a safetensors file."""
+        self._session.load_states(os.fspath(path))
+
+    def __repr__(self):
+        return f"<Session on {self.device}: {self.bytes:,} bytes>"
+
+
+class Trained:
+    """A model after its training: `losses`, `bytes`, and what `save` writes."""
+
+    def __init__(self, trainer, losses):
+        self._trainer = trainer
+        #: The mean loss of each update, before it.
+        self.losses = losses
+
+    @property
+    def bytes(self):
+        """The bytes that were planned for the training."""
+        return self._trainer.bytes[0]
+
+    @property
+    def allocated(self):
+        """The bytes that the device has given: as planned."""
+        return self._trainer.bytes[1]
+
+    @property
+    def device(self):
+        """The device that trained it."""
+        return self._trainer.device
+
+    @property
+    def weights(self):
+        """The names of the trained weights."""
+        return self._trainer.trained
+
+    def weight(self, name):
+        """The elements of a weight, or of another state of the training."""
+        import numpy
+
+        return numpy.from_dlpack(self._trainer.weight(name))
+
+    def evaluate(self, data, labels):
+        """The mean loss over data, and the share of right answers where there are classes."""
+        loss, accuracy = self._trainer.evaluate(_rows(data), _path(labels))
+        return _Record({"loss": loss, "accuracy": accuracy})
+
+    def save(self, path):
+        """Writes the trained model as an .onnx file."""
+        self._trainer.save(os.fspath(path))
+
+    def __repr__(self):
+        last = f", last loss {self.losses[-1]:.6g}" if self.losses else ""
+        return f"<Trained: {len(self.losses)} updates{last}>"
+
+
+def _path(source):
+    return os.fspath(source) if isinstance(source, os.PathLike) else source
+
+
+def _rows(data):
+    return {name: _path(source) for name, source in data.items()}
+
+
+def train(model, data, labels, *, batch, epochs=1, steps=None, callback=None, shuffle=0, progress=None, inputs=None, device=None, dims=None,
+          memory_limit=None, threads=None, prefer=None, offload=None, **method):
+    """Trains a model in a memory that is known before the first update.
+
+    `data` has an array, or the path of an .npy file, for each input; `labels` is one. `callback(step, loss)` is called after each update; what it
+    returns, if it is `False`, ends the training, and so does Ctrl-C. `shuffle` is the seed of the rows' order, `None` for the order as it is.
+    The method has the names of the command's flags: `loss`, `optimizer`, `lr`, `weight_decay`, `accumulate`, `precision` ...
+    """
+    options = {"device": device, "dims": dims, "memory_limit": memory_limit, "threads": threads, "prefer": prefer, "offload": offload}
+    made = _model(model, inputs, options)
+    rows = labels.shape[0] if hasattr(labels, "shape") else None
+    known = steps or (epochs * -(-rows // batch) if rows else None)
+    method_text = json.dumps({name: value for name, value in method.items() if value is not None})
+    begin = lambda count: made.trainer(_rows(data), _path(labels), batch, method_text, count)  # noqa: E731
+    try:
+        trainer = begin(known or 1)
+        if known is None:
+            known = epochs * trainer.steps_per_epoch
+            # The schedule of the learning rate has its length from the number of steps.
+            trainer = begin(known)
+    except DoesNotFit as error:
+        target = str(device or "cpu").split(":")[0].replace("auto", "cpu")
+        raise _advising(error, lambda: _advice(made.advise_training(target, batch, method_text))) from None
+    losses = []
+    for step in _progress(range(known), progress):
+        loss, _, _ = trainer.step(step, shuffle)
+        losses.append(loss)
+        if callback is not None and callback(step, loss) is False:
+            break
+    return Trained(trainer, losses)
+
+
+def _progress(steps, wanted):
+    """Steps under a bar of tqdm, if it is there and wanted."""
+    if wanted is False:
+        return steps
+    try:
+        from tqdm.auto import tqdm
+    except ImportError:
+        return steps
+    return tqdm(steps, unit="step", disable=None if wanted is None else False)
+
+
+class InferenceSession:
+    """The shape of onnxruntime's class, for programs that were written for it: `get_inputs`, `run(names, feeds)`, `io_binding`.
+
+    `providers` name devices: `CUDAExecutionProvider` is CUDA, `CPUExecutionProvider` the CPU; without them, the best that is there. Open dims
+    follow the arrays: each shape that was not seen yet is planned and loaded once.
+    """
+
+    _DEVICES = {"CUDAExecutionProvider": "cuda", "CPUExecutionProvider": "cpu", "WebGpuExecutionProvider": "wgpu"}
+
+    def __init__(self, path_or_bytes, sess_options=None, providers=None, provider_options=None, **options):
+        self._source = _source(path_or_bytes)
+        self._options = options
+        if providers and "device" not in options:
+            names = [name if isinstance(name, str) else name[0] for name in providers]
+            unknown = [name for name in names if name not in self._DEVICES]
+            usable = [self._DEVICES[name] for name in names if name in self._DEVICES]
+            if not usable:
+                raise UsageError(f"providers: expected one of {', '.join(self._DEVICES)}, found {', '.join(unknown)}")
+            self._options = {**options, "device": usable[0]}
+        self._inputs, self._outputs = ([Node(*node) for node in nodes] for nodes in _plimsoll.declared(self._source))
+        self._sessions = {}
+
+    def get_inputs(self):
+        """The inputs, as the file declares them."""
+        return self._inputs
+
+    def get_outputs(self):
+        """The outputs, as the file declares them."""
+        return self._outputs
+
+    def get_providers(self):
+        """The device that runs."""
+        device = self._options.get("device", "auto")
+        return [name for name, of in self._DEVICES.items() if of == device] or ["CPUExecutionProvider"]
+
+    def _session(self, feeds):
+        """The session for the shapes of these arrays."""
+        open_dims = {}
+        for node in self._inputs:
+            array = feeds.get(node.name)
+            if array is None:
+                continue
+            shape = getattr(array, "shape", ())
+            if len(shape) != len(node.shape):
+                raise UsageError(f"input '{node.name}': expected {len(node.shape)} axes, {node.shape}, found {list(shape)}")
+            for axis, (dim, extent) in enumerate(zip(node.shape, shape)):
+                if not isinstance(dim, int):
+                    open_dims[dim if dim else f"{node.name}.{axis}"] = int(extent)
+        key = tuple(sorted(open_dims.items()))
+        if key not in self._sessions:
+            self._sessions[key] = Session(self._source, **{**self._options, "dims": {**self._options.get("dims", {}), **open_dims}})
+        return self._sessions[key]
+
+    def run(self, output_names, input_feed, run_options=None):
+        """Runs once: the outputs of these names, or all, as a list."""
+        import numpy
+
+        feeds = {name: numpy.ascontiguousarray(x) if isinstance(x, (list, numpy.ndarray, numpy.generic)) else x for name, x in input_feed.items()}
+        found = self._session(feeds).run(feeds)
+        names = output_names or [node.name for node in self._outputs]
+        unknown = [name for name in names if name not in found]
+        if unknown:
+            raise UsageError(f"output '{unknown[0]}': not an output of the graph; its outputs: {', '.join(found)}")
+        return [found[name] for name in names]
+
+    def io_binding(self):
+        """Inputs and outputs in arrays of the program."""
+        return IOBinding(self)
+
+    def run_with_iobinding(self, binding, run_options=None):
+        """Runs over bound arrays."""
+        binding._run()
+
+
+class IOBinding:
+    """Arrays that a run reads and writes in their place."""
+
+    def __init__(self, session):
+        self._session, self._feeds, self._out, self._found = session, {}, {}, {}
+        self._names = []
+
+    def bind_cpu_input(self, name, array):
+        """An array that is read."""
+        self._feeds[name] = array
+
+    def bind_input(self, name, array, *_rest):
+        """An array, or a tensor of the device, that is read."""
+        self._feeds[name] = array
+
+    def bind_output(self, name, array=None, *_rest):
+        """An array, or a tensor of the device, that is written; without one, a new array is."""
+        self._names.append(name)
+        if array is not None and not isinstance(array, str):
+            self._out[name] = array
+
+    def copy_outputs_to_cpu(self):
+        """The outputs."""
+        return [self._found[name] for name in self._names or self._found]
+
+    get_outputs = copy_outputs_to_cpu
+
+    def _run(self):
+        self._found = self._session._session(self._feeds).run(self._feeds, self._out)

@@ -1,0 +1,200 @@
+//! Sessions of Python.
+
+use super::array::{self, Array, Named, PyTensor};
+use super::{caught, given, long, quick, raised};
+use crate::error::{Error, Result};
+use crate::exec::Exec;
+use crate::plan::Port;
+use crate::session::Session;
+use crate::shape::Shape;
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::PyDict;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+/// `numpy.empty`, which makes outputs.
+static EMPTY: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+
+fn empty<'py>(py: Python<'py>) -> PyResult<&'py Bound<'py, PyAny>> {
+    let found = EMPTY.get_or_try_init(py, || Ok::<_, PyErr>(py.import("numpy")?.getattr("empty")?.unbind()))?;
+    Ok(found.bind(py))
+}
+
+/// A loaded plan, which runs.
+#[pyclass(name = "Session", module = "plimsoll._plimsoll", frozen)]
+pub(super) struct PySession {
+    session: Arc<Session>,
+}
+
+impl PySession {
+    pub(super) fn new(session: Session) -> PySession {
+        PySession { session: Arc::new(session) }
+    }
+}
+
+/// Where the elements of a run come from and go to. The arrays are kept by the caller until the run is over.
+struct Moved<'a> {
+    inputs: Vec<(&'a str, &'a Array)>,
+    outputs: Vec<(&'a str, &'a mut Array)>,
+}
+
+/// The binding that arrays select, and the shapes of the outputs then.
+fn selected(session: &Session, inputs: &[(String, Array)]) -> Result<(Vec<(String, usize)>, Vec<Port>)> {
+    let shapes: Vec<(&str, &Shape)> = inputs.iter().map(|(name, array)| (name.as_str(), &array.shape)).collect();
+    let binding = session.binding(&shapes)?;
+    if session.plan().programs[0].dims.is_empty() {
+        return Ok((binding, Vec::new()));
+    }
+    let outputs = session.selected(&binding, |exec| exec.plan().outputs.clone())?;
+    Ok((binding, outputs))
+}
+
+fn run(exec: &mut Exec, moved: &mut Moved) -> Result<()> {
+    let program = exec.plan();
+    for (name, array) in &moved.inputs {
+        if let Some(port) = program.inputs.iter().find(|port| port.name == *name) {
+            array.suits("input", port)?;
+        }
+    }
+    for (name, array) in &moved.outputs {
+        if let Some(port) = program.outputs.iter().find(|port| port.name == *name) {
+            array.suits("output", port)?;
+        }
+    }
+    let inputs: Vec<_> = moved.inputs.iter().map(|(name, array)| (*name, array.place())).collect();
+    let mut outputs = Vec::with_capacity(moved.outputs.len());
+    for (name, array) in &mut moved.outputs {
+        outputs.push((*name, array.place_mut()?));
+    }
+    exec.run_in_place(&inputs, &mut outputs)
+}
+
+#[pymethods]
+impl PySession {
+    #[getter]
+    fn device(&self) -> &str {
+        self.session.device()
+    }
+
+    /// The bytes that were planned, and those that the device has given.
+    #[getter]
+    fn bytes(&self) -> (u64, u64) {
+        (self.session.plan().bytes(), self.session.usage().bytes)
+    }
+
+    fn ports(&self) -> [Vec<Named>; 2] {
+        [array::ports(self.session.inputs()), array::ports(self.session.outputs())]
+    }
+
+    /// Runs once. `out` has arrays for outputs; the others are made. Returns all outputs by name.
+    fn run<'py>(
+        &self,
+        py: Python<'py>,
+        inputs: &Bound<'py, PyDict>,
+        out: Option<&Bound<'py, PyDict>>,
+    ) -> PyResult<Bound<'py, PyDict>> {
+        let mut given_inputs = Vec::with_capacity(inputs.len());
+        for (name, array) in inputs.iter() {
+            let name: String = name.extract()?;
+            let array = Array::of(&name, &array)?;
+            given_inputs.push((name, array));
+        }
+        let session = &*self.session;
+        let is_range = !session.plan().programs[0].dims.is_empty();
+        let (binding, chosen) = match is_range {
+            true => quick(py, || selected(session, &given_inputs))?,
+            false => (Vec::new(), Vec::new()),
+        };
+        let ports = if is_range { &chosen } else { session.outputs() };
+        let results = PyDict::new(py);
+        if let Some(out) = out {
+            for (name, array) in out.iter() {
+                let name: String = name.extract()?;
+                if !ports.iter().any(|port| port.name == name) {
+                    let known: Vec<_> = ports.iter().map(|port| &port.name[..]).collect();
+                    let what =
+                        format!("output '{name}': not an output of the graph; its outputs: {}", known.join(", "));
+                    return Err(raised(py, &Error::usage(what)));
+                }
+                results.set_item(name, array)?;
+            }
+        }
+        let mut made = Vec::with_capacity(ports.len());
+        let ordered = PyDict::new(py);
+        for port in ports {
+            let array = match results.get_item(&port.name)? {
+                Some(array) => array,
+                None => array::empty(py, empty(py)?, port.dtype, &port.shape)?,
+            };
+            let mut held = Array::of(&port.name, &array)?;
+            let is_new = !results.contains(&port.name)?;
+            if is_new {
+                // NumPy has no type of its own for some that are stored in 16 bits.
+                held.dtype = port.dtype;
+            }
+            ordered.set_item(&port.name, array)?;
+            made.push((&port.name[..], held));
+        }
+        let result = py.detach(|| {
+            caught(|| {
+                let mut moved = Moved {
+                    inputs: given_inputs.iter().map(|(name, array)| (name.as_str(), array)).collect(),
+                    outputs: made.iter_mut().map(|(name, array)| (*name, array)).collect(),
+                };
+                session.selected(&binding, |exec| run(exec, &mut moved))?
+            })
+        });
+        given(py, result)?;
+        py.check_signals()?;
+        Ok(ordered)
+    }
+
+    /// Another run on the same constants, at the same time if another thread does it.
+    fn fork(&self, py: Python) -> PyResult<PySession> {
+        Ok(PySession::new(quick(py, || self.session.fork())?))
+    }
+
+    fn state_names(&self) -> Vec<String> {
+        self.session.state_names()
+    }
+
+    fn state(&self, py: Python, name: &str) -> PyResult<PyTensor> {
+        Ok(PyTensor::new(quick(py, || self.session.state(name))?))
+    }
+
+    fn set_state(&self, py: Python, name: &str, array: &Bound<PyAny>) -> PyResult<()> {
+        let array = Array::of(name, array)?;
+        quick(py, || self.session.set_state(name, &array.tensor()?))
+    }
+
+    fn reset_state(&self, py: Python) -> PyResult<()> {
+        quick(py, || self.session.reset_state())
+    }
+
+    fn save_states(&self, py: Python, path: PathBuf) -> PyResult<()> {
+        let session = Arc::clone(&self.session);
+        long(py, move || session.save_states(&path))
+    }
+
+    fn load_states(&self, py: Python, path: PathBuf) -> PyResult<()> {
+        let session = Arc::clone(&self.session);
+        long(py, move || session.load_states(&path))
+    }
+
+    /// Milliseconds of so many runs on random inputs, after one that is not timed.
+    fn bench(&self, py: Python, runs: usize, seed: u64) -> PyResult<Vec<f64>> {
+        let session = Arc::clone(&self.session);
+        long(py, move || {
+            let inputs = crate::model::Model::inputs(session.plan(), Vec::new(), seed)?;
+            let inputs: Vec<_> = inputs.iter().map(|(name, tensor)| (name.as_str(), tensor.clone())).collect();
+            session.run(&inputs)?;
+            let timed = |_| {
+                let begun = std::time::Instant::now();
+                session.run(&inputs)?;
+                Ok(begun.elapsed().as_secs_f64() * 1e3)
+            };
+            (0..runs).map(timed).collect()
+        })
+    }
+}
