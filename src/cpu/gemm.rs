@@ -26,6 +26,8 @@ use super::simd::{Isa, Level, transpose};
 #[cfg(target_arch = "x86_64")]
 use kernels::{AVX2, AVX2_BYTES, AVX512, AVX512_BYTES, VNNI_BYTES};
 use kernels::{Block, Kernels, PORTABLE, PORTABLE_BYTES, Panels, Slab};
+#[cfg(target_arch = "aarch64")]
+use kernels::{NEON, NEON_BYTES};
 use pack::{pack_a_block, pack_b_block, pack_words};
 use plimsoll_core::kernel::cpu::gemm::*;
 pub use plimsoll_core::kernel::cpu::gemm::{PANEL_COLS, PANEL_ROWS, packed_a_bytes, packed_b_bytes, workspace_bytes};
@@ -462,6 +464,8 @@ fn kernels(isa: Isa, elements: Elements) -> &'static Kernels {
         Level::Avx512 => (&AVX512, &AVX512_BYTES),
         #[cfg(target_arch = "x86_64")]
         Level::Avx2 => (&AVX2, &AVX2_BYTES),
+        #[cfg(target_arch = "aarch64")]
+        Level::Neon => (&NEON, &NEON_BYTES),
         Level::Portable => (&PORTABLE, &PORTABLE_BYTES),
     };
     match elements {
