@@ -168,12 +168,12 @@ pub(super) trait Lanes: Copy {
     /// True if the hardware has a fused multiply-add: without the instruction it is a call of a library function.
     const FMA: bool;
     unsafe fn splat(x: f32) -> Self;
-    /// Element `i` of `count` at `from`, which are `step` apart, in every lane.
-    #[inline(always)]
-    unsafe fn splat_of(from: *const f32, step: isize, i: usize, _count: usize) -> Self {
-        // SAFETY: guaranteed by the caller.
-        unsafe { Self::splat(*from.wrapping_offset(i as isize * step)) }
-    }
+    /// Up to twelve factors of whole vectors: where they are, or registers that hold them.
+    type Column: Copy;
+    /// `M` elements that are `step` apart.
+    unsafe fn column<const M: usize>(from: *const f32, step: isize) -> Self::Column;
+    /// Element `i` of a column, in every lane.
+    unsafe fn splat_of(column: Self::Column, i: usize) -> Self;
     unsafe fn load(from: *const f32) -> Self;
     /// The first `n <= LEN` elements, then zeros.
     unsafe fn load_first(from: *const f32, n: usize) -> Self;
@@ -207,13 +207,23 @@ pub(super) trait Lanes: Copy {
 
 /// Implements [`Lanes`] with one expression per method.
 macro_rules! lanes {
-    ($name:ident, $len:literal, fma: $fma:expr; $(fn $method:ident($($args:tt)*) $(-> $out:ty)? { $($body:tt)* })*) => {
+    ($name:ident, $len:literal, fma: $fma:expr; $($rest:tt)*) => {
+        lanes! { $name, $len, fma: $fma, column: (*const f32, isize);
+            fn column<const M: usize>(from: *const f32, step: isize) -> Self::Column { (from, step) }
+            fn splat_of(column: Self::Column, i: usize) -> Self {
+                $name::splat(*column.0.wrapping_offset(i as isize * column.1))
+            }
+            $($rest)*
+        }
+    };
+    ($name:ident, $len:literal, fma: $fma:expr, column: $column:ty; $(fn $method:ident $(<const $n:ident: usize>)? ($($args:tt)*) $(-> $out:ty)? { $($body:tt)* })*) => {
         impl Lanes for $name {
             const LEN: usize = $len;
             const FMA: bool = $fma;
+            type Column = $column;
             $(
                 #[inline(always)]
-                unsafe fn $method($($args)*) $(-> $out)? {
+                unsafe fn $method $(<const $n: usize>)? ($($args)*) $(-> $out)? {
                     // SAFETY: the caller vouches for the instruction set, and for as many elements as the method reads or writes. Masked
                     // forms neither read nor write (nor fault on) the lanes that are masked out.
                     #[allow(unused_unsafe, reason = "plain Rust needs none")]
@@ -390,23 +400,38 @@ mod neon {
     }
 
     lanes! {
-        Neon, 8, fma: true;
-        fn splat(x: f32) -> Self { Neon(vdupq_n_f32(x), vdupq_n_f32(x)) }
+        Neon, 8, fma: true, column: [float32x4_t; 3];
         // Neighbours are loaded together, because a multiplication can take its factor from any lane, while a load into all lanes takes the
-        // time of a multiplication. All of this is known when it is compiled, and the loads of neighbours are one.
-        fn splat_of(from: *const f32, step: isize, i: usize, count: usize) -> Self {
-            let (block, lane) = (from.wrapping_add(i & !3), i % 4);
-            let x = match (step, lane, count - (i & !3)) {
-                (1, 0, 4..) => vdupq_laneq_f32::<0>(vld1q_f32(block)),
-                (1, 1, 4..) => vdupq_laneq_f32::<1>(vld1q_f32(block)),
-                (1, 2, 4..) => vdupq_laneq_f32::<2>(vld1q_f32(block)),
-                (1, 3, 4..) => vdupq_laneq_f32::<3>(vld1q_f32(block)),
-                (1, 0, 2..) => vdupq_lane_f32::<0>(vld1_f32(block)),
-                (1, 1, 2..) => vdupq_lane_f32::<1>(vld1_f32(block)),
-                _ => vdupq_n_f32(*from.wrapping_offset(i as isize * step)),
+        // time of a multiplication.
+        fn column<const M: usize>(from: *const f32, step: isize) -> [float32x4_t; 3] {
+            let mut fours = [vdupq_n_f32(0.0); 3];
+            for (four, at) in fours.iter_mut().zip((0..M).step_by(4)) {
+                let from = from.wrapping_offset(at as isize * step);
+                *four = match (step, (M - at).min(4)) {
+                    (1, 4) => vld1q_f32(from),
+                    (1, 2) => vcombine_f32(vld1_f32(from), vdup_n_f32(0.0)),
+                    (_, count) => {
+                        let mut lanes = [0.0; 4];
+                        for (i, lane) in lanes.iter_mut().enumerate().take(count) {
+                            *lane = *from.wrapping_offset(i as isize * step);
+                        }
+                        vld1q_f32(lanes.as_ptr())
+                    }
+                };
+            }
+            fours
+        }
+        fn splat_of(column: [float32x4_t; 3], i: usize) -> Self {
+            let four = column[i / 4];
+            let x = match i % 4 {
+                0 => vdupq_laneq_f32::<0>(four),
+                1 => vdupq_laneq_f32::<1>(four),
+                2 => vdupq_laneq_f32::<2>(four),
+                _ => vdupq_laneq_f32::<3>(four),
             };
             Neon(x, x)
         }
+        fn splat(x: f32) -> Self { Neon(vdupq_n_f32(x), vdupq_n_f32(x)) }
         fn load(from: *const f32) -> Self { Neon(vld1q_f32(from), vld1q_f32(from.add(4))) }
         fn load_first(from: *const f32, n: usize) -> Self {
             let mut lanes = [0.0; 8];

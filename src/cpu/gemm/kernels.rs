@@ -208,8 +208,9 @@ unsafe fn step<V: Terms, const M: usize, const W: usize>(
         for (w, right) in right.iter_mut().enumerate() {
             *right = V::load(b.add(w * b_next));
         }
+        let column = V::column::<M>(a, a_rs);
         for (i, sum) in sum.iter_mut().enumerate() {
-            let left = V::splat_of(a, a_rs, i, M);
+            let left = V::splat_of(column, i);
             for (sum, &right) in sum.iter_mut().zip(&right) {
                 *sum = left.mul_add(right, *sum);
             }

@@ -16,12 +16,12 @@ pub(super) trait Terms: Copy {
     unsafe fn zero() -> Self;
     /// The element at `from` in every lane.
     unsafe fn splat(from: *const f32) -> Self;
+    /// As [`Lanes::Column`].
+    type Column: Copy;
+    /// As [`Lanes::column`].
+    unsafe fn column<const M: usize>(from: *const f32, step: isize) -> Self::Column;
     /// As [`Lanes::splat_of`].
-    #[inline(always)]
-    unsafe fn splat_of(from: *const f32, step: isize, i: usize, _count: usize) -> Self {
-        // SAFETY: guaranteed by the caller.
-        unsafe { Self::splat(from.wrapping_offset(i as isize * step)) }
-    }
+    unsafe fn splat_of(column: Self::Column, i: usize) -> Self;
     unsafe fn load(from: *const f32) -> Self;
     /// The first `n <= LEN` elements.
     unsafe fn load_first(from: *const f32, n: usize) -> Self;
@@ -39,12 +39,23 @@ pub(super) trait Terms: Copy {
 pub(super) struct Dot<V, const LEFT: bool>(V);
 
 macro_rules! vector {
-    ([$($generics:tt)*] $trait:ident for $name:ty, $len:expr; $(fn $method:ident($($args:tt)*) $(-> $out:ty)? { $($body:tt)* })*) => {
+    ([] $trait:ident for $name:ty, $len:expr; $($rest:tt)*) => {
+        vector! {
+            [] $trait for $name, $len, column: (*const f32, isize);
+            fn column<const M: usize>(from: *const f32, step: isize) -> Self::Column { (from, step) }
+            fn splat_of(column: Self::Column, i: usize) -> Self {
+                <$name>::splat(column.0.wrapping_offset(i as isize * column.1))
+            }
+            $($rest)*
+        }
+    };
+    ([$($generics:tt)*] $trait:ident for $name:ty, $len:expr, column: $column:ty; $(fn $method:ident $(<const $n:ident: usize>)? ($($args:tt)*) $(-> $out:ty)? { $($body:tt)* })*) => {
         impl<$($generics)*> $trait for $name {
             const LEN: usize = $len;
+            type Column = $column;
             $(
                 #[inline(always)]
-                unsafe fn $method($($args)*) $(-> $out)? {
+                unsafe fn $method $(<const $n: usize>)? ($($args)*) $(-> $out)? {
                     // SAFETY: the caller vouches for the instruction set, and for as many elements as the method reads or writes. Masked
                     // forms neither read nor write (nor fault on) the lanes that are masked out.
                     #[allow(unused_unsafe, reason = "plain Rust needs none")]
@@ -56,10 +67,11 @@ macro_rules! vector {
 }
 
 vector! {
-    [L: Lanes] Terms for L, L::LEN;
+    [L: Lanes] Terms for L, L::LEN, column: L::Column;
     fn zero() -> Self { L::splat(0.0) }
     fn splat(from: *const f32) -> Self { L::splat(*from) }
-    fn splat_of(from: *const f32, step: isize, i: usize, count: usize) -> Self { L::splat_of(from, step, i, count) }
+    fn column<const M: usize>(from: *const f32, step: isize) -> L::Column { L::column::<M>(from, step) }
+    fn splat_of(column: L::Column, i: usize) -> Self { L::splat_of(column, i) }
     fn load(from: *const f32) -> Self { L::load(from) }
     fn load_first(from: *const f32, n: usize) -> Self { L::load_first(from, n) }
     fn store(self, to: *mut f32) { L::store(self, to) }
@@ -69,7 +81,9 @@ vector! {
 }
 
 vector! {
-    [V: Terms, const LEFT: bool] Terms for Dot<V, LEFT>, V::LEN;
+    [V: Terms, const LEFT: bool] Terms for Dot<V, LEFT>, V::LEN, column: V::Column;
+    fn column<const M: usize>(from: *const f32, step: isize) -> V::Column { V::column::<M>(from, step) }
+    fn splat_of(column: V::Column, i: usize) -> Self { Dot(V::splat_of(column, i)) }
     fn zero() -> Self { Dot(V::zero()) }
     fn splat(from: *const f32) -> Self { Dot(V::splat(from)) }
     fn load(from: *const f32) -> Self { Dot(V::load(from)) }
