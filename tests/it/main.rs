@@ -72,6 +72,7 @@ mod lent;
 mod library;
 #[cfg(feature = "cuda")]
 mod nvrtc;
+mod processors;
 mod render;
 mod templates;
 mod tune;
