@@ -66,6 +66,8 @@ mod backend;
 mod cpu;
 #[cfg(feature = "cuda")]
 mod cuda;
+#[cfg(feature = "wgpu")]
+mod dialects;
 #[cfg(target_os = "linux")]
 mod emulate;
 mod lent;
