@@ -4,7 +4,7 @@
 # The wgpu tests need a Vulkan driver, those of pages a Chromium. On Linux, where there is none, this installs Mesa's software driver and
 # Debian's Chromium (Debian and its kin); where it may not, these tests say that they were skipped. CUDA's kernels are compiled by NVRTC,
 # which is installed as a Python wheel below the target folder. With CI=true tests fail instead of being skipped. Long searches run in part
-# unless PLIMSOLL_LONG=1 is set.
+# unless PLIMSOLL_LONG=1 is set. PLIMSOLL_AARCH64=part or =all also runs tests of the CPU's kernels for 64-bit Arm, under qemu.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -97,5 +97,29 @@ if [[ "${CI:-}" == true ]]; then
     if has_chromium; then export PLIMSOLL_REQUIRE_CHROMIUM=1; fi
 fi
 
+# The processors of 64-bit Arm have vectors of their own, which qemu computes. In part: the tests of values and of the processor's kernels.
+arm() {
+    local target=aarch64-unknown-linux-gnu
+    command -v qemu-aarch64 >/dev/null && command -v aarch64-linux-gnu-gcc >/dev/null ||
+        install "qemu or no compiler for aarch64" qemu-user gcc-aarch64-linux-gnu libc6-dev-arm64-cross || return 2
+    [[ -d $(rustc --print target-libdir --target $target) ]] || rustup target add $target || return 2
+    export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc
+    export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER="qemu-aarch64 -L /usr/aarch64-linux-gnu"
+    cargo test --target $target -p plimsoll-core -p plimsoll-cpu --lib || return 1
+    [[ $1 == part ]] || cargo test --target $target -p plimsoll --no-default-features --features cli --test it -- \
+        cpu:: ops:: rows:: counted:: || return 1
+}
+
 cargo test "$@"
+if [[ $(uname -s) == Linux && -n "${PLIMSOLL_AARCH64:-}" ]]; then
+    code=0
+    arm "$PLIMSOLL_AARCH64" || code=$?
+    if [[ $code == 2 ]]; then
+        echo "test.sh: no qemu, compiler or library for aarch64, and no way to install it: its kernels do not run." >&2
+        echo "test.sh: to run them: apt-get install qemu-user gcc-aarch64-linux-gnu libc6-dev-arm64-cross" >&2
+        [[ "${CI:-}" != true ]] || exit 1
+    elif [[ $code != 0 ]]; then
+        exit $code
+    fi
+fi
 [[ -n "${PLIMSOLL_LONG:-}" ]] || echo "test.sh: long searches ran in part: PLIMSOLL_LONG=1 bash tests/test.sh runs them in full" >&2

@@ -465,18 +465,6 @@ impl Patches<'_> {
 /// writable at them, and at all lanes of `all` in the `first` forms, which write zero to the others.
 trait Fetch {
     /// True if `pairs` and `first_pairs` exist.
-    const PAIRS: bool;
-    unsafe fn first_run(from: *const f32, to: *mut f32, mask: u16, all: u16);
-    unsafe fn run(from: *const f32, to: *mut f32, mask: u16);
-    unsafe fn first_pairs(_: *const f32, _: *mut f32, _: u16, _: u16) {
-        unreachable!("`PAIRS` is false")
-    }
-    unsafe fn pairs(_: *const f32, _: *mut f32, _: u16) {
-        unreachable!("`PAIRS` is false")
-    }
-}
-
-impl Fetch for Plain {
     const PAIRS: bool = false;
     #[inline(always)]
     unsafe fn first_run(from: *const f32, to: *mut f32, mask: u16, all: u16) {
@@ -500,7 +488,18 @@ impl Fetch for Plain {
             left &= left - 1;
         }
     }
+    unsafe fn first_pairs(_: *const f32, _: *mut f32, _: u16, _: u16) {
+        unreachable!("`PAIRS` is false")
+    }
+    unsafe fn pairs(_: *const f32, _: *mut f32, _: u16) {
+        unreachable!("`PAIRS` is false")
+    }
 }
+
+impl Fetch for Plain {}
+
+#[cfg(target_arch = "aarch64")]
+impl Fetch for super::simd::Neon {}
 
 #[cfg(target_arch = "x86_64")]
 mod x86 {
@@ -563,7 +562,6 @@ mod x86 {
 
     // SAFETY of every block: as for `Zmm`.
     impl Fetch for Ymm {
-        const PAIRS: bool = false;
         #[inline(always)]
         unsafe fn first_run(from: *const f32, to: *mut f32, mask: u16, all: u16) {
             // SAFETY: as above.

@@ -740,6 +740,109 @@ trait Numbers: Lanes {
 
 impl Numbers for Plain {}
 
+#[cfg(target_arch = "aarch64")]
+mod neon {
+    use super::super::simd::Neon;
+    use super::{Lanes, Numbers, Plain, Repr};
+    use std::arch::aarch64::*;
+
+    /// A function of both registers.
+    #[inline(always)]
+    fn each(x: Neon, f: impl Fn(float32x4_t) -> float32x4_t) -> Neon {
+        Neon(f(x.0), f(x.1))
+    }
+
+    // SAFETY of every block: NEON is part of the baseline. A vector that is cut is read and written as the portable one is, which has as many
+    // lanes.
+    impl Numbers for Neon {
+        #[inline(always)]
+        unsafe fn read(from: *const u8, repr: Repr, start: usize, n: usize) -> Self {
+            // SAFETY: as above.
+            unsafe {
+                match repr {
+                    Repr::U8 if n == Self::LEN => {
+                        let wide = vmovl_u8(vld1_u8(from.wrapping_add(start)));
+                        let floats = |half| vcvtq_f32_u32(vmovl_u16(half));
+                        Neon(floats(vget_low_u16(wide)), floats(vget_high_u16(wide)))
+                    }
+                    Repr::I8 if n == Self::LEN => {
+                        let wide = vmovl_s8(vld1_s8(from.wrapping_add(start).cast()));
+                        let floats = |half| vcvtq_f32_s32(vmovl_s16(half));
+                        Neon(floats(vget_low_s16(wide)), floats(vget_high_s16(wide)))
+                    }
+                    Repr::U8 | Repr::I8 => {
+                        let mut lanes = [0f32; 8];
+                        Plain::read(from, repr, start, n).store(lanes.as_mut_ptr());
+                        Self::load(lanes.as_ptr())
+                    }
+                    _ if n == Self::LEN => Self::load(from.cast::<f32>().add(start)),
+                    _ => Self::load_first(from.cast::<f32>().wrapping_add(start), n),
+                }
+            }
+        }
+        #[inline(always)]
+        unsafe fn write(self, to: *mut u8, repr: Repr, start: usize, n: usize) {
+            // SAFETY: as above.
+            unsafe {
+                match repr {
+                    Repr::U8 | Repr::I8 => {
+                        let half = |x| vmovn_s32(vcvtq_s32_f32(x));
+                        let bytes = vmovn_s16(vcombine_s16(half(self.0), half(self.1)));
+                        let mut lanes = [0i8; 8];
+                        vst1_s8(lanes.as_mut_ptr(), bytes);
+                        to.wrapping_add(start).copy_from_nonoverlapping(lanes.as_ptr().cast(), n);
+                    }
+                    _ if n == Self::LEN => self.store(to.cast::<f32>().add(start)),
+                    _ => self.store_first(to.cast::<f32>().wrapping_add(start), n),
+                }
+            }
+        }
+        #[inline(always)]
+        unsafe fn add_integers(self, other: Self) -> Self {
+            // SAFETY: as above.
+            let add =
+                |a, b| unsafe { vreinterpretq_f32_s32(vaddq_s32(vreinterpretq_s32_f32(a), vreinterpretq_s32_f32(b))) };
+            Neon(add(self.0, other.0), add(self.1, other.1))
+        }
+        #[inline(always)]
+        unsafe fn sub_integers(self, other: Self) -> Self {
+            // SAFETY: as above.
+            let sub =
+                |a, b| unsafe { vreinterpretq_f32_s32(vsubq_s32(vreinterpretq_s32_f32(a), vreinterpretq_s32_f32(b))) };
+            Neon(sub(self.0, other.0), sub(self.1, other.1))
+        }
+        #[inline(always)]
+        unsafe fn to_floats(self) -> Self {
+            // SAFETY: as above.
+            each(self, |x| unsafe { vcvtq_f32_s32(vreinterpretq_s32_f32(x)) })
+        }
+        #[inline(always)]
+        unsafe fn to_integers(self) -> Self {
+            // SAFETY: as above.
+            each(self, |x| unsafe { vreinterpretq_f32_s32(vcvtq_s32_f32(x)) })
+        }
+        #[inline(always)]
+        unsafe fn round(self) -> Self {
+            // SAFETY: as above.
+            each(self, |x| unsafe { vrndnq_f32(x) })
+        }
+        #[inline(always)]
+        unsafe fn whole(self, low: f32, high: f32) -> Self {
+            // SAFETY: as above.
+            unsafe { each(self.within(low, high), |x| vcvtq_f32_s32(vcvtq_s32_f32(x))) }
+        }
+        #[inline(always)]
+        unsafe fn within(self, low: f32, high: f32) -> Self {
+            // SAFETY: as above.
+            each(self, |x| unsafe {
+                let within = vminq_f32(vmaxq_f32(x, vdupq_n_f32(low)), vdupq_n_f32(high));
+                let number = vandq_u32(vceqq_f32(x, x), vreinterpretq_u32_f32(within));
+                vreinterpretq_f32_u32(number)
+            })
+        }
+    }
+}
+
 #[cfg(target_arch = "x86_64")]
 mod x86 {
     use super::{Lanes, Numbers, Plain, Repr, Ymm, Zmm};

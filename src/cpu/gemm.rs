@@ -26,6 +26,8 @@ use super::simd::{Isa, Level, transpose};
 #[cfg(target_arch = "x86_64")]
 use kernels::{AVX2, AVX2_BYTES, AVX512, AVX512_BYTES, VNNI_BYTES};
 use kernels::{Block, Kernels, PORTABLE, PORTABLE_BYTES, Panels, Slab};
+#[cfg(target_arch = "aarch64")]
+use kernels::{NEON, NEON_BYTES};
 use pack::{pack_a_block, pack_b_block, pack_words};
 use plimsoll_core::kernel::cpu::gemm::*;
 pub use plimsoll_core::kernel::cpu::gemm::{PANEL_COLS, PANEL_ROWS, packed_a_bytes, packed_b_bytes, workspace_bytes};
@@ -462,6 +464,8 @@ fn kernels(isa: Isa, elements: Elements) -> &'static Kernels {
         Level::Avx512 => (&AVX512, &AVX512_BYTES),
         #[cfg(target_arch = "x86_64")]
         Level::Avx2 => (&AVX2, &AVX2_BYTES),
+        #[cfg(target_arch = "aarch64")]
+        Level::Neon => (&NEON, &NEON_BYTES),
         Level::Portable => (&PORTABLE, &PORTABLE_BYTES),
     };
     match elements {
@@ -488,4 +492,68 @@ struct Work<'a> {
 enum Left {
     Few(View),
     Panels(Slab),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Bytes that repeat only after 251.
+    fn bytes(len: usize) -> Vec<u8> {
+        (0..len).map(|i| (i * i % 251 + i % 5) as u8).collect()
+    }
+
+    fn run(isa: Isa, [m, n, k]: [usize; 3], elements: Elements, (a, b): (Matrix, Matrix), layout: &Layout) -> Vec<f32> {
+        let mut c = vec![0.0; m * n];
+        let out = Out::Strided { ptr: c.as_mut_ptr(), rs: n as isize, cs: 1 };
+        let gemm = Gemm { m, n, k, elements, a, b, c: out, accumulate: false };
+        let mut workspace = vec![f32::NAN; layout.bytes() / 4];
+        // SAFETY: operands and destination have the sizes that are named, and are this call's alone.
+        unsafe { gemm.run(isa, 0..m, 0..n, &mut workspace, &mut |_| {}) };
+        c
+    }
+
+    /// Rows of all register tiles, columns that are no whole vectors, and sums of all lengths that a loop is unrolled by.
+    fn shapes() -> impl Iterator<Item = [usize; 3]> {
+        [1, 2, 3, 4, 5, 7, 12, 23, 140].into_iter().flat_map(|m| [[m, 1, 5], [m, 16, 8], [m, 37, 131], [m, 70, 300]])
+    }
+
+    #[test]
+    fn every_instruction_set_multiplies_floats() {
+        for (isa, [m, n, k]) in Isa::available().flat_map(|isa| shapes().map(move |shape| (isa, shape))) {
+            // Sums of a few hundred such products are exact.
+            let floats = |len| bytes(len).iter().map(|&x| (f32::from(x) - 128.0) / 16.0).collect::<Vec<f32>>();
+            let (a, b) = (floats(m * k), floats(k * n));
+            let matrix = |ptr, rs: usize| Matrix::Strided(View { ptr, rs: rs as isize, cs: 1 });
+            let operands = (matrix(a.as_ptr(), k), matrix(b.as_ptr(), n));
+            let found = run(isa, [m, n, k], Elements::Floats, operands, &Layout::new(m, n, k, true, true, false));
+            for (at, found) in found.into_iter().enumerate() {
+                let (i, j) = (at / n, at % n);
+                let expected: f32 = (0..k).map(|p| a[i * k + p] * b[p * n + j]).sum();
+                assert_eq!(found, expected, "{}: element ({i}, {j}) of {m} x {n} x {k}", isa.name());
+            }
+        }
+    }
+
+    #[test]
+    fn every_instruction_set_multiplies_bytes() {
+        for (isa, [m, n, k]) in Isa::available().flat_map(|isa| shapes().map(move |shape| (isa, shape))) {
+            let (a, b) = (bytes(m * k), bytes(k * n));
+            let matrix = |ptr, rs: usize| Matrix::Bytes(Bytes { ptr, rs: rs as isize, cs: 1, depth: k });
+            let words = k.div_ceil(4);
+            for left_unsigned in [false, true] {
+                let operands = (matrix(a.as_ptr(), k), matrix(b.as_ptr(), n));
+                let layout = Layout::of_bytes(m, n, words, true, true, false);
+                let found = run(isa, [m, n, words], Elements::Bytes { left_unsigned }, operands, &layout);
+                let number = |x: u8, unsigned| if unsigned { i32::from(x) } else { i32::from(x.cast_signed()) };
+                for (at, found) in found.into_iter().enumerate() {
+                    let (i, j) = (at / n, at % n);
+                    let product = |p| number(a[i * k + p], left_unsigned) * number(b[p * n + j], !left_unsigned);
+                    let expected: i32 = (0..k).map(product).sum();
+                    let found = found.to_bits().cast_signed();
+                    assert_eq!(found, expected, "{}: element ({i}, {j}) of {m} x {n} x {k}", isa.name());
+                }
+            }
+        }
+    }
 }

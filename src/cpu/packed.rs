@@ -248,6 +248,48 @@ impl Words for Plain {
     }
 }
 
+#[cfg(target_arch = "aarch64")]
+mod neon {
+    use super::super::simd::{Lanes, Neon, Plain};
+    use super::Words;
+    use std::arch::aarch64::*;
+
+    impl Words for Neon {
+        type Ints = [uint32x4_t; 2];
+
+        #[inline(always)]
+        unsafe fn words(from: *const u32, n: usize, flip: u32) -> Self::Ints {
+            // SAFETY: guaranteed by the caller; a vector that is cut is made of its words alone.
+            unsafe {
+                if n < Neon::LEN {
+                    let words = Plain::words(from, n, flip);
+                    return [vld1q_u32(words.as_ptr()), vld1q_u32(words.as_ptr().add(4))];
+                }
+                [0, 4].map(|at| veorq_u32(vld1q_u32(from.add(at)), vdupq_n_u32(flip)))
+            }
+        }
+
+        #[inline(always)]
+        unsafe fn numbers<const BITS: usize>(words: Self::Ints, j: usize) -> Self {
+            // SAFETY: NEON is part of the baseline.
+            let [a, b] = words.map(|words| unsafe {
+                let shifted = vshlq_u32(words, vdupq_n_s32(-((j * BITS) as i32)));
+                vcvtq_f32_u32(vandq_u32(shifted, vdupq_n_u32(u32::MAX >> (32 - BITS))))
+            });
+            Neon(a, b)
+        }
+
+        #[inline(always)]
+        unsafe fn spread(from: *const f32, count: usize, each: usize) -> Self {
+            // SAFETY: guaranteed by the caller.
+            let float = |lane: usize| if lane / each < count { unsafe { *from.add(lane / each) } } else { 0.0 };
+            let floats: [f32; Neon::LEN] = std::array::from_fn(float);
+            // SAFETY: these are as many.
+            unsafe { Neon::load(floats.as_ptr()) }
+        }
+    }
+}
+
 #[cfg(target_arch = "x86_64")]
 mod x86 {
     use super::super::simd::{Lanes, Ymm, Zmm};

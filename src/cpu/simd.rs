@@ -14,6 +14,9 @@ pub(super) enum Level {
     /// The same with VNNI, which adds up products of bytes.
     #[cfg(target_arch = "x86_64")]
     Avx512Vnni,
+    /// NEON, which every 64-bit Arm has: 32 registers of 4 floats, of which a vector takes two.
+    #[cfg(target_arch = "aarch64")]
+    Neon,
 }
 
 /// An instruction set that this machine has. Only a query of the CPU makes one, so a value of this type is the proof that kernels for
@@ -37,6 +40,9 @@ impl Isa {
                 return Isa(Level::Avx2);
             }
         }
+        #[cfg(target_arch = "aarch64")]
+        return Isa(Level::Neon);
+        #[cfg(not(target_arch = "aarch64"))]
         Isa::PORTABLE
     }
 
@@ -51,11 +57,13 @@ impl Isa {
             Level::Avx512,
             #[cfg(target_arch = "x86_64")]
             Level::Avx512Vnni,
+            #[cfg(target_arch = "aarch64")]
+            Level::Neon,
         ];
         all.into_iter().map(Isa).filter(move |isa| *isa <= best)
     }
 
-    /// `"portable"`, `"avx2"`, `"avx512"` or `"avx512-vnni"`.
+    /// `"portable"`, `"avx2"`, `"avx512"`, `"avx512-vnni"` or `"neon"`.
     pub fn name(self) -> &'static str {
         match self.0 {
             Level::Portable => "portable",
@@ -65,6 +73,8 @@ impl Isa {
             Level::Avx512 => "avx512",
             #[cfg(target_arch = "x86_64")]
             Level::Avx512Vnni => "avx512-vnni",
+            #[cfg(target_arch = "aarch64")]
+            Level::Neon => "neon",
         }
     }
 
@@ -86,7 +96,7 @@ pub unsafe fn transpose(rows: usize, cols: usize, src: *const f32, src_step: isi
             let from = src.offset(r as isize * src_step);
             let to = dst.add(r);
             let mut c = 0;
-            #[cfg(target_arch = "x86_64")]
+            #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
             if height == 4 {
                 while c + 4 <= cols {
                     transpose_4x4(from.add(c), src_step, to.add(c * dst_step), dst_step);
@@ -125,7 +135,28 @@ unsafe fn transpose_4x4(src: *const f32, src_step: isize, dst: *mut f32, dst_ste
     }
 }
 
-/// One vector register. Kernels are written once over this trait with `#[inline(always)]`; [`per_isa`] compiles them inside a function
+/// NEON is part of the baseline, too.
+///
+/// # Safety
+/// As for [`transpose`], with four rows and four columns.
+#[cfg(target_arch = "aarch64")]
+#[inline(always)]
+unsafe fn transpose_4x4(src: *const f32, src_step: isize, dst: *mut f32, dst_step: usize) {
+    use std::arch::aarch64::*;
+    // SAFETY: four floats are read from each of four rows and written to each of four rows, which the caller vouches for.
+    unsafe {
+        let row = |i: isize| vld1q_f32(src.offset(i * src_step));
+        let (a, b, c, d) = (row(0), row(1), row(2), row(3));
+        let (ac_lo, ac_hi) = (vzip1q_f32(a, c), vzip2q_f32(a, c));
+        let (bd_lo, bd_hi) = (vzip1q_f32(b, d), vzip2q_f32(b, d));
+        vst1q_f32(dst, vzip1q_f32(ac_lo, bd_lo));
+        vst1q_f32(dst.add(dst_step), vzip2q_f32(ac_lo, bd_lo));
+        vst1q_f32(dst.add(2 * dst_step), vzip1q_f32(ac_hi, bd_hi));
+        vst1q_f32(dst.add(3 * dst_step), vzip2q_f32(ac_hi, bd_hi));
+    }
+}
+
+/// One vector: a register, or two of NEON. Kernels are written once over this trait with `#[inline(always)]`; [`per_isa`] compiles them inside a function
 /// that has the matching `#[target_feature]`, where each method becomes a single instruction.
 ///
 /// # Safety
@@ -137,6 +168,12 @@ pub(super) trait Lanes: Copy {
     /// True if the hardware has a fused multiply-add: without the instruction it is a call of a library function.
     const FMA: bool;
     unsafe fn splat(x: f32) -> Self;
+    /// Up to twelve factors of whole vectors: where they are, or registers that hold them.
+    type Column: Copy;
+    /// `M` elements that are `step` apart.
+    unsafe fn column<const M: usize>(from: *const f32, step: isize) -> Self::Column;
+    /// Element `i` of a column, in every lane.
+    unsafe fn splat_of(column: Self::Column, i: usize) -> Self;
     unsafe fn load(from: *const f32) -> Self;
     /// The first `n <= LEN` elements, then zeros.
     unsafe fn load_first(from: *const f32, n: usize) -> Self;
@@ -170,13 +207,23 @@ pub(super) trait Lanes: Copy {
 
 /// Implements [`Lanes`] with one expression per method.
 macro_rules! lanes {
-    ($name:ident, $len:literal, fma: $fma:expr; $(fn $method:ident($($args:tt)*) $(-> $out:ty)? { $($body:tt)* })*) => {
+    ($name:ident, $len:literal, fma: $fma:expr; $($rest:tt)*) => {
+        lanes! { $name, $len, fma: $fma, column: (*const f32, isize);
+            fn column<const M: usize>(from: *const f32, step: isize) -> Self::Column { (from, step) }
+            fn splat_of(column: Self::Column, i: usize) -> Self {
+                $name::splat(*column.0.wrapping_offset(i as isize * column.1))
+            }
+            $($rest)*
+        }
+    };
+    ($name:ident, $len:literal, fma: $fma:expr, column: $column:ty; $(fn $method:ident $(<const $n:ident: usize>)? ($($args:tt)*) $(-> $out:ty)? { $($body:tt)* })*) => {
         impl Lanes for $name {
             const LEN: usize = $len;
             const FMA: bool = $fma;
+            type Column = $column;
             $(
                 #[inline(always)]
-                unsafe fn $method($($args)*) $(-> $out)? {
+                unsafe fn $method $(<const $n: usize>)? ($($args)*) $(-> $out)? {
                     // SAFETY: the caller vouches for the instruction set, and for as many elements as the method reads or writes. Masked
                     // forms neither read nor write (nor fault on) the lanes that are masked out.
                     #[allow(unused_unsafe, reason = "plain Rust needs none")]
@@ -320,6 +367,103 @@ mod x86 {
     }
 }
 
+#[cfg(target_arch = "aarch64")]
+pub(super) use neon::Neon;
+
+#[cfg(target_arch = "aarch64")]
+mod neon {
+    use super::Lanes;
+    use std::arch::aarch64::*;
+
+    /// Eight floats in two NEON registers. They are as many as AVX2 has, so that sums are split in the same way, and give the same bits.
+    #[derive(Clone, Copy)]
+    pub struct Neon(pub float32x4_t, pub float32x4_t);
+
+    /// Where `a` is less than `b`, `x`, else `y`.
+    ///
+    /// # Safety
+    /// None but NEON.
+    #[inline(always)]
+    unsafe fn where_less(a: float32x4_t, b: float32x4_t, x: float32x4_t, y: float32x4_t) -> float32x4_t {
+        // SAFETY: NEON is part of the baseline.
+        unsafe { vbslq_f32(vcltq_f32(a, b), x, y) }
+    }
+
+    /// `x`, and `y` where that is NaN.
+    ///
+    /// # Safety
+    /// None but NEON.
+    #[inline(always)]
+    unsafe fn or_nan(x: float32x4_t, y: float32x4_t) -> float32x4_t {
+        // SAFETY: NEON is part of the baseline.
+        unsafe { vbslq_f32(vceqq_f32(y, y), x, y) }
+    }
+
+    lanes! {
+        Neon, 8, fma: true, column: [float32x4_t; 3];
+        // Neighbours are loaded together, because a multiplication can take its factor from any lane, while a load into all lanes takes the
+        // time of a multiplication.
+        fn column<const M: usize>(from: *const f32, step: isize) -> [float32x4_t; 3] {
+            let mut fours = [vdupq_n_f32(0.0); 3];
+            for (four, at) in fours.iter_mut().zip((0..M).step_by(4)) {
+                let from = from.wrapping_offset(at as isize * step);
+                *four = match (step, (M - at).min(4)) {
+                    (1, 4) => vld1q_f32(from),
+                    (1, 2) => vcombine_f32(vld1_f32(from), vdup_n_f32(0.0)),
+                    (_, count) => {
+                        let mut lanes = [0.0; 4];
+                        for (i, lane) in lanes.iter_mut().enumerate().take(count) {
+                            *lane = *from.wrapping_offset(i as isize * step);
+                        }
+                        vld1q_f32(lanes.as_ptr())
+                    }
+                };
+            }
+            fours
+        }
+        fn splat_of(column: [float32x4_t; 3], i: usize) -> Self {
+            let four = column[i / 4];
+            let x = match i % 4 {
+                0 => vdupq_laneq_f32::<0>(four),
+                1 => vdupq_laneq_f32::<1>(four),
+                2 => vdupq_laneq_f32::<2>(four),
+                _ => vdupq_laneq_f32::<3>(four),
+            };
+            Neon(x, x)
+        }
+        fn splat(x: f32) -> Self { Neon(vdupq_n_f32(x), vdupq_n_f32(x)) }
+        fn load(from: *const f32) -> Self { Neon(vld1q_f32(from), vld1q_f32(from.add(4))) }
+        fn load_first(from: *const f32, n: usize) -> Self {
+            let mut lanes = [0.0; 8];
+            from.copy_to_nonoverlapping(lanes.as_mut_ptr(), n);
+            Neon::load(lanes.as_ptr())
+        }
+        fn store(self, to: *mut f32) {
+            vst1q_f32(to, self.0);
+            vst1q_f32(to.add(4), self.1);
+        }
+        fn store_first(self, to: *mut f32, n: usize) {
+            let mut lanes = [0.0; 8];
+            self.store(lanes.as_mut_ptr());
+            to.copy_from_nonoverlapping(lanes.as_ptr(), n);
+        }
+        fn add(self, other: Self) -> Self { Neon(vaddq_f32(self.0, other.0), vaddq_f32(self.1, other.1)) }
+        fn sub(self, other: Self) -> Self { Neon(vsubq_f32(self.0, other.0), vsubq_f32(self.1, other.1)) }
+        fn mul(self, other: Self) -> Self { Neon(vmulq_f32(self.0, other.0), vmulq_f32(self.1, other.1)) }
+        fn div(self, other: Self) -> Self { Neon(vdivq_f32(self.0, other.0), vdivq_f32(self.1, other.1)) }
+        fn min(self, other: Self) -> Self {
+            Neon(where_less(self.0, other.0, self.0, other.0), where_less(self.1, other.1, self.1, other.1))
+        }
+        fn max(self, other: Self) -> Self {
+            Neon(where_less(other.0, self.0, self.0, other.0), where_less(other.1, self.1, self.1, other.1))
+        }
+        fn or_nan(self, other: Self) -> Self { Neon(or_nan(self.0, other.0), or_nan(self.1, other.1)) }
+        fn mul_add(self, factor: Self, term: Self) -> Self {
+            Neon(vfmaq_f32(term.0, factor.0, self.0), vfmaq_f32(term.1, factor.1, self.1))
+        }
+    }
+}
+
 /// Compiles the generic function `$body::<L: Lanes>` once per instruction set. `$name` takes an [`Isa`] in front of the arguments and
 /// calls the copy for it.
 macro_rules! per_isa {
@@ -347,9 +491,13 @@ macro_rules! per_isa {
                 #[allow(unused_unsafe, reason = "the body may be safe")]
                 unsafe { $body::<simd::Ymm>($($arg),*) }
             }
-            // SAFETY: an `Isa` is proof that the CPU has its instructions, and `Plain` needs none; the caller guarantees the rest.
+            // SAFETY: an `Isa` is proof that the CPU has its instructions, `Neon` is part of the baseline, and `Plain` needs none; the caller
+            // guarantees the rest.
+            #[allow(unused_unsafe, reason = "the bodies may be safe")]
             unsafe {
                 match isa.level() {
+                    #[cfg(target_arch = "aarch64")]
+                    simd::Level::Neon => $body::<simd::Neon>($($arg),*),
                     #[cfg(target_arch = "x86_64")]
                     simd::Level::Avx512 | simd::Level::Avx512Vnni => avx512($($arg),*),
                     #[cfg(target_arch = "x86_64")]

@@ -1,4 +1,4 @@
-//! Any GPU that Vulkan, Metal or DX12 reaches, through wgpu.
+//! Any GPU that Vulkan, Metal or DX12 reaches, through wgpu; where none of them does, one that GL reaches.
 //!
 //! - A segment is one buffer of exactly the bytes asked for. An operand is a range of one, bound once per step; a segment
 //!   that no step of a record writes is bound for reading only, any other for both: usage is tracked per buffer.

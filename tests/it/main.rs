@@ -67,12 +67,15 @@ mod backend;
 mod cpu;
 #[cfg(feature = "cuda")]
 mod cuda;
+#[cfg(feature = "wgpu")]
+mod dialects;
 #[cfg(target_os = "linux")]
 mod emulate;
 mod lent;
 mod library;
 #[cfg(feature = "cuda")]
 mod nvrtc;
+mod processors;
 mod render;
 mod templates;
 mod tune;

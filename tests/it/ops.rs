@@ -14,6 +14,7 @@ use plimsoll::internals::plan::{Limits, Recipe};
 use plimsoll::internals::target::Target;
 use plimsoll::internals::{ops, plan, reference};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 
 /// Within this share of the output's peak.
 const TOLERANCE: f64 = 1e-5;
@@ -64,6 +65,20 @@ fn agrees(
         common::agrees(found, expected, tolerance)?;
     }
     Ok(steps)
+}
+
+/// A sample's plan for a target, and its constants.
+pub fn planned(sample: &samples::Sample, target: &Target) -> Result<(plan::Plan, Vec<Vec<Arc<Constant>>>), String> {
+    let passed = Recipe::default().whole(graph(sample)?, target).map_err(|e| e.to_string())?;
+    plan::compile(&passed, target, &Limits { memory: None }).map_err(|e| format!("plan: {e}"))
+}
+
+/// What a sample computes on a backend, on poisoned memory.
+pub fn found(backend: Box<dyn Backend>, sample: &samples::Sample) -> Result<Vec<Tensor>, String> {
+    let (plan, constants) = planned(sample, backend.target())?;
+    let inputs: Vec<_> = sample.tensors().into_iter().flatten().collect();
+    let mut exec = Exec::load(backend, plan, &constants, &|_| {}).map_err(|e| format!("load: {e}"))?;
+    exec.run_poisoned(&inputs).map_err(|e| format!("run: {e}"))
 }
 
 #[test]

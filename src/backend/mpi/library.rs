@@ -1,11 +1,31 @@
 //! The MPI library: the search for it, its functions that are used, each looked up once, and the numbers of its ABI.
 
 use super::failed;
+#[cfg(any(unix, windows))]
 use libloading::Library;
 use plimsoll_core::error::Result;
 use std::env;
 use std::ffi::{c_char, c_int, c_void};
 use std::path::{Path, PathBuf};
+
+/// A library of a system that loads none, such as WebAssembly's.
+#[cfg(not(any(unix, windows)))]
+enum Library {}
+
+#[cfg(not(any(unix, windows)))]
+impl Library {
+    /// # Safety
+    /// None.
+    unsafe fn new(_: &Path) -> Result<Library, &'static str> {
+        Err("this system loads no libraries")
+    }
+
+    /// # Safety
+    /// None.
+    unsafe fn get<T>(&self, _: &[u8]) -> Result<&T, ()> {
+        match *self {}
+    }
+}
 
 /// Names of the library: its number comes first, since wheels have a text of the linker under the name without it.
 const NAMES: [&str; 3] = ["libmpi_abi.so.1", "libmpi_abi.so", "libmpi_abi.dylib"];

@@ -157,6 +157,9 @@ trait Row: Lanes {
 
 impl Row for Plain {}
 
+#[cfg(target_arch = "aarch64")]
+impl Row for crate::simd::Neon {}
+
 #[cfg(target_arch = "x86_64")]
 impl Row for Ymm {}
 

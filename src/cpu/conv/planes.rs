@@ -7,7 +7,7 @@
 //!
 //! An output's sum grows by one product of words for each row of the filter. The words of an input row serve all output rows that it is under.
 
-use super::{Bytes, Conv, LANES};
+use super::{Bytes, Conv};
 use crate::simd::{Isa, Lanes, per_isa};
 use crate::window::{Planes, Slide, Window, slide};
 use plimsoll_core::kernel::cpu::conv::Padded;
@@ -245,7 +245,8 @@ unsafe fn narrow_by<L: Lanes>(at: *mut f32, n: usize, plus: i32) {
 
 #[cfg(target_arch = "x86_64")]
 mod x86 {
-    use super::{LANES, Padded, Range};
+    use super::super::LANES;
+    use super::{Padded, Range};
     use plimsoll_core::kernel::cpu::window::TALL;
     use std::arch::x86_64::*;
 

@@ -1,9 +1,13 @@
 //! The innermost kernels: a tile of `C` in registers while `k` is walked down. One table of them per instruction set.
 
 use super::pack::View;
+#[cfg(target_arch = "aarch64")]
+use super::terms::WidenedNeon;
 use super::terms::{Dot, Terms, Widened};
 #[cfg(target_arch = "x86_64")]
 use super::terms::{Vnni, WidenedYmm, WidenedZmm};
+#[cfg(target_arch = "aarch64")]
+use crate::simd::Neon;
 use crate::simd::Plain;
 #[cfg(target_arch = "x86_64")]
 use crate::simd::{Ymm, Zmm};
@@ -204,8 +208,9 @@ unsafe fn step<V: Terms, const M: usize, const W: usize>(
         for (w, right) in right.iter_mut().enumerate() {
             *right = V::load(b.add(w * b_next));
         }
+        let column = V::column::<M>(a, a_rs);
         for (i, sum) in sum.iter_mut().enumerate() {
-            let left = V::splat(a.wrapping_offset(i as isize * a_rs));
+            let left = V::splat_of(column, i);
             for (sum, &right) in sum.iter_mut().zip(&right) {
                 *sum = left.mul_add(right, *sum);
             }
@@ -306,7 +311,12 @@ fn prefetch(line: *const f32) {
         use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
         _mm_prefetch::<_MM_HINT_T1>(line.cast());
     }
-    #[cfg(not(target_arch = "x86_64"))]
+    #[cfg(target_arch = "aarch64")]
+    // SAFETY: as above, of the whole instruction set.
+    unsafe {
+        std::arch::asm!("prfm pldl2keep, [{}]", in(reg) line, options(nomem, nostack, preserves_flags));
+    }
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
     let _ = line;
 }
 
@@ -341,6 +351,9 @@ kernels!(AVX512, packed_avx512, few_avx512, Zmm, [target_feature(enable = "avx51
 #[cfg(target_arch = "x86_64")]
 kernels!(AVX2, packed_avx2, few_avx2, Ymm, [target_feature(enable = "avx2,fma")],
     panels: 1, rows: [1 2 3 4 5 6], vectors: [2]);
+// Six rows by four registers leave eight for operands.
+#[cfg(target_arch = "aarch64")]
+kernels!(NEON, packed_neon, few_neon, Neon, [], panels: 1, rows: [1 2 3 4 5 6], vectors: [2]);
 kernels!(PORTABLE, packed_portable, few_portable, Plain, [], panels: 1, rows: [1 2 3 4], vectors: [2]);
 
 /// The kernels of an instruction set for products of bytes, by whether the left operand is the unsigned one.
@@ -369,4 +382,6 @@ byte_kernels!(AVX512_BYTES, avx512_left, avx512_right, WidenedZmm,
 #[cfg(target_arch = "x86_64")]
 byte_kernels!(AVX2_BYTES, avx2_left, avx2_right, WidenedYmm, [target_feature(enable = "avx2,fma")],
     panels: 1, rows: [1 2 3 4], vectors: [2]);
+#[cfg(target_arch = "aarch64")]
+byte_kernels!(NEON_BYTES, neon_left, neon_right, WidenedNeon, [], panels: 1, rows: [1 2 3 4], vectors: [2]);
 byte_kernels!(PORTABLE_BYTES, portable_left, portable_right, Widened, [], panels: 1, rows: [1 2 3 4], vectors: [2]);

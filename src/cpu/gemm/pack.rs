@@ -186,7 +186,14 @@ pub(crate) unsafe fn interleave(rows: [*const u8; 4], to: *mut [u8; 4]) {
     unsafe {
         interleave_vectors(rows.map(|row| std::arch::x86_64::_mm_loadu_si128(row.cast())), to);
     }
-    #[cfg(not(target_arch = "x86_64"))]
+    #[cfg(target_arch = "aarch64")]
+    // SAFETY: NEON is part of the baseline; the caller guarantees the rest.
+    unsafe {
+        use std::arch::aarch64::*;
+        let [a, b, c, d] = rows.map(|row| vld1q_u8(row));
+        vst4q_u8(to.cast(), uint8x16x4_t(a, b, c, d));
+    }
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
     // SAFETY: guaranteed by the caller.
     unsafe {
         let rows = rows.map(|row| row.cast::<[u8; 16]>().read_unaligned());

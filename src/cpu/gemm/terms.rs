@@ -2,7 +2,7 @@
 //!
 //! A sum of products of one unsigned and one signed operand is exact in `i32` for up to [`MOST_TERMS`](plimsoll_core::kernel::MOST_TERMS) terms. VNNI
 //! adds up four products at once. Elsewhere bytes are widened to 16 bits, because the instruction that multiplies bytes saturates sums of two
-//! products.
+//! products. (That of NEON's dot products takes operands of one sign.)
 
 use crate::simd::Lanes;
 
@@ -16,6 +16,12 @@ pub(super) trait Terms: Copy {
     unsafe fn zero() -> Self;
     /// The element at `from` in every lane.
     unsafe fn splat(from: *const f32) -> Self;
+    /// As [`Lanes::Column`].
+    type Column: Copy;
+    /// As [`Lanes::column`].
+    unsafe fn column<const M: usize>(from: *const f32, step: isize) -> Self::Column;
+    /// As [`Lanes::splat_of`].
+    unsafe fn splat_of(column: Self::Column, i: usize) -> Self;
     unsafe fn load(from: *const f32) -> Self;
     /// The first `n <= LEN` elements.
     unsafe fn load_first(from: *const f32, n: usize) -> Self;
@@ -33,12 +39,23 @@ pub(super) trait Terms: Copy {
 pub(super) struct Dot<V, const LEFT: bool>(V);
 
 macro_rules! vector {
-    ([$($generics:tt)*] $trait:ident for $name:ty, $len:expr; $(fn $method:ident($($args:tt)*) $(-> $out:ty)? { $($body:tt)* })*) => {
+    ([] $trait:ident for $name:ty, $len:expr; $($rest:tt)*) => {
+        vector! {
+            [] $trait for $name, $len, column: (*const f32, isize);
+            fn column<const M: usize>(from: *const f32, step: isize) -> Self::Column { (from, step) }
+            fn splat_of(column: Self::Column, i: usize) -> Self {
+                <$name>::splat(column.0.wrapping_offset(i as isize * column.1))
+            }
+            $($rest)*
+        }
+    };
+    ([$($generics:tt)*] $trait:ident for $name:ty, $len:expr, column: $column:ty; $(fn $method:ident $(<const $n:ident: usize>)? ($($args:tt)*) $(-> $out:ty)? { $($body:tt)* })*) => {
         impl<$($generics)*> $trait for $name {
             const LEN: usize = $len;
+            type Column = $column;
             $(
                 #[inline(always)]
-                unsafe fn $method($($args)*) $(-> $out)? {
+                unsafe fn $method $(<const $n: usize>)? ($($args)*) $(-> $out)? {
                     // SAFETY: the caller vouches for the instruction set, and for as many elements as the method reads or writes. Masked
                     // forms neither read nor write (nor fault on) the lanes that are masked out.
                     #[allow(unused_unsafe, reason = "plain Rust needs none")]
@@ -50,9 +67,11 @@ macro_rules! vector {
 }
 
 vector! {
-    [L: Lanes] Terms for L, L::LEN;
+    [L: Lanes] Terms for L, L::LEN, column: L::Column;
     fn zero() -> Self { L::splat(0.0) }
     fn splat(from: *const f32) -> Self { L::splat(*from) }
+    fn column<const M: usize>(from: *const f32, step: isize) -> L::Column { L::column::<M>(from, step) }
+    fn splat_of(column: L::Column, i: usize) -> Self { L::splat_of(column, i) }
     fn load(from: *const f32) -> Self { L::load(from) }
     fn load_first(from: *const f32, n: usize) -> Self { L::load_first(from, n) }
     fn store(self, to: *mut f32) { L::store(self, to) }
@@ -62,7 +81,9 @@ vector! {
 }
 
 vector! {
-    [V: Terms, const LEFT: bool] Terms for Dot<V, LEFT>, V::LEN;
+    [V: Terms, const LEFT: bool] Terms for Dot<V, LEFT>, V::LEN, column: V::Column;
+    fn column<const M: usize>(from: *const f32, step: isize) -> V::Column { V::column::<M>(from, step) }
+    fn splat_of(column: V::Column, i: usize) -> Self { Dot(V::splat_of(column, i)) }
     fn zero() -> Self { Dot(V::zero()) }
     fn splat(from: *const f32) -> Self { Dot(V::splat(from)) }
     fn load(from: *const f32) -> Self { Dot(V::load(from)) }
@@ -185,6 +206,66 @@ mod x86 {
             );
             let odd = _mm256_madd_epi16(_mm256_srli_epi16::<8>(unsigned), _mm256_srai_epi16::<8>(signed));
             WidenedYmm(_mm256_add_epi32(sum.0, _mm256_add_epi32(even, odd)))
+        }
+    }
+}
+
+#[cfg(target_arch = "aarch64")]
+pub(super) use neon::WidenedNeon;
+
+#[cfg(target_arch = "aarch64")]
+mod neon {
+    use super::Terms;
+    use std::arch::aarch64::*;
+
+    /// Eight words in two registers, whose bytes NEON widens.
+    #[derive(Clone, Copy)]
+    pub struct WidenedNeon(int32x4_t, int32x4_t);
+
+    /// Adds the products of words to sums.
+    ///
+    /// # Safety
+    /// None but NEON.
+    #[inline(always)]
+    unsafe fn dot(unsigned: int32x4_t, signed: int32x4_t, sum: int32x4_t) -> int32x4_t {
+        // SAFETY: NEON is part of the baseline.
+        unsafe {
+            let (unsigned, signed) = (vreinterpretq_u16_s32(unsigned), vreinterpretq_s16_s32(signed));
+            // Bytes 0 and 2 of each word, then bytes 1 and 3, as 16-bit numbers, which hold a product of two bytes.
+            let even = vmulq_s16(
+                vreinterpretq_s16_u16(vandq_u16(unsigned, vdupq_n_u16(0xff))),
+                vshrq_n_s16::<8>(vshlq_n_s16::<8>(signed)),
+            );
+            let odd = vmulq_s16(vreinterpretq_s16_u16(vshrq_n_u16::<8>(unsigned)), vshrq_n_s16::<8>(signed));
+            vpadalq_s16(vpadalq_s16(sum, even), odd)
+        }
+    }
+
+    vector! {
+        [] Terms for WidenedNeon, 8;
+        fn zero() -> Self { WidenedNeon(vdupq_n_s32(0), vdupq_n_s32(0)) }
+        fn splat(from: *const f32) -> Self {
+            let word = vdupq_n_s32(*from.cast());
+            WidenedNeon(word, word)
+        }
+        fn load(from: *const f32) -> Self { WidenedNeon(vld1q_s32(from.cast()), vld1q_s32(from.cast::<i32>().add(4))) }
+        fn load_first(from: *const f32, n: usize) -> Self {
+            let mut words = [0.0; 8];
+            from.copy_to_nonoverlapping(words.as_mut_ptr(), n);
+            WidenedNeon::load(words.as_ptr())
+        }
+        fn store(self, to: *mut f32) {
+            vst1q_s32(to.cast(), self.0);
+            vst1q_s32(to.cast::<i32>().add(4), self.1);
+        }
+        fn store_first(self, to: *mut f32, n: usize) {
+            let mut words = [0.0; 8];
+            self.store(words.as_mut_ptr());
+            to.copy_from_nonoverlapping(words.as_ptr(), n);
+        }
+        fn add(self, other: Self) -> Self { WidenedNeon(vaddq_s32(self.0, other.0), vaddq_s32(self.1, other.1)) }
+        fn mul_add(self, signed: Self, sum: Self) -> Self {
+            WidenedNeon(dot(self.0, signed.0, sum.0), dot(self.1, signed.1, sum.1))
         }
     }
 }

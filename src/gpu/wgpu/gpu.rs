@@ -22,12 +22,17 @@ const BLOCK: u64 = 4 << 20;
 pub(super) const CLOCK_FEATURES: wgpu::Features =
     wgpu::Features::TIMESTAMP_QUERY.union(wgpu::Features::MAPPABLE_PRIMARY_BUFFERS);
 
+/// The least that kernels are planned for: storage buffers that one binds, invocations of a workgroup, and bytes that they share.
+const LEAST_BUFFERS: u32 = 4;
+const LEAST_INVOCATIONS: u32 = 64;
+const LEAST_SHARED: u32 = 8 << 10;
+
 /// A device that wgpu found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Adapter {
     /// Its name.
     pub name: String,
-    /// `vulkan`, `metal` or `dx12`.
+    /// `vulkan`, `metal`, `dx12` or `gl`.
     pub api: String,
     /// Its kind: `discrete GPU`, `integrated GPU`, `virtual GPU`, `software` or `other`.
     pub kind: String,
@@ -57,8 +62,9 @@ pub(super) struct Gpu {
     pub held: Arc<AtomicU64>,
 }
 
-fn instance() -> wgpu::Instance {
+fn instance(backends: wgpu::Backends) -> wgpu::Instance {
     wgpu::Instance::new(wgpu::InstanceDescriptor {
+        backends,
         // Indirect dispatches are not used, and checking them would cap buffers at 4 GiB.
         flags: wgpu::InstanceFlags::empty(),
         // Drivers lend more memory than there is, so allocations beyond the budget that they report are refused.
@@ -141,14 +147,22 @@ fn silence_wayland() {
     }
 }
 
-/// Adapters in order of preference: discrete, integrated, virtual, other, software.
+/// Adapters of some interfaces.
+fn reached(by: wgpu::Backends) -> Vec<wgpu::Adapter> {
+    let instance = instance(by);
+    #[cfg(target_os = "linux")]
+    keep_driver();
+    pollster::block_on(instance.enumerate_adapters(by))
+}
+
+/// Adapters in order of preference: discrete, integrated, virtual, other, software. GL is asked only where nothing else answers.
 fn enumerate() -> Vec<wgpu::Adapter> {
     #[cfg(target_os = "linux")]
     silence_wayland();
-    let instance = instance();
-    #[cfg(target_os = "linux")]
-    keep_driver();
-    let mut adapters = pollster::block_on(instance.enumerate_adapters(wgpu::Backends::PRIMARY));
+    let mut adapters = reached(wgpu::Backends::PRIMARY);
+    if adapters.is_empty() {
+        adapters = reached(wgpu::Backends::SECONDARY);
+    }
     adapters.sort_by_key(|a| match a.get_info().device_type {
         wgpu::DeviceType::DiscreteGpu => 0,
         wgpu::DeviceType::IntegratedGpu => 1,
@@ -169,7 +183,7 @@ fn find(wanted: Option<&str>) -> Result<wgpu::Adapter> {
     let mut adapters = enumerate();
     let Some(text) = wanted else {
         let first = (!adapters.is_empty()).then(|| adapters.swap_remove(0));
-        return first.ok_or_else(|| failed("no adapter (Vulkan, Metal or DX12 driver) was found"));
+        return first.ok_or_else(|| failed("no adapter (Vulkan, Metal, DX12 or GL driver) was found"));
     };
     let lower = text.to_lowercase();
     let position = match text.parse::<usize>() {
@@ -181,10 +195,26 @@ fn find(wanted: Option<&str>) -> Result<wgpu::Adapter> {
     match position {
         Some(position) => Ok(adapters.swap_remove(position)),
         None if adapters.is_empty() => {
-            Err(failed(format!("no adapter '{text}': no Vulkan, Metal or DX12 driver was found")))
+            Err(failed(format!("no adapter '{text}': no Vulkan, Metal, DX12 or GL driver was found")))
         }
         None => Err(failed(format!("no adapter '{text}' among: {}", names()))),
     }
+}
+
+/// What an adapter lacks for kernels: the first of it. Those of GL may have no more than GLES demands.
+fn lacking(adapter: &wgpu::Adapter) -> Option<String> {
+    let limits = adapter.limits();
+    if !adapter.get_downlevel_capabilities().flags.contains(wgpu::DownlevelFlags::COMPUTE_SHADERS) {
+        return Some("it has no compute shaders".into());
+    }
+    let needed = [
+        ("storage buffers of a shader", limits.max_storage_buffers_per_shader_stage, LEAST_BUFFERS),
+        ("bindings of a group", limits.max_bindings_per_bind_group, LEAST_BUFFERS),
+        ("invocations of a workgroup", limits.max_compute_invocations_per_workgroup, LEAST_INVOCATIONS),
+        ("bytes that a workgroup shares", limits.max_compute_workgroup_storage_size, LEAST_SHARED),
+    ];
+    let short = needed.into_iter().find(|(_, has, least)| has < least);
+    short.map(|(what, has, least)| format!("{what}: expected at least {least}, it has {has}"))
 }
 
 /// An address that no other buffer of the process has while this one lives. Numbers of buffers repeat from one instance of wgpu to another.
@@ -199,6 +229,8 @@ pub fn address(buffer: &wgpu::Buffer) -> Result<u64> {
     let found = of::<wgpu::hal::api::Vulkan>(buffer).or_else(|| of::<wgpu::hal::api::Dx12>(buffer));
     #[cfg(not(any(target_vendor = "apple", windows)))]
     let found = of::<wgpu::hal::api::Vulkan>(buffer);
+    #[cfg(not(target_vendor = "apple"))]
+    let found = found.or_else(|| of::<wgpu::hal::api::Gles>(buffer));
     found.ok_or_else(|| failed("the buffer is destroyed"))
 }
 
@@ -206,6 +238,9 @@ impl Gpu {
     /// Opens the adapter that [`find`] finds.
     pub fn open(wanted: Option<&str>) -> Result<(Gpu, Adapter)> {
         let found = find(wanted)?;
+        if let Some(what) = lacking(&found) {
+            return Err(failed(format!("{}: {what}", describe(&found.get_info(), &found.limits()))));
+        }
         let descriptor = wgpu::DeviceDescriptor {
             label: Some("plimsoll"),
             required_features: found.features() & CLOCK_FEATURES,
