@@ -90,7 +90,24 @@ if [[ $(uname -s) == Linux && -z "${PLIMSOLL_MPIRUN:-}" ]]; then
     fi
 fi
 
+# The module of Python is tried in an environment of its own.
+python=$PWD/${CARGO_TARGET_DIR:-target}/python
+[[ ${CARGO_TARGET_DIR:-} != /* ]] || python=$CARGO_TARGET_DIR/python
+if [[ -z "${PLIMSOLL_PYTHON:-}" ]]; then
+    [[ -x $python/bin/python ]] && "$python/bin/python" -c 'import ipykernel, nbclient, numpy' 2>/dev/null || {
+        echo "test.sh: installing NumPy and nbclient to $python" >&2
+        { python3 -m venv "$python" &&
+            "$python/bin/python" -m pip install --quiet --disable-pip-version-check numpy nbclient ipykernel; } >&2 || true
+    }
+    if [[ -x $python/bin/python ]]; then
+        export PLIMSOLL_PYTHON=$python/bin/python
+    else
+        echo "test.sh: no Python with venv and no way to install NumPy: the module of Python is not tried." >&2
+    fi
+fi
+
 if [[ "${CI:-}" == true ]]; then
+    if [[ -n "${PLIMSOLL_PYTHON:-}" ]]; then export PLIMSOLL_REQUIRE_PYTHON=1; fi
     if [[ -n "${PLIMSOLL_MPIRUN:-}" ]]; then export PLIMSOLL_REQUIRE_MPI=1; fi
     export PLIMSOLL_REQUIRE_WGPU=1 PLIMSOLL_REQUIRE_NVRTC=1
     # Where it is neither there nor to be had, its tests say that they were skipped.

@@ -1,5 +1,6 @@
 //! Arrays of Python: NumPy's by the buffer protocol, all others by DLPack. Neither copies an element.
 
+use super::raised;
 use crate::backend::Place;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -8,7 +9,7 @@ use crate::plan::Port;
 use crate::shape::Shape;
 use crate::tensor::Tensor;
 use pyo3::buffer::{ElementType, PyUntypedBuffer};
-use pyo3::exceptions::{PyBufferError, PyTypeError, PyValueError};
+use pyo3::exceptions::PyBufferError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyCapsule, PyDict, PyString};
 use std::ffi::{CStr, c_void};
@@ -183,16 +184,15 @@ const SCATTERED: &str =
 impl Array {
     /// The elements of a NumPy array, or of what has a buffer or DLPack.
     pub(super) fn of(name: &str, object: &Bound<PyAny>) -> PyResult<Array> {
-        let fail = |what: &str| PyValueError::new_err(format!("array '{name}': {what}"));
+        let py = object.py();
+        let fail = |what: &str| raised(py, &Error::usage(format!("array '{name}': {what}")));
         let buffer = match PyUntypedBuffer::get(object) {
             Ok(buffer) => buffer,
             Err(_) if object.hasattr("__dlpack__")? => return Array::lent(name, object),
             Err(error) if error.is_instance_of::<PyBufferError>(object.py()) => return Err(error),
             Err(_) => {
                 let kind = object.get_type().name()?.to_string();
-                return Err(PyTypeError::new_err(format!(
-                    "array '{name}': expected an array, as of NumPy, or an object with __dlpack__, found {kind}"
-                )));
+                return Err(fail(&format!("expected an array, as of NumPy, or an object with __dlpack__, found {kind}")));
             }
         };
         let size = buffer.item_size();
@@ -221,7 +221,8 @@ impl Array {
     }
 
     fn lent(name: &str, object: &Bound<PyAny>) -> PyResult<Array> {
-        let fail = |what: String| PyValueError::new_err(format!("array '{name}': {what}"));
+        let py = object.py();
+        let fail = |what: String| raised(py, &Error::usage(format!("array '{name}': {what}")));
         let (kind, _): (i32, i32) = object.call_method0("__dlpack_device__")?.extract()?;
         // What runs waits for the lender: its work is over when the lender has handed the tensor to the stream that all wait for.
         let capsule = match kind {

@@ -4,6 +4,7 @@ use crate::{kernels, ops, samples};
 use naga::back::{hlsl, msl, spv};
 use naga::proc::BoundsCheckPolicies;
 use naga::valid::{Capabilities, ModuleInfo, ValidationFlags, Validator};
+use plimsoll::internals::kernel::algorithm::Schedule;
 use plimsoll::internals::kernel::render::{Bindings, Dialect, render};
 use plimsoll::internals::kernel::{Kernel, schedule};
 use plimsoll::internals::target::Target;
@@ -11,6 +12,8 @@ use std::collections::HashMap;
 
 /// The text of a kernel, if it has one.
 fn text(kernel: &Kernel, target: &Target) -> Option<String> {
+    // Loops launch other kernels, and have no text of their own.
+    let Schedule::Text(_) = kernel.schedule else { return None };
     let source = render(kernel, target, &Bindings::distinct(kernel), Dialect::Wgsl).expect("it is rendered");
     (source.groups != [0; 3]).then_some(source.text)
 }

@@ -53,6 +53,7 @@ mod joined;
 mod limit;
 mod memory;
 mod model;
+mod python;
 mod order;
 mod place;
 mod plan;

@@ -7,6 +7,8 @@ Bytes are numbers of bytes. Extents are numbers, ranges such as `range(1, 65)` o
 
 import json
 import os
+from collections.abc import Callable, Iterable
+from typing import Any, Optional, Union
 
 from . import _plimsoll
 from ._plimsoll import Tensor, devices
@@ -26,6 +28,12 @@ from .errors import (
 )
 
 __version__ = _plimsoll.__version__
+
+Path = Union[str, "os.PathLike[str]"]
+#: A path, the bytes of a file, a model of the package onnx, or a torch.nn.Module.
+Source = Any
+#: A number of bytes, or a text such as "6GiB".
+Bytes = Union[int, str]
 
 __all__ = [
     "Advice", "Comparison", "DeviceError", "Difference", "DoesNotFit", "FileError", "Fit", "GraphError", "GraphSyntaxError", "InferenceSession",
@@ -166,7 +174,7 @@ class Plan:
         self.assumed = list(assumed)
 
     @property
-    def bytes(self):
+    def bytes(self) -> int:
         """All bytes that the device gives, when it runs."""
         return self._plan.bytes
 
@@ -181,32 +189,32 @@ class Plan:
         return _Record(json.loads(self._plan.peak()))
 
     @property
-    def inputs(self):
+    def inputs(self) -> "list[Node]":
         """Names, types and shapes of the inputs."""
         return [Node(*port) for port in self._plan.ports()[0]]
 
     @property
-    def outputs(self):
+    def outputs(self) -> "list[Node]":
         """Names, types and shapes of the outputs."""
         return [Node(*port) for port in self._plan.ports()[1]]
 
-    def table(self):
+    def table(self) -> str:
         """The bytes by class, in a table."""
         return self._plan.table()
 
-    def json(self):
+    def json(self) -> str:
         """The plan as the command's `plan -o` writes it."""
         return self._plan.json()
 
-    def html(self, path=None):
+    def html(self, path: Optional[Path] = None) -> str:
         """A page with the picture of the plan; written to `path` if there is one."""
         return _written(self._plan.html(), path)
 
-    def svg(self, path=None):
+    def svg(self, path: Optional[Path] = None) -> str:
         """The picture of the plan; written to `path` if there is one."""
         return _written(self._plan.svg(), path)
 
-    def save(self, path):
+    def save(self, path: Path) -> None:
         """Writes the plan, for `load_plan` and the command."""
         self._plan.save(os.fspath(path))
 
@@ -265,7 +273,7 @@ def _train_options(train):
     return batch, json.dumps(method)
 
 
-def plan(model, *, inputs=None, target="cpu", train=None, **options):
+def plan(model: Source, *, inputs: Any = None, target: str = "cpu", train: Optional[dict] = None, **options: Any) -> "Plan":
     """Plans a model for a target, with no device and no weights.
 
     `target` is `cpu`, `cuda`, `wgpu` or another that the command `plimsoll plan --help` names. `train` plans a training step:
@@ -293,7 +301,7 @@ def _advice(told):
     return Advice(json.loads(record), text)
 
 
-def advise(model, *, inputs=None, target="cpu", train=None, **options):
+def advise(model: Source, *, inputs: Any = None, target: str = "cpu", train: Optional[dict] = None, **options: Any) -> Advice:
     """What is live at the peak, and the bytes that each remedy would save.
 
     >>> [remedy["name"] for remedy in advise("graphs/mlp.onnxtxt", batch=8).remedies][0]
@@ -306,7 +314,8 @@ def advise(model, *, inputs=None, target="cpu", train=None, **options):
     return _advice(made.advise_training(target, batch, method))
 
 
-def max_batch(model, *, memory_limit, dim=None, inputs=None, target="cpu", train=None, **options):
+def max_batch(model: Source, *, memory_limit: Bytes, dim: Optional[str] = None, inputs: Any = None, target: str = "cpu",
+              train: Optional[dict] = None, **options: Any) -> Largest:
     """The largest extent of a dim whose plan fits the limit; of a training, the largest batch.
 
     >>> max_batch("graphs/mlp.onnxtxt", memory_limit="2MiB").extent > 100
@@ -320,7 +329,8 @@ def max_batch(model, *, memory_limit, dim=None, inputs=None, target="cpu", train
     return Largest(json.loads(made.max_batch_of_training(target, _train_options({**train, "batch": None})[1])))
 
 
-def fit(model, *, memory_limit, cards=range(1, 9), cluster=None, inputs=None, target="cuda", **options):
+def fit(model: Source, *, memory_limit: Bytes, cards: Union[int, range] = range(1, 9), cluster: Optional[dict] = None, inputs: Any = None,
+        target: str = "cuda", **options: Any) -> Fit:
     """The fewest cards, each with this memory, on which a model fits."""
     made = _model(model, inputs, {**options, "memory_limit": memory_limit})
     cards = range(1, cards + 1) if isinstance(cards, int) else cards
@@ -328,13 +338,13 @@ def fit(model, *, memory_limit, cards=range(1, 9), cluster=None, inputs=None, ta
     return Fit(json.loads(made.fit(target, cards.start, cards.stop - 1, cluster)))
 
 
-def compare(model, feeds=None, *, runs=5, inputs=None, **options):
+def compare(model: Source, feeds: Optional[dict] = None, *, runs: int = 5, inputs: Any = None, **options: Any) -> Comparison:
     """Runs a model as others do, buffer by buffer, and as it is planned: peaks, driver calls, times, differences."""
     record, text = _model(model, inputs, options).compare(feeds or {}, runs)
     return Comparison(json.loads(record), text)
 
 
-def run(model, feeds, **options):
+def run(model: Source, feeds: dict, **options: Any) -> dict:
     """Plans, loads and runs a model once.
 
     >>> import numpy as np
@@ -344,29 +354,29 @@ def run(model, feeds, **options):
     return Session(model, **options).run(feeds)
 
 
-def bench(model, *, runs=20, seed=0, **options):
+def bench(model: Source, *, runs: int = 20, seed: int = 0, **options: Any) -> "_Record":
     """Milliseconds of runs on random inputs: `median`, `least`, `most`, `all`."""
     times = sorted(Session(model, **options)._session.bench(runs, seed))
     return _Record({"median": times[len(times) // 2], "least": times[0], "most": times[-1], "all": times})
 
 
-def load_plan(path):
+def load_plan(path: Path) -> Plan:
     """Reads a plan that was saved."""
     return Plan(_plimsoll.Plan.load(os.fspath(path)))
 
 
-def check(plan):
+def check(plan: Union[Plan, Path]) -> None:
     """Checks a plan, or the file of one; raises `PlanError` if it breaks a rule."""
     (plan if isinstance(plan, Plan) else load_plan(plan)).check()
 
 
-def diff(before, after):
+def diff(before: Union[Plan, Path], after: Union[Plan, Path]) -> Difference:
     """What differs between two plans, or the files of two."""
     before, after = (of if isinstance(of, Plan) else load_plan(of) for of in (before, after))
     return before.diff(after)
 
 
-def place(buffers):
+def place(buffers: Iterable[tuple]) -> tuple:
     """Places buffers in one arena: each is `(bytes, lower, upper)`, live from step `lower` on, and before `upper`. Returns the offsets, and the
     bytes of the arena.
 
@@ -389,7 +399,7 @@ class Session:
     True
     """
 
-    def __init__(self, model, *, inputs=None, **options):
+    def __init__(self, model: Source, *, inputs: Any = None, **options: Any) -> None:
         made = _model(model, inputs, options)
         self.assumed = made.assumed
         target = str(options.get("device") or "cpu").split(":")[0].replace("auto", "cpu")
@@ -399,31 +409,31 @@ class Session:
             raise _advising(error, lambda: _advice(made.advise(target))) from None
 
     @property
-    def device(self):
+    def device(self) -> str:
         """The device in one line, and why it was chosen."""
         return self._session.device
 
     @property
-    def bytes(self):
+    def bytes(self) -> int:
         """The bytes that were planned."""
         return self._session.bytes[0]
 
     @property
-    def allocated(self):
+    def allocated(self) -> int:
         """The bytes that the device has given: as planned."""
         return self._session.bytes[1]
 
     @property
-    def inputs(self):
+    def inputs(self) -> "list[Node]":
         """Names, types and shapes of the inputs."""
         return [Node(*port) for port in self._session.ports()[0]]
 
     @property
-    def outputs(self):
+    def outputs(self) -> "list[Node]":
         """Names, types and shapes of the outputs."""
         return [Node(*port) for port in self._session.ports()[1]]
 
-    def run(self, feeds, out=None):
+    def run(self, feeds: dict, out: Optional[dict] = None) -> dict:
         """Runs once: arrays by the inputs' names in, arrays by the outputs' names out."""
         try:
             return self._session.run(feeds, out)
@@ -432,7 +442,7 @@ class Session:
                 raise
             raise UsageError("feeds, out: expected a dict of arrays by name") from None
 
-    def fork(self):
+    def fork(self) -> "Session":
         """Another run on the same constants, for another thread. `forks` of the options says how many runs there are at most."""
         other = object.__new__(Session)
         other._session, other.assumed = self._session.fork(), self.assumed
@@ -478,17 +488,17 @@ class Trained:
         self.losses = losses
 
     @property
-    def bytes(self):
+    def bytes(self) -> int:
         """The bytes that were planned for the training."""
         return self._trainer.bytes[0]
 
     @property
-    def allocated(self):
+    def allocated(self) -> int:
         """The bytes that the device has given: as planned."""
         return self._trainer.bytes[1]
 
     @property
-    def device(self):
+    def device(self) -> str:
         """The device that trained it."""
         return self._trainer.device
 
@@ -508,7 +518,7 @@ class Trained:
         loss, accuracy = self._trainer.evaluate(_rows(data), _path(labels))
         return _Record({"loss": loss, "accuracy": accuracy})
 
-    def save(self, path):
+    def save(self, path: Path) -> None:
         """Writes the trained model as an .onnx file."""
         self._trainer.save(os.fspath(path))
 
@@ -525,8 +535,10 @@ def _rows(data):
     return {name: _path(source) for name, source in data.items()}
 
 
-def train(model, data, labels, *, batch, epochs=1, steps=None, callback=None, shuffle=0, progress=None, inputs=None, device=None, dims=None,
-          memory_limit=None, threads=None, prefer=None, offload=None, **method):
+def train(model: Source, data: dict, labels: Any, *, batch: int, epochs: int = 1, steps: Optional[int] = None,
+          callback: Optional[Callable[[int, float], Any]] = None, shuffle: Optional[int] = 0, progress: Optional[bool] = None, inputs: Any = None,
+          device: Optional[str] = None, dims: Optional[dict] = None, memory_limit: Optional[Bytes] = None, threads: Optional[int] = None,
+          prefer: Optional[str] = None, offload: Optional[str] = None, **method: Any) -> Trained:
     """Trains a model in a memory that is known before the first update.
 
     `data` has an array, or the path of an .npy file, for each input; `labels` is one. `callback(step, loss)` is called after each update; what it
@@ -590,7 +602,7 @@ class InferenceSession:
         self._inputs, self._outputs = ([Node(*node) for node in nodes] for nodes in _plimsoll.declared(self._source))
         self._sessions = {}
 
-    def get_inputs(self):
+    def get_inputs(self) -> "list[Node]":
         """The inputs, as the file declares them."""
         return self._inputs
 
@@ -621,7 +633,7 @@ class InferenceSession:
             self._sessions[key] = Session(self._source, **{**self._options, "dims": {**self._options.get("dims", {}), **open_dims}})
         return self._sessions[key]
 
-    def run(self, output_names, input_feed, run_options=None):
+    def run(self, output_names: Optional[list], input_feed: dict, run_options: Any = None) -> list:
         """Runs once: the outputs of these names, or all, as a list."""
         import numpy
 

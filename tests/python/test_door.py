@@ -1,0 +1,386 @@
+"""The module plimsoll as a program sees it: `python -m unittest` in this folder, with the module on its path, from the project's root."""
+
+import ast
+import doctest
+import gc
+import importlib
+import inspect
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import unittest
+
+import numpy as np
+
+import plimsoll
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+GRAPHS = ROOT / "graphs"
+DIGITS = GRAPHS / "digits.onnx"
+LONG = bool(os.environ.get("PLIMSOLL_LONG"))
+
+
+def digits():
+    return np.load(GRAPHS / "digits-images.npy"), np.load(GRAPHS / "digits-labels.npy")
+
+
+def command(*arguments):
+    """What the command prints as JSON."""
+    done = subprocess.run([os.environ["PLIMSOLL_COMMAND"], *map(str, arguments), "--json"], capture_output=True, text=True)
+    return json.loads(done.stdout)
+
+
+class Plans(unittest.TestCase):
+    def test_plans_are_those_of_the_command(self):
+        for name in ["mlp.onnxtxt", "attention.onnxtxt", "digits.onnx", "unet.onnxtxt"]:
+            for target in ["cpu", "cuda", "wgpu"]:
+                plan = plimsoll.plan(GRAPHS / name, target=target)
+                told = command("plan", GRAPHS / name, "--target", target)
+                self.assertEqual(plan.bytes, told["planned_bytes"], (name, target))
+                self.assertEqual(plan.assumed, told.get("assumed", []))
+        told = command("plan", GRAPHS / "mlp.onnxtxt", "--batch", "1..64")
+        self.assertEqual(plimsoll.plan(GRAPHS / "mlp.onnxtxt", batch=range(1, 65)).bytes, told["planned_bytes"])
+        told = command("plan", DIGITS, "--train", "--loss", "cross_entropy", "--batch", 32)
+        self.assertEqual(plimsoll.plan(DIGITS, train={"loss": "cross_entropy", "batch": 32}).bytes, told["planned_bytes"])
+
+    def test_bytes_of_a_file_are_a_model(self):
+        self.assertEqual(plimsoll.plan(DIGITS.read_bytes(), batch=4).bytes, plimsoll.plan(DIGITS, batch=4).bytes)
+
+    def test_a_plan_is_drawn_saved_read_checked_and_compared(self):
+        plan, other = (plimsoll.plan(DIGITS, batch=batch) for batch in (8, 16))
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder) / "plan.json"
+            plan.save(path)
+            read = plimsoll.load_plan(path)
+            self.assertEqual((read.bytes, read.table()), (plan.bytes, plan.table()))
+            plimsoll.check(path)
+            changed = json.loads(path.read_text())
+            changed["programs"][0]["buffers"][0]["offset"] += 1 << 40
+            path.write_text(json.dumps(changed))
+            with self.assertRaises(plimsoll.PlimsollError):
+                plimsoll.check(path)
+            self.assertIn("<html", plan.html(pathlib.Path(folder) / "plan.html")[:200].lower())
+        self.assertIn("planned", str(plan))
+        self.assertTrue(plan._repr_html_().startswith("<svg") and "<pre>" in plan._repr_html_())
+        self.assertIn(f"{other.bytes:,}", str(plimsoll.diff(plan, other)))
+        self.assertEqual(plan.classes["constant"], other.classes["constant"])
+        self.assertGreater(len(plan.peak.live), 0)
+
+    def test_what_does_not_fit_says_what_would_help(self):
+        with self.assertRaises(MemoryError) as caught:
+            plimsoll.plan(GRAPHS / "mlp.onnxtxt", batch=64, memory_limit="100KiB")
+        error = caught.exception
+        self.assertIsInstance(error, plimsoll.DoesNotFit)
+        self.assertEqual((error.limit, error.exit_code, pathlib.Path(error.path).name), (102400, 2, "mlp.onnxtxt"))
+        self.assertGreater(error.bound, error.limit)
+        self.assertTrue(any(remedy["name"] == "half the extent" for remedy in error.remedies))
+        with self.assertRaises(plimsoll.DoesNotFit) as caught:
+            plimsoll.Session(DIGITS, batch=8, memory_limit=1000, device="cpu")
+        self.assertTrue(caught.exception.remedies)
+
+    def test_the_largest_batch_is_that_of_the_command(self):
+        told = command("max-batch", GRAPHS / "mlp.onnxtxt", "--memory-limit", "2MiB")
+        self.assertEqual(plimsoll.max_batch(GRAPHS / "mlp.onnxtxt", memory_limit="2MiB").extent, told["largest"]["extent"])
+        found = plimsoll.max_batch(DIGITS, memory_limit="2MiB", train={"loss": "cross_entropy"})
+        self.assertEqual(found.dim, "batch")
+        self.assertLessEqual(found.bytes, 2 << 20)
+
+    def test_other_verbs_answer(self):
+        self.assertIn("remedies", dir(plimsoll.advise(DIGITS, batch=8)))
+        fitting = plimsoll.fit(GRAPHS / "mlp.onnxtxt", batch=8, memory_limit=660000, cards=4, target="cpu")
+        self.assertEqual(fitting.fewest["cards"], 2)
+        compared = plimsoll.compare(GRAPHS / "mlp.onnxtxt", batch=8, runs=1, device="cpu")
+        self.assertIn("planned", str(compared))
+        times = plimsoll.bench(DIGITS, runs=3, device="cpu", batch=2)
+        self.assertEqual(len(times.all), 3)
+        self.assertEqual(plimsoll.place([(64, 0, 2), (64, 1, 3), (64, 2, 4)])[1], 128)
+        self.assertTrue(plimsoll.devices()[-1].startswith("cpu"))
+
+    def test_every_verb_of_the_command_is_there(self):
+        verbs = {"plan", "run", "bench", "compare", "max_batch", "check", "diff", "train", "place", "fit", "advise"}
+        self.assertLessEqual(verbs, set(plimsoll.__all__))
+        for name in plimsoll.__all__:
+            self.assertTrue(getattr(plimsoll, name).__doc__ or name == "Tensor", name)
+
+
+class Runs(unittest.TestCase):
+    def test_digits_are_read(self):
+        images, labels = digits()
+        session = plimsoll.Session(DIGITS, batch=len(images), device="cpu")
+        right = (session.run({"image": images})["logits"].argmax(1) == labels).mean()
+        self.assertGreater(right, 0.9)
+        self.assertEqual(session.bytes, session.allocated)
+        out = np.empty((len(images), 10), "f4")
+        found = session.run({"image": images}, {"logits": out})["logits"]
+        self.assertIs(found, out)
+        self.assertGreater((out.argmax(1) == labels).mean(), 0.9)
+
+    def test_a_range_takes_each_shape(self):
+        images, _ = digits()
+        session = plimsoll.Session(DIGITS, batch=range(1, 17), device="cpu")
+        whole = session.run({"image": images[:16]})["logits"]
+        for rows in (1, 3, 16):
+            np.testing.assert_allclose(session.run({"image": images[:rows]})["logits"], whole[:rows], atol=1e-5)
+        with self.assertRaises(plimsoll.UsageError):
+            session.run({"image": images[:17]})
+
+    def test_the_quick_start_of_onnxruntime_runs(self):
+        images, _ = digits()
+        session = plimsoll.InferenceSession(DIGITS, providers=["CPUExecutionProvider"])
+        input_name, label_name = session.get_inputs()[0].name, session.get_outputs()[0].name
+        self.assertEqual(session.get_inputs()[0].shape, ["batch", 1, 8, 8])
+        self.assertEqual(session.get_inputs()[0].type, "tensor(float)")
+        one = session.run([label_name], {input_name: images[:1]})[0]
+        all_ = session.run(None, {input_name: images[:5]})[0]
+        np.testing.assert_allclose(one, all_[:1], atol=1e-5)
+        binding, out = session.io_binding(), np.empty((5, 10), "f4")
+        binding.bind_cpu_input(input_name, images[:5])
+        binding.bind_output(label_name, out)
+        session.run_with_iobinding(binding)
+        np.testing.assert_array_equal(binding.copy_outputs_to_cpu()[0], all_)
+        self.assertIs(binding.copy_outputs_to_cpu()[0], out)
+
+    def test_nothing_is_copied_on_the_way(self):
+        # An array is read where it lies: what another thread's write would change is the array itself, and none other is made. So a run
+        # with outputs given leaves the process's memory as it was.
+        import tracemalloc
+
+        images, _ = digits()
+        session = plimsoll.Session(DIGITS, batch=len(images), device="cpu")
+        out = {"logits": np.empty((len(images), 10), "f4")}
+        feeds = {"image": images}
+        session.run(feeds, out)
+        tracemalloc.start()
+        session.run(feeds, out)
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        self.assertLess(peak, 10_000)
+
+    def test_two_threads_on_two_forks(self):
+        images, _ = digits()
+        session = plimsoll.Session(DIGITS, batch=len(images), forks=2, threads=1, device="cpu")
+        expected = session.run({"image": images})["logits"]
+        forks, wrong = [session, session.fork()], []
+
+        def work(fork):
+            for _ in range(20):
+                if not np.array_equal(fork.run({"image": images})["logits"], expected):
+                    wrong.append(fork)
+
+        threads = [threading.Thread(target=work, args=(fork,)) for fork in forks]
+        [thread.start() for thread in threads]
+        [thread.join() for thread in threads]
+        self.assertEqual(wrong, [])
+        with self.assertRaises(plimsoll.PlimsollError):
+            session.fork()
+
+    def test_tensors_cross_by_dlpack(self):
+        trained = linear(steps=1)
+        weight = trained._trainer.weight("w")
+        array = np.from_dlpack(weight)
+        del weight
+        gc.collect()
+        self.assertEqual(array.shape, (10, 1))
+        self.assertTrue(np.isfinite(array).all())
+
+        class Lender:
+            """An array of which only DLPack is known."""
+
+            def __init__(self, array):
+                self.array = array
+
+            def __dlpack__(self, **_):
+                return self.array.__dlpack__()
+
+            def __dlpack_device__(self):
+                return self.array.__dlpack_device__()
+
+        images, _ = digits()
+        session = plimsoll.Session(DIGITS, batch=len(images), device="cpu")
+        expected = session.run({"image": images})["logits"]
+        np.testing.assert_array_equal(session.run({"image": Lender(images.copy())})["logits"], expected)
+        with self.assertRaisesRegex(plimsoll.UsageError, "contiguous"):
+            session.run({"image": Lender(images.copy()[:, :, ::-1])})
+        try:
+            import torch
+        except ImportError:
+            return
+        tensor = torch.from_numpy(images.copy())
+        np.testing.assert_array_equal(session.run({"image": tensor})["logits"], expected)
+        self.assertEqual(torch.from_dlpack(trained._trainer.weight("w")).shape, (10, 1))
+
+    def test_states_are_read_set_and_saved(self):
+        session = plimsoll.Session(GRAPHS / "sgd.onnxtxt", training=True, device="cpu")
+        name = session.states[0]
+        before = session.state(name).copy()
+        session.set_state(name, before + 1)
+        np.testing.assert_array_equal(session.state(name), before + 1)
+        with tempfile.TemporaryDirectory() as folder:
+            session.save_states(pathlib.Path(folder) / "s.safetensors")
+            session.reset_state()
+            np.testing.assert_array_equal(session.state(name), before)
+            session.load_states(pathlib.Path(folder) / "s.safetensors")
+        np.testing.assert_array_equal(session.state(name), before + 1)
+
+    def test_many_sessions_leave_nothing_behind(self):
+        def resident():
+            return int(pathlib.Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+        images, _ = digits()
+        for number in range(500 if LONG else 100):
+            session = plimsoll.Session(DIGITS, batch=4, device="cpu", threads=1)
+            session.run({"image": images[:4]})
+            del session
+            if number == 20:
+                begun = resident()
+        self.assertLess(resident() - begun, 8 << 20)
+
+    def test_the_import_is_fast(self):
+        code = "import time; t = time.perf_counter(); import plimsoll; print(time.perf_counter() - t)"
+        times = [float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout) for _ in range(5)]
+        # 50 ms on an idle machine; a test shares its.
+        self.assertLess(min(times), 0.2)
+
+
+def linear(**more):
+    given = {"batch": 16, "loss": "mse", "lr": 0.01, "device": "cpu", "progress": False, **more}
+    return plimsoll.train(GRAPHS / "linear.onnxtxt", {"x": GRAPHS / "linear-x.npy"}, GRAPHS / "linear-y.npy", **given)
+
+
+class Trainings(unittest.TestCase):
+    def test_a_model_learns_in_planned_bytes(self):
+        trained = linear(epochs=20)
+        planned = plimsoll.plan(GRAPHS / "linear.onnxtxt", train={"loss": "mse", "batch": 16, "lr": 0.01})
+        self.assertEqual(trained.bytes, trained.allocated)
+        self.assertGreater(planned.bytes, 0)
+        self.assertLess(trained.losses[-1], trained.losses[0])
+        x, y = np.load(GRAPHS / "linear-x.npy"), np.load(GRAPHS / "linear-y.npy")
+        self.assertLess(trained.evaluate({"x": x}, y).loss, trained.losses[0])
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder) / "trained.onnx"
+            trained.save(path)
+            found = plimsoll.run(path, {"x": x[:4]}, batch=4, device="cpu")["y"]
+            np.testing.assert_allclose(found, x[:4] @ trained.weight("w") + trained.weight("b"), atol=1e-5)
+
+    def test_arrays_are_data(self):
+        x, y = np.load(GRAPHS / "linear-x.npy"), np.load(GRAPHS / "linear-y.npy")
+        of_arrays = plimsoll.train(GRAPHS / "linear.onnxtxt", {"x": x}, y, batch=16, loss="mse", lr=0.01, device="cpu", progress=False)
+        self.assertEqual(of_arrays.losses, linear(epochs=1).losses)
+
+    def test_a_callback_ends_a_training(self):
+        trained = linear(steps=50, callback=lambda step, loss: step < 4)
+        self.assertEqual(len(trained.losses), 5)
+
+        def fails(step, loss):
+            raise ZeroDivisionError("mine")
+
+        with self.assertRaises(ZeroDivisionError):
+            linear(steps=50, callback=fails)
+        self.assertEqual(len(linear(steps=2).losses), 2)
+
+    def test_a_training_that_does_not_fit_says_what_would_help(self):
+        with self.assertRaises(plimsoll.DoesNotFit) as caught:
+            plimsoll.plan(DIGITS, train={"loss": "cross_entropy", "batch": 64}, memory_limit="64KiB")
+        self.assertEqual(caught.exception.limit, 65536)
+
+
+class Refusals(unittest.TestCase):
+    def test_bad_input_has_the_words_of_the_command(self):
+        product = lambda feeds, **options: plimsoll.run(GRAPHS / "product.onnxtxt", feeds, **{"dims": {"n": 2}, "device": "cpu", **options})
+        a = np.eye(2, dtype="f4")
+        for kind, words, work in [
+            (plimsoll.FileError, "No such file", lambda: plimsoll.plan("no such file.onnx")),
+            (plimsoll.FileError, "no bytes", lambda: plimsoll.plan(b"")),
+            (plimsoll.PlimsollError, "(memory)", lambda: plimsoll.plan(b"What is this?")),
+            (plimsoll.UsageError, "unknown field 'bach'", lambda: plimsoll.plan(DIGITS, bach=3)),
+            (plimsoll.UsageError, "expected one of cpu", lambda: plimsoll.plan(DIGITS, target="tpu")),
+            (plimsoll.UsageError, "found 'tpu'", lambda: plimsoll.Session(DIGITS, device="tpu")),
+            (plimsoll.UsageError, "found int", lambda: plimsoll.plan(3)),
+            (plimsoll.UsageError, "memory_limit", lambda: plimsoll.plan(DIGITS, memory_limit="2GX")),
+            (plimsoll.UsageError, "batch", lambda: plimsoll.plan(DIGITS, batch=range(5, 2))),
+            (plimsoll.UsageError, "expected a batch", lambda: plimsoll.plan(DIGITS, train={"loss": "mse"})),
+            (plimsoll.UsageError, "momentum", lambda: linear(momentum=0.9)),
+            (plimsoll.UsageError, "'b' has no place", lambda: product({"a": a})),
+            (plimsoll.UsageError, "not an input of the graph", lambda: product({"a": a, "b": a, "c": a})),
+            (plimsoll.UsageError, "astype", lambda: product({"a": a, "b": a.astype("f8")})),
+            (plimsoll.UsageError, "found float32[3,3]", lambda: product({"a": a, "b": np.eye(3, dtype="f4")})),
+            (plimsoll.UsageError, "contiguous", lambda: product({"a": a, "b": np.eye(4, dtype="f4")[::2, ::2]})),
+            (plimsoll.UsageError, "found str", lambda: product({"a": a, "b": "text"})),
+            (plimsoll.UsageError, "found object", lambda: product({"a": a, "b": object()})),
+        ]:
+            with self.subTest(words):
+                with self.assertRaises(kind) as caught:
+                    work()
+                self.assertIn(words, str(caught.exception))
+        with self.assertRaises(plimsoll.UsageError):
+            session = plimsoll.Session(GRAPHS / "product.onnxtxt", dims={"n": 2}, device="cpu")
+            readonly = np.empty((2, 2), "f4")
+            readonly.flags.writeable = False
+            session.run({"a": a, "b": a}, {"y": readonly})
+        # The session is usable afterwards.
+        np.testing.assert_array_equal(session.run({"a": a, "b": a})["y"], a)
+
+    def test_the_text_is_that_of_the_command(self):
+        with self.assertRaises(plimsoll.DoesNotFit) as caught:
+            plimsoll.plan(str(DIGITS), batch=8, memory_limit=1000)
+        told = command("plan", DIGITS, "--batch", 8, "--memory-limit", 1000)
+        self.assertEqual(str(caught.exception), told["error"])
+
+
+class Surface(unittest.TestCase):
+    def test_the_stub_is_the_module(self):
+        module = importlib.import_module("plimsoll._plimsoll")
+        stub = ast.parse((ROOT / "src/python/plimsoll/_plimsoll.pyi").read_text())
+        classes = {node.name: node for node in stub.body if isinstance(node, ast.ClassDef)}
+        functions = {node.name: node for node in stub.body if isinstance(node, ast.FunctionDef)}
+        public = {name for name in dir(module) if not name.startswith("_")}
+        self.assertEqual(public, set(classes) | set(functions))
+
+        def names(node):
+            arguments = node.args
+            return [argument.arg for argument in arguments.args if argument.arg not in ("self", "cls")]
+
+        for name, node in functions.items():
+            self.assertEqual(names(node), list(inspect.signature(getattr(module, name)).parameters), name)
+        for name, node in classes.items():
+            of = getattr(module, name)
+            methods = {child.name: child for child in node.body if isinstance(child, ast.FunctionDef)}
+            there = {method for method in vars(of) if not method.startswith("__")}
+            self.assertEqual(there, {method for method in methods if not method.startswith("__")}, name)
+            for method, child in methods.items():
+                found = vars(of)[method] if method in vars(of) else None
+                if callable(found) and not method.startswith("__"):
+                    there = [p for p in inspect.signature(found).parameters if p != "self"]
+                    self.assertEqual(names(child), there, f"{name}.{method}")
+
+    def test_examples_are_right(self):
+        os.chdir(ROOT)
+        self.assertEqual(doctest.testmod(plimsoll).failed, 0)
+        page = doctest.testfile(str(ROOT / "src/python/README.md"), module_relative=False, optionflags=doctest.ELLIPSIS)
+        self.assertGreater(page.attempted, 10)
+        self.assertEqual(page.failed, 0)
+
+    def test_a_notebook_is_executed(self):
+        try:
+            import nbclient
+            import nbformat
+        except ImportError:
+            self.skipTest("no nbclient")
+        cells = [
+            "import os; os.chdir(%r)" % str(ROOT),
+            "import plimsoll\nplan = plimsoll.plan('graphs/digits.onnx', batch=8)\nplan",
+            "plimsoll.Session('graphs/digits.onnx', batch=8, device='cpu')",
+        ]
+        notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+        nbclient.NotebookClient(notebook, timeout=120, kernel_name="python3").execute()
+        drawn = notebook.cells[1].outputs[0].data["text/html"]
+        self.assertIn("<svg", drawn)
+
+
+if __name__ == "__main__":
+    unittest.main()
