@@ -343,9 +343,8 @@ pub(super) fn empty<'py>(
     let name = match dtype {
         DType::BF16 => "uint16",
         _ => NAMES.iter().find(|(known, _)| *known == dtype).map(|(_, name)| *name).ok_or_else(|| {
-            PyTypeError::new_err(format!(
-                "an output of {dtype}: NumPy has no such type; its elements are in Session.outputs as bytes"
-            ))
+            let what = format!("an output of {dtype}, which NumPy does not have: expected an array for it");
+            raised(py, &Error::usage(what))
         })?,
     };
     let shape: Vec<usize> = shape.to_vec();

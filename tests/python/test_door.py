@@ -43,7 +43,7 @@ class Plans(unittest.TestCase):
                 told = command("plan", GRAPHS / name, "--target", target)
                 self.assertEqual(plan.bytes, told["planned_bytes"], (name, target))
                 self.assertEqual(plan.assumed, told.get("assumed", []))
-        told = command("plan", GRAPHS / "mlp.onnxtxt", "--batch", "1..64")
+        told = command("plan", GRAPHS / "mlp.onnxtxt", "--set", "batch=1..64")
         self.assertEqual(plimsoll.plan(GRAPHS / "mlp.onnxtxt", batch=range(1, 65)).bytes, told["planned_bytes"])
         told = command("plan", DIGITS, "--train", "--loss", "cross_entropy", "--batch", 32)
         self.assertEqual(plimsoll.plan(DIGITS, train={"loss": "cross_entropy", "batch": 32}).bytes, told["planned_bytes"])

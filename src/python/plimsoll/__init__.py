@@ -42,11 +42,11 @@ __all__ = [
 ]
 
 
-def _extent(value):
+def _extent(name, value):
     """An extent as the options have it."""
     if isinstance(value, range):
         if value.step != 1 or not value:
-            raise UsageError(f"option: expected a range of step 1 that is not empty, found {value!r}")
+            raise UsageError(f"option {name}: expected a range of step 1 that is not empty, found {value!r}")
         return [value.start, value.stop - 1]
     return value
 
@@ -55,9 +55,9 @@ def _options(options):
     """Options as JSON."""
     options = {name: value for name, value in options.items() if value is not None}
     if "batch" in options:
-        options["batch"] = _extent(options["batch"])
+        options["batch"] = _extent("batch", options["batch"])
     if "dims" in options:
-        options["dims"] = {name: _extent(extent) for name, extent in options["dims"].items()}
+        options["dims"] = {name: _extent(f"dims['{name}']", extent) for name, extent in options["dims"].items()}
     if "weights" in options:
         options["weights"] = os.fspath(options["weights"])
     try:
