@@ -192,7 +192,9 @@ impl Array {
             Err(error) if error.is_instance_of::<PyBufferError>(object.py()) => return Err(error),
             Err(_) => {
                 let kind = object.get_type().name()?.to_string();
-                return Err(fail(&format!("expected an array, as of NumPy, or an object with __dlpack__, found {kind}")));
+                return Err(fail(&format!(
+                    "expected an array, as of NumPy, or an object with __dlpack__, found {kind}"
+                )));
             }
         };
         let size = buffer.item_size();

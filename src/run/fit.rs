@@ -108,9 +108,9 @@ impl Search<'_> {
     /// Tries all meshes of so many cards in so many stages, with each of these levels of states that are shared out.
     fn try_all(&mut self, cards: usize, stages: usize, levels: &[Kept]) {
         let each = cards / stages;
-        for tensor in (1..=each).filter(|tensor| each % tensor == 0) {
+        for tensor in (1..=each).filter(|tensor| each.is_multiple_of(*tensor)) {
             let data = each / tensor;
-            if self.none.iter().any(|&[d, t]| data % d == 0 && tensor % t == 0) {
+            if self.none.iter().any(|&[d, t]| data.is_multiple_of(d) && tensor.is_multiple_of(t)) {
                 continue;
             }
             // Ranks without an axis data have all states, whatever the level.
