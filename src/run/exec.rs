@@ -38,6 +38,8 @@ pub struct Exec {
     current: usize,
     /// True if the inputs are written and not yet overwritten.
     ready: bool,
+    /// Per input and per output, the number of its place in the lists of the last run in place, whose room the next one takes.
+    order: [Vec<usize>; 2],
     /// The states of all plans, each once.
     states: Vec<Lasting>,
     /// The states that ranks of other stages have.
@@ -148,6 +150,7 @@ impl Exec {
             loaded: Vec::new(),
             current: 0,
             ready: false,
+            order: [Vec::new(), Vec::new()],
             states: Vec::new(),
             elsewhere: Vec::new(),
             compiled: HashMap::new(),
