@@ -1,6 +1,6 @@
 //! Runs whose inputs come from, and whose outputs go to, memory of the caller.
 
-use super::{Exec, count, fits, host_memory, port_place, read_ports};
+use super::{Exec, count, fits, host_memory, indexes_fit, port_place, read_ports};
 use crate::backend::{Kind, Outside, Place, Slice};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -215,7 +215,7 @@ impl Exec {
                     );
                 }
                 (Kind::Read(bytes), _) if !port.indexes.is_empty() => {
-                    fits(port, &Tensor::new(*dtype, shape.clone(), bytes.to_vec())?)?;
+                    indexes_fit(port, bytes)?;
                 }
                 _ => {}
             }
