@@ -94,6 +94,8 @@ pub(crate) use plimsoll_run::{
 #[cfg(feature = "cli")]
 #[doc(hidden)]
 pub mod cli;
+#[cfg(feature = "ffi")]
+mod ffi;
 #[cfg(feature = "python")]
 mod python;
 mod report;

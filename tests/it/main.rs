@@ -88,6 +88,7 @@ mod cli;
 mod data;
 mod decoder;
 mod eager;
+mod ffi;
 mod flags;
 mod forks;
 mod from_plan;

@@ -56,6 +56,7 @@ const LAYERS: &[&[&str]] = &[
         "settings",
         "model",
         "python",
+        "ffi",
         "decoder",
         "train::run",
         "train::classes",
