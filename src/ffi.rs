@@ -29,7 +29,6 @@ use crate::target::Target;
 use given::{Fail, List, Out, Text, close, done, handle, made, text, told};
 use run::{plimsoll_named, tensors};
 use serde_json::{Map, Value, json};
-use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::path::{Path, PathBuf};
 use std::ptr;
@@ -104,47 +103,23 @@ pub extern "C" fn plimsoll_init(abi_version: u32, error: Fail) -> c_int {
     })
 }
 
-/// The bytes before memory of plimsoll_alloc, in which its size is kept. Memory begins at a multiple of them.
-const BEFORE: usize = 256;
-
 /// Memory for a caller that has no allocator of its own, such as a page over WebAssembly: zeros, at a multiple of 256. NULL if there is none.
 /// It is for plimsoll_free.
 #[unsafe(no_mangle)]
 pub extern "C" fn plimsoll_alloc(bytes: usize) -> *mut c_void {
-    let layout = bytes.checked_add(BEFORE).and_then(|bytes| Layout::from_size_align(bytes, BEFORE).ok());
-    let Some(layout) = layout else { return ptr::null_mut() };
-    // SAFETY: the layout has bytes, the first of which hold its size.
-    unsafe {
-        let whole = alloc_zeroed(layout);
-        if whole.is_null() {
-            return ptr::null_mut();
-        }
-        whole.cast::<usize>().write(layout.size());
-        whole.add(BEFORE).cast()
-    }
+    given::alloc(bytes)
 }
 
 /// Frees memory of plimsoll_alloc.
 #[unsafe(no_mangle)]
 pub extern "C" fn plimsoll_free(memory: *mut c_void) {
-    if memory.is_null() {
-        return;
-    }
-    // SAFETY: it is `plimsoll_alloc`'s, which kept the size of the layout before it.
-    unsafe {
-        let whole = memory.cast::<u8>().sub(BEFORE);
-        let bytes = whole.cast::<usize>().read();
-        dealloc(whole, Layout::from_size_align_unchecked(bytes, BEFORE));
-    }
+    given::free(memory);
 }
 
 /// Frees a text that is the caller's.
 #[unsafe(no_mangle)]
 pub extern "C" fn plimsoll_text_free(text: *mut c_char) {
-    if !text.is_null() {
-        // SAFETY: all such texts are of `CString::into_raw`, and are freed once.
-        drop(unsafe { CString::from_raw(text) });
-    }
+    given::free_text(text);
 }
 
 // ---- Errors

@@ -1,11 +1,13 @@
 //! What C gives, and what it gets: pointers that are checked, results, and the guard that catches panics.
 //!
 //! The types are pointers to C. They are made at the door alone, where a caller keeps the header's word: what is not NULL points to what the
-//! header says for as long as the call lasts. So the functions behind them need no `unsafe`.
+//! header says for as long as the call lasts. So the functions behind them need no `unsafe`: all of the door's is here.
 
 use super::{PLIMSOLL_OK, plimsoll_error};
+use crate::backend::Place;
 use crate::error::{Error, Result};
-use std::ffi::{CStr, CString, c_char, c_int};
+use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::mem::MaybeUninit;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr;
@@ -62,6 +64,22 @@ impl<T> List<T> {
     }
 }
 
+/// The first of some places of the caller for values, or NULL.
+#[repr(transparent)]
+pub struct Places<T>(*mut T);
+
+impl<T> Places<T> {
+    /// So many places.
+    pub fn of<'a>(self, count: usize, what: &str) -> Result<&'a mut [MaybeUninit<T>]> {
+        if count == 0 {
+            return Ok(&mut []);
+        }
+        slice(self.0.cast::<MaybeUninit<T>>().cast_const(), count, what)?;
+        // SAFETY: as of `slice`, and the header's word is that they may be written.
+        Ok(unsafe { std::slice::from_raw_parts_mut(self.0.cast(), count) })
+    }
+}
+
 /// So many values behind a pointer of the caller, or why there are none.
 fn slice<'a, T>(pointer: *const T, count: usize, what: &str) -> Result<&'a [T]> {
     let bytes = count.checked_mul(size_of::<T>()).filter(|bytes| isize::try_from(*bytes).is_ok());
@@ -88,6 +106,57 @@ pub(super) fn bytes_mut<'a>(pointer: *mut u8, bytes: usize, what: &str) -> Resul
     slice(pointer.cast_const(), bytes, what)?;
     // SAFETY: as of `slice`, and the header's word is that it may be written.
     Ok(unsafe { std::slice::from_raw_parts_mut(pointer, bytes) })
+}
+
+/// Memory of a CUDA device.
+pub(super) fn cuda<'a>(pointer: *const c_void, bytes: usize) -> Place<'a> {
+    // SAFETY: the header's word: nobody frees or writes it while the run uses it.
+    unsafe { Place::cuda(pointer.addr() as u64, bytes as u64) }
+}
+
+/// The bytes before memory of [`alloc`], in which its size is kept. Memory begins at a multiple of them.
+const BEFORE: usize = 256;
+
+/// Memory of the library for its caller, or NULL.
+pub(super) fn alloc(bytes: usize) -> *mut c_void {
+    let layout = bytes.checked_add(BEFORE).and_then(|bytes| Layout::from_size_align(bytes, BEFORE).ok());
+    let Some(layout) = layout else { return ptr::null_mut() };
+    // SAFETY: the layout has bytes, the first of which hold its size.
+    unsafe {
+        let whole = alloc_zeroed(layout);
+        if whole.is_null() {
+            return ptr::null_mut();
+        }
+        whole.cast::<usize>().write(layout.size());
+        whole.add(BEFORE).cast()
+    }
+}
+
+/// Frees what [`alloc`] gave.
+pub(super) fn free(memory: *mut c_void) {
+    if memory.is_null() {
+        return;
+    }
+    // SAFETY: it is of `alloc`, which kept the size of the layout before it, and is freed once.
+    unsafe {
+        let whole = memory.cast::<u8>().sub(BEFORE);
+        let bytes = whole.cast::<usize>().read();
+        dealloc(whole, Layout::from_size_align_unchecked(bytes, BEFORE));
+    }
+}
+
+/// Frees a text that was given away.
+pub(super) fn free_text(text: *mut c_char) {
+    if !text.is_null() {
+        // SAFETY: all such texts are of `CString::into_raw`, and are freed once.
+        drop(unsafe { CString::from_raw(text) });
+    }
+}
+
+/// What an address of a list leads to.
+pub(super) fn listed<'a, T>(handle: *const T) -> Option<&'a T> {
+    // SAFETY: the header's word: it is NULL or a handle that is open.
+    unsafe { handle.as_ref() }
 }
 
 /// A handle.

@@ -1,6 +1,6 @@
 //! Tensors, sessions and trainers of C.
 
-use super::given::{self, Fail, List, Out, Text, close, done, give, handle, made, text};
+use super::given::{self, Fail, List, Out, Places, Text, close, done, give, handle, made, text};
 use super::{plimsoll_model, plimsoll_plan};
 use crate::backend::Place;
 use crate::dtype::DType;
@@ -16,6 +16,7 @@ use crate::tensor::Tensor;
 use crate::train::data::Rows;
 use crate::train::run::{Data, Trainer};
 use std::ffi::{CString, c_char, c_int, c_void};
+use std::mem::MaybeUninit;
 use std::path::Path;
 use std::ptr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -97,9 +98,8 @@ impl plimsoll_tensor {
 pub(super) fn tensors(list: &[plimsoll_named]) -> Result<Vec<(&str, Tensor)>> {
     fn one(named: &plimsoll_named) -> Result<(&str, Tensor)> {
         let name = named.name.text("the name of a tensor")?;
-        // SAFETY: the header's word: it is NULL or a tensor that is open.
-        let tensor = unsafe { named.tensor.as_ref() };
-        let tensor = tensor.ok_or_else(|| Error::usage(format!("'{name}': expected a tensor, found NULL")))?;
+        let tensor = given::listed(named.tensor)
+            .ok_or_else(|| Error::usage(format!("'{name}': expected a tensor, found NULL")))?;
         Ok((name, tensor.tensor.clone()))
     }
     list.iter().map(one).collect()
@@ -314,8 +314,7 @@ impl plimsoll_session {
             let name = name_of(&input.name, number, self.session.inputs(), "input")?;
             let place = match input.place {
                 PLIMSOLL_HOST => Place::bytes(given::bytes(input.data.cast(), input.bytes, name)?),
-                // SAFETY: the header's word: nobody frees or writes it while the run uses it.
-                PLIMSOLL_CUDA => unsafe { Place::cuda(input.data.addr() as u64, input.bytes as u64) },
+                PLIMSOLL_CUDA => given::cuda(input.data, input.bytes),
                 other => return Err(no_place("input", name, other)),
             };
             lists.inputs.push((name, place));
@@ -332,8 +331,7 @@ impl plimsoll_session {
         for (output, (name, place)) in outputs.iter().zip(&mut lists.outputs) {
             *place = match output.place {
                 PLIMSOLL_HOST => Place::bytes_mut(given::bytes_mut(output.data.cast(), output.bytes, name)?),
-                // SAFETY: as of inputs.
-                _ => unsafe { Place::cuda(output.data.addr() as u64, output.bytes as u64) },
+                _ => given::cuda(output.data, output.bytes),
             };
         }
         self.session.run_in_place(&lists.inputs, &mut lists.outputs)
@@ -513,23 +511,21 @@ pub extern "C" fn plimsoll_session_run_tensors(
     session: Option<&plimsoll_session>,
     inputs: List<plimsoll_named>,
     input_count: usize,
-    outputs: *mut *mut plimsoll_tensor,
+    outputs: Places<*mut plimsoll_tensor>,
     output_count: usize,
     error: Fail,
 ) -> c_int {
     done(error, || {
         let session = handle(session, "a session")?;
         let expected = session.outputs.len();
-        ensure(output_count == expected && !(outputs.is_null() && expected > 0), || {
-            let found = if outputs.is_null() { "NULL".to_owned() } else { output_count.to_string() };
-            Error::usage(format!("expected places for {expected} outputs, found {found}"))
+        ensure(output_count == expected, || {
+            Error::usage(format!("expected places for {expected} outputs, found {output_count}"))
         })?;
-        // SAFETY: the header's word: it has so many places.
-        (0..expected).for_each(|number| unsafe { outputs.add(number).write(ptr::null_mut()) });
+        let outputs = outputs.of(expected, "the outputs")?;
+        outputs.fill(MaybeUninit::new(ptr::null_mut()));
         let found = session.session.run(&tensors(inputs.of(input_count, "the inputs")?)?)?;
-        for (number, (_, tensor)) in found.into_iter().enumerate() {
-            // SAFETY: as above; a run has as many outputs as the session.
-            unsafe { outputs.add(number).write(Box::into_raw(Box::new(plimsoll_tensor::new(tensor)))) };
+        for (output, (_, tensor)) in outputs.iter_mut().zip(found) {
+            output.write(Box::into_raw(Box::new(plimsoll_tensor::new(tensor))));
         }
         Ok(())
     })
@@ -540,22 +536,19 @@ pub extern "C" fn plimsoll_session_run_tensors(
 pub extern "C" fn plimsoll_session_bench(
     session: Option<&plimsoll_session>,
     runs: usize,
-    milliseconds: *mut f64,
+    milliseconds: Places<f64>,
     error: Fail,
 ) -> c_int {
     done(error, || {
         let session = &handle(session, "a session")?.session;
-        ensure(runs == 0 || !milliseconds.is_null(), || {
-            Error::usage(format!("expected places for the times of {runs} runs, found NULL"))
-        })?;
+        let milliseconds = milliseconds.of(runs, "the times")?;
         let inputs = Model::inputs(session.plan(), Vec::new(), 0)?;
         let inputs: Vec<_> = inputs.iter().map(|(name, tensor)| (name.as_str(), tensor.clone())).collect();
         session.run(&inputs)?;
-        for number in 0..runs {
+        for place in milliseconds {
             let begun = Instant::now();
             session.run(&inputs)?;
-            // SAFETY: the header's word: it has so many places.
-            unsafe { milliseconds.add(number).write(begun.elapsed().as_secs_f64() * 1e3) };
+            place.write(begun.elapsed().as_secs_f64() * 1e3);
         }
         Ok(())
     })

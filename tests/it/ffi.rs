@@ -24,7 +24,9 @@ fn read(file: &str) -> String {
 fn c_type(rust: &str) -> String {
     let inner = |prefix: &str| rust.strip_prefix(prefix).and_then(|rest| rest.strip_suffix('>'));
     let pointer = |to: String| if to.ends_with('*') { format!("{to}*") } else { format!("{to} *") };
-    if let Some(to) = inner("Out<").or_else(|| inner("Option<Box<").map(|to| &to[..to.len() - 1])) {
+    if let Some(to) =
+        inner("Out<").or_else(|| inner("Places<")).or_else(|| inner("Option<Box<").map(|to| &to[..to.len() - 1]))
+    {
         return pointer(c_type(to));
     }
     if let Some(to) = inner("List<").or_else(|| inner("Option<&")) {
