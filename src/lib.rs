@@ -33,6 +33,7 @@
 //! - Copy from a program: `tests/examples` in the source has one for each of a model from a file, a traced net, a decoder with states, memory of
 //!   your own, training, and arrays of `ndarray`.
 //! - Use it from a shell: the command `plimsoll`. The README shows the first five minutes, [`guide`] all of it.
+//! - Use it from C or C++: [`guide`] has a program, `src/ffi/plimsoll.h` all functions.
 //! - See what it computes, and how well: [`operators`], [`measurements`].
 //! - Read or extend the source: [`architecture`].
 #![warn(missing_docs)]
@@ -94,6 +95,8 @@ pub(crate) use plimsoll_run::{
 #[cfg(feature = "cli")]
 #[doc(hidden)]
 pub mod cli;
+#[cfg(feature = "ffi")]
+mod ffi;
 #[cfg(feature = "python")]
 mod python;
 mod report;

@@ -611,6 +611,15 @@ impl Plan {
         self.own().map(|s| s.bytes).sum::<u64>() - self.class_bytes(Class::Constant)
     }
 
+    /// Bytes of memory of the host that a caller lends to hold the plan, wherever they begin: each segment lies at a multiple of the target's
+    /// alignment. Tables and stacks, which the system and the compiled kernels take, are beside them.
+    pub fn lent_bytes(&self) -> u64 {
+        let lies = |segment: &&Segment| !matches!(segment.memory, Memory::Own | Memory::Prefetch);
+        let align = self.target.alignment;
+        let bytes = |segment: &Segment| segment.bytes.next_multiple_of(align) * self.copies(segment.class);
+        self.segments.iter().filter(lies).map(bytes).sum::<u64>() + align - 1
+    }
+
     /// Number of segments of a class, for each that the plan lists: runs at once share the constants.
     pub fn copies(&self, class: Class) -> u64 {
         if class == Class::Constant { 1 } else { self.runs.into() }

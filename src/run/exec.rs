@@ -38,6 +38,8 @@ pub struct Exec {
     current: usize,
     /// True if the inputs are written and not yet overwritten.
     ready: bool,
+    /// Per input and per output, the number of its place in the lists of the last run in place, whose room the next one takes.
+    order: [Vec<usize>; 2],
     /// The states of all plans, each once.
     states: Vec<Lasting>,
     /// The states that ranks of other stages have.
@@ -148,6 +150,7 @@ impl Exec {
             loaded: Vec::new(),
             current: 0,
             ready: false,
+            order: [Vec::new(), Vec::new()],
             states: Vec::new(),
             elsewhere: Vec::new(),
             compiled: HashMap::new(),
@@ -276,6 +279,9 @@ impl Exec {
         let launches: Vec<Launch> =
             program.steps.iter().map(|s| launch(program, &self.segments, &kernels, s)).collect();
         let record = self.backend.record(&launches)?;
+        let [inputs, outputs] = &mut self.order;
+        inputs.reserve(program.inputs.len());
+        outputs.reserve(program.outputs.len());
         self.loaded.push(Loaded { consumes: program.consumes_inputs(), plan, number, kernels, record });
         Ok(self.loaded.len() - 1)
     }
@@ -903,23 +909,48 @@ fn use_of(Indexes { least, most, used, node, extent, .. }: &Indexes) -> String {
 }
 
 /// Returns an error if an element, or a sum of neighbours, is not what it may be.
-fn within(name: &str, indexes: &Indexes, tensor: &Tensor) -> Result<()> {
+fn within(name: &str, indexes: &Indexes, elements: impl Iterator<Item = i64>) -> Result<()> {
     let Indexes { least, most, sum, .. } = indexes;
-    let all = tensor.to_i64().unwrap_or_default();
-    let sums = all.chunks(*sum).map(|part| part.iter().fold(0i64, |sum, n| sum.saturating_add(*n)));
-    match sums.enumerate().find(|(_, index)| !(*least..=*most).contains(index)) {
-        None => Ok(()),
-        Some((at, index)) => {
-            let first = at * sum;
-            let of = if *sum == 1 { format!("element {at}") } else { format!("sum of {sum} elements from {first} on") };
-            Err(Error::usage(format!("input '{name}': {}, found {index} ({of})", use_of(indexes))))
+    let allowed = |first: usize, index: i64| {
+        if (*least..=*most).contains(&index) {
+            return Ok(());
+        }
+        let of = if *sum == 1 { format!("element {first}") } else { format!("sum of {sum} elements from {first} on") };
+        Err(Error::usage(format!("input '{name}': {}, found {index} ({of})", use_of(indexes))))
+    };
+    let (mut first, mut count, mut total) = (0, 0, 0i64);
+    for element in elements {
+        (count, total) = (count + 1, total.saturating_add(element));
+        if count == *sum {
+            allowed(first, total)?;
+            (first, count, total) = (first + sum, 0, 0);
         }
     }
+    if count > 0 { allowed(first, total) } else { Ok(()) }
+}
+
+/// As [`fits`], of bytes that are as many as the port's. For the usual types of indices it allocates nothing.
+fn indexes_fit(port: &Port, bytes: &[u8]) -> Result<()> {
+    let all = |indexes: &Indexes| match port.dtype {
+        DType::I64 => {
+            let elements = bytes.as_chunks().0.iter().map(|bytes| i64::from_le_bytes(*bytes));
+            within(&port.name, indexes, elements)
+        }
+        DType::I32 => {
+            let elements = bytes.as_chunks().0.iter().map(|bytes| i32::from_le_bytes(*bytes).into());
+            within(&port.name, indexes, elements)
+        }
+        _ => {
+            let tensor = Tensor::new(port.dtype, port.shape.clone(), bytes.to_vec())?;
+            within(&port.name, indexes, tensor.to_i64().unwrap_or_default().into_iter())
+        }
+    };
+    port.indexes.iter().try_for_each(all)
 }
 
 fn fits(port: &Port, tensor: &Tensor) -> Result<()> {
     if tensor.dtype() == port.dtype && *tensor.shape() == port.shape {
-        return port.indexes.iter().try_for_each(|indexes| within(&port.name, indexes, tensor));
+        return indexes_fit(port, tensor.bytes());
     }
     let Port { name, dtype, shape, .. } = port;
     Err(Error::usage(format!("input '{name}': expected {dtype}{shape}, found {}{}", tensor.dtype(), tensor.shape())))

@@ -8,7 +8,7 @@ use crate::log::silent;
 use crate::onnx;
 use crate::pass::shard::Kept;
 use crate::plan::{self, Graphs, Job, Plan, Planned};
-use crate::session::{self, Options, Session};
+use crate::session::{self, Device, Options, Session};
 use crate::shape::Extent;
 use crate::target::Target;
 use crate::tensor::Tensor;
@@ -233,13 +233,40 @@ impl Model {
     /// # Errors
     /// As [`Session::from_path`].
     pub fn session(&self) -> Result<Session> {
-        let load = || {
-            let device = session::open(&self.options)?;
-            let Whole { model, dims, .. } = &self.whole;
-            let job = self.options.job([("", Graphs::Range(session::source(model.clone()), dims.clone()))], &device);
-            Session::new(job, device, &|_, _| {})
-        };
+        let load = || self.session_on(session::open(&self.options)?);
         load().map_err(|e| self.in_file(e))
+    }
+
+    /// As [`session`](Self::session), on the CPU, in memory of the caller: see [`Session::from_graph_in`]. How much that takes is told by
+    /// [`Plan::lent_bytes`].
+    ///
+    /// # Errors
+    /// [`Error::Fit`] when the memory is too small; [`Error::Usage`] when the options name a GPU; as [`session`](Self::session).
+    pub fn session_in(&self, memory: &'static mut [u8]) -> Result<Session> {
+        let device = session::lent(&self.options, memory);
+        device.and_then(|device| self.session_on(device)).map_err(|e| self.in_file(e))
+    }
+
+    /// The job of a session on a device.
+    fn job_on(&self, device: &Device) -> Job {
+        let Whole { model, dims, .. } = &self.whole;
+        self.options.job([("", Graphs::Range(session::source(model.clone()), dims.clone()))], device)
+    }
+
+    fn session_on(&self, device: Device) -> Result<Session> {
+        Session::new(self.job_on(&device), device, &|_, _| {})
+    }
+
+    /// Opens the device of the options, and plans it as a [session](Self::session) there is: with the algorithms that were measured on it.
+    ///
+    /// # Errors
+    /// As [`session`](Self::session).
+    pub fn plan_here(&self) -> Result<Plan> {
+        let plan = || {
+            let mut device = session::open(&self.options)?;
+            Ok(session::plan_on(&mut self.job_on(&device), &mut *device.backend)?.plan)
+        };
+        plan().map_err(|e| self.in_file(e))
     }
 
     /// Runs it as others do, buffer by buffer with and without a pool, and as it is planned, on the device of the options. Inputs that are not

@@ -157,6 +157,20 @@ pub fn open(options: &Options) -> Result<Device> {
     Ok(Device { backend, name, fallback, ranks: options.ranks.clone(), reserve })
 }
 
+/// The CPU over memory that the host program lends.
+///
+/// # Errors
+/// [`Error::Usage`] when the options name a GPU; when a part of the memory is lent already.
+pub(crate) fn lent(options: &Options, memory: &'static mut [u8]) -> Result<Device> {
+    ensure(matches!(options.backend, Choice::Auto | Choice::Cpu), || {
+        let backend = format!("{:?}", options.backend).to_lowercase();
+        Error::usage(format!("memory of the host is lent to the CPU: expected the backend cpu, found {backend}"))
+    })?;
+    let threads = options.thread_count();
+    let backend = Box::new(Cpu::with_arena(threads, Region::of(memory)?));
+    Ok(Device::new(backend, format!("cpu, {threads} threads, in memory of the program")))
+}
+
 /// The backend with its name, and why it is not a better one that was looked for.
 fn find(options: &Options) -> Result<((Box<dyn Backend>, String), Option<String>)> {
     let threads = options.thread_count();
@@ -256,7 +270,7 @@ fn refused(backend: &mut dyn Backend, plan: &Plan) -> Vec<Call> {
 }
 
 /// Plans a job, and once more without the library calls that the device refuses.
-fn plan_on(job: &mut Job, backend: &mut dyn Backend) -> Result<Planned> {
+pub(crate) fn plan_on(job: &mut Job, backend: &mut dyn Backend) -> Result<Planned> {
     let planned = plan::plan(job)?;
     let refused = refused(backend, &planned.plan);
     if refused.is_empty() {
@@ -370,14 +384,8 @@ impl Session {
     /// # Errors
     /// [`Error::Fit`] when the memory is too small; [`Error::Usage`] when the options name a GPU; as [`from_graph`](Self::from_graph).
     pub fn from_graph_in(mut graph: Graph, options: &Options, memory: &'static mut [u8]) -> Result<Session> {
-        ensure(matches!(options.backend, Choice::Auto | Choice::Cpu), || {
-            let backend = format!("{:?}", options.backend).to_lowercase();
-            Error::usage(format!("memory of the host is lent to the CPU: expected the backend cpu, found {backend}"))
-        })?;
         graph.keep_outputs(&options.outputs)?;
-        let threads = options.thread_count();
-        let backend = Box::new(Cpu::with_arena(threads, Region::of(memory)?));
-        let device = Device::new(backend, format!("cpu, {threads} threads, in memory of the program"));
+        let device = lent(options, memory)?;
         Session::new(options.job([("", graph)], &device), device, &|_, _| {})
     }
 

@@ -89,6 +89,7 @@ mod cli;
 mod data;
 mod decoder;
 mod eager;
+mod ffi;
 mod flags;
 mod forks;
 mod from_plan;

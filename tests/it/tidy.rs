@@ -56,6 +56,7 @@ const LAYERS: &[&[&str]] = &[
         "settings",
         "model",
         "python",
+        "ffi",
         "decoder",
         "train::run",
         "train::classes",
@@ -324,7 +325,7 @@ fn libraries_stay_where_they_belong() {
             }
         }
         // Mapped files, the handler of signals, and memory of other languages.
-        let system = ["file", "cli::stop", "python::array"].contains(&&module[..]);
+        let system = ["file", "cli::stop", "python::array", "ffi::given"].contains(&&module[..]);
         let is_backend = ["backend", "cpu", "gpu"].iter().any(|name| within(name, &module));
         if !is_backend && !system && code.contains("unsafe ") {
             wrong.push(format!("{} is unsafe", path.display()));

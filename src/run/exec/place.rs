@@ -1,14 +1,15 @@
 //! Runs whose inputs come from, and whose outputs go to, memory of the caller.
 
-use super::{Exec, count, fits, host_memory, port_place, read_ports};
+use super::{Exec, count, fits, host_memory, indexes_fit, port_place, read_ports};
 use crate::backend::{Kind, Outside, Place, Slice};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::plan::Port;
 use crate::tensor::Tensor;
 
-/// The number of a port's place in a list of places.
-fn find(ports: &[Port], places: &[(&str, Place)], what: &str) -> Result<Vec<usize>> {
+/// Per port, the number of its place in a list of places.
+fn find(ports: &[Port], places: &[(&str, Place)], what: &str, order: &mut Vec<usize>) -> Result<()> {
+    order.clear();
     for (at, (name, _)) in places.iter().enumerate() {
         if !ports.iter().any(|port| port.name == *name) {
             let known: Vec<_> = ports.iter().map(|port| &port.name[..]).collect();
@@ -23,7 +24,10 @@ fn find(ports: &[Port], places: &[(&str, Place)], what: &str) -> Result<Vec<usiz
         let found = places.iter().position(|(name, _)| *name == port.name);
         found.ok_or_else(|| Error::usage(format!("{what} '{}' has no place", port.name)))
     };
-    ports.iter().map(place).collect()
+    ports.iter().try_for_each(|port| {
+        order.push(place(port)?);
+        Ok(())
+    })
 }
 
 impl Exec {
@@ -34,8 +38,22 @@ impl Exec {
     /// When a place is missing, unknown, given twice, not of the port's length, or not where the device can reach it; when two places
     /// overlap; when indices come from a device, where nobody can check them. Then nothing runs.
     pub fn run_in_place(&mut self, inputs: &[(&str, Place)], outputs: &mut [(&str, Place)]) -> Result<()> {
-        let order = [find(&self.plan().inputs, inputs, "input")?, find(&self.plan().outputs, outputs, "output")?];
-        self.check_places(inputs, outputs, &order)?;
+        // The lists of the last run have room for this one's.
+        let mut order = std::mem::take(&mut self.order);
+        let result = self.run_in_order(inputs, outputs, &mut order);
+        self.order = order;
+        result
+    }
+
+    fn run_in_order(
+        &mut self,
+        inputs: &[(&str, Place)],
+        outputs: &mut [(&str, Place)],
+        order: &mut [Vec<usize>; 2],
+    ) -> Result<()> {
+        find(&self.plan().inputs, inputs, "input", &mut order[0])?;
+        find(&self.plan().outputs, outputs, "output", &mut order[1])?;
+        self.check_places(inputs, outputs, order)?;
         self.check_states()?;
         self.take_in(inputs, &order[0])?;
         self.replay()?;
@@ -47,7 +65,8 @@ impl Exec {
     /// # Errors
     /// As [`run_in_place`](Self::run_in_place).
     pub fn write_in_place(&mut self, inputs: &[(&str, Place)]) -> Result<()> {
-        let order = [find(&self.plan().inputs, inputs, "input")?, Vec::new()];
+        let mut order = [Vec::new(), Vec::new()];
+        find(&self.plan().inputs, inputs, "input", &mut order[0])?;
         self.check_places(inputs, &[], &order)?;
         self.take_in(inputs, &order[0])
     }
@@ -90,20 +109,22 @@ impl Exec {
     /// # Errors
     /// As [`run_in_place`](Self::run_in_place).
     pub fn read_in_place(&mut self, outputs: &mut [(&str, Place)]) -> Result<()> {
-        let order = [Vec::new(), find(&self.plan().outputs, outputs, "output")?];
+        let mut order = [Vec::new(), Vec::new()];
+        find(&self.plan().outputs, outputs, "output", &mut order[1])?;
         self.check_places(&[], outputs, &order)?;
         self.give_out(outputs, &order[1])
     }
 
     fn take_in(&mut self, inputs: &[(&str, Place)], order: &[usize]) -> Result<()> {
-        let converted = self.converted(inputs, order)?;
+        let mut converted = self.converted(inputs, order)?.into_iter().peekable();
         // Until all inputs are there, none of them is good for a run.
         self.ready = false;
         let Exec { backend, loaded, current, segments, .. } = self;
         let plan = loaded[*current].program();
-        for ((port, &at), converted) in plan.inputs.iter().zip(order).zip(converted) {
+        for (number, (port, &at)) in plan.inputs.iter().zip(order).enumerate() {
             let (stored, to) = port_place(plan, segments, port);
             let to = Slice { bytes: stored.packed_bytes(port.shape.numel()) as u64, ..to };
+            let converted = converted.next_if(|(of, _)| *of == number).map(|(_, bytes)| bytes);
             match (&inputs[at].1.0, converted) {
                 (_, Some(bytes)) => backend.write(to, &bytes)?,
                 (Kind::Device(from), None) => backend.copy_in(to, from)?,
@@ -140,21 +161,22 @@ impl Exec {
         Ok(())
     }
 
-    /// Per input, its bytes as the device stores them, if these are others than the caller's.
-    fn converted(&self, inputs: &[(&str, Place)], order: &[usize]) -> Result<Vec<Option<Vec<u8>>>> {
+    /// The inputs that the device stores in other bytes than the caller's: their numbers, in order, and those bytes.
+    fn converted(&self, inputs: &[(&str, Place)], order: &[usize]) -> Result<Vec<(usize, Vec<u8>)>> {
         let plan = self.plan();
-        let convert = |(port, &at): (&Port, &usize)| {
+        let convert = |(number, (port, &at)): (usize, (&Port, &usize))| {
             let stored = port_place(&plan, &self.segments, port).0;
             match &inputs[at].1.0 {
                 // A bool is 0 or 1 on a device, whatever the caller's byte.
                 Kind::Read(bytes) if !port.is_stored_as(stored) || stored == DType::Bool => {
-                    let tensor = Tensor::new(port.dtype, port.shape.clone(), bytes.to_vec())?;
-                    Ok(Some(tensor.store(stored, &port.name)?.into_owned()))
+                    let tensor = Tensor::new(port.dtype, port.shape.clone(), bytes.to_vec());
+                    let bytes = tensor.and_then(|tensor| Ok(tensor.store(stored, &port.name)?.into_owned()));
+                    Some(bytes.map(|bytes| (number, bytes)))
                 }
-                _ => Ok(None),
+                _ => None,
             }
         };
-        plan.inputs.iter().zip(order).map(convert).collect()
+        plan.inputs.iter().zip(order).enumerate().filter_map(convert).collect()
     }
 
     /// Checks lengths, kinds and overlaps, and the elements that are indices. Places are in the order of the ports.
@@ -193,7 +215,7 @@ impl Exec {
                     );
                 }
                 (Kind::Read(bytes), _) if !port.indexes.is_empty() => {
-                    fits(port, &Tensor::new(*dtype, shape.clone(), bytes.to_vec())?)?;
+                    indexes_fit(port, bytes)?;
                 }
                 _ => {}
             }

@@ -1,0 +1,741 @@
+//! Tensors, sessions and trainers of C.
+
+use super::given::{self, Fail, List, Out, Places, Text, close, done, give, handle, made, text};
+use super::{plimsoll_model, plimsoll_plan};
+use crate::backend::Place;
+use crate::dtype::DType;
+use crate::error::{Error, Result, ensure};
+use crate::model::Model;
+use crate::npy;
+use crate::onnx;
+use crate::plan::Port;
+use crate::session::Session;
+use crate::settings;
+use crate::shape::Shape;
+use crate::tensor::Tensor;
+use crate::train::data::Rows;
+use crate::train::run::{Data, Trainer};
+use std::ffi::{CString, c_char, c_int, c_void};
+use std::mem::MaybeUninit;
+use std::path::Path;
+use std::ptr;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+// ---- Tensors
+
+/// An array of elements, row-major, in the machine's order of bytes.
+pub struct plimsoll_tensor {
+    tensor: Tensor,
+    port: Named,
+}
+
+/// A tensor with the name of an input or an output.
+#[repr(C)]
+pub struct plimsoll_named {
+    /// The name.
+    pub name: Text,
+    /// The tensor.
+    pub tensor: *const plimsoll_tensor,
+}
+
+/// The name, the type and the extents of an input, an output, a state or a tensor.
+#[repr(C)]
+pub struct plimsoll_port {
+    /// The name; of a tensor, an empty one.
+    pub name: *const c_char,
+    /// The type of the elements: f32, f16, bf16, f64, i64, i32, i16, i8, u64, u32, u16, u8, bool, or one of less than 8 bits.
+    pub dtype: *const c_char,
+    /// The extents of the axes. Of a dim that has a range, the largest.
+    pub shape: *const u64,
+    /// The number of axes.
+    pub rank: usize,
+    /// The bytes of all elements.
+    pub bytes: u64,
+}
+
+/// What a port points to.
+struct Named {
+    name: CString,
+    dtype: CString,
+    shape: Vec<u64>,
+    bytes: u64,
+}
+
+impl Named {
+    fn new(name: &str, dtype: DType, shape: &Shape) -> Named {
+        let bytes = (shape.numel() * dtype.size()) as u64;
+        let shape = shape.iter().map(|&extent| extent as u64).collect();
+        Named { name: text(name.to_owned()), dtype: text(dtype.name().to_owned()), shape, bytes }
+    }
+
+    fn all<'a>(ports: impl IntoIterator<Item = &'a Port>) -> Vec<Named> {
+        ports.into_iter().map(|port| Named::new(&port.name, port.dtype, &port.shape)).collect()
+    }
+
+    fn port(&self) -> plimsoll_port {
+        plimsoll_port {
+            name: self.name.as_ptr(),
+            dtype: self.dtype.as_ptr(),
+            shape: self.shape.as_ptr(),
+            rank: self.shape.len(),
+            bytes: self.bytes,
+        }
+    }
+}
+
+/// A port that is none.
+const NO_PORT: plimsoll_port =
+    plimsoll_port { name: ptr::null(), dtype: ptr::null(), shape: ptr::null(), rank: 0, bytes: 0 };
+
+impl plimsoll_tensor {
+    fn new(tensor: Tensor) -> plimsoll_tensor {
+        plimsoll_tensor { port: Named::new("", tensor.dtype(), tensor.shape()), tensor }
+    }
+}
+
+/// The tensors of a list, with their names.
+pub(super) fn tensors(list: &[plimsoll_named]) -> Result<Vec<(&str, Tensor)>> {
+    fn one(named: &plimsoll_named) -> Result<(&str, Tensor)> {
+        let name = named.name.text("the name of a tensor")?;
+        let tensor = given::listed(named.tensor)
+            .ok_or_else(|| Error::usage(format!("'{name}': expected a tensor, found NULL")))?;
+        Ok((name, tensor.tensor.clone()))
+    }
+    list.iter().map(one).collect()
+}
+
+/// Makes a tensor of so many bytes, which are copied: elements of a type, in an order of axes with these extents.
+#[unsafe(no_mangle)]
+pub extern "C" fn plimsoll_tensor_open(
+    dtype: Text,
+    shape: List<u64>,
+    rank: usize,
+    data: *const c_void,
+    bytes: usize,
+    tensor: Out<*mut plimsoll_tensor>,
+    error: Fail,
+) -> c_int {
+    made(tensor, error, || {
+        let name = dtype.text("the type")?;
+        let dtype = DType::from_name(name).ok_or_else(|| {
+            let known: Vec<_> = DType::ALL.iter().map(|dtype| dtype.name()).collect();
+            Error::usage(format!("the type: expected one of {}, found '{name}'", known.join(", ")))
+        })?;
+        let shape = shape.of(rank, "the shape")?;
+        let extent = |extent: &u64| {
+            usize::try_from(*extent).map_err(|_| Error::usage(format!("the shape: {extent} is larger than any memory")))
+        };
+        let shape: Shape = shape.iter().map(extent).collect::<Result<Vec<_>>>()?.into();
+        let data = given::bytes(data.cast(), bytes, "the data")?;
+        Ok(plimsoll_tensor::new(Tensor::new(dtype, shape, data.to_vec())?))
+    })
+}
+
+/// Reads an array of NumPy, .npy. It stays mapped, not read, until its elements are used.
+#[unsafe(no_mangle)]
+pub extern "C" fn plimsoll_tensor_load(path: Text, tensor: Out<*mut plimsoll_tensor>, error: Fail) -> c_int {
+    made(tensor, error, || {
+        let (dtype, shape, bytes) = npy::map(Path::new(path.text("the path")?))?;
+        Ok(plimsoll_tensor::new(Tensor::new(dtype, shape, bytes)?))
+    })
+}
+
+/// The type and the extents of a tensor. They belong to it.
+#[unsafe(no_mangle)]
+pub extern "C" fn plimsoll_tensor_port(
+    tensor: Option<&plimsoll_tensor>,
+    port: Out<plimsoll_port>,
+    error: Fail,
+) -> c_int {
+    give(port, NO_PORT, error, || Ok(handle(tensor, "a tensor")?.port.port()))
+}
+
+/// The elements of a tensor, which belong to it. They may lie at any address.
+#[unsafe(no_mangle)]
+pub extern "C" fn plimsoll_tensor_data(tensor: Option<&plimsoll_tensor>) -> *const c_void {
+    tensor.map_or(ptr::null(), |tensor| tensor.tensor.bytes().as_ptr().cast())
+}
+
+/// Closes a tensor.
+#[unsafe(no_mangle)]
+pub extern "C" fn plimsoll_tensor_close(tensor: Option<Box<plimsoll_tensor>>) {
+    close(tensor);
+}
+
+// ---- Sessions
+
+/// Memory of the host.
+pub const PLIMSOLL_HOST: c_int = 0;
+/// Memory of the CUDA device that runs.
+pub const PLIMSOLL_CUDA: c_int = 1;
+
+/// Memory of the caller that holds an input: its elements, row-major, in the type of the port.
+#[repr(C)]
+pub struct plimsoll_input {
+    /// The name of the input. NULL: its number in the list is that of the session.
+    pub name: Text,
+    /// The first byte.
+    pub data: *const c_void,
+    /// The number of bytes, that of the port.
+    pub bytes: usize,
+    /// Where it is: PLIMSOLL_HOST or PLIMSOLL_CUDA.
+    pub place: c_int,
+}
+
+/// Memory of the caller that takes an output. It overlaps none of the others of the run.
+#[repr(C)]
+pub struct plimsoll_output {
+    /// The name of the output. NULL: its number in the list is that of the session.
+    pub name: Text,
+    /// The first byte.
+    pub data: *mut c_void,
+    /// The number of bytes, that of the port.
+    pub bytes: usize,
+    /// Where it is: PLIMSOLL_HOST or PLIMSOLL_CUDA.
+    pub place: c_int,
+}
+
+/// The memory that a session has taken from its device, for all runs at once.
+#[repr(C)]
+pub struct plimsoll_usage {
+    /// Bytes of its segments: those that were planned.
+    pub bytes: u64,
+    /// Bytes of the host's memory that the device reads.
+    pub pinned: u64,
+    /// The number of allocations so far: runs make none.
+    pub allocations: u64,
+    /// Bytes that the driver has taken beside; UINT64_MAX where nothing counts them.
+    pub overhead: u64,
+}
+
+/// A plan that is loaded, and runs.
+pub struct plimsoll_session {
+    session: Session,
+    device: CString,
+    inputs: Vec<Named>,
+    outputs: Vec<Named>,
+    states: Vec<Named>,
+    /// The lists of the last run, whose room the next one takes.
+    lists: Mutex<Lists<'static>>,
+}
+
+/// The places of a run by their names. Between runs the lists are empty.
+#[derive(Default)]
+struct Lists<'a> {
+    inputs: Vec<(&'a str, Place<'a>)>,
+    outputs: Vec<(&'a str, Place<'a>)>,
+}
+
+impl Lists<'_> {
+    /// Empty lists in the same room.
+    fn emptied<'b>(self) -> Lists<'b> {
+        // Collecting what was a vector into one of the same elements takes its room.
+        fn empty<'b>(mut list: Vec<(&str, Place)>) -> Vec<(&'b str, Place<'b>)> {
+            list.clear();
+            list.into_iter().map(|_| unreachable!("the list is empty")).collect()
+        }
+        Lists { inputs: empty(self.inputs), outputs: empty(self.outputs) }
+    }
+}
+
+/// The name of an array of a run: its own, or that of the port with its number.
+fn name_of<'a>(name: &'a Text, number: usize, ports: &'a [Port], what: &str) -> Result<&'a str> {
+    match name.optional("the name of an array")? {
+        Some(name) => Ok(name),
+        None => ports.get(number).map(|port| &port.name[..]).ok_or_else(|| {
+            Error::usage(format!("{what} {number} has no name: expected at most {} {what}s", ports.len()))
+        }),
+    }
+}
+
+/// Refuses a place that is none.
+fn no_place(what: &str, name: &str, place: c_int) -> Error {
+    Error::usage(format!("{what} '{name}': expected PLIMSOLL_HOST or PLIMSOLL_CUDA, found the place {place}"))
+}
+
+/// Refuses outputs that overlap another array.
+fn apart(inputs: &[plimsoll_input], outputs: &[plimsoll_output], names: &Lists) -> Result<()> {
+    let of_input = inputs.iter().map(|input| (input.place, input.data.addr(), input.bytes));
+    let of_output = || outputs.iter().map(|output| (output.place, output.data.addr(), output.bytes));
+    let named = || of_input.clone().zip(&names.inputs).chain(of_output().zip(&names.outputs));
+    for (at, ((place, from, bytes), (name, _))) in of_output().zip(&names.outputs).enumerate() {
+        let meets = |(other, start, count): (c_int, usize, usize)| {
+            other == place
+                && start < from.saturating_add(bytes)
+                && from < start.saturating_add(count)
+                && bytes > 0
+                && count > 0
+        };
+        let mut others = named().take(inputs.len() + at);
+        if let Some((_, (other, _))) = others.find(|(array, _)| meets(*array)) {
+            return Err(Error::usage(format!("output '{name}': its place overlaps that of '{other}'")));
+        }
+    }
+    Ok(())
+}
+
+impl plimsoll_session {
+    fn new(session: Session) -> plimsoll_session {
+        let mut states: Vec<&Port> = Vec::new();
+        for state in session.plan().programs.iter().flat_map(|program| &program.state) {
+            if !states.iter().any(|known| known.name == state.port.name) {
+                states.push(&state.port);
+            }
+        }
+        plimsoll_session {
+            device: text(session.device().to_owned()),
+            inputs: Named::all(session.inputs()),
+            outputs: Named::all(session.outputs()),
+            states: Named::all(states),
+            lists: Mutex::new(Lists {
+                inputs: Vec::with_capacity(session.inputs().len()),
+                outputs: Vec::with_capacity(session.outputs().len()),
+            }),
+            session,
+        }
+    }
+
+    fn run(&self, inputs: &[plimsoll_input], outputs: &[plimsoll_output]) -> Result<()> {
+        let mut kept = self.lists.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut lists = std::mem::take(&mut *kept).emptied();
+        let result = self.run_in(inputs, outputs, &mut lists);
+        *kept = lists.emptied();
+        result
+    }
+
+    fn run_in<'a>(
+        &'a self,
+        inputs: &'a [plimsoll_input],
+        outputs: &'a [plimsoll_output],
+        lists: &mut Lists<'a>,
+    ) -> Result<()> {
+        for (number, input) in inputs.iter().enumerate() {
+            let name = name_of(&input.name, number, self.session.inputs(), "input")?;
+            let place = match input.place {
+                PLIMSOLL_HOST => Place::bytes(given::bytes(input.data.cast(), input.bytes, name)?),
+                PLIMSOLL_CUDA => given::cuda(input.data, input.bytes),
+                other => return Err(no_place("input", name, other)),
+            };
+            lists.inputs.push((name, place));
+        }
+        for (number, output) in outputs.iter().enumerate() {
+            let name = name_of(&output.name, number, self.session.outputs(), "output")?;
+            // It is not written before all are known to be apart.
+            lists.outputs.push((name, Place::bytes(&[])));
+            if ![PLIMSOLL_HOST, PLIMSOLL_CUDA].contains(&output.place) {
+                return Err(no_place("output", name, output.place));
+            }
+        }
+        apart(inputs, outputs, lists)?;
+        for (output, (name, place)) in outputs.iter().zip(&mut lists.outputs) {
+            *place = match output.place {
+                PLIMSOLL_HOST => Place::bytes_mut(given::bytes_mut(output.data.cast(), output.bytes, name)?),
+                _ => given::cuda(output.data, output.bytes),
+            };
+        }
+        self.session.run_in_place(&lists.inputs, &mut lists.outputs)
+    }
+}
+
+/// Plans a model for the device of its options, and loads it there.
+#[unsafe(no_mangle)]
+pub extern "C" fn plimsoll_session_open(
+    model: Option<&plimsoll_model>,
+    session: Out<*mut plimsoll_session>,
+    error: Fail,
+) -> c_int {
+    made(session, error, || Ok(plimsoll_session::new(handle(model, "a model")?.model.session()?)))
+}
+
+/// As plimsoll_session_open, on the CPU, in memory of the caller, who frees it after the session is closed and uses it for nothing else
+/// before. It may begin anywhere, and hold anything. plimsoll_plan_lent_bytes of plimsoll_model_plan with a NULL target is what it needs:
+/// PLIMSOLL_FIT if it has less.
+#[unsafe(no_mangle)]
+pub extern "C" fn plimsoll_session_open_in(
+    model: Option<&plimsoll_model>,
+    memory: *mut c_void,
+    bytes: usize,
+    session: Out<*mut plimsoll_session>,
+    error: Fail,
+) -> c_int {
+    made(session, error, || {
+        // The session has the memory until it is closed: that is the header's word.
+        let memory = given::bytes_mut(memory.cast(), bytes, "the memory")?;
+        Ok(plimsoll_session::new(handle(model, "a model")?.model.session_in(memory)?))
+    })
+}
+
+/// Loads a plan from its file, with the weights of the model's file that it was made of: what was planned is what runs.
+#[unsafe(no_mangle)]
+pub extern "C" fn plimsoll_session_open_plan(
+    plan: Text,
+    model: Text,
+    options: Text,
+    session: Out<*mut plimsoll_session>,
+    error: Fail,
+) -> c_int {
+    made(session, error, || {
+        let options = super::options(&options)?;
+        let (plan, model) = (plan.text("the plan's path")?, model.text("the model's path")?);
+        Ok(plimsoll_session::new(Session::from_plan(plan, &[model], &options)?))
+    })
+}
+
+/// A session that runs at the same time as this one, on the same constants, with states of its own. The option forks says how many there may
+/// be. The memory of a fork is there until it and all others are closed.
+#[unsafe(no_mangle)]
+pub extern "C" fn plimsoll_session_fork(
+    session: Option<&plimsoll_session>,
+    fork: Out<*mut plimsoll_session>,
+    error: Fail,
+) -> c_int {
+    made(fork, error, || Ok(plimsoll_session::new(handle(session, "a session")?.session.fork()?)))
+}
+
+/// Closes a session.
+#[unsafe(no_mangle)]
+pub extern "C" fn plimsoll_session_close(session: Option<Box<plimsoll_session>>) {
+    close(session);
+}
+
+/// The device in one line, and why it was chosen.
+#[unsafe(no_mangle)]
+pub extern "C" fn plimsoll_session_device(session: Option<&plimsoll_session>) -> *const c_char {
+    session.map_or(ptr::null(), |session| session.device.as_ptr())
+}
+
+/// The plan that it runs.
+#[unsafe(no_mangle)]
+pub extern "C" fn plimsoll_session_plan(
+    session: Option<&plimsoll_session>,
+    plan: Out<*mut plimsoll_plan>,
+    error: Fail,
+) -> c_int {
+    made(plan, error, || Ok(plimsoll_plan { plan: handle(session, "a session")?.session.plan().clone(), source: None }))
+}
+
+/// The memory that it has taken.
+#[unsafe(no_mangle)]
+pub extern "C" fn plimsoll_session_usage(
+    session: Option<&plimsoll_session>,
+    usage: Out<plimsoll_usage>,
+    error: Fail,
+) -> c_int {
+    give(usage, plimsoll_usage { bytes: 0, pinned: 0, allocations: 0, overhead: u64::MAX }, error, || {
+        let usage = handle(session, "a session")?.session.usage();
+        let overhead = usage.overhead.unwrap_or(u64::MAX);
+        Ok(plimsoll_usage { bytes: usage.bytes, pinned: usage.pinned, allocations: usage.allocations, overhead })
+    })
+}
+
+/// The number of its inputs; 0 of NULL.
+#[unsafe(no_mangle)]
+pub extern "C" fn plimsoll_session_inputs(session: Option<&plimsoll_session>) -> usize {
+    session.map_or(0, |session| session.inputs.len())
+}
+
+/// The number of its outputs; 0 of NULL.
+#[unsafe(no_mangle)]
+pub extern "C" fn plimsoll_session_outputs(session: Option<&plimsoll_session>) -> usize {
+    session.map_or(0, |session| session.outputs.len())
+}
+
+/// The number of its states; 0 of NULL.
+#[unsafe(no_mangle)]
+pub extern "C" fn plimsoll_session_states(session: Option<&plimsoll_session>) -> usize {
+    session.map_or(0, |session| session.states.len())
+}
+
+/// A port of a list, by its number.
+fn port(ports: &[Named], number: usize, what: &str) -> Result<plimsoll_port> {
+    let none = || Error::usage(format!("{what} {number}: expected a number below {}", ports.len()));
+    Ok(ports.get(number).ok_or_else(none)?.port())
+}
+
+/// An input by its number, from 0 on. What it points to belongs to the session.
+#[unsafe(no_mangle)]
+pub extern "C" fn plimsoll_session_input(
+    session: Option<&plimsoll_session>,
+    number: usize,
+    port: Out<plimsoll_port>,
+    error: Fail,
+) -> c_int {
+    give(port, NO_PORT, error, || self::port(&handle(session, "a session")?.inputs, number, "input"))
+}
+
+/// An output by its number, from 0 on. What it points to belongs to the session.
+#[unsafe(no_mangle)]
+pub extern "C" fn plimsoll_session_output(
+    session: Option<&plimsoll_session>,
+    number: usize,
+    port: Out<plimsoll_port>,
+    error: Fail,
+) -> c_int {
+    give(port, NO_PORT, error, || self::port(&handle(session, "a session")?.outputs, number, "output"))
+}
+
+/// A state by its number, from 0 on. What it points to belongs to the session.
+#[unsafe(no_mangle)]
+pub extern "C" fn plimsoll_session_state(
+    session: Option<&plimsoll_session>,
+    number: usize,
+    port: Out<plimsoll_port>,
+    error: Fail,
+) -> c_int {
+    give(port, NO_PORT, error, || self::port(&handle(session, "a session")?.states, number, "state"))
+}
+
+/// Runs once, from memory of the caller and to it: an array for each input and for each output. It returns when the outputs are there. On the
+/// CPU it allocates nothing but for elements that the device stores in another type. PLIMSOLL_USAGE when an array is missing, unknown, given
+/// twice, of another length than its port, or overlaps another, or when a dim has a range: then nothing runs.
+#[unsafe(no_mangle)]
+pub extern "C" fn plimsoll_session_run(
+    session: Option<&plimsoll_session>,
+    inputs: List<plimsoll_input>,
+    input_count: usize,
+    outputs: List<plimsoll_output>,
+    output_count: usize,
+    error: Fail,
+) -> c_int {
+    done(error, || {
+        let (inputs, outputs) = (inputs.of(input_count, "the inputs")?, outputs.of(output_count, "the outputs")?);
+        handle(session, "a session")?.run(inputs, outputs)
+    })
+}
+
+/// Runs once on tensors, whose shapes select the extents of dims that have a range. `outputs` has a place for each output, in the session's
+/// order; each gets a tensor for plimsoll_tensor_close, with as many elements as were found.
+#[unsafe(no_mangle)]
+pub extern "C" fn plimsoll_session_run_tensors(
+    session: Option<&plimsoll_session>,
+    inputs: List<plimsoll_named>,
+    input_count: usize,
+    outputs: Places<*mut plimsoll_tensor>,
+    output_count: usize,
+    error: Fail,
+) -> c_int {
+    done(error, || {
+        let session = handle(session, "a session")?;
+        let expected = session.outputs.len();
+        ensure(output_count == expected, || {
+            Error::usage(format!("expected places for {expected} outputs, found {output_count}"))
+        })?;
+        let outputs = outputs.of(expected, "the outputs")?;
+        outputs.fill(MaybeUninit::new(ptr::null_mut()));
+        let found = session.session.run(&tensors(inputs.of(input_count, "the inputs")?)?)?;
+        for (output, (_, tensor)) in outputs.iter_mut().zip(found) {
+            output.write(Box::into_raw(Box::new(plimsoll_tensor::new(tensor))));
+        }
+        Ok(())
+    })
+}
+
+/// Times so many runs on random inputs, after one that is not timed. `milliseconds` has a place for each.
+#[unsafe(no_mangle)]
+pub extern "C" fn plimsoll_session_bench(
+    session: Option<&plimsoll_session>,
+    runs: usize,
+    milliseconds: Places<f64>,
+    error: Fail,
+) -> c_int {
+    done(error, || {
+        let session = &handle(session, "a session")?.session;
+        let milliseconds = milliseconds.of(runs, "the times")?;
+        let inputs = Model::inputs(session.plan(), Vec::new(), 0)?;
+        let inputs: Vec<_> = inputs.iter().map(|(name, tensor)| (name.as_str(), tensor.clone())).collect();
+        session.run(&inputs)?;
+        for place in milliseconds {
+            let begun = Instant::now();
+            session.run(&inputs)?;
+            place.write(begun.elapsed().as_secs_f64() * 1e3);
+        }
+        Ok(())
+    })
+}
+
+/// The elements of a state, after the last run.
+#[unsafe(no_mangle)]
+pub extern "C" fn plimsoll_session_get_state(
+    session: Option<&plimsoll_session>,
+    name: Text,
+    tensor: Out<*mut plimsoll_tensor>,
+    error: Fail,
+) -> c_int {
+    made(tensor, error, || {
+        Ok(plimsoll_tensor::new(handle(session, "a session")?.session.state(name.text("the state's name")?)?))
+    })
+}
+
+/// Gives a state elements, for the next run. If they do not suit it, it is as before.
+#[unsafe(no_mangle)]
+pub extern "C" fn plimsoll_session_set_state(
+    session: Option<&plimsoll_session>,
+    name: Text,
+    tensor: Option<&plimsoll_tensor>,
+    error: Fail,
+) -> c_int {
+    done(error, || {
+        let tensor = &handle(tensor, "a tensor")?.tensor;
+        handle(session, "a session")?.session.set_state(name.text("the state's name")?, tensor)
+    })
+}
+
+/// Gives all states the elements that they began with.
+#[unsafe(no_mangle)]
+pub extern "C" fn plimsoll_session_reset_states(session: Option<&plimsoll_session>, error: Fail) -> c_int {
+    done(error, || handle(session, "a session")?.session.reset_state())
+}
+
+/// Writes all states to a safetensors file. A reader sees the old one or the complete new one.
+#[unsafe(no_mangle)]
+pub extern "C" fn plimsoll_session_save_states(session: Option<&plimsoll_session>, path: Text, error: Fail) -> c_int {
+    done(error, || handle(session, "a session")?.session.save_states(path.text("the path")?))
+}
+
+/// Gives all states the elements that a safetensors file has. If they do not suit, all are as before.
+#[unsafe(no_mangle)]
+pub extern "C" fn plimsoll_session_load_states(session: Option<&plimsoll_session>, path: Text, error: Fail) -> c_int {
+    done(error, || handle(session, "a session")?.session.load_states(path.text("the path")?))
+}
+
+// ---- Training
+
+/// A model in training.
+pub struct plimsoll_trainer {
+    trainer: Mutex<Trainer>,
+    data: Data,
+    shuffle: Option<u64>,
+}
+
+impl plimsoll_trainer {
+    fn trainer(&self) -> MutexGuard<'_, Trainer> {
+        self.trainer.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The figures of a step.
+#[repr(C)]
+pub struct plimsoll_step {
+    /// The mean loss over the batch, before the update.
+    pub loss: f32,
+    /// The learning rate.
+    pub rate: f32,
+    /// The norm of all gradients together.
+    pub norm: f32,
+}
+
+/// The figures of an evaluation.
+#[repr(C)]
+pub struct plimsoll_score {
+    /// The mean loss.
+    pub loss: f64,
+    /// The share of right answers, of classes; below 0 where there are no classes.
+    pub accuracy: f64,
+}
+
+/// The rows of inputs, and their labels.
+fn data(inputs: &[plimsoll_named], labels: Option<&plimsoll_tensor>) -> Result<Data> {
+    let rows = |(name, tensor): (&str, Tensor)| Ok((name.to_owned(), Rows::of(&tensor)?));
+    let inputs = tensors(inputs)?.into_iter().map(rows).collect::<Result<_>>()?;
+    Ok(Data { inputs, labels: Rows::of(&handle(labels, "labels")?.tensor)? })
+}
+
+/// Plans the training of a model, and loads it on the device of its options. The first axis of each input and of the labels is that of the
+/// rows, of which an update takes `batch`. The method is JSON, with the names of the command's flags:
+/// {"loss": "cross_entropy", "optimizer": "adam", "lr": 0.001, "clip_norm": 1}. The learning rate follows its schedule over so many steps. Rows
+/// are taken in an order by the seed `shuffle`, or in their own where that is NULL. The tensors may be closed when it returns.
+#[unsafe(no_mangle)]
+pub extern "C" fn plimsoll_trainer_open(
+    model: Option<&plimsoll_model>,
+    inputs: List<plimsoll_named>,
+    count: usize,
+    labels: Option<&plimsoll_tensor>,
+    batch: usize,
+    method: Text,
+    steps: u64,
+    shuffle: Option<&u64>,
+    trainer: Out<*mut plimsoll_trainer>,
+    error: Fail,
+) -> c_int {
+    made(trainer, error, || {
+        let model = &handle(model, "a model")?.model;
+        let data = data(inputs.of(count, "the inputs")?, labels)?;
+        let method = settings::training(method.text("the method")?, steps)?;
+        let trainer = Mutex::new(model.trainer(&data, batch, method)?);
+        Ok(plimsoll_trainer { trainer, data, shuffle: shuffle.copied() })
+    })
+}
+
+/// Closes a trainer.
+#[unsafe(no_mangle)]
+pub extern "C" fn plimsoll_trainer_close(trainer: Option<Box<plimsoll_trainer>>) {
+    close(trainer);
+}
+
+/// The plan of a training.
+#[unsafe(no_mangle)]
+pub extern "C" fn plimsoll_trainer_plan(
+    trainer: Option<&plimsoll_trainer>,
+    plan: Out<*mut plimsoll_plan>,
+    error: Fail,
+) -> c_int {
+    made(plan, error, || {
+        let plan = handle(trainer, "a trainer")?.trainer().session().plan().clone();
+        Ok(plimsoll_plan { plan, source: None })
+    })
+}
+
+/// The number of steps in which all rows are taken once; 0 of NULL.
+#[unsafe(no_mangle)]
+pub extern "C" fn plimsoll_trainer_steps_per_epoch(trainer: Option<&plimsoll_trainer>) -> u64 {
+    trainer.map_or(0, |trainer| trainer.trainer().steps_per_epoch(&trainer.data))
+}
+
+/// Runs the step with this number, from 0 on. If its loss is not finite, no weight changes.
+#[unsafe(no_mangle)]
+pub extern "C" fn plimsoll_trainer_step(
+    trainer: Option<&plimsoll_trainer>,
+    number: u64,
+    step: Out<plimsoll_step>,
+    error: Fail,
+) -> c_int {
+    give(step, plimsoll_step { loss: f32::NAN, rate: f32::NAN, norm: f32::NAN }, error, || {
+        let own = handle(trainer, "a trainer")?;
+        let shown = own.trainer().step(&own.data, number, own.shuffle)?;
+        Ok(plimsoll_step { loss: shown.loss, rate: shown.rate, norm: shown.norm })
+    })
+}
+
+/// The loss and the accuracy over all rows of other data; of the training's own, if `labels` is NULL and there are no inputs.
+#[unsafe(no_mangle)]
+pub extern "C" fn plimsoll_trainer_evaluate(
+    trainer: Option<&plimsoll_trainer>,
+    inputs: List<plimsoll_named>,
+    count: usize,
+    labels: Option<&plimsoll_tensor>,
+    score: Out<plimsoll_score>,
+    error: Fail,
+) -> c_int {
+    give(score, plimsoll_score { loss: f64::NAN, accuracy: -1.0 }, error, || {
+        let own = handle(trainer, "a trainer")?;
+        let other =
+            if count == 0 && labels.is_none() { None } else { Some(data(inputs.of(count, "the inputs")?, labels)?) };
+        let data = other.as_ref().unwrap_or(&own.data);
+        let mut trainer = own.trainer();
+        trainer.admits(data)?;
+        let score = trainer.evaluate(data)?;
+        Ok(plimsoll_score { loss: score.loss, accuracy: score.accuracy.unwrap_or(-1.0) })
+    })
+}
+
+/// Writes the trained model as an .onnx file.
+#[unsafe(no_mangle)]
+pub extern "C" fn plimsoll_trainer_save(trainer: Option<&plimsoll_trainer>, path: Text, error: Fail) -> c_int {
+    done(error, || {
+        let path = Path::new(path.text("the path")?);
+        let trainer = handle(trainer, "a trainer")?.trainer();
+        trainer.check_model()?;
+        onnx::write(trainer.model()?, path, None)
+    })
+}
