@@ -13,8 +13,8 @@ use std::collections::HashMap;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 /// A backend's name and how to open it.
@@ -315,4 +315,27 @@ pub fn runs_as_the_reference(graph: &Graph, (name, open): &Opener, state: &mut u
         agrees(found, expected, 1e-5).unwrap_or_else(|e| panic!("{name}, {}: {e}", graph.name));
     }
     plan
+}
+
+/// Builds the library as other languages load it, with this feature and the processor alone. Returns a folder that has it.
+///
+/// All doors are built in one folder, one at a time: their members have the same features, and are compiled once. What comes of it has one
+/// name, and is copied before the next is built.
+pub fn door(feature: &str, variables: &[(&str, &str)]) -> PathBuf {
+    static ALONE: Mutex<()> = Mutex::new(());
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let temporary = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    let target = temporary.parent().expect("it is below the target folder").join("doors");
+    let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    cargo.current_dir(env!("CARGO_MANIFEST_DIR")).args(["rustc", "--lib", "--crate-type", "cdylib", "--target-dir"]);
+    cargo.arg(&target).args(["--no-default-features", "--features", feature]).envs(variables.iter().copied());
+    let done = cargo.output().expect("cargo is here");
+    assert!(done.status.success(), "{cargo:?}: {}", String::from_utf8_lossy(&done.stderr));
+    let folder = temporary.join(format!("door-{feature}"));
+    std::fs::create_dir_all(&folder).expect("a folder");
+    let name = format!("{}plimsoll{}", std::env::consts::DLL_PREFIX, std::env::consts::DLL_SUFFIX);
+    // A program that runs may still have the last one mapped.
+    let _ = std::fs::remove_file(folder.join(&name));
+    std::fs::copy(target.join("debug").join(&name), folder.join(&name)).expect("it was built");
+    folder
 }

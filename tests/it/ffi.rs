@@ -1,5 +1,6 @@
 //! The door of C and C++: its header, its programs, and what it refuses.
 
+use crate::common::door;
 use std::fmt::Write;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -222,20 +223,10 @@ fn ran(command: &mut Command) -> Output {
     output
 }
 
-/// The folder of the library, which is built once, as a program of C would have it: with the processor alone.
+/// The folder of the library, which is built once.
 fn library() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
-    BUILT.get_or_init(|| {
-        let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().expect("it is below the target folder");
-        let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-        cargo.current_dir(root()).args(["rustc", "--lib", "--crate-type", "cdylib", "--target-dir"]).arg(target);
-        cargo.args(["--no-default-features", "--features", "ffi"]);
-        if !cfg!(debug_assertions) {
-            cargo.arg("--release");
-        }
-        ran(&mut cargo);
-        target.join(if cfg!(debug_assertions) { "debug" } else { "release" })
-    })
+    BUILT.get_or_init(|| door("ffi", &[]))
 }
 
 /// Builds a program against the library.
