@@ -52,7 +52,7 @@ impl Web {
         let page = include_str!("../web/page.html")
             .replace("{{worker}}", include_str!("../web/worker.js"))
             .replace("{{js}}", include_str!("../web/page.js"))
-            .replace("{{wasm}}", &base64(&library));
+            .replace("{{wasm}}", &base64(&packed(&library)?));
         file::write_whole(&self.save, "write the page", |out| out.write_all(page.as_bytes()))?;
         let (path, length) = (self.save.display().to_string(), page.len() as u64);
         Ok(match json {
@@ -72,6 +72,30 @@ fn beside() -> Result<PathBuf> {
     })
 }
 
+/// The library without its names, deflated: the browser inflates it.
+fn packed(library: &[u8]) -> Result<Vec<u8>> {
+    const HEAD: usize = 8;
+    let cut = || Error::usage("--wasm: the file is cut off".to_owned());
+    let mut kept = library.get(..HEAD).ok_or_else(cut)?.to_vec();
+    let mut at = HEAD;
+    while let Some(&kind) = library.get(at) {
+        let (mut end, mut length, mut shift) = (at + 1, 0usize, 0);
+        loop {
+            let byte = *library.get(end).filter(|_| shift < usize::BITS).ok_or_else(cut)?;
+            (end, length, shift) = (end + 1, length | usize::from(byte & 127) << shift, shift + 7);
+            if byte < 128 {
+                break;
+            }
+        }
+        let section = end.checked_add(length).and_then(|end| library.get(at..end)).ok_or_else(cut)?;
+        if kind != 0 {
+            kept.extend_from_slice(section);
+        }
+        at += section.len();
+    }
+    Ok(miniz_oxide::deflate::compress_to_vec(&kept, 9))
+}
+
 /// Bytes as text, three in four letters.
 fn base64(bytes: &[u8]) -> String {
     const LETTERS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
@@ -88,6 +112,16 @@ fn base64(bytes: &[u8]) -> String {
 
 #[cfg(test)]
 mod tests {
+    #[test]
+    fn sections_of_names_are_left_out() {
+        let head = *b"\0asm\x01\0\0\0";
+        let whole = [&head[..], &[1, 2, 7, 7, 0, 3, 1, 1, 1, 10, 1, 9]].concat();
+        let packed = super::packed(&whole).expect("it is whole");
+        let kept = miniz_oxide::inflate::decompress_to_vec(&packed).expect("it is deflated");
+        assert_eq!(kept, [&head[..], &[1, 2, 7, 7, 10, 1, 9]].concat());
+        assert!(super::packed(&whole[..whole.len() - 1]).is_err());
+    }
+
     #[test]
     fn base64_is_the_published_one() {
         let of = |text: &str| super::base64(text.as_bytes());

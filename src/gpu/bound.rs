@@ -118,20 +118,21 @@ pub(super) struct Buffers<'a, M> {
     pub failed: fn(String) -> Error,
 }
 
+/// The buffer that holds a slice, which begins with a word. All words of it are the slice's own.
 #[cfg(any(feature = "wgpu", feature = "web"))]
-impl<'a, M> Buffers<'a, M> {
-    /// The buffer that holds a slice, which begins with a word. All words of it are the slice's own.
-    pub fn find(&self, at: Slice) -> Result<&'a M> {
-        if !at.offset.is_multiple_of(4) {
-            return Err((self.failed)(format!("{} bytes at {} begin within a word", at.bytes, at.offset)));
-        }
-        self.segments.find(Slice { bytes: at.bytes.next_multiple_of(4), ..at }).map_err(self.failed)
+pub(super) fn buffer<M>(segments: &Segments<M>, at: Slice, failed: fn(String) -> Error) -> Result<&M> {
+    if !at.offset.is_multiple_of(4) {
+        return Err(failed(format!("{} bytes at {} begin within a word", at.bytes, at.offset)));
     }
+    segments.find(Slice { bytes: at.bytes.next_multiple_of(4), ..at }).map_err(failed)
+}
 
+#[cfg(any(feature = "wgpu", feature = "web"))]
+impl<M> Buffers<'_, M> {
     /// Finds the arguments of a launch that share a binding, and the slice of each binding.
     fn bind(&self, kernel: &Kernel, launch: &Launch, written: &HashSet<SegmentId>) -> Result<(Bindings, Vec<Slice>)> {
         let place = |at: Slice, high: u64, size: u64| {
-            self.find(at)?;
+            buffer(self.segments, at, self.failed)?;
             let fits = high < at.bytes / size && at.bytes <= self.target.max_binding;
             Ok(fits.then_some((at.segment, at.offset)))
         };

@@ -6,7 +6,7 @@
 //! A page never waits. So what is read comes in two steps: the first [`read`](Backend::read) fails and notes the slices that it wants; when
 //! the page has fetched these, the next one takes them.
 
-use crate::bound::{Bound, Buffers};
+use crate::bound::{Bound, Buffers, Text, buffer};
 use plimsoll_backend::records::Records;
 use plimsoll_backend::segments::Segments;
 use plimsoll_backend::work::{Loops, Work, launches as each_launch};
@@ -111,7 +111,7 @@ impl<P: Page> Backend for Web<P> {
     }
 
     fn write(&mut self, at: Slice, data: &[u8]) -> Result<()> {
-        self.buffers().find(at)?;
+        buffer(&self.segments, at, failed)?;
         ensure(data.len() as u64 == at.bytes, || failed(format!("{} bytes do not fill {}", data.len(), at.bytes)))?;
         self.page.write(at.segment.0, at.offset, data);
         Ok(())
@@ -169,7 +169,7 @@ impl<P: Page> Backend for Web<P> {
             }))
         };
         let parts = work.into_iter().map(|part| part.try_map(&mut next)).collect::<Result<Vec<_>>>()?;
-        let text = |text: &crate::bound::Text| json!({"name": text.name, "wgsl": text.source.text, "modes": text.modes});
+        let text = |text: &Text| json!({"name": text.name, "wgsl": text.source.text, "modes": text.modes});
         let record = json!({"texts": texts.all.iter().map(text).collect::<Vec<_>>(), "steps": steps(&parts)});
         let segments = launches.iter().flat_map(|launch| &launch.args).map(|at| at.segment);
         let id = self.records.insert((), segments).ok_or_else(|| failed("too many records".to_owned()))?;

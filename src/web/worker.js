@@ -336,7 +336,9 @@ let opened = null;
 
 const serve = {
   async code({wasm}) {
-    code = await WebAssembly.compile(Uint8Array.from(atob(wasm), c => c.charCodeAt(0)));
+    const packed = new Blob([Uint8Array.from(atob(wasm), c => c.charCodeAt(0))]);
+    const whole = new Response(packed.stream().pipeThrough(new DecompressionStream('deflate-raw')));
+    code = await WebAssembly.compile(await whole.arrayBuffer());
     return {};
   },
   open({file, files}) {

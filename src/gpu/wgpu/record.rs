@@ -1,7 +1,7 @@
 //! Launches made ready: shaders compiled, operands bound.
 
 use super::gpu::{Gpu, failed};
-use crate::bound::{Bound, Buffers, Text};
+use crate::bound::{self, Bound, Buffers, Text};
 use plimsoll_backend::segments::Segments;
 use plimsoll_backend::{Launch, Slice};
 use plimsoll_core::error::Result;
@@ -33,9 +33,7 @@ pub(super) struct Device<'a> {
 
 /// The buffer that holds a slice, which begins with a word. All words of it are the slice's own.
 pub(super) fn buffer(segments: &Segments<wgpu::Buffer>, at: Slice) -> Result<&wgpu::Buffer> {
-    // Only kernels have limits of bindings.
-    let target = Target::wgpu();
-    Buffers { target: &target, kernels: &[], segments, failed }.find(at)
+    bound::buffer(segments, at, failed)
 }
 
 impl Device<'_> {
