@@ -276,9 +276,9 @@ impl State {
         let Loaded { exec, reads } = self.loaded()?;
         let found = match (exec.read(), reads) {
             (Err(_), Some(reads)) if !reads.lock().unwrap_or_else(PoisonError::into_inner).wanted.is_empty() => {
-                let mut reads = reads.lock().unwrap_or_else(PoisonError::into_inner);
+                let reads = reads.lock().unwrap_or_else(PoisonError::into_inner);
                 let place = |at: &Slice| json!([at.segment.0, at.offset, at.bytes]);
-                let wanted: Vec<_> = std::mem::take(&mut reads.wanted).iter().map(place).collect();
+                let wanted: Vec<_> = reads.wanted.iter().map(place).collect();
                 return Ok((json!({"wanted": wanted}), Vec::new()));
             }
             (found, _) => found?,

@@ -130,6 +130,7 @@ impl<P: Page> Backend for Web<P> {
             reads.wanted = slices;
             return Err(failed("the page has not fetched what is read".to_owned()));
         };
+        reads.wanted.clear();
         let mut rest = &arrived[..];
         for (_, data) in pieces {
             let (own, others) = rest.split_at(data.len());

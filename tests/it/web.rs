@@ -79,7 +79,8 @@ fn asks_nobody(browser: &Chromium) {
 fn the_page_plans_as_the_command_does() {
     let Some((mut browser, folder)) = opened("web-plan") else { return };
     let graphs = Path::new(env!("CARGO_MANIFEST_DIR")).join("graphs");
-    let mut files: Vec<_> = graphs.read_dir().expect("it is there").map(|entry| entry.expect("a file").path()).collect();
+    let mut files: Vec<_> =
+        graphs.read_dir().expect("it is there").map(|entry| entry.expect("a file").path()).collect();
     files.retain(|path| path.extension().is_some_and(|kind| kind == "onnx" || kind == "onnxtxt"));
     files.sort();
     let digits = std::fs::read(graphs.join("digits.onnx")).expect("it is there");
@@ -127,7 +128,8 @@ fn the_page_runs_models() {
     let Some((mut browser, folder)) = opened("web-run") else { return };
     let graphs = Path::new(env!("CARGO_MANIFEST_DIR")).join("graphs");
     let images = graphs.join("digits-images.npy");
-    let cases = ["digits.onnx", "mlp.onnxtxt", "attention.onnxtxt", "unet.onnxtxt", "experts.onnxtxt", "residual.onnxtxt"];
+    let cases =
+        ["digits.onnx", "mlp.onnxtxt", "attention.onnxtxt", "unet.onnxtxt", "experts.onnxtxt", "residual.onnxtxt"];
     for name in cases {
         let model = graphs.join(name);
         let model = model.to_str().expect("a path of text");
@@ -162,7 +164,8 @@ fn the_page_runs_models() {
                 let found = npy::read_from(&mut &bytes[..], length).expect("an array");
                 let output = output["name"].as_str().expect("a name");
                 let expected = npy::read(&Path::new(&of_command).join(format!("{output}.npy"))).expect("an array");
-                crate::common::agrees(&found, &expected, 1e-4).unwrap_or_else(|e| panic!("{name} on {device}: {output}: {e}"));
+                crate::common::agrees(&found, &expected, 1e-4)
+                    .unwrap_or_else(|e| panic!("{name} on {device}: {output}: {e}"));
             }
         }
     }
@@ -198,7 +201,7 @@ fn a_file_of_5_gb_is_planned_in_little_memory() {
     const ROWS: u64 = 1 << 10;
     let Some((mut browser, folder)) = opened("web-large") else { return };
     // Products of one input with weights of different widths.
-    let widths: Vec<u64> = (0..4).map(|n| (320 + n) << 10).collect();
+    let widths: Vec<u64> = (0..8).map(|n| (160 + n) << 10).collect();
     let value = |name: &str, shape: &[u64]| {
         let dims: Vec<u8> = shape.iter().flat_map(|&d| field(1, &[varint(1 << 3), varint(d)].concat())).collect();
         let tensor = [varint(1 << 3), varint(1), field(2, &dims)].concat();
