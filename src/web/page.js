@@ -44,7 +44,7 @@ async function doing(what, work) {
   }
 }
 
-let file = null, arrays = new Map(), loaded = '';
+let file = null, arrays = new Map(), inputs = [], loaded = '';
 
 function options() {
   const dims = Object.fromEntries([...$('dims').querySelectorAll('input')].filter(i => i.value).map(i => [i.name, Number(i.value)]));
@@ -100,6 +100,10 @@ function plan() {
       };
       return make('tr', [make('td', name), make('td', `${dtype}[${shape}]`), make('td', arrays.get(name)?.name ?? 'random'), make('td', input)]);
     };
+    inputs = planned.inputs.map(input => input.name);
+    // One array alone is for the only input, whatever its name.
+    const [[name, array] = []] = arrays;
+    if (inputs.length === 1 && arrays.size === 1 && name !== inputs[0]) arrays = new Map([[inputs[0], array]]);
     $('inputs').replaceChildren(...planned.inputs.map(row));
     return planned;
   }).then(found => {
@@ -113,6 +117,8 @@ function run() {
     const wanted = JSON.stringify([options(), $('on').value]);
     if (loaded !== wanted) {
       loaded = '';
+      const other = [...arrays.keys()].find(name => !inputs.includes(name));
+      if (other) throw new Error(`${other}.npy: the model has no input '${other}'; its inputs: ${inputs.join(', ')}`);
       const told = await ask({do: 'load', options: options(), on: $('on').value});
       for (const [name, file] of arrays) await ask({do: 'give', name, file});
       loaded = wanted;

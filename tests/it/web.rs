@@ -138,7 +138,7 @@ fn the_page_runs_models() {
         let inputs = browser.eval("0");
         assert_eq!(inputs, json!(0));
         let planned = drop(&mut browser, &[model]).expect("it is planned");
-        let batch = format!("images={}", images.display());
+        let batch = format!("image={}", images.display());
         let is_digits = name == "digits.onnx";
         if is_digits {
             args.extend(["--input", &batch]);
