@@ -8,8 +8,4 @@ folder=${CARGO_TARGET_DIR:-target}
 cargo rustc --lib --crate-type cdylib --profile web --target wasm32-unknown-unknown --no-default-features --features web
 mkdir -p "$folder"
 cp "$folder/wasm32-unknown-unknown/web/plimsoll.wasm" "$folder/plimsoll.wasm"
-# Without it the file works as well, and is larger.
-if command -v wasm-opt >/dev/null; then
-    wasm-opt -Oz --all-features "$folder/plimsoll.wasm" -o "$folder/plimsoll.wasm"
-fi
 wc -c "$folder/plimsoll.wasm"
