@@ -43,6 +43,7 @@ mod support;
 mod text;
 mod train;
 mod tune;
+mod web;
 
 const AFTER_HELP: &str = "A first look:
   plimsoll inspect MODEL                                 what is in it: inputs, open dims, operators, weights
@@ -119,6 +120,8 @@ enum Command {
     Emit(emit::Emit),
     /// List the devices of this machine, the CUDA libraries that were found, and what drivers take beside plans.
     Devices(devices::Devices),
+    /// Write a page that plans and runs models in a browser, as one file without network.
+    Web(web::Web),
     /// List the operators, and the element types that each device takes.
     Ops,
     /// Print the completions of a shell, for its folder of completions.
@@ -260,6 +263,7 @@ pub fn run_with(arguments: Vec<OsString>) -> u8 {
         }),
         Command::Emit(c) => c.run(json).map_err(Failure::from),
         Command::Devices(c) => c.run(json).map_err(Failure::from),
+        Command::Web(c) => c.run(json).map_err(Failure::from),
         Command::Ops => ops::run(json).map_err(Failure::from),
         Command::Completions(c) => c.run(command(), json).map_err(Failure::from),
         Command::Man(c) => c.run(command(), json).map_err(Failure::from),

@@ -100,6 +100,8 @@ mod ffi;
 #[cfg(feature = "python")]
 mod python;
 mod report;
+#[cfg(all(feature = "web", target_arch = "wasm32"))]
+mod web;
 
 /// The parts, for the tests of this project. They may change at any time.
 #[doc(hidden)]

@@ -57,7 +57,7 @@ const GROUPS: &[(&str, &[&str])] = &[
             "init",
         ],
     ),
-    ("Results", &["save", "placement", "html", "svg"]),
+    ("Results", &["save", "placement", "html", "svg", "wasm"]),
     ("Output", &["format", "json", "quiet", "verbose"]),
 ];
 
@@ -203,6 +203,7 @@ const EXAMPLES: &[(&str, &[&str])] = &[
             "mpirun -n 2 plimsoll devices --ranks 2",
         ],
     ),
+    ("web", &["plimsoll web", "plimsoll web -o page.html --wasm target/plimsoll.wasm"]),
 ];
 
 /// The command line with its flags in groups and its commands with examples. `-h` lists the flags of the first day; if it `trains`, those of a

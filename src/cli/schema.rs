@@ -13,7 +13,7 @@
 
 use super::line;
 use crate::cli::{
-    bench, compare, devices, diff, emit, fit, help, inspect, max_batch, ops, place, plan, run, train, tune,
+    bench, compare, devices, diff, emit, fit, help, inspect, max_batch, ops, place, plan, run, train, tune, web,
 };
 use crate::error::{Error, Result};
 use clap::Args;
@@ -202,6 +202,7 @@ const TEXTS: &[&str] = &[
     run::SCHEMA,
     train::SCHEMA,
     tune::SCHEMA,
+    web::SCHEMA,
 ];
 
 const SCHEMA: &str = "

@@ -5,6 +5,7 @@ use bytes::Bytes;
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
+use std::sync::{PoisonError, RwLock};
 use std::time::Duration;
 
 /// Writes a file atomically: a reader sees the old file or the complete new one. A device or a pipe is written through, never replaced; of a
@@ -108,6 +109,27 @@ pub fn map(file: &File, offset: u64, bytes: usize) -> io::Result<Bytes> {
     // truncating the file meanwhile; the documentation says that they must not.
     let map = unsafe { memmap2::MmapOptions::new().offset(offset).len(bytes).map(file)? };
     Ok(Bytes::from_owner(map))
+}
+
+/// Files that the program has no path to, because a page was given them.
+#[derive(Clone)]
+pub struct Given {
+    /// The name of the model's own file, where its data may lie.
+    pub own: PathBuf,
+    /// Reads bytes of a file of this name from an offset on.
+    pub read: fn(&Path, u64, &mut [u8]) -> io::Result<()>,
+}
+
+static GIVEN: RwLock<Option<Given>> = RwLock::new(None);
+
+/// Has constants read from files that a page was given.
+pub fn give(files: Given) {
+    *GIVEN.write().unwrap_or_else(PoisonError::into_inner) = Some(files);
+}
+
+/// The files that a page was given, if there is one.
+pub fn given() -> Option<Given> {
+    GIVEN.read().unwrap_or_else(PoisonError::into_inner).clone()
 }
 
 /// The hash of a file's content as a text, which tells files apart.

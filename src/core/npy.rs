@@ -9,7 +9,7 @@ use crate::shape::Shape;
 use crate::tensor::Tensor;
 use bytes::Bytes;
 use half::bf16;
-use std::io::{self, BufReader, ErrorKind, Read};
+use std::io::{self, BufReader, ErrorKind, Read, Write};
 use std::path::Path;
 
 const MAGIC: &[u8; 6] = b"\x93NUMPY";
@@ -111,6 +111,14 @@ pub fn read_from(file: &mut impl Read, length: u64) -> io::Result<Tensor> {
 /// # Errors
 /// The file cannot be written.
 pub fn write(path: &Path, tensor: &Tensor) -> Result<()> {
+    file::write_whole(path, "write the array", |file| write_to(file, tensor))
+}
+
+/// Writes an array file as [`write()`] does.
+///
+/// # Errors
+/// Those of `file`.
+pub fn write_to(file: &mut dyn Write, tensor: &Tensor) -> io::Result<()> {
     let stored = match tensor.dtype() {
         DType::BF16 => DType::F32,
         narrow if narrow.is_narrow_float() => DType::F32,
@@ -118,20 +126,18 @@ pub fn write(path: &Path, tensor: &Tensor) -> Result<()> {
     };
     let (descr, _) = TYPES.iter().find(|(_, dtype)| *dtype == stored).expect("every other type has a name");
     let header = Header { descr: (*descr).into(), fortran: false, shape: tensor.shape().to_vec() };
-    file::write_whole(path, "write the array", |file| {
-        file.write_all(&header.to_bytes())?;
-        match tensor.dtype() {
-            DType::BF16 => tensor.bytes().chunks_exact(2).try_for_each(|element| {
-                let value: bf16 = bytemuck::pod_read_unaligned(element);
-                file.write_all(&value.to_f32().to_le_bytes())
-            }),
-            narrow if narrow.is_narrow_float() => {
-                tensor.to_f64().into_iter().try_for_each(|value| file.write_all(&(value as f32).to_le_bytes()))
-            }
-            DType::Bool => tensor.bytes().iter().try_for_each(|&byte| file.write_all(&[u8::from(byte != 0)])),
-            _ => file.write_all(tensor.bytes()),
+    file.write_all(&header.to_bytes())?;
+    match tensor.dtype() {
+        DType::BF16 => tensor.bytes().chunks_exact(2).try_for_each(|element| {
+            let value: bf16 = bytemuck::pod_read_unaligned(element);
+            file.write_all(&value.to_f32().to_le_bytes())
+        }),
+        narrow if narrow.is_narrow_float() => {
+            tensor.to_f64().into_iter().try_for_each(|value| file.write_all(&(value as f32).to_le_bytes()))
         }
-    })
+        DType::Bool => tensor.bytes().iter().try_for_each(|&byte| file.write_all(&[u8::from(byte != 0)])),
+        _ => file.write_all(tensor.bytes()),
+    }
 }
 
 pub(crate) fn invalid(what: impl Into<String>) -> io::Error {

@@ -1,11 +1,17 @@
 //! Launches bound to the texts of their kernels: arguments over the same bytes share a binding, and each text is rendered once.
 
+#[cfg(any(feature = "wgpu", feature = "web"))]
+use plimsoll_backend::SegmentId;
+#[cfg(any(feature = "wgpu", feature = "web"))]
+use plimsoll_backend::segments::Segments;
 use plimsoll_backend::{KernelId, Launch, Slice};
 use plimsoll_core::error::{Error, Result};
 use plimsoll_core::kernel::Kernel;
 use plimsoll_core::kernel::render::{self, Bindings, Dialect, Source};
 use plimsoll_core::target::{Family, Target};
 use std::collections::HashMap;
+#[cfg(any(feature = "wgpu", feature = "web"))]
+use std::collections::HashSet;
 
 /// The text of a kernel for some bindings.
 pub(super) struct Text {
@@ -91,4 +97,75 @@ fn reaches(kernel: &Kernel, slot: usize) -> Option<Option<u64>> {
     }
     let span = kernel.reach(slot).span().filter(|&(low, _)| low >= 0);
     Some(span.and_then(|(_, high)| u64::try_from(high).ok()))
+}
+
+/// Launches with their texts.
+#[cfg(any(feature = "wgpu", feature = "web"))]
+#[derive(Default)]
+pub(super) struct Bound {
+    pub texts: Texts,
+    /// Per launch: the number of its text, and the slices of its bindings; `None` if it has nothing to do.
+    pub launches: Vec<Option<(usize, Vec<Slice>)>>,
+}
+
+/// A device that binds ranges of buffers, one buffer for each segment.
+#[cfg(any(feature = "wgpu", feature = "web"))]
+pub(super) struct Buffers<'a, M> {
+    pub target: &'a Target,
+    pub kernels: &'a [Kernel],
+    pub segments: &'a Segments<M>,
+    /// Makes its errors.
+    pub failed: fn(String) -> Error,
+}
+
+/// The buffer that holds a slice, which begins with a word. All words of it are the slice's own.
+#[cfg(any(feature = "wgpu", feature = "web"))]
+pub(super) fn buffer<M>(segments: &Segments<M>, at: Slice, failed: fn(String) -> Error) -> Result<&M> {
+    if !at.offset.is_multiple_of(4) {
+        return Err(failed(format!("{} bytes at {} begin within a word", at.bytes, at.offset)));
+    }
+    segments.find(Slice { bytes: at.bytes.next_multiple_of(4), ..at }).map_err(failed)
+}
+
+#[cfg(any(feature = "wgpu", feature = "web"))]
+impl<M> Buffers<'_, M> {
+    /// Finds the arguments of a launch that share a binding, and the slice of each binding.
+    fn bind(&self, kernel: &Kernel, launch: &Launch, written: &HashSet<SegmentId>) -> Result<(Bindings, Vec<Slice>)> {
+        let place = |at: Slice, high: u64, size: u64| {
+            buffer(self.segments, at, self.failed)?;
+            let fits = high < at.bytes / size && at.bytes <= self.target.max_binding;
+            Ok(fits.then_some((at.segment, at.offset)))
+        };
+        let read_only = |_, at: Slice| !written.contains(&at.segment);
+        let (bindings, places) = bind(kernel, launch, self.failed, place, read_only)?;
+        if places.len() > self.target.max_bindings as usize {
+            let (name, most) = (kernel.template.name(), self.target.max_bindings);
+            let what = format!("kernel '{name}' binds {} buffers, the device allows {most}", places.len());
+            return Err((self.failed)(what));
+        }
+        Ok((bindings, places.into_iter().map(|(_, at)| at).collect()))
+    }
+
+    fn kernel(&self, launch: &Launch) -> Result<&Kernel> {
+        let kernel = self.kernels.get(launch.kernel.0 as usize);
+        kernel.ok_or_else(|| (self.failed)(format!("there is no kernel {}", launch.kernel.0)))
+    }
+
+    /// Renders the texts of launches.
+    pub fn bind_all(&self, launches: &[Launch]) -> Result<Bound> {
+        let mut written = HashSet::new();
+        for launch in launches {
+            let kernel = self.kernel(launch)?;
+            let writes = launch.args.iter().skip(kernel.reads.len()).take(kernel.writes.len());
+            written.extend(writes.map(|at| at.segment));
+        }
+        let mut bound = Bound::default();
+        for launch in launches {
+            let kernel = self.kernel(launch)?;
+            let (bindings, slices) = self.bind(kernel, launch, &written)?;
+            let number = bound.texts.number(launch.kernel, kernel, bindings, self.target)?;
+            bound.launches.push(bound.texts.all[number].has_work().then_some((number, slices)));
+        }
+        Ok(bound)
+    }
 }

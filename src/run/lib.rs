@@ -21,6 +21,8 @@ pub mod backend {
     pub use plimsoll_cpu as cpu;
     #[cfg(feature = "cuda")]
     pub use plimsoll_gpu::cuda;
+    #[cfg(feature = "web")]
+    pub use plimsoll_gpu::web;
     #[cfg(feature = "wgpu")]
     pub use plimsoll_gpu::wgpu;
 }

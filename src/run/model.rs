@@ -74,6 +74,16 @@ impl Model {
         Model::new(file, None, options)
     }
 
+    /// Reads the bytes of a graph file of this name, which need not be there.
+    ///
+    /// # Errors
+    /// As [`from_path`](Self::from_path).
+    #[doc(hidden)]
+    pub fn from_bytes_of(path: &Path, bytes: bytes::Bytes, options: &Options) -> Result<Model> {
+        let file = onnx::from_bytes_of(path, bytes)?;
+        Model::new(file, Some(path.to_owned()), options).map_err(|e| e.in_file(path))
+    }
+
     fn new(file: onnx::Model, path: Option<PathBuf>, options: &Options) -> Result<Model> {
         let (shaped, dims) = options.shape(file.clone(), false)?;
         Ok(Model { path, file, whole: Whole::new(shaped, dims)?, options: options.clone() })

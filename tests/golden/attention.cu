@@ -584,7 +584,7 @@ const auto store = [&](i32 batch, i32 m, i32 n, f32 value) -> void {
 // kernel 2, attention: heads
 // 128 invocations, [8, 1, 1] workgroups
 // attention_regs
-constexpr f32 LOWEST = (-3.4028235e38f);
+constexpr f32 LOWEST = (-3.4028234663852886e38f);
 constexpr i32 M = 16;
 constexpr i32 N = 16;
 constexpr i32 K = 16;

@@ -218,7 +218,7 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) i
 @group(0) @binding(2) var<storage, read> b2: array<f32>;
 @group(0) @binding(3) var<storage, read_write> b3: array<f32>;
 const SIZE: i32 = 128;
-const LOWEST: f32 = (-3.4028235e38f);
+const LOWEST: f32 = (-3.4028234663852886e38f);
 const M: i32 = 16;
 const N: i32 = 16;
 const K: i32 = 16;

@@ -1072,12 +1072,13 @@ fn what_is_printed_is_as_its_schema_says() {
     let folder = Folder::new("schemas");
     let saved = folder.path("plan.json");
     let rows = folder.file("rows.csv", "id,lower,upper,size\na,0,2,4\nb,2,5,6\n");
+    let (page, wasm) = (folder.path("page.html"), folder.file("library.wasm", b"\0asm\x01\0\0\0"));
     let mlp = |command: &'static str| [&[command], MLP].concat();
     ok(&[&mlp("plan"), &["-o", &saved]]);
     let train = ["train", "graphs/digits-fresh.onnx", "--data", "graphs/digits-train-images.npy"];
     let method =
         ["--labels", "graphs/digits-train-labels.npy", "--loss", "cross_entropy", "--lr", "0.01", "--batch", "48"];
-    let runs: [Vec<&str>; 17] = [
+    let runs: [Vec<&str>; 18] = [
         vec!["inspect", DIGITS[0]],
         [&mlp("run")[..], CPU, &["--iters", "2", "--placement"]].concat(),
         [&mlp("plan")[..], &["--memory-limit", "1GiB", "--advise", "--placement", "--mesh", "data=3"]].concat(),
@@ -1091,6 +1092,7 @@ fn what_is_printed_is_as_its_schema_says() {
         [&train[..], &method, CPU, &["--steps", "1"]].concat(),
         [&mlp("emit")[..], &["wgsl"]].concat(),
         vec!["devices"],
+        vec!["web", "-o", &page, "--wasm", &wasm],
         vec!["ops"],
         vec!["completions", "bash"],
         vec!["man", "run"],

@@ -113,6 +113,7 @@ mod train_limit;
 mod train_plan;
 mod train_refused;
 mod training;
+mod web;
 
 // The project's rules about itself.
 mod tidy;

@@ -1,6 +1,6 @@
 //! Pictures of plans agree with the plan, in a real browser too.
 
-mod chromium;
+pub mod chromium;
 
 use crate::common;
 use crate::graphs;

@@ -1,12 +1,11 @@
 //! Launches made ready: shaders compiled, operands bound.
 
 use super::gpu::{Gpu, failed};
-use crate::bound::{Text, Texts, bind};
+use crate::bound::{self, Bound, Buffers, Text};
 use plimsoll_backend::segments::Segments;
-use plimsoll_backend::{Launch, SegmentId, Slice};
+use plimsoll_backend::{Launch, Slice};
 use plimsoll_core::error::Result;
 use plimsoll_core::kernel::Kernel;
-use plimsoll_core::kernel::render::Bindings;
 use plimsoll_core::target::Target;
 use std::collections::{HashMap, HashSet};
 
@@ -24,14 +23,6 @@ pub(super) struct Step {
     pub groups: [u32; 3],
 }
 
-/// Launches with their texts.
-#[derive(Default)]
-struct Bound {
-    texts: Texts,
-    /// Per launch: the number of its text, and the slices of its bindings; `None` if it has nothing to do.
-    launches: Vec<Option<(usize, Vec<Slice>)>>,
-}
-
 /// A device that launches are recorded for, with its kernels and segments.
 pub(super) struct Device<'a> {
     pub gpu: &'a Gpu,
@@ -42,50 +33,12 @@ pub(super) struct Device<'a> {
 
 /// The buffer that holds a slice, which begins with a word. All words of it are the slice's own.
 pub(super) fn buffer(segments: &Segments<wgpu::Buffer>, at: Slice) -> Result<&wgpu::Buffer> {
-    if !at.offset.is_multiple_of(4) {
-        return Err(failed(format!("{} bytes at {} begin within a word", at.bytes, at.offset)));
-    }
-    segments.find(Slice { bytes: at.bytes.next_multiple_of(4), ..at }).map_err(failed)
+    bound::buffer(segments, at, failed)
 }
 
 impl Device<'_> {
-    /// Finds the arguments of a launch that share a binding, and the slice of each binding.
-    fn bind(&self, kernel: &Kernel, launch: &Launch, written: &HashSet<SegmentId>) -> Result<(Bindings, Vec<Slice>)> {
-        let place = |at: Slice, high: u64, size: u64| {
-            buffer(self.segments, at)?;
-            let fits = high < at.bytes / size && at.bytes <= self.target.max_binding;
-            Ok(fits.then_some((at.segment, at.offset)))
-        };
-        let read_only = |_, at: Slice| !written.contains(&at.segment);
-        let (bindings, places) = bind(kernel, launch, failed, place, read_only)?;
-        if places.len() > self.target.max_bindings as usize {
-            let (name, most) = (kernel.template.name(), self.target.max_bindings);
-            return Err(failed(format!("kernel '{name}' binds {} buffers, the device allows {most}", places.len())));
-        }
-        Ok((bindings, places.into_iter().map(|(_, at)| at).collect()))
-    }
-
-    fn kernel(&self, launch: &Launch) -> Result<&Kernel> {
-        let kernel = self.kernels.get(launch.kernel.0 as usize);
-        kernel.ok_or_else(|| failed(format!("there is no kernel {}", launch.kernel.0)))
-    }
-
-    /// Renders the texts of launches.
-    fn bind_all(&self, launches: &[Launch]) -> Result<Bound> {
-        let mut written = HashSet::new();
-        for launch in launches {
-            let kernel = self.kernel(launch)?;
-            let writes = launch.args.iter().skip(kernel.reads.len()).take(kernel.writes.len());
-            written.extend(writes.map(|at| at.segment));
-        }
-        let mut bound = Bound::default();
-        for launch in launches {
-            let kernel = self.kernel(launch)?;
-            let (bindings, slices) = self.bind(kernel, launch, &written)?;
-            let number = bound.texts.number(launch.kernel, kernel, bindings, self.target)?;
-            bound.launches.push(bound.texts.all[number].has_work().then_some((number, slices)));
-        }
-        Ok(bound)
+    fn buffers(&self) -> Buffers<'_, wgpu::Buffer> {
+        Buffers { target: self.target, kernels: self.kernels, segments: self.segments, failed }
     }
 }
 
@@ -200,7 +153,7 @@ impl Pipelines {
 
     /// The steps of launches, in order; `None` for one that has nothing to do.
     pub fn steps(&mut self, device: &Device, launches: &[Launch]) -> Result<Vec<Option<Step>>> {
-        let Bound { texts, launches } = device.bind_all(launches)?;
+        let Bound { texts, launches } = device.buffers().bind_all(launches)?;
         let Device { gpu, segments, .. } = device;
         self.compile_texts(gpu, &texts.all)?;
         gpu.scoped("record", || {

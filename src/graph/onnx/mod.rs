@@ -111,6 +111,21 @@ pub fn from_bytes(bytes: impl Into<Bytes>) -> Result<Model> {
     Ok(model)
 }
 
+/// Reads a model from memory as [`load`] does from a file of this name, which need not be there.
+///
+/// # Errors
+/// As [`load`].
+pub fn from_bytes_of(path: &Path, bytes: Bytes) -> Result<Model> {
+    ensure(!bytes.is_empty(), || Error::File {
+        path: path.to_owned(),
+        what: "the file is empty".into(),
+        source: None,
+    })?;
+    let model = Model { path: Some(path.to_owned()), ..Model::new(read(bytes, path)?) };
+    model.check().map_err(|e| e.in_file(path))?;
+    Ok(model)
+}
+
 /// The messages of a model, of a file of this name.
 fn read(bytes: Bytes, path: &Path) -> Result<ModelProto> {
     let extension = path.extension().and_then(OsStr::to_str).unwrap_or_default();
@@ -333,6 +348,10 @@ impl Model {
         let mut check = |tensor: &TensorProto| {
             let Some(external) = tensor.external()? else { return Ok(()) };
             let path = self.beside(external.location);
+            // A page has no file system: it reads what it needs, when it does.
+            if file::given().is_some() {
+                return Ok(());
+            }
             let length = match lengths.get(&path) {
                 Some(length) => *length,
                 None => {

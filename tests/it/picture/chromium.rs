@@ -59,6 +59,11 @@ impl Chromium {
     /// A browser with an empty page. `None`, in words, where there is no browser, unless `PLIMSOLL_REQUIRE_CHROMIUM` is set: then its
     /// absence is a failure.
     pub fn start(name: &str) -> Option<Chromium> {
+        Chromium::start_with(name, &["--disable-gpu"])
+    }
+
+    /// As [`start`](Self::start), with flags of its own.
+    pub fn start_with(name: &str, flags: &[&str]) -> Option<Chromium> {
         let Some(program) = program() else {
             assert!(std::env::var_os("PLIMSOLL_REQUIRE_CHROMIUM").is_none(), "a Chromium is required");
             eprintln!("SKIPPED: no Chromium; PLIMSOLL_CHROMIUM names one");
@@ -69,7 +74,8 @@ impl Chromium {
         std::fs::create_dir_all(&folder).expect("a temporary folder");
         // Containers do not allow its sandbox, and the pages are our own.
         let process = Command::new(&program)
-            .args(["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run"])
+            .args(["--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--no-first-run"])
+            .args(flags)
             .args(["--disable-background-networking", "--disable-component-update", "--remote-debugging-port=0"])
             .arg(format!("--user-data-dir={}", folder.display()))
             .arg("about:blank")
@@ -189,6 +195,21 @@ impl Chromium {
     /// Waits until the requested frame is painted.
     pub fn settle(&mut self) {
         self.eval("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => done(0))))");
+    }
+
+    /// The most bytes that a process of the browser has held, where the system tells.
+    pub fn largest_process(&self) -> u64 {
+        let of_browser = |path: &Path| {
+            let line = std::fs::read(path.join("cmdline")).unwrap_or_default();
+            String::from_utf8_lossy(&line).contains(&*self.folder.to_string_lossy())
+        };
+        let held = |path: &Path| {
+            let status = std::fs::read_to_string(path.join("status")).ok()?;
+            let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+            line.split_whitespace().next()?.parse::<u64>().ok()
+        };
+        let processes = std::fs::read_dir("/proc").into_iter().flatten().flatten().map(|entry| entry.path());
+        processes.filter(|path| of_browser(path)).filter_map(|path| held(&path)).max().unwrap_or(0) << 10
     }
 
     /// A mouse event. `more` has the buttons or the turn of the wheel.

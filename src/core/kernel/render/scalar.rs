@@ -206,7 +206,9 @@ pub(super) fn literal(value: f64, ty: Type) -> String {
         F32 | F16 | BF16 | Vec2 | Vec4 => {
             let v = if value.is_nan() { 0.0 } else { (value as f32).clamp(f32::MIN, f32::MAX) };
             let v = if v.is_subnormal() { 0.0 } else { v };
-            if v.is_sign_negative() { format!("({v:?}f)") } else { format!("{v:?}f") }
+            // The shortest text of the largest is above it, which browsers refuse.
+            let text = if v.abs() == f32::MAX { format!("{:?}", f64::from(v)) } else { format!("{v:?}") };
+            if v.is_sign_negative() { format!("({text}f)") } else { format!("{text}f") }
         }
     }
 }
