@@ -133,7 +133,11 @@ fn to_dl(dtype: DType) -> Option<DlType> {
 }
 
 /// A tensor that another program has lent: its deleter runs when this goes.
-struct Lent(NonNull<DlManaged>);
+struct Lent {
+    tensor: NonNull<DlManaged>,
+    /// The form of DLPack that all know says nothing of it: what is known never to change is told by its kind.
+    readonly: bool,
+}
 
 // SAFETY: a lent tensor may be given back by any thread; elements are read only while the lender keeps them.
 unsafe impl Send for Lent {}
@@ -144,8 +148,8 @@ impl Drop for Lent {
     fn drop(&mut self) {
         // SAFETY: the tensor was taken from its capsule, so this is its only owner.
         unsafe {
-            if let Some(deleter) = self.0.as_ref().deleter {
-                deleter(self.0.as_ptr());
+            if let Some(deleter) = self.tensor.as_ref().deleter {
+                deleter(self.tensor.as_ptr());
             }
         }
     }
@@ -154,7 +158,7 @@ impl Drop for Lent {
 /// What keeps the elements.
 enum Owner {
     Buffer(PyUntypedBuffer),
-    Lent(#[expect(dead_code, reason = "it is dropped")] Lent),
+    Lent(Lent),
 }
 
 /// Elements of an array, in row-major order, and what keeps them.
@@ -177,6 +181,15 @@ fn is_dense(shape: &[i64], strides: &[i64]) -> bool {
     })
 }
 
+/// More bytes than an array may have.
+const MOST: usize = isize::MAX as usize;
+
+/// True for an array of NumPy with elements of a type that other packages bring.
+fn is_bfloat16(object: &Bound<PyAny>) -> bool {
+    let name = object.getattr("dtype").and_then(|dtype| dtype.getattr("name"));
+    name.is_ok_and(|name| name.eq("bfloat16").unwrap_or(false))
+}
+
 /// What is said of an array whose elements do not lie one after another.
 const SCATTERED: &str =
     "its elements do not lie one after another: expected a contiguous array, as numpy.ascontiguousarray makes";
@@ -186,10 +199,27 @@ impl Array {
     pub(super) fn of(name: &str, object: &Bound<PyAny>) -> PyResult<Array> {
         let py = object.py();
         let fail = |what: &str| raised(py, &Error::usage(format!("array '{name}': {what}")));
+        if object.get_type().module().is_ok_and(|of| of == "numpy") && is_bfloat16(object) {
+            // NumPy's own types have none of that name; its bits are those of whole numbers.
+            let bits = Array::of(name, &object.call_method1("view", ("uint16",))?)?;
+            return Ok(Array { dtype: DType::BF16, ..bits });
+        }
         let buffer = match PyUntypedBuffer::get(object) {
             Ok(buffer) => buffer,
-            Err(_) if object.hasattr("__dlpack__")? => return Array::lent(name, object),
-            Err(error) if error.is_instance_of::<PyBufferError>(object.py()) => return Err(error),
+            // A scalar of NumPy has no shape in its buffer.
+            Err(_) if object.hasattr("__array__")? && object.getattr("ndim").is_ok_and(|n| n.eq(0).unwrap_or(false)) => {
+                return Array::of(name, &object.py().import("numpy")?.call_method1("array", (object,))?);
+            }
+            Err(_) if object.hasattr("__dlpack__")? && object.hasattr("__dlpack_device__")? => {
+                let lent = Array::lent(name, object);
+                return lent.map_err(|error| match error.is_instance_of::<PyBufferError>(py) {
+                    true => fail(&format!("it cannot be lent: {}", error.value(py))),
+                    false => error,
+                });
+            }
+            Err(error) if error.is_instance_of::<PyBufferError>(py) => {
+                return Err(fail(&format!("its elements cannot be read: {}", error.value(py))));
+            }
             Err(_) => {
                 let kind = object.get_type().name()?.to_string();
                 return Err(fail(&format!(
@@ -198,6 +228,10 @@ impl Array {
             }
         };
         let size = buffer.item_size();
+        let other_order = if cfg!(target_endian = "little") { [b'>', b'!'] } else { [b'<', b'<'] };
+        if size > 1 && buffer.format().to_bytes().first().is_some_and(|first| other_order.contains(first)) {
+            return Err(fail("the bytes of its elements are in the other order: x.astype(x.dtype.newbyteorder('='))"));
+        }
         let dtype = match (ElementType::from_format(buffer.format()), size) {
             (ElementType::Float { bytes: 4 }, 4) => DType::F32,
             (ElementType::Float { bytes: 8 }, 8) => DType::F64,
@@ -225,6 +259,8 @@ impl Array {
     fn lent(name: &str, object: &Bound<PyAny>) -> PyResult<Array> {
         let py = object.py();
         let fail = |what: String| raised(py, &Error::usage(format!("array '{name}': {what}")));
+        let of = object.get_type().module().map(|module| module.to_string()).unwrap_or_default();
+        let readonly = of.starts_with("jax") || object.cast::<PyTensor>().is_ok();
         let (kind, _): (i32, i32) = object.call_method0("__dlpack_device__")?.extract()?;
         // What runs waits for the lender: its work is over when the lender has handed the tensor to the stream that all wait for.
         let capsule = match kind {
@@ -236,11 +272,13 @@ impl Array {
             _ => object.call_method0("__dlpack__")?,
         };
         let capsule = capsule.cast_into::<PyCapsule>().map_err(|_| fail("its __dlpack__ gave no capsule".into()))?;
-        let pointer = capsule.pointer_checked(Some(DLTENSOR))?.cast::<DlManaged>();
+        let pointer = capsule.pointer_checked(Some(DLTENSOR));
+        let pointer = pointer.map_err(|_| fail("its capsule was taken already, or is of another version".into()))?;
+        let pointer = pointer.cast::<DlManaged>();
         // SAFETY: a capsule of this name holds such a tensor, which is taken from it by the new name.
         let (lent, tensor) = unsafe {
             pyo3::ffi::PyCapsule_SetName(capsule.as_ptr(), USED.as_ptr());
-            (Lent(pointer), &pointer.as_ref().tensor)
+            (Lent { tensor: pointer, readonly }, &pointer.as_ref().tensor)
         };
         let on_cuda = match tensor.device.kind {
             CPU | CUDA_HOST => false,
@@ -261,14 +299,20 @@ impl Array {
         let dtype = of_dl(tensor.dtype);
         let dtype = dtype.ok_or_else(|| fail(format!("no input has its type, DLPack's code {code} of {bits} bits")))?;
         let shape: Shape = shape.into_iter().map(|extent| extent.max(0) as usize).collect();
-        let bytes = shape.numel() * dtype.size();
+        let bytes = shape.checked_len().and_then(|count| count.checked_mul(dtype.size())).filter(|bytes| *bytes < MOST);
+        let bytes = bytes.ok_or_else(|| fail("it has more elements than any memory".to_owned()))?;
+        if bytes > 0 && tensor.data.is_null() {
+            return Err(fail("it has elements, and no address".to_owned()));
+        }
         let address = tensor.data as u64 + tensor.offset;
         Ok(Array { dtype, shape, address, bytes, on_cuda, owner: Owner::Lent(lent) })
     }
 
     /// Refuses an array of another type or shape than a port of the program.
     pub(super) fn suits(&self, what: &str, port: &Port) -> Result<()> {
-        if self.dtype == port.dtype && self.shape == port.shape {
+        // NumPy has no bfloat16: its bits are whole numbers there.
+        let is_of_type = self.dtype == port.dtype || (self.dtype, port.dtype) == (DType::U16, DType::BF16);
+        if is_of_type && self.shape == port.shape {
             return Ok(());
         }
         let (expected, found) = (name_of(port.dtype), name_of(self.dtype));
@@ -296,15 +340,27 @@ impl Array {
         Place::bytes(self.slice())
     }
 
+    fn is_readonly(&self) -> bool {
+        match &self.owner {
+            Owner::Buffer(buffer) => buffer.readonly(),
+            Owner::Lent(lent) => lent.readonly,
+        }
+    }
+
+    /// True if both have a byte in common.
+    pub(super) fn overlaps(&self, other: &Array) -> bool {
+        let ends = |of: &Array| (of.address, of.address + of.bytes as u64);
+        let ((a, a_end), (b, b_end)) = (ends(self), ends(other));
+        self.on_cuda == other.on_cuda && a < b_end && b < a_end
+    }
+
     /// Its place, for an output.
     pub(super) fn place_mut(&mut self) -> Result<Place<'_>> {
         if self.on_cuda {
             // SAFETY: the owner keeps the memory until the run is over.
             return Ok(unsafe { Place::cuda(self.address, self.bytes as u64) });
         }
-        if let Owner::Buffer(buffer) = &self.owner
-            && buffer.readonly()
-        {
+        if self.is_readonly() {
             return Err(Error::usage("an array for an output cannot be written".to_owned()));
         }
         if self.bytes == 0 {
@@ -327,12 +383,14 @@ impl Array {
 
 /// Copies of named arrays.
 pub(super) fn tensors(arrays: &Bound<PyDict>) -> PyResult<Vec<(String, Tensor)>> {
-    let copied = |(name, array): (Bound<PyAny>, Bound<PyAny>)| {
+    let copied = |item: Bound<PyAny>| {
+        let (name, array): (Bound<PyAny>, Bound<PyAny>) = item.extract()?;
         let name: String = name.extract()?;
         let tensor = Array::of(&name, &array)?.tensor();
         Ok((name, tensor.map_err(|error| super::raised(array.py(), &error))?))
     };
-    arrays.iter().map(copied).collect()
+    // A list of its own: what an array is asked may change the dict.
+    arrays.items().iter().map(copied).collect()
 }
 
 /// A new array of NumPy, of the type and shape of an output.
@@ -415,8 +473,37 @@ impl PyTensor {
         (CPU, 0)
     }
 
-    #[pyo3(signature = (**_more))]
-    fn __dlpack__<'py>(&self, py: Python<'py>, _more: Option<&Bound<'py, PyDict>>) -> PyResult<Bound<'py, PyAny>> {
+    #[pyo3(signature = (dtype=None, copy=None))]
+    fn __array__<'py>(
+        slf: &Bound<'py, PyTensor>,
+        dtype: Option<&Bound<'py, PyAny>>,
+        copy: Option<bool>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let array = slf.py().import("numpy")?.call_method1("from_dlpack", (slf,))?;
+        match (dtype, copy) {
+            (Some(dtype), _) => array.call_method1("astype", (dtype,)),
+            (None, Some(true)) => array.call_method0("copy"),
+            _ => Ok(array),
+        }
+    }
+
+    #[pyo3(signature = (*, stream=None, max_version=None, dl_device=None, copy=None))]
+    fn __dlpack__<'py>(
+        &self,
+        py: Python<'py>,
+        stream: Option<&Bound<'py, PyAny>>,
+        max_version: Option<(u32, u32)>,
+        dl_device: Option<(i32, i32)>,
+        copy: Option<bool>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        // It is of the host, which has no streams, and in the form that all versions know.
+        let _ = (stream, max_version);
+        if dl_device.is_some_and(|device| device != (CPU, 0)) {
+            return Err(PyBufferError::new_err("the tensor is on the host: expected dl_device=(1, 0)"));
+        }
+        if copy == Some(true) {
+            return Err(PyBufferError::new_err("the tensor is lent as it is: expected copy=None; numpy.array copies it"));
+        }
         let dtype = self.tensor.dtype();
         let of = to_dl(dtype).ok_or_else(|| PyBufferError::new_err(format!("DLPack has no {dtype}")))?;
         let shape: Vec<i64> = self.tensor.shape().iter().map(|&extent| extent as i64).collect();

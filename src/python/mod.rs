@@ -23,6 +23,7 @@ use pyo3::types::{PyBytes, PyDict, PyModule};
 use serde_json::{Value, json};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -63,10 +64,20 @@ fn quick<T: Send>(py: Python, work: impl FnOnce() -> Result<T> + Send) -> PyResu
 
 /// Does something long on a thread of its own, so that Ctrl-C ends the wait for it. The thread ends by itself.
 fn long<T: Send + 'static>(py: Python, work: impl FnOnce() -> Result<T> + Send + 'static) -> PyResult<T> {
+    stoppable(py, |_| work())
+}
+
+/// As [`long`], of work that looks whether it is still waited for.
+fn stoppable<T: Send + 'static>(
+    py: Python,
+    work: impl FnOnce(&AtomicBool) -> Result<T> + Send + 'static,
+) -> PyResult<T> {
     let (sender, receiver) = sync_channel(1);
+    let stop = Arc::new(AtomicBool::new(false));
+    let seen = Arc::clone(&stop);
     let thread = std::thread::Builder::new().name("plimsoll".into()).stack_size(8 << 20).spawn(move || {
         // Nobody waits for it if the wait was ended.
-        let _ = sender.send(caught(work));
+        let _ = sender.send(caught(|| work(&seen)));
     });
     thread.map_err(|e| PyRuntimeError::new_err(format!("no thread: {e}")))?;
     let receiver = Mutex::new(receiver);
@@ -74,7 +85,9 @@ fn long<T: Send + 'static>(py: Python, work: impl FnOnce() -> Result<T> + Send +
         let waited = py.detach(|| receiver.lock().unwrap_or_else(PoisonError::into_inner).recv_timeout(PATIENCE));
         match waited {
             Ok(result) => return given(py, result),
-            Err(RecvTimeoutError::Timeout) => py.check_signals()?,
+            Err(RecvTimeoutError::Timeout) => {
+                py.check_signals().inspect_err(|_| stop.store(true, Ordering::Relaxed))?;
+            }
             Err(RecvTimeoutError::Disconnected) => return Err(PyRuntimeError::new_err("the work was lost")),
         }
     }

@@ -1,7 +1,7 @@
 //! Sessions of Python.
 
 use super::array::{self, Array, Named, PyTensor};
-use super::{caught, given, long, quick, raised};
+use super::{caught, given, long, quick, raised, stoppable};
 use crate::error::{Error, Result};
 use crate::exec::Exec;
 use crate::plan::Port;
@@ -12,6 +12,7 @@ use pyo3::sync::PyOnceLock;
 use pyo3::types::PyDict;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 /// `numpy.empty`, which makes outputs.
 static EMPTY: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
@@ -77,10 +78,16 @@ impl PySession {
         self.session.device()
     }
 
-    /// The bytes that were planned, and those that the device has given.
+    /// The bytes that were planned.
     #[getter]
-    fn bytes(&self) -> (u64, u64) {
-        (self.session.plan().bytes(), self.session.usage().bytes)
+    fn bytes(&self) -> u64 {
+        self.session.plan().bytes()
+    }
+
+    /// The bytes that the device has given. It waits for a run.
+    #[getter]
+    fn allocated(&self, py: Python) -> PyResult<u64> {
+        quick(py, || Ok(self.session.usage().bytes))
     }
 
     fn ports(&self) -> [Vec<Named>; 2] {
@@ -95,8 +102,8 @@ impl PySession {
         out: Option<&Bound<'py, PyDict>>,
     ) -> PyResult<Bound<'py, PyDict>> {
         let mut given_inputs = Vec::with_capacity(inputs.len());
-        for (name, array) in inputs.iter() {
-            let name: String = name.extract()?;
+        for item in inputs.items() {
+            let (name, array): (String, Bound<PyAny>) = item.extract()?;
             let array = Array::of(&name, &array)?;
             given_inputs.push((name, array));
         }
@@ -109,8 +116,8 @@ impl PySession {
         let ports = if is_range { &chosen } else { session.outputs() };
         let results = PyDict::new(py);
         if let Some(out) = out {
-            for (name, array) in out.iter() {
-                let name: String = name.extract()?;
+            for item in out.items() {
+                let (name, array): (String, Bound<PyAny>) = item.extract()?;
                 if !ports.iter().any(|port| port.name == name) {
                     let known: Vec<_> = ports.iter().map(|port| &port.name[..]).collect();
                     let what =
@@ -136,6 +143,12 @@ impl PySession {
             ordered.set_item(&port.name, array)?;
             made.push((&port.name[..], held));
         }
+        for (at, (name, array)) in made.iter().enumerate() {
+            if let Some((other, _)) = made[..at].iter().find(|(_, other)| other.overlaps(array)) {
+                let what = format!("output '{name}': its place overlaps that of '{other}'");
+                return Err(raised(py, &Error::usage(what)));
+            }
+        }
         let result = py.detach(|| {
             caught(|| {
                 let mut moved = Moved {
@@ -155,8 +168,8 @@ impl PySession {
         Ok(PySession::new(quick(py, || self.session.fork())?))
     }
 
-    fn state_names(&self) -> Vec<String> {
-        self.session.state_names()
+    fn state_names(&self, py: Python) -> PyResult<Vec<String>> {
+        quick(py, || Ok(self.session.state_names()))
     }
 
     fn state(&self, py: Python, name: &str) -> PyResult<PyTensor> {
@@ -185,11 +198,14 @@ impl PySession {
     /// Milliseconds of so many runs on random inputs, after one that is not timed.
     fn bench(&self, py: Python, runs: usize, seed: u64) -> PyResult<Vec<f64>> {
         let session = Arc::clone(&self.session);
-        long(py, move || {
+        stoppable(py, move |stop| {
             let inputs = crate::model::Model::inputs(session.plan(), Vec::new(), seed)?;
             let inputs: Vec<_> = inputs.iter().map(|(name, tensor)| (name.as_str(), tensor.clone())).collect();
             session.run(&inputs)?;
             let timed = |_| {
+                if stop.load(Ordering::Relaxed) {
+                    return Err(Error::usage("it was stopped".to_owned()));
+                }
                 let begun = std::time::Instant::now();
                 session.run(&inputs)?;
                 Ok(begun.elapsed().as_secs_f64() * 1e3)

@@ -25,8 +25,8 @@ fn rows(name: &str, source: &Bound<PyAny>) -> PyResult<Rows> {
 /// The data of a training: arrays or files by the inputs' names, and labels.
 pub(super) fn data(inputs: &Bound<PyAny>, labels: &Bound<PyAny>) -> PyResult<Data> {
     let mut named = Vec::new();
-    for (name, source) in inputs.cast::<PyDict>()?.iter() {
-        let name: String = name.extract()?;
+    for item in inputs.cast::<PyDict>()?.items() {
+        let (name, source): (String, Bound<PyAny>) = item.extract()?;
         let rows = rows(&name, &source)?;
         named.push((name, rows));
     }

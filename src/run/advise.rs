@@ -1020,11 +1020,15 @@ pub fn refusal(case: &Trained, limit: u64) -> Result<Option<Refusal>> {
 /// Plans a training and every remedy for it.
 ///
 /// # Errors
-/// The training cannot be planned, or does not fit.
+/// The training cannot be planned at all.
 pub fn advise_training(case: &Trained, limit: Option<u64>) -> Result<Advice> {
     let job = case.job()?;
     let mut planner = Planner::new(&job)?;
-    let planned = planner.within(limit)?;
+    let planned = match planner.within(limit) {
+        // The plan that was refused: it fits the bytes that it takes.
+        Err(Error::Fit { needed, .. }) => planner.within(Some(needed))?,
+        planned => planned?,
+    };
     let point = |planned: &Planned| Point::of(&planned.plan, case.training.accumulate);
     // The bytes that one run lacks come first, then those of all runs at once.
     let mut most = 0;
@@ -1035,5 +1039,11 @@ pub fn advise_training(case: &Trained, limit: Option<u64>) -> Result<Advice> {
         }
     };
     let remedies = case.remedies(&point(&planned), &point(&least), limit);
-    Ok(Advice::of(&planned, limit.map(|limit| Answer::of(&planned.plan, limit)), remedies))
+    let mut answer = limit.map(|limit| Answer::of(&planned.plan, limit));
+    if let Some(answer) = answer.as_mut().filter(|answer| answer.deficit_bytes > 0) {
+        let bound = planner.bound()?;
+        answer.verdict = if bound.bytes > answer.limit_bytes { Verdict::Cannot } else { Verdict::NotFound };
+        answer.bound = Some(bound);
+    }
+    Ok(Advice::of(&planned, answer, remedies))
 }

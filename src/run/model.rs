@@ -289,6 +289,11 @@ impl Model {
             let graph = onnx::import(&self.whole.model, &largest(&self.whole.dims))?;
             // A plan for any device says which elements inputs may have.
             let planned = plan::plan(&Job::new([("", graph.clone())], &Target::cpu(1)))?.plan;
+            let known = || planned.programs[0].inputs.iter().map(|port| port.name.as_str());
+            if let Some((name, _)) = inputs.iter().find(|(name, _)| !known().any(|known| known == *name)) {
+                let known = known().collect::<Vec<_>>().join(", ");
+                return Err(Error::usage(format!("input '{name}': not an input of the graph; its inputs: {known}")));
+            }
             let given = inputs.iter().map(|(name, tensor)| ((*name).to_owned(), tensor.clone())).collect();
             let inputs = fill::fill(&planned.programs[0], None, given, 0)?;
             let setup = Setup {

@@ -10,12 +10,14 @@ use crate::session::{Choice, Options};
 use crate::shape::Extent;
 use crate::train::{Loss, Optimizer, Rate, Schedule, Training};
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 /// Bytes, as a number or as a text with a unit.
 #[derive(Deserialize)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "expected a number of bytes, or a text such as '6GiB'")]
 enum Bytes {
     Count(u64),
     Text(String),
@@ -23,7 +25,7 @@ enum Bytes {
 
 /// An extent: a number, a range as a text such as `1..64`, or its two ends.
 #[derive(Deserialize)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "expected a whole number, a range such as '1..64', or its two ends")]
 enum Size {
     One(usize),
     Ends([usize; 2]),
@@ -32,7 +34,7 @@ enum Size {
 
 /// Names, or one of them.
 #[derive(Deserialize)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "expected a name, or a list of names")]
 enum Names {
     One(String),
     All(Vec<String>),
@@ -124,13 +126,24 @@ fn one_of<T: Copy>(name: &str, found: &str, known: &[(&str, T)]) -> Result<T> {
 }
 
 /// Reads an object; an empty text is one without fields.
-fn read<'a, T: Deserialize<'a>>(text: &'a str) -> Result<T> {
+fn read<T: DeserializeOwned>(text: &str) -> Result<T> {
     let text = if text.trim().is_empty() { "{}" } else { text };
-    serde_json::from_str(text).map_err(|error| {
-        // The place in a text that no user wrote is no help.
-        let what = error.to_string();
-        let what = what.split(" at line ").next().unwrap_or_default().replace('`', "'");
-        Error::usage(format!("options: {what}"))
+    // The place in a text that no user wrote is no help.
+    let told = |error: serde_json::Error| {
+        error.to_string().split(" at line ").next().unwrap_or_default().replace('`', "'")
+    };
+    let fields: Map<String, Value> =
+        serde_json::from_str(text).map_err(|error| Error::usage(format!("options: {}", told(error))))?;
+    serde_json::from_value(fields.clone().into()).map_err(|error| {
+        // The message has no name of the field: each is read alone.
+        let alone = |(name, value): (&String, &Value)| T::deserialize(json!({ name: value })).is_err();
+        let wrong = fields.iter().find(|(name, value)| alone((name, value))).map(|(name, _)| name.clone());
+        match wrong {
+            Some(name) if !error.to_string().starts_with("unknown field") => {
+                Error::usage(format!("option {name}: {}, found {}", told(error), fields[&name]))
+            }
+            _ => Error::usage(format!("options: {}", told(error))),
+        }
     })
 }
 

@@ -8,6 +8,8 @@ import inspect
 import json
 import os
 import pathlib
+import pickle
+import signal
 import subprocess
 import sys
 import tempfile
@@ -330,6 +332,74 @@ class Refusals(unittest.TestCase):
             plimsoll.plan(str(DIGITS), batch=8, memory_limit=1000)
         told = command("plan", DIGITS, "--batch", 8, "--memory-limit", 1000)
         self.assertEqual(str(caught.exception), told["error"])
+
+
+class Corners(unittest.TestCase):
+    """What an adversary found."""
+
+    def product(self):
+        return plimsoll.Session(GRAPHS / "product.onnxtxt", dims={"n": 2}, device="cpu")
+
+    def test_the_other_byte_order_is_refused(self):
+        a = np.eye(2, dtype="f4")
+        with self.assertRaisesRegex(plimsoll.UsageError, "other order"):
+            self.product().run({"a": a.astype(">f4"), "b": a})
+        with self.assertRaisesRegex(plimsoll.UsageError, "other order"):
+            self.product().run({"a": a, "b": a}, {"y": np.empty((2, 2), ">f4")})
+
+    def test_outputs_that_overlap_and_lent_ones_are_refused(self):
+        weight = linear(steps=1)._trainer.weight("w")
+        session = plimsoll.Session(GRAPHS / "linear.onnxtxt", batch=10, device="cpu")
+        with self.assertRaisesRegex(plimsoll.UsageError, "cannot be written"):
+            session.run({"x": np.zeros((10, 10), "f4")}, {"y": weight})
+        self.assertEqual(np.asarray(weight).shape, (10, 1))
+        with self.assertRaises(BufferError):
+            weight.__dlpack__(dl_device=(2, 0))
+
+    def test_scalars_and_counts_of_numpy_are_numbers(self):
+        self.assertEqual(plimsoll.plan(DIGITS, batch=np.int64(8)).bytes, plimsoll.plan(DIGITS, batch=8).bytes)
+        for work, words in [
+            (lambda: plimsoll.plan(DIGITS, batch=8.5), "option batch"),
+            (lambda: plimsoll.plan(DIGITS, threads="2"), "option threads"),
+            (lambda: plimsoll.plan(DIGITS, dims=[("batch", 8)]), "option dims"),
+            (lambda: plimsoll.plan(DIGITS, device="cuda"), "target='cuda'"),
+            (lambda: plimsoll.fit(DIGITS, memory_limit="1MiB", cards="3"), "cards"),
+            (lambda: plimsoll.bench(DIGITS, runs=0), "runs"),
+            (lambda: plimsoll.place([(4, 0)]), "buffer 0"),
+            (lambda: plimsoll.compare(DIGITS, {"nope": np.zeros(1, "f4")}, device="cpu"), "not an input"),
+            (lambda: linear(batch=0), "batch"),
+            (lambda: plimsoll.train(DIGITS, None, None, batch=1, loss="mse"), "data"),
+            (lambda: plimsoll.InferenceSession(DIGITS, providers="nope"), "nope"),
+            (lambda: plimsoll.InferenceSession(DIGITS).run(None, None), "input_feed"),
+            (lambda: plimsoll.plan(DIGITS).diff(5), "found int"),
+        ]:
+            with self.subTest(words), self.assertRaises(plimsoll.UsageError) as caught:
+                work()
+            self.assertIn(words, str(caught.exception))
+
+    def test_arrays_and_files_take_as_many_steps(self):
+        x, y = np.load(GRAPHS / "linear-x.npy"), np.load(GRAPHS / "linear-y.npy")
+        of_arrays = plimsoll.train(GRAPHS / "linear.onnxtxt", {"x": x}, y, batch=7, loss="mse", device="cpu", progress=False)
+        self.assertEqual(len(of_arrays.losses), len(linear(batch=7).losses))
+        self.assertEqual(linear(steps=0).losses, [])
+
+    def test_a_training_that_does_not_fit_has_remedies(self):
+        with self.assertRaises(plimsoll.DoesNotFit) as caught:
+            plimsoll.plan(DIGITS, train={"loss": "cross_entropy", "batch": 64}, memory_limit="64KiB")
+        self.assertGreater(caught.exception.bound, 65536)
+        self.assertTrue(caught.exception.remedies)
+        again = pickle.loads(pickle.dumps(caught.exception))
+        self.assertEqual((again.needed, str(again)), (caught.exception.needed, str(caught.exception)))
+
+    def test_ctrl_c_ends_the_work_in_hand(self):
+        session = plimsoll.Session(DIGITS, batch=4, device="cpu")
+        timer = threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT))
+        timer.start()
+        begun = time.perf_counter()
+        with self.assertRaises(KeyboardInterrupt):
+            session._session.bench(10**9, 0)
+        self.assertLess(time.perf_counter() - begun, 20)
+        self.assertEqual(len(session._session.bench(1, 0)), 1)
 
 
 class Surface(unittest.TestCase):

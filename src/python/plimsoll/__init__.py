@@ -6,6 +6,7 @@ Bytes are numbers of bytes. Extents are numbers, ranges such as `range(1, 65)` o
 """
 
 import json
+import operator
 import os
 from collections.abc import Callable, Iterable
 from typing import Any, Optional, Union
@@ -51,19 +52,50 @@ def _extent(name, value):
     return value
 
 
+def _json(options, what="option"):
+    """A record as JSON, with NumPy's scalars as numbers."""
+    record = {}
+    for name, value in options.items():
+        value = value.item() if hasattr(value, "item") and getattr(value, "ndim", 1) == 0 else value
+        try:
+            json.dumps(value, allow_nan=False, default=lambda other: other.item())
+        except (TypeError, ValueError, AttributeError):
+            raise UsageError(f"{what} {name}: expected a number, a text, or a list or a dict of these, found {value!r:.80}") from None
+        record[name] = value
+    return json.dumps(record, default=lambda other: other.item())
+
+
+def _count(name, value, least=0):
+    """A whole number that is not below another."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = None
+    if number is None or isinstance(value, bool) or not least <= number < 1 << 63:
+        raise UsageError(f"{name}: expected a whole number of at least {least}, found {value!r:.80}")
+    return number
+
+
+def _dict(name, value, of="arrays by name"):
+    """A dict."""
+    if not isinstance(value, dict):
+        raise UsageError(f"{name}: expected a dict of {of}, found {type(value).__name__}")
+    return value
+
+
 def _options(options):
     """Options as JSON."""
     options = {name: value for name, value in options.items() if value is not None}
+    for name in ("dims", "ties", "state"):
+        if name in options:
+            _dict(f"option {name}", options[name], "values by name")
     if "batch" in options:
         options["batch"] = _extent("batch", options["batch"])
     if "dims" in options:
         options["dims"] = {name: _extent(f"dims['{name}']", extent) for name, extent in options["dims"].items()}
     if "weights" in options:
         options["weights"] = os.fspath(options["weights"])
-    try:
-        return json.dumps(options)
-    except TypeError as error:
-        raise UsageError(f"options: {error}") from None
+    return _json(options)
 
 
 def _source(model, inputs=None):
@@ -84,8 +116,10 @@ def _exported(module, inputs):
     import io
     import tempfile
 
-    import torch
-
+    try:
+        import torch
+    except ImportError:
+        raise UsageError("a torch.nn.Module is exported by PyTorch, which is not installed") from None
     if inputs is None:
         raise UsageError("a torch.nn.Module is exported with example inputs: expected inputs=(tensor, ...)")
     args = tuple(inputs.values()) if isinstance(inputs, dict) else tuple(inputs) if isinstance(inputs, (list, tuple)) else (inputs,)
@@ -224,6 +258,8 @@ class Plan:
 
     def diff(self, other):
         """What differs from another plan."""
+        if not isinstance(other, Plan):
+            raise UsageError(f"diff: expected a plan, found {type(other).__name__}")
         record, text = self._plan.diff(other._plan)
         return Difference(json.loads(record), text)
 
@@ -242,8 +278,11 @@ class Plan:
 def _written(text, path):
     """Writes a text if there is a path."""
     if path is not None:
-        with open(path, "w", encoding="utf-8") as file:
-            file.write(text)
+        try:
+            with open(path, "w", encoding="utf-8") as file:
+                file.write(text)
+        except OSError as error:
+            raise FileError(f"{os.fspath(path)}: cannot write it: {error.strerror}") from error
     return text
 
 
@@ -255,7 +294,7 @@ class Node:
     def __init__(self, name, dtype, shape):
         self.name = name
         self.dtype = dtype
-        self.shape = [int(dim) if dim.isdigit() else None if dim == "None" else dim for dim in shape]
+        self.shape = [int(dim) if dim.isascii() and dim.isdecimal() else None if dim == "None" else dim for dim in shape]
         self.type = f"tensor({self._TYPES.get(dtype, dtype)})"
 
     def __repr__(self):
@@ -268,9 +307,16 @@ def _model(model, inputs, options):
 
 def _train_options(train):
     """The batch of a training, and its method as JSON."""
-    method = {name: value for name, value in dict(train).items() if value is not None}
+    train = _dict("train", train, "values by name")
+    method = {name: value for name, value in train.items() if value is not None}
     batch = method.pop("batch", None)
-    return batch, json.dumps(method)
+    return batch if batch is None else _count("train['batch']", batch, 1), _json(method, "train:")
+
+
+def _no_device(options):
+    """A plan is for a target."""
+    if options.get("device") is not None:
+        raise UsageError(f"device: a plan is for a target: expected target={str(options['device']).split(':')[0]!r}")
 
 
 def plan(model: Source, *, inputs: Any = None, target: str = "cpu", train: Optional[dict] = None, **options: Any) -> "Plan":
@@ -282,6 +328,7 @@ def plan(model: Source, *, inputs: Any = None, target: str = "cpu", train: Optio
     >>> plan("graphs/mlp.onnxtxt", batch=8).bytes > 0
     True
     """
+    _no_device(options)
     made = _model(model, inputs, options)
     if train is None:
         work, advise_ = (lambda: made.plan(target)), (lambda: made.advise(target))
@@ -307,10 +354,13 @@ def advise(model: Source, *, inputs: Any = None, target: str = "cpu", train: Opt
     >>> [remedy["name"] for remedy in advise("graphs/mlp.onnxtxt", batch=8).remedies][0]
     'half the extent'
     """
+    _no_device(options)
     made = _model(model, inputs, options)
     if train is None:
         return _advice(made.advise(target))
     batch, method = _train_options(train)
+    if batch is None:
+        raise UsageError("train: expected a batch, as in train={'loss': 'mse', 'batch': 32}")
     return _advice(made.advise_training(target, batch, method))
 
 
@@ -321,26 +371,33 @@ def max_batch(model: Source, *, memory_limit: Bytes, dim: Optional[str] = None, 
     >>> max_batch("graphs/mlp.onnxtxt", memory_limit="2MiB").extent > 100
     True
     """
+    _no_device(options)
     made = _model(model, inputs, {**options, "memory_limit": memory_limit})
     if train is None:
         return Largest(json.loads(made.max_batch(target, dim)))
     if dim is not None:
         raise UsageError("dim: a training enlarges its batch")
-    return Largest(json.loads(made.max_batch_of_training(target, _train_options({**train, "batch": None})[1])))
+    batch, method = _train_options(train)
+    if batch is not None:
+        raise UsageError("train['batch']: it is what is looked for")
+    return Largest(json.loads(made.max_batch_of_training(target, method)))
 
 
 def fit(model: Source, *, memory_limit: Bytes, cards: Union[int, range] = range(1, 9), cluster: Optional[dict] = None, inputs: Any = None,
         target: str = "cuda", **options: Any) -> Fit:
     """The fewest cards, each with this memory, on which a model fits."""
+    _no_device(options)
     made = _model(model, inputs, {**options, "memory_limit": memory_limit})
-    cards = range(1, cards + 1) if isinstance(cards, int) else cards
-    cluster = json.dumps(cluster) if cluster is not None else None
+    cards = cards if isinstance(cards, range) else range(1, _count("cards", cards, 1) + 1)
+    if not cards or cards.step != 1 or cards.start < 1:
+        raise UsageError(f"cards: expected a number, or a range of step 1 from 1 on, found {cards!r}")
+    cluster = _json(_dict("cluster", cluster, "values by name"), "cluster:") if cluster is not None else None
     return Fit(json.loads(made.fit(target, cards.start, cards.stop - 1, cluster)))
 
 
 def compare(model: Source, feeds: Optional[dict] = None, *, runs: int = 5, inputs: Any = None, **options: Any) -> Comparison:
     """Runs a model as others do, buffer by buffer, and as it is planned: peaks, driver calls, times, differences."""
-    record, text = _model(model, inputs, options).compare(feeds or {}, runs)
+    record, text = _model(model, inputs, options).compare(_dict("feeds", feeds or {}), _count("runs", runs, 1))
     return Comparison(json.loads(record), text)
 
 
@@ -356,7 +413,7 @@ def run(model: Source, feeds: dict, **options: Any) -> dict:
 
 def bench(model: Source, *, runs: int = 20, seed: int = 0, **options: Any) -> "_Record":
     """Milliseconds of runs on random inputs: `median`, `least`, `most`, `all`."""
-    times = sorted(Session(model, **options)._session.bench(runs, seed))
+    times = sorted(Session(model, **options)._session.bench(_count("runs", runs, 1), _count("seed", seed)))
     return _Record({"median": times[len(times) // 2], "least": times[0], "most": times[-1], "all": times})
 
 
@@ -383,7 +440,12 @@ def place(buffers: Iterable[tuple]) -> tuple:
     >>> place([(64, 0, 2), (64, 1, 3), (64, 2, 4)])[1]
     128
     """
-    return _plimsoll.place([tuple(buffer) for buffer in buffers])
+    checked = []
+    for at, buffer in enumerate(buffers):
+        if len(buffer) != 3:
+            raise UsageError(f"buffer {at}: expected (bytes, lower, upper), found {buffer!r}")
+        checked.append(tuple(_count(f"buffer {at}", number) for number in buffer))
+    return _plimsoll.place(checked)
 
 
 class Session:
@@ -416,12 +478,12 @@ class Session:
     @property
     def bytes(self) -> int:
         """The bytes that were planned."""
-        return self._session.bytes[0]
+        return self._session.bytes
 
     @property
     def allocated(self) -> int:
-        """The bytes that the device has given: as planned."""
-        return self._session.bytes[1]
+        """The bytes that the device has given: as planned. It waits for a run."""
+        return self._session.allocated
 
     @property
     def inputs(self) -> "list[Node]":
@@ -438,9 +500,8 @@ class Session:
         try:
             return self._session.run(feeds, out)
         except TypeError:
-            if isinstance(feeds, dict) and (out is None or isinstance(out, dict)):
-                raise
-            raise UsageError("feeds, out: expected a dict of arrays by name") from None
+            _dict("feeds", feeds), _dict("out", out or {})
+            raise
 
     def fork(self) -> "Session":
         """Another run on the same constants, for another thread. `forks` of the options says how many runs there are at most."""
@@ -532,7 +593,7 @@ def _path(source):
 
 
 def _rows(data):
-    return {name: _path(source) for name, source in data.items()}
+    return {name: _path(source) for name, source in _dict("data", data, "arrays or paths by the inputs' names").items()}
 
 
 def train(model: Source, data: dict, labels: Any, *, batch: int, epochs: int = 1, steps: Optional[int] = None,
@@ -547,12 +608,14 @@ def train(model: Source, data: dict, labels: Any, *, batch: int, epochs: int = 1
     """
     options = {"device": device, "dims": dims, "memory_limit": memory_limit, "threads": threads, "prefer": prefer, "offload": offload}
     made = _model(model, inputs, options)
-    rows = labels.shape[0] if hasattr(labels, "shape") else None
-    known = steps or (epochs * -(-rows // batch) if rows else None)
-    method_text = json.dumps({name: value for name, value in method.items() if value is not None})
+    batch, epochs = _count("batch", batch, 1), _count("epochs", epochs)
+    shuffle = shuffle if shuffle is None else _count("shuffle", shuffle)
+    rows = labels.shape[0] if getattr(labels, "shape", None) else 0
+    known = _count("steps", steps) if steps is not None else epochs * (rows // batch) if rows >= batch else None
+    method_text = _json({name: value for name, value in method.items() if value is not None})
     begin = lambda count: made.trainer(_rows(data), _path(labels), batch, method_text, count)  # noqa: E731
     try:
-        trainer = begin(known or 1)
+        trainer = begin(max(known or 1, 1))
         if known is None:
             known = epochs * trainer.steps_per_epoch
             # The schedule of the learning rate has its length from the number of steps.
@@ -564,8 +627,11 @@ def train(model: Source, data: dict, labels: Any, *, batch: int, epochs: int = 1
     for step in _progress(range(known), progress):
         loss, _, _ = trainer.step(step, shuffle)
         losses.append(loss)
-        if callback is not None and callback(step, loss) is False:
-            break
+        if callback is not None:
+            result = callback(step, loss)
+            # NumPy has a False of its own.
+            if type(result).__name__ in ("bool", "bool_") and not result:
+                break
     return Trained(trainer, losses)
 
 
@@ -588,17 +654,23 @@ class InferenceSession:
     """
 
     _DEVICES = {"CUDAExecutionProvider": "cuda", "CPUExecutionProvider": "cpu", "WebGpuExecutionProvider": "wgpu"}
+    _KEPT = 8
 
     def __init__(self, path_or_bytes, sess_options=None, providers=None, provider_options=None, **options):
         self._source = _source(path_or_bytes)
         self._options = options
+        if "batch" in options:
+            raise UsageError("batch: the arrays' shapes say it; a Session has a batch")
+        _dict("dims", options.get("dims") or {}, "extents by name")
         if providers and "device" not in options:
-            names = [name if isinstance(name, str) else name[0] for name in providers]
-            unknown = [name for name in names if name not in self._DEVICES]
-            usable = [self._DEVICES[name] for name in names if name in self._DEVICES]
+            given = [providers] if isinstance(providers, str) else list(providers)
+            names = [name[0] if isinstance(name, (tuple, list)) and name else name for name in given]
+            usable = [self._DEVICES[name] for name in names if isinstance(name, str) and name in self._DEVICES]
             if not usable:
-                raise UsageError(f"providers: expected one of {', '.join(self._DEVICES)}, found {', '.join(unknown)}")
-            self._options = {**options, "device": usable[0]}
+                raise UsageError(f"providers: expected some of {', '.join(self._DEVICES)}, found {', '.join(map(str, names))}")
+            # The first that is on this machine, as onnxruntime does.
+            there = [device.split(":")[0].split(",")[0].split(" ")[0] for device in devices()] if len(usable) > 1 else usable
+            self._options = {**options, "device": next((of for of in usable if of in there), usable[-1])}
         self._inputs, self._outputs = ([Node(*node) for node in nodes] for nodes in _plimsoll.declared(self._source))
         self._sessions = {}
 
@@ -630,16 +702,26 @@ class InferenceSession:
                     open_dims[dim if dim else f"{node.name}.{axis}"] = int(extent)
         key = tuple(sorted(open_dims.items()))
         if key not in self._sessions:
-            self._sessions[key] = Session(self._source, **{**self._options, "dims": {**self._options.get("dims", {}), **open_dims}})
+            # Shapes come and go: the session that was used longest ago makes room.
+            while len(self._sessions) >= self._KEPT:
+                self._sessions.pop(next(iter(self._sessions)))
+            self._sessions[key] = Session(self._source, **{**self._options, "dims": {**(self._options.get("dims") or {}), **open_dims}})
+        else:
+            self._sessions[key] = self._sessions.pop(key)
         return self._sessions[key]
 
     def run(self, output_names: Optional[list], input_feed: dict, run_options: Any = None) -> list:
         """Runs once: the outputs of these names, or all, as a list."""
         import numpy
 
-        feeds = {name: numpy.ascontiguousarray(x) if isinstance(x, (list, numpy.ndarray, numpy.generic)) else x for name, x in input_feed.items()}
+        own = (list, float, int, bool, numpy.ndarray, numpy.generic)
+        feeds = _dict("input_feed", input_feed)
+        try:
+            feeds = {name: numpy.asarray(x, order="C") if isinstance(x, own) else x for name, x in feeds.items()}
+        except ValueError as error:
+            raise UsageError(f"input_feed: {error}") from None
         found = self._session(feeds).run(feeds)
-        names = output_names or [node.name for node in self._outputs]
+        names = [output_names] if isinstance(output_names, str) else output_names or [node.name for node in self._outputs]
         unknown = [name for name in names if name not in found]
         if unknown:
             raise UsageError(f"output '{unknown[0]}': not an output of the graph; its outputs: {', '.join(found)}")
@@ -651,6 +733,8 @@ class InferenceSession:
 
     def run_with_iobinding(self, binding, run_options=None):
         """Runs over bound arrays."""
+        if not isinstance(binding, IOBinding):
+            raise UsageError(f"binding: expected what io_binding() gives, found {type(binding).__name__}")
         binding._run()
 
 
@@ -671,6 +755,9 @@ class IOBinding:
 
     def bind_output(self, name, array=None, *_rest):
         """An array, or a tensor of the device, that is written; without one, a new array is."""
+        known = [node.name for node in self._session.get_outputs()]
+        if name not in known:
+            raise UsageError(f"output '{name}': not an output of the graph; its outputs: {', '.join(known)}")
         self._names.append(name)
         if array is not None and not isinstance(array, str):
             self._out[name] = array

@@ -9,6 +9,10 @@ class PlimsollError(Exception):
     path = None
     exit_code = 1
 
+    def __reduce__(self):
+        # What computes advice stays in its process.
+        return _again, (type(self), str(self), {name: value for name, value in vars(self).items() if not name.startswith("_")})
+
 
 class FileError(PlimsollError, OSError):
     """A file cannot be read or written, or has other content than expected."""
@@ -88,6 +92,13 @@ class DeviceError(PlimsollError, RuntimeError):
     """A device is absent, is lost, or refused a request. `backend` names it."""
 
     backend = ""
+
+
+def _again(kind, text, fields):
+    """An exception that comes from another process."""
+    error = kind(text)
+    vars(error).update(fields)
+    return error
 
 
 _KINDS = {
