@@ -4,7 +4,8 @@
 # The wgpu tests need a Vulkan driver, those of pages a Chromium. On Linux, where there is none, this installs Mesa's software driver and
 # Debian's Chromium (Debian and its kin); where it may not, these tests say that they were skipped. CUDA's kernels are compiled by NVRTC,
 # which is installed as a Python wheel below the target folder. With CI=true tests fail instead of being skipped. Long searches run in part
-# unless PLIMSOLL_LONG=1 is set. PLIMSOLL_AARCH64=part or =all also runs tests of the CPU's kernels for 64-bit Arm, under qemu.
+# unless PLIMSOLL_LONG=1 is set. PLIMSOLL_AARCH64=part or =all also runs tests of the CPU's kernels for 64-bit Arm,
+# under qemu; PLIMSOLL_PAGE=1 builds the page's library, which its tests open in Chromium.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -104,6 +105,12 @@ if [[ -z "${PLIMSOLL_PYTHON:-}" ]]; then
     else
         echo "test.sh: no Python with venv and no way to install NumPy: the module of Python is not tried." >&2
     fi
+fi
+
+# The library of the page takes some minutes.
+if [[ -n "${PLIMSOLL_PAGE:-}" ]]; then
+    rustup target add wasm32-unknown-unknown >/dev/null 2>&1 || true
+    PROFILE=dev bash src/web/build.sh
 fi
 
 if [[ "${CI:-}" == true ]]; then

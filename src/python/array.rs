@@ -207,7 +207,9 @@ impl Array {
         let buffer = match PyUntypedBuffer::get(object) {
             Ok(buffer) => buffer,
             // A scalar of NumPy has no shape in its buffer.
-            Err(_) if object.hasattr("__array__")? && object.getattr("ndim").is_ok_and(|n| n.eq(0).unwrap_or(false)) => {
+            Err(_)
+                if object.hasattr("__array__")? && object.getattr("ndim").is_ok_and(|n| n.eq(0).unwrap_or(false)) =>
+            {
                 return Array::of(name, &object.py().import("numpy")?.call_method1("array", (object,))?);
             }
             Err(_) if object.hasattr("__dlpack__")? && object.hasattr("__dlpack_device__")? => {
@@ -502,7 +504,9 @@ impl PyTensor {
             return Err(PyBufferError::new_err("the tensor is on the host: expected dl_device=(1, 0)"));
         }
         if copy == Some(true) {
-            return Err(PyBufferError::new_err("the tensor is lent as it is: expected copy=None; numpy.array copies it"));
+            return Err(PyBufferError::new_err(
+                "the tensor is lent as it is: expected copy=None; numpy.array copies it",
+            ));
         }
         let dtype = self.tensor.dtype();
         let of = to_dl(dtype).ok_or_else(|| PyBufferError::new_err(format!("DLPack has no {dtype}")))?;

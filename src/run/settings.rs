@@ -129,9 +129,8 @@ fn one_of<T: Copy>(name: &str, found: &str, known: &[(&str, T)]) -> Result<T> {
 fn read<T: DeserializeOwned>(text: &str) -> Result<T> {
     let text = if text.trim().is_empty() { "{}" } else { text };
     // The place in a text that no user wrote is no help.
-    let told = |error: serde_json::Error| {
-        error.to_string().split(" at line ").next().unwrap_or_default().replace('`', "'")
-    };
+    let told =
+        |error: serde_json::Error| error.to_string().split(" at line ").next().unwrap_or_default().replace('`', "'");
     let fields: Map<String, Value> =
         serde_json::from_str(text).map_err(|error| Error::usage(format!("options: {}", told(error))))?;
     serde_json::from_value(fields.clone().into()).map_err(|error| {

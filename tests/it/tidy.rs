@@ -57,6 +57,7 @@ const LAYERS: &[&[&str]] = &[
         "model",
         "python",
         "ffi",
+        "web",
         "decoder",
         "train::run",
         "train::classes",
@@ -71,7 +72,7 @@ const LAYERS: &[&[&str]] = &[
 ];
 
 /// Modules of which none may use another.
-const APART: &[&[&str]] = &[&["gpu::cuda", "gpu::wgpu"]];
+const APART: &[&[&str]] = &[&["gpu::cuda", "gpu::wgpu"], &["ffi", "python", "web"]];
 
 /// The members of the workspace: a folder of `src`, and what stands before the names of its modules. Those of `core` have the names by which the
 /// library brings them in.
@@ -325,7 +326,7 @@ fn libraries_stay_where_they_belong() {
             }
         }
         // Mapped files, the handler of signals, and memory of other languages.
-        let system = ["file", "cli::stop", "python::array", "ffi::given"].contains(&&module[..]);
+        let system = ["file", "cli::stop", "python::array", "ffi::given", "web"].contains(&&module[..]);
         let is_backend = ["backend", "cpu", "gpu"].iter().any(|name| within(name, &module));
         if !is_backend && !system && code.contains("unsafe ") {
             wrong.push(format!("{} is unsafe", path.display()));

@@ -113,9 +113,9 @@ fn a_limit_is_held() {
     let Some((mut browser, _folder)) = opened("web-limit") else { return };
     let mlp = concat!(env!("CARGO_MANIFEST_DIR"), "/graphs/mlp.onnxtxt");
     drop(&mut browser, &[mlp]).expect("it is planned");
-    browser.eval("$('dims').querySelector('input').value = 64, $('limit').value = '1MiB', 0");
+    browser.eval("$('dims').querySelector('input').value = 64, $('limit').value = '900KiB', 0");
     let error = planned(&mut browser, "plan()").expect_err("it does not fit");
-    assert!(error.contains("1,048,576"), "{error}");
+    assert!(error.contains("921,600"), "{error}");
     let advice = browser.eval("$('advice').textContent");
     assert!(advice.as_str().is_some_and(|text| text.contains("does not fit")), "{advice}");
     browser.eval("$('limit').value = '6GiB', 0");
