@@ -66,7 +66,7 @@ class Plans(unittest.TestCase):
             path.write_text(json.dumps(changed))
             with self.assertRaises(plimsoll.PlimsollError):
                 plimsoll.check(path)
-            self.assertIn("<html", plan.html(pathlib.Path(folder) / "plan.html")[:200].lower())
+            self.assertIn("<html", plan.html(pathlib.Path(folder) / "plan.html").read_text()[:200].lower())
         self.assertIn("planned", str(plan))
         self.assertTrue(plan._repr_html_().startswith("<svg") and "<pre>" in plan._repr_html_())
         self.assertIn(f"{other.bytes:,}", str(plimsoll.diff(plan, other)))
@@ -376,6 +376,36 @@ class Corners(unittest.TestCase):
             with self.subTest(words), self.assertRaises(plimsoll.UsageError) as caught:
                 work()
             self.assertIn(words, str(caught.exception))
+
+    def test_what_a_newcomer_tried(self):
+        images, labels = digits()
+        self.assertIn("batch=1", repr(plimsoll.plan(DIGITS)))
+        with self.assertRaisesRegex(plimsoll.UsageError, "batch was not given"):
+            plimsoll.Session(DIGITS, device="cpu").run({"image": images})
+        self.assertEqual(plimsoll.run(DIGITS, {"image": images[:5]}, device="cpu")["logits"].shape, (5, 10))
+        with self.assertRaises(plimsoll.DoesNotFit):
+            plimsoll.max_batch(DIGITS, memory_limit="100KiB")
+        self.assertRegex(repr(plimsoll.max_batch(DIGITS, memory_limit="1MiB")), "extent [0-9]+")
+        with self.assertRaisesRegex(plimsoll.UsageError, "looked for"):
+            plimsoll.max_batch(DIGITS, memory_limit="1MiB", batch=4)
+        with self.assertRaisesRegex(plimsoll.UsageError, "at least 1"):
+            plimsoll.plan(DIGITS, batch=0)
+        with self.assertRaises(plimsoll.Diverged) as caught:
+            linear(epochs=50, optimizer="sgd", lr=1e6)
+        self.assertGreater(len(caught.exception.losses), 0)
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder) / "own.onnx"
+            linear(steps=1).save(path)
+            again = plimsoll.train(path, {"x": GRAPHS / "linear-x.npy"}, GRAPHS / "linear-y.npy", batch=16, loss="mse", device="cpu", progress=False)
+            with self.assertRaisesRegex(plimsoll.UsageError, "overwrite"):
+                again.save(path)
+            again.save(path, overwrite=True)
+        with self.assertRaises(plimsoll.DoesNotFit) as caught:
+            plimsoll.plan(GRAPHS / "mlp.onnxtxt", batch=64, memory_limit="900KiB")
+        sizes = [remedy["planned_bytes"] for remedy in caught.exception.remedies]
+        self.assertEqual(sizes, sorted(sizes))
+        self.assertLess(sizes[-1], caught.exception.needed)
+        self.assertNotIn("json", dir(plimsoll))
 
     def test_arrays_and_files_take_as_many_steps(self):
         x, y = np.load(GRAPHS / "linear-x.npy"), np.load(GRAPHS / "linear-y.npy")

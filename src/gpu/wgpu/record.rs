@@ -9,6 +9,10 @@ use plimsoll_core::kernel::Kernel;
 use plimsoll_core::target::Target;
 use std::collections::{HashMap, HashSet};
 
+/// Bytes of the stack of a thread that compiles texts. Mesa's GL compiles some of them by thousands of calls, one within another, for which the
+/// usual 2 MiB do not suffice.
+const COMPILES: usize = 64 << 20;
+
 /// The layouts that pipelines with the same binding modes share.
 #[derive(Clone)]
 pub(super) struct Layout {
@@ -135,7 +139,7 @@ impl Pipelines {
         let is_new = |text: &&Text| text.has_work() && !self.pipelines.contains_key(&text.source.text);
         let fresh: Vec<&Text> = texts.iter().filter(is_new).filter(|text| seen.insert(&text.source.text)).collect();
         let workers = std::thread::available_parallelism().map_or(1, usize::from).min(fresh.len().max(1));
-        let compile = |share: &[&Text]| -> Result<Vec<(String, wgpu::ComputePipeline)>> {
+        let compile = &|share: &[&Text]| -> Result<Vec<(String, wgpu::ComputePipeline)>> {
             let pipeline = |Text { name, source, modes }: &Text| {
                 Ok((source.text.clone(), self.pipeline(gpu, name, &source.text, &self.layouts[modes].pipeline)?))
             };
@@ -143,7 +147,10 @@ impl Pipelines {
         };
         let compiled = std::thread::scope(|scope| {
             let shares = fresh.chunks(fresh.len().div_ceil(workers).max(1));
-            let threads: Vec<_> = shares.map(|share| scope.spawn(|| compile(share))).collect();
+            let spawn =
+                |share| std::thread::Builder::new().stack_size(COMPILES).spawn_scoped(scope, move || compile(share));
+            let threads = shares.map(spawn).collect::<std::io::Result<Vec<_>>>();
+            let threads = threads.map_err(|e| failed(&format!("no thread to compile shaders: {e}")))?;
             let panicked = |_| Err(failed("a thread that compiled shaders panicked"));
             threads.into_iter().map(|thread| thread.join().unwrap_or_else(panicked)).collect::<Result<Vec<_>>>()
         })?;

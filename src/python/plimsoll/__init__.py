@@ -6,6 +6,7 @@ Bytes are numbers of bytes. Extents are numbers, ranges such as `range(1, 65)` o
 """
 
 import json
+import math
 import operator
 import os
 from collections.abc import Callable, Iterable
@@ -15,6 +16,7 @@ from . import _plimsoll
 from ._plimsoll import Tensor, devices
 from .errors import (
     DeviceError,
+    Diverged,
     DoesNotFit,
     FileError,
     GraphError,
@@ -26,6 +28,7 @@ from .errors import (
     ResultsDiffer,
     UnboundDims,
     UsageError,
+    _made,
 )
 
 __version__ = _plimsoll.__version__
@@ -37,8 +40,8 @@ Source = Any
 Bytes = Union[int, str]
 
 __all__ = [
-    "Advice", "Comparison", "DeviceError", "Difference", "DoesNotFit", "FileError", "Fit", "GraphError", "GraphSyntaxError", "InferenceSession",
-    "Largest", "NodeError", "OutOfMemory", "Plan", "PlanError", "PlimsollError", "ResultsDiffer", "Session", "Tensor", "Trained", "UnboundDims",
+    "Advice", "Comparison", "DeviceError", "Difference", "Diverged", "DoesNotFit", "FileError", "Fit", "GraphError", "GraphSyntaxError", "InferenceSession",
+    "Largest", "NodeError", "OutOfMemory", "Plan", "PlanError", "PlimsollError", "ResultsDiffer", "Score", "Session", "Tensor", "Times", "Trained", "UnboundDims",
     "UsageError", "advise", "bench", "check", "compare", "devices", "diff", "fit", "load_plan", "max_batch", "plan", "place", "run", "train",
 ]
 
@@ -48,7 +51,10 @@ def _extent(name, value):
     if isinstance(value, range):
         if value.step != 1 or not value:
             raise UsageError(f"option {name}: expected a range of step 1 that is not empty, found {value!r}")
-        return [value.start, value.stop - 1]
+        value = [value.start, value.stop - 1]
+    least = value[0] if isinstance(value, (list, tuple)) and value else value
+    if name == "batch" and isinstance(least, int) and least < 1:
+        raise UsageError(f"option batch: expected at least 1, found {least}")
     return value
 
 
@@ -93,6 +99,8 @@ def _options(options):
         options["batch"] = _extent("batch", options["batch"])
     if "dims" in options:
         options["dims"] = {name: _extent(f"dims['{name}']", extent) for name, extent in options["dims"].items()}
+    if isinstance(options.get("memory_limit"), float) and options["memory_limit"].is_integer():
+        options["memory_limit"] = int(options["memory_limit"])
     if "weights" in options:
         options["weights"] = os.fspath(options["weights"])
     return _json(options)
@@ -169,7 +177,11 @@ class _Record:
         return self._text or json.dumps(self.record, indent=1)
 
     def __repr__(self):
-        return f"<{type(self).__name__}: {', '.join(self.record)}>"
+        if self._text:
+            return self._text
+        told = (f"{name} {value:,}" if isinstance(value, int) else f"{name} {value:.6g}" if isinstance(value, float) else f"{name} {value}"
+                for name, value in self.record.items() if isinstance(value, (int, float, str)))
+        return f"<{type(self).__name__.strip('_')}: {', '.join(told)}>"
 
 
 class Advice(_Record):
@@ -177,14 +189,35 @@ class Advice(_Record):
 
 
 class Largest(_Record):
-    """The largest extent of a dim that fits: `dim`, `extent` and `bytes` (`None` if none fits), and the `next` larger one."""
+    """The largest extent of a dim that fits: `dim`, `extent`, its `bytes`, and the `next` larger one."""
 
     def __init__(self, record):
-        fits = record.pop("fits") or {}
-        super().__init__({**record, "extent": fits.get("extent"), "bytes": fits.get("bytes")})
+        fits = record.pop("fits")
+        super().__init__({"dim": record["dim"], "extent": fits["extent"], "bytes": fits["bytes"], **record})
 
     def __int__(self):
-        return self.extent or 0
+        return self.extent
+
+
+def _largest(told, limit):
+    """The largest extent; raises `DoesNotFit` if there is none."""
+    record = json.loads(told)
+    if record["fits"] is not None:
+        return Largest(record)
+    least = record["next"] or {}
+    if "error" in least:
+        raise UsageError(least["error"])
+    fields = {"needed": least.get("bytes", 0), "limit": limit}
+    raise _made("fit", f"does not fit: the plan at {record['dim']}={least.get('extent')}: needs {fields['needed']:,} bytes, the limit is {limit}",
+                json.dumps(fields))
+
+
+class Score(_Record):
+    """The mean `loss` over data, and the `accuracy`: the share of right answers, where there are classes."""
+
+
+class Times(_Record):
+    """Milliseconds of runs: `median`, `least`, `most`, `all`."""
 
 
 class Comparison(_Record):
@@ -267,22 +300,24 @@ class Plan:
         return self.table()
 
     def __repr__(self):
-        return f"<Plan: {self.bytes:,} bytes>"
+        assumed = "".join(f", {dim}=1 as none was given" for dim in self.assumed)
+        return f"<Plan: {self.bytes:,} bytes{assumed}>"
 
     def _repr_html_(self):
         import html
 
-        return f"{self._plan.svg()}<pre>{html.escape(self.table())}</pre>"
+        return f"{self._plan.svg()}<pre>{html.escape(repr(self)[1:-1])}\n{html.escape(self.table())}</pre>"
 
 
 def _written(text, path):
-    """Writes a text if there is a path."""
+    """Writes a text, and returns the path; without one, returns the text."""
     if path is not None:
         try:
             with open(path, "w", encoding="utf-8") as file:
                 file.write(text)
         except OSError as error:
             raise FileError(f"{os.fspath(path)}: cannot write it: {error.strerror}") from error
+        return path
     return text
 
 
@@ -329,7 +364,8 @@ def plan(model: Source, *, inputs: Any = None, target: str = "cpu", train: Optio
     True
     """
     _no_device(options)
-    made = _model(model, inputs, options)
+    source = _source(model, inputs)
+    made = _model(source, None, options)
     if train is None:
         work, advise_ = (lambda: made.plan(target)), (lambda: made.advise(target))
     else:
@@ -337,8 +373,13 @@ def plan(model: Source, *, inputs: Any = None, target: str = "cpu", train: Optio
         if batch is None:
             raise UsageError("train: expected a batch, as in train={'loss': 'mse', 'batch': 32}")
         work, advise_ = (lambda: made.plan_training(target, batch, method)), (lambda: made.advise_training(target, batch, method))
+    assumed = made.assumed
+    if train is not None:
+        # The batch of a training is given with it.
+        leads = {node.shape[0] for node in _declared(source)[0] if node.shape}
+        assumed = [dim for dim in assumed if dim not in leads]
     try:
-        return Plan(work(), made.assumed)
+        return Plan(work(), assumed)
     except DoesNotFit as error:
         raise _advising(error, lambda: _advice(advise_())) from None
 
@@ -372,15 +413,17 @@ def max_batch(model: Source, *, memory_limit: Bytes, dim: Optional[str] = None, 
     True
     """
     _no_device(options)
+    if options.get("batch") is not None and dim is None:
+        raise UsageError("batch: it is what is looked for; name another dim to enlarge that one")
     made = _model(model, inputs, {**options, "memory_limit": memory_limit})
     if train is None:
-        return Largest(json.loads(made.max_batch(target, dim)))
+        return _largest(made.max_batch(target, dim), memory_limit)
     if dim is not None:
         raise UsageError("dim: a training enlarges its batch")
     batch, method = _train_options(train)
     if batch is not None:
         raise UsageError("train['batch']: it is what is looked for")
-    return Largest(json.loads(made.max_batch_of_training(target, method)))
+    return _largest(made.max_batch_of_training(target, method), memory_limit)
 
 
 def fit(model: Source, *, memory_limit: Bytes, cards: Union[int, range] = range(1, 9), cluster: Optional[dict] = None, inputs: Any = None,
@@ -408,13 +451,36 @@ def run(model: Source, feeds: dict, **options: Any) -> dict:
     >>> run("graphs/product.onnxtxt", {"a": np.eye(2, dtype="f4"), "b": np.ones((2, 2), "f4")}, dims={"n": 2})["y"].tolist()
     [[1.0, 1.0], [1.0, 1.0]]
     """
-    return Session(model, **options).run(feeds)
+    source = _source(model)
+    dims = {} if options.get("batch") is not None else _open_dims(_declared(source)[0], _dict("feeds", feeds))
+    return Session(source, **{**options, "dims": {**dims, **(options.get("dims") or {})}}).run(feeds)
 
 
-def bench(model: Source, *, runs: int = 20, seed: int = 0, **options: Any) -> "_Record":
+def _declared(source):
+    """The inputs and the outputs that a file declares."""
+    return tuple([Node(*node) for node in nodes] for nodes in _plimsoll.declared(source))
+
+
+def _open_dims(inputs, feeds):
+    """The extents that arrays give open dims."""
+    open_dims = {}
+    for node in inputs:
+        array = feeds.get(node.name)
+        shape = getattr(array, "shape", None)
+        if shape is None:
+            continue
+        if len(shape) != len(node.shape):
+            raise UsageError(f"input '{node.name}': expected {len(node.shape)} axes, {node.shape}, found {list(shape)}")
+        for axis, (dim, extent) in enumerate(zip(node.shape, shape)):
+            if not isinstance(dim, int):
+                open_dims[dim if dim else f"{node.name}.{axis}"] = int(extent)
+    return open_dims
+
+
+def bench(model: Source, *, runs: int = 20, seed: int = 0, **options: Any) -> Times:
     """Milliseconds of runs on random inputs: `median`, `least`, `most`, `all`."""
     times = sorted(Session(model, **options)._session.bench(_count("runs", runs, 1), _count("seed", seed)))
-    return _Record({"median": times[len(times) // 2], "least": times[0], "most": times[-1], "all": times})
+    return Times({"median": times[len(times) // 2], "least": times[0], "most": times[-1], "all": times})
 
 
 def load_plan(path: Path) -> Plan:
@@ -500,7 +566,11 @@ class Session:
         try:
             return self._session.run(feeds, out)
         except TypeError:
-            _dict("feeds", feeds), _dict("out", out or {})
+            _dict("feeds", feeds), _dict("out", {} if out is None else out)
+            raise
+        except UsageError as error:
+            if self.assumed and "expected" in str(error) and "found" in str(error):
+                error.args = (f"{error}; {', '.join(self.assumed)} was not given, and is 1: give it an extent, or a range of them",)
             raise
 
     def fork(self) -> "Session":
@@ -543,8 +613,9 @@ class Session:
 class Trained:
     """A model after its training: `losses`, `bytes`, and what `save` writes."""
 
-    def __init__(self, trainer, losses):
+    def __init__(self, trainer, losses, source=None):
         self._trainer = trainer
+        self._source = source
         #: The mean loss of each update, before it.
         self.losses = losses
 
@@ -577,10 +648,13 @@ class Trained:
     def evaluate(self, data, labels):
         """The mean loss over data, and the share of right answers where there are classes."""
         loss, accuracy = self._trainer.evaluate(_rows(data), _path(labels))
-        return _Record({"loss": loss, "accuracy": accuracy})
+        return Score({"loss": loss, "accuracy": accuracy})
 
-    def save(self, path: Path) -> None:
-        """Writes the trained model as an .onnx file."""
+    def save(self, path: Path, overwrite: bool = False) -> None:
+        """Writes the trained model as an .onnx file. It may be the file that was trained only if `overwrite` says so."""
+        own = isinstance(self._source, str) and os.path.exists(path) and os.path.samefile(path, self._source)
+        if own and not overwrite:
+            raise UsageError(f"{os.fspath(path)}: it is the file that was trained: expected another one, or overwrite=True")
         self._trainer.save(os.fspath(path))
 
     def __repr__(self):
@@ -604,7 +678,8 @@ def train(model: Source, data: dict, labels: Any, *, batch: int, epochs: int = 1
 
     `data` has an array, or the path of an .npy file, for each input; `labels` is one. `callback(step, loss)` is called after each update; what it
     returns, if it is `False`, ends the training, and so does Ctrl-C. `shuffle` is the seed of the rows' order, `None` for the order as it is.
-    The method has the names of the command's flags: `loss`, `optimizer`, `lr`, `weight_decay`, `accumulate`, `precision` ...
+    The method has the names of the command's flags: `loss`, `optimizer`, `lr`, `weight_decay`, `accumulate`, `precision` ... A loss that has
+    become infinite or NaN ends the training with `Diverged`. An epoch has whole batches: rows that are left over are in another one.
     """
     options = {"device": device, "dims": dims, "memory_limit": memory_limit, "threads": threads, "prefer": prefer, "offload": offload}
     made = _model(model, inputs, options)
@@ -624,15 +699,20 @@ def train(model: Source, data: dict, labels: Any, *, batch: int, epochs: int = 1
         target = str(device or "cpu").split(":")[0].replace("auto", "cpu")
         raise _advising(error, lambda: _advice(made.advise_training(target, batch, method_text))) from None
     losses = []
+    source = model if isinstance(model, str) else os.fspath(model) if isinstance(model, os.PathLike) else None
     for step in _progress(range(known), progress):
         loss, _, _ = trainer.step(step, shuffle)
         losses.append(loss)
+        if not math.isfinite(loss):
+            error = Diverged(f"step {step}: the loss is {loss}: no weight was changed by it; a smaller lr, a warmup or clip_norm may help")
+            error.step, error.losses = step, losses
+            raise error
         if callback is not None:
             result = callback(step, loss)
             # NumPy has a False of its own.
             if type(result).__name__ in ("bool", "bool_") and not result:
                 break
-    return Trained(trainer, losses)
+    return Trained(trainer, losses, source)
 
 
 def _progress(steps, wanted):
@@ -671,7 +751,7 @@ class InferenceSession:
             # The first that is on this machine, as onnxruntime does.
             there = [device.split(":")[0].split(",")[0].split(" ")[0] for device in devices()] if len(usable) > 1 else usable
             self._options = {**options, "device": next((of for of in usable if of in there), usable[-1])}
-        self._inputs, self._outputs = ([Node(*node) for node in nodes] for nodes in _plimsoll.declared(self._source))
+        self._inputs, self._outputs = _declared(self._source)
         self._sessions = {}
 
     def get_inputs(self) -> "list[Node]":
@@ -689,17 +769,7 @@ class InferenceSession:
 
     def _session(self, feeds):
         """The session for the shapes of these arrays."""
-        open_dims = {}
-        for node in self._inputs:
-            array = feeds.get(node.name)
-            if array is None:
-                continue
-            shape = getattr(array, "shape", ())
-            if len(shape) != len(node.shape):
-                raise UsageError(f"input '{node.name}': expected {len(node.shape)} axes, {node.shape}, found {list(shape)}")
-            for axis, (dim, extent) in enumerate(zip(node.shape, shape)):
-                if not isinstance(dim, int):
-                    open_dims[dim if dim else f"{node.name}.{axis}"] = int(extent)
+        open_dims = _open_dims(self._inputs, feeds)
         key = tuple(sorted(open_dims.items()))
         if key not in self._sessions:
             # Shapes come and go: the session that was used longest ago makes room.
@@ -770,3 +840,7 @@ class IOBinding:
 
     def _run(self):
         self._found = self._session._session(self._feeds).run(self._feeds, self._out)
+
+
+def __dir__():
+    return [*__all__, "__version__"]

@@ -70,8 +70,11 @@ class DoesNotFit(PlimsollError, MemoryError):
 
     @property
     def remedies(self):
-        """Changes that would save bytes, the least first."""
-        return self.advice.remedies if self.advice else None
+        """Changes that would save bytes, the least first; `fits` says whether one suffices. All that were tried are in `advice`."""
+        if self.advice is None:
+            return None
+        saves = [remedy for remedy in self.advice.remedies if remedy.get("planned_bytes", self.needed) < self.needed]
+        return sorted(({**remedy, "fits": remedy["planned_bytes"] <= self.limit} for remedy in saves), key=lambda remedy: remedy["planned_bytes"])
 
 
 class OutOfMemory(PlimsollError, MemoryError):
@@ -86,6 +89,13 @@ class PlanError(PlimsollError, ValueError):
 
 class ResultsDiffer(PlimsollError):
     """Two results that should agree differ."""
+
+
+class Diverged(PlimsollError, ArithmeticError):
+    """The loss of a training became infinite or NaN, at `step`; `losses` has all up to it."""
+
+    step = 0
+    losses = ()
 
 
 class DeviceError(PlimsollError, RuntimeError):

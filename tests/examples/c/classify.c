@@ -12,32 +12,32 @@ static const char *PICTURE[8] = {"  i@@@@X", "  +cii#x", "     cX.", "   :+@: ",
 static const char *INK = " .,:;i+=xcoXO8%#@";
 
 /* Ends the program if a function returned an error. */
-static void check(int code, plimsoll_error *error) {
+static void check(int code, plimsoll_error **error) {
     if (code == PLIMSOLL_OK) return;
-    fprintf(stderr, "%s\n", plimsoll_error_text(error));
-    int exit_code = plimsoll_error_exit_code(error);
-    plimsoll_error_free(error);
+    fprintf(stderr, "%s\n", plimsoll_error_text(*error));
+    int exit_code = plimsoll_error_exit_code(*error);
+    plimsoll_error_free(*error);
     exit(exit_code);
 }
 
 int main(void) {
-    plimsoll_error *error;
-    check(plimsoll_init(PLIMSOLL_ABI_VERSION, &error), error);
+    plimsoll_error *error = NULL;
+    check(plimsoll_init(PLIMSOLL_ABI_VERSION, &error), &error);
 
     plimsoll_model *model;
-    check(plimsoll_model_open("graphs/digits.onnx", "{\"device\": \"cpu\", \"threads\": 2, \"batch\": 1}", &model, &error), error);
+    check(plimsoll_model_open("graphs/digits.onnx", "{\"device\": \"cpu\", \"threads\": 2, \"batch\": 1}", &model, &error), &error);
 
     /* What it will take, before any of it is taken. */
     plimsoll_plan *plan;
-    check(plimsoll_model_plan(model, NULL, &plan, &error), error);
+    check(plimsoll_model_plan(model, NULL, &plan, &error), &error);
     size_t bytes = (size_t)plimsoll_plan_lent_bytes(plan);
     void *arena = malloc(bytes);
     if (arena == NULL) return 2;
 
     plimsoll_session *session;
-    check(plimsoll_session_open_in(model, arena, bytes, &session, &error), error);
+    check(plimsoll_session_open_in(model, arena, bytes, &session, &error), &error);
     plimsoll_usage usage;
-    check(plimsoll_session_usage(session, &usage, &error), error);
+    check(plimsoll_session_usage(session, &usage, &error), &error);
     printf("%s: %llu bytes were planned, %llu are taken\n\n", plimsoll_session_device(session),
            (unsigned long long)plimsoll_plan_bytes(plan), (unsigned long long)usage.bytes);
     int is_as_planned = usage.bytes == plimsoll_plan_bytes(plan);
@@ -48,7 +48,7 @@ int main(void) {
     for (int i = 0; i < 64; i++) image[i] = (float)(strchr(INK, PICTURE[i / 8][i % 8]) - INK) / 16.0f;
     plimsoll_input input = {"image", image, sizeof image, PLIMSOLL_HOST};
     plimsoll_output output = {"logits", scores, sizeof scores, PLIMSOLL_HOST};
-    check(plimsoll_session_run(session, &input, 1, &output, 1, &error), error);
+    check(plimsoll_session_run(session, &input, 1, &output, 1, &error), &error);
 
     double sum = 0;
     int best = 0;

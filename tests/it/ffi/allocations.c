@@ -41,9 +41,9 @@ void free(void *memory) {
     __libc_free(memory);
 }
 
-static void check(int code, plimsoll_error *error) {
+static void check(int code, plimsoll_error **error) {
     if (code == PLIMSOLL_OK) return;
-    fprintf(stderr, "%s\n", plimsoll_error_text(error));
+    fprintf(stderr, "%s\n", plimsoll_error_text(*error));
     exit(1);
 }
 
@@ -52,13 +52,13 @@ static void *filled(const plimsoll_port *port) {
 }
 
 int main(int count, char **arguments) {
-    plimsoll_error *error;
+    plimsoll_error *error = NULL;
     plimsoll_model *model;
     plimsoll_session *session;
     const char *path = count > 2 ? arguments[1] : "graphs/product.onnxtxt";
     const char *options = count > 2 ? arguments[2] : "{\"device\": \"cpu\", \"threads\": 2, \"dims\": {\"n\": 2}}";
-    check(plimsoll_model_open(path, options, &model, &error), error);
-    check(plimsoll_session_open(model, &session, &error), error);
+    check(plimsoll_model_open(path, options, &model, &error), &error);
+    check(plimsoll_session_open(model, &session, &error), &error);
 
     plimsoll_input inputs[16];
     plimsoll_output outputs[16];
@@ -66,15 +66,15 @@ int main(int count, char **arguments) {
     if (ins > 16 || outs > 16) return 1;
     plimsoll_port port;
     for (size_t i = 0; i < ins; i++) {
-        check(plimsoll_session_input(session, i, &port, &error), error);
+        check(plimsoll_session_input(session, i, &port, &error), &error);
         inputs[i] = (plimsoll_input){NULL, filled(&port), (size_t)port.bytes, PLIMSOLL_HOST};
     }
     for (size_t i = 0; i < outs; i++) {
-        check(plimsoll_session_output(session, i, &port, &error), error);
+        check(plimsoll_session_output(session, i, &port, &error), &error);
         outputs[i] = (plimsoll_output){port.name, filled(&port), (size_t)port.bytes, PLIMSOLL_HOST};
     }
     unsigned long before = calls;
-    check(plimsoll_session_run(session, inputs, ins, outputs, outs, &error), error);
+    check(plimsoll_session_run(session, inputs, ins, outputs, outs, &error), &error);
     unsigned long first = calls - before;
 
     /* Another thread of the session may begin late, and allocate as it does. */
@@ -85,7 +85,7 @@ int main(int count, char **arguments) {
         for (int round = 0; round < 10; round++) {
             struct timespec begin, end;
             clock_gettime(CLOCK_MONOTONIC, &begin);
-            for (int run = 0; run < 100; run++) check(plimsoll_session_run(session, inputs, ins, outputs, outs, &error), error);
+            for (int run = 0; run < 100; run++) check(plimsoll_session_run(session, inputs, ins, outputs, outs, &error), &error);
             clock_gettime(CLOCK_MONOTONIC, &end);
             double each = ((double)(end.tv_sec - begin.tv_sec) * 1e9 + (double)(end.tv_nsec - begin.tv_nsec)) / 100;
             if (each < best) best = each;
