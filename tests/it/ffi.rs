@@ -171,7 +171,7 @@ const VERBS: [(&str, &[&str]); 10] = [
 ];
 
 /// What is the command's alone: it prints files and lists, or writes this machine's cache.
-const COMMAND_ALONE: [&str; 8] = ["Inspect", "Tune", "Emit", "Devices", "Ops", "Completions", "Man", "Schema"];
+const COMMAND_ALONE: [&str; 9] = ["Inspect", "Tune", "Emit", "Devices", "Ops", "Web", "Completions", "Man", "Schema"];
 
 #[test]
 fn what_the_command_can_do_c_can() {
