@@ -150,7 +150,7 @@ impl Pipelines {
             let spawn =
                 |share| std::thread::Builder::new().stack_size(COMPILES).spawn_scoped(scope, move || compile(share));
             let threads = shares.map(spawn).collect::<std::io::Result<Vec<_>>>();
-            let threads = threads.map_err(|e| failed(&format!("no thread to compile shaders: {e}")))?;
+            let threads = threads.map_err(|e| failed(format!("no thread to compile shaders: {e}")))?;
             let panicked = |_| Err(failed("a thread that compiled shaders panicked"));
             threads.into_iter().map(|thread| thread.join().unwrap_or_else(panicked)).collect::<Result<Vec<_>>>()
         })?;
