@@ -47,7 +47,7 @@ pub mod guide {}
 #[doc = include_str!("operators.md")]
 pub mod operators {}
 
-/// How a model's file is trained: [`Model::trainer`](crate::Model::trainer).
+/// How a model's file is trained: [`Model::trainer`].
 ///
 /// ```
 /// use plimsoll::training::{Data, Loss, Optimizer, Rate, Rows, Training};
@@ -73,7 +73,7 @@ pub mod training {
     pub use crate::train::{Loss, Optimizer, Rate, Schedule, Training};
 }
 
-/// What a [`Model`](crate::Model) answers.
+/// What a [`Model`] answers.
 pub mod answers {
     pub use crate::advise::{Advice, Answer, Largest, Remedy, Size, Taken, Verdict};
     pub use crate::eager::compare::Comparison;

@@ -57,7 +57,7 @@ pub struct Options {
     pub recipe: Recipe,
     /// The most bytes the plan may take.
     pub memory_limit: Option<u64>,
-    /// Runs at once: the session and its [forks](Session::fork). Constants are there once, all other memory once per run.
+    /// Runs at once: the session and its [forks](super::Session::fork). Constants are there once, all other memory once per run.
     pub forks: u32,
     /// True to use the schedules that `plimsoll tune` measured on this device, if there are any. The plan takes no more bytes for it, unless the
     /// recipe prefers speed.
