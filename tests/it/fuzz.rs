@@ -16,7 +16,7 @@ use readers::{READERS, seeds};
 /// Mutants of each reader where the search is short.
 const FEW: usize = 1500;
 /// How long a long search takes, all readers together.
-const LONG: Duration = Duration::from_secs(240);
+const LONG: Duration = Duration::from_secs(120);
 
 /// Numbers that are the same for the same start: a search that found something finds it again.
 struct Random(u64);
