@@ -199,16 +199,18 @@ impl Array {
     pub(super) fn of(name: &str, object: &Bound<PyAny>) -> PyResult<Array> {
         let py = object.py();
         let fail = |what: &str| raised(py, &Error::usage(format!("array '{name}': {what}")));
-        if object.get_type().module().is_ok_and(|of| of == "numpy") && is_bfloat16(object) {
-            // NumPy's own types have none of that name; its bits are those of whole numbers.
-            let bits = Array::of(name, &object.call_method1("view", ("uint16",))?)?;
-            return Ok(Array { dtype: DType::BF16, ..bits });
-        }
         let buffer = match PyUntypedBuffer::get(object) {
             Ok(buffer) => buffer,
-            // A scalar of NumPy has no shape in its buffer.
+            // NumPy's own types have none of that name; its bits are those of whole numbers.
+            Err(_) if object.get_type().module().is_ok_and(|of| of == "numpy") && is_bfloat16(object) => {
+                let bits = Array::of(name, &object.call_method1("view", ("uint16",))?)?;
+                return Ok(Array { dtype: DType::BF16, ..bits });
+            }
+            // A scalar of NumPy has no shape in its buffer, and its array has. An array without one is of a type that no input has.
             Err(_)
-                if object.hasattr("__array__")? && object.getattr("ndim").is_ok_and(|n| n.eq(0).unwrap_or(false)) =>
+                if object.get_type().name()? != "ndarray"
+                    && object.hasattr("__array__")?
+                    && object.getattr("ndim").is_ok_and(|n| n.eq(0).unwrap_or(false)) =>
             {
                 return Array::of(name, &object.py().import("numpy")?.call_method1("array", (object,))?);
             }

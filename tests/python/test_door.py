@@ -356,6 +356,11 @@ class Corners(unittest.TestCase):
         with self.assertRaises(BufferError):
             weight.__dlpack__(dl_device=(2, 0))
 
+    def test_types_that_no_input_has_are_refused(self):
+        for value in (np.datetime64("2020-01-01"), np.array(np.datetime64("2020-01-01")), np.array(["2020-01-01"], "M8[D]"), np.zeros(2, "c8")):
+            with self.assertRaises(plimsoll.UsageError):
+                self.product().run({"a": value, "b": np.eye(2, dtype="f4")})
+
     def test_scalars_and_counts_of_numpy_are_numbers(self):
         self.assertEqual(plimsoll.plan(DIGITS, batch=np.int64(8)).bytes, plimsoll.plan(DIGITS, batch=8).bytes)
         for work, words in [
