@@ -29,7 +29,8 @@ impl<'a> Place<'a> {
         Place(Kind::Write(bytes))
     }
 
-    /// Memory of the CUDA device that runs, by its address and its length in bytes.
+    /// Memory of the CUDA device that runs, by its address and its length in bytes. A run waits for what the default stream holds when it
+    /// begins, and for no other stream that was made not to wait for it.
     ///
     /// # Safety
     /// Nobody frees the memory, or writes it, while a run uses it.

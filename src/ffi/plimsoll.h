@@ -255,7 +255,7 @@ void plimsoll_tensor_close(plimsoll_tensor *tensor);
 /* Memory of the host. */
 #define PLIMSOLL_HOST 0
 
-/* Memory of the CUDA device that runs. */
+/* Memory of the CUDA device that runs. A run waits for what the default stream holds when it begins. */
 #define PLIMSOLL_CUDA 1
 
 /* Memory of the caller that holds an input: its elements, row-major, in the type of the port. */

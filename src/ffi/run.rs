@@ -167,7 +167,7 @@ pub extern "C" fn plimsoll_tensor_close(tensor: Option<Box<plimsoll_tensor>>) {
 
 /// Memory of the host.
 pub const PLIMSOLL_HOST: c_int = 0;
-/// Memory of the CUDA device that runs.
+/// Memory of the CUDA device that runs. A run waits for what the default stream holds when it begins.
 pub const PLIMSOLL_CUDA: c_int = 1;
 
 /// Memory of the caller that holds an input: its elements, row-major, in the type of the port.

@@ -19,7 +19,7 @@
 use api::{BlasLt, Dnn, Driver, Nvml, Nvrtc, Refusal, failed};
 use blas::Blas;
 use cudarc::driver::sys::{
-    CUcontext, CUdevice, CUdeviceptr, CUevent, CUfunction, CUmemPool_attribute, CUmemorytype, CUmodule,
+    CUcontext, CUdevice, CUdeviceptr, CUevent, CUevent_flags, CUfunction, CUmemPool_attribute, CUmemorytype, CUmodule,
     CUpointer_attribute, CUresult, CUstream, CUstream_flags,
 };
 use dnn::CudnnHandle;
@@ -161,6 +161,8 @@ pub struct Cuda {
     others: Vec<CUstream>,
     /// Recorded by [`Backend::start`] and [`Backend::stop`].
     timers: Vec<CUevent>,
+    /// What a caller's work had reached when its memory was used.
+    reached: CUevent,
     info: Device,
     driver_version: c_int,
     /// The driver's and the libraries' names and versions.
@@ -283,6 +285,7 @@ impl Cuda {
             stream: std::ptr::null_mut(),
             others: Vec::new(),
             timers: Vec::new(),
+            reached: std::ptr::null_mut(),
             census,
             taken,
             is_fork,
@@ -362,8 +365,18 @@ impl Cuda {
                 driver.cuEventCreate(&mut timer, 0)?;
                 self.timers.push(timer);
             }
+            driver.cuEventCreate(&mut self.reached, CUevent_flags::CU_EVENT_DISABLE_TIMING as u32)?;
         }
         Ok(())
+    }
+
+    /// Lets the stream wait for what the caller has given the default stream, in which its memory may still be written or read.
+    fn follow_caller(&self) -> Result<(), Refusal> {
+        // SAFETY: the event and the stream live as long as the backend; null is the default stream.
+        unsafe {
+            self.driver.cuEventRecord(self.reached, std::ptr::null_mut())?;
+            self.driver.cuStreamWaitEvent(self.stream, self.reached, 0)
+        }
     }
 
     fn enter(&self) -> Result<(), Refusal> {
@@ -744,6 +757,7 @@ impl Backend for Cuda {
         self.reaches(from, false)?;
         let (pointer, bytes) = from.cuda().ok_or_else(|| from.refused(self.target()))?;
         let (to, size) = (self.resolve(at)?, usize::try_from(bytes.min(at.bytes)).map_err(failed)?);
+        self.follow_caller().map_err(failed)?;
         // SAFETY: both ranges lie in memory of this device.
         unsafe { self.driver.cuMemcpyDtoDAsync_v2(to, pointer, size, self.stream) }.map_err(failed)
     }
@@ -752,6 +766,7 @@ impl Backend for Cuda {
         self.reaches(to, true)?;
         let (pointer, bytes) = to.cuda().ok_or_else(|| to.refused(self.target()))?;
         let (from, size) = (self.resolve(at)?, usize::try_from(bytes.min(at.bytes)).map_err(failed)?);
+        self.follow_caller().map_err(failed)?;
         // SAFETY: as above.
         let copied = unsafe { self.driver.cuMemcpyDtoDAsync_v2(pointer, from, size, self.stream) };
         copied.and_then(|()| self.sync()).map_err(failed)
@@ -871,6 +886,9 @@ impl Drop for Cuda {
             let _ = driver.cuStreamSynchronize(self.stream);
             for timer in &self.timers {
                 let _ = driver.cuEventDestroy_v2(*timer);
+            }
+            if !self.reached.is_null() {
+                let _ = driver.cuEventDestroy_v2(self.reached);
             }
             if !self.stream.is_null() {
                 let _ = driver.cuStreamDestroy_v2(self.stream);

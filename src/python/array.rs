@@ -266,7 +266,7 @@ impl Array {
         let of = object.get_type().module().map(|module| module.to_string()).unwrap_or_default();
         let readonly = of.starts_with("jax") || object.cast::<PyTensor>().is_ok();
         let (kind, _): (i32, i32) = object.call_method0("__dlpack_device__")?.extract()?;
-        // What runs waits for the lender: its work is over when the lender has handed the tensor to the stream that all wait for.
+        // A run waits for the default stream, 1, and the lender lets that wait for its own.
         let capsule = match kind {
             CUDA => {
                 let stream = PyDict::new(object.py());
@@ -360,12 +360,12 @@ impl Array {
 
     /// Its place, for an output.
     pub(super) fn place_mut(&mut self) -> Result<Place<'_>> {
+        if self.is_readonly() {
+            return Err(Error::usage("an array for an output cannot be written".to_owned()));
+        }
         if self.on_cuda {
             // SAFETY: the owner keeps the memory until the run is over.
             return Ok(unsafe { Place::cuda(self.address, self.bytes as u64) });
-        }
-        if self.is_readonly() {
-            return Err(Error::usage("an array for an output cannot be written".to_owned()));
         }
         if self.bytes == 0 {
             return Ok(Place::bytes_mut(&mut []));

@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
 """Times training steps on an NVIDIA GPU beside PyTorch's eager and compiled ones, with their peak memory.
 
-    python tests/compare/training_cuda.py [--only GLOB]... [--precision f32|bf16]... [--compile] [--jax] [--trace FOLDER] [--plimsoll PATH]
+    python tests/compare/training_cuda.py [--only GLOB]... [--precision f32|bf16]... [--mode MODE]... [--jax] [--trace FOLDER] [--plimsoll PATH]
 
-ResNet-50 (224 px), ViT-B/16, BERT-base (12 layers of 768, 128 tokens) and GPT-2 (12 layers of 768, 128 tokens), random weights and data.
+ResNet-50 (224 px), ViT-B/16, BERT-base (12 layers of 768, 128 tokens) and GPT-2 (12 layers of 768, 128 tokens), random weights and data; and
+torchvision's MobileNetV2, EfficientNet-B0, ConvNeXt-T and Swin-T, a decoder as Llama's (12 layers of 768, 512 tokens), the encoder of T5
+(12 layers of 768, 256 tokens) and a U-Net (256 px). A mode is one of torch.compile's; reduce-overhead captures CUDA graphs, as plimsoll does.
 Times are medians of whole updates, data on the device. PyTorch's f32 has no TF32; its bf16 is autocast with f32 weights. Its peak is that
 of torch.cuda.max_memory_allocated over a step; plimsoll's is what its plan allocates. JAX runs the exported file (xla.py) with its weights
 in place; in bf16 they are cast in each step, as plimsoll's are; its peak is what XLA says that the program takes. --trace FOLDER writes the time of each step of
@@ -58,6 +60,130 @@ def image(batch):
     return torch.randn(batch, 3, 224, 224), torch.randint(1000, (batch,))
 
 
+def vision(name):
+    """A model of torchvision, without dropout: all sides compute the same."""
+
+    def build():
+        import torchvision
+
+        model = getattr(torchvision.models, name)()
+        for part in model.modules():
+            if isinstance(part, nn.Dropout):
+                part.p = 0.0
+            if type(part).__name__ == "StochasticDepth":
+                part.p = 0.0
+        return model
+
+    return build
+
+
+class RMSNorm(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x):
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * self.weight
+
+
+class LlamaBlock(nn.Module):
+    def __init__(self, width, heads, inner):
+        super().__init__()
+        self.heads = heads
+        self.before, self.after = RMSNorm(width), RMSNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width, bias=False), nn.Linear(width, width, bias=False)
+        self.gate, self.up = nn.Linear(width, inner, bias=False), nn.Linear(width, inner, bias=False)
+        self.down = nn.Linear(inner, width, bias=False)
+
+    def forward(self, x, cos, sin):
+        batch, tokens, width = x.shape
+        q, k, v = (
+            part.view(batch, tokens, self.heads, -1).transpose(1, 2) for part in self.qkv(self.before(x)).chunk(3, -1)
+        )
+
+        def turned(t):
+            a, b = t.chunk(2, -1)
+            return t * cos + torch.cat((-b, a), -1) * sin
+
+        q, k = turned(q), turned(k)
+        if m.Attention.fused:
+            y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        else:
+            scores = q @ k.transpose(-1, -2) / (width // self.heads) ** 0.5
+            mask = torch.full((tokens, tokens), float("-inf"), device=x.device).triu(1)
+            y = (scores + mask).softmax(-1) @ v
+        x = x + self.out(y.transpose(1, 2).reshape(batch, tokens, width))
+        y = self.after(x)
+        return x + self.down(F.silu(self.gate(y)) * self.up(y))
+
+
+class Llama(nn.Module):
+    def __init__(self, width=768, layers=12, heads=12, inner=2048, vocabulary=32000, tokens=512):
+        super().__init__()
+        self.embed = nn.Embedding(vocabulary, width)
+        self.blocks = nn.ModuleList(LlamaBlock(width, heads, inner) for _ in range(layers))
+        self.norm, self.head = RMSNorm(width), nn.Linear(width, vocabulary, bias=False)
+        half = width // heads // 2
+        angles = torch.arange(tokens)[:, None] / 10000 ** (torch.arange(half)[None] / half)
+        self.register_buffer("cos", torch.cat((angles.cos(),) * 2, -1))
+        self.register_buffer("sin", torch.cat((angles.sin(),) * 2, -1))
+
+    def forward(self, x):
+        y = self.embed(x)
+        for block in self.blocks:
+            y = block(y, self.cos, self.sin)
+        return self.head(self.norm(y))
+
+
+class T5(nn.Module):
+    """The encoder of transformers, and classes of its mean."""
+
+    def __init__(self):
+        super().__init__()
+        import transformers
+
+        config = transformers.T5Config(
+            vocab_size=32128, d_model=768, d_kv=64, d_ff=3072, num_layers=12, num_heads=12, dropout_rate=0.0, use_cache=False
+        )
+        config._attn_implementation = "eager"
+        self.body, self.head = transformers.T5EncoderModel(config), nn.Linear(768, 2)
+
+    def forward(self, x):
+        return self.head(self.body(input_ids=x).last_hidden_state.mean(1))
+
+
+class UNet(nn.Module):
+    """Classes of the mean of its last picture."""
+
+    def __init__(self, widths=(32, 64, 128, 256), classes=10):
+        super().__init__()
+        self.down, self.up, inputs = nn.ModuleList(), nn.ModuleList(), 3
+        for width in widths:
+            self.down.append(nn.Sequential(*m.conv_norm(inputs, width), *m.conv_norm(width, width)))
+            inputs = width
+        for width in reversed(widths[:-1]):
+            both = nn.Sequential(*m.conv_norm(2 * width, width), *m.conv_norm(width, width))
+            self.up.append(nn.ModuleList((nn.ConvTranspose2d(inputs, width, 2, 2), both)))
+            inputs = width
+        self.head = nn.Conv2d(inputs, classes, 1)
+
+    def forward(self, x):
+        kept = []
+        for part in self.down:
+            x = part(F.max_pool2d(x, 2) if kept else x)
+            kept.append(x)
+        kept.pop()
+        for wide, both in self.up:
+            x = both(torch.cat((wide(x), kept.pop()), 1))
+        return self.head(x).mean((2, 3))
+
+
+def words(count, tokens, classes):
+    """Numbers of words, and a class for each row, or for each word where there are as many classes."""
+    each = lambda batch: (batch, tokens) if classes == count else (batch,)
+    return lambda batch: (torch.randint(count, (batch, tokens)), torch.randint(classes, each(batch)))
+
+
 # name: build, data, batch, optimizer
 CASES = {
     "resnet50": (resnet50, image, 32, "sgd"),
@@ -74,6 +200,13 @@ CASES = {
         16,
         "adamw",
     ),
+    "mobilenet_v2": (vision("mobilenet_v2"), image, 32, "adamw"),
+    "efficientnet_b0": (vision("efficientnet_b0"), image, 32, "adamw"),
+    "convnext_tiny": (vision("convnext_tiny"), image, 32, "adamw"),
+    "swin_t": (vision("swin_t"), image, 32, "adamw"),
+    "llama": (Llama, words(32000, 512, 32000), 16, "adamw"),
+    "t5": (T5, words(32128, 256, 2), 32, "adamw"),
+    "unet": (UNet, lambda batch: (torch.randn(batch, 3, 256, 256), torch.randint(10, (batch,))), 16, "adamw"),
 }
 
 
@@ -100,7 +233,7 @@ def ours(args, path, words, name):
     return found
 
 
-def theirs(build, batch, optimizer, precision, compiled):
+def theirs(build, batch, optimizer, precision, mode):
     """Milliseconds of an update of PyTorch, and its peak in bytes."""
     m.Attention.fused = True
     torch.manual_seed(SEED)
@@ -117,8 +250,9 @@ def theirs(build, batch, optimizer, precision, compiled):
             output = model(x)
             return F.cross_entropy(output.flatten(0, -2) if output.ndim == 3 else output, y.flatten())
 
-    if compiled:
-        loss = torch.compile(loss)
+    if mode:
+        torch._dynamo.reset()
+        loss = torch.compile(loss, mode=mode)
 
     def step():
         loss(x, y).backward()
@@ -194,7 +328,8 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", action="append", default=[], metavar="GLOB")
     parser.add_argument("--precision", action="append", choices=("f32", "bf16"))
-    parser.add_argument("--compile", action="store_true", help="torch.compile, too")
+    parser.add_argument("--mode", action="append", default=[], help="torch.compile, too: default, reduce-overhead, max-autotune")
+    parser.add_argument("--alone", action="store_true", help="plimsoll alone")
     parser.add_argument("--jax", action="store_true", help="JAX, too")
     parser.add_argument("--trace", type=Path, metavar="FOLDER")
     parser.add_argument("--plimsoll", type=Path, default=zoo.ROOT / "target/release/plimsoll", metavar="PATH")
@@ -218,9 +353,10 @@ def main():
                     line["plimsoll"] = ours(args, path, flags(batch, optimizer, precision), label)
                 except zoo.Failed as error:
                     line["plimsoll"] = str(error)
-                line["eager"] = theirs(build, rows, optimizer, precision, False)
-                if args.compile:
-                    line["compiled"] = theirs(build, rows, optimizer, precision, True)
+                if not args.alone:
+                    line["eager"] = theirs(build, rows, optimizer, precision, None)
+                for mode in args.mode:
+                    line[mode] = theirs(build, rows, optimizer, precision, mode)
                 if args.jax:
                     line["jax"] = jitted(path, rows, optimizer, precision)
                 print(json.dumps(line), flush=True)
