@@ -8,6 +8,8 @@
 //!   computation, because equal nodes are;
 //! - a reduction, a concatenation and a view have one rule each.
 //!
+//! Parts of a value, such as queries, keys and values of one product, have gradients that are put side by side where these are all of it.
+//!
 //! A rule may read inputs and outputs freely. What is kept from the forward computation is a matter of the plan.
 
 mod fixed;
@@ -18,7 +20,9 @@ use crate::constant::Constant;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::graph::{Decomposer, GRADIENT, Graph};
-use crate::op::{Args, Back, Call, Fact, Grad, Lower, NodeId, Nodes, OpResult, ValueId, Var, build};
+use crate::op::{Args, Attr, Back, Call, Fact, Grad, Lower, NodeId, Nodes, OpResult, ValueId, Var, build};
+use crate::ops::spread;
+use crate::pass::even_gather;
 use crate::shape::Shape;
 use crate::tensor::Tensor;
 use std::collections::{HashMap, HashSet};
@@ -88,7 +92,12 @@ impl Sweep<'_> {
     fn total(&mut self, value: ValueId) -> Result<Option<ValueId>> {
         let Some(parts) = self.found.remove(&value) else { return Ok(None) };
         let name = format!("{GRADIENT}{}", self.graph.value_name(value));
+        let whole = self.stretches(&parts);
         let sum = build(self.nodes_of(&name), |b| {
+            if let Some((axis, stretches)) = &whole {
+                let stretches: Vec<_> = stretches.iter().map(|&part| b.value(part)).collect();
+                return Ok(vec![b.concat(&stretches, *axis as i64)]);
+            }
             let parts = parts.iter().map(|&part| b.value(part));
             Ok(parts.reduce(|sum, part| sum + part).into_iter().collect())
         });
@@ -98,11 +107,43 @@ impl Sweep<'_> {
         Ok(Some(sum))
     }
 
+    /// The stretches of an axis that gradients are zeros around, in order, if they are all of the axis and have nothing in common.
+    fn stretches(&self, parts: &[ValueId]) -> Option<(usize, Vec<ValueId>)> {
+        let stretch = |&part: &ValueId| {
+            let (node, shape) = (self.graph.node(part.node), &self.graph.fact(part).shape);
+            let &[Some(inner)] = &self.graph.operands(part.node)[..] else { return None };
+            let plain = node.op_name() == "Pad" && node.attrs.get("mode").is_none() && node.attrs.get("axes").is_none();
+            let Some(Attr::Ints(pads)) = node.attrs.get("pads").filter(|_| plain) else { return None };
+            let mut padded = (0..shape.len()).filter(|&axis| pads[axis] != 0 || pads[shape.len() + axis] != 0);
+            let (axis, None) = (padded.next()?, padded.next()) else { return None };
+            Some((axis, pads[axis], self.graph.fact(inner).shape[axis] as i64, inner))
+        };
+        let mut all = parts.iter().map(stretch).collect::<Option<Vec<_>>>()?;
+        all.sort_unstable_by_key(|&(_, start, ..)| start);
+        let &(axis, ..) = all.first()?;
+        let mut next = 0;
+        for &(of, start, len, _) in &all {
+            if (of, start) != (axis, next) {
+                return None;
+            }
+            next += len;
+        }
+        let is_whole = next == self.graph.fact(parts[0]).shape[axis] as i64;
+        is_whole.then(|| (axis, all.into_iter().map(|(.., inner)| inner).collect()))
+    }
+
     /// Hands the gradients of a node's outputs to its inputs.
     fn back(&mut self, id: NodeId) -> Result<()> {
         let outputs = 0..self.graph.node(id).outputs.len() as u32;
         let dy: Vec<_> = outputs.map(|port| self.total(ValueId { node: id, port })).collect::<Result<_>>()?;
         let Some(op) = self.graph.node(id).op().filter(|_| dy.iter().any(Option::is_some)) else { return Ok(()) };
+        if let Some((data, axis, span)) = even_gather(self.graph, id)? {
+            let mut shape = self.graph.fact(data).shape.to_vec();
+            let extent = std::mem::replace(&mut shape[axis], span.len);
+            return self.apply(id, &dy, |_, _, back| {
+                Ok(vec![Some(spread(back.first()?.shaped(&shape), axis, &span, extent)?), None])
+            });
+        }
         match (op.grad, op.lower) {
             (Grad::Derived, Lower::Decompose(_)) => self.pieces(id, &dy),
             (Grad::Derived, Lower::Const) => Ok(()),

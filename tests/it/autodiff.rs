@@ -308,3 +308,47 @@ fn derivatives_at_kinks_and_ties_are_those_of_pytorch() {
     }
     assert!(failures.is_empty(), "{}", failures.join("\n"));
 }
+
+/// Parts of one value, by Gathers of known indices, have gradients that lie side by side.
+#[test]
+fn parts_that_are_all_of_a_value_have_gradients_side_by_side() {
+    let g = Trace::new("parts");
+    let x = g.input("x", DType::F32, [3, 2, 4]);
+    let weights = g.input("weights", DType::F32, [3, 2, 4]);
+    let index = |i: f64| g.constant("index", Tensor::from_f64(DType::I64, [], &[i]));
+    let part = |i: usize| {
+        let taken = x.op("Gather", &[index(i as f64 - 3.0 * (i % 2) as f64)], Attrs::new().with("axis", 0));
+        (taken * weights.part(0, i..i + 1).reshape(&[2, 4])).reduce_sum(&[], false)
+    };
+    let loss = part(2) + part(0) + part(1);
+    g.output("loss", loss);
+    g.output("dx", g.grad(loss, &[x])[0]);
+    let graph = g.finish().expect("it is sound");
+    let has = |name: &str| graph.order().expect("no cycle").iter().any(|&node| graph.node(node).op_name() == name);
+    assert!(!has("Scatter") && !has("Pad") && !has("ScatterND"), "it adds up what lies apart");
+    let mut random = Random(3);
+    let inputs = [random.draw(-1.0, 1.0, 24), random.draw(-1.0, 1.0, 24)];
+    assert_eq!(values(&graph, &inputs)[&graph.outputs()[1].1], inputs[1]);
+}
+
+/// A table of few rows that many indices name: its gradient is that of stretches of the updates, on devices, too.
+#[test]
+fn gradients_of_small_tables_are_those_of_the_reference() {
+    let (rows, count) = (7, 4096);
+    let g = Trace::new("table");
+    let table = g.input("table", DType::F32, [rows, 3]);
+    let weights = g.input("weights", DType::F32, [count, 3]);
+    let mut random = Random(11);
+    let indices: Vec<f64> = random.draw(-(rows as f64), rows as f64, count).into_iter().map(f64::floor).collect();
+    let indices = g.constant("indices", Tensor::from_f64(DType::I64, [count], &indices));
+    let taken = table.op("Gather", &[indices], Attrs::new().with("axis", 0));
+    let loss = (taken * weights).reduce_sum(&[], false);
+    g.output("dtable", g.grad(loss, &[table])[0]);
+    let graph = g.finish().expect("it is sound");
+    let mut state = 5;
+    for opener in common::backends() {
+        let plan = common::runs_as_the_reference(&graph, &opener, &mut state);
+        // Stretches are sums of their own, and a sum of these.
+        assert!(opener.0 == "cpu" || plan.runs[0].steps.len() > 1, "{}: one step", opener.0);
+    }
+}

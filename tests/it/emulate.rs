@@ -215,6 +215,7 @@ fn cuda_kernels_compute_what_the_interpreter_does() {
         "attention_decode_vec16b",
         "attention_mma",
         "conv_direct",
+        "filters_direct",
         "gather",
         "scatter",
     ] {

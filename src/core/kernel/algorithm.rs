@@ -51,7 +51,7 @@ pub enum Text {
         /// Its tiling.
         tiling: Tiling,
     },
-    /// A convolution by strips of results.
+    /// A convolution, or a transposed one, by strips of results.
     ConvDirect(ConvDirect),
     /// A transposed convolution as a product of matrices.
     ConvTranspose {
@@ -66,6 +66,8 @@ pub enum Text {
         /// Its tiling.
         tiling: Tiling,
     },
+    /// The gradient of a convolution by its filters, by strips of positions.
+    FiltersDirect(FiltersDirect),
     /// Attention.
     Attention(Cut),
 }
@@ -224,6 +226,21 @@ pub struct ConvDirect {
     pub axis: usize,
     /// Results of a strip.
     pub results: usize,
+    /// Neighbouring invocations whose channels lie side by side.
+    pub lanes: usize,
+    /// Invocations of a workgroup.
+    pub threads: u32,
+}
+
+/// The gradient of a convolution by its filters computed directly, by strips of positions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct FiltersDirect {
+    /// The spatial axis along which strips lie.
+    pub axis: usize,
+    /// Positions of a strip.
+    pub places: usize,
+    /// True if an invocation has the taps along the other axes, too, rather than those of one of their points.
+    pub all_taps: bool,
     /// Neighbouring invocations whose channels lie side by side.
     pub lanes: usize,
     /// Invocations of a workgroup.

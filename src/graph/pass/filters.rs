@@ -5,23 +5,25 @@
 //! ConvFilters (x, dy)   =   ReduceSum (ConvFilterSums <parts = [4, 2]> (x, dy))
 //! ```
 //!
-//! Elsewhere it is a convolution with a window as large as an image, into which it decomposes.
+//! Where a group has many channels it is a product of matrices, elsewhere a sum by strips of positions. On the CPU it is a convolution with a
+//! window as large as an image, into which it decomposes.
 
 use super::Context;
 use crate::error::Result;
 use crate::graph::Graph;
+use crate::kernel::schedule::conv;
 use crate::op::{Attrs, NodeId};
 use crate::ops::SUMS_OF_PARTS;
 use crate::target::{FEW_GROUPS, Family};
 
-/// The fewest rows and columns of a product of matrices.
-const FEW: usize = 8;
-/// Rows and columns of the tiles by which the workgroups are counted.
+/// Rows and columns of the tiles by which the workgroups of a product are counted.
 const TILE: usize = 64;
+/// Pairs of channels of a workgroup that adds up strips.
+const PAIRS: usize = 32;
 /// Tiles that keep a multiprocessor busy.
 const BUSY: usize = 4;
-/// The fewest positions of a part.
-const SHORT: usize = 256;
+/// The fewest positions of a part: of a product, and of strips.
+const SHORT: [usize; 2] = [256, 64];
 /// The most parts of the images, and of the rows.
 const MOST: usize = 1 << 12;
 
@@ -68,14 +70,14 @@ struct Gradient {
     tiles: usize,
     images: usize,
     rows: usize,
-    /// Positions of all images.
-    positions: usize,
+    /// Positions of all images, and the fewest of a part.
+    positions: [usize; 2],
     /// Bytes of the operands, and of the sums of one part.
     bytes: [usize; 2],
 }
 
 impl Gradient {
-    /// `None` if the gradient is no product of matrices.
+    /// `None` if nothing is added up, or for windows that strips do not take.
     fn new(graph: &Graph, id: NodeId) -> Option<Gradient> {
         let node = graph.node(id);
         let [x, dy] = graph.operands(id)[..] else { return None };
@@ -88,11 +90,17 @@ impl Gradient {
         let (images, positions) = (dy.shape[0], dy.shape.numel() / dy.shape[1].max(1));
         let rows = if taps.len() > 1 { dy.shape[taps.len()] } else { 1 };
         let bytes = [x, dy].map(|fact| fact.shape.numel() * fact.dtype.size()).iter().sum();
-        (outputs.min(columns) >= FEW && positions > 0).then_some(Gradient {
-            tiles: groups * outputs.div_ceil(TILE) * columns.div_ceil(TILE),
+        let unfolds = conv::unfolds(outputs, columns);
+        let tiles = match unfolds {
+            true => groups * outputs.div_ceil(TILE) * columns.div_ceil(TILE),
+            false => (filters[0] * inputs).div_ceil(PAIRS),
+        };
+        let is_computed = positions > 0 && (unfolds || conv::adds_directly(taps));
+        is_computed.then_some(Gradient {
+            tiles,
             images,
             rows,
-            positions,
+            positions: [positions, SHORT[usize::from(!unfolds)]],
             bytes: [bytes, filters.numel() * dy.dtype.size().max(size_of::<f32>())],
         })
     }
@@ -103,9 +111,10 @@ impl Gradient {
         let divisors = |count: usize| (1..=count.min(MOST - 1)).filter(move |&part| count.is_multiple_of(part));
         let images = divisors(self.images).map(|images| [images, 1]);
         let rows = divisors(self.rows).skip(1).map(|rows| [self.images, rows]).filter(|_| self.images < MOST);
+        let [positions, short] = self.positions;
         let fits = |[images, rows]: &[usize; 2]| {
             let count = images * rows;
-            count == 1 || self.positions / count >= SHORT && count.saturating_mul(self.bytes[1]) <= self.bytes[0]
+            count == 1 || positions / count >= short && count.saturating_mul(self.bytes[1]) <= self.bytes[0]
         };
         let all: Vec<_> = images.chain(rows).filter(fits).collect();
         all.iter().copied().find(|[images, rows]| images * rows * self.tiles >= busy).or(all.last().copied())
@@ -122,7 +131,7 @@ mod tests {
             tiles,
             images,
             rows,
-            positions: images * image,
+            positions: [images * image, SHORT[0]],
             bytes,
         };
         // Filters 512 x 512 x 3 x 3 have tiles enough; 64 x 64 x 3 x 3 need parts of the rows, too.

@@ -7,7 +7,14 @@
 //! Sort <runs = n> (x)   =   Sort <runs = 64> (x) --groups of runs--> Sort <runs = 4> (x, order) --> ... --> one group
 //! ```
 //!
-//! It adds updates up by their places, `SumByIndex`, if each index names a place of whole slices. The CPU adds updates in their order, in place.
+//! It adds updates up by their places, `SumByIndex`, if each index names a place of whole slices. Where many updates meet at few places, stretches
+//! of them are added up by themselves, each at places of its own, and then the stretches:
+//!
+//! ```text
+//! SumByIndex <extent = 32> (i, x)   =   ReduceSum (SumByIndex <extent = 64 * 32> (i + 32 * stretch, x) [64, 32])
+//! ```
+//!
+//! The CPU adds updates in their order, in place.
 //!
 //! Sums up to each element of a long axis are those of blocks, and of the sums of blocks:
 //!
@@ -21,8 +28,8 @@ use crate::dtype::DType;
 use crate::error::Result;
 use crate::graph::{Decomposer, Graph};
 use crate::op::{Attrs, NodeId, Nodes, OpResult, ValueId, Var, build};
-use crate::ops::{SCAN, SCATTER, SORT, SUM_BY_INDEX};
-use crate::target::Family;
+use crate::ops::{SCAN, SCATTER, SORT, SUM_BY_INDEX, from_start};
+use crate::target::{FEW_GROUPS, Family};
 
 /// Runs of a group of the first level, and of others where few elements are kept.
 const WIDE: usize = 64;
@@ -33,13 +40,20 @@ const NARROW: usize = 4;
 const BLOCK: usize = 1 << 8;
 const SHORT: usize = 2 * BLOCK;
 
+/// Elements of the workgroups by which those that add up by index are counted, and how many keep a multiprocessor busy.
+const LOOKING: usize = 256;
+const BUSY: usize = 2;
+/// The fewest updates of a stretch. The most updates that every workgroup looks through.
+const LEAST: usize = 128;
+const MOST_UPDATES: usize = 1 << 18;
+
 /// Rewrites such nodes as the target computes them.
 pub fn run(graph: &mut Graph, context: &Context) -> Result<()> {
     let is_cpu = context.target.family == Family::Cpu;
     for id in graph.order()? {
         let name = graph.node(id).op_name();
         let levels = if name == SORT && !is_cpu { Levels::of(graph, id, context) } else { None };
-        let sum = if name == SCATTER && !is_cpu { Sum::of(graph, id) } else { None };
+        let sum = if name == SCATTER && !is_cpu { Sum::of(graph, id, context) } else { None };
         let blocks = if name == SCAN { Blocks::of(graph, id, context) } else { None };
         if levels.is_none() && sum.is_none() && blocks.is_none() && !(name == SUM_BY_INDEX && is_cpu) {
             continue;
@@ -177,10 +191,12 @@ struct Sum {
     axis: usize,
     /// The indices `[n]`, or as many axes of 1 around these.
     indices: ValueId,
+    /// Stretches of the updates that are added up by themselves.
+    stretches: usize,
 }
 
 impl Sum {
-    fn of(graph: &Graph, id: NodeId) -> Option<Sum> {
+    fn of(graph: &Graph, id: NodeId, context: &Context) -> Option<Sum> {
         let operands = graph.operands(id);
         let (data, updates) = (graph.fact(operands[0]?), graph.fact(operands[2]?));
         let (adds, axis) = graph.with_call(id, |call| {
@@ -196,7 +212,23 @@ impl Sum {
         let own = &graph.fact(indices).shape;
         let behind = own.len().checked_sub(rank - axis);
         let alone = own.numel() == updates.shape[axis] && behind.is_some_and(|at| own[at] == updates.shape[axis]);
-        (adds && whole && alone && data.dtype.is_float()).then_some(Sum { axis, indices })
+        if !(adds && whole && alone && data.dtype.is_float()) {
+            return None;
+        }
+        let n = updates.shape[axis];
+        let busy = BUSY * (context.target.multiprocessors as usize).max(FEW_GROUPS);
+        let own = Sum::stretches(n, data.shape[axis], data.shape.numel(), busy);
+        let valid = |count: u32| count > 0 && n.is_multiple_of(count as usize);
+        let stretches = context.decisions.choose("stretches", id, Some(own as u32), valid)? as usize;
+        Some(Sum { axis, indices, stretches })
+    }
+
+    /// Stretches of `n` updates that occupy the device. Their sums, each as many elements as the result has, are no more than the updates.
+    fn stretches(n: usize, places: usize, elements: usize, busy: usize) -> usize {
+        let few = elements.div_ceil(LOOKING) < busy / 2 && n <= MOST_UPDATES;
+        let fits = |count: &usize| n.is_multiple_of(*count) && n / count >= places.max(LEAST);
+        let enough = busy.div_ceil(elements.div_ceil(LOOKING).max(1));
+        if few { (1..=enough).rev().find(fits).unwrap_or(1) } else { 1 }
     }
 
     fn nodes<'g>(&self, b: Nodes<'g>, data: Var<'g>, updates: Var<'g>) -> OpResult<Var<'g>> {
@@ -206,8 +238,22 @@ impl Sum {
         let back: Vec<usize> =
             (0..rank).map(|k| if k == self.axis { 0 } else { k + usize::from(k < self.axis) }).collect();
         let indices = b.value(self.indices).shaped(&[n]);
-        let attrs = Attrs::new().with("extent", extent as i64);
-        let sums = indices.op(SUM_BY_INDEX, &[updates.transpose(&first)], attrs);
+        let (updates, dtype) = (updates.transpose(&first), data.fact()?.dtype);
+        let attrs = |places: usize| Attrs::new().with("extent", places as i64);
+        if self.stretches == 1 {
+            return Ok(data + indices.op(SUM_BY_INDEX, &[updates], attrs(extent)).transpose(&back));
+        }
+        // An index of no place is none of the places of all stretches.
+        let (count, places) = (self.stretches, self.stretches * extent);
+        let at = from_start(indices, extent).shaped(&[count, n / count]);
+        let first = b.constant(DType::I32, [count, 1], || (0..count).map(|part| (part * extent) as f64).collect());
+        let own = at.cast(DType::I32) + first;
+        let nowhere = own.like(places as f64);
+        let at = at.less(at.like(0.0)).select(nowhere, at.less(at.like(extent as f64)).select(own, nowhere));
+        let at = at.shaped(&[n]);
+        let sums = at.op(SUM_BY_INDEX, &[updates.cast(dtype.unhalved())], attrs(places));
+        let shape: Vec<usize> = [count, extent].into_iter().chain(updates.shape()?[1..].iter().copied()).collect();
+        let sums = sums.shaped(&shape).reduce_sum(&[0], false).cast(dtype);
         Ok(data + sums.transpose(&back))
     }
 }
@@ -220,4 +266,19 @@ fn in_order<'g>(b: Nodes<'g>, indices: Var<'g>, updates: Var<'g>, shape: &[usize
     let zeros = b.scalar(0.0, fact.dtype).expand(shape);
     let attrs = Attrs::new().with("axis", 0).with("reduction", "add");
     Ok(zeros.op(SCATTER, &[indices.shaped(&along), updates], attrs))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stretches_occupy_the_device_where_few_sums_are_of_many_updates() {
+        // A table of positions, 32 by 12, that 256 by 256 indices name, on a device of 132 multiprocessors; one of windows, 169 by 3.
+        assert_eq!(Sum::stretches(65_536, 32, 384, 264), 128);
+        assert_eq!(Sum::stretches(2_401, 169, 507, 264), 7);
+        // A table of words has sums enough, and so has a short list of updates.
+        assert_eq!(Sum::stretches(16_384, 32_000, 32_000 * 768, 264), 1);
+        assert_eq!(Sum::stretches(64, 4, 64, 264), 1);
+    }
 }

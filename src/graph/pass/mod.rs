@@ -55,6 +55,7 @@ pub use fold::{fold_node, folded_constants};
 pub use group::{Group, GroupKind, Groups};
 pub use indexes::{Indexes, Use};
 pub use quantize::{Quantize, dequantized_from, quantized};
+pub use views::even_gather;
 
 /// The options of compilation that do not depend on the device: types, fusion, chunks. `Planning::plan` plans without a device.
 ///

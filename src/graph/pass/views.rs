@@ -15,6 +15,7 @@ use super::simplify::{addend, only};
 use crate::error::Result;
 use crate::graph::Graph;
 use crate::op::{Attrs, Call, Lower, NodeId, ValueId};
+use crate::ops::Span;
 use crate::shape::{Access, Shape};
 
 /// The most indices of a Gather that are looked at.
@@ -55,12 +56,22 @@ fn pick(graph: &mut Graph, id: NodeId, context: &Context) -> Result<()> {
 
 /// The data of a Gather, and the Slice that its indices are.
 fn picked(graph: &Graph, id: NodeId) -> Result<Option<(ValueId, Attrs)>> {
+    let Some((data, axis, Span { start, step, len })) = even_gather(graph, id)? else { return Ok(None) };
+    let start = start as i64;
+    let end = start + (len as i64 - 1) * step + step.signum();
+    let attrs = Attrs::new().with("axes", vec![axis as i64]).with("steps", vec![step]);
+    let attrs = attrs.with("starts", vec![start]).with("ends", vec![if end < 0 { i64::MIN } else { end }]);
+    Ok(Some((data, attrs)))
+}
+
+/// The data of a Gather of indices that are known and evenly apart, and the elements that it takes along an axis.
+pub fn even_gather(graph: &Graph, id: NodeId) -> Result<Option<(ValueId, usize, Span)>> {
     let node = graph.node(id);
     let (Some(op), &[Some(data), Some(indices)]) = (node.op(), &graph.operands(id)[..]) else { return Ok(None) };
     let Some(constant) = graph.as_constant(indices).filter(|_| op.name == "Gather") else { return Ok(None) };
     let shape = &graph.fact(data).shape;
-    let count = constant.fact.shape.numel();
-    if !(1..=MAX_INDICES).contains(&count) || shape.contains(&0) {
+    let len = constant.fact.shape.numel();
+    if !(1..=MAX_INDICES).contains(&len) || shape.contains(&0) {
         return Ok(None);
     }
     let axis = Call { op, attrs: &node.attrs, inputs: &[] }.axis("axis", 0, shape).map_err(|what| node.error(what))?;
@@ -68,16 +79,13 @@ fn picked(graph: &Graph, id: NodeId) -> Result<Option<(ValueId, Attrs)>> {
     let Some(indices) = constant.value()?.to_i64() else { return Ok(None) };
     let at = |&i: &i64| if (-extent..0).contains(&i) { i + extent } else { i };
     let indices: Vec<i64> = indices.iter().map(at).collect();
-    let step = if count > 1 { indices[1].saturating_sub(indices[0]) } else { 1 };
+    let step = if len > 1 { indices[1].saturating_sub(indices[0]) } else { 1 };
     let even = |pair: &[i64]| pair[1].checked_sub(pair[0]) == Some(step);
     // Elsewhere kernels take the nearest element.
     if step == 0 || !indices.windows(2).all(even) || !indices.iter().all(|i| (0..extent).contains(i)) {
         return Ok(None);
     }
-    let end = indices[count - 1] + step.signum();
-    let attrs = Attrs::new().with("axes", vec![axis as i64]).with("steps", vec![step]);
-    let attrs = attrs.with("starts", vec![indices[0]]).with("ends", vec![if end < 0 { i64::MIN } else { end }]);
-    Ok(Some((data, attrs)))
+    Ok(Some((data, axis, Span { start: indices[0] as usize, step, len })))
 }
 
 /// True if a node is a view that has each element of its source once.

@@ -1019,7 +1019,11 @@ fn conv(c: &mut Cases) {
         let body = (x(0) + x(1)).max(&x(0).like(0.0)) + x(2);
         c.add(&format!("conv {name}"), Template::Conv { groups, window: win, padding: 0 }, &s, reads, &[body]);
     }
-    let rows: [Row; 5] = [
+    let rows: [Row; 9] = [
+        ("3x3 of each channel", [2, 12, 1, 7, 6], [12, 1, 7, 6], 12, window([1, 3, 3], one, one, [0, 1, 1])),
+        ("3x3 of each, 2 apart", [2, 12, 1, 5, 4], [12, 1, 9, 8], 12, window([1, 3, 3], [1, 2, 2], one, [0, 1, 1])),
+        ("7x7 of each channel", [1, 6, 1, 9, 19], [6, 1, 9, 19], 6, window([1, 7, 7], one, one, [0, 3, 3])),
+        ("20 apart", [1, 2, 1, 2, 3], [2, 1, 25, 46], 2, window([1, 5, 5], [1, 20, 20], one, [0; 3])),
         ("2-D", [2, 3, 1, 5, 4], [4, 1, 7, 6], 1, window([1, 3, 3], one, one, [0; 3])),
         ("strided", [1, 4, 1, 5, 5], [3, 1, 10, 10], 1, window([1, 3, 3], [1, 2, 2], one, [0, 1, 1])),
         ("grouped", [2, 4, 1, 4, 4], [6, 1, 8, 8], 2, window([1, 2, 2], [1, 2, 2], one, [0; 3])),
@@ -1092,16 +1096,21 @@ fn conv(c: &mut Cases) {
     }
     // Gradients by filters: extents of the data and of the result, those of the filters, parts of images and rows.
     let strided = window([1, 3, 3], [1, 2, 2], one, [0, 1, 1]);
-    let rows: [(&str, [usize; 5], [usize; 5], usize, Window, [usize; 2]); 9] = [
+    let fives = window([1, 5, 5], one, one, [0, 2, 2]);
+    let rows: [(&str, [usize; 5], [usize; 5], usize, Window, [usize; 2]); 13] = [
         ("3x3", [2, 16, 1, 6, 7], [2, 20, 1, 6, 7], 1, three.clone(), [1, 1]),
         ("3x3 in parts", [4, 16, 1, 6, 7], [4, 24, 1, 6, 7], 1, three.clone(), [4, 3]),
         ("1x1", [3, 40, 1, 5, 8], [3, 72, 1, 5, 8], 1, window(one, one, one, [0; 3]), [3, 1]),
         ("1x1, 2 apart", [2, 24, 1, 9, 8], [2, 16, 1, 5, 4], 1, window(one, [1, 2, 2], one, [0; 3]), [2, 1]),
-        ("3x3, 2 apart", [2, 8, 1, 8, 9], [2, 136, 1, 4, 5], 1, strided, [1, 2]),
+        ("3x3, 2 apart", [2, 8, 1, 8, 9], [2, 136, 1, 4, 5], 1, strided.clone(), [1, 2]),
         ("7x7 of three", [2, 3, 1, 12, 11], [2, 16, 1, 6, 6], 1, window([1, 7, 7], [1, 2, 2], one, [0, 3, 3]), [2, 2]),
         ("in groups", [2, 16, 1, 5, 6], [2, 48, 1, 5, 6], 2, three.clone(), [2, 1]),
         ("dilated", [1, 8, 1, 9, 10], [1, 8, 1, 5, 6], 1, window([1, 3, 3], one, [1, 2, 2], [0; 3]), [1, 5]),
         ("3-D", [1, 8, 3, 4, 5], [1, 16, 3, 4, 5], 1, window([3; 3], one, one, one), [1, 2]),
+        ("5x5 of each channel", [4, 70, 1, 9, 8], [4, 70, 1, 9, 8], 70, fives, [2, 3]),
+        ("3x3 of each channel, 2 apart", [2, 40, 1, 8, 9], [2, 40, 1, 4, 5], 40, strided.clone(), [2, 1]),
+        ("9x9 of each channel", [1, 5, 1, 17, 4], [1, 5, 1, 9, 4], 5, window([1, 9, 9], one, one, [0, 0, 4]), [1, 1]),
+        ("3x3, two of each", [2, 12, 1, 6, 7], [2, 12, 1, 6, 7], 6, three.clone(), [2, 2]),
     ];
     for (name, x_shape, y_shape, groups, win, [images, rows]) in rows {
         let [kd, kh, kw] = win.kernel;

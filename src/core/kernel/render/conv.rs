@@ -5,7 +5,7 @@ use super::scalar::Type::{self, Bool, F32, I32, Vec2, Vec4};
 use super::scalar::convert;
 use super::vector::matrix;
 use super::{Dialect, Input, Module, Scalars, block, kernels};
-use crate::kernel::algorithm::{ConvDirect, Text, Tiling};
+use crate::kernel::algorithm::{ConvDirect, FiltersDirect, Text, Tiling};
 use crate::kernel::meaning::mismatch;
 use crate::kernel::product::{Phases, Product, Side};
 use crate::kernel::schedule::map::inputs;
@@ -16,7 +16,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 kernels! {
     |module, text| module.conv_direct(text) => {
-        conv_direct "conv_direct.wgsl": "convolution with few channels per group, directly, by strips of results",
+        conv_direct "conv_direct.wgsl": "convolution, or its transpose, with few channels per group, directly, by strips of results",
+    }
+    |module, text| module.filters_direct(text) => {
+        filters_direct "filters_direct.wgsl": "gradient of filters with few channels per group, directly, by strips of positions",
     }
     |module, _| module.conv_transpose_each() => {
         conv_transpose "conv_transpose.wgsl": "transposed convolution with few channels per group, gathering",
@@ -215,9 +218,14 @@ impl Module<'_> {
 
     /// A convolution by strips of results along an axis, which share what they read.
     fn conv_direct(&mut self, text: &Text) -> Result<(), String> {
-        let (Template::Conv { groups, window, .. }, Text::ConvDirect(direct)) = (&self.kernel.template, text) else {
+        let (
+            Template::Conv { groups, window, .. } | Template::ConvTranspose { groups, window },
+            Text::ConvDirect(direct),
+        ) = (&self.kernel.template, text)
+        else {
             mismatch(&self.kernel.template)
         };
+        let is_transposed = matches!(self.kernel.template, Template::ConvTranspose { .. });
         let shape = &self.kernel.shape;
         let &ConvDirect { channels: width, axis: along, results: strip, lanes, .. } = direct;
         let [out, input] = [shape[1], self.access(0).shape[1]].map(|n| n / groups);
@@ -247,14 +255,19 @@ impl Module<'_> {
             ("N_STEP", block_step * (blocks / lanes)),
         ]);
         self.windowed(window, Some((out, input)), &order);
-        self.rows(window, along, strip, strips);
+        self.strip_rows(&Strip { window, along, places: strip, last: (strips - 1) * strip, is_transposed });
+        // Neighbouring outputs have filters that lie apart along this axis.
+        let filters = usize::from(is_transposed && out > 1);
+        if is_transposed {
+            self.flags.push("TRANSPOSED");
+        }
 
         let vector = match width {
             4 => Vec4,
             2 => Vec2,
             _ => self.value[0],
         };
-        self.read_rows(vector, [out, input]);
+        self.read_rows(vector, [out, input], filters);
         let space: Space = vec![
             over("n", shape, [0]),
             over("o", shape, [1]),
@@ -285,35 +298,129 @@ impl Module<'_> {
     }
 
     /// The rows of data that the windows of a strip lie in, and what each contributes.
-    fn rows(&mut self, window: &Window, along: usize, strip: usize, strips: usize) {
-        let (stride, dilation, pad) = (window.strides[along], window.dilations[along], window.pads[along]);
-        let taps = window.kernel[along];
-        let terms = || (0..strip).flat_map(|sum| (0..taps).map(move |tap| (sum * stride + tap * dilation, sum, tap)));
-        let rows: BTreeMap<usize, usize> =
-            terms().map(|(down, ..)| down).collect::<BTreeSet<_>>().into_iter().zip(0..).collect();
-        let (extent, first) = (self.access(0).shape[along + 2], (strips - 1) * strip * stride);
-        let row = |&down: &usize| {
-            let low = (down < pad).then(|| format!("v + {down} >= 0"));
-            let high = (first + down >= extent + pad).then(|| format!("v + {down} < IN_Y"));
-            let inside = [low, high].into_iter().flatten().collect::<Vec<_>>().join(" && ");
-            let inside = if inside.is_empty() { "true".into() } else { inside };
-            vec![("DOWN", down.to_string()), ("INSIDE", inside)]
-        };
-        let rows_list = rows.keys().map(row).collect();
-        let mut products: Vec<_> = terms().collect();
-        products.sort_unstable();
+    fn strip_rows(&mut self, strip: &Strip) {
+        let rows = strip.rows();
+        let row = |(down, inside): (isize, String)| vec![("DOWN", down.to_string()), ("INSIDE", inside)];
+        let rows_list = strip.bounds(self.access(0).shape[strip.along + 2]).into_iter().map(row).collect();
         let product = |(down, sum, tap)| {
             vec![("SUM", format!("sum{sum}")), ("ROW", format!("row{}", rows[&down])), ("TAP", format!("tap{tap}"))]
         };
-        let terms_list = products.into_iter().map(product).collect();
+        let terms_list = strip.terms().into_iter().map(product).collect();
         self.lists.insert("row", rows_list);
         self.lists.insert("term", terms_list);
-        self.lists.insert("tap", vec![Vec::new(); taps]);
-        self.lists.insert("sum", vec![Vec::new(); strip]);
+        self.lists.insert("tap", vec![Vec::new(); strip.window.kernel[strip.along]]);
+        self.lists.insert("sum", vec![Vec::new(); strip.places]);
+    }
+
+    /// Sums of filters' gradients, by strips of positions.
+    fn filters_direct(&mut self, text: &Text) -> Result<(), String> {
+        let (Template::ConvFilters { groups, rows, window }, Text::FiltersDirect(direct)) =
+            (&self.kernel.template, text)
+        else {
+            mismatch(&self.kernel.template)
+        };
+        let (kernel, ty) = (self.kernel, self.value[0]);
+        let &FiltersDirect { axis: along, places, all_taps, lanes, threads } = direct;
+        let shape = &kernel.shape;
+        let mut order = vec![0, 1, 2];
+        order.retain(|&axis| axis != along);
+        order.insert(1, along);
+        let ([columns, blocks], (part, images)) = (direct.shares(kernel), FiltersDirect::part(kernel, *rows));
+        let strips = part[along].div_ceil(places);
+        let turns = threads as usize / lanes;
+        self.ints(&[
+            ("LANES", lanes),
+            ("TURNS", turns),
+            ("PAIRS", shape[1] * shape[2]),
+            ("BLOCKS", blocks),
+            ("SHARES", columns),
+            ("GROUP_OUT", shape[1] / groups),
+            ("GROUP_IN", shape[2]),
+            ("ROWS", *rows),
+            ("IMAGES", images),
+            ("STRIP", places),
+            ("STRIPS", strips),
+            ("STEPS", images * strips * part[order[0]] * part[order[2]]),
+        ]);
+        let (data, gradient) = (self.access(0).clone(), self.access(1).clone());
+        for (&axis, name) in order.iter().zip(["Z", "Y", "X"]) {
+            // Parts are stretches of the middle axis.
+            self.int(format!("LINES_{name}"), if axis == 1 { part[1] as isize } else { 0 });
+            self.int(format!("PART_{name}"), part[axis] as isize);
+            self.int(format!("IN_{name}"), data.shape[axis + 2] as isize);
+            self.int(format!("KERNEL_{name}"), window.kernel[axis] as isize);
+            self.int(format!("STRIDE_{name}"), window.strides[axis] as isize);
+            self.int(format!("DILATION_{name}"), window.dilations[axis] as isize);
+            self.int(format!("PAD_{name}"), window.pads[axis] as isize);
+        }
+        for (name, access) in [("DATA", data), ("GRADIENT", gradient)] {
+            self.int(format!("{name}_0"), access.offset);
+            for (axis, of) in [0, 1].into_iter().chain(order.iter().map(|axis| axis + 2)).zip(["N", "C", "Z", "Y", "X"])
+            {
+                self.int(format!("{name}_{of}"), access.strides[axis]);
+            }
+        }
+        for (name, slot) in [("data", 0), ("gradient", 1)] {
+            let lines = vec![
+                format!("if (inside) {{ return {}; }}", convert(&self.load(slot, "at"), self.value[slot], ty)),
+                format!("return {};", convert("0.0f", F32, ty)),
+            ];
+            self.function(name, &[("at", I32), ("inside", Bool)], Some(ty), lines);
+        }
+
+        // Points of the other axes whose taps an invocation has.
+        let [deep, wide] = [order[0], order[2]].map(|axis| window.kernel[axis]);
+        let points: Vec<[String; 2]> = match all_taps {
+            true => (0..deep).flat_map(|z| (0..wide).map(move |x| [z.to_string(), x.to_string()])).collect(),
+            false => vec![["share / KERNEL_X".into(), "share % KERNEL_X".into()]],
+        };
+        let extent = self.access(1).shape[along + 2];
+        let last = extent - part[along] + (strips - 1) * places;
+        let strip = Strip { window, along, places, last, is_transposed: false };
+        let rows = strip.rows();
+        let row = |(down, inside): (isize, String)| vec![("DOWN", down.to_string()), ("INSIDE", inside)];
+        let bounds = strip.bounds(self.access(0).shape[along + 2]).into_iter().map(row).collect();
+        let sums = points.iter().zip(0..).flat_map(|([z, x], point)| {
+            let zero = convert("0.0f", F32, ty);
+            (0..window.kernel[along]).map(move |tap| {
+                vec![
+                    ("SUM", format!("sum{tap}_{point}")),
+                    ("ZERO", zero.clone()),
+                    ("AT_Z", z.clone()),
+                    ("AT_Y", tap.to_string()),
+                    ("AT_X", x.clone()),
+                ]
+            })
+        });
+        let sums = sums.collect();
+        let term = |(down, place, tap)| {
+            vec![
+                ("OF", format!("sum{tap}_COLUMN")),
+                ("ELEMENT", format!("row{}", rows[&down])),
+                ("BY", format!("by{place}")),
+            ]
+        };
+        let terms = strip.terms().into_iter().map(term).collect();
+        let column = |([z, x], point): (&[String; 2], usize)| {
+            vec![("TAP_Z", z.clone()), ("TAP_X", x.clone()), ("COLUMN", point.to_string())]
+        };
+        let columns = points.iter().zip(0..).map(column).collect();
+        self.lists.extend([("sum", sums), ("row", bounds), ("term", terms), ("column", columns)]);
+        self.lists.insert("place", vec![Vec::new(); places]);
+        self.shared.push(("shared_sums", ty, threads as usize));
+        let space: Space = vec![
+            over("part", shape, [0]),
+            over("o", shape, [1]),
+            over("c", shape, [2]),
+            over("z", shape, [order[0] + 3]),
+            over("y", shape, [along + 3]),
+            over("x", shape, [order[2] + 3]),
+        ];
+        self.store(&space, Some(ty), None, &[])
     }
 
     /// `data(at, inside)`, of each channel or of all of them, `weight(at)` of each, and the sums' `ZERO`.
-    fn read_rows(&mut self, vector: Type, [out, input]: [usize; 2]) {
+    fn read_rows(&mut self, vector: Type, [out, input]: [usize; 2], filters: usize) {
         let width = vector.size() / self.value[0].size();
         let name = vector.name();
         let parts = |values: Vec<String>| match width {
@@ -335,11 +442,12 @@ impl Module<'_> {
             ];
             (lines, scalar)
         };
-        let weight = if self.dialect == Dialect::Cuda && width > 1 && self.is_vectorizable(1, 0, width) {
+        let weight = if self.dialect == Dialect::Cuda && width > 1 && self.is_vectorizable(1, filters, width) {
             let (_, read, value) = self.vector(1, width, "at");
             vec![format!("let x = {read};"), format!("return {value};")]
         } else {
-            let at = |k: usize| if k > 0 { format!("at + {k} * WEIGHT_N") } else { "at".into() };
+            let apart = ["WEIGHT_N", "WEIGHT_C"][filters];
+            let at = |k: usize| if k > 0 { format!("at + {k} * {apart}") } else { "at".into() };
             let load = |k: usize| convert(&self.load(1, &at(k)), self.value[1], scalar);
             vec![format!("return {};", parts((0..width).map(load).collect()))]
         };
@@ -438,6 +546,58 @@ impl Module<'_> {
         lines.extend(block(&format!("for (i32 v = 0; v < {width}; v++)"), each));
         lines.extend(after);
         Ok(lines)
+    }
+}
+
+/// Neighbouring places along an axis, whose windows lie in the same rows.
+struct Strip<'a> {
+    window: &'a Window,
+    along: usize,
+    places: usize,
+    /// The first place of the last strip.
+    last: usize,
+    is_transposed: bool,
+}
+
+impl Strip<'_> {
+    /// How far down a row of data lies from that of the strip's first place, the place, and the tap that meets the row there.
+    fn terms(&self) -> Vec<(isize, usize, usize)> {
+        let [stride, dilation, pad] = self.numbers();
+        let pairs = (0..self.places).flat_map(|place| (0..self.window.kernel[self.along]).map(move |tap| (place, tap)));
+        let term = |(place, tap): (usize, usize)| match self.is_transposed {
+            false => Some((place as isize * stride + tap as isize * dilation, place, tap)),
+            true => {
+                let down = place as isize + pad - tap as isize * dilation;
+                (down.rem_euclid(stride) == 0).then_some((down.div_euclid(stride), place, tap))
+            }
+        };
+        let mut terms: Vec<_> = pairs.filter_map(term).collect();
+        terms.sort_unstable();
+        terms
+    }
+
+    fn numbers(&self) -> [isize; 3] {
+        let Window { strides, dilations, pads, .. } = self.window;
+        [strides, dilations, pads].map(|of| of[self.along] as isize)
+    }
+
+    /// The number of each row, by how far down it lies.
+    fn rows(&self) -> BTreeMap<isize, usize> {
+        self.terms().iter().map(|(down, ..)| *down).collect::<BTreeSet<_>>().into_iter().zip(0..).collect()
+    }
+
+    /// How far down each row lies, and when it is within an extent of the data.
+    fn bounds(&self, extent: usize) -> Vec<(isize, String)> {
+        let [stride, _, pad] = self.numbers();
+        let last = self.last as isize;
+        let [first, last] = if self.is_transposed { [0, last / stride] } else { [-pad, last * stride - pad] };
+        let bound = |down: isize| {
+            let low = (first + down < 0).then(|| format!("v + {down} >= 0"));
+            let high = (last + down >= extent as isize).then(|| format!("v + {down} < IN_Y"));
+            let inside = [low, high].into_iter().flatten().collect::<Vec<_>>().join(" && ");
+            (down, if inside.is_empty() { "true".into() } else { inside })
+        };
+        self.rows().into_keys().map(bound).collect()
     }
 }
 

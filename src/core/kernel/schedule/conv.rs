@@ -1,4 +1,4 @@
-//! How GPUs compute convolutions: as products of matrices, or directly, by strips of results that share what they read.
+//! How GPUs compute convolutions and their gradients: as products of matrices, or directly, by strips that share what they read.
 //!
 //! With overlapping windows of `k` by `k` and strips of `s` results, an invocation reads `(s + k - 1) k` elements and `k k` weights for
 //! `s k k` products. For 7 by 7 and 14 results, that is a fifth of an element and a fourteenth of a weight per product.
@@ -6,9 +6,9 @@
 use super::Launch;
 use super::matmul::{self, EIGHT, suits_tensor_cores};
 use crate::dtype::DType;
-use crate::kernel::algorithm::ConvDirect;
+use crate::kernel::algorithm::{ConvDirect, FiltersDirect};
 use crate::kernel::product::{Phases, Product, is_vectorizable};
-use crate::kernel::{Kernel, Window};
+use crate::kernel::{Kernel, Template, Window};
 use crate::target::{FEW_GROUPS, Family, Target};
 
 /// The most sums of an invocation.
@@ -67,8 +67,14 @@ impl ConvDirect {
         let blocks = kernel.shape[1] / width;
         let divides = if last { lanes >= 1 && blocks.is_multiple_of(lanes) } else { lanes == 1 };
         rule(divides || kernel.shape.contains(&0), "expected lanes that divide the channels, or one")?;
+        let whole = !is_transposed(kernel) || results.is_multiple_of(window.strides[axis]);
+        rule(whole, "expected strips of whole strides")?;
         rule(threads >= 1 && threads <= target.max_workgroup.min(1024), "a workgroup is larger than the target's")
     }
+}
+
+fn is_transposed(kernel: &Kernel) -> bool {
+    matches!(kernel.template, Template::ConvTranspose { .. })
 }
 
 /// True if an invocation can take `width` neighbouring channels. Either each has data of its own, or they share it.
@@ -109,7 +115,9 @@ fn cut(kernel: &Kernel, window: &Window, channels: usize, most: usize, target: &
     // Neighbours lie along the innermost axis. Strips lie along an axis that keeps neighbours' reads side by side.
     let reuse = |&axis: &usize| if shape[axis + 2] > 1 { window.kernel[axis] } else { 0 };
     let axes = if last { &[0, 2, 1][..] } else { &[0, 1] };
-    let short = axes.iter().copied().filter(|&axis| window.kernel[axis] <= ROWS).max_by_key(reuse);
+    let is_short =
+        |&axis: &usize| window.kernel[axis] <= ROWS && (!is_transposed(kernel) || window.strides[axis] <= most);
+    let short = axes.iter().copied().filter(is_short).max_by_key(reuse);
     let axis = short.or(axes.iter().copied().min_by_key(|&axis| window.kernel[axis])).expect("there are axes");
     let blocks = shape[1] / channels;
     let others = shape[0] * blocks * (0..3).filter(|&a| a != axis).map(|a| shape[a + 2]).product::<usize>();
@@ -118,7 +126,10 @@ fn cut(kernel: &Kernel, window: &Window, channels: usize, most: usize, target: &
         n => 256 * n,
     };
     let most = most.min(SUMS / channels).min(TERMS / window.kernel[axis].max(1)).max(1);
-    let results = length(shape[axis + 2].max(1), most, |strips| others * strips >= busy);
+    let mut results = length(shape[axis + 2].max(1), most, |strips| others * strips >= busy);
+    if is_transposed(kernel) {
+        results = results.next_multiple_of(window.strides[axis].max(1));
+    }
     let lanes = if last { (8..=32).rev().find(|&n| blocks.is_multiple_of(n)).unwrap_or(blocks.max(1)) } else { 1 };
     let count = others * shape[axis + 2].div_ceil(results);
     let threads = if count < 1 << 14 { 64 } else { 128 }.min(target.max_workgroup);
@@ -132,6 +143,78 @@ pub(super) fn all_direct(kernel: &Kernel, groups: usize, window: &Window, target
     let cuts = widths.flat_map(|width| [STRIP, STRIP / 2, STRIP / 4].map(|most| (width, most)));
     all.extend(cuts.map(|(width, most)| cut(kernel, window, width, most, target)));
     all
+}
+
+impl FiltersDirect {
+    /// Positions of a part along each axis, and the images.
+    pub(in crate::kernel) fn part(kernel: &Kernel, rows: usize) -> ([usize; 3], usize) {
+        let gradient = &kernel.reads[1].access.shape;
+        let images = gradient[0] / (kernel.shape[0] / rows).max(1);
+        ([gradient[2], gradient[3] / rows, gradient[4]], images)
+    }
+
+    /// Workgroups that share the taps, and that share the pairs of channels.
+    pub(in crate::kernel) fn shares(&self, kernel: &Kernel) -> [usize; 2] {
+        let taps: usize = (0..3).filter(|&axis| axis != self.axis).map(|axis| kernel.shape[axis + 3]).product();
+        [if self.all_taps { 1 } else { taps }, (kernel.shape[1] * kernel.shape[2]).div_ceil(self.lanes.max(1))]
+    }
+
+    pub(in crate::kernel) fn launch(&self, kernel: &Kernel) -> Launch {
+        let [taps, pairs] = self.shares(kernel);
+        let size = kernel.writes[0].dtype.size() as u64;
+        Launch {
+            threads: self.threads,
+            groups: (kernel.shape[0] * taps * pairs) as u64,
+            cluster: 1,
+            shared: u64::from(self.threads) * size,
+        }
+    }
+
+    pub(in crate::kernel) fn check(&self, kernel: &Kernel, window: &Window, target: &Target) -> Result<(), String> {
+        let &FiltersDirect { axis, places, all_taps, lanes, threads } = self;
+        let rule = |holds: bool, what: &str| if holds { Ok(()) } else { Err(format!("filters_direct: {what}")) };
+        rule(kernel.prologues.is_empty(), "strips apply no prologue")?;
+        rule(axis < 3, "expected one of three spatial axes")?;
+        let taps = if all_taps { window.kernel.iter().product() } else { window.kernel[axis] };
+        rule(taps <= ROWS, "an invocation has too many sums")?;
+        rule((1..=STRIP).contains(&places), "a strip has too many positions")?;
+        rule(threads >= 1 && threads <= target.max_workgroup.min(1024), "a workgroup is larger than the target's")?;
+        let turns = threads as usize / lanes.max(1);
+        let divides = lanes >= 1 && turns * lanes == threads as usize && turns.is_power_of_two();
+        rule(divides, "expected a power of two of invocations for each lane")
+    }
+}
+
+/// Invocations of a workgroup that adds up gradients of filters.
+const ADDERS: u32 = 256;
+
+/// True if strips of positions add up the gradients of filters with such a window. An invocation has the taps along an axis.
+pub fn adds_directly(taps: &[usize]) -> bool {
+    taps.len() < 3 || taps.iter().any(|&n| n <= ROWS)
+}
+
+/// The strips of positions that may be worth a try, the one that is expected to be fastest first.
+pub(super) fn filters(kernel: &Kernel, rows: usize, window: &Window, target: &Target) -> Vec<FiltersDirect> {
+    let last = has_channels_last(kernel);
+    let (part, images) = FiltersDirect::part(kernel, rows);
+    // Strips lie along an axis that keeps neighbours' reads side by side.
+    let axes = if last { &[0, 2, 1][..] } else { &[0, 1] };
+    let reuse = |&axis: &usize| if part[axis] > 1 { window.kernel[axis] } else { 0 };
+    let short = axes.iter().copied().filter(|&axis| window.kernel[axis] <= ROWS).max_by_key(reuse);
+    let Some(axis) = short.or_else(|| (0..3).find(|&axis| window.kernel[axis] <= ROWS)) else { return Vec::new() };
+    let pairs = kernel.shape[1] * kernel.shape[2];
+    let threads = ADDERS.min(1 << target.max_workgroup.max(1).ilog2());
+    let lanes = if last { pairs.next_power_of_two().min(32).min(threads as usize) } else { 1 };
+    let all_taps = window.kernel.iter().product::<usize>() <= ROWS;
+    let others = images * (0..3).filter(|&a| a != axis).map(|a| part[a]).product::<usize>();
+    let turns = threads as usize / lanes;
+    [4, 8, 2, 1]
+        .into_iter()
+        .map(|most| {
+            let places = length(part[axis].max(1), most, |strips| others * strips >= turns);
+            FiltersDirect { axis, places, all_taps, lanes, threads }
+        })
+        .collect()
 }
 
 /// True if GPUs compute a convolution as a product of matrices. It has `outputs` output channels per group, and `depth` weights per

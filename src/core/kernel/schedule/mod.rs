@@ -101,6 +101,7 @@ impl Text {
             Text::Rows(Rows::Warps { .. }) => "row_warp",
             Text::Rows(Rows::Vectors { .. }) => "row_vec",
             Text::ConvDirect(_) => "conv_direct",
+            Text::FiltersDirect(_) => "filters_direct",
             Text::Nothing | Text::Elements(_) | Text::Rows(_) => template.name(),
             Text::Matmul { tiling, .. }
             | Text::Conv { tiling, .. }
@@ -137,6 +138,7 @@ impl Text {
             Text::Elements(elements) => elements.launch(kernel),
             Text::Rows(rows) => rows.launch(kernel, target),
             Text::ConvDirect(direct) => direct.launch(kernel),
+            Text::FiltersDirect(direct) => direct.launch(kernel),
             Text::Attention(cut) => cut.launch(kernel),
             Text::Matmul { .. } | Text::Conv { .. } | Text::ConvTranspose { .. } | Text::ConvFilters { .. } => {
                 let (product, tiling) = self.product(kernel).expect("the text computes the kernel");
@@ -170,8 +172,14 @@ impl Text {
                 }
                 self.check_tiling(kernel, tiling, target)?;
             }
-            (Text::ConvDirect(direct), Template::Conv { groups, window, .. }) => {
+            (
+                Text::ConvDirect(direct),
+                Template::Conv { groups, window, .. } | Template::ConvTranspose { groups, window },
+            ) => {
                 direct.check(kernel, *groups, window, target)?;
+            }
+            (Text::FiltersDirect(direct), Template::ConvFilters { window, .. }) => {
+                direct.check(kernel, window, target)?;
             }
             (&Text::ConvTranspose { by_phase, tiling }, Template::ConvTranspose { window, .. }) => {
                 ensure(conv::counts_phases(window), || "its window has too many phases".to_owned())?;
@@ -419,18 +427,24 @@ fn texts<'a>(kernel: &'a Kernel, target: &'a Target, own: &'a dyn Fn(usize) -> b
         }
         Template::ConvTranspose { groups, window } => {
             let [out, input] = [kernel.shape[1], kernel.reads[0].access.shape[1]].map(|n| n / (*groups).max(1));
-            let best = if conv::unfolds_transposed(out, input, window) { None } else { ones().next() };
+            let direct = move || conv::all_direct(kernel, *groups, window, target).into_iter().map(Text::ConvDirect);
+            let best = if conv::unfolds_transposed(out, input, window) { None } else { direct().next() };
             let products = conv::counts_phases(window).then(|| conv::transposed(kernel, *groups, window, target));
             let products = products.into_iter().flatten().flat_map(move |(by_phase, product)| {
                 let tilings = matmul::all(kernel, &product, target, own).into_iter();
                 tilings.map(move |tiling| Text::ConvTranspose { by_phase, tiling })
             });
-            Box::new(best.into_iter().chain(products).chain(ones()))
+            Box::new(best.into_iter().chain(products).chain(ones()).chain(once_with(direct).flatten()))
         }
         Template::ConvFilters { groups, rows, window } => {
-            let product = Product::conv_filters(kernel, *groups, *rows, window);
-            let tilings = matmul::all(kernel, &product, target, own);
-            Box::new(tilings.into_iter().map(|tiling| Text::ConvFilters { tiling }))
+            let unfolds = conv::unfolds(kernel.shape[1] / (*groups).max(1), kernel.shape[2..].iter().product());
+            let direct = move || conv::filters(kernel, *rows, window, target).into_iter().map(Text::FiltersDirect);
+            let best = if unfolds { None } else { direct().next() };
+            let tilings = once_with(move || {
+                let product = Product::conv_filters(kernel, *groups, *rows, window);
+                matmul::all(kernel, &product, target, own).into_iter().map(|tiling| Text::ConvFilters { tiling })
+            });
+            Box::new(best.into_iter().chain(tilings.flatten()).chain(once_with(direct).flatten()))
         }
         _ => Box::new(ones()),
     }
