@@ -349,6 +349,6 @@ fn gradients_of_small_tables_are_those_of_the_reference() {
     for opener in common::backends() {
         let plan = common::runs_as_the_reference(&graph, &opener, &mut state);
         // Stretches are sums of their own, and a sum of these.
-        assert!(opener.0 == "cpu" || plan.runs[0].steps.len() > 1, "{}: one step", opener.0);
+        assert!(opener.0 == "cpu" || plan.programs[0].steps.len() > 1, "{}: one step", opener.0);
     }
 }

@@ -317,25 +317,25 @@ pub fn runs_as_the_reference(graph: &Graph, (name, open): &Opener, state: &mut u
     plan
 }
 
-/// Builds the library as other languages load it, with this feature and the processor alone. Returns a folder that has it.
+/// Builds the library as other languages load it, with this feature. Returns a folder that has it.
 ///
-/// All doors are built in one folder, one at a time: their members have the same features, and are compiled once. What comes of it has one
-/// name, and is copied before the next is built.
+/// The doors are built one at a time: what comes of them has one name, and is copied before the next is built.
 pub fn door(feature: &str, variables: &[(&str, &str)]) -> PathBuf {
     static ALONE: Mutex<()> = Mutex::new(());
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let temporary = Path::new(env!("CARGO_TARGET_TMPDIR"));
-    let target = temporary.parent().expect("it is below the target folder").join("doors");
+    let target = temporary.parent().expect("it is below the target folder");
     let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    cargo.current_dir(env!("CARGO_MANIFEST_DIR")).args(["rustc", "--lib", "--crate-type", "cdylib", "--target-dir"]);
-    cargo.arg(&target).args(["--no-default-features", "--features", feature]).envs(variables.iter().copied());
+    cargo.current_dir(env!("CARGO_MANIFEST_DIR")).args(["build", "--example", "door", "--target-dir"]);
+    cargo.arg(target).args(["--features", &format!("door,{feature}")]).envs(variables.iter().copied());
     let done = cargo.output().expect("cargo is here");
     assert!(done.status.success(), "{cargo:?}: {}", String::from_utf8_lossy(&done.stderr));
     let folder = temporary.join(format!("door-{feature}"));
     std::fs::create_dir_all(&folder).expect("a folder");
-    let name = format!("{}plimsoll{}", std::env::consts::DLL_PREFIX, std::env::consts::DLL_SUFFIX);
+    let name = |of: &str| format!("{}{of}{}", std::env::consts::DLL_PREFIX, std::env::consts::DLL_SUFFIX);
     // A program that runs may still have the last one mapped.
-    let _ = std::fs::remove_file(folder.join(&name));
-    std::fs::copy(target.join("debug").join(&name), folder.join(&name)).expect("it was built");
+    let _ = std::fs::remove_file(folder.join(name("plimsoll")));
+    let made = target.join("debug/examples").join(name("door"));
+    std::fs::copy(made, folder.join(name("plimsoll"))).expect("it was built");
     folder
 }

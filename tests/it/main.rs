@@ -90,6 +90,7 @@ mod data;
 mod decoder;
 mod eager;
 mod ffi;
+mod fill;
 mod flags;
 mod forks;
 mod from_plan;

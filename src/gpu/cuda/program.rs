@@ -1,4 +1,4 @@
-//! Kernel texts to machine code: one NVRTC program for all that are new, kept on disk by content.
+//! Kernel texts to machine code: a few NVRTC programs for all that are new, compiled side by side and kept on disk by content.
 
 use super::api::{Nvrtc, Refusal, failed};
 use cudarc::nvrtc::sys::nvrtcProgram;
@@ -8,7 +8,7 @@ use plimsoll_core::kernel::render::PRELUDE;
 use std::ffi::{CString, c_char};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
-use std::{fs, io};
+use std::{fs, io, thread};
 
 /// First bytes of a file of the cache, its format's version among them.
 const MAGIC: &[u8] = b"plimsoll cubin 1\n";
@@ -45,7 +45,40 @@ pub(super) fn join(texts: &[&str]) -> (String, Vec<String>) {
     (program, names)
 }
 
+/// The fewest texts of a program: each program compiles what all texts share once more, and is a module on the device.
+const FEW_TEXTS: usize = 8;
+/// Bytes of the stack of a thread that compiles.
+const STACK: usize = 64 << 20;
+
+/// Texts of a program, the names of their kernels in it, and its machine code.
+pub(super) type Built<'a> = (Vec<&'a str>, Vec<String>, Vec<u8>);
+
 impl Compiler {
+    /// The machine code of texts that differ, in as many programs as there are threads to compile them.
+    pub(super) fn build_all<'a>(&self, texts: &[&'a str]) -> Result<Vec<Built<'a>>> {
+        let workers = thread::available_parallelism().map_or(1, usize::from).min(texts.len().div_ceil(FEW_TEXTS));
+        // Neighbours are alike, and take alike long: each share has some of all kinds.
+        let share = |worker: usize| texts.iter().copied().skip(worker).step_by(workers).collect::<Vec<_>>();
+        let build = |share: Vec<&'a str>| {
+            let (program, names) = join(&share);
+            self.build(&program).map(|image| (share, names, image))
+        };
+        if workers == 1 {
+            return Ok(vec![build(share(0))?]);
+        }
+        thread::scope(|scope| {
+            let build = &build;
+            let spawn = |worker| {
+                let share = share(worker);
+                thread::Builder::new().stack_size(STACK).spawn_scoped(scope, move || build(share))
+            };
+            let threads = (0..workers).map(spawn).collect::<io::Result<Vec<_>>>();
+            let threads = threads.map_err(|e| failed(format!("no thread to compile kernels: {e}")))?;
+            let panicked = |_| Err(failed("a thread that compiled kernels panicked"));
+            threads.into_iter().map(|thread| thread.join().unwrap_or_else(panicked)).collect()
+        })
+    }
+
     /// The machine code of a program, from the cache if it is there.
     pub(super) fn build(&self, program: &str) -> Result<Vec<u8>> {
         // Before 13.1, NVRTC took generic lambdas for functions of the host.

@@ -4,7 +4,7 @@ use super::api::{Driver, Refusal};
 use super::blas::{Algorithm, Blas, Product};
 use super::dnn::{Convolution, CudnnHandle};
 use super::nccl::Meeting;
-use super::{Cuda, failed, program};
+use super::{Cuda, failed};
 use crate::bound::{Texts, bind};
 use cudarc::driver::sys::{
     CUdeviceptr, CUevent, CUfunction, CUfunction_attribute, CUgraphExec, CUstream, CUstream_flags, CUstreamCaptureMode,
@@ -82,7 +82,7 @@ impl Drop for Graph {
 
 /// A part of a record.
 enum Part {
-    /// Steps, as one graph. A single step is launched as it is.
+    /// Steps, as one graph. A single text is launched as it is.
     Steps(Vec<Step>, Option<Graph>),
     /// The parts of a loop.
     Repeat(u64, Vec<Part>),
@@ -226,7 +226,9 @@ impl Cuda {
         };
         let orders: Vec<Order> = run.iter().enumerate().map(order).collect();
         let steps: Vec<Step> = run.into_iter().map(|piece| piece.step).collect();
-        let graph = if steps.len() > 1 { Some(self.capture(&steps, &orders)?) } else { None };
+        // A library's call takes the host longer than a graph of it.
+        let is_called = steps.iter().any(|step| matches!(step, Step::Product(_) | Step::Convolution(_)));
+        let graph = if steps.len() > 1 || is_called { Some(self.capture(&steps, &orders)?) } else { None };
         Ok((!steps.is_empty()).then_some(Part::Steps(steps, graph)))
     }
 
@@ -274,7 +276,7 @@ impl Cuda {
         Ok(fits.then_some(pointer))
     }
 
-    /// Compiles texts that are new, as one program, and loads them.
+    /// Compiles texts that are new, as programs side by side, and loads them.
     fn build(&mut self, texts: &[&str]) -> Result<()> {
         let mut seen = HashSet::new();
         let fresh: Vec<&str> =
@@ -283,18 +285,18 @@ impl Cuda {
             return Ok(());
         }
         self.measure(None);
-        let (program, names) = program::join(&fresh);
-        let image = self.compiler.build(&program)?;
-        let mut module = std::ptr::null_mut();
-        // SAFETY: the image is machine code of this device's architecture, which the driver checks; it copies it.
-        unsafe { self.driver.cuModuleLoadData(&mut module, image.as_ptr().cast()) }.map_err(failed)?;
-        self.modules.push(module);
-        for (text, name) in fresh.into_iter().zip(names) {
-            let mut function = std::ptr::null_mut();
-            let name = CString::new(name).expect("names of templates have no zero byte");
-            // SAFETY: the module is loaded until the backend is dropped.
-            unsafe { self.driver.cuModuleGetFunction(&mut function, module, name.as_ptr()) }.map_err(failed)?;
-            self.functions.insert(text.to_owned(), function);
+        for (share, names, image) in self.compiler.build_all(&fresh)? {
+            let mut module = std::ptr::null_mut();
+            // SAFETY: the image is machine code of this device's architecture, which the driver checks; it copies it.
+            unsafe { self.driver.cuModuleLoadData(&mut module, image.as_ptr().cast()) }.map_err(failed)?;
+            self.modules.push(module);
+            for (text, name) in share.into_iter().zip(names) {
+                let mut function = std::ptr::null_mut();
+                let name = CString::new(name).expect("names of templates have no zero byte");
+                // SAFETY: the module is loaded until the backend is dropped.
+                unsafe { self.driver.cuModuleGetFunction(&mut function, module, name.as_ptr()) }.map_err(failed)?;
+                self.functions.insert(text.to_owned(), function);
+            }
         }
         self.measure(Some(|taken| &mut taken.modules));
         Ok(())

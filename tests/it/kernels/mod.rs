@@ -555,6 +555,12 @@ fn row(c: &mut Cases) {
         let name = format!("column maximum {rows}x{n}");
         c.add(&name, template(1, &[(Reduction::Max, x(0))], true), &[rows, n], vec![f32s(column(rows, n))], &[f(0)]);
     }
+    // The gradient of a scale behind a normalization: what is added up has a mean per token, which all columns share.
+    for (rows, n) in [(48, 300), (6, 1100)] {
+        let reads = vec![f32s(column(rows, n)), f32s(column(rows, n)), f32s(spread(&[n], &[rows, n]))];
+        let reductions = [(Reduction::Sum, x(0) * (x(1) - x(2))), (Reduction::Sum, x(0))];
+        c.add(&format!("column sums {rows}x{n}"), template(1, &reductions, true), &[rows, n], reads, &[f(0) - f(1)]);
+    }
     let reductions = [(Reduction::Min, x(0)), (Reduction::Prod, x(0) * 0.9)];
     c.add("minimum and product", template(1, &reductions, true), &[4, 37], vec![f32s(dense(&[4, 37]))], &[f(0), f(1)]);
     let i = Expr::input(0, I32);

@@ -9,6 +9,9 @@ use crate::kernel::{Kernel, Template};
 use crate::target::{Family, Target};
 use std::collections::{BTreeMap, BTreeSet};
 
+/// Sums by index from which on an invocation has several.
+const MANY: usize = 1 << 16;
+
 /// Indices that one integer has a bit for.
 pub(in crate::kernel) const NOTED: usize = 31;
 
@@ -16,7 +19,6 @@ pub(in crate::kernel) const NOTED: usize = 31;
 /// too many to note at once.
 pub(in crate::kernel) fn looks(kernel: &Kernel, threads: usize) -> Option<usize> {
     const EACH: usize = 8;
-    const MANY: usize = 1 << 16;
     let updates = kernel.reads[1].access.shape.numel();
     let once = (1..=NOTED * threads).contains(&updates);
     once.then_some(if kernel.shape.numel() >= MANY { EACH } else { 1 })
@@ -89,8 +91,13 @@ pub(super) fn all(kernel: &Kernel, target: &Target) -> Vec<Elements> {
 
 /// One element per invocation, in workgroups of every size. The best is the first.
 pub(super) fn ones(kernel: &Kernel, target: &Target) -> Vec<Elements> {
-    let others = [64, 128, 256].map(|threads| Elements::One { threads });
-    [one((kernel.template.def().invocations)(kernel), target)].into_iter().chain(others).collect()
+    let of = |threads| Elements::One { threads };
+    // Larger workgroups note all indices at once where smaller ones look through them for each element.
+    let notes = |&threads: &u32| threads <= target.max_workgroup && looks(kernel, threads as usize).is_some();
+    let many = kernel.template == Template::SumByIndex && kernel.shape.numel() >= MANY;
+    let wide = if many { [256, 512, 1024].into_iter().find(notes).map(of) } else { None };
+    let plain = one((kernel.template.def().invocations)(kernel), target);
+    wide.into_iter().chain([plain]).chain([64, 128, 256].map(of)).collect()
 }
 
 /// The operands of a map that its body reads or writes, and how each moves along the index space.

@@ -93,7 +93,7 @@ impl Moving {
 
 /// Operands of a row kernel whose neighbouring rows lie side by side.
 pub(in crate::kernel) struct Beside {
-    /// Reads that reductions use, and that move along the rows.
+    /// Reads that reductions use, and that move along the rows and across them.
     pub(in crate::kernel) held: Vec<usize>,
     /// The most rows that can be read at once.
     pub(in crate::kernel) width: usize,
@@ -111,9 +111,11 @@ impl Beside {
             return None;
         }
         let reduced: BTreeSet<usize> = reductions.iter().flat_map(|f| inputs(&f.body)).collect();
+        // An element that all rows share, such as a row's mean where columns are added up, is read as it is.
         let moves = |&slot: &usize| {
             let access = &kernel.reads[slot].access;
-            (outer..kernel.shape.len()).any(|k| access.shape[k] > 1 && access.strides[k] != 0)
+            let within = |mut axes: std::ops::Range<usize>| axes.any(|k| access.shape[k] > 1 && access.strides[k] != 0);
+            within(outer..kernel.shape.len()) && within(0..outer)
         };
         let held: Vec<usize> = reduced.into_iter().filter(moves).collect();
         let fits = |slot: usize, width: usize| {
@@ -130,7 +132,7 @@ impl Beside {
                 && inner.shape.iter().zip(&inner.strides).all(whole)
         };
         let width = widest(kernel, held.iter().copied(), fits);
-        (width > 1).then_some(Beside { held, width })
+        (width > 1 && !held.is_empty()).then_some(Beside { held, width })
     }
 }
 
