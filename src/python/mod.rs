@@ -201,15 +201,17 @@ impl PyModel {
         labels: &Bound<PyAny>,
         batch: usize,
         method: String,
-        steps: u64,
+        epochs: u64,
+        steps: Option<u64>,
     ) -> PyResult<train::PyTrainer> {
         let data = train::data(inputs, labels)?;
         let model = Arc::clone(&self.model);
-        let (trainer, data) = long(py, move || {
-            let training = settings::training(&method, steps)?;
-            Ok((model.trainer(&data, batch, training)?, data))
-        })?;
-        Ok(train::PyTrainer::new(trainer, data))
+        long(py, move || {
+            let steps = steps.unwrap_or_else(|| epochs.saturating_mul(data.steps_per_epoch(batch)));
+            // The schedule of the learning rate has its length from the number of steps.
+            let training = settings::training(&method, steps.max(1))?;
+            Ok(train::PyTrainer::new(model.trainer(&data, batch, training)?, data, steps))
+        })
     }
 }
 

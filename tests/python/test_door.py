@@ -417,6 +417,10 @@ class Corners(unittest.TestCase):
         of_arrays = plimsoll.train(GRAPHS / "linear.onnxtxt", {"x": x}, y, batch=7, loss="mse", device="cpu", progress=False)
         self.assertEqual(len(of_arrays.losses), len(linear(batch=7).losses))
         self.assertEqual(linear(steps=0).losses, [])
+        # The length of a schedule is known before the data are opened, or not: the rates are the same.
+        whole = dict(epochs=2, schedule="linear")
+        counted = linear(steps=len(linear(**whole).losses), schedule="linear")
+        self.assertEqual(linear(**whole).losses, counted.losses)
 
     def test_a_training_that_does_not_fit_has_remedies(self):
         with self.assertRaises(plimsoll.DoesNotFit) as caught:

@@ -685,22 +685,16 @@ def train(model: Source, data: dict, labels: Any, *, batch: int, epochs: int = 1
     made = _model(model, inputs, options)
     batch, epochs = _count("batch", batch, 1), _count("epochs", epochs)
     shuffle = shuffle if shuffle is None else _count("shuffle", shuffle)
-    rows = labels.shape[0] if getattr(labels, "shape", None) else 0
-    known = _count("steps", steps) if steps is not None else epochs * (rows // batch) if rows >= batch else None
+    steps = steps if steps is None else _count("steps", steps)
     method_text = _json({name: value for name, value in method.items() if value is not None})
-    begin = lambda count: made.trainer(_rows(data), _path(labels), batch, method_text, count)  # noqa: E731
     try:
-        trainer = begin(max(known or 1, 1))
-        if known is None:
-            known = epochs * trainer.steps_per_epoch
-            # The schedule of the learning rate has its length from the number of steps.
-            trainer = begin(known)
+        trainer = made.trainer(_rows(data), _path(labels), batch, method_text, epochs, steps)
     except DoesNotFit as error:
         target = str(device or "cpu").split(":")[0].replace("auto", "cpu")
         raise _advising(error, lambda: _advice(made.advise_training(target, batch, method_text))) from None
     losses = []
     source = model if isinstance(model, str) else os.fspath(model) if isinstance(model, os.PathLike) else None
-    for step in _progress(range(known), progress):
+    for step in _progress(range(trainer.steps), progress):
         loss, _, _ = trainer.step(step, shuffle)
         losses.append(loss)
         if not math.isfinite(loss):

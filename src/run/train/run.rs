@@ -45,6 +45,11 @@ impl Data {
         }
     }
 
+    /// Steps per epoch: whole batches.
+    pub fn steps_per_epoch(&self, batch: usize) -> u64 {
+        (self.labels.count() / batch.max(1)) as u64
+    }
+
     /// The rows of all columns.
     fn rows(&self) -> impl Iterator<Item = &Rows> + Clone {
         self.columns().map(|(_, rows)| rows)
@@ -362,7 +367,7 @@ impl Trainer {
 
     /// Steps per epoch: whole batches.
     pub fn steps_per_epoch(&self, data: &Data) -> u64 {
-        (data.labels.count() / self.batch) as u64
+        data.steps_per_epoch(self.batch)
     }
 
     /// Runs the step with this number, counted from 0. If its loss is not finite, no weight changes, and nothing that the optimizer keeps. Nor
