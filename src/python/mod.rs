@@ -7,7 +7,7 @@ mod array;
 mod session;
 mod train;
 
-use crate::advise::{Largest, Taken};
+use crate::advise::Largest;
 use crate::error::{Error, Result};
 use crate::model::Model;
 use crate::onnx::proto::ModelProto;
@@ -143,7 +143,7 @@ impl PyModel {
 
     fn max_batch(&self, py: Python, target: String, dim: Option<String>) -> PyResult<String> {
         let model = Arc::clone(&self.model);
-        long(py, move || Ok(largest(&model.max_batch(&Target::named(&target)?, dim.as_deref())?)))
+        long(py, move || largest(&model, &model.max_batch(&Target::named(&target)?, dim.as_deref())?))
     }
 
     fn fit(&self, py: Python, target: String, least: usize, most: usize, cluster: Option<String>) -> PyResult<String> {
@@ -190,7 +190,7 @@ impl PyModel {
         let model = Arc::clone(&self.model);
         long(py, move || {
             let training = settings::training(&method, 1)?;
-            Ok(largest(&model.max_batch_of_training(&Target::named(&target)?, &training)?))
+            largest(&model, &model.max_batch_of_training(&Target::named(&target)?, &training)?)
         })
     }
 
@@ -216,13 +216,9 @@ impl PyModel {
 }
 
 /// The record of the largest extent.
-fn largest(found: &Largest) -> String {
-    let size = |size: &crate::advise::Size| match &size.bytes {
-        Taken::Bytes(bytes) => json!({"extent": size.extent, "bytes": bytes}),
-        Taken::Fails(error) => json!({"extent": size.extent, "error": error}),
-    };
-    let (fits, next) = (found.fits.as_ref().map(size), found.next.as_ref().map(size));
-    json!({"dim": found.dim, "fits": fits, "next": next, "plans": found.plans}).to_string()
+fn largest(model: &Model, found: &Largest) -> Result<String> {
+    let limit = model.options().memory_limit.expect("without a limit nothing is found");
+    Ok(found.told(limit, model.path())?.to_string())
 }
 
 /// A plan.

@@ -87,10 +87,25 @@ class Plans(unittest.TestCase):
 
     def test_the_largest_batch_is_that_of_the_command(self):
         told = command("max-batch", GRAPHS / "mlp.onnxtxt", "--memory-limit", "2MiB")
-        self.assertEqual(plimsoll.max_batch(GRAPHS / "mlp.onnxtxt", memory_limit="2MiB").extent, told["largest"]["extent"])
+        found = plimsoll.max_batch(GRAPHS / "mlp.onnxtxt", memory_limit="2MiB")
+        self.assertEqual({name: found[name] for name in ("dim", "limit_bytes", "largest", "next", "plans")},
+                         {name: told[name] for name in ("dim", "limit_bytes", "largest", "next", "plans")})
+        self.assertEqual((found.extent, found.bytes), (told["largest"]["extent"], told["largest"]["planned_bytes"]))
         found = plimsoll.max_batch(DIGITS, memory_limit="2MiB", train={"loss": "cross_entropy"})
         self.assertEqual(found.dim, "batch")
         self.assertLessEqual(found.bytes, 2 << 20)
+
+    def test_that_no_extent_fits_is_said_as_the_command_says_it(self):
+        told = command("max-batch", DIGITS, "--memory-limit", "100KiB")
+        with self.assertRaises(plimsoll.DoesNotFit) as caught:
+            plimsoll.max_batch(str(DIGITS), memory_limit="100KiB")
+        error = caught.exception
+        found = {"error": str(error), "exit_code": error.exit_code, "needed_bytes": error.needed, "limit_bytes": error.limit}
+        self.assertEqual(found, {name: told[name] for name in found})
+        self.assertEqual((error.path, error.needed > error.limit), (str(DIGITS), True))
+        with self.assertRaises(plimsoll.DoesNotFit) as caught:
+            plimsoll.max_batch(DIGITS, memory_limit="1KiB", train={"loss": "cross_entropy"})
+        self.assertEqual(caught.exception.limit, 1024)
 
     def test_other_verbs_answer(self):
         self.assertIn("remedies", dir(plimsoll.advise(DIGITS, batch=8)))

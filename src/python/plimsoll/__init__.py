@@ -28,7 +28,6 @@ from .errors import (
     ResultsDiffer,
     UnboundDims,
     UsageError,
-    _made,
 )
 
 __version__ = _plimsoll.__version__
@@ -189,27 +188,18 @@ class Advice(_Record):
 
 
 class Largest(_Record):
-    """The largest extent of a dim that fits: `dim`, `extent`, its `bytes`, and the `next` larger one."""
+    """The largest extent of a dim that fits: `dim`, `extent`, its `planned_bytes`, and the `next` larger one."""
 
     def __init__(self, record):
-        fits = record.pop("fits")
-        super().__init__({"dim": record["dim"], "extent": fits["extent"], "bytes": fits["bytes"], **record})
+        super().__init__({"dim": record["dim"], **record["largest"], **record})
+
+    @property
+    def bytes(self) -> int:
+        """The bytes that are planned for it."""
+        return self.planned_bytes
 
     def __int__(self):
         return self.extent
-
-
-def _largest(told, limit):
-    """The largest extent; raises `DoesNotFit` if there is none."""
-    record = json.loads(told)
-    if record["fits"] is not None:
-        return Largest(record)
-    least = record["next"] or {}
-    if "error" in least:
-        raise UsageError(least["error"])
-    fields = {"needed": least.get("bytes", 0), "limit": limit}
-    raise _made("fit", f"does not fit: the plan at {record['dim']}={least.get('extent')}: needs {fields['needed']:,} bytes, the limit is {limit}",
-                json.dumps(fields))
 
 
 class Score(_Record):
@@ -417,13 +407,13 @@ def max_batch(model: Source, *, memory_limit: Bytes, dim: Optional[str] = None, 
         raise UsageError("batch: it is what is looked for; name another dim to enlarge that one")
     made = _model(model, inputs, {**options, "memory_limit": memory_limit})
     if train is None:
-        return _largest(made.max_batch(target, dim), memory_limit)
+        return Largest(json.loads(made.max_batch(target, dim)))
     if dim is not None:
         raise UsageError("dim: a training enlarges its batch")
     batch, method = _train_options(train)
     if batch is not None:
         raise UsageError("train['batch']: it is what is looked for")
-    return _largest(made.max_batch_of_training(target, method), memory_limit)
+    return Largest(json.loads(made.max_batch_of_training(target, method)))
 
 
 def fit(model: Source, *, memory_limit: Bytes, cards: Union[int, range] = range(1, 9), cluster: Optional[dict] = None, inputs: Any = None,
