@@ -2,7 +2,7 @@
 
 use super::given::{self, Fail, List, Out, Places, Text, close, done, give, handle, made, text};
 use super::{plimsoll_model, plimsoll_plan};
-use crate::backend::Place;
+use crate::backend::{Lies, Place, apart};
 use crate::dtype::DType;
 use crate::error::{Error, Result, ensure};
 use crate::model::Model;
@@ -254,27 +254,6 @@ fn no_place(what: &str, name: &str, place: c_int) -> Error {
     Error::usage(format!("{what} '{name}': expected PLIMSOLL_HOST or PLIMSOLL_CUDA, found the place {place}"))
 }
 
-/// Refuses outputs that overlap another array.
-fn apart(inputs: &[plimsoll_input], outputs: &[plimsoll_output], names: &Lists) -> Result<()> {
-    let of_input = inputs.iter().map(|input| (input.place, input.data.addr(), input.bytes));
-    let of_output = || outputs.iter().map(|output| (output.place, output.data.addr(), output.bytes));
-    let named = || of_input.clone().zip(&names.inputs).chain(of_output().zip(&names.outputs));
-    for (at, ((place, from, bytes), (name, _))) in of_output().zip(&names.outputs).enumerate() {
-        let meets = |(other, start, count): (c_int, usize, usize)| {
-            other == place
-                && start < from.saturating_add(bytes)
-                && from < start.saturating_add(count)
-                && bytes > 0
-                && count > 0
-        };
-        let mut others = named().take(inputs.len() + at);
-        if let Some((_, (other, _))) = others.find(|(array, _)| meets(*array)) {
-            return Err(Error::usage(format!("output '{name}': its place overlaps that of '{other}'")));
-        }
-    }
-    Ok(())
-}
-
 impl plimsoll_session {
     fn new(session: Session) -> plimsoll_session {
         let mut states: Vec<&Port> = Vec::new();
@@ -327,7 +306,12 @@ impl plimsoll_session {
                 return Err(no_place("output", name, output.place));
             }
         }
-        apart(inputs, outputs, lists)?;
+        let lies = |name, place, address: usize, bytes: usize| {
+            Lies { name, on_device: place == PLIMSOLL_CUDA, address: address as u64, bytes: bytes as u64 }
+        };
+        let of_input = |(own, (name, _)): (&plimsoll_input, &(&'a str, _))| lies(*name, own.place, own.data.addr(), own.bytes);
+        let of_output = |(own, (name, _)): (&plimsoll_output, &(&'a str, _))| lies(*name, own.place, own.data.addr(), own.bytes);
+        apart(inputs.iter().zip(&lists.inputs).map(of_input), outputs.iter().zip(&lists.outputs).map(of_output))?;
         for (output, (name, place)) in outputs.iter().zip(&mut lists.outputs) {
             *place = match output.place {
                 PLIMSOLL_HOST => Place::bytes_mut(given::bytes_mut(output.data.cast(), output.bytes, name)?),

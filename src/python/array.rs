@@ -1,7 +1,7 @@
 //! Arrays of Python: NumPy's by the buffer protocol, all others by DLPack. Neither copies an element.
 
 use super::raised;
-use crate::backend::Place;
+use crate::backend::{Lies, Place};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::onnx::proto::{DimensionValue, TypeValue, ValueInfoProto};
@@ -351,11 +351,9 @@ impl Array {
         }
     }
 
-    /// True if both have a byte in common.
-    pub(super) fn overlaps(&self, other: &Array) -> bool {
-        let ends = |of: &Array| (of.address, of.address + of.bytes as u64);
-        let ((a, a_end), (b, b_end)) = (ends(self), ends(other));
-        self.on_cuda == other.on_cuda && a < b_end && b < a_end
+    /// Where it lies, under a name.
+    pub(super) fn lies<'a>(&self, name: &'a str) -> Lies<'a> {
+        Lies { name, on_device: self.on_cuda, address: self.address, bytes: self.bytes as u64 }
     }
 
     /// Its place, for an output.

@@ -2,6 +2,7 @@
 
 use super::array::{self, Array, Named, PyTensor};
 use super::{caught, given, long, quick, raised, stoppable};
+use crate::backend::apart;
 use crate::error::{Error, Result};
 use crate::exec::Exec;
 use crate::plan::Port;
@@ -143,12 +144,9 @@ impl PySession {
             ordered.set_item(&port.name, array)?;
             made.push((&port.name[..], held));
         }
-        for (at, (name, array)) in made.iter().enumerate() {
-            if let Some((other, _)) = made[..at].iter().find(|(_, other)| other.overlaps(array)) {
-                let what = format!("output '{name}': its place overlaps that of '{other}'");
-                return Err(raised(py, &Error::usage(what)));
-            }
-        }
+        let lies_in = given_inputs.iter().map(|(name, array)| array.lies(name));
+        let lies_out = made.iter().map(|(name, array)| array.lies(name));
+        apart(lies_in, lies_out).map_err(|error| raised(py, &error))?;
         let result = py.detach(|| {
             caught(|| {
                 let mut moved = Moved {

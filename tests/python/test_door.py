@@ -371,6 +371,22 @@ class Corners(unittest.TestCase):
         with self.assertRaises(BufferError):
             weight.__dlpack__(dl_device=(2, 0))
 
+    def test_an_output_in_the_memory_of_an_input_is_refused(self):
+        x, both = np.eye(2, dtype="f4"), np.zeros((3, 2), "f4")
+        for feeds, out, words in [
+            ({"a": x, "b": x}, x, "output 'y': its place overlaps that of 'a'"),
+            ({"a": np.eye(2, dtype="f4"), "b": x}, x, "output 'y': its place overlaps that of 'b'"),
+            ({"a": x, "b": both[:2]}, both[1:], "output 'y': its place overlaps that of 'b'"),
+        ]:
+            with self.subTest(words), self.assertRaises(plimsoll.UsageError) as caught:
+                self.product().run(feeds, {"y": out})
+            self.assertEqual(str(caught.exception), words)
+        np.testing.assert_array_equal(x, np.eye(2))
+        apart = np.zeros((4, 2), "f4")
+        apart[:2] = x
+        self.product().run({"a": apart[:2], "b": x}, {"y": apart[2:]})
+        np.testing.assert_array_equal(apart[2:], x)
+
     def test_types_that_no_input_has_are_refused(self):
         for value in (np.datetime64("2020-01-01"), np.array(np.datetime64("2020-01-01")), np.array(["2020-01-01"], "M8[D]"), np.zeros(2, "c8")):
             with self.assertRaises(plimsoll.UsageError):
