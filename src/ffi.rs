@@ -20,7 +20,7 @@ mod run;
 
 use crate::error::{Error, Result};
 use crate::fit::Cluster;
-use crate::model::Model;
+use crate::model::{Model, Source};
 use crate::place::{self, Effort};
 use crate::plan::{self, Class, Plan};
 use crate::session::Options;
@@ -30,7 +30,7 @@ use given::{Fail, List, Out, Text, close, done, handle, made, text, told};
 use run::{plimsoll_named, tensors};
 use serde_json::{Map, Value, json};
 use std::ffi::{CString, c_char, c_int, c_void};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::ptr;
 
 // ---- The library
@@ -269,7 +269,7 @@ pub extern "C" fn plimsoll_model_plan(
             Some(target) => model.plan(&Target::named(target)?)?,
             None => model.plan_here()?,
         };
-        Ok(plimsoll_plan { plan, source: Source::of(model) })
+        Ok(plimsoll_plan { plan, source: model.source() })
     })
 }
 
@@ -400,23 +400,10 @@ pub struct plimsoll_plan {
     source: Option<Source>,
 }
 
-/// The file that a plan was made of, and how, so that a session can load the plan again.
-struct Source {
-    path: PathBuf,
-    options: Options,
-}
-
-impl Source {
-    fn of(model: &Model) -> Option<Source> {
-        let options = Options { dims: model.dims().to_vec(), batch: None, ..model.options().clone() };
-        Some(Source { path: model.path()?.to_owned(), options })
-    }
-}
-
 impl plimsoll_plan {
     fn json(&self) -> Result<String> {
-        let Some(Source { path, options }) = &self.source else { return Ok(self.plan.to_json()) };
-        Ok(Plan { origin: Some(options.origin(path)?), ..self.plan.clone() }.to_json())
+        let named = self.source.as_ref().map(|source| source.named_in(&self.plan)).transpose()?;
+        Ok(named.as_ref().unwrap_or(&self.plan).to_json())
     }
 }
 

@@ -9,7 +9,7 @@ mod train;
 
 use crate::advise::Largest;
 use crate::error::{Error, Result};
-use crate::model::Model;
+use crate::model::{Model, Source};
 use crate::onnx::proto::ModelProto;
 use crate::plan::tell::diff::diff;
 use crate::plan::{self, Plan, Planned, View};
@@ -130,7 +130,7 @@ impl PyModel {
 
     fn plan(&self, py: Python, target: String) -> PyResult<PyPlan> {
         let model = Arc::clone(&self.model);
-        long(py, move || Ok(PyPlan::of(&model, model.planned(&Target::named(&target)?)?)))
+        long(py, move || Ok(PyPlan::of(&model, model.planned(&Target::named(&target)?)?, model.source())))
     }
 
     fn advise(&self, py: Python, target: String) -> PyResult<(String, String)> {
@@ -173,7 +173,7 @@ impl PyModel {
         let model = Arc::clone(&self.model);
         long(py, move || {
             let training = settings::training(&method, 1)?;
-            Ok(PyPlan::of(&model, model.planned_training(&Target::named(&target)?, batch, &training)?))
+            Ok(PyPlan::of(&model, model.planned_training(&Target::named(&target)?, batch, &training)?, None))
         })
     }
 
@@ -225,6 +225,8 @@ fn largest(model: &Model, found: &Largest) -> Result<String> {
 #[pyclass(name = "Plan", module = "plimsoll._plimsoll", frozen)]
 struct PyPlan {
     plan: Plan,
+    /// What a file of it names.
+    source: Option<Source>,
     /// The graphs that pictures are drawn with.
     drawn: Option<Drawn>,
 }
@@ -236,12 +238,19 @@ struct Drawn {
 }
 
 impl PyPlan {
-    fn of(model: &Model, planned: Planned) -> PyPlan {
+    fn of(model: &Model, planned: Planned, source: Option<Source>) -> PyPlan {
         let dims: Vec<_> = model.dims().iter().map(|(name, extent)| format!("{name}={extent}")).collect();
         let dims = if dims.is_empty() { String::new() } else { format!(" ({})", dims.join(" ")) };
         let subject = model.path().map_or_else(|| model.name().to_owned(), |path| path.display().to_string()) + &dims;
         let limit = model.options().memory_limit;
-        PyPlan { plan: planned.plan.clone(), drawn: Some(Drawn { planned: Arc::new(planned), subject, limit }) }
+        let plan = planned.plan.clone();
+        PyPlan { plan, source, drawn: Some(Drawn { planned: Arc::new(planned), subject, limit }) }
+    }
+
+    /// The text of its file.
+    fn text(&self) -> Result<String> {
+        let named = self.source.as_ref().map(|source| source.named_in(&self.plan)).transpose()?;
+        Ok(named.as_ref().unwrap_or(&self.plan).to_json())
     }
 
     fn first(&self) -> View<'_> {
@@ -267,7 +276,7 @@ impl PyPlan {
         quick(py, || {
             let text = std::fs::read_to_string(&path).map_err(|e| Error::file(&path, "read the plan", e))?;
             let plan = Plan::from_json(&text, &path)?;
-            Ok(PyPlan { plan, drawn: None })
+            Ok(PyPlan { plan, source: None, drawn: None })
         })
     }
 
@@ -292,8 +301,8 @@ impl PyPlan {
         self.plan.to_string()
     }
 
-    fn json(&self) -> String {
-        self.plan.to_json()
+    fn json(&self, py: Python) -> PyResult<String> {
+        quick(py, || self.text())
     }
 
     fn html(&self, py: Python) -> String {
@@ -305,7 +314,7 @@ impl PyPlan {
     }
 
     fn save(&self, py: Python, path: PathBuf) -> PyResult<()> {
-        quick(py, || written(&path, &self.plan.to_json()))
+        quick(py, || written(&path, &self.text()?))
     }
 
     fn check(&self, py: Python) -> PyResult<()> {

@@ -53,6 +53,23 @@ impl fmt::Debug for Model {
     }
 }
 
+/// The file of a model and how it was read: what a plan is saved with, so that a session can load it again.
+#[derive(Clone, Debug)]
+pub struct Source {
+    path: PathBuf,
+    options: Options,
+}
+
+impl Source {
+    /// The plan of the model with its origin. It reads the whole file.
+    ///
+    /// # Errors
+    /// When the file cannot be read.
+    pub fn named_in(&self, plan: &Plan) -> Result<Plan> {
+        Ok(Plan { origin: Some(self.options.origin(&self.path)?), ..plan.clone() })
+    }
+}
+
 impl Model {
     /// Reads a graph file, `.onnx` or `.onnxtxt`.
     ///
@@ -97,6 +114,13 @@ impl Model {
     /// The file, if it is of one.
     pub fn path(&self) -> Option<&Path> {
         self.path.as_deref()
+    }
+
+    /// Where it is from, if it is of a file: for plans that are saved.
+    #[doc(hidden)]
+    pub fn source(&self) -> Option<Source> {
+        let options = Options { dims: self.dims().to_vec(), batch: None, ..self.options.clone() };
+        Some(Source { path: self.path.clone()?, options })
     }
 
     /// The named dims, with the extents that they are planned for.

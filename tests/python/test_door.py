@@ -73,6 +73,23 @@ class Plans(unittest.TestCase):
         self.assertEqual(plan.classes["constant"], other.classes["constant"])
         self.assertGreater(len(plan.peak.live), 0)
 
+    def test_a_saved_plan_is_one_of_the_command(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path, again = (pathlib.Path(folder) / name for name in ("plan.json", "again.json"))
+            plan = plimsoll.plan(DIGITS, batch=4)
+            plan.save(path)
+            self.assertTrue(command("check", path)["ok"])
+            self.assertEqual(command("run", path, "--of", DIGITS)["planned_bytes"], plan.bytes)
+            self.assertEqual(json.loads(plan.json())["origin"], json.loads(path.read_text())["origin"])
+            # The file of the command has the same origin, and what is read keeps it.
+            command("plan", DIGITS, "--batch", 4, "--save", again)
+            self.assertEqual(json.loads(again.read_text())["origin"]["models"], json.loads(plan.json())["origin"]["models"])
+            plimsoll.load_plan(path).save(again)
+            self.assertEqual(again.read_text(), path.read_text())
+            # Bytes have no file that it could name.
+            plimsoll.plan(DIGITS.read_bytes(), batch=4).save(again)
+            self.assertNotIn("origin", json.loads(again.read_text()))
+
     def test_what_does_not_fit_says_what_would_help(self):
         with self.assertRaises(MemoryError) as caught:
             plimsoll.plan(GRAPHS / "mlp.onnxtxt", batch=64, memory_limit="100KiB")
