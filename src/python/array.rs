@@ -15,8 +15,15 @@ use pyo3::types::{PyBytes, PyCapsule, PyDict, PyString};
 use std::ffi::{CStr, c_void};
 use std::ptr::NonNull;
 
-/// A name, a type as NumPy calls it, and extents or names of dims.
-pub(super) type Named = (String, String, Vec<String>);
+/// A name, a type as NumPy calls it, and the dims: `None` is one of no name.
+pub(super) type Named = (String, String, Vec<Option<Dim>>);
+
+/// A dim as Python has it: an `int` or a `str`.
+#[derive(IntoPyObject)]
+pub(super) enum Dim {
+    Extent(usize),
+    Name(String),
+}
 
 /// The types that NumPy and its kin have, with the names that they have there.
 const NAMES: &[(DType, &str)] = &[
@@ -42,9 +49,8 @@ pub(super) fn name_of(dtype: DType) -> String {
 
 /// The names, types and extents of a program's inputs or outputs.
 pub(super) fn ports(ports: &[Port]) -> Vec<Named> {
-    let named =
-        |port: &Port| (port.name.clone(), name_of(port.dtype), port.shape.iter().map(usize::to_string).collect());
-    ports.iter().map(named).collect()
+    let shape = |shape: &Shape| shape.iter().map(|extent| Some(Dim::Extent(*extent))).collect();
+    ports.iter().map(|port| (port.name.clone(), name_of(port.dtype), shape(&port.shape))).collect()
 }
 
 /// An input or an output as a file declares it.
@@ -54,9 +60,11 @@ pub(super) fn declared(value: &ValueInfoProto) -> Named {
     };
     let dtype = crate::onnx::proto::dtype(tensor.elem_type).map_or_else(|_| "unknown".to_owned(), name_of);
     let dims = tensor.shape.iter().flat_map(|shape| &shape.dim).map(|dim| match &dim.value {
-        Some(DimensionValue::DimValue(extent)) => extent.to_string(),
-        Some(DimensionValue::DimParam(name)) => name.clone(),
-        None => "None".to_owned(),
+        // Some exporters write an unknown size as -1 or "?".
+        Some(DimensionValue::DimValue(extent)) => usize::try_from(*extent).ok().map(Dim::Extent),
+        Some(DimensionValue::DimParam(name)) if ["", "?"].contains(&name.trim()) => None,
+        Some(DimensionValue::DimParam(name)) => Some(Dim::Name(name.trim().to_owned())),
+        None => None,
     });
     (value.name.clone(), dtype, dims.collect())
 }

@@ -79,7 +79,7 @@ class Plans(unittest.TestCase):
             plan = plimsoll.plan(DIGITS, batch=4)
             plan.save(path)
             self.assertTrue(command("check", path)["ok"])
-            self.assertEqual(command("run", path, "--of", DIGITS)["planned_bytes"], plan.bytes)
+            self.assertEqual(command("run", path, "--model", DIGITS)["planned_bytes"], plan.bytes)
             self.assertEqual(json.loads(plan.json())["origin"], json.loads(path.read_text())["origin"])
             # The file of the command has the same origin, and what is read keeps it.
             command("plan", DIGITS, "--batch", 4, "--save", again)
@@ -403,6 +403,20 @@ class Corners(unittest.TestCase):
         apart[:2] = x
         self.product().run({"a": apart[:2], "b": x}, {"y": apart[2:]})
         np.testing.assert_array_equal(apart[2:], x)
+
+    def test_dims_may_have_any_name(self):
+        a = np.arange(4, dtype="f4").reshape(2, 2)
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder) / "named.onnxtxt"
+            path.write_text((GRAPHS / "product.onnxtxt").read_text().replace("n, n", "None, None"))
+            session = plimsoll.InferenceSession(path, providers=["CPUExecutionProvider"])
+            self.assertEqual(session.get_inputs()[0].shape, ["None", "None"])
+            np.testing.assert_array_equal(session.run(None, {"a": a, "b": a})[0], a @ a)
+        for name in ("00008", "batch", "None "):
+            session = plimsoll.InferenceSession(DIGITS.read_bytes().replace(b"batch", name.encode()))
+            self.assertEqual(session.get_inputs()[0].shape, [name.strip(), 1, 8, 8])
+        session = plimsoll.InferenceSession(DIGITS.read_bytes().replace(b"batch", b"  ?  "))
+        self.assertEqual(session.get_inputs()[0].shape, [None, 1, 8, 8])
 
     def test_types_that_no_input_has_are_refused(self):
         for value in (np.datetime64("2020-01-01"), np.array(np.datetime64("2020-01-01")), np.array(["2020-01-01"], "M8[D]"), np.zeros(2, "c8")):

@@ -319,7 +319,7 @@ class Node:
     def __init__(self, name, dtype, shape):
         self.name = name
         self.dtype = dtype
-        self.shape = [int(dim) if dim.isascii() and dim.isdecimal() else None if dim == "None" else dim for dim in shape]
+        self.shape = shape
         self.type = f"tensor({self._TYPES.get(dtype, dtype)})"
 
     def __repr__(self):
@@ -463,7 +463,7 @@ def _open_dims(inputs, feeds):
             raise UsageError(f"input '{node.name}': expected {len(node.shape)} axes, {node.shape}, found {list(shape)}")
         for axis, (dim, extent) in enumerate(zip(node.shape, shape)):
             if not isinstance(dim, int):
-                open_dims[dim if dim else f"{node.name}.{axis}"] = int(extent)
+                open_dims[f"{node.name}.{axis}" if dim is None else dim] = int(extent)
     return open_dims
 
 

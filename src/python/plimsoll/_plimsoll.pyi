@@ -4,7 +4,7 @@ import os
 from typing import Any, Optional, Union
 
 _Source = Union[bytes, str, "os.PathLike[str]"]
-_Named = tuple[str, str, list[str]]
+_Named = tuple[str, str, list[Union[int, str, None]]]
 
 __version__: str
 
