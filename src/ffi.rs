@@ -22,13 +22,14 @@ use crate::error::{Error, Result};
 use crate::fit::Cluster;
 use crate::model::{Model, Source};
 use crate::place::{self, Effort};
-use crate::plan::{self, Class, Plan};
+use crate::plan::{self, Plan};
 use crate::session::Options;
 use crate::settings;
 use crate::target::Target;
 use given::{Fail, List, Out, Text, close, done, handle, made, text, told};
 use run::{plimsoll_named, tensors};
 use serde_json::{Map, Value, json};
+use std::borrow::Cow;
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::path::Path;
 use std::ptr;
@@ -141,8 +142,7 @@ impl plimsoll_error {
         plimsoll_error { code, exit_code, text: text(error.to_string()), fields: text(fields.to_string()) }
     }
 
-    fn bug(what: &str) -> plimsoll_error {
-        let what = format!("plimsoll has a bug, please report it: {what}");
+    fn bug(what: String) -> plimsoll_error {
         plimsoll_error { code: PLIMSOLL_BUG, exit_code: 101, text: text(what), fields: text("{}".to_owned()) }
     }
 }
@@ -401,9 +401,9 @@ pub struct plimsoll_plan {
 }
 
 impl plimsoll_plan {
-    fn json(&self) -> Result<String> {
-        let named = self.source.as_ref().map(|source| source.named_in(&self.plan)).transpose()?;
-        Ok(named.as_ref().unwrap_or(&self.plan).to_json())
+    /// The plan as its file has it.
+    fn named(&self) -> Result<Cow<'_, Plan>> {
+        Source::name(self.source.as_ref(), &self.plan)
     }
 }
 
@@ -411,9 +411,7 @@ impl plimsoll_plan {
 #[unsafe(no_mangle)]
 pub extern "C" fn plimsoll_plan_load(path: Text, plan: Out<*mut plimsoll_plan>, error: Fail) -> c_int {
     made(plan, error, || {
-        let path = Path::new(path.text("the path")?);
-        let text = std::fs::read_to_string(path).map_err(|e| Error::file(path, "read the plan", e))?;
-        Ok(plimsoll_plan { plan: Plan::from_json(&text, path)?, source: None })
+        Ok(plimsoll_plan { plan: Plan::load(Path::new(path.text("the path")?))?, source: None })
     })
 }
 
@@ -429,9 +427,7 @@ pub extern "C" fn plimsoll_plan_parse(json: Text, plan: Out<*mut plimsoll_plan>,
 #[unsafe(no_mangle)]
 pub extern "C" fn plimsoll_plan_save(plan: Option<&plimsoll_plan>, path: Text, error: Fail) -> c_int {
     done(error, || {
-        let text = handle(plan, "a plan")?.json()?;
-        let path = Path::new(path.text("the path")?);
-        crate::file::write_whole(path, "write the plan", |out| out.write_all(text.as_bytes()))
+        handle(plan, "a plan")?.named()?.save(Path::new(path.text("the path")?))
     })
 }
 
@@ -459,14 +455,12 @@ pub extern "C" fn plimsoll_plan_lent_bytes(plan: Option<&plimsoll_plan>) -> u64 
 pub extern "C" fn plimsoll_plan_memory(plan: Option<&plimsoll_plan>, json: Out<*mut c_char>, error: Fail) -> c_int {
     told(json, error, || {
         let plan = &handle(plan, "a plan")?.plan;
-        let of = |class: Class| (class.name().to_owned(), json!(plan.class_bytes(class) * plan.copies(class)));
-        let classes: Map<String, Value> = Class::ALL.into_iter().map(of).collect();
         let record = json!({
             "bytes": plan.bytes(),
             "lent_bytes": plan.lent_bytes(),
             "run_bytes": plan.run_bytes(),
             "runs": plan.runs,
-            "classes": classes,
+            "classes": plan.classes(),
             "peak": plan::tell::peak::peak(plan.first(), None),
         });
         Ok(record.to_string())
@@ -476,7 +470,7 @@ pub extern "C" fn plimsoll_plan_memory(plan: Option<&plimsoll_plan>, json: Out<*
 /// The plan as its file has it.
 #[unsafe(no_mangle)]
 pub extern "C" fn plimsoll_plan_json(plan: Option<&plimsoll_plan>, json: Out<*mut c_char>, error: Fail) -> c_int {
-    told(json, error, || handle(plan, "a plan")?.json())
+    told(json, error, || Ok(handle(plan, "a plan")?.named()?.to_json()))
 }
 
 /// The plan in words, as the command prints it.

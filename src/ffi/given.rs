@@ -5,7 +5,7 @@
 
 use super::{PLIMSOLL_OK, plimsoll_error};
 use crate::backend::Place;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, bug};
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::mem::MaybeUninit;
@@ -177,11 +177,7 @@ pub(super) fn done(mut error: Fail, work: impl FnOnce() -> Result<()>) -> c_int 
     let found = match catch_unwind(AssertUnwindSafe(work)) {
         Ok(Ok(())) => return PLIMSOLL_OK,
         Ok(Err(error)) => plimsoll_error::new(&error),
-        Err(panic) => {
-            let text = panic.downcast_ref::<String>().map(String::as_str);
-            let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
-            plimsoll_error::bug(text.unwrap_or("no reason is known"))
-        }
+        Err(panic) => plimsoll_error::bug(bug(&*panic)),
     };
     let code = found.code;
     if let Some(error) = error {

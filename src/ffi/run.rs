@@ -5,9 +5,7 @@ use super::{plimsoll_model, plimsoll_plan};
 use crate::backend::{Lies, Place, apart};
 use crate::dtype::DType;
 use crate::error::{Error, Result, ensure};
-use crate::model::Model;
 use crate::npy;
-use crate::onnx;
 use crate::plan::Port;
 use crate::session::Session;
 use crate::settings;
@@ -20,7 +18,6 @@ use std::mem::MaybeUninit;
 use std::path::Path;
 use std::ptr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
 
 // ---- Tensors
 
@@ -526,13 +523,8 @@ pub extern "C" fn plimsoll_session_bench(
     done(error, || {
         let session = &handle(session, "a session")?.session;
         let milliseconds = milliseconds.of(runs, "the times")?;
-        let inputs = Model::inputs(session.plan(), Vec::new(), 0)?;
-        let inputs: Vec<_> = inputs.iter().map(|(name, tensor)| (name.as_str(), tensor.clone())).collect();
-        session.run(&inputs)?;
-        for place in milliseconds {
-            let begun = Instant::now();
-            session.run(&inputs)?;
-            place.write(begun.elapsed().as_secs_f64() * 1e3);
+        for (place, time) in milliseconds.iter_mut().zip(session.bench(0)?) {
+            place.write(time?);
         }
         Ok(())
     })
@@ -719,7 +711,6 @@ pub extern "C" fn plimsoll_trainer_save(trainer: Option<&plimsoll_trainer>, path
     done(error, || {
         let path = Path::new(path.text("the path")?);
         let trainer = handle(trainer, "a trainer")?.trainer();
-        trainer.check_model()?;
-        onnx::write(trainer.model()?, path, None)
+        trainer.save(path)
     })
 }

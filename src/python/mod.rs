@@ -8,7 +8,7 @@ mod session;
 mod train;
 
 use crate::advise::Largest;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, bug};
 use crate::model::{Model, Source};
 use crate::onnx::proto::ModelProto;
 use crate::plan::tell::diff::diff;
@@ -21,8 +21,9 @@ use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyModule};
 use serde_json::{Value, json};
+use std::borrow::Cow;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -45,11 +46,7 @@ fn raised(py: Python, error: &Error) -> PyErr {
 
 /// The result of work, whose panic is an error as any other: `except Exception` catches it.
 fn caught<T>(work: impl FnOnce() -> Result<T>) -> std::result::Result<Result<T>, String> {
-    catch_unwind(AssertUnwindSafe(work)).map_err(|panic| {
-        let text = panic.downcast_ref::<String>().map(String::as_str);
-        let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no reason is known");
-        format!("plimsoll has a bug, please report it: {text}")
-    })
+    catch_unwind(AssertUnwindSafe(work)).map_err(|panic| bug(&*panic))
 }
 
 fn given<T>(py: Python, result: std::result::Result<Result<T>, String>) -> PyResult<T> {
@@ -247,10 +244,9 @@ impl PyPlan {
         PyPlan { plan, source, drawn: Some(Drawn { planned: Arc::new(planned), subject, limit }) }
     }
 
-    /// The text of its file.
-    fn text(&self) -> Result<String> {
-        let named = self.source.as_ref().map(|source| source.named_in(&self.plan)).transpose()?;
-        Ok(named.as_ref().unwrap_or(&self.plan).to_json())
+    /// The plan as its file has it.
+    fn named(&self) -> Result<Cow<'_, Plan>> {
+        Source::name(self.source.as_ref(), &self.plan)
     }
 
     fn first(&self) -> View<'_> {
@@ -273,11 +269,7 @@ impl PyPlan {
     /// Reads a plan's file.
     #[staticmethod]
     fn load(py: Python, path: PathBuf) -> PyResult<PyPlan> {
-        quick(py, || {
-            let text = std::fs::read_to_string(&path).map_err(|e| Error::file(&path, "read the plan", e))?;
-            let plan = Plan::from_json(&text, &path)?;
-            Ok(PyPlan { plan, source: None, drawn: None })
-        })
+        quick(py, || Ok(PyPlan { plan: Plan::load(&path)?, source: None, drawn: None }))
     }
 
     #[getter]
@@ -287,9 +279,7 @@ impl PyPlan {
 
     /// The bytes by class.
     fn classes(&self) -> String {
-        let bytes = |class| self.plan.class_bytes(class) * self.plan.copies(class);
-        let all = plan::Class::ALL.into_iter().map(|class| (class.name().to_owned(), json!(bytes(class))));
-        Value::Object(all.collect()).to_string()
+        Value::Object(self.plan.classes()).to_string()
     }
 
     fn peak(&self) -> String {
@@ -302,7 +292,7 @@ impl PyPlan {
     }
 
     fn json(&self, py: Python) -> PyResult<String> {
-        quick(py, || self.text())
+        quick(py, || Ok(self.named()?.to_json()))
     }
 
     fn html(&self, py: Python) -> String {
@@ -314,7 +304,7 @@ impl PyPlan {
     }
 
     fn save(&self, py: Python, path: PathBuf) -> PyResult<()> {
-        quick(py, || written(&path, &self.text()?))
+        quick(py, || self.named()?.save(&path))
     }
 
     fn check(&self, py: Python) -> PyResult<()> {
@@ -333,10 +323,6 @@ impl PyPlan {
         let program = &self.plan.programs[0];
         [array::ports(&program.inputs), array::ports(&program.outputs)]
     }
-}
-
-fn written(path: &Path, text: &str) -> Result<()> {
-    crate::file::write_whole(path, "write the plan", |out| std::io::Write::write_all(out, text.as_bytes()))
 }
 
 /// The named shapes of a model's inputs and outputs as the file declares them: an extent, or the name of a dim.

@@ -98,9 +98,7 @@ impl PyTrainer {
     fn save(&self, py: Python, path: PathBuf) -> PyResult<()> {
         let trainer = Arc::clone(&self.trainer);
         long(py, move || {
-            let trainer = trainer.lock().unwrap_or_else(PoisonError::into_inner);
-            trainer.check_model()?;
-            crate::onnx::write(trainer.model()?, &path, None)
+            trainer.lock().unwrap_or_else(PoisonError::into_inner).save(&path)
         })
     }
 

@@ -15,6 +15,7 @@ use crate::tensor::Tensor;
 use crate::train::run::{self, Trainer};
 use crate::train::{Training, quoted};
 use crate::whole::{Whole, largest, leading};
+use std::borrow::Cow;
 use std::fmt;
 use std::ops::Bound::Unbounded;
 use std::ops::RangeInclusive;
@@ -61,12 +62,13 @@ pub struct Source {
 }
 
 impl Source {
-    /// The plan of the model with its origin. It reads the whole file.
+    /// A plan as its file has it: with its origin, if it has a source. It reads the whole file of the model.
     ///
     /// # Errors
     /// When the file cannot be read.
-    pub fn named_in(&self, plan: &Plan) -> Result<Plan> {
-        Ok(Plan { origin: Some(self.options.origin(&self.path)?), ..plan.clone() })
+    pub fn name<'a>(of: Option<&Source>, plan: &'a Plan) -> Result<Cow<'a, Plan>> {
+        let Some(Source { path, options }) = of else { return Ok(Cow::Borrowed(plan)) };
+        Ok(Cow::Owned(Plan { origin: Some(options.origin(path)?), ..plan.clone() }))
     }
 }
 

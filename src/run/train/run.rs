@@ -19,6 +19,7 @@ use crate::target::PREFETCH_STACK;
 use crate::tensor::Tensor;
 use serde_json::{Value, json};
 use std::collections::HashSet;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 /// The data of a model: the rows of each input by its name, and the labels.
@@ -559,6 +560,15 @@ impl Trainer {
             Ok::<Option<Tensor>, Error>(found)
         })?;
         self.model.whole(replaced)
+    }
+
+    /// Writes the trained model as an .onnx file.
+    ///
+    /// # Errors
+    /// As [`model`](Self::model), and when it cannot be written.
+    pub fn save(&self, path: &Path) -> Result<()> {
+        self.check_model()?;
+        onnx::write(self.model()?, path, None)
     }
 
     /// Refuses a model that could not be [written](Self::model) when it is trained.
