@@ -1,6 +1,6 @@
 //! `diff`: compares two plans, or the programs of two.
 
-use super::{github, line, plan};
+use super::{github, line};
 use crate::error::{Error, Result};
 use crate::plan::tell::diff::{self as differs, diff};
 use crate::plan::{Dim, Plan};

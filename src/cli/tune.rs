@@ -6,7 +6,6 @@ use super::subject::Subject;
 use super::{Failure, line};
 use crate::error::{Error, Result};
 use crate::exec::Exec;
-use crate::file;
 use crate::kernel::tuned::Tuned;
 use crate::plan::{self, Compiled, Job, Plan, Planner};
 use crate::report::{self, Table};

@@ -351,7 +351,7 @@ class Refusals(unittest.TestCase):
                 with self.assertRaises(kind) as caught:
                     work()
                 self.assertIn(words, str(caught.exception))
-        with self.assertRaises(plimsoll.UsageError):
+        with self.assertRaisesRegex(plimsoll.UsageError, "output 'y': its array cannot be written: expected"):
             session = plimsoll.Session(GRAPHS / "product.onnxtxt", dims={"n": 2}, device="cpu")
             readonly = np.empty((2, 2), "f4")
             readonly.flags.writeable = False
