@@ -30,7 +30,7 @@ use given::{Fail, List, Out, Text, close, done, handle, made, text, told};
 use run::{plimsoll_named, tensors};
 use serde_json::{Map, Value, json};
 use std::borrow::Cow;
-use std::ffi::{CString, c_char, c_int, c_void};
+use std::ffi::{CString, c_char, c_int};
 use std::path::Path;
 use std::ptr;
 
@@ -102,19 +102,6 @@ pub extern "C" fn plimsoll_init(abi_version: u32, error: Fail) -> c_int {
             "the program was compiled for version {other} of plimsoll's interface, and this library has {PLIMSOLL_ABI_VERSION}"
         ))),
     })
-}
-
-/// Memory for a caller that has no allocator of its own, such as a page over WebAssembly: zeros, at a multiple of 256. NULL if there is none.
-/// It is for plimsoll_free.
-#[unsafe(no_mangle)]
-pub extern "C" fn plimsoll_alloc(bytes: usize) -> *mut c_void {
-    given::alloc(bytes)
-}
-
-/// Frees memory of plimsoll_alloc.
-#[unsafe(no_mangle)]
-pub extern "C" fn plimsoll_free(memory: *mut c_void) {
-    given::free(memory);
 }
 
 /// Frees a text that is the caller's.
