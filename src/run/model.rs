@@ -352,10 +352,10 @@ impl Model {
         let unused = [
             ("state", !options.state.is_empty()),
             ("training", options.training),
-            ("outputs", !options.outputs.is_empty()),
-            ("recipe.f16", options.recipe.f16),
-            ("recipe.quantize", options.recipe.quantize.is_some()),
-            ("recipe.chunks", options.recipe.chunks > 1),
+            ("output", !options.outputs.is_empty()),
+            ("f16", options.recipe.f16),
+            ("quantize", options.recipe.quantize.is_some()),
+            ("chunks", options.recipe.chunks > 1),
             ("batch", options.batch.is_some()),
         ];
         if let Some((name, _)) = unused.into_iter().find(|(_, is_given)| *is_given) {
