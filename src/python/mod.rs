@@ -7,7 +7,6 @@ mod array;
 mod session;
 mod train;
 
-use crate::advise::Largest;
 use crate::error::{Error, Result, bug};
 use crate::model::{Model, Source};
 use crate::onnx::proto::ModelProto;
@@ -111,36 +110,47 @@ impl PyModel {
     }
 
     #[getter]
-    fn name(&self) -> &str {
-        self.model.name()
-    }
-
-    #[getter]
-    fn dims(&self) -> Vec<(String, String)> {
-        self.model.dims().iter().map(|(name, extent)| (name.clone(), extent.to_string())).collect()
-    }
-
-    #[getter]
     fn assumed(&self) -> Vec<String> {
         self.model.assumed().to_vec()
     }
 
-    fn plan(&self, py: Python, target: String) -> PyResult<PyPlan> {
-        let model = Arc::clone(&self.model);
-        long(py, move || Ok(PyPlan::of(&model, model.planned(&Target::named(&target)?)?, model.source())))
-    }
-
-    fn advise(&self, py: Python, target: String) -> PyResult<(String, String)> {
+    /// Plans it, or its training: the rows of a batch, and the method as JSON.
+    fn plan(&self, py: Python, target: String, training: Option<(usize, String)>) -> PyResult<PyPlan> {
         let model = Arc::clone(&self.model);
         long(py, move || {
-            let advice = model.advise(&Target::named(&target)?)?;
+            let target = Target::named(&target)?;
+            let Some((batch, method)) = training else {
+                return Ok(PyPlan::of(&model, model.planned(&target)?, model.source(), model.assumed().to_vec()));
+            };
+            let planned = model.planned_training(&target, batch, &settings::training(&method, 1)?)?;
+            Ok(PyPlan::of(&model, planned, None, model.assumed_in_training()?))
+        })
+    }
+
+    fn advise(&self, py: Python, target: String, training: Option<(usize, String)>) -> PyResult<(String, String)> {
+        let model = Arc::clone(&self.model);
+        long(py, move || {
+            let target = Target::named(&target)?;
+            let advice = match training {
+                None => model.advise(&target)?,
+                Some((batch, method)) => model.advise_training(&target, batch, &settings::training(&method, 1)?)?,
+            };
             Ok((json!(advice).to_string(), advice.to_string()))
         })
     }
 
-    fn max_batch(&self, py: Python, target: String, dim: Option<String>) -> PyResult<String> {
+    /// The largest extent of a dim, or the largest batch of a training.
+    fn max_batch(&self, py: Python, target: String, dim: Option<String>, method: Option<String>) -> PyResult<String> {
         let model = Arc::clone(&self.model);
-        long(py, move || largest(&model, &model.max_batch(&Target::named(&target)?, dim.as_deref())?))
+        long(py, move || {
+            let target = Target::named(&target)?;
+            let found = match method {
+                None => model.max_batch(&target, dim.as_deref())?,
+                Some(method) => model.max_batch_of_training(&target, &settings::training(&method, 1)?)?,
+            };
+            let limit = model.options().memory_limit.expect("without a limit nothing is found");
+            Ok(found.told(limit, model.path())?.to_string())
+        })
     }
 
     fn fit(&self, py: Python, target: String, least: usize, most: usize, cluster: Option<String>) -> PyResult<String> {
@@ -166,31 +176,6 @@ impl PyModel {
         Ok(session::PySession::new(made))
     }
 
-    fn plan_training(&self, py: Python, target: String, batch: usize, method: String) -> PyResult<PyPlan> {
-        let model = Arc::clone(&self.model);
-        long(py, move || {
-            let training = settings::training(&method, 1)?;
-            Ok(PyPlan::of(&model, model.planned_training(&Target::named(&target)?, batch, &training)?, None))
-        })
-    }
-
-    fn advise_training(&self, py: Python, target: String, batch: usize, method: String) -> PyResult<(String, String)> {
-        let model = Arc::clone(&self.model);
-        long(py, move || {
-            let training = settings::training(&method, 1)?;
-            let advice = model.advise_training(&Target::named(&target)?, batch, &training)?;
-            Ok((json!(advice).to_string(), advice.to_string()))
-        })
-    }
-
-    fn max_batch_of_training(&self, py: Python, target: String, method: String) -> PyResult<String> {
-        let model = Arc::clone(&self.model);
-        long(py, move || {
-            let training = settings::training(&method, 1)?;
-            largest(&model, &model.max_batch_of_training(&Target::named(&target)?, &training)?)
-        })
-    }
-
     fn trainer(
         &self,
         py: Python,
@@ -212,18 +197,14 @@ impl PyModel {
     }
 }
 
-/// The record of the largest extent.
-fn largest(model: &Model, found: &Largest) -> Result<String> {
-    let limit = model.options().memory_limit.expect("without a limit nothing is found");
-    Ok(found.told(limit, model.path())?.to_string())
-}
-
 /// A plan.
 #[pyclass(name = "Plan", module = "plimsoll._plimsoll", frozen)]
 struct PyPlan {
     plan: Plan,
     /// What a file of it names.
     source: Option<Source>,
+    /// Dims that no option gave.
+    assumed: Vec<String>,
     /// The graphs that pictures are drawn with.
     drawn: Option<Drawn>,
 }
@@ -235,13 +216,13 @@ struct Drawn {
 }
 
 impl PyPlan {
-    fn of(model: &Model, planned: Planned, source: Option<Source>) -> PyPlan {
+    fn of(model: &Model, planned: Planned, source: Option<Source>, assumed: Vec<String>) -> PyPlan {
         let dims: Vec<_> = model.dims().iter().map(|(name, extent)| format!("{name}={extent}")).collect();
         let dims = if dims.is_empty() { String::new() } else { format!(" ({})", dims.join(" ")) };
         let subject = model.path().map_or_else(|| model.name().to_owned(), |path| path.display().to_string()) + &dims;
         let limit = model.options().memory_limit;
         let plan = planned.plan.clone();
-        PyPlan { plan, source, drawn: Some(Drawn { planned: Arc::new(planned), subject, limit }) }
+        PyPlan { plan, source, assumed, drawn: Some(Drawn { planned: Arc::new(planned), subject, limit }) }
     }
 
     /// The plan as its file has it.
@@ -269,12 +250,17 @@ impl PyPlan {
     /// Reads a plan's file.
     #[staticmethod]
     fn load(py: Python, path: PathBuf) -> PyResult<PyPlan> {
-        quick(py, || Ok(PyPlan { plan: Plan::load(&path)?, source: None, drawn: None }))
+        quick(py, || Ok(PyPlan { plan: Plan::load(&path)?, source: None, assumed: Vec::new(), drawn: None }))
     }
 
     #[getter]
     fn bytes(&self) -> u64 {
         self.plan.bytes()
+    }
+
+    #[getter]
+    fn assumed(&self) -> Vec<String> {
+        self.assumed.clone()
     }
 
     /// The bytes by class.

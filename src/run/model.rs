@@ -135,6 +135,15 @@ impl Model {
         &self.whole.assumed
     }
 
+    /// As [`assumed`](Self::assumed), of a training, whose batch is given with it.
+    ///
+    /// # Errors
+    /// When an option has no use in a training.
+    #[doc(hidden)]
+    pub fn assumed_in_training(&self) -> Result<Vec<String>> {
+        Ok(self.trained()?.assumed)
+    }
+
     /// The options.
     pub fn options(&self) -> &Options {
         &self.options

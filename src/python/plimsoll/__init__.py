@@ -225,10 +225,10 @@ class Fit(_Record):
 class Plan:
     """Where every tensor lies, and when: known before anything runs."""
 
-    def __init__(self, plan, assumed=()):
+    def __init__(self, plan):
         self._plan = plan
         #: Dims that no option gave: they are 1.
-        self.assumed = list(assumed)
+        self.assumed = plan.assumed
 
     @property
     def bytes(self) -> int:
@@ -338,6 +338,16 @@ def _train_options(train):
     return batch if batch is None else _count("train['batch']", batch, 1), _json(method, "train:")
 
 
+def _training(train):
+    """The batch of a training and its method as JSON, if there is a training."""
+    if train is None:
+        return None
+    batch, method = _train_options(train)
+    if batch is None:
+        raise UsageError("train: expected a batch, as in train={'loss': 'mse', 'batch': 32}")
+    return batch, method
+
+
 def _no_device(options):
     """A plan is for a target."""
     if options.get("device") is not None:
@@ -354,24 +364,16 @@ def plan(model: Source, *, inputs: Any = None, target: str = "cpu", train: Optio
     True
     """
     _no_device(options)
-    source = _source(model, inputs)
-    made = _model(source, None, options)
-    if train is None:
-        work, advise_ = (lambda: made.plan(target)), (lambda: made.advise(target))
-    else:
-        batch, method = _train_options(train)
-        if batch is None:
-            raise UsageError("train: expected a batch, as in train={'loss': 'mse', 'batch': 32}")
-        work, advise_ = (lambda: made.plan_training(target, batch, method)), (lambda: made.advise_training(target, batch, method))
-    assumed = made.assumed
-    if train is not None:
-        # The batch of a training is given with it.
-        leads = {node.shape[0] for node in _declared(source)[0] if node.shape}
-        assumed = [dim for dim in assumed if dim not in leads]
+    made, training = _model(model, inputs, options), _training(train)
     try:
-        return Plan(work(), assumed)
+        return Plan(made.plan(target, training))
     except DoesNotFit as error:
-        raise _advising(error, lambda: _advice(advise_())) from None
+        raise _advising(error, lambda: _advice(made.advise(target, training))) from None
+
+
+def _target(device):
+    """The target that tells of a device."""
+    return str(device or "cpu").split(":")[0].replace("auto", "cpu")
 
 
 def _advice(told):
@@ -386,13 +388,7 @@ def advise(model: Source, *, inputs: Any = None, target: str = "cpu", train: Opt
     'half the extent'
     """
     _no_device(options)
-    made = _model(model, inputs, options)
-    if train is None:
-        return _advice(made.advise(target))
-    batch, method = _train_options(train)
-    if batch is None:
-        raise UsageError("train: expected a batch, as in train={'loss': 'mse', 'batch': 32}")
-    return _advice(made.advise_training(target, batch, method))
+    return _advice(_model(model, inputs, options).advise(target, _training(train)))
 
 
 def max_batch(model: Source, *, memory_limit: Bytes, dim: Optional[str] = None, inputs: Any = None, target: str = "cpu",
@@ -406,14 +402,12 @@ def max_batch(model: Source, *, memory_limit: Bytes, dim: Optional[str] = None, 
     if options.get("batch") is not None and dim is None:
         raise UsageError("batch: it is what is looked for; name another dim to enlarge that one")
     made = _model(model, inputs, {**options, "memory_limit": memory_limit})
-    if train is None:
-        return Largest(json.loads(made.max_batch(target, dim)))
-    if dim is not None:
+    batch, method = (None, None) if train is None else _train_options(train)
+    if train is not None and dim is not None:
         raise UsageError("dim: a training enlarges its batch")
-    batch, method = _train_options(train)
     if batch is not None:
         raise UsageError("train['batch']: it is what is looked for")
-    return Largest(json.loads(made.max_batch_of_training(target, method)))
+    return Largest(json.loads(made.max_batch(target, dim, method)))
 
 
 def fit(model: Source, *, memory_limit: Bytes, cards: Union[int, range] = range(1, 9), cluster: Optional[dict] = None, inputs: Any = None,
@@ -520,11 +514,10 @@ class Session:
     def __init__(self, model: Source, *, inputs: Any = None, **options: Any) -> None:
         made = _model(model, inputs, options)
         self.assumed = made.assumed
-        target = str(options.get("device") or "cpu").split(":")[0].replace("auto", "cpu")
         try:
             self._session = made.session()
         except DoesNotFit as error:
-            raise _advising(error, lambda: _advice(made.advise(target))) from None
+            raise _advising(error, lambda: _advice(made.advise(_target(options.get("device")), None))) from None
 
     @property
     def device(self) -> str:
@@ -680,8 +673,7 @@ def train(model: Source, data: dict, labels: Any, *, batch: int, epochs: int = 1
     try:
         trainer = made.trainer(_rows(data), _path(labels), batch, method_text, epochs, steps)
     except DoesNotFit as error:
-        target = str(device or "cpu").split(":")[0].replace("auto", "cpu")
-        raise _advising(error, lambda: _advice(made.advise_training(target, batch, method_text))) from None
+        raise _advising(error, lambda: _advice(made.advise(_target(device), (batch, method_text)))) from None
     losses = []
     source = model if isinstance(model, str) else os.fspath(model) if isinstance(model, os.PathLike) else None
     for step in _progress(range(trainer.steps), progress):
