@@ -251,6 +251,10 @@ fn no_place(what: &str, name: &str, place: c_int) -> Error {
     Error::usage(format!("{what} '{name}': expected PLIMSOLL_HOST or PLIMSOLL_CUDA, found the place {place}"))
 }
 
+fn lies(name: &str, place: c_int, address: usize, bytes: usize) -> Lies<'_> {
+    Lies { name, on_device: place == PLIMSOLL_CUDA, address: address as u64, bytes: bytes as u64 }
+}
+
 impl plimsoll_session {
     fn new(session: Session) -> plimsoll_session {
         let mut states: Vec<&Port> = Vec::new();
@@ -303,12 +307,12 @@ impl plimsoll_session {
                 return Err(no_place("output", name, output.place));
             }
         }
-        let lies = |name, place, address: usize, bytes: usize| {
-            Lies { name, on_device: place == PLIMSOLL_CUDA, address: address as u64, bytes: bytes as u64 }
-        };
-        let of_input = |(own, (name, _)): (&plimsoll_input, &(&'a str, _))| lies(*name, own.place, own.data.addr(), own.bytes);
-        let of_output = |(own, (name, _)): (&plimsoll_output, &(&'a str, _))| lies(*name, own.place, own.data.addr(), own.bytes);
-        apart(inputs.iter().zip(&lists.inputs).map(of_input), outputs.iter().zip(&lists.outputs).map(of_output))?;
+        let of_inputs = inputs.iter().zip(&lists.inputs);
+        let of_outputs = outputs.iter().zip(&lists.outputs);
+        apart(
+            of_inputs.map(|(own, (name, _))| lies(name, own.place, own.data.addr(), own.bytes)),
+            of_outputs.map(|(own, (name, _))| lies(name, own.place, own.data.addr(), own.bytes)),
+        )?;
         for (output, (name, place)) in outputs.iter().zip(&mut lists.outputs) {
             *place = match output.place {
                 PLIMSOLL_HOST => Place::bytes_mut(given::bytes_mut(output.data.cast(), output.bytes, name)?),

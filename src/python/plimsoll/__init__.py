@@ -45,29 +45,23 @@ __all__ = [
 ]
 
 
-def _extent(name, value):
-    """An extent as the options have it."""
-    if isinstance(value, range):
-        if value.step != 1 or not value:
-            raise UsageError(f"option {name}: expected a range of step 1 that is not empty, found {value!r}")
-        value = [value.start, value.stop - 1]
-    least = value[0] if isinstance(value, (list, tuple)) and value else value
-    if name == "batch" and isinstance(least, int) and least < 1:
-        raise UsageError(f"option batch: expected at least 1, found {least}")
-    return value
+def _plain(value):
+    """What JSON has for a value that it has not: the ends of a range, a path, a scalar of NumPy."""
+    if isinstance(value, range) and value.step == 1:
+        return [value.start, value.stop - 1]
+    return os.fspath(value) if isinstance(value, os.PathLike) else value.item()
 
 
 def _json(options, what="option"):
-    """A record as JSON, with NumPy's scalars as numbers."""
-    record = {}
-    for name, value in options.items():
-        value = value.item() if hasattr(value, "item") and getattr(value, "ndim", 1) == 0 else value
+    """A record as JSON, without what is `None`."""
+    record = {name: value for name, value in options.items() if value is not None}
+    for name, value in record.items():
         try:
-            json.dumps(value, allow_nan=False, default=lambda other: other.item())
+            json.dumps(value, allow_nan=False, default=_plain)
         except (TypeError, ValueError, AttributeError):
-            raise UsageError(f"{what} {name}: expected a number, a text, or a list or a dict of these, found {value!r:.80}") from None
-        record[name] = value
-    return json.dumps(record, default=lambda other: other.item())
+            expected = "a number, a text, a range of step 1, or a list or a dict of these"
+            raise UsageError(f"{what} {name}: expected {expected}, found {value!r:.80}") from None
+    return json.dumps(record, default=_plain)
 
 
 def _count(name, value, least=0):
@@ -90,19 +84,8 @@ def _dict(name, value, of="arrays by name"):
 
 def _options(options):
     """Options as JSON."""
-    options = {name: value for name, value in options.items() if value is not None}
-    for name in ("dims", "ties", "state"):
-        if name in options:
-            _dict(f"option {name}", options[name], "values by name")
-    if "batch" in options:
-        options["batch"] = _extent("batch", options["batch"])
-    if "dims" in options:
-        options["dims"] = {name: _extent(f"dims['{name}']", extent) for name, extent in options["dims"].items()}
-    if isinstance(options.get("memory_limit"), float) and options["memory_limit"].is_integer():
-        options["memory_limit"] = int(options["memory_limit"])
-    if "weights" in options:
-        options["weights"] = os.fspath(options["weights"])
-    return _json(options)
+    limit = options.get("memory_limit")
+    return _json({**options, "memory_limit": int(limit)} if isinstance(limit, float) and limit.is_integer() else options)
 
 
 def _source(model, inputs=None):
@@ -110,7 +93,7 @@ def _source(model, inputs=None):
     if isinstance(model, (bytes, bytearray, memoryview)):
         return bytes(model)
     if isinstance(model, (str, os.PathLike)):
-        return os.fspath(model)
+        return model
     if hasattr(model, "SerializeToString"):
         return model.SerializeToString()
     if hasattr(model, "state_dict") and hasattr(model, "forward"):
@@ -273,7 +256,7 @@ class Plan:
 
     def save(self, path: Path) -> None:
         """Writes the plan, for `load_plan` and the command."""
-        self._plan.save(os.fspath(path))
+        self._plan.save(path)
 
     def check(self):
         """Proves that no two live tensors overlap and that each is written before it is read; raises `PlanError` if not."""
@@ -333,9 +316,9 @@ def _model(model, inputs, options):
 def _train_options(train):
     """The batch of a training, and its method as JSON."""
     train = _dict("train", train, "values by name")
-    method = {name: value for name, value in train.items() if value is not None}
-    batch = method.pop("batch", None)
-    return batch if batch is None else _count("train['batch']", batch, 1), _json(method, "train:")
+    batch = train.get("batch")
+    method = _json({name: value for name, value in train.items() if name != "batch"}, "train:")
+    return batch if batch is None else _count("train['batch']", batch, 1), method
 
 
 def _training(train):
@@ -469,7 +452,7 @@ def bench(model: Source, *, runs: int = 20, seed: int = 0, **options: Any) -> Ti
 
 def load_plan(path: Path) -> Plan:
     """Reads a plan that was saved."""
-    return Plan(_plimsoll.Plan.load(os.fspath(path)))
+    return Plan(_plimsoll.Plan.load(path))
 
 
 def check(plan: Union[Plan, Path]) -> None:
@@ -583,11 +566,11 @@ class Session:
 
     def save_states(self, path):
         """Writes all states as a safetensors file."""
-        self._session.save_states(os.fspath(path))
+        self._session.save_states(path)
 
     def load_states(self, path):
         """Reads all states from a safetensors file."""
-        self._session.load_states(os.fspath(path))
+        self._session.load_states(path)
 
     def __repr__(self):
         return f"<Session on {self.device}: {self.bytes:,} bytes>"
@@ -630,27 +613,23 @@ class Trained:
 
     def evaluate(self, data, labels):
         """The mean loss over data, and the share of right answers where there are classes."""
-        loss, accuracy = self._trainer.evaluate(_rows(data), _path(labels))
+        loss, accuracy = self._trainer.evaluate(_rows(data), labels)
         return Score({"loss": loss, "accuracy": accuracy})
 
     def save(self, path: Path, overwrite: bool = False) -> None:
         """Writes the trained model as an .onnx file. It may be the file that was trained only if `overwrite` says so."""
-        own = isinstance(self._source, str) and os.path.exists(path) and os.path.samefile(path, self._source)
+        own = self._source is not None and os.path.exists(path) and os.path.samefile(path, self._source)
         if own and not overwrite:
             raise UsageError(f"{os.fspath(path)}: it is the file that was trained: expected another one, or overwrite=True")
-        self._trainer.save(os.fspath(path))
+        self._trainer.save(path)
 
     def __repr__(self):
         last = f", last loss {self.losses[-1]:.6g}" if self.losses else ""
         return f"<Trained: {len(self.losses)} updates{last}>"
 
 
-def _path(source):
-    return os.fspath(source) if isinstance(source, os.PathLike) else source
-
-
 def _rows(data):
-    return {name: _path(source) for name, source in _dict("data", data, "arrays or paths by the inputs' names").items()}
+    return _dict("data", data, "arrays or paths by the inputs' names")
 
 
 def train(model: Source, data: dict, labels: Any, *, batch: int, epochs: int = 1, steps: Optional[int] = None,
@@ -669,13 +648,13 @@ def train(model: Source, data: dict, labels: Any, *, batch: int, epochs: int = 1
     batch, epochs = _count("batch", batch, 1), _count("epochs", epochs)
     shuffle = shuffle if shuffle is None else _count("shuffle", shuffle)
     steps = steps if steps is None else _count("steps", steps)
-    method_text = _json({name: value for name, value in method.items() if value is not None})
+    method = _json(method)
     try:
-        trainer = made.trainer(_rows(data), _path(labels), batch, method_text, epochs, steps)
+        trainer = made.trainer(_rows(data), labels, batch, method, epochs, steps)
     except DoesNotFit as error:
-        raise _advising(error, lambda: _advice(made.advise(_target(device), (batch, method_text)))) from None
+        raise _advising(error, lambda: _advice(made.advise(_target(device), (batch, method)))) from None
     losses = []
-    source = model if isinstance(model, str) else os.fspath(model) if isinstance(model, os.PathLike) else None
+    source = model if isinstance(model, (str, os.PathLike)) else None
     for step in _progress(range(trainer.steps), progress):
         loss, _, _ = trainer.step(step, shuffle)
         losses.append(loss)
