@@ -397,9 +397,7 @@ impl plimsoll_plan {
 /// Reads a plan's file, and checks it.
 #[unsafe(no_mangle)]
 pub extern "C" fn plimsoll_plan_load(path: Text, plan: Out<*mut plimsoll_plan>, error: Fail) -> c_int {
-    made(plan, error, || {
-        Ok(plimsoll_plan { plan: Plan::load(Path::new(path.text("the path")?))?, source: None })
-    })
+    made(plan, error, || Ok(plimsoll_plan { plan: Plan::load(Path::new(path.text("the path")?))?, source: None }))
 }
 
 /// Reads a plan's text, and checks it.
@@ -413,9 +411,7 @@ pub extern "C" fn plimsoll_plan_parse(json: Text, plan: Out<*mut plimsoll_plan>,
 /// Writes a plan's file. A reader sees the old one or the complete new one.
 #[unsafe(no_mangle)]
 pub extern "C" fn plimsoll_plan_save(plan: Option<&plimsoll_plan>, path: Text, error: Fail) -> c_int {
-    done(error, || {
-        handle(plan, "a plan")?.named()?.save(Path::new(path.text("the path")?))
-    })
+    done(error, || handle(plan, "a plan")?.named()?.save(Path::new(path.text("the path")?)))
 }
 
 /// Closes a plan.

@@ -11,7 +11,8 @@
 
 // Its own modules, and those of the members below, by their names.
 pub(crate) use plimsoll_core::{
-    constant, decisions, dtype, elements, error, expr, figures, file, kernel, mesh, op, ops, parallel, shape, table, target,
+    constant, decisions, dtype, elements, error, expr, figures, file, kernel, mesh, op, ops, parallel, shape, table,
+    target,
 };
 pub(crate) use plimsoll_graph::{graph, onnx, pass};
 use plimsoll_place as place;

@@ -97,9 +97,7 @@ impl PyTrainer {
     /// Writes the trained model as an .onnx file.
     fn save(&self, py: Python, path: PathBuf) -> PyResult<()> {
         let trainer = Arc::clone(&self.trainer);
-        long(py, move || {
-            trainer.lock().unwrap_or_else(PoisonError::into_inner).save(&path)
-        })
+        long(py, move || trainer.lock().unwrap_or_else(PoisonError::into_inner).save(&path))
     }
 
     fn weight(&self, py: Python, name: &str) -> PyResult<array::PyTensor> {

@@ -79,7 +79,7 @@ class Plans(unittest.TestCase):
             plan = plimsoll.plan(DIGITS, batch=4)
             plan.save(path)
             self.assertTrue(command("check", path)["ok"])
-            self.assertEqual(command("run", path, "--model", DIGITS)["planned_bytes"], plan.bytes)
+            self.assertEqual(command("run", path, "--model", DIGITS)["memory"]["planned_bytes"], plan.bytes)
             self.assertEqual(json.loads(plan.json())["origin"], json.loads(path.read_text())["origin"])
             # The file of the command has the same origin, and what is read keeps it.
             command("plan", DIGITS, "--batch", 4, "--save", again)
