@@ -20,6 +20,7 @@ use std::fmt;
 use std::ops::Bound::Unbounded;
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
+use std::time::Instant;
 
 pub mod fill;
 
@@ -443,5 +444,24 @@ impl Model {
             Trainer::new(model, data, batch, training, &Options { dims, ..self.options.clone() })
         };
         made().map_err(|e| self.in_file(e))
+    }
+}
+
+impl Session {
+    /// Milliseconds of runs on random inputs, by a seed: of as many as are asked for, after one that is not timed.
+    ///
+    /// # Errors
+    /// When it cannot run.
+    #[doc(hidden)]
+    pub fn bench(&self, seed: u64) -> Result<impl Iterator<Item = Result<f64>>> {
+        let inputs = Model::inputs(self.plan(), Vec::new(), seed)?;
+        let run = move || {
+            let inputs: Vec<_> = inputs.iter().map(|(name, tensor)| (name.as_str(), tensor.clone())).collect();
+            let begun = Instant::now();
+            self.run(&inputs)?;
+            Ok(begun.elapsed().as_secs_f64() * 1e3)
+        };
+        run()?;
+        Ok(std::iter::repeat_with(run))
     }
 }

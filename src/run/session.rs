@@ -11,7 +11,6 @@ use crate::graph::Graph;
 use crate::kernel::call::Call;
 use crate::kernel::tuned::Tuned;
 use crate::mesh::Mesh;
-use crate::model::Model;
 use crate::onnx;
 use crate::plan::range::{ShapeRange, Source};
 use crate::plan::{self, Data, Graphs, Job, Kept, Plan, Planned, Port, Rule, Sharding, View};
@@ -24,7 +23,6 @@ use crate::whole::batch;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Instant;
 
 mod options;
 mod ranks;
@@ -656,23 +654,6 @@ impl Session {
     /// When the graph has no such state, or the device fails.
     pub fn state(&self, name: &str) -> Result<Tensor> {
         self.with(|exec| exec.state(name))
-    }
-
-    /// Milliseconds of runs on random inputs, by a seed: of as many as are asked for, after one that is not timed.
-    ///
-    /// # Errors
-    /// When it cannot run.
-    #[doc(hidden)]
-    pub fn bench(&self, seed: u64) -> Result<impl Iterator<Item = Result<f64>>> {
-        let inputs = Model::inputs(self.plan(), Vec::new(), seed)?;
-        let run = move || {
-            let inputs: Vec<_> = inputs.iter().map(|(name, tensor)| (name.as_str(), tensor.clone())).collect();
-            let begun = Instant::now();
-            self.run(&inputs)?;
-            Ok(begun.elapsed().as_secs_f64() * 1e3)
-        };
-        run()?;
-        Ok(std::iter::repeat_with(run))
     }
 
     /// The names of all states, those of other stages of a mesh among them.
