@@ -20,17 +20,18 @@ mod run;
 
 use crate::error::{Error, Result};
 use crate::fit::Cluster;
-use crate::model::Model;
+use crate::model::{Model, Source};
 use crate::place::{self, Effort};
-use crate::plan::{self, Class, Plan};
+use crate::plan::{self, Plan};
 use crate::session::Options;
 use crate::settings;
 use crate::target::Target;
 use given::{Fail, List, Out, Text, close, done, handle, made, text, told};
 use run::{plimsoll_named, tensors};
 use serde_json::{Map, Value, json};
-use std::ffi::{CString, c_char, c_int, c_void};
-use std::path::{Path, PathBuf};
+use std::borrow::Cow;
+use std::ffi::{CString, c_char, c_int};
+use std::path::Path;
 use std::ptr;
 
 // ---- The library
@@ -103,19 +104,6 @@ pub extern "C" fn plimsoll_init(abi_version: u32, error: Fail) -> c_int {
     })
 }
 
-/// Memory for a caller that has no allocator of its own, such as a page over WebAssembly: zeros, at a multiple of 256. NULL if there is none.
-/// It is for plimsoll_free.
-#[unsafe(no_mangle)]
-pub extern "C" fn plimsoll_alloc(bytes: usize) -> *mut c_void {
-    given::alloc(bytes)
-}
-
-/// Frees memory of plimsoll_alloc.
-#[unsafe(no_mangle)]
-pub extern "C" fn plimsoll_free(memory: *mut c_void) {
-    given::free(memory);
-}
-
 /// Frees a text that is the caller's.
 #[unsafe(no_mangle)]
 pub extern "C" fn plimsoll_text_free(text: *mut c_char) {
@@ -141,8 +129,7 @@ impl plimsoll_error {
         plimsoll_error { code, exit_code, text: text(error.to_string()), fields: text(fields.to_string()) }
     }
 
-    fn bug(what: &str) -> plimsoll_error {
-        let what = format!("plimsoll has a bug, please report it: {what}");
+    fn bug(what: String) -> plimsoll_error {
         plimsoll_error { code: PLIMSOLL_BUG, exit_code: 101, text: text(what), fields: text("{}".to_owned()) }
     }
 }
@@ -269,7 +256,7 @@ pub extern "C" fn plimsoll_model_plan(
             Some(target) => model.plan(&Target::named(target)?)?,
             None => model.plan_here()?,
         };
-        Ok(plimsoll_plan { plan, source: Source::of(model) })
+        Ok(plimsoll_plan { plan, source: model.source() })
     })
 }
 
@@ -400,34 +387,17 @@ pub struct plimsoll_plan {
     source: Option<Source>,
 }
 
-/// The file that a plan was made of, and how, so that a session can load the plan again.
-struct Source {
-    path: PathBuf,
-    options: Options,
-}
-
-impl Source {
-    fn of(model: &Model) -> Option<Source> {
-        let options = Options { dims: model.dims().to_vec(), batch: None, ..model.options().clone() };
-        Some(Source { path: model.path()?.to_owned(), options })
-    }
-}
-
 impl plimsoll_plan {
-    fn json(&self) -> Result<String> {
-        let Some(Source { path, options }) = &self.source else { return Ok(self.plan.to_json()) };
-        Ok(Plan { origin: Some(options.origin(path)?), ..self.plan.clone() }.to_json())
+    /// The plan as its file has it.
+    fn named(&self) -> Result<Cow<'_, Plan>> {
+        Source::name(self.source.as_ref(), &self.plan)
     }
 }
 
 /// Reads a plan's file, and checks it.
 #[unsafe(no_mangle)]
 pub extern "C" fn plimsoll_plan_load(path: Text, plan: Out<*mut plimsoll_plan>, error: Fail) -> c_int {
-    made(plan, error, || {
-        let path = Path::new(path.text("the path")?);
-        let text = std::fs::read_to_string(path).map_err(|e| Error::file(path, "read the plan", e))?;
-        Ok(plimsoll_plan { plan: Plan::from_json(&text, path)?, source: None })
-    })
+    made(plan, error, || Ok(plimsoll_plan { plan: Plan::load(Path::new(path.text("the path")?))?, source: None }))
 }
 
 /// Reads a plan's text, and checks it.
@@ -441,11 +411,7 @@ pub extern "C" fn plimsoll_plan_parse(json: Text, plan: Out<*mut plimsoll_plan>,
 /// Writes a plan's file. A reader sees the old one or the complete new one.
 #[unsafe(no_mangle)]
 pub extern "C" fn plimsoll_plan_save(plan: Option<&plimsoll_plan>, path: Text, error: Fail) -> c_int {
-    done(error, || {
-        let text = handle(plan, "a plan")?.json()?;
-        let path = Path::new(path.text("the path")?);
-        crate::file::write_whole(path, "write the plan", |out| out.write_all(text.as_bytes()))
-    })
+    done(error, || handle(plan, "a plan")?.named()?.save(Path::new(path.text("the path")?)))
 }
 
 /// Closes a plan.
@@ -472,14 +438,12 @@ pub extern "C" fn plimsoll_plan_lent_bytes(plan: Option<&plimsoll_plan>) -> u64 
 pub extern "C" fn plimsoll_plan_memory(plan: Option<&plimsoll_plan>, json: Out<*mut c_char>, error: Fail) -> c_int {
     told(json, error, || {
         let plan = &handle(plan, "a plan")?.plan;
-        let of = |class: Class| (class.name().to_owned(), json!(plan.class_bytes(class) * plan.copies(class)));
-        let classes: Map<String, Value> = Class::ALL.into_iter().map(of).collect();
         let record = json!({
             "bytes": plan.bytes(),
             "lent_bytes": plan.lent_bytes(),
             "run_bytes": plan.run_bytes(),
             "runs": plan.runs,
-            "classes": classes,
+            "classes": plan.classes(),
             "peak": plan::tell::peak::peak(plan.first(), None),
         });
         Ok(record.to_string())
@@ -489,7 +453,7 @@ pub extern "C" fn plimsoll_plan_memory(plan: Option<&plimsoll_plan>, json: Out<*
 /// The plan as its file has it.
 #[unsafe(no_mangle)]
 pub extern "C" fn plimsoll_plan_json(plan: Option<&plimsoll_plan>, json: Out<*mut c_char>, error: Fail) -> c_int {
-    told(json, error, || handle(plan, "a plan")?.json())
+    told(json, error, || Ok(handle(plan, "a plan")?.named()?.to_json()))
 }
 
 /// The plan in words, as the command prints it.

@@ -179,7 +179,7 @@ impl State {
                 file::give(file::Given { own: self.name.clone(), read });
                 let model = self.model(&json!({}))?;
                 let dims: Vec<_> = model.dims().iter().map(|(name, _)| name).collect();
-                Ok((json!({"title": model.name(), "dims": dims}), Vec::new()))
+                Ok((json!({"dims": dims}), Vec::new()))
             }
             Request::Plan { target, options } => self.plan(&target, &options).map(|told| (told, Vec::new())),
             Request::Advise { target, options } => {
@@ -214,28 +214,13 @@ impl State {
 
     fn plan(&self, target: &str, options: &Value) -> Result<Value> {
         let (model, _, Planned { plan, graphs, .. }) = self.planned(target, options)?;
-        let dims: Vec<_> = model
-            .dims()
-            .iter()
-            .map(|(name, extent)| {
-                json!({"name": name, "extent": extent.fixed(), "open": model.assumed().contains(name)})
-            })
-            .collect();
         let (subject, limit) = (self.name.display().to_string(), model.options().memory_limit);
         let about = About { subject: &subject, graphs: &graphs, limit, ..About::default() };
-        let program = &plan.programs[0];
         Ok(json!({
             "bytes": plan.bytes(),
-            "human": report::human(plan.bytes()),
-            "target": plan.target.name,
             "limit": limit,
-            "dims": dims,
             "table": report::plain(&plan.to_string()),
-            "summary": program.summary,
-            "steps": program.steps.len(),
-            "segments": plan.segments,
-            "inputs": program.inputs.iter().map(port).collect::<Vec<_>>(),
-            "outputs": program.outputs.iter().map(port).collect::<Vec<_>>(),
+            "inputs": plan.programs[0].inputs.iter().map(port).collect::<Vec<_>>(),
             "svg": report::svg(&plan, &about),
         }))
     }
@@ -252,7 +237,7 @@ impl State {
             }
         };
         let planned = model.planned(backend.target())?;
-        let told = json!({"bytes": planned.plan.bytes(), "target": planned.plan.target.name});
+        let told = json!({"bytes": planned.plan.bytes()});
         let exec = Exec::load(backend, planned.plan, &planned.data, &|_| {})?;
         self.loaded = Some(Loaded { exec, reads });
         Ok(told)

@@ -1,6 +1,6 @@
 //! Memory of the host program that is no segment: where inputs come from, and where outputs go to.
 
-use plimsoll_core::error::Error;
+use plimsoll_core::error::{Error, Result};
 use plimsoll_core::target::Target;
 
 /// Memory of the caller that holds an input or takes an output: the elements in row-major order, in the type that the plan names.
@@ -124,4 +124,43 @@ impl Outside {
         };
         Error::usage(format!("{whose} is no memory of '{}'", target.name))
     }
+}
+
+/// Where an array of a run lies, before anybody reads or writes it.
+#[derive(Clone, Copy, Debug)]
+pub struct Lies<'a> {
+    /// The name of the input or the output.
+    pub name: &'a str,
+    /// True for memory of a device, whose addresses are its own.
+    pub on_device: bool,
+    /// The address of its first byte.
+    pub address: u64,
+    /// Length in bytes.
+    pub bytes: u64,
+}
+
+impl Lies<'_> {
+    fn overlaps(&self, other: &Lies) -> bool {
+        let ends = |of: &Lies| of.address.saturating_add(of.bytes);
+        let is_there = self.bytes > 0 && other.bytes > 0;
+        is_there && self.on_device == other.on_device && self.address < ends(other) && other.address < ends(self)
+    }
+}
+
+/// Refuses outputs that overlap an input or each other: what is written may be seen by nobody else.
+///
+/// # Errors
+/// The names of both.
+pub fn apart<'a, O>(inputs: impl Iterator<Item = Lies<'a>> + Clone, outputs: O) -> Result<()>
+where
+    O: Iterator<Item = Lies<'a>> + Clone,
+{
+    for (at, output) in outputs.clone().enumerate() {
+        let mut others = inputs.clone().chain(outputs.clone().take(at));
+        if let Some(other) = others.find(|other| output.overlaps(other)) {
+            let what = format!("output '{}': its place overlaps that of '{}'", output.name, other.name);
+            return Err(Error::usage(what));
+        }
+    }
+    Ok(())
 }

@@ -17,7 +17,7 @@ pub mod segments;
 pub mod wire;
 pub mod work;
 
-pub use external_memory::{Kind, Outside, Place};
+pub use external_memory::{Kind, Lies, Outside, Place, apart};
 
 /// A segment that a backend allocated, by a number of its choice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

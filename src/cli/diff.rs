@@ -1,6 +1,6 @@
 //! `diff`: compares two plans, or the programs of two.
 
-use super::{github, line, plan};
+use super::{github, line};
 use crate::error::{Error, Result};
 use crate::plan::tell::diff::{self as differs, diff};
 use crate::plan::{Dim, Plan};
@@ -48,7 +48,7 @@ pub(super) struct Diff {
 
 impl Diff {
     pub(super) fn run(&self, json: bool, annotated: bool) -> Result<String> {
-        let (before, after) = (plan::read(&self.before)?, plan::read(&self.after)?);
+        let (before, after) = (Plan::load(&self.before)?, Plan::load(&self.after)?);
         if let ([_], [_]) = (&before.programs[..], &after.programs[..]) {
             let diff = diff(before.first(), after.first());
             let files = self.files(&before, &after);

@@ -6,7 +6,7 @@ use super::open::{self, Whole};
 use super::programs::More;
 use super::subject::Subject;
 use super::{Failure, line};
-use crate::advise::{Case, Largest, Size, Taken, largest, largest_batch, largest_binding, needed};
+use crate::advise::{Case, Largest, largest, largest_batch, largest_binding, needed};
 use crate::decoder::CONTEXT;
 use crate::error::{Error, Result};
 use crate::log::silent;
@@ -196,36 +196,13 @@ impl MaxBatch {
 /// # Errors
 /// [`Error::Fit`] when no extent fits.
 fn told(name: &str, subject: &Subject, target: &str, found: &Largest, limit: u64, json: bool) -> Result<String> {
-    let (dim, next) = (&found.dim, &found.next);
-    let Some(Size { extent, bytes: Taken::Bytes(taken) }) = &found.fits else {
-        let least = next.as_ref().expect("if nothing fits, the smallest is known");
-        return Err(match &least.bytes {
-            Taken::Bytes(needed) => {
-                let what = format!("the plan at {dim}={}", least.extent);
-                Error::Fit { what, needed: *needed, limit, file: None }
-            }
-            // The error names its file already.
-            Taken::Fails(error) => Error::usage(error.clone()),
-        });
-    };
+    found.or_refuse(limit, None)?;
     if !json {
         return Ok(format!("{} for {target}\n\n{}", subject.heading(), report::largest(found, limit)));
     }
-    let next = next.as_ref().map(|next| match &next.bytes {
-        Taken::Bytes(bytes) => {
-            json!({"extent": next.extent, "planned_bytes": bytes, "deficit_bytes": bytes.saturating_sub(limit)})
-        }
-        Taken::Fails(error) => json!({"extent": next.extent, "error": error}),
-    });
-    let mut value = json!({
-        "model": name,
-        "target": target,
-        "dim": dim,
-        "limit_bytes": limit,
-        "largest": {"extent": extent, "planned_bytes": taken},
-        "next": next,
-        "plans": found.plans,
-    });
+    let mut value = found.told(limit, None)?;
+    value["model"] = json!(name);
+    value["target"] = json!(target);
     subject.name_in(&mut value);
     Ok(line(&value))
 }

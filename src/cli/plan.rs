@@ -338,7 +338,7 @@ impl Plan {
                     "--save: the stages of a mesh have plans of their own: expected a mesh without an axis 'stage'";
                 return Err(Error::usage(what.to_owned()).into());
             }
-            file::write_whole(path, "write the plan", |out| out.write_all(planned.plan.to_json().as_bytes()))?;
+            planned.plan.save(path)?;
         }
         self.draw(&asked, &planned)?;
         let advice = self.advise.then(|| self.advice(&asked, &more, &flags, &target)).transpose()?;
@@ -731,7 +731,7 @@ pub(super) struct Check {
 
 impl Check {
     pub(super) fn run(&self, json: bool) -> Result<String> {
-        let plan = read(&self.plan)?;
+        let plan = plan::Plan::load(&self.plan)?;
         let record = |program: &plan::Program| json!({"program": program.name, "steps": program.steps.len()});
         if json {
             let programs: Vec<_> = plan.programs.iter().map(record).collect();
@@ -745,10 +745,4 @@ impl Check {
         let together = if plan.programs.len() > 1 { "together: sound\n" } else { "" };
         Ok(plan.programs.iter().map(sound).collect::<String>() + together)
     }
-}
-
-/// A plan from a file, checked.
-pub(super) fn read(path: &Path) -> Result<plan::Plan> {
-    let text = std::fs::read_to_string(path).map_err(|e| Error::file(path, "read the plan", e))?;
-    plan::Plan::from_json(&text, path)
 }

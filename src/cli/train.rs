@@ -188,7 +188,7 @@ impl Train {
         let data = rows(&self.data, &self.labels, &first)?;
         let valid = self.valid_labels.as_ref().map(|labels| rows(&self.valid, labels, &first)).transpose()?;
         let count = data.check()? as u64;
-        let per_epoch = count / self.batch;
+        let per_epoch = data.steps_per_epoch(self.batch as usize);
         let steps = self.steps.unwrap_or_else(|| self.epochs.unwrap_or(1).saturating_mul(per_epoch));
         let norm_groups = self.method.norm_groups(&self.several)?;
         if self.offload.is_some() && self.on.backend != args::Backend::Cuda {

@@ -6,7 +6,6 @@ use super::subject::Subject;
 use super::{Failure, line};
 use crate::error::{Error, Result};
 use crate::exec::Exec;
-use crate::file;
 use crate::kernel::tuned::Tuned;
 use crate::plan::{self, Compiled, Job, Plan, Planner};
 use crate::report::{self, Table};
@@ -155,7 +154,7 @@ impl Tune {
         let ((untuned, _), (mut tuned, _)) = (untuned, tuned);
         if let Some(path) = &self.save {
             tuned.origin = asked.origin()?;
-            file::write_whole(path, "write the plan", |out| out.write_all(tuned.to_json().as_bytes()))?;
+            tuned.save(path)?;
         }
         let subject = asked.subject;
         let outcome = Outcome { subject, device: name, untuned, tuned, asked: choices.len(), found, runs, kept };

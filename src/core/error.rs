@@ -1,12 +1,20 @@
 //! One error type for the whole crate: a variant per cause, each with its facts.
 
 use crate::figures::grouped;
+use std::any::Any;
 use std::fmt::{self, Display, Formatter};
 use std::io;
 use std::path::{Path, PathBuf};
 
 /// Shorthand for results of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// The words for a panic that a door of the library has caught.
+pub fn bug(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no reason is known");
+    format!("plimsoll has a bug, please report it: {text}")
+}
 
 /// Refuses with `error` unless `holds`.
 pub fn ensure<E>(holds: bool, error: impl FnOnce() -> E) -> Result<(), E> {

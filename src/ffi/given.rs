@@ -5,8 +5,7 @@
 
 use super::{PLIMSOLL_OK, plimsoll_error};
 use crate::backend::Place;
-use crate::error::{Error, Result};
-use std::alloc::{Layout, alloc_zeroed, dealloc};
+use crate::error::{Error, Result, bug};
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::mem::MaybeUninit;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -114,37 +113,6 @@ pub(super) fn cuda<'a>(pointer: *const c_void, bytes: usize) -> Place<'a> {
     unsafe { Place::cuda(pointer.addr() as u64, bytes as u64) }
 }
 
-/// The bytes before memory of [`alloc`], in which its size is kept. Memory begins at a multiple of them.
-const BEFORE: usize = 256;
-
-/// Memory of the library for its caller, or NULL.
-pub(super) fn alloc(bytes: usize) -> *mut c_void {
-    let layout = bytes.checked_add(BEFORE).and_then(|bytes| Layout::from_size_align(bytes, BEFORE).ok());
-    let Some(layout) = layout else { return ptr::null_mut() };
-    // SAFETY: the layout has bytes, the first of which hold its size.
-    unsafe {
-        let whole = alloc_zeroed(layout);
-        if whole.is_null() {
-            return ptr::null_mut();
-        }
-        whole.cast::<usize>().write(layout.size());
-        whole.add(BEFORE).cast()
-    }
-}
-
-/// Frees what [`alloc`] gave.
-pub(super) fn free(memory: *mut c_void) {
-    if memory.is_null() {
-        return;
-    }
-    // SAFETY: it is of `alloc`, which kept the size of the layout before it, and is freed once.
-    unsafe {
-        let whole = memory.cast::<u8>().sub(BEFORE);
-        let bytes = whole.cast::<usize>().read();
-        dealloc(whole, Layout::from_size_align_unchecked(bytes, BEFORE));
-    }
-}
-
 /// Frees a text that was given away.
 pub(super) fn free_text(text: *mut c_char) {
     if !text.is_null() {
@@ -177,11 +145,7 @@ pub(super) fn done(mut error: Fail, work: impl FnOnce() -> Result<()>) -> c_int 
     let found = match catch_unwind(AssertUnwindSafe(work)) {
         Ok(Ok(())) => return PLIMSOLL_OK,
         Ok(Err(error)) => plimsoll_error::new(&error),
-        Err(panic) => {
-            let text = panic.downcast_ref::<String>().map(String::as_str);
-            let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
-            plimsoll_error::bug(text.unwrap_or("no reason is known"))
-        }
+        Err(panic) => plimsoll_error::bug(bug(&*panic)),
     };
     let code = found.code;
     if let Some(error) = error {

@@ -96,13 +96,6 @@ uint32_t plimsoll_abi_version(void);
 /* Refuses a program that was compiled for another version of the interface: plimsoll_init(PLIMSOLL_ABI_VERSION, &error). Nothing else needs it. */
 int plimsoll_init(uint32_t abi_version, plimsoll_error **error);
 
-/* Memory for a caller that has no allocator of its own, such as a page over WebAssembly: zeros, at a multiple of 256. NULL if there is none.
- * It is for plimsoll_free. */
-void *plimsoll_alloc(size_t bytes);
-
-/* Frees memory of plimsoll_alloc. */
-void plimsoll_free(void *memory);
-
 /* Frees a text that is the caller's. */
 void plimsoll_text_free(char *text);
 

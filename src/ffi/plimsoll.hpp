@@ -32,22 +32,22 @@ class Error : public std::runtime_error {
 
 namespace detail {
 
-/* Calls a function with a place for its error, which is thrown. */
-template <class Call> void checked(Call call) {
+/* Calls a function of plimsoll.h with a place for its error, which is thrown. */
+template <class Function, class... More> void checked(Function function, More... more) {
     plimsoll_error *error = nullptr;
-    if (call(&error) != PLIMSOLL_OK) throw Error(error);
+    if (function(more..., &error) != PLIMSOLL_OK) throw Error(error);
 }
 
 /* The handle that a function makes. */
-template <class T, class Call> T *made(Call call) {
+template <class T, class Function, class... More> T *made(Function function, More... more) {
     T *handle = nullptr;
-    checked([&](plimsoll_error **error) { return call(&handle, error); });
+    checked(function, more..., &handle);
     return handle;
 }
 
 /* The text that a function makes. */
-template <class Call> std::string told(Call call) {
-    std::unique_ptr<char, void (*)(char *)> text(made<char>(call), plimsoll_text_free);
+template <class Function, class... More> std::string told(Function function, More... more) {
+    std::unique_ptr<char, void (*)(char *)> text(made<char>(function, more...), plimsoll_text_free);
     return text.get();
 }
 
@@ -61,37 +61,21 @@ inline const char *or_null(const std::string &text) { return text.empty() ? null
 } // namespace detail
 
 /* Refuses a library of another version of the interface. */
-inline void init() {
-    detail::checked([](auto error) { return plimsoll_init(PLIMSOLL_ABI_VERSION, error); });
-}
+inline void init() { detail::checked(plimsoll_init, PLIMSOLL_ABI_VERSION); }
 
 /* A plan: what lies where, and when. */
 class Plan {
   public:
     explicit Plan(plimsoll_plan *plan) : plan_(plan) {}
-    static Plan load(const std::string &path) {
-        return Plan(detail::made<plimsoll_plan>([&](auto out, auto error) { return plimsoll_plan_load(path.c_str(), out, error); }));
-    }
+    static Plan load(const std::string &path) { return Plan(detail::made<plimsoll_plan>(plimsoll_plan_load, path.c_str())); }
     std::uint64_t bytes() const { return plimsoll_plan_bytes(get()); }
     std::uint64_t lent_bytes() const { return plimsoll_plan_lent_bytes(get()); }
-    std::string table() const {
-        return detail::told([&](auto out, auto error) { return plimsoll_plan_table(get(), out, error); });
-    }
-    std::string json() const {
-        return detail::told([&](auto out, auto error) { return plimsoll_plan_json(get(), out, error); });
-    }
-    std::string memory() const {
-        return detail::told([&](auto out, auto error) { return plimsoll_plan_memory(get(), out, error); });
-    }
-    std::string diff(const Plan &after) const {
-        return detail::told([&](auto out, auto error) { return plimsoll_plan_diff(get(), after.get(), out, error); });
-    }
-    void check() const {
-        detail::checked([&](auto error) { return plimsoll_plan_check(get(), error); });
-    }
-    void save(const std::string &path) const {
-        detail::checked([&](auto error) { return plimsoll_plan_save(get(), path.c_str(), error); });
-    }
+    std::string table() const { return detail::told(plimsoll_plan_table, get()); }
+    std::string json() const { return detail::told(plimsoll_plan_json, get()); }
+    std::string memory() const { return detail::told(plimsoll_plan_memory, get()); }
+    std::string diff(const Plan &after) const { return detail::told(plimsoll_plan_diff, get(), after.get()); }
+    void check() const { detail::checked(plimsoll_plan_check, get()); }
+    void save(const std::string &path) const { detail::checked(plimsoll_plan_save, get(), path.c_str()); }
     plimsoll_plan *get() const noexcept { return plan_.get(); }
 
   private:
@@ -102,25 +86,17 @@ class Plan {
 class Model {
   public:
     explicit Model(const std::string &path, const std::string &options = "")
-        : model_(detail::made<plimsoll_model>(
-              [&](auto out, auto error) { return plimsoll_model_open(path.c_str(), options.c_str(), out, error); })) {}
+        : model_(detail::made<plimsoll_model>(plimsoll_model_open, path.c_str(), options.c_str())) {}
     Model(const void *data, std::size_t bytes, const std::string &options)
-        : model_(detail::made<plimsoll_model>([&](auto out, auto error) {
-              return plimsoll_model_open_bytes(static_cast<const std::uint8_t *>(data), bytes, options.c_str(), out, error);
-          })) {}
+        : model_(detail::made<plimsoll_model>(plimsoll_model_open_bytes, static_cast<const std::uint8_t *>(data), bytes, options.c_str())) {}
     std::string name() const { return plimsoll_model_name(get()); }
     /* For a target; without one, for the device of the options. */
     Plan plan(const std::string &target = "") const {
-        return Plan(detail::made<plimsoll_plan>(
-            [&](auto out, auto error) { return plimsoll_model_plan(get(), detail::or_null(target), out, error); }));
+        return Plan(detail::made<plimsoll_plan>(plimsoll_model_plan, get(), detail::or_null(target)));
     }
-    std::string advise(const std::string &target = "cpu") const {
-        return detail::told([&](auto out, auto error) { return plimsoll_model_advise(get(), target.c_str(), out, error); });
-    }
+    std::string advise(const std::string &target = "cpu") const { return detail::told(plimsoll_model_advise, get(), target.c_str()); }
     std::string max_batch(const std::string &target = "cpu", const std::string &dim = "") const {
-        return detail::told([&](auto out, auto error) {
-            return plimsoll_model_max_batch(get(), target.c_str(), detail::or_null(dim), out, error);
-        });
+        return detail::told(plimsoll_model_max_batch, get(), target.c_str(), detail::or_null(dim));
     }
     plimsoll_model *get() const noexcept { return model_.get(); }
 
@@ -140,34 +116,26 @@ template <class T> plimsoll_output output(const char *name, std::vector<T> &data
 class Session {
   public:
     explicit Session(const Model &model)
-        : session_(detail::made<plimsoll_session>(
-              [&](auto out, auto error) { return plimsoll_session_open(model.get(), out, error); })) {}
+        : session_(detail::made<plimsoll_session>(plimsoll_session_open, model.get())) {}
     /* In memory of the caller, which outlives the session. */
     Session(const Model &model, void *memory, std::size_t bytes)
-        : session_(detail::made<plimsoll_session>([&](auto out, auto error) {
-              return plimsoll_session_open_in(model.get(), memory, bytes, out, error);
-          })) {}
-    Session fork() const {
-        return Session(detail::made<plimsoll_session>(
-            [&](auto out, auto error) { return plimsoll_session_fork(get(), out, error); }));
-    }
+        : session_(detail::made<plimsoll_session>(plimsoll_session_open_in, model.get(), memory, bytes)) {}
+    Session fork() const { return Session(detail::made<plimsoll_session>(plimsoll_session_fork, get())); }
     std::string device() const { return plimsoll_session_device(get()); }
     std::size_t inputs() const { return plimsoll_session_inputs(get()); }
     std::size_t outputs() const { return plimsoll_session_outputs(get()); }
     plimsoll_port input(std::size_t number) const {
         plimsoll_port port;
-        detail::checked([&](auto error) { return plimsoll_session_input(get(), number, &port, error); });
+        detail::checked(plimsoll_session_input, get(), number, &port);
         return port;
     }
     plimsoll_port output(std::size_t number) const {
         plimsoll_port port;
-        detail::checked([&](auto error) { return plimsoll_session_output(get(), number, &port, error); });
+        detail::checked(plimsoll_session_output, get(), number, &port);
         return port;
     }
     void run(const std::vector<plimsoll_input> &inputs, const std::vector<plimsoll_output> &outputs) const {
-        detail::checked([&](auto error) {
-            return plimsoll_session_run(get(), inputs.data(), inputs.size(), outputs.data(), outputs.size(), error);
-        });
+        detail::checked(plimsoll_session_run, get(), inputs.data(), inputs.size(), outputs.data(), outputs.size());
     }
     plimsoll_session *get() const noexcept { return session_.get(); }
 

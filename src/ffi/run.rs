@@ -2,12 +2,10 @@
 
 use super::given::{self, Fail, List, Out, Places, Text, close, done, give, handle, made, text};
 use super::{plimsoll_model, plimsoll_plan};
-use crate::backend::Place;
+use crate::backend::{Lies, Place, apart};
 use crate::dtype::DType;
 use crate::error::{Error, Result, ensure};
-use crate::model::Model;
 use crate::npy;
-use crate::onnx;
 use crate::plan::Port;
 use crate::session::Session;
 use crate::settings;
@@ -20,7 +18,6 @@ use std::mem::MaybeUninit;
 use std::path::Path;
 use std::ptr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
 
 // ---- Tensors
 
@@ -254,25 +251,8 @@ fn no_place(what: &str, name: &str, place: c_int) -> Error {
     Error::usage(format!("{what} '{name}': expected PLIMSOLL_HOST or PLIMSOLL_CUDA, found the place {place}"))
 }
 
-/// Refuses outputs that overlap another array.
-fn apart(inputs: &[plimsoll_input], outputs: &[plimsoll_output], names: &Lists) -> Result<()> {
-    let of_input = inputs.iter().map(|input| (input.place, input.data.addr(), input.bytes));
-    let of_output = || outputs.iter().map(|output| (output.place, output.data.addr(), output.bytes));
-    let named = || of_input.clone().zip(&names.inputs).chain(of_output().zip(&names.outputs));
-    for (at, ((place, from, bytes), (name, _))) in of_output().zip(&names.outputs).enumerate() {
-        let meets = |(other, start, count): (c_int, usize, usize)| {
-            other == place
-                && start < from.saturating_add(bytes)
-                && from < start.saturating_add(count)
-                && bytes > 0
-                && count > 0
-        };
-        let mut others = named().take(inputs.len() + at);
-        if let Some((_, (other, _))) = others.find(|(array, _)| meets(*array)) {
-            return Err(Error::usage(format!("output '{name}': its place overlaps that of '{other}'")));
-        }
-    }
-    Ok(())
+fn lies(name: &str, place: c_int, address: usize, bytes: usize) -> Lies<'_> {
+    Lies { name, on_device: place == PLIMSOLL_CUDA, address: address as u64, bytes: bytes as u64 }
 }
 
 impl plimsoll_session {
@@ -327,7 +307,12 @@ impl plimsoll_session {
                 return Err(no_place("output", name, output.place));
             }
         }
-        apart(inputs, outputs, lists)?;
+        let of_inputs = inputs.iter().zip(&lists.inputs);
+        let of_outputs = outputs.iter().zip(&lists.outputs);
+        apart(
+            of_inputs.map(|(own, (name, _))| lies(name, own.place, own.data.addr(), own.bytes)),
+            of_outputs.map(|(own, (name, _))| lies(name, own.place, own.data.addr(), own.bytes)),
+        )?;
         for (output, (name, place)) in outputs.iter().zip(&mut lists.outputs) {
             *place = match output.place {
                 PLIMSOLL_HOST => Place::bytes_mut(given::bytes_mut(output.data.cast(), output.bytes, name)?),
@@ -542,13 +527,8 @@ pub extern "C" fn plimsoll_session_bench(
     done(error, || {
         let session = &handle(session, "a session")?.session;
         let milliseconds = milliseconds.of(runs, "the times")?;
-        let inputs = Model::inputs(session.plan(), Vec::new(), 0)?;
-        let inputs: Vec<_> = inputs.iter().map(|(name, tensor)| (name.as_str(), tensor.clone())).collect();
-        session.run(&inputs)?;
-        for place in milliseconds {
-            let begun = Instant::now();
-            session.run(&inputs)?;
-            place.write(begun.elapsed().as_secs_f64() * 1e3);
+        for (place, time) in milliseconds.iter_mut().zip(session.bench(0)?) {
+            place.write(time?);
         }
         Ok(())
     })
@@ -735,7 +715,6 @@ pub extern "C" fn plimsoll_trainer_save(trainer: Option<&plimsoll_trainer>, path
     done(error, || {
         let path = Path::new(path.text("the path")?);
         let trainer = handle(trainer, "a trainer")?.trainer();
-        trainer.check_model()?;
-        onnx::write(trainer.model()?, path, None)
+        trainer.save(path)
     })
 }

@@ -11,7 +11,8 @@
 
 // Its own modules, and those of the members below, by their names.
 pub(crate) use plimsoll_core::{
-    constant, decisions, dtype, elements, error, expr, figures, kernel, mesh, op, ops, parallel, shape, table, target,
+    constant, decisions, dtype, elements, error, expr, figures, file, kernel, mesh, op, ops, parallel, shape, table,
+    target,
 };
 pub(crate) use plimsoll_graph::{graph, onnx, pass};
 use plimsoll_place as place;
@@ -38,6 +39,7 @@ pub use make::offsets::{TransferBytes, own_segments};
 pub use make::rebind::data;
 pub use origin::{Model, Origin};
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 use std::ops::Deref;
 use std::path::Path;
 use std::sync::Arc;
@@ -606,6 +608,12 @@ impl Plan {
         self.own().filter(|s| s.class == class).map(|s| s.bytes).sum()
     }
 
+    /// The bytes by class, those of all runs at once, as JSON.
+    pub fn classes(&self) -> Map<String, Value> {
+        let bytes = |class: Class| self.class_bytes(class) * self.copies(class);
+        Class::ALL.into_iter().map(|class| (class.name().to_owned(), bytes(class).into())).collect()
+    }
+
     /// Bytes that one more run at once takes.
     pub fn run_bytes(&self) -> u64 {
         self.own().map(|s| s.bytes).sum::<u64>() - self.class_bytes(Class::Constant)
@@ -630,6 +638,23 @@ impl Plan {
         let mut text = serde_json::to_string_pretty(self).expect("a plan has only finite numbers and text keys");
         text.push('\n');
         text
+    }
+
+    /// Reads a plan's file, and checks it.
+    ///
+    /// # Errors
+    /// As [`from_json`](Self::from_json), and when it cannot be read.
+    pub fn load(path: &Path) -> Result<Plan> {
+        let text = std::fs::read_to_string(path).map_err(|e| Error::file(path, "read the plan", e))?;
+        Plan::from_json(&text, path)
+    }
+
+    /// Writes a plan's file. A reader sees the old one or the complete new one.
+    ///
+    /// # Errors
+    /// When it cannot be written.
+    pub fn save(&self, path: &Path) -> Result<()> {
+        file::write_whole(path, "write the plan", |out| out.write_all(self.to_json().as_bytes()))
     }
 
     /// A plan from JSON, checked.

@@ -1,7 +1,7 @@
 //! Arrays of Python: NumPy's by the buffer protocol, all others by DLPack. Neither copies an element.
 
 use super::raised;
-use crate::backend::Place;
+use crate::backend::{Lies, Place};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::onnx::proto::{DimensionValue, TypeValue, ValueInfoProto};
@@ -11,40 +11,59 @@ use crate::tensor::Tensor;
 use pyo3::buffer::{ElementType, PyUntypedBuffer};
 use pyo3::exceptions::PyBufferError;
 use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyBytes, PyCapsule, PyDict, PyString};
 use std::ffi::{CStr, c_void};
 use std::ptr::NonNull;
 
-/// A name, a type as NumPy calls it, and extents or names of dims.
-pub(super) type Named = (String, String, Vec<String>);
+/// A name, a type as NumPy calls it, and the dims: `None` is one of no name.
+pub(super) type Named = (String, String, Vec<Option<Dim>>);
 
-/// The types that NumPy and its kin have, with the names that they have there.
-const NAMES: &[(DType, &str)] = &[
-    (DType::F32, "float32"),
-    (DType::F64, "float64"),
-    (DType::F16, "float16"),
-    (DType::BF16, "bfloat16"),
-    (DType::I8, "int8"),
-    (DType::I16, "int16"),
-    (DType::I32, "int32"),
-    (DType::I64, "int64"),
-    (DType::U8, "uint8"),
-    (DType::U16, "uint16"),
-    (DType::U32, "uint32"),
-    (DType::U64, "uint64"),
-    (DType::Bool, "bool"),
+/// A dim as Python has it: an `int` or a `str`.
+#[derive(IntoPyObject)]
+pub(super) enum Dim {
+    Extent(usize),
+    Name(String),
+}
+
+/// The types that NumPy and its kin have: the name that they have there, DLPack's code of their kind, and their bits.
+const TYPES: &[(DType, &str, u8, u8)] = &[
+    (DType::F32, "float32", FLOAT, 32),
+    (DType::F64, "float64", FLOAT, 64),
+    (DType::F16, "float16", FLOAT, 16),
+    (DType::BF16, "bfloat16", BFLOAT, 16),
+    (DType::I8, "int8", INT, 8),
+    (DType::I16, "int16", INT, 16),
+    (DType::I32, "int32", INT, 32),
+    (DType::I64, "int64", INT, 64),
+    (DType::U8, "uint8", UINT, 8),
+    (DType::U16, "uint16", UINT, 16),
+    (DType::U32, "uint32", UINT, 32),
+    (DType::U64, "uint64", UINT, 64),
+    (DType::Bool, "bool", BOOL, 8),
 ];
+
+const INT: u8 = 0;
+const UINT: u8 = 1;
+const FLOAT: u8 = 2;
+const BFLOAT: u8 = 4;
+const BOOL: u8 = 6;
+
+/// The type of a kind with so many bits.
+fn of_kind(kind: u8, bits: usize) -> Option<DType> {
+    TYPES.iter().find(|(.., code, of)| *code == kind && usize::from(*of) == bits).map(|(dtype, ..)| *dtype)
+}
 
 /// A type as NumPy calls it; by the project's own name if NumPy has none.
 pub(super) fn name_of(dtype: DType) -> String {
-    NAMES.iter().find(|(known, _)| *known == dtype).map_or_else(|| dtype.to_string(), |(_, name)| (*name).to_owned())
+    let known = TYPES.iter().find(|(known, ..)| *known == dtype);
+    known.map_or_else(|| dtype.to_string(), |(_, name, ..)| (*name).to_owned())
 }
 
 /// The names, types and extents of a program's inputs or outputs.
 pub(super) fn ports(ports: &[Port]) -> Vec<Named> {
-    let named =
-        |port: &Port| (port.name.clone(), name_of(port.dtype), port.shape.iter().map(usize::to_string).collect());
-    ports.iter().map(named).collect()
+    let shape = |shape: &Shape| shape.iter().map(|extent| Some(Dim::Extent(*extent))).collect();
+    ports.iter().map(|port| (port.name.clone(), name_of(port.dtype), shape(&port.shape))).collect()
 }
 
 /// An input or an output as a file declares it.
@@ -54,9 +73,11 @@ pub(super) fn declared(value: &ValueInfoProto) -> Named {
     };
     let dtype = crate::onnx::proto::dtype(tensor.elem_type).map_or_else(|_| "unknown".to_owned(), name_of);
     let dims = tensor.shape.iter().flat_map(|shape| &shape.dim).map(|dim| match &dim.value {
-        Some(DimensionValue::DimValue(extent)) => extent.to_string(),
-        Some(DimensionValue::DimParam(name)) => name.clone(),
-        None => "None".to_owned(),
+        // Some exporters write an unknown size as -1 or "?".
+        Some(DimensionValue::DimValue(extent)) => usize::try_from(*extent).ok().map(Dim::Extent),
+        Some(DimensionValue::DimParam(name)) if ["", "?"].contains(&name.trim()) => None,
+        Some(DimensionValue::DimParam(name)) => Some(Dim::Name(name.trim().to_owned())),
+        None => None,
     });
     (value.name.clone(), dtype, dims.collect())
 }
@@ -102,35 +123,6 @@ const CUDA_HOST: i32 = 3;
 
 const DLTENSOR: &CStr = c"dltensor";
 const USED: &CStr = c"used_dltensor";
-
-/// The types of DLPack: a code and a number of bits.
-fn of_dl(of: DlType) -> Option<DType> {
-    let known = [
-        (2, 32, DType::F32),
-        (2, 64, DType::F64),
-        (2, 16, DType::F16),
-        (4, 16, DType::BF16),
-        (0, 8, DType::I8),
-        (0, 16, DType::I16),
-        (0, 32, DType::I32),
-        (0, 64, DType::I64),
-        (1, 8, DType::U8),
-        (1, 16, DType::U16),
-        (1, 32, DType::U32),
-        (1, 64, DType::U64),
-        (6, 8, DType::Bool),
-    ];
-    known
-        .into_iter()
-        .find(|(code, bits, _)| of.lanes == 1 && of.code == *code && of.bits == *bits)
-        .map(|(.., dtype)| dtype)
-}
-
-fn to_dl(dtype: DType) -> Option<DlType> {
-    (0..=6u8)
-        .flat_map(|code| [8, 16, 32, 64].map(|bits| DlType { code, bits, lanes: 1 }))
-        .find(|of| of_dl(*of) == Some(dtype))
-}
 
 /// A tensor that another program has lent: its deleter runs when this goes.
 struct Lent {
@@ -236,22 +228,15 @@ impl Array {
         if size > 1 && buffer.format().to_bytes().first().is_some_and(|first| other_order.contains(first)) {
             return Err(fail("the bytes of its elements are in the other order: x.astype(x.dtype.newbyteorder('='))"));
         }
-        let dtype = match (ElementType::from_format(buffer.format()), size) {
-            (ElementType::Float { bytes: 4 }, 4) => DType::F32,
-            (ElementType::Float { bytes: 8 }, 8) => DType::F64,
-            (ElementType::Float { bytes: 2 }, 2) => DType::F16,
-            (ElementType::Bool, 1) => DType::Bool,
-            (ElementType::SignedInteger { bytes: 1 }, 1) => DType::I8,
-            (ElementType::SignedInteger { bytes: 2 }, 2) => DType::I16,
-            (ElementType::SignedInteger { bytes: 4 }, 4) => DType::I32,
-            (ElementType::SignedInteger { bytes: 8 }, 8) => DType::I64,
-            (ElementType::UnsignedInteger { bytes: 1 }, 1) => DType::U8,
-            (ElementType::UnsignedInteger { bytes: 2 }, 2) => DType::U16,
-            (ElementType::UnsignedInteger { bytes: 4 }, 4) => DType::U32,
-            (ElementType::UnsignedInteger { bytes: 8 }, 8) => DType::U64,
-            _ if buffer.format() == c"e" => DType::F16,
-            _ => return Err(fail(&format!("its type has the format {:?}, which no input has", buffer.format()))),
+        let dtype = match ElementType::from_format(buffer.format()) {
+            ElementType::Float { bytes } if bytes == size => of_kind(FLOAT, 8 * size),
+            ElementType::SignedInteger { bytes } if bytes == size => of_kind(INT, 8 * size),
+            ElementType::UnsignedInteger { bytes } if bytes == size => of_kind(UINT, 8 * size),
+            ElementType::Bool => of_kind(BOOL, 8 * size),
+            _ => None,
         };
+        let none = || fail(&format!("its type has the format {:?}, which no input has", buffer.format()));
+        let dtype = dtype.ok_or_else(none)?;
         if !buffer.is_c_contiguous() {
             return Err(fail(SCATTERED));
         }
@@ -299,8 +284,8 @@ impl Array {
         if !is_dense {
             return Err(fail(SCATTERED.to_owned()));
         }
-        let DlType { code, bits, .. } = tensor.dtype;
-        let dtype = of_dl(tensor.dtype);
+        let DlType { code, bits, lanes } = tensor.dtype;
+        let dtype = of_kind(code, bits.into()).filter(|_| lanes == 1);
         let dtype = dtype.ok_or_else(|| fail(format!("no input has its type, DLPack's code {code} of {bits} bits")))?;
         let shape: Shape = shape.into_iter().map(|extent| extent.max(0) as usize).collect();
         let bytes = shape.checked_len().and_then(|count| count.checked_mul(dtype.size())).filter(|bytes| *bytes < MOST);
@@ -351,17 +336,16 @@ impl Array {
         }
     }
 
-    /// True if both have a byte in common.
-    pub(super) fn overlaps(&self, other: &Array) -> bool {
-        let ends = |of: &Array| (of.address, of.address + of.bytes as u64);
-        let ((a, a_end), (b, b_end)) = (ends(self), ends(other));
-        self.on_cuda == other.on_cuda && a < b_end && b < a_end
+    /// Where it lies, under a name.
+    pub(super) fn lies<'a>(&self, name: &'a str) -> Lies<'a> {
+        Lies { name, on_device: self.on_cuda, address: self.address, bytes: self.bytes as u64 }
     }
 
     /// Its place, for an output.
-    pub(super) fn place_mut(&mut self) -> Result<Place<'_>> {
+    pub(super) fn place_mut(&mut self, name: &str) -> Result<Place<'_>> {
         if self.is_readonly() {
-            return Err(Error::usage("an array for an output cannot be written".to_owned()));
+            let what = "its array cannot be written: expected one that can, as numpy.empty makes";
+            return Err(Error::usage(format!("output '{name}': {what}")));
         }
         if self.on_cuda {
             // SAFETY: the owner keeps the memory until the run is over.
@@ -397,22 +381,20 @@ pub(super) fn tensors(arrays: &Bound<PyDict>) -> PyResult<Vec<(String, Tensor)>>
     arrays.items().iter().map(copied).collect()
 }
 
-/// A new array of NumPy, of the type and shape of an output.
-pub(super) fn empty<'py>(
-    py: Python<'py>,
-    numpy: &Bound<'py, PyAny>,
-    dtype: DType,
-    shape: &Shape,
-) -> PyResult<Bound<'py, PyAny>> {
-    let name = match dtype {
-        DType::BF16 => "uint16",
-        _ => NAMES.iter().find(|(known, _)| *known == dtype).map(|(_, name)| *name).ok_or_else(|| {
-            let what = format!("an output of {dtype}, which NumPy does not have: expected an array for it");
-            raised(py, &Error::usage(what))
-        })?,
-    };
-    let shape: Vec<usize> = shape.to_vec();
-    numpy.call1((shape, PyString::intern(py, name)))
+/// `numpy.empty`, which makes outputs.
+static EMPTY: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+
+/// A new array of NumPy for an output.
+pub(super) fn empty<'py>(py: Python<'py>, port: &Port) -> PyResult<Bound<'py, PyAny>> {
+    // NumPy has no type of its own for some that are stored in 16 bits.
+    let stored = if port.dtype == DType::BF16 { DType::U16 } else { port.dtype };
+    let (_, name, ..) = TYPES.iter().find(|(known, ..)| *known == stored).ok_or_else(|| {
+        let (name, dtype) = (&port.name, port.dtype);
+        let what = format!("output '{name}': NumPy has no {dtype}: expected an array for it");
+        raised(py, &Error::usage(what))
+    })?;
+    let make = EMPTY.get_or_try_init(py, || Ok::<_, PyErr>(py.import("numpy")?.getattr("empty")?.unbind()))?;
+    make.bind(py).call1((port.shape.to_vec(), PyString::intern(py, name)))
 }
 
 /// A tensor of the host, which numpy.asarray, torch.from_dlpack and their kin take without a copy. It is read-only.
@@ -511,7 +493,9 @@ impl PyTensor {
             ));
         }
         let dtype = self.tensor.dtype();
-        let of = to_dl(dtype).ok_or_else(|| PyBufferError::new_err(format!("DLPack has no {dtype}")))?;
+        let of = TYPES.iter().find(|(known, ..)| *known == dtype);
+        let of = of.map(|(.., code, bits)| DlType { code: *code, bits: *bits, lanes: 1 });
+        let of = of.ok_or_else(|| PyBufferError::new_err(format!("DLPack has no {dtype}")))?;
         let shape: Vec<i64> = self.tensor.shape().iter().map(|&extent| extent as i64).collect();
         let keeper = Box::into_raw(Box::new(Keeper { shape, _tensor: self.tensor.clone() }));
         // SAFETY: the keeper was just made, and lives until the tensor is given back.

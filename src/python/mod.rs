@@ -7,9 +7,8 @@ mod array;
 mod session;
 mod train;
 
-use crate::advise::{Largest, Taken};
-use crate::error::{Error, Result};
-use crate::model::Model;
+use crate::error::{Error, Result, bug};
+use crate::model::{Model, Source};
 use crate::onnx::proto::ModelProto;
 use crate::plan::tell::diff::diff;
 use crate::plan::{self, Plan, Planned, View};
@@ -21,8 +20,9 @@ use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyModule};
 use serde_json::{Value, json};
+use std::borrow::Cow;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -45,11 +45,7 @@ fn raised(py: Python, error: &Error) -> PyErr {
 
 /// The result of work, whose panic is an error as any other: `except Exception` catches it.
 fn caught<T>(work: impl FnOnce() -> Result<T>) -> std::result::Result<Result<T>, String> {
-    catch_unwind(AssertUnwindSafe(work)).map_err(|panic| {
-        let text = panic.downcast_ref::<String>().map(String::as_str);
-        let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no reason is known");
-        format!("plimsoll has a bug, please report it: {text}")
-    })
+    catch_unwind(AssertUnwindSafe(work)).map_err(|panic| bug(&*panic))
 }
 
 fn given<T>(py: Python, result: std::result::Result<Result<T>, String>) -> PyResult<T> {
@@ -114,36 +110,47 @@ impl PyModel {
     }
 
     #[getter]
-    fn name(&self) -> &str {
-        self.model.name()
-    }
-
-    #[getter]
-    fn dims(&self) -> Vec<(String, String)> {
-        self.model.dims().iter().map(|(name, extent)| (name.clone(), extent.to_string())).collect()
-    }
-
-    #[getter]
     fn assumed(&self) -> Vec<String> {
         self.model.assumed().to_vec()
     }
 
-    fn plan(&self, py: Python, target: String) -> PyResult<PyPlan> {
-        let model = Arc::clone(&self.model);
-        long(py, move || Ok(PyPlan::of(&model, model.planned(&Target::named(&target)?)?)))
-    }
-
-    fn advise(&self, py: Python, target: String) -> PyResult<(String, String)> {
+    /// Plans it, or its training: the rows of a batch, and the method as JSON.
+    fn plan(&self, py: Python, target: String, training: Option<(usize, String)>) -> PyResult<PyPlan> {
         let model = Arc::clone(&self.model);
         long(py, move || {
-            let advice = model.advise(&Target::named(&target)?)?;
+            let target = Target::named(&target)?;
+            let Some((batch, method)) = training else {
+                return Ok(PyPlan::of(&model, model.planned(&target)?, model.source(), model.assumed().to_vec()));
+            };
+            let planned = model.planned_training(&target, batch, &settings::training(&method, 1)?)?;
+            Ok(PyPlan::of(&model, planned, None, model.assumed_in_training()?))
+        })
+    }
+
+    fn advise(&self, py: Python, target: String, training: Option<(usize, String)>) -> PyResult<(String, String)> {
+        let model = Arc::clone(&self.model);
+        long(py, move || {
+            let target = Target::named(&target)?;
+            let advice = match training {
+                None => model.advise(&target)?,
+                Some((batch, method)) => model.advise_training(&target, batch, &settings::training(&method, 1)?)?,
+            };
             Ok((json!(advice).to_string(), advice.to_string()))
         })
     }
 
-    fn max_batch(&self, py: Python, target: String, dim: Option<String>) -> PyResult<String> {
+    /// The largest extent of a dim, or the largest batch of a training.
+    fn max_batch(&self, py: Python, target: String, dim: Option<String>, method: Option<String>) -> PyResult<String> {
         let model = Arc::clone(&self.model);
-        long(py, move || Ok(largest(&model.max_batch(&Target::named(&target)?, dim.as_deref())?)))
+        long(py, move || {
+            let target = Target::named(&target)?;
+            let found = match method {
+                None => model.max_batch(&target, dim.as_deref())?,
+                Some(method) => model.max_batch_of_training(&target, &settings::training(&method, 1)?)?,
+            };
+            let limit = model.options().memory_limit.expect("without a limit nothing is found");
+            Ok(found.told(limit, model.path())?.to_string())
+        })
     }
 
     fn fit(&self, py: Python, target: String, least: usize, most: usize, cluster: Option<String>) -> PyResult<String> {
@@ -169,31 +176,6 @@ impl PyModel {
         Ok(session::PySession::new(made))
     }
 
-    fn plan_training(&self, py: Python, target: String, batch: usize, method: String) -> PyResult<PyPlan> {
-        let model = Arc::clone(&self.model);
-        long(py, move || {
-            let training = settings::training(&method, 1)?;
-            Ok(PyPlan::of(&model, model.planned_training(&Target::named(&target)?, batch, &training)?))
-        })
-    }
-
-    fn advise_training(&self, py: Python, target: String, batch: usize, method: String) -> PyResult<(String, String)> {
-        let model = Arc::clone(&self.model);
-        long(py, move || {
-            let training = settings::training(&method, 1)?;
-            let advice = model.advise_training(&Target::named(&target)?, batch, &training)?;
-            Ok((json!(advice).to_string(), advice.to_string()))
-        })
-    }
-
-    fn max_batch_of_training(&self, py: Python, target: String, method: String) -> PyResult<String> {
-        let model = Arc::clone(&self.model);
-        long(py, move || {
-            let training = settings::training(&method, 1)?;
-            Ok(largest(&model.max_batch_of_training(&Target::named(&target)?, &training)?))
-        })
-    }
-
     fn trainer(
         &self,
         py: Python,
@@ -201,32 +183,28 @@ impl PyModel {
         labels: &Bound<PyAny>,
         batch: usize,
         method: String,
-        steps: u64,
+        epochs: u64,
+        steps: Option<u64>,
     ) -> PyResult<train::PyTrainer> {
         let data = train::data(inputs, labels)?;
         let model = Arc::clone(&self.model);
-        let (trainer, data) = long(py, move || {
-            let training = settings::training(&method, steps)?;
-            Ok((model.trainer(&data, batch, training)?, data))
-        })?;
-        Ok(train::PyTrainer::new(trainer, data))
+        long(py, move || {
+            let steps = steps.unwrap_or_else(|| epochs.saturating_mul(data.steps_per_epoch(batch)));
+            // The schedule of the learning rate has its length from the number of steps.
+            let training = settings::training(&method, steps.max(1))?;
+            Ok(train::PyTrainer::new(model.trainer(&data, batch, training)?, data, steps))
+        })
     }
-}
-
-/// The record of the largest extent.
-fn largest(found: &Largest) -> String {
-    let size = |size: &crate::advise::Size| match &size.bytes {
-        Taken::Bytes(bytes) => json!({"extent": size.extent, "bytes": bytes}),
-        Taken::Fails(error) => json!({"extent": size.extent, "error": error}),
-    };
-    let (fits, next) = (found.fits.as_ref().map(size), found.next.as_ref().map(size));
-    json!({"dim": found.dim, "fits": fits, "next": next, "plans": found.plans}).to_string()
 }
 
 /// A plan.
 #[pyclass(name = "Plan", module = "plimsoll._plimsoll", frozen)]
 struct PyPlan {
     plan: Plan,
+    /// What a file of it names.
+    source: Option<Source>,
+    /// Dims that no option gave.
+    assumed: Vec<String>,
     /// The graphs that pictures are drawn with.
     drawn: Option<Drawn>,
 }
@@ -238,12 +216,18 @@ struct Drawn {
 }
 
 impl PyPlan {
-    fn of(model: &Model, planned: Planned) -> PyPlan {
+    fn of(model: &Model, planned: Planned, source: Option<Source>, assumed: Vec<String>) -> PyPlan {
         let dims: Vec<_> = model.dims().iter().map(|(name, extent)| format!("{name}={extent}")).collect();
         let dims = if dims.is_empty() { String::new() } else { format!(" ({})", dims.join(" ")) };
         let subject = model.path().map_or_else(|| model.name().to_owned(), |path| path.display().to_string()) + &dims;
         let limit = model.options().memory_limit;
-        PyPlan { plan: planned.plan.clone(), drawn: Some(Drawn { planned: Arc::new(planned), subject, limit }) }
+        let plan = planned.plan.clone();
+        PyPlan { plan, source, assumed, drawn: Some(Drawn { planned: Arc::new(planned), subject, limit }) }
+    }
+
+    /// The plan as its file has it.
+    fn named(&self) -> Result<Cow<'_, Plan>> {
+        Source::name(self.source.as_ref(), &self.plan)
     }
 
     fn first(&self) -> View<'_> {
@@ -266,11 +250,7 @@ impl PyPlan {
     /// Reads a plan's file.
     #[staticmethod]
     fn load(py: Python, path: PathBuf) -> PyResult<PyPlan> {
-        quick(py, || {
-            let text = std::fs::read_to_string(&path).map_err(|e| Error::file(&path, "read the plan", e))?;
-            let plan = Plan::from_json(&text, &path)?;
-            Ok(PyPlan { plan, drawn: None })
-        })
+        quick(py, || Ok(PyPlan { plan: Plan::load(&path)?, source: None, assumed: Vec::new(), drawn: None }))
     }
 
     #[getter]
@@ -278,11 +258,14 @@ impl PyPlan {
         self.plan.bytes()
     }
 
+    #[getter]
+    fn assumed(&self) -> Vec<String> {
+        self.assumed.clone()
+    }
+
     /// The bytes by class.
     fn classes(&self) -> String {
-        let bytes = |class| self.plan.class_bytes(class) * self.plan.copies(class);
-        let all = plan::Class::ALL.into_iter().map(|class| (class.name().to_owned(), json!(bytes(class))));
-        Value::Object(all.collect()).to_string()
+        Value::Object(self.plan.classes()).to_string()
     }
 
     fn peak(&self) -> String {
@@ -294,8 +277,8 @@ impl PyPlan {
         self.plan.to_string()
     }
 
-    fn json(&self) -> String {
-        self.plan.to_json()
+    fn json(&self, py: Python) -> PyResult<String> {
+        quick(py, || Ok(self.named()?.to_json()))
     }
 
     fn html(&self, py: Python) -> String {
@@ -307,7 +290,7 @@ impl PyPlan {
     }
 
     fn save(&self, py: Python, path: PathBuf) -> PyResult<()> {
-        quick(py, || written(&path, &self.plan.to_json()))
+        quick(py, || self.named()?.save(&path))
     }
 
     fn check(&self, py: Python) -> PyResult<()> {
@@ -326,10 +309,6 @@ impl PyPlan {
         let program = &self.plan.programs[0];
         [array::ports(&program.inputs), array::ports(&program.outputs)]
     }
-}
-
-fn written(path: &Path, text: &str) -> Result<()> {
-    crate::file::write_whole(path, "write the plan", |out| std::io::Write::write_all(out, text.as_bytes()))
 }
 
 /// The named shapes of a model's inputs and outputs as the file declares them: an extent, or the name of a dim.

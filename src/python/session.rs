@@ -2,25 +2,17 @@
 
 use super::array::{self, Array, Named, PyTensor};
 use super::{caught, given, long, quick, raised, stoppable};
+use crate::backend::apart;
 use crate::error::{Error, Result};
 use crate::exec::Exec;
 use crate::plan::Port;
 use crate::session::Session;
 use crate::shape::Shape;
 use pyo3::prelude::*;
-use pyo3::sync::PyOnceLock;
 use pyo3::types::PyDict;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-
-/// `numpy.empty`, which makes outputs.
-static EMPTY: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
-
-fn empty<'py>(py: Python<'py>) -> PyResult<&'py Bound<'py, PyAny>> {
-    let found = EMPTY.get_or_try_init(py, || Ok::<_, PyErr>(py.import("numpy")?.getattr("empty")?.unbind()))?;
-    Ok(found.bind(py))
-}
 
 /// A loaded plan, which runs.
 #[pyclass(name = "Session", module = "plimsoll._plimsoll", frozen)]
@@ -51,6 +43,23 @@ fn selected(session: &Session, inputs: &[(String, Array)]) -> Result<(Vec<(Strin
     Ok((binding, outputs))
 }
 
+/// The arrays of a run's outputs, in their order: those that are given, and new ones.
+fn outputs<'py>(py: Python<'py>, ports: &[Port], out: Option<&Bound<'py, PyDict>>) -> PyResult<Bound<'py, PyDict>> {
+    let results = PyDict::new(py);
+    for port in ports {
+        let given = out.map(|out| out.get_item(&port.name)).transpose()?.flatten();
+        results.set_item(&port.name, given.map_or_else(|| array::empty(py, port), Ok)?)?;
+    }
+    for name in out.iter().flat_map(|out| out.keys()) {
+        if !results.contains(&name)? {
+            let known: Vec<_> = ports.iter().map(|port| &port.name[..]).collect();
+            let what = format!("output '{name}': not an output of the graph; its outputs: {}", known.join(", "));
+            return Err(raised(py, &Error::usage(what)));
+        }
+    }
+    Ok(results)
+}
+
 fn run(exec: &mut Exec, moved: &mut Moved) -> Result<()> {
     let program = exec.plan();
     for (name, array) in &moved.inputs {
@@ -66,7 +75,7 @@ fn run(exec: &mut Exec, moved: &mut Moved) -> Result<()> {
     let inputs: Vec<_> = moved.inputs.iter().map(|(name, array)| (*name, array.place())).collect();
     let mut outputs = Vec::with_capacity(moved.outputs.len());
     for (name, array) in &mut moved.outputs {
-        outputs.push((*name, array.place_mut()?));
+        outputs.push((*name, array.place_mut(name)?));
     }
     exec.run_in_place(&inputs, &mut outputs)
 }
@@ -114,41 +123,14 @@ impl PySession {
             false => (Vec::new(), Vec::new()),
         };
         let ports = if is_range { &chosen } else { session.outputs() };
-        let results = PyDict::new(py);
-        if let Some(out) = out {
-            for item in out.items() {
-                let (name, array): (String, Bound<PyAny>) = item.extract()?;
-                if !ports.iter().any(|port| port.name == name) {
-                    let known: Vec<_> = ports.iter().map(|port| &port.name[..]).collect();
-                    let what =
-                        format!("output '{name}': not an output of the graph; its outputs: {}", known.join(", "));
-                    return Err(raised(py, &Error::usage(what)));
-                }
-                results.set_item(name, array)?;
-            }
-        }
+        let results = outputs(py, ports, out)?;
         let mut made = Vec::with_capacity(ports.len());
-        let ordered = PyDict::new(py);
-        for port in ports {
-            let array = match results.get_item(&port.name)? {
-                Some(array) => array,
-                None => array::empty(py, empty(py)?, port.dtype, &port.shape)?,
-            };
-            let mut held = Array::of(&port.name, &array)?;
-            let is_new = !results.contains(&port.name)?;
-            if is_new {
-                // NumPy has no type of its own for some that are stored in 16 bits.
-                held.dtype = port.dtype;
-            }
-            ordered.set_item(&port.name, array)?;
-            made.push((&port.name[..], held));
+        for (port, (_, array)) in ports.iter().zip(&results) {
+            made.push((&port.name[..], Array::of(&port.name, &array)?));
         }
-        for (at, (name, array)) in made.iter().enumerate() {
-            if let Some((other, _)) = made[..at].iter().find(|(_, other)| other.overlaps(array)) {
-                let what = format!("output '{name}': its place overlaps that of '{other}'");
-                return Err(raised(py, &Error::usage(what)));
-            }
-        }
+        let lies_in = given_inputs.iter().map(|(name, array)| array.lies(name));
+        let lies_out = made.iter().map(|(name, array)| array.lies(name));
+        apart(lies_in, lies_out).map_err(|error| raised(py, &error))?;
         let result = py.detach(|| {
             caught(|| {
                 let mut moved = Moved {
@@ -160,7 +142,7 @@ impl PySession {
         });
         given(py, result)?;
         py.check_signals()?;
-        Ok(ordered)
+        Ok(results)
     }
 
     /// Another run on the same constants, at the same time if another thread does it.
@@ -199,18 +181,8 @@ impl PySession {
     fn bench(&self, py: Python, runs: usize, seed: u64) -> PyResult<Vec<f64>> {
         let session = Arc::clone(&self.session);
         stoppable(py, move |stop| {
-            let inputs = crate::model::Model::inputs(session.plan(), Vec::new(), seed)?;
-            let inputs: Vec<_> = inputs.iter().map(|(name, tensor)| (name.as_str(), tensor.clone())).collect();
-            session.run(&inputs)?;
-            let timed = |_| {
-                if stop.load(Ordering::Relaxed) {
-                    return Err(Error::usage("it was stopped".to_owned()));
-                }
-                let begun = std::time::Instant::now();
-                session.run(&inputs)?;
-                Ok(begun.elapsed().as_secs_f64() * 1e3)
-            };
-            (0..runs).map(timed).collect()
+            // Nobody waits for what was stopped.
+            session.bench(seed)?.take_while(|_| !stop.load(Ordering::Relaxed)).take(runs).collect()
         })
     }
 }

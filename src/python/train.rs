@@ -38,11 +38,12 @@ pub(super) fn data(inputs: &Bound<PyAny>, labels: &Bound<PyAny>) -> PyResult<Dat
 pub(super) struct PyTrainer {
     trainer: Arc<Mutex<Trainer>>,
     data: Arc<Data>,
+    steps: u64,
 }
 
 impl PyTrainer {
-    pub(super) fn new(trainer: Trainer, data: Data) -> PyTrainer {
-        PyTrainer { trainer: Arc::new(Mutex::new(trainer)), data: Arc::new(data) }
+    pub(super) fn new(trainer: Trainer, data: Data, steps: u64) -> PyTrainer {
+        PyTrainer { trainer: Arc::new(Mutex::new(trainer)), data: Arc::new(data), steps }
     }
 
     fn with<T: Send>(&self, py: Python, work: impl FnOnce(&mut Trainer, &Data) -> Result<T> + Send) -> PyResult<T> {
@@ -65,9 +66,10 @@ impl PyTrainer {
         self.with(py, |trainer, _| Ok(trainer.session().device().to_owned()))
     }
 
+    /// The steps of the training.
     #[getter]
-    fn steps_per_epoch(&self, py: Python) -> PyResult<u64> {
-        self.with(py, |trainer, data| Ok(trainer.steps_per_epoch(data)))
+    fn steps(&self) -> u64 {
+        self.steps
     }
 
     #[getter]
@@ -95,11 +97,7 @@ impl PyTrainer {
     /// Writes the trained model as an .onnx file.
     fn save(&self, py: Python, path: PathBuf) -> PyResult<()> {
         let trainer = Arc::clone(&self.trainer);
-        long(py, move || {
-            let trainer = trainer.lock().unwrap_or_else(PoisonError::into_inner);
-            trainer.check_model()?;
-            crate::onnx::write(trainer.model()?, &path, None)
-        })
+        long(py, move || trainer.lock().unwrap_or_else(PoisonError::into_inner).save(&path))
     }
 
     fn weight(&self, py: Python, name: &str) -> PyResult<array::PyTensor> {

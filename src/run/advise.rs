@@ -19,8 +19,10 @@ use crate::target::{Family, Target};
 use crate::train::curve::Point;
 use crate::train::{self, Optimizer, Training};
 use serde::Serialize;
+use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::{self, Bound::Excluded, Bound::Included, Bound::Unbounded};
+use std::path::Path;
 use std::sync::Arc;
 
 pub mod told;
@@ -178,6 +180,40 @@ pub struct Largest {
     pub next: Option<Size>,
     /// Number of plans that the search made.
     pub plans: usize,
+}
+
+impl Largest {
+    /// The largest extent that fits. `file` is the model's, for the error.
+    ///
+    /// # Errors
+    /// [`Error::Fit`] when no extent fits; the error of the smallest, when it cannot be planned.
+    pub fn or_refuse(&self, limit: u64, file: Option<&Path>) -> Result<&Size> {
+        if let Some(fits) = &self.fits {
+            return Ok(fits);
+        }
+        let least = self.next.as_ref().expect("if nothing fits, the smallest is known");
+        Err(match &least.bytes {
+            Taken::Bytes(needed) => {
+                let what = format!("the plan at {}={}", self.dim, least.extent);
+                Error::Fit { what, needed: *needed, limit, file: file.map(Into::into) }
+            }
+            // The error names its file already.
+            Taken::Fails(error) => Error::usage(error.clone()),
+        })
+    }
+
+    /// What is told of a search under a limit, as JSON.
+    ///
+    /// # Errors
+    /// As [`or_refuse`](Self::or_refuse).
+    pub fn told(&self, limit: u64, file: Option<&Path>) -> Result<Value> {
+        let mut next = json!(self.next);
+        if let Some(Size { bytes: Taken::Bytes(bytes), .. }) = &self.next {
+            next["deficit_bytes"] = bytes.saturating_sub(limit).into();
+        }
+        let largest = self.or_refuse(limit, file)?;
+        Ok(json!({"dim": self.dim, "limit_bytes": limit, "largest": largest, "next": next, "plans": self.plans}))
+    }
 }
 
 /// The search plans each extent up to this one before it leaps.

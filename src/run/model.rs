@@ -15,10 +15,12 @@ use crate::tensor::Tensor;
 use crate::train::run::{self, Trainer};
 use crate::train::{Training, quoted};
 use crate::whole::{Whole, largest, leading};
+use std::borrow::Cow;
 use std::fmt;
 use std::ops::Bound::Unbounded;
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
+use std::time::Instant;
 
 pub mod fill;
 
@@ -50,6 +52,24 @@ pub struct Model {
 impl fmt::Debug for Model {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Model").field("name", &self.name()).field("dims", &self.whole.dims).finish_non_exhaustive()
+    }
+}
+
+/// The file of a model and how it was read: what a plan is saved with, so that a session can load it again.
+#[derive(Clone, Debug)]
+pub struct Source {
+    path: PathBuf,
+    options: Options,
+}
+
+impl Source {
+    /// A plan as its file has it: with its origin, if it has a source. It reads the whole file of the model.
+    ///
+    /// # Errors
+    /// When the file cannot be read.
+    pub fn name<'a>(of: Option<&Source>, plan: &'a Plan) -> Result<Cow<'a, Plan>> {
+        let Some(Source { path, options }) = of else { return Ok(Cow::Borrowed(plan)) };
+        Ok(Cow::Owned(Plan { origin: Some(options.origin(path)?), ..plan.clone() }))
     }
 }
 
@@ -99,6 +119,13 @@ impl Model {
         self.path.as_deref()
     }
 
+    /// Where it is from, if it is of a file: for plans that are saved.
+    #[doc(hidden)]
+    pub fn source(&self) -> Option<Source> {
+        let options = Options { dims: self.dims().to_vec(), batch: None, ..self.options.clone() };
+        Some(Source { path: self.path.clone()?, options })
+    }
+
     /// The named dims, with the extents that they are planned for.
     pub fn dims(&self) -> &[(String, Extent)] {
         &self.whole.dims
@@ -107,6 +134,15 @@ impl Model {
     /// The dims that no option binds: they are 1.
     pub fn assumed(&self) -> &[String] {
         &self.whole.assumed
+    }
+
+    /// As [`assumed`](Self::assumed), of a training, whose batch is given with it.
+    ///
+    /// # Errors
+    /// When an option has no use in a training.
+    #[doc(hidden)]
+    pub fn assumed_in_training(&self) -> Result<Vec<String>> {
+        Ok(self.trained()?.assumed)
     }
 
     /// The options.
@@ -326,10 +362,10 @@ impl Model {
         let unused = [
             ("state", !options.state.is_empty()),
             ("training", options.training),
-            ("outputs", !options.outputs.is_empty()),
-            ("recipe.f16", options.recipe.f16),
-            ("recipe.quantize", options.recipe.quantize.is_some()),
-            ("recipe.chunks", options.recipe.chunks > 1),
+            ("output", !options.outputs.is_empty()),
+            ("f16", options.recipe.f16),
+            ("quantize", options.recipe.quantize.is_some()),
+            ("chunks", options.recipe.chunks > 1),
             ("batch", options.batch.is_some()),
         ];
         if let Some((name, _)) = unused.into_iter().find(|(_, is_given)| *is_given) {
@@ -408,5 +444,24 @@ impl Model {
             Trainer::new(model, data, batch, training, &Options { dims, ..self.options.clone() })
         };
         made().map_err(|e| self.in_file(e))
+    }
+}
+
+impl Session {
+    /// Milliseconds of runs on random inputs, by a seed: of as many as are asked for, after one that is not timed.
+    ///
+    /// # Errors
+    /// When it cannot run.
+    #[doc(hidden)]
+    pub fn bench(&self, seed: u64) -> Result<impl Iterator<Item = Result<f64>>> {
+        let inputs = Model::inputs(self.plan(), Vec::new(), seed)?;
+        let run = move || {
+            let inputs: Vec<_> = inputs.iter().map(|(name, tensor)| (name.as_str(), tensor.clone())).collect();
+            let begun = Instant::now();
+            self.run(&inputs)?;
+            Ok(begun.elapsed().as_secs_f64() * 1e3)
+        };
+        run()?;
+        Ok(std::iter::repeat_with(run))
     }
 }

@@ -187,6 +187,10 @@ pub fn options(text: &str) -> Result<Options> {
     if memory_limit == Some(0) {
         return Err(wrong("memory_limit", "expected a size above 0, such as 512MiB, found 0"));
     }
+    let batch = fields.batch.map(|extent| extent.extent("batch")).transpose()?;
+    if batch.is_some_and(|batch| batch.least() == 0) {
+        return Err(wrong("batch", "expected at least 1, found 0"));
+    }
     let named = |(name, extent): (String, Size)| Ok((name.clone(), extent.extent(&format!("dims['{name}']"))?));
     let quantize = fields.quantize.map(|text| text.parse().map_err(|what: String| wrong("quantize", &what)));
     let level = fields.shard_states.unwrap_or(0);
@@ -210,7 +214,7 @@ pub fn options(text: &str) -> Result<Options> {
         given: fields.given.all(),
         weights: fields.weights,
         ties: fields.ties.into_iter().collect(),
-        batch: fields.batch.map(|extent| extent.extent("batch")).transpose()?,
+        batch,
         dims: fields.dims.into_iter().map(named).collect::<Result<_>>()?,
         threads: fields.threads.unwrap_or(0),
         recipe: Recipe {

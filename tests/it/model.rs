@@ -205,6 +205,8 @@ fn options_are_read_from_json() {
         (json!({"quantize": "int3"}), &["quantize", "int8 or int4"]),
         (json!({"shard_states": 4}), &["shard_states", "0 to 3"]),
         (json!({"forks": 0}), &["forks", "at least 1"]),
+        (json!({"batch": 0}), &["option batch", "at least 1"]),
+        (json!({"batch": [0, 4]}), &["option batch", "at least 1"]),
         (json!({"threads": -1}), &["option threads", "found -1"]),
     ] {
         let error = settings::options(&wrong.to_string()).expect_err("it is wrong");

@@ -73,6 +73,23 @@ class Plans(unittest.TestCase):
         self.assertEqual(plan.classes["constant"], other.classes["constant"])
         self.assertGreater(len(plan.peak.live), 0)
 
+    def test_a_saved_plan_is_one_of_the_command(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path, again = (pathlib.Path(folder) / name for name in ("plan.json", "again.json"))
+            plan = plimsoll.plan(DIGITS, batch=4)
+            plan.save(path)
+            self.assertTrue(command("check", path)["ok"])
+            self.assertEqual(command("run", path, "--model", DIGITS)["memory"]["planned_bytes"], plan.bytes)
+            self.assertEqual(json.loads(plan.json())["origin"], json.loads(path.read_text())["origin"])
+            # The file of the command has the same origin, and what is read keeps it.
+            command("plan", DIGITS, "--batch", 4, "--save", again)
+            self.assertEqual(json.loads(again.read_text())["origin"]["models"], json.loads(plan.json())["origin"]["models"])
+            plimsoll.load_plan(path).save(again)
+            self.assertEqual(again.read_text(), path.read_text())
+            # Bytes have no file that it could name.
+            plimsoll.plan(DIGITS.read_bytes(), batch=4).save(again)
+            self.assertNotIn("origin", json.loads(again.read_text()))
+
     def test_what_does_not_fit_says_what_would_help(self):
         with self.assertRaises(MemoryError) as caught:
             plimsoll.plan(GRAPHS / "mlp.onnxtxt", batch=64, memory_limit="100KiB")
@@ -87,10 +104,25 @@ class Plans(unittest.TestCase):
 
     def test_the_largest_batch_is_that_of_the_command(self):
         told = command("max-batch", GRAPHS / "mlp.onnxtxt", "--memory-limit", "2MiB")
-        self.assertEqual(plimsoll.max_batch(GRAPHS / "mlp.onnxtxt", memory_limit="2MiB").extent, told["largest"]["extent"])
+        found = plimsoll.max_batch(GRAPHS / "mlp.onnxtxt", memory_limit="2MiB")
+        self.assertEqual({name: found[name] for name in ("dim", "limit_bytes", "largest", "next", "plans")},
+                         {name: told[name] for name in ("dim", "limit_bytes", "largest", "next", "plans")})
+        self.assertEqual((found.extent, found.bytes), (told["largest"]["extent"], told["largest"]["planned_bytes"]))
         found = plimsoll.max_batch(DIGITS, memory_limit="2MiB", train={"loss": "cross_entropy"})
         self.assertEqual(found.dim, "batch")
         self.assertLessEqual(found.bytes, 2 << 20)
+
+    def test_that_no_extent_fits_is_said_as_the_command_says_it(self):
+        told = command("max-batch", DIGITS, "--memory-limit", "100KiB")
+        with self.assertRaises(plimsoll.DoesNotFit) as caught:
+            plimsoll.max_batch(str(DIGITS), memory_limit="100KiB")
+        error = caught.exception
+        found = {"error": str(error), "exit_code": error.exit_code, "needed_bytes": error.needed, "limit_bytes": error.limit}
+        self.assertEqual(found, {name: told[name] for name in found})
+        self.assertEqual((error.path, error.needed > error.limit), (str(DIGITS), True))
+        with self.assertRaises(plimsoll.DoesNotFit) as caught:
+            plimsoll.max_batch(DIGITS, memory_limit="1KiB", train={"loss": "cross_entropy"})
+        self.assertEqual(caught.exception.limit, 1024)
 
     def test_other_verbs_answer(self):
         self.assertIn("remedies", dir(plimsoll.advise(DIGITS, batch=8)))
@@ -319,7 +351,7 @@ class Refusals(unittest.TestCase):
                 with self.assertRaises(kind) as caught:
                     work()
                 self.assertIn(words, str(caught.exception))
-        with self.assertRaises(plimsoll.UsageError):
+        with self.assertRaisesRegex(plimsoll.UsageError, "output 'y': its array cannot be written: expected"):
             session = plimsoll.Session(GRAPHS / "product.onnxtxt", dims={"n": 2}, device="cpu")
             readonly = np.empty((2, 2), "f4")
             readonly.flags.writeable = False
@@ -355,6 +387,36 @@ class Corners(unittest.TestCase):
         self.assertEqual(np.asarray(weight).shape, (10, 1))
         with self.assertRaises(BufferError):
             weight.__dlpack__(dl_device=(2, 0))
+
+    def test_an_output_in_the_memory_of_an_input_is_refused(self):
+        x, both = np.eye(2, dtype="f4"), np.zeros((3, 2), "f4")
+        for feeds, out, words in [
+            ({"a": x, "b": x}, x, "output 'y': its place overlaps that of 'a'"),
+            ({"a": np.eye(2, dtype="f4"), "b": x}, x, "output 'y': its place overlaps that of 'b'"),
+            ({"a": x, "b": both[:2]}, both[1:], "output 'y': its place overlaps that of 'b'"),
+        ]:
+            with self.subTest(words), self.assertRaises(plimsoll.UsageError) as caught:
+                self.product().run(feeds, {"y": out})
+            self.assertEqual(str(caught.exception), words)
+        np.testing.assert_array_equal(x, np.eye(2))
+        apart = np.zeros((4, 2), "f4")
+        apart[:2] = x
+        self.product().run({"a": apart[:2], "b": x}, {"y": apart[2:]})
+        np.testing.assert_array_equal(apart[2:], x)
+
+    def test_dims_may_have_any_name(self):
+        a = np.arange(4, dtype="f4").reshape(2, 2)
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder) / "named.onnxtxt"
+            path.write_text((GRAPHS / "product.onnxtxt").read_text().replace("n, n", "None, None"))
+            session = plimsoll.InferenceSession(path, providers=["CPUExecutionProvider"])
+            self.assertEqual(session.get_inputs()[0].shape, ["None", "None"])
+            np.testing.assert_array_equal(session.run(None, {"a": a, "b": a})[0], a @ a)
+        for name in ("00008", "batch", "None "):
+            session = plimsoll.InferenceSession(DIGITS.read_bytes().replace(b"batch", name.encode()))
+            self.assertEqual(session.get_inputs()[0].shape, [name.strip(), 1, 8, 8])
+        session = plimsoll.InferenceSession(DIGITS.read_bytes().replace(b"batch", b"  ?  "))
+        self.assertEqual(session.get_inputs()[0].shape, [None, 1, 8, 8])
 
     def test_types_that_no_input_has_are_refused(self):
         for value in (np.datetime64("2020-01-01"), np.array(np.datetime64("2020-01-01")), np.array(["2020-01-01"], "M8[D]"), np.zeros(2, "c8")):
@@ -417,6 +479,10 @@ class Corners(unittest.TestCase):
         of_arrays = plimsoll.train(GRAPHS / "linear.onnxtxt", {"x": x}, y, batch=7, loss="mse", device="cpu", progress=False)
         self.assertEqual(len(of_arrays.losses), len(linear(batch=7).losses))
         self.assertEqual(linear(steps=0).losses, [])
+        # The length of a schedule is known before the data are opened, or not: the rates are the same.
+        whole = dict(epochs=2, schedule="linear")
+        counted = linear(steps=len(linear(**whole).losses), schedule="linear")
+        self.assertEqual(linear(**whole).losses, counted.losses)
 
     def test_a_training_that_does_not_fit_has_remedies(self):
         with self.assertRaises(plimsoll.DoesNotFit) as caught:

@@ -28,7 +28,6 @@ from .errors import (
     ResultsDiffer,
     UnboundDims,
     UsageError,
-    _made,
 )
 
 __version__ = _plimsoll.__version__
@@ -46,29 +45,23 @@ __all__ = [
 ]
 
 
-def _extent(name, value):
-    """An extent as the options have it."""
-    if isinstance(value, range):
-        if value.step != 1 or not value:
-            raise UsageError(f"option {name}: expected a range of step 1 that is not empty, found {value!r}")
-        value = [value.start, value.stop - 1]
-    least = value[0] if isinstance(value, (list, tuple)) and value else value
-    if name == "batch" and isinstance(least, int) and least < 1:
-        raise UsageError(f"option batch: expected at least 1, found {least}")
-    return value
+def _plain(value):
+    """What JSON has for a value that it has not: the ends of a range, a path, a scalar of NumPy."""
+    if isinstance(value, range) and value.step == 1:
+        return [value.start, value.stop - 1]
+    return os.fspath(value) if isinstance(value, os.PathLike) else value.item()
 
 
 def _json(options, what="option"):
-    """A record as JSON, with NumPy's scalars as numbers."""
-    record = {}
-    for name, value in options.items():
-        value = value.item() if hasattr(value, "item") and getattr(value, "ndim", 1) == 0 else value
+    """A record as JSON, without what is `None`."""
+    record = {name: value for name, value in options.items() if value is not None}
+    for name, value in record.items():
         try:
-            json.dumps(value, allow_nan=False, default=lambda other: other.item())
+            json.dumps(value, allow_nan=False, default=_plain)
         except (TypeError, ValueError, AttributeError):
-            raise UsageError(f"{what} {name}: expected a number, a text, or a list or a dict of these, found {value!r:.80}") from None
-        record[name] = value
-    return json.dumps(record, default=lambda other: other.item())
+            expected = "a number, a text, a range of step 1, or a list or a dict of these"
+            raise UsageError(f"{what} {name}: expected {expected}, found {value!r:.80}") from None
+    return json.dumps(record, default=_plain)
 
 
 def _count(name, value, least=0):
@@ -91,19 +84,8 @@ def _dict(name, value, of="arrays by name"):
 
 def _options(options):
     """Options as JSON."""
-    options = {name: value for name, value in options.items() if value is not None}
-    for name in ("dims", "ties", "state"):
-        if name in options:
-            _dict(f"option {name}", options[name], "values by name")
-    if "batch" in options:
-        options["batch"] = _extent("batch", options["batch"])
-    if "dims" in options:
-        options["dims"] = {name: _extent(f"dims['{name}']", extent) for name, extent in options["dims"].items()}
-    if isinstance(options.get("memory_limit"), float) and options["memory_limit"].is_integer():
-        options["memory_limit"] = int(options["memory_limit"])
-    if "weights" in options:
-        options["weights"] = os.fspath(options["weights"])
-    return _json(options)
+    limit = options.get("memory_limit")
+    return _json({**options, "memory_limit": int(limit)} if isinstance(limit, float) and limit.is_integer() else options)
 
 
 def _source(model, inputs=None):
@@ -111,7 +93,7 @@ def _source(model, inputs=None):
     if isinstance(model, (bytes, bytearray, memoryview)):
         return bytes(model)
     if isinstance(model, (str, os.PathLike)):
-        return os.fspath(model)
+        return model
     if hasattr(model, "SerializeToString"):
         return model.SerializeToString()
     if hasattr(model, "state_dict") and hasattr(model, "forward"):
@@ -189,27 +171,18 @@ class Advice(_Record):
 
 
 class Largest(_Record):
-    """The largest extent of a dim that fits: `dim`, `extent`, its `bytes`, and the `next` larger one."""
+    """The largest extent of a dim that fits: `dim`, `extent`, its `planned_bytes`, and the `next` larger one."""
 
     def __init__(self, record):
-        fits = record.pop("fits")
-        super().__init__({"dim": record["dim"], "extent": fits["extent"], "bytes": fits["bytes"], **record})
+        super().__init__({"dim": record["dim"], **record["largest"], **record})
+
+    @property
+    def bytes(self) -> int:
+        """The bytes that are planned for it."""
+        return self.planned_bytes
 
     def __int__(self):
         return self.extent
-
-
-def _largest(told, limit):
-    """The largest extent; raises `DoesNotFit` if there is none."""
-    record = json.loads(told)
-    if record["fits"] is not None:
-        return Largest(record)
-    least = record["next"] or {}
-    if "error" in least:
-        raise UsageError(least["error"])
-    fields = {"needed": least.get("bytes", 0), "limit": limit}
-    raise _made("fit", f"does not fit: the plan at {record['dim']}={least.get('extent')}: needs {fields['needed']:,} bytes, the limit is {limit}",
-                json.dumps(fields))
 
 
 class Score(_Record):
@@ -235,10 +208,10 @@ class Fit(_Record):
 class Plan:
     """Where every tensor lies, and when: known before anything runs."""
 
-    def __init__(self, plan, assumed=()):
+    def __init__(self, plan):
         self._plan = plan
         #: Dims that no option gave: they are 1.
-        self.assumed = list(assumed)
+        self.assumed = plan.assumed
 
     @property
     def bytes(self) -> int:
@@ -283,7 +256,7 @@ class Plan:
 
     def save(self, path: Path) -> None:
         """Writes the plan, for `load_plan` and the command."""
-        self._plan.save(os.fspath(path))
+        self._plan.save(path)
 
     def check(self):
         """Proves that no two live tensors overlap and that each is written before it is read; raises `PlanError` if not."""
@@ -329,7 +302,7 @@ class Node:
     def __init__(self, name, dtype, shape):
         self.name = name
         self.dtype = dtype
-        self.shape = [int(dim) if dim.isascii() and dim.isdecimal() else None if dim == "None" else dim for dim in shape]
+        self.shape = shape
         self.type = f"tensor({self._TYPES.get(dtype, dtype)})"
 
     def __repr__(self):
@@ -343,9 +316,19 @@ def _model(model, inputs, options):
 def _train_options(train):
     """The batch of a training, and its method as JSON."""
     train = _dict("train", train, "values by name")
-    method = {name: value for name, value in train.items() if value is not None}
-    batch = method.pop("batch", None)
-    return batch if batch is None else _count("train['batch']", batch, 1), _json(method, "train:")
+    batch = train.get("batch")
+    method = _json({name: value for name, value in train.items() if name != "batch"}, "train:")
+    return batch if batch is None else _count("train['batch']", batch, 1), method
+
+
+def _training(train):
+    """The batch of a training and its method as JSON, if there is a training."""
+    if train is None:
+        return None
+    batch, method = _train_options(train)
+    if batch is None:
+        raise UsageError("train: expected a batch, as in train={'loss': 'mse', 'batch': 32}")
+    return batch, method
 
 
 def _no_device(options):
@@ -364,24 +347,16 @@ def plan(model: Source, *, inputs: Any = None, target: str = "cpu", train: Optio
     True
     """
     _no_device(options)
-    source = _source(model, inputs)
-    made = _model(source, None, options)
-    if train is None:
-        work, advise_ = (lambda: made.plan(target)), (lambda: made.advise(target))
-    else:
-        batch, method = _train_options(train)
-        if batch is None:
-            raise UsageError("train: expected a batch, as in train={'loss': 'mse', 'batch': 32}")
-        work, advise_ = (lambda: made.plan_training(target, batch, method)), (lambda: made.advise_training(target, batch, method))
-    assumed = made.assumed
-    if train is not None:
-        # The batch of a training is given with it.
-        leads = {node.shape[0] for node in _declared(source)[0] if node.shape}
-        assumed = [dim for dim in assumed if dim not in leads]
+    made, training = _model(model, inputs, options), _training(train)
     try:
-        return Plan(work(), assumed)
+        return Plan(made.plan(target, training))
     except DoesNotFit as error:
-        raise _advising(error, lambda: _advice(advise_())) from None
+        raise _advising(error, lambda: _advice(made.advise(target, training))) from None
+
+
+def _target(device):
+    """The target that tells of a device."""
+    return str(device or "cpu").split(":")[0].replace("auto", "cpu")
 
 
 def _advice(told):
@@ -396,13 +371,7 @@ def advise(model: Source, *, inputs: Any = None, target: str = "cpu", train: Opt
     'half the extent'
     """
     _no_device(options)
-    made = _model(model, inputs, options)
-    if train is None:
-        return _advice(made.advise(target))
-    batch, method = _train_options(train)
-    if batch is None:
-        raise UsageError("train: expected a batch, as in train={'loss': 'mse', 'batch': 32}")
-    return _advice(made.advise_training(target, batch, method))
+    return _advice(_model(model, inputs, options).advise(target, _training(train)))
 
 
 def max_batch(model: Source, *, memory_limit: Bytes, dim: Optional[str] = None, inputs: Any = None, target: str = "cpu",
@@ -416,14 +385,12 @@ def max_batch(model: Source, *, memory_limit: Bytes, dim: Optional[str] = None, 
     if options.get("batch") is not None and dim is None:
         raise UsageError("batch: it is what is looked for; name another dim to enlarge that one")
     made = _model(model, inputs, {**options, "memory_limit": memory_limit})
-    if train is None:
-        return _largest(made.max_batch(target, dim), memory_limit)
-    if dim is not None:
+    batch, method = (None, None) if train is None else _train_options(train)
+    if train is not None and dim is not None:
         raise UsageError("dim: a training enlarges its batch")
-    batch, method = _train_options(train)
     if batch is not None:
         raise UsageError("train['batch']: it is what is looked for")
-    return _largest(made.max_batch_of_training(target, method), memory_limit)
+    return Largest(json.loads(made.max_batch(target, dim, method)))
 
 
 def fit(model: Source, *, memory_limit: Bytes, cards: Union[int, range] = range(1, 9), cluster: Optional[dict] = None, inputs: Any = None,
@@ -473,7 +440,7 @@ def _open_dims(inputs, feeds):
             raise UsageError(f"input '{node.name}': expected {len(node.shape)} axes, {node.shape}, found {list(shape)}")
         for axis, (dim, extent) in enumerate(zip(node.shape, shape)):
             if not isinstance(dim, int):
-                open_dims[dim if dim else f"{node.name}.{axis}"] = int(extent)
+                open_dims[f"{node.name}.{axis}" if dim is None else dim] = int(extent)
     return open_dims
 
 
@@ -485,7 +452,7 @@ def bench(model: Source, *, runs: int = 20, seed: int = 0, **options: Any) -> Ti
 
 def load_plan(path: Path) -> Plan:
     """Reads a plan that was saved."""
-    return Plan(_plimsoll.Plan.load(os.fspath(path)))
+    return Plan(_plimsoll.Plan.load(path))
 
 
 def check(plan: Union[Plan, Path]) -> None:
@@ -530,11 +497,10 @@ class Session:
     def __init__(self, model: Source, *, inputs: Any = None, **options: Any) -> None:
         made = _model(model, inputs, options)
         self.assumed = made.assumed
-        target = str(options.get("device") or "cpu").split(":")[0].replace("auto", "cpu")
         try:
             self._session = made.session()
         except DoesNotFit as error:
-            raise _advising(error, lambda: _advice(made.advise(target))) from None
+            raise _advising(error, lambda: _advice(made.advise(_target(options.get("device")), None))) from None
 
     @property
     def device(self) -> str:
@@ -600,11 +566,11 @@ class Session:
 
     def save_states(self, path):
         """Writes all states as a safetensors file."""
-        self._session.save_states(os.fspath(path))
+        self._session.save_states(path)
 
     def load_states(self, path):
         """Reads all states from a safetensors file."""
-        self._session.load_states(os.fspath(path))
+        self._session.load_states(path)
 
     def __repr__(self):
         return f"<Session on {self.device}: {self.bytes:,} bytes>"
@@ -647,27 +613,23 @@ class Trained:
 
     def evaluate(self, data, labels):
         """The mean loss over data, and the share of right answers where there are classes."""
-        loss, accuracy = self._trainer.evaluate(_rows(data), _path(labels))
+        loss, accuracy = self._trainer.evaluate(_rows(data), labels)
         return Score({"loss": loss, "accuracy": accuracy})
 
     def save(self, path: Path, overwrite: bool = False) -> None:
         """Writes the trained model as an .onnx file. It may be the file that was trained only if `overwrite` says so."""
-        own = isinstance(self._source, str) and os.path.exists(path) and os.path.samefile(path, self._source)
+        own = self._source is not None and os.path.exists(path) and os.path.samefile(path, self._source)
         if own and not overwrite:
             raise UsageError(f"{os.fspath(path)}: it is the file that was trained: expected another one, or overwrite=True")
-        self._trainer.save(os.fspath(path))
+        self._trainer.save(path)
 
     def __repr__(self):
         last = f", last loss {self.losses[-1]:.6g}" if self.losses else ""
         return f"<Trained: {len(self.losses)} updates{last}>"
 
 
-def _path(source):
-    return os.fspath(source) if isinstance(source, os.PathLike) else source
-
-
 def _rows(data):
-    return {name: _path(source) for name, source in _dict("data", data, "arrays or paths by the inputs' names").items()}
+    return _dict("data", data, "arrays or paths by the inputs' names")
 
 
 def train(model: Source, data: dict, labels: Any, *, batch: int, epochs: int = 1, steps: Optional[int] = None,
@@ -685,22 +647,15 @@ def train(model: Source, data: dict, labels: Any, *, batch: int, epochs: int = 1
     made = _model(model, inputs, options)
     batch, epochs = _count("batch", batch, 1), _count("epochs", epochs)
     shuffle = shuffle if shuffle is None else _count("shuffle", shuffle)
-    rows = labels.shape[0] if getattr(labels, "shape", None) else 0
-    known = _count("steps", steps) if steps is not None else epochs * (rows // batch) if rows >= batch else None
-    method_text = _json({name: value for name, value in method.items() if value is not None})
-    begin = lambda count: made.trainer(_rows(data), _path(labels), batch, method_text, count)  # noqa: E731
+    steps = steps if steps is None else _count("steps", steps)
+    method = _json(method)
     try:
-        trainer = begin(max(known or 1, 1))
-        if known is None:
-            known = epochs * trainer.steps_per_epoch
-            # The schedule of the learning rate has its length from the number of steps.
-            trainer = begin(known)
+        trainer = made.trainer(_rows(data), labels, batch, method, epochs, steps)
     except DoesNotFit as error:
-        target = str(device or "cpu").split(":")[0].replace("auto", "cpu")
-        raise _advising(error, lambda: _advice(made.advise_training(target, batch, method_text))) from None
+        raise _advising(error, lambda: _advice(made.advise(_target(device), (batch, method)))) from None
     losses = []
-    source = model if isinstance(model, str) else os.fspath(model) if isinstance(model, os.PathLike) else None
-    for step in _progress(range(known), progress):
+    source = model if isinstance(model, (str, os.PathLike)) else None
+    for step in _progress(range(trainer.steps), progress):
         loss, _, _ = trainer.step(step, shuffle)
         losses.append(loss)
         if not math.isfinite(loss):

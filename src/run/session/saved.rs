@@ -46,7 +46,7 @@ impl Session {
     /// let plan = Session::from_path(model, &options)?.plan().clone();
     /// let plan = Plan { origin: Some(options.origin(model)?), ..plan };
     /// let file = std::env::temp_dir().join(format!("plan-{}.json", std::process::id()));
-    /// std::fs::write(&file, plan.to_json()).expect("it is written");
+    /// plan.save(&file)?;
     ///
     /// let session = Session::from_plan(&file, &[model], &Options::default())?;
     /// assert_eq!(*session.plan(), plan);
@@ -91,8 +91,7 @@ impl Saved {
     /// # Errors
     /// As [`Session::from_plan`], but for the device.
     pub fn read(path: &Path, models: &[impl AsRef<Path>]) -> Result<Saved> {
-        let text = std::fs::read_to_string(path).map_err(|e| Error::file(path, "read the plan", e))?;
-        let plan = Plan::from_json(&text, path)?;
+        let plan = Plan::load(path)?;
         let refuse = |what: String| Error::usage(what).in_file(path);
         if let Some(Dim { name, least, most }) = plan.programs.iter().find_map(|program| program.dims.first()) {
             return Err(refuse(format!(

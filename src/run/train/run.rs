@@ -19,6 +19,7 @@ use crate::target::PREFETCH_STACK;
 use crate::tensor::Tensor;
 use serde_json::{Value, json};
 use std::collections::HashSet;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 /// The data of a model: the rows of each input by its name, and the labels.
@@ -43,6 +44,11 @@ impl Data {
             }
             None => Ok(count),
         }
+    }
+
+    /// Steps per epoch: whole batches.
+    pub fn steps_per_epoch(&self, batch: usize) -> u64 {
+        (self.labels.count() / batch.max(1)) as u64
     }
 
     /// The rows of all columns.
@@ -362,7 +368,7 @@ impl Trainer {
 
     /// Steps per epoch: whole batches.
     pub fn steps_per_epoch(&self, data: &Data) -> u64 {
-        (data.labels.count() / self.batch) as u64
+        data.steps_per_epoch(self.batch)
     }
 
     /// Runs the step with this number, counted from 0. If its loss is not finite, no weight changes, and nothing that the optimizer keeps. Nor
@@ -554,6 +560,15 @@ impl Trainer {
             Ok::<Option<Tensor>, Error>(found)
         })?;
         self.model.whole(replaced)
+    }
+
+    /// Writes the trained model as an .onnx file.
+    ///
+    /// # Errors
+    /// As [`model`](Self::model), and when it cannot be written.
+    pub fn save(&self, path: &Path) -> Result<()> {
+        self.check_model()?;
+        onnx::write(self.model()?, path, None)
     }
 
     /// Refuses a model that could not be [written](Self::model) when it is trained.

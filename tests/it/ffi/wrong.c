@@ -182,7 +182,8 @@ static void runs(void) {
     WELL(plimsoll_model_plan(model, NULL, &plan, &error));
     size_t bytes = (size_t)plimsoll_plan_lent_bytes(plan);
     for (size_t shift = 0; shift < 300; shift += 37) {
-        char *memory = plimsoll_alloc(bytes + shift);
+        char *memory = malloc(bytes + shift);
+        HOLDS(memory != NULL);
         WELL(plimsoll_session_open_in(model, memory + shift, bytes, &session, &error));
         FAILS(PLIMSOLL_BACKEND, "lent", plimsoll_session_open_in(model, memory + shift, bytes, &other, &error));
         plimsoll_usage usage;
@@ -190,10 +191,9 @@ static void runs(void) {
         HOLDS(usage.bytes == plimsoll_plan_bytes(plan));
         plimsoll_session_close(session);
         FAILS(PLIMSOLL_FIT, "needs", plimsoll_session_open_in(model, memory + shift, bytes - 768, &session, &error));
-        plimsoll_free(memory);
+        free(memory);
     }
     FAILS(PLIMSOLL_USAGE, "the memory", plimsoll_session_open_in(model, NULL, bytes, &session, &error));
-    HOLDS(plimsoll_alloc((size_t)-1) == NULL);
     plimsoll_plan_close(plan);
     plimsoll_model_close(model);
 
@@ -274,7 +274,6 @@ int main(int count, char **arguments) {
     plimsoll_trainer_close(NULL);
     plimsoll_error_free(NULL);
     plimsoll_text_free(NULL);
-    plimsoll_free(NULL);
     printf("plimsoll %s: all well\n", plimsoll_version());
     return 0;
 }
