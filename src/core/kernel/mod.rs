@@ -46,8 +46,8 @@ use algorithm::Schedule;
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
 pub use templates::{
-    ArgBytes, Collective, Exchange, Guard, Inner, MOST_TAPS, MOST_TERMS, Nearest, Packing, PadMode, Pool, Reduction,
-    Repeat, ResizeMode, RowReduction, Template, UNROLLED, Window, ZeroPoints,
+    ArgBytes, Collective, Exchange, Guard, Inner, MOST_HELD, MOST_TAPS, MOST_TERMS, Nearest, Packing, PadMode, Pool,
+    Reduction, Repeat, ResizeMode, RowReduction, Template, UNROLLED, Window, ZeroPoints, adds_directly, unfolds,
 };
 
 /// A buffer that a kernel reads or writes, and how its elements lie in it.

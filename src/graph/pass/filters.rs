@@ -11,7 +11,7 @@
 use super::Context;
 use crate::error::Result;
 use crate::graph::Graph;
-use crate::kernel::schedule::conv;
+use crate::kernel::{adds_directly, unfolds};
 use crate::op::{Attrs, NodeId};
 use crate::ops::SUMS_OF_PARTS;
 use crate::target::{FEW_GROUPS, Family};
@@ -90,17 +90,17 @@ impl Gradient {
         let (images, positions) = (dy.shape[0], dy.shape.numel() / dy.shape[1].max(1));
         let rows = if taps.len() > 1 { dy.shape[taps.len()] } else { 1 };
         let bytes = [x, dy].map(|fact| fact.shape.numel() * fact.dtype.size()).iter().sum();
-        let unfolds = conv::unfolds(outputs, columns);
-        let tiles = match unfolds {
+        let is_product = unfolds(outputs, columns);
+        let tiles = match is_product {
             true => groups * outputs.div_ceil(TILE) * columns.div_ceil(TILE),
             false => (filters[0] * inputs).div_ceil(PAIRS),
         };
-        let is_computed = positions > 0 && (unfolds || conv::adds_directly(taps));
+        let is_computed = positions > 0 && (is_product || adds_directly(taps));
         is_computed.then_some(Gradient {
             tiles,
             images,
             rows,
-            positions: [positions, SHORT[usize::from(!unfolds)]],
+            positions: [positions, SHORT[usize::from(!is_product)]],
             bytes: [bytes, filters.numel() * dy.dtype.size().max(size_of::<f32>())],
         })
     }

@@ -8,16 +8,15 @@ use super::matmul::{self, EIGHT, suits_tensor_cores};
 use crate::dtype::DType;
 use crate::kernel::algorithm::{ConvDirect, FiltersDirect};
 use crate::kernel::product::{Phases, Product, is_vectorizable};
-use crate::kernel::{Kernel, Template, Window};
+use crate::kernel::{Kernel, MOST_HELD as ROWS, Template, Window, unfolds};
 use crate::target::{FEW_GROUPS, Family, Target};
 
 /// The most sums of an invocation.
 const SUMS: usize = 32;
 /// The most results of a strip.
 const STRIP: usize = 16;
-/// The most products of a strip that stand side by side in the text, and the most rows of a window that strips lie along.
+/// The most products of a strip that stand side by side in the text.
 const TERMS: usize = 256;
-const ROWS: usize = 64;
 /// The most phases of a transposed convolution, and the most results between two of them.
 const MOST_PHASES: usize = 1 << 16;
 
@@ -188,11 +187,6 @@ impl FiltersDirect {
 /// Invocations of a workgroup that adds up gradients of filters.
 const ADDERS: u32 = 256;
 
-/// True if strips of positions add up the gradients of filters with such a window. An invocation has the taps along an axis.
-pub fn adds_directly(taps: &[usize]) -> bool {
-    taps.len() < 3 || taps.iter().any(|&n| n <= ROWS)
-}
-
 /// The strips of positions that may be worth a try, the one that is expected to be fastest first.
 pub(super) fn filters(kernel: &Kernel, rows: usize, window: &Window, target: &Target) -> Vec<FiltersDirect> {
     let last = has_channels_last(kernel);
@@ -215,12 +209,6 @@ pub(super) fn filters(kernel: &Kernel, rows: usize, window: &Window, target: &Ta
             FiltersDirect { axis, places, all_taps, lanes, threads }
         })
         .collect()
-}
-
-/// True if GPUs compute a convolution as a product of matrices. It has `outputs` output channels per group, and `depth` weights per
-/// output channel.
-pub fn unfolds(outputs: usize, depth: usize) -> bool {
-    outputs >= 8 && depth >= 8
 }
 
 /// True if GPUs compute a transposed convolution as a product. In each group, results of all phases form a row. Each takes as many weights

@@ -11,7 +11,7 @@ use super::algorithm::{Cpu, Cut, Elements, Rows, Schedule, Text, Tiling};
 use super::call::Call;
 use super::library;
 use super::product::Product;
-use super::{Kernel, Template, check_prologues, fits_i32};
+use super::{Kernel, Template, check_prologues, fits_i32, unfolds};
 use crate::error::ensure;
 use crate::target::{Family, Target};
 use std::iter::once_with;
@@ -414,9 +414,9 @@ fn texts<'a>(kernel: &'a Kernel, target: &'a Target, own: &'a dyn Fn(usize) -> b
         }
         Template::Conv { groups, window, .. } => {
             let weights = &kernel.reads[1].access.shape;
-            let unfolds = conv::unfolds(kernel.shape[1] / (*groups).max(1), weights[1..].iter().product());
+            let is_product = unfolds(kernel.shape[1] / (*groups).max(1), weights[1..].iter().product());
             let direct = move || conv::all_direct(kernel, *groups, window, target).into_iter().map(Text::ConvDirect);
-            let best = if unfolds || kernel.reads[0].dtype.is_byte() { None } else { direct().next() };
+            let best = if is_product || kernel.reads[0].dtype.is_byte() { None } else { direct().next() };
             let found = conv::by_patches(kernel, *groups, window, target);
             let products = [found, None].into_iter().flat_map(move |patches| {
                 let product = Product::conv(kernel, *groups, window, patches);
@@ -437,9 +437,9 @@ fn texts<'a>(kernel: &'a Kernel, target: &'a Target, own: &'a dyn Fn(usize) -> b
             Box::new(best.into_iter().chain(products).chain(ones()).chain(once_with(direct).flatten()))
         }
         Template::ConvFilters { groups, rows, window } => {
-            let unfolds = conv::unfolds(kernel.shape[1] / (*groups).max(1), kernel.shape[2..].iter().product());
+            let is_product = unfolds(kernel.shape[1] / (*groups).max(1), kernel.shape[2..].iter().product());
             let direct = move || conv::filters(kernel, *rows, window, target).into_iter().map(Text::FiltersDirect);
-            let best = if unfolds { None } else { direct().next() };
+            let best = if is_product { None } else { direct().next() };
             let tilings = once_with(move || {
                 let product = Product::conv_filters(kernel, *groups, *rows, window);
                 matmul::all(kernel, &product, target, own).into_iter().map(|tiling| Text::ConvFilters { tiling })

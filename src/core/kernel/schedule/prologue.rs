@@ -1,6 +1,6 @@
 //! Tells which kernels can apply a prologue to a core operand's elements, and when that is cheaper than a kernel of its own.
 
-use super::conv::{unfolds, unfolds_transposed};
+use super::conv::unfolds_transposed;
 use super::cpu;
 use crate::dtype::DType;
 use crate::expr::{Binary, Body, Code, Unary};
@@ -8,7 +8,7 @@ use crate::kernel::algorithm::{Schedule, Way};
 use crate::kernel::cpu::conv::Conv;
 use crate::kernel::cpu::gemm::{FEW_ROWS, IN_PLACE_ROWS, Layout};
 use crate::kernel::cpu::{Product, Slide, Windowed};
-use crate::kernel::{Kernel, Operand, Prologue, Template};
+use crate::kernel::{Kernel, Operand, Prologue, Template, unfolds};
 use crate::shape::Access;
 use crate::target::{Family, Target};
 

@@ -1,13 +1,13 @@
 //! Takes a library call out of a kernel and leaves the rest to a map. Also tells when a text is faster than the call.
 
 use super::choose;
-use super::conv::{by_patches, is_direct, unfolds};
+use super::conv::{by_patches, is_direct};
 use super::matmul::{EIGHT, FEW_ROWS, SLICE_TILE, few_tiles, fill_wgmma, suits_tensor_cores};
 use crate::dtype::DType;
 use crate::error::ensure;
 use crate::kernel::algorithm::Schedule;
 use crate::kernel::library::{Call, LibraryAlgorithm, MatMul, absorb, on_tensor_cores, part};
-use crate::kernel::{Kernel, Template, fits_i32};
+use crate::kernel::{Kernel, Template, fits_i32, unfolds};
 use crate::target::Target;
 
 /// A kernel as a library call, and the map that finishes the result in place if anything is left to do. The map reads the result first,

@@ -39,7 +39,7 @@ pub use repeat::{ArgBytes, Inner, Repeat, UNROLLED};
 pub use resize::{Nearest, ResizeMode};
 pub use row::{Reduction, RowReduction};
 pub use sort::ascending;
-pub use window::{MOST_TAPS, Pool, Window};
+pub use window::{MOST_HELD, MOST_TAPS, Pool, Window, adds_directly, unfolds};
 
 /// The computation of a kernel at each index of its index space.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -5,6 +5,20 @@ use super::*;
 /// Elements of a window up to which a convolution of bytes has a kernel.
 pub const MOST_TAPS: usize = 64;
 
+/// Elements of a window along an axis up to which strips lie along it.
+pub const MOST_HELD: usize = 64;
+
+/// True if GPUs compute a convolution as a product of matrices. It has `outputs` output channels per group, and `depth` weights per
+/// output channel.
+pub fn unfolds(outputs: usize, depth: usize) -> bool {
+    outputs >= 8 && depth >= 8
+}
+
+/// True if strips of positions add up the gradients of filters with such a window. An invocation has the taps along an axis.
+pub fn adds_directly(taps: &[usize]) -> bool {
+    taps.len() < 3 || taps.iter().any(|&n| n <= MOST_HELD)
+}
+
 /// A window that slides over up to three spatial axes (unused leading ones have extent 1).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Window {
