@@ -414,8 +414,8 @@ fn what_is_beside_plans_is_measured_once() {
     };
     let list = || common::printed(&["devices"], &ok(&["devices", "--json"]).0);
     let measured = list()["devices"][1]["beside"].clone();
-    // The stub driver takes 1 MiB for the module of 48 kernels, and 64 KiB for the graph of 384 steps.
-    assert_eq!((&measured["kernel"], &measured["step"]), (&((1 << 20) / 48).into(), &((64 << 10) / 384).into()));
+    // The stub driver takes 1 MiB for each module, of 16 of the 48 kernels, and 64 KiB for the graph of 384 steps.
+    assert_eq!((&measured["kernel"], &measured["step"]), (&((3 << 20) / 48).into(), &((64 << 10) / 384).into()));
     let entries = std::fs::read_dir(cache.join("beside")).expect("a folder").map(|e| e.expect("an entry").path());
     let [file] = &entries.collect::<Vec<_>>()[..] else { panic!("one file") };
     let text = std::fs::read_to_string(file).expect("it is text");

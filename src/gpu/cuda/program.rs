@@ -7,6 +7,7 @@ use plimsoll_core::file::{self, fnv};
 use plimsoll_core::kernel::render::PRELUDE;
 use std::ffi::{CString, c_char};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Instant;
 use std::{fs, io, thread};
 
@@ -45,8 +46,8 @@ pub(super) fn join(texts: &[&str]) -> (String, Vec<String>) {
     (program, names)
 }
 
-/// The fewest texts of a program: each program compiles what all texts share once more, and is a module on the device.
-const FEW_TEXTS: usize = 8;
+/// Texts of a program. Each program compiles what all texts share once more, and is a module on the device.
+const TEXTS: usize = 16;
 /// Bytes of the stack of a thread that compiles.
 const STACK: usize = 64 << 20;
 
@@ -54,29 +55,32 @@ const STACK: usize = 64 << 20;
 pub(super) type Built<'a> = (Vec<&'a str>, Vec<String>, Vec<u8>);
 
 impl Compiler {
-    /// The machine code of texts that differ, in as many programs as there are threads to compile them.
+    /// The machine code of texts that differ, as programs that are the same on every machine.
     pub(super) fn build_all<'a>(&self, texts: &[&'a str]) -> Result<Vec<Built<'a>>> {
-        let workers = thread::available_parallelism().map_or(1, usize::from).min(texts.len().div_ceil(FEW_TEXTS));
-        // Neighbours are alike, and take alike long: each share has some of all kinds.
-        let share = |worker: usize| texts.iter().copied().skip(worker).step_by(workers).collect::<Vec<_>>();
-        let build = |share: Vec<&'a str>| {
-            let (program, names) = join(&share);
-            self.build(&program).map(|image| (share, names, image))
+        let programs = texts.len().div_ceil(TEXTS);
+        let next = AtomicUsize::new(0);
+        let build = || {
+            let numbers = std::iter::from_fn(|| Some(next.fetch_add(1, Relaxed)).filter(|number| *number < programs));
+            let built = numbers.map(|number| {
+                // Neighbours are alike, and take alike long: each program has some of all kinds.
+                let share: Vec<&str> = texts.iter().copied().skip(number).step_by(programs).collect();
+                let (program, names) = join(&share);
+                Ok((share, names, self.build(&program)?))
+            });
+            built.collect::<Result<Vec<_>>>()
         };
-        if workers == 1 {
-            return Ok(vec![build(share(0))?]);
+        let workers = thread::available_parallelism().map_or(1, usize::from).min(programs);
+        if workers < 2 {
+            return build();
         }
-        thread::scope(|scope| {
-            let build = &build;
-            let spawn = |worker| {
-                let share = share(worker);
-                thread::Builder::new().stack_size(STACK).spawn_scoped(scope, move || build(share))
-            };
+        let built = thread::scope(|scope| {
+            let spawn = |_| thread::Builder::new().stack_size(STACK).spawn_scoped(scope, &build);
             let threads = (0..workers).map(spawn).collect::<io::Result<Vec<_>>>();
             let threads = threads.map_err(|e| failed(format!("no thread to compile kernels: {e}")))?;
             let panicked = |_| Err(failed("a thread that compiled kernels panicked"));
-            threads.into_iter().map(|thread| thread.join().unwrap_or_else(panicked)).collect()
-        })
+            threads.into_iter().map(|thread| thread.join().unwrap_or_else(panicked)).collect::<Result<Vec<_>>>()
+        })?;
+        Ok(built.into_iter().flatten().collect())
     }
 
     /// The machine code of a program, from the cache if it is there.

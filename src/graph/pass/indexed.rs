@@ -253,8 +253,9 @@ impl Sum {
         let at = at.shaped(&[n]);
         let sums = at.op(SUM_BY_INDEX, &[updates.cast(dtype.unhalved())], attrs(places));
         let shape: Vec<usize> = [count, extent].into_iter().chain(updates.shape()?[1..].iter().copied()).collect();
-        let sums = sums.shaped(&shape).reduce_sum(&[0], false).cast(dtype);
-        Ok(data + sums.transpose(&back))
+        let sums = sums.shaped(&shape).reduce_sum(&[0], false).transpose(&back);
+        // Halves are rounded once.
+        Ok((data.cast(dtype.unhalved()) + sums).cast(dtype))
     }
 }
 

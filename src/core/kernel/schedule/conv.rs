@@ -202,13 +202,11 @@ pub(super) fn filters(kernel: &Kernel, rows: usize, window: &Window, target: &Ta
     let all_taps = window.kernel.iter().product::<usize>() <= ROWS;
     let others = images * (0..3).filter(|&a| a != axis).map(|a| part[a]).product::<usize>();
     let turns = threads as usize / lanes;
-    [4, 8, 2, 1]
-        .into_iter()
-        .map(|most| {
-            let places = length(part[axis].max(1), most, |strips| others * strips >= turns);
-            FiltersDirect { axis, places, all_taps, lanes, threads }
-        })
-        .collect()
+    let strips = |most: usize| {
+        let places = length(part[axis].max(1), most, |strips| others * strips >= turns);
+        FiltersDirect { axis, places, all_taps, lanes, threads }
+    };
+    vec![strips(4), strips(8)]
 }
 
 /// True if GPUs compute a transposed convolution as a product. In each group, results of all phases form a row. Each takes as many weights

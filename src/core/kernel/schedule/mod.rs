@@ -434,7 +434,7 @@ fn texts<'a>(kernel: &'a Kernel, target: &'a Target, own: &'a dyn Fn(usize) -> b
                 let tilings = matmul::all(kernel, &product, target, own).into_iter();
                 tilings.map(move |tiling| Text::ConvTranspose { by_phase, tiling })
             });
-            Box::new(best.into_iter().chain(products).chain(ones()).chain(once_with(direct).flatten()))
+            Box::new(best.into_iter().chain(products).chain(ones()))
         }
         Template::ConvFilters { groups, rows, window } => {
             let is_product = unfolds(kernel.shape[1] / (*groups).max(1), kernel.shape[2..].iter().product());
