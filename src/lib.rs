@@ -81,15 +81,19 @@ pub mod answers {
 }
 
 // The members of the workspace bring in modules by their names.
+#[cfg(feature = "cli")]
+pub(crate) use plimsoll_core::log;
 pub(crate) use plimsoll_core::{
-    constant, decisions, dtype, elements, error, expr, figures, file, kernel, log, mesh, npy, npz, op, ops, random,
+    constant, decisions, dtype, elements, error, expr, figures, file, kernel, mesh, npy, npz, op, ops, random,
     safetensors, shape, table, target, tensor,
 };
 pub(crate) use plimsoll_graph::{graph, onnx, pass, reference, trace};
 use plimsoll_place as place;
 pub(crate) use plimsoll_plan as plan;
+#[cfg(feature = "cli")]
+pub(crate) use plimsoll_run::whole;
 pub(crate) use plimsoll_run::{
-    advise, backend, decoder, driver_memory, eager, exec, fit, model, reserve, session, settings, train, tune, whole,
+    advise, backend, decoder, driver_memory, eager, exec, fit, model, reserve, session, settings, train, tune,
 };
 
 #[cfg(feature = "cli")]

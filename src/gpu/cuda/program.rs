@@ -74,7 +74,7 @@ impl Compiler {
             return build();
         }
         let built = thread::scope(|scope| {
-            let spawn = |_| thread::Builder::new().stack_size(STACK).spawn_scoped(scope, &build);
+            let spawn = |_| thread::Builder::new().stack_size(STACK).spawn_scoped(scope, build);
             let threads = (0..workers).map(spawn).collect::<io::Result<Vec<_>>>();
             let threads = threads.map_err(|e| failed(format!("no thread to compile kernels: {e}")))?;
             let panicked = |_| Err(failed("a thread that compiled kernels panicked"));
