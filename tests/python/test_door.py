@@ -494,6 +494,8 @@ class Corners(unittest.TestCase):
 
     def test_ctrl_c_ends_the_work_in_hand(self):
         session = plimsoll.Session(DIGITS, batch=4, device="cpu")
+        # A shell that runs this in the background has it ignore the signal.
+        self.addCleanup(signal.signal, signal.SIGINT, signal.signal(signal.SIGINT, signal.default_int_handler))
         timer = threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT))
         timer.start()
         begun = time.perf_counter()
