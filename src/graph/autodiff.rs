@@ -112,7 +112,8 @@ impl Sweep<'_> {
         let stretch = |&part: &ValueId| {
             let (node, shape) = (self.graph.node(part.node), &self.graph.fact(part).shape);
             let &[Some(inner)] = &self.graph.operands(part.node)[..] else { return None };
-            let plain = node.op_name() == "Pad" && node.attrs.get("mode").is_none() && node.attrs.get("axes").is_none();
+            // With another attribute, other values than zeros may stand around it.
+            let plain = node.op_name() == "Pad" && node.attrs.iter().count() == 1;
             let Some(Attr::Ints(pads)) = node.attrs.get("pads").filter(|_| plain) else { return None };
             let mut padded = (0..shape.len()).filter(|&axis| pads[axis] != 0 || pads[shape.len() + axis] != 0);
             let (axis, None) = (padded.next()?, padded.next()) else { return None };

@@ -331,6 +331,23 @@ fn parts_that_are_all_of_a_value_have_gradients_side_by_side() {
     assert_eq!(values(&graph, &inputs)[&graph.outputs()[1].1], inputs[1]);
 }
 
+/// Pads of values that are no zeros are added up, though they lie side by side.
+#[test]
+fn gradients_with_other_values_around_them_are_added_up() {
+    let g = Trace::new("pads");
+    let x = g.input("x", DType::F32, [4]);
+    let [a, b] = ["a", "b"].map(|name| g.input(name, DType::F32, [2]));
+    fn padded(part: Var<'_>, pads: [i64; 2], value: f64) -> Var<'_> {
+        part.op("Pad", &[], Attrs::new().with("pads", pads.to_vec()).with("constant_value", value))
+    }
+    let loss = (x * padded(a, [0, 2], 5.0) + x * padded(b, [2, 0], 7.0)).reduce_sum(&[], false);
+    g.output("loss", loss);
+    g.output("dx", g.grad(loss, &[x])[0]);
+    let graph = g.finish().expect("it is sound");
+    let inputs = [vec![0.0; 4], vec![1.0, 2.0], vec![3.0, 4.0]];
+    assert_eq!(values(&graph, &inputs)[&graph.outputs()[1].1], [8.0, 9.0, 8.0, 9.0]);
+}
+
 /// A table of few rows that many indices name: its gradient is that of stretches of the updates, on devices, too.
 #[test]
 fn gradients_of_small_tables_are_those_of_the_reference() {

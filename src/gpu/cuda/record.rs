@@ -226,7 +226,7 @@ impl Cuda {
         };
         let orders: Vec<Order> = run.iter().enumerate().map(order).collect();
         let steps: Vec<Step> = run.into_iter().map(|piece| piece.step).collect();
-        // A library's call takes the host longer than a graph of it.
+        // A graph spares the host what a library does before it launches.
         let is_called = steps.iter().any(|step| matches!(step, Step::Product(_) | Step::Convolution(_)));
         let graph = if steps.len() > 1 || is_called { Some(self.capture(&steps, &orders)?) } else { None };
         Ok((!steps.is_empty()).then_some(Part::Steps(steps, graph)))

@@ -300,8 +300,7 @@ impl Module<'_> {
     /// The rows of data that the windows of a strip lie in, and what each contributes.
     fn strip_rows(&mut self, strip: &Strip) {
         let rows = strip.rows();
-        let row = |(down, inside): (isize, String)| vec![("DOWN", down.to_string()), ("INSIDE", inside)];
-        let rows_list = strip.bounds(self.access(0).shape[strip.along + 2]).into_iter().map(row).collect();
+        let rows_list = strip.bounds(self.access(0).shape[strip.along + 2]);
         let product = |(down, sum, tap)| {
             vec![("SUM", format!("sum{sum}")), ("ROW", format!("row{}", rows[&down])), ("TAP", format!("tap{tap}"))]
         };
@@ -378,8 +377,7 @@ impl Module<'_> {
         let last = extent - part[along] + (strips - 1) * places;
         let strip = Strip { window, along, places, last, is_transposed: false };
         let rows = strip.rows();
-        let row = |(down, inside): (isize, String)| vec![("DOWN", down.to_string()), ("INSIDE", inside)];
-        let bounds = strip.bounds(self.access(0).shape[along + 2]).into_iter().map(row).collect();
+        let bounds = strip.bounds(self.access(0).shape[along + 2]);
         let sums = points.iter().zip(0..).flat_map(|([z, x], point)| {
             let zero = convert("0.0f", F32, ty);
             (0..window.kernel[along]).map(move |tap| {
@@ -587,7 +585,7 @@ impl Strip<'_> {
     }
 
     /// How far down each row lies, and when it is within an extent of the data.
-    fn bounds(&self, extent: usize) -> Vec<(isize, String)> {
+    fn bounds(&self, extent: usize) -> Vec<Vec<(&'static str, String)>> {
         let [stride, _, pad] = self.numbers();
         let last = self.last as isize;
         let [first, last] = if self.is_transposed { [0, last / stride] } else { [-pad, last * stride - pad] };
@@ -595,7 +593,7 @@ impl Strip<'_> {
             let low = (first + down < 0).then(|| format!("v + {down} >= 0"));
             let high = (last + down >= extent as isize).then(|| format!("v + {down} < IN_Y"));
             let inside = [low, high].into_iter().flatten().collect::<Vec<_>>().join(" && ");
-            (down, if inside.is_empty() { "true".into() } else { inside })
+            vec![("DOWN", down.to_string()), ("INSIDE", if inside.is_empty() { "true".into() } else { inside })]
         };
         self.rows().into_keys().map(bound).collect()
     }
