@@ -7,7 +7,9 @@ use ranks::Ranks;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+pub mod conflicts;
 mod external_memory;
+mod host;
 pub mod launched;
 pub mod lent;
 pub mod mpi;
@@ -18,6 +20,7 @@ pub mod wire;
 pub mod work;
 
 pub use external_memory::{Kind, Lies, Outside, Place, apart};
+pub use host::{HostMemory, host_memory};
 
 /// A segment that a backend allocated, by a number of its choice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -129,6 +132,14 @@ pub trait Backend: Send {
     }
     /// Frees a segment, and drops the records that use it. One that is shared stays.
     fn free(&mut self, segment: SegmentId);
+    /// Zero bytes of the host for what the error names, from which [`write`](Self::write) copies without a detour if the device has such. They
+    /// are beside the plan.
+    ///
+    /// # Errors
+    /// When the host has not so many, or the device refuses.
+    fn host_memory(&mut self, bytes: u64, what: &str) -> Result<Box<dyn HostMemory>> {
+        Ok(Box::new(host_memory(bytes, what)?))
+    }
     /// Copies host bytes to the device, before any record that is replayed later.
     fn write(&mut self, at: Slice, data: &[u8]) -> Result<()>;
     /// Bytes of the device, if they are memory of the host: to be written in place, before any record that is replayed later.
@@ -191,5 +202,11 @@ pub trait Backend: Send {
         let start = self.start()?;
         self.replay(record)?;
         self.stop(start)
+    }
+    /// Runs a recorded sequence in one stream. Returns how long each launch takes there, by the device's own clock. `None` if it has no clock
+    /// that tells: then nothing runs.
+    fn time_launches(&mut self, record: RecordId) -> Result<Option<Vec<Duration>>> {
+        let _ = record;
+        Ok(None)
     }
 }

@@ -34,14 +34,16 @@ use plimsoll_backend::ranks::Ranks;
 use plimsoll_backend::records::Records;
 use plimsoll_backend::segments::{Segment, Segments};
 use plimsoll_backend::work::Loops;
-use plimsoll_backend::{Backend, DeviceMemory, KernelId, Launch, Outside, RecordId, SegmentId, Slice, Usage};
+use plimsoll_backend::{
+    Backend, DeviceMemory, HostMemory, KernelId, Launch, Outside, RecordId, SegmentId, Slice, Usage, host_memory,
+};
 use plimsoll_core::error::{Error, Result, ensure};
 use plimsoll_core::kernel::Kernel;
 use plimsoll_core::kernel::render::{self, Bindings, Dialect};
 use plimsoll_core::target::{Libraries, Memory, Target};
 use program::Compiler;
 use record::{Chosen, Record};
-use staging::Slot;
+use staging::{Known, Locked, Slot, is_locked};
 use std::collections::HashMap;
 use std::ffi::{CStr, CString, c_int};
 use std::rc::Rc;
@@ -176,6 +178,8 @@ pub struct Cuda {
     lent: Option<Lent>,
     /// The driver's pool keeps freed memory.
     keeps: bool,
+    /// Where pinned memory lies that is no segment.
+    locked: Known,
     upload: Option<Slot>,
     download: Option<Slot>,
     kernels: Vec<Kernel>,
@@ -292,6 +296,7 @@ impl Cuda {
             segments: Segments::default(),
             lent: None,
             keeps: false,
+            locked: Known::default(),
             upload: None,
             download: None,
             kernels: Vec::new(),
@@ -722,7 +727,23 @@ impl Backend for Cuda {
         ensure(data.len() as u64 == at.bytes, || failed(format!("{} bytes do not fill {}", data.len(), at.bytes)))?;
         self.settle().map_err(failed)?;
         let slot = self.upload.as_mut().ok_or_else(|| failed("there is no segment to upload from"))?;
+        // To wait for a short copy takes longer than to copy it first.
+        const SHORT: usize = 64 << 10;
+        if data.len() > SHORT && is_locked(&self.locked, data) {
+            return slot.upload_locked(to, data, self.stream).map_err(failed);
+        }
         slot.upload(to, data, self.stream).map_err(failed)
+    }
+
+    fn host_memory(&mut self, bytes: u64, what: &str) -> Result<Box<dyn HostMemory>> {
+        self.enter().map_err(failed)?;
+        let locked = usize::try_from(bytes).ok().filter(|&bytes| bytes > 0);
+        let locked = locked.map(|bytes| Locked::new(&self.driver, self.device, bytes, &self.locked));
+        match locked {
+            Some(Ok(locked)) => Ok(Box::new(locked)),
+            // Systems bound what may be pinned: what is not is copied through the plan's segment.
+            Some(Err(_)) | None => Ok(Box::new(host_memory(bytes, what)?)),
+        }
     }
 
     fn read(&mut self, at: Slice, data: &mut [u8]) -> Result<()> {
@@ -826,6 +847,11 @@ impl Backend for Cuda {
 
     fn wait(&mut self) -> Result<()> {
         self.enter().and_then(|()| self.settle()).and_then(|()| self.sync()).map_err(failed)
+    }
+
+    fn time_launches(&mut self, record: RecordId) -> Result<Option<Vec<Duration>>> {
+        self.enter().map_err(failed)?;
+        self.time_each(record)
     }
 
     fn start(&mut self) -> Result<Instant> {

@@ -6,7 +6,8 @@
 use cudarc::cublaslt::sys as lt;
 use cudarc::cudnn::sys as dnn;
 use cudarc::driver::sys::{
-    CUcontext, CUdevice, CUdeviceptr, CUevent, CUfunction, CUgraph, CUgraphExec, CUmemoryPool, CUmodule, CUstream,
+    CUcontext, CUdevice, CUdeviceptr, CUevent, CUfunction, CUgraph, CUgraphExec, CUgraphNode, CUmemoryPool, CUmodule,
+    CUstream,
 };
 use cudarc::nvrtc::sys::nvrtcProgram;
 use libloading::Library;
@@ -167,6 +168,15 @@ table! {
         fn cuStreamWaitEvent(stream: CUstream, event: CUevent, flags: c_uint);
         fn cuStreamBeginCapture_v2(stream: CUstream, mode: c_uint);
         fn cuStreamEndCapture(stream: CUstream, graph: *mut CUgraph);
+        fn cuStreamGetCaptureInfo_v2(
+            stream: CUstream,
+            status: *mut c_uint,
+            id: *mut c_ulonglong,
+            graph: *mut CUgraph,
+            nodes: *mut *const CUgraphNode,
+            count: *mut usize,
+        );
+        fn cuStreamUpdateCaptureDependencies(stream: CUstream, nodes: *mut CUgraphNode, count: usize, flags: c_uint);
         fn cuGraphInstantiateWithFlags(exec: *mut CUgraphExec, graph: CUgraph, flags: c_ulonglong);
         fn cuGraphUpload(exec: CUgraphExec, stream: CUstream);
         fn cuGraphLaunch(exec: CUgraphExec, stream: CUstream);
@@ -188,6 +198,7 @@ table! {
         fn cuEventCreate(event: *mut CUevent, flags: c_uint);
         fn cuEventDestroy_v2(event: CUevent);
         fn cuEventRecord(event: CUevent, stream: CUstream);
+        fn cuEventRecordWithFlags(event: CUevent, stream: CUstream, flags: c_uint);
         fn cuEventSynchronize(event: CUevent);
         fn cuEventElapsedTime(milliseconds: *mut f32, start: CUevent, end: CUevent);
     } {

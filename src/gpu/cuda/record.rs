@@ -7,8 +7,10 @@ use super::nccl::Meeting;
 use super::{Cuda, failed};
 use crate::bound::{Texts, bind};
 use cudarc::driver::sys::{
-    CUdeviceptr, CUevent, CUfunction, CUfunction_attribute, CUgraphExec, CUstream, CUstream_flags, CUstreamCaptureMode,
+    CUdeviceptr, CUevent, CUfunction, CUfunction_attribute, CUgraphExec, CUgraphNode, CUstream, CUstream_flags,
+    CUstreamCaptureMode,
 };
+use plimsoll_backend::conflicts::Conflicts;
 use plimsoll_backend::work::Work;
 use plimsoll_backend::{KernelId, Launch, RecordId, Slice};
 use plimsoll_core::error::{Error, Result};
@@ -19,6 +21,7 @@ use std::cell::Cell;
 use std::collections::{HashMap, HashSet};
 use std::ffi::{CString, c_void};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// A launch that is ready.
 pub(super) enum Step {
@@ -42,16 +45,29 @@ struct Piece<S> {
     /// The number of the launch that it is, or belongs to.
     number: usize,
     stream: u32,
-    /// Launches that must be over before it starts.
+    /// Launches of other streams that must be over before it starts.
     waits: Vec<usize>,
+    /// The bytes that it touches, each for reading only or not.
+    touches: Vec<(Slice, bool)>,
     step: S,
 }
 
-/// Where a step runs: its stream and, as numbers of steps, what it waits for.
-struct Order {
+/// The order of steps.
+enum Order {
+    /// Per step, the steps before it that it waits for.
+    Apart(Vec<Vec<usize>>),
+    /// In streams.
+    Streams(Vec<Turn>),
+}
+
+/// Where a step runs: its stream and, as numbers of steps, what it waits for in others.
+struct Turn {
     stream: u32,
     waits: Vec<usize>,
 }
+
+/// Of more launches it takes too long to find out which are apart.
+const MOST_APART: usize = 8192;
 
 /// An algorithm that was chosen for a kernel's call.
 #[derive(Clone, Copy, Default)]
@@ -80,10 +96,46 @@ impl Drop for Graph {
     }
 }
 
+/// Events at which the device notes its time.
+struct Marks {
+    driver: Arc<Driver>,
+    events: Vec<CUevent>,
+}
+
+impl Marks {
+    /// Has an event noted, each time that what is captured runs.
+    fn record(&self, event: CUevent, stream: CUstream) -> Result<(), Refusal> {
+        /// `CU_EVENT_RECORD_EXTERNAL`: who waits for it is outside the capture.
+        const EXTERNAL: u32 = 1;
+        // SAFETY: event and stream live.
+        unsafe { self.driver.cuEventRecordWithFlags(event, stream, EXTERNAL) }
+    }
+
+    /// The times from each event to the next.
+    fn times(&self) -> Result<Vec<Duration>, Refusal> {
+        let between = self.events.windows(2).map(|pair| {
+            let mut milliseconds = 0.0;
+            // SAFETY: both events were noted, and waited for.
+            unsafe { self.driver.cuEventElapsedTime(&mut milliseconds, pair[0], pair[1]) }?;
+            Ok(Duration::from_secs_f64(f64::from(milliseconds.max(0.0)) / 1e3))
+        });
+        between.collect()
+    }
+}
+
+impl Drop for Marks {
+    fn drop(&mut self) {
+        for event in &self.events {
+            // SAFETY: each is given back once. Nobody could be told of a refusal.
+            let _ = unsafe { self.driver.cuEventDestroy_v2(*event) };
+        }
+    }
+}
+
 /// A part of a record.
 enum Part {
-    /// Steps, as one graph. A single text is launched as it is.
-    Steps(Vec<Step>, Option<Graph>),
+    /// Steps with the numbers of the launches that they belong to, as one graph. A single text is launched as it is.
+    Steps { numbers: Vec<usize>, steps: Vec<Step>, graph: Option<Graph> },
     /// The parts of a loop.
     Repeat(u64, Vec<Part>),
 }
@@ -101,7 +153,7 @@ pub(super) struct Record {
 impl Part {
     fn has_graph(&self) -> bool {
         match self {
-            Part::Steps(_, graph) => graph.is_some(),
+            Part::Steps { graph, .. } => graph.is_some(),
             Part::Repeat(_, of) => of.iter().any(Part::has_graph),
         }
     }
@@ -109,7 +161,7 @@ impl Part {
     /// True if it exchanges data with other ranks.
     fn meets(&self) -> bool {
         match self {
-            Part::Steps(steps, _) => steps.iter().any(|step| matches!(step, Step::Meeting(_))),
+            Part::Steps { steps, .. } => steps.iter().any(|step| matches!(step, Step::Meeting(_))),
             Part::Repeat(_, of) => of.iter().any(Part::meets),
         }
     }
@@ -166,7 +218,9 @@ impl Cuda {
             let mut choose = |launch: Launch| {
                 let (step, note) = self.choose(&launch, &mut texts)?;
                 last = note;
-                Ok::<_, Error>(Piece { number, stream: launch.stream, waits: launch.waits, step })
+                let reads = self.kernels[launch.kernel.0 as usize].reads.len();
+                let touches = launch.args.iter().enumerate().map(|(slot, at)| (*at, slot < reads)).collect();
+                Ok::<_, Error>(Piece { number, stream: launch.stream, waits: launch.waits, touches, step })
             };
             let is_loop = work.iter().any(|part| matches!(part, Work::Repeat { .. }));
             for part in unrolled(work) {
@@ -188,8 +242,8 @@ impl Cuda {
                 Step::Kernel { function: self.functions[text], groups, size, shared, pointers }
             }
         };
-        let mut made = |Piece { number, stream, waits, step: bound }: Piece<Bound>| {
-            Ok::<_, Error>(Piece { number, stream, waits, step: step(bound) })
+        let mut made = |Piece { number, stream, waits, touches, step: bound }: Piece<Bound>| {
+            Ok::<_, Error>(Piece { number, stream, waits, touches, step: step(bound) })
         };
         let work = bound.into_iter().map(|part| part.try_map(&mut made)).collect::<Result<Vec<_>>>()?;
         self.measure(None);
@@ -220,23 +274,29 @@ impl Cuda {
     /// Launches as one part, if there are any. What they wait for is among them, or over before the part begins.
     fn steps(&mut self, run: Vec<Piece<Step>>) -> Result<Option<Part>, Refusal> {
         let last = |number: usize, before: usize| run[..before].iter().rposition(|piece| piece.number == number);
-        let order = |(at, piece): (usize, &Piece<Step>)| {
-            let waits = piece.waits.iter().filter_map(|&number| last(number, at)).collect();
-            Order { stream: piece.stream, waits }
+        // One stream is as many as there are launches that touch nothing of each other's. Several are the plan's own.
+        let order = if run.len() <= MOST_APART && run.iter().all(|piece| piece.stream == 0) {
+            let mut conflicts = Conflicts::default();
+            Order::Apart(run.iter().map(|piece| conflicts.next(piece.touches.iter().copied())).collect())
+        } else {
+            let turn = |(at, piece): (usize, &Piece<Step>)| {
+                let waits = piece.waits.iter().filter_map(|&number| last(number, at)).collect();
+                Turn { stream: piece.stream, waits }
+            };
+            Order::Streams(run.iter().enumerate().map(turn).collect())
         };
-        let orders: Vec<Order> = run.iter().enumerate().map(order).collect();
-        let steps: Vec<Step> = run.into_iter().map(|piece| piece.step).collect();
+        let (numbers, steps): (Vec<usize>, Vec<Step>) = run.into_iter().map(|piece| (piece.number, piece.step)).unzip();
         // A graph spares the host what a library does before it launches.
         let is_called = steps.iter().any(|step| matches!(step, Step::Product(_) | Step::Convolution(_)));
-        let graph = if steps.len() > 1 || is_called { Some(self.capture(&steps, &orders)?) } else { None };
-        Ok((!steps.is_empty()).then_some(Part::Steps(steps, graph)))
+        let graph = if steps.len() > 1 || is_called { Some(self.capture(&steps, &order)?) } else { None };
+        Ok((!steps.is_empty()).then_some(Part::Steps { numbers, steps, graph }))
     }
 
     fn run_parts(&self, parts: &[Part]) -> Result<(), Refusal> {
         parts.iter().try_for_each(|part| match part {
             // SAFETY: the graph's addresses lie in segments that stand as long as the record.
-            Part::Steps(_, Some(graph)) => unsafe { self.driver.cuGraphLaunch(graph.exec, self.stream) },
-            Part::Steps(steps, None) => steps.iter().try_for_each(|step| self.launch(step, self.stream)),
+            Part::Steps { graph: Some(graph), .. } => unsafe { self.driver.cuGraphLaunch(graph.exec, self.stream) },
+            Part::Steps { steps, graph: None, .. } => steps.iter().try_for_each(|step| self.launch(step, self.stream)),
             Part::Repeat(times, of) => (0..*times).try_for_each(|_| self.run_parts(of)),
         })
     }
@@ -331,7 +391,7 @@ impl Cuda {
     }
 
     /// Launches each step into its stream. The first stream is the one of all other work.
-    fn launch_all(&self, steps: &[Step], orders: &[Order], events: &mut Vec<CUevent>) -> Result<(), Refusal> {
+    fn launch_streams(&self, steps: &[Step], orders: &[Turn], events: &mut Vec<CUevent>) -> Result<(), Refusal> {
         let driver = &self.driver;
         let handle = |stream: u32| if stream == 0 { self.stream } else { self.others[stream as usize - 1] };
         let mut mark = |stream: u32| -> Result<CUevent, Refusal> {
@@ -353,7 +413,7 @@ impl Cuda {
         }
         let waited: HashSet<usize> = orders.iter().flat_map(|o| o.waits.iter().copied()).collect();
         let mut over: HashMap<usize, CUevent> = HashMap::new();
-        for (number, (step, Order { stream, waits })) in steps.iter().zip(orders).enumerate() {
+        for (number, (step, Turn { stream, waits })) in steps.iter().zip(orders).enumerate() {
             waits.iter().try_for_each(|other| wait(*stream, over[other]))?;
             self.launch(step, handle(*stream))?;
             if waited.contains(&number) {
@@ -367,9 +427,50 @@ impl Cuda {
         Ok(())
     }
 
-    /// The steps as a graph, in their streams.
-    fn capture(&mut self, steps: &[Step], orders: &[Order]) -> Result<Graph, Refusal> {
-        while self.others.len() < orders.iter().map(|o| o.stream as usize).max().unwrap_or(0) {
+    /// Launches each step behind those that it waits for, while a graph is captured.
+    fn launch_apart(&self, steps: &[Step], waits: &[Vec<usize>]) -> Result<(), Refusal> {
+        /// `CU_STREAM_SET_CAPTURE_DEPENDENCIES`
+        const SET: u32 = 1;
+        // Per step, the nodes at whose end it is over.
+        let mut ends: Vec<Vec<CUgraphNode>> = Vec::with_capacity(steps.len());
+        let behind = |nodes: &mut [CUgraphNode]| {
+            // SAFETY: the nodes are those of the graph that is captured, which reads as many.
+            unsafe { self.driver.cuStreamUpdateCaptureDependencies(self.stream, nodes.as_mut_ptr(), nodes.len(), SET) }
+        };
+        let mut open = vec![true; steps.len()];
+        for (step, waits) in steps.iter().zip(waits) {
+            let mut nodes: Vec<CUgraphNode> = waits.iter().flat_map(|&other| ends[other].iter().copied()).collect();
+            behind(&mut nodes)?;
+            self.launch(step, self.stream)?;
+            let (mut status, mut list, mut count) = (0, std::ptr::null(), 0);
+            // SAFETY: the driver sets each; the list holds until the next call, and is copied.
+            let own = unsafe {
+                let unasked = (std::ptr::null_mut(), std::ptr::null_mut());
+                self.driver.cuStreamGetCaptureInfo_v2(
+                    self.stream,
+                    &mut status,
+                    unasked.0,
+                    unasked.1,
+                    &mut list,
+                    &mut count,
+                )?;
+                if count == 0 { Vec::new() } else { std::slice::from_raw_parts(list, count).to_vec() }
+            };
+            waits.iter().for_each(|&other| open[other] = false);
+            ends.push(own);
+        }
+        // The graph is over when all are.
+        let last = ends.iter().zip(open).filter(|(_, open)| *open).flat_map(|(nodes, _)| nodes.iter().copied());
+        behind(&mut last.collect::<Vec<_>>())
+    }
+
+    /// The steps as a graph, in their order.
+    fn capture(&mut self, steps: &[Step], order: &Order) -> Result<Graph, Refusal> {
+        let streams = match order {
+            Order::Apart(_) => 0,
+            Order::Streams(turns) => turns.iter().map(|turn| turn.stream as usize).max().unwrap_or(0),
+        };
+        while self.others.len() < streams {
             let mut stream = std::ptr::null_mut();
             // SAFETY: the context is current; the stream is given back when the backend is dropped.
             unsafe { self.driver.cuStreamCreate(&mut stream, CUstream_flags::CU_STREAM_NON_BLOCKING as u32) }?;
@@ -381,27 +482,77 @@ impl Cuda {
         let calls = || steps.iter().filter(|step| !matches!(step, Step::Kernel { .. }));
         calls().try_for_each(|step| self.launch(step, self.stream))?;
         self.sync()?;
-        let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED as u32;
-        let mut graph = std::ptr::null_mut();
-        let mut exec = std::ptr::null_mut();
         let mut events = Vec::new();
-        // SAFETY: the streams are ours and nothing else is captured on them; a capture that has begun is ended on every path, and the
-        // graph and the events are not needed once it is instantiated.
-        let made = unsafe {
-            driver.cuStreamBeginCapture_v2(self.stream, mode)?;
-            let launched = self.launch_all(steps, orders, &mut events);
-            let ended = driver.cuStreamEndCapture(self.stream, &mut graph);
-            let made = launched.and(ended).and_then(|()| driver.cuGraphInstantiateWithFlags(&mut exec, graph, 0));
-            // Whatever fails, the rest is given back.
-            let destroyed = events.into_iter().map(|event| driver.cuEventDestroy_v2(event)).fold(Ok(()), Result::and);
-            let graph = if graph.is_null() { Ok(()) } else { driver.cuGraphDestroy(graph) };
-            made.map(|()| Graph { driver: Arc::clone(driver), exec })
-                .and_then(|made| destroyed.and(graph).map(|()| made))
-        }?;
+        let made = self.captured(|| match order {
+            Order::Apart(waits) => self.launch_apart(steps, waits),
+            Order::Streams(turns) => self.launch_streams(steps, turns, &mut events),
+        });
+        // SAFETY: the events are ours, and order nothing but the capture.
+        let destroyed = events.into_iter().map(|event| unsafe { driver.cuEventDestroy_v2(event) });
+        let destroyed = destroyed.fold(Ok(()), Result::and);
+        let made = made.and_then(|made| destroyed.map(|()| made))?;
         // SAFETY: it has just been made.
         unsafe { driver.cuGraphUpload(made.exec, self.stream) }?;
         self.sync()?;
         Ok(made)
+    }
+
+    /// What is launched into the first stream, and into streams that it waits for, as a graph.
+    fn captured(&self, launch: impl FnOnce() -> Result<(), Refusal>) -> Result<Graph, Refusal> {
+        let driver = &self.driver;
+        let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED as u32;
+        let (mut graph, mut exec) = (std::ptr::null_mut(), std::ptr::null_mut());
+        // SAFETY: the streams are ours and nothing else is captured on them; a capture that has begun is ended on every path, and the
+        // graph is not needed once it is instantiated.
+        unsafe {
+            driver.cuStreamBeginCapture_v2(self.stream, mode)?;
+            let launched = launch();
+            let ended = driver.cuStreamEndCapture(self.stream, &mut graph);
+            let made = launched.and(ended).and_then(|()| driver.cuGraphInstantiateWithFlags(&mut exec, graph, 0));
+            // Whatever fails, the rest is given back.
+            let given_back = if graph.is_null() { Ok(()) } else { driver.cuGraphDestroy(graph) };
+            let made = made.map(|()| Graph { driver: Arc::clone(driver), exec });
+            made.and_then(|made| given_back.map(|()| made))
+        }
+    }
+
+    /// How long each launch of a record takes, one after another in one graph, by the device's clock. `None` of a record with loops, which is
+    /// several graphs, or with exchanges, which wait for others.
+    pub(super) fn time_each(&self, record: RecordId) -> Result<Option<Vec<Duration>>> {
+        let Some(Record { parts, notes, meets: false, .. }) = self.records.get(record) else { return Ok(None) };
+        let [Part::Steps { numbers, steps, .. }] = &parts[..] else { return Ok(None) };
+        // Marks with nothing between them tell what a mark takes by itself.
+        const EMPTY: usize = 8;
+        let mut times = vec![Duration::ZERO; notes.len()];
+        let marks = self.marks(EMPTY + steps.len() + 1).map_err(failed)?;
+        let graph = self.captured(|| {
+            marks.events[..EMPTY].iter().try_for_each(|event| marks.record(*event, self.stream))?;
+            marks.record(marks.events[EMPTY], self.stream)?;
+            steps.iter().zip(&marks.events[EMPTY + 1..]).try_for_each(|(step, event)| {
+                self.launch(step, self.stream).and_then(|()| marks.record(*event, self.stream))
+            })
+        });
+        let graph = graph.map_err(failed)?;
+        // SAFETY: its addresses lie in segments that stand as long as the record.
+        unsafe { self.driver.cuGraphLaunch(graph.exec, self.stream) }.and_then(|()| self.sync()).map_err(failed)?;
+        let between = marks.times().map_err(failed)?;
+        let empty = between[..EMPTY].iter().min().copied().unwrap_or_default();
+        for (number, time) in numbers.iter().zip(&between[EMPTY..]) {
+            times[*number] += time.saturating_sub(empty);
+        }
+        Ok(Some(times))
+    }
+
+    /// Events that note the device's time.
+    fn marks(&self, count: usize) -> Result<Marks, Refusal> {
+        let mut marks = Marks { driver: Arc::clone(&self.driver), events: Vec::with_capacity(count) };
+        for _ in 0..count {
+            let mut event = std::ptr::null_mut();
+            // SAFETY: the context is current; the event is destroyed with the others.
+            unsafe { self.driver.cuEventCreate(&mut event, 0) }?;
+            marks.events.push(event);
+        }
+        Ok(marks)
     }
 
     /// A launch of a kernel's library call. If the library has no algorithm for it, that is an error, because the plan fixed the schedule.

@@ -1,11 +1,97 @@
-//! Data moves to the device and back through pinned memory of the plan: one half is filled while the other is copied.
+//! Data moves to the device and back through pinned memory of the plan: one half is filled while the other is copied. Data that lies in pinned
+//! memory of its own is copied from where it lies.
 
 use super::api::{Driver, Refusal};
 use crate::staged::{Part, rounds};
-use cudarc::driver::sys::{CUdeviceptr, CUevent, CUstream};
+use cudarc::driver::sys::{CUcontext, CUdevice, CUdeviceptr, CUevent, CUstream};
 use std::ffi::c_void;
+use std::ops::Range;
 use std::ptr::null_mut;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// The addresses of [pinned](Locked) memory.
+pub(super) type Known = Arc<Mutex<Vec<Range<usize>>>>;
+
+/// True if these bytes lie in pinned memory.
+pub(super) fn is_locked(known: &Known, data: &[u8]) -> bool {
+    let place = data.as_ptr_range();
+    let (start, end) = (place.start as usize, place.end as usize);
+    let known = known.lock().unwrap_or_else(PoisonError::into_inner);
+    known.iter().any(|range| range.start <= start && end <= range.end)
+}
+
+/// Pinned memory of the host, for as long as somebody has it.
+pub(super) struct Locked {
+    driver: Arc<Driver>,
+    /// Whose context is retained once more.
+    device: CUdevice,
+    context: CUcontext,
+    memory: *mut u8,
+    bytes: usize,
+    known: Known,
+}
+
+// SAFETY: the memory is this one's alone, and the driver's handles belong to no thread.
+unsafe impl Send for Locked {}
+// SAFETY: as above; whoever has a shared reference only reads.
+unsafe impl Sync for Locked {}
+
+impl Locked {
+    /// Takes `bytes` zero bytes, at least one, in the current context.
+    pub(super) fn new(driver: &Arc<Driver>, device: CUdevice, bytes: usize, known: &Known) -> Result<Locked, Refusal> {
+        let mut context = null_mut();
+        // SAFETY: the context is given back with the memory.
+        unsafe { driver.cuDevicePrimaryCtxRetain(&mut context, device) }?;
+        let (driver, known) = (Arc::clone(driver), Arc::clone(known));
+        let mut locked = Locked { driver, device, context, memory: null_mut(), bytes, known };
+        let mut memory: *mut c_void = null_mut();
+        // SAFETY: the driver sets the pointer to as many bytes, which nobody else has.
+        unsafe {
+            locked.driver.cuMemHostAlloc(&mut memory, bytes, 0)?;
+            locked.memory = memory.cast();
+            locked.memory.write_bytes(0, bytes);
+        }
+        let start = locked.memory as usize;
+        locked.known.lock().unwrap_or_else(PoisonError::into_inner).push(start..start + bytes);
+        Ok(locked)
+    }
+}
+
+impl std::fmt::Debug for Locked {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Locked").field("bytes", &self.bytes).finish_non_exhaustive()
+    }
+}
+
+impl AsRef<[u8]> for Locked {
+    fn as_ref(&self) -> &[u8] {
+        // SAFETY: the memory has as many bytes, and stands as long as this.
+        unsafe { std::slice::from_raw_parts(self.memory, self.bytes) }
+    }
+}
+
+impl AsMut<[u8]> for Locked {
+    fn as_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as above; it is borrowed alone.
+        unsafe { std::slice::from_raw_parts_mut(self.memory, self.bytes) }
+    }
+}
+
+impl Drop for Locked {
+    fn drop(&mut self) {
+        let start = self.memory as usize;
+        self.known.lock().unwrap_or_else(PoisonError::into_inner).retain(|range| range.start != start);
+        // SAFETY: a copy from the memory is over when its call returns; memory and context are given back once, in this order. Nobody could
+        // be told of a refusal.
+        unsafe {
+            let _ = self.driver.cuCtxSetCurrent(self.context);
+            if !self.memory.is_null() {
+                let _ = self.driver.cuMemFreeHost(self.memory.cast());
+            }
+            let _ = self.driver.cuDevicePrimaryCtxRelease_v2(self.device);
+        }
+    }
+}
 
 /// A staging segment.
 pub(super) struct Slot {
@@ -44,6 +130,18 @@ impl Slot {
             }
         }
         Ok(slot)
+    }
+
+    /// Copies `data`, which lies in pinned memory, to `to`, after the work in the stream. Returns when the copy is over.
+    pub(super) fn upload_locked(&mut self, to: CUdeviceptr, data: &[u8], stream: CUstream) -> Result<(), Refusal> {
+        // An event of a half also stands behind the copies from the half.
+        let event = self.halves[self.current].event;
+        // SAFETY: the data stays where it is until the event is over; the caller's destination has room for all of it.
+        unsafe {
+            self.driver.cuMemcpyHtoDAsync_v2(to, data.as_ptr().cast(), data.len(), stream)?;
+            self.driver.cuEventRecord(event, stream)?;
+            self.driver.cuEventSynchronize(event)
+        }
     }
 
     /// Copies `data` to `to`, after the work in the stream. Returns when the data is in the slot.

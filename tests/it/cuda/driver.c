@@ -120,6 +120,8 @@ int cuStreamWaitEvent(void *stream, void *event, unsigned flags) { NEEDS_CONTEXT
 int cuStreamQuery(void *stream) { NEEDS_CONTEXT; FORBIDDEN_IN_CAPTURE; return !stream ? INVALID : unending && *unending ? 600 : OK; }
 int cuStreamSynchronize(void *stream) { NEEDS_CONTEXT; FORBIDDEN_IN_CAPTURE; while (unending && *unending) usleep(1000); return stream ? OK : INVALID; }
 int cuStreamBeginCapture_v2(void *stream, unsigned mode) { NEEDS_CONTEXT; FORBIDDEN_IN_CAPTURE; capturing = 1; captured.launched = captured.works = 0; return stream ? OK : INVALID; }
+int cuStreamGetCaptureInfo_v2(void *stream, unsigned *status, unsigned long long *id, void **graph, void *const **nodes, size_t *count) { *nodes = 0; *count = 0; return capturing && stream ? OK : INVALID; }
+int cuStreamUpdateCaptureDependencies(void *stream, void **nodes, size_t count, unsigned flags) { return capturing && stream && flags == 1 ? OK : INVALID; }
 int cuStreamEndCapture(void *stream, void **graph) { if (!capturing) return INVALID; capturing = 0; *graph = memcpy(malloc(sizeof captured), &captured, sizeof captured); return OK; }
 int cuGraphInstantiateWithFlags(void **exec, void *from, unsigned long long flags) {
     used += 65536;
@@ -156,6 +158,7 @@ int cuLaunchKernel(void *function, unsigned x, unsigned y, unsigned z, unsigned 
 }
 int cuEventCreate(void **event, unsigned flags) { NEEDS_CONTEXT; *event = malloc(1); return OK; }
 int cuEventDestroy_v2(void *event) { free(event); return OK; }
+int cuEventRecordWithFlags(void *event, void *stream, unsigned flags) { NEEDS_CONTEXT; return event && stream && flags == 1 ? OK : INVALID; }
 int cuEventRecord(void *event, void *stream) { NEEDS_CONTEXT; return event && stream ? OK : INVALID; }
 int cuEventSynchronize(void *event) { NEEDS_CONTEXT; return event ? OK : INVALID; }
 int cuEventElapsedTime(float *milliseconds, void *start, void *end) { *milliseconds = 0.5f; return OK; }
