@@ -93,7 +93,7 @@ pub(crate) use plimsoll_plan as plan;
 #[cfg(feature = "cli")]
 pub(crate) use plimsoll_run::whole;
 pub(crate) use plimsoll_run::{
-    advise, backend, decoder, driver_memory, eager, exec, fit, model, reserve, session, settings, train, tune,
+    advise, backend, decoder, driver_memory, eager, exec, fit, model, reserve, roofline, session, settings, train, tune,
 };
 
 #[cfg(feature = "cli")]

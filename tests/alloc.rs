@@ -251,7 +251,7 @@ fn rows_made_ready_ahead_allocate_nothing() {
     npy::write(&path, &Tensor::from_f64(DType::U8, [64, 300], &values)).expect("it is written");
     let rows = Rows::open(&path).expect("it is an array of rows");
     let facts = [DType::F32, DType::U8].map(|dtype| Fact::new(dtype, [8, 300]));
-    let mut ahead = Prefetch::new(&facts, vec![0; 8 * 300 * 5]);
+    let mut ahead = Prefetch::new(&facts, Box::new(vec![0; 8 * 300 * 5]));
     let columns = || [&rows, &rows].into_iter();
     let batch = |at: usize| Batch { order: Order::new(64, Some(1), 0), first: at % 8 * 8, count: 8 };
     let mut turns = |turns: usize| {

@@ -12,6 +12,7 @@ use crate::figures::count;
 use crate::file;
 use crate::plan::{self, Class, Plan, Port, View};
 use crate::report::{self, Table, TimedStep};
+use crate::roofline::Roofs;
 use crate::session::{Session, SessionProgram};
 use crate::tensor::Tensor;
 use clap::Args;
@@ -44,6 +45,8 @@ timed_step
   bytes int
   median_us number
   share number|null
+  roof? number
+  bound? text
 at_once
   ..subject
   model text
@@ -63,6 +66,8 @@ updates
   model text
   device text
   steps_per_second number
+  replay_median_ms number
+  replay_min_ms number
   iters int
   steps? [timed_step]
 bindings
@@ -89,6 +94,9 @@ bytes
   allocations_in_load int
   allocations_in_runs int
 ";
+
+/// What is timed.
+const WAYS: &str = "whole runs write the inputs, run the steps and read the outputs; steps alone are without both\n";
 
 #[derive(Args)]
 #[command(mut_arg("warmup", |flag| flag.long("rate-warmup").hide(true)))]
@@ -120,10 +128,14 @@ pub(super) struct Bench {
     /// Time runs for this time (500ms, 10s, 2min), instead of a number of runs.
     #[arg(long, value_name = "TIME", value_parser = args::duration, conflicts_with = "iters")]
     duration: Option<Duration>,
-    /// After the runs, time each step by itself: a table of their algorithms, the bytes that they read and write, and their median times. With
-    /// --train, the steps of all parts of an update; with --at, those of each extent; of runs at once, those of one run by itself.
+    /// After the runs, time each step: a table of their algorithms, the bytes that they read and write, and their median times, within a run by the
+    /// clock of a CUDA device, else one by one. With --train, the steps of all parts of an update; with --at, those of each extent; of runs at once, those of one run by itself.
     #[arg(long)]
     steps: bool,
+    /// Tell for each of the --steps its share of the device's rate of copies, or of products, whichever bounds it: both rates are measured, with
+    /// memory that is given back.
+    #[arg(long, requires = "steps")]
+    roofline: bool,
     /// Draw memory over steps with the time that each takes by itself, as one HTML file that needs no network.
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
@@ -227,9 +239,8 @@ impl Bench {
         let rate = format!("in a second: {per_second:.1} runs{items}\n");
         let (before, after) = (loaded.allocations, usage.allocations - loaded.allocations);
         let runs = u64::from(self.warmup) + 2 * whole.count;
-        let ways = "whole runs write the inputs, run the steps and read the outputs; steps alone are without both\n";
         let head = format!(
-            "{} on {}\n\n{table}{ways}{rate}\nallocations: {before} when loading, {after} in {}\n\n",
+            "{} on {}\n\n{table}{WAYS}{rate}\nallocations: {before} when loading, {after} in {}\n\n",
             subject.heading(),
             session.device(),
             count(runs, "run")
@@ -272,7 +283,7 @@ impl Bench {
         }
         let (times, notes) =
             session.with(|exec| Ok::<_, Error>((exec.profile(inputs, self.rounds())?, exec.notes())))?;
-        Ok(Some(TimedStep::of(plan, &times, &notes)))
+        Ok(Some(TimedStep::of(plan, &times, &notes, self.roofs(plan)?.as_ref())))
     }
 
     /// Draws what was timed, if a flag asks for it.
@@ -411,6 +422,11 @@ impl Part<'_> {
         Ok(())
     }
 
+    /// Runs the steps alone, on the inputs that are written before.
+    fn replay(&self) -> Result<Duration> {
+        self.program.selected(&self.binding, |exec| exec.write(&self.inputs).and_then(|()| exec.time()))?
+    }
+
     /// True if a given input is one of its own, of its shape.
     fn takes(&self, given: &Given) -> bool {
         takes(&self.plan.programs[0], given)
@@ -424,6 +440,21 @@ fn takes(program: &plan::Program, given: &Given) -> bool {
 impl Lane<'_> {
     fn run(&self) -> Result<()> {
         self.parts.iter().try_for_each(Part::run)
+    }
+
+    /// How long the steps take alone.
+    fn replay(&self) -> Result<Duration> {
+        self.parts.iter().map(Part::replay).sum()
+    }
+
+    /// Puts the inputs where the device copies them from, as a training has its rows.
+    fn within_reach(mut self) -> Result<Self> {
+        for Part { program, binding, inputs, .. } in &mut self.parts {
+            let reached =
+                |exec: &mut Exec| inputs.iter().map(|input| exec.within_reach(input)).collect::<Result<Vec<_>>>();
+            *inputs = program.selected(binding, reached)??;
+        }
+        Ok(self)
     }
 }
 
@@ -448,7 +479,7 @@ impl Bench {
         given: &[Given],
         json: bool,
     ) -> Result<String, Failure> {
-        let lane = self.lane(session, given)?;
+        let lane = self.lane(session, given)?.within_reach()?;
         let loaded = session.usage();
         let mut times = Vec::new();
         let done = self.rounds_of("updates", |counts| {
@@ -458,6 +489,7 @@ impl Bench {
             Ok(())
         })?;
         let times = Times::new(times);
+        let alone = Times::new((0..times.count).map(|_| lane.replay()).collect::<Result<_>>()?);
         let (usage, plan) = (session.usage(), session.plan());
         let timed = self.steps_of(&lane)?;
         self.draw(subject, timed.iter().cloned(), session)?;
@@ -473,6 +505,8 @@ impl Bench {
                 "max_ms": times.max,
                 "p90_ms": times.p90,
                 "p99_ms": times.p99,
+                "replay_median_ms": alone.median,
+                "replay_min_ms": alone.min,
                 "iters": done,
                 "planned_bytes": plan.bytes(),
                 "allocated_bytes": usage.bytes,
@@ -490,12 +524,13 @@ impl Bench {
         let noun = if self.program.is_empty() { "update" } else { "run" };
         table.row(Times::heading(&count(done, noun)));
         table.row(times.row(&format!("{per_second:.1} per second")));
+        table.row(alone.row("steps alone"));
         let head = format!(
-            "{} on {}\n\n{table}\nallocations: {} when loading, {allocations} in {}\n\n",
+            "{} on {}\n\n{table}{WAYS}\nallocations: {} when loading, {allocations} in {}\n\n",
             subject.heading(),
             session.device(),
             loaded.allocations,
-            count(u64::from(self.warmup) + done, noun)
+            count(u64::from(self.warmup) + 2 * done, noun)
         );
         Ok(head + &steps + &report::memory(plan.first(), Some(usage)) + &report::overhead(&session.overhead()))
     }
@@ -509,12 +544,18 @@ impl Bench {
             let profile = |exec: &mut Exec| Ok::<_, Error>((exec.profile(inputs, self.rounds())?, exec.notes()));
             let (times, notes) = program.selected(binding, profile)??;
             let name = if binding.is_empty() { plan.programs[0].name.clone() } else { label(binding) };
-            Ok((name, plan.first(), TimedStep::of(plan.first(), &times, &notes)))
+            Ok((name, plan.first(), TimedStep::of(plan.first(), &times, &notes, self.roofs(plan.first())?.as_ref())))
         };
         lane.parts.iter().map(profiled).collect()
     }
 
-    /// The number of times that each step is timed by itself.
+    /// The rates of the device, if they are asked for.
+    fn roofs(&self, plan: View) -> Result<Option<Roofs>> {
+        let measure = || Roofs::measure(&self.model.options(&self.on)?, plan);
+        self.roofline.then(measure).transpose()
+    }
+
+    /// The number of times that each step is timed.
     fn rounds(&self) -> u32 {
         const MOST: u32 = 20;
         self.iters.min(MOST)

@@ -130,6 +130,10 @@ pub(super) struct Train {
     /// rows. It changes neither the plan nor its bytes.
     #[arg(long, value_name = "FILE")]
     log: Option<PathBuf>,
+    /// Read the loss every N steps, and behind each epoch: until then nothing waits for the device. A step between whose loss is not finite changes
+    /// no weight, and nobody is told. --log has the steps that are read.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
+    log_every: u64,
     /// Draw the losses over the steps, and the memory of a step, as one HTML file that needs no network.
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
@@ -357,18 +361,25 @@ impl Train {
         let (begin, first) = (Instant::now(), course.place.step);
         for step in first..course.steps {
             let start = Instant::now();
-            let shown = trainer.step(&course.data, step, course.seed)?;
-            if let Some(log) = &mut course.log {
-                log.write(step, &shown, start.elapsed(), trainer.session().usage().bytes)?;
+            if (step + 1).is_multiple_of(self.log_every) || course.would_end_epoch(step + 1) {
+                let shown = trainer.step(&course.data, step, course.seed)?;
+                if let Some(log) = &mut course.log {
+                    log.write(step, &shown, start.elapsed(), trainer.session().usage().bytes)?;
+                }
+                if trainer.refuses(&shown) {
+                    return Err(refusal(trainer, &course.data, step, course.seed, &shown)?);
+                }
+                course.push(&shown);
+                let elapsed = begin.elapsed();
+                let (loss, rate, share) = (shown.loss, shown.rate, percent(course.seen.waited, elapsed));
+                let pace = (course.place.step - first) as f64 / elapsed.as_secs_f64();
+                bar.set_message(format!(
+                    "loss {loss:.4}  lr {rate:.1e}  {pace:.1} steps/s  data {share:.0} %  {bytes}"
+                ));
+            } else {
+                let waited = trainer.unseen_step(&course.data, step, course.seed)?;
+                course.pass(waited);
             }
-            if trainer.refuses(&shown) {
-                return Err(refusal(trainer, &course.data, step, course.seed, &shown)?);
-            }
-            course.push(&shown);
-            let elapsed = begin.elapsed();
-            let (loss, rate, share) = (shown.loss, shown.rate, percent(course.seen.waited, elapsed));
-            let pace = (course.place.step - first) as f64 / elapsed.as_secs_f64();
-            bar.set_message(format!("loss {loss:.4}  lr {rate:.1e}  {pace:.1} steps/s  data {share:.0} %  {bytes}"));
             bar.inc(1);
             if course.ends_epoch() {
                 let (sum, steps) = std::mem::take(&mut course.seen.epoch);
@@ -467,8 +478,10 @@ struct Seen {
     losses: Losses,
     /// The loss of the last step, if one ran.
     loss: Option<f32>,
-    /// The sum of the losses of the epoch so far, and their number.
+    /// The sum of the losses of the epoch that were read so far, and their number.
     epoch: (f64, u64),
+    /// The number of steps since a loss was read.
+    unread: u64,
     /// The last validation.
     score: Option<Score>,
     /// The time that its steps waited for their rows, and the time of all.
@@ -477,13 +490,20 @@ struct Seen {
 }
 
 impl Course<'_> {
+    /// Counts a step whose figures were read. Its loss stands for those before it that were not.
     fn push(&mut self, shown: &Shown) {
-        self.place.step += 1;
+        self.pass(shown.waited);
         self.seen.loss = Some(shown.loss);
         self.seen.epoch.0 += f64::from(shown.loss);
         self.seen.epoch.1 += 1;
-        self.seen.waited += shown.waited;
-        self.seen.losses.push(shown.loss);
+        (0..std::mem::take(&mut self.seen.unread)).for_each(|_| self.seen.losses.push(shown.loss));
+    }
+
+    /// Counts a step.
+    fn pass(&mut self, waited: Duration) {
+        self.place.step += 1;
+        self.seen.unread += 1;
+        self.seen.waited += waited;
     }
 
     fn validated(&mut self, score: Score) {
@@ -498,7 +518,12 @@ impl Course<'_> {
 
     /// True if the last step ended an epoch, or the training.
     fn ends_epoch(&self) -> bool {
-        self.place.step.is_multiple_of(self.per_epoch.max(1)) || self.place.step == self.steps
+        self.would_end_epoch(self.place.step)
+    }
+
+    /// True if an epoch, or the training, ends behind so many steps.
+    fn would_end_epoch(&self, step: u64) -> bool {
+        step.is_multiple_of(self.per_epoch.max(1)) || step == self.steps
     }
 
     /// Writes the checkpoint with the least validation loss, if the last step gave it, and the one that `is_due`.

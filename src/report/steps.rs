@@ -3,6 +3,7 @@
 use super::{Table, grouped};
 use crate::plan::tell::timeline::Timeline;
 use crate::plan::{BufferIdx, Class, KernelIdx, StepIdx, View};
+use crate::roofline::Roofs;
 use serde::Serialize;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
@@ -47,20 +48,32 @@ pub struct TimedStep {
     pub median_us: f64,
     /// The share of the time of all steps; 0 to 1.
     pub share: f64,
+    /// The share of the roof that is lower for it: of the rate of copies, or of products.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub roof: Option<f64>,
+    /// The roof: copies or products.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bound: Option<&'static str>,
 }
 
 impl TimedStep {
     /// The steps of a plan. `times` and `notes` have one entry per step.
-    pub fn of(plan: View, times: &[Duration], notes: &[String]) -> Vec<TimedStep> {
+    pub fn of(plan: View, times: &[Duration], notes: &[String], roofs: Option<&Roofs>) -> Vec<TimedStep> {
         let all: Duration = times.iter().sum();
         let steps = plan.steps.iter().zip(times.iter().zip(notes)).enumerate();
-        let timed = steps.map(|(number, (step, (time, note)))| TimedStep {
-            step: number,
-            node: step.name.clone(),
-            algorithm: note.clone(),
-            bytes: step.reads.iter().chain(&step.writes).map(|&b| plan.buffers[b].bytes).sum(),
-            median_us: time.as_secs_f64() * 1e6,
-            share: time.as_secs_f64() / all.as_secs_f64(),
+        let timed = steps.map(|(number, (step, (time, note)))| {
+            let bytes = step.reads.iter().chain(&step.writes).map(|&b| plan.buffers[b].bytes).sum();
+            let reached = roofs.map(|roofs| roofs.reached(&plan.kernels[step.kernel], bytes, *time));
+            TimedStep {
+                step: number,
+                node: step.name.clone(),
+                algorithm: note.clone(),
+                bytes,
+                median_us: time.as_secs_f64() * 1e6,
+                share: time.as_secs_f64() / all.as_secs_f64(),
+                roof: reached.map(|reached| reached.share),
+                bound: reached.map(|reached| if reached.multiplies { "products" } else { "copies" }),
+            }
         });
         timed.collect()
     }
@@ -70,14 +83,17 @@ impl TimedStep {
 pub fn timed_steps(steps: &[TimedStep]) -> String {
     let mut sorted: Vec<&TimedStep> = steps.iter().collect();
     sorted.sort_by(|a, b| b.median_us.total_cmp(&a.median_us));
-    let mut table = Table::new("><<>>>");
-    table.row(["step", "node", "algorithm", "bytes", "median", "share"]);
-    for TimedStep { step, node, algorithm, bytes, median_us, share } in sorted {
+    let with_roofs = steps.iter().any(|step| step.roof.is_some());
+    let mut table = Table::new(if with_roofs { "><<>>>>" } else { "><<>>>" });
+    let heading = ["step", "node", "algorithm", "bytes", "median", "share", "of the roof"];
+    table.row(heading.into_iter().take(if with_roofs { 7 } else { 6 }));
+    for TimedStep { step, node, algorithm, bytes, median_us, share, roof, bound } in sorted {
         let (bytes, time, share) = (grouped(*bytes), format!("{median_us:.1} us"), format!("{:.1} %", 100.0 * share));
-        table.row([step.to_string(), node.clone(), algorithm.clone(), bytes, time, share]);
+        let roof = roof.zip(*bound).map(|(share, of)| format!("{:.0} % of {of}", 100.0 * share));
+        table.row([step.to_string(), node.clone(), algorithm.clone(), bytes, time, share].into_iter().chain(roof));
     }
     let all: f64 = steps.iter().map(|step| step.median_us).sum();
-    format!("{table}all steps one by one: {:.3} ms\n", all / 1e3)
+    format!("{table}all steps, one after another: {:.3} ms\n", all / 1e3)
 }
 
 /// The kernel of each step and its algorithm. `notes` has one entry per step.

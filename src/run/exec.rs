@@ -1,6 +1,6 @@
 //! Loads a plan on a backend and replays it. Decides nothing.
 
-use crate::backend::{Backend, KernelId, Launch, RecordId, SegmentId, Slice};
+use crate::backend::{Backend, HostMemory, KernelId, Launch, RecordId, SegmentId, Slice, host_memory};
 use crate::constant::Constant;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -381,6 +381,23 @@ impl Exec {
         plan.views().nth(*number).expect("it is loaded")
     }
 
+    /// A tensor in memory of the host from which the device copies it without a detour, beside the plan.
+    ///
+    /// # Errors
+    /// When the host has not so much.
+    pub fn within_reach(&mut self, tensor: &Tensor) -> Result<Tensor> {
+        struct Reached(Box<dyn HostMemory>);
+        impl AsRef<[u8]> for Reached {
+            fn as_ref(&self) -> &[u8] {
+                (*self.0).as_ref()
+            }
+        }
+        let bytes = tensor.bytes();
+        let mut memory = self.backend.host_memory(bytes.len() as u64, "an input")?;
+        (*memory).as_mut().copy_from_slice(bytes);
+        Tensor::new(tensor.dtype(), tensor.shape().clone(), bytes::Bytes::from_owner(Reached(memory)))
+    }
+
     /// The device.
     pub fn backend(&self) -> &dyn Backend {
         &*self.backend
@@ -434,8 +451,8 @@ impl Exec {
         Ok(time)
     }
 
-    /// Runs the steps one by one, in order, so many times. Returns how long each took by itself, the median of its times. States stay as they
-    /// are.
+    /// Runs the steps so many times. Returns how long each takes, the median of its times: within a run by the device's clock if it has one that
+    /// tells, and else one by one. States stay as they are.
     ///
     /// # Errors
     /// As [`write`](Self::write), and when the device fails.
@@ -444,15 +461,28 @@ impl Exec {
     /// When no round is asked for.
     pub fn profile(&mut self, inputs: &[Tensor], rounds: u32) -> Result<Vec<Duration>> {
         let state = self.keep_state()?;
-        let records = self.record_steps()?;
-        let mut times = vec![Vec::with_capacity(rounds as usize); records.len()];
+        let mut times = vec![Vec::with_capacity(rounds as usize); self.plan().steps.len()];
+        let mut records = None;
         // The first round is not counted: devices and drivers prepare much when a kernel first runs.
         for round in 0..=rounds {
             self.write(inputs)?;
             self.ready &= !self.loaded[self.current].consumes;
-            for (times, record) in times.iter_mut().zip(&records) {
-                let time = self.backend.time(*record)?;
-                times.extend((round > 0).then_some(time));
+            let within = match &records {
+                None => self.backend.time_launches(self.loaded[self.current].record)?,
+                Some(_) => None,
+            };
+            let found = match within {
+                Some(within) => within,
+                None => {
+                    let records = match &mut records {
+                        Some(records) => records,
+                        none => none.insert(self.record_steps()?),
+                    };
+                    records.iter().map(|record| self.backend.time(*record)).collect::<Result<_>>()?
+                }
+            };
+            for (times, time) in times.iter_mut().zip(found).filter(|_| round > 0) {
+                times.push(time);
             }
             self.restore_state(&state)?;
             tracing::debug!(round, steps = times.len(), "profiled");
@@ -673,19 +703,6 @@ pub(crate) fn write_initial(
         let bytes = CHUNK.min(at.bytes - offset);
         backend.write(Slice { offset: at.offset + offset, bytes, ..at }, &zeros[..bytes as usize])
     })
-}
-
-/// Bytes of the host's memory for what the error names.
-///
-/// # Errors
-/// When the host has not so many.
-pub(crate) fn host_memory(bytes: u64, what: &str) -> Result<Vec<u8>> {
-    let refused = || Error::Memory { what: what.into(), needed: bytes, file: None };
-    let len = usize::try_from(bytes).map_err(|_| refused())?;
-    let mut memory = Vec::new();
-    memory.try_reserve_exact(len).map_err(|_| refused())?;
-    memory.resize(len, 0);
-    Ok(memory)
 }
 
 fn lasting<'a>(states: &'a mut [Lasting], elsewhere: &'a mut [Lasting], name: &str) -> Result<&'a mut Lasting> {

@@ -9,6 +9,7 @@ pub mod exec;
 pub mod fit;
 pub mod model;
 pub mod reserve;
+pub mod roofline;
 pub mod session;
 pub mod settings;
 pub mod train;

@@ -1221,7 +1221,7 @@ fn steps_are_timed() {
     let text = ok(args);
     let rows: Vec<&str> = text.lines().skip_while(|line| !line.starts_with("step ")).take(1 + steps.len()).collect();
     assert!(rows[0].ends_with("share") && rows.iter().any(|row| row.contains("/stem/stem.2/Relu")), "{text}");
-    assert!(text.contains("all steps one by one: "), "{text}");
+    assert!(text.contains("all steps, one after another: "), "{text}");
     let drawn = std::fs::read_to_string(&page).expect("it is written");
     let data = drawn.split_once("id=\"data\">").expect("it has data").1.split_once("</script>").expect("it ends").0;
     let data = parsed(data);
@@ -1231,6 +1231,14 @@ fn steps_are_timed() {
         "{}",
         data["title"]
     );
+    // Beside the rates of the device.
+    let found = ok_json(&[args[0], CPU, &["--roofline"]]);
+    let bounds: Vec<&str> =
+        found["steps"].as_array().expect("a list").iter().filter_map(|s| s["bound"].as_str()).collect();
+    assert_eq!(bounds.len(), steps.len());
+    assert!(bounds.contains(&"products") && bounds.contains(&"copies"), "{bounds:?}");
+    let text = ok(&[args[0], CPU, &["--roofline"]]);
+    assert!(text.contains("of the roof") && text.contains(" % of products"), "{text}");
 }
 
 /// An item is what a batch has several of: rows that the inputs share, or that one shares with the outputs.

@@ -235,6 +235,44 @@ fn a_log_has_the_time_that_a_step_waits() {
     assert!((total - sum).abs() < 1e-9 && total > 0.0, "{total} and {sum}");
 }
 
+/// Whoever reads the loss of few steps gets the losses and the weights of one who reads all.
+#[test]
+fn losses_may_be_read_now_and_then() {
+    let folder = Folder::new("now-and-then");
+    drop(data(&folder, DType::F32, FEW, None));
+    let [x, y] = ["x.npy", "y.npy"].map(|name| folder.path(name));
+    let run = |every: &str, parts: &str| {
+        let [model, log] = ["model.onnx", "log.jsonl"].map(|name| folder.path(&format!("{every}-{parts}-{name}")));
+        let found = ok(&[
+            &[
+                "train", LINEAR, "--data", &x, "--labels", &y, "--loss", "mse", "--lr", "0.01", "--batch", "12",
+                "--json",
+            ],
+            &["--steps", "7", "--backend", "cpu", "--accumulate", parts, "--log-every", every, "--log", &log],
+            &["--output", &model],
+        ]);
+        let losses = std::fs::read_to_string(log).expect("it is written");
+        let losses = losses.lines().map(|line| {
+            let step: serde_json::Value = serde_json::from_str(line).expect("an object");
+            (step["step"].as_u64().expect("a number"), step["loss"].clone())
+        });
+        let losses: Vec<_> = losses.collect();
+        (printed(&["train"], &found)["loss"].clone(), losses, std::fs::read(model).expect("it is written"))
+    };
+    for parts in ["1", "3"] {
+        let (last, all, weights) = run("1", parts);
+        assert_eq!(all.iter().map(|(step, _)| *step).collect::<Vec<_>>(), [0, 1, 2, 3, 4, 5, 6]);
+        let (own, few, same) = run("3", parts);
+        assert!(own == last && same == weights, "{parts} parts");
+        // An epoch has so many batches; what ends one is read, and so is the last step.
+        let epoch = FEW as u64 / 12;
+        let is_read = |step: &u64| (step + 1).is_multiple_of(3) || (step + 1).is_multiple_of(epoch) || *step == 6;
+        let expected: Vec<_> = all.into_iter().filter(|(step, _)| is_read(step)).collect();
+        assert_eq!(few, expected, "{parts} parts");
+        assert!(few.len() < 7, "{few:?}");
+    }
+}
+
 /// Bytes of anonymous memory, and threads, once there are at most `threads`.
 #[cfg(target_os = "linux")]
 fn held(threads: usize) -> (u64, usize) {
@@ -293,7 +331,7 @@ fn a_slot_has_what_was_asked_for() {
             bytes
         })
     };
-    let mut ahead = Prefetch::new(&facts, vec![0; 4 * 11 * 4]);
+    let mut ahead = Prefetch::new(&facts, Box::new(vec![0; 4 * 11 * 4]));
     for at in 0..200 {
         let wanted = batch(at % 5 * 4, at as u64 / 20);
         ahead.wait(rows(), wanted).expect("they are finite");

@@ -66,6 +66,7 @@ const LAYERS: &[&[&str]] = &[
         "driver_memory",
         "advise",
         "fit",
+        "roofline",
         "report",
         "cli",
     ],

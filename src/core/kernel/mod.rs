@@ -97,6 +97,11 @@ pub struct Prologue {
     pub body: Body,
 }
 
+/// The number of elements of these extents, or the largest number.
+pub fn elements(extents: &[usize]) -> u64 {
+    extents.iter().fold(1, |all, &extent| all.saturating_mul(extent as u64))
+}
+
 impl Kernel {
     /// The operands that `body` reads beside the core value.
     pub fn further(&self) -> Range<usize> {
@@ -138,6 +143,25 @@ impl Kernel {
             return DType::I32;
         }
         if multiplies && dtype.is_byte() { DType::I32 } else { dtype }
+    }
+
+    /// The products that it adds up, if that is its work; of a window at the border, those beyond it, too.
+    pub fn multiply_adds(&self) -> Option<u64> {
+        let size = elements(&self.shape);
+        let extents = |operand: usize| self.reads.get(operand).map(|operand| &operand.access.shape[..]);
+        let inner = match &self.template {
+            Template::MatMul => extents(0)?.last().map_or(1, |&k| k as u64),
+            Template::Conv { .. } => elements(extents(1)?.get(1..)?),
+            // Each element of the data meets as many weights.
+            Template::ConvTranspose { .. } => {
+                return Some(elements(extents(0)?).saturating_mul(elements(extents(1)?.get(1..)?)));
+            }
+            // Parts share the positions; the channels of the result are in its size already.
+            Template::ConvFilters { .. } => elements(extents(1)?) / elements(self.shape.get(..2)?).max(1),
+            Template::Attention { .. } => 2 * extents(1)?.iter().rev().nth(1).map_or(1, |&n| n as u64),
+            _ => return None,
+        };
+        Some(size.saturating_mul(inner.max(1)))
     }
 
     /// The kernel's content as a text: equal kernels have equal texts.

@@ -1,7 +1,7 @@
 //! Runs whose inputs come from, and whose outputs go to, memory of the caller.
 
-use super::{Exec, count, fits, host_memory, indexes_fit, port_place, read_ports};
-use crate::backend::{Kind, Outside, Place, Slice};
+use super::{Exec, count, fits, indexes_fit, port_place, read_ports};
+use crate::backend::{Kind, Outside, Place, Slice, host_memory};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::plan::Port;

@@ -10,6 +10,7 @@
 
 use super::data::{Order, Rows};
 use super::loss::{IGNORED, PADDING};
+use crate::backend::HostMemory;
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::op::Fact;
@@ -55,7 +56,7 @@ impl Batch {
 #[derive(Debug)]
 struct Slot {
     columns: Vec<Column>,
-    bytes: Vec<u8>,
+    bytes: Box<dyn HostMemory>,
     batch: Option<Batch>,
     /// The result of filling it.
     filled: Result<()>,
@@ -87,7 +88,7 @@ impl Slot {
     fn fill(&mut self) {
         let Slot { columns, bytes, batch, filled } = self;
         let Some(batch) = *batch else { return };
-        let last = columns.len() - 1;
+        let (bytes, last) = ((**bytes).as_mut(), columns.len() - 1);
         let fill = |(number, Column { rows, fact, range }): (usize, &Column)| match rows {
             Some(rows) => batch.fill(rows, number == last, fact, &mut bytes[range.clone()]),
             None => Ok(()),
@@ -113,7 +114,7 @@ impl Prefetch {
     ///
     /// # Panics
     /// When the memory is too small.
-    pub fn new(facts: &[Fact], bytes: Vec<u8>) -> Prefetch {
+    pub fn new(facts: &[Fact], bytes: Box<dyn HostMemory>) -> Prefetch {
         let mut end = 0;
         let columns = facts.iter().map(|fact| {
             let start = end;
@@ -121,7 +122,8 @@ impl Prefetch {
             Column { rows: None, fact: fact.clone(), range: start..end }
         });
         let columns: Vec<Column> = columns.collect();
-        assert!(end <= bytes.len(), "the slot of {} bytes holds {end} of a micro-batch", bytes.len());
+        let room = (*bytes).as_ref().len();
+        assert!(end <= room, "the slot of {room} bytes holds {end} of a micro-batch");
         let (ask, asked) = sync_channel::<Slot>(1);
         let (give, back) = sync_channel(1);
         let work = move || {
@@ -172,7 +174,8 @@ impl Prefetch {
     /// When the slot was given away since.
     pub fn columns(&self) -> impl Iterator<Item = (&Fact, &[u8])> {
         let slot = self.slot.as_ref().expect("it was waited for");
-        slot.columns.iter().map(|column| (&column.fact, &slot.bytes[column.range.clone()]))
+        let bytes = (*slot.bytes).as_ref();
+        slot.columns.iter().map(|column| (&column.fact, &bytes[column.range.clone()]))
     }
 
     /// Takes the slot back from the thread.

@@ -7,11 +7,10 @@ use super::init::{self, Init};
 use super::loss::usual_class_axis;
 use super::prefetch::{Batch, Prefetch};
 use super::{LABELS, Loss, Outline, Programs, Schedule, Training, check_rows, of_model};
-use crate::backend::Place;
+use crate::backend::{HostMemory, Place};
 use crate::dtype::DType;
 use crate::error::{Error, Result, ensure};
 use crate::exec::finite::NotFinite;
-use crate::exec::{Exec, host_memory};
 use crate::onnx::{self, Model};
 use crate::op::Fact;
 use crate::session::{self, Options, Session};
@@ -250,9 +249,12 @@ impl Trainer {
         let own = Own::of(&session)?;
         let facts: Vec<Fact> = facts.into_iter().map(|fact| own.part(fact)).collect();
         // A device with memory of its own plans that alone: the slot is the host's.
-        let planned = session.with(Exec::take_prefetch);
         let host = host_bytes(session.plan());
-        let slot = if host > 0 { Some(host_memory(host - PREFETCH_STACK, "the next rows")?) } else { planned };
+        let slot = session.with(|exec| match exec.take_prefetch() {
+            Some(planned) => Ok(Some(Box::new(planned) as Box<dyn HostMemory>)),
+            None if host == 0 => Ok(None),
+            None => exec.backend_mut().host_memory(host - PREFETCH_STACK, "the next rows").map(Some),
+        })?;
         let ahead = slot.map(|slot| Prefetch::new(&facts, slot));
         init.unknown.retain(|(name, _)| outline.trained.contains(name));
         let undrawn = std::mem::take(&mut init.unknown);
@@ -378,16 +380,38 @@ impl Trainer {
     /// When a row is not finite, or the device fails.
     pub fn step(&mut self, data: &Data, number: u64, seed: Option<u64>) -> Result<Shown> {
         let mut shown = [[0u8; 4]; 3];
+        let waited = self.parts(data, number, seed, Some(&mut shown))?;
+        let [loss, rate, norm] = shown.map(f32::from_le_bytes);
+        Ok(Shown { loss, rate, norm, waited })
+    }
+
+    /// As [`step`](Self::step), but nothing waits for the device: its figures are not read. If its loss is not finite, nobody learns it. Returns
+    /// how long it has waited for its rows.
+    ///
+    /// # Errors
+    /// As [`step`](Self::step).
+    pub fn unseen_step(&mut self, data: &Data, number: u64, seed: Option<u64>) -> Result<Duration> {
+        self.parts(data, number, seed, None)
+    }
+
+    /// Runs the parts of a step, and reads the figures of the last one if that is wanted. Returns how long they have waited for their rows.
+    fn parts(
+        &mut self,
+        data: &Data,
+        number: u64,
+        seed: Option<u64>,
+        mut shown: Option<&mut [[u8; 4]; 3]>,
+    ) -> Result<Duration> {
         let mut waited = Duration::ZERO;
         let parts = self.training.accumulate;
         for part in 0..parts {
             let next = if part + 1 < parts { (number, part + 1) } else { (number + 1, 0) };
             let [batch, next] = [(number, part), next].map(|(number, part)| self.batch(data, number, part, seed));
             let program = self.program(part);
-            waited += self.run(data, batch, Some(next), program, ["loss", "lr", "grad_norm"], &mut shown)?;
+            let shown = shown.as_deref_mut().filter(|_| part + 1 == parts);
+            waited += self.run(data, batch, Some(next), program, ["loss", "lr", "grad_norm"], shown)?;
         }
-        let [loss, rate, norm] = shown.map(f32::from_le_bytes);
-        Ok(Shown { loss, rate, norm, waited })
+        Ok(waited)
     }
 
     /// The first value of a step that is not finite, found by running the step again on the same rows. Its weights are still those of the first
@@ -494,7 +518,7 @@ impl Trainer {
         for first in (0..rows).step_by(micro) {
             let mut shown = [[0u8; 4]; 3];
             let next = (first + micro < rows).then(|| batch(first + micro));
-            self.run(data, batch(first), next, "evaluate", ["loss", "count", "correct"], &mut shown)?;
+            self.run(data, batch(first), next, "evaluate", ["loss", "count", "correct"], Some(&mut shown))?;
             let [own, number, right] = shown.map(|bytes| f64::from(f32::from_le_bytes(bytes)));
             // The labels of classes tell which count. Of other losses, all elements of a row do.
             let share = if judges_classes { 1.0 } else { batch(first).count as f64 / micro as f64 };
@@ -503,7 +527,8 @@ impl Trainer {
         Ok(Score { loss: loss / count, accuracy: judges_classes.then_some(correct / count) })
     }
 
-    /// Runs a program on some rows, and has the next ones made ready meanwhile. Returns how long it has waited for the rows.
+    /// Runs a program on some rows, and has the next ones made ready meanwhile. Reads the named outputs if that is wanted. Returns how long it
+    /// has waited for the rows.
     fn run(
         &mut self,
         data: &Data,
@@ -511,7 +536,7 @@ impl Trainer {
         next: Option<Batch>,
         program: &str,
         names: [&str; 3],
-        shown: &mut [[u8; 4]; 3],
+        shown: Option<&mut [[u8; 4]; 3]>,
     ) -> Result<Duration> {
         let micro = self.batch / self.training.accumulate;
         let Trainer { session, ahead, facts, own, .. } = self;
@@ -541,6 +566,7 @@ impl Trainer {
                 waited = start.elapsed();
             }
             exec.replay()?;
+            let Some(shown) = shown else { return Ok(()) };
             let outputs = names.into_iter().zip(shown).filter(|(name, _)| gives(name));
             exec.read_in_place(&mut outputs.map(|(name, bytes)| (name, Place::bytes_mut(bytes))).collect::<Vec<_>>())
         })??;

@@ -14,7 +14,7 @@ use crate::error::{Error, Result};
 use crate::kernel::algorithm::Schedule;
 use crate::kernel::schedule::variants::{Variant, variants};
 use crate::kernel::tuned::Tuned;
-use crate::kernel::{Kernel, Template, cpu};
+use crate::kernel::{Kernel, cpu};
 use crate::pass::Prepared;
 use crate::plan;
 use crate::plan::make::lowered;
@@ -365,22 +365,5 @@ pub fn measure(
 
 /// About the work of a kernel: products of cores, else elements.
 fn work(kernel: &Kernel) -> u64 {
-    let extents = |shape: &[usize]| shape.iter().fold(1u64, |n, &extent| n.saturating_mul(extent as u64));
-    let size = extents(&kernel.shape);
-    let inner = match (&kernel.template, &kernel.reads[..]) {
-        (Template::MatMul, [left, ..]) => left.access.shape.last().map_or(1, |&k| k as u64),
-        (Template::Conv { .. } | Template::ConvTranspose { .. }, [_, weights, ..]) => {
-            extents(weights.access.shape.get(1..).unwrap_or_default())
-        }
-        (Template::ConvFilters { .. }, [_, gradient, ..]) => {
-            // Parts share the positions; the channels of the result are in its size already.
-            let [all, channels] = [&gradient.access.shape[..], &kernel.shape[..2]].map(extents);
-            all / channels.max(1)
-        }
-        (Template::Attention { .. }, [_, keys, ..]) => {
-            2 * keys.access.shape.iter().rev().nth(1).map_or(1, |&n| n as u64)
-        }
-        _ => 1,
-    };
-    size.saturating_mul(inner.max(1))
+    kernel.multiply_adds().unwrap_or_else(|| crate::kernel::elements(&kernel.shape))
 }
