@@ -274,6 +274,7 @@ fn run(program: &Path, checked: bool) -> String {
     } else if checked {
         eprintln!("SKIPPED: valgrind is not here");
     }
+    let _ = fs::remove_file(file);
     fs::remove_file(program).expect("it was built");
     String::from_utf8(output.stdout).expect("it prints text")
 }
@@ -294,6 +295,14 @@ fn a_program_of_cpp_plans() {
     if has("g++") {
         let told = run(&built("g++", CPP, "tests/examples/c/plan.cpp"), true);
         assert!(told.contains("does not fit") && told.contains("the largest batch"), "{told}");
+    }
+}
+
+#[test]
+fn a_program_of_cpp_trains() {
+    if has("g++") {
+        let told = run(&built("g++", CPP, "tests/examples/c/train.cpp"), false);
+        assert!(told.contains("steps are an epoch") && told.contains("was written: 1"), "{told}");
     }
 }
 
