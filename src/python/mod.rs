@@ -175,8 +175,7 @@ impl PyModel {
 
     fn session(&self, py: Python) -> PyResult<session::PySession> {
         let model = Arc::clone(&self.model);
-        let made = long(py, move || model.session())?;
-        Ok(session::PySession::new(made))
+        Ok(session::PySession::new(long(py, move || model.session())?))
     }
 
     fn trainer(
@@ -207,6 +206,7 @@ struct PyPlan {
     /// What a file of it names.
     source: Option<Source>,
     /// Dims that no option gave.
+    #[pyo3(get)]
     assumed: Vec<String>,
     /// The graphs that pictures are drawn with.
     drawn: Option<Drawn>,
@@ -259,11 +259,6 @@ impl PyPlan {
     #[getter]
     fn bytes(&self) -> u64 {
         self.plan.bytes()
-    }
-
-    #[getter]
-    fn assumed(&self) -> Vec<String> {
-        self.assumed.clone()
     }
 
     /// The bytes by class.
